@@ -1,0 +1,29 @@
+# PyTorch as Python_EXECUTABLE would import it: the targets torch_cpu, c10 and torch_openmp, and TORCH_VERSION.
+# Not find_package(Torch): with a CUDA build of PyTorch that insists on a CUDA toolkit, which nothing here needs.
+find_package(Python 3.11 REQUIRED COMPONENTS Interpreter)
+execute_process(
+  COMMAND ${Python_EXECUTABLE} -c
+          "from importlib import metadata, util; print(metadata.version('torch'), *util.find_spec('torch').submodule_search_locations, sep=';')"
+  OUTPUT_VARIABLE found OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_QUIET RESULT_VARIABLE failed)
+if(failed)
+  message(FATAL_ERROR "quire: ${Python_EXECUTABLE} has no PyTorch. Install torch 2.11 to 2.13 there, name another Python "
+                      "with -DPython_EXECUTABLE=..., or build the core alone with -DQUIRE_TORCH=OFF.")
+endif()
+list(GET found 0 TORCH_VERSION)
+list(GET found 1 torch_root)
+message(STATUS "PyTorch ${TORCH_VERSION} in ${torch_root}")
+
+foreach(name torch_cpu c10)
+  add_library(${name} SHARED IMPORTED)
+  set_target_properties(${name} PROPERTIES IMPORTED_LOCATION ${torch_root}/lib/lib${name}.so)
+  target_include_directories(${name} SYSTEM INTERFACE ${torch_root}/include ${torch_root}/include/torch/csrc/api/include)
+endforeach()
+
+# The OpenMP runtime that PyTorch brings along: a second one would be a second pool of threads.
+file(GLOB openmp ${torch_root}/lib/libgomp*.so* ${torch_root}/../torch.libs/libgomp*.so*)
+if(NOT openmp)
+  set(openmp gomp)
+endif()
+add_library(torch_openmp INTERFACE)
+list(GET openmp 0 openmp)
+target_link_libraries(torch_openmp INTERFACE ${openmp})

@@ -1,0 +1,59 @@
+"""Sizes stay readable: the length of files and functions, positional parameters, macros, file names."""
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import cpp_functions
+import tree
+
+FILE_LINES = 400
+FUNCTION_LINES = 60
+PARAMETERS = 5
+BAD_NAMES = {"utils", "util", "common", "misc", "helpers", "helper"}
+MACRO = re.compile(r"^[ \t]*#[ \t]*define[ \t]+(\w+)", re.MULTILINE)
+CONDITIONAL = re.compile(r"^[ \t]*#[ \t]*if", re.MULTILINE)
+
+
+def check_cpp(name: str, text: str) -> Iterator[str]:
+    for function in cpp_functions.scan(text):
+        yield from check_function(f"{name}:{function.line}: {function.name}", function.lines, function.parameters)
+    if not name.endswith("region.h"):
+        for macro in MACRO.findall(text):
+            yield f"{name}: defines the macro {macro}; only quire/cpu/region.h may define macros"
+    if "/generic/" in name and CONDITIONAL.search(text):
+        yield f"{name}: #if in generic code; put the word into each vocabulary of cpu/simd instead"
+    if name.startswith("src/") and not name.endswith("base/env.cpp") and "getenv" in text:
+        yield f"{name}: reads the environment; only quire/base/env.cpp does"
+
+
+def check_python(name: str, text: str) -> Iterator[str]:
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            names = [argument.arg for argument in [*node.args.posonlyargs, *node.args.args]]
+            own = names[:1] in (["self"], ["cls"])
+            # pytest fills the parameters of a test by name.
+            count = 0 if node.name.startswith("test_") else len(names) - own
+            yield from check_function(f"{name}:{node.lineno}: {node.name}", node.end_lineno - node.lineno + 1, count)
+
+
+def check_function(where: str, lines: int, parameters: int) -> Iterator[str]:
+    if lines > FUNCTION_LINES:
+        yield f"{where}: {lines} lines, at most {FUNCTION_LINES}"
+    if parameters > PARAMETERS:
+        yield f"{where}: {parameters} positional parameters, at most {PARAMETERS}; make a struct or keywords of them"
+
+
+def check(root: Path) -> Iterator[str]:
+    for path in tree.files(root, ".py", *tree.CPP):
+        name, text = str(path.relative_to(root)), path.read_text()
+        if (lines := text.count("\n")) > FILE_LINES:
+            yield f"{name}: {lines} lines, at most {FILE_LINES}"
+        if path.name.split(".")[0] in BAD_NAMES:
+            yield f"{name}: name the file after what is in it"
+        yield from (check_python if path.suffix == ".py" else check_cpp)(name, text)
+
+
+if __name__ == "__main__":
+    tree.main(check)

@@ -1,0 +1,157 @@
+"""What ./dev does, one function per verb. Each sets up what it needs (workspace.py), so any may be run first."""
+
+import argparse
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import torch_pin
+import tree
+from workspace import ROOT, Failure, compiler, googletest, install, say, tool
+
+CHECKS = ["check_layers", "check_budgets", "check_words"]
+LIBRARIES = ["quire", "quire_torch"]
+
+
+def run(*command) -> None:
+    subprocess.run([str(part) for part in command], check=True, cwd=ROOT)
+
+
+def hand_over(*command, **environment: str) -> None:
+    """Goes on as another program, whose output and exit status are then those of ./dev."""
+    os.execve(sys.executable, [sys.executable, *(str(part) for part in command)], os.environ | environment)
+
+
+def configure(folder: Path, preset: str, **options: str) -> None:
+    """Writes the build folder, once: ninja starts CMake again when a CMake file or the list of sources changes."""
+    say(f"configuring {folder.relative_to(ROOT)}")
+    settings = [f"-D{name}={value}" for name, value in options.items()]
+    ninja = f"-DCMAKE_MAKE_PROGRAM={tool('ninja')}"
+    command = [tool("cmake"), "--preset", preset, "-B", str(folder), ninja, *settings]
+    done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    if done.returncode:
+        (folder / "build.ninja").unlink(missing_ok=True)
+        raise Failure(f"the configuration failed:\n{done.stdout}")
+
+
+def compile_targets(folder: Path, *targets: str) -> None:
+    quiet = [] if sys.stdout.isatty() else ["--quiet"]
+    run(tool("cmake"), "--build", folder, *(["--target", *targets] if targets else []), "--", *quiet)
+
+
+def release_folder() -> Path:
+    """One per PyTorch version, so that going back and forth rebuilds nothing."""
+    return ROOT / "build" / f"torch-{torch_pin.installed()}"
+
+
+def build(tests: bool = False) -> None:
+    """Builds in place: python/quire/lib is a link to where the libraries lie."""
+    compiler()
+    folder = release_folder()
+    cache = folder / "CMakeCache.txt"
+    if tests:
+        googletest()
+    if not (folder / "build.ninja").exists() or (tests and "QUIRE_TESTS:BOOL=ON" not in cache.read_text()):
+        configure(folder, "cpu-release", QUIRE_TESTS="ON" if tests else "OFF", Python_EXECUTABLE=sys.executable)
+    compile_targets(folder, *([] if tests else LIBRARIES))
+
+    link, target = ROOT / "python/quire/lib", os.path.relpath(folder / "lib", ROOT / "python/quire")
+    if not link.is_symlink() or os.readlink(link) != target:
+        link.unlink(missing_ok=True)
+        link.symlink_to(target)
+
+
+def ctest(folder: Path) -> None:
+    run(tool("ctest"), "--test-dir", folder, "--output-on-failure", "--parallel", os.cpu_count())
+
+
+def test(arguments: list[str]) -> None:
+    if not arguments:
+        check()
+    build(tests=True)
+    if not arguments:
+        ctest(release_folder())
+    os.chdir(ROOT)
+    hand_over("-m", "pytest", *arguments, QUIRE_GOLDEN_DIR=str(release_folder() / "golden"))
+
+
+def test_with_sanitizers() -> None:
+    compiler()
+    googletest()
+    folder = ROOT / "build/asan"
+    if not (folder / "build.ninja").exists():
+        configure(folder, "asan")
+    compile_targets(folder)
+    ctest(folder)
+
+
+def script(path: str, arguments: list[str]) -> None:
+    build()
+    hand_over(ROOT / path, *arguments)
+
+
+def fmt() -> None:
+    run(tool("clang-format"), "-i", *tree.files(ROOT, *tree.CPP))
+    run(tool("ruff"), "check", "--quiet", "--fix-only", ".")
+    run(tool("ruff"), "format", "--quiet", ".")
+
+
+def check() -> None:
+    commands = [
+        [tool("clang-format"), "--dry-run", "-Werror", *tree.files(ROOT, *tree.CPP)],
+        [tool("ruff"), "format", "--quiet", "--check", "--output-format=concise", "."],
+        [tool("ruff"), "check", "--quiet", "--output-format=concise", "."],
+        *([sys.executable, ROOT / f"tools/{name}.py"] for name in CHECKS),
+    ]
+    if any([subprocess.run(command, cwd=ROOT).returncode for command in commands]):
+        raise Failure("the checks found something, see above (./dev fmt mends formatting)")
+
+
+def parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
+    parser = argparse.ArgumentParser(
+        prog="./dev",
+        description="Builds, tests and runs quire. Every verb first sets up what it needs; there is no other step.",
+        epilog="QUIRE_TORCH=2.11.0 picks a PyTorch version, QUIRE_PYTHON the Python that .venv is made from.",
+    )
+    verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
+    verbs.add_parser("build", help="set up and build, nothing else")
+    verbs.add_parser("train", add_help=False, help="the demo; further arguments go to examples/train/train.py")
+    tests = verbs.add_parser("test", help="check, then all tests; with arguments, pytest alone with these arguments")
+    tests.add_argument("--asan", action="store_true", help="the core's tests under the sanitizers instead")
+    verbs.add_parser("bench", add_help=False, help="the benchmarks; further arguments go to benchmarks/bench.py")
+    verbs.add_parser("fmt", help="format all sources")
+    verbs.add_parser("check", help="formatting, lint, layers, budgets, words")
+    arguments, rest = parser.parse_known_args(argv)
+    if rest and (arguments.verb not in ("train", "test", "bench") or getattr(arguments, "asan", False)):
+        parser.error(f"{arguments.verb} takes no further arguments; got {' '.join(rest)}")
+    return arguments, rest
+
+
+def main() -> int:
+    arguments, rest = parse(sys.argv[1:])
+    verbs = {
+        "build": build,
+        "train": lambda: script("examples/train/train.py", rest),
+        "test": lambda: test_with_sanitizers() if arguments.asan else test(rest),
+        "bench": lambda: script("benchmarks/bench.py", rest),
+        "fmt": fmt,
+        "check": check,
+    }
+    needs_torch = arguments.verb not in ("fmt", "check") and not getattr(arguments, "asan", False)
+    try:
+        install(torch=needs_torch)
+        verbs[arguments.verb]()
+    except Failure as failure:
+        say(str(failure))
+        return 1
+    except subprocess.CalledProcessError as failure:
+        say(f"{Path(failure.cmd[0]).name} failed")
+        return failure.returncode if failure.returncode > 0 else 1
+    except KeyboardInterrupt:
+        return 130
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

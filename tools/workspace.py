@@ -1,0 +1,123 @@
+"""Makes the machine ready: system packages, the project's own .venv, PyTorch, the pinned Python packages.
+
+Every step looks first and is silent when there is nothing to do: the second time all of it takes milliseconds.
+"""
+
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+from importlib import metadata
+from pathlib import Path
+
+import torch_pin
+
+ROOT = Path(__file__).resolve().parent.parent
+VENV = ROOT / ".venv"
+
+
+class Failure(Exception):
+    """Something the user has to know, in words."""
+
+
+def say(message: str) -> None:
+    print(f"dev: {message}", file=sys.stderr, flush=True)
+
+
+def system_package(name: str, present: bool) -> None:
+    """Installs a Debian package unless what it brings is present."""
+    if present:
+        return
+    say(f"installing the system package {name}")
+    root = [] if os.geteuid() == 0 else ["sudo"] if sys.stdin.isatty() else ["sudo", "--non-interactive"]
+    tools = ["apt-get", *root[:1]]
+    if lacking := [tool for tool in tools if not shutil.which(tool)]:
+        raise Failure(f"cannot install {name}: no {' and no '.join(lacking)} here. Install it by hand, then run again.")
+    apt = [*root, "env", "DEBIAN_FRONTEND=noninteractive", "apt-get", "-qq"]
+    subprocess.run([*apt, "update"], stdout=subprocess.DEVNULL)
+    install = subprocess.run(
+        [*apt, "install", "--yes", "--no-install-recommends", name], stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    )
+    if install.returncode:
+        raise Failure(
+            f"cannot install {name}: apt-get said\n{install.stdout.decode()}Install it by hand, then run again."
+        )
+
+
+def compiler() -> None:
+    system_package("g++", shutil.which(os.environ.get("CXX", "g++")) is not None)
+
+
+def googletest() -> None:
+    system_package("libgtest-dev", Path("/usr/include/gtest/gtest.h").exists())
+
+
+def make_venv() -> None:
+    """Makes .venv for the Python that runs this. ./dev takes a .venv with pip for complete, so pip comes last."""
+    say(f"making .venv for Python {sys.version.split()[0]}")
+    subprocess.run([sys.executable, "-m", "venv", "--clear", "--without-pip", VENV], check=True)
+    for ninja in ROOT.glob("build/torch-*/build.ninja"):
+        ninja.unlink()  # PyTorch may lie elsewhere now: configure again
+    (site,) = VENV.glob("lib/python*/site-packages")
+    # quire itself is imported from the source tree.
+    (site / "quire_dev.pth").write_text("\n".join([str(ROOT / "python"), *borrowed_folders()]) + "\n")
+    if subprocess.run([VENV / "bin/python", "-c", "import pip"], stderr=subprocess.DEVNULL).returncode:
+        system_package(f"python3.{sys.version_info.minor}-venv", importlib.util.find_spec("ensurepip") is not None)
+        pip = [VENV / "bin/python", "-m", "ensurepip", "--default-pip"]
+        subprocess.run(pip, check=True, stdout=subprocess.DEVNULL)
+
+
+def borrowed_folders() -> list[str]:
+    """The package folders of the Python that runs this, if a PyTorch that suits can be imported there."""
+    version = torch_pin.installed()
+    if not torch_pin.suits(version) or subprocess.run([sys.executable, "-c", "import torch"]).returncode:
+        return []
+    say(f"using PyTorch {version} of {sys.prefix}")
+    return [path for path in sys.path if Path(path).name in ("site-packages", "dist-packages")]
+
+
+def install(torch: bool) -> None:
+    """Installs the pinned packages not yet here and, if asked, PyTorch. If it cannot, goes on with what there is."""
+    pins = tomllib.loads((ROOT / "pyproject.toml").read_text())["dependency-groups"]["dev"]
+    missing = [pin for pin in pins if version_of(pin) != pin.split("==")[1]]
+    torch_missing = torch and not torch_pin.suits(torch_pin.installed())
+    if torch_missing:
+        missing.insert(0, f"torch=={os.environ.get('QUIRE_TORCH', torch_pin.DEFAULT)}")
+    if not missing:
+        return
+    say(f"installing {', '.join(missing)} into .venv")
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--retries=1"]
+    if subprocess.run([*pip, *missing]).returncode == 0:
+        return
+    if torch_missing:
+        raise Failure(f"cannot install {missing[0]}, without which nothing works. Is a package index in reach?")
+    for pin in missing:
+        here = version_of(pin)
+        say(f"cannot install {pin}: " + (f"going on with version {here}" if here else "whatever needs it will fail"))
+
+
+def version_of(pin: str) -> str | None:
+    try:
+        return metadata.version(re.split("==", pin)[0])
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def tool(name: str) -> str:
+    """The path of a program: of .venv, of the Python that .venv was made from or borrows from, or of the system."""
+    folders = [str(VENV / "bin"), os.environ.get("PATH", os.defpath)]
+    folders[1:1] = [str(Path(path).parents[2] / "bin") for path in sys.path if path.endswith("site-packages")]
+    found = shutil.which(name, path=os.pathsep.join(folders))
+    if not found:
+        raise Failure(f"needs {name}, which is neither in .venv nor on PATH and could not be installed")
+    return found
+
+
+if __name__ == "__main__":
+    try:
+        make_venv()
+    except Failure as failure:
+        sys.exit(f"dev: {failure}")
