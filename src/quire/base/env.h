@@ -1,0 +1,14 @@
+// The only file that reads the environment. None of these variables changes a quantized byte.
+#pragma once
+
+#include <string>
+
+namespace quire::env {
+
+/// QUIRE_ISA: forces the instruction set of the CPU kernels (scalar, avx2, avx512). Read once.
+const std::string& isa();
+
+/// QUIRE_KERNEL: forces one kernel row, `quantize:NAME` or `gemm:NAME`; several are separated by commas. Read once.
+const std::string& kernel();
+
+}  // namespace quire::env

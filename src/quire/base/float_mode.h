@@ -1,0 +1,35 @@
+// The floating-point mode in which every kernel computes (numerics.md 0.7).
+#pragma once
+
+#if defined(__SSE2__)
+#include <xmmintrin.h>
+#else
+#include <cfenv>
+#endif
+
+namespace quire {
+
+/// For its lifetime: round to nearest even, subnormals kept, exceptions masked. A thread may arrive with
+/// flush-to-zero set (torch.set_flush_denormal, some BLAS pools), which would change bits.
+class FloatMode {
+ public:
+#if defined(__SSE2__)
+  FloatMode() : saved_(_mm_getcsr()) { _mm_setcsr(kDefaultMxcsr); }
+  ~FloatMode() { _mm_setcsr(saved_); }
+#else
+  FloatMode() { std::feholdexcept(&saved_), std::fesetenv(FE_DFL_ENV); }
+  ~FloatMode() { std::fesetenv(&saved_); }
+#endif
+  FloatMode(const FloatMode&) = delete;
+  FloatMode& operator=(const FloatMode&) = delete;
+
+ private:
+#if defined(__SSE2__)
+  static constexpr unsigned kDefaultMxcsr = 0x1F80;
+  unsigned saved_;
+#else
+  std::fenv_t saved_;
+#endif
+};
+
+}  // namespace quire

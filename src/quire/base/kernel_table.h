@@ -1,0 +1,66 @@
+// Choice of a kernel: rows in order of preference, each able to say why it would not take a problem.
+#pragma once
+
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "quire/base/check.h"
+
+namespace quire {
+
+template <class Problem>
+struct KernelRow {
+  std::string_view name;
+  /// Why this row cannot take the problem; empty if it can.
+  std::string (*refuse)(const Problem&);
+  void (*run)(const Problem&);
+};
+
+/// Nothing to refuse.
+template <class Problem>
+std::string takes_all(const Problem&) {
+  return {};
+}
+
+/// The row that `setting` (the text of QUIRE_KERNEL: `op:NAME`, several separated by commas) forces for `op`; empty if
+/// it forces none. Throws Error if the text is not of that form.
+std::string_view forced_kernel(std::string_view setting, std::string_view op);
+
+template <class Problem>
+std::string row_names(std::span<const KernelRow<Problem>> rows) {
+  std::string names;
+  for (const auto& row : rows) names += (names.empty() ? "" : ", ") + std::string(row.name);
+  return names;
+}
+
+/// The first row that takes the problem, or the row named `forced`. Throws Error if there is none.
+template <class Problem>
+const KernelRow<Problem>& choose(std::string_view op, std::span<const KernelRow<Problem>> rows, std::string_view forced,
+                                 const Problem& problem) {
+  std::string reasons;
+  for (const auto& row : rows) {
+    if (!forced.empty() && row.name != forced) continue;
+    const std::string reason = row.refuse(problem);
+    if (reason.empty()) return row;
+    reasons += text(reasons.empty() ? "" : "; ", row.name, ": ", reason);
+  }
+  check(!reasons.empty(), op, ": QUIRE_KERNEL names kernel '", forced, "', which does not exist; use one of ",
+        row_names(rows));
+  fail(op, ": no kernel takes ", to_string(problem), " (", reasons, "); ",
+       forced.empty() ? "change the problem" : "unset QUIRE_KERNEL");
+}
+
+/// One line per row: its name, and "takes it" or the reason why not.
+template <class Problem>
+std::string explain_rows(std::span<const KernelRow<Problem>> rows, std::string_view forced, const Problem& problem) {
+  std::string out;
+  for (const auto& row : rows) {
+    const bool excluded = !forced.empty() && row.name != forced;
+    const std::string reason = excluded ? "QUIRE_KERNEL names another" : row.refuse(problem);
+    out += text(row.name, ": ", reason.empty() ? "takes it" : reason, "\n");
+  }
+  return out;
+}
+
+}  // namespace quire

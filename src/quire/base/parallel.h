@@ -1,0 +1,22 @@
+// One settable executor for the whole core. The PyTorch layer installs PyTorch's own thread pool; alone, work runs serially.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+
+namespace quire {
+
+/// Runs body(begin, end) over disjoint chunks that cover [0, count), each at least `grain` long but for the last one.
+/// May call body from several threads; returns when all chunks are done and rethrows the first exception.
+using Executor = std::function<void(int64_t count, int64_t grain, const std::function<void(int64_t, int64_t)>& body)>;
+
+/// Replaces the executor for the whole process and returns the one before. An empty executor restores the serial one.
+/// Not to be called while kernels run.
+Executor set_executor(Executor executor);
+
+/// Runs body over [0, count) on the executor. Results of the core's kernels never depend on how the range is cut.
+/// Every chunk runs with the floating-point mode of numerics.md 0.7 (round to nearest even, subnormals kept), whatever
+/// mode the calling thread or a pool's thread is in, and leaves that mode as it found it.
+void parallel_for(int64_t count, int64_t grain, const std::function<void(int64_t, int64_t)>& body);
+
+}  // namespace quire

@@ -1,0 +1,48 @@
+// Plain memory in and out of vectors of f32, by element type.
+
+template <DType D>
+using Plain = std::conditional_t<D == DType::f32, float, uint16_t>;
+
+typedef uint16_t U16 __attribute__((vector_size(2 * kLanes), aligned(2)));
+
+inline F32 load_bf16(const uint16_t* p) {
+  return reinterpret_cast<F32>(__builtin_convertvector(*reinterpret_cast<const U16*>(p), U32) << 16);
+}
+
+/// f32_to_bf16() of every lane.
+inline void store_bf16(uint16_t* p, F32 v) {
+  const U32 u = reinterpret_cast<U32>(v);
+  const U32 rounded = u + 0x7FFFu + (u >> 16 & 1u);
+  const U32 kept = (u & 0x7FFFFFFFu) > 0x7F800000u ? u | 0x400000u : rounded;
+  *reinterpret_cast<U16*>(p) = __builtin_convertvector(kept >> 16, U16);
+}
+
+template <DType D>
+F32 load_as(const Plain<D>* p) {
+  if constexpr (D == DType::f32) return load(p);
+  if constexpr (D == DType::f16) return load_f16(p);
+  if constexpr (D == DType::bf16) return load_bf16(p);
+}
+
+template <DType D>
+float widen(Plain<D> x) {
+  if constexpr (D == DType::f32) return x;
+  if constexpr (D == DType::f16) return f16_to_f32(x);
+  if constexpr (D == DType::bf16) return bf16_to_f32(x);
+}
+
+/// Rounds to nearest even.
+template <DType D>
+void store_as(Plain<D>* p, F32 v) {
+  if constexpr (D == DType::f32) store(p, v);
+  if constexpr (D == DType::f16) store_f16(p, v);
+  if constexpr (D == DType::bf16) store_bf16(p, v);
+}
+
+/// Calls body with the element type as a constant: body(std::integral_constant<DType, D>).
+template <class Body>
+void with_dtype(DType dtype, const Body& body) {
+  if (dtype == DType::f32) return body(std::integral_constant<DType, DType::f32>{});
+  if (dtype == DType::f16) return body(std::integral_constant<DType, DType::f16>{});
+  return body(std::integral_constant<DType, DType::bf16>{});
+}

@@ -1,0 +1,26 @@
+// What every instruction set provides: the same algorithms (cpu/generic) compiled against its vocabulary (cpu/simd).
+#pragma once
+
+#include "quire/spec/problem.h"
+
+namespace quire::cpu {
+
+/// Kernels take valid problems only; quantize/ and gemm/ validate before they call.
+struct Kernels {
+  void (*quantize)(const QuantizeProblem&);
+  void (*dequantize)(const DequantizeProblem&);
+  void (*gemm)(const GemmProblem&);
+  void (*column_sum)(const ColumnSumProblem&);
+};
+
+namespace scalar {
+extern const Kernels kKernels;
+}
+namespace avx2 {
+extern const Kernels kKernels;
+}
+namespace avx512 {
+extern const Kernels kKernels;
+}
+
+}  // namespace quire::cpu

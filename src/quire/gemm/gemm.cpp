@@ -1,0 +1,30 @@
+#include "quire/gemm/gemm.h"
+
+#include "quire/base/env.h"
+#include "quire/gemm/kernels.h"
+#include "quire/spec/check_problem.h"
+
+namespace quire {
+namespace {
+
+constexpr std::string_view kOp = "gemm";
+
+std::string_view forced() { return forced_kernel(env::kernel(), kOp); }
+
+}  // namespace
+
+void gemm(const GemmProblem& problem) {
+  check_problem(problem);
+  choose(kOp, gemm_kernels(), forced(), problem).run(problem);
+}
+
+void column_sum(const ColumnSumProblem& problem) {
+  check_problem(problem);
+  choose(kOp, column_sum_kernels(), forced(), problem).run(problem);
+}
+
+std::string explain(const GemmProblem& problem) { return explain_rows(gemm_kernels(), forced(), problem); }
+
+PackedOperand prepack(const Operand& operand) { return PackedOperand(operand); }
+
+}  // namespace quire

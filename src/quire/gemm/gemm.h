@@ -1,0 +1,37 @@
+// Products of quantized operands: validate, choose a kernel, run.
+#pragma once
+
+#include <string>
+
+#include "quire/spec/problem.h"
+
+namespace quire {
+
+/// Computes the product of GemmProblem (numerics.md 7.4). With K the length of the contraction,
+///   |error before the output rounding| <= (K + 6) * 2^-24 * sum_l |a[i, l] * b[j, l]|,
+/// and block sums of 4-bit elements are exact. The result does not depend on the number of threads.
+/// A contraction of length 0 gives bias (+ addend). Throws Error on a problem that breaks a rule.
+void gemm(const GemmProblem& problem);
+
+/// Sum over rows, for bias gradients (numerics.md 6.6).
+void column_sum(const ColumnSumProblem& problem);
+
+/// One line per kernel row, as for quantize.
+std::string explain(const GemmProblem& problem);
+
+/// An operand in the layout its kernel likes best, for weights that are used many times. Opaque and immutable.
+/// This version's kernels read operands as they are stored, so packing keeps a reference to the operand and nothing else:
+/// the buffers must outlive it.
+class PackedOperand {
+ public:
+  explicit PackedOperand(const Operand& operand) : operand_(operand) {}
+  const Operand& operand() const { return operand_; }
+
+ private:
+  Operand operand_;
+};
+
+/// Packs an operand explicitly; unpacking is `packed.operand()`.
+PackedOperand prepack(const Operand& operand);
+
+}  // namespace quire

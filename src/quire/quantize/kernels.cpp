@@ -1,0 +1,29 @@
+#include "quire/quantize/kernels.h"
+
+#include <array>
+
+#include "quire/cpu/isa.h"
+#include "quire/quantize/reference.h"
+
+namespace quire {
+namespace {
+
+using QuantizeRow = KernelRow<QuantizeProblem>;
+using DequantizeRow = KernelRow<DequantizeProblem>;
+
+constexpr std::array kQuantize{
+    QuantizeRow{"generic", takes_all, [](const QuantizeProblem& p) { cpu::active().kernels->quantize(p); }},
+    QuantizeRow{"reference", takes_all, reference::quantize},
+};
+
+constexpr std::array kDequantize{
+    DequantizeRow{"generic", takes_all, [](const DequantizeProblem& p) { cpu::active().kernels->dequantize(p); }},
+    DequantizeRow{"reference", takes_all, reference::dequantize},
+};
+
+}  // namespace
+
+std::span<const QuantizeRow> quantize_kernels() { return kQuantize; }
+std::span<const DequantizeRow> dequantize_kernels() { return kDequantize; }
+
+}  // namespace quire

@@ -1,0 +1,23 @@
+// Quantize and dequantize: validate, choose a kernel, run.
+#pragma once
+
+#include <string>
+
+#include "quire/spec/problem.h"
+
+namespace quire {
+
+/// Writes the codes, scales and amaxes of every present side (numerics.md 1-5). x: f32, f16 or bf16, [M, K], any size,
+/// any row stride. Buffers must be those of buffers(spec, {M, K}, direction), without overlap.
+/// Throws Error on a problem that breaks a rule; nothing has been written then.
+void quantize(const QuantizeProblem& problem);
+
+/// Decodes one side (numerics.md 3.4, 4.6, 5.1). Throws Error on a problem that breaks a rule.
+void dequantize(const DequantizeProblem& problem);
+
+/// One line per kernel row: its name, and why it would not take the problem ("takes it" if it would). The first that
+/// takes it is used.
+std::string explain(const QuantizeProblem& problem);
+std::string explain(const DequantizeProblem& problem);
+
+}  // namespace quire

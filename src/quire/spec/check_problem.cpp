@@ -1,0 +1,151 @@
+#include "quire/spec/check_problem.h"
+
+#include <limits>
+
+#include "quire/base/check.h"
+
+namespace quire {
+namespace {
+
+constexpr std::string_view kHalves[] = {"rowwise", "columnwise"};
+
+std::string shape_text(const Shape<int64_t>& sizes) {
+  std::string out;
+  for (int64_t size : sizes) out += (out.empty() ? "" : ", ") + std::to_string(size);
+  return "[" + out + "]";
+}
+
+void check_float(std::string_view op, std::string_view what, DType dtype) {
+  check(dtype == DType::f32 || dtype == DType::f16 || dtype == DType::bf16, op, ": ", what,
+        " must be float32, float16 or bfloat16; got ", name(dtype), "; convert it first");
+}
+
+/// Every buffer made from rows x cols has at most (rows + 128) * (cols + 128) entries of at most 8 bytes.
+void check_sizes(std::string_view op, std::string_view what, int64_t rows, int64_t cols) {
+  check(rows >= 0 && cols >= 0, op, ": sizes of ", what, " must not be negative; got [", rows, ", ", cols,
+        "]; correct them");
+  constexpr int64_t kMost = std::numeric_limits<int64_t>::max() / 8 - 128;
+  check(rows <= kMost && cols <= kMost && rows + 128 <= kMost / (cols + 128), op, ": ", what, " of [", rows, ", ", cols,
+        "] has more bytes than int64 can count; split it");
+}
+
+/// Reach of a strided matrix, and a pointer where there is something to reach.
+void check_matrix(std::string_view op, std::string_view what, const Matrix& m) {
+  check_float(op, what, m.dtype);
+  check_sizes(op, what, m.rows, m.cols);
+  check(m.data != nullptr || m.rows == 0 || m.cols == 0, op, ": ", what, " of [", m.rows, ", ", m.cols,
+        "] is a null pointer; give its memory");
+  int64_t reach = 0;
+  const bool overflows = m.rows > 1 && (__builtin_mul_overflow(m.rows - 1, m.row_stride, &reach) ||
+                                        __builtin_mul_overflow(reach, int64_t{8}, &reach));
+  check(!overflows, op, ": row stride ", m.row_stride, " of ", what, " with ", m.rows,
+        " rows reaches further than int64 can count; correct it");
+}
+
+void check_output(std::string_view op, std::string_view what, const MutableMatrix& m) {
+  check_matrix(op, what, m);
+  check(m.rows <= 1 || m.row_stride >= m.cols, op, ": rows of ", what, " overlap: ", m.cols, " columns but row stride ",
+        m.row_stride, "; make the row stride at least the number of columns");
+}
+
+/// A spec built by hand may break the rules of the grammar; one that survives its own text cannot.
+void check_spec(std::string_view op, const QuantSpec& spec) {
+  // The same few specs come back on every call.
+  thread_local QuantSpec known;
+  if (spec == known) return;
+  check(static_cast<size_t>(spec.family) < kFamilies.size() && static_cast<size_t>(spec.element) < kFormats.size(), op,
+        ": spec has no such family or element format; build it with QuantSpec::parse");
+  const std::string canonical = spec.to_string();
+  if (QuantSpec::parse(canonical) != spec)
+    fail(op, ": spec has options that '", canonical, "' does not take; build it with QuantSpec::parse");
+  known = spec;
+}
+
+/// Throws unless every buffer that holds something has memory.
+void check_buffers(std::string_view op, const QuantSpec& spec, const Shape<int64_t>& shape, Direction direction,
+                   const std::array<const void*, 3>& memory) {
+  const Buffers<int64_t> b = buffers<int64_t>(spec, shape, direction);
+  const std::array<const Buffer<int64_t>*, 3> all{&b.data, &b.scale, &b.amax};
+  for (size_t i = 0; i < all.size(); ++i) {
+    const Shape<int64_t>& sizes = all[i]->sizes;
+    if (memory[i] != nullptr || product(sizes, 0, sizes.size()) == 0) continue;
+    const size_t half = direction == Direction::columnwise ? 3 : 0;
+    fail(op, ": ", kBufferNames[half + i], " of ", spec.to_string(), " is null but has shape ", shape_text(sizes),
+         "; give all buffers of a direction, shaped as buffers() says, or none");
+  }
+}
+
+/// An operand's codes and scales are read only if it has elements; an amax only where it scales them.
+void check_stored(std::string_view op, const QuantSpec& spec, const Shape<int64_t>& shape, Direction direction,
+                  std::array<const void*, 3> memory) {
+  if (shape[0] == 0 || shape[1] == 0) return;
+  if (spec.row().scale != ScaleKind::e4m3) memory[2] = &spec;
+  check_buffers(op, spec, shape, direction, memory);
+}
+
+void check_side(const QuantizeProblem& p, Direction direction, const Side& side) {
+  if (side.data == nullptr && side.scale == nullptr && side.amax == nullptr) return;
+  check_buffers("quantize", p.spec, {p.x.rows, p.x.cols}, direction, {side.data, side.scale, side.amax});
+}
+
+bool transformed(const Operand& o) { return o.direction == Direction::columnwise && o.spec.hadamard != Hadamard::off; }
+
+Hadamard hadamard_of(const Operand& o) { return transformed(o) ? o.spec.hadamard : Hadamard::off; }
+
+void check_operand(std::string_view what, const Operand& o) {
+  check_spec("gemm", o.spec);
+  check_sizes("gemm", what, o.outer, o.contraction);
+  check(!transformed(o) || o.contraction % 16 == 0, "gemm: ", what,
+        " is Hadamard-transformed in groups of 16 tokens but ", "contracts ", o.contraction,
+        "; use columnwise_tokens() of its rows");
+  const bool columnwise = o.direction == Direction::columnwise;
+  const Shape<int64_t> shape =
+      columnwise ? Shape<int64_t>{o.contraction, o.outer} : Shape<int64_t>{o.outer, o.contraction};
+  check_stored("gemm", o.spec, shape, o.direction, {o.data, o.scale, o.amax});
+}
+
+}  // namespace
+
+void check_problem(const QuantizeProblem& p) {
+  check_spec("quantize", p.spec);
+  check_matrix("quantize", "x", p.x);
+  if (p.scale != nullptr && p.spec.row().scope != Scope::tensor)
+    fail("quantize: a given scale needs a family with one scale per tensor; got ", p.spec.to_string(),
+         "; use fp8_tensor or leave the scale out");
+  check_side(p, Direction::rowwise, p.rowwise);
+  check_side(p, Direction::columnwise, p.columnwise);
+}
+
+void check_problem(const DequantizeProblem& p) {
+  check_spec("dequantize", p.spec);
+  check_sizes("dequantize", "the quantized tensor", p.rows, p.cols);
+  check_output("dequantize", "out", p.out);
+  const bool columnwise = p.direction == Direction::columnwise;
+  const int64_t rows = columnwise ? p.cols : p.rows, cols = columnwise ? columnwise_tokens(p.spec, p.rows) : p.cols;
+  check(p.out.rows == rows && p.out.cols == cols, "dequantize: out must be [", rows, ", ", cols, "] (",
+        kHalves[columnwise ? 1 : 0], " of [", p.rows, ", ", p.cols, "]); got [", p.out.rows, ", ", p.out.cols,
+        "]; reshape out");
+  check_stored("dequantize", p.spec, {p.rows, p.cols}, p.direction, {p.data, p.scale, p.amax});
+}
+
+void check_problem(const GemmProblem& p) {
+  check_operand("a", p.a);
+  check_operand("b", p.b);
+  check(p.a.contraction == p.b.contraction, "gemm: a and b must agree on the contraction; got ", p.a.contraction,
+        " and ", p.b.contraction, "; pass operands of the same product");
+  check(hadamard_of(p.a) == hadamard_of(p.b),
+        "gemm: a and b must be Hadamard-transformed alike, or the transform does not ",
+        "cancel; quantize both with the same 'rht' option, or none");
+  check_output("gemm", "out", p.out);
+  check(p.out.rows == p.a.outer && p.out.cols == p.b.outer, "gemm: out must be [", p.a.outer, ", ", p.b.outer,
+        "]; got [", p.out.rows, ", ", p.out.cols, "]; reshape out");
+  if (p.bias != nullptr) check_float("gemm", "bias", p.bias_dtype);
+}
+
+void check_problem(const ColumnSumProblem& p) {
+  check_matrix("column_sum", "x", p.x);
+  check_float("column_sum", "out", p.out_dtype);
+  check(p.out != nullptr || p.x.cols == 0, "column_sum: out of [", p.x.cols, "] is a null pointer; give its memory");
+}
+
+}  // namespace quire

@@ -1,0 +1,16 @@
+// The rules a problem must obey before a kernel may see it.
+#pragma once
+
+#include "quire/spec/problem.h"
+
+namespace quire {
+
+/// Throws Error, naming the operation, the rule, the values and the remedy, unless the problem is valid: dtypes are
+/// floating where values are read or written, sizes are not negative and their byte counts fit int64, shapes agree,
+/// pointers are null only where nothing is stored, and specs are ones that QuantSpec::parse can give.
+void check_problem(const QuantizeProblem& problem);
+void check_problem(const DequantizeProblem& problem);
+void check_problem(const GemmProblem& problem);
+void check_problem(const ColumnSumProblem& problem);
+
+}  // namespace quire

@@ -1,0 +1,49 @@
+// Delayed scaling's update: from a history of amaxes to the next scale (numerics.md 1.4, 1.6, 0.3). Pure functions on
+// floats; who calls them and when is the layer's business.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+
+#include "quire/spec/scale.h"
+
+namespace quire {
+
+/// Which amax the new scale follows.
+enum class AmaxAlgorithm : uint8_t { max, most_recent };
+
+struct DelayedRule {
+  AmaxAlgorithm algorithm = AmaxAlgorithm::max;
+  float largest = 448;  ///< largest value of the element format: largest(Format)
+  int margin = 0;       ///< powers of two kept free above the amax
+};
+
+/// Amaxes of one slot: row 0 collects the current step, the newest finished one is in the last row. A column of a
+/// [length, slots] matrix has stride `slots`.
+struct AmaxHistory {
+  float* data = nullptr;
+  int64_t length = 0;
+  int64_t stride = 1;
+
+  float& operator[](int64_t i) const { return data[i * stride]; }
+};
+
+/// Ends a step: rolls the history and returns the next scale. `reduced` is row 0 after a reduction over devices;
+/// without one, row 0 itself. A slot that saw nothing (amax 0) keeps its history and its scale; an amax that is not
+/// finite keeps the scale. length >= 1.
+inline float delayed_update(const DelayedRule& rule, AmaxHistory history, float reduced, float scale) {
+  const float last = reduced != 0 ? reduced : history[0];
+  if (last == 0) return scale;
+  float amax = last;
+  // fmax drops NaN, whichever side it is on.
+  if (rule.algorithm == AmaxAlgorithm::max)
+    for (int64_t i = 1; i < history.length; ++i) amax = std::fmax(amax, history[i]);
+  for (int64_t i = 1; i + 1 < history.length; ++i) history[i] = history[i + 1];
+  history[history.length - 1] = last;
+  history[0] = 0;
+  if (!is_finite(amax) || !(amax > 0)) return scale;
+  const float next = std::ldexp(rule.largest, -rule.margin) / amax;
+  return is_finite(next) ? next : kFloatMax;
+}
+
+}  // namespace quire

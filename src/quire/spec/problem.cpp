@@ -1,0 +1,30 @@
+#include "quire/spec/problem.h"
+
+#include "quire/base/check.h"
+
+namespace quire {
+namespace {
+
+std::string to_string(const Operand& o) {
+  return text(o.spec.to_string(), o.direction == Direction::rowwise ? " rowwise" : " columnwise", " [", o.outer, ", ",
+              o.contraction, "]");
+}
+
+}  // namespace
+
+std::string to_string(const QuantizeProblem& p) {
+  return text("quantize ", name(p.x.dtype), " [", p.x.rows, ", ", p.x.cols, "] to ", p.spec.to_string(),
+              p.rowwise.data ? " rowwise" : "", p.columnwise.data ? " columnwise" : "");
+}
+
+std::string to_string(const DequantizeProblem& p) {
+  return text("dequantize ", p.spec.to_string(), p.direction == Direction::rowwise ? " rowwise" : " columnwise", " of [",
+              p.rows, ", ", p.cols, "] to ", name(p.out.dtype));
+}
+
+std::string to_string(const GemmProblem& p) {
+  return text("gemm ", to_string(p.a), " x ", to_string(p.b), " to ", name(p.out.dtype), p.bias ? " + bias" : "",
+              p.addend ? " + addend" : "");
+}
+
+}  // namespace quire

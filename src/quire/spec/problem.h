@@ -1,0 +1,84 @@
+// What is asked of a kernel: plain structs of views and specs, printable in errors and in explain().
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "quire/base/matrix.h"
+#include "quire/spec/buffers.h"
+#include "quire/spec/quant_spec.h"
+
+namespace quire {
+
+/// Memory of one direction's buffers, laid out as buffers() says. data == nullptr: this direction is absent.
+struct Side {
+  void* data = nullptr;
+  void* scale = nullptr;
+  float* amax = nullptr;
+};
+
+/// Where stochastic rounding takes its bits (numerics.md 0.11): Philox of seed and offset. The offsets of the two
+/// directions are separate so that a gradient's two roundings are independent.
+struct Randomness {
+  uint64_t seed = 0;
+  uint64_t rowwise_offset = 0;
+  uint64_t columnwise_offset = 0;
+};
+
+/// Quantize x [M, K] (f32, f16, bf16) into the sides that are present.
+struct QuantizeProblem {
+  QuantSpec spec;
+  Matrix x;
+  Side rowwise, columnwise;
+  Randomness random;
+  /// Multiplies before the cast instead of a scale derived from the amax (delayed scaling, 1.5); Scope::tensor only.
+  /// The amax is still measured and stored.
+  const float* scale = nullptr;
+};
+
+/// Decode one direction into `out` (f32, f16, bf16; rounded once, to nearest even): rowwise [M, K]; columnwise [K, L]
+/// with L = columnwise_tokens(M), before any inverse transform.
+struct DequantizeProblem {
+  QuantSpec spec;
+  Direction direction = Direction::rowwise;
+  int64_t rows = 0, cols = 0;  ///< M, K of the logical tensor
+  const void* data = nullptr;
+  const void* scale = nullptr;
+  const float* amax = nullptr;
+  MutableMatrix out;
+};
+
+/// One operand of a product, seen as [outer, contraction]: a rowwise side of [outer, contraction] or the columnwise side
+/// of [contraction, outer].
+struct Operand {
+  QuantSpec spec;
+  Direction direction = Direction::rowwise;
+  int64_t outer = 0, contraction = 0;
+  const void* data = nullptr;
+  const void* scale = nullptr;
+  const float* amax = nullptr;
+};
+
+/// out[i, j] = sum_l a[i, l] * b[j, l] (+ bias[j]) (+ addend[i, j]), numerics.md 7.4. Exact products; sums in f32 within
+/// blocks of the scale's length (at most 128), block sums scaled and added in f32; bias added in f32 before the one
+/// rounding to out's dtype; the addend is added after that rounding (7.4), in f32.
+struct GemmProblem {
+  Operand a, b;
+  MutableMatrix out;               ///< [a.outer, b.outer], f32, f16 or bf16
+  const void* bias = nullptr;      ///< [b.outer] or null
+  DType bias_dtype = DType::f32;
+  const void* addend = nullptr;    ///< same shape, strides and dtype as out; may be out itself
+};
+
+/// out[j] = sum_i x[i, j] in f32, rounded once to out_dtype. The order of the sum is fixed: it does not depend on threads.
+struct ColumnSumProblem {
+  Matrix x;
+  void* out = nullptr;
+  DType out_dtype = DType::f32;
+};
+
+std::string to_string(const QuantizeProblem& p);
+std::string to_string(const DequantizeProblem& p);
+std::string to_string(const GemmProblem& p);
+
+}  // namespace quire

@@ -1,0 +1,196 @@
+#include "quire/spec/quant_spec.h"
+
+#include <charconv>
+#include <cmath>
+#include <vector>
+
+#include "quire/base/check.h"
+
+namespace quire {
+namespace {
+
+constexpr unsigned bit(Family f) { return 1u << static_cast<unsigned>(f); }
+constexpr unsigned kFp8F32 = bit(Family::fp8_tensor) | bit(Family::fp8_row) | bit(Family::fp8_block);
+constexpr unsigned kFp8 = kFp8F32 | bit(Family::mxfp8);
+constexpr unsigned kByteScales = bit(Family::mxfp8) | bit(Family::mxfp4) | bit(Family::nvfp4);
+constexpr unsigned kNvfp4 = bit(Family::nvfp4);
+
+/// One row of the grammar. `read` applies the text after `name` ("" for a plain word) and returns false if it is wrong;
+/// `write` gives that text back, or "-" when the option has its default.
+struct Option {
+  std::string_view name;
+  std::string_view form;
+  std::string_view meaning;
+  unsigned families;
+  bool (*read)(QuantSpec&, std::string_view value);
+  std::string (*write)(const QuantSpec&);
+};
+
+constexpr std::string_view kDefault = "-";
+std::string word(bool set) { return set ? "" : std::string(kDefault); }
+
+template <auto Member>
+bool set_flag(QuantSpec& s, std::string_view value) {
+  s.*Member = true;
+  return value.empty();
+}
+template <auto Member>
+std::string flag(const QuantSpec& s) {
+  return word(s.*Member);
+}
+
+bool read_element(QuantSpec& s, std::string_view value) {
+  s.element = Format::e5m2;
+  return value.empty();
+}
+std::string write_element(const QuantSpec& s) { return word(s.element != s.row().element); }
+
+bool read_epsilon(QuantSpec& s, std::string_view value) {
+  if (value.size() < 2 || value[0] != '=') return false;
+  const char* end = value.data() + value.size();
+  const auto [stop, error] = std::from_chars(value.data() + 1, end, s.epsilon);
+  return error == std::errc() && stop == end && std::isfinite(s.epsilon) && s.epsilon >= 0;
+}
+std::string write_epsilon(const QuantSpec& s) {
+  if (s.epsilon == 0) return std::string(kDefault);
+  char digits[32];
+  const auto result = std::to_chars(digits, digits + sizeof digits, s.epsilon);
+  return "=" + std::string(digits, result.ptr);
+}
+
+bool read_hadamard(QuantSpec& s, std::string_view value) {
+  s.hadamard = value.empty() ? Hadamard::signs : Hadamard::no_signs;
+  return value.empty() || value == "=unsigned";
+}
+std::string write_hadamard(const QuantSpec& s) {
+  if (s.hadamard == Hadamard::off) return std::string(kDefault);
+  return s.hadamard == Hadamard::signs ? "" : "=unsigned";
+}
+
+bool read_four_over_six(QuantSpec& s, std::string_view value) {
+  s.four_over_six = value == "=mse" ? FourOverSix::mse : FourOverSix::mae;
+  return value == "=mae" || value == "=mse";
+}
+std::string write_four_over_six(const QuantSpec& s) {
+  if (s.four_over_six == FourOverSix::off) return std::string(kDefault);
+  return s.four_over_six == FourOverSix::mae ? "=mae" : "=mse";
+}
+
+constexpr auto kSquare = &QuantSpec::square;
+
+/// In canonical order. An option that several families spell differently (the square block) has a row for each.
+const Option kOptions[] = {
+    {"e5m2", "e5m2", "elements are E5M2 instead of E4M3", kFp8, read_element, write_element},
+    {"128x128", "128x128", "one scale per 128x128 tile instead of 1x128", bit(Family::fp8_block), set_flag<kSquare>,
+     flag<kSquare>},
+    {"32x32", "32x32", "one scale per 32x32 tile instead of 1x32", bit(Family::mxfp8), set_flag<kSquare>, flag<kSquare>},
+    {"16x16", "16x16", "one scale per 16x16 tile instead of 1x16", kNvfp4, set_flag<kSquare>, flag<kSquare>},
+    {"pow2", "pow2", "scales are truncated to powers of two", kFp8F32, set_flag<&QuantSpec::pow2>,
+     flag<&QuantSpec::pow2>},
+    {"eps", "eps=F", "amax is at least F, a non-negative float", kFp8F32, read_epsilon, write_epsilon},
+    {"row_scaled", "row_scaled", "one global amax per row (columnwise: per column)", kNvfp4,
+     set_flag<&QuantSpec::row_scaled>, flag<&QuantSpec::row_scaled>},
+    {"rht", "rht or rht=unsigned", "random Hadamard transform of 16 tokens before columnwise quantization", kNvfp4,
+     read_hadamard, write_hadamard},
+    {"sr", "sr", "stochastic rounding of elements", kNvfp4, set_flag<&QuantSpec::stochastic>,
+     flag<&QuantSpec::stochastic>},
+    {"4over6", "4over6=mae or 4over6=mse", "per block the better of two scales by that error", kNvfp4,
+     read_four_over_six, write_four_over_six},
+    {"256", "256", "block scales reach 256 instead of 448 (with 4over6)", kNvfp4, set_flag<&QuantSpec::e4m3_max_256>,
+     flag<&QuantSpec::e4m3_max_256>},
+    {"swizzled", "swizzled", "scales padded and tiled 128x4", kByteScales, set_flag<&QuantSpec::swizzled>,
+     flag<&QuantSpec::swizzled>},
+};
+
+std::string family_names() {
+  std::string names;
+  for (const FamilyRow& f : kFamilies) names += (names.empty() ? "" : ", ") + std::string(f.name);
+  return names;
+}
+
+std::string options_of(Family family) {
+  std::string names;
+  for (const Option& o : kOptions)
+    if (o.families & bit(family)) names += (names.empty() ? "" : ", ") + std::string(o.form);
+  return names;
+}
+
+/// The text with the wrong part marked, so that an error points at it.
+std::string marked(std::string_view text, size_t begin, size_t length) {
+  return quire::text("'", text.substr(0, begin), ">>", text.substr(begin, length), "<<", text.substr(begin + length), "'");
+}
+
+Family read_family(std::string_view text, std::string_view name) {
+  for (size_t i = 0; i < kFamilies.size(); ++i)
+    if (kFamilies[i].name == name) return static_cast<Family>(i);
+  fail("spec: unknown family in ", marked(text, 0, name.size()), "; use one of ", family_names());
+}
+
+/// Each rule: options that exclude one another, and why.
+void check_combination(const QuantSpec& s, std::string_view text) {
+  const bool rht = s.hadamard != Hadamard::off, four = s.four_over_six != FourOverSix::off;
+  const auto refuse = [&](bool wrong, const char* rule) {
+    check(!wrong, "spec: '", text, "' cannot be: ", rule, "; leave one of them out");
+  };
+  refuse(rht && s.square, "rht changes columns only, so a 16x16 tile has no single amax for both directions (rht, 16x16)");
+  refuse(rht && s.row_scaled, "row_scaled amaxes are those of the untransformed tensor (row_scaled, rht)");
+  refuse(s.row_scaled && s.square, "a 16x16 tile would span several global amaxes (row_scaled, 16x16)");
+  refuse(s.row_scaled && s.stochastic, "row_scaled is for forward activations, sr for gradients (row_scaled, sr)");
+  refuse(four && s.stochastic, "4over6 compares deterministic roundings (4over6, sr)");
+  refuse(four && rht, "4over6 is not defined on transformed values (4over6, rht)");
+  refuse(four && s.row_scaled, "4over6 needs one global amax (4over6, row_scaled)");
+  refuse(s.e4m3_max_256 && !four, "256 is an option of 4over6 (256 without 4over6)");
+}
+
+}  // namespace
+
+QuantSpec QuantSpec::parse(std::string_view text) {
+  const size_t first = std::min(text.find(':'), text.size());
+  QuantSpec s;
+  s.family = read_family(text, text.substr(0, first));
+  s.element = s.row().element;
+  unsigned seen = 0;
+  for (size_t begin = first; begin < text.size();) {
+    const size_t end = std::min(text.find(':', ++begin), text.size());
+    const std::string_view part = text.substr(begin, end - begin);
+    const std::string_view name = part.substr(0, part.find('='));
+    const auto wrong = [&](const auto&... why) {
+      fail("spec: ", why..., " in ", marked(text, begin, part.size()), "; ", s.row().name, " takes: ", options_of(s.family));
+    };
+    unsigned index = 0;
+    for (const Option& o : kOptions) {
+      if (o.name == name && (o.families & bit(s.family))) break;
+      ++index;
+    }
+    if (index == std::size(kOptions)) wrong("unknown option");
+    if (seen >> index & 1) wrong("option given twice");
+    if (!kOptions[index].read(s, part.substr(name.size()))) wrong("expected ", kOptions[index].form);
+    seen |= 1u << index;
+    begin = end;
+  }
+  check_combination(s, text);
+  return s;
+}
+
+std::string QuantSpec::to_string() const {
+  std::string out(row().name);
+  for (const Option& o : kOptions) {
+    if (!(o.families & bit(family))) continue;
+    const std::string value = o.write(*this);
+    if (value != kDefault) out += ":" + std::string(o.name) + value;
+  }
+  return out;
+}
+
+std::string spec_grammar() {
+  std::string out;
+  for (const Option& o : kOptions) {
+    std::string families;
+    for (size_t i = 0; i < kFamilies.size(); ++i)
+      if (o.families >> i & 1) families += (families.empty() ? "" : ", ") + std::string(kFamilies[i].name);
+    out += text("| `", o.form, "` | ", families, " | ", o.meaning, " |\n");
+  }
+  return out;
+}
+
+}  // namespace quire

@@ -1,0 +1,82 @@
+// From an amax to a scale: one small function per rule of the contract. All arithmetic is float32, round to nearest even,
+// in the order written; the kernels and the reference call these same functions.
+#pragma once
+
+#include <bit>
+#include <cstdint>
+#include <limits>
+
+#include "quire/format/codec.h"
+#include "quire/spec/quant_spec.h"
+
+namespace quire {
+
+inline constexpr float kFloatMax = 0x1.FFFFFEp127f;
+
+constexpr bool is_finite(float x) { return (std::bit_cast<uint32_t>(x) & 0x7F800000u) != 0x7F800000u; }
+
+/// numerics.md 2.1. `infinite` replaces a scale that overflows: FLT_MAX per tensor, the largest value of the input's
+/// dtype per block.
+constexpr float scale_from_amax(float amax, const QuantSpec& spec, float infinite) {
+  if (amax < spec.epsilon) amax = spec.epsilon;
+  if (amax == 0 || !is_finite(amax)) return 1.0f;
+  float s = largest(spec.element) / amax;
+  if (!is_finite(s)) s = infinite;
+  return spec.pow2 ? std::bit_cast<float>(std::bit_cast<uint32_t>(s) & 0xFF800000u) : s;
+}
+
+/// numerics.md 1.3: the smallest power of two not below v >= 0, as an E8M0 byte; NaN 255, infinity 254.
+constexpr uint8_t e8m0_up(float v) {
+  const uint32_t u = std::bit_cast<uint32_t>(v);
+  if (v != v) return 255;
+  const uint32_t exponent = u >> 23, fraction = u & 0x7FFFFFu;
+  if (exponent == 255) return 254;
+  const bool up = fraction != 0 && exponent != 254 && !(exponent == 0 && fraction <= 0x400000u);
+  return static_cast<uint8_t>(exponent + (up ? 1 : 0));
+}
+
+/// The E8M0 byte of a block: amax times the rounded reciprocal of the largest element (numerics.md 4.1, 0.17).
+constexpr uint8_t e8m0_scale(float amax, Format element) { return e8m0_up(amax * (1.0f / largest(element))); }
+
+/// Multiplier that quantizes under byte b: 2^(127 - b) (numerics.md 1.3).
+constexpr float e8m0_multiplier(uint8_t b) {
+  if (b == 255) return std::numeric_limits<float>::quiet_NaN();
+  return std::bit_cast<float>(b == 254 ? 0x00400000u : (254u - b) << 23);
+}
+
+/// Multiplier that dequantizes under byte b: 2^(b - 127) (numerics.md 1.3).
+constexpr float e8m0_value(uint8_t b) {
+  if (b == 255) return std::numeric_limits<float>::quiet_NaN();
+  return std::bit_cast<float>(b == 0 ? 0x00400000u : static_cast<uint32_t>(b) << 23);
+}
+
+/// The global scale of NVFP4, derived from one amax (numerics.md 5.1; 5.8 where the block scale's maximum is 256).
+struct GlobalScale {
+  float amax;       ///< g
+  float encode;     ///< Senc
+  float decode;     ///< Sdec = 1 / Senc
+  float block_mult; ///< Senc * fl32(1/6)
+};
+
+constexpr GlobalScale global_scale(float amax, float e4m3_max) {
+  float encode = e4m3_max * 6.0f / amax;
+  // NaN fails the comparison and becomes FLT_MAX, as a minimum that ignores NaN would give.
+  if (!(encode < kFloatMax)) encode = kFloatMax;
+  if (amax == 0 || encode == 0) encode = 1.0f;
+  return {amax, encode, 1.0f / encode, encode * (1.0f / 6.0f)};
+}
+
+/// What NVFP4 multiplies elements by under block scale S (decoded): min(1 / (S * Sdec), FLT_MAX).
+constexpr float nvfp4_multiplier(float block_scale, const GlobalScale& g) {
+  const float d = block_scale * g.decode;
+  if (d == 0) return kFloatMax;
+  const float m = 1.0f / d;
+  return m < kFloatMax ? m : kFloatMax;
+}
+
+/// What NVFP4 multiplies codes by under block scale S (decoded), left to right (numerics.md 5.1, 0.6).
+constexpr float nvfp4_value(float block_scale, float amax, float e4m3_max) {
+  return block_scale * amax * (1.0f / (6.0f * e4m3_max));
+}
+
+}  // namespace quire

@@ -1,0 +1,59 @@
+// Where a code and a scale lie in the buffers of buffers.h: pure index maps, shared by the reference and every kernel.
+// outer and l (position along the contraction) are those of the direction: rowwise outer = M, contraction = K;
+// columnwise outer = K, contraction = columnwise_tokens(M).
+#pragma once
+
+#include <cstdint>
+
+#include "quire/format/pack.h"
+#include "quire/spec/buffers.h"
+#include "quire/spec/quant_spec.h"
+#include "quire/spec/swizzle.h"
+
+namespace quire {
+
+/// Elements along the contraction that share a scale; all of them where a scale covers a row or the tensor.
+constexpr int64_t block_length(const QuantSpec& spec, int64_t contraction) {
+  return spec.row().block == 0 ? contraction : spec.row().block;
+}
+
+/// Scales along the contraction: 1 where a scale covers a row or the tensor, else one per started block.
+constexpr int64_t block_count(const QuantSpec& spec, int64_t contraction) {
+  return spec.row().block == 0 ? 1 : ceil_div(contraction, spec.row().block);
+}
+
+/// True where lines run against memory: the columnwise side of a family that keeps its codes untransposed
+/// (numerics.md 4.3).
+constexpr bool blocks_first(const QuantSpec& spec, Direction direction) {
+  return direction == Direction::columnwise && !spec.row().transposed;
+}
+
+/// Element index, in the scale buffer, of the scale of block `block` of line `outer` (numerics.md 3.3, 4.3, 4.5, 5.5).
+constexpr int64_t scale_index(const QuantSpec& spec, Direction direction, int64_t outer_count, int64_t block_count,
+                              int64_t outer, int64_t block) {
+  const FamilyRow& row = spec.row();
+  if (row.scope == Scope::tensor) return 0;
+  if (row.scope == Scope::row) return outer;
+  if (row.scale == ScaleKind::f32)
+    return spec.square ? outer / row.block * block_count + block : block * outer_count + outer;
+  if (spec.swizzled) return swizzled_offset(outer, block, block_count);
+  return blocks_first(spec, direction) ? block * outer_count + outer : outer * block_count + block;
+}
+
+/// Index of code (outer, l) in the data buffer, in codes. A packed line starts at a byte, so byte = index / 2 and the
+/// low nibble is that of the even index.
+constexpr int64_t data_index(const QuantSpec& spec, Direction direction, int64_t outer_count, int64_t contraction,
+                             int64_t outer, int64_t l) {
+  if (blocks_first(spec, direction)) return l * outer_count + outer;
+  return outer * (spec.packed() ? round_up(contraction, 2) : contraction) + l;
+}
+
+/// The code at an index of data_index.
+constexpr unsigned code_at(const QuantSpec& spec, const uint8_t* data, int64_t index) {
+  return spec.packed() ? unpack(data, index) : data[index];
+}
+
+/// Entry of the amax buffer that line `outer` uses: one per line where amaxes are per line, else the only one.
+constexpr int64_t amax_index(const QuantSpec& spec, int64_t outer) { return spec.row_scaled ? outer : 0; }
+
+}  // namespace quire

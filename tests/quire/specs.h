@@ -1,0 +1,49 @@
+// Every spec that the grammar allows.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "quire/base/check.h"
+#include "quire/spec/quant_spec.h"
+
+namespace quire::testing {
+
+/// All combinations of one word out of each list after a family; those that are refused are left out.
+inline std::vector<QuantSpec> all_specs() {
+  using Words = std::vector<std::string>;
+  const auto expand = [](const std::string& family, const std::vector<Words>& lists) {
+    Words texts{family};
+    for (const Words& list : lists) {
+      Words longer;
+      for (const std::string& text : texts)
+        for (const std::string& word : list) longer.push_back(word.empty() ? text : text + ":" + word);
+      texts = longer;
+    }
+    return texts;
+  };
+  Words texts;
+  const auto add = [&](const Words& more) { texts.insert(texts.end(), more.begin(), more.end()); };
+  const Words e5m2{"", "e5m2"}, pow2{"", "pow2"}, eps{"", "eps=0.5"}, swizzled{"", "swizzled"};
+  add(expand("fp8_tensor", {e5m2, pow2, eps}));
+  add(expand("fp8_row", {e5m2, pow2, eps}));
+  add(expand("fp8_block", {e5m2, {"", "128x128"}, pow2, eps}));
+  add(expand("mxfp8", {e5m2, {"", "32x32"}, swizzled}));
+  add(expand("mxfp4", {swizzled}));
+  add(expand("nvfp4", {{"", "16x16"},
+                       {"", "row_scaled"},
+                       {"", "rht", "rht=unsigned"},
+                       {"", "sr"},
+                       {"", "4over6=mae", "4over6=mse"},
+                       {"", "256"},
+                       swizzled}));
+  std::vector<QuantSpec> specs;
+  for (const std::string& text : texts) try {
+      specs.push_back(QuantSpec::parse(text));
+    } catch (const Error&) {
+      // Not a legal combination.
+    }
+  return specs;
+}
+
+}  // namespace quire::testing

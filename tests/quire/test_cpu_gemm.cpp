@@ -1,0 +1,399 @@
+// The products of every instruction set against products in double of operands decoded by the contract's own words.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <cmath>
+#include <cstring>
+#include <sstream>
+#include <thread>
+
+#include "inputs.h"
+#include "quantized.h"
+#include "quire/base/env.h"
+#include "quire/base/parallel.h"
+#include "quire/cpu/isa.h"
+#include "quire/format/codec.h"
+#include "quire/format/element.h"
+
+namespace quire::testing {
+namespace {
+
+constexpr const char* kSpecs =
+    "fp8_tensor fp8_tensor:e5m2 fp8_row fp8_block fp8_block:128x128 mxfp8 mxfp8:e5m2 mxfp8:32x32 mxfp8:swizzled mxfp4 "
+    "mxfp4:swizzled nvfp4 nvfp4:16x16 nvfp4:row_scaled nvfp4:rht nvfp4:4over6=mae:256 nvfp4:swizzled";
+constexpr std::array kDirections{Direction::rowwise, Direction::columnwise};
+
+/// The instruction sets of this machine, or the one that QUIRE_ISA names.
+std::vector<const cpu::Isa*> isas() {
+  std::vector<const cpu::Isa*> found;
+  for (const cpu::Isa& isa : cpu::all())
+    if (isa.supported() && (env::isa().empty() || env::isa() == isa.name)) found.push_back(&isa);
+  return found;
+}
+
+/// An operand of random codes and scales with the numbers that they mean. Scales are finite and keep sums small.
+struct RandomOperand {
+  Quantized memory;
+  Operand operand;
+  std::vector<double> values;  ///< [outer, contraction]
+
+  RandomOperand(std::string_view text, Direction d, std::array<int64_t, 2> size, uint64_t seed, bool finite = true)
+      : memory(QuantSpec::parse(text), size[d == Direction::columnwise], size[d == Direction::rowwise]),
+        operand(memory.operand(d)) {
+    Random r(seed);
+    QuantizedSide& side = memory.side(d);
+    for (int64_t i = 0; i < side.data.size(); ++i) side.data.as<uint8_t>()[i] = random_code(r, finite);
+    const ScaleKind kind = operand.spec.row().scale;
+    if (kind == ScaleKind::f32) {
+      for (int64_t i = 0; i < side.scale.size() / 4; ++i)
+        side.scale.as<float>()[i] = static_cast<float>(0.001 + 0.1 * r.uniform());
+    } else {
+      // E8M0: 2^-14 to 2^-3. E4M3: every finite value that is not negative.
+      for (int64_t i = 0; i < side.scale.size(); ++i)
+        side.scale.as<uint8_t>()[i] = static_cast<uint8_t>(kind == ScaleKind::e8m0 ? 113 + r.below(12) : r.below(127));
+    }
+    for (int64_t i = 0; i < side.amax.size() / 4; ++i)
+      side.amax.as<float>()[i] = static_cast<float>(0.5 + 4 * r.uniform());
+    decode_values();
+  }
+
+  uint8_t random_code(Random& r, bool finite) const {
+    for (;;) {
+      const auto byte = static_cast<uint8_t>(r.below(256));
+      if (!finite || operand.spec.packed() || std::isfinite(decode(operand.spec.element, byte))) return byte;
+    }
+  }
+
+  /// numerics.md 3.3, 4.3, 4.5, 5.5: written out again, so that the library's index maps are tested too.
+  int64_t scale_place(int64_t o, int64_t l) const {
+    const std::string family(operand.spec.row().name);
+    const bool columnwise = operand.direction == Direction::columnwise;
+    if (family == "fp8_tensor") return 0;
+    if (family == "fp8_row") return o;
+    const int64_t length = family == "fp8_block" ? 128 : family == "nvfp4" ? 16 : 32;
+    const int64_t blocks = (operand.contraction + length - 1) / length, j = l / length;
+    if (family == "fp8_block") return operand.spec.square ? o / 128 * blocks + j : j * operand.outer + o;
+    if (operand.spec.swizzled)
+      return ((o / 128) * ((blocks + 3) / 4) + j / 4) * 512 + (o % 32) * 16 + (o % 128) / 32 * 4 + j % 4;
+    return family == "mxfp8" && columnwise ? j * operand.outer + o : o * blocks + j;
+  }
+
+  double scale(int64_t o, int64_t l) const {
+    const int64_t at = scale_place(o, l);
+    const auto* bytes = static_cast<const uint8_t*>(operand.scale);
+    const ScaleKind kind = operand.spec.row().scale;
+    if (kind == ScaleKind::f32) return static_cast<double>(static_cast<const float*>(operand.scale)[at]);
+    if (kind == ScaleKind::e8m0) return std::ldexp(1.0, bytes[at] - 127);
+    const double amax = static_cast<double>(operand.amax[operand.spec.row_scaled ? o : 0]);
+    return static_cast<double>(decode(Format::e4m3, bytes[at])) * amax / (operand.spec.e4m3_max_256 ? 1536 : 2688);
+  }
+
+  void decode_values() {
+    const auto* data = static_cast<const uint8_t*>(operand.data);
+    const bool untransposed = operand.spec.row().name == "mxfp8" && operand.direction == Direction::columnwise;
+    for (int64_t o = 0; o < operand.outer; ++o)
+      for (int64_t l = 0; l < operand.contraction; ++l) {
+        const int64_t line = operand.spec.packed() ? (operand.contraction + 1) / 2 : operand.contraction;
+        int code = data[untransposed ? l * operand.outer + o : o * line + (operand.spec.packed() ? l / 2 : l)];
+        if (operand.spec.packed()) code = code >> (l % 2 * 4) & 15;
+        values.push_back(static_cast<double>(decode(operand.spec.element, code)) * scale(o, l));
+      }
+  }
+};
+
+/// An output with gaps between its rows, and what is added to the product.
+struct Output {
+  int64_t rows, cols, stride;
+  DType dtype;
+  Guarded memory;
+  Output(int64_t m, int64_t n, DType t, int64_t gap = 3)
+      : rows(m), cols(n), stride(n + gap), dtype(t), memory(m * (n + gap) * size_of(t)) {}
+  MutableMatrix view() { return {memory.data(), dtype, rows, cols, stride}; }
+  float at(int64_t i, int64_t j) const { return load_element(memory.data(), dtype, i * stride + j); }
+  /// Nothing was written around the matrix nor between its rows.
+  bool intact() const {
+    if (!memory.intact()) return false;
+    const auto* bytes = memory.as<uint8_t>();
+    const uint8_t unwritten = Guarded(1).as<uint8_t>()[0];
+    for (int64_t i = 0; i < rows; ++i)
+      for (int64_t b = cols * size_of(dtype); b < stride * size_of(dtype); ++b)
+        if (bytes[i * stride * size_of(dtype) + b] != unwritten) return false;
+    return true;
+  }
+};
+
+struct Expected {
+  double product = 0, magnitude = 0;  ///< sums of a*b and |a*b|
+};
+
+Expected expected_at(const RandomOperand& a, const RandomOperand& b, int64_t i, int64_t j) {
+  Expected e;
+  const int64_t k = a.operand.contraction;
+  for (int64_t l = 0; l < k; ++l) {
+    const double p = a.values[static_cast<size_t>(i * k + l)] * b.values[static_cast<size_t>(j * k + l)];
+    e.product += p, e.magnitude += std::abs(p);
+  }
+  return e;
+}
+
+/// Compares every float32 output with the bound of gemm.h.
+::testing::AssertionResult within_bound(const GemmProblem& p, const RandomOperand& a, const RandomOperand& b,
+                                        const Output& out) {
+  const double units = static_cast<double>(p.a.contraction + 6) * 0x1p-24;
+  for (int64_t i = 0; i < out.rows; ++i)
+    for (int64_t j = 0; j < out.cols; ++j) {
+      const Expected e = expected_at(a, b, i, j);
+      const double got = static_cast<double>(out.at(i, j)), error = std::abs(got - e.product);
+      if (!(error <= units * e.magnitude))
+        return ::testing::AssertionFailure() << to_string(p) << " at " << i << ", " << j << ": got " << got << ", want "
+                                             << e.product << " within " << units * e.magnitude;
+    }
+  if (!out.intact()) return ::testing::AssertionFailure() << to_string(p) << ": wrote outside its output";
+  return ::testing::AssertionSuccess();
+}
+
+GemmProblem problem(const RandomOperand& a, const RandomOperand& b, Output& out) {
+  GemmProblem p;
+  p.a = a.operand, p.b = b.operand, p.out = out.view();
+  return p;
+}
+
+class CpuGemm : public ::testing::TestWithParam<const cpu::Isa*> {
+ protected:
+  void multiply(const GemmProblem& p) const { GetParam()->kernels->gemm(p); }
+};
+
+INSTANTIATE_TEST_SUITE_P(All, CpuGemm, ::testing::ValuesIn(isas()),
+                         [](const auto& isa) { return std::string(isa.param->name); });
+
+TEST_P(CpuGemm, every_pair_of_operands_stays_within_the_stated_bound) {
+  const int64_t m = 19, n = 37, k = 272;  // 16 * 17: whole Hadamard groups, ragged blocks of 32 and 128
+  std::vector<RandomOperand> left, right;
+  std::istringstream specs(kSpecs);
+  for (std::string spec; specs >> spec;)
+    for (const Direction d : kDirections) {
+      left.emplace_back(spec, d, std::array{m, k}, left.size() + 1);
+      right.emplace_back(spec, d, std::array{n, k}, right.size() + 1001);
+    }
+  for (size_t x = 0; x < left.size(); ++x)
+    for (size_t y = 0; y < right.size(); y += 1 + x % 3) {
+      Output out(m, n, DType::f32);
+      const GemmProblem p = problem(left[x], right[y], out);
+      multiply(p);
+      ASSERT_TRUE(within_bound(p, left[x], right[y], out));
+    }
+}
+
+TEST_P(CpuGemm, every_size_stays_within_the_stated_bound) {
+  const std::array<std::array<int64_t, 3>, 18> sizes{{{1, 1, 1},
+                                                      {2, 3, 15},
+                                                      {3, 16, 16},
+                                                      {5, 17, 17},
+                                                      {7, 31, 33},
+                                                      {12, 32, 127},
+                                                      {13, 33, 128},
+                                                      {23, 65, 129},
+                                                      {24, 64, 255},
+                                                      {31, 1, 256},
+                                                      {1, 70, 257},
+                                                      {400, 40, 31},
+                                                      {17, 530, 65},
+                                                      {97, 129, 300},
+                                                      {4, 4, 1031},
+                                                      {0, 5, 7},
+                                                      {5, 0, 7},
+                                                      {0, 0, 0}}};
+  for (const char* spec : {"fp8_row", "fp8_block", "fp8_block:128x128", "mxfp8:swizzled", "mxfp4", "nvfp4:row_scaled"})
+    for (const auto& [m, n, k] : sizes)
+      for (const Direction d : kDirections) {
+        const RandomOperand a(spec, d, {m, k}, 5), b(spec, Direction::rowwise, {n, k}, 6);
+        Output out(m, n, DType::f32);
+        const GemmProblem p = problem(a, b, out);
+        multiply(p);
+        ASSERT_TRUE(within_bound(p, a, b, out));
+      }
+}
+
+/// What bias and addend make of a float32 product: the bias before the one rounding, the addend after it (0.18, 7.4).
+float finished(float y, const GemmProblem& p, int64_t j, float addend) {
+  uint32_t memory = 0;
+  if (p.bias) y += load_element(p.bias, p.bias_dtype, j);
+  store_element(&memory, p.out.dtype, 0, y);
+  if (p.addend) store_element(&memory, p.out.dtype, 0, load_element(&memory, p.out.dtype, 0) + addend);
+  return load_element(&memory, p.out.dtype, 0);
+}
+
+TEST_P(CpuGemm, bias_addend_and_rounding_follow_the_product_in_the_order_of_the_contract) {
+  const int64_t m = 15, n = 45, k = 80;
+  const RandomOperand a("mxfp8", Direction::rowwise, {m, k}, 7), b("nvfp4", Direction::columnwise, {n, k}, 8);
+  Output product(m, n, DType::f32);
+  multiply(problem(a, b, product));
+  for (const DType dtype : kFloatTypes)
+    for (const DType bias_dtype : kFloatTypes)
+      for (const unsigned parts : {0u, 1u, 2u, 3u, 6u, 7u}) {  // 1: bias, 2: addend, 4: the addend is the output
+        const Input bias({1, n}, bias_dtype, Kind::normal, 9), added({m, n, 3}, dtype, Kind::normal, 10);
+        const auto* from = static_cast<const uint8_t*>(Matrix(added).data);
+        Output out(m, n, dtype);
+        GemmProblem p = problem(a, b, out);
+        p.bias_dtype = bias_dtype;
+        if (parts & 1u) p.bias = Matrix(bias).data;
+        if (parts & 2u) p.addend = parts & 4u ? out.memory.data() : from;
+        const int64_t stride = out.stride * size_of(dtype), width = n * size_of(dtype);
+        for (int64_t i = 0; i < m && parts & 4u; ++i)
+          std::memcpy(out.memory.as<uint8_t>() + i * stride, from + i * stride, static_cast<size_t>(width));
+        multiply(p);
+        for (int64_t i = 0; i < m; ++i)
+          for (int64_t j = 0; j < n; ++j)
+            ASSERT_EQ(out.at(i, j), finished(product.at(i, j), p, j, load_element(from, dtype, i * out.stride + j)))
+                << to_string(p) << ' ' << parts << " at " << i << ", " << j;
+        EXPECT_TRUE(out.intact());
+      }
+}
+
+TEST_P(CpuGemm, no_contraction_leaves_bias_and_addend) {
+  for (const char* spec : {"fp8_tensor", "fp8_block", "mxfp8", "nvfp4"}) {
+    const RandomOperand a(spec, Direction::rowwise, {3, 0}, 1), b(spec, Direction::rowwise, {20, 0}, 2);
+    const Input bias({1, 20}, DType::bf16, Kind::normal, 3), added({3, 20, 3}, DType::f32, Kind::normal, 4);
+    Output out(3, 20, DType::f32);
+    GemmProblem p = problem(a, b, out);
+    p.bias = Matrix(bias).data, p.bias_dtype = DType::bf16, p.addend = Matrix(added).data;
+    multiply(p);
+    for (int64_t i = 0; i < 3; ++i)
+      for (int64_t j = 0; j < 20; ++j)
+        EXPECT_EQ(out.at(i, j), load_element(p.bias, DType::bf16, j) + load_element(p.addend, DType::f32, i * 23 + j));
+    EXPECT_TRUE(out.intact());
+  }
+}
+
+TEST_P(CpuGemm, block_sums_of_four_bit_codes_are_exact_and_the_global_factor_is_applied_in_order) {
+  for (const char* spec : {"mxfp4", "nvfp4", "nvfp4:row_scaled", "nvfp4:4over6=mae:256"}) {
+    const int64_t k = QuantSpec::parse(spec).row().block, m = 33, n = 40;
+    const RandomOperand a(spec, Direction::rowwise, {m, k}, 11), b(spec, Direction::columnwise, {n, k}, 12);
+    Output out(m, n, DType::f32);
+    const GemmProblem p = problem(a, b, out);
+    multiply(p);
+    const bool global = a.operand.spec.row().has_amax;
+    const float e = 6 * a.operand.spec.e4m3_max(), constant = global ? 1.0f / (e * e) : 1.0f;
+    const auto amax = [&](const Operand& o, int64_t i) { return global ? o.amax[o.spec.row_scaled ? i : 0] : 1.0f; };
+    const auto part = [&](const RandomOperand& o, int64_t i, double value) {  // value without the global amax: exact
+      return std::nearbyint(value / static_cast<double>(amax(o.operand, i)) * (global ? static_cast<double>(e) : 1) *
+                            0x1p24) *
+             0x1p-24;
+    };
+    for (int64_t i = 0; i < m; ++i)
+      for (int64_t j = 0; j < n; ++j) {
+        double sum = 0;
+        for (int64_t l = 0; l < k; ++l)
+          sum += part(a, i, a.values[static_cast<size_t>(i * k + l)]) *
+                 part(b, j, b.values[static_cast<size_t>(j * k + l)]);
+        const float exact = static_cast<float>(sum);
+        ASSERT_EQ(static_cast<double>(exact), sum) << "the test's own sum does not fit";
+        ASSERT_EQ(out.at(i, j), exact * (amax(a.operand, i) * amax(b.operand, j) * constant))
+            << spec << ' ' << i << ' ' << j;
+      }
+  }
+}
+
+TEST_P(CpuGemm, a_code_that_is_not_a_number_reaches_exactly_the_outputs_that_it_feeds) {
+  for (const char* spec : {"fp8_tensor", "fp8_tensor:e5m2", "fp8_block", "mxfp8", "mxfp8:e5m2"})
+    for (const Direction d : kDirections) {
+      const int64_t m = 40, n = 50, k = 24;
+      const RandomOperand a(spec, d, {m, k}, 13, false), b(spec, d, {n, k}, 14, false);
+      Output out(m, n, DType::f32);
+      multiply(problem(a, b, out));
+      int64_t nans = 0, others = 0;
+      for (int64_t i = 0; i < m; ++i)
+        for (int64_t j = 0; j < n; ++j) {
+          const double want = expected_at(a, b, i, j).product;
+          ASSERT_EQ(std::isnan(out.at(i, j)), std::isnan(want)) << spec << ' ' << i << ' ' << j;
+          if (std::isinf(want)) {
+            ASSERT_EQ(static_cast<double>(out.at(i, j)), want);
+          }
+          ++(std::isnan(want) ? nans : others);
+        }
+      EXPECT_GT(nans, 0);
+      EXPECT_GT(others, 0);
+    }
+}
+
+TEST_P(CpuGemm, a_scale_that_is_not_a_number_reaches_its_line) {
+  for (const char* spec : {"mxfp8", "mxfp4", "nvfp4"}) {
+    RandomOperand a(spec, Direction::rowwise, {30, 300}, 15);
+    const RandomOperand b(spec, Direction::rowwise, {20, 300}, 16);
+    const int64_t blocks = (300 + a.operand.spec.row().block - 1) / a.operand.spec.row().block;
+    const bool e8m0 = a.operand.spec.row().scale == ScaleKind::e8m0;
+    a.memory.side(Direction::rowwise).scale.as<uint8_t>()[13 * blocks + 2] = e8m0 ? 0xFF : 0x7F;
+    Output out(30, 20, DType::f32);
+    multiply(problem(a, b, out));
+    for (int64_t i = 0; i < 30; ++i)
+      for (int64_t j = 0; j < 20; ++j) EXPECT_EQ(std::isnan(out.at(i, j)), i == 13);
+  }
+}
+
+/// Chunks of 1, 2, 3 ... items, taken by three threads.
+void run_in_odd_chunks(int64_t count, int64_t, const std::function<void(int64_t, int64_t)>& body) {
+  std::vector<std::array<int64_t, 2>> chunks;
+  for (int64_t begin = 0, size = 1; begin < count; begin += size++)
+    chunks.push_back({begin, std::min(begin + size, count)});
+  std::atomic<size_t> next = 0;
+  std::vector<std::thread> threads;
+  for (int t = 0; t < 3; ++t)
+    threads.emplace_back([&] {
+      for (size_t i = next++; i < chunks.size(); i = next++) body(chunks[i][0], chunks[i][1]);
+    });
+  for (std::thread& t : threads) t.join();
+}
+
+TEST_P(CpuGemm, bits_do_not_depend_on_threads_chunks_or_the_product_around_an_output) {
+  const int64_t m = 800, n = 1100, k = 300;
+  const RandomOperand a("mxfp8", Direction::rowwise, {m, k}, 17), b("mxfp8", Direction::rowwise, {n, k}, 18);
+  Output serial(m, n, DType::f32, 0), threaded(m, n, DType::f32, 0), corner(5, 30, DType::f32, 0);
+  multiply(problem(a, b, serial));
+  const Executor before = set_executor(run_in_odd_chunks);
+  multiply(problem(a, b, threaded));
+  set_executor(before);
+  EXPECT_EQ(difference(serial.memory, threaded.memory), "");
+  const auto last_lines = [&](Operand o, int64_t count) {
+    o.data = static_cast<const uint8_t*>(o.data) + (o.outer - count) * k;
+    o.scale = static_cast<const uint8_t*>(o.scale) + (o.outer - count) * ((k + 31) / 32);
+    o.outer = count;
+    return o;
+  };
+  GemmProblem p = problem(a, b, corner);
+  p.a = last_lines(p.a, 5), p.b = last_lines(p.b, 30);
+  multiply(p);
+  for (int64_t i = 0; i < 5; ++i)
+    for (int64_t j = 0; j < 30; ++j) ASSERT_EQ(corner.at(i, j), serial.at(m - 5 + i, n - 30 + j));
+}
+
+TEST_P(CpuGemm, column_sums_add_128_rows_at_a_time_in_order_and_round_once) {
+  for (const DType in : kFloatTypes)
+    for (const DType to : kFloatTypes)
+      for (const auto& [rows, cols] :
+           {std::array<int64_t, 2>{0, 5}, {1, 1}, {127, 19}, {128, 256}, {300, 257}, {1000, 600}, {3, 0}}) {
+        const Input x({rows, cols, 5, 1}, in, Kind::normal, 19);
+        const Matrix view = x;
+        Guarded out(cols * size_of(to)), threaded(cols * size_of(to));
+        GetParam()->kernels->column_sum({view, out.data(), to});
+        const Executor before = set_executor(run_in_odd_chunks);
+        GetParam()->kernels->column_sum({view, threaded.data(), to});
+        set_executor(before);
+        for (int64_t j = 0; j < cols; ++j) {
+          float total = 0, part = 0;
+          for (int64_t i = 0; i < rows; ++i) {
+            part += load_element(view.data, in, i * view.row_stride + j);
+            if (i % 128 == 127 || i == rows - 1) total += part, part = 0;
+          }
+          float want;
+          store_element(&want, to, 0, total);
+          ASSERT_EQ(load_element(out.data(), to, j), load_element(&want, to, 0)) << rows << ' ' << cols << ' ' << j;
+        }
+        EXPECT_TRUE(out.intact());
+        EXPECT_EQ(difference(out, threaded), "");
+      }
+}
+
+}  // namespace
+}  // namespace quire::testing

@@ -1,0 +1,131 @@
+// Every instruction set of this machine in one process: the bytes of the reference on sizes that span tiles, however
+// the work is cut.
+#include <algorithm>
+#include <atomic>
+#include <numeric>
+#include <thread>
+
+#include "inputs.h"
+#include "quantized.h"
+#include "quire/base/parallel.h"
+#include "quire/cpu/isa.h"
+#include "specs.h"
+
+#if defined(__SSE2__)
+#include <xmmintrin.h>
+#endif
+
+namespace quire::testing {
+namespace {
+
+std::vector<Runner> supported_runners() {
+  std::vector<Runner> runners;
+  for (const cpu::Isa& isa : cpu::all())
+    if (isa.supported()) runners.push_back({std::string(isa.name), *isa.kernels});
+  return runners;
+}
+
+class CpuQuantize : public ::testing::TestWithParam<Runner> {};
+INSTANTIATE_TEST_SUITE_P(All, CpuQuantize, ::testing::ValuesIn(supported_runners()), runner_name);
+
+/// More than one tile of 128 in each dimension, ragged and whole.
+constexpr InputShape kShapes[] = {{257, 140, 3, 1}, {130, 385}, {256, 256}};
+
+constexpr Randomness kRandom{.seed = 0x9E3779B97F4A7C15u, .rowwise_offset = 6, .columnwise_offset = 7};
+
+void expect_same_bytes(const Quantized& expected, const Quantized& actual) {
+  for (const Direction d : {Direction::rowwise, Direction::columnwise}) {
+    const std::string_view direction = d == Direction::rowwise ? "rowwise" : "columnwise";
+    ASSERT_EQ(difference(expected.side(d).amax, actual.side(d).amax), "") << direction << " amax";
+    ASSERT_EQ(difference(expected.side(d).scale, actual.side(d).scale), "") << direction << " scale";
+    ASSERT_EQ(difference(expected.side(d).data, actual.side(d).data), "") << direction << " data";
+  }
+}
+
+TEST_P(CpuQuantize, GivesTheBytesOfTheReferenceAcrossTiles) {
+  size_t turn = 0;
+  for (const QuantSpec& spec : all_specs()) {
+    ++turn;
+    const DType dtype = kFloatTypes[turn % kFloatTypes.size()];
+    const Input x(kShapes[turn % std::size(kShapes)], dtype, turn % 2 ? Kind::special : Kind::normal, turn);
+    SCOPED_TRACE(spec.to_string());
+    const Quantized expected = quantized(reference_runner(), spec, x, {.random = kRandom});
+    expect_same_bytes(expected, quantized(GetParam(), spec, x, {.random = kRandom}));
+    if (HasFatalFailure()) return;
+  }
+}
+
+TEST_P(CpuQuantize, DecodesAsTheReferenceAcrossTiles) {
+  size_t turn = 0;
+  for (const QuantSpec& spec : all_specs())
+    for (const Direction d : {Direction::rowwise, Direction::columnwise}) {
+      ++turn;
+      const Input x(kShapes[turn % std::size(kShapes)], DType::bf16, Kind::normal, turn);
+      const Quantized q = quantized(GetParam(), spec, x, {.random = kRandom});
+      const std::vector<float> expected = dequantized(reference_runner(), q, d), actual = dequantized(GetParam(), q, d);
+      ASSERT_EQ(float_difference(expected.data(), actual.data(), std::ssize(expected)), "") << spec.to_string();
+    }
+}
+
+#if defined(__SSE2__)
+TEST_P(CpuQuantize, FlushToZeroOfTheCallingThreadDoesNotReachScales) {
+  // Subnormal amaxes, and reciprocals that are subnormal: flushed, they would give other scales.
+  for (const float magnitude : {0x1p-140f, 0x1.FCp127f}) {
+    const std::vector<float> values(20 * 40, magnitude);
+    const Matrix x{values.data(), DType::f32, 20, 40, 40};
+    for (const QuantSpec& spec : all_specs()) {
+      const Quantized expected = quantized(reference_runner(), spec, x, {.random = kRandom});
+      const unsigned before = _mm_getcsr();
+      _mm_setcsr(before | 0x8040u);
+      const Quantized actual = quantized(GetParam(), spec, x, {.random = kRandom});
+      _mm_setcsr(before);
+      SCOPED_TRACE(text(spec.to_string(), " of ", magnitude));
+      expect_same_bytes(expected, actual);
+      if (HasFatalFailure()) return;
+    }
+  }
+}
+#endif
+
+/// Pieces of 1, 2, 3, ... tasks in an order of their own.
+void run_shuffled(int64_t count, int64_t /*grain*/, const std::function<void(int64_t, int64_t)>& body) {
+  std::vector<int64_t> ends{0};
+  for (int64_t size = 1; ends.back() < count; ++size) ends.push_back(std::min(count, ends.back() + size));
+  std::vector<size_t> order(ends.size() - 1);
+  std::iota(order.begin(), order.end(), size_t{0});
+  Random r(static_cast<uint64_t>(count));
+  for (size_t i = order.size(); i > 1; --i) std::swap(order[i - 1], order[r.below(i)]);
+  for (const size_t i : order) body(ends[i], ends[i + 1]);
+}
+
+/// Three threads that take single tasks as they come.
+void run_on_threads(int64_t count, int64_t /*grain*/, const std::function<void(int64_t, int64_t)>& body) {
+  std::atomic<int64_t> next{0};
+  const auto work = [&] {
+    for (int64_t i = next++; i < count; i = next++) body(i, i + 1);
+  };
+  std::vector<std::thread> threads;
+  for (int i = 0; i < 3; ++i) threads.emplace_back(work);
+  for (std::thread& thread : threads) thread.join();
+}
+
+TEST_P(CpuQuantize, BytesDoNotDependOnHowTheWorkIsCut) {
+  for (const QuantSpec& spec : all_specs()) {
+    const Input x({257, 140, 3, 1}, DType::bf16, Kind::outliers, 5);
+    SCOPED_TRACE(spec.to_string());
+    const Quantized whole = quantized(GetParam(), spec, x, {.random = kRandom});
+    for (const auto& executor : {run_shuffled, run_on_threads}) {
+      const Executor before = set_executor(executor);
+      const Quantized cut = quantized(GetParam(), spec, x, {.random = kRandom});
+      const std::vector<float> decoded = dequantized(GetParam(), cut, Direction::columnwise);
+      set_executor(before);
+      expect_same_bytes(whole, cut);
+      const std::vector<float> expected = dequantized(GetParam(), whole, Direction::columnwise);
+      EXPECT_EQ(float_difference(expected.data(), decoded.data(), std::ssize(expected)), "");
+      if (HasFailure()) return;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace quire::testing

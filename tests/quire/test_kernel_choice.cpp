@@ -1,0 +1,106 @@
+// The choice of a kernel: order, reasons, QUIRE_KERNEL, and what explain() says of it.
+#include "inputs.h"
+#include "quantized.h"
+#include "quire/base/kernel_table.h"
+#include "quire/gemm/gemm.h"
+#include "quire/gemm/kernels.h"
+#include "quire/quantize/kernels.h"
+#include "quire/quantize/quantize.h"
+
+namespace quire::testing {
+namespace {
+
+struct Toy {
+  int size;
+};
+std::string to_string(const Toy& toy) { return text("toy of ", toy.size); }
+
+std::string only_small(const Toy& toy) { return toy.size < 10 ? "" : text("size ", toy.size, " is not below 10"); }
+
+const std::array<KernelRow<Toy>, 2> kSmallFirst{{{"small", only_small, nullptr}, {"any", takes_all, nullptr}}};
+const std::array<KernelRow<Toy>, 1> kSmallOnly{{{"small", only_small, nullptr}}};
+
+template <size_t N>
+std::string chosen(const std::array<KernelRow<Toy>, N>& rows, std::string_view forced, const Toy& toy) {
+  try {
+    return std::string(choose("toy", std::span<const KernelRow<Toy>>(rows), forced, toy).name);
+  } catch (const Error& e) {
+    return e.what();
+  }
+}
+
+TEST(KernelChoice, TheFirstRowThatTakesTheProblemIsChosen) {
+  EXPECT_EQ(chosen(kSmallFirst, "", {5}), "small");
+  EXPECT_EQ(chosen(kSmallFirst, "", {50}), "any");
+}
+
+TEST(KernelChoice, AForcedRowIsChosenOrTheErrorSaysWhyNot) {
+  EXPECT_EQ(chosen(kSmallFirst, "any", {5}), "any");
+  EXPECT_EQ(chosen(kSmallFirst, "small", {50}),
+            "toy: no kernel takes toy of 50 (small: size 50 is not below 10); unset QUIRE_KERNEL");
+  EXPECT_EQ(chosen(kSmallOnly, "", {50}),
+            "toy: no kernel takes toy of 50 (small: size 50 is not below 10); change the problem");
+  EXPECT_EQ(chosen(kSmallFirst, "large", {5}),
+            "toy: QUIRE_KERNEL names kernel 'large', which does not exist; use one of small, any");
+}
+
+TEST(KernelChoice, ExplainSaysOfEveryRowWhetherItTakesTheProblem) {
+  const std::span<const KernelRow<Toy>> rows(kSmallFirst);
+  EXPECT_EQ(explain_rows(rows, "", Toy{50}), "small: size 50 is not below 10\nany: takes it\n");
+  EXPECT_EQ(explain_rows(rows, "small", Toy{5}), "small: takes it\nany: QUIRE_KERNEL names another\n");
+}
+
+TEST(KernelChoice, TheSettingNamesOneRowPerOperation) {
+  EXPECT_EQ(forced_kernel("", "gemm"), "");
+  EXPECT_EQ(forced_kernel("quantize:reference", "quantize"), "reference");
+  EXPECT_EQ(forced_kernel("quantize:reference", "gemm"), "");
+  EXPECT_EQ(forced_kernel("quantize:reference,gemm:generic", "gemm"), "generic");
+  for (const std::string_view wrong :
+       {"reference", "gemm", "gemm:", ":generic", "quantise:reference", "gemm:a,,", "gemm:a;b:c,d"})
+    EXPECT_THROW(forced_kernel(wrong, "gemm"), Error) << wrong;
+}
+
+TEST(KernelChoice, TheReferenceIsTheLastRowOfEveryTable) {
+  EXPECT_EQ(quantize_kernels().back().name, "reference");
+  EXPECT_EQ(dequantize_kernels().back().name, "reference");
+  EXPECT_EQ(gemm_kernels().back().name, "reference");
+  EXPECT_EQ(column_sum_kernels().back().name, "reference");
+}
+
+TEST(KernelChoice, ExplainNamesTheRowsOfEachOperation) {
+  const QuantizeProblem quantization{.spec = {}, .x = {}, .rowwise = {}, .columnwise = {}, .random = {}};
+  const GemmProblem product{.a = {}, .b = {}, .out = {}};
+  for (const std::string& lines : {explain(quantization), explain(DequantizeProblem{}), explain(product)}) {
+    EXPECT_NE(lines.find("generic: "), std::string::npos) << lines;
+    EXPECT_NE(lines.find("reference: "), std::string::npos) << lines;
+  }
+}
+
+TEST(KernelChoice, EveryRowOfATableGivesTheSameBytes) {
+  const Input x({37, 70}, DType::f32, Kind::normal, 1);
+  const QuantSpec spec = QuantSpec::parse("nvfp4:rht:sr");
+  const Quantized expected = quantized(reference_runner(), spec, x);
+  for (const auto& row : quantize_kernels()) {
+    Quantized actual(spec, 37, 70);
+    row.run({.spec = spec,
+             .x = x,
+             .rowwise = actual.view(Direction::rowwise),
+             .columnwise = actual.view(Direction::columnwise),
+             .random = {}});
+    for (const Direction d : {Direction::rowwise, Direction::columnwise})
+      EXPECT_EQ(difference(expected.side(d).data, actual.side(d).data), "") << row.name;
+  }
+}
+
+TEST(KernelChoice, APackedOperandGivesBackItsOperand) {
+  const Input x({4, 40}, DType::f32, Kind::normal, 1);
+  const Quantized q = quantized(reference_runner(), QuantSpec::parse("mxfp8"), x);
+  const Operand operand = q.operand(Direction::rowwise);
+  const PackedOperand packed = prepack(operand);
+  EXPECT_EQ(packed.operand().data, operand.data);
+  EXPECT_EQ(packed.operand().scale, operand.scale);
+  EXPECT_EQ(packed.operand().spec, operand.spec);
+}
+
+}  // namespace
+}  // namespace quire::testing

@@ -1,0 +1,200 @@
+// The kernels of the instruction set in use against the reference: every byte, over ragged sizes, specs, dtypes and
+// inputs.
+#include <thread>
+
+#include "inputs.h"
+#include "quantized.h"
+#include "quire/base/parallel.h"
+#include "quire/quantize/quantize.h"
+#include "specs.h"
+
+#if defined(__SSE2__)
+#include <xmmintrin.h>
+#endif
+
+namespace quire::testing {
+namespace {
+
+constexpr InputShape kShapes[] = {
+    {1, 1},    {1, 33, 5},      {2, 15},         {15, 2, 1, 1}, {16, 16},   {17, 31, 0, 1},   {31, 17, 3, 3},
+    {33, 129}, {127, 16, 1, 1}, {129, 33, 7, 2}, {64, 64},      {128, 128}, {130, 272, 0, 1}, {260, 47, 1},
+};
+
+std::string describe(const QuantSpec& spec, const Matrix& x, std::string_view what) {
+  return text(spec.to_string(), " of ", name(x.dtype), " [", x.rows, ", ", x.cols, "], stride ", x.row_stride, ", ",
+              what);
+}
+
+void expect_same(const Quantized& expected, const Quantized& actual) {
+  for (const Direction d : {Direction::rowwise, Direction::columnwise}) {
+    const size_t half = d == Direction::columnwise ? 3 : 0;
+    ASSERT_EQ(difference(expected.side(d).amax, actual.side(d).amax), "") << kBufferNames[half + 2];
+    ASSERT_EQ(difference(expected.side(d).scale, actual.side(d).scale), "") << kBufferNames[half + 1];
+    ASSERT_EQ(difference(expected.side(d).data, actual.side(d).data), "") << kBufferNames[half];
+  }
+}
+
+/// Both implementations on one problem; every buffer must agree.
+void expect_parity(const QuantSpec& spec, const Matrix& x, const QuantizeOptions& options = {}) {
+  expect_same(quantized(reference_runner(), spec, x, options), quantized(active_runner(), spec, x, options));
+}
+
+Randomness randomness(uint64_t seed) {
+  Random r(seed);
+  return {.seed = r.next(), .rowwise_offset = r.next(), .columnwise_offset = r.next()};
+}
+
+TEST(QuantizeParity, EverySpecAndSizeGivesTheBytesOfTheReference) {
+  uint64_t turn = 0;
+  for (const QuantSpec& spec : all_specs())
+    for (const InputShape& shape : kShapes)
+      for (const DType dtype : kFloatTypes) {
+        // The reference is slow: large sizes take one dtype per spec.
+        if (shape.rows * shape.cols > 8192 && dtype != kFloatTypes[turn % 3]) continue;
+        // All kinds take turns; 8 kinds and 3 dtypes are coprime to each other, so every pair comes up.
+        const Kind kind = static_cast<Kind>(++turn * 5 % kKindNames.size());
+        const Input x(shape, dtype, kind, turn);
+        SCOPED_TRACE(describe(spec, x, kKindNames[static_cast<size_t>(kind)]));
+        expect_parity(spec, x, {.random = randomness(turn)});
+        if (HasFatalFailure()) return;
+      }
+}
+
+TEST(QuantizeParity, EverySpecAndKindOfInputGivesTheBytesOfTheReference) {
+  for (const QuantSpec& spec : all_specs())
+    for (size_t kind = 0; kind < kKindNames.size(); ++kind)
+      for (const DType dtype : kFloatTypes) {
+        const Input x({36, 50, 1}, dtype, static_cast<Kind>(kind), 7 + kind);
+        SCOPED_TRACE(describe(spec, x, kKindNames[kind]));
+        expect_parity(spec, x, {.random = randomness(kind)});
+        if (HasFatalFailure()) return;
+      }
+}
+
+TEST(QuantizeParity, EmptyTensorsHaveTheScalesAndAmaxesOfTheReference) {
+  for (const QuantSpec& spec : all_specs())
+    for (const InputShape shape : {InputShape{0, 0}, InputShape{0, 40}, InputShape{40, 0}, InputShape{0, 1}}) {
+      const Input x(shape, DType::bf16, Kind::normal, 1);
+      SCOPED_TRACE(describe(spec, x, "empty"));
+      expect_parity(spec, x);
+      if (HasFatalFailure()) return;
+    }
+}
+
+TEST(QuantizeParity, OneDirectionAloneGivesTheSameBytesAsBoth) {
+  for (const QuantSpec& spec : all_specs())
+    for (const bool columnwise : {false, true}) {
+      const Input x({37, 70, 2}, DType::bf16, Kind::normal, 3);
+      SCOPED_TRACE(describe(spec, x, columnwise ? "columnwise only" : "rowwise only"));
+      expect_parity(spec, x, {.directions = {!columnwise, columnwise}, .random = randomness(3)});
+      if (HasFatalFailure()) return;
+    }
+}
+
+TEST(QuantizeParity, ARepeatedRowIsReadThroughStrideZero) {
+  for (const QuantSpec& spec : all_specs()) {
+    const Input row({1, 70}, DType::f32, Kind::special, 5);
+    Matrix x = row;
+    x.rows = 35;
+    x.row_stride = 0;
+    SCOPED_TRACE(describe(spec, x, "stride 0"));
+    expect_parity(spec, x);
+    if (HasFatalFailure()) return;
+  }
+}
+
+TEST(QuantizeParity, GivenScalesGiveTheBytesOfTheReference) {
+  for (const std::string spec : {"fp8_tensor", "fp8_tensor:e5m2", "fp8_tensor:pow2:eps=4"})
+    for (const float scale : {1.0f, 143.36f, 0x1p-130f, 3e38f, 0.0f, std::numeric_limits<float>::infinity()})
+      for (const DType dtype : kFloatTypes)
+        for (const Kind kind : {Kind::normal, Kind::special, Kind::wide}) {
+          const Input x({19, 61, 1}, dtype, kind, 11);
+          SCOPED_TRACE(describe(QuantSpec::parse(spec), x, text("scale ", scale)));
+          expect_parity(QuantSpec::parse(spec), x, {.scale = &scale});
+          if (HasFatalFailure()) return;
+        }
+}
+
+/// Memory filled with any bytes decodes as the reference decodes it; the memory between output rows stays as it was.
+void expect_decodes(const QuantSpec& spec, const InputShape& shape, Direction d, DType dtype, uint64_t seed) {
+  Quantized q(spec, shape.rows, shape.cols);
+  Random r(seed);
+  for (Guarded* g : {&q.side(d).data, &q.side(d).scale, &q.side(d).amax})
+    for (int64_t i = 0; i < g->size(); ++i) g->as<uint8_t>()[i] = static_cast<uint8_t>(r.next());
+  const Operand o = q.operand(d);
+  const int64_t stride = o.contraction + shape.padding;
+  Guarded expected(o.outer * stride * size_of(dtype)), actual(o.outer * stride * size_of(dtype));
+  DequantizeProblem p = q.decoding(d);
+  p.out = {expected.data(), dtype, o.outer, o.contraction, stride};
+  reference::dequantize(p);
+  p.out.data = actual.data();
+  active_runner().run.dequantize(p);
+  ASSERT_TRUE(actual.intact());
+  for (int64_t i = 0; i < o.outer * stride; ++i) {
+    const float e = load_element(expected.data(), dtype, i), a = load_element(actual.data(), dtype, i);
+    ASSERT_EQ(float_difference(&e, &a, 1), "") << "element " << i;
+  }
+}
+
+TEST(QuantizeParity, EverySpecAndCodeDecodesAsTheReference) {
+  uint64_t turn = 0;
+  for (const QuantSpec& spec : all_specs())
+    for (const InputShape& shape : kShapes)
+      for (const Direction d : {Direction::rowwise, Direction::columnwise}) {
+        const DType dtype = kFloatTypes[turn % 3];
+        SCOPED_TRACE(text(spec.to_string(), d == Direction::rowwise ? " rowwise" : " columnwise", " [", shape.rows,
+                          ", ", shape.cols, "] to ", name(dtype)));
+        expect_decodes(spec, shape, d, dtype, ++turn);
+        if (HasFatalFailure()) return;
+      }
+}
+
+/// Cuts the range into pieces of `grain`, last first.
+void run_backwards(int64_t count, int64_t grain, const std::function<void(int64_t, int64_t)>& body) {
+  const int64_t step = std::max<int64_t>(grain, 1);
+  for (int64_t begin = (count - 1) / step * step; begin >= 0; begin -= step) body(begin, std::min(begin + step, count));
+}
+
+/// One thread per piece.
+void run_on_threads(int64_t count, int64_t grain, const std::function<void(int64_t, int64_t)>& body) {
+  const int64_t step = std::max<int64_t>({grain, (count + 2) / 3, 1});
+  std::vector<std::thread> threads;
+  for (int64_t begin = 0; begin < count; begin += step)
+    threads.emplace_back([&, begin] { body(begin, std::min(begin + step, count)); });
+  for (std::thread& t : threads) t.join();
+}
+
+TEST(QuantizeParity, BytesDoNotDependOnHowWorkIsCut) {
+  const Input x({259, 300, 1}, DType::bf16, Kind::normal, 17);
+  for (const QuantSpec& spec : all_specs()) {
+    const Quantized expected = quantized(active_runner(), spec, x, {.random = randomness(17)});
+    for (const Executor& executor : {Executor(run_backwards), Executor(run_on_threads)}) {
+      const Executor before = set_executor(executor);
+      const Quantized actual = quantized(active_runner(), spec, x, {.random = randomness(17)});
+      set_executor(before);
+      SCOPED_TRACE(describe(spec, x, "cut"));
+      expect_same(expected, actual);
+      if (HasFatalFailure()) return;
+    }
+  }
+}
+
+#if defined(__SSE2__)
+TEST(QuantizeParity, FlushToZeroOfTheCallingThreadChangesNothingAndIsKept) {
+  const unsigned before = _mm_getcsr();
+  for (const QuantSpec& spec : all_specs()) {
+    const Input x({20, 40}, DType::f32, Kind::wide, 23);
+    const Quantized expected = quantized(reference_runner(), spec, x);
+    _mm_setcsr(before | 0x8040u);
+    const Quantized actual = quantized(active_runner(), spec, x);
+    const unsigned after = _mm_getcsr();
+    _mm_setcsr(before);
+    SCOPED_TRACE(describe(spec, x, "flush to zero"));
+    EXPECT_EQ(after & 0x8040u, 0x8040u);
+    expect_same(expected, actual);
+  }
+}
+#endif
+
+}  // namespace
+}  // namespace quire::testing
