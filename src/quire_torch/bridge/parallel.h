@@ -1,0 +1,10 @@
+// Lends PyTorch's thread pool to the core.
+#pragma once
+
+namespace quire_torch {
+
+/// Makes the core run on at::parallel_for: as many threads as torch.get_num_threads(), inline when already inside a
+/// parallel region.
+void install_executor();
+
+}  // namespace quire_torch

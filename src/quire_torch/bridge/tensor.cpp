@@ -1,0 +1,115 @@
+#include "quire_torch/bridge/tensor.h"
+
+#include <ATen/ops/empty.h>
+
+namespace quire_torch {
+
+using quire::check;
+
+at::ScalarType scalar_type(quire::DType t) {
+  switch (t) {
+    case quire::DType::u8: return at::kByte;
+    case quire::DType::f32: return at::kFloat;
+    case quire::DType::f16: return at::kHalf;
+    case quire::DType::bf16: return at::kBFloat16;
+  }
+  quire::fail("internal error: unknown dtype; please report it");
+}
+
+quire::DType dtype(at::ScalarType t, const char* what) {
+  switch (t) {
+    case at::kByte: return quire::DType::u8;
+    case at::kFloat: return quire::DType::f32;
+    case at::kHalf: return quire::DType::f16;
+    case at::kBFloat16: return quire::DType::bf16;
+    default: quire::fail(what, " must be float32, float16 or bfloat16, got ", t, "; convert it with .to()");
+  }
+}
+
+void check_input(const at::Tensor& t, const char* what) {
+  check(dtype(t.scalar_type(), what) != quire::DType::u8, what, " must be float32, float16 or bfloat16, got ",
+        t.scalar_type(), "; convert it with .to()");
+  check(t.dim() >= 1, what, " must have at least 1 dimension, got a scalar; use .reshape(1)");
+  check(t.layout() == at::kStrided, what, " must be a dense tensor, got layout ", t.layout(), "; use .to_dense()");
+}
+
+namespace {
+
+/// Row stride of t as [M, K], or -1 if its dimensions cannot be flattened to one row stride.
+int64_t row_stride(const at::Tensor& t) {
+  const int64_t rank = t.dim();
+  if (t.size(rank - 1) > 1 && t.stride(rank - 1) != 1) return -1;
+  int64_t stride = t.size(rank - 1), expected = -1;
+  for (int64_t d = rank - 2; d >= 0; --d) {
+    if (t.size(d) == 1) continue;
+    if (expected < 0) stride = t.stride(d);
+    else if (t.stride(d) != expected) return -1;
+    expected = t.stride(d) * t.size(d);
+  }
+  return stride;
+}
+
+}  // namespace
+
+MatrixView::MatrixView(const at::Tensor& t, const char* what) : holder_(t) {
+  int64_t stride = row_stride(t);
+  if (stride < 0) {
+    holder_ = t.contiguous();
+    stride = t.size(-1);
+  }
+  const int64_t cols = t.size(-1);
+  int64_t rows = 1;
+  for (int64_t d = 0; d + 1 < t.dim(); ++d) rows *= t.size(d);
+  matrix_ = {holder_.const_data_ptr(), dtype(t.scalar_type(), what), rows, cols, stride};
+}
+
+quire::MutableMatrix mutable_matrix(at::Tensor& t) {
+  const int64_t cols = t.size(-1);
+  int64_t rows = 1;
+  for (int64_t d = 0; d + 1 < t.dim(); ++d) rows *= t.size(d);
+  return {t.mutable_data_ptr(), dtype(t.scalar_type(), "result"), rows, cols, cols};
+}
+
+quire::Side side(const at::Tensor& data, const at::Tensor& scale, const at::Tensor& amax) {
+  if (!data.defined() || (data.dim() == 1 && data.size(0) == 0 && (!scale.defined() || scale.numel() == 0))) return {};
+  // An empty tensor has no memory; a side is present by its pointer, so give it one that is never read.
+  static char nothing;
+  void* p = data.numel() ? data.mutable_data_ptr() : &nothing;
+  return {p, scale.mutable_data_ptr(), amax.defined() && amax.numel() ? amax.mutable_data_ptr<float>() : nullptr};
+}
+
+quire::Side side(const BufferTensors& b, quire::Direction direction) {
+  const size_t i = direction == quire::Direction::rowwise ? 0 : 3;
+  return side(b[i], b[i + 1], b[i + 2]);
+}
+
+BufferTensors allocate(const quire::QuantSpec& spec, const quire::Shape<int64_t>& shape, bool rowwise, bool columnwise) {
+  BufferTensors out;
+  for (const auto direction : {quire::Direction::rowwise, quire::Direction::columnwise}) {
+    const bool first = direction == quire::Direction::rowwise;
+    const auto r = results(spec, shape, direction, first ? rowwise : columnwise);
+    for (size_t i = 0; i < 3; ++i) {
+      const at::IntArrayRef sizes(r[i].sizes.data(), r[i].sizes.size());
+      out[i + (first ? 0 : 3)] = at::empty(sizes, at::TensorOptions().dtype(r[i].dtype));
+    }
+  }
+  return out;
+}
+
+void check_buffers(const BufferTensors& b, const quire::QuantSpec& spec, const quire::Shape<int64_t>& shape,
+                   quire::Direction direction, const char* what) {
+  const size_t first = direction == quire::Direction::rowwise ? 0 : 3;
+  const auto expected = results(spec, shape, direction, true);
+  for (size_t i = 0; i < 3; ++i) {
+    const at::Tensor& t = b[first + i];
+    const auto& e = expected[i];
+    const at::IntArrayRef sizes(e.sizes.data(), e.sizes.size());
+    const bool absent = sizes.size() == 1 && sizes[0] == 0 && (!t.defined() || t.numel() == 0);
+    const bool fits = t.defined() && t.scalar_type() == e.dtype && t.sizes() == sizes && t.is_contiguous();
+    check(absent || fits, what, " does not fit its spec: ", quire::kBufferNames[first + i], " of ", spec.to_string(),
+          " for shape ", at::IntArrayRef(shape), " must be contiguous ", e.dtype, " ", sizes, ", got ",
+          t.defined() ? quire::text(t.scalar_type(), " ", t.sizes()) : "nothing", "; see quire.TensorProto for the layout");
+  }
+}
+
+}  // namespace quire_torch

@@ -1,0 +1,73 @@
+// at::Tensor <-> the core's views, and the core's layouts <-> operator results.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <array>
+
+#include "quire/base/check.h"
+#include "quire/base/matrix.h"
+#include "quire/spec/buffers.h"
+#include "quire/spec/problem.h"
+#include "quire_torch/op/outputs.h"
+
+namespace quire_torch {
+
+/// A quantized tensor's buffers in the order of quire::kBufferNames; an absent one is undefined or of size [0].
+using BufferTensors = std::array<at::Tensor, 6>;
+
+/// Throws unless `t` is dense, on one of f32, f16, bf16 and has rank >= 1; `what` is "op: argument".
+void check_input(const at::Tensor& t, const char* what);
+
+at::ScalarType scalar_type(quire::DType t);
+/// f32, f16, bf16 or u8; throws for others, naming `what`.
+quire::DType dtype(at::ScalarType t, const char* what);
+
+/// A tensor seen as the matrix [M, K] with K its last dimension. Holds a contiguous copy where the strides do not allow it.
+class MatrixView {
+ public:
+  MatrixView(const at::Tensor& t, const char* what);
+  const quire::Matrix& matrix() const { return matrix_; }
+
+ private:
+  at::Tensor holder_;
+  quire::Matrix matrix_;
+};
+
+/// A contiguous tensor seen as a writable [M, K].
+quire::MutableMatrix mutable_matrix(at::Tensor& t);
+
+template <class Int>
+quire::Shape<Int> shape(const at::Tensor& t) {
+  const auto s = op::sizes<Int>(t);
+  return {s.begin(), s.end()};
+}
+
+template <class Int>
+op::Result<Int> result(const quire::Buffer<Int>& b) {
+  op::Result<Int> r{{}, scalar_type(b.dtype)};
+  r.sizes.append(b.sizes.begin(), b.sizes.end());
+  return r;
+}
+
+/// The three results of one direction; absent ones where `wanted` is false.
+template <class Int>
+std::array<op::Result<Int>, 3> results(const quire::QuantSpec& spec, const quire::Shape<Int>& shape,
+                                       quire::Direction direction, bool wanted) {
+  const auto b = wanted ? quire::buffers(spec, shape, direction) : quire::Buffers<Int>{};
+  return {result(b.data), result(b.scale), result(b.amax)};
+}
+
+/// The core's view of three buffers; absent where data is undefined or empty and `present` is false.
+quire::Side side(const at::Tensor& data, const at::Tensor& scale, const at::Tensor& amax);
+quire::Side side(const BufferTensors& b, quire::Direction direction);
+
+/// Allocates the buffers of the wanted directions of a tensor of `shape` on the CPU.
+BufferTensors allocate(const quire::QuantSpec& spec, const quire::Shape<int64_t>& shape, bool rowwise, bool columnwise);
+
+/// Throws unless the three buffers are those of `spec` and `shape` in that direction: dtype, sizes, contiguous. `what` is
+/// "op: argument".
+void check_buffers(const BufferTensors& b, const quire::QuantSpec& spec, const quire::Shape<int64_t>& shape,
+                   quire::Direction direction, const char* what);
+
+}  // namespace quire_torch

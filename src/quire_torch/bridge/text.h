@@ -1,0 +1,70 @@
+// Specs and recipes as operator arguments: they travel as text and are parsed once per distinct text.
+#pragma once
+
+#include <array>
+#include <deque>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "quire/spec/linear_spec.h"
+#include "quire/spec/quant_spec.h"
+
+namespace quire_torch {
+
+/// A value T (with T::parse and to_string) interned by the text it was written as. Copies are one pointer; parsing a text
+/// seen before costs a length check and a memcmp.
+template <class T>
+class Interned {
+ public:
+  static Interned parse(std::string_view text) {
+    static thread_local std::array<const Row*, 4> recent{};
+    static thread_local unsigned next = 0;
+    for (const Row* r : recent)
+      if (r && r->text == text) return Interned(r);
+    const Row* found = find_or_add(text);
+    recent[next++ % recent.size()] = found;
+    return Interned(found);
+  }
+
+  Interned() = default;
+  /// The text as given; the schema's side of the value.
+  std::string_view text() const { return row_->text; }
+  const T& operator*() const { return row_->value; }
+  const T* operator->() const { return &row_->value; }
+
+ private:
+  struct Row {
+    std::string text;
+    T value;
+  };
+  explicit Interned(const Row* row) : row_(row) {}
+
+  static const Row* find_or_add(std::string_view text) {
+    static std::mutex mutex;
+    static std::deque<Row> rows;  // a deque never moves its elements
+    const std::lock_guard lock(mutex);
+    for (const Row& r : rows)
+      if (r.text == text) return &r;
+    return &rows.emplace_back(Row{std::string(text), T::parse(text)});
+  }
+
+  const Row* row_ = nullptr;
+};
+
+/// A spec that may be absent: the empty text.
+struct OptionalSpec {
+  std::optional<quire::QuantSpec> spec;
+
+  static OptionalSpec parse(std::string_view text) {
+    return text.empty() ? OptionalSpec{} : OptionalSpec{quire::QuantSpec::parse(text)};
+  }
+  std::string to_string() const { return spec ? spec->to_string() : ""; }
+};
+
+using SpecText = Interned<quire::QuantSpec>;
+using OptionalSpecText = Interned<OptionalSpec>;
+using RecipeText = Interned<quire::LinearSpec>;
+
+}  // namespace quire_torch

@@ -1,0 +1,48 @@
+// The list of operators. The only translation unit that includes autograd headers.
+#include <torch/library.h>
+
+#include "quire_torch/bridge/parallel.h"
+#include "quire_torch/op/op.h"
+#include "quire_torch/ops/debug.h"
+#include "quire_torch/ops/linear.h"
+#include "quire_torch/ops/recorder.h"
+
+namespace quire_torch {
+namespace {
+
+std::string canonical_spec(c10::string_view text) { return quire::QuantSpec::parse(text).to_string(); }
+std::string spec_grammar() { return quire::spec_grammar(); }
+
+void register_operators(torch::Library& m) {
+  op::register_outer<Linear>(m);
+  op::register_inner<LinearFwd>(m);
+  op::register_inner<LinearBwd>(m);
+  op::register_mutation<SrAdvance>(m);
+  op::register_inner<Quantize>(m);
+  op::register_inner<Dequantize>(m);
+  op::register_inner<EmptyQuantized>(m);
+  op::register_inner<DebugCast>(m);
+  op::register_inner<DebugRht>(m);
+  op::register_inner<DebugSwizzle>(m);
+  op::register_inner<DebugUnswizzle>(m);
+  op::register_inner<DebugPhilox>(m);
+  op::register_inner<DebugDelayedUpdate>(m);
+}
+
+/// Functions of plain values, for Python only.
+void register_functions(torch::Library& m) {
+  m.def("canonical_spec(str spec) -> str", canonical_spec);
+  m.def("spec_grammar() -> str", spec_grammar);
+  m.def("debug_record(bool on) -> ()", set_recording);
+  m.def("debug_recorded() -> Tensor[]", recorded_buffers);
+  m.def("debug_recorded_text() -> str", recorded_text);
+}
+
+}  // namespace
+}  // namespace quire_torch
+
+TORCH_LIBRARY(quire, m) {
+  quire_torch::install_executor();
+  quire_torch::register_operators(m);
+  quire_torch::register_functions(m);
+}

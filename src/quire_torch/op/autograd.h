@@ -1,0 +1,220 @@
+// Autograd of outer operators. Besides kNamespace, kName, Args and kResults (op.h) an outer operator has
+//   inference(args) -> Results     what it computes when nothing needs a gradient
+//   Saved                          what its backward needs: a struct with kFields like Args
+//   forward(args, needs) -> {Results, Saved}
+//   backward(saved, grads, needs)  one gradient per Tensor or Tensor? argument in order, as Tensors<N>; grads has an
+//   entry
+//                                  per result, undefined where none arrived, and at least one is defined
+// All three compute by calling inner operators (op::call), so that traced graphs hold those.
+#pragma once
+
+#include <torch/csrc/autograd/functions/basic_ops.h>
+#include <torch/csrc/autograd/functions/utils.h>
+#include <torch/csrc/autograd/saved_variable.h>
+#include <torch/csrc/dynamo/compiled_autograd.h>
+#include <torch/headeronly/version.h>
+
+#include <algorithm>
+
+#include "quire_torch/op/op.h"
+
+namespace quire_torch::op {
+
+/// A field of Saved: a tensor that backward itself may change, such as the counter of a random stream. Held without the
+/// version check of saved tensors, which would refuse the second of two backwards.
+struct State {
+  at::Tensor tensor;
+};
+
+namespace detail {
+
+using torch::autograd::variable_list;
+
+template <class Node, class... Parts>
+auto make_node(Parts&&... parts) {
+#if TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR < 13
+  // Nodes became intrusive in 2.13; before, deleteNode keeps the release of a long graph from overflowing the stack.
+  return std::shared_ptr<Node>(new Node(std::forward<Parts>(parts)...), torch::autograd::deleteNode);
+#else
+  return c10::make_intrusive<Node>(std::forward<Parts>(parts)...);
+#endif
+}
+
+/// A call of Op in the autograd graph: its Saved, whose tensors are moved into saved variables.
+template <class Op>
+class TypedNode : public torch::autograd::Node {
+ public:
+  using Saved = typename Op::Saved;
+  static constexpr size_t kInputs =
+      count_fields<typename Op::Args>([]<class T>(std::type_identity<T>) { return SingleTensor<T>; });
+
+  std::string name() const override { return std::string(Op::kNamespace) + "::" + Op::kName + "_backward"; }
+
+  /// To be called when the results have their history: a saved result must not keep its own node alive.
+  void save(Saved&& saved, const Results<Op>& results) {
+    saved_.emplace(std::move(saved));
+    for_each_tensor(*saved_, [&](at::Tensor& t) {
+      const bool is_result = std::any_of(results.begin(), results.end(), [&](const auto& r) { return r.is_same(t); });
+      tensors_.push_back({torch::autograd::SavedVariable(t, is_result), is_result});
+      t.reset();
+    });
+  }
+
+  variable_list apply(variable_list&& arrived) override {
+    const Saved saved = unpack();
+    variable_list out(kInputs);
+    if (std::none_of(arrived.begin(), arrived.end(), [](const at::Tensor& g) { return g.defined(); })) return out;
+    Results<Op> grads;
+    std::move(arrived.begin(), arrived.end(), grads.begin());
+    Needs needs;
+    for (size_t i = 0; i < kInputs; ++i)
+      if (task_should_compute_output(i)) needs.set(i);
+    Tensors<kInputs> computed = Op::backward(saved, std::as_const(grads), needs);
+    for (size_t i = 0; i < kInputs; ++i)
+      if (needs[i]) out[i] = std::move(computed[i]);
+    return out;
+  }
+
+  void release_variables() override {
+    const std::lock_guard lock(mutex_);
+    saved_.reset();
+    tensors_.clear();
+  }
+
+  /// Compiled autograd: tensors and symbolic integers become inputs of its graph, all else part of its cache key.
+  void compiled_args(torch::autograd::CompiledNodeArgs& args) const override {
+    TORCH_CHECK(saved_, torch::autograd::ERR_BACKWARD_TWICE);
+    for (const SavedTensor& t : tensors_) args.collect(t.variable, t.is_result);
+    for_each_field<Saved>([&](auto field) { collect(args, (*saved_).*(field.kMember)); });
+  }
+
+  variable_list apply_with_saved(const variable_list& grads, torch::autograd::SwapSavedVariables& swap) override {
+    for_each_traced([&](auto& value) { swap.before(value); });
+    variable_list out = apply(variable_list(grads));
+    for_each_traced([&](auto& value) { swap.after(value); });
+    return out;
+  }
+
+ private:
+  struct SavedTensor {
+    torch::autograd::SavedVariable variable;
+    bool is_result;
+  };
+
+  Saved unpack() {
+    const std::lock_guard lock(mutex_);
+    TORCH_CHECK(saved_, torch::autograd::ERR_BACKWARD_TWICE);
+    Saved saved = *saved_;
+    auto next = tensors_.begin();
+    for_each_tensor(saved, [&](at::Tensor& t) {
+      t = next->variable.unpack(next->is_result ? getptr() : nullptr);
+      ++next;
+    });
+    return saved;
+  }
+
+  template <class F>
+  void for_each_traced(F&& f) {
+    for (SavedTensor& t : tensors_) f(t.variable);
+    for_each_field<Saved>([&](auto field) {
+      using T = typename decltype(field)::Type;
+      if constexpr (std::same_as<T, State>) f(((*saved_).*(field.kMember)).tensor);
+      if constexpr (OneOf<T, c10::SymInt, std::vector<c10::SymInt>>) f((*saved_).*(field.kMember));
+    });
+  }
+
+  template <class Args, class T>
+  static void collect(Args& args, const T& value) {
+    if constexpr (std::same_as<T, State>) {
+      args.collect(value.tensor);
+    } else if constexpr (std::same_as<T, OptionalTensor>) {
+      args.collect(value.has_value());
+    } else if constexpr (SeveralTensors<T>) {
+      args.collect(static_cast<uint64_t>(value.size()));
+      for (const auto& element : value) collect(args, element);
+    } else if constexpr (Textual<T>) {
+      args.collect(std::string(value.text()));
+    } else if constexpr (!std::same_as<T, at::Tensor>) {
+      args.collect(value);
+    }
+  }
+
+  std::optional<Saved> saved_;  // its tensors are undefined; empty once released
+  std::vector<SavedTensor> tensors_;
+};
+
+/// The inputs of the node: the tensor arguments in order, undefined where absent.
+template <class Op>
+variable_list node_inputs(const typename Op::Args& args) {
+  variable_list inputs;
+  for_each_field<typename Op::Args>([&](auto field) {
+    constexpr bool single = SingleTensor<typename decltype(field)::Type>;
+    if (single) inputs.emplace_back();
+    for_each_tensor_of(args.*(field.kMember), [&](const at::Tensor& t) {
+      TORCH_CHECK(single || !t.defined() || !t.requires_grad(), Op::kNamespace, "::", Op::kName,
+                  ": tensors of the list ", field.name, " have no gradient; pass them detached");
+      if (single) inputs.back() = t;
+    });
+  });
+  return inputs;
+}
+
+template <class Op>
+Results<Op> record(const typename Op::Args& args) {
+  const variable_list inputs = node_inputs<Op>(args);
+  Needs needs;
+  for (size_t i = 0; i < inputs.size(); ++i)
+    if (inputs[i].defined() && inputs[i].requires_grad()) needs.set(i);
+  std::pair<Results<Op>, typename Op::Saved> computed = [&] {
+    const at::AutoDispatchBelowADInplaceOrView below;
+    return Op::forward(args, needs);
+  }();
+  auto node = make_node<TypedNode<Op>>();
+  node->set_next_edges(torch::autograd::collect_next_edges(inputs));
+  for (at::Tensor& result : computed.first) {
+    if (result.defined() && at::isFloatingType(result.scalar_type())) {
+      torch::autograd::set_history(result, node);
+    } else {
+      node->add_input_metadata(torch::autograd::Node::undefined_input());  // keeps grads[i] the gradient of result i
+    }
+  }
+  node->save(std::move(computed.second), computed.first);
+  return std::move(computed.first);
+}
+
+template <class Op>
+void autograd_of_outer(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
+  if (!wants_gradient(op, *stack)) return op.redispatchBoxed(keys & c10::after_autograd_keyset, stack);
+  boxed<Op, &record<Op>>(op, keys, stack);
+}
+
+/// The error node stays connected to the inputs. torch::autograd::DelayedError would cut the edges, and
+/// torch.autograd.grad(..., allow_unused=True) would then report an unused input instead of raising.
+inline void attach_error(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack, const char* reason) {
+  variable_list inputs;
+  for_each_tensor_in(torch::jit::last(*stack, op.schema().arguments().size()),
+                     [&](const at::Tensor& t) { inputs.push_back(t); });
+  auto error = make_node<torch::autograd::Error>(c10::toString(op.operator_name()) + " " + reason,
+                                                 torch::autograd::collect_next_edges(inputs));
+  op.redispatchBoxed(keys & c10::after_autograd_keyset, stack);
+  for_each_tensor_in(torch::jit::last(*stack, op.schema().returns().size()), [&](const at::Tensor& t) {
+    if (at::isFloatingType(t.scalar_type())) torch::autograd::set_history(t, error);
+  });
+}
+
+inline const bool kErrorAttached = (not_differentiable = &attach_error, true);
+
+}  // namespace detail
+
+/// A differentiable operator. It is once differentiable, as far as its backward calls inner operators only.
+template <class Op>
+void register_outer(torch::Library& m) {
+  using Grads = decltype(Op::backward(std::declval<typename Op::Saved>(), std::declval<Results<Op>>(), Needs()));
+  static_assert(std::same_as<Grads, Tensors<detail::TypedNode<Op>::kInputs>>,
+                "backward must return one gradient per Tensor or Tensor? argument: op::Tensors<N>");
+  detail::define<Op>(m);
+  detail::implement<Op, &boxed<Op, &Op::inference>>(m, c10::DispatchKey::CompositeExplicitAutograd);
+  detail::implement<Op, &detail::autograd_of_outer<Op>>(m, c10::DispatchKey::Autograd);
+}
+
+}  // namespace quire_torch::op

@@ -1,0 +1,56 @@
+// Between the dispatcher's stack and the struct of an operator, in both directions.
+#pragma once
+
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/stack.h>
+
+#include "quire_torch/op/outputs.h"
+
+namespace quire_torch::op {
+
+using Stack = torch::jit::Stack;
+
+/// f(tensor) for every defined tensor among the values, lists included.
+template <class F>
+void for_each_tensor_in(at::ArrayRef<at::IValue> values, F&& f) {
+  for (const at::IValue& v : values) {
+    if (v.isTensor()) {
+      if (v.toTensor().defined()) f(v.toTensor());
+    } else if (v.isList()) {
+      for_each_tensor_in(v.toListRef(), f);
+    }
+  }
+}
+
+/// Takes the arguments off the stack.
+template <class Args>
+Args unbox(Stack& stack) {
+  constexpr size_t n = member_count<Args>();
+  Args args{};
+  at::IValue* next = stack.data() + stack.size() - n;
+  for_each_field<Args>([&](auto f) { args.*(f.kMember) = unbox_field<typename decltype(f)::Type>(*next++); });
+  torch::jit::drop(stack, n);
+  return args;
+}
+
+/// Run(const Args&) -> Results<Op> as a kernel.
+template <class Op, auto Run>
+void boxed(const c10::OperatorHandle&, c10::DispatchKeySet, Stack* stack) {
+  for (at::Tensor& t : Run(unbox<typename Op::Args>(*stack))) stack->emplace_back(std::move(t));
+}
+
+/// Calls the operator through the dispatcher, so that tracing, autograd and tensor subclasses see it.
+template <class Op>
+Results<Op> call(const typename Op::Args& args) {
+  static const c10::OperatorHandle op =
+      c10::Dispatcher::singleton().findSchemaOrThrow((std::string(Op::kNamespace) + "::" + Op::kName).c_str(), "");
+  Stack stack;
+  stack.reserve(member_count<typename Op::Args>());
+  for_each_field<typename Op::Args>([&](auto field) { stack.push_back(box_field(args.*(field.kMember))); });
+  op.callBoxed(stack);
+  Results<Op> out;
+  for (size_t i = 0; i < out.size(); ++i) out[i] = std::move(stack[i]).toTensor();
+  return out;
+}
+
+}  // namespace quire_torch::op

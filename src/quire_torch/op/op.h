@@ -1,0 +1,122 @@
+// An operator is one declaration: a struct from which these headers derive schema, kernels and tracing. All have
+//   kNamespace, kName   the operator's name
+//   Args                its arguments: members, and `static constexpr auto kFields` (fields.h)
+// and are registered in a TORCH_LIBRARY block by one of
+//   register_inner      computes results: kResults, results<Int>(args), cpu(args, results), kNotDifferentiable
+//   register_mutation   writes arguments: kResults = kNoResults, cpu(args)
+//   register_value      has no tensors:   Value, run(args)
+//   register_outer      is differentiable, by calling inner operators (autograd.h)
+#pragma once
+
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <c10/core/GradMode.h>
+#include <torch/library.h>
+
+#include "quire_torch/op/boxing.h"
+#include "quire_torch/op/schema.h"
+
+namespace quire_torch::op {
+
+/// Which tensor arguments (Tensor and Tensor?, counted in order) need a gradient: bit i stands for argument i.
+struct Needs {
+  int64_t bits = 0;
+  bool operator[](size_t argument) const { return bits >> argument & 1; }
+  void set(size_t argument) { bits |= int64_t{1} << argument; }
+};
+
+/// Runs an inner operator whose arguments want a gradient such that differentiating its results throws. autograd.h sets
+/// this pointer: one translation unit of a library includes it, the others compile in half the time.
+using NotDifferentiable = void (*)(const c10::OperatorHandle&, c10::DispatchKeySet, Stack*, const char* reason);
+inline NotDifferentiable not_differentiable = nullptr;
+
+namespace detail {
+
+/// Whether autograd has to know of the call whose arguments are on the stack. A forward-mode tangent throws: the
+/// kernels here would drop it, and the result would have a tangent of zero without a word.
+inline bool wants_gradient(const c10::OperatorHandle& op, const Stack& stack) {
+  bool wanted = false;
+  for_each_tensor_in(torch::jit::last(stack, op.schema().arguments().size()), [&](const at::Tensor& t) {
+    TORCH_CHECK(!t._fw_grad(/*level=*/0).defined(), c10::toString(op.operator_name()),
+                " has no forward-mode derivative; use reverse mode (backward, torch.autograd.grad, torch.func.vjp)");
+    wanted |= c10::GradMode::is_enabled() && t.requires_grad();
+  });
+  return wanted;
+}
+
+template <class Op>
+Results<Op> run_cpu(const typename Op::Args& args) {
+  // Kernels may use at:: functions: those neither record a graph nor bump the version of state they write.
+  const at::AutoDispatchBelowADInplaceOrView below;
+  Results<Op> out = allocate_results<Op, int64_t>(args);
+  if constexpr (out.size() > 0) {
+    Op::cpu(args, out);
+  } else {
+    Op::cpu(args);
+  }
+  return out;
+}
+
+template <class Op>
+void autograd_of_inner(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
+  if (!wants_gradient(op, *stack)) return op.redispatchBoxed(keys & c10::after_autograd_keyset, stack);
+  TORCH_CHECK(not_differentiable, "no translation unit of this library includes quire_torch/op/autograd.h");
+  not_differentiable(op, keys, stack, Op::kNotDifferentiable);
+}
+
+template <class Op>
+void run_value(const c10::OperatorHandle&, c10::DispatchKeySet, Stack* stack) {
+  stack->push_back(box_field<typename Op::Value>(Op::run(unbox<typename Op::Args>(*stack))));
+}
+
+template <class Op>
+void define(torch::Library& m) {
+  // const: Library::def would take a mutable vector for a kernel.
+  const std::vector<at::Tag> tags{at::Tag::pt2_compliant_tag, at::Tag::needs_exact_strides};
+  m.def(schema<Op>().c_str(), tags);
+}
+
+template <class Op, auto Kernel>
+void implement(torch::Library& m, c10::DispatchKey key) {
+  m.impl(Op::kName, torch::dispatch(key, torch::CppFunction::makeFromBoxedFunction<Kernel>()));
+}
+
+template <class Op>
+void define_with_kernels(torch::Library& m) {
+  define<Op>(m);
+  implement<Op, &boxed<Op, &run_cpu<Op>>>(m, c10::DispatchKey::CPU);
+  implement<Op, &boxed<Op, &allocate_results<Op, c10::SymInt>>>(m, c10::DispatchKey::Meta);
+}
+
+}  // namespace detail
+
+/// An operator with kernels of its own. Its results may be used under grad mode; differentiating them throws
+/// "NAMESPACE::NAME kNotDifferentiable".
+template <class Op>
+void register_inner(torch::Library& m) {
+  constexpr size_t tensors = count_fields<typename Op::Args>(
+      []<class T>(std::type_identity<T>) { return SingleTensor<T> || SeveralTensors<T>; });
+  static_assert(tensors > 0, "an operator without tensor arguments has no device: use register_value");
+  static_assert(Op::kResults.size() > 0, "an operator without results is a mutation: use register_mutation");
+  detail::define_with_kernels<Op>(m);
+  detail::implement<Op, &detail::autograd_of_inner<Op>>(m, c10::DispatchKey::Autograd);
+}
+
+/// An operator that changes state and returns nothing. Versions are not bumped: backward may change state that an
+/// earlier forward has seen.
+template <class Op>
+void register_mutation(torch::Library& m) {
+  constexpr size_t written = count_fields<typename Op::Args>([]<class T>(std::type_identity<T>) { return Written<T>; });
+  static_assert(written > 0, "a mutation needs a Mutable<> argument to write");
+  static_assert(Op::kResults.size() == 0, "a mutation has no results: use register_inner");
+  detail::define_with_kernels<Op>(m);
+  m.impl(Op::kName, torch::dispatch(c10::DispatchKey::Autograd, torch::CppFunction::makeFallthrough()));
+}
+
+/// A function of plain values, `-> str` for Value = std::string.
+template <class Op>
+void register_value(torch::Library& m) {
+  detail::define<Op>(m);
+  detail::implement<Op, &detail::run_value<Op>>(m, c10::DispatchKey::CompositeExplicitAutograd);
+}
+
+}  // namespace quire_torch::op

@@ -1,0 +1,84 @@
+// The results of an operator, described once by Op::results<Int>(args): with Int = int64_t real kernels allocate from
+// the description, with Int = c10::SymInt tracing does.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
+
+#include <array>
+
+#include "quire_torch/op/fields.h"
+
+namespace quire_torch::op {
+
+/// A contiguous result tensor.
+template <class Int>
+struct Result {
+  c10::SmallVector<Int, 5> sizes;
+  at::ScalarType dtype;
+};
+
+/// A result that this call does not produce: an empty tensor of size [0]. (A schema cannot promise `Tensor?` results.)
+template <class Int>
+Result<Int> absent(at::ScalarType dtype) {
+  return {{Int(0)}, dtype};
+}
+
+template <class Int>
+c10::ArrayRef<Int> sizes(const at::Tensor& t) {
+  if constexpr (std::same_as<Int, c10::SymInt>) {
+    return t.sym_sizes();
+  } else {
+    return t.sizes();
+  }
+}
+
+/// The value of a SymInt argument; throws for int64_t if it is not known.
+template <class Int>
+Int as(const c10::SymInt& v) {
+  if constexpr (std::same_as<Int, c10::SymInt>) {
+    return v;
+  } else {
+    return v.expect_int();
+  }
+}
+
+template <class Int>
+Int size(const at::Tensor& t, int64_t dim) {
+  return as<Int>(t.sym_size(dim));
+}
+
+template <size_t N>
+using Tensors = std::array<at::Tensor, N>;
+
+/// The results of Op, named by `static constexpr std::array kResults{"y", "scale"}` or kNoResults.
+template <class Op>
+using Results = Tensors<Op::kResults.size()>;
+inline constexpr std::array<const char*, 0> kNoResults{};
+
+/// The device of the first tensor among the arguments, lists included; the CPU if there is none.
+template <class Args>
+at::Device device_of(const Args& args) {
+  std::optional<at::Device> device;
+  for_each_tensor(args, [&](const at::Tensor& t) {
+    if (!device && t.defined()) device = t.device();
+  });
+  return device.value_or(at::kCPU);
+}
+
+inline at::Tensor allocate(at::IntArrayRef sizes, at::TensorOptions o) { return at::empty(sizes, o); }
+inline at::Tensor allocate(c10::SymIntArrayRef sizes, at::TensorOptions o) { return at::empty_symint(sizes, o); }
+
+template <class Op, class Int>
+Results<Op> allocate_results(const typename Op::Args& args) {
+  Results<Op> out;
+  if constexpr (out.size() > 0) {
+    const std::array<Result<Int>, out.size()> results = Op::template results<Int>(args);
+    const at::Device device = device_of(args);
+    for (size_t i = 0; i < out.size(); ++i)
+      out[i] = allocate(results[i].sizes, at::device(device).dtype(results[i].dtype));
+  }
+  return out;
+}
+
+}  // namespace quire_torch::op

@@ -1,0 +1,57 @@
+#include "quire_torch/ops/operand.h"
+
+#include "quire/quantize/quantize.h"
+#include "quire_torch/ops/recorder.h"
+
+namespace quire_torch {
+
+using quire::Direction;
+
+BufferTensors quantize_operand(const at::Tensor& t, const QuantizeRole& q, BufferTensors into) {
+  const BufferTensors fresh = allocate(q.spec, shape<int64_t>(t), q.rowwise && !into[0].defined(),
+                                       q.columnwise && !into[3].defined());
+  for (size_t i = 0; i < into.size(); ++i)
+    if (!into[i].defined()) into[i] = fresh[i];
+  const float* scale = nullptr;
+  if (q.scale && *q.scale) {
+    const at::Tensor& s = **q.scale;
+    quire::check(s.scalar_type() == at::kFloat && s.numel() == 1, q.what, "'s scale must be float32 of size [1], got ",
+                 s.scalar_type(), " ", s.sizes());
+    scale = s.const_data_ptr<float>();
+  }
+  const MatrixView x(t, q.what);
+  quire::quantize({.spec = q.spec,
+                   .x = x.matrix(),
+                   .rowwise = q.rowwise ? side(into, Direction::rowwise) : quire::Side{},
+                   .columnwise = q.columnwise ? side(into, Direction::columnwise) : quire::Side{},
+                   .random = q.random,
+                   .scale = scale});
+  record_operand(q.role, q.spec, t.sizes(), into);
+  return into;
+}
+
+BufferTensors given_operand(const op::OptionalTensorList& buffers, const at::Tensor& t, const QuantizeRole& q) {
+  BufferTensors b;
+  quire::check(buffers.size() == b.size(), q.what, "'s buffers must be the six of quire.TensorProto, got ", buffers.size());
+  for (size_t i = 0; i < b.size(); ++i)
+    if (buffers[i]) b[i] = *buffers[i];
+  if (q.rowwise) check_buffers(b, q.spec, shape<int64_t>(t), Direction::rowwise, q.what);
+  if (q.columnwise) check_buffers(b, q.spec, shape<int64_t>(t), Direction::columnwise, q.what);
+  record_operand(q.role, q.spec, t.sizes(), b);
+  return b;
+}
+
+quire::Operand operand(const BufferTensors& b, const quire::QuantSpec& spec, Direction direction, int64_t rows,
+                       int64_t cols) {
+  const quire::Side s = side(b, direction);
+  const bool rowwise = direction == Direction::rowwise;
+  return {.spec = spec,
+          .direction = direction,
+          .outer = rowwise ? rows : cols,
+          .contraction = rowwise ? cols : quire::columnwise_tokens(spec, rows),
+          .data = s.data,
+          .scale = s.scale,
+          .amax = s.amax};
+}
+
+}  // namespace quire_torch

@@ -1,0 +1,52 @@
+#include "quire_torch/ops/quantize.h"
+
+#include "quire/quantize/quantize.h"
+
+namespace quire_torch {
+namespace {
+
+const float* given_scale(const std::optional<at::Tensor>& scale) {
+  if (!scale) return nullptr;
+  quire::check(scale->scalar_type() == at::kFloat && scale->numel() == 1, "quantize: scale must be float32 of size [1], got ",
+               scale->scalar_type(), " ", scale->sizes(), "; it multiplies before the cast");
+  return scale->const_data_ptr<float>();
+}
+
+}  // namespace
+
+void Quantize::cpu(const Args& a, op::Tensors<6>& out) {
+  const MatrixView x(a.x, "quantize: x");
+  const auto seed = static_cast<uint64_t>(a.seed), offset = static_cast<uint64_t>(a.offset);
+  quire::quantize({.spec = *a.spec,
+                   .x = x.matrix(),
+                   .rowwise = a.rowwise ? side(out, quire::Direction::rowwise) : quire::Side{},
+                   .columnwise = a.columnwise ? side(out, quire::Direction::columnwise) : quire::Side{},
+                   .random = {.seed = seed, .rowwise_offset = offset, .columnwise_offset = offset},
+                   .scale = given_scale(a.scale)});
+}
+
+void Dequantize::cpu(const Args& a, op::Tensors<1>& out) {
+  const auto direction = a.columnwise ? quire::Direction::columnwise : quire::Direction::rowwise;
+  quire::Shape<int64_t> shape;
+  for (const auto& n : a.shape) shape.push_back(op::as<int64_t>(n));
+  BufferTensors b;
+  const size_t first = a.columnwise ? 3 : 0;
+  b[first] = a.data, b[first + 1] = a.scale, b[first + 2] = a.amax;
+  check_buffers(b, *a.spec, shape, direction, "dequantize: data");
+  const quire::Side s = side(b, direction);
+  quire::dequantize({.spec = *a.spec,
+                     .direction = direction,
+                     .rows = quire::product(shape, 0, shape.size() - 1),
+                     .cols = shape.back(),
+                     .data = s.data,
+                     .scale = s.scale,
+                     .amax = s.amax,
+                     .out = mutable_matrix(out[0])});
+}
+
+void EmptyQuantized::cpu(const Args&, op::Tensors<6>& out) {
+  // Not left uninitialised: the same call gives the same bytes, always.
+  for (at::Tensor& t : out) t.zero_();
+}
+
+}  // namespace quire_torch

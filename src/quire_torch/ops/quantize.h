@@ -1,0 +1,129 @@
+// Quantize, dequantize, and the empty buffers of a quantized tensor.
+#pragma once
+
+#include <array>
+#include <optional>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "quire_torch/bridge/tensor.h"
+#include "quire_torch/bridge/text.h"
+#include "quire_torch/op/fields.h"
+#include "quire_torch/op/outputs.h"
+
+namespace quire_torch {
+
+/// What every operator of the library has in common.
+struct OpBase {
+  static constexpr const char* kNamespace = "quire";
+};
+
+/// Names of the results that hold a quantized tensor: quire::kBufferNames.
+inline constexpr std::array<const char*, 6> kBufferResults{"rowwise_data",    "rowwise_scale",    "rowwise_amax",
+                                                           "columnwise_data", "columnwise_scale", "columnwise_amax"};
+
+/// The six results of a quantized tensor of x's shape.
+template <class Int>
+std::array<op::Result<Int>, 6> buffer_results(const at::Tensor& x, const quire::QuantSpec& spec, bool rowwise,
+                                              bool columnwise) {
+  const auto r = results(spec, shape<Int>(x), quire::Direction::rowwise, rowwise);
+  const auto c = results(spec, shape<Int>(x), quire::Direction::columnwise, columnwise);
+  return {r[0], r[1], r[2], c[0], c[1], c[2]};
+}
+
+/// Codes, scales and amaxes of x in the wanted directions. seed and offset are 64-bit patterns; both directions use them.
+struct Quantize : OpBase {
+  static constexpr const char* kName = "quantize";
+  static constexpr const char* kNotDifferentiable = "has no gradient; use quire.Linear, or detach its input";
+  struct Args {
+    at::Tensor x;
+    SpecText spec;
+    bool rowwise, columnwise;
+    int64_t seed, offset;
+    std::optional<at::Tensor> scale;
+    static constexpr auto kFields = std::tuple{
+        op::field<&Args::x>("x"),
+        op::field<&Args::spec>("spec"),
+        op::field<&Args::rowwise>("rowwise"),
+        op::field<&Args::columnwise>("columnwise"),
+        op::field<&Args::seed>("seed", "0"),
+        op::field<&Args::offset>("offset", "0"),
+        op::field<&Args::scale>("scale", "None")};
+  };
+  static constexpr auto kResults = kBufferResults;
+
+  template <class Int>
+  static std::array<op::Result<Int>, 6> results(const Args& a) {
+    check_input(a.x, "quantize: x");
+    quire::check(a.rowwise || a.columnwise, "quantize: rowwise and columnwise are both False; ask for at least one");
+    return buffer_results<Int>(a.x, *a.spec, a.rowwise, a.columnwise);
+  }
+  static void cpu(const Args& a, op::Tensors<6>& out);
+};
+
+/// One direction decoded: rowwise to `shape`, columnwise to [K, tokens] as stored (numerics.md 3.4, 4.6, 5.1).
+struct Dequantize : OpBase {
+  static constexpr const char* kName = "dequantize";
+  static constexpr const char* kNotDifferentiable = "has no gradient; its inputs are codes";
+  struct Args {
+    at::Tensor data, scale, amax;
+    SpecText spec;
+    bool columnwise;
+    std::vector<c10::SymInt> shape;
+    at::ScalarType dtype;
+    static constexpr auto kFields = std::tuple{
+        op::field<&Args::data>("data"),
+        op::field<&Args::scale>("scale"),
+        op::field<&Args::amax>("amax"),
+        op::field<&Args::spec>("spec"),
+        op::field<&Args::columnwise>("columnwise"),
+        op::field<&Args::shape>("shape"),
+        op::field<&Args::dtype>("dtype")};
+  };
+  static constexpr std::array kResults{"out"};
+
+  template <class Int>
+  static std::array<op::Result<Int>, 1> results(const Args& a) {
+    quire::check(!a.shape.empty(), "dequantize: shape must have at least 1 dimension, got []");
+    quire::check(dtype(a.dtype, "dequantize: dtype") != quire::DType::u8,
+                 "dequantize: dtype must be float32, float16 or bfloat16, got uint8");
+    quire::Shape<Int> s;
+    for (const auto& n : a.shape) s.push_back(op::as<Int>(n));
+    op::Result<Int> r{{}, a.dtype};
+    if (a.columnwise) {
+      r.sizes.push_back(s.back());
+      r.sizes.push_back(quire::columnwise_tokens(*a.spec, quire::product(s, 0, s.size() - 1)));
+    } else {
+      r.sizes.append(s.begin(), s.end());
+    }
+    return {r};
+  }
+  static void cpu(const Args& a, op::Tensors<1>& out);
+};
+
+/// Zeroed buffers for a tensor shaped like `like`, on its device.
+struct EmptyQuantized : OpBase {
+  static constexpr const char* kName = "empty_quantized";
+  static constexpr const char* kNotDifferentiable = "has no gradient; its results are constants";
+  struct Args {
+    at::Tensor like;
+    SpecText spec;
+    bool rowwise, columnwise;
+    static constexpr auto kFields = std::tuple{
+        op::field<&Args::like>("like"),
+        op::field<&Args::spec>("spec"),
+        op::field<&Args::rowwise>("rowwise"),
+        op::field<&Args::columnwise>("columnwise")};
+  };
+  static constexpr auto kResults = kBufferResults;
+
+  template <class Int>
+  static std::array<op::Result<Int>, 6> results(const Args& a) {
+    quire::check(a.like.dim() >= 1, "empty_quantized: like must have at least 1 dimension, got a scalar");
+    return buffer_results<Int>(a.like, *a.spec, a.rowwise, a.columnwise);
+  }
+  static void cpu(const Args& a, op::Tensors<6>& out);
+};
+
+}  // namespace quire_torch

@@ -1,0 +1,122 @@
+"""torch.library.opcheck, all four utilities, on every operator: schema, autograd registration, fake tensors, AOT dispatch."""
+
+import itertools
+
+import pytest
+import torch
+
+import quire  # noqa: F401  loads the operators
+from quire import recipe
+
+RECIPES = {
+    "fp8_current": recipe.Float8CurrentScaling().linear_spec(),
+    "fp8_block": recipe.Float8BlockScaling().linear_spec(),
+    "mxfp8": recipe.MXFP8BlockScaling().linear_spec(),
+    "mxfp8_2d": recipe.MXFP8BlockScaling(enable_2d_quantization=True).linear_spec(),
+    "nvfp4": recipe.NVFP4BlockScaling().linear_spec(),
+    "nvfp4_row_scaled": recipe.NVFP4BlockScaling(row_scaled_activation=True, disable_rht=True).linear_spec(),
+    "nvfp4_4over6": recipe.NVFP4BlockScaling(nvfp4_4over6="all", disable_rht=True).linear_spec(),
+    "fp8_row": "x=fp8_row,w=fp8_row,dy=fp8_row:e5m2",
+    "mxfp4": "x=mxfp4,w=mxfp4,dy=mxfp4",
+}
+SHAPES = [(32,), (5, 32), (2, 3, 32), (2, 1, 3, 32), (0, 32)]
+UTILITIES = ("test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic")
+ops = torch.ops.quire
+
+
+def check(op, *args, **kwargs):
+    result = torch.library.opcheck(op, args, kwargs, test_utils=UTILITIES)
+    assert result == dict.fromkeys(UTILITIES, "SUCCESS")
+
+
+def sr_state():
+    return torch.tensor([7, 0])
+
+
+def tensors(shape, out_features=24, dtype=torch.float32, grad=True):
+    torch.manual_seed(0)
+    x = torch.randn(shape, dtype=dtype, requires_grad=grad)
+    w = torch.randn(out_features, shape[-1], dtype=dtype, requires_grad=grad)
+    return x, w, torch.randn(out_features, dtype=dtype, requires_grad=grad)
+
+
+@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_linear_passes_opcheck(name, shape):
+    x, w, bias = tensors(shape)
+    check(ops.linear, x, w, bias, RECIPES[name], torch.float32, sr_state())
+
+
+@pytest.mark.parametrize("grads", list(itertools.product([False, True], repeat=3)), ids=str)
+def test_linear_passes_opcheck_whichever_arguments_need_gradients(grads):
+    x, w, bias = (t.detach().requires_grad_(g) for t, g in zip(tensors((4, 32)), grads, strict=True))
+    check(ops.linear, x, w, bias, RECIPES["nvfp4"], torch.float32, sr_state())
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_linear_without_bias_and_with_strided_input_passes_opcheck(name):
+    x, w, _ = tensors((6, 64), dtype=torch.bfloat16)
+    check(
+        ops.linear,
+        x.detach()[::2, 32:].requires_grad_(),
+        w[:, :32].detach().requires_grad_(),
+        None,
+        RECIPES[name],
+        torch.bfloat16,
+        sr_state(),
+    )
+    transposed = torch.randn(32, 6).t().requires_grad_()
+    check(ops.linear, transposed, w[:, :32].float().detach(), None, RECIPES[name], torch.float32, sr_state())
+
+
+@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_inner_operators_pass_opcheck(name, shape):
+    x, w, bias = tensors(shape, grad=False)
+    check(ops.linear_fwd, x, w, bias, RECIPES[name], torch.float32, 3, [], [])
+    y, _, _, *saved = ops.linear_fwd(x, w, bias, RECIPES[name], torch.float32, 3, [], [])
+    check(ops.linear_bwd, y, *saved, shape[-1], RECIPES[name], torch.float32, 7, [], sr_state())
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        "fp8_tensor",
+        "fp8_row:e5m2",
+        "fp8_block:128x128",
+        "mxfp8",
+        "mxfp4",
+        "nvfp4:rht:sr",
+        "nvfp4:16x16",
+        "mxfp8:swizzled",
+    ],
+)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_quantize_and_dequantize_pass_opcheck(spec, shape):
+    x, _, _ = tensors(shape, grad=False)
+    check(ops.quantize, x, spec, True, True, 3, 4)
+    check(ops.empty_quantized, x, spec, True, False)
+    row, row_scale, row_amax, column, column_scale, column_amax = ops.quantize(x, spec, True, True, 3, 4)
+    check(ops.dequantize, row, row_scale, row_amax, spec, False, list(shape), torch.bfloat16)
+    check(ops.dequantize, column, column_scale, column_amax, spec, True, list(shape), torch.float32)
+
+
+def test_state_and_debug_operators_pass_opcheck():
+    x, _, _ = tensors((5, 32), grad=False)
+    check(ops.sr_advance_, sr_state())
+    check(ops.debug_cast, x, "e4m3")
+    check(ops.debug_rht, x, True)
+    check(ops.debug_swizzle, torch.arange(30, dtype=torch.uint8).reshape(6, 5))
+    check(ops.debug_unswizzle, torch.zeros(128, 8, dtype=torch.uint8), 6, 5)
+    check(ops.debug_philox, torch.arange(3), 1, 2)
+    check(ops.debug_delayed_update, torch.rand(4, 3), torch.ones(3), torch.rand(3), "max", 448.0, 0)
+
+
+def test_a_result_that_is_not_what_its_fake_says_would_be_seen():
+    """Negative control of the above: opcheck compares real results with fake ones."""
+    library = torch.library.Library("quire_opcheck_control", "DEF")
+    library.define("wrong(Tensor x) -> Tensor")
+    library.impl("wrong", lambda x: x.new_empty(3), "CPU")
+    library.impl("wrong", lambda x: x.new_empty(4), "Meta")
+    with pytest.raises(Exception, match="test_faketensor|shape|size"):
+        check(torch.ops.quire_opcheck_control.wrong, torch.ones(2))
