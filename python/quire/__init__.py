@@ -1,0 +1,30 @@
+"""Linear layers whose products run in FP8, MXFP8 or NVFP4, forward and backward, captured whole by torch.compile."""
+
+import json
+
+from quire import _library
+
+_library.load()
+
+from quire import debug, recipe  # noqa: E402  (the operators must be there first)
+from quire.autocast import autocast  # noqa: E402
+from quire.functional import dequantize, quantize  # noqa: E402
+from quire.nn.linear import Linear  # noqa: E402
+from quire.random import rng_state, set_rng_state  # noqa: E402
+from quire.tensor import QuantizedTensor, QuantSpec, TensorProto  # noqa: E402
+
+__version__: str = json.loads((_library.FOLDER / "build.json").read_text())["quire"]
+
+__all__ = [
+    "Linear",
+    "QuantSpec",
+    "QuantizedTensor",
+    "TensorProto",
+    "autocast",
+    "debug",
+    "dequantize",
+    "quantize",
+    "recipe",
+    "rng_state",
+    "set_rng_state",
+]

@@ -1,0 +1,43 @@
+"""Finds and loads the operator library, and explains a failure in words."""
+
+import json
+from pathlib import Path
+
+import torch
+
+#: Holds libquire.so, libquire_torch.so and build.json. In a source tree it is a link into the build folder.
+FOLDER = Path(__file__).parent / "lib"
+
+
+class LibraryError(ImportError):
+    """quire's libraries are missing, or do not fit the PyTorch that is running."""
+
+
+def load() -> None:
+    """Loads the operators into torch.ops.quire. Loading twice does nothing. Raises LibraryError."""
+    try:
+        built = json.loads((FOLDER / "build.json").read_text())
+    except FileNotFoundError:
+        raise LibraryError(
+            f"quire: no libraries in {FOLDER}. In a source tree run ./dev build; otherwise install quire again."
+        ) from None
+    if _minor(built["torch"]) != _minor(torch.__version__):
+        raise LibraryError(
+            f"quire {built['quire']} was built against PyTorch {built['torch']}, but PyTorch {torch.__version__} is "
+            f"running, and C++ operators fit one minor version only. Install torch=={_minor(built['torch'])}.*, or "
+            "build quire for this PyTorch, in its source tree: ./dev build, or pip install --no-build-isolation ."
+        )
+    library = FOLDER / "libquire_torch.so"
+    try:
+        torch.ops.load_library(library)
+    except OSError as error:
+        raise LibraryError(
+            f"quire {built['quire']}: PyTorch {torch.__version__} could not load {library}: "
+            f"{error.__cause__ or error}. "
+            "Build or install quire again; if that does not help, report it with this message."
+        ) from error
+
+
+def _minor(version: str) -> str:
+    """ "2.13" of "2.13.0+cpu"."""
+    return ".".join(version.split(".")[:2])

@@ -1,0 +1,98 @@
+"""What exactness rests on, observable with plain tensors. For tests and investigations: slow and obvious."""
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+
+from quire.functional import signed64
+from quire.tensor import QuantizedTensor, QuantSpec, named_buffers
+
+
+def cast(x: torch.Tensor, format: str) -> torch.Tensor:
+    """Element codes of x, unscaled and not packed: uint8 of x's shape (numerics.md 1.1, 1.2).
+
+    format: "e4m3", "e5m2", "e2m1", ...; RuntimeError lists them.
+    """
+    return torch.ops.quire.debug_cast(x, format)
+
+
+def rht(x: torch.Tensor, signs: bool = True) -> torch.Tensor:
+    """The Hadamard transform of 16 tokens each: x [M, K] -> bfloat16 [K, 16 * ceil(M / 16)] (numerics.md 0.10, 5.3)."""
+    return torch.ops.quire.debug_rht(x, signs)
+
+
+def swizzle(scale: torch.Tensor) -> torch.Tensor:
+    """Scales [outer, blocks] in the padded 128x4 layout: uint8, sizes rounded up to 128 and 4 (numerics.md 4.5)."""
+    return torch.ops.quire.debug_swizzle(scale)
+
+
+def unswizzle(swizzled: torch.Tensor, rows: int, cols: int) -> torch.Tensor:
+    """The matrix [rows, cols] that swizzle() was given."""
+    return torch.ops.quire.debug_unswizzle(swizzled, rows, cols)
+
+
+def philox(seed: int, offset: int, blocks: torch.Tensor) -> torch.Tensor:
+    """The four 32-bit words that a block of 16 elements draws: blocks int64 [n] -> int64 [n, 4] (numerics.md 0.11)."""
+    return torch.ops.quire.debug_philox(blocks, signed64(seed, "seed"), signed64(offset, "offset"))
+
+
+def delayed_update(
+    history: torch.Tensor,
+    scale: torch.Tensor,
+    amax: torch.Tensor,
+    *,
+    algorithm: str = "max",
+    maximum: float = 448.0,
+    margin: int = 0,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """One update of delayed scaling's state, out of place (numerics.md 1.6): (history, scale) after it.
+
+    history float32 [L, n]; scale float32 [n]; amax float32 [n], the possibly reduced row 0 of history.
+    algorithm: "max" or "most_recent". maximum: of the element format, 448 or 57344.
+    """
+    return torch.ops.quire.debug_delayed_update(history, scale, amax, algorithm, maximum, margin)
+
+
+@dataclass(frozen=True, eq=False)
+class Operand:
+    """An operand as a Linear's products used it. role: "x", "w" or "dy"."""
+
+    role: str
+    tensor: QuantizedTensor
+
+
+_recording = threading.Lock()
+
+
+@contextlib.contextmanager
+def operands() -> Iterator[list[Operand]]:
+    """Yields a list that holds, once the context has been left, a copy of every operand quantized within it, in order.
+
+    Covers all threads of the process, eager and compiled code, forward and backward. Raises RuntimeError within itself.
+    """
+    if not _recording.acquire(blocking=False):
+        raise RuntimeError("quire.debug.operands is already recording in this process; leave that context first")
+    records: list[Operand] = []
+    try:
+        torch.ops.quire.debug_record(True)
+        try:
+            yield records
+        finally:
+            torch.ops.quire.debug_record(False)
+            records += _recorded()
+    finally:
+        _recording.release()
+
+
+def _recorded() -> Iterator[Operand]:
+    buffers = torch.ops.quire.debug_recorded()
+    for i, line in enumerate(torch.ops.quire.debug_recorded_text().splitlines()):
+        role, spec, sizes = line.split(" ")
+        six = buffers[6 * i : 6 * i + 6]
+        rowwise, columnwise = (tuple(six[first].shape) != (0,) for first in (0, 3))
+        shape = tuple(int(size) for size in sizes.split(","))
+        named = named_buffers(six, rowwise, columnwise)
+        yield Operand(role, QuantizedTensor(QuantSpec(spec), shape, torch.float32, **named))

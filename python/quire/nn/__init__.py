@@ -1,0 +1,5 @@
+"""Layers."""
+
+from quire.nn.linear import Linear
+
+__all__ = ["Linear"]

@@ -1,0 +1,182 @@
+"""Recipes under test, one training step, an independent product of operands, golden vectors, a fresh compiler."""
+
+import importlib.util
+import os
+import tarfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+
+import quire
+from quire import recipe as recipes
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+
+#: The recipes by name: one of each class with its defaults.
+DEFAULTS = {
+    "fp8_current": recipes.Float8CurrentScaling(),
+    "fp8_block": recipes.Float8BlockScaling(),
+    "mxfp8": recipes.MXFP8BlockScaling(),
+    "nvfp4": recipes.NVFP4BlockScaling(),
+}
+#: Every option at least once.
+VARIANTS = {
+    "fp8_current_pow2_e4m3": recipes.Float8CurrentScaling(True, recipes.Format.E4M3),
+    "fp8_block_f32_hybrid": recipes.Float8BlockScaling(True, recipes.Format.HYBRID),
+    "fp8_block_x2d": recipes.Float8BlockScaling(x_block_scaling_dim=2, w_block_scaling_dim=1),
+    "fp8_block_dy2d": recipes.Float8BlockScaling(grad_block_scaling_dim=2, w_block_scaling_dim=1),
+    "mxfp8_2d_hybrid": recipes.MXFP8BlockScaling(fp8_format=recipes.Format.HYBRID, enable_2d_quantization=True),
+    "nvfp4_no_sr": recipes.NVFP4BlockScaling(disable_stochastic_rounding=True),
+    "nvfp4_no_2d_no_rht": recipes.NVFP4BlockScaling(disable_2d_quantization=True, disable_rht=True),
+    "nvfp4_row_scaled": recipes.NVFP4BlockScaling(row_scaled_activation=True, disable_rht=True),
+    "nvfp4_4over6": recipes.NVFP4BlockScaling(nvfp4_4over6="all", nvfp4_4over6_err_mode="MSE", disable_rht=True),
+    "custom": recipes.CustomRecipe({"x": "fp8_row", "w": "mxfp4", "dy": "mxfp8:e5m2"}.get),
+}
+
+
+def named(table: dict[str, recipes.Recipe]) -> list:
+    return [pytest.param(recipe, id=name) for name, recipe in table.items()]
+
+
+@pytest.fixture(params=named(DEFAULTS))
+def recipe(request):
+    """Each class of recipe with its defaults."""
+    return request.param
+
+
+@pytest.fixture(params=named(DEFAULTS | VARIANTS))
+def any_recipe(request):
+    """Recipes that use every option."""
+    return request.param
+
+
+@dataclass
+class Step:
+    """What a training step computes; grads that were not asked for are None."""
+
+    y: torch.Tensor
+    dx: torch.Tensor | None
+    dw: torch.Tensor | None
+    db: torch.Tensor | None
+
+    def __eq__(self, other: "Step") -> bool:
+        """Bit for bit."""
+        pairs = zip(vars(self).values(), vars(other).values(), strict=True)
+        return all(a is b is None or (a is not None and b is not None and same_bits(a, b)) for a, b in pairs)
+
+
+def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Unlike torch.equal, which takes -0 for 0 and NaN for different from itself."""
+    return a.dtype == b.dtype and torch.equal(*(t.detach().contiguous().reshape(-1).view(torch.uint8) for t in (a, b)))
+
+
+@pytest.fixture
+def equal_bits():
+    return same_bits
+
+
+@pytest.fixture
+def make_layer():
+    """(in, out, dtype=bfloat16) -> a seeded layer whose bias matters."""
+
+    def make(in_features=96, out_features=64, dtype=torch.bfloat16, bias=True):
+        torch.manual_seed(1)
+        return quire.Linear(in_features, out_features, bias=bias, params_dtype=dtype)
+
+    return make
+
+
+@pytest.fixture
+def make_x():
+    """(*shape, dtype=bfloat16, requires_grad=True) -> a seeded tensor."""
+
+    def make(*shape, dtype=torch.bfloat16, requires_grad=True):
+        generator = torch.Generator().manual_seed(sum(shape))
+        return torch.randn(shape, generator=generator).to(dtype).requires_grad_(requires_grad)
+
+    return make
+
+
+@pytest.fixture
+def step():
+    """(layer, x, recipe, function=layer) -> Step of function(x), from the same random state of the layer each time."""
+
+    def run(layer, x, recipe, function=None):
+        layer.zero_grad()
+        x = x.detach().requires_grad_(x.requires_grad)
+        layer.sr_state[1] = 0
+        with quire.autocast(recipe is not None, recipe=recipe):
+            y = (layer if function is None else function)(x)
+        generator = torch.Generator().manual_seed(5)
+        y.backward(torch.randn(y.shape, generator=generator).to(y.dtype))
+        bias = layer.bias.grad if layer.bias is not None else None
+        return Step(y.detach(), x.grad, layer.weight.grad, bias)
+
+    return run
+
+
+@pytest.fixture
+def decode():
+    """(QuantizedTensor, direction) -> float64 matrix [outer, contraction], as products see it."""
+
+    def run(q, direction):
+        columnwise = direction == "columnwise"
+        data, scale, amax = (getattr(q, f"{direction}_{kind}") for kind in ("data", "scale", "amax"))
+        amax = torch.empty(0) if amax is None else amax
+        shape = (torch.Size(q.shape[:-1]).numel(), q.shape[-1])
+        data = data if columnwise and q.spec.family != "mxfp8" else data.reshape(shape[0], -1)
+        out = torch.ops.quire.dequantize(data, scale, amax, q.spec.text, columnwise, shape, torch.float32)
+        return out.double()
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def golden(tmp_path_factory):
+    """The reader of the golden vectors (tests/golden/golden.py)."""
+    folder = Path(os.environ.get("QUIRE_GOLDEN_DIR", "does not exist"))
+    if not (folder / "manifest.json").exists():
+        folder = tmp_path_factory.mktemp("golden")
+        with tarfile.open(GOLDEN / "golden.tar.xz") as archive:
+            archive.extractall(folder, filter="data")
+    spec = importlib.util.spec_from_file_location("quire_golden", GOLDEN / "golden.py")
+    reader = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(reader)
+    reader._D = str(folder)
+    return reader
+
+
+@pytest.fixture
+def tensor_of():
+    """(golden case, name) -> the tensor that the vector stores, in the case's own dtype."""
+
+    def read(case, name):
+        array = torch.from_numpy(case[name].copy())
+        bits = {"bf16": torch.bfloat16, "f16": torch.float16}.get(case.spec.get("input", "bf16"))
+        return array.view(bits) if array.dtype == torch.uint16 else array
+
+    return read
+
+
+@pytest.fixture
+def compiler():
+    """Compiles with fullgraph=True and counts graphs; starts with nothing compiled."""
+    import torch._dynamo as dynamo
+
+    class Compiler:
+        def __call__(self, function, backend="aot_eager", **options):
+            return torch.compile(function, fullgraph=True, backend=backend, **options)
+
+        @property
+        def graphs(self) -> int:
+            return dynamo.utils.counters["stats"]["unique_graphs"]
+
+    def forget():
+        dynamo.reset()
+        dynamo.utils.counters.clear()
+
+    forget()
+    yield Compiler()
+    forget()

@@ -1,0 +1,148 @@
+"""quire.autocast in eager mode: which recipe is active where."""
+
+import threading
+
+import pytest
+import torch
+
+import quire
+from quire.autocast import active_recipe
+from quire.recipe import Float8CurrentScaling, MXFP8BlockScaling, NVFP4BlockScaling
+
+MX, NV, FP8 = MXFP8BlockScaling(), NVFP4BlockScaling(), Float8CurrentScaling()
+
+
+def test_without_autocast_there_is_no_recipe():
+    assert active_recipe() is None
+
+
+def test_autocast_without_a_recipe_takes_the_default():
+    with quire.autocast():
+        assert active_recipe() == quire.recipe.default()
+
+
+def test_autocasts_nest_and_restore():
+    with quire.autocast(recipe=MX):
+        with quire.autocast(recipe=NV):
+            assert active_recipe() is NV
+        with quire.autocast(enabled=False):
+            assert active_recipe() is None
+            with quire.autocast(recipe=FP8):
+                assert active_recipe() is FP8
+            assert active_recipe() is None
+        assert active_recipe() is MX
+    assert active_recipe() is None
+
+
+def test_a_disabled_autocast_ignores_its_recipe():
+    with quire.autocast(enabled=False, recipe=NV):
+        assert active_recipe() is None
+
+
+def test_an_exception_restores_the_recipe():
+    with quire.autocast(recipe=MX):
+        with pytest.raises(KeyError):
+            with quire.autocast(recipe=NV):
+                raise KeyError
+        assert active_recipe() is MX
+
+
+def test_one_context_may_be_entered_within_itself_and_again():
+    context = quire.autocast(recipe=NV)
+    with context:
+        with quire.autocast(recipe=MX), context:
+            assert active_recipe() is NV
+        assert active_recipe() is NV
+    assert active_recipe() is None
+    with context:
+        assert active_recipe() is NV
+
+
+def test_it_decorates_functions():
+    @quire.autocast(recipe=NV)
+    def named(a, *, b):
+        """Words."""
+        return a, b, active_recipe()
+
+    assert named(1, b=2) == (1, 2, NV)
+    assert named.__name__ == "named" and named.__doc__ == "Words."
+    with quire.autocast(recipe=MX):
+        assert named(1, b=2)[2] is NV
+        assert active_recipe() is MX
+        assert quire.autocast(enabled=False)(active_recipe)() is None
+
+
+def test_a_decorated_function_may_run_in_many_threads():
+    barrier = threading.Barrier(4)
+    seen = []
+
+    @quire.autocast(recipe=NV)
+    def work():
+        barrier.wait()
+        seen.append(active_recipe())
+        barrier.wait()
+
+    threads = [threading.Thread(target=lambda: seen.append((work(), active_recipe())[1])) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert seen == [NV] * 4 + [None] * 4
+
+
+def test_a_recipe_belongs_to_its_thread():
+    seen = []
+    with quire.autocast(recipe=MX):
+        thread = threading.Thread(target=lambda: seen.append(active_recipe()))
+        thread.start()
+        thread.join()
+        assert active_recipe() is MX
+    assert seen == [None]
+
+
+def test_a_layer_computes_as_the_innermost_autocast_says(make_layer, make_x, equal_bits):
+    layer, x = make_layer(), make_x(8, 96)
+    plain = torch.nn.functional.linear(x, layer.weight, layer.bias)
+    with quire.autocast(recipe=MX):
+        mx = layer(x)
+        with quire.autocast(enabled=False):
+            assert equal_bits(layer(x), plain)
+        with quire.autocast(recipe=NV):
+            nv = layer(x)
+        assert equal_bits(layer(x), mx)
+    assert equal_bits(layer(x), plain)
+    assert not (equal_bits(mx, plain) or equal_bits(nv, plain) or equal_bits(mx, nv))
+
+
+def test_backward_needs_no_autocast(make_layer, make_x, step, any_recipe):
+    layer, x = make_layer(), make_x(8, 96)
+    outside = step(layer, x, any_recipe)
+    layer.zero_grad()
+    x.grad, layer.sr_state[1] = None, 0
+    with quire.autocast(recipe=any_recipe):
+        y = layer(x)
+        with quire.autocast(recipe=FP8):
+            y.backward(torch.randn(y.shape, generator=torch.Generator().manual_seed(5)).to(y.dtype))
+    assert outside == type(outside)(y.detach(), x.grad, layer.weight.grad, layer.bias.grad)
+
+
+WRONG = [
+    ({"enabled": MX}, TypeError, "enabled must be a bool, got MXFP8BlockScaling.*recipe="),
+    ({"enabled": None}, TypeError, "enabled must be a bool, got None"),
+    ({"recipe": "nvfp4"}, TypeError, "recipe must be a recipe of quire.recipe, got 'nvfp4'; quire.recipe.from_name"),
+    ({"recipe": NVFP4BlockScaling}, TypeError, "recipe must be a recipe"),
+    ({"calibrating": True}, NotImplementedError, "calibrating=True.*not available in this version"),
+    ({"amax_reduction_group": object()}, NotImplementedError, "amax_reduction_group=<object"),
+]
+
+
+@pytest.mark.parametrize("arguments, error, words", WRONG)
+def test_arguments_of_a_wrong_kind_are_refused_in_words(arguments, error, words):
+    with pytest.raises(error, match=words):
+        quire.autocast(**arguments)
+    assert active_recipe() is None
+
+
+def test_a_recipe_is_not_taken_as_a_second_positional_argument():
+    with pytest.raises(TypeError):
+        quire.autocast(True, NV)

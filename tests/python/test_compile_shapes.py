@@ -1,0 +1,89 @@
+"""torch.compile and sizes that change, and how many graphs that takes."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+import torch._dynamo as dynamo
+
+BATCHES = [16, 7, 33, 2, 100]
+
+
+def check(layer, compiled, make_x, step, recipe, rows):
+    x = make_x(rows, 96)
+    expected = step(layer, x, recipe)
+
+    def function(x):
+        return compiled(x)
+
+    assert step(layer, x, recipe, function) == expected
+
+
+@pytest.mark.parametrize("mark", [dynamo.mark_dynamic, dynamo.decorators.mark_unbacked], ids=["dynamic", "unbacked"])
+def test_a_marked_batch_dimension_takes_one_graph(mark, make_layer, make_x, step, recipe, compiler):
+    layer = make_layer()
+    compiled = compiler(layer)
+
+    def marked(x):
+        mark(x, 0)
+        return compiled(x)
+
+    batches = BATCHES if mark is dynamo.mark_dynamic else [0, 1, *BATCHES]
+    for rows in batches:
+        x = make_x(rows, 96)
+        assert step(layer, x, recipe, marked) == step(layer, x, recipe)
+    assert compiler.graphs == 1
+
+
+def test_unmarked_batches_take_two_graphs(make_layer, make_x, step, recipe, compiler):
+    layer = make_layer()
+    compiled = compiler(layer)
+    for rows in BATCHES:
+        check(layer, compiled, make_x, step, recipe, rows)
+    assert compiler.graphs == 2
+
+
+def test_leading_dimensions_may_change_in_number_and_size(make_layer, make_x, step, recipe, compiler):
+    layer = make_layer()
+    compiled = compiler(layer, dynamic=True)
+    for shape in [(96,), (5, 96), (4, 5, 96), (6, 3, 96), (2, 3, 4, 96)]:
+        x = make_x(*shape)
+        assert step(layer, x, recipe, compiled) == step(layer, x, recipe)
+    assert compiler.graphs == 4  # one per rank
+
+
+def test_an_empty_batch_has_zero_gradients(make_layer, make_x, step, recipe, compiler):
+    layer, x = make_layer(), make_x(0, 96)
+    done = step(layer, x, recipe, compiler(layer))
+    assert done == step(layer, x, recipe)
+    assert done.dx.shape == (0, 96) and not done.dw.any() and not done.db.any()
+
+
+PROGRAM = """
+import json, torch, quire
+from torch._dynamo.utils import counters
+torch.manual_seed(0)
+model = torch.nn.Sequential(quire.Linear(64, 32), quire.Linear(32, 16))
+compiled = torch.compile(model, fullgraph=True)
+with quire.autocast(recipe=quire.recipe.from_name("nvfp4")):
+    compiled(torch.ones(8, 64)).sum().backward()
+names = ["autograd_cache_hit", "autograd_cache_miss", "autograd_cache_bypass"]
+print(json.dumps({"sum": model[0].weight.grad.sum().item(), **{n: counters["aot_autograd"][n] for n in names},
+                  "fxgraph_cache_hit": counters["inductor"]["fxgraph_cache_hit"]}))
+"""
+
+
+def test_a_second_process_finds_the_compiled_graphs_in_the_cache(tmp_path):
+    environment = os.environ | {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path), "PYTHONPATH": ":".join(sys.path)}
+
+    def run():
+        command = [sys.executable, "-c", PROGRAM]
+        done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True, cwd=tmp_path)
+        return json.loads(done.stdout.splitlines()[-1])
+
+    first, second = run(), run()
+    assert (first["autograd_cache_miss"], first["autograd_cache_hit"], first["autograd_cache_bypass"]) == (1, 0, 0)
+    assert (second["autograd_cache_miss"], second["autograd_cache_hit"], second["fxgraph_cache_hit"]) == (0, 1, 2)
+    assert first["sum"] == second["sum"]

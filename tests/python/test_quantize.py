@@ -1,0 +1,83 @@
+"""quire.quantize: arguments, seeds, and independence of how a tensor lies in memory."""
+
+import pytest
+import torch
+
+import quire
+
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+
+
+def bytes_of(q):
+    return torch.cat([t.contiguous().reshape(-1).view(torch.uint8) for t in q.buffers().values()])
+
+
+def test_strides_do_not_matter():
+    wide = torch.randn(64, 200)
+    for view in (wide[:, 3:99], wide[::2], wide.t(), wide[:1].expand(7, 200), wide.reshape(4, 16, 200).transpose(0, 1)):
+        for spec in ("fp8_tensor", "mxfp8", "nvfp4:rht"):
+            direct, copied = (quire.quantize(v, spec, columnwise=True) for v in (view, view.contiguous()))
+            assert torch.equal(bytes_of(direct), bytes_of(copied))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_both_directions_in_one_pass_are_those_of_two_passes(dtype):
+    x = torch.randn(33, 50).to(dtype)
+    for spec in ("fp8_row", "fp8_block:pow2", "mxfp8:32x32", "nvfp4:rht"):
+        both = quire.quantize(x, spec, columnwise=True)
+        one, other = quire.quantize(x, spec), quire.quantize(x, spec, rowwise=False, columnwise=True)
+        assert torch.equal(bytes_of(both), torch.cat([bytes_of(one), bytes_of(other)]))
+
+
+def test_stochastic_rounding_needs_a_seed():
+    with pytest.raises(ValueError, match="quantize: nvfp4:sr rounds stochastically and needs a seed; pass seed="):
+        quire.quantize(torch.randn(16, 16), "nvfp4:sr")
+
+
+def test_seed_and_offset_select_the_random_numbers():
+    x = torch.randn(64, 64)
+    keys = [(0, 0), (1, 0), (0, 1), (2**32, 0), (0, 2**32), (2**63, 0), (2**64 - 1, 2**64 - 1)]
+    results = [bytes_of(quire.quantize(x, "nvfp4:sr", seed=seed, offset=offset)) for seed, offset in keys]
+    assert not any(torch.equal(a, b) for i, a in enumerate(results) for b in results[:i])
+    again = bytes_of(quire.quantize(x, "nvfp4:sr", seed=-1, offset=-1))
+    assert torch.equal(again, results[-1])  # the same 64 bits
+
+
+@pytest.mark.parametrize("value", [2**64, -(2**63) - 1])
+@pytest.mark.parametrize("name", ["seed", "offset"])
+def test_seeds_and_offsets_have_64_bits(name, value):
+    with pytest.raises(ValueError, match=f"{name} must fit into 64 bits.*got {value}"):
+        quire.quantize(torch.randn(16, 16), "nvfp4:sr", **{"seed": 0, name: value})
+
+
+def test_a_given_scale_multiplies_before_the_cast_and_saturates():
+    x = torch.tensor([[1.0, -2.0, 3.0, 1000.0]])
+    q = quire.quantize(x, "fp8_tensor", scale=torch.tensor([4.0]))
+    assert q.dequantize().tolist() == [[1.0, -2.0, 3.0, 112.0]]
+    assert q.rowwise_scale.tolist() == [0.25] and q.rowwise_amax.tolist() == [1000.0]
+
+
+def test_a_gradient_through_quantize_is_refused_in_words():
+    q = quire.quantize(torch.randn(16, 16, requires_grad=True), "fp8_tensor")
+    with pytest.raises(RuntimeError, match="quire::dequantize has no gradient; its inputs are codes"):
+        q.dequantize().sum().backward()
+    with pytest.raises(RuntimeError, match="quire::quantize has no gradient; use quire.Linear, or detach its input"):
+        q.rowwise_scale.sum().backward()
+
+
+REFUSED = [
+    (torch.ones(4, 4, dtype=torch.int32), {}, "quantize: x must be float32, float16 or bfloat16, got Int; convert"),
+    (torch.ones(4, 4, dtype=torch.uint8), {}, "quantize: x must be float32, float16 or bfloat16, got Byte"),
+    (torch.ones(4, 4, dtype=torch.float64), {}, "got Double; convert it with .to"),
+    (torch.tensor(1.0), {}, "quantize: x must have at least 1 dimension, got a scalar"),
+    (torch.ones(4, 4).to_sparse(), {}, "Could not run 'quire::quantize' .* 'SparseCPU'"),
+    (torch.ones(4, 4), {"rowwise": False}, "quantize: rowwise and columnwise are both False; ask for at least one"),
+    (torch.ones(4, 4), {"scale": torch.ones(1)}, "scale"),
+    (torch.ones(4, 4), {"spec": "fp8_tensor", "scale": torch.ones(2)}, r"scale must be float32 of size \[1\]"),
+]
+
+
+@pytest.mark.parametrize("x, options, words", REFUSED)
+def test_wrong_arguments_are_refused_in_words(x, options, words):
+    with pytest.raises(RuntimeError, match=words):
+        quire.quantize(x, options.pop("spec", "mxfp8"), **options)

@@ -1,0 +1,243 @@
+"""Recipes: fields and defaults, the text that layers use, and what is refused in words."""
+
+import copy
+import dataclasses
+import pickle
+import subprocess
+import sys
+
+import pytest
+import torch
+
+import quire
+from quire import recipe as recipes
+from quire.recipe import (
+    CustomRecipe,
+    DelayedScaling,
+    Float8BlockScaling,
+    Float8CurrentScaling,
+    Format,
+    MMParams,
+    MXFP8BlockScaling,
+    NVFP4BlockScaling,
+)
+
+FAST, SPLIT = MMParams(False), MMParams(True)
+ATTENTION = {"fp8_dpa": False, "fp8_mha": False, "backward_override": None}
+
+# docs/numerics.md 6.4, with every environment variable unset.
+FIELDS = {
+    Float8CurrentScaling: {
+        "use_power_2_scales": False,
+        "fp8_format": Format.HYBRID,
+        "fp8_gemm_fprop": FAST,
+        "fp8_gemm_dgrad": SPLIT,
+        "fp8_gemm_wgrad": SPLIT,
+        **ATTENTION,
+    },
+    MXFP8BlockScaling: {"margin": 0, "fp8_format": Format.E4M3, **ATTENTION, "enable_2d_quantization": False},
+    Float8BlockScaling: {
+        "use_f32_scales": False,
+        "fp8_format": Format.E4M3,
+        "x_block_scaling_dim": 1,
+        "w_block_scaling_dim": 2,
+        "grad_block_scaling_dim": 1,
+        "fp8_gemm_fprop": SPLIT,
+        "fp8_gemm_dgrad": SPLIT,
+        "fp8_gemm_wgrad": SPLIT,
+        **ATTENTION,
+    },
+    NVFP4BlockScaling: {
+        "disable_rht": False,
+        "disable_stochastic_rounding": False,
+        "disable_2d_quantization": False,
+        "row_scaled_activation": False,
+        "nvfp4_4over6": "none",
+        "nvfp4_4over6_e4m3_use_256": "all",
+        "nvfp4_4over6_err_mode": "MAE",
+        "fp4_format": Format.E2M1,
+        "fp8_format": Format.E4M3,
+        **ATTENTION,
+    },
+}
+
+TEXTS = [
+    (Float8CurrentScaling(), "x=fp8_tensor,w=fp8_tensor,dy=fp8_tensor:e5m2"),
+    (Float8CurrentScaling(fp8_format=Format.E4M3), "x=fp8_tensor,w=fp8_tensor,dy=fp8_tensor"),
+    (Float8CurrentScaling(True), "x=fp8_tensor:pow2,w=fp8_tensor:pow2,dy=fp8_tensor:e5m2:pow2"),
+    (Float8BlockScaling(), "x=fp8_block:pow2,w=fp8_block:128x128:pow2,dy=fp8_block:pow2"),
+    (Float8BlockScaling(use_f32_scales=True), "x=fp8_block,w=fp8_block:128x128,dy=fp8_block"),
+    (
+        Float8BlockScaling(fp8_format=Format.HYBRID, w_block_scaling_dim=1, grad_block_scaling_dim=2),
+        "x=fp8_block:pow2,w=fp8_block:pow2,dy=fp8_block:e5m2:128x128:pow2",
+    ),
+    (MXFP8BlockScaling(), "x=mxfp8,w=mxfp8,dy=mxfp8"),
+    (MXFP8BlockScaling(fp8_format=Format.HYBRID), "x=mxfp8,w=mxfp8,dy=mxfp8:e5m2"),
+    (MXFP8BlockScaling(enable_2d_quantization=True), "x=mxfp8,w=mxfp8:32x32,dy=mxfp8"),
+    (NVFP4BlockScaling(), "x=nvfp4:rht,w=nvfp4:16x16,dy=nvfp4:rht:sr"),
+    (NVFP4BlockScaling(disable_rht=True), "x=nvfp4,w=nvfp4:16x16,dy=nvfp4:sr"),
+    (NVFP4BlockScaling(disable_stochastic_rounding=True), "x=nvfp4:rht,w=nvfp4:16x16,dy=nvfp4:rht"),
+    (NVFP4BlockScaling(disable_2d_quantization=True), "x=nvfp4:rht,w=nvfp4,dy=nvfp4:rht:sr"),
+    (
+        NVFP4BlockScaling(disable_rht=True, row_scaled_activation=True),
+        "x=nvfp4:row_scaled,w=nvfp4:16x16,dy=nvfp4:sr",
+    ),
+    (NVFP4BlockScaling(nvfp4_4over6="weights"), "x=nvfp4:rht,w=nvfp4:16x16:4over6=mae:256,dy=nvfp4:rht:sr"),
+    (
+        NVFP4BlockScaling(disable_rht=True, nvfp4_4over6="activations", nvfp4_4over6_err_mode="MSE"),
+        "x=nvfp4:4over6=mse:256,w=nvfp4:16x16,dy=nvfp4:sr",
+    ),
+    (
+        NVFP4BlockScaling(disable_rht=True, nvfp4_4over6="all", nvfp4_4over6_e4m3_use_256="weights"),
+        "x=nvfp4:4over6=mae,w=nvfp4:16x16:4over6=mae:256,dy=nvfp4:sr",
+    ),
+    (
+        NVFP4BlockScaling(nvfp4_4over6="weights", nvfp4_4over6_e4m3_use_256="activations"),
+        "x=nvfp4:rht,w=nvfp4:16x16:4over6=mae,dy=nvfp4:rht:sr",
+    ),
+    (
+        CustomRecipe({"x": "mxfp8", "w": "nvfp4:16x16", "dy": "fp8_row:e5m2"}.get),
+        "x=mxfp8,w=nvfp4:16x16,dy=fp8_row:e5m2",
+    ),
+    (CustomRecipe(lambda role: quire.QuantSpec("mxfp4")), "x=mxfp4,w=mxfp4,dy=mxfp4"),
+]
+
+REFUSED = [
+    (
+        Float8CurrentScaling,
+        {"fp8_format": Format.E5M2},
+        ValueError,
+        "fp8_format must be one of Format.E4M3, Format.H",
+    ),
+    (Float8CurrentScaling, {"fp8_format": "HYBRID"}, ValueError, "got 'HYBRID'"),
+    (Float8CurrentScaling, {"fp8_gemm_fprop": True}, TypeError, "fp8_gemm_fprop must be an MMParams"),
+    (Float8CurrentScaling, {"use_power_2_scales": "yes"}, ValueError, "use_power_2_scales must be one of False, True"),
+    (Float8CurrentScaling, {"fp8_dpa": True}, NotImplementedError, "fp8_dpa=True"),
+    (MXFP8BlockScaling, {"fp8_mha": True}, NotImplementedError, "Leave both False"),
+    (MXFP8BlockScaling, {"backward_override": "dequantized"}, NotImplementedError, "Leave it None"),
+    (MXFP8BlockScaling, {"margin": 1}, ValueError, "margin.* got 1. Leave it 0"),
+    (MXFP8BlockScaling, {"fp8_format": Format.E2M1}, ValueError, "MXFP8BlockScaling: fp8_format"),
+    (Float8BlockScaling, {"x_block_scaling_dim": 3}, ValueError, "x_block_scaling_dim must be one of 1, 2; got 3"),
+    (Float8BlockScaling, {"x_block_scaling_dim": 2}, ValueError, "x_block_scaling_dim=2, w_block_scaling_dim=2"),
+    (Float8BlockScaling, {"grad_block_scaling_dim": 2}, ValueError, "Set all but one to 1"),
+    (Float8BlockScaling, {"fp8_gemm_wgrad": MMParams(False)}, ValueError, "fp8_gemm_wgrad.*Leave it at its default"),
+    (NVFP4BlockScaling, {"fp4_format": Format.E4M3}, ValueError, "fp4_format must be one of Format.E2M1"),
+    (NVFP4BlockScaling, {"fp8_format": Format.HYBRID}, ValueError, "fp8_format must be one of Format.E4M3"),
+    (NVFP4BlockScaling, {"row_scaled_activation": True}, ValueError, "Set disable_rht=True"),
+    (NVFP4BlockScaling, {"nvfp4_4over6": "all"}, ValueError, "nvfp4_4over6='all' needs disable_rht=True"),
+    (
+        NVFP4BlockScaling,
+        {"nvfp4_4over6": "everything"},
+        ValueError,
+        "'weights', 'activations', 'all'; got 'every",
+    ),
+    (NVFP4BlockScaling, {"nvfp4_4over6_e4m3_use_256": True}, ValueError, "nvfp4_4over6_e4m3_use_256 must be one of"),
+    (NVFP4BlockScaling, {"nvfp4_4over6_err_mode": "mae"}, ValueError, "'MAE', 'MSE'; got 'mae'"),
+    (
+        NVFP4BlockScaling,
+        {"disable_rht": True, "row_scaled_activation": True, "nvfp4_4over6": "activations"},
+        ValueError,
+        "exclude each other",
+    ),
+    (CustomRecipe, {"qfactory": "mxfp8"}, TypeError, "qfactory must be callable"),
+    (CustomRecipe, {"qfactory": lambda role: None}, TypeError, r"qfactory\('x'\) must return a QuantSpec or its text"),
+    (CustomRecipe, {"qfactory": lambda role: "mxfp9"}, ValueError, "unknown family in '>>mxfp9<<'"),
+    (
+        CustomRecipe,
+        {"qfactory": lambda role: "mxfp8", "fp8_format": Format.E4M3},
+        ValueError,
+        "fp8_format has no effect",
+    ),
+    (CustomRecipe, {"qfactory": lambda role: "mxfp8", "quantization_alignment": 32}, ValueError, "Leave it 128"),
+    (CustomRecipe, {"qfactory": lambda role: "mxfp8", "fp8_dpa": True}, NotImplementedError, "CustomRecipe: fp8_dpa"),
+    (recipes.Recipe, {}, TypeError, "Recipe is abstract"),
+    (DelayedScaling, {}, NotImplementedError, "not available in this version.*Float8CurrentScaling"),
+    (DelayedScaling, {"margin": 0, "amax_history_len": 16}, NotImplementedError, "MXFP8BlockScaling"),
+]
+
+
+@pytest.mark.parametrize("kind", FIELDS, ids=lambda kind: kind.__name__)
+def test_a_recipe_has_the_fields_and_defaults_of_the_contract(kind):
+    made = kind()
+    assert {f.name: getattr(made, f.name) for f in dataclasses.fields(made)} == FIELDS[kind]
+    assert [f.name for f in dataclasses.fields(made)] == list(FIELDS[kind])  # the order of positional arguments
+
+
+@pytest.mark.parametrize("made, text", TEXTS, ids=[text for _, text in TEXTS])
+def test_a_recipe_has_this_text(made, text):
+    assert made.linear_spec() == text
+    assert made.stochastic == text.endswith(":sr")
+
+
+@pytest.mark.parametrize("made, text", TEXTS, ids=[text for _, text in TEXTS])
+def test_the_operators_take_the_text_of_a_recipe_and_it_is_canonical(made, text):
+    torch.ops.quire.linear(torch.randn(2, 32), torch.randn(3, 32), None, text, torch.float32)
+    for part in text.split(","):
+        spec = part.split("=", 1)[1]
+        assert quire.QuantSpec(spec).text == spec
+
+
+@pytest.mark.parametrize("kind, fields, error, words", REFUSED)
+def test_a_field_that_cannot_be_honoured_is_refused_in_words(kind, fields, error, words):
+    with pytest.raises(error, match=words):
+        kind(**fields)
+
+
+def test_a_recipe_is_an_immutable_value():
+    a, b = NVFP4BlockScaling(disable_rht=True), NVFP4BlockScaling(disable_rht=True)
+    assert a == b and hash(a) == hash(b) and a != NVFP4BlockScaling()
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        a.disable_rht = False
+
+
+def test_a_recipe_survives_pickle_deepcopy_and_replace():
+    made = NVFP4BlockScaling(disable_rht=True)
+    for other in (pickle.loads(pickle.dumps(made)), copy.deepcopy(made)):
+        assert other == made and other.linear_spec() == made.linear_spec()
+    replaced = dataclasses.replace(made, disable_rht=False)
+    assert replaced.linear_spec() == NVFP4BlockScaling().linear_spec()
+
+
+def test_from_name_gives_the_default_recipes():
+    made = {name: type(recipes.from_name(name)) for name in ("nvfp4", "mxfp8", "fp8_current", "fp8_block")}
+    assert list(made.values()) == [NVFP4BlockScaling, MXFP8BlockScaling, Float8CurrentScaling, Float8BlockScaling]
+
+
+def test_from_name_lists_the_names_and_the_nearest():
+    with pytest.raises(ValueError, match="the recipes are nvfp4, mxfp8, fp8_current, fp8_block; did you mean 'nvfp4'?"):
+        recipes.from_name("nvpf4")
+    with pytest.raises(ValueError, match="there is no recipe 7"):
+        recipes.from_name(7)
+
+
+def test_the_default_recipe_is_mxfp8_on_the_cpu():
+    assert recipes.default() == recipes.default("cpu") == MXFP8BlockScaling()
+    with pytest.raises(NotImplementedError, match="device 'cuda'.*name a recipe"):
+        recipes.default("cuda")
+
+
+def test_predicates_tell_the_classes_apart():
+    names = ["delayed", "float8_current_scaling", "float8_block_scaling", "mxfp8", "nvfp4", "custom"]
+    made = [Float8CurrentScaling(), Float8BlockScaling(), MXFP8BlockScaling(), NVFP4BlockScaling()]
+    made.append(CustomRecipe(lambda role: "mxfp8"))
+    for i, one in enumerate(made):
+        assert [getattr(one, name)() for name in names].index(True) == i + 1
+        assert sum(getattr(one, name)() for name in names) == 1
+    assert [one.float8_per_tensor_scaling() for one in made] == [True, False, False, False, False]
+
+
+def test_the_environment_changes_no_default():
+    code = (
+        "from quire import recipe as r; print(r.NVFP4BlockScaling() , r.Float8CurrentScaling(), r.Float8BlockScaling())"
+    )
+    variables = {
+        "NVTE_NVFP4_DISABLE_RHT": "1",
+        "NVTE_FP8_CURRENT_SCALING_POWER_2_SCALES": "1",
+        "NVTE_FP8_BLOCK_SCALING_FP32_SCALES": "1",
+        "NVTE_BACKWARD_OVERRIDE": "dequantized",
+    }
+    path = {"PYTHONPATH": ":".join(sys.path)}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=variables | path, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.split("\n")[0] == f"{NVFP4BlockScaling()} {Float8CurrentScaling()} {Float8BlockScaling()}"
