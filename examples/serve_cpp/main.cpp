@@ -1,0 +1,57 @@
+// Serves exported models without Python:
+//   serve FOLDER RECIPE...
+// loads FOLDER/RECIPE.pt2, runs it on the inputs of FOLDER/RECIPE.cases.pt and compares each output, bit for bit, with
+// that of Python (export.py). Exits 1 if one differs.
+#include <ATen/ops/equal.h>
+#include <c10/core/InferenceMode.h>
+#include <torch/csrc/inductor/aoti_package/model_package_loader.h>
+#include <torch/csrc/jit/serialization/pickle.h>
+
+#include <exception>
+#include <fstream>
+#include <iostream>
+#include <iterator>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+namespace {
+
+/// What torch.save wrote.
+std::vector<at::Tensor> read_tensors(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  if (!file) throw std::runtime_error("cannot read " + path + "; run export.py first");
+  const std::vector<char> bytes{std::istreambuf_iterator<char>(file), {}};
+  const c10::IValue list = torch::jit::pickle_load(bytes);
+  std::vector<at::Tensor> tensors;
+  for (const c10::IValue& value : list.toListRef()) tensors.push_back(value.toTensor());
+  return tensors;
+}
+
+/// Runs all cases of a model; true if every output is exactly the expected one.
+bool serve(const std::string& folder, const std::string& recipe) {
+  torch::inductor::AOTIModelPackageLoader model(folder + "/" + recipe + ".pt2");
+  const std::vector<at::Tensor> cases = read_tensors(folder + "/" + recipe + ".cases.pt");
+  bool all_equal = true;
+  for (size_t i = 0; i + 1 < cases.size(); i += 2) {
+    const std::vector<at::Tensor> outputs = model.run({cases[i]});
+    const bool equal = at::equal(outputs.at(0), cases[i + 1]);
+    std::cout << recipe << ": batch " << cases[i].size(0) << " -> " << outputs[0].sizes()
+              << (equal ? ", equal to Python\n" : ", DIFFERS from Python\n");
+    all_equal = all_equal && equal;
+  }
+  return all_equal;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) try {
+  if (argc < 3) throw std::runtime_error("usage: serve FOLDER RECIPE...");
+  const c10::InferenceMode inference;
+  bool all_equal = true;
+  for (int i = 2; i < argc; ++i) all_equal = serve(argv[1], argv[i]) && all_equal;
+  return all_equal ? 0 : 1;
+} catch (const std::exception& error) {
+  std::cerr << error.what() << '\n';
+  return 1;
+}

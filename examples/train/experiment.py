@@ -1,0 +1,45 @@
+"""The comparison: the same model, seed and batches once in high precision and once in each recipe."""
+
+import warnings
+
+import report
+import torch
+from data import load_corpus
+from run import make_recipe, train_one
+from settings import Session, Settings
+
+
+def fastest_dtype() -> str:
+    """bf16 where the CPU multiplies bf16, fp32 where PyTorch would have to emulate it."""
+    capabilities = torch.cpu.get_capabilities() if hasattr(torch.cpu, "get_capabilities") else {}
+    return "bf16" if any(capabilities.get(name) for name in ("amx_bf16", "avx512_bf16", "bf16")) else "fp32"
+
+
+def make_reproducible() -> None:
+    """Use kernels whose sums do not depend on the timing of threads: a resumed run must equal its twin."""
+    torch.use_deterministic_algorithms(True)
+    torch.utils.deterministic.fill_uninitialized_memory = False  # a debugging aid that costs time
+
+
+def compare(names: list[str], settings: Settings, session: Session) -> None:
+    """Train all of `names`, then print the table and write results.json and loss.png to `session.out`."""
+    for name in names:
+        make_recipe(name)  # a name that does not exist is better found now than after the runs before it
+    make_reproducible()
+    warnings.filterwarnings("ignore", module="torch._inductor")
+    corpus = load_corpus()
+    print(corpus)
+    print(
+        f"{settings.layers} layers of width {settings.width}, {settings.steps} steps of "
+        f"{settings.batch} x {settings.seq} tokens, seed {settings.seed}, "
+        f"baseline in {settings.dtype}, {torch.get_num_threads()} threads"
+    )
+    results = []
+    for name in names:
+        result = train_one(name, settings, corpus, session)
+        if result is None:
+            print(f"{name}: stopped after {session.stop_after} of {settings.steps} steps; --resume continues")
+        else:
+            results.append(result)
+    if results:
+        report.write(results, settings, corpus, session.out)

@@ -1,0 +1,101 @@
+"""A small GPT over bytes, written the usual way; only the name of the Linear class tells that it can be quantized.
+
+Nothing in the model mentions a recipe. `quire.Linear` is an ordinary Linear until a recipe is active, so one piece of
+code serves the high-precision baseline and every recipe, and their checkpoints have the same keys. The embeddings and
+the output head stay `torch.nn` modules: they are a small part of the work and the part most sensitive to rounding.
+"""
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from data import VOCABULARY
+from settings import Settings
+from torch import nn
+
+import quire
+
+DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
+
+
+class Block(nn.Module):
+    """Attention and a GELU network of four times the width, each behind a LayerNorm and added to its input."""
+
+    def __init__(self, width: int, heads: int):
+        super().__init__()
+        self.heads = heads
+        self.attention_norm = nn.LayerNorm(width)
+        self.qkv = quire.Linear(width, 3 * width)
+        self.attention_out = quire.Linear(width, width)
+        self.mlp_norm = nn.LayerNorm(width)
+        self.mlp_up = quire.Linear(width, 4 * width)
+        self.mlp_down = quire.Linear(4 * width, width)
+
+    def attention(self, x: torch.Tensor) -> torch.Tensor:
+        batch, seq, width = x.shape
+        qkv = self.qkv(x).view(batch, seq, 3, self.heads, width // self.heads)
+        q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind(0)
+        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return self.attention_out(mixed.transpose(1, 2).reshape(batch, seq, width))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x + self.attention(self.attention_norm(x))
+        return x + self.mlp_down(F.gelu(self.mlp_up(self.mlp_norm(x)), approximate="tanh"))
+
+
+class Gpt(nn.Module):
+    """Tokens [batch, seq] (int64) to logits [batch, seq, 256]; `seq` may be anything up to the length trained with."""
+
+    def __init__(self, settings: Settings):
+        super().__init__()
+        self.seq = settings.seq
+        self.tokens = nn.Embedding(VOCABULARY, settings.width)
+        self.positions = nn.Embedding(settings.seq, settings.width)
+        self.blocks = nn.ModuleList(Block(settings.width, settings.heads) for _ in range(settings.layers))
+        self.norm = nn.LayerNorm(settings.width)
+        self.head = nn.Linear(settings.width, VOCABULARY, bias=False)
+        self.reset_parameters()
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """GPT-2's start: small normal weights, smaller still where a product is added to the residual stream."""
+        for name, parameter in self.named_parameters():
+            if name.endswith("bias"):
+                parameter.zero_()
+            elif parameter.dim() == 2:
+                residual = name.endswith(("attention_out.weight", "mlp_down.weight"))
+                parameter.normal_(std=0.02 / (2 * len(self.blocks)) ** 0.5 if residual else 0.02)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = self.tokens(tokens) + self.positions.weight[: tokens.shape[1]]
+        for block in self.blocks:
+            x = block(x)
+        return self.head(self.norm(x))
+
+
+def make_logits(model: Gpt, recipe: object | None, dtype: str) -> Callable[[torch.Tensor], torch.Tensor]:
+    """The model as a function from tokens to logits, in `dtype`, its blocks in `recipe` (None: no quantization).
+
+    Parameters are always float32. `torch.autocast` sets the dtype of activations and products, `quire.autocast` says
+    which of them are quantized. Both are entered inside the function, so that a compiled graph contains them.
+    """
+    bf16 = DTYPES[dtype] == torch.bfloat16
+
+    def logits(tokens: torch.Tensor) -> torch.Tensor:
+        with (
+            torch.autocast("cpu", dtype=torch.bfloat16, enabled=bf16),
+            quire.autocast(enabled=recipe is not None, recipe=recipe),
+        ):
+            return model(tokens)
+
+    return logits
+
+
+def make_loss(model: Gpt, recipe: object | None, dtype: str) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
+    """The mean cross entropy (float32, nats per byte) as a function of inputs and targets [batch, seq]."""
+    logits = make_logits(model, recipe, dtype)
+
+    def loss(tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return F.cross_entropy(logits(tokens).float().flatten(0, 1), targets.flatten())
+
+    return loss

@@ -1,0 +1,75 @@
+"""What a training run is made of: the numbers that a user may change, in one place.
+
+This file imports nothing outside the standard library, so that the command line can be read, and its mistakes reported,
+before anything large is loaded.
+"""
+
+import dataclasses
+from pathlib import Path
+
+BASELINE = "baseline"
+RECIPES = (BASELINE, "fp8_current", "fp8_block", "mxfp8", "nvfp4")
+
+
+class ExampleError(Exception):
+    """Something the user can put right. Its text is the whole message; no traceback is printed."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """Everything that decides the numbers of a run: two runs with equal settings and equal data are equal bit for bit.
+
+    Sizes are in tokens, and a token is one byte of text. `dtype` is the precision of the baseline and of all
+    activations outside the quantized products: "bf16" or "fp32".
+    """
+
+    layers: int
+    width: int
+    seq: int
+    batch: int
+    steps: int
+    lr: float
+    seed: int
+    dtype: str
+    validation_batches: int
+
+    @property
+    def heads(self) -> int:
+        """Attention heads of 64 channels, the usual size; one head where the model is narrower than that."""
+        return max(1, self.width // 64)
+
+    @property
+    def tokens_per_step(self) -> int:
+        return self.batch * self.seq
+
+    def check(self) -> None:
+        """Raise ExampleError for a value that no run can have, naming the option and the remedy."""
+        for name in ("layers", "width", "seq", "batch", "steps", "validation_batches"):
+            value = getattr(self, name)
+            if value < 1:
+                raise ExampleError(f"--{name.replace('_', '-')} must be at least 1; got {value}")
+        if self.lr <= 0:
+            raise ExampleError(f"--lr must be positive; got {self.lr}")
+        if self.width % self.heads:
+            raise ExampleError(f"--width must divide into {self.heads} heads; got {self.width}, use a multiple of 64")
+
+
+@dataclasses.dataclass(frozen=True)
+class Session:
+    """How this call of the program behaves; nothing here changes a number that a run computes."""
+
+    out: Path
+    resume: bool
+    checkpoint_every: int
+    stop_after: int | None
+
+    def check(self) -> None:
+        """Raise ExampleError for a value that makes no sense, naming the option."""
+        if self.checkpoint_every < 1:
+            raise ExampleError(f"--checkpoint-every must be at least 1; got {self.checkpoint_every}")
+        if self.stop_after is not None and self.stop_after < 1:
+            raise ExampleError(f"--stop-after must be at least 1; got {self.stop_after}")
+
+    def checkpoint(self, recipe: str) -> Path:
+        """Where the checkpoint of one recipe lies."""
+        return self.out / f"{recipe}.pt"

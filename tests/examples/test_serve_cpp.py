@@ -1,0 +1,68 @@
+"""examples/serve_cpp, as a user would build it: installed libraries, find_package, a program without Python."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from quire import _library
+from workspace import ROOT, tool
+
+EXAMPLE = ROOT / "examples/serve_cpp"
+RECIPES = ("mxfp8", "nvfp4")
+BATCHES = (1, 16, 100)
+
+
+def run(*command: str | Path) -> str:
+    """The output of a command; a failure shows all of it."""
+    done = subprocess.run(list(map(str, command)), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    assert done.returncode == 0, f"{' '.join(map(str, command))}\n{done.stdout}"
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("exported")
+    run(sys.executable, EXAMPLE / "export.py", folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The example built against an installation, not against the build folder."""
+    folder = tmp_path_factory.mktemp("serve")
+    built = _library.FOLDER.resolve().parent
+    run(tool("cmake"), "--install", built, "--prefix", folder / "prefix")
+    settings = {
+        "CMAKE_BUILD_TYPE": "Release",
+        "CMAKE_MAKE_PROGRAM": tool("ninja"),
+        "CMAKE_PREFIX_PATH": f"{folder / 'prefix'};{torch.utils.cmake_prefix_path}",
+    }
+    defines = [f"-D{name}={value}" for name, value in settings.items()]
+    run(tool("cmake"), "-S", EXAMPLE, "-B", folder / "build", "-G", "Ninja", *defines)
+    run(tool("cmake"), "--build", folder / "build")
+    return folder / "build/serve"
+
+
+def test_a_pure_cpp_program_computes_exactly_what_python_does(exported: Path, program: Path):
+    said = run(program, exported, *RECIPES)
+    expected = [f"{recipe}: batch {batch} -> [{batch}, 32], equal to Python" for recipe in RECIPES for batch in BATCHES]
+    assert said.splitlines() == expected
+
+
+def test_the_cpp_program_links_no_python(program: Path):
+    names = [line.split()[0] for line in run("ldd", program).splitlines()]
+    assert "libquire_torch.so" in names and "libquire.so" in names
+    assert [name for name in names if "python" in name] == []
+
+
+def test_the_cpp_program_notices_an_output_that_differs(exported: Path, program: Path, tmp_path: Path):
+    (tmp_path / "mxfp8.pt2").symlink_to(exported / "mxfp8.pt2")
+    cases = torch.load(exported / "mxfp8.cases.pt", weights_only=True)
+    cases[1] = torch.nextafter(cases[1], torch.tensor(float("inf")))
+    torch.save(cases, tmp_path / "mxfp8.cases.pt")
+    done = subprocess.run([program, tmp_path, "mxfp8"], stdout=subprocess.PIPE, text=True)
+    assert done.returncode == 1
+    assert "batch 1 -> [1, 32], DIFFERS from Python" in done.stdout

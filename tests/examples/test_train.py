@@ -1,0 +1,170 @@
+"""The training example, run as a user runs it: through its command line, in a process of its own."""
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+for needed in ("tqdm", "matplotlib"):
+    if importlib.util.find_spec(needed) is None:
+        pytest.skip(f"examples/train needs {needed}", allow_module_level=True)
+
+SCRIPT = Path(__file__).resolve().parents[2] / "examples" / "train" / "train.py"
+SIZE = "--layers 2 --width 64 --seq 32 --batch 2 --steps 6 --validation-batches 2".split()
+RECIPES = ("baseline", "mxfp8", "nvfp4")
+SECONDS = 1800
+
+
+def train(*arguments: object, python: tuple[str, ...] = (str(SCRIPT),)) -> subprocess.CompletedProcess:
+    """The finished process; its output is text, whatever bytes a model may have printed."""
+    command = [sys.executable, *python, *map(str, arguments)]
+    environment = {**os.environ, "PYTHONUTF8": "1"}
+    return subprocess.run(command, env=environment, capture_output=True, text=True, errors="replace", timeout=SECONDS)
+
+
+def train_successfully(*arguments: object) -> str:
+    process = train(*arguments)
+    assert process.returncode == 0, process.stderr
+    return process.stdout
+
+
+def assert_explained(process: subprocess.CompletedProcess, *words: str) -> None:
+    """It failed with a message of its own that has all of `words`, not with a traceback."""
+    assert process.returncode == 1, process.stderr
+    assert "Traceback" not in process.stderr
+    message = process.stderr.strip().splitlines()[-1]
+    assert message.startswith("train: ")
+    for word in words:
+        assert word in message
+
+
+def runs_of(out: Path) -> dict[str, dict]:
+    return {run["recipe"]: run for run in json.loads((out / "results.json").read_text())["runs"]}
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """The folder and the terminal output of one uninterrupted run of RECIPES."""
+    out = tmp_path_factory.mktemp("finished")
+    return out, train_successfully(*SIZE, "--recipe", ",".join(RECIPES), "--out", out)
+
+
+def test_results_tell_what_was_trained_on_what(finished: tuple[Path, str]) -> None:
+    out, printed = finished
+    results = json.loads((out / "results.json").read_text())
+    assert results["settings"]["steps"] == 6
+    assert results["settings"]["dtype"] in ("bf16", "fp32")
+    assert results["data"]["train_files"] > results["data"]["validation_files"] > 0
+    assert len(results["data"]["sha256"]) == 64
+    assert results["data"]["sha256"][:16] in printed
+    assert tuple(run["recipe"] for run in results["runs"]) == RECIPES
+
+
+def test_every_run_is_one_graph_forward_and_loses_what_it_learns(finished: tuple[Path, str]) -> None:
+    for run in runs_of(finished[0]).values():
+        assert run["train_graphs"] == 1
+        assert run["validation_graphs"] == 1
+        assert run["graph_breaks"] == 0
+        assert len(run["losses"]) == 6
+        assert run["losses"][-1] < run["losses"][0]
+        assert run["tokens_per_second"] > 0
+        assert run["saved_activation_bytes"] > 0
+        assert run["compile_seconds"] > 0
+
+
+def test_differences_are_relative_to_the_baseline(finished: tuple[Path, str]) -> None:
+    runs = runs_of(finished[0])
+    baseline = runs["baseline"]["validation_loss"]
+    assert runs["baseline"]["validation_difference_percent"] == 0
+    for run in runs.values():
+        assert run["validation_difference_percent"] == pytest.approx(100 * (run["validation_loss"] / baseline - 1))
+        assert abs(run["validation_difference_percent"]) < 5
+
+
+def test_recipes_change_the_losses_and_save_less_for_backward(finished: tuple[Path, str]) -> None:
+    runs = runs_of(finished[0])
+    assert len({tuple(run["losses"]) for run in runs.values()}) == len(RECIPES)
+    for name in ("mxfp8", "nvfp4"):
+        assert runs[name]["saved_activation_bytes"] < runs["baseline"]["saved_activation_bytes"]
+
+
+def test_a_table_a_plot_and_a_checkpoint_per_recipe_are_written(finished: tuple[Path, str]) -> None:
+    out, printed = finished
+    for name in RECIPES:
+        assert any(line.split()[:1] == [name] for line in printed.splitlines())
+        assert (out / f"{name}.pt").exists()
+    assert (out / "loss.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(finished: tuple[Path, str], tmp_path: Path) -> None:
+    whole, _ = finished
+    arguments = (*SIZE, "--recipe", ",".join(RECIPES), "--out", tmp_path)
+    assert "--resume continues" in train_successfully(*arguments, "--stop-after", 3)
+    assert not (tmp_path / "results.json").exists()
+    train_successfully(*arguments, "--resume")
+    for name, run in runs_of(tmp_path).items():
+        assert run["losses"] == runs_of(whole)[name]["losses"], name
+        assert run["validation_loss"] == runs_of(whole)[name]["validation_loss"], name
+        one, other = (torch.load(out / f"{name}.pt", weights_only=True)["model"] for out in (whole, tmp_path))
+        assert one.keys() == other.keys()
+        for key in one:
+            assert torch.equal(one[key], other[key]), (name, key)
+
+
+def test_resuming_a_finished_run_reports_it_again_without_training(finished: tuple[Path, str]) -> None:
+    out, _ = finished
+    before = runs_of(out)
+    train_successfully(*SIZE, "--recipe", ",".join(RECIPES), "--out", out, "--resume")
+    assert runs_of(out) == before
+
+
+def test_resuming_with_other_settings_is_refused(finished: tuple[Path, str]) -> None:
+    process = train(*SIZE, "--seed", 7, "--recipe", "nvfp4", "--out", finished[0], "--resume")
+    assert_explained(process, "another run", "seed was 0, is 7", "--out")
+
+
+def test_a_checkpoint_can_be_sampled_from(finished: tuple[Path, str]) -> None:
+    sample = ("--sample", "--recipe", "nvfp4", "--prompt", "import ", "--length", 40, "--out", finished[0])
+    printed = train_successfully(*sample)
+    assert "import " in printed
+    assert len(printed) > len("import ") + 10
+    assert printed == train_successfully(*sample)
+
+
+def test_sampling_without_a_checkpoint_says_to_train_first(tmp_path: Path) -> None:
+    assert_explained(train("--sample", "--out", tmp_path), "no checkpoint", "train first")
+
+
+def test_a_diverged_run_ends_with_a_message(tmp_path: Path) -> None:
+    process = train(*SIZE, "--lr", 1e30, "--recipe", "baseline", "--out", tmp_path)
+    assert_explained(process, "baseline", "became", "lower --lr")
+
+
+@pytest.mark.parametrize("name", ["quire", "torch", "tqdm", "matplotlib"])
+def test_a_missing_dependency_is_named_with_its_remedy(name: str, tmp_path: Path) -> None:
+    blocked = (
+        f"import runpy, sys; sys.modules[{name!r}] = None; sys.path.insert(0, {str(SCRIPT.parent)!r}); "
+        f"runpy.run_path({str(SCRIPT)!r}, run_name='__main__')"
+    )
+    process = train("--out", tmp_path, python=("-c", blocked))
+    assert_explained(process, f"cannot import {name}", "get it with")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--recipe", "baseline,fp5"), ("--recipe fp5",)),
+        (("--steps", 0), ("--steps", "at least 1", "got 0")),
+        (("--width", 193), ("--width", "193", "multiple of 64")),
+    ],
+)
+def test_a_wrong_option_is_explained_before_anything_is_trained(
+    arguments: tuple, words: tuple[str, ...], tmp_path: Path
+) -> None:
+    assert_explained(train(*arguments, "--out", tmp_path), *words)
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,125 @@
+"""Every check of ./dev check is shown a tree that breaks its rule, and this one, which must not."""
+
+import pytest
+
+import check_budgets
+import check_layers
+import check_words
+from workspace import ROOT
+
+
+@pytest.fixture
+def tree(tmp_path):
+    """tree({"src/a.h": text}) writes the files and returns the root."""
+    (tmp_path / "src").mkdir()
+    (tmp_path / "python").mkdir()
+
+    def write(files):
+        for name, text in files.items():
+            path = tmp_path / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+        return tmp_path
+
+    return write
+
+
+@pytest.mark.parametrize("module", [check_layers, check_budgets, check_words])
+def test_this_repository_passes(module):
+    assert list(module.check(ROOT)) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "include", "complaint"),
+    [
+        ("quire/base/check.h", '"quire/spec/problem.h"', "quire/base may include quire/base; got quire/spec/problem.h"),
+        ("quire/spec/scale.h", '"quire/cpu/isa.h"', "got quire/cpu/isa.h"),
+        ("quire/gemm/gemm.cpp", '"quire/cpu/kernels.h"', "got quire/cpu/kernels.h"),
+        ("quire/cpu/generic/amax.inl.h", '"quire/gemm/gemm.h"', "got quire/gemm/gemm.h"),
+        ("quire/format/half.h", "<c10/util/Half.h>", "the core includes no PyTorch; got c10/util/Half.h"),
+        ("quire_torch/op/op.h", '"quire/base/check.h"', "got quire/base/check.h"),
+        ("quire_torch/bridge/tensor.h", '"quire_torch/ops/linear.h"', "got quire_torch/ops/linear.h"),
+        ("quire_torch/ops/linear.cpp", '"quire/cpu/isa.h"', "got quire/cpu/isa.h"),
+        ("quire/gemm/gemm.cpp", '"gemm.h"', "includes start at src/"),
+        ("quire/moe/permute.h", '"quire/base/check.h"', "not in the table"),
+    ],
+)
+def test_an_include_from_above_is_found(tree, name, include, complaint):
+    (finding,) = check_layers.check(tree({f"src/{name}": f"#pragma once\n  #  include {include}\n"}))
+    assert finding.startswith(f"src/{name}: ") and finding.endswith(complaint) or complaint in finding
+
+
+def test_includes_from_below_and_kernel_tables_pass(tree):
+    allowed = {
+        "src/quire/gemm/kernels.cpp": '#include <span>\n#include "quire/cpu/isa.h"\n#include "quire/spec/problem.h"\n',
+        "src/quire_torch/library.cpp": '#include <torch/library.h>\n\n#include "quire_torch/ops/linear.h"\n',
+    }
+    assert list(check_layers.check(tree(allowed))) == []
+
+
+def test_operators_called_outside_the_files_for_it_are_found(tree):
+    call = "import torch\n\ny = torch.ops.quire.linear(1)\n"
+    mention = '"""Not a call: torch.ops.quire."""\n'
+    files = {"python/quire/functional.py": call, "python/quire/recipe.py": mention, "python/quire/testing.py": call}
+    (finding,) = check_layers.check(tree(files))
+    assert finding.startswith("python/quire/testing.py: torch.ops.quire")
+
+
+LONG_BODY = "  f();\n" * 60
+CONSTRUCTOR = "struct S {{\n  S() : a_{{1}}, b_(2) {{\n{}  }}\n  int a_, b_;\n}};\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "complaint"),
+    [
+        ("src/a.cpp", "int x;\n" * 401, "src/a.cpp: 401 lines, at most 400"),
+        ("src/a.cpp", f"void f() {{\n{LONG_BODY}}}\n", "src/a.cpp:1: f: 62 lines, at most 60"),
+        ("src/a.cpp", CONSTRUCTOR.format(LONG_BODY), "src/a.cpp:2: S: 62 lines, at most 60"),
+        ("src/a.h", "int f(int, int, int,\n int, int, int);\n", "a.h:1: f: 6 positional parameters, at most 5"),
+        ("src/a.h", "struct S { bool f(M<a, b> x, int = 1, int = 2, int, int, int) const; };", "f: 6 positional"),
+        ("src/a.cpp", "auto f = [](int, int, int, int, int, int) { return 1; };", "6 positional parameters"),
+        ("src/a.h", "#pragma once\n#define SIX 6\n", "src/a.h: defines the macro SIX"),
+        ("src/quire/cpu/generic/a.inl.h", "#if defined(__AVX2__)\n#endif\n", "#if in generic code"),
+        ("src/a.cpp", 'auto* x = std::getenv("HOME");', "src/a.cpp: reads the environment"),
+        ("src/quire/utils.h", "", "src/quire/utils.h: name the file after what is in it"),
+        ("python/a.py", "def f():\n" + "    g()\n" * 60, "python/a.py:1: f: 61 lines, at most 60"),
+        ("python/a.py", "class A:\n    def f(self, a, b, c, d, e, f): ...\n", "a.py:2: f: 6 positional parameters"),
+        ("python/misc.py", "", "python/misc.py: name the file after what is in it"),
+    ],
+)
+def test_a_broken_budget_is_found(tree, name, text, complaint):
+    (finding,) = check_budgets.check(tree({name: text}))
+    assert complaint in finding
+
+
+FINE = """
+// void f(int, int, int, int, int, int) { in a comment
+#define QUIRE_SEVEN(a, b, c, d, e, f, g) f(a, b, c, d, e, f, g)
+constexpr int kNumbers[] = {1, 2, 3, 4, 5, 1'000'000};
+const char* text = R"(void f(int, int, int, int, int, int) {)";
+const Row kRows[] = {{"a", [](const P& p) -> R { return run(p, 2, 3, 4, 5, 6); }}, {"b", [] { g(1, 2, 3, 4, 5, 6); }}};
+const char* quote = "\\"{ ( {"; char brace = '{';
+static_assert(five(1, 2, 3, 4, 5, 6), "six arguments are no parameters");
+template <class A, class B, class C, class D, class E, class F> void g(M<A, B, C, D, E, F> m, int x = h(1, 2)) {}
+template <int N = 4> requires (N == 4) bool has_default(int x) { call(1, 2, 3, 4, 5, 6); return x == N; }
+std::function<void(int, int, int, int, int, int)> callback;
+struct S { S(int a, int b) : a_{a, 1, 2, 3, 4, 5}, b_(b) { call(a, b, 1, 2, 3, 4); } bool operator()(int x) const; };
+"""
+
+
+def test_what_only_looks_like_a_function_passes(tree):
+    assert list(check_budgets.check(tree({"src/quire/cpu/region.h": FINE}))) == []
+
+
+def test_keywords_and_the_fixtures_of_a_test_are_no_positional_parameters(tree):
+    files = {
+        "python/a.py": "def f(a, b, c, d, e, *, f, g): ...\n",
+        "tests/test_a.py": "def test_a(a, b, c, d, e, f): ...\n",
+    }
+    assert list(check_budgets.check(tree(files))) == []
+
+
+@pytest.mark.parametrize("word", check_words.FORBIDDEN)
+def test_a_word_of_one_machine_is_found(tree, word):
+    (finding,) = check_words.check(tree({"docs/a.md": f"fine\nsee {word}x\n", "build/a.md": word}))
+    assert finding == f"docs/a.md:2: says {word}"

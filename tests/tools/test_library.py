@@ -1,0 +1,39 @@
+"""What import quire says when its libraries do not fit."""
+
+import json
+
+import pytest
+import torch
+
+from quire import _library
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.setattr(_library, "FOLDER", tmp_path)
+    return tmp_path
+
+
+def built_for(folder, version):
+    (folder / "build.json").write_text(json.dumps({"quire": "0.1.0", "torch": version}))
+
+
+def test_missing_libraries_are_told_with_the_place_and_the_remedy(folder):
+    with pytest.raises(ImportError, match=r"\./dev build") as error:
+        _library.load()
+    assert str(folder) in str(error.value)
+
+
+def test_another_minor_version_of_torch_is_refused_naming_both(folder):
+    built_for(folder, "2.1.2+cpu")
+    with pytest.raises(ImportError, match="built against PyTorch 2.1.2") as error:
+        _library.load()
+    assert f"PyTorch {torch.__version__} is running" in str(error.value)
+    assert "Install torch==2.1.*" in str(error.value)
+
+
+def test_a_library_that_does_not_load_is_told_with_the_reason(folder):
+    built_for(folder, torch.__version__)
+    (folder / "libquire_torch.so").write_text("not a library")
+    with pytest.raises(ImportError, match="could not load .*libquire_torch.so: .*(header|ELF|file too short)"):
+        _library.load()
