@@ -18,6 +18,20 @@ import quire
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 
 
+def rotation(seq: int, width: int) -> torch.Tensor:
+    """Cosines and sines of rotary position embedding, [2, seq, width / 2] float32."""
+    frequency = 10000.0 ** (-torch.arange(0, width, 2) / width)
+    angle = torch.outer(torch.arange(seq), frequency)
+    return torch.stack([angle.cos(), angle.sin()])
+
+
+def rotate(x: torch.Tensor, rotation: torch.Tensor) -> torch.Tensor:
+    """x [batch, heads, seq, width] with each pair of channels turned by an angle that grows with the position."""
+    cos, sin = rotation.to(x.dtype)
+    a, b = x.chunk(2, -1)
+    return torch.cat([a * cos - b * sin, b * cos + a * sin], -1)
+
+
 class Block(nn.Module):
     """Attention and a GELU network of four times the width, each behind a LayerNorm and added to its input."""
 
@@ -31,15 +45,16 @@ class Block(nn.Module):
         self.mlp_up = quire.Linear(width, 4 * width)
         self.mlp_down = quire.Linear(4 * width, width)
 
-    def attention(self, x: torch.Tensor) -> torch.Tensor:
+    def attention(self, x: torch.Tensor, rotation: torch.Tensor) -> torch.Tensor:
         batch, seq, width = x.shape
         qkv = self.qkv(x).view(batch, seq, 3, self.heads, width // self.heads)
         q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind(0)
+        q, k = rotate(q, rotation), rotate(k, rotation)
         mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         return self.attention_out(mixed.transpose(1, 2).reshape(batch, seq, width))
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = x + self.attention(self.attention_norm(x))
+    def forward(self, x: torch.Tensor, rotation: torch.Tensor) -> torch.Tensor:
+        x = x + self.attention(self.attention_norm(x), rotation)
         return x + self.mlp_down(F.gelu(self.mlp_up(self.mlp_norm(x)), approximate="tanh"))
 
 
@@ -50,7 +65,7 @@ class Gpt(nn.Module):
         super().__init__()
         self.seq = settings.seq
         self.tokens = nn.Embedding(VOCABULARY, settings.width)
-        self.positions = nn.Embedding(settings.seq, settings.width)
+        self.register_buffer("rotation", rotation(settings.seq, settings.width // settings.heads), persistent=False)
         self.blocks = nn.ModuleList(Block(settings.width, settings.heads) for _ in range(settings.layers))
         self.norm = nn.LayerNorm(settings.width)
         self.head = nn.Linear(settings.width, VOCABULARY, bias=False)
@@ -67,9 +82,10 @@ class Gpt(nn.Module):
                 parameter.normal_(std=0.02 / (2 * len(self.blocks)) ** 0.5 if residual else 0.02)
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        x = self.tokens(tokens) + self.positions.weight[: tokens.shape[1]]
+        x = self.tokens(tokens)
+        rotation = self.rotation[:, : tokens.shape[1]]
         for block in self.blocks:
-            x = block(x)
+            x = block(x, rotation)
         return self.head(self.norm(x))
 
 

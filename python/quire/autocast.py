@@ -40,8 +40,8 @@ class autocast:
     def __init__(
         self,
         enabled: bool = True,
-        *,
         recipe: Recipe | None = None,
+        *,
         calibrating: bool = False,
         amax_reduction_group: object = None,
     ) -> None:

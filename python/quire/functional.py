@@ -8,10 +8,10 @@ from quire.tensor import QuantizedTensor, QuantSpec, named_buffers
 def quantize(
     x: torch.Tensor,
     spec: QuantSpec | str,
-    *,
     rowwise: bool = True,
     columnwise: bool = False,
     seed: int | None = None,
+    *,
     offset: int = 0,
     scale: torch.Tensor | None = None,
 ) -> QuantizedTensor:

@@ -1,5 +1,5 @@
-"""Misuse that the types forbid. Each file compiles as it stands; with MISUSE defined the compiler must refuse it, in words
-that the file announces in a line `// refused: ...`."""
+"""Misuse that the types forbid. Each file compiles as it stands. With MISUSE defined the compiler must refuse it, in the
+words that the file announces: `// refused: ...`."""
 
 import hashlib
 import os
@@ -18,7 +18,7 @@ COMPILE += [f"-isystem{TORCH}/include", f"-isystem{TORCH}/include/torch/csrc/api
 
 
 def compiler_output(file, *flags):
-    """ "" if the compiler accepts the file."""
+    """What the compiler says of a file it refuses; nothing of one that it accepts."""
     done = subprocess.run([*COMPILE, *flags, str(file)], capture_output=True, text=True)
     return done.stderr if done.returncode else ""
 
@@ -28,7 +28,7 @@ def digest(file):
     includes = re.findall(r'^#include "(.+)"$', file.read_text(), re.M)
     framework = all(name.startswith("quire_torch/op/") for name in includes)  # includes nothing else of ours
     content = hashlib.sha256(f"{torch.__version__} {COMPILE}".encode())
-    for source in [file, HERE / __file__, *sorted((SOURCES / ("quire_torch/op" if framework else "")).rglob("*.h"))]:
+    for source in [file, Path(__file__), *sorted((SOURCES / ("quire_torch/op" if framework else "")).rglob("*.h"))]:
         content.update(source.read_bytes())
     return content.hexdigest()
 

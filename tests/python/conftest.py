@@ -144,8 +144,7 @@ def golden(tmp_path_factory):
     spec = importlib.util.spec_from_file_location("quire_golden", GOLDEN / "golden.py")
     reader = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(reader)
-    reader._D = str(folder)
-    return reader
+    return reader.Golden(folder)
 
 
 @pytest.fixture

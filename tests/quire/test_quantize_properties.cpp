@@ -5,6 +5,7 @@
 #include "inputs.h"
 #include "quantized.h"
 #include "quire/quantize/quantize.h"
+#include "quire/spec/scale.h"
 #include "quire/spec/scale_index.h"
 #include "specs.h"
 
@@ -54,6 +55,24 @@ TEST_P(QuantizeProperties, EachLineOfAPerRowTensorIsAPerTensorOneOfItsOwn) {
         for (int64_t i = 0; i < m; ++i) ASSERT_EQ(code(rows, kCol, j, i), code(one, kCol, 0, i));
       }
     }
+}
+
+TEST_P(QuantizeProperties, AScaleThatOverflowsIsTheLargestValueOfTheInputsTypePerBlockAndOfFloat32Elsewhere) {
+  const uint16_t bf16 = f32_to_bf16(0x1p-130f);
+  const float f32 = 0x1p-130f;
+  const auto stored = [&](std::string_view spec, DType dtype) {
+    const Quantized q = run(spec, {dtype == DType::bf16 ? static_cast<const void*>(&bf16) : &f32, dtype, 1, 1, 1});
+    return std::pair(q.side(kRow).scale.as<float>()[0], q.side(kCol).scale.as<float>()[0]);
+  };
+  const auto both = [](float x) { return std::pair(1.0f / x, 1.0f / x); };
+  for (const std::string_view block : {"fp8_block", "fp8_block:128x128"}) {
+    EXPECT_EQ(stored(block, DType::bf16), both(0x1.FEp127f)) << block;
+    EXPECT_EQ(stored(block, DType::f32), both(kFloatMax)) << block;
+  }
+  for (const std::string_view other : {"fp8_tensor", "fp8_row"})
+    EXPECT_EQ(stored(other, DType::bf16), both(kFloatMax)) << other;
+  EXPECT_EQ(stored("fp8_block:pow2", DType::bf16), both(0x1p127f));
+  EXPECT_EQ(stored("fp8_tensor:pow2", DType::bf16), both(0x1p127f));
 }
 
 /// The table of numerics.md 1.2.

@@ -1,4 +1,4 @@
-"""torch.library.opcheck, all four utilities, on every operator: schema, autograd registration, fake tensors, AOT dispatch."""
+"""torch.library.opcheck on every operator: schema, autograd registration, fake tensors, AOT dispatch."""
 
 import itertools
 

@@ -66,10 +66,10 @@ class Linear(torch.nn.Linear):
         in_features: int,
         out_features: int,
         bias: bool = True,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-        *,
         params_dtype: torch.dtype | None = None,
+        device: torch.device | str | None = None,
+        *,
+        dtype: torch.dtype | None = None,
         **options: object,
     ) -> None:
         _refuse_options("quire.Linear", options, _CONSTRUCTOR_OPTIONS)

@@ -27,7 +27,8 @@ template <class... Parts>
 
 template <class... Parts>
 void check(bool condition, const Parts&... parts) {
-  if (!condition) [[unlikely]] fail(parts...);
+  if (!condition) [[unlikely]]
+    fail(parts...);
 }
 
 }  // namespace quire

@@ -1,4 +1,5 @@
-// One settable executor for the whole core. The PyTorch layer installs PyTorch's own thread pool; alone, work runs serially.
+// One settable executor for the whole core. The PyTorch layer installs PyTorch's own thread pool; alone, work runs
+// serially.
 #pragma once
 
 #include <cstdint>

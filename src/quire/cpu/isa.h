@@ -22,8 +22,8 @@ std::span<const Isa> all();
 /// Names of those this machine can run, best first.
 std::vector<std::string_view> supported();
 
-/// The one in use: the best supported one, or that named by QUIRE_ISA. Decided once; throws Error if QUIRE_ISA names one
-/// that does not exist or that this machine cannot run.
+/// The one in use: the best supported one, or that named by QUIRE_ISA. Decided once; throws Error if QUIRE_ISA names
+/// one that does not exist or that this machine cannot run.
 const Isa& active();
 
 }  // namespace quire::cpu

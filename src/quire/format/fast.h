@@ -1,5 +1,5 @@
-// Branch-free conversions for kernels. Each is written so that a loop over it vectorises, and is tested against codec.h on
-// every code and every halfway point.
+// Branch-free conversions for kernels. Each is written so that a loop over it vectorises, and is tested against codec.h
+// on every code and every halfway point.
 #pragma once
 
 #include <bit>

@@ -16,8 +16,8 @@ enum class Specials : uint8_t {
   ieee,      ///< the top exponent holds infinity and NaN (E5M2)
 };
 
-/// A row. `value = (-1)^sign * 2^(exponent - bias) * (1 + mantissa / 2^man_bits)`; exponent 0 is subnormal where there is
-/// a mantissa. (OCP Microscaling Formats v1.0 5.3; numerics.md 1.1-1.3)
+/// A row. `value = (-1)^sign * 2^(exponent - bias) * (1 + mantissa / 2^man_bits)`; exponent 0 is subnormal where there
+/// is a mantissa. (OCP Microscaling Formats v1.0 5.3; numerics.md 1.1-1.3)
 struct FormatRow {
   std::string_view name;
   int exp_bits;

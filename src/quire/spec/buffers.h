@@ -1,5 +1,5 @@
-// What a quantized tensor stores: names, dtypes and shapes as a function of spec and shape. Real kernels allocate from it,
-// tracing allocates from it, Python's TensorProto is it; there is no second description.
+// What a quantized tensor stores: names, dtypes and shapes as a function of spec and shape. Real kernels allocate from
+// it, tracing allocates from it, Python's TensorProto is it; there is no second description.
 #pragma once
 
 #include <array>
@@ -15,8 +15,8 @@ namespace quire {
 /// Which way blocks run: rowwise along the last dimension (K), columnwise along the tokens (M = all others).
 enum class Direction : uint8_t { rowwise, columnwise };
 
-inline constexpr std::array<std::string_view, 6> kBufferNames{
-    "rowwise_data", "rowwise_scale", "rowwise_amax", "columnwise_data", "columnwise_scale", "columnwise_amax"};
+inline constexpr std::array<std::string_view, 6> kBufferNames{"rowwise_data",    "rowwise_scale",    "rowwise_amax",
+                                                              "columnwise_data", "columnwise_scale", "columnwise_amax"};
 
 template <class Int>
 struct Buffer {

@@ -18,8 +18,8 @@ std::string to_string(const QuantizeProblem& p) {
 }
 
 std::string to_string(const DequantizeProblem& p) {
-  return text("dequantize ", p.spec.to_string(), p.direction == Direction::rowwise ? " rowwise" : " columnwise", " of [",
-              p.rows, ", ", p.cols, "] to ", name(p.out.dtype));
+  return text("dequantize ", p.spec.to_string(), p.direction == Direction::rowwise ? " rowwise" : " columnwise",
+              " of [", p.rows, ", ", p.cols, "] to ", name(p.out.dtype));
 }
 
 std::string to_string(const GemmProblem& p) {

@@ -48,8 +48,8 @@ struct DequantizeProblem {
   MutableMatrix out;
 };
 
-/// One operand of a product, seen as [outer, contraction]: a rowwise side of [outer, contraction] or the columnwise side
-/// of [contraction, outer].
+/// One operand of a product, seen as [outer, contraction]: a rowwise side of [outer, contraction] or the columnwise
+/// side of [contraction, outer].
 struct Operand {
   QuantSpec spec;
   Direction direction = Direction::rowwise;
@@ -59,18 +59,19 @@ struct Operand {
   const float* amax = nullptr;
 };
 
-/// out[i, j] = sum_l a[i, l] * b[j, l] (+ bias[j]) (+ addend[i, j]), numerics.md 7.4. Exact products; sums in f32 within
-/// blocks of the scale's length (at most 128), block sums scaled and added in f32; bias added in f32 before the one
-/// rounding to out's dtype; the addend is added after that rounding (7.4), in f32.
+/// out[i, j] = sum_l a[i, l] * b[j, l] (+ bias[j]) (+ addend[i, j]), numerics.md 7.4. Exact products; sums in f32
+/// within blocks of the scale's length (at most 128), block sums scaled and added in f32; bias added in f32 before the
+/// one rounding to out's dtype; the addend is added after that rounding (7.4), in f32.
 struct GemmProblem {
   Operand a, b;
-  MutableMatrix out;               ///< [a.outer, b.outer], f32, f16 or bf16
-  const void* bias = nullptr;      ///< [b.outer] or null
+  MutableMatrix out;           ///< [a.outer, b.outer], f32, f16 or bf16
+  const void* bias = nullptr;  ///< [b.outer] or null
   DType bias_dtype = DType::f32;
-  const void* addend = nullptr;    ///< same shape, strides and dtype as out; may be out itself
+  const void* addend = nullptr;  ///< same shape, strides and dtype as out; may be out itself
 };
 
-/// out[j] = sum_i x[i, j] in f32, rounded once to out_dtype. The order of the sum is fixed: it does not depend on threads.
+/// out[j] = sum_i x[i, j] in f32, rounded once to out_dtype. The order of the sum is fixed: it does not depend on
+/// threads.
 struct ColumnSumProblem {
   Matrix x;
   void* out = nullptr;

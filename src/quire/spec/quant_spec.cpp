@@ -83,7 +83,8 @@ const Option kOptions[] = {
     {"e5m2", "e5m2", "elements are E5M2 instead of E4M3", kFp8, read_element, write_element},
     {"128x128", "128x128", "one scale per 128x128 tile instead of 1x128", bit(Family::fp8_block), set_flag<kSquare>,
      flag<kSquare>},
-    {"32x32", "32x32", "one scale per 32x32 tile instead of 1x32", bit(Family::mxfp8), set_flag<kSquare>, flag<kSquare>},
+    {"32x32", "32x32", "one scale per 32x32 tile instead of 1x32", bit(Family::mxfp8), set_flag<kSquare>,
+     flag<kSquare>},
     {"16x16", "16x16", "one scale per 16x16 tile instead of 1x16", kNvfp4, set_flag<kSquare>, flag<kSquare>},
     {"pow2", "pow2", "scales are truncated to powers of two", kFp8F32, set_flag<&QuantSpec::pow2>,
      flag<&QuantSpec::pow2>},
@@ -117,7 +118,8 @@ std::string options_of(Family family) {
 
 /// The text with the wrong part marked, so that an error points at it.
 std::string marked(std::string_view text, size_t begin, size_t length) {
-  return quire::text("'", text.substr(0, begin), ">>", text.substr(begin, length), "<<", text.substr(begin + length), "'");
+  return quire::text("'", text.substr(0, begin), ">>", text.substr(begin, length), "<<", text.substr(begin + length),
+                     "'");
 }
 
 Family read_family(std::string_view text, std::string_view name) {
@@ -132,7 +134,8 @@ void check_combination(const QuantSpec& s, std::string_view text) {
   const auto refuse = [&](bool wrong, const char* rule) {
     check(!wrong, "spec: '", text, "' cannot be: ", rule, "; leave one of them out");
   };
-  refuse(rht && s.square, "rht changes columns only, so a 16x16 tile has no single amax for both directions (rht, 16x16)");
+  refuse(rht && s.square,
+         "rht changes columns only, so a 16x16 tile has no single amax for both directions (rht, 16x16)");
   refuse(rht && s.row_scaled, "row_scaled amaxes are those of the untransformed tensor (row_scaled, rht)");
   refuse(s.row_scaled && s.square, "a 16x16 tile would span several global amaxes (row_scaled, 16x16)");
   refuse(s.row_scaled && s.stochastic, "row_scaled is for forward activations, sr for gradients (row_scaled, sr)");
@@ -155,7 +158,8 @@ QuantSpec QuantSpec::parse(std::string_view text) {
     const std::string_view part = text.substr(begin, end - begin);
     const std::string_view name = part.substr(0, part.find('='));
     const auto wrong = [&](const auto&... why) {
-      fail("spec: ", why..., " in ", marked(text, begin, part.size()), "; ", s.row().name, " takes: ", options_of(s.family));
+      fail("spec: ", why..., " in ", marked(text, begin, part.size()), "; ", s.row().name,
+           " takes: ", options_of(s.family));
     };
     unsigned index = 0;
     for (const Option& o : kOptions) {

@@ -25,12 +25,12 @@ enum class Scope : uint8_t { tensor, row, block };
 /// A family is one row; code asks the row and never compares a family by name.
 struct FamilyRow {
   std::string_view name;
-  Format element;     ///< default element format
+  Format element;  ///< default element format
   ScaleKind scale;
   Scope scope;
-  int64_t block;      ///< elements along the contraction that share a scale; 0: all of them
-  bool transposed;    ///< columnwise codes are stored [K, M]; else [M, K] as the input
-  bool has_amax;      ///< a float32 amax is stored beside the scales
+  int64_t block;    ///< elements along the contraction that share a scale; 0: all of them
+  bool transposed;  ///< columnwise codes are stored [K, M]; else [M, K] as the input
+  bool has_amax;    ///< a float32 amax is stored beside the scales
 };
 
 inline constexpr std::array<FamilyRow, 6> kFamilies{{
@@ -62,7 +62,8 @@ struct QuantSpec {
   bool e4m3_max_256 = false;  ///< block scales reach 256 instead of 448 (with four_over_six)
   bool swizzled = false;      ///< scales padded and tiled 128x4 (numerics.md 4.5)
 
-  /// Text as in docs/specs.md, e.g. "nvfp4:rht:sr". Throws Error pointing at the wrong part and listing what is allowed.
+  /// Text as in docs/specs.md, e.g. "nvfp4:rht:sr". Throws Error pointing at the wrong part and listing what is
+  /// allowed.
   static QuantSpec parse(std::string_view text);
   /// Canonical: parse(s.to_string()) == s, defaults left out, options in the order of docs/specs.md.
   std::string to_string() const;
@@ -76,7 +77,8 @@ struct QuantSpec {
   constexpr float e4m3_max() const { return e4m3_max_256 ? 256.0f : 448.0f; }
 };
 
-/// The table of docs/specs.md as text, one line per option: family list, option, meaning. Generated from the parser's rows.
+/// The table of docs/specs.md as text, one line per option: family list, option, meaning. Generated from the parser's
+/// rows.
 std::string spec_grammar();
 
 }  // namespace quire

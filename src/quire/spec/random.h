@@ -31,17 +31,18 @@ constexpr uint8_t random_byte(const std::array<uint32_t, 4>& words, int i) {
 
 /// E2M1 code of x rounded up with a probability of (distance from the grid point below) / step, in 1/256ths.
 constexpr uint8_t encode_e2m1_stochastic(float x, uint8_t random) {
-  if (x != x) return static_cast<uint8_t>(row(Format::e2m1).nan_code());
-  const auto step_at = [](float a) { return a < 2.0f ? 0.5f : a < 4.0f ? 1.0f : 2.0f; };
-  const uint32_t sign = std::bit_cast<uint32_t>(x) >> 31;
-  const float a = std::bit_cast<float>(std::bit_cast<uint32_t>(x) & 0x7FFFFFFFu);
+  // 0.5, 1 or 2 by arithmetic: a chain of choices would keep the loop from vectorising.
+  const auto step_at = [](float a) { return 0.5f + (a < 2.0f ? 0.0f : 0.5f) + (a < 4.0f ? 0.0f : 1.0f); };
+  const uint32_t u = std::bit_cast<uint32_t>(x);
+  const float a = std::bit_cast<float>(u & 0x7FFFFFFFu);
   // Beyond 6 everything saturates; clamping first also keeps the integer conversion below defined.
   const float clamped = a < 8.0f ? a : 8.0f;
   // The contract's fma: random / 256 * step is exact, so multiply and add round just once.
-  const float t = static_cast<float>(random) * 0x1p-8f * step_at(clamped) + clamped;
+  const float t = static_cast<float>(static_cast<int32_t>(random)) * 0x1p-8f * step_at(clamped) + clamped;
   const float step = step_at(t);
   const float down = static_cast<float>(static_cast<int32_t>(t / step)) * step;
-  return static_cast<uint8_t>(encode_fast<Format::e2m1>(down < 6.0f ? down : 6.0f) | sign << 3);
+  const uint32_t code = encode_fast<Format::e2m1>(down < 6.0f ? down : 6.0f) | (u >> 31) << 3;
+  return static_cast<uint8_t>(a != a ? static_cast<uint32_t>(row(Format::e2m1).nan_code()) : code);
 }
 
 }  // namespace quire

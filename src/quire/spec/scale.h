@@ -1,5 +1,5 @@
-// From an amax to a scale: one small function per rule of the contract. All arithmetic is float32, round to nearest even,
-// in the order written; the kernels and the reference call these same functions.
+// From an amax to a scale: one small function per rule of the contract. All arithmetic is float32, round to nearest
+// even, in the order written; the kernels and the reference call these same functions.
 #pragma once
 
 #include <bit>
@@ -52,10 +52,10 @@ constexpr float e8m0_value(uint8_t b) {
 
 /// The global scale of NVFP4, derived from one amax (numerics.md 5.1; 5.8 where the block scale's maximum is 256).
 struct GlobalScale {
-  float amax;       ///< g
-  float encode;     ///< Senc
-  float decode;     ///< Sdec = 1 / Senc
-  float block_mult; ///< Senc * fl32(1/6)
+  float amax;        ///< g
+  float encode;      ///< Senc
+  float decode;      ///< Sdec = 1 / Senc
+  float block_mult;  ///< Senc * fl32(1/6)
 };
 
 constexpr GlobalScale global_scale(float amax, float e4m3_max) {

@@ -8,21 +8,30 @@ using quire::check;
 
 at::ScalarType scalar_type(quire::DType t) {
   switch (t) {
-    case quire::DType::u8: return at::kByte;
-    case quire::DType::f32: return at::kFloat;
-    case quire::DType::f16: return at::kHalf;
-    case quire::DType::bf16: return at::kBFloat16;
+    case quire::DType::u8:
+      return at::kByte;
+    case quire::DType::f32:
+      return at::kFloat;
+    case quire::DType::f16:
+      return at::kHalf;
+    case quire::DType::bf16:
+      return at::kBFloat16;
   }
   quire::fail("internal error: unknown dtype; please report it");
 }
 
 quire::DType dtype(at::ScalarType t, const char* what) {
   switch (t) {
-    case at::kByte: return quire::DType::u8;
-    case at::kFloat: return quire::DType::f32;
-    case at::kHalf: return quire::DType::f16;
-    case at::kBFloat16: return quire::DType::bf16;
-    default: quire::fail(what, " must be float32, float16 or bfloat16, got ", t, "; convert it with .to()");
+    case at::kByte:
+      return quire::DType::u8;
+    case at::kFloat:
+      return quire::DType::f32;
+    case at::kHalf:
+      return quire::DType::f16;
+    case at::kBFloat16:
+      return quire::DType::bf16;
+    default:
+      quire::fail(what, " must be float32, float16 or bfloat16, got ", t, "; convert it with .to()");
   }
 }
 
@@ -42,8 +51,10 @@ int64_t row_stride(const at::Tensor& t) {
   int64_t stride = t.size(rank - 1), expected = -1;
   for (int64_t d = rank - 2; d >= 0; --d) {
     if (t.size(d) == 1) continue;
-    if (expected < 0) stride = t.stride(d);
-    else if (t.stride(d) != expected) return -1;
+    if (expected < 0)
+      stride = t.stride(d);
+    else if (t.stride(d) != expected)
+      return -1;
     expected = t.stride(d) * t.size(d);
   }
   return stride;
@@ -83,7 +94,8 @@ quire::Side side(const BufferTensors& b, quire::Direction direction) {
   return side(b[i], b[i + 1], b[i + 2]);
 }
 
-BufferTensors allocate(const quire::QuantSpec& spec, const quire::Shape<int64_t>& shape, bool rowwise, bool columnwise) {
+BufferTensors allocate(const quire::QuantSpec& spec, const quire::Shape<int64_t>& shape, bool rowwise,
+                       bool columnwise) {
   BufferTensors out;
   for (const auto direction : {quire::Direction::rowwise, quire::Direction::columnwise}) {
     const bool first = direction == quire::Direction::rowwise;
@@ -108,7 +120,8 @@ void check_buffers(const BufferTensors& b, const quire::QuantSpec& spec, const q
     const bool fits = t.defined() && t.scalar_type() == e.dtype && t.sizes() == sizes && t.is_contiguous();
     check(absent || fits, what, " does not fit its spec: ", quire::kBufferNames[first + i], " of ", spec.to_string(),
           " for shape ", at::IntArrayRef(shape), " must be contiguous ", e.dtype, " ", sizes, ", got ",
-          t.defined() ? quire::text(t.scalar_type(), " ", t.sizes()) : "nothing", "; see quire.TensorProto for the layout");
+          t.defined() ? quire::text(t.scalar_type(), " ", t.sizes()) : "nothing",
+          "; see quire.TensorProto for the layout");
   }
 }
 

@@ -23,7 +23,8 @@ at::ScalarType scalar_type(quire::DType t);
 /// f32, f16, bf16 or u8; throws for others, naming `what`.
 quire::DType dtype(at::ScalarType t, const char* what);
 
-/// A tensor seen as the matrix [M, K] with K its last dimension. Holds a contiguous copy where the strides do not allow it.
+/// A tensor seen as the matrix [M, K] with K its last dimension. Holds a contiguous copy where the strides do not allow
+/// it.
 class MatrixView {
  public:
   MatrixView(const at::Tensor& t, const char* what);
@@ -65,8 +66,8 @@ quire::Side side(const BufferTensors& b, quire::Direction direction);
 /// Allocates the buffers of the wanted directions of a tensor of `shape` on the CPU.
 BufferTensors allocate(const quire::QuantSpec& spec, const quire::Shape<int64_t>& shape, bool rowwise, bool columnwise);
 
-/// Throws unless the three buffers are those of `spec` and `shape` in that direction: dtype, sizes, contiguous. `what` is
-/// "op: argument".
+/// Throws unless the three buffers are those of `spec` and `shape` in that direction: dtype, sizes, contiguous. `what`
+/// is "op: argument".
 void check_buffers(const BufferTensors& b, const quire::QuantSpec& spec, const quire::Shape<int64_t>& shape,
                    quire::Direction direction, const char* what);
 

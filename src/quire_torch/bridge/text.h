@@ -13,8 +13,8 @@
 
 namespace quire_torch {
 
-/// A value T (with T::parse and to_string) interned by the text it was written as. Copies are one pointer; parsing a text
-/// seen before costs a length check and a memcmp.
+/// A value T (with T::parse and to_string) interned by the text it was written as. Copies are one pointer; parsing a
+/// text seen before costs a length check and a memcmp.
 template <class T>
 class Interned {
  public:

@@ -32,9 +32,12 @@ std::vector<float> widened(const at::Tensor& x, const char* what) {
     for (int64_t j = 0; j < m.cols; ++j) {
       const int64_t at = i * m.row_stride + j;
       float& v = out[static_cast<size_t>(i * m.cols + j)];
-      if (m.dtype == quire::DType::f32) v = static_cast<const float*>(m.data)[at];
-      else if (m.dtype == quire::DType::f16) v = quire::f16_to_f32(static_cast<const uint16_t*>(m.data)[at]);
-      else v = quire::bf16_to_f32(static_cast<const uint16_t*>(m.data)[at]);
+      if (m.dtype == quire::DType::f32)
+        v = static_cast<const float*>(m.data)[at];
+      else if (m.dtype == quire::DType::f16)
+        v = quire::f16_to_f32(static_cast<const uint16_t*>(m.data)[at]);
+      else
+        v = quire::bf16_to_f32(static_cast<const uint16_t*>(m.data)[at]);
     }
   return out;
 }
@@ -64,7 +67,8 @@ void DebugRht::cpu(const Args& a, op::Tensors<1>& out) {
   for (int64_t j = 0; j < k; ++j)
     for (int64_t first = 0; first < tokens; first += quire::kHadamardSize) {
       float v[quire::kHadamardSize] = {};
-      for (int64_t i = 0; i < quire::kHadamardSize && first + i < m; ++i) v[i] = x[static_cast<size_t>((first + i) * k + j)];
+      for (int64_t i = 0; i < quire::kHadamardSize && first + i < m; ++i)
+        v[i] = x[static_cast<size_t>((first + i) * k + j)];
       quire::hadamard16(v, a.signs);
       for (int64_t i = 0; i < quire::kHadamardSize; ++i) bits[j * tokens + first + i] = quire::f32_to_bf16(v[i]);
     }

@@ -58,7 +58,8 @@ struct DebugSwizzle : OpBase {
   template <class Int>
   static std::array<op::Result<Int>, 1> results(const Args& a) {
     quire::check(a.scale.dim() == 2 && a.scale.scalar_type() == at::kByte,
-                 "debug_swizzle: scale must be a uint8 matrix, got ", a.scale.scalar_type(), " with ", a.scale.dim(), " dimensions");
+                 "debug_swizzle: scale must be a uint8 matrix, got ", a.scale.scalar_type(), " with ", a.scale.dim(),
+                 " dimensions");
     return {op::Result<Int>{{quire::round_up(op::size<Int>(a.scale, 0), quire::kSwizzleRows),
                              quire::round_up(op::size<Int>(a.scale, 1), quire::kSwizzleCols)},
                             at::kByte}};
@@ -73,8 +74,8 @@ struct DebugUnswizzle : OpBase {
   struct Args {
     at::Tensor swizzled;
     c10::SymInt rows, cols;
-    static constexpr auto kFields = std::tuple{
-        op::field<&Args::swizzled>("swizzled"), op::field<&Args::rows>("rows"), op::field<&Args::cols>("cols")};
+    static constexpr auto kFields = std::tuple{op::field<&Args::swizzled>("swizzled"), op::field<&Args::rows>("rows"),
+                                               op::field<&Args::cols>("cols")};
   };
   static constexpr std::array kResults{"scale"};
 
@@ -92,15 +93,16 @@ struct DebugPhilox : OpBase {
   struct Args {
     at::Tensor blocks;
     int64_t seed, offset;
-    static constexpr auto kFields = std::tuple{
-        op::field<&Args::blocks>("blocks"), op::field<&Args::seed>("seed"), op::field<&Args::offset>("offset")};
+    static constexpr auto kFields = std::tuple{op::field<&Args::blocks>("blocks"), op::field<&Args::seed>("seed"),
+                                               op::field<&Args::offset>("offset")};
   };
   static constexpr std::array kResults{"words"};
 
   template <class Int>
   static std::array<op::Result<Int>, 1> results(const Args& a) {
     quire::check(a.blocks.dim() == 1 && a.blocks.scalar_type() == at::kLong,
-                 "debug_philox: blocks must be an int64 vector, got ", a.blocks.scalar_type(), " with ", a.blocks.dim(), " dimensions");
+                 "debug_philox: blocks must be an int64 vector, got ", a.blocks.scalar_type(), " with ", a.blocks.dim(),
+                 " dimensions");
     return {op::Result<Int>{{op::size<Int>(a.blocks, 0), Int(4)}, at::kLong}};
   }
   static void cpu(const Args& a, op::Tensors<1>& out);
@@ -116,15 +118,17 @@ struct DebugDelayedUpdate : OpBase {
     std::string algorithm;
     double maximum;
     int64_t margin;
-    static constexpr auto kFields = std::tuple{
-        op::field<&Args::history>("history"),     op::field<&Args::scale>("scale"),     op::field<&Args::amax>("amax"),
-        op::field<&Args::algorithm>("algorithm"), op::field<&Args::maximum>("maximum"), op::field<&Args::margin>("margin")};
+    static constexpr auto kFields =
+        std::tuple{op::field<&Args::history>("history"), op::field<&Args::scale>("scale"),
+                   op::field<&Args::amax>("amax"),       op::field<&Args::algorithm>("algorithm"),
+                   op::field<&Args::maximum>("maximum"), op::field<&Args::margin>("margin")};
   };
   static constexpr std::array kResults{"new_history", "new_scale"};
 
   template <class Int>
   static std::array<op::Result<Int>, 2> results(const Args& a) {
-    const bool f32 = a.history.scalar_type() == at::kFloat && a.scale.scalar_type() == at::kFloat && a.amax.scalar_type() == at::kFloat;
+    const bool f32 = a.history.scalar_type() == at::kFloat && a.scale.scalar_type() == at::kFloat &&
+                     a.amax.scalar_type() == at::kFloat;
     quire::check(f32 && a.history.dim() == 2 && a.scale.dim() == 1 && a.amax.dim() == 1,
                  "debug_delayed_update: history, scale and amax must be float32 of 2, 1 and 1 dimensions, got ",
                  a.history.sizes(), ", ", a.scale.sizes(), " and ", a.amax.sizes());

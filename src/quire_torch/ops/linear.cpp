@@ -30,8 +30,7 @@ std::pair<op::Tensors<1>, Linear::Saved> Linear::forward(const Args& a, op::Need
 
 op::Tensors<4> Linear::backward(const Saved& s, const op::Tensors<1>& dy, op::Needs need) {
   const bool stochastic = s.recipe->dy.stochastic && s.sr_state.tensor.defined();
-  const int64_t needs = (need[kX] ? kNeedsX : 0) | (need[kW] ? kNeedsW : 0) |
-                        (need[kBias] ? kNeedsBias : 0);
+  const int64_t needs = (need[kX] ? kNeedsX : 0) | (need[kW] ? kNeedsW : 0) | (need[kBias] ? kNeedsBias : 0);
   auto g = op::call<LinearBwd>({.dy = dy[0],
                                 .x_data = s.x_data,
                                 .x_scale = s.x_scale,

@@ -17,13 +17,10 @@ struct Linear : OpBase {
     RecipeText recipe;
     at::ScalarType dtype;
     std::optional<at::Tensor> sr_state;
-    static constexpr auto kFields = std::tuple{
-        op::field<&Args::x>("x"),
-        op::field<&Args::w>("w"),
-        op::field<&Args::bias>("bias"),
-        op::field<&Args::recipe>("recipe"),
-        op::field<&Args::dtype>("dtype"),
-        op::field<&Args::sr_state>("sr_state", "None")};
+    static constexpr auto kFields =
+        std::tuple{op::field<&Args::x>("x"),         op::field<&Args::w>("w"),
+                   op::field<&Args::bias>("bias"),   op::field<&Args::recipe>("recipe"),
+                   op::field<&Args::dtype>("dtype"), op::field<&Args::sr_state>("sr_state", "None")};
   };
   static constexpr std::array kResults{"y"};
 
@@ -35,17 +32,12 @@ struct Linear : OpBase {
     c10::SymInt in_features;
     RecipeText recipe;
     at::ScalarType dtype;
-    static constexpr auto kFields = std::tuple{
-        op::field<&Saved::x_data>("x_data"),
-        op::field<&Saved::x_scale>("x_scale"),
-        op::field<&Saved::x_amax>("x_amax"),
-        op::field<&Saved::w_data>("w_data"),
-        op::field<&Saved::w_scale>("w_scale"),
-        op::field<&Saved::w_amax>("w_amax"),
-        op::field<&Saved::sr_state>("sr_state"),
-        op::field<&Saved::in_features>("in_features"),
-        op::field<&Saved::recipe>("recipe"),
-        op::field<&Saved::dtype>("dtype")};
+    static constexpr auto kFields =
+        std::tuple{op::field<&Saved::x_data>("x_data"),     op::field<&Saved::x_scale>("x_scale"),
+                   op::field<&Saved::x_amax>("x_amax"),     op::field<&Saved::w_data>("w_data"),
+                   op::field<&Saved::w_scale>("w_scale"),   op::field<&Saved::w_amax>("w_amax"),
+                   op::field<&Saved::sr_state>("sr_state"), op::field<&Saved::in_features>("in_features"),
+                   op::field<&Saved::recipe>("recipe"),     op::field<&Saved::dtype>("dtype")};
   };
 
   static op::Tensors<1> inference(const Args& a) { return {op::call<LinearFwd>(inner(a, 0))[0]}; }

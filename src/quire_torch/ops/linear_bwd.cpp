@@ -42,8 +42,9 @@ void weight_gradient(const LinearBwd::Args& a, const BufferTensors& dy, int64_t 
                        .out = mutable_matrix(dw)};
   at::Tensor addend;
   if (a.accumulate) {
-    quire::check(a.accumulate->sizes() == dw.sizes(), "linear_bwd: accumulate must be [out_features, in_features] = ",
-                 dw.sizes(), ", got ", a.accumulate->sizes());
+    quire::check(a.accumulate->sizes() == dw.sizes(),
+                 "linear_bwd: accumulate must be [out_features, in_features] = ", dw.sizes(), ", got ",
+                 a.accumulate->sizes());
     addend = a.accumulate->contiguous();
     p.addend = addend.const_data_ptr();
   }
@@ -55,7 +56,8 @@ void check_saved(const BufferTensors& b, const quire::QuantSpec& spec, quire::Sh
   if (!spec.row().transposed && b[3].defined() && b[3].dim() > 0) {
     // Untransposed codes keep the leading dimensions of x; only their product matters here.
     quire::check(b[3].numel() == shape[0] * shape[1] && b[3].size(-1) == shape[1] && b[3].is_contiguous(), what,
-                 " must hold ", shape[0], " x ", shape[1], " codes, got ", b[3].sizes(), "; pass what linear_fwd returned");
+                 " must hold ", shape[0], " x ", shape[1], " codes, got ", b[3].sizes(),
+                 "; pass what linear_fwd returned");
     shape = b[3].sizes().vec();
   }
   check_buffers(b, spec, shape, Direction::columnwise, what);
@@ -67,8 +69,7 @@ void LinearBwd::cpu(const Args& a, op::Tensors<4>& out) {
   const int64_t n = a.dy.size(-1), k = op::as<int64_t>(a.in_features);
   const auto sizes = shape<int64_t>(a.dy);
   const int64_t rows = quire::product(sizes, 0, sizes.size() - 1);
-  if (a.needs & kNeedsX)
-    check_saved(columnwise(a.w_data, a.w_scale, a.w_amax), a.recipe->w, {n, k}, "linear_bwd: w");
+  if (a.needs & kNeedsX) check_saved(columnwise(a.w_data, a.w_scale, a.w_amax), a.recipe->w, {n, k}, "linear_bwd: w");
   if (a.needs & kNeedsW)
     check_saved(columnwise(a.x_data, a.x_scale, a.x_amax), a.recipe->x, {rows, k}, "linear_bwd: x");
   if (a.needs & (kNeedsX | kNeedsW)) {

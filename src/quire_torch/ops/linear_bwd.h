@@ -13,8 +13,8 @@ inline constexpr int64_t kNeedsX = 1, kNeedsW = 2, kNeedsBias = 4;
 ///   dw    [N, K] = dy columnwise * x columnwise,       in `dtype`, or added to `accumulate` in its dtype
 ///   dbias [N]    = sum of the unquantized dy over rows, in dy's dtype
 /// x_*, w_*: the columnwise buffers that linear_fwd returned; needed for dw and dx.
-/// sr_state: int64 [2] = {seed, counter c}; stochastic rounding draws with offsets 2c (rowwise) and 2c + 1 (columnwise).
-/// dy_buffers: dy is given already quantized, as six buffers, and dy tells only shape and dtype.
+/// sr_state: int64 [2] = {seed, counter c}; stochastic rounding draws with offsets 2c (rowwise) and 2c + 1
+/// (columnwise). dy_buffers: dy is given already quantized, as six buffers, and dy tells only shape and dtype.
 struct LinearBwd : OpBase {
   static constexpr const char* kName = "linear_bwd";
   static constexpr const char* kNotDifferentiable =
@@ -30,22 +30,21 @@ struct LinearBwd : OpBase {
     int64_t needs;
     OptionalTensors dy_buffers{};
     std::optional<at::Tensor> sr_state{}, dy_scale{}, accumulate{};
-    static constexpr auto kFields = std::tuple{
-        op::field<&Args::dy>("dy"),
-        op::field<&Args::x_data>("x_data"),
-        op::field<&Args::x_scale>("x_scale"),
-        op::field<&Args::x_amax>("x_amax"),
-        op::field<&Args::w_data>("w_data"),
-        op::field<&Args::w_scale>("w_scale"),
-        op::field<&Args::w_amax>("w_amax"),
-        op::field<&Args::in_features>("in_features"),
-        op::field<&Args::recipe>("recipe"),
-        op::field<&Args::dtype>("dtype"),
-        op::field<&Args::needs>("needs"),
-        op::field<&Args::dy_buffers>("dy_buffers"),
-        op::field<&Args::sr_state>("sr_state", "None"),
-        op::field<&Args::dy_scale>("dy_scale", "None"),
-        op::field<&Args::accumulate>("accumulate", "None")};
+    static constexpr auto kFields = std::tuple{op::field<&Args::dy>("dy"),
+                                               op::field<&Args::x_data>("x_data"),
+                                               op::field<&Args::x_scale>("x_scale"),
+                                               op::field<&Args::x_amax>("x_amax"),
+                                               op::field<&Args::w_data>("w_data"),
+                                               op::field<&Args::w_scale>("w_scale"),
+                                               op::field<&Args::w_amax>("w_amax"),
+                                               op::field<&Args::in_features>("in_features"),
+                                               op::field<&Args::recipe>("recipe"),
+                                               op::field<&Args::dtype>("dtype"),
+                                               op::field<&Args::needs>("needs"),
+                                               op::field<&Args::dy_buffers>("dy_buffers"),
+                                               op::field<&Args::sr_state>("sr_state", "None"),
+                                               op::field<&Args::dy_scale>("dy_scale", "None"),
+                                               op::field<&Args::accumulate>("accumulate", "None")};
   };
   static constexpr std::array kResults{"dx", "dw", "dbias", "dy_amax"};
 
@@ -66,7 +65,8 @@ struct LinearBwd : OpBase {
     auto dy_amax = op::absent<Int>(at::kFloat);
     if (a.dy_scale) dy_amax.sizes = {Int(1)};
     const at::ScalarType dw = a.accumulate ? a.accumulate->scalar_type() : a.dtype;
-    return {present(kNeedsX, dx, a.dtype), present(kNeedsW, {n, k}, dw), present(kNeedsBias, {n}, a.dy.scalar_type()), dy_amax};
+    return {present(kNeedsX, dx, a.dtype), present(kNeedsW, {n, k}, dw), present(kNeedsBias, {n}, a.dy.scalar_type()),
+            dy_amax};
   }
   static void cpu(const Args& a, op::Tensors<4>& out);
 };

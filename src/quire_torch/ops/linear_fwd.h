@@ -12,9 +12,9 @@ inline constexpr int64_t kSaveX = 1, kSaveW = 2;
 
 /// x [*, K] and w [N, K], both rowwise, give y [*, N] in `dtype` (numerics.md 6.1). Operands asked for by `save` are
 /// quantized columnwise in the same pass and returned.
-/// x_buffers, w_buffers: the operand is given already quantized, as six buffers; x and w then tell only shape and dtype.
-/// x_scale, w_scale: given scales (delayed scaling); the operand's amax is returned.
-/// output_spec: y is returned quantized rowwise as (y, y_scale, y_amax).
+/// x_buffers, w_buffers: the operand is given already quantized, as six buffers; x and w then tell only shape and
+/// dtype. x_scale, w_scale: given scales (delayed scaling); the operand's amax is returned. output_spec: y is returned
+/// quantized rowwise as (y, y_scale, y_amax).
 struct LinearFwd : OpBase {
   static constexpr const char* kName = "linear_fwd";
   static constexpr const char* kNotDifferentiable = "is an inner operator without a gradient; call quire.Linear";
@@ -27,18 +27,17 @@ struct LinearFwd : OpBase {
     OptionalTensors x_buffers{}, w_buffers{};
     std::optional<at::Tensor> x_scale{}, w_scale{};
     OptionalSpecText output_spec = OptionalSpecText::parse("");
-    static constexpr auto kFields = std::tuple{
-        op::field<&Args::x>("x"),
-        op::field<&Args::w>("w"),
-        op::field<&Args::bias>("bias"),
-        op::field<&Args::recipe>("recipe"),
-        op::field<&Args::dtype>("dtype"),
-        op::field<&Args::save>("save"),
-        op::field<&Args::x_buffers>("x_buffers"),
-        op::field<&Args::w_buffers>("w_buffers"),
-        op::field<&Args::x_scale>("x_scale", "None"),
-        op::field<&Args::w_scale>("w_scale", "None"),
-        op::field<&Args::output_spec>("output_spec", "\"\"")};
+    static constexpr auto kFields = std::tuple{op::field<&Args::x>("x"),
+                                               op::field<&Args::w>("w"),
+                                               op::field<&Args::bias>("bias"),
+                                               op::field<&Args::recipe>("recipe"),
+                                               op::field<&Args::dtype>("dtype"),
+                                               op::field<&Args::save>("save"),
+                                               op::field<&Args::x_buffers>("x_buffers"),
+                                               op::field<&Args::w_buffers>("w_buffers"),
+                                               op::field<&Args::x_scale>("x_scale", "None"),
+                                               op::field<&Args::w_scale>("w_scale", "None"),
+                                               op::field<&Args::output_spec>("output_spec", "\"\"")};
   };
   static constexpr std::array kResults{"y",      "y_scale", "y_amax",  "x_data", "x_scale",
                                        "x_amax", "w_data",  "w_scale", "w_amax"};
@@ -51,15 +50,16 @@ struct LinearFwd : OpBase {
     quire::check(a.w.dim() == 2, "linear: w must be [out_features, in_features], got ", a.w.dim(), " dimensions");
     quire::check(op::size<Int>(a.x, -1) == op::size<Int>(a.w, 1), "linear: x and w must agree on K; got x [..., ",
                  op::size<Int>(a.x, -1), "] and w [", op::size<Int>(a.w, 0), ", ", op::size<Int>(a.w, 1), "]");
-    quire::check(dtype(a.dtype, "linear: dtype") != quire::DType::u8, "linear: dtype must be float32, float16 or bfloat16");
+    quire::check(dtype(a.dtype, "linear: dtype") != quire::DType::u8,
+                 "linear: dtype must be float32, float16 or bfloat16");
     quire::check(a.x.device() == a.w.device(), "linear: x and w must be on one device; got ", a.x.device(), " and ",
                  a.w.device(), "; move one with .to()");
     if (!a.bias) return;
     check_input(*a.bias, "linear: bias");
     quire::check(a.bias->dim() == 1 && op::size<Int>(*a.bias, 0) == op::size<Int>(a.w, 0),
                  "linear: bias must be [out_features] = [", op::size<Int>(a.w, 0), "], got ", op::sizes<Int>(*a.bias));
-    quire::check(a.bias->device() == a.w.device(), "linear: bias and w must be on one device; got ", a.bias->device(), " and ",
-                 a.w.device(), "; move one with .to()");
+    quire::check(a.bias->device() == a.w.device(), "linear: bias and w must be on one device; got ", a.bias->device(),
+                 " and ", a.w.device(), "; move one with .to()");
   }
 
   template <class Int>
@@ -80,7 +80,8 @@ struct LinearFwd : OpBase {
 
   /// Columnwise buffers if the operand is saved; its amax in any case under a given scale, which is updated from it.
   template <class Int>
-  static std::array<op::Result<Int>, 3> kept(const at::Tensor& t, const quire::QuantSpec& spec, bool save, bool given_scale) {
+  static std::array<op::Result<Int>, 3> kept(const at::Tensor& t, const quire::QuantSpec& spec, bool save,
+                                             bool given_scale) {
     auto r = quire_torch::results(spec, shape<Int>(t), quire::Direction::columnwise, save);
     if (given_scale) r[2] = {{Int(1)}, at::kFloat};
     return r;

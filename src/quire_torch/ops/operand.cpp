@@ -8,8 +8,8 @@ namespace quire_torch {
 using quire::Direction;
 
 BufferTensors quantize_operand(const at::Tensor& t, const QuantizeRole& q, BufferTensors into) {
-  const BufferTensors fresh = allocate(q.spec, shape<int64_t>(t), q.rowwise && !into[0].defined(),
-                                       q.columnwise && !into[3].defined());
+  const BufferTensors fresh =
+      allocate(q.spec, shape<int64_t>(t), q.rowwise && !into[0].defined(), q.columnwise && !into[3].defined());
   for (size_t i = 0; i < into.size(); ++i)
     if (!into[i].defined()) into[i] = fresh[i];
   const float* scale = nullptr;
@@ -32,7 +32,8 @@ BufferTensors quantize_operand(const at::Tensor& t, const QuantizeRole& q, Buffe
 
 BufferTensors given_operand(const op::OptionalTensorList& buffers, const at::Tensor& t, const QuantizeRole& q) {
   BufferTensors b;
-  quire::check(buffers.size() == b.size(), q.what, "'s buffers must be the six of quire.TensorProto, got ", buffers.size());
+  quire::check(buffers.size() == b.size(), q.what, "'s buffers must be the six of quire.TensorProto, got ",
+               buffers.size());
   for (size_t i = 0; i < b.size(); ++i)
     if (buffers[i]) b[i] = *buffers[i];
   if (q.rowwise) check_buffers(b, q.spec, shape<int64_t>(t), Direction::rowwise, q.what);

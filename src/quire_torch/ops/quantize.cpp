@@ -7,8 +7,9 @@ namespace {
 
 const float* given_scale(const std::optional<at::Tensor>& scale) {
   if (!scale) return nullptr;
-  quire::check(scale->scalar_type() == at::kFloat && scale->numel() == 1, "quantize: scale must be float32 of size [1], got ",
-               scale->scalar_type(), " ", scale->sizes(), "; it multiplies before the cast");
+  quire::check(scale->scalar_type() == at::kFloat && scale->numel() == 1,
+               "quantize: scale must be float32 of size [1], got ", scale->scalar_type(), " ", scale->sizes(),
+               "; it multiplies before the cast");
   return scale->const_data_ptr<float>();
 }
 

@@ -32,7 +32,8 @@ std::array<op::Result<Int>, 6> buffer_results(const at::Tensor& x, const quire::
   return {r[0], r[1], r[2], c[0], c[1], c[2]};
 }
 
-/// Codes, scales and amaxes of x in the wanted directions. seed and offset are 64-bit patterns; both directions use them.
+/// Codes, scales and amaxes of x in the wanted directions. seed and offset are 64-bit patterns; both directions use
+/// them.
 struct Quantize : OpBase {
   static constexpr const char* kName = "quantize";
   static constexpr const char* kNotDifferentiable = "has no gradient; use quire.Linear, or detach its input";
@@ -42,14 +43,13 @@ struct Quantize : OpBase {
     bool rowwise, columnwise;
     int64_t seed, offset;
     std::optional<at::Tensor> scale;
-    static constexpr auto kFields = std::tuple{
-        op::field<&Args::x>("x"),
-        op::field<&Args::spec>("spec"),
-        op::field<&Args::rowwise>("rowwise"),
-        op::field<&Args::columnwise>("columnwise"),
-        op::field<&Args::seed>("seed", "0"),
-        op::field<&Args::offset>("offset", "0"),
-        op::field<&Args::scale>("scale", "None")};
+    static constexpr auto kFields = std::tuple{op::field<&Args::x>("x"),
+                                               op::field<&Args::spec>("spec"),
+                                               op::field<&Args::rowwise>("rowwise"),
+                                               op::field<&Args::columnwise>("columnwise"),
+                                               op::field<&Args::seed>("seed", "0"),
+                                               op::field<&Args::offset>("offset", "0"),
+                                               op::field<&Args::scale>("scale", "None")};
   };
   static constexpr auto kResults = kBufferResults;
 
@@ -73,12 +73,8 @@ struct Dequantize : OpBase {
     std::vector<c10::SymInt> shape;
     at::ScalarType dtype;
     static constexpr auto kFields = std::tuple{
-        op::field<&Args::data>("data"),
-        op::field<&Args::scale>("scale"),
-        op::field<&Args::amax>("amax"),
-        op::field<&Args::spec>("spec"),
-        op::field<&Args::columnwise>("columnwise"),
-        op::field<&Args::shape>("shape"),
+        op::field<&Args::data>("data"),  op::field<&Args::scale>("scale"),           op::field<&Args::amax>("amax"),
+        op::field<&Args::spec>("spec"),  op::field<&Args::columnwise>("columnwise"), op::field<&Args::shape>("shape"),
         op::field<&Args::dtype>("dtype")};
   };
   static constexpr std::array kResults{"out"};
@@ -110,11 +106,9 @@ struct EmptyQuantized : OpBase {
     at::Tensor like;
     SpecText spec;
     bool rowwise, columnwise;
-    static constexpr auto kFields = std::tuple{
-        op::field<&Args::like>("like"),
-        op::field<&Args::spec>("spec"),
-        op::field<&Args::rowwise>("rowwise"),
-        op::field<&Args::columnwise>("columnwise")};
+    static constexpr auto kFields =
+        std::tuple{op::field<&Args::like>("like"), op::field<&Args::spec>("spec"), op::field<&Args::rowwise>("rowwise"),
+                   op::field<&Args::columnwise>("columnwise")};
   };
   static constexpr auto kResults = kBufferResults;
 

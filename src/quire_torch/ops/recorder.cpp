@@ -22,7 +22,8 @@ Records& records() {
 
 }  // namespace
 
-void record_operand(const char* role, const quire::QuantSpec& spec, at::IntArrayRef shape, const BufferTensors& buffers) {
+void record_operand(const char* role, const quire::QuantSpec& spec, at::IntArrayRef shape,
+                    const BufferTensors& buffers) {
   Records& r = records();
   if (!r.on.load(std::memory_order_relaxed)) return;
   std::string sizes;

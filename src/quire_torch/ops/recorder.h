@@ -11,7 +11,8 @@
 namespace quire_torch {
 
 /// Copies the buffers of one operand if recording is on.
-void record_operand(const char* role, const quire::QuantSpec& spec, at::IntArrayRef shape, const BufferTensors& buffers);
+void record_operand(const char* role, const quire::QuantSpec& spec, at::IntArrayRef shape,
+                    const BufferTensors& buffers);
 
 /// Turns recording on (dropping earlier records) or off (keeping them). For the whole process.
 void set_recording(bool on);

@@ -1,0 +1,158 @@
+// The choice between two block scales where it is hardest: at the float at which one error overtakes the other.
+#include <bit>
+#include <cmath>
+
+#include "inputs.h"
+#include "quantized.h"
+#include "quire/format/codec.h"
+#include "quire/quantize/quantize.h"
+#include "quire/spec/scale.h"
+
+namespace quire::testing {
+namespace {
+
+constexpr float kTileAmax = 1.9f, kGlobalAmax = 4.0f;
+
+/// A tile of 16 lines of 16; lines run along K rowwise and along M columnwise.
+using TileValues = std::array<std::array<float, 16>, 16>;
+
+/// numerics.md 5.8 written out for one candidate: bytes, multipliers and errors of a tile.
+class Candidates {
+ public:
+  Candidates(const QuantSpec& spec, float global_amax, float tile_amax) : spec_(spec), amax_(global_amax) {
+    const float most = spec.e4m3_max();
+    const float encode_scale = most * 6.0f / global_amax, decode_scale = 1.0f / encode_scale;
+    const float base = tile_amax / 6.0f * encode_scale;
+    const float targets[] = {std::min(base * 1.5f, 448.0f), std::min(base, 448.0f)};
+    for (size_t i = 0; i < 2; ++i) {
+      byte_[i] = static_cast<uint8_t>(encode(Format::e4m3, targets[i]));
+      multiplier_[i] = 1.0f / (decode(Format::e4m3, byte_[i]) * decode_scale);
+    }
+  }
+
+  /// The byte chosen for `count` lines.
+  uint8_t choose(const TileValues& tile, size_t count) const {
+    float total[2];
+    for (size_t c = 0; c < 2; ++c) {
+      float e[16];
+      for (size_t i = 0; i < 16; ++i) e[i] = i < count ? error(tile[i], c) : 0.0f;
+      const float h[] = {e[0] + e[8],  e[1] + e[9],  e[2] + e[10], e[3] + e[11],
+                         e[4] + e[12], e[5] + e[13], e[6] + e[14], e[7] + e[15]};
+      total[c] = ((h[0] + h[4]) + (h[2] + h[6])) + ((h[1] + h[5]) + (h[3] + h[7]));
+    }
+    return total[0] < total[1] ? byte_[0] : byte_[1];
+  }
+
+ private:
+  float error(const std::array<float, 16>& line, size_t candidate) const {
+    float sum = 0;
+    for (const float x : line) {
+      const float code = decode(Format::e2m1, encode(Format::e2m1, x * multiplier_[candidate]));
+      const float d = code * decode(Format::e4m3, byte_[candidate]) * amax_ / (6.0f * spec_.e4m3_max()) - x;
+      sum += spec_.four_over_six == FourOverSix::mae ? std::fabs(d) : d * d;
+    }
+    return sum;
+  }
+
+  QuantSpec spec_;
+  float amax_;
+  std::array<uint8_t, 2> byte_;
+  std::array<float, 2> multiplier_;
+};
+
+/// A tile that holds its amax in line 9.
+TileValues random_tile(uint64_t seed) {
+  Random r(seed);
+  TileValues t;
+  for (auto& line : t)
+    for (float& x : line) x = static_cast<float>(r.uniform() * 3.6 - 1.8);
+  t[9][2] = kTileAmax;
+  return t;
+}
+
+TileValues transposed(const TileValues& t) {
+  TileValues out;
+  for (size_t i = 0; i < 16; ++i)
+    for (size_t j = 0; j < 16; ++j) out[j][i] = t[i][j];
+  return out;
+}
+
+class FourOverSixChoice : public EveryRunner {
+ protected:
+  /// Compares the scale bytes of a tile in both directions, or of its line 9 alone, in a tensor with a larger amax
+  /// elsewhere.
+  void expect_choices(const QuantSpec& spec, const TileValues& tile, size_t lines) const {
+    const Candidates candidates(spec, kGlobalAmax, kTileAmax);
+    const TileValues chosen_from = lines == 1 ? TileValues{tile[9]} : tile;
+    std::array<float, 32 * 16> x{};
+    std::memcpy(x.data(), chosen_from.data(), sizeof chosen_from);
+    x.back() = kGlobalAmax;
+    const Quantized q = quantized(GetParam(), spec, {x.data(), DType::f32, 32, 16, 16});
+    const auto byte = [&](Direction d) { return int{q.side(d).scale.as<uint8_t>()[0]}; };
+    ASSERT_EQ(byte(Direction::rowwise), int{candidates.choose(chosen_from, lines)});
+    if (lines == 1) return;
+    ASSERT_EQ(byte(Direction::columnwise), int{candidates.choose(transposed(tile), 16)});
+  }
+};
+
+/// Moves the free element to where the choice flips, by bisection over floats; false if it never does.
+bool find_flip(const Candidates& candidates, TileValues& tile, float& free, size_t lines) {
+  const auto chosen = [&](float x) {
+    free = x;
+    return candidates.choose(lines == 1 ? TileValues{tile[9]} : tile, lines);
+  };
+  uint32_t low = std::bit_cast<uint32_t>(0.01f), high = std::bit_cast<uint32_t>(1.8f);
+  const uint8_t first = chosen(std::bit_cast<float>(low));
+  if (first == chosen(std::bit_cast<float>(high))) return false;
+  while (high - low > 1) {
+    const uint32_t middle = low + (high - low) / 2;
+    (chosen(std::bit_cast<float>(middle)) == first ? low : high) = middle;
+  }
+  free = std::bit_cast<float>(low);
+  return true;
+}
+
+TEST_P(FourOverSixChoice, FlipsAtTheFloatWhereTheContractFlips) {
+  for (const std::string mode : {"mae", "mse"})
+    for (const std::string options : {"", ":256"})
+      for (const bool square : {false, true}) {
+        const QuantSpec spec = QuantSpec::parse((square ? "nvfp4:16x16:4over6=" : "nvfp4:4over6=") + mode + options);
+        const size_t lines = square ? 16 : 1;
+        int flips = 0;
+        for (uint64_t seed = 0; seed < 600; ++seed) {
+          TileValues tile = random_tile(seed);
+          float& free = tile[square ? 3 : 9][5];
+          if (!find_flip(Candidates(spec, kGlobalAmax, kTileAmax), tile, free, lines)) continue;
+          ++flips;
+          for (int step = -2; step <= 3; ++step) {
+            TileValues near = tile;
+            near[square ? 3 : 9][5] = std::bit_cast<float>(std::bit_cast<uint32_t>(free) + static_cast<uint32_t>(step));
+            SCOPED_TRACE(text(spec.to_string(), ", tile ", seed, ", step ", step));
+            expect_choices(spec, near, lines);
+            if (HasFatalFailure()) return;
+          }
+        }
+        std::cerr<<flips<<" ";EXPECT_GE(flips, 10) << spec.to_string();
+      }
+}
+
+TEST_P(FourOverSixChoice, IsSixForZerosInfinitiesAndNans) {
+  for (const float value : {0.0f, HUGE_VALF, std::bit_cast<float>(0x7FC00000u)})
+    for (const std::string_view text : {"nvfp4:4over6=mae", "nvfp4:16x16:4over6=mse"}) {
+      const QuantSpec spec = QuantSpec::parse(text);
+      std::array<float, 256> x{};
+      x.fill(std::isnan(value) ? 1.0f : 0.0f);
+      x[0] = value;
+      const Quantized q = quantized(GetParam(), spec, {x.data(), DType::f32, 16, 16, 16});
+      const float g = std::isnan(value) ? 1.0f : value;
+      const GlobalScale scale = global_scale(g, spec.e4m3_max());
+      const int expected = encode(Format::e4m3, std::min(g / 6.0f * scale.encode, 448.0f));
+      EXPECT_EQ(int{q.side(Direction::rowwise).scale.as<uint8_t>()[0]}, expected) << text << " " << value;
+      EXPECT_EQ(int{q.side(Direction::columnwise).scale.as<uint8_t>()[0]}, expected) << text << " " << value;
+    }
+}
+
+QUIRE_FOR_EVERY_RUNNER(FourOverSixChoice);
+
+}  // namespace
+}  // namespace quire::testing
