@@ -45,7 +45,7 @@ def _split() -> MMParams:
 class Recipe:
     """What all recipes have in common. Construct one of the subclasses; fields that cannot be honoured raise there.
 
-    Two recipes of one text are the same to a compiled graph: the text is all that a layer reads.
+    Two recipes of one class and text are the same to a compiled graph: the text is all that a layer reads.
     """
 
     def __post_init__(self) -> None:

@@ -101,16 +101,20 @@ def make_x():
 
 @pytest.fixture
 def step():
-    """(layer, x, recipe, function=layer) -> Step of function(x), from the same random state of the layer each time."""
+    """(layer, x, recipe, function=layer) -> Step of function(x), from the same random state of the layer each time.
 
-    def run(layer, x, recipe, function=None):
+    enclose: backward runs within quire.autocast too, which activation checkpointing needs.
+    """
+
+    def run(layer, x, recipe, function=None, enclose=False):
         layer.zero_grad()
         x = x.detach().requires_grad_(x.requires_grad)
         layer.sr_state[1] = 0
         with quire.autocast(recipe is not None, recipe=recipe):
             y = (layer if function is None else function)(x)
-        generator = torch.Generator().manual_seed(5)
-        y.backward(torch.randn(y.shape, generator=generator).to(y.dtype))
+        dy = torch.randn(y.shape, generator=torch.Generator().manual_seed(5)).to(y.dtype)
+        with quire.autocast(recipe is not None and enclose, recipe=recipe):
+            y.backward(dy)
         bias = layer.bias.grad if layer.bias is not None else None
         return Step(y.detach(), x.grad, layer.weight.grad, bias)
 

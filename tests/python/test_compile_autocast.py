@@ -125,7 +125,7 @@ def test_around_a_compiled_function_there_is_one_graph_per_distinct_recipe_and_g
 
 def test_recipes_of_one_text_share_a_graph(layer, x, compiler):
     compiled = compiler(layer)
-    for recipe in (MXFP8BlockScaling(), CustomRecipe(lambda role: "mxfp8"), CustomRecipe({}.get("", "mxfp8".format))):
+    for recipe in (Float8CurrentScaling(), Float8CurrentScaling(fp8_gemm_fprop=MMParams(True))):
         with quire.autocast(recipe=recipe):
             compiled(x)
     assert compiler.graphs == 1

@@ -7,7 +7,7 @@ import weakref
 
 import pytest
 import torch
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import CheckpointError, checkpoint
 
 import quire
 from quire.recipe import NVFP4BlockScaling
@@ -197,17 +197,26 @@ def test_forward_mode_is_refused_in_words(make_layer, make_x, recipe):
 
 
 @pytest.mark.parametrize("reentrant", [False, True])
-def test_recomputed_activations_are_the_same(reentrant, make_layer, make_x, step, recipe):
+@pytest.mark.parametrize("where", ["inside", "enclosing"])
+def test_recomputed_activations_are_the_same(reentrant, where, make_layer, make_x, step, recipe):
     layer, x = make_layer(), make_x(16, 96)
+    inside = where == "inside"
 
     def block(x):
-        with quire.autocast(recipe=recipe):
+        with quire.autocast(recipe=recipe) if inside else contextlib.nullcontext():
             return layer(x) * 2
 
     def checkpointed(x):
         return checkpoint(block, x, use_reentrant=reentrant)
 
-    assert step(layer, x, None, checkpointed) == step(layer, x, None, block)
+    expected = step(layer, x, recipe, lambda x: layer(x) * 2)
+    assert step(layer, x, None if inside else recipe, checkpointed, enclose=True) == expected
+
+
+def test_recomputing_outside_autocast_is_noticed(make_layer, make_x, step, recipe):
+    layer, x = make_layer(), make_x(16, 96)
+    with pytest.raises(CheckpointError, match="different number of tensors"):
+        step(layer, x, recipe, lambda x: checkpoint(layer, x, use_reentrant=False))
 
 
 def test_no_grad_and_inference_mode_give_the_same_bits(make_layer, make_x, recipe, equal_bits):

@@ -35,6 +35,8 @@ inline const Runner& active_runner() {
   return runner;
 }
 
+inline void PrintTo(const Runner& runner, std::ostream* out) { *out << runner.name; }
+
 class EveryRunner : public ::testing::TestWithParam<Runner> {};
 
 inline std::string runner_name(const ::testing::TestParamInfo<Runner>& info) { return info.param.name; }

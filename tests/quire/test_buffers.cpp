@@ -94,10 +94,10 @@ TEST(Buffers, IndexMapsGiveEveryCodeAndEveryScaleItsOwnPlaceInside) {
         const int64_t blocks = block_count(spec, contraction), length = block_length(spec, contraction);
         for (int64_t o = 0; o < outer; ++o)
           for (int64_t l = 0; l < contraction; ++l) {
-            const int64_t i = data_index(spec, d, outer, contraction, o, l);
+            const int64_t i = data_index({spec, d, outer, contraction}, o, l);
             ASSERT_TRUE(i >= 0 && i < codes && !code_seen[static_cast<size_t>(i)]);
             code_seen[static_cast<size_t>(i)] = true;
-            const int64_t s = scale_index(spec, d, outer, blocks, o, l / length);
+            const int64_t s = scale_index({spec, d, outer, blocks}, o, l / length);
             ASSERT_TRUE(s >= 0 && s < scales);
             const int64_t owner = scale_line(spec, o) * blocks + l / length;
             int64_t& seen = scale_owner[static_cast<size_t>(s)];
@@ -111,12 +111,12 @@ TEST(Buffers, IndexMapsGiveEveryCodeAndEveryScaleItsOwnPlaceInside) {
 
 TEST(Buffers, CompactScalesAreRowMajorInTheirShape) {
   const QuantSpec block = QuantSpec::parse("fp8_block"), square = QuantSpec::parse("fp8_block:128x128");
-  EXPECT_EQ(scale_index(block, kRow, 150, 3, 7, 2), 2 * 150 + 7);
-  EXPECT_EQ(scale_index(square, kRow, 300, 3, 257, 1), 2 * 3 + 1);
-  EXPECT_EQ(scale_index(QuantSpec::parse("mxfp8"), kRow, 150, 3, 7, 2), 7 * 3 + 2);
-  EXPECT_EQ(scale_index(QuantSpec::parse("mxfp8"), kCol, 70, 5, 7, 2), 2 * 70 + 7);
-  EXPECT_EQ(scale_index(QuantSpec::parse("nvfp4"), kCol, 70, 5, 7, 2), 7 * 5 + 2);
-  EXPECT_EQ(scale_index(QuantSpec::parse("mxfp8:swizzled"), kCol, 256, 8, 33, 5), 533);
+  EXPECT_EQ(scale_index({block, kRow, 150, 3}, 7, 2), 2 * 150 + 7);
+  EXPECT_EQ(scale_index({square, kRow, 300, 3}, 257, 1), 2 * 3 + 1);
+  EXPECT_EQ(scale_index({QuantSpec::parse("mxfp8"), kRow, 150, 3}, 7, 2), 7 * 3 + 2);
+  EXPECT_EQ(scale_index({QuantSpec::parse("mxfp8"), kCol, 70, 5}, 7, 2), 2 * 70 + 7);
+  EXPECT_EQ(scale_index({QuantSpec::parse("nvfp4"), kCol, 70, 5}, 7, 2), 7 * 5 + 2);
+  EXPECT_EQ(scale_index({QuantSpec::parse("mxfp8:swizzled"), kCol, 256, 8}, 33, 5), 533);
 }
 
 }  // namespace

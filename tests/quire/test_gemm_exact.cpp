@@ -44,9 +44,10 @@ OwnedOperand filled(const QuantSpec& spec, Direction d, const ProductShape& s, c
   const int64_t blocks = block_count(spec, s.k);
   for (int64_t o = 0; o < s.m; ++o) {
     for (int64_t l = 0; l < s.k; ++l)
-      put_code(spec, side.data.as<uint8_t>(), data_index(spec, d, s.m, s.k, o, l), encode(spec.element, f.value(o, l)));
+      put_code(spec, side.data.as<uint8_t>(), data_index({spec, d, s.m, s.k}, o, l),
+               encode(spec.element, f.value(o, l)));
     for (int64_t b = 0; b < blocks; ++b)
-      put_scale(spec, side.scale.data(), scale_index(spec, d, s.m, blocks, o, b), f.scale(o, b));
+      put_scale(spec, side.scale.data(), scale_index({spec, d, s.m, blocks}, o, b), f.scale(o, b));
     if (spec.row().has_amax) side.amax.as<float>()[amax_index(spec, o)] = f.amax(o);
   }
   return {std::move(q), d};

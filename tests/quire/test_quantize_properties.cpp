@@ -24,14 +24,14 @@ class QuantizeProperties : public EveryRunner {
 /// Element (outer, l) of a direction's codes.
 unsigned code(const Quantized& q, Direction d, int64_t o, int64_t l) {
   const Operand v = q.operand(d);
-  return code_at(q.spec, q.side(d).data.as<uint8_t>(), data_index(q.spec, d, v.outer, v.contraction, o, l));
+  return code_at(q.spec, q.side(d).data.as<uint8_t>(), data_index({q.spec, d, v.outer, v.contraction}, o, l));
 }
 
 /// Bits of the scale of (outer, l).
 uint32_t scale_bits(const Quantized& q, Direction d, int64_t o, int64_t l) {
   const Operand v = q.operand(d);
   const int64_t length = block_length(q.spec, v.contraction), blocks = block_count(q.spec, v.contraction);
-  const int64_t i = scale_index(q.spec, d, v.outer, blocks, o, l / length);
+  const int64_t i = scale_index({q.spec, d, v.outer, blocks}, o, l / length);
   const QuantizedSide& side = q.side(d);
   return q.spec.row().scale == ScaleKind::f32 ? side.scale.as<uint32_t>()[i] : uint32_t{side.scale.as<uint8_t>()[i]};
 }

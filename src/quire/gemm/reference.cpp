@@ -34,12 +34,12 @@ Decoded decode_operand(const Operand& a) {
   if (a.contraction == 0) return d;
   for (int64_t o = 0; o < a.outer; ++o) {
     for (int64_t l = 0; l < a.contraction; ++l) {
-      const int64_t i = data_index(a.spec, a.direction, a.outer, a.contraction, o, l);
+      const int64_t i = data_index({a.spec, a.direction, a.outer, a.contraction}, o, l);
       const unsigned code = code_at(a.spec, static_cast<const uint8_t*>(a.data), i);
       d.values.push_back(static_cast<double>(decode(a.spec.element, static_cast<int>(code))));
     }
     for (int64_t b = 0; b < d.blocks; ++b)
-      d.scales.push_back(scale_of(a, scale_index(a.spec, a.direction, a.outer, d.blocks, o, b), o));
+      d.scales.push_back(scale_of(a, scale_index({a.spec, a.direction, a.outer, d.blocks}, o, b), o));
   }
   return d;
 }

@@ -174,7 +174,7 @@ void write_scales(const Lines& t, const std::vector<BlockScale>& scales, void* b
   for (int64_t o = 0; o < t.scale_lines(); ++o)
     for (int64_t b = 0; b < t.blocks; ++b) {
       const BlockScale& s = scales[static_cast<size_t>(o * t.blocks + b)];
-      const int64_t i = scale_index(t.spec(), t.direction, t.outer, t.blocks, o, b);
+      const int64_t i = scale_index({t.spec(), t.direction, t.outer, t.blocks}, o, b);
       if (bytes) static_cast<uint8_t*>(buffer)[i] = s.byte;
       if (!bytes) static_cast<float*>(buffer)[i] = s.stored;
     }
@@ -195,7 +195,7 @@ void write_codes(const Lines& t, const std::vector<BlockScale>& scales, uint8_t*
       const float scaled = t.at(o, l) * scales[static_cast<size_t>(line * t.blocks + l / t.block)].multiplier;
       const int code = t.spec().stochastic ? encode_e2m1_stochastic(scaled, random_byte_of(t, o, l))
                                            : encode(t.spec().element, scaled);
-      const int64_t i = data_index(t.spec(), t.direction, t.outer, t.contraction, o, l);
+      const int64_t i = data_index({t.spec(), t.direction, t.outer, t.contraction}, o, l);
       if (!t.spec().packed()) {
         data[i] = static_cast<uint8_t>(code);
       } else {
@@ -238,9 +238,9 @@ void dequantize(const DequantizeProblem& p) {
   const int64_t block = block_length(p.spec, contraction), blocks = block_count(p.spec, contraction);
   for (int64_t o = 0; o < outer; ++o)
     for (int64_t l = 0; l < contraction; ++l) {
-      const int64_t i = data_index(p.spec, p.direction, outer, contraction, o, l);
+      const int64_t i = data_index({p.spec, p.direction, outer, contraction}, o, l);
       const int code = static_cast<int>(code_at(p.spec, static_cast<const uint8_t*>(p.data), i));
-      const float scale = scale_value(p, scale_index(p.spec, p.direction, outer, blocks, o, l / block), o);
+      const float scale = scale_value(p, scale_index({p.spec, p.direction, outer, blocks}, o, l / block), o);
       store_element(p.out.data, p.out.dtype, o * p.out.row_stride + l, decode(p.spec.element, code) * scale);
     }
 }

@@ -28,24 +28,31 @@ constexpr bool blocks_first(const QuantSpec& spec, Direction direction) {
   return direction == Direction::columnwise && !spec.row().transposed;
 }
 
+/// One direction of a quantized tensor: `outer` lines of `along` entries each, codes for data_index, scales for
+/// scale_index.
+struct Lines {
+  const QuantSpec& spec;
+  Direction direction;
+  int64_t outer;
+  int64_t along;
+};
+
 /// Element index, in the scale buffer, of the scale of block `block` of line `outer` (numerics.md 3.3, 4.3, 4.5, 5.5).
-constexpr int64_t scale_index(const QuantSpec& spec, Direction direction, int64_t outer_count, int64_t block_count,
-                              int64_t outer, int64_t block) {
-  const FamilyRow& row = spec.row();
+constexpr int64_t scale_index(const Lines& scales, int64_t outer, int64_t block) {
+  const FamilyRow& row = scales.spec.row();
   if (row.scope == Scope::tensor) return 0;
   if (row.scope == Scope::row) return outer;
   if (row.scale == ScaleKind::f32)
-    return spec.square ? outer / row.block * block_count + block : block * outer_count + outer;
-  if (spec.swizzled) return swizzled_offset(outer, block, block_count);
-  return blocks_first(spec, direction) ? block * outer_count + outer : outer * block_count + block;
+    return scales.spec.square ? outer / row.block * scales.along + block : block * scales.outer + outer;
+  if (scales.spec.swizzled) return swizzled_offset(outer, block, scales.along);
+  return blocks_first(scales.spec, scales.direction) ? block * scales.outer + outer : outer * scales.along + block;
 }
 
 /// Index of code (outer, l) in the data buffer, in codes. A packed line starts at a byte, so byte = index / 2 and the
 /// low nibble is that of the even index.
-constexpr int64_t data_index(const QuantSpec& spec, Direction direction, int64_t outer_count, int64_t contraction,
-                             int64_t outer, int64_t l) {
-  if (blocks_first(spec, direction)) return l * outer_count + outer;
-  return outer * (spec.packed() ? round_up(contraction, 2) : contraction) + l;
+constexpr int64_t data_index(const Lines& codes, int64_t outer, int64_t l) {
+  if (blocks_first(codes.spec, codes.direction)) return l * codes.outer + outer;
+  return outer * (codes.spec.packed() ? round_up(codes.along, 2) : codes.along) + l;
 }
 
 /// The code at an index of data_index.

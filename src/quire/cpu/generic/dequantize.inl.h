@@ -15,7 +15,7 @@ Extent extent_of(const DequantizeProblem& p) {
 
 /// What multiplies the codes of one block of one line.
 [[gnu::flatten]] inline float block_value(const DequantizeProblem& p, const Extent& e, int64_t line, int64_t block) {
-  const int64_t at = scale_index(p.spec, p.direction, e.outer, e.blocks, line, block);
+  const int64_t at = scale_index({p.spec, p.direction, e.outer, e.blocks}, line, block);
   const uint8_t* bytes = static_cast<const uint8_t*>(p.scale);
   switch (p.spec.row().scale) {
     case ScaleKind::f32:
@@ -34,7 +34,7 @@ inline void load_tile_codes(const DequantizeProblem& p, const Extent& e, const T
                             uint8_t (&codes)[kTile][kTile]) {
   const uint8_t* data = static_cast<const uint8_t*>(p.data);
   const auto at = [&](int64_t i, int64_t j) {
-    return data_index(p.spec, p.direction, e.outer, e.contraction, tile.row + i, tile.col + j);
+    return data_index({p.spec, p.direction, e.outer, e.contraction}, tile.row + i, tile.col + j);
   };
   if (blocks_first(p.spec, p.direction)) {
     alignas(64) uint8_t turned[kTile][kTile] = {};

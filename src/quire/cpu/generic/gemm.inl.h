@@ -80,7 +80,7 @@ inline void add_slab(const GemmProblem& p, const Region& region, const Slab& sla
 inline float line_factor(const Operand& o, int64_t outer) {
   if (o.contraction == 0) return 0.0f;
   if (!has_block_scales(o))
-    return static_cast<const float*>(o.scale)[scale_index(o.spec, o.direction, o.outer, 1, outer, 0)];
+    return static_cast<const float*>(o.scale)[scale_index({o.spec, o.direction, o.outer, 1}, outer, 0)];
   return o.spec.row().has_amax ? o.amax[amax_index(o.spec, outer)] : 1.0f;
 }
 

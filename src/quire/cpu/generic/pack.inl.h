@@ -26,7 +26,7 @@ inline void stage_codes(const Operand& o, int64_t outer, const Slab& slab, uint8
   const int64_t lines = std::clamp<int64_t>(o.outer - outer, 0, kGroup);
   if (lines < kGroup || slab.size < slab.padded) std::memset(codes, 0, kGroup * kSlab);
   const auto index = [&](int64_t line, int64_t l) {
-    return data_index(o.spec, o.direction, o.outer, o.contraction, outer + line, slab.begin + l);
+    return data_index({o.spec, o.direction, o.outer, o.contraction}, outer + line, slab.begin + l);
   };
   if (blocks_first(o.spec, o.direction)) {
     if (lines == 0) return;
@@ -89,7 +89,7 @@ void decode_scales_of(const Operand& o, int64_t outer, const Slab& slab, int64_t
   const int64_t count = block_count(o.spec, o.contraction), own = block_length(o.spec, o.contraction);
   const int64_t first = slab.begin / own, repeat = own / slab.block, blocks = slab.blocks();
   const auto index = [&](int64_t line, int64_t block) {
-    return scale_index(o.spec, o.direction, o.outer, count, outer + line, block);
+    return scale_index({o.spec, o.direction, o.outer, count}, outer + line, block);
   };
   // Tiled layouts aside, the scales of a line are evenly spaced.
   const bool tiled = o.spec.swizzled;

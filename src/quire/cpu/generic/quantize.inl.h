@@ -13,11 +13,11 @@ struct Job {
 
   const QuantSpec& spec() const { return problem.spec; }
   int64_t scale_at(int64_t line, int64_t block) const {
-    return scale_index(spec(), direction, outer, blocks, line, block);
+    return scale_index({spec(), direction, outer, blocks}, line, block);
   }
   /// The byte of code l of a line.
   uint8_t* code_at(int64_t line, int64_t l) const {
-    const int64_t at = data_index(spec(), direction, outer, contraction, line, l);
+    const int64_t at = data_index({spec(), direction, outer, contraction}, line, l);
     return static_cast<uint8_t*>(side.data) + (spec().packed() ? at / 2 : at);
   }
 };

@@ -1,0 +1,14 @@
+// All algorithms, each after those it builds on. Included once per instruction set, after its vocabulary.
+// clang-format off: the order matters
+#include "quire/cpu/generic/plain.inl.h"
+#include "quire/cpu/generic/lines.inl.h"
+#include "quire/cpu/generic/codes.inl.h"
+#include "quire/cpu/generic/amax.inl.h"
+#include "quire/cpu/generic/nvfp4.inl.h"
+#include "quire/cpu/generic/quantize.inl.h"
+#include "quire/cpu/generic/dequantize.inl.h"
+#include "quire/cpu/generic/pack.inl.h"
+#include "quire/cpu/generic/microkernel.inl.h"
+#include "quire/cpu/generic/gemm.inl.h"
+#include "quire/cpu/generic/column_sum.inl.h"
+// clang-format on

@@ -1,0 +1,165 @@
+"""Wrong use of layers ends in a Python exception that names operator, rule, values and remedy, and changes no state."""
+
+import multiprocessing
+import re
+
+import pytest
+import torch
+
+import quire
+from quire.recipe import CustomRecipe, MXFP8BlockScaling, NVFP4BlockScaling
+
+X = torch.ones(4, 32)
+
+
+def roles(**specs):
+    return CustomRecipe(lambda role: specs.get(role, "mxfp8"))
+
+
+# What is done, its exception, and the words that must be in it.
+CASES = {
+    "wrong K": (lambda layer: layer(torch.ones(4, 31)), RuntimeError, ["linear: x and w must agree on K", "31", "32"]),
+    "rank 0": (lambda layer: layer(torch.tensor(1.0)), RuntimeError, ["linear: x", "at least 1 dimension", "reshape"]),
+    "integers": (lambda layer: layer(X.int()), TypeError, ["outside torch.autocast", "torch.int32", ".to()"]),
+    "float64": (lambda layer: layer.double()(X.double()), RuntimeError, ["linear: x", "Double", "convert it with .to"]),
+    "another dtype": (
+        lambda layer: layer(X.bfloat16()),
+        TypeError,
+        ["torch.bfloat16", "weight torch.float32", ".to()"],
+    ),
+    "x on another device": (lambda layer: layer(X.to("meta")), RuntimeError, ["linear: ", "one device", "meta", "cpu"]),
+    "weight on another device": (
+        lambda layer: layer.to("meta")(X),
+        RuntimeError,
+        ["one device", "cpu and meta", ".to()"],
+    ),
+    "integers under torch.autocast": (
+        lambda layer: torch.autocast("cpu", dtype=torch.bfloat16)(layer)(X.int()),
+        RuntimeError,
+        ["linear: x must be float32, float16 or bfloat16", "got Int"],
+    ),
+    "a bias of another size": (
+        lambda layer: torch.func.functional_call(layer, {"bias": torch.ones(3)}, (X,)),
+        RuntimeError,
+        ["linear: bias must be [out_features] = [16]", "got [3]"],
+    ),
+    "a weight of three dimensions": (
+        lambda layer: torch.func.functional_call(layer, {"weight": torch.ones(2, 16, 32)}, (X,)),
+        RuntimeError,
+        ["linear: w must be [out_features, in_features]", "got 3 dimensions"],
+    ),
+    "x rounded stochastically": (
+        lambda layer: quire.autocast(recipe=roles(x="nvfp4:sr"))(layer)(X),
+        RuntimeError,
+        ["rounds x stochastically", "only dy may be", "remove 'sr' from x"],
+    ),
+    "w transformed": (
+        lambda layer: quire.autocast(recipe=roles(w="nvfp4:rht"))(layer)(X),
+        RuntimeError,
+        ["transforms w", "remove 'rht' from w"],
+    ),
+    "x and dy transformed differently": (
+        lambda layer: quire.autocast(recipe=roles(x="nvfp4:rht"))(layer)(X),
+        RuntimeError,
+        ["transforms x and dy differently", "same 'rht' option"],
+    ),
+    "an unknown recipe text": (
+        lambda layer: torch.ops.quire.linear(X, layer.weight, None, "x=mxfp8,w=mxfp8", torch.float32),
+        RuntimeError,
+        ["recipe: expected 'dy=SPEC'", "write x=SPEC,w=SPEC,dy=SPEC"],
+    ),
+    "an output dtype that is none": (
+        lambda layer: torch.ops.quire.linear(X, layer.weight, None, "x=mxfp8,w=mxfp8,dy=mxfp8", torch.int8),
+        RuntimeError,
+        ["linear: dtype must be float32, float16 or bfloat16"],
+    ),
+    "more bytes than there are": (
+        lambda layer: quire.quantize(torch.empty(1).expand(2**40, 2**10), "mxfp8"),
+        RuntimeError,
+        ["memory"],
+    ),
+    "a proto of more bytes than 64 bits count": (
+        lambda layer: quire.TensorProto((2**40, 2**40), torch.float32, "mxfp8").create_tensor(),
+        RuntimeError,
+        [""],
+    ),
+    "foreign buffers": (
+        lambda layer: torch.ops.quire.dequantize(
+            torch.zeros(4, 31, dtype=torch.uint8), X[:, :1], X[:0, 0], "mxfp8", False, (4, 32), torch.float32
+        ),
+        RuntimeError,
+        ["dequantize: data does not fit its spec", "rowwise_data of mxfp8", "[4, 32]", "[4, 31]", "quire.TensorProto"],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("base", [MXFP8BlockScaling(), NVFP4BlockScaling()], ids=["mxfp8", "nvfp4"])
+def test_wrong_input_is_refused_in_words_and_changes_nothing(name, base):
+    act, error, words = CASES[name]
+    layer = quire.Linear(32, 16)
+    before = layer.sr_state.clone()
+    with pytest.raises(error) as raised, quire.autocast(recipe=base):
+        act(layer)
+    assert all(word in str(raised.value) for word in words), str(raised.value)
+    assert layer.sr_state.is_meta or torch.equal(layer.sr_state, before)
+    assert quire.autocast.__init__.__globals__["active_recipe"]() is None
+    fresh = quire.Linear(32, 16)
+    with quire.autocast(recipe=base):
+        fresh(X).sum().backward()  # the library is as usable as before
+    assert fresh.weight.grad is not None
+
+
+def test_a_wrong_gradient_is_refused_and_does_not_count(make_layer, make_x):
+    layer, x = make_layer(), make_x(16, 96)
+    with quire.autocast(recipe=NVFP4BlockScaling()):
+        y = layer(x)
+    with pytest.raises(RuntimeError, match="[Mm]ismatch in shape"):
+        y.backward(torch.ones(16, 63, dtype=torch.bfloat16))
+    assert layer.sr_state[1] == 0
+
+
+def test_a_broken_random_state_is_refused_in_words(make_layer, make_x):
+    layer, x = make_layer(), make_x(16, 96)
+    layer.sr_state = torch.zeros(3, dtype=torch.int64)
+    with (
+        quire.autocast(recipe=NVFP4BlockScaling()),
+        pytest.raises(RuntimeError, match=r"sr_state must be .* int64 \[2\]"),
+    ):
+        layer(x).sum().backward()
+
+
+def test_the_words_survive_the_compiler(compiler):
+    layer = quire.Linear(32, 16)
+    with pytest.raises(Exception, match=re.escape("linear: x and w must agree on K; got x [..., 31] and w [16, 32]")):
+        with quire.autocast():
+            compiler(layer)(torch.ones(4, 31))
+
+
+def work_in_child(layer, x, results):
+    with quire.autocast(recipe=NVFP4BlockScaling()):
+        y = layer(x)
+    y.sum().backward()
+    results.put((y.detach().float().sum().item(), layer.weight.grad.float().sum().item(), layer.sr_state.tolist()))
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*")
+def test_a_process_may_fork_after_use():
+    torch.manual_seed(0)
+    layer, x = quire.Linear(512, 512), torch.randn(512, 512)
+    with quire.autocast(recipe=NVFP4BlockScaling()):
+        layer(x).sum().backward()  # threads are running now
+    layer.zero_grad()
+    layer.sr_state[1] = 0
+    context = multiprocessing.get_context("fork")
+    results = context.Queue()
+    child = context.Process(target=work_in_child, args=(layer, x, results))
+    child.start()
+    try:
+        from_child = results.get(timeout=60)
+    finally:
+        child.kill()
+        child.join()
+    here = context.Queue()
+    work_in_child(layer, x, here)
+    assert here.get(timeout=10) == from_child
