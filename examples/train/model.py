@@ -18,7 +18,7 @@ import quire
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 
 
-def rotation(seq: int, width: int) -> torch.Tensor:
+def rotary_angles(seq: int, width: int) -> torch.Tensor:
     """Cosines and sines of rotary position embedding, [2, seq, width / 2] float32."""
     frequency = 10000.0 ** (-torch.arange(0, width, 2) / width)
     angle = torch.outer(torch.arange(seq), frequency)
@@ -65,7 +65,9 @@ class Gpt(nn.Module):
         super().__init__()
         self.seq = settings.seq
         self.tokens = nn.Embedding(VOCABULARY, settings.width)
-        self.register_buffer("rotation", rotation(settings.seq, settings.width // settings.heads), persistent=False)
+        self.register_buffer(
+            "rotation", rotary_angles(settings.seq, settings.width // settings.heads), persistent=False
+        )
         self.blocks = nn.ModuleList(Block(settings.width, settings.heads) for _ in range(settings.layers))
         self.norm = nn.LayerNorm(settings.width)
         self.head = nn.Linear(settings.width, VOCABULARY, bias=False)

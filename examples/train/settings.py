@@ -50,8 +50,9 @@ class Settings:
                 raise ExampleError(f"--{name.replace('_', '-')} must be at least 1; got {value}")
         if self.lr <= 0:
             raise ExampleError(f"--lr must be positive; got {self.lr}")
-        if self.width % self.heads:
-            raise ExampleError(f"--width must divide into {self.heads} heads; got {self.width}, use a multiple of 64")
+        if self.width % (2 * self.heads):
+            rule = f"--width must divide into {self.heads} heads of an even number of channels"
+            raise ExampleError(f"{rule}; got {self.width}, use a multiple of 64")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -20,8 +20,8 @@ from pathlib import Path
 
 from settings import BASELINE, RECIPES, ExampleError, Session, Settings
 
-DEFAULT = {"layers": 4, "width": 256, "seq": 256, "batch": 8, "steps": 300, "lr": 2e-3, "validation_batches": 64}
-QUICK = {"layers": 2, "width": 128, "seq": 128, "batch": 8, "steps": 40, "lr": 2e-3, "validation_batches": 16}
+DEFAULT = {"layers": 4, "width": 256, "seq": 128, "batch": 8, "steps": 600, "lr": 1e-3, "validation_batches": 64}
+QUICK = {"layers": 2, "width": 128, "seq": 128, "batch": 8, "steps": 60, "lr": 2e-3, "validation_batches": 16}
 REMEDY = {
     "torch": "python -m pip install torch",
     "quire": "./dev build",

@@ -1,8 +1,26 @@
-"""Quantize and dequantize as plain functions."""
+"""The operators as plain functions of tensors and texts."""
 
 import torch
 
 from quire.tensor import QuantizedTensor, QuantSpec, named_buffers
+
+
+def linear(
+    x: torch.Tensor,
+    w: torch.Tensor,
+    bias: torch.Tensor | None,
+    recipe: str,
+    dtype: torch.dtype,
+    *,
+    sr_state: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """y = x w^T + bias with the operands of its three products quantized as `recipe` says (numerics.md 6.1).
+
+    x [*, K], w [N, K], bias [N]: each float32, float16 or bfloat16 -> y [*, N] in `dtype`. Differentiable once.
+    recipe: "x=SPEC,w=SPEC,dy=SPEC". sr_state: int64 [2] {seed, counter}, needed for gradients if dy rounds
+    stochastically; backward adds 1 to the counter (numerics.md 0.11). Raises RuntimeError if anything does not fit.
+    """
+    return torch.ops.quire.linear(x, w, bias, recipe, dtype, sr_state)
 
 
 def quantize(

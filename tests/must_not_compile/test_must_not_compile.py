@@ -1,4 +1,4 @@
-"""Misuse that the types forbid. Each file compiles as it stands. With MISUSE defined the compiler must refuse it, in the
+"""Misuse that the types forbid. Each file compiles as it stands. With MISUSE defined the compiler must refuse it, in
 words that the file announces: `// refused: ...`."""
 
 import hashlib

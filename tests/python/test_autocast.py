@@ -143,6 +143,6 @@ def test_arguments_of_a_wrong_kind_are_refused_in_words(arguments, error, words)
     assert active_recipe() is None
 
 
-def test_a_recipe_is_not_taken_as_a_second_positional_argument():
-    with pytest.raises(TypeError):
-        quire.autocast(True, NV)
+def test_a_recipe_may_be_the_second_positional_argument():
+    with quire.autocast(True, NV):
+        assert active_recipe() is NV

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 
+import pytest
 import torch._dynamo as dynamo
 
 LARGE = [160, 257, 300, 1000, 131]
@@ -20,34 +21,38 @@ def marking(mark, function):
     return run
 
 
-def check(batches, mark, layer, make_x, step, recipe, compiled):
-    for rows in batches:
-        x = make_x(rows, 96)
-        assert step(layer, x, recipe, marking(mark, compiled)) == step(layer, x, recipe)
+@pytest.fixture
+def check(make_layer, make_x, step, compiler):
+    """(recipe, batches, mark) -> compares a compiled layer with itself in eager mode for each number of rows."""
+
+    def run(recipe, batches, mark):
+        layer = make_layer()
+        compiled = compiler(layer)
+        for rows in batches:
+            x = make_x(rows, 96)
+            assert step(layer, x, recipe, marking(mark, compiled)) == step(layer, x, recipe)
+
+    return run
 
 
-def test_a_dynamic_batch_takes_one_graph(make_layer, make_x, step, recipe, compiler):
-    layer = make_layer()
-    check(LARGE, dynamo.mark_dynamic, layer, make_x, step, recipe, compiler(layer))
+def test_a_dynamic_batch_takes_one_graph(check, recipe, compiler):
+    check(recipe, LARGE, dynamo.mark_dynamic)
     assert compiler.graphs == 1
 
 
-def test_an_unbacked_batch_takes_one_graph_for_any_size(make_layer, make_x, step, recipe, compiler):
-    layer = make_layer()
-    check([0, 1, 7, 33, 100, 200], dynamo.decorators.mark_unbacked, layer, make_x, step, recipe, compiler(layer))
+def test_an_unbacked_batch_takes_one_graph_for_any_size(check, recipe, compiler):
+    check(recipe, [0, 1, 7, 33, 100, 200], dynamo.decorators.mark_unbacked)
     assert compiler.graphs == 1
 
 
-def test_batches_of_one_block_have_a_graph_of_their_own_unless_unbacked(make_layer, make_x, step, recipe, compiler):
+def test_batches_of_one_block_have_a_graph_of_their_own_unless_unbacked(check, recipe, compiler):
     # PyTorch specialises sizes of 1, here the number of blocks along the batch: ceil(M / 32) of MXFP8.
-    layer = make_layer()
-    check(SMALL, dynamo.mark_dynamic, layer, make_x, step, recipe, compiler(layer))
+    check(recipe, SMALL, dynamo.mark_dynamic)
     assert compiler.graphs == (2 if recipe.mxfp8() or recipe.nvfp4() else 1)
 
 
-def test_unmarked_batches_take_two_graphs(make_layer, make_x, step, recipe, compiler):
-    layer = make_layer()
-    check(LARGE, None, layer, make_x, step, recipe, compiler(layer))
+def test_unmarked_batches_take_two_graphs(check, recipe, compiler):
+    check(recipe, LARGE, None)
     assert compiler.graphs == 2
 
 

@@ -6,9 +6,10 @@ import torch
 
 import quire
 
-ROW, COL = "rowwise", "columnwise"
-BOTH = [(kind + side, f"{direction}_{buffer}") for side, direction in (("_row", ROW), ("_col", COL)) for kind, buffer in
-        (("codes", "data"), ("scale", "scale"), ("scale_inv", "scale"), ("amax", "amax"))]  # fmt: skip
+# The vectors' names for buffers, of cases with both directions and with one.
+KINDS = [("codes", "data"), ("scale", "scale"), ("scale_inv", "scale"), ("amax", "amax")]
+SIDES = [("_row", "rowwise"), ("_col", "columnwise")]
+BOTH = [(kind + side, f"{direction}_{buffer}") for side, direction in SIDES for kind, buffer in KINDS]
 ONE = [("codes", "rowwise_data"), ("scale_inv", "rowwise_scale"), ("amax", "rowwise_amax")]
 
 

@@ -152,6 +152,17 @@ def test_strided_inputs_give_the_bits_of_contiguous_ones(make_layer, make_x, ste
         assert step(layer, view.requires_grad_(), recipe) == step(layer, contiguous, recipe)
 
 
+def test_the_number_of_threads_does_not_change_a_bit(make_layer, make_x, step, recipe):
+    layer, x = make_layer(512, 256), make_x(300, 512)
+    threads = torch.get_num_threads()
+    done = []
+    for count in (1, 2, 5):
+        torch.set_num_threads(count)
+        done.append(step(layer, x, recipe))
+    torch.set_num_threads(threads)
+    assert done[0] == done[1] == done[2]
+
+
 def test_without_a_recipe_it_follows_torch_autocast(make_layer, make_x, equal_bits):
     layer, x = make_layer(dtype=torch.float32), make_x(8, 96, dtype=torch.float32)
     plain = torch.nn.Linear(96, 64)

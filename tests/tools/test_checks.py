@@ -1,11 +1,10 @@
-"""Every check of ./dev check is shown a tree that breaks its rule, and this one, which must not."""
+"""Every check of ./dev check is shown trees that break its rule, and trees that only look like it."""
 
 import pytest
 
 import check_budgets
 import check_layers
 import check_words
-from workspace import ROOT
 
 
 @pytest.fixture
@@ -22,11 +21,6 @@ def tree(tmp_path):
         return tmp_path
 
     return write
-
-
-@pytest.mark.parametrize("module", [check_layers, check_budgets, check_words])
-def test_this_repository_passes(module):
-    assert list(module.check(ROOT)) == []
 
 
 @pytest.mark.parametrize(

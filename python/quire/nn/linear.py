@@ -3,9 +3,9 @@
 from collections.abc import Callable
 
 import torch
-from torch.nn import functional
 
 from quire.autocast import active_recipe
+from quire.functional import linear
 
 # TransformerEngine's options that are not available in this version, with the value that asks for nothing.
 _CONSTRUCTOR_OPTIONS = {
@@ -112,7 +112,7 @@ class Linear(torch.nn.Linear):
             _refuse_options("quire.Linear.forward", options, _FORWARD_OPTIONS)
         recipe = active_recipe()
         if recipe is None:
-            return functional.linear(x, self.weight, self.bias)
+            return torch.nn.functional.linear(x, self.weight, self.bias)
         device = x.device.type
         if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
             dtype = torch.get_autocast_dtype(device)
@@ -121,7 +121,7 @@ class Linear(torch.nn.Linear):
             self._check_dtypes(dtype)
         # A graph has no input that it does not need.
         sr_state = self.sr_state if recipe.stochastic and torch.is_grad_enabled() else None
-        return torch.ops.quire.linear(x, self.weight, self.bias, recipe.linear_spec(), dtype, sr_state)
+        return linear(x, self.weight, self.bias, recipe.linear_spec(), dtype, sr_state=sr_state)
 
     def _check_dtypes(self, dtype: torch.dtype) -> None:
         for name, parameter in (("weight", self.weight), ("bias", self.bias)):
