@@ -8,9 +8,18 @@
 namespace quire::testing {
 namespace {
 
-constexpr std::string_view kSpecs[] = {"fp8_tensor", "fp8_row",        "fp8_block",       "fp8_block:128x128",
-                                       "mxfp8",      "mxfp8:swizzled", "mxfp4",           "mxfp4:swizzled",
-                                       "nvfp4",      "nvfp4:swizzled", "nvfp4:row_scaled"};
+constexpr std::string_view kSpecs[] = {"fp8_tensor",
+                                       "fp8_row",
+                                       "fp8_block",
+                                       "fp8_block:128x128",
+                                       "mxfp8",
+                                       "mxfp8:swizzled",
+                                       "mxfp4",
+                                       "mxfp4:swizzled",
+                                       "nvfp4",
+                                       "nvfp4:swizzled",
+                                       "nvfp4:row_scaled",
+                                       "nvfp4:4over6=mae:256"};
 constexpr Direction kDirections[] = {Direction::rowwise, Direction::columnwise};
 
 /// How a test fills an operand: the value of element (outer, l), the scale of (outer, block), the amax of an outer.
@@ -61,7 +70,7 @@ Filling small_numbers(uint64_t seed, const QuantSpec& spec) {
           .scale = [r, per_tensor](
                        int64_t,
                        int64_t) { return per_tensor ? 0.5f : std::ldexp(1.0f, static_cast<int>(r->below(5)) - 2); },
-          .amax = [](int64_t o) { return std::ldexp(1.0f, static_cast<int>(o % 3)); }};
+          .amax = [](int64_t o) { return std::ldexp(1.0f, 11 + static_cast<int>(o % 3)); }};
 }
 
 TEST(GemmExact, SumsThatFloat32HoldsHaveTheBitsOfTheReferenceThroughEveryEpilogue) {
@@ -87,8 +96,8 @@ TEST(GemmExact, SumsThatFloat32HoldsHaveTheBitsOfTheReferenceThroughEveryEpilogu
 }
 
 TEST(GemmExact, BlockSumsAreExactSoThatCancellingTermsLeaveZero) {
-  // 3 * 1 - 1 * 1.5 - 1 * 1.5 = 0, but under scales of full precision each factor times its scale rounds differently.
-  constexpr float kLeft[] = {3, 1, 1, 0}, kRight[] = {1, -1.5f, -1.5f, 2};
+  // 3 - 2 - 1 = 0 on either side, but 3 times a scale of full precision is rounded where 2 times and 1 times are not.
+  constexpr float kLeft[] = {3, -2, -1, 0, 1, 1, 1, 0}, kRight[] = {1, 1, 1, 2, 3, -2, -1, 2};
   auto r = std::make_shared<Random>(5);
   const auto noisy = [r](int64_t, int64_t) { return static_cast<float>(1 + r->uniform()) * 0.37f; };
   const auto amax = [](int64_t o) { return 1.7390213f + static_cast<float>(o) * 0.013f; };
@@ -96,9 +105,9 @@ TEST(GemmExact, BlockSumsAreExactSoThatCancellingTermsLeaveZero) {
     for (const Direction d : kDirections) {
       const QuantSpec spec = QuantSpec::parse(spec_text);
       const ProductShape s{14, 35, 160};
-      const OwnedOperand a = filled(spec, d, s, {[&](int64_t, int64_t l) { return kLeft[l % 4]; }, noisy, amax});
+      const OwnedOperand a = filled(spec, d, s, {[&](int64_t, int64_t l) { return kLeft[l % 8]; }, noisy, amax});
       const OwnedOperand b =
-          filled(spec, d, {s.n, s.m, s.k}, {[&](int64_t, int64_t l) { return kRight[l % 4]; }, noisy, amax});
+          filled(spec, d, {s.n, s.m, s.k}, {[&](int64_t, int64_t l) { return kRight[l % 8]; }, noisy, amax});
       Product actual(a.view(), b.view(), {});
       actual.run(active_runner());
       for (int64_t i = 0; i < s.m; ++i)
@@ -109,7 +118,8 @@ TEST(GemmExact, BlockSumsAreExactSoThatCancellingTermsLeaveZero) {
 
 TEST(GemmExact, OneBlockOfAnyFourBitCodesIsRoundedOnce) {
   Random r(9);
-  for (const std::string_view spec_text : {"nvfp4", "nvfp4:swizzled", "nvfp4:row_scaled", "mxfp4", "mxfp4:swizzled"})
+  for (const std::string_view spec_text :
+       {"nvfp4", "nvfp4:swizzled", "nvfp4:row_scaled", "nvfp4:4over6=mae:256", "mxfp4", "mxfp4:swizzled"})
     for (int repeat = 0; repeat < 20; ++repeat) {
       const QuantSpec spec = QuantSpec::parse(spec_text);
       const ProductShape s{14, 35, spec.row().block};

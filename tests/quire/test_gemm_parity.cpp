@@ -6,6 +6,10 @@
 #include "quire/base/parallel.h"
 #include "quire/gemm/gemm.h"
 
+#if defined(__SSE2__)
+#include <xmmintrin.h>
+#endif
+
 namespace quire::testing {
 namespace {
 
@@ -164,6 +168,40 @@ TEST(GemmParity, BitsDoNotDependOnHowWorkIsCut) {
     EXPECT_EQ(difference(whole.out(), cut.out()), "") << spec;
   }
 }
+
+#if defined(__SSE2__)
+TEST(GemmParity, FlushToZeroOfAPoolsThreadsChangesNothing) {
+  for (const std::string_view spec : kSpecs) {
+    const QuantSpec parsed = QuantSpec::parse(spec);
+    // Products of such numbers are subnormal; for NVFP4, whose global scales are multiplied first, those scales'
+    // product is.
+    const bool global = parsed.row().scale == ScaleKind::e4m3;
+    const float unit = global ? 0x1p-58f : 0x1p-66f;
+    OwnedOperand operands[2];
+    for (uint64_t i = 0; i < 2; ++i) {
+      const Input ones({20, 50}, DType::f32, Kind::normal, i);
+      std::vector<float> tiny(20 * 50);
+      for (size_t j = 0; j < tiny.size(); ++j)
+        tiny[j] = load_element(Matrix(ones).data, DType::f32, static_cast<int64_t>(j)) * unit;
+      Quantized q = quantized(reference_runner(), parsed, {tiny.data(), DType::f32, 20, 50, 50});
+      operands[i] = {std::make_unique<Quantized>(std::move(q)), Direction::rowwise};
+    }
+    Product plain(operands[0].view(), operands[1].view(), {}), flushing(operands[0].view(), operands[1].view(), {});
+    plain.run(active_runner());
+    const Executor before = set_executor([](int64_t count, int64_t, const auto& body) {
+      const unsigned mode = _mm_getcsr();
+      _mm_setcsr(mode | 0x8040u);
+      body(0, count);
+      _mm_setcsr(mode);
+    });
+    flushing.run(active_runner());
+    set_executor(before);
+    EXPECT_EQ(difference(plain.out(), flushing.out()), "") << spec;
+    EXPECT_NE(plain.at(0, 0), 0.0f) << spec;
+    EXPECT_TRUE(global || std::fabs(plain.at(0, 0)) < 0x1p-126f) << spec;
+  }
+}
+#endif
 
 }  // namespace
 }  // namespace quire::testing

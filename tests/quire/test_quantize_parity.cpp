@@ -180,18 +180,29 @@ TEST(QuantizeParity, BytesDoNotDependOnHowWorkIsCut) {
 }
 
 #if defined(__SSE2__)
-TEST(QuantizeParity, FlushToZeroOfTheCallingThreadChangesNothingAndIsKept) {
+constexpr unsigned kFlush = 0x8040;  // flush-to-zero and denormals-are-zero
+
+TEST(QuantizeParity, FlushToZeroOfTheCallingThreadOrOfThePoolsChangesNothingAndIsKept) {
   const unsigned before = _mm_getcsr();
+  const Executor flushing = [](int64_t count, int64_t, const auto& body) {
+    _mm_setcsr(_mm_getcsr() | kFlush);
+    body(0, count);
+    EXPECT_EQ(_mm_getcsr() & kFlush, kFlush);
+    _mm_setcsr(_mm_getcsr() & ~kFlush);
+  };
   for (const QuantSpec& spec : all_specs()) {
     const Input x({20, 40}, DType::f32, Kind::wide, 23);
-    const Quantized expected = quantized(reference_runner(), spec, x);
-    _mm_setcsr(before | 0x8040u);
-    const Quantized actual = quantized(active_runner(), spec, x);
-    const unsigned after = _mm_getcsr();
-    _mm_setcsr(before);
     SCOPED_TRACE(describe(spec, x, "flush to zero"));
-    EXPECT_EQ(after & 0x8040u, 0x8040u);
-    expect_same(expected, actual);
+    const Quantized expected = quantized(reference_runner(), spec, x);
+    _mm_setcsr(before | kFlush);
+    const Quantized by_caller = quantized(active_runner(), spec, x);
+    EXPECT_EQ(_mm_getcsr() & kFlush, kFlush);
+    _mm_setcsr(before);
+    expect_same(expected, by_caller);
+    const Executor serial = set_executor(flushing);
+    const Quantized by_pool = quantized(active_runner(), spec, x);
+    set_executor(serial);
+    expect_same(expected, by_pool);
   }
 }
 #endif

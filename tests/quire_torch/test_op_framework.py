@@ -74,10 +74,11 @@ def test_operators_are_tagged_for_compilation_without_copies(toy):
         assert {torch.Tag.pt2_compliant_tag, torch.Tag.needs_exact_strides} <= set(op.default.tags)
 
 
-def test_every_field_kind_arrives_and_written_tensors_change(toy):
+@pytest.mark.parametrize("name", ["kinds", "kinds_called"])
+def test_every_field_kind_arrives_and_written_tensors_change(toy, name):
     arguments = kinds_arguments()
     other = torch.zeros(1)
-    out, none = toy.kinds(*arguments, other=other)
+    out, none = getattr(toy, name)(*arguments, other=other)
     tensors = 3 * 12  # x, list and maybes hold the same ones
     numbers = 5 + 0.5 + True + len("ab") + len("group")
     assert torch.equal(out, torch.full((2, 3, 1), 2 * (tensors + numbers), dtype=torch.float64))

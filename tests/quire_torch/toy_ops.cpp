@@ -95,6 +95,12 @@ struct Kinds : Base {
   }
 };
 
+/// The same through a call from C++: every field goes onto the stack and comes back.
+struct KindsCalled : Kinds {
+  static constexpr const char* kName = "kinds_called";
+  static void cpu(const Args& a, op::Tensors<2>& out) { out[0].copy_(op::call<Kinds>(a)[0]); }
+};
+
 // ---------------------------------------------------------------- state
 
 /// counter += 1
@@ -304,6 +310,7 @@ struct Canonical : Base {
 TORCH_LIBRARY(toy, m) {
   namespace op = quire_torch::op;
   op::register_inner<toy::Kinds>(m);
+  op::register_inner<toy::KindsCalled>(m);
   op::register_mutation<toy::Advance>(m);
   op::register_inner<toy::LinearFwd>(m);
   op::register_inner<toy::LinearBwd>(m);

@@ -101,8 +101,7 @@ BufferTensors allocate(const quire::QuantSpec& spec, const quire::Shape<int64_t>
     const bool first = direction == quire::Direction::rowwise;
     const auto r = results(spec, shape, direction, first ? rowwise : columnwise);
     for (size_t i = 0; i < 3; ++i) {
-      const at::IntArrayRef sizes(r[i].sizes.data(), r[i].sizes.size());
-      out[i + (first ? 0 : 3)] = at::empty(sizes, at::TensorOptions().dtype(r[i].dtype));
+      out[i + (first ? 0 : 3)] = at::empty(sizes(r[i]), at::TensorOptions().dtype(r[i].dtype));
     }
   }
   return out;
@@ -114,12 +113,11 @@ void check_buffers(const BufferTensors& b, const quire::QuantSpec& spec, const q
   const auto expected = results(spec, shape, direction, true);
   for (size_t i = 0; i < 3; ++i) {
     const at::Tensor& t = b[first + i];
-    const auto& e = expected[i];
-    const at::IntArrayRef sizes(e.sizes.data(), e.sizes.size());
-    const bool absent = sizes.size() == 1 && sizes[0] == 0 && (!t.defined() || t.numel() == 0);
-    const bool fits = t.defined() && t.scalar_type() == e.dtype && t.sizes() == sizes && t.is_contiguous();
+    const op::Result<int64_t>& e = expected[i];
+    const bool absent = sizes(e) == at::IntArrayRef({0}) && (!t.defined() || t.numel() == 0);
+    const bool fits = t.defined() && t.scalar_type() == e.dtype && t.sizes() == sizes(e) && t.is_contiguous();
     check(absent || fits, what, " does not fit its spec: ", quire::kBufferNames[first + i], " of ", spec.to_string(),
-          " for shape ", at::IntArrayRef(shape), " must be contiguous ", e.dtype, " ", sizes, ", got ",
+          " for shape ", at::IntArrayRef(shape), " must be contiguous ", e.dtype, " ", sizes(e), ", got ",
           t.defined() ? quire::text(t.scalar_type(), " ", t.sizes()) : "nothing",
           "; see quire.TensorProto for the layout");
   }

@@ -59,6 +59,8 @@ std::array<op::Result<Int>, 3> results(const quire::QuantSpec& spec, const quire
   return {result(b.data), result(b.scale), result(b.amax)};
 }
 
+inline at::IntArrayRef sizes(const op::Result<int64_t>& r) { return {r.sizes.data(), r.sizes.size()}; }
+
 /// The core's view of three buffers; absent where data is undefined or empty and `present` is false.
 quire::Side side(const at::Tensor& data, const at::Tensor& scale, const at::Tensor& amax);
 quire::Side side(const BufferTensors& b, quire::Direction direction);

@@ -73,8 +73,6 @@ T unbox_field(at::IValue& v) {
     return {unbox_field<decltype(T::value)>(v)};
   } else if constexpr (Textual<T>) {
     return T::parse(v.toStringView());
-  } else if constexpr (std::same_as<T, std::vector<c10::SymInt>>) {
-    return v.toSymIntVector();  // unlike to<>(), also from a list of plain integers
   } else {
     return std::move(v).to<T>();
   }

@@ -51,16 +51,20 @@ void weight_gradient(const LinearBwd::Args& a, const BufferTensors& dy, int64_t 
   quire::gemm(p);
 }
 
-/// Saved buffers of an operand must be those of [rows, cols]; a backward on foreign buffers must not read past them.
-void check_saved(const BufferTensors& b, const quire::QuantSpec& spec, quire::Shape<int64_t> shape, const char* what) {
-  if (!spec.row().transposed && b[3].defined() && b[3].dim() > 0) {
-    // Untransposed codes keep the leading dimensions of x; only their product matters here.
-    quire::check(b[3].numel() == shape[0] * shape[1] && b[3].size(-1) == shape[1] && b[3].is_contiguous(), what,
-                 " must hold ", shape[0], " x ", shape[1], " codes, got ", b[3].sizes(),
-                 "; pass what linear_fwd returned");
-    shape = b[3].sizes().vec();
+/// Saved buffers must hold what an operand of [rows, cols] stores: a backward on foreign buffers must not read past
+/// them. Their shapes may differ (linear_fwd flattens some), their memory may not.
+void check_saved(const BufferTensors& b, const quire::QuantSpec& spec, const quire::Shape<int64_t>& shape,
+                 const char* what) {
+  const auto expected = results(spec, shape, Direction::columnwise, true);
+  for (size_t i = 0; i < expected.size(); ++i) {
+    const at::Tensor& t = b[3 + i];
+    const int64_t count = c10::multiply_integers(sizes(expected[i]));
+    quire::check((t.scalar_type() == expected[i].dtype && t.is_contiguous() && t.numel() == count) ||
+                     (count == 0 && t.numel() == 0),
+                 what, " must be what linear_fwd returned for it: ", quire::kBufferNames[3 + i], " of ",
+                 spec.to_string(), " for ", at::IntArrayRef(shape), " holds ", count, " contiguous ", expected[i].dtype,
+                 ", got ", t.scalar_type(), " ", t.sizes());
   }
-  check_buffers(b, spec, shape, Direction::columnwise, what);
 }
 
 }  // namespace

@@ -15,8 +15,10 @@ BufferTensors make_operand(const at::Tensor& t, const OptionalTensors& given, Qu
                            size_t first) {
   if (!given.empty()) return given_operand(given, t, q);
   BufferTensors into;
-  if (q.columnwise)
-    for (size_t i = 0; i < 3; ++i) into[3 + i] = out[first + i];
+  if (q.columnwise) {
+    const auto expected = results(q.spec, shape<int64_t>(t), Direction::columnwise, true);
+    for (size_t i = 0; i < 3; ++i) into[3 + i] = out[first + i].view(sizes(expected[i]));
+  }
   BufferTensors b = quantize_operand(t, q, into);
   if (q.scale && *q.scale && !q.columnwise) out[first + 2].copy_(b[2]);
   return b;

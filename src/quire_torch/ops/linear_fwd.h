@@ -79,10 +79,14 @@ struct LinearFwd : OpBase {
   }
 
   /// Columnwise buffers if the operand is saved; its amax in any case under a given scale, which is updated from it.
+  /// Scales are one-dimensional: of a result [ceil(M / 32), K] tracing would ask whether its first size is 1, and make
+  /// a graph of its own for at most 32 tokens.
   template <class Int>
   static std::array<op::Result<Int>, 3> kept(const at::Tensor& t, const quire::QuantSpec& spec, bool save,
                                              bool given_scale) {
     auto r = quire_torch::results(spec, shape<Int>(t), quire::Direction::columnwise, save);
+    if (save)
+      r[1].sizes = {quire::product(quire::Shape<Int>(r[1].sizes.begin(), r[1].sizes.end()), 0, r[1].sizes.size())};
     if (given_scale) r[2] = {{Int(1)}, at::kFloat};
     return r;
   }
