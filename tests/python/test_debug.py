@@ -97,6 +97,7 @@ def test_operands_stops_recording_when_left_and_survives_errors(make_layer, make
     with quire.autocast():
         layer(x)
     assert roles(records) == ["x", "w"]
+    assert len(torch.ops.quire.debug_recorded()) == 6 * 2
     with quire.debug.operands() as again:
         pass
     assert again == []

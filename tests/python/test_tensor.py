@@ -170,6 +170,7 @@ BROKEN = [
     (lambda b: b.update(columnwise_scale=b["rowwise_scale"]), "columnwise_scale .* should be absent"),
     (lambda b: b.update(rowwise_data=b["rowwise_data"].char()), r"torch.uint8 \[32, 16\], got torch.int8 \[32, 16\]"),
     (lambda b: b.update(rowwise_data=b["rowwise_data"][:, 1:]), r"got torch.uint8 \[32, 15\] \(not contiguous\)"),
+    (lambda b: b.update(rowwise_data=b["rowwise_data"].t().clone().t()), r"\[32, 16\] \(not contiguous\)"),
     (lambda b: b.update(rowwise_data=b["rowwise_data"].t()), r"must be contiguous .* got .* \[16, 32\]"),
     (lambda b: b.update(rowwise_amax=torch.zeros(2)), r"rowwise_amax .* torch.float32 \[1\], got torch.float32 \[2\]"),
     (lambda b: b.update(rowwise_amax=b["rowwise_amax"].to("meta")), "one device; got rowwise_data on cpu, .* on meta"),

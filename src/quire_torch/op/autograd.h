@@ -2,9 +2,8 @@
 //   inference(args) -> Results     what it computes when nothing needs a gradient
 //   Saved                          what its backward needs: a struct with kFields like Args
 //   forward(args, needs) -> {Results, Saved}
-//   backward(saved, grads, needs)  one gradient per Tensor or Tensor? argument in order, as Tensors<N>; grads has an
-//   entry
-//                                  per result, undefined where none arrived, and at least one is defined
+//   backward(saved, grads, needs)  one gradient per Tensor or Tensor? argument in order, as Tensors<N>. grads has one
+//                                  per result, undefined where none arrived; at least one is defined
 // All three compute by calling inner operators (op::call), so that traced graphs hold those.
 #pragma once
 
