@@ -1,4 +1,4 @@
-"""Time of a Linear under each recipe as a ratio to PyTorch's better one (float32 or bfloat16), interleaved in one process.
+"""Time of a Linear under each recipe as a ratio to PyTorch's best, float32 or bfloat16, interleaved in one process.
 
 Machines differ and are shared, so the figure to read is the ratio: best of N rounds, each of which runs every contender
 once. Weights are cold: each call takes the next of as many layers as fill 128 MiB.
