@@ -8,8 +8,8 @@ import sys
 import pytest
 import torch._dynamo as dynamo
 
-LARGE = [160, 257, 300, 1000, 131]
-SMALL = [16, 7, 33, 2, 100]
+#: Below and above the length of every format's blocks.
+BATCHES = [160, 7, 300, 33, 2, 16, 100]
 
 
 def marking(mark, function):
@@ -36,7 +36,7 @@ def check(make_layer, make_x, step, compiler):
 
 
 def test_a_dynamic_batch_takes_one_graph(check, recipe, compiler):
-    check(recipe, LARGE, dynamo.mark_dynamic)
+    check(recipe, BATCHES, dynamo.mark_dynamic)
     assert compiler.graphs == 1
 
 
@@ -45,14 +45,8 @@ def test_an_unbacked_batch_takes_one_graph_for_any_size(check, recipe, compiler)
     assert compiler.graphs == 1
 
 
-def test_batches_of_one_block_have_a_graph_of_their_own_unless_unbacked(check, recipe, compiler):
-    # PyTorch specialises sizes of 1, here the number of blocks along the batch: ceil(M / 32) of MXFP8.
-    check(recipe, SMALL, dynamo.mark_dynamic)
-    assert compiler.graphs == (2 if recipe.mxfp8() or recipe.nvfp4() else 1)
-
-
 def test_unmarked_batches_take_two_graphs(check, recipe, compiler):
-    check(recipe, LARGE, None)
+    check(recipe, BATCHES, None)
     assert compiler.graphs == 2
 
 
