@@ -156,7 +156,7 @@ def test_a_process_may_fork_after_use():
     layer.sr_state[1] = 0
     context = multiprocessing.get_context("fork")
     results = context.Queue()
-    # One thread, as in DataLoader's workers: GNU OpenMP does not survive a fork, PyTorch's own operators hang likewise.
+    # One thread, as in DataLoader's workers: PyTorch's own operators (sum) wait forever for OpenMP's lost threads.
     child = context.Process(target=work, args=(layer, x, results, 1))
     child.start()
     try:
@@ -167,3 +167,23 @@ def test_a_process_may_fork_after_use():
     here = context.Queue()
     work(layer, x, here, torch.get_num_threads())
     assert here.get(timeout=10) == from_child
+
+
+def forward(layer, x, results):
+    with quire.autocast(), torch.no_grad():
+        results.put(layer(x).numpy().tobytes())
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*")
+def test_a_forked_child_does_not_wait_for_threads_it_has_not():
+    layer, x = quire.Linear(512, 512), torch.randn(512, 512)
+    context = multiprocessing.get_context("fork")
+    here, results = context.Queue(), context.Queue()
+    forward(layer, x, here)  # threads are running now
+    child = context.Process(target=forward, args=(layer, x, results))
+    child.start()
+    try:
+        assert results.get(timeout=60) == here.get(timeout=10)
+    finally:
+        child.kill()
+        child.join()
