@@ -126,7 +126,7 @@ inline void finish_region(const GemmProblem& p, const Region& region, const floa
     const F32 row_factor = broadcast(line_factor(p.a, region.row + i));
     alignas(64) float values[kRegionCols];
     for (int64_t j = 0; j < region.cols; j += kLanes) {
-      // The sum first: the factors alone may multiply to less, or more, than float32 holds where the output is ordinary.
+      // The sum first: factors alone may leave float32 where the output is an ordinary number.
       const F32 scaled = load(sum + j / kTileCols * tile_stride + j % kTileCols) * constant * row_factor;
       const F32 value = scaled * load(columns.factor + j);
       store(values + j, p.bias ? value + load(columns.bias + j) : value);
