@@ -290,7 +290,7 @@ TEST_P(CpuGemm, block_sums_of_four_bit_codes_are_exact_and_the_global_factor_is_
                  part(b, j, b.values[static_cast<size_t>(j * k + l)]);
         const float exact = static_cast<float>(sum);
         ASSERT_EQ(static_cast<double>(exact), sum) << "the test's own sum does not fit";
-        ASSERT_EQ(out.at(i, j), exact * (amax(a.operand, i) * amax(b.operand, j) * constant))
+        ASSERT_EQ(out.at(i, j), exact * constant * amax(a.operand, i) * amax(b.operand, j))
             << spec << ' ' << i << ' ' << j;
       }
   }
