@@ -1,6 +1,7 @@
 """What ./dev does, one function per verb. Each sets up what it needs (workspace.py), so any may be run first."""
 
 import argparse
+import hashlib
 import os
 import subprocess
 import sys
@@ -18,9 +19,17 @@ def run(*command) -> None:
     subprocess.run([str(part) for part in command], check=True, cwd=ROOT)
 
 
+def compile_caches() -> Path:
+    """PyTorch's compile caches know an operator by its schema, not by its code: each build has caches of its own."""
+    library = (release_folder() / "lib/libquire_torch.so").read_bytes()
+    return release_folder() / "compiled" / hashlib.sha256(library).hexdigest()[:16]
+
+
 def hand_over(*command, **environment: str) -> None:
     """Goes on as another program, whose output and exit status are then those of ./dev."""
-    os.execve(sys.executable, [sys.executable, *(str(part) for part in command)], os.environ | environment)
+    caches = {"TORCHINDUCTOR_CACHE_DIR": str(compile_caches())}
+    arguments = [sys.executable, *(str(part) for part in command)]
+    os.execve(sys.executable, arguments, caches | os.environ | environment)
 
 
 def configure(folder: Path, preset: str, **options: str) -> None:
