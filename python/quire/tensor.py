@@ -120,7 +120,10 @@ class TensorProto:
         )
 
     def _empty(self, device: torch.device | str) -> dict[str, torch.Tensor | None]:
-        like = torch.empty((), dtype=self.dtype, device=device).expand(self.shape)
+        try:
+            like = torch.empty((), dtype=self.dtype, device=device).expand(self.shape)
+        except RuntimeError as error:
+            raise RuntimeError(f"TensorProto: no tensor has shape {tuple(self.shape)}: {error}; use less") from error
         results = torch.ops.quire.empty_quantized(like, self.spec.text, self.rowwise, self.columnwise)
         return named_buffers(results, self.rowwise, self.columnwise)
 

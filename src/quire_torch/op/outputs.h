@@ -75,8 +75,12 @@ Results<Op> allocate_results(const typename Op::Args& args) {
   if constexpr (out.size() > 0) {
     const std::array<Result<Int>, out.size()> results = Op::template results<Int>(args);
     const at::Device device = device_of(args);
-    for (size_t i = 0; i < out.size(); ++i)
-      out[i] = allocate(results[i].sizes, at::device(device).dtype(results[i].dtype));
+    for (size_t i = 0; i < out.size(); ++i) try {
+        out[i] = allocate(results[i].sizes, at::device(device).dtype(results[i].dtype));
+      } catch (const c10::Error& e) {
+        TORCH_CHECK(false, Op::kName, ": no memory for ", Op::kResults[i], " of size ", results[i].sizes,
+                    "; use smaller tensors (", e.what_without_backtrace(), ")");
+      }
   }
   return out;
 }
