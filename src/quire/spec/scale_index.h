@@ -30,7 +30,7 @@ constexpr bool blocks_first(const QuantSpec& spec, Direction direction) {
 
 /// One direction of a quantized tensor: `outer` lines of `along` entries each, codes for data_index, scales for
 /// scale_index.
-struct Lines {
+struct SideGrid {
   const QuantSpec& spec;
   Direction direction;
   int64_t outer;
@@ -38,7 +38,7 @@ struct Lines {
 };
 
 /// Element index, in the scale buffer, of the scale of block `block` of line `outer` (numerics.md 3.3, 4.3, 4.5, 5.5).
-constexpr int64_t scale_index(const Lines& scales, int64_t outer, int64_t block) {
+constexpr int64_t scale_index(const SideGrid& scales, int64_t outer, int64_t block) {
   const FamilyRow& row = scales.spec.row();
   if (row.scope == Scope::tensor) return 0;
   if (row.scope == Scope::row) return outer;
@@ -50,7 +50,7 @@ constexpr int64_t scale_index(const Lines& scales, int64_t outer, int64_t block)
 
 /// Index of code (outer, l) in the data buffer, in codes. A packed line starts at a byte, so byte = index / 2 and the
 /// low nibble is that of the even index.
-constexpr int64_t data_index(const Lines& codes, int64_t outer, int64_t l) {
+constexpr int64_t data_index(const SideGrid& codes, int64_t outer, int64_t l) {
   if (blocks_first(codes.spec, codes.direction)) return l * codes.outer + outer;
   return outer * (codes.spec.packed() ? round_up(codes.along, 2) : codes.along) + l;
 }
