@@ -26,7 +26,7 @@ ALLOWED = CORE | {
 KERNEL_TABLES = {"quire/quantize/kernels.cpp", "quire/gemm/kernels.cpp"}
 TORCH = re.compile(r"(torch|ATen|c10|caffe2)/")
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^">]+)[">]', re.MULTILINE)
-CALLS_OPERATORS = {"functional.py", "tensor.py", "debug.py"}
+CALLS_OPERATORS = {"functional.py", "tensor.py", "debug.py", "delayed.py"}
 
 
 def check_includes(source: Path, name: str) -> Iterator[str]:

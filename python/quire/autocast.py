@@ -62,6 +62,8 @@ class autocast:
             )
         if enabled and recipe is None:
             recipe = default()
+        if enabled and recipe.delayed():
+            raise NotImplementedError("autocast: layers do not keep the state of DelayedScaling in this version")
         self.recipe = recipe if enabled else None
         self._outer: list[Recipe | None] = []
 

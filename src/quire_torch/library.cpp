@@ -4,6 +4,7 @@
 #include "quire_torch/bridge/parallel.h"
 #include "quire_torch/op/op.h"
 #include "quire_torch/ops/debug.h"
+#include "quire_torch/ops/delayed.h"
 #include "quire_torch/ops/linear.h"
 #include "quire_torch/ops/recorder.h"
 
@@ -18,6 +19,8 @@ void register_operators(torch::Library& m) {
   op::register_inner<LinearFwd>(m);
   op::register_inner<LinearBwd>(m);
   op::register_mutation<SrAdvance>(m);
+  op::register_mutation<DelayedCollect>(m);
+  op::register_mutation<DelayedUpdate>(m);
   op::register_inner<Quantize>(m);
   op::register_inner<Dequantize>(m);
   op::register_inner<EmptyQuantized>(m);

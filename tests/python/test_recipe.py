@@ -27,6 +27,15 @@ ATTENTION = {"fp8_dpa": False, "fp8_mha": False, "backward_override": None}
 
 # docs/numerics.md 6.4, with every environment variable unset.
 FIELDS = {
+    DelayedScaling: {
+        "margin": 0,
+        "fp8_format": Format.HYBRID,
+        "amax_history_len": 1024,
+        "amax_compute_algo": "max",
+        "scaling_factor_compute_algo": None,
+        "reduce_amax": True,
+        **ATTENTION,
+    },
     Float8CurrentScaling: {
         "use_power_2_scales": False,
         "fp8_format": Format.HYBRID,
@@ -62,6 +71,8 @@ FIELDS = {
 }
 
 TEXTS = [
+    (DelayedScaling(), "x=fp8_tensor,w=fp8_tensor,dy=fp8_tensor:e5m2"),
+    (DelayedScaling(margin=1, fp8_format=Format.E4M3), "x=fp8_tensor,w=fp8_tensor,dy=fp8_tensor"),
     (Float8CurrentScaling(), "x=fp8_tensor,w=fp8_tensor,dy=fp8_tensor:e5m2"),
     (Float8CurrentScaling(fp8_format=Format.E4M3), "x=fp8_tensor,w=fp8_tensor,dy=fp8_tensor"),
     (Float8CurrentScaling(True), "x=fp8_tensor:pow2,w=fp8_tensor:pow2,dy=fp8_tensor:e5m2:pow2"),
@@ -151,8 +162,14 @@ REFUSED = [
     (CustomRecipe, {"qfactory": lambda role: "mxfp8", "quantization_alignment": 32}, ValueError, "Leave it 128"),
     (CustomRecipe, {"qfactory": lambda role: "mxfp8", "fp8_dpa": True}, NotImplementedError, "CustomRecipe: fp8_dpa"),
     (recipes.Recipe, {}, TypeError, "Recipe is abstract"),
-    (DelayedScaling, {}, NotImplementedError, "not available in this version.*Float8CurrentScaling"),
-    (DelayedScaling, {"margin": 0, "amax_history_len": 16}, NotImplementedError, "MXFP8BlockScaling"),
+    (DelayedScaling, {"fp8_format": Format.E5M2}, ValueError, "DelayedScaling: fp8_format must be one of"),
+    (DelayedScaling, {"margin": 0.5}, ValueError, "margin must be an int between -255 and 255; got 0.5"),
+    (DelayedScaling, {"amax_history_len": 0}, ValueError, "amax_history_len must be an int between 1 and"),
+    (DelayedScaling, {"amax_compute_algo": "mean"}, ValueError, "one of 'max', 'most_recent'; got 'mean'"),
+    (DelayedScaling, {"scaling_factor_compute_algo": "max"}, TypeError, "None or a function .* got 'max'"),
+    (DelayedScaling, {"reduce_amax": 1.5}, ValueError, "reduce_amax must be one of False, True"),
+    (DelayedScaling, {"backward_override": "dequantized"}, NotImplementedError, "Leave it None"),
+    (DelayedScaling, {"fp8_dpa": True}, NotImplementedError, "DelayedScaling: fp8_dpa"),
 ]
 
 
@@ -201,10 +218,11 @@ def test_a_recipe_survives_pickle_deepcopy_and_replace():
 def test_from_name_gives_the_default_recipes():
     made = {name: type(recipes.from_name(name)) for name in ("nvfp4", "mxfp8", "fp8_current", "fp8_block")}
     assert list(made.values()) == [NVFP4BlockScaling, MXFP8BlockScaling, Float8CurrentScaling, Float8BlockScaling]
+    assert recipes.from_name("fp8_delayed") == DelayedScaling()
 
 
 def test_from_name_lists_the_names_and_the_nearest():
-    with pytest.raises(ValueError, match="the recipes are nvfp4, mxfp8, fp8_current, fp8_block; did you mean 'nvfp4'?"):
+    with pytest.raises(ValueError, match="the recipes are nvfp4, .*, fp8_block, fp8_delayed; did you mean 'nvfp4'?"):
         recipes.from_name("nvpf4")
     with pytest.raises(ValueError, match="there is no recipe 7"):
         recipes.from_name(7)
@@ -217,13 +235,13 @@ def test_the_default_recipe_is_mxfp8_on_the_cpu():
 
 
 def test_predicates_tell_the_classes_apart():
-    names = ["delayed", "float8_current_scaling", "float8_block_scaling", "mxfp8", "nvfp4", "custom"]
+    names = ["float8_current_scaling", "float8_block_scaling", "mxfp8", "nvfp4", "custom", "delayed"]
     made = [Float8CurrentScaling(), Float8BlockScaling(), MXFP8BlockScaling(), NVFP4BlockScaling()]
-    made.append(CustomRecipe(lambda role: "mxfp8"))
+    made += [CustomRecipe(lambda role: "mxfp8"), DelayedScaling()]
     for i, one in enumerate(made):
-        assert [getattr(one, name)() for name in names].index(True) == i + 1
+        assert [getattr(one, name)() for name in names].index(True) == i
         assert sum(getattr(one, name)() for name in names) == 1
-    assert [one.float8_per_tensor_scaling() for one in made] == [True, False, False, False, False]
+    assert [one.float8_per_tensor_scaling() for one in made] == [True, False, False, False, False, True]
 
 
 def test_the_environment_changes_no_default():

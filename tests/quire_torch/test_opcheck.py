@@ -109,6 +109,12 @@ def test_state_and_debug_operators_pass_opcheck():
     check(ops.debug_swizzle, torch.arange(30, dtype=torch.uint8).reshape(6, 5))
     check(ops.debug_unswizzle, torch.zeros(128, 8, dtype=torch.uint8), 6, 5)
     check(ops.debug_philox, torch.arange(3), 1, 2)
+    amax, rule = torch.rand(1), torch.tensor(3)
+    check(ops.delayed_collect_, torch.zeros(3), torch.tensor(0), rule, amax, amax)
+    check(ops.delayed_collect_, torch.zeros(3), torch.tensor(0), rule, amax, None)
+    states = [torch.rand(4, 3), torch.rand(6, 2)], [torch.ones(3), torch.ones(2)], [torch.rand(3), torch.rand(2)]
+    for reduced in ([], [torch.rand(3), torch.rand(2)]):
+        check(ops.delayed_update_, *states, reduced, [rule, rule.clone()], rule, [448.0, 57344.0], 4, "max", 0)
     check(ops.debug_delayed_update, torch.rand(4, 3), torch.ones(3), torch.rand(3), "max", 448.0, 0)
 
 

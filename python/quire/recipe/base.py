@@ -1,0 +1,136 @@
+"""What recipes have in common: element formats, the base class, checks of shared fields."""
+
+import enum
+from dataclasses import dataclass
+
+
+class Format(enum.Enum):
+    """Element formats of forward tensors (x and w) and of gradients (dy). numerics.md 1.1."""
+
+    E2M1 = "E2M1"
+    E4M3 = "E4M3"
+    E5M2 = "E5M2"
+    HYBRID = "HYBRID"  #: E4M3 forward, E5M2 for gradients
+
+
+@dataclass(frozen=True)
+class MMParams:
+    """How one product may be summed. True asks for float32 sums, False permits coarser ones.
+
+    Sums are float32 here in either case (numerics.md 0.20), so both values are kept.
+    """
+
+    use_split_accumulator: bool = True
+
+
+# Functions, because Dynamo can call neither a default that is an MMParams nor a class from a dataclass's closure.
+def fast() -> MMParams:
+    return MMParams(use_split_accumulator=False)
+
+
+def split() -> MMParams:
+    return MMParams(use_split_accumulator=True)
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What all recipes have in common. Construct one of the subclasses; fields that cannot be honoured raise there.
+
+    Two recipes of one class and text are the same to a compiled graph: the text is all that a layer reads.
+    """
+
+    def __post_init__(self) -> None:
+        self._check()
+        text = self._text()
+        # Kept, so that a forward pass costs an attribute and a compiled graph guards on one string.
+        object.__setattr__(self, "_linear_spec", text)
+        object.__setattr__(self, "_stochastic", "sr" in text.split(",")[2].split(":"))
+
+    def _check(self) -> None:
+        """Raises ValueError, TypeError or NotImplementedError, naming recipe, field, value and remedy."""
+        raise TypeError("Recipe is abstract; construct one of its subclasses, or one by name: quire.recipe.from_name")
+
+    def _text(self) -> str:
+        raise NotImplementedError
+
+    def linear_spec(self) -> str:
+        """ "x=SPEC,w=SPEC,dy=SPEC" with the specs of docs/specs.md."""
+        return self._linear_spec
+
+    @property
+    def stochastic(self) -> bool:
+        """Whether gradients are rounded stochastically, and so a Linear's random state is used."""
+        return self._stochastic
+
+    # Which class it is; each overrides its own. TransformerEngine's names.
+    def delayed(self) -> bool:
+        return False
+
+    def float8_current_scaling(self) -> bool:
+        return False
+
+    def float8_per_tensor_scaling(self) -> bool:
+        return False
+
+    def float8_block_scaling(self) -> bool:
+        return False
+
+    def mxfp8(self) -> bool:
+        return False
+
+    def nvfp4(self) -> bool:
+        return False
+
+    def custom(self) -> bool:
+        return False
+
+
+def spec(family: str, *options: str) -> str:
+    """The text of a spec; empty options are left out."""
+    return ":".join([family, *[option for option in options if option]])
+
+
+def one_of(recipe: Recipe, name: str, *allowed: object) -> None:
+    value = getattr(recipe, name)
+    if value not in allowed:
+        listed = ", ".join(str(a) if isinstance(a, enum.Enum) else repr(a) for a in allowed)
+        raise ValueError(f"{type(recipe).__name__}: {name} must be one of {listed}; got {value!r}")
+
+
+def whole_number(recipe: Recipe, name: str, least: int, most: int) -> None:
+    value = getattr(recipe, name)
+    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
+        raise ValueError(f"{type(recipe).__name__}: {name} must be an int between {least} and {most}; got {value!r}")
+
+
+def check_shared_fields(recipe: Recipe) -> None:
+    name = type(recipe).__name__
+    if recipe.fp8_dpa or recipe.fp8_mha:
+        raise NotImplementedError(
+            f"{name}: fp8_dpa and fp8_mha are options of attention, which quire does not quantize; "
+            f"got fp8_dpa={recipe.fp8_dpa!r}, fp8_mha={recipe.fp8_mha!r}. Leave both False"
+        )
+    if recipe.backward_override is not None:
+        raise NotImplementedError(
+            f"{name}: backward_override={recipe.backward_override!r} is not available in this version. Leave it None"
+        )
+
+
+def check_fp8_format(recipe: Recipe) -> None:
+    one_of(recipe, "fp8_format", Format.E4M3, Format.HYBRID)
+
+
+def gradient_element(recipe: Recipe) -> str:
+    return "e5m2" if recipe.fp8_format == Format.HYBRID else ""
+
+
+def check_products(recipe: Recipe, split: bool) -> None:
+    for name in ("fp8_gemm_fprop", "fp8_gemm_dgrad", "fp8_gemm_wgrad"):
+        value = getattr(recipe, name)
+        if not isinstance(value, MMParams):
+            raise TypeError(f"{type(recipe).__name__}: {name} must be an MMParams, got {value!r}")
+        if split and not value.use_split_accumulator:
+            raise ValueError(
+                f"{type(recipe).__name__}: {name} must have use_split_accumulator=True: scales of 128 values are "
+                f"applied to float32 sums; got {value!r}. Leave it at its default"
+            )

@@ -1,0 +1,95 @@
+"""FP8 with a scale a block."""
+
+from dataclasses import dataclass, field
+
+from quire.recipe.base import (
+    Format,
+    MMParams,
+    Recipe,
+    check_fp8_format,
+    check_products,
+    check_shared_fields,
+    gradient_element,
+    one_of,
+    spec,
+    split,
+)
+
+
+@dataclass(frozen=True)
+class Float8BlockScaling(Recipe):
+    """FP8 with a scale for each 1 x 128 or 128 x 128 values (numerics.md 3).
+
+    use_f32_scales: keep scales as float32 instead of truncating them to powers of two.
+    x_, w_, grad_block_scaling_dim: 1 for 1 x 128, 2 for 128 x 128; the operands of a product may not both have 2.
+    """
+
+    use_f32_scales: bool = False
+    fp8_format: Format = Format.E4M3
+    x_block_scaling_dim: int = 1
+    w_block_scaling_dim: int = 2
+    grad_block_scaling_dim: int = 1
+    fp8_gemm_fprop: MMParams = field(default_factory=split)
+    fp8_gemm_dgrad: MMParams = field(default_factory=split)
+    fp8_gemm_wgrad: MMParams = field(default_factory=split)
+    fp8_dpa: bool = False
+    fp8_mha: bool = False
+    backward_override: str | None = None
+
+    def _check(self) -> None:
+        one_of(self, "use_f32_scales", False, True)
+        check_fp8_format(self)
+        dims = ("x_block_scaling_dim", "w_block_scaling_dim", "grad_block_scaling_dim")
+        for name in dims:
+            one_of(self, name, 1, 2)
+        if [getattr(self, name) for name in dims].count(2) > 1:
+            raise ValueError(
+                "Float8BlockScaling: the two operands of a product may not both have 128 x 128 blocks; got "
+                + ", ".join(f"{name}={getattr(self, name)}" for name in dims)
+                + ". Set all but one to 1"
+            )
+        check_products(self, split=True)
+        check_shared_fields(self)
+
+    def _text(self) -> str:
+        pow2 = "" if self.use_f32_scales else "pow2"
+        tile = {1: "", 2: "128x128"}
+        x = spec("fp8_block", tile[self.x_block_scaling_dim], pow2)
+        w = spec("fp8_block", tile[self.w_block_scaling_dim], pow2)
+        dy = spec("fp8_block", gradient_element(self), tile[self.grad_block_scaling_dim], pow2)
+        return f"x={x},w={w},dy={dy}"
+
+    def float8_block_scaling(self) -> bool:
+        return True
+
+
+@dataclass(frozen=True)
+class MXFP8BlockScaling(Recipe):
+    """FP8 with a power-of-two scale byte for each 32 values (numerics.md 4).
+
+    enable_2d_quantization: weights get one scale for each 32 x 32 values, the same in both directions.
+    """
+
+    margin: int = 0
+    fp8_format: Format = Format.E4M3
+    fp8_dpa: bool = False
+    fp8_mha: bool = False
+    backward_override: str | None = None
+    enable_2d_quantization: bool = False
+
+    def _check(self) -> None:
+        if self.margin != 0:
+            raise ValueError(
+                f"MXFP8BlockScaling: margin belongs to delayed scaling and has no meaning here; got {self.margin!r}. "
+                "Leave it 0"
+            )
+        check_fp8_format(self)
+        one_of(self, "enable_2d_quantization", False, True)
+        check_shared_fields(self)
+
+    def _text(self) -> str:
+        w = spec("mxfp8", "32x32" if self.enable_2d_quantization else "")
+        return f"x=mxfp8,w={w},dy={spec('mxfp8', gradient_element(self))}"
+
+    def mxfp8(self) -> bool:
+        return True

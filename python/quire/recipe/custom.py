@@ -1,0 +1,54 @@
+"""Any spec for any operand."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from quire.recipe.base import Format, Recipe, check_shared_fields
+from quire.tensor import QuantSpec
+
+
+@dataclass(frozen=True)
+class CustomRecipe(Recipe):
+    """Any spec for any operand: qfactory is called once for each of "x", "w" and "dy", at construction, and returns a
+    QuantSpec or its text.
+
+    Only dy may round stochastically, w may not be Hadamard-transformed, x and dy must be transformed alike: a recipe
+    that breaks this is refused by the first forward pass. The formats are those of the texts; fp8_format and
+    quantization_alignment, which TransformerEngine has here, have nothing to act on and must keep their defaults.
+    """
+
+    qfactory: Callable[[str], QuantSpec | str]
+    fp8_format: Format = Format.HYBRID
+    fp8_dpa: bool = False
+    fp8_mha: bool = False
+    backward_override: str | None = None
+    quantization_alignment: int = 128
+
+    def _check(self) -> None:
+        if not callable(self.qfactory):
+            raise TypeError(
+                f"CustomRecipe: qfactory must be callable with a role, 'x', 'w' or 'dy'; got {self.qfactory!r}"
+            )
+        if self.fp8_format != Format.HYBRID:
+            raise ValueError(
+                f"CustomRecipe: fp8_format has no effect, got {self.fp8_format!r}. "
+                "Say the format in the specs, as in 'mxfp8:e5m2'"
+            )
+        if self.quantization_alignment != 128:
+            raise ValueError(
+                "CustomRecipe: quantization_alignment has no effect, since every size is accepted; got "
+                f"{self.quantization_alignment!r}. Leave it 128"
+            )
+        check_shared_fields(self)
+
+    def _text(self) -> str:
+        return ",".join([f"{role}={self._role(role)}" for role in ("x", "w", "dy")])
+
+    def _role(self, role: str) -> str:
+        spec = self.qfactory(role)
+        if not isinstance(spec, str | QuantSpec):
+            raise TypeError(f"CustomRecipe: qfactory({role!r}) must return a QuantSpec or its text, got {spec!r}")
+        return spec.text if isinstance(spec, QuantSpec) else QuantSpec(spec).text
+
+    def custom(self) -> bool:
+        return True

@@ -1,0 +1,77 @@
+"""FP4 with two levels of scales."""
+
+from dataclasses import dataclass
+
+from quire.recipe.base import Format, Recipe, check_shared_fields, one_of, spec
+
+
+@dataclass(frozen=True)
+class NVFP4BlockScaling(Recipe):
+    """FP4 with an E4M3 scale byte for each 16 values, under one float32 amax (numerics.md 5).
+
+    disable_rht: no Hadamard transform of the operands of the weight gradient.
+    disable_stochastic_rounding: round gradients to nearest.
+    disable_2d_quantization: weights get a scale for each 1 x 16 instead of 16 x 16 values.
+    row_scaled_activation: x has one amax a row; needs disable_rht.
+    nvfp4_4over6: 'none', 'weights', 'activations' or 'all' choose the better of two scales a block; 'activations' and
+        'all' need disable_rht. Gradients never do.
+    nvfp4_4over6_e4m3_use_256: which of those reach 256 instead of 448 with their scale bytes.
+    nvfp4_4over6_err_mode: 'MAE' or 'MSE', what "better" means.
+    """
+
+    disable_rht: bool = False
+    disable_stochastic_rounding: bool = False
+    disable_2d_quantization: bool = False
+    row_scaled_activation: bool = False
+    nvfp4_4over6: str = "none"
+    nvfp4_4over6_e4m3_use_256: str = "all"
+    nvfp4_4over6_err_mode: str = "MAE"
+    fp4_format: Format = Format.E2M1
+    fp8_format: Format = Format.E4M3
+    fp8_dpa: bool = False
+    fp8_mha: bool = False
+    backward_override: str | None = None
+
+    def _check(self) -> None:
+        for name in ("disable_rht", "disable_stochastic_rounding", "disable_2d_quantization", "row_scaled_activation"):
+            one_of(self, name, False, True)
+        for name in ("nvfp4_4over6", "nvfp4_4over6_e4m3_use_256"):
+            one_of(self, name, "none", "weights", "activations", "all")
+        one_of(self, "nvfp4_4over6_err_mode", "MAE", "MSE")
+        one_of(self, "fp4_format", Format.E2M1)
+        one_of(self, "fp8_format", Format.E4M3)
+        check_shared_fields(self)
+        four_over_six = self.nvfp4_4over6 in ("activations", "all")
+        if self.row_scaled_activation and not self.disable_rht:
+            raise ValueError(
+                "NVFP4BlockScaling: row_scaled_activation=True needs disable_rht=True: the amaxes of rows are those of "
+                "the untransformed tensor. Set disable_rht=True"
+            )
+        if four_over_six and not self.disable_rht:
+            raise ValueError(
+                f"NVFP4BlockScaling: nvfp4_4over6={self.nvfp4_4over6!r} needs disable_rht=True: 4over6 is not defined "
+                "on transformed activations. Set disable_rht=True, or nvfp4_4over6='weights'"
+            )
+        if four_over_six and self.row_scaled_activation:
+            raise ValueError(
+                f"NVFP4BlockScaling: nvfp4_4over6={self.nvfp4_4over6!r} and row_scaled_activation=True exclude each "
+                "other: 4over6 needs one amax a tensor. Set row_scaled_activation=False, or nvfp4_4over6='weights'"
+            )
+
+    def _four_over_six(self, operand: str) -> tuple[str, str]:
+        if self.nvfp4_4over6 not in (operand, "all"):
+            return "", ""
+        return f"4over6={self.nvfp4_4over6_err_mode.lower()}", (
+            "256" if self.nvfp4_4over6_e4m3_use_256 in (operand, "all") else ""
+        )
+
+    def _text(self) -> str:
+        rht = "" if self.disable_rht else "rht"
+        row_scaled = "row_scaled" if self.row_scaled_activation else ""
+        x = spec("nvfp4", row_scaled, rht, *self._four_over_six("activations"))
+        w = spec("nvfp4", "" if self.disable_2d_quantization else "16x16", *self._four_over_six("weights"))
+        dy = spec("nvfp4", rht, "" if self.disable_stochastic_rounding else "sr")
+        return f"x={x},w={w},dy={dy}"
+
+    def nvfp4(self) -> bool:
+        return True

@@ -1,0 +1,121 @@
+"""FP8 with one scale a tensor: of the tensor itself, or of earlier ones."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+
+from quire.recipe.base import (
+    Format,
+    MMParams,
+    Recipe,
+    check_fp8_format,
+    check_products,
+    check_shared_fields,
+    fast,
+    gradient_element,
+    one_of,
+    spec,
+    split,
+    whole_number,
+)
+
+
+@dataclass(frozen=True)
+class Float8CurrentScaling(Recipe):
+    """FP8 with one float32 scale a tensor, from the tensor's own amax (numerics.md 2).
+
+    use_power_2_scales: truncate scales to powers of two, for all three operands.
+    fp8_format: HYBRID (gradients E5M2) or E4M3.
+    """
+
+    use_power_2_scales: bool = False
+    fp8_format: Format = Format.HYBRID
+    fp8_gemm_fprop: MMParams = field(default_factory=fast)
+    fp8_gemm_dgrad: MMParams = field(default_factory=split)
+    fp8_gemm_wgrad: MMParams = field(default_factory=split)
+    fp8_dpa: bool = False
+    fp8_mha: bool = False
+    backward_override: str | None = None
+
+    def _check(self) -> None:
+        one_of(self, "use_power_2_scales", False, True)
+        check_fp8_format(self)
+        check_products(self, split=False)
+        check_shared_fields(self)
+
+    def _text(self) -> str:
+        pow2 = "pow2" if self.use_power_2_scales else ""
+        forward = spec("fp8_tensor", pow2)
+        return f"x={forward},w={forward},dy={spec('fp8_tensor', gradient_element(self), pow2)}"
+
+    def float8_current_scaling(self) -> bool:
+        return True
+
+    def float8_per_tensor_scaling(self) -> bool:
+        return True
+
+
+@dataclass(frozen=True)
+class DelayedScaling(Recipe):
+    """FP8 with one float32 scale a tensor, from the amaxes of earlier steps (numerics.md 1.4-1.7).
+
+    margin: powers of two kept free above the amax.
+    fp8_format: HYBRID (gradients E5M2) or E4M3.
+    amax_history_len: how many steps are remembered. A layer's history is cut or padded when it changes.
+    amax_compute_algo: "max" of the history, "most_recent" step, or a function: history [length, slots] -> amax [slots].
+    scaling_factor_compute_algo: None, or a function (amax, old scale, largest value, recipe) -> scale. With a function
+        for either, states change by the formula that numerics.md 1.6 has for it, and not inside compiled functions.
+    reduce_amax: with torch.distributed, all ranks use the largest amax of any, which autocast's amax_reduction_group
+        restricts to a group.
+    """
+
+    margin: int = 0
+    fp8_format: Format = Format.HYBRID
+    amax_history_len: int = 1024
+    amax_compute_algo: str | Callable[[torch.Tensor], torch.Tensor] = "max"
+    scaling_factor_compute_algo: Callable[..., torch.Tensor] | None = None
+    reduce_amax: bool = True
+    fp8_dpa: bool = False
+    fp8_mha: bool = False
+    backward_override: str | None = None
+
+    def _check(self) -> None:
+        check_fp8_format(self)
+        whole_number(self, "margin", -255, 255)
+        whole_number(self, "amax_history_len", 1, 2**31 - 1)
+        if not callable(self.amax_compute_algo):
+            one_of(self, "amax_compute_algo", "max", "most_recent")
+        if self.scaling_factor_compute_algo is not None and not callable(self.scaling_factor_compute_algo):
+            raise TypeError(
+                "DelayedScaling: scaling_factor_compute_algo must be None or a function (amax, scale, largest, recipe) "
+                f"-> scale; got {self.scaling_factor_compute_algo!r}"
+            )
+        one_of(self, "reduce_amax", False, True)
+        check_shared_fields(self)
+
+    def _text(self) -> str:
+        return f"x=fp8_tensor,w=fp8_tensor,dy={spec('fp8_tensor', gradient_element(self))}"
+
+    def delayed(self) -> bool:
+        return True
+
+    def float8_per_tensor_scaling(self) -> bool:
+        return True
+
+    @property
+    def unfused(self) -> bool:
+        """Whether a function of the user takes part in the update."""
+        return callable(self.amax_compute_algo) or self.scaling_factor_compute_algo is not None
+
+    def rule(self) -> str:
+        """The update's parameters as text: recipes that have it in common share the state of a layer."""
+        algorithms = [_function_name(f) for f in (self.amax_compute_algo, self.scaling_factor_compute_algo)]
+        fields = (self.margin, self.fp8_format.name, self.amax_history_len, *algorithms, self.reduce_amax)
+        return ",".join([str(value) for value in fields])
+
+
+def _function_name(value: object) -> str:
+    if not callable(value):
+        return str(value)
+    return f"{value.__module__}.{value.__qualname__}" if hasattr(value, "__qualname__") else repr(value)
