@@ -12,6 +12,7 @@
 #include "quire/base/check.h"
 #include "quire/cpu/isa.h"
 #include "quire/gemm/reference.h"
+#include "quire/pointwise/reference.h"
 #include "quire/quantize/reference.h"
 #include "quire/spec/problem.h"
 
@@ -24,8 +25,10 @@ struct Runner {
 };
 
 inline const Runner& reference_runner() {
-  static const Runner runner{"reference",
-                             {reference::quantize, reference::dequantize, reference::gemm, reference::column_sum}};
+  static const Runner runner{
+      "reference",
+      {reference::quantize, reference::dequantize, reference::gemm, reference::column_sum, reference::norm,
+       reference::norm_grad, reference::activation, reference::activation_grad}};
   return runner;
 }
 

@@ -6,7 +6,7 @@
 namespace quire {
 namespace {
 
-constexpr std::array<std::string_view, 2> kOps{"quantize", "gemm"};
+constexpr std::array<std::string_view, 4> kOps{"quantize", "gemm", "norm", "activation"};
 
 }  // namespace
 
@@ -19,7 +19,9 @@ std::string_view forced_kernel(std::string_view setting, std::string_view op) {
     const std::string_view entry_op = entry.substr(0, colon);
     const std::string_view name = entry.substr(std::min(colon + 1, entry.size()));
     check(std::find(kOps.begin(), kOps.end(), entry_op) != kOps.end() && !name.empty(), "QUIRE_KERNEL: '", entry,
-          "' in '", setting, "' is not of the form quantize:NAME or gemm:NAME; correct it or unset QUIRE_KERNEL");
+          "' in '", setting,
+          "' is not of the form quantize:NAME, gemm:NAME, norm:NAME or activation:NAME; correct it or unset "
+          "QUIRE_KERNEL");
     if (entry_op == op) found = name;
   }
   return found;

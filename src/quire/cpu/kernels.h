@@ -1,16 +1,20 @@
 // What every instruction set provides: the same algorithms (cpu/generic) compiled against its vocabulary (cpu/simd).
 #pragma once
 
-#include "quire/spec/problem.h"
+#include "quire/spec/pointwise_problem.h"
 
 namespace quire::cpu {
 
-/// Kernels take valid problems only; quantize/ and gemm/ validate before they call.
+/// Kernels take valid problems only; quantize/, gemm/ and pointwise/ validate before they call.
 struct Kernels {
   void (*quantize)(const QuantizeProblem&);
   void (*dequantize)(const DequantizeProblem&);
   void (*gemm)(const GemmProblem&);
   void (*column_sum)(const ColumnSumProblem&);
+  void (*norm)(const NormProblem&);
+  void (*norm_grad)(const NormGradProblem&);
+  void (*activation)(const ActivationProblem&);
+  void (*activation_grad)(const ActivationGradProblem&);
 };
 
 namespace scalar {

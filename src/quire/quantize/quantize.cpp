@@ -11,18 +11,13 @@ constexpr std::string_view kOp = "quantize";
 
 std::string_view forced() { return forced_kernel(env::kernel(), kOp); }
 
-/// A side of an empty tensor has no codes and may have no memory for them, but its scale and amax are still written.
-void mark_present(Side& side) {
-  if (side.data == nullptr) side.data = side.scale != nullptr ? side.scale : side.amax;
-}
-
 }  // namespace
 
 void quantize(const QuantizeProblem& problem) {
   check_problem(problem);
   QuantizeProblem p = problem;
-  mark_present(p.rowwise);
-  mark_present(p.columnwise);
+  p.rowwise = p.rowwise.marked();
+  p.columnwise = p.columnwise.marked();
   choose(kOp, quantize_kernels(), forced(), p).run(p);
 }
 

@@ -1,5 +1,6 @@
 #include "quire/spec/check_problem.h"
 
+#include <cmath>
 #include <limits>
 
 #include "quire/base/check.h"
@@ -83,9 +84,39 @@ void check_stored(std::string_view op, const QuantSpec& spec, const Shape<int64_
   check_buffers(op, spec, shape, direction, memory);
 }
 
-void check_side(const QuantizeProblem& p, Direction direction, const Side& side) {
+void check_side(std::string_view op, const QuantizeProblem& p, Direction direction, const Side& side) {
   if (side.data == nullptr && side.scale == nullptr && side.amax == nullptr) return;
-  check_buffers("quantize", p.spec, {p.x.rows, p.x.cols}, direction, {side.data, side.scale, side.amax});
+  check_buffers(op, p.spec, {p.x.rows, p.x.cols}, direction, {side.data, side.scale, side.amax});
+}
+
+/// All of a quantization but the memory of x.
+void check_quantization(std::string_view op, const QuantizeProblem& p) {
+  check_spec(op, p.spec);
+  if (p.scale != nullptr && p.spec.row().scope != Scope::tensor)
+    fail(op, ": a given scale needs a family with one scale per tensor; got ", p.spec.to_string(),
+         "; use fp8_tensor or leave the scale out");
+  check_side(op, p, Direction::rowwise, p.rowwise);
+  check_side(op, p, Direction::columnwise, p.columnwise);
+}
+
+void check_shape(std::string_view op, std::string_view what, const Matrix& m, int64_t rows, int64_t cols) {
+  check(m.rows == rows && m.cols == cols, op, ": ", what, " must be [", rows, ", ", cols, "]; got [", m.rows, ", ",
+        m.cols, "]; reshape it");
+}
+
+void check_destination(std::string_view op, const Destination& to, int64_t rows, int64_t cols) {
+  check_float(op, "y", to.y.dtype);
+  check_sizes(op, "y", to.y.rows, to.y.cols);
+  check_shape(op, "y", to.y, rows, cols);
+  if (to.y.data != nullptr) check_output(op, "y", to.y);
+  check(!to.spec.stochastic, op, ": ", to.spec.to_string(),
+        " rounds stochastically, which is for gradients; leave sr out");
+  check_quantization(op, to.quantization());
+}
+
+void check_vector(std::string_view op, std::string_view what, const Vector& v, int64_t count) {
+  check_float(op, what, v.dtype);
+  check(v.data != nullptr || count == 0, op, ": ", what, " of [", count, "] is a null pointer; give its memory");
 }
 
 bool transformed(const Operand& o) { return o.direction == Direction::columnwise && o.spec.hadamard != Hadamard::off; }
@@ -107,13 +138,8 @@ void check_operand(std::string_view what, const Operand& o) {
 }  // namespace
 
 void check_problem(const QuantizeProblem& p) {
-  check_spec("quantize", p.spec);
   check_matrix("quantize", "x", p.x);
-  if (p.scale != nullptr && p.spec.row().scope != Scope::tensor)
-    fail("quantize: a given scale needs a family with one scale per tensor; got ", p.spec.to_string(),
-         "; use fp8_tensor or leave the scale out");
-  check_side(p, Direction::rowwise, p.rowwise);
-  check_side(p, Direction::columnwise, p.columnwise);
+  check_quantization("quantize", p);
 }
 
 void check_problem(const DequantizeProblem& p) {
@@ -146,6 +172,42 @@ void check_problem(const ColumnSumProblem& p) {
   check_matrix("column_sum", "x", p.x);
   check_float("column_sum", "out", p.out_dtype);
   check(p.out != nullptr || p.x.cols == 0, "column_sum: out of [", p.x.cols, "] is a null pointer; give its memory");
+}
+
+void check_problem(const NormProblem& p) {
+  check_matrix("norm", "x", p.x);
+  check_vector("norm", "gamma", p.gamma, p.x.cols);
+  if (p.beta.data != nullptr) check_vector("norm", "beta", p.beta, p.x.cols);
+  check(std::isfinite(p.eps) && p.eps >= 0, "norm: eps must be finite and not negative; got ", p.eps);
+  check_destination("norm", p.out, p.x.rows, p.x.cols);
+}
+
+void check_problem(const NormGradProblem& p) {
+  check_matrix("norm_grad", "x", p.x);
+  check_matrix("norm_grad", "dy", p.dy);
+  check_shape("norm_grad", "dy", p.dy, p.x.rows, p.x.cols);
+  check_vector("norm_grad", "gamma", p.gamma, p.x.cols);
+  check(p.rstd != nullptr || p.x.rows == 0, "norm_grad: rstd is a null pointer; give what the norm wrote");
+  check(p.mean != nullptr || p.x.rows == 0 || p.kind == NormKind::rms,
+        "norm_grad: mean is a null pointer; give what the norm wrote");
+  if (p.dx.data == nullptr) return;
+  check_output("norm_grad", "dx", p.dx);
+  check_shape("norm_grad", "dx", p.dx, p.x.rows, p.x.cols);
+}
+
+void check_problem(const ActivationProblem& p) {
+  check_matrix("activation", "x", p.x);
+  check(p.x.cols % p.activation.inputs() == 0, "activation: ", p.activation.row().name,
+        " is gated and takes two halves of x; got ", p.x.cols, " columns; make their number even");
+  check_destination("activation", p.out, p.x.rows, p.x.cols / p.activation.inputs());
+}
+
+void check_problem(const ActivationGradProblem& p) {
+  check_matrix("activation_grad", "x", p.x);
+  check_matrix("activation_grad", "dy", p.dy);
+  check_shape("activation_grad", "x", p.x, p.dy.rows, p.dy.cols * p.activation.inputs());
+  check_output("activation_grad", "dx", p.dx);
+  check_shape("activation_grad", "dx", p.dx, p.x.rows, p.x.cols);
 }
 
 }  // namespace quire

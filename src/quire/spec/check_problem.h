@@ -1,7 +1,7 @@
 // The rules a problem must obey before a kernel may see it.
 #pragma once
 
-#include "quire/spec/problem.h"
+#include "quire/spec/pointwise_problem.h"
 
 namespace quire {
 
@@ -12,5 +12,9 @@ void check_problem(const QuantizeProblem& problem);
 void check_problem(const DequantizeProblem& problem);
 void check_problem(const GemmProblem& problem);
 void check_problem(const ColumnSumProblem& problem);
+void check_problem(const NormProblem& problem);
+void check_problem(const NormGradProblem& problem);
+void check_problem(const ActivationProblem& problem);
+void check_problem(const ActivationGradProblem& problem);
 
 }  // namespace quire

@@ -11,4 +11,7 @@
 #include "quire/cpu/generic/microkernel.inl.h"
 #include "quire/cpu/generic/gemm.inl.h"
 #include "quire/cpu/generic/column_sum.inl.h"
+#include "quire/cpu/generic/produce.inl.h"
+#include "quire/cpu/generic/norm.inl.h"
+#include "quire/cpu/generic/activation.inl.h"
 // clang-format on

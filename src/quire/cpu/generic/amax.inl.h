@@ -29,18 +29,20 @@ T line_magnitude(const void* data, int64_t count, T infinity) {
 constexpr int32_t kInfinity32 = 0x7F800000;
 constexpr int16_t infinity16(DType t) { return t == DType::bf16 ? 0x7F80 : 0x7C00; }
 
+/// amax of row r of x.
+inline float row_amax(const Matrix& x, int64_t r) {
+  const void* line = element_of(x, r, 0);
+  if (x.dtype == DType::f32) return std::bit_cast<float>(line_magnitude(line, x.cols, kInfinity32));
+  const int16_t bits = line_magnitude(line, x.cols, infinity16(x.dtype));
+  float amax;
+  read_line(x.dtype, &bits, 1, &amax);
+  return amax;
+}
+
 /// amax[r] of every row of x.
 void row_amaxes(const Matrix& x, float* amax) {
   parallel_for(x.rows, std::max<int64_t>(1, kGrain / std::max<int64_t>(1, x.cols)), [&](int64_t begin, int64_t end) {
-    for (int64_t r = begin; r < end; ++r) {
-      const void* line = element_of(x, r, 0);
-      if (x.dtype == DType::f32) {
-        amax[r] = std::bit_cast<float>(line_magnitude(line, x.cols, kInfinity32));
-      } else {
-        const int16_t bits = line_magnitude(line, x.cols, infinity16(x.dtype));
-        read_line(x.dtype, &bits, 1, amax + r);
-      }
-    }
+    for (int64_t r = begin; r < end; ++r) amax[r] = row_amax(x, r);
   });
 }
 

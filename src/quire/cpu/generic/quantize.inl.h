@@ -211,57 +211,75 @@ int64_t tile_rows(const Job& job) {
   return job.spec().square ? job.spec().row().block : 16;
 }
 
+/// Rows of the tensor that are in memory: all of it, or a strip that has just been computed.
+struct Rows {
+  Matrix x;
+  int64_t first;  ///< row of the tensor that row 0 of x is: on a boundary of blocks of lines that cross rows
+};
+
 template <Format F, ScaleKind S>
-void quantize_tile(const Job& job, const Tile& tile, float* buffer) {
+void quantize_tile(const Job& job, const Rows& from, const Tile& tile, float* buffer) {
+  const int64_t row = from.first + tile.row;
   if (job.direction == Direction::rowwise) {
-    load_rows(job.problem.x, tile, buffer);
-    quantize_lines<F, S>(job, {buffer, tile.row, tile.rows, tile.col, tile.cols});
+    load_rows(from.x, tile, buffer);
+    quantize_lines<F, S>(job, {buffer, row, tile.rows, tile.col, tile.cols});
   } else {
-    load_columns(job.problem.x, tile, job.spec().hadamard, buffer);
-    quantize_lines<F, S>(job, {buffer, tile.col, tile.cols, tile.row, columnwise_tokens(job.spec(), tile.rows)});
+    load_columns(from.x, tile, job.spec().hadamard, buffer);
+    quantize_lines<F, S>(job, {buffer, tile.col, tile.cols, row, columnwise_tokens(job.spec(), tile.rows)});
   }
 }
 
-template <Format F, ScaleKind S>
-void quantize_tiles(const Job& job) {
+using QuantizeTile = void (*)(const Job&, const Rows&, const Tile&, float* buffer);
+
+QuantizeTile tile_quantizer(const QuantSpec& spec) {
+  constexpr Format e4m3 = Format::e4m3, e5m2 = Format::e5m2, e2m1 = Format::e2m1;
+  const bool wide = spec.element == e5m2;
+  if (spec.row().scale == ScaleKind::f32)
+    return wide ? quantize_tile<e5m2, ScaleKind::f32> : quantize_tile<e4m3, ScaleKind::f32>;
+  if (spec.row().scale == ScaleKind::e4m3) return quantize_tile<e2m1, ScaleKind::e4m3>;
+  if (spec.packed()) return quantize_tile<e2m1, ScaleKind::e8m0>;
+  return wide ? quantize_tile<e5m2, ScaleKind::e8m0> : quantize_tile<e4m3, ScaleKind::e8m0>;
+}
+
+/// All tiles of these rows, as many at a time as the executor likes.
+void quantize_side(const Job& job) {
   const Matrix& x = job.problem.x;
+  const QuantizeTile quantize_one = tile_quantizer(job.spec());
   const int64_t rows = tile_rows(job), tiles = ceil_div(x.rows, rows) * ceil_div(x.cols, kTile);
   parallel_for(tiles, kGrain / (rows * kTile), [&](int64_t begin, int64_t end) {
     const Scratch buffer(kTile * kLineStride);
-    for (int64_t t = begin; t < end; ++t) quantize_tile<F, S>(job, tile_at(x, rows, kTile, t), buffer.get());
+    for (int64_t t = begin; t < end; ++t) quantize_one(job, {x, 0}, tile_at(x, rows, kTile, t), buffer.get());
   });
 }
 
-void quantize_side(const Job& job) {
-  constexpr Format e4m3 = Format::e4m3, e5m2 = Format::e5m2, e2m1 = Format::e2m1;
-  const bool wide = job.spec().element == e5m2;
-  switch (job.spec().row().scale) {
-    case ScaleKind::f32:
-      return (wide ? quantize_tiles<e5m2, ScaleKind::f32> : quantize_tiles<e4m3, ScaleKind::f32>)(job);
-    case ScaleKind::e8m0:
-      return (job.spec().packed() ? quantize_tiles<e2m1, ScaleKind::e8m0>
-              : wide              ? quantize_tiles<e5m2, ScaleKind::e8m0>
-                                  : quantize_tiles<e4m3, ScaleKind::e8m0>)(job);
-    case ScaleKind::e4m3:
-      return quantize_tiles<e2m1, ScaleKind::e4m3>(job);
+Job job_of(const QuantizeProblem& p, Direction direction) {
+  const int64_t m = p.x.rows, k = p.x.cols, tokens = columnwise_tokens(p.spec, m);
+  if (direction == Direction::rowwise)
+    return {p, direction, p.rowwise, m, k, block_count(p.spec, k), p.random.rowwise_offset};
+  return {p, direction, p.columnwise, k, tokens, block_count(p.spec, tokens), p.random.columnwise_offset};
+}
+
+/// Whether the directions share one amax that has to be known first.
+bool has_one_amax(const QuantSpec& spec) { return spec.row().has_amax && !spec.row_scaled; }
+
+/// amax: that of x, where has_one_amax.
+void quantize_under(const QuantizeProblem& p, float amax) {
+  const bool transformed = p.spec.hadamard != Hadamard::off;
+  if (p.rowwise.data) {
+    Job job = job_of(p, Direction::rowwise);
+    begin(job, amax);
+    quantize_side(job);
+  }
+  if (p.columnwise.data) {
+    Job job = job_of(p, Direction::columnwise);
+    begin(job, transformed ? hadamard_amax(p.x, p.spec.hadamard) : amax);
+    quantize_side(job);
   }
 }
 
 void quantize(const QuantizeProblem& p) {
   // begin() computes scales outside of parallel_for.
   const FloatMode mode;
-  const QuantSpec& spec = p.spec;
-  const int64_t m = p.x.rows, k = p.x.cols, tokens = columnwise_tokens(spec, m);
-  const bool transformed = spec.hadamard != Hadamard::off, one_amax = spec.row().has_amax && !spec.row_scaled;
-  const float amax = one_amax && (p.rowwise.data || !transformed) ? tensor_amax(p.x) : 0.0f;
-  if (p.rowwise.data) {
-    Job job{p, Direction::rowwise, p.rowwise, m, k, block_count(spec, k), p.random.rowwise_offset};
-    begin(job, amax);
-    quantize_side(job);
-  }
-  if (p.columnwise.data) {
-    Job job{p, Direction::columnwise, p.columnwise, k, tokens, block_count(spec, tokens), p.random.columnwise_offset};
-    begin(job, transformed ? hadamard_amax(p.x, spec.hadamard) : amax);
-    quantize_side(job);
-  }
+  const bool measured = p.rowwise.data || p.spec.hadamard == Hadamard::off;
+  quantize_under(p, has_one_amax(p.spec) && measured ? tensor_amax(p.x) : 0.0f);
 }

@@ -17,7 +17,7 @@ namespace {
 #include "quire/cpu/generic/all.inl.h"
 }  // namespace
 
-const Kernels kKernels{quantize, dequantize, gemm, column_sum};
+const Kernels kKernels{quantize, dequantize, gemm, column_sum, norm, norm_grad, activation, activation_grad};
 
 }  // namespace quire::cpu::avx512
 

@@ -9,6 +9,6 @@ namespace {
 #include "quire/cpu/generic/all.inl.h"
 }  // namespace
 
-const Kernels kKernels{quantize, dequantize, gemm, column_sum};
+const Kernels kKernels{quantize, dequantize, gemm, column_sum, norm, norm_grad, activation, activation_grad};
 
 }  // namespace quire::cpu::scalar
