@@ -1,8 +1,13 @@
 """The operators as plain functions of tensors and texts."""
 
+from collections.abc import Sequence
+
 import torch
 
 from quire.tensor import QuantizedTensor, QuantSpec, named_buffers
+
+#: The buffers of a quantized operand, in the order of quire.tensor.BUFFER_NAMES and None where absent, or () for none.
+Buffers = Sequence[torch.Tensor | None]
 
 
 def linear(
@@ -17,10 +22,43 @@ def linear(
     """y = x w^T + bias with the operands of its three products quantized as `recipe` says (numerics.md 6.1).
 
     x [*, K], w [N, K], bias [N]: each float32, float16 or bfloat16 -> y [*, N] in `dtype`. Differentiable once.
-    recipe: "x=SPEC,w=SPEC,dy=SPEC". sr_state: int64 [2] {seed, counter}, needed for gradients if dy rounds
-    stochastically; backward adds 1 to the counter (numerics.md 0.11). Raises RuntimeError if anything does not fit.
+    recipe: "x=SPEC,w=SPEC,dy=SPEC[,dx=SPEC][,backward=requantized|dequantized|high_precision]" (numerics.md 6.8, 6.9).
+    sr_state: int64 [2] {seed, counter}, needed for gradients if dy rounds stochastically; backward adds 1 to the
+        counter (numerics.md 0.11).
+
+    Raises RuntimeError if anything does not fit.
     """
     return torch.ops.quire.linear(x, w, bias, recipe, dtype, sr_state)
+
+
+def linear_given(
+    x: torch.Tensor,
+    w: torch.Tensor,
+    bias: torch.Tensor | None,
+    recipe: str,
+    dtype: torch.dtype,
+    *,
+    x_buffers: Buffers = (),
+    w_buffers: Buffers = (),
+    **state: torch.Tensor | bool | None,
+) -> torch.Tensor:
+    """linear() of operands that are given quantized, and with state that backward changes.
+
+    x_buffers, w_buffers: the six buffers of the operand under its spec, or () to quantize it here. Its tensor is then
+        not read: it tells shape and dtype and receives the gradient. Columnwise buffers are needed for the other
+        operand's gradient.
+
+    state, by keyword, each absent or
+    sr_state: as for linear().
+    bwd_scale, bwd_amax: float32 [2], delayed scaling of dy and dx (numerics.md 1.5): backward multiplies with the
+        scales as they are now and puts the amaxes into bwd_amax.
+    main_grad, overwrite_main_grad: [N, K]; backward adds the gradient of w to it (or writes it there), and w gets none.
+    wgrad_stash: int64 [2] {number, count}; backward keeps the operands of w's gradient for stashed_wgrad(), and w gets
+        none.
+
+    Raises RuntimeError if anything does not fit.
+    """
+    return torch.ops.quire.linear_given(x, w, bias, recipe, dtype, x_buffers, w_buffers, **state)
 
 
 def quantize(

@@ -7,6 +7,7 @@
 #include "quire_torch/ops/delayed.h"
 #include "quire_torch/ops/linear.h"
 #include "quire_torch/ops/recorder.h"
+#include "quire_torch/ops/state.h"
 
 namespace quire_torch {
 namespace {
@@ -16,11 +17,16 @@ std::string spec_grammar() { return quire::spec_grammar(); }
 
 void register_operators(torch::Library& m) {
   op::register_outer<Linear>(m);
+  op::register_outer<LinearGiven>(m);
   op::register_inner<LinearFwd>(m);
   op::register_inner<LinearBwd>(m);
+  op::register_mutation<Wgrad>(m);
+  op::register_mutation<Accumulate>(m);
   op::register_mutation<SrAdvance>(m);
   op::register_mutation<DelayedCollect>(m);
   op::register_mutation<DelayedUpdate>(m);
+  op::register_mutation<AmaxMax>(m);
+  op::register_mutation<WgradStash>(m);
   op::register_inner<Quantize>(m);
   op::register_inner<Dequantize>(m);
   op::register_inner<EmptyQuantized>(m);
@@ -36,6 +42,8 @@ void register_operators(torch::Library& m) {
 void register_functions(torch::Library& m) {
   m.def("canonical_spec(str spec) -> str", canonical_spec);
   m.def("spec_grammar() -> str", spec_grammar);
+  m.def("wgrad_take_(Tensor(a!) stash) -> Tensor[]", take_stashed);
+  m.def("wgrad_drop(int number) -> ()", drop_stashed);
   m.def("debug_record(bool on) -> ()", set_recording);
   m.def("debug_recorded() -> Tensor[]", recorded_buffers);
   m.def("debug_recorded_text() -> str", recorded_text);

@@ -1,4 +1,4 @@
-"""linear_fwd and linear_bwd with operands that are given: scales, quantized buffers, an output spec, an accumulator."""
+"""Operators of one product and of its gradients: operands given quantized, given scales, gradients of w elsewhere."""
 
 import json
 import os
@@ -37,92 +37,169 @@ def delayed(tmp_path_factory):
     return case["spec"], tensor
 
 
+def given(t, spec, scale):
+    """The six buffers of t, cast with a given scale."""
+    return list(ops.quantize(t, spec, True, True, 0, 0, scale))
+
+
 def test_given_scales_meet_the_golden_delayed_case(delayed):
     spec, tensor = delayed
     scale = {role: torch.tensor([float(spec[f"scale_{role}"])]) for role in ("x", "w", "dy")}
     x, w, bias, dy = (tensor(name) for name in ("x", "w", "bias", "dy"))
+    x.requires_grad_(), w.requires_grad_(), bias.requires_grad_()
+    buffers = [given(t.detach(), "fp8_tensor", scale[role]) for role, t in (("x", x), ("w", w))]
+    bwd_scale, bwd_amax = torch.cat([scale["dy"], torch.ones(1)]), torch.zeros(2)
     with quire.debug.operands() as records:
-        y, _, _, *saved = ops.linear_fwd(x, w, bias, DELAYED, torch.float32, 3, [], [], scale["x"], scale["w"])
-        dx, dw, db, dy_amax = ops.linear_bwd(dy, *saved, 96, DELAYED, torch.float32, 7, [], None, scale["dy"])
+        y = ops.linear_given(x, w, bias, DELAYED, torch.float32, *buffers, bwd_scale=bwd_scale, bwd_amax=bwd_amax)
+        bwd_scale.fill_(1e9)  # a copy of it was taken
+        y.backward(dy)
     for record in records:
         role, q = {"x": "x", "w": "w", "dy": "g"}[record.role], record.tensor
         for data, name in ((q.rowwise_data, "row"), (q.columnwise_data, "col")):
             assert torch.equal(data, tensor(f"{role}_{name}_codes"))
         assert torch.equal(q.rowwise_scale, tensor(f"{role}_row_scales"))
-    for result, name, k in ((y, "y", 96), (dx, "dx", 32), (dw, "dw", 64)):
+    for result, name, k in ((y, "y", 96), (x.grad, "dx", 32), (w.grad, "dw", 64)):
         bound = (k + 6) * 2.0**-24 * tensor(f"{name}_abs").double()
-        assert ((result.double() - tensor(name)).abs() <= bound).all()
-    assert torch.equal(dy_amax, dy.abs().max().float().reshape(1))
-    assert torch.equal(saved[2], x.abs().max().float().reshape(1))
-    torch.testing.assert_close(db.double(), tensor("db"), rtol=2**-8, atol=1e-6)
+        # y is float32 and is compared as such; gradients have their tensor's dtype, one rounding more.
+        rounding = 0 if result.dtype == torch.float32 else 2.0**-8 * tensor(name).double().abs()
+        assert ((result.double() - tensor(name)).abs() <= bound + rounding).all()
+    assert torch.equal(bwd_amax, torch.tensor([dy.abs().max().float(), 0]))
+    torch.testing.assert_close(bias.grad.double(), tensor("db"), rtol=2**-7, atol=1e-6)
 
 
-def test_the_amax_under_a_given_scale_is_returned_when_nothing_is_saved():
-    x, w = torch.randn(4, 32), torch.randn(8, 32)
-    one = torch.ones(1)
-    results = ops.linear_fwd(x, w, None, DELAYED, torch.float32, 0, [], [], one, one)
-    assert torch.equal(results[5], x.abs().max().reshape(1))
-    assert torch.equal(results[8], w.abs().max().reshape(1))
+def test_amax_max_keeps_the_larger_value_and_ignores_nan():
+    amax = torch.tensor([1.0, 2.0, 3.0])
+    version = amax._version
+    for slot, value in ((0, 5.0), (1, 1.0), (2, float("nan")), (2, float("inf"))):
+        ops.amax_max_(amax, torch.tensor([value]), slot)
+    assert amax.tolist() == [5.0, 2.0, float("inf")]
+    assert amax._version == version  # a backward that has seen it may run after another forward
+    for slot in (-1, 3):
+        with pytest.raises(RuntimeError, match=rf"amax_max_: slot must be in \[0, 3\), got {slot}"):
+            ops.amax_max_(amax, torch.ones(1), slot)
 
 
 def buffers(t, spec):
     return list(ops.quantize(t, spec, True, True))
 
 
-@pytest.mark.parametrize("name", ["mxfp8", "fp8_current", "fp8_block"])
+@pytest.mark.parametrize("name", ["mxfp8", "fp8_current", "fp8_block", "nvfp4"])
 def test_operands_that_are_given_quantized_give_the_same_bits(name):
     text = recipe.from_name(name).linear_spec()
     specs = dict(part.split("=", 1) for part in text.split(","))
     x, w, dy = torch.randn(2, 5, 64), torch.randn(40, 64), torch.randn(2, 5, 40)
-    here = ops.linear_fwd(x, w, None, text, torch.float32, 3, [], [])
-    xq, wq = buffers(x, specs["x"]), buffers(w, specs["w"])
-    carrier = torch.zeros(()).expand(x.shape)  # tells shape and dtype, is never read
-    given = ops.linear_fwd(carrier, torch.zeros(()).expand(w.shape), None, text, torch.float32, 3, xq, wq)
-    assert torch.equal(here[0], given[0])
-    assert all(t.numel() == 0 for t in given[3:])  # whoever gave the buffers has them
-    back = ops.linear_bwd(dy, *here[3:], 64, text, torch.float32, 7, [])
-    again = ops.linear_bwd(dy, *xq[3:], *wq[3:], 64, text, torch.float32, 7, buffers(dy, specs["dy"]))
-    assert all(torch.equal(a, b) for a, b in zip(back, again, strict=True))
+    results = []
+    for x_buffers, w_buffers in (([], []), (buffers(x, specs["x"]), buffers(w, specs["w"]))):
+        # A carrier has one element in memory, tells shape and dtype, and is never read.
+        a, b = (x, w) if not x_buffers else (torch.full((), torch.nan).expand(t.shape) for t in (x, w))
+        a, b = a.detach().requires_grad_(), b.detach().requires_grad_()
+        y = ops.linear_given(a, b, None, text, torch.float32, x_buffers, w_buffers, sr_state=torch.tensor([3, 0]))
+        results.append([y.detach(), *torch.autograd.grad(y, (a, b), dy)])
+    assert all(torch.equal(here, given) for here, given in zip(*results, strict=True))
 
 
 def test_given_buffers_that_do_not_fit_are_refused_in_words():
-    x, w = torch.randn(5, 64), torch.randn(40, 64)
+    x, w = torch.randn(5, 64), torch.randn(40, 64, requires_grad=True)
     xq = buffers(x[:4], "mxfp8")
     with pytest.raises(
         RuntimeError, match=r"linear: x does not fit its spec: rowwise_data of mxfp8 .*\[5, 64\], got .*\[4, 64\]"
     ):
-        ops.linear_fwd(x, w, None, MXFP8, torch.float32, 0, xq, [])
+        ops.linear_given(x, w.detach(), None, MXFP8, torch.float32, xq, [])
     with pytest.raises(RuntimeError, match="linear: x's buffers must be the six of quire.TensorProto, got 2"):
-        ops.linear_fwd(x, w, None, MXFP8, torch.float32, 0, xq[:2], [])
-    saved = ops.linear_fwd(x, w, None, MXFP8, torch.float32, 3, [], [])[3:]
+        ops.linear_given(x, w.detach(), None, MXFP8, torch.float32, xq[:2], [])
+    rowwise = [*buffers(x, "mxfp8")[:3], None, None, None]
+    assert ops.linear_given(x, w.detach(), None, MXFP8, torch.float32, rowwise, []).shape == (5, 40)
+    with pytest.raises(RuntimeError, match="linear: x is given without columnwise_data, which the gradient of the"):
+        ops.linear_given(x, w, None, MXFP8, torch.float32, rowwise, [])
+    for mode in ("requantized", "high_precision"):
+        with pytest.raises(RuntimeError, match=f"x is given quantized, but backward={mode} starts from x itself"):
+            ops.linear_given(x, w, None, f"{MXFP8},backward={mode}", torch.float32, buffers(x, "mxfp8"), [])
+    saved = ops.linear_fwd(x, w, None, 40, MXFP8, torch.float32, 3, [], [])[1:]
     with pytest.raises(RuntimeError, match="linear_bwd: x must be what linear_fwd returned for it: columnwise_data"):
-        ops.linear_bwd(torch.randn(6, 40), *saved, 64, MXFP8, torch.float32, 7, [])
-
-
-@pytest.mark.parametrize("spec", ["mxfp8", "nvfp4", "fp8_row"])
-def test_an_output_spec_returns_the_output_quantized(spec):
-    x, w = torch.randn(3, 5, 64), torch.randn(48, 64)
-    y = ops.linear_fwd(x, w, None, MXFP8, torch.bfloat16, 0, [], [])[0]
-    codes, scale, amax, *_ = ops.linear_fwd(x, w, None, MXFP8, torch.bfloat16, 0, [], [], None, None, spec)
-    expected = ops.quantize(y, spec, True, False)
-    assert torch.equal(codes, expected[0]) and torch.equal(scale, expected[1]) and torch.equal(amax, expected[2])
+        ops.linear_bwd(torch.randn(6, 40), *saved, 64, MXFP8, torch.float32, 7)
+    with pytest.raises(RuntimeError, match="linear: w is absent; pass it or w_buffers"):
+        ops.linear_fwd(x, None, None, 40, MXFP8, torch.float32, 3, [], [])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_the_weight_gradient_is_added_to_an_accumulator_in_its_dtype(dtype):
-    x, w, dy = torch.randn(5, 64), torch.randn(40, 64), torch.randn(5, 40)
-    saved = ops.linear_fwd(x, w, None, MXFP8, torch.float32, 3, [], [])[3:]
+@pytest.mark.parametrize("overwrite", [False, True])
+@pytest.mark.parametrize("mode", ["", ",backward=requantized", ",backward=dequantized", ",backward=high_precision"])
+def test_the_weight_gradient_goes_into_main_grad(dtype, overwrite, mode):
+    x, w, dy = torch.randn(5, 64), torch.randn(40, 64, requires_grad=True), torch.randn(5, 40)
+    (dw,) = torch.autograd.grad(ops.linear_given(x, w, None, MXFP8 + mode, torch.float32, [], []), w, dy)
     before = torch.randn(40, 64, dtype=dtype)
-    kept = before.clone()
-    dw = ops.linear_bwd(dy, *saved, 64, MXFP8, torch.float32, 2, [])[1]
-    added = ops.linear_bwd(dy, *saved, 64, MXFP8, torch.float32, 2, [], None, None, before)[1]
-    assert added.dtype == dtype and torch.equal(before, kept)
-    assert torch.equal(added, (before.float() + dw.to(dtype).float()).to(dtype))
+    main_grad = before.clone()
+    y = ops.linear_given(
+        x, w, None, MXFP8 + mode, torch.float32, [], [], main_grad=main_grad, overwrite_main_grad=overwrite
+    )
+    assert torch.equal(main_grad, before)
+    y.backward(dy)
+    assert w.grad is None
+    rounded = dw.to(dtype).float() if not mode or mode == ",backward=requantized" else dw
+    assert torch.equal(main_grad, dw.to(dtype) if overwrite else (before.float() + rounded).to(dtype))
+
+
+@pytest.mark.parametrize("mode", ["", ",backward=requantized", ",backward=dequantized", ",backward=high_precision"])
+def test_stashed_operands_give_the_weight_gradient_later_and_in_order(mode):
+    w, text = torch.randn(40, 64, requires_grad=True), MXFP8 + mode
+    stash, expected = torch.tensor([987, 0]), []
+    for tokens in (5, 33):
+        x, dy = torch.randn(tokens, 64), torch.randn(tokens, 40)
+        expected += torch.autograd.grad(ops.linear_given(x, w, None, text, torch.float32, [], []), w, dy)
+        ops.linear_given(x, w, None, text, torch.float32, [], [], wgrad_stash=stash).backward(dy)
+    assert w.grad is None and stash.tolist() == [987, 2]
+    for tokens, dw in zip((5, 33), expected, strict=True):
+        operands = ops.wgrad_take_(stash)
+        later = torch.empty(40, 64)
+        if len(operands) == 2:
+            later = operands[0].t() @ operands[1]
+        else:
+            ops.wgrad_(later, *operands, tokens, text, True)
+        assert torch.equal(later, dw)
+    assert stash.tolist() == [987, 0] and ops.wgrad_take_(stash) == []
+
+
+def test_backward_in_high_precision_is_that_of_the_plain_tensors():
+    x, w, dy = torch.randn(2, 5, 64), torch.randn(40, 64), torch.randn(2, 5, 40)
+    for mode, a, b in (
+        ("high_precision", x, w),
+        ("dequantized", quire.quantize(x, "nvfp4").dequantize(), quire.quantize(w, "nvfp4:16x16").dequantize()),
+    ):
+        leaves = [t.clone().requires_grad_() for t in (x, w)]
+        text = f"x=nvfp4,w=nvfp4:16x16,dy=nvfp4:sr,backward={mode}"
+        y = ops.linear_given(*leaves, None, text, torch.float32, [], [])
+        assert torch.equal(y, ops.linear(x, w, None, "x=nvfp4,w=nvfp4:16x16,dy=nvfp4", torch.float32))
+        dx, dw = torch.autograd.grad(y, leaves, dy)
+        assert torch.equal(dx, dy @ b)
+        assert torch.equal(dw, dy.flatten(0, 1).t() @ a.flatten(0, 1))
+
+
+def test_a_requantized_input_gives_the_gradients_of_a_kept_one_and_is_saved_itself():
+    x, dy = torch.randn(5, 64), torch.randn(5, 40)
+    w = torch.randn(40, 64, requires_grad=True)
+    saved = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t) or t, lambda t: t):
+        y = ops.linear_given(x, w, None, f"{MXFP8},backward=requantized", torch.float32, [], [])
+    assert any(t.data_ptr() == x.data_ptr() for t in saved)
+    (dw,) = torch.autograd.grad(y, w, dy)
+    (expected,) = torch.autograd.grad(ops.linear(x, w, None, MXFP8, torch.float32), w, dy)
+    assert torch.equal(dw, expected)
+
+
+def test_a_spec_for_dx_rounds_it():
+    x, w, dy = torch.randn(5, 64, requires_grad=True), torch.randn(40, 64), torch.randn(5, 40)
+    (plain,) = torch.autograd.grad(ops.linear(x, w, None, MXFP8, torch.float32), x, dy)
+    (rounded,) = torch.autograd.grad(ops.linear(x, w, None, f"{MXFP8},dx=fp8_row:e5m2", torch.float32), x, dy)
+    assert torch.equal(rounded, quire.quantize(plain, "fp8_row:e5m2").dequantize())
 
 
 def test_results_that_were_not_asked_for_are_empty():
     x, w, dy = torch.randn(5, 64), torch.randn(40, 64), torch.randn(5, 40)
-    saved = ops.linear_fwd(x, w, None, MXFP8, torch.float32, 1, [], [])[3:]
+    saved = ops.linear_fwd(x, w, None, 40, MXFP8, torch.float32, 1, [], [])[1:]
     assert [t.numel() > 0 for t in saved] == [True, True, False, False, False, False]
-    dx, dw, db, _ = ops.linear_bwd(dy, *saved, 64, MXFP8, torch.float32, 2, [])
+    dx, dw, db, *_ = ops.linear_bwd(dy, *saved, 64, MXFP8, torch.float32, 2)
     assert dx.numel() == 0 and dw.shape == (40, 64) and db.numel() == 0
+    *nothing, dy_data, dy_scale, _ = ops.linear_bwd(dy, *saved, 64, MXFP8, torch.float32, 8)
+    assert [t.numel() for t in nothing] == [0, 0, 0]
+    _, _, _, codes, scale, _ = ops.quantize(dy, "mxfp8", False, True)
+    assert torch.equal(dy_data, codes) and torch.equal(dy_scale, scale.flatten())

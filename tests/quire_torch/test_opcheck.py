@@ -73,9 +73,42 @@ def test_linear_without_bias_and_with_strided_input_passes_opcheck(name):
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_inner_operators_pass_opcheck(name, shape):
     x, w, bias = tensors(shape, grad=False)
-    check(ops.linear_fwd, x, w, bias, RECIPES[name], torch.float32, 3, [], [])
-    y, _, _, *saved = ops.linear_fwd(x, w, bias, RECIPES[name], torch.float32, 3, [], [])
-    check(ops.linear_bwd, y, *saved, shape[-1], RECIPES[name], torch.float32, 7, [], sr_state())
+    check(ops.linear_fwd, x, w, bias, 24, RECIPES[name], torch.float32, 3, [], [])
+    y, *saved = ops.linear_fwd(x, w, bias, 24, RECIPES[name], torch.float32, 3, [], [])
+    check(ops.linear_bwd, y, *saved, shape[-1], RECIPES[name], torch.float32, 7, sr_state())
+    check(ops.linear_bwd, y, *saved, shape[-1], RECIPES[name], torch.float32, 13, sr_state())
+    *_, dy_data, dy_scale, dy_amax = ops.linear_bwd(y, *saved, shape[-1], RECIPES[name], torch.float32, 8, sr_state())
+    tokens = x.numel() // shape[-1]
+    main_grad = torch.ones(24, shape[-1])
+    check(ops.wgrad_, main_grad, dy_data, dy_scale, dy_amax, *saved[:3], tokens, RECIPES[name])
+
+
+@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize("shape", [(2, 3, 32), (0, 32)], ids=str)
+def test_linear_of_given_operands_and_state_passes_opcheck(name, shape):
+    x, w, bias = tensors(shape)
+    specs = dict(part.split("=", 1) for part in RECIPES[name].split(","))
+    w_buffers = list(ops.quantize(w.detach(), specs["w"], True, True))
+    check(
+        ops.linear_given, x, w, bias, RECIPES[name], torch.float32, [], w_buffers,
+        sr_state=sr_state(), main_grad=torch.ones_like(w),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("mode", ["requantized", "dequantized", "high_precision"])
+def test_other_ways_backward_pass_opcheck(mode):
+    x, w, bias = tensors((2, 3, 32))
+    text = f"{RECIPES['mxfp8']},dx=mxfp8:e5m2,backward={mode}"
+    check(ops.linear_given, x, w, bias, text, torch.float32, [], [])
+    check(ops.linear_given, x, w, bias, text, torch.float32, [], [], wgrad_stash=torch.tensor([12345, 0]))
+    ops.wgrad_drop(12345)
+
+
+def test_delayed_scaling_passes_opcheck():
+    x, w, bias = tensors((2, 3, 32))
+    text = "x=fp8_tensor,w=fp8_tensor,dy=fp8_tensor:e5m2,dx=fp8_tensor:e5m2"
+    scale, amax = torch.tensor([2.0, 4.0]), torch.zeros(2)
+    check(ops.linear_given, x, w, bias, text, torch.float32, [], [], bwd_scale=scale, bwd_amax=amax)
 
 
 @pytest.mark.parametrize(
@@ -104,6 +137,10 @@ def test_quantize_and_dequantize_pass_opcheck(spec, shape):
 def test_state_and_debug_operators_pass_opcheck():
     x, _, _ = tensors((5, 32), grad=False)
     check(ops.sr_advance_, sr_state())
+    check(ops.amax_max_, torch.zeros(3), torch.ones(1), 1)
+    check(ops.accumulate_, torch.zeros(3, 4), torch.ones(3, 4), False)
+    check(ops.wgrad_stash_, torch.tensor([54321, 0]), [x, x])
+    ops.wgrad_drop(54321)
     check(ops.debug_cast, x, "e4m3")
     check(ops.debug_rht, x, True)
     check(ops.debug_swizzle, torch.arange(30, dtype=torch.uint8).reshape(6, 5))

@@ -1,6 +1,7 @@
 #include "quire/spec/linear_spec.h"
 
 #include <array>
+#include <utility>
 
 #include "quire/base/check.h"
 
@@ -9,6 +10,13 @@ namespace {
 
 constexpr std::array<std::string_view, 3> kRoles{"x", "w", "dy"};
 constexpr std::array<QuantSpec LinearSpec::*, 3> kMembers{&LinearSpec::x, &LinearSpec::w, &LinearSpec::dy};
+constexpr std::string_view kForm = "write x=SPEC,w=SPEC,dy=SPEC[,dx=SPEC][,backward=WORD]";
+
+/// The words of Backward; its first one is what no word means.
+constexpr std::array<std::pair<std::string_view, Backward>, 3> kBackward{
+    {{"requantized", Backward::requantized},
+     {"dequantized", Backward::dequantized},
+     {"high_precision", Backward::high_precision}}};
 
 void check_roles(const LinearSpec& s, std::string_view text) {
   for (size_t i = 0; i < 2; ++i)
@@ -18,6 +26,24 @@ void check_roles(const LinearSpec& s, std::string_view text) {
         "' transforms w, but only the operands of dw (x and dy) may be; remove 'rht' from w");
   check(s.x.hadamard == s.dy.hadamard, "recipe: '", text, "' transforms x and dy differently, so that the transform ",
         "would not cancel in dw; give both the same 'rht' option or none");
+  check(!s.dx || (!s.dx->stochastic && s.dx->hadamard == Hadamard::off), "recipe: '", text,
+        "' rounds dx stochastically or transforms it, which nothing would undo; remove 'sr' and 'rht' from dx");
+}
+
+/// Takes "NAME=VALUE" up to the next comma off the front of `rest`; empty if another name stands there.
+std::string_view take(std::string_view& rest, std::string_view name) {
+  const size_t end = std::min(rest.find(','), rest.size());
+  const std::string_view part = rest.substr(0, end);
+  if (part.size() <= name.size() + 1 || part.substr(0, name.size()) != name || part[name.size()] != '=') return {};
+  rest.remove_prefix(std::min(end + 1, rest.size()));
+  return part.substr(name.size() + 1);
+}
+
+Backward parse_backward(std::string_view word, std::string_view text) {
+  for (const auto& [name, value] : kBackward)
+    if (name == word) return value;
+  fail("recipe: unknown backward '", word, "' in '", text,
+       "'; it is requantized, dequantized or high_precision, or left out");
 }
 
 }  // namespace
@@ -26,22 +52,25 @@ LinearSpec LinearSpec::parse(std::string_view text) {
   LinearSpec out;
   std::string_view rest = text;
   for (size_t i = 0; i < kRoles.size(); ++i) {
-    const size_t end = std::min(rest.find(','), rest.size());
-    const std::string_view part = rest.substr(0, end);
-    const std::string_view role = kRoles[i];
-    check(part.size() > role.size() && part.substr(0, role.size()) == role && part[role.size()] == '=',
-          "recipe: expected '", role, "=SPEC' but found '", part, "' in '", text, "'; write x=SPEC,w=SPEC,dy=SPEC");
-    out.*kMembers[i] = QuantSpec::parse(part.substr(role.size() + 1));
-    const bool last = i + 1 == kRoles.size();
-    rest.remove_prefix(last ? end : std::min(end + 1, rest.size()));
+    const std::string_view found = rest.substr(0, std::min(rest.find(','), rest.size()));
+    const std::string_view spec = take(rest, kRoles[i]);
+    check(!spec.empty(), "recipe: expected '", kRoles[i], "=SPEC' but found '", found, "' in '", text, "'; ", kForm);
+    out.*kMembers[i] = QuantSpec::parse(spec);
   }
-  check(rest.empty(), "recipe: unexpected '", rest, "' at the end of '", text, "'; write x=SPEC,w=SPEC,dy=SPEC");
+  if (const std::string_view spec = take(rest, "dx"); !spec.empty()) out.dx = QuantSpec::parse(spec);
+  if (const std::string_view word = take(rest, "backward"); !word.empty()) out.backward = parse_backward(word, text);
+  check(text.back() != ',', "recipe: '", text, "' ends with a comma; ", kForm);
+  check(rest.empty(), "recipe: unexpected '", rest, "' at the end of '", text, "'; ", kForm);
   check_roles(out, text);
   return out;
 }
 
 std::string LinearSpec::to_string() const {
-  return text("x=", x.to_string(), ",w=", w.to_string(), ",dy=", dy.to_string());
+  std::string s = text("x=", x.to_string(), ",w=", w.to_string(), ",dy=", dy.to_string());
+  if (dx) s += ",dx=" + dx->to_string();
+  for (const auto& [name, value] : kBackward)
+    if (value == backward) s += text(",backward=", name);
+  return s;
 }
 
 }  // namespace quire

@@ -1,6 +1,8 @@
-// The specs of a Linear's three roles, as one value with text: what the `recipe` argument of the operators holds.
+// The specs of a Linear's roles and how it computes its gradients, as one value with text: what the `recipe` argument
+// of the operators holds.
 #pragma once
 
+#include <optional>
 #include <string>
 #include <string_view>
 
@@ -8,15 +10,26 @@
 
 namespace quire {
 
+/// What the gradients of a Linear are computed from (numerics.md 6.8, 6.9).
+enum class Backward : uint8_t {
+  quantized,       ///< columnwise codes made in the forward pass
+  requantized,     ///< x is kept as it came and quantized columnwise in the backward pass
+  dequantized,     ///< the decoded rowwise codes of x and w, dy as it comes
+  high_precision,  ///< x, w and dy as they came
+};
+
 /// Which operand feeds which product, and in which direction, is numerics.md 6.1:
 ///   y  = x rowwise * w rowwise        (contracts K)
 ///   dx = dy rowwise * w columnwise    (contracts N)
 ///   dw = dy columnwise * x columnwise (contracts M)
 struct LinearSpec {
   QuantSpec x, w, dy;
+  std::optional<QuantSpec> dx{};  ///< dx is quantized and decoded again before it is returned
+  Backward backward = Backward::quantized;
 
-  /// "x=SPEC,w=SPEC,dy=SPEC". Throws Error if the text is wrong or a spec does not fit its role: only dy may round
-  /// stochastically, w is never Hadamard-transformed, x and dy must be transformed alike (the transform cancels in dw).
+  /// "x=SPEC,w=SPEC,dy=SPEC[,dx=SPEC][,backward=requantized|dequantized|high_precision]". Throws Error if the text is
+  /// wrong or a spec does not fit its role: only dy may round stochastically, w is never Hadamard-transformed, x and dy
+  /// must be transformed alike (the transform cancels in dw), dx neither.
   static LinearSpec parse(std::string_view text);
   std::string to_string() const;
 

@@ -1,51 +1,241 @@
 #include "quire_torch/ops/linear.h"
 
+#include <ATen/ops/matmul.h>
+
+#include "quire_torch/ops/state.h"
+
 namespace quire_torch {
 namespace {
+
+using quire::Backward;
 
 /// Positions of the tensor arguments of Linear, for op::Needs and for the order of gradients.
 enum Input : size_t { kX, kW, kBias };
 
-}  // namespace
+/// Data, scale and amax of one direction.
+using Three = std::array<at::Tensor, 3>;
 
-std::pair<op::Tensors<1>, Linear::Saved> Linear::forward(const Args& a, op::Needs need) {
-  // Each operand is kept for the gradient of the other one.
-  const int64_t save = (need[kW] ? kSaveX : 0) | (need[kX] ? kSaveW : 0);
-  if (a.recipe->dy.stochastic && save)
-    quire::check(a.sr_state.has_value(), "linear: dy rounds stochastically under '", a.recipe->dy.to_string(),
-                 "' and needs sr_state, an int64 [2] tensor {seed, counter}; got none. quire.Linear has one");
-  auto r = op::call<LinearFwd>(inner(a, save));
-  return {{r[0]},
-          {.x_data = r[3],
-           .x_scale = r[4],
-           .x_amax = r[5],
-           .w_data = r[6],
-           .w_scale = r[7],
-           .w_amax = r[8],
-           .sr_state = {a.sr_state.value_or(at::Tensor())},
-           .in_features = a.w.sym_size(1),
-           .recipe = a.recipe,
-           .dtype = a.dtype}};
+SpecText text_of(const quire::QuantSpec& spec) { return SpecText::parse(spec.to_string()); }
+
+bool from_codes(Backward mode) { return mode == Backward::quantized || mode == Backward::requantized; }
+
+LinearFwd::Args inner(const LinearGiven::Args& a, int64_t save) {
+  return {.x = a.x,
+          .w = a.w_buffers.empty() ? std::optional(a.w) : std::nullopt,
+          .bias = a.bias,
+          .out_features = a.w.sym_size(0),
+          .recipe = a.recipe,
+          .dtype = a.dtype,
+          .save = save,
+          .x_buffers = a.x_buffers,
+          .w_buffers = a.w_buffers};
 }
 
-op::Tensors<4> Linear::backward(const Saved& s, const op::Tensors<1>& dy, op::Needs need) {
+/// Three of an operand's six given buffers, from `first` on; an absent amax is `none`.
+Three three_of(const OptionalTensors& buffers, size_t first, const at::Tensor& none, const char* what) {
+  quire::check(buffers.size() == 6, what, "'s buffers must be the six of quire.TensorProto, got ", buffers.size());
+  quire::check(buffers[first].has_value(), what, " is given without ", quire::kBufferNames[first],
+               ", which the gradient of the other operand needs; quantize it in both directions");
+  return {*buffers[first], buffers[first + 1].value_or(none), buffers[first + 2].value_or(none)};
+}
+
+/// Quantized here, so that backward decodes exactly what the product saw.
+void quantize_rowwise(const at::Tensor& t, const quire::QuantSpec& spec, OptionalTensors& buffers) {
+  if (!buffers.empty()) return;
+  const auto q = op::call<Quantize>({.x = t, .spec = text_of(spec), .rowwise = true});
+  buffers.assign(q.begin(), q.end());
+}
+
+void check_forward(const LinearGiven::Args& a, op::Needs need) {
+  quire::check(a.w.dim() == 2, "linear: w must be [out_features, in_features], got ", a.w.dim(), " dimensions");
+  quire::check(
+      !a.recipe->dy.stochastic || !from_codes(a.recipe->backward) || !(need[kX] || need[kW]) || a.sr_state.has_value(),
+      "linear: dy rounds stochastically under '", a.recipe->dy.to_string(),
+      "' and needs sr_state, an int64 [2] tensor {seed, counter}; got none. quire.Linear has one");
+  const bool keeps_x = a.recipe->backward == Backward::requantized || a.recipe->backward == Backward::high_precision;
+  quire::check(!keeps_x || a.x_buffers.empty() || !need[kW],
+               "linear: x is given quantized, but backward=", a.recipe.text().substr(a.recipe.text().rfind('=') + 1),
+               " starts from x itself; pass x as a plain tensor");
+}
+
+at::Tensor decode(const Three& q, const quire::QuantSpec& spec, std::vector<c10::SymInt> shape, at::ScalarType dtype) {
+  return op::call<Dequantize>({.data = q[0],
+                               .scale = q[1],
+                               .amax = q[2],
+                               .spec = text_of(spec),
+                               .columnwise = false,
+                               .shape = std::move(shape),
+                               .dtype = dtype})[0];
+}
+
+/// x or w as backward multiplies it where it does not multiply codes.
+at::Tensor plain_operand(const LinearGiven::Saved& s, const Three& kept, const quire::QuantSpec& spec,
+                         std::vector<c10::SymInt> shape) {
+  if (s.recipe->backward == Backward::high_precision) return kept[0].to(s.dtype);
+  return decode(kept, spec, std::move(shape), s.dtype);
+}
+
+at::Tensor as_matrix(const at::Tensor& t) { return t.dim() == 1 ? t.unsqueeze(0) : t.flatten(0, -2); }
+
+/// The gradient of w: kept for later, or into main_grad, or returned.
+void deliver(const LinearGiven::Saved& s, const at::Tensor& dy, const at::Tensor& x, at::Tensor& dw) {
+  if (s.wgrad_stash.tensor.defined()) {
+    op::call<WgradStash>({.stash = {s.wgrad_stash.tensor}, .operands = {dy, x}});
+    return;
+  }
+  at::Tensor product = at::matmul(dy.t(), x);
+  if (s.main_grad.tensor.defined()) {
+    op::call<Accumulate>({{s.main_grad.tensor}, product, s.overwrite_main_grad});
+  } else {
+    dw = std::move(product);
+  }
+}
+
+/// Gradients as products of unquantized tensors (numerics.md 6.8).
+op::Tensors<8> plain_backward(const LinearGiven::Saved& s, const at::Tensor& dy, op::Needs need) {
+  op::Tensors<8> out;
+  const at::Tensor g = dy.to(s.dtype);
+  auto shape = dy.sym_sizes().vec();
+  const c10::SymInt n = shape.back();
+  shape.back() = s.in_features;
+  if (need[kX])
+    out[kX] = at::matmul(g, plain_operand(s, {s.w_data, s.w_scale, s.w_amax}, s.recipe->w, {n, s.in_features}));
+  if (need[kW]) {
+    const at::Tensor x = plain_operand(s, {s.x_data, s.x_scale, s.x_amax}, s.recipe->x, shape);
+    deliver(s, as_matrix(g), as_matrix(x), out[kW]);
+  }
+  if (need[kBias]) {
+    const at::Tensor none = dy.new_empty({0});
+    out[kBias] = op::call<LinearBwd>({.dy = dy,
+                                      .x_data = none,
+                                      .x_scale = none,
+                                      .x_amax = none,
+                                      .w_data = none,
+                                      .w_scale = none,
+                                      .w_amax = none,
+                                      .in_features = s.in_features,
+                                      .recipe = s.recipe,
+                                      .dtype = s.dtype,
+                                      .needs = kNeedsBias})[2];
+  }
+  return out;
+}
+
+/// One slot of delayed scaling's gradient scales.
+std::optional<at::Tensor> scale_of(const LinearGiven::Saved& s, int64_t slot) {
+  if (!s.bwd_scale.defined()) return std::nullopt;
+  return s.bwd_scale.narrow(0, slot, 1);
+}
+
+void collect_amax(const LinearGiven::Saved& s, const at::Tensor& amax, int64_t slot) {
+  if (s.bwd_amax.tensor.defined()) op::call<AmaxMax>({{s.bwd_amax.tensor}, amax, slot});
+}
+
+/// dx as its quantized values, where the recipe has a spec for it.
+at::Tensor rounded_dx(const LinearGiven::Saved& s, const at::Tensor& dx) {
+  const quire::QuantSpec& spec = *s.recipe->dx;
+  const auto q = op::call<Quantize>(
+      {.x = dx, .spec = text_of(spec), .rowwise = true, .columnwise = false, .scale = scale_of(s, 1)});
+  if (s.bwd_scale.defined()) collect_amax(s, q[2], 1);
+  return decode({q[0], q[1], q[2]}, spec, dx.sym_sizes().vec(), dx.scalar_type());
+}
+
+/// x columnwise, which forward kept, or x itself to be quantized now.
+Three columnwise_x(const LinearGiven::Saved& s, bool needed) {
+  if (!needed || s.recipe->backward != Backward::requantized) return {s.x_data, s.x_scale, s.x_amax};
+  const auto q =
+      op::call<Quantize>({.x = s.x_data, .spec = text_of(s.recipe->x), .rowwise = false, .columnwise = true});
+  return {q[3], q[4], q[5]};
+}
+
+/// The gradient of w elsewhere than in linear_bwd, of the columnwise dy which that returned.
+void weight_gradient(const LinearGiven::Saved& s, const Three& dy, const Three& x, c10::SymInt tokens) {
+  if (s.wgrad_stash.tensor.defined()) {
+    op::call<WgradStash>({{s.wgrad_stash.tensor}, {dy[0], dy[1], dy[2], x[0], x[1], x[2]}});
+  } else {
+    op::call<Wgrad>({.main_grad = {s.main_grad.tensor},
+                     .dy_data = dy[0],
+                     .dy_scale = dy[1],
+                     .dy_amax = dy[2],
+                     .x_data = x[0],
+                     .x_scale = x[1],
+                     .x_amax = x[2],
+                     .tokens = std::move(tokens),
+                     .recipe = s.recipe,
+                     .overwrite = s.overwrite_main_grad});
+  }
+}
+
+}  // namespace
+
+op::Tensors<1> LinearGiven::inference(const Args& a) { return {op::call<LinearFwd>(inner(a, 0))[0]}; }
+
+std::pair<op::Tensors<1>, LinearGiven::Saved> LinearGiven::forward(const Args& given, op::Needs need) {
+  check_forward(given, need);
+  Args a = given;
+  const Backward mode = a.recipe->backward;
+  // Each operand is kept for the gradient of the other one.
+  const bool keep_x = need[kW], keep_w = need[kX];
+  if (mode == Backward::dequantized) {
+    if (keep_x) quantize_rowwise(a.x, a.recipe->x, a.x_buffers);
+    if (keep_w) quantize_rowwise(a.w, a.recipe->w, a.w_buffers);
+  }
+  const bool codes_of_x = mode == Backward::quantized, codes_of_w = from_codes(mode);
+  const auto r =
+      op::call<LinearFwd>(inner(a, (keep_x && codes_of_x ? kSaveX : 0) | (keep_w && codes_of_w ? kSaveW : 0)));
+  const auto kept = [&](const at::Tensor& t, const OptionalTensors& buffers, bool codes, size_t made,
+                        const char* what) -> Three {
+    const at::Tensor& none = r[made + 2];
+    if (mode == Backward::dequantized) return three_of(buffers, 0, none, what);
+    if (!codes) return {t, none, none};
+    return buffers.empty() ? Three{r[made], r[made + 1], r[made + 2]} : three_of(buffers, 3, none, what);
+  };
+  const Three x = keep_x ? kept(a.x, a.x_buffers, codes_of_x, 1, "linear: x") : Three{r[1], r[2], r[3]};
+  const Three w = keep_w ? kept(a.w, a.w_buffers, codes_of_w, 4, "linear: w") : Three{r[4], r[5], r[6]};
+  return {{r[0]},
+          {.x_data = x[0],
+           .x_scale = x[1],
+           .x_amax = x[2],
+           .w_data = w[0],
+           .w_scale = w[1],
+           .w_amax = w[2],
+           .bwd_scale = a.bwd_scale ? a.bwd_scale->clone() : at::Tensor(),
+           .sr_state = {a.sr_state.value_or(at::Tensor())},
+           .bwd_amax = {a.bwd_amax.value_or(at::Tensor())},
+           .main_grad = {a.main_grad.value_or(at::Tensor())},
+           .wgrad_stash = {a.wgrad_stash.value_or(at::Tensor())},
+           .in_features = a.x.sym_size(-1),
+           .recipe = a.recipe,
+           .dtype = a.dtype,
+           .overwrite_main_grad = a.overwrite_main_grad}};
+}
+
+op::Tensors<8> LinearGiven::backward(const Saved& s, const op::Tensors<1>& grads, op::Needs need) {
+  const at::Tensor& dy = grads[0];
+  if (!from_codes(s.recipe->backward)) return plain_backward(s, dy, need);
+  const bool apart = need[kW] && (s.main_grad.tensor.defined() || s.wgrad_stash.tensor.defined());
+  const int64_t dw = !need[kW] ? 0 : apart ? kKeepsDy : kNeedsW;
+  const bool quantizes = need[kX] || need[kW];
   const bool stochastic = s.recipe->dy.stochastic && s.sr_state.tensor.defined();
-  const int64_t needs = (need[kX] ? kNeedsX : 0) | (need[kW] ? kNeedsW : 0) | (need[kBias] ? kNeedsBias : 0);
-  auto g = op::call<LinearBwd>({.dy = dy[0],
-                                .x_data = s.x_data,
-                                .x_scale = s.x_scale,
-                                .x_amax = s.x_amax,
+  const Three x = columnwise_x(s, need[kW]);
+  auto g = op::call<LinearBwd>({.dy = dy,
+                                .x_data = x[0],
+                                .x_scale = x[1],
+                                .x_amax = x[2],
                                 .w_data = s.w_data,
                                 .w_scale = s.w_scale,
                                 .w_amax = s.w_amax,
                                 .in_features = s.in_features,
                                 .recipe = s.recipe,
                                 .dtype = s.dtype,
-                                .needs = needs,
-                                .dy_buffers = {},
-                                .sr_state = stochastic ? std::optional(s.sr_state.tensor) : std::nullopt});
+                                .needs = (need[kX] ? kNeedsX : 0) | dw | (need[kBias] ? kNeedsBias : 0),
+                                .sr_state = stochastic ? std::optional(s.sr_state.tensor) : std::nullopt,
+                                .dy_scale = quantizes ? scale_of(s, 0) : std::nullopt});
   if (stochastic) op::call<SrAdvance>({.sr_state = {s.sr_state.tensor}});
-  return {g[0], g[1], g[2], {}};
+  if (quantizes && s.bwd_scale.defined()) collect_amax(s, g[5], 0);
+  if (apart) weight_gradient(s, {g[3], g[4], g[5]}, x, as_matrix(dy).sym_size(0));
+  if (need[kX] && s.recipe->dx) g[0] = rounded_dx(s, g[0]);
+  return {g[0], apart ? at::Tensor() : g[1], g[2], {}, {}, {}, {}, {}};
 }
 
 }  // namespace quire_torch

@@ -1,8 +1,10 @@
 #include "quire_torch/ops/linear_bwd.h"
 
+#include <ATen/ops/add.h>
+
 #include "quire/gemm/gemm.h"
 #include "quire/quantize/quantize.h"
-#include "quire_torch/ops/operand.h"
+#include "quire_torch/ops/state.h"
 
 namespace quire_torch {
 namespace {
@@ -23,71 +25,57 @@ BufferTensors columnwise(const at::Tensor& data, const at::Tensor& scale, const 
   return {at::Tensor(), at::Tensor(), at::Tensor(), data, scale, amax};
 }
 
-BufferTensors quantize_dy(const LinearBwd::Args& a) {
-  const QuantizeRole q{.what = "linear_bwd: dy",
-                       .role = "dy",
-                       .spec = a.recipe->dy,
-                       .rowwise = (a.needs & kNeedsX) != 0,
-                       .columnwise = (a.needs & kNeedsW) != 0,
-                       .random = randomness(a),
-                       .scale = &a.dy_scale};
-  return a.dy_buffers.empty() ? quantize_operand(a.dy, q) : given_operand(a.dy_buffers, a.dy, q);
+/// Quantizes dy; where it is kept, its columnwise buffers are the results of the operator.
+BufferTensors quantize_dy(const LinearBwd::Args& a, op::Tensors<6>& out) {
+  BufferTensors into;
+  if (a.needs & kKeepsDy) {
+    const auto expected = results(a.recipe->dy, shape<int64_t>(a.dy), Direction::columnwise, true);
+    for (size_t i = 0; i < 3; ++i) into[3 + i] = out[3 + i].view(sizes(expected[i]));
+  }
+  const bool keeps = (a.needs & (kNeedsW | kKeepsDy)) != 0;
+  const BufferTensors dy = quantize_operand(a.dy,
+                                            {.what = "linear_bwd: dy",
+                                             .role = "dy",
+                                             .spec = a.recipe->dy,
+                                             .rowwise = (a.needs & kNeedsX) != 0,
+                                             .columnwise = keeps,
+                                             .random = randomness(a),
+                                             .scale = &a.dy_scale},
+                                            into);
+  if (a.dy_scale && !(a.needs & kKeepsDy)) out[5].copy_(dy[keeps ? 5 : 2]);
+  return dy;
 }
 
-void weight_gradient(const LinearBwd::Args& a, const BufferTensors& dy, int64_t rows, at::Tensor& dw) {
-  const BufferTensors x = columnwise(a.x_data, a.x_scale, a.x_amax);
-  const int64_t n = dw.size(0), k = dw.size(1);
-  quire::GemmProblem p{.a = operand(dy, a.recipe->dy, Direction::columnwise, rows, n),
-                       .b = operand(x, a.recipe->x, Direction::columnwise, rows, k),
-                       .out = mutable_matrix(dw)};
-  at::Tensor addend;
-  if (a.accumulate) {
-    quire::check(a.accumulate->sizes() == dw.sizes(),
-                 "linear_bwd: accumulate must be [out_features, in_features] = ", dw.sizes(), ", got ",
-                 a.accumulate->sizes());
-    addend = a.accumulate->contiguous();
-    p.addend = addend.const_data_ptr();
-  }
-  quire::gemm(p);
+/// dw = dy columnwise * x columnwise.
+quire::GemmProblem weight_gradient(const quire::LinearSpec& recipe, const BufferTensors& dy, const BufferTensors& x,
+                                   int64_t tokens, at::Tensor dw) {
+  return {.a = operand(dy, recipe.dy, Direction::columnwise, tokens, dw.size(0)),
+          .b = operand(x, recipe.x, Direction::columnwise, tokens, dw.size(1)),
+          .out = mutable_matrix(dw)};
 }
 
-/// Saved buffers must hold what an operand of [rows, cols] stores: a backward on foreign buffers must not read past
-/// them. Their shapes may differ (linear_fwd flattens some), their memory may not.
-void check_saved(const BufferTensors& b, const quire::QuantSpec& spec, const quire::Shape<int64_t>& shape,
-                 const char* what) {
-  const auto expected = results(spec, shape, Direction::columnwise, true);
-  for (size_t i = 0; i < expected.size(); ++i) {
-    const at::Tensor& t = b[3 + i];
-    const int64_t count = c10::multiply_integers(sizes(expected[i]));
-    quire::check((t.scalar_type() == expected[i].dtype && t.is_contiguous() && t.numel() == count) ||
-                     (count == 0 && t.numel() == 0),
-                 what, " must be what linear_fwd returned for it: ", quire::kBufferNames[3 + i], " of ",
-                 spec.to_string(), " for ", at::IntArrayRef(shape), " holds ", count, " contiguous ", expected[i].dtype,
-                 ", got ", t.scalar_type(), " ", t.sizes());
-  }
+void check_main_grad(const at::Tensor& t, const char* what) {
+  quire::check(t.dim() == 2 && t.is_contiguous() && dtype(t.scalar_type(), what) != quire::DType::u8, what,
+               " must be a contiguous float32, float16 or bfloat16 matrix [out_features, in_features], got ",
+               t.scalar_type(), " ", t.sizes(), t.is_contiguous() ? "" : " (not contiguous)");
 }
 
 }  // namespace
 
-void LinearBwd::cpu(const Args& a, op::Tensors<4>& out) {
+void LinearBwd::cpu(const Args& a, op::Tensors<6>& out) {
   const int64_t n = a.dy.size(-1), k = op::as<int64_t>(a.in_features);
   const auto sizes = shape<int64_t>(a.dy);
   const int64_t rows = quire::product(sizes, 0, sizes.size() - 1);
-  if (a.needs & kNeedsX) check_saved(columnwise(a.w_data, a.w_scale, a.w_amax), a.recipe->w, {n, k}, "linear_bwd: w");
-  if (a.needs & kNeedsW)
-    check_saved(columnwise(a.x_data, a.x_scale, a.x_amax), a.recipe->x, {rows, k}, "linear_bwd: x");
-  if (a.needs & (kNeedsX | kNeedsW)) {
-    const BufferTensors dy = quantize_dy(a);
-    if (a.needs & kNeedsX) {
-      const BufferTensors w = columnwise(a.w_data, a.w_scale, a.w_amax);
+  const BufferTensors x = columnwise(a.x_data, a.x_scale, a.x_amax), w = columnwise(a.w_data, a.w_scale, a.w_amax);
+  if (a.needs & kNeedsX) check_saved(w, a.recipe->w, {n, k}, "linear_bwd: w");
+  if (a.needs & kNeedsW) check_saved(x, a.recipe->x, {rows, k}, "linear_bwd: x");
+  if (a.needs & (kNeedsX | kNeedsW | kKeepsDy)) {
+    const BufferTensors dy = quantize_dy(a, out);
+    if (a.needs & kNeedsX)
       quire::gemm({.a = operand(dy, a.recipe->dy, Direction::rowwise, rows, n),
                    .b = operand(w, a.recipe->w, Direction::columnwise, n, k),
                    .out = mutable_matrix(out[0])});
-    }
-    if (a.needs & kNeedsW) weight_gradient(a, dy, rows, out[1]);
-    if (a.dy_scale) out[3].copy_(dy[a.needs & kNeedsX ? 2 : 5]);
-  } else if (a.dy_scale) {
-    out[3].zero_();
+    if (a.needs & kNeedsW) quire::gemm(weight_gradient(*a.recipe, dy, x, rows, out[1]));
   }
   if (a.needs & kNeedsBias) {
     const MatrixView dy(a.dy, "linear_bwd: dy");
@@ -95,15 +83,29 @@ void LinearBwd::cpu(const Args& a, op::Tensors<4>& out) {
   }
 }
 
-void check_sr_state(const at::Tensor& state) {
-  quire::check(state.scalar_type() == at::kLong && state.sizes() == at::IntArrayRef({2}) && state.is_contiguous(),
-               "linear: sr_state must be a contiguous int64 [2] tensor {seed, counter}, got ", state.scalar_type(), " ",
-               state.sizes());
+void Wgrad::cpu(const Args& a) {
+  const at::Tensor& dw = a.main_grad.value;
+  const int64_t tokens = op::as<int64_t>(a.tokens);
+  check_main_grad(dw, "wgrad_: main_grad");
+  quire::check(tokens >= 0, "wgrad_: tokens must not be negative, got ", tokens);
+  const BufferTensors dy = columnwise(a.dy_data, a.dy_scale, a.dy_amax), x = columnwise(a.x_data, a.x_scale, a.x_amax);
+  check_saved(dy, a.recipe->dy, {tokens, dw.size(0)}, "wgrad_: dy");
+  check_saved(x, a.recipe->x, {tokens, dw.size(1)}, "wgrad_: x");
+  quire::GemmProblem product = weight_gradient(*a.recipe, dy, x, tokens, dw);
+  if (!a.overwrite) product.addend = product.out.data;
+  quire::gemm(product);
 }
 
-void SrAdvance::cpu(const Args& a) {
-  check_sr_state(a.sr_state.value);
-  ++static_cast<int64_t*>(a.sr_state.value.mutable_data_ptr())[1];
+void Accumulate::cpu(const Args& a) {
+  const at::Tensor& dw = a.main_grad.value;
+  check_main_grad(dw, "accumulate_: main_grad");
+  quire::check(a.value.sizes() == dw.sizes(), "accumulate_: value must have main_grad's shape ", dw.sizes(), ", got ",
+               a.value.sizes());
+  if (a.overwrite) {
+    dw.copy_(a.value);
+  } else {
+    dw.copy_(at::add(dw.to(at::kFloat), a.value));
+  }
 }
 
 }  // namespace quire_torch

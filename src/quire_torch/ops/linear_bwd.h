@@ -1,20 +1,21 @@
-// The gradients of y = x w^T + bias. The inner backward operator: what training graphs contain.
+// The gradients of y = x w^T + bias. The inner backward operators: what training graphs contain.
 #pragma once
 
 #include "quire_torch/ops/linear_fwd.h"
 
 namespace quire_torch {
 
-/// Which gradients linear_bwd computes (bits of `needs`); the others are absent.
-inline constexpr int64_t kNeedsX = 1, kNeedsW = 2, kNeedsBias = 4;
+/// Which gradients linear_bwd computes (bits of `needs`); the others are absent. kKeepsDy: instead of dw, columnwise dy
+/// is returned, for a weight gradient that is computed elsewhere.
+inline constexpr int64_t kNeedsX = 1, kNeedsW = 2, kNeedsBias = 4, kKeepsDy = 8;
 
 /// dy [*, N] is quantized as the recipe says and gives (numerics.md 6.1, 6.6)
 ///   dx    [*, K] = dy rowwise * w columnwise,          in `dtype`
-///   dw    [N, K] = dy columnwise * x columnwise,       in `dtype`, or added to `accumulate` in its dtype
+///   dw    [N, K] = dy columnwise * x columnwise,       in `dtype`
 ///   dbias [N]    = sum of the unquantized dy over rows, in dy's dtype
 /// x_*, w_*: the columnwise buffers that linear_fwd returned; needed for dw and dx.
 /// sr_state: int64 [2] = {seed, counter c}; stochastic rounding draws with offsets 2c (rowwise) and 2c + 1
-/// (columnwise). dy_buffers: dy is given already quantized, as six buffers, and dy tells only shape and dtype.
+/// (columnwise). dy_scale: given scale of dy (delayed scaling); its amax is returned.
 struct LinearBwd : OpBase {
   static constexpr const char* kName = "linear_bwd";
   static constexpr const char* kNotDifferentiable =
@@ -28,8 +29,7 @@ struct LinearBwd : OpBase {
     RecipeText recipe;
     at::ScalarType dtype;
     int64_t needs;
-    OptionalTensors dy_buffers{};
-    std::optional<at::Tensor> sr_state{}, dy_scale{}, accumulate{};
+    std::optional<at::Tensor> sr_state{}, dy_scale{};
     static constexpr auto kFields = std::tuple{op::field<&Args::dy>("dy"),
                                                op::field<&Args::x_data>("x_data"),
                                                op::field<&Args::x_scale>("x_scale"),
@@ -41,18 +41,17 @@ struct LinearBwd : OpBase {
                                                op::field<&Args::recipe>("recipe"),
                                                op::field<&Args::dtype>("dtype"),
                                                op::field<&Args::needs>("needs"),
-                                               op::field<&Args::dy_buffers>("dy_buffers"),
                                                op::field<&Args::sr_state>("sr_state", "None"),
-                                               op::field<&Args::dy_scale>("dy_scale", "None"),
-                                               op::field<&Args::accumulate>("accumulate", "None")};
+                                               op::field<&Args::dy_scale>("given_dy_scale", "None")};
   };
-  static constexpr std::array kResults{"dx", "dw", "dbias", "dy_amax"};
+  static constexpr std::array kResults{"dx", "dw", "dbias", "dy_data", "dy_scale", "dy_amax"};
 
   template <class Int>
-  static std::array<op::Result<Int>, 4> results(const Args& a) {
+  static std::array<op::Result<Int>, 6> results(const Args& a) {
     check_input(a.dy, "linear_bwd: dy");
     const Int n = op::size<Int>(a.dy, -1), k = op::as<Int>(a.in_features);
-    auto dx = shape<Int>(a.dy);
+    const auto dy = shape<Int>(a.dy);
+    auto dx = dy;
     dx.back() = k;
     const auto present = [&](int64_t bit, const quire::Shape<Int>& sizes, at::ScalarType t) {
       op::Result<Int> r = op::absent<Int>(t);
@@ -62,27 +61,53 @@ struct LinearBwd : OpBase {
       }
       return r;
     };
-    auto dy_amax = op::absent<Int>(at::kFloat);
-    if (a.dy_scale) dy_amax.sizes = {Int(1)};
-    const at::ScalarType dw = a.accumulate ? a.accumulate->scalar_type() : a.dtype;
-    return {present(kNeedsX, dx, a.dtype), present(kNeedsW, {n, k}, dw), present(kNeedsBias, {n}, a.dy.scalar_type()),
-            dy_amax};
+    auto q = kept<Int>(a.recipe->dy, dy, (a.needs & kKeepsDy) != 0);
+    if (a.dy_scale && (a.needs & (kNeedsX | kNeedsW | kKeepsDy))) q[2] = {{Int(1)}, at::kFloat};
+    return {present(kNeedsX, dx, a.dtype),
+            present(kNeedsW, {n, k}, a.dtype),
+            present(kNeedsBias, {n}, a.dy.scalar_type()),
+            q[0],
+            q[1],
+            q[2]};
   }
-  static void cpu(const Args& a, op::Tensors<4>& out);
+  static void cpu(const Args& a, op::Tensors<6>& out);
 };
 
-/// counter += 1 of sr_state {seed, counter}: once per backward of a module, after its linear_bwd.
-struct SrAdvance : OpBase {
-  static constexpr const char* kName = "sr_advance_";
+/// dw = dy columnwise * x columnwise of buffers that linear_bwd (kKeepsDy) and linear_fwd returned, added to
+/// `main_grad` [N, K] in its dtype, or written over it (numerics.md 6.7). tokens: rows of x and dy.
+struct Wgrad : OpBase {
+  static constexpr const char* kName = "wgrad_";
   struct Args {
-    op::Mutable<at::Tensor> sr_state;
-    static constexpr auto kFields = std::tuple{op::field<&Args::sr_state>("sr_state")};
+    op::Mutable<at::Tensor> main_grad;
+    at::Tensor dy_data, dy_scale, dy_amax;
+    at::Tensor x_data, x_scale, x_amax;
+    c10::SymInt tokens;
+    RecipeText recipe;
+    bool overwrite;
+    static constexpr auto kFields =
+        std::tuple{op::field<&Args::main_grad>("main_grad"), op::field<&Args::dy_data>("dy_data"),
+                   op::field<&Args::dy_scale>("dy_scale"),   op::field<&Args::dy_amax>("dy_amax"),
+                   op::field<&Args::x_data>("x_data"),       op::field<&Args::x_scale>("x_scale"),
+                   op::field<&Args::x_amax>("x_amax"),       op::field<&Args::tokens>("tokens"),
+                   op::field<&Args::recipe>("recipe"),       op::field<&Args::overwrite>("overwrite", "False")};
   };
   static constexpr auto kResults = op::kNoResults;
   static void cpu(const Args& a);
 };
 
-/// {seed, counter}; throws unless it is an int64 [2] tensor.
-void check_sr_state(const at::Tensor& state);
+/// main_grad += value, or = value, elementwise in float32 and rounded once to main_grad's dtype.
+struct Accumulate : OpBase {
+  static constexpr const char* kName = "accumulate_";
+  struct Args {
+    op::Mutable<at::Tensor> main_grad;
+    at::Tensor value;
+    bool overwrite;
+    static constexpr auto kFields =
+        std::tuple{op::field<&Args::main_grad>("main_grad"), op::field<&Args::value>("value"),
+                   op::field<&Args::overwrite>("overwrite", "False")};
+  };
+  static constexpr auto kResults = op::kNoResults;
+  static void cpu(const Args& a);
+};
 
 }  // namespace quire_torch

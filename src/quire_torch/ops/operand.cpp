@@ -30,16 +30,31 @@ BufferTensors quantize_operand(const at::Tensor& t, const QuantizeRole& q, Buffe
   return into;
 }
 
-BufferTensors given_operand(const op::OptionalTensorList& buffers, const at::Tensor& t, const QuantizeRole& q) {
+BufferTensors given_operand(const op::OptionalTensorList& buffers, const quire::Shape<int64_t>& shape,
+                            const QuantizeRole& q) {
   BufferTensors b;
   quire::check(buffers.size() == b.size(), q.what, "'s buffers must be the six of quire.TensorProto, got ",
                buffers.size());
   for (size_t i = 0; i < b.size(); ++i)
     if (buffers[i]) b[i] = *buffers[i];
-  if (q.rowwise) check_buffers(b, q.spec, shape<int64_t>(t), Direction::rowwise, q.what);
-  if (q.columnwise) check_buffers(b, q.spec, shape<int64_t>(t), Direction::columnwise, q.what);
-  record_operand(q.role, q.spec, t.sizes(), b);
+  if (q.rowwise) check_buffers(b, q.spec, shape, Direction::rowwise, q.what);
+  if (q.columnwise) check_buffers(b, q.spec, shape, Direction::columnwise, q.what);
+  record_operand(q.role, q.spec, at::IntArrayRef(shape), b);
   return b;
+}
+
+void check_saved(const BufferTensors& b, const quire::QuantSpec& spec, const quire::Shape<int64_t>& shape,
+                 const char* what) {
+  const auto expected = results(spec, shape, Direction::columnwise, true);
+  for (size_t i = 0; i < expected.size(); ++i) {
+    const at::Tensor& t = b[3 + i];
+    const int64_t count = c10::multiply_integers(sizes(expected[i]));
+    quire::check((t.scalar_type() == expected[i].dtype && t.is_contiguous() && t.numel() == count) ||
+                     (count == 0 && t.numel() == 0),
+                 what, " must be what linear_fwd returned for it: ", quire::kBufferNames[3 + i], " of ",
+                 spec.to_string(), " for ", at::IntArrayRef(shape), " holds ", count, " contiguous ", expected[i].dtype,
+                 ", got ", t.scalar_type(), " ", t.sizes());
+  }
 }
 
 quire::Operand operand(const BufferTensors& b, const quire::QuantSpec& spec, Direction direction, int64_t rows,

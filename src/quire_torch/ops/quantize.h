@@ -40,9 +40,9 @@ struct Quantize : OpBase {
   struct Args {
     at::Tensor x;
     SpecText spec;
-    bool rowwise, columnwise;
-    int64_t seed, offset;
-    std::optional<at::Tensor> scale;
+    bool rowwise = true, columnwise = false;
+    int64_t seed = 0, offset = 0;
+    std::optional<at::Tensor> scale{};
     static constexpr auto kFields = std::tuple{op::field<&Args::x>("x"),
                                                op::field<&Args::spec>("spec"),
                                                op::field<&Args::rowwise>("rowwise"),

@@ -1,0 +1,83 @@
+#include "quire_torch/ops/state.h"
+
+#include <ATen/ops/clone.h>
+
+#include <cmath>
+#include <deque>
+#include <map>
+#include <mutex>
+
+namespace quire_torch {
+namespace {
+
+struct Stashes {
+  std::mutex mutex;
+  std::map<int64_t, std::deque<op::TensorList>> kept;
+};
+
+Stashes& stashes() {
+  static Stashes s;
+  return s;
+}
+
+int64_t* check_stash(const at::Tensor& t, const char* op) {
+  quire::check(t.scalar_type() == at::kLong && t.sizes() == at::IntArrayRef({2}) && t.is_contiguous(), op,
+               ": stash must be a contiguous int64 [2] tensor {number, count}, got ", t.scalar_type(), " ", t.sizes());
+  return static_cast<int64_t*>(t.mutable_data_ptr());
+}
+
+}  // namespace
+
+void check_sr_state(const at::Tensor& state) {
+  quire::check(state.scalar_type() == at::kLong && state.sizes() == at::IntArrayRef({2}) && state.is_contiguous(),
+               "linear: sr_state must be a contiguous int64 [2] tensor {seed, counter}, got ", state.scalar_type(), " ",
+               state.sizes());
+}
+
+void SrAdvance::cpu(const Args& a) {
+  check_sr_state(a.sr_state.value);
+  ++static_cast<int64_t*>(a.sr_state.value.mutable_data_ptr())[1];
+}
+
+void AmaxMax::cpu(const Args& a) {
+  const at::Tensor& amax = a.amax.value;
+  quire::check(amax.scalar_type() == at::kFloat && amax.dim() == 1 && amax.is_contiguous(),
+               "amax_max_: amax must be a contiguous float32 vector, got ", amax.scalar_type(), " ", amax.sizes());
+  quire::check(a.value.scalar_type() == at::kFloat && a.value.numel() == 1,
+               "amax_max_: value must be float32 of size [1], got ", a.value.scalar_type(), " ", a.value.sizes());
+  quire::check(a.slot >= 0 && a.slot < amax.size(0), "amax_max_: slot must be in [0, ", amax.size(0), "), got ",
+               a.slot);
+  float& slot = static_cast<float*>(amax.mutable_data_ptr())[a.slot];
+  slot = std::fmax(slot, *a.value.const_data_ptr<float>());
+}
+
+void WgradStash::cpu(const Args& a) {
+  int64_t* stash = check_stash(a.stash.value, "wgrad_stash_");
+  op::TensorList copies;
+  for (const at::Tensor& t : a.operands) copies.push_back(t.clone());
+  Stashes& s = stashes();
+  const std::lock_guard lock(s.mutex);
+  s.kept[stash[0]].push_back(std::move(copies));
+  ++stash[1];
+}
+
+std::vector<at::Tensor> take_stashed(const at::Tensor& t) {
+  int64_t* stash = check_stash(t, "wgrad_take_");
+  Stashes& s = stashes();
+  const std::lock_guard lock(s.mutex);
+  const auto found = s.kept.find(stash[0]);
+  if (found == s.kept.end()) return {};
+  op::TensorList operands = std::move(found->second.front());
+  found->second.pop_front();
+  if (found->second.empty()) s.kept.erase(found);
+  --stash[1];
+  return operands;
+}
+
+void drop_stashed(int64_t number) {
+  Stashes& s = stashes();
+  const std::lock_guard lock(s.mutex);
+  s.kept.erase(number);
+}
+
+}  // namespace quire_torch

@@ -1,0 +1,57 @@
+// Operators that change the state of a module: counters of random streams, amaxes, gradients to be computed later.
+#pragma once
+
+#include "quire_torch/ops/quantize.h"
+
+namespace quire_torch {
+
+/// counter += 1 of sr_state {seed, counter}: once per backward of a module, after its linear_bwd.
+struct SrAdvance : OpBase {
+  static constexpr const char* kName = "sr_advance_";
+  struct Args {
+    op::Mutable<at::Tensor> sr_state;
+    static constexpr auto kFields = std::tuple{op::field<&Args::sr_state>("sr_state")};
+  };
+  static constexpr auto kResults = op::kNoResults;
+  static void cpu(const Args& a);
+};
+
+/// {seed, counter}; throws unless it is an int64 [2] tensor.
+void check_sr_state(const at::Tensor& state);
+
+/// amax[slot] = max(amax[slot], value) for value float32 [1]: idempotent, so that a recomputed forward pass changes
+/// nothing. NaN is ignored (numerics.md 0.8, 1.5).
+struct AmaxMax : OpBase {
+  static constexpr const char* kName = "amax_max_";
+  struct Args {
+    op::Mutable<at::Tensor> amax;
+    at::Tensor value;
+    int64_t slot;
+    static constexpr auto kFields =
+        std::tuple{op::field<&Args::amax>("amax"), op::field<&Args::value>("value"), op::field<&Args::slot>("slot")};
+  };
+  static constexpr auto kResults = op::kNoResults;
+  static void cpu(const Args& a);
+};
+
+/// Keeps copies of the operands of a weight gradient that will be computed later, under the number in `stash`, int64
+/// [2] {number, how many are kept}, which counts up. Copies, because a compiled graph reuses its memory.
+struct WgradStash : OpBase {
+  static constexpr const char* kName = "wgrad_stash_";
+  struct Args {
+    op::Mutable<at::Tensor> stash;
+    op::TensorList operands;
+    static constexpr auto kFields =
+        std::tuple{op::field<&Args::stash>("stash"), op::field<&Args::operands>("operands")};
+  };
+  static constexpr auto kResults = op::kNoResults;
+  static void cpu(const Args& a);
+};
+
+/// The oldest operands kept under the number in `stash`, which counts down; an empty list if there are none. Not for
+/// graphs.
+std::vector<at::Tensor> take_stashed(const at::Tensor& stash);
+/// Drops all operands kept under that number.
+void drop_stashed(int64_t number);
+
+}  // namespace quire_torch
