@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from quire.functional import signed64
+from quire.seed import signed64
 from quire.tensor import QuantizedTensor, QuantSpec, named_buffers
 
 

@@ -4,7 +4,8 @@ from collections.abc import Sequence
 
 import torch
 
-from quire.tensor import QuantizedTensor, QuantSpec, named_buffers
+from quire.seed import signed64
+from quire.tensor import QuantizedTensor, QuantSpec, from_results
 
 #: The buffers of a quantized operand, in the order of quire.tensor.BUFFER_NAMES and None where absent, or () for none.
 Buffers = Sequence[torch.Tensor | None]
@@ -89,16 +90,9 @@ def quantize(
     results = torch.ops.quire.quantize(
         x, spec.text, rowwise, columnwise, signed64(seed or 0, "seed"), signed64(offset, "offset"), scale
     )
-    return QuantizedTensor(spec, x.shape, x.dtype, **named_buffers(results, rowwise, columnwise))
+    return from_results(results, spec.text, x.shape, x.dtype, (rowwise, columnwise))
 
 
 def dequantize(q: QuantizedTensor, dtype: torch.dtype | None = None) -> torch.Tensor:
     """q.dequantize(dtype)."""
     return q.dequantize(dtype)
-
-
-def signed64(value: int, name: str) -> int:
-    """The signed integer of the same 64 bits; operators take no others. Raises ValueError out of range."""
-    if not -(2**63) <= value < 2**64:
-        raise ValueError(f"{name} must fit into 64 bits, -2**63 <= {name} < 2**64; got {value}")
-    return value - 2**64 if value >= 2**63 else value

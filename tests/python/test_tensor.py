@@ -95,8 +95,8 @@ def test_a_proto_on_another_device_and_with_a_gradient():
     proto = TensorProto((4, 4), torch.float32, "mxfp8", device="meta")
     assert proto.create_tensor().device.type == "meta" and proto.device == torch.device("meta")
     wanting = TensorProto((4, 4), torch.float32, "mxfp8", requires_grad=True)
-    with pytest.raises(NotImplementedError, match="no gradient in this version; set requires_grad=False"):
-        wanting.create_tensor()
+    assert wanting.create_tensor().requires_grad and wanting.create_tensor().proto == wanting
+    assert not proto.create_tensor().requires_grad
 
 
 def tolerance(text):
@@ -145,15 +145,17 @@ def vars_of(q):
     return {name: getattr(q, name) for name in quire.tensor.BUFFER_NAMES}
 
 
-@pytest.mark.parametrize("make_copy", [copy.deepcopy, lambda q: pickle.loads(pickle.dumps(q)), lambda q: q.to("cpu")])
+def to_cpu(q):
+    return q.to("cpu")
+
+
+@pytest.mark.parametrize("make_copy", [copy.deepcopy, lambda q: pickle.loads(pickle.dumps(q)), to_cpu])
 def test_a_quantized_tensor_can_be_copied(make_copy):
     q = quire.quantize(torch.randn(32, 32), "nvfp4", columnwise=True)
     other = make_copy(q)
-    assert other is not q and other != q and other.proto == q.proto
+    assert (other is not q or make_copy is to_cpu) and other.proto == q.proto
     assert all(torch.equal(a, b) for a, b in zip(q.buffers().values(), other.buffers().values(), strict=True))
     assert q.to("meta").rowwise_data.is_meta
-    with pytest.raises(TypeError, match="takes a device, got torch.bfloat16; dequantize"):
-        q.to(torch.bfloat16)
 
 
 def test_a_quantized_tensor_says_what_it_is():
@@ -191,7 +193,7 @@ def test_protos_and_quantized_tensors_are_traced(compiler, equal_bits):
         proto = TensorProto(x.shape, x.dtype, QuantSpec("nvfp4:rht"), columnwise=True)
         sizes = [n for shape, _ in proto.buffers().values() for n in shape]
         q = quire.quantize(x, proto.spec, columnwise=True)
-        again = QuantizedTensor.from_buffers(q.buffers(), proto.spec, x.shape, x.dtype)
+        again = QuantizedTensor.from_buffers(vars_of(q), proto.spec, x.shape, x.dtype)
         return again.dequantize(), proto.create_tensor().columnwise_data.shape, sizes
 
     x = torch.randn(33, 64)

@@ -1,0 +1,199 @@
+"""What PyTorch's operators do with a QuantizedTensor: keep the codes, change them in place, or compute on values."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from quire.tensor.quantized import DTYPES, QuantizedTensor
+from quire.tensor.views import view
+
+aten = torch.ops.aten
+Arguments = tuple[tuple[Any, ...], dict[str, Any]]
+
+
+def run(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The result of an operator that was given at least one QuantizedTensor."""
+    if operator.namespace == "quire":
+        raise TypeError(
+            f"{operator} was given a QuantizedTensor; it takes plain tensors, and decoding one here would hide a loss "
+            "of speed and accuracy. Pass its buffers (buffer_list()), its carrier(), or dequantize()"
+        )
+    handler = _KEEPS_CODES.get(operator)
+    if handler is not None and isinstance(args[0], QuantizedTensor):
+        result = handler(operator, args, kwargs)
+    elif operator.is_view and isinstance(args[0], QuantizedTensor):
+        result = view(args[0], operator, args, kwargs)
+    elif written := _written(operator):
+        return _write(operator, written, args, kwargs)
+    else:
+        result = None
+    return _on_values(operator, args, kwargs) if result is None else result
+
+
+def each(function: Callable[[Any], Any], value: Any) -> Any:
+    """function of a value, or of each in a list or tuple."""
+    if isinstance(value, list | tuple):
+        return type(value)([each(function, item) for item in value])
+    return function(value)
+
+
+def _on_values(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def decoded(value: Any) -> Any:
+        return value.dequantize() if isinstance(value, QuantizedTensor) else value
+
+    return operator(*each(decoded, args), **{name: each(decoded, value) for name, value in kwargs.items()})
+
+
+# --- results that are made of the same codes
+
+
+def _to_each_buffer(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> QuantizedTensor:
+    q = args[0]
+    named = q.named()
+    results = {name: None if t is None else operator(t, *args[1:], **kwargs) for name, t in named.items()}
+    is_part = q.is_part and operator.is_view  # a copy has its scales to itself
+    return q.with_buffers(results, is_part=is_part)
+
+
+def _to_copy(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> QuantizedTensor | None:
+    """Another nominal dtype, and a copy of the buffers on another device."""
+    q, dtype = args[0], kwargs.get("dtype")
+    if dtype not in (None, *DTYPES):
+        return None
+    options = {name: kwargs[name] for name in ("device", "non_blocking") if name in kwargs}
+    results = {name: None if t is None else operator(t, **options) for name, t in q.named().items()}
+    return q.with_buffers(results, dtype=dtype, is_part=False)
+
+
+def _empty_like(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> QuantizedTensor | None:
+    q, dtype = args[0], kwargs.get("dtype")
+    if dtype not in (None, *DTYPES):
+        return _plain_like(operator, args, kwargs)
+    device = kwargs.get("device")
+    results = {name: None if t is None else torch.zeros_like(t, device=device) for name, t in q.named().items()}
+    return q.with_buffers(results, dtype=dtype, is_part=False)
+
+
+def _plain_like(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
+    """zeros_like and its like look at shape, dtype and device only."""
+    q = args[0]
+    outline = torch.empty(q.shape, dtype=q.dtype, device="meta")
+    device = q.device if kwargs.get("device") is None else kwargs["device"]
+    return operator(outline, *args[1:], **{**kwargs, "device": device})
+
+
+_KEEPS_CODES: dict[Any, Callable[..., Any]] = {
+    **dict.fromkeys((aten.detach.default, aten.alias.default, aten.clone.default), _to_each_buffer),
+    aten._to_copy.default: _to_copy,
+    aten.empty_like.default: _empty_like,
+    **dict.fromkeys((aten.zeros_like.default, aten.ones_like.default, aten.full_like.default), _plain_like),
+    **dict.fromkeys((aten.rand_like.default, aten.randn_like.default), _plain_like),
+    **dict.fromkeys((aten.new_empty.default, aten.new_zeros.default, aten.new_empty_strided.default), _plain_like),
+}
+
+
+# --- operators that write
+
+
+@functools.cache
+def _written(operator: Any) -> tuple[tuple[int, str], ...]:
+    """Positions and names of the arguments that an operator writes to."""
+    arguments = operator._schema.arguments  # the only place where PyTorch says so
+    return tuple(
+        (position, argument.name)
+        for position, argument in enumerate(arguments)
+        if argument.alias_info is not None and argument.alias_info.is_write
+    )
+
+
+def _write(operator: Any, written: tuple[tuple[int, str], ...], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Computes on values in place of each QuantizedTensor, then quantizes those that were written to."""
+    if operator is aten.copy_.default and _copy_codes(*args[:2]):
+        return args[0]
+    if operator.name().startswith("aten::_fused_"):
+        return _write_one_by_one(operator, written, args, kwargs)
+    values: dict[int, torch.Tensor] = {}  # by id of the tensor that they stand for
+    targets: list[QuantizedTensor] = []
+
+    def value_of(argument: Any, target: bool = False) -> Any:
+        if not isinstance(argument, QuantizedTensor):
+            return argument
+        if id(argument) not in values:
+            if target:
+                argument.check_writable()
+                targets.append(argument)
+            values[id(argument)] = argument.dequantize() if argument.master is None else _master(argument, target)
+        return values[id(argument)]
+
+    new_args, new_kwargs = list(args), dict(kwargs)
+    for position, name in written:  # first, so that add_(q, q) finds one value for both
+        place, key = (new_args, position) if position < len(args) else (new_kwargs, name)
+        if place is new_args or name in new_kwargs:
+            place[key] = each(functools.partial(value_of, target=True), place[key])
+    new_args = each(value_of, new_args)
+    new_kwargs = {name: each(value_of, value) for name, value in new_kwargs.items()}
+    result = operator(*new_args, **new_kwargs)
+    for target in targets:
+        target.store(values[id(target)])
+    back = {id(values[id(target)]): target for target in targets}
+    return each(lambda value: back.get(id(value), value), result)
+
+
+def _master(q: QuantizedTensor, target: bool) -> torch.Tensor:
+    return q.master if target else q.master.to(q.dtype)
+
+
+def _write_one_by_one(
+    operator: Any, written: tuple[tuple[int, str], ...], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> None:
+    """An optimizer's fused step over lists: one call a parameter, since its dtypes must agree and masters differ."""
+    count = len(args[0])
+    names = {name for _, name in written}
+    schema = [argument.name for argument in operator._schema.arguments]
+    for i in range(count):
+        call = dict(zip(schema, args, strict=False)) | kwargs
+        call = {name: value[i : i + 1] if isinstance(value, list | tuple) else value for name, value in call.items()}
+        q = call[schema[0]][0]
+        if isinstance(q, QuantizedTensor):
+            _fused_step(operator, call, q, names)
+        else:
+            operator(**call)
+
+
+def _fused_step(operator: Any, call: dict[str, Any], q: QuantizedTensor, written: set[str]) -> None:
+    q.check_writable()
+    values = q.dequantize() if q.master is None else q.master
+
+    def fits(tensor: Any) -> Any:
+        plain = isinstance(tensor, torch.Tensor) and tensor.shape == q.shape
+        return tensor.to(values.dtype) if plain else tensor
+
+    first = next(iter(call))
+    new = {name: each(fits, value) for name, value in call.items()} | {first: [values]}
+    operator(**new)
+    for name in written - {first}:
+        for old, tensor in zip(call[name], new[name], strict=True):
+            if old is not tensor:
+                old.copy_(tensor)
+    q.store(values)
+
+
+def _copy_codes(target: QuantizedTensor, source: Any) -> bool:
+    """Copies bytes between tensors of one spec and shape; False if they are not."""
+    quantized = isinstance(target, QuantizedTensor) and isinstance(source, QuantizedTensor)
+    if not quantized or target.spec != source.spec or target.shape != source.shape:
+        return False
+    target.check_writable()
+    new = source.named()
+    for direction in ("rowwise", "columnwise"):
+        if target.stores(direction) and not source.stores(direction):
+            new |= source.missing_direction(direction, requantize=True)
+    if target.master is not None:
+        target.master.copy_(source.dequantize(torch.float32) if source.master is None else source.master)
+    for name, tensor in target.buffers().items():
+        tensor.copy_(new[name])
+    return True

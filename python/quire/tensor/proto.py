@@ -1,0 +1,119 @@
+"""A quantized tensor without its data: which buffers there are.
+
+The names, dtypes and shapes of buffers are the library's: a function of spec and shape that kernels, tracing and
+TensorProto share (docs/numerics.md 3.3, 4.3, 5.5). Here and in the files beside, M is the product of all sizes but the
+last, K the last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import torch
+
+from quire.tensor.spec import QuantSpec
+
+if TYPE_CHECKING:
+    from quire.tensor.quantized import QuantizedTensor
+
+#: In the order of the operators' results.
+BUFFER_NAMES = (
+    "rowwise_data",
+    "rowwise_scale",
+    "rowwise_amax",
+    "columnwise_data",
+    "columnwise_scale",
+    "columnwise_amax",
+)
+
+
+@dataclass(frozen=True)
+class TensorProto:
+    """A quantized tensor without its data.
+
+    shape: logical, rank >= 1. dtype: what it dequantizes to by default. rowwise, columnwise: the directions stored.
+    requires_grad: whether a tensor made of it is a leaf that collects a gradient.
+    """
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    spec: QuantSpec
+    requires_grad: bool = False
+    device: torch.device | str = "cpu"
+    rowwise: bool = True
+    columnwise: bool = False
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "shape", tuple(self.shape))
+        if not isinstance(self.spec, QuantSpec):
+            object.__setattr__(self, "spec", QuantSpec(self.spec))
+        if not isinstance(self.device, torch.device):
+            object.__setattr__(self, "device", torch.device(self.device))
+        if not (self.rowwise or self.columnwise):
+            raise ValueError(
+                "TensorProto: rowwise and columnwise are both False; a quantized tensor stores at least one"
+            )
+
+    def buffers(self) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
+        """Name -> (shape, dtype) of everything stored, absent buffers left out."""
+        empty = named_buffers(self._results("meta"), self.rowwise, self.columnwise)
+        return {name: (tuple(t.shape), t.dtype) for name, t in empty.items() if t is not None}
+
+    def create_tensor(self) -> QuantizedTensor:
+        """A tensor whose buffers are zeroed; what they decode to is not defined."""
+        from quire.tensor.quantized import from_results  # the tensor knows its description, so this cannot stand above
+
+        results = self._results(self.device)
+        tensor = from_results(results, self.spec.text, self.shape, self.dtype, (self.rowwise, self.columnwise))
+        return tensor.requires_grad_() if self.requires_grad else tensor
+
+    def update_usage(self, rowwise: bool | None = None, columnwise: bool | None = None) -> TensorProto:
+        """The same description with other directions; None leaves one as it is. Raises ValueError if none is left."""
+        return replace(
+            self,
+            rowwise=self.rowwise if rowwise is None else rowwise,
+            columnwise=self.columnwise if columnwise is None else columnwise,
+        )
+
+    def _results(self, device: torch.device | str) -> Sequence[torch.Tensor]:
+        try:
+            like = torch.empty((), dtype=self.dtype, device=device).expand(self.shape)
+        except RuntimeError as error:
+            raise RuntimeError(f"TensorProto: no tensor has shape {tuple(self.shape)}: {error}; use less") from error
+        return torch.ops.quire.empty_quantized(like, self.spec.text, self.rowwise, self.columnwise)
+
+
+def named_buffers(results: Sequence[torch.Tensor], rowwise: bool, columnwise: bool) -> dict[str, torch.Tensor | None]:
+    """Six results of an operator by name; None for a direction not asked for and for an amax that the spec has not."""
+    asked = {"rowwise": rowwise, "columnwise": columnwise}
+    named = {}
+    for name, tensor in zip(BUFFER_NAMES, results, strict=True):
+        direction, kind = name.split("_")
+        absent = not asked[direction] or (kind == "amax" and tensor.shape[0] == 0)
+        named[name] = None if absent else tensor
+    return named
+
+
+def check_buffers(given: Mapping[str, torch.Tensor], proto: TensorProto) -> None:
+    """Raises ValueError unless the buffers are exactly those of the description, contiguous, on one device."""
+    expected = proto.buffers()
+    for name in {**expected, **given}:
+        where = f"QuantizedTensor.from_buffers: {name} of {proto.spec} for shape {list(proto.shape)}"
+        if name not in expected:
+            raise ValueError(f"{where} should be absent; the buffers are {', '.join(expected)}")
+        if name not in given:
+            raise ValueError(f"{where} is missing; the buffers are {', '.join(expected)}, got {', '.join(given)}")
+        shape, dtype = expected[name]
+        tensor = given[name]
+        if tuple(tensor.shape) != shape or tensor.dtype != dtype or not tensor.is_contiguous():
+            layout = "" if tensor.is_contiguous() else " (not contiguous)"
+            raise ValueError(
+                f"{where} must be contiguous {dtype} {list(shape)}, got {tensor.dtype} {list(tensor.shape)}{layout}; "
+                "TensorProto.buffers() lists the layout"
+            )
+    devices = {name: tensor.device for name, tensor in given.items()}
+    if len(set(devices.values())) > 1:
+        listed = ", ".join(f"{name} on {device}" for name, device in devices.items())
+        raise ValueError(f"QuantizedTensor.from_buffers: all buffers must be on one device; got {listed}")

@@ -1,0 +1,56 @@
+"""How a tensor is quantized, as a value."""
+
+from dataclasses import dataclass
+
+import torch
+
+
+@torch.compiler.assume_constant_result  # text in, text out: while tracing it is a constant
+def _canonical(text: str) -> str:
+    try:
+        return torch.ops.quire.canonical_spec(text)
+    except RuntimeError as error:
+        raise ValueError(str(error)) from None
+
+
+@dataclass(frozen=True)
+class QuantSpec:
+    """How a tensor is quantized, as text such as "nvfp4:rht:sr"; docs/specs.md has the grammar.
+
+    Kept in canonical form, so that equal specs are equal values: QuantSpec("mxfp8") == QuantSpec("mxfp8").
+    Raises ValueError that points at the wrong part of the text and lists what is allowed there.
+    """
+
+    text: str
+
+    def __post_init__(self) -> None:
+        text = self.text.text if isinstance(self.text, QuantSpec) else self.text
+        if not isinstance(text, str):
+            raise TypeError(f"QuantSpec: expected a text such as 'nvfp4:rht:sr', got {text!r}")
+        object.__setattr__(self, "text", _canonical(text))
+
+    @property
+    def family(self) -> str:
+        """The first word: "fp8_tensor", "fp8_row", "fp8_block", "mxfp8", "mxfp4" or "nvfp4"."""
+        return self.text.split(":")[0]
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        """The other words, in canonical order."""
+        return tuple(self.text.split(":")[1:])
+
+    @property
+    def stochastic(self) -> bool:
+        """Whether elements are rounded stochastically, so that quantizing needs a seed (numerics.md 5.6, 0.11)."""
+        return "sr" in self.options
+
+    @property
+    def hadamard(self) -> bool:
+        """Whether columnwise codes hold the tensor's Hadamard transform (numerics.md 5.3, 0.10)."""
+        return any(option.split("=")[0] == "rht" for option in self.options)
+
+    def __str__(self) -> str:
+        return self.text
+
+    def __repr__(self) -> str:
+        return f"QuantSpec({self.text!r})"

@@ -1,0 +1,76 @@
+"""Views of a quantized tensor that keep its codes: consecutive whole rows, with any leading sizes."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+if TYPE_CHECKING:
+    from quire.tensor.quantized import QuantizedTensor
+
+#: Rows that share scales.
+_TILES = {"128x128": 128, "32x32": 32, "16x16": 16, "swizzled": 128}
+
+
+def view(q: QuantizedTensor, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The result of a view operator on q, sharing its storage; None where q's codes are not those of the result.
+
+    PyTorch computes the geometry, on a tensor without values: all views of whole rows are then one case.
+    """
+    outline = torch.empty(q.shape, dtype=q.dtype, device="meta")
+    found = operator(outline, *args[1:], **kwargs)
+    if isinstance(found, torch.Tensor):
+        return _rows(q, found)
+    results = [_rows(q, part) for part in found]
+    return None if None in results else type(found)(results)
+
+
+def _rows(q: QuantizedTensor, outline: torch.Tensor) -> QuantizedTensor | None:
+    cols = q.shape[-1]
+    if outline.dtype != q.dtype or outline.dim() == 0 or outline.shape[-1] != cols or not outline.is_contiguous():
+        return None
+    rows, count = math.prod(q.shape[:-1]), math.prod(outline.shape[:-1])
+    if count == rows and outline.storage_offset() == 0:
+        return _reshaped(q, outline.shape)
+    if cols == 0 or count == 0 or outline.storage_offset() % cols != 0:
+        return None
+    return _part(q, outline.shape, outline.storage_offset() // cols, count)
+
+
+def _reshaped(q: QuantizedTensor, shape: torch.Size) -> QuantizedTensor:
+    """The same matrix with other leading sizes, which only data of the tensor's own shape have."""
+    named = q.named()
+    for name in ("rowwise_data", *(["columnwise_data"] if q.spec.family == "mxfp8" else []), "master"):
+        if named[name] is not None:
+            named[name] = named[name].view(*shape[:-1], named[name].shape[-1])
+    return q.with_buffers(named, shape=shape)
+
+
+def _part(q: QuantizedTensor, shape: torch.Size, first: int, count: int) -> QuantizedTensor | None:
+    """Rows [first, first + count) by their rowwise codes."""
+    rows = math.prod(q.shape[:-1])
+    tile = max([_TILES.get(option, 1) for option in q.spec.options], default=1)
+    whole_tiles = first % tile == 0 and (count % tile == 0 or first + count == rows)
+    if q.rowwise_data is None or not whole_tiles:
+        return None
+    data = q.rowwise_data.reshape(rows, -1).narrow(0, first, count)
+    buffers = dict.fromkeys(q.named())
+    buffers["rowwise_data"] = data.view(*shape[:-1], data.shape[-1])
+    buffers["rowwise_scale"] = _scale(q, first, count)
+    if q.rowwise_amax is not None:
+        per_row = "row_scaled" in q.spec.options
+        buffers["rowwise_amax"] = q.rowwise_amax.narrow(0, first, count) if per_row else q.rowwise_amax
+    return q.with_buffers(buffers, shape=shape, is_part=True)
+
+
+def _scale(q: QuantizedTensor, first: int, count: int) -> torch.Tensor:
+    scale, options = q.rowwise_scale, q.spec.options
+    if q.spec.family == "fp8_tensor":
+        return scale
+    if "128x128" in options:
+        return scale.narrow(0, first // 128, -(-count // 128))
+    if q.spec.family == "fp8_block":  # blocks come first (numerics.md 3.3)
+        return scale.narrow(1, first, count).contiguous()
+    return scale.narrow(0, first, -(-count // 128) * 128 if "swizzled" in options else count)

@@ -1,0 +1,232 @@
+"""QuantizedTensor under PyTorch's operators: what keeps the codes, what decodes them, what is refused."""
+
+import copy
+
+import pytest
+import torch
+
+import quire
+from quire import QuantizedTensor
+from quire.tensor import BUFFER_NAMES
+
+SPECS = ["fp8_tensor", "fp8_tensor:e5m2:pow2", "fp8_row", "fp8_block", "fp8_block:128x128:pow2", "mxfp8", "mxfp8:32x32"]
+SPECS += ["mxfp8:swizzled", "mxfp4", "nvfp4", "nvfp4:16x16", "nvfp4:row_scaled", "nvfp4:rht", "nvfp4:4over6=mse:256"]
+TRANSPOSABLE = ["fp8_tensor", "fp8_tensor:e5m2:pow2", "fp8_block:128x128", "fp8_block:128x128:pow2", "mxfp8:32x32"]
+TRANSPOSABLE += ["mxfp8:e5m2:32x32", "nvfp4:16x16", "nvfp4:16x16:4over6=mse:256"]
+
+
+@pytest.fixture(params=SPECS)
+def spec(request):
+    return request.param
+
+
+def values(*shape, dtype=torch.float32):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(3)).to(dtype)
+
+
+def quantized(spec, *shape, dtype=torch.float32, columnwise=True):
+    return quire.quantize(values(*shape, dtype=dtype), spec, columnwise=columnwise)
+
+
+def same(a, b):
+    """Equal codes and scales, in the same directions."""
+    pairs = zip(a.buffer_list(), b.buffer_list(), strict=True)
+    return a.shape == b.shape and all(x is y is None or torch.equal(x, y) for x, y in pairs)
+
+
+def test_it_is_a_tensor_of_the_logical_shape(spec):
+    q = quantized(spec, 2, 33, 50, dtype=torch.bfloat16)
+    assert isinstance(q, torch.Tensor) and q.is_contiguous() and not q.requires_grad
+    assert (q.shape, q.dtype, q.dim(), q.numel()) == (torch.Size([2, 33, 50]), torch.bfloat16, 3, 3300)
+    assert q.spec_text == spec and [x is not None for x in q.buffer_list()] == [n in q.buffers() for n in BUFFER_NAMES]
+
+
+def test_storage_holds_what_the_layout_says_and_nothing_else(spec):
+    q = quantized(spec, 256, 512)
+    expected = {name: torch.Size(shape).numel() * dtype.itemsize for name, (shape, dtype) in q.proto.buffers().items()}
+    assert {name: t.untyped_storage().nbytes() for name, t in q.buffers().items()} == expected
+    bits = {"fp8": 8, "mxfp8": 8.25, "mxfp4": 4.25, "nvfp4": 4.5}[spec.split(":")[0].split("_")[0]]
+    assert 2 * 256 * 512 * bits / 8 <= q.nbytes <= 2 * 256 * 512 * bits / 8 * 1.04
+    assert q.data_ptr() == 0  # no values beside them
+
+
+def test_it_flattens_to_its_buffers_in_layout_order(spec):
+    for columnwise in (False, True):
+        q = quantized(spec, 32, 64, columnwise=columnwise)
+        names, metadata = q.__tensor_flatten__()
+        assert names == list(q.buffers()) == [name for name in BUFFER_NAMES if name in names]
+        inner = {name: getattr(q, name) for name in names}
+        again = QuantizedTensor.__tensor_unflatten__(inner, metadata, q.size(), q.stride())
+        assert same(again, q) and again.proto == q.proto and hash(metadata) is not None
+
+
+def test_detach_alias_and_copies(spec):
+    q = quantized(spec, 32, 64)
+    for share in (q.detach(), q.data, q.view(32, 64), q[:], q.as_strided((32, 64), (64, 1)), q.contiguous()):
+        assert type(share) is QuantizedTensor and share.rowwise_data.data_ptr() == q.rowwise_data.data_ptr()
+        assert same(share, q)
+    for other in (q.clone(), q.to("cpu", copy=True), copy.deepcopy(q), q.half().float()):
+        assert type(other) is QuantizedTensor and same(other, q)
+        stored = {t.data_ptr() for t in q.buffers().values()}
+        assert stored.isdisjoint(t.data_ptr() for t in other.buffers().values())
+
+
+def test_a_dtype_is_nominal(spec):
+    q = quantized(spec, 32, 64)
+    for moved, dtype in ((q.to(torch.bfloat16), torch.bfloat16), (q.half(), torch.float16)):
+        assert type(moved) is QuantizedTensor and moved.dtype == dtype and same(moved, q)
+        assert torch.equal(moved.dequantize(), q.dequantize(dtype))
+    assert q.float() is q
+    for plain in (q.double(), q.to(torch.int32)):
+        assert type(plain) is torch.Tensor
+    assert torch.equal(q.double(), q.dequantize().double())
+
+
+def test_meta_tensors_have_layout_only(spec):
+    q = quantized(spec, 32, 64).to("meta")
+    assert q.is_meta and all(t.is_meta for t in q.buffers().values()) and q.proto.device == torch.device("meta")
+    empty = torch.empty_like(q, device="cpu")
+    assert type(empty) is QuantizedTensor and {n: (tuple(t.shape), t.dtype) for n, t in empty.buffers().items()} == (
+        q.proto.buffers()
+    )
+
+
+def test_leading_sizes_may_change(spec):
+    q = quantized(spec, 4, 16, 50)
+    dense = q.dequantize()
+    views = [lambda t: t.view(64, 50), lambda t: t.reshape(2, 2, 16, 50), lambda t: t.flatten(0, 1)]
+    views += [lambda t: t.unsqueeze(0), lambda t: t.view(8, -1, 50), lambda t: t[None], lambda t: t.view(-1, 50)[:]]
+    for view in views:
+        result = view(q)
+        assert type(result) is QuantizedTensor and torch.equal(result.dequantize(), view(dense))
+        expected = quire.quantize(view(values(4, 16, 50)), spec, columnwise=True)
+        assert same(result, expected) and result.proto == expected.proto
+
+
+PARTS = [lambda t: t[128:256], lambda t: t.narrow(0, 256, 44), lambda t: t[0:128], lambda t: t.view(3, 100, 72)[:, :]]
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_whole_rows_keep_their_codes(spec, part):
+    q = quantized(spec, 300, 72)
+    result = part(q)
+    assert type(result) is QuantizedTensor and torch.equal(result.dequantize(), part(q.dequantize()))
+    assert QuantizedTensor.from_buffers(result.buffers(), spec, result.shape).proto == result.proto
+    assert result.rowwise_data.untyped_storage().data_ptr() == q.rowwise_data.untyped_storage().data_ptr()
+
+
+def test_lists_of_rows_keep_their_codes(spec):
+    q = quantized(spec, 384, 72)
+    for cut in (lambda t: t.split(128), lambda t: t.chunk(3), lambda t: t.split([128, 256])):
+        for result, expected in zip(cut(q), cut(q.dequantize()), strict=True):
+            assert type(result) is QuantizedTensor and torch.equal(result.dequantize(), expected)
+
+
+def test_rows_within_a_tile_are_decoded():
+    for spec in ("fp8_block:128x128", "mxfp8:32x32", "nvfp4:16x16", "mxfp8:swizzled"):
+        q = quantized(spec, 256, 64)
+        for part in (lambda t: t[8:], lambda t: t[:8], lambda t: t[3]):
+            assert type(part(q)) is torch.Tensor and torch.equal(part(q), part(q.dequantize()))
+    assert type(quantized("nvfp4", 256, 64)[3]) is QuantizedTensor
+
+
+FOREIGN = [
+    lambda t: t.t(),
+    lambda t: t + 1,
+    lambda t: t[:, 3:],
+    lambda t: t[5:9, 7],
+    lambda t: t.sum(),
+    lambda t: torch.cat([t, t]),
+    lambda t: torch.stack((t[:32], t[32:])),
+    lambda t: t @ t.t(),
+    lambda t: t.view(-1),
+    lambda t: t.expand(2, 64, 48),
+    lambda t: t.view(torch.int32),
+    lambda t: t[[1, 5]],
+    lambda t: torch.zeros_like(t),
+    lambda t: torch.full_like(t, 3),
+    lambda t: t.new_zeros(3),
+    lambda t: torch.nn.functional.linear(t, t),
+]
+
+
+@pytest.mark.parametrize("function", FOREIGN)
+def test_other_operators_compute_on_decoded_values(function):
+    for spec in ("fp8_tensor", "mxfp8", "nvfp4:16x16"):
+        q = quantized(spec, 64, 48)
+        result = function(q)
+        assert type(result) is torch.Tensor and torch.equal(result, function(q.dequantize()))
+
+
+def test_values_can_be_read_and_compared(spec):
+    q = quantized(spec, 32, 64)
+    assert torch.equal(q, q.clone()) and not torch.equal(q, q * 2) and torch.equal(q, q.dequantize())
+    assert q[1, 2].item() == q.dequantize()[1, 2].item() and torch.allclose(q, q.dequantize())
+    assert f"QuantizedTensor('{spec}', shape=[32, 64]" in repr(q) and f"{q}" == repr(q)
+    assert repr(q.requires_grad_()).endswith("requires_grad=True)")
+
+
+@pytest.mark.parametrize("operator", ["quantize", "dequantize", "linear"])
+def test_our_own_operators_refuse_it_in_words(operator):
+    q = quantized("mxfp8", 32, 32)
+    calls = {
+        "quantize": lambda: quire.quantize(q, "mxfp8"),
+        "dequantize": lambda: torch.ops.quire.dequantize(
+            q, q.rowwise_scale, torch.empty(0), "mxfp8", False, (32, 32), torch.float32
+        ),
+        "linear": lambda: torch.ops.quire.linear(q, values(8, 32), None, "x=mxfp8,w=mxfp8,dy=mxfp8", torch.float32),
+    }
+    with pytest.raises(TypeError, match=rf"quire.{operator}\S* was given a QuantizedTensor; it takes plain tensors.*"):
+        calls[operator]()
+
+
+@pytest.mark.parametrize("text", TRANSPOSABLE)
+@pytest.mark.parametrize("shape", [(256, 128), (33, 50), (2, 31, 7), (5,), (0, 32), (32, 0)], ids=str)
+def test_a_direction_is_added_where_its_codes_follow(text, shape):
+    both = quantized(text, *shape)
+    for direction in ("rowwise", "columnwise"):
+        q = both.clone()
+        q.update_usage(**{direction: False})
+        assert getattr(q, f"{direction}_data") is None and q.nbytes < both.nbytes or 0 in shape
+        q.update_usage(**{direction: True})
+        assert same(q, both) and q.proto == both.proto
+
+
+def test_a_direction_that_does_not_follow_is_refused_or_rounded_again():
+    for spec in set(SPECS) - set(TRANSPOSABLE):
+        both = quantized(spec, 64, 96)
+        q = both.clone()
+        q.update_usage(columnwise=False)
+        with pytest.raises(ValueError, match=f"columnwise codes of {spec} do not follow.*requantize=True"):
+            q.update_usage(columnwise=True)
+        assert q.columnwise_data is None
+        q.update_usage(columnwise=True, requantize=True)
+        again = quire.quantize(q.dequantize(), spec, rowwise=False, columnwise=True)
+        assert q.proto == both.proto and torch.equal(q.columnwise_data, again.columnwise_data)
+
+
+def test_dropping_a_direction_frees_its_memory():
+    q = quantized("nvfp4:16x16", 64, 64)
+    gone = torch.multiprocessing.reductions.StorageWeakRef(q.columnwise_data.untyped_storage())
+    q.update_usage(columnwise=False)
+    assert gone.expired() and q.columnwise_scale is None and q.columnwise_amax is None
+    with pytest.raises(ValueError, match="both False"):
+        q.update_usage(rowwise=False)
+    assert q.rowwise_data is not None
+
+
+def test_make_like_shares_buffers():
+    q = quantized("mxfp8", 32, 64)
+    other = QuantizedTensor.make_like(q, dtype=torch.float16, requires_grad=True)
+    assert other.dtype == torch.float16 and other.requires_grad and other.rowwise_data is q.rowwise_data
+    with pytest.raises(ValueError, match=r"the shape must be the tensor's, \[32, 64\], got \[64, 32\]; view"):
+        QuantizedTensor.make_like(q, shape=(64, 32))
+
+
+def test_a_gradient_passes_decoding_as_it_is():
+    q = quantized("nvfp4:16x16", 16, 16, dtype=torch.bfloat16).requires_grad_()
+    (q.dequantize(torch.float32) * 3).sum().backward()
+    assert type(q.grad) is torch.Tensor and q.grad.dtype == torch.bfloat16 and torch.equal(q.grad, q.grad * 0 + 3)
+    q.grad = None
+    (q * 2).sum().backward()
+    assert type(q.grad) is torch.Tensor and torch.equal(q.grad.float(), torch.full((16, 16), 2.0))

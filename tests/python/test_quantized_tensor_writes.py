@@ -1,0 +1,164 @@
+"""Writing to a QuantizedTensor: it is quantized anew, into the same storage, or refused."""
+
+import pytest
+import torch
+
+import quire
+from quire import QuantizedTensor
+
+SPECS = ["fp8_tensor", "fp8_row", "fp8_block", "fp8_block:128x128", "mxfp8", "mxfp4", "nvfp4", "nvfp4:16x16"]
+SPECS += ["nvfp4:row_scaled", "nvfp4:rht", "mxfp8:swizzled"]
+
+
+@pytest.fixture(params=SPECS)
+def spec(request):
+    return request.param
+
+
+def values(*shape, seed=3):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def quantized(spec, *shape):
+    return quire.quantize(values(*shape), spec, columnwise=True)
+
+
+def same(a, b):
+    return all(x is y is None or torch.equal(x, y) for x, y in zip(a.buffer_list(), b.buffer_list(), strict=True))
+
+
+WRITES = {
+    "add_": lambda t: t.add_(values(32, 48, seed=4), alpha=0.1),
+    "mul_": lambda t: t.mul_(0.5),
+    "addcdiv_": lambda t: t.addcdiv_(values(32, 48, seed=5), values(32, 48, seed=6).abs() + 1, value=-0.1),
+    "zero_": lambda t: t.zero_(),
+    "itself": lambda t: t.add_(t),
+    "lerp_": lambda t: t.lerp_(values(32, 48, seed=4), 0.3),
+    "copy_plain": lambda t: t.copy_(values(32, 48, seed=4)),
+    "copy_broadcast": lambda t: t.copy_(values(48, seed=4)),
+    "fill": lambda t: t.fill_(3.0),
+    "operator": lambda t: t.__iadd__(1.0),
+    "uniform_": lambda t: t.uniform_(-1, 1, generator=torch.Generator().manual_seed(0)),
+    "index": lambda t: t.index_fill_(0, torch.tensor([1, 3]), 2.0),
+    "out": lambda t: torch.mul(values(32, 48), 2, out=t),
+}
+
+
+@pytest.mark.parametrize("write", WRITES.values(), ids=WRITES)
+def test_a_write_computes_on_values_and_quantizes_them_into_the_same_storage(spec, write):
+    q = quantized(spec, 32, 48)
+    before = {name: t.data_ptr() for name, t in q.buffers().items()}
+    expected = write(q.dequantize())
+    result = write(q)
+    assert result is q and {name: t.data_ptr() for name, t in q.buffers().items()} == before
+    assert same(q, quire.quantize(expected.contiguous(), spec, columnwise=True))
+
+
+def test_lists_of_tensors_are_written_like_single_ones(spec):
+    q, plain = quantized(spec, 32, 48), values(8, 8)
+    expected = q.dequantize() * 0.5 + 1
+    torch._foreach_mul_([q, plain], 0.5)
+    half = quire.quantize(quantized(spec, 32, 48).dequantize() * 0.5, spec, columnwise=True)
+    assert same(q, half) and torch.equal(plain, values(8, 8) * 0.5)
+    torch._foreach_add_([q], [torch.ones(32, 48)])
+    assert same(q, quire.quantize(half.dequantize() + 1, spec, columnwise=True)) and expected.shape == q.shape
+
+
+def test_setting_items_writes_them(spec):
+    q = quantized(spec, 32, 48)
+    dense = q.dequantize()
+    q[0, :5] = 2.0
+    dense[0, :5] = 2.0
+    assert same(q, quire.quantize(dense, spec, columnwise=True))
+
+
+def test_codes_are_copied_between_tensors_of_one_spec(spec):
+    source = quire.quantize(values(32, 48, seed=9), spec, columnwise=True)
+    q = quantized(spec, 32, 48)
+    assert q.copy_(source) is q and same(q, source) and q.rowwise_data is not source.rowwise_data
+    source.update_usage(columnwise=False)
+    q = quantized(spec, 32, 48).copy_(source)
+    assert torch.equal(q.rowwise_data, source.rowwise_data)
+    source.update_usage(columnwise=True, requantize=True)
+    assert same(q, source)
+
+
+def test_copies_between_specs_and_to_plain_tensors(spec):
+    q = quantized(spec, 32, 48)
+    other = quantized("mxfp8:e5m2", 32, 48).copy_(q)
+    assert same(other, quire.quantize(q.dequantize(), "mxfp8:e5m2", columnwise=True))
+    plain = torch.zeros(32, 48, dtype=torch.float16)
+    assert plain.copy_(q) is plain and torch.equal(plain, q.dequantize().half())
+    plain = torch.ones(32, 48).add_(q)
+    assert type(plain) is torch.Tensor and torch.equal(plain, q.dequantize() + 1)
+
+
+def test_quantize_in_place(spec):
+    q = quantized(spec, 32, 48)
+    pointer = q.rowwise_data.data_ptr()
+    assert q.quantize_(values(32, 48, seed=7).bfloat16()) is q and q.rowwise_data.data_ptr() == pointer
+    assert same(q, quire.quantize(values(32, 48, seed=7).bfloat16(), spec, columnwise=True))
+    with pytest.raises(ValueError, match=r"values must have shape \[32, 48\], got \[48\]"):
+        q.quantize_(values(48))
+
+
+def test_stochastic_rounding_in_place_needs_a_seed():
+    q = quire.quantize(values(32, 48), "nvfp4:sr", seed=1, columnwise=True)
+    before = q.clone()
+    with pytest.raises(ValueError, match=r"nvfp4:sr rounds stochastically and needs a seed; use quantize_"):
+        q.add_(1)
+    assert same(q, before)
+    q.quantize_(values(32, 48, seed=2), seed=5, offset=7)
+    assert same(q, quire.quantize(values(32, 48, seed=2), "nvfp4:sr", columnwise=True, seed=5, offset=7))
+
+
+def test_a_view_writes_through_to_its_base_or_refuses():
+    q = quantized("mxfp8", 4, 8, 32)
+    q.view(32, 32).mul_(0)
+    assert not q.dequantize().any()
+    q.fill_(1.0)
+    with pytest.raises(RuntimeError, match="a view of some of the rows cannot be written to.*clone"):
+        q[:2].zero_()
+    q[:2].clone().zero_()
+    assert torch.equal(q.dequantize(), torch.ones(4, 8, 32))
+
+
+def test_a_failing_write_changes_nothing():
+    q = quantized("nvfp4", 32, 48)
+    before = q.clone()
+    for write in (lambda: q.copy_(values(3, 3)), lambda: q.add_(values(7)), lambda: q.quantize_(values(2))):
+        with pytest.raises((RuntimeError, ValueError)):
+            write()
+    assert same(q, before)
+
+
+def test_data_takes_over_another_tensors_buffers():
+    q, other = quantized("mxfp8", 32, 48), quire.quantize(values(32, 48, seed=8), "nvfp4")
+    q.data.copy_(values(32, 48, seed=5))
+    assert same(q, quire.quantize(values(32, 48, seed=5), "mxfp8", columnwise=True))
+    q.data = other
+    assert q.spec == other.spec and q.rowwise_data is other.rowwise_data and q.columnwise_data is None
+    with pytest.raises(TypeError, match=r"expected a QuantizedTensor of shape \[32, 48\] on cpu, got Tensor"):
+        q.data = values(32, 48)
+
+
+def test_a_master_takes_the_updates():
+    q = quantized("nvfp4:16x16", 32, 48)
+    q.master = values(32, 48)
+    for _ in range(3):
+        q.add_(1e-4)
+    expected = values(32, 48) + 1e-4 + 1e-4 + 1e-4
+    assert torch.equal(q.master, expected) and same(q, quire.quantize(expected, "nvfp4:16x16", columnwise=True))
+    assert isinstance(q.clone(), QuantizedTensor) and torch.equal(q.clone().master, expected)
+    q.copy_(values(32, 48, seed=4))
+    assert torch.equal(q.master, values(32, 48, seed=4))
+    plain = quantized("nvfp4:16x16", 32, 48)
+    q.copy_(plain)
+    assert same(q, plain) and torch.equal(q.master, plain.dequantize())
+
+
+def test_versions_count_writes():
+    q = quantized("mxfp8", 32, 32)
+    version = q._version
+    q.add_(1)
+    assert q._version > version
