@@ -8,6 +8,7 @@ _library.load()
 
 from quire import debug, recipe  # noqa: E402  (the operators must be there first)
 from quire.autocast import autocast  # noqa: E402
+from quire.explain import explain  # noqa: E402
 from quire.functional import dequantize, quantize  # noqa: E402
 from quire.nn.linear import Linear  # noqa: E402
 from quire.random import rng_state, set_rng_state  # noqa: E402
@@ -23,6 +24,7 @@ __all__ = [
     "autocast",
     "debug",
     "dequantize",
+    "explain",
     "quantize",
     "recipe",
     "rng_state",

@@ -65,6 +65,7 @@ class Operand:
 
 
 _recording = threading.Lock()
+_counting = threading.Lock()
 
 
 @contextlib.contextmanager
@@ -96,3 +97,75 @@ def _recorded() -> Iterator[Operand]:
         shape = tuple(int(size) for size in sizes.split(","))
         named = named_buffers(six, rowwise, columnwise)
         yield Operand(role, QuantizedTensor(QuantSpec(spec), shape, torch.float32, **named))
+
+
+#: The product that reads an operand's codes of one direction (numerics.md 6.1).
+_PRODUCTS = {
+    ("x", "rowwise"): "fprop",
+    ("w", "rowwise"): "fprop",
+    ("dy", "rowwise"): "dgrad",
+    ("w", "columnwise"): "dgrad",
+    ("dy", "columnwise"): "wgrad",
+    ("x", "columnwise"): "wgrad",
+}
+
+
+@dataclass(frozen=True)
+class Counts:
+    """What became of the values that were encoded for an operand of a product; docs/observing.md defines the counts.
+
+    role: "x", "w", "dy"; "" for what no product of a Linear has read. spec: how. product: "fprop", "dgrad", "wgrad", or
+    "" with role "". tensors: how many were quantized. elements: of all of them.
+    """
+
+    role: str
+    spec: str
+    direction: str
+    tensors: int
+    elements: int
+    saturated: int
+    underflowed: int
+    nonfinite: int
+
+    @property
+    def product(self) -> str:
+        return _PRODUCTS.get((self.role, self.direction), "")
+
+
+class Statistics(list[Counts]):
+    """A row per role, spec and direction. str() is a table with shares of the elements."""
+
+    def __str__(self) -> str:
+        head = ("role", "product", "direction", "spec", "tensors", "elements", "saturated", "underflowed", "nonfinite")
+        rows = [head] + [
+            (
+                *(row.role or "-", row.product or "-", row.direction, row.spec, str(row.tensors), str(row.elements)),
+                *(f"{n / max(row.elements, 1):.3%}" for n in (row.saturated, row.underflowed, row.nonfinite)),
+            )
+            for row in self
+        ]
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
+
+
+@contextlib.contextmanager
+def statistics() -> Iterator[Statistics]:
+    """Yields a list that holds, once the context has been left, counts of what was quantized within it.
+
+    Covers all threads of the process, eager and compiled code, forward and backward. Quantizing is many times slower
+    within, and as fast as ever outside. Raises RuntimeError within itself.
+    """
+    if not _counting.acquire(blocking=False):
+        raise RuntimeError("quire.debug.statistics is already counting in this process; leave that context first")
+    rows = Statistics()
+    try:
+        torch.ops.quire.debug_count(True)
+        try:
+            yield rows
+        finally:
+            torch.ops.quire.debug_count(False)
+            for line in torch.ops.quire.debug_counted().splitlines():
+                role, spec, direction, *counts = line.split("\t")
+                rows.append(Counts(role, spec, direction, *map(int, counts)))
+    finally:
+        _counting.release()

@@ -1,11 +1,13 @@
 // The list of operators. The only translation unit that includes autograd headers.
 #include <torch/library.h>
 
+#include "quire/info/info.h"
 #include "quire_torch/bridge/parallel.h"
 #include "quire_torch/op/op.h"
 #include "quire_torch/ops/debug.h"
 #include "quire_torch/ops/delayed.h"
 #include "quire_torch/ops/linear.h"
+#include "quire_torch/ops/observe.h"
 #include "quire_torch/ops/recorder.h"
 #include "quire_torch/ops/state.h"
 
@@ -44,6 +46,14 @@ void register_functions(torch::Library& m) {
   m.def("spec_grammar() -> str", spec_grammar);
   m.def("wgrad_take_(Tensor(a!) stash) -> Tensor[]", take_stashed);
   m.def("wgrad_drop(int number) -> ()", drop_stashed);
+  m.def("isas() -> str", quire::explain_isas);
+  m.def("kernel_tables() -> str", quire::kernel_tables);
+  m.def("spec_families() -> str", quire::explain_families);
+  m.def("explain_begin() -> ()", begin_explanation);
+  m.def("explain_note(str step) -> ()", note_step);
+  m.def("explain_end() -> str", end_explanation);
+  m.def("debug_count(bool on) -> ()", set_counting);
+  m.def("debug_counted() -> str", counted);
   m.def("debug_record(bool on) -> ()", set_recording);
   m.def("debug_recorded() -> Tensor[]", recorded_buffers);
   m.def("debug_recorded_text() -> str", recorded_text);

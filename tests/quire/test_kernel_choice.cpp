@@ -46,8 +46,9 @@ TEST(KernelChoice, AForcedRowIsChosenOrTheErrorSaysWhyNot) {
 
 TEST(KernelChoice, ExplainSaysOfEveryRowWhetherItTakesTheProblem) {
   const std::span<const KernelRow<Toy>> rows(kSmallFirst);
-  EXPECT_EQ(explain_rows(rows, "", Toy{50}), "small: size 50 is not below 10\nany: takes it\n");
-  EXPECT_EQ(explain_rows(rows, "small", Toy{5}), "small: takes it\nany: QUIRE_KERNEL names another\n");
+  EXPECT_EQ(explain_rows(rows, "", Toy{50}), "small: size 50 is not below 10\nany: runs\n");
+  EXPECT_EQ(explain_rows(rows, "", Toy{5}), "small: runs\nany: not asked, small comes first\n");
+  EXPECT_EQ(explain_rows(rows, "small", Toy{5}), "small: runs\nany: QUIRE_KERNEL names another\n");
 }
 
 TEST(KernelChoice, TheSettingNamesOneRowPerOperation) {
@@ -70,7 +71,7 @@ TEST(KernelChoice, TheReferenceIsTheLastRowOfEveryTable) {
 TEST(KernelChoice, ExplainNamesTheRowsOfEachOperation) {
   const QuantizeProblem quantization{.spec = {}, .x = {}, .rowwise = {}, .columnwise = {}, .random = {}};
   const GemmProblem product{.a = {}, .b = {}, .out = {}};
-  for (const std::string& lines : {explain(quantization), explain(DequantizeProblem{}), explain(product)}) {
+  for (const std::string& lines : {explain(quantization), explain(DequantizeProblem{}), explain(product), explain(ColumnSumProblem{})}) {
     EXPECT_NE(lines.find("generic: "), std::string::npos) << lines;
     EXPECT_NE(lines.find("reference: "), std::string::npos) << lines;
   }

@@ -25,6 +25,7 @@ __all__ = [
     "Recipe",
     "default",
     "from_name",
+    "names",
 ]
 
 _BY_NAME: dict[str, type[Recipe]] = {
@@ -34,6 +35,11 @@ _BY_NAME: dict[str, type[Recipe]] = {
     "fp8_block": Float8BlockScaling,
     "fp8_delayed": DelayedScaling,
 }
+
+
+def names() -> tuple[str, ...]:
+    """The names that from_name takes."""
+    return tuple(_BY_NAME)
 
 
 def from_name(name: str) -> Recipe:

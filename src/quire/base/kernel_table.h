@@ -51,14 +51,19 @@ const KernelRow<Problem>& choose(std::string_view op, std::span<const KernelRow<
        forced.empty() ? "change the problem" : "unset QUIRE_KERNEL");
 }
 
-/// One line per row: its name, and "takes it" or the reason why not.
+/// One line per row: its name, and "runs", the row before it that runs, or the reason why it cannot.
 template <class Problem>
 std::string explain_rows(std::span<const KernelRow<Problem>> rows, std::string_view forced, const Problem& problem) {
   std::string out;
+  std::string_view running;
   for (const auto& row : rows) {
     const bool excluded = !forced.empty() && row.name != forced;
-    const std::string reason = excluded ? "QUIRE_KERNEL names another" : row.refuse(problem);
-    out += text(row.name, ": ", reason.empty() ? "takes it" : reason, "\n");
+    std::string verdict = excluded ? "QUIRE_KERNEL names another" : row.refuse(problem);
+    if (verdict.empty()) {
+      verdict = running.empty() ? "runs" : text("not asked, ", running, " comes first");
+      if (running.empty()) running = row.name;
+    }
+    out += text(row.name, ": ", verdict, "\n");
   }
   return out;
 }

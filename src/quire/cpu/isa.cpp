@@ -9,24 +9,26 @@
 namespace quire::cpu {
 namespace {
 
-bool always() { return true; }
-
 #if defined(__x86_64__)
-bool has_avx2() {
-  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
-}
-bool has_avx512() {
-  return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-         __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
-}
+// The builtin takes nothing but literals.
+constexpr std::array kAvx512Features{
+    Feature{"avx512f", [] { return __builtin_cpu_supports("avx512f") != 0; }},
+    Feature{"avx512bw", [] { return __builtin_cpu_supports("avx512bw") != 0; }},
+    Feature{"avx512vl", [] { return __builtin_cpu_supports("avx512vl") != 0; }},
+    Feature{"avx512dq", [] { return __builtin_cpu_supports("avx512dq") != 0; }},
+    Feature{"avx2", [] { return __builtin_cpu_supports("avx2") != 0; }},
+    Feature{"fma", [] { return __builtin_cpu_supports("fma") != 0; }},
+    Feature{"f16c", [] { return __builtin_cpu_supports("f16c") != 0; }},
+};
+constexpr std::span kAvx2Features = std::span(kAvx512Features).last<3>();
 
 constexpr std::array kIsas{
-    Isa{"avx512", "avx512f, avx512bw, avx512vl, avx512dq", has_avx512, &avx512::kKernels},
-    Isa{"avx2", "avx2, fma, f16c", has_avx2, &avx2::kKernels},
-    Isa{"scalar", "nothing", always, &scalar::kKernels},
+    Isa{"avx512", kAvx512Features, &avx512::kKernels},
+    Isa{"avx2", kAvx2Features, &avx2::kKernels},
+    Isa{"scalar", {}, &scalar::kKernels},
 };
 #else
-constexpr std::array kIsas{Isa{"scalar", "nothing", always, &scalar::kKernels}};
+constexpr std::array kIsas{Isa{"scalar", {}, &scalar::kKernels}};
 #endif
 
 const Isa& choose() {
@@ -34,7 +36,7 @@ const Isa& choose() {
   std::string names;
   for (const Isa& isa : kIsas) {
     if (wanted.empty() ? isa.supported() : isa.name == wanted) {
-      check(isa.supported(), "cpu: QUIRE_ISA=", wanted, " needs ", isa.needs,
+      check(isa.supported(), "cpu: QUIRE_ISA=", wanted, " needs ", isa.missing(),
             ", which this machine lacks; unset QUIRE_ISA or name a supported one");
       return isa;
     }
@@ -44,6 +46,13 @@ const Isa& choose() {
 }
 
 }  // namespace
+
+std::string Isa::missing() const {
+  std::string names;
+  for (const Feature& feature : needs)
+    if (!feature.present()) names += (names.empty() ? "" : ", ") + std::string(feature.name);
+  return names;
+}
 
 std::span<const Isa> all() { return kIsas; }
 

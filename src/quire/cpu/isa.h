@@ -2,6 +2,7 @@
 #pragma once
 
 #include <span>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -9,12 +10,20 @@
 
 namespace quire::cpu {
 
+struct Feature {
+  std::string_view name;
+  bool (*present)();  ///< on this machine
+};
+
 /// A row per instruction set, best first; the last one runs everywhere.
 struct Isa {
   std::string_view name;
-  std::string_view needs;  ///< CPU features, for people
-  bool (*supported)();
+  std::span<const Feature> needs;
   const Kernels* kernels;
+
+  /// Names of the features that this machine lacks, separated by commas.
+  std::string missing() const;
+  bool supported() const { return missing().empty(); }
 };
 
 std::span<const Isa> all();

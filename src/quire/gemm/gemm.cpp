@@ -25,6 +25,8 @@ void column_sum(const ColumnSumProblem& problem) {
 
 std::string explain(const GemmProblem& problem) { return explain_rows(gemm_kernels(), forced(), problem); }
 
+std::string explain(const ColumnSumProblem& problem) { return explain_rows(column_sum_kernels(), forced(), problem); }
+
 PackedOperand prepack(const Operand& operand) { return PackedOperand(operand); }
 
 }  // namespace quire

@@ -18,6 +18,7 @@ void column_sum(const ColumnSumProblem& problem);
 
 /// One line per kernel row, as for quantize.
 std::string explain(const GemmProblem& problem);
+std::string explain(const ColumnSumProblem& problem);
 
 /// An operand in the layout its kernel likes best, for weights that are used many times. Opaque and immutable.
 /// This version's kernels read operands as they are stored, so packing keeps a reference to the operand and nothing

@@ -2,6 +2,8 @@
 
 #include "quire/base/env.h"
 #include "quire/quantize/kernels.h"
+#include "quire/quantize/reference.h"
+#include "quire/quantize/statistics.h"
 #include "quire/spec/check_problem.h"
 
 namespace quire {
@@ -29,5 +31,10 @@ void dequantize(const DequantizeProblem& problem) {
 std::string explain(const QuantizeProblem& problem) { return explain_rows(quantize_kernels(), forced(), problem); }
 
 std::string explain(const DequantizeProblem& problem) { return explain_rows(dequantize_kernels(), forced(), problem); }
+
+Statistics statistics(const QuantizeProblem& problem, Direction direction) {
+  check_problem(problem);
+  return reference::statistics(problem, direction);
+}
 
 }  // namespace quire

@@ -15,8 +15,7 @@ void quantize(const QuantizeProblem& problem);
 /// Decodes one side (numerics.md 3.4, 4.6, 5.1). Throws Error on a problem that breaks a rule.
 void dequantize(const DequantizeProblem& problem);
 
-/// One line per kernel row: its name, and why it would not take the problem ("takes it" if it would). The first that
-/// takes it is used.
+/// One line per kernel row, "NAME: VERDICT": "runs", why it cannot take the problem, or which row comes before it.
 std::string explain(const QuantizeProblem& problem);
 std::string explain(const DequantizeProblem& problem);
 

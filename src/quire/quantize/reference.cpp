@@ -232,6 +232,29 @@ void quantize(const QuantizeProblem& problem) {
   quantize_side(problem, Direction::columnwise, problem.columnwise);
 }
 
+Statistics statistics(const QuantizeProblem& p, Direction direction) {
+  FloatMode mode;
+  const Side& side = direction == Direction::rowwise ? p.rowwise : p.columnwise;
+  const Lines t = read_lines(p, direction);
+  const std::vector<BlockScale> scales = block_scales(t, side.amax);
+  const float top = largest(p.spec.element), below = decode(p.spec.element, p.spec.element_row().max_code() - 1);
+  const float limit = top + (top - below) / 2;
+  const int magnitude = p.spec.element_row().magnitudes() - 1;
+  Statistics n{.elements = t.outer * t.contraction};
+  for (int64_t o = 0; o < t.outer; ++o)
+    for (int64_t l = 0; l < t.contraction; ++l) {
+      const float value = t.at(o, l);
+      const int64_t line = std::min(o, t.scale_lines() - 1);
+      const float multiplier = scales[static_cast<size_t>(line * t.blocks + l / t.block)].multiplier;
+      const int64_t i = data_index({p.spec, direction, t.outer, t.contraction}, o, l);
+      const auto code = static_cast<int>(code_at(p.spec, static_cast<const uint8_t*>(side.data), i));
+      n.nonfinite += !is_finite(value);
+      n.saturated += is_finite(value) && std::fabs(value * multiplier) > limit;
+      n.underflowed += is_finite(value) && value != 0 && (code & magnitude) == 0;
+    }
+  return n;
+}
+
 void dequantize(const DequantizeProblem& p) {
   FloatMode mode;
   const int64_t outer = p.out.rows, contraction = p.out.cols;

@@ -1,7 +1,7 @@
 // The contract transcribed: slow, obvious, the oracle of every kernel and the last row of the kernel table.
 #pragma once
 
-#include "quire/spec/problem.h"
+#include "quire/quantize/statistics.h"
 
 namespace quire::reference {
 
@@ -11,5 +11,8 @@ void quantize(const QuantizeProblem& problem);
 /// As quire::dequantize, of a valid problem: value * scale in f32, then one rounding to the output's dtype
 /// (numerics.md 3.4, 4.6, 5.1, 0.6).
 void dequantize(const DequantizeProblem& problem);
+
+/// As quire::statistics.
+Statistics statistics(const QuantizeProblem& problem, Direction direction);
 
 }  // namespace quire::reference

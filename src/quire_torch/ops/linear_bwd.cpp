@@ -2,8 +2,7 @@
 
 #include <ATen/ops/add.h>
 
-#include "quire/gemm/gemm.h"
-#include "quire/quantize/quantize.h"
+#include "quire_torch/ops/observe.h"
 #include "quire_torch/ops/state.h"
 
 namespace quire_torch {
@@ -72,14 +71,14 @@ void LinearBwd::cpu(const Args& a, op::Tensors<6>& out) {
   if (a.needs & (kNeedsX | kNeedsW | kKeepsDy)) {
     const BufferTensors dy = quantize_dy(a, out);
     if (a.needs & kNeedsX)
-      quire::gemm({.a = operand(dy, a.recipe->dy, Direction::rowwise, rows, n),
-                   .b = operand(w, a.recipe->w, Direction::columnwise, n, k),
-                   .out = mutable_matrix(out[0])});
-    if (a.needs & kNeedsW) quire::gemm(weight_gradient(*a.recipe, dy, x, rows, out[1]));
+      run(kDgrad, quire::GemmProblem{.a = operand(dy, a.recipe->dy, Direction::rowwise, rows, n),
+                                     .b = operand(w, a.recipe->w, Direction::columnwise, n, k),
+                                     .out = mutable_matrix(out[0])});
+    if (a.needs & kNeedsW) run(kWgrad, weight_gradient(*a.recipe, dy, x, rows, out[1]));
   }
   if (a.needs & kNeedsBias) {
     const MatrixView dy(a.dy, "linear_bwd: dy");
-    quire::column_sum({.x = dy.matrix(), .out = out[2].mutable_data_ptr(), .out_dtype = dy.matrix().dtype});
+    run(quire::ColumnSumProblem{.x = dy.matrix(), .out = out[2].mutable_data_ptr(), .out_dtype = dy.matrix().dtype});
   }
 }
 
@@ -93,7 +92,7 @@ void Wgrad::cpu(const Args& a) {
   check_saved(x, a.recipe->x, {tokens, dw.size(1)}, "wgrad_: x");
   quire::GemmProblem product = weight_gradient(*a.recipe, dy, x, tokens, dw);
   if (!a.overwrite) product.addend = product.out.data;
-  quire::gemm(product);
+  run(kWgrad, product);
 }
 
 void Accumulate::cpu(const Args& a) {

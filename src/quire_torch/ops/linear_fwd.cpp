@@ -1,6 +1,6 @@
 #include "quire_torch/ops/linear_fwd.h"
 
-#include "quire/gemm/gemm.h"
+#include "quire_torch/ops/observe.h"
 
 namespace quire_torch {
 namespace {
@@ -39,11 +39,11 @@ void LinearFwd::cpu(const Args& a, op::Tensors<7>& out) {
   std::optional<MatrixView> bias;
   if (a.bias) bias.emplace(*a.bias, "linear: bias");
   const quire::MutableMatrix y = mutable_matrix(out[0]);
-  quire::gemm({.a = operand(x, recipe.x, Direction::rowwise, y.rows, k),
-               .b = operand(w, recipe.w, Direction::rowwise, n, k),
-               .out = y,
-               .bias = bias ? bias->matrix().data : nullptr,
-               .bias_dtype = bias ? bias->matrix().dtype : quire::DType::f32});
+  run(kFprop, quire::GemmProblem{.a = operand(x, recipe.x, Direction::rowwise, y.rows, k),
+                                 .b = operand(w, recipe.w, Direction::rowwise, n, k),
+                                 .out = y,
+                                 .bias = bias ? bias->matrix().data : nullptr,
+                                 .bias_dtype = bias ? bias->matrix().dtype : quire::DType::f32});
 }
 
 }  // namespace quire_torch

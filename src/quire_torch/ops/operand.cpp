@@ -1,6 +1,6 @@
 #include "quire_torch/ops/operand.h"
 
-#include "quire/quantize/quantize.h"
+#include "quire_torch/ops/observe.h"
 #include "quire_torch/ops/recorder.h"
 
 namespace quire_torch {
@@ -20,12 +20,12 @@ BufferTensors quantize_operand(const at::Tensor& t, const QuantizeRole& q, Buffe
     scale = s.const_data_ptr<float>();
   }
   const MatrixView x(t, q.what);
-  quire::quantize({.spec = q.spec,
-                   .x = x.matrix(),
-                   .rowwise = q.rowwise ? side(into, Direction::rowwise) : quire::Side{},
-                   .columnwise = q.columnwise ? side(into, Direction::columnwise) : quire::Side{},
-                   .random = q.random,
-                   .scale = scale});
+  run(q.role, quire::QuantizeProblem{.spec = q.spec,
+                                     .x = x.matrix(),
+                                     .rowwise = q.rowwise ? side(into, Direction::rowwise) : quire::Side{},
+                                     .columnwise = q.columnwise ? side(into, Direction::columnwise) : quire::Side{},
+                                     .random = q.random,
+                                     .scale = scale});
   record_operand(q.role, q.spec, t.sizes(), into);
   return into;
 }

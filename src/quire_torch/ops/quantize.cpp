@@ -1,6 +1,6 @@
 #include "quire_torch/ops/quantize.h"
 
-#include "quire/quantize/quantize.h"
+#include "quire_torch/ops/observe.h"
 
 namespace quire_torch {
 namespace {
@@ -18,12 +18,12 @@ const float* given_scale(const std::optional<at::Tensor>& scale) {
 void Quantize::cpu(const Args& a, op::Tensors<6>& out) {
   const MatrixView x(a.x, "quantize: x");
   const auto seed = static_cast<uint64_t>(a.seed), offset = static_cast<uint64_t>(a.offset);
-  quire::quantize({.spec = *a.spec,
-                   .x = x.matrix(),
-                   .rowwise = a.rowwise ? side(out, quire::Direction::rowwise) : quire::Side{},
-                   .columnwise = a.columnwise ? side(out, quire::Direction::columnwise) : quire::Side{},
-                   .random = {.seed = seed, .rowwise_offset = offset, .columnwise_offset = offset},
-                   .scale = given_scale(a.scale)});
+  run("", quire::QuantizeProblem{.spec = *a.spec,
+                                 .x = x.matrix(),
+                                 .rowwise = a.rowwise ? side(out, quire::Direction::rowwise) : quire::Side{},
+                                 .columnwise = a.columnwise ? side(out, quire::Direction::columnwise) : quire::Side{},
+                                 .random = {.seed = seed, .rowwise_offset = offset, .columnwise_offset = offset},
+                                 .scale = given_scale(a.scale)});
 }
 
 void Dequantize::cpu(const Args& a, op::Tensors<1>& out) {
@@ -35,14 +35,14 @@ void Dequantize::cpu(const Args& a, op::Tensors<1>& out) {
   b[first] = a.data, b[first + 1] = a.scale, b[first + 2] = a.amax;
   check_buffers(b, *a.spec, shape, direction, "dequantize: data");
   const quire::Side s = side(b, direction);
-  quire::dequantize({.spec = *a.spec,
-                     .direction = direction,
-                     .rows = quire::product(shape, 0, shape.size() - 1),
-                     .cols = shape.back(),
-                     .data = s.data,
-                     .scale = s.scale,
-                     .amax = s.amax,
-                     .out = mutable_matrix(out[0])});
+  run(quire::DequantizeProblem{.spec = *a.spec,
+                               .direction = direction,
+                               .rows = quire::product(shape, 0, shape.size() - 1),
+                               .cols = shape.back(),
+                               .data = s.data,
+                               .scale = s.scale,
+                               .amax = s.amax,
+                               .out = mutable_matrix(out[0])});
 }
 
 void EmptyQuantized::cpu(const Args&, op::Tensors<6>& out) {

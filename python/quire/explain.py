@@ -1,0 +1,227 @@
+"""What a layer or a function of quire runs: products and quantizations, their operands, the kernels that took them."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from quire.autocast import active_recipe
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A row of a kernel table. verdict: "runs", why it cannot take the problem, or which row comes before it."""
+
+    name: str
+    verdict: str
+
+    @property
+    def runs(self) -> bool:
+        return self.verdict == "runs"
+
+
+@dataclass(frozen=True)
+class Operand:
+    """One direction of a quantized tensor, that a step reads or writes.
+
+    role: "x", "w", "dy", or "" where no product has used it. outer, contraction: its sizes as a product sees them.
+    made: by a quantization of this explanation; else it was given already quantized.
+    """
+
+    role: str
+    spec: str
+    direction: str
+    outer: int
+    contraction: int
+    made: bool
+
+    def __str__(self) -> str:
+        origin = "" if self.made else ", given quantized"
+        return f"{self.role or 'operand':<4}{self.spec} {self.direction} [{self.outer}, {self.contraction}]{origin}"
+
+
+@dataclass(frozen=True)
+class Step:
+    """One problem that was run.
+
+    operation: "quantize", "gemm", "dequantize", "column_sum", the tables of kernels; "torch" for a product of
+        unquantized tensors that PyTorch computes.
+    name: the product, "fprop", "dgrad", "wgrad" or "dbias"; the role of what is quantized.
+    problem: in words. operands: what a product reads, or what a quantization writes. kernels: the rows of the table.
+    """
+
+    operation: str
+    name: str
+    problem: str
+    operands: tuple[Operand, ...]
+    kernels: tuple[Kernel, ...]
+
+    @property
+    def kernel(self) -> str | None:
+        """The name of the row that ran; None where PyTorch computes."""
+        return next((kernel.name for kernel in self.kernels if kernel.runs), None)
+
+    def __str__(self) -> str:
+        lines = [f"{self.name or '-':<8}{self.problem}"]
+        if self.operation == "gemm":  # the text of a quantization names what it writes
+            lines += [f"  {operand}" for operand in self.operands]
+        lines += [f"  kernel {kernel.name}: {kernel.verdict}" for kernel in self.kernels]
+        return "\n".join(lines)
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """What ran, in order. str() is a report.
+
+    recipe: the active recipe's text, None without one. isa: the instruction set of kernels named "generic".
+    """
+
+    recipe: str | None
+    isa: str
+    steps: tuple[Step, ...]
+
+    @property
+    def products(self) -> tuple[Step, ...]:
+        """The products, whoever computes them."""
+        return tuple(step for step in self.steps if step.operation in ("gemm", "torch"))
+
+    @property
+    def quantizations(self) -> tuple[Step, ...]:
+        return tuple(step for step in self.steps if step.operation == "quantize")
+
+    def __str__(self) -> str:
+        recipe = (
+            self.recipe or "none is active in this thread, so that layers compute in high precision (quire.autocast)"
+        )
+        head = f"recipe: {recipe}\ngeneric kernels: {self.isa}"
+        return "\n".join([head, *map(str, self.steps)])
+
+    __repr__ = __str__
+
+
+# Products of PyTorch, as they arrive below autograd.
+_TORCH_PRODUCTS = ("aten.mm.", "aten.addmm.", "aten.bmm.", "aten.baddbmm.", "aten.mv.", "aten.addmv.", "aten.dot.")
+
+
+class _Restoring(TorchDispatchMode):
+    """Notes products that PyTorch computes, and keeps every tensor's value from before it was first written."""
+
+    def __init__(self, function: Callable) -> None:
+        super().__init__()
+        self._before: dict[tuple[int, tuple[int, ...], int], tuple[torch.Tensor, torch.Tensor]] = {}
+        # Schemas of batch normalisations do not say that they write running statistics.
+        for buffer in function.buffers() if isinstance(function, torch.nn.Module) else ():
+            self._keep(buffer)
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        if func.namespace == "quire" and func._opname == "wgrad_stash_":
+            return None  # what it keeps is not in tensors
+        if func._schema.is_mutable:
+            self._keep_written(func._schema.arguments, args, kwargs)
+        if str(func).startswith(_TORCH_PRODUCTS):
+            shapes = " x ".join(
+                f"{str(t.dtype).removeprefix('torch.')} {list(t.shape)}"
+                for t in pytree.tree_leaves(args)
+                if isinstance(t, torch.Tensor)
+            )
+            torch.ops.quire.explain_note(f"torch\t\t{func} {shapes}")
+        return func(*args, **kwargs)
+
+    def _keep_written(self, arguments, args, kwargs) -> None:
+        for i, argument in enumerate(arguments):
+            if argument.alias_info is None or not argument.alias_info.is_write:
+                continue
+            for value in pytree.tree_leaves(args[i] if i < len(args) else kwargs.get(argument.name)):
+                if isinstance(value, torch.Tensor):
+                    self._keep(value)
+
+    def _keep(self, tensor: torch.Tensor) -> None:
+        # The first value of a piece of memory counts. The tensor is held, so that its memory is not given away.
+        key = (tensor.data_ptr(), tuple(tensor.shape), tensor.storage_offset())
+        if key not in self._before:
+            self._before[key] = (tensor, tensor.detach().clone())
+
+    def restore(self) -> None:
+        """Through .data: a version that moved would invalidate what an earlier forward pass has saved."""
+        for tensor, before in reversed(self._before.values()):
+            tensor.data.copy_(before)
+
+
+def explain(function: Callable, *args: object, **kwargs: object) -> Explanation:
+    """Runs function(*args, **kwargs) and, where gradients are enabled, its backward pass, and says what quire did.
+
+    function: a module (also one that torch.compile wraps) or any function of tensors, such as quire.quantize. It runs
+    under the active recipe, so call this within quire.autocast. Floating-point tensors among the arguments are taken to
+    need gradients; parameters need them if their requires_grad says so. Under torch.no_grad only the forward pass runs.
+
+    Afterwards all tensors are as before, also the state of layers (amaxes, counters, main_grad) and torch's random
+    state; no gradient is accumulated. Attributes that are no tensors, and hooks, see an ordinary call. Other threads
+    may compute meanwhile, but not with the same module.
+    """
+    function = getattr(function, "_orig_mod", function)  # what torch.compile wraps does the same in eager mode
+    recipe = active_recipe()
+    mode = _Restoring(function)
+    torch.ops.quire.explain_begin()
+    text = ""
+    try:
+        with torch.random.fork_rng(devices=[]), mode:
+            _run(function, args, kwargs)
+    finally:
+        text = torch.ops.quire.explain_end()
+        mode.restore()
+    isa = next(line.split(":")[0] for line in torch.ops.quire.isas().splitlines() if line.endswith(": in use"))
+    return Explanation(None if recipe is None else recipe.linear_spec(), isa, tuple(_steps(text)))
+
+
+def _needs_gradient(value: object) -> object:
+    if type(value) is not torch.Tensor or not value.is_floating_point() or value.requires_grad:
+        return value
+    return value.detach().requires_grad_()
+
+
+def _run(function: Callable, args: tuple, kwargs: dict) -> None:
+    if not torch.is_grad_enabled():
+        function(*args, **kwargs)
+        return
+    args, kwargs = pytree.tree_map(_needs_gradient, (args, kwargs))
+    parameters = list(function.parameters()) if isinstance(function, torch.nn.Module) else []
+    wanted = [t for t in [*pytree.tree_leaves((args, kwargs)), *parameters] if _differentiable(t)]
+    outputs = [t for t in pytree.tree_leaves(function(*args, **kwargs)) if _differentiable(t)]
+    if outputs and wanted:
+        # Not backward(): that would accumulate into .grad.
+        torch.autograd.grad(outputs, wanted, [torch.ones_like(t) for t in outputs], allow_unused=True)
+
+
+def _differentiable(value: object) -> bool:
+    return isinstance(value, torch.Tensor) and value.requires_grad
+
+
+def _steps(text: str) -> list[Step]:
+    """Parses the lines of end_explanation (src/quire_torch/ops/observe.h)."""
+    steps: list[tuple[list[str], list[list[str]], list[Kernel]]] = []
+    for line in text.splitlines():
+        word, rest = line.split(" ", 1)
+        if word == "step":
+            steps.append((rest.split("\t"), [], []))
+        elif word == "operand":
+            steps[-1][1].append(rest.split("\t"))
+        else:
+            steps[-1][2].append(Kernel(*rest.split(": ", 1)))
+    made: dict[str, list[str]] = {}  # what lies at an address now
+    for (operation, *_), operands, _ in steps:
+        for operand in operands:
+            address = operand[-1]
+            if operation == "quantize":
+                made[address] = operand
+            elif address in made and not made[address][0]:
+                made[address][0] = operand[0]  # a role is known once a product has read the codes
+            operand.append(address in made)
+    return [Step(*head, tuple(map(_operand, operands)), tuple(kernels)) for head, operands, kernels in steps]
+
+
+def _operand(fields: list) -> Operand:
+    role, spec, direction, outer, contraction, _, made = fields
+    return Operand(role, spec, direction, int(outer), int(contraction), made)

@@ -1,0 +1,123 @@
+"""What is installed and what it can do here: `python -m quire.info`."""
+
+import json
+import os
+import platform
+import sys
+from collections.abc import Callable, Iterator
+
+import torch
+
+import quire
+from quire import _library
+from quire.recipe import from_name, names
+
+
+def devices() -> list[str]:
+    """The kinds of device that PyTorch can use here: "cpu", and an accelerator's where there is one."""
+    found = ["cpu"]
+    if torch.accelerator.is_available():
+        found.append(torch.accelerator.current_accelerator().type)
+    return found
+
+
+def why_not(recipe: quire.recipe.Recipe, device: str | torch.device) -> str:
+    """Why a Linear cannot train under that recipe on that device: what it raised when tried. Empty if it can."""
+
+    def train() -> None:
+        layer = quire.Linear(32, 32, device=device, dtype=torch.bfloat16)
+        x = torch.ones(32, 32, device=device, dtype=torch.bfloat16, requires_grad=True)
+        with quire.autocast(recipe=recipe), torch.enable_grad():
+            torch.autograd.grad(layer(x).sum(), [x, layer.weight])
+
+    return _reason(train, device)
+
+
+def why_no_spec(spec: str, device: str | torch.device) -> str:
+    """Why a tensor cannot be quantized under that spec on that device; empty if it can."""
+    return _reason(lambda: quire.quantize(torch.ones(32, 32, device=device), spec, columnwise=True, seed=0), device)
+
+
+def _reason(attempt: Callable[[], object], device: str | torch.device) -> str:
+    try:
+        with torch.random.fork_rng(devices=[]):
+            attempt()
+    except Exception as error:  # whatever it is, it is the reason
+        if "Could not run 'quire::" in str(error):  # the dispatcher's page of text
+            return f"quire {quire.__version__} has no kernels for {torch.device(device).type}"
+        return str(error).splitlines()[0]
+    return ""
+
+
+def _everywhere(why: Callable[[str], str]) -> str:
+    return ", ".join(f"{device}: {why(device) or 'yes'}" for device in devices())
+
+
+def _versions() -> Iterator[str]:
+    built = json.loads((_library.FOLDER / "build.json").read_text())
+    yield f"quire {quire.__version__}, built against PyTorch {built['torch']}, in {_library.FOLDER.resolve()}"
+    yield f"PyTorch {torch.__version__}, Python {platform.python_version()}, {platform.platform()}"
+
+
+def _threads() -> Iterator[str]:
+    yield f"{torch.get_num_threads()} of PyTorch's; this process may use {len(os.sched_getaffinity(0))} CPU cores"
+
+
+def _settings() -> Iterator[str]:
+    for name, what in (("QUIRE_ISA", "the best instruction set"), ("QUIRE_KERNEL", "the first kernel that can")):
+        yield f"{name}: {os.environ.get(name) or f'not set: {what} is used'}"
+
+
+def _isas() -> list[str]:
+    try:
+        return torch.ops.quire.isas().splitlines()
+    except RuntimeError as error:  # QUIRE_ISA names none
+        return str(error).splitlines()[:1]
+
+
+def _devices() -> Iterator[str]:
+    for device in devices():
+        count = 1 if device == "cpu" else torch.accelerator.device_count()
+        missing = why_not(from_name("mxfp8"), device)
+        yield f"{device} ({count}): {missing or 'usable'}"
+    if devices() == ["cpu"]:
+        yield "no accelerator: PyTorch finds none" + (
+            "" if torch.backends.cuda.is_built() else ", and is built without CUDA"
+        )
+
+
+def _recipes() -> Iterator[str]:
+    for name in names():
+        recipe = from_name(name)
+        yield f"{name} ({_everywhere(lambda device, r=recipe: why_not(r, device))}) {recipe.linear_spec()}"
+
+
+def _formats() -> Iterator[str]:
+    for line in torch.ops.quire.spec_families().splitlines():
+        family, meaning = line.split(": ", 1)
+        yield f"{family} ({_everywhere(lambda device, f=family: why_no_spec(f, device))}) {meaning}"
+
+
+def sections() -> dict[str, list[str]]:
+    """Title -> lines: versions, instruction sets, threads, environment, devices, kernels, recipes, formats."""
+    return {
+        "Versions": list(_versions()),
+        "Instruction sets": _isas(),
+        "Threads": list(_threads()),
+        "Environment": list(_settings()),
+        "Devices": list(_devices()),
+        "Kernels, in order of preference": torch.ops.quire.kernel_tables().splitlines(),
+        "Recipes": list(_recipes()),
+        "Formats": list(_formats()),
+        "Options of specs": [line.strip("| ") for line in torch.ops.quire.spec_grammar().splitlines()],
+    }
+
+
+def main() -> int:
+    for title, lines in sections().items():
+        print(title, *(f"  {line}" for line in lines), "", sep="\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,54 @@
+#include "quire/info/info.h"
+
+#include <algorithm>
+
+#include "quire/cpu/isa.h"
+#include "quire/gemm/kernels.h"
+#include "quire/pointwise/kernels.h"
+#include "quire/quantize/kernels.h"
+
+namespace quire {
+namespace {
+
+std::string scale_of(const FamilyRow& row) {
+  constexpr std::string_view kinds[] = {"a float32", "an E8M0", "an E4M3"};
+  const std::string scope = row.scope == Scope::tensor ? "the tensor"
+                            : row.scope == Scope::row  ? "a row"
+                                                       : text(row.block, " elements");
+  return text(kinds[static_cast<size_t>(row.scale)], " scale for ", scope,
+              row.scale == ScaleKind::e4m3 ? " under a float32 amax" : "");
+}
+
+}  // namespace
+
+std::string isa_in_use() { return std::string(cpu::active().name); }
+
+std::string explain_isas() {
+  const std::string in_use = isa_in_use();
+  const cpu::Isa& best = *std::find_if(cpu::all().begin(), cpu::all().end(), [](auto& isa) { return isa.supported(); });
+  std::string out;
+  for (const cpu::Isa& isa : cpu::all()) {
+    const std::string missing = isa.missing();
+    const std::string reason = !missing.empty()      ? "this machine lacks " + missing
+                               : best.name == in_use ? text(in_use, " comes first")
+                                                     : "QUIRE_ISA names another";
+    out += text(isa.name, ": ", isa.name == in_use ? "in use" : reason, "\n");
+  }
+  return out;
+}
+
+std::string kernel_tables() {
+  return text("quantize: ", row_names(quantize_kernels()), "\ndequantize: ", row_names(dequantize_kernels()),
+              "\ngemm: ", row_names(gemm_kernels()), "\ncolumn_sum: ", row_names(column_sum_kernels()),
+              "\nnorm: ", row_names(pointwise_kernels<NormProblem>()),
+              "\nactivation: ", row_names(pointwise_kernels<ActivationProblem>()), "\n");
+}
+
+std::string explain_families() {
+  std::string out;
+  for (const FamilyRow& row : kFamilies)
+    out += text(row.name, ": elements ", quire::row(row.element).name, ", ", scale_of(row), "\n");
+  return out;
+}
+
+}  // namespace quire

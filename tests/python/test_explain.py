@@ -1,0 +1,181 @@
+"""quire.explain: says what ran, in which format and direction, by which kernel, and changes nothing."""
+
+import os
+import subprocess
+import sys
+import threading
+
+import pytest
+import torch
+
+import quire
+from quire.recipe import Float8CurrentScaling, NVFP4BlockScaling
+
+# numerics.md 6.1: product -> the operands' roles, directions and [outer, contraction] for M, N, K.
+PRODUCTS = {
+    "fprop": [("x", "rowwise", "MK"), ("w", "rowwise", "NK")],
+    "dgrad": [("dy", "rowwise", "MN"), ("w", "columnwise", "KN")],
+    "wgrad": [("dy", "columnwise", "NM"), ("x", "columnwise", "KM")],
+}
+
+
+def test_the_three_products_are_those_of_the_contract(make_layer, make_x, any_recipe):
+    with quire.autocast(recipe=any_recipe):
+        explanation = quire.explain(make_layer(96, 64), make_x(2, 16, 96))
+    specs = dict(part.split("=", 1) for part in any_recipe.linear_spec().split(","))
+    sizes = {"M": 32, "N": 64, "K": 96}
+    found = {
+        step.name: [(o.role, o.spec, o.direction, o.outer, o.contraction, o.made) for o in step.operands]
+        for step in explanation.products
+    }
+    assert found == {
+        name: [(role, specs[role], way, sizes[a], sizes[b], True) for role, way, (a, b) in operands]
+        for name, operands in PRODUCTS.items()
+    }
+    assert explanation.recipe == any_recipe.linear_spec()
+    assert [step.name for step in explanation.quantizations] == ["x", "w", "dy"]
+    assert [step.name for step in explanation.steps][-1] == "dbias"
+    assert all(step.kernel == "generic" for step in explanation.steps)
+
+
+def test_the_report_names_operands_and_kernels(make_layer, make_x):
+    with quire.autocast(recipe=NVFP4BlockScaling()):
+        report = str(quire.explain(make_layer(96, 64), make_x(16, 96)))
+    assert "dgrad   gemm nvfp4:rht:sr rowwise [16, 64] x nvfp4:16x16 columnwise [96, 64] to bfloat16\n" in report
+    assert "  w   nvfp4:16x16 columnwise [96, 64]\n" in report
+    assert "  kernel generic: runs\n  kernel reference: not asked, generic comes first\n" in report
+    assert report.startswith("recipe: x=nvfp4:rht,w=nvfp4:16x16,dy=nvfp4:rht:sr\ngeneric kernels: ")
+
+
+def test_only_gradients_that_are_wanted_have_products(make_layer, make_x):
+    layer, x = make_layer(), make_x(16, 96, requires_grad=False)
+
+    def products():
+        with quire.autocast():
+            return [step.name for step in quire.explain(layer, x).products]
+
+    assert products() == ["fprop", "dgrad", "wgrad"]
+    layer.weight.requires_grad_(False)
+    assert products() == ["fprop", "dgrad"]
+    with torch.no_grad():
+        assert products() == ["fprop"]
+
+
+def test_nothing_changes(make_layer, make_x, equal_bits):
+    """State of layers, gradients, random state, versions: a backward pass that was pending gives the same bits."""
+    layer, x = make_layer(96, 64), make_x(16, 96)
+    model = torch.nn.Sequential(layer, torch.nn.BatchNorm1d(64, dtype=torch.bfloat16), torch.nn.Dropout())
+    recipe = NVFP4BlockScaling()
+
+    def gradient(between):
+        layer.sr_state[1] = 3
+        torch.manual_seed(0)
+        with quire.autocast(recipe=recipe):
+            y = model(x)
+            between()
+        (gradient,) = torch.autograd.grad(y, layer.weight, torch.ones_like(y))
+        return gradient
+
+    expected = gradient(lambda: None)
+    before = {name: t.clone() for name, t in model.named_buffers()}
+    x.grad = layer.weight.grad = None
+
+    def explain():
+        before.update({name: t.clone() for name, t in model.named_buffers()})
+        random = torch.get_rng_state()
+        explanation = quire.explain(model, x)
+        assert len(explanation.products) == 3
+        assert torch.equal(random, torch.get_rng_state())
+        assert x.grad is None and layer.weight.grad is None and layer.bias.grad is None
+        for name, t in model.named_buffers():
+            assert equal_bits(t, before[name]), name
+
+    assert equal_bits(gradient(explain), expected)
+    assert before["1.num_batches_tracked"] == 2, "the model does keep state that explain could have changed"
+
+
+def test_without_a_recipe_pytorch_computes(make_layer, make_x):
+    explanation = quire.explain(make_layer(96, 64), make_x(16, 96))
+    assert explanation.recipe is None and explanation.quantizations == ()
+    assert [(step.operation, step.kernel) for step in explanation.products] == [("torch", None)] * 3
+    assert "none is active in this thread" in str(explanation) and "aten.addmm" in str(explanation)
+
+
+def test_functions_are_explained_too(make_layer, make_x):
+    x, layer = make_x(16, 96), make_layer(96, 64)
+    (step,) = quire.explain(quire.quantize, x.detach(), "mxfp8:e5m2", columnwise=True).steps
+    assert (step.operation, step.name, step.kernel) == ("quantize", "", "generic")
+    assert [(o.role, o.spec, o.direction) for o in step.operands] == [
+        ("", "mxfp8:e5m2", "rowwise"),
+        ("", "mxfp8:e5m2", "columnwise"),
+    ]
+    q = quire.quantize(x.detach(), "mxfp8")
+    (step,) = quire.explain(q.dequantize).steps
+    assert step.problem == "dequantize mxfp8 rowwise of [16, 96] to bfloat16"
+    linear = quire.explain(quire.functional.linear, x, layer.weight, None, "x=mxfp8,w=mxfp8,dy=mxfp8", torch.float32)
+    assert [(step.name, "to float32" in step.problem) for step in linear.products] == [
+        ("fprop", True),
+        ("dgrad", True),
+        ("wgrad", True),
+    ]
+
+
+def test_a_compiled_module_is_explained_like_an_eager_one(make_layer, make_x, compiler):
+    layer, x = make_layer(), make_x(16, 96)
+    with quire.autocast(recipe=Float8CurrentScaling()):
+        assert str(quire.explain(compiler(layer), x)) == str(quire.explain(layer, x))
+
+
+def test_an_exception_ends_the_explanation_and_restores(make_layer, make_x):
+    layer, x = make_layer(), make_x(16, 96)
+
+    def fails(x):
+        layer.sr_state.add_(1)
+        layer(x)
+        raise KeyError
+
+    with quire.autocast():
+        with pytest.raises(KeyError):
+            quire.explain(fails, x)
+        assert layer.sr_state[1] == 0
+        assert len(quire.explain(layer, x).products) == 3
+        with pytest.raises(RuntimeError, match="this thread is inside quire.explain already; call it once at a time"):
+            quire.explain(lambda: quire.explain(layer, x))
+        assert len(quire.explain(layer, x).products) == 3
+
+
+def test_other_threads_are_not_explained(make_layer, make_x):
+    layer, x = make_layer(), make_x(16, 96)
+
+    def work():
+        with quire.autocast(recipe=Float8CurrentScaling()):
+            make_layer()(make_x(16, 96)).sum().backward()
+
+    def forward(x):
+        y = layer(x)
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
+        return y
+
+    with quire.autocast():
+        explanation = quire.explain(forward, x)
+    assert [step.problem.split()[1] for step in explanation.products] == ["mxfp8"] * 2, "fprop and dgrad, no Float8"
+
+
+FORCED = """
+import torch, quire
+with quire.autocast():
+    for step in quire.explain(quire.Linear(32, 32), torch.randn(4, 32)).steps:
+        print(step.operation, step.kernel, [kernel.verdict for kernel in step.kernels])
+"""
+
+
+def test_a_forced_kernel_is_said_to_be_forced():
+    environment = os.environ | {"QUIRE_KERNEL": "gemm:reference"}
+    done = subprocess.run(
+        [sys.executable, "-c", FORCED], env=environment, stdout=subprocess.PIPE, text=True, check=True
+    )
+    lines = set(done.stdout.splitlines())
+    assert "gemm reference ['QUIRE_KERNEL names another', 'runs']" in lines
+    assert "quantize generic ['runs', 'not asked, generic comes first']" in lines

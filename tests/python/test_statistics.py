@@ -1,0 +1,209 @@
+"""quire.debug.statistics: counts compared with codes read back and with scales applied in float64."""
+
+import threading
+from dataclasses import replace
+
+import pytest
+import torch
+
+import quire
+from quire.recipe import MXFP8BlockScaling, NVFP4BlockScaling
+
+#: Element format -> (code of 1.0, bits, half a step above the largest value).
+ELEMENTS = {"e4m3": (0x38, 8, 464.0), "e5m2": (0x3C, 8, 61440.0), "e2m1": (0x2, 4, 7.0)}
+NARROW = {"mxfp4", "nvfp4"}
+
+
+def element(spec):
+    return ELEMENTS["e2m1" if spec.family in NARROW else "e5m2" if "e5m2" in spec.options else "e4m3"]
+
+
+def codes_of(q, direction):
+    """uint8 [outer, contraction]: what the layouts of numerics.md 3.3, 4.3 and 5.5 store, unpacked."""
+    data, k = getattr(q, f"{direction}_data"), q.shape[-1]
+    rows = data.reshape(-1, data.shape[-1])
+    length = k if direction == "rowwise" or q.spec.family == "mxfp8" else columns(q)
+    if element(q.spec)[1] == 4:
+        rows = torch.stack([rows & 0xF, rows >> 4], dim=-1).flatten(1)[:, :length]
+    return rows.t() if direction == "columnwise" and q.spec.family == "mxfp8" else rows
+
+
+def columns(q):
+    tokens = torch.Size(q.shape[:-1]).numel()
+    return -(-tokens // 16) * 16 if q.spec.hadamard else tokens
+
+
+def ones_like(q, direction):
+    """The same tensor with every code that of 1.0: it decodes to the scales.
+
+    Under an infinite amax NVFP4 encodes with the block's scale alone (numerics.md 5.1) and could not decode.
+    """
+    one, bits, _ = element(q.spec)
+    fill = one | one << 4 if bits == 4 else one
+    buffers = {name: getattr(q, name) for name in q.buffers()}
+    buffers[f"{direction}_data"] = torch.full_like(buffers[f"{direction}_data"], fill)
+    if q.spec.family == "nvfp4":
+        amax = buffers[f"{direction}_amax"]
+        neutral = 6.0 * (256 if "256" in q.spec.options else 448)
+        buffers[f"{direction}_amax"] = torch.where(amax.isinf(), neutral, amax)
+    return quire.QuantizedTensor(q.spec, q.shape, q.dtype, **{n: buffers.get(n) for n in quire.tensor.BUFFER_NAMES})
+
+
+def values_of(x, spec, direction):
+    """float64 [outer, contraction]: what is encoded."""
+    x = x.detach().reshape(-1, x.shape[-1])
+    if direction == "rowwise":
+        return x.double()
+    return quire.debug.rht(x, signs="rht" in spec.options).double() if spec.hadamard else x.t().double()
+
+
+def expected_counts(role, x, q, direction, decode):
+    """Counts, and how many values lie so near to the limit that the rounding of a float32 product decides."""
+    values, codes = values_of(x, q.spec, direction), codes_of(q, direction)
+    scaled = values / decode(ones_like(q, direction), direction)
+    _, bits, limit = element(q.spec)
+    finite = values.isfinite()
+    near = int((finite & ((scaled.abs() / limit - 1).abs() < 1e-6)).sum())
+    counts = quire.debug.Counts(
+        role,
+        str(q.spec),
+        direction,
+        tensors=1,
+        elements=values.numel(),
+        saturated=int((finite & (scaled.abs() > limit)).sum()),
+        underflowed=int((finite & (values != 0) & (codes & (1 << bits - 1) - 1 == 0)).sum()),
+        nonfinite=int((~finite).sum()),
+    )
+    return counts, near
+
+
+@pytest.fixture
+def make_wild(make_x):
+    """A tensor with values of many magnitudes, zeros, and, if asked, infinities and NaN."""
+
+    def make(*shape, special=False, dtype=torch.float32):
+        x = make_x(*shape, dtype=torch.float32, requires_grad=False)
+        x = x * torch.exp2(torch.randint(-40, 18, shape, generator=torch.Generator().manual_seed(3)))
+        x.view(-1)[::7] = 0
+        if special:
+            x.view(-1)[5], x.view(-1)[-3] = float("inf"), float("nan")
+        return x.to(dtype)
+
+    return make
+
+
+@pytest.mark.parametrize("special", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_counts_are_those_of_the_codes(make_layer, make_wild, any_recipe, decode, dtype, special):
+    layer, x = make_layer(144, 40, dtype), make_wild(19, 144, special=special, dtype=dtype).requires_grad_()
+    dy = make_wild(19, 40, special=special, dtype=dtype)
+    with torch.no_grad():
+        layer.weight.copy_(make_wild(40, 144, special=special, dtype=dtype))
+    with quire.debug.statistics() as counted, quire.debug.operands() as records, quire.autocast(recipe=any_recipe):
+        layer(x).backward(dy)
+    plain = {"x": x, "w": layer.weight, "dy": dy}
+    found = {(row.role, row.direction): row for row in counted}
+    for record in records:
+        for direction in ("rowwise", "columnwise"):
+            row = found.pop((record.role, direction))
+            expected, near = expected_counts(record.role, plain[record.role], record.tensor, direction, decode)
+            assert abs(row.saturated - expected.saturated) <= near <= 8
+            assert replace(row, saturated=expected.saturated) == expected
+    assert not found and sum(row.underflowed for row in counted) > 100
+    assert (sum(row.nonfinite for row in counted) > 0) == special
+
+
+def test_a_given_scale_saturates(make_x):
+    x = make_x(8, 32, dtype=torch.float32, requires_grad=False)
+    scale = torch.tensor([300.0])
+    with quire.debug.statistics() as counted:
+        quire.quantize(x, "fp8_tensor", scale=scale)
+    saturated = int((x.double().abs() * 300 > 464).sum())
+    assert 10 < saturated < 100
+    assert list(counted) == [quire.debug.Counts("", "fp8_tensor", "rowwise", 1, 256, saturated, 0, 0)]
+
+
+def test_a_scale_of_the_tensor_itself_saturates_nothing(make_layer, make_x, any_recipe):
+    """Also not by the rounding of the scale: what is nearest to the largest value is not counted."""
+    with quire.debug.statistics() as counted, quire.autocast(recipe=any_recipe):
+        for rows in range(1, 20):
+            make_layer(32, 16, torch.float32)(make_x(rows, 32, dtype=torch.float32))
+    assert counted and all(row.saturated == 0 for row in counted)
+
+
+def test_rows_name_products_and_add_up(make_layer, make_x):
+    layer, x = make_layer(96, 64), make_x(16, 96)
+    with quire.debug.statistics() as counted:
+        for recipe in (NVFP4BlockScaling(), MXFP8BlockScaling(), NVFP4BlockScaling()):
+            with quire.autocast(recipe=recipe):
+                layer(x).sum().backward()
+    assert {(row.role, row.direction): row.product for row in counted} == {
+        ("x", "rowwise"): "fprop",
+        ("w", "rowwise"): "fprop",
+        ("dy", "rowwise"): "dgrad",
+        ("w", "columnwise"): "dgrad",
+        ("dy", "columnwise"): "wgrad",
+        ("x", "columnwise"): "wgrad",
+    }
+    assert {row.spec: row.tensors for row in counted if row.role == "w"} == {"nvfp4:16x16": 2, "mxfp8": 1}
+    assert {row.elements for row in counted if row.spec == "nvfp4:16x16"} == {2 * 64 * 96}
+    assert str(counted).splitlines()[0].split() == [
+        *("role", "product", "direction", "spec", "tensors", "elements", "saturated", "underflowed", "nonfinite")
+    ]
+    assert len(str(counted).splitlines()) == 1 + len(counted) == 13
+
+
+def test_compiled_code_is_counted_alike(make_layer, make_x, compiler, recipe):
+    layer, x = make_layer(), make_x(16, 96)
+
+    def loss(x):
+        with quire.autocast(recipe=recipe):
+            return layer(x).square().sum()
+
+    found = []
+    for function in (loss, compiler(loss)):
+        layer.sr_state[1] = 0
+        with quire.debug.statistics() as counted:
+            function(x).backward()
+        found.append(list(counted))
+    assert found[0] == found[1] and len(found[0]) == 6
+
+
+def test_all_threads_are_counted_and_nothing_afterwards(make_layer, make_x):
+    def work():
+        with quire.autocast():
+            make_layer()(make_x(16, 96)).sum().backward()
+
+    with quire.debug.statistics() as one:
+        work()
+    with quire.debug.statistics() as counted:
+        threads = [threading.Thread(target=work) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    work()
+    four = [
+        replace(row, **{name: 4 * getattr(row, name) for name in ("tensors", "elements", "saturated", "underflowed")})
+        for row in one
+    ]
+    assert list(counted) == four
+    with quire.debug.statistics() as nothing:
+        pass
+    assert list(nothing) == []
+
+
+def test_it_is_left_by_errors_and_entered_once(make_layer, make_x):
+    with pytest.raises(KeyError), quire.debug.statistics() as counted, quire.autocast():
+        make_layer()(make_x(16, 96))
+        raise KeyError
+    assert len(counted) == 4
+    with quire.debug.statistics(), pytest.raises(RuntimeError, match="already counting in this process"):
+        with quire.debug.statistics():
+            pass
+
+
+def test_empty_tensors_count_nothing(make_layer, make_x, recipe):
+    with quire.debug.statistics() as counted, quire.autocast(recipe=recipe):
+        make_layer()(make_x(0, 96)).sum().backward()
+    assert {row.elements for row in counted if row.role != "w"} == {0}
