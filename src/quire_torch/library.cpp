@@ -4,10 +4,12 @@
 #include "quire/info/info.h"
 #include "quire_torch/bridge/parallel.h"
 #include "quire_torch/op/op.h"
+#include "quire_torch/ops/activation.h"
 #include "quire_torch/ops/debug.h"
 #include "quire_torch/ops/delayed.h"
 #include "quire_torch/ops/linear.h"
 #include "quire_torch/ops/observe.h"
+#include "quire_torch/ops/norm.h"
 #include "quire_torch/ops/recorder.h"
 #include "quire_torch/ops/state.h"
 
@@ -29,6 +31,12 @@ void register_operators(torch::Library& m) {
   op::register_mutation<DelayedUpdate>(m);
   op::register_mutation<AmaxMax>(m);
   op::register_mutation<WgradStash>(m);
+  op::register_outer<Norm>(m);
+  op::register_inner<NormFwd>(m);
+  op::register_inner<NormBwd>(m);
+  op::register_outer<Activation>(m);
+  op::register_inner<ActivationFwd>(m);
+  op::register_inner<ActivationBwd>(m);
   op::register_inner<Quantize>(m);
   op::register_inner<Dequantize>(m);
   op::register_inner<EmptyQuantized>(m);

@@ -8,6 +8,7 @@
 #include <string>
 #include <string_view>
 
+#include "quire/spec/activation.h"
 #include "quire/spec/linear_spec.h"
 #include "quire/spec/quant_spec.h"
 
@@ -66,5 +67,6 @@ struct OptionalSpec {
 using SpecText = Interned<quire::QuantSpec>;
 using OptionalSpecText = Interned<OptionalSpec>;
 using RecipeText = Interned<quire::LinearSpec>;
+using ActivationText = Interned<quire::Activation>;
 
 }  // namespace quire_torch

@@ -4,6 +4,7 @@
 //   forward(args, needs) -> {Results, Saved}
 //   backward(saved, grads, needs)  one gradient per Tensor or Tensor? argument in order, as Tensors<N>. grads has one
 //                                  per result, undefined where none arrived; at least one is defined
+// and, if only some results have a gradient, kDifferentiable: the number of those, which come first.
 // All three compute by calling inner operators (op::call), so that traced graphs hold those.
 #pragma once
 
@@ -158,6 +159,16 @@ variable_list node_inputs(const typename Op::Args& args) {
   return inputs;
 }
 
+/// How many results have a gradient if their dtype can.
+template <class Op>
+consteval size_t differentiable_results() {
+  if constexpr (requires { Op::kDifferentiable; }) {
+    return Op::kDifferentiable;
+  } else {
+    return Op::kResults.size();
+  }
+}
+
 template <class Op>
 Results<Op> record(const typename Op::Args& args) {
   const variable_list inputs = node_inputs<Op>(args);
@@ -170,8 +181,9 @@ Results<Op> record(const typename Op::Args& args) {
   }();
   auto node = make_node<TypedNode<Op>>();
   node->set_next_edges(torch::autograd::collect_next_edges(inputs));
-  for (at::Tensor& result : computed.first) {
-    if (result.defined() && at::isFloatingType(result.scalar_type())) {
+  for (size_t i = 0; i < computed.first.size(); ++i) {
+    at::Tensor& result = computed.first[i];
+    if (i < differentiable_results<Op>() && result.defined() && at::isFloatingType(result.scalar_type())) {
       torch::autograd::set_history(result, node);
     } else {
       node->add_input_metadata(torch::autograd::Node::undefined_input());  // keeps grads[i] the gradient of result i
