@@ -11,15 +11,18 @@ from quire.autocast import autocast  # noqa: E402
 from quire.explain import explain  # noqa: E402
 from quire.functional import dequantize, quantize  # noqa: E402
 from quire.nn.linear import Linear  # noqa: E402
+from quire.nn.norm import LayerNorm, RMSNorm  # noqa: E402
 from quire.random import rng_state, set_rng_state  # noqa: E402
 from quire.tensor import QuantizedTensor, QuantSpec, TensorProto  # noqa: E402
 
 __version__: str = json.loads((_library.FOLDER / "build.json").read_text())["quire"]
 
 __all__ = [
+    "LayerNorm",
     "Linear",
     "QuantSpec",
     "QuantizedTensor",
+    "RMSNorm",
     "TensorProto",
     "autocast",
     "debug",

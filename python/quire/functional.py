@@ -62,6 +62,46 @@ def linear_given(
     return torch.ops.quire.linear_given(x, w, bias, recipe, dtype, x_buffers, w_buffers, **state)
 
 
+def norm(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    normalization: str,
+    dtype: torch.dtype,
+    *,
+    eps: float = 1e-5,
+    zero_centered: bool = False,
+    **quantized: str | bool | torch.Tensor | None,
+) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    """ "LayerNorm" or "RMSNorm" of the last dimension of x (numerics.md 11.2): (y, buffers). Differentiable once.
+
+    x [*, K], weight [K], bias [K] in weight's dtype or None; float32, float16 or bfloat16 each -> y [*, K] in `dtype`.
+
+    quantized, by keyword, each absent or
+    spec, rowwise, columnwise: y is quantized as it is computed, to the bytes that quantize(y, ...) would give. buffers
+        are its six, empty where absent, and y is then a tensor of y's shape over one element, which nobody may read and
+        which takes the gradient: pass both to linear_given().
+    keep: y itself all the same.
+    scale: as for quantize().
+
+    Raises RuntimeError if anything does not fit.
+    """
+    y, *buffers = torch.ops.quire.norm(x, weight, bias, normalization, eps, zero_centered, dtype, **quantized)
+    return y, buffers
+
+
+def activation(
+    x: torch.Tensor, name: str, dtype: torch.dtype, **quantized: str | bool | torch.Tensor | None
+) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    """An activation function of x (numerics.md 11.3), quantized as norm() is: (y, buffers). Differentiable once.
+
+    x [*, H], or [*, 2H] for a gated activation -> y [*, H] in `dtype`. name: "gelu", "swiglu", ...; RuntimeError lists
+    them.
+    """
+    y, *buffers = torch.ops.quire.activation(x, name, dtype, **quantized)
+    return y, buffers
+
+
 def quantize(
     x: torch.Tensor,
     spec: QuantSpec | str,

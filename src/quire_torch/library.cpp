@@ -8,8 +8,8 @@
 #include "quire_torch/ops/debug.h"
 #include "quire_torch/ops/delayed.h"
 #include "quire_torch/ops/linear.h"
-#include "quire_torch/ops/observe.h"
 #include "quire_torch/ops/norm.h"
+#include "quire_torch/ops/observe.h"
 #include "quire_torch/ops/recorder.h"
 #include "quire_torch/ops/state.h"
 

@@ -1,5 +1,6 @@
 """Layers."""
 
 from quire.nn.linear import Linear
+from quire.nn.norm import LayerNorm, RMSNorm
 
-__all__ = ["Linear"]
+__all__ = ["LayerNorm", "Linear", "RMSNorm"]

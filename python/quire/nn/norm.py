@@ -1,0 +1,106 @@
+"""LayerNorm and RMSNorm, computed by quire's operators: the same bits everywhere, eager and compiled."""
+
+from collections.abc import Iterable
+
+import torch
+
+from quire.functional import norm
+
+
+def activation_dtype(x: torch.Tensor) -> torch.dtype:
+    """torch.autocast's dtype where that is enabled for x's device, else the dtype of x."""
+    device = x.device.type
+    if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
+        return torch.get_autocast_dtype(device)
+    return x.dtype
+
+
+class _Norm(torch.nn.Module):
+    normalization: str
+
+    def __init__(
+        self,
+        normalized_shape: int | Iterable[int] | None = None,
+        eps: float = 1e-5,
+        sequence_parallel: bool | None = None,
+        params_dtype: torch.dtype | None = None,
+        zero_centered_gamma: bool = False,
+        *,
+        hidden_size: int | None = None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        what = f"quire.{self.normalization}"
+        if (normalized_shape is None) == (hidden_size is None):
+            raise TypeError(
+                f"{what}: normalized_shape and hidden_size are the same option; pass one of them, "
+                f"got {normalized_shape!r} and {hidden_size!r}"
+            )
+        if None not in (dtype, params_dtype) and dtype != params_dtype:
+            raise ValueError(
+                f"{what}: dtype and params_dtype are the same option, got {dtype} and {params_dtype}; pass one"
+            )
+        shape = hidden_size if normalized_shape is None else normalized_shape
+        self.normalized_shape = (shape,) if isinstance(shape, int) else tuple(shape)
+        if not self.normalized_shape or min(self.normalized_shape) < 0:
+            raise ValueError(f"{what}: normalized_shape must be one or more sizes, got {shape!r}")
+        self.eps = eps
+        self.zero_centered_gamma = zero_centered_gamma
+        options = {"device": device, "dtype": params_dtype if dtype is None else dtype}
+        self.weight = torch.nn.Parameter(torch.empty(self.normalized_shape, **options))
+        has_bias = self.normalization == "LayerNorm"
+        self.bias = torch.nn.Parameter(torch.empty(self.normalized_shape, **options)) if has_bias else None
+        if sequence_parallel is not None:  # a mark for frameworks that reduce gradients; nothing here depends on it
+            for parameter in self.parameters():
+                parameter.sequence_parallel = sequence_parallel
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """The gain 1 (a weight of 0 with zero_centered_gamma) and the bias 0."""
+        torch.nn.init.constant_(self.weight, 0.0 if self.zero_centered_gamma else 1.0)
+        if self.bias is not None:
+            torch.nn.init.zeros_(self.bias)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """x [*, *normalized_shape] -> the same shape, in torch.autocast's dtype where that is enabled, else x's.
+
+        x, weight and bias may each be float32, float16 or bfloat16 (weight and bias alike). RuntimeError if shapes or
+        devices do not fit.
+        """
+        sizes = self.normalized_shape
+        if tuple(x.shape[-len(sizes) :]) != sizes:
+            raise ValueError(
+                f"quire.{self.normalization}: x must be [*, {', '.join(map(str, sizes))}], got {[*x.shape]}"
+            )
+        bias = None if self.bias is None else self.bias.flatten()
+        y, _ = norm(
+            x if len(sizes) == 1 else x.flatten(-len(sizes)),
+            self.weight.flatten(),
+            bias,
+            self.normalization,
+            activation_dtype(x),
+            eps=self.eps,
+            zero_centered=self.zero_centered_gamma,
+        )
+        return y if len(sizes) == 1 else y.unflatten(-1, sizes)
+
+    def extra_repr(self) -> str:
+        return f"{self.normalized_shape}, eps={self.eps}, zero_centered_gamma={self.zero_centered_gamma}"
+
+
+class LayerNorm(_Norm):
+    """y = (x - mean) / sqrt(variance + eps) * weight + bias over the last dimensions (numerics.md 11.2).
+
+    normalized_shape (or hidden_size): sizes of those dimensions. weight and bias have that shape and are in
+    params_dtype (or `dtype`; None: torch's default). zero_centered_gamma: weight + 1 multiplies; weight starts at 0.
+    sequence_parallel: set as an attribute of the parameters, for frameworks that look for it.
+    """
+
+    normalization = "LayerNorm"
+
+
+class RMSNorm(_Norm):
+    """y = x / sqrt(mean of x^2 + eps) * weight over the last dimensions. Options as for LayerNorm; no bias."""
+
+    normalization = "RMSNorm"

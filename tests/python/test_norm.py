@@ -1,0 +1,119 @@
+"""quire.LayerNorm and quire.RMSNorm: PyTorch's numbers, TransformerEngine's signature, compiled equals eager."""
+
+import inspect
+
+import pytest
+import torch
+
+import quire
+
+NORMS = {
+    "layer": (quire.LayerNorm, torch.nn.functional.layer_norm),
+    "rms": (quire.RMSNorm, torch.nn.functional.rms_norm),
+}
+
+
+@pytest.fixture(params=NORMS)
+def kind(request):
+    return request.param
+
+
+@pytest.fixture
+def make(kind):
+    """(shape, **options) -> a norm whose parameters matter."""
+
+    def build(shape, **options):
+        torch.manual_seed(3)
+        module = NORMS[kind][0](shape, **options)
+        with torch.no_grad():
+            for parameter in module.parameters():
+                parameter.copy_(torch.randn(parameter.shape))
+        return module
+
+    return build
+
+
+def reference(kind, module, x):
+    """In float64."""
+    weight = module.weight.double() + (1 if module.zero_centered_gamma else 0)
+    extra = () if module.bias is None else (module.bias.double(),)
+    return NORMS[kind][1](x.double(), module.normalized_shape, weight, *extra, eps=module.eps)
+
+
+@pytest.mark.parametrize("zero_centered", [False, True])
+@pytest.mark.parametrize("shape", [48, (48,), (4, 12)])
+def test_result_and_gradients_are_those_of_float64(kind, make, shape, zero_centered):
+    module = make(shape, zero_centered_gamma=zero_centered, eps=1e-3)
+    x = torch.randn(3, 5, *module.normalized_shape).requires_grad_()
+    y, expected = module(x), reference(kind, module, x)
+    torch.testing.assert_close(y.double(), expected, rtol=1e-6, atol=3e-6)
+    dy = torch.randn_like(y)
+    inputs = [x, *module.parameters()]
+    got = torch.autograd.grad(y, inputs, dy)
+    for g, e in zip(got, torch.autograd.grad(expected, inputs, dy.double()), strict=True):
+        torch.testing.assert_close(g, e, rtol=3e-6, atol=1e-5)
+
+
+def test_the_result_has_the_dtype_of_autocast_or_of_x(make):
+    module = make(32)
+    assert module(torch.randn(3, 32)).dtype == torch.float32
+    assert module(torch.randn(3, 32).half()).dtype == torch.float16
+    with torch.autocast("cpu", torch.bfloat16):
+        y = module(torch.randn(3, 32, requires_grad=True))
+    assert y.dtype == torch.bfloat16
+    y.sum().backward()
+    assert module.weight.grad.dtype == torch.float32
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+def test_compiled_equals_eager_bit_for_bit(make, backend, equal_bits):
+    module = make(96).bfloat16()
+    x = torch.randn(70, 96).bfloat16().requires_grad_()
+    compiled = torch.compile(module, fullgraph=True, backend=backend)
+    results = []
+    for function in (module, compiled):
+        y = function(x)
+        results.append([y, *torch.autograd.grad(y, [x, *module.parameters()], torch.ones_like(y))])
+    assert all(map(equal_bits, *results))
+
+
+def test_the_signature_is_transformer_engines(kind):
+    signature = inspect.signature(NORMS[kind][0].__init__).parameters
+    names = ["normalized_shape", "eps", "sequence_parallel", "params_dtype", "zero_centered_gamma", "hidden_size"]
+    defaults = [None, 1e-5, None, None, False, None]
+    assert [signature[name].default for name in names] == defaults
+    assert [name for name in signature if name in names] == names
+
+
+def test_parameters_are_named_and_initialised_like_pytorchs(kind):
+    ours, theirs = NORMS[kind][0](16), {"layer": torch.nn.LayerNorm, "rms": torch.nn.RMSNorm}[kind](16)
+    assert ours.state_dict().keys() == theirs.state_dict().keys()
+    theirs.load_state_dict(ours.state_dict())
+    assert NORMS[kind][0](hidden_size=16, zero_centered_gamma=True).weight.eq(0).all()
+    assert ours.weight.eq(1).all()
+    module = NORMS[kind][0](16, sequence_parallel=True, params_dtype=torch.bfloat16, device="meta")
+    assert module.weight.sequence_parallel and module.weight.is_meta and module.weight.dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("rows", [0, 1, 3])
+def test_no_token_count_is_special(make, rows):
+    module = make(32)
+    x = torch.randn(rows, 32, requires_grad=True)
+    module(x).sum().backward()
+    assert x.grad.shape == (rows, 32) and module.weight.grad.isfinite().all()
+
+
+def test_bad_input_is_refused_in_words(kind, make):
+    norm = NORMS[kind][0]
+    with pytest.raises(TypeError, match="normalized_shape and hidden_size are the same option"):
+        norm()
+    with pytest.raises(TypeError, match="same option"):
+        norm(4, hidden_size=4)
+    with pytest.raises(ValueError, match="one or more sizes"):
+        norm(())
+    with pytest.raises(ValueError, match="dtype and params_dtype"):
+        norm(4, params_dtype=torch.half, dtype=torch.float32)
+    with pytest.raises(ValueError, match=r"x must be \[\*, 32\], got \[3, 31\]"):
+        make(32)(torch.randn(3, 31))
+    with pytest.raises(RuntimeError, match="must be float32, float16 or bfloat16"):
+        make(32)(torch.zeros(3, 32, dtype=torch.int32))
