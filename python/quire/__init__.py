@@ -6,7 +6,7 @@ from quire import _library
 
 _library.load()
 
-from quire import debug, recipe  # noqa: E402  (the operators must be there first)
+from quire import debug, delayed, recipe  # noqa: E402  (the operators must be there first)
 from quire.autocast import autocast  # noqa: E402
 from quire.explain import explain  # noqa: E402
 from quire.functional import dequantize, quantize  # noqa: E402
@@ -26,6 +26,7 @@ __all__ = [
     "TensorProto",
     "autocast",
     "debug",
+    "delayed",
     "dequantize",
     "explain",
     "quantize",

@@ -5,6 +5,9 @@ import threading
 from collections.abc import Callable
 from typing import ParamSpec, TypeVar
 
+import torch
+
+from quire import delayed
 from quire.recipe import Recipe, default
 
 P = ParamSpec("P")
@@ -15,6 +18,7 @@ class _State(threading.local):
     # A subclass with defaults: every thread starts without a recipe, and Dynamo reads and writes its attributes.
     def __init__(self) -> None:
         self.recipe: Recipe | None = None
+        self.rule: torch.Tensor | None = None
 
 
 _STATE = _State()
@@ -25,19 +29,32 @@ def active_recipe() -> Recipe | None:
     return _STATE.recipe
 
 
+def active_rule() -> torch.Tensor | None:
+    """What delayed.collect() needs, if the innermost autocast of this thread has a delayed recipe and is enabled or
+    calibrating; else None."""
+    return _STATE.rule
+
+
 class autocast:
     """Within it, quire's layers quantize as the recipe says. A context manager and a decorator.
 
     enabled: False makes layers compute in high precision, also inside an enabled autocast.
     recipe: a recipe of quire.recipe; None is quire.recipe.default().
+    calibrating: with enabled=False and a delayed recipe, layers compute in high precision and collect the amaxes of x
+        and w.
+    amax_reduction_group: the process group over which a delayed recipe reduces amaxes; None is the default group.
+
+    With a delayed recipe, entering the outermost autocast with grad enabled ends the last step: layers get new scales
+    (numerics.md 1.7). Within a compiled function that is a part of the graph, which has the state of every layer of the
+    process as inputs; around one it costs the graph nothing.
 
     Independent of torch.autocast, which sets the dtype of activations. State is per thread and restored when an
     exception leaves. Inside a compiled function it must be constructed there (`with quire.autocast(...)`) and is
     traced; around one, there is a graph per distinct recipe. With activation checkpointing, let it enclose checkpoint
     and backward: recomputation uses the recipe that is active then.
 
-    Raises TypeError where an argument is of a wrong kind, NotImplementedError for TransformerEngine's options that are
-    not available.
+    Raises TypeError where an argument is of a wrong kind, NotImplementedError if entered in a compiled function with a
+    delayed recipe whose step cannot be traced.
     """
 
     def __init__(
@@ -50,38 +67,44 @@ class autocast:
     ) -> None:
         if not isinstance(enabled, bool):
             raise TypeError(f"autocast: enabled must be a bool, got {enabled!r}; a recipe is passed as recipe=")
+        if not isinstance(calibrating, bool):
+            raise TypeError(f"autocast: calibrating must be a bool, got {calibrating!r}")
+        if amax_reduction_group is not None and not hasattr(amax_reduction_group, "group_name"):
+            raise TypeError(
+                f"autocast: amax_reduction_group must be a process group or None, got {amax_reduction_group!r}; "
+                "torch.distributed.new_group makes one"
+            )
         if recipe is not None and not isinstance(recipe, Recipe):
             raise TypeError(
                 f"autocast: recipe must be a recipe of quire.recipe, got {recipe!r}; "
                 "quire.recipe.from_name makes one by name"
             )
-        if calibrating or amax_reduction_group is not None:
-            raise NotImplementedError(
-                f"autocast: calibrating={calibrating!r} and amax_reduction_group={amax_reduction_group!r} belong to "
-                "delayed scaling, which is not available in this version. Leave them at their defaults"
-            )
-        if enabled and recipe is None:
+        if recipe is None and (enabled or calibrating):
             recipe = default()
-        if enabled and recipe.delayed():
-            raise NotImplementedError("autocast: layers do not keep the state of DelayedScaling in this version")
         self.recipe = recipe if enabled else None
-        self._outer: list[Recipe | None] = []
+        self._delayed = recipe if recipe is not None and recipe.delayed() and (enabled or calibrating) else None
+        self._group = amax_reduction_group
+        self._outer: list[tuple[Recipe | None, torch.Tensor | None]] = []
 
     def __enter__(self) -> "autocast":
-        self._outer.append(_STATE.recipe)
-        _STATE.recipe = self.recipe
+        rule = None if self._delayed is None else delayed.enter(self._delayed, self._group)
+        self._outer.append((_STATE.recipe, _STATE.rule))
+        _STATE.recipe, _STATE.rule = self.recipe, rule
         return self
 
     def __exit__(self, *exception: object) -> None:
-        _STATE.recipe = self._outer.pop()
+        _STATE.recipe, _STATE.rule = self._outer.pop()
+        if self._delayed is not None:
+            delayed.leave()
 
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
-        recipe = self.recipe
+        enabled, recipe, group = self.recipe is not None, self.recipe or self._delayed, self._group
+        calibrating = self._delayed is not None and not enabled
 
         # A fresh context per call: calls may run in several threads. No annotations: Dynamo cannot guard on P.
         @functools.wraps(function)
         def wrapper(*args, **kwargs):
-            with autocast(recipe is not None, recipe=recipe):
+            with autocast(enabled, recipe=recipe, calibrating=calibrating, amax_reduction_group=group):
                 return function(*args, **kwargs)
 
         return wrapper

@@ -17,6 +17,7 @@ namespace quire_torch {
 namespace {
 
 std::string canonical_spec(c10::string_view text) { return quire::QuantSpec::parse(text).to_string(); }
+bool in_backward() { return torch::autograd::get_current_graph_task_id() != -1; }
 std::string spec_grammar() { return quire::spec_grammar(); }
 
 void register_operators(torch::Library& m) {
@@ -54,6 +55,7 @@ void register_functions(torch::Library& m) {
   m.def("spec_grammar() -> str", spec_grammar);
   m.def("wgrad_take_(Tensor(a!) stash) -> Tensor[]", take_stashed);
   m.def("wgrad_drop(int number) -> ()", drop_stashed);
+  m.def("in_backward() -> bool", in_backward);
   m.def("isas() -> str", quire::explain_isas);
   m.def("kernel_tables() -> str", quire::kernel_tables);
   m.def("spec_families() -> str", quire::explain_families);

@@ -146,12 +146,13 @@ def test_state_and_debug_operators_pass_opcheck():
     check(ops.debug_swizzle, torch.arange(30, dtype=torch.uint8).reshape(6, 5))
     check(ops.debug_unswizzle, torch.zeros(128, 8, dtype=torch.uint8), 6, 5)
     check(ops.debug_philox, torch.arange(3), 1, 2)
-    amax, rule = torch.rand(1), torch.tensor(3)
-    check(ops.delayed_collect_, torch.zeros(3), torch.tensor(0), rule, amax, amax)
-    check(ops.delayed_collect_, torch.zeros(3), torch.tensor(0), rule, amax, None)
-    states = [torch.rand(4, 3), torch.rand(6, 2)], [torch.ones(3), torch.ones(2)], [torch.rand(3), torch.rand(2)]
-    for reduced in ([], [torch.rand(3), torch.rand(2)]):
-        check(ops.delayed_update_, *states, reduced, [rule, rule.clone()], rule, [448.0, 57344.0], 4, "max", 0)
+    amax, usage, rule = torch.rand(1), torch.tensor([3, 0, 0]), torch.tensor(3)
+    check(ops.delayed_collect_, torch.zeros(3), usage, rule, amax, amax)
+    check(ops.delayed_collect_, torch.zeros(3), usage, rule, amax, None)
+    rules = torch.tensor([[3, 4, 0, 0, 448, 57344]], dtype=torch.float64)
+    states = [torch.rand(4, 3), torch.rand(6, 3)], [torch.ones(3) * 2, torch.ones(3)], [torch.rand(3), torch.rand(3)]
+    for reduced in ([], [torch.rand(3), torch.rand(3)]):
+        check(ops.delayed_update_, *states, [usage, usage.clone()], reduced, rules, False)
     check(ops.debug_delayed_update, torch.rand(4, 3), torch.ones(3), torch.rand(3), "max", 448.0, 0)
 
 

@@ -56,7 +56,6 @@ struct Kinds : Base {
     c10::SymInt n;
     std::vector<c10::SymInt> shape;
     double f;
-    std::vector<double> floats;
     bool b;
     std::string s;
     at::ScalarType dtype;
@@ -72,7 +71,6 @@ struct Kinds : Base {
                                                op::field<&Args::n>("n"),
                                                op::field<&Args::shape>("shape"),
                                                op::field<&Args::f>("f"),
-                                               op::field<&Args::floats>("floats"),
                                                op::field<&Args::b>("b"),
                                                op::field<&Args::s>("s"),
                                                op::field<&Args::dtype>("dtype"),
@@ -90,7 +88,6 @@ struct Kinds : Base {
   }
   static void cpu(const Args& a, op::Tensors<2>& out) {
     double sum = static_cast<double>(a.i) + a.f + (a.b ? 1 : 0) + static_cast<double>(a.s.size() + a.group.name.size());
-    for (const double f : a.floats) sum += f;
     op::for_each_tensor(a, [&](const at::Tensor& t) { sum += t.sum().item<double>(); });
     out[0].fill_(sum * a.scale.factor);
     a.count.value.add_(1);

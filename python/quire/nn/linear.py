@@ -4,8 +4,9 @@ from collections.abc import Callable
 
 import torch
 
-from quire.autocast import active_recipe
-from quire.functional import linear
+from quire import delayed
+from quire.autocast import active_recipe, active_rule
+from quire.functional import linear, linear_given
 
 # TransformerEngine's options that are not available in this version, with the value that asks for nothing.
 _CONSTRUCTOR_OPTIONS = {
@@ -78,6 +79,7 @@ class Linear(torch.nn.Linear):
                 f"quire.Linear: dtype and params_dtype are the same option, got {dtype} and {params_dtype}; pass one"
             )
         super().__init__(in_features, out_features, bias, device, params_dtype if dtype is None else dtype)
+        self.delayed = delayed.DelayedState(self.weight.device)
 
     def reset_parameters(self) -> None:
         """New weights, as torch.nn.Linear, and a new seed with the counter at 0."""
@@ -99,6 +101,7 @@ class Linear(torch.nn.Linear):
         super()._apply(fn, recurse)
         if was_meta and not self.sr_state.is_meta:  # to_empty() left it uninitialised
             self._reset_sr_state()
+        self.delayed.to(self.weight.device)
         return self
 
     def forward(self, x: torch.Tensor, **options: object) -> torch.Tensor:
@@ -110,8 +113,10 @@ class Linear(torch.nn.Linear):
         """
         if options:
             _refuse_options("quire.Linear.forward", options, _FORWARD_OPTIONS)
-        recipe = active_recipe()
+        recipe, rule = active_recipe(), active_rule()
         if recipe is None:
+            if rule is not None:
+                delayed.calibrate(self.delayed, rule, x, self.weight)
             return torch.nn.functional.linear(x, self.weight, self.bias)
         device = x.device.type
         if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
@@ -119,9 +124,23 @@ class Linear(torch.nn.Linear):
         else:
             dtype = x.dtype
             self._check_dtypes(dtype)
+        if recipe.delayed():
+            return self._forward_delayed(x, recipe.linear_spec(), dtype, rule)
         # A graph has no input that it does not need.
         sr_state = self.sr_state if recipe.stochastic and torch.is_grad_enabled() else None
         return linear(x, self.weight, self.bias, recipe.linear_spec(), dtype, sr_state=sr_state)
+
+    def _forward_delayed(
+        self, x: torch.Tensor, spec: str, dtype: torch.dtype, rule: torch.Tensor | None
+    ) -> torch.Tensor:
+        state, w, grad = self.delayed, self.weight, torch.is_grad_enabled()
+        scale, bwd_scale = delayed.scales(state)
+        x_buffers = delayed.quantize(x, scale, 0, grad and w.requires_grad)
+        w_buffers = delayed.quantize(w, scale, 1, grad and x.requires_grad)
+        given = {"x_buffers": x_buffers, "w_buffers": w_buffers, "bwd_scale": bwd_scale, "bwd_amax": state.bwd_amax}
+        y = linear_given(x, w, self.bias, spec, dtype, **given)
+        delayed.collect(state, rule, x_buffers[2], w_buffers[2])  # now that the arguments are known to fit
+        return y
 
     def _check_dtypes(self, dtype: torch.dtype) -> None:
         for name, parameter in (("weight", self.weight), ("bias", self.bias)):

@@ -60,7 +60,6 @@ consteval std::string_view word() {
   if (std::same_as<T, c10::SymInt>) return "SymInt";
   if (std::same_as<T, std::vector<c10::SymInt>>) return "SymInt[]";
   if (std::same_as<T, double>) return "float";
-  if (std::same_as<T, std::vector<double>>) return "float[]";
   if (std::same_as<T, bool>) return "bool";
   if (std::same_as<T, at::ScalarType>) return "ScalarType";
   if (std::same_as<T, std::string> || Textual<T>) return "str";

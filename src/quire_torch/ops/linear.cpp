@@ -19,7 +19,15 @@ SpecText text_of(const quire::QuantSpec& spec) { return SpecText::parse(spec.to_
 
 bool from_codes(Backward mode) { return mode == Backward::quantized || mode == Backward::requantized; }
 
+/// linear_fwd does not see a w that is given quantized.
+void check_contraction(const LinearGiven::Args& a) {
+  if (a.w_buffers.empty() || a.x.dim() == 0) return;
+  quire::check(a.x.sym_size(-1) == a.w.sym_size(-1), "linear: x and w must agree on K; got x [..., ", a.x.sym_size(-1),
+               "] and w ", a.w.sym_sizes());
+}
+
 LinearFwd::Args inner(const LinearGiven::Args& a, int64_t save) {
+  check_contraction(a);
   return {.x = a.x,
           .w = a.w_buffers.empty() ? std::optional(a.w) : std::nullopt,
           .bias = a.bias,

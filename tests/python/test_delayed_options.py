@@ -1,0 +1,178 @@
+"""Delayed scaling: recomputation, calibration, exceptions, threads, functions of the user (numerics.md 1.6, 1.7)."""
+
+import functools
+
+import pytest
+import torch
+from torch.utils.checkpoint import checkpoint
+
+import quire
+from delayed_reference import RECIPE, Layer, forward, stored, train_step, used_scales, varied
+from quire.autocast import active_recipe
+from quire.recipe import DelayedScaling
+
+
+@pytest.fixture
+def layer():
+    torch.manual_seed(0)
+    return quire.Linear(16, 32)
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_recomputation_uses_the_scales_of_the_forward_and_collects_once(layer, reentrant):
+    model = Layer()
+    for step in range(5):
+        x, dy = varied(step, 8, 16).requires_grad_(), varied(step, 8, 32, seed=1)
+        with quire.debug.operands() as records, quire.autocast(recipe=RECIPE):
+            checkpoint(layer, x, use_reentrant=reentrant).backward(dy)
+        model.step()
+        assert used_scales(records, "x") == [stored(model.fwd.scale[0])] * 2
+        assert used_scales(records, "w") == [stored(model.fwd.scale[1])] * 2
+        assert used_scales(records, "dy") == [stored(model.bwd.scale[0])]
+        model.forward(x, layer.weight)
+        model.backward(dy)
+        model.check(layer.delayed)
+
+
+def test_an_autocast_that_is_recomputed_ends_no_step(layer):
+    def block(x):
+        with quire.autocast(recipe=RECIPE):
+            return layer(x)
+
+    model = Layer()
+    for step in range(4):
+        x, dy = varied(step, 8, 16).requires_grad_(), varied(step, 8, 32, seed=1)
+        with quire.debug.operands() as records:
+            checkpoint(block, x, use_reentrant=False).backward(dy)
+        model.step()
+        assert used_scales(records, "x") == [stored(model.fwd.scale[0])] * 2
+        model.forward(x, layer.weight)
+        model.backward(dy)
+        model.check(layer.delayed)
+
+
+def test_recorded_scales_serve_a_recomputation_after_other_steps(layer, equal_bits):
+    model = Layer()
+    train_step(layer, model, 0)
+    x, recorded = varied(1, 8, 16), quire.delayed.RecordedScales()
+    with recorded:
+        y = forward(layer, model, x)
+    train_step(layer, model, 2)
+    with recorded, quire.autocast(recipe=RECIPE):
+        assert equal_bits(layer(x), y)
+    with recorded, quire.autocast(recipe=RECIPE):
+        assert equal_bits(layer(x), y)
+    with quire.autocast(recipe=RECIPE):
+        assert not equal_bits(layer(x), y)
+
+
+def test_calibrating_collects_in_high_precision(layer, equal_bits):
+    model = Layer()
+    x, y = varied(0, 8, 16), None
+    with torch.no_grad():
+        with quire.autocast(enabled=False, calibrating=True, recipe=RECIPE):
+            y = layer(x)
+        assert equal_bits(y, torch.nn.functional.linear(x, layer.weight, layer.bias))
+        model.forward(x, layer.weight)
+        with quire.autocast(enabled=False, calibrating=True):  # the default recipe has no state
+            layer(varied(1, 8, 16))
+        with quire.autocast(enabled=False, recipe=RECIPE):
+            layer(varied(1, 8, 16))
+    assert layer.delayed.fwd_amax.tolist() == model.fwd.history[0].tolist()
+    train_step(layer, model, 2)  # the first quantized step has calibrated scales
+
+
+def test_an_exception_inside_leaves_no_trace_but_the_amaxes_of_what_ran(layer):
+    model = Layer()
+    train_step(layer, model, 0)
+    with pytest.raises(ZeroDivisionError):
+        forward(layer, model, varied(1, 8, 16)) / (1 // 0)
+    train_step(layer, model, 2)
+    with pytest.raises(RuntimeError, match="x and w must agree on K"), quire.autocast(recipe=RECIPE):
+        layer(torch.full((8, 15), 1e30))
+    model.step()
+    model.check(layer.delayed)
+    train_step(layer, model, 3)
+
+
+def test_threads_do_not_end_each_others_steps():
+    import threading
+
+    def train(seed, results):
+        torch.manual_seed(seed)
+        layer, model = quire.Linear(16, 32), Layer()
+        for step in range(20):
+            layer.weight.data *= 3.0 if step % 2 else 0.1
+            x, dy = varied(step, 8, 16, seed=seed).requires_grad_(), varied(step, 8, 32, seed=seed + 9)
+            with quire.autocast(recipe=RECIPE):
+                y = layer(x)
+            y.backward(dy)
+            model.step()
+            model.forward(x, layer.weight)
+            model.backward(dy)
+        results[seed] = (layer, model)
+
+    results = {}
+    threads = [threading.Thread(target=train, args=(seed, results)) for seed in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(results) == 8
+    for layer, model in results.values():
+        model.check(layer.delayed)
+
+
+def mean(history):
+    return history.mean(0)
+
+
+def halved(amax, scale, largest, recipe):
+    assert isinstance(recipe, DelayedScaling)
+    return largest / amax.clamp(min=1e-30) / 2
+
+
+UNFUSED = {
+    "amax": (functools.partial(DelayedScaling, amax_compute_algo=mean), mean, None),
+    "scale": (functools.partial(DelayedScaling, scaling_factor_compute_algo=halved), lambda h: h.amax(0), halved),
+    "recent": (
+        functools.partial(DelayedScaling, amax_compute_algo="most_recent", scaling_factor_compute_algo=halved),
+        lambda h: h[0],
+        halved,
+    ),
+}
+
+
+@pytest.mark.parametrize("make, amax_of, scale_of", UNFUSED.values(), ids=UNFUSED)
+def test_functions_of_the_user_take_the_unfused_path(layer, make, amax_of, scale_of):
+    recipe, length = make(margin=1, amax_history_len=3), 3
+    fwd, bwd = (torch.zeros(length, 3), torch.ones(3)), (torch.zeros(length, 2), torch.ones(2))
+    for step in range(5):
+        x, dy = varied(step, 8, 16).requires_grad_(), varied(step, 8, 32, seed=1)
+        with quire.debug.operands() as records, quire.autocast(recipe=recipe):
+            layer(x).backward(dy)
+        if step:
+            for (history, scale), largest in ((fwd, 448.0), (bwd, 57344.0)):
+                amax = amax_of(history)
+                if scale_of:
+                    scale.copy_(scale_of(amax, scale, largest, recipe))
+                else:
+                    scale.copy_(torch.where(amax > 0, (largest / amax) / 2, scale))
+                history.copy_(history.roll(-1, 0))
+                history[0] = 0
+        assert used_scales(records, "x") == [stored(fwd[1][0])] and used_scales(records, "dy") == [stored(bwd[1][0])]
+        fwd[0][0] = torch.stack([x.detach().abs().max(), layer.weight.detach().abs().max(), torch.zeros(())])
+        bwd[0][0, 0] = dy.abs().max()
+
+
+@pytest.mark.parametrize("returns", [1.0, torch.zeros(4), torch.zeros(3, dtype=torch.float64)], ids=repr)
+def test_a_function_that_returns_something_else_is_named(layer, returns):
+    recipe = DelayedScaling(amax_compute_algo=lambda history: returns)
+    with quire.autocast(recipe=recipe):
+        layer(varied(0, 8, 16))
+    with pytest.raises(TypeError, match="amax_compute_algo must return a torch.float32 tensor of shape"):
+        with quire.autocast(recipe=recipe):
+            pass
+    assert active_recipe() is None and layer.delayed.fwd_scale.tolist() == [1] * 3
+    with quire.autocast(recipe=DelayedScaling(amax_compute_algo=lambda history: history[0])):
+        assert layer.delayed.fwd_scale[0] != 1, "entered anew, as the outermost one, with a function that is right"
