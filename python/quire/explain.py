@@ -46,9 +46,10 @@ class Operand:
 class Step:
     """One problem that was run.
 
-    operation: "quantize", "gemm", "dequantize", "column_sum", the tables of kernels; "torch" for a product of
-        unquantized tensors that PyTorch computes.
-    name: the product, "fprop", "dgrad", "wgrad" or "dbias"; the role of what is quantized.
+    operation: "quantize", "gemm", "dequantize", "column_sum", "norm", "activation", the tables of kernels; "torch" for
+        a product of unquantized tensors that PyTorch computes.
+    name: the product, "fprop", "dgrad", "wgrad" or "dbias"; the role of what is quantized; "grad" of a norm or an
+        activation.
     problem: in words. operands: what a product reads, or what a quantization writes. kernels: the rows of the table.
     """
 
@@ -199,6 +200,9 @@ def _differentiable(value: object) -> bool:
     return isinstance(value, torch.Tensor) and value.requires_grad
 
 
+_QUANTIZING = {"quantize", "norm", "activation"}
+
+
 def _steps(text: str) -> list[Step]:
     """Parses the lines of end_explanation (src/quire_torch/ops/observe.h)."""
     steps: list[tuple[list[str], list[list[str]], list[Kernel]]] = []
@@ -214,7 +218,7 @@ def _steps(text: str) -> list[Step]:
     for (operation, *_), operands, _ in steps:
         for operand in operands:
             address = operand[-1]
-            if operation == "quantize":
+            if operation in _QUANTIZING:
                 made[address] = operand
             elif address in made and not made[address][0]:
                 made[address][0] = operand[0]  # a role is known once a product has read the codes

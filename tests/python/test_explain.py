@@ -179,3 +179,25 @@ def test_a_forced_kernel_is_said_to_be_forced():
     lines = set(done.stdout.splitlines())
     assert "gemm reference ['QUIRE_KERNEL names another', 'runs']" in lines
     assert "quantize generic ['runs', 'not asked, generic comes first']" in lines
+
+
+def test_a_norm_that_quantizes_made_the_operand_of_the_product():
+    from quire.functional import linear_given, norm
+
+    def call(x, w, gain):
+        carrier, buffers = norm(x, gain, None, "RMSNorm", x.dtype, spec="mxfp8", rowwise=True, columnwise=True)
+        return linear_given(carrier, w, None, "x=mxfp8,w=mxfp8,dy=mxfp8", x.dtype, x_buffers=buffers)
+
+    arguments = torch.randn(8, 96), torch.randn(64, 96), torch.randn(96)
+    explanation = quire.explain(call, *arguments)
+    norms = [step for step in explanation.steps if step.operation == "norm"]
+    assert [step.name for step in norms] == ["", "grad"] and all(step.kernel == "generic" for step in norms)
+    assert norms[0].problem == "RMSNorm float32 [8, 96] to float32 and mxfp8 rowwise columnwise"
+    assert [(o.role, o.direction, o.made) for o in norms[0].operands] == [
+        ("x", "rowwise", True),
+        ("x", "columnwise", True),
+    ]
+    assert all(operand.made for step in explanation.products for operand in step.operands)
+    with quire.debug.statistics() as counts:
+        call(*arguments)
+    assert "x     fprop    rowwise     mxfp8  1        768" in str(counts)

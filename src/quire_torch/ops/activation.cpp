@@ -1,21 +1,21 @@
 #include "quire_torch/ops/activation.h"
 
-#include "quire/pointwise/pointwise.h"
+#include "quire_torch/ops/observe.h"
 
 namespace quire_torch {
 
 void ActivationFwd::cpu(const Args& a, op::Tensors<7>& out) {
   const MatrixView x(a.x, "activation: x");
   const int64_t cols = a.sizes<int64_t>().back();
-  quire::activation({.activation = *a.activation,
-                     .x = x.matrix(),
-                     .out = destination(a.out(), out.data(), x.matrix().rows, cols, "activation")});
+  run(quire::ActivationProblem{.activation = *a.activation,
+                               .x = x.matrix(),
+                               .out = destination(a.out(), out.data(), x.matrix().rows, cols, "activation")});
 }
 
 void ActivationBwd::cpu(const Args& a, op::Tensors<1>& out) {
   const MatrixView x(a.x, "activation_bwd: x"), dy(a.dy, "activation_bwd: dy");
-  quire::activation_grad(
-      {.activation = *a.activation, .dy = dy.matrix(), .x = x.matrix(), .dx = mutable_matrix(out[0])});
+  run(quire::ActivationGradProblem{
+      .activation = *a.activation, .dy = dy.matrix(), .x = x.matrix(), .dx = mutable_matrix(out[0])});
 }
 
 op::Tensors<7> Activation::inference(const Args& a) {

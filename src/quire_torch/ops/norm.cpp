@@ -1,6 +1,6 @@
 #include "quire_torch/ops/norm.h"
 
-#include "quire/pointwise/pointwise.h"
+#include "quire_torch/ops/observe.h"
 
 namespace quire_torch {
 namespace {
@@ -33,15 +33,15 @@ void NormFwd::cpu(const Args& a, op::Tensors<9>& out) {
   std::optional<MatrixView> beta;
   if (a.bias) beta.emplace(*a.bias, "norm: bias");
   const quire::Matrix& m = x.matrix();
-  quire::norm({.kind = a.normalization.kind,
-               .x = m,
-               .gamma = vector(gamma),
-               .beta = vector(beta),
-               .zero_centered = a.zero_centered,
-               .eps = static_cast<float>(a.eps),
-               .out = destination(a.out(), out.data(), m.rows, m.cols, "norm"),
-               .mean = floats(out[7]),
-               .rstd = floats(out[8])});
+  run(quire::NormProblem{.kind = a.normalization.kind,
+                         .x = m,
+                         .gamma = vector(gamma),
+                         .beta = vector(beta),
+                         .zero_centered = a.zero_centered,
+                         .eps = static_cast<float>(a.eps),
+                         .out = destination(a.out(), out.data(), m.rows, m.cols, "norm"),
+                         .mean = floats(out[7]),
+                         .rstd = floats(out[8])});
 }
 
 void NormBwd::cpu(const Args& a, op::Tensors<3>& out) {
@@ -50,17 +50,17 @@ void NormBwd::cpu(const Args& a, op::Tensors<3>& out) {
   const MatrixView x(a.x, "norm_bwd: x"), dy(a.dy, "norm_bwd: dy");
   const std::optional<MatrixView> gamma(std::in_place, a.weight, "norm_bwd: weight");
   const int64_t rows = x.matrix().rows;
-  quire::norm_grad(
-      {.kind = a.normalization.kind,
-       .dy = dy.matrix(),
-       .x = x.matrix(),
-       .gamma = vector(gamma),
-       .zero_centered = a.zero_centered,
-       .mean = a.normalization.kind == quire::NormKind::layer ? kept_moments(a.mean, rows, "mean") : nullptr,
-       .rstd = kept_moments(a.rstd, rows, "rstd"),
-       .dx = a.needs & kNeedsNormX ? mutable_matrix(out[0]) : quire::MutableMatrix{},
-       .dgamma = a.needs & kNeedsNormWeight ? out[1].mutable_data_ptr() : nullptr,
-       .dbeta = a.needs & kNeedsNormBias ? out[2].mutable_data_ptr() : nullptr});
+  run(quire::NormGradProblem{
+      .kind = a.normalization.kind,
+      .dy = dy.matrix(),
+      .x = x.matrix(),
+      .gamma = vector(gamma),
+      .zero_centered = a.zero_centered,
+      .mean = a.normalization.kind == quire::NormKind::layer ? kept_moments(a.mean, rows, "mean") : nullptr,
+      .rstd = kept_moments(a.rstd, rows, "rstd"),
+      .dx = a.needs & kNeedsNormX ? mutable_matrix(out[0]) : quire::MutableMatrix{},
+      .dgamma = a.needs & kNeedsNormWeight ? out[1].mutable_data_ptr() : nullptr,
+      .dbeta = a.needs & kNeedsNormBias ? out[2].mutable_data_ptr() : nullptr});
 }
 
 op::Tensors<7> Norm::inference(const Args& a) {

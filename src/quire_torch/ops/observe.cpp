@@ -5,10 +5,12 @@
 #include <mutex>
 #include <optional>
 #include <tuple>
+#include <vector>
 
 #include "quire/base/check.h"
 #include "quire/gemm/gemm.h"
 #include "quire/gemm/kernels.h"
+#include "quire/pointwise/pointwise.h"
 #include "quire/quantize/quantize.h"
 #include "quire/quantize/statistics.h"
 
@@ -99,21 +101,44 @@ Counts& counts() {
   return c;
 }
 
-void observe(const char* role, const QuantizeProblem& p) {
+bool counting() { return counts().on.load(std::memory_order_relaxed); }
+
+/// Counts what was quantized; returns it as lines of an explanation.
+std::string observe_sides(const char* role, const QuantizeProblem& p) {
   std::string operands;
   for (const Direction d : {Direction::rowwise, Direction::columnwise}) {
     if ((d == Direction::rowwise ? p.rowwise : p.columnwise).data == nullptr) continue;
     const quire::Operand o = operand_of(p, d);
     operands += operand_line(role, o);
-    if (counts().on.load(std::memory_order_relaxed))
-      counts().add(role, p.spec.to_string(), d, {1, quire::statistics(p, d)}, o.data);
+    if (counting()) counts().add(role, p.spec.to_string(), d, {1, quire::statistics(p, d)}, o.data);
   }
+  return operands;
+}
+
+void observe(const char* role, const QuantizeProblem& p) {
+  const std::string operands = observe_sides(role, p);
   if (explanation) explain_step("quantize", role, p, operands);
+}
+
+/// A problem whose result may be quantized. Counting needs the result itself, also where nobody else does.
+template <class Problem>
+void run_producer(const char* operation, Problem problem, void (*compute)(const Problem&)) {
+  quire::MutableMatrix& y = problem.out.y;
+  std::vector<char> memory;
+  if (observed() && counting() && y.data == nullptr) {
+    memory.resize(static_cast<size_t>(y.rows * y.cols * size_of(y.dtype)));
+    y.data = memory.data();
+  }
+  compute(problem);
+  if (!observed()) [[likely]]
+    return;
+  const std::string operands = observe_sides("", problem.out.quantization());
+  if (explanation) explain_step(operation, "", problem, operands);
 }
 
 void observe(const Product& product, const GemmProblem& p) {
   if (explanation) explain_step("gemm", product.name, p, operand_line(product.a, p.a) + operand_line(product.b, p.b));
-  if (!counts().on.load(std::memory_order_relaxed)) return;
+  if (!counting()) return;
   counts().claim(product.a, p.a.data);
   counts().claim(product.b, p.b.data);
 }
@@ -142,6 +167,22 @@ void run(const quire::ColumnSumProblem& problem) {
   quire::column_sum(problem);
   if (observed() && explanation) [[unlikely]]
     explain_step("column_sum", "dbias", problem, "");
+}
+
+void run(const quire::NormProblem& problem) { run_producer("norm", problem, quire::norm); }
+
+void run(const quire::NormGradProblem& problem) {
+  quire::norm_grad(problem);
+  if (observed() && explanation) [[unlikely]]
+    explain_step("norm", "grad", problem, "");
+}
+
+void run(const quire::ActivationProblem& problem) { run_producer("activation", problem, quire::activation); }
+
+void run(const quire::ActivationGradProblem& problem) {
+  quire::activation_grad(problem);
+  if (observed() && explanation) [[unlikely]]
+    explain_step("activation", "grad", problem, "");
 }
 
 void begin_explanation() {

@@ -4,6 +4,7 @@
 
 #include <string>
 
+#include "quire/spec/pointwise_problem.h"
 #include "quire/spec/problem.h"
 
 namespace quire_torch {
@@ -21,6 +22,11 @@ void run(const char* role, const quire::QuantizeProblem& problem);
 void run(const quire::DequantizeProblem& problem);
 void run(const Product& product, const quire::GemmProblem& problem);
 void run(const quire::ColumnSumProblem& problem);
+/// Operands that a norm or an activation quantizes have no role yet.
+void run(const quire::NormProblem& problem);
+void run(const quire::NormGradProblem& problem);
+void run(const quire::ActivationProblem& problem);
+void run(const quire::ActivationGradProblem& problem);
 
 /// Starts an explanation of what this thread runs. Throws if it is being written already.
 void begin_explanation();
