@@ -5,7 +5,14 @@ from collections.abc import Sequence
 import torch
 
 from quire.seed import signed64
-from quire.tensor import QuantizedTensor, QuantSpec, from_results
+from quire.tensor import (
+    BUFFER_NAMES,
+    QuantizedActivation,
+    QuantizedTensor,
+    QuantSpec,
+    from_results,
+    named_buffers,
+)
 
 #: The buffers of a quantized operand, in the order of quire.tensor.BUFFER_NAMES and None where absent, or () for none.
 Buffers = Sequence[torch.Tensor | None]
@@ -111,7 +118,7 @@ def quantize(
     *,
     offset: int = 0,
     scale: torch.Tensor | None = None,
-) -> QuantizedTensor:
+) -> QuantizedTensor | QuantizedActivation:
     """Codes, scales and amaxes of x under `spec` (numerics.md 1-5).
 
     x: float32, float16 or bfloat16, rank >= 1, any sizes and strides.
@@ -121,16 +128,46 @@ def quantize(
     scale: float32 [1], multiplies x before the cast instead of a scale from x's own amax; fp8_tensor only
         (numerics.md 1.5).
 
-    Not differentiable. Raises ValueError for a wrong spec, a missing seed or one out of range, RuntimeError for a wrong
-    x or scale.
+    Gives a QuantizedTensor; where x requires a gradient, and grad mode is on, a QuantizedActivation, through which the
+    gradient passes as if quantization were the identity. Raises ValueError for a wrong spec, a missing seed or one out of
+    range, RuntimeError for a wrong x or scale.
     """
     spec = spec if isinstance(spec, QuantSpec) else QuantSpec(spec)
     if spec.stochastic and seed is None:
         raise ValueError(f"quantize: {spec} rounds stochastically and needs a seed; pass seed= an int")
-    results = torch.ops.quire.quantize(
-        x, spec.text, rowwise, columnwise, signed64(seed or 0, "seed"), signed64(offset, "offset"), scale
-    )
+    arguments = (rowwise, columnwise, signed64(seed or 0, "seed"), signed64(offset, "offset"), scale)
+    if x.requires_grad and torch.is_grad_enabled():
+        carrier, *results = torch.ops.quire.quantize_through(x, spec.text, *arguments)
+        named = named_buffers(results, rowwise, columnwise)
+        return QuantizedActivation(carrier, tuple([named[name] for name in BUFFER_NAMES]), spec.text)
+    results = torch.ops.quire.quantize(x, spec.text, *arguments)
     return from_results(results, spec.text, x.shape, x.dtype, (rowwise, columnwise))
+
+
+def fingerprint(x: torch.Tensor) -> torch.Tensor:
+    """int64 [1], 64 bits that change when x does; any dtype that quantize() takes."""
+    return torch.ops.quire.fingerprint(x)
+
+
+def amax_max_(amax: torch.Tensor, value: torch.Tensor, slot: int) -> None:
+    """amax[slot] = max(amax[slot], value) for float32 vectors, value of size [1]; NaN is ignored (numerics.md 1.5)."""
+    torch.ops.quire.amax_max_(amax, value, slot)
+
+
+def stashed_wgrad(stash: torch.Tensor, grad: torch.Tensor, overwrite: bool = True) -> bool:
+    """Computes the oldest weight gradient whose operands a backward pass kept under `stash` (linear_given, wgrad_stash)
+    and writes it to grad [N, K], or adds it. False if none is kept. Not for compiled functions."""
+    operands, tokens, recipe = torch.ops.quire.wgrad_take_(stash)
+    if len(operands) == 2:  # unquantized: dy, x
+        torch.ops.quire.accumulate_(grad, operands[0].t() @ operands[1], overwrite)
+    elif operands:
+        torch.ops.quire.wgrad_(grad, *operands, tokens, recipe, overwrite)
+    return bool(operands)
+
+
+def drop_stashed_wgrads(number: int) -> None:
+    """Forgets the operands kept under that number."""
+    torch.ops.quire.wgrad_drop(number)
 
 
 def dequantize(q: QuantizedTensor, dtype: torch.dtype | None = None) -> torch.Tensor:

@@ -10,6 +10,7 @@
 #include "quire_torch/ops/linear.h"
 #include "quire_torch/ops/norm.h"
 #include "quire_torch/ops/observe.h"
+#include "quire_torch/ops/quantize_through.h"
 #include "quire_torch/ops/recorder.h"
 #include "quire_torch/ops/state.h"
 
@@ -38,7 +39,9 @@ void register_operators(torch::Library& m) {
   op::register_outer<Activation>(m);
   op::register_inner<ActivationFwd>(m);
   op::register_inner<ActivationBwd>(m);
+  op::register_outer<QuantizeThrough>(m);
   op::register_inner<Quantize>(m);
+  op::register_inner<Fingerprint>(m);
   op::register_inner<Dequantize>(m);
   op::register_inner<EmptyQuantized>(m);
   op::register_inner<DebugCast>(m);
@@ -53,7 +56,7 @@ void register_operators(torch::Library& m) {
 void register_functions(torch::Library& m) {
   m.def("canonical_spec(str spec) -> str", canonical_spec);
   m.def("spec_grammar() -> str", spec_grammar);
-  m.def("wgrad_take_(Tensor(a!) stash) -> Tensor[]", take_stashed);
+  m.def("wgrad_take_(Tensor(a!) stash) -> (Tensor[] operands, int tokens, str recipe)", take_stashed);
   m.def("wgrad_drop(int number) -> ()", drop_stashed);
   m.def("in_backward() -> bool", in_backward);
   m.def("isas() -> str", quire::explain_isas);

@@ -149,14 +149,15 @@ def test_stashed_operands_give_the_weight_gradient_later_and_in_order(mode):
         ops.linear_given(x, w, None, text, torch.float32, [], [], wgrad_stash=stash).backward(dy)
     assert w.grad is None and stash.tolist() == [987, 2]
     for tokens, dw in zip((5, 33), expected, strict=True):
-        operands = ops.wgrad_take_(stash)
+        operands, kept_tokens, kept_text = ops.wgrad_take_(stash)
+        assert (kept_tokens, kept_text) == (tokens, text)
         later = torch.empty(40, 64)
         if len(operands) == 2:
             later = operands[0].t() @ operands[1]
         else:
             ops.wgrad_(later, *operands, tokens, text, True)
         assert torch.equal(later, dw)
-    assert stash.tolist() == [987, 0] and ops.wgrad_take_(stash) == []
+    assert stash.tolist() == [987, 0] and ops.wgrad_take_(stash)[0] == []
 
 
 def test_backward_in_high_precision_is_that_of_the_plain_tensors():
@@ -203,3 +204,37 @@ def test_results_that_were_not_asked_for_are_empty():
     assert [t.numel() for t in nothing] == [0, 0, 0]
     _, _, _, codes, scale, _ = ops.quantize(dy, "mxfp8", False, True)
     assert torch.equal(dy_data, codes) and torch.equal(dy_scale, scale.flatten())
+
+
+def test_codes_of_a_weight_that_has_changed_are_refused():
+    x, w = torch.randn(5, 64), torch.randn(40, 64)
+    codes, mark = buffers(w, "mxfp8"), ops.fingerprint(w)
+
+    def run():
+        return ops.linear_given(x, w, None, MXFP8, torch.float32, [], codes, w_fingerprint=mark)
+
+    assert torch.equal(run(), ops.linear(x, w, None, MXFP8, torch.float32))
+    value = w[3, 5].item()
+    w.data[3, 5] += 1  # which no version counter shows
+    with pytest.raises(RuntimeError, match="the weight has changed since it was quantized, .* stale; .*quantize_weights"):
+        run()
+    w.data[3, 5] = value
+    run()
+
+
+def test_gradients_pass_through_quantization_by_the_carrier():
+    x = torch.randn(5, 64, requires_grad=True)
+    carrier, *codes = ops.quantize_through(x, "mxfp8", True, True)
+    assert carrier.shape == x.shape and carrier.untyped_storage().nbytes() == 4
+    assert all(torch.equal(a, b) for a, b in zip(codes, buffers(x.detach(), "mxfp8"), strict=True))
+    dy = torch.randn(5, 64)
+    (dx,) = torch.autograd.grad(carrier, x, dy)
+    assert torch.equal(dx, dy)
+
+
+@pytest.mark.parametrize("mode", ["", ",backward=high_precision"])
+def test_a_placeholder_is_what_w_gets_when_its_gradient_went_elsewhere(mode):
+    x, w, main_grad = torch.randn(5, 64), torch.randn(40, 64, requires_grad=True), torch.zeros(40, 64)
+    y = ops.linear_given(x, w, None, MXFP8 + mode, torch.float32, [], [], main_grad=main_grad, placeholder=True)
+    y.sum().backward()
+    assert torch.equal(w.grad, torch.zeros(40, 64)) and main_grad.count_nonzero() > 0

@@ -137,9 +137,12 @@ def test_quantize_and_dequantize_pass_opcheck(spec, shape):
 def test_state_and_debug_operators_pass_opcheck():
     x, _, _ = tensors((5, 32), grad=False)
     check(ops.sr_advance_, sr_state())
+    check(ops.fingerprint, x)
+    check(ops.quantize_through, x, "mxfp8", True, True)
+    check(ops.quantize_through, x.clone().requires_grad_(), "nvfp4", True, True)
     check(ops.amax_max_, torch.zeros(3), torch.ones(1), 1)
     check(ops.accumulate_, torch.zeros(3, 4), torch.ones(3, 4), False)
-    check(ops.wgrad_stash_, torch.tensor([54321, 0]), [x, x])
+    check(ops.wgrad_stash_, torch.tensor([54321, 0]), [x, x], 5, RECIPES["mxfp8"])
     ops.wgrad_drop(54321)
     check(ops.debug_cast, x, "e4m3")
     check(ops.debug_rht, x, True)

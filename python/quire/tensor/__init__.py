@@ -1,11 +1,22 @@
 """Quantized tensors as values: how (QuantSpec), what is stored (TensorProto), the tensors themselves (QuantizedTensor).
 
 spec.py and proto.py describe, quantized.py is the tensor, operators.py says what PyTorch's operators do with one,
-views.py and directions.py which codes a view has and which follow from those of the other direction.
+views.py and directions.py which codes a view has and which follow from those of the other direction; activation.py is
+the form that has a gradient (QuantizedActivation).
 """
 
+from quire.tensor.activation import QuantizedActivation, input_operand
 from quire.tensor.proto import BUFFER_NAMES, TensorProto, named_buffers
 from quire.tensor.quantized import QuantizedTensor, from_results
 from quire.tensor.spec import QuantSpec
 
-__all__ = ["BUFFER_NAMES", "QuantSpec", "QuantizedTensor", "TensorProto", "from_results", "named_buffers"]
+__all__ = [
+    "BUFFER_NAMES",
+    "QuantSpec",
+    "QuantizedActivation",
+    "QuantizedTensor",
+    "TensorProto",
+    "from_results",
+    "input_operand",
+    "named_buffers",
+]

@@ -1,6 +1,7 @@
 #include "quire_torch/ops/linear.h"
 
 #include <ATen/ops/matmul.h>
+#include <ATen/ops/zeros.h>
 
 #include "quire_torch/ops/state.h"
 
@@ -29,14 +30,15 @@ void check_contraction(const LinearGiven::Args& a) {
 LinearFwd::Args inner(const LinearGiven::Args& a, int64_t save) {
   check_contraction(a);
   return {.x = a.x,
-          .w = a.w_buffers.empty() ? std::optional(a.w) : std::nullopt,
+          .w = a.w_buffers.empty() || a.w_fingerprint ? std::optional(a.w) : std::nullopt,
           .bias = a.bias,
           .out_features = a.w.sym_size(0),
           .recipe = a.recipe,
           .dtype = a.dtype,
           .save = save,
           .x_buffers = a.x_buffers,
-          .w_buffers = a.w_buffers};
+          .w_buffers = a.w_buffers,
+          .w_fingerprint = a.w_fingerprint};
 }
 
 /// Three of an operand's six given buffers, from `first` on; an absent amax is `none`.
@@ -85,23 +87,27 @@ at::Tensor plain_operand(const LinearGiven::Saved& s, const Three& kept, const q
 
 at::Tensor as_matrix(const at::Tensor& t) { return t.dim() == 1 ? t.unsqueeze(0) : t.flatten(0, -2); }
 
-/// The gradient of w: kept for later, or into main_grad, or returned.
-void deliver(const LinearGiven::Saved& s, const at::Tensor& dy, const at::Tensor& x, at::Tensor& dw) {
+/// What autograd is given for w when its gradient went elsewhere.
+at::Tensor delivered(const LinearGiven::Saved& s, const at::Tensor& dy) {
+  if (!s.placeholder) return {};
+  return at::zeros_symint({dy.sym_size(-1), s.in_features}, dy.options().dtype(s.dtype));
+}
+
+/// The gradient of w as a plain product: kept for later, or into main_grad, or returned.
+at::Tensor plain_weight_gradient(const LinearGiven::Saved& s, const at::Tensor& dy, const at::Tensor& x) {
   if (s.wgrad_stash.tensor.defined()) {
-    op::call<WgradStash>({.stash = {s.wgrad_stash.tensor}, .operands = {dy, x}});
-    return;
+    op::call<WgradStash>({{s.wgrad_stash.tensor}, {dy, x}, dy.sym_size(0), s.recipe});
+    return delivered(s, dy);
   }
-  at::Tensor product = at::matmul(dy.t(), x);
-  if (s.main_grad.tensor.defined()) {
-    op::call<Accumulate>({{s.main_grad.tensor}, product, s.overwrite_main_grad});
-  } else {
-    dw = std::move(product);
-  }
+  const at::Tensor product = at::matmul(dy.t(), x);
+  if (!s.main_grad.tensor.defined()) return product;
+  op::call<Accumulate>({{s.main_grad.tensor}, product, s.overwrite_main_grad});
+  return delivered(s, dy);
 }
 
 /// Gradients as products of unquantized tensors (numerics.md 6.8).
-op::Tensors<8> plain_backward(const LinearGiven::Saved& s, const at::Tensor& dy, op::Needs need) {
-  op::Tensors<8> out;
+op::Tensors<9> plain_backward(const LinearGiven::Saved& s, const at::Tensor& dy, op::Needs need) {
+  op::Tensors<9> out;
   const at::Tensor g = dy.to(s.dtype);
   auto shape = dy.sym_sizes().vec();
   const c10::SymInt n = shape.back();
@@ -110,7 +116,7 @@ op::Tensors<8> plain_backward(const LinearGiven::Saved& s, const at::Tensor& dy,
     out[kX] = at::matmul(g, plain_operand(s, {s.w_data, s.w_scale, s.w_amax}, s.recipe->w, {n, s.in_features}));
   if (need[kW]) {
     const at::Tensor x = plain_operand(s, {s.x_data, s.x_scale, s.x_amax}, s.recipe->x, shape);
-    deliver(s, as_matrix(g), as_matrix(x), out[kW]);
+    out[kW] = plain_weight_gradient(s, as_matrix(g), as_matrix(x));
   }
   if (need[kBias]) {
     const at::Tensor none = dy.new_empty({0});
@@ -159,7 +165,7 @@ Three columnwise_x(const LinearGiven::Saved& s, bool needed) {
 /// The gradient of w elsewhere than in linear_bwd, of the columnwise dy which that returned.
 void weight_gradient(const LinearGiven::Saved& s, const Three& dy, const Three& x, c10::SymInt tokens) {
   if (s.wgrad_stash.tensor.defined()) {
-    op::call<WgradStash>({{s.wgrad_stash.tensor}, {dy[0], dy[1], dy[2], x[0], x[1], x[2]}});
+    op::call<WgradStash>({{s.wgrad_stash.tensor}, {dy[0], dy[1], dy[2], x[0], x[1], x[2]}, tokens, s.recipe});
   } else {
     op::call<Wgrad>({.main_grad = {s.main_grad.tensor},
                      .dy_data = dy[0],
@@ -215,10 +221,11 @@ std::pair<op::Tensors<1>, LinearGiven::Saved> LinearGiven::forward(const Args& g
            .in_features = a.x.sym_size(-1),
            .recipe = a.recipe,
            .dtype = a.dtype,
-           .overwrite_main_grad = a.overwrite_main_grad}};
+           .overwrite_main_grad = a.overwrite_main_grad,
+           .placeholder = a.placeholder}};
 }
 
-op::Tensors<8> LinearGiven::backward(const Saved& s, const op::Tensors<1>& grads, op::Needs need) {
+op::Tensors<9> LinearGiven::backward(const Saved& s, const op::Tensors<1>& grads, op::Needs need) {
   const at::Tensor& dy = grads[0];
   if (!from_codes(s.recipe->backward)) return plain_backward(s, dy, need);
   const bool apart = need[kW] && (s.main_grad.tensor.defined() || s.wgrad_stash.tensor.defined());
@@ -243,7 +250,7 @@ op::Tensors<8> LinearGiven::backward(const Saved& s, const op::Tensors<1>& grads
   if (quantizes && s.bwd_scale.defined()) collect_amax(s, g[5], 0);
   if (apart) weight_gradient(s, {g[3], g[4], g[5]}, x, as_matrix(dy).sym_size(0));
   if (need[kX] && s.recipe->dx) g[0] = rounded_dx(s, g[0]);
-  return {g[0], apart ? at::Tensor() : g[1], g[2], {}, {}, {}, {}, {}};
+  return {g[0], apart ? delivered(s, dy) : g[1], g[2], {}, {}, {}, {}, {}, {}};
 }
 
 }  // namespace quire_torch

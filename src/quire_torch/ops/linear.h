@@ -18,6 +18,8 @@ namespace quire_torch {
 /// main_grad: [N, K], to which backward adds the gradient of w (or which it overwrites); w then gets none.
 /// wgrad_stash: int64 [2] {number, count}; backward keeps the operands of the gradient of w under that number, and w
 /// gets none.
+/// placeholder: where w gets no gradient by one of these, it gets zeros, for hooks that wait for one.
+/// w_fingerprint: of w when w_buffers were made; throws where w has changed since.
 struct LinearGiven : OpBase {
   static constexpr const char* kName = "linear_given";
   struct Args {
@@ -26,8 +28,8 @@ struct LinearGiven : OpBase {
     RecipeText recipe;
     at::ScalarType dtype;
     OptionalTensors x_buffers{}, w_buffers{};
-    std::optional<at::Tensor> sr_state{}, bwd_scale{}, bwd_amax{}, main_grad{}, wgrad_stash{};
-    bool overwrite_main_grad = false;
+    std::optional<at::Tensor> sr_state{}, bwd_scale{}, bwd_amax{}, main_grad{}, wgrad_stash{}, w_fingerprint{};
+    bool overwrite_main_grad = false, placeholder = false;
     static constexpr auto kFields = std::tuple{op::field<&Args::x>("x"),
                                                op::field<&Args::w>("w"),
                                                op::field<&Args::bias>("bias"),
@@ -40,7 +42,9 @@ struct LinearGiven : OpBase {
                                                op::field<&Args::bwd_amax>("bwd_amax", "None"),
                                                op::field<&Args::main_grad>("main_grad", "None"),
                                                op::field<&Args::wgrad_stash>("wgrad_stash", "None"),
-                                               op::field<&Args::overwrite_main_grad>("overwrite_main_grad", "False")};
+                                               op::field<&Args::w_fingerprint>("w_fingerprint", "None"),
+                                               op::field<&Args::overwrite_main_grad>("overwrite_main_grad", "False"),
+                                               op::field<&Args::placeholder>("placeholder", "False")};
   };
   static constexpr std::array kResults{"y"};
 
@@ -54,7 +58,7 @@ struct LinearGiven : OpBase {
     c10::SymInt in_features;
     RecipeText recipe;
     at::ScalarType dtype;
-    bool overwrite_main_grad;
+    bool overwrite_main_grad, placeholder;
     static constexpr auto kFields = std::tuple{op::field<&Saved::x_data>("x_data"),
                                                op::field<&Saved::x_scale>("x_scale"),
                                                op::field<&Saved::x_amax>("x_amax"),
@@ -69,12 +73,13 @@ struct LinearGiven : OpBase {
                                                op::field<&Saved::in_features>("in_features"),
                                                op::field<&Saved::recipe>("recipe"),
                                                op::field<&Saved::dtype>("dtype"),
-                                               op::field<&Saved::overwrite_main_grad>("overwrite_main_grad")};
+                                               op::field<&Saved::overwrite_main_grad>("overwrite_main_grad"),
+                                               op::field<&Saved::placeholder>("placeholder")};
   };
 
   static op::Tensors<1> inference(const Args& a);
   static std::pair<op::Tensors<1>, Saved> forward(const Args& a, op::Needs need);
-  static op::Tensors<8> backward(const Saved& s, const op::Tensors<1>& dy, op::Needs need);
+  static op::Tensors<9> backward(const Saved& s, const op::Tensors<1>& dy, op::Needs need);
 };
 
 /// linear_given with nothing given. An operator of its own, because it is what nearly every layer calls: short to call,

@@ -1,6 +1,7 @@
 #include "quire_torch/ops/linear_fwd.h"
 
 #include "quire_torch/ops/observe.h"
+#include "quire/base/fingerprint.h"
 
 namespace quire_torch {
 namespace {
@@ -17,9 +18,24 @@ BufferTensors make_operand(const at::Tensor& t, QuantizeRole q, op::Tensors<7>& 
   return quantize_operand(t, q, into);
 }
 
+/// Codes that are kept over steps are refused once their tensor has changed, however it was written.
+void check_fresh(const LinearFwd::Args& a) {
+  if (!a.w_fingerprint) return;
+  const at::Tensor& kept = *a.w_fingerprint;
+  quire::check(
+      kept.scalar_type() == at::kLong && kept.numel() == 1 && a.w.has_value(),
+      "linear: w_fingerprint must be what quire::fingerprint(w) returned, int64 of size [1], and w be given; got ",
+      kept.scalar_type(), " ", kept.sizes());
+  const MatrixView w(*a.w, "linear: w");
+  quire::check(static_cast<uint64_t>(*kept.const_data_ptr<int64_t>()) == quire::fingerprint(w.matrix()),
+               "linear: the weight has changed since it was quantized, so its cached codes are stale; quantize it "
+               "again (quire.quantize_weights, or is_first_microbatch=True)");
+}
+
 }  // namespace
 
 void LinearFwd::cpu(const Args& a, op::Tensors<7>& out) {
+  check_fresh(a);
   const quire::LinearSpec& recipe = *a.recipe;
   const int64_t n = op::as<int64_t>(a.out_features), k = a.x.size(-1);
   const QuantizeRole x_role{.what = "linear: x",

@@ -26,6 +26,7 @@ struct LinearFwd : OpBase {
     at::ScalarType dtype;
     int64_t save;
     OptionalTensors x_buffers, w_buffers;
+    std::optional<at::Tensor> w_fingerprint{};
     static constexpr auto kFields = std::tuple{op::field<&Args::x>("x"),
                                                op::field<&Args::w>("w"),
                                                op::field<&Args::bias>("bias"),
@@ -34,7 +35,8 @@ struct LinearFwd : OpBase {
                                                op::field<&Args::dtype>("dtype"),
                                                op::field<&Args::save>("save"),
                                                op::field<&Args::x_buffers>("x_buffers"),
-                                               op::field<&Args::w_buffers>("w_buffers")};
+                                               op::field<&Args::w_buffers>("w_buffers"),
+                                               op::field<&Args::w_fingerprint>("w_fingerprint", "None")};
   };
   static constexpr std::array kResults{"y", "x_data", "x_scale", "x_amax", "w_data", "w_scale", "w_amax"};
 

@@ -1,6 +1,7 @@
 #include "quire_torch/ops/quantize.h"
 
 #include "quire_torch/ops/observe.h"
+#include "quire/base/fingerprint.h"
 
 namespace quire_torch {
 namespace {
@@ -43,6 +44,11 @@ void Dequantize::cpu(const Args& a, op::Tensors<1>& out) {
                                .scale = s.scale,
                                .amax = s.amax,
                                .out = mutable_matrix(out[0])});
+}
+
+void Fingerprint::cpu(const Args& a, op::Tensors<1>& out) {
+  const MatrixView x(a.x, "fingerprint: x");
+  *out[0].mutable_data_ptr<int64_t>() = static_cast<int64_t>(quire::fingerprint(x.matrix()));
 }
 
 void EmptyQuantized::cpu(const Args&, op::Tensors<6>& out) {

@@ -98,6 +98,24 @@ struct Dequantize : OpBase {
   static void cpu(const Args& a, op::Tensors<1>& out);
 };
 
+/// 64 bits that change when x does (quire/base/fingerprint.h): int64 [1].
+struct Fingerprint : OpBase {
+  static constexpr const char* kName = "fingerprint";
+  static constexpr const char* kNotDifferentiable = "has no gradient; its result is an integer";
+  struct Args {
+    at::Tensor x;
+    static constexpr auto kFields = std::tuple{op::field<&Args::x>("x")};
+  };
+  static constexpr std::array kResults{"fingerprint"};
+
+  template <class Int>
+  static std::array<op::Result<Int>, 1> results(const Args& a) {
+    check_input(a.x, "fingerprint: x");
+    return {op::Result<Int>{{Int(1)}, at::kLong}};
+  }
+  static void cpu(const Args& a, op::Tensors<1>& out);
+};
+
 /// Zeroed buffers for a tensor shaped like `like`, on its device.
 struct EmptyQuantized : OpBase {
   static constexpr const char* kName = "empty_quantized";

@@ -10,9 +10,11 @@
 namespace quire_torch {
 namespace {
 
+using Stashed = std::tuple<op::TensorList, int64_t, std::string>;
+
 struct Stashes {
   std::mutex mutex;
-  std::map<int64_t, std::deque<op::TensorList>> kept;
+  std::map<int64_t, std::deque<Stashed>> kept;
 };
 
 Stashes& stashes() {
@@ -57,21 +59,21 @@ void WgradStash::cpu(const Args& a) {
   for (const at::Tensor& t : a.operands) copies.push_back(t.clone());
   Stashes& s = stashes();
   const std::lock_guard lock(s.mutex);
-  s.kept[stash[0]].push_back(std::move(copies));
+  s.kept[stash[0]].emplace_back(std::move(copies), op::as<int64_t>(a.tokens), std::string(a.recipe.text()));
   ++stash[1];
 }
 
-std::vector<at::Tensor> take_stashed(const at::Tensor& t) {
+Stashed take_stashed(const at::Tensor& t) {
   int64_t* stash = check_stash(t, "wgrad_take_");
   Stashes& s = stashes();
   const std::lock_guard lock(s.mutex);
   const auto found = s.kept.find(stash[0]);
   if (found == s.kept.end()) return {};
-  op::TensorList operands = std::move(found->second.front());
+  Stashed oldest = std::move(found->second.front());
   found->second.pop_front();
   if (found->second.empty()) s.kept.erase(found);
   --stash[1];
-  return operands;
+  return oldest;
 }
 
 void drop_stashed(int64_t number) {

@@ -34,23 +34,27 @@ struct AmaxMax : OpBase {
   static void cpu(const Args& a);
 };
 
-/// Keeps copies of the operands of a weight gradient that will be computed later, under the number in `stash`, int64
+/// Keeps copies of the operands of a weight gradient that will be computed later (six buffers for wgrad_, or dy and x
+/// themselves), under the number in `stash`, int64
 /// [2] {number, how many are kept}, which counts up. Copies, because a compiled graph reuses its memory.
 struct WgradStash : OpBase {
   static constexpr const char* kName = "wgrad_stash_";
   struct Args {
     op::Mutable<at::Tensor> stash;
     op::TensorList operands;
+    c10::SymInt tokens;
+    RecipeText recipe;
     static constexpr auto kFields =
-        std::tuple{op::field<&Args::stash>("stash"), op::field<&Args::operands>("operands")};
+        std::tuple{op::field<&Args::stash>("stash"), op::field<&Args::operands>("operands"),
+                   op::field<&Args::tokens>("tokens"), op::field<&Args::recipe>("recipe")};
   };
   static constexpr auto kResults = op::kNoResults;
   static void cpu(const Args& a);
 };
 
-/// The oldest operands kept under the number in `stash`, which counts down; an empty list if there are none. Not for
-/// graphs.
-std::vector<at::Tensor> take_stashed(const at::Tensor& stash);
+/// The oldest operands kept under the number in `stash`, which counts down, with tokens and recipe; an empty list if
+/// there are none. Not for graphs.
+std::tuple<std::vector<at::Tensor>, int64_t, std::string> take_stashed(const at::Tensor& stash);
 /// Drops all operands kept under that number.
 void drop_stashed(int64_t number);
 

@@ -1,0 +1,130 @@
+"""A quantized tensor that gradients pass: what a layer hands to the next one where there is a backward pass."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch.utils import _pytree  # the registry of containers; torch.export.register_dataclass takes no static fields
+
+from quire.tensor.directions import other_direction
+from quire.tensor.proto import BUFFER_NAMES, named_buffers
+from quire.tensor.quantized import QuantizedTensor, from_list
+from quire.tensor.spec import QuantSpec
+
+
+@dataclass(frozen=True, eq=False)
+class QuantizedActivation:
+    """Codes and scales of a tensor that has a gradient. Plain tensors, so that it may cross the border of a compiled graph
+    as an argument or a result; and a pytree of them.
+
+    carrier: a tensor of the logical shape and dtype over one element, zero; it stands in autograd's graph for the tensor,
+        as if quantization were the identity (straight-through).
+    buffers: six, in the order of quire.tensor.BUFFER_NAMES, None where absent.
+    spec_text: canonical text of the spec.
+    """
+
+    carrier: torch.Tensor
+    buffers: tuple[torch.Tensor | None, ...]
+    spec_text: str
+
+    @property
+    def shape(self) -> torch.Size:
+        return self.carrier.shape
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """What it dequantizes to by default, and the dtype of its gradient."""
+        return self.carrier.dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self.carrier.device
+
+    @property
+    def requires_grad(self) -> bool:
+        return self.carrier.requires_grad
+
+    @property
+    def spec(self) -> QuantSpec:
+        return QuantSpec(self.spec_text)
+
+    def detach(self) -> QuantizedTensor:
+        """The same buffers as a QuantizedTensor without a gradient."""
+        return from_list(list(self.buffers), self.spec_text, self.shape, self.dtype)
+
+    def dequantize(self, dtype: torch.dtype | None = None) -> torch.Tensor:
+        """The decoded tensor, as QuantizedTensor.dequantize; its gradient is that of the carrier."""
+        dtype = self.dtype if dtype is None else dtype
+        return self.detach().dequantize(dtype) + self.carrier.to(dtype)  # zero
+
+    def __repr__(self) -> str:
+        return (
+            f"QuantizedActivation({self.spec_text!r}, shape={list(self.shape)}, dtype={self.dtype}, "
+            f"requires_grad={self.requires_grad})"
+        )
+
+
+_pytree.register_pytree_node(
+    QuantizedActivation,
+    lambda q: ([q.carrier, *q.buffers], q.spec_text),
+    lambda tensors, text: QuantizedActivation(tensors[0], tuple(tensors[1:]), text),
+    serialized_type_name="quire.QuantizedActivation",
+)
+
+
+@dataclass(frozen=True, eq=False)
+class _Stored:
+    """What other_direction() reads of a tensor."""
+
+    spec: QuantSpec
+    shape: torch.Size
+    rowwise_data: torch.Tensor | None
+    rowwise_scale: torch.Tensor | None
+    rowwise_amax: torch.Tensor | None
+    columnwise_data: torch.Tensor | None
+    columnwise_scale: torch.Tensor | None
+    columnwise_amax: torch.Tensor | None
+
+
+def input_operand(
+    x: QuantizedTensor | QuantizedActivation, columnwise: bool
+) -> tuple[torch.Tensor, list[torch.Tensor | None], str]:
+    """A quantized input as a product takes it: tensor for shape and gradient, six buffers, text of its spec.
+
+    columnwise: the gradient of the weight will need that direction. Where it is not stored it is made: without loss where
+    its codes follow from the stored ones (QuantizedTensor.update_usage), else by quantizing the decoded values. The same
+    goes for a missing rowwise direction. Raises RuntimeError for a QuantizedTensor that requires a gradient, ValueError
+    where the missing direction cannot be made.
+    """
+    if isinstance(x, QuantizedActivation):
+        carrier, buffers, text = x.carrier, list(x.buffers), x.spec_text
+    else:
+        if x.requires_grad and torch.is_grad_enabled():
+            raise RuntimeError(
+                "quire: a QuantizedTensor as the input of a layer has no gradient; quantize the tensor that has one with "
+                "quire.quantize, which gives a QuantizedActivation, or detach() it"
+            )
+        carrier, buffers, text = x.carrier(), x.buffer_list(), x.spec_text
+    for first, name, wanted in ((0, "rowwise", True), (3, "columnwise", columnwise)):
+        if wanted and buffers[first] is None:
+            buffers[first : first + 3] = _made(buffers, text, carrier, name)
+    return carrier, buffers, text
+
+
+def _made(
+    buffers: list[torch.Tensor | None], text: str, carrier: torch.Tensor, wanted: str
+) -> list[torch.Tensor | None]:
+    spec = QuantSpec(text)
+    with torch.no_grad():
+        named = other_direction(_Stored(spec, carrier.shape, *buffers), wanted)
+        if named is None:
+            if spec.stochastic:
+                raise ValueError(
+                    f"quire: {wanted} codes of {text} do not follow from the stored ones; quantize in both directions"
+                )
+            values = from_list(buffers, text, carrier.shape, carrier.dtype).dequantize(torch.float32)
+            rowwise = wanted == "rowwise"
+            results = torch.ops.quire.quantize(values, text, rowwise, not rowwise, 0, 0, None)
+            named = named_buffers(results, rowwise, not rowwise)
+    return [named[name] for name in BUFFER_NAMES if name.startswith(wanted)]
