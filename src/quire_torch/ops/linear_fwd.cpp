@@ -1,7 +1,7 @@
 #include "quire_torch/ops/linear_fwd.h"
 
-#include "quire_torch/ops/observe.h"
 #include "quire/base/fingerprint.h"
+#include "quire_torch/ops/observe.h"
 
 namespace quire_torch {
 namespace {

@@ -8,9 +8,9 @@
 
 namespace quire_torch {
 
-/// The six buffers of x, and a carrier: one element of x's dtype expanded to x's shape, which is never read and whose
-/// gradient is that of x, as if quantization were the identity (straight-through). At the border of a graph all seven
-/// are plain tensors, and the tangent of the carrier is one.
+/// The six buffers of x, and a carrier: one element of x's dtype expanded to x's shape, zero, which is never read and
+/// whose gradient is that of x, as if quantization were the identity (straight-through). At the border of a graph all
+/// seven are plain tensors, and the tangent of the carrier is one.
 struct QuantizeThrough : OpBase {
   static constexpr const char* kName = "quantize_through";
   using Args = Quantize::Args;
