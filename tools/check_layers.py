@@ -37,7 +37,7 @@ KERNEL_TABLES = {"quire/quantize/kernels.cpp", "quire/gemm/kernels.cpp", "quire/
 TORCH = re.compile(r"(torch|ATen|c10|caffe2)/")
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^">]+)[">]', re.MULTILINE)
 # Files and folders.
-CALLS_OPERATORS = {"functional.py", "tensor", "debug.py", "delayed.py", "explain.py", "info.py"}
+CALLS_OPERATORS = {"functional.py", "tensor", "debug.py", "delayed", "explain.py", "info.py"}
 
 
 def check_includes(source: Path, name: str) -> Iterator[str]:

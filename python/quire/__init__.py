@@ -8,6 +8,7 @@ _library.load()
 
 from quire import debug, delayed, recipe  # noqa: E402  (the operators must be there first)
 from quire.autocast import autocast  # noqa: E402
+from quire.delayed import delayed_state, set_delayed_state  # noqa: E402
 from quire.explain import explain  # noqa: E402
 from quire.functional import dequantize, quantize  # noqa: E402
 from quire.nn.linear import Linear  # noqa: E402
@@ -27,10 +28,12 @@ __all__ = [
     "autocast",
     "debug",
     "delayed",
+    "delayed_state",
     "dequantize",
     "explain",
     "quantize",
     "recipe",
     "rng_state",
+    "set_delayed_state",
     "set_rng_state",
 ]

@@ -1,6 +1,5 @@
 """Delayed scaling of a layer: every scale that is used, and the state, against numpy (numerics.md 1.4-1.7)."""
 
-
 import numpy as np
 import pytest
 import torch

@@ -1,0 +1,89 @@
+"""The state of delayed scaling of a model's layers, which a checkpoint needs, beside state_dict, to go on exactly.
+
+A state_dict has none of it, so that checkpoints of torch.nn.Linear go both ways.
+"""
+
+from collections.abc import Iterator, Mapping
+
+import torch
+
+from quire.delayed.state import DelayedState
+
+_KINDS = {"scale_fwd": 3, "amax_history_fwd": 3, "scale_bwd": 2, "amax_history_bwd": 2}
+
+
+def _states(model: torch.nn.Module) -> Iterator[tuple[str, DelayedState]]:
+    for prefix, module in model.named_modules():
+        for name, value in vars(module).items():
+            if isinstance(value, DelayedState):
+                yield (f"{prefix}.{name}" if prefix else name), value
+
+
+def delayed_state(model: torch.nn.Module) -> dict[str, dict[str, torch.Tensor | str]]:
+    """Name of a state, such as "0.delayed" -> copies of its tensors, for every layer that has run under a delayed
+    recipe; empty if none has.
+
+    scale_fwd [3], scale_bwd [2]; amax_history_fwd [L, 3], amax_history_bwd [L, 2], whose row 0 holds the amaxes
+    collected since the last step (numerics.md 1.4); and "rule", which recipe it was. torch.save and
+    torch.load(weights_only=True) take it.
+    """
+    return {name: _read(state) for name, state in _states(model) if state.rule_text()}
+
+
+def _read(state: DelayedState) -> dict[str, torch.Tensor | str]:
+    found: dict[str, torch.Tensor | str] = {"rule": state.rule_text()}
+    for direction, rows in zip(("fwd", "bwd"), state.usage[1:].tolist(), strict=True):
+        scale, amax, history = (getattr(state, f"{direction}_{kind}") for kind in ("scale", "amax", "history"))
+        older = amax.new_zeros(0, len(amax)) if history is None else history[1 : max(rows, 1)]
+        found[f"scale_{direction}"] = scale.clone()
+        found[f"amax_history_{direction}"] = torch.cat([amax[None], older])
+    return found
+
+
+def set_delayed_state(model: torch.nn.Module, state: Mapping[str, Mapping[str, torch.Tensor | str]]) -> None:
+    """Puts back what delayed_state() returned, onto the devices where the layers are now; what it does not name is
+    afterwards as new. The thread that calls this goes on with it.
+
+    Raises ValueError, and changes nothing, if a name is not that of a layer of the model, or a value does not fit.
+    """
+    own = dict(_states(model))
+    if unexpected := sorted(state.keys() - own.keys()):
+        raise ValueError(
+            f"set_delayed_state: the state has layers that the model has not: {', '.join(map(repr, unexpected))}"
+        )
+    for name, value in state.items():
+        _check(name, value)
+    for name, target in own.items():
+        if target.usable:
+            _write(target, state.get(name))
+
+
+def _check(name: str, value: Mapping[str, object]) -> None:
+    if not isinstance(value, Mapping) or value.keys() != {"rule", *_KINDS} or not isinstance(value["rule"], str):
+        raise ValueError(
+            f"set_delayed_state: the state of {name!r} must be a dict of 'rule', a str, and {', '.join(_KINDS)}; "
+            f"got {list(value) if isinstance(value, Mapping) else value!r}"
+        )
+    for kind, slots in _KINDS.items():
+        tensor, history = value[kind], kind.startswith("amax_history")
+        fits = isinstance(tensor, torch.Tensor) and tensor.dtype == torch.float32 and tensor.dim() == 1 + history
+        if not fits or tensor.shape[-1] != slots or (history and len(tensor) == 0):
+            what = f"{tensor.dtype} {list(tensor.shape)}" if isinstance(tensor, torch.Tensor) else repr(tensor)
+            shape = f"[L, {slots}] with L > 0" if history else f"[{slots}]"
+            raise ValueError(f"set_delayed_state: {kind} of {name!r} must be float32 {shape}, got {what}")
+
+
+def _write(target: DelayedState, value: Mapping[str, torch.Tensor | str] | None) -> None:
+    device = target.usage.device
+    target.reset(device)
+    # Also of a new state, because what a compiled graph has as input must keep its shape.
+    target.reserve(0 if value is None else max(len(value["amax_history_fwd"]), len(value["amax_history_bwd"])))
+    if value is None:
+        return
+    for i, direction in enumerate(("fwd", "bwd"), 1):
+        history = value[f"amax_history_{direction}"].to(device)
+        setattr(target, f"{direction}_scale", value[f"scale_{direction}"].to(device, copy=True))
+        getattr(target, f"{direction}_amax").copy_(history[0])
+        getattr(target, f"{direction}_history")[1 : len(history)] = history[1:]
+        target.usage[i] = len(history)
+    target.set_rule(value["rule"])

@@ -1,0 +1,59 @@
+"""What a layer calls in a forward pass under a delayed recipe (numerics.md 1.5)."""
+
+import torch
+
+from quire.delayed.rules import THREAD
+from quire.delayed.state import DelayedState
+
+_SPEC = "fp8_tensor"
+
+
+class RecordedScales:
+    """The scales that the layers of a forward pass used, in order, for its recomputation outside of a graph, which may
+    come after other steps. (A compiled recomputation has them as inputs that its forward saved.)
+
+    with recorded: the first time records, every other time replays. Numbers of layers must agree.
+    """
+
+    def __init__(self) -> None:
+        self._scales: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self._next: int | None = None
+        self._outer: list[RecordedScales | None] = []
+
+    def __enter__(self) -> "RecordedScales":
+        self._outer.append(THREAD.scales)
+        THREAD.scales = self
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        THREAD.scales = self._outer.pop()
+        self._next = 0
+
+    def of(self, state: DelayedState) -> tuple[torch.Tensor, torch.Tensor]:
+        if self._next is None:
+            self._scales.append((state.fwd_scale, state.bwd_scale))
+            return self._scales[-1]
+        self._next += 1
+        return self._scales[self._next - 1]
+
+
+def scales(state: DelayedState) -> tuple[torch.Tensor, torch.Tensor]:
+    """The forward and backward scale for a forward pass now."""
+    recorded = THREAD.scales
+    return (state.fwd_scale, state.bwd_scale) if recorded is None else recorded.of(state)
+
+
+def quantize(x: torch.Tensor, scale: torch.Tensor, slot: int, columnwise: bool) -> list[torch.Tensor]:
+    """The six buffers of x under that slot of a state's forward scale (numerics.md 1.5); the third is the amax."""
+    return torch.ops.quire.quantize(x.detach(), _SPEC, True, columnwise, 0, 0, scale[slot : slot + 1])
+
+
+def collect(state: DelayedState, rule: torch.Tensor | None, x_amax: torch.Tensor, w_amax: torch.Tensor | None) -> None:
+    """Puts amaxes, float32 [1], into the state. w_amax: None if w was not quantized now; rule: as enter() returned."""
+    if rule is not None:
+        torch.ops.quire.delayed_collect_(state.fwd_amax, state.usage, rule, x_amax, w_amax)
+
+
+def calibrate(state: DelayedState, rule: torch.Tensor, x: torch.Tensor, w: torch.Tensor) -> None:
+    """Collects the amaxes of x and w without using their codes."""
+    collect(state, rule, *(quantize(t, state.fwd_scale, slot, False)[2] for slot, t in enumerate((x, w))))

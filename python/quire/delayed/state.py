@@ -1,0 +1,114 @@
+"""The state of delayed scaling that a layer owns (numerics.md 1.4)."""
+
+import weakref
+
+import torch
+
+from quire.delayed.rules import rule_of, text_of
+
+#: Rows of a history, of which `usage` says how many are in use: another amax_history_len is then another value and not
+#: another shape, for which graphs would be compiled again. Only longer ones make it grow.
+_ROWS = 1024
+
+
+class DelayedState:
+    """What delayed scaling remembers of one product of a layer, y = x w^T, and of its gradients.
+
+    fwd_scale, fwd_amax: float32 [3], slots x, w, y. bwd_scale, bwd_amax: float32 [2], slots dy, dx. A scale multiplies
+        before the cast; it is replaced, never written. An amax is row 0 of the contract's history.
+    fwd_history, bwd_history: float32 [rows, 3], [rows, 2]; None until a delayed recipe is used in the process.
+    bwd_collected: the memory of bwd_amax as a tensor of its own, for the step. Backward passes have saved bwd_amax, and
+        PyTorch refuses one whose saved tensor a graph with a later step in it has written.
+    usage: int64 [3], the number of the rule that it ran under last (0: never), rows in use of the two histories.
+
+    Not registered as buffers: DistributedDataParallel would overwrite those with the first rank's, and a state_dict has
+    to be torch.nn.Linear's. Copies and pickles of a layer keep its state.
+    """
+
+    def __init__(self, device: torch.device | str | None = None) -> None:
+        self.reset(device)
+        _register(self)
+
+    def reset(self, device: torch.device | str | None) -> None:
+        """A new state."""
+        self.fwd_scale, self.bwd_scale = torch.ones(3, device=device), torch.ones(2, device=device)
+        self.fwd_amax, self.bwd_amax = torch.zeros(3, device=device), torch.zeros(2, device=device)
+        self.usage = torch.zeros(3, dtype=torch.int64, device=device)
+        self._share()
+        self.fwd_history: torch.Tensor | None = None
+        self.bwd_history: torch.Tensor | None = None
+
+    def _share(self) -> None:
+        self.bwd_collected = torch.from_dlpack(self.bwd_amax) if self.usable else self.bwd_amax
+
+    @property
+    def usable(self) -> bool:
+        """Whether the tensors have values: they are not on the meta device and not made while tracing."""
+        return type(self.usage) is torch.Tensor and not self.usage.is_meta
+
+    def to(self, device: torch.device) -> None:
+        """Moves the tensors. On the meta device values are lost: what leaves it is a new state."""
+        if self.usage.is_meta and device.type != "meta":
+            self.reset(device)
+        for name, value in vars(self).items():
+            if value is not None:
+                setattr(self, name, value.to(device))
+        self._share()
+
+    def direction(self, backward: bool) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """(history, scale, amax) for a step."""
+        if backward:
+            return self.bwd_history, self.bwd_scale, self.bwd_collected
+        return self.fwd_history, self.fwd_scale, self.fwd_amax
+
+    def reserve(self, rows: int) -> None:
+        """Makes histories of at least so many rows, and of at least 1024."""
+        rows = max(rows, _ROWS)
+        if self.fwd_history is None or self.fwd_history.shape[0] < rows:
+            self.fwd_history = _grown(self.fwd_history, rows, self.fwd_amax)
+            self.bwd_history = _grown(self.bwd_history, rows, self.bwd_amax)
+
+    def rule_text(self) -> str:
+        """What identifies the rule that it ran under last; "" if there is none."""
+        return text_of(int(self.usage[0])) if self.usable else ""
+
+    def set_rule(self, text: str) -> None:
+        """Makes it a state of that rule in this thread."""
+        self.usage[0] = rule_of(text).number if text else 0
+
+    # The number of a rule means nothing to another thread or process: its text travels.
+    def __getstate__(self) -> dict[str, object]:
+        return vars(self) | {"rule": self.rule_text()}
+
+    def __setstate__(self, state: dict[str, object]) -> None:
+        rule = state.pop("rule")
+        vars(self).update(state)
+        self._share()
+        if self.usable:
+            self.set_rule(rule)
+        _register(self)
+
+
+def _grown(history: torch.Tensor | None, rows: int, like: torch.Tensor) -> torch.Tensor:
+    grown = like.new_zeros(rows, like.shape[0])
+    if history is not None:
+        grown[: history.shape[0]] = history
+    return grown
+
+
+#: The states that are alive, in the order of their construction.
+_STATES: list["weakref.ref[DelayedState]"] = []
+
+
+def _register(state: DelayedState) -> None:
+    _STATES.append(weakref.ref(state, _STATES.remove))
+
+
+def usable_states() -> list[DelayedState]:
+    """Every state of the process that is alive and has values, in the order of construction."""
+    found = []
+    for ref in list(_STATES):  # a copy: the garbage collector may remove one at any time
+        state = ref()
+        if state is not None and state.usable:
+            found.append(state)
+    return found

@@ -1,0 +1,82 @@
+"""One of two processes that train with delayed scaling together: python delayed_ranks.py RANK FILE. Asserts."""
+
+import sys
+
+import torch
+import torch.distributed as dist
+
+import quire
+from delayed_reference import Layer, stored, used_scales, varied
+from quire.recipe import DelayedScaling
+
+WORLD = 2
+OPTIONS = {"amax_history_len": 4}
+
+
+def data(rank, step):
+    """What a rank feeds; nothing but zeros in some steps, so that it has to take the other's amax."""
+    factor = 0.0 if (rank + step) % 4 == 0 else 10.0**rank
+    return varied(step, 8, 16, seed=rank) * factor, varied(step, 8, 32, seed=10 + rank) * factor
+
+
+def make_layer():
+    torch.manual_seed(0)
+    return quire.Linear(16, 32)
+
+
+def train(rank, recipe, collected_by, group=None, wrap=None):
+    """Trains, and compares every scale with a model that sees the data of the ranks in collected_by."""
+    layer, model = make_layer(), Layer()
+    function = layer if wrap is None else wrap(layer)
+    for step in range(8):
+        x, dy = data(rank, step)
+        with quire.debug.operands() as records:
+            with quire.autocast(recipe=recipe, amax_reduction_group=group):
+                y = function(x.requires_grad_())
+            y.backward(dy)
+        model.step()
+        assert used_scales(records, "x") == [stored(model.fwd.scale[0])], (rank, step)
+        assert used_scales(records, "dy") == [stored(model.bwd.scale[0])], (rank, step)
+        for other in collected_by:
+            x, dy = data(other, step)
+            model.forward(x, layer.weight)
+            model.backward(dy)
+    with quire.autocast(recipe=recipe, amax_reduction_group=group):
+        model.step()
+    model.check(layer.delayed)
+
+
+def main(rank, file):
+    dist.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=WORLD)
+    train(rank, DelayedScaling(**OPTIONS), collected_by=range(WORLD))
+    train(rank, DelayedScaling(**OPTIONS, reduce_amax=False), collected_by=[rank])
+    alone = [dist.new_group([other]) for other in range(WORLD)][rank]
+    train(rank, DelayedScaling(**OPTIONS), collected_by=[rank], group=alone)
+
+    def parallel(layer):
+        wrapped = torch.nn.parallel.DistributedDataParallel(layer, broadcast_buffers=True)
+        assert not any("delayed" in name for name, _ in wrapped.named_buffers())
+        return wrapped
+
+    train(rank, DelayedScaling(**OPTIONS, reduce_amax=False), collected_by=[rank], wrap=parallel)
+    train(rank, DelayedScaling(**OPTIONS), collected_by=range(WORLD), wrap=parallel)
+    compiled = lambda layer: torch.compile(layer, fullgraph=True, backend="aot_eager")  # noqa: E731
+    train(rank, DelayedScaling(**OPTIONS), collected_by=range(WORLD), wrap=compiled)
+    try:
+        torch.compile(inside, fullgraph=True, backend="aot_eager")(make_layer(), data(rank, 1)[0])
+    except Exception as error:
+        assert "reduce_amax=True communicates between ranks. Enter autocast around" in str(error).replace("\n", " "), (
+            error
+        )
+    else:
+        raise AssertionError("a reduction inside a graph was not refused")
+    dist.destroy_process_group()
+
+
+def inside(layer, x):
+    with quire.autocast(recipe=DelayedScaling(amax_history_len=4)):
+        return layer(x)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), sys.argv[2])
