@@ -11,6 +11,8 @@ from quire.autocast import autocast  # noqa: E402
 from quire.delayed import delayed_state, set_delayed_state  # noqa: E402
 from quire.explain import explain  # noqa: E402
 from quire.functional import dequantize, quantize  # noqa: E402
+from quire.nn.layernorm_linear import LayerNormLinear  # noqa: E402
+from quire.nn.layernorm_mlp import LayerNormMLP  # noqa: E402
 from quire.nn.linear import Linear  # noqa: E402
 from quire.nn.norm import LayerNorm, RMSNorm  # noqa: E402
 from quire.random import rng_state, set_rng_state  # noqa: E402
@@ -20,6 +22,8 @@ __version__: str = json.loads((_library.FOLDER / "build.json").read_text())["qui
 
 __all__ = [
     "LayerNorm",
+    "LayerNormLinear",
+    "LayerNormMLP",
     "Linear",
     "QuantSpec",
     "QuantizedTensor",

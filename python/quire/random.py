@@ -5,21 +5,31 @@ from collections.abc import Mapping
 import torch
 
 from quire.nn.linear import Linear
+from quire.nn.product import ProductModule
 
 
 def _states(model: torch.nn.Module) -> dict[str, torch.Tensor]:
-    return {name: module.sr_state for name, module in model.named_modules() if isinstance(module, Linear)}
+    found = {}
+    for name, module in model.named_modules():
+        if isinstance(module, Linear):
+            found[name] = module.sr_state
+        elif isinstance(module, ProductModule):
+            found |= {".".join(filter(None, (name, product))): s for product, s in module.sr_states().items()}
+    return found
 
 
 def rng_state(model: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """Module name -> a copy of its int64 [2] {seed, counter}, for every quire.Linear in the model ("" is the model)."""
+    """Module name -> a copy of its int64 [2] {seed, counter}, for every layer of quire with products ("" is the model).
+
+    A layer with several, such as quire.LayerNormMLP, has a name for each: "mlp.fc1", "mlp.fc2".
+    """
     return {name: state.clone() for name, state in _states(model).items()}
 
 
 def set_rng_state(model: torch.nn.Module, state: Mapping[str, torch.Tensor]) -> None:
     """Puts back what rng_state() returned, onto the devices where the modules are now.
 
-    Raises ValueError, and changes nothing, unless `state` names exactly the model's quire.Linear modules and every
+    Raises ValueError, and changes nothing, unless `state` names exactly the model's layers and every
     value is an int64 tensor of shape [2].
     """
     own = _states(model)

@@ -1,6 +1,8 @@
 """Layers."""
 
+from quire.nn.layernorm_linear import LayerNormLinear
+from quire.nn.layernorm_mlp import LayerNormMLP
 from quire.nn.linear import Linear
 from quire.nn.norm import LayerNorm, RMSNorm
 
-__all__ = ["LayerNorm", "Linear", "RMSNorm"]
+__all__ = ["LayerNorm", "LayerNormLinear", "LayerNormMLP", "Linear", "RMSNorm"]

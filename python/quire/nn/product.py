@@ -1,0 +1,132 @@
+"""The products y = x w^T of modules that make x themselves: what each one remembers, and how it runs."""
+
+import math
+from collections.abc import Callable
+
+import torch
+
+from quire import delayed
+from quire.autocast import active_recipe, active_rule
+from quire.delayed import DelayedState
+from quire.functional import linear_given
+
+
+class ProductModule(torch.nn.Module):
+    """A module with products, named in `products`: "" for the one of `weight`, else "fc1" for that of `fc1_weight`.
+
+    Each has a non-persistent int64 [2] buffer `sr_state` (`fc1_sr_state`) {seed, counter} for gradients that round
+    stochastically, as quire.Linear, and `delayed` (`fc1_delayed`), its state of delayed scaling.
+    """
+
+    products: tuple[str, ...] = ("",)
+
+    def _named(self, product: str, what: str) -> str:
+        return f"{product}_{what}" if product else what
+
+    def _add_states(self, device: torch.device) -> None:
+        """To be called when the parameters are there."""
+        for product in self.products:
+            state = torch.empty(2, dtype=torch.int64, device=device)
+            self.register_buffer(self._named(product, "sr_state"), state, persistent=False)
+            setattr(self, self._named(product, "delayed"), DelayedState(device))
+
+    def sr_states(self) -> dict[str, torch.Tensor]:
+        """Product -> its {seed, counter}."""
+        return {product: getattr(self, self._named(product, "sr_state")) for product in self.products}
+
+    def _reset_sr_states(self) -> None:
+        fork = torch.default_generator.clone_state()
+        with torch.no_grad():
+            for state in self.sr_states().values():
+                state[:1].copy_(torch.randint(2**63 - 1, (1,), generator=fork, device="cpu"))
+                state[1:].zero_()
+
+    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> "ProductModule":
+        was_meta = any(state.is_meta for state in self.sr_states().values())
+        super()._apply(fn, recurse)
+        if was_meta and not any(state.is_meta for state in self.sr_states().values()):
+            self._reset_sr_states()  # to_empty() left them uninitialised
+        for product, state in self.sr_states().items():
+            getattr(self, self._named(product, "delayed")).to(state.device)
+        return self
+
+
+class Pass:
+    """One forward pass: the active recipe, and the dtype of activations.
+
+    Everything that has to be the same when the pass is recomputed is found out here; run() changes no state, and
+    collect() takes what it measured into the state of delayed scaling.
+    """
+
+    def __init__(self, module: ProductModule, x: torch.Tensor) -> None:
+        recipe, self.rule = active_recipe(), active_rule()
+        device = x.device.type
+        autocast = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
+        self.dtype = torch.get_autocast_dtype(device) if autocast else x.dtype
+        self.recipe = "" if recipe is None else recipe.linear_spec()
+        self.x_spec = dict(part.split("=", 1) for part in self.recipe.split(","))["x"] if self.recipe else ""
+        # These start backward from x itself.
+        self.keeps_x = self.recipe.endswith(("backward=high_precision", "backward=requantized"))
+        delays = recipe is not None and recipe.delayed()
+        stochastic = recipe is not None and recipe.stochastic and torch.is_grad_enabled()
+        self.sr_states = module.sr_states() if stochastic else {}
+        self.states = {product: getattr(module, module._named(product, "delayed")) for product in module.products}
+        self.scales = {product: delayed.scales(state) for product, state in self.states.items()} if delays else {}
+        if self.recipe and not autocast:
+            self._check_dtypes(module)
+
+    def _check_dtypes(self, module: ProductModule) -> None:
+        for name, parameter in module.named_parameters(recurse=False):
+            if parameter.dtype != self.dtype and not name.startswith("layer_norm"):
+                raise TypeError(
+                    f"quire.{type(module).__name__}: outside torch.autocast {name} must have the dtype of x; got x "
+                    f"{self.dtype} and {name} {parameter.dtype}. Convert one with .to(), or enter torch.autocast"
+                )
+
+    def input(self, product: str, w: torch.Tensor, keep: bool = False) -> dict[str, object]:
+        """Keywords of norm() and activation() with which they make x of a product."""
+        if not self.recipe or self.keeps_x:
+            return {}
+        columnwise = torch.is_grad_enabled() and w.requires_grad
+        scale = self.scales[product][0][:1] if self.scales else None
+        return {"spec": self.x_spec, "rowwise": True, "columnwise": columnwise, "keep": keep, "scale": scale}
+
+    def run(
+        self, product: str, x: tuple[torch.Tensor, list[torch.Tensor]], w: torch.Tensor, bias: torch.Tensor | None
+    ) -> tuple[torch.Tensor, list[torch.Tensor]]:
+        """y of x, as norm() or activation() returned it with input(); and the amaxes of x and w, if they are wanted."""
+        carrier, buffers = x
+        if not self.recipe:
+            y = torch.nn.functional.linear(carrier, w, bias)
+            return y, [] if self.rule is None else self._calibrating_amaxes(product, carrier, w)
+        given: dict[str, object] = {"x_buffers": () if self.keeps_x else buffers}
+        if self.scales:
+            scale, given["bwd_scale"] = self.scales[product]
+            given["bwd_amax"] = self.states[product].bwd_amax
+            given["w_buffers"] = delayed.quantize(w, scale, 1, torch.is_grad_enabled() and carrier.requires_grad)
+        y = linear_given(carrier, w, bias, self.recipe, self.dtype, sr_state=self.sr_states.get(product), **given)
+        return y, [given["x_buffers"][2], given["w_buffers"][2]] if self.scales else []
+
+    def _calibrating_amaxes(self, product: str, x: torch.Tensor, w: torch.Tensor) -> list[torch.Tensor]:
+        scale = self.states[product].fwd_scale
+        return [delayed.quantize(t, scale, slot, False)[2] for slot, t in enumerate((x, w))]
+
+    def collect(self, product: str, amaxes: list[torch.Tensor]) -> None:
+        if amaxes:
+            delayed.collect(self.states[product], self.rule, *amaxes)
+
+
+def initialise(
+    weight: torch.Tensor, bias: torch.Tensor | None, init_method: Callable[[torch.Tensor], object] | None
+) -> None:
+    """As torch.nn.Linear; with an init_method, that for weight and 0 for bias."""
+    if init_method is not None:
+        with torch.no_grad():
+            init_method(weight)
+        if bias is not None:
+            torch.nn.init.zeros_(bias)
+        return
+    torch.nn.init.kaiming_uniform_(weight, a=math.sqrt(5))
+    if bias is not None:
+        bound = 1 / math.sqrt(weight.shape[1]) if weight.shape[1] > 0 else 0
+        torch.nn.init.uniform_(bias, -bound, bound)

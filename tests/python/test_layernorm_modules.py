@@ -1,0 +1,358 @@
+"""LayerNormLinear and LayerNormMLP: equal to their parts, compiled equal to eager, TransformerEngine's names."""
+
+import copy
+import inspect
+import math
+import pickle
+
+import pytest
+import torch
+
+import quire
+from quire import recipe as recipes
+from quire.functional import activation
+
+RECIPES = {
+    "none": None,
+    "fp8_current": recipes.Float8CurrentScaling(),
+    "fp8_block": recipes.Float8BlockScaling(),
+    "mxfp8": recipes.MXFP8BlockScaling(),
+    "nvfp4": recipes.NVFP4BlockScaling(),
+    "nvfp4_row_scaled": recipes.NVFP4BlockScaling(row_scaled_activation=True, disable_rht=True),
+    "fp8_row": recipes.CustomRecipe({"x": "fp8_row", "w": "mxfp4", "dy": "mxfp8:e5m2"}.get),
+    "delayed": recipes.DelayedScaling(amax_history_len=2),
+}
+ACTIVATIONS = ["gelu", "geglu", "glu", "qgelu", "qgeglu", "relu", "reglu", "srelu", "sreglu", "silu", "swiglu"]
+
+
+@pytest.fixture(params=RECIPES.values(), ids=RECIPES.keys())
+def recipe(request):
+    return request.param
+
+
+def randomised(module):
+    with torch.no_grad():
+        for name, parameter in module.named_parameters():
+            if parameter.dim() == 1:
+                parameter.copy_(torch.randn(parameter.shape) / 2 + (name.endswith("layer_norm_weight")))
+    return module
+
+
+def make_linear(normalization="LayerNorm", dtype=torch.bfloat16, **options):
+    torch.manual_seed(4)
+    return randomised(quire.LayerNormLinear(96, 64, normalization=normalization, params_dtype=dtype, **options))
+
+
+def make_mlp(normalization="LayerNorm", dtype=torch.bfloat16, **options):
+    torch.manual_seed(4)
+    return randomised(quire.LayerNormMLP(64, 96, normalization=normalization, params_dtype=dtype, **options))
+
+
+class Parts(torch.nn.Module):
+    """What a fused module is made of, with copies of its parameters and random states."""
+
+    def __init__(self, fused):
+        super().__init__()
+        self.fused, self.products = [fused], []
+        norm = quire.LayerNorm if fused.normalization == "LayerNorm" else quire.RMSNorm
+        size, dtype = fused.layer_norm_weight.shape[0], fused.layer_norm_weight.dtype
+        self.norm = norm(size, fused.eps, zero_centered_gamma=fused.zero_centered_gamma, dtype=dtype)
+        self.named = [("layer_norm_", self.norm)]
+        for product, state in fused.sr_states().items():
+            prefix = f"{product}_" if product else ""
+            n, k = getattr(fused, f"{prefix}weight").shape
+            linear = quire.Linear(k, n, getattr(fused, f"{prefix}bias") is not None, dtype)
+            linear.sr_state.copy_(state)
+            self.products.append(linear)
+            self.named.append((prefix, linear))
+        self.linears = torch.nn.ModuleList(self.products)
+        with torch.no_grad():
+            for prefix, module in self.named:
+                for name, parameter in module.named_parameters():
+                    parameter.copy_(getattr(fused, prefix + name))
+
+    def forward(self, x):
+        y = self.products[0](self.norm(x))
+        if len(self.products) == 2:
+            y = self.products[1](activation(y, self.fused[0]._activation, y.dtype)[0])
+        return y
+
+    def gradients(self):
+        return {p + name: t.grad for p, module in self.named for name, t in module.named_parameters()}
+
+
+def train(module, recipe, function=None, steps=3):
+    """Results and gradients of some steps, with inputs that grow, so that a wrong delayed scale shows."""
+    found = []
+    for step in range(steps):
+        generator = torch.Generator().manual_seed(step)
+        dtype = next(module.parameters()).dtype
+        features = module.norm.weight if isinstance(module, Parts) else module.layer_norm_weight
+        x = (4.0**step * torch.randn(70, len(features), generator=generator)).to(dtype).requires_grad_()
+        module.zero_grad()
+        with quire.autocast(recipe is not None, recipe=recipe):
+            y = (module if function is None else function)(x)
+        (4.0**step * y.float().square().sum()).backward()
+        parts = isinstance(module, Parts)
+        gradients = module.gradients() if parts else {n: p.grad for n, p in module.named_parameters()}
+        found += [y.detach(), x.grad, *(gradients[name] for name in sorted(gradients))]
+    return found
+
+
+@pytest.mark.parametrize("normalization", ["LayerNorm", "RMSNorm"])
+@pytest.mark.parametrize("zero_centered", [False, True])
+@pytest.mark.parametrize("make", [make_linear, make_mlp])
+def test_equals_its_parts_bit_for_bit(make, normalization, zero_centered, recipe, equal_bits):
+    fused = make(normalization, zero_centered_gamma=zero_centered)
+    assert all(map(equal_bits, train(Parts(fused), recipe), train(fused, recipe)))
+
+
+@pytest.mark.parametrize("checkpoint", [False, True])
+@pytest.mark.parametrize("make", [make_linear, make_mlp])
+def test_compiled_equals_eager_bit_for_bit(make, checkpoint, recipe, equal_bits, compiler):
+    if checkpoint and make is make_linear:
+        pytest.skip("an option of LayerNormMLP")
+    eager = make(**({"checkpoint": True, "activation": "swiglu"} if checkpoint else {}))
+    compiled = copy.deepcopy(eager)
+    assert all(map(equal_bits, train(eager, recipe), train(compiled, recipe, compiler(compiled))))
+
+
+@pytest.mark.parametrize("make", [make_linear, make_mlp])
+def test_inductor_equals_eager_bit_for_bit(make, equal_bits, compiler):
+    eager = make()
+    compiled = copy.deepcopy(eager)
+    nvfp4 = RECIPES["nvfp4"]
+    assert all(map(equal_bits, train(eager, nvfp4), train(compiled, nvfp4, compiler(compiled, backend="inductor"))))
+
+
+def test_checkpointing_changes_nothing_but_memory(recipe, equal_bits):
+    plain, checkpointed = make_mlp(), make_mlp(checkpoint=True)
+    assert all(map(equal_bits, train(plain, recipe), train(checkpointed, recipe)))
+    saved = {}
+    for module in (plain, checkpointed):
+        sizes = []
+        hooks = torch.autograd.graph.saved_tensors_hooks(lambda t, s=sizes: s.append(t.nbytes) or t, lambda t: t)
+        with quire.autocast(recipe is not None, recipe=recipe), hooks:
+            module(torch.randn(64, 64).bfloat16().requires_grad_())
+        saved[module] = sum(sizes)
+    assert saved[checkpointed] < saved[plain] / 2
+
+
+def test_a_recomputed_pass_has_the_recipe_and_the_scales_of_the_first(equal_bits):
+    """Backward after autocast was left, and after another step has moved the scales."""
+    results = []
+    for module in (make_mlp(), make_mlp(checkpoint=True)):
+        x = torch.randn(32, 64, generator=torch.Generator().manual_seed(1)).bfloat16().requires_grad_()
+        with quire.autocast(recipe=RECIPES["delayed"]):
+            y = module(x)
+        with quire.autocast(recipe=RECIPES["delayed"]):
+            module(100 * x)
+        with quire.autocast(recipe=RECIPES["delayed"]):
+            pass
+        y.float().square().sum().backward()
+        results.append([y, x.grad, *(p.grad for p in module.parameters()), module.fc2_delayed.fwd_scale])
+    assert all(map(equal_bits, *results))
+
+
+@pytest.mark.parametrize("name", [*ACTIVATIONS, "clamped_swiglu"])
+def test_high_precision_is_that_of_float64(name):
+    parameters = {"limit": 0.5, "alpha": 1.5, "glu_linear_offset": 0.25} if name == "clamped_swiglu" else None
+    module = make_mlp(dtype=torch.float32, activation=name, activation_params=parameters)
+    x = torch.randn(20, 64, requires_grad=True)
+    y = module(x)
+    d = {n: p.detach().double().requires_grad_() for n, p in module.named_parameters()}
+    xd = x.detach().double().requires_grad_()
+    normed = torch.nn.functional.layer_norm(xd, (64,), d["layer_norm_weight"], d["layer_norm_bias"], 1e-5)
+    h = normed @ d["fc1_weight"].T + d["fc1_bias"]
+    a, gate = h.chunk(2, -1) if name in ("glu", "clamped_swiglu") or name.endswith("glu") else (h, None)
+    if name == "clamped_swiglu":
+        a, gate = a.clamp(max=0.5), gate.clamp(-0.5, 0.5) + 0.25
+    curve = {
+        "glu": torch.sigmoid,
+        "ge": lambda v: torch.nn.functional.gelu(v, approximate="tanh"),
+        "qge": lambda v: v * torch.sigmoid(1.702 * v),
+        "re": torch.relu,
+        "sre": lambda v: torch.relu(v) ** 2,
+        "si": torch.nn.functional.silu,
+        "swi": torch.nn.functional.silu,
+        "clamped_swi": lambda v: v * torch.sigmoid(1.5 * v),
+    }[name if name == "glu" else name.removesuffix("glu").removesuffix("lu")]
+    value = curve(a) if gate is None else curve(a) * gate
+    expected = value @ d["fc2_weight"].T + d["fc2_bias"]
+    torch.testing.assert_close(y.double(), expected, rtol=1e-5, atol=1e-5)
+    dy = torch.randn_like(y)
+    ours = torch.autograd.grad(y, [x, *module.parameters()], dy)
+    for got, wanted in zip(ours, torch.autograd.grad(expected, [xd, *d.values()], dy.double()), strict=True):
+        torch.testing.assert_close(got.double(), wanted, rtol=2e-5, atol=5e-5)
+
+
+def test_parameters_have_transformer_engines_names():
+    assert [*make_linear().state_dict()] == ["layer_norm_weight", "layer_norm_bias", "weight", "bias"]
+    assert [*make_linear("RMSNorm", bias=False).state_dict()] == ["layer_norm_weight", "weight"]
+    names = ["layer_norm_weight", "layer_norm_bias", "fc1_weight", "fc1_bias", "fc2_weight", "fc2_bias"]
+    mlp = make_mlp(activation="geglu")
+    assert [*mlp.state_dict()] == names
+    assert [tuple(p.shape) for p in mlp.parameters()] == [(64,), (64,), (192, 64), (192,), (64, 96), (64,)]
+    assert [*make_mlp("RMSNorm", bias=False).state_dict()] == ["layer_norm_weight", "fc1_weight", "fc2_weight"]
+
+
+TE_LINEAR = "in_features out_features eps bias normalization init_method return_bias params_dtype device name"
+TE_MLP = "hidden_size ffn_hidden_size eps return_bias init_method bias normalization activation activation_params"
+TE_MLP += " output_layer_init_method params_dtype return_layernorm_output zero_centered_gamma device name checkpoint"
+TE_PARALLEL = (
+    "sequence_parallel fuse_wgrad_accumulation get_rng_state_tracker tp_group tp_size ub_overlap_ag ub_overlap_rs"
+)
+TE_PARALLEL += " ub_overlap_rs_dgrad ub_bulk_dgrad ub_bulk_wgrad delay_wgrad_compute symmetric_ar_type"
+TE_PARALLEL += " return_layernorm_output_gathered"
+DEFAULTS = {"get_rng_state_tracker": None, "tp_group": None, "tp_size": 1, "symmetric_ar_type": None}
+
+
+@pytest.mark.parametrize("make", [make_linear, make_mlp])
+def test_options_of_transformer_engine_are_taken_or_refused_by_name(make):
+    module, names = type(make()), TE_LINEAR if make is make_linear else TE_MLP
+    assert set(names.split()) <= set(inspect.signature(module.__init__).parameters)
+    for name in TE_PARALLEL.split():
+        make(**{name: DEFAULTS.get(name, False)})
+        with pytest.raises(NotImplementedError, match=rf"{module.__name__}: {name}="):
+            make(**{name: 2})
+    with pytest.raises(TypeError, match="unexpected keyword argument 'colour'"):
+        make(colour=1)
+    with pytest.raises(NotImplementedError, match="is_first_microbatch=True is not available"):
+        make()(torch.randn(2, len(make().layer_norm_weight)).bfloat16(), is_first_microbatch=True)
+    make_mlp(seq_length=128, micro_batch_size=2, set_parallel_mode=False)
+
+
+def test_bad_input_is_refused_in_words():
+    with pytest.raises(ValueError, match="normalization must be 'LayerNorm' or 'RMSNorm', got 'BatchNorm'"):
+        make_linear("BatchNorm")
+    with pytest.raises(NotImplementedError, match="activation='tanh' is not available; use one of gelu"):
+        make_mlp(activation="tanh")
+    with pytest.raises(ValueError, match="activation_params has 'limit', but swiglu takes none"):
+        make_mlp(activation="swiglu", activation_params={"limit": 1.0})
+    with quire.autocast(), pytest.raises(TypeError, match="outside torch.autocast weight must have the dtype of x"):
+        make_linear()(torch.randn(2, 96))
+    with pytest.raises(RuntimeError, match=r"norm: weight must be \[hidden_size\] = \[95\]"):
+        make_linear()(torch.randn(2, 95).bfloat16())
+
+
+def test_what_is_returned(recipe, equal_bits):
+    x = torch.randn(40, 96).bfloat16()
+    context = {"enabled": recipe is not None, "recipe": recipe}
+    plain = make_linear()
+    norm = quire.LayerNorm(96, dtype=torch.bfloat16)
+    norm.load_state_dict({"weight": plain.layer_norm_weight, "bias": plain.layer_norm_bias})
+    with quire.autocast(**context):
+        y, normed = make_linear(return_layernorm_output=True)(x)
+        assert equal_bits(y, make_linear()(x)) and equal_bits(normed, norm(x))
+        y, bias, normed = make_linear(return_layernorm_output=True, return_bias=True)(x)
+        assert equal_bits(bias, plain.bias)
+        with torch.no_grad():
+            plain.bias.zero_()
+        assert equal_bits(y, plain(x))
+        y, bias = make_mlp(return_bias=True)(x[:, :64])
+        assert equal_bits(bias, make_mlp().fc2_bias) and y.shape == (40, 64)
+        assert len(make_mlp(return_bias=True, return_layernorm_output=True)(x[:, :64])) == 3
+
+
+def test_gradients_of_the_returned_norm_are_added(recipe):
+    x = torch.randn(40, 96).bfloat16()
+    both, linear_only, norm_only = (make_linear(return_layernorm_output=True) for _ in range(3))
+    for module, weights in ((both, (1, 1)), (linear_only, (1, 0)), (norm_only, (0, 1))):
+        with quire.autocast(recipe is not None, recipe=recipe):
+            y, normed = module(x)
+        (weights[0] * y.float().sum() + weights[1] * normed.float().sum()).backward()
+    expected = linear_only.layer_norm_weight.grad.float() + norm_only.layer_norm_weight.grad.float()
+    torch.testing.assert_close(both.layer_norm_weight.grad.float(), expected, rtol=0.02, atol=0.05)
+
+
+def test_under_torch_autocast_float32_parameters_get_float32_gradients(recipe, equal_bits):
+    fused = make_mlp(dtype=torch.float32, activation="swiglu")
+    results = []
+    for module in (Parts(fused), fused):
+        x = torch.randn(33, 64, generator=torch.Generator().manual_seed(1)).requires_grad_()
+        with quire.autocast(recipe is not None, recipe=recipe), torch.autocast("cpu", torch.bfloat16):
+            y = module(x)
+        y.sum().backward()
+        results.append([y, x.grad])
+        assert y.dtype == torch.bfloat16 and all(p.grad.dtype == torch.float32 for p in module.parameters())
+    assert all(map(equal_bits, *results))
+
+
+def test_random_states_are_saved_and_restored():
+    model = torch.nn.Sequential(make_mlp(), quire.Linear(64, 96, params_dtype=torch.bfloat16), make_linear())
+    state = quire.rng_state(model)
+    assert [*state] == ["0.fc1", "0.fc2", "1", "2"]
+    assert len({int(value[0]) for value in state.values()}) >= 2
+    assert int(state["0.fc1"][0]) != int(state["0.fc2"][0])
+    with quire.autocast(recipe=RECIPES["nvfp4"]):
+        y = model(torch.randn(16, 64).bfloat16())
+    y.sum().backward()
+    assert {int(value[1]) for value in quire.rng_state(model).values()} == {1}
+    quire.set_rng_state(model, state)
+    assert {int(value[1]) for value in quire.rng_state(model).values()} == {0}
+
+
+@pytest.mark.parametrize("make", [make_linear, make_mlp])
+def test_moves_copies_and_pickles(make, recipe, equal_bits):
+    module = make()
+    with torch.device("meta"):
+        empty = make()
+    empty.to_empty(device="cpu").load_state_dict(module.state_dict())
+    quire.set_rng_state(empty, quire.rng_state(module))
+    for other in (copy.deepcopy(module), pickle.loads(pickle.dumps(module)), empty):
+        assert all(map(equal_bits, train(copy.deepcopy(module), recipe, steps=1), train(other, recipe, steps=1)))
+
+
+def test_init_methods_are_called():
+    mlp = make_mlp(init_method=torch.nn.init.ones_, output_layer_init_method=lambda w: w.fill_(2))
+    assert mlp.fc1_weight.eq(1).all() and mlp.fc2_weight.eq(2).all()
+    assert quire.LayerNormLinear(8, 4, init_method=torch.nn.init.zeros_).bias.eq(0).all()
+    bound = 1 / math.sqrt(96)
+    assert 0.8 * bound < make_linear().weight.abs().max() <= bound
+
+
+def test_no_token_count_is_special(recipe):
+    for rows in (0, 1):
+        module = make_mlp(activation="swiglu")
+        with quire.autocast(recipe is not None, recipe=recipe):
+            y = module(torch.randn(rows, 64).bfloat16())
+        y.sum().backward()
+        assert y.shape == (rows, 64) and module.fc1_weight.grad.isfinite().all()
+
+
+def test_without_gradients_nothing_is_quantized_columnwise():
+    module = make_mlp()
+    with torch.no_grad(), quire.autocast(), quire.debug.operands() as operands:
+        module(torch.randn(32, 64).bfloat16())
+    assert [o.role for o in operands] == ["x", "w", "x", "w"]
+    assert all(o.tensor.columnwise_data is None for o in operands)
+
+
+@pytest.mark.parametrize("mark", [torch._dynamo.mark_dynamic, torch._dynamo.decorators.mark_unbacked])
+def test_every_token_count_shares_one_graph(mark, recipe, compiler):
+    module = make_mlp(activation="swiglu")
+    compiled = compiler(module)
+    for rows in (160, 7, 33, 3):
+        x = torch.randn(rows, 64).bfloat16()
+        mark(x, 0)
+        with quire.autocast(recipe is not None, recipe=recipe):
+            compiled(x).sum().backward()
+    assert compiler.graphs == 1
+
+
+def test_export_holds_the_outer_operators():
+    class Module(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = make_mlp()
+
+        def forward(self, x):
+            with quire.autocast(recipe=RECIPES["mxfp8"]):
+                return self.inner(x)
+
+    module, x = Module(), torch.randn(8, 64).bfloat16()
+    with torch.no_grad():
+        program = torch.export.export(module, (x,))
+        assert torch.equal(program.module()(x), module(x))
+    names = {str(node.target) for node in program.graph.nodes if node.op == "call_function"}
+    assert {"quire.norm.default", "quire.activation.default", "quire.linear_given.default"} <= names
