@@ -8,7 +8,7 @@ from torch.utils.checkpoint import checkpoint
 
 import quire
 from delayed_reference import RECIPE, Layer, forward, stored, train_step, used_scales, varied
-from quire.autocast import active_recipe
+from quire.autocast import active_recipe, active_rule
 from quire.recipe import DelayedScaling
 
 
@@ -184,3 +184,43 @@ def test_a_function_that_returns_something_else_is_named(layer, returns):
     assert active_recipe() is None and layer.delayed.fwd_scale.tolist() == [1] * 3
     with quire.autocast(recipe=DelayedScaling(amax_compute_algo=lambda history: history[0])):
         assert layer.delayed.fwd_scale[0] != 1, "entered anew, as the outermost one, with a function that is right"
+
+
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize("place", ["outside", "inside"])
+def test_an_exported_program_has_the_scales_as_constants_and_collects_nothing(layer, equal_bits, place, strict):
+    class Inside(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = layer
+
+        def forward(self, x):
+            with quire.autocast(recipe=RECIPE):
+                return self.layer(x)
+
+    model = Layer()
+    for step in range(3):
+        train_step(layer, model, step)
+    x = torch.randn(8, 16)
+    with torch.no_grad():
+        with quire.autocast(place == "outside", recipe=RECIPE):
+            program = torch.export.export(layer if place == "outside" else Inside(), (x,), strict=strict)
+        for p in (program, program.run_decompositions()):
+            found = p.module()(3 * x)
+            model.check(layer.delayed)
+            with quire.autocast(recipe=RECIPE):
+                assert equal_bits(layer(3 * x), found)
+            layer.delayed.fwd_amax.copy_(torch.from_numpy(model.fwd.history[0]))
+
+
+def test_the_slot_of_a_weight_that_was_not_quantized_anew_does_not_roll(layer):
+    model, state = Layer(), layer.delayed
+    train_step(layer, model, 0)
+    for step in range(1, 4):
+        with quire.autocast(recipe=RECIPE):
+            model.step()
+            x = varied(step, 8, 16)
+            quire.delayed.collect(state, active_rule(), x.abs().max()[None], None)
+            model.forward(x)
+        model.check(state)
+    assert model.fwd.history[:, 1].tolist() == [0, 0, 0, model.fwd.history[3, 1]] and model.fwd.history[3, 1] > 0

@@ -216,7 +216,9 @@ def test_codes_of_a_weight_that_has_changed_are_refused():
     assert torch.equal(run(), ops.linear(x, w, None, MXFP8, torch.float32))
     value = w[3, 5].item()
     w.data[3, 5] += 1  # which no version counter shows
-    with pytest.raises(RuntimeError, match="the weight has changed since it was quantized, .* stale; .*quantize_weights"):
+    with pytest.raises(
+        RuntimeError, match="the weight has changed since it was quantized, .* stale; .*quantize_weights"
+    ):
         run()
     w.data[3, 5] = value
     run()

@@ -49,8 +49,9 @@ def quantize(x: torch.Tensor, scale: torch.Tensor, slot: int, columnwise: bool) 
 
 
 def collect(state: DelayedState, rule: torch.Tensor | None, x_amax: torch.Tensor, w_amax: torch.Tensor | None) -> None:
-    """Puts amaxes, float32 [1], into the state. w_amax: None if w was not quantized now; rule: as enter() returned."""
-    if rule is not None:
+    """Puts amaxes, float32 [1], into the state. w_amax: None if w was not quantized now; rule: as enter() returned. An
+    exported program has the scales as constants and collects nothing."""
+    if rule is not None and not torch.compiler.is_exporting():
         torch.ops.quire.delayed_collect_(state.fwd_amax, state.usage, rule, x_amax, w_amax)
 
 
