@@ -5,15 +5,17 @@ from collections.abc import Callable
 import torch
 
 from quire.functional import norm
-from quire.nn.linear import _CONSTRUCTOR_OPTIONS, _FORWARD_OPTIONS, _refuse_options
+from quire.nn import options as unavailable
 from quire.nn.product import Pass, ProductModule, initialise
 
 _NORMALIZATIONS = ("LayerNorm", "RMSNorm")
-_OPTIONS = {
-    name: value
-    for name, value in (_CONSTRUCTOR_OPTIONS | {"return_layernorm_output_gathered": False}).items()
-    if name not in ("init_method", "return_bias", "rng_tracker_name", "save_original_input", "name")
+_OPTIONS = unavailable.PARALLEL | {
+    "fuse_wgrad_accumulation": False,
+    "delay_wgrad_compute": False,
+    "parameters_split": None,
+    "return_layernorm_output_gathered": False,
 }
+_FORWARD_OPTIONS = {"is_first_microbatch": None, "fp8_output": False, "fp8_grad": False}
 
 
 def norm_parameters(module: torch.nn.Module, size: int, options: dict[str, object]) -> None:
@@ -82,7 +84,7 @@ class LayerNormLinear(ProductModule):
         name: str | None = None,
         **options: object,
     ) -> None:
-        _refuse_options("quire.LayerNormLinear", options, _OPTIONS)
+        unavailable.refuse("quire.LayerNormLinear", options, _OPTIONS)
         super().__init__()
         self.in_features, self.out_features, self.eps, self.name = in_features, out_features, eps, name
         self.normalization, self.zero_centered_gamma, self.init_method = normalization, zero_centered_gamma, init_method
@@ -103,7 +105,7 @@ class LayerNormLinear(ProductModule):
     def forward(self, x: torch.Tensor, **options: object) -> torch.Tensor | tuple[torch.Tensor | None, ...]:
         """x [*, in_features] -> [*, out_features], of the dtype that quire.Linear would give."""
         if options:
-            _refuse_options("quire.LayerNormLinear.forward", options, _FORWARD_OPTIONS)
+            unavailable.refuse("quire.LayerNormLinear.forward", options, _FORWARD_OPTIONS)
         current, keep = Pass(self, x), self.return_layernorm_output
         made = normalised(self, x, current.dtype, current.input("", self.weight, keep))
         y, amaxes = current.run("", made, self.weight, None if self.return_bias else self.bias)

@@ -6,20 +6,18 @@ import torch
 from torch.utils.checkpoint import checkpoint as recompute
 
 from quire.functional import activation
+from quire.nn import options as unavailable
 from quire.nn.layernorm_linear import norm_parameters, normalised, reset_norm_parameters
-from quire.nn.linear import _CONSTRUCTOR_OPTIONS, _refuse_options
 from quire.nn.product import Pass, ProductModule, initialise
 
 _GATED = ("geglu", "glu", "qgeglu", "reglu", "sreglu", "swiglu", "clamped_swiglu")
 _ACTIVATIONS = ("gelu", "qgelu", "relu", "srelu", "silu", *_GATED)
 _IGNORED = {"seq_length": None, "micro_batch_size": None}  # sizes to warm up kernels for, which nothing here needs
-_OPTIONS = {
-    name: value
-    for name, value in (
-        _CONSTRUCTOR_OPTIONS | {"return_layernorm_output_gathered": False, "set_parallel_mode": False}
-    ).items()
-    if name not in ("init_method", "return_bias", "rng_tracker_name", "save_original_input", "name", "parallel_mode")
-    and name != "parameters_split"
+_OPTIONS = unavailable.PARALLEL | {
+    "fuse_wgrad_accumulation": False,
+    "delay_wgrad_compute": False,
+    "return_layernorm_output_gathered": False,
+    "set_parallel_mode": False,
 }
 
 
@@ -81,7 +79,7 @@ class LayerNormMLP(ProductModule):
         checkpoint: bool = False,
         **options: object,
     ) -> None:
-        _refuse_options(
+        unavailable.refuse(
             "quire.LayerNormMLP", {key: value for key, value in options.items() if key not in _IGNORED}, _OPTIONS
         )
         super().__init__()
@@ -110,7 +108,7 @@ class LayerNormMLP(ProductModule):
         self, x: torch.Tensor, is_first_microbatch: bool | None = None
     ) -> torch.Tensor | tuple[torch.Tensor | None, ...]:
         """x [*, hidden_size] -> the same shape, of the dtype that quire.Linear would give."""
-        _refuse_options(
+        unavailable.refuse(
             "quire.LayerNormMLP.forward", {"is_first_microbatch": is_first_microbatch}, {"is_first_microbatch": None}
         )
         current = Pass(self, x)
