@@ -15,6 +15,7 @@ from quire.nn.layernorm_linear import LayerNormLinear  # noqa: E402
 from quire.nn.layernorm_mlp import LayerNormMLP  # noqa: E402
 from quire.nn.linear import Linear  # noqa: E402
 from quire.nn.norm import LayerNorm, RMSNorm  # noqa: E402
+from quire.nn.weight import quantized_model_init  # noqa: E402
 from quire.random import rng_state, set_rng_state  # noqa: E402
 from quire.tensor import QuantizedTensor, QuantSpec, TensorProto  # noqa: E402
 
@@ -36,6 +37,7 @@ __all__ = [
     "dequantize",
     "explain",
     "quantize",
+    "quantized_model_init",
     "recipe",
     "rng_state",
     "set_delayed_state",

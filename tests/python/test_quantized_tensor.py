@@ -115,6 +115,11 @@ def test_whole_rows_keep_their_codes(spec, part):
     assert result.rowwise_data.untyped_storage().data_ptr() == q.rowwise_data.untyped_storage().data_ptr()
 
 
+def test_a_view_beyond_the_end_is_refused():
+    with pytest.raises(RuntimeError):
+        quantized("mxfp8", 32, 64).as_strided((32, 64), (64, 1), 64)
+
+
 def test_lists_of_rows_keep_their_codes(spec):
     q = quantized(spec, 384, 72)
     for cut in (lambda t: t.split(128), lambda t: t.chunk(3), lambda t: t.split([128, 256])):

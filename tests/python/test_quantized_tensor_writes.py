@@ -54,6 +54,12 @@ def test_a_write_computes_on_values_and_quantizes_them_into_the_same_storage(spe
     assert same(q, quire.quantize(expected.contiguous(), spec, columnwise=True))
 
 
+def test_a_write_returns_the_tensor_in_inference_mode_too():
+    with torch.inference_mode():
+        q = quantized("mxfp8", 32, 48)
+        assert q.add_(1) is q and torch.mul(q, 2, out=q) is q
+
+
 def test_lists_of_tensors_are_written_like_single_ones(spec):
     q, plain = quantized(spec, 32, 48), values(8, 8)
     expected = q.dequantize() * 0.5 + 1
@@ -107,7 +113,11 @@ def test_stochastic_rounding_in_place_needs_a_seed():
     before = q.clone()
     with pytest.raises(ValueError, match=r"nvfp4:sr rounds stochastically and needs a seed; use quantize_"):
         q.add_(1)
-    assert same(q, before)
+    plain = values(8, 8)
+    with pytest.raises(ValueError, match="needs a seed"):
+        torch._foreach_mul_([plain, q], 2)
+    assert same(q, before) and torch.equal(plain, values(8, 8))
+    q.copy_(before)
     q.quantize_(values(32, 48, seed=2), seed=5, offset=7)
     assert same(q, quire.quantize(values(32, 48, seed=2), "nvfp4:sr", columnwise=True, seed=5, offset=7))
 
@@ -117,8 +127,9 @@ def test_a_view_writes_through_to_its_base_or_refuses():
     q.view(32, 32).mul_(0)
     assert not q.dequantize().any()
     q.fill_(1.0)
-    with pytest.raises(RuntimeError, match="a view of some of the rows cannot be written to.*clone"):
-        q[:2].zero_()
+    for part in (q[:2], q[:2].detach(), q.split(2)[1].view(16, 32)):
+        with pytest.raises(RuntimeError, match="a view of some of the rows cannot be written to.*clone"):
+            part.zero_()
     q[:2].clone().zero_()
     assert torch.equal(q.dequantize(), torch.ones(4, 8, 32))
 
@@ -126,6 +137,10 @@ def test_a_view_writes_through_to_its_base_or_refuses():
 def test_a_failing_write_changes_nothing():
     q = quantized("nvfp4", 32, 48)
     before = q.clone()
+    with pytest.raises(RuntimeError, match=r"shape \[32, 48\] the shape \[48, 32\]; it keeps its shape"):
+        q.t_()
+    with pytest.raises(RuntimeError, match="it keeps its shape"):
+        q.resize_(2, 2)
     for write in (lambda: q.copy_(values(3, 3)), lambda: q.add_(values(7)), lambda: q.quantize_(values(2))):
         with pytest.raises((RuntimeError, ValueError)):
             write()

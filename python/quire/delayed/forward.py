@@ -55,6 +55,7 @@ def collect(state: DelayedState, rule: torch.Tensor | None, x_amax: torch.Tensor
         torch.ops.quire.delayed_collect_(state.fwd_amax, state.usage, rule, x_amax, w_amax)
 
 
-def calibrate(state: DelayedState, rule: torch.Tensor, x: torch.Tensor, w: torch.Tensor) -> None:
-    """Collects the amaxes of x and w without using their codes."""
-    collect(state, rule, *(quantize(t, state.fwd_scale, slot, False)[2] for slot, t in enumerate((x, w))))
+def calibrate(state: DelayedState, rule: torch.Tensor, x: torch.Tensor, w: torch.Tensor | None) -> None:
+    """Collects the amaxes of x and w, which is None if it stays quantized, without using their codes."""
+    w_amax = None if w is None else quantize(w, state.fwd_scale, 1, False)[2]
+    collect(state, rule, quantize(x, state.fwd_scale, 0, False)[2], w_amax)

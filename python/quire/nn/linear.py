@@ -7,6 +7,9 @@ import torch
 from quire import delayed
 from quire.autocast import active_recipe, active_rule
 from quire.functional import linear, linear_given
+from quire.nn.weight import initial_weight, weight_operand
+from quire.recipe import Recipe
+from quire.tensor import QuantizedTensor
 
 # TransformerEngine's options that are not available in this version, with the value that asks for nothing.
 _CONSTRUCTOR_OPTIONS = {
@@ -79,6 +82,7 @@ class Linear(torch.nn.Linear):
                 f"quire.Linear: dtype and params_dtype are the same option, got {dtype} and {params_dtype}; pass one"
             )
         super().__init__(in_features, out_features, bias, device, params_dtype if dtype is None else dtype)
+        self.weight = initial_weight(self.weight)
         self.delayed = delayed.DelayedState(self.weight.device)
 
     def reset_parameters(self) -> None:
@@ -116,7 +120,8 @@ class Linear(torch.nn.Linear):
         recipe, rule = active_recipe(), active_rule()
         if recipe is None:
             if rule is not None:
-                delayed.calibrate(self.delayed, rule, x, self.weight)
+                plain = None if isinstance(self.weight, QuantizedTensor) else self.weight
+                delayed.calibrate(self.delayed, rule, x, plain)
             return torch.nn.functional.linear(x, self.weight, self.bias)
         device = x.device.type
         if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
@@ -125,21 +130,28 @@ class Linear(torch.nn.Linear):
             dtype = x.dtype
             self._check_dtypes(dtype)
         if recipe.delayed():
-            return self._forward_delayed(x, recipe.linear_spec(), dtype, rule)
+            return self._forward_delayed(x, recipe, dtype, rule)
         # A graph has no input that it does not need.
         sr_state = self.sr_state if recipe.stochastic and torch.is_grad_enabled() else None
-        return linear(x, self.weight, self.bias, recipe.linear_spec(), dtype, sr_state=sr_state)
+        w, w_buffers = weight_operand(self.weight, (x, self.bias), recipe)
+        if not w_buffers:
+            return linear(x, w, self.bias, recipe.linear_spec(), dtype, sr_state=sr_state)
+        return linear_given(x, w, self.bias, recipe.linear_spec(), dtype, w_buffers=w_buffers, sr_state=sr_state)
 
     def _forward_delayed(
-        self, x: torch.Tensor, spec: str, dtype: torch.dtype, rule: torch.Tensor | None
+        self, x: torch.Tensor, recipe: Recipe, dtype: torch.dtype, rule: torch.Tensor | None
     ) -> torch.Tensor:
-        state, w, grad = self.delayed, self.weight, torch.is_grad_enabled()
+        state, grad = self.delayed, torch.is_grad_enabled()
         scale, bwd_scale = delayed.scales(state)
-        x_buffers = delayed.quantize(x, scale, 0, grad and w.requires_grad)
-        w_buffers = delayed.quantize(w, scale, 1, grad and x.requires_grad)
+        x_buffers = delayed.quantize(x, scale, 0, grad and self.weight.requires_grad)
+        w, w_buffers = weight_operand(self.weight, (x, self.bias), recipe)
+        w_amax = None  # of a weight that stays quantized, under a scale of its own
+        if not w_buffers:
+            w_buffers = delayed.quantize(w, scale, 1, grad and x.requires_grad)
+            w_amax = w_buffers[2]
         given = {"x_buffers": x_buffers, "w_buffers": w_buffers, "bwd_scale": bwd_scale, "bwd_amax": state.bwd_amax}
-        y = linear_given(x, w, self.bias, spec, dtype, **given)
-        delayed.collect(state, rule, x_buffers[2], w_buffers[2])  # now that the arguments are known to fit
+        y = linear_given(x, w, self.bias, recipe.linear_spec(), dtype, **given)
+        delayed.collect(state, rule, x_buffers[2], w_amax)  # now that the arguments are known to fit
         return y
 
     def _check_dtypes(self, dtype: torch.dtype) -> None:

@@ -37,6 +37,7 @@ class Recipe:
     """What all recipes have in common. Construct one of the subclasses; fields that cannot be honoured raise there.
 
     Two recipes of one class and text are the same to a compiled graph: the text is all that a layer reads.
+    weight_spec: the canonical text of the spec for w.
     """
 
     def __post_init__(self) -> None:
@@ -44,6 +45,7 @@ class Recipe:
         text = self._text()
         # Kept, so that a forward pass costs an attribute and a compiled graph guards on one string.
         object.__setattr__(self, "_linear_spec", text)
+        object.__setattr__(self, "weight_spec", text.split(",")[1].removeprefix("w="))
         object.__setattr__(self, "_stochastic", "sr" in text.split(",")[2].split(":"))
 
     def _check(self) -> None:

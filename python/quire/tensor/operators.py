@@ -138,6 +138,12 @@ def _write(operator: Any, written: tuple[tuple[int, str], ...], args: tuple[Any,
     new_kwargs = {name: each(value_of, value) for name, value in new_kwargs.items()}
     result = operator(*new_args, **new_kwargs)
     for target in targets:
+        if values[id(target)].shape != target.shape:
+            raise RuntimeError(
+                f"{operator} would give a QuantizedTensor of shape {list(target.shape)} the shape "
+                f"{list(values[id(target)].shape)}; it keeps its shape. Use an operator that returns a new tensor"
+            )
+    for target in targets:
         target.store(values[id(target)])
     back = {id(values[id(target)]): target for target in targets}
     return each(lambda value: back.get(id(value), value), result)
@@ -185,9 +191,9 @@ def _fused_step(operator: Any, call: dict[str, Any], q: QuantizedTensor, written
 def _copy_codes(target: QuantizedTensor, source: Any) -> bool:
     """Copies bytes between tensors of one spec and shape; False if they are not."""
     quantized = isinstance(target, QuantizedTensor) and isinstance(source, QuantizedTensor)
-    if not quantized or target.spec != source.spec or target.shape != source.shape:
+    if not quantized or target.spec_text != source.spec_text or target.shape != source.shape:
         return False
-    target.check_writable()
+    target.check_writable(seeded=True)  # nothing is rounded
     new = source.named()
     for direction in ("rowwise", "columnwise"):
         if target.stores(direction) and not source.stores(direction):

@@ -250,11 +250,7 @@ class QuantizedTensor(torch.Tensor):
 
     def store(self, values: torch.Tensor, seed: int | None = None, offset: int = 0) -> None:
         """Codes and scales of plain values of this shape, into this tensor's storage."""
-        self.check_writable()
-        if self.spec.stochastic and seed is None:
-            raise ValueError(
-                f"QuantizedTensor: {self.spec} rounds stochastically and needs a seed; use quantize_(values, seed=)"
-            )
+        self.check_writable(seeded=seed is not None)
         values = values.to(self.device, values.dtype if values.dtype in DTYPES else torch.float32)
         rowwise, columnwise = self.stores("rowwise"), self.stores("columnwise")
         random = (signed64(seed or 0, "seed"), signed64(offset, "offset"))
@@ -266,12 +262,17 @@ class QuantizedTensor(torch.Tensor):
         for name, tensor in self.buffers().items():
             tensor.copy_(new[name])
 
-    def check_writable(self) -> None:
-        """Raises RuntimeError for a view of some of the rows: their scales are shared with the others."""
+    def check_writable(self, *, seeded: bool = False) -> None:
+        """Raises RuntimeError for a view of some of the rows, whose scales are shared with the others, ValueError where
+        rounding needs a seed and there is none."""
         if self.is_part:
             raise RuntimeError(
                 "QuantizedTensor: a view of some of the rows cannot be written to, since rows share scales; write to "
                 "the whole tensor, or to a clone() of the view"
+            )
+        if self.spec.stochastic and not seeded:
+            raise ValueError(
+                f"QuantizedTensor: {self.spec} rounds stochastically and needs a seed; use quantize_(values, seed=)"
             )
 
     def update_usage(
@@ -318,6 +319,10 @@ class QuantizedTensor(torch.Tensor):
         values = self.dequantize()  # a view that is decoded could not be written through
         values[index] = value
         self.copy_(values)
+
+    def keep_high_precision_init_val(self, values: torch.Tensor) -> None:
+        """Keeps a copy of values on the CPU, for get_high_precision_init_val()."""
+        self.__dict__["_high_precision_init_val"] = values.detach().to("cpu", copy=True)
 
     @property
     def get_high_precision_init_val(self) -> Callable[[], torch.Tensor]:

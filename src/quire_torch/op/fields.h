@@ -73,6 +73,9 @@ T unbox_field(at::IValue& v) {
     return {unbox_field<decltype(T::value)>(v)};
   } else if constexpr (Textual<T>) {
     return T::parse(v.toStringView());
+  } else if constexpr (std::same_as<T, OptionalTensorList>) {
+    // AOTInductor's runtime hands over an empty list of optional tensors as None.
+    return v.isNone() ? T() : std::move(v).to<T>();
   } else {
     return std::move(v).to<T>();
   }

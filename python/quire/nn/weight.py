@@ -1,0 +1,104 @@
+"""Weights that stay quantized: how modules get them (quantized_model_init) and hand them to operators."""
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+
+from quire.functional import Buffers, quantize
+from quire.recipe import Recipe, default
+from quire.tensor import QuantizedTensor
+
+
+@dataclass(frozen=True)
+class _Options:
+    recipe: Recipe
+    preserve_high_precision_init_val: bool
+    keep_master: bool
+
+
+class _State(threading.local):
+    def __init__(self) -> None:
+        self.options: _Options | None = None
+
+
+_STATE = _State()
+
+
+@contextlib.contextmanager
+def quantized_model_init(
+    enabled: bool = True,
+    recipe: Recipe | None = None,
+    preserve_high_precision_init_val: bool = False,
+    *,
+    keep_master: bool = False,
+) -> Iterator[None]:
+    """quire's modules that are constructed within it have quantized weights: `weight` is a parameter that is a
+    QuantizedTensor under the recipe's spec for w, and no copy in high precision is kept. Per thread.
+
+    enabled: False makes plain weights, also inside an enabled quantized_model_init.
+    recipe: None is quire.recipe.default(). Layers with such weights run under recipes with the same spec for w only.
+    preserve_high_precision_init_val: keep the initial values on the CPU, in the parameter's dtype; they are
+        weight.get_high_precision_init_val() until weight.clear_high_precision_init_val().
+    keep_master: keep float32 values as weight.master, which optimizers then update; codes are quantized from them after
+        each update. Without it an update is rounded to the format, so that small ones are lost: enough for 8 bits and
+        not too small learning rates, while 4 bits do not train.
+
+    Weights are quantized in both directions if grad is enabled, else (for inference) rowwise only. Raises TypeError
+    where recipe is not one; ValueError where a module's weight is on the meta device and initial values are to be kept.
+    """
+    if recipe is not None and not isinstance(recipe, Recipe):
+        raise TypeError(
+            f"quantized_model_init: recipe must be a recipe of quire.recipe, got {recipe!r}; "
+            "quire.recipe.from_name makes one by name"
+        )
+    outer = _STATE.options
+    options = _Options(recipe or default(), preserve_high_precision_init_val, keep_master) if enabled else None
+    _STATE.options = options
+    try:
+        yield
+    finally:
+        _STATE.options = outer
+
+
+def initial_weight(parameter: torch.nn.Parameter) -> torch.nn.Parameter:
+    """The parameter that a module's constructor keeps: this one, or within quantized_model_init a quantized one."""
+    options = _STATE.options
+    if options is None:
+        return parameter
+    values = parameter.detach()
+    if options.preserve_high_precision_init_val and values.is_meta:
+        raise ValueError(
+            "quantized_model_init: preserve_high_precision_init_val=True needs values, and this weight is on the meta "
+            "device; construct the module on a device that has them"
+        )
+    q = quantize(values, options.recipe.weight_spec, columnwise=torch.is_grad_enabled())
+    if options.keep_master:
+        q.master = values.to(torch.float32, copy=True)
+    quantized = torch.nn.Parameter(q, parameter.requires_grad)
+    if options.preserve_high_precision_init_val:
+        quantized.keep_high_precision_init_val(values)
+    return quantized
+
+
+def weight_operand(
+    weight: torch.Tensor, others: tuple[torch.Tensor | None, ...], recipe: Recipe
+) -> tuple[torch.Tensor, Buffers]:
+    """w and w_buffers of linear_given for a weight: (weight, ()) for a plain one.
+
+    others: the operator's other inputs that may want a gradient. Raises RuntimeError if the weight is quantized with
+    another spec than the recipe's.
+    """
+    if not isinstance(weight, QuantizedTensor):
+        return weight, ()
+    if weight.spec_text != recipe.weight_spec:
+        raise RuntimeError(
+            f"the weight is quantized as {weight.spec_text}, and the active recipe, {type(recipe).__name__}, quantizes "
+            f"weights as {recipe.weight_spec}. Use the recipe of its quantized_model_init, or construct the layer "
+            "under this one and load its state dict"
+        )
+    wanted = any([tensor is not None and tensor.requires_grad for tensor in (weight, *others)])
+    # Where nothing wants a gradient the call reaches the operator's kernel with its tensors, and that takes plain ones.
+    return weight if wanted and torch.is_grad_enabled() else weight.carrier(), weight.buffer_list()

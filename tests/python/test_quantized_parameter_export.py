@@ -1,0 +1,54 @@
+"""Frozen models with quantized weights, exported and run by AOTInductor."""
+
+import pytest
+import torch
+
+import quire
+
+
+def frozen(recipe):
+    torch.manual_seed(2)
+    with torch.no_grad(), quire.quantized_model_init(recipe=recipe):
+        layers = [quire.Linear(48, 96), torch.nn.ReLU(), quire.Linear(96, 32)]
+    return torch.nn.Sequential(*layers).requires_grad_(False)
+
+
+def exported(model, recipe, **options):
+    with torch.no_grad(), quire.autocast(recipe=recipe):
+        rows = torch.export.Dim("rows", min=2)
+        return torch.export.export(model, (torch.randn(5, 48),), dynamic_shapes=({0: rows},), **options)
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_an_exported_model_holds_codes_only_and_gives_the_same_bits(any_recipe, strict, equal_bits):
+    model = frozen(any_recipe)
+    program = exported(model, any_recipe, strict=strict)
+    targets = [str(node.target) for node in program.graph.nodes]
+    assert targets.count("quire.linear_given.default") == 2
+    for rows in (5, 2, 33):
+        x = torch.randn(rows, 48)
+        with torch.no_grad(), quire.autocast(recipe=any_recipe):
+            expected = model(x)
+        assert equal_bits(program.module()(x), expected)
+        assert equal_bits(program.run_decompositions().module()(x), expected)
+
+
+def test_an_exported_model_is_saved_and_loaded(recipe, tmp_path, equal_bits):
+    model, x = frozen(recipe), torch.randn(7, 48)
+    torch.export.save(exported(model, recipe), tmp_path / "model.pt2")
+    loaded = torch.export.load(tmp_path / "model.pt2").module()
+    with torch.no_grad(), quire.autocast(recipe=recipe):
+        assert equal_bits(loaded(x), model(x))
+
+
+def test_aotinductor_runs_a_frozen_model(tmp_path, equal_bits):
+    recipe = quire.recipe.NVFP4BlockScaling()
+    model = frozen(recipe)
+    package = torch._inductor.aoti_compile_and_package(
+        exported(model, recipe).run_decompositions(), package_path=str(tmp_path / "model.pt2")
+    )
+    run = torch._inductor.aoti_load_package(package)
+    for rows in (5, 2, 33):
+        x = torch.randn(rows, 48)
+        with torch.no_grad(), quire.autocast(recipe=recipe):
+            assert equal_bits(run(x), model(x))

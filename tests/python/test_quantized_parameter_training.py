@@ -1,0 +1,163 @@
+"""Optimizers on quantized parameters: each update is computed on decoded values, or on a master, and quantized anew."""
+
+import pytest
+import torch
+
+import quire
+from quire import QuantizedTensor
+
+OPTIMIZERS = {
+    "sgd": lambda p: torch.optim.SGD(p, lr=0.1),
+    "sgd_foreach": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, foreach=True),
+    "sgd_fused": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, fused=True),
+    "adamw": lambda p: torch.optim.AdamW(p, lr=0.01, weight_decay=0, foreach=False),
+    "adamw_foreach": lambda p: torch.optim.AdamW(p, lr=0.01, weight_decay=0, foreach=True),
+    "adamw_fused": lambda p: torch.optim.AdamW(p, lr=0.01, fused=True),
+    "adamw_amsgrad": lambda p: torch.optim.AdamW(p, lr=0.01, fused=True, amsgrad=True),
+    "adam": lambda p: torch.optim.Adam(p, lr=0.01),
+    "rmsprop": lambda p: torch.optim.RMSprop(p, lr=0.01),
+}
+
+
+@pytest.fixture(params=OPTIMIZERS.values(), ids=OPTIMIZERS)
+def make_optimizer(request):
+    return request.param
+
+
+def gradient(shape, i, dtype):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(i)).to(dtype)
+
+
+def same(a, b):
+    return all(x is y is None or torch.equal(x, y) for x, y in zip(a.buffer_list(), b.buffer_list(), strict=True))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_an_update_is_that_of_the_decoded_values_quantized(recipe, make_optimizer, dtype):
+    initial = torch.randn(64, 96, generator=torch.Generator().manual_seed(0)).to(dtype)
+    text = recipe.weight_spec
+    quantized = torch.nn.Parameter(quire.quantize(initial, text, columnwise=True))
+    bias, plain_bias = (torch.nn.Parameter(torch.zeros(64, dtype=dtype)) for _ in range(2))
+    plain = torch.nn.Parameter(quantized.detach().dequantize())
+    optimizer, reference = make_optimizer([quantized, bias]), make_optimizer([plain, plain_bias])
+    pointers = [t.data_ptr() for t in quantized.buffers().values()]
+    for i in range(4):
+        for p in (quantized, bias, plain, plain_bias):
+            p.grad = gradient(p.shape, i, dtype)
+        optimizer.step()
+        reference.step()
+        expected = quire.quantize(plain.detach(), text, columnwise=True)
+        assert same(quantized, expected) and torch.equal(bias, plain_bias)
+        with torch.no_grad():
+            plain.copy_(expected)
+    assert [t.data_ptr() for t in quantized.buffers().values()] == pointers
+    state = [t for s in optimizer.state.values() for t in s.values() if isinstance(t, torch.Tensor)]
+    assert state and not any(isinstance(t, QuantizedTensor) for t in state) or make_optimizer is OPTIMIZERS["sgd"]
+
+
+@pytest.mark.parametrize("make_optimizer", [OPTIMIZERS["adamw"], OPTIMIZERS["adamw_fused"]], ids=["single", "fused"])
+def test_a_master_in_float32_takes_the_updates_of_a_bfloat16_parameter(make_optimizer):
+    initial = torch.randn(64, 96, generator=torch.Generator().manual_seed(0))
+    quantized = torch.nn.Parameter(quire.quantize(initial.bfloat16(), "nvfp4:16x16", columnwise=True))
+    quantized.master = initial.clone()
+    optimizer = make_optimizer([quantized])
+    for i in range(3):
+        quantized.grad = gradient((64, 96), i, torch.bfloat16)
+        before = quantized.master.clone()
+        optimizer.step()
+        moved = (quantized.master - before).abs()
+        assert 0 < moved.max() < 0.05 and same(
+            quantized, quire.quantize(quantized.master, "nvfp4:16x16", columnwise=True)
+        )
+    average = torch.zeros(64, 96)
+    for i in range(3):
+        average = 0.9 * average + 0.1 * gradient((64, 96), i, torch.bfloat16).float()
+    kept = optimizer.state[quantized]["exp_avg"]
+    assert kept.dtype == torch.bfloat16 and (kept.float() - average).abs().max() < 0.01
+
+
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = quire.Linear(48, 96), quire.Linear(96, 48, bias=False)
+
+    def forward(self, x):
+        return x + self.down(torch.nn.functional.relu(self.up(x)))
+
+
+def train(model, make_optimizer, recipe, function=None, steps=4):
+    optimizer, losses = make_optimizer(model.parameters()), []
+    for i in range(steps):
+        x = torch.randn(32, 48, generator=torch.Generator().manual_seed(i))
+        with quire.autocast(recipe=recipe):
+            loss = ((model if function is None else function)(x) - x.roll(1, -1)).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    return losses
+
+
+def make(recipe=None, **options):
+    torch.manual_seed(2)
+    with quire.quantized_model_init(recipe is not None, recipe=recipe, **options):
+        return Model()
+
+
+@pytest.mark.parametrize("name", ["sgd_foreach", "adamw", "adamw_foreach", "adamw_fused"])
+def test_with_a_master_training_is_that_of_plain_weights(any_recipe, name):
+    plain, quantized = make(), make(any_recipe, keep_master=True)
+    expected = train(plain, OPTIMIZERS[name], any_recipe)
+    assert train(quantized, OPTIMIZERS[name], any_recipe) == expected and len(set(expected)) == 4
+    assert torch.equal(quantized.up.weight.master, plain.up.weight)
+
+
+@pytest.mark.parametrize("name", ["fp8_current", "fp8_block", "mxfp8"])
+def test_without_one_training_still_learns_in_eight_bits(name, compiler):
+    recipe = quire.recipe.from_name(name)
+    losses = train(make(recipe), OPTIMIZERS["adamw"], recipe, steps=30)
+    assert losses[-1] < 0.4 * losses[0]
+    model = make(recipe)
+    assert train(model, OPTIMIZERS["adamw"], recipe, compiler(model), steps=30) == losses and compiler.graphs == 1
+
+
+@pytest.mark.parametrize("keep_master", [False, True])
+@pytest.mark.parametrize("name", ["sgd", "adamw_foreach"])
+def test_a_compiled_optimizer_makes_the_same_updates(recipe, compiler, name, keep_master):
+    eager, model = (make(recipe, keep_master=keep_master) for _ in range(2))
+
+    def compiled(parameters):
+        optimizer = OPTIMIZERS[name](parameters)
+        optimizer.step = torch.compile(optimizer.step, backend="aot_eager")
+        return optimizer
+
+    losses = train(model, compiled, recipe)
+    if name == "sgd":
+        assert losses == train(eager, OPTIMIZERS[name], recipe) and same(model.up.weight, eager.up.weight)
+    else:  # PyTorch's compiled AdamW computes its factors in another way than its eager one
+        assert losses == pytest.approx(train(eager, OPTIMIZERS[name], recipe), rel=1e-3)
+    if keep_master:
+        assert same(model.up.weight, quire.quantize(model.up.weight.master, recipe.weight_spec, columnwise=True))
+
+
+def test_training_resumes_exactly(recipe):
+    model = make(recipe, keep_master=True)
+    train(model, OPTIMIZERS["sgd"], recipe)
+    other = make(recipe, keep_master=True)
+    other.load_state_dict(model.state_dict())
+    quire.set_rng_state(other, quire.rng_state(model))
+    assert train(other, OPTIMIZERS["sgd"], recipe) == train(model, OPTIMIZERS["sgd"], recipe)
+
+
+def test_gradients_are_accumulated_clipped_and_assigned(recipe):
+    model = make(recipe)
+    for _ in range(2):
+        with quire.autocast(recipe=recipe):
+            model(torch.ones(8, 48)).sum().backward()
+    total = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    assert total > 1 and all(type(p.grad) is torch.Tensor for p in model.parameters())
+    norm = torch.stack([p.grad.norm() for p in model.parameters()]).norm()
+    assert abs(norm - 1) < 1e-4
+    model.up.weight.grad = torch.ones(96, 48)
+    with pytest.raises(RuntimeError, match="size|shape"):
+        model.up.weight.grad = torch.ones(3)
