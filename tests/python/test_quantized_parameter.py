@@ -8,7 +8,8 @@ import torch
 
 import quire
 from quire import QuantizedTensor, QuantSpec
-from quire.recipe import CustomRecipe, Float8BlockScaling, MXFP8BlockScaling, NVFP4BlockScaling
+from quire.functional import linear_given
+from quire.recipe import CustomRecipe, DelayedScaling, Float8BlockScaling, MXFP8BlockScaling, NVFP4BlockScaling
 
 
 @pytest.fixture
@@ -218,3 +219,43 @@ def test_a_copy_of_a_layer_is_its_own(make_pair, make_x, step):
     with torch.no_grad():
         other.weight.zero_()
     assert step(layer, x, recipe) == before
+
+
+def test_delayed_scaling_leaves_the_slot_of_a_quantized_weight_alone(make_pair, make_x, compiler, equal_bits):
+    recipe = DelayedScaling(amax_history_len=2, amax_compute_algo="most_recent")
+    runs = []
+    for compiles in (False, True):
+        _, layer = make_pair(recipe)
+        function, results = compiler(layer) if compiles else layer, []
+        for scale in (1.0, 50.0, 0.02):
+            x = (make_x(40, 96).detach() * scale).requires_grad_()
+            with quire.autocast(recipe=recipe):
+                y = function(x)
+            y.backward(y.detach())
+            results += [y.detach(), x.grad, layer.weight.grad.clone()]
+            assert layer.delayed.fwd_amax[0] == x.abs().max() and layer.delayed.fwd_amax[1] == 0
+        assert layer.delayed.fwd_scale[1] == 1 and layer.delayed.fwd_scale[0] != 1
+        runs.append(results)
+    assert all(equal_bits(a, b) for a, b in zip(*runs, strict=True))
+    x = quire.quantize(make_x(40, 96), "fp8_tensor", scale=torch.ones(1)).dequantize()
+    exact = torch.nn.functional.linear(x, layer.weight.dequantize(), layer.bias)
+    assert torch.allclose(runs[0][0], exact, rtol=2e-2, atol=1e-2)
+    with quire.autocast(False, recipe=recipe, calibrating=True):
+        layer(make_x(40, 96))
+    assert layer.delayed.fwd_amax[1] == 0 and layer.delayed.fwd_amax[0] > 0
+
+
+@pytest.mark.parametrize("mode", ["high_precision", "dequantized"])
+@pytest.mark.parametrize("frozen", [False, True])
+def test_backward_without_codes_uses_the_decoded_weight(make_x, compiler, mode, frozen):
+    recipe = f"x=mxfp8,w=nvfp4:16x16,dy=mxfp8,backward={mode}"
+    weight = quire.quantize(make_x(64, 96).detach(), "nvfp4:16x16").requires_grad_(not frozen)
+
+    def function(x, weight):
+        return linear_given(x, weight, None, recipe, torch.bfloat16, w_buffers=weight.buffer_list())
+
+    for run in (function, compiler(function)):
+        x = make_x(40, 96)
+        y = run(x, weight)
+        y.backward(torch.ones_like(y))
+        assert torch.equal(x.grad, torch.ones(40, 64).bfloat16() @ weight.detach().dequantize())

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from quire.seed import signed64
+from quire.tensor.decoded import Decoded
 from quire.tensor.directions import other_direction
 from quire.tensor.proto import BUFFER_NAMES, TensorProto, check_buffers, named_buffers
 from quire.tensor.spec import QuantSpec
@@ -217,7 +218,7 @@ class QuantizedTensor(torch.Tensor):
         """
         dtype = self.dtype if dtype is None else dtype
         if self.requires_grad and torch.is_grad_enabled():
-            return _Decoded.apply(self, dtype)
+            return Decoded.apply(self, dtype)
         if self.stores("rowwise"):
             return self._decode("rowwise", dtype)
         if self.spec.hadamard:
@@ -346,19 +347,6 @@ class QuantizedTensor(torch.Tensor):
             f"{' + '.join(directions)}, {self.nbytes} bytes, device={str(self.device)!r}"
             f"{', requires_grad=True' if self.requires_grad else ''})"
         )
-
-
-class _Decoded(torch.autograd.Function):
-    """dequantize() with the gradient of the identity."""
-
-    @staticmethod
-    def forward(ctx: Any, q: QuantizedTensor, dtype: torch.dtype) -> torch.Tensor:
-        ctx.dtype = q.dtype
-        return q.dequantize(dtype)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
-        return gradient.to(ctx.dtype), None
 
 
 @functools.lru_cache
