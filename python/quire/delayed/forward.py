@@ -12,7 +12,8 @@ class RecordedScales:
     """The scales that the layers of a forward pass used, in order, for its recomputation outside of a graph, which may
     come after other steps. (A compiled recomputation has them as inputs that its forward saved.)
 
-    with recorded: the first time records, every other time replays. Numbers of layers must agree.
+    with recorded: the first time records, every other time replays, and then collects no amaxes: those of the forward
+    pass have been, perhaps for an earlier step. Numbers of layers must agree.
     """
 
     def __init__(self) -> None:
@@ -29,8 +30,12 @@ class RecordedScales:
         THREAD.scales = self._outer.pop()
         self._next = 0
 
+    @property
+    def replays(self) -> bool:
+        return self._next is not None
+
     def of(self, state: DelayedState) -> tuple[torch.Tensor, torch.Tensor]:
-        if self._next is None:
+        if not self.replays:
             self._scales.append((state.fwd_scale, state.bwd_scale))
             return self._scales[-1]
         self._next += 1
@@ -51,7 +56,8 @@ def quantize(x: torch.Tensor, scale: torch.Tensor, slot: int, columnwise: bool) 
 def collect(state: DelayedState, rule: torch.Tensor | None, x_amax: torch.Tensor, w_amax: torch.Tensor | None) -> None:
     """Puts amaxes, float32 [1], into the state. w_amax: None if w was not quantized now; rule: as enter() returned. An
     exported program has the scales as constants and collects nothing."""
-    if rule is not None and not torch.compiler.is_exporting():
+    recomputes = THREAD.scales is not None and THREAD.scales.replays
+    if rule is not None and not recomputes and not torch.compiler.is_exporting():
         torch.ops.quire.delayed_collect_(state.fwd_amax, state.usage, rule, x_amax, w_amax)
 
 
