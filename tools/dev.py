@@ -13,6 +13,7 @@ from workspace import ROOT, Failure, compiler, googletest, install, say, tool
 
 CHECKS = ["check_layers", "check_budgets", "check_words"]
 LIBRARIES = ["quire", "quire_torch"]
+BENCHMARKS = {"host": "benchmarks/host.py"}  # what `./dev bench NAME` runs; without a name bench.py
 
 
 def run(*command) -> None:
@@ -100,6 +101,11 @@ def script(path: str, arguments: list[str]) -> None:
     hand_over(ROOT / path, *arguments)
 
 
+def bench(arguments: list[str]) -> None:
+    named = bool(arguments) and arguments[0] in BENCHMARKS
+    script(BENCHMARKS[arguments[0]] if named else "benchmarks/bench.py", arguments[named:])
+
+
 def fmt() -> None:
     run(tool("clang-format"), "-i", *tree.files(ROOT, *tree.CPP))
     run(tool("ruff"), "check", "--quiet", "--fix-only", ".")
@@ -128,7 +134,9 @@ def parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
     verbs.add_parser("train", add_help=False, help="the demo; further arguments go to examples/train/train.py")
     tests = verbs.add_parser("test", help="check, then all tests; with arguments, pytest alone with these arguments")
     tests.add_argument("--asan", action="store_true", help="the core's tests under the sanitizers instead")
-    verbs.add_parser("bench", add_help=False, help="the benchmarks; further arguments go to benchmarks/bench.py")
+    verbs.add_parser(
+        "bench", add_help=False, help="layers against PyTorch's; `bench host`: the cost of a call; then their arguments"
+    )
     verbs.add_parser("fmt", help="format all sources")
     verbs.add_parser("check", help="formatting, lint, layers, budgets, words")
     arguments, rest = parser.parse_known_args(argv)
@@ -143,7 +151,7 @@ def main() -> int:
         "build": build,
         "train": lambda: script("examples/train/train.py", rest),
         "test": lambda: test_with_sanitizers() if arguments.asan else test(rest),
-        "bench": lambda: script("benchmarks/bench.py", rest),
+        "bench": lambda: bench(rest),
         "fmt": fmt,
         "check": check,
     }

@@ -223,6 +223,9 @@ def _steps(text: str) -> list[Step]:
             elif address in made and not made[address][0]:
                 made[address][0] = operand[0]  # a role is known once a product has read the codes
             operand.append(address in made)
+    for head, operands, _ in steps:
+        if head[0] == "quantize" and not head[1]:
+            head[1] = operands[0][0]
     return [Step(*head, tuple(map(_operand, operands)), tuple(kernels)) for head, operands, kernels in steps]
 
 

@@ -94,6 +94,50 @@ def test_nothing_changes(make_layer, make_x, equal_bits):
     assert before["1.num_batches_tracked"] == 2, "the model does keep state that explain could have changed"
 
 
+def test_operands_that_come_quantized_are_marked(make_layer, make_x):
+    layer, x = make_layer(96, 64), make_x(16, 96)
+    w = quire.quantize(layer.weight.detach(), "mxfp8", columnwise=True)
+    buffers = [getattr(w, name) for name in quire.tensor.BUFFER_NAMES]
+    explanation = quire.explain(
+        lambda x: quire.functional.linear_given(
+            x, layer.weight, None, "x=mxfp8,w=mxfp8,dy=mxfp8", torch.bfloat16, w_buffers=buffers
+        ),
+        x,
+    )
+    assert [step.name for step in explanation.quantizations] == ["x", "dy"]
+    assert [(step.name, [o.made for o in step.operands]) for step in explanation.products] == [
+        ("fprop", [True, False]),
+        ("dgrad", [True, False]),
+    ]
+    assert "  w   mxfp8 rowwise [64, 96], given quantized\n" in str(explanation)
+
+
+def test_other_ways_backward_show_as_products_of_pytorch(make_layer, make_x):
+    spec = "x=mxfp8,w=mxfp8,dy=mxfp8,backward="
+    for way in ("dequantized", "high_precision", "requantized"):
+        explanation = quire.explain(
+            quire.functional.linear, make_x(16, 96), make_layer().weight, None, spec + way, torch.bfloat16
+        )
+        assert [step.operation for step in explanation.products] == ["gemm"] + 2 * (
+            ["gemm"] if way == "requantized" else ["torch"]
+        )
+
+
+def test_delayed_scaling_keeps_its_state(make_layer, make_x, equal_bits):
+    layer, x = make_layer(96, 64), make_x(16, 96)
+    recipe = quire.recipe.DelayedScaling(amax_history_len=4)
+    with quire.autocast(recipe=recipe):
+        layer(x).sum().backward()
+    with quire.autocast(recipe=recipe):
+        before = {name: t.clone() for name, t in vars(layer.delayed).items() if isinstance(t, torch.Tensor)}
+        explanation = quire.explain(layer, 4 * x.detach())
+        after = vars(layer.delayed)
+        assert before and all(equal_bits(after[name], t) for name, t in before.items())
+    assert [step.name for step in explanation.quantizations] == ["x", "w", "dy"]
+    assert [step.name for step in explanation.products] == ["fprop", "dgrad", "wgrad"]
+    assert all(operand.made for step in explanation.products for operand in step.operands)
+
+
 def test_without_a_recipe_pytorch_computes(make_layer, make_x):
     explanation = quire.explain(make_layer(96, 64), make_x(16, 96))
     assert explanation.recipe is None and explanation.quantizations == ()

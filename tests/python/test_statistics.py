@@ -123,6 +123,20 @@ def test_a_given_scale_saturates(make_x):
     assert list(counted) == [quire.debug.Counts("", "fp8_tensor", "rowwise", 1, 256, saturated, 0, 0)]
 
 
+def test_delayed_scaling_saturates_where_its_scales_are_old(make_layer, make_x):
+    """Its operands are quantized apart from the product, which says later what they were."""
+    layer, x = make_layer(96, 64), make_x(16, 96)
+    recipe = quire.recipe.DelayedScaling(amax_history_len=1)
+    for factor in (1, 1, 8):
+        with quire.autocast(recipe=recipe), quire.debug.statistics() as counted:
+            layer(factor * x).sum().backward()
+    found = {(row.role, row.direction): row for row in counted}
+    assert set(found) == set(quire.debug._PRODUCTS)
+    for direction in ("rowwise", "columnwise"):
+        assert 0.05 < found["x", direction].saturated / (16 * 96) < 0.9
+        assert found["w", direction].saturated == 0
+
+
 def test_a_scale_of_the_tensor_itself_saturates_nothing(make_layer, make_x, any_recipe):
     """Also not by the rounding of the scale: what is nearest to the largest value is not counted."""
     with quire.debug.statistics() as counted, quire.autocast(recipe=any_recipe):

@@ -4,7 +4,7 @@
 
 namespace quire_torch {
 
-using quire::check;
+using quire::check, quire::fail;
 
 at::ScalarType scalar_type(quire::DType t) {
   switch (t) {
@@ -99,10 +99,11 @@ BufferTensors allocate(const quire::QuantSpec& spec, const quire::Shape<int64_t>
   BufferTensors out;
   for (const auto direction : {quire::Direction::rowwise, quire::Direction::columnwise}) {
     const bool first = direction == quire::Direction::rowwise;
-    const auto r = results(spec, shape, direction, first ? rowwise : columnwise);
-    for (size_t i = 0; i < 3; ++i) {
-      out[i + (first ? 0 : 3)] = at::empty(sizes(r[i]), at::TensorOptions().dtype(r[i].dtype));
-    }
+    if (!(first ? rowwise : columnwise)) continue;
+    const auto r = results(spec, shape, direction, /*wanted=*/true);
+    for (size_t i = 0; i < 3; ++i)
+      if (i < 2 || spec.row().has_amax)
+        out[i + (first ? 0 : 3)] = op::allocate(r[i].sizes, at::device(at::kCPU).dtype(r[i].dtype));
   }
   return out;
 }
@@ -116,10 +117,11 @@ void check_buffers(const BufferTensors& b, const quire::QuantSpec& spec, const q
     const op::Result<int64_t>& e = expected[i];
     const bool absent = sizes(e) == at::IntArrayRef({0}) && (!t.defined() || t.numel() == 0);
     const bool fits = t.defined() && t.scalar_type() == e.dtype && t.sizes() == sizes(e) && t.is_contiguous();
-    check(absent || fits, what, " does not fit its spec: ", quire::kBufferNames[first + i], " of ", spec.to_string(),
-          " for shape ", at::IntArrayRef(shape), " must be contiguous ", e.dtype, " ", sizes(e), ", got ",
-          t.defined() ? quire::text(t.scalar_type(), " ", t.sizes()) : "nothing",
-          "; see quire.TensorProto for the layout");
+    if (absent || fits) continue;  // formatting costs more than a small product
+    fail(what, " does not fit its spec: ", quire::kBufferNames[first + i], " of ", spec.to_string(), " for shape ",
+         at::IntArrayRef(shape), " must be contiguous ", e.dtype, " ", sizes(e), ", got ",
+         t.defined() ? quire::text(t.scalar_type(), " ", t.sizes()) : "nothing",
+         "; see quire.TensorProto for the layout");
   }
 }
 

@@ -39,18 +39,4 @@ void boxed(const c10::OperatorHandle&, c10::DispatchKeySet, Stack* stack) {
   for (at::Tensor& t : Run(unbox<typename Op::Args>(*stack))) stack->emplace_back(std::move(t));
 }
 
-/// Calls the operator through the dispatcher, so that tracing, autograd and tensor subclasses see it.
-template <class Op>
-Results<Op> call(const typename Op::Args& args) {
-  static const c10::OperatorHandle op =
-      c10::Dispatcher::singleton().findSchemaOrThrow((std::string(Op::kNamespace) + "::" + Op::kName).c_str(), "");
-  Stack stack;
-  stack.reserve(member_count<typename Op::Args>());
-  for_each_field<typename Op::Args>([&](auto field) { stack.push_back(box_field(args.*(field.kMember))); });
-  op.callBoxed(stack);
-  Results<Op> out;
-  for (size_t i = 0; i < out.size(); ++i) out[i] = std::move(stack[i]).toTensor();
-  return out;
-}
-
 }  // namespace quire_torch::op

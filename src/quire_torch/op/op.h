@@ -9,7 +9,9 @@
 #pragma once
 
 #include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/record_function.h>
 #include <c10/core/GradMode.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/library.h>
 
 #include "quire_torch/op/boxing.h"
@@ -43,17 +45,43 @@ inline bool wants_gradient(const c10::OperatorHandle& op, const Stack& stack) {
   return wanted;
 }
 
-template <class Op>
+template <class Op, bool all = true>
 Results<Op> run_cpu(const typename Op::Args& args) {
   // Kernels may use at:: functions: those neither record a graph nor bump the version of state they write.
   const at::AutoDispatchBelowADInplaceOrView below;
-  Results<Op> out = allocate_results<Op, int64_t>(args);
+  Results<Op> out = allocate_results<Op, int64_t, all>(args);
   if constexpr (out.size() > 0) {
     Op::cpu(args, out);
   } else {
     Op::cpu(args);
   }
   return out;
+}
+
+template <class Op>
+concept HasCpu = requires(const typename Op::Args& args, Results<Op>& out) { Op::cpu(args, out); } ||
+                 requires(const typename Op::Args& args) { Op::cpu(args); };
+
+/// Whether the dispatcher would pass these arguments on to the kernel of the CPU and do nothing else: no tracer, mode,
+/// transform, subclass or profiler, and no gradient. Boxing, the search for kernels and unboxing then cost more than a
+/// small kernel itself.
+template <class Args>
+bool goes_straight_to_cpu(const Args& args) {
+  const c10::impl::LocalDispatchKeySet local = c10::impl::tls_local_dispatch_key_set();
+  const bool autograd = !local.excluded_.has(c10::DispatchKey::AutogradFunctionality);
+  c10::DispatchKeySet keys = local.included_;
+  bool gradient = false;
+  for_each_tensor(args, [&](const at::Tensor& t) {
+    keys = keys | t.key_set();
+    if (autograd && t.defined())
+      gradient |= (c10::GradMode::is_enabled() && t.requires_grad()) || t._fw_grad(/*level=*/0).defined();
+  });
+  // Keys whose kernels for our operators fall through, or do so where nothing wants a gradient.
+  constexpr c10::DispatchKeySet kPassing = c10::autograd_dispatch_keyset_with_ADInplaceOrView |
+                                           c10::autocast_dispatch_keyset |
+                                           c10::DispatchKeySet(c10::DispatchKey::BackendSelect);
+  return !gradient && (keys - local.excluded_ - kPassing).highestPriorityTypeId() == c10::DispatchKey::CPU &&
+         !at::hasCallbacks();
 }
 
 template <class Op>
@@ -83,11 +111,28 @@ void implement(torch::Library& m, c10::DispatchKey key) {
 template <class Op>
 void define_with_kernels(torch::Library& m) {
   define<Op>(m);
-  implement<Op, &boxed<Op, &run_cpu<Op>>>(m, c10::DispatchKey::CPU);
+  implement<Op, &boxed<Op, &run_cpu<Op, true>>>(m, c10::DispatchKey::CPU);
   implement<Op, &boxed<Op, &allocate_results<Op, c10::SymInt>>>(m, c10::DispatchKey::Meta);
 }
 
 }  // namespace detail
+
+/// Calls the operator as through the dispatcher, so that tracing, autograd and tensor subclasses see it. Without `all`,
+/// results after the first that the operator does not produce may be undefined instead of empty.
+template <class Op, bool all = true>
+Results<Op> call(const typename Op::Args& args) {
+  if constexpr (detail::HasCpu<Op>)
+    if (detail::goes_straight_to_cpu(args)) return detail::run_cpu<Op, all>(args);
+  static const c10::OperatorHandle op =
+      c10::Dispatcher::singleton().findSchemaOrThrow((std::string(Op::kNamespace) + "::" + Op::kName).c_str(), "");
+  Stack stack;
+  stack.reserve(member_count<typename Op::Args>());
+  for_each_field<typename Op::Args>([&](auto field) { stack.push_back(box_field(args.*(field.kMember))); });
+  op.callBoxed(stack);
+  Results<Op> out;
+  for (size_t i = 0; i < out.size(); ++i) out[i] = std::move(stack[i]).toTensor();
+  return out;
+}
 
 /// An operator with kernels of its own. Its results may be used under grad mode; differentiating them throws
 /// "NAMESPACE::NAME kNotDifferentiable".

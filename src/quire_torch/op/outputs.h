@@ -2,6 +2,7 @@
 // the description, with Int = c10::SymInt tracing does.
 #pragma once
 
+#include <ATen/EmptyTensor.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
 
@@ -66,16 +67,22 @@ at::Device device_of(const Args& args) {
   return device.value_or(at::kCPU);
 }
 
-inline at::Tensor allocate(at::IntArrayRef sizes, at::TensorOptions o) { return at::empty(sizes, o); }
+/// On the CPU what at::empty comes to in the end: results are many and mostly small or absent, and a way through the
+/// dispatcher costs more than their memory.
+inline at::Tensor allocate(at::IntArrayRef sizes, at::TensorOptions o) {
+  return o.device().is_cpu() ? at::Tensor(at::detail::empty_cpu(sizes, o)) : at::empty(sizes, o);
+}
 inline at::Tensor allocate(c10::SymIntArrayRef sizes, at::TensorOptions o) { return at::empty_symint(sizes, o); }
 
-template <class Op, class Int>
+/// all: also results that this call does not produce; else those are undefined, for callers that do not look at them.
+template <class Op, class Int, bool all = true>
 Results<Op> allocate_results(const typename Op::Args& args) {
   Results<Op> out;
   if constexpr (out.size() > 0) {
     const std::array<Result<Int>, out.size()> results = Op::template results<Int>(args);
     const at::Device device = device_of(args);
     for (size_t i = 0; i < out.size(); ++i) try {
+        if (!all && i > 0 && results[i].sizes.size() == 1 && results[i].sizes[0] == 0) continue;
         out[i] = allocate(results[i].sizes, at::device(device).dtype(results[i].dtype));
       } catch (const c10::Error& e) {
         TORCH_CHECK(false, Op::kName, ": no memory for ", Op::kResults[i], " of size ", results[i].sizes,

@@ -58,10 +58,9 @@ void quantize_rowwise(const at::Tensor& t, const quire::QuantSpec& spec, Optiona
 
 void check_forward(const LinearGiven::Args& a, op::Needs need) {
   quire::check(a.w.dim() == 2, "linear: w must be [out_features, in_features], got ", a.w.dim(), " dimensions");
-  quire::check(
-      !a.recipe->dy.stochastic || !from_codes(a.recipe->backward) || !(need[kX] || need[kW]) || a.sr_state.has_value(),
-      "linear: dy rounds stochastically under '", a.recipe->dy.to_string(),
-      "' and needs sr_state, an int64 [2] tensor {seed, counter}; got none. quire.Linear has one");
+  if (a.recipe->dy.stochastic && from_codes(a.recipe->backward) && (need[kX] || need[kW]) && !a.sr_state)
+    quire::fail("linear: dy rounds stochastically under '", a.recipe->dy.to_string(),
+                "' and needs sr_state, an int64 [2] tensor {seed, counter}; got none. quire.Linear has one");
   const bool keeps_x = a.recipe->backward == Backward::requantized || a.recipe->backward == Backward::high_precision;
   quire::check(!keeps_x || a.x_buffers.empty() || !need[kW],
                "linear: x is given quantized, but backward=", a.recipe.text().substr(a.recipe.text().rfind('=') + 1),
@@ -182,7 +181,7 @@ void weight_gradient(const LinearGiven::Saved& s, const Three& dy, const Three& 
 
 }  // namespace
 
-op::Tensors<1> LinearGiven::inference(const Args& a) { return {op::call<LinearFwd>(inner(a, 0))[0]}; }
+op::Tensors<1> LinearGiven::inference(const Args& a) { return {op::call<LinearFwd, /*all=*/false>(inner(a, 0))[0]}; }
 
 std::pair<op::Tensors<1>, LinearGiven::Saved> LinearGiven::forward(const Args& given, op::Needs need) {
   check_forward(given, need);

@@ -30,7 +30,18 @@ void record_operand(const char* role, const quire::QuantSpec& spec, at::IntArray
   for (const int64_t n : shape) sizes += (sizes.empty() ? "" : ",") + std::to_string(n);
   const std::lock_guard lock(r.mutex);
   r.text += quire::text(role, " ", spec.to_string(), " ", sizes, "\n");
-  for (const at::Tensor& t : buffers) r.buffers.push_back(t.defined() ? t.clone() : at::empty({0}, at::kByte));
+  const quire::Shape<int64_t> logical(shape.begin(), shape.end());
+  for (const auto direction : {quire::Direction::rowwise, quire::Direction::columnwise}) {
+    const auto expected = results(spec, logical, direction, true);
+    for (size_t i = 0; i < 3; ++i) {
+      const at::Tensor& t = buffers[(direction == quire::Direction::rowwise ? 0 : 3) + i];
+      const bool stored = t.defined() && t.numel() == c10::multiply_integers(quire_torch::sizes(expected[i]));
+      // Operators return some scales flat.
+      r.buffers.push_back(!t.defined() ? at::empty({0}, at::kByte)
+                          : stored     ? t.view(quire_torch::sizes(expected[i])).clone()
+                                       : t.clone());
+    }
+  }
 }
 
 void set_recording(bool on) {
