@@ -129,8 +129,8 @@ def quantize(
         (numerics.md 1.5).
 
     Gives a QuantizedTensor; where x requires a gradient, and grad mode is on, a QuantizedActivation, through which the
-    gradient passes as if quantization were the identity. Raises ValueError for a wrong spec, a missing seed or one out of
-    range, RuntimeError for a wrong x or scale.
+    gradient passes as if quantization were the identity. Raises ValueError for a wrong spec, a missing seed or one out
+    of range, RuntimeError for a wrong x or scale.
     """
     spec = spec if isinstance(spec, QuantSpec) else QuantSpec(spec)
     if spec.stochastic and seed is None:

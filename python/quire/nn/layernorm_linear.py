@@ -95,6 +95,7 @@ class LayerNormLinear(ProductModule):
         self.register_parameter("bias", torch.nn.Parameter(torch.empty(out_features, **factory)) if bias else None)
         self._add_states(self.weight.device)
         self.reset_parameters()
+        self._quantize_weights()
 
     def reset_parameters(self) -> None:
         """New parameters, and a new seed with the counter at 0."""

@@ -96,6 +96,7 @@ class LayerNormMLP(ProductModule):
             self.register_parameter(f"{product}_bias", torch.nn.Parameter(torch.empty(n, **factory)) if bias else None)
         self._add_states(self.fc1_weight.device)
         self.reset_parameters()
+        self._quantize_weights()
 
     def reset_parameters(self) -> None:
         """New parameters, and new seeds with their counters at 0."""

@@ -9,6 +9,8 @@ from quire import delayed
 from quire.autocast import active_recipe, active_rule
 from quire.delayed import DelayedState
 from quire.functional import linear_given
+from quire.nn.weight import initial_weight, weight_operand
+from quire.tensor import QuantizedTensor
 
 
 class ProductModule(torch.nn.Module):
@@ -29,6 +31,12 @@ class ProductModule(torch.nn.Module):
             state = torch.empty(2, dtype=torch.int64, device=device)
             self.register_buffer(self._named(product, "sr_state"), state, persistent=False)
             setattr(self, self._named(product, "delayed"), DelayedState(device))
+
+    def _quantize_weights(self) -> None:
+        """To be called when the parameters have values: within quantized_model_init, weights become quantized ones."""
+        for product in self.products:
+            name = self._named(product, "weight")
+            setattr(self, name, initial_weight(getattr(self, name)))
 
     def sr_states(self) -> dict[str, torch.Tensor]:
         """Product -> its {seed, counter}."""
@@ -59,7 +67,8 @@ class Pass:
     """
 
     def __init__(self, module: ProductModule, x: torch.Tensor) -> None:
-        recipe, self.rule = active_recipe(), active_rule()
+        self.active, self.rule = active_recipe(), active_rule()
+        recipe = self.active
         device = x.device.type
         autocast = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
         self.dtype = torch.get_autocast_dtype(device) if autocast else x.dtype
@@ -93,25 +102,31 @@ class Pass:
 
     def run(
         self, product: str, x: tuple[torch.Tensor, list[torch.Tensor]], w: torch.Tensor, bias: torch.Tensor | None
-    ) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    ) -> tuple[torch.Tensor, list[torch.Tensor | None]]:
         """y of x, as norm() or activation() returned it with input(); and the amaxes of x and w, if they are wanted."""
         carrier, buffers = x
         if not self.recipe:
             y = torch.nn.functional.linear(carrier, w, bias)
             return y, [] if self.rule is None else self._calibrating_amaxes(product, carrier, w)
         given: dict[str, object] = {"x_buffers": () if self.keeps_x else buffers}
+        w, w_buffers = weight_operand(w, (carrier, bias), self.active)
+        w_amax = None  # of a weight that stays quantized, under a scale of its own
         if self.scales:
             scale, given["bwd_scale"] = self.scales[product]
             given["bwd_amax"] = self.states[product].bwd_amax
-            given["w_buffers"] = delayed.quantize(w, scale, 1, torch.is_grad_enabled() and carrier.requires_grad)
-        y = linear_given(carrier, w, bias, self.recipe, self.dtype, sr_state=self.sr_states.get(product), **given)
-        return y, [given["x_buffers"][2], given["w_buffers"][2]] if self.scales else []
+            if not w_buffers:
+                w_buffers = delayed.quantize(w, scale, 1, torch.is_grad_enabled() and carrier.requires_grad)
+                w_amax = w_buffers[2]
+        given |= {"w_buffers": w_buffers, "sr_state": self.sr_states.get(product)}
+        y = linear_given(carrier, w, bias, self.recipe, self.dtype, **given)
+        return y, [given["x_buffers"][2], w_amax] if self.scales else []
 
-    def _calibrating_amaxes(self, product: str, x: torch.Tensor, w: torch.Tensor) -> list[torch.Tensor]:
+    def _calibrating_amaxes(self, product: str, x: torch.Tensor, w: torch.Tensor) -> list[torch.Tensor | None]:
         scale = self.states[product].fwd_scale
-        return [delayed.quantize(t, scale, slot, False)[2] for slot, t in enumerate((x, w))]
+        w_amax = None if isinstance(w, QuantizedTensor) else delayed.quantize(w, scale, 1, False)[2]
+        return [delayed.quantize(x, scale, 0, False)[2], w_amax]
 
-    def collect(self, product: str, amaxes: list[torch.Tensor]) -> None:
+    def collect(self, product: str, amaxes: list[torch.Tensor | None]) -> None:
         if amaxes:
             delayed.collect(self.states[product], self.rule, *amaxes)
 

@@ -15,11 +15,11 @@ from quire.tensor.spec import QuantSpec
 
 @dataclass(frozen=True, eq=False)
 class QuantizedActivation:
-    """Codes and scales of a tensor that has a gradient. Plain tensors, so that it may cross the border of a compiled graph
-    as an argument or a result; and a pytree of them.
+    """Codes and scales of a tensor that has a gradient. Plain tensors, so that it may cross the border of a compiled
+    graph as an argument or a result; and a pytree of them.
 
-    carrier: a tensor of the logical shape and dtype over one element, zero; it stands in autograd's graph for the tensor,
-        as if quantization were the identity (straight-through).
+    carrier: a tensor of the logical shape and dtype over one element, zero; it stands in autograd's graph for the
+        tensor, as if quantization were the identity (straight-through).
     buffers: six, in the order of quire.tensor.BUFFER_NAMES, None where absent.
     spec_text: canonical text of the spec.
     """
@@ -92,18 +92,18 @@ def input_operand(
 ) -> tuple[torch.Tensor, list[torch.Tensor | None], str]:
     """A quantized input as a product takes it: tensor for shape and gradient, six buffers, text of its spec.
 
-    columnwise: the gradient of the weight will need that direction. Where it is not stored it is made: without loss where
-    its codes follow from the stored ones (QuantizedTensor.update_usage), else by quantizing the decoded values. The same
-    goes for a missing rowwise direction. Raises RuntimeError for a QuantizedTensor that requires a gradient, ValueError
-    where the missing direction cannot be made.
+    columnwise: the gradient of the weight will need that direction. Where it is not stored it is made: without loss
+    where its codes follow from the stored ones (QuantizedTensor.update_usage), else by quantizing the decoded values.
+    The same goes for a missing rowwise direction. Raises RuntimeError for a QuantizedTensor that requires a gradient,
+    ValueError where the missing direction cannot be made.
     """
     if isinstance(x, QuantizedActivation):
         carrier, buffers, text = x.carrier, list(x.buffers), x.spec_text
     else:
         if x.requires_grad and torch.is_grad_enabled():
             raise RuntimeError(
-                "quire: a QuantizedTensor as the input of a layer has no gradient; quantize the tensor that has one with "
-                "quire.quantize, which gives a QuantizedActivation, or detach() it"
+                "quire: a QuantizedTensor as the input of a layer has no gradient; quantize the tensor that has one "
+                "with quire.quantize, which gives a QuantizedActivation, or detach() it"
             )
         carrier, buffers, text = x.carrier(), x.buffer_list(), x.spec_text
     for first, name, wanted in ((0, "rowwise", True), (3, "columnwise", columnwise)):
