@@ -11,6 +11,7 @@ import json
 import os
 import platform
 import time
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 
@@ -131,7 +132,8 @@ def main() -> None:
     parser.add_argument("--json", type=Path, default=Path("build/host.json"), help="where the figures go")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    torch._inductor.config.force_disable_caches = True
+    torch.compiler.config.force_disable_caches = True
+    warnings.filterwarnings("ignore", message="dynamo_pgo")  # it is disabled, as asked for
     print(machine())
     found: list[dict] = []
     for shape in [tuple(map(int, text.split("x"))) for text in options.shapes]:
