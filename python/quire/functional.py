@@ -109,6 +109,11 @@ def activation(
     return y, buffers
 
 
+def operand_buffers(w: torch.Tensor, spec: str, columnwise: bool) -> list[torch.Tensor]:
+    """The six buffers of w, as linear_given() takes them: rowwise, and columnwise too if asked."""
+    return torch.ops.quire.quantize(w.detach(), spec, True, columnwise, 0, 0, None)
+
+
 def quantize(
     x: torch.Tensor,
     spec: QuantSpec | str,

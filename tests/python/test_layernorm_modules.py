@@ -107,6 +107,23 @@ def test_equals_its_parts_bit_for_bit(make, normalization, zero_centered, recipe
     assert all(map(equal_bits, train(Parts(fused), recipe), train(fused, recipe)))
 
 
+@pytest.mark.parametrize("make", [make_linear, make_mlp])
+def test_with_quantized_weights_they_equal_their_parts_too(make, recipe, equal_bits, compiler):
+    if recipe is None:
+        pytest.skip("weights are quantized as a recipe says")
+    plain = make(dtype=torch.float32).bfloat16()
+    with quire.quantized_model_init(recipe=recipe, keep_master=True):
+        fused, parts = make(), Parts(plain)
+    fused.load_state_dict(plain.state_dict())
+    quire.set_rng_state(fused, quire.rng_state(plain))
+    compiled = copy.deepcopy(fused)
+    expected = train(parts, recipe)
+    assert all(map(equal_bits, expected, train(fused, recipe)))
+    assert all(map(equal_bits, expected, train(compiled, recipe, compiler(compiled))))
+    weights = [p for p in fused.parameters() if p.dim() == 2]
+    assert all(isinstance(w, quire.QuantizedTensor) and type(w.grad) is torch.Tensor for w in weights)
+
+
 @pytest.mark.parametrize("checkpoint", [False, True])
 @pytest.mark.parametrize("make", [make_linear, make_mlp])
 def test_compiled_equals_eager_bit_for_bit(make, checkpoint, recipe, equal_bits, compiler):
@@ -340,7 +357,7 @@ def test_every_token_count_shares_one_graph(mark, recipe, compiler):
     assert compiler.graphs == 1
 
 
-def test_export_holds_the_outer_operators():
+def test_export_holds_the_outer_operators_and_aotinductor_runs_them(tmp_path, equal_bits):
     class Module(torch.nn.Module):
         def __init__(self):
             super().__init__()
@@ -352,7 +369,13 @@ def test_export_holds_the_outer_operators():
 
     module, x = Module(), torch.randn(8, 64).bfloat16()
     with torch.no_grad():
-        program = torch.export.export(module, (x,))
+        program = torch.export.export(module, (x,), dynamic_shapes=({0: torch.export.Dim("tokens")},))
         assert torch.equal(program.module()(x), module(x))
     names = {str(node.target) for node in program.graph.nodes if node.op == "call_function"}
     assert {"quire.norm.default", "quire.activation.default", "quire.linear_given.default"} <= names
+    package = torch._inductor.aoti_compile_and_package(program, package_path=str(tmp_path / "model.pt2"))
+    run = torch._inductor.aoti_load_package(package)
+    for rows in (8, 3, 100):
+        x = torch.randn(rows, 64).bfloat16()
+        with torch.no_grad():
+            assert equal_bits(run(x), module(x))

@@ -62,6 +62,7 @@ class LayerNormLinear(ProductModule):
     init_method: called with weight; bias is then 0. None: torch.nn.Linear's initialisation.
     return_bias: bias is returned and not added. return_layernorm_output: the norm's result is returned too, in high
         precision: forward gives y, (y, bias), (y, norm) or (y, bias, norm).
+    Within quire.quantized_model_init the weight is quantized.
 
     Further keywords are TransformerEngine's; one that is not available raises NotImplementedError unless it has its
     default. Randomness and delayed scaling: as for quire.Linear.

@@ -51,6 +51,7 @@ class LayerNormMLP(ProductModule):
     checkpoint: nothing but x is kept for backward, which computes the module again, under the recipe and the scales of
         the first time.
     seq_length, micro_batch_size: accepted, and without a meaning here.
+    Within quire.quantized_model_init fc1_weight and fc2_weight are quantized.
 
     Further keywords are TransformerEngine's; one that is not available raises NotImplementedError unless it has its
     default. Randomness and delayed scaling: as for quire.Linear, for each of the two products.

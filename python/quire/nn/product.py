@@ -8,7 +8,7 @@ import torch
 from quire import delayed
 from quire.autocast import active_recipe, active_rule
 from quire.delayed import DelayedState
-from quire.functional import linear_given
+from quire.functional import linear_given, operand_buffers
 from quire.nn.weight import initial_weight, weight_operand
 from quire.tensor import QuantizedTensor
 
@@ -109,17 +109,20 @@ class Pass:
             y = torch.nn.functional.linear(carrier, w, bias)
             return y, [] if self.rule is None else self._calibrating_amaxes(product, carrier, w)
         given: dict[str, object] = {"x_buffers": () if self.keeps_x else buffers}
+        # A plain weight is quantized here: a program of AOTInductor cannot pass an empty list.
         w, w_buffers = weight_operand(w, (carrier, bias), self.active)
-        w_amax = None  # of a weight that stays quantized, under a scale of its own
+        stays_quantized, columnwise = bool(w_buffers), torch.is_grad_enabled() and carrier.requires_grad
         if self.scales:
             scale, given["bwd_scale"] = self.scales[product]
             given["bwd_amax"] = self.states[product].bwd_amax
-            if not w_buffers:
-                w_buffers = delayed.quantize(w, scale, 1, torch.is_grad_enabled() and carrier.requires_grad)
-                w_amax = w_buffers[2]
+            w_buffers = w_buffers or delayed.quantize(w, scale, 1, columnwise)
+        else:
+            w_buffers = w_buffers or operand_buffers(w, self.active.weight_spec, columnwise)
         given |= {"w_buffers": w_buffers, "sr_state": self.sr_states.get(product)}
         y = linear_given(carrier, w, bias, self.recipe, self.dtype, **given)
-        return y, [given["x_buffers"][2], w_amax] if self.scales else []
+        if not self.scales:
+            return y, []
+        return y, [given["x_buffers"][2], None if stays_quantized else w_buffers[2]]  # its scale is its own
 
     def _calibrating_amaxes(self, product: str, x: torch.Tensor, w: torch.Tensor) -> list[torch.Tensor | None]:
         scale = self.states[product].fwd_scale
