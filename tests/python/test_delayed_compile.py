@@ -2,6 +2,7 @@
 
 import copy
 import functools
+import gc
 
 import pytest
 import torch
@@ -304,3 +305,27 @@ def test_a_layer_made_later_is_updated_by_the_graph(make_model, compiler, equal_
         return out + train(model, function, (8, 8, 8), around=nothing) + snapshot(torch.nn.Sequential(*late))
 
     assert equal(run(True), run(False), equal_bits)
+
+
+def test_layers_that_nothing_refers_to_do_not_get_into_a_graph(make_model, compiler, equal_bits):
+    def run(compiled):
+        model = make_model()
+
+        def function(x):
+            with quire.autocast(recipe=DelayedScaling(amax_history_len=4)):
+                return model(x)
+
+        function = compiler(function) if compiled else function
+        out = train(model, function, (8,), around=nothing)
+        gc.collect()
+        return out + train(model, function, (8, 8), around=nothing)
+
+    expected = run(False)
+    gc.disable()  # garbage lives until the graph has been traced
+    try:
+        garbage = make_model()
+        garbage.itself = [garbage]
+        del garbage
+        assert equal(run(True), expected, equal_bits) and compiler.graphs == 1
+    finally:
+        gc.enable()

@@ -1,5 +1,6 @@
 """The state of delayed scaling that a layer owns (numerics.md 1.4)."""
 
+import itertools
 import weakref
 
 import torch
@@ -96,18 +97,21 @@ def _grown(history: torch.Tensor | None, rows: int, like: torch.Tensor) -> torch
     return grown
 
 
-#: The states that are alive, in the order of their construction.
-_STATES: list["weakref.ref[DelayedState]"] = []
+#: The states that are alive, in the order of construction, by a number that stays theirs when others go: a graph that
+#: has them as inputs finds them by it.
+_STATES: dict[int, "weakref.ref[DelayedState]"] = {}
+_NUMBERS = itertools.count()
 
 
 def _register(state: DelayedState) -> None:
-    _STATES.append(weakref.ref(state, _STATES.remove))
+    number = next(_NUMBERS)
+    _STATES[number] = weakref.ref(state, lambda _: _STATES.pop(number, None))
 
 
 def usable_states() -> list[DelayedState]:
     """Every state of the process that is alive and has values, in the order of construction."""
     found = []
-    for ref in list(_STATES):  # a copy: the garbage collector may remove one at any time
+    for ref in list(_STATES.values()):  # a copy: the garbage collector may remove one at any time
         state = ref()
         if state is not None and state.usable:
             found.append(state)

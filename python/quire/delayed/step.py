@@ -1,5 +1,7 @@
 """Entering an autocast of a delayed recipe, and the step that turns amaxes into scales (numerics.md 1.6, 1.7)."""
 
+import gc
+
 import torch
 
 from quire.delayed.rules import THREAD, Rule, rule_of
@@ -30,6 +32,7 @@ def _activate(text: str, recipe: DelayedScaling, group: object) -> int:
 # A constant of the graph, computed once while tracing, on the real objects.
 @torch.compiler.assume_constant_result
 def _activate_while_tracing(text: str, margin: int, element: str, length: int, algorithm: str) -> int:
+    gc.collect()  # or a layer that nothing refers to any more would be traced, and gone when the graph runs
     return _activate(text, DelayedScaling(margin, Format[element], length, algorithm), None)
 
 
