@@ -8,16 +8,18 @@ _library.load()
 
 from quire import debug, delayed, recipe  # noqa: E402  (the operators must be there first)
 from quire.autocast import autocast  # noqa: E402
+from quire.checkpoint import checkpoint  # noqa: E402
 from quire.delayed import delayed_state, set_delayed_state  # noqa: E402
 from quire.explain import explain  # noqa: E402
 from quire.functional import dequantize, quantize  # noqa: E402
+from quire.nn.cache import quantize_weights  # noqa: E402
 from quire.nn.layernorm_linear import LayerNormLinear  # noqa: E402
 from quire.nn.layernorm_mlp import LayerNormMLP  # noqa: E402
 from quire.nn.linear import Linear  # noqa: E402
 from quire.nn.norm import LayerNorm, RMSNorm  # noqa: E402
 from quire.nn.weight import quantized_model_init  # noqa: E402
 from quire.random import rng_state, set_rng_state  # noqa: E402
-from quire.tensor import QuantizedTensor, QuantSpec, TensorProto  # noqa: E402
+from quire.tensor import QuantizedActivation, QuantizedTensor, QuantSpec, TensorProto  # noqa: E402
 
 __version__: str = json.loads((_library.FOLDER / "build.json").read_text())["quire"]
 
@@ -27,16 +29,19 @@ __all__ = [
     "LayerNormMLP",
     "Linear",
     "QuantSpec",
+    "QuantizedActivation",
     "QuantizedTensor",
     "RMSNorm",
     "TensorProto",
     "autocast",
+    "checkpoint",
     "debug",
     "delayed",
     "delayed_state",
     "dequantize",
     "explain",
     "quantize",
+    "quantize_weights",
     "quantized_model_init",
     "recipe",
     "rng_state",

@@ -108,3 +108,20 @@ class autocast:
                 return function(*args, **kwargs)
 
         return wrapper
+
+
+class Reentered:
+    """A context that puts back the recipe which was active when it was made: for a forward pass that is computed again
+    in backward, in another thread maybe. Unlike autocast it ends no step of delayed scaling."""
+
+    def __init__(self) -> None:
+        self._state = (_STATE.recipe, _STATE.rule)
+        self._outer: list[tuple[Recipe | None, torch.Tensor | None]] = []
+
+    def __enter__(self) -> "Reentered":
+        self._outer.append((_STATE.recipe, _STATE.rule))
+        _STATE.recipe, _STATE.rule = self._state
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        _STATE.recipe, _STATE.rule = self._outer.pop()

@@ -9,7 +9,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import quire
-from quire.nn.linear import _CONSTRUCTOR_OPTIONS
+from quire.nn.options import PARALLEL
 from quire.recipe import MXFP8BlockScaling, NVFP4BlockScaling
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
@@ -64,9 +64,9 @@ def test_the_dtype_of_parameters_has_two_names(option):
         quire.Linear(4, 4, dtype=torch.float32, params_dtype=torch.float16)
 
 
-@pytest.mark.parametrize("name", _CONSTRUCTOR_OPTIONS)
+@pytest.mark.parametrize("name", PARALLEL)
 def test_an_option_that_is_not_available_is_refused_unless_it_asks_for_nothing(name):
-    quire.Linear(4, 4, **{name: _CONSTRUCTOR_OPTIONS[name]})
+    quire.Linear(4, 4, **{name: PARALLEL[name]})
     with pytest.raises(NotImplementedError, match=f"quire.Linear: {name}=2 is not available in this version"):
         quire.Linear(4, 4, **{name: 2})
 
@@ -74,16 +74,8 @@ def test_an_option_that_is_not_available_is_refused_unless_it_asks_for_nothing(n
 def test_an_option_that_does_not_exist_is_refused():
     with pytest.raises(TypeError, match="unexpected keyword argument 'colour'"):
         quire.Linear(4, 4, colour="red")
-    with pytest.raises(TypeError, match="forward got an unexpected keyword argument 'colour'"):
+    with pytest.raises(TypeError, match="got an unexpected keyword argument 'colour'"):
         quire.Linear(4, 4)(torch.randn(2, 4), colour="red")
-
-
-@pytest.mark.parametrize("option", [{"is_first_microbatch": False}, {"fp8_output": True}, {"fp8_grad": True}])
-def test_forward_refuses_what_is_not_available(option):
-    layer, x = quire.Linear(4, 4), torch.randn(2, 4)
-    assert torch.equal(layer(x, is_first_microbatch=None, fp8_output=False, fp8_grad=False), layer(x))
-    with pytest.raises(NotImplementedError, match=f"{next(iter(option))}=.* is not available in this version"):
-        layer(x, **option)
 
 
 def saved_and_loaded(layer):

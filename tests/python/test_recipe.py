@@ -125,7 +125,7 @@ REFUSED = [
     (Float8CurrentScaling, {"use_power_2_scales": "yes"}, ValueError, "use_power_2_scales must be one of False, True"),
     (Float8CurrentScaling, {"fp8_dpa": True}, NotImplementedError, "fp8_dpa=True"),
     (MXFP8BlockScaling, {"fp8_mha": True}, NotImplementedError, "Leave both False"),
-    (MXFP8BlockScaling, {"backward_override": "dequantized"}, NotImplementedError, "Leave it None"),
+    (MXFP8BlockScaling, {"backward_override": "fp32"}, ValueError, "one of None, 'high_precision', 'dequantized'"),
     (MXFP8BlockScaling, {"margin": 1}, ValueError, "margin.* got 1. Leave it 0"),
     (MXFP8BlockScaling, {"fp8_format": Format.E2M1}, ValueError, "MXFP8BlockScaling: fp8_format"),
     (Float8BlockScaling, {"x_block_scaling_dim": 3}, ValueError, "x_block_scaling_dim must be one of 1, 2; got 3"),
@@ -168,7 +168,7 @@ REFUSED = [
     (DelayedScaling, {"amax_compute_algo": "mean"}, ValueError, "one of 'max', 'most_recent'; got 'mean'"),
     (DelayedScaling, {"scaling_factor_compute_algo": "max"}, TypeError, "None or a function .* got 'max'"),
     (DelayedScaling, {"reduce_amax": 1.5}, ValueError, "reduce_amax must be one of False, True"),
-    (DelayedScaling, {"backward_override": "dequantized"}, NotImplementedError, "Leave it None"),
+    (DelayedScaling, {"backward_override": "dequantized"}, ValueError, "backward_override must be one of None; got"),
     (DelayedScaling, {"fp8_dpa": True}, NotImplementedError, "DelayedScaling: fp8_dpa"),
 ]
 

@@ -1,50 +1,21 @@
 """A Linear whose products run in the precision of the active recipe."""
 
+import secrets
+import weakref
 from collections.abc import Callable
 
 import torch
 
-from quire import delayed
+from quire import delayed, functional
 from quire.autocast import active_recipe, active_rule
-from quire.functional import linear, linear_given
-from quire.nn.weight import initial_weight, weight_operand
+from quire.nn import options as unavailable
+from quire.nn.cache import CachedWeight
+from quire.nn.call import Call, run
+from quire.nn.weight import initial_weight
 from quire.recipe import Recipe
-from quire.tensor import QuantizedTensor
+from quire.tensor import QuantizedActivation, QuantizedTensor, QuantSpec
 
-# TransformerEngine's options that are not available in this version, with the value that asks for nothing.
-_CONSTRUCTOR_OPTIONS = {
-    "sequence_parallel": False,
-    "fuse_wgrad_accumulation": False,
-    "tp_group": None,
-    "tp_size": 1,
-    "get_rng_state_tracker": None,
-    "rng_tracker_name": None,
-    "init_method": None,
-    "return_bias": False,
-    "parallel_mode": None,
-    "parameters_split": None,
-    "ub_overlap_ag": False,
-    "ub_overlap_rs": False,
-    "ub_overlap_rs_dgrad": False,
-    "ub_bulk_dgrad": False,
-    "ub_bulk_wgrad": False,
-    "ub_name": None,
-    "delay_wgrad_compute": False,
-    "symmetric_ar_type": None,
-    "save_original_input": False,
-    "name": None,
-}
-_FORWARD_OPTIONS = {"is_first_microbatch": None, "fp8_output": False, "fp8_grad": False}
-
-
-def _refuse_options(what: str, options: dict[str, object], known: dict[str, object]) -> None:
-    for name, value in options.items():
-        if name not in known:
-            raise TypeError(f"{what} got an unexpected keyword argument {name!r}")
-        if value != known[name]:
-            raise NotImplementedError(
-                f"{what}: {name}={value!r} is not available in this version; leave it at {known[name]!r}"
-            )
+_OPTIONS = unavailable.PARALLEL | {"parameters_split": None}
 
 
 # A torch.nn.Linear, because it is one in all but its products: the same parameters, initialisation and state_dict, so
@@ -54,12 +25,22 @@ class Linear(torch.nn.Linear):
 
     weight [out_features, in_features] and bias [out_features] or None, in params_dtype (or `dtype`; None: torch's
     default). They are initialised as torch.nn.Linear's would be after the same torch.manual_seed, and are all of its
-    state_dict.
+    state_dict. Within quire.quantized_model_init the weight is quantized.
+
+    init_method: called with weight; bias is then 0. return_bias: forward gives (y, bias), y without it.
+    fuse_wgrad_accumulation: backward adds the weight's gradient to weight.main_grad (float32, float16 or bfloat16, of
+        weight's shape), in its dtype; overwrites it where weight.overwrite_main_grad is true or is_first_microbatch is.
+        weight.grad stays None; where weight has an attribute grad_added_to_main_grad, that is set, and the gradient is
+        zeros, for hooks that wait for one.
+    delay_wgrad_compute: backward keeps what the weight's gradient is computed from; backward_dw() computes the oldest.
+    save_original_input: x is kept for backward as it is, and quantized again there.
+    name: kept as an attribute.
 
     Rounding gradients stochastically uses `sr_state`, a non-persistent int64 [2] buffer {seed, counter}: each backward
     adds 1 to the counter (numerics.md 0.11). The seed is taken from torch's generator without advancing it, in
     reset_parameters() and when the module leaves the meta device. quire.rng_state saves it. Modules that leave the meta
-    device together and are not reset have one seed: give them others with quire.set_rng_state.
+    device together and are not reset have one seed: give them others with quire.set_rng_state. `delayed` is its state
+    of delayed scaling.
 
     Further keywords are TransformerEngine's; one that is not available raises NotImplementedError unless it has its
     default.
@@ -74,24 +55,48 @@ class Linear(torch.nn.Linear):
         device: torch.device | str | None = None,
         *,
         dtype: torch.dtype | None = None,
+        init_method: Callable[[torch.Tensor], object] | None = None,
+        return_bias: bool = False,
+        fuse_wgrad_accumulation: bool = False,
+        delay_wgrad_compute: bool = False,
+        save_original_input: bool = False,
+        name: str | None = None,
         **options: object,
     ) -> None:
-        _refuse_options("quire.Linear", options, _CONSTRUCTOR_OPTIONS)
+        unavailable.refuse("quire.Linear", options, _OPTIONS)
         if None not in (dtype, params_dtype) and dtype != params_dtype:
             raise ValueError(
                 f"quire.Linear: dtype and params_dtype are the same option, got {dtype} and {params_dtype}; pass one"
             )
         super().__init__(in_features, out_features, bias, device, params_dtype if dtype is None else dtype)
+        self.init_method, self.return_bias, self.name = init_method, return_bias, name
+        self.fuse_wgrad_accumulation, self.delay_wgrad_compute = fuse_wgrad_accumulation, delay_wgrad_compute
+        self.save_original_input = save_original_input
+        if init_method is not None:
+            self._initialise()
         self.weight = initial_weight(self.weight)
         self.delayed = delayed.DelayedState(self.weight.device)
+        self.microbatch_weight: CachedWeight | None = None
+        self.kept_weight: CachedWeight | None = None
+        stash = torch.zeros(2, dtype=torch.int64, device=device) if delay_wgrad_compute else None
+        self.register_buffer("wgrad_stash", stash, persistent=False)
+        self._number_stash()
 
     def reset_parameters(self) -> None:
-        """New weights, as torch.nn.Linear, and a new seed with the counter at 0."""
+        """New weights, as torch.nn.Linear or by init_method, and a new seed with the counter at 0."""
         super().reset_parameters()
         if "sr_state" not in self._buffers:  # torch.nn.Linear's constructor ends with this call
             state = torch.empty(2, dtype=torch.int64, device=self.weight.device)
             self.register_buffer("sr_state", state, persistent=False)
+        elif self.init_method is not None:
+            self._initialise()
         self._reset_sr_state()
+
+    def _initialise(self) -> None:
+        with torch.no_grad():
+            self.init_method(self.weight)
+            if self.bias is not None:
+                self.bias.zero_()
 
     def _reset_sr_state(self) -> None:
         fork = torch.default_generator.clone_state()
@@ -100,64 +105,108 @@ class Linear(torch.nn.Linear):
             self.sr_state[:1].copy_(seed)
             self.sr_state[1:].zero_()
 
+    # A copy of a layer must not share the operands that the original keeps for backward_dw().
+    def _number_stash(self) -> None:
+        if self.wgrad_stash is not None and not self.wgrad_stash.is_meta:
+            number = secrets.randbits(62)
+            self.wgrad_stash.copy_(torch.tensor([number, 0]))
+            weakref.finalize(self, functional.drop_stashed_wgrads, number)
+
+    def __setstate__(self, state: dict[str, object]) -> None:
+        super().__setstate__(state)
+        self._number_stash()
+
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> "Linear":
         was_meta = self.sr_state.is_meta
         super()._apply(fn, recurse)
         if was_meta and not self.sr_state.is_meta:  # to_empty() left it uninitialised
             self._reset_sr_state()
+            self._number_stash()
         self.delayed.to(self.weight.device)
+        self.microbatch_weight = self.kept_weight = None
         return self
 
-    def forward(self, x: torch.Tensor, **options: object) -> torch.Tensor:
+    def forward(
+        self,
+        x: torch.Tensor | QuantizedActivation,
+        is_first_microbatch: bool | None = None,
+        fp8_output: bool = False,
+        fp8_grad: bool = False,
+        *,
+        output_spec: QuantSpec | str | None = None,
+    ) -> torch.Tensor | QuantizedActivation | tuple[torch.Tensor | QuantizedActivation, torch.Tensor | None]:
         """x [*, in_features] -> [*, out_features].
+
+        x: a plain tensor, or a QuantizedTensor or QuantizedActivation, which is used as it is, under its own spec.
+        is_first_microbatch: True quantizes the weight and keeps the codes, False uses the kept ones (and makes them if
+            there are none), None neither. Codes of a weight that has changed since are refused.
+        output_spec: the result is quantized so: a QuantizedTensor, or where there will be a backward pass a
+            QuantizedActivation, both of which another layer takes. fp8_output=True: under the recipe's spec for x.
+        fp8_grad: the gradient of x is rounded to the recipe's format of gradients.
 
         The result has torch.autocast's dtype where that is enabled, and x, weight and bias may then have any of
         float32, float16 and bfloat16: each is quantized from its own dtype. Elsewhere it has x's dtype, which weight
         and bias must have too, or TypeError (numerics.md 6.2, 6.7). RuntimeError if shapes or devices do not fit.
         """
-        if options:
-            _refuse_options("quire.Linear.forward", options, _FORWARD_OPTIONS)
         recipe, rule = active_recipe(), active_rule()
+        bias = None if self.return_bias else self.bias
         if recipe is None:
-            if rule is not None:
-                plain = None if isinstance(self.weight, QuantizedTensor) else self.weight
-                delayed.calibrate(self.delayed, rule, x, plain)
-            return torch.nn.functional.linear(x, self.weight, self.bias)
+            y = self._high_precision(x, bias, rule)
+            if output_spec is not None:
+                y = functional.quantize(y, output_spec, columnwise=torch.is_grad_enabled())
+        else:
+            spec = self._output_spec(recipe, fp8_output, output_spec)
+            call = Call(recipe, rule, self._dtype(x), is_first_microbatch, spec, fp8_grad)
+            y = run(self, x, bias, call)
+        return (y, self.bias) if self.return_bias else y
+
+    def _high_precision(
+        self, x: torch.Tensor | QuantizedActivation, bias: torch.Tensor | None, rule: torch.Tensor | None
+    ) -> torch.Tensor:
+        if isinstance(x, QuantizedTensor | QuantizedActivation):
+            x = x.dequantize()
+        if rule is not None:
+            plain = None if isinstance(self.weight, QuantizedTensor) else self.weight
+            delayed.calibrate(self.delayed, rule, x, plain)
+        return torch.nn.functional.linear(x, self.weight, bias)
+
+    def _output_spec(self, recipe: Recipe, fp8_output: bool, output_spec: QuantSpec | str | None) -> str:
+        if output_spec is not None:
+            return QuantSpec(output_spec).text
+        return recipe.input_spec if fp8_output else ""
+
+    def _dtype(self, x: torch.Tensor | QuantizedActivation) -> torch.dtype:
         device = x.device.type
         if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
-            dtype = torch.get_autocast_dtype(device)
-        else:
-            dtype = x.dtype
-            self._check_dtypes(dtype)
-        if recipe.delayed():
-            return self._forward_delayed(x, recipe, dtype, rule)
-        # A graph has no input that it does not need.
-        sr_state = self.sr_state if recipe.stochastic and torch.is_grad_enabled() else None
-        w, w_buffers = weight_operand(self.weight, (x, self.bias), recipe)
-        if not w_buffers:
-            return linear(x, w, self.bias, recipe.linear_spec(), dtype, sr_state=sr_state)
-        return linear_given(x, w, self.bias, recipe.linear_spec(), dtype, w_buffers=w_buffers, sr_state=sr_state)
-
-    def _forward_delayed(
-        self, x: torch.Tensor, recipe: Recipe, dtype: torch.dtype, rule: torch.Tensor | None
-    ) -> torch.Tensor:
-        state, grad = self.delayed, torch.is_grad_enabled()
-        scale, bwd_scale = delayed.scales(state)
-        x_buffers = delayed.quantize(x, scale, 0, grad and self.weight.requires_grad)
-        w, w_buffers = weight_operand(self.weight, (x, self.bias), recipe)
-        w_amax = None  # of a weight that stays quantized, under a scale of its own
-        if not w_buffers:
-            w_buffers = delayed.quantize(w, scale, 1, grad and x.requires_grad)
-            w_amax = w_buffers[2]
-        given = {"x_buffers": x_buffers, "w_buffers": w_buffers, "bwd_scale": bwd_scale, "bwd_amax": state.bwd_amax}
-        y = linear_given(x, w, self.bias, recipe.linear_spec(), dtype, **given)
-        delayed.collect(state, rule, x_buffers[2], w_amax)  # now that the arguments are known to fit
-        return y
-
-    def _check_dtypes(self, dtype: torch.dtype) -> None:
+            return torch.get_autocast_dtype(device)
         for name, parameter in (("weight", self.weight), ("bias", self.bias)):
-            if parameter is not None and parameter.dtype != dtype:
+            if parameter is not None and parameter.dtype != x.dtype:
                 raise TypeError(
-                    f"quire.Linear: outside torch.autocast {name} must have the dtype of x; got x {dtype} and {name} "
+                    f"quire.Linear: outside torch.autocast {name} must have the dtype of x; got x {x.dtype} and {name} "
                     f"{parameter.dtype}. Convert one with .to(), or enter torch.autocast"
                 )
+        return x.dtype
+
+    # ------------------------------------------------------------ weight gradients
+
+    def need_backward_dw(self) -> bool:
+        """Whether the layer was made with delay_wgrad_compute."""
+        return self.delay_wgrad_compute
+
+    def backward_dw(self) -> None:
+        """Computes the weight's gradient of the oldest backward pass that kept its operands, and adds it to
+        weight.main_grad (fuse_wgrad_accumulation) or weight.grad. Not within a compiled function. Raises RuntimeError
+        if no backward pass kept any."""
+        if not self.delay_wgrad_compute:
+            return
+        fused = self.fuse_wgrad_accumulation
+        with torch.no_grad():
+            grad = self.weight.main_grad if fused else torch.empty(self.weight.shape, dtype=self.weight.dtype)
+            overwrite = not fused or getattr(self.weight, "overwrite_main_grad", False)
+            if not functional.stashed_wgrad(self.wgrad_stash, grad, overwrite):
+                raise RuntimeError(
+                    "quire.Linear.backward_dw: no backward pass has kept operands for it; call it once after each "
+                    "backward pass of the layer"
+                )
+            if not fused:
+                self.weight.grad = grad if self.weight.grad is None else self.weight.grad.add_(grad)

@@ -37,16 +37,23 @@ class Recipe:
     """What all recipes have in common. Construct one of the subclasses; fields that cannot be honoured raise there.
 
     Two recipes of one class and text are the same to a compiled graph: the text is all that a layer reads.
-    weight_spec: the canonical text of the spec for w.
+    input_spec, weight_spec: the canonical texts of the specs for x and w.
     """
 
     def __post_init__(self) -> None:
         self._check()
         text = self._text()
+        x, w, dy = [part.split("=", 1)[1] for part in text.split(",")]
         # Kept, so that a forward pass costs an attribute and a compiled graph guards on one string.
-        object.__setattr__(self, "_linear_spec", text)
-        object.__setattr__(self, "weight_spec", text.split(",")[1].removeprefix("w="))
-        object.__setattr__(self, "_stochastic", "sr" in text.split(",")[2].split(":"))
+        object.__setattr__(self, "input_spec", x)
+        object.__setattr__(self, "weight_spec", w)
+        object.__setattr__(self, "_stochastic", "sr" in dy.split(":"))
+        plain = ":".join([option for option in dy.split(":") if option.split("=")[0] not in ("rht", "sr")])
+        override = f",backward={self.backward_override}" if self.backward_override is not None else ""
+        for fp8_grad in (False, True):
+            given = text + (f",dx={plain}" if fp8_grad else "")
+            object.__setattr__(self, _text_name(fp8_grad, False), given + override)
+            object.__setattr__(self, _text_name(fp8_grad, True), given + (override or ",backward=requantized"))
 
     def _check(self) -> None:
         """Raises ValueError, TypeError or NotImplementedError, naming recipe, field, value and remedy."""
@@ -55,9 +62,16 @@ class Recipe:
     def _text(self) -> str:
         raise NotImplementedError
 
-    def linear_spec(self) -> str:
-        """ "x=SPEC,w=SPEC,dy=SPEC" with the specs of docs/specs.md."""
-        return self._linear_spec
+    def linear_spec(self, fp8_grad: bool = False, save_original_input: bool = False) -> str:
+        """ "x=SPEC,w=SPEC,dy=SPEC[,dx=SPEC][,backward=...]" with the specs of docs/specs.md: the `recipe` argument of
+        the operators.
+
+        fp8_grad: dx is rounded to the format of dy, to nearest and untransformed. save_original_input: x is kept and
+        quantized for the weight gradient in backward; of no effect under a backward_override.
+        """
+        if fp8_grad or save_original_input:
+            return getattr(self, _text_name(fp8_grad, save_original_input))
+        return self._text00
 
     @property
     def stochastic(self) -> bool:
@@ -87,6 +101,10 @@ class Recipe:
         return False
 
 
+def _text_name(fp8_grad: bool, save_original_input: bool) -> str:
+    return f"_text{int(fp8_grad)}{int(save_original_input)}"
+
+
 def spec(family: str, *options: str) -> str:
     """The text of a spec; empty options are left out."""
     return ":".join([family, *[option for option in options if option]])
@@ -112,10 +130,8 @@ def check_shared_fields(recipe: Recipe) -> None:
             f"{name}: fp8_dpa and fp8_mha are options of attention, which quire does not quantize; "
             f"got fp8_dpa={recipe.fp8_dpa!r}, fp8_mha={recipe.fp8_mha!r}. Leave both False"
         )
-    if recipe.backward_override is not None:
-        raise NotImplementedError(
-            f"{name}: backward_override={recipe.backward_override!r} is not available in this version. Leave it None"
-        )
+    # Its gradients would not collect amaxes (numerics.md 6.8).
+    one_of(recipe, "backward_override", None, *(() if recipe.delayed() else ("high_precision", "dequantized")))
 
 
 def check_fp8_format(recipe: Recipe) -> None:

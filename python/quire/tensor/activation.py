@@ -18,7 +18,7 @@ class QuantizedActivation:
     """Codes and scales of a tensor that has a gradient. Plain tensors, so that it may cross the border of a compiled
     graph as an argument or a result; and a pytree of them.
 
-    carrier: a tensor of the logical shape and dtype over one element, zero; it stands in autograd's graph for the
+    carrier: a tensor of the logical shape and dtype over one element, zero; in autograd's graph it stands for the
         tensor, as if quantization were the identity (straight-through).
     buffers: six, in the order of quire.tensor.BUFFER_NAMES, None where absent.
     spec_text: canonical text of the spec.
@@ -48,6 +48,10 @@ class QuantizedActivation:
     @property
     def spec(self) -> QuantSpec:
         return QuantSpec(self.spec_text)
+
+    def buffer_list(self) -> list[torch.Tensor | None]:
+        """The six buffers, as operators take them."""
+        return list(self.buffers)
 
     def detach(self) -> QuantizedTensor:
         """The same buffers as a QuantizedTensor without a gradient."""

@@ -16,6 +16,7 @@ struct QuantizeThrough : OpBase {
   using Args = Quantize::Args;
   static constexpr std::array kResults{"carrier",         "rowwise_data",     "rowwise_scale",  "rowwise_amax",
                                        "columnwise_data", "columnwise_scale", "columnwise_amax"};
+  static constexpr size_t kDifferentiable = 1;
   struct Saved {
     at::ScalarType dtype;
     static constexpr auto kFields = std::tuple{op::field<&Saved::dtype>("dtype")};

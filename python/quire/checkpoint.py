@@ -1,0 +1,36 @@
+"""Activation checkpointing that computes a forward pass again as it was."""
+
+from collections.abc import Callable
+
+import torch
+import torch.utils.checkpoint
+
+from quire.autocast import Reentered
+from quire.delayed import RecordedScales
+
+_UNAVAILABLE = {"distribute_saved_activations": False, "get_rng_state_tracker": None, "tp_group": None}
+
+
+def checkpoint(function: Callable[..., object], *args: object, use_reentrant: bool = False, **kwargs: object) -> object:
+    """torch.utils.checkpoint.checkpoint(function, *args), such that function is computed again in backward with the
+    recipe and the scales of delayed scaling of now: backward may run outside of quire.autocast, in another thread, and
+    after other forward passes.
+
+    use_reentrant and further keywords are torch.utils.checkpoint's, or function's own. TransformerEngine's options for
+    parallelism raise NotImplementedError unless they ask for nothing. Within a compiled function it is a part of the
+    graph.
+    """
+    for name, nothing in _UNAVAILABLE.items():
+        if kwargs.pop(name, nothing) != nothing:
+            raise NotImplementedError(
+                f"quire.checkpoint: {name} is not available in this version; leave it {nothing!r}"
+            )
+    if torch.compiler.is_compiling():  # a graph computes again what it has computed, and its scales are its inputs
+        return torch.utils.checkpoint.checkpoint(function, *args, use_reentrant=False, **kwargs)
+    recipe, scales = Reentered(), RecordedScales()
+
+    def as_now(*args: object, **kwargs: object) -> object:
+        with recipe, scales:
+            return function(*args, **kwargs)
+
+    return torch.utils.checkpoint.checkpoint(as_now, *args, use_reentrant=use_reentrant, **kwargs)

@@ -1,0 +1,68 @@
+"""Weights quantized once for several forward passes: the codes, and the proof that they are still the weight's."""
+
+from typing import NamedTuple
+
+import torch
+
+from quire import delayed
+from quire.autocast import active_recipe
+from quire.functional import buffers_of, fingerprint
+from quire.recipe import Recipe, default
+from quire.tensor import QuantizedTensor
+
+
+class CachedWeight(NamedTuple):
+    """Codes of a weight in both directions.
+
+    spec: text. buffers: six. fingerprint: of the weight when it was quantized; a product refuses them when it differs,
+    so that no write to the weight, by whichever way, can leave stale codes in use.
+    """
+
+    spec: str
+    buffers: tuple[torch.Tensor | None, ...]
+    fingerprint: torch.Tensor
+
+
+def cache(weight: torch.Tensor, recipe: Recipe, scale: torch.Tensor | None) -> CachedWeight:
+    """Quantizes a weight. scale: the state's forward scales under delayed scaling (numerics.md 1.5)."""
+    w = weight.detach()
+    if scale is not None:
+        buffers = delayed.quantize(w, scale, 1, True)
+    else:
+        buffers = buffers_of(w, recipe.weight_spec)
+    return CachedWeight(recipe.weight_spec, tuple(buffers), fingerprint(w))
+
+
+def cached_weight(layer: torch.nn.Module, recipe: Recipe, is_first_microbatch: bool | None) -> CachedWeight | None:
+    """The codes that a forward pass uses, if there are any for it: layer.microbatch_weight, of the first microbatch,
+    where is_first_microbatch is False; layer.kept_weight, of quantize_weights(), where it is None."""
+    # A first microbatch reads neither, so that its graph does not depend on whether there are any.
+    if is_first_microbatch is True:
+        return None
+    found = layer.kept_weight if is_first_microbatch is None else layer.microbatch_weight
+    return found if found is not None and found.spec == recipe.weight_spec else None
+
+
+def quantize_weights(
+    model: torch.nn.Module, recipe: Recipe | None = None, optimizer: torch.optim.Optimizer | None = None
+) -> None:
+    """Quantizes the weights of the model's quire.Linear layers and keeps the codes for all forward passes that follow.
+
+    recipe: the one that layers will run under; None is the active one, else quire.recipe.default(). Under recipes with
+    another spec for w the codes are not used.
+    optimizer: after each of its steps the weights are quantized again. Without one, call this again after each change
+    of the weights.
+
+    A forward pass after a weight has changed in any other way (load_state_dict, .data, an optimizer that was not given)
+    raises RuntimeError until this is called again: it compares the weight with a fingerprint. Weights that are
+    quantized parameters are left alone. Moving or converting the model drops the codes. Not within a compiled function.
+    """
+    recipe = recipe or active_recipe() or default()
+    layers = [module for module in model.modules() if hasattr(module, "kept_weight")]
+    with torch.no_grad():
+        for layer in layers:
+            if not isinstance(layer.weight, QuantizedTensor):
+                scale = layer.delayed.fwd_scale if recipe.delayed() else None
+                layer.kept_weight = cache(layer.weight, recipe, scale)
+    if optimizer is not None:
+        optimizer.register_step_post_hook(lambda *_: quantize_weights(model, recipe))

@@ -1,0 +1,78 @@
+"""quire.checkpoint: a forward pass computed again is the forward pass that was."""
+
+import pytest
+import torch
+
+import quire
+from quire import recipe as recipes
+
+RECIPES = {
+    "mxfp8": recipes.MXFP8BlockScaling(),
+    "nvfp4": recipes.NVFP4BlockScaling(),
+    "delayed": recipes.DelayedScaling(amax_history_len=2),
+}
+
+
+def make():
+    torch.manual_seed(1)
+    return torch.nn.Sequential(quire.Linear(64, 64), torch.nn.GELU(), quire.Linear(64, 64))
+
+
+def train(model, recipe, call, interleave):
+    """Steps whose inputs grow a hundredfold; backward runs outside of autocast, and with `interleave` after the next
+    forward pass. Returns the gradients."""
+    found, pending = [], []
+    generator = torch.Generator().manual_seed(3)
+    for i in range(4):
+        x = (torch.randn(33, 64, generator=generator) * 100**i).requires_grad_()
+        with quire.autocast(recipe=recipe):
+            pending.append((x, call(model, x)))
+        while len(pending) > interleave:
+            leaf, y = pending.pop(0)
+            y.sum().backward()
+            found += [leaf.grad, *(p.grad.clone() for p in model.parameters())]
+            model.zero_grad()
+    return found
+
+
+@pytest.mark.parametrize("recipe", RECIPES.values(), ids=RECIPES)
+@pytest.mark.parametrize("reentrant", [False, True])
+@pytest.mark.parametrize("interleave", [0, 1])
+def test_gradients_are_those_without_a_checkpoint(recipe, reentrant, interleave):
+    expected = train(make(), recipe, lambda model, x: model(x), interleave)
+    got = train(make(), recipe, lambda model, x: quire.checkpoint(model, x, use_reentrant=reentrant), interleave)
+    assert all(torch.equal(a, b) for a, b in zip(got, expected, strict=True))
+
+
+@pytest.mark.parametrize("recipe", RECIPES.values(), ids=RECIPES)
+def test_it_compiles(recipe, compiler):
+    expected = train(make(), recipe, lambda model, x: model(x), 0)
+    function = compiler(lambda model, x: quire.checkpoint(model, x))
+    # aot_eager and GELU: the operators around ours are eager's own.
+    got = train(make(), recipe, function, 0)
+    assert all(torch.equal(a, b) for a, b in zip(got, expected, strict=True))
+
+
+def test_pytorchs_own_checkpoint_outside_of_autocast_shows_why():
+    """The control: without the recipe, what is computed again is another forward pass."""
+    model, x = make(), torch.randn(33, 64, requires_grad=True)
+    with quire.autocast():
+        y = torch.utils.checkpoint.checkpoint(model, x, use_reentrant=False)
+    with pytest.raises(torch.utils.checkpoint.CheckpointError):
+        y.sum().backward()
+
+
+def test_saved_tensors_are_plain_and_may_leave_the_device(make_x):
+    seen = []
+    model, x = make(), make_x(33, 64, dtype=torch.float32)
+    for context in (torch.autograd.graph.saved_tensors_hooks(lambda t: seen.append(t) or t, lambda t: t), None):
+        model.zero_grad()
+        with context or torch.autograd.graph.save_on_cpu(), quire.autocast():
+            y = model(quire.quantize(x, "mxfp8", columnwise=True) if context is None else x)
+        y.sum().backward()
+    assert seen and all(type(t) in (torch.Tensor, torch.nn.Parameter) for t in seen)
+
+
+def test_options_of_parallelism_are_refused():
+    with pytest.raises(NotImplementedError, match="quire.checkpoint: tp_group is not available"):
+        quire.checkpoint(make(), torch.randn(3, 64), tp_group=object())

@@ -1,0 +1,208 @@
+"""Weights quantized once for several forward passes: how often, and that codes are never stale."""
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import quire
+from quire import recipe as recipes
+
+RECIPES = {
+    "fp8_current": recipes.Float8CurrentScaling(),
+    "mxfp8": recipes.MXFP8BlockScaling(),
+    "nvfp4": recipes.NVFP4BlockScaling(),
+    "delayed": recipes.DelayedScaling(amax_history_len=4),
+}
+every_recipe = pytest.mark.parametrize("recipe", RECIPES.values(), ids=RECIPES)
+
+
+class WeightQuantizations(TorchDispatchMode):
+    """Counts how often a weight of that shape is quantized, apart or within a product."""
+
+    def __init__(self, shape):
+        super().__init__()
+        self.shape, self.count = shape, 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        ops = torch.ops.quire
+        if func is ops.quantize.default and args[0].shape == self.shape:
+            self.count += 1
+        if func is ops.linear_fwd.default and not args[8]:
+            self.count += 1
+        return func(*args, **(kwargs or {}))
+
+
+def make(dtype=torch.float32):
+    torch.manual_seed(1)
+    return quire.Linear(64, 48, params_dtype=dtype)
+
+
+def step(layer, x, recipe, **options):
+    layer.sr_state[1] = 0
+    with quire.autocast(recipe=recipe):
+        y = layer(x, **options)
+    return y
+
+
+@every_recipe
+def test_microbatches_after_the_first_use_its_codes(recipe):
+    layer, plain = make(), make()
+    with WeightQuantizations(layer.weight.shape) as counted:
+        for first in (True, False, False):
+            x = torch.randn(5, 64, requires_grad=True)
+            results = []
+            for model, options in ((layer, {"is_first_microbatch": first}), (plain, {})):
+                x.grad = None
+                before = counted.count
+                y = step(model, x, recipe, **options)
+                y.sum().backward()
+                if model is plain:
+                    counted.count = before
+                results.append((y.detach(), x.grad.clone()))
+            if not recipe.delayed():  # there the layers' scales move apart: one does not collect its weight's amax
+                assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
+    assert counted.count == 1
+    assert torch.equal(layer.weight.grad, plain.weight.grad) or recipe.delayed()
+
+
+def test_a_weight_that_is_not_quantized_does_not_move_its_slot():
+    layer, recipe = make(), RECIPES["delayed"]
+    step(layer, torch.randn(5, 64), recipe, is_first_microbatch=True).sum().backward()
+    step(layer, torch.randn(5, 64), recipe, is_first_microbatch=False).sum().backward()
+    scale = layer.delayed.fwd_scale[1].clone()
+    assert scale != 1 and layer.delayed.fwd_amax[1] == 0 and layer.delayed.fwd_amax[0] > 0
+    step(layer, torch.randn(5, 64), recipe, is_first_microbatch=False)
+    assert layer.delayed.fwd_scale[1] == scale
+
+
+@pytest.mark.parametrize("first", [None, False])
+def test_the_kept_codes_are_used_only_by_those_that_ask(first):
+    layer = make()
+    with WeightQuantizations(layer.weight.shape) as counted:
+        step(layer, torch.randn(5, 64), RECIPES["mxfp8"], is_first_microbatch=True)
+        step(layer, torch.randn(5, 64), RECIPES["mxfp8"], is_first_microbatch=first)
+        step(layer, torch.randn(5, 64), RECIPES["fp8_current"], is_first_microbatch=first)  # another spec
+    assert counted.count == (3 if first is None else 2)
+
+
+def optimizers():
+    return {
+        "sgd": lambda p: torch.optim.SGD(p, 0.1),
+        "adamw": lambda p: torch.optim.AdamW(p, 0.1, foreach=True),
+        "fused_adamw": lambda p: torch.optim.AdamW(p, 0.1, fused=True),
+        "fused_sgd": lambda p: torch.optim.SGD(p, 0.1, fused=True),
+    }
+
+
+@every_recipe
+@pytest.mark.parametrize("optimizer", optimizers())
+def test_a_weight_is_quantized_once_an_optimizer_step(recipe, optimizer):
+    layer, plain = make(), make()
+    optimizer, reference = (optimizers()[optimizer](m.parameters()) for m in (layer, plain))
+    with WeightQuantizations(layer.weight.shape) as counted:
+        quire.quantize_weights(layer, recipe, optimizer)
+        for steps in range(1, 4):
+            for _ in range(2):
+                x = torch.randn(5, 64)
+                y = step(layer, x, recipe)
+                y.square().sum().backward()
+                before = counted.count
+                expected = step(plain, x, recipe)
+                expected.square().sum().backward()
+                counted.count = before
+                if not recipe.delayed():
+                    assert torch.equal(y, expected)
+            optimizer.step(), reference.step()
+            optimizer.zero_grad(), reference.zero_grad()
+            assert counted.count == steps + 1
+
+
+def write_through_data(layer):
+    layer.weight.data.copy_(torch.randn(48, 64))
+
+
+def load(layer):
+    layer.load_state_dict(quire.Linear(64, 48).state_dict())
+
+
+def fused_step(layer):
+    layer.weight.grad = torch.ones(48, 64)
+    torch.optim.AdamW([layer.weight], 0.1, fused=True).step()
+
+
+def one_element(layer):
+    layer.weight.data.view(-1)[17] += 1e-3
+
+
+@pytest.mark.parametrize("change", [write_through_data, load, fused_step, one_element])
+@pytest.mark.parametrize("way", ["quantize_weights", "is_first_microbatch"])
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("grad", [False, True])
+def test_stale_codes_are_never_used(change, way, compiled, grad, compiler):
+    layer, recipe, x = make(), RECIPES["mxfp8"], torch.randn(5, 64)
+    options = {} if way == "quantize_weights" else {"is_first_microbatch": False}
+
+    def use(x):
+        return layer(x, **options)
+
+    function = compiler(use) if compiled else use
+    with torch.set_grad_enabled(grad), quire.autocast(recipe=recipe):
+        quire.quantize_weights(layer) if way == "quantize_weights" else layer(x, is_first_microbatch=True)
+        assert torch.equal(function(x), make()(x))
+        change(layer)
+        with pytest.raises(RuntimeError, match="the weight has changed since it was quantized"):
+            function(x)
+        quire.quantize_weights(layer) if way == "quantize_weights" else layer(x, is_first_microbatch=True)
+        other = make()
+        other.load_state_dict(layer.state_dict())
+        assert torch.equal(function(x), other(x))
+
+
+def test_codes_outlive_switches_between_train_and_eval_and_between_grad_modes():
+    layer, recipe, x = make(), RECIPES["nvfp4"], torch.randn(5, 64, requires_grad=True)
+    with torch.no_grad():
+        quire.quantize_weights(layer, recipe)
+    expected = step(make(), x, recipe)
+    with WeightQuantizations(layer.weight.shape) as counted:
+        for training in (False, True, False):
+            layer.train(training)
+            with torch.set_grad_enabled(training):
+                y = step(layer, x, recipe)
+            assert torch.equal(y, expected)
+            if training:
+                y.sum().backward()
+    assert counted.count == 0 and x.grad is not None
+
+
+@every_recipe
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+def test_microbatches_need_two_graphs_and_give_the_bits_of_eager(recipe, backend, compiler):
+    layer, eager = make(), make()
+    function = compiler(lambda x, first: layer(x, is_first_microbatch=first), backend=backend)
+    for _ in range(2):
+        inputs = [torch.randn(5, 64) for _ in range(3)]
+        results = []
+        for call, model in ((function, layer), (lambda x, f: eager(x, is_first_microbatch=f), eager)):
+            model.zero_grad()
+            model.sr_state[1] = 0
+            outputs, backwards = [], []
+            for i, x in enumerate(inputs):
+                with quire.autocast(recipe=recipe):
+                    outputs.append(call(x, i == 0))
+                backwards.append(outputs[-1].sum())
+                if backend == "aot_eager":  # which checks versions of state where other backends do not
+                    backwards.pop().backward()
+            for loss in backwards:
+                loss.backward()
+            results.append([*(y.detach() for y in outputs), model.weight.grad.clone()])
+            with torch.no_grad():
+                model.weight -= 0.1 * model.weight.grad
+        assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
+    assert compiler.graphs == 2
+
+
+def test_moving_or_converting_drops_the_codes():
+    layer = make()
+    quire.quantize_weights(layer, RECIPES["mxfp8"])
+    assert layer.kept_weight is not None
+    assert layer.double().float().kept_weight is None
