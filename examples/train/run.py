@@ -8,6 +8,7 @@ The optimizer is PyTorch's fused AdamW, outside of the graph.
 import dataclasses
 import math
 import statistics
+import sys
 import time
 
 import checkpoint
@@ -39,6 +40,11 @@ class Progress:
     step_seconds: list[float] = dataclasses.field(default_factory=list)
     first_seconds: list[float] = dataclasses.field(default_factory=list)
     result: dict | None = None
+
+
+def progress_bar(*args, **options) -> tqdm:
+    """A tqdm that writes now and then only where nobody watches, such as into a log."""
+    return tqdm(*args, **options, mininterval=0.1 if sys.stderr.isatty() else 10)
 
 
 def learning_rate(step: int, settings: Settings) -> float:
@@ -144,7 +150,7 @@ class Run:
         """Train to the last step, or to `session.stop_after`, with a progress bar and checkpoints on the way."""
         last = min(self.settings.steps, session.stop_after or self.settings.steps)
         shown, times = None, self.progress.first_seconds
-        with tqdm(total=self.settings.steps, initial=self.step, desc=f"{self.name:>12}", unit="step") as bar:
+        with progress_bar(total=self.settings.steps, initial=self.step, desc=f"{self.name:>12}", unit="step") as bar:
             while self.step < last:
                 start = time.perf_counter()
                 loss = self.train_step()
@@ -167,7 +173,7 @@ class Run:
         Without gradients the loss is another graph, the second and last of the run.
         """
         losses, seconds = [], []
-        for index in tqdm(
+        for index in progress_bar(
             range(self.settings.validation_batches), desc=f"{'validation':>12}", unit="batch", leave=False
         ):
             start = time.perf_counter()

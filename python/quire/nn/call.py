@@ -1,7 +1,6 @@
 """How a Linear runs its product with all options: which codes it takes from where, and where gradients go."""
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
@@ -16,8 +15,7 @@ if TYPE_CHECKING:
     from quire.nn.linear import Linear
 
 
-@dataclass(frozen=True)
-class Call:
+class Call(NamedTuple):
     """How the layer was called.
 
     recipe: the active one. rule: as delayed.collect() takes it. dtype: of the result. is_first_microbatch, fp8_grad: of

@@ -44,9 +44,8 @@ struct WgradStash : OpBase {
     op::TensorList operands;
     c10::SymInt tokens;
     RecipeText recipe;
-    static constexpr auto kFields =
-        std::tuple{op::field<&Args::stash>("stash"), op::field<&Args::operands>("operands"),
-                   op::field<&Args::tokens>("tokens"), op::field<&Args::recipe>("recipe")};
+    static constexpr auto kFields = std::tuple{op::field<&Args::stash>("stash"), op::field<&Args::operands>("operands"),
+                                               op::field<&Args::tokens>("tokens"), op::field<&Args::recipe>("recipe")};
   };
   static constexpr auto kResults = op::kNoResults;
   static void cpu(const Args& a);
