@@ -57,12 +57,20 @@ def test_a_given_scale_multiplies_before_the_cast_and_saturates():
     assert q.rowwise_scale.tolist() == [0.25] and q.rowwise_amax.tolist() == [1000.0]
 
 
-def test_a_gradient_through_quantize_is_refused_in_words():
-    q = quire.quantize(torch.randn(16, 16, requires_grad=True), "fp8_tensor")
-    with pytest.raises(RuntimeError, match="quire::dequantize has no gradient; its inputs are codes"):
-        q.dequantize().sum().backward()
+@pytest.mark.parametrize("spec", ["fp8_tensor", "mxfp8", "nvfp4:rht"])
+def test_a_gradient_passes_quantize_as_it_is(spec):
+    x = torch.randn(16, 16, requires_grad=True)
+    q = quire.quantize(x, spec)
+    assert q.requires_grad and not q.detach().requires_grad
+    assert torch.equal(q.dequantize(), quire.quantize(x.detach(), spec).dequantize())
+    (q.dequantize() * 3).sum().backward()
+    assert torch.equal(x.grad, torch.full((16, 16), 3.0))
+
+
+def test_a_gradient_of_codes_is_refused_in_words():
+    results = torch.ops.quire.quantize(torch.randn(16, 16, requires_grad=True), "fp8_tensor", True, False)
     with pytest.raises(RuntimeError, match="quire::quantize has no gradient; use quire.Linear, or detach its input"):
-        q.rowwise_scale.sum().backward()
+        results[1].sum().backward()
 
 
 REFUSED = [

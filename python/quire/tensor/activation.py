@@ -55,7 +55,8 @@ class QuantizedActivation:
 
     def detach(self) -> QuantizedTensor:
         """The same buffers as a QuantizedTensor without a gradient."""
-        return from_list(list(self.buffers), self.spec_text, self.shape, self.dtype)
+        buffers = [None if buffer is None else buffer.detach() for buffer in self.buffers]
+        return from_list(buffers, self.spec_text, self.shape, self.dtype)
 
     def dequantize(self, dtype: torch.dtype | None = None) -> torch.Tensor:
         """The decoded tensor, as QuantizedTensor.dequantize; its gradient is that of the carrier."""
