@@ -10,6 +10,16 @@ from quire import debug, delayed, recipe  # noqa: E402  (the operators must be t
 from quire.autocast import autocast  # noqa: E402
 from quire.checkpoint import checkpoint  # noqa: E402
 from quire.delayed import delayed_state, set_delayed_state  # noqa: E402
+from quire.drop_in import (  # noqa: E402
+    DType,
+    fp8_autocast,
+    fp8_model_init,
+    get_default_recipe,
+    is_fp8_available,
+    is_fp8_block_scaling_available,
+    is_mxfp8_available,
+    is_nvfp4_available,
+)
 from quire.explain import explain  # noqa: E402
 from quire.functional import dequantize, quantize  # noqa: E402
 from quire.nn.cache import quantize_weights  # noqa: E402
@@ -24,6 +34,7 @@ from quire.tensor import QuantizedActivation, QuantizedTensor, QuantSpec, Tensor
 __version__: str = json.loads((_library.FOLDER / "build.json").read_text())["quire"]
 
 __all__ = [
+    "DType",
     "LayerNorm",
     "LayerNormLinear",
     "LayerNormMLP",
@@ -40,6 +51,13 @@ __all__ = [
     "delayed_state",
     "dequantize",
     "explain",
+    "fp8_autocast",
+    "fp8_model_init",
+    "get_default_recipe",
+    "is_fp8_available",
+    "is_fp8_block_scaling_available",
+    "is_mxfp8_available",
+    "is_nvfp4_available",
     "quantize",
     "quantize_weights",
     "quantized_model_init",

@@ -71,7 +71,8 @@ TEST(KernelChoice, TheReferenceIsTheLastRowOfEveryTable) {
 TEST(KernelChoice, ExplainNamesTheRowsOfEachOperation) {
   const QuantizeProblem quantization{.spec = {}, .x = {}, .rowwise = {}, .columnwise = {}, .random = {}};
   const GemmProblem product{.a = {}, .b = {}, .out = {}};
-  for (const std::string& lines : {explain(quantization), explain(DequantizeProblem{}), explain(product), explain(ColumnSumProblem{})}) {
+  for (const std::string& lines :
+       {explain(quantization), explain(DequantizeProblem{}), explain(product), explain(ColumnSumProblem{})}) {
     EXPECT_NE(lines.find("generic: "), std::string::npos) << lines;
     EXPECT_NE(lines.find("reference: "), std::string::npos) << lines;
   }

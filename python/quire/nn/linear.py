@@ -20,7 +20,7 @@ _OPTIONS = unavailable.PARALLEL | {"parameters_split": None}
 
 # A torch.nn.Linear, because it is one in all but its products: the same parameters, initialisation and state_dict, so
 # that checkpoints go both ways and code that looks for nn.Linear (parallel styles, initialisation) finds it.
-class Linear(torch.nn.Linear):
+class Linear(unavailable.Unparallel, torch.nn.Linear):
     """y = x w^T + bias, quantized as the active recipe says (quire.autocast), else exactly torch.nn.Linear.
 
     weight [out_features, in_features] and bias [out_features] or None, in params_dtype (or `dtype`; None: torch's

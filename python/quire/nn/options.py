@@ -20,6 +20,23 @@ PARALLEL = {
 }
 
 
+class Unparallel:
+    """What TransformerEngine's frameworks ask of a layer that is not split over devices."""
+
+    #: Names of the layer's weights and of their biases.
+    weight_names: tuple[str, ...] = ("weight",)
+    bias_names: tuple[str, ...] = ("bias",)
+
+    def set_tensor_parallel_group(self, tp_group: object) -> None:
+        """Takes None and groups of one process, and raises NotImplementedError for others."""
+        size = 1 if tp_group is None else tp_group.size()
+        if size != 1:
+            raise NotImplementedError(
+                f"quire.{type(self).__name__}: tensor parallelism is not available in this version; got a group of "
+                f"{size} processes. Use PyTorch's own parallel styles, which take this layer for a torch.nn.Linear"
+            )
+
+
 def refuse(what: str, options: Mapping[str, object], known: Mapping[str, object]) -> None:
     """Raises TypeError for an option that is not known, NotImplementedError for one that is not at its known value."""
     for name, value in options.items():

@@ -9,11 +9,12 @@ from quire import delayed
 from quire.autocast import active_recipe, active_rule
 from quire.delayed import DelayedState
 from quire.functional import linear_given, operand_buffers
+from quire.nn.options import Unparallel
 from quire.nn.weight import initial_weight, weight_operand
 from quire.tensor import QuantizedTensor
 
 
-class ProductModule(torch.nn.Module):
+class ProductModule(Unparallel, torch.nn.Module):
     """A module with products, named in `products`: "" for the one of `weight`, else "fc1" for that of `fc1_weight`.
 
     Each has a non-persistent int64 [2] buffer `sr_state` (`fc1_sr_state`) {seed, counter} for gradients that round

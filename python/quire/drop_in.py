@@ -1,0 +1,87 @@
+"""TransformerEngine's names that are other words for quire's own: `import quire as te`."""
+
+import enum
+import functools
+
+import torch
+
+from quire.autocast import autocast
+from quire.nn.weight import quantized_model_init
+from quire.recipe import Recipe, default, from_name
+
+
+class DType(enum.IntEnum):
+    """Element types by TransformerEngine's numbers (numerics.md 1.1-1.3 says what the formats are)."""
+
+    kByte = 0
+    kInt16 = 1
+    kInt32 = 2
+    kInt64 = 3
+    kFloat32 = 4
+    kFloat16 = 5
+    kBFloat16 = 6
+    kFloat8E4M3 = 7
+    kFloat8E5M2 = 8
+    kFloat8E8M0 = 9
+    kFloat4E2M1 = 10
+
+
+def fp8_autocast(
+    enabled: bool = True,
+    calibrating: bool = False,
+    fp8_recipe: Recipe | None = None,
+    fp8_group: object = None,
+    _graph: bool = False,
+) -> autocast:
+    """quire.autocast under its older name. _graph, which TransformerEngine sets itself, has no effect to ask for."""
+    if _graph:
+        raise NotImplementedError("fp8_autocast: _graph=True is TransformerEngine's own; leave it False")
+    return autocast(enabled, fp8_recipe, calibrating=calibrating, amax_reduction_group=fp8_group)
+
+
+#: quire.quantized_model_init under its older name.
+fp8_model_init = quantized_model_init
+
+
+def get_default_recipe() -> Recipe:
+    """quire.recipe.default()."""
+    return default()
+
+
+@functools.cache
+def _reason(recipe: str, device: str) -> str:
+    from quire.info import why_not  # which imports quire
+
+    return why_not(from_name(recipe), device)
+
+
+def _available(recipe: str, return_reason: bool, device: torch.device | str | None) -> bool | tuple[bool, str]:
+    reason = _reason(recipe, str(torch.get_default_device() if device is None else torch.device(device)))
+    return (not reason, reason) if return_reason else not reason
+
+
+def is_fp8_available(return_reason: bool = False, device: torch.device | str | None = None) -> bool | tuple[bool, str]:
+    """Whether layers train with per-tensor FP8 on a device (None: PyTorch's default one), found out by trying it, once
+    a process; with return_reason also why not, "" if they do."""
+    return _available("fp8_current", return_reason, device)
+
+
+def is_fp8_block_scaling_available(
+    return_reason: bool = False, device: torch.device | str | None = None
+) -> bool | tuple[bool, str]:
+    """is_fp8_available() for Float8BlockScaling."""
+    return _available("fp8_block", return_reason, device)
+
+
+def is_mxfp8_available(
+    return_reason: bool = False, device: torch.device | str | None = None
+) -> bool | tuple[bool, str]:
+    """is_fp8_available() for MXFP8BlockScaling."""
+    return _available("mxfp8", return_reason, device)
+
+
+def is_nvfp4_available(
+    return_reason: bool = False, device: torch.device | str | None = None
+) -> bool | tuple[bool, str]:
+    """is_fp8_available() for NVFP4BlockScaling."""
+    return _available("nvfp4", return_reason, device)
