@@ -13,6 +13,7 @@ from quire.nn.cache import CachedWeight
 from quire.nn.call import Call, run
 from quire.nn.weight import initial_weight
 from quire.recipe import Recipe
+from quire.seed import draw_seeds
 from quire.tensor import QuantizedActivation, QuantizedTensor, QuantSpec
 
 _OPTIONS = unavailable.PARALLEL | {"parameters_split": None}
@@ -36,11 +37,12 @@ class Linear(unavailable.Unparallel, torch.nn.Linear):
     save_original_input: x is kept for backward as it is, and quantized again there.
     name: kept as an attribute.
 
-    Rounding gradients stochastically uses `sr_state`, a non-persistent int64 [2] buffer {seed, counter}: each backward
-    adds 1 to the counter (numerics.md 0.11). The seed is taken from torch's generator without advancing it, in
-    reset_parameters() and when the module leaves the meta device. quire.rng_state saves it. Modules that leave the meta
-    device together and are not reset have one seed: give them others with quire.set_rng_state. `delayed` is its state
-    of delayed scaling.
+    Rounding gradients stochastically uses `sr_state`, int64 [2] {seed, counter}: each backward adds 1 to the counter
+    (numerics.md 0.11). It is no buffer, since DistributedDataParallel would give all ranks that of the first one. The
+    seed is taken from torch's generator without advancing it, and from the rank in torch.distributed's default group,
+    in reset_parameters() and when the module leaves the meta device. quire.rng_state saves it. Modules that leave the
+    meta device together and are not reset have one seed: give them others with quire.set_rng_state. `delayed` is its
+    state of delayed scaling.
 
     Further keywords are TransformerEngine's; one that is not available raises NotImplementedError unless it has its
     default.
@@ -85,9 +87,8 @@ class Linear(unavailable.Unparallel, torch.nn.Linear):
     def reset_parameters(self) -> None:
         """New weights, as torch.nn.Linear or by init_method, and a new seed with the counter at 0."""
         super().reset_parameters()
-        if "sr_state" not in self._buffers:  # torch.nn.Linear's constructor ends with this call
-            state = torch.empty(2, dtype=torch.int64, device=self.weight.device)
-            self.register_buffer("sr_state", state, persistent=False)
+        if not hasattr(self, "sr_state"):  # torch.nn.Linear's constructor ends with this call
+            self.sr_state = torch.empty(2, dtype=torch.int64, device=self.weight.device)
         elif self.init_method is not None:
             self._initialise()
         self._reset_sr_state()
@@ -99,10 +100,8 @@ class Linear(unavailable.Unparallel, torch.nn.Linear):
                 self.bias.zero_()
 
     def _reset_sr_state(self) -> None:
-        fork = torch.default_generator.clone_state()
-        seed = torch.randint(2**63 - 1, (1,), generator=fork, device="cpu")
         with torch.no_grad():
-            self.sr_state[:1].copy_(seed)
+            self.sr_state[:1].copy_(*draw_seeds(1))
             self.sr_state[1:].zero_()
 
     # A copy of a layer must not share the operands that the original keeps for backward_dw().
@@ -119,6 +118,7 @@ class Linear(unavailable.Unparallel, torch.nn.Linear):
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> "Linear":
         was_meta = self.sr_state.is_meta
         super()._apply(fn, recurse)
+        self.sr_state = fn(self.sr_state)
         if was_meta and not self.sr_state.is_meta:  # to_empty() left it uninitialised
             self._reset_sr_state()
             self._number_stash()

@@ -11,13 +11,14 @@ from quire.delayed import DelayedState
 from quire.functional import linear_given, operand_buffers
 from quire.nn.options import Unparallel
 from quire.nn.weight import initial_weight, weight_operand
+from quire.seed import draw_seeds
 from quire.tensor import QuantizedTensor
 
 
 class ProductModule(Unparallel, torch.nn.Module):
     """A module with products, named in `products`: "" for the one of `weight`, else "fc1" for that of `fc1_weight`.
 
-    Each has a non-persistent int64 [2] buffer `sr_state` (`fc1_sr_state`) {seed, counter} for gradients that round
+    Each has a tensor `sr_state` (`fc1_sr_state`), int64 [2] {seed, counter}, for gradients that round
     stochastically, as quire.Linear, and `delayed` (`fc1_delayed`), its state of delayed scaling.
     """
 
@@ -30,7 +31,7 @@ class ProductModule(Unparallel, torch.nn.Module):
         """To be called when the parameters are there."""
         for product in self.products:
             state = torch.empty(2, dtype=torch.int64, device=device)
-            self.register_buffer(self._named(product, "sr_state"), state, persistent=False)
+            setattr(self, self._named(product, "sr_state"), state)
             setattr(self, self._named(product, "delayed"), DelayedState(device))
 
     def _quantize_weights(self) -> None:
@@ -44,15 +45,17 @@ class ProductModule(Unparallel, torch.nn.Module):
         return {product: getattr(self, self._named(product, "sr_state")) for product in self.products}
 
     def _reset_sr_states(self) -> None:
-        fork = torch.default_generator.clone_state()
+        states = self.sr_states().values()
         with torch.no_grad():
-            for state in self.sr_states().values():
-                state[:1].copy_(torch.randint(2**63 - 1, (1,), generator=fork, device="cpu"))
+            for state, seed in zip(states, draw_seeds(len(states)), strict=True):
+                state[:1].copy_(seed)
                 state[1:].zero_()
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> "ProductModule":
         was_meta = any(state.is_meta for state in self.sr_states().values())
         super()._apply(fn, recurse)
+        for product, state in self.sr_states().items():
+            setattr(self, self._named(product, "sr_state"), fn(state))
         if was_meta and not any(state.is_meta for state in self.sr_states().values()):
             self._reset_sr_states()  # to_empty() left them uninitialised
         for product, state in self.sr_states().items():

@@ -1,0 +1,88 @@
+"""One of two processes of test_data_parallel.py: data_parallel_ranks.py RANK RENDEZVOUS."""
+
+import copy
+import sys
+
+import torch
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+
+import quire
+from quire import recipe as recipes
+
+RECIPES = [
+    recipes.Float8CurrentScaling(),
+    recipes.MXFP8BlockScaling(),
+    recipes.NVFP4BlockScaling(disable_stochastic_rounding=True),
+]
+STEPS, RANKS = 3, 2
+
+
+def make():
+    torch.manual_seed(0)
+    return torch.nn.Sequential(quire.Linear(32, 64), torch.nn.GELU(), quire.Linear(64, 32))
+
+
+def batches():
+    generator = torch.Generator().manual_seed(7)
+    return [torch.randn(RANKS, 5, 32, generator=generator) for _ in range(STEPS)]
+
+
+def loss(model, x, recipe):
+    with quire.autocast(recipe=recipe):
+        return (model(x) - x).square().mean()
+
+
+def single_process(recipe):
+    """The parameters after training on all of each batch, a rank's part after the other."""
+    model = make()
+    optimizer = torch.optim.SGD(model.parameters(), 0.5)
+    for batch in batches():
+        for x in batch:
+            (loss(model, x, recipe) / RANKS).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return list(model.parameters())
+
+
+def train(model, rank, recipe):
+    optimizer = torch.optim.SGD(model.parameters(), 0.5)
+    for batch in batches():
+        loss(model, batch[rank], recipe).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def sharded(model, compiled):
+    mesh = init_device_mesh("cpu", (RANKS,))
+    for layer in (model[0], model[2]):
+        if compiled:
+            layer.compile(fullgraph=True, backend="aot_eager")
+        fully_shard(layer, mesh=mesh)
+    return fully_shard(model, mesh=mesh)
+
+
+def main(rank, rendezvous):
+    torch.distributed.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=RANKS)
+    states = [torch.empty(2, dtype=torch.int64) for _ in range(RANKS)]
+    torch.distributed.all_gather(states, make()[0].sr_state)
+    assert states[0][0] != states[1][0], "the ranks round alike"
+
+    for recipe in RECIPES:
+        expected = single_process(recipe)
+        parallel = torch.nn.parallel.DistributedDataParallel(make())
+        seed = parallel.module[0].sr_state.clone()
+        train(parallel, rank, recipe)
+        assert torch.equal(parallel.module[0].sr_state, seed), "DistributedDataParallel wrote the random state"
+        for a, b in zip(parallel.parameters(), expected, strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-7)
+        for compiled in (False, True):
+            model = sharded(copy.deepcopy(make()), compiled)
+            train(model, rank, recipe)
+            for a, b in zip(model.parameters(), expected, strict=True):
+                torch.testing.assert_close(a.full_tensor(), b, rtol=1e-6, atol=1e-7)
+    torch.distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), sys.argv[2])
