@@ -201,6 +201,19 @@ def test_a_quantized_input_gives_the_bits_of_a_plain_one(recipe, grad, make_laye
     assert_same(*results, equal_bits)
 
 
+@ways
+def test_delayed_scaling_of_a_quantized_input_moves_the_other_slots(compiled, compiler, make_layer, make_x):
+    layer, x = make_layer(), make_x(33, 96)
+    function = compiler(layer) if compiled else layer
+    for _ in range(2):
+        q = quire.quantize(x, "fp8_tensor", columnwise=True)
+        with quire.autocast(recipe=DELAYED):
+            function(q).sum().backward()
+    w = layer.weight.detach().float().abs().max()
+    assert torch.equal(layer.delayed.fwd_scale, torch.stack([torch.ones(()), 448 / w, torch.ones(())]))
+    assert layer.delayed.bwd_scale[0] != 1
+
+
 @pytest.mark.parametrize("name", ["fp8_current", "mxfp8"])
 def test_a_missing_direction_of_a_quantized_input_is_made(name, make_layer, make_x, equal_bits):
     layer, x, recipe = make_layer(), make_x(33, 96), ALL[name]

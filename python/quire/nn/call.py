@@ -56,8 +56,9 @@ def run(
         y = linear_given(x, w, bias, text, call.dtype, sr_state=sr_state, **given)
     else:
         y = linear(x, w, bias, text, call.dtype, sr_state=sr_state)
-    if scale is not None and x_amax is not None:  # now that the arguments are known to fit
-        delayed.collect(layer.delayed, call.rule, x_amax, w_amax)
+    if scale is not None:  # now that the arguments are known to fit
+        # An x that came quantized has a scale of its own, and leaves its slot as it is.
+        delayed.collect(layer.delayed, call.rule, scale.new_zeros(1) if x_amax is None else x_amax, w_amax)
     return y if not call.output_spec else _output(layer, y, call, scale)
 
 
