@@ -40,11 +40,6 @@ def test_a_dynamic_batch_takes_one_graph(check, recipe, compiler):
     assert compiler.graphs == 1
 
 
-def test_a_dynamic_batch_takes_one_graph_whatever_is_packed(check, any_recipe, compiler):
-    check(any_recipe, [33, 2, 3], dynamo.mark_dynamic)
-    assert compiler.graphs == 1
-
-
 def test_an_unbacked_batch_takes_one_graph_for_any_size(check, recipe, compiler):
     check(recipe, [0, 1, 7, 33, 100, 200], dynamo.decorators.mark_unbacked)
     assert compiler.graphs == 1

@@ -16,14 +16,13 @@ struct QuantizeRole {
   const std::optional<at::Tensor>* scale = nullptr;
 };
 
-/// The columnwise buffers of an operand that is kept for another product. Codes and scales are one-dimensional: of a
-/// result [ceil(M / 32), K] or [K, ceil(M / 2)] tracing would ask whether a size is 1, and make a graph of its own for
-/// few tokens.
+/// The columnwise buffers of an operand that is kept for another product. Scales are one-dimensional: of a result
+/// [ceil(M / 32), K] tracing would ask whether its first size is 1, and make a graph of its own for at most 32 tokens.
 template <class Int>
 std::array<op::Result<Int>, 3> kept(const quire::QuantSpec& spec, const quire::Shape<Int>& shape, bool wanted) {
   auto r = results(spec, shape, quire::Direction::columnwise, wanted);
-  for (size_t i = 0; wanted && i < 2; ++i)
-    r[i].sizes = {quire::product(quire::Shape<Int>(r[i].sizes.begin(), r[i].sizes.end()), 0, r[i].sizes.size())};
+  if (wanted)
+    r[1].sizes = {quire::product(quire::Shape<Int>(r[1].sizes.begin(), r[1].sizes.end()), 0, r[1].sizes.size())};
   return r;
 }
 
