@@ -4,6 +4,8 @@ import transformer_engine.pytorch as te                              import quir
 from transformer_engine.common.recipe import DelayedScaling, Format  from quire.recipe import DelayedScaling, Format
 """
 
+import io
+
 import torch
 
 import quire as te
@@ -49,8 +51,10 @@ def main():
         print(f"step {step:2} loss {total:.4f}")
     with torch.no_grad(), te.fp8_autocast(enabled=True, fp8_recipe=recipe):
         y = model[0](data[0])
-    torch.save(model.state_dict(), "te_script.pt")
-    model.load_state_dict(torch.load("te_script.pt", weights_only=True))
+    file = io.BytesIO()
+    torch.save(model.state_dict(), file)
+    file.seek(0)
+    model.load_state_dict(torch.load(file, weights_only=True))
     return y
 
 

@@ -50,8 +50,8 @@ class autocast:
 
     Independent of torch.autocast, which sets the dtype of activations. State is per thread and restored when an
     exception leaves. Inside a compiled function it must be constructed there (`with quire.autocast(...)`) and is
-    traced; around one, there is a graph per distinct recipe. With activation checkpointing, let it enclose checkpoint
-    and backward: recomputation uses the recipe that is active then.
+    traced; around one, there is a graph per distinct recipe. With activation checkpointing use quire.checkpoint, or let
+    it enclose checkpoint and backward: PyTorch's own recomputes under the recipe that is active then.
 
     Raises TypeError where an argument is of a wrong kind, NotImplementedError if entered in a compiled function with a
     delayed recipe whose step cannot be traced.

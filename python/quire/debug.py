@@ -2,7 +2,7 @@
 
 import contextlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -74,18 +74,26 @@ def operands() -> Iterator[list[Operand]]:
 
     Covers all threads of the process, eager and compiled code, forward and backward. Raises RuntimeError within itself.
     """
-    if not _recording.acquire(blocking=False):
-        raise RuntimeError("quire.debug.operands is already recording in this process; leave that context first")
     records: list[Operand] = []
-    try:
-        torch.ops.quire.debug_record(True)
+    with _alone(_recording, "operands is already recording", torch.ops.quire.debug_record):
         try:
             yield records
         finally:
             torch.ops.quire.debug_record(False)
             records += _recorded()
+
+
+@contextlib.contextmanager
+def _alone(lock: threading.Lock, what: str, switch: Callable[[bool], None]) -> Iterator[None]:
+    """Switches an observation of the whole process on and off, for one caller at a time."""
+    if not lock.acquire(blocking=False):
+        raise RuntimeError(f"quire.debug.{what} in this process; leave that context first")
+    try:
+        switch(True)
+        yield
     finally:
-        _recording.release()
+        switch(False)
+        lock.release()
 
 
 def _recorded() -> Iterator[Operand]:
@@ -155,11 +163,8 @@ def statistics() -> Iterator[Statistics]:
     Covers all threads of the process, eager and compiled code, forward and backward. Quantizing is many times slower
     within, and as fast as ever outside. Raises RuntimeError within itself.
     """
-    if not _counting.acquire(blocking=False):
-        raise RuntimeError("quire.debug.statistics is already counting in this process; leave that context first")
     rows = Statistics()
-    try:
-        torch.ops.quire.debug_count(True)
+    with _alone(_counting, "statistics is already counting", torch.ops.quire.debug_count):
         try:
             yield rows
         finally:
@@ -167,5 +172,3 @@ def statistics() -> Iterator[Statistics]:
             for line in torch.ops.quire.debug_counted().splitlines():
                 role, spec, direction, *counts = line.split("\t")
                 rows.append(Counts(role, spec, direction, *map(int, counts)))
-    finally:
-        _counting.release()

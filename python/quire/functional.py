@@ -63,6 +63,8 @@ def linear_given(
     main_grad, overwrite_main_grad: [N, K]; backward adds the gradient of w to it (or writes it there), and w gets none.
     wgrad_stash: int64 [2] {number, count}; backward keeps the operands of w's gradient for stashed_wgrad(), and w gets
         none.
+    placeholder: where w gets no gradient by one of these, it gets zeros, for hooks that wait for one.
+    w_fingerprint: fingerprint(w) when w_buffers were made; a call after w has changed raises.
 
     Raises RuntimeError if anything does not fit.
     """
@@ -149,19 +151,9 @@ def quantize(
     return from_results(results, spec.text, x.shape, x.dtype, (rowwise, columnwise))
 
 
-def buffers_of(x: torch.Tensor, spec: str) -> list[torch.Tensor]:
-    """The six buffers of x in both directions, in order; an amax that the spec has not is of size [0]."""
-    return torch.ops.quire.quantize(x, spec, True, True, 0, 0, None)
-
-
 def fingerprint(x: torch.Tensor) -> torch.Tensor:
     """int64 [1], 64 bits that change when x does; any dtype that quantize() takes."""
     return torch.ops.quire.fingerprint(x)
-
-
-def amax_max_(amax: torch.Tensor, value: torch.Tensor, slot: int) -> None:
-    """amax[slot] = max(amax[slot], value) for float32 vectors, value of size [1]; NaN is ignored (numerics.md 1.5)."""
-    torch.ops.quire.amax_max_(amax, value, slot)
 
 
 def stashed_wgrad(stash: torch.Tensor, grad: torch.Tensor, overwrite: bool = True) -> bool:

@@ -2,6 +2,8 @@
 
 import importlib.util
 import os
+import subprocess
+import sys
 import tarfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -161,6 +163,36 @@ def tensor_of():
         return array.view(bits) if array.dtype == torch.uint16 else array
 
     return read
+
+
+@pytest.fixture
+def two_ranks(tmp_path):
+    """two_ranks("worker.py") runs tests/worker.py RANK RENDEZVOUS in two processes, which must succeed."""
+    if not torch.distributed.is_available():
+        pytest.skip("this PyTorch has no torch.distributed")
+
+    def run(worker):
+        script = Path(__file__).parents[1] / worker
+        paths = [str(script.parent), *sys.path]
+        environment = os.environ | {"PYTHONPATH": ":".join(paths), "OMP_NUM_THREADS": "1"}
+        ranks = [
+            subprocess.Popen(
+                [sys.executable, str(script), str(rank), str(tmp_path / "rendezvous")],
+                env=environment,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+            )
+            for rank in range(2)
+        ]
+        try:
+            outputs = [rank.communicate(timeout=300)[0] for rank in ranks]
+        finally:
+            for rank in ranks:
+                rank.kill()
+        assert [rank.returncode for rank in ranks] == [0, 0], "\n".join(outputs)
+
+    return run
 
 
 @pytest.fixture

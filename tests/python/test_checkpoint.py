@@ -44,6 +44,17 @@ def test_gradients_are_those_without_a_checkpoint(recipe, reentrant, interleave)
     assert all(torch.equal(a, b) for a, b in zip(got, expected, strict=True))
 
 
+def test_a_recomputed_output_adds_nothing_to_a_later_step():
+    layer, recipe = quire.Linear(64, 64), RECIPES["delayed"]
+    x = torch.randn(5, 64, requires_grad=True)
+    with quire.autocast(recipe=recipe):
+        y = quire.checkpoint(lambda x: layer(x, fp8_output=True).dequantize(), 1000 * x)
+    with quire.autocast(recipe=recipe):  # ends the step of y
+        assert layer.delayed.fwd_amax[2] == 0
+    y.sum().backward()
+    assert layer.delayed.fwd_amax[2] == 0
+
+
 @pytest.mark.parametrize("recipe", RECIPES.values(), ids=RECIPES)
 def test_it_compiles(recipe, compiler):
     expected = train(make(), recipe, lambda model, x: model(x), 0)

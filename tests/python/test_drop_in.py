@@ -57,5 +57,7 @@ def test_a_tensor_parallel_group_of_more_than_one_process_is_refused_in_words():
     layer = quire.Linear(4, 4)
     layer.set_tensor_parallel_group(None)
     assert layer.weight_names == ("weight",)
+    mlp = quire.LayerNormMLP(4, 8)
+    assert mlp.weight_names == ("fc1_weight", "fc2_weight") and mlp.bias_names == ("fc1_bias", "fc2_bias")
     with pytest.raises(NotImplementedError, match="got a group of 2 processes. Use PyTorch's own parallel styles"):
         layer.set_tensor_parallel_group(Two())

@@ -287,6 +287,17 @@ def test_an_output_spec_gives_a_quantized_tensor_where_nothing_wants_a_gradient(
     assert torch.equal(q.rowwise_data, expected.rowwise_data) and torch.equal(q.dequantize(), expected.dequantize())
 
 
+@ways
+def test_a_quantized_output_with_only_a_bias_gradient(compiled, compiler, make_layer, make_x):
+    layer, x = make_layer(), make_x(5, 96, requires_grad=False)
+    layer.weight.requires_grad_(False)
+    function = compiler(lambda t: layer(t, fp8_output=True)) if compiled else lambda t: layer(t, fp8_output=True)
+    with quire.autocast():
+        y = function(x)
+    y.dequantize().float().sum().backward()
+    assert torch.equal(layer.bias.grad, torch.full((64,), 5.0).bfloat16())
+
+
 def test_a_quantized_activation_decodes_with_a_gradient_and_is_a_pytree(make_x):
     x = make_x(33, 64)
     q = quire.quantize(x, "mxfp8")

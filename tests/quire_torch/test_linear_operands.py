@@ -121,7 +121,7 @@ def test_given_buffers_that_do_not_fit_are_refused_in_words():
         ops.linear_fwd(x, None, None, 40, MXFP8, torch.float32, 3, [], [])
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("overwrite", [False, True])
 @pytest.mark.parametrize("mode", ["", ",backward=requantized", ",backward=dequantized", ",backward=high_precision"])
 def test_the_weight_gradient_goes_into_main_grad(dtype, overwrite, mode):

@@ -10,18 +10,19 @@ Which recipe a state ran under last is therefore a number in a tensor of the sta
 """
 
 from quire.delayed.checkpoint import delayed_state, set_delayed_state
-from quire.delayed.forward import RecordedScales, calibrate, collect, quantize, scales
+from quire.delayed.forward import RecordedScales, collect, collect_output, measure, quantize, scales
 from quire.delayed.state import DelayedState
 from quire.delayed.step import enter, leave
 
 __all__ = [
     "DelayedState",
     "RecordedScales",
-    "calibrate",
     "collect",
+    "collect_output",
     "delayed_state",
     "enter",
     "leave",
+    "measure",
     "quantize",
     "scales",
     "set_delayed_state",

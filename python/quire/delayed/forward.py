@@ -4,6 +4,7 @@ import torch
 
 from quire.delayed.rules import THREAD
 from quire.delayed.state import DelayedState
+from quire.tensor import QuantizedTensor
 
 _SPEC = "fp8_tensor"
 
@@ -56,12 +57,23 @@ def quantize(x: torch.Tensor, scale: torch.Tensor, slot: int, columnwise: bool) 
 def collect(state: DelayedState, rule: torch.Tensor | None, x_amax: torch.Tensor, w_amax: torch.Tensor | None) -> None:
     """Puts amaxes, float32 [1], into the state. w_amax: None if w was not quantized now; rule: as enter() returned. An
     exported program has the scales as constants and collects nothing."""
-    recomputes = THREAD.scales is not None and THREAD.scales.replays
-    if rule is not None and not recomputes and not torch.compiler.is_exporting():
+    if _collects(rule):
         torch.ops.quire.delayed_collect_(state.fwd_amax, state.usage, rule, x_amax, w_amax)
 
 
-def calibrate(state: DelayedState, rule: torch.Tensor, x: torch.Tensor, w: torch.Tensor | None) -> None:
-    """Collects the amaxes of x and w, which is None if it stays quantized, without using their codes."""
-    w_amax = None if w is None else quantize(w, state.fwd_scale, 1, False)[2]
-    collect(state, rule, quantize(x, state.fwd_scale, 0, False)[2], w_amax)
+def collect_output(state: DelayedState, rule: torch.Tensor | None, y_amax: torch.Tensor) -> None:
+    """collect() for the amax of a result that is quantized."""
+    if _collects(rule):
+        torch.ops.quire.amax_max_(state.fwd_amax, y_amax, 2)
+
+
+def _collects(rule: torch.Tensor | None) -> bool:
+    recomputes = THREAD.scales is not None and THREAD.scales.replays
+    return rule is not None and not recomputes and not torch.compiler.is_exporting()
+
+
+def measure(state: DelayedState, x: torch.Tensor, w: torch.Tensor) -> list[torch.Tensor | None]:
+    """The amaxes of x and w for collect() where their codes are not used, which calibrates. That of a w that stays
+    quantized is None."""
+    w_amax = None if isinstance(w, QuantizedTensor) else quantize(w, state.fwd_scale, 1, False)[2]
+    return [quantize(x, state.fwd_scale, 0, False)[2], w_amax]

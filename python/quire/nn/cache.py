@@ -6,7 +6,7 @@ import torch
 
 from quire import delayed
 from quire.autocast import active_recipe
-from quire.functional import buffers_of, fingerprint
+from quire.functional import fingerprint, operand_buffers
 from quire.recipe import Recipe, default
 from quire.tensor import QuantizedTensor
 
@@ -29,7 +29,7 @@ def cache(weight: torch.Tensor, recipe: Recipe, scale: torch.Tensor | None) -> C
     if scale is not None:
         buffers = delayed.quantize(w, scale, 1, True)
     else:
-        buffers = buffers_of(w, recipe.weight_spec)
+        buffers = operand_buffers(w, recipe.weight_spec, True)
     return CachedWeight(recipe.weight_spec, tuple(buffers), fingerprint(w))
 
 

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 
 from quire import delayed
-from quire.functional import amax_max_, linear, linear_given, quantize
+from quire.functional import linear, linear_given, quantize
 from quire.nn.cache import cache, cached_weight
 from quire.nn.weight import weight_operand
 from quire.recipe import Recipe
@@ -40,7 +40,7 @@ def run(
     if isinstance(x, QuantizedTensor | QuantizedActivation):
         x, given["x_buffers"], spec = input_operand(x, grad and layer.weight.requires_grad)
         text = f"x={spec},{text.split(',', 1)[1]}"
-    scale = x_amax = w_amax = None
+    scale = x_amax = None
     if recipe.delayed():
         scale, given["bwd_scale"] = delayed.scales(layer.delayed)
         given["bwd_amax"] = layer.delayed.bwd_amax
@@ -80,8 +80,9 @@ def _weight(
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """The tensor to pass as w, whose buffers, if any, go into `given`; its amax if it was quantized under `scale`."""
     weight, recipe = layer.weight, call.recipe
-    if isinstance(weight, QuantizedTensor):
-        w, given["w_buffers"] = weight_operand(weight, others, recipe)
+    w, buffers = weight_operand(weight, others, recipe)
+    if buffers:  # it stays quantized
+        given["w_buffers"] = buffers
         return w, None
     cached = cached_weight(layer, recipe, call.is_first_microbatch)
     if cached is not None:
@@ -125,6 +126,5 @@ def _output(
     if scale is None or call.output_spec != call.recipe.input_spec:
         return quantize(y, call.output_spec, columnwise=columnwise)
     q = quantize(y, call.output_spec, columnwise=columnwise, scale=scale[2:3])
-    if call.rule is not None:
-        amax_max_(layer.delayed.fwd_amax, q.buffer_list()[2], 2)
+    delayed.collect_output(layer.delayed, call.rule, q.buffer_list()[2])
     return q

@@ -6,6 +6,7 @@ import torch
 
 from quire.functional import norm
 from quire.nn import options as unavailable
+from quire.nn.norm import reset_norm
 from quire.nn.product import Pass, ProductModule, initialise
 
 _NORMALIZATIONS = ("LayerNorm", "RMSNorm")
@@ -28,12 +29,6 @@ def norm_parameters(module: torch.nn.Module, size: int, options: dict[str, objec
     module.layer_norm_weight = torch.nn.Parameter(torch.empty(size, **options))
     has_bias = module.normalization == "LayerNorm"
     module.register_parameter("layer_norm_bias", torch.nn.Parameter(torch.empty(size, **options)) if has_bias else None)
-
-
-def reset_norm_parameters(module: torch.nn.Module) -> None:
-    torch.nn.init.constant_(module.layer_norm_weight, 0.0 if module.zero_centered_gamma else 1.0)
-    if module.layer_norm_bias is not None:
-        torch.nn.init.zeros_(module.layer_norm_bias)
 
 
 def normalised(
@@ -100,7 +95,7 @@ class LayerNormLinear(ProductModule):
 
     def reset_parameters(self) -> None:
         """New parameters, and a new seed with the counter at 0."""
-        reset_norm_parameters(self)
+        reset_norm(self.layer_norm_weight, self.layer_norm_bias, self.zero_centered_gamma)
         initialise(self.weight, self.bias, self.init_method)
         self._reset_sr_states()
 

@@ -7,7 +7,8 @@ from torch.utils.checkpoint import checkpoint as recompute
 
 from quire.functional import activation
 from quire.nn import options as unavailable
-from quire.nn.layernorm_linear import norm_parameters, normalised, reset_norm_parameters
+from quire.nn.layernorm_linear import norm_parameters, normalised
+from quire.nn.norm import reset_norm
 from quire.nn.product import Pass, ProductModule, initialise
 
 _GATED = ("geglu", "glu", "qgeglu", "reglu", "sreglu", "swiglu", "clamped_swiglu")
@@ -101,7 +102,7 @@ class LayerNormMLP(ProductModule):
 
     def reset_parameters(self) -> None:
         """New parameters, and new seeds with their counters at 0."""
-        reset_norm_parameters(self)
+        reset_norm(self.layer_norm_weight, self.layer_norm_bias, self.zero_centered_gamma)
         initialise(self.fc1_weight, self.fc1_bias, self.init_method)
         initialise(self.fc2_weight, self.fc2_bias, self.output_layer_init_method)
         self._reset_sr_states()

@@ -11,9 +11,11 @@ from quire.autocast import active_recipe, active_rule
 from quire.nn import options as unavailable
 from quire.nn.cache import CachedWeight
 from quire.nn.call import Call, run
+from quire.nn.dtype import activation_dtype, check_dtypes
+from quire.nn.product import initialise
 from quire.nn.weight import initial_weight
 from quire.recipe import Recipe
-from quire.seed import draw_seeds
+from quire.seed import reset_streams
 from quire.tensor import QuantizedActivation, QuantizedTensor, QuantSpec
 
 _OPTIONS = unavailable.PARALLEL | {"parameters_split": None}
@@ -75,7 +77,7 @@ class Linear(unavailable.Unparallel, torch.nn.Linear):
         self.fuse_wgrad_accumulation, self.delay_wgrad_compute = fuse_wgrad_accumulation, delay_wgrad_compute
         self.save_original_input = save_original_input
         if init_method is not None:
-            self._initialise()
+            initialise(self.weight, self.bias, init_method)
         self.weight = initial_weight(self.weight)
         self.delayed = delayed.DelayedState(self.weight.device)
         self.microbatch_weight: CachedWeight | None = None
@@ -90,19 +92,8 @@ class Linear(unavailable.Unparallel, torch.nn.Linear):
         if not hasattr(self, "sr_state"):  # torch.nn.Linear's constructor ends with this call
             self.sr_state = torch.empty(2, dtype=torch.int64, device=self.weight.device)
         elif self.init_method is not None:
-            self._initialise()
-        self._reset_sr_state()
-
-    def _initialise(self) -> None:
-        with torch.no_grad():
-            self.init_method(self.weight)
-            if self.bias is not None:
-                self.bias.zero_()
-
-    def _reset_sr_state(self) -> None:
-        with torch.no_grad():
-            self.sr_state[:1].copy_(*draw_seeds(1))
-            self.sr_state[1:].zero_()
+            initialise(self.weight, self.bias, self.init_method)
+        reset_streams([self.sr_state])
 
     # A copy of a layer must not share the operands that the original keeps for backward_dw().
     def _number_stash(self) -> None:
@@ -120,7 +111,7 @@ class Linear(unavailable.Unparallel, torch.nn.Linear):
         super()._apply(fn, recurse)
         self.sr_state = fn(self.sr_state)
         if was_meta and not self.sr_state.is_meta:  # to_empty() left it uninitialised
-            self._reset_sr_state()
+            reset_streams([self.sr_state])
             self._number_stash()
         self.delayed.to(self.weight.device)
         self.microbatch_weight = self.kept_weight = None
@@ -156,7 +147,8 @@ class Linear(unavailable.Unparallel, torch.nn.Linear):
                 y = functional.quantize(y, output_spec, columnwise=torch.is_grad_enabled())
         else:
             spec = self._output_spec(recipe, fp8_output, output_spec)
-            call = Call(recipe, rule, self._dtype(x), is_first_microbatch, spec, fp8_grad)
+            check_dtypes(self, x, (("weight", self.weight), ("bias", self.bias)))
+            call = Call(recipe, rule, activation_dtype(x), is_first_microbatch, spec, fp8_grad)
             y = run(self, x, bias, call)
         return (y, self.bias) if self.return_bias else y
 
@@ -166,26 +158,13 @@ class Linear(unavailable.Unparallel, torch.nn.Linear):
         if isinstance(x, QuantizedTensor | QuantizedActivation):
             x = x.dequantize()
         if rule is not None:
-            plain = None if isinstance(self.weight, QuantizedTensor) else self.weight
-            delayed.calibrate(self.delayed, rule, x, plain)
+            delayed.collect(self.delayed, rule, *delayed.measure(self.delayed, x, self.weight))
         return torch.nn.functional.linear(x, self.weight, bias)
 
     def _output_spec(self, recipe: Recipe, fp8_output: bool, output_spec: QuantSpec | str | None) -> str:
         if output_spec is not None:
             return QuantSpec(output_spec).text
         return recipe.input_spec if fp8_output else ""
-
-    def _dtype(self, x: torch.Tensor | QuantizedActivation) -> torch.dtype:
-        device = x.device.type
-        if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
-            return torch.get_autocast_dtype(device)
-        for name, parameter in (("weight", self.weight), ("bias", self.bias)):
-            if parameter is not None and parameter.dtype != x.dtype:
-                raise TypeError(
-                    f"quire.Linear: outside torch.autocast {name} must have the dtype of x; got x {x.dtype} and {name} "
-                    f"{parameter.dtype}. Convert one with .to(), or enter torch.autocast"
-                )
-        return x.dtype
 
     # ------------------------------------------------------------ weight gradients
 

@@ -5,14 +5,14 @@ from collections.abc import Iterable
 import torch
 
 from quire.functional import norm
+from quire.nn.dtype import activation_dtype
 
 
-def activation_dtype(x: torch.Tensor) -> torch.dtype:
-    """torch.autocast's dtype where that is enabled for x's device, else the dtype of x."""
-    device = x.device.type
-    if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
-        return torch.get_autocast_dtype(device)
-    return x.dtype
+def reset_norm(weight: torch.Tensor, bias: torch.Tensor | None, zero_centered: bool) -> None:
+    """The gain 1 (a weight of 0 if 1 is added to it) and the bias 0."""
+    torch.nn.init.constant_(weight, 0.0 if zero_centered else 1.0)
+    if bias is not None:
+        torch.nn.init.zeros_(bias)
 
 
 class _Norm(torch.nn.Module):
@@ -58,9 +58,7 @@ class _Norm(torch.nn.Module):
 
     def reset_parameters(self) -> None:
         """The gain 1 (a weight of 0 with zero_centered_gamma) and the bias 0."""
-        torch.nn.init.constant_(self.weight, 0.0 if self.zero_centered_gamma else 1.0)
-        if self.bias is not None:
-            torch.nn.init.zeros_(self.bias)
+        reset_norm(self.weight, self.bias, self.zero_centered_gamma)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x [*, *normalized_shape] -> the same shape, in torch.autocast's dtype where that is enabled, else x's.

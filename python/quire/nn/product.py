@@ -9,10 +9,10 @@ from quire import delayed
 from quire.autocast import active_recipe, active_rule
 from quire.delayed import DelayedState
 from quire.functional import linear_given, operand_buffers
+from quire.nn.dtype import activation_dtype, check_dtypes
 from quire.nn.options import Unparallel
 from quire.nn.weight import initial_weight, weight_operand
-from quire.seed import draw_seeds
-from quire.tensor import QuantizedTensor
+from quire.seed import reset_streams
 
 
 class ProductModule(Unparallel, torch.nn.Module):
@@ -23,6 +23,14 @@ class ProductModule(Unparallel, torch.nn.Module):
     """
 
     products: tuple[str, ...] = ("",)
+
+    @property
+    def weight_names(self) -> tuple[str, ...]:
+        return tuple(self._named(product, "weight") for product in self.products)
+
+    @property
+    def bias_names(self) -> tuple[str, ...]:
+        return tuple(self._named(product, "bias") for product in self.products)
 
     def _named(self, product: str, what: str) -> str:
         return f"{product}_{what}" if product else what
@@ -45,11 +53,7 @@ class ProductModule(Unparallel, torch.nn.Module):
         return {product: getattr(self, self._named(product, "sr_state")) for product in self.products}
 
     def _reset_sr_states(self) -> None:
-        states = self.sr_states().values()
-        with torch.no_grad():
-            for state, seed in zip(states, draw_seeds(len(states)), strict=True):
-                state[:1].copy_(seed)
-                state[1:].zero_()
+        reset_streams(list(self.sr_states().values()))
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> "ProductModule":
         was_meta = any(state.is_meta for state in self.sr_states().values())
@@ -73,11 +77,9 @@ class Pass:
     def __init__(self, module: ProductModule, x: torch.Tensor) -> None:
         self.active, self.rule = active_recipe(), active_rule()
         recipe = self.active
-        device = x.device.type
-        autocast = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
-        self.dtype = torch.get_autocast_dtype(device) if autocast else x.dtype
+        self.dtype = activation_dtype(x)
         self.recipe = "" if recipe is None else recipe.linear_spec()
-        self.x_spec = dict(part.split("=", 1) for part in self.recipe.split(","))["x"] if self.recipe else ""
+        self.x_spec = "" if recipe is None else recipe.input_spec
         # These start backward from x itself.
         self.keeps_x = self.recipe.endswith(("backward=high_precision", "backward=requantized"))
         delays = recipe is not None and recipe.delayed()
@@ -85,16 +87,9 @@ class Pass:
         self.sr_states = module.sr_states() if stochastic else {}
         self.states = {product: getattr(module, module._named(product, "delayed")) for product in module.products}
         self.scales = {product: delayed.scales(state) for product, state in self.states.items()} if delays else {}
-        if self.recipe and not autocast:
-            self._check_dtypes(module)
-
-    def _check_dtypes(self, module: ProductModule) -> None:
-        for name, parameter in module.named_parameters(recurse=False):
-            if parameter.dtype != self.dtype and not name.startswith("layer_norm"):
-                raise TypeError(
-                    f"quire.{type(module).__name__}: outside torch.autocast {name} must have the dtype of x; got x "
-                    f"{self.dtype} and {name} {parameter.dtype}. Convert one with .to(), or enter torch.autocast"
-                )
+        if recipe is not None:
+            named = module.named_parameters(recurse=False)
+            check_dtypes(module, x, [(name, p) for name, p in named if not name.startswith("layer_norm")])
 
     def input(self, product: str, w: torch.Tensor, keep: bool = False) -> dict[str, object]:
         """Keywords of norm() and activation() with which they make x of a product."""
@@ -111,7 +106,7 @@ class Pass:
         carrier, buffers = x
         if not self.recipe:
             y = torch.nn.functional.linear(carrier, w, bias)
-            return y, [] if self.rule is None else self._calibrating_amaxes(product, carrier, w)
+            return y, [] if self.rule is None else delayed.measure(self.states[product], carrier, w)
         given: dict[str, object] = {"x_buffers": () if self.keeps_x else buffers}
         # A plain weight is quantized here: a program of AOTInductor cannot pass an empty list.
         w, w_buffers = weight_operand(w, (carrier, bias), self.active)
@@ -127,11 +122,6 @@ class Pass:
         if not self.scales:
             return y, []
         return y, [given["x_buffers"][2], None if stays_quantized else w_buffers[2]]  # its scale is its own
-
-    def _calibrating_amaxes(self, product: str, x: torch.Tensor, w: torch.Tensor) -> list[torch.Tensor | None]:
-        scale = self.states[product].fwd_scale
-        w_amax = None if isinstance(w, QuantizedTensor) else delayed.quantize(w, scale, 1, False)[2]
-        return [delayed.quantize(x, scale, 0, False)[2], w_amax]
 
     def collect(self, product: str, amaxes: list[torch.Tensor | None]) -> None:
         if amaxes:

@@ -44,16 +44,13 @@ class Recipe:
         self._check()
         text = self._text()
         x, w, dy = [part.split("=", 1)[1] for part in text.split(",")]
-        # Kept, so that a forward pass costs an attribute and a compiled graph guards on one string.
+        # Kept, so that a forward pass costs attributes and a compiled graph guards on strings.
         object.__setattr__(self, "input_spec", x)
         object.__setattr__(self, "weight_spec", w)
+        object.__setattr__(self, "_operands", text)
         object.__setattr__(self, "_stochastic", "sr" in dy.split(":"))
         plain = ":".join([option for option in dy.split(":") if option.split("=")[0] not in ("rht", "sr")])
-        override = f",backward={self.backward_override}" if self.backward_override is not None else ""
-        for fp8_grad in (False, True):
-            given = text + (f",dx={plain}" if fp8_grad else "")
-            object.__setattr__(self, _text_name(fp8_grad, False), given + override)
-            object.__setattr__(self, _text_name(fp8_grad, True), given + (override or ",backward=requantized"))
+        object.__setattr__(self, "_rounded_dx", f",dx={plain}")
 
     def _check(self) -> None:
         """Raises ValueError, TypeError or NotImplementedError, naming recipe, field, value and remedy."""
@@ -69,9 +66,9 @@ class Recipe:
         fp8_grad: dx is rounded to the format of dy, to nearest and untransformed. save_original_input: x is kept and
         quantized for the weight gradient in backward; of no effect under a backward_override.
         """
-        if fp8_grad or save_original_input:
-            return getattr(self, _text_name(fp8_grad, save_original_input))
-        return self._text00
+        text = self._operands + self._rounded_dx if fp8_grad else self._operands
+        backward = self.backward_override or ("requantized" if save_original_input else None)
+        return text if backward is None else f"{text},backward={backward}"
 
     @property
     def stochastic(self) -> bool:
@@ -99,10 +96,6 @@ class Recipe:
 
     def custom(self) -> bool:
         return False
-
-
-def _text_name(fp8_grad: bool, save_original_input: bool) -> str:
-    return f"_text{int(fp8_grad)}{int(save_original_input)}"
 
 
 def spec(family: str, *options: str) -> str:

@@ -78,20 +78,6 @@ _pytree.register_pytree_node(
 )
 
 
-@dataclass(frozen=True, eq=False)
-class _Stored:
-    """What other_direction() reads of a tensor."""
-
-    spec: QuantSpec
-    shape: torch.Size
-    rowwise_data: torch.Tensor | None
-    rowwise_scale: torch.Tensor | None
-    rowwise_amax: torch.Tensor | None
-    columnwise_data: torch.Tensor | None
-    columnwise_scale: torch.Tensor | None
-    columnwise_amax: torch.Tensor | None
-
-
 def input_operand(
     x: QuantizedTensor | QuantizedActivation, columnwise: bool
 ) -> tuple[torch.Tensor, list[torch.Tensor | None], str]:
@@ -122,7 +108,7 @@ def _made(
 ) -> list[torch.Tensor | None]:
     spec = QuantSpec(text)
     with torch.no_grad():
-        named = other_direction(_Stored(spec, carrier.shape, *buffers), wanted)
+        named = other_direction(spec, carrier.shape, dict(zip(BUFFER_NAMES, buffers, strict=True)), wanted)
         if named is None:
             if spec.stochastic:
                 raise ValueError(

@@ -3,36 +3,39 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
 
 import torch
 
-if TYPE_CHECKING:
-    from quire.tensor.quantized import QuantizedTensor
+from quire.tensor.spec import QuantSpec
 
 
-def other_direction(q: QuantizedTensor, wanted: str) -> dict[str, torch.Tensor | None] | None:
+def other_direction(
+    spec: QuantSpec, shape: Sequence[int], buffers: Mapping[str, torch.Tensor | None], wanted: str
+) -> dict[str, torch.Tensor | None] | None:
     """Copies of the stored direction's buffers, in the order of the wanted one: what quantizing the original values
-    would have given. None where that does not follow: scales of 1 x n blocks, random bits, a Hadamard transform."""
-    spec, rows, cols = q.spec, math.prod(q.shape[:-1]), q.shape[-1]
+    would have given. None where that does not follow: scales of 1 x n blocks, random bits, a Hadamard transform.
+
+    shape: of the tensor. buffers: by name, None where absent."""
+    rows, cols = math.prod(shape[:-1]), shape[-1]
     if spec.stochastic or spec.hadamard or "swizzled" in spec.options:
         return None
     stored = "columnwise" if wanted == "rowwise" else "rowwise"
-    data, scale, amax = (getattr(q, f"{stored}_{kind}") for kind in ("data", "scale", "amax"))
+    data, scale, amax = (buffers[f"{stored}_{kind}"] for kind in ("data", "scale", "amax"))
     if data is None:
         return None
     lines = (rows, cols) if stored == "rowwise" else (cols, rows)  # of the stored matrix, unless it is untransposed
-    shape = tuple(q.shape) if wanted == "rowwise" else (cols, rows)
+    sizes = tuple(shape) if wanted == "rowwise" else (cols, rows)
     if spec.family == "fp8_tensor":
-        data, scale = data.reshape(lines).t().reshape(shape), scale.clone()
+        data, scale = data.reshape(lines).t().reshape(sizes), scale.clone()
     elif "128x128" in spec.options:
-        data, scale = data.reshape(lines).t().reshape(shape), scale.t()
+        data, scale = data.reshape(lines).t().reshape(sizes), scale.t()
     elif "32x32" in spec.options:
         data = data.clone()  # of the tensor's shape in both directions
         scale = _lines(scale[::32], 1, cols) if wanted == "columnwise" else _lines(scale[:, ::32], 0, rows)
     elif "16x16" in spec.options:
         data = _pack(_unpack(data.reshape(lines[0], data.shape[-1]), lines[1]).t())
-        data = data.reshape(*q.shape[:-1], data.shape[-1]) if wanted == "rowwise" else data
+        data = data.reshape(*shape[:-1], data.shape[-1]) if wanted == "rowwise" else data
         scale = _lines(scale[::16].t(), 0, lines[1], 16)
     else:
         return None

@@ -301,7 +301,7 @@ class QuantizedTensor(torch.Tensor):
 
     def missing_direction(self, direction: str, *, requantize: bool) -> Buffers:
         """The three buffers of a direction that is not stored; see update_usage."""
-        exact = other_direction(self, direction)
+        exact = other_direction(self.spec, self.shape, self.named(), direction)
         if exact is not None:
             return exact
         if self.spec.stochastic or not (requantize or self.master is not None):

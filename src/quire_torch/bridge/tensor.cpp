@@ -81,6 +81,13 @@ quire::MutableMatrix mutable_matrix(at::Tensor& t) {
   return {t.mutable_data_ptr(), dtype(t.scalar_type(), "result"), rows, cols, cols};
 }
 
+const float* given_scale(const std::optional<at::Tensor>& scale, const char* what, const char* name) {
+  if (!scale) return nullptr;
+  check(scale->scalar_type() == at::kFloat && scale->numel() == 1, what, name, " must be float32 of size [1], got ",
+        scale->scalar_type(), " ", scale->sizes(), "; it multiplies before the cast");
+  return scale->const_data_ptr<float>();
+}
+
 quire::Side side(const at::Tensor& data, const at::Tensor& scale, const at::Tensor& amax) {
   if (!data.defined() || (data.dim() == 1 && data.size(0) == 0 && (!scale.defined() || scale.numel() == 0))) return {};
   // An empty tensor has no memory; a side is present by its pointer, so give it one that is never read.

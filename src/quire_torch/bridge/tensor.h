@@ -59,6 +59,10 @@ std::array<op::Result<Int>, 3> results(const quire::QuantSpec& spec, const quire
   return {result(b.data), result(b.scale), result(b.amax)};
 }
 
+/// The value of a scale that a caller gave, float32 [1], which multiplies before the cast; null if there is none.
+/// Throws if it is something else: `what` followed by `name` is the argument, for the error.
+const float* given_scale(const std::optional<at::Tensor>& scale, const char* what, const char* name);
+
 inline at::IntArrayRef sizes(const op::Result<int64_t>& r) { return {r.sizes.data(), r.sizes.size()}; }
 
 /// The core's view of three buffers; absent where data is undefined or empty and `present` is false.

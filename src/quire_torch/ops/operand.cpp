@@ -12,20 +12,13 @@ BufferTensors quantize_operand(const at::Tensor& t, const QuantizeRole& q, Buffe
       allocate(q.spec, shape<int64_t>(t), q.rowwise && !into[0].defined(), q.columnwise && !into[3].defined());
   for (size_t i = 0; i < into.size(); ++i)
     if (!into[i].defined()) into[i] = fresh[i];
-  const float* scale = nullptr;
-  if (q.scale && *q.scale) {
-    const at::Tensor& s = **q.scale;
-    quire::check(s.scalar_type() == at::kFloat && s.numel() == 1, q.what, "'s scale must be float32 of size [1], got ",
-                 s.scalar_type(), " ", s.sizes());
-    scale = s.const_data_ptr<float>();
-  }
   const MatrixView x(t, q.what);
   run(q.role, quire::QuantizeProblem{.spec = q.spec,
                                      .x = x.matrix(),
                                      .rowwise = q.rowwise ? side(into, Direction::rowwise) : quire::Side{},
                                      .columnwise = q.columnwise ? side(into, Direction::columnwise) : quire::Side{},
                                      .random = q.random,
-                                     .scale = scale});
+                                     .scale = q.scale ? given_scale(*q.scale, q.what, "'s scale") : nullptr});
   record_operand(q.role, q.spec, t.sizes(), into);
   return into;
 }

@@ -12,11 +12,7 @@ quire::Destination destination(const ProducedFields& f, at::Tensor* results, int
   to.spec = *f.spec->spec;
   if (f.rowwise) to.rowwise = side(results[1], results[2], results[3]);
   if (f.columnwise) to.columnwise = side(results[4], results[5], results[6]);
-  if (f.scale) {
-    quire::check(f.scale->scalar_type() == at::kFloat && f.scale->numel() == 1, what,
-                 ": scale must be float32 of size [1], got ", f.scale->scalar_type(), " ", f.scale->sizes());
-    to.scale = f.scale->const_data_ptr<float>();
-  }
+  to.scale = given_scale(f.scale, what, ": scale");
   return to;
 }
 

@@ -18,8 +18,7 @@ struct ProducedFields {
   bool has_y() const { return keep || !quantized(); }
 };
 
-inline constexpr std::array kProducedResults{
-    "y", "rowwise_data", "rowwise_scale", "rowwise_amax", "columnwise_data", "columnwise_scale", "columnwise_amax"};
+inline constexpr std::array kProducedResults = before_buffers("y");
 
 /// y of these sizes and its buffers, where they are wanted.
 template <class Int>

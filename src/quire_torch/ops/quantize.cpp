@@ -4,18 +4,6 @@
 #include "quire_torch/ops/observe.h"
 
 namespace quire_torch {
-namespace {
-
-const float* given_scale(const std::optional<at::Tensor>& scale) {
-  if (!scale) return nullptr;
-  quire::check(scale->scalar_type() == at::kFloat && scale->numel() == 1,
-               "quantize: scale must be float32 of size [1], got ", scale->scalar_type(), " ", scale->sizes(),
-               "; it multiplies before the cast");
-  return scale->const_data_ptr<float>();
-}
-
-}  // namespace
-
 void Quantize::cpu(const Args& a, op::Tensors<6>& out) {
   const MatrixView x(a.x, "quantize: x");
   const auto seed = static_cast<uint64_t>(a.seed), offset = static_cast<uint64_t>(a.offset);
@@ -24,7 +12,7 @@ void Quantize::cpu(const Args& a, op::Tensors<6>& out) {
                                  .rowwise = a.rowwise ? side(out, quire::Direction::rowwise) : quire::Side{},
                                  .columnwise = a.columnwise ? side(out, quire::Direction::columnwise) : quire::Side{},
                                  .random = {.seed = seed, .rowwise_offset = offset, .columnwise_offset = offset},
-                                 .scale = given_scale(a.scale)});
+                                 .scale = given_scale(a.scale, "quantize", ": scale")});
 }
 
 void Dequantize::cpu(const Args& a, op::Tensors<1>& out) {

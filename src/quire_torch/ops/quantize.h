@@ -1,6 +1,7 @@
 // Quantize, dequantize, and the empty buffers of a quantized tensor.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <optional>
 #include <string>
@@ -22,6 +23,13 @@ struct OpBase {
 /// Names of the results that hold a quantized tensor: quire::kBufferNames.
 inline constexpr std::array<const char*, 6> kBufferResults{"rowwise_data",    "rowwise_scale",    "rowwise_amax",
                                                            "columnwise_data", "columnwise_scale", "columnwise_amax"};
+
+/// Results that begin with one of another name.
+consteval std::array<const char*, 7> before_buffers(const char* first) {
+  std::array<const char*, 7> names{first};
+  std::copy(kBufferResults.begin(), kBufferResults.end(), names.begin() + 1);
+  return names;
+}
 
 /// The six results of a quantized tensor of x's shape.
 template <class Int>

@@ -14,8 +14,7 @@ namespace quire_torch {
 struct QuantizeThrough : OpBase {
   static constexpr const char* kName = "quantize_through";
   using Args = Quantize::Args;
-  static constexpr std::array kResults{"carrier",         "rowwise_data",     "rowwise_scale",  "rowwise_amax",
-                                       "columnwise_data", "columnwise_scale", "columnwise_amax"};
+  static constexpr std::array kResults = before_buffers("carrier");
   static constexpr size_t kDifferentiable = 1;
   struct Saved {
     at::ScalarType dtype;

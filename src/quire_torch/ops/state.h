@@ -35,8 +35,8 @@ struct AmaxMax : OpBase {
 };
 
 /// Keeps copies of the operands of a weight gradient that will be computed later (six buffers for wgrad_, or dy and x
-/// themselves), under the number in `stash`, int64
-/// [2] {number, how many are kept}, which counts up. Copies, because a compiled graph reuses its memory.
+/// themselves), under the number in `stash`, int64 [2] {number, how many are kept}, which counts up. Copies, because a
+/// compiled graph reuses its memory.
 struct WgradStash : OpBase {
   static constexpr const char* kName = "wgrad_stash_";
   struct Args {

@@ -1,0 +1,34 @@
+"""Dtypes of activations and parameters (numerics.md 6.7)."""
+
+from collections.abc import Iterable
+
+import torch
+
+from quire.tensor import QuantizedActivation
+
+
+def uses_torch_autocast(x: torch.Tensor | QuantizedActivation) -> bool:
+    """Whether torch.autocast is enabled for x's device."""
+    device = x.device.type
+    return torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
+
+
+def activation_dtype(x: torch.Tensor | QuantizedActivation) -> torch.dtype:
+    """torch.autocast's dtype where that is enabled for x's device, else the dtype of x."""
+    return torch.get_autocast_dtype(x.device.type) if uses_torch_autocast(x) else x.dtype
+
+
+def check_dtypes(
+    layer: torch.nn.Module,
+    x: torch.Tensor | QuantizedActivation,
+    parameters: Iterable[tuple[str, torch.Tensor | None]],
+) -> None:
+    """Raises TypeError unless torch.autocast is enabled or the named parameters have x's dtype."""
+    if uses_torch_autocast(x):
+        return
+    for name, parameter in parameters:
+        if parameter is not None and parameter.dtype != x.dtype:
+            raise TypeError(
+                f"quire.{type(layer).__name__}: outside torch.autocast {name} must have the dtype of x; got x "
+                f"{x.dtype} and {name} {parameter.dtype}. Convert one with .to(), or enter torch.autocast"
+            )
