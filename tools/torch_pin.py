@@ -37,4 +37,4 @@ def dynamic_metadata(settings, project) -> dict[str, list[str]]:
             f"quire is built against the PyTorch it will run with, 2.11 to 2.13; found {version or 'none'}. "
             f"Install one (pip install torch=={DEFAULT}), then run pip install --no-build-isolation ."
         )
-    return {"dependencies": ["torch=={}.{}.*".format(*minor(version))]}
+    return {"dependencies": ["torch=={}.{}.*".format(*minor(version)), "tqdm"]}

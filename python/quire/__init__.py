@@ -9,6 +9,7 @@ _library.load()
 from quire import debug, delayed, recipe  # noqa: E402  (the operators must be there first)
 from quire.autocast import autocast  # noqa: E402
 from quire.checkpoint import checkpoint  # noqa: E402
+from quire.convert import ConversionReport, LayerReport, conversion_report, convert  # noqa: E402
 from quire.delayed import delayed_state, set_delayed_state  # noqa: E402
 from quire.drop_in import (  # noqa: E402
     DType,
@@ -34,10 +35,12 @@ from quire.tensor import QuantizedActivation, QuantizedTensor, QuantSpec, Tensor
 __version__: str = json.loads((_library.FOLDER / "build.json").read_text())["quire"]
 
 __all__ = [
+    "ConversionReport",
     "DType",
     "LayerNorm",
     "LayerNormLinear",
     "LayerNormMLP",
+    "LayerReport",
     "Linear",
     "QuantSpec",
     "QuantizedActivation",
@@ -46,6 +49,8 @@ __all__ = [
     "TensorProto",
     "autocast",
     "checkpoint",
+    "conversion_report",
+    "convert",
     "debug",
     "delayed",
     "delayed_state",

@@ -17,16 +17,29 @@ R = TypeVar("R")
 class _State(threading.local):
     # A subclass with defaults: every thread starts without a recipe, and Dynamo reads and writes its attributes.
     def __init__(self) -> None:
+        self.inside = False  # of any autocast
         self.recipe: Recipe | None = None
         self.rule: torch.Tensor | None = None
 
+    def get(self) -> "_Active":
+        return self.inside, self.recipe, self.rule
 
+    def set(self, active: "_Active") -> None:
+        self.inside, self.recipe, self.rule = active
+
+
+_Active = tuple[bool, Recipe | None, torch.Tensor | None]
 _STATE = _State()
 
 
 def active_recipe() -> Recipe | None:
     """The recipe of the innermost autocast of this thread; None if there is none or it is disabled."""
     return _STATE.recipe
+
+
+def recipe_of(own: Recipe | None) -> Recipe | None:
+    """What a layer that has a recipe of its own runs under: outside of any autocast that one, else active_recipe()."""
+    return _STATE.recipe if _STATE.inside else own
 
 
 def active_rule() -> torch.Tensor | None:
@@ -36,7 +49,8 @@ def active_rule() -> torch.Tensor | None:
 
 
 class autocast:
-    """Within it, quire's layers quantize as the recipe says. A context manager and a decorator.
+    """Within it, quire's layers quantize as the recipe says, also those that have one of their own (quire.convert). A
+    context manager and a decorator.
 
     enabled: False makes layers compute in high precision, also inside an enabled autocast.
     recipe: a recipe of quire.recipe; None is quire.recipe.default().
@@ -84,16 +98,16 @@ class autocast:
         self.recipe = recipe if enabled else None
         self._delayed = recipe if recipe is not None and recipe.delayed() and (enabled or calibrating) else None
         self._group = amax_reduction_group
-        self._outer: list[tuple[Recipe | None, torch.Tensor | None]] = []
+        self._outer: list[_Active] = []
 
     def __enter__(self) -> "autocast":
         rule = None if self._delayed is None else delayed.enter(self._delayed, self._group)
-        self._outer.append((_STATE.recipe, _STATE.rule))
-        _STATE.recipe, _STATE.rule = self.recipe, rule
+        self._outer.append(_STATE.get())
+        _STATE.set((True, self.recipe, rule))
         return self
 
     def __exit__(self, *exception: object) -> None:
-        _STATE.recipe, _STATE.rule = self._outer.pop()
+        _STATE.set(self._outer.pop())
         if self._delayed is not None:
             delayed.leave()
 
@@ -115,13 +129,13 @@ class Reentered:
     in backward, in another thread maybe. Unlike autocast it ends no step of delayed scaling."""
 
     def __init__(self) -> None:
-        self._state = (_STATE.recipe, _STATE.rule)
-        self._outer: list[tuple[Recipe | None, torch.Tensor | None]] = []
+        self._state = _STATE.get()
+        self._outer: list[_Active] = []
 
     def __enter__(self) -> "Reentered":
-        self._outer.append((_STATE.recipe, _STATE.rule))
-        _STATE.recipe, _STATE.rule = self._state
+        self._outer.append(_STATE.get())
+        _STATE.set(self._state)
         return self
 
     def __exit__(self, *exception: object) -> None:
-        _STATE.recipe, _STATE.rule = self._outer.pop()
+        _STATE.set(self._outer.pop())

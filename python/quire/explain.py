@@ -94,7 +94,8 @@ class Explanation:
 
     def __str__(self) -> str:
         recipe = (
-            self.recipe or "none is active in this thread, so that layers compute in high precision (quire.autocast)"
+            self.recipe
+            or "none is active in this thread (quire.autocast): layers run under their own, else in high precision"
         )
         head = f"recipe: {recipe}\ngeneric kernels: {self.isa}"
         return "\n".join([head, *map(str, self.steps)])

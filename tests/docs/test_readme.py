@@ -3,6 +3,7 @@
 import re
 
 import pytest
+import torch
 
 import dev
 import quire
@@ -24,6 +25,14 @@ def test_the_example_runs_and_learns(page):
         scope["optimizer"].zero_grad()
         losses.append(value.item())
     assert losses[-1] < 0.8 * losses[0]
+
+
+def test_the_conversion_converts_all_but_what_it_names(page):
+    code = re.findall(r"```python\n(.*?)```", page(PAGE).text, re.DOTALL)[1]
+    layers = {"body": torch.nn.Linear(128, 128), "lm_head": torch.nn.Linear(128, 256)}
+    scope = {"quire": quire, "model": torch.nn.ModuleDict(layers)}
+    exec(code, scope)
+    assert [type(layer) for layer in scope["model"].values()] == [quire.Linear, torch.nn.Linear]
 
 
 def test_the_table_of_recipes_is_complete(page):

@@ -52,7 +52,8 @@ def test_a_wheel_serves_every_python_and_pins_the_minor_version_of_torch(wheel, 
     assert "-py3-none-" in wheel.name
     (metadata,) = site.glob("quire-*.dist-info/METADATA")
     major, minor, *_ = torch.__version__.split(".")
-    assert f"Requires-Dist: torch=={major}.{minor}.*" in metadata.read_text().splitlines()
+    required = [line for line in metadata.read_text().splitlines() if line.startswith("Requires-Dist")]
+    assert required == [f"Requires-Dist: torch=={major}.{minor}.*", "Requires-Dist: tqdm"]
 
 
 def test_an_installed_wheel_imports_and_has_its_operators(site, tmp_path):

@@ -5,7 +5,7 @@ from typing import NamedTuple
 import torch
 
 from quire import delayed
-from quire.autocast import active_recipe
+from quire.autocast import recipe_of
 from quire.functional import fingerprint, operand_buffers
 from quire.recipe import Recipe, default
 from quire.tensor import QuantizedTensor
@@ -48,8 +48,8 @@ def quantize_weights(
 ) -> None:
     """Quantizes the weights of the model's quire.Linear layers and keeps the codes for all forward passes that follow.
 
-    recipe: the one that layers will run under; None is the active one, else quire.recipe.default(). Under recipes with
-    another spec for w the codes are not used.
+    recipe: the one that layers will run under; None is what each would run under now, else quire.recipe.default().
+    Under recipes with another spec for w the codes are not used.
     optimizer: after each of its steps the weights are quantized again. Without one, call this again after each change
     of the weights.
 
@@ -57,12 +57,16 @@ def quantize_weights(
     raises RuntimeError until this is called again: it compares the weight with a fingerprint. Weights that are
     quantized parameters are left alone. Moving or converting the model drops the codes. Not within a compiled function.
     """
-    recipe = recipe or active_recipe() or default()
     layers = [module for module in model.modules() if hasattr(module, "kept_weight")]
-    with torch.no_grad():
-        for layer in layers:
+    chosen = [(layer, recipe or recipe_of(layer.recipe) or default()) for layer in layers]
+
+    @torch.no_grad()
+    def quantize(*_: object) -> None:
+        for layer, its in chosen:
             if not isinstance(layer.weight, QuantizedTensor):
-                scale = layer.delayed.fwd_scale if recipe.delayed() else None
-                layer.kept_weight = cache(layer.weight, recipe, scale)
+                scale = layer.delayed.fwd_scale if its.delayed() else None
+                layer.kept_weight = cache(layer.weight, its, scale)
+
+    quantize()
     if optimizer is not None:
-        optimizer.register_step_post_hook(lambda *_: quantize_weights(model, recipe))
+        optimizer.register_step_post_hook(quantize)

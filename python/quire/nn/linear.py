@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 
 from quire import delayed, functional
-from quire.autocast import active_recipe, active_rule
+from quire.autocast import active_rule, recipe_of
 from quire.nn import options as unavailable
 from quire.nn.cache import CachedWeight
 from quire.nn.call import Call, run
@@ -17,6 +17,23 @@ from quire.nn.weight import initial_weight
 from quire.recipe import Recipe
 from quire.seed import reset_streams
 from quire.tensor import QuantizedActivation, QuantizedTensor, QuantSpec
+
+
+def check_own_recipe(what: str, recipe: object) -> None:
+    """Raises TypeError unless it is a recipe or None, ValueError for delayed scaling."""
+    if recipe is None:
+        return
+    if not isinstance(recipe, Recipe):
+        raise TypeError(
+            f"{what}: recipe must be a recipe of quire.recipe or None, got {recipe!r}; "
+            "quire.recipe.from_name makes one by name"
+        )
+    if recipe.delayed():
+        raise ValueError(
+            f"{what}: a layer's own recipe cannot be {type(recipe).__name__}, whose scales change on entering "
+            "quire.autocast. Leave recipe None and run the model within quire.autocast(recipe=...)"
+        )
+
 
 _OPTIONS = unavailable.PARALLEL | {"parameters_split": None}
 
@@ -37,6 +54,7 @@ class Linear(unavailable.Unparallel, torch.nn.Linear):
         zeros, for hooks that wait for one.
     delay_wgrad_compute: backward keeps what the weight's gradient is computed from; backward_dw() computes the oldest.
     save_original_input: x is kept for backward as it is, and quantized again there.
+    recipe: what it runs under outside of any quire.autocast; None is high precision. Not one of delayed scaling.
     name: kept as an attribute.
 
     Rounding gradients stochastically uses `sr_state`, int64 [2] {seed, counter}: each backward adds 1 to the counter
@@ -49,6 +67,16 @@ class Linear(unavailable.Unparallel, torch.nn.Linear):
     Further keywords are TransformerEngine's; one that is not available raises NotImplementedError unless it has its
     default.
     """
+
+    # What adopt() leaves as it is.
+    init_method: Callable[[torch.Tensor], object] | None = None
+    return_bias: bool = False
+    fuse_wgrad_accumulation: bool = False
+    delay_wgrad_compute: bool = False
+    save_original_input: bool = False
+    name: str | None = None
+    microbatch_weight: CachedWeight | None = None
+    kept_weight: CachedWeight | None = None
 
     def __init__(
         self,
@@ -64,6 +92,7 @@ class Linear(unavailable.Unparallel, torch.nn.Linear):
         fuse_wgrad_accumulation: bool = False,
         delay_wgrad_compute: bool = False,
         save_original_input: bool = False,
+        recipe: Recipe | None = None,
         name: str | None = None,
         **options: object,
     ) -> None:
@@ -76,15 +105,26 @@ class Linear(unavailable.Unparallel, torch.nn.Linear):
         self.init_method, self.return_bias, self.name = init_method, return_bias, name
         self.fuse_wgrad_accumulation, self.delay_wgrad_compute = fuse_wgrad_accumulation, delay_wgrad_compute
         self.save_original_input = save_original_input
+        check_own_recipe("quire.Linear", recipe)
+        self.recipe = recipe
         if init_method is not None:
             initialise(self.weight, self.bias, init_method)
         self.weight = initial_weight(self.weight)
         self.delayed = delayed.DelayedState(self.weight.device)
-        self.microbatch_weight: CachedWeight | None = None
-        self.kept_weight: CachedWeight | None = None
         stash = torch.zeros(2, dtype=torch.int64, device=device) if delay_wgrad_compute else None
         self.register_buffer("wgrad_stash", stash, persistent=False)
         self._number_stash()
+
+    @classmethod
+    def adopt(cls, layer: torch.nn.Linear, recipe: Recipe | None) -> "Linear":
+        """Makes a torch.nn.Linear one of these in place: the same object, with its parameters, hooks and flags. Its
+        random state is uninitialised (reset_streams)."""
+        layer.__class__ = cls
+        layer.recipe = recipe
+        layer.sr_state = torch.empty(2, dtype=torch.int64, device=layer.weight.device)
+        layer.delayed = delayed.DelayedState(layer.weight.device)
+        layer.register_buffer("wgrad_stash", None, persistent=False)
+        return layer
 
     def reset_parameters(self) -> None:
         """New weights, as torch.nn.Linear or by init_method, and a new seed with the counter at 0."""
@@ -139,7 +179,7 @@ class Linear(unavailable.Unparallel, torch.nn.Linear):
         float32, float16 and bfloat16: each is quantized from its own dtype. Elsewhere it has x's dtype, which weight
         and bias must have too, or TypeError (numerics.md 6.2, 6.7). RuntimeError if shapes or devices do not fit.
         """
-        recipe, rule = active_recipe(), active_rule()
+        recipe, rule = recipe_of(self.recipe), active_rule()
         bias = None if self.return_bias else self.bias
         if recipe is None:
             y = self._high_precision(x, bias, rule)
@@ -160,6 +200,10 @@ class Linear(unavailable.Unparallel, torch.nn.Linear):
         if rule is not None:
             delayed.collect(self.delayed, rule, *delayed.measure(self.delayed, x, self.weight))
         return torch.nn.functional.linear(x, self.weight, bias)
+
+    def extra_repr(self) -> str:
+        own = "" if self.recipe is None else f", recipe={type(self.recipe).__name__}"
+        return super().extra_repr() + own
 
     def _output_spec(self, recipe: Recipe, fp8_output: bool, output_spec: QuantSpec | str | None) -> str:
         if output_spec is not None:

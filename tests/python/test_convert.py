@@ -1,0 +1,274 @@
+"""torch.nn.Linear layers become quire.Linear: which, what stays, what is said."""
+
+import copy
+import io
+import pickle
+import sys
+import time
+
+import pytest
+import torch
+
+import quire
+from linears import blocks, of_codes
+from quire import recipe as recipes
+
+NVFP4 = recipes.NVFP4BlockScaling()
+
+
+def bits(tensor):
+    return tensor.detach().clone().view(torch.int32)
+
+
+def reasons(model):
+    return {name: layer.why_not for layer in quire.conversion_report(model).left for name in layer.names}
+
+
+# ---------------------------------------------------------------- what stays
+
+
+def test_layers_stay_the_same_objects_with_parameters_hooks_flags_and_state_dict():
+    model = blocks(dtype=torch.bfloat16)
+    model[1].eval()
+    model[0].up.weight.requires_grad_(False)
+    calls = []
+    model[0].up.register_forward_hook(lambda *_: calls.append("forward"))
+    before_modules, before = dict(model.named_modules()), dict(model.named_parameters())
+    state = {name: value.clone() for name, value in model.state_dict().items()}
+    assert quire.convert(model, NVFP4) is model
+
+    after = dict(model.named_parameters())
+    assert list(after) == list(before) and all(after[name] is before[name] for name in before)
+    assert all(module is before_modules[name] for name, module in model.named_modules())
+    assert all(type(module) is quire.Linear for module in (model[0].up, model[0].down, model[1].up, model[1].down))
+    assert [model[0].up.training, model[1].up.training] == [True, False]
+    assert not model[0].up.weight.requires_grad and model[0].up.weight.dtype == torch.bfloat16
+    assert list(model.state_dict()) == list(state)
+    assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
+    model(torch.randn(4, 128, dtype=torch.bfloat16))
+    assert calls == ["forward"]
+    blocks(dtype=torch.bfloat16).load_state_dict(model.state_dict(), strict=True)
+    model.load_state_dict(state, strict=True)
+
+
+def test_an_optimizer_made_before_goes_on_and_trains_as_layers_that_were_quires_from_the_start():
+    model, twin = blocks(), blocks()
+    optimizers = [torch.optim.AdamW(m.parameters(), lr=1e-2) for m in (model, twin)]
+    quire.convert(model, "mxfp8")
+    for block in twin:
+        for name in ("up", "down"):
+            old = getattr(block, name)
+            new = quire.Linear(old.in_features, old.out_features, bias=old.bias is not None)
+            new.weight, new.bias = old.weight, old.bias
+            setattr(block, name, new)
+    x, losses = torch.randn(32, 128), []
+    for _ in range(3):
+        for m, optimizer in zip((model, twin), optimizers, strict=True):
+            with quire.autocast(m is twin, recipe=recipes.MXFP8BlockScaling()) if m is twin else torch.enable_grad():
+                loss = (m(x) - x.flip(0)).square().mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            losses.append(loss.item())
+    assert losses[0::2] == losses[1::2] and losses[4] < losses[0]
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), twin.parameters(), strict=True))
+
+
+def test_a_module_with_two_names_stays_one_and_needs_both_accepted():
+    class Model(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first = self.second = torch.nn.Linear(128, 128)
+            self.other = torch.nn.Linear(128, 128)
+
+    model = quire.convert(Model(), NVFP4, lambda module, name: name != "second")
+    assert reasons(model) == dict.fromkeys(["first", "second"], "the filter says so")
+    assert type(model.first) is torch.nn.Linear
+    model = quire.convert(Model(), NVFP4)
+    assert model.first is model.second and type(model.first) is quire.Linear
+    assert [layer.names for layer in quire.conversion_report(model).converted] == [("first", "second"), ("other",)]
+
+
+def test_a_weight_tied_to_an_embedding_stays_tied_through_a_step():
+    class Model(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embedding, self.head = torch.nn.Embedding(160, 128), torch.nn.Linear(128, 160, bias=False)
+            self.head.weight = self.embedding.weight
+
+    model = quire.convert(Model(), NVFP4)
+    optimizer, before = torch.optim.SGD(model.parameters(), lr=0.1), model.head.weight.detach().clone()
+    assert len(list(model.parameters())) == 1
+    model.head(model.embedding(torch.arange(32))).square().mean().backward()
+    optimizer.step()
+    assert model.head.weight is model.embedding.weight and not torch.equal(model.head.weight, before)
+
+
+def test_the_model_itself_may_be_the_layer():
+    layer = torch.nn.Linear(128, 256)
+    weight = layer.weight
+    assert quire.convert(layer, NVFP4) is layer and type(layer) is quire.Linear and layer.weight is weight
+    assert quire.conversion_report(layer).converted[0].names == ("",)
+    assert "(the model)" in str(quire.conversion_report(layer))
+
+
+def test_on_the_meta_device_layers_convert_and_get_values_and_random_state_later():
+    trained, model = blocks(), quire.convert(blocks(device="meta"), NVFP4)
+    assert model[0].up.weight.is_meta and model[0].up.sr_state.is_meta
+    model.to_empty(device="cpu")
+    model.load_state_dict(trained.state_dict())
+    x = torch.randn(16, 128)
+    with torch.no_grad():
+        y = model[0].up(x)
+    torch.testing.assert_close(y.double(), of_codes(trained[0].up, x, NVFP4), rtol=1e-5, atol=1e-5)
+    model(x).sum().backward()
+    assert quire.rng_state(model)["0.up"][1] == 1
+
+
+def test_every_layer_rounds_by_a_seed_of_its_own():
+    model = blocks()
+    generator = torch.random.get_rng_state()
+    quire.convert(model, NVFP4)
+    assert torch.equal(torch.random.get_rng_state(), generator)
+    seeds = [state.tolist() for state in quire.rng_state(model).values()]
+    assert len({seed for seed, _ in seeds}) == 4 and all(counter == 0 for _, counter in seeds)
+    again = quire.convert(blocks(), NVFP4)
+    assert [state.tolist() for state in quire.rng_state(again).values()] == seeds
+
+
+def test_copies_and_pickles_keep_recipe_and_report():
+    model = quire.convert(blocks(), NVFP4)
+    x = torch.randn(8, 128)
+    with torch.no_grad():
+        y = model(x)
+        for twin in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+            assert torch.equal(bits(twin(x)), bits(y))
+            assert twin[0].up.weight is not model[0].up.weight and twin[0].up.recipe == NVFP4
+            assert quire.conversion_report(twin) == quire.conversion_report(model)
+
+
+# ---------------------------------------------------------------- which
+
+
+def left_alone():
+    class Scaled(torch.nn.Linear):
+        def forward(self, x):
+            return 2 * super().forward(x)
+
+    patched = torch.nn.Linear(128, 128)
+    patched.forward = lambda x, run=patched.forward: run(x) + 1
+    return {
+        "Scaled is a subclass of torch.nn.Linear, and may compute something else": Scaled(128, 128),
+        "its forward was replaced, and would not run quire.Linear's": patched,
+        "its weight is float64, not float32, float16 or bfloat16": torch.nn.Linear(128, 128).double(),
+        "too small to gain, in_features < 128": torch.nn.Linear(127, 128),
+        "too small to gain, out_features < 128": torch.nn.Linear(128, 2),
+    }
+
+
+def test_what_cannot_gain_is_left_alone_and_the_report_says_why():
+    layers = left_alone()
+    types = [type(layer) for layer in layers.values()]
+    model = quire.convert(torch.nn.Sequential(*layers.values(), torch.nn.Linear(128, 128), torch.nn.ReLU()), NVFP4)
+    assert reasons(model) == {str(i): why for i, why in enumerate(layers)}
+    assert [type(layer) for layer in model] == [*types, quire.Linear, torch.nn.ReLU]
+    report = quire.conversion_report(model)
+    assert [layer.names for layer in report.converted] == [("5",)] and report.recipe == NVFP4.linear_spec()
+
+
+def test_min_features_moves_the_limit():
+    model = quire.convert(torch.nn.Sequential(torch.nn.Linear(16, 3), torch.nn.Linear(2, 16)), min_features=3)
+    assert reasons(model) == {"1": "too small to gain, in_features < 3"}
+
+
+def test_the_filter_sees_every_linear_with_its_name():
+    seen = {}
+    model = quire.convert(blocks(), NVFP4, lambda module, name: seen.setdefault(name, module) and "up" in name)
+    assert seen == {name: m for name, m in model.named_modules() if isinstance(m, torch.nn.Linear)}
+    assert reasons(model) == dict.fromkeys(["0.down", "1.down"], "the filter says so")
+
+
+def test_nothing_to_convert_is_an_error_that_says_what_was_looked_at_and_changes_nothing():
+    model = blocks()
+    with pytest.raises(
+        ValueError, match=r"none of the 4 .* of Sequential qualifies(.|\n)*\*\.down .* x 2  left: the filt"
+    ):
+        quire.convert(model, NVFP4, lambda module, name: False)
+    assert type(model[0].up) is torch.nn.Linear
+    with pytest.raises(ValueError, match="was not converted"):
+        quire.conversion_report(model)
+    with pytest.raises(ValueError, match="Conv2d has no torch.nn.Linear"):
+        quire.convert(torch.nn.Conv2d(3, 3, 3), NVFP4)
+
+
+def test_arguments_of_a_wrong_kind_are_named_and_change_nothing():
+    model = blocks()
+    with pytest.raises(TypeError, match="model must be a torch.nn.Module, got list"):
+        quire.convert([model], NVFP4)
+    with pytest.raises(TypeError, match="filter must be a function"):
+        quire.convert(model, NVFP4, ["lm_head"])
+    with pytest.raises(ValueError, match="there is no recipe 'nvpf4'.*did you mean 'nvfp4'"):
+        quire.convert(model, "nvpf4")
+
+    def failing(module, name):
+        if name == "1.up":
+            raise KeyError(name)
+        return True
+
+    with pytest.raises(KeyError):
+        quire.convert(model, NVFP4, failing)
+    assert all(type(layer) is torch.nn.Linear for block in model for layer in block.children())
+
+
+# ---------------------------------------------------------------- what is said
+
+
+def test_the_report_is_a_table_of_layers_alike():
+    model = torch.nn.Sequential(blocks(3), torch.nn.Linear(128, 2))
+    assert str(quire.conversion_report(quire.convert(model, "mxfp8"))).splitlines() == [
+        "Sequential: 6 of 7 torch.nn.Linear are quire.Linear",
+        "recipe: x=mxfp8,w=mxfp8,dy=mxfp8",
+        "  *.*.up    128 -> 256 x 3",
+        "  *.*.down  256 -> 128 x 3",
+        "  *         128 -> 2  left: too small to gain, out_features < 128",
+    ]
+
+
+def test_a_compiled_model_passes_its_report_on():
+    model = quire.convert(blocks(), NVFP4)
+    assert quire.conversion_report(torch.compile(model)) is quire.conversion_report(model)
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+@pytest.mark.parametrize("stream", [Terminal, io.StringIO])
+def test_a_bar_shows_where_someone_watches_and_it_takes_long(stream, monkeypatch):
+    adopt = quire.Linear.adopt
+
+    def slowly(layer, recipe):
+        time.sleep(0.3)
+        return adopt(layer, recipe)
+
+    monkeypatch.setattr(quire.Linear, "adopt", slowly)
+    monkeypatch.setattr(sys, "stderr", stream())
+    quire.convert(blocks(3), NVFP4)
+    assert ("quire.convert:" in sys.stderr.getvalue()) == (stream is Terminal)
+
+
+def test_layers_that_torch_computes_past_are_noted():
+    layer = torch.nn.TransformerEncoderLayer(128, 4, 256, batch_first=True).eval()
+    with pytest.warns(UserWarning, match="may compute past its layers"):
+        quire.convert(layer, NVFP4)
+    assert "mha.set_fastpath_enabled" in quire.conversion_report(layer).notes[0]
+    x = torch.randn(2, 8, 128)
+    try:
+        for enabled, products in ((True, 0), (False, 2)):  # if the first fails, PyTorch has changed: drop the note
+            torch.backends.mha.set_fastpath_enabled(enabled)
+            with torch.no_grad():
+                explained = quire.explain(layer, x)
+            assert len([step for step in explained.products if step.operation == "gemm"]) == products
+    finally:
+        torch.backends.mha.set_fastpath_enabled(True)
