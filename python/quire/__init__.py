@@ -7,7 +7,7 @@ from quire import _library
 _library.load()
 
 from quire import debug, delayed, recipe  # noqa: E402  (the operators must be there first)
-from quire.autocast import autocast  # noqa: E402
+from quire.autocast import active_recipe, autocast  # noqa: E402
 from quire.checkpoint import checkpoint  # noqa: E402
 from quire.convert import ConversionReport, LayerReport, conversion_report, convert  # noqa: E402
 from quire.delayed import delayed_state, set_delayed_state  # noqa: E402
@@ -16,6 +16,7 @@ from quire.drop_in import (  # noqa: E402
     fp8_autocast,
     fp8_model_init,
     get_default_recipe,
+    is_bf16_available,
     is_fp8_available,
     is_fp8_block_scaling_available,
     is_mxfp8_available,
@@ -29,24 +30,52 @@ from quire.nn.layernorm_mlp import LayerNormMLP  # noqa: E402
 from quire.nn.linear import Linear  # noqa: E402
 from quire.nn.norm import LayerNorm, RMSNorm  # noqa: E402
 from quire.nn.weight import quantized_model_init  # noqa: E402
+from quire.quantizer import (  # noqa: E402
+    Float8BlockQuantizer,
+    Float8CurrentScalingQuantizer,
+    Float8Quantizer,
+    MXFP8Quantizer,
+    NVFP4Quantizer,
+    Quantizer,
+)
 from quire.random import rng_state, set_rng_state  # noqa: E402
-from quire.tensor import QuantizedActivation, QuantizedTensor, QuantSpec, TensorProto  # noqa: E402
+from quire.tensor import (  # noqa: E402
+    Float8BlockwiseQTensor,
+    Float8Tensor,
+    MXFP8Tensor,
+    NVFP4Tensor,
+    QuantizedActivation,
+    QuantizedTensor,
+    QuantSpec,
+    TensorProto,
+)
 
 __version__: str = json.loads((_library.FOLDER / "build.json").read_text())["quire"]
 
 __all__ = [
     "ConversionReport",
     "DType",
+    "Float8BlockQuantizer",
+    "Float8BlockwiseQTensor",
+    "Float8CurrentScalingQuantizer",
+    "Float8Quantizer",
+    "Float8Tensor",
     "LayerNorm",
     "LayerNormLinear",
     "LayerNormMLP",
     "LayerReport",
     "Linear",
+    "MXFP8Quantizer",
+    "MXFP8Tensor",
+    "NVFP4Quantizer",
+    "NVFP4Tensor",
     "QuantSpec",
     "QuantizedActivation",
     "QuantizedTensor",
+    "Quantizer",
     "RMSNorm",
     "TensorProto",
+    "active_recipe",
     "autocast",
     "checkpoint",
     "conversion_report",
@@ -59,6 +88,7 @@ __all__ = [
     "fp8_autocast",
     "fp8_model_init",
     "get_default_recipe",
+    "is_bf16_available",
     "is_fp8_available",
     "is_fp8_block_scaling_available",
     "is_mxfp8_available",
@@ -71,3 +101,9 @@ __all__ = [
     "set_delayed_state",
     "set_rng_state",
 ]
+
+
+def __getattr__(name: str) -> object:
+    from quire.unavailable import message
+
+    raise AttributeError(message(name))

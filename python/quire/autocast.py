@@ -74,15 +74,19 @@ class autocast:
     def __init__(
         self,
         enabled: bool = True,
-        recipe: Recipe | None = None,
-        *,
         calibrating: bool = False,
+        recipe: Recipe | None = None,
         amax_reduction_group: object = None,
+        _graph: bool = False,
     ) -> None:
-        if not isinstance(enabled, bool):
-            raise TypeError(f"autocast: enabled must be a bool, got {enabled!r}; a recipe is passed as recipe=")
-        if not isinstance(calibrating, bool):
-            raise TypeError(f"autocast: calibrating must be a bool, got {calibrating!r}")
+        for name, value in (("enabled", enabled), ("calibrating", calibrating)):
+            if not isinstance(value, bool):
+                raise TypeError(f"autocast: {name} must be a bool, got {value!r}; a recipe is passed as recipe=")
+        if _graph is not False:
+            raise NotImplementedError(
+                f"autocast: _graph={_graph!r} is what TransformerEngine sets while it captures CUDA graphs; leave it "
+                "False"
+            )
         if amax_reduction_group is not None and not hasattr(amax_reduction_group, "group_name"):
             raise TypeError(
                 f"autocast: amax_reduction_group must be a process group or None, got {amax_reduction_group!r}; "
@@ -118,7 +122,7 @@ class autocast:
         # A fresh context per call: calls may run in several threads. No annotations: Dynamo cannot guard on P.
         @functools.wraps(function)
         def wrapper(*args, **kwargs):
-            with autocast(enabled, recipe=recipe, calibrating=calibrating, amax_reduction_group=group):
+            with autocast(enabled, calibrating, recipe, group):
                 return function(*args, **kwargs)
 
         return wrapper

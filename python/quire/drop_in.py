@@ -33,10 +33,8 @@ def fp8_autocast(
     fp8_group: object = None,
     _graph: bool = False,
 ) -> autocast:
-    """quire.autocast under its older name. _graph, which TransformerEngine sets itself, has no effect to ask for."""
-    if _graph:
-        raise NotImplementedError("fp8_autocast: _graph=True is TransformerEngine's own; leave it False")
-    return autocast(enabled, fp8_recipe, calibrating=calibrating, amax_reduction_group=fp8_group)
+    """quire.autocast under its older name, with the older names of its arguments."""
+    return autocast(enabled, calibrating, fp8_recipe, fp8_group, _graph)
 
 
 #: quire.quantized_model_init under its older name.
@@ -49,13 +47,13 @@ def get_default_recipe() -> Recipe:
 
 
 @functools.cache
-def _reason(recipe: str, device: str) -> str:
+def _reason(recipe: str | None, device: str) -> str:
     from quire.info import why_not  # which imports quire
 
-    return why_not(from_name(recipe), device)
+    return why_not(None if recipe is None else from_name(recipe), device)
 
 
-def _available(recipe: str, return_reason: bool, device: torch.device | str | None) -> bool | tuple[bool, str]:
+def _available(recipe: str | None, return_reason: bool, device: torch.device | str | None) -> bool | tuple[bool, str]:
     reason = _reason(recipe, str(torch.get_default_device() if device is None else torch.device(device)))
     return (not reason, reason) if return_reason else not reason
 
@@ -64,6 +62,11 @@ def is_fp8_available(return_reason: bool = False, device: torch.device | str | N
     """Whether layers train with per-tensor FP8 on a device (None: PyTorch's default one), found out by trying it, once
     a process; with return_reason also why not, "" if they do."""
     return _available("fp8_current", return_reason, device)
+
+
+def is_bf16_available(return_reason: bool = False, device: torch.device | str | None = None) -> bool | tuple[bool, str]:
+    """is_fp8_available() for layers in bfloat16 that do not quantize."""
+    return _available(None, return_reason, device)
 
 
 def is_fp8_block_scaling_available(

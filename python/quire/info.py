@@ -21,13 +21,14 @@ def devices() -> list[str]:
     return found
 
 
-def why_not(recipe: quire.recipe.Recipe, device: str | torch.device) -> str:
-    """Why a Linear cannot train under that recipe on that device: what it raised when tried. Empty if it can."""
+def why_not(recipe: quire.recipe.Recipe | None, device: str | torch.device) -> str:
+    """Why a bfloat16 Linear cannot train under that recipe, or without any, on that device: what it raised when tried.
+    Empty if it can."""
 
     def train() -> None:
         layer = quire.Linear(32, 32, device=device, dtype=torch.bfloat16)
         x = torch.ones(32, 32, device=device, dtype=torch.bfloat16, requires_grad=True)
-        with quire.autocast(recipe=recipe), torch.enable_grad():
+        with quire.autocast(recipe is not None, recipe=recipe), torch.enable_grad():
             torch.autograd.grad(layer(x).sum(), [x, layer.weight])
 
     return _reason(train, device)

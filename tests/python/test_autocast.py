@@ -143,6 +143,10 @@ def test_arguments_of_a_wrong_kind_are_refused_in_words(arguments, error, words)
     assert active_recipe() is None
 
 
-def test_a_recipe_may_be_the_second_positional_argument():
-    with quire.autocast(True, NV):
+def test_arguments_have_transformer_engines_order():
+    with quire.autocast(True, False, NV, None, False):
         assert active_recipe() is NV
+    with pytest.raises(TypeError, match="calibrating must be a bool, got NVFP4BlockScaling.*passed as recipe="):
+        quire.autocast(True, NV)
+    with pytest.raises(NotImplementedError, match="_graph=True is what TransformerEngine sets.*leave it False"):
+        quire.autocast(_graph=True)

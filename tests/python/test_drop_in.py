@@ -12,6 +12,7 @@ from quire import recipe as recipes
 def test_fp8_autocast_is_autocast_with_its_older_keywords(compiler):
     names = list(inspect.signature(quire.fp8_autocast).parameters)
     assert names == ["enabled", "calibrating", "fp8_recipe", "fp8_group", "_graph"]
+    assert quire.active_recipe() is None
     layer, x = quire.Linear(32, 32), torch.randn(4, 32)
     with quire.autocast(recipe=recipes.NVFP4BlockScaling()):
         expected = layer(x)
@@ -29,13 +30,13 @@ def test_fp8_autocast_is_autocast_with_its_older_keywords(compiler):
         quire.fp8_autocast(_graph=True)
 
 
-@pytest.mark.parametrize("name", ["fp8", "fp8_block_scaling", "mxfp8", "nvfp4"])
+@pytest.mark.parametrize("name", ["fp8", "fp8_block_scaling", "mxfp8", "nvfp4", "bf16"])
 def test_availability_is_that_of_the_device(name):
     available = getattr(quire, f"is_{name}_available")
     assert available() is True and available(return_reason=True) == (True, "")
     if not torch.cuda.is_available():
         answer, reason = available(return_reason=True, device="cuda")
-        assert answer is False and "CUDA" in reason and available(device="cuda") is False
+        assert answer is False and reason and available(device="cuda") is False
 
 
 def test_fp8_model_init_and_get_default_recipe():
@@ -61,3 +62,120 @@ def test_a_tensor_parallel_group_of_more_than_one_process_is_refused_in_words():
     assert mlp.weight_names == ("fc1_weight", "fc2_weight") and mlp.bias_names == ("fc1_bias", "fc2_bias")
     with pytest.raises(NotImplementedError, match="got a group of 2 processes. Use PyTorch's own parallel styles"):
         layer.set_tensor_parallel_group(Two())
+
+
+# Arguments and defaults as TransformerEngine documents them.
+SIGNATURES = {
+    quire.autocast: "enabled=True, calibrating=False, recipe=None, amax_reduction_group=None, _graph=False",
+    quire.fp8_autocast: "enabled=True, calibrating=False, fp8_recipe=None, fp8_group=None, _graph=False",
+    quire.quantized_model_init: "enabled=True, recipe=None, preserve_high_precision_init_val=False",
+    quire.fp8_model_init: "enabled=True, recipe=None, preserve_high_precision_init_val=False",
+    quire.is_fp8_available: "return_reason=False",
+    quire.get_default_recipe: "",
+    quire.Linear.forward: "inp, is_first_microbatch=None, fp8_output=False, fp8_grad=False",
+    quire.Linear.reset_parameters: "defer_init=False",
+    recipes.QParams: "power_2_scale=False, amax_epsilon=0.0, random_hadamard_transform=False, "
+    "stochastic_rounding=False, fp4_2d_quantization=False",
+    quire.Float8Quantizer: "scale, amax, fp8_dtype, *, rowwise=True, columnwise=True",
+    quire.Float8CurrentScalingQuantizer: "fp8_dtype, device, *, rowwise=True, columnwise=True, "
+    "use_existing_amax=False, with_amax_reduction=False, amax_reduction_group=None, force_pow_2_scales=False, "
+    "amax_epsilon=0.0, scale=None, "
+    "amax=None",
+    quire.MXFP8Quantizer: "fp8_dtype, *, rowwise=True, columnwise=True, with_2d_quantization=False",
+    quire.Float8BlockQuantizer: "fp8_dtype, *, rowwise=True, columnwise=True, amax_epsilon=0.0, "
+    "force_pow_2_scales=True, block_scaling_dim=2",
+    quire.Quantizer.quantize: "tensor, *, out=None, dtype=None",
+    quire.Quantizer.update_quantized: "src, dst, *, noop_flag=None",
+    quire.Quantizer.set_usage: "*, rowwise=None, columnwise=None",
+}
+
+
+@pytest.mark.parametrize("function", SIGNATURES, ids=lambda function: function.__qualname__)
+def test_signatures_begin_with_transformer_engines(function):
+    wanted = eval(f"lambda {SIGNATURES[function]}: 0")
+    own = [p for p in inspect.signature(function).parameters.values() if p.name not in ("self", "args")]
+    for theirs, ours in zip(inspect.signature(wanted).parameters.values(), own, strict=False):
+        assert theirs.name in (ours.name, "inp") and theirs.kind == ours.kind
+        assert theirs.default in (ours.default, inspect.Parameter.empty)
+    assert len(own) >= len(inspect.signature(wanted).parameters)
+
+
+NVFP4_QUANTIZER = {
+    "fp4_dtype": quire.DType.kFloat4E2M1,
+    **dict.fromkeys(("rowwise", "columnwise", "with_random_sign_mask"), True),
+    **dict.fromkeys(("with_amax_reduction", "with_rht", "with_post_rht_amax", "with_2d_quantization"), False),
+    **dict.fromkeys(("stochastic_rounding", "row_scaled_nvfp4", "nvfp4_use_4over6"), False),
+    **{"amax_reduction_group": None, "nvfp4_e4m3_max": 448, "nvfp4_4over6_err_mode": "MAE"},
+}
+LINEAR = {
+    **dict.fromkeys(("sequence_parallel", "fuse_wgrad_accumulation", "return_bias", "delay_wgrad_compute"), False),
+    **dict.fromkeys(("ub_overlap_ag", "ub_overlap_rs", "ub_overlap_rs_dgrad", "ub_bulk_dgrad", "ub_bulk_wgrad"), False),
+    **dict.fromkeys(("tp_group", "get_rng_state_tracker", "rng_tracker_name", "init_method", "params_dtype"), None),
+    **dict.fromkeys(("parallel_mode", "parameters_split", "ub_name", "symmetric_ar_type", "name"), None),
+    **{"tp_size": 1, "bias": True, "save_original_input": False, "device": "cpu"},
+}
+
+
+def test_all_defaults_of_transformer_engine_are_taken_by_name():
+    assert quire.Linear(8, 8, **LINEAR).weight.shape == (8, 8)
+    made = quire.NVFP4Quantizer(**NVFP4_QUANTIZER)
+    assert repr(made) == repr(quire.NVFP4Quantizer()) == "NVFP4Quantizer('nvfp4', rowwise=True, columnwise=True)"
+
+
+def test_what_a_framework_passes_to_a_layer_of_one_process_asks_for_nothing():
+    class One:
+        def size(self):
+            return 1
+
+    alone = {"tp_group": One(), "tp_size": 1, "parallel_mode": "column", "sequence_parallel": True}
+    assert quire.Linear(8, 8, **alone).weight.shape == (8, 8)
+    with pytest.raises(NotImplementedError, match="quire.Linear: parallel_mode='column' is not .*torch.distributed"):
+        quire.Linear(8, 8, parallel_mode="column", tp_size=2)
+    with pytest.raises(NotImplementedError, match="parallel_mode='diagonal' is not available"):
+        quire.Linear(8, 8, parallel_mode="diagonal")
+
+
+@pytest.mark.parametrize("name", recipes.names())
+def test_classes_of_recipes_answer_which_they_are(name):
+    predicates = ("delayed", "float8_current_scaling", "float8_block_scaling", "mxfp8", "nvfp4", "custom")
+    right = {"fp8_delayed": 0, "fp8_current": 1, "fp8_block": 2, "mxfp8": 3, "nvfp4": 4}[name]
+    made = recipes.from_name(name)
+    for asked in (made, type(made)):
+        assert [getattr(asked, predicate)() for predicate in predicates] == [i == right for i in range(6)]
+        assert asked.float8_per_tensor_scaling() == (right < 2)
+
+
+def test_recipes_tell_their_parameters_in_transformer_engines_words():
+    nvfp4 = recipes.NVFP4BlockScaling()
+    assert nvfp4.fp4_quant_fwd_inp == recipes.QParams(random_hadamard_transform=True)
+    assert nvfp4.fp4_quant_fwd_weight == recipes.QParams(fp4_2d_quantization=True)
+    assert nvfp4.fp4_quant_bwd_grad == recipes.QParams(random_hadamard_transform=True, stochastic_rounding=True)
+    assert recipes.Float8BlockScaling().fp8_quant_bwd_grad == recipes.QParams(power_2_scale=True)
+    assert recipes.Float8CurrentScaling().fp8_quant_fwd_inp == recipes.QParams()
+    assert recipes.Format.HYBRID.value.max_fwd == 448 and recipes.Format.HYBRID.value.max_bwd == 57344
+    with pytest.raises(AttributeError):
+        nvfp4.fp4_quant_fwd_inp = recipes.QParams()
+
+
+@pytest.mark.parametrize("extra", [None, torch.empty(0, dtype=torch.uint8), torch.ones(3, dtype=torch.uint8)])
+def test_a_checkpoint_with_extra_state_loads_strictly(extra, recwarn):
+    model = torch.nn.Sequential(quire.Linear(4, 4), quire.LayerNormMLP(4, 4), quire.RMSNorm(4))
+    saved = {name: torch.full_like(value, 0.5) for name, value in model.state_dict().items()}
+    model.load_state_dict(saved | {f"{i}._extra_state": extra for i in range(3)})
+    assert all(torch.equal(value, saved[name]) for name, value in model.state_dict().items())
+    said = [str(warning.message) for warning in recwarn if "_extra_state" in str(warning.message)]
+    assert len(said) == (0 if extra is None or not len(extra) else 3)
+    assert all("not read" in words and "quire.set_delayed_state" in words for words in said)
+    with pytest.raises(RuntimeError, match="Unexpected key.*0.other_state"):
+        model.load_state_dict(saved | {"0.other_state": extra})
+
+
+def test_deferred_initialisation_leaves_parameters_alone():
+    for module in (quire.Linear(4, 4), quire.LayerNormLinear(4, 4), quire.LayerNormMLP(4, 4), quire.LayerNorm(4)):
+        with torch.no_grad():
+            for parameter in module.parameters():
+                parameter.fill_(3)
+        module.reset_parameters(defer_init=True)
+        assert all(torch.all(parameter == 3) for parameter in module.parameters())
+        module.reset_parameters()
+        assert not all(torch.all(parameter == 3) for parameter in module.parameters())

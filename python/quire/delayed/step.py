@@ -8,7 +8,6 @@ from quire.delayed.rules import THREAD, Rule, rule_of
 from quire.delayed.state import DelayedState, usable_states
 from quire.recipe import DelayedScaling, Format
 
-_LARGEST = {Format.E4M3: (448.0, 448.0), Format.HYBRID: (448.0, 57344.0)}  # forward, backward: numerics.md 1.1
 _DIRECTIONS = (("fwd", False), ("bwd", True))
 
 
@@ -20,7 +19,7 @@ def _activate(text: str, recipe: DelayedScaling, group: object) -> int:
         rule.recipe = recipe
         if not recipe.unfused:
             number, newest = int(rule.number), recipe.amax_compute_algo == "most_recent"
-            columns = [number, recipe.amax_history_len, newest, recipe.margin, *_LARGEST[recipe.fp8_format]]
+            columns = [number, recipe.amax_history_len, newest, recipe.margin, *recipe.fp8_format.value]
             THREAD.table[row] = torch.tensor(columns, dtype=torch.float64)
     rule.group = group
     rows = max(r.recipe.amax_history_len for r in THREAD.rules.values() if r.recipe)
@@ -150,7 +149,7 @@ def _unfused_update(state: DelayedState, recipe: DelayedScaling, reduced: dict[i
             chosen = _checked(recipe.amax_compute_algo(window.clone()), amax, "amax_compute_algo")
         else:
             chosen = window.amax(0) if recipe.amax_compute_algo == "max" else window[0]
-        updates.append((window, _unfused_scale(recipe, chosen, scale, _LARGEST[recipe.fp8_format][backward])))
+        updates.append((window, _unfused_scale(recipe, chosen, scale, recipe.fp8_format.value[backward])))
     for (prefix, backward), (window, new) in zip(_DIRECTIONS, updates, strict=True):  # nothing has raised
         history, _, amax = state.direction(backward)
         amax.zero_()

@@ -93,8 +93,10 @@ class LayerNormLinear(ProductModule):
         self.reset_parameters()
         self._quantize_weights()
 
-    def reset_parameters(self) -> None:
-        """New parameters, and a new seed with the counter at 0."""
+    def reset_parameters(self, defer_init: bool = False) -> None:
+        """New parameters, and a new seed with the counter at 0. With defer_init, nothing."""
+        if defer_init:
+            return
         reset_norm(self.layer_norm_weight, self.layer_norm_bias, self.zero_centered_gamma)
         initialise(self.weight, self.bias, self.init_method)
         self._reset_sr_states()

@@ -100,8 +100,10 @@ class LayerNormMLP(ProductModule):
         self.reset_parameters()
         self._quantize_weights()
 
-    def reset_parameters(self) -> None:
-        """New parameters, and new seeds with their counters at 0."""
+    def reset_parameters(self, defer_init: bool = False) -> None:
+        """New parameters, and new seeds with their counters at 0. With defer_init, nothing."""
+        if defer_init:
+            return
         reset_norm(self.layer_norm_weight, self.layer_norm_bias, self.zero_centered_gamma)
         initialise(self.fc1_weight, self.fc1_bias, self.init_method)
         initialise(self.fc2_weight, self.fc2_bias, self.output_layer_init_method)

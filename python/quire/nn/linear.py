@@ -2,7 +2,7 @@
 
 import secrets
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
@@ -35,9 +35,6 @@ def check_own_recipe(what: str, recipe: object) -> None:
         )
 
 
-_OPTIONS = unavailable.PARALLEL | {"parameters_split": None}
-
-
 # A torch.nn.Linear, because it is one in all but its products: the same parameters, initialisation and state_dict, so
 # that checkpoints go both ways and code that looks for nn.Linear (parallel styles, initialisation) finds it.
 class Linear(unavailable.Unparallel, torch.nn.Linear):
@@ -56,6 +53,8 @@ class Linear(unavailable.Unparallel, torch.nn.Linear):
     save_original_input: x is kept for backward as it is, and quantized again there.
     recipe: what it runs under outside of any quire.autocast; None is high precision. Not one of delayed scaling.
     name: kept as an attribute.
+    parameters_split: the layer has a weight and a bias for each part of the outputs, q_weight, k_weight, ... for
+        ("q", "k", "v") or {"q": 64, "k": 16, "v": 16}, in state_dict too; `weight` is their concatenation.
 
     Rounding gradients stochastically uses `sr_state`, int64 [2] {seed, counter}: each backward adds 1 to the counter
     (numerics.md 0.11). It is no buffer, since DistributedDataParallel would give all ranks that of the first one. The
@@ -94,9 +93,10 @@ class Linear(unavailable.Unparallel, torch.nn.Linear):
         save_original_input: bool = False,
         recipe: Recipe | None = None,
         name: str | None = None,
+        parameters_split: Sequence[str] | Mapping[str, int] | None = None,
         **options: object,
     ) -> None:
-        unavailable.refuse("quire.Linear", options, _OPTIONS)
+        unavailable.refuse("quire.Linear", options, unavailable.PARALLEL)
         if None not in (dtype, params_dtype) and dtype != params_dtype:
             raise ValueError(
                 f"quire.Linear: dtype and params_dtype are the same option, got {dtype} and {params_dtype}; pass one"
@@ -114,6 +114,10 @@ class Linear(unavailable.Unparallel, torch.nn.Linear):
         stash = torch.zeros(2, dtype=torch.int64, device=device) if delay_wgrad_compute else None
         self.register_buffer("wgrad_stash", stash, persistent=False)
         self._number_stash()
+        if parameters_split is not None:
+            from quire.nn.split import split  # of this class
+
+            split(self, parameters_split)
 
     @classmethod
     def adopt(cls, layer: torch.nn.Linear, recipe: Recipe | None) -> "Linear":
@@ -126,8 +130,11 @@ class Linear(unavailable.Unparallel, torch.nn.Linear):
         layer.register_buffer("wgrad_stash", None, persistent=False)
         return layer
 
-    def reset_parameters(self) -> None:
-        """New weights, as torch.nn.Linear or by init_method, and a new seed with the counter at 0."""
+    def reset_parameters(self, defer_init: bool = False) -> None:
+        """New weights, as torch.nn.Linear or by init_method, and a new seed with the counter at 0. With defer_init,
+        nothing."""
+        if defer_init:
+            return
         super().reset_parameters()
         if not hasattr(self, "sr_state"):  # torch.nn.Linear's constructor ends with this call
             self.sr_state = torch.empty(2, dtype=torch.int64, device=self.weight.device)

@@ -6,6 +6,7 @@ import torch
 
 from quire.functional import norm
 from quire.nn.dtype import activation_dtype
+from quire.nn.options import NoExtraState
 
 
 def reset_norm(weight: torch.Tensor, bias: torch.Tensor | None, zero_centered: bool) -> None:
@@ -15,7 +16,7 @@ def reset_norm(weight: torch.Tensor, bias: torch.Tensor | None, zero_centered: b
         torch.nn.init.zeros_(bias)
 
 
-class _Norm(torch.nn.Module):
+class _Norm(NoExtraState, torch.nn.Module):
     normalization: str
 
     def __init__(
@@ -56,8 +57,10 @@ class _Norm(torch.nn.Module):
                 parameter.sequence_parallel = sequence_parallel
         self.reset_parameters()
 
-    def reset_parameters(self) -> None:
-        """The gain 1 (a weight of 0 with zero_centered_gamma) and the bias 0."""
+    def reset_parameters(self, defer_init: bool | None = None) -> None:
+        """The gain 1 (a weight of 0 with zero_centered_gamma) and the bias 0. With defer_init, nothing."""
+        if defer_init:
+            return
         reset_norm(self.weight, self.bias, self.zero_centered_gamma)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:

@@ -1,6 +1,10 @@
 """TransformerEngine's options that quire does not have, refused unless they ask for nothing."""
 
+import io
+import warnings
 from collections.abc import Mapping
+
+import torch
 
 #: Of all layers with weights: parallelism over devices, and overlapping its communication, is PyTorch's own here.
 PARALLEL = {
@@ -20,7 +24,52 @@ PARALLEL = {
 }
 
 
-class Unparallel:
+#: Further ones of that kind, of LayerNormLinear and LayerNormMLP.
+_PARALLEL_TOO = {"return_layernorm_output_gathered", "set_parallel_mode"}
+#: What frameworks pass to layers of a single process too, where it asks for nothing.
+_NOTHING_ALONE = {
+    "parallel_mode": (None, "column", "row"),
+    "sequence_parallel": (False, True),
+    "set_parallel_mode": (False, True),
+}
+
+
+def _size(tp_group: object) -> int:
+    """Of a process group; 0 for what is none."""
+    if tp_group is None:
+        return 1
+    return tp_group.size() if hasattr(tp_group, "size") else 0
+
+
+def _asks_for_nothing(name: str, options: Mapping[str, object]) -> bool:
+    if options.get("tp_size", 1) != 1 or _size(options.get("tp_group")) != 1:
+        return False
+    return name == "tp_group" or options[name] in _NOTHING_ALONE.get(name, ())
+
+
+class NoExtraState:
+    """A module whose state_dict has no extra state, and that loads one which has, as TransformerEngine writes it."""
+
+    def _load_from_state_dict(self, state_dict: dict[str, object], prefix: str, *options: object) -> None:
+        extra = state_dict.pop(prefix + "_extra_state", None)
+        if _holds_something(extra):
+            warnings.warn(
+                f"quire.{type(self).__name__}: {prefix}_extra_state, TransformerEngine's state of delayed scaling, is "
+                "pickled and not read; scales start anew. quire.set_delayed_state restores what quire.delayed_state "
+                "saved",
+                stacklevel=2,
+            )
+        super()._load_from_state_dict(state_dict, prefix, *options)
+
+
+def _holds_something(extra: object) -> bool:
+    """TransformerEngine's is None, an empty tensor, bytes or a file; the last of recipes with a state."""
+    if isinstance(extra, torch.Tensor):
+        return extra.numel() > 0
+    return bool(extra.getbuffer().nbytes if isinstance(extra, io.BytesIO) else extra)
+
+
+class Unparallel(NoExtraState):
     """What TransformerEngine's frameworks ask of a layer that is not split over devices."""
 
     #: Names of the layer's weights and of their biases.
@@ -29,7 +78,7 @@ class Unparallel:
 
     def set_tensor_parallel_group(self, tp_group: object) -> None:
         """Takes None and groups of one process, and raises NotImplementedError for others."""
-        size = 1 if tp_group is None else tp_group.size()
+        size = _size(tp_group)
         if size != 1:
             raise NotImplementedError(
                 f"quire.{type(self).__name__}: tensor parallelism is not available in this version; got a group of "
@@ -42,7 +91,9 @@ def refuse(what: str, options: Mapping[str, object], known: Mapping[str, object]
     for name, value in options.items():
         if name not in known:
             raise TypeError(f"{what} got an unexpected keyword argument {name!r}")
-        if value != known[name]:
+        if value != known[name] and not _asks_for_nothing(name, options):
+            of_devices = name in PARALLEL or name in _PARALLEL_TOO
+            remedy = "; torch.distributed.tensor.parallel takes this layer for a torch.nn.Linear" if of_devices else ""
             raise NotImplementedError(
-                f"{what}: {name}={value!r} is not available in this version; leave it at {known[name]!r}"
+                f"{what}: {name}={value!r} is not available in this version; leave it at {known[name]!r}{remedy}"
             )

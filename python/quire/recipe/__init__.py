@@ -7,7 +7,7 @@ the environment and that every field does what it says or is refused (numerics.m
 
 import difflib
 
-from quire.recipe.base import Format, MMParams, Recipe
+from quire.recipe.base import Format, MMParams, QParams, Recipe
 from quire.recipe.block import Float8BlockScaling, MXFP8BlockScaling
 from quire.recipe.custom import CustomRecipe
 from quire.recipe.nvfp4 import NVFP4BlockScaling
@@ -22,6 +22,7 @@ __all__ = [
     "MMParams",
     "MXFP8BlockScaling",
     "NVFP4BlockScaling",
+    "QParams",
     "Recipe",
     "default",
     "from_name",

@@ -2,15 +2,37 @@
 
 import enum
 from dataclasses import dataclass
+from typing import NamedTuple
+
+
+class Largest(NamedTuple):
+    """The largest values of the element formats of forward tensors and of gradients."""
+
+    max_fwd: float
+    max_bwd: float
 
 
 class Format(enum.Enum):
-    """Element formats of forward tensors (x and w) and of gradients (dy). numerics.md 1.1."""
+    """Element formats of forward tensors (x and w) and of gradients (dy), each by its Largest. numerics.md 1.1."""
 
-    E2M1 = "E2M1"
-    E4M3 = "E4M3"
-    E5M2 = "E5M2"
-    HYBRID = "HYBRID"  #: E4M3 forward, E5M2 for gradients
+    E2M1 = Largest(6.0, 6.0)
+    E4M3 = Largest(448.0, 448.0)
+    E5M2 = Largest(57344.0, 57344.0)
+    HYBRID = Largest(448.0, 57344.0)  #: E4M3 forward, E5M2 for gradients
+
+    def __repr__(self) -> str:
+        return f"Format.{self.name}"
+
+
+@dataclass(frozen=True)
+class QParams:
+    """How one operand is quantized, in TransformerEngine's words: what a recipe's text says, to be read."""
+
+    power_2_scale: bool = False
+    amax_epsilon: float = 0.0
+    random_hadamard_transform: bool = False
+    stochastic_rounding: bool = False
+    fp4_2d_quantization: bool = False
 
 
 @dataclass(frozen=True)
@@ -75,27 +97,49 @@ class Recipe:
         """Whether gradients are rounded stochastically, and so a Linear's random state is used."""
         return self._stochastic
 
-    # Which class it is; each overrides its own. TransformerEngine's names.
-    def delayed(self) -> bool:
+    # Which class it is, of classes and of recipes; each overrides its own. TransformerEngine's names.
+    @classmethod
+    def delayed(cls) -> bool:
         return False
 
-    def float8_current_scaling(self) -> bool:
+    @classmethod
+    def float8_current_scaling(cls) -> bool:
         return False
 
-    def float8_per_tensor_scaling(self) -> bool:
+    @classmethod
+    def float8_per_tensor_scaling(cls) -> bool:
         return False
 
-    def float8_block_scaling(self) -> bool:
+    @classmethod
+    def float8_block_scaling(cls) -> bool:
         return False
 
-    def mxfp8(self) -> bool:
+    @classmethod
+    def mxfp8(cls) -> bool:
         return False
 
-    def nvfp4(self) -> bool:
+    @classmethod
+    def nvfp4(cls) -> bool:
         return False
 
-    def custom(self) -> bool:
+    @classmethod
+    def custom(cls) -> bool:
         return False
+
+
+def operand_params(operand: int) -> property:
+    """A property of a recipe: QParams of x (0), w (1) or dy (2)."""
+
+    def read(recipe: Recipe) -> QParams:
+        options = recipe._operands.split(",")[operand].split(":")[1:]
+        return QParams(
+            power_2_scale="pow2" in options,
+            random_hadamard_transform="rht" in options,
+            stochastic_rounding="sr" in options,
+            fp4_2d_quantization="16x16" in options,
+        )
+
+    return property(read, doc="QParams of an operand, to be read; the fields of the recipe decide.")
 
 
 def spec(family: str, *options: str) -> str:

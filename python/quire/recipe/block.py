@@ -11,6 +11,7 @@ from quire.recipe.base import (
     check_shared_fields,
     gradient_element,
     one_of,
+    operand_params,
     spec,
     split,
 )
@@ -36,6 +37,10 @@ class Float8BlockScaling(Recipe):
     fp8_mha: bool = False
     backward_override: str | None = None
 
+    fp8_quant_fwd_inp = operand_params(0)
+    fp8_quant_fwd_weight = operand_params(1)
+    fp8_quant_bwd_grad = operand_params(2)
+
     def _check(self) -> None:
         one_of(self, "use_f32_scales", False, True)
         check_fp8_format(self)
@@ -59,7 +64,8 @@ class Float8BlockScaling(Recipe):
         dy = spec("fp8_block", gradient_element(self), tile[self.grad_block_scaling_dim], pow2)
         return f"x={x},w={w},dy={dy}"
 
-    def float8_block_scaling(self) -> bool:
+    @classmethod
+    def float8_block_scaling(cls) -> bool:
         return True
 
 
@@ -91,5 +97,6 @@ class MXFP8BlockScaling(Recipe):
         w = spec("mxfp8", "32x32" if self.enable_2d_quantization else "")
         return f"x=mxfp8,w={w},dy={spec('mxfp8', gradient_element(self))}"
 
-    def mxfp8(self) -> bool:
+    @classmethod
+    def mxfp8(cls) -> bool:
         return True

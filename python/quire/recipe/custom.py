@@ -50,5 +50,6 @@ class CustomRecipe(Recipe):
             raise TypeError(f"CustomRecipe: qfactory({role!r}) must return a QuantSpec or its text, got {spec!r}")
         return spec.text if isinstance(spec, QuantSpec) else QuantSpec(spec).text
 
-    def custom(self) -> bool:
+    @classmethod
+    def custom(cls) -> bool:
         return True

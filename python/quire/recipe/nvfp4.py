@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from quire.recipe.base import Format, Recipe, check_shared_fields, one_of, spec
+from quire.recipe.base import Format, Recipe, check_shared_fields, one_of, operand_params, spec
 
 
 @dataclass(frozen=True)
@@ -31,6 +31,10 @@ class NVFP4BlockScaling(Recipe):
     fp8_dpa: bool = False
     fp8_mha: bool = False
     backward_override: str | None = None
+
+    fp4_quant_fwd_inp = operand_params(0)
+    fp4_quant_fwd_weight = operand_params(1)
+    fp4_quant_bwd_grad = operand_params(2)
 
     def _check(self) -> None:
         for name in ("disable_rht", "disable_stochastic_rounding", "disable_2d_quantization", "row_scaled_activation"):
@@ -73,5 +77,6 @@ class NVFP4BlockScaling(Recipe):
         dy = spec("nvfp4", rht, "" if self.disable_stochastic_rounding else "sr")
         return f"x={x},w={w},dy={dy}"
 
-    def nvfp4(self) -> bool:
+    @classmethod
+    def nvfp4(cls) -> bool:
         return True

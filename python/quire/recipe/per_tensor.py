@@ -15,6 +15,7 @@ from quire.recipe.base import (
     fast,
     gradient_element,
     one_of,
+    operand_params,
     spec,
     split,
     whole_number,
@@ -38,6 +39,10 @@ class Float8CurrentScaling(Recipe):
     fp8_mha: bool = False
     backward_override: str | None = None
 
+    fp8_quant_fwd_inp = operand_params(0)
+    fp8_quant_fwd_weight = operand_params(1)
+    fp8_quant_bwd_grad = operand_params(2)
+
     def _check(self) -> None:
         one_of(self, "use_power_2_scales", False, True)
         check_fp8_format(self)
@@ -49,10 +54,12 @@ class Float8CurrentScaling(Recipe):
         forward = spec("fp8_tensor", pow2)
         return f"x={forward},w={forward},dy={spec('fp8_tensor', gradient_element(self), pow2)}"
 
-    def float8_current_scaling(self) -> bool:
+    @classmethod
+    def float8_current_scaling(cls) -> bool:
         return True
 
-    def float8_per_tensor_scaling(self) -> bool:
+    @classmethod
+    def float8_per_tensor_scaling(cls) -> bool:
         return True
 
 
@@ -97,10 +104,12 @@ class DelayedScaling(Recipe):
     def _text(self) -> str:
         return f"x=fp8_tensor,w=fp8_tensor,dy={spec('fp8_tensor', gradient_element(self))}"
 
-    def delayed(self) -> bool:
+    @classmethod
+    def delayed(cls) -> bool:
         return True
 
-    def float8_per_tensor_scaling(self) -> bool:
+    @classmethod
+    def float8_per_tensor_scaling(cls) -> bool:
         return True
 
     @property

@@ -2,16 +2,22 @@
 
 spec.py and proto.py describe, quantized.py is the tensor, operators.py says what PyTorch's operators do with one,
 views.py and directions.py which codes a view has and which follow from those of the other direction; activation.py is
-the form that has a gradient (QuantizedActivation).
+the form that has a gradient (QuantizedActivation), names.py
+TransformerEngine's names for tensors of certain specs.
 """
 
 from quire.tensor.activation import QuantizedActivation, input_operand
+from quire.tensor.names import Float8BlockwiseQTensor, Float8Tensor, MXFP8Tensor, NVFP4Tensor
 from quire.tensor.proto import BUFFER_NAMES, TensorProto, named_buffers
 from quire.tensor.quantized import QuantizedTensor, from_results
 from quire.tensor.spec import QuantSpec
 
 __all__ = [
     "BUFFER_NAMES",
+    "Float8BlockwiseQTensor",
+    "Float8Tensor",
+    "MXFP8Tensor",
+    "NVFP4Tensor",
     "QuantSpec",
     "QuantizedActivation",
     "QuantizedTensor",

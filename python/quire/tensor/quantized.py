@@ -235,27 +235,36 @@ class QuantizedTensor(torch.Tensor):
         columnwise = direction == "columnwise"
         return torch.ops.quire.dequantize(data, scale, amax, self.spec.text, columnwise, self.shape, dtype)
 
-    def quantize_(self, values: torch.Tensor, *, seed: int | None = None, offset: int = 0) -> QuantizedTensor:
+    def quantize_(
+        self, values: torch.Tensor, *, noop_flag: torch.Tensor | None = None, **options: Any
+    ) -> QuantizedTensor:
         """Quantizes other values of the same shape with the same spec into the same storage; returns self.
 
-        seed, offset: as quire.quantize. `master`, if there is one, becomes the values. Raises ValueError, with nothing
-        changed, for another shape and for a spec that rounds stochastically if there is no seed.
+        options: seed, offset, scale as for quire.quantize. `master`, if there is one, becomes the values. Raises
+        ValueError, with nothing changed, for another shape and for a spec that rounds stochastically if there is no
+        seed; NotImplementedError for a noop_flag, TransformerEngine's tensor that says not to.
         """
+        if noop_flag is not None:
+            raise NotImplementedError(
+                "QuantizedTensor.quantize_: noop_flag is not available; leave it None, or do not call"
+            )
         if values.shape != self.shape:
             raise ValueError(
                 f"QuantizedTensor.quantize_: values must have shape {list(self.shape)}, got {list(values.shape)}"
             )
         with torch.no_grad():
-            self.store(values.dequantize() if isinstance(values, QuantizedTensor) else values, seed, offset)
+            self.store(values.dequantize() if isinstance(values, QuantizedTensor) else values, **options)
         return self
 
-    def store(self, values: torch.Tensor, seed: int | None = None, offset: int = 0) -> None:
+    def store(
+        self, values: torch.Tensor, seed: int | None = None, offset: int = 0, scale: torch.Tensor | None = None
+    ) -> None:
         """Codes and scales of plain values of this shape, into this tensor's storage."""
         self.check_writable(seeded=seed is not None)
         values = values.to(self.device, values.dtype if values.dtype in DTYPES else torch.float32)
         rowwise, columnwise = self.stores("rowwise"), self.stores("columnwise")
         random = (signed64(seed or 0, "seed"), signed64(offset, "offset"))
-        results = torch.ops.quire.quantize(values, self.spec.text, rowwise, columnwise, *random, None)
+        results = torch.ops.quire.quantize(values, self.spec.text, rowwise, columnwise, *random, scale)
         new = named_buffers(results, rowwise, columnwise)
         master = self._stored("master")
         if master is not None and master is not values:

@@ -1,0 +1,58 @@
+"""TransformerEngine's names that quire has nothing for: why, and what to use instead."""
+
+_MIXTURE = ("there is no mixture of experts in this version", "a loop over quire.Linear, one for each expert")
+_ATTENTION = (
+    "quire quantizes linear layers only",
+    "torch.nn.functional.scaled_dot_product_attention between quire.Linear layers",
+)
+_USERBUFFERS = (
+    "communication is PyTorch's own here",
+    "torch.distributed.tensor.parallel, whose async tensor parallelism overlaps it",
+)
+_AUTOGRAD = ("saving is autograd's own here", "ctx.save_for_backward, which takes a QuantizedTensor as it is")
+
+#: Name -> (reason, alternative).
+NAMES: dict[str, tuple[str, str]] = {
+    **dict.fromkeys(
+        (
+            *("GroupedLinear", "Fp8Padding", "Fp8Unpadding"),
+            *("moe_permute", "moe_permute_with_probs", "moe_permute_and_pad_with_probs", "moe_unpermute"),
+            *("moe_sort_chunks_by_index", "moe_sort_chunks_by_index_with_probs"),
+            *("fused_topk_with_score_function", "fused_compute_score_for_moe_aux_loss", "fused_moe_aux_loss"),
+        ),
+        _MIXTURE,
+    ),
+    **dict.fromkeys(("DotProductAttention", "MultiheadAttention", "TransformerLayer"), _ATTENTION),
+    **dict.fromkeys(("initialize_ub", "destroy_ub", "UserBufferQuantizationMode"), _USERBUFFERS),
+    **dict.fromkeys(("prepare_for_saving", "restore_from_saved", "restore_from_func_ctx"), _AUTOGRAD),
+    "FP8GlobalStateManager": (
+        "there is no global state",
+        "quire.active_recipe() for what autocast has set, quire.delayed_state(model) for scales and histories",
+    ),
+    "make_graphed_callables": (
+        "there are no CUDA kernels in this version, and so no CUDA graphs",
+        "torch.compile(fullgraph=True)",
+    ),
+    "get_cpu_offload_context": ("offloading is PyTorch's own here", "torch.autograd.graph.save_on_cpu"),
+    "get_cudnn_version": ("quire does not use cuDNN", "torch.backends.cudnn.version"),
+    "get_device_compute_capability": (
+        "is_fp8_available() and its like try instead of looking at a version",
+        "torch.cuda.get_device_capability",
+    ),
+    "onnx_export": ("ONNX has no operators for these formats", "torch.export.export and AOTInductor"),
+    "ops": ("norms and activations are fused inside of layers", "quire.LayerNormLinear and quire.LayerNormMLP"),
+    "optimizers": ("optimizers are PyTorch's own here", "torch.optim.AdamW with fused=True"),
+    "parallel_cross_entropy": (
+        "losses are PyTorch's own here",
+        "torch.nn.functional.cross_entropy within torch.distributed.tensor.parallel.loss_parallel",
+    ),
+}
+
+
+def message(name: str) -> str:
+    """What the module says when asked for a name that it has not. An AttributeError, so that code which asks by
+    hasattr() or catches ImportError finds its other way."""
+    if name not in NAMES:
+        return f"module 'quire' has no attribute {name!r}"
+    reason, alternative = NAMES[name]
+    return f"quire.{name} is not available: {reason}. Use {alternative}"

@@ -1,0 +1,97 @@
+"""quire.Linear with parameters_split: parts of the outputs as parameters of their own."""
+
+import copy
+import pickle
+
+import pytest
+import torch
+
+import quire
+
+PARTS = {"q": 32, "k_": 16, "v": 16}
+
+
+@pytest.fixture
+def make_pair():
+    """Layers with the same values, whole and in parts."""
+
+    def make(parts=PARTS, dtype=torch.bfloat16, bias=True):
+        layers = []
+        for options in ({}, {"parameters_split": parts}):
+            torch.manual_seed(1)
+            layers.append(quire.Linear(96, 64, bias, dtype, **options))
+        return layers
+
+    return make
+
+
+def test_parts_have_names_and_the_values_of_the_whole(make_pair):
+    whole, split = make_pair()
+    assert {name: tuple(p.shape) for name, p in split.named_parameters()} == {
+        **{"q_weight": (32, 96), "k_weight": (16, 96), "v_weight": (16, 96)},
+        **{"q_bias": (32,), "k_bias": (16,), "v_bias": (16,)},
+    }
+    assert split.weight_names == ("q_weight", "k_weight", "v_weight") and split.bias_names[1] == "k_bias"
+    assert torch.equal(split.weight, whole.weight) and torch.equal(split.bias, whole.bias)
+    split.load_state_dict({name: value + 1 for name, value in split.state_dict().items()})
+    assert torch.equal(split.weight, whole.weight + 1)
+    torch.manual_seed(1)
+    split.reset_parameters()
+    assert torch.equal(split.weight, whole.weight) and torch.equal(split.sr_state, whole.sr_state)
+    _, equal_parts = make_pair(("a", "b"), bias=False)
+    assert {name: len(p) for name, p in equal_parts.named_parameters()} == {"a_weight": 32, "b_weight": 32}
+    assert equal_parts.bias is None and equal_parts.bias_names == ()
+
+
+def test_a_step_has_the_bits_of_the_whole_layer(make_pair, make_x, any_recipe, compiler, equal_bits):
+    whole, split = make_pair()
+    for function in (split, compiler(split)):
+        results = []
+        for layer, called in ((whole, whole), (split, function)):
+            layer.zero_grad()
+            layer.sr_state[1] = 0
+            x = make_x(48, 96)
+            with quire.autocast(recipe=any_recipe):
+                y = called(x)
+            y.square().sum().backward()
+            parts = [[getattr(layer, name).grad for name in names] for names in (layer.weight_names, layer.bias_names)]
+            results.append((y, x.grad, *[torch.cat(part) for part in parts]))
+        assert all(equal_bits(a, b) for a, b in zip(*results, strict=True))
+
+
+def test_copies_and_pickles_are_split(make_pair):
+    _, split = make_pair()
+    for other in (copy.deepcopy(split), pickle.loads(pickle.dumps(split)), split.to(torch.float32)):
+        assert torch.equal(other.weight, split.weight) and len(list(other.parameters())) == 6
+
+
+def test_kept_codes_of_a_changed_part_are_refused(make_pair, make_x):
+    _, split = make_pair()
+    quire.quantize_weights(split, quire.recipe.MXFP8BlockScaling())
+    with quire.autocast():
+        split(make_x(4, 96))
+        with torch.no_grad():
+            split.v_weight[0, 0] += 1
+        with pytest.raises(RuntimeError, match="cached codes are stale"):
+            split(make_x(4, 96))
+
+
+@pytest.mark.parametrize(
+    "parts", ["abc", (), 3, ("a", "a"), ("a", "b", "c"), ("_", "b"), {"a": 63}, {"a": 64.0}, {"a": -1, "b": 65}]
+)
+def test_parts_that_do_not_fit_are_refused_in_words(parts):
+    with pytest.raises(ValueError, match="parameters_split must be different names .* out_features = 64; got"):
+        quire.Linear(96, 64, parameters_split=parts)
+
+
+def test_what_does_not_go_with_parts_is_refused_in_words():
+    with pytest.raises(NotImplementedError, match="parameters_split: fuse_wgrad_accumulation=True is not available"):
+        quire.Linear(96, 64, parameters_split=("a", "b"), fuse_wgrad_accumulation=True)
+    with quire.quantized_model_init(), pytest.raises(NotImplementedError, match="within quantized_model_init; use a"):
+        quire.Linear(96, 64, parameters_split=("a", "b"))
+
+    class Own(quire.Linear):
+        pass
+
+    with pytest.raises(NotImplementedError, match="in Own, a subclass; use a layer for each part"):
+        Own(96, 64, parameters_split=("a", "b"))

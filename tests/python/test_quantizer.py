@@ -1,0 +1,172 @@
+"""Quantizers and tensor classes by TransformerEngine's names."""
+
+import pytest
+import torch
+
+import quire
+from quire import DType
+
+E4M3, E5M2 = DType.kFloat8E4M3, DType.kFloat8E5M2
+ONE = torch.ones(1)
+
+# Each with the spec that it means (docs/numerics.md 1.5, 2, 3, 4, 5).
+QUANTIZERS = [
+    (quire.Float8CurrentScalingQuantizer(E4M3, "cpu"), "fp8_tensor", E4M3),
+    (
+        quire.Float8CurrentScalingQuantizer(E5M2, "cpu", force_pow_2_scales=True, amax_epsilon=0.5),
+        "fp8_tensor:e5m2:pow2:eps=0.5",
+        E5M2,
+    ),
+    (quire.Float8BlockQuantizer(E4M3), "fp8_block:128x128:pow2", E4M3),
+    (quire.Float8BlockQuantizer(E4M3, force_pow_2_scales=False, block_scaling_dim=1), "fp8_block", E4M3),
+    (quire.MXFP8Quantizer(E5M2), "mxfp8:e5m2", E5M2),
+    (quire.MXFP8Quantizer(E4M3, with_2d_quantization=True), "mxfp8:32x32", E4M3),
+    (quire.NVFP4Quantizer(), "nvfp4", DType.kFloat4E2M1),
+    (quire.NVFP4Quantizer(with_2d_quantization=True), "nvfp4:16x16", DType.kFloat4E2M1),
+    (quire.NVFP4Quantizer(with_rht=True, with_post_rht_amax=True), "nvfp4:rht", DType.kFloat4E2M1),
+    (
+        quire.NVFP4Quantizer(with_rht=True, with_post_rht_amax=True, with_random_sign_mask=False),
+        "nvfp4:rht=unsigned",
+        DType.kFloat4E2M1,
+    ),
+    (
+        quire.NVFP4Quantizer(nvfp4_use_4over6=True, nvfp4_e4m3_max=256, nvfp4_4over6_err_mode="MSE"),
+        "nvfp4:4over6=mse:256",
+        DType.kFloat4E2M1,
+    ),
+    (quire.NVFP4Quantizer(row_scaled_nvfp4=True), "nvfp4:row_scaled", DType.kFloat4E2M1),
+]
+NAMES = {
+    "fp8_tensor": quire.Float8Tensor,
+    "fp8_block": quire.Float8BlockwiseQTensor,
+    "mxfp8": quire.MXFP8Tensor,
+    "nvfp4": quire.NVFP4Tensor,
+}
+
+
+def same(a, b):
+    return a.spec == b.spec and all(
+        (s is None) == (t is None) and (s is None or torch.equal(s, t))
+        for s, t in zip(a.buffer_list(), b.buffer_list(), strict=True)
+    )
+
+
+@pytest.mark.parametrize("quantizer, spec, dtype", QUANTIZERS, ids=lambda value: str(value))
+def test_a_quantizer_gives_the_codes_of_its_spec(quantizer, spec, dtype, make_x, compiler):
+    x = make_x(48, 96, requires_grad=False)
+    expected = quire.quantize(x, spec, columnwise=True)
+    assert quantizer.dtype is dtype and same(quantizer(x), expected)
+    assert same(compiler(quantizer)(x), expected)
+    for name, cls in NAMES.items():
+        assert isinstance(quantizer(x), cls) == (spec.split(":")[0] == name)
+    rows = quantizer.copy()
+    rows.set_usage(columnwise=False)
+    assert same(rows(x), quire.quantize(x, spec)) and quantizer.columnwise_usage
+    assert quantizer.quantize(x, dtype=torch.float32).dtype == torch.float32
+    empty = quantizer.make_empty((48, 96), dtype=torch.bfloat16)
+    assert quantizer.update_quantized(x, empty) is empty and same(empty, expected)
+    assert quantizer.quantize(2 * x, out=empty) is empty and same(empty, quire.quantize(2 * x, spec, columnwise=True))
+
+
+def test_a_scale_that_is_given_is_used_and_the_amax_collected(make_x):
+    x = make_x(48, 96, dtype=torch.float32, requires_grad=False)
+    scale, amax = torch.tensor([16.0]), torch.tensor([0.5])
+    quantizer = quire.Float8Quantizer(scale, amax, E4M3)
+    values = (x * 16).clamp(-448, 448).to(torch.float8_e4m3fn)
+    q = quantizer(x)
+    assert torch.equal(q.rowwise_data, values.view(torch.uint8)) and q.rowwise_scale == 1 / 16
+    assert amax == x.abs().max()
+    quantizer(x / 8)
+    assert amax == x.abs().max()  # a maximum of all
+    scale.fill_(4)
+    quantizer.update_quantized(3 * x, q)
+    assert q.rowwise_scale == 1 / 4 and amax == (3 * x).abs().max()
+    columns = quire.Float8Quantizer(scale, torch.zeros(1), E4M3, rowwise=False)
+    assert not columns(x).stores("rowwise") and columns.amax == x.abs().max()
+
+
+def test_gradients_pass_as_if_nothing_were_rounded(make_x):
+    x = make_x(32, 64)
+    q = quire.MXFP8Quantizer(E4M3)(x)
+    assert isinstance(q, quire.QuantizedActivation)
+    q.dequantize().sum().backward()
+    assert torch.all(x.grad == 1)
+    with pytest.raises(ValueError, match="the result has a gradient, and so the tensor's dtype"):
+        quire.MXFP8Quantizer(E4M3).quantize(x, dtype=torch.float32)
+
+
+def test_stochastic_rounding_draws_its_seed_from_the_generator(make_x):
+    x, quantizer = make_x(32, 64, requires_grad=False), quire.NVFP4Quantizer(stochastic_rounding=True)
+    torch.manual_seed(3)
+    first, second = quantizer(x), quantizer(x)
+    torch.manual_seed(3)
+    assert same(quantizer(x), first) and not same(first, second)
+    empty = quantizer.make_empty((32, 64))
+    torch.manual_seed(3)
+    assert same(quantizer.update_quantized(x, empty), first)
+
+
+@pytest.mark.parametrize(
+    "act, error, words",
+    [
+        (lambda: quire.MXFP8Quantizer(DType.kByte), ValueError, "MXFP8Quantizer: fp8_dtype must be DType.kFloat8E4M3"),
+        (lambda: quire.NVFP4Quantizer(E4M3), ValueError, "fp4_dtype must be DType.kFloat4E2M1"),
+        (lambda: quire.NVFP4Quantizer(with_rht=True), ValueError, "with_rht and with_post_rht_amax must be alike"),
+        (lambda: quire.NVFP4Quantizer(nvfp4_e4m3_max=300), ValueError, "must be 448 or 256, got 300"),
+        (
+            lambda: quire.NVFP4Quantizer(with_2d_quantization=True, with_rht=True, with_post_rht_amax=True),
+            ValueError,
+            "16x16.*rht|rht.*16x16",
+        ),
+        (lambda: quire.NVFP4Quantizer(nvfp4_e4m3_max=256), ValueError, "256"),
+        (
+            lambda: quire.NVFP4Quantizer(nvfp4_use_4over6=True, nvfp4_4over6_err_mode="RMS"),
+            ValueError,
+            "4over6=rms",
+        ),
+        (
+            lambda: quire.NVFP4Quantizer(with_amax_reduction=True),
+            NotImplementedError,
+            "with_amax_reduction=True is not",
+        ),
+        (
+            lambda: quire.Float8CurrentScalingQuantizer(E4M3, scale=ONE),
+            NotImplementedError,
+            "scale=.* is not available; Float8Quantizer takes a scale",
+        ),
+        (lambda: quire.Float8Quantizer(2.0, ONE, E4M3), ValueError, r"scale must be a float32 tensor of shape \[1\]"),
+        (lambda: quire.Float8Quantizer(ONE, torch.ones(2), E4M3), ValueError, "amax must be .*got torch.float32"),
+        (lambda: quire.Float8BlockQuantizer(E4M3, block_scaling_dim=3), ValueError, "must be 1 or 2, got 3"),
+        (lambda: quire.MXFP8Quantizer(E4M3, rowwise=False, columnwise=False), ValueError, "both be False"),
+        (lambda: quire.MXFP8Quantizer(E4M3, rowwise=1), TypeError, "rowwise must be a bool or None, got 1"),
+        (
+            lambda: quire.MXFP8Quantizer(E4M3).make_empty((2, 32), pin_memory=True),
+            NotImplementedError,
+            "pin_memory=True",
+        ),
+        (
+            lambda: quire.MXFP8Quantizer(E4M3).update_quantized(ONE, ONE),
+            TypeError,
+            "dst must be a QuantizedTensor, got Tensor",
+        ),
+        (
+            lambda: quire.MXFP8Quantizer(E4M3).update_quantized(ONE, quire.quantize(ONE, "nvfp4")),
+            ValueError,
+            "dst is quantized as nvfp4, and this quantizes as mxfp8",
+        ),
+        (lambda: quire.quantize(ONE, "mxfp8").quantize_(ONE, noop_flag=ONE), NotImplementedError, "noop_flag is not"),
+        (lambda: quire.MXFP8Tensor(shape=(1, 2)), NotImplementedError, "quire.quantize.x, 'mxfp8'. makes one"),
+    ],
+)
+def test_what_cannot_be_done_is_refused_in_words(act, error, words):
+    with pytest.raises(error, match=words):
+        act()
+
+
+def test_what_kind_a_tensor_is_is_not_answered_wrongly_where_classes_are_compared(compiler):
+    q = quire.quantize(torch.ones(2, 32), "mxfp8")
+    with pytest.raises(NotImplementedError, match="depends on its spec, not on its class"):
+        issubclass(type(q), quire.MXFP8Tensor)
+    with pytest.raises(Exception, match="read tensor.spec_text there"):
+        compiler(lambda q: q.dequantize() + isinstance(q, quire.MXFP8Tensor))(q)
+    assert not isinstance(q.dequantize(), quire.MXFP8Tensor)
