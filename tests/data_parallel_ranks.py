@@ -23,6 +23,11 @@ def make():
     return torch.nn.Sequential(quire.Linear(32, 64), torch.nn.GELU(), quire.Linear(64, 32))
 
 
+def quantized(recipe):
+    with quire.quantized_model_init(recipe=recipe, keep_master=True):
+        return make()
+
+
 def batches():
     generator = torch.Generator().manual_seed(7)
     return [torch.randn(RANKS, 5, 32, generator=generator) for _ in range(STEPS)]
@@ -33,7 +38,7 @@ def loss(model, x, recipe):
         return (model(x) - x).square().mean()
 
 
-def single_process(recipe):
+def single_process(recipe, make=make):
     """The parameters after training on all of each batch, a rank's part after the other."""
     model = make()
     optimizer = torch.optim.SGD(model.parameters(), 0.5)
@@ -62,6 +67,26 @@ def sharded(model, compiled):
     return fully_shard(model, mesh=mesh)
 
 
+def check_quantized(rank, recipe):
+    """Weights that stay quantized: replicas train as one process, shards are refused and leave the model as it was."""
+    expected = single_process(recipe, lambda: quantized(recipe))
+    parallel = torch.nn.parallel.DistributedDataParallel(quantized(recipe), init_sync=False)
+    train(parallel, rank, recipe)
+    for a, b in zip(parallel.parameters(), expected, strict=True):
+        if isinstance(a, quire.QuantizedTensor):
+            a, b = a.master, b.master
+        torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-7)
+    model = quantized(recipe)
+    try:
+        fully_shard(model[0], mesh=init_device_mesh("cpu", (RANKS,)))
+    except NotImplementedError as error:
+        words = ("rows of a quantized tensor are not sharded", "Shard a model with plain parameters", "[32, 32]")
+        assert all(word in str(error) for word in words), str(error)
+    else:
+        raise AssertionError("fully_shard took a quantized parameter")
+    train(model, rank, recipe)
+
+
 def main(rank, rendezvous):
     torch.distributed.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=RANKS)
     states = [torch.empty(2, dtype=torch.int64) for _ in range(RANKS)]
@@ -81,6 +106,7 @@ def main(rank, rendezvous):
             train(model, rank, recipe)
             for a, b in zip(model.parameters(), expected, strict=True):
                 torch.testing.assert_close(a.full_tensor(), b, rtol=1e-6, atol=1e-7)
+        check_quantized(rank, recipe)
     torch.distributed.destroy_process_group()
 
 

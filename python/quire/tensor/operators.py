@@ -86,13 +86,28 @@ def _plain_like(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     return operator(outline, *args[1:], **{**kwargs, "device": device})
 
 
+def _new_zeros(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
+    """Plain zeros; refuses the shape of some rows, which FSDP2 asks for to keep a rank's part in. A plain tensor would
+    take the decoded values, and the parameter would no longer be a quantized one, without a word."""
+    q, size = args[0], tuple(args[1])
+    if len(size) == q.dim() and size[1:] == tuple(q.shape[1:]):
+        raise NotImplementedError(
+            f"QuantizedTensor: new_zeros({list(size)}) of {q.spec}, shape {list(q.shape)}: rows of a quantized tensor "
+            "are not sharded (fully_shard), since columnwise codes and scales are shared by rows of several ranks. "
+            "Shard a model with plain parameters, which quire's layers quantize after the gather, use "
+            "DistributedDataParallel, or call torch.zeros for a plain tensor"
+        )
+    return _plain_like(operator, args, kwargs)
+
+
 _KEEPS_CODES: dict[Any, Callable[..., Any]] = {
     **dict.fromkeys((aten.detach.default, aten.alias.default, aten.clone.default), _to_each_buffer),
     aten._to_copy.default: _to_copy,
     aten.empty_like.default: _empty_like,
     **dict.fromkeys((aten.zeros_like.default, aten.ones_like.default, aten.full_like.default), _plain_like),
     **dict.fromkeys((aten.rand_like.default, aten.randn_like.default), _plain_like),
-    **dict.fromkeys((aten.new_empty.default, aten.new_zeros.default, aten.new_empty_strided.default), _plain_like),
+    **dict.fromkeys((aten.new_empty.default, aten.new_empty_strided.default), _plain_like),
+    aten.new_zeros.default: _new_zeros,
 }
 
 
