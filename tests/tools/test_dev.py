@@ -10,6 +10,7 @@ import dev
     [
         ([], "benchmarks/bench.py", []),
         (["--m", "1", "16"], "benchmarks/bench.py", ["--m", "1", "16"]),
+        (["encoder", "--batch", "5"], "examples/encoder/run.py", ["--batch", "5"]),
         (["host"], "benchmarks/host.py", []),
         (["host", "--rounds", "3"], "benchmarks/host.py", ["--rounds", "3"]),
     ],
