@@ -4,16 +4,13 @@ from collections.abc import Mapping
 
 import torch
 
-from quire.nn.linear import Linear
 from quire.nn.product import ProductModule
 
 
 def _states(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     found = {}
     for name, module in model.named_modules():
-        if isinstance(module, Linear):
-            found[name] = module.sr_state
-        elif isinstance(module, ProductModule):
+        if isinstance(module, ProductModule):
             found |= {".".join(filter(None, (name, product))): s for product, s in module.sr_states().items()}
     return found
 

@@ -18,13 +18,13 @@ def make():
     return torch.nn.Sequential(quire.Linear(64, 64), torch.nn.GELU(), quire.Linear(64, 64))
 
 
-def train(model, recipe, call, interleave):
-    """Steps whose inputs grow a hundredfold; backward runs outside of autocast, and with `interleave` after the next
+def train(model, recipe, call, interleave, growth=100.0):
+    """Steps whose inputs grow by that factor; backward runs outside of autocast, and with `interleave` after the next
     forward pass. Returns the gradients."""
     found, pending = [], []
     generator = torch.Generator().manual_seed(3)
     for i in range(4):
-        x = (torch.randn(33, 64, generator=generator) * 100**i).requires_grad_()
+        x = (torch.randn(33, 64, generator=generator) * growth**i).requires_grad_()
         with quire.autocast(recipe=recipe):
             pending.append((x, call(model, x)))
         while len(pending) > interleave:
@@ -42,6 +42,19 @@ def test_gradients_are_those_without_a_checkpoint(recipe, reentrant, interleave)
     expected = train(make(), recipe, lambda model, x: model(x), interleave)
     got = train(make(), recipe, lambda model, x: quire.checkpoint(model, x, use_reentrant=reentrant), interleave)
     assert all(torch.equal(a, b) for a, b in zip(got, expected, strict=True))
+
+
+@pytest.mark.parametrize("growth", [100.0, 0.01])
+def test_a_checkpoint_within_a_checkpoint_has_the_scales_of_its_forward_pass(growth):
+    def nested(model, x):
+        return quire.checkpoint(lambda x: model[1:](quire.checkpoint(model[0], x)), x)
+
+    results = []
+    for call in (lambda model, x: model(x), nested):
+        model = make()
+        found = train(model, RECIPES["delayed"], call, 1, growth)
+        results.append([*found, *(model[i].delayed.fwd_amax for i in (0, 2))])
+    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
 
 
 def test_a_recomputed_output_adds_nothing_to_a_later_step():

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import quire
+from layernorm_parts import Parts, make_linear, make_mlp
 from quire import recipe as recipes
-from quire.functional import activation
 
 RECIPES = {
     "none": None,
@@ -28,57 +28,6 @@ ACTIVATIONS = ["gelu", "geglu", "glu", "qgelu", "qgeglu", "relu", "reglu", "srel
 @pytest.fixture(params=RECIPES.values(), ids=RECIPES.keys())
 def recipe(request):
     return request.param
-
-
-def randomised(module):
-    with torch.no_grad():
-        for name, parameter in module.named_parameters():
-            if parameter.dim() == 1:
-                parameter.copy_(torch.randn(parameter.shape) / 2 + (name.endswith("layer_norm_weight")))
-    return module
-
-
-def make_linear(normalization="LayerNorm", dtype=torch.bfloat16, **options):
-    torch.manual_seed(4)
-    return randomised(quire.LayerNormLinear(96, 64, normalization=normalization, params_dtype=dtype, **options))
-
-
-def make_mlp(normalization="LayerNorm", dtype=torch.bfloat16, **options):
-    torch.manual_seed(4)
-    return randomised(quire.LayerNormMLP(64, 96, normalization=normalization, params_dtype=dtype, **options))
-
-
-class Parts(torch.nn.Module):
-    """What a fused module is made of, with copies of its parameters and random states."""
-
-    def __init__(self, fused):
-        super().__init__()
-        self.fused, self.products = [fused], []
-        norm = quire.LayerNorm if fused.normalization == "LayerNorm" else quire.RMSNorm
-        size, dtype = fused.layer_norm_weight.shape[0], fused.layer_norm_weight.dtype
-        self.norm = norm(size, fused.eps, zero_centered_gamma=fused.zero_centered_gamma, dtype=dtype)
-        self.named = [("layer_norm_", self.norm)]
-        for product, state in fused.sr_states().items():
-            prefix = f"{product}_" if product else ""
-            n, k = getattr(fused, f"{prefix}weight").shape
-            linear = quire.Linear(k, n, getattr(fused, f"{prefix}bias") is not None, dtype)
-            linear.sr_state.copy_(state)
-            self.products.append(linear)
-            self.named.append((prefix, linear))
-        self.linears = torch.nn.ModuleList(self.products)
-        with torch.no_grad():
-            for prefix, module in self.named:
-                for name, parameter in module.named_parameters():
-                    parameter.copy_(getattr(fused, prefix + name))
-
-    def forward(self, x):
-        y = self.products[0](self.norm(x))
-        if len(self.products) == 2:
-            y = self.products[1](activation(y, self.fused[0]._activation, y.dtype)[0])
-        return y
-
-    def gradients(self):
-        return {p + name: t.grad for p, module in self.named for name, t in module.named_parameters()}
 
 
 def train(module, recipe, function=None, steps=3):
@@ -214,13 +163,12 @@ def test_parameters_have_transformer_engines_names():
 
 
 TE_LINEAR = "in_features out_features eps bias normalization init_method return_bias params_dtype device name"
+TE_LINEAR += " fuse_wgrad_accumulation delay_wgrad_compute"
 TE_MLP = "hidden_size ffn_hidden_size eps return_bias init_method bias normalization activation activation_params"
 TE_MLP += " output_layer_init_method params_dtype return_layernorm_output zero_centered_gamma device name checkpoint"
-TE_PARALLEL = (
-    "sequence_parallel fuse_wgrad_accumulation get_rng_state_tracker tp_group tp_size ub_overlap_ag ub_overlap_rs"
-)
-TE_PARALLEL += " ub_overlap_rs_dgrad ub_bulk_dgrad ub_bulk_wgrad delay_wgrad_compute symmetric_ar_type"
-TE_PARALLEL += " return_layernorm_output_gathered"
+TE_MLP += " fuse_wgrad_accumulation delay_wgrad_compute"
+TE_PARALLEL = "sequence_parallel get_rng_state_tracker tp_group tp_size ub_overlap_ag ub_overlap_rs ub_overlap_rs_dgrad"
+TE_PARALLEL += " ub_bulk_dgrad ub_bulk_wgrad symmetric_ar_type return_layernorm_output_gathered"
 DEFAULTS = {"get_rng_state_tracker": None, "tp_group": None, "tp_size": 1, "symmetric_ar_type": None}
 
 
@@ -234,9 +182,48 @@ def test_options_of_transformer_engine_are_taken_or_refused_by_name(make):
             make(**{name: 2})
     with pytest.raises(TypeError, match="unexpected keyword argument 'colour'"):
         make(colour=1)
-    with pytest.raises(NotImplementedError, match="is_first_microbatch=True is not available"):
-        make()(torch.randn(2, len(make().layer_norm_weight)).bfloat16(), is_first_microbatch=True)
     make_mlp(seq_length=128, micro_batch_size=2, set_parallel_mode=False)
+
+
+def test_options_are_taken_by_position_in_transformer_engines_order():
+    """Values are ones that only the right option takes: TransformerEngine's order after eps, up to device."""
+    ones, dtype = torch.nn.init.ones_, torch.bfloat16
+    linear = [False, True, None, 1, None, ones, False, "RMSNorm", True, dtype, None, True, False, None, True, "cpu"]
+    module = quire.LayerNormLinear(8, 4, 1e-3, *linear, delay_wgrad_compute=True)
+    assert module.fuse_wgrad_accumulation and module.delay_wgrad_compute and module.return_bias
+    assert module.bias is None and module.normalization == "RMSNorm" and module.return_layernorm_output
+    assert module.weight.eq(1).all() and module.weight.dtype == dtype and module.layer_norm_weight.eq(0).all()
+    mlp = [False, True, None, None, 1, ones, False, "RMSNorm", "clamped_swiglu", {"limit": 2.0}, torch.nn.init.zeros_]
+    mlp += [
+        True,
+        dtype,
+        True,
+        False,
+        16,
+        2,
+        False,
+        True,
+        "cpu",
+        False,
+        "mlp",
+        False,
+        False,
+        False,
+        False,
+        True,
+        None,
+        True,
+    ]
+    module = quire.LayerNormMLP(8, 16, 1e-3, *mlp)
+    assert module.fuse_wgrad_accumulation and module.delay_wgrad_compute and module.return_bias and module.checkpoint
+    assert module.fc1_bias is None and module.return_layernorm_output and module.name == "mlp" and module.eps == 1e-3
+    assert module.fc1_weight.eq(1).all() and module.fc2_weight.eq(0).all() and module.fc1_weight.dtype == dtype
+    with pytest.raises(TypeError, match="takes at most 32 positional arguments, got 33"):
+        quire.LayerNormMLP(8, 16, 1e-3, *mlp, None)
+    with pytest.raises(TypeError, match="multiple values for (keyword )?argument 'sequence_parallel'"):
+        quire.LayerNormLinear(8, 4, 1e-3, False, sequence_parallel=False)
+    with pytest.raises(NotImplementedError, match="LayerNormLinear: tp_size=2 is not available"):
+        quire.LayerNormLinear(8, 4, 1e-3, False, False, None, 2)
 
 
 def test_bad_input_is_refused_in_words():

@@ -243,6 +243,8 @@ def test_layers_chain_without_decoding(recipe, compiled, compiler, make_x, equal
     results = []
     for function in (compiler(chain) if compiled else chain, steps):
         layers, leaf = copy.deepcopy(first), x.detach().requires_grad_()
+        for layer in layers:  # the scales of x, w and y differ
+            layer.delayed.fwd_scale = torch.tensor([2.0, 4.0, 8.0])
         with quire.autocast(recipe=recipe):
             y = function(layers, leaf)
         y.sum().backward()

@@ -61,7 +61,7 @@ def test_delayed_scaling_and_calibration_leave_the_slots_of_weights_alone(make, 
             results += gradients(module, function, recipe, make_x(40, 64) * scale)
         with quire.autocast(False, recipe=recipe, calibrating=True):
             module(make_x(40, 64))
-        states = [getattr(module, module._named(product, "delayed")) for product in module.products]
+        states = [module.of(product, "delayed") for product in module.products]
         assert all(state.fwd_amax[0] > 0 and state.fwd_amax[1] == 0 and state.fwd_scale[1] == 1 for state in states)
         runs.append(results)
     assert all(equal_bits(a, b) for a, b in zip(*runs, strict=True))

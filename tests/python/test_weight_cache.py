@@ -117,6 +117,26 @@ def test_a_weight_is_quantized_once_an_optimizer_step(recipe, optimizer):
             assert counted.count == steps + 1
 
 
+def test_weights_that_are_kept_move_their_slot_of_delayed_scaling():
+    """Else they would be quantized by the scale 1 for ever: codes of small weights would be subnormal, or 0."""
+    layer, recipe = make(), RECIPES["delayed"]
+    with torch.no_grad():
+        layer.weight.mul_(1e-4)
+    optimizer = torch.optim.SGD(layer.parameters(), 1e-6)
+    quire.quantize_weights(layer, recipe, optimizer)
+    amaxes = [layer.weight.detach().abs().max()]
+    for _ in range(2):
+        step(layer, torch.randn(5, 64), recipe).sum().backward()
+        optimizer.step()
+        amaxes.append(layer.weight.detach().abs().max())
+    with quire.autocast(recipe=recipe):
+        pass
+    assert layer.delayed.fwd_scale[1] == 448 / max(amaxes)
+    quire.quantize_weights(layer, recipe)
+    codes = layer.kept_weight.buffers[0].view(torch.float8_e4m3fn).float()
+    assert codes.abs().max() > 400  # the format is used to its end
+
+
 def write_through_data(layer):
     layer.weight.data.copy_(torch.randn(48, 64))
 

@@ -10,7 +10,7 @@ Which recipe a state ran under last is therefore a number in a tensor of the sta
 """
 
 from quire.delayed.checkpoint import delayed_state, set_delayed_state
-from quire.delayed.forward import RecordedScales, collect, collect_output, measure, quantize, scales
+from quire.delayed.forward import RecordedScales, collect, collect_output, collect_weight, measure, quantize, scales
 from quire.delayed.state import DelayedState
 from quire.delayed.step import enter, leave
 
@@ -19,6 +19,7 @@ __all__ = [
     "RecordedScales",
     "collect",
     "collect_output",
+    "collect_weight",
     "delayed_state",
     "enter",
     "leave",

@@ -33,11 +33,14 @@ class RecordedScales:
 
     @property
     def replays(self) -> bool:
-        return self._next is not None
+        """Whether what runs now has run before, here or in a recorded pass around this one."""
+        outer = self._outer[-1]
+        return self._next is not None or (outer is not None and outer.replays)
 
     def of(self, state: DelayedState) -> tuple[torch.Tensor, torch.Tensor]:
-        if not self.replays:
-            self._scales.append((state.fwd_scale, state.bwd_scale))
+        if self._next is None:
+            outer = self._outer[-1]
+            self._scales.append((state.fwd_scale, state.bwd_scale) if outer is None else outer.of(state))
             return self._scales[-1]
         self._next += 1
         return self._scales[self._next - 1]
@@ -65,6 +68,11 @@ def collect_output(state: DelayedState, rule: torch.Tensor | None, y_amax: torch
     """collect() for the amax of a result that is quantized."""
     if _collects(rule):
         torch.ops.quire.amax_max_(state.fwd_amax, y_amax, 2)
+
+
+def collect_weight(state: DelayedState, w_amax: torch.Tensor) -> None:
+    """collect() for a weight that is quantized apart from forward passes."""
+    torch.ops.quire.amax_max_(state.fwd_amax, w_amax, 1)
 
 
 def _collects(rule: torch.Tensor | None) -> bool:

@@ -7,6 +7,7 @@ import torch
 from quire import delayed
 from quire.autocast import recipe_of
 from quire.functional import fingerprint, operand_buffers
+from quire.nn.product import ProductModule, named
 from quire.recipe import Recipe, default
 from quire.tensor import QuantizedTensor
 
@@ -33,20 +34,23 @@ def cache(weight: torch.Tensor, recipe: Recipe, scale: torch.Tensor | None) -> C
     return CachedWeight(recipe.weight_spec, tuple(buffers), fingerprint(w))
 
 
-def cached_weight(layer: torch.nn.Module, recipe: Recipe, is_first_microbatch: bool | None) -> CachedWeight | None:
-    """The codes that a forward pass uses, if there are any for it: layer.microbatch_weight, of the first microbatch,
-    where is_first_microbatch is False; layer.kept_weight, of quantize_weights(), where it is None."""
+def cached_weight(
+    module: ProductModule, product: str, recipe: Recipe, is_first_microbatch: bool | None
+) -> CachedWeight | None:
+    """The codes that a forward pass uses, if there are any for it: microbatch_weight, of the first microbatch, where
+    is_first_microbatch is False; kept_weight, of quantize_weights(), where it is None."""
     # A first microbatch reads neither, so that its graph does not depend on whether there are any.
     if is_first_microbatch is True:
         return None
-    found = layer.kept_weight if is_first_microbatch is None else layer.microbatch_weight
+    found = module.of(product, "kept_weight" if is_first_microbatch is None else "microbatch_weight")
     return found if found is not None and found.spec == recipe.weight_spec else None
 
 
 def quantize_weights(
     model: torch.nn.Module, recipe: Recipe | None = None, optimizer: torch.optim.Optimizer | None = None
 ) -> None:
-    """Quantizes the weights of the model's quire.Linear layers and keeps the codes for all forward passes that follow.
+    """Quantizes the weights of the products of the model's layers and keeps the codes for all forward passes that
+    follow.
 
     recipe: the one that layers will run under; None is what each would run under now, else quire.recipe.default().
     Under recipes with another spec for w the codes are not used.
@@ -57,16 +61,28 @@ def quantize_weights(
     raises RuntimeError until this is called again: it compares the weight with a fingerprint. Weights that are
     quantized parameters are left alone. Moving or converting the model drops the codes. Not within a compiled function.
     """
-    layers = [module for module in model.modules() if hasattr(module, "kept_weight")]
-    chosen = [(layer, recipe or recipe_of(layer.recipe) or default()) for layer in layers]
+    chosen = [
+        (module, product, recipe or recipe_of(module.recipe) or default())
+        for module in model.modules()
+        if isinstance(module, ProductModule)
+        for product in module.products
+    ]
 
     @torch.no_grad()
     def quantize(*_: object) -> None:
-        for layer, its in chosen:
-            if not isinstance(layer.weight, QuantizedTensor):
-                scale = layer.delayed.fwd_scale if its.delayed() else None
-                layer.kept_weight = cache(layer.weight, its, scale)
+        for each in chosen:
+            _keep(*each)
 
     quantize()
     if optimizer is not None:
         optimizer.register_step_post_hook(quantize)
+
+
+def _keep(module: ProductModule, product: str, recipe: Recipe) -> None:
+    weight, state = module.of(product, "weight"), module.of(product, "delayed")
+    if isinstance(weight, QuantizedTensor):
+        return
+    made = cache(weight, recipe, state.fwd_scale if recipe.delayed() else None)
+    setattr(module, named(product, "kept_weight"), made)
+    if recipe.delayed():
+        delayed.collect_weight(state, made.buffers[2])

@@ -1,130 +1,194 @@
-"""How a Linear runs its product with all options: which codes it takes from where, and where gradients go."""
+"""How a product y = x w^T of a module runs: which codes it takes from where, and where gradients go."""
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 
 from quire import delayed
-from quire.functional import linear, linear_given, quantize
+from quire.autocast import active_rule, recipe_of
+from quire.functional import Buffers, linear, linear_given, quantize
 from quire.nn.cache import cache, cached_weight
+from quire.nn.dtype import activation_dtype, check_dtypes
+from quire.nn.product import ProductModule, named
 from quire.nn.weight import weight_operand
 from quire.recipe import Recipe
-from quire.tensor import QuantizedActivation, QuantizedTensor, input_operand
-
-if TYPE_CHECKING:
-    from quire.nn.linear import Linear
+from quire.tensor import QuantizedActivation, QuantizedTensor, QuantSpec, input_operand
 
 
 class Call(NamedTuple):
-    """How the layer was called.
+    """How a module was called, the same for all of its products.
 
-    recipe: the active one. rule: as delayed.collect() takes it. dtype: of the result. is_first_microbatch, fp8_grad: of
-    Linear.forward. output_spec: text of a spec for the result, "" for none.
+    recipe: the active one; None computes in high precision. rule: as delayed.collect() takes it. dtype: of results.
+    is_first_microbatch, fp8_grad: of Linear.forward. output_spec: text of a spec for the module's result, "" for none.
     """
 
-    recipe: Recipe
+    recipe: Recipe | None
     rule: torch.Tensor | None
     dtype: torch.dtype
     is_first_microbatch: bool | None
-    output_spec: str
     fp8_grad: bool
+    output_spec: str
 
 
-def run(
-    layer: "Linear", x: torch.Tensor | QuantizedActivation, bias: torch.Tensor | None, call: Call
-) -> torch.Tensor | QuantizedActivation:
-    """y = x w^T + bias."""
-    recipe, grad = call.recipe, torch.is_grad_enabled()
-    text = _text(layer, call)
-    given: dict[str, object] = {}
-    if isinstance(x, QuantizedTensor | QuantizedActivation):
-        x, given["x_buffers"], spec = input_operand(x, grad and layer.weight.requires_grad)
-        text = f"x={spec},{text.split(',', 1)[1]}"
-    scale = x_amax = None
-    if recipe.delayed():
-        scale, given["bwd_scale"] = delayed.scales(layer.delayed)
-        given["bwd_amax"] = layer.delayed.bwd_amax
-        if "x_buffers" not in given:
-            given["x_buffers"] = delayed.quantize(x, scale, 0, grad and layer.weight.requires_grad)
-            x_amax = given["x_buffers"][2]
-    w, w_amax = _weight(layer, (x, bias), call, scale, given)
-    if grad and layer.weight.requires_grad:
-        given |= _weight_gradient(layer, call)
-    # A graph has no input that it does not need.
-    sr_state = layer.sr_state if recipe.stochastic and grad else None
-    if given:
-        y = linear_given(x, w, bias, text, call.dtype, sr_state=sr_state, **given)
-    else:
-        y = linear(x, w, bias, text, call.dtype, sr_state=sr_state)
-    if scale is not None:  # now that the arguments are known to fit
-        # An x that came quantized has a scale of its own, and leaves its slot as it is.
-        delayed.collect(layer.delayed, call.rule, scale.new_zeros(1) if x_amax is None else x_amax, w_amax)
-    return y if not call.output_spec else _output(layer, y, call, scale)
+def active_call(
+    module: ProductModule,
+    x: torch.Tensor | QuantizedActivation,
+    is_first_microbatch: bool | None = None,
+    *,
+    fp8_output: bool = False,
+    fp8_grad: bool = False,
+    output_spec: QuantSpec | str | None = None,
+) -> Call:
+    """A call now, with the options of Linear.forward. Raises TypeError where dtypes do not fit."""
+    recipe, spec = recipe_of(module.recipe), ""
+    if output_spec is not None:
+        spec = QuantSpec(output_spec).text
+    elif fp8_output and recipe is not None:
+        spec = recipe.input_spec
+    if recipe is not None:
+        names = (*module.weight_names, *module.bias_names)
+        check_dtypes(module, x, [(name, getattr(module, name)) for name in names])
+    return Call(recipe, active_rule(), activation_dtype(x), is_first_microbatch, fp8_grad, spec)
 
 
-def _text(layer: "Linear", call: Call) -> str:
-    if layer.save_original_input and call.recipe.delayed():
+class Product:
+    """One product of a module in one call.
+
+    The constructor reads the module, and writes what it is to remember; run() does neither. So what is constructed
+    before a checkpoint is recomputed within it as it was.
+    """
+
+    def __init__(self, module: ProductModule, name: str, call: Call) -> None:
+        recipe, grad = call.recipe, torch.is_grad_enabled()
+        self.call, self.weight, self.state = call, module.of(name, "weight"), module.of(name, "delayed")
+        self.needs_dw = grad and self.weight.requires_grad
+        self.given: dict[str, object] = {}  # to linear_given
+        self.scale: torch.Tensor | None = None  # of delayed scaling
+        if recipe is None:
+            return
+        self.text = _text(module, call)
+        # These start backward from x itself.
+        self.keeps_x = self.text.endswith(("backward=high_precision", "backward=requantized"))
+        if recipe.delayed():
+            self.scale, self.given["bwd_scale"] = delayed.scales(self.state)
+            self.given["bwd_amax"] = self.state.bwd_amax
+        self._take_codes(module, name)
+        if self.needs_dw:
+            self.given |= self._weight_gradient(module, name)
+        # A graph has no input that it does not need.
+        self.sr_state = module.of(name, "sr_state") if recipe.stochastic and grad else None
+
+    def _take_codes(self, module: ProductModule, name: str) -> None:
+        """Of w, those that outlive the call: looks for them or makes them."""
+        recipe, first = self.call.recipe, self.call.is_first_microbatch
+        if isinstance(self.weight, QuantizedTensor):
+            return
+        found = cached_weight(module, name, recipe, first)
+        if found is not None:
+            self.given |= {"w_buffers": found.buffers, "w_fingerprint": found.fingerprint}
+        elif first is not None:
+            made = cache(self.weight, recipe, self.scale)
+            setattr(module, named(name, "microbatch_weight"), made)
+            self.given["w_buffers"] = made.buffers
+
+    def _weight_gradient(self, module: ProductModule, name: str) -> dict[str, object]:
+        """Arguments of linear_given that say where it goes, if not to autograd."""
+        weight = self.weight
+        given: dict[str, object] = {}
+        if module.delay_wgrad_compute:
+            given["wgrad_stash"] = module.of(name, "wgrad_stash")
+        elif module.fuse_wgrad_accumulation:
+            if not hasattr(weight, "main_grad"):
+                what = named(name, "weight")
+                raise RuntimeError(
+                    f"quire.{type(module).__name__}: fuse_wgrad_accumulation=True needs {what}.main_grad, a tensor of "
+                    f"{what}'s shape to add the gradient to; got none. Assign one, or make the layer without "
+                    "fuse_wgrad_accumulation"
+                )
+            given["main_grad"] = weight.main_grad
+            overwrites = getattr(weight, "overwrite_main_grad", False)
+            given["overwrite_main_grad"] = bool(overwrites) or self.call.is_first_microbatch is True
+        if given and hasattr(weight, "grad_added_to_main_grad"):
+            weight.grad_added_to_main_grad = True
+            given["placeholder"] = True
+        return given
+
+    def input(self, keep: bool = False) -> dict[str, object]:
+        """Keywords of norm() and activation() for an x that run() takes. keep: they return x itself too."""
+        recipe = self.call.recipe
+        if recipe is None or self.keeps_x:
+            return {}
+        scale = None if self.scale is None else self.scale[:1]
+        return {"spec": recipe.input_spec, "rowwise": True, "columnwise": self.needs_dw, "keep": keep, "scale": scale}
+
+    def run(
+        self, x: torch.Tensor | QuantizedActivation, bias: torch.Tensor | None, x_buffers: Buffers = ()
+    ) -> torch.Tensor:
+        """y = x w^T + bias. x_buffers: what norm() or activation() returned with input(). An x that is quantized is
+        used as it is, under its own spec."""
+        if self.call.recipe is None:
+            return self._high_precision(x, bias)
+        given = dict(self.given)
+        x, text, x_amax = self._x_operand(x, x_buffers, given)
+        w, w_amax = self._w_operand(x, bias, given)
+        if given:
+            y = linear_given(x, w, bias, text, self.call.dtype, sr_state=self.sr_state, **given)
+        else:
+            y = linear(x, w, bias, text, self.call.dtype, sr_state=self.sr_state)
+        if self.scale is not None:  # now that the arguments are known to fit
+            delayed.collect(self.state, self.call.rule, x_amax, w_amax)
+        return y
+
+    def _x_operand(
+        self, x: torch.Tensor | QuantizedActivation, buffers: Buffers, given: dict[str, object]
+    ) -> tuple[torch.Tensor, str, torch.Tensor | None]:
+        """The tensor to pass as x, the recipe's text, and x's amax if that is to be collected."""
+        if isinstance(x, QuantizedTensor | QuantizedActivation):
+            x, given["x_buffers"], spec = input_operand(x, self.needs_dw)
+            # Its scale is its own, and the slot stays as it is.
+            unchanged = None if self.scale is None else self.scale.new_zeros(1)
+            return x, f"x={spec},{self.text.split(',', 1)[1]}", unchanged
+        if self.scale is not None and not buffers:
+            buffers = delayed.quantize(x, self.scale, 0, self.needs_dw)
+        if buffers and not self.keeps_x:
+            given["x_buffers"] = buffers
+        return x, self.text, None if self.scale is None else buffers[2]
+
+    def _w_operand(
+        self, x: torch.Tensor, bias: torch.Tensor | None, given: dict[str, object]
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """The tensor to pass as w, and its amax if that is to be collected."""
+        w, buffers = weight_operand(self.weight, (x, bias), self.call.recipe)
+        if buffers:  # it stays quantized
+            given["w_buffers"] = buffers
+        elif self.scale is not None and "w_buffers" not in given:
+            given["w_buffers"] = delayed.quantize(w, self.scale, 1, torch.is_grad_enabled() and x.requires_grad)
+        is_new = self.scale is not None and not buffers and "w_fingerprint" not in given
+        return w, given["w_buffers"][2] if is_new else None
+
+    def _high_precision(self, x: torch.Tensor | QuantizedActivation, bias: torch.Tensor | None) -> torch.Tensor:
+        if isinstance(x, QuantizedTensor | QuantizedActivation):
+            x = x.dequantize()
+        if self.call.rule is not None:
+            delayed.collect(self.state, self.call.rule, *delayed.measure(self.state, x, self.weight))
+        return torch.nn.functional.linear(x, self.weight, bias)
+
+    def output(self, y: torch.Tensor) -> torch.Tensor | QuantizedActivation:
+        """y as the call wants it."""
+        spec, columnwise = self.call.output_spec, torch.is_grad_enabled()
+        if not spec:
+            return y
+        if self.scale is None or spec != self.call.recipe.input_spec:
+            return quantize(y, spec, columnwise=columnwise)
+        q = quantize(y, spec, columnwise=columnwise, scale=self.scale[2:3])
+        delayed.collect_output(self.state, self.call.rule, q.buffer_list()[2])
+        return q
+
+
+def _text(module: ProductModule, call: Call) -> str:
+    if module.save_original_input and call.recipe.delayed():
         raise ValueError(
-            "quire.Linear: save_original_input=True does not go with DelayedScaling: x would be quantized again when "
-            "its scale has changed. Use Float8CurrentScaling, or leave save_original_input False"
+            f"quire.{type(module).__name__}: save_original_input=True does not go with DelayedScaling: x would be "
+            "quantized again when its scale has changed. Use Float8CurrentScaling, or leave save_original_input False"
         )
-    return call.recipe.linear_spec(call.fp8_grad, layer.save_original_input)
-
-
-def _weight(
-    layer: "Linear",
-    others: tuple[torch.Tensor, torch.Tensor | None],
-    call: Call,
-    scale: torch.Tensor | None,
-    given: dict[str, object],
-) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """The tensor to pass as w, whose buffers, if any, go into `given`; its amax if it was quantized under `scale`."""
-    weight, recipe = layer.weight, call.recipe
-    w, buffers = weight_operand(weight, others, recipe)
-    if buffers:  # it stays quantized
-        given["w_buffers"] = buffers
-        return w, None
-    cached = cached_weight(layer, recipe, call.is_first_microbatch)
-    if cached is not None:
-        given |= {"w_buffers": cached.buffers, "w_fingerprint": cached.fingerprint}
-        return weight, None
-    if call.is_first_microbatch is not None:
-        made = layer.microbatch_weight = cache(weight, recipe, scale)
-        given["w_buffers"] = made.buffers
-    elif scale is not None:
-        given["w_buffers"] = delayed.quantize(weight, scale, 1, torch.is_grad_enabled() and others[0].requires_grad)
-    else:
-        return weight, None
-    return weight, None if scale is None else given["w_buffers"][2]
-
-
-def _weight_gradient(layer: "Linear", call: Call) -> dict[str, object]:
-    """Where it goes, if not to autograd."""
-    given: dict[str, object] = {}
-    if layer.delay_wgrad_compute:
-        given["wgrad_stash"] = layer.wgrad_stash
-    elif layer.fuse_wgrad_accumulation:
-        weight = layer.weight
-        if not hasattr(weight, "main_grad"):
-            raise RuntimeError(
-                "quire.Linear: fuse_wgrad_accumulation=True needs weight.main_grad, a tensor of weight's shape to add "
-                "the gradient to; got none. Assign one, or make the layer without fuse_wgrad_accumulation"
-            )
-        given["main_grad"] = weight.main_grad
-        overwrites = getattr(weight, "overwrite_main_grad", False)
-        given["overwrite_main_grad"] = bool(overwrites) or call.is_first_microbatch is True
-    if given and hasattr(layer.weight, "grad_added_to_main_grad"):
-        layer.weight.grad_added_to_main_grad = True
-        given["placeholder"] = True
-    return given
-
-
-def _output(
-    layer: "Linear", y: torch.Tensor, call: Call, scale: torch.Tensor | None
-) -> torch.Tensor | QuantizedActivation:
-    columnwise = torch.is_grad_enabled()
-    if scale is None or call.output_spec != call.recipe.input_spec:
-        return quantize(y, call.output_spec, columnwise=columnwise)
-    q = quantize(y, call.output_spec, columnwise=columnwise, scale=scale[2:3])
-    delayed.collect_output(layer.delayed, call.rule, q.buffer_list()[2])
-    return q
+    return call.recipe.linear_spec(call.fp8_grad, module.save_original_input)

@@ -6,17 +6,20 @@ import torch
 
 from quire.functional import norm
 from quire.nn import options as unavailable
+from quire.nn.call import Product, active_call
 from quire.nn.norm import reset_norm
-from quire.nn.product import Pass, ProductModule, initialise
+from quire.nn.product import ProductModule, initialise
+from quire.tensor import QuantizedActivation, QuantizedTensor, QuantSpec
 
 _NORMALIZATIONS = ("LayerNorm", "RMSNorm")
-_OPTIONS = unavailable.PARALLEL | {
-    "fuse_wgrad_accumulation": False,
-    "delay_wgrad_compute": False,
-    "parameters_split": None,
-    "return_layernorm_output_gathered": False,
-}
-_FORWARD_OPTIONS = {"is_first_microbatch": None, "fp8_output": False, "fp8_grad": False}
+_OPTIONS = unavailable.PARALLEL | {"parameters_split": None, "return_layernorm_output_gathered": False}
+#: TransformerEngine's order, after eps.
+_ORDER = (
+    "sequence_parallel fuse_wgrad_accumulation tp_group tp_size get_rng_state_tracker init_method bias normalization "
+    "return_bias params_dtype parallel_mode return_layernorm_output return_layernorm_output_gathered parameters_split "
+    "zero_centered_gamma device ub_overlap_ag ub_overlap_rs ub_overlap_rs_dgrad ub_bulk_wgrad ub_bulk_dgrad ub_name "
+    "delay_wgrad_compute symmetric_ar_type name"
+).split()
 
 
 def norm_parameters(module: torch.nn.Module, size: int, options: dict[str, object]) -> None:
@@ -32,9 +35,11 @@ def norm_parameters(module: torch.nn.Module, size: int, options: dict[str, objec
 
 
 def normalised(
-    module: torch.nn.Module, x: torch.Tensor, dtype: torch.dtype, quantized: dict[str, object]
+    module: torch.nn.Module, x: torch.Tensor | QuantizedActivation, dtype: torch.dtype, quantized: dict[str, object]
 ) -> tuple[torch.Tensor, list[torch.Tensor]]:
-    """norm() with the module's parameters."""
+    """norm() with the module's parameters. A quantized x is decoded."""
+    if isinstance(x, QuantizedTensor | QuantizedActivation):
+        x = x.dequantize()
     return norm(
         x,
         module.layer_norm_weight,
@@ -57,12 +62,15 @@ class LayerNormLinear(ProductModule):
     init_method: called with weight; bias is then 0. None: torch.nn.Linear's initialisation.
     return_bias: bias is returned and not added. return_layernorm_output: the norm's result is returned too, in high
         precision: forward gives y, (y, bias), (y, norm) or (y, bias, norm).
+    fuse_wgrad_accumulation, delay_wgrad_compute, save_original_input: as for quire.Linear.
     Within quire.quantized_model_init the weight is quantized.
 
     Further keywords are TransformerEngine's; one that is not available raises NotImplementedError unless it has its
-    default. Randomness and delayed scaling: as for quire.Linear.
+    default. All after eps may be passed by position, in TransformerEngine's order. Randomness and delayed scaling: as
+    for quire.Linear.
     """
 
+    @unavailable.positional(*_ORDER)
     def __init__(
         self,
         in_features: int,
@@ -77,6 +85,9 @@ class LayerNormLinear(ProductModule):
         return_layernorm_output: bool = False,
         zero_centered_gamma: bool = False,
         device: torch.device | str | None = None,
+        fuse_wgrad_accumulation: bool = False,
+        delay_wgrad_compute: bool = False,
+        save_original_input: bool = False,
         name: str | None = None,
         **options: object,
     ) -> None:
@@ -85,11 +96,13 @@ class LayerNormLinear(ProductModule):
         self.in_features, self.out_features, self.eps, self.name = in_features, out_features, eps, name
         self.normalization, self.zero_centered_gamma, self.init_method = normalization, zero_centered_gamma, init_method
         self.return_bias, self.return_layernorm_output = return_bias, return_layernorm_output
+        self.fuse_wgrad_accumulation, self.delay_wgrad_compute = fuse_wgrad_accumulation, delay_wgrad_compute
+        self.save_original_input = save_original_input
         factory = {"device": device, "dtype": params_dtype}
         norm_parameters(self, in_features, factory)
         self.weight = torch.nn.Parameter(torch.empty(out_features, in_features, **factory))
         self.register_parameter("bias", torch.nn.Parameter(torch.empty(out_features, **factory)) if bias else None)
-        self._add_states(self.weight.device)
+        self._add_states()
         self.reset_parameters()
         self._quantize_weights()
 
@@ -101,15 +114,24 @@ class LayerNormLinear(ProductModule):
         initialise(self.weight, self.bias, self.init_method)
         self._reset_sr_states()
 
-    def forward(self, x: torch.Tensor, **options: object) -> torch.Tensor | tuple[torch.Tensor | None, ...]:
-        """x [*, in_features] -> [*, out_features], of the dtype that quire.Linear would give."""
-        if options:
-            unavailable.refuse("quire.LayerNormLinear.forward", options, _FORWARD_OPTIONS)
-        current, keep = Pass(self, x), self.return_layernorm_output
-        made = normalised(self, x, current.dtype, current.input("", self.weight, keep))
-        y, amaxes = current.run("", made, self.weight, None if self.return_bias else self.bias)
-        current.collect("", amaxes)
-        extra = ((self.bias,) if self.return_bias else ()) + ((made[0],) if keep else ())
+    def forward(
+        self,
+        x: torch.Tensor,
+        is_first_microbatch: bool | None = None,
+        fp8_output: bool = False,
+        fp8_grad: bool = False,
+        *,
+        output_spec: QuantSpec | str | None = None,
+    ) -> torch.Tensor | QuantizedActivation | tuple[torch.Tensor | QuantizedActivation | None, ...]:
+        """x [*, in_features] -> [*, out_features]. Options, dtype of the result and errors as for quire.Linear, whose
+        input is the norm's result: fp8_grad rounds the gradient of that."""
+        call = active_call(
+            self, x, is_first_microbatch, fp8_output=fp8_output, fp8_grad=fp8_grad, output_spec=output_spec
+        )
+        product, keep = Product(self, "", call), self.return_layernorm_output
+        normed, buffers = normalised(self, x, call.dtype, product.input(keep))
+        y = product.output(product.run(normed, None if self.return_bias else self.bias, buffers))
+        extra = ((self.bias,) if self.return_bias else ()) + ((normed,) if keep else ())
         return (y, *extra) if extra else y
 
     def extra_repr(self) -> str:

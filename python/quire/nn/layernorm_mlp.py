@@ -3,23 +3,28 @@
 from collections.abc import Callable, Mapping
 
 import torch
-from torch.utils.checkpoint import checkpoint as recompute
 
+from quire.checkpoint import checkpoint as recompute
 from quire.functional import activation
 from quire.nn import options as unavailable
+from quire.nn.call import Product, active_call
 from quire.nn.layernorm_linear import norm_parameters, normalised
 from quire.nn.norm import reset_norm
-from quire.nn.product import Pass, ProductModule, initialise
+from quire.nn.product import ProductModule, initialise
+from quire.tensor import QuantizedActivation, QuantSpec
 
 _GATED = ("geglu", "glu", "qgeglu", "reglu", "sreglu", "swiglu", "clamped_swiglu")
 _ACTIVATIONS = ("gelu", "qgelu", "relu", "srelu", "silu", *_GATED)
 _IGNORED = {"seq_length": None, "micro_batch_size": None}  # sizes to warm up kernels for, which nothing here needs
-_OPTIONS = unavailable.PARALLEL | {
-    "fuse_wgrad_accumulation": False,
-    "delay_wgrad_compute": False,
-    "return_layernorm_output_gathered": False,
-    "set_parallel_mode": False,
-}
+_OPTIONS = unavailable.PARALLEL | {"return_layernorm_output_gathered": False, "set_parallel_mode": False}
+#: TransformerEngine's order, after eps.
+_ORDER = (
+    "sequence_parallel return_bias get_rng_state_tracker tp_group tp_size init_method bias normalization activation "
+    "activation_params output_layer_init_method fuse_wgrad_accumulation params_dtype return_layernorm_output "
+    "return_layernorm_output_gathered seq_length micro_batch_size set_parallel_mode zero_centered_gamma device "
+    "ub_overlap_ag name ub_overlap_rs ub_overlap_rs_dgrad ub_bulk_dgrad ub_bulk_wgrad delay_wgrad_compute "
+    "symmetric_ar_type checkpoint"
+).split()
 
 
 def _activation_text(name: str, parameters: Mapping[str, float] | None) -> str:
@@ -49,17 +54,21 @@ class LayerNormMLP(ProductModule):
         "clamped_swiglu".
     init_method, output_layer_init_method: of fc1_weight and fc2_weight, as for quire.LayerNormLinear.
     return_bias: fc2_bias is returned and not added. return_layernorm_output: the norm's result is returned too.
-    checkpoint: nothing but x is kept for backward, which computes the module again, under the recipe and the scales of
-        the first time.
+    checkpoint: nothing but x is kept for backward (and codes of weights that are cached), which computes the module
+        again, under the recipe and the scales of the first time.
+    fuse_wgrad_accumulation, delay_wgrad_compute, save_original_input: as for quire.Linear, for both weights.
     seq_length, micro_batch_size: accepted, and without a meaning here.
     Within quire.quantized_model_init fc1_weight and fc2_weight are quantized.
 
     Further keywords are TransformerEngine's; one that is not available raises NotImplementedError unless it has its
-    default. Randomness and delayed scaling: as for quire.Linear, for each of the two products.
+    default. All after eps may be passed by position, in TransformerEngine's order. Randomness and delayed scaling: as
+    for quire.Linear, for each of the two products.
     """
 
     products = ("fc1", "fc2")
+    weight_names, bias_names = ("fc1_weight", "fc2_weight"), ("fc1_bias", "fc2_bias")
 
+    @unavailable.positional(*_ORDER)
     def __init__(
         self,
         hidden_size: int,
@@ -77,6 +86,9 @@ class LayerNormMLP(ProductModule):
         return_layernorm_output: bool = False,
         zero_centered_gamma: bool = False,
         device: torch.device | str | None = None,
+        fuse_wgrad_accumulation: bool = False,
+        delay_wgrad_compute: bool = False,
+        save_original_input: bool = False,
         name: str | None = None,
         checkpoint: bool = False,
         **options: object,
@@ -90,13 +102,15 @@ class LayerNormMLP(ProductModule):
         self.normalization, self.zero_centered_gamma = normalization, zero_centered_gamma
         self.init_method, self.output_layer_init_method = init_method, output_layer_init_method
         self.return_bias, self.return_layernorm_output = return_bias, return_layernorm_output
+        self.fuse_wgrad_accumulation, self.delay_wgrad_compute = fuse_wgrad_accumulation, delay_wgrad_compute
+        self.save_original_input = save_original_input
         factory = {"device": device, "dtype": params_dtype}
         norm_parameters(self, hidden_size, factory)
         inner = ffn_hidden_size * (2 if activation in _GATED else 1)
         for product, n, k in (("fc1", inner, hidden_size), ("fc2", hidden_size, ffn_hidden_size)):
             self.register_parameter(f"{product}_weight", torch.nn.Parameter(torch.empty(n, k, **factory)))
             self.register_parameter(f"{product}_bias", torch.nn.Parameter(torch.empty(n, **factory)) if bias else None)
-        self._add_states(self.fc1_weight.device)
+        self._add_states()
         self.reset_parameters()
         self._quantize_weights()
 
@@ -110,32 +124,35 @@ class LayerNormMLP(ProductModule):
         self._reset_sr_states()
 
     def forward(
-        self, x: torch.Tensor, is_first_microbatch: bool | None = None
-    ) -> torch.Tensor | tuple[torch.Tensor | None, ...]:
-        """x [*, hidden_size] -> the same shape, of the dtype that quire.Linear would give."""
-        unavailable.refuse(
-            "quire.LayerNormMLP.forward", {"is_first_microbatch": is_first_microbatch}, {"is_first_microbatch": None}
+        self,
+        x: torch.Tensor,
+        is_first_microbatch: bool | None = None,
+        *,
+        fp8_output: bool = False,
+        fp8_grad: bool = False,
+        output_spec: QuantSpec | str | None = None,
+    ) -> torch.Tensor | QuantizedActivation | tuple[torch.Tensor | QuantizedActivation | None, ...]:
+        """x [*, hidden_size] -> the same shape. Options, dtype of the result and errors as for quire.Linear, for each
+        of the two products: fp8_grad rounds the gradients of the norm's and the activation's result; fp8_output and
+        output_spec are of the module's result."""
+        call = active_call(
+            self, x, is_first_microbatch, fp8_output=fp8_output, fp8_grad=fp8_grad, output_spec=output_spec
         )
-        current = Pass(self, x)
+        fc1, fc2 = (Product(self, name, call) for name in self.products)
+
+        def compute(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            normed, buffers = normalised(self, x, call.dtype, fc1.input(self.return_layernorm_output))
+            h = fc1.run(normed, self.fc1_bias, buffers)
+            activated, buffers = activation(h, self._activation, h.dtype, **fc2.input())
+            return fc2.run(activated, None if self.return_bias else self.fc2_bias, buffers), normed
+
         if self.checkpoint and torch.is_grad_enabled():
-            y, normed, first, second = recompute(
-                lambda x: self._compute(current, x), x, use_reentrant=False, preserve_rng_state=False
-            )
+            y, normed = recompute(compute, x, preserve_rng_state=False)
         else:
-            y, normed, first, second = self._compute(current, x)
-        current.collect("fc1", first)
-        current.collect("fc2", second)
+            y, normed = compute(x)
+        y = fc2.output(y)
         extra = ((self.fc2_bias,) if self.return_bias else ()) + ((normed,) if self.return_layernorm_output else ())
         return (y, *extra) if extra else y
-
-    def _compute(self, current: Pass, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, list, list]:
-        """y, the norm's result, and the amaxes that the products measured."""
-        keep = self.return_layernorm_output
-        normed = normalised(self, x, current.dtype, current.input("fc1", self.fc1_weight, keep))
-        h, first = current.run("fc1", normed, self.fc1_weight, self.fc1_bias)
-        activated = activation(h, self._activation, h.dtype, **current.input("fc2", self.fc2_weight))
-        y, second = current.run("fc2", activated, self.fc2_weight, None if self.return_bias else self.fc2_bias)
-        return y, normed[0], first, second
 
     def extra_repr(self) -> str:
         hidden, ffn = self.fc2_weight.shape

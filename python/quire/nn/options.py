@@ -1,8 +1,9 @@
 """TransformerEngine's options that quire does not have, refused unless they ask for nothing."""
 
+import functools
 import io
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 
@@ -97,3 +98,24 @@ def refuse(what: str, options: Mapping[str, object], known: Mapping[str, object]
             raise NotImplementedError(
                 f"{what}: {name}={value!r} is not available in this version; leave it at {known[name]!r}{remedy}"
             )
+
+
+def positional(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """For a constructor whose keywords of these names may follow its positional arguments by position, as they do in
+    TransformerEngine: a list for drop-in use that nobody should have to read in a signature."""
+
+    def decorate(constructor: Callable[..., None]) -> Callable[..., None]:
+        own = constructor.__code__.co_argcount
+
+        @functools.wraps(constructor)
+        def wrapper(*args: object, **keywords: object) -> None:
+            if len(args) > own + len(names):
+                raise TypeError(
+                    f"{constructor.__qualname__}() takes at most {own + len(names) - 1} positional arguments, "
+                    f"got {len(args) - 1}"
+                )
+            constructor(*args[:own], **dict(zip(names, args[own:], strict=False)), **keywords)
+
+        return wrapper
+
+    return decorate

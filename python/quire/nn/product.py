@@ -1,131 +1,131 @@
-"""The products y = x w^T of modules that make x themselves: what each one remembers, and how it runs."""
+"""The products y = x w^T of a module: what it remembers of each, whatever makes their x."""
 
 import math
+import secrets
+import weakref
 from collections.abc import Callable
 
 import torch
 
-from quire import delayed
-from quire.autocast import active_recipe, active_rule
-from quire.delayed import DelayedState
-from quire.functional import linear_given, operand_buffers
-from quire.nn.dtype import activation_dtype, check_dtypes
+from quire import delayed, functional
 from quire.nn.options import Unparallel
-from quire.nn.weight import initial_weight, weight_operand
+from quire.nn.weight import initial_weight
+from quire.recipe import Recipe
 from quire.seed import reset_streams
+
+
+def named(product: str, what: str) -> str:
+    """The attribute of a module that holds `what` of a product: "weight", or "fc1_weight" for the product "fc1"."""
+    return f"{product}_{what}" if product else what
 
 
 class ProductModule(Unparallel, torch.nn.Module):
     """A module with products, named in `products`: "" for the one of `weight`, else "fc1" for that of `fc1_weight`.
 
-    Each has a tensor `sr_state` (`fc1_sr_state`), int64 [2] {seed, counter}, for gradients that round
-    stochastically, as quire.Linear, and `delayed` (`fc1_delayed`), its state of delayed scaling.
+    Beside weight and bias it has of each, as attributes that are named likewise and are in no state_dict
+    sr_state: int64 [2] {seed, counter}, for gradients that round stochastically (numerics.md 0.11).
+    delayed: its DelayedState.
+    microbatch_weight, kept_weight: CachedWeight or None (quire/nn/cache.py).
+    wgrad_stash: int64 [2] {number, count} for weight gradients that wait for backward_dw(), or None.
+    None of them is a buffer: DistributedDataParallel would give all ranks those of the first one.
     """
 
     products: tuple[str, ...] = ("",)
+    #: What the module runs under outside of any autocast.
+    recipe: Recipe | None = None
+    fuse_wgrad_accumulation = delay_wgrad_compute = save_original_input = False
 
-    @property
-    def weight_names(self) -> tuple[str, ...]:
-        return tuple(self._named(product, "weight") for product in self.products)
-
-    @property
-    def bias_names(self) -> tuple[str, ...]:
-        return tuple(self._named(product, "bias") for product in self.products)
-
-    def _named(self, product: str, what: str) -> str:
-        return f"{product}_{what}" if product else what
-
-    def _add_states(self, device: torch.device) -> None:
-        """To be called when the parameters are there."""
-        for product in self.products:
-            state = torch.empty(2, dtype=torch.int64, device=device)
-            setattr(self, self._named(product, "sr_state"), state)
-            setattr(self, self._named(product, "delayed"), DelayedState(device))
-
-    def _quantize_weights(self) -> None:
-        """To be called when the parameters have values: within quantized_model_init, weights become quantized ones."""
-        for product in self.products:
-            name = self._named(product, "weight")
-            setattr(self, name, initial_weight(getattr(self, name)))
+    def of(self, product: str, what: str) -> object:
+        """The attribute that holds `what` of a product."""
+        return getattr(self, named(product, what))
 
     def sr_states(self) -> dict[str, torch.Tensor]:
         """Product -> its {seed, counter}."""
-        return {product: getattr(self, self._named(product, "sr_state")) for product in self.products}
+        return {product: self.of(product, "sr_state") for product in self.products}
+
+    # ------------------------------------------------------------ what constructors call
+
+    def _add_states(self) -> None:
+        """When the parameters are there; seeds are then still to be reset."""
+        for product in self.products:
+            device = self.of(product, "weight").device
+            setattr(self, named(product, "sr_state"), torch.empty(2, dtype=torch.int64, device=device))
+            setattr(self, named(product, "delayed"), delayed.DelayedState(device))
+            stash = torch.zeros(2, dtype=torch.int64, device=device) if self.delay_wgrad_compute else None
+            setattr(self, named(product, "wgrad_stash"), stash)
+        self._forget_weights()
+        self._number_stashes()
+
+    def _quantize_weights(self) -> None:
+        """When the parameters have values: within quantized_model_init, weights become quantized ones."""
+        for product in self.products:
+            setattr(self, named(product, "weight"), initial_weight(self.of(product, "weight")))
 
     def _reset_sr_states(self) -> None:
         reset_streams(list(self.sr_states().values()))
+
+    def _forget_weights(self) -> None:
+        for product in self.products:
+            setattr(self, named(product, "microbatch_weight"), None)
+            setattr(self, named(product, "kept_weight"), None)
+
+    # A copy of a module must not share the operands that the original keeps for backward_dw().
+    def _number_stashes(self) -> None:
+        for product in self.products:
+            stash = self.of(product, "wgrad_stash")
+            if stash is not None and not stash.is_meta:
+                number = secrets.randbits(62)
+                stash.copy_(torch.tensor([number, 0]))
+                weakref.finalize(self, functional.drop_stashed_wgrads, number)
+
+    # ------------------------------------------------------------ moves and copies
+
+    def __setstate__(self, state: dict[str, object]) -> None:
+        super().__setstate__(state)
+        self._number_stashes()
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> "ProductModule":
         was_meta = any(state.is_meta for state in self.sr_states().values())
         super()._apply(fn, recurse)
         for product, state in self.sr_states().items():
-            setattr(self, self._named(product, "sr_state"), fn(state))
+            setattr(self, named(product, "sr_state"), fn(state))
+            self.of(product, "delayed").to(self.of(product, "weight").device)
+            if self.of(product, "wgrad_stash") is not None:
+                setattr(self, named(product, "wgrad_stash"), fn(self.of(product, "wgrad_stash")))
         if was_meta and not any(state.is_meta for state in self.sr_states().values()):
             self._reset_sr_states()  # to_empty() left them uninitialised
-        for product, state in self.sr_states().items():
-            getattr(self, self._named(product, "delayed")).to(state.device)
+            self._number_stashes()
+        self._forget_weights()
         return self
 
+    # ------------------------------------------------------------ weight gradients
 
-class Pass:
-    """One forward pass: the active recipe, and the dtype of activations.
+    def need_backward_dw(self) -> bool:
+        """Whether the module was made with delay_wgrad_compute."""
+        return self.delay_wgrad_compute
 
-    Everything that has to be the same when the pass is recomputed is found out here; run() changes no state, and
-    collect() takes what it measured into the state of delayed scaling.
-    """
+    def backward_dw(self) -> None:
+        """Computes the gradients of the weights of the oldest backward pass that kept their operands, and adds them to
+        weight.main_grad (fuse_wgrad_accumulation) or weight.grad. Weights that require no gradient are left alone, and
+        so are all without delay_wgrad_compute. Not within a compiled function. Raises RuntimeError if no backward pass
+        kept any."""
+        for product in reversed(self.products if self.delay_wgrad_compute else ()):
+            weight = self.of(product, "weight")
+            if weight.requires_grad:
+                with torch.no_grad():
+                    self._add_stashed(weight, self.of(product, "wgrad_stash"))
 
-    def __init__(self, module: ProductModule, x: torch.Tensor) -> None:
-        self.active, self.rule = active_recipe(), active_rule()
-        recipe = self.active
-        self.dtype = activation_dtype(x)
-        self.recipe = "" if recipe is None else recipe.linear_spec()
-        self.x_spec = "" if recipe is None else recipe.input_spec
-        # These start backward from x itself.
-        self.keeps_x = self.recipe.endswith(("backward=high_precision", "backward=requantized"))
-        delays = recipe is not None and recipe.delayed()
-        stochastic = recipe is not None and recipe.stochastic and torch.is_grad_enabled()
-        self.sr_states = module.sr_states() if stochastic else {}
-        self.states = {product: getattr(module, module._named(product, "delayed")) for product in module.products}
-        self.scales = {product: delayed.scales(state) for product, state in self.states.items()} if delays else {}
-        if recipe is not None:
-            named = module.named_parameters(recurse=False)
-            check_dtypes(module, x, [(name, p) for name, p in named if not name.startswith("layer_norm")])
-
-    def input(self, product: str, w: torch.Tensor, keep: bool = False) -> dict[str, object]:
-        """Keywords of norm() and activation() with which they make x of a product."""
-        if not self.recipe or self.keeps_x:
-            return {}
-        columnwise = torch.is_grad_enabled() and w.requires_grad
-        scale = self.scales[product][0][:1] if self.scales else None
-        return {"spec": self.x_spec, "rowwise": True, "columnwise": columnwise, "keep": keep, "scale": scale}
-
-    def run(
-        self, product: str, x: tuple[torch.Tensor, list[torch.Tensor]], w: torch.Tensor, bias: torch.Tensor | None
-    ) -> tuple[torch.Tensor, list[torch.Tensor | None]]:
-        """y of x, as norm() or activation() returned it with input(); and the amaxes of x and w, if they are wanted."""
-        carrier, buffers = x
-        if not self.recipe:
-            y = torch.nn.functional.linear(carrier, w, bias)
-            return y, [] if self.rule is None else delayed.measure(self.states[product], carrier, w)
-        given: dict[str, object] = {"x_buffers": () if self.keeps_x else buffers}
-        # A plain weight is quantized here: a program of AOTInductor cannot pass an empty list.
-        w, w_buffers = weight_operand(w, (carrier, bias), self.active)
-        stays_quantized, columnwise = bool(w_buffers), torch.is_grad_enabled() and carrier.requires_grad
-        if self.scales:
-            scale, given["bwd_scale"] = self.scales[product]
-            given["bwd_amax"] = self.states[product].bwd_amax
-            w_buffers = w_buffers or delayed.quantize(w, scale, 1, columnwise)
-        else:
-            w_buffers = w_buffers or operand_buffers(w, self.active.weight_spec, columnwise)
-        given |= {"w_buffers": w_buffers, "sr_state": self.sr_states.get(product)}
-        y = linear_given(carrier, w, bias, self.recipe, self.dtype, **given)
-        if not self.scales:
-            return y, []
-        return y, [given["x_buffers"][2], None if stays_quantized else w_buffers[2]]  # its scale is its own
-
-    def collect(self, product: str, amaxes: list[torch.Tensor | None]) -> None:
-        if amaxes:
-            delayed.collect(self.states[product], self.rule, *amaxes)
+    def _add_stashed(self, weight: torch.nn.Parameter, stash: torch.Tensor) -> None:
+        fused = self.fuse_wgrad_accumulation
+        grad = weight.main_grad if fused else torch.empty(weight.shape, dtype=weight.dtype)
+        overwrite = not fused or getattr(weight, "overwrite_main_grad", False)
+        if not functional.stashed_wgrad(stash, grad, overwrite):
+            raise RuntimeError(
+                f"quire.{type(self).__name__}.backward_dw: no backward pass has kept operands for it; call it once "
+                "after each backward pass of the layer"
+            )
+        if not fused:
+            weight.grad = grad if weight.grad is None else weight.grad.add_(grad)
 
 
 def initialise(

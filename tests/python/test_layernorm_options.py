@@ -1,0 +1,313 @@
+"""Options of LayerNormLinear and LayerNormMLP: they do what they do for quire.Linear, eager and compiled."""
+
+import collections
+import copy
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import quire
+from layernorm_parts import Parts, make_linear, make_mlp
+from quire import recipe as recipes
+
+RECIPES = {
+    "fp8_current": recipes.Float8CurrentScaling(),
+    "fp8_block": recipes.Float8BlockScaling(),
+    "mxfp8": recipes.MXFP8BlockScaling(),
+    "nvfp4": recipes.NVFP4BlockScaling(),
+    "custom": recipes.CustomRecipe({"x": "fp8_row", "w": "mxfp4", "dy": "mxfp8:e5m2"}.get),
+    "delayed": recipes.DelayedScaling(amax_history_len=2),
+}
+MODULES = {
+    "linear": make_linear,
+    "mlp": make_mlp,
+    "mlp_checkpoint": lambda **options: make_mlp(checkpoint=True, activation="swiglu", **options),
+}
+every_recipe = pytest.mark.parametrize("recipe", RECIPES.values(), ids=RECIPES)
+every_module = pytest.mark.parametrize("make", MODULES.values(), ids=MODULES)
+FUSED, DELAYED = {"fuse_wgrad_accumulation": True}, {"delay_wgrad_compute": True}
+#: Name -> options of the constructor and of the call.
+OPTIONS = {
+    "fused": (FUSED, {}),
+    "delayed": (DELAYED, {}),
+    "fused_delayed": (FUSED | DELAYED, {}),
+    "original_input": ({"save_original_input": True}, {}),
+    "fp8_grad": ({}, {"fp8_grad": True}),
+    "fp8_output": ({}, {"fp8_output": True}),
+    "output_spec": ({}, {"output_spec": "mxfp4"}),
+    "all": (FUSED | DELAYED, {"fp8_grad": True, "fp8_output": True}),
+}
+
+
+def weights(module):
+    """Name -> weight of a product."""
+    named = module.by_name() if isinstance(module, Parts) else dict(module.named_parameters())
+    return {name: p for name, p in sorted(named.items()) if name.endswith("weight") and "norm" not in name}
+
+
+def x_of(module, step, rows=33):
+    """Inputs that grow with the step, so that a wrong scale of delayed scaling shows."""
+    norm = module.norm.weight if isinstance(module, Parts) else module.layer_norm_weight
+    generator = torch.Generator().manual_seed(step + 100)
+    return (4.0**step * torch.randn(rows, len(norm), generator=generator)).to(norm.dtype).requires_grad_()
+
+
+def train(module, recipe, function=None, microbatches=(None,), steps=2, **call):
+    """Everything that some steps compute."""
+    found, function = [], module if function is None else function
+    for weight in weights(module).values():
+        weight.main_grad = torch.full(weight.shape, 0.5)
+    for step in range(steps):
+        module.zero_grad()
+        for i, first in enumerate(microbatches):
+            x = x_of(module, step + i)
+            with quire.autocast(recipe=recipe):
+                y = function(x, is_first_microbatch=first, **call)
+            if isinstance(y, quire.QuantizedActivation):
+                found += [b for b in y.buffers if b is not None]
+                y = y.dequantize()
+            (4.0**step * y.float().square().sum()).backward()
+            module.backward_dw()
+            found += [y.detach(), x.grad]
+        named = module.by_name() if isinstance(module, Parts) else dict(module.named_parameters())
+        found += [named[name].grad for name in sorted(named)]
+        found += [weight.main_grad.clone() for weight in weights(module).values()]
+        with torch.no_grad():  # weights of the next step
+            for weight in weights(module).values():
+                weight *= -0.75
+    return found
+
+
+@pytest.fixture
+def same(equal_bits):
+    def compare(found, expected):
+        pairs = zip(found, expected, strict=True)
+        return all(equal_bits(a, b) if a is not None and b is not None else a is b for a, b in pairs)
+
+    return compare
+
+
+@every_recipe
+@every_module
+@pytest.mark.parametrize("option", OPTIONS)
+def test_an_option_does_what_it_does_for_linear(option, make, recipe, same):
+    constructor, call = OPTIONS[option]
+    if option == "original_input" and recipe.delayed():
+        pytest.skip("quire.Linear refuses it too")
+    fused = make(**constructor)
+    expected = train(Parts(fused), recipe, **call)
+    assert same(train(fused, recipe, **call), expected)
+    for name, weight in weights(fused).items():
+        goes_elsewhere = constructor.get("fuse_wgrad_accumulation", False)
+        assert (weight.grad is None) == goes_elsewhere, name
+        assert weight.main_grad.ne(0.5).any() == goes_elsewhere, name
+
+
+#: Pairs that go together, to compile less often.
+COMPILED = {
+    "fused": (FUSED, {"fp8_grad": True, "output_spec": "mxfp4"}),
+    "delayed": (DELAYED | {"save_original_input": True}, {"fp8_output": True}),
+}
+
+
+@every_recipe
+@every_module
+@pytest.mark.parametrize("option", COMPILED)
+def test_compiled_options_give_the_bits_of_eager(option, make, recipe, same, compiler):
+    constructor, call = COMPILED[option]
+    if recipe.delayed():
+        constructor = constructor | {"save_original_input": False}
+    eager = make(**constructor)
+    compiled = copy.deepcopy(eager)
+    assert same(train(compiled, recipe, compiler(compiled), **call), train(eager, recipe, **call))
+    assert compiler.graphs == 1
+
+
+@pytest.mark.parametrize("option", COMPILED)
+@pytest.mark.parametrize("make", [make_linear, MODULES["mlp_checkpoint"]], ids=["linear", "mlp_checkpoint"])
+def test_inductor_gives_the_bits_of_eager(option, make, same, compiler):
+    constructor, call = COMPILED[option]
+    eager = make(**constructor)
+    compiled, recipe = copy.deepcopy(eager), RECIPES["nvfp4"]
+    found = train(compiled, recipe, compiler(compiled, backend="inductor"), **call)
+    assert same(found, train(eager, recipe, **call))
+
+
+@pytest.mark.parametrize("kind", [recipes.Float8CurrentScaling, recipes.MXFP8BlockScaling, recipes.NVFP4BlockScaling])
+@pytest.mark.parametrize("mode", ["high_precision", "dequantized"])
+@pytest.mark.parametrize("option", ["none", "fused", "delayed", "fp8_output"])
+@every_module
+def test_a_backward_override_does_what_it_does_for_linear(kind, mode, make, option, same, compiler):
+    constructor, call = OPTIONS.get(option, ({}, {}))
+    recipe, fused = kind(backward_override=mode), make(**constructor)
+    parts, compiled = Parts(fused), copy.deepcopy(fused)
+    expected = train(parts, recipe, **call)
+    assert same(train(fused, recipe, **call), expected)
+    if option == "fused":
+        assert same(train(compiled, recipe, compiler(compiled), **call), expected)
+
+
+# ---------------------------------------------------------------- weights that are quantized once
+
+
+class Quantizations(TorchDispatchMode):
+    """Counts by shape how often a matrix is quantized apart, and how often a product quantizes its weight."""
+
+    def __init__(self):
+        super().__init__()
+        self.count = collections.Counter()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        ops = torch.ops.quire
+        if func is ops.quantize.default:
+            self.count[args[0].shape] += 1
+        if func is ops.linear_fwd.default and not args[8]:
+            self.count[args[1].shape] += 1
+        return func(*args, **(kwargs or {}))
+
+    def of(self, module):
+        return [self.count[weight.shape] for weight in weights(module).values()]
+
+
+@every_recipe
+@every_module
+def test_microbatches_quantize_weights_once_and_do_what_they_do_for_linear(make, recipe, same, compiler):
+    fused = make(**FUSED)
+    parts, compiled = Parts(fused), copy.deepcopy(fused)
+    cycle = {"microbatches": (True, False, False)}
+    expected = train(parts, recipe, **cycle)
+    with Quantizations() as quantizations:
+        assert same(train(fused, recipe, **cycle), expected)
+    assert set(quantizations.of(fused)) == {2}  # steps
+    assert same(train(compiled, recipe, compiler(compiled), **cycle), expected)
+    assert compiler.graphs == 2
+
+
+@every_recipe
+@every_module
+@pytest.mark.parametrize("fused_optimizer", [False, True])
+def test_weights_are_quantized_once_an_optimizer_step(fused_optimizer, make, recipe, equal_bits):
+    module, plain = make(), make()
+    optimizers = [torch.optim.AdamW(m.parameters(), 0.1, fused=fused_optimizer) for m in (module, plain)]
+    with Quantizations() as quantizations:
+        quire.quantize_weights(module, recipe, optimizers[0])
+        for step in range(1, 4):
+            for i in range(2):
+                y, x = [], x_of(module, i)
+                for model in (module, plain):
+                    before = quantizations.count.copy()
+                    with quire.autocast(recipe=recipe):
+                        y.append(model(x))
+                    y[-1].square().sum().backward()
+                    if model is plain:
+                        quantizations.count = before
+                # Under delayed scaling the weights' amaxes are known at other times.
+                assert recipe.delayed() or equal_bits(*y)
+            for optimizer in optimizers:
+                optimizer.step(), optimizer.zero_grad()
+            assert set(quantizations.of(module)) == {step + 1}
+
+
+def load(module):
+    module.load_state_dict({name: 2 * value for name, value in module.state_dict().items()})
+
+
+@pytest.mark.parametrize("name", ["fc1_weight", "fc2_weight", "load_state_dict"])
+@pytest.mark.parametrize("way", [None, False], ids=["quantize_weights", "is_first_microbatch"])
+@pytest.mark.parametrize("compiled", [False, True])
+def test_stale_codes_are_never_used(name, way, compiled, compiler):
+    module, x = MODULES["mlp_checkpoint"](), torch.randn(5, 64).bfloat16()
+    function = compiler(module) if compiled else module
+    with quire.autocast():
+        quire.quantize_weights(module) if way is None else module(x, is_first_microbatch=True)
+        function(x, is_first_microbatch=way)
+        load(module) if name == "load_state_dict" else getattr(module, name).data.view(-1)[17:18].add_(1e-2)
+        with pytest.raises(RuntimeError, match="the weight has changed since it was quantized"):
+            function(x, is_first_microbatch=way)
+        quire.quantize_weights(module) if way is None else module(x, is_first_microbatch=True)
+        other = MODULES["mlp_checkpoint"]()
+        other.load_state_dict(module.state_dict())
+        assert torch.equal(function(x, is_first_microbatch=way), other(x))
+
+
+def test_moving_or_converting_drops_the_codes():
+    module = make_mlp()
+    quire.quantize_weights(module)
+    assert module.fc1_kept_weight is not None and module.fc2_kept_weight is not None
+    module.float()
+    assert module.fc1_kept_weight is None and module.fc2_kept_weight is None
+
+
+# ---------------------------------------------------------------- the rest
+
+
+def twice(module, x):
+    """What follows a checkpoint needs that recomputed, too."""
+    return quire.checkpoint(lambda x: module(module(x)), x) if module.checkpoint else module(module(x))
+
+
+def test_a_checkpoint_within_a_checkpoint_is_recomputed_as_it_was(same):
+    """The next step's forward pass comes before the backward pass, and has smaller amaxes."""
+    results = []
+    for module in (make_mlp(), make_mlp(checkpoint=True)):
+        pending, found = [], []
+        for step in range(4):
+            x = x_of(module, -3 * step)
+            with quire.autocast(recipe=RECIPES["delayed"]):
+                pending.append((x, twice(module, x)))
+            if step > 0:
+                leaf, y = pending.pop(0)
+                y.float().sum().backward()
+                found += [leaf.grad, *(p.grad.clone() for p in module.parameters())]
+                found += [module.fc1_delayed.fwd_amax.clone(), module.fc2_delayed.fwd_amax.clone()]
+                module.zero_grad()
+        results.append(found)
+    assert same(*results)
+
+
+@every_module
+def test_copies_keep_their_own_operands_and_frozen_weights_none(make):
+    module = make(delay_wgrad_compute=True)
+    frozen, *rest = weights(module).values()
+    frozen.requires_grad_(not rest)
+    with quire.autocast():
+        module(x_of(module, 0)).sum().backward()
+    with pytest.raises(RuntimeError, match=f"{type(module).__name__}.backward_dw: no backward pass has kept operands"):
+        copy.deepcopy(module).backward_dw()
+    module.backward_dw()
+    assert all((weight.grad is not None) == weight.requires_grad for weight in weights(module).values())
+    assert module.need_backward_dw() and not make().need_backward_dw()
+
+
+@every_recipe
+@every_module
+def test_a_quantized_input_is_decoded(make, recipe, same):
+    module, results = make(), []
+    leaf = x_of(module, 0)
+    for decode in (False, True):
+        leaf.grad = None
+        module.zero_grad()
+        q = quire.quantize(leaf, "mxfp8")
+        with quire.autocast(recipe=recipe):
+            y = module(q.dequantize() if decode else q)
+        y.float().sum().backward()
+        results.append([y.detach(), leaf.grad])
+        for state in module.sr_states().values():
+            state[1] = 0
+        if recipe.delayed():
+            module = make()
+    assert same(*results)
+
+
+def test_what_does_not_fit_is_refused_by_name():
+    module, x = make_mlp(fuse_wgrad_accumulation=True), torch.randn(3, 64).bfloat16()
+    module.fc1_weight.main_grad = torch.zeros(96, 64)
+    with quire.autocast(), pytest.raises(RuntimeError, match="LayerNormMLP: .* needs fc2_weight.main_grad, a tensor"):
+        module(x)
+    module = make_mlp(save_original_input=True)
+    refused = pytest.raises(ValueError, match="LayerNormMLP: save_original_input=True does not go with DelayedScaling")
+    with quire.autocast(recipe=RECIPES["delayed"]), refused:
+        module(x)
+    with quire.autocast(), pytest.raises(ValueError, match="mxfp9"):
+        make_mlp()(x, output_spec="mxfp9")
