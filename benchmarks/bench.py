@@ -1,109 +1,132 @@
-"""Time of a Linear under each recipe as a ratio to PyTorch's best, float32 or bfloat16, interleaved in one process.
+"""Linear layers under each recipe against PyTorch's and other libraries', timed in turns in one process.
 
-Machines differ and are shared, so the figure to read is the ratio: best of N rounds, each of which runs every contender
-once. Weights are cold: each call takes the next of as many layers as fill 128 MiB.
+Machines differ and are shared, so the figures to read are the ratios: best of several rounds, in each of which every
+contender runs once. Weights are cold: each call takes the next of as many as fill 128 MiB. Quantizing activations, and
+in training weights and gradients, is part of every call. `--sweep` looks for cliffs instead (sweep.py).
 """
 
 import argparse
 import itertools
 import json
-import time
-from collections.abc import Callable
+import sys
 from pathlib import Path
 
 import torch
 
-import quire
+import machine
+import quantizers
+import roofline
+import sweep
+from clock import best_seconds
+from contenders import Contender, make, peers_that_lack
 
-COLD_BYTES = 128 * 2**20
-RECIPES = ["fp8_current", "fp8_block", "mxfp8", "nvfp4"]
-
-
-def cold_layers(make: Callable[[], torch.nn.Module], weight_bytes: int) -> itertools.cycle:
-    return itertools.cycle([make() for _ in range(max(2, COLD_BYTES // weight_bytes))])
-
-
-def contenders(n: int, k: int) -> dict[str, tuple[torch.dtype, itertools.cycle, quire.recipe.Recipe | None]]:
-    found = {}
-    for name, dtype in (("torch float32", torch.float32), ("torch bfloat16", torch.bfloat16)):
-        size = n * k * dtype.itemsize
-        found[name] = (dtype, cold_layers(lambda d=dtype: torch.nn.Linear(k, n, dtype=d), size), None)
-    for name in RECIPES:
-        layers = cold_layers(lambda: quire.Linear(k, n, dtype=torch.bfloat16), n * k * 2)
-        found[name] = (torch.bfloat16, layers, quire.recipe.from_name(name))
-    return found
+PASSES = {"inference": 1, "training": 3}  # -> how many products
+HEADER = (
+    f"{'M':>5} {'pass':<10}{'layer':<17}{'us':>10}{'GFLOP/s':>9}{'GB/s':>7}{'of roof':>8}"
+    f"{'x fp32':>8}{'x bf16':>8}{'x better':>9}  kernels"
+)
 
 
-def seconds(x: torch.Tensor, layer: torch.nn.Module, recipe: quire.recipe.Recipe | None, backward: bool) -> float:
-    with torch.set_grad_enabled(backward), quire.autocast(recipe is not None, recipe=recipe):
-        begin = time.perf_counter()
-        y = layer(x)
-        if backward:
-            y.backward(y.detach())
-        return time.perf_counter() - begin
+def moved_bytes(contender: Contender, m: int, shape: tuple[int, int], backward: bool) -> int:
+    """The least that a call reads and writes: the weight, x and y; backward also dy, dx, and the weight's gradient."""
+    n, k = shape
+    item = contender.dtype.itemsize
+    if backward:
+        return 2 * n * k * item + 2 * m * (n + k) * item
+    return contender.weight_bytes + m * (n + k) * item
 
 
-def measure(shape: tuple[int, int, int], backward: bool, rounds: int) -> dict[str, float]:
-    """Best seconds by contender."""
-    m, n, k = shape
-    inputs = {d: torch.randn(m, k, dtype=d, requires_grad=backward) for d in (torch.float32, torch.bfloat16)}
-    best: dict[str, float] = {}
-    entries = contenders(n, k)
-    for _ in range(rounds):
-        for name, (dtype, layers, recipe) in entries.items():
-            took = seconds(inputs[dtype], next(layers), recipe, backward)
-            best[name] = min(best.get(name, took), took)
-    return best
-
-
-def row(shape: tuple[int, int, int], backward: bool, best: dict[str, float]) -> list[dict]:
-    m, n, k = shape
-    peer = min(best["torch float32"], best["torch bfloat16"])
-    flops = 2 * m * n * k * (3 if backward else 1)
-    return [
-        {
-            "M": m,
-            "N": n,
-            "K": k,
-            "pass": "forward+backward" if backward else "forward",
-            "layer": name,
-            "us": took * 1e6,
-            "gflops": flops / took / 1e9,
-            "ratio": peer / took,
-        }
-        for name, took in best.items()
-    ]
+def measure(
+    contenders: list[Contender], x: torch.Tensor, what: str, peaks: machine.Peaks, options: argparse.Namespace
+) -> list[dict]:
+    """A row for every contender that can do this pass."""
+    m, backward = len(x), what == "training"
+    calls = {c.name: call for c in contenders if (call := getattr(c, what)(x)) is not None}
+    best = best_seconds(calls, options.seconds)
+    rows = []
+    for c in contenders:
+        if c.name not in best:
+            continue
+        took, flops = best[c.name], 2 * m * options.n * options.k * PASSES[what]
+        size = moved_bytes(c, m, (options.n, options.k), backward)
+        ratios = {f"x_{kind}": best[f"torch {kind}"] / took for kind in ("float32", "bfloat16")}
+        rows.append(
+            {"M": m, "N": options.n, "K": options.k, "pass": what, "layer": c.name, "us": took * 1e6}
+            | {"gflops": flops / took / 1e9, "gbytes": size / took / 1e9, "intensity": flops / size}
+            | {"of_roof": peaks.least_seconds(flops, size) / took, **ratios, "x_better": min(ratios.values())}
+            | {"kernels": c.kernels(x, backward)}
+        )
+    return rows
 
 
 def show(rows: list[dict]) -> None:
-    print(f"{'M':>6}{'N':>6}{'K':>6}  {'pass':<17}{'layer':<16}{'us':>10}{'GFLOP/s':>10}{'x peer':>8}")
     for r in rows:
         print(
-            f"{r['M']:>6}{r['N']:>6}{r['K']:>6}  {r['pass']:<17}{r['layer']:<16}"
-            f"{r['us']:>10.0f}{r['gflops']:>10.1f}{r['ratio']:>8.2f}"
+            f"{r['M']:>5} {r['pass']:<10}{r['layer']:<17}{r['us']:>10.0f}{r['gflops']:>9.1f}{r['gbytes']:>7.1f}"
+            f"{r['of_roof']:>8.2f}{r['x_float32']:>8.2f}{r['x_bfloat16']:>8.2f}{r['x_better']:>9.2f}  {r['kernels']}",
+            flush=True,
         )
 
 
-def main() -> None:
+def layers(options: argparse.Namespace, peaks: machine.Peaks) -> tuple[list[dict], machine.Peaks]:
+    """The rows, and the best peaks seen: they are measured again before each M, as a machine has slow minutes."""
+    torch.manual_seed(0)
+    weight = torch.randn(options.n, options.k) * options.k**-0.5
+    contenders = make(weight, options.weights)
+    print(f"\nlayers, N = {options.n}, K = {options.k}; inference: weights {options.weights}\n{HEADER}")
+    rows: list[dict] = []
+    for what, m in itertools.product(options.passes, options.m):
+        peaks = peaks.best(machine.measure(options.peak_seconds / 4))
+        found = measure(contenders, torch.randn(m, options.k), what, peaks, options)
+        show(found)
+        rows += found
+    return rows, peaks
+
+
+def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--m", type=int, nargs="+", default=[1, 16, 128, 2048], help="tokens")
-    parser.add_argument("--n", type=int, default=1024, help="out_features")
-    parser.add_argument("--k", type=int, default=1024, help="in_features")
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--json", type=Path, default=Path("build/bench.json"), help="where the figures go")
-    options = parser.parse_args()
-    print(
-        f"torch {torch.__version__}, {torch.get_num_threads()} threads; x peer: above 1 is faster than PyTorch's best"
+    parser.add_argument("--n", type=int, default=4096, help="out_features")
+    parser.add_argument("--k", type=int, default=4096, help="in_features; a multiple of 64, which ggml needs")
+    parser.add_argument("--passes", nargs="+", choices=PASSES, default=list(PASSES))
+    parser.add_argument(
+        "--weights",
+        choices=["quantized", "kept"],
+        default="quantized",
+        help="inference: quantized parameters, or codes that quire.quantize_weights keeps beside the weights",
     )
-    rows: list[dict] = []
-    for m, backward in itertools.product(options.m, (False, True)):
-        shape = (m, options.n, options.k)
-        rows += row(shape, backward, measure(shape, backward, options.rounds))
-    show(rows)
-    options.json.parent.mkdir(parents=True, exist_ok=True)
-    options.json.write_text(json.dumps(rows, indent=1))
-    print(f"written to {options.json}")
+    parser.add_argument("--seconds", type=float, default=12, help="for all contenders of one M and pass together")
+    parser.add_argument("--peak-seconds", type=float, default=8, help="for what the machine can do")
+    parser.add_argument("--threads", type=int, default=min(2, torch.get_num_threads()))
+    parser.add_argument("--no-quantizers", action="store_true", help="layers alone")
+    parser.add_argument("--sweep", action="store_true", help="instead: sizes from 1 to 8192, and whether time jumps")
+    parser.add_argument("--out", type=Path, default=Path("build/bench"), help="folder of the figures and the pictures")
+    return parser.parse_args()
+
+
+def main() -> int:
+    options = parse()
+    torch.set_num_threads(options.threads)
+    options.out.mkdir(parents=True, exist_ok=True)
+    print(machine.describe())
+    if options.sweep:
+        return 0 if sweep.run(options.out, backward=options.passes == ["training"]) else 1
+    for peer, why in peers_that_lack().items():
+        print(f"without {peer}: {why}")
+    peaks = machine.measure(options.peak_seconds)
+    print(
+        f"this machine, by PyTorch: float32 {peaks.float32 / 1e9:.0f} GFLOP/s, bfloat16 {peaks.bfloat16 / 1e9:.0f} "
+        f"GFLOP/s, reads {peaks.read / 1e9:.1f} GB/s, copies {peaks.copy / 1e9:.1f} GB/s"
+    )
+    rows, peaks = layers(options, peaks)
+    figures = {"machine": machine.describe(), "peaks": vars(peaks), "layers": rows}
+    if not options.no_quantizers:
+        figures["quantizers"] = quantizers.run(options.seconds)
+    (options.out / "bench.json").write_text(json.dumps(figures, indent=1))
+    roofline.draw(rows, peaks, options.out / "roofline.png")
+    print(f"\nwritten to {options.out}: bench.json, roofline.png")
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -8,8 +8,6 @@ machine disturbs little. Compile times are of a model of twelve layers, forward 
 import argparse
 import itertools
 import json
-import os
-import platform
 import time
 import warnings
 from collections.abc import Callable
@@ -17,6 +15,7 @@ from pathlib import Path
 
 import torch
 
+import machine
 import quire
 
 PEER = "torch.nn.Linear"
@@ -116,14 +115,6 @@ def show(found: list[dict]) -> None:
         print(line, flush=True)
 
 
-def machine() -> str:
-    with open("/proc/cpuinfo") as file:
-        models = {line.split(":")[1].strip() for line in file if line.startswith("model name")}
-    cpu = ", ".join(models) or platform.processor()
-    cores = len(os.sched_getaffinity(0))
-    return f"{cpu}, {cores} cores, {torch.backends.cpu.get_cpu_capability()}; torch {torch.__version__}"
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shapes", nargs="+", default=["1x16x16", "16x64x64"], help="MxNxK: tokens x out x in")
@@ -134,7 +125,7 @@ def main() -> None:
     torch.set_num_threads(1)
     torch.compiler.config.force_disable_caches = True
     warnings.filterwarnings("ignore", message="dynamo_pgo")  # it is disabled, as asked for
-    print(machine())
+    print(machine.describe())
     found: list[dict] = []
     for shape in [tuple(map(int, text.split("x"))) for text in options.shapes]:
         found += rows("forward", shape, eager(shape, False, options.rounds))
@@ -145,7 +136,7 @@ def main() -> None:
         found += rows("cold compile", None, cold_compile(options.compiles))
     show(found)
     options.json.parent.mkdir(parents=True, exist_ok=True)
-    options.json.write_text(json.dumps({"machine": machine(), "rows": found}, indent=1))
+    options.json.write_text(json.dumps({"machine": machine.describe(), "rows": found}, indent=1))
     print(f"written to {options.json}")
 
 

@@ -14,7 +14,11 @@ from workspace import ROOT, Failure, compiler, googletest, install, say, tool
 CHECKS = ["check_layers", "check_budgets", "check_words"]
 LIBRARIES = ["quire", "quire_torch"]
 # What `./dev bench NAME` runs; without a name bench.py.
-BENCHMARKS = {"encoder": "examples/encoder/run.py", "host": "benchmarks/host.py"}
+BENCHMARKS = {
+    "encoder": "examples/encoder/run.py",
+    "ggml": "benchmarks/ggml.py",
+    "host": "benchmarks/host.py",
+}
 
 
 def run(*command) -> None:
@@ -107,6 +111,13 @@ def bench(arguments: list[str]) -> None:
     script(BENCHMARKS[arguments[0]] if named else "benchmarks/bench.py", arguments[named:])
 
 
+def extra_packages(verb: str, rest: list[str]) -> list[str]:
+    """The groups of pyproject.toml that only this needs."""
+    if verb == "test" or (verb == "bench" and rest[:1] == ["encoder"]):
+        return ["encoder"]
+    return ["peers"] if verb == "bench" and rest[:1] not in ([name] for name in BENCHMARKS) else []
+
+
 def fmt() -> None:
     run(tool("clang-format"), "-i", *tree.files(ROOT, *tree.CPP))
     run(tool("ruff"), "check", "--quiet", "--fix-only", ".")
@@ -139,7 +150,7 @@ def parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
         "bench",
         add_help=False,
         help="layers against PyTorch's; `bench host`: the cost of a call; `bench encoder`: a converted model; "
-        "then their arguments",
+        "`bench ggml`: build that peer; then their arguments",
     )
     verbs.add_parser("fmt", help="format all sources")
     verbs.add_parser("check", help="formatting, lint, layers, budgets, words")
@@ -160,9 +171,8 @@ def main() -> int:
         "check": check,
     }
     needs_torch = arguments.verb not in ("fmt", "check") and not getattr(arguments, "asan", False)
-    encoder = arguments.verb == "test" or (arguments.verb == "bench" and rest[:1] == ["encoder"])
     try:
-        install(needs_torch, encoder and needs_torch)
+        install(needs_torch, *(extra_packages(arguments.verb, rest) if needs_torch else ()))
         verbs[arguments.verb]()
     except Failure as failure:
         say(str(failure))

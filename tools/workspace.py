@@ -79,9 +79,9 @@ def borrowed_folders() -> list[str]:
     return [path for path in sys.path if Path(path).name in ("site-packages", "dist-packages")]
 
 
-def install(torch: bool, encoder: bool = False) -> None:
-    """Installs the pinned packages not yet here and, if asked, PyTorch and those of the sentence encoder. If it cannot,
-    goes on with what there is."""
+def install(torch: bool, *extra: str) -> None:
+    """Installs the pinned packages not yet here, PyTorch if asked, and without what they ask for themselves those of
+    further groups. If it cannot, goes on with what there is."""
     groups = tomllib.loads((ROOT / "pyproject.toml").read_text())["dependency-groups"]
     missing = not_here(groups["dev"])
     torch_missing = torch and not torch_pin.suits(torch_pin.installed())
@@ -89,8 +89,8 @@ def install(torch: bool, encoder: bool = False) -> None:
         missing.insert(0, f"torch=={os.environ.get('QUIRE_TORCH', torch_pin.DEFAULT)}")
     if not pip_install(missing) and torch_missing:
         raise Failure(f"cannot install {missing[0]}, without which nothing works. Is a package index in reach?")
-    if encoder:
-        pip_install(not_here(groups["encoder"]), "--no-deps")
+    for group in extra:
+        pip_install(not_here(groups[group]), "--no-deps")
 
 
 def not_here(pins: list[str]) -> list[str]:

@@ -1,5 +1,7 @@
 """./dev hands arguments on to what it runs."""
 
+import tomllib
+
 import pytest
 
 import dev
@@ -11,6 +13,7 @@ import dev
         ([], "benchmarks/bench.py", []),
         (["--m", "1", "16"], "benchmarks/bench.py", ["--m", "1", "16"]),
         (["encoder", "--batch", "5"], "examples/encoder/run.py", ["--batch", "5"]),
+        (["ggml"], "benchmarks/ggml.py", []),
         (["host"], "benchmarks/host.py", []),
         (["host", "--rounds", "3"], "benchmarks/host.py", ["--rounds", "3"]),
     ],
@@ -23,3 +26,20 @@ def test_bench_takes_the_name_of_a_benchmark(monkeypatch, given, script, rest):
     dev.bench(arguments)
     assert ran == [(script, rest)]
     assert (dev.ROOT / script).exists()
+
+
+@pytest.mark.parametrize(
+    ("verb", "rest", "groups"),
+    [
+        ("test", ["tests/docs"], ["encoder"]),
+        ("bench", ["encoder"], ["encoder"]),
+        ("bench", [], ["peers"]),
+        ("bench", ["--sweep"], ["peers"]),
+        ("bench", ["host"], []),
+        ("train", [], []),
+    ],
+)
+def test_packages_for_one_verb_are_installed_for_it_alone(verb, rest, groups):
+    assert dev.extra_packages(verb, rest) == groups
+    pins = tomllib.loads((dev.ROOT / "pyproject.toml").read_text())["dependency-groups"]
+    assert all("==" in pin for group in groups for pin in pins[group])

@@ -1,0 +1,42 @@
+"""Timing on a machine that others use: contenders take turns, the best of each counts, weights come from memory."""
+
+import copy
+import itertools
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import TypeVar
+
+T = TypeVar("T")
+
+#: More than last-level caches hold.
+COLD_BYTES = 128 * 2**20
+
+
+def copies(size: int) -> int:
+    """How many things of `size` bytes are cold when their turn comes again; of small ones fewer, as they are many."""
+    return min(256, max(2, math.ceil(COLD_BYTES / max(size, 1))))
+
+
+def cold(first: T, size: int) -> Iterator[T]:
+    """Goes round deep copies of `first`, of `size` bytes each."""
+    return itertools.cycle([first, *(copy.deepcopy(first) for _ in range(copies(size) - 1))])
+
+
+def best_seconds(
+    calls: Mapping[str, Callable[[], object]], seconds: float, *, least: int = 3, most: int = 200
+) -> dict[str, float]:
+    """Name -> seconds of its best call. Each is called at least `least` times, then until it has had its share of
+    `seconds`, at most `most` times; and all take turns."""
+    share = seconds / len(calls)
+    best, spent = dict.fromkeys(calls, math.inf), dict.fromkeys(calls, 0.0)
+    for turn in range(most):
+        running = [name for name in calls if turn < least or spent[name] < share]
+        for name in running:
+            begin = time.perf_counter()
+            calls[name]()
+            took = time.perf_counter() - begin
+            best[name], spent[name] = min(best[name], took), spent[name] + took
+        if not running:
+            break
+    return best

@@ -1,0 +1,148 @@
+"""The benchmark of layers: contenders compute what they say, take turns, run cold; cliffs are found; it runs."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import clock
+import contenders
+import sweep
+
+SCRIPT = Path(__file__).parents[2] / "benchmarks" / "bench.py"
+
+
+@pytest.fixture
+def time(monkeypatch):
+    """time.now, in seconds, which passes only where a test says so."""
+
+    class Time:
+        now = 0.0
+
+    monkeypatch.setattr(clock.time, "perf_counter", lambda: Time.now)
+    return Time
+
+
+def taking(time, log, name, *seconds):
+    seconds = list(seconds)
+
+    def call():
+        log.append(name)
+        time.now += seconds.pop(0) if len(seconds) > 1 else seconds[0]
+
+    return call
+
+
+def test_contenders_take_turns_and_the_best_call_counts(time):
+    log = []
+    calls = {"a": taking(time, log, "a", 3, 1, 2), "b": taking(time, log, "b", 5, 5, 4)}
+    assert clock.best_seconds(calls, 0, least=3) == {"a": 1, "b": 4}
+    assert log == ["a", "b"] * 3
+
+
+def test_quick_contenders_run_more_often_until_each_has_had_its_share(time):
+    log = []
+    calls = {"quick": taking(time, log, "quick", 1), "slow": taking(time, log, "slow", 10)}
+    clock.best_seconds(calls, 40, least=1, most=15)
+    assert [log.count(name) for name in calls] == [15, 2]
+
+
+@pytest.fixture
+def warm(monkeypatch):
+    """Few copies of weights, for tests that time nothing."""
+    monkeypatch.setattr(clock, "COLD_BYTES", 0)
+
+
+def test_what_is_cold_comes_round_after_more_than_caches_hold():
+    size = 40 * 2**20
+    weights = clock.cold(torch.zeros(size // 4), size)
+    first = [next(weights) for _ in range(4)]
+    assert next(weights) is first[0] and len({w.data_ptr() for w in first}) == 4
+
+
+@pytest.mark.parametrize("weights", ["quantized", "kept"])
+def test_every_contender_computes_the_product(weights, warm):
+    torch.manual_seed(1)
+    x, w = torch.randn(16, 128), torch.randn(64, 128)
+    exact = x.double() @ w.double().T
+    for contender in contenders.make(w, weights):
+        call = contender.inference(x)
+        y = call() if not contender.name.startswith("ggml") else ggml_result(call)
+        error = (y.double() - exact).norm() / exact.norm()
+        low, high = (0.03, 0.2) if contender.name.endswith("fp4") else (0, 0.06)
+        assert low <= error <= high, f"{contender.name}: {error}"
+
+
+def ggml_result(call):
+    product = next(call.__closure__[0].cell_contents)
+    product()
+    return product.result()
+
+
+def test_training_computes_the_gradients(warm):
+    torch.manual_seed(1)
+    x, w = torch.randn(32, 128), torch.randn(64, 128)
+    for contender in contenders.make(w, "quantized"):
+        call = contender.training(x)
+        if call is None:
+            assert contender.name.startswith(("ggml", "torch _scaled_mm"))
+            continue
+        dx, dw = call()
+        assert dx.shape == x.shape and dw.shape == w.shape and dx.isfinite().all() and dw.isfinite().all()
+        assert dw.norm() > 0
+
+
+def test_what_runs_is_named(warm):
+    quire = contenders.make(torch.randn(64, 128), "quantized")[2]
+    assert quire.name == "quire fp8_current"
+    for backward in (False, True):
+        assert quire.kernels(torch.randn(4, 128), backward) not in ("", "None")
+
+
+@pytest.mark.parametrize("real", [True, False])
+def test_a_size_slower_than_the_next_is_a_cliff_if_it_stays_so(monkeypatch, real):
+    asked = []
+
+    def best_seconds(calls, seconds, **_):
+        asked.append(list(calls))
+        slow = real or len(asked) < 3
+        return {size: 2.0 if size == 65 and slow else size / 100 for size in calls}
+
+    monkeypatch.setattr(sweep, "best_seconds", best_seconds)
+    monkeypatch.setattr(sweep, "call", lambda *_: None)
+    rows = sweep.sweep("mxfp8", "M", False)
+    assert [row["size"] for row in rows] == sweep.SIZES and asked[1:] == [[65, 97]] * (3 if real else 2)
+    assert [row["size"] for row in rows if row["cliff"]] == ([65] if real else [])
+
+
+def test_sizes_go_from_one_to_8192_by_powers_of_two_with_odd_ones_between():
+    assert sweep.SIZES[0] == 1 and sweep.SIZES[-1] == 8192
+    assert {1 << i for i in range(14)} < set(sweep.SIZES) and sum(size % 2 for size in sweep.SIZES) >= 20
+    assert all(b / a <= 2 for a, b in zip(sweep.SIZES, sweep.SIZES[1:], strict=False))
+
+
+def test_the_script_prints_a_table_and_writes_figures_and_a_picture(tmp_path):
+    sizes = "--m 1 3 --n 64 --k 128 --seconds 0.05 --threads 1 --peak-seconds 0".split()
+    done = subprocess.run(
+        [sys.executable, SCRIPT, *sizes, "--out", tmp_path], capture_output=True, text=True, env=os.environ
+    )
+    assert done.returncode == 0, done.stderr
+    figures = json.loads((tmp_path / "bench.json").read_text())
+    rows = {(row["layer"], row["M"], row["pass"]): row for row in figures["layers"]}
+    for m in (1, 3):
+        for what in ("inference", "training"):
+            single, low = (rows[f"torch {kind}", m, what]["us"] for kind in ("float32", "bfloat16"))
+            ours = rows["quire nvfp4", m, what]
+            assert ours["x_better"] == pytest.approx(min(single, low) / ours["us"])
+            assert ours["gflops"] == pytest.approx(
+                2 * m * 64 * 128 * (3 if what == "training" else 1) / ours["us"] / 1e3
+            )
+    ours = rows["torch bfloat16", 3, "inference"]
+    assert ours["gbytes"] * ours["us"] * 1e3 == pytest.approx(2 * (64 * 128 + 3 * (64 + 128)))
+    assert {row["what"] for row in figures["quantizers"]} > {"copy", "quantize nvfp4", "dequantize mxfp8"}
+    assert (tmp_path / "roofline.png").read_bytes()[:4] == b"\x89PNG"
+    assert "x better" in done.stdout
