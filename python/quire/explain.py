@@ -97,7 +97,7 @@ class Explanation:
             self.recipe
             or "none is active in this thread (quire.autocast): layers run under their own, else in high precision"
         )
-        head = f"recipe: {recipe}\ngeneric kernels: {self.isa}"
+        head = f"recipe: {recipe}\ninstruction set: {self.isa}"
         return "\n".join([head, *map(str, self.steps)])
 
     __repr__ = __str__

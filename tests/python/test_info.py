@@ -38,8 +38,9 @@ def test_it_says_versions_threads_and_devices(text):
 
 
 def test_it_lists_every_kernel_row_recipe_and_format(text):
-    for table in ("quantize", "dequantize", "gemm", "column_sum", "norm", "activation"):
+    for table in ("quantize", "dequantize", "column_sum", "norm", "activation"):
         assert f"  {table}: generic, reference\n" in text
+    assert "  gemm: int8, bf16, generic, reference\n" in text
     for name in names():
         assert f"  {name} (cpu: " in text
     for name in ("nvfp4", "mxfp8", "fp8_current", "fp8_block"):
@@ -52,9 +53,14 @@ def test_every_instruction_set_is_in_use_or_says_why_not(text):
     """Compared with what the kernel says of this CPU."""
     with open("/proc/cpuinfo") as file:
         flags = set(next(line for line in file if line.startswith("flags")).split())
+    avx2 = ["avx2", "fma", "f16c"]
+    avx512 = ["avx512f", "avx512bw", "avx512vl", "avx512dq", *avx2]
     needs = {
-        "avx512": ["avx512f", "avx512bw", "avx512vl", "avx512dq", "avx2", "fma", "f16c"],
-        "avx2": ["avx2", "fma", "f16c"],
+        "avx512_bf16": ["avx512_bf16", "avx512vbmi", "avx512_vnni", *avx512],
+        "avx512_vnni": ["avx512_vnni", *avx512],
+        "avx512": avx512,
+        "avx2_vnni": ["avx_vnni", *avx2],
+        "avx2": avx2,
         "scalar": [],
     }
     used = None
@@ -75,7 +81,8 @@ def test_forced_choices_are_visible():
 def test_a_wrong_setting_is_reported_not_raised():
     status, out, _ = report(QUIRE_ISA="mmx")
     assert status == 0
-    assert out.count("cpu: QUIRE_ISA=mmx is not an instruction set; use one of avx512, avx2, scalar") > 3
+    allowed = "avx512_bf16, avx512_vnni, avx512, avx2_vnni, avx2, scalar"
+    assert out.count(f"cpu: QUIRE_ISA=mmx is not an instruction set; use one of {allowed}") > 3
 
 
 def test_what_is_not_available_says_why(monkeypatch):

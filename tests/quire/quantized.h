@@ -11,6 +11,7 @@
 #include "guarded.h"
 #include "quire/base/check.h"
 #include "quire/cpu/isa.h"
+#include "quire/gemm/gemm.h"
 #include "quire/gemm/reference.h"
 #include "quire/pointwise/reference.h"
 #include "quire/quantize/reference.h"
@@ -32,9 +33,13 @@ inline const Runner& reference_runner() {
   return runner;
 }
 
-/// The instruction set in use (QUIRE_ISA).
+/// The instruction set in use (QUIRE_ISA), products by the kernel that is chosen.
 inline const Runner& active_runner() {
-  static const Runner runner{std::string(cpu::active().name), *cpu::active().kernels};
+  static const Runner runner = [] {
+    Runner chosen{std::string(cpu::active().name), *cpu::active().kernels};
+    chosen.run.gemm = gemm;
+    return chosen;
+  }();
   return runner;
 }
 

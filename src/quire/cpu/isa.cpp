@@ -11,7 +11,10 @@ namespace {
 
 #if defined(__x86_64__)
 // The builtin takes nothing but literals.
-constexpr std::array kAvx512Features{
+constexpr std::array kFeatures{
+    Feature{"avx512_bf16", [] { return __builtin_cpu_supports("avx512bf16") != 0; }},
+    Feature{"avx512vbmi", [] { return __builtin_cpu_supports("avx512vbmi") != 0; }},
+    Feature{"avx512_vnni", [] { return __builtin_cpu_supports("avx512vnni") != 0; }},
     Feature{"avx512f", [] { return __builtin_cpu_supports("avx512f") != 0; }},
     Feature{"avx512bw", [] { return __builtin_cpu_supports("avx512bw") != 0; }},
     Feature{"avx512vl", [] { return __builtin_cpu_supports("avx512vl") != 0; }},
@@ -20,11 +23,19 @@ constexpr std::array kAvx512Features{
     Feature{"fma", [] { return __builtin_cpu_supports("fma") != 0; }},
     Feature{"f16c", [] { return __builtin_cpu_supports("f16c") != 0; }},
 };
-constexpr std::span kAvx2Features = std::span(kAvx512Features).last<3>();
+constexpr std::array kAvx2VnniFeatures{
+    Feature{"avx_vnni", [] { return __builtin_cpu_supports("avxvnni") != 0; }},
+    kFeatures[7],
+    kFeatures[8],
+    kFeatures[9],
+};
 
 constexpr std::array kIsas{
-    Isa{"avx512", kAvx512Features, &avx512::kKernels},
-    Isa{"avx2", kAvx2Features, &avx2::kKernels},
+    Isa{"avx512_bf16", kFeatures, &avx512::kKernels, &avx512_vnni::kInt8, &avx512_bf16::kBf16},
+    Isa{"avx512_vnni", std::span(kFeatures).last<8>(), &avx512::kKernels, &avx512_vnni::kInt8},
+    Isa{"avx512", std::span(kFeatures).last<7>(), &avx512::kKernels},
+    Isa{"avx2_vnni", kAvx2VnniFeatures, &avx2::kKernels, &avx2_vnni::kInt8},
+    Isa{"avx2", std::span(kFeatures).last<3>(), &avx2::kKernels},
     Isa{"scalar", {}, &scalar::kKernels},
 };
 #else

@@ -17,6 +17,9 @@ struct Kernels {
   void (*activation_grad)(const ActivationGradProblem&);
 };
 
+/// A product of operands of some formats only (Isa says which).
+using Product = void (*)(const GemmProblem&);
+
 namespace scalar {
 extern const Kernels kKernels;
 }
@@ -25,6 +28,15 @@ extern const Kernels kKernels;
 }
 namespace avx512 {
 extern const Kernels kKernels;
+}
+namespace avx2_vnni {
+extern const Product kInt8;
+}
+namespace avx512_vnni {
+extern const Product kInt8;
+}
+namespace avx512_bf16 {
+extern const Product kBf16;
 }
 
 }  // namespace quire::cpu

@@ -11,7 +11,22 @@ namespace {
 using GemmRow = KernelRow<GemmProblem>;
 using ColumnSumRow = KernelRow<ColumnSumProblem>;
 
+/// Empty, or what keeps this machine, or QUIRE_ISA, from lanes of a kind.
+std::string without(const cpu::Product* product, std::string_view lanes) {
+  return product ? "" : text("instruction set ", cpu::active().name, " has no products of ", lanes);
+}
+
+std::string refuse_int8(const GemmProblem& p) {
+  for (const Operand* o : {&p.a, &p.b})
+    if (!o->spec.packed()) return text("takes 4-bit codes, but ", o == &p.a ? "a" : "b", " is ", o->spec.to_string());
+  return without(cpu::active().int8, "int8");
+}
+
+std::string refuse_bf16(const GemmProblem&) { return without(cpu::active().bf16, "bfloat16"); }
+
 constexpr std::array kGemm{
+    GemmRow{"int8", refuse_int8, [](const GemmProblem& p) { (*cpu::active().int8)(p); }},
+    GemmRow{"bf16", refuse_bf16, [](const GemmProblem& p) { (*cpu::active().bf16)(p); }},
     GemmRow{"generic", takes_all, [](const GemmProblem& p) { cpu::active().kernels->gemm(p); }},
     GemmRow{"reference", takes_all, reference::gemm},
 };

@@ -64,7 +64,8 @@ struct Operand {
 };
 
 /// out[i, j] = sum_l a[i, l] * b[j, l] (+ bias[j]) (+ addend[i, j]), numerics.md 7.4. Exact products; sums in f32
-/// within blocks of the scale's length (at most 128), block sums scaled and added in f32; bias added in f32 before the
+/// within blocks of the scale's length (at most 128), block sums scaled and added in f32 (scales that are powers of two
+/// may be multiplied into the codes instead, exactly, and then blocks are 128 long); bias added in f32 before the
 /// one rounding to out's dtype; the addend is added after that rounding (7.4), in f32.
 struct GemmProblem {
   Operand a, b;

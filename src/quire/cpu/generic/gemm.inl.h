@@ -2,13 +2,8 @@
 // (numerics.md 7.4). The output is cut into regions, one task each; the contraction is never split between tasks, and
 // every element adds its blocks in increasing order, so results depend neither on threads nor on the cut.
 
-/// Region of the output that one task computes: at most these rows (decoded rows stay in the second-level cache) and
-/// columns (each decoded row serves this many).
-constexpr int64_t kRegionRows = 384;
-constexpr int64_t kRegionCols = 512;
-/// Most positions along the contraction whose codes are summed before anything else (numerics.md 0.20).
-constexpr int64_t kMaxBlock = 128;
-static_assert(kRegionRows % kTileRows == 0 && kRegionCols % kTileCols == 0);
+/// Floats of packed rows that are kept at a time: few rows are packed once for all columns.
+constexpr int64_t kPackedRows = int64_t{1} << 16;
 
 /// A regular cut of the output.
 struct Cut {
@@ -18,8 +13,10 @@ struct Cut {
 };
 
 /// As few regions as the sizes above allow, but some per thread where there is enough work.
-inline Cut cut_output(int64_t rows, int64_t cols) {
-  constexpr int64_t min_rows = 8 * kTileRows, min_cols = 4 * kTileCols;
+template <class L>
+Cut cut_output(int64_t rows, int64_t cols) {
+  constexpr int64_t tile_cols = L::kVectors * kLanes, min_rows = 8 * L::kRows, min_cols = 4 * tile_cols;
+  static_assert(kRegionRows % L::kRows == 0 && kRegionCols % tile_cols == 0 && tile_cols % kGroup == 0);
   static const int64_t wanted = 2 * std::max<int64_t>(1, std::thread::hardware_concurrency());
   int64_t down = ceil_div(rows, kRegionRows), across = ceil_div(cols, kRegionCols);
   while (down * across < wanted) {
@@ -28,134 +25,172 @@ inline Cut cut_output(int64_t rows, int64_t cols) {
     const bool split_rows = can_rows && (!can_cols || rows / down >= cols / across);
     (split_rows ? down : across) *= 2;
   }
-  Cut cut{round_up(ceil_div(rows, down), kTileRows), round_up(ceil_div(cols, across), kTileCols)};
+  Cut cut{round_up(ceil_div(rows, down), L::kRows), round_up(ceil_div(cols, across), tile_cols)};
   cut.across = ceil_div(cols, cut.cols);
   cut.count = cut.across * ceil_div(rows, cut.rows);
   return cut;
 }
 
+/// A region's tiles, and what their scales leave to do in the inner product. A line is a unit if its scales are all 1
+/// there: it has none, or they were folded into its codes. That is decided line by line, so that an element's bits do
+/// not depend on its neighbours.
+template <class L>
+struct Tiles {
+  static constexpr int64_t kRows = L::kRows, kCols = L::kVectors * kLanes;
+  int64_t down = 0, across = 0;
+  bool unit_rows[kRegionRows] = {}, unit_cols[kRegionCols] = {};
+
+  Tiles(const GemmProblem& p, const Region& r) : down(ceil_div(r.rows, kRows)), across(ceil_div(r.cols, kCols)) {
+    for (int64_t i = 0; i < r.rows; ++i) unit_rows[i] = is_unit(p.a, r.row + i);
+    for (int64_t j = 0; j < r.cols; ++j) unit_cols[j] = is_unit(p.b, r.col + j);
+    std::fill(unit_cols + r.cols, unit_cols + across * kCols, r.cols > 0 && unit_cols[r.cols - 1]);
+  }
+  static bool is_unit(const Operand& o, int64_t outer) {
+    return !has_block_scales(o) || (L::kFolds && can_fold(o, outer));
+  }
+  static unsigned folded_lines(const Operand& o, const bool* units) {
+    unsigned bits = 0;
+    for (int64_t i = 0; i < kGroup && has_block_scales(o); ++i) bits |= unsigned{units[i]} << i;
+    return bits;
+  }
+};
+
+inline bool all_units(const bool* units, int64_t count) {
+  return std::all_of(units, units + count, [](bool unit) { return unit; });
+}
+inline bool no_units(const bool* units, int64_t count) {
+  return std::none_of(units, units + count, [](bool unit) { return unit; });
+}
+
 /// Memory of one task.
+template <class L>
 struct Workspace {
-  explicit Workspace(const Cut& cut)
-      : a(round_up(cut.rows, kGroup) * kSlab),
-        a_scale(cut.rows * kSlabBlocks),
-        b(kTileCols * kSlab),
-        b_scale(kTileCols * kSlabBlocks),
+  /// Slabs of packed rows that fit.
+  static int64_t slabs(int64_t rows) {
+    return std::max<int64_t>(1, kPackedRows / (round_up(rows, kGroup) * L::kRowLanes));
+  }
+  Workspace(const Cut& cut, int64_t contraction)
+      : rows(round_up(cut.rows, kGroup)),
+        depth(std::min(slabs(cut.rows), std::max<int64_t>(1, ceil_div(contraction, kSlab)))),
+        a(depth * rows * L::kRowLanes),
+        a_scale(depth * rows * kSlabBlocks),
+        b(Tiles<L>::kCols * L::kSlabLanes),
+        b_scale(Tiles<L>::kCols * kSlabBlocks),
         sum(cut.rows * cut.cols) {}
-  Scratch a, a_scale, b, b_scale;
-  Scratch sum;  ///< [cols / kTileCols][rows / kTileRows][kTileRows][kTileCols]
+  int64_t rows, depth;
+  Scratch a, a_scale;  ///< [depth][rows][...]
+  Scratch b, b_scale;
+  Scratch sum;  ///< [cols / tile's cols][rows / tile's rows][tile's rows][tile's cols]
 };
 
-struct Region {
-  int64_t row = 0, col = 0, rows = 0, cols = 0;
-  int64_t tile_rows() const { return ceil_div(rows, kTileRows); }
-  int64_t tile_cols() const { return ceil_div(cols, kTileCols); }
-};
+/// The task of one region.
+template <class L>
+struct RegionProduct {
+  const GemmProblem& p;
+  const Region& region;
+  const Workspace<L>& w;
+  const Tiles<L> tiles{p, region};
+  const int64_t block = std::min(summed(p.a), summed(p.b));
+  const bool scaled = !all_units(tiles.unit_rows, region.rows) || !all_units(tiles.unit_cols, region.cols);
 
-/// Adds one slab of the contraction to the sums of a region.
-inline void add_slab(const GemmProblem& p, const Region& region, const Slab& slab, const Workspace& w) {
-  const int64_t rows = region.tile_rows() * kTileRows;
-  for (int64_t i = 0; i < rows; i += kGroup) decode_group<true>(p.a, region.row + i, slab, w.a.get() + i * kSlab);
-  const bool scaled = has_block_scales(p.a) || has_block_scales(p.b);
-  if (scaled) decode_scales<true>(p.a, region.row, slab, rows, w.a_scale.get());
-  float* sum = w.sum.get();
-  for (int64_t j = 0; j < region.cols; j += kTileCols) {
-    for (int64_t k = 0; k < kTileCols; k += kGroup)
-      decode_group<false>(p.b, region.col + j + k, slab, w.b.get() + k * kSlab);
-    if (scaled) decode_scales<false>(p.b, region.col + j, slab, kTileCols, w.b_scale.get());
-    for (int64_t i = 0; i < rows; i += kTileRows, sum += kTileRows * kTileCols) {
-      const RegisterTile tile{w.a.get() + i * kSlab, w.a_scale.get() + i * kSlabBlocks, w.b.get(), w.b_scale.get(),
-                              sum};
-      const int64_t left = std::min<int64_t>(region.rows - i, kTileRows);
-      if (scaled) {
-        multiply_rows<kTileRows, true>(tile, slab, left);
+  static int64_t summed(const Operand& o) {
+    return std::min<int64_t>(block_length(o.spec, L::kMaxBlock), L::kMaxBlock);
+  }
+  Slab slab(int64_t begin) const {
+    const int64_t size = std::min(p.a.contraction - begin, kSlab);
+    return {begin, size, round_up(size, kGroup), block};
+  }
+
+  void pack_rows(int64_t begin, int64_t depth) const {
+    for (int64_t d = 0; d < depth; ++d)
+      for (int64_t i = 0; i < region.rows; i += kGroup) {
+        const Slab s = slab(begin + d * kSlab);
+        const unsigned folded = tiles.folded_lines(p.a, tiles.unit_rows + i);
+        const int64_t at = d * w.rows + i;
+        L::pack_rows(p.a, region.row + i, s, folded, w.a.get() + at * L::kRowLanes);
+        if (!scaled) continue;
+        float* const scales = w.a_scale.get() + at * kSlabBlocks;
+        decode_scales<true>(p.a, region.row + i, s, kSlabBlocks, scales);
+        for (int64_t k = 0; folded && k < kGroup; ++k)
+          if (folded >> k & 1) std::fill_n(scales + k * kSlabBlocks, kSlabBlocks, 1.0f);
+      }
+  }
+
+  void pack_columns(int64_t tile, const Slab& s) const {
+    const bool* units = tiles.unit_cols + tile * tiles.kCols;
+    for (int64_t k = 0; k < tiles.kCols; k += kGroup) {
+      const int64_t col = region.col + tile * tiles.kCols + k;
+      const unsigned folded = tiles.folded_lines(p.b, units + k);
+      L::pack_columns(p.b, col, s, folded, w.b.get() + k * L::kSlabLanes);
+      if (!scaled) continue;
+      float* const scales = w.b_scale.get() + k;
+      decode_scales<false>(p.b, col, s, tiles.kCols, scales);
+      for (int64_t b = 0; folded && b < s.blocks(); ++b)
+        for (int64_t j = 0; j < kGroup; ++j)
+          if (folded >> j & 1) scales[b * tiles.kCols + j] = 1;
+    }
+  }
+
+  /// Adds one slab to a column of tiles.
+  void multiply(int64_t tile, int64_t d, const Slab& s) const {
+    const Slab unscaled{s.begin, s.size, s.padded, L::kMaxBlock};
+    const bool* cols = tiles.unit_cols + tile * tiles.kCols;
+    float* sum = w.sum.get() + tile * tiles.down * tiles.kRows * tiles.kCols;
+    for (int64_t i = 0; i < tiles.down; ++i, sum += tiles.kRows * tiles.kCols) {
+      const int64_t at = d * w.rows + i * tiles.kRows;
+      const RegisterTile t{w.a.get() + at * L::kRowLanes, w.a_scale.get() + at * kSlabBlocks, w.b.get(),
+                           w.b_scale.get(), sum};
+      const int64_t count = std::min<int64_t>(region.rows - i * tiles.kRows, tiles.kRows);
+      const bool* rows = tiles.unit_rows + i * tiles.kRows;
+      if (all_units(rows, count) && all_units(cols, tiles.kCols)) {
+        multiply_rows<L, L::kRows, false>(t, unscaled, count);
+      } else if (no_units(rows, count) || no_units(cols, tiles.kCols)) {
+        multiply_rows<L, L::kRows, true>(t, s, count);
       } else {
-        multiply_rows<kTileRows, false>(tile, slab, left);
+        for (int64_t r = 0; r < count; ++r) multiply_mixed(t, r, rows[r], cols, s);
       }
     }
   }
-}
 
-/// The factor of a line that does not change along the contraction (numerics.md 3.4, 5.10).
-inline float line_factor(const Operand& o, int64_t outer) {
-  if (o.contraction == 0) return 0.0f;
-  if (!has_block_scales(o))
-    return static_cast<const float*>(o.scale)[scale_index({o.spec, o.direction, o.outer, 1}, outer, 0)];
-  return o.spec.row().has_amax ? o.amax[amax_index(o.spec, outer)] : 1.0f;
-}
-
-/// What makes a block scale of 1 under an amax of 1 mean 1 (numerics.md 5.10).
-inline float constant_factor(const Operand& a, const Operand& b) {
-  const auto largest_value = [](const Operand& o) {
-    return has_block_scales(o) && o.spec.row().has_amax ? largest(o.spec.element) * o.spec.e4m3_max() : 1.0f;
-  };
-  return 1.0f / (largest_value(a) * largest_value(b));
-}
-
-/// What every row of a region needs to turn its sums into outputs.
-struct Columns {
-  Columns(const GemmProblem& p, const Region& region) {
-    for (int64_t j = 0; j < region.cols; ++j) factor[j] = line_factor(p.b, region.col + j);
-    if (!p.bias) return;
-    const auto* from = static_cast<const char*>(p.bias) + region.col * size_of(p.bias_dtype);
-    read_line(p.bias_dtype, from, region.cols, bias);
+  /// One row of a tile, some of whose elements need scales: both ways, then each takes its own.
+  static void multiply_mixed(const RegisterTile& t, int64_t r, bool unit_row, const bool* unit_cols, const Slab& s) {
+    alignas(64) float plain[Tiles<L>::kCols], scaled[Tiles<L>::kCols];
+    float* const sum = t.sum + r * Tiles<L>::kCols;
+    std::copy_n(sum, Tiles<L>::kCols, plain);
+    std::copy_n(sum, Tiles<L>::kCols, scaled);
+    const float *const a = t.a + r * L::kRowLanes, *const a_scale = t.a_scale + r * kSlabBlocks;
+    multiply_rows<L, 1, false>({a, a_scale, t.b, t.b_scale, plain}, {s.begin, s.size, s.padded, L::kMaxBlock}, 1);
+    multiply_rows<L, 1, true>({a, a_scale, t.b, t.b_scale, scaled}, s, 1);
+    for (int64_t j = 0; j < Tiles<L>::kCols; ++j) sum[j] = unit_row && unit_cols[j] ? plain[j] : scaled[j];
   }
-  alignas(64) float factor[kRegionCols] = {};
-  alignas(64) float bias[kRegionCols] = {};
+
+  void run() const {
+    const int64_t sums = tiles.down * tiles.kRows * tiles.across * tiles.kCols, k = p.a.contraction;
+    std::memset(w.sum.get(), 0, sizeof(float) * static_cast<size_t>(sums));
+    for (int64_t begin = 0; begin < k; begin += w.depth * kSlab) {
+      const int64_t depth = std::min(w.depth, ceil_div(k - begin, kSlab));
+      pack_rows(begin, depth);
+      for (int64_t tile = 0; tile < tiles.across; ++tile)
+        for (int64_t d = 0; d < depth; ++d) {
+          const Slab s = slab(begin + d * kSlab);
+          pack_columns(tile, s);
+          multiply(tile, d, s);
+        }
+    }
+    finish_region<L>(p, region, w.sum.get());
+  }
 };
 
-/// out = round(values), or round(round(values) + addend); the addend may be out itself.
-inline void store_outputs(DType dtype, float* values, int64_t count, const void* addend, void* out) {
-  if (addend) {
-    float added[kRegionCols];
-    uint32_t rounded[kRegionCols];
-    read_line(dtype, addend, count, added);
-    write_line(dtype, values, count, rounded);
-    read_line(dtype, rounded, count, values);
-    for (int64_t j = 0; j < count; ++j) values[j] += added[j];
-  }
-  write_line(dtype, values, count, out);
-}
-
-/// Scales, biases and rounds the sums of a region.
-inline void finish_region(const GemmProblem& p, const Region& region, const float* sum) {
-  const Columns columns(p, region);
-  const F32 constant = broadcast(constant_factor(p.a, p.b));
-  const int64_t tile_stride = region.tile_rows() * kTileRows * kTileCols;
-  for (int64_t i = 0; i < region.rows; ++i, sum += kTileCols) {
-    const F32 row_factor = broadcast(line_factor(p.a, region.row + i));
-    alignas(64) float values[kRegionCols];
-    for (int64_t j = 0; j < region.cols; j += kLanes) {
-      // The sum first: factors alone may leave float32 where the output is an ordinary number.
-      const F32 scaled = load(sum + j / kTileCols * tile_stride + j % kTileCols) * constant * row_factor;
-      const F32 value = scaled * load(columns.factor + j);
-      store(values + j, p.bias ? value + load(columns.bias + j) : value);
-    }
-    const int64_t at = ((region.row + i) * p.out.row_stride + region.col) * size_of(p.out.dtype);
-    const char* addend = p.addend ? static_cast<const char*>(p.addend) + at : nullptr;
-    store_outputs(p.out.dtype, values, region.cols, addend, static_cast<char*>(p.out.data) + at);
-  }
-}
-
-inline void multiply_region(const GemmProblem& p, const Region& region, const Workspace& w) {
-  const auto summed = [](const Operand& o) { return std::min<int64_t>(block_length(o.spec, kMaxBlock), kMaxBlock); };
-  const int64_t sums = region.tile_rows() * kTileRows * region.tile_cols() * kTileCols;
-  std::memset(w.sum.get(), 0, sizeof(float) * static_cast<size_t>(sums));
-  for (int64_t l = 0; l < p.a.contraction; l += kSlab) {
-    const int64_t size = std::min(p.a.contraction - l, kSlab);
-    add_slab(p, region, {l, size, round_up(size, kGroup), std::min(summed(p.a), summed(p.b))}, w);
-  }
-  finish_region(p, region, w.sum.get());
-}
-
-void gemm(const GemmProblem& p) {
+template <class L>
+void multiply(const GemmProblem& p) {
   if (p.a.outer == 0 || p.b.outer == 0) return;
-  const Cut cut = cut_output(p.a.outer, p.b.outer);
+  const Cut cut = cut_output<L>(p.a.outer, p.b.outer);
   parallel_for(cut.count, 1, [&](int64_t begin, int64_t end) {
-    const Workspace w(cut);
+    const Workspace<L> w(cut, p.a.contraction);
     for (int64_t i = begin; i < end; ++i) {
       const int64_t row = i / cut.across * cut.rows, col = i % cut.across * cut.cols;
-      multiply_region(p, {row, col, std::min(cut.rows, p.a.outer - row), std::min(cut.cols, p.b.outer - col)}, w);
+      const Region region{row, col, std::min(cut.rows, p.a.outer - row), std::min(cut.cols, p.b.outer - col)};
+      RegionProduct<L>{p, region, w}.run();
     }
   });
 }

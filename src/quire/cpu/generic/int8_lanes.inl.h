@@ -1,0 +1,119 @@
+// Lanes of four int8: exact sums of 4-bit codes. An E2M1 value doubled is an integer of at most 12; columns carry 12
+// more so that they are not negative, as the instruction wants it, and every sum starts at -12 times the sum of its row
+// (numerics.md 0.20).
+//
+// A byte of a packed line holds two neighbours, so a lane is made of the low or of the high nibbles of four bytes: rows
+// and columns agree on the order, and that is all a sum of products needs.
+
+constexpr int kInt8Offset = 12;
+
+/// E2M1 values doubled plus an offset, by code.
+constexpr auto int8_values(int offset) {
+  std::array<uint8_t, 16> values{};
+  for (int code = 0; code < 16; ++code)
+    values[static_cast<size_t>(code)] =
+        static_cast<uint8_t>(static_cast<int>(2 * quire::decode(Format::e2m1, code)) + offset);
+  return values;
+}
+constexpr auto kInt8RowValues = int8_values(0), kInt8ColumnValues = int8_values(kInt8Offset);
+
+struct Int8Lanes {
+  using Vector = Bytes;
+  static constexpr int kPerLane = 4;
+  static constexpr int64_t kMaxBlock = 16;
+  static constexpr int64_t kBlockLanes = kMaxBlock / kPerLane;
+  static constexpr int64_t kSlabLanes = kSlab / kPerLane;
+  /// After a row's lanes come the starts of its blocks' sums.
+  static constexpr int64_t kRowLanes = kSlabLanes + kSlabBlocks;
+  static constexpr int kRows = kInt8Rows, kVectors = kTileVectors;
+  static constexpr float kUnit = 0.25f;
+  static constexpr bool kFolds = false;
+
+  static void pack_rows(const Operand& o, int64_t outer, const Slab& slab, unsigned /*folded*/, float* out) {
+    StagedCodes staged;
+    const LineBytes lines = packed_along(o, outer, slab, staged);
+    const Bytes table = repeat_table(kInt8RowValues.data()), offset = Bytes{} + kInt8Offset;
+    for (int64_t i = 0; i < kGroup; ++i, out += kRowLanes)
+      for (int64_t l = 0; l < kSlabLanes; l += 2 * kLanes) {
+        const Bytes codes = load_bytes(lines.data + i * lines.stride + l * 2);
+        Bytes first = look_up(table, codes & 0xF), second = look_up(table, codes >> 4);
+        interleave_lanes(first, second);
+        store_bytes(out + l, first);
+        store_bytes(out + l + kLanes, second);
+        store_starts(dot(I32{}, offset, first), out + kSlabLanes + l / kBlockLanes);
+        store_starts(dot(I32{}, offset, second), out + kSlabLanes + (l + kLanes) / kBlockLanes);
+      }
+  }
+
+  /// Minus the sums of each block's lanes.
+  static void store_starts(I32 sums, float* out) {
+    int32_t lanes[kLanes];
+    std::memcpy(lanes, &sums, sizeof lanes);
+    for (int i = 0; i < kLanes / kBlockLanes; ++i) {
+      const int32_t* block = lanes + i * kBlockLanes;
+      const int32_t start = -(block[0] + block[1] + block[2] + block[3]);
+      std::memcpy(out + i, &start, sizeof start);
+    }
+  }
+
+  static void pack_columns(const Operand& o, int64_t outer, const Slab& slab, unsigned /*folded*/, float* out) {
+    StagedCodes staged;
+    const LineBytes lines = packed_along(o, outer, slab, staged);
+    const Bytes table = repeat_table(kInt8ColumnValues.data());
+    for (int64_t from = 0; from < kSlab / 2; from += 4 * kQuads) {
+      U32 quads[kQuads][kQuadVectors];
+      turn_quads(lines, from, quads);
+      for (int q = 0; q < kQuads; ++q, out += 2 * kGroup)
+        for (int v = 0; v < kQuadVectors; ++v) {
+          const Bytes codes = reinterpret_cast<Bytes>(quads[q][v]);
+          store_bytes(out + v * kLanes, look_up(table, codes & 0xF));
+          store_bytes(out + kGroup + v * kLanes, look_up(table, codes >> 4));
+        }
+    }
+  }
+
+  /// Every block of 16 is summed in integers, then scaled and added in registers. Both operands have block scales.
+  template <int Rows, bool Scaled>
+  [[gnu::noinline]] static void multiply(const RegisterTile& tile, const Slab& slab) {
+    constexpr int kCols = kVectors * kLanes;
+    F32 sum[Rows][kVectors];
+#pragma GCC unroll 16
+    for (int r = 0; r < Rows; ++r)
+#pragma GCC unroll 4
+      for (int v = 0; v < kVectors; ++v) sum[r][v] = load(tile.sum + r * kCols + v * kLanes);
+    const float* a = tile.a;
+    const float* b = tile.b;
+    for (int64_t block = 0; block < slab.blocks(); ++block, a += kBlockLanes, b += kBlockLanes * kGroup) {
+      Bytes columns[kBlockLanes][kVectors];
+      F32 scale[kVectors];
+#pragma GCC unroll 4
+      for (int v = 0; v < kVectors; ++v) {
+        const int64_t at = v * kLanes / kGroup * (kGroup * kSlabLanes) + v * kLanes % kGroup;
+#pragma GCC unroll 4
+        for (int q = 0; q < kBlockLanes; ++q) columns[q][v] = load_bytes(b + at + q * kGroup);
+        scale[v] = load(tile.b_scale + block * kCols + v * kLanes);
+      }
+#pragma GCC unroll 16
+      for (int r = 0; r < Rows; ++r) {
+        const I32 start = broadcast_int(tile.a + r * kRowLanes + kSlabLanes + block);
+        const F32 row_scale = broadcast(tile.a_scale[r * kSlabBlocks + block]);
+        I32 products[kVectors];
+#pragma GCC unroll 4
+        for (int v = 0; v < kVectors; ++v) products[v] = start;
+#pragma GCC unroll 4
+        for (int q = 0; q < kBlockLanes; ++q) {
+          const Bytes element = broadcast_bytes(a + r * kRowLanes + q);
+#pragma GCC unroll 4
+          for (int v = 0; v < kVectors; ++v) products[v] = dot(products[v], columns[q][v], element);
+        }
+#pragma GCC unroll 4
+        for (int v = 0; v < kVectors; ++v)
+          sum[r][v] = multiply_add(__builtin_convertvector(products[v], F32), row_scale * scale[v], sum[r][v]);
+      }
+    }
+#pragma GCC unroll 16
+    for (int r = 0; r < Rows; ++r)
+#pragma GCC unroll 4
+      for (int v = 0; v < kVectors; ++v) store(tile.sum + r * kCols + v * kLanes, sum[r][v]);
+  }
+};

@@ -1,0 +1,25 @@
+// The product in lanes of int8.
+#include <immintrin.h>
+
+#include "quire/cpu/generic/includes.h"
+#include "quire/cpu/region.h"
+
+QUIRE_REGION_BEGIN("avx2,fma,f16c,avxvnni")
+
+namespace quire::cpu::avx2_vnni {
+namespace {
+#include "quire/cpu/simd/avx2.h"
+//
+#include "quire/cpu/simd/avx2_vnni.h"
+
+// The algorithm speaks the vocabulary above.
+#include "quire/cpu/generic/product.inl.h"
+//
+#include "quire/cpu/generic/int8_lanes.inl.h"
+}  // namespace
+
+const Product kInt8 = multiply<Int8Lanes>;
+
+}  // namespace quire::cpu::avx2_vnni
+
+QUIRE_REGION_END

@@ -1,0 +1,29 @@
+// The product in lanes of int8.
+#include <immintrin.h>
+
+#include "quire/cpu/generic/includes.h"
+#include "quire/cpu/region.h"
+
+// g++ 12: its own AVX-512 headers trip this warning.
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#pragma GCC diagnostic ignored "-Wuninitialized"
+
+QUIRE_REGION_BEGIN("avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")
+
+namespace quire::cpu::avx512_vnni {
+namespace {
+#include "quire/cpu/simd/avx512.h"
+//
+#include "quire/cpu/simd/avx512_vnni.h"
+
+// The algorithm speaks the vocabulary above.
+#include "quire/cpu/generic/product.inl.h"
+//
+#include "quire/cpu/generic/int8_lanes.inl.h"
+}  // namespace
+
+const Product kInt8 = multiply<Int8Lanes>;
+
+}  // namespace quire::cpu::avx512_vnni
+
+QUIRE_REGION_END
