@@ -47,13 +47,18 @@ struct Int8Lanes {
 
   /// Minus the sums of each block's lanes.
   static void store_starts(I32 sums, float* out) {
-    int32_t lanes[kLanes];
-    std::memcpy(lanes, &sums, sizeof lanes);
-    for (int i = 0; i < kLanes / kBlockLanes; ++i) {
-      const int32_t* block = lanes + i * kBlockLanes;
-      const int32_t start = -(block[0] + block[1] + block[2] + block[3]);
-      std::memcpy(out + i, &start, sizeof start);
-    }
+    const I32 pairs = sums + permuted(sums, [](int i) { return i ^ 1; });
+    const I32 blocks = -(pairs + permuted(pairs, [](int i) { return i ^ 2; }));
+    const I32 starts = permuted(blocks, [](int i) { return i * static_cast<int>(kBlockLanes) % kLanes; });
+    std::memcpy(out, &starts, sizeof(float) * kLanes / kBlockLanes);
+  }
+
+  /// Lane i is lane from(i) of v.
+  template <class From>
+  static I32 permuted(I32 v, From from) {
+    I32 order;
+    for (int i = 0; i < kLanes; ++i) order[i] = from(i);
+    return __builtin_shuffle(v, order);
   }
 
   static void pack_columns(const Operand& o, int64_t outer, const Slab& slab, unsigned /*folded*/, float* out) {

@@ -129,7 +129,9 @@ inline bool stage_scale_bytes(const Operand& o, int64_t outer, int64_t first, ui
     const auto at = [&](int64_t j) {
       return blocks_lead ? scale_index(grid, outer + j, first + i) : scale_index(grid, outer + i, first + j);
     };
-    if (runs && size > 0) {
+    if (runs && size == kGroup) {
+      store_codes(bytes[i], load_codes(from + at(0)));
+    } else if (runs && size > 0) {
       std::memcpy(bytes[i], from + at(0), static_cast<size_t>(size));
     } else {
       for (int64_t j = 0; j < size; ++j) bytes[i][j] = from[at(j)];
