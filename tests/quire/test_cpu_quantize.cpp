@@ -55,6 +55,59 @@ TEST_P(CpuQuantize, GivesTheBytesOfTheReferenceAcrossTiles) {
   }
 }
 
+/// Lines longer than the piece that is quantized at once, whole and with an end of their own; a NaN in one piece only.
+TEST_P(CpuQuantize, GivesTheBytesOfTheReferenceOnLongLines) {
+  for (const QuantSpec& spec : all_specs())
+    for (const DType dtype : kFloatTypes)
+      for (const InputShape shape : {InputShape{3, 1300, 1, 1}, InputShape{17, 2048}}) {
+        const Input x(shape, dtype, Kind::outliers, 31);
+        const auto* last = static_cast<const char*>(Matrix(x).data) + (2 * x.stride() + 1100) * size_of(dtype);
+        store_element(const_cast<char*>(last), dtype, 0, -std::numeric_limits<float>::quiet_NaN());
+        SCOPED_TRACE(text(spec.to_string(), " of ", name(dtype), " [", shape.rows, ", ", shape.cols, "]"));
+        const Quantized expected = quantized(reference_runner(), spec, x, {.random = kRandom});
+        expect_same_bytes(expected, quantized(GetParam(), spec, x, {.random = kRandom}));
+        if (HasFatalFailure()) return;
+      }
+}
+
+/// Every byte of a part's direction is where the whole has it: a part is rows [first, first + part.rows).
+void expect_part(const Quantized& whole, const Quantized& part, int64_t first, Direction d) {
+  const bool turned = d == Direction::columnwise && whole.spec.row().transposed;
+  const int64_t per_byte = turned && whole.spec.packed() ? 2 : 1;
+  const Guarded &all = whole.side(d).data, &few = part.side(d).data;
+  if (!turned) {
+    const int64_t at = first * (all.size() / whole.rows);
+    ASSERT_EQ(difference(all.as<uint8_t>() + at, few.data(), few.size()), "");
+    return;
+  }
+  const int64_t each = few.size() / part.cols, stride = all.size() / whole.cols;
+  for (int64_t c = 0; c < part.cols; ++c)
+    ASSERT_EQ(difference(all.as<uint8_t>() + c * stride + first / per_byte, few.as<uint8_t>() + c * each, each), "");
+}
+
+/// Results so large that caches are bypassed have the bytes of their parts, at addresses that are and are not those of
+/// cache lines.
+TEST_P(CpuQuantize, TensorsLargerThanCachesHaveTheBytesOfTheirParts) {
+  constexpr int64_t kPart = 256;
+  const float scale = 100;
+  for (const std::string_view text : {"fp8_tensor:e5m2", "mxfp8", "mxfp4"}) {
+    const QuantSpec spec = QuantSpec::parse(text);
+    const Input x({spec.packed() ? 2049 : 1025, 4100}, DType::bf16, Kind::normal, 37);
+    const QuantizeOptions options{.scale = spec.row().has_amax ? &scale : nullptr};
+    const Quantized whole = quantized(GetParam(), spec, x, options);
+    SCOPED_TRACE(text);
+    for (int64_t first = 0; first < Matrix(x).rows; first += kPart) {
+      Matrix rows = x;
+      rows.data = static_cast<const char*>(rows.data) + first * rows.row_stride * size_of(rows.dtype);
+      rows.rows = std::min(kPart, rows.rows - first);
+      const Quantized part = quantized(GetParam(), spec, rows, options);
+      expect_part(whole, part, first, Direction::rowwise);
+      expect_part(whole, part, first, Direction::columnwise);
+      if (HasFatalFailure()) return;
+    }
+  }
+}
+
 TEST_P(CpuQuantize, DecodesAsTheReferenceAcrossTiles) {
   size_t turn = 0;
   for (const QuantSpec& spec : all_specs())

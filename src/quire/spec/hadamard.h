@@ -13,8 +13,12 @@ inline constexpr uint32_t kHadamardSigns = 0xD7E8u;
 /// In place, float32, not yet rounded to bfloat16. T is float or a vector of floats (one transform per lane).
 template <class T>
 constexpr void hadamard16(T (&v)[16], bool signs) {
+  // Unrolled, so that v stays in registers.
+#pragma GCC unroll 16
   for (unsigned i = 0; i < 16; ++i) v[i] = v[i] * (signs && (kHadamardSigns >> i & 1u) ? -0.25f : 0.25f);
+#pragma GCC unroll 4
   for (unsigned stride = 1; stride < 16; stride *= 2)
+#pragma GCC unroll 16
     for (unsigned i = 0; i < 16; ++i)
       if (!(i & stride)) {
         const T a = v[i], b = v[i + stride];
@@ -22,6 +26,7 @@ constexpr void hadamard16(T (&v)[16], bool signs) {
         v[i + stride] = a - b;
       }
   // A zero sum is +0 whatever the signs of its terms.
+#pragma GCC unroll 16
   for (T& x : v) x = x + 0.0f;
 }
 

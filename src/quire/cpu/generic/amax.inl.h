@@ -1,42 +1,106 @@
 // Largest magnitudes, NaN ignored (numerics.md 0.2). Compared as integers: for non-negative floats the order is the
-// same, and integer maxima are exact in any order.
+// same, and integer maxima are exact in any order. NaN is above infinity there, so a largest magnitude up to infinity
+// says that no NaN was seen; only where there was one is the search done again without them.
 
-/// Element bits of one input type as integers: T is int16_t (f16, bf16) or int32_t (f32).
-template <class T>
-inline T magnitude(T bits, T infinity) {
-  const T a = static_cast<T>(bits & std::numeric_limits<T>::max());
-  return a > infinity ? T{0} : a;
+/// A vector of N elements.
+template <class T, int64_t N>
+struct VectorOf {
+  typedef T Type __attribute__((vector_size(N * static_cast<int64_t>(sizeof(T))), aligned(sizeof(T))));
+};
+template <class T, int64_t N>
+using Vec = typename VectorOf<T, N>::Type;
+
+/// Element bits of one input type as integers.
+template <DType D>
+using Bits = std::conditional_t<D == DType::f32, int32_t, int16_t>;
+/// Elements of as much memory as a vector holds.
+template <DType D>
+constexpr int64_t kWidth = 4 * kLanes / static_cast<int64_t>(sizeof(Bits<D>));
+
+template <DType D>
+constexpr Bits<D> kInfinity = D == DType::f32    ? 0x7F800000
+                              : D == DType::bf16 ? 0x7F80
+                                                 : 0x7C00;
+
+template <class V>
+inline V larger(V a, V b) {
+  return a > b ? a : b;
 }
 
-/// largest[i] = max over rows of column i.
-template <class T>
-void column_magnitudes(const Matrix& x, int64_t first, int64_t count, T infinity, T* largest) {
-  std::fill_n(largest, count, T{0});
-  for (int64_t r = 0; r < x.rows; ++r) {
-    const T* line = static_cast<const T*>(x.data) + r * x.row_stride + first;
-    for (int64_t i = 0; i < count; ++i) largest[i] = std::max(largest[i], magnitude(line[i], infinity));
+/// Magnitudes of the elements; without kNan, those of NaN are above infinity, with it they are 0.
+template <DType D, int64_t N, bool kNan>
+inline Vec<Bits<D>, N> magnitudes(const Plain<D>* x) {
+  using V = Vec<Bits<D>, N>;
+  const V m = *reinterpret_cast<const V*>(x) & std::numeric_limits<Bits<D>>::max();
+  if constexpr (kNan) return m > kInfinity<D> ? V{} : m;
+  return m;
+}
+
+template <class V, int... I>
+inline auto lower_half(V v, std::integer_sequence<int, I...>) {
+  return __builtin_shufflevector(v, v, I...);
+}
+template <class V, int... I>
+inline auto upper_half(V v, std::integer_sequence<int, I...>) {
+  return __builtin_shufflevector(v, v, (I + static_cast<int>(sizeof...(I)))...);
+}
+
+/// The largest lane; none is negative.
+template <class T, int64_t N>
+inline T largest(Vec<T, N> v) {
+  constexpr auto half = std::make_integer_sequence<int, N / 2>();
+  if constexpr (N * sizeof(T) == 16)
+    return largest_lane(v);
+  else
+    return largest<T, N / 2>(larger<Vec<T, N / 2>>(lower_half(v, half), upper_half(v, half)));
+}
+
+/// The largest magnitude of N elements, a power of two not below 16 bytes.
+template <DType D, int64_t N, bool kNan>
+inline Bits<D> block_magnitude(const Plain<D>* x) {
+  constexpr int64_t width = std::min(N, kWidth<D>);
+  Vec<Bits<D>, width> m = magnitudes<D, width, kNan>(x);
+  for (int64_t i = width; i < N; i += width) m = larger(m, magnitudes<D, width, kNan>(x + i));
+  return largest<Bits<D>, width>(m);
+}
+
+template <DType D, bool kNan>
+inline Bits<D> line_magnitude(const Plain<D>* x, int64_t count) {
+  constexpr int64_t width = kWidth<D>;
+  Vec<Bits<D>, width> m[4] = {};
+  int64_t i = 0;
+  for (; i + 4 * width <= count; i += 4 * width)
+    for (int q = 0; q < 4; ++q) m[q] = larger(m[q], magnitudes<D, width, kNan>(x + i + q * width));
+  Bits<D> found = largest<Bits<D>, width>(larger(larger(m[0], m[1]), larger(m[2], m[3])));
+  for (; i < count; ++i) {
+    const auto a = static_cast<Bits<D>>(std::bit_cast<Bits<D>>(x[i]) & std::numeric_limits<Bits<D>>::max());
+    found = std::max(found, kNan && a > kInfinity<D> ? Bits<D>{} : a);
   }
+  return found;
 }
 
-template <class T>
-T line_magnitude(const void* data, int64_t count, T infinity) {
-  const T* line = static_cast<const T*>(data);
-  T largest = 0;
-  for (int64_t i = 0; i < count; ++i) largest = std::max(largest, magnitude(line[i], infinity));
-  return largest;
+/// Magnitude bits as the float they are.
+template <DType D>
+inline float magnitude_value(Bits<D> bits) {
+  return widen<D>(std::bit_cast<Plain<D>>(bits));
 }
 
-constexpr int32_t kInfinity32 = 0x7F800000;
-constexpr int16_t infinity16(DType t) { return t == DType::bf16 ? 0x7F80 : 0x7C00; }
+template <DType D>
+inline float line_amax(const Plain<D>* x, int64_t count) {
+  Bits<D> bits = line_magnitude<D, false>(x, count);
+  if (bits > kInfinity<D>) bits = line_magnitude<D, true>(x, count);
+  return magnitude_value<D>(bits);
+}
 
 /// amax of row r of x.
 inline float row_amax(const Matrix& x, int64_t r) {
-  const void* line = element_of(x, r, 0);
-  if (x.dtype == DType::f32) return std::bit_cast<float>(line_magnitude(line, x.cols, kInfinity32));
-  const int16_t bits = line_magnitude(line, x.cols, infinity16(x.dtype));
-  float amax;
-  read_line(x.dtype, &bits, 1, &amax);
+  float amax = 0;
+  with_dtype(x.dtype, [&](auto d) { amax = line_amax<d>(static_cast<const Plain<d>*>(element_of(x, r, 0)), x.cols); });
   return amax;
+}
+
+inline float largest_of(const std::vector<float>& amaxes) {
+  return line_amax<DType::f32>(amaxes.data(), std::ssize(amaxes));
 }
 
 /// amax[r] of every row of x.
@@ -46,49 +110,60 @@ void row_amaxes(const Matrix& x, float* amax) {
   });
 }
 
+/// A maximum that several threads contribute to; of floats that are not negative.
+class SharedMaximum {
+ public:
+  void add(float value) {
+    const auto bits = std::bit_cast<int32_t>(value);
+    int32_t seen = bits_.load(std::memory_order_relaxed);
+    while (seen < bits && !bits_.compare_exchange_weak(seen, bits, std::memory_order_relaxed)) continue;
+  }
+  float value() const { return std::bit_cast<float>(bits_.load(std::memory_order_relaxed)); }
+
+ private:
+  std::atomic<int32_t> bits_{0};
+};
+
+/// amax of all of x.
+float tensor_amax(const Matrix& x) {
+  SharedMaximum found;
+  parallel_for(x.rows, std::max<int64_t>(1, kGrain / std::max<int64_t>(1, x.cols)), [&](int64_t begin, int64_t end) {
+    float amax = 0;
+    for (int64_t r = begin; r < end; ++r) amax = std::max(amax, row_amax(x, r));
+    found.add(amax);
+  });
+  return found.value();
+}
+
+/// found[i] = the largest magnitude of column i of `rows` rows; returns whether there is a NaN, and then ignores it.
+/// count is a multiple of the vector's elements.
+template <DType D, bool kNan>
+inline void column_magnitudes(const Plain<D>* x, int64_t stride, int64_t rows, int64_t count, Bits<D>* found) {
+  constexpr int64_t width = kWidth<D>;
+  using V = Vec<Bits<D>, width>;
+  for (int64_t c = 0; c < count; c += width) {
+    V m{};
+    for (int64_t r = 0; r < rows; ++r) m = larger(m, magnitudes<D, width, kNan>(x + r * stride + c));
+    *reinterpret_cast<V*>(found + c) = m;
+  }
+}
+
 /// amax[c] of every column of x.
 void column_amaxes(const Matrix& x, float* amax) {
   constexpr int64_t kStrip = 256;
   parallel_for(ceil_div(x.cols, kStrip), 1, [&](int64_t begin, int64_t end) {
-    for (int64_t c = begin * kStrip; c < std::min(end * kStrip, x.cols); c += kStrip) {
-      const int64_t count = std::min(kStrip, x.cols - c);
-      alignas(64) int32_t bits[kStrip];
-      if (x.dtype == DType::f32) {
-        column_magnitudes(x, c, count, kInfinity32, bits);
-        read_line(x.dtype, bits, count, amax + c);
-      } else {
-        alignas(64) int16_t bits16[kStrip];
-        column_magnitudes(x, c, count, infinity16(x.dtype), bits16);
-        read_line(x.dtype, bits16, count, amax + c);
-      }
-    }
+    for (int64_t s = begin; s < end; ++s)
+      with_dtype(x.dtype, [&](auto d) {
+        const int64_t first = s * kStrip, count = std::min(kStrip, x.cols - first);
+        alignas(64) Bits<d> found[kStrip] = {};
+        for (int64_t r = 0; r < x.rows; ++r) {
+          const auto* line = static_cast<const Plain<d>*>(element_of(x, r, first));
+          for (int64_t c = 0; c < count; ++c) {
+            const auto a = static_cast<Bits<d>>(std::bit_cast<Bits<d>>(line[c]) & std::numeric_limits<Bits<d>>::max());
+            found[c] = std::max(found[c], a > kInfinity<d> ? Bits<d>{} : a);
+          }
+        }
+        for (int64_t c = 0; c < count; ++c) amax[first + c] = magnitude_value<d>(found[c]);
+      });
   });
-}
-
-float largest_of(const std::vector<float>& amaxes) {
-  return std::bit_cast<float>(line_magnitude(amaxes.data(), std::ssize(amaxes), kInfinity32));
-}
-
-/// amax of all of x.
-float tensor_amax(const Matrix& x) {
-  std::vector<float> rows(static_cast<size_t>(x.rows));
-  row_amaxes(x, rows.data());
-  return largest_of(rows);
-}
-
-/// amax of all 16-token Hadamard transforms of x's columns (numerics.md 5.2).
-float hadamard_amax(const Matrix& x, Hadamard hadamard) {
-  const int64_t groups = ceil_div(x.rows, kGroupRows) * ceil_div(x.cols, kTile);
-  std::vector<float> amaxes(static_cast<size_t>(groups));
-  parallel_for(groups, kGrain / (kGroupRows * kTile), [&](int64_t begin, int64_t end) {
-    for (int64_t t = begin; t < end; ++t) {
-      alignas(64) float rows[kGroupRows * kLineStride];
-      load_group(x, tile_at(x, kGroupRows, kTile, t), hadamard, rows);
-      int32_t largest = 0;
-      for (int64_t r = 0; r < kGroupRows; ++r)
-        largest = std::max(largest, line_magnitude(rows + r * kLineStride, kTile, kInfinity32));
-      amaxes[static_cast<size_t>(t)] = std::bit_cast<float>(largest);
-    }
-  });
-  return largest_of(amaxes);
 }

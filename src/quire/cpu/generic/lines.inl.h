@@ -27,6 +27,12 @@ inline const void* element_of(const Matrix& x, int64_t r, int64_t c) {
   return static_cast<const char*>(x.data) + (r * x.row_stride + c) * size_of(x.dtype);
 }
 
+/// Exact widening of whole vectors.
+template <DType D>
+inline void read_whole(const Plain<D>* from, int64_t count, float* to) {
+  for (int64_t i = 0; i < count; i += kLanes) store(to + i, load_as<D>(from + i));
+}
+
 template <DType D>
 void read_as(const Plain<D>* from, int64_t count, float* to) {
   int64_t i = 0;
@@ -74,17 +80,6 @@ inline void prefetch(const void* from, int64_t bytes) {
   for (int64_t i = 0; i < bytes; i += kCacheLine) __builtin_prefetch(static_cast<const char*>(from) + i, 0, 2);
 }
 
-/// Rows of the tile in float32, one per kLineStride, +0 up to kTile columns: what a partial block lacks counts as +0
-/// (numerics.md 0.12).
-inline void load_rows(const Matrix& x, const Tile& tile, float* lines) {
-  for (int64_t r = 0; r < tile.rows; ++r) {
-    float* line = lines + r * kLineStride;
-    prefetch(element_of(x, tile.row + r, tile.col + tile.cols), tile.cols * size_of(x.dtype));
-    read_line(x.dtype, element_of(x, tile.row + r, tile.col), tile.cols, line);
-    std::fill(line + tile.cols, line + kTile, 0.0f);
-  }
-}
-
 /// One stage of a transposition: exchanges the off-diagonal quarters of every 2 x 2 block of S x S lanes.
 template <int S, int... I>
 inline void exchange(F32& a, F32& b, std::integer_sequence<int, I...>) {
@@ -102,28 +97,8 @@ inline void transpose(F32 (&v)[kLanes]) {
   if constexpr (2 * S < kLanes) transpose<2 * S>(v);
 }
 
-/// Transforms kLanes columns of 16 rows in place, rounded to bfloat16 (numerics.md 0.10).
-[[gnu::flatten]] inline void hadamard_columns(float* rows, bool signs) {
-  alignas(64) F32 v[kHadamardSize];
-  for (int i = 0; i < kHadamardSize; ++i) v[i] = load(rows + i * kLineStride);
-  hadamard16(v, signs);
-  for (int i = 0; i < kHadamardSize; ++i) {
-    uint16_t rounded[kLanes];
-    store_bf16(rounded, v[i]);
-    store(rows + i * kLineStride, load_bf16(rounded));
-  }
-}
-
 /// Rows are turned into columns, and transformed, in groups of as many as the transform takes.
 constexpr int64_t kGroupRows = kHadamardSize;
-
-/// A group: up to 16 rows of x, the missing ones +0, transformed if asked.
-inline void load_group(const Matrix& x, const Tile& group, Hadamard hadamard, float* rows) {
-  load_rows(x, group, rows);
-  for (int64_t r = group.rows; r < kGroupRows; ++r) std::fill_n(rows + r * kLineStride, kTile, 0.0f);
-  if (hadamard == Hadamard::off) return;
-  for (int64_t c = 0; c < group.cols; c += kLanes) hadamard_columns(rows + c, hadamard == Hadamard::signs);
-}
 
 /// columns[c * kLineStride + r] = rows[r * kLineStride + c] for 16 rows and `count` columns, rounded up to kLanes.
 [[gnu::flatten]] inline void turn(const float* rows, int64_t count, float* columns) {
@@ -134,15 +109,4 @@ inline void load_group(const Matrix& x, const Tile& group, Hadamard hadamard, fl
       transpose(v);
       for (int i = 0; i < kLanes; ++i) store(columns + (c + i) * kLineStride + r, v[i]);
     }
-}
-
-/// Columns of the tile, padded like its rows; with a transform, transformed (numerics.md 5.3).
-inline void load_columns(const Matrix& x, const Tile& tile, Hadamard hadamard, float* columns) {
-  alignas(64) float rows[kGroupRows * kLineStride];
-  for (int64_t r = 0; r < tile.rows; r += kGroupRows) {
-    load_group(x, {tile.row + r, tile.col, std::min(kGroupRows, tile.rows - r), tile.cols}, hadamard, rows);
-    turn(rows, tile.cols, columns + r);
-  }
-  const int64_t filled = round_up(tile.rows, kGroupRows);
-  for (int64_t c = 0; c < tile.cols; ++c) std::fill_n(columns + c * kLineStride + filled, kTile - filled, 0.0f);
 }

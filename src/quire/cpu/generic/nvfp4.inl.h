@@ -15,11 +15,6 @@ inline Nvfp4Scale nvfp4_scale(float wanted, const GlobalScale& g) {
   return {byte, value, nvfp4_multiplier(value, g)};
 }
 
-/// numerics.md 5.1.
-inline Nvfp4Scale nvfp4_scale_of(float amax, const GlobalScale& g) {
-  return nvfp4_scale(std::min(amax * g.block_mult, kFloatMax), g);
-}
-
 /// Error of one block's values under a candidate scale, summed in order (numerics.md 5.8, 0.5).
 [[gnu::flatten]] inline float four_over_six_error(const QuantSpec& spec, const float* values, const Nvfp4Scale& scale,
                                                   float amax) {
@@ -56,17 +51,120 @@ inline Nvfp4Scale four_over_six_scale(const QuantSpec& spec, const float* values
   return tree_sum(error_four) < tree_sum(error_six) ? four : six;
 }
 
-/// Where the draw of a line's first block stands; those of the next blocks follow.
+/// encode_e2m1_stochastic() of every lane (numerics.md 5.6), `random` below 256. Without kNan no lane is NaN.
+template <bool kNan>
+inline U32 encode_stochastic_lanes(F32 x, U32 random) {
+  constexpr int32_t half = 0x3F000000, one = 0x3F800000;
+  // The grid's step is half of the power of two of a, at least 0.5; beyond 8 it does not matter, as 6 is the largest.
+  const F32 a = limited_magnitude(x, 8.0f);
+  const I32 power = larger(reinterpret_cast<I32>(a), I32{} + one) & 0x7F800000;
+  const F32 step_256th = reinterpret_cast<F32>(power - (9 << 23));
+  const F32 up = a + __builtin_convertvector(reinterpret_cast<I32>(random), F32) * step_256th;
+  // Rounded down: the exponent and one bit of the fraction, below 1 whether it is 0.5 or more.
+  const I32 t = reinterpret_cast<I32>(limited_magnitude(up, 6.0f));
+  const I32 index = larger((t >> 22) - 252, (t >= half) & 1);
+  const U32 code = reinterpret_cast<U32>(index) | (bits_of(x) >> 28 & 8u);
+  if constexpr (!kNan) return code;
+  return x != x ? U32{} + 7u : code;
+}
+
+/// Seed and offset of stochastic rounding.
 struct Draw {
-  uint64_t seed, offset, block;
+  uint64_t seed, offset;
 };
 
-/// E2M1 codes of `blocks` blocks (numerics.md 5.6, 0.11).
-[[gnu::flatten]] inline void encode_stochastic(const float* values, int64_t blocks, const Draw& draw, uint8_t* codes) {
-  alignas(64) uint8_t random[kTile];
-  for (int64_t b = 0; b < blocks; ++b) {
-    const std::array<uint32_t, 4> words = philox(draw.seed, draw.offset, draw.block + static_cast<uint64_t>(b));
-    for (int j = 0; j < kNvfp4Block; ++j) random[b * kNvfp4Block + j] = random_byte(words, j);
+/// Random bits of blocks, as many vectors of them as hide the latency of multiplications: word j of vector i, in the
+/// low halves of its lanes.
+constexpr int64_t kStreams = 4;
+struct RandomWords {
+  U64 word[4][kStreams];
+};
+
+inline U64 low_half(uint64_t x) { return U64{} + (x & 0xFFFFFFFFu); }
+
+/// philox() of every lane's block.
+inline RandomWords philox_lanes(const Draw& draw, const U64 (&block)[kStreams]) {
+  RandomWords r;
+  for (int64_t i = 0; i < kStreams; ++i) {
+    r.word[0][i] = low_half(draw.offset);
+    r.word[1][i] = low_half(draw.offset >> 32);
+    r.word[2][i] = block[i];
+    r.word[3][i] = block[i] >> 32;
   }
-  for (int64_t j = 0; j < blocks * kNvfp4Block; ++j) codes[j] = encode_e2m1_stochastic(values[j], random[j]);
+  auto k0 = static_cast<uint32_t>(draw.seed), k1 = static_cast<uint32_t>(draw.seed >> 32);
+  for (int round = 0; round < 10; ++round) {
+    const U64 key0 = low_half(k0), key1 = low_half(k1);
+#pragma GCC unroll 4
+    for (int64_t i = 0; i < kStreams; ++i) {
+      const U64 p0 = multiply_low(r.word[0][i], low_half(0xD2511F53u));
+      const U64 p1 = multiply_low(r.word[2][i], low_half(0xCD9E8D57u));
+      r.word[0][i] = (p1 >> 32) ^ r.word[1][i] ^ key0;
+      r.word[2][i] = (p0 >> 32) ^ r.word[3][i] ^ key1;
+      r.word[1][i] = p1;
+      r.word[3][i] = p0;
+    }
+    k0 += 0x9E3779B9u;
+    k1 += 0xBB67AE85u;
+  }
+  return r;
+}
+
+constexpr int64_t kDraws = kLanes / 2;
+
+template <int... I>
+inline U64 interleaved(U64 a, U64 b, int64_t first, std::integer_sequence<int, I...>) {
+  const U64 low = {static_cast<uint64_t>(I % 2 * kDraws + I / 2)...};
+  return __builtin_shuffle(a, b, low + static_cast<uint64_t>(first));
+}
+
+/// Blocks that are drawn together.
+constexpr int64_t kDrawn = kStreams * kDraws;
+
+/// The random bytes of the elements of blocks of these numbers, whole kDrawn of them.
+inline void draw_blocks(const Draw& draw, const uint64_t* numbers, int64_t blocks, uint8_t* bytes) {
+  constexpr auto lanes = std::make_integer_sequence<int, kDraws>();
+  for (int64_t b = 0; b < blocks; b += kDrawn) {
+    U64 block[kStreams];
+    std::memcpy(block, numbers + b, sizeof block);
+    const RandomWords r = philox_lanes(draw, block);
+    for (int64_t i = 0; i < kStreams; ++i) {
+      const U64 low = (r.word[0][i] & 0xFFFFFFFFu) | r.word[1][i] << 32;
+      const U64 high = (r.word[2][i] & 0xFFFFFFFFu) | r.word[3][i] << 32;
+      const U64 parts[2] = {interleaved(low, high, 0, lanes), interleaved(low, high, kDraws / 2, lanes)};
+      std::memcpy(bytes + (b + i * kDraws) * kNvfp4Block, parts, sizeof parts);
+    }
+  }
+}
+
+/// words[j][c]: word j of the random bits of block first + c * stride, whole kDrawn blocks.
+template <int64_t Count>
+inline void draw_columns(const Draw& draw, uint64_t first, uint64_t stride, uint32_t (&words)[4][Count]) {
+  typedef Vec<uint32_t, kDraws> Low;
+  for (int64_t c = 0; c < Count; c += kDrawn) {
+    uint64_t numbers[kDrawn];
+    for (int64_t i = 0; i < kDrawn; ++i) numbers[i] = first + stride * static_cast<uint64_t>(c + i);
+    U64 block[kStreams];
+    std::memcpy(block, numbers, sizeof block);
+    const RandomWords r = philox_lanes(draw, block);
+    for (int64_t i = 0; i < kStreams; ++i)
+      for (int j = 0; j < 4; ++j)
+        *reinterpret_cast<Low*>(&words[j][c + i * kDraws]) = __builtin_convertvector(r.word[j][i], Low);
+  }
+}
+
+/// E2M1 codes of x times the multipliers of its blocks, whole quads (numerics.md 5.6, 0.11).
+template <bool kNan, DType D>
+inline void encode_line_stochastic(const Plain<D>* x, const float* multiplier, int64_t count, const uint8_t* random,
+                                   uint8_t* codes) {
+  for (int64_t i = 0; i < count; i += kQuad) {
+    F32 v[4];
+    U32 code[4];
+    load_as<D>(x + i, v);
+#pragma GCC unroll 4
+    for (int q = 0; q < 4; ++q) {
+      const int64_t at = i + q * kLanes;
+      code[q] = encode_stochastic_lanes<kNan>(v[q] * broadcast(multiplier[at / kNvfp4Block]), load_u8(random + at));
+    }
+    store_u8(codes + i, code);
+  }
 }

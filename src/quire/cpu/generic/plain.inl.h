@@ -3,18 +3,14 @@
 template <DType D>
 using Plain = std::conditional_t<D == DType::f32, float, uint16_t>;
 
-typedef uint16_t U16 __attribute__((vector_size(2 * kLanes), aligned(2)));
-
-inline F32 load_bf16(const uint16_t* p) {
-  return reinterpret_cast<F32>(__builtin_convertvector(*reinterpret_cast<const U16*>(p), U32) << 16);
-}
+inline F32 load_bf16(const uint16_t* p) { return reinterpret_cast<F32>(load_u16(p) << 16); }
 
 /// f32_to_bf16() of every lane.
 inline void store_bf16(uint16_t* p, F32 v) {
   const U32 u = reinterpret_cast<U32>(v);
   const U32 rounded = u + 0x7FFFu + (u >> 16 & 1u);
   const U32 kept = (u & 0x7FFFFFFFu) > 0x7F800000u ? u | 0x400000u : rounded;
-  *reinterpret_cast<U16*>(p) = __builtin_convertvector(kept >> 16, U16);
+  store_u16(p, kept >> 16);
 }
 
 template <DType D>
@@ -22,6 +18,14 @@ F32 load_as(const Plain<D>* p) {
   if constexpr (D == DType::f32) return load(p);
   if constexpr (D == DType::f16) return load_f16(p);
   if constexpr (D == DType::bf16) return load_bf16(p);
+}
+
+/// Four vectors of consecutive elements.
+template <DType D>
+void load_as(const Plain<D>* p, F32 (&v)[4]) {
+  if constexpr (D == DType::bf16) return load_bf16(p, v);
+#pragma GCC unroll 4
+  for (int q = 0; q < 4; ++q) v[q] = load_as<D>(p + q * kLanes);
 }
 
 template <DType D>

@@ -16,22 +16,16 @@ inline MutableMatrix rows_of(const MutableMatrix& y, int64_t first, int64_t coun
 /// Bytes that floats hold, as memory of any dtype.
 inline int64_t floats_for(int64_t elements, DType dtype) { return ceil_div(elements * size_of(dtype), int64_t{4}); }
 
-void quantize_strip(const Job& job, const Rows& strip, float* buffer) {
-  const QuantizeTile quantize_one = tile_quantizer(job.spec());
-  const int64_t rows = tile_rows(job), tiles = ceil_div(strip.x.rows, rows) * ceil_div(strip.x.cols, kTile);
-  for (int64_t t = 0; t < tiles; ++t) quantize_one(job, strip, tile_at(strip.x, rows, kTile, t), buffer);
-}
-
-/// Makes y strip by strip, make(first_row, rows_of_y); quantizes every strip at once if `jobs` are given. The strips
+/// Makes y strip by strip, make(first_row, rows_of_y); quantizes every strip at once if a plan is given. The strips
 /// are in y if it has memory, else in scratch memory. Returns the amax of y if it is asked for.
 template <class Make>
-float make_strips(const MutableMatrix& y, const std::vector<Job>& jobs, int64_t height, bool amax_wanted,
-                  const Make& make) {
+float make_strips(const MutableMatrix& y, const Plan* plan, int64_t height, bool amax_wanted, const Make& make) {
   const int64_t strips = ceil_div(y.rows, height);
   std::vector<float> amaxes(static_cast<size_t>(amax_wanted ? strips : 0), 0.0f);
   const int64_t grain = kGrain / std::max<int64_t>(1, height * y.cols);
   parallel_for(strips, std::max<int64_t>(1, grain), [&](int64_t begin, int64_t end) {
-    const Scratch strip(y.data ? 0 : floats_for(height * y.cols, y.dtype)), buffer(kTile * kLineStride);
+    const Scratch strip(y.data ? 0 : floats_for(height * y.cols, y.dtype));
+    QuantizeScratch scratch;
     for (int64_t s = begin; s < end; ++s) {
       const int64_t first = s * height, count = std::min(height, y.rows - first);
       const MutableMatrix part =
@@ -39,8 +33,9 @@ float make_strips(const MutableMatrix& y, const std::vector<Job>& jobs, int64_t 
       make(first, part);
       for (int64_t r = 0; amax_wanted && r < count; ++r)
         amaxes[static_cast<size_t>(s)] = std::max(amaxes[static_cast<size_t>(s)], row_amax(part, r));
-      for (const Job& job : jobs) quantize_strip(job, {part, first}, buffer.get());
+      if (plan) quantize_strip(*plan, {part, first}, scratch);
     }
+    finish_streams();
   });
   return largest_of(amaxes);
 }
@@ -53,22 +48,21 @@ void produce(const Destination& to, const Make& make) {
   const FloatMode mode;
   QuantizeProblem p = to.quantization();
   const bool quantized = p.rowwise.data || p.columnwise.data;
-  if (!quantized) return void(make_strips(to.y, {}, strip_rows(p), false, make));
+  if (!quantized) return void(make_strips(to.y, nullptr, strip_rows(p), false, make));
   const bool one_amax = has_one_amax(p.spec);
   if (quantizes_by_strips(p)) {
-    std::vector<Job> jobs;
-    if (p.rowwise.data) jobs.push_back(job_of(p, Direction::rowwise));
-    if (p.columnwise.data) jobs.push_back(job_of(p, Direction::columnwise));
-    for (Job& job : jobs) begin(job, 0.0f);
-    const float amax = make_strips(to.y, jobs, strip_rows(p), one_amax, make);
-    for (const Job& job : jobs)
+    Plan plan = plan_of(p);
+    for (Job& job : plan.jobs) begin(job, 0.0f);
+    const float amax = make_strips(to.y, &plan, strip_rows(p), one_amax, make);
+    for (const Job& job : plan.jobs)
       if (one_amax) job.side.amax[0] = amax;
     return;
   }
   MutableMatrix y = to.y;
   const Scratch whole(y.data ? 0 : floats_for(y.rows * y.cols, y.dtype));
   if (!y.data) y = {whole.get(), y.dtype, y.rows, y.cols, y.cols};
-  const float amax = make_strips(y, {}, strip_rows(p), one_amax, make);
+  const float amax = make_strips(y, nullptr, strip_rows(p), one_amax, make);
   p.x = y;
-  quantize_under(p, amax);
+  const bool transformed = p.columnwise.data && p.spec.hadamard != Hadamard::off;
+  quantize_under(p, transformed ? amaxes_of(p) : Amaxes{amax});
 }

@@ -24,3 +24,65 @@ inline void store_f16(uint16_t* p, F32 v) {
   const __m128i half = _mm256_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
   _mm_storeu_si128(reinterpret_cast<__m128i*>(p), half);
 }
+
+typedef int16_t I16x8 __attribute__((vector_size(16), aligned(2)));
+typedef int32_t I32x4 __attribute__((vector_size(16), aligned(4)));
+typedef uint64_t U64 __attribute__((vector_size(4 * kLanes), aligned(4)));
+
+/// Largest lane, none of them negative.
+inline int16_t largest_lane(I16x8 v) {
+  // What exists is the smallest of unsigned lanes.
+  const __m128i flipped = _mm_xor_si128(reinterpret_cast<__m128i>(v), _mm_set1_epi16(-1));
+  return static_cast<int16_t>(~_mm_cvtsi128_si32(_mm_minpos_epu16(flipped)));
+}
+inline int32_t largest_lane(I32x4 v) {
+  const __m128i a = reinterpret_cast<__m128i>(v);
+  const __m128i b = _mm_max_epi32(a, _mm_shuffle_epi32(a, 0x4E));
+  return _mm_cvtsi128_si32(_mm_max_epi32(b, _mm_shuffle_epi32(b, 0xB1)));
+}
+
+/// The magnitude of x, or `limit` if that is smaller; anything up to the limit if x is NaN.
+inline F32 limited_magnitude(F32 x, float limit) {
+  return _mm256_min_ps(_mm256_andnot_ps(_mm256_set1_ps(-0.0f), x), _mm256_set1_ps(limit));
+}
+
+/// Products of the low 32 bits of each lane.
+inline U64 multiply_low(U64 a, U64 b) {
+  return reinterpret_cast<U64>(_mm256_mul_epu32(reinterpret_cast<__m256i>(a), reinterpret_cast<__m256i>(b)));
+}
+
+/// The low bytes of four vectors, which are below 256, in order.
+inline void store_u8(uint8_t* p, const U32 (&v)[4]) {
+  const auto& bits = reinterpret_cast<const __m256i(&)[4]>(v);
+  const __m256i low = _mm256_packus_epi32(bits[0], bits[1]), high = _mm256_packus_epi32(bits[2], bits[3]);
+  const __m256i bytes = _mm256_packus_epi16(low, high);
+  const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm256_permutevar8x32_epi32(bytes, order));
+}
+
+/// Writes 64 aligned bytes past the caches; finish_streams() before others read them.
+inline void stream_64(uint8_t* to, const uint8_t* from) {
+  const auto* lines = reinterpret_cast<const __m256i*>(from);
+  _mm256_stream_si256(reinterpret_cast<__m256i*>(to), _mm256_loadu_si256(lines));
+  _mm256_stream_si256(reinterpret_cast<__m256i*>(to) + 1, _mm256_loadu_si256(lines + 1));
+}
+inline void finish_streams() { _mm_sfence(); }
+
+/// kLanes words, widened; and the low halves of lanes that are below 65536.
+inline U32 load_u16(const uint16_t* p) {
+  return reinterpret_cast<U32>(_mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
+}
+inline void store_u16(uint16_t* p, U32 v) {
+  const __m256i bits = reinterpret_cast<__m256i>(v);
+  const __m256i low = _mm256_permute4x64_epi64(_mm256_packus_epi32(bits, bits), 0x08);
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm256_castsi256_si128(low));
+}
+
+/// Bits of a where those of the mask are set, of b elsewhere.
+inline U32 blend_bits(uint32_t mask, U32 a, U32 b) { return (a & mask) | (b & ~mask); }
+
+/// 4 kLanes bfloat16, widened.
+inline void load_bf16(const uint16_t* p, F32 (&v)[4]) {
+#pragma GCC unroll 4
+  for (int q = 0; q < 4; ++q) v[q] = reinterpret_cast<F32>(load_u16(p + q * kLanes) << 16);
+}

@@ -26,3 +26,76 @@ inline void store_f16(uint16_t* p, F32 v) {
   const __m256i half = _mm512_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), half);
 }
+
+typedef int16_t I16x8 __attribute__((vector_size(16), aligned(2)));
+typedef int32_t I32x4 __attribute__((vector_size(16), aligned(4)));
+typedef uint64_t U64 __attribute__((vector_size(4 * kLanes), aligned(4)));
+
+/// Largest lane, none of them negative.
+inline int16_t largest_lane(I16x8 v) {
+  // What exists is the smallest of unsigned lanes.
+  const __m128i flipped = _mm_xor_si128(reinterpret_cast<__m128i>(v), _mm_set1_epi16(-1));
+  return static_cast<int16_t>(~_mm_cvtsi128_si32(_mm_minpos_epu16(flipped)));
+}
+inline int32_t largest_lane(I32x4 v) {
+  const __m128i a = reinterpret_cast<__m128i>(v);
+  const __m128i b = _mm_max_epi32(a, _mm_shuffle_epi32(a, 0x4E));
+  return _mm_cvtsi128_si32(_mm_max_epi32(b, _mm_shuffle_epi32(b, 0xB1)));
+}
+
+/// The magnitude of x, or `limit` if that is smaller; anything up to the limit if x is NaN.
+inline F32 limited_magnitude(F32 x, float limit) {
+  constexpr int kSmallerMagnitude = 2, kSignCleared = 2 << 2;
+  return _mm512_range_ps(x, _mm512_set1_ps(limit), kSmallerMagnitude | kSignCleared);
+}
+
+/// Products of the low 32 bits of each lane.
+inline U64 multiply_low(U64 a, U64 b) {
+  // With a mask of all lanes, because g++ 12 takes the plain word for uninitialized.
+  return reinterpret_cast<U64>(
+      _mm512_maskz_mul_epu32(0xFF, reinterpret_cast<__m512i>(a), reinterpret_cast<__m512i>(b)));
+}
+
+/// The low bytes of four vectors, which are below 256, in order.
+inline void store_u8(uint8_t* p, const U32 (&v)[4]) {
+  const auto& bits = reinterpret_cast<const __m512i(&)[4]>(v);
+  const __m512i low = _mm512_packus_epi32(bits[0], bits[1]), high = _mm512_packus_epi32(bits[2], bits[3]);
+  const __m512i bytes = _mm512_packus_epi16(low, high);
+  const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+  _mm512_storeu_si512(p, _mm512_permutexvar_epi32(order, bytes));
+}
+
+/// Writes 64 aligned bytes past the caches; finish_streams() before others read them.
+inline void stream_64(uint8_t* to, const uint8_t* from) {
+  _mm512_stream_si512(reinterpret_cast<__m512i*>(to), _mm512_loadu_si512(from));
+}
+inline void finish_streams() { _mm_sfence(); }
+
+/// kLanes words, widened; and the low halves of lanes that are below 65536.
+inline U32 load_u16(const uint16_t* p) {
+  return reinterpret_cast<U32>(_mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))));
+}
+inline void store_u16(uint16_t* p, U32 v) {
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi32_epi16(reinterpret_cast<__m512i>(v)));
+}
+
+/// Bits of a where those of the mask are set, of b elsewhere.
+inline U32 blend_bits(uint32_t mask, U32 a, U32 b) {
+  constexpr int kMaskedAOrB = 0xCA;
+  return reinterpret_cast<U32>(_mm512_ternarylogic_epi32(_mm512_set1_epi32(static_cast<int>(mask)),
+                                                         reinterpret_cast<__m512i>(a), reinterpret_cast<__m512i>(b),
+                                                         kMaskedAOrB));
+}
+
+/// 4 kLanes bfloat16, widened: words moved to the upper halves of lanes.
+inline void load_bf16(const uint16_t* p, F32 (&v)[4]) {
+  const __m512i low = _mm512_set_epi16(15, 0, 14, 0, 13, 0, 12, 0, 11, 0, 10, 0, 9, 0, 8, 0, 7, 0, 6, 0, 5, 0, 4, 0, 3,
+                                       0, 2, 0, 1, 0, 0, 0);
+  const __m512i high = _mm512_add_epi16(low, _mm512_set1_epi16(16));
+#pragma GCC unroll 2
+  for (int h = 0; h < 2; ++h) {
+    const __m512i words = _mm512_loadu_si512(p + h * 2 * kLanes);
+    v[2 * h] = reinterpret_cast<F32>(_mm512_maskz_permutexvar_epi16(0xAAAAAAAAu, low, words));
+    v[2 * h + 1] = reinterpret_cast<F32>(_mm512_maskz_permutexvar_epi16(0xAAAAAAAAu, high, words));
+  }
+}

@@ -26,3 +26,53 @@ inline F32 load_f16(const uint16_t* p) {
 inline void store_f16(uint16_t* p, F32 v) {
   for (int i = 0; i < kLanes; ++i) p[i] = f32_to_f16(v[i]);
 }
+
+typedef int16_t I16x8 __attribute__((vector_size(16), aligned(2)));
+typedef int32_t I32x4 __attribute__((vector_size(16), aligned(4)));
+typedef uint64_t U64 __attribute__((vector_size(4 * kLanes), aligned(4)));
+
+/// Largest lane, none of them negative.
+inline int16_t largest_lane(I16x8 v) {
+  int16_t largest = 0;
+  for (int i = 0; i < 8; ++i) largest = v[i] > largest ? v[i] : largest;
+  return largest;
+}
+inline int32_t largest_lane(I32x4 v) {
+  int32_t largest = 0;
+  for (int i = 0; i < 4; ++i) largest = v[i] > largest ? v[i] : largest;
+  return largest;
+}
+
+/// The magnitude of x, or `limit` if that is smaller; anything up to the limit if x is NaN.
+inline F32 limited_magnitude(F32 x, float limit) {
+  const U32 bits = reinterpret_cast<U32>(x) & 0x7FFFFFFFu;
+  const F32 magnitude = reinterpret_cast<F32>(bits);
+  return magnitude < limit ? magnitude : broadcast(limit);
+}
+
+/// Products of the low 32 bits of each lane.
+inline U64 multiply_low(U64 a, U64 b) { return (a & 0xFFFFFFFFu) * (b & 0xFFFFFFFFu); }
+
+/// The low bytes of four vectors, which are below 256, in order.
+inline void store_u8(uint8_t* p, const U32 (&v)[4]) {
+  for (int q = 0; q < 4; ++q)
+    for (int i = 0; i < kLanes; ++i) p[q * kLanes + i] = static_cast<uint8_t>(v[q][i]);
+}
+
+/// Writes 64 aligned bytes past the caches, where the machine can; finish_streams() before others read them.
+inline void stream_64(uint8_t* to, const uint8_t* from) { std::memcpy(to, from, 64); }
+inline void finish_streams() {}
+
+/// kLanes words, widened; and the low halves of lanes that are below 65536.
+inline U32 load_u16(const uint16_t* p) { return U32{p[0], p[1], p[2], p[3]}; }
+inline void store_u16(uint16_t* p, U32 v) {
+  for (int i = 0; i < kLanes; ++i) p[i] = static_cast<uint16_t>(v[i]);
+}
+
+/// Bits of a where those of the mask are set, of b elsewhere.
+inline U32 blend_bits(uint32_t mask, U32 a, U32 b) { return (a & mask) | (b & ~mask); }
+
+/// 4 kLanes bfloat16, widened.
+inline void load_bf16(const uint16_t* p, F32 (&v)[4]) {
+  for (int q = 0; q < 4; ++q) v[q] = reinterpret_cast<F32>(load_u16(p + q * kLanes) << 16);
+}

@@ -1,0 +1,68 @@
+// Codes of vectors of f32.
+
+/// encode() of every lane. Without kNan no lane is NaN.
+///
+/// Rounding is one addition: the sum with a number 2^(23 - man_bits) times as large as the element's power of two has
+/// its last place where the code has its own. Of that sum's bits the exponent, shifted, and the last places add up to
+/// the code; `offset`, even so that ties stay ties to even, makes the constant part a multiple of 2^(code bits).
+template <Format F, bool kNan>
+inline U32 encode_lanes(F32 x) {
+  constexpr FormatRow f = row(F);
+  constexpr int shift = 23 - f.man_bits, bits = f.exp_bits + f.man_bits;
+  constexpr auto least_normal = static_cast<int32_t>(128 - f.bias) << 23;
+  constexpr auto mask = static_cast<uint32_t>(f.magnitudes() - 1);
+  constexpr uint32_t offset = (0u - static_cast<uint32_t>((128 - f.bias + shift) << f.man_bits)) & mask;
+  static_assert(offset % 2 == 0);
+  const F32 a = limited_magnitude(x, largest(F));
+  const I32 power = larger(reinterpret_cast<I32>(a) & 0x7F800000, I32{} + least_normal);
+  const F32 rounder = reinterpret_cast<F32>(power + static_cast<int32_t>((shift << 23) | offset));
+  const U32 sum = reinterpret_cast<U32>(a + rounder);
+  const U32 sign = reinterpret_cast<U32>(x) >> (31 - bits);
+  const U32 code = blend_bits(mask, sum + (sum >> shift), sign);
+  if constexpr (!kNan) return code;
+  return x != x ? U32{} + static_cast<uint32_t>(f.nan_code()) : code;
+}
+
+/// Elements whose codes are stored together.
+constexpr int64_t kQuad = 4 * kLanes;
+
+/// Codes of x times the multiplier of its block of N elements, or times the first one if N is 0; one per byte, whole
+/// quads.
+template <Format F, bool kNan, int64_t N, DType D>
+inline void encode_line(const Plain<D>* x, const float* multiplier, int64_t count, uint8_t* codes) {
+  for (int64_t i = 0; i < count; i += kQuad) {
+    F32 v[4];
+    U32 code[4];
+    load_as<D>(x + i, v);
+#pragma GCC unroll 4
+    for (int q = 0; q < 4; ++q) {
+      const int64_t block = N == 0 ? 0 : (i + q * kLanes) / std::max(N, int64_t{1});
+      code[q] = encode_lanes<F, kNan>(v[q] * broadcast(multiplier[block]));
+    }
+    store_u8(codes + i, code);
+  }
+}
+
+/// Two codes per byte, whole quads. A code past an odd end is that of +0.
+inline void pack_codes(const uint8_t* codes, int64_t count, uint8_t* to) {
+  typedef Vec<uint16_t, kQuad / 2> Pairs;
+  for (int64_t i = 0; i < count; i += kQuad) {
+    const Pairs pairs = *reinterpret_cast<const Pairs*>(codes + i);
+    typedef Vec<uint8_t, kQuad / 2> Packed;
+    *reinterpret_cast<Packed*>(to + i / 2) = __builtin_convertvector(pairs | pairs >> 4, Packed);
+  }
+}
+
+/// Results from which on caches are bypassed: by then their beginning would have left them anyway, and a line that is
+/// written whole need not be read first.
+constexpr int64_t kStreamBytes = int64_t{4} << 20;
+
+/// Copies finished bytes to where they belong.
+inline void put(const uint8_t* from, int64_t count, uint8_t* to, bool stream) {
+  if (!stream) return void(std::memcpy(to, from, static_cast<size_t>(count)));
+  const int64_t head = std::min<int64_t>(count, static_cast<int64_t>(-reinterpret_cast<uintptr_t>(to) & 63u));
+  std::memcpy(to, from, static_cast<size_t>(head));
+  int64_t i = head;
+  for (; i + 64 <= count; i += 64) stream_64(to + i, from + i);
+  std::memcpy(to + i, from + i, static_cast<size_t>(count - i));
+}
