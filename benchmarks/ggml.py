@@ -80,6 +80,9 @@ def library_folder() -> Path | None:
 
 def build() -> None:
     """Takes a minute or two. Raises CalledProcessError where a step fails."""
+    from cmake import CMAKE_BIN_DIR
+    from ninja import BIN_DIR as NINJA_BIN_DIR
+
     FOLDER.mkdir(parents=True, exist_ok=True)
     pip = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
     subprocess.run(
@@ -88,13 +91,13 @@ def build() -> None:
     (archive,) = FOLDER.glob("llama_cpp_python-*.tar.gz")
     with tarfile.open(archive) as tar:
         tar.extractall(FOLDER, [m for m in tar.getmembers() if "/ggml/" in m.name], filter="data")
+    archive.unlink()
     (source,) = FOLDER.glob("llama_cpp_python-*/vendor/llama.cpp/ggml")
     (source / "ggml.pc.in").touch()  # asked for, and not in the archive
     settings = {"CMAKE_BUILD_TYPE": "Release", "GGML_NATIVE": "ON", "GGML_OPENMP": "OFF", "GGML_BUILD_TESTS": "OFF"}
     options = [f"-D{name}={value}" for name, value in (settings | {"GGML_BUILD_EXAMPLES": "OFF"}).items()]
     cmake = ["cmake", "-G", "Ninja", "-S", source, "-B", FOLDER / "build", *options]
-    # cmake and ninja are those beside this Python.
-    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
+    path = os.pathsep.join([CMAKE_BIN_DIR, NINJA_BIN_DIR, os.environ.get("PATH", os.defpath)])
     for command in (cmake, ["cmake", "--build", FOLDER / "build", "--target", "ggml-cpu"]):
         subprocess.run(["nice", *command], check=True, env=os.environ | {"PATH": path}, stdout=subprocess.DEVNULL)
 
