@@ -25,12 +25,13 @@ Calls = Callable[[], object] | None
 
 
 class Contender:
-    """name: in the table. weight_bytes: of one layer's weight, as inference reads it. kernels(x, backward): which rows
-    of quire's tables a call runs."""
+    """name: in the table. weight_bytes: of one layer's weight, as inference reads it. dtype: of activations.
+    arithmetic: the quickest that its formats allow. kernels(x, backward): which rows of quire's tables a call runs."""
 
     name: str
     weight_bytes: int
-    dtype = torch.bfloat16  # of activations
+    dtype = torch.bfloat16
+    arithmetic = "bfloat16"
 
     def inference(self, x: torch.Tensor) -> Calls:
         return None
@@ -69,7 +70,8 @@ def quantized(weight: torch.Tensor, recipe: quire.recipe.Recipe) -> quire.Quanti
 
 class Torch(Contender):
     def __init__(self, weight: torch.Tensor, dtype: torch.dtype):
-        self.name, self.dtype = f"torch {str(dtype).removeprefix('torch.')}", dtype
+        self.arithmetic, self.dtype = str(dtype).removeprefix("torch."), dtype
+        self.name = f"torch {self.arithmetic}"
         layer = layer_of(weight.to(dtype))
         self.weight_bytes = layer.weight.nbytes
         self._layers = cold(layer, self.weight_bytes)
@@ -88,6 +90,8 @@ class Quire(Contender):
 
     def __init__(self, weight: torch.Tensor, recipe: quire.recipe.Recipe, *, name: str, weights: str):
         self.name = f"quire {name}"
+        if recipe.nvfp4():
+            self.arithmetic = "int8"
         weight = weight.to(self.dtype)
         self._training = cold(layer_of(weight, recipe), weight.nbytes)
         codes = quantized(weight, recipe)
@@ -166,6 +170,7 @@ class Ggml(Contender):
     are dot products, and their time grows with M."""
 
     dtype = torch.float32
+    arithmetic = "int8"
 
     def __init__(self, weight: torch.Tensor, kind: str):
         self.name = f"ggml {kind}"

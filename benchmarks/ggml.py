@@ -179,9 +179,10 @@ class Product:
         self._graph = lib.new_graph(self._context)
         lib.build_forward_expand(self._graph, self._y)
 
-    def __call__(self) -> None:
+    def __call__(self) -> "Product":
         if status := library().backend_graph_compute(library().backend, self._graph):
             raise RuntimeError(f"ggml_backend_graph_compute returned {status}")
+        return self
 
     def result(self) -> torch.Tensor:
         m, n = self._shape
@@ -235,8 +236,7 @@ def main() -> None:
     x, w = torch.randn(4, 512), torch.randn(256, 512)
     for kind in KINDS:
         (product,) = Weights(w, kind, torch.get_num_threads()).products(x, 1)
-        product()
-        error = (product.result() - x @ w.T).norm() / (x @ w.T).norm()
+        error = (product().result() - x @ w.T).norm() / (x @ w.T).norm()
         print(f"ggml {kind}: a product differs from float32's by {error:.3f} of its norm")
     print(f"built in {library_folder()}; ./dev bench compares with it")
 

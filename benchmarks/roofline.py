@@ -17,11 +17,14 @@ def draw(rows: list[dict], peaks: Peaks, path: Path) -> None:
     for axis, what in zip(axes[0], passes, strict=True):
         those = [row for row in rows if row["pass"] == what]
         least, most = (f(row["intensity"] for row in those) for f in (min, max))
-        for name, peak, style in (("float32", peaks.float32, ":"), ("bfloat16", peaks.bfloat16, "-")):
+        for name, style in (("float32", ":"), ("bfloat16", "--"), ("int8", "-")):
+            peak = getattr(peaks, name)
+            if not peak:
+                continue
             ridge = peak / peaks.read
             xs = [least / 2, *([ridge] if least / 2 < ridge < most * 2 else []), most * 2]
             ys = [min(peak, x * peaks.read) / 1e9 for x in xs]
-            axis.plot(xs, ys, color="black", linestyle=style, linewidth=1, label=f"roof, {name} products")
+            axis.plot(xs, ys, color="black", linestyle=style, linewidth=1, label=f"roof, {name}")
         for layer in dict.fromkeys(row["layer"] for row in those):
             points = [(row["intensity"], row["gflops"]) for row in those if row["layer"] == layer]
             marker = "o" if layer.startswith("quire") else "x"

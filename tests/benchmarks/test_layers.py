@@ -11,6 +11,7 @@ import torch
 
 import clock
 import contenders
+import machine
 import sweep
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "bench.py"
@@ -70,17 +71,11 @@ def test_every_contender_computes_the_product(weights, warm):
     x, w = torch.randn(16, 128), torch.randn(64, 128)
     exact = x.double() @ w.double().T
     for contender in contenders.make(w, weights):
-        call = contender.inference(x)
-        y = call() if not contender.name.startswith("ggml") else ggml_result(call)
+        y = contender.inference(x)()
+        y = y if isinstance(y, torch.Tensor) else y.result()  # ggml's
         error = (y.double() - exact).norm() / exact.norm()
         low, high = (0.03, 0.2) if contender.name.endswith("fp4") else (0, 0.06)
         assert low <= error <= high, f"{contender.name}: {error}"
-
-
-def ggml_result(call):
-    product = next(call.__closure__[0].cell_contents)
-    product()
-    return product.result()
 
 
 def test_training_computes_the_gradients(warm):
@@ -94,6 +89,32 @@ def test_training_computes_the_gradients(warm):
         dx, dw = call()
         assert dx.shape == x.shape and dw.shape == w.shape and dx.isfinite().all() and dw.isfinite().all()
         assert dw.norm() > 0
+
+
+def test_the_roof_is_of_the_arithmetic_that_formats_allow(warm):
+    peaks = machine.Peaks(float32=10, bfloat16=20, int8=80, read=5, copy=4)
+    assert [peaks.flops(kind) for kind in ("float32", "bfloat16", "int8")] == [10, 20, 80]
+    assert peaks.least_seconds(160, 1, "int8") == 2 and peaks.least_seconds(160, 50, "int8") == 10
+    without = machine.Peaks(float32=10, bfloat16=2, int8=0, read=5, copy=4)  # no instructions for either
+    assert [without.flops(kind) for kind in ("bfloat16", "int8")] == [10, 10]
+    assert without.best(peaks) == machine.Peaks(10, 20, 80, 5, 4)
+    made = contenders.make(torch.randn(64, 128), "quantized")
+    kinds = {contender.name: contender.arithmetic for contender in made}
+    assert [kinds[f"quire {name}"] for name in ("mxfp8", "nvfp4")] == ["bfloat16", "int8"]
+    assert [kinds[f"torch {name}"] for name in ("float32", "bfloat16")] == ["float32", "bfloat16"]
+
+
+def test_what_the_cores_benchmark_measured_is_read(tmp_path):
+    program = tmp_path / "bench_core"
+    rates = {"fma_f32/threads:2": {"GOP/s": 199.0}, "dot_int8/threads:2": {"GOP/s": 828.0}}
+    rates |= {f"{what}/256MiB/threads:2": {"GB/s": 13.0} for what in ("read", "memcpy")}
+    text = json.dumps({"benchmarks": [{"name": f"machine/{name}"} | rate for name, rate in rates.items()]})
+    program.write_text(
+        f"#!{sys.executable}\nimport sys\n(out,) = [a for a in sys.argv if '_out=' in a]\n"
+        f"open(out.split('=')[1], 'w').write({text!r})\n"
+    )
+    program.chmod(0o755)
+    assert machine.by_loops(program) == machine.Peaks(199e9, 0, 828e9, 13e9, 13e9)
 
 
 def test_what_runs_is_named(warm):
