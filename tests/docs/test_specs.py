@@ -5,7 +5,7 @@ import itertools
 import pytest
 import torch
 
-import quire  # noqa: F401  (loads the operators)
+import quire
 
 OPS = torch.ops.quire
 PAGE = "docs/specs.md"
@@ -20,6 +20,19 @@ def code(cell: str) -> str:
 def test_the_table_of_options_is_the_parsers_own(page):
     documented = [line for line in page(PAGE).section("Options").splitlines() if line.startswith("|")][2:]
     assert documented == OPS.spec_grammar().splitlines()
+
+
+def test_errors_list_what_the_tables_have(page):
+    rows = [(code(row[0]), row[1].split(", ")) for row in page(PAGE).rows("Options")]
+    families = [code(row[0]) for row in page(PAGE).rows("Families")]
+    for family in families:
+        options = [option for option, its in rows if family in its]
+        with pytest.raises(RuntimeError) as refusal:
+            OPS.canonical_spec(f"{family}:nothing")
+        assert str(refusal.value).endswith(f"{family} takes: {', '.join(options)}")
+    with pytest.raises(ValueError) as refusal:
+        quire.recipe.from_name("nothing")
+    assert ", ".join(quire.recipe.names()) in str(refusal.value) and len(quire.recipe.names()) == 5
 
 
 def test_every_family_of_the_table_exists_and_no_other(page):

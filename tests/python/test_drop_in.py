@@ -1,5 +1,6 @@
 """TransformerEngine's names for quire's own things."""
 
+import contextlib
 import inspect
 
 import pytest
@@ -60,7 +61,7 @@ def test_a_tensor_parallel_group_of_more_than_one_process_is_refused_in_words():
     assert layer.weight_names == ("weight",)
     mlp = quire.LayerNormMLP(4, 8)
     assert mlp.weight_names == ("fc1_weight", "fc2_weight") and mlp.bias_names == ("fc1_bias", "fc2_bias")
-    with pytest.raises(NotImplementedError, match="got a group of 2 processes. Use PyTorch's own parallel styles"):
+    with pytest.raises(NotImplementedError, match="got a group of 2 processes. Use DistributedDataParallel"):
         layer.set_tensor_parallel_group(Two())
 
 
@@ -179,3 +180,31 @@ def test_deferred_initialisation_leaves_parameters_alone():
         assert all(torch.all(parameter == 3) for parameter in module.parameters())
         module.reset_parameters()
         assert not all(torch.all(parameter == 3) for parameter in module.parameters())
+
+
+@pytest.fixture
+def mesh(tmp_path):
+    """Of this process alone."""
+    if not torch.distributed.is_available():
+        pytest.skip("this PyTorch has no torch.distributed")
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/rendezvous", rank=0, world_size=1)
+    yield torch.distributed.device_mesh.init_device_mesh("cpu", (1,))
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize("make", [lambda: quire.Linear(32, 32), lambda: quire.LayerNormLinear(32, 32)])
+@pytest.mark.parametrize("grad", [False, True])
+@pytest.mark.parametrize("name", ["mxfp8", "fp8_delayed"])
+def test_a_distributed_weight_is_refused_in_words(make, grad, name, mesh):
+    layer = make()
+    weight = torch.distributed.tensor.distribute_tensor(
+        layer.weight.detach(), mesh, [torch.distributed.tensor.Shard(0)]
+    )
+    layer.weight = torch.nn.Parameter(weight)
+    words = (
+        r"quire.(Linear|LayerNormLinear): weight is split over devices, a DTensor with .*Shard.*Use DistributedDataPar"
+    )
+    with torch.set_grad_enabled(grad), quire.autocast(recipe=recipes.from_name(name)):
+        for context in (contextlib.nullcontext(), torch.autocast("cpu", torch.bfloat16)):
+            with context, pytest.raises(NotImplementedError, match=words):
+                layer(torch.randn(4, 32))

@@ -265,6 +265,7 @@ def test_gradients_of_the_returned_norm_are_added(recipe):
         with quire.autocast(recipe is not None, recipe=recipe):
             y, normed = module(x)
         (weights[0] * y.float().sum() + weights[1] * normed.float().sum()).backward()
+    assert norm_only.layer_norm_weight.grad.any()
     expected = linear_only.layer_norm_weight.grad.float() + norm_only.layer_norm_weight.grad.float()
     torch.testing.assert_close(both.layer_norm_weight.grad.float(), expected, rtol=0.02, atol=0.05)
 

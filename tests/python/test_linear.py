@@ -206,3 +206,12 @@ def test_a_recipe_of_its_own_per_call_needs_no_new_module(make_layer, make_x, eq
         with quire.autocast(recipe=recipe):
             out.append(layer(x))
     assert equal_bits(out[0], out[2]) and not equal_bits(out[0], out[1])
+
+
+@pytest.mark.parametrize("tokens, inputs, outputs", [(1, 1, 1), (3, 7, 5), (33, 17, 65), (129, 1, 31)])
+def test_no_size_is_refused(tokens, inputs, outputs, make_layer, make_x, step, any_recipe):
+    layer, x = make_layer(inputs, outputs, torch.float32), make_x(tokens, inputs, dtype=torch.float32)
+    done, exact = step(layer, x, any_recipe), step(layer, x, None)
+    for got, expected in zip(vars(done).values(), vars(exact).values(), strict=True):
+        assert got.shape == expected.shape
+        assert (got - expected).norm() <= 0.5 * expected.norm()  # what four bits with a Hadamard transform may cost

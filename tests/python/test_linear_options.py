@@ -1,6 +1,7 @@
 """Options of quire.Linear: quantized inputs and outputs, gradients that go elsewhere, other ways backward."""
 
 import copy
+import gc
 
 import pytest
 import torch
@@ -128,6 +129,18 @@ def test_copies_of_a_layer_keep_their_own_operands(make_x):
         other.backward_dw()
     layer.backward_dw()
     assert layer.weight.grad.any()
+
+
+def test_kept_operands_go_with_their_layer(make_x):
+    layer = quire.Linear(96, 64, params_dtype=torch.bfloat16, delay_wgrad_compute=True)
+    with quire.autocast():
+        layer(make_x(5, 96)).sum().backward()
+        layer(make_x(5, 96)).sum().backward()
+    stash = layer.wgrad_stash.clone()
+    assert torch.ops.quire.wgrad_take_(stash)[0]
+    del layer
+    gc.collect()
+    assert torch.ops.quire.wgrad_take_(stash)[0] == []
 
 
 # ---------------------------------------------------------------- what backward starts from

@@ -1,6 +1,9 @@
 """What import quire says when its libraries do not fit."""
 
 import json
+import os
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -37,3 +40,9 @@ def test_a_library_that_does_not_load_is_told_with_the_reason(folder):
     (folder / "libquire_torch.so").write_text("not a library")
     with pytest.raises(ImportError, match="could not load .*libquire_torch.so: .*(header|ELF|file too short)"):
         _library.load()
+
+
+def test_importing_says_nothing():
+    command = [sys.executable, "-W", "error::UserWarning:quire", "-c", "import quire, logging; logging.shutdown()"]
+    done = subprocess.run(command, env=os.environ | {"PYTHONPATH": ":".join(sys.path)}, capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

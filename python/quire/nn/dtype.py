@@ -4,12 +4,19 @@ from collections.abc import Iterable
 
 import torch
 
+from quire.kinds import shown
+from quire.nn.options import INSTEAD_OF_SPLITTING
 from quire.tensor import QuantizedActivation
+
+_LOCAL = (torch.Tensor, torch.nn.Parameter, type(None))
 
 
 def uses_torch_autocast(x: torch.Tensor | QuantizedActivation) -> bool:
     """Whether torch.autocast is enabled for x's device."""
-    device = x.device.type
+    try:
+        device = x.device.type
+    except AttributeError:
+        raise TypeError(f"quire: the input of a layer must be a tensor, got {shown(x)}") from None
     return torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
 
 
@@ -23,7 +30,14 @@ def check_dtypes(
     x: torch.Tensor | QuantizedActivation,
     parameters: Iterable[tuple[str, torch.Tensor | None]],
 ) -> None:
-    """Raises TypeError unless torch.autocast is enabled or the named parameters have x's dtype."""
+    """Raises TypeError unless torch.autocast is enabled or the named parameters have x's dtype, NotImplementedError
+    for a DTensor."""
+    for name, tensor in (("x", x), *parameters):
+        if type(tensor) not in _LOCAL and hasattr(tensor, "device_mesh"):
+            raise NotImplementedError(
+                f"quire.{type(layer).__name__}: {name} is split over devices, a DTensor with {tensor.placements}, and "
+                f"products of those are not quantized in this version. {INSTEAD_OF_SPLITTING}"
+            )
     if uses_torch_autocast(x):
         return
     for name, parameter in parameters:

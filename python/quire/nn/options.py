@@ -25,6 +25,9 @@ PARALLEL = {
 }
 
 
+INSTEAD_OF_SPLITTING = (
+    "Use DistributedDataParallel or fully_shard, or torch.distributed.tensor.parallel outside of quire.autocast"
+)
 #: Further ones of that kind, of LayerNormLinear and LayerNormMLP.
 _PARALLEL_TOO = {"return_layernorm_output_gathered", "set_parallel_mode"}
 #: What frameworks pass to layers of a single process too, where it asks for nothing.
@@ -83,7 +86,7 @@ class Unparallel(NoExtraState):
         if size != 1:
             raise NotImplementedError(
                 f"quire.{type(self).__name__}: tensor parallelism is not available in this version; got a group of "
-                f"{size} processes. Use PyTorch's own parallel styles, which take this layer for a torch.nn.Linear"
+                f"{size} processes. {INSTEAD_OF_SPLITTING}"
             )
 
 
@@ -94,7 +97,7 @@ def refuse(what: str, options: Mapping[str, object], known: Mapping[str, object]
             raise TypeError(f"{what} got an unexpected keyword argument {name!r}")
         if value != known[name] and not _asks_for_nothing(name, options):
             of_devices = name in PARALLEL or name in _PARALLEL_TOO
-            remedy = "; torch.distributed.tensor.parallel takes this layer for a torch.nn.Linear" if of_devices else ""
+            remedy = f". {INSTEAD_OF_SPLITTING}" if of_devices else ""
             raise NotImplementedError(
                 f"{what}: {name}={value!r} is not available in this version; leave it at {known[name]!r}{remedy}"
             )

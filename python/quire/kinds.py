@@ -1,0 +1,35 @@
+"""Arguments of a wrong kind, refused in words."""
+
+from collections.abc import Callable, Mapping
+
+import torch
+
+_WORDS: dict[object, str] = {
+    bool: "a bool",
+    int: "an int",
+    float: "a float",
+    torch.Tensor: "a tensor",
+    torch.dtype: "a torch.dtype",
+    torch.nn.Module: "a torch.nn.Module",
+    torch.optim.Optimizer: "a torch.optim.Optimizer",
+    Mapping: "a dict",
+    Callable: "a function",
+}
+
+
+def check_kind(what: str, kind: type, **values: object) -> None:
+    """Raises TypeError unless each value is of the kind; what: the operation, named in the error."""
+    for name, value in values.items():
+        if not isinstance(value, kind):
+            raise TypeError(f"{what}: {name} must be {_WORDS[kind]}, got {shown(value)}")
+
+
+def check_kind_or_none(what: str, kind: type, **values: object) -> None:
+    """check_kind() of those that are not None."""
+    check_kind(what, kind, **{name: value for name, value in values.items() if value is not None})
+
+
+def shown(value: object) -> str:
+    """A value as an error shows it: of a large one its type."""
+    text = type(value).__name__ if isinstance(value, torch.Tensor) else repr(value)
+    return text if len(text) < 80 else f"a {type(value).__name__}"
