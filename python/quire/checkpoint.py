@@ -7,6 +7,7 @@ import torch.utils.checkpoint
 
 from quire.autocast import Reentered
 from quire.delayed import RecordedScales
+from quire.kinds import check_kind
 
 _UNAVAILABLE = {"distribute_saved_activations": False, "get_rng_state_tracker": None, "tp_group": None}
 
@@ -20,6 +21,8 @@ def checkpoint(function: Callable[..., object], *args: object, use_reentrant: bo
     parallelism raise NotImplementedError unless they ask for nothing. Within a compiled function it is a part of the
     graph.
     """
+    check_kind("quire.checkpoint", Callable, function=function)
+    check_kind("quire.checkpoint", bool, use_reentrant=use_reentrant)
     for name, nothing in _UNAVAILABLE.items():
         if kwargs.pop(name, nothing) != nothing:
             raise NotImplementedError(

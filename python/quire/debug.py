@@ -1,12 +1,14 @@
 """What exactness rests on, observable with plain tensors. For tests and investigations: slow and obvious."""
 
 import contextlib
+import math
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
 
+from quire.kinds import check_kind
 from quire.seed import signed64
 from quire.tensor import QuantizedTensor, QuantSpec, named_buffers
 
@@ -53,6 +55,13 @@ def delayed_update(
     history float32 [L, n]; scale float32 [n]; amax float32 [n], the possibly reduced row 0 of history.
     algorithm: "max" or "most_recent". maximum: of the element format, 448 or 57344.
     """
+    check_kind("delayed_update", int, margin=margin)
+    check_kind("delayed_update", float, maximum=maximum)
+    if not 0 < maximum < math.inf or not -255 <= margin <= 255:
+        raise ValueError(
+            "delayed_update: maximum must be finite and above 0, and margin between -255 and 255; got "
+            f"{maximum!r} and {margin!r}"
+        )
     return torch.ops.quire.debug_delayed_update(history, scale, amax, algorithm, maximum, margin)
 
 

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import torch
 
+from quire.kinds import check_kind, check_kind_or_none, shown
 from quire.seed import signed64
 from quire.tensor import (
     BUFFER_NAMES,
@@ -137,8 +138,10 @@ def quantize(
 
     Gives a QuantizedTensor; where x requires a gradient, and grad mode is on, a QuantizedActivation, through which the
     gradient passes as if quantization were the identity. Raises ValueError for a wrong spec, a missing seed or one out
-    of range, RuntimeError for a wrong x or scale.
+    of range, RuntimeError for a wrong x or scale, TypeError for what is no tensor.
     """
+    check_kind("quantize", torch.Tensor, x=x)
+    check_kind_or_none("quantize", torch.Tensor, scale=scale)
     spec = spec if isinstance(spec, QuantSpec) else QuantSpec(spec)
     if spec.stochastic and seed is None:
         raise ValueError(f"quantize: {spec} rounds stochastically and needs a seed; pass seed= an int")
@@ -173,5 +176,9 @@ def drop_stashed_wgrads(number: int) -> None:
 
 
 def dequantize(q: QuantizedTensor, dtype: torch.dtype | None = None) -> torch.Tensor:
-    """q.dequantize(dtype)."""
+    """q.dequantize(dtype). Raises TypeError for a plain tensor."""
+    if not isinstance(q, QuantizedTensor | QuantizedActivation):
+        raise TypeError(
+            f"dequantize: expected what quire.quantize returns, got {shown(q)}; a plain tensor has no codes"
+        )
     return q.dequantize(dtype)

@@ -4,10 +4,12 @@ from collections.abc import Mapping
 
 import torch
 
+from quire.kinds import check_kind
 from quire.nn.product import ProductModule
 
 
 def _states(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    check_kind("rng_state", torch.nn.Module, model=model)
     found = {}
     for name, module in model.named_modules():
         if isinstance(module, ProductModule):
@@ -29,6 +31,7 @@ def set_rng_state(model: torch.nn.Module, state: Mapping[str, torch.Tensor]) -> 
     Raises ValueError, and changes nothing, unless `state` names exactly the model's layers and every
     value is an int64 tensor of shape [2].
     """
+    check_kind("set_rng_state", Mapping, state=state)
     own = _states(model)
     if missing := sorted(own.keys() - state.keys()):
         raise ValueError(f"set_rng_state: the model has layers that the state has not: {', '.join(map(repr, missing))}")

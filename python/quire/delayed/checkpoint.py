@@ -8,11 +8,13 @@ from collections.abc import Iterator, Mapping
 import torch
 
 from quire.delayed.state import DelayedState
+from quire.kinds import check_kind
 
 _KINDS = {"scale_fwd": 3, "amax_history_fwd": 3, "scale_bwd": 2, "amax_history_bwd": 2}
 
 
 def _states(model: torch.nn.Module) -> Iterator[tuple[str, DelayedState]]:
+    check_kind("delayed_state", torch.nn.Module, model=model)
     for prefix, module in model.named_modules():
         for name, value in vars(module).items():
             if isinstance(value, DelayedState):
@@ -46,6 +48,7 @@ def set_delayed_state(model: torch.nn.Module, state: Mapping[str, Mapping[str, t
 
     Raises ValueError, and changes nothing, if a name is not that of a layer of the model, or a value does not fit.
     """
+    check_kind("set_delayed_state", Mapping, state=state)
     own = dict(_states(model))
     if unexpected := sorted(state.keys() - own.keys()):
         raise ValueError(

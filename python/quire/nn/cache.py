@@ -7,6 +7,7 @@ import torch
 from quire import delayed
 from quire.autocast import recipe_of
 from quire.functional import fingerprint, operand_buffers
+from quire.kinds import check_kind, check_kind_or_none, shown
 from quire.nn.product import ProductModule, named
 from quire.recipe import Recipe, default
 from quire.tensor import QuantizedTensor
@@ -61,6 +62,13 @@ def quantize_weights(
     raises RuntimeError until this is called again: it compares the weight with a fingerprint. Weights that are
     quantized parameters are left alone. Moving or converting the model drops the codes. Not within a compiled function.
     """
+    check_kind("quantize_weights", torch.nn.Module, model=model)
+    check_kind_or_none("quantize_weights", torch.optim.Optimizer, optimizer=optimizer)
+    if recipe is not None and not isinstance(recipe, Recipe):
+        raise TypeError(
+            f"quantize_weights: recipe must be a recipe of quire.recipe, got {shown(recipe)}; "
+            "quire.recipe.from_name makes one by name"
+        )
     chosen = [
         (module, product, recipe or recipe_of(module.recipe) or default())
         for module in model.modules()

@@ -7,6 +7,7 @@ import torch
 from quire import delayed
 from quire.autocast import active_rule, recipe_of
 from quire.functional import Buffers, linear, linear_given, quantize
+from quire.kinds import check_kind, check_kind_or_none
 from quire.nn.cache import cache, cached_weight
 from quire.nn.dtype import activation_dtype, check_dtypes
 from quire.nn.product import ProductModule, named
@@ -39,16 +40,31 @@ def active_call(
     fp8_grad: bool = False,
     output_spec: QuantSpec | str | None = None,
 ) -> Call:
-    """A call now, with the options of Linear.forward. Raises TypeError where dtypes do not fit."""
+    """A call now, with the options of Linear.forward. Raises TypeError where dtypes or
+    the kinds of options do not fit, ValueError for an output_spec that rounds stochastically."""
+    if is_first_microbatch is not None or fp8_output is not False or fp8_grad is not False:
+        what = f"quire.{type(module).__name__}.forward"
+        check_kind(what, bool, fp8_output=fp8_output, fp8_grad=fp8_grad)
+        check_kind_or_none(what, bool, is_first_microbatch=is_first_microbatch)
     recipe, spec = recipe_of(module.recipe), ""
     if output_spec is not None:
-        spec = QuantSpec(output_spec).text
+        spec = _result_spec(module, output_spec)
     elif fp8_output and recipe is not None:
         spec = recipe.input_spec
     if recipe is not None:
         names = (*module.weight_names, *module.bias_names)
         check_dtypes(module, x, [(name, getattr(module, name)) for name in names])
     return Call(recipe, active_rule(), activation_dtype(x), is_first_microbatch, fp8_grad, spec)
+
+
+def _result_spec(module: ProductModule, output_spec: QuantSpec | str) -> str:
+    spec = QuantSpec(output_spec)
+    if spec.stochastic:
+        raise ValueError(
+            f"quire.{type(module).__name__}.forward: output_spec={spec.text!r} rounds stochastically, and results are "
+            "rounded to nearest; remove 'sr' from it"
+        )
+    return spec.text
 
 
 class Product:
@@ -169,9 +185,10 @@ class Product:
     def _high_precision(self, x: torch.Tensor | QuantizedActivation, bias: torch.Tensor | None) -> torch.Tensor:
         if isinstance(x, QuantizedTensor | QuantizedActivation):
             x = x.dequantize()
-        if self.call.rule is not None:
+        y = torch.nn.functional.linear(x, self.weight, bias)
+        if self.call.rule is not None:  # now that the arguments are known to fit
             delayed.collect(self.state, self.call.rule, *delayed.measure(self.state, x, self.weight))
-        return torch.nn.functional.linear(x, self.weight, bias)
+        return y
 
     def output(self, y: torch.Tensor) -> torch.Tensor | QuantizedActivation:
         """y as the call wants it."""

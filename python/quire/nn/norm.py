@@ -43,9 +43,10 @@ class _Norm(NoExtraState, torch.nn.Module):
                 f"{what}: dtype and params_dtype are the same option, got {dtype} and {params_dtype}; pass one"
             )
         shape = hidden_size if normalized_shape is None else normalized_shape
-        self.normalized_shape = (shape,) if isinstance(shape, int) else tuple(shape)
-        if not self.normalized_shape or min(self.normalized_shape) < 0:
+        sizes = tuple(shape) if isinstance(shape, Iterable) else (shape,)
+        if not sizes or not all([isinstance(size, int) and size >= 0 for size in sizes]):
             raise ValueError(f"{what}: normalized_shape must be one or more sizes, got {shape!r}")
+        self.normalized_shape = sizes
         self.eps = eps
         self.zero_centered_gamma = zero_centered_gamma
         options = {"device": device, "dtype": params_dtype if dtype is None else dtype}
@@ -69,7 +70,7 @@ class _Norm(NoExtraState, torch.nn.Module):
         x, weight and bias may each be float32, float16 or bfloat16 (weight and bias alike). RuntimeError if shapes or
         devices do not fit.
         """
-        sizes = self.normalized_shape
+        sizes, dtype = self.normalized_shape, activation_dtype(x)
         if tuple(x.shape[-len(sizes) :]) != sizes:
             raise ValueError(
                 f"quire.{self.normalization}: x must be [*, {', '.join(map(str, sizes))}], got {[*x.shape]}"
@@ -80,7 +81,7 @@ class _Norm(NoExtraState, torch.nn.Module):
             self.weight.flatten(),
             bias,
             self.normalization,
-            activation_dtype(x),
+            dtype,
             eps=self.eps,
             zero_centered=self.zero_centered_gamma,
         )

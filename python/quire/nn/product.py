@@ -8,6 +8,7 @@ from collections.abc import Callable
 import torch
 
 from quire import delayed, functional
+from quire.kinds import check_kind_or_none
 from quire.nn.options import Unparallel
 from quire.nn.weight import initial_weight
 from quire.recipe import Recipe
@@ -132,6 +133,7 @@ def initialise(
     weight: torch.Tensor, bias: torch.Tensor | None, init_method: Callable[[torch.Tensor], object] | None
 ) -> None:
     """As torch.nn.Linear; with an init_method, that for weight and 0 for bias."""
+    check_kind_or_none("quire", Callable, init_method=init_method)
     if init_method is not None:
         with torch.no_grad():
             init_method(weight)

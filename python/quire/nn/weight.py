@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from quire.functional import Buffers, quantize
+from quire.kinds import check_kind
 from quire.recipe import Recipe, default
 from quire.tensor import QuantizedTensor
 
@@ -58,6 +59,8 @@ def quantized_model_init(
             f"quantized_model_init: recipe must be a recipe of quire.recipe, got {recipe!r}; "
             "quire.recipe.from_name makes one by name"
         )
+    flags = {"preserve_high_precision_init_val": preserve_high_precision_init_val, "keep_master": keep_master}
+    check_kind("quantized_model_init", bool, enabled=enabled, **flags)
     outer = _STATE.options
     options = _Options(recipe or default(), preserve_high_precision_init_val, keep_master) if enabled else None
     _STATE.options = options

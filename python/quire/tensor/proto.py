@@ -13,11 +13,14 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from quire.kinds import check_kind
 from quire.tensor.spec import QuantSpec
 
 if TYPE_CHECKING:
     from quire.tensor.quantized import QuantizedTensor
 
+#: What a quantized tensor may dequantize to by default.
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 #: In the order of the operators' results.
 BUFFER_NAMES = (
     "rowwise_data",
@@ -46,7 +49,12 @@ class TensorProto:
     columnwise: bool = False
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "shape", tuple(self.shape))
+        sizes = tuple(self.shape) if isinstance(self.shape, Sequence) else ()
+        if not sizes or not all([isinstance(size, int | torch.SymInt) for size in sizes]):
+            raise ValueError(f"TensorProto: shape must be one or more sizes, got {self.shape!r}")
+        if self.dtype not in DTYPES:
+            raise ValueError(f"TensorProto: dtype must be float32, float16 or bfloat16, got {self.dtype!r}")
+        object.__setattr__(self, "shape", sizes)
         if not isinstance(self.spec, QuantSpec):
             object.__setattr__(self, "spec", QuantSpec(self.spec))
         if not isinstance(self.device, torch.device):
@@ -99,6 +107,7 @@ def named_buffers(results: Sequence[torch.Tensor], rowwise: bool, columnwise: bo
 def check_buffers(given: Mapping[str, torch.Tensor], proto: TensorProto) -> None:
     """Raises ValueError unless the buffers are exactly those of the description, contiguous, on one device."""
     expected = proto.buffers()
+    check_kind("QuantizedTensor.from_buffers", torch.Tensor, **given)
     for name in {**expected, **given}:
         where = f"QuantizedTensor.from_buffers: {name} of {proto.spec} for shape {list(proto.shape)}"
         if name not in expected:

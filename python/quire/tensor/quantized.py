@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
+from quire.kinds import check_kind, check_kind_or_none, shown
 from quire.seed import signed64
 from quire.tensor.decoded import Decoded
 from quire.tensor.directions import other_direction
-from quire.tensor.proto import BUFFER_NAMES, TensorProto, check_buffers, named_buffers
+from quire.tensor.initial import InitialValues
+from quire.tensor.memory import Memory
+from quire.tensor.proto import BUFFER_NAMES, DTYPES, TensorProto, check_buffers, named_buffers
 from quire.tensor.spec import QuantSpec
 
 Buffers = dict[str, torch.Tensor | None]
-DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
-class QuantizedTensor(torch.Tensor):
+class QuantizedTensor(Memory, InitialValues, torch.Tensor):
     """A tensor of logical shape and floating dtype that stores codes and scales, and nothing else.
 
     rowwise_data, rowwise_scale, rowwise_amax, columnwise_data, columnwise_scale, columnwise_amax: plain tensors as
@@ -85,6 +87,7 @@ class QuantizedTensor(torch.Tensor):
     ) -> QuantizedTensor:
         """A tensor of buffers by name, not copied. Raises ValueError unless they are exactly those of TensorProto:
         names, dtypes, shapes, contiguous, on one device."""
+        check_kind("QuantizedTensor.from_buffers", Mapping, buffers=buffers)
         given = {name: tensor for name, tensor in buffers.items() if tensor is not None}
         directions = ("rowwise_data" in given, "columnwise_data" in given)
         proto = TensorProto(tuple(shape), dtype, QuantSpec(spec), rowwise=directions[0], columnwise=directions[1])
@@ -102,6 +105,11 @@ class QuantizedTensor(torch.Tensor):
     ) -> QuantizedTensor:
         """A tensor of the same buffers, not copied, maybe with another nominal dtype. Raises ValueError for a shape
         that is not the tensor's: use view()."""
+        if not isinstance(tensor, QuantizedTensor) or dtype not in (None, *DTYPES):
+            raise TypeError(
+                "QuantizedTensor.make_like: expected a QuantizedTensor, and a dtype of float32, float16 or bfloat16; "
+                f"got {shown(tensor)} and {dtype}"
+            )
         if shape is not None and tuple(shape) != tuple(tensor.shape):
             raise ValueError(
                 f"QuantizedTensor.make_like: the shape must be the tensor's, {list(tensor.shape)}, got {list(shape)}; "
@@ -248,6 +256,11 @@ class QuantizedTensor(torch.Tensor):
             raise NotImplementedError(
                 "QuantizedTensor.quantize_: noop_flag is not available; leave it None, or do not call"
             )
+        check_kind("QuantizedTensor.quantize_", torch.Tensor, values=values)
+        if values.is_complex() or (values.is_meta and not self.is_meta):
+            raise TypeError(
+                f"QuantizedTensor.quantize_: values must be real numbers, got {values.dtype} on {values.device}"
+            )
         if values.shape != self.shape:
             raise ValueError(
                 f"QuantizedTensor.quantize_: values must have shape {list(self.shape)}, got {list(values.shape)}"
@@ -295,6 +308,7 @@ class QuantizedTensor(torch.Tensor):
         with requantize=True, from the decoded values, a second rounding. Raises ValueError, with nothing changed, where
         neither is possible or no direction would be left.
         """
+        check_kind_or_none("QuantizedTensor.update_usage", bool, rowwise=rowwise, columnwise=columnwise)
         proto = self.proto.update_usage(rowwise, columnwise)
         asked = {"rowwise": proto.rowwise, "columnwise": proto.columnwise}
         added: Buffers = {}
@@ -329,25 +343,6 @@ class QuantizedTensor(torch.Tensor):
         values = self.dequantize()  # a view that is decoded could not be written through
         values[index] = value
         self.copy_(values)
-
-    def keep_high_precision_init_val(self, values: torch.Tensor) -> None:
-        """Keeps a copy of values on the CPU, for get_high_precision_init_val()."""
-        self.__dict__["_high_precision_init_val"] = values.detach().to("cpu", copy=True)
-
-    @property
-    def get_high_precision_init_val(self) -> Callable[[], torch.Tensor]:
-        """get_high_precision_init_val(): the values before quantization, on the CPU. Absent, as in TransformerEngine,
-        where nothing was kept (quantized_model_init, preserve_high_precision_init_val)."""
-        if "_high_precision_init_val" not in self.__dict__:
-            raise AttributeError("get_high_precision_init_val")
-        return functools.partial(self.__dict__.get, "_high_precision_init_val")
-
-    @property
-    def clear_high_precision_init_val(self) -> Callable[[], None]:
-        """clear_high_precision_init_val(): forgets them."""
-        if "_high_precision_init_val" not in self.__dict__:
-            raise AttributeError("clear_high_precision_init_val")
-        return functools.partial(self.__dict__.pop, "_high_precision_init_val", None)
 
     def __repr__(self, *, tensor_contents: str | None = None) -> str:
         directions = [d for d in ("rowwise", "columnwise") if self.stores(d)]

@@ -58,6 +58,19 @@ Results<Op> run_cpu(const typename Op::Args& args) {
   return out;
 }
 
+/// The kernel of the Meta key, to which the dispatcher also takes a call whose tensors are on the meta device in part:
+/// its results would then be memory that nobody has written.
+template <class Op>
+Results<Op> trace(const typename Op::Args& args) {
+  Results<Op> out = allocate_results<Op, c10::SymInt>(args);
+  if constexpr (out.size() > 0)
+    for_each_tensor(args, [&](const at::Tensor& t) {
+      TORCH_CHECK(!t.defined() || t.device().is_meta(), Op::kName, ": tensors must be on one device; got meta and ",
+                  t.device(), "; move one with .to()");
+    });
+  return out;
+}
+
 template <class Op>
 concept HasCpu = requires(const typename Op::Args& args, Results<Op>& out) { Op::cpu(args, out); } ||
                  requires(const typename Op::Args& args) { Op::cpu(args); };
@@ -112,7 +125,7 @@ template <class Op>
 void define_with_kernels(torch::Library& m) {
   define<Op>(m);
   implement<Op, &boxed<Op, &run_cpu<Op, true>>>(m, c10::DispatchKey::CPU);
-  implement<Op, &boxed<Op, &allocate_results<Op, c10::SymInt>>>(m, c10::DispatchKey::Meta);
+  implement<Op, &boxed<Op, &trace<Op>>>(m, c10::DispatchKey::Meta);
 }
 
 }  // namespace detail

@@ -1,0 +1,208 @@
+"""Arguments of a wrong kind, everywhere but in a layer's forward pass: refused in words that say what was expected."""
+
+import math
+import re
+
+import pytest
+import torch
+
+import quire
+from quire import recipe as recipes
+
+X, META = torch.ones(4, 32), torch.ones(4, 32, device="meta")
+BYTES = torch.zeros(128, 4, dtype=torch.uint8)
+
+
+def q(spec="mxfp8", **options):
+    return quire.quantize(X, spec, **options)
+
+
+def layer():
+    return quire.Linear(32, 16)
+
+
+def entered(context):
+    with context:
+        pass
+
+
+def tokens(call):
+    with quire.autocast():
+        return call()
+
+
+# What is done, its exception, and words that must be in it.
+CASES = {
+    "quantize a list": (lambda: quire.quantize([1.0], "mxfp8"), TypeError, "quantize: x must be a tensor, got [1.0]"),
+    "quantize with a seed that is text": (lambda: q("nvfp4:sr", seed="1"), TypeError, "seed must be an int, got '1'"),
+    "quantize with half an offset": (lambda: q(offset=0.5), TypeError, "offset must be an int, got 0.5"),
+    "quantize with a number as scale": (lambda: q("fp8_tensor", scale=2.0), TypeError, "scale must be a tensor, got 2"),
+    "quantize with a scale elsewhere": (
+        lambda: q("fp8_tensor", scale=torch.ones(1, device="meta")),
+        RuntimeError,
+        "quantize: tensors must be on one device; got meta and cpu; move one with .to()",
+    ),
+    "dequantize a plain tensor": (lambda: quire.dequantize(X), TypeError, "a plain tensor has no codes"),
+    "from_buffers of None": (
+        lambda: quire.QuantizedTensor.from_buffers(None, "mxfp8", (4, 32)),
+        TypeError,
+        "from_buffers: buffers must be a dict, got None",
+    ),
+    "from_buffers of lists": (
+        lambda: quire.QuantizedTensor.from_buffers({"rowwise_data": [1]}, "mxfp8", (4, 32)),
+        TypeError,
+        "rowwise_data must be a tensor, got [1]",
+    ),
+    "from_buffers with an integer dtype": (
+        lambda: quire.QuantizedTensor.from_buffers(q().buffers(), "mxfp8", (4, 32), torch.int8),
+        ValueError,
+        "dtype must be float32, float16 or bfloat16, got torch.int8",
+    ),
+    "a shape that is text": (
+        lambda: quire.TensorProto("ab", torch.float32, "mxfp8"),
+        ValueError,
+        "TensorProto: shape must be one or more sizes, got 'ab'",
+    ),
+    "a shape without sizes": (lambda: quire.TensorProto((), torch.float32, "mxfp8"), ValueError, "one or more sizes"),
+    "make_like of None": (lambda: quire.QuantizedTensor.make_like(None), TypeError, "expected a QuantizedTensor"),
+    "make_like with an integer dtype": (
+        lambda: quire.QuantizedTensor.make_like(q(), dtype=torch.int8),
+        TypeError,
+        "a dtype of float32, float16 or bfloat16; got QuantizedTensor and torch.int8",
+    ),
+    "quantize_ of a list": (lambda: q().quantize_([1.0]), TypeError, "values must be a tensor, got [1.0]"),
+    "quantize_ of complex numbers": (lambda: q().quantize_(X + 0j), TypeError, "must be real numbers, got torch.compl"),
+    "quantize_ of a tensor without values": (lambda: q().quantize_(META), TypeError, "got torch.float32 on meta"),
+    "update_usage with text": (lambda: q().update_usage(columnwise="no"), TypeError, "columnwise must be a bool, got"),
+    "the memory of codes for others": (
+        lambda: torch.from_dlpack(q()),
+        TypeError,
+        "stores codes and scales, and no val",
+    ),
+    "a function of each value": (lambda: q().apply_(abs), TypeError, "QuantizedTensor.apply_: it stores codes and sca"),
+    "quantized_model_init with a number": (
+        lambda: entered(quire.quantized_model_init(3)),
+        TypeError,
+        "quantized_model_init: enabled must be a bool, got 3",
+    ),
+    "quantized_model_init with text for a flag": (
+        lambda: entered(quire.quantized_model_init(keep_master="yes")),
+        TypeError,
+        "keep_master must be a bool, got 'yes'",
+    ),
+    "quantize_weights of no model": (lambda: quire.quantize_weights(3), TypeError, "model must be a torch.nn.Module"),
+    "quantize_weights with the name of a recipe": (
+        lambda: quire.quantize_weights(layer(), "mxfp8"),
+        TypeError,
+        "recipe must be a recipe of quire.recipe, got 'mxfp8'; quire.recipe.from_name makes one",
+    ),
+    "quantize_weights with no optimizer": (
+        lambda: quire.quantize_weights(layer(), None, 3),
+        TypeError,
+        "optimizer must be a torch.optim.Optimizer, got 3",
+    ),
+    "checkpoint of a number": (lambda: quire.checkpoint(3, X), TypeError, "function must be a function, got 3"),
+    "checkpoint with text for a flag": (
+        lambda: quire.checkpoint(layer(), X, use_reentrant="no"),
+        TypeError,
+        "use_reentrant must be a bool, got 'no'",
+    ),
+    "delayed_state of no model": (lambda: quire.delayed_state(3), TypeError, "model must be a torch.nn.Module, got 3"),
+    "set_delayed_state of a list": (
+        lambda: quire.set_delayed_state(layer(), [1]),
+        TypeError,
+        "set_delayed_state: state must be a dict, got [1]",
+    ),
+    "rng_state of no model": (lambda: quire.rng_state(3), TypeError, "model must be a torch.nn.Module, got 3"),
+    "set_rng_state of None": (lambda: quire.set_rng_state(layer(), None), TypeError, "state must be a dict, got None"),
+    "explain a number": (lambda: quire.explain(3), TypeError, "explain: function must be a function, got 3"),
+    "philox with text": (
+        lambda: quire.debug.philox("x", 0, torch.arange(2)),
+        TypeError,
+        "seed must be an int, got 'x'",
+    ),
+    "an update with a largest value that is none": (
+        lambda: quire.debug.delayed_update(torch.zeros(4, 3), torch.ones(3), torch.ones(3), maximum=math.nan),
+        ValueError,
+        "maximum must be finite and above 0",
+    ),
+    "an update of tensors elsewhere": (
+        lambda: quire.debug.delayed_update(torch.zeros(4, 3), torch.ones(3), torch.ones(3, device="meta")),
+        RuntimeError,
+        "debug_delayed_update: tensors must be on one device; got meta and cpu",
+    ),
+    "a layout that is too small": (
+        lambda: quire.debug.unswizzle(BYTES, 500, 8),
+        RuntimeError,
+        "holds 4096 uint8 values",
+    ),
+    "a norm of text": (lambda: quire.LayerNorm("x"), ValueError, "normalized_shape must be one or more sizes, got 'x'"),
+    "a norm of half a size": (lambda: quire.RMSNorm(0.5), ValueError, "must be one or more sizes, got 0.5"),
+    "a norm of a list": (lambda: quire.RMSNorm(4)([1.0]), TypeError, "input of a layer must be a tensor, got [1.0]"),
+    "a layer that returns text": (
+        lambda: quire.Linear(4, 4, return_bias="no"),
+        TypeError,
+        "quire.Linear: return_bias must be a bool, got 'no'",
+    ),
+    "a layer initialised by a number": (
+        lambda: quire.Linear(4, 4, init_method=3),
+        TypeError,
+        "init_method must be a function, got 3",
+    ),
+    "a layer of a list": (lambda: tokens(lambda: layer()([1.0])), TypeError, "input of a layer must be a tensor"),
+    "a layer of None": (
+        lambda: tokens(lambda: layer()(None)),
+        TypeError,
+        "input of a layer must be a tensor, got None",
+    ),
+    "LayerNormMLP of a list": (
+        lambda: tokens(lambda: quire.LayerNormMLP(4, 4)([1.0])),
+        TypeError,
+        "input of a layer must be a tensor, got [1.0]",
+    ),
+    "a microbatch that is text": (
+        lambda: tokens(lambda: layer()(X, is_first_microbatch="yes")),
+        TypeError,
+        "quire.Linear.forward: is_first_microbatch must be a bool, got 'yes'",
+    ),
+    "a microbatch that is a number": (
+        lambda: tokens(lambda: layer()(X, is_first_microbatch=1)),
+        TypeError,
+        "is_first_microbatch must be a bool, got 1",
+    ),
+    "an output that is text": (
+        lambda: tokens(lambda: layer()(X, fp8_output="no")),
+        TypeError,
+        "fp8_output must be a bool, got 'no'",
+    ),
+    "a result rounded stochastically": (
+        lambda: tokens(lambda: layer()(X, output_spec="nvfp4:sr")),
+        ValueError,
+        "output_spec='nvfp4:sr' rounds stochastically, and results are rounded to nearest; remove 'sr' from it",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_an_argument_of_a_wrong_kind_is_refused_in_words(name):
+    act, error, words = CASES[name]
+    with pytest.raises(error, match=re.escape(words)):
+        act()
+    assert quire.active_recipe() is None
+
+
+@pytest.mark.parametrize("spec", ["mxfp8", "nvfp4:16x16", "fp8_tensor"])
+def test_codes_may_be_shared_between_processes(spec):
+    x = q(spec, columnwise=True)
+    before = x.dequantize()
+    assert not x.is_shared() and x.share_memory_() is x and x.is_shared()
+    assert torch.equal(x.dequantize(), before) and all(tensor.is_shared() for tensor in x.buffers().values())
+
+
+@pytest.mark.parametrize("name", recipes.names())
+def test_layers_without_values_tell_shapes(name):
+    meta = quire.Linear(32, 16, device="meta")
+    with quire.autocast(recipe=recipes.from_name(name)):
+        y = meta(META)
+    y.sum().backward()
+    assert y.is_meta and y.shape == (4, 16) and meta.weight.grad.is_meta and meta.weight.grad.shape == (16, 32)
