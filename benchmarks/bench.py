@@ -87,7 +87,7 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--m", type=int, nargs="+", default=[1, 16, 128, 2048], help="tokens")
     parser.add_argument("--n", type=int, default=4096, help="out_features")
-    parser.add_argument("--k", type=int, default=4096, help="in_features; a multiple of 64, which ggml needs")
+    parser.add_argument("--k", type=int, default=4096, help="in_features")
     parser.add_argument("--passes", nargs="+", choices=PASSES, default=list(PASSES))
     parser.add_argument(
         "--weights",
@@ -111,7 +111,7 @@ def main() -> int:
     print(machine.describe())
     if options.sweep:
         return 0 if sweep.run(options.out, backward=options.passes == ["training"]) else 1
-    for peer, why in peers_that_lack().items():
+    for peer, why in peers_that_lack(options.n, options.k).items():
         print(f"without {peer}: {why}")
     peaks = machine.measure(options.peak_seconds)
     print(f"this machine: {peaks}")

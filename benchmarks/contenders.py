@@ -185,9 +185,17 @@ class Ggml(Contender):
         return lambda: next(products)()
 
 
-def peers_that_lack() -> dict[str, str]:
-    """Peer -> why it is not here."""
-    lack = {}
+#: Peer -> what its sizes are multiples of.
+MULTIPLES = {"torch _scaled_mm": 16, "torchao": 32, "ggml": 64}
+
+
+def peers_that_lack(n: int, k: int) -> dict[str, str]:
+    """Peer -> why it is not here, for weights [n, k]."""
+    lack = {
+        peer: f"its sizes are multiples of {multiple}, not {n} and {k}"
+        for peer, multiple in MULTIPLES.items()
+        if n % multiple or k % multiple
+    }
     if importlib.util.find_spec("torchao") is None:
         lack["torchao"] = "not installed"
     if not ggml.library_folder():
@@ -199,8 +207,9 @@ def make(weight: torch.Tensor, weights: str) -> list[Contender]:
     """All that are here, for a weight [N, K] float32; PyTorch's two first."""
     found: list[Contender] = [Torch(weight, torch.float32), Torch(weight, torch.bfloat16)]
     found += [Quire(weight, recipe, name=name, weights=weights) for name, recipe in RECIPES.items()]
-    found.append(ScaledMM(weight))
-    lack = peers_that_lack()
+    lack = peers_that_lack(*weight.shape)
+    if "torch _scaled_mm" not in lack:
+        found.append(ScaledMM(weight))
     if "torchao" not in lack:
         found.append(TorchAO(weight))
     if "ggml" not in lack:

@@ -38,7 +38,7 @@ def works(dtype: torch.dtype) -> dict[str, Work]:
     found["quantize fp8_tensor, known scale"] = Work(
         lambda: quire.quantize(next(xs), "fp8_tensor", scale=scale), source.nbytes + stored(known)
     )
-    lack = "ggml" in contenders.peers_that_lack()
+    lack = "ggml" in contenders.peers_that_lack(*SHAPE)
     for spec in SPECS:
         q = quire.quantize(source, spec)
         kind = spec if spec in ggml.KINDS and dtype == torch.float32 and not lack else ""

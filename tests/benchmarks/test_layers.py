@@ -78,6 +78,14 @@ def test_every_contender_computes_the_product(weights, warm):
         assert low <= error <= high, f"{contender.name}: {error}"
 
 
+def test_a_peer_that_does_not_take_the_sizes_is_left_out_in_words(warm):
+    assert set(contenders.peers_that_lack(7, 100)) == set(contenders.MULTIPLES)
+    x = torch.randn(3, 100)
+    for contender in contenders.make(torch.randn(7, 100), "quantized"):
+        assert contender.inference(x)().shape == (3, 7)
+        assert [t.shape for t in contender.training(x)()] == [(3, 100), (7, 100)]
+
+
 def test_training_computes_the_gradients(warm):
     torch.manual_seed(1)
     x, w = torch.randn(32, 128), torch.randn(64, 128)
