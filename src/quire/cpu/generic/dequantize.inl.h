@@ -1,82 +1,161 @@
-// Dequantization of one direction: codes of a tile's lines times one value per block.
+// Dequantization of one direction: codes of pieces of lines times one value per block.
 
 /// Sizes of the direction that is decoded.
 struct Extent {
-  int64_t outer, contraction, blocks, block;
+  int64_t outer, contraction, blocks;
 };
 
 Extent extent_of(const DequantizeProblem& p) {
   const bool rowwise = p.direction == Direction::rowwise;
   const int64_t outer = rowwise ? p.rows : p.cols;
   const int64_t contraction = rowwise ? p.cols : columnwise_tokens(p.spec, p.rows);
-  const int64_t block = p.spec.row().block == 0 ? kTile : p.spec.row().block;
-  return {outer, contraction, block_count(p.spec, contraction), block};
+  return {outer, contraction, block_count(p.spec, contraction)};
 }
 
-/// What multiplies the codes of one block of one line.
-[[gnu::flatten]] inline float block_value(const DequantizeProblem& p, const Extent& e, int64_t line, int64_t block) {
-  const int64_t at = scale_index({p.spec, p.direction, e.outer, e.blocks}, line, block);
-  const uint8_t* bytes = static_cast<const uint8_t*>(p.scale);
-  switch (p.spec.row().scale) {
-    case ScaleKind::f32:
-      return static_cast<const float*>(p.scale)[at];
-    case ScaleKind::e8m0:
-      return e8m0_value(bytes[at]);
-    case ScaleKind::e4m3:
-      break;
-  }
-  return nvfp4_value(decode_fast<Format::e4m3>(bytes[at]), p.amax[amax_index(p.spec, line)], p.spec.e4m3_max());
-}
-
-/// Codes of a tile's lines, one per byte, zero up to kTile of them. Rows of the tile are the lines, its columns run
-/// along the contraction.
-inline void load_tile_codes(const DequantizeProblem& p, const Extent& e, const Tile& tile,
-                            uint8_t (&codes)[kTile][kTile]) {
-  const uint8_t* data = static_cast<const uint8_t*>(p.data);
-  const auto at = [&](int64_t i, int64_t j) {
-    return data_index({p.spec, p.direction, e.outer, e.contraction}, tile.row + i, tile.col + j);
-  };
-  if (blocks_first(p.spec, p.direction)) {
-    alignas(64) uint8_t turned[kTile][kTile] = {};
-    for (int64_t j = 0; j < tile.cols; ++j) std::memcpy(turned[j], data + at(0, j), static_cast<size_t>(tile.rows));
-    return turn_codes(turned, kTile, tile.rows, codes);
-  }
-  for (int64_t i = 0; i < tile.rows; ++i) {
-    if (p.spec.packed())
-      unpack_line(data + at(i, 0) / 2, tile.cols, codes[i]);
-    else
-      std::memcpy(codes[i], data + at(i, 0), static_cast<size_t>(tile.cols));
-    std::fill(codes[i] + tile.cols, codes[i] + kTile, uint8_t{0});
+/// Scales of `count` blocks of a line from block `first` on, as what multiplies codes; whole vectors.
+template <ScaleKind S>
+void block_values(const DequantizeProblem& p, const Extent& e, int64_t line, std::array<int64_t, 2> blocks,
+                  float* values) {
+  const auto* stored = static_cast<const Stored<S>*>(p.scale);
+  const int64_t count = blocks[1] - blocks[0];
+  const SideGrid grid{p.spec, p.direction, e.outer, e.blocks};
+  alignas(64) Stored<S> gathered[kPieceOfLine / kNvfp4Block + kLanes] = {};
+  if (S != ScaleKind::f32 && !p.spec.swizzled && !blocks_first(p.spec, p.direction))
+    std::memcpy(gathered, stored + scale_index(grid, line, blocks[0]), static_cast<size_t>(count));
+  else
+    for (int64_t i = 0; i < count; ++i) gathered[i] = stored[scale_index(grid, line, blocks[0] + i)];
+  if constexpr (S == ScaleKind::f32) {
+    std::copy_n(gathered, count, values);
+  } else {
+    const float amax = S == ScaleKind::e4m3 ? p.amax[amax_index(p.spec, line)] : 0.0f;
+    for (int64_t i = 0; i < count; i += kLanes) {
+      const U32 byte = load_u8(gathered + i);
+      if constexpr (S == ScaleKind::e8m0)
+        store(values + i, e8m0_values(byte));
+      else  // numerics.md 5.1, 0.6
+        store(values + i, decode_lanes<Format::e4m3>(byte) * amax * (1.0f / (6.0f * p.spec.e4m3_max())));
+    }
   }
 }
 
-/// values[j] *= the scale of its block, for a line of a tile.
-inline void scale_line(const DequantizeProblem& p, const Extent& e, int64_t line, const Tile& tile, float* values) {
-  for (int64_t first = 0; first < tile.cols; first += e.block) {
-    const int64_t block = p.spec.row().block == 0 ? 0 : (tile.col + first) / e.block;
-    const F32 scale = broadcast(block_value(p, e, line, block));
-    for (int64_t j = first; j < first + e.block; j += kLanes) store(values + j, load(values + j) * scale);
-  }
+/// Whether all codes of a piece, padded to whole quads, are finite.
+template <Format F>
+inline bool all_finite(const uint8_t* codes, int64_t count) {
+  typedef Vec<int8_t, kQuad> Bytes;
+  constexpr auto mask = static_cast<int8_t>(row(F).magnitudes() - 1);
+  Bytes most{};
+  for (int64_t i = 0; i < count; i += kQuad)
+    most = larger<Bytes>(most, *reinterpret_cast<const Bytes*>(codes + i) & mask);
+  int8_t top[kQuad];
+  std::memcpy(top, &most, sizeof top);
+  return *std::max_element(top, top + kQuad) <= row(F).max_code();
 }
 
-void dequantize_tile(const DequantizeProblem& p, const Extent& e, const Tile& tile) {
-  alignas(64) uint8_t codes[kTile][kTile];
-  alignas(64) float values[kTile];
-  load_tile_codes(p, e, tile, codes);
-  for (int64_t i = 0; i < tile.rows; ++i) {
-    decode_codes(p.spec.element, codes[i], kTile, values);
-    scale_line(p, e, tile.row + i, tile, values);
-    const int64_t at = (tile.row + i) * p.out.row_stride + tile.col;
-    write_line(p.out.dtype, values, tile.cols, static_cast<char*>(p.out.data) + at * size_of(p.out.dtype));
+/// decode() of kLanes codes; without kNan all are finite.
+template <Format F, bool kNan>
+inline F32 decode_at(const uint8_t* codes) {
+  if constexpr (kNan || F == Format::e2m1) return decode_lanes<F>(load_u8(codes));
+  if constexpr (F == Format::e4m3) return load_e4m3(codes);
+  return load_e5m2(codes);
+}
+
+/// Values of codes, whole quads, times the scales of their blocks of N.
+template <Format F, int64_t N, DType D, bool kNan>
+inline void decode_piece(const uint8_t* codes, int64_t count, const float* scale, Plain<D>* to) {
+  for (int64_t i = 0; i < count; i += kQuad)
+#pragma GCC unroll 4
+    for (int64_t j = i; j < i + kQuad; j += kLanes)
+      store_as<D, kNan>(to + j, decode_at<F, kNan>(codes + j) * broadcast(scale[j / N]));
+}
+
+/// Decodes codes [first, first + count) of a line, which are padded to whole quads.
+template <Format F, ScaleKind S, DType D>
+void dequantize_piece(const DequantizeProblem& p, const Extent& e, const Tile& at, const uint8_t* codes) {
+  constexpr int64_t n = block_of(S);
+  alignas(64) float scale[kPieceOfLine / n + kLanes];
+  alignas(64) Plain<D> values[kPieceOfLine];
+  const int64_t padded = round_up(at.cols, kQuad), count = ceil_div(at.cols, n);
+  if (p.spec.row().scope == Scope::block) {
+    block_values<S>(p, e, at.row, {at.col / n, at.col / n + count}, scale);
+  } else {
+    block_values<S>(p, e, at.row, {0, 1}, scale);
+    std::fill(scale + 1, scale + ceil_div(padded, n), scale[0]);
   }
+  // What is no number may be a code, a scale, or a product of both.
+  const bool finite = line_magnitude<DType::f32, false>(scale, count) < kInfinity<DType::f32>;
+  if (finite && (F == Format::e2m1 || all_finite<F>(codes, padded)))
+    decode_piece<F, n, D, false>(codes, padded, scale, values);
+  else
+    decode_piece<F, n, D, true>(codes, padded, scale, values);
+  auto* to = static_cast<uint8_t*>(p.out.data) + (at.row * p.out.row_stride + at.col) * size_of(D);
+  const bool streams = p.out.rows * p.out.cols * size_of(D) >= kStreamBytes;
+  put(reinterpret_cast<const uint8_t*>(values), at.cols * size_of(D), to, streams);
+}
+
+using DequantizePiece = void (*)(const DequantizeProblem&, const Extent&, const Tile&, const uint8_t* codes);
+
+template <Format F, ScaleKind S>
+DequantizePiece piece_dequantizer_of(DType dtype) {
+  DequantizePiece found = nullptr;
+  with_dtype(dtype, [&](auto d) { found = dequantize_piece<F, S, d>; });
+  return found;
+}
+
+DequantizePiece piece_dequantizer(const QuantSpec& spec, DType dtype) {
+  constexpr Format e4m3 = Format::e4m3, e5m2 = Format::e5m2, e2m1 = Format::e2m1;
+  const bool wide = spec.element == e5m2;
+  if (spec.row().scale == ScaleKind::f32)
+    return (wide ? piece_dequantizer_of<e5m2, ScaleKind::f32> : piece_dequantizer_of<e4m3, ScaleKind::f32>)(dtype);
+  if (spec.row().scale == ScaleKind::e4m3) return piece_dequantizer_of<e2m1, ScaleKind::e4m3>(dtype);
+  if (spec.packed()) return piece_dequantizer_of<e2m1, ScaleKind::e8m0>(dtype);
+  return (wide ? piece_dequantizer_of<e5m2, ScaleKind::e8m0> : piece_dequantizer_of<e4m3, ScaleKind::e8m0>)(dtype);
+}
+
+/// A piece of a line whose codes are contiguous.
+void dequantize_along(const DequantizeProblem& p, const Extent& e, const Tile& at, DequantizePiece decode) {
+  alignas(64) uint8_t codes[kPieceOfLine];
+  const int64_t first = data_index({p.spec, p.direction, e.outer, e.contraction}, at.row, at.col);
+  const auto* data = static_cast<const uint8_t*>(p.data) + (p.spec.packed() ? first / 2 : first);
+  if (!p.spec.packed() && at.cols % kQuad == 0) return decode(p, e, at, data);
+  if (p.spec.packed())
+    unpack_line(data, at.cols, codes);
+  else
+    std::memcpy(codes, data, static_cast<size_t>(at.cols));
+  std::fill(codes + at.cols, codes + round_up(at.cols, kQuad), uint8_t{0});
+  decode(p, e, at, codes);
+}
+
+/// A tile whose lines run against memory.
+void dequantize_across(const DequantizeProblem& p, const Extent& e, const Tile& tile, DequantizePiece decode) {
+  alignas(64) uint8_t turned[kTile][kTile] = {}, codes[kTile][kTile];
+  const SideGrid grid{p.spec, p.direction, e.outer, e.contraction};
+  for (int64_t j = 0; j < tile.cols; ++j) {
+    const uint8_t* from = static_cast<const uint8_t*>(p.data) + data_index(grid, tile.row, tile.col + j);
+    prefetch(from + kTile, kTile);
+    std::memcpy(turned[j], from, static_cast<size_t>(tile.rows));
+  }
+  turn_codes(turned, kTile, tile.rows, codes);
+  for (int64_t i = 0; i < tile.rows; ++i) decode(p, e, {tile.row + i, tile.col, 1, tile.cols}, codes[i]);
 }
 
 void dequantize(const DequantizeProblem& p) {
   const Extent e = extent_of(p);
-  const Matrix lines{nullptr, DType::u8, e.outer, e.contraction, 0};
-  const int64_t rows = blocks_first(p.spec, p.direction) ? kTile : kGroup;
-  const int64_t tiles = ceil_div(e.outer, rows) * ceil_div(e.contraction, kTile);
-  parallel_for(tiles, kGrain / (rows * kTile), [&](int64_t begin, int64_t end) {
-    for (int64_t t = begin; t < end; ++t) dequantize_tile(p, e, tile_at(lines, rows, kTile, t));
+  const bool across = blocks_first(p.spec, p.direction);
+  const DequantizePiece decode = piece_dequantizer(p.spec, p.out.dtype);
+  // Tiles in the order in which codes lie in memory: as lines, or as rows that cross them.
+  const Matrix lines{nullptr, DType::u8, e.outer, e.contraction, 0},
+      rows{nullptr, DType::u8, e.contraction, e.outer, 0};
+  const int64_t height = across ? kTile : 1, width = across ? kTile : kPieceOfLine;
+  const Matrix& memory = across ? rows : lines;
+  const int64_t tiles = ceil_div(memory.rows, height) * ceil_div(memory.cols, width);
+  parallel_for(tiles, kGrain / (height * width), [&](int64_t begin, int64_t end) {
+    for (int64_t t = begin; t < end; ++t) {
+      const Tile at = tile_at(memory, height, width, t);
+      if (across)
+        dequantize_across(p, e, {at.col, at.row, at.cols, at.rows}, decode);
+      else
+        dequantize_along(p, e, at, decode);
+    }
+    finish_streams();
   });
 }

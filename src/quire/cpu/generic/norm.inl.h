@@ -109,19 +109,6 @@ void norm_grad_chunk(const NormGradProblem& p, const float* gamma, int64_t chunk
   }
 }
 
-/// out = the sum of `chunks` lines, one per `stride` floats, in order.
-void sum_chunks(const float* parts, int64_t chunks, int64_t stride, const MutableMatrix& out) {
-  parallel_for(ceil_div(out.cols, kSumCols), 1, [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i) {
-      const int64_t col = i * kSumCols, count = std::min(kSumCols, out.cols - col);
-      float total[kSumCols] = {};
-      for (int64_t c = 0; c < chunks; ++c)
-        for (int64_t j = 0; j < count; ++j) total[j] += parts[c * stride + col + j];
-      write_line(out.dtype, total, count, static_cast<char*>(out.data) + col * size_of(out.dtype));
-    }
-  });
-}
-
 void norm_grad(const NormGradProblem& p) {
   const FloatMode mode;
   const int64_t count = p.x.cols, chunks = ceil_div(p.x.rows, kSumRows);

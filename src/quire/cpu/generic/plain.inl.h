@@ -5,10 +5,12 @@ using Plain = std::conditional_t<D == DType::f32, float, uint16_t>;
 
 inline F32 load_bf16(const uint16_t* p) { return reinterpret_cast<F32>(load_u16(p) << 16); }
 
-/// f32_to_bf16() of every lane.
+/// f32_to_bf16() of every lane. Without kNan no lane is NaN.
+template <bool kNan = true>
 inline void store_bf16(uint16_t* p, F32 v) {
   const U32 u = reinterpret_cast<U32>(v);
   const U32 rounded = u + 0x7FFFu + (u >> 16 & 1u);
+  if constexpr (!kNan) return store_u16(p, rounded >> 16);
   const U32 kept = (u & 0x7FFFFFFFu) > 0x7F800000u ? u | 0x400000u : rounded;
   store_u16(p, kept >> 16);
 }
@@ -35,12 +37,12 @@ float widen(Plain<D> x) {
   if constexpr (D == DType::bf16) return bf16_to_f32(x);
 }
 
-/// Rounds to nearest even.
-template <DType D>
+/// Rounds to nearest even. Without kNan no lane is NaN.
+template <DType D, bool kNan = true>
 void store_as(Plain<D>* p, F32 v) {
   if constexpr (D == DType::f32) store(p, v);
   if constexpr (D == DType::f16) store_f16(p, v);
-  if constexpr (D == DType::bf16) store_bf16(p, v);
+  if constexpr (D == DType::bf16) store_bf16<kNan>(p, v);
 }
 
 /// Calls body with the element type as a constant: body(std::integral_constant<DType, D>).

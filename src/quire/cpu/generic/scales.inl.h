@@ -47,6 +47,12 @@ inline U32 e8m0_scales(float reciprocal, F32 amax) {
 }
 inline F32 e8m0_multipliers(U32 byte) { return float_of(byte == 254u ? U32{} + 0x00400000u : (254u - byte) << 23); }
 
+/// e8m0_value() (numerics.md 1.3).
+inline F32 e8m0_values(U32 byte) {
+  const U32 number = byte == 0u ? U32{} + 0x00400000u : byte << 23;
+  return float_of(byte == 255u ? U32{} + 0x7FC00000u : number);
+}
+
 /// nvfp4_multiplier() of E4M3 codes.
 inline F32 nvfp4_multipliers(const GlobalScale& g, U32 byte) {
   const F32 most = broadcast(kFloatMax);

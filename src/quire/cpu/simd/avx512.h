@@ -99,3 +99,15 @@ inline void load_bf16(const uint16_t* p, F32 (&v)[4]) {
     v[2 * h + 1] = reinterpret_cast<F32>(_mm512_maskz_permutexvar_epi16(0xAAAAAAAAu, high, words));
   }
 }
+
+/// kLanes codes of E4M3, none of them NaN, and of E5M2: through float16, whose exponents reach below either's.
+inline F32 load_e4m3(const uint8_t* p) {
+  // Sign at bits 15 and 14, exponent and mantissa where float16 has them: 2^-8 of the value, once bit 14 is gone.
+  const __m256i words = _mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+  const __m256i half = _mm256_and_si256(_mm256_slli_epi16(words, 7), _mm256_set1_epi16(static_cast<int16_t>(0xBFFF)));
+  return _mm512_mul_ps(_mm512_cvtph_ps(half), _mm512_set1_ps(256.0f));
+}
+inline F32 load_e5m2(const uint8_t* p) {
+  const __m256i words = _mm256_cvtepu8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+  return _mm512_cvtph_ps(_mm256_slli_epi16(words, 8));
+}
