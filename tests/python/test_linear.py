@@ -215,3 +215,27 @@ def test_no_size_is_refused(tokens, inputs, outputs, make_layer, make_x, step, a
     for got, expected in zip(vars(done).values(), vars(exact).values(), strict=True):
         assert got.shape == expected.shape
         assert (got - expected).norm() <= 0.5 * expected.norm()  # what four bits with a Hadamard transform may cost
+
+
+class Doubled(torch.nn.Module):
+    def forward(self, weight):
+        return 2 * weight
+
+
+@pytest.mark.parametrize("cached", [False, True])
+def test_every_way_of_a_call_gives_the_same_bits(cached, recipe, make_layer, make_x, equal_bits):
+    """Plain calls are quick, and those of other tensors, or with options, are not: a parameter as x, a weight that is
+    computed, an option that changes nothing."""
+    layer, doubled, x = make_layer(), make_layer(), make_x(5, 96, requires_grad=False)
+    torch.nn.utils.parametrize.register_parametrization(doubled, "weight", Doubled())
+    with torch.no_grad():
+        layer.weight.mul_(2)
+    for grad in (False, True):
+        if cached:
+            quire.quantize_weights(layer, recipe)
+        with quire.autocast(recipe=recipe), torch.set_grad_enabled(grad):
+            y = layer(x)
+            for other in (layer(torch.nn.Parameter(x)), doubled(x), layer(x, is_first_microbatch=True)):
+                assert equal_bits(other, y)
+        y = torch.nn.functional.linear(x, layer.weight, layer.bias)
+        assert all(equal_bits(call(x), y) for call in (layer, doubled))

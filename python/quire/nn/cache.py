@@ -6,7 +6,7 @@ import torch
 
 from quire import delayed
 from quire.autocast import recipe_of
-from quire.functional import fingerprint, operand_buffers
+from quire.functional import Buffers, fingerprint, operand_buffers
 from quire.kinds import check_kind, check_kind_or_none, shown
 from quire.nn.product import ProductModule, named
 from quire.recipe import Recipe, default
@@ -23,6 +23,10 @@ class CachedWeight(NamedTuple):
     spec: str
     buffers: tuple[torch.Tensor | None, ...]
     fingerprint: torch.Tensor
+
+    def operand(self) -> Buffers:
+        """The buffers that a product needs now: both directions only if there may be a backward pass."""
+        return self.buffers if torch.is_grad_enabled() else (*self.buffers[:3], None, None, None)
 
 
 def cache(weight: torch.Tensor, recipe: Recipe, scale: torch.Tensor | None) -> CachedWeight:

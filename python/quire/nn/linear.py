@@ -6,7 +6,7 @@ import torch
 
 from quire.kinds import check_kind
 from quire.nn import options as unavailable
-from quire.nn.call import Product, active_call
+from quire.nn.call import Product, active_call, plain_call
 from quire.nn.product import ProductModule, initialise
 from quire.recipe import Recipe
 from quire.tensor import QuantizedActivation, QuantSpec
@@ -151,6 +151,10 @@ class Linear(ProductModule, torch.nn.Linear):
         float32, float16 and bfloat16: each is quantized from its own dtype. Elsewhere it has x's dtype, which weight
         and bias must have too, or TypeError (numerics.md 6.2, 6.7). RuntimeError if shapes or devices do not fit.
         """
+        if is_first_microbatch is None and output_spec is None and fp8_output is fp8_grad is False:
+            y = plain_call(self, x)
+            if y is not None:
+                return y
         call = active_call(
             self, x, is_first_microbatch, fp8_output=fp8_output, fp8_grad=fp8_grad, output_spec=output_spec
         )
