@@ -153,7 +153,11 @@ def test_a_kept_input_gives_the_same_bits(name, compiled, run, make_layer, make_
     layer = quire.Linear(96, 64, params_dtype=torch.bfloat16, save_original_input=True)
     layer.load_state_dict(plain.state_dict())
     layer.sr_state.copy_(plain.sr_state)
-    assert_same(run(layer, layer, x, ALL[name], compiled), run(plain, plain, x, ALL[name]), equal_bits)
+    kept = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t.data_ptr()) or t, lambda t: t):
+        found = run(layer, layer, x, ALL[name], compiled)
+    assert compiled or x.data_ptr() in kept
+    assert_same(found, run(plain, plain, x, ALL[name]), equal_bits)
 
 
 def test_a_kept_input_under_delayed_scaling_is_refused_in_words(make_x):

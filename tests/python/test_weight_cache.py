@@ -85,6 +85,15 @@ def test_the_kept_codes_are_used_only_by_those_that_ask(first):
     assert counted.count == (3 if first is None else 2)
 
 
+def test_codes_of_another_spec_are_not_used():
+    layer, x = make(), torch.randn(5, 64)
+    quire.quantize_weights(layer, RECIPES["mxfp8"])
+    with WeightQuantizations(layer.weight.shape) as counted:
+        assert torch.equal(step(layer, x, RECIPES["fp8_current"]), step(make(), x, RECIPES["fp8_current"]))
+        assert torch.equal(step(layer, x, RECIPES["mxfp8"]), step(make(), x, RECIPES["mxfp8"]))
+    assert counted.count == 3  # all but the last of the layer
+
+
 def optimizers():
     return {
         "sgd": lambda p: torch.optim.SGD(p, 0.1),
