@@ -1,24 +1,35 @@
 // Codes of vectors of f32.
 
+/// Magnitudes on a format's grid: `sum` - `rounder`, exactly.
+struct Rounded {
+  F32 sum, rounder;
+};
+
+/// Rounds magnitudes up to the largest of the format by one addition: the sum with a number 2^(23 - man_bits) times as
+/// large as the magnitude's power of two has its last place where the code has its own. Of the sum's bits the exponent,
+/// shifted, and the last places add up to the code; the rounder's own last places, even so that ties stay ties to even,
+/// make the constant part a multiple of 2^(code bits).
+template <Format F>
+inline Rounded round_magnitudes(F32 a) {
+  constexpr FormatRow f = row(F);
+  constexpr int shift = 23 - f.man_bits;
+  constexpr auto least_normal = static_cast<int32_t>(128 - f.bias) << 23;
+  constexpr auto mask = static_cast<uint32_t>(f.magnitudes() - 1);
+  constexpr uint32_t last = (0u - static_cast<uint32_t>((128 - f.bias + shift) << f.man_bits)) & mask;
+  static_assert(last % 2 == 0);
+  const I32 power = larger(reinterpret_cast<I32>(a) & 0x7F800000, I32{} + least_normal);
+  const F32 rounder = reinterpret_cast<F32>(power + static_cast<int32_t>((shift << 23) | last));
+  return {a + rounder, rounder};
+}
+
 /// encode() of every lane. Without kNan no lane is NaN.
-///
-/// Rounding is one addition: the sum with a number 2^(23 - man_bits) times as large as the element's power of two has
-/// its last place where the code has its own. Of that sum's bits the exponent, shifted, and the last places add up to
-/// the code; `offset`, even so that ties stay ties to even, makes the constant part a multiple of 2^(code bits).
 template <Format F, bool kNan>
 inline U32 encode_lanes(F32 x) {
   constexpr FormatRow f = row(F);
-  constexpr int shift = 23 - f.man_bits, bits = f.exp_bits + f.man_bits;
-  constexpr auto least_normal = static_cast<int32_t>(128 - f.bias) << 23;
   constexpr auto mask = static_cast<uint32_t>(f.magnitudes() - 1);
-  constexpr uint32_t offset = (0u - static_cast<uint32_t>((128 - f.bias + shift) << f.man_bits)) & mask;
-  static_assert(offset % 2 == 0);
-  const F32 a = limited_magnitude(x, largest(F));
-  const I32 power = larger(reinterpret_cast<I32>(a) & 0x7F800000, I32{} + least_normal);
-  const F32 rounder = reinterpret_cast<F32>(power + static_cast<int32_t>((shift << 23) | offset));
-  const U32 sum = reinterpret_cast<U32>(a + rounder);
-  const U32 sign = reinterpret_cast<U32>(x) >> (31 - bits);
-  const U32 code = blend_bits(mask, sum + (sum >> shift), sign);
+  const U32 sum = reinterpret_cast<U32>(round_magnitudes<F>(limited_magnitude(x, largest(F))).sum);
+  const U32 sign = reinterpret_cast<U32>(x) >> (31 - f.exp_bits - f.man_bits);
+  const U32 code = blend_bits(mask, sum + (sum >> (23 - f.man_bits)), sign);
   if constexpr (!kNan) return code;
   return x != x ? U32{} + static_cast<uint32_t>(f.nan_code()) : code;
 }

@@ -12,13 +12,18 @@ struct Plan {
   bool by_lines() const { return !has(Direction::columnwise) && !problem.spec.square; }
 };
 
+/// Whether the scales of a block of columns are contiguous over lines: those of 1 x 128 blocks.
+bool scales_cross_lines(const QuantSpec& spec) {
+  return spec.row().scale == ScaleKind::f32 && spec.row().scope == Scope::block && !spec.square;
+}
+
 /// Rows of the tiles of a plan: those of the tallest block. A tile that ends up turned is as tall as it is wide.
 int64_t tile_rows(const Plan& plan) {
-  if (plan.by_lines()) return 1;
+  if (plan.by_lines()) return scales_cross_lines(plan.problem.spec) ? kGroup : 1;
   const bool turned = plan.has(Direction::columnwise) && plan.problem.spec.row().transposed;
   return turned ? kTile : plan.problem.spec.row().block;
 }
-int64_t tile_cols(const Plan& plan) { return plan.by_lines() ? kPieceOfLine : kTile; }
+int64_t tile_cols(const Plan& plan) { return plan.by_lines() ? kPieceOfLine / (tile_rows(plan) > 1 ? 2 : 1) : kTile; }
 
 /// Fills what covers more than a tile: amaxes, scales of a tensor or of lines, the padding of swizzled scales.
 void begin(Job& job, float tensor_amax) {
@@ -51,18 +56,18 @@ struct QuantizeScratch {
   ColumnScratch columns;
 };
 
-/// A piece of a row: where it lies, but for an end that is no whole tile.
+/// Pieces of rows: where they lie, but for an end that is no whole tile.
 template <Format F, ScaleKind S, DType D>
 float quantize_piece(const Job& job, const Rows& from, const Tile& tile, TileScratch& scratch) {
   const int64_t whole = tile.cols / kTile * kTile;
   float amax = 0;
   if (whole > 0) {
     const auto* x = static_cast<const Plain<D>*>(element_of(from.x, tile.row, tile.col));
-    amax = quantize_rows<F, S, D>(job, {x, from.x.row_stride, 1, whole, from.first + tile.row, tile.col});
+    amax = quantize_rows<F, S, D>(job, {x, from.x.row_stride, tile.rows, whole, from.first + tile.row, tile.col});
   }
   if (whole == tile.cols) return amax;
-  const Tile rest{tile.row, tile.col + whole, 1, tile.cols - whole};
-  return std::max(amax, quantize_rows<F, S, D>(job, load_tile<D>(from, rest, 1, scratch)));
+  const Tile rest{tile.row, tile.col + whole, tile.rows, tile.cols - whole};
+  return std::max(amax, quantize_rows<F, S, D>(job, load_tile<D>(from, rest, tile.rows, scratch)));
 }
 
 /// Returns the amax of the tile's elements.

@@ -100,6 +100,13 @@ void row_scales(const Job& job, const Values<D>& v, BlockNumbers<S>& b) {
   auto* to = static_cast<Stored<S>*>(job.side.scale);
   const int64_t block = v.col / block_of(S);
   const bool contiguous = S != ScaleKind::f32 && !job.spec().swizzled;
+  if (S == ScaleKind::f32 && !job.spec().square) {
+    for (int64_t i = 0; i < b.per_line; ++i) {
+      Stored<S>* column = to + job.scale_at(v.row, block + i);
+      for (int64_t r = 0; r < v.rows; ++r) column[r] = b.stored[b.first_of(r) + i];
+    }
+    return;
+  }
   for (int64_t r = 0; r < v.rows; ++r) {
     const Stored<S>* stored = b.stored + b.first_of(r);
     if (contiguous)

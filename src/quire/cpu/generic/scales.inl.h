@@ -53,11 +53,12 @@ inline F32 e8m0_values(U32 byte) {
   return float_of(byte == 255u ? U32{} + 0x7FC00000u : number);
 }
 
-/// nvfp4_multiplier() of E4M3 codes.
-inline F32 nvfp4_multipliers(const GlobalScale& g, U32 byte) {
-  const F32 most = broadcast(kFloatMax);
-  const F32 m = 1.0f / (decode_lanes<Format::e4m3>(byte) * g.decode);
-  return m < kFloatMax ? m : most;
+/// The block scales nearest to what is wanted, not negative, and nvfp4_multiplier() of them.
+inline U32 nvfp4_scales(const GlobalScale& g, F32 wanted, float* multiplier) {
+  const Rounded r = round_magnitudes<Format::e4m3>(limited_magnitude(wanted, largest(Format::e4m3)));
+  const F32 m = 1.0f / ((r.sum - r.rounder) * g.decode);
+  store(multiplier, m < kFloatMax ? m : broadcast(kFloatMax));
+  return (bits_of(r.sum) + (bits_of(r.sum) >> 20)) & 0x7Fu;
 }
 
 /// Scales and multipliers of blocks, whole vectors of them (numerics.md 2.1, 4.1, 5.1).
@@ -75,10 +76,7 @@ inline void block_scales(const ScaleRule& rule, const float* amax, int64_t count
       store_low(stored + i, byte);
       store(multiplier + i, e8m0_multipliers(byte));
     } else {
-      const F32 wanted = load(amax + i) * rule.global.block_mult;
-      const U32 byte = encode_lanes<Format::e4m3, false>(wanted);
-      store_low(stored + i, byte);
-      store(multiplier + i, nvfp4_multipliers(rule.global, byte));
+      store_low(stored + i, nvfp4_scales(rule.global, load(amax + i) * rule.global.block_mult, multiplier + i));
     }
   }
 }
