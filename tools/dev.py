@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch_pin
 import tree
-from workspace import ROOT, Failure, compiler, googletest, install, say, tool
+from workspace import ROOT, Failure, compiler, googlebenchmark, googletest, install, say, tool
 
 CHECKS = ["check_layers", "check_budgets", "check_words"]
 LIBRARIES = ["quire", "quire_torch"]
@@ -106,7 +106,21 @@ def script(path: str, arguments: list[str]) -> None:
     hand_over(ROOT / path, *arguments)
 
 
+def bench_core(arguments: list[str]) -> None:
+    """Built without PyTorch, in a folder of its own."""
+    compiler()
+    googlebenchmark()
+    folder = ROOT / "build/core"
+    if not (folder / "build.ninja").exists():
+        configure(folder, "cpu-release", QUIRE_TORCH="OFF", QUIRE_BENCHMARKS="ON")
+    compile_targets(folder, "bench_core")
+    program = str(folder / "benchmarks/bench_core")
+    os.execv(program, [program, *arguments])
+
+
 def bench(arguments: list[str]) -> None:
+    if arguments[:1] == ["core"]:
+        return bench_core(arguments[1:])
     named = bool(arguments) and arguments[0] in BENCHMARKS
     script(BENCHMARKS[arguments[0]] if named else "benchmarks/bench.py", arguments[named:])
 
@@ -115,7 +129,7 @@ def extra_packages(verb: str, rest: list[str]) -> list[str]:
     """The groups of pyproject.toml that only this needs."""
     if verb == "test" or (verb == "bench" and rest[:1] == ["encoder"]):
         return ["encoder"]
-    return ["peers"] if verb == "bench" and rest[:1] not in ([name] for name in BENCHMARKS) else []
+    return ["peers"] if verb == "bench" and rest[:1] not in ([name] for name in [*BENCHMARKS, "core"]) else []
 
 
 def fmt() -> None:
@@ -150,7 +164,7 @@ def parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
         "bench",
         add_help=False,
         help="layers against PyTorch's; `bench host`: the cost of a call; `bench encoder`: a converted model; "
-        "`bench ggml`: build that peer; then their arguments",
+        "`bench ggml`: build that peer; `bench core`: kernels beside memcpy; then their arguments",
     )
     verbs.add_parser("fmt", help="format all sources")
     verbs.add_parser("check", help="formatting, lint, layers, budgets, words")

@@ -55,6 +55,10 @@ def googletest() -> None:
     system_package("libgtest-dev", Path("/usr/include/gtest/gtest.h").exists())
 
 
+def googlebenchmark() -> None:
+    system_package("libbenchmark-dev", Path("/usr/include/benchmark/benchmark.h").exists())
+
+
 def make_venv() -> None:
     """Makes .venv for the Python that runs this. ./dev takes a .venv with pip for complete, so pip comes last."""
     say(f"making .venv for Python {sys.version.split()[0]}")

@@ -43,3 +43,13 @@ def test_packages_for_one_verb_are_installed_for_it_alone(verb, rest, groups):
     assert dev.extra_packages(verb, rest) == groups
     pins = tomllib.loads((dev.ROOT / "pyproject.toml").read_text())["dependency-groups"]
     assert all("==" in pin for group in groups for pin in pins[group])
+
+
+def test_bench_core_builds_and_becomes_the_program_of_the_core(monkeypatch):
+    ran = []
+    for name in ("compiler", "googlebenchmark", "configure"):
+        monkeypatch.setattr(dev, name, lambda *_, **__: None)
+    monkeypatch.setattr(dev, "compile_targets", lambda folder, *targets: ran.append(targets))
+    monkeypatch.setattr(dev.os, "execv", lambda program, arguments: ran.append(arguments[1:]))
+    dev.bench(["core", "--threads=1"])
+    assert ran == [("bench_core",), ["--threads=1"]]
