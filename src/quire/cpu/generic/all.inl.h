@@ -13,6 +13,7 @@
 #include "quire/cpu/generic/quantize.inl.h"
 #include "quire/cpu/generic/dequantize.inl.h"
 #include "quire/cpu/generic/pack.inl.h"
+#include "quire/cpu/generic/quads.inl.h"
 #include "quire/cpu/generic/microkernel.inl.h"
 #include "quire/cpu/generic/epilogue.inl.h"
 #include "quire/cpu/generic/gemm.inl.h"

@@ -27,6 +27,23 @@ struct F32Lanes {
 
   static void pack_columns(const Operand& o, int64_t outer, const Slab& slab, unsigned /*folded*/, float* out) {
     StagedCodes staged;
-    decode_codes(o.spec.element, codes_across(o, outer, slab, staged), slab.padded * kGroup, out);
+    const LineBytes lines = codes_along(o, outer, slab, staged);
+    if (o.spec.element == Format::e4m3) return turn_and_decode<Format::e4m3>(lines, slab.padded, out);
+    if (o.spec.element == Format::e5m2) return turn_and_decode<Format::e5m2>(lines, slab.padded, out);
+    turn_and_decode<Format::e2m1>(lines, slab.padded, out);
+  }
+
+ private:
+  template <Format F>
+  static void turn_and_decode(const LineBytes& lines, int64_t count, float* out) {
+    for (int64_t l = 0; l < count; l += 4 * kQuads) {
+      U32 quads[kQuads][kQuadVectors];
+      turn_quads(lines, l, quads);
+      for (int q = 0; q < kQuads; ++q)
+#pragma GCC unroll 4
+        for (int c = 0; c < 4; ++c, out += kGroup)
+          for (int v = 0; v < kQuadVectors; ++v)
+            store(out + v * kLanes, decode_lanes<F>(quads[q][v] >> (8 * c) & 0xFF));
+    }
   }
 };

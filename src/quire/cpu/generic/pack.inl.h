@@ -60,11 +60,6 @@ inline void stage_along(const Operand& o, int64_t outer, const Slab& slab, uint8
 inline void turn_to_lines(const uint8_t* across, uint8_t* along) {
   for (int64_t l = 0; l < kSlab; l += kGroup) transpose_codes(across + l * kGroup, kGroup, along + l, kSlab);
 }
-/// And back.
-inline void turn_to_positions(const uint8_t* along, uint8_t* across) {
-  for (int64_t l = 0; l < kSlab; l += kGroup) transpose_codes(along + l, kSlab, across + l * kGroup, kGroup);
-}
-
 /// Memory for the codes of 16 lines in both orders.
 struct StagedCodes {
   alignas(64) uint8_t along[kGroup * kSlab], across[kGroup * kSlab];
@@ -95,17 +90,6 @@ inline LineBytes packed_along(const Operand& o, int64_t outer, const Slab& slab,
     if (slab.size % 2) to[bytes - 1] &= 0xF;
   }
   return {staged.along, kSlab / 2};
-}
-
-/// Codes of 16 lines from `outer` on, one position after the other: [kSlab][16].
-inline const uint8_t* codes_across(const Operand& o, int64_t outer, const Slab& slab, StagedCodes& staged) {
-  if (blocks_first(o.spec, o.direction)) {
-    stage_across(o, outer, slab, staged.across);
-  } else {
-    stage_along(o, outer, slab, staged.along);
-    turn_to_positions(staged.along, staged.across);
-  }
-  return staged.across;
 }
 
 /// True where the scale changes along the contraction, so that the inner product has to apply it.
