@@ -90,6 +90,7 @@ struct Bf16Lanes {
     for (int64_t i = 0; i < kGroup; ++i, out += kRowLanes)
       for (int64_t l = 0; l < kSlab; l += 4 * kLanes) {
         const uint8_t* from = lines.data + i * lines.stride + l;
+        __builtin_prefetch(from + kLinesAhead * lines.stride);
         const Bytes codes = load_bytes(from);
         const bool fold = folded >> i & 1;
         Halves even, odd;

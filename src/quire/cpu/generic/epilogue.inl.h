@@ -2,7 +2,7 @@
 
 /// Region of the output that one task computes: at most these rows (packed rows stay in the second-level cache) and
 /// columns (each packed row serves this many).
-constexpr int64_t kRegionRows = 192;
+constexpr int64_t kRegionRows = 384;
 constexpr int64_t kRegionCols = 512;
 
 struct Region {

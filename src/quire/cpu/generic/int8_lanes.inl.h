@@ -35,7 +35,9 @@ struct Int8Lanes {
     const Bytes table = repeat_table(kInt8RowValues.data()), offset = Bytes{} + kInt8Offset;
     for (int64_t i = 0; i < kGroup; ++i, out += kRowLanes)
       for (int64_t l = 0; l < kSlabLanes; l += 2 * kLanes) {
-        const Bytes codes = load_bytes(lines.data + i * lines.stride + l * 2);
+        const uint8_t* from = lines.data + i * lines.stride + l * 2;
+        __builtin_prefetch(from + kLinesAhead * lines.stride);
+        const Bytes codes = load_bytes(from);
         Bytes first = look_up(table, codes & 0xF), second = look_up(table, codes >> 4);
         interleave_lanes(first, second);
         store_bytes(out + l, first);

@@ -4,7 +4,8 @@
 constexpr int kQuads = kLanes;
 constexpr int kQuadVectors = kGroup / kLanes;
 
-constexpr int kPrefetch = 256;
+/// How far ahead memory is asked for: bytes of a line that is turned, lines that are packed one after the other.
+constexpr int64_t kBytesAhead = 256, kLinesAhead = 16;
 
 /// quads[q][v]: bytes [from + 4 q, from + 4 q + 4) of the lines [v * kLanes, (v + 1) * kLanes).
 [[gnu::flatten]] inline void turn_quads(const LineBytes& lines, int64_t from, U32 (&quads)[kQuads][kQuadVectors]) {
@@ -13,7 +14,7 @@ constexpr int kPrefetch = 256;
 #pragma GCC unroll 16
     for (int i = 0; i < kLanes; ++i) {
       const uint8_t* line = lines.data + (v * kLanes + i) * lines.stride + from;
-      __builtin_prefetch(line + kPrefetch, 0, 2);
+      __builtin_prefetch(line + kBytesAhead, 0, 2);
       rows[i] = load(reinterpret_cast<const float*>(line));
     }
     transpose(rows);
