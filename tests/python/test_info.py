@@ -40,7 +40,7 @@ def test_it_says_versions_threads_and_devices(text):
 def test_it_lists_every_kernel_row_recipe_and_format(text):
     for table in ("quantize", "dequantize", "column_sum", "norm", "activation"):
         assert f"  {table}: generic, reference\n" in text
-    assert "  gemm: int8, bf16, generic, reference\n" in text
+    assert "  gemm: int8, amx, bf16, generic, reference\n" in text
     for name in names():
         assert f"  {name} (cpu: " in text
     for name in ("nvfp4", "mxfp8", "fp8_current", "fp8_block"):
@@ -56,6 +56,7 @@ def test_every_instruction_set_is_in_use_or_says_why_not(text):
     avx2 = ["avx2", "fma", "f16c"]
     avx512 = ["avx512f", "avx512bw", "avx512vl", "avx512dq", *avx2]
     needs = {
+        "avx512_amx": ["amx_tile", "amx_bf16", "avx512_bf16", "avx512vbmi", "avx512_vnni", *avx512],
         "avx512_bf16": ["avx512_bf16", "avx512vbmi", "avx512_vnni", *avx512],
         "avx512_vnni": ["avx512_vnni", *avx512],
         "avx512": avx512,
@@ -81,7 +82,7 @@ def test_forced_choices_are_visible():
 def test_a_wrong_setting_is_reported_not_raised():
     status, out, _ = report(QUIRE_ISA="mmx")
     assert status == 0
-    allowed = "avx512_bf16, avx512_vnni, avx512, avx2_vnni, avx2, scalar"
+    allowed = "avx512_amx, avx512_bf16, avx512_vnni, avx512, avx2_vnni, avx2, scalar"
     assert out.count(f"cpu: QUIRE_ISA=mmx is not an instruction set; use one of {allowed}") > 3
 
 

@@ -3,6 +3,11 @@
 #include <array>
 #include <string>
 
+#if defined(__linux__) && defined(__x86_64__)
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
 #include "quire/base/check.h"
 #include "quire/base/env.h"
 
@@ -10,8 +15,20 @@ namespace quire::cpu {
 namespace {
 
 #if defined(__x86_64__)
+/// Linux gives tiles to a process that asks for them (arch_prctl ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA).
+bool may_use_tiles() {
+#if defined(__linux__)
+  constexpr long request = 0x1023, tile_data = 18;
+  return syscall(SYS_arch_prctl, request, tile_data) == 0;
+#else
+  return false;
+#endif
+}
+
 // The builtin takes nothing but literals.
 constexpr std::array kFeatures{
+    Feature{"amx_tile", [] { return __builtin_cpu_supports("amx-tile") != 0 && may_use_tiles(); }},
+    Feature{"amx_bf16", [] { return __builtin_cpu_supports("amx-bf16") != 0; }},
     Feature{"avx512_bf16", [] { return __builtin_cpu_supports("avx512bf16") != 0; }},
     Feature{"avx512vbmi", [] { return __builtin_cpu_supports("avx512vbmi") != 0; }},
     Feature{"avx512_vnni", [] { return __builtin_cpu_supports("avx512vnni") != 0; }},
@@ -25,13 +42,14 @@ constexpr std::array kFeatures{
 };
 constexpr std::array kAvx2VnniFeatures{
     Feature{"avx_vnni", [] { return __builtin_cpu_supports("avxvnni") != 0; }},
-    kFeatures[7],
-    kFeatures[8],
     kFeatures[9],
+    kFeatures[10],
+    kFeatures[11],
 };
 
 constexpr std::array kIsas{
-    Isa{"avx512_bf16", kFeatures, &avx512::kKernels, &avx512_vnni::kInt8, &avx512_bf16::kBf16},
+    Isa{"avx512_amx", kFeatures, &avx512::kKernels, &avx512_vnni::kInt8, &avx512_bf16::kBf16, &avx512_amx::kBf16},
+    Isa{"avx512_bf16", std::span(kFeatures).last<10>(), &avx512::kKernels, &avx512_vnni::kInt8, &avx512_bf16::kBf16},
     Isa{"avx512_vnni", std::span(kFeatures).last<8>(), &avx512::kKernels, &avx512_vnni::kInt8},
     Isa{"avx512", std::span(kFeatures).last<7>(), &avx512::kKernels},
     Isa{"avx2_vnni", kAvx2VnniFeatures, &avx2::kKernels, &avx2_vnni::kInt8},

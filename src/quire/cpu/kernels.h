@@ -38,5 +38,8 @@ extern const Product kInt8;
 namespace avx512_bf16 {
 extern const Product kBf16;
 }
+namespace avx512_amx {
+extern const Product kBf16;
+}
 
 }  // namespace quire::cpu

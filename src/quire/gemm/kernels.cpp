@@ -22,10 +22,19 @@ std::string refuse_int8(const GemmProblem& p) {
   return without(cpu::active().int8, "int8");
 }
 
+std::string refuse_amx(const GemmProblem& p) {
+  constexpr int64_t depth = 32;
+  for (const Operand* o : {&p.a, &p.b})
+    if (o->spec.row().scope == Scope::block && o->spec.row().block < depth)
+      return text("takes blocks of at least ", depth, ", but ", o == &p.a ? "a" : "b", " is ", o->spec.to_string());
+  return without(cpu::active().amx, "bfloat16 tiles");
+}
+
 std::string refuse_bf16(const GemmProblem&) { return without(cpu::active().bf16, "bfloat16"); }
 
 constexpr std::array kGemm{
     GemmRow{"int8", refuse_int8, [](const GemmProblem& p) { (*cpu::active().int8)(p); }},
+    GemmRow{"amx", refuse_amx, [](const GemmProblem& p) { (*cpu::active().amx)(p); }},
     GemmRow{"bf16", refuse_bf16, [](const GemmProblem& p) { (*cpu::active().bf16)(p); }},
     GemmRow{"generic", takes_all, [](const GemmProblem& p) { cpu::active().kernels->gemm(p); }},
     GemmRow{"reference", takes_all, reference::gemm},

@@ -65,8 +65,10 @@ class Bf16Decoder {
 
 struct Bf16Lanes {
   using Vector = Halves;
+  struct Session {};
   static constexpr int kPerLane = 2;
   static constexpr int64_t kSlabLanes = kSlab / kPerLane, kRowLanes = kSlabLanes;
+  static constexpr int kLeastRows = 1;
   static constexpr int kRows = kTileRows, kVectors = kTileVectors;
   static constexpr int64_t kMaxBlock = kLongestBlock;
   static constexpr float kUnit = 1;

@@ -2,8 +2,10 @@
 
 struct F32Lanes {
   using Vector = F32;
+  struct Session {};
   static constexpr int kPerLane = 1;
   static constexpr int64_t kSlabLanes = kSlab, kRowLanes = kSlab;
+  static constexpr int kLeastRows = 1;
   static constexpr int kRows = kTileRows, kVectors = kTileVectors;
   static constexpr float kUnit = 1;
   static constexpr bool kFolds = false;

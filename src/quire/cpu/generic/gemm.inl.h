@@ -147,21 +147,23 @@ struct RegionProduct {
       } else if (no_units(rows, count) || no_units(cols, tiles.kCols)) {
         multiply_rows<L, L::kRows, true>(t, s, count);
       } else {
-        for (int64_t r = 0; r < count; ++r) multiply_mixed(t, r, rows[r], cols, s);
+        multiply_mixed(t, rows, cols, s, count);
       }
     }
   }
 
-  /// One row of a tile, some of whose elements need scales: both ways, then each takes its own.
-  static void multiply_mixed(const RegisterTile& t, int64_t r, bool unit_row, const bool* unit_cols, const Slab& s) {
-    alignas(64) float plain[Tiles<L>::kCols], scaled[Tiles<L>::kCols];
-    float* const sum = t.sum + r * Tiles<L>::kCols;
-    std::copy_n(sum, Tiles<L>::kCols, plain);
-    std::copy_n(sum, Tiles<L>::kCols, scaled);
-    const float *const a = t.a + r * L::kRowLanes, *const a_scale = t.a_scale + r * kSlabBlocks;
-    multiply_rows<L, 1, false>({a, a_scale, t.b, t.b_scale, plain}, {s.begin, s.size, s.padded, L::kMaxBlock}, 1);
-    multiply_rows<L, 1, true>({a, a_scale, t.b, t.b_scale, scaled}, s, 1);
-    for (int64_t j = 0; j < Tiles<L>::kCols; ++j) sum[j] = unit_row && unit_cols[j] ? plain[j] : scaled[j];
+  /// A tile some of whose elements need scales: both ways, then each element takes its own.
+  static void multiply_mixed(const RegisterTile& t, const bool* unit_rows, const bool* unit_cols, const Slab& s,
+                             int64_t count) {
+    constexpr int64_t cols = Tiles<L>::kCols, size = Tiles<L>::kRows * cols;
+    alignas(64) float plain[size];
+    std::copy_n(t.sum, size, plain);
+    multiply_rows<L, L::kRows, false>({t.a, t.a_scale, t.b, t.b_scale, plain},
+                                      {s.begin, s.size, s.padded, L::kMaxBlock}, count);
+    multiply_rows<L, L::kRows, true>(t, s, count);
+    for (int64_t i = 0; i < count; ++i)
+      for (int64_t j = 0; j < cols; ++j)
+        if (unit_rows[i] && unit_cols[j]) t.sum[i * cols + j] = plain[i * cols + j];
   }
 
   void run() const {
@@ -186,6 +188,7 @@ void multiply(const GemmProblem& p) {
   if (p.a.outer == 0 || p.b.outer == 0) return;
   const Cut cut = cut_output<L>(p.a.outer, p.b.outer);
   parallel_for(cut.count, 1, [&](int64_t begin, int64_t end) {
+    [[maybe_unused]] const typename L::Session session;
     const Workspace<L> w(cut, p.a.contraction);
     for (int64_t i = begin; i < end; ++i) {
       const int64_t row = i / cut.across * cut.rows, col = i % cut.across * cut.cols;

@@ -19,12 +19,14 @@ constexpr auto kInt8RowValues = int8_values(0), kInt8ColumnValues = int8_values(
 
 struct Int8Lanes {
   using Vector = Bytes;
+  struct Session {};
   static constexpr int kPerLane = 4;
   static constexpr int64_t kMaxBlock = 16;
   static constexpr int64_t kBlockLanes = kMaxBlock / kPerLane;
   static constexpr int64_t kSlabLanes = kSlab / kPerLane;
   /// After a row's lanes come the starts of its blocks' sums.
   static constexpr int64_t kRowLanes = kSlabLanes + kSlabBlocks;
+  static constexpr int kLeastRows = 1;
   static constexpr int kRows = kInt8Rows, kVectors = kTileVectors;
   static constexpr float kUnit = 0.25f;
   static constexpr bool kFolds = false;

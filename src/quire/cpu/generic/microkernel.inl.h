@@ -5,6 +5,8 @@
 // other. A kind of lanes is a class L that says how codes become lanes and how lanes are multiplied:
 //   kSlabLanes        lanes of one line of a slab
 //   kRowLanes         floats from one packed row to the next
+//   Session           what a thread needs while it multiplies
+//   kLeastRows        of its kernels
 //   kRows, kVectors   shape of the register tile: rows, and vectors of columns
 //   kMaxBlock         most positions that are summed before anything else
 //   kUnit             what a product of 1 means: a power of two
@@ -71,7 +73,7 @@ template <class L, int Rows, bool Scaled>
 template <class L, int Rows, bool Scaled>
 void multiply_rows(const RegisterTile& tile, const Slab& slab, int64_t rows) {
   constexpr int kFewer = Rows % 3 == 0 ? Rows / 3 * 2 : Rows / 2;
-  if constexpr (Rows > 1)
+  if constexpr (Rows > L::kLeastRows)
     if (rows <= kFewer) return multiply_rows<L, kFewer, Scaled>(tile, slab, rows);
   L::template multiply<Rows, Scaled>(tile, slab);
 }

@@ -1,0 +1,37 @@
+// The product in lanes of bfloat16, by tiles. Compiled and tested with tiles in plain C++ (tests/quire/amx.h); no
+// machine with AMX has run it yet.
+#include <immintrin.h>
+
+#include "quire/cpu/generic/includes.h"
+#include "quire/cpu/region.h"
+
+// g++ 12: its own AVX-512 headers trip this warning.
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#pragma GCC diagnostic ignored "-Wuninitialized"
+
+QUIRE_REGION_BEGIN(
+    "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx512vbmi,avx512bf16,amx-tile,amx-bf16")
+
+namespace quire::cpu::avx512_amx {
+namespace {
+#include "quire/cpu/simd/avx512.h"
+//
+#include "quire/cpu/simd/avx512_vnni.h"
+//
+#include "quire/cpu/simd/avx512_bf16.h"
+//
+#include "quire/cpu/simd/avx512_amx.h"
+
+// The algorithm speaks the vocabulary above.
+#include "quire/cpu/generic/product.inl.h"
+//
+#include "quire/cpu/generic/bf16_lanes.inl.h"
+//
+#include "quire/cpu/generic/amx_lanes.inl.h"
+}  // namespace
+
+const Product kBf16 = multiply<AmxLanes>;
+
+}  // namespace quire::cpu::avx512_amx
+
+QUIRE_REGION_END
