@@ -162,6 +162,24 @@ void run_on_threads(int64_t count, int64_t /*grain*/, const std::function<void(i
   for (std::thread& thread : threads) thread.join();
 }
 
+TEST_P(CpuQuantize, OneTokenIsNotWorthASecondThread) {
+  // A real executor cuts a range only into pieces of at least the grain.
+  bool cut = false;
+  const Executor before = set_executor([&](int64_t count, int64_t grain, const auto& body) {
+    cut = cut || count >= 2 * grain;
+    body(0, count);
+  });
+  const Input x({1, 4096}, DType::bf16, Kind::normal, 3);
+  std::string which;
+  for (const QuantSpec& spec : all_specs()) {
+    quantized(GetParam(), spec, x, {.directions = {true, false}, .random = kRandom});
+    if (cut) which = spec.to_string();
+    if (cut) break;
+  }
+  set_executor(before);
+  EXPECT_EQ(which, "");
+}
+
 TEST_P(CpuQuantize, BytesDoNotDependOnHowTheWorkIsCut) {
   for (const QuantSpec& spec : all_specs()) {
     const Input x({257, 140, 3, 1}, DType::bf16, Kind::outliers, 5);

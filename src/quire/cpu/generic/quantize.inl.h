@@ -126,7 +126,8 @@ float quantize_tiles(const Plan& plan) {
   const QuantizeTile quantize_one = tile_quantizer(plan.problem.spec, x.dtype);
   const int64_t rows = tile_rows(plan), cols = tile_cols(plan), tiles = ceil_div(x.rows, rows) * ceil_div(x.cols, cols);
   SharedMaximum found;
-  parallel_for(tiles, std::max<int64_t>(1, kGrain / (rows * cols)), [&](int64_t begin, int64_t end) {
+  const int64_t elements = std::max<int64_t>(1, std::min(rows, x.rows) * std::min(cols, x.cols));
+  parallel_for(tiles, std::max<int64_t>(1, kGrain / elements), [&](int64_t begin, int64_t end) {
     QuantizeScratch scratch;
     float amax = 0;
     for (int64_t t = begin; t < end; ++t)
