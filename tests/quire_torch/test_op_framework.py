@@ -145,9 +145,11 @@ def test_traced_results_are_like_the_real_ones(toy, tokens, save):
         assert (r.shape, r.dtype, r.stride()) == (m.shape, m.dtype, m.stride()) and m.is_meta
 
 
-def test_results_lie_where_the_first_tensor_lies_even_in_a_list(toy):
+def test_tensors_that_are_on_the_meta_device_in_part_are_refused_even_in_a_list(toy):
+    """The dispatcher would take them to the kernel that allocates and computes nothing."""
     lists = [torch.ones(1, device="meta")]
-    assert all(t.is_meta for t in toy.kinds(lists, *kinds_arguments()[1:]))
+    with pytest.raises(RuntimeError, match="kinds: tensors must be on one device; got meta and cpu; move one with"):
+        toy.kinds(lists, *kinds_arguments()[1:])
 
 
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
