@@ -90,7 +90,7 @@ struct Bf16Lanes {
     alignas(64) uint8_t powers[kGroup][kGroup] = {};
     if (folded && stage_scale_bytes(o, outer, slab.begin / kFoldedBlock, powers)) turn_square(powers);
     for (int64_t i = 0; i < kGroup; ++i, out += kRowLanes)
-      for (int64_t l = 0; l < kSlab; l += 4 * kLanes) {
+      for (int64_t l = 0; l < slab.rounded(4 * kLanes); l += 4 * kLanes) {
         const uint8_t* from = lines.data + i * lines.stride + l;
         __builtin_prefetch(from + kLinesAhead * lines.stride);
         const Bytes codes = load_bytes(from);
@@ -118,7 +118,7 @@ struct Bf16Lanes {
     alignas(64) uint8_t powers[kGroup][kGroup] = {};
     if (folded) load_powers(o, outer, slab, folded, powers);
     Bytes special = {};
-    for (int64_t l = 0; l < kSlab; l += 4 * kQuads) {
+    for (int64_t l = 0; l < slab.rounded(4 * kQuads); l += 4 * kQuads) {
       U32 quads[kQuads][kQuadVectors];
       turn_quads(lines, l, quads);
       const Halves less[2] = {columns_of_block(powers[l / kFoldedBlock]),
@@ -139,7 +139,7 @@ struct Bf16Lanes {
     }
     if (folded && any(special))
       for (int64_t i = 0; i < kGroup; ++i)
-        for (int64_t l = 0; l < kSlab; l += 4)
+        for (int64_t l = 0; l < slab.rounded(4); l += 4)
           put_special(o.spec.element, lines.data + i * lines.stride + l, lane_of(out, l) + i,
                       lane_of(out, l) + kGroup + i);
   }

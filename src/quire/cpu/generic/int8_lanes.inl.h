@@ -24,6 +24,7 @@ struct Int8Lanes {
   static constexpr int64_t kMaxBlock = 16;
   static constexpr int64_t kBlockLanes = kMaxBlock / kPerLane;
   static constexpr int64_t kSlabLanes = kSlab / kPerLane;
+  static constexpr int64_t kStep = 2 * kLanes * kPerLane;  ///< codes of a line that are packed at a time
   /// After a row's lanes come the starts of its blocks' sums.
   static constexpr int64_t kRowLanes = kSlabLanes + kSlabBlocks;
   static constexpr int kLeastRows = 1;
@@ -36,7 +37,7 @@ struct Int8Lanes {
     const LineBytes lines = packed_along(o, outer, slab, staged);
     const Bytes table = repeat_table(kInt8RowValues.data()), offset = Bytes{} + kInt8Offset;
     for (int64_t i = 0; i < kGroup; ++i, out += kRowLanes)
-      for (int64_t l = 0; l < kSlabLanes; l += 2 * kLanes) {
+      for (int64_t l = 0; l < slab.rounded(kStep) / kPerLane; l += 2 * kLanes) {
         const uint8_t* from = lines.data + i * lines.stride + l * 2;
         __builtin_prefetch(from + kLinesAhead * lines.stride);
         const Bytes codes = load_bytes(from);
@@ -69,7 +70,7 @@ struct Int8Lanes {
     StagedCodes staged;
     const LineBytes lines = packed_along(o, outer, slab, staged);
     const Bytes table = repeat_table(kInt8ColumnValues.data());
-    for (int64_t from = 0; from < kSlab / 2; from += 4 * kQuads) {
+    for (int64_t from = 0; from < slab.rounded(kStep) / 2; from += 4 * kQuads) {
       U32 quads[kQuads][kQuadVectors];
       turn_quads(lines, from, quads);
       for (int q = 0; q < kQuads; ++q, out += 2 * kGroup)

@@ -14,6 +14,8 @@ struct Slab {
   int64_t block = 0;   ///< positions that are summed before scales are applied
 
   int64_t blocks() const { return ceil_div(size, block); }
+  /// size rounded up to what is packed at a time: at most kSlab, which is a multiple of every such step.
+  int64_t rounded(int64_t step) const { return round_up(size, step); }
 };
 
 /// 16 lines of bytes, one every `stride`.
