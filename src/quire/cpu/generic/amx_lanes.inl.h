@@ -18,16 +18,9 @@ struct AmxLanes : Bf16Lanes {
         multiply_tiles(tile.a + lane, kRowLanes, tile.b + lane * kGroup, tile.b + kGroup * kSlabLanes + lane * kGroup);
       store_tiles(sums);
       for (int r = 0; r < kRows; ++r)
-        for (int v = 0; v < kRows; v += kLanes) {
-          float* const to = tile.sum + r * kRows + v;
-          const F32 t = load(sums + r * kRows + v);
-          if constexpr (Scaled) {
-            const F32 scaled = t * broadcast(tile.a_scale[r * kSlabBlocks + block]);
-            store(to, multiply_add(scaled, load(tile.b_scale + block * kRows + v), load(to)));
-          } else {
-            store(to, load(to) + t);
-          }
-        }
+        for (int v = 0; v < kRows; v += kLanes)
+          add_block<Scaled>(load(sums + r * kRows + v), tile.a_scale + r * kSlabBlocks + block,
+                            tile.b_scale + block * kRows + v, tile.sum + r * kRows + v);
     }
   }
 };

@@ -94,21 +94,10 @@ void dequantize_piece(const DequantizeProblem& p, const Extent& e, const Tile& a
 
 using DequantizePiece = void (*)(const DequantizeProblem&, const Extent&, const Tile&, const uint8_t* codes);
 
-template <Format F, ScaleKind S>
-DequantizePiece piece_dequantizer_of(DType dtype) {
-  DequantizePiece found = nullptr;
-  with_dtype(dtype, [&](auto d) { found = dequantize_piece<F, S, d>; });
-  return found;
-}
-
 DequantizePiece piece_dequantizer(const QuantSpec& spec, DType dtype) {
-  constexpr Format e4m3 = Format::e4m3, e5m2 = Format::e5m2, e2m1 = Format::e2m1;
-  const bool wide = spec.element == e5m2;
-  if (spec.row().scale == ScaleKind::f32)
-    return (wide ? piece_dequantizer_of<e5m2, ScaleKind::f32> : piece_dequantizer_of<e4m3, ScaleKind::f32>)(dtype);
-  if (spec.row().scale == ScaleKind::e4m3) return piece_dequantizer_of<e2m1, ScaleKind::e4m3>(dtype);
-  if (spec.packed()) return piece_dequantizer_of<e2m1, ScaleKind::e8m0>(dtype);
-  return (wide ? piece_dequantizer_of<e5m2, ScaleKind::e8m0> : piece_dequantizer_of<e4m3, ScaleKind::e8m0>)(dtype);
+  DequantizePiece found = nullptr;
+  with_kinds(spec, dtype, [&](auto f, auto s, auto d) { found = dequantize_piece<f, s, d>; });
+  return found;
 }
 
 /// A piece of a line whose codes are contiguous.

@@ -26,6 +26,16 @@ struct RegisterTile {
   float* sum;            ///< [rows][columns], added to
 };
 
+/// Adds what a block summed to, times its row's scale and its columns' scales if it has some.
+template <bool Scaled>
+inline void add_block(F32 block, const float* row_scale, const float* column_scales, float* sum) {
+  if constexpr (Scaled) {
+    store(sum, multiply_add(block * broadcast(*row_scale), load(column_scales), load(sum)));
+  } else {
+    store(sum, load(sum) + block);
+  }
+}
+
 /// Lanes of a block are multiplied and summed in registers, then scaled and added to the sum: for 4-bit codes the
 /// block's sum is exact. Scaled: block scales exist; else they are all 1.
 template <class L, int Rows, bool Scaled>
@@ -54,15 +64,8 @@ template <class L, int Rows, bool Scaled>
 #pragma GCC unroll 16
     for (int r = 0; r < Rows; ++r) {
 #pragma GCC unroll 4
-      for (int v = 0; v < L::kVectors; ++v) {
-        float* const sum = tile.sum + r * kCols + v * kLanes;
-        if constexpr (Scaled) {
-          const F32 scaled = t[r][v] * broadcast(a_scale[r * kSlabBlocks]);
-          store(sum, multiply_add(scaled, load(b_scale + v * kLanes), load(sum)));
-        } else {
-          store(sum, load(sum) + t[r][v]);
-        }
-      }
+      for (int v = 0; v < L::kVectors; ++v)
+        add_block<Scaled>(t[r][v], a_scale + r * kSlabBlocks, b_scale + v * kLanes, tile.sum + r * kCols + v * kLanes);
     }
     a_scale += 1;
     b_scale += kCols;

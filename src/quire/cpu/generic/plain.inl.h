@@ -52,3 +52,25 @@ void with_dtype(DType dtype, const Body& body) {
   if (dtype == DType::f16) return body(std::integral_constant<DType, DType::f16>{});
   return body(std::integral_constant<DType, DType::bf16>{});
 }
+
+/// Calls body with what a spec's codes and scales are, and with a dtype, as constants: body(Format, ScaleKind, DType).
+template <class Body>
+void with_kinds(const QuantSpec& spec, DType dtype, const Body& body) {
+  with_dtype(dtype, [&](auto d) {
+    const auto run = [&]<Format F, ScaleKind S>() {
+      body(std::integral_constant<Format, F>{}, std::integral_constant<ScaleKind, S>{}, d);
+    };
+    constexpr Format e4m3 = Format::e4m3, e5m2 = Format::e5m2, e2m1 = Format::e2m1;
+    const bool wide = spec.element == e5m2;
+    switch (spec.row().scale) {
+      case ScaleKind::f32:
+        return wide ? run.template operator()<e5m2, ScaleKind::f32>() : run.template operator()<e4m3, ScaleKind::f32>();
+      case ScaleKind::e4m3:
+        return run.template operator()<e2m1, ScaleKind::e4m3>();
+      case ScaleKind::e8m0:
+        if (spec.packed()) return run.template operator()<e2m1, ScaleKind::e8m0>();
+        return wide ? run.template operator()<e5m2, ScaleKind::e8m0>()
+                    : run.template operator()<e4m3, ScaleKind::e8m0>();
+    }
+  });
+}

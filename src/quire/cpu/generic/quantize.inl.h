@@ -92,21 +92,10 @@ float quantize_tile(const Plan& plan, const Rows& from, const Tile& tile, Quanti
 
 using QuantizeTile = float (*)(const Plan&, const Rows&, const Tile&, QuantizeScratch&);
 
-template <Format F, ScaleKind S>
-QuantizeTile tile_quantizer_of(DType dtype) {
-  QuantizeTile found = nullptr;
-  with_dtype(dtype, [&](auto d) { found = quantize_tile<F, S, d>; });
-  return found;
-}
-
 QuantizeTile tile_quantizer(const QuantSpec& spec, DType dtype) {
-  constexpr Format e4m3 = Format::e4m3, e5m2 = Format::e5m2, e2m1 = Format::e2m1;
-  const bool wide = spec.element == e5m2;
-  if (spec.row().scale == ScaleKind::f32)
-    return (wide ? tile_quantizer_of<e5m2, ScaleKind::f32> : tile_quantizer_of<e4m3, ScaleKind::f32>)(dtype);
-  if (spec.row().scale == ScaleKind::e4m3) return tile_quantizer_of<e2m1, ScaleKind::e4m3>(dtype);
-  if (spec.packed()) return tile_quantizer_of<e2m1, ScaleKind::e8m0>(dtype);
-  return (wide ? tile_quantizer_of<e5m2, ScaleKind::e8m0> : tile_quantizer_of<e4m3, ScaleKind::e8m0>)(dtype);
+  QuantizeTile found = nullptr;
+  with_kinds(spec, dtype, [&](auto f, auto s, auto d) { found = quantize_tile<f, s, d>; });
+  return found;
 }
 
 /// All tiles of some rows; returns their amax.
