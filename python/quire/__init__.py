@@ -25,6 +25,7 @@ from quire.drop_in import (  # noqa: E402
 from quire.explain import explain  # noqa: E402
 from quire.functional import dequantize, quantize  # noqa: E402
 from quire.nn.cache import quantize_weights  # noqa: E402
+from quire.nn.grouped_linear import GroupedLinear  # noqa: E402
 from quire.nn.layernorm_linear import LayerNormLinear  # noqa: E402
 from quire.nn.layernorm_mlp import LayerNormMLP  # noqa: E402
 from quire.nn.linear import Linear  # noqa: E402
@@ -60,6 +61,7 @@ __all__ = [
     "Float8CurrentScalingQuantizer",
     "Float8Quantizer",
     "Float8Tensor",
+    "GroupedLinear",
     "LayerNorm",
     "LayerNormLinear",
     "LayerNormMLP",

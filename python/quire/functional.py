@@ -72,6 +72,37 @@ def linear_given(
     return torch.ops.quire.linear_given(x, w, bias, recipe, dtype, x_buffers, w_buffers, **state)
 
 
+def grouped_linear(
+    x: torch.Tensor,
+    w: Sequence[torch.Tensor],
+    bias: Sequence[torch.Tensor],
+    offsets: torch.Tensor,
+    recipe: str,
+    *,
+    dtype: torch.dtype,
+    **state: Buffers | torch.Tensor | None,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """linear() of each group of rows of x with a w and a bias of its own: (y, x_amax, w_amax). Differentiable once.
+
+    x [*, K] -> y [*, N] in `dtype`. w: E matrices [N, K], or one [E, N, K] in a list. bias: E vectors [N], one [E, N],
+        or none.
+    offsets: int32 or int64 [E], the row at which each group ends; it begins where the one before ends. A group may be
+        empty: its weight's gradient is then zero. Rows beyond the last group give zero and get a zero gradient.
+    recipe: as for linear(), or "" for products of x and w as they are.
+
+    Each group's result has the bits of linear() of its rows alone: blocks, amaxes and transforms do not cross groups
+    (numerics.md 0.19). state, by keyword, each absent or
+    w_buffers: six buffers of each w, which is then not read (linear_given). w_fingerprint: int64 [E], fingerprint() of
+        each w when these were made; a call after one has changed raises.
+    sr_state: as for linear(); group e uses seed + e.
+    fwd_scale, bwd_scale, bwd_amax: delayed scaling, float32 [3 E], [2 E], [2 E]. x_amax and w_amax are then the amaxes
+        [E] of this call, else empty.
+
+    Raises RuntimeError if anything does not fit.
+    """
+    return torch.ops.quire.grouped_linear(x, w, bias, offsets, recipe, dtype, state.pop("w_buffers", ()), **state)
+
+
 def norm(
     x: torch.Tensor,
     weight: torch.Tensor,

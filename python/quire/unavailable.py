@@ -1,6 +1,6 @@
 """TransformerEngine's names that quire has nothing for: why, and what to use instead."""
 
-_MIXTURE = ("there is no mixture of experts in this version", "a loop over quire.Linear, one for each expert")
+_MIXTURE = ("there is no routing of tokens in this version", "torch.sort of expert numbers, and quire.GroupedLinear")
 _ATTENTION = (
     "quire quantizes linear layers only",
     "torch.nn.functional.scaled_dot_product_attention between quire.Linear layers",
@@ -15,7 +15,7 @@ _AUTOGRAD = ("saving is autograd's own here", "ctx.save_for_backward, which take
 NAMES: dict[str, tuple[str, str]] = {
     **dict.fromkeys(
         (
-            *("GroupedLinear", "Fp8Padding", "Fp8Unpadding"),
+            *("Fp8Padding", "Fp8Unpadding"),
             *("moe_permute", "moe_permute_with_probs", "moe_permute_and_pad_with_probs", "moe_unpermute"),
             *("moe_sort_chunks_by_index", "moe_sort_chunks_by_index_with_probs"),
             *("fused_topk_with_score_function", "fused_compute_score_for_moe_aux_loss", "fused_moe_aux_loss"),

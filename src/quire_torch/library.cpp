@@ -7,6 +7,7 @@
 #include "quire_torch/ops/activation.h"
 #include "quire_torch/ops/debug.h"
 #include "quire_torch/ops/delayed.h"
+#include "quire_torch/ops/grouped_linear.h"
 #include "quire_torch/ops/linear.h"
 #include "quire_torch/ops/norm.h"
 #include "quire_torch/ops/observe.h"
@@ -26,6 +27,10 @@ void register_operators(torch::Library& m) {
   op::register_outer<LinearGiven>(m);
   op::register_inner<LinearFwd>(m);
   op::register_inner<LinearBwd>(m);
+  op::register_outer<GroupedLinear>(m);
+  op::register_inner<GroupedLinearFwd>(m);
+  op::register_inner<GroupedLinearBwd>(m);
+  op::register_inner<GroupedPlainBwd>(m);
   op::register_mutation<Wgrad>(m);
   op::register_mutation<Accumulate>(m);
   op::register_mutation<SrAdvance>(m);

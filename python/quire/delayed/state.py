@@ -16,7 +16,8 @@ class DelayedState:
     """What delayed scaling remembers of one product of a layer, y = x w^T, and of its gradients.
 
     fwd_scale, fwd_amax: float32 [3], slots x, w, y. bwd_scale, bwd_amax: float32 [2], slots dy, dx. A scale multiplies
-        before the cast; it is replaced, never written. An amax is row 0 of the contract's history.
+        before the cast; it is replaced, never written. An amax is row 0 of the contract's history. A product of
+        `groups` groups of tokens has so many of each slot, slot after slot.
     fwd_history, bwd_history: float32 [rows, 3], [rows, 2]; None until a delayed recipe is used in the process.
     bwd_collected: the memory of bwd_amax as a tensor of its own, for the step. Backward passes have saved bwd_amax, and
         PyTorch refuses one whose saved tensor a graph with a later step in it has written.
@@ -26,14 +27,16 @@ class DelayedState:
     to be torch.nn.Linear's. Copies and pickles of a layer keep its state.
     """
 
-    def __init__(self, device: torch.device | str | None = None) -> None:
+    def __init__(self, device: torch.device | str | None = None, groups: int = 1) -> None:
+        self.groups = groups
         self.reset(device)
         _register(self)
 
     def reset(self, device: torch.device | str | None) -> None:
         """A new state."""
-        self.fwd_scale, self.bwd_scale = torch.ones(3, device=device), torch.ones(2, device=device)
-        self.fwd_amax, self.bwd_amax = torch.zeros(3, device=device), torch.zeros(2, device=device)
+        forward, backward = 3 * self.groups, 2 * self.groups
+        self.fwd_scale, self.bwd_scale = torch.ones(forward, device=device), torch.ones(backward, device=device)
+        self.fwd_amax, self.bwd_amax = torch.zeros(forward, device=device), torch.zeros(backward, device=device)
         self.usage = torch.zeros(3, dtype=torch.int64, device=device)
         self._share()
         self.fwd_history: torch.Tensor | None = None
@@ -52,7 +55,7 @@ class DelayedState:
         if self.usage.is_meta and device.type != "meta":
             self.reset(device)
         for name, value in vars(self).items():
-            if value is not None:
+            if isinstance(value, torch.Tensor):
                 setattr(self, name, value.to(device))
         self._share()
 

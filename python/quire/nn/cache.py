@@ -1,5 +1,6 @@
 """Weights quantized once for several forward passes: the codes, and the proof that they are still the weight's."""
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -14,10 +15,10 @@ from quire.tensor import QuantizedTensor
 
 
 class CachedWeight(NamedTuple):
-    """Codes of a weight in both directions.
+    """Codes of a product's weight, or of the weights of its groups, in both directions.
 
-    spec: text. buffers: six. fingerprint: of the weight when it was quantized; a product refuses them when it differs,
-    so that no write to the weight, by whichever way, can leave stale codes in use.
+    spec: text. buffers: six for each weight. fingerprint: int64 [weights], of each when it was quantized; a product
+    refuses them when it differs, so that no write to a weight, by whichever way, can leave stale codes in use.
     """
 
     spec: str
@@ -26,17 +27,23 @@ class CachedWeight(NamedTuple):
 
     def operand(self) -> Buffers:
         """The buffers that a product needs now: both directions only if there may be a backward pass."""
-        return self.buffers if torch.is_grad_enabled() else (*self.buffers[:3], None, None, None)
+        if torch.is_grad_enabled():
+            return self.buffers
+        return tuple([buffer if i % 6 < 3 else None for i, buffer in enumerate(self.buffers)])
 
 
-def cache(weight: torch.Tensor, recipe: Recipe, scale: torch.Tensor | None) -> CachedWeight:
-    """Quantizes a weight. scale: the state's forward scales under delayed scaling (numerics.md 1.5)."""
-    w = weight.detach()
-    if scale is not None:
-        buffers = delayed.quantize(w, scale, 1, True)
-    else:
-        buffers = operand_buffers(w, recipe.weight_spec, True)
-    return CachedWeight(recipe.weight_spec, tuple(buffers), fingerprint(w))
+def cache(weights: Sequence[torch.Tensor], recipe: Recipe, scale: torch.Tensor | None) -> CachedWeight:
+    """Quantizes the weight of a product, or that of each of its groups. scale: the state's forward scales under delayed
+    scaling (numerics.md 1.5)."""
+    buffers: list[torch.Tensor | None] = []
+    for group, weight in enumerate(weights):
+        w = weight.detach()
+        if scale is not None:
+            buffers += delayed.quantize(w, scale, len(weights) + group, True)
+        else:
+            buffers += operand_buffers(w, recipe.weight_spec, True)
+    marks = [fingerprint(weight.detach()) for weight in weights]
+    return CachedWeight(recipe.weight_spec, tuple(buffers), marks[0] if len(marks) == 1 else torch.cat(marks))
 
 
 def cached_weight(
@@ -91,10 +98,10 @@ def quantize_weights(
 
 
 def _keep(module: ProductModule, product: str, recipe: Recipe) -> None:
-    weight, state = module.of(product, "weight"), module.of(product, "delayed")
-    if isinstance(weight, QuantizedTensor):
+    weights, state = module.group_weights(product), module.of(product, "delayed")
+    if isinstance(weights[0], QuantizedTensor):
         return
-    made = cache(weight, recipe, state.fwd_scale if recipe.delayed() else None)
+    made = cache(weights, recipe, state.fwd_scale if recipe.delayed() else None)
     setattr(module, named(product, "kept_weight"), made)
     if recipe.delayed():
-        delayed.collect_weight(state, made.buffers[2])
+        delayed.collect_weight(state, torch.cat(made.buffers[2::6]))

@@ -136,7 +136,7 @@ class Product:
         if found is not None:
             self.given |= {"w_buffers": found.operand(), "w_fingerprint": found.fingerprint}
         elif first is not None:
-            made = cache(self.weight, recipe, self.scale)
+            made = cache([self.weight], recipe, self.scale)
             setattr(module, named(name, "microbatch_weight"), made)
             self.given["w_buffers"] = made.buffers
 

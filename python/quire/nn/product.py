@@ -32,6 +32,8 @@ class ProductModule(Unparallel, torch.nn.Module):
     """
 
     products: tuple[str, ...] = ("",)
+    #: Groups of tokens that a product has a weight for, each.
+    groups = 1
     #: What the module runs under outside of any autocast.
     recipe: Recipe | None = None
     fuse_wgrad_accumulation = delay_wgrad_compute = save_original_input = False
@@ -39,6 +41,19 @@ class ProductModule(Unparallel, torch.nn.Module):
     def of(self, product: str, what: str) -> object:
         """The attribute that holds `what` of a product."""
         return getattr(self, named(product, what))
+
+    def weights(self, product: str) -> dict[str, torch.Tensor]:
+        """Name -> weight of a product: one, or that of each group."""
+        name = named(product, "weight")
+        return {name: getattr(self, name)}
+
+    def group_weights(self, product: str) -> list[torch.Tensor]:
+        """The weight of each group of a product: [out_features, in_features]."""
+        weights = list(self.weights(product).values())
+        return weights if weights[0].dim() == 2 else list(weights[0].unbind())
+
+    def _device(self, product: str) -> torch.device:
+        return next(iter(self.weights(product).values())).device
 
     def sr_states(self) -> dict[str, torch.Tensor]:
         """Product -> its {seed, counter}."""
@@ -49,9 +64,9 @@ class ProductModule(Unparallel, torch.nn.Module):
     def _add_states(self) -> None:
         """When the parameters are there; seeds are then still to be reset."""
         for product in self.products:
-            device = self.of(product, "weight").device
+            device = self._device(product)
             setattr(self, named(product, "sr_state"), torch.empty(2, dtype=torch.int64, device=device))
-            setattr(self, named(product, "delayed"), delayed.DelayedState(device))
+            setattr(self, named(product, "delayed"), delayed.DelayedState(device, self.groups))
             stash = torch.zeros(2, dtype=torch.int64, device=device) if self.delay_wgrad_compute else None
             setattr(self, named(product, "wgrad_stash"), stash)
         self._forget_weights()
@@ -60,7 +75,8 @@ class ProductModule(Unparallel, torch.nn.Module):
     def _quantize_weights(self) -> None:
         """When the parameters have values: within quantized_model_init, weights become quantized ones."""
         for product in self.products:
-            setattr(self, named(product, "weight"), initial_weight(self.of(product, "weight")))
+            for name, weight in self.weights(product).items():
+                setattr(self, name, initial_weight(weight))
 
     def _reset_sr_states(self) -> None:
         reset_streams(list(self.sr_states().values()))
@@ -90,7 +106,7 @@ class ProductModule(Unparallel, torch.nn.Module):
         super()._apply(fn, recurse)
         for product, state in self.sr_states().items():
             setattr(self, named(product, "sr_state"), fn(state))
-            self.of(product, "delayed").to(self.of(product, "weight").device)
+            self.of(product, "delayed").to(self._device(product))
             if self.of(product, "wgrad_stash") is not None:
                 setattr(self, named(product, "wgrad_stash"), fn(self.of(product, "wgrad_stash")))
         if was_meta and not any(state.is_meta for state in self.sr_states().values()):

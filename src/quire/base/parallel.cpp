@@ -1,6 +1,11 @@
 #include "quire/base/parallel.h"
 
+#include <algorithm>
+#include <atomic>
+#include <numeric>
+#include <thread>
 #include <utility>
+#include <vector>
 
 #include "quire/base/float_mode.h"
 
@@ -27,6 +32,23 @@ void parallel_for(int64_t count, int64_t grain, const std::function<void(int64_t
   current()(count, grain, [&](int64_t begin, int64_t end) {
     FloatMode mode;
     body(begin, end);
+  });
+}
+
+void parallel_tasks(std::span<const int64_t> costs, const std::function<void(size_t)>& body) {
+  const int64_t threads = std::max<int64_t>(1, std::thread::hardware_concurrency());
+  const int64_t all = std::accumulate(costs.begin(), costs.end(), int64_t{0});
+  std::vector<size_t> small;
+  for (size_t i = 0; i < costs.size(); ++i) {
+    if (costs[i] > all / (2 * threads))
+      body(i);
+    else
+      small.push_back(i);
+  }
+  // Costs are estimates, and an executor may cut its range unevenly: whoever is free takes the next.
+  std::atomic<size_t> next{0};
+  parallel_for(std::min(threads, static_cast<int64_t>(small.size())), 1, [&](int64_t, int64_t) {
+    for (size_t i = next++; i < small.size(); i = next++) body(small[i]);
   });
 }
 

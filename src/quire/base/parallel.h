@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <span>
 
 namespace quire {
 
@@ -19,5 +20,10 @@ Executor set_executor(Executor executor);
 /// Every chunk runs with the floating-point mode of numerics.md 0.7 (round to nearest even, subnormals kept), whatever
 /// mode the calling thread or a pool's thread is in, and leaves that mode as it found it.
 void parallel_for(int64_t count, int64_t grain, const std::function<void(int64_t, int64_t)>& body);
+
+/// Runs body(i) for each of several tasks of the given costs (in any unit), each of which may use parallel_for itself:
+/// those that are a large share of the work one after the other, on all threads; then the others side by side, each on
+/// one thread. Rethrows an exception of a task; others may then not have run.
+void parallel_tasks(std::span<const int64_t> costs, const std::function<void(size_t)>& body);
 
 }  // namespace quire

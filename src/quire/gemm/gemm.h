@@ -1,6 +1,7 @@
 // Products of quantized operands: validate, choose a kernel, run.
 #pragma once
 
+#include <span>
 #include <string>
 
 #include "quire/spec/problem.h"
@@ -12,6 +13,10 @@ namespace quire {
 /// and block sums of 4-bit elements are exact. The result does not depend on the number of threads.
 /// A contraction of length 0 gives bias (+ addend). Throws Error on a problem that breaks a rule.
 void gemm(const GemmProblem& problem);
+
+/// Several products, none of which reads what another writes, each as by itself: those of groups of tokens. All are
+/// checked before the first one runs.
+void gemm_each(std::span<const GemmProblem> problems);
 
 /// Sum over rows, for bias gradients (numerics.md 6.6).
 void column_sum(const ColumnSumProblem& problem);

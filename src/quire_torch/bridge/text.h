@@ -64,9 +64,20 @@ struct OptionalSpec {
   std::string to_string() const { return spec ? spec->to_string() : ""; }
 };
 
+/// A recipe that may be absent, for products in high precision: the empty text.
+struct OptionalRecipe {
+  std::optional<quire::LinearSpec> recipe;
+
+  static OptionalRecipe parse(std::string_view text) {
+    return text.empty() ? OptionalRecipe{} : OptionalRecipe{quire::LinearSpec::parse(text)};
+  }
+  std::string to_string() const { return recipe ? recipe->to_string() : ""; }
+};
+
 using SpecText = Interned<quire::QuantSpec>;
 using OptionalSpecText = Interned<OptionalSpec>;
 using RecipeText = Interned<quire::LinearSpec>;
+using OptionalRecipeText = Interned<OptionalRecipe>;
 using ActivationText = Interned<quire::Activation>;
 
 }  // namespace quire_torch

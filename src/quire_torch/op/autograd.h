@@ -2,8 +2,8 @@
 //   inference(args) -> Results     what it computes when nothing needs a gradient
 //   Saved                          what its backward needs: a struct with kFields like Args
 //   forward(args, needs) -> {Results, Saved}
-//   backward(saved, grads, needs)  one gradient per Tensor or Tensor? argument in order, as Tensors<N>. grads has one
-//                                  per result, undefined where none arrived; at least one is defined
+//   backward(saved, grads, needs)  one gradient per Tensor, Tensor? or GradientList argument in order, as Tensors<N>.
+//                                  grads has one per result, undefined where none arrived; at least one is defined
 // and, if only some results have a gradient, kDifferentiable: the number of those, which come first.
 // All three compute by calling inner operators (op::call), so that traced graphs hold those.
 #pragma once
@@ -46,7 +46,11 @@ class TypedNode : public torch::autograd::Node {
  public:
   using Saved = typename Op::Saved;
   static constexpr size_t kInputs =
-      count_fields<typename Op::Args>([]<class T>(std::type_identity<T>) { return SingleTensor<T>; });
+      count_fields<typename Op::Args>([]<class T>(std::type_identity<T>) { return HasGradient<T>; });
+  using Counts = std::array<size_t, kInputs>;
+
+  /// counts: tensors of each argument, 1 but for lists.
+  explicit TypedNode(const Counts& counts) : counts_(counts) {}
 
   std::string name() const override { return std::string(Op::kNamespace) + "::" + Op::kName + "_backward"; }
 
@@ -62,16 +66,15 @@ class TypedNode : public torch::autograd::Node {
 
   variable_list apply(variable_list&& arrived) override {
     const Saved saved = unpack();
-    variable_list out(kInputs);
+    variable_list out(num_outputs());
     if (std::none_of(arrived.begin(), arrived.end(), [](const at::Tensor& g) { return g.defined(); })) return out;
     Results<Op> grads;
     std::move(arrived.begin(), arrived.end(), grads.begin());
     Needs needs;
-    for (size_t i = 0; i < kInputs; ++i)
-      if (task_should_compute_output(i)) needs.set(i);
-    Tensors<kInputs> computed = Op::backward(saved, std::as_const(grads), needs);
-    for (size_t i = 0; i < kInputs; ++i)
-      if (needs[i]) out[i] = std::move(computed[i]);
+    for (size_t i = 0, edge = 0; i < kInputs; ++i)
+      for (size_t j = 0; j < counts_[i]; ++j, ++edge)
+        if (task_should_compute_output(edge)) needs.set(i);
+    deliver(Op::backward(saved, std::as_const(grads), needs), needs, out);
     return out;
   }
 
@@ -101,6 +104,22 @@ class TypedNode : public torch::autograd::Node {
     bool is_result;
   };
 
+  void deliver(Tensors<kInputs>&& computed, Needs needs, variable_list& out) const {
+    size_t i = 0, edge = 0;
+    for_each_field<typename Op::Args>([&](auto field) {
+      using T = typename decltype(field)::Type;
+      if constexpr (HasGradient<T>) {
+        if constexpr (SingleTensor<T>) {
+          if (needs[i]) out[edge] = std::move(computed[i]);
+        } else if (needs[i] && computed[i].defined()) {
+          std::vector<at::Tensor> parts = computed[i].unbind();
+          std::move(parts.begin(), parts.end(), out.begin() + static_cast<ptrdiff_t>(edge));
+        }
+        edge += counts_[i++];
+      }
+    });
+  }
+
   Saved unpack() {
     const std::lock_guard lock(mutex_);
     TORCH_CHECK(saved_, torch::autograd::ERR_BACKWARD_TWICE);
@@ -129,6 +148,8 @@ class TypedNode : public torch::autograd::Node {
       args.collect(value.tensor);
     } else if constexpr (std::same_as<T, OptionalTensor>) {
       args.collect(value.has_value());
+    } else if constexpr (std::same_as<T, GradientList>) {
+      collect(args, value.tensors);
     } else if constexpr (SeveralTensors<T>) {
       args.collect(static_cast<uint64_t>(value.size()));
       for (const auto& element : value) collect(args, element);
@@ -139,22 +160,30 @@ class TypedNode : public torch::autograd::Node {
     }
   }
 
+  const Counts counts_;
   std::optional<Saved> saved_;  // its tensors are undefined; empty once released
   std::vector<SavedTensor> tensors_;
 };
 
-/// The inputs of the node: the tensor arguments in order, undefined where absent.
+/// The inputs of the node: the tensors of its arguments in order, undefined where absent; and how many each has.
 template <class Op>
-variable_list node_inputs(const typename Op::Args& args) {
+variable_list node_inputs(const typename Op::Args& args, typename TypedNode<Op>::Counts& counts) {
   variable_list inputs;
+  size_t i = 0;
   for_each_field<typename Op::Args>([&](auto field) {
-    constexpr bool single = SingleTensor<typename decltype(field)::Type>;
-    if (single) inputs.emplace_back();
+    using T = typename decltype(field)::Type;
+    const size_t before = inputs.size();
+    if (SingleTensor<T>) inputs.emplace_back();
     for_each_tensor_of(args.*(field.kMember), [&](const at::Tensor& t) {
-      TORCH_CHECK(single || !t.defined() || !t.requires_grad(), Op::kNamespace, "::", Op::kName,
+      TORCH_CHECK(HasGradient<T> || !t.defined() || !t.requires_grad(), Op::kNamespace, "::", Op::kName,
                   ": tensors of the list ", field.name, " have no gradient; pass them detached");
-      if (single) inputs.back() = t;
+      if constexpr (SingleTensor<T>) {
+        inputs.back() = t;
+      } else if constexpr (HasGradient<T>) {
+        inputs.push_back(t);
+      }
     });
+    if constexpr (HasGradient<T>) counts[i++] = inputs.size() - before;
   });
   return inputs;
 }
@@ -171,15 +200,17 @@ consteval size_t differentiable_results() {
 
 template <class Op>
 Results<Op> record(const typename Op::Args& args) {
-  const variable_list inputs = node_inputs<Op>(args);
+  typename TypedNode<Op>::Counts counts{};
+  const variable_list inputs = node_inputs<Op>(args, counts);
   Needs needs;
-  for (size_t i = 0; i < inputs.size(); ++i)
-    if (inputs[i].defined() && inputs[i].requires_grad()) needs.set(i);
+  for (size_t i = 0, edge = 0; i < counts.size(); ++i)
+    for (size_t j = 0; j < counts[i]; ++j, ++edge)
+      if (inputs[edge].defined() && inputs[edge].requires_grad()) needs.set(i);
   std::pair<Results<Op>, typename Op::Saved> computed = [&] {
     const at::AutoDispatchBelowADInplaceOrView below;
     return Op::forward(args, needs);
   }();
-  auto node = make_node<TypedNode<Op>>();
+  auto node = make_node<TypedNode<Op>>(counts);
   node->set_next_edges(torch::autograd::collect_next_edges(inputs));
   for (size_t i = 0; i < computed.first.size(); ++i) {
     at::Tensor& result = computed.first[i];
@@ -222,7 +253,7 @@ template <class Op>
 void register_outer(torch::Library& m) {
   using Grads = decltype(Op::backward(std::declval<typename Op::Saved>(), std::declval<Results<Op>>(), Needs()));
   static_assert(std::same_as<Grads, Tensors<detail::TypedNode<Op>::kInputs>>,
-                "backward must return one gradient per Tensor or Tensor? argument: op::Tensors<N>");
+                "backward must return one gradient per Tensor, Tensor? or GradientList argument: op::Tensors<N>");
   detail::define<Op>(m);
   detail::implement<Op, &boxed<Op, &Op::inference>>(m, c10::DispatchKey::CompositeExplicitAutograd);
   detail::implement<Op, &detail::autograd_of_outer<Op>>(m, c10::DispatchKey::Autograd);

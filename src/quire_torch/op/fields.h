@@ -19,6 +19,11 @@ using OptionalTensor = std::optional<at::Tensor>;
 using TensorList = std::vector<at::Tensor>;
 using OptionalTensorList = std::vector<OptionalTensor>;
 
+/// A list of tensors with gradients, which the operator returns as one tensor with a leading dimension for the list.
+struct GradientList {
+  TensorList tensors;
+};
+
 /// A tensor argument that the operator writes.
 template <class T>
 struct Mutable {
@@ -32,7 +37,10 @@ concept Written = OneOf<T, Mutable<at::Tensor>, Mutable<OptionalTensor>, Mutable
 template <class T>
 concept SingleTensor = OneOf<T, at::Tensor, OptionalTensor, Mutable<at::Tensor>, Mutable<OptionalTensor>>;
 template <class T>
-concept SeveralTensors = OneOf<T, TensorList, OptionalTensorList, Mutable<TensorList>>;
+concept SeveralTensors = OneOf<T, TensorList, OptionalTensorList, Mutable<TensorList>, GradientList>;
+/// An argument that has a place in op::Needs, and a gradient.
+template <class T>
+concept HasGradient = SingleTensor<T> || OneOf<T, GradientList>;
 
 /// A value that travels as its canonical text and appears as `str` in schemas and graphs.
 template <class T>
@@ -54,7 +62,7 @@ consteval std::string_view word() {
   if constexpr (Written<T>) return word<decltype(T::value)>();
   if (std::same_as<T, at::Tensor>) return "Tensor";
   if (std::same_as<T, OptionalTensor>) return "Tensor?";
-  if (std::same_as<T, TensorList>) return "Tensor[]";
+  if (OneOf<T, TensorList, GradientList>) return "Tensor[]";
   if (std::same_as<T, OptionalTensorList>) return "Tensor?[]";
   if (std::same_as<T, int64_t>) return "int";
   if (std::same_as<T, c10::SymInt>) return "SymInt";
@@ -71,6 +79,8 @@ T unbox_field(at::IValue& v) {
   static_assert(!word<T>().empty(), "an operator has no field of this type: op/fields.h lists the kinds");
   if constexpr (Written<T>) {
     return {unbox_field<decltype(T::value)>(v)};
+  } else if constexpr (std::same_as<T, GradientList>) {
+    return {unbox_field<TensorList>(v)};
   } else if constexpr (Textual<T>) {
     return T::parse(v.toStringView());
   } else if constexpr (std::same_as<T, OptionalTensorList>) {
@@ -85,6 +95,8 @@ template <class T>
 at::IValue box_field(const T& v) {
   if constexpr (Written<T>) {
     return v.value;
+  } else if constexpr (std::same_as<T, GradientList>) {
+    return v.tensors;
   } else if constexpr (Textual<T>) {
     return std::string(v.text());
   } else {
@@ -165,6 +177,8 @@ void for_each_tensor_of(T& value, F&& f) {
     if (value) f(*value);
   } else if constexpr (Written<Value>) {
     for_each_tensor_of(value.value, f);
+  } else if constexpr (std::same_as<Value, GradientList>) {
+    for_each_tensor_of(value.tensors, f);
   } else if constexpr (SeveralTensors<Value>) {
     for (auto& element : value) for_each_tensor_of(element, f);
   }

@@ -19,7 +19,8 @@
 
 namespace quire_torch::op {
 
-/// Which tensor arguments (Tensor and Tensor?, counted in order) need a gradient: bit i stands for argument i.
+/// Which tensor arguments (Tensor, Tensor? and GradientList, counted in order) need a gradient: bit i stands for
+/// argument i.
 struct Needs {
   int64_t bits = 0;
   bool operator[](size_t argument) const { return bits >> argument & 1; }

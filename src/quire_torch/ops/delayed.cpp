@@ -25,7 +25,10 @@ void check_usage(const at::Tensor& t, const char* what) {
 
 int64_t* usage_of(const at::Tensor& t) { return static_cast<int64_t*>(t.mutable_data_ptr()); }
 
-void collect(float& slot, const at::Tensor& value) { slot = std::fmax(slot, *value.const_data_ptr<float>()); }
+void collect(float* slots, const at::Tensor& values) {
+  const float* value = values.const_data_ptr<float>();
+  for (int64_t i = 0; i < values.numel(); ++i) slots[i] = std::fmax(slots[i], value[i]);
+}
 
 /// The row of a state's rule in the table, or null.
 const double* find_rule(const at::Tensor& rules, const at::Tensor& usage) {
@@ -90,16 +93,17 @@ void end_step(const DelayedUpdate::Args& a, size_t i, const double* row) {
 void DelayedCollect::cpu(const Args& a) {
   const at::Tensor &amax = a.amax.value, &rule = a.rule;
   check(amax.scalar_type() == at::kFloat && amax.dim() == 1 && amax.size(0) >= 2 && amax.is_contiguous(),
-        "delayed_collect_: amax must be a contiguous float32 vector of x, w and y, got ", amax.scalar_type(), " ",
-        amax.sizes());
+        "delayed_collect_: amax must be a contiguous float32 vector of x, w and y, each for all groups, got ",
+        amax.scalar_type(), " ", amax.sizes());
   check_usage(a.usage.value, "delayed_collect_: usage");
   check(rule.scalar_type() == at::kLong && rule.numel() == 1, "delayed_collect_: rule must be an int64 scalar, got ",
         rule.scalar_type(), " ", rule.sizes());
-  check_vector(a.x_amax, 1, "delayed_collect_: x_amax");
-  if (a.w_amax) check_vector(*a.w_amax, 1, "delayed_collect_: w_amax");
+  const int64_t groups = std::max<int64_t>(1, amax.size(0) / 3);
+  check_vector(a.x_amax, groups, "delayed_collect_: x_amax");
+  if (a.w_amax) check_vector(*a.w_amax, groups, "delayed_collect_: w_amax");
   auto* slots = static_cast<float*>(amax.mutable_data_ptr());
-  collect(slots[0], a.x_amax);
-  if (a.w_amax) collect(slots[1], *a.w_amax);
+  collect(slots, a.x_amax);
+  if (a.w_amax) collect(slots + groups, *a.w_amax);
   usage_of(a.usage.value)[0] = *rule.const_data_ptr<int64_t>();
 }
 

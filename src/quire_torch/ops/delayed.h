@@ -2,7 +2,8 @@
 // change once a step.
 //
 // A state belongs to one product of a layer. Per direction it has scale f32 [n], amax f32 [n] (row 0 of the contract's
-// history) and history f32 [rows, n], n = 3 forward and 2 backward; and usage int64 [3] = {rule, rows of the history in
+// history) and history f32 [rows, n], n = 3 forward and 2 backward, times the groups of a grouped product, slot after
+// slot; and usage int64 [3] = {rule, rows of the history in
 // use forward, and backward}. A rule is a recipe in a thread; its number is in `usage` of the states that ran under it
 // last, so that a step finds them among those of the process.
 #pragma once
@@ -11,7 +12,8 @@
 
 namespace quire_torch {
 
-/// amax[0] = max(amax[0], x_amax), amax[1] = max(amax[1], w_amax) unless w was not quantized, usage[0] = rule.
+/// amax[i] = max(amax[i], x_amax[i]), amax[g + i] = max(amax[g + i], w_amax[i]) unless w was not quantized, for the g
+/// groups of the product (1 but for grouped ones); usage[0] = rule.
 /// Idempotent, so that a recomputed forward pass changes nothing. NaN is ignored (numerics.md 0.8, 1.5).
 struct DelayedCollect : OpBase {
   static constexpr const char* kName = "delayed_collect_";

@@ -10,17 +10,6 @@ namespace {
 
 using quire::Direction;
 
-quire::Randomness randomness(const LinearBwd::Args& a) {
-  if (!a.recipe->dy.stochastic) return {};
-  if (!a.sr_state)
-    quire::fail("linear_bwd: dy rounds stochastically under '", a.recipe->dy.to_string(),
-                "' and needs sr_state, an int64 [2] tensor {seed, counter}; got none");
-  check_sr_state(*a.sr_state);
-  const int64_t* state = a.sr_state->const_data_ptr<int64_t>();
-  const auto seed = static_cast<uint64_t>(state[0]), count = static_cast<uint64_t>(state[1]);
-  return {.seed = seed, .rowwise_offset = 2 * count, .columnwise_offset = 2 * count + 1};
-}
-
 BufferTensors columnwise(const at::Tensor& data, const at::Tensor& scale, const at::Tensor& amax) {
   return {at::Tensor(), at::Tensor(), at::Tensor(), data, scale, amax};
 }
@@ -38,7 +27,7 @@ BufferTensors quantize_dy(const LinearBwd::Args& a, op::Tensors<6>& out) {
                                              .spec = a.recipe->dy,
                                              .rowwise = (a.needs & kNeedsX) != 0,
                                              .columnwise = keeps,
-                                             .random = randomness(a),
+                                             .random = randomness(a.recipe->dy, a.sr_state),
                                              .scale = &a.dy_scale},
                                             into);
   if (a.dy_scale && !(a.needs & kKeepsDy)) out[5].copy_(dy[keeps ? 5 : 2]);
@@ -60,6 +49,17 @@ void check_main_grad(const at::Tensor& t, const char* what) {
 }
 
 }  // namespace
+
+quire::Randomness randomness(const quire::QuantSpec& dy, const std::optional<at::Tensor>& sr_state) {
+  if (!dy.stochastic) return {};
+  if (!sr_state)
+    quire::fail("linear_bwd: dy rounds stochastically under '", dy.to_string(),
+                "' and needs sr_state, an int64 [2] tensor {seed, counter}; got none");
+  check_sr_state(*sr_state);
+  const int64_t* state = sr_state->const_data_ptr<int64_t>();
+  const auto seed = static_cast<uint64_t>(state[0]), count = static_cast<uint64_t>(state[1]);
+  return {.seed = seed, .rowwise_offset = 2 * count, .columnwise_offset = 2 * count + 1};
+}
 
 void LinearBwd::cpu(const Args& a, op::Tensors<6>& out) {
   const int64_t n = a.dy.size(-1), k = op::as<int64_t>(a.in_features);

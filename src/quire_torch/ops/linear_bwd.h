@@ -9,6 +9,16 @@ namespace quire_torch {
 /// is returned, for a weight gradient that is computed elsewhere.
 inline constexpr int64_t kNeedsX = 1, kNeedsW = 2, kNeedsBias = 4, kKeepsDy = 8;
 
+/// A gradient among the results of a backward operator; absent where it is not needed.
+template <class Int>
+op::Result<Int> needed(int64_t wanted, const quire::Shape<Int>& sizes, at::ScalarType dtype) {
+  op::Result<Int> r = op::absent<Int>(dtype);
+  if (wanted == 0) return r;
+  r.sizes.clear();
+  r.sizes.append(sizes.begin(), sizes.end());
+  return r;
+}
+
 /// dy [*, N] is quantized as the recipe says and gives (numerics.md 6.1, 6.6)
 ///   dx    [*, K] = dy rowwise * w columnwise,          in `dtype`
 ///   dw    [N, K] = dy columnwise * x columnwise,       in `dtype`
@@ -53,25 +63,21 @@ struct LinearBwd : OpBase {
     const auto dy = shape<Int>(a.dy);
     auto dx = dy;
     dx.back() = k;
-    const auto present = [&](int64_t bit, const quire::Shape<Int>& sizes, at::ScalarType t) {
-      op::Result<Int> r = op::absent<Int>(t);
-      if (a.needs & bit) {
-        r.sizes.clear();
-        r.sizes.append(sizes.begin(), sizes.end());
-      }
-      return r;
-    };
     auto q = kept<Int>(a.recipe->dy, dy, (a.needs & kKeepsDy) != 0);
     if (a.dy_scale && (a.needs & (kNeedsX | kNeedsW | kKeepsDy))) q[2] = {{Int(1)}, at::kFloat};
-    return {present(kNeedsX, dx, a.dtype),
-            present(kNeedsW, {n, k}, a.dtype),
-            present(kNeedsBias, {n}, a.dy.scalar_type()),
+    return {needed(a.needs & kNeedsX, dx, a.dtype),
+            needed<Int>(a.needs & kNeedsW, {n, k}, a.dtype),
+            needed<Int>(a.needs & kNeedsBias, {n}, a.dy.scalar_type()),
             q[0],
             q[1],
             q[2]};
   }
   static void cpu(const Args& a, op::Tensors<6>& out);
 };
+
+/// Where dy's rounding takes its bits in the backward pass that sr_state stands at; none for a spec that rounds to
+/// nearest. Throws where sr_state is absent or wrong.
+quire::Randomness randomness(const quire::QuantSpec& dy, const std::optional<at::Tensor>& sr_state);
 
 /// dw = dy columnwise * x columnwise of buffers that linear_bwd (kKeepsDy) and linear_fwd returned, added to
 /// `main_grad` [N, K] in its dtype, or written over it (numerics.md 6.7). tokens: rows of x and dy.

@@ -25,12 +25,16 @@ void check_fresh(const LinearFwd::Args& a) {
       "linear: w_fingerprint must be what quire::fingerprint(w) returned, int64 of size [1], and w be given; got ",
       kept.scalar_type(), " ", kept.sizes());
   const MatrixView w(*a.w, "linear: w");
-  quire::check(static_cast<uint64_t>(*kept.const_data_ptr<int64_t>()) == quire::fingerprint(w.matrix()),
-               "linear: the weight has changed since it was quantized, so its cached codes are stale; quantize it "
-               "again (quire.quantize_weights, or is_first_microbatch=True)");
+  check_same_weight(*kept.const_data_ptr<int64_t>(), w.matrix(), "linear");
 }
 
 }  // namespace
+
+void check_same_weight(int64_t fingerprint, const quire::Matrix& w, const char* op) {
+  quire::check(static_cast<uint64_t>(fingerprint) == quire::fingerprint(w), op,
+               ": the weight has changed since it was quantized, so its cached codes are stale; quantize it again "
+               "(quire.quantize_weights, or is_first_microbatch=True)");
+}
 
 void LinearFwd::cpu(const Args& a, op::Tensors<7>& out) {
   check_fresh(a);

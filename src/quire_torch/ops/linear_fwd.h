@@ -82,4 +82,7 @@ struct LinearFwd : OpBase {
   static void cpu(const Args& a, op::Tensors<7>& out);
 };
 
+/// Throws unless `fingerprint` is that of w: codes that are kept over steps are refused once their tensor has changed.
+void check_same_weight(int64_t fingerprint, const quire::Matrix& w, const char* op);
+
 }  // namespace quire_torch

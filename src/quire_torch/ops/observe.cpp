@@ -151,6 +151,12 @@ void run(const char* role, const QuantizeProblem& problem) {
     observe(role, problem);
 }
 
+void run(const char* role, std::span<const QuantizeProblem> problems) {
+  quire::quantize_each(problems);
+  if (observed()) [[unlikely]]
+    for (const QuantizeProblem& p : problems) observe(role, p);
+}
+
 void run(const quire::DequantizeProblem& problem) {
   quire::dequantize(problem);
   if (observed() && explanation) [[unlikely]]
@@ -161,6 +167,12 @@ void run(const Product& product, const GemmProblem& problem) {
   quire::gemm(problem);
   if (observed()) [[unlikely]]
     observe(product, problem);
+}
+
+void run(const Product& product, std::span<const GemmProblem> problems) {
+  quire::gemm_each(problems);
+  if (observed()) [[unlikely]]
+    for (const GemmProblem& p : problems) observe(product, p);
 }
 
 void run(const quire::ColumnSumProblem& problem) {

@@ -2,6 +2,7 @@
 // it when they listen, and while nobody does that costs the test of one flag.
 #pragma once
 
+#include <span>
 #include <string>
 
 #include "quire/spec/pointwise_problem.h"
@@ -19,8 +20,10 @@ inline constexpr Product kFprop{"fprop", "x", "w"}, kDgrad{"dgrad", "dy", "w"}, 
 
 /// quire::quantize. role: "x", "w", "dy", ..., or "" where only the product that uses the codes will know it.
 void run(const char* role, const quire::QuantizeProblem& problem);
+void run(const char* role, std::span<const quire::QuantizeProblem> problems);
 void run(const quire::DequantizeProblem& problem);
 void run(const Product& product, const quire::GemmProblem& problem);
+void run(const Product& product, std::span<const quire::GemmProblem> problems);
 void run(const quire::ColumnSumProblem& problem);
 /// Operands that a norm or an activation quantizes have no role yet.
 void run(const quire::NormProblem& problem);

@@ -45,12 +45,15 @@ void AmaxMax::cpu(const Args& a) {
   const at::Tensor& amax = a.amax.value;
   quire::check(amax.scalar_type() == at::kFloat && amax.dim() == 1 && amax.is_contiguous(),
                "amax_max_: amax must be a contiguous float32 vector, got ", amax.scalar_type(), " ", amax.sizes());
-  quire::check(a.value.scalar_type() == at::kFloat && a.value.numel() == 1,
-               "amax_max_: value must be float32 of size [1], got ", a.value.scalar_type(), " ", a.value.sizes());
-  quire::check(a.slot >= 0 && a.slot < amax.size(0), "amax_max_: slot must be in [0, ", amax.size(0), "), got ",
+  const int64_t n = a.value.numel();
+  quire::check(a.value.scalar_type() == at::kFloat && a.value.is_contiguous() && n > 0 && amax.size(0) % n == 0,
+               "amax_max_: value must be contiguous float32, one for each group of amax ", amax.sizes(), ", got ",
+               a.value.scalar_type(), " ", a.value.sizes());
+  quire::check(a.slot >= 0 && a.slot < amax.size(0) / n, "amax_max_: slot must be in [0, ", amax.size(0) / n, "), got ",
                a.slot);
-  float& slot = static_cast<float*>(amax.mutable_data_ptr())[a.slot];
-  slot = std::fmax(slot, *a.value.const_data_ptr<float>());
+  float* slots = static_cast<float*>(amax.mutable_data_ptr()) + a.slot * n;
+  const float* value = a.value.const_data_ptr<float>();
+  for (int64_t i = 0; i < n; ++i) slots[i] = std::fmax(slots[i], value[i]);
 }
 
 void WgradStash::cpu(const Args& a) {

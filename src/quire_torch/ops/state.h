@@ -19,8 +19,8 @@ struct SrAdvance : OpBase {
 /// {seed, counter}; throws unless it is an int64 [2] tensor.
 void check_sr_state(const at::Tensor& state);
 
-/// amax[slot] = max(amax[slot], value) for value float32 [1]: idempotent, so that a recomputed forward pass changes
-/// nothing. NaN is ignored (numerics.md 0.8, 1.5).
+/// amax[slot n + i] = max(amax[slot n + i], value[i]) for value float32 [n], one for each of the groups that a state
+/// has: idempotent, so that a recomputed forward pass changes nothing. NaN is ignored (numerics.md 0.8, 1.5).
 struct AmaxMax : OpBase {
   static constexpr const char* kName = "amax_max_";
   struct Args {

@@ -1,0 +1,207 @@
+"""The linears of groups of tokens, such as those of a mixture's experts, as one layer."""
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from quire import delayed
+from quire.functional import grouped_linear
+from quire.kinds import check_kind, check_kind_or_none
+from quire.nn import options as unavailable
+from quire.nn.cache import cache, cached_weight
+from quire.nn.call import Call, active_call
+from quire.nn.linear import check_own_recipe
+from quire.nn.product import ProductModule, initialise
+from quire.nn.weight import weight_operand
+from quire.recipe import Recipe
+from quire.tensor import QuantizedTensor
+
+_OPTIONS = unavailable.PARALLEL | {
+    "fuse_wgrad_accumulation": False,
+    "delay_wgrad_compute": False,
+    "save_original_input": False,
+    "use_grouped_tensor": None,
+}
+
+
+class GroupedLinear(ProductModule):
+    """For each of num_gemms groups of tokens y = x w^T + bias with a weight and a bias of its own, quantized as the
+    active recipe says (quire.autocast), else in high precision. Each group's tokens get the bits that a quire.Linear
+    with its weight would give them.
+
+    weight0, bias0, weight1, ...: [out_features, in_features] and [out_features], in params_dtype (or `dtype`; None:
+    torch's default), initialised as torch.nn.Linear's. With single_grouped_weight one parameter `weight`
+    [num_gemms, out_features, in_features], with single_grouped_bias one `bias` [num_gemms, out_features]. A state dict
+    of either form loads into either.
+
+    init_method: called with each weight; biases are then 0. return_bias: forward gives (y, [biases]), y without them.
+    recipe: what it runs under outside of any quire.autocast; None is high precision. Not one of delayed scaling.
+    name: kept as an attribute.
+
+    `sr_state` is that of quire.Linear; group e rounds with seed + e (numerics.md 0.19). `delayed` has the slots of each
+    group. Further keywords are TransformerEngine's, also in its order of positional arguments; one that is not
+    available raises NotImplementedError unless it has its default.
+    """
+
+    @unavailable.positional(
+        *("sequence_parallel", "fuse_wgrad_accumulation", "tp_group", "tp_size", "get_rng_state_tracker"),
+        *("rng_tracker_name", "init_method", "bias", "return_bias", "params_dtype", "parallel_mode", "device"),
+        *("ub_overlap_rs", "ub_overlap_ag", "ub_name", "delay_wgrad_compute", "save_original_input"),
+        *("single_grouped_weight", "single_grouped_bias", "name", "use_grouped_tensor"),
+    )
+    def __init__(
+        self,
+        num_gemms: int,
+        in_features: int,
+        out_features: int,
+        *,
+        bias: bool = True,
+        params_dtype: torch.dtype | None = None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        init_method: Callable[[torch.Tensor], object] | None = None,
+        return_bias: bool = False,
+        single_grouped_weight: bool = False,
+        single_grouped_bias: bool = False,
+        recipe: Recipe | None = None,
+        name: str | None = None,
+        **options: object,
+    ) -> None:
+        unavailable.refuse("quire.GroupedLinear", options, _OPTIONS)
+        check_kind("quire.GroupedLinear", int, num_gemms=num_gemms)
+        if num_gemms < 1:
+            raise ValueError(f"quire.GroupedLinear: num_gemms must be at least 1, got {num_gemms}")
+        flags = {"return_bias": return_bias, "single_grouped_weight": single_grouped_weight}
+        check_kind("quire.GroupedLinear", bool, single_grouped_bias=single_grouped_bias, **flags)
+        check_own_recipe("quire.GroupedLinear", recipe)
+        super().__init__()
+        self.num_gemms = self.groups = num_gemms
+        self.in_features, self.out_features = in_features, out_features
+        self.init_method, self.return_bias, self.name = init_method, return_bias, name
+        self.recipe = recipe
+        factory = {"dtype": params_dtype if dtype is None else dtype, "device": device}
+        self.weight_names = self._add("weight", (out_features, in_features), single_grouped_weight, factory)
+        self.bias_names = self._add("bias", (out_features,), single_grouped_bias, factory) if bias else ()
+        self._add_states()
+        self.reset_parameters()
+        self._quantize_weights()
+        if isinstance(next(iter(self.parameters())), QuantizedTensor) and single_grouped_weight:
+            raise NotImplementedError(
+                "quire.GroupedLinear: single_grouped_weight=True within quantized_model_init is not available in this "
+                "version: blocks of a quantized tensor of three dimensions cross groups. Leave it False"
+            )
+
+    def _add(self, kind: str, sizes: tuple[int, ...], single: bool, factory: dict[str, object]) -> tuple[str, ...]:
+        names = (kind,) if single else tuple(f"{kind}{group}" for group in range(self.num_gemms))
+        for name in names:
+            values = torch.empty((self.num_gemms, *sizes) if single else sizes, **factory)
+            self.register_parameter(name, torch.nn.Parameter(values))
+        return names
+
+    def weights(self, product: str) -> dict[str, torch.Tensor]:
+        """Name -> parameter: one for each group, or one for all."""
+        return {name: getattr(self, name) for name in self.weight_names}
+
+    def biases(self) -> list[torch.Tensor]:
+        """One for each group, or one for all, or none."""
+        return [getattr(self, name) for name in self.bias_names]
+
+    def reset_parameters(self, defer_init: bool = False) -> None:
+        """New weights, as torch.nn.Linear's or by init_method, and a new seed with the counter at 0. With defer_init,
+        nothing."""
+        if defer_init:
+            return
+        biases = self.biases()
+        if biases and biases[0].dim() == 2:
+            biases = list(biases[0].unbind())
+        with torch.no_grad():
+            for group, weight in enumerate(self.group_weights("")):
+                initialise(weight, biases[group] if biases else None, self.init_method)
+        self._reset_sr_states()
+
+    def forward(
+        self,
+        x: torch.Tensor,
+        m_splits: torch.Tensor | Sequence[int],
+        is_first_microbatch: bool | None = None,
+    ) -> torch.Tensor | tuple[torch.Tensor, list[torch.Tensor]]:
+        """x [*, in_features], whose rows are sorted by group -> [*, out_features].
+
+        m_splits: how many rows each group has, an integer tensor [num_gemms] (which stays on its device: no value of it
+            is asked for) or a list. Groups may be empty; rows that remain belong to none, give zero and get a zero
+            gradient. RuntimeError if there are more than x has.
+        is_first_microbatch: as for quire.Linear.
+
+        The dtype of the result is that of quire.Linear's. RuntimeError if shapes or devices do not fit.
+        """
+        call = active_call(self, x, is_first_microbatch)
+        y = self._product(x, offsets_of(m_splits, x.device), call)
+        return (y, self.biases()) if self.return_bias else y
+
+    def _product(self, x: torch.Tensor, offsets: torch.Tensor, call: Call) -> torch.Tensor:
+        weights, biases = list(self.weights("").values()), [] if self.return_bias else self.biases()
+        if call.recipe is None:
+            return grouped_linear(x, weights, biases, offsets, "", dtype=call.dtype)[0]
+        given: dict[str, object] = {}
+        if call.recipe.stochastic and torch.is_grad_enabled():
+            given["sr_state"] = self.sr_state
+        if call.recipe.delayed():
+            given["fwd_scale"], given["bwd_scale"] = delayed.scales(self.delayed)
+            given["bwd_amax"] = self.delayed.bwd_amax
+        weights, w_amax = self._codes(weights, (x, *biases), call, given)
+        text = call.recipe.linear_spec()
+        y, x_amax, w_amax_now = grouped_linear(x, weights, biases, offsets, text, dtype=call.dtype, **given)
+        if call.recipe.delayed():  # now that the arguments are known to fit
+            delayed.collect(self.delayed, call.rule, x_amax, w_amax if "w_buffers" in given else w_amax_now)
+        return y
+
+    def _codes(
+        self, weights: list[torch.Tensor], others: tuple[torch.Tensor, ...], call: Call, given: dict[str, object]
+    ) -> tuple[list[torch.Tensor], torch.Tensor | None]:
+        """Puts codes of weights that outlive the call into `given`. The tensors to pass as w, and their amaxes if these
+        are to be collected."""
+        recipe, first = call.recipe, call.is_first_microbatch
+        if isinstance(weights[0], QuantizedTensor):
+            operands = [weight_operand(weight, others, recipe) for weight in weights]
+            given["w_buffers"] = [buffer for _, buffers in operands for buffer in buffers]
+            return [weight for weight, _ in operands], None
+        found = cached_weight(self, "", recipe, first)
+        if found is not None:
+            given |= {"w_buffers": found.operand(), "w_fingerprint": found.fingerprint}
+        elif first is not None:
+            self.microbatch_weight = cache(self.group_weights(""), recipe, given.get("fwd_scale"))
+            given["w_buffers"] = self.microbatch_weight.buffers
+            return weights, torch.cat(self.microbatch_weight.buffers[2::6]) if recipe.delayed() else None
+        return weights, None
+
+    def _load_from_state_dict(self, state_dict: dict[str, object], prefix: str, *options: object) -> None:
+        for kind, names in (("weight", self.weight_names), ("bias", self.bias_names)):
+            _convert(state_dict, prefix + kind, names == (kind,), self.num_gemms)
+        super()._load_from_state_dict(state_dict, prefix, *options)
+
+    def extra_repr(self) -> str:
+        own = "" if self.recipe is None else f", recipe={type(self.recipe).__name__}"
+        sizes = f"num_gemms={self.num_gemms}, in_features={self.in_features}, out_features={self.out_features}"
+        return f"{sizes}, bias={bool(self.bias_names)}{own}"
+
+
+def offsets_of(m_splits: torch.Tensor | Sequence[int], device: torch.device) -> torch.Tensor:
+    """The row at which each group ends, int32 [groups], of how many each has. TypeError for what are no integers."""
+    if not isinstance(m_splits, torch.Tensor):
+        m_splits = torch.tensor(m_splits, device=device)
+    check_kind_or_none("quire.GroupedLinear", torch.Tensor, m_splits=m_splits)
+    if m_splits.dtype not in (torch.int32, torch.int64) or m_splits.dim() != 1:
+        raise TypeError(
+            "quire.GroupedLinear: m_splits must be one int for each group, as a list or an int32 or int64 vector; got "
+            f"{m_splits.dtype} of shape {list(m_splits.shape)}"
+        )
+    return m_splits.cumsum(0, dtype=torch.int32)
+
+
+def _convert(state_dict: dict[str, object], name: str, single: bool, groups: int) -> None:
+    """Gives the entries of a weight or bias the form of the module: one for all groups, or one for each."""
+    each = [f"{name}{group}" for group in range(groups)]
+    if single and name not in state_dict and all(one in state_dict for one in each):
+        state_dict[name] = torch.stack([state_dict.pop(one) for one in each])
+    elif not single and name in state_dict and len(state_dict[name]) == groups:
+        state_dict.update(zip(each, state_dict.pop(name), strict=True))

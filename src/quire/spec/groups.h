@@ -1,0 +1,50 @@
+// Groups of tokens, such as the tokens of each expert: what their quantized tensors store, and where (numerics.md
+// 0.19). A quantized tensor of E groups is the buffers of E tensors [rows of the group, K], one after another: blocks,
+// transforms and amaxes restart in every group.
+#pragma once
+
+#include <array>
+
+#include "quire/spec/buffers.h"
+
+namespace quire {
+
+/// Elements of data, scale and amax of one direction, all groups together.
+template <class Int>
+using BufferCounts = std::array<Int, 3>;
+
+template <class Int>
+BufferCounts<Int> counts(const Buffers<Int>& b) {
+  const auto count = [](const Buffer<Int>& one) { return product(one.sizes, 0, one.sizes.size()); };
+  return {count(b.data), count(b.scale), count(b.amax)};
+}
+
+/// Tokens after which the size of a buffer grows: of data, and of scales.
+inline std::array<int64_t, 2> token_steps(const QuantSpec& spec, Direction direction) {
+  const bool columnwise = direction == Direction::columnwise;
+  const int64_t block = spec.row().block == 0 ? 1 : spec.row().block;
+  const int64_t data = !columnwise ? 1 : spec.hadamard != Hadamard::off ? 16 : spec.packed() ? 2 : 1;
+  if (!spec.swizzled) return {data, columnwise || spec.square ? block : 1};
+  return {data, columnwise ? block * kSwizzleCols : kSwizzleRows};
+}
+
+/// What is known of groups without looking at them.
+template <class Int>
+struct GroupSizes {
+  Int tokens;  ///< of all of them
+  Int k;
+  int64_t groups;
+};
+
+/// What groups store at most, however their tokens are divided.
+template <class Int>
+BufferCounts<Int> grouped_counts(const QuantSpec& spec, const GroupSizes<Int>& sizes, Direction direction) {
+  const auto [data_step, scale_step] = token_steps(spec, direction);
+  const auto of = [&](const Int& m) { return counts(buffers(spec, Shape<Int>{m, sizes.k}, direction)); };
+  const auto none = of(Int(0)), data = of(sizes.tokens + Int((data_step - 1) * sizes.groups)),
+             scale = of(sizes.tokens + Int((scale_step - 1) * sizes.groups)), amax = of(sizes.tokens);
+  const auto bound = [&](size_t i, const BufferCounts<Int>& most) { return most[i] + none[i] * Int(sizes.groups - 1); };
+  return {bound(0, data), bound(1, scale), bound(2, amax)};
+}
+
+}  // namespace quire

@@ -1,0 +1,78 @@
+// quire::grouped_linear, the operator that users, export and AOTInductor see: the linears of groups of tokens.
+#pragma once
+
+#include <utility>
+
+#include "quire_torch/op/autograd.h"
+#include "quire_torch/ops/grouped_linear_bwd.h"
+
+namespace quire_torch {
+
+/// For each group of rows of x [*, K] a linear of its own, y [*, N] in `dtype` (grouped_linear_fwd.h). Differentiable
+/// once in x, w and bias. x_amax and w_amax [E] are those of delayed scaling, else empty.
+/// w_buffers: six buffers of w for each group, w then gets a gradient and is not read. sr_state: int64 [2].
+/// fwd_scale, bwd_scale, bwd_amax: delayed scaling, float32 [3 E], [2 E] and [2 E], slot after slot.
+struct GroupedLinear : OpBase {
+  static constexpr const char* kName = "grouped_linear";
+  struct Args {
+    at::Tensor x;
+    op::GradientList w, bias;
+    at::Tensor offsets;
+    OptionalRecipeText recipe;
+    at::ScalarType dtype;
+    OptionalTensors w_buffers{};
+    std::optional<at::Tensor> w_fingerprint{}, sr_state{}, fwd_scale{}, bwd_scale{}, bwd_amax{};
+    static constexpr auto kFields = std::tuple{op::field<&Args::x>("x"),
+                                               op::field<&Args::w>("w"),
+                                               op::field<&Args::bias>("bias"),
+                                               op::field<&Args::offsets>("offsets"),
+                                               op::field<&Args::recipe>("recipe"),
+                                               op::field<&Args::dtype>("dtype"),
+                                               op::field<&Args::w_buffers>("w_buffers"),
+                                               op::field<&Args::w_fingerprint>("w_fingerprint", "None"),
+                                               op::field<&Args::sr_state>("sr_state", "None"),
+                                               op::field<&Args::fwd_scale>("fwd_scale", "None"),
+                                               op::field<&Args::bwd_scale>("bwd_scale", "None"),
+                                               op::field<&Args::bwd_amax>("bwd_amax", "None")};
+  };
+  static constexpr std::array kResults{"y", "x_amax", "w_amax"};
+  static constexpr size_t kDifferentiable = 1;
+
+  /// What backward needs: codes, or x and w themselves where it multiplies or quantizes those.
+  struct Saved {
+    at::Tensor offsets;
+    at::Tensor x_data, x_scale, x_amax;
+    at::Tensor w_data, w_scale, w_amax;
+    at::Tensor bwd_scale;
+    op::TensorList w;
+    op::OptionalTensorList w_buffers;
+    op::State sr_state, bwd_amax;
+    c10::SymInt in_features;
+    OptionalRecipeText recipe;
+    at::ScalarType dtype;
+    bool stacked_w, stacked_bias;
+    static constexpr auto kFields = std::tuple{op::field<&Saved::offsets>("offsets"),
+                                               op::field<&Saved::x_data>("x_data"),
+                                               op::field<&Saved::x_scale>("x_scale"),
+                                               op::field<&Saved::x_amax>("x_amax"),
+                                               op::field<&Saved::w_data>("w_data"),
+                                               op::field<&Saved::w_scale>("w_scale"),
+                                               op::field<&Saved::w_amax>("w_amax"),
+                                               op::field<&Saved::bwd_scale>("bwd_scale"),
+                                               op::field<&Saved::w>("w"),
+                                               op::field<&Saved::w_buffers>("w_buffers"),
+                                               op::field<&Saved::sr_state>("sr_state"),
+                                               op::field<&Saved::bwd_amax>("bwd_amax"),
+                                               op::field<&Saved::in_features>("in_features"),
+                                               op::field<&Saved::recipe>("recipe"),
+                                               op::field<&Saved::dtype>("dtype"),
+                                               op::field<&Saved::stacked_w>("stacked_w"),
+                                               op::field<&Saved::stacked_bias>("stacked_bias")};
+  };
+
+  static op::Tensors<3> inference(const Args& a);
+  static std::pair<op::Tensors<3>, Saved> forward(const Args& a, op::Needs need);
+  static op::Tensors<9> backward(const Saved& s, const op::Tensors<3>& grads, op::Needs need);
+};
+
+}  // namespace quire_torch

@@ -1,0 +1,109 @@
+#include "quire_torch/ops/grouped_linear_bwd.h"
+
+#include <ATen/ops/mm.h>
+#include <ATen/ops/sum.h>
+
+#include "quire_torch/ops/observe.h"
+
+namespace quire_torch {
+namespace {
+
+using quire::Direction;
+using Sides = std::vector<quire::Side>;
+using Three = std::array<at::Tensor, 3>;
+
+Sides columnwise_w(const GroupedLinearBwd::Args& a, const GroupedLayout& layout, int64_t n) {
+  const char* what = "grouped_linear_bwd: w";
+  if (a.w_buffers.empty()) return grouped_sides(Three{a.w_data, a.w_scale, a.w_amax}, layout, what);
+  return given_sides(a.w_buffers, {n, layout.k}, {.what = what, .role = "w", .spec = layout.spec, .columnwise = true});
+}
+
+/// dy of each group, in the directions that are needed.
+GroupedCodes quantize_dy(const GroupedLinearBwd::Args& a, const Groups& groups, op::Tensors<6>& out) {
+  const MatrixView dy(a.dy, "grouped_linear_bwd: dy");
+  const auto count = static_cast<int64_t>(groups.size());
+  return quantize_groups(rows_of(dy.matrix(), groups), groups, dy.matrix().cols,
+                         {.what = "grouped_linear_bwd: dy",
+                          .role = "dy",
+                          .spec = a.recipe->dy,
+                          .rowwise = (a.needs & kNeedsX) != 0,
+                          .columnwise = (a.needs & (kNeedsW | kKeepsDy)) != 0,
+                          .random = randomness(a.recipe->dy, a.sr_state),
+                          .scale = group_scales(a.bwd_scale, 2, count, 0, "grouped_linear_bwd: bwd_scale"),
+                          .results = std::span(out).subspan(3, 3),
+                          .keeps = (a.needs & kKeepsDy) != 0});
+}
+
+void multiply_dx(const GroupedLinearBwd::Args& a, const Groups& groups, const Sides& dy, at::Tensor& dx) {
+  const int64_t n = a.dy.size(-1), k = op::as<int64_t>(a.in_features);
+  const Groups experts = Groups::equal(static_cast<int64_t>(groups.size()), n);
+  const GroupedLayout layout{a.recipe->w, experts, k, Direction::columnwise};
+  const auto rows = grouped_operands(dy, {a.recipe->dy, groups, n, Direction::rowwise});
+  const auto w = grouped_operands(columnwise_w(a, layout, n), layout);
+  zero_beyond(dx, groups);
+  const quire::MutableMatrix m = mutable_matrix(dx);
+  std::vector<quire::GemmProblem> products;
+  for (size_t e = 0; e < groups.size(); ++e) {
+    if (groups.rows(e) == 0) continue;
+    auto* data = static_cast<char*>(m.data) + groups.begin(e) * k * size_of(m.dtype);
+    products.push_back({.a = rows[e], .b = w[e], .out = {data, m.dtype, groups.rows(e), k, k}});
+  }
+  run(kDgrad, products);
+}
+
+void multiply_dw(const GroupedLinearBwd::Args& a, const Groups& groups, const Sides& dy, at::Tensor& dw) {
+  const int64_t n = a.dy.size(-1), k = op::as<int64_t>(a.in_features);
+  const GroupedLayout layout{a.recipe->x, groups, k, Direction::columnwise};
+  const auto left = grouped_operands(dy, {a.recipe->dy, groups, n, Direction::columnwise});
+  const auto right =
+      grouped_operands(grouped_sides(Three{a.x_data, a.x_scale, a.x_amax}, layout, "grouped_linear_bwd: x"), layout);
+  std::vector<quire::GemmProblem> products;
+  for (size_t e = 0; e < groups.size(); ++e) {
+    at::Tensor part = dw.select(0, static_cast<int64_t>(e));
+    if (groups.rows(e) == 0)
+      part.zero_();
+    else
+      products.push_back({.a = left[e], .b = right[e], .out = mutable_matrix(part)});
+  }
+  run(kWgrad, products);
+}
+
+}  // namespace
+
+void GroupedLinearBwd::cpu(const Args& a, op::Tensors<6>& out) {
+  const auto sizes = shape<int64_t>(a.dy);
+  const Groups groups(a.offsets, quire::product(sizes, 0, sizes.size() - 1), "grouped_linear_bwd");
+  if (a.needs & (kNeedsX | kNeedsW | kKeepsDy)) {
+    const GroupedCodes dy = quantize_dy(a, groups, out);
+    if (a.needs & kNeedsX) multiply_dx(a, groups, dy.rows, out[0]);
+    if (a.needs & kNeedsW) multiply_dw(a, groups, dy.columns, out[1]);
+  }
+  if (!(a.needs & kNeedsBias)) return;
+  const MatrixView dy(a.dy, "grouped_linear_bwd: dy");
+  const auto parts = rows_of(dy.matrix(), groups);
+  const quire::MutableMatrix dbias = mutable_matrix(out[2]);
+  for (size_t e = 0; e < parts.size(); ++e)
+    run(quire::ColumnSumProblem{
+        .x = parts[e],
+        .out = static_cast<char*>(dbias.data) + static_cast<int64_t>(e) * dbias.cols * size_of(dbias.dtype),
+        .out_dtype = dbias.dtype});
+}
+
+void GroupedPlainBwd::cpu(const Args& a, op::Tensors<3>& out) {
+  const at::Tensor dy = a.dy.reshape({-1, a.dy.size(-1)}), g = dy.to(a.dtype);
+  const at::Tensor x = a.x.reshape({-1, a.x.size(-1)});
+  const Groups groups(a.offsets, dy.size(0), "grouped_plain_bwd");
+  quire::check(!(a.needs & kNeedsW) || x.size(0) == dy.size(0), "grouped_plain_bwd: x and dy must agree on rows; got ",
+               x.size(0), " and ", dy.size(0));
+  if (a.needs & kNeedsX) zero_beyond(out[0], groups);
+  for (size_t e = 0; e < groups.size(); ++e) {
+    const auto part = [&](const at::Tensor& t) { return t.narrow(0, groups.begin(e), groups.rows(e)); };
+    const auto row = static_cast<int64_t>(e);
+    if (a.needs & kNeedsX)
+      part(out[0].view({-1, out[0].size(-1)})).copy_(at::mm(part(g), member(a.w, e, 2).to(a.dtype)));
+    if (a.needs & kNeedsW) out[1].select(0, row).copy_(at::mm(part(g).t(), part(x).to(a.dtype)));
+    if (a.needs & kNeedsBias) out[2].select(0, row).copy_(at::sum(part(dy), {0}));
+  }
+}
+
+}  // namespace quire_torch

@@ -1,0 +1,97 @@
+// The gradients of grouped_linear. The inner backward operators: what training graphs contain.
+#pragma once
+
+#include "quire_torch/ops/grouped_linear_fwd.h"
+#include "quire_torch/ops/linear_bwd.h"
+
+namespace quire_torch {
+
+/// For each group what linear_bwd computes: dx [*, K] (zero in rows beyond the last group), dw [E, N, K] and dbias
+/// [E, N] (zero for a group without tokens), of which `needs` has the bits of linear_bwd. kKeepsDy: instead of dw,
+/// columnwise dy is returned in flat buffers.
+/// x_*, w_*: the columnwise buffers that grouped_linear_fwd returned. w_buffers: w as it was given quantized.
+/// sr_state: int64 [2] {seed, counter}; group e draws with seed + e. bwd_scale: float32 [2 E] of delayed scaling, dy in
+/// each group and E that are not used here; dy_amax [E] is then returned.
+struct GroupedLinearBwd : OpBase {
+  static constexpr const char* kName = "grouped_linear_bwd";
+  static constexpr const char* kNotDifferentiable = LinearBwd::kNotDifferentiable;
+  struct Args {
+    at::Tensor dy, offsets;
+    at::Tensor x_data, x_scale, x_amax;
+    at::Tensor w_data, w_scale, w_amax;
+    OptionalTensors w_buffers;
+    c10::SymInt in_features;
+    RecipeText recipe;
+    at::ScalarType dtype;
+    int64_t needs;
+    std::optional<at::Tensor> sr_state{}, bwd_scale{};
+    static constexpr auto kFields = std::tuple{op::field<&Args::dy>("dy"),
+                                               op::field<&Args::offsets>("offsets"),
+                                               op::field<&Args::x_data>("x_data"),
+                                               op::field<&Args::x_scale>("x_scale"),
+                                               op::field<&Args::x_amax>("x_amax"),
+                                               op::field<&Args::w_data>("w_data"),
+                                               op::field<&Args::w_scale>("w_scale"),
+                                               op::field<&Args::w_amax>("w_amax"),
+                                               op::field<&Args::w_buffers>("w_buffers"),
+                                               op::field<&Args::in_features>("in_features"),
+                                               op::field<&Args::recipe>("recipe"),
+                                               op::field<&Args::dtype>("dtype"),
+                                               op::field<&Args::needs>("needs"),
+                                               op::field<&Args::sr_state>("sr_state", "None"),
+                                               op::field<&Args::bwd_scale>("bwd_scale", "None")};
+  };
+  static constexpr std::array kResults{"dx", "dw", "dbias", "dy_data", "dy_scale", "dy_amax"};
+
+  template <class Int>
+  static std::array<op::Result<Int>, 6> results(const Args& a) {
+    check_input(a.dy, "grouped_linear_bwd: dy");
+    const int64_t groups = group_count(a.offsets, "grouped_linear_bwd");
+    const Int n = op::size<Int>(a.dy, -1), k = op::as<Int>(a.in_features);
+    auto dx = shape<Int>(a.dy);
+    const Int tokens = quire::product(dx, 0, dx.size() - 1);
+    dx.back() = k;
+    auto q = grouped_results<Int>(a.recipe->dy, {tokens, n, groups}, quire::Direction::columnwise,
+                                  (a.needs & kKeepsDy) != 0);
+    if (a.bwd_scale) q[2] = {{Int(groups)}, at::kFloat};
+    return {needed(a.needs & kNeedsX, dx, a.dtype),
+            needed<Int>(a.needs & kNeedsW, {Int(groups), n, k}, a.dtype),
+            needed<Int>(a.needs & kNeedsBias, {Int(groups), n}, a.dy.scalar_type()),
+            q[0],
+            q[1],
+            q[2]};
+  }
+  static void cpu(const Args& a, op::Tensors<6>& out);
+};
+
+/// The same of unquantized x and w, in `dtype`: what a layer without a recipe computes, and backward_override asks for
+/// (numerics.md 6.8). w: E matrices, or one [E, N, K].
+struct GroupedPlainBwd : OpBase {
+  static constexpr const char* kName = "grouped_plain_bwd";
+  static constexpr const char* kNotDifferentiable = LinearBwd::kNotDifferentiable;
+  struct Args {
+    at::Tensor dy, offsets, x;
+    op::TensorList w;
+    at::ScalarType dtype;
+    int64_t needs;
+    static constexpr auto kFields =
+        std::tuple{op::field<&Args::dy>("dy"), op::field<&Args::offsets>("offsets"), op::field<&Args::x>("x"),
+                   op::field<&Args::w>("w"),   op::field<&Args::dtype>("dtype"),     op::field<&Args::needs>("needs")};
+  };
+  static constexpr std::array kResults{"dx", "dw", "dbias"};
+
+  template <class Int>
+  static std::array<op::Result<Int>, 3> results(const Args& a) {
+    check_input(a.dy, "grouped_plain_bwd: dy");
+    const int64_t groups = group_count(a.offsets, "grouped_plain_bwd");
+    quire::check(!a.w.empty(), "grouped_plain_bwd: w must have at least one tensor, got none");
+    const Int n = op::size<Int>(a.dy, -1), k = op::size<Int>(a.w[0], -1);
+    auto dx = shape<Int>(a.dy);
+    dx.back() = k;
+    return {needed(a.needs & kNeedsX, dx, a.dtype), needed<Int>(a.needs & kNeedsW, {Int(groups), n, k}, a.dtype),
+            needed<Int>(a.needs & kNeedsBias, {Int(groups), n}, a.dy.scalar_type())};
+  }
+  static void cpu(const Args& a, op::Tensors<3>& out);
+};
+
+}  // namespace quire_torch

@@ -1,0 +1,124 @@
+#include "quire_torch/ops/grouped_linear_fwd.h"
+
+#include <ATen/ops/linear.h>
+
+#include "quire_torch/ops/observe.h"
+
+namespace quire_torch {
+namespace {
+
+using quire::Direction;
+/// Codes that are kept over steps are refused once their tensor has changed, however it was written.
+void check_fresh(const GroupedLinearFwd::Args& a, const Groups& groups) {
+  if (!a.w_fingerprint) return;
+  const at::Tensor& made = *a.w_fingerprint;
+  quire::check(made.scalar_type() == at::kLong && made.numel() == static_cast<int64_t>(groups.size()) &&
+                   made.is_contiguous() && !a.w.empty(),
+               "grouped_linear: w_fingerprint must be what quire::fingerprint returned for each w, int64 of size [",
+               groups.size(), "], and w be given; got ", made.scalar_type(), " ", made.sizes());
+  for (size_t e = 0; e < groups.size(); ++e) {
+    if (groups.rows(e) == 0) continue;
+    const MatrixView w(member(a.w, e, 2), "grouped_linear: w");
+    check_same_weight(made.const_data_ptr<int64_t>()[e], w.matrix(), "grouped_linear");
+  }
+}
+
+/// The forward product without a recipe.
+void plain(const GroupedLinearFwd::Args& a, const Groups& groups, at::Tensor& y) {
+  const at::Tensor x = a.x.reshape({-1, a.x.size(-1)}).to(a.dtype), rows = y.view({-1, y.size(-1)});
+  for (size_t e = 0; e < groups.size(); ++e) {
+    if (groups.rows(e) == 0) continue;
+    std::optional<at::Tensor> bias;
+    if (!a.bias.empty()) bias = member(a.bias, e, 1).to(a.dtype);
+    at::Tensor part = rows.narrow(0, groups.begin(e), groups.rows(e));
+    part.copy_(at::linear(x.narrow(0, groups.begin(e), groups.rows(e)), member(a.w, e, 2).to(a.dtype), bias));
+  }
+}
+
+/// x of each group, rowwise; columnwise too where it is saved.
+GroupedCodes quantize_x(const GroupedLinearFwd::Args& a, const Groups& groups, op::Tensors<7>& out) {
+  const MatrixView x(a.x, "grouped_linear: x");
+  const auto count = static_cast<int64_t>(groups.size());
+  return quantize_groups(rows_of(x.matrix(), groups), groups, x.matrix().cols,
+                         {.what = "grouped_linear: x",
+                          .role = "x",
+                          .spec = a.recipe->recipe->x,
+                          .rowwise = true,
+                          .columnwise = (a.save & kSaveX) != 0,
+                          .scale = group_scales(a.fwd_scale, 3, count, 0, "grouped_linear: fwd_scale"),
+                          .results = std::span(out).subspan(1, 3),
+                          .keeps = true});
+}
+
+/// w of each group; where neither backward nor delayed scaling want the others, of those that have tokens.
+GroupedCodes quantize_w(const GroupedLinearFwd::Args& a, const Groups& groups, op::Tensors<7>& out) {
+  const int64_t n = op::as<int64_t>(a.out_features), k = a.x.size(-1);
+  const auto count = static_cast<int64_t>(groups.size());
+  const bool save = (a.save & kSaveW) != 0;
+  std::vector<MatrixView> views;
+  std::vector<quire::Matrix> matrices;
+  for (size_t e = 0; e < groups.size(); ++e) {
+    views.emplace_back(member(a.w, e, 2), "grouped_linear: w");
+    matrices.push_back(views.back().matrix());
+    if (groups.rows(e) == 0 && !save && !a.fwd_scale) matrices.back().rows = 0;
+  }
+  return quantize_groups(matrices, Groups::equal(count, n), k,
+                         {.what = "grouped_linear: w",
+                          .role = "w",
+                          .spec = a.recipe->recipe->w,
+                          .rowwise = true,
+                          .columnwise = save,
+                          .scale = group_scales(a.fwd_scale, 3, count, 1, "grouped_linear: fwd_scale"),
+                          .results = std::span(out).subspan(4, 3),
+                          .keeps = true});
+}
+
+}  // namespace
+
+at::Tensor member(const op::TensorList& list, size_t group, int64_t rank) {
+  return list[0].dim() > rank ? list[0].select(0, static_cast<int64_t>(group)) : list[group];
+}
+
+const float* group_scales(const std::optional<at::Tensor>& scale, int64_t slots, int64_t groups, int64_t slot,
+                          const char* what) {
+  if (!scale) return nullptr;
+  quire::check(scale->scalar_type() == at::kFloat && scale->numel() == slots * groups && scale->is_contiguous(), what,
+               " must be contiguous float32 of size [", slots * groups, "], got ", scale->scalar_type(), " ",
+               scale->sizes());
+  return scale->const_data_ptr<float>() + slot * groups;
+}
+
+void GroupedLinearFwd::cpu(const Args& a, op::Tensors<7>& out) {
+  const int64_t n = op::as<int64_t>(a.out_features), k = a.x.size(-1);
+  const quire::MutableMatrix y = mutable_matrix(out[0]);
+  const Groups groups(a.offsets, y.rows, "grouped_linear");
+  zero_beyond(out[0], groups);
+  if (!a.recipe->recipe) return plain(a, groups, out[0]);
+  check_fresh(a, groups);
+  const quire::LinearSpec& recipe = *a.recipe->recipe;
+  const GroupedCodes x_codes = quantize_x(a, groups, out);
+  GroupedCodes w_codes;
+  if (a.w_buffers.empty())
+    w_codes = quantize_w(a, groups, out);
+  else
+    w_codes.rows =
+        given_sides(a.w_buffers, {n, k}, {.what = "grouped_linear: w", .role = "w", .spec = recipe.w, .rowwise = true});
+  const auto x = grouped_operands(x_codes.rows, {recipe.x, groups, k, Direction::rowwise});
+  const Groups experts = Groups::equal(static_cast<int64_t>(groups.size()), n);
+  const auto w = grouped_operands(w_codes.rows, {recipe.w, experts, k, Direction::rowwise});
+  std::vector<MatrixView> biases;
+  std::vector<quire::GemmProblem> products;
+  for (size_t e = 0; e < groups.size(); ++e) {
+    if (!a.bias.empty()) biases.emplace_back(member(a.bias, e, 1), "grouped_linear: bias");
+    if (groups.rows(e) == 0) continue;
+    auto* rows = static_cast<char*>(y.data) + groups.begin(e) * n * size_of(y.dtype);
+    products.push_back({.a = x[e],
+                        .b = w[e],
+                        .out = {rows, y.dtype, groups.rows(e), n, n},
+                        .bias = a.bias.empty() ? nullptr : biases.back().matrix().data,
+                        .bias_dtype = a.bias.empty() ? quire::DType::f32 : biases.back().matrix().dtype});
+  }
+  run(kFprop, products);
+}
+
+}  // namespace quire_torch

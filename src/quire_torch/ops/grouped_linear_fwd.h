@@ -1,0 +1,113 @@
+// y = x w^T + bias for groups of tokens, each with a w and a bias of its own. The inner forward operator: what training
+// graphs contain.
+#pragma once
+
+#include "quire_torch/bridge/text.h"
+#include "quire_torch/ops/groups.h"
+#include "quire_torch/ops/linear_fwd.h"
+
+namespace quire_torch {
+
+/// x [*, K], whose rows (T in all) belong to E groups as offsets [E] says (groups.h); w: E matrices [N, K], or one
+/// [E, N, K]; bias: none, E vectors [N], or one [E, N]. For each group what linear_fwd computes (numerics.md 0.19),
+/// y [*, N] in `dtype`; rows beyond the last group are zero. Operands asked for by `save` are returned quantized
+/// columnwise, in flat buffers (quire/spec/groups.h).
+/// recipe: "" multiplies x and w as they are, in `dtype`. w_buffers: w is given quantized, as six buffers for each
+/// group, and is not read unless w_fingerprint is given: int64 [E], of each w when its buffers were made; throws where
+/// one has changed since. fwd_scale: delayed scaling, float32 [3 E], of x in each group, w in each, and E that are not
+/// used; x_amax and w_amax [E] are then returned, w_amax unless w is given.
+struct GroupedLinearFwd : OpBase {
+  static constexpr const char* kName = "grouped_linear_fwd";
+  static constexpr const char* kNotDifferentiable = "is an inner operator without a gradient; call quire.GroupedLinear";
+  struct Args {
+    at::Tensor x;
+    op::TensorList w, bias;
+    at::Tensor offsets;
+    c10::SymInt out_features;
+    OptionalRecipeText recipe;
+    at::ScalarType dtype;
+    int64_t save;
+    OptionalTensors w_buffers;
+    std::optional<at::Tensor> w_fingerprint, fwd_scale;
+    static constexpr auto kFields = std::tuple{op::field<&Args::x>("x"),
+                                               op::field<&Args::w>("w"),
+                                               op::field<&Args::bias>("bias"),
+                                               op::field<&Args::offsets>("offsets"),
+                                               op::field<&Args::out_features>("out_features"),
+                                               op::field<&Args::recipe>("recipe"),
+                                               op::field<&Args::dtype>("dtype"),
+                                               op::field<&Args::save>("save"),
+                                               op::field<&Args::w_buffers>("w_buffers"),
+                                               op::field<&Args::w_fingerprint>("w_fingerprint", "None"),
+                                               op::field<&Args::fwd_scale>("fwd_scale", "None")};
+  };
+  static constexpr std::array kResults{"y", "x_data", "x_scale", "x_amax", "w_data", "w_scale", "w_amax"};
+
+  template <class Int>
+  static std::array<op::Result<Int>, 7> results(const Args& a) {
+    const int64_t groups = group_count(a.offsets, "grouped_linear");
+    check_arguments<Int>(a, groups);
+    op::Result<Int> y{{}, a.dtype};
+    const auto x = shape<Int>(a.x);
+    y.sizes.append(x.begin(), x.end());
+    y.sizes.back() = op::as<Int>(a.out_features);
+    const op::Result<Int> none = op::absent<Int>(at::kByte), amax{{Int(groups)}, at::kFloat};
+    if (!a.recipe->recipe) return {y, none, none, none, none, none, none};
+    const quire::LinearSpec& recipe = *a.recipe->recipe;
+    auto kept_x = grouped_results<Int>(recipe.x, {quire::product(x, 0, x.size() - 1), x.back(), groups},
+                                       quire::Direction::columnwise, (a.save & kSaveX) != 0);
+    auto kept_w = stacked_results<Int>(recipe.w, {y.sizes.back(), x.back()}, groups, quire::Direction::columnwise,
+                                       (a.save & kSaveW) && a.w_buffers.empty());
+    if (a.fwd_scale) kept_x[2] = amax;
+    if (a.fwd_scale && a.w_buffers.empty()) kept_w[2] = amax;
+    return {y, kept_x[0], kept_x[1], kept_x[2], kept_w[0], kept_w[1], kept_w[2]};
+  }
+  static void cpu(const Args& a, op::Tensors<7>& out);
+
+ private:
+  /// A list of one tensor a group, or of one for all of them.
+  template <class Int>
+  static void check_list(const op::TensorList& list, int64_t groups, const quire::Shape<Int>& each, const char* what,
+                         at::Device device) {
+    const bool stacked = list.size() == 1 && list[0].dim() == static_cast<int64_t>(each.size()) + 1;
+    quire::check(stacked || static_cast<int64_t>(list.size()) == groups, what, " must be one tensor for each of the ",
+                 groups, " groups of offsets, or one with a leading dimension of groups; got ", list.size());
+    quire::Shape<Int> wanted = each;
+    if (stacked) wanted.insert(wanted.begin(), Int(groups));
+    for (const at::Tensor& t : list) {
+      check_input(t, what);
+      const auto got = shape<Int>(t);
+      bool fits = got.size() == wanted.size();
+      for (size_t i = 0; fits && i < got.size(); ++i) fits = got[i] == wanted[i];
+      quire::check(fits, what, " must be ", c10::ArrayRef<Int>(wanted), ", got ", c10::ArrayRef<Int>(got));
+      quire::check(t.device() == device, what, " and x must be on one device; got ", t.device(), " and ", device,
+                   "; move one with .to()");
+    }
+  }
+
+  template <class Int>
+  static void check_arguments(const Args& a, int64_t groups) {
+    check_input(a.x, "grouped_linear: x");
+    const Int n = op::as<Int>(a.out_features), k = op::size<Int>(a.x, -1);
+    quire::check(a.offsets.device() == a.x.device(), "grouped_linear: offsets and x must be on one device; got ",
+                 a.offsets.device(), " and ", a.x.device(), "; move one with .to()");
+    quire::check(!a.w.empty() || !a.w_buffers.empty(), "grouped_linear: w is absent; pass it or w_buffers");
+    if (!a.w.empty()) check_list<Int>(a.w, groups, {n, k}, "grouped_linear: w", a.x.device());
+    if (!a.bias.empty()) check_list<Int>(a.bias, groups, {n}, "grouped_linear: bias", a.x.device());
+    quire::check(a.w_buffers.empty() || static_cast<int64_t>(a.w_buffers.size()) == 6 * groups,
+                 "grouped_linear: w_buffers must be the six of quire.TensorProto for each of ", groups, " groups, got ",
+                 a.w_buffers.size());
+    quire::check(dtype(a.dtype, "grouped_linear: dtype") != quire::DType::u8,
+                 "grouped_linear: dtype must be float32, float16 or bfloat16");
+  }
+};
+
+/// The tensor of a group, of rank `rank`, in a list of one for each or of one for all.
+at::Tensor member(const op::TensorList& list, size_t group, int64_t rank);
+
+/// The scales of a slot, one for each group, in the scales of a state of delayed scaling; null if there is none. Throws
+/// unless it is float32 [slots * groups].
+const float* group_scales(const std::optional<at::Tensor>& scale, int64_t slots, int64_t groups, int64_t slot,
+                          const char* what);
+
+}  // namespace quire_torch

@@ -1,0 +1,161 @@
+#include "quire_torch/ops/groups.h"
+
+#include <cstring>
+
+#include "quire_torch/ops/observe.h"
+
+namespace quire_torch {
+
+using quire::check, quire::Direction;
+
+int64_t group_count(const at::Tensor& offsets, const char* what) {
+  const bool integers = offsets.scalar_type() == at::kInt || offsets.scalar_type() == at::kLong;
+  check(integers && offsets.dim() == 1, what,
+        ": offsets must be an int32 or int64 vector with the end of each group, got ", offsets.scalar_type(), " with ",
+        offsets.dim(), " dimensions");
+  const int64_t count = offsets.sym_size(0).guard_int(__FILE__, __LINE__);
+  check(count > 0, what, ": offsets must have the end of at least one group, got none");
+  return count;
+}
+
+Groups::Groups(const at::Tensor& offsets, int64_t tokens, const char* what) {
+  group_count(offsets, what);
+  const at::Tensor ends = offsets.to(at::kLong).contiguous();
+  const int64_t* p = ends.const_data_ptr<int64_t>();
+  ends_.assign(p, p + ends.size(0));
+  for (size_t e = 0; e < ends_.size(); ++e)
+    check(rows(e) >= 0 && ends_[e] <= tokens, what, ": offsets must not decrease and be from 0 to ", tokens,
+          ", the number of rows of x; group ", e, " ends at ", ends_[e], ", the one before at ", begin(e),
+          "; give the cumulative sum of the groups' sizes");
+}
+
+Groups Groups::equal(int64_t count, int64_t rows) {
+  Groups g;
+  for (int64_t e = 1; e <= count; ++e) g.ends_.push_back(e * rows);
+  return g;
+}
+
+std::vector<quire::Matrix> rows_of(const quire::Matrix& m, const Groups& groups) {
+  std::vector<quire::Matrix> out;
+  for (size_t e = 0; e < groups.size(); ++e) {
+    const auto* data = static_cast<const char*>(m.data);
+    const int64_t at = groups.begin(e) * m.row_stride * size_of(m.dtype);
+    out.push_back({data == nullptr ? nullptr : data + at, m.dtype, groups.rows(e), m.cols, m.row_stride});
+  }
+  return out;
+}
+
+void zero_beyond(at::Tensor& t, const Groups& groups) {
+  const quire::MutableMatrix m = mutable_matrix(t);
+  const auto width = static_cast<size_t>(m.cols * size_of(m.dtype));
+  const auto rows = static_cast<size_t>(m.rows - groups.end());
+  if (rows * width > 0)
+    std::memset(static_cast<char*>(m.data) + static_cast<size_t>(groups.end()) * width, 0, rows * width);
+}
+
+std::vector<quire::Side> grouped_sides(std::span<const at::Tensor> three, const GroupedLayout& layout,
+                                       const char* what) {
+  const auto& [spec, groups, k, direction] = layout;
+  std::array<int64_t, 3> at{};
+  std::array<char*, 3> memory{};
+  for (size_t i = 0; i < 3; ++i)
+    if (three[i].defined() && three[i].numel() > 0) memory[i] = static_cast<char*>(three[i].mutable_data_ptr());
+  std::vector<quire::Side> sides;
+  for (size_t e = 0; e < groups.size(); ++e) {
+    const auto place = [&](size_t i) -> void* {
+      return memory[i] ? memory[i] + at[i] * three[i].element_size() : nullptr;
+    };
+    quire::Side side{place(0), place(1), static_cast<float*>(place(2))};
+    // A side is present by its codes, also where there are none.
+    sides.push_back(side.marked());
+    const auto counts = quire::counts(quire::buffers<int64_t>(spec, {groups.rows(e), k}, direction));
+    for (size_t i = 0; i < 3; ++i) at[i] += counts[i];
+  }
+  for (size_t i = 0; i < 3; ++i) {
+    const int64_t held = three[i].defined() ? three[i].numel() : 0;
+    check(at[i] <= held && (held == 0 || three[i].is_contiguous()), what, ": ",
+          quire::kBufferNames[i + (direction == Direction::rowwise ? 0 : 3)], " of ", spec.to_string(), " for ",
+          groups.size(), " groups of ", groups.end(), " rows of ", k, " must hold ", at[i],
+          " contiguous elements, got ", held, "; pass what the forward operator returned");
+  }
+  return sides;
+}
+
+std::vector<quire::Side> given_sides(const op::OptionalTensorList& buffers, const quire::Shape<int64_t>& shape,
+                                     const QuantizeRole& q) {
+  std::vector<quire::Side> sides;
+  for (auto first = buffers.begin(); first != buffers.end(); first += 6)
+    sides.push_back(
+        side(given_operand({first, first + 6}, shape, q), q.rowwise ? Direction::rowwise : Direction::columnwise));
+  return sides;
+}
+
+std::vector<quire::Operand> grouped_operands(const std::vector<quire::Side>& sides, const GroupedLayout& layout) {
+  const auto& [spec, groups, k, direction] = layout;
+  const bool rowwise = direction == Direction::rowwise;
+  std::vector<quire::Operand> out;
+  for (size_t e = 0; e < sides.size(); ++e) {
+    const int64_t rows = groups.rows(e);
+    out.push_back({.spec = spec,
+                   .direction = direction,
+                   .outer = rowwise ? rows : k,
+                   .contraction = rowwise ? k : quire::columnwise_tokens(spec, rows),
+                   .data = sides[e].data,
+                   .scale = sides[e].scale,
+                   .amax = sides[e].amax});
+  }
+  return out;
+}
+
+namespace {
+
+/// Buffers of one direction: `kept` where it is given, else as large as these groups need.
+std::array<at::Tensor, 3> fresh_buffers(const GroupedRole& q, const Groups& groups, int64_t k, Direction direction) {
+  quire::BufferCounts<int64_t> used{};
+  for (size_t e = 0; e < groups.size(); ++e) {
+    const auto counts = quire::counts(quire::buffers<int64_t>(q.spec, {groups.rows(e), k}, direction));
+    for (size_t i = 0; i < 3; ++i) used[i] += counts[i];
+  }
+  const bool kept = q.keeps && direction == Direction::columnwise;
+  const std::array dtypes{at::kByte, q.spec.row().scale == quire::ScaleKind::f32 ? at::kFloat : at::kByte, at::kFloat};
+  std::array<at::Tensor, 3> out;
+  for (size_t i = 0; i < 3; ++i) {
+    const bool result = kept || (i == 2 && q.scale);
+    out[i] = result ? q.results[i] : op::allocate(at::IntArrayRef({used[i]}), at::device(at::kCPU).dtype(dtypes[i]));
+    if (i > 0) out[i].zero_();
+  }
+  const int64_t rest = out[0].numel() - used[0];
+  if (rest > 0) std::memset(static_cast<char*>(out[0].mutable_data_ptr()) + used[0], 0, static_cast<size_t>(rest));
+  return out;
+}
+
+}  // namespace
+
+GroupedCodes quantize_groups(const std::vector<quire::Matrix>& matrices, const Groups& groups, int64_t k,
+                             const GroupedRole& q) {
+  GroupedCodes codes;
+  if (q.rowwise) {
+    codes.rowwise = fresh_buffers(q, groups, k, Direction::rowwise);
+    codes.rows = grouped_sides(codes.rowwise, {q.spec, groups, k, Direction::rowwise}, q.what);
+  }
+  if (q.columnwise) {
+    codes.columnwise = fresh_buffers(q, groups, k, Direction::columnwise);
+    codes.columns = grouped_sides(codes.columnwise, {q.spec, groups, k, Direction::columnwise}, q.what);
+  }
+  std::vector<quire::QuantizeProblem> problems;
+  for (size_t e = 0; e < matrices.size(); ++e) {
+    if (matrices[e].rows == 0 || !(q.rowwise || q.columnwise)) continue;
+    quire::Randomness random = q.random;
+    random.seed += e;
+    problems.push_back({.spec = q.spec,
+                        .x = matrices[e],
+                        .rowwise = q.rowwise ? codes.rows[e] : quire::Side{},
+                        .columnwise = q.columnwise ? codes.columns[e] : quire::Side{},
+                        .random = random,
+                        .scale = q.scale ? q.scale + e : nullptr});
+  }
+  run(q.role, problems);
+  return codes;
+}
+
+}  // namespace quire_torch

@@ -1,0 +1,110 @@
+"""The operators below quire.GroupedLinear: opcheck, and buffers that hold any division into groups."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import quire  # noqa: F401  loads the operators
+from quire import recipe
+
+RECIPES = {
+    "high_precision": "",
+    "fp8_current": recipe.Float8CurrentScaling().linear_spec(),
+    "fp8_block": recipe.Float8BlockScaling().linear_spec(),
+    "fp8_block_2d": recipe.Float8BlockScaling(x_block_scaling_dim=2, w_block_scaling_dim=1).linear_spec(),
+    "mxfp8": recipe.MXFP8BlockScaling().linear_spec(),
+    "mxfp8_override": recipe.MXFP8BlockScaling(backward_override="high_precision").linear_spec(),
+    "nvfp4": recipe.NVFP4BlockScaling().linear_spec(),
+    "nvfp4_row_scaled": recipe.NVFP4BlockScaling(row_scaled_activation=True, disable_rht=True).linear_spec(),
+    "fp8_row": "x=fp8_row,w=fp8_row,dy=fp8_row:e5m2",
+    "mxfp4": "x=mxfp4,w=mxfp4,dy=mxfp4",
+    "swizzled": "x=nvfp4:swizzled,w=mxfp8:swizzled,dy=nvfp4:swizzled",
+}
+QUANTIZED = {name: text for name, text in RECIPES.items() if text and "override" not in name}
+UTILITIES = ("test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic")
+ops = torch.ops.quire
+
+
+def check(op, *args, **kwargs):
+    result = torch.library.opcheck(op, args, kwargs, test_utils=UTILITIES)
+    assert result == dict.fromkeys(UTILITIES, "SUCCESS")
+
+
+def tensors(rows=9, k=32, n=24, groups=3, grad=True):
+    torch.manual_seed(0)
+    x = torch.randn(rows, k, requires_grad=grad)
+    w = [torch.randn(n, k, requires_grad=grad) for _ in range(groups)]
+    return x, w, [torch.randn(n, requires_grad=grad) for _ in range(groups)]
+
+
+def sr_state():
+    return torch.tensor([7, 0])
+
+
+@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+def test_grouped_linear_passes_opcheck(name, dtype):
+    x, w, bias = tensors()
+    offsets = torch.tensor([4, 4, 8], dtype=dtype)
+    check(ops.grouped_linear, x, w, bias, offsets, RECIPES[name], torch.float32, [], sr_state=sr_state())
+    stacked = [torch.stack(w).detach().requires_grad_()]
+    check(ops.grouped_linear, x, stacked, [], offsets, RECIPES[name], torch.float32, [], sr_state=sr_state())
+
+
+@pytest.mark.parametrize("name", QUANTIZED)
+@pytest.mark.parametrize("rows", [0, 9])
+def test_inner_operators_pass_opcheck(name, rows):
+    x, w, bias = tensors(rows, grad=False)
+    offsets, text = torch.tensor([rows // 2, rows // 2, rows]), QUANTIZED[name]
+    forward = (x, w, bias, offsets, 24, text, torch.float32, 3, [])
+    check(ops.grouped_linear_fwd, *forward)
+    y, *saved = ops.grouped_linear_fwd(*forward)
+    for needs in (7, 13):
+        check(ops.grouped_linear_bwd, y, offsets, *saved, [], 32, text, torch.float32, needs, sr_state())
+    check(ops.grouped_plain_bwd, y, offsets, x, w, torch.float32, 7)
+
+
+@pytest.mark.parametrize("name", QUANTIZED)
+@settings(max_examples=25, deadline=None)
+@given(sizes=st.lists(st.integers(0, 70), min_size=1, max_size=9), beyond=st.integers(0, 3))
+def test_buffers_hold_any_division_into_groups(name, sizes, beyond):
+    x, w, _ = tensors(sum(sizes) + beyond, 20, 12, len(sizes), grad=False)
+    offsets, text = torch.tensor(sizes).cumsum(0), QUANTIZED[name]
+    y, *saved = ops.grouped_linear_fwd(x, w, [], offsets, 12, text, torch.float32, 3, [])
+    dx, dw, *_ = ops.grouped_linear_bwd(y, offsets, *saved, [], 20, text, torch.float32, 3, sr_state())
+    for group, (one, size) in enumerate(zip(w, sizes, strict=True)):
+        part = slice(int(offsets[group]) - size, int(offsets[group]))
+        of_one, *kept = ops.linear_fwd(x[part], one, None, 12, text, torch.float32, 3, [], [])
+        state = torch.tensor([7 + group, 0])
+        dx_of_one, dw_of_one, *_ = ops.linear_bwd(of_one, *kept, 20, text, torch.float32, 3, state)
+        assert torch.equal(y[part], of_one)
+        assert torch.equal(dx[part], dx_of_one)
+        assert torch.equal(dw[group], dw_of_one)
+
+
+def test_buffers_of_another_operand_are_refused():
+    x, w, _ = tensors(grad=False)
+    offsets, text = torch.tensor([4, 4, 8]), RECIPES["mxfp8"]
+    y, *saved = ops.grouped_linear_fwd(x, w, [], offsets, 24, text, torch.float32, 3, [])
+    with pytest.raises(RuntimeError, match="grouped_linear_bwd: x: columnwise_data of mxfp8 for 3 groups of 8 rows"):
+        ops.grouped_linear_bwd(y, offsets, saved[0][:-40], *saved[1:], [], 32, text, torch.float32, 3)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"offsets": torch.tensor([4.0, 8.0])}, "offsets must be an int32 or int64 vector"),
+        ({"offsets": torch.empty(0, dtype=torch.int64)}, "must have the end of at least one group, got none"),
+        ({"w": []}, r"w must be matrices \[out_features, in_features\], one for each group"),
+        ({"w": [torch.ones(24, 32), torch.ones(23, 32)]}, r"grouped_linear: w must be \[24, 32\], got \[23, 32\]"),
+        ({"bias": [torch.ones(24)] * 3}, "bias must be one tensor for each of the 2 groups"),
+        ({"x": torch.ones(9, 32, dtype=torch.int32)}, "grouped_linear: x must be float32, float16 or bfloat16"),
+        ({"recipe": RECIPES["mxfp8"] + ",backward=dequantized"}, "asks for a backward= or dx= that groups do not have"),
+    ],
+)
+def test_wrong_arguments_are_refused(change, message):
+    x, w, bias = tensors(groups=2, grad=False)
+    arguments = {"x": x, "w": w, "bias": bias, "offsets": torch.tensor([4, 8]), "recipe": RECIPES["mxfp8"]} | change
+    with pytest.raises(RuntimeError, match=message):
+        ops.grouped_linear(**arguments, dtype=torch.float32, w_buffers=[])
