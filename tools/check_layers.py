@@ -15,6 +15,7 @@ CORE = {
     "quire/quantize": {"quire/base", "quire/format", "quire/spec"},
     "quire/gemm": {"quire/base", "quire/format", "quire/spec"},
     "quire/pointwise": {"quire/base", "quire/format", "quire/spec", "quire/quantize"},
+    "quire/runner": {"quire/base", "quire/format", "quire/spec", "quire/quantize", "quire/gemm", "quire/pointwise"},
     "quire/info": {
         "quire/base",
         "quire/format",
@@ -30,14 +31,14 @@ ALLOWED = CORE | {
     "quire_torch/op": set(),
     "quire_torch/bridge": PUBLIC_CORE | {"quire_torch/op"},
     "quire_torch/ops": PUBLIC_CORE | {"quire_torch/op", "quire_torch/bridge"},
-    "quire_torch": {"quire/info", "quire_torch/op", "quire_torch/bridge", "quire_torch/ops"},
+    "quire_torch": {"quire/info", "quire/runner", "quire_torch/op", "quire_torch/bridge", "quire_torch/ops"},
 }
 # Tables of kernels: the only files outside cpu/ that know it.
 KERNEL_TABLES = {"quire/quantize/kernels.cpp", "quire/gemm/kernels.cpp", "quire/pointwise/kernels.cpp"}
 TORCH = re.compile(r"(torch|ATen|c10|caffe2)/")
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^">]+)[">]', re.MULTILINE)
 # Files and folders.
-CALLS_OPERATORS = {"functional.py", "tensor", "debug.py", "delayed", "explain.py", "info.py"}
+CALLS_OPERATORS = {"functional.py", "tensor", "debug.py", "delayed", "explain.py", "info.py", "runners.py"}
 
 
 def check_includes(source: Path, name: str) -> Iterator[str]:

@@ -1,0 +1,45 @@
+// A mixture of experts from weights that were quantized once.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "quire/runner/assignment.h"
+#include "quire/runner/prepared_weight.h"
+#include "quire/runner/runner.h"
+#include "quire/spec/activation.h"
+
+namespace quire {
+
+/// One expert, out = f(x w13^T) w2^T: w13 [2 I, H], or [I, H] where f is not gated, and w2 [H, I]. w13 holds the rows
+/// of the gate, to which the curve of f is applied, before those of its factor: [gate, up], the order of checkpoints.
+struct Expert {
+  PreparedWeight w13, w2;
+};
+
+struct MoeOptions {
+  QuantSpec x;                   ///< how inputs and activations are quantized, each expert's rows for themselves
+  Activation activation;         ///< such as Activation::parse("swiglu")
+  bool weight_on_input = false;  ///< weights multiply x instead of the expert's result
+};
+
+/// For every expert: its rows of x, in order of tokens; quantized, times w13; the activation; quantized, times w2.
+/// What is between stages, and each expert's result, is rounded to x's dtype. The results of a token are added as
+/// combine() says. No expert sees another's rows, and nothing depends on the number of threads.
+class MoeRunner final : public Runner {
+ public:
+  /// Throws Error unless there is an expert and all have the same sizes, fitting each other and the activation.
+  MoeRunner(std::vector<Expert> experts, const MoeOptions& options);
+
+  void run(const RunnerCall& call) override;
+
+ private:
+  struct Call;
+  void run_expert(const Call& call, int64_t expert) const;
+  void run_experts(const Call& call) const;
+
+  std::vector<Expert> experts_;
+  MoeOptions options_;
+};
+
+}  // namespace quire

@@ -1,0 +1,53 @@
+// Mixtures of experts under test.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <utility>
+#include <vector>
+
+#include "guarded.h"
+#include "quire/format/element.h"
+#include "quire/runner/moe_runner.h"
+
+namespace quire::testing {
+
+inline Matrix slice(const Matrix& m, int64_t first, int64_t rows) {
+  return {static_cast<const char*>(m.data) + first * m.row_stride * size_of(m.dtype), m.dtype, rows, m.cols,
+          m.row_stride};
+}
+
+inline double at(const Matrix& m, int64_t r, int64_t c) {
+  return static_cast<double>(load_element(m.data, m.dtype, r * m.row_stride + c));
+}
+
+/// A weight of each expert from a stack [E * N, K].
+inline std::vector<PreparedWeight> prepared(const Matrix& stack, int64_t experts, const QuantSpec& spec) {
+  std::vector<PreparedWeight> out;
+  for (int64_t e = 0; e < experts; ++e) {
+    const int64_t rows = stack.rows / experts;
+    out.emplace_back(slice(stack, e * rows, rows), spec);
+  }
+  return out;
+}
+
+inline std::vector<Expert> experts_of(const Matrix& w13, const Matrix& w2, int64_t count, const QuantSpec& spec) {
+  std::vector<PreparedWeight> a = prepared(w13, count, spec), b = prepared(w2, count, spec);
+  std::vector<Expert> out;
+  for (size_t e = 0; e < a.size(); ++e) out.push_back({std::move(a[e]), std::move(b[e])});
+  return out;
+}
+
+/// The mixture's result for x, in x's dtype.
+inline Guarded result_of(MoeRunner& runner, const Matrix& x, const Choices& c) {
+  Guarded out(x.rows * runner.info().out_features * size_of(x.dtype));
+  runner.run({.x = x,
+              .out = {out.data(), x.dtype, x.rows, runner.info().out_features, runner.info().out_features},
+              .expert_ids = c.ids,
+              .expert_weights = c.weights,
+              .top_k = c.top_k});
+  EXPECT_TRUE(out.intact()) << "wrote outside of out";
+  return out;
+}
+
+}  // namespace quire::testing

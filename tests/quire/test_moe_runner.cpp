@@ -1,0 +1,261 @@
+// Runners with weights: a mixture computed expert by expert in float64 from quantized operands, and what neither loads,
+// threads nor memory may change.
+#include <cmath>
+#include <cstring>
+#include <thread>
+
+#include "inputs.h"
+#include "mixtures.h"
+#include "quantized.h"
+#include "quire/base/parallel.h"
+#include "quire/format/element.h"
+#include "quire/runner/linear_runner.h"
+
+namespace quire::testing {
+namespace {
+
+/// Weights and a load: T tokens choose top_k of E experts each, some of them none.
+struct Mixture {
+  Mixture(int64_t tokens, int64_t top_k, uint64_t seed)
+      : x({tokens, kHidden, 3}, DType::bf16, Kind::normal, seed), tokens_(tokens), top_k_(top_k) {
+    Random r(seed);
+    for (int64_t i = 0; i < tokens * top_k; ++i) {
+      ids.push_back(static_cast<int32_t>(r.below(kExperts + 1)) - 1);
+      weights.push_back(static_cast<float>(r.uniform()));
+    }
+  }
+  Choices choices() const { return {ids.data(), weights.data(), tokens_, top_k_}; }
+
+  static constexpr int64_t kExperts = 6, kHidden = 48, kInner = 40;
+  Input x, w13{{kExperts * 2 * kInner, kHidden}, DType::bf16, Kind::normal, 11},
+      w2{{kExperts * kHidden, kInner}, DType::bf16, Kind::normal, 12};
+  std::vector<int32_t> ids;
+  std::vector<float> weights;
+
+ private:
+  int64_t tokens_, top_k_;
+};
+
+MoeRunner runner_of(const Mixture& m, std::string_view spec, std::string_view f = "swiglu", bool on_input = false) {
+  const QuantSpec s = QuantSpec::parse(spec);
+  return {experts_of(m.w13, m.w2, Mixture::kExperts, s),
+          {.x = s, .activation = Activation::parse(f), .weight_on_input = on_input}};
+}
+
+/// The rowwise codes of m, decoded.
+std::vector<float> decoded(const Matrix& m, const QuantSpec& spec) {
+  return dequantized(reference_runner(), quantized(reference_runner(), spec, m, {.directions = {true, false}}),
+                     Direction::rowwise);
+}
+
+/// x w^T of what the codes stand for, rounded to bfloat16; the sums are exact but for float64's rounding.
+Guarded product_of(const Matrix& x, const Matrix& w, const QuantSpec& spec) {
+  const std::vector<float> a = decoded(x, spec), b = decoded(w, spec);
+  Guarded out(x.rows * w.rows * 2);
+  for (int64_t i = 0; i < x.rows; ++i)
+    for (int64_t j = 0; j < w.rows; ++j) {
+      double sum = 0;
+      for (int64_t k = 0; k < x.cols; ++k)
+        sum += static_cast<double>(a[static_cast<size_t>(i * x.cols + k)]) *
+               static_cast<double>(b[static_cast<size_t>(j * x.cols + k)]);
+      store_element(out.data(), DType::bf16, i * w.rows + j, static_cast<float>(sum));
+    }
+  return out;
+}
+
+/// The mixture, one expert after the other in float64; what is between stages is bfloat16.
+std::vector<double> expected(const Mixture& m, const QuantSpec& spec, bool on_input = false) {
+  const Matrix x = m.x;
+  const Choices c = m.choices();
+  std::vector<double> y(static_cast<size_t>(x.rows * x.cols), 0.0);
+  for (int64_t e = 0; e < Mixture::kExperts; ++e) {
+    std::vector<int64_t> mine;
+    for (int64_t i = 0; i < c.count(); ++i)
+      if (c.ids[i] == e) mine.push_back(i);
+    const int64_t rows = static_cast<int64_t>(mine.size()), inner = Mixture::kInner;
+    if (rows == 0) continue;
+    Guarded gathered(rows * x.cols * 2), act(rows * inner * 2);
+    for (int64_t i = 0; i < rows; ++i)
+      for (int64_t j = 0; j < x.cols; ++j) {
+        const int64_t from = mine[static_cast<size_t>(i)];
+        const double weight = on_input ? static_cast<double>(c.weights[from]) : 1.0;
+        store_element(gathered.data(), DType::bf16, i * x.cols + j,
+                      static_cast<float>(weight * at(x, from / c.top_k, j)));
+      }
+    const Guarded h =
+        product_of({gathered.data(), DType::bf16, rows, x.cols, x.cols}, slice(m.w13, e * 2 * inner, 2 * inner), spec);
+    const Matrix h_view{h.data(), DType::bf16, rows, 2 * inner, 2 * inner};
+    for (int64_t i = 0; i < rows; ++i)
+      for (int64_t j = 0; j < inner; ++j) {
+        const double gate = at(h_view, i, j), up = at(h_view, i, inner + j);
+        store_element(act.data(), DType::bf16, i * inner + j, static_cast<float>(up * gate / (1 + std::exp(-gate))));
+      }
+    const Guarded out =
+        product_of({act.data(), DType::bf16, rows, inner, inner}, slice(m.w2, e * x.cols, x.cols), spec);
+    for (int64_t i = 0; i < rows; ++i)
+      for (int64_t j = 0; j < x.cols; ++j) {
+        const int64_t to = mine[static_cast<size_t>(i)];
+        const double weight = on_input ? 1.0 : static_cast<double>(c.weights[to]);
+        y[static_cast<size_t>(to / c.top_k * x.cols + j)] +=
+            weight * static_cast<double>(load_element(out.data(), DType::bf16, i * x.cols + j));
+      }
+  }
+  return y;
+}
+
+double relative_error(const std::vector<double>& y, const Guarded& got) {
+  double error = 0, norm = 0;
+  for (size_t i = 0; i < y.size(); ++i) {
+    const double d = y[i] - static_cast<double>(load_element(got.data(), DType::bf16, static_cast<int64_t>(i)));
+    error += d * d;
+    norm += y[i] * y[i];
+  }
+  return norm > 0 ? std::sqrt(error / norm) : std::sqrt(error);
+}
+
+constexpr std::string_view kSpecs[] = {"nvfp4", "nvfp4:row_scaled", "mxfp8", "mxfp4", "fp8_row", "fp8_block"};
+
+TEST(MoeRunner, AnyLoadGivesWhatEachExpertGivesInFloat64) {
+  for (const std::string_view spec : kSpecs)
+    for (const int64_t tokens : {1, 2, 17, 64})
+      for (const bool on_input : {false, true}) {
+        SCOPED_TRACE(text(spec, ", ", tokens, " tokens", on_input ? ", weights on input" : ""));
+        const Mixture m(tokens, 3, static_cast<uint64_t>(tokens));
+        MoeRunner runner = runner_of(m, spec, "swiglu", on_input);
+        // A sum of another order may end on the other side of a rounding, and then a code be another.
+        EXPECT_LT(relative_error(expected(m, QuantSpec::parse(spec), on_input), result_of(runner, m.x, m.choices())),
+                  spec.find("4") != std::string_view::npos ? 1.5e-2 : 6e-3);
+      }
+}
+
+TEST(MoeRunner, ALoadOfOneExpertOrOfNoneIsALoadToo) {
+  Mixture m(9, 2, 5);
+  MoeRunner runner = runner_of(m, "nvfp4");
+  m.ids.assign(m.ids.size(), 4);  // both choices of every token
+  EXPECT_LT(relative_error(expected(m, QuantSpec::parse("nvfp4")), result_of(runner, m.x, m.choices())), 1.5e-2);
+  m.ids.assign(m.ids.size(), -1);
+  const Guarded y = result_of(runner, m.x, m.choices());
+  for (int64_t i = 0; i < 9 * Mixture::kHidden; ++i) ASSERT_EQ(y.as<uint16_t>()[i], 0) << "element " << i;
+}
+
+TEST(MoeRunner, BitsDependNeitherOnThreadsNorOnTheOrderInWhichExpertsRun) {
+  Mixture m(64, 3, 7);
+  for (size_t i = 0; i < m.ids.size() / 2; ++i) m.ids[i] = 2;  // one expert has most of the work
+  MoeRunner runner = runner_of(m, "nvfp4");
+  const Guarded serial = result_of(runner, m.x, m.choices());
+  const Executor before = set_executor([](int64_t count, int64_t, const auto& body) {
+    for (int64_t i = count; i-- > 0;) body(i, i + 1);
+  });
+  EXPECT_EQ(difference(serial, result_of(runner, m.x, m.choices())), "");
+  set_executor([](int64_t count, int64_t, const auto& body) {
+    std::vector<std::thread> threads;
+    for (int64_t i = 0; i < count; ++i) threads.emplace_back([&, i] { body(i, i + 1); });
+    for (std::thread& t : threads) t.join();
+  });
+  for (int round = 0; round < 5; ++round)
+    EXPECT_EQ(difference(serial, result_of(runner, m.x, m.choices())), "") << "round " << round;
+  set_executor(before);
+}
+
+TEST(MoeRunner, ATokensResultDoesNotDependOnTheOthersWhereScalesAreItsOwn) {
+  const Mixture m(17, 3, 3);
+  MoeRunner runner = runner_of(m, "nvfp4:row_scaled");
+  const Guarded all = result_of(runner, m.x, m.choices());
+  const Choices c = m.choices();
+  for (int64_t t = 0; t < 17; ++t) {
+    const Guarded one = result_of(runner, slice(m.x, t, 1), {c.ids + t * 3, c.weights + t * 3, 1, 3});
+    EXPECT_EQ(std::memcmp(one.data(), all.as<uint16_t>() + t * Mixture::kHidden, 2 * Mixture::kHidden), 0)
+        << "token " << t;
+  }
+}
+
+TEST(MoeRunner, ExpertsThatDoNotFitEachOtherAreRefused) {
+  const Mixture m(1, 1, 1);
+  const QuantSpec spec = QuantSpec::parse("nvfp4");
+  const auto refused = [&](std::vector<Expert> experts, std::string_view f) -> std::string {
+    try {
+      MoeRunner(std::move(experts), {.x = spec, .activation = Activation::parse(f)});
+    } catch (const Error& e) {
+      return e.what();
+    }
+    return "accepted";
+  };
+  EXPECT_EQ(refused({}, "swiglu"), "runner: a mixture needs at least 1 expert, got none; pass their weights");
+  EXPECT_EQ(refused(experts_of(m.w13, m.w2, Mixture::kExperts, spec), "gelu"),
+            "runner: an expert's weights must be w13 [1 * I, H] and w2 [H, I] for gelu; got [80, 48] and [48, 40] for "
+            "expert 0");
+  std::vector<Expert> experts = experts_of(m.w13, m.w2, Mixture::kExperts, spec);
+  const Input small_w13({32, 48}, DType::bf16, Kind::normal, 1), small_w2({48, 16}, DType::bf16, Kind::normal, 2);
+  experts[2] = {PreparedWeight(small_w13, spec), PreparedWeight(small_w2, spec)};
+  EXPECT_EQ(refused(std::move(experts), "swiglu"),
+            "runner: all experts must have the same sizes; w13 of expert 2 is [32, 48] and that of expert 0 [80, 48]");
+}
+
+TEST(MoeRunner, TheSecondCallTakesNoMemoryThatTheFirstDidNot) {
+  release_idle_arenas();
+  const Mixture m(64, 3, 7);
+  MoeRunner runner = runner_of(m, "nvfp4");
+  EXPECT_EQ(idle_arena_bytes(), 0);
+  for (int warm_up = 0; warm_up < 2; ++warm_up) result_of(runner, m.x, m.choices());
+  const int64_t held = idle_arena_bytes();
+  EXPECT_GT(held, 64 * 3 * Mixture::kHidden * 2);
+  for (int call = 0; call < 3; ++call) result_of(runner, m.x, m.choices());
+  EXPECT_EQ(idle_arena_bytes(), held);
+  release_idle_arenas();
+  EXPECT_EQ(idle_arena_bytes(), 0);
+}
+
+// ---------------------------------------------------------------- weights
+
+TEST(PreparedWeight, IsACopyWhicheverWayItIsMade) {
+  const QuantSpec spec = QuantSpec::parse("nvfp4");
+  const Input x({5, 48}, DType::bf16, Kind::normal, 1);
+  Input w({32, 48}, DType::bf16, Kind::normal, 2);
+  std::vector<float> bias(32);
+  for (size_t i = 0; i < bias.size(); ++i) bias[i] = static_cast<float>(i) - 7.5f;
+  Quantized q = quantized(active_runner(), spec, w, {.directions = {true, false}});
+  const Vector b{bias.data(), DType::f32};
+  LinearRunner from_values({w, spec, b}, spec);
+  LinearRunner from_codes(PreparedWeight(q.operand(Direction::rowwise), b), spec);
+  Guarded expected_y(5 * 32 * 2), y(5 * 32 * 2);
+  const Quantized xq = quantized(active_runner(), spec, x, {.directions = {true, false}});
+  gemm({.a = xq.operand(Direction::rowwise),
+        .b = q.operand(Direction::rowwise),
+        .out = {expected_y.data(), DType::bf16, 5, 32, 32},
+        .bias = bias.data()});
+  std::memset(q.side(Direction::rowwise).data.data(), 0, static_cast<size_t>(q.side(Direction::rowwise).data.size()));
+  std::fill(bias.begin(), bias.end(), 0.0f);
+  for (LinearRunner* runner : {&from_values, &from_codes}) {
+    runner->run({.x = x, .out = {y.data(), DType::bf16, 5, 32, 32}});
+    EXPECT_EQ(difference(expected_y, y), "");
+  }
+}
+
+TEST(PreparedWeight, WhatCannotBeAWeightIsRefused) {
+  const auto refused = [](auto&& make) -> std::string {
+    try {
+      make();
+    } catch (const Error& e) {
+      return e.what();
+    }
+    return "accepted";
+  };
+  const QuantSpec spec = QuantSpec::parse("nvfp4");
+  const Input w({32, 48}, DType::bf16, Kind::normal, 2), none({0, 48}, DType::bf16, Kind::normal, 2);
+  EXPECT_NE(refused([&] { PreparedWeight(none, spec); }).find("at least one of each; got [0, 48]"), std::string::npos);
+  EXPECT_NE(refused([&] { PreparedWeight(w, QuantSpec::parse("nvfp4:sr")); }).find("rounds stochastically"),
+            std::string::npos);
+  EXPECT_NE(refused([&] { LinearRunner({w, spec}, QuantSpec::parse("nvfp4:sr")); }).find("activation spec"),
+            std::string::npos);
+  EXPECT_NE(refused([&] {
+              PreparedWeight(Operand{.spec = spec, .outer = 32, .contraction = 48});
+            }).find("rowwise_data of the weight is a null pointer; give 768 bytes"),
+            std::string::npos);
+  EXPECT_NE(refused([&] {
+              PreparedWeight(Operand{.spec = spec, .direction = Direction::columnwise, .outer = 32, .contraction = 48});
+            }).find("got columnwise ones"),
+            std::string::npos);
+}
+
+}  // namespace
+}  // namespace quire::testing
