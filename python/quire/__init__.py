@@ -6,7 +6,7 @@ from quire import _library
 
 _library.load()
 
-from quire import debug, delayed, recipe  # noqa: E402  (the operators must be there first)
+from quire import debug, delayed, recipe, runners  # noqa: E402  (the operators must be there first)
 from quire.autocast import active_recipe, autocast  # noqa: E402
 from quire.checkpoint import checkpoint  # noqa: E402
 from quire.convert import ConversionReport, LayerReport, conversion_report, convert  # noqa: E402
@@ -23,7 +23,7 @@ from quire.drop_in import (  # noqa: E402
     is_nvfp4_available,
 )
 from quire.explain import explain  # noqa: E402
-from quire.functional import dequantize, quantize  # noqa: E402
+from quire.functional import dequantize, nvfp4_linear, nvfp4_moe, quantize  # noqa: E402
 from quire.nn.cache import quantize_weights  # noqa: E402
 from quire.nn.grouped_linear import GroupedLinear  # noqa: E402
 from quire.nn.layernorm_linear import LayerNormLinear  # noqa: E402
@@ -95,11 +95,14 @@ __all__ = [
     "is_fp8_block_scaling_available",
     "is_mxfp8_available",
     "is_nvfp4_available",
+    "nvfp4_linear",
+    "nvfp4_moe",
     "quantize",
     "quantize_weights",
     "quantized_model_init",
     "recipe",
     "rng_state",
+    "runners",
     "set_delayed_state",
     "set_rng_state",
 ]

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import torch
 
 from quire.kinds import check_kind, check_kind_or_none, shown
+from quire.runners import RunnerHandle, named
 from quire.seed import signed64
 from quire.tensor import (
     BUFFER_NAMES,
@@ -188,6 +189,30 @@ def quantize(
 def fingerprint(x: torch.Tensor) -> torch.Tensor:
     """int64 [1], 64 bits that change when x does; any dtype that quantize() takes."""
     return torch.ops.quire.fingerprint(x)
+
+
+def nvfp4_linear(x: torch.Tensor, runner: RunnerHandle | int | str, out_features: int) -> torch.Tensor:
+    """y [*, out_features] of x [*, K], both bfloat16, by a registered runner. For inference: no gradient.
+
+    runner: what quire.runners.register returned, its number, or the name it was registered under, which is what
+        programs that are exported should carry.
+
+    One opaque node in a graph; tracing asks for nothing but shapes, so the runner must exist only when it runs. Raises
+    RuntimeError if there is no such runner then, or it computes something else, elsewhere or of other sizes.
+    """
+    return torch.ops.quire.nvfp4_linear(x, named(runner), out_features)
+
+
+def nvfp4_moe(
+    hidden_states: torch.Tensor,
+    topk_weights: torch.Tensor,
+    topk_ids: torch.Tensor,
+    runner: RunnerHandle | int | str,
+    hidden_size: int,
+) -> torch.Tensor:
+    """y [T, hidden_size] of hidden_states [T, H], both bfloat16, by the experts topk_ids int32 [T, k], whose results
+    are weighted by topk_weights float32 [T, k]. An id of -1 stands for no expert. Otherwise as nvfp4_linear()."""
+    return torch.ops.quire.nvfp4_moe(hidden_states, topk_weights, topk_ids, named(runner), hidden_size)
 
 
 def stashed_wgrad(stash: torch.Tensor, grad: torch.Tensor, overwrite: bool = True) -> bool:

@@ -2,6 +2,8 @@
 #include <torch/library.h>
 
 #include "quire/info/info.h"
+#include "quire/runner/arena.h"
+#include "quire/runner/registry.h"
 #include "quire_torch/bridge/parallel.h"
 #include "quire_torch/op/op.h"
 #include "quire_torch/ops/activation.h"
@@ -13,7 +15,10 @@
 #include "quire_torch/ops/observe.h"
 #include "quire_torch/ops/quantize_through.h"
 #include "quire_torch/ops/recorder.h"
+#include "quire_torch/ops/register_runner.h"
+#include "quire_torch/ops/runner.h"
 #include "quire_torch/ops/state.h"
+#include "quire_torch/ops/tensor_runner.h"
 
 namespace quire_torch {
 namespace {
@@ -49,6 +54,10 @@ void register_operators(torch::Library& m) {
   op::register_inner<Fingerprint>(m);
   op::register_inner<Dequantize>(m);
   op::register_inner<EmptyQuantized>(m);
+  op::register_inner<Nvfp4Linear<c10::SymInt>>(m);
+  op::register_inner<Nvfp4Linear<RunnerNameText>>(m);
+  op::register_inner<Nvfp4Moe<c10::SymInt>>(m);
+  op::register_inner<Nvfp4Moe<RunnerNameText>>(m);
   op::register_inner<DebugCast>(m);
   op::register_inner<DebugRht>(m);
   op::register_inner<DebugSwizzle>(m);
@@ -77,6 +86,18 @@ void register_functions(torch::Library& m) {
   m.def("debug_recorded_text() -> str", recorded_text);
 }
 
+/// What quire.runners is made of.
+void register_runner_functions(torch::Library& m) {
+  op::register_value<RegisterLinearRunner>(m);
+  op::register_value<RegisterMoeRunner>(m);
+  op::register_value<RegisterPythonRunner>(m);
+  m.def("runner_unregister(int handle) -> ()", quire::unregister_runner);
+  m.def("runner_list() -> str", list_runners);
+  m.def("runner_dropped_functions() -> int[]", dropped_python_functions);
+  m.def("runner_release_memory() -> ()", quire::release_idle_arenas);
+  m.def("runner_call_python(int function, Tensor[] inputs) -> Tensor");  // its kernel is Python's: PythonRunner
+}
+
 }  // namespace
 }  // namespace quire_torch
 
@@ -84,4 +105,5 @@ TORCH_LIBRARY(quire, m) {
   quire_torch::install_executor();
   quire_torch::register_operators(m);
   quire_torch::register_functions(m);
+  quire_torch::register_runner_functions(m);
 }

@@ -74,7 +74,7 @@ def test_operators_are_tagged_for_compilation_without_copies(toy):
         assert {torch.Tag.pt2_compliant_tag, torch.Tag.needs_exact_strides} <= set(op.default.tags)
 
 
-@pytest.mark.parametrize("name", ["kinds", "kinds_called"])
+@pytest.mark.parametrize("name", ["kinds", "kinds_called", "kinds_overload_called"])
 def test_every_field_kind_arrives_and_written_tensors_change(toy, name):
     arguments = kinds_arguments()
     other = torch.zeros(1)

@@ -101,6 +101,16 @@ struct KindsCalled : Kinds {
   static void cpu(const Args& a, op::Tensors<2>& out) { out[0].copy_(op::call<Kinds>(a)[0]); }
 };
 
+/// An overload, and a call of it from C++.
+struct KindsOverload : Kinds {
+  static constexpr const char* kName = "kinds.again";
+  static void cpu(const Args& a, op::Tensors<2>& out) { out[0].copy_(op::call<Kinds>(a)[0]); }
+};
+struct KindsOverloadCalled : Kinds {
+  static constexpr const char* kName = "kinds_overload_called";
+  static void cpu(const Args& a, op::Tensors<2>& out) { out[0].copy_(op::call<KindsOverload>(a)[0]); }
+};
+
 // ---------------------------------------------------------------- state
 
 /// counter += 1
@@ -311,6 +321,8 @@ TORCH_LIBRARY(toy, m) {
   namespace op = quire_torch::op;
   op::register_inner<toy::Kinds>(m);
   op::register_inner<toy::KindsCalled>(m);
+  op::register_inner<toy::KindsOverload>(m);
+  op::register_inner<toy::KindsOverloadCalled>(m);
   op::register_mutation<toy::Advance>(m);
   op::register_inner<toy::LinearFwd>(m);
   op::register_inner<toy::LinearBwd>(m);

@@ -1,5 +1,5 @@
 // An operator is one declaration: a struct from which these headers derive schema, kernels and tracing. All have
-//   kNamespace, kName   the operator's name
+//   kNamespace, kName   the operator's name, or "name.overload"
 //   Args                its arguments: members, and `static constexpr auto kFields` (fields.h)
 // and are registered in a TORCH_LIBRARY block by one of
 //   register_inner      computes results: kResults, results<Int>(args), cpu(args, results), kNotDifferentiable
@@ -13,6 +13,9 @@
 #include <c10/core/GradMode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/library.h>
+
+#include <algorithm>
+#include <string>
 
 #include "quire_torch/op/boxing.h"
 #include "quire_torch/op/schema.h"
@@ -129,6 +132,15 @@ void define_with_kernels(torch::Library& m) {
   implement<Op, &boxed<Op, &trace<Op>>>(m, c10::DispatchKey::Meta);
 }
 
+/// The operator as the dispatcher knows it: kName is "name" or "name.overload".
+template <class Op>
+c10::OperatorHandle find() {
+  const std::string name = std::string(Op::kNamespace) + "::" + Op::kName;
+  const size_t dot = std::min(name.find('.'), name.size());
+  const std::string overload = name.substr(std::min(dot + 1, name.size()));
+  return c10::Dispatcher::singleton().findSchemaOrThrow(name.substr(0, dot).c_str(), overload.c_str());
+}
+
 }  // namespace detail
 
 /// Calls the operator as through the dispatcher, so that tracing, autograd and tensor subclasses see it. Without `all`,
@@ -137,8 +149,7 @@ template <class Op, bool all = true>
 Results<Op> call(const typename Op::Args& args) {
   if constexpr (detail::HasCpu<Op>)
     if (detail::goes_straight_to_cpu(args)) return detail::run_cpu<Op, all>(args);
-  static const c10::OperatorHandle op =
-      c10::Dispatcher::singleton().findSchemaOrThrow((std::string(Op::kNamespace) + "::" + Op::kName).c_str(), "");
+  static const c10::OperatorHandle op = detail::find<Op>();
   Stack stack;
   stack.reserve(member_count<typename Op::Args>());
   for_each_field<typename Op::Args>([&](auto field) { stack.push_back(box_field(args.*(field.kMember))); });

@@ -1,0 +1,296 @@
+"""Runners: what computes behind quire.nvfp4_linear and quire.nvfp4_moe, named by a handle or a name (docs/runners.md).
+
+    handle = quire.runners.register(quire.runners.LinearRunner(weight), name="layers.0.up")
+    y = quire.nvfp4_linear(x, handle, weight.shape[0])
+
+All functions may be called from any thread.
+"""
+
+from __future__ import annotations
+
+import itertools
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import KW_ONLY, dataclass
+
+import torch
+
+from quire.kinds import check_kind, check_kind_or_none, shown
+from quire.tensor import QuantizedTensor, QuantSpec
+
+#: One weight, or a stack of them: a plain tensor, a QuantizedTensor, or a sequence of either.
+Weights = torch.Tensor | Sequence[torch.Tensor]
+
+
+@dataclass(frozen=True, eq=False)
+class LinearRunner:
+    """y = x w^T + bias from a weight that is quantized once: the bits of quire's linear under x=X,w=W.
+
+    weight [N, K]: float32, float16 or bfloat16, which is quantized as w says (None: "nvfp4"), or a QuantizedTensor with
+    rowwise codes, whose spec w may repeat. bias [N]. x: how activations are quantized; "nvfp4:row_scaled" makes a
+    token's result independent of the others in its batch. Values are copied when it is registered.
+    """
+
+    weight: torch.Tensor
+    bias: torch.Tensor | None = None
+    _: KW_ONLY
+    x: str | QuantSpec = "nvfp4"
+    w: str | QuantSpec | None = None
+
+    def _register(self, name: str) -> int:
+        weight, shape, w = _stack("LinearRunner: weight", [self.weight], self.w)
+        return torch.ops.quire.runner_register_linear(name, _text(self.x), w, weight, shape, _detached(self.bias))
+
+
+@dataclass(frozen=True, eq=False)
+class MoERunner:
+    """A mixture of E experts, w2 f(w13 x), from weights that are quantized once, each expert's for itself.
+
+    w13 [E, 2 I, H], the rows of the gate before those of its factor ([gate, up], the order of checkpoints; [E, I, H] if
+    the activation is not gated), w2 [E, H, I], w13_bias [E, 2 I], w2_bias [E, H]. Weights as for LinearRunner, in one
+    tensor or as a sequence with one for each expert; all under one spec.
+    activation: text such as "swiglu" or "clamped_swiglu:limit=7:alpha=1.702:glu_linear_offset=1" (numerics.md 11.3).
+    x: how inputs and activations are quantized, each expert's tokens for themselves.
+    weight_on_input: a token's routing weight multiplies its input instead of the expert's result.
+    """
+
+    w13: Weights
+    w2: Weights
+    _: KW_ONLY
+    w13_bias: torch.Tensor | None = None
+    w2_bias: torch.Tensor | None = None
+    x: str | QuantSpec = "nvfp4"
+    w: str | QuantSpec | None = None
+    activation: str = "swiglu"
+    weight_on_input: bool = False
+
+    def _register(self, name: str) -> int:
+        w13, w13_shape, w = _stack("MoERunner: w13", self.w13, self.w)
+        w2, w2_shape, also_w = _stack("MoERunner: w2", self.w2, self.w)
+        if w != also_w:
+            raise ValueError(f"MoERunner: w13 and w2 must have one spec, got {w} and {also_w}; quantize them alike")
+        biases = _detached(self.w13_bias), _detached(self.w2_bias)
+        return torch.ops.quire.runner_register_moe(
+            name, _text(self.x), w, w13, w2, w13_shape, w2_shape, *biases, self.activation, self.weight_on_input
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class PythonRunner:
+    """A Python function as a runner, for trying things out: each call takes the interpreter's lock, costs some ten
+    microseconds, and copies the result.
+
+    function(x) -> y for x [*, in_features] and y [*, out_features], or with experts > 0
+    function(hidden_states, topk_weights, topk_ids) -> y. It must not write to its arguments, and nothing has gradients.
+    What it raises reaches the caller. device: where its calls' tensors lie.
+    """
+
+    function: Callable[..., torch.Tensor]
+    in_features: int
+    out_features: int
+    _: KW_ONLY
+    experts: int = 0
+    device: str = "cpu"
+
+    def _register(self, name: str) -> int:
+        check_kind("PythonRunner", Callable, function=self.function)
+        sizes = {"in_features": self.in_features, "out_features": self.out_features, "experts": self.experts}
+        check_kind("PythonRunner", int, **sizes)
+        number = next(_numbers)
+        _functions[number] = self.function
+        described = getattr(self.function, "__qualname__", type(self.function).__name__)
+        try:
+            return torch.ops.quire.runner_register_python(
+                name, number, *sizes.values(), str(self.device), f"Python {described}"
+            )
+        except Exception:
+            _functions.pop(number, None)
+            raise
+
+
+class RunnerHandle:
+    """A registered runner. handle: its number, which this process gives only once; name: "" if it has none.
+
+    Owns the registration: close(), leaving a `with` block, or the end of the last reference unregister the runner;
+    calls that are running end as they would have. Copies are the same handle. Belongs to this process, so it is not
+    pickled: a forked child inherits it, a spawned one registers its own runner.
+    """
+
+    def __init__(self, handle: int, name: str) -> None:
+        self.handle = handle
+        self.name = name
+        self._close = weakref.finalize(self, _unregister, handle)
+
+    def close(self) -> None:
+        """Unregisters the runner. Closing twice does nothing."""
+        self._close()
+
+    @property
+    def closed(self) -> bool:
+        return not self._close.alive
+
+    def __enter__(self) -> RunnerHandle:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def __int__(self) -> int:
+        return self.handle
+
+    def __copy__(self) -> RunnerHandle:
+        return self
+
+    def __deepcopy__(self, memo: dict[int, object]) -> RunnerHandle:
+        return self
+
+    def __reduce__(self) -> None:
+        raise TypeError(
+            f"{self!r} belongs to its process and cannot be pickled; save the weights, register a runner of them in "
+            "the other process, and pass its handle, or a name that both use"
+        )
+
+    def __repr__(self) -> str:
+        name = f", name={self.name!r}" if self.name else ""
+        return f"RunnerHandle({self.handle}{name}{', closed' if self.closed else ''})"
+
+
+def register(runner: LinearRunner | MoERunner | PythonRunner, name: str = "") -> RunnerHandle:
+    """Prepares the runner's weights and makes it available to operators, by its handle and, if given, its name.
+
+    Runners of another library are registered by it, in C++ (docs/runners.md). Raises TypeError for what is no runner,
+    ValueError or RuntimeError for weights that do not fit, or a name that is taken.
+    """
+    if not isinstance(runner, LinearRunner | MoERunner | PythonRunner):
+        raise TypeError(
+            "runners.register: expected a LinearRunner, MoERunner or PythonRunner (which takes a function), got "
+            f"{shown(runner)}"
+        )
+    if not isinstance(name, str):
+        raise TypeError(f"runners.register: name must be a str, got {shown(name)}")
+    _forget_dropped_functions()
+    return RunnerHandle(runner._register(name), name)
+
+
+@dataclass(frozen=True)
+class RegisteredRunner:
+    """A line of registered(). kind: "linear" or "moe"; experts: 0 if linear."""
+
+    handle: int
+    name: str
+    kind: str
+    device: str
+    in_features: int
+    out_features: int
+    experts: int
+    description: str
+
+
+def registered() -> list[RegisteredRunner]:
+    """The runners of this process, whoever registered them, by handle."""
+    runners = []
+    for line in torch.ops.quire.runner_list().splitlines():
+        handle, name, kind, device, *sizes, description = line.split("\t", 7)
+        runners.append(RegisteredRunner(int(handle), name, kind, device, *map(int, sizes), description))
+    return runners
+
+
+def find(name: str) -> RegisteredRunner:
+    """The runner of that name. Raises LookupError if there is none."""
+    for runner in registered():
+        if name and runner.name == name:
+            return runner
+    names = ", ".join(repr(runner.name) for runner in registered() if runner.name) or "none"
+    raise LookupError(f"runners.find: no runner has the name {name!r}; registered are {names}")
+
+
+def release_memory() -> None:
+    """Gives back the memory that runners keep for their next calls. It is as much as the largest calls needed."""
+    torch.ops.quire.runner_release_memory()
+
+
+def named(runner: RunnerHandle | int | str) -> int | str:
+    """What the operators take for a runner."""
+    if isinstance(runner, RunnerHandle):
+        return runner.handle
+    if isinstance(runner, int | str | torch.SymInt):
+        return runner
+    raise TypeError(
+        f"quire: a runner is named by a RunnerHandle, its number or its name, got {shown(runner)}; register it"
+    )
+
+
+# --- weights
+
+
+def _text(spec: str | QuantSpec) -> str:
+    return (spec if isinstance(spec, QuantSpec) else QuantSpec(spec)).text
+
+
+def _detached(tensor: torch.Tensor | None) -> torch.Tensor | None:
+    check_kind_or_none("runners", torch.Tensor, bias=tensor)
+    return None if tensor is None else tensor.detach()
+
+
+def _stack(what: str, weights: Weights, w: str | QuantSpec | None) -> tuple[list[torch.Tensor], list[int], str]:
+    """Tensors, shape [E, N, K] and spec of a stack of weights, as the operators take them."""
+    if isinstance(weights, QuantizedTensor) or not isinstance(weights, torch.Tensor):
+        weights = list(weights)
+        for weight in weights:
+            check_kind(what, torch.Tensor, weight=weight)
+        if not weights:
+            raise ValueError(f"{what}: the sequence is empty; pass a tensor for each expert")
+        if not any(isinstance(weight, QuantizedTensor) for weight in weights):
+            weights = torch.stack([weight.detach() for weight in weights])
+    if isinstance(weights, torch.Tensor):
+        if weights.dim() != 3:
+            raise ValueError(f"{what} must be a matrix for each expert, got the shape {list(weights.shape[1:])}")
+        return [weights.detach()], list(weights.shape), _text(w or "nvfp4")
+    return _quantized_stack(what, weights, w)
+
+
+def _quantized_stack(
+    what: str, weights: Sequence[QuantizedTensor], w: str | QuantSpec | None
+) -> tuple[list[torch.Tensor], list[int], str]:
+    first = next(weight for weight in weights if isinstance(weight, QuantizedTensor))
+    for weight in weights:
+        alike = isinstance(weight, QuantizedTensor) and weight.spec_text == first.spec_text
+        if not alike or weight.shape != first.shape or weight.dim() != 2:
+            raise ValueError(
+                f"{what}: quantized weights must be matrices of one spec and shape, got {shown(weight)} among "
+                f"{first.spec_text} {list(first.shape)}; quantize all alike"
+            )
+        if not weight.stores("rowwise"):
+            raise ValueError(f"{what}: {weight.spec_text} has no rowwise codes; quantize it with rowwise=True")
+    if w is not None and _text(w) != first.spec_text:
+        raise ValueError(f"{what}: is quantized as {first.spec_text} but w says {_text(w)}; leave w out")
+    absent = torch.empty(0)
+    buffers = [absent if b is None else b.detach() for weight in weights for b in weight.buffer_list()[:3]]
+    return buffers, [len(weights), *first.shape], first.spec_text
+
+
+# --- Python functions
+
+_numbers = itertools.count(1)
+_functions: dict[int, Callable[..., torch.Tensor]] = {}
+
+
+def _call_function(function: int, inputs: list[torch.Tensor]) -> torch.Tensor:
+    """The kernel of quire::runner_call_python."""
+    y = _functions[function](*inputs)
+    check_kind("PythonRunner: the function's result", torch.Tensor, y=y)
+    return y
+
+
+_library = torch.library.Library("quire", "IMPL")
+_library.impl("runner_call_python", _call_function, "CompositeExplicitAutograd")
+
+
+def _forget_dropped_functions() -> None:
+    for number in torch.ops.quire.runner_dropped_functions():
+        _functions.pop(number, None)
+
+
+def _unregister(handle: int) -> None:
+    torch.ops.quire.runner_unregister(handle)
+    _forget_dropped_functions()

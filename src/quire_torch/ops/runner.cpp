@@ -1,0 +1,67 @@
+#include "quire_torch/ops/runner.h"
+
+#include "quire_torch/ops/observe.h"
+#include "quire_torch/ops/tensor_runner.h"
+
+namespace quire_torch {
+namespace {
+
+using quire::RegisteredRunner, quire::RunnerRequest;
+
+/// The runner computes y of inputs, whose views the request holds.
+void compute(const RegisteredRunner& registered, RunnerRequest request, const std::vector<at::Tensor>& inputs,
+             at::Tensor& y) {
+  const MatrixView x(inputs[0],
+                     request.kind == quire::RunnerKind::moe ? "nvfp4_moe: hidden_states" : "nvfp4_linear: x");
+  request.call.x = x.matrix();
+  request.call.out = mutable_matrix(y);
+  check_request(registered, request);
+  if (request.call.x.rows == 0) return;
+  if (auto* runner = dynamic_cast<TensorRunner*>(registered.runner.get()))
+    runner->run(inputs, y);
+  else
+    registered.runner->run(request.call);
+}
+
+/// Same for a mixture of experts: hidden_states, topk_weights and topk_ids, the latter two contiguous.
+void compute_moe(const RegisteredRunner& registered, const std::vector<at::Tensor>& inputs, at::Tensor& y) {
+  RunnerRequest request{.op = "nvfp4_moe", .kind = quire::RunnerKind::moe, .device = "cpu", .call = {}};
+  request.call.expert_weights = inputs[1].const_data_ptr<float>();
+  request.call.expert_ids = inputs[2].const_data_ptr<int32_t>();
+  request.call.top_k = inputs[2].size(1);
+  compute(registered, request, inputs, y);
+}
+
+}  // namespace
+
+quire::RegisteredRunnerPtr find_runner(const char* op, const c10::SymInt& handle) {
+  return quire::find_runner(op, op::as<int64_t>(handle));
+}
+
+quire::RegisteredRunnerPtr find_runner(const char* op, const RunnerNameText& name) {
+  std::atomic<int64_t>& kept = *name->handle;
+  if (auto found = quire::registered_runner(kept.load(std::memory_order_relaxed))) return found;
+  auto found = quire::find_runner(op, std::string_view(name->name));
+  kept.store(found->handle, std::memory_order_relaxed);
+  return found;
+}
+
+template <class Which>
+void Nvfp4Linear<Which>::cpu(const Args& a, op::Tensors<1>& out) {
+  const auto runner = find_runner("nvfp4_linear", a.runner);
+  compute(*runner, {.op = "nvfp4_linear", .kind = quire::RunnerKind::linear, .device = "cpu", .call = {}}, {a.x},
+          out[0]);
+}
+
+template <class Which>
+void Nvfp4Moe<Which>::cpu(const Args& a, op::Tensors<1>& out) {
+  const auto runner = find_runner("nvfp4_moe", a.runner);
+  compute_moe(*runner, {a.hidden_states, a.topk_weights.contiguous(), a.topk_ids.contiguous()}, out[0]);
+}
+
+template struct Nvfp4Linear<c10::SymInt>;
+template struct Nvfp4Linear<RunnerNameText>;
+template struct Nvfp4Moe<c10::SymInt>;
+template struct Nvfp4Moe<RunnerNameText>;
+
+}  // namespace quire_torch

@@ -1,0 +1,113 @@
+"""Runners in many threads, and in other processes."""
+
+import gc
+import multiprocessing
+import threading
+
+import pytest
+import torch
+
+import quire
+from quire import runners
+
+E, H, N = 4, 48, 32
+INNER = 16
+
+
+def rand(*sizes, seed=0):
+    return torch.randn(*sizes, generator=torch.Generator().manual_seed(seed)).bfloat16()
+
+
+def linear_bits(x, w):
+    return torch.ops.quire.linear(x, w, None, "x=nvfp4,w=nvfp4,dy=nvfp4", torch.bfloat16)
+
+
+def choices(tokens=7, top_k=2):
+    ids = (torch.arange(tokens * top_k, dtype=torch.int32) % (E + 1) - 1).reshape(tokens, top_k)
+    return torch.linspace(0.1, 0.9, tokens * top_k).reshape(tokens, top_k), ids
+
+
+@pytest.fixture(autouse=True)
+def nothing_stays_registered():
+    gc.collect()
+    before = runners.registered()
+    yield
+    gc.collect()
+    assert runners.registered() == before
+
+
+GATED = (rand(E, 2 * INNER, H, seed=3), rand(E, H, INNER, seed=4))
+
+
+def test_threads_register_call_and_close_at_the_same_time():
+    x, weights = rand(5, H), [rand(N, H, seed=seed) for seed in range(4)]
+    expected, wrong = [linear_bits(x, w) for w in weights], []
+
+    def work(number):
+        for round_ in range(30):
+            made = runners.LinearRunner(weights[number])
+            if round_ % 3 == 0:
+                made = runners.PythonRunner(lambda x: expected[number].clone(), H, N)
+            with runners.register(made, name=f"thread {number}") as runner:
+                for which in (runner, runner.handle, f"thread {number}"):
+                    if not torch.equal(quire.nvfp4_linear(x, which, N), expected[number]):
+                        wrong.append((number, round_))
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+
+
+def test_one_runner_serves_many_threads_at_once():
+    x, (weights, ids) = rand(7, H), choices()
+    with runners.register(runners.MoERunner(*GATED)) as runner:
+        expected, results = quire.nvfp4_moe(x, weights, ids, runner, H), []
+
+        def work():
+            results.extend(torch.equal(quire.nvfp4_moe(x, weights, ids, runner, H), expected) for _ in range(100))
+
+        threads = [threading.Thread(target=work) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert results == [True] * 400
+
+
+def in_child(names, x, queue):
+    """What each name gives in another process: a result, or an error's words."""
+    said = []
+    for name in names:
+        try:
+            said.append(quire.nvfp4_linear(x, name, N).float().tolist())
+        except RuntimeError as error:
+            said.append(str(error))
+    with runners.register(runners.LinearRunner(rand(N, H, seed=8)), name="the child's") as own:
+        said.append(quire.nvfp4_linear(x, own, N).float().tolist())
+    queue.put(said)
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_a_forked_child_has_the_runners_and_a_spawned_one_registers_its_own(method):
+    x, w = rand(5, H), rand(N, H)
+    context = multiprocessing.get_context(method)
+    with (
+        runners.register(runners.LinearRunner(w), name="weights"),
+        runners.register(runners.PythonRunner(lambda x: x @ w.t(), H, N), name="function"),
+    ):
+        queue = context.Queue()
+        child = context.Process(target=in_child, args=(["weights", "function"], x, queue))
+        child.start()
+        weights, function, own = queue.get(timeout=120)
+        child.join(60)
+        assert child.exitcode == 0
+    assert own == linear_bits(x, rand(N, H, seed=8)).float().tolist()
+    if method == "fork":
+        assert weights == linear_bits(x, w).float().tolist()
+        assert function == (x @ w.t()).float().tolist()
+    else:
+        for said, name in ((weights, "weights"), (function, "function")):
+            assert f"no runner has the name '{name}'; none is registered in this process; register one" in said
