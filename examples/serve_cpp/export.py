@@ -1,9 +1,11 @@
-"""Export two small quantized models for a C++ program that has no Python.
+"""Export three small quantized models for a C++ program that has no Python.
 
     python examples/serve_cpp/export.py FOLDER
 
-writes, for each recipe, FOLDER/RECIPE.pt2, the compiled model, and FOLDER/RECIPE.cases.pt, a list of inputs and of what
-the compiled model says to them in Python: [input, output, input, output, ...], batches of 1, 16 and 100 rows.
+writes, for each model, FOLDER/MODEL.pt2, compiled, and FOLDER/MODEL.cases.pt, a list of inputs and of what the compiled
+model says to them in Python: [input, output, input, output, ...], batches of 1, 16 and 100 rows. Two models are named
+after their recipe. The third, "runners", has no weights for its products, only the names of runners, which the program
+registers from FOLDER/runners.weights.pt: [w, w13, w2].
 """
 
 import argparse
@@ -15,6 +17,7 @@ from torch import nn
 import quire
 
 RECIPES = ("mxfp8", "nvfp4")
+EXPERTS, TOP_K, INNER = 8, 2, 48
 BATCHES = (1, 16, 100)
 WIDTHS = (64, 128, 32)
 
@@ -33,25 +36,52 @@ class Served(nn.Module):
             return self.down(nn.functional.gelu(self.up(x)))
 
 
+class Routed(nn.Module):
+    """A mixture of experts and a linear layer, computed by the runners "served.experts" and "served.linear"."""
+
+    def __init__(self):
+        super().__init__()
+        self.router = nn.Linear(WIDTHS[0], EXPERTS, bias=False, dtype=torch.bfloat16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        scores = torch.softmax(self.router(x).float(), dim=-1)
+        weights, ids = scores.topk(TOP_K)
+        y = quire.nvfp4_moe(x, weights / weights.sum(-1, keepdim=True), ids.int(), "served.experts", WIDTHS[0])
+        return quire.nvfp4_linear(y, "served.linear", WIDTHS[2])
+
+
 @torch.no_grad()
-def export(recipe: str, folder: Path) -> None:
-    torch.manual_seed(0)
-    model = Served(recipe).eval().requires_grad_(False)
-    example = torch.randn(BATCHES[-1], WIDTHS[0])
+def export(name: str, model: nn.Module, dtype: torch.dtype, folder: Path) -> None:
+    model = model.eval().requires_grad_(False)
+    example = torch.randn(BATCHES[-1], WIDTHS[0]).to(dtype)
     batch = torch.export.Dim.DYNAMIC
     program = torch.export.export(model, (example,), dynamic_shapes={"x": {0: batch}})
-    package = str(folder / f"{recipe}.pt2")
+    package = str(folder / f"{name}.pt2")
     torch._inductor.aoti_compile_and_package(program, package_path=package)
 
     served, cases = torch._inductor.aoti_load_package(package), []
     for rows in BATCHES:
-        x = torch.randn(rows, WIDTHS[0])
+        x = torch.randn(rows, WIDTHS[0]).to(dtype)
         y = served(x)
         # Not compared exactly: Inductor's GELU differs from eager's in last bits, which quantization may magnify.
         distance = (y - model(x)).norm() / y.norm()
-        assert distance < 0.01, f"{recipe}: compiled and eager are {distance:.2g} apart"
+        assert distance < 0.01, f"{name}: compiled and eager are {distance:.2g} apart"
         cases += [x, y]
-    torch.save(cases, folder / f"{recipe}.cases.pt")
+    torch.save(cases, folder / f"{name}.cases.pt")
+
+
+def export_runners(folder: Path) -> None:
+    weights = [
+        torch.randn(shape).to(torch.bfloat16) / shape[-1] ** 0.5
+        for shape in ((WIDTHS[2], WIDTHS[0]), (EXPERTS, 2 * INNER, WIDTHS[0]), (EXPERTS, WIDTHS[0], INNER))
+    ]
+    torch.save(weights, folder / "runners.weights.pt")
+    w, w13, w2 = weights
+    with (
+        quire.runners.register(quire.runners.LinearRunner(w), name="served.linear"),
+        quire.runners.register(quire.runners.MoERunner(w13, w2), name="served.experts"),
+    ):
+        export("runners", Routed(), torch.bfloat16, folder)
 
 
 def main() -> None:
@@ -60,8 +90,11 @@ def main() -> None:
     folder = parser.parse_args().folder
     folder.mkdir(parents=True, exist_ok=True)
     for recipe in RECIPES:
-        export(recipe, folder)
+        torch.manual_seed(0)
+        export(recipe, Served(recipe), torch.float32, folder)
         print(f"exported {folder / recipe}.pt2")
+    export_runners(folder)
+    print(f"exported {folder / 'runners'}.pt2")
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from quire import _library
 from workspace import ROOT, tool
 
 EXAMPLE = ROOT / "examples/serve_cpp"
-RECIPES = ("mxfp8", "nvfp4")
+MODELS = ("mxfp8", "nvfp4", "runners")
 BATCHES = (1, 16, 100)
 
 
@@ -47,8 +47,8 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_pure_cpp_program_computes_exactly_what_python_does(exported: Path, program: Path):
-    said = run(program, exported, *RECIPES)
-    expected = [f"{recipe}: batch {batch} -> [{batch}, 32], equal to Python" for recipe in RECIPES for batch in BATCHES]
+    said = run(program, exported, *MODELS)
+    expected = [f"{model}: batch {batch} -> [{batch}, 32], equal to Python" for model in MODELS for batch in BATCHES]
     assert said.splitlines() == expected
 
 
@@ -66,3 +66,11 @@ def test_the_cpp_program_notices_an_output_that_differs(exported: Path, program:
     done = subprocess.run([program, tmp_path, "mxfp8"], stdout=subprocess.PIPE, text=True)
     assert done.returncode == 1
     assert "batch 1 -> [1, 32], DIFFERS from Python" in done.stdout
+
+
+def test_the_cpp_program_says_which_runner_is_not_registered(exported: Path, program: Path, tmp_path: Path):
+    for file in ("runners.pt2", "runners.cases.pt"):
+        (tmp_path / file).symlink_to(exported / file)
+    done = subprocess.run([program, tmp_path, "runners"], capture_output=True, text=True)
+    assert done.returncode == 1
+    assert "nvfp4_moe: no runner has the name 'served.experts'; none is registered" in done.stdout + done.stderr

@@ -96,6 +96,10 @@ def test_a_cmake_project_quantizes_with_the_installed_core(consumer):
     assert run(consumer / "core") == "mxfp8: equal\n"
 
 
+def test_a_cmake_project_has_a_runner_of_its_own(consumer):
+    assert run(consumer / "runs", consumer / "librunner.so") == "consumer.scale: equal\n"
+
+
 def test_a_program_that_calls_no_operator_by_symbol_stays_linked_to_them(consumer):
     if not (consumer / "operators").exists():
         pytest.skip("this PyTorch is a CUDA build, and without a CUDA toolkit find_package(Torch) fails")
