@@ -16,6 +16,7 @@ CORE = {
     "quire/gemm": {"quire/base", "quire/format", "quire/spec"},
     "quire/pointwise": {"quire/base", "quire/format", "quire/spec", "quire/quantize"},
     "quire/runner": {"quire/base", "quire/format", "quire/spec", "quire/quantize", "quire/gemm", "quire/pointwise"},
+    "quire/moe": {"quire/base", "quire/format", "quire/spec"},
     "quire/info": {
         "quire/base",
         "quire/format",

@@ -1,0 +1,163 @@
+#include "quire/moe/permute.h"
+
+#include <algorithm>
+#include <cstring>
+#include <vector>
+
+#include "quire/base/check.h"
+#include "quire/base/parallel.h"
+#include "quire/format/element.h"
+#include "quire/moe/sum.h"
+
+namespace quire {
+namespace {
+
+/// Elements that are worth a thread.
+constexpr int64_t kGrain = 1 << 14;
+
+using Line = std::vector<float>;
+
+int64_t grain(int64_t elements) { return std::max<int64_t>(1, kGrain / std::max<int64_t>(1, elements)); }
+
+const char* row_of(const Matrix& x, int64_t r) {
+  return static_cast<const char*>(x.data) + r * x.row_stride * size_of(x.dtype);
+}
+char* row_of(const MutableMatrix& x, int64_t r) {
+  return static_cast<char*>(x.data) + r * x.row_stride * size_of(x.dtype);
+}
+template <class M>
+int64_t bytes_of_row(const M& x) {
+  return x.cols * size_of(x.dtype);
+}
+
+template <DType T>
+void load_as(const void* row, Line& to) {
+  for (size_t i = 0; i < to.size(); ++i) to[i] = load_element(row, T, static_cast<int64_t>(i));
+}
+
+void load(const Matrix& x, int64_t r, Line& to) {
+  const char* row = row_of(x, r);
+  x.dtype == DType::f32   ? load_as<DType::f32>(row, to)
+  : x.dtype == DType::f16 ? load_as<DType::f16>(row, to)
+                          : load_as<DType::bf16>(row, to);
+}
+
+template <DType T>
+void store_as(const Line& from, void* row) {
+  for (size_t i = 0; i < from.size(); ++i) store_element(row, T, static_cast<int64_t>(i), from[i]);
+}
+
+void store(const Line& from, const MutableMatrix& x, int64_t r) {
+  char* row = row_of(x, r);
+  x.dtype == DType::f32   ? store_as<DType::f32>(from, row)
+  : x.dtype == DType::f16 ? store_as<DType::f16>(from, row)
+                          : store_as<DType::bf16>(from, row);
+}
+
+void check_row(const char* op, const RowMap& map, int64_t place, int64_t rows) {
+  check(map.rows[place] >= -1 && map.rows[place] < rows, op, ": row_map must hold rows from 0 to ", rows - 1,
+        ", or -1 for none; got ", map.rows[place], " at token ", place / map.slots, ", slot ", place % map.slots);
+}
+
+/// The place of the map that goes to each row, or -1.
+std::vector<int64_t> sources(const RowMap& map, int64_t rows) {
+  std::vector<int64_t> source(static_cast<size_t>(rows), -1);
+  for (int64_t place = 0; place < map.tokens * map.slots; ++place) {
+    check_row("permute", map, place, rows);
+    if (map.rows[place] < 0) continue;
+    int64_t& of_row = source[static_cast<size_t>(map.rows[place])];
+    check(of_row < 0, "permute: row_map must not name a row twice; got row ", map.rows[place], " at places ", of_row,
+          " and ", place);
+    of_row = place;
+  }
+  return source;
+}
+
+/// The sum of a token's rows, in memory that is used again.
+class Combiner {
+ public:
+  explicit Combiner(const UnpermuteProblem& p) : p_(p), sum_(static_cast<size_t>(p.to.cols)), row_(sum_) {}
+
+  void combine(int64_t token) {
+    const int64_t first = token * p_.map.slots, end = first + p_.map.slots;
+    int64_t place = next(first, end);
+    if (place == end) {
+      std::memset(row_of(p_.to, token), 0, static_cast<size_t>(bytes_of_row(p_.to)));
+    } else if (!p_.weights && next(place + 1, end) == end) {
+      std::memcpy(row_of(p_.to, token), row_of(p_.from, p_.map.rows[place]), static_cast<size_t>(bytes_of_row(p_.to)));
+    } else {
+      load_weighted(place, sum_);
+      for (place = next(place + 1, end); place < end; place = next(place + 1, end)) {
+        load_weighted(place, row_);
+        for (size_t i = 0; i < sum_.size(); ++i) sum_[i] += row_[i];
+      }
+      store(sum_, p_.to, token);
+    }
+  }
+
+ private:
+  /// The next place of the token that has a row.
+  int64_t next(int64_t place, int64_t end) const {
+    while (place < end && (check_row("unpermute", p_.map, place, p_.from.rows), p_.map.rows[place] < 0)) ++place;
+    return place;
+  }
+
+  void load_weighted(int64_t place, Line& to) const {
+    load(p_.from, p_.map.rows[place], to);
+    if (p_.weights)
+      for (float& x : to) x *= p_.weights[place];
+  }
+
+  const UnpermuteProblem& p_;
+  Line sum_, row_;
+};
+
+}  // namespace
+
+void permute(const PermuteProblem& p) {
+  const std::vector<int64_t> source = sources(p.map, p.to.rows);
+  const auto bytes = static_cast<size_t>(bytes_of_row(p.to));
+  if (bytes == 0) return;
+  parallel_for(p.to.rows, grain(p.to.cols), [&](int64_t begin, int64_t end) {
+    Line line(p.weights ? static_cast<size_t>(p.to.cols) : 0);
+    for (int64_t row = begin; row < end; ++row) {
+      const int64_t place = source[static_cast<size_t>(row)];
+      if (place < 0) {
+        std::memset(row_of(p.to, row), 0, bytes);
+      } else if (!p.weights) {
+        std::memcpy(row_of(p.to, row), row_of(p.from, place / p.map.slots), bytes);
+      } else {
+        load(p.from, place / p.map.slots, line);
+        for (float& x : line) x *= p.weights[place];
+        store(line, p.to, row);
+      }
+    }
+  });
+}
+
+void unpermute(const UnpermuteProblem& p) {
+  if (p.to.cols == 0) return;
+  parallel_for(p.to.rows, grain(p.to.cols * p.map.slots), [&](int64_t begin, int64_t end) {
+    Combiner combiner(p);
+    for (int64_t token = begin; token < end; ++token) combiner.combine(token);
+  });
+}
+
+void permuted_dot(const PermutedDotProblem& p) {
+  parallel_for(p.map.tokens, grain(p.tokens.cols * p.map.slots), [&](int64_t begin, int64_t end) {
+    Line x(static_cast<size_t>(p.tokens.cols)), y(x);
+    for (int64_t token = begin; token < end; ++token) {
+      load(p.tokens, token, x);
+      for (int64_t place = token * p.map.slots; place < (token + 1) * p.map.slots; ++place) {
+        check_row("unpermute_dot", p.map, place, p.permuted.rows);
+        p.to[place] = 0;
+        if (p.map.rows[place] < 0) continue;
+        load(p.permuted, p.map.rows[place], y);
+        p.to[place] =
+            sum(p.tokens.cols, [&](int64_t i) { return x[static_cast<size_t>(i)] * y[static_cast<size_t>(i)]; });
+      }
+    }
+  });
+}
+
+}  // namespace quire
