@@ -13,9 +13,11 @@
 #include "quire_torch/ops/linear.h"
 #include "quire_torch/ops/norm.h"
 #include "quire_torch/ops/observe.h"
+#include "quire_torch/ops/permute.h"
 #include "quire_torch/ops/quantize_through.h"
 #include "quire_torch/ops/recorder.h"
 #include "quire_torch/ops/register_runner.h"
+#include "quire_torch/ops/route.h"
 #include "quire_torch/ops/runner.h"
 #include "quire_torch/ops/state.h"
 #include "quire_torch/ops/tensor_runner.h"
@@ -49,6 +51,17 @@ void register_operators(torch::Library& m) {
   op::register_outer<Activation>(m);
   op::register_inner<ActivationFwd>(m);
   op::register_inner<ActivationBwd>(m);
+  op::register_outer<Route>(m);
+  op::register_inner<RouteFwd>(m);
+  op::register_inner<RouteBwd>(m);
+  op::register_inner<LimitCapacity>(m);
+  op::register_inner<ExpertRows>(m);
+  op::register_inner<ChunkRows>(m);
+  op::register_outer<Permute>(m);
+  op::register_inner<PermuteFwd>(m);
+  op::register_outer<Unpermute>(m);
+  op::register_inner<UnpermuteFwd>(m);
+  op::register_inner<UnpermuteDot>(m);
   op::register_outer<QuantizeThrough>(m);
   op::register_inner<Quantize>(m);
   op::register_inner<Fingerprint>(m);

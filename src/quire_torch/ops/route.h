@@ -1,0 +1,121 @@
+// quire::route: which experts a token goes to, and with what weights (docs/moe.md 1).
+#pragma once
+
+#include <utility>
+
+#include "quire/moe/routing.h"
+#include "quire_torch/op/autograd.h"
+#include "quire_torch/ops/row_map.h"
+
+namespace quire_torch {
+
+using RoutingText = Interned<quire::Routing>;
+
+/// logits [*, E], expert_bias [E] or none -> topk_weights float32 [*, topk], topk_ids int32 [*, topk], best first.
+/// routing: text of quire::Routing, such as "softmax:topk=2:renormalize". The bias acts on the choice alone.
+struct RouteArgs {
+  at::Tensor logits;
+  op::OptionalTensor expert_bias;
+  RoutingText routing;
+  static constexpr auto kFields =
+      std::tuple{op::field<&RouteArgs::logits>("logits"), op::field<&RouteArgs::expert_bias>("expert_bias"),
+                 op::field<&RouteArgs::routing>("routing")};
+};
+
+/// The inner forward operator.
+struct RouteFwd : OpBase {
+  static constexpr const char* kName = "route_fwd";
+  static constexpr const char* kNotDifferentiable = "is an inner operator without a gradient; call quire::route";
+  using Args = RouteArgs;
+  static constexpr std::array kResults{"topk_weights", "topk_ids"};
+
+  template <class Int>
+  static std::array<op::Result<Int>, 2> results(const Args& a) {
+    check_input(a.logits, "route: logits");
+    if (a.expert_bias) {
+      check_input(*a.expert_bias, "route: expert_bias");
+      check_one_device(*a.expert_bias, a.logits, "route: expert_bias and logits");
+      quire::check(a.expert_bias->dim() == 1 && op::size<Int>(*a.expert_bias, 0) == op::size<Int>(a.logits, -1),
+                   "route: expert_bias must be [num_experts] = [", op::size<Int>(a.logits, -1),
+                   "], the last dimension of logits; got ", op::sizes<Int>(*a.expert_bias));
+    }
+    op::Result<Int> r{{}, at::kFloat};
+    const auto sizes = op::sizes<Int>(a.logits);
+    r.sizes.append(sizes.begin(), sizes.end() - 1);
+    r.sizes.push_back(Int(a.routing->topk));
+    return {r, {r.sizes, at::kInt}};
+  }
+  static void cpu(const Args& a, op::Tensors<2>& out);
+};
+
+/// dlogits like logits, of topk_ids that route_fwd gave.
+struct RouteBwd : OpBase {
+  static constexpr const char* kName = "route_bwd";
+  static constexpr const char* kNotDifferentiable =
+      "has no gradient: route is once differentiable, so a second derivative (create_graph=True) through it is not "
+      "available";
+  struct Args {
+    at::Tensor dweights, logits, topk_ids;
+    RoutingText routing;
+    static constexpr auto kFields =
+        std::tuple{op::field<&Args::dweights>("dweights"), op::field<&Args::logits>("logits"),
+                   op::field<&Args::topk_ids>("topk_ids"), op::field<&Args::routing>("routing")};
+  };
+  static constexpr std::array kResults{"dlogits"};
+
+  template <class Int>
+  static std::array<op::Result<Int>, 1> results(const Args& a) {
+    check_input(a.logits, "route_bwd: logits");
+    op::Result<Int> r{{}, a.logits.scalar_type()};
+    r.sizes.append(op::sizes<Int>(a.logits).begin(), op::sizes<Int>(a.logits).end());
+    return {r};
+  }
+  static void cpu(const Args& a, op::Tensors<1>& out);
+};
+
+/// The differentiable operator: topk_weights have a gradient with respect to logits. Keeps logits and topk_ids.
+struct Route : OpBase {
+  static constexpr const char* kName = "route";
+  using Args = RouteArgs;
+  static constexpr auto kResults = RouteFwd::kResults;
+  static constexpr size_t kDifferentiable = 1;
+
+  struct Saved {
+    at::Tensor logits, topk_ids;
+    RoutingText routing;
+    static constexpr auto kFields =
+        std::tuple{op::field<&Saved::logits>("logits"), op::field<&Saved::topk_ids>("topk_ids"),
+                   op::field<&Saved::routing>("routing")};
+  };
+
+  static op::Tensors<2> inference(const Args& a);
+  static std::pair<op::Tensors<2>, Saved> forward(const Args& a, op::Needs need);
+  static op::Tensors<2> backward(const Saved& s, const op::Tensors<2>& grads, op::Needs need);
+};
+
+/// topk_ids with -1 for the places whose expert `capacity` earlier places have: int32, any sizes.
+struct LimitCapacity : OpBase {
+  static constexpr const char* kName = "limit_capacity";
+  static constexpr const char* kNotDifferentiable = "has no gradient; its result is an integer";
+  struct Args {
+    at::Tensor topk_ids;
+    int64_t num_experts;
+    c10::SymInt capacity;
+    static constexpr auto kFields =
+        std::tuple{op::field<&Args::topk_ids>("topk_ids"), op::field<&Args::num_experts>("num_experts"),
+                   op::field<&Args::capacity>("capacity")};
+  };
+  static constexpr std::array kResults{"topk_ids"};
+
+  template <class Int>
+  static std::array<op::Result<Int>, 1> results(const Args& a) {
+    check_ids(a.topk_ids, "limit_capacity: topk_ids");
+    quire::check(a.num_experts >= 1, "limit_capacity: num_experts must be at least 1, got ", a.num_experts);
+    op::Result<Int> r{{}, at::kInt};
+    r.sizes.append(op::sizes<Int>(a.topk_ids).begin(), op::sizes<Int>(a.topk_ids).end());
+    return {r};
+  }
+  static void cpu(const Args& a, op::Tensors<1>& out);
+};
+
+}  // namespace quire_torch
