@@ -6,7 +6,7 @@ from quire import _library
 
 _library.load()
 
-from quire import debug, delayed, recipe, runners  # noqa: E402  (the operators must be there first)
+from quire import debug, delayed, moe, recipe, runners  # noqa: E402  (the operators must be there first)
 from quire.autocast import active_recipe, autocast  # noqa: E402
 from quire.checkpoint import checkpoint  # noqa: E402
 from quire.convert import ConversionReport, LayerReport, conversion_report, convert  # noqa: E402
@@ -24,6 +24,21 @@ from quire.drop_in import (  # noqa: E402
 )
 from quire.explain import explain  # noqa: E402
 from quire.functional import dequantize, nvfp4_linear, nvfp4_moe, quantize  # noqa: E402
+from quire.moe.te_padding import Fp8Padding, Fp8Unpadding  # noqa: E402
+from quire.moe.te_permutation import (  # noqa: E402
+    moe_permute,
+    moe_permute_and_pad_with_probs,
+    moe_permute_with_probs,
+    moe_sort_chunks_by_index,
+    moe_sort_chunks_by_index_with_probs,
+    moe_unpermute,
+)
+from quire.moe.te_router import (  # noqa: E402
+    RoutingMapFormat,
+    fused_compute_score_for_moe_aux_loss,
+    fused_moe_aux_loss,
+    fused_topk_with_score_function,
+)
 from quire.nn.cache import quantize_weights  # noqa: E402
 from quire.nn.grouped_linear import GroupedLinear  # noqa: E402
 from quire.nn.layernorm_linear import LayerNormLinear  # noqa: E402
@@ -61,6 +76,8 @@ __all__ = [
     "Float8CurrentScalingQuantizer",
     "Float8Quantizer",
     "Float8Tensor",
+    "Fp8Padding",
+    "Fp8Unpadding",
     "GroupedLinear",
     "LayerNorm",
     "LayerNormLinear",
@@ -76,6 +93,7 @@ __all__ = [
     "QuantizedTensor",
     "Quantizer",
     "RMSNorm",
+    "RoutingMapFormat",
     "TensorProto",
     "active_recipe",
     "autocast",
@@ -89,12 +107,22 @@ __all__ = [
     "explain",
     "fp8_autocast",
     "fp8_model_init",
+    "fused_compute_score_for_moe_aux_loss",
+    "fused_moe_aux_loss",
+    "fused_topk_with_score_function",
     "get_default_recipe",
     "is_bf16_available",
     "is_fp8_available",
     "is_fp8_block_scaling_available",
     "is_mxfp8_available",
     "is_nvfp4_available",
+    "moe",
+    "moe_permute",
+    "moe_permute_and_pad_with_probs",
+    "moe_permute_with_probs",
+    "moe_sort_chunks_by_index",
+    "moe_sort_chunks_by_index_with_probs",
+    "moe_unpermute",
     "nvfp4_linear",
     "nvfp4_moe",
     "quantize",

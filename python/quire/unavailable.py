@@ -1,6 +1,5 @@
 """TransformerEngine's names that quire has nothing for: why, and what to use instead."""
 
-_MIXTURE = ("there is no routing of tokens in this version", "torch.sort of expert numbers, and quire.GroupedLinear")
 _ATTENTION = (
     "quire quantizes linear layers only",
     "torch.nn.functional.scaled_dot_product_attention between quire.Linear layers",
@@ -13,15 +12,6 @@ _AUTOGRAD = ("saving is autograd's own here", "ctx.save_for_backward, which take
 
 #: Name -> (reason, alternative).
 NAMES: dict[str, tuple[str, str]] = {
-    **dict.fromkeys(
-        (
-            *("Fp8Padding", "Fp8Unpadding"),
-            *("moe_permute", "moe_permute_with_probs", "moe_permute_and_pad_with_probs", "moe_unpermute"),
-            *("moe_sort_chunks_by_index", "moe_sort_chunks_by_index_with_probs"),
-            *("fused_topk_with_score_function", "fused_compute_score_for_moe_aux_loss", "fused_moe_aux_loss"),
-        ),
-        _MIXTURE,
-    ),
     **dict.fromkeys(("DotProductAttention", "MultiheadAttention", "TransformerLayer"), _ATTENTION),
     **dict.fromkeys(("initialize_ub", "destroy_ub", "UserBufferQuantizationMode"), _USERBUFFERS),
     **dict.fromkeys(("prepare_for_saving", "restore_from_saved", "restore_from_func_ctx"), _AUTOGRAD),

@@ -4,8 +4,11 @@ import functools
 import io
 import warnings
 from collections.abc import Callable, Mapping
+from typing import TypeVar
 
 import torch
+
+Result = TypeVar("Result")
 
 #: Of all layers with weights: parallelism over devices, and overlapping its communication, is PyTorch's own here.
 PARALLEL = {
@@ -103,21 +106,22 @@ def refuse(what: str, options: Mapping[str, object], known: Mapping[str, object]
             )
 
 
-def positional(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """For a constructor whose keywords of these names may follow its positional arguments by position, as they do in
+def positional(*names: str) -> Callable[[Callable[..., Result]], Callable[..., Result]]:
+    """For a function whose keywords of these names may follow its positional arguments by position, as they do in
     TransformerEngine: a list for drop-in use that nobody should have to read in a signature."""
 
-    def decorate(constructor: Callable[..., None]) -> Callable[..., None]:
-        own = constructor.__code__.co_argcount
+    def decorate(function: Callable[..., Result]) -> Callable[..., Result]:
+        own, first = function.__code__.co_argcount, function.__code__.co_varnames[0]
+        implicit = int(first == "self")
 
-        @functools.wraps(constructor)
-        def wrapper(*args: object, **keywords: object) -> None:
+        @functools.wraps(function)
+        def wrapper(*args: object, **keywords: object) -> Result:
             if len(args) > own + len(names):
                 raise TypeError(
-                    f"{constructor.__qualname__}() takes at most {own + len(names) - 1} positional arguments, "
-                    f"got {len(args) - 1}"
+                    f"{function.__qualname__}() takes at most {own + len(names) - implicit} positional arguments, "
+                    f"got {len(args) - implicit}"
                 )
-            constructor(*args[:own], **dict(zip(names, args[own:], strict=False)), **keywords)
+            return function(*args[:own], **dict(zip(names, args[own:], strict=False)), **keywords)
 
         return wrapper
 

@@ -1,0 +1,21 @@
+"""The parts of a mixture of experts: routing and permutation (docs/moe.md)."""
+
+from quire.moe.permutation import Permuted, permute, unpermute
+from quire.moe.routing import (
+    load_balancing_loss,
+    route,
+    scores,
+    tokens_per_expert,
+    update_expert_bias_,
+)
+
+__all__ = [
+    "Permuted",
+    "load_balancing_loss",
+    "permute",
+    "route",
+    "scores",
+    "tokens_per_expert",
+    "unpermute",
+    "update_expert_bias_",
+]

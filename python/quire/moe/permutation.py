@@ -1,0 +1,111 @@
+"""Rows of tokens to the order of experts and back (docs/moe.md 2)."""
+
+from typing import NamedTuple
+
+import torch
+
+from quire.kinds import check_kind, check_kind_or_none
+from quire.moe import functional
+from quire.tensor import QuantizedActivation, QuantizedTensor
+from quire.tensor.quantized import from_list
+
+
+class Permuted(NamedTuple):
+    """What permute() gives.
+
+    rows [num_rows, K]: those of expert 0, then those of expert 1, and so on, each in the order of tokens; 0 beyond the
+        last expert's.
+    offsets int32 [num_experts]: where each expert's rows end.
+    row_map int32 [T, k]: the row of each token's k-th expert, -1 for none. For unpermute().
+    """
+
+    rows: torch.Tensor
+    offsets: torch.Tensor
+    row_map: torch.Tensor
+
+
+def permute(
+    x: torch.Tensor,
+    topk_ids: torch.Tensor,
+    num_experts: int,
+    *,
+    weights: torch.Tensor | None = None,
+    num_rows: int | None = None,
+) -> Permuted:
+    """x [T, K] as often as topk_ids, int32 [T, k], say, sorted by expert. -1 is no expert. See Permuted.
+
+    x: float32, float16 or bfloat16, differentiable once; or a QuantizedTensor, whose codes and scales move as they are.
+    weights: float32 [T, k], multiply the rows (routing weights on the input); differentiable.
+    num_rows: T * k unless given; a smaller number must hold all rows that there are.
+
+    Raises RuntimeError if anything does not fit, on the CPU also for ids that are no experts; NotImplementedError for a
+    QuantizedTensor whose rows share scales.
+    """
+    check_kind("permute", torch.Tensor, topk_ids=topk_ids)
+    row_map, offsets = functional.expert_rows(topk_ids, num_experts)
+    return Permuted(
+        permute_any(x, row_map, row_map.numel() if num_rows is None else num_rows, weights), offsets, row_map
+    )
+
+
+def unpermute(y: torch.Tensor, row_map: torch.Tensor, weights: torch.Tensor | None = None) -> torch.Tensor:
+    """[T, K] in y's dtype: for each token the sum of its rows of y [num_rows, K], times weights float32 [T, k].
+
+    Summed in float32 in the order of the token's experts, starting with the first, so the bits are always the same.
+    0 for a token without rows. Differentiable once in y and weights.
+    """
+    check_kind("unpermute", torch.Tensor, y=y, row_map=row_map)
+    check_kind_or_none("unpermute", torch.Tensor, weights=weights)
+    return functional.unpermute_rows(y, row_map, weights)
+
+
+def permute_any(
+    x: torch.Tensor | QuantizedTensor, row_map: torch.Tensor, rows: int, weights: torch.Tensor | None = None
+) -> torch.Tensor:
+    """functional.permute_rows(), also of a QuantizedTensor."""
+    if isinstance(x, QuantizedActivation):
+        raise NotImplementedError(
+            "permute: codes have no gradient, and a QuantizedActivation has one; permute x and then quantize the rows, "
+            "or detach() it"
+        )
+    check_kind("permute", torch.Tensor, x=x)
+    if not isinstance(x, QuantizedTensor):
+        return functional.permute_rows(x, row_map, rows, weights)
+    if weights is not None:
+        raise NotImplementedError(
+            "permute: codes cannot be multiplied by weights; pass them to unpermute(), or dequantize"
+        )
+    return _permute_codes(x, row_map, rows)
+
+
+#: Options of specs whose scales are shared by rows or tiled.
+_SHARED = ("128x128", "32x32", "16x16", "swizzled")
+
+
+def _permute_codes(q: QuantizedTensor, row_map: torch.Tensor, rows: int) -> QuantizedTensor:
+    """The rowwise codes and scales of q [T, K] permuted; columnwise ones do not follow and are left out."""
+    family, *options = q.spec_text.split(":")
+    if shared := [option for option in options if option in _SHARED]:
+        raise NotImplementedError(
+            f"permute: rows of {q.spec_text} share scales ({shared[0]}), so they cannot move alone; permute, then "
+            "quantize, or use a spec without it"
+        )
+    data, scale, amax, *_ = q.buffer_list()
+    if data is None or q.dim() != 2:
+        raise NotImplementedError(
+            f"permute: a QuantizedTensor must be a matrix with rowwise codes, got shape {list(q.shape)} with "
+            f"{'no ' if data is None else ''}rowwise codes; quantize with rowwise=True, and view() it as a matrix"
+        )
+
+    def moved(buffer: torch.Tensor) -> torch.Tensor:
+        return functional.permute_rows(buffer, row_map, rows)
+
+    if family == "fp8_row":
+        scale = moved(scale[:, None])[:, 0]
+    elif family == "fp8_block":  # blocks come first (numerics.md 3.3)
+        scale = moved(scale.t().contiguous()).t().contiguous()
+    elif family != "fp8_tensor":
+        scale = moved(scale)
+    if "row_scaled" in options and amax is not None:  # absent where there are no rows
+        amax = moved(amax[:, None])[:, 0]
+    return from_list([moved(data), scale, amax, None, None, None], q.spec_text, (rows, q.shape[1]), q.dtype)

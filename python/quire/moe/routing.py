@@ -1,0 +1,102 @@
+"""Which experts a token goes to, and keeping their loads even (docs/moe.md 1)."""
+
+import torch
+
+from quire.kinds import check_kind, check_kind_or_none
+from quire.moe import functional
+
+
+def route(
+    logits: torch.Tensor,
+    topk: int,
+    *,
+    score_function: str = "softmax",
+    softmax_after_topk: bool = False,
+    renormalize: bool = False,
+    expert_bias: torch.Tensor | None = None,
+    num_groups: int | None = None,
+    group_topk: int | None = None,
+    group_best: int | None = None,
+    scaling_factor: float = 1.0,
+    capacity: int | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(topk_weights float32 [*, topk], topk_ids int32 [*, topk]) of logits [*, E], the best expert first.
+
+    logits: float32, float16 or bfloat16, computed with in float32; topk_weights are differentiable in them, once.
+    score_function: "softmax" over the experts, or "sigmoid" or "sqrtsoftplus" of each logit.
+    softmax_after_topk: experts are chosen by their logits, and the softmax is that of the chosen logits.
+    renormalize: weights are divided by their sum.
+    expert_bias: [E], added to the scores that experts are chosen by, not to the weights. Has no gradient.
+    num_groups, group_topk: a token chooses from the group_topk best of num_groups equal groups of neighbours. The score
+        of a group is the sum over its group_best best experts, topk // group_topk unless given.
+    scaling_factor: multiplies the weights at last.
+    capacity: of the places that chose an expert, in the order of tokens, only so many keep it. The others get the id
+        -1 and the weight 0. None: no token is dropped.
+
+    Equal scores: the expert with the smaller number first. Raises RuntimeError if anything does not fit.
+    """
+    check_kind("route", torch.Tensor, logits=logits)
+    check_kind_or_none("route", torch.Tensor, expert_bias=expert_bias)
+    numbers = {"topk": topk, "num_groups": num_groups, "group_topk": group_topk, "group_best": group_best}
+    options = [f"{name}={int(value)}" for name, value in numbers.items() if value is not None]
+    options += ["after_topk"] * softmax_after_topk + ["renormalize"] * renormalize
+    text = ":".join([score_function, *options, f"scaling_factor={float(scaling_factor)}"])
+    weights, ids = functional.route(logits, expert_bias, text)
+    if capacity is None:
+        return weights, ids
+    ids = functional.limit_capacity(ids, logits.shape[-1], capacity)
+    return torch.where(ids >= 0, weights, 0.0), ids
+
+
+def scores(logits: torch.Tensor, score_function: str = "softmax") -> torch.Tensor:
+    """float32 scores of all experts with sum 1, differentiable: what load_balancing_loss() takes. logits [*, E]."""
+    logits = logits.float()
+    if score_function == "softmax":
+        return logits.softmax(-1)
+    if score_function == "sigmoid":
+        values = logits.sigmoid()
+    elif score_function == "sqrtsoftplus":
+        values = torch.nn.functional.softplus(logits).sqrt()
+    else:
+        raise ValueError(
+            f"scores: score_function must be 'softmax', 'sigmoid' or 'sqrtsoftplus', got {score_function!r}"
+        )
+    return values / (values.sum(-1, keepdim=True) + 1e-20)
+
+
+def tokens_per_expert(topk_ids: torch.Tensor, num_experts: int) -> torch.Tensor:
+    """int32 [num_experts]: how many places of topk_ids, int32 [*, k], are each expert; -1 is none."""
+    _, ends = functional.expert_rows(topk_ids.reshape(-1, 1), num_experts)
+    return ends.diff(prepend=ends.new_zeros(1))
+
+
+def load_balancing_loss(
+    probs: torch.Tensor,
+    tokens_per_expert: torch.Tensor,
+    *,
+    topk: int,
+    coeff: float = 1.0,
+    total_num_tokens: int | torch.Tensor | None = None,
+) -> torch.Tensor:
+    """coeff * E / (topk * T^2) * sum over e of tokens_per_expert[e] * sum over t of probs[t, e]: a float32 scalar that
+    is `coeff` when experts are loaded evenly and grows when tokens prefer loaded experts. 0 if there are no tokens.
+
+    probs [T, E]: scores of all experts, differentiable. tokens_per_expert [E]: a constant here, summed over ranks if
+    the loss is to be that of all of them, and then total_num_tokens (T unless given, a number or a tensor) too.
+    """
+    tokens = probs.shape[0] if total_num_tokens is None else total_num_tokens
+    if not isinstance(tokens, torch.Tensor):
+        tokens = torch.full((), tokens, device=probs.device)
+    tokens = tokens.float().clamp(min=1)
+    load = tokens_per_expert.detach().float() / tokens
+    return (probs.float().sum(0) / tokens * load).sum() * (coeff * probs.shape[1] / topk)
+
+
+def update_expert_bias_(expert_bias: torch.Tensor, tokens_per_expert: torch.Tensor, rate: float) -> torch.Tensor:
+    """expert_bias += rate * sign(mean load - load), in place and outside of autograd: balances loads without a loss.
+
+    expert_bias [E], floating. tokens_per_expert [E], integers, of all ranks together. Returns expert_bias.
+    """
+    load = tokens_per_expert.long()
+    with torch.no_grad():
+        return expert_bias.add_(torch.sign(load.sum() - len(load) * load).to(expert_bias.dtype), alpha=rate)

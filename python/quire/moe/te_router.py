@@ -1,0 +1,123 @@
+"""TransformerEngine's names for routing (transformer_engine.pytorch.router)."""
+
+import enum
+
+import torch
+
+from quire.moe import functional, routing
+from quire.nn.options import positional
+
+
+class RoutingMapFormat(enum.IntEnum):
+    """BYTEMAP: bool [*, E]. BITMAP_U8: uint8 [*, ceil(E / 8)], expert e is bit e % 8 of byte e // 8."""
+
+    BYTEMAP = 0
+    BITMAP_U8 = 1
+
+
+@positional(
+    *("scaling_factor", "score_function", "expert_bias", "routing_map_format", "topk_indices"),
+    *("qb_histogram", "qb_bin_bounds", "qb_histogram_mode"),
+)
+def fused_topk_with_score_function(
+    logits: torch.Tensor,
+    topk: int,
+    use_pre_softmax: bool,
+    num_groups: int | None,
+    group_topk: int | None,
+    *,
+    scaling_factor: float | None,
+    score_function: str,
+    expert_bias: torch.Tensor | None,
+    routing_map_format: str | int = RoutingMapFormat.BYTEMAP,
+    topk_indices: torch.Tensor | None = None,
+    qb_histogram: torch.Tensor | None = None,
+    qb_bin_bounds: torch.Tensor | None = None,
+    qb_histogram_mode: str | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(probs [*, E] in logits' dtype, 0 for experts that were not chosen; routing_map as routing_map_format says, or
+    topk_indices [*, topk], written to, if that is given). quire.moe.route() gives weights and ids as they are.
+
+    use_pre_softmax: softmax over all experts, not over the chosen ones. "sigmoid" and "sqrtsoftplus" scores are divided
+    by their sum if topk > 1, and take an expert_bias. Raises NotImplementedError for the qb_ options.
+    """
+    if any([option is not None for option in (qb_histogram, qb_bin_bounds, qb_histogram_mode)]):
+        raise NotImplementedError(
+            "fused_topk_with_score_function: quantile balancing (qb_histogram, qb_bin_bounds, qb_histogram_mode) is "
+            "not available; balance loads with quire.moe.update_expert_bias_ or quire.moe.load_balancing_loss"
+        )
+    softmax = score_function == "softmax"
+    if expert_bias is not None and softmax:
+        raise ValueError(
+            "fused_topk_with_score_function: expert_bias is for score_function 'sigmoid' and 'sqrtsoftplus', got "
+            "'softmax'; quire.moe.route takes one with any"
+        )
+    weights, ids = routing.route(
+        logits,
+        topk,
+        score_function=score_function,
+        softmax_after_topk=softmax and not use_pre_softmax,
+        renormalize=not softmax and topk > 1,
+        expert_bias=expert_bias,
+        num_groups=num_groups if group_topk else None,
+        group_topk=group_topk or None,
+        scaling_factor=1.0 if scaling_factor is None else scaling_factor,
+    )
+    probs = torch.zeros_like(logits).scatter(-1, ids.long(), weights.to(logits.dtype))
+    if topk_indices is None:
+        return probs, _routing_map(ids, logits.shape[-1], routing_map_format)
+    if _format(routing_map_format) != RoutingMapFormat.BYTEMAP:
+        raise ValueError(
+            "fused_topk_with_score_function: topk_indices replace the routing map; leave routing_map_format out"
+        )
+    return probs, topk_indices.copy_(ids)
+
+
+def fused_compute_score_for_moe_aux_loss(
+    logits: torch.Tensor,
+    topk: int,
+    score_function: str,
+    routing_map_format: str | int = RoutingMapFormat.BYTEMAP,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(routing_map of the topk best scores, scores float32 [*, E] of sum 1, differentiable in logits)."""
+    _, ids = functional.route(logits.detach(), None, f"{score_function}:topk={topk}")
+    routing_map = _routing_map(ids, logits.shape[-1], routing_map_format)
+    return routing_map, routing.scores(logits, score_function)
+
+
+@positional("coeff")
+def fused_moe_aux_loss(
+    probs: torch.Tensor,
+    tokens_per_expert: torch.Tensor,
+    total_num_tokens: int | torch.Tensor,
+    num_experts: int,
+    topk: int,
+    *,
+    coeff: float,
+) -> torch.Tensor:
+    """coeff * num_experts / (topk * total_num_tokens^2) * sum(probs.sum(0) * tokens_per_expert), a scalar in the dtype
+    of probs [T, n * num_experts]; total_num_tokens may be a tensor. n > 1: a loss per sequence, summed."""
+    sequences = probs.shape[1] / num_experts
+    loss = routing.load_balancing_loss(
+        probs, tokens_per_expert, topk=topk, coeff=coeff / sequences, total_num_tokens=total_num_tokens
+    )
+    return loss.to(probs.dtype)
+
+
+def _format(value: str | int) -> RoutingMapFormat:
+    names = {format.name.lower(): format for format in RoutingMapFormat}
+    if isinstance(value, str) and value in names:
+        return names[value]
+    if not isinstance(value, str) and value in list(RoutingMapFormat):
+        return RoutingMapFormat(value)
+    raise ValueError(f"routing_map_format must be 'bytemap' (0) or 'bitmap_u8' (1), got {value!r}")
+
+
+def _routing_map(ids: torch.Tensor, num_experts: int, routing_map_format: str | int) -> torch.Tensor:
+    chosen = torch.zeros(*ids.shape[:-1], num_experts, dtype=torch.bool, device=ids.device)
+    chosen = chosen.scatter(-1, ids.long(), True)
+    if _format(routing_map_format) == RoutingMapFormat.BYTEMAP:
+        return chosen
+    bits = torch.nn.functional.pad(chosen, (0, -num_experts % 8)).unflatten(-1, (-1, 8))
+    values = torch.tensor([1, 2, 4, 8, 16, 32, 64, 128], dtype=torch.uint8, device=ids.device)
+    return (bits * values).sum(-1, dtype=torch.uint8)

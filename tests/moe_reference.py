@@ -1,0 +1,104 @@
+"""Routing and permutation written from docs/moe.md in NumPy and float64, for tests to compare with."""
+
+import numpy as np
+import torch
+
+
+def softmax(x):
+    e = np.exp(x - x.max())
+    return e / e.sum()
+
+
+def scores_of(function, x):
+    return {
+        "softmax": softmax,
+        "sigmoid": lambda x: 1 / (1 + np.exp(-x)),
+        "sqrtsoftplus": lambda x: np.sqrt(np.log1p(np.exp(x))),
+    }[function](x)
+
+
+def best(values, count, places=None):
+    """Places of the greatest, greatest first, of equal ones the smaller place first."""
+    places = range(len(values)) if places is None else places
+    return sorted(places, key=lambda i: (-values[i], i))[:count]
+
+
+def choose(choice, topk, num_groups=None, group_topk=None, group_best=None):
+    places = list(range(len(choice)))
+    if num_groups:
+        size = len(choice) // num_groups
+        members = [places[g * size : (g + 1) * size] for g in range(num_groups)]
+        count = topk // group_topk if group_best is None else group_best
+        totals = [sum(choice[i] for i in best(choice, count, group)) for group in members]
+        places = [i for g in best(totals, group_topk) for i in members[g]]
+    return best(choice, topk, places)
+
+
+def route(logits, topk, score_function="softmax", softmax_after_topk=False, renormalize=False, **options):
+    """(weights float64 [T, k], ids int32 [T, k])."""
+    logits = logits.detach().double().numpy()
+    bias = options.pop("expert_bias", None)
+    bias = 0 if bias is None else bias.double().numpy()
+    scaling_factor = options.pop("scaling_factor", 1.0)
+    weights, ids = np.zeros((len(logits), topk)), np.zeros((len(logits), topk), np.int32)
+    for t, line in enumerate(logits):
+        scores = line if softmax_after_topk else scores_of(score_function, line)
+        ids[t] = choose(scores + bias, topk, **options)
+        weights[t] = softmax(line[ids[t]]) if softmax_after_topk else scores[ids[t]]
+        if renormalize:
+            weights[t] /= weights[t].sum()
+    return torch.from_numpy(weights * scaling_factor), torch.from_numpy(ids)
+
+
+def weights_of(logits, ids, score_function="softmax", softmax_after_topk=False, renormalize=False, **options):
+    """Weights of given choices as a differentiable function of float64 logits."""
+    functions = {
+        "softmax": lambda x: x.softmax(-1),
+        "sigmoid": torch.sigmoid,
+        "sqrtsoftplus": lambda x: torch.nn.functional.softplus(x, threshold=1e9).sqrt(),
+    }
+    chosen = logits.gather(-1, ids.long())
+    weights = chosen.softmax(-1) if softmax_after_topk else functions[score_function](logits).gather(-1, ids.long())
+    if renormalize:
+        weights = weights / weights.sum(-1, keepdim=True)
+    return weights * options.get("scaling_factor", 1.0)
+
+
+def limit(ids, capacity):
+    seen, kept = {}, []
+    for expert in ids.flatten().tolist():
+        seen[expert] = seen.get(expert, 0) + 1
+        kept.append(expert if seen[expert] <= capacity else -1)
+    return torch.tensor(kept, dtype=torch.int32).reshape(ids.shape)
+
+
+def rows_by_expert(ids, num_experts):
+    """(row_map [T, k], offsets [E]) by sorting."""
+    flat = ids.numpy().reshape(-1)
+    places = [i for i in np.argsort(flat, kind="stable") if flat[i] >= 0]
+    row_map = np.full(len(flat), -1, np.int32)
+    row_map[places] = np.arange(len(places))
+    ends = [int((flat[flat >= 0] <= e).sum()) for e in range(num_experts)]
+    return torch.from_numpy(row_map.reshape(ids.shape)), torch.tensor(ends, dtype=torch.int32)
+
+
+def permute(x, row_map, rows, weights=None):
+    """Row by row, in x's own arithmetic."""
+    y = torch.zeros(rows, x.shape[1], dtype=x.dtype)
+    for t, slots in enumerate(row_map.tolist()):
+        for s, row in enumerate(slots):
+            if row >= 0:
+                y[row] = x[t] if weights is None else (x[t] * weights[t, s]).to(x.dtype)
+    return y
+
+
+def unpermute(y, row_map, weights=None):
+    """In the order of slots, in y's own arithmetic (float32 and float64: the same order of operations)."""
+    x = torch.zeros(len(row_map), y.shape[1], dtype=y.dtype)
+    for t, slots in enumerate(row_map.tolist()):
+        terms = [y[row] if weights is None else y[row] * weights[t, s] for s, row in enumerate(slots) if row >= 0]
+        if terms:
+            x[t] = terms[0]
+        for term in terms[1:]:
+            x[t] = x[t] + term
+    return x
