@@ -80,6 +80,7 @@ class Combiner {
 
   void combine(int64_t token) {
     const int64_t first = token * p_.map.slots, end = first + p_.map.slots;
+    for (int64_t place = first; place < end; ++place) check_row("unpermute", p_.map, place, p_.from.rows);
     int64_t place = next(first, end);
     if (place == end) {
       std::memset(row_of(p_.to, token), 0, static_cast<size_t>(bytes_of_row(p_.to)));
@@ -98,7 +99,7 @@ class Combiner {
  private:
   /// The next place of the token that has a row.
   int64_t next(int64_t place, int64_t end) const {
-    while (place < end && (check_row("unpermute", p_.map, place, p_.from.rows), p_.map.rows[place] < 0)) ++place;
+    while (place < end && p_.map.rows[place] < 0) ++place;
     return place;
   }
 

@@ -21,16 +21,21 @@ constexpr int64_t kGrain = 1 << 13;
 
 using Line = std::vector<float>;
 
-/// e^(x - max) and their sum, which divides them.
-struct Exponentials {
-  float greatest, sum;
+float total(std::span<const float> x) {
+  return sum(std::ssize(x), [&](int64_t i) { return x[static_cast<size_t>(i)]; });
+}
 
-  explicit Exponentials(std::span<const float> x) : greatest(x[0]), sum(0) {
-    for (const float value : x) greatest = value > greatest ? value : greatest;
-    sum = quire::sum(std::ssize(x), [&](int64_t i) { return exp_f32(x[static_cast<size_t>(i)] - greatest); });
-  }
-  float softmax(float x) const { return exp_f32(x - greatest) / sum; }
-};
+float dot(std::span<const float> x, std::span<const float> y) {
+  return sum(std::ssize(x), [&](int64_t i) { return x[static_cast<size_t>(i)] * y[static_cast<size_t>(i)]; });
+}
+
+void softmax(std::span<float> x) {
+  float greatest = x[0];
+  for (const float value : x) greatest = value > greatest ? value : greatest;
+  for (float& value : x) value = exp_f32(value - greatest);
+  const float divisor = total(x);
+  for (float& value : x) value /= divisor;
+}
 
 /// A score and its derivative, of a function of one logit.
 struct Score {
@@ -103,11 +108,9 @@ class Router {
 
  private:
   void score() {
-    if (r_.after_topk) {
+    if (r_.score == ScoreFunction::softmax) {
       scores_ = logits_;
-    } else if (r_.score == ScoreFunction::softmax) {
-      const Exponentials e(logits_);
-      for (size_t i = 0; i < logits_.size(); ++i) scores_[i] = e.softmax(logits_[i]);
+      if (!r_.after_topk) softmax(scores_);
     } else {
       for (size_t i = 0; i < logits_.size(); ++i) scores_[i] = score_of(r_.score, logits_[i]).value;
     }
@@ -122,9 +125,9 @@ class Router {
     for (int64_t g = 0; g < r_.num_groups; ++g) {
       in_group_.clear();
       offer(g * size, size, in_group_);
-      float total = 0;
-      for (const Ranked& one : in_group_.found()) total += one.value;
-      groups_.offer(total, g);
+      float score = 0;
+      for (const Ranked& one : in_group_.found()) score += one.value;
+      groups_.offer(score, g);
     }
     std::vector<Ranked> open(groups_.found().begin(), groups_.found().end());
     std::sort(open.begin(), open.end(), [](const Ranked& a, const Ranked& b) { return a.place < b.place; });
@@ -137,13 +140,8 @@ class Router {
 
   void weigh(std::span<const int32_t> ids, std::span<float> weights) const {
     for (size_t i = 0; i < ids.size(); ++i) weights[i] = scores_[static_cast<size_t>(ids[i])];
-    if (r_.after_topk) {
-      const Exponentials e(weights);
-      for (float& w : weights) w = e.softmax(w);
-    }
-    float divisor = 1;
-    if (r_.renormalize)
-      divisor = sum(std::ssize(weights), [&](int64_t i) { return weights[static_cast<size_t>(i)]; }) + kTiny;
+    if (r_.after_topk) softmax(weights);
+    const float divisor = r_.renormalize ? total(weights) + kTiny : 1.0f;
     for (float& w : weights) w = w / divisor * r_.scaling_factor;
   }
 
@@ -154,23 +152,23 @@ class Router {
   Best chosen_, groups_, in_group_;
 };
 
-/// The same for gradients. chosen_: scores of the chosen experts, then gradients of these.
+/// The same for gradients. scores_ and dscores_ are of the chosen experts.
 class RouterGrad {
  public:
   RouterGrad(const RouteGradProblem& p)
       : p_(p),
         r_(p.routing),
-        logits_(static_cast<size_t>(p.logits.cols)),
-        dlogits_(logits_),
+        line_(static_cast<size_t>(p.logits.cols)),
+        dlogits_(line_),
         scores_(static_cast<size_t>(r_.topk)),
         dscores_(scores_) {}
 
   void run(int64_t token) {
-    load(p_.logits, token, logits_);
+    load(p_.logits, token, line_);
     ids_ = {p_.ids + token * r_.topk, static_cast<size_t>(r_.topk)};
     for (size_t i = 0; i < ids_.size(); ++i) {
       check_expert_id("route_bwd", ids_[i], token * r_.topk + static_cast<int64_t>(i), p_.logits.cols);
-      check(ids_[i] >= 0, "route_bwd: topk_ids must be what route_fwd returned, got -1");
+      check(ids_[i] >= 0, "route_bwd: topk_ids must be those that route_fwd returned, got -1");
       dscores_[i] = p_.dweights[token * r_.topk + static_cast<int64_t>(i)] * r_.scaling_factor;
     }
     std::fill(dlogits_.begin(), dlogits_.end(), 0.0f);
@@ -187,47 +185,44 @@ class RouterGrad {
   }
 
  private:
-  float logit(size_t i) const { return logits_[static_cast<size_t>(ids_[i])]; }
+  float of_expert(size_t i) const { return line_[static_cast<size_t>(ids_[i])]; }
   float& dlogit(size_t i) { return dlogits_[static_cast<size_t>(ids_[i])]; }
-  float dot(const Line& a, const Line& b) const {
-    return sum(r_.topk, [&](int64_t i) { return a[static_cast<size_t>(i)] * b[static_cast<size_t>(i)]; });
-  }
 
   /// dscores_ from gradients of the weights to those of the scores.
   void through_renormalization() {
     if (!r_.renormalize) return;
-    const float divisor = sum(r_.topk, [&](int64_t i) { return scores_[static_cast<size_t>(i)]; }) + kTiny;
+    const float divisor = total(scores_) + kTiny;
     const float common = dot(dscores_, scores_) / divisor;
     for (float& d : dscores_) d = (d - common) / divisor;
   }
 
   void of_each() {
-    for (size_t i = 0; i < ids_.size(); ++i) scores_[i] = score_of(r_.score, logit(i)).value;
+    for (size_t i = 0; i < ids_.size(); ++i) scores_[i] = score_of(r_.score, of_expert(i)).value;
     through_renormalization();
-    for (size_t i = 0; i < ids_.size(); ++i) dlogit(i) = dscores_[i] * score_of(r_.score, logit(i)).slope;
+    for (size_t i = 0; i < ids_.size(); ++i) dlogit(i) = dscores_[i] * score_of(r_.score, of_expert(i)).slope;
   }
 
   void of_chosen() {
-    for (size_t i = 0; i < ids_.size(); ++i) scores_[i] = logit(i);
-    const Exponentials e(scores_);
-    for (float& s : scores_) s = e.softmax(s);
+    for (size_t i = 0; i < ids_.size(); ++i) scores_[i] = of_expert(i);
+    softmax(scores_);
     const float common = dot(dscores_, scores_);
     for (size_t i = 0; i < ids_.size(); ++i) dlogit(i) = scores_[i] * (dscores_[i] - common);
   }
 
   void of_all() {
-    const Exponentials e(logits_);
-    for (size_t i = 0; i < ids_.size(); ++i) scores_[i] = e.softmax(logit(i));
+    softmax(line_);
+    for (size_t i = 0; i < ids_.size(); ++i) scores_[i] = of_expert(i);
     through_renormalization();
     const float common = dot(dscores_, scores_);
     for (size_t i = 0; i < ids_.size(); ++i) dlogit(i) = dscores_[i];
-    for (size_t i = 0; i < logits_.size(); ++i) dlogits_[i] = e.softmax(logits_[i]) * (dlogits_[i] - common);
+    for (size_t i = 0; i < line_.size(); ++i) dlogits_[i] = line_[i] * (dlogits_[i] - common);
   }
 
   const RouteGradProblem& p_;
   const Routing& r_;
   std::span<const int32_t> ids_;
-  Line logits_, dlogits_, scores_, dscores_;
+  Line line_;  ///< logits of a token, later their softmax
+  Line dlogits_, scores_, dscores_;
 };
 
 template <class Worker, class Problem>
