@@ -85,6 +85,17 @@ SIGNATURES = {
     quire.MXFP8Quantizer: "fp8_dtype, *, rowwise=True, columnwise=True, with_2d_quantization=False",
     quire.Float8BlockQuantizer: "fp8_dtype, *, rowwise=True, columnwise=True, amax_epsilon=0.0, "
     "force_pow_2_scales=True, block_scaling_dim=2",
+    quire.moe_permute: 'inp, routing_map, num_out_tokens, max_token_num=-1, map_type="mask"',
+    quire.moe_permute_with_probs: "inp, probs, routing_map, num_out_tokens",
+    quire.moe_permute_and_pad_with_probs: "inp, probs, routing_map, tokens_per_expert, align_size",
+    quire.moe_sort_chunks_by_index: "inp, split_sizes, sorted_index",
+    quire.moe_sort_chunks_by_index_with_probs: "inp, probs, split_sizes, sorted_index",
+    quire.fused_compute_score_for_moe_aux_loss: "logits, topk, score_function, "
+    "routing_map_format=quire.RoutingMapFormat.BYTEMAP",
+    quire.Fp8Padding: "num_gemms, align_size=None",
+    quire.Fp8Padding.forward: "inp, m_splits",
+    quire.Fp8Unpadding: "num_gemms, align_size=None",
+    quire.Fp8Unpadding.forward: "inp, m_splits",
     quire.Quantizer.quantize: "tensor, *, out=None, dtype=None",
     quire.Quantizer.update_quantized: "src, dst, *, noop_flag=None",
     quire.Quantizer.set_usage: "*, rowwise=None, columnwise=None",

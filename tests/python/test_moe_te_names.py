@@ -72,6 +72,8 @@ def test_unpermuting_sums_over_experts_with_and_without_padding(mask, merge, ali
     expected = x.double() * (probs.double() * mask).sum(1, keepdim=True) if merge else x.double() * mask.sum(1)[:, None]
     torch.testing.assert_close(combined.double(), expected, rtol=1e-6, atol=1e-6)
     assert torch.equal(combined, quire.moe_unpermute(plain[0], row_id_map, **given))
+    positional = quire.moe_unpermute(out, row_id_map, given.get("merging_probs"), None, "mask", None, pad_offsets)
+    assert torch.equal(combined, positional)
 
 
 def test_rows_that_pad_a_routing_map_are_zero():
