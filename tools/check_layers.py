@@ -15,7 +15,15 @@ CORE = {
     "quire/quantize": {"quire/base", "quire/format", "quire/spec"},
     "quire/gemm": {"quire/base", "quire/format", "quire/spec"},
     "quire/pointwise": {"quire/base", "quire/format", "quire/spec", "quire/quantize"},
-    "quire/runner": {"quire/base", "quire/format", "quire/spec", "quire/quantize", "quire/gemm", "quire/pointwise"},
+    "quire/runner": {
+        "quire/base",
+        "quire/format",
+        "quire/spec",
+        "quire/quantize",
+        "quire/gemm",
+        "quire/pointwise",
+        "quire/moe",
+    },
     "quire/moe": {"quire/base", "quire/format", "quire/spec"},
     "quire/info": {
         "quire/base",

@@ -215,6 +215,24 @@ def nvfp4_moe(
     return torch.ops.quire.nvfp4_moe(hidden_states, topk_weights, topk_ids, named(runner), hidden_size)
 
 
+def nvfp4_moe_routed(
+    hidden_states: torch.Tensor,
+    router_logits: torch.Tensor,
+    routing: str,
+    runner: RunnerHandle | int | str,
+    hidden_size: int,
+    *,
+    expert_bias: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """nvfp4_moe() with the experts and weights that quire.moe.route gives for router_logits [T, E] (docs/moe.md 1).
+
+    routing: "FUNCTION:topk=N[:OPTION]...", such as "softmax:topk=2:renormalize"; RuntimeError lists what there is.
+    router_logits: float32, float16 or bfloat16. expert_bias [E]: added to the scores that experts are chosen by.
+    """
+    which = named(runner)
+    return torch.ops.quire.nvfp4_moe_routed(hidden_states, router_logits, expert_bias, routing, which, hidden_size)
+
+
 def stashed_wgrad(stash: torch.Tensor, grad: torch.Tensor, overwrite: bool = True) -> bool:
     """Computes the oldest weight gradient whose operands a backward pass kept under `stash` (linear_given, wgrad_stash)
     and writes it to grad [N, K], or adds it. False if none is kept. Not for compiled functions."""

@@ -71,6 +71,8 @@ void register_operators(torch::Library& m) {
   op::register_inner<Nvfp4Linear<RunnerNameText>>(m);
   op::register_inner<Nvfp4Moe<c10::SymInt>>(m);
   op::register_inner<Nvfp4Moe<RunnerNameText>>(m);
+  op::register_inner<Nvfp4MoeRouted<c10::SymInt>>(m);
+  op::register_inner<Nvfp4MoeRouted<RunnerNameText>>(m);
   op::register_inner<DebugCast>(m);
   op::register_inner<DebugRht>(m);
   op::register_inner<DebugSwizzle>(m);

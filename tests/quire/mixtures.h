@@ -12,6 +12,15 @@
 
 namespace quire::testing {
 
+/// The choices of tokens: experts [tokens, top_k], -1 for none, and their weights.
+struct Choices {
+  const int32_t* ids = nullptr;
+  const float* weights = nullptr;
+  int64_t tokens = 0, top_k = 0;
+
+  int64_t count() const { return tokens * top_k; }
+};
+
 inline Matrix slice(const Matrix& m, int64_t first, int64_t rows) {
   return {static_cast<const char*>(m.data) + first * m.row_stride * size_of(m.dtype), m.dtype, rows, m.cols,
           m.row_stride};

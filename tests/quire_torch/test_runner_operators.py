@@ -11,6 +11,7 @@ from quire import runners
 ops = torch.ops.quire
 E, H, N = 6, 64, 48
 INNER = 32
+ROUTING = "softmax:topk=2:renormalize"
 UTILITIES = ("test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic")
 
 
@@ -93,6 +94,30 @@ def test_choices_may_have_any_strides(moe, layout):
     assert torch.equal(ops.nvfp4_moe(x, weights, ids, moe.handle, H), expected)
 
 
+@pytest.mark.parametrize("tokens", [0, 1, 33])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_logits_are_routed_inside(moe, tokens, dtype):
+    x, logits = rand(tokens, H, seed=9), rand(tokens, E, seed=10).to(dtype)
+    weights, ids = logits.float().softmax(-1).topk(2)
+    weights = weights / weights.sum(-1, keepdim=True)
+    y = ops.nvfp4_moe_routed(x, logits, None, ROUTING, moe.handle, H)
+    expected = ops.nvfp4_moe(x, weights, ids.int(), moe.handle, H)
+    # Softmax differs from PyTorch's in last bits.
+    torch.testing.assert_close(y, expected, rtol=2**-7, atol=2**-7 * expected.abs().max().item() if tokens else 0)
+    for runner in (moe.handle, "test.moe"):
+        routed = ops.nvfp4_moe(x, *ops.route(logits, None, ROUTING), runner, H)
+        assert torch.equal(ops.nvfp4_moe_routed(x, logits, None, ROUTING, runner, H), routed)
+
+
+def test_a_bias_acts_on_the_choice_of_experts(moe):
+    x, logits, bias = rand(9, H), torch.randn(9, E), torch.tensor([9.0, 0, 0, 0, 0, 9.0])
+    y = quire.nvfp4_moe_routed(x, logits, "sigmoid:topk=2:renormalize", moe, H, expert_bias=bias)
+    chosen = logits[:, [0, 5]].sigmoid()
+    ids = torch.tensor([[0, 5]], dtype=torch.int32).expand(9, 2)
+    expected = ops.nvfp4_moe(x, chosen / chosen.sum(-1, keepdim=True), ids, moe.handle, H)
+    torch.testing.assert_close(y, expected, rtol=2**-7, atol=2**-7 * expected.abs().max().item())
+
+
 # ---------------------------------------------------------------- schemas and tracing
 
 
@@ -110,6 +135,12 @@ def test_schemas_are_those_of_the_design():
     moe = "(Tensor hidden_states, Tensor topk_weights, Tensor topk_ids, {} runner, SymInt hidden_size) -> Tensor y"
     assert schema(ops.nvfp4_moe.default) == "quire::nvfp4_moe" + moe.format("SymInt")
     assert schema(ops.nvfp4_moe.by_name) == "quire::nvfp4_moe.by_name" + moe.format("str")
+    routed = (
+        "(Tensor hidden_states, Tensor router_logits, Tensor? expert_bias, str routing, {} runner, SymInt hidden_size) "
+        "-> Tensor y"
+    )
+    assert schema(ops.nvfp4_moe_routed.default) == "quire::nvfp4_moe_routed" + routed.format("SymInt")
+    assert schema(ops.nvfp4_moe_routed.by_name) == "quire::nvfp4_moe_routed.by_name" + routed.format("str")
 
 
 def check(op, *args):
@@ -123,6 +154,8 @@ def test_every_operator_passes_opcheck(linear, moe, tokens):
     check(ops.nvfp4_linear.by_name, x, "test.linear", N)
     check(ops.nvfp4_moe.default, x, weights, ids, moe.handle, H)
     check(ops.nvfp4_moe.by_name, x, weights, ids, "test.moe", H)
+    check(ops.nvfp4_moe_routed.default, x, torch.randn(tokens, E), None, ROUTING, moe.handle, H)
+    check(ops.nvfp4_moe_routed.by_name, x, rand(tokens, E), torch.zeros(E), ROUTING, "test.moe", H)
 
 
 def test_tracing_does_not_ask_for_the_runner():
@@ -132,6 +165,7 @@ def test_tracing_does_not_ask_for_the_runner():
         for runner in (10**9, "no such runner"):
             assert ops.nvfp4_linear(x, runner, 7).shape == (5, 7)
             assert ops.nvfp4_moe(x, weights, ids, runner, 9).shape == (5, 9)
+            assert ops.nvfp4_moe_routed(x, x, None, ROUTING, runner, 9).shape == (5, 9)
     meta = ops.nvfp4_linear(torch.empty(2, 3, H, dtype=torch.bfloat16, device="meta"), "no such runner", 7)
     assert meta.shape == (2, 3, 7) and meta.dtype == torch.bfloat16
 
@@ -198,7 +232,8 @@ def test_one_graph_serves_all_token_counts(linear, moe, backend):
     torch._dynamo.utils.counters.clear()
 
     def model(x, weights, ids):
-        return quire.nvfp4_linear(quire.nvfp4_moe(x, weights, ids, moe, H), linear, N)
+        y = quire.nvfp4_moe(x, weights, ids, moe, H)
+        return quire.nvfp4_linear(quire.nvfp4_moe_routed(y, y[:, :E], ROUTING, moe, H), linear, N)
 
     compiled = torch.compile(model, fullgraph=True, backend=backend)
     for tokens in (5, 0, 1, 2, 40):
@@ -286,6 +321,12 @@ def test_arguments_that_cannot_be_right_are_refused_traced_or_not(linear, moe, m
     refused("topk_ids must be dense Int with 2 dimensions, .* with 1", ops.nvfp4_moe, x, weights, ids[:, 0], moe, H)
     refused("topk_ids must have a row per token; got 4 rows for 5 tokens", ops.nvfp4_moe, x, weights, ids[:4], moe, H)
     refused("as many choices per token; got 2 and 1", ops.nvfp4_moe, x, weights, ids[:, :1], moe, H)
+    routed = ops.nvfp4_moe_routed
+    refused("router_logits must have a row per token; got 4 rows", routed, x, x[:4], None, ROUTING, moe, H)
+    refused("router_logits must be dense .* with 2 dimensions, .* with 1", routed, x, x[:, 0], None, ROUTING, moe, H)
+    refused("route: logits must be float32", routed, x, x.int(), None, ROUTING, moe, H)
+    refused("route: expert_bias must be", routed, x, x, x[0, :3], ROUTING, moe, H)
+    refused("topk", routed, x, x, None, "softmax", moe, H)
 
 
 def test_arguments_that_do_not_fit_the_runner_are_refused(linear, moe):
@@ -319,6 +360,12 @@ def test_arguments_that_do_not_fit_the_runner_are_refused(linear, moe):
     refused(
         "has 6 experts, of which a token chooses 1 to 6; got 7", ops.nvfp4_moe, x, many.float(), many, moe.handle, H
     )
+    refused(
+        f"runner {moe.handle} has 6 experts; got router_logits of 64; pass a logit for each",
+        ops.nvfp4_moe_routed, x, x, None, ROUTING, moe.handle, H,
+    )  # fmt: skip
+    refused("topk", ops.nvfp4_moe_routed, x, x[:, :E], None, "softmax:topk=7", moe.handle, H)
+    refused("'test.linear' is of kind linear", ops.nvfp4_moe_routed, x, x, None, ROUTING, linear.handle, N)
 
 
 def test_a_handle_that_is_registered_no_more_or_never_was_is_refused():

@@ -39,7 +39,7 @@ void* Arena::take_bytes(int64_t count) {
   const int64_t size = round_up(std::max<int64_t>(count, 1), kAlign);
   if (blocks_.empty() || used_ + size > blocks_.back().size) {
     constexpr int64_t kSmallest = int64_t{1} << 12;
-    add_block(std::max({size, kSmallest, blocks_.empty() ? 0 : 2 * blocks_.back().size}));
+    add_block(std::max({size, kSmallest, blocks_.empty() ? merged_ : 2 * blocks_.back().size}));
   }
   used_ += size;
   return blocks_.back().memory.get() + used_ - size;
@@ -55,9 +55,8 @@ Side Arena::take_rowwise(const QuantSpec& spec, int64_t rows, int64_t cols) {
 void Arena::reset() {
   used_ = 0;
   if (blocks_.size() <= 1) return;
-  const int64_t size = capacity();
+  merged_ = capacity();
   blocks_.clear();
-  add_block(size);
 }
 
 int64_t Arena::capacity() const {

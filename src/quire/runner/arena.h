@@ -15,8 +15,8 @@ namespace quire {
 /// Bytes of the rowwise data, scale and amax of a quantized [rows, cols].
 std::array<int64_t, 3> rowwise_bytes(const QuantSpec& spec, int64_t rows, int64_t cols);
 
-/// Gives memory out of few large blocks, and takes all of it back at once. Once it has seen what a call takes, the next
-/// such call allocates nothing.
+/// Gives memory out of few large blocks, and takes all of it back at once. When it has seen what a call takes, twice,
+/// the next such call allocates nothing.
 class Arena {
  public:
   /// Uninitialised and 64-byte aligned, never null; valid until reset().
@@ -32,6 +32,7 @@ class Arena {
   /// The rowwise buffers of a quantized [rows, cols].
   Side take_rowwise(const QuantSpec& spec, int64_t rows, int64_t cols);
 
+  /// Allocates nothing: several blocks become one when the next call takes memory.
   void reset();
   /// What it holds, in use or not.
   int64_t capacity() const;
@@ -48,7 +49,8 @@ class Arena {
   void add_block(int64_t size);
 
   std::vector<Block> blocks_;
-  int64_t used_ = 0;  ///< of the last block
+  int64_t used_ = 0;    ///< of the last block
+  int64_t merged_ = 0;  ///< size of the block that stands for those that reset() gave back
 };
 
 /// An arena of this process for as long as it is held; afterwards somebody else's. There are as many as were ever held

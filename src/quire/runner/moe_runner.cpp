@@ -1,9 +1,12 @@
 #include "quire/runner/moe_runner.h"
 
+#include <span>
 #include <utility>
 
 #include "quire/base/check.h"
 #include "quire/base/parallel.h"
+#include "quire/moe/permute.h"
+#include "quire/moe/row_map.h"
 #include "quire/pointwise/pointwise.h"
 #include "quire/runner/linear_runner.h"
 
@@ -32,14 +35,13 @@ void check_expert(const Expert& e, const Expert& first, const Activation& f, siz
         w13.in_features(), "] and that of expert 0 [", first.w13.out_features(), ", ", first.w13.in_features(), "]");
 }
 
-}  // namespace
+/// `count` rows from `first` on.
+MutableMatrix rows_of(const MutableMatrix& m, int64_t first, int64_t count) {
+  char* data = static_cast<char*>(m.data) + first * m.row_stride * size_of(m.dtype);
+  return {data, m.dtype, count, m.cols, m.row_stride};
+}
 
-struct MoeRunner::Call {
-  Matrix x;
-  Choices choices;
-  Assignment assignment;
-  MutableMatrix results;  ///< [assignment.rows, H], in x's dtype
-};
+}  // namespace
 
 MoeRunner::MoeRunner(std::vector<Expert> experts, const MoeOptions& options)
     : Runner(info_of(experts, options)), experts_(std::move(experts)), options_(options) {
@@ -48,52 +50,40 @@ MoeRunner::MoeRunner(std::vector<Expert> experts, const MoeOptions& options)
 }
 
 void MoeRunner::run(const RunnerCall& call) {
+  constexpr int64_t kWeights = 8;  // rows that cost as much as reading an expert's weights once
   const HeldArena arena;
-  const Choices choices{call.expert_ids, call.expert_weights, call.x.rows, call.top_k};
-  const Assignment a = assign(choices, info().experts, *arena);
-  const Call c{.x = call.x,
-               .choices = choices,
-               .assignment = a,
-               .results = arena->take_matrix(call.x.dtype, a.rows, info().out_features)};
-  run_experts(c);
-  combine(c.results, choices, a.row, !options_.weight_on_input, call.out);
+  const int64_t choices = call.x.rows * call.top_k;
+  int32_t* const rows_of_choices = arena->take<int32_t>(choices);
+  const std::span ends(arena->take<int32_t>(info().experts), experts_.size());
+  expert_rows({.ids = {call.expert_ids, static_cast<size_t>(choices)}, .row_map = rows_of_choices, .offsets = ends});
+  const RowMap map{.rows = rows_of_choices, .tokens = call.x.rows, .slots = call.top_k};
+  const MutableMatrix x = arena->take_matrix(call.x.dtype, ends.back(), call.x.cols);
+  const MutableMatrix results = arena->take_matrix(call.x.dtype, ends.back(), call.out.cols);
+  const bool on_input = options_.weight_on_input;
+  permute({.from = call.x, .map = map, .weights = on_input ? call.expert_weights : nullptr, .to = x});
+
+  const std::span costs(arena->take<int64_t>(info().experts), experts_.size());
+  for (size_t e = 0; e < costs.size(); ++e) {
+    const int64_t rows = ends[e] - (e > 0 ? ends[e - 1] : 0);
+    costs[e] = rows > 0 ? rows + kWeights : 0;
+  }
+  parallel_tasks(costs, [&](size_t e) {
+    const int64_t first = e > 0 ? ends[e - 1] : 0, rows = ends[e] - first;
+    if (rows > 0) run_expert(experts_[e], rows_of(x, first, rows), rows_of(results, first, rows));
+  });
+  unpermute({.from = results, .map = map, .weights = on_input ? nullptr : call.expert_weights, .to = call.out});
 }
 
-void MoeRunner::run_experts(const Call& call) const {
-  constexpr int64_t kWeights = 8;  // rows that cost as much as reading the weights once
-  std::vector<int64_t> experts, costs;
-  for (int64_t e = 0; e < info().experts; ++e)
-    if (const int64_t rows = call.assignment.rows_of(e); rows > 0) {
-      experts.push_back(e);
-      costs.push_back(rows + kWeights);
-    }
-  parallel_tasks(costs, [&](size_t i) { run_expert(call, experts[i]); });
-}
-
-void MoeRunner::run_expert(const Call& call, int64_t expert) const {
+void MoeRunner::run_expert(const Expert& expert, const Matrix& x, const MutableMatrix& out) const {
   const HeldArena arena;
-  const auto& [w13, w2] = experts_[static_cast<size_t>(expert)];
-  const int64_t first = call.assignment.first[expert], rows = call.assignment.rows_of(expert);
-  const DType dtype = call.x.dtype;
+  const MutableMatrix h = arena->take_matrix(x.dtype, x.rows, expert.w13.out_features());
+  expert.w13.multiply(quantize_rowwise(x, options_.x, *arena), h);
 
-  const MutableMatrix x = arena->take_matrix(dtype, rows, w13.in_features());
-  gather(call.x, call.choices, call.assignment.choice + first, options_.weight_on_input, x);
-  const MutableMatrix h = arena->take_matrix(dtype, rows, w13.out_features());
-  w13.multiply(quantize_rowwise(x, options_.x, *arena), h);
-
-  const MutableMatrix act = arena->take_matrix(dtype, rows, w2.in_features());
-  const Side codes = arena->take_rowwise(options_.x, rows, w2.in_features());
+  const int64_t inner = expert.w2.in_features();
+  const MutableMatrix act = arena->take_matrix(x.dtype, x.rows, inner);
+  const Side codes = arena->take_rowwise(options_.x, x.rows, inner);
   activation({.activation = options_.activation, .x = h, .out = {.y = act, .spec = options_.x, .rowwise = codes}});
-  const MutableMatrix out{static_cast<char*>(call.results.data) + first * call.results.cols * size_of(dtype), dtype,
-                          rows, call.results.cols, call.results.cols};
-  w2.multiply({.spec = options_.x,
-               .direction = Direction::rowwise,
-               .outer = rows,
-               .contraction = w2.in_features(),
-               .data = codes.data,
-               .scale = codes.scale,
-               .amax = codes.amax},
-              out);
+  expert.w2.multiply(rowwise_operand(codes, options_.x, x.rows, inner), out);
 }
 
 }  // namespace quire

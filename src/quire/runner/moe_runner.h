@@ -4,7 +4,6 @@
 #include <string>
 #include <vector>
 
-#include "quire/runner/assignment.h"
 #include "quire/runner/prepared_weight.h"
 #include "quire/runner/runner.h"
 #include "quire/spec/activation.h"
@@ -23,9 +22,9 @@ struct MoeOptions {
   bool weight_on_input = false;  ///< weights multiply x instead of the expert's result
 };
 
-/// For every expert: its rows of x, in order of tokens; quantized, times w13; the activation; quantized, times w2.
-/// What is between stages, and each expert's result, is rounded to x's dtype. The results of a token are added as
-/// combine() says. No expert sees another's rows, and nothing depends on the number of threads.
+/// permute(); for every expert, its rows: quantized, times w13; the activation; quantized, times w2; unpermute(). What
+/// is between stages, and each expert's result, is rounded to x's dtype. No expert sees another's rows, and nothing
+/// depends on the number of threads.
 class MoeRunner final : public Runner {
  public:
   /// Throws Error unless there is an expert and all have the same sizes, fitting each other and the activation.
@@ -34,9 +33,7 @@ class MoeRunner final : public Runner {
   void run(const RunnerCall& call) override;
 
  private:
-  struct Call;
-  void run_expert(const Call& call, int64_t expert) const;
-  void run_experts(const Call& call) const;
+  void run_expert(const Expert& expert, const Matrix& x, const MutableMatrix& out) const;
 
   std::vector<Expert> experts_;
   MoeOptions options_;

@@ -9,9 +9,8 @@
 #include "quire/quantize/quantize.h"
 
 namespace quire {
-namespace {
 
-Operand rowwise(const Side& side, const QuantSpec& spec, int64_t rows, int64_t cols) {
+Operand rowwise_operand(const Side& side, const QuantSpec& spec, int64_t rows, int64_t cols) {
   return {.spec = spec,
           .direction = Direction::rowwise,
           .outer = rows,
@@ -21,14 +20,12 @@ Operand rowwise(const Side& side, const QuantSpec& spec, int64_t rows, int64_t c
           .amax = side.amax};
 }
 
-}  // namespace
-
 PreparedWeight::PreparedWeight(const QuantSpec& spec, int64_t rows, int64_t cols) : memory_(std::make_unique<Arena>()) {
   check(rows >= 1 && cols >= 1, "runner: a weight must be [out_features, in_features] with at least one of each; got [",
         rows, ", ", cols, "]");
   check(!spec.stochastic, "runner: weight spec ", spec.to_string(),
         " rounds stochastically, which is for gradients; leave sr out");
-  operand_ = rowwise(memory_->take_rowwise(spec, rows, cols), spec, rows, cols);
+  operand_ = rowwise_operand(memory_->take_rowwise(spec, rows, cols), spec, rows, cols);
 }
 
 PreparedWeight::PreparedWeight(const Matrix& w, const QuantSpec& spec, const Vector& bias)
@@ -64,7 +61,7 @@ void PreparedWeight::multiply(const Operand& x, const MutableMatrix& out) const 
 Operand quantize_rowwise(const Matrix& x, const QuantSpec& spec, Arena& arena) {
   const Side side = arena.take_rowwise(spec, x.rows, x.cols);
   quantize({.spec = spec, .x = x, .rowwise = side, .columnwise = {}, .random = {}});
-  return rowwise(side, spec, x.rows, x.cols);
+  return rowwise_operand(side, spec, x.rows, x.cols);
 }
 
 }  // namespace quire

@@ -34,6 +34,9 @@ class PreparedWeight {
   std::vector<float> bias_;
 };
 
+/// Rowwise buffers of a quantized [rows, cols] as an operand.
+Operand rowwise_operand(const Side& side, const QuantSpec& spec, int64_t rows, int64_t cols);
+
 /// Quantizes x [T, K] rowwise into memory of the arena.
 Operand quantize_rowwise(const Matrix& x, const QuantSpec& spec, Arena& arena);
 

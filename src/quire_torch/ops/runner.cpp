@@ -1,6 +1,5 @@
 #include "quire_torch/ops/runner.h"
 
-#include "quire_torch/ops/observe.h"
 #include "quire_torch/ops/tensor_runner.h"
 
 namespace quire_torch {
@@ -59,9 +58,22 @@ void Nvfp4Moe<Which>::cpu(const Args& a, op::Tensors<1>& out) {
   compute_moe(*runner, {a.hidden_states, a.topk_weights.contiguous(), a.topk_ids.contiguous()}, out[0]);
 }
 
+template <class Which>
+void Nvfp4MoeRouted<Which>::cpu(const Args& a, op::Tensors<1>& out) {
+  const auto runner = find_runner("nvfp4_moe", a.runner);
+  const quire::RunnerInfo& info = runner->runner->info();
+  const int64_t experts = a.router_logits.size(1);
+  quire::check(info.kind != quire::RunnerKind::moe || experts == info.experts, "nvfp4_moe: runner ", runner->handle,
+               " has ", info.experts, " experts; got router_logits of ", experts, "; pass a logit for each");
+  auto [weights, ids] = op::call<RouteFwd>(a.route());
+  compute_moe(*runner, {a.hidden_states, std::move(weights), std::move(ids)}, out[0]);
+}
+
 template struct Nvfp4Linear<c10::SymInt>;
 template struct Nvfp4Linear<RunnerNameText>;
 template struct Nvfp4Moe<c10::SymInt>;
 template struct Nvfp4Moe<RunnerNameText>;
+template struct Nvfp4MoeRouted<c10::SymInt>;
+template struct Nvfp4MoeRouted<RunnerNameText>;
 
 }  // namespace quire_torch

@@ -3,7 +3,7 @@
 #pragma once
 
 #include "quire/runner/registry.h"
-#include "quire_torch/ops/quantize.h"
+#include "quire_torch/ops/route.h"
 #include "quire_torch/ops/runner_name.h"
 
 namespace quire_torch {
@@ -97,6 +97,39 @@ struct Nvfp4Moe : OpBase {
     quire::check(same_size(op::size<Int>(a.topk_weights, 1), op::size<Int>(a.topk_ids, 1)),
                  "nvfp4_moe: topk_weights and topk_ids must have as many choices per token; got ",
                  op::size<Int>(a.topk_weights, 1), " and ", op::size<Int>(a.topk_ids, 1));
+    return {y};
+  }
+  static void cpu(const Args& a, op::Tensors<1>& out);
+};
+
+/// The same with experts and weights that quire::route chooses by router_logits [T, E] and expert_bias [E]
+/// (docs/moe.md 1).
+template <class Which>
+struct Nvfp4MoeRouted : OpBase {
+  static constexpr const char* kName = kByName<Which> ? "nvfp4_moe_routed.by_name" : "nvfp4_moe_routed";
+  static constexpr const char* kNotDifferentiable = kInferenceOnly;
+  struct Args {
+    at::Tensor hidden_states, router_logits;
+    op::OptionalTensor expert_bias;
+    RoutingText routing;
+    Which runner;
+    c10::SymInt hidden_size;
+    static constexpr auto kFields = std::tuple{op::field<&Args::hidden_states>("hidden_states"),
+                                               op::field<&Args::router_logits>("router_logits"),
+                                               op::field<&Args::expert_bias>("expert_bias"),
+                                               op::field<&Args::routing>("routing"),
+                                               op::field<&Args::runner>("runner"),
+                                               op::field<&Args::hidden_size>("hidden_size")};
+
+    RouteArgs route() const { return {router_logits, expert_bias, routing}; }
+  };
+  static constexpr std::array kResults{"y"};
+
+  template <class Int>
+  static std::array<op::Result<Int>, 1> results(const Args& a) {
+    const auto y = runner_result<Int>(a.hidden_states, a.hidden_size, "nvfp4_moe", "hidden_states");
+    check_choices<Int>(a.hidden_states, a.router_logits, a.router_logits.scalar_type(), "router_logits");
+    RouteFwd::results<Int>(a.route());
     return {y};
   }
   static void cpu(const Args& a, op::Tensors<1>& out);
