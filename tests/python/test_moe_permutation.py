@@ -220,5 +220,10 @@ def test_codes_that_cannot_be_permuted_are_refused_in_words():
         moe.permute(quire.quantize(x, "mxfp8"), ids, 1, weights=torch.ones(10, 1))
     with pytest.raises(NotImplementedError, match="codes have no gradient.*detach"):
         moe.permute(quire.quantize(x.requires_grad_(), "mxfp8"), ids, 1)
+    leaf = quire.quantize(x.detach(), "mxfp8").requires_grad_()
+    with pytest.raises(NotImplementedError, match="codes have no gradient.*detach"):
+        moe.permute(leaf, ids, 1)
+    with torch.no_grad():
+        assert isinstance(moe.permute(leaf, ids, 1).rows, quire.QuantizedTensor)
     with pytest.raises(TypeError, match="unpermute"):
         moe.unpermute(quire.quantize(x.detach(), "mxfp8"), ids)

@@ -8,6 +8,7 @@ from quire.kinds import check_kind, check_kind_or_none
 from quire.moe import functional
 from quire.tensor import QuantizedActivation, QuantizedTensor
 from quire.tensor.quantized import from_list
+from quire.tensor.views import TILES
 
 
 class Permuted(NamedTuple):
@@ -63,13 +64,14 @@ def permute_any(
     x: torch.Tensor | QuantizedTensor, row_map: torch.Tensor, rows: int, weights: torch.Tensor | None = None
 ) -> torch.Tensor:
     """functional.permute_rows(), also of a QuantizedTensor."""
-    if isinstance(x, QuantizedActivation):
+    quantized = isinstance(x, QuantizedTensor | QuantizedActivation)
+    if isinstance(x, QuantizedActivation) or (quantized and x.requires_grad and torch.is_grad_enabled()):
         raise NotImplementedError(
-            "permute: codes have no gradient, and a QuantizedActivation has one; permute x and then quantize the rows, "
-            "or detach() it"
+            f"permute: codes have no gradient, and x, a {type(x).__name__}, has one; permute values and then quantize "
+            "the rows, or detach() it"
         )
     check_kind("permute", torch.Tensor, x=x)
-    if not isinstance(x, QuantizedTensor):
+    if not quantized:
         return functional.permute_rows(x, row_map, rows, weights)
     if weights is not None:
         raise NotImplementedError(
@@ -78,14 +80,10 @@ def permute_any(
     return _permute_codes(x, row_map, rows)
 
 
-#: Options of specs whose scales are shared by rows or tiled.
-_SHARED = ("128x128", "32x32", "16x16", "swizzled")
-
-
 def _permute_codes(q: QuantizedTensor, row_map: torch.Tensor, rows: int) -> QuantizedTensor:
     """The rowwise codes and scales of q [T, K] permuted; columnwise ones do not follow and are left out."""
     family, *options = q.spec_text.split(":")
-    if shared := [option for option in options if option in _SHARED]:
+    if shared := [option for option in options if option in TILES]:
         raise NotImplementedError(
             f"permute: rows of {q.spec_text} share scales ({shared[0]}), so they cannot move alone; permute, then "
             "quantize, or use a spec without it"

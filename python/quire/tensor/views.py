@@ -10,8 +10,8 @@ import torch
 if TYPE_CHECKING:
     from quire.tensor.quantized import QuantizedTensor
 
-#: Rows that share scales.
-_TILES = {"128x128": 128, "32x32": 32, "16x16": 16, "swizzled": 128}
+#: Rows that share scales, by option of a spec.
+TILES = {"128x128": 128, "32x32": 32, "16x16": 16, "swizzled": 128}
 
 
 def view(q: QuantizedTensor, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -51,7 +51,7 @@ def _reshaped(q: QuantizedTensor, shape: torch.Size) -> QuantizedTensor:
 def _part(q: QuantizedTensor, shape: torch.Size, first: int, count: int) -> QuantizedTensor | None:
     """Rows [first, first + count) by their rowwise codes."""
     rows = math.prod(q.shape[:-1])
-    tile = max([_TILES.get(option, 1) for option in q.spec.options], default=1)
+    tile = max([TILES.get(option, 1) for option in q.spec.options], default=1)
     whole_tiles = first % tile == 0 and (count % tile == 0 or first + count == rows)
     if q.rowwise_data is None or not whole_tiles:
         return None
