@@ -29,8 +29,9 @@ def compare(names: list[str], settings: Settings, session: Session) -> None:
     warnings.filterwarnings("ignore", module="torch._inductor")
     corpus = load_corpus()
     print(corpus)
+    experts = f" with {settings.moe} experts" if settings.moe else ""
     print(
-        f"{settings.layers} layers of width {settings.width}, {settings.steps} steps of "
+        f"{settings.layers} layers{experts} of width {settings.width}, {settings.steps} steps of "
         f"{settings.batch} x {settings.seq} tokens, seed {settings.seed}, "
         f"baseline in {settings.dtype}, {torch.get_num_threads()} threads"
     )

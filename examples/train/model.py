@@ -32,18 +32,34 @@ def rotate(x: torch.Tensor, rotation: torch.Tensor) -> torch.Tensor:
     return torch.cat([a * cos - b * sin, b * cos + a * sin], -1)
 
 
-class Block(nn.Module):
-    """Attention and a GELU network of four times the width, each behind a LayerNorm and added to its input."""
+class Network(nn.Module):
+    """Two layers with a GELU between, four times as wide inside."""
 
-    def __init__(self, width: int, heads: int):
+    def __init__(self, width: int):
+        super().__init__()
+        self.up = quire.Linear(width, 4 * width)
+        self.down = quire.Linear(4 * width, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.down(F.gelu(self.up(x), approximate="tanh"))
+
+
+def mixture(width: int, experts: int) -> nn.Module:
+    """Experts half as wide as Network is inside, of which each token takes two."""
+    return quire.MoE(width, 2 * width, experts, top_k=2, activation="gelu", renormalize=True)
+
+
+class Block(nn.Module):
+    """Attention, and a network or a mixture of `experts`, each behind a LayerNorm and added to its input."""
+
+    def __init__(self, width: int, heads: int, experts: int):
         super().__init__()
         self.heads = heads
         self.attention_norm = nn.LayerNorm(width)
         self.qkv = quire.Linear(width, 3 * width)
         self.attention_out = quire.Linear(width, width)
         self.mlp_norm = nn.LayerNorm(width)
-        self.mlp_up = quire.Linear(width, 4 * width)
-        self.mlp_down = quire.Linear(4 * width, width)
+        self.mlp = mixture(width, experts) if experts else Network(width)
 
     def attention(self, x: torch.Tensor, rotation: torch.Tensor) -> torch.Tensor:
         batch, seq, width = x.shape
@@ -55,7 +71,7 @@ class Block(nn.Module):
 
     def forward(self, x: torch.Tensor, rotation: torch.Tensor) -> torch.Tensor:
         x = x + self.attention(self.attention_norm(x), rotation)
-        return x + self.mlp_down(F.gelu(self.mlp_up(self.mlp_norm(x)), approximate="tanh"))
+        return x + self.mlp(self.mlp_norm(x))
 
 
 class Gpt(nn.Module):
@@ -68,7 +84,7 @@ class Gpt(nn.Module):
         self.register_buffer(
             "rotation", rotary_angles(settings.seq, settings.width // settings.heads), persistent=False
         )
-        self.blocks = nn.ModuleList(Block(settings.width, settings.heads) for _ in range(settings.layers))
+        self.blocks = nn.ModuleList(Block(settings.width, settings.heads, settings.moe) for _ in range(settings.layers))
         self.norm = nn.LayerNorm(settings.width)
         self.head = nn.Linear(settings.width, VOCABULARY, bias=False)
         self.reset_parameters()
@@ -80,7 +96,7 @@ class Gpt(nn.Module):
             if name.endswith("bias"):
                 parameter.zero_()
             elif parameter.dim() == 2:
-                residual = name.endswith(("attention_out.weight", "mlp_down.weight"))
+                residual = name.endswith(("attention_out.weight", "down.weight")) or ".fc2." in name
                 parameter.normal_(std=0.02 / (2 * len(self.blocks)) ** 0.5 if residual else 0.02)
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:

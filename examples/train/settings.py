@@ -32,6 +32,7 @@ class Settings:
     seed: int
     dtype: str
     validation_batches: int
+    moe: int = 0  #: experts of each block's network, of which a token takes two; 0: one network for all tokens
 
     @property
     def heads(self) -> int:
@@ -48,6 +49,8 @@ class Settings:
             value = getattr(self, name)
             if value < 1:
                 raise ExampleError(f"--{name.replace('_', '-')} must be at least 1; got {value}")
+        if self.moe < 0 or self.moe == 1:
+            raise ExampleError(f"--moe must be 0 or at least 2, the experts that a token takes; got {self.moe}")
         if self.lr <= 0:
             raise ExampleError(f"--lr must be positive; got {self.lr}")
         if self.width % (2 * self.heads):

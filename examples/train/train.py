@@ -3,6 +3,7 @@
     python examples/train/train.py                      five runs, about ten minutes on two cores
     python examples/train/train.py --quick              five shorter runs of a smaller model, under two minutes
     python examples/train/train.py --recipe nvfp4       one recipe (repeat the option, or separate names by commas)
+    python examples/train/train.py --moe 8              blocks that are mixtures of eight experts
     python examples/train/train.py --resume             go on after an interruption, bit for bit
     python examples/train/train.py --sample --recipe nvfp4 --prompt "def main("
 
@@ -37,6 +38,9 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
         model.add_argument(f"--{name}", type=kind, help=f"[{DEFAULT[name]} / {QUICK[name]}]")
     model.add_argument(
         "--validation-batches", type=int, help="[{} / {}]".format(*(d["validation_batches"] for d in (DEFAULT, QUICK)))
+    )
+    model.add_argument(
+        "--moe", type=int, default=0, help="experts in each block, of which a token takes two [0: no mixture]"
     )
     model.add_argument("--seed", type=int, default=0, help="of initial weights and the order of the data [0]")
     model.add_argument(
@@ -76,7 +80,7 @@ def make_settings(options: argparse.Namespace, fastest_dtype: str) -> Settings:
     """The defaults of the chosen size, overridden by every option that was given."""
     chosen = dict(QUICK if options.quick else DEFAULT)
     chosen.update({name: getattr(options, name) for name in chosen if getattr(options, name) is not None})
-    settings = Settings(**chosen, seed=options.seed, dtype=options.dtype or fastest_dtype)
+    settings = Settings(**chosen, moe=options.moe, seed=options.seed, dtype=options.dtype or fastest_dtype)
     settings.check()
     return settings
 

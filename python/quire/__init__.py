@@ -44,6 +44,7 @@ from quire.nn.grouped_linear import GroupedLinear  # noqa: E402
 from quire.nn.layernorm_linear import LayerNormLinear  # noqa: E402
 from quire.nn.layernorm_mlp import LayerNormMLP  # noqa: E402
 from quire.nn.linear import Linear  # noqa: E402
+from quire.nn.moe import MoE  # noqa: E402
 from quire.nn.norm import LayerNorm, RMSNorm  # noqa: E402
 from quire.nn.weight import quantized_model_init  # noqa: E402
 from quire.quantizer import (  # noqa: E402
@@ -86,6 +87,7 @@ __all__ = [
     "Linear",
     "MXFP8Quantizer",
     "MXFP8Tensor",
+    "MoE",
     "NVFP4Quantizer",
     "NVFP4Tensor",
     "QuantSpec",

@@ -81,7 +81,7 @@ def grouped_linear(
     recipe: str,
     *,
     dtype: torch.dtype,
-    **state: Buffers | torch.Tensor | None,
+    **state: Buffers | torch.Tensor | bool | None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """linear() of each group of rows of x with a w and a bias of its own: (y, x_amax, w_amax). Differentiable once.
 
@@ -93,15 +93,18 @@ def grouped_linear(
 
     Each group's result has the bits of linear() of its rows alone: blocks, amaxes and transforms do not cross groups
     (numerics.md 0.19). state, by keyword, each absent or
-    w_buffers: six buffers of each w, which is then not read (linear_given). w_fingerprint: int64 [E], fingerprint() of
-        each w when these were made; a call after one has changed raises.
+    x_buffers: the six flat buffers of x that activation() gives with these offsets.
+    w_buffers: six buffers of each w. An operand that is given so is not read (linear_given).
+    w_fingerprint: int64 [E], fingerprint() of each w when these were made; a call after one has changed raises.
     sr_state: as for linear(); group e uses seed + e.
+    main_grad, a list as w, overwrite_main_grad, wgrad_stash, placeholder: as for linear_given().
     fwd_scale, bwd_scale, bwd_amax: delayed scaling, float32 [3 E], [2 E], [2 E]. x_amax and w_amax are then the amaxes
         [E] of this call, else empty.
 
     Raises RuntimeError if anything does not fit.
     """
-    return torch.ops.quire.grouped_linear(x, w, bias, offsets, recipe, dtype, state.pop("w_buffers", ()), **state)
+    lists = [state.pop(name, ()) for name in ("x_buffers", "w_buffers", "main_grad")]
+    return torch.ops.quire.grouped_linear(x, w, bias, offsets, recipe, dtype, *lists, **state)
 
 
 def norm(
@@ -138,7 +141,8 @@ def activation(
     """An activation function of x (numerics.md 11.3), quantized as norm() is: (y, buffers). Differentiable once.
 
     x [*, H], or [*, 2H] for a gated activation -> y [*, H] in `dtype`. name: "gelu", "swiglu", ...; RuntimeError lists
-    them.
+    them. offsets, by keyword: rows belong to groups, as in grouped_linear(), which takes the buffers; scale is then
+    float32 [E], and rows beyond the last group give zero.
     """
     y, *buffers = torch.ops.quire.activation(x, name, dtype, **quantized)
     return y, buffers
@@ -233,14 +237,17 @@ def nvfp4_moe_routed(
     return torch.ops.quire.nvfp4_moe_routed(hidden_states, router_logits, expert_bias, routing, which, hidden_size)
 
 
-def stashed_wgrad(stash: torch.Tensor, grad: torch.Tensor, overwrite: bool = True) -> bool:
-    """Computes the oldest weight gradient whose operands a backward pass kept under `stash` (linear_given, wgrad_stash)
-    and writes it to grad [N, K], or adds it. False if none is kept. Not for compiled functions."""
+def stashed_wgrad(stash: torch.Tensor, grads: Sequence[torch.Tensor], overwrite: bool = True) -> bool:
+    """Computes the oldest weight gradient whose operands a backward pass kept under `stash` (linear_given,
+    grouped_linear: wgrad_stash) and writes it to grads, or adds it: [N, K], or of a grouped product one for each group
+    or one for all. False if none is kept. Not for compiled functions."""
     operands, tokens, recipe = torch.ops.quire.wgrad_take_(stash)
     if len(operands) == 2:  # unquantized: dy, x
-        torch.ops.quire.accumulate_(grad, operands[0].t() @ operands[1], overwrite)
+        torch.ops.quire.accumulate_(grads[0], operands[0].t() @ operands[1], overwrite)
+    elif len(operands) == 7:
+        torch.ops.quire.grouped_wgrad_(grads, *operands, recipe, overwrite)
     elif operands:
-        torch.ops.quire.wgrad_(grad, *operands, tokens, recipe, overwrite)
+        torch.ops.quire.wgrad_(grads[0], *operands, tokens, recipe, overwrite)
     return bool(operands)
 
 

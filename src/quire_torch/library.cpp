@@ -38,6 +38,7 @@ void register_operators(torch::Library& m) {
   op::register_inner<GroupedLinearFwd>(m);
   op::register_inner<GroupedLinearBwd>(m);
   op::register_inner<GroupedPlainBwd>(m);
+  op::register_mutation<GroupedWgrad>(m);
   op::register_mutation<Wgrad>(m);
   op::register_mutation<Accumulate>(m);
   op::register_mutation<SrAdvance>(m);

@@ -77,6 +77,19 @@ def test_every_run_is_one_graph_forward_and_loses_what_it_learns(finished: tuple
         assert run["compile_seconds"] > 0
 
 
+def test_a_mixture_of_experts_trains_in_one_graph_to_the_loss_of_its_baseline(tmp_path: Path) -> None:
+    printed = train_successfully(*SIZE, "--moe", "4", "--recipe", ",".join(RECIPES), "--out", tmp_path)
+    assert "2 layers with 4 experts of width 64" in printed
+    runs = runs_of(tmp_path)
+    for run in runs.values():
+        assert run["train_graphs"] == run["validation_graphs"] == 1
+        assert run["graph_breaks"] == 0
+        assert run["losses"][-1] < run["losses"][0]
+        assert run["losses"] == pytest.approx(runs["baseline"]["losses"], rel=0.01)
+        assert run["losses"] != runs["baseline"]["losses"] or run is runs["baseline"]
+    assert_explained(train(*SIZE, "--moe", "1", "--out", tmp_path), "--moe must be 0 or at least 2", "got 1")
+
+
 def test_differences_are_relative_to_the_baseline(finished: tuple[Path, str]) -> None:
     runs = runs_of(finished[0])
     baseline = runs["baseline"]["validation_loss"]

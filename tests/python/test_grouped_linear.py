@@ -7,82 +7,13 @@ import torch
 from torch._dynamo.decorators import mark_unbacked
 
 import quire
+from grouped import SPLITS, check_equal, grouped, inputs, linears, of_linears, stacked, step
 from quire import recipe as recipes
 
-#: Sizes of groups: ragged, empty, a single token, whole blocks.
-SPLITS = [5, 0, 37, 1, 16, 128]
 FORMS = [
     pytest.param({}, id="separate"),
     pytest.param({"single_grouped_weight": True, "single_grouped_bias": True}, id="stacked"),
 ]
-
-
-def grouped(splits=SPLITS, dtype=torch.bfloat16, **options):
-    torch.manual_seed(1)
-    return quire.GroupedLinear(len(splits), 96, 64, params_dtype=dtype, **options)
-
-
-def linears(layer):
-    """A quire.Linear for each group, with its weights and its stream of random bits."""
-    biases = layer.biases()
-    biases = list(biases[0]) if biases and biases[0].dim() == 2 else biases
-    out = []
-    for group, weight in enumerate(layer.group_weights("")):
-        one = quire.Linear(96, 64, bias=bool(biases), params_dtype=weight.dtype)
-        with torch.no_grad():
-            one.weight.copy_(weight)
-            if biases:
-                one.bias.copy_(biases[group])
-        one.sr_state.copy_(layer.sr_state)
-        one.sr_state[0] += group
-        out.append(one)
-    return out
-
-
-def inputs(splits, beyond=3, dtype=torch.bfloat16):
-    generator = torch.Generator().manual_seed(sum(splits))
-    # Groups of different magnitude, so that an amax of another group shows.
-    sizes = torch.tensor([4.0**i for i, n in enumerate(splits) for _ in range(n)] + [1000.0] * beyond)
-    x = torch.randn(len(sizes), 96, generator=generator) * sizes[:, None]
-    dy = torch.randn(len(sizes), 64, generator=generator) / (sizes[:, None] + 1)
-    return x.to(dtype), dy.to(dtype)
-
-
-def step(layer, x, dy, splits, recipe, *, function=None, **options):
-    layer.zero_grad()
-    x = x.detach().requires_grad_()
-    with quire.autocast(enabled=recipe is not None, recipe=recipe):
-        y = (layer if function is None else function)(x, torch.tensor(splits), **options)
-    y.backward(dy)
-    names = (*layer.weight_names, *layer.bias_names)
-    return [y.detach(), x.grad, *(getattr(layer, name).grad for name in names)]
-
-
-def of_linears(layers, x, dy, splits, recipe):
-    """The same results from a loop over layers: y, dx, and stacked dw and dbias."""
-    y, dx = torch.zeros(len(x), 64, dtype=x.dtype), torch.zeros_like(x)
-    begin = 0
-    for one, rows in zip(layers, splits, strict=True):
-        one.zero_grad()
-        part = x[begin : begin + rows].detach().requires_grad_()
-        with quire.autocast(recipe=recipe):
-            out = one(part)
-        out.backward(dy[begin : begin + rows])
-        y[begin : begin + rows], dx[begin : begin + rows] = out.detach(), part.grad
-        begin += rows
-    return y, dx, torch.stack([one.weight.grad for one in layers]), torch.stack([one.bias.grad for one in layers])
-
-
-def stacked(layer, gradients):
-    """Gradients of all weights, and of all biases, in one tensor each."""
-    weights, biases = gradients[: len(layer.weight_names)], gradients[len(layer.weight_names) :]
-    return [torch.stack(list(g)) if g[0].dim() == d else g[0] for g, d in ((weights, 2), (biases, 1))]
-
-
-def check_equal(layer, results, expected, equal_bits):
-    y, dx, *gradients = results
-    for name, ours, theirs in zip(("y", "dx", "dw", "db"), (y, dx, *stacked(layer, gradients)), expected, strict=True):
-        assert equal_bits(ours, theirs), name
 
 
 @pytest.mark.parametrize("options", FORMS)
@@ -345,8 +276,8 @@ def test_wrong_arguments_are_refused(recipe):
             layer(x.float(), [4, 4])
     with pytest.raises(ValueError, match="num_gemms must be at least 1, got 0"):
         quire.GroupedLinear(0, 4, 4)
-    with pytest.raises(NotImplementedError, match="delay_wgrad_compute=True is not available"):
-        quire.GroupedLinear(2, 4, 4, delay_wgrad_compute=True)
+    with pytest.raises(NotImplementedError, match="save_original_input=True is not available"):
+        quire.GroupedLinear(2, 4, 4, save_original_input=True)
 
 
 def test_copies_and_moves(recipe, equal_bits):

@@ -47,9 +47,9 @@ def sr_state():
 def test_grouped_linear_passes_opcheck(name, dtype):
     x, w, bias = tensors()
     offsets = torch.tensor([4, 4, 8], dtype=dtype)
-    check(ops.grouped_linear, x, w, bias, offsets, RECIPES[name], torch.float32, [], sr_state=sr_state())
+    check(ops.grouped_linear, x, w, bias, offsets, RECIPES[name], torch.float32, [], [], [], sr_state=sr_state())
     stacked = [torch.stack(w).detach().requires_grad_()]
-    check(ops.grouped_linear, x, stacked, [], offsets, RECIPES[name], torch.float32, [], sr_state=sr_state())
+    check(ops.grouped_linear, x, stacked, [], offsets, RECIPES[name], torch.float32, [], [], [], sr_state=sr_state())
 
 
 @pytest.mark.parametrize("name", QUANTIZED)
@@ -57,7 +57,7 @@ def test_grouped_linear_passes_opcheck(name, dtype):
 def test_inner_operators_pass_opcheck(name, rows):
     x, w, bias = tensors(rows, grad=False)
     offsets, text = torch.tensor([rows // 2, rows // 2, rows]), QUANTIZED[name]
-    forward = (x, w, bias, offsets, 24, text, torch.float32, 3, [])
+    forward = (x, w, bias, offsets, 24, text, torch.float32, 3, [], [])
     check(ops.grouped_linear_fwd, *forward)
     y, *saved = ops.grouped_linear_fwd(*forward)
     for needs in (7, 13):
@@ -71,7 +71,7 @@ def test_inner_operators_pass_opcheck(name, rows):
 def test_buffers_hold_any_division_into_groups(name, sizes, beyond):
     x, w, _ = tensors(sum(sizes) + beyond, 20, 12, len(sizes), grad=False)
     offsets, text = torch.tensor(sizes).cumsum(0), QUANTIZED[name]
-    y, *saved = ops.grouped_linear_fwd(x, w, [], offsets, 12, text, torch.float32, 3, [])
+    y, *saved = ops.grouped_linear_fwd(x, w, [], offsets, 12, text, torch.float32, 3, [], [])
     dx, dw, *_ = ops.grouped_linear_bwd(y, offsets, *saved, [], 20, text, torch.float32, 3, sr_state())
     for group, (one, size) in enumerate(zip(w, sizes, strict=True)):
         part = slice(int(offsets[group]) - size, int(offsets[group]))
@@ -86,7 +86,7 @@ def test_buffers_hold_any_division_into_groups(name, sizes, beyond):
 def test_buffers_of_another_operand_are_refused():
     x, w, _ = tensors(grad=False)
     offsets, text = torch.tensor([4, 4, 8]), RECIPES["mxfp8"]
-    y, *saved = ops.grouped_linear_fwd(x, w, [], offsets, 24, text, torch.float32, 3, [])
+    y, *saved = ops.grouped_linear_fwd(x, w, [], offsets, 24, text, torch.float32, 3, [], [])
     with pytest.raises(RuntimeError, match="grouped_linear_bwd: x: columnwise_data of mxfp8 for 3 groups of 8 rows"):
         ops.grouped_linear_bwd(y, offsets, saved[0][:-40], *saved[1:], [], 32, text, torch.float32, 3)
 
@@ -107,4 +107,4 @@ def test_wrong_arguments_are_refused(change, message):
     x, w, bias = tensors(groups=2, grad=False)
     arguments = {"x": x, "w": w, "bias": bias, "offsets": torch.tensor([4, 8]), "recipe": RECIPES["mxfp8"]} | change
     with pytest.raises(RuntimeError, match=message):
-        ops.grouped_linear(**arguments, dtype=torch.float32, w_buffers=[])
+        ops.grouped_linear(**arguments, dtype=torch.float32, x_buffers=[], w_buffers=[], main_grad=[])

@@ -100,6 +100,32 @@ def plain_call(layer: ProductModule, x: torch.Tensor) -> torch.Tensor | None:
     )
 
 
+def gradient_elsewhere(module: ProductModule, product: str, call: Call) -> dict[str, object]:
+    """Arguments of linear_given or grouped_linear that say where the gradient of a product's weights goes, if not to
+    autograd; main_grad is a list."""
+    weights = module.weights(product)
+    given: dict[str, object] = {}
+    if module.delay_wgrad_compute:
+        given["wgrad_stash"] = module.of(product, "wgrad_stash")
+    elif module.fuse_wgrad_accumulation:
+        for name, weight in weights.items():
+            if not hasattr(weight, "main_grad"):
+                raise RuntimeError(
+                    f"quire.{type(module).__name__}: fuse_wgrad_accumulation=True needs {name}.main_grad, a tensor of "
+                    f"{name}'s shape to add the gradient to; got none. Assign one, or make the layer without "
+                    "fuse_wgrad_accumulation"
+                )
+        given["main_grad"] = [weight.main_grad for weight in weights.values()]
+        overwrites = any([getattr(weight, "overwrite_main_grad", False) for weight in weights.values()])
+        given["overwrite_main_grad"] = overwrites or call.is_first_microbatch is True
+    if given:
+        for weight in weights.values():
+            if hasattr(weight, "grad_added_to_main_grad"):
+                weight.grad_added_to_main_grad = True
+                given["placeholder"] = True
+    return given
+
+
 class Product:
     """One product of a module in one call.
 
@@ -123,7 +149,10 @@ class Product:
             self.given["bwd_amax"] = self.state.bwd_amax
         self._take_codes(module, name)
         if self.needs_dw:
-            self.given |= self._weight_gradient(module, name)
+            elsewhere = gradient_elsewhere(module, name, call)
+            if "main_grad" in elsewhere:
+                elsewhere["main_grad"] = elsewhere["main_grad"][0]
+            self.given |= elsewhere
         # A graph has no input that it does not need.
         self.sr_state = module.of(name, "sr_state") if recipe.stochastic and grad else None
 
@@ -139,28 +168,6 @@ class Product:
             made = cache([self.weight], recipe, self.scale)
             setattr(module, named(name, "microbatch_weight"), made)
             self.given["w_buffers"] = made.buffers
-
-    def _weight_gradient(self, module: ProductModule, name: str) -> dict[str, object]:
-        """Arguments of linear_given that say where it goes, if not to autograd."""
-        weight = self.weight
-        given: dict[str, object] = {}
-        if module.delay_wgrad_compute:
-            given["wgrad_stash"] = module.of(name, "wgrad_stash")
-        elif module.fuse_wgrad_accumulation:
-            if not hasattr(weight, "main_grad"):
-                what = named(name, "weight")
-                raise RuntimeError(
-                    f"quire.{type(module).__name__}: fuse_wgrad_accumulation=True needs {what}.main_grad, a tensor of "
-                    f"{what}'s shape to add the gradient to; got none. Assign one, or make the layer without "
-                    "fuse_wgrad_accumulation"
-                )
-            given["main_grad"] = weight.main_grad
-            overwrites = getattr(weight, "overwrite_main_grad", False)
-            given["overwrite_main_grad"] = bool(overwrites) or self.call.is_first_microbatch is True
-        if given and hasattr(weight, "grad_added_to_main_grad"):
-            weight.grad_added_to_main_grad = True
-            given["placeholder"] = True
-        return given
 
     def input(self, keep: bool = False) -> dict[str, object]:
         """Keywords of norm() and activation() for an x that run() takes. keep: they return x itself too."""

@@ -5,11 +5,11 @@ from collections.abc import Callable, Sequence
 import torch
 
 from quire import delayed
-from quire.functional import grouped_linear
+from quire.functional import Buffers, grouped_linear
 from quire.kinds import check_kind, check_kind_or_none
 from quire.nn import options as unavailable
 from quire.nn.cache import cache, cached_weight
-from quire.nn.call import Call, active_call
+from quire.nn.call import Call, active_call, gradient_elsewhere
 from quire.nn.linear import check_own_recipe
 from quire.nn.product import ProductModule, initialise
 from quire.nn.weight import weight_operand
@@ -17,8 +17,6 @@ from quire.recipe import Recipe
 from quire.tensor import QuantizedTensor
 
 _OPTIONS = unavailable.PARALLEL | {
-    "fuse_wgrad_accumulation": False,
-    "delay_wgrad_compute": False,
     "save_original_input": False,
     "use_grouped_tensor": None,
 }
@@ -35,6 +33,7 @@ class GroupedLinear(ProductModule):
     of either form loads into either.
 
     init_method: called with each weight; biases are then 0. return_bias: forward gives (y, [biases]), y without them.
+    fuse_wgrad_accumulation, delay_wgrad_compute: as for quire.Linear, of each weight.
     recipe: what it runs under outside of any quire.autocast; None is high precision. Not one of delayed scaling.
     name: kept as an attribute.
 
@@ -63,6 +62,8 @@ class GroupedLinear(ProductModule):
         return_bias: bool = False,
         single_grouped_weight: bool = False,
         single_grouped_bias: bool = False,
+        fuse_wgrad_accumulation: bool = False,
+        delay_wgrad_compute: bool = False,
         recipe: Recipe | None = None,
         name: str | None = None,
         **options: object,
@@ -72,12 +73,14 @@ class GroupedLinear(ProductModule):
         if num_gemms < 1:
             raise ValueError(f"quire.GroupedLinear: num_gemms must be at least 1, got {num_gemms}")
         flags = {"return_bias": return_bias, "single_grouped_weight": single_grouped_weight}
+        flags |= {"fuse_wgrad_accumulation": fuse_wgrad_accumulation, "delay_wgrad_compute": delay_wgrad_compute}
         check_kind("quire.GroupedLinear", bool, single_grouped_bias=single_grouped_bias, **flags)
         check_own_recipe("quire.GroupedLinear", recipe)
         super().__init__()
         self.num_gemms = self.groups = num_gemms
         self.in_features, self.out_features = in_features, out_features
         self.init_method, self.return_bias, self.name = init_method, return_bias, name
+        self.fuse_wgrad_accumulation, self.delay_wgrad_compute = fuse_wgrad_accumulation, delay_wgrad_compute
         self.recipe = recipe
         factory = {"dtype": params_dtype if dtype is None else dtype, "device": device}
         self.weight_names = self._add("weight", (out_features, in_features), single_grouped_weight, factory)
@@ -134,45 +137,9 @@ class GroupedLinear(ProductModule):
 
         The dtype of the result is that of quire.Linear's. RuntimeError if shapes or devices do not fit.
         """
-        call = active_call(self, x, is_first_microbatch)
-        y = self._product(x, offsets_of(m_splits, x.device), call)
+        product = GroupedProduct(self, active_call(self, x, is_first_microbatch))
+        y = product.run(x, offsets_of(m_splits, x.device))
         return (y, self.biases()) if self.return_bias else y
-
-    def _product(self, x: torch.Tensor, offsets: torch.Tensor, call: Call) -> torch.Tensor:
-        weights, biases = list(self.weights("").values()), [] if self.return_bias else self.biases()
-        if call.recipe is None:
-            return grouped_linear(x, weights, biases, offsets, "", dtype=call.dtype)[0]
-        given: dict[str, object] = {}
-        if call.recipe.stochastic and torch.is_grad_enabled():
-            given["sr_state"] = self.sr_state
-        if call.recipe.delayed():
-            given["fwd_scale"], given["bwd_scale"] = delayed.scales(self.delayed)
-            given["bwd_amax"] = self.delayed.bwd_amax
-        weights, w_amax = self._codes(weights, (x, *biases), call, given)
-        text = call.recipe.linear_spec()
-        y, x_amax, w_amax_now = grouped_linear(x, weights, biases, offsets, text, dtype=call.dtype, **given)
-        if call.recipe.delayed():  # now that the arguments are known to fit
-            delayed.collect(self.delayed, call.rule, x_amax, w_amax if "w_buffers" in given else w_amax_now)
-        return y
-
-    def _codes(
-        self, weights: list[torch.Tensor], others: tuple[torch.Tensor, ...], call: Call, given: dict[str, object]
-    ) -> tuple[list[torch.Tensor], torch.Tensor | None]:
-        """Puts codes of weights that outlive the call into `given`. The tensors to pass as w, and their amaxes if these
-        are to be collected."""
-        recipe, first = call.recipe, call.is_first_microbatch
-        if isinstance(weights[0], QuantizedTensor):
-            operands = [weight_operand(weight, others, recipe) for weight in weights]
-            given["w_buffers"] = [buffer for _, buffers in operands for buffer in buffers]
-            return [weight for weight, _ in operands], None
-        found = cached_weight(self, "", recipe, first)
-        if found is not None:
-            given |= {"w_buffers": found.operand(), "w_fingerprint": found.fingerprint}
-        elif first is not None:
-            self.microbatch_weight = cache(self.group_weights(""), recipe, given.get("fwd_scale"))
-            given["w_buffers"] = self.microbatch_weight.buffers
-            return weights, torch.cat(self.microbatch_weight.buffers[2::6]) if recipe.delayed() else None
-        return weights, None
 
     def _load_from_state_dict(self, state_dict: dict[str, object], prefix: str, *options: object) -> None:
         for kind, names in (("weight", self.weight_names), ("bias", self.bias_names)):
@@ -183,6 +150,69 @@ class GroupedLinear(ProductModule):
         own = "" if self.recipe is None else f", recipe={type(self.recipe).__name__}"
         sizes = f"num_gemms={self.num_gemms}, in_features={self.in_features}, out_features={self.out_features}"
         return f"{sizes}, bias={bool(self.bias_names)}{own}"
+
+
+class GroupedProduct:
+    """The product of a GroupedLinear in one call. As for Product, the constructor reads and writes the layer, run()
+    does neither."""
+
+    def __init__(self, layer: GroupedLinear, call: Call) -> None:
+        self.call, self.state, self.groups = call, layer.delayed, layer.groups
+        self.weights, self.biases = list(layer.weights("").values()), [] if layer.return_bias else layer.biases()
+        self.given: dict[str, object] = {}  # to grouped_linear
+        self.w_amax: torch.Tensor | None = None  # of weights that are quantized now, but not by the operator
+        recipe = call.recipe
+        if recipe is None:
+            return
+        self.text = recipe.linear_spec()
+        if recipe.stochastic and torch.is_grad_enabled():
+            self.given["sr_state"] = layer.sr_state
+        if recipe.delayed():
+            self.given["fwd_scale"], self.given["bwd_scale"] = delayed.scales(self.state)
+            self.given["bwd_amax"] = self.state.bwd_amax
+        if not isinstance(self.weights[0], QuantizedTensor):
+            self._take_codes(layer)
+        self.needs_dw = torch.is_grad_enabled() and any([weight.requires_grad for weight in self.weights])
+        if self.needs_dw:
+            self.given |= gradient_elsewhere(layer, "", call)
+
+    def _take_codes(self, layer: GroupedLinear) -> None:
+        """Of weights, those that outlive the call: looks for them or makes them."""
+        recipe, first = self.call.recipe, self.call.is_first_microbatch
+        found = cached_weight(layer, "", recipe, first)
+        if found is not None:
+            self.given |= {"w_buffers": found.operand(), "w_fingerprint": found.fingerprint}
+        elif first is not None:
+            made = cache(layer.group_weights(""), recipe, self.given.get("fwd_scale"))
+            layer.microbatch_weight, self.given["w_buffers"] = made, made.buffers
+            if recipe.delayed():
+                self.w_amax = torch.cat(made.buffers[2::6])
+
+    def input(self) -> dict[str, object]:
+        """Keywords of activation() for an x that run() takes."""
+        recipe = self.call.recipe
+        if recipe is None or "backward=" in self.text:
+            return {}
+        scale = self.given["fwd_scale"][: self.groups] if recipe.delayed() else None
+        return {"spec": recipe.input_spec, "rowwise": True, "columnwise": self.needs_dw, "scale": scale}
+
+    def run(self, x: torch.Tensor, offsets: torch.Tensor, x_buffers: Buffers = ()) -> torch.Tensor:
+        """y = x w^T + bias of each group. offsets: the row at which each ends. x_buffers: what activation() gave with
+        these offsets and input()."""
+        recipe, weights, given = self.call.recipe, self.weights, dict(self.given)
+        if recipe is None:
+            return grouped_linear(x, weights, self.biases, offsets, "", dtype=self.call.dtype)[0]
+        if x_buffers and "backward=" not in self.text:
+            given["x_buffers"] = x_buffers
+        if isinstance(weights[0], QuantizedTensor):
+            operands = [weight_operand(weight, (x, *self.biases), recipe) for weight in weights]
+            weights = [weight for weight, _ in operands]
+            given["w_buffers"] = [buffer for _, buffers in operands for buffer in buffers]
+        y, x_amax, w_amax = grouped_linear(x, weights, self.biases, offsets, self.text, dtype=self.call.dtype, **given)
+        if recipe.delayed():  # now that the arguments are known to fit
+            amaxes = x_buffers[2] if x_buffers else x_amax, self.w_amax if "w_buffers" in given else w_amax
+            delayed.collect(self.state, self.call.rule, *amaxes)
+        return y
 
 
 def offsets_of(m_splits: torch.Tensor | Sequence[int], device: torch.device) -> torch.Tensor:

@@ -7,14 +7,13 @@ import torch
 from quire.checkpoint import checkpoint as recompute
 from quire.functional import activation
 from quire.nn import options as unavailable
+from quire.nn.activations import activation_inputs, activation_text
 from quire.nn.call import Product, active_call
 from quire.nn.layernorm_linear import norm_parameters, normalised
 from quire.nn.norm import reset_norm
 from quire.nn.product import ProductModule, initialise
 from quire.tensor import QuantizedActivation, QuantSpec
 
-_GATED = ("geglu", "glu", "qgeglu", "reglu", "sreglu", "swiglu", "clamped_swiglu")
-_ACTIVATIONS = ("gelu", "qgelu", "relu", "srelu", "silu", *_GATED)
 _IGNORED = {"seq_length": None, "micro_batch_size": None}  # sizes to warm up kernels for, which nothing here needs
 _OPTIONS = unavailable.PARALLEL | {"return_layernorm_output_gathered": False, "set_parallel_mode": False}
 #: TransformerEngine's order, after eps.
@@ -25,20 +24,6 @@ _ORDER = (
     "ub_overlap_ag name ub_overlap_rs ub_overlap_rs_dgrad ub_bulk_dgrad ub_bulk_wgrad delay_wgrad_compute "
     "symmetric_ar_type checkpoint"
 ).split()
-
-
-def _activation_text(name: str, parameters: Mapping[str, float] | None) -> str:
-    """The operator's text of an activation with its parameters."""
-    if name not in _ACTIVATIONS:
-        raise NotImplementedError(
-            f"quire.LayerNormMLP: activation={name!r} is not available; use one of {', '.join(_ACTIVATIONS)}"
-        )
-    known = ("limit", "alpha", "glu_linear_offset") if name == "clamped_swiglu" else ()
-    if wrong := [key for key in parameters or {} if key not in known]:
-        raise ValueError(
-            f"quire.LayerNormMLP: activation_params has {wrong[0]!r}, but {name} takes {', '.join(known) or 'none'}"
-        )
-    return ":".join([name, *(f"{key}={float(value)!r}" for key, value in (parameters or {}).items())])
 
 
 class LayerNormMLP(ProductModule):
@@ -98,7 +83,7 @@ class LayerNormMLP(ProductModule):
         )
         super().__init__()
         self.activation, self.eps, self.name, self.checkpoint = activation, eps, name, checkpoint
-        self._activation = _activation_text(activation, activation_params)
+        self._activation = activation_text("quire.LayerNormMLP", activation, activation_params)
         self.normalization, self.zero_centered_gamma = normalization, zero_centered_gamma
         self.init_method, self.output_layer_init_method = init_method, output_layer_init_method
         self.return_bias, self.return_layernorm_output = return_bias, return_layernorm_output
@@ -106,7 +91,7 @@ class LayerNormMLP(ProductModule):
         self.save_original_input = save_original_input
         factory = {"device": device, "dtype": params_dtype}
         norm_parameters(self, hidden_size, factory)
-        inner = ffn_hidden_size * (2 if activation in _GATED else 1)
+        inner = ffn_hidden_size * activation_inputs(activation)
         for product, n, k in (("fc1", inner, hidden_size), ("fc2", hidden_size, ffn_hidden_size)):
             self.register_parameter(f"{product}_weight", torch.nn.Parameter(torch.empty(n, k, **factory)))
             self.register_parameter(f"{product}_bias", torch.nn.Parameter(torch.empty(n, **factory)) if bias else None)

@@ -127,22 +127,23 @@ class ProductModule(Unparallel, torch.nn.Module):
         so are all without delay_wgrad_compute. Not within a compiled function. Raises RuntimeError if no backward pass
         kept any."""
         for product in reversed(self.products if self.delay_wgrad_compute else ()):
-            weight = self.of(product, "weight")
-            if weight.requires_grad:
+            weights = list(self.weights(product).values())
+            if any(weight.requires_grad for weight in weights):
                 with torch.no_grad():
-                    self._add_stashed(weight, self.of(product, "wgrad_stash"))
+                    self._add_stashed(weights, self.of(product, "wgrad_stash"))
 
-    def _add_stashed(self, weight: torch.nn.Parameter, stash: torch.Tensor) -> None:
+    def _add_stashed(self, weights: list[torch.nn.Parameter], stash: torch.Tensor) -> None:
         fused = self.fuse_wgrad_accumulation
-        grad = weight.main_grad if fused else torch.empty(weight.shape, dtype=weight.dtype)
-        overwrite = not fused or getattr(weight, "overwrite_main_grad", False)
-        if not functional.stashed_wgrad(stash, grad, overwrite):
+        grads = [w.main_grad if fused else torch.empty(w.shape, dtype=w.dtype) for w in weights]
+        overwrite = not fused or any(getattr(w, "overwrite_main_grad", False) for w in weights)
+        if not functional.stashed_wgrad(stash, grads, overwrite):
             raise RuntimeError(
                 f"quire.{type(self).__name__}.backward_dw: no backward pass has kept operands for it; call it once "
                 "after each backward pass of the layer"
             )
-        if not fused:
-            weight.grad = grad if weight.grad is None else weight.grad.add_(grad)
+        for weight, grad in zip(weights, () if fused else grads, strict=not fused):
+            if weight.requires_grad:
+                weight.grad = grad if weight.grad is None else weight.grad.add_(grad)
 
 
 def initialise(

@@ -1,6 +1,9 @@
 #include "quire/pointwise/pointwise.h"
 
+#include <vector>
+
 #include "quire/base/env.h"
+#include "quire/base/parallel.h"
 #include "quire/pointwise/kernels.h"
 #include "quire/spec/check_problem.h"
 
@@ -38,6 +41,15 @@ void norm_grad(const NormGradProblem& problem) {
 }
 
 void activation(const ActivationProblem& problem) { run_producer(kActivation, problem); }
+
+void activation_each(std::span<const ActivationProblem> problems) {
+  std::vector<int64_t> costs;
+  for (const ActivationProblem& p : problems) {
+    check_problem(p);
+    costs.push_back(p.x.rows * p.x.cols);
+  }
+  parallel_tasks(costs, [&](size_t i) { activation(problems[i]); });
+}
 
 void activation_grad(const ActivationGradProblem& problem) {
   check_problem(problem);

@@ -2,6 +2,7 @@
 // numerics.md 11: it depends neither on the instruction set nor on the number of threads.
 #pragma once
 
+#include <span>
 #include <string>
 
 #include "quire/spec/pointwise_problem.h"
@@ -16,6 +17,8 @@ void norm_grad(const NormGradProblem& problem);
 
 /// The activation of every element, and the quantization of the result.
 void activation(const ActivationProblem& problem);
+/// Several, each as by itself. All are checked before the first one runs.
+void activation_each(std::span<const ActivationProblem> problems);
 void activation_grad(const ActivationGradProblem& problem);
 
 /// One line per kernel row, as for quantize. A problem and its gradient are forced by one name, `norm:NAME`.

@@ -25,6 +25,10 @@ namespace quire_torch::op {
 struct State {
   at::Tensor tensor;
 };
+/// Several of them.
+struct StateList {
+  TensorList tensors;
+};
 
 namespace detail {
 
@@ -138,6 +142,8 @@ class TypedNode : public torch::autograd::Node {
     for_each_field<Saved>([&](auto field) {
       using T = typename decltype(field)::Type;
       if constexpr (std::same_as<T, State>) f(((*saved_).*(field.kMember)).tensor);
+      if constexpr (std::same_as<T, StateList>)
+        for (at::Tensor& t : ((*saved_).*(field.kMember)).tensors) f(t);
       if constexpr (OneOf<T, c10::SymInt, std::vector<c10::SymInt>>) f((*saved_).*(field.kMember));
     });
   }
@@ -146,6 +152,9 @@ class TypedNode : public torch::autograd::Node {
   static void collect(Args& args, const T& value) {
     if constexpr (std::same_as<T, State>) {
       args.collect(value.tensor);
+    } else if constexpr (std::same_as<T, StateList>) {
+      args.collect(static_cast<uint64_t>(value.tensors.size()));
+      for (const at::Tensor& t : value.tensors) args.collect(t);
     } else if constexpr (std::same_as<T, OptionalTensor>) {
       args.collect(value.has_value());
     } else if constexpr (std::same_as<T, GradientList>) {

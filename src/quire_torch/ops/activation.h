@@ -4,19 +4,22 @@
 #include <utility>
 
 #include "quire_torch/op/autograd.h"
+#include "quire_torch/ops/groups.h"
 #include "quire_torch/ops/produced.h"
 
 namespace quire_torch {
 
 /// x [*, H], or [*, 2H] for a gated activation (numerics.md 11.3) -> y [*, H] in `dtype`, or with a spec its buffers,
-/// or both with `keep`. activation: text of quire::Activation, such as "swiglu".
+/// or both with `keep`. activation: text of quire::Activation, such as "swiglu". offsets [E]: rows belong to groups,
+/// and buffers are the flat ones of groups (groups.h); scale is then float32 [E], and rows beyond the last group give
+/// zero.
 struct ActivationArgs {
   at::Tensor x;
   ActivationText activation;
   at::ScalarType dtype;
   OptionalSpecText spec = OptionalSpecText::parse("");
   bool rowwise = false, columnwise = false, keep = false;
-  std::optional<at::Tensor> scale{};
+  std::optional<at::Tensor> scale{}, offsets{};
   static constexpr auto kFields = std::tuple{op::field<&ActivationArgs::x>("x"),
                                              op::field<&ActivationArgs::activation>("activation"),
                                              op::field<&ActivationArgs::dtype>("dtype"),
@@ -24,7 +27,8 @@ struct ActivationArgs {
                                              op::field<&ActivationArgs::rowwise>("rowwise", "False"),
                                              op::field<&ActivationArgs::columnwise>("columnwise", "False"),
                                              op::field<&ActivationArgs::keep>("keep", "False"),
-                                             op::field<&ActivationArgs::scale>("scale", "None")};
+                                             op::field<&ActivationArgs::scale>("scale", "None"),
+                                             op::field<&ActivationArgs::offsets>("offsets", "None")};
 
   ProducedFields out() const { return {dtype, spec, rowwise, columnwise, keep, scale}; }
 
@@ -49,9 +53,26 @@ struct ActivationFwd : OpBase {
     if (a.activation->row().gated)
       quire::check(op::size<Int>(a.x, -1) % Int(2) == Int(0), "activation: ", a.activation->row().name,
                    " is gated and takes two halves of x's last dimension, which is odd: ", op::size<Int>(a.x, -1));
-    return produced_results(a.out(), a.sizes<Int>(), "activation");
+    auto r = produced_results(a.out(), a.sizes<Int>(), "activation");
+    if (a.offsets) give_group_sizes<Int>(a, r);
+    return r;
   }
   static void cpu(const Args& a, op::Tensors<7>& out);
+
+ private:
+  template <class Int>
+  static void give_group_sizes(const Args& a, std::array<op::Result<Int>, 7>& r) {
+    const int64_t groups = group_count(*a.offsets, "activation");
+    quire::check(a.offsets->device() == a.x.device(), "activation: offsets and x must be on one device; got ",
+                 a.offsets->device(), " and ", a.x.device(), "; move one with .to()");
+    const auto sizes = a.sizes<Int>();
+    const quire::GroupSizes<Int> all{quire::product(sizes, 0, sizes.size() - 1), sizes.back(), groups};
+    const quire::QuantSpec spec = a.spec->spec.value_or(quire::QuantSpec{});
+    const auto rows = grouped_results(spec, all, quire::Direction::rowwise, a.rowwise);
+    const auto columns = grouped_results(spec, all, quire::Direction::columnwise, a.columnwise);
+    std::copy(rows.begin(), rows.end(), r.begin() + 1);
+    std::copy(columns.begin(), columns.end(), r.begin() + 4);
+  }
 };
 
 /// dx like x.
@@ -94,7 +115,7 @@ struct Activation : OpBase {
 
   static op::Tensors<7> inference(const Args& a);
   static std::pair<op::Tensors<7>, Saved> forward(const Args& a, op::Needs need);
-  static op::Tensors<2> backward(const Saved& s, const op::Tensors<7>& grads, op::Needs need);
+  static op::Tensors<3> backward(const Saved& s, const op::Tensors<7>& grads, op::Needs need);
 };
 
 }  // namespace quire_torch

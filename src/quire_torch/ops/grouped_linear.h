@@ -10,8 +10,13 @@ namespace quire_torch {
 
 /// For each group of rows of x [*, K] a linear of its own, y [*, N] in `dtype` (grouped_linear_fwd.h). Differentiable
 /// once in x, w and bias. x_amax and w_amax [E] are those of delayed scaling, else empty.
-/// w_buffers: six buffers of w for each group, w then gets a gradient and is not read. sr_state: int64 [2].
-/// fwd_scale, bwd_scale, bwd_amax: delayed scaling, float32 [3 E], [2 E] and [2 E], slot after slot.
+/// x_buffers: x is given quantized, as six flat buffers of its groups, of which backward needs the columnwise ones; it
+/// receives the gradient and is not read. w_buffers: six buffers of w for each group, w then gets a gradient and is not
+/// read. sr_state: int64 [2]. fwd_scale, bwd_scale, bwd_amax: delayed scaling, float32 [3 E], [2 E] and [2 E], slot
+/// after slot.
+/// main_grad: E matrices, or one [E, N, K], to which backward adds the gradient of w (or which it overwrites).
+/// wgrad_stash: int64 [2] {number, count} under which backward keeps what that gradient is computed from. w then gets
+/// none, or with placeholder zeros. Both under a recipe whose backward multiplies codes only.
 struct GroupedLinear : OpBase {
   static constexpr const char* kName = "grouped_linear";
   struct Args {
@@ -20,20 +25,27 @@ struct GroupedLinear : OpBase {
     at::Tensor offsets;
     OptionalRecipeText recipe;
     at::ScalarType dtype;
-    OptionalTensors w_buffers{};
-    std::optional<at::Tensor> w_fingerprint{}, sr_state{}, fwd_scale{}, bwd_scale{}, bwd_amax{};
+    OptionalTensors x_buffers{}, w_buffers{};
+    std::optional<at::Tensor> w_fingerprint{}, sr_state{}, fwd_scale{}, bwd_scale{}, bwd_amax{}, wgrad_stash{};
+    op::TensorList main_grad{};
+    bool overwrite_main_grad = false, placeholder = false;
     static constexpr auto kFields = std::tuple{op::field<&Args::x>("x"),
                                                op::field<&Args::w>("w"),
                                                op::field<&Args::bias>("bias"),
                                                op::field<&Args::offsets>("offsets"),
                                                op::field<&Args::recipe>("recipe"),
                                                op::field<&Args::dtype>("dtype"),
+                                               op::field<&Args::x_buffers>("x_buffers"),
                                                op::field<&Args::w_buffers>("w_buffers"),
+                                               op::field<&Args::main_grad>("main_grad"),
                                                op::field<&Args::w_fingerprint>("w_fingerprint", "None"),
                                                op::field<&Args::sr_state>("sr_state", "None"),
                                                op::field<&Args::fwd_scale>("fwd_scale", "None"),
                                                op::field<&Args::bwd_scale>("bwd_scale", "None"),
-                                               op::field<&Args::bwd_amax>("bwd_amax", "None")};
+                                               op::field<&Args::bwd_amax>("bwd_amax", "None"),
+                                               op::field<&Args::wgrad_stash>("wgrad_stash", "None"),
+                                               op::field<&Args::overwrite_main_grad>("overwrite_main_grad", "False"),
+                                               op::field<&Args::placeholder>("placeholder", "False")};
   };
   static constexpr std::array kResults{"y", "x_amax", "w_amax"};
   static constexpr size_t kDifferentiable = 1;
@@ -46,11 +58,12 @@ struct GroupedLinear : OpBase {
     at::Tensor bwd_scale;
     op::TensorList w;
     op::OptionalTensorList w_buffers;
-    op::State sr_state, bwd_amax;
+    op::State sr_state, bwd_amax, wgrad_stash;
+    op::StateList main_grad;
     c10::SymInt in_features;
     OptionalRecipeText recipe;
     at::ScalarType dtype;
-    bool stacked_w, stacked_bias;
+    bool stacked_w, stacked_bias, overwrite_main_grad, placeholder;
     static constexpr auto kFields = std::tuple{op::field<&Saved::offsets>("offsets"),
                                                op::field<&Saved::x_data>("x_data"),
                                                op::field<&Saved::x_scale>("x_scale"),
@@ -63,16 +76,20 @@ struct GroupedLinear : OpBase {
                                                op::field<&Saved::w_buffers>("w_buffers"),
                                                op::field<&Saved::sr_state>("sr_state"),
                                                op::field<&Saved::bwd_amax>("bwd_amax"),
+                                               op::field<&Saved::wgrad_stash>("wgrad_stash"),
+                                               op::field<&Saved::main_grad>("main_grad"),
                                                op::field<&Saved::in_features>("in_features"),
                                                op::field<&Saved::recipe>("recipe"),
                                                op::field<&Saved::dtype>("dtype"),
                                                op::field<&Saved::stacked_w>("stacked_w"),
-                                               op::field<&Saved::stacked_bias>("stacked_bias")};
+                                               op::field<&Saved::stacked_bias>("stacked_bias"),
+                                               op::field<&Saved::overwrite_main_grad>("overwrite_main_grad"),
+                                               op::field<&Saved::placeholder>("placeholder")};
   };
 
   static op::Tensors<3> inference(const Args& a);
   static std::pair<op::Tensors<3>, Saved> forward(const Args& a, op::Needs need);
-  static op::Tensors<9> backward(const Saved& s, const op::Tensors<3>& grads, op::Needs need);
+  static op::Tensors<10> backward(const Saved& s, const op::Tensors<3>& grads, op::Needs need);
 };
 
 }  // namespace quire_torch

@@ -3,6 +3,8 @@
 #include <ATen/ops/mm.h>
 #include <ATen/ops/sum.h>
 
+#include <limits>
+
 #include "quire_torch/ops/observe.h"
 
 namespace quire_torch {
@@ -51,21 +53,28 @@ void multiply_dx(const GroupedLinearBwd::Args& a, const Groups& groups, const Si
   run(kDgrad, products);
 }
 
-void multiply_dw(const GroupedLinearBwd::Args& a, const Groups& groups, const Sides& dy, at::Tensor& dw) {
-  const int64_t n = a.dy.size(-1), k = op::as<int64_t>(a.in_features);
-  const GroupedLayout layout{a.recipe->x, groups, k, Direction::columnwise};
-  const auto left = grouped_operands(dy, {a.recipe->dy, groups, n, Direction::columnwise});
-  const auto right =
-      grouped_operands(grouped_sides(Three{a.x_data, a.x_scale, a.x_amax}, layout, "grouped_linear_bwd: x"), layout);
+/// Columnwise operands of dw in each group.
+struct WgradOperands {
+  std::vector<quire::Operand> dy, x;
+};
+
+/// dw of each group, written or added.
+void multiply_dw(const Groups& groups, const WgradOperands& operands, const op::TensorList& dw, bool add) {
   std::vector<quire::GemmProblem> products;
   for (size_t e = 0; e < groups.size(); ++e) {
-    at::Tensor part = dw.select(0, static_cast<int64_t>(e));
-    if (groups.rows(e) == 0)
-      part.zero_();
-    else
-      products.push_back({.a = left[e], .b = right[e], .out = mutable_matrix(part)});
+    at::Tensor part = member(dw, e, 2);
+    if (groups.rows(e) == 0) {
+      if (!add) part.zero_();
+      continue;
+    }
+    const quire::MutableMatrix out = mutable_matrix(part);
+    products.push_back({.a = operands.dy[e], .b = operands.x[e], .out = out, .addend = add ? out.data : nullptr});
   }
   run(kWgrad, products);
+}
+
+std::vector<quire::Operand> columnwise_x(const Three& x, const GroupedLayout& layout) {
+  return grouped_operands(grouped_sides(x, layout, "grouped_linear_bwd: x"), layout);
 }
 
 }  // namespace
@@ -76,7 +85,12 @@ void GroupedLinearBwd::cpu(const Args& a, op::Tensors<6>& out) {
   if (a.needs & (kNeedsX | kNeedsW | kKeepsDy)) {
     const GroupedCodes dy = quantize_dy(a, groups, out);
     if (a.needs & kNeedsX) multiply_dx(a, groups, dy.rows, out[0]);
-    if (a.needs & kNeedsW) multiply_dw(a, groups, dy.columns, out[1]);
+    const int64_t n = a.dy.size(-1), k = op::as<int64_t>(a.in_features);
+    if (a.needs & kNeedsW)
+      multiply_dw(groups,
+                  {grouped_operands(dy.columns, {a.recipe->dy, groups, n, Direction::columnwise}),
+                   columnwise_x({a.x_data, a.x_scale, a.x_amax}, {a.recipe->x, groups, k, Direction::columnwise})},
+                  {out[1]}, false);
   }
   if (!(a.needs & kNeedsBias)) return;
   const MatrixView dy(a.dy, "grouped_linear_bwd: dy");
@@ -87,6 +101,31 @@ void GroupedLinearBwd::cpu(const Args& a, op::Tensors<6>& out) {
         .x = parts[e],
         .out = static_cast<char*>(dbias.data) + static_cast<int64_t>(e) * dbias.cols * size_of(dbias.dtype),
         .out_dtype = dbias.dtype});
+}
+
+void GroupedWgrad::cpu(const Args& a) {
+  const op::TensorList& dw = a.main_grad.value;
+  const int64_t count = group_count(a.offsets, "grouped_wgrad_");
+  quire::check(
+      static_cast<int64_t>(dw.size()) == count || (dw.size() == 1 && dw[0].dim() == 3 && dw[0].size(0) == count),
+      "grouped_wgrad_: main_grad must be a matrix for each of the ", count,
+      " groups, or one tensor for all of them; got ", dw.size());
+  const int64_t n = dw[0].size(-2), k = dw[0].size(-1);
+  for (int64_t e = 0; e < count; ++e) {
+    const at::Tensor one = member(dw, static_cast<size_t>(e), 2);
+    check_main_grad(one, "grouped_wgrad_: main_grad");
+    quire::check(one.size(0) == n && one.size(1) == k, "grouped_wgrad_: main_grad must have one shape in all groups, [",
+                 n, ", ", k, "]; got ", one.sizes());
+  }
+  // Every row of x and dy that counts is in a group.
+  const Groups groups(a.offsets, std::numeric_limits<int64_t>::max(), "grouped_wgrad_");
+  const GroupedLayout dy{a.recipe->dy, groups, n, Direction::columnwise},
+      x{a.recipe->x, groups, k, Direction::columnwise};
+  const Three dy_buffers{a.dy_data, a.dy_scale, a.dy_amax};
+  multiply_dw(groups,
+              {grouped_operands(grouped_sides(dy_buffers, dy, "grouped_wgrad_: dy"), dy),
+               columnwise_x({a.x_data, a.x_scale, a.x_amax}, x)},
+              dw, !a.overwrite);
 }
 
 void GroupedPlainBwd::cpu(const Args& a, op::Tensors<3>& out) {

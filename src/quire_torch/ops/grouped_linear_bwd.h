@@ -64,6 +64,28 @@ struct GroupedLinearBwd : OpBase {
   static void cpu(const Args& a, op::Tensors<6>& out);
 };
 
+/// dw of each group, of columnwise buffers that grouped_linear_bwd (kKeepsDy) and grouped_linear_fwd returned, added to
+/// main_grad, or written over it: E matrices [N, K], or one [E, N, K].
+struct GroupedWgrad : OpBase {
+  static constexpr const char* kName = "grouped_wgrad_";
+  struct Args {
+    op::Mutable<op::TensorList> main_grad;
+    at::Tensor dy_data, dy_scale, dy_amax;
+    at::Tensor x_data, x_scale, x_amax;
+    at::Tensor offsets;
+    RecipeText recipe;
+    bool overwrite;
+    static constexpr auto kFields =
+        std::tuple{op::field<&Args::main_grad>("main_grad"), op::field<&Args::dy_data>("dy_data"),
+                   op::field<&Args::dy_scale>("dy_scale"),   op::field<&Args::dy_amax>("dy_amax"),
+                   op::field<&Args::x_data>("x_data"),       op::field<&Args::x_scale>("x_scale"),
+                   op::field<&Args::x_amax>("x_amax"),       op::field<&Args::offsets>("offsets"),
+                   op::field<&Args::recipe>("recipe"),       op::field<&Args::overwrite>("overwrite", "False")};
+  };
+  static constexpr auto kResults = op::kNoResults;
+  static void cpu(const Args& a);
+};
+
 /// The same of unquantized x and w, in `dtype`: what a layer without a recipe computes, and backward_override asks for
 /// (numerics.md 6.8). w: E matrices, or one [E, N, K].
 struct GroupedPlainBwd : OpBase {

@@ -35,6 +35,14 @@ void plain(const GroupedLinearFwd::Args& a, const Groups& groups, at::Tensor& y)
   }
 }
 
+/// x as it is given, rowwise.
+std::vector<quire::Side> given_x(const GroupedLinearFwd::Args& a, const Groups& groups, int64_t k) {
+  quire::check(a.x_buffers.size() == 6 && a.x_buffers[0] && a.x_buffers[1],
+               "grouped_linear: x_buffers must be six buffers, rowwise ones among them; got ", a.x_buffers.size());
+  const std::array three{*a.x_buffers[0], *a.x_buffers[1], a.x_buffers[2].value_or(at::Tensor())};
+  return grouped_sides(three, {a.recipe->recipe->x, groups, k, Direction::rowwise}, "grouped_linear: x");
+}
+
 /// x of each group, rowwise; columnwise too where it is saved.
 GroupedCodes quantize_x(const GroupedLinearFwd::Args& a, const Groups& groups, op::Tensors<7>& out) {
   const MatrixView x(a.x, "grouped_linear: x");
@@ -79,15 +87,6 @@ at::Tensor member(const op::TensorList& list, size_t group, int64_t rank) {
   return list[0].dim() > rank ? list[0].select(0, static_cast<int64_t>(group)) : list[group];
 }
 
-const float* group_scales(const std::optional<at::Tensor>& scale, int64_t slots, int64_t groups, int64_t slot,
-                          const char* what) {
-  if (!scale) return nullptr;
-  quire::check(scale->scalar_type() == at::kFloat && scale->numel() == slots * groups && scale->is_contiguous(), what,
-               " must be contiguous float32 of size [", slots * groups, "], got ", scale->scalar_type(), " ",
-               scale->sizes());
-  return scale->const_data_ptr<float>() + slot * groups;
-}
-
 void GroupedLinearFwd::cpu(const Args& a, op::Tensors<7>& out) {
   const int64_t n = op::as<int64_t>(a.out_features), k = a.x.size(-1);
   const quire::MutableMatrix y = mutable_matrix(out[0]);
@@ -96,8 +95,11 @@ void GroupedLinearFwd::cpu(const Args& a, op::Tensors<7>& out) {
   if (!a.recipe->recipe) return plain(a, groups, out[0]);
   check_fresh(a, groups);
   const quire::LinearSpec& recipe = *a.recipe->recipe;
-  const GroupedCodes x_codes = quantize_x(a, groups, out);
-  GroupedCodes w_codes;
+  GroupedCodes x_codes, w_codes;
+  if (a.x_buffers.empty())
+    x_codes = quantize_x(a, groups, out);
+  else
+    x_codes.rows = given_x(a, groups, k);
   if (a.w_buffers.empty())
     w_codes = quantize_w(a, groups, out);
   else

@@ -12,10 +12,11 @@ namespace quire_torch {
 /// [E, N, K]; bias: none, E vectors [N], or one [E, N]. For each group what linear_fwd computes (numerics.md 0.19),
 /// y [*, N] in `dtype`; rows beyond the last group are zero. Operands asked for by `save` are returned quantized
 /// columnwise, in flat buffers (quire/spec/groups.h).
-/// recipe: "" multiplies x and w as they are, in `dtype`. w_buffers: w is given quantized, as six buffers for each
-/// group, and is not read unless w_fingerprint is given: int64 [E], of each w when its buffers were made; throws where
-/// one has changed since. fwd_scale: delayed scaling, float32 [3 E], of x in each group, w in each, and E that are not
-/// used; x_amax and w_amax [E] are then returned, w_amax unless w is given.
+/// recipe: "" multiplies x and w as they are, in `dtype`. x_buffers: x is given quantized, as the six flat buffers of
+/// its groups, and tells only shape and dtype. w_buffers: w is given quantized, as six buffers for each group, and is
+/// not read unless w_fingerprint is given: int64 [E], of each w when its buffers were made; throws where one has
+/// changed since. fwd_scale: delayed scaling, float32 [3 E], of x in each group, w in each, and E that are not used;
+/// x_amax and w_amax [E] are then returned, w_amax unless w is given.
 struct GroupedLinearFwd : OpBase {
   static constexpr const char* kName = "grouped_linear_fwd";
   static constexpr const char* kNotDifferentiable = "is an inner operator without a gradient; call quire.GroupedLinear";
@@ -27,7 +28,7 @@ struct GroupedLinearFwd : OpBase {
     OptionalRecipeText recipe;
     at::ScalarType dtype;
     int64_t save;
-    OptionalTensors w_buffers;
+    OptionalTensors x_buffers, w_buffers;
     std::optional<at::Tensor> w_fingerprint, fwd_scale;
     static constexpr auto kFields = std::tuple{op::field<&Args::x>("x"),
                                                op::field<&Args::w>("w"),
@@ -37,6 +38,7 @@ struct GroupedLinearFwd : OpBase {
                                                op::field<&Args::recipe>("recipe"),
                                                op::field<&Args::dtype>("dtype"),
                                                op::field<&Args::save>("save"),
+                                               op::field<&Args::x_buffers>("x_buffers"),
                                                op::field<&Args::w_buffers>("w_buffers"),
                                                op::field<&Args::w_fingerprint>("w_fingerprint", "None"),
                                                op::field<&Args::fwd_scale>("fwd_scale", "None")};
@@ -55,10 +57,10 @@ struct GroupedLinearFwd : OpBase {
     if (!a.recipe->recipe) return {y, none, none, none, none, none, none};
     const quire::LinearSpec& recipe = *a.recipe->recipe;
     auto kept_x = grouped_results<Int>(recipe.x, {quire::product(x, 0, x.size() - 1), x.back(), groups},
-                                       quire::Direction::columnwise, (a.save & kSaveX) != 0);
+                                       quire::Direction::columnwise, (a.save & kSaveX) && a.x_buffers.empty());
     auto kept_w = stacked_results<Int>(recipe.w, {y.sizes.back(), x.back()}, groups, quire::Direction::columnwise,
                                        (a.save & kSaveW) && a.w_buffers.empty());
-    if (a.fwd_scale) kept_x[2] = amax;
+    if (a.fwd_scale && a.x_buffers.empty()) kept_x[2] = amax;
     if (a.fwd_scale && a.w_buffers.empty()) kept_w[2] = amax;
     return {y, kept_x[0], kept_x[1], kept_x[2], kept_w[0], kept_w[1], kept_w[2]};
   }
@@ -104,10 +106,5 @@ struct GroupedLinearFwd : OpBase {
 
 /// The tensor of a group, of rank `rank`, in a list of one for each or of one for all.
 at::Tensor member(const op::TensorList& list, size_t group, int64_t rank);
-
-/// The scales of a slot, one for each group, in the scales of a state of delayed scaling; null if there is none. Throws
-/// unless it is float32 [slots * groups].
-const float* group_scales(const std::optional<at::Tensor>& scale, int64_t slots, int64_t groups, int64_t slot,
-                          const char* what);
 
 }  // namespace quire_torch

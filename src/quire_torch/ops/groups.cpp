@@ -81,6 +81,15 @@ std::vector<quire::Side> grouped_sides(std::span<const at::Tensor> three, const 
   return sides;
 }
 
+const float* group_scales(const std::optional<at::Tensor>& scale, int64_t slots, int64_t groups, int64_t slot,
+                          const char* what) {
+  if (!scale) return nullptr;
+  quire::check(scale->scalar_type() == at::kFloat && scale->numel() == slots * groups && scale->is_contiguous(), what,
+               " must be contiguous float32 of size [", slots * groups, "], got ", scale->scalar_type(), " ",
+               scale->sizes());
+  return scale->const_data_ptr<float>() + slot * groups;
+}
+
 std::vector<quire::Side> given_sides(const op::OptionalTensorList& buffers, const quire::Shape<int64_t>& shape,
                                      const QuantizeRole& q) {
   std::vector<quire::Side> sides;
@@ -109,38 +118,51 @@ std::vector<quire::Operand> grouped_operands(const std::vector<quire::Side>& sid
 
 namespace {
 
-/// Buffers of one direction: `kept` where it is given, else as large as these groups need.
-std::array<at::Tensor, 3> fresh_buffers(const GroupedRole& q, const Groups& groups, int64_t k, Direction direction) {
+/// Elements of the buffers that these groups need.
+quire::BufferCounts<int64_t> used_counts(const GroupedLayout& layout) {
   quire::BufferCounts<int64_t> used{};
-  for (size_t e = 0; e < groups.size(); ++e) {
-    const auto counts = quire::counts(quire::buffers<int64_t>(q.spec, {groups.rows(e), k}, direction));
+  for (size_t e = 0; e < layout.groups.size(); ++e) {
+    const quire::Shape<int64_t> shape{layout.groups.rows(e), layout.k};
+    const auto counts = quire::counts(quire::buffers(layout.spec, shape, layout.direction));
     for (size_t i = 0; i < 3; ++i) used[i] += counts[i];
   }
-  const bool kept = q.keeps && direction == Direction::columnwise;
+  return used;
+}
+
+/// Buffers of one direction: the operator's results where they are kept, else as large as these groups need.
+std::array<at::Tensor, 3> fresh_buffers(const GroupedRole& q, const GroupedLayout& layout) {
+  const auto used = used_counts(layout);
+  const bool kept = q.keeps && layout.direction == Direction::columnwise;
   const std::array dtypes{at::kByte, q.spec.row().scale == quire::ScaleKind::f32 ? at::kFloat : at::kByte, at::kFloat};
   std::array<at::Tensor, 3> out;
   for (size_t i = 0; i < 3; ++i) {
     const bool result = kept || (i == 2 && q.scale);
     out[i] = result ? q.results[i] : op::allocate(at::IntArrayRef({used[i]}), at::device(at::kCPU).dtype(dtypes[i]));
-    if (i > 0) out[i].zero_();
   }
-  const int64_t rest = out[0].numel() - used[0];
-  if (rest > 0) std::memset(static_cast<char*>(out[0].mutable_data_ptr()) + used[0], 0, static_cast<size_t>(rest));
+  clear_unwritten(out, layout);
   return out;
 }
 
 }  // namespace
 
+void clear_unwritten(std::span<const at::Tensor> three, const GroupedLayout& layout) {
+  const int64_t used = used_counts(layout)[0], rest = three[0].numel() - used;
+  if (rest > 0) std::memset(static_cast<char*>(three[0].mutable_data_ptr()) + used, 0, static_cast<size_t>(rest));
+  for (const at::Tensor& t : three.subspan(1)) t.zero_();  // groups without rows are not quantized
+}
+
 GroupedCodes quantize_groups(const std::vector<quire::Matrix>& matrices, const Groups& groups, int64_t k,
                              const GroupedRole& q) {
   GroupedCodes codes;
   if (q.rowwise) {
-    codes.rowwise = fresh_buffers(q, groups, k, Direction::rowwise);
-    codes.rows = grouped_sides(codes.rowwise, {q.spec, groups, k, Direction::rowwise}, q.what);
+    const GroupedLayout layout{q.spec, groups, k, Direction::rowwise};
+    codes.rowwise = fresh_buffers(q, layout);
+    codes.rows = grouped_sides(codes.rowwise, layout, q.what);
   }
   if (q.columnwise) {
-    codes.columnwise = fresh_buffers(q, groups, k, Direction::columnwise);
-    codes.columns = grouped_sides(codes.columnwise, {q.spec, groups, k, Direction::columnwise}, q.what);
+    const GroupedLayout layout{q.spec, groups, k, Direction::columnwise};
+    codes.columnwise = fresh_buffers(q, layout);
+    codes.columns = grouped_sides(codes.columnwise, layout, q.what);
   }
   std::vector<quire::QuantizeProblem> problems;
   for (size_t e = 0; e < matrices.size(); ++e) {

@@ -72,6 +72,14 @@ struct GroupedLayout {
 std::vector<quire::Side> grouped_sides(std::span<const at::Tensor> three, const GroupedLayout& layout,
                                        const char* what);
 
+/// Sets to zero what no group will write of buffers that are results, so that a call always gives the same bytes.
+void clear_unwritten(std::span<const at::Tensor> three, const GroupedLayout& layout);
+
+/// The scales of a slot, one for each group, in the scales of a state of delayed scaling; null if there is none. Throws
+/// unless it is float32 [slots * groups].
+const float* group_scales(const std::optional<at::Tensor>& scale, int64_t slots, int64_t groups, int64_t slot,
+                          const char* what);
+
 /// The same of matrices that were quantized one by one: six buffers for each, of `shape`, in the one direction of `q`.
 std::vector<quire::Side> given_sides(const op::OptionalTensorList& buffers, const quire::Shape<int64_t>& shape,
                                      const QuantizeRole& q);

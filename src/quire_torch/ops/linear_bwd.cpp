@@ -42,13 +42,13 @@ quire::GemmProblem weight_gradient(const quire::LinearSpec& recipe, const Buffer
           .out = mutable_matrix(dw)};
 }
 
+}  // namespace
+
 void check_main_grad(const at::Tensor& t, const char* what) {
   quire::check(t.dim() == 2 && t.is_contiguous() && dtype(t.scalar_type(), what) != quire::DType::u8, what,
                " must be a contiguous float32, float16 or bfloat16 matrix [out_features, in_features], got ",
                t.scalar_type(), " ", t.sizes(), t.is_contiguous() ? "" : " (not contiguous)");
 }
-
-}  // namespace
 
 quire::Randomness randomness(const quire::QuantSpec& dy, const std::optional<at::Tensor>& sr_state) {
   if (!dy.stochastic) return {};

@@ -79,6 +79,9 @@ struct LinearBwd : OpBase {
 /// nearest. Throws where sr_state is absent or wrong.
 quire::Randomness randomness(const quire::QuantSpec& dy, const std::optional<at::Tensor>& sr_state);
 
+/// Throws unless t is a contiguous float matrix.
+void check_main_grad(const at::Tensor& t, const char* what);
+
 /// dw = dy columnwise * x columnwise of buffers that linear_bwd (kKeepsDy) and linear_fwd returned, added to
 /// `main_grad` [N, K] in its dtype, or written over it (numerics.md 6.7). tokens: rows of x and dy.
 struct Wgrad : OpBase {

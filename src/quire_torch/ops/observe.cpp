@@ -191,6 +191,12 @@ void run(const quire::NormGradProblem& problem) {
 
 void run(const quire::ActivationProblem& problem) { run_producer("activation", problem, quire::activation); }
 
+void run(std::span<const quire::ActivationProblem> problems) {
+  if (!observed()) [[likely]]
+    return quire::activation_each(problems);
+  for (const quire::ActivationProblem& p : problems) run(p);
+}
+
 void run(const quire::ActivationGradProblem& problem) {
   quire::activation_grad(problem);
   if (observed() && explanation) [[unlikely]]

@@ -29,6 +29,7 @@ void run(const quire::ColumnSumProblem& problem);
 void run(const quire::NormProblem& problem);
 void run(const quire::NormGradProblem& problem);
 void run(const quire::ActivationProblem& problem);
+void run(std::span<const quire::ActivationProblem> problems);
 void run(const quire::ActivationGradProblem& problem);
 
 /// Starts an explanation of what this thread runs. Throws if it is being written already.

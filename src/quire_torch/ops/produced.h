@@ -20,7 +20,7 @@ struct ProducedFields {
 
 inline constexpr std::array kProducedResults = before_buffers("y");
 
-/// y of these sizes and its buffers, where they are wanted.
+/// y of these sizes and its buffers, where they are wanted. A y that is not is one zero, for with_carrier().
 template <class Int>
 std::array<op::Result<Int>, 7> produced_results(const ProducedFields& f, const quire::Shape<Int>& sizes,
                                                 const char* what) {
@@ -28,7 +28,7 @@ std::array<op::Result<Int>, 7> produced_results(const ProducedFields& f, const q
   quire::check(f.quantized() == (f.rowwise || f.columnwise), what,
                f.quantized() ? ": rowwise and columnwise are both False; ask for at least one direction of the spec"
                              : ": a direction is asked for without a spec; pass both or neither");
-  op::Result<Int> y = op::absent<Int>(f.dtype);
+  op::Result<Int> y{{Int(1)}, f.dtype};
   if (f.has_y()) {
     y.sizes.clear();
     y.sizes.append(sizes.begin(), sizes.end());
@@ -38,12 +38,15 @@ std::array<op::Result<Int>, 7> produced_results(const ProducedFields& f, const q
   return {y, r[0], r[1], r[2], c[0], c[1], c[2]};
 }
 
+/// Sets the one element of a y that is not wanted.
+void clear_carrier(const ProducedFields& f, at::Tensor& y);
+
 /// Where a kernel puts it: the first seven results, of which y is [..., cols] in `rows` rows.
 quire::Destination destination(const ProducedFields& f, at::Tensor* results, int64_t rows, int64_t cols,
                                const char* what);
 
-/// The seven results with a carrier for a y that is absent: a tensor of y's sizes over one element, which is never read
-/// and takes the gradient.
+/// The seven results with a carrier for a y that is not wanted: a tensor of y's sizes over one element, which is never
+/// read and takes the gradient. The element is the inner operator's, since Inductor would compute a constant in full.
 op::Tensors<7> with_carrier(const ProducedFields& f, at::Tensor* results, c10::SymIntArrayRef sizes);
 
 }  // namespace quire_torch

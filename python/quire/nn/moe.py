@@ -1,0 +1,175 @@
+"""A mixture of experts: each token goes through a few of many networks."""
+
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+import torch
+
+from quire.functional import activation as activate
+from quire.kinds import check_kind, check_kind_or_none
+from quire.moe import permute, route, unpermute
+from quire.nn.activations import activation_inputs, activation_text
+from quire.nn.call import active_call
+from quire.nn.dtype import uses_torch_autocast
+from quire.nn.grouped_linear import GroupedLinear, GroupedProduct
+from quire.nn.linear import Linear
+from quire.recipe import Recipe
+
+_ROUTE_OPTIONS = (
+    *("score_function", "softmax_after_topk", "renormalize", "num_groups", "group_topk", "group_best"),
+    *("scaling_factor", "capacity"),
+)
+
+
+class Routing(NamedTuple):
+    """Where tokens went, for losses and statistics (quire.moe.load_balancing_loss, quire.moe.update_expert_bias_).
+
+    logits float32 [T, E], differentiable; topk_weights float32 and topk_ids int32 [T, top_k], -1 for a dropped place.
+    """
+
+    logits: torch.Tensor
+    topk_weights: torch.Tensor
+    topk_ids: torch.Tensor
+
+
+class Router(torch.nn.Module):
+    """Logits of experts, x weight^T in float32, whatever recipe or torch.autocast is active: small, and what a rounding
+    changes most. weight [num_experts, hidden_size]."""
+
+    def __init__(
+        self,
+        hidden_size: int,
+        num_experts: int,
+        *,
+        dtype: torch.dtype | None = None,
+        device: torch.device | str | None = None,
+    ) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.empty(num_experts, hidden_size, dtype=dtype, device=device))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """As torch.nn.Linear's."""
+        bound = self.weight.shape[1] ** -0.5 if self.weight.shape[1] else 0
+        torch.nn.init.uniform_(self.weight, -bound, bound)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """x [*, hidden_size] -> float32 [*, num_experts]."""
+        if not uses_torch_autocast(x):
+            return torch.nn.functional.linear(x.float(), self.weight.float())
+        with torch.autocast(x.device.type, enabled=False):
+            return torch.nn.functional.linear(x.float(), self.weight.float())
+
+    def extra_repr(self) -> str:
+        return f"hidden_size={self.weight.shape[1]}, num_experts={self.weight.shape[0]}"
+
+
+class MoE(torch.nn.Module):
+    """Each token goes to top_k of num_experts networks fc2(activation(fc1(x))), whose results are added with the
+    weights that the router gives them. Experts are quantized as the active recipe says (quire.autocast), the router
+    never.
+
+    router.weight [num_experts, hidden_size]. fc1, fc2: GroupedLinear with the experts' weights (fc1.weight0, ...;
+    single_grouped_weight: one fc1.weight [num_experts, ...]). With a gated activation such as "swiglu" fc1 has
+    2 * ffn_hidden_size outputs, [gate, up] as checkpoints have them. With shared_ffn_hidden_size all tokens also go
+    through shared_fc1 and shared_fc2, whose result is added.
+
+    activation, activation_params: as for LayerNormMLP ("clamped_swiglu" has limit, alpha and glu_linear_offset).
+    expert_bias: a buffer expert_bias [num_experts] is added to the scores for the choice of experts alone; move it with
+        quire.moe.update_expert_bias_.
+    weight_on_input: routing weights multiply what goes into an expert instead of what comes out.
+    init_method: called with each weight of an expert; biases are then 0.
+    recipe: of all layers, as for quire.Linear.
+    routing: options of quire.moe.route by keyword: score_function, softmax_after_topk, renormalize, num_groups,
+        group_topk, group_best, scaling_factor, capacity (docs/moe.md says which model uses which).
+
+    Experts' results are added in a fixed order, so bits do not depend on threads. Nothing on the host waits for the
+    routing: sizes depend on the number of tokens alone, and one graph serves every routing.
+    """
+
+    def __init__(
+        self,
+        hidden_size: int,
+        ffn_hidden_size: int,
+        num_experts: int,
+        top_k: int = 2,
+        *,
+        activation: str = "swiglu",
+        activation_params: Mapping[str, float] | None = None,
+        bias: bool = False,
+        expert_bias: bool = False,
+        weight_on_input: bool = False,
+        shared_ffn_hidden_size: int | None = None,
+        single_grouped_weight: bool = False,
+        init_method: Callable[[torch.Tensor], object] | None = None,
+        params_dtype: torch.dtype | None = None,
+        device: torch.device | str | None = None,
+        recipe: Recipe | None = None,
+        **routing: object,
+    ) -> None:
+        super().__init__()
+        _check(num_experts, top_k, routing, weight_on_input=weight_on_input, expert_bias=expert_bias)
+        self.hidden_size, self.ffn_hidden_size = hidden_size, ffn_hidden_size
+        self.num_experts, self.top_k, self.weight_on_input = num_experts, top_k, weight_on_input
+        self.routing = routing
+        self._activation, halves = (
+            activation_text("quire.MoE", activation, activation_params),
+            activation_inputs(activation),
+        )
+        factory = {"params_dtype": params_dtype, "device": device}
+        self.router = Router(hidden_size, num_experts, dtype=params_dtype, device=device)
+        bias_values = torch.zeros(num_experts, device=device) if expert_bias else None
+        self.register_buffer("expert_bias", bias_values)
+        options = {
+            "bias": bias,
+            "single_grouped_weight": single_grouped_weight,
+            "single_grouped_bias": single_grouped_weight,
+        }
+        options |= {"init_method": init_method, "recipe": recipe} | factory
+        self.fc1 = GroupedLinear(num_experts, hidden_size, halves * ffn_hidden_size, **options)
+        self.fc2 = GroupedLinear(num_experts, ffn_hidden_size, hidden_size, **options)
+        self.shared_fc1 = self.shared_fc2 = None
+        if shared_ffn_hidden_size is not None:
+            shared = {"bias": bias, "init_method": init_method, "recipe": recipe} | factory
+            self.shared_fc1 = Linear(hidden_size, halves * shared_ffn_hidden_size, **shared)
+            self.shared_fc2 = Linear(shared_ffn_hidden_size, hidden_size, **shared)
+
+    def forward(self, x: torch.Tensor, *, return_routing: bool = False) -> torch.Tensor | tuple[torch.Tensor, Routing]:
+        """x [*, hidden_size] -> the same shape, in the dtype that quire.Linear would give; with return_routing also
+        where tokens went. Raises as quire.Linear does where dtypes or shapes do not fit."""
+        tokens = x.reshape(-1, self.hidden_size)
+        logits = self.router(tokens)
+        weights, ids = route(logits, self.top_k, expert_bias=self.expert_bias, **self.routing)
+        rows, offsets, row_map = permute(
+            tokens, ids, self.num_experts, weights=weights if self.weight_on_input else None
+        )
+        rows = self._experts(rows, offsets)
+        y = unpermute(rows, row_map, None if self.weight_on_input else weights)
+        if self.shared_fc1 is not None:
+            h = self.shared_fc1(tokens)
+            y = y + self.shared_fc2(activate(h, self._activation, h.dtype)[0])
+        y = y.reshape(x.shape)
+        return (y, Routing(logits, weights, ids)) if return_routing else y
+
+    def _experts(self, rows: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
+        fc1, fc2 = (GroupedProduct(layer, active_call(layer, rows)) for layer in (self.fc1, self.fc2))
+        h = fc1.run(rows, offsets)
+        activated, buffers = activate(h, self._activation, h.dtype, offsets=offsets, **fc2.input())
+        return fc2.run(activated, offsets, buffers if fc2.input() else ())
+
+    def extra_repr(self) -> str:
+        options = "".join(f", {name}={value!r}" for name, value in self.routing.items())
+        return f"top_k={self.top_k}, activation={self._activation}{options}"
+
+
+def _check(num_experts: int, top_k: int, routing: Mapping[str, object], **flags: object) -> None:
+    check_kind("quire.MoE", int, num_experts=num_experts, top_k=top_k)
+    check_kind("quire.MoE", bool, **flags)
+    if not 1 <= top_k <= num_experts:
+        raise ValueError(f"quire.MoE: top_k must be from 1 to num_experts = {num_experts}, got {top_k}")
+    if unknown := [name for name in routing if name not in _ROUTE_OPTIONS]:
+        raise TypeError(
+            f"quire.MoE got an unexpected keyword argument {unknown[0]!r}; options of routing are "
+            f"{', '.join(_ROUTE_OPTIONS)}"
+        )
+    check_kind_or_none("quire.MoE", int, capacity=routing.get("capacity"))

@@ -1,0 +1,76 @@
+"""A quire.GroupedLinear, what goes in, and a loop over quire.Linear that it is compared with."""
+
+import torch
+
+import quire
+
+#: Sizes of groups: ragged, empty, a single token, whole blocks.
+SPLITS = [5, 0, 37, 1, 16, 128]
+
+
+def grouped(splits=SPLITS, dtype=torch.bfloat16, **options):
+    torch.manual_seed(1)
+    return quire.GroupedLinear(len(splits), 96, 64, params_dtype=dtype, **options)
+
+
+def linears(layer):
+    """A quire.Linear for each group, with its weights and its stream of random bits."""
+    biases = layer.biases()
+    biases = list(biases[0]) if biases and biases[0].dim() == 2 else biases
+    out = []
+    for group, weight in enumerate(layer.group_weights("")):
+        one = quire.Linear(96, 64, bias=bool(biases), params_dtype=weight.dtype)
+        with torch.no_grad():
+            one.weight.copy_(weight)
+            if biases:
+                one.bias.copy_(biases[group])
+        one.sr_state.copy_(layer.sr_state)
+        one.sr_state[0] += group
+        out.append(one)
+    return out
+
+
+def inputs(splits, beyond=3, dtype=torch.bfloat16):
+    generator = torch.Generator().manual_seed(sum(splits))
+    # Groups of different magnitude, so that an amax of another group shows.
+    sizes = torch.tensor([4.0**i for i, n in enumerate(splits) for _ in range(n)] + [1000.0] * beyond)
+    x = torch.randn(len(sizes), 96, generator=generator) * sizes[:, None]
+    dy = torch.randn(len(sizes), 64, generator=generator) / (sizes[:, None] + 1)
+    return x.to(dtype), dy.to(dtype)
+
+
+def step(layer, x, dy, splits, recipe, *, function=None, **options):
+    layer.zero_grad()
+    x = x.detach().requires_grad_()
+    with quire.autocast(enabled=recipe is not None, recipe=recipe):
+        y = (layer if function is None else function)(x, torch.tensor(splits), **options)
+    y.backward(dy)
+    names = (*layer.weight_names, *layer.bias_names)
+    return [y.detach(), x.grad, *(getattr(layer, name).grad for name in names)]
+
+
+def of_linears(layers, x, dy, splits, recipe):
+    """The same results from a loop over layers: y, dx, and stacked dw and dbias."""
+    y, dx = torch.zeros(len(x), 64, dtype=x.dtype), torch.zeros_like(x)
+    begin = 0
+    for one, rows in zip(layers, splits, strict=True):
+        one.zero_grad()
+        part = x[begin : begin + rows].detach().requires_grad_()
+        with quire.autocast(recipe=recipe):
+            out = one(part)
+        out.backward(dy[begin : begin + rows])
+        y[begin : begin + rows], dx[begin : begin + rows] = out.detach(), part.grad
+        begin += rows
+    return y, dx, torch.stack([one.weight.grad for one in layers]), torch.stack([one.bias.grad for one in layers])
+
+
+def stacked(layer, gradients):
+    """Gradients of all weights, and of all biases, in one tensor each."""
+    weights, biases = gradients[: len(layer.weight_names)], gradients[len(layer.weight_names) :]
+    return [torch.stack(list(g)) if g[0].dim() == d else g[0] for g, d in ((weights, 2), (biases, 1))]
+
+
+def check_equal(layer, results, expected, equal_bits):
+    y, dx, *gradients = results
+    for name, ours, theirs in zip(("y", "dx", "dw", "db"), (y, dx, *stacked(layer, gradients)), expected, strict=True):
+        assert equal_bits(ours, theirs), name

@@ -1,0 +1,300 @@
+"""quire.MoE against a loop over tokens in float64, its parts one by one, and golden vectors."""
+
+import copy
+
+import pytest
+import torch
+from torch._dynamo.decorators import mark_unbacked
+
+import quire
+from quire import moe
+from quire import recipe as recipes
+
+RECIPES = {
+    "high_precision": None,
+    "fp8_current": recipes.Float8CurrentScaling(),
+    "fp8_block": recipes.Float8BlockScaling(),
+    "mxfp8": recipes.MXFP8BlockScaling(),
+    "nvfp4": recipes.NVFP4BlockScaling(),
+    "delayed": recipes.DelayedScaling(),
+}
+#: Largest error of y relative to y's norm, against unquantized experts.
+ERROR = {None: 1e-6, "fp8": 0.08, "nvfp4": 0.35}
+
+
+@pytest.fixture(params=[pytest.param(recipe, id=name) for name, recipe in RECIPES.items()])
+def recipe_or_none(request):
+    return request.param
+
+
+def layer_of(dtype=torch.float32, **options):
+    torch.manual_seed(2)
+    options = {"renormalize": True} | options
+    return quire.MoE(64, 96, 5, 2, params_dtype=dtype, **options)
+
+
+def tokens(*shape, dtype=torch.float32):
+    return torch.randn(*shape, 64, generator=torch.Generator().manual_seed(sum(shape) + 1)).to(dtype).requires_grad_()
+
+
+def run(layer, x, recipe, function=None):
+    layer.zero_grad()
+    for part in (layer.fc1, layer.fc2):
+        part.sr_state[1] = 0
+    x = x.detach().requires_grad_()
+    with quire.autocast(enabled=recipe is not None, recipe=recipe):
+        y = (layer if function is None else function)(x)
+    y.backward(torch.randn(y.shape, generator=torch.Generator().manual_seed(9)).to(y.dtype))
+    return [y.detach(), x.grad, *(parameter.grad for parameter in layer.parameters())]
+
+
+def reference(layer, x, activation):
+    """Every token by itself, in float64: (y, ids)."""
+    x = x.double().reshape(-1, 64)
+    weights, ids = (x @ layer.router.weight.double().T).softmax(-1).topk(2)
+    weights = weights / weights.sum(-1, keepdim=True)
+    rows = []
+    for row, w, chosen in zip(x, weights, ids, strict=True):
+        total = 0
+        for weight, e in zip(w, chosen.tolist(), strict=True):
+            h = getattr(layer.fc1, f"weight{e}").double() @ row
+            if layer.fc1.bias_names:
+                h = h + getattr(layer.fc1, f"bias{e}").double()
+            out = getattr(layer.fc2, f"weight{e}").double() @ activation(h)
+            if layer.fc2.bias_names:
+                out = out + getattr(layer.fc2, f"bias{e}").double()
+            total = total + weight * out
+        rows.append(total)
+    return torch.stack(rows), ids
+
+
+def swiglu(h):
+    gate, up = h.chunk(2)
+    return torch.nn.functional.silu(gate) * up
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_in_high_precision_it_is_a_loop_over_tokens(bias):
+    layer, x = layer_of(bias=bias), tokens(23)
+    if bias:
+        for name, parameter in layer.named_parameters():
+            if "bias" in name:
+                torch.nn.init.normal_(parameter)
+    gradients = run(layer, x, None)
+    double = copy.deepcopy(layer).double()
+    leaf = x.detach().double().requires_grad_()
+    y, _ = reference(double, leaf, swiglu)
+    y.backward(torch.randn(23, 64, generator=torch.Generator().manual_seed(9)).double())
+    exact = [y.detach(), leaf.grad, *(parameter.grad for parameter in double.parameters())]
+    names = ["y", "dx", *(name for name, _ in layer.named_parameters())]
+    for name, ours, theirs in zip(names, gradients, exact, strict=True):
+        theirs = torch.zeros_like(ours) if theirs is None else theirs
+        torch.testing.assert_close(ours.double(), theirs, rtol=2e-4, atol=2e-5, msg=lambda text, n=name: f"{n}: {text}")
+
+
+def test_every_recipe_stays_close_to_high_precision(recipe_or_none):
+    layer, x = layer_of(), tokens(40)
+    y, _ = reference(layer, x, swiglu)
+    for _ in range(2):  # delayed scaling has scales from the second step on
+        ours = run(layer, x, recipe_or_none)[0]
+    kind = None if recipe_or_none is None else "nvfp4" if recipe_or_none.nvfp4() else "fp8"
+    error = float((ours.double() - y.detach()).norm() / y.detach().norm())
+    assert error < ERROR[kind]
+    assert recipe_or_none is None or error > 1e-4
+
+
+def test_it_is_its_parts(recipe_or_none, equal_bits):
+    """Router, permutation, two grouped layers with an activation between, and the weighted sum."""
+    layer, x = layer_of(torch.bfloat16), tokens(33, dtype=torch.bfloat16)
+    twin = copy.deepcopy(layer)
+
+    def parts(x):
+        logits = torch.nn.functional.linear(x.float(), twin.router.weight.float())
+        weights, ids = moe.route(logits, 2, renormalize=True)
+        rows, offsets, row_map = moe.permute(x, ids, 5)
+        splits = offsets.diff(prepend=offsets.new_zeros(1))
+        h = twin.fc1(rows, splits)
+        a, _ = quire.functional.activation(h, "swiglu", h.dtype)
+        return moe.unpermute(twin.fc2(a, splits), row_map, weights)
+
+    for _ in range(2):
+        ours = run(layer, x, recipe_or_none)
+    for _ in range(2):
+        theirs = run(twin, x, recipe_or_none, parts)
+    assert all(equal_bits(a, b) for a, b in zip(ours, theirs, strict=True))
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+def test_one_graph_for_all_counts_of_tokens_and_loads(compiler, recipe_or_none, backend, equal_bits):
+    layer = layer_of(torch.bfloat16)
+    states = copy.deepcopy(layer)
+    compiled = compiler(layer, backend)
+
+    def call(x):
+        mark_unbacked(x, 0)
+        return compiled(x)
+
+    runs = []
+    for function, of in ((call, layer), (None, states)):
+        runs.append([])
+        for count in (40, 0, 1, 7, 130):
+            x = tokens(count, dtype=torch.bfloat16)
+            if count == 130:
+                x = x[:1].detach().repeat(130, 1)  # all tokens to two experts
+            runs[-1] += run(of, x, recipe_or_none, function)
+    pairs = list(zip(*runs, strict=True))
+    router = next(i for i, (name, _) in enumerate(layer.named_parameters()) if name == "router.weight") + 2
+    length = len(pairs) // 5
+    for i, (ours, eager) in enumerate(pairs):
+        if i % length in (1, router):  # the router's own product is PyTorch's, and Inductor may compile sums otherwise
+            torch.testing.assert_close(ours, eager, rtol=2e-2, atol=1e-3)
+        else:
+            assert equal_bits(ours, eager)
+    assert compiler.graphs == 1
+
+
+def test_memory_for_backward_is_what_the_format_promises():
+    """Of x of the experts, codes; of weights, codes; h in high precision, for the activation's gradient."""
+    layer, x = layer_of(torch.bfloat16), tokens(512, dtype=torch.bfloat16)
+    sizes = {}
+    for name in ("high_precision", "mxfp8", "nvfp4"):
+        saved = {}
+
+        def pack(t, saved=saved):
+            saved[t.untyped_storage().data_ptr()] = t.untyped_storage().nbytes()
+            return t
+
+        recipe = RECIPES[name]
+        with (
+            torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t),
+            quire.autocast(enabled=recipe is not None, recipe=recipe),
+        ):
+            y = layer(x)
+        parameters = {parameter.untyped_storage().data_ptr() for parameter in layer.parameters()}
+        sizes[name] = sum(size for address, size in saved.items() if address not in parameters)
+        del y
+    rows = 1024
+    activations = rows * (64 + 96)  # x of fc1 and of fc2, elements
+    weights = 5 * (192 * 64 + 64 * 96)
+    fixed = sizes["high_precision"] - 2 * activations
+    # 8 bits and a scale for 32; 4 bits and a scale for 16. Groups round up to whole blocks.
+    for name, bits, slack in (("mxfp8", 8.25, 5 * 32 * 160), ("nvfp4", 4.5, 5 * 16 * 160)):
+        promised = fixed + bits / 8 * (activations + weights)
+        assert promised * 0.98 < sizes[name] < promised + slack
+
+
+def test_weights_on_the_input_differ_only_where_rounding_does():
+    out, into = layer_of(), layer_of(weight_on_input=True, activation="relu")
+    relu = layer_of(activation="relu")
+    x = tokens(20)
+    assert not torch.equal(out(x), into(x))
+    torch.testing.assert_close(relu(x), into(x), rtol=1e-4, atol=1e-5)  # relu commutes with positive factors
+
+
+def test_shared_experts_and_other_activations(recipe_or_none, equal_bits):
+    with_shared = layer_of(torch.bfloat16, shared_ffn_hidden_size=32, activation="clamped_swiglu", bias=True)
+    x = tokens(4, 3, dtype=torch.bfloat16)
+    with quire.autocast(enabled=recipe_or_none is not None, recipe=recipe_or_none), torch.no_grad():
+        y = with_shared(x)
+        h = with_shared.shared_fc1(x)
+        shared = with_shared.shared_fc2(quire.functional.activation(h, "clamped_swiglu", h.dtype)[0])
+        with_shared.shared_fc1 = None
+        assert equal_bits(y, with_shared(x) + shared)
+    assert y.shape == x.shape
+
+
+def test_the_bias_of_experts_moves_the_choice_only():
+    layer, x = layer_of(expert_bias=True, score_function="sigmoid"), tokens(64)
+    before = layer(x, return_routing=True)[1]
+    load = moe.tokens_per_expert(before.topk_ids, 5)
+    for _ in range(200):
+        moe.update_expert_bias_(layer.expert_bias, load, 0.002)
+        routing = layer(x, return_routing=True)[1]
+        load = moe.tokens_per_expert(routing.topk_ids, 5)
+    assert load.max() - load.min() < moe.tokens_per_expert(before.topk_ids, 5).max()
+    assert float(load.max()) < 1.3 * 64 * 2 / 5
+    chosen = routing.logits.sigmoid().gather(1, routing.topk_ids.long())
+    torch.testing.assert_close(routing.topk_weights, chosen / chosen.sum(1, keepdim=True), rtol=1e-5, atol=1e-6)
+
+
+def test_the_balancing_loss_reaches_the_router():
+    layer, x = layer_of(), tokens(64)
+    _, routing = layer(x, return_routing=True)
+    load = moe.tokens_per_expert(routing.topk_ids, 5)
+    loss = moe.load_balancing_loss(moe.scores(routing.logits), load, topk=2, coeff=0.1)
+    loss.backward()
+    assert layer.router.weight.grad.any()
+    assert all(parameter.grad is None for parameter in layer.fc1.parameters())
+
+
+def test_capacity_drops_tokens(recipe_or_none):
+    layer, x = layer_of(capacity=3), tokens(40)
+    with quire.autocast(enabled=recipe_or_none is not None, recipe=recipe_or_none):
+        y, routing = layer(x, return_routing=True)
+    assert int(moe.tokens_per_expert(routing.topk_ids, 5).max()) == 3
+    dropped = (routing.topk_ids == -1).all(1)
+    assert dropped.any() and not y[dropped].any() and y[~dropped].any(1).all()
+
+
+def test_quantized_experts_and_kept_codes(equal_bits):
+    recipe = recipes.NVFP4BlockScaling()
+    plain = layer_of(torch.bfloat16)
+    with quire.quantized_model_init(recipe=recipe):
+        quantized = layer_of(torch.bfloat16)
+    x = tokens(31, dtype=torch.bfloat16)
+    with torch.no_grad(), quire.autocast(recipe=recipe):
+        y = plain(x)
+        assert equal_bits(quantized(x), y)
+        quire.quantize_weights(plain, recipe)
+        assert equal_bits(plain(x), y)
+    assert type(quantized.router.weight) is torch.nn.Parameter
+
+
+def test_golden_mixture(golden, tensor_of):
+    """Golden group moe: the NVFP4, FP8 and MXFP8 forward passes of a routed layer, whose experts' tokens are known."""
+    specs = {
+        "fp8_current": recipes.Float8CurrentScaling(),
+        "fp8_block": recipes.Float8BlockScaling(),
+        "mxfp8": recipes.MXFP8BlockScaling(),
+        "nvfp4": recipes.NVFP4BlockScaling(),
+    }
+    seen = 0
+    for case in golden.cases("moe"):
+        recipe = specs[case.spec["recipe"]]
+        x, w13, w2 = (tensor_of(case, name) for name in ("x", "w13", "w2"))
+        layer = quire.MoE(64, 32, 5, 2, params_dtype=torch.bfloat16, renormalize=True)
+        with torch.no_grad(), quire.autocast(recipe=recipe):
+            layer.router.weight.copy_(tensor_of(case, "w_router"))
+            for e in range(5):
+                getattr(layer.fc1, f"weight{e}").copy_(w13[e])
+                getattr(layer.fc2, f"weight{e}").copy_(w2[e])
+            y, routing = layer(x, return_routing=True)
+        assert torch.equal(routing.topk_ids, torch.from_numpy(case["expert_index"].copy()))
+        wanted = torch.from_numpy(case["expert_weight"].copy())
+        torch.testing.assert_close(routing.topk_weights, wanted, rtol=1e-5, atol=1e-7)
+        exact = torch.from_numpy(case["y"].copy())
+        assert float((y.double() - exact).norm() / exact.norm()) < 0.02
+        seen += 1
+    assert seen >= 3
+
+
+def test_wrong_arguments_are_refused():
+    with pytest.raises(ValueError, match="top_k must be from 1 to num_experts = 4, got 5"):
+        quire.MoE(8, 8, 4, 5)
+    with pytest.raises(TypeError, match="unexpected keyword argument 'colour'; options of routing are score_function"):
+        quire.MoE(8, 8, 4, 2, colour=1)
+    with pytest.raises(NotImplementedError, match="quire.MoE: activation='tanh' is not available"):
+        quire.MoE(8, 8, 4, activation="tanh")
+    layer = layer_of()
+    with quire.autocast(recipe=recipes.MXFP8BlockScaling()), pytest.raises(TypeError, match="must have the dtype of x"):
+        layer(tokens(4, dtype=torch.bfloat16))
+
+
+def test_it_prints_copies_and_saves(equal_bits):
+    layer, x = layer_of(), tokens(9)
+    assert "top_k=2, activation=swiglu, renormalize=True" in repr(layer)
+    other = layer_of(single_grouped_weight=True)
+    other.load_state_dict(layer.state_dict(), strict=True)
+    assert equal_bits(other(x), layer(x)) and equal_bits(copy.deepcopy(layer)(x), layer(x))
+    meta = quire.MoE(64, 96, 5, 2, device="meta")
+    assert meta(torch.empty(3, 64, device="meta")).shape == (3, 64)
