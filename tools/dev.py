@@ -18,6 +18,7 @@ BENCHMARKS = {
     "encoder": "examples/encoder/run.py",
     "ggml": "benchmarks/ggml.py",
     "host": "benchmarks/host.py",
+    "moe": "benchmarks/moe.py",
 }
 
 
@@ -164,7 +165,8 @@ def parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
         "bench",
         add_help=False,
         help="layers against PyTorch's; `bench host`: the cost of a call; `bench encoder`: a converted model; "
-        "`bench ggml`: build that peer; `bench core`: kernels beside memcpy; then their arguments",
+        "`bench moe`: experts; `bench ggml`: build that peer; `bench core`: kernels beside memcpy; then their "
+        "arguments",
     )
     verbs.add_parser("fmt", help="format all sources")
     verbs.add_parser("check", help="formatting, lint, layers, budgets, words")
