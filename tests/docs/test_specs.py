@@ -63,7 +63,7 @@ def test_the_table_of_refused_combinations_is_complete(page):
     documented = [row[0] for row in page(PAGE).rows("Combinations that are refused")]
     assert "`256` without `4over6`" in documented
     pairs = {frozenset(map(code, both.split(", "))) for both in documented if "without" not in both}
-    options = ("16x16", "row_scaled", "rht", "sr", "4over6=mae", "swizzled")
+    options = ("16x16", "row_scaled", "rht", "sr", "4over6=mae", "swizzled", "interleaved")
     refused = {frozenset(both) for both in itertools.combinations(options, 2) if is_refused(both)}
     assert refused == pairs
     assert not any(is_refused((option,)) for option in options)

@@ -14,6 +14,7 @@
 #include "quire/gemm/gemm.h"
 #include "quire/gemm/reference.h"
 #include "quire/pointwise/reference.h"
+#include "quire/quantize/quantize.h"
 #include "quire/quantize/reference.h"
 #include "quire/spec/problem.h"
 
@@ -33,11 +34,11 @@ inline const Runner& reference_runner() {
   return runner;
 }
 
-/// The instruction set in use (QUIRE_ISA), products by the kernel that is chosen.
+/// The instruction set in use (QUIRE_ISA), products, codes and values by the kernel that is chosen.
 inline const Runner& active_runner() {
   static const Runner runner = [] {
     Runner chosen{std::string(cpu::active().name), *cpu::active().kernels};
-    chosen.run.gemm = gemm;
+    chosen.run.gemm = gemm, chosen.run.quantize = quantize, chosen.run.dequantize = dequantize;
     return chosen;
   }();
   return runner;

@@ -53,9 +53,15 @@ struct RandomOperand {
     const int64_t length = family == "fp8_block" ? 128 : family == "nvfp4" ? 16 : 32;
     const int64_t blocks = (operand.contraction + length - 1) / length, j = l / length;
     if (family == "fp8_block") return operand.spec.square ? o / 128 * blocks + j : j * operand.outer + o;
+    if (operand.spec.interleaved) return interleaved_place(o, j, blocks);
     if (operand.spec.swizzled)
       return ((o / 128) * ((blocks + 3) / 4) + j / 4) * 512 + (o % 32) * 16 + (o % 128) / 32 * 4 + j % 4;
     return family == "mxfp8" && columnwise ? j * operand.outer + o : o * blocks + j;
+  }
+
+  /// numerics.md 2.4, with / for div.
+  static int64_t interleaved_place(int64_t line, int64_t byte, int64_t bytes) {
+    return (line / 16 * ((bytes + 3) / 4) + byte / 4) * 64 + line % 16 * 4 + byte % 4;
   }
 
   double scale(int64_t o, int64_t l) const {
@@ -75,7 +81,11 @@ struct RandomOperand {
     for (int64_t o = 0; o < operand.outer; ++o)
       for (int64_t l = 0; l < operand.contraction; ++l) {
         const int64_t line = operand.spec.packed() ? (operand.contraction + 1) / 2 : operand.contraction;
-        int code = data[untransposed ? l * operand.outer + o : o * line + (operand.spec.packed() ? l / 2 : l)];
+        const int64_t byte = operand.spec.packed() ? l / 2 : l;
+        const int64_t place = operand.spec.interleaved ? interleaved_place(o, byte, line)
+                              : untransposed           ? l * operand.outer + o
+                                                       : o * line + byte;
+        int code = data[place];
         if (operand.spec.packed()) code = code >> (l % 2 * 4) & 15;
         values.push_back(static_cast<double>(decode(operand.spec.element, code)) * scale(o, l));
       }

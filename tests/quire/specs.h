@@ -9,7 +9,8 @@
 
 namespace quire::testing {
 
-/// All combinations of one word out of each list after a family; those that are refused are left out.
+/// Every spec of the grammar: all combinations of one word out of each list after a family; those that are refused are
+/// left out.
 inline std::vector<QuantSpec> all_specs() {
   using Words = std::vector<std::string>;
   const auto expand = [](const std::string& family, const std::vector<Words>& lists) {
@@ -24,25 +25,33 @@ inline std::vector<QuantSpec> all_specs() {
   };
   Words texts;
   const auto add = [&](const Words& more) { texts.insert(texts.end(), more.begin(), more.end()); };
-  const Words e5m2{"", "e5m2"}, pow2{"", "pow2"}, eps{"", "eps=0.5"}, swizzled{"", "swizzled"};
-  add(expand("fp8_tensor", {e5m2, pow2, eps}));
-  add(expand("fp8_row", {e5m2, pow2, eps}));
-  add(expand("fp8_block", {e5m2, {"", "128x128"}, pow2, eps}));
-  add(expand("mxfp8", {e5m2, {"", "32x32"}, swizzled}));
-  add(expand("mxfp4", {swizzled}));
+  const Words e5m2{"", "e5m2"}, pow2{"", "pow2"}, eps{"", "eps=0.5"}, order{"", "interleaved"},
+      scale_order{"", "swizzled", "interleaved"};
+  add(expand("fp8_tensor", {e5m2, pow2, eps, order}));
+  add(expand("fp8_row", {e5m2, pow2, eps, order}));
+  add(expand("fp8_block", {e5m2, {"", "128x128"}, pow2, eps, order}));
+  add(expand("mxfp8", {e5m2, {"", "32x32"}, scale_order}));
+  add(expand("mxfp4", {scale_order}));
   add(expand("nvfp4", {{"", "16x16"},
                        {"", "row_scaled"},
                        {"", "rht", "rht=unsigned"},
                        {"", "sr"},
                        {"", "4over6=mae", "4over6=mse"},
                        {"", "256"},
-                       swizzled}));
+                       scale_order}));
   std::vector<QuantSpec> specs;
   for (const std::string& text : texts) try {
       specs.push_back(QuantSpec::parse(text));
     } catch (const Error&) {
       // Not a legal combination.
     }
+  return specs;
+}
+
+/// Those of codes in plain order, which is what kernels of quantizers, norms and activations write.
+inline std::vector<QuantSpec> plain_specs() {
+  std::vector<QuantSpec> specs = all_specs();
+  std::erase_if(specs, [](const QuantSpec& spec) { return spec.interleaved; });
   return specs;
 }
 

@@ -44,6 +44,12 @@ TEST(Buffers, ShapesAreThoseOfTheContract) {
       {"nvfp4:16x16", kCol, {70, 75}, {70, 10}, {1}},
       {"nvfp4:rht", kRow, {3, 50, 35}, {150, 5}, {1}},
       {"nvfp4:rht", kCol, {70, 80}, {70, 10}, {1}},
+      {"fp8_row:interleaved", kRow, {160, 72}, {150}, {0}},
+      {"fp8_block:interleaved", kCol, {80, 152}, {2, 70}, {0}},
+      {"mxfp8:interleaved", kRow, {160, 72}, {160, 4}, {0}},
+      {"mxfp8:interleaved", kCol, {80, 152}, {80, 8}, {0}},
+      {"nvfp4:interleaved", kRow, {160, 36}, {160, 8}, {1}},
+      {"nvfp4:rht:interleaved", kCol, {80, 80}, {80, 12}, {1}},
       {"nvfp4:row_scaled", kRow, {3, 50, 35}, {150, 5}, {150}},
       {"nvfp4:row_scaled", kCol, {70, 75}, {70, 10}, {70}},
   };

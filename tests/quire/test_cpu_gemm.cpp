@@ -9,10 +9,8 @@
 #include <sstream>
 #include <thread>
 
-#include "amx.h"
-#include "avx2_vnni.h"
+#include "every_product.h"
 #include "inputs.h"
-#include "quire/base/env.h"
 #include "quire/base/parallel.h"
 #include "quire/cpu/isa.h"
 #include "quire/format/codec.h"
@@ -24,65 +22,10 @@ namespace {
 
 constexpr const char* kSpecs =
     "fp8_tensor fp8_tensor:e5m2 fp8_row fp8_block fp8_block:128x128 mxfp8 mxfp8:e5m2 mxfp8:32x32 mxfp8:swizzled mxfp4 "
-    "mxfp4:swizzled nvfp4 nvfp4:16x16 nvfp4:row_scaled nvfp4:rht nvfp4:4over6=mae:256 nvfp4:swizzled";
+    "mxfp4:swizzled nvfp4 nvfp4:16x16 nvfp4:row_scaled nvfp4:rht nvfp4:4over6=mae:256 nvfp4:swizzled "
+    "fp8_tensor:interleaved fp8_block:interleaved mxfp8:interleaved mxfp8:e5m2:32x32:interleaved mxfp4:interleaved "
+    "nvfp4:16x16:interleaved nvfp4:rht:interleaved";
 constexpr std::array kDirections{Direction::rowwise, Direction::columnwise};
-
-/// A product of an instruction set.
-struct Kernel {
-  std::string name;
-  cpu::Product run;
-  bool only_four_bits;
-  const cpu::Kernels* others;
-  int64_t shortest_block = 1;
-
-  friend void PrintTo(const Kernel& kernel, std::ostream* out) { *out << kernel.name; }
-  bool takes(const GemmProblem& p) const {
-    for (const Operand* o : {&p.a, &p.b}) {
-      if (only_four_bits && !o->spec.packed()) return false;
-      if (block_length(o->spec, shortest_block) < shortest_block) return false;
-    }
-    return true;
-  }
-};
-
-/// Those of this machine, or of the instruction set that QUIRE_ISA names.
-std::vector<Kernel> kernels() {
-  std::vector<Kernel> found;
-  for (const cpu::Isa& isa : cpu::all()) {
-    if (!isa.supported() || !(env::isa().empty() || env::isa() == isa.name)) continue;
-    const std::string name(isa.name);
-    found.push_back({name, isa.kernels->gemm, false, isa.kernels});
-    if (isa.int8) found.push_back({name + "_in_int8", *isa.int8, true, isa.kernels});
-#if defined(__x86_64__)
-    if (name == "avx512_vnni") found.push_back({"avx2_vnni_by_avx512", cpu::avx2_by_avx512::kInt8, true, isa.kernels});
-    if (name == "avx512_bf16") found.push_back({"amx_in_plain", cpu::amx_in_plain::kBf16, false, isa.kernels, 32});
-#endif
-    if (isa.bf16) found.push_back({name + "_in_bf16", *isa.bf16, false, isa.kernels});
-    if (isa.amx) found.push_back({name + "_by_tiles", *isa.amx, false, isa.kernels, 32});
-  }
-  return found;
-}
-
-/// An output with gaps between its rows, and what is added to the product.
-struct Output {
-  int64_t rows, cols, stride;
-  DType dtype;
-  Guarded memory;
-  Output(int64_t m, int64_t n, DType t, int64_t gap = 3)
-      : rows(m), cols(n), stride(n + gap), dtype(t), memory(m * (n + gap) * size_of(t)) {}
-  MutableMatrix view() { return {memory.data(), dtype, rows, cols, stride}; }
-  float at(int64_t i, int64_t j) const { return load_element(memory.data(), dtype, i * stride + j); }
-  /// Nothing was written around the matrix nor between its rows.
-  bool intact() const {
-    if (!memory.intact()) return false;
-    const auto* bytes = memory.as<uint8_t>();
-    const uint8_t unwritten = Guarded(1).as<uint8_t>()[0];
-    for (int64_t i = 0; i < rows; ++i)
-      for (int64_t b = cols * size_of(dtype); b < stride * size_of(dtype); ++b)
-        if (bytes[i * stride * size_of(dtype) + b] != unwritten) return false;
-    return true;
-  }
-};
 
 struct Expected {
   double product = 0, magnitude = 0;  ///< sums of a*b and |a*b|
@@ -112,12 +55,6 @@ Expected expected_at(const RandomOperand& a, const RandomOperand& b, int64_t i, 
     }
   if (!out.intact()) return ::testing::AssertionFailure() << to_string(p) << ": wrote outside its output";
   return ::testing::AssertionSuccess();
-}
-
-GemmProblem problem(const RandomOperand& a, const RandomOperand& b, Output& out) {
-  GemmProblem p;
-  p.a = a.operand, p.b = b.operand, p.out = out.view();
-  return p;
 }
 
 class CpuGemm : public ::testing::TestWithParam<Kernel> {
@@ -174,7 +111,8 @@ TEST_P(CpuGemm, every_size_stays_within_the_stated_bound) {
                                                       {0, 5, 7},
                                                       {5, 0, 7},
                                                       {0, 0, 0}}};
-  for (const char* spec : {"fp8_row", "fp8_block", "fp8_block:128x128", "mxfp8:swizzled", "mxfp4", "nvfp4:row_scaled"})
+  for (const char* spec : {"fp8_row", "fp8_block", "fp8_block:128x128", "mxfp8:swizzled", "mxfp4", "nvfp4:row_scaled",
+                           "fp8_row:interleaved", "mxfp8:interleaved", "mxfp4:interleaved", "nvfp4:interleaved"})
     for (const auto& [m, n, k] : sizes)
       for (const Direction d : kDirections) {
         const RandomOperand a(spec, d, {m, k}, 5), b(spec, Direction::rowwise, {n, k}, 6);

@@ -44,7 +44,7 @@ void expect_same_bytes(const Quantized& expected, const Quantized& actual) {
 
 TEST_P(CpuQuantize, GivesTheBytesOfTheReferenceAcrossTiles) {
   size_t turn = 0;
-  for (const QuantSpec& spec : all_specs()) {
+  for (const QuantSpec& spec : plain_specs()) {
     ++turn;
     const DType dtype = kFloatTypes[turn % kFloatTypes.size()];
     const Input x(kShapes[turn % std::size(kShapes)], dtype, turn % 2 ? Kind::special : Kind::normal, turn);
@@ -57,7 +57,7 @@ TEST_P(CpuQuantize, GivesTheBytesOfTheReferenceAcrossTiles) {
 
 /// Lines longer than the piece that is quantized at once, whole and with an end of their own; a NaN in one piece only.
 TEST_P(CpuQuantize, GivesTheBytesOfTheReferenceOnLongLines) {
-  for (const QuantSpec& spec : all_specs())
+  for (const QuantSpec& spec : plain_specs())
     for (const DType dtype : kFloatTypes)
       for (const InputShape shape : {InputShape{3, 1300, 1, 1}, InputShape{17, 2048}}) {
         const Input x(shape, dtype, Kind::outliers, 31);
@@ -110,7 +110,7 @@ TEST_P(CpuQuantize, TensorsLargerThanCachesHaveTheBytesOfTheirParts) {
 
 TEST_P(CpuQuantize, DecodesAsTheReferenceAcrossTiles) {
   size_t turn = 0;
-  for (const QuantSpec& spec : all_specs())
+  for (const QuantSpec& spec : plain_specs())
     for (const Direction d : {Direction::rowwise, Direction::columnwise}) {
       ++turn;
       const Input x(kShapes[turn % std::size(kShapes)], DType::bf16, Kind::normal, turn);
@@ -126,7 +126,7 @@ TEST_P(CpuQuantize, FlushToZeroOfTheCallingThreadDoesNotReachScales) {
   for (const float magnitude : {0x1p-140f, 0x1.FCp127f}) {
     const std::vector<float> values(20 * 40, magnitude);
     const Matrix x{values.data(), DType::f32, 20, 40, 40};
-    for (const QuantSpec& spec : all_specs()) {
+    for (const QuantSpec& spec : plain_specs()) {
       const Quantized expected = quantized(reference_runner(), spec, x, {.random = kRandom});
       const unsigned before = _mm_getcsr();
       _mm_setcsr(before | 0x8040u);
@@ -171,7 +171,7 @@ TEST_P(CpuQuantize, OneTokenIsNotWorthASecondThread) {
   });
   const Input x({1, 4096}, DType::bf16, Kind::normal, 3);
   std::string which;
-  for (const QuantSpec& spec : all_specs()) {
+  for (const QuantSpec& spec : plain_specs()) {
     quantized(GetParam(), spec, x, {.directions = {true, false}, .random = kRandom});
     if (cut) which = spec.to_string();
     if (cut) break;
@@ -181,7 +181,7 @@ TEST_P(CpuQuantize, OneTokenIsNotWorthASecondThread) {
 }
 
 TEST_P(CpuQuantize, BytesDoNotDependOnHowTheWorkIsCut) {
-  for (const QuantSpec& spec : all_specs()) {
+  for (const QuantSpec& spec : plain_specs()) {
     const Input x({257, 140, 3, 1}, DType::bf16, Kind::outliers, 5);
     SCOPED_TRACE(spec.to_string());
     const Quantized whole = quantized(GetParam(), spec, x, {.random = kRandom});

@@ -33,6 +33,11 @@ constexpr std::string_view kSpecs[] = {
     "nvfp4:swizzled",
     "nvfp4:row_scaled",
     "nvfp4:4over6=mae:256",
+    "fp8_row:interleaved",
+    "fp8_block:interleaved",
+    "mxfp8:interleaved",
+    "mxfp4:interleaved",
+    "nvfp4:16x16:interleaved",
 };
 
 constexpr ProductShape kShapes[] = {

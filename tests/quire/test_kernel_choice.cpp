@@ -94,15 +94,5 @@ TEST(KernelChoice, EveryRowOfATableGivesTheSameBytes) {
   }
 }
 
-TEST(KernelChoice, APackedOperandGivesBackItsOperand) {
-  const Input x({4, 40}, DType::f32, Kind::normal, 1);
-  const Quantized q = quantized(reference_runner(), QuantSpec::parse("mxfp8"), x);
-  const Operand operand = q.operand(Direction::rowwise);
-  const PackedOperand packed = prepack(operand);
-  EXPECT_EQ(packed.operand().data, operand.data);
-  EXPECT_EQ(packed.operand().scale, operand.scale);
-  EXPECT_EQ(packed.operand().spec, operand.spec);
-}
-
 }  // namespace
 }  // namespace quire::testing

@@ -40,6 +40,4 @@ std::string explain(const GemmProblem& problem) { return explain_rows(gemm_kerne
 
 std::string explain(const ColumnSumProblem& problem) { return explain_rows(column_sum_kernels(), forced(), problem); }
 
-PackedOperand prepack(const Operand& operand) { return PackedOperand(operand); }
-
 }  // namespace quire

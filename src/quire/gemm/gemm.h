@@ -25,19 +25,4 @@ void column_sum(const ColumnSumProblem& problem);
 std::string explain(const GemmProblem& problem);
 std::string explain(const ColumnSumProblem& problem);
 
-/// An operand in the layout its kernel likes best, for weights that are used many times. Opaque and immutable.
-/// This version's kernels read operands as they are stored, so packing keeps a reference to the operand and nothing
-/// else: the buffers must outlive it.
-class PackedOperand {
- public:
-  explicit PackedOperand(const Operand& operand) : operand_(operand) {}
-  const Operand& operand() const { return operand_; }
-
- private:
-  Operand operand_;
-};
-
-/// Packs an operand explicitly; unpacking is `packed.operand()`.
-PackedOperand prepack(const Operand& operand);
-
 }  // namespace quire

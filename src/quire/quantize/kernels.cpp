@@ -4,6 +4,7 @@
 
 #include "quire/cpu/isa.h"
 #include "quire/quantize/reference.h"
+#include "quire/quantize/reorder.h"
 
 namespace quire {
 namespace {
@@ -12,12 +13,14 @@ using QuantizeRow = KernelRow<QuantizeProblem>;
 using DequantizeRow = KernelRow<DequantizeProblem>;
 
 constexpr std::array kQuantize{
-    QuantizeRow{"generic", takes_all, [](const QuantizeProblem& p) { cpu::active().kernels->quantize(p); }},
+    QuantizeRow{"generic", takes_all,
+                [](const QuantizeProblem& p) { quantize_plain(p, cpu::active().kernels->quantize); }},
     QuantizeRow{"reference", takes_all, reference::quantize},
 };
 
 constexpr std::array kDequantize{
-    DequantizeRow{"generic", takes_all, [](const DequantizeProblem& p) { cpu::active().kernels->dequantize(p); }},
+    DequantizeRow{"generic", takes_all,
+                  [](const DequantizeProblem& p) { dequantize_plain(p, cpu::active().kernels->dequantize); }},
     DequantizeRow{"reference", takes_all, reference::dequantize},
 };
 

@@ -169,7 +169,7 @@ void write_scales(const Lines& t, const std::vector<BlockScale>& scales, void* b
   const bool bytes = t.spec().row().scale != ScaleKind::f32;
   const Matrix& x = t.problem.x;
   const Shape<int64_t> sizes = buffers<int64_t>(t.spec(), {x.rows, x.cols}, t.direction).scale.sizes;
-  // Swizzled scales are padded with zeros.
+  // Swizzled and interleaved scales are padded with zeros.
   if (bytes) std::fill_n(static_cast<uint8_t*>(buffer), product(sizes, 0, sizes.size()), uint8_t{0});
   for (int64_t o = 0; o < t.scale_lines(); ++o)
     for (int64_t b = 0; b < t.blocks; ++b) {
@@ -189,6 +189,8 @@ uint8_t random_byte_of(const Lines& t, int64_t o, int64_t l) {
 }
 
 void write_codes(const Lines& t, const std::vector<BlockScale>& scales, uint8_t* data) {
+  const Shape<int64_t> sizes = buffers<int64_t>(t.spec(), {t.problem.x.rows, t.problem.x.cols}, t.direction).data.sizes;
+  if (t.spec().interleaved) std::fill_n(data, product(sizes, 0, sizes.size()), uint8_t{0});
   for (int64_t o = 0; o < t.outer; ++o)
     for (int64_t l = 0; l < t.contraction; ++l) {
       const int64_t line = std::min(o, t.scale_lines() - 1);

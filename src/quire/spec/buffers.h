@@ -7,6 +7,7 @@
 
 #include "quire/base/dtype.h"
 #include "quire/base/shape.h"
+#include "quire/spec/interleave.h"
 #include "quire/spec/quant_spec.h"
 #include "quire/spec/swizzle.h"
 
@@ -38,7 +39,13 @@ Int columnwise_tokens(const QuantSpec& spec, const Int& m) {
 
 namespace detail {
 
-/// Scales of outer x contraction, as stored compactly (numerics.md 3.3, 4.3, 5.5).
+/// Lines of bytes as interleaved_offset() places them.
+template <class Int>
+Shape<Int> interleaved_sizes(const Int& lines, const Int& bytes) {
+  return {round_up(lines, kInterleavedLines), round_up(bytes, kInterleavedBytes)};
+}
+
+/// Scales of outer x contraction (numerics.md 3.3, 4.3, 5.5).
 template <class Int>
 Shape<Int> scale_sizes(const QuantSpec& spec, Direction direction, const Int& outer, const Int& contraction) {
   const FamilyRow& row = spec.row();
@@ -47,6 +54,7 @@ Shape<Int> scale_sizes(const QuantSpec& spec, Direction direction, const Int& ou
   const Int blocks = ceil_div(contraction, row.block);
   if (row.scale == ScaleKind::f32)
     return spec.square ? Shape<Int>{ceil_div(outer, row.block), blocks} : Shape<Int>{blocks, outer};
+  if (spec.interleaved) return interleaved_sizes(outer, blocks);
   const Int o = spec.swizzled ? round_up(outer, kSwizzleRows) : outer;
   const Int b = spec.swizzled ? round_up(blocks, kSwizzleCols) : blocks;
   const bool blocks_first = direction == Direction::columnwise && !row.transposed;
@@ -65,6 +73,7 @@ Buffers<Int> buffers(const QuantSpec& spec, const Shape<Int>& shape, Direction d
   Shape<Int> data = shape;
   if (columnwise && row.transposed) data = {outer, contraction};
   if (spec.packed()) data.back() = ceil_div(data.back(), 2);
+  if (spec.interleaved) data = detail::interleaved_sizes(outer, ceil_div(contraction, spec.packed() ? 2 : 1));
   Buffers<Int> out;
   out.data = {DType::u8, data};
   out.scale = {row.scale == ScaleKind::f32 ? DType::f32 : DType::u8,

@@ -111,6 +111,8 @@ void check_destination(std::string_view op, const Destination& to, int64_t rows,
   if (to.y.data != nullptr) check_output(op, "y", to.y);
   check(!to.spec.stochastic, op, ": ", to.spec.to_string(),
         " rounds stochastically, which is for gradients; leave sr out");
+  check(!to.spec.interleaved, op, ": ", to.spec.to_string(),
+        " is interleaved, which is for operands that are kept; leave interleaved out");
   check_quantization(op, to.quantization());
 }
 
@@ -121,18 +123,21 @@ void check_vector(std::string_view op, std::string_view what, const Vector& v, i
 
 bool transformed(const Operand& o) { return o.direction == Direction::columnwise && o.spec.hadamard != Hadamard::off; }
 
+/// The tensor that it is a side of.
+Shape<int64_t> shape_of(const Operand& o) {
+  if (o.direction == Direction::columnwise) return {o.contraction, o.outer};
+  return {o.outer, o.contraction};
+}
+
 Hadamard hadamard_of(const Operand& o) { return transformed(o) ? o.spec.hadamard : Hadamard::off; }
 
-void check_operand(std::string_view what, const Operand& o) {
-  check_spec("gemm", o.spec);
-  check_sizes("gemm", what, o.outer, o.contraction);
-  check(!transformed(o) || o.contraction % 16 == 0, "gemm: ", what,
+void check_operand(std::string_view op, std::string_view what, const Operand& o) {
+  check_spec(op, o.spec);
+  check_sizes(op, what, o.outer, o.contraction);
+  check(!transformed(o) || o.contraction % 16 == 0, op, ": ", what,
         " is Hadamard-transformed in groups of 16 tokens but ", "contracts ", o.contraction,
         "; use columnwise_tokens() of its rows");
-  const bool columnwise = o.direction == Direction::columnwise;
-  const Shape<int64_t> shape =
-      columnwise ? Shape<int64_t>{o.contraction, o.outer} : Shape<int64_t>{o.outer, o.contraction};
-  check_stored("gemm", o.spec, shape, o.direction, {o.data, o.scale, o.amax});
+  check_stored(op, o.spec, shape_of(o), o.direction, {o.data, o.scale, o.amax});
 }
 
 }  // namespace
@@ -154,9 +159,20 @@ void check_problem(const DequantizeProblem& p) {
   check_stored("dequantize", p.spec, {p.rows, p.cols}, p.direction, {p.data, p.scale, p.amax});
 }
 
+void check_problem(const ReorderProblem& p) {
+  static constexpr float kAnyAmax = 0;
+  Operand from = p.from;
+  from.amax = &kAnyAmax;  // it is not read
+  check_operand("reorder", "from", from);
+  QuantSpec to = p.from.spec;
+  to.interleaved = !to.interleaved;
+  check_spec("reorder", to);
+  check_stored("reorder", to, shape_of(p.from), p.from.direction, {p.data, p.scale, &p});
+}
+
 void check_problem(const GemmProblem& p) {
-  check_operand("a", p.a);
-  check_operand("b", p.b);
+  check_operand("gemm", "a", p.a);
+  check_operand("gemm", "b", p.b);
   check(p.a.contraction == p.b.contraction, "gemm: a and b must agree on the contraction; got ", p.a.contraction,
         " and ", p.b.contraction, "; pass operands of the same product");
   check(hadamard_of(p.a) == hadamard_of(p.b),

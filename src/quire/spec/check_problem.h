@@ -10,6 +10,7 @@ namespace quire {
 /// pointers are null only where nothing is stored, and specs are ones that QuantSpec::parse can give.
 void check_problem(const QuantizeProblem& problem);
 void check_problem(const DequantizeProblem& problem);
+void check_problem(const ReorderProblem& problem);
 void check_problem(const GemmProblem& problem);
 void check_problem(const ColumnSumProblem& problem);
 void check_problem(const NormProblem& problem);

@@ -22,6 +22,8 @@ std::string to_string(const DequantizeProblem& p) {
               " of [", p.rows, ", ", p.cols, "] to ", name(p.out.dtype));
 }
 
+std::string to_string(const ReorderProblem& p) { return text("reorder ", to_string(p.from)); }
+
 std::string to_string(const GemmProblem& p) {
   return text("gemm ", to_string(p.a), " x ", to_string(p.b), " to ", name(p.out.dtype), p.bias ? " + bias" : "",
               p.addend ? " + addend" : "");

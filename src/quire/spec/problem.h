@@ -63,6 +63,13 @@ struct Operand {
   const float* amax = nullptr;
 };
 
+/// What `from` stores, codes and scales, in the order that its spec does not have: interleaved, or plain again.
+struct ReorderProblem {
+  Operand from;
+  void* data = nullptr;  ///< as buffers() of from's spec in the other order says
+  void* scale = nullptr;
+};
+
 /// out[i, j] = sum_l a[i, l] * b[j, l] (+ bias[j]) (+ addend[i, j]), numerics.md 7.4. Exact products; sums in f32
 /// within blocks of the scale's length (at most 128), block sums scaled and added in f32 (scales that are powers of two
 /// may be multiplied into the codes instead, exactly, and then blocks are 128 long); bias added in f32 before the
@@ -85,6 +92,7 @@ struct ColumnSumProblem {
 
 std::string to_string(const QuantizeProblem& p);
 std::string to_string(const DequantizeProblem& p);
+std::string to_string(const ReorderProblem& p);
 std::string to_string(const GemmProblem& p);
 
 }  // namespace quire

@@ -14,6 +14,7 @@ constexpr unsigned kFp8F32 = bit(Family::fp8_tensor) | bit(Family::fp8_row) | bi
 constexpr unsigned kFp8 = kFp8F32 | bit(Family::mxfp8);
 constexpr unsigned kByteScales = bit(Family::mxfp8) | bit(Family::mxfp4) | bit(Family::nvfp4);
 constexpr unsigned kNvfp4 = bit(Family::nvfp4);
+constexpr unsigned kAll = kFp8F32 | kByteScales;
 
 /// One row of the grammar. `read` applies the text after `name` ("" for a plain word) and returns false if it is wrong;
 /// `write` gives that text back, or "-" when the option has its default.
@@ -101,6 +102,8 @@ const Option kOptions[] = {
      flag<&QuantSpec::e4m3_max_256>},
     {"swizzled", "swizzled", "scales padded and tiled 128x4", kByteScales, set_flag<&QuantSpec::swizzled>,
      flag<&QuantSpec::swizzled>},
+    {"interleaved", "interleaved", "codes, and scales of a byte, in tiles of 16 lines x 4 bytes", kAll,
+     set_flag<&QuantSpec::interleaved>, flag<&QuantSpec::interleaved>},
 };
 
 std::string family_names() {
@@ -142,6 +145,7 @@ void check_combination(const QuantSpec& s, std::string_view text) {
   refuse(four && s.stochastic, "4over6 compares deterministic roundings (4over6, sr)");
   refuse(four && rht, "4over6 is not defined on transformed values (4over6, rht)");
   refuse(four && s.row_scaled, "4over6 needs one global amax (4over6, row_scaled)");
+  refuse(s.swizzled && s.interleaved, "scales lie in one order (swizzled, interleaved)");
   refuse(s.e4m3_max_256 && !four, "256 is an option of 4over6 (256 without 4over6)");
 }
 

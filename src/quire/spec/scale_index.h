@@ -7,6 +7,7 @@
 
 #include "quire/format/pack.h"
 #include "quire/spec/buffers.h"
+#include "quire/spec/interleave.h"
 #include "quire/spec/quant_spec.h"
 #include "quire/spec/swizzle.h"
 
@@ -25,8 +26,11 @@ constexpr int64_t block_count(const QuantSpec& spec, int64_t contraction) {
 /// True where lines run against memory: the columnwise side of a family that keeps its codes untransposed
 /// (numerics.md 4.3).
 constexpr bool blocks_first(const QuantSpec& spec, Direction direction) {
-  return direction == Direction::columnwise && !spec.row().transposed;
+  return direction == Direction::columnwise && !spec.row().transposed && !spec.interleaved;
 }
+
+/// True where each scale is a byte beside the codes of its block, and so interleaved where they are.
+constexpr bool has_byte_scales(const QuantSpec& spec) { return spec.row().scale != ScaleKind::f32; }
 
 /// One direction of a quantized tensor: `outer` lines of `along` entries each, codes for data_index, scales for
 /// scale_index.
@@ -44,6 +48,7 @@ constexpr int64_t scale_index(const SideGrid& scales, int64_t outer, int64_t blo
   if (row.scope == Scope::row) return outer;
   if (row.scale == ScaleKind::f32)
     return scales.spec.square ? outer / row.block * scales.along + block : block * scales.outer + outer;
+  if (scales.spec.interleaved) return interleaved_offset(outer, block, scales.along);
   if (scales.spec.swizzled) return swizzled_offset(outer, block, scales.along);
   return blocks_first(scales.spec, scales.direction) ? block * scales.outer + outer : outer * scales.along + block;
 }
@@ -51,6 +56,10 @@ constexpr int64_t scale_index(const SideGrid& scales, int64_t outer, int64_t blo
 /// Index of code (outer, l) in the data buffer, in codes. A packed line starts at a byte, so byte = index / 2 and the
 /// low nibble is that of the even index.
 constexpr int64_t data_index(const SideGrid& codes, int64_t outer, int64_t l) {
+  if (codes.spec.interleaved) {
+    const int64_t in_byte = codes.spec.packed() ? 2 : 1;
+    return interleaved_offset(outer, l / in_byte, ceil_div(codes.along, in_byte)) * in_byte + l % in_byte;
+  }
   if (blocks_first(codes.spec, codes.direction)) return l * codes.outer + outer;
   return outer * (codes.spec.packed() ? round_up(codes.along, 2) : codes.along) + l;
 }

@@ -34,15 +34,12 @@ class Bf16Decoder {
   }
 
   void decode(Bytes codes, Halves& even, Halves& odd) const {
-    magnitudes(codes, even, odd);
-    const Halves signs = reinterpret_cast<Halves>(codes);
-    even |= (signs << 8) & 0x8000;
-    odd |= signs & 0x8000;
+    combine(look_up(low_, codes), look_up(high_, codes) | (codes & 0x80), even, odd);
   }
 
   /// The same with exponents reduced by `less` >> 7 from where the tables have them. Not for infinities and NaN.
   void fold(Bytes codes, Halves less, Halves& even, Halves& odd) const {
-    magnitudes(codes, even, odd);
+    combine(look_up(low_, codes), look_up(high_, codes), even, odd);
     const Halves signs = reinterpret_cast<Halves>(codes);
     even = subtract_to_zero(even, less) | ((signs << 8) & 0x8000);
     odd = subtract_to_zero(odd, less) | (signs & 0x8000);
@@ -50,11 +47,11 @@ class Bf16Decoder {
 
   /// All bits where a code is an infinity or NaN.
   Bytes special(Bytes codes) const { return reinterpret_cast<Bytes>((codes + codes) >= first_special_); }
+  bool any_special(Bytes codes) const { return any_at_least(codes + codes, first_special_); }
 
  private:
-  void magnitudes(Bytes codes, Halves& even, Halves& odd) const {
-    const Halves l = reinterpret_cast<Halves>(look_up(low_, codes)),
-                 h = reinterpret_cast<Halves>(look_up(high_, codes));
+  static void combine(Bytes low, Bytes high, Halves& even, Halves& odd) {
+    const Halves l = reinterpret_cast<Halves>(low), h = reinterpret_cast<Halves>(high);
     even = (l & 0x00FF) | (h << 8);
     odd = (l >> 8) | (h & 0xFF00);
   }
@@ -73,14 +70,66 @@ struct Bf16Lanes {
   static constexpr int64_t kMaxBlock = kLongestBlock;
   static constexpr float kUnit = 1;
   static constexpr bool kFolds = true;
+  static constexpr bool kReadsCodes = true;
 
   static Halves load_lanes(const float* p) { return load_halves(p); }
   static Halves broadcast_lane(const float* p) { return broadcast_halves(p); }
   static F32 accumulate(Halves a, Halves b, F32 sum) { return dot(sum, a, b); }
 
-  template <int Rows, bool Scaled>
-  static void multiply(const RegisterTile& tile, const Slab& slab) {
-    multiply_lanes<Bf16Lanes, Rows, Scaled>(tile, slab);
+  template <int Rows, bool Scaled, class Columns>
+  static void multiply(const RegisterTile& tile, const Columns& columns, const Slab& slab) {
+    multiply_lanes<Bf16Lanes, Rows, Scaled>(tile, columns, slab);
+  }
+
+  /// Columns decoded as they are multiplied.
+  struct Codes {
+    StoredColumns<Bf16Lanes> stored;
+    Bf16Decoder decoder;
+
+    void read(int64_t quad, Halves (&to)[2][kVectors]) const {
+#pragma GCC unroll 4
+      for (int v = 0; v < kVectors; ++v) decoder.decode(load_bytes(stored.at(quad, v)), to[0][v], to[1][v]);
+    }
+  };
+
+  /// The same, scales multiplied in.
+  struct FoldedCodes {
+    StoredColumns<Bf16Lanes> stored;
+    Bf16Decoder decoder;
+    Format element;
+    const Halves (*less)[kVectors];  ///< for each block
+
+    void read(int64_t quad, Halves (&to)[2][kVectors]) const {
+#pragma GCC unroll 4
+      for (int v = 0; v < kVectors; ++v) {
+        const uint8_t* const from = stored.at(quad, v);
+        const Bytes codes = load_bytes(from);
+        decoder.fold(codes, less[quad / (kFoldedBlock / 4)][v], to[0][v], to[1][v]);
+        if (decoder.any_special(codes)) [[unlikely]]
+          put_specials(element, from, to[0][v], to[1][v]);
+      }
+    }
+  };
+
+  static int64_t coded_rows(const QuantSpec& spec) {
+    return spec.packed() ? 0 : spec.row().scale == ScaleKind::e8m0 ? 8 : 16;
+  }
+
+  /// Calls body with the columns [col, col + kVectors * kLanes), scales multiplied in where `folded` says so.
+  template <size_t Groups, class Body>
+  static void with_codes(const Operand& o, int64_t col, const Slab& slab, const unsigned (&folded)[Groups],
+                         const Body& body) {
+    static_assert(Groups == kVectors);
+    const bool folds = std::any_of(folded, folded + Groups, [](unsigned lines) { return lines != 0; });
+    const Bf16Decoder decoder(o.spec.element, folds);
+    if (!folds) return body(Codes{{o, col, slab}, decoder});
+    alignas(64) uint8_t powers[kGroup][kGroup];
+    alignas(64) Halves less[kSlab / kFoldedBlock][kVectors];
+    for (int v = 0; v < kVectors; ++v) {
+      load_powers(o, col + v * kGroup, slab, folded[v], powers);
+      for (int64_t b = 0; b < kSlab / kFoldedBlock; ++b) less[b][v] = columns_of_block(powers[b]);
+    }
+    body(FoldedCodes{{o, col, slab}, decoder, o.spec.element, less});
   }
 
   static void pack_rows(const Operand& o, int64_t outer, const Slab& slab, unsigned folded, float* out) {
@@ -89,7 +138,7 @@ struct Bf16Lanes {
     const Bf16Decoder plain(o.spec.element, false), folding(o.spec.element, true);
     alignas(64) uint8_t powers[kGroup][kGroup] = {};
     if (folded && stage_scale_bytes(o, outer, slab.begin / kFoldedBlock, powers)) turn_square(powers);
-    for (int64_t i = 0; i < kGroup; ++i, out += kRowLanes)
+    pack_lines<Bf16Lanes>(o, outer, out, [&](int64_t i, float* row) {
       for (int64_t l = 0; l < slab.rounded(4 * kLanes); l += 4 * kLanes) {
         const uint8_t* from = lines.data + i * lines.stride + l;
         __builtin_prefetch(from + kLinesAhead * lines.stride);
@@ -103,49 +152,68 @@ struct Bf16Lanes {
         }
         Bytes first = reinterpret_cast<Bytes>(even), second = reinterpret_cast<Bytes>(odd);
         interleave_lanes(first, second);
-        store_bytes(out + l / kPerLane, first);
-        store_bytes(out + l / kPerLane + kLanes, second);
+        store_bytes(row + l / kPerLane, first);
+        store_bytes(row + l / kPerLane + kLanes, second);
         if (fold && any(folding.special(codes)))
           for (int64_t q = 0; q < kLanes; ++q)
-            put_special(o.spec.element, from + 4 * q, out + l / kPerLane + 2 * q, out + l / kPerLane + 2 * q + 1);
+            put_special(o.spec.element, from + 4 * q, row + l / kPerLane + 2 * q, row + l / kPerLane + 2 * q + 1);
       }
+    });
   }
 
   static void pack_columns(const Operand& o, int64_t outer, const Slab& slab, unsigned folded, float* out) {
-    StagedCodes staged;
-    const LineBytes lines = codes_along(o, outer, slab, staged);
-    const Bf16Decoder decoder(o.spec.element, folded != 0);
-    alignas(64) uint8_t powers[kGroup][kGroup] = {};
-    if (folded) load_powers(o, outer, slab, folded, powers);
-    Bytes special = {};
-    for (int64_t l = 0; l < slab.rounded(4 * kQuads); l += 4 * kQuads) {
-      U32 quads[kQuads][kQuadVectors];
-      turn_quads(lines, l, quads);
-      const Halves less[2] = {columns_of_block(powers[l / kFoldedBlock]),
-                              columns_of_block(powers[l / kFoldedBlock + 1])};
-#pragma GCC unroll 4
-      for (int q = 0; q < kQuads; ++q) {
-        const Bytes codes = reinterpret_cast<Bytes>(quads[q][0]);
-        Halves even, odd;
-        if (folded) {
-          decoder.fold(codes, less[2 * q / kQuads], even, odd);
-          special |= decoder.special(codes);
-        } else {
-          decoder.decode(codes, even, odd);
-        }
-        store_bytes(lane_of(out, l + 4 * q), reinterpret_cast<Bytes>(even));
-        store_bytes(lane_of(out, l + 4 * q) + kGroup, reinterpret_cast<Bytes>(odd));
-      }
-    }
-    if (folded && any(special))
-      for (int64_t i = 0; i < kGroup; ++i)
-        for (int64_t l = 0; l < slab.rounded(4); l += 4)
-          put_special(o.spec.element, lines.data + i * lines.stride + l, lane_of(out, l) + i,
-                      lane_of(out, l) + kGroup + i);
+    with_codes_of(o, outer, slab, [&](const auto& codes) {
+      if (!folded) return decode_columns(codes, o.spec.element, slab, out);
+      alignas(64) uint8_t powers[kGroup][kGroup] = {};
+      load_powers(o, outer, slab, folded, powers);
+      fold_columns(codes, o.spec.element, slab, powers, out);
+    });
   }
 
  private:
   static_assert(kLanes == kGroup && kFoldedBlock == 2 * kLanes);
+
+  template <class Source>
+  static void decode_columns(const Source& source, Format element, const Slab& slab, float* out) {
+    const Bf16Decoder decoder(element, false);
+    for (int64_t l = 0; l < slab.rounded(4 * kLanes); l += 4 * Source::kStep) {
+      U32 quads[Source::kStep][kQuadVectors];
+      source.read(l, quads);
+#pragma GCC unroll 4
+      for (int q = 0; q < Source::kStep; ++q) {
+        Halves even, odd;
+        decoder.decode(reinterpret_cast<Bytes>(quads[q][0]), even, odd);
+        store_bytes(lane_of(out, l + 4 * q), reinterpret_cast<Bytes>(even));
+        store_bytes(lane_of(out, l + 4 * q) + kGroup, reinterpret_cast<Bytes>(odd));
+      }
+    }
+  }
+
+  template <class Source>
+  static void fold_columns(const Source& source, Format element, const Slab& slab,
+                           const uint8_t (&powers)[kGroup][kGroup], float* out) {
+    const Bf16Decoder decoder(element, true);
+    Bytes special = {};
+    for (int64_t l = 0; l < slab.rounded(4 * kLanes); l += 4 * Source::kStep) {
+      U32 quads[Source::kStep][kQuadVectors];
+      source.read(l, quads);
+      const Halves less[2] = {columns_of_block(powers[l / kFoldedBlock]),
+                              columns_of_block(powers[(l + 2 * Source::kStep) / kFoldedBlock])};
+#pragma GCC unroll 4
+      for (int q = 0; q < Source::kStep; ++q) {
+        const Bytes codes = reinterpret_cast<Bytes>(quads[q][0]);
+        Halves even, odd;
+        decoder.fold(codes, less[2 * q / Source::kStep], even, odd);
+        special |= decoder.special(codes);
+        store_bytes(lane_of(out, l + 4 * q), reinterpret_cast<Bytes>(even));
+        store_bytes(lane_of(out, l + 4 * q) + kGroup, reinterpret_cast<Bytes>(odd));
+      }
+    }
+    if (!any(special)) return;
+    for (int64_t i = 0; i < kGroup; ++i)
+      for (int64_t l = 0; l < slab.rounded(4); l += 4)
+        put_special(element, source.at(i, l), lane_of(out, l) + i, lane_of(out, l) + kGroup + i);
+  }
 
   /// Scales of 16 columns, [block][column]; 1 for a column that keeps its own.
   static void load_powers(const Operand& o, int64_t outer, const Slab& slab, unsigned folded,
@@ -159,6 +227,15 @@ struct Bf16Lanes {
   }
   /// The first of the two lanes of packed columns that hold the quad at l.
   static float* lane_of(float* columns, int64_t l) { return columns + l / kPerLane * kGroup; }
+
+  /// The infinities and NaN of a vector of quads.
+  [[gnu::noinline]] static void put_specials(Format f, const uint8_t* quads, Halves& even, Halves& odd) {
+    alignas(64) float first[kLanes], second[kLanes];
+    store_bytes(first, reinterpret_cast<Bytes>(even));
+    store_bytes(second, reinterpret_cast<Bytes>(odd));
+    for (int i = 0; i < kLanes; ++i) put_special(f, quads + i * kQuadBytes, first + i, second + i);
+    even = load_halves(first), odd = load_halves(second);
+  }
 
   /// Infinities and NaN of a quad, which no scale changes.
   static void put_special(Format f, const uint8_t* quad, float* even, float* odd) {

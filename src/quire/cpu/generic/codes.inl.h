@@ -9,6 +9,12 @@ typedef uint64_t Words __attribute__((vector_size(kGroup)));
 inline Codes load_codes(const uint8_t* p) { return *reinterpret_cast<const Codes*>(p); }
 inline void store_codes(uint8_t* p, Codes v) { *reinterpret_cast<Codes*>(p) = v; }
 
+/// Low bytes of the lanes.
+inline void store_low(uint8_t* to, U32 v) {
+  typedef uint8_t Low __attribute__((vector_size(kLanes), aligned(1)));
+  *reinterpret_cast<Low*>(to) = __builtin_convertvector(v, Low);
+}
+
 /// The first 8 bytes of a and b, alternating; and the last 8.
 inline Codes interleave_low(Codes a, Codes b) {
   return __builtin_shufflevector(a, b, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);

@@ -10,38 +10,66 @@ struct F32Lanes {
   static constexpr float kUnit = 1;
   static constexpr bool kFolds = false;
   static constexpr int64_t kMaxBlock = kLongestBlock;
+  static constexpr bool kReadsCodes = true;
 
   static F32 load_lanes(const float* p) { return load(p); }
   static F32 broadcast_lane(const float* p) { return broadcast(*p); }
   static F32 accumulate(F32 a, F32 b, F32 sum) { return multiply_add(a, b, sum); }
 
-  template <int Rows, bool Scaled>
-  static void multiply(const RegisterTile& tile, const Slab& slab) {
-    multiply_lanes<F32Lanes, Rows, Scaled>(tile, slab);
+  template <int Rows, bool Scaled, class Columns>
+  static void multiply(const RegisterTile& tile, const Columns& columns, const Slab& slab) {
+    multiply_lanes<F32Lanes, Rows, Scaled>(tile, columns, slab);
+  }
+
+  /// Columns decoded as they are multiplied.
+  struct Codes {
+    StoredColumns<F32Lanes> stored;
+    bool e4m3;
+
+    void read(int64_t quad, F32 (&to)[4][kVectors]) const {
+#pragma GCC unroll 4
+      for (int v = 0; v < kVectors; ++v) {
+        const U32 codes = reinterpret_cast<U32>(load(reinterpret_cast<const float*>(stored.at(quad, v))));
+#pragma GCC unroll 4
+        for (int c = 0; c < 4; ++c) {
+          const U32 code = codes >> (8 * c) & 0xFF;
+          to[c][v] = e4m3 ? decode_lanes<Format::e4m3>(code) : decode_lanes<Format::e5m2>(code);
+        }
+      }
+    }
+  };
+
+  static int64_t coded_rows(const QuantSpec& spec) { return spec.packed() ? 0 : kTileRows; }
+
+  template <size_t Groups, class Body>
+  static void with_codes(const Operand& o, int64_t col, const Slab& slab, const unsigned (& /*folded*/)[Groups],
+                         const Body& body) {
+    body(Codes{{o, col, slab}, o.spec.element == Format::e4m3});
   }
 
   static void pack_rows(const Operand& o, int64_t outer, const Slab& slab, unsigned /*folded*/, float* out) {
     StagedCodes staged;
     const LineBytes lines = codes_along(o, outer, slab, staged);
-    for (int64_t i = 0; i < kGroup; ++i)
-      decode_codes(o.spec.element, lines.data + i * lines.stride, slab.padded, out + i * kRowLanes);
+    pack_lines<F32Lanes>(o, outer, out, [&](int64_t i, float* row) {
+      decode_codes(o.spec.element, lines.data + i * lines.stride, slab.padded, row);
+    });
   }
 
   static void pack_columns(const Operand& o, int64_t outer, const Slab& slab, unsigned /*folded*/, float* out) {
-    StagedCodes staged;
-    const LineBytes lines = codes_along(o, outer, slab, staged);
-    if (o.spec.element == Format::e4m3) return turn_and_decode<Format::e4m3>(lines, slab.padded, out);
-    if (o.spec.element == Format::e5m2) return turn_and_decode<Format::e5m2>(lines, slab.padded, out);
-    turn_and_decode<Format::e2m1>(lines, slab.padded, out);
+    with_codes_of(o, outer, slab, [&](const auto& codes) {
+      if (o.spec.element == Format::e4m3) return decode_columns<Format::e4m3>(codes, slab.padded, out);
+      if (o.spec.element == Format::e5m2) return decode_columns<Format::e5m2>(codes, slab.padded, out);
+      decode_columns<Format::e2m1>(codes, slab.padded, out);
+    });
   }
 
  private:
-  template <Format F>
-  static void turn_and_decode(const LineBytes& lines, int64_t count, float* out) {
-    for (int64_t l = 0; l < count; l += 4 * kQuads) {
-      U32 quads[kQuads][kQuadVectors];
-      turn_quads(lines, l, quads);
-      for (int q = 0; q < kQuads; ++q)
+  template <Format F, class Source>
+  static void decode_columns(const Source& codes, int64_t count, float* out) {
+    for (int64_t l = 0; l < count; l += 4 * Source::kStep) {
+      U32 quads[Source::kStep][kQuadVectors];
+      codes.read(l, quads);
+      for (int q = 0; q < Source::kStep; ++q)
 #pragma GCC unroll 4
         for (int c = 0; c < 4; ++c, out += kGroup)
           for (int v = 0; v < kQuadVectors; ++v)

@@ -41,12 +41,13 @@ struct Tiles {
   bool unit_rows[kRegionRows] = {}, unit_cols[kRegionCols] = {};
 
   Tiles(const GemmProblem& p, const Region& r) : down(ceil_div(r.rows, kRows)), across(ceil_div(r.cols, kCols)) {
-    for (int64_t i = 0; i < r.rows; ++i) unit_rows[i] = is_unit(p.a, r.row + i);
-    for (int64_t j = 0; j < r.cols; ++j) unit_cols[j] = is_unit(p.b, r.col + j);
+    find_units(p.a, r.row, r.rows, unit_rows);
+    find_units(p.b, r.col, r.cols, unit_cols);
     std::fill(unit_cols + r.cols, unit_cols + across * kCols, r.cols > 0 && unit_cols[r.cols - 1]);
   }
-  static bool is_unit(const Operand& o, int64_t outer) {
-    return !has_block_scales(o) || (L::kFolds && can_fold(o, outer));
+  static void find_units(const Operand& o, int64_t first, int64_t count, bool* units) {
+    if (has_block_scales(o) && L::kFolds && may_fold(o)) return find_folded(o, first, count, units);
+    std::fill_n(units, count, !has_block_scales(o));
   }
   static unsigned folded_lines(const Operand& o, const bool* units) {
     unsigned bits = 0;
@@ -61,6 +62,12 @@ inline bool all_units(const bool* units, int64_t count) {
 inline bool no_units(const bool* units, int64_t count) {
   return std::none_of(units, units + count, [](bool unit) { return unit; });
 }
+
+/// Which lines of a tile are units.
+struct UnitLines {
+  const bool* rows;
+  const bool* cols;
+};
 
 /// Memory of one task.
 template <class L>
@@ -116,54 +123,72 @@ struct RegionProduct {
       }
   }
 
-  void pack_columns(int64_t tile, const Slab& s) const {
+  void pack_scales(int64_t tile, const Slab& s) const {
+    if (!scaled) return;
     const bool* units = tiles.unit_cols + tile * tiles.kCols;
     for (int64_t k = 0; k < tiles.kCols; k += kGroup) {
-      const int64_t col = region.col + tile * tiles.kCols + k;
       const unsigned folded = tiles.folded_lines(p.b, units + k);
-      L::pack_columns(p.b, col, s, folded, w.b.get() + k * L::kSlabLanes);
-      if (!scaled) continue;
       float* const scales = w.b_scale.get() + k;
-      decode_scales<false>(p.b, col, s, tiles.kCols, scales);
+      decode_scales<false>(p.b, region.col + tile * tiles.kCols + k, s, tiles.kCols, scales);
       for (int64_t b = 0; folded && b < s.blocks(); ++b)
         for (int64_t j = 0; j < kGroup; ++j)
           if (folded >> j & 1) scales[b * tiles.kCols + j] = 1;
     }
   }
 
+  /// Whether a tile's columns are decoded as they are multiplied. Packing them pays when many rows share them.
+  bool reads_codes(const Slab& s) const {
+    return p.b.spec.interleaved && region.rows <= L::coded_rows(p.b.spec) && s.size % kGroup == 0;
+  }
+
   /// Adds one slab to a column of tiles.
-  void multiply(int64_t tile, int64_t d, const Slab& s) const {
+  void add_slab(int64_t tile, int64_t d, const Slab& s) const {
+    const bool* units = tiles.unit_cols + tile * tiles.kCols;
+    const int64_t col = region.col + tile * tiles.kCols;
+    unsigned folded[tiles.kCols / kGroup];
+    for (int64_t k = 0; k < tiles.kCols; k += kGroup) folded[k / kGroup] = tiles.folded_lines(p.b, units + k);
+    pack_scales(tile, s);
+    if constexpr (L::kReadsCodes)
+      if (reads_codes(s))
+        return L::with_codes(p.b, col, s, folded, [&](const auto& columns) { multiply(tile, d, s, columns); });
+    for (int64_t k = 0; k < tiles.kCols; k += kGroup)
+      L::pack_columns(p.b, col + k, s, folded[k / kGroup], w.b.get() + k * L::kSlabLanes);
+    multiply(tile, d, s, PackedColumns<L>{w.b.get()});
+  }
+
+  template <class Columns>
+  void multiply(int64_t tile, int64_t d, const Slab& s, const Columns& columns) const {
     const Slab unscaled{s.begin, s.size, s.padded, L::kMaxBlock};
     const bool* cols = tiles.unit_cols + tile * tiles.kCols;
     float* sum = w.sum.get() + tile * tiles.down * tiles.kRows * tiles.kCols;
     for (int64_t i = 0; i < tiles.down; ++i, sum += tiles.kRows * tiles.kCols) {
       const int64_t at = d * w.rows + i * tiles.kRows;
-      const RegisterTile t{w.a.get() + at * L::kRowLanes, w.a_scale.get() + at * kSlabBlocks, w.b.get(),
-                           w.b_scale.get(), sum};
+      const RegisterTile t{w.a.get() + at * L::kRowLanes, w.a_scale.get() + at * kSlabBlocks, w.b_scale.get(), sum};
       const int64_t count = std::min<int64_t>(region.rows - i * tiles.kRows, tiles.kRows);
       const bool* rows = tiles.unit_rows + i * tiles.kRows;
       if (all_units(rows, count) && all_units(cols, tiles.kCols)) {
-        multiply_rows<L, L::kRows, false>(t, unscaled, count);
+        multiply_rows<L, L::kRows, false>(t, columns, unscaled, count);
       } else if (no_units(rows, count) || no_units(cols, tiles.kCols)) {
-        multiply_rows<L, L::kRows, true>(t, s, count);
+        multiply_rows<L, L::kRows, true>(t, columns, s, count);
       } else {
-        multiply_mixed(t, rows, cols, s, count);
+        multiply_mixed(t, columns, {rows, cols}, s, count);
       }
     }
   }
 
   /// A tile some of whose elements need scales: both ways, then each element takes its own.
-  static void multiply_mixed(const RegisterTile& t, const bool* unit_rows, const bool* unit_cols, const Slab& s,
+  template <class Columns>
+  static void multiply_mixed(const RegisterTile& t, const Columns& columns, const UnitLines& units, const Slab& s,
                              int64_t count) {
     constexpr int64_t cols = Tiles<L>::kCols, size = Tiles<L>::kRows * cols;
     alignas(64) float plain[size];
     std::copy_n(t.sum, size, plain);
-    multiply_rows<L, L::kRows, false>({t.a, t.a_scale, t.b, t.b_scale, plain},
+    multiply_rows<L, L::kRows, false>({t.a, t.a_scale, t.b_scale, plain}, columns,
                                       {s.begin, s.size, s.padded, L::kMaxBlock}, count);
-    multiply_rows<L, L::kRows, true>(t, s, count);
+    multiply_rows<L, L::kRows, true>(t, columns, s, count);
     for (int64_t i = 0; i < count; ++i)
       for (int64_t j = 0; j < cols; ++j)
-        if (unit_rows[i] && unit_cols[j]) t.sum[i * cols + j] = plain[i * cols + j];
+        if (units.rows[i] && units.cols[j]) t.sum[i * cols + j] = plain[i * cols + j];
   }
 
   void run() const {
@@ -173,11 +198,7 @@ struct RegionProduct {
       const int64_t depth = std::min(w.depth, ceil_div(k - begin, kSlab));
       pack_rows(begin, depth);
       for (int64_t tile = 0; tile < tiles.across; ++tile)
-        for (int64_t d = 0; d < depth; ++d) {
-          const Slab s = slab(begin + d * kSlab);
-          pack_columns(tile, s);
-          multiply(tile, d, s);
-        }
+        for (int64_t d = 0; d < depth; ++d) add_slab(tile, d, slab(begin + d * kSlab));
     }
     finish_region<L>(p, region, w.sum.get());
   }

@@ -26,6 +26,7 @@
 #include "quire/spec/activation.h"
 #include "quire/spec/buffers.h"
 #include "quire/spec/hadamard.h"
+#include "quire/spec/interleave.h"
 #include "quire/spec/pointwise_problem.h"
 #include "quire/spec/problem.h"
 #include "quire/spec/random.h"

@@ -31,23 +31,25 @@ struct Int8Lanes {
   static constexpr int kRows = kInt8Rows, kVectors = kTileVectors;
   static constexpr float kUnit = 0.25f;
   static constexpr bool kFolds = false;
+  static constexpr bool kReadsCodes = true;
 
   static void pack_rows(const Operand& o, int64_t outer, const Slab& slab, unsigned /*folded*/, float* out) {
     StagedCodes staged;
     const LineBytes lines = packed_along(o, outer, slab, staged);
     const Bytes table = repeat_table(kInt8RowValues.data()), offset = Bytes{} + kInt8Offset;
-    for (int64_t i = 0; i < kGroup; ++i, out += kRowLanes)
+    pack_lines<Int8Lanes>(o, outer, out, [&](int64_t i, float* row) {
       for (int64_t l = 0; l < slab.rounded(kStep) / kPerLane; l += 2 * kLanes) {
         const uint8_t* from = lines.data + i * lines.stride + l * 2;
         __builtin_prefetch(from + kLinesAhead * lines.stride);
         const Bytes codes = load_bytes(from);
         Bytes first = look_up(table, codes & 0xF), second = look_up(table, codes >> 4);
         interleave_lanes(first, second);
-        store_bytes(out + l, first);
-        store_bytes(out + l + kLanes, second);
-        store_starts(dot(I32{}, offset, first), out + kSlabLanes + l / kBlockLanes);
-        store_starts(dot(I32{}, offset, second), out + kSlabLanes + (l + kLanes) / kBlockLanes);
+        store_bytes(row + l, first);
+        store_bytes(row + l + kLanes, second);
+        store_starts(dot(I32{}, offset, first), row + kSlabLanes + l / kBlockLanes);
+        store_starts(dot(I32{}, offset, second), row + kSlabLanes + (l + kLanes) / kBlockLanes);
       }
+    });
   }
 
   /// Minus the sums of each block's lanes.
@@ -67,13 +69,17 @@ struct Int8Lanes {
   }
 
   static void pack_columns(const Operand& o, int64_t outer, const Slab& slab, unsigned /*folded*/, float* out) {
-    StagedCodes staged;
-    const LineBytes lines = packed_along(o, outer, slab, staged);
+    with_pairs_of(o, outer, slab, [&](const auto& pairs) { decode_columns(pairs, slab, out); });
+  }
+
+  template <class Source>
+  static void decode_columns(const Source& pairs, const Slab& slab, float* out) {
     const Bytes table = repeat_table(kInt8ColumnValues.data());
-    for (int64_t from = 0; from < slab.rounded(kStep) / 2; from += 4 * kQuads) {
-      U32 quads[kQuads][kQuadVectors];
-      turn_quads(lines, from, quads);
-      for (int q = 0; q < kQuads; ++q, out += 2 * kGroup)
+    for (int64_t from = 0; from < slab.rounded(kStep) / 2; from += 4 * Source::kStep) {
+      U32 quads[Source::kStep][kQuadVectors];
+      pairs.read(from, quads);
+#pragma GCC unroll 4
+      for (int q = 0; q < Source::kStep; ++q, out += 2 * kGroup)
         for (int v = 0; v < kQuadVectors; ++v) {
           const Bytes codes = reinterpret_cast<Bytes>(quads[q][v]);
           store_bytes(out + v * kLanes, look_up(table, codes & 0xF));
@@ -82,9 +88,45 @@ struct Int8Lanes {
     }
   }
 
+  using Block = Bytes[kBlockLanes][kVectors];
+
+  static void read_block(const PackedColumns<Int8Lanes>& columns, int64_t block, Block& to) {
+#pragma GCC unroll 4
+    for (int v = 0; v < kVectors; ++v)
+#pragma GCC unroll 4
+      for (int q = 0; q < kBlockLanes; ++q)
+        to[q][v] = load_bytes(columns.lanes + (block * kBlockLanes + q) * kGroup +
+                              v * kLanes / kGroup * (kGroup * kSlabLanes) + v * kLanes % kGroup);
+  }
+
+  /// Columns decoded as they are multiplied.
+  struct Codes {
+    StoredColumns<Int8Lanes> stored;
+    Bytes table;
+  };
+  static void read_block(const Codes& columns, int64_t block, Block& to) {
+#pragma GCC unroll 4
+    for (int v = 0; v < kVectors; ++v)
+#pragma GCC unroll 2
+      for (int half = 0; half < 2; ++half) {
+        const Bytes codes = load_bytes(columns.stored.at(2 * block + half, v));
+        to[2 * half][v] = look_up(columns.table, codes & 0xF);
+        to[2 * half + 1][v] = look_up(columns.table, codes >> 4);
+      }
+  }
+
+  static int64_t coded_rows(const QuantSpec& /*spec*/) { return 16; }
+
+  template <size_t Groups, class Body>
+  static void with_codes(const Operand& o, int64_t col, const Slab& slab, const unsigned (& /*folded*/)[Groups],
+                         const Body& body) {
+    body(Codes{{o, col, slab}, repeat_table(kInt8ColumnValues.data())});
+  }
+
   /// Every block of 16 is summed in integers, then scaled and added in registers. Both operands have block scales.
-  template <int Rows, bool Scaled>
-  [[gnu::noinline]] static void multiply(const RegisterTile& tile, const Slab& slab) {
+  template <int Rows, bool Scaled, class Columns>
+  [[gnu::noinline]] static void multiply(const RegisterTile& tile, const Columns& packed, const Slab& slab) {
+    const Columns from = packed;
     constexpr int kCols = kVectors * kLanes;
     F32 sum[Rows][kVectors];
 #pragma GCC unroll 16
@@ -92,17 +134,12 @@ struct Int8Lanes {
 #pragma GCC unroll 4
       for (int v = 0; v < kVectors; ++v) sum[r][v] = load(tile.sum + r * kCols + v * kLanes);
     const float* a = tile.a;
-    const float* b = tile.b;
-    for (int64_t block = 0; block < slab.blocks(); ++block, a += kBlockLanes, b += kBlockLanes * kGroup) {
-      Bytes columns[kBlockLanes][kVectors];
+    for (int64_t block = 0; block < slab.blocks(); ++block, a += kBlockLanes) {
+      Block columns;
+      read_block(from, block, columns);
       F32 scale[kVectors];
 #pragma GCC unroll 4
-      for (int v = 0; v < kVectors; ++v) {
-        const int64_t at = v * kLanes / kGroup * (kGroup * kSlabLanes) + v * kLanes % kGroup;
-#pragma GCC unroll 4
-        for (int q = 0; q < kBlockLanes; ++q) columns[q][v] = load_bytes(b + at + q * kGroup);
-        scale[v] = load(tile.b_scale + block * kCols + v * kLanes);
-      }
+      for (int v = 0; v < kVectors; ++v) scale[v] = load(tile.b_scale + block * kCols + v * kLanes);
 #pragma GCC unroll 16
       for (int r = 0; r < Rows; ++r) {
         const I32 start = broadcast_int(tile.a + r * kRowLanes + kSlabLanes + block);

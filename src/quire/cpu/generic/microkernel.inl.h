@@ -11,6 +11,8 @@
 //   kMaxBlock         most positions that are summed before anything else
 //   kUnit             what a product of 1 means: a power of two
 //   kFolds            whether scales that are powers of two may be multiplied into the codes
+//   kReadsCodes       whether columns may be decoded as they are multiplied, and not packed
+//   coded_rows        for how many rows that is quicker; with_codes calls its argument with such columns
 //   pack_rows, pack_columns   16 lines of a slab to lanes
 //   multiply          the tile itself
 
@@ -21,9 +23,52 @@ constexpr int64_t kLongestBlock = 128;
 struct RegisterTile {
   const float* a;        ///< [rows][L::kRowLanes]
   const float* a_scale;  ///< [rows][kSlabBlocks]
-  const float* b;        ///< [columns / 16][L::kSlabLanes][16]
   const float* b_scale;  ///< [blocks][columns]
   float* sum;            ///< [rows][columns], added to
+};
+
+/// Packs the lines that there are of a group of rows, one by pack_row(i, its lanes), and makes the others zero.
+template <class L, class PackRow>
+void pack_lines(const Operand& o, int64_t outer, float* out, const PackRow& pack_row) {
+  const int64_t lines = std::min(o.outer - outer, kGroup);
+  for (int64_t i = 0; i < lines; ++i) pack_row(i, out + i * L::kRowLanes);
+  std::fill(out + lines * L::kRowLanes, out + kGroup * L::kRowLanes, 0.0f);
+}
+
+/// Columns of a register tile that were packed: [columns / 16][L::kSlabLanes][16].
+template <class L>
+struct PackedColumns {
+  const float* lanes;
+
+  /// The lanes of the quad of positions [4 quad, 4 quad + 4).
+  void read(int64_t quad, typename L::Vector (&to)[4 / L::kPerLane][L::kVectors]) const {
+    const float* from = lanes + quad * (4 / L::kPerLane) * kGroup;
+#pragma GCC unroll 4
+    for (int s = 0; s < 4 / L::kPerLane; ++s)
+#pragma GCC unroll 4
+      for (int v = 0; v < L::kVectors; ++v)
+        to[s][v] =
+            L::load_lanes(from + s * kGroup + v * kLanes / kGroup * (kGroup * L::kSlabLanes) + v * kLanes % kGroup);
+  }
+};
+
+/// Codes of a register tile's columns as they are stored, interleaved: of each vector of columns its quads.
+template <class L>
+struct StoredColumns {
+  const uint8_t* quads[L::kVectors];
+
+  StoredColumns(const Operand& o, int64_t col, const Slab& slab) {
+    for (int v = 0; v < L::kVectors; ++v) {
+      const int64_t outer = col + v * kLanes / kGroup * kGroup;
+      // Where no columns are, sums are not used, and any codes will do.
+      quads[v] = stored_quads(o, outer < o.outer ? outer : col, slab.begin) + v * kLanes % kGroup * kQuadBytes;
+    }
+  }
+  const uint8_t* at(int64_t quad, int v) const {
+    const uint8_t* const from = quads[v] + quad * kQuadGroup;
+    __builtin_prefetch(from + kQuadsAhead);
+    return from;
+  }
 };
 
 /// Adds what a block summed to, times its row's scale and its columns' scales if it has some.
@@ -38,28 +83,27 @@ inline void add_block(F32 block, const float* row_scale, const float* column_sca
 
 /// Lanes of a block are multiplied and summed in registers, then scaled and added to the sum: for 4-bit codes the
 /// block's sum is exact. Scaled: block scales exist; else they are all 1.
-template <class L, int Rows, bool Scaled>
-[[gnu::noinline]] void multiply_lanes(const RegisterTile& tile, const Slab& slab) {
-  constexpr int kCols = L::kVectors * kLanes;
+template <class L, int Rows, bool Scaled, class Columns>
+[[gnu::noinline]] void multiply_lanes(const RegisterTile& tile, const Columns& columns, const Slab& slab) {
+  constexpr int kCols = L::kVectors * kLanes, kQuadLanes = 4 / L::kPerLane;
+  const Columns from = columns;
   const float* a = tile.a;
-  const float* b = tile.b;
   const float* a_scale = tile.a_scale;
   const float* b_scale = tile.b_scale;
-  for (int64_t left = slab.padded; left > 0; left -= slab.block) {
+  const int64_t quads = ceil_div(slab.size, 4);
+  for (int64_t quad = 0; quad < quads;) {
     F32 t[Rows][L::kVectors] = {};
-    const float* const a_end = a + std::min(left, slab.block) / L::kPerLane;
-#pragma GCC unroll 2
-    for (; a != a_end; ++a, b += kGroup) {
-      typename L::Vector columns[L::kVectors];
+    for (const int64_t end = std::min(quads, quad + slab.block / 4); quad < end; ++quad, a += kQuadLanes) {
+      typename L::Vector lanes[kQuadLanes][L::kVectors];
+      from.read(quad, lanes);
 #pragma GCC unroll 4
-      for (int v = 0; v < L::kVectors; ++v)
-        columns[v] = L::load_lanes(b + v * kLanes / kGroup * (kGroup * L::kSlabLanes) + v * kLanes % kGroup);
+      for (int s = 0; s < kQuadLanes; ++s)
 #pragma GCC unroll 16
-      for (int r = 0; r < Rows; ++r) {
-        const typename L::Vector element = L::broadcast_lane(a + r * L::kRowLanes);
+        for (int r = 0; r < Rows; ++r) {
+          const typename L::Vector element = L::broadcast_lane(a + r * L::kRowLanes + s);
 #pragma GCC unroll 4
-        for (int v = 0; v < L::kVectors; ++v) t[r][v] = L::accumulate(element, columns[v], t[r][v]);
-      }
+          for (int v = 0; v < L::kVectors; ++v) t[r][v] = L::accumulate(element, lanes[s][v], t[r][v]);
+        }
     }
 #pragma GCC unroll 16
     for (int r = 0; r < Rows; ++r) {
@@ -73,10 +117,10 @@ template <class L, int Rows, bool Scaled>
 }
 
 /// A tile of `rows` rows with the smallest kernel that covers them: 12, 8, 4, 2, 1 or 8, 4, 2, 1 or 6, 4, 2, 1 rows.
-template <class L, int Rows, bool Scaled>
-void multiply_rows(const RegisterTile& tile, const Slab& slab, int64_t rows) {
+template <class L, int Rows, bool Scaled, class Columns>
+void multiply_rows(const RegisterTile& tile, const Columns& columns, const Slab& slab, int64_t rows) {
   constexpr int kFewer = Rows % 3 == 0 ? Rows / 3 * 2 : Rows / 2;
   if constexpr (Rows > L::kLeastRows)
-    if (rows <= kFewer) return multiply_rows<L, kFewer, Scaled>(tile, slab, rows);
-  L::template multiply<Rows, Scaled>(tile, slab);
+    if (rows <= kFewer) return multiply_rows<L, kFewer, Scaled>(tile, columns, slab, rows);
+  L::template multiply<Rows, Scaled>(tile, columns, slab);
 }

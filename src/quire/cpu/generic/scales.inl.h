@@ -20,11 +20,6 @@ struct ScaleRule {
 
 inline U32 bits_of(F32 x) { return reinterpret_cast<U32>(x); }
 inline F32 float_of(U32 x) { return reinterpret_cast<F32>(x); }
-/// Low bytes of the lanes.
-inline void store_low(uint8_t* to, U32 v) {
-  typedef Vec<uint8_t, kLanes> Bytes;
-  *reinterpret_cast<Bytes*>(to) = __builtin_convertvector(v, Bytes);
-}
 
 /// scale_from_amax() (numerics.md 2.1).
 inline F32 f32_scales(const ScaleRule& rule, F32 amax) {

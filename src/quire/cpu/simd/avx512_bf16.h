@@ -17,6 +17,11 @@ inline Halves subtract_to_zero(Halves x, Halves y) {
 /// Whether any bit is set.
 inline bool any(Bytes v) { return _mm512_test_epi64_mask(reinterpret_cast<__m512i>(v), reinterpret_cast<__m512i>(v)); }
 
+/// Whether any byte of v is at least that of the limit.
+inline bool any_at_least(Bytes v, Bytes limit) {
+  return _mm512_cmpge_epu8_mask(reinterpret_cast<__m512i>(v), reinterpret_cast<__m512i>(limit)) != 0;
+}
+
 /// sum + the products of two bfloat16 each.
 inline F32 dot(F32 sum, Halves x, Halves y) {
   return _mm512_dpbf16_ps(sum, reinterpret_cast<__m512bh>(x), reinterpret_cast<__m512bh>(y));

@@ -1,0 +1,189 @@
+// Block scales of an operand's lines, a slab of the contraction at a time, in the orders in which the product reads
+// them; and which of them may be multiplied into codes.
+
+/// True where the scale changes along the contraction, so that the inner product has to apply it.
+inline bool has_block_scales(const Operand& o) { return o.spec.row().scope == Scope::block; }
+
+/// Block scales of 16 lines and up to 16 blocks of an operand, as float32.
+using ScaleSquare = float[kGroup][kGroup];
+
+/// Interleaved bytes of block scales as [block][line].
+inline void stage_scale_quads(const Operand& o, int64_t outer, int64_t first, uint8_t (&bytes)[kGroup][kGroup]) {
+  const int64_t all = block_count(o.spec, o.contraction), count = std::min(all - first, kGroup);
+  const uint8_t* quad = static_cast<const uint8_t*>(o.scale) + interleaved_offset(outer, first, all);
+  for (int64_t b = 0; b < count; b += kQuadBytes)
+    for (int64_t i = 0; i < kGroup; i += kLanes, quad += kLanes * kQuadBytes) {
+      const U32 blocks = reinterpret_cast<U32>(load(reinterpret_cast<const float*>(quad)));
+      for (int c = 0; c < kQuadBytes; ++c) store_low(&bytes[b + c][i], blocks >> (8 * c) & 0xFF);
+    }
+}
+
+/// Bytes of block scales, [line][block] or [block][line] as they are stored; those outside the operand are zero.
+/// Returns true if blocks come first.
+inline bool stage_scale_bytes(const Operand& o, int64_t outer, int64_t first, uint8_t (&bytes)[kGroup][kGroup]) {
+  const int64_t all = block_count(o.spec, o.contraction);
+  const int64_t lines = std::clamp<int64_t>(o.outer - outer, 0, kGroup), count = std::min(all - first, kGroup);
+  const SideGrid grid{o.spec, o.direction, o.outer, all};
+  const auto* from = static_cast<const uint8_t*>(o.scale);
+  const bool blocks_lead = blocks_first(o.spec, o.direction);
+  const bool runs = !o.spec.swizzled;  // tiled layouts have no runs of scales to copy
+  std::memset(bytes, 0, sizeof bytes);
+  if (o.spec.interleaved) {
+    if (lines > 0) stage_scale_quads(o, outer, first, bytes);
+    return true;
+  }
+  for (int64_t i = 0; i < (blocks_lead ? count : lines); ++i) {
+    const int64_t size = blocks_lead ? lines : count;
+    const auto at = [&](int64_t j) {
+      return blocks_lead ? scale_index(grid, outer + j, first + i) : scale_index(grid, outer + i, first + j);
+    };
+    if (runs && size == kGroup) {
+      store_codes(bytes[i], load_codes(from + at(0)));
+    } else if (runs && size > 0) {
+      std::memcpy(bytes[i], from + at(0), static_cast<size_t>(size));
+    } else {
+      for (int64_t j = 0; j < size; ++j) bytes[i][j] = from[at(j)];
+    }
+  }
+  return blocks_lead;
+}
+
+/// Whether no scale in E4M3 is NaN.
+inline bool all_numbers(const uint8_t (&bytes)[kGroup][kGroup]) {
+  Codes most = {};
+  for (const auto& line : bytes) {
+    const Codes magnitudes = load_codes(line) & 0x7F;
+    most = magnitudes > most ? magnitudes : most;
+  }
+  for (int64_t i = 0; i < kGroup; ++i)
+    if (most[i] == 0x7F) return false;
+  return true;
+}
+
+/// The values of a square's bytes.
+inline void decode_scale_bytes(ScaleKind kind, const uint8_t (&bytes)[kGroup][kGroup], ScaleSquare& out) {
+  if (kind == ScaleKind::e4m3 && all_numbers(bytes)) {
+    for (int64_t i = 0; i < kGroup * kGroup; i += kLanes) store(&out[0][0] + i, load_e4m3(&bytes[0][0] + i));
+    return;
+  }
+  for (int64_t i = 0; i < kGroup * kGroup; i += kLanes) {
+    const U32 code = load_u8(&bytes[0][0] + i);
+    if (kind == ScaleKind::e4m3) {
+      store(&out[0][0] + i, decode_lanes<Format::e4m3>(code));
+    } else {
+      const U32 tiny = code == 0 ? U32{} + 0x00400000u : code << 23;  // 2^-127 is subnormal
+      store(&out[0][0] + i, reinterpret_cast<F32>(code == 255 ? U32{} + 0x7FC00000u : tiny));
+    }
+  }
+}
+
+/// Scales of 16 lines and the blocks [first, first + 16): out[line][block] or, across, out[block][line]; 0 outside.
+template <bool Along>
+void load_scale_square(const Operand& o, int64_t outer, int64_t first, ScaleSquare& out) {
+  const ScaleKind kind = o.spec.row().scale;
+  if (kind != ScaleKind::f32) {
+    alignas(64) uint8_t bytes[kGroup][kGroup], turned[kGroup][kGroup];
+    const bool blocks_lead = stage_scale_bytes(o, outer, first, bytes);
+    if (blocks_lead != Along) return decode_scale_bytes(kind, bytes, out);
+    transpose_codes(&bytes[0][0], kGroup, &turned[0][0], kGroup);
+    return decode_scale_bytes(kind, turned, out);
+  }
+  const int64_t all = block_count(o.spec, o.contraction);
+  const SideGrid grid{o.spec, o.direction, o.outer, all};
+  const int64_t lines = std::clamp<int64_t>(o.outer - outer, 0, kGroup), count = std::min(all - first, kGroup);
+  std::memset(out, 0, sizeof out);
+  for (int64_t i = 0; i < lines; ++i)
+    for (int64_t b = 0; b < count; ++b)
+      (Along ? out[i][b] : out[b][i]) = static_cast<const float*>(o.scale)[scale_index(grid, outer + i, first + b)];
+}
+
+/// Block scales of a slab for 16 lines from `outer` on, repeated where the operand's own blocks are longer than the
+/// slab's; 1 where it has none. Along lines: out[line * kSlabBlocks + block]; across: out[block * stride + line].
+template <bool Along>
+void decode_scales(const Operand& o, int64_t outer, const Slab& slab, int64_t stride, float* out) {
+  const int64_t blocks = slab.blocks();
+  if (!has_block_scales(o)) {
+    for (int64_t i = 0; i < (Along ? kGroup : blocks); ++i)
+      std::fill_n(out + i * stride, Along ? blocks : kGroup, 1.0f);
+    return;
+  }
+  const int64_t own = block_length(o.spec, o.contraction), repeat = own / slab.block;
+  alignas(64) ScaleSquare square;
+  load_scale_square<Along>(o, outer, slab.begin / own, square);
+  for (int64_t i = 0; i < (Along ? kGroup : blocks); ++i) {
+    if (Along && repeat > 1) {
+      for (int64_t b = 0; b < blocks; ++b) out[i * stride + b] = square[i][b / repeat];
+    } else {
+      for (int64_t j = 0; j < kGroup; j += kLanes)
+        store(out + i * stride + j, load(square[Along ? i : i / repeat] + j));
+    }
+  }
+}
+
+/// Blocks whose E8M0 scales may be multiplied into their codes.
+constexpr int64_t kFoldedBlock = 32;
+
+/// Whether scales are powers of two that may be multiplied into codes, where they are near enough to 1.
+inline bool may_fold(const Operand& o) { return o.spec.row().scale == ScaleKind::e8m0 && !o.spec.packed(); }
+
+/// The least and the largest of some scale bytes.
+struct ScaleRange {
+  uint8_t low = 255, high = 0;
+
+  void add(uint8_t byte) { low = std::min(low, byte), high = std::max(high, byte); }
+  /// So near to 1 that no product of two such numbers is subnormal or overflows.
+  bool folds() const { return low >= 127 - 50 && high <= 127 + 50; }
+};
+
+/// Whether the scales of a line can be multiplied into its codes.
+inline bool can_fold(const Operand& o, int64_t outer) {
+  static_assert(kFamilies[static_cast<size_t>(Family::mxfp8)].block == kFoldedBlock);
+  const int64_t blocks = block_count(o.spec, o.contraction);
+  const SideGrid grid{o.spec, o.direction, o.outer, blocks};
+  const auto* scales = static_cast<const uint8_t*>(o.scale);
+  ScaleRange range;
+  if (o.spec.swizzled || o.spec.interleaved || blocks_first(o.spec, o.direction)) {
+    for (int64_t b = 0; b < blocks; ++b) range.add(scales[scale_index(grid, outer, b)]);
+  } else {
+    const uint8_t* const line = scales + scale_index(grid, outer, 0);
+    for (int64_t b = 0; b < blocks; ++b) range.add(line[b]);
+  }
+  return range.folds();
+}
+
+/// The same of 16 interleaved lines, which is quicker than one by one.
+inline void can_fold_group(const Operand& o, int64_t outer, bool (&folds)[kGroup]) {
+  const int64_t blocks = block_count(o.spec, o.contraction), whole = blocks / kQuadBytes * kQuadBytes;
+  const uint8_t* quad = static_cast<const uint8_t*>(o.scale) + interleaved_offset(outer, 0, blocks);
+  Codes low[kQuadBytes], high[kQuadBytes];
+  std::fill_n(low, kQuadBytes, Codes{} + 255), std::fill_n(high, kQuadBytes, Codes{});
+  const uint8_t* at = quad;
+  for (int64_t b = 0; b < whole; b += kQuadBytes)
+    for (int i = 0; i < kQuadBytes; ++i, at += kGroup) {
+      const Codes bytes = load_codes(at);
+      low[i] = bytes < low[i] ? bytes : low[i], high[i] = bytes > high[i] ? bytes : high[i];
+    }
+  for (int64_t i = 0; i < kGroup; ++i) {
+    ScaleRange range;
+    for (int64_t b = 0; b < kQuadBytes; ++b) {
+      const int64_t byte = i * kQuadBytes + b;
+      if (whole > 0) range.add(low[byte / kGroup][byte % kGroup]), range.add(high[byte / kGroup][byte % kGroup]);
+      if (whole + b < blocks) range.add(quad[interleaved_offset(i, whole + b, blocks)]);
+    }
+    folds[i] = range.folds();
+  }
+}
+
+/// can_fold() of `count` lines from `outer` on.
+inline void find_folded(const Operand& o, int64_t outer, int64_t count, bool* folds) {
+  for (int64_t i = 0; i < count; ++i) {
+    if (!o.spec.interleaved || (outer + i) % kGroup != 0) {
+      folds[i] = can_fold(o, outer + i);
+      continue;
+    }
+    bool group[kGroup];
+    can_fold_group(o, outer + i, group);
+    std::copy_n(group, std::min(kGroup, count - i), folds + i);
+    i += kGroup - 1;
+  }
+}
