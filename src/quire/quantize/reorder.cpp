@@ -25,28 +25,38 @@ inline void move(uint8_t* to, const uint8_t* from) { *to = *from; }
 inline void move_word(const uint8_t* from, uint8_t* to) { std::memcpy(to, from, kInterleavedBytes); }
 inline void move_word(uint8_t* to, const uint8_t* from) { std::memcpy(to, from, kInterleavedBytes); }
 
-/// Moves all bytes of plain lines into tiles, or out of them: the one that is read is const.
+/// Bytes of a line that are moved before those of the next: a line of a cache.
+constexpr int64_t kChunk = 64;
+
+/// Moves up to kChunk bytes of 16 lines into their tiles, or out of them: the one that is read is const.
+template <class Plain, class Tiles>
+void move_chunk(const PlainBytes& p, int64_t first_line, int64_t first_byte, Plain* plain, Tiles* tiles) {
+  const int64_t lines = std::min(first_line + kInterleavedLines, p.lines);
+  const int64_t bytes = std::min(first_byte + kChunk, p.bytes), words = bytes / kInterleavedBytes * kInterleavedBytes;
+  const auto tile = [&](int64_t line, int64_t byte) { return tiles + interleaved_offset(line, byte, p.bytes); };
+  if (p.across) {
+    for (int64_t byte = first_byte; byte < bytes; byte += kInterleavedBytes)
+      for (int64_t line = first_line; line < lines; ++line)
+        for (int64_t b = byte; b < std::min(byte + kInterleavedBytes, bytes); ++b)
+          move(plain + b * p.lines + line, tile(line, b));
+    return;
+  }
+  for (int64_t line = first_line; line < lines; ++line) {
+    Plain* const from = plain + line * p.bytes;
+    for (int64_t byte = first_byte; byte < words; byte += kInterleavedBytes) move_word(from + byte, tile(line, byte));
+    for (int64_t byte = words; byte < bytes; ++byte) move(from + byte, tile(line, byte));
+  }
+}
+
 template <class Plain, class Tiles>
 void move_lines(const PlainBytes& p, Plain* plain, Tiles* tiles) {
   constexpr int64_t kGrain = int64_t{1} << 16;
   const int64_t size = kInterleavedLines * round_up(p.bytes, kInterleavedBytes);
-  const int64_t in_line = p.across ? p.lines : 1, in_column = p.across ? 1 : p.bytes;
   parallel_for(ceil_div(p.lines, kInterleavedLines), ceil_div(kGrain, size), [&](int64_t begin, int64_t end) {
     if constexpr (!std::is_const_v<Tiles>)
       std::memset(tiles + begin * size, 0, static_cast<size_t>((end - begin) * size));
-    for (int64_t first = begin * kInterleavedLines; first < end * kInterleavedLines; first += kInterleavedLines)
-      for (int64_t byte = 0; byte < p.bytes; byte += kInterleavedBytes) {
-        const int64_t count = std::min(kInterleavedBytes, p.bytes - byte);
-        for (int64_t line = first; line < std::min(first + kInterleavedLines, p.lines); ++line) {
-          Plain* const from = plain + line * in_column + byte * in_line;
-          Tiles* const tile = tiles + interleaved_offset(line, byte, p.bytes);
-          if (in_line == 1 && count == kInterleavedBytes) {
-            move_word(from, tile);
-          } else {
-            for (int64_t b = 0; b < count; ++b) move(from + b * in_line, tile + b);
-          }
-        }
-      }
+    for (int64_t line = begin * kInterleavedLines; line < end * kInterleavedLines; line += kInterleavedLines)
+      for (int64_t byte = 0; byte < p.bytes; byte += kChunk) move_chunk(p, line, byte, plain, tiles);
   });
 }
 
