@@ -97,8 +97,7 @@ class Quire(Contender):
         codes = quantized(weight, recipe)
         self.weight_bytes = sum(buffer.nbytes for buffer in codes.buffer_list() if buffer is not None)
         fast = layer_of(codes if weights == "quantized" else weight, recipe)
-        if weights == "kept":
-            quire.quantize_weights(fast)
+        quire.quantize_weights(fast) if weights == "kept" else quire.prepack_weights(fast)
         self._inference = cold(fast, self.weight_bytes)
 
     def inference(self, x: torch.Tensor) -> Calls:

@@ -46,6 +46,7 @@ from quire.nn.layernorm_mlp import LayerNormMLP  # noqa: E402
 from quire.nn.linear import Linear  # noqa: E402
 from quire.nn.moe import MoE  # noqa: E402
 from quire.nn.norm import LayerNorm, RMSNorm  # noqa: E402
+from quire.nn.prepack import prepack_weights, unpack_weights  # noqa: E402
 from quire.nn.weight import quantized_model_init  # noqa: E402
 from quire.quantizer import (  # noqa: E402
     Float8BlockQuantizer,
@@ -128,6 +129,7 @@ __all__ = [
     "nvfp4_linear",
     "nvfp4_moe",
     "nvfp4_moe_routed",
+    "prepack_weights",
     "quantize",
     "quantize_weights",
     "quantized_model_init",
@@ -136,6 +138,7 @@ __all__ = [
     "runners",
     "set_delayed_state",
     "set_rng_state",
+    "unpack_weights",
 ]
 
 

@@ -67,6 +67,7 @@ void register_operators(torch::Library& m) {
   op::register_inner<Quantize>(m);
   op::register_inner<Fingerprint>(m);
   op::register_inner<Dequantize>(m);
+  op::register_inner<Reorder>(m);
   op::register_inner<EmptyQuantized>(m);
   op::register_inner<Nvfp4Linear<c10::SymInt>>(m);
   op::register_inner<Nvfp4Linear<RunnerNameText>>(m);

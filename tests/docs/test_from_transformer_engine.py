@@ -52,6 +52,7 @@ def test_every_name_that_is_here_is_found(page):
 
 def test_every_public_name_of_quire_that_transformer_engine_has_is_documented(page):
     own = {"active_recipe", "debug", "delayed", "dequantize", "explain", "quantize", "quantize_weights", "recipe"}
+    own |= {"prepack_weights", "unpack_weights"}
     own |= {"QuantSpec", "QuantizedActivation", "Quantizer", "TensorProto", "delayed_state", "set_delayed_state"}
     own |= {"rng_state", "set_rng_state", "convert", "conversion_report", "ConversionReport", "LayerReport", "moe"}
     own |= {"nvfp4_linear", "nvfp4_moe", "nvfp4_moe_routed", "runners", "MoE"}

@@ -13,6 +13,7 @@ import quire
 from quire import QuantizedTensor
 
 SPECS = ["fp8_tensor", "fp8_row", "fp8_block:128x128:pow2", "mxfp8", "mxfp8:swizzled", "mxfp4", "nvfp4:16x16"]
+SPECS += ["nvfp4:interleaved"]
 SPECS += ["nvfp4:row_scaled", "nvfp4:rht"]
 
 

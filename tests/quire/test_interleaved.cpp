@@ -15,14 +15,9 @@ namespace {
 
 constexpr Direction kDirections[] = {Direction::rowwise, Direction::columnwise};
 
-QuantSpec other_order(QuantSpec spec) {
-  spec.interleaved = !spec.interleaved;
-  return spec;
-}
-
 /// One direction of q in the other order.
 Quantized reordered(const Quantized& q, Direction d) {
-  Quantized out(other_order(q.spec), q.rows, q.cols);
+  Quantized out(q.spec.reordered(), q.rows, q.cols);
   reorder({.from = q.operand(d), .data = out.side(d).data.data(), .scale = out.side(d).scale.data()});
   EXPECT_TRUE(out.intact()) << "wrote outside a buffer";
   return out;
@@ -56,7 +51,7 @@ TEST_P(Interleaved, CodesAndByteScalesAreThePlainOnesMovedAndZeroBetween) {
     for (const auto& [rows, cols] : {std::array<int64_t, 2>{147, 75}, {16, 64}, {1, 3}}) {
       const Input x({rows, cols}, DType::bf16, Kind::normal, 9);
       const Quantized plain = quantized(GetParam(), plain_spec, x),
-                      moved = quantized(GetParam(), other_order(plain_spec), x);
+                      moved = quantized(GetParam(), plain_spec.reordered(), x);
       for (const Direction d : kDirections) {
         const Operand v = plain.operand(d);
         const QuantizedSide &from = plain.side(d), &to = moved.side(d);
@@ -86,7 +81,7 @@ TEST(Reorder, TwiceGivesTheSameBytesAndOnceThoseOfTheQuantizer) {
     for (const auto& [rows, cols] : {std::array<int64_t, 2>{33, 130}, {64, 32}, {1, 1}, {0, 5}, {5, 0}}) {
       const Input x({rows, cols}, DType::f32, Kind::normal, 5);
       const Quantized here = quantized(reference_runner(), spec, x);
-      const Quantized there = quantized(reference_runner(), other_order(spec), x);
+      const Quantized there = quantized(reference_runner(), spec.reordered(), x);
       for (const Direction d : kDirections) {
         const Quantized moved = reordered(here, d), back = reordered(there, d);
         if (rows * cols == 0) continue;

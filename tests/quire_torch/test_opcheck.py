@@ -122,6 +122,7 @@ def test_delayed_scaling_passes_opcheck():
         "nvfp4:rht:sr",
         "nvfp4:16x16",
         "mxfp8:swizzled",
+        "nvfp4:rht:interleaved",
     ],
 )
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
@@ -132,6 +133,9 @@ def test_quantize_and_dequantize_pass_opcheck(spec, shape):
     row, row_scale, row_amax, column, column_scale, column_amax = ops.quantize(x, spec, True, True, 3, 4)
     check(ops.dequantize, row, row_scale, row_amax, spec, False, list(shape), torch.bfloat16)
     check(ops.dequantize, column, column_scale, column_amax, spec, True, list(shape), torch.float32)
+    if "swizzled" not in spec:
+        check(ops.reorder, row, row_scale, row_amax, spec, False, list(shape))
+        check(ops.reorder, column, column_scale, column_amax, spec, True, list(shape))
 
 
 def test_state_and_debug_operators_pass_opcheck():

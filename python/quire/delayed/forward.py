@@ -52,9 +52,11 @@ def scales(state: DelayedState) -> tuple[torch.Tensor, torch.Tensor]:
     return (state.fwd_scale, state.bwd_scale) if recorded is None else recorded.of(state)
 
 
-def quantize(x: torch.Tensor, scale: torch.Tensor, slot: int, columnwise: bool) -> list[torch.Tensor]:
+def quantize(
+    x: torch.Tensor, scale: torch.Tensor, slot: int, columnwise: bool, spec: str = _SPEC
+) -> list[torch.Tensor]:
     """The six buffers of x under that slot of a state's forward scale (numerics.md 1.5); the third is the amax."""
-    return torch.ops.quire.quantize(x.detach(), _SPEC, True, columnwise, 0, 0, scale[slot : slot + 1])
+    return torch.ops.quire.quantize(x.detach(), spec, True, columnwise, 0, 0, scale[slot : slot + 1])
 
 
 def collect(state: DelayedState, rule: torch.Tensor | None, x_amax: torch.Tensor, w_amax: torch.Tensor | None) -> None:

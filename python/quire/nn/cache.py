@@ -11,17 +11,20 @@ from quire.functional import Buffers, fingerprint, operand_buffers
 from quire.kinds import check_kind, check_kind_or_none, shown
 from quire.nn.product import ProductModule, named
 from quire.recipe import Recipe, default
-from quire.tensor import QuantizedTensor
+from quire.tensor import QuantizedTensor, QuantSpec
+from quire.tensor.order import in_order
 
 
 class CachedWeight(NamedTuple):
     """Codes of a product's weight, or of the weights of its groups, in both directions.
 
-    spec: text. buffers: six for each weight. fingerprint: int64 [weights], of each when it was quantized; a product
-    refuses them when it differs, so that no write to a weight, by whichever way, can leave stale codes in use.
+    spec, stored: texts, of the recipe's spec for w, and of that with the order that codes are in. buffers: six for each
+    weight. fingerprint: int64 [weights], of each when it was quantized; a product refuses codes when it differs, so
+    that no write to a weight, by whichever way, can leave stale codes in use.
     """
 
     spec: str
+    stored: str
     buffers: tuple[torch.Tensor | None, ...]
     fingerprint: torch.Tensor
 
@@ -32,18 +35,21 @@ class CachedWeight(NamedTuple):
         return tuple([buffer if i % 6 < 3 else None for i, buffer in enumerate(self.buffers)])
 
 
-def cache(weights: Sequence[torch.Tensor], recipe: Recipe, scale: torch.Tensor | None) -> CachedWeight:
+def cache(
+    weights: Sequence[torch.Tensor], recipe: Recipe, scale: torch.Tensor | None, *, interleaved: bool = False
+) -> CachedWeight:
     """Quantizes the weight of a product, or that of each of its groups. scale: the state's forward scales under delayed
     scaling (numerics.md 1.5)."""
+    stored = in_order(recipe.weight_spec, interleaved)
     buffers: list[torch.Tensor | None] = []
     for group, weight in enumerate(weights):
         w = weight.detach()
         if scale is not None:
-            buffers += delayed.quantize(w, scale, len(weights) + group, True)
+            buffers += delayed.quantize(w, scale, len(weights) + group, True, stored)
         else:
-            buffers += operand_buffers(w, recipe.weight_spec, True)
+            buffers += operand_buffers(w, stored, True)
     marks = [fingerprint(weight.detach()) for weight in weights]
-    return CachedWeight(recipe.weight_spec, tuple(buffers), marks[0] if len(marks) == 1 else torch.cat(marks))
+    return CachedWeight(recipe.weight_spec, stored, tuple(buffers), marks[0] if len(marks) == 1 else torch.cat(marks))
 
 
 def cached_weight(
@@ -68,6 +74,8 @@ def quantize_weights(
     Under recipes with another spec for w the codes are not used.
     optimizer: after each of its steps the weights are quantized again. Without one, call this again after each change
     of the weights.
+
+    Codes are kept interleaved, which products of few tokens read soonest (numerics.md 2.4).
 
     A forward pass after a weight has changed in any other way (load_state_dict, .data, an optimizer that was not given)
     raises RuntimeError until this is called again: it compares the weight with a fingerprint. Weights that are
@@ -101,7 +109,8 @@ def _keep(module: ProductModule, product: str, recipe: Recipe) -> None:
     weights, state = module.group_weights(product), module.of(product, "delayed")
     if isinstance(weights[0], QuantizedTensor):
         return
-    made = cache(weights, recipe, state.fwd_scale if recipe.delayed() else None)
+    interleaved = "swizzled" not in QuantSpec(recipe.weight_spec).options  # these scales have an order of their own
+    made = cache(weights, recipe, state.fwd_scale if recipe.delayed() else None, interleaved=interleaved)
     setattr(module, named(product, "kept_weight"), made)
     if recipe.delayed():
         delayed.collect_weight(state, torch.cat(made.buffers[2::6]))

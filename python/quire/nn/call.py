@@ -11,7 +11,7 @@ from quire.kinds import check_kind, check_kind_or_none
 from quire.nn.cache import cache, cached_weight
 from quire.nn.dtype import activation_dtype, check_dtypes, uses_torch_autocast
 from quire.nn.product import ProductModule, named
-from quire.nn.weight import weight_operand
+from quire.nn.weight import stored_weight, weight_operand
 from quire.recipe import Recipe
 from quire.tensor import QuantizedActivation, QuantizedTensor, QuantSpec, input_operand
 
@@ -95,6 +95,7 @@ def plain_call(layer: ProductModule, x: torch.Tensor) -> torch.Tensor | None:
     kept = layer.kept_weight
     if kept is None or kept.spec != recipe.weight_spec:
         return linear(x, weight, bias, text, dtype, sr_state=sr_state)
+    text = stored_weight(text, recipe, kept.stored)
     return linear_given(
         x, weight, bias, text, dtype, w_buffers=kept.operand(), w_fingerprint=kept.fingerprint, sr_state=sr_state
     )
@@ -160,9 +161,11 @@ class Product:
         """Of w, those that outlive the call: looks for them or makes them."""
         recipe, first = self.call.recipe, self.call.is_first_microbatch
         if isinstance(self.weight, QuantizedTensor):
+            self.text = stored_weight(self.text, recipe, self.weight.spec_text)
             return
         found = cached_weight(module, name, recipe, first)
         if found is not None:
+            self.text = stored_weight(self.text, recipe, found.stored)
             self.given |= {"w_buffers": found.operand(), "w_fingerprint": found.fingerprint}
         elif first is not None:
             made = cache([self.weight], recipe, self.scale)

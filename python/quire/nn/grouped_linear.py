@@ -12,7 +12,7 @@ from quire.nn.cache import cache, cached_weight
 from quire.nn.call import Call, active_call, gradient_elsewhere
 from quire.nn.linear import check_own_recipe
 from quire.nn.product import ProductModule, initialise
-from quire.nn.weight import weight_operand
+from quire.nn.weight import stored_weight, weight_operand
 from quire.recipe import Recipe
 from quire.tensor import QuantizedTensor
 
@@ -170,7 +170,9 @@ class GroupedProduct:
         if recipe.delayed():
             self.given["fwd_scale"], self.given["bwd_scale"] = delayed.scales(self.state)
             self.given["bwd_amax"] = self.state.bwd_amax
-        if not isinstance(self.weights[0], QuantizedTensor):
+        if isinstance(self.weights[0], QuantizedTensor):
+            self.text = stored_weight(self.text, recipe, self.weights[0].spec_text)
+        else:
             self._take_codes(layer)
         self.needs_dw = torch.is_grad_enabled() and any([weight.requires_grad for weight in self.weights])
         if self.needs_dw:
@@ -181,6 +183,7 @@ class GroupedProduct:
         recipe, first = self.call.recipe, self.call.is_first_microbatch
         found = cached_weight(layer, "", recipe, first)
         if found is not None:
+            self.text = stored_weight(self.text, recipe, found.stored)
             self.given |= {"w_buffers": found.operand(), "w_fingerprint": found.fingerprint}
         elif first is not None:
             made = cache(layer.group_weights(""), recipe, self.given.get("fwd_scale"))

@@ -11,6 +11,7 @@ from quire.functional import Buffers, quantize
 from quire.kinds import check_kind
 from quire.recipe import Recipe, default
 from quire.tensor import QuantizedTensor
+from quire.tensor.order import in_order
 
 
 @dataclass(frozen=True)
@@ -90,6 +91,11 @@ def initial_weight(parameter: torch.nn.Parameter) -> torch.nn.Parameter:
     return quantized
 
 
+def stored_weight(text: str, recipe: Recipe, spec: str) -> str:
+    """A recipe's text for a w whose codes are stored under `spec`: the recipe's own, or that one interleaved."""
+    return text.replace(f",w={recipe.weight_spec},", f",w={spec},", 1)
+
+
 def weight_operand(
     weight: torch.Tensor, others: tuple[torch.Tensor | None, ...], recipe: Recipe
 ) -> tuple[torch.Tensor, Buffers]:
@@ -100,7 +106,7 @@ def weight_operand(
     """
     if not isinstance(weight, QuantizedTensor):
         return weight, ()
-    if weight.spec_text != recipe.weight_spec:
+    if in_order(weight.spec_text, False) != in_order(recipe.weight_spec, False):
         raise RuntimeError(
             f"the weight is quantized as {weight.spec_text}, and the active recipe, {type(recipe).__name__}, quantizes "
             f"weights as {recipe.weight_spec}. Use the recipe of its quantized_model_init, or construct the layer "

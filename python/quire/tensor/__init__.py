@@ -3,7 +3,7 @@
 spec.py and proto.py describe, quantized.py is the tensor, operators.py says what PyTorch's operators do with one,
 views.py and directions.py which codes a view has and which follow from those of the other direction; activation.py is
 the form that has a gradient (QuantizedActivation), names.py
-TransformerEngine's names for tensors of certain specs.
+TransformerEngine's names for tensors of certain specs; order.py moves codes between plain and interleaved order.
 """
 
 from quire.tensor.activation import QuantizedActivation, input_operand

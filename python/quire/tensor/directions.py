@@ -18,7 +18,7 @@ def other_direction(
 
     shape: of the tensor. buffers: by name, None where absent."""
     rows, cols = math.prod(shape[:-1]), shape[-1]
-    if spec.stochastic or spec.hadamard or "swizzled" in spec.options:
+    if spec.stochastic or spec.hadamard or "swizzled" in spec.options or "interleaved" in spec.options:
         return None
     stored = "columnwise" if wanted == "rowwise" else "rowwise"
     data, scale, amax = (buffers[f"{stored}_{kind}"] for kind in ("data", "scale", "amax"))

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from quire.tensor.order import in_order, is_interleaved, reordered
 from quire.tensor.quantized import DTYPES, QuantizedTensor
 from quire.tensor.views import view
 
@@ -204,11 +205,14 @@ def _fused_step(operator: Any, call: dict[str, Any], q: QuantizedTensor, written
 
 
 def _copy_codes(target: QuantizedTensor, source: Any) -> bool:
-    """Copies bytes between tensors of one spec and shape; False if they are not."""
+    """Copies bytes between tensors of one shape and spec, whatever the order of codes; False if they are not."""
     quantized = isinstance(target, QuantizedTensor) and isinstance(source, QuantizedTensor)
-    if not quantized or target.spec_text != source.spec_text or target.shape != source.shape:
+    if not quantized or target.shape != source.shape:
+        return False
+    if in_order(target.spec_text, False) != in_order(source.spec_text, False):
         return False
     target.check_writable(seeded=True)  # nothing is rounded
+    source = reordered(source, is_interleaved(target.spec_text))
     new = source.named()
     for direction in ("rowwise", "columnwise"):
         if target.stores(direction) and not source.stores(direction):

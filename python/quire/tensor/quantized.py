@@ -123,11 +123,12 @@ class QuantizedTensor(Memory, InitialValues, torch.Tensor):
         *,
         shape: Sequence[int] | None = None,
         dtype: torch.dtype | None = None,
+        spec: QuantSpec | None = None,
         **options: Any,
     ) -> QuantizedTensor:
-        """A tensor of this spec with other buffers ("master" may be among them) and, if given, shape and dtype."""
+        """A tensor with other buffers ("master" may be among them) and, if given, shape, dtype and spec."""
         options = {"is_part": self.is_part, **options}
-        return QuantizedTensor(self.spec, shape or self.shape, dtype or self.dtype, **buffers, **options)
+        return QuantizedTensor(spec or self.spec, shape or self.shape, dtype or self.dtype, **buffers, **options)
 
     def named(self) -> Buffers:
         """All that it stores by name, None where absent: the six buffers in order, then "master"."""

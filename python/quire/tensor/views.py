@@ -10,8 +10,8 @@ import torch
 if TYPE_CHECKING:
     from quire.tensor.quantized import QuantizedTensor
 
-#: Rows that share scales, by option of a spec.
-TILES = {"128x128": 128, "32x32": 32, "16x16": 16, "swizzled": 128}
+#: Rows that share scales, or lie in one tile, by option of a spec.
+TILES = {"128x128": 128, "32x32": 32, "16x16": 16, "swizzled": 128, "interleaved": 16}
 
 
 def view(q: QuantizedTensor, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -42,7 +42,8 @@ def _rows(q: QuantizedTensor, outline: torch.Tensor) -> QuantizedTensor | None:
 def _reshaped(q: QuantizedTensor, shape: torch.Size) -> QuantizedTensor:
     """The same matrix with other leading sizes, which only data of the tensor's own shape have."""
     named = q.named()
-    for name in ("rowwise_data", *(["columnwise_data"] if q.spec.family == "mxfp8" else []), "master"):
+    shaped = ["rowwise_data", *(["columnwise_data"] if q.spec.family == "mxfp8" else [])]
+    for name in ("master", *([] if "interleaved" in q.spec.options else shaped)):
         if named[name] is not None:
             named[name] = named[name].view(*shape[:-1], named[name].shape[-1])
     return q.with_buffers(named, shape=shape)
@@ -55,9 +56,12 @@ def _part(q: QuantizedTensor, shape: torch.Size, first: int, count: int) -> Quan
     whole_tiles = first % tile == 0 and (count % tile == 0 or first + count == rows)
     if q.rowwise_data is None or not whole_tiles:
         return None
-    data = q.rowwise_data.reshape(rows, -1).narrow(0, first, count)
     buffers = dict.fromkeys(q.named())
-    buffers["rowwise_data"] = data.view(*shape[:-1], data.shape[-1])
+    if "interleaved" in q.spec.options:
+        buffers["rowwise_data"] = q.rowwise_data.narrow(0, first, -(-count // 16) * 16)
+    else:
+        data = q.rowwise_data.reshape(rows, -1).narrow(0, first, count)
+        buffers["rowwise_data"] = data.view(*shape[:-1], data.shape[-1])
     buffers["rowwise_scale"] = _scale(q, first, count)
     if q.rowwise_amax is not None:
         per_row = "row_scaled" in q.spec.options
@@ -73,4 +77,5 @@ def _scale(q: QuantizedTensor, first: int, count: int) -> torch.Tensor:
         return scale.narrow(0, first // 128, -(-count // 128))
     if q.spec.family == "fp8_block":  # blocks come first (numerics.md 3.3)
         return scale.narrow(1, first, count).contiguous()
-    return scale.narrow(0, first, -(-count // 128) * 128 if "swizzled" in options else count)
+    tile = 128 if "swizzled" in options else 16 if "interleaved" in options and scale.dim() == 2 else 1
+    return scale.narrow(0, first, -(-count // tile) * tile)

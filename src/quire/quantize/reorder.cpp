@@ -66,10 +66,7 @@ void move_lines(const QuantSpec& from, const PlainBytes& p, const void* source, 
   from.interleaved ? move_lines(p, written, read) : move_lines(p, read, written);
 }
 
-QuantSpec plain_order(QuantSpec spec) {
-  spec.interleaved = false;
-  return spec;
-}
+QuantSpec plain_order(const QuantSpec& spec) { return spec.interleaved ? spec.reordered() : spec; }
 
 /// Memory of one side in plain order.
 struct PlainSide {
@@ -99,13 +96,15 @@ Operand operand_of(const QuantSpec& spec, Direction direction, const Shape<int64
 void reorder(const ReorderProblem& problem) {
   check_problem(problem);
   const Operand& o = problem.from;
+  if (!has_byte_scales(o.spec) && o.scale && problem.scale) {  // there is one even of no elements
+    const Shape<int64_t> sizes = detail::scale_sizes(o.spec, o.direction, o.outer, o.contraction);
+    std::memcpy(problem.scale, o.scale, sizeof(float) * static_cast<size_t>(product(sizes, 0, sizes.size())));
+  }
   if (o.outer == 0 || o.contraction == 0) return;
   const bool across = blocks_first(plain_order(o.spec), o.direction);
   move_lines(o.spec, {o.outer, ceil_div(o.contraction, o.spec.packed() ? 2 : 1), across}, o.data, problem.data);
-  const int64_t blocks = block_count(o.spec, o.contraction);
-  if (has_byte_scales(o.spec)) return move_lines(o.spec, {o.outer, blocks, across}, o.scale, problem.scale);
-  const Shape<int64_t> sizes = detail::scale_sizes(o.spec, o.direction, o.outer, o.contraction);
-  std::memcpy(problem.scale, o.scale, sizeof(float) * static_cast<size_t>(product(sizes, 0, sizes.size())));
+  if (has_byte_scales(o.spec))
+    move_lines(o.spec, {o.outer, block_count(o.spec, o.contraction), across}, o.scale, problem.scale);
 }
 
 void quantize_plain(const QuantizeProblem& problem, void (*plain)(const QuantizeProblem&)) {

@@ -164,8 +164,7 @@ void check_problem(const ReorderProblem& p) {
   Operand from = p.from;
   from.amax = &kAnyAmax;  // it is not read
   check_operand("reorder", "from", from);
-  QuantSpec to = p.from.spec;
-  to.interleaved = !to.interleaved;
+  const QuantSpec to = p.from.spec.reordered();
   check_spec("reorder", to);
   check_stored("reorder", to, shape_of(p.from), p.from.direction, {p.data, p.scale, &p});
 }

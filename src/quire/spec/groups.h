@@ -3,6 +3,7 @@
 // transforms and amaxes restart in every group.
 #pragma once
 
+#include <algorithm>
 #include <array>
 
 #include "quire/spec/buffers.h"
@@ -23,6 +24,14 @@ BufferCounts<Int> counts(const Buffers<Int>& b) {
 inline std::array<int64_t, 2> token_steps(const QuantSpec& spec, Direction direction) {
   const bool columnwise = direction == Direction::columnwise;
   const int64_t block = spec.row().block == 0 ? 1 : spec.row().block;
+  if (spec.interleaved) {
+    const int64_t bytes = kInterleavedBytes * (spec.packed() ? 2 : 1);
+    const int64_t data =
+        !columnwise ? kInterleavedLines : std::max<int64_t>(bytes, spec.hadamard != Hadamard::off ? 16 : 1);
+    return {data, columnwise    ? block * kInterleavedBytes
+                  : spec.square ? std::max(block, kInterleavedLines)
+                                : kInterleavedLines};
+  }
   const int64_t data = !columnwise ? 1 : spec.hadamard != Hadamard::off ? 16 : spec.packed() ? 2 : 1;
   if (!spec.swizzled) return {data, columnwise || spec.square ? block : 1};
   return {data, columnwise ? block * kSwizzleCols : kSwizzleRows};

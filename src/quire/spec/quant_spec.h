@@ -71,6 +71,13 @@ struct QuantSpec {
 
   bool operator==(const QuantSpec&) const = default;
 
+  /// The same numbers with codes in the other order: interleaved, or plain.
+  constexpr QuantSpec reordered() const {
+    QuantSpec other = *this;
+    other.interleaved = !interleaved;
+    return other;
+  }
+
   constexpr const FamilyRow& row() const { return kFamilies[static_cast<size_t>(family)]; }
   constexpr const FormatRow& element_row() const { return quire::row(element); }
   constexpr bool packed() const { return element_row().packed(); }

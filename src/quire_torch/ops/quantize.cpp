@@ -1,6 +1,7 @@
 #include "quire_torch/ops/quantize.h"
 
 #include "quire/base/fingerprint.h"
+#include "quire/quantize/reorder.h"
 #include "quire_torch/ops/observe.h"
 
 namespace quire_torch {
@@ -15,15 +16,30 @@ void Quantize::cpu(const Args& a, op::Tensors<6>& out) {
                                  .scale = given_scale(a.scale, "quantize", ": scale")});
 }
 
-void Dequantize::cpu(const Args& a, op::Tensors<1>& out) {
-  const auto direction = a.columnwise ? quire::Direction::columnwise : quire::Direction::rowwise;
+namespace {
+
+/// One direction of a quantized tensor, as Dequantize and Reorder take it.
+struct StoredSide {
+  quire::Direction direction;
   quire::Shape<int64_t> shape;
-  for (const auto& n : a.shape) shape.push_back(op::as<int64_t>(n));
-  BufferTensors b;
-  const size_t first = a.columnwise ? 3 : 0;
-  b[first] = a.data, b[first + 1] = a.scale, b[first + 2] = a.amax;
-  check_buffers(b, *a.spec, shape, direction, "dequantize: data");
-  const quire::Side s = side(b, direction);
+  quire::Side side;
+
+  template <class Args>
+  StoredSide(const Args& a, const char* what)
+      : direction(a.columnwise ? quire::Direction::columnwise : quire::Direction::rowwise) {
+    for (const auto& n : a.shape) shape.push_back(op::as<int64_t>(n));
+    BufferTensors b;
+    const size_t first = a.columnwise ? 3 : 0;
+    b[first] = a.data, b[first + 1] = a.scale, b[first + 2] = a.amax;
+    check_buffers(b, *a.spec, shape, direction, what);
+    side = quire_torch::side(b, direction);
+  }
+};
+
+}  // namespace
+
+void Dequantize::cpu(const Args& a, op::Tensors<1>& out) {
+  const auto [direction, shape, s] = StoredSide(a, "dequantize: data");
   run(quire::DequantizeProblem{.spec = *a.spec,
                                .direction = direction,
                                .rows = quire::product(shape, 0, shape.size() - 1),
@@ -32,6 +48,21 @@ void Dequantize::cpu(const Args& a, op::Tensors<1>& out) {
                                .scale = s.scale,
                                .amax = s.amax,
                                .out = mutable_matrix(out[0])});
+}
+
+void Reorder::cpu(const Args& a, op::Tensors<2>& out) {
+  const auto [direction, shape, from] = StoredSide(a, "reorder: data");
+  const int64_t rows = quire::product(shape, 0, shape.size() - 1), cols = shape.back();
+  const bool columnwise = direction == quire::Direction::columnwise;
+  quire::reorder({.from = {.spec = *a.spec,
+                           .direction = direction,
+                           .outer = columnwise ? cols : rows,
+                           .contraction = columnwise ? quire::columnwise_tokens(*a.spec, rows) : cols,
+                           .data = from.data,
+                           .scale = from.scale,
+                           .amax = from.amax},
+                  .data = out[0].mutable_data_ptr(),
+                  .scale = out[1].mutable_data_ptr()});
 }
 
 void Fingerprint::cpu(const Args& a, op::Tensors<1>& out) {

@@ -106,6 +106,34 @@ struct Dequantize : OpBase {
   static void cpu(const Args& a, op::Tensors<1>& out);
 };
 
+/// One direction's codes and scales in the order that `spec` does not have: interleaved, or plain again (numerics.md
+/// 2.4). Amaxes are the same in both.
+struct Reorder : OpBase {
+  static constexpr const char* kName = "reorder";
+  static constexpr const char* kNotDifferentiable = "has no gradient; its inputs are codes";
+  struct Args {
+    at::Tensor data, scale, amax;
+    SpecText spec;
+    bool columnwise;
+    std::vector<c10::SymInt> shape;
+    static constexpr auto kFields = std::tuple{
+        op::field<&Args::data>("data"), op::field<&Args::scale>("scale"),           op::field<&Args::amax>("amax"),
+        op::field<&Args::spec>("spec"), op::field<&Args::columnwise>("columnwise"), op::field<&Args::shape>("shape")};
+  };
+  static constexpr std::array kResults{"data", "scale"};
+
+  template <class Int>
+  static std::array<op::Result<Int>, 2> results(const Args& a) {
+    quire::check(!a.shape.empty(), "reorder: shape must have at least 1 dimension, got []");
+    quire::Shape<Int> s;
+    for (const auto& n : a.shape) s.push_back(op::as<Int>(n));
+    const auto direction = a.columnwise ? quire::Direction::columnwise : quire::Direction::rowwise;
+    const auto r = quire_torch::results(a.spec->reordered(), s, direction, /*wanted=*/true);
+    return {r[0], r[1]};
+  }
+  static void cpu(const Args& a, op::Tensors<2>& out);
+};
+
 /// 64 bits that change when x does (quire/base/fingerprint.h): int64 [1].
 struct Fingerprint : OpBase {
   static constexpr const char* kName = "fingerprint";

@@ -44,12 +44,35 @@ inline void stage_across(const Operand& o, int64_t outer, const Slab& slab, uint
   }
 }
 
+// Interleaved operands: quads, four neighbouring bytes, of 16 lines after one another.
+
+constexpr int64_t kQuadBytes = kInterleavedBytes, kQuadGroup = kQuadBytes * kGroup;
+static_assert(kGroup == kInterleavedLines);
+
+/// The quads of 16 lines from the position `begin` on.
+inline const uint8_t* stored_quads(const Operand& o, int64_t outer, int64_t begin) {
+  const int64_t in_byte = o.spec.packed() ? 2 : 1;
+  return static_cast<const uint8_t*>(o.data) +
+         interleaved_offset(outer, begin / in_byte, ceil_div(o.contraction, in_byte));
+}
+
+/// Bytes of a line from the position `begin` on, where they lie one after the other; in `copy` if they do not.
+inline const uint8_t* line_bytes(const Operand& o, int64_t outer, const Slab& slab, uint8_t (&copy)[kSlab]) {
+  if (!o.spec.interleaved) return stored_codes(o, outer, slab.begin);
+  const uint8_t* from = stored_quads(o, outer, slab.begin);
+  const int64_t bytes = ceil_div(slab.size, o.spec.packed() ? 2 : 1);
+  for (int64_t byte = 0; byte < bytes; byte += kQuadBytes, from += kQuadGroup)
+    std::memcpy(copy + byte, from, kQuadBytes);
+  return copy;
+}
+
 /// Codes of up to 16 lines, a byte each, stored along lines: [16][kSlab].
 inline void stage_along(const Operand& o, int64_t outer, const Slab& slab, uint8_t* codes) {
   const int64_t lines = std::clamp<int64_t>(o.outer - outer, 0, kGroup);
   if (lines < kGroup || slab.size < kSlab) std::memset(codes, 0, kGroup * kSlab);
+  uint8_t copy[kSlab];
   for (int64_t i = 0; i < lines; ++i) {
-    const uint8_t* from = stored_codes(o, outer + i, slab.begin);
+    const uint8_t* from = line_bytes(o, outer + i, slab, copy);
     if (o.spec.packed()) {
       unpack_line(from, slab.size, codes + i * kSlab);
     } else {
@@ -66,18 +89,6 @@ inline void turn_to_lines(const uint8_t* across, uint8_t* along) {
 struct StagedCodes {
   alignas(64) uint8_t along[kGroup * kSlab], across[kGroup * kSlab];
 };
-
-// Interleaved operands: quads, four neighbouring bytes, of 16 lines after one another.
-
-constexpr int64_t kQuadBytes = kInterleavedBytes, kQuadGroup = kQuadBytes * kGroup;
-static_assert(kGroup == kInterleavedLines);
-
-/// The quads of 16 lines from the position `begin` on.
-inline const uint8_t* stored_quads(const Operand& o, int64_t outer, int64_t begin) {
-  const int64_t in_byte = o.spec.packed() ? 2 : 1;
-  return static_cast<const uint8_t*>(o.data) +
-         interleaved_offset(outer, begin / in_byte, ceil_div(o.contraction, in_byte));
-}
 
 /// Copies the quads of a slab, padded with zeros to [kSlab / 4][16][4].
 inline void stage_quads(const Operand& o, int64_t outer, const Slab& slab, uint8_t* quads) {
@@ -105,7 +116,7 @@ inline void unpack_quads(const uint8_t* packed, int64_t count, uint8_t* codes) {
     }
 }
 
-/// Whether all 16 lines from `outer` on are there, of padding if need be; and the slab is whole.
+/// Whether the slab is whole and all 16 lines from `outer` on are there, those of padding too.
 inline bool is_whole(const Operand& o, int64_t outer, const Slab& slab) {
   return slab.size == kSlab && (o.spec.interleaved ? outer < o.outer : outer + kGroup <= o.outer);
 }
@@ -126,40 +137,30 @@ inline const uint8_t* packed_quads(const Operand& o, int64_t outer, const Slab& 
   return staged.across;
 }
 
-/// Turns quads of 16 lines into lines, `stride` bytes each.
-inline LineBytes quads_to_lines(const uint8_t* quads, int64_t stride, uint8_t* lines) {
-  for (int64_t q = 0; q < stride / kQuadBytes; ++q)
-    for (int64_t i = 0; i < kGroup; ++i)
-      std::memcpy(lines + i * stride + q * kQuadBytes, quads + (q * kGroup + i) * kQuadBytes, kQuadBytes);
-  return {lines, stride};
-}
-
 /// Codes of 16 lines from `outer` on, a byte each along lines; what lies outside the operand or the slab is zero. In
 /// place where the operand stores them so.
 inline LineBytes codes_along(const Operand& o, int64_t outer, const Slab& slab, StagedCodes& staged) {
-  if (o.spec.interleaved) {
-    const uint8_t* quads = code_quads(o, outer, slab, staged);
-    return quads_to_lines(quads, kSlab, quads == staged.along ? staged.across : staged.along);
-  }
   if (blocks_first(o.spec, o.direction)) {
     stage_across(o, outer, slab, staged.across);
     turn_to_lines(staged.across, staged.along);
     return {staged.along, kSlab};
   }
-  if (!o.spec.packed() && is_whole(o, outer, slab)) return {stored_codes(o, outer, slab.begin), o.contraction};
+  if (!o.spec.packed() && !o.spec.interleaved && is_whole(o, outer, slab))
+    return {stored_codes(o, outer, slab.begin), o.contraction};
   stage_along(o, outer, slab, staged.along);
   return {staged.along, kSlab};
 }
 
 /// The same of an operand of 4-bit codes, two in a byte: kSlab / 2 bytes a line.
 inline LineBytes packed_along(const Operand& o, int64_t outer, const Slab& slab, StagedCodes& staged) {
-  if (o.spec.interleaved) return quads_to_lines(packed_quads(o, outer, slab, staged), kSlab / 2, staged.along);
-  if (is_whole(o, outer, slab)) return {stored_codes(o, outer, slab.begin), ceil_div(o.contraction, 2)};
+  if (!o.spec.interleaved && is_whole(o, outer, slab))
+    return {stored_codes(o, outer, slab.begin), ceil_div(o.contraction, 2)};
   const int64_t lines = std::clamp<int64_t>(o.outer - outer, 0, kGroup), bytes = ceil_div(slab.size, 2);
+  uint8_t copy[kSlab];
   std::memset(staged.along, 0, kGroup * kSlab / 2);
   for (int64_t i = 0; i < lines; ++i) {
     uint8_t* to = staged.along + i * kSlab / 2;
-    std::memcpy(to, stored_codes(o, outer + i, slab.begin), static_cast<size_t>(bytes));
+    std::memcpy(to, line_bytes(o, outer + i, slab, copy), static_cast<size_t>(bytes));
     if (slab.size % 2) to[bytes - 1] &= 0xF;
   }
   return {staged.along, kSlab / 2};

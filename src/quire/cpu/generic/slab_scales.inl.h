@@ -7,7 +7,7 @@ inline bool has_block_scales(const Operand& o) { return o.spec.row().scope == Sc
 /// Block scales of 16 lines and up to 16 blocks of an operand, as float32.
 using ScaleSquare = float[kGroup][kGroup];
 
-/// Interleaved bytes of block scales as [block][line].
+/// Interleaved bytes of block scales of a whole tile of lines as [block][line].
 inline void stage_scale_quads(const Operand& o, int64_t outer, int64_t first, uint8_t (&bytes)[kGroup][kGroup]) {
   const int64_t all = block_count(o.spec, o.contraction), count = std::min(all - first, kGroup);
   const uint8_t* quad = static_cast<const uint8_t*>(o.scale) + interleaved_offset(outer, first, all);
@@ -26,9 +26,9 @@ inline bool stage_scale_bytes(const Operand& o, int64_t outer, int64_t first, ui
   const SideGrid grid{o.spec, o.direction, o.outer, all};
   const auto* from = static_cast<const uint8_t*>(o.scale);
   const bool blocks_lead = blocks_first(o.spec, o.direction);
-  const bool runs = !o.spec.swizzled;  // tiled layouts have no runs of scales to copy
+  const bool runs = !o.spec.swizzled && !o.spec.interleaved;  // tiled layouts have no runs of scales to copy
   std::memset(bytes, 0, sizeof bytes);
-  if (o.spec.interleaved) {
+  if (o.spec.interleaved && outer % kGroup == 0) {
     if (lines > 0) stage_scale_quads(o, outer, first, bytes);
     return true;
   }
