@@ -60,13 +60,15 @@ class Bf16Decoder {
   Bytes first_special_;
 };
 
-struct Bf16Lanes {
+/// Rows x Vectors: shape of the register tile.
+template <int Rows, int Vectors>
+struct Bf16LanesOf {
   using Vector = Halves;
   struct Session {};
   static constexpr int kPerLane = 2;
   static constexpr int64_t kSlabLanes = kSlab / kPerLane, kRowLanes = kSlabLanes;
   static constexpr int kLeastRows = 1;
-  static constexpr int kRows = kTileRows, kVectors = kTileVectors;
+  static constexpr int kRows = Rows, kVectors = Vectors;
   static constexpr int64_t kMaxBlock = kLongestBlock;
   static constexpr float kUnit = 1;
   static constexpr bool kFolds = true;
@@ -76,14 +78,14 @@ struct Bf16Lanes {
   static Halves broadcast_lane(const float* p) { return broadcast_halves(p); }
   static F32 accumulate(Halves a, Halves b, F32 sum) { return dot(sum, a, b); }
 
-  template <int Rows, bool Scaled, class Columns>
+  template <int TileRows, bool Scaled, class Columns>
   static void multiply(const RegisterTile& tile, const Columns& columns, const Slab& slab) {
-    multiply_lanes<Bf16Lanes, Rows, Scaled>(tile, columns, slab);
+    multiply_lanes<Bf16LanesOf, TileRows, Scaled>(tile, columns, slab);
   }
 
   /// Columns decoded as they are multiplied.
   struct Codes {
-    StoredColumns<Bf16Lanes> stored;
+    StoredColumns<Bf16LanesOf> stored;
     Bf16Decoder decoder;
 
     void read(int64_t quad, Halves (&to)[2][kVectors]) const {
@@ -94,7 +96,7 @@ struct Bf16Lanes {
 
   /// The same, scales multiplied in.
   struct FoldedCodes {
-    StoredColumns<Bf16Lanes> stored;
+    StoredColumns<Bf16LanesOf> stored;
     Bf16Decoder decoder;
     Format element;
     const Halves (*less)[kVectors];  ///< for each block
@@ -105,14 +107,18 @@ struct Bf16Lanes {
         const uint8_t* const from = stored.at(quad, v);
         const Bytes codes = load_bytes(from);
         decoder.fold(codes, less[quad / (kFoldedBlock / 4)][v], to[0][v], to[1][v]);
-        if (decoder.any_special(codes)) [[unlikely]]
-          put_specials(element, from, to[0][v], to[1][v]);
+        if (decoder.any_special(codes)) [[unlikely]] {
+          Halves even = to[0][v], odd = to[1][v];  // whose addresses are taken, and not the lanes'
+          put_specials(element, from, even, odd);
+          to[0][v] = even, to[1][v] = odd;
+        }
       }
     }
   };
 
+  /// Folding and many rows want more registers than there are, if two vectors of columns are multiplied at a time.
   static int64_t coded_rows(const QuantSpec& spec) {
-    return spec.packed() ? 0 : spec.row().scale == ScaleKind::e8m0 ? 8 : 16;
+    return spec.packed() ? 0 : spec.row().scale == ScaleKind::e8m0 && kVectors > 1 ? 8 : kRows;
   }
 
   /// Calls body with the columns [col, col + kVectors * kLanes), scales multiplied in where `folded` says so.
@@ -138,7 +144,7 @@ struct Bf16Lanes {
     const Bf16Decoder plain(o.spec.element, false), folding(o.spec.element, true);
     alignas(64) uint8_t powers[kGroup][kGroup] = {};
     if (folded && stage_scale_bytes(o, outer, slab.begin / kFoldedBlock, powers)) turn_square(powers);
-    pack_lines<Bf16Lanes>(o, outer, out, [&](int64_t i, float* row) {
+    pack_lines<Bf16LanesOf>(o, outer, out, [&](int64_t i, float* row) {
       for (int64_t l = 0; l < slab.rounded(4 * kLanes); l += 4 * kLanes) {
         const uint8_t* from = lines.data + i * lines.stride + l;
         __builtin_prefetch(from + kLinesAhead * lines.stride);
@@ -258,3 +264,6 @@ struct Bf16Lanes {
     return reinterpret_cast<Halves>(halves_of(both(scales[0]), both(scales[1])));
   }
 };
+
+using Bf16Lanes = Bf16LanesOf<kTileRows, kTileVectors>;
+using TallBf16Lanes = Bf16LanesOf<kGroup, 1>;

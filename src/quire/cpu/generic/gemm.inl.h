@@ -218,3 +218,10 @@ void multiply(const GemmProblem& p) {
     }
   });
 }
+
+/// The same, in tall tiles if one holds all rows: columns that are read as codes are then decoded once.
+template <class L, class Tall>
+void multiply_few(const GemmProblem& p) {
+  const bool tall = p.b.spec.interleaved && p.a.outer > L::kRows && p.a.outer <= Tall::kRows;
+  tall ? multiply<Tall>(p) : multiply<L>(p);
+}
