@@ -7,6 +7,7 @@
 #include "quire/format/element.h"
 #include "quire/gemm/gemm.h"
 #include "quire/quantize/quantize.h"
+#include "quire/quantize/reorder.h"
 
 namespace quire {
 
@@ -20,19 +21,21 @@ Operand rowwise_operand(const Side& side, const QuantSpec& spec, int64_t rows, i
           .amax = side.amax};
 }
 
-PreparedWeight::PreparedWeight(const QuantSpec& spec, int64_t rows, int64_t cols) : memory_(std::make_unique<Arena>()) {
+PreparedWeight::PreparedWeight(const QuantSpec& spec, int64_t rows, int64_t cols)
+    : spec_(spec), memory_(std::make_unique<Arena>()) {
   check(rows >= 1 && cols >= 1, "runner: a weight must be [out_features, in_features] with at least one of each; got [",
         rows, ", ", cols, "]");
   check(!spec.stochastic, "runner: weight spec ", spec.to_string(),
         " rounds stochastically, which is for gradients; leave sr out");
-  operand_ = rowwise_operand(memory_->take_rowwise(spec, rows, cols), spec, rows, cols);
+  const QuantSpec kept = spec.interleaved || spec.swizzled ? spec : spec.reordered();
+  operand_ = rowwise_operand(memory_->take_rowwise(kept, rows, cols), kept, rows, cols);
 }
 
 PreparedWeight::PreparedWeight(const Matrix& w, const QuantSpec& spec, const Vector& bias)
     : PreparedWeight(spec, w.rows, w.cols) {
   const Side side{const_cast<void*>(operand_.data), const_cast<void*>(operand_.scale),
                   const_cast<float*>(operand_.amax)};
-  quantize({.spec = spec, .x = w, .rowwise = side, .columnwise = {}, .random = {}});
+  quantize({.spec = operand_.spec, .x = w, .rowwise = side, .columnwise = {}, .random = {}});
   keep_bias(bias);
 }
 
@@ -44,8 +47,12 @@ PreparedWeight::PreparedWeight(const Operand& w, const Vector& bias) : PreparedW
   for (size_t i = 0; i < bytes.size(); ++i) {
     check(from[i] != nullptr || bytes[i] == 0, "runner: ", kBufferNames[i], " of the weight is a null pointer; give ",
           bytes[i], " bytes for ", w.spec.to_string(), " [", w.outer, ", ", w.contraction, "]");
-    if (bytes[i] > 0) std::memcpy(const_cast<void*>(to[i]), from[i], static_cast<size_t>(bytes[i]));
+    // The amax is the same in both orders.
+    if (bytes[i] > 0 && (i == 2 || w.spec == operand_.spec))
+      std::memcpy(const_cast<void*>(to[i]), from[i], static_cast<size_t>(bytes[i]));
   }
+  if (w.spec != operand_.spec)
+    reorder({.from = w, .data = const_cast<void*>(operand_.data), .scale = const_cast<void*>(operand_.scale)});
   keep_bias(bias);
 }
 

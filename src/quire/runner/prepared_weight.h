@@ -10,7 +10,8 @@
 namespace quire {
 
 /// Codes and scales of w [N, K], and a bias [N], in memory of its own: later writes to what it was made from change
-/// nothing. Immutable. This is where a layout that a product likes better than the stored one is made.
+/// nothing. Immutable. Codes are interleaved, which products of few tokens read soonest (numerics.md 2.4), unless
+/// scales are swizzled.
 class PreparedWeight {
  public:
   /// Quantizes w (f32, f16 or bf16). Throws Error if the spec rounds stochastically, or as quire::quantize does.
@@ -20,7 +21,8 @@ class PreparedWeight {
 
   int64_t out_features() const { return operand_.outer; }
   int64_t in_features() const { return operand_.contraction; }
-  const QuantSpec& spec() const { return operand_.spec; }
+  /// As given.
+  const QuantSpec& spec() const { return spec_; }
 
   /// out [T, N] = x w^T + bias (numerics.md 7.4, 6.6); x a rowwise [T, K].
   void multiply(const Operand& x, const MutableMatrix& out) const;
@@ -29,6 +31,7 @@ class PreparedWeight {
   PreparedWeight(const QuantSpec& spec, int64_t rows, int64_t cols);
   void keep_bias(const Vector& bias);
 
+  QuantSpec spec_;
   std::unique_ptr<Arena> memory_;
   Operand operand_;
   std::vector<float> bias_;

@@ -48,6 +48,13 @@ inline bool stage_scale_bytes(const Operand& o, int64_t outer, int64_t first, ui
   return blocks_lead;
 }
 
+/// The values of scales whose bytes are lanes.
+inline F32 decode_scale_lanes(ScaleKind kind, U32 code) {
+  if (kind == ScaleKind::e4m3) return decode_lanes<Format::e4m3>(code);
+  const U32 tiny = code == 0 ? U32{} + 0x00400000u : code << 23;  // 2^-127 is subnormal
+  return reinterpret_cast<F32>(code == 255 ? U32{} + 0x7FC00000u : tiny);
+}
+
 /// Whether no scale in E4M3 is NaN.
 inline bool all_numbers(const uint8_t (&bytes)[kGroup][kGroup]) {
   Codes most = {};
@@ -66,15 +73,8 @@ inline void decode_scale_bytes(ScaleKind kind, const uint8_t (&bytes)[kGroup][kG
     for (int64_t i = 0; i < kGroup * kGroup; i += kLanes) store(&out[0][0] + i, load_e4m3(&bytes[0][0] + i));
     return;
   }
-  for (int64_t i = 0; i < kGroup * kGroup; i += kLanes) {
-    const U32 code = load_u8(&bytes[0][0] + i);
-    if (kind == ScaleKind::e4m3) {
-      store(&out[0][0] + i, decode_lanes<Format::e4m3>(code));
-    } else {
-      const U32 tiny = code == 0 ? U32{} + 0x00400000u : code << 23;  // 2^-127 is subnormal
-      store(&out[0][0] + i, reinterpret_cast<F32>(code == 255 ? U32{} + 0x7FC00000u : tiny));
-    }
-  }
+  for (int64_t i = 0; i < kGroup * kGroup; i += kLanes)
+    store(&out[0][0] + i, decode_scale_lanes(kind, load_u8(&bytes[0][0] + i)));
 }
 
 /// Scales of 16 lines and the blocks [first, first + 16): out[line][block] or, across, out[block][line]; 0 outside.
@@ -97,6 +97,22 @@ void load_scale_square(const Operand& o, int64_t outer, int64_t first, ScaleSqua
       (Along ? out[i][b] : out[b][i]) = static_cast<const float*>(o.scale)[scale_index(grid, outer + i, first + b)];
 }
 
+/// decode_scales() across a whole tile of interleaved lines: their bytes are lanes already.
+inline void decode_scale_quads(const Operand& o, int64_t outer, const Slab& slab, int64_t stride, float* out) {
+  const int64_t own = block_length(o.spec, o.contraction), repeat = own / slab.block;
+  const auto* const bytes = static_cast<const uint8_t*>(o.scale);
+  const uint8_t* const quads = bytes + interleaved_offset(outer, slab.begin / own, block_count(o.spec, o.contraction));
+  for (int64_t b = 0; b < slab.blocks(); ++b) {
+    const int64_t block = b / repeat;
+    const uint8_t* const quad = quads + block / kQuadBytes * kQuadGroup;
+    for (int64_t i = 0; i < kGroup; i += kLanes) {
+      const U32 four = reinterpret_cast<U32>(load(reinterpret_cast<const float*>(quad + i * kQuadBytes)));
+      const U32 code = four >> static_cast<uint32_t>(block % kQuadBytes * 8) & 0xFF;
+      store(out + b * stride + i, decode_scale_lanes(o.spec.row().scale, code));
+    }
+  }
+}
+
 /// Block scales of a slab for 16 lines from `outer` on, repeated where the operand's own blocks are longer than the
 /// slab's; 1 where it has none. Along lines: out[line * kSlabBlocks + block]; across: out[block * stride + line].
 template <bool Along>
@@ -107,6 +123,8 @@ void decode_scales(const Operand& o, int64_t outer, const Slab& slab, int64_t st
       std::fill_n(out + i * stride, Along ? blocks : kGroup, 1.0f);
     return;
   }
+  if (!Along && o.spec.interleaved && has_byte_scales(o.spec) && outer < o.outer)
+    return decode_scale_quads(o, outer, slab, stride, out);
   const int64_t own = block_length(o.spec, o.contraction), repeat = own / slab.block;
   alignas(64) ScaleSquare square;
   load_scale_square<Along>(o, outer, slab.begin / own, square);
