@@ -205,7 +205,9 @@ def test_codes_move_with_their_scales(spec, shape, equal_bits):
     assert torch.equal(got.row_map, expected.row_map) and torch.equal(got.offsets, expected.offsets)
 
 
-@pytest.mark.parametrize("spec", ["fp8_block:128x128", "mxfp8:32x32", "nvfp4:16x16", "mxfp8:swizzled"])
+@pytest.mark.parametrize(
+    "spec", ["fp8_block:128x128", "mxfp8:32x32", "nvfp4:16x16", "mxfp8:swizzled", "nvfp4:interleaved"]
+)
 def test_rows_that_share_scales_are_refused_in_words(spec):
     q = quire.quantize(random(10, 160), spec)
     with pytest.raises(NotImplementedError, match=f"rows of {spec} share scales .*; permute, then quantize"):

@@ -85,8 +85,8 @@ def _permute_codes(q: QuantizedTensor, row_map: torch.Tensor, rows: int) -> Quan
     family, *options = q.spec_text.split(":")
     if shared := [option for option in options if option in TILES]:
         raise NotImplementedError(
-            f"permute: rows of {q.spec_text} share scales or tiles ({shared[0]}), so they cannot move alone; permute, then "
-            "quantize, or use a spec without it"
+            f"permute: rows of {q.spec_text} share scales or tiles ({shared[0]}), so they cannot move alone; permute, "
+            "then quantize, or use a spec without it"
         )
     data, scale, amax, *_ = q.buffer_list()
     if data is None or q.dim() != 2:
