@@ -1,6 +1,7 @@
 """The operators as plain functions of tensors and texts."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
@@ -195,6 +196,11 @@ def fingerprint(x: torch.Tensor) -> torch.Tensor:
     return torch.ops.quire.fingerprint(x)
 
 
+def _of(operator: Any, runner: object) -> Any:
+    """The overload that takes the runner: PyTorch would find it by trying, which costs more than a small product."""
+    return operator.by_name if isinstance(runner, str) else operator.default
+
+
 def nvfp4_linear(x: torch.Tensor, runner: RunnerHandle | int | str, out_features: int) -> torch.Tensor:
     """y [*, out_features] of x [*, K], both bfloat16, by a registered runner. For inference: no gradient.
 
@@ -204,7 +210,7 @@ def nvfp4_linear(x: torch.Tensor, runner: RunnerHandle | int | str, out_features
     One opaque node in a graph; tracing asks for nothing but shapes, so the runner must exist only when it runs. Raises
     RuntimeError if there is no such runner then, or it computes something else, elsewhere or of other sizes.
     """
-    return torch.ops.quire.nvfp4_linear(x, named(runner), out_features)
+    return _of(torch.ops.quire.nvfp4_linear, runner)(x, named(runner), out_features)
 
 
 def nvfp4_moe(
@@ -216,7 +222,8 @@ def nvfp4_moe(
 ) -> torch.Tensor:
     """y [T, hidden_size] of hidden_states [T, H], both bfloat16, by the experts topk_ids int32 [T, k], whose results
     are weighted by topk_weights float32 [T, k]. An id of -1 stands for no expert. Otherwise as nvfp4_linear()."""
-    return torch.ops.quire.nvfp4_moe(hidden_states, topk_weights, topk_ids, named(runner), hidden_size)
+    operator = _of(torch.ops.quire.nvfp4_moe, runner)
+    return operator(hidden_states, topk_weights, topk_ids, named(runner), hidden_size)
 
 
 def nvfp4_moe_routed(
@@ -233,8 +240,8 @@ def nvfp4_moe_routed(
     routing: "FUNCTION:topk=N[:OPTION]...", such as "softmax:topk=2:renormalize"; RuntimeError lists what there is.
     router_logits: float32, float16 or bfloat16. expert_bias [E]: added to the scores that experts are chosen by.
     """
-    which = named(runner)
-    return torch.ops.quire.nvfp4_moe_routed(hidden_states, router_logits, expert_bias, routing, which, hidden_size)
+    operator = _of(torch.ops.quire.nvfp4_moe_routed, runner)
+    return operator(hidden_states, router_logits, expert_bias, routing, named(runner), hidden_size)
 
 
 def stashed_wgrad(stash: torch.Tensor, grads: Sequence[torch.Tensor], overwrite: bool = True) -> bool:

@@ -77,7 +77,7 @@ class MoERunner:
 
 @dataclass(frozen=True, eq=False)
 class PythonRunner:
-    """A Python function as a runner, for trying things out: each call takes the interpreter's lock, costs some ten
+    """A Python function as a runner, for trying things out: each call takes the interpreter's lock, costs some
     microseconds, and copies the result.
 
     function(x) -> y for x [*, in_features] and y [*, out_features], or with experts > 0
