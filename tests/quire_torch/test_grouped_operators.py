@@ -89,6 +89,9 @@ def test_buffers_of_another_operand_are_refused():
     y, *saved = ops.grouped_linear_fwd(x, w, [], offsets, 24, text, torch.float32, 3, [], [])
     with pytest.raises(RuntimeError, match="grouped_linear_bwd: x: columnwise_data of mxfp8 for 3 groups of 8 rows"):
         ops.grouped_linear_bwd(y, offsets, saved[0][:-40], *saved[1:], [], 32, text, torch.float32, 3)
+    wrong = [saved[0].float(), *saved[1:]]
+    with pytest.raises(RuntimeError, match="must hold 256 contiguous Byte, got Float"):
+        ops.grouped_linear_bwd(y, offsets, *wrong, [], 32, text, torch.float32, 3)
 
 
 @pytest.mark.parametrize(

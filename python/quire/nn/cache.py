@@ -18,9 +18,9 @@ from quire.tensor.order import in_order
 class CachedWeight(NamedTuple):
     """Codes of a product's weight, or of the weights of its groups, in both directions.
 
-    spec, stored: texts, of the recipe's spec for w, and of that with the order that codes are in. buffers: six for each
-    weight. fingerprint: int64 [weights], of each when it was quantized; a product refuses codes when it differs, so
-    that no write to a weight, by whichever way, can leave stale codes in use.
+    spec, stored: texts, of the recipe's spec for w, and of that with the order that codes are in. buffers: six; of
+    groups flat ones, group after group. fingerprint: int64 [weights], of each when it was quantized; a product refuses
+    codes when it differs, so that no write to a weight, by whichever way, can leave stale codes in use.
     """
 
     spec: str
@@ -32,7 +32,7 @@ class CachedWeight(NamedTuple):
         """The buffers that a product needs now: both directions only if there may be a backward pass."""
         if torch.is_grad_enabled():
             return self.buffers
-        return tuple([buffer if i % 6 < 3 else None for i, buffer in enumerate(self.buffers)])
+        return (*self.buffers[:3], None, None, None)
 
 
 def cache(
@@ -41,15 +41,19 @@ def cache(
     """Quantizes the weight of a product, or that of each of its groups. scale: the state's forward scales under delayed
     scaling (numerics.md 1.5)."""
     stored = in_order(recipe.weight_spec, interleaved)
-    buffers: list[torch.Tensor | None] = []
+    each: list[list[torch.Tensor]] = []
     for group, weight in enumerate(weights):
         w = weight.detach()
         if scale is not None:
-            buffers += delayed.quantize(w, scale, len(weights) + group, True, stored)
+            each.append(delayed.quantize(w, scale, len(weights) + group, True, stored))
         else:
-            buffers += operand_buffers(w, stored, True)
+            each.append(operand_buffers(w, stored, True))
     marks = [fingerprint(weight.detach()) for weight in weights]
-    return CachedWeight(recipe.weight_spec, stored, tuple(buffers), marks[0] if len(marks) == 1 else torch.cat(marks))
+    if len(each) == 1:
+        return CachedWeight(recipe.weight_spec, stored, tuple(each[0]), marks[0])
+    # One list of six, however many groups: a call costs the host no more when there are more.
+    buffers = tuple([torch.cat([one.flatten() for one in same]) for same in zip(*each, strict=True)])
+    return CachedWeight(recipe.weight_spec, stored, buffers, torch.cat(marks))
 
 
 def cached_weight(
@@ -113,4 +117,4 @@ def _keep(module: ProductModule, product: str, recipe: Recipe) -> None:
     made = cache(weights, recipe, state.fwd_scale if recipe.delayed() else None, interleaved=interleaved)
     setattr(module, named(product, "kept_weight"), made)
     if recipe.delayed():
-        delayed.collect_weight(state, torch.cat(made.buffers[2::6]))
+        delayed.collect_weight(state, made.buffers[2])

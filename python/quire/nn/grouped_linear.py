@@ -189,7 +189,7 @@ class GroupedProduct:
             made = cache(layer.group_weights(""), recipe, self.given.get("fwd_scale"))
             layer.microbatch_weight, self.given["w_buffers"] = made, made.buffers
             if recipe.delayed():
-                self.w_amax = torch.cat(made.buffers[2::6])
+                self.w_amax = made.buffers[2]
 
     def input(self) -> dict[str, object]:
         """Keywords of activation() for an x that run() takes."""

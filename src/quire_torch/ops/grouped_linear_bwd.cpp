@@ -17,7 +17,7 @@ using Three = std::array<at::Tensor, 3>;
 Sides columnwise_w(const GroupedLinearBwd::Args& a, const GroupedLayout& layout, int64_t n) {
   const char* what = "grouped_linear_bwd: w";
   if (a.w_buffers.empty()) return grouped_sides(Three{a.w_data, a.w_scale, a.w_amax}, layout, what);
-  return given_sides(a.w_buffers, {n, layout.k}, {.what = what, .role = "w", .spec = layout.spec, .columnwise = true});
+  return given_sides(a.w_buffers, layout, n, what);
 }
 
 /// dy of each group, in the directions that are needed.
@@ -39,27 +39,30 @@ GroupedCodes quantize_dy(const GroupedLinearBwd::Args& a, const Groups& groups, 
 void multiply_dx(const GroupedLinearBwd::Args& a, const Groups& groups, const Sides& dy, at::Tensor& dx) {
   const int64_t n = a.dy.size(-1), k = op::as<int64_t>(a.in_features);
   const Groups experts = Groups::equal(static_cast<int64_t>(groups.size()), n);
-  const GroupedLayout layout{a.recipe->w, experts, k, Direction::columnwise};
-  const auto rows = grouped_operands(dy, {a.recipe->dy, groups, n, Direction::rowwise});
-  const auto w = grouped_operands(columnwise_w(a, layout, n), layout);
+  const GroupedLayout dy_layout{a.recipe->dy, groups, n, Direction::rowwise},
+      w_layout{a.recipe->w, experts, k, Direction::columnwise};
+  const Sides w = columnwise_w(a, w_layout, n);
   zero_beyond(dx, groups);
   const quire::MutableMatrix m = mutable_matrix(dx);
   std::vector<quire::GemmProblem> products;
   for (size_t e = 0; e < groups.size(); ++e) {
     if (groups.rows(e) == 0) continue;
     auto* data = static_cast<char*>(m.data) + groups.begin(e) * k * size_of(m.dtype);
-    products.push_back({.a = rows[e], .b = w[e], .out = {data, m.dtype, groups.rows(e), k, k}});
+    products.push_back({.a = grouped_operand(dy, dy_layout, e),
+                        .b = grouped_operand(w, w_layout, e),
+                        .out = {data, m.dtype, groups.rows(e), k, k}});
   }
   run(kDgrad, products);
 }
 
-/// Columnwise operands of dw in each group.
+/// Columnwise codes of a gradient's two operands.
 struct WgradOperands {
-  std::vector<quire::Operand> dy, x;
+  Sides dy, x;
+  GroupedLayout dy_layout, x_layout;
 };
 
 /// dw of each group, written or added.
-void multiply_dw(const Groups& groups, const WgradOperands& operands, const op::TensorList& dw, bool add) {
+void multiply_dw(const Groups& groups, const WgradOperands& codes, const op::TensorList& dw, bool add) {
   std::vector<quire::GemmProblem> products;
   for (size_t e = 0; e < groups.size(); ++e) {
     at::Tensor part = member(dw, e, 2);
@@ -68,13 +71,12 @@ void multiply_dw(const Groups& groups, const WgradOperands& operands, const op::
       continue;
     }
     const quire::MutableMatrix out = mutable_matrix(part);
-    products.push_back({.a = operands.dy[e], .b = operands.x[e], .out = out, .addend = add ? out.data : nullptr});
+    products.push_back({.a = grouped_operand(codes.dy, codes.dy_layout, e),
+                        .b = grouped_operand(codes.x, codes.x_layout, e),
+                        .out = out,
+                        .addend = add ? out.data : nullptr});
   }
   run(kWgrad, products);
-}
-
-std::vector<quire::Operand> columnwise_x(const Three& x, const GroupedLayout& layout) {
-  return grouped_operands(grouped_sides(x, layout, "grouped_linear_bwd: x"), layout);
 }
 
 }  // namespace
@@ -85,11 +87,12 @@ void GroupedLinearBwd::cpu(const Args& a, op::Tensors<6>& out) {
   if (a.needs & (kNeedsX | kNeedsW | kKeepsDy)) {
     const GroupedCodes dy = quantize_dy(a, groups, out);
     if (a.needs & kNeedsX) multiply_dx(a, groups, dy.rows, out[0]);
-    const int64_t n = a.dy.size(-1), k = op::as<int64_t>(a.in_features);
+    const GroupedLayout dy_layout{a.recipe->dy, groups, a.dy.size(-1), Direction::columnwise},
+        x_layout{a.recipe->x, groups, op::as<int64_t>(a.in_features), Direction::columnwise};
     if (a.needs & kNeedsW)
       multiply_dw(groups,
-                  {grouped_operands(dy.columns, {a.recipe->dy, groups, n, Direction::columnwise}),
-                   columnwise_x({a.x_data, a.x_scale, a.x_amax}, {a.recipe->x, groups, k, Direction::columnwise})},
+                  {dy.columns, grouped_sides(Three{a.x_data, a.x_scale, a.x_amax}, x_layout, "grouped_linear_bwd: x"),
+                   dy_layout, x_layout},
                   {out[1]}, false);
   }
   if (!(a.needs & kNeedsBias)) return;
@@ -123,8 +126,8 @@ void GroupedWgrad::cpu(const Args& a) {
       x{a.recipe->x, groups, k, Direction::columnwise};
   const Three dy_buffers{a.dy_data, a.dy_scale, a.dy_amax};
   multiply_dw(groups,
-              {grouped_operands(grouped_sides(dy_buffers, dy, "grouped_wgrad_: dy"), dy),
-               columnwise_x({a.x_data, a.x_scale, a.x_amax}, x)},
+              {grouped_sides(dy_buffers, dy, "grouped_wgrad_: dy"),
+               grouped_sides(Three{a.x_data, a.x_scale, a.x_amax}, x, "grouped_wgrad_: x"), dy, x},
               dw, !a.overwrite);
 }
 

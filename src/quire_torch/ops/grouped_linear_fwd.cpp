@@ -2,6 +2,8 @@
 
 #include <ATen/ops/linear.h>
 
+#include <deque>
+
 #include "quire_torch/ops/observe.h"
 
 namespace quire_torch {
@@ -95,30 +97,31 @@ void GroupedLinearFwd::cpu(const Args& a, op::Tensors<7>& out) {
   if (!a.recipe->recipe) return plain(a, groups, out[0]);
   check_fresh(a, groups);
   const quire::LinearSpec& recipe = *a.recipe->recipe;
-  GroupedCodes x_codes, w_codes;
-  if (a.x_buffers.empty())
-    x_codes = quantize_x(a, groups, out);
-  else
-    x_codes.rows = given_x(a, groups, k);
-  if (a.w_buffers.empty())
-    w_codes = quantize_w(a, groups, out);
-  else
-    w_codes.rows =
-        given_sides(a.w_buffers, {n, k}, {.what = "grouped_linear: w", .role = "w", .spec = recipe.w, .rowwise = true});
-  const auto x = grouped_operands(x_codes.rows, {recipe.x, groups, k, Direction::rowwise});
   const Groups experts = Groups::equal(static_cast<int64_t>(groups.size()), n);
-  const auto w = grouped_operands(w_codes.rows, {recipe.w, experts, k, Direction::rowwise});
-  std::vector<MatrixView> biases;
+  const GroupedLayout x_layout{recipe.x, groups, k, Direction::rowwise},
+      w_layout{recipe.w, experts, k, Direction::rowwise};
+  GroupedCodes x, w;
+  if (a.x_buffers.empty())
+    x = quantize_x(a, groups, out);
+  else
+    x.rows = given_x(a, groups, k);
+  if (a.w_buffers.empty())
+    w = quantize_w(a, groups, out);
+  else
+    w.rows = given_sides(a.w_buffers, w_layout, n, "grouped_linear: w");
+  std::deque<MatrixView> biases;
   std::vector<quire::GemmProblem> products;
   for (size_t e = 0; e < groups.size(); ++e) {
-    if (!a.bias.empty()) biases.emplace_back(member(a.bias, e, 1), "grouped_linear: bias");
     if (groups.rows(e) == 0) continue;
     auto* rows = static_cast<char*>(y.data) + groups.begin(e) * n * size_of(y.dtype);
-    products.push_back({.a = x[e],
-                        .b = w[e],
-                        .out = {rows, y.dtype, groups.rows(e), n, n},
-                        .bias = a.bias.empty() ? nullptr : biases.back().matrix().data,
-                        .bias_dtype = a.bias.empty() ? quire::DType::f32 : biases.back().matrix().dtype});
+    quire::GemmProblem p{.a = grouped_operand(x.rows, x_layout, e),
+                         .b = grouped_operand(w.rows, w_layout, e),
+                         .out = {rows, y.dtype, groups.rows(e), n, n}};
+    if (!a.bias.empty()) {
+      const quire::Matrix& bias = biases.emplace_back(member(a.bias, e, 1), "grouped_linear: bias").matrix();
+      p.bias = bias.data, p.bias_dtype = bias.dtype;
+    }
+    products.push_back(p);
   }
   run(kFprop, products);
 }

@@ -13,10 +13,10 @@ namespace quire_torch {
 /// y [*, N] in `dtype`; rows beyond the last group are zero. Operands asked for by `save` are returned quantized
 /// columnwise, in flat buffers (quire/spec/groups.h).
 /// recipe: "" multiplies x and w as they are, in `dtype`. x_buffers: x is given quantized, as the six flat buffers of
-/// its groups, and tells only shape and dtype. w_buffers: w is given quantized, as six buffers for each group, and is
-/// not read unless w_fingerprint is given: int64 [E], of each w when its buffers were made; throws where one has
-/// changed since. fwd_scale: delayed scaling, float32 [3 E], of x in each group, w in each, and E that are not used;
-/// x_amax and w_amax [E] are then returned, w_amax unless w is given.
+/// its groups, and tells only shape and dtype. w_buffers: w is given quantized, as six buffers for each group or flat
+/// ones of all, and is not read unless w_fingerprint is given: int64 [E], of each w when its buffers were made; throws
+/// where one has changed since. fwd_scale: delayed scaling, float32 [3 E], of x in each group, w in each, and E that
+/// are not used; x_amax and w_amax [E] are then returned, w_amax unless w is given.
 struct GroupedLinearFwd : OpBase {
   static constexpr const char* kName = "grouped_linear_fwd";
   static constexpr const char* kNotDifferentiable = "is an inner operator without a gradient; call quire.GroupedLinear";
@@ -96,9 +96,10 @@ struct GroupedLinearFwd : OpBase {
     quire::check(!a.w.empty() || !a.w_buffers.empty(), "grouped_linear: w is absent; pass it or w_buffers");
     if (!a.w.empty()) check_list<Int>(a.w, groups, {n, k}, "grouped_linear: w", a.x.device());
     if (!a.bias.empty()) check_list<Int>(a.bias, groups, {n}, "grouped_linear: bias", a.x.device());
-    quire::check(a.w_buffers.empty() || static_cast<int64_t>(a.w_buffers.size()) == 6 * groups,
-                 "grouped_linear: w_buffers must be the six of quire.TensorProto for each of ", groups, " groups, got ",
-                 a.w_buffers.size());
+    const auto buffers = static_cast<int64_t>(a.w_buffers.size());
+    quire::check(buffers == 0 || buffers == 6 || buffers == 6 * groups,
+                 "grouped_linear: w_buffers must be the six of quire.TensorProto for each of ", groups,
+                 " groups, or six flat ones of all; got ", buffers);
     quire::check(dtype(a.dtype, "grouped_linear: dtype") != quire::DType::u8,
                  "grouped_linear: dtype must be float32, float16 or bfloat16");
   }

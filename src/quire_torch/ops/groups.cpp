@@ -53,31 +53,73 @@ void zero_beyond(at::Tensor& t, const Groups& groups) {
     std::memset(static_cast<char*>(m.data) + static_cast<size_t>(groups.end()) * width, 0, rows * width);
 }
 
+namespace {
+
+/// Elements of the buffers of each group; neighbours often have as many rows.
+class CountsOf {
+ public:
+  explicit CountsOf(const GroupedLayout& layout) : layout_(layout) {}
+  const quire::BufferCounts<int64_t>& operator()(size_t group) {
+    const int64_t rows = layout_.groups.rows(group);
+    if (rows != rows_)
+      counts_ = quire::counts(quire::buffers<int64_t>(layout_.spec, {rows, layout_.k}, layout_.direction));
+    rows_ = rows;
+    return counts_;
+  }
+
+ private:
+  const GroupedLayout& layout_;
+  int64_t rows_ = -1;
+  quire::BufferCounts<int64_t> counts_{};
+};
+
+std::array<at::ScalarType, 3> dtypes_of(const quire::QuantSpec& spec) {
+  return {at::kByte, spec.row().scale == quire::ScaleKind::f32 ? at::kFloat : at::kByte, at::kFloat};
+}
+
+/// Throws unless the buffers hold so many elements.
+void check_held(std::span<const at::Tensor> three, const GroupedLayout& layout,
+                const quire::BufferCounts<int64_t>& wanted, const char* what) {
+  const auto dtypes = dtypes_of(layout.spec);
+  for (size_t i = 0; i < 3; ++i) {
+    const bool there = three[i].defined() && three[i].numel() > 0;
+    const bool fits =
+        there ? three[i].scalar_type() == dtypes[i] && three[i].is_contiguous() && three[i].numel() >= wanted[i]
+              : wanted[i] == 0;
+    if (fits) continue;  // formatting costs more than a small product
+    quire::fail(what, ": ", quire::kBufferNames[i + (layout.direction == Direction::rowwise ? 0 : 3)], " of ",
+                layout.spec.to_string(), " for ", layout.groups.size(), " groups of ", layout.groups.end(), " rows of ",
+                layout.k, " must hold ", wanted[i], " contiguous ", dtypes[i], ", got ",
+                there ? quire::text(three[i].scalar_type(), " ", three[i].sizes()) : "nothing",
+                "; pass what the forward operator returned");
+  }
+}
+
+}  // namespace
+
 std::vector<quire::Side> grouped_sides(std::span<const at::Tensor> three, const GroupedLayout& layout,
                                        const char* what) {
-  const auto& [spec, groups, k, direction] = layout;
-  std::array<int64_t, 3> at{};
-  std::array<char*, 3> memory{};
-  for (size_t i = 0; i < 3; ++i)
-    if (three[i].defined() && three[i].numel() > 0) memory[i] = static_cast<char*>(three[i].mutable_data_ptr());
-  std::vector<quire::Side> sides;
-  for (size_t e = 0; e < groups.size(); ++e) {
-    const auto place = [&](size_t i) -> void* {
-      return memory[i] ? memory[i] + at[i] * three[i].element_size() : nullptr;
-    };
-    quire::Side side{place(0), place(1), static_cast<float*>(place(2))};
-    // A side is present by its codes, also where there are none.
-    sides.push_back(side.marked());
-    const auto counts = quire::counts(quire::buffers<int64_t>(spec, {groups.rows(e), k}, direction));
-    for (size_t i = 0; i < 3; ++i) at[i] += counts[i];
-  }
+  std::array<char*, 3> next{};
+  std::array<int64_t, 3> width{};
   for (size_t i = 0; i < 3; ++i) {
-    const int64_t held = three[i].defined() ? three[i].numel() : 0;
-    check(at[i] <= held && (held == 0 || three[i].is_contiguous()), what, ": ",
-          quire::kBufferNames[i + (direction == Direction::rowwise ? 0 : 3)], " of ", spec.to_string(), " for ",
-          groups.size(), " groups of ", groups.end(), " rows of ", k, " must hold ", at[i],
-          " contiguous elements, got ", held, "; pass what the forward operator returned");
+    if (!three[i].defined() || three[i].numel() == 0) continue;
+    next[i] = static_cast<char*>(three[i].mutable_data_ptr());
+    width[i] = three[i].element_size();
   }
+  CountsOf counts_of(layout);
+  quire::BufferCounts<int64_t> all{};
+  std::vector<quire::Side> sides;
+  sides.reserve(layout.groups.size());
+  for (size_t e = 0; e < layout.groups.size(); ++e) {
+    // A side is present by its codes, also where there are none.
+    sides.push_back(quire::Side{next[0], next[1], reinterpret_cast<float*>(next[2])}.marked());
+    const auto& counts = counts_of(e);
+    for (size_t i = 0; i < 3; ++i) {
+      all[i] += counts[i];
+      if (next[i]) next[i] += counts[i] * width[i];
+    }
+  }
+  check_held(three, layout, all, what);
   return sides;
 }
 
@@ -90,42 +132,41 @@ const float* group_scales(const std::optional<at::Tensor>& scale, int64_t slots,
   return scale->const_data_ptr<float>() + slot * groups;
 }
 
-std::vector<quire::Side> given_sides(const op::OptionalTensorList& buffers, const quire::Shape<int64_t>& shape,
-                                     const QuantizeRole& q) {
+std::vector<quire::Side> given_sides(const op::OptionalTensorList& buffers, const GroupedLayout& layout, int64_t rows,
+                                     const char* what) {
+  const bool rowwise = layout.direction == Direction::rowwise;
+  if (buffers.size() == 6 && layout.groups.size() > 1) {
+    std::array<at::Tensor, 3> three;
+    for (size_t i = 0; i < 3; ++i) three[i] = buffers[i + (rowwise ? 0 : 3)].value_or(at::Tensor());
+    return grouped_sides(three, layout, what);
+  }
+  const QuantizeRole role{.what = what, .role = "w", .spec = layout.spec, .rowwise = rowwise, .columnwise = !rowwise};
   std::vector<quire::Side> sides;
   for (auto first = buffers.begin(); first != buffers.end(); first += 6)
-    sides.push_back(
-        side(given_operand({first, first + 6}, shape, q), q.rowwise ? Direction::rowwise : Direction::columnwise));
+    sides.push_back(side(given_operand({first, first + 6}, {rows, layout.k}, role), layout.direction));
   return sides;
 }
 
-std::vector<quire::Operand> grouped_operands(const std::vector<quire::Side>& sides, const GroupedLayout& layout) {
-  const auto& [spec, groups, k, direction] = layout;
-  const bool rowwise = direction == Direction::rowwise;
-  std::vector<quire::Operand> out;
-  for (size_t e = 0; e < sides.size(); ++e) {
-    const int64_t rows = groups.rows(e);
-    out.push_back({.spec = spec,
-                   .direction = direction,
-                   .outer = rowwise ? rows : k,
-                   .contraction = rowwise ? k : quire::columnwise_tokens(spec, rows),
-                   .data = sides[e].data,
-                   .scale = sides[e].scale,
-                   .amax = sides[e].amax});
-  }
-  return out;
+quire::Operand grouped_operand(const std::vector<quire::Side>& sides, const GroupedLayout& layout, size_t group) {
+  const bool rowwise = layout.direction == Direction::rowwise;
+  const int64_t rows = layout.groups.rows(group);
+  return {.spec = layout.spec,
+          .direction = layout.direction,
+          .outer = rowwise ? rows : layout.k,
+          .contraction = rowwise ? layout.k : quire::columnwise_tokens(layout.spec, rows),
+          .data = sides[group].data,
+          .scale = sides[group].scale,
+          .amax = sides[group].amax};
 }
 
 namespace {
 
 /// Elements of the buffers that these groups need.
 quire::BufferCounts<int64_t> used_counts(const GroupedLayout& layout) {
+  CountsOf counts_of(layout);
   quire::BufferCounts<int64_t> used{};
-  for (size_t e = 0; e < layout.groups.size(); ++e) {
-    const quire::Shape<int64_t> shape{layout.groups.rows(e), layout.k};
-    const auto counts = quire::counts(quire::buffers(layout.spec, shape, layout.direction));
-    for (size_t i = 0; i < 3; ++i) used[i] += counts[i];
-  }
+  for (size_t e = 0; e < layout.groups.size(); ++e)
+    for (size_t i = 0; i < 3; ++i) used[i] += counts_of(e)[i];
   return used;
 }
 
@@ -133,7 +174,7 @@ quire::BufferCounts<int64_t> used_counts(const GroupedLayout& layout) {
 std::array<at::Tensor, 3> fresh_buffers(const GroupedRole& q, const GroupedLayout& layout) {
   const auto used = used_counts(layout);
   const bool kept = q.keeps && layout.direction == Direction::columnwise;
-  const std::array dtypes{at::kByte, q.spec.row().scale == quire::ScaleKind::f32 ? at::kFloat : at::kByte, at::kFloat};
+  const auto dtypes = dtypes_of(q.spec);
   std::array<at::Tensor, 3> out;
   for (size_t i = 0; i < 3; ++i) {
     const bool result = kept || (i == 2 && q.scale);

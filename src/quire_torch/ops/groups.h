@@ -80,12 +80,12 @@ void clear_unwritten(std::span<const at::Tensor> three, const GroupedLayout& lay
 const float* group_scales(const std::optional<at::Tensor>& scale, int64_t slots, int64_t groups, int64_t slot,
                           const char* what);
 
-/// The same of matrices that were quantized one by one: six buffers for each, of `shape`, in the one direction of `q`.
-std::vector<quire::Side> given_sides(const op::OptionalTensorList& buffers, const quire::Shape<int64_t>& shape,
-                                     const QuantizeRole& q);
+/// The same of matrices [rows, k] that are given quantized: six buffers for each group, or six flat ones for all.
+std::vector<quire::Side> given_sides(const op::OptionalTensorList& buffers, const GroupedLayout& layout, int64_t rows,
+                                     const char* what);
 
-/// One side of each group as operands of products.
-std::vector<quire::Operand> grouped_operands(const std::vector<quire::Side>& sides, const GroupedLayout& layout);
+/// A group's side as an operand of a product.
+quire::Operand grouped_operand(const std::vector<quire::Side>& sides, const GroupedLayout& layout, size_t group);
 
 /// How the matrices of several groups are quantized, all of them alike.
 struct GroupedRole {
