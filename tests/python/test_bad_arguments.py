@@ -144,6 +144,26 @@ CASES = {
         TypeError,
         "quire.Linear: return_bias must be a bool, got 'no'",
     ),
+    "a norm's layer with half a bias": (
+        lambda: quire.LayerNormLinear(4, 4, bias="half"),
+        TypeError,
+        "quire.LayerNormLinear: bias must be a bool, got 'half'",
+    ),
+    "a network that may be recomputed": (
+        lambda: quire.LayerNormMLP(4, 4, checkpoint="maybe"),
+        TypeError,
+        "quire.LayerNormMLP: checkpoint must be a bool, got 'maybe'",
+    ),
+    "experts with a number for a flag": (
+        lambda: quire.GroupedLinear(2, 4, 4, return_bias=1),
+        TypeError,
+        "quire.GroupedLinear: return_bias must be a bool, got 1",
+    ),
+    "a mixture with text for a flag": (
+        lambda: quire.MoE(4, 4, 4, weight_on_input="no"),
+        TypeError,
+        "quire.MoE: weight_on_input must be a bool, got 'no'",
+    ),
     "a layer initialised by a number": (
         lambda: quire.Linear(4, 4, init_method=3),
         TypeError,

@@ -286,6 +286,8 @@ def test_wrong_arguments_are_refused():
     with pytest.raises(NotImplementedError, match="quire.MoE: activation='tanh' is not available"):
         quire.MoE(8, 8, 4, activation="tanh")
     layer = layer_of()
+    with pytest.raises(RuntimeError, match=r"x must be \[..., hidden_size\] = \[..., 64\], got \[4, 32\]"):
+        layer(torch.randn(4, 32))  # which could be read as two tokens
     with quire.autocast(recipe=recipes.MXFP8BlockScaling()), pytest.raises(TypeError, match="must have the dtype of x"):
         layer(tokens(4, dtype=torch.bfloat16))
 

@@ -72,7 +72,7 @@ class GroupedLinear(ProductModule):
         check_kind("quire.GroupedLinear", int, num_gemms=num_gemms)
         if num_gemms < 1:
             raise ValueError(f"quire.GroupedLinear: num_gemms must be at least 1, got {num_gemms}")
-        flags = {"return_bias": return_bias, "single_grouped_weight": single_grouped_weight}
+        flags = {"bias": bias, "return_bias": return_bias, "single_grouped_weight": single_grouped_weight}
         flags |= {"fuse_wgrad_accumulation": fuse_wgrad_accumulation, "delay_wgrad_compute": delay_wgrad_compute}
         check_kind("quire.GroupedLinear", bool, single_grouped_bias=single_grouped_bias, **flags)
         check_own_recipe("quire.GroupedLinear", recipe)

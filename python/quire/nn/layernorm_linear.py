@@ -5,6 +5,7 @@ from collections.abc import Callable
 import torch
 
 from quire.functional import norm
+from quire.kinds import check_kind
 from quire.nn import options as unavailable
 from quire.nn.call import Product, active_call
 from quire.nn.norm import reset_norm
@@ -92,6 +93,10 @@ class LayerNormLinear(ProductModule):
         **options: object,
     ) -> None:
         unavailable.refuse("quire.LayerNormLinear", options, _OPTIONS)
+        flags = {"return_layernorm_output": return_layernorm_output, "zero_centered_gamma": zero_centered_gamma}
+        flags |= {"fuse_wgrad_accumulation": fuse_wgrad_accumulation, "delay_wgrad_compute": delay_wgrad_compute}
+        flags |= {"bias": bias, "return_bias": return_bias, "save_original_input": save_original_input}
+        check_kind("quire.LayerNormLinear", bool, **flags)
         super().__init__()
         self.in_features, self.out_features, self.eps, self.name = in_features, out_features, eps, name
         self.normalization, self.zero_centered_gamma, self.init_method = normalization, zero_centered_gamma, init_method

@@ -6,6 +6,7 @@ import torch
 
 from quire.checkpoint import checkpoint as recompute
 from quire.functional import activation
+from quire.kinds import check_kind
 from quire.nn import options as unavailable
 from quire.nn.activations import activation_inputs, activation_text
 from quire.nn.call import Product, active_call
@@ -81,6 +82,10 @@ class LayerNormMLP(ProductModule):
         unavailable.refuse(
             "quire.LayerNormMLP", {key: value for key, value in options.items() if key not in _IGNORED}, _OPTIONS
         )
+        flags = {"return_layernorm_output": return_layernorm_output, "zero_centered_gamma": zero_centered_gamma}
+        flags |= {"fuse_wgrad_accumulation": fuse_wgrad_accumulation, "delay_wgrad_compute": delay_wgrad_compute}
+        flags |= {"bias": bias, "return_bias": return_bias, "save_original_input": save_original_input}
+        check_kind("quire.LayerNormMLP", bool, checkpoint=checkpoint, **flags)
         super().__init__()
         self.activation, self.eps, self.name, self.checkpoint = activation, eps, name, checkpoint
         self._activation = activation_text("quire.LayerNormMLP", activation, activation_params)

@@ -108,35 +108,32 @@ class MoE(torch.nn.Module):
         **routing: object,
     ) -> None:
         super().__init__()
-        _check(num_experts, top_k, routing, weight_on_input=weight_on_input, expert_bias=expert_bias)
+        flags = {"weight_on_input": weight_on_input, "expert_bias": expert_bias, "bias": bias}
+        _check(num_experts, top_k, routing, single_grouped_weight=single_grouped_weight, **flags)
         self.hidden_size, self.ffn_hidden_size = hidden_size, ffn_hidden_size
         self.num_experts, self.top_k, self.weight_on_input = num_experts, top_k, weight_on_input
         self.routing = routing
-        self._activation, halves = (
-            activation_text("quire.MoE", activation, activation_params),
-            activation_inputs(activation),
-        )
+        self._activation = activation_text("quire.MoE", activation, activation_params)
+        halves = activation_inputs(activation)
         factory = {"params_dtype": params_dtype, "device": device}
         self.router = Router(hidden_size, num_experts, dtype=params_dtype, device=device)
-        bias_values = torch.zeros(num_experts, device=device) if expert_bias else None
-        self.register_buffer("expert_bias", bias_values)
-        options = {
-            "bias": bias,
-            "single_grouped_weight": single_grouped_weight,
-            "single_grouped_bias": single_grouped_weight,
-        }
-        options |= {"init_method": init_method, "recipe": recipe} | factory
-        self.fc1 = GroupedLinear(num_experts, hidden_size, halves * ffn_hidden_size, **options)
-        self.fc2 = GroupedLinear(num_experts, ffn_hidden_size, hidden_size, **options)
+        self.register_buffer("expert_bias", torch.zeros(num_experts, device=device) if expert_bias else None)
+        options = {"bias": bias, "init_method": init_method, "recipe": recipe} | factory
+        single = {"single_grouped_weight": single_grouped_weight, "single_grouped_bias": single_grouped_weight}
+        self.fc1 = GroupedLinear(num_experts, hidden_size, halves * ffn_hidden_size, **options, **single)
+        self.fc2 = GroupedLinear(num_experts, ffn_hidden_size, hidden_size, **options, **single)
         self.shared_fc1 = self.shared_fc2 = None
         if shared_ffn_hidden_size is not None:
-            shared = {"bias": bias, "init_method": init_method, "recipe": recipe} | factory
-            self.shared_fc1 = Linear(hidden_size, halves * shared_ffn_hidden_size, **shared)
-            self.shared_fc2 = Linear(shared_ffn_hidden_size, hidden_size, **shared)
+            self.shared_fc1 = Linear(hidden_size, halves * shared_ffn_hidden_size, **options)
+            self.shared_fc2 = Linear(shared_ffn_hidden_size, hidden_size, **options)
 
     def forward(self, x: torch.Tensor, *, return_routing: bool = False) -> torch.Tensor | tuple[torch.Tensor, Routing]:
         """x [*, hidden_size] -> the same shape, in the dtype that quire.Linear would give; with return_routing also
         where tokens went. Raises as quire.Linear does where dtypes or shapes do not fit."""
+        if x.dim() == 0 or x.shape[-1] != self.hidden_size:
+            raise RuntimeError(
+                f"quire.MoE: x must be [..., hidden_size] = [..., {self.hidden_size}], got {list(x.shape)}"
+            )
         tokens = x.reshape(-1, self.hidden_size)
         logits = self.router(tokens)
         weights, ids = route(logits, self.top_k, expert_bias=self.expert_bias, **self.routing)
