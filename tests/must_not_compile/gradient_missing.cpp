@@ -1,5 +1,5 @@
 // One gradient per tensor argument: x and bias.
-// refused: backward must return one gradient per Tensor or Tensor? argument
+// refused: backward must return one gradient per Tensor, Tensor? or GradientList argument
 #include "quire_torch/op/autograd.h"
 
 namespace op = quire_torch::op;
