@@ -35,7 +35,7 @@ def tree(tmp_path):
         ("quire_torch/bridge/tensor.h", '"quire_torch/ops/linear.h"', "got quire_torch/ops/linear.h"),
         ("quire_torch/ops/linear.cpp", '"quire/cpu/isa.h"', "got quire/cpu/isa.h"),
         ("quire/gemm/gemm.cpp", '"gemm.h"', "includes start at src/"),
-        ("quire/moe/permute.h", '"quire/base/check.h"', "not in the table"),
+        ("quire/attention/softmax.h", '"quire/base/check.h"', "not in the table"),
     ],
 )
 def test_an_include_from_above_is_found(tree, name, include, complaint):
