@@ -1,8 +1,8 @@
 """Products of a mixture's experts: quire.GroupedLinear against a loop of torch's linear and a loop of quire.Linear.
 
-Inference, weights quantized once and cold, activations quantized within every call. The loops know on the host how many
-tokens each expert has; GroupedLinear reads it from a tensor. Then, at sizes where arithmetic hardly counts, what a call
-costs the host when there are more experts.
+Inference, weights quantized and prepacked once and cold, activations quantized within every call. The loops know on
+the host how many tokens each expert has; GroupedLinear reads it from a tensor. Then, at sizes where arithmetic hardly
+counts, what a call costs the host when there are more experts.
 """
 
 import argparse
@@ -30,11 +30,12 @@ def routed(tokens: int, experts: int) -> list[int]:
 
 
 def grouped(weights: torch.Tensor, recipe: quire.recipe.Recipe) -> quire.GroupedLinear:
-    """A layer with weights [experts, n, k], which stay quantized."""
+    """A layer with weights [experts, n, k], which stay quantized, and prepacked."""
     with torch.no_grad(), quire.quantized_model_init(recipe=recipe):
         layer = quire.GroupedLinear(*weights.shape[:1], *weights.shape[:0:-1], bias=False, params_dtype=weights.dtype)
         for name, weight in zip(layer.weight_names, weights, strict=True):
             getattr(layer, name).copy_(weight)
+    quire.prepack_weights(layer)
     return layer
 
 
