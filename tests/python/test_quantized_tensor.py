@@ -8,19 +8,8 @@ import torch
 import quire
 from quire import QuantizedTensor
 from quire.tensor import BUFFER_NAMES
+from tensor_specs import SPECS
 
-SPECS = ["fp8_tensor", "fp8_tensor:e5m2:pow2", "fp8_row", "fp8_block", "fp8_block:128x128:pow2", "mxfp8", "mxfp8:32x32"]
-SPECS += [
-    "mxfp8:swizzled",
-    "mxfp8:interleaved",
-    "nvfp4:16x16:interleaved",
-    "mxfp4",
-    "nvfp4",
-    "nvfp4:16x16",
-    "nvfp4:row_scaled",
-    "nvfp4:rht",
-    "nvfp4:4over6=mse:256",
-]
 TRANSPOSABLE = ["fp8_tensor", "fp8_tensor:e5m2:pow2", "fp8_block:128x128", "fp8_block:128x128:pow2", "mxfp8:32x32"]
 TRANSPOSABLE += ["mxfp8:e5m2:32x32", "nvfp4:16x16", "nvfp4:16x16:4over6=mse:256"]
 

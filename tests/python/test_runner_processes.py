@@ -1,6 +1,5 @@
 """Runners in many threads, and in other processes."""
 
-import gc
 import multiprocessing
 import threading
 
@@ -9,32 +8,7 @@ import torch
 
 import quire
 from quire import runners
-
-E, H, N = 4, 48, 32
-INNER = 16
-
-
-def rand(*sizes, seed=0):
-    return torch.randn(*sizes, generator=torch.Generator().manual_seed(seed)).bfloat16()
-
-
-def linear_bits(x, w):
-    return torch.ops.quire.linear(x, w, None, "x=nvfp4,w=nvfp4,dy=nvfp4", torch.bfloat16)
-
-
-def choices(tokens=7, top_k=2):
-    ids = (torch.arange(tokens * top_k, dtype=torch.int32) % (E + 1) - 1).reshape(tokens, top_k)
-    return torch.linspace(0.1, 0.9, tokens * top_k).reshape(tokens, top_k), ids
-
-
-@pytest.fixture(autouse=True)
-def nothing_stays_registered():
-    gc.collect()
-    before = runners.registered()
-    yield
-    gc.collect()
-    assert runners.registered() == before
-
+from runner_inputs import INNER, E, H, N, choices, linear_bits, nothing_stays_registered, rand  # noqa: F401  a fixture of every test
 
 GATED = (rand(E, 2 * INNER, H, seed=3), rand(E, H, INNER, seed=4))
 

@@ -10,32 +10,9 @@ import torch
 
 import quire
 from quire import runners
+from runner_inputs import INNER, E, H, N, choices, linear_bits, nothing_stays_registered, rand  # noqa: F401  a fixture of every test
 
 ROOT = Path(__file__).parents[2]
-E, H, N = 4, 48, 32
-INNER = 16
-
-
-def rand(*sizes, seed=0, dtype=torch.bfloat16):
-    return torch.randn(*sizes, generator=torch.Generator().manual_seed(seed)).to(dtype)
-
-
-def linear_bits(x, w, bias=None, x_spec="nvfp4", w_spec="nvfp4"):
-    return torch.ops.quire.linear(x, w, bias, f"x={x_spec},w={w_spec},dy={x_spec}", torch.bfloat16)
-
-
-def choices(tokens=7, top_k=2):
-    ids = (torch.arange(tokens * top_k, dtype=torch.int32) % (E + 1) - 1).reshape(tokens, top_k)
-    return torch.linspace(0.1, 0.9, tokens * top_k).reshape(tokens, top_k), ids
-
-
-@pytest.fixture(autouse=True)
-def nothing_stays_registered():
-    gc.collect()
-    before = runners.registered()
-    yield
-    gc.collect()
-    assert runners.registered() == before
 
 
 # ---------------------------------------------------------------- weights

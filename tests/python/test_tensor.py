@@ -8,19 +8,8 @@ import torch
 
 import quire
 from quire import QuantizedTensor, QuantSpec, TensorProto
+from tensor_specs import SPECS
 
-SPECS = ["fp8_tensor", "fp8_tensor:e5m2:pow2", "fp8_row", "fp8_block", "fp8_block:128x128:pow2", "mxfp8", "mxfp8:32x32"]
-SPECS += [
-    "mxfp8:swizzled",
-    "mxfp8:interleaved",
-    "nvfp4:16x16:interleaved",
-    "mxfp4",
-    "nvfp4",
-    "nvfp4:16x16",
-    "nvfp4:row_scaled",
-    "nvfp4:rht",
-    "nvfp4:4over6=mse:256",
-]
 SHAPES = [(33, 50), (2, 3, 64), (64,), (0, 32), (128, 0), (1, 1)]
 DIRECTIONS = [(True, False), (False, True), (True, True)]
 

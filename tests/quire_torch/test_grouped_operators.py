@@ -111,3 +111,16 @@ def test_wrong_arguments_are_refused(change, message):
     arguments = {"x": x, "w": w, "bias": bias, "offsets": torch.tensor([4, 8]), "recipe": RECIPES["mxfp8"]} | change
     with pytest.raises(RuntimeError, match=message):
         ops.grouped_linear(**arguments, dtype=torch.float32, x_buffers=[], w_buffers=[], main_grad=[])
+
+
+@pytest.mark.parametrize("count", [0, 5, 7, 12])
+def test_a_wrong_number_of_weights_in_backward_is_refused(count):
+    x, w, _ = tensors(grad=False)
+    offsets, text = torch.tensor([4, 4, 8]), RECIPES["mxfp8"]
+    y, *saved = ops.grouped_linear_fwd(x, w, [], offsets, 24, text, torch.float32, 3, [], [])
+    if count:
+        buffers = [ops.quantize(w[0], "mxfp8", True, True)[i % 6] for i in range(count)]
+        with pytest.raises(RuntimeError, match=f"grouped_linear_bwd: w must be given as the six .* got {count}"):
+            ops.grouped_linear_bwd(y, offsets, *saved, buffers, 32, text, torch.float32, 3)
+    with pytest.raises(RuntimeError, match=f"grouped_plain_bwd: w must be a matrix for each of 3 groups.* got {count}"):
+        ops.grouped_plain_bwd(y, offsets, x, [w[0]] * count, torch.float32, 7)

@@ -151,8 +151,9 @@ class MoE(torch.nn.Module):
     def _experts(self, rows: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
         fc1, fc2 = (GroupedProduct(layer, active_call(layer, rows)) for layer in (self.fc1, self.fc2))
         h = fc1.run(rows, offsets)
-        activated, buffers = activate(h, self._activation, h.dtype, offsets=offsets, **fc2.input())
-        return fc2.run(activated, offsets, buffers if fc2.input() else ())
+        wanted = fc2.input()
+        activated, buffers = activate(h, self._activation, h.dtype, offsets=offsets, **wanted)
+        return fc2.run(activated, offsets, buffers if wanted else ())
 
     def extra_repr(self) -> str:
         options = "".join(f", {name}={value!r}" for name, value in self.routing.items())

@@ -44,6 +44,16 @@ auto make_node(Parts&&... parts) {
 #endif
 }
 
+/// The arguments of which one tensor at least is wanted; counts: how many each has, which are numbered through.
+template <size_t N, class Wanted>
+Needs needs_of(const std::array<size_t, N>& counts, const Wanted& wanted) {
+  Needs needs;
+  for (size_t i = 0, edge = 0; i < N; ++i)
+    for (size_t j = 0; j < counts[i]; ++j, ++edge)
+      if (wanted(edge)) needs.set(i);
+  return needs;
+}
+
 /// A call of Op in the autograd graph: its Saved, whose tensors are moved into saved variables.
 template <class Op>
 class TypedNode : public torch::autograd::Node {
@@ -74,10 +84,7 @@ class TypedNode : public torch::autograd::Node {
     if (std::none_of(arrived.begin(), arrived.end(), [](const at::Tensor& g) { return g.defined(); })) return out;
     Results<Op> grads;
     std::move(arrived.begin(), arrived.end(), grads.begin());
-    Needs needs;
-    for (size_t i = 0, edge = 0; i < kInputs; ++i)
-      for (size_t j = 0; j < counts_[i]; ++j, ++edge)
-        if (task_should_compute_output(edge)) needs.set(i);
+    const Needs needs = needs_of(counts_, [&](size_t edge) { return task_should_compute_output(edge); });
     deliver(Op::backward(saved, std::as_const(grads), needs), needs, out);
     return out;
   }
@@ -211,10 +218,8 @@ template <class Op>
 Results<Op> record(const typename Op::Args& args) {
   typename TypedNode<Op>::Counts counts{};
   const variable_list inputs = node_inputs<Op>(args, counts);
-  Needs needs;
-  for (size_t i = 0, edge = 0; i < counts.size(); ++i)
-    for (size_t j = 0; j < counts[i]; ++j, ++edge)
-      if (inputs[edge].defined() && inputs[edge].requires_grad()) needs.set(i);
+  const Needs needs =
+      needs_of(counts, [&](size_t edge) { return inputs[edge].defined() && inputs[edge].requires_grad(); });
   std::pair<Results<Op>, typename Op::Saved> computed = [&] {
     const at::AutoDispatchBelowADInplaceOrView below;
     return Op::forward(args, needs);

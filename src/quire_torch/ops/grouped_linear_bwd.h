@@ -106,7 +106,9 @@ struct GroupedPlainBwd : OpBase {
   static std::array<op::Result<Int>, 3> results(const Args& a) {
     check_input(a.dy, "grouped_plain_bwd: dy");
     const int64_t groups = group_count(a.offsets, "grouped_plain_bwd");
-    quire::check(!a.w.empty(), "grouped_plain_bwd: w must have at least one tensor, got none");
+    quire::check(static_cast<int64_t>(a.w.size()) == groups || (a.w.size() == 1 && a.w[0].dim() == 3),
+                 "grouped_plain_bwd: w must be a matrix for each of ", groups, " groups, or one tensor for all; got ",
+                 a.w.size());
     const Int n = op::size<Int>(a.dy, -1), k = op::size<Int>(a.w[0], -1);
     auto dx = shape<Int>(a.dy);
     dx.back() = k;

@@ -10,6 +10,7 @@ namespace quire_torch {
 namespace {
 
 using quire::Direction;
+
 /// Codes that are kept over steps are refused once their tensor has changed, however it was written.
 void check_fresh(const GroupedLinearFwd::Args& a, const Groups& groups) {
   if (!a.w_fingerprint) return;

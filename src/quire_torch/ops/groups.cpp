@@ -140,6 +140,8 @@ std::vector<quire::Side> given_sides(const op::OptionalTensorList& buffers, cons
     for (size_t i = 0; i < 3; ++i) three[i] = buffers[i + (rowwise ? 0 : 3)].value_or(at::Tensor());
     return grouped_sides(three, layout, what);
   }
+  check(buffers.size() == 6 * layout.groups.size(), what, " must be given as the six buffers of quire.TensorProto for ",
+        "each of ", layout.groups.size(), " groups, or six flat ones of all; got ", buffers.size());
   const QuantizeRole role{.what = what, .role = "w", .spec = layout.spec, .rowwise = rowwise, .columnwise = !rowwise};
   std::vector<quire::Side> sides;
   for (auto first = buffers.begin(); first != buffers.end(); first += 6)

@@ -80,7 +80,8 @@ void clear_unwritten(std::span<const at::Tensor> three, const GroupedLayout& lay
 const float* group_scales(const std::optional<at::Tensor>& scale, int64_t slots, int64_t groups, int64_t slot,
                           const char* what);
 
-/// The same of matrices [rows, k] that are given quantized: six buffers for each group, or six flat ones for all.
+/// The same of matrices [rows, k] that are given quantized: six buffers for each group, or six flat ones for all;
+/// throws for another number.
 std::vector<quire::Side> given_sides(const op::OptionalTensorList& buffers, const GroupedLayout& layout, int64_t rows,
                                      const char* what);
 
