@@ -19,7 +19,8 @@ def linears(layer):
     biases = list(biases[0]) if biases and biases[0].dim() == 2 else biases
     out = []
     for group, weight in enumerate(layer.group_weights("")):
-        one = quire.Linear(96, 64, bias=bool(biases), params_dtype=weight.dtype)
+        options = {"save_original_input": layer.save_original_input}
+        one = quire.Linear(96, 64, bias=bool(biases), params_dtype=weight.dtype, **options)
         with torch.no_grad():
             one.weight.copy_(weight)
             if biases:
@@ -37,6 +38,12 @@ def inputs(splits, beyond=3, dtype=torch.bfloat16):
     x = torch.randn(len(sizes), 96, generator=generator) * sizes[:, None]
     dy = torch.randn(len(sizes), 64, generator=generator) / (sizes[:, None] + 1)
     return x.to(dtype), dy.to(dtype)
+
+
+def slices(splits):
+    """The rows of each group."""
+    ends = torch.tensor(splits).cumsum(0).tolist()
+    return [slice(end - rows, end) for end, rows in zip(ends, splits, strict=True)]
 
 
 def step(layer, x, dy, splits, recipe, *, function=None, **options):

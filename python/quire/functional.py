@@ -251,11 +251,23 @@ def stashed_wgrad(stash: torch.Tensor, grads: Sequence[torch.Tensor], overwrite:
     operands, tokens, recipe = torch.ops.quire.wgrad_take_(stash)
     if len(operands) == 2:  # unquantized: dy, x
         torch.ops.quire.accumulate_(grads[0], operands[0].t() @ operands[1], overwrite)
+    elif len(operands) == 3:  # of groups, offsets behind them
+        _grouped_wgrad(grads, *operands, overwrite)
     elif len(operands) == 7:
         torch.ops.quire.grouped_wgrad_(grads, *operands, recipe, overwrite)
     elif operands:
         torch.ops.quire.wgrad_(grads[0], *operands, tokens, recipe, overwrite)
     return bool(operands)
+
+
+def _grouped_wgrad(
+    grads: Sequence[torch.Tensor], dy: torch.Tensor, x: torch.Tensor, offsets: torch.Tensor, overwrite: bool
+) -> None:
+    """dw of each group as a product of plain tensors."""
+    none, needs_w = dy.new_empty(0), 2
+    of_w = ([], none, none, none, [])  # which dw does not need
+    dw = torch.ops.quire.grouped_plain_bwd(dy, offsets, x, *of_w, x.shape[-1], "", x.dtype, needs_w)[1]
+    torch.ops.quire.grouped_accumulate_(grads, dw, overwrite)
 
 
 def drop_stashed_wgrads(number: int) -> None:

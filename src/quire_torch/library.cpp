@@ -10,6 +10,7 @@
 #include "quire_torch/ops/debug.h"
 #include "quire_torch/ops/delayed.h"
 #include "quire_torch/ops/grouped_linear.h"
+#include "quire_torch/ops/grouped_quantize.h"
 #include "quire_torch/ops/linear.h"
 #include "quire_torch/ops/norm.h"
 #include "quire_torch/ops/observe.h"
@@ -38,7 +39,10 @@ void register_operators(torch::Library& m) {
   op::register_inner<GroupedLinearFwd>(m);
   op::register_inner<GroupedLinearBwd>(m);
   op::register_inner<GroupedPlainBwd>(m);
+  op::register_inner<GroupedQuantize>(m);
+  op::register_inner<GroupedDequantize>(m);
   op::register_mutation<GroupedWgrad>(m);
+  op::register_mutation<GroupedAccumulate>(m);
   op::register_mutation<Wgrad>(m);
   op::register_mutation<Accumulate>(m);
   op::register_mutation<SrAdvance>(m);

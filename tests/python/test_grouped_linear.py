@@ -7,7 +7,7 @@ import torch
 from torch._dynamo.decorators import mark_unbacked
 
 import quire
-from grouped import SPLITS, check_equal, grouped, inputs, linears, of_linears, stacked, step
+from grouped import SPLITS, check_equal, grouped, inputs, linears, of_linears, slices, stacked, step
 from quire import recipe as recipes
 
 FORMS = [
@@ -91,6 +91,22 @@ def test_delayed_scaling_is_that_of_linears(equal_bits):
     assert layer.delayed.fwd_scale[0] != layer.delayed.fwd_scale[2]
 
 
+def test_calibration_collects_in_high_precision(equal_bits):
+    recipe = recipes.DelayedScaling(amax_history_len=2)
+    layer = grouped()
+    loop = linears(layer)
+    x, _ = inputs(SPLITS)
+    with torch.no_grad():
+        plain = layer(x, SPLITS)
+    with quire.autocast(enabled=False, calibrating=True, recipe=recipe):
+        assert equal_bits(layer(x, SPLITS), plain)
+        for one, part in zip(loop, x[: sum(SPLITS)].split(SPLITS), strict=True):
+            one(part)
+    assert layer.delayed.fwd_amax.count_nonzero() == 2 * len(SPLITS) - 1  # an empty group has no amax of x
+    for group, one in enumerate(loop):
+        assert equal_bits(layer.delayed.fwd_amax[group :: len(SPLITS)], one.delayed.fwd_amax)
+
+
 def test_in_high_precision_it_is_a_loop_of_products():
     layer = grouped(dtype=torch.float32)
     x, dy = inputs(SPLITS, dtype=torch.float32)
@@ -109,6 +125,41 @@ def test_in_high_precision_it_is_a_loop_of_products():
             torch.testing.assert_close(ours.double(), exact, rtol=1e-5, atol=1e-5 * float(exact.abs().sum() > 0) * 1000)
         begin += rows
     assert not y[begin:].any() and not dx[begin:].any()
+
+
+#: Recipes whose backward pass does not start from the columnwise codes that forward makes.
+OVERRIDES = [
+    pytest.param(recipes.Float8CurrentScaling(backward_override="dequantized"), id="fp8_dequantized"),
+    pytest.param(recipes.NVFP4BlockScaling(backward_override="dequantized"), id="nvfp4_dequantized"),
+    pytest.param(recipes.MXFP8BlockScaling(backward_override="dequantized"), id="mxfp8_dequantized"),
+    pytest.param(recipes.Float8BlockScaling(backward_override="high_precision"), id="fp8_block_high_precision"),
+]
+
+
+@pytest.mark.parametrize("override", OVERRIDES)
+@pytest.mark.parametrize("options", FORMS)
+def test_groups_are_linears_where_backward_is_overridden(override, options, equal_bits):
+    layer = grouped(**options)
+    x, dy = inputs(SPLITS)
+    expected = of_linears(linears(layer), x, dy, SPLITS, override)
+    check_equal(layer, step(layer, x, dy, SPLITS, override), expected, equal_bits)
+    quantized_backward = step(layer, x, dy, SPLITS, type(override)())
+    assert not equal_bits(quantized_backward[1], expected[1])
+
+
+def test_an_original_input_is_quantized_in_backward(recipe, equal_bits):
+    layer = grouped(save_original_input=True)
+    x, dy = inputs(SPLITS)
+    expected = of_linears(linears(layer), x, dy, SPLITS, recipe)
+    check_equal(layer, step(layer, x, dy, SPLITS, recipe), expected, equal_bits)
+    saved = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t) or t, lambda t: t):
+        with quire.autocast(recipe=recipe):
+            layer(x, SPLITS)
+    assert any(t.shape == x.shape and t.dtype == x.dtype for t in saved)
+    delayed = recipes.DelayedScaling()
+    with quire.autocast(recipe=delayed), pytest.raises(ValueError, match="save_original_input=True does not go with"):
+        layer(x, SPLITS)
 
 
 def test_backward_override_multiplies_what_came(equal_bits):
@@ -169,6 +220,11 @@ def test_quantized_parameters_give_the_same_bits(recipe, equal_bits):
     assert type(quantized.weight0.grad) is torch.Tensor
     with torch.no_grad(), quire.autocast(recipe=recipe):
         assert equal_bits(quantized(x, SPLITS), ours[0])
+    with torch.no_grad():
+        for of_plain, of_quantized in zip(plain.group_weights(""), quantized.group_weights(""), strict=True):
+            of_plain.copy_(of_quantized.dequantize())
+    ours, theirs = (step(layer, x, dy, SPLITS, None) for layer in (quantized, plain))
+    assert all(equal_bits(a, b) for a, b in zip(ours, theirs, strict=True))
 
 
 @pytest.mark.parametrize("options", FORMS)
@@ -186,7 +242,28 @@ def test_kept_codes_give_the_same_bits_and_are_never_stale(recipe, options, equa
             layer(x, SPLITS)
 
 
-def test_microbatches_quantize_once(recipe, equal_bits):
+@pytest.mark.parametrize("override", OVERRIDES)
+def test_quantized_parameters_where_backward_is_overridden(override, equal_bits):
+    with quire.quantized_model_init(recipe=override):
+        layer = grouped()
+    x, dy = inputs(SPLITS)
+    results = step(layer, x, dy, SPLITS, override)
+    for group, (one, part) in enumerate(zip(linears(layer), slices(SPLITS), strict=True)):
+        with quire.quantized_model_init(recipe=override):
+            quantized = quire.Linear(96, 64, bias=True, params_dtype=torch.bfloat16)
+        quantized.load_state_dict(one.state_dict() | {"weight": getattr(layer, f"weight{group}").detach()})
+        own = x[part].detach().requires_grad_()
+        with quire.autocast(recipe=override):
+            y = quantized(own)
+        y.backward(dy[part])
+        expected = y, own.grad, quantized.weight.grad, quantized.bias.grad
+        ours = results[0][part], results[1][part], results[2 + group], results[2 + len(SPLITS) + group]
+        assert all(equal_bits(a, b) for a, b in zip(ours, expected, strict=True)), group
+
+
+@pytest.mark.parametrize("override", [None, *OVERRIDES])
+def test_microbatches_quantize_once(recipe, override, equal_bits):
+    recipe = override or recipe
     layer = grouped()
     x, dy = inputs(SPLITS)
     expected = step(layer, x, dy, SPLITS, recipe)
@@ -276,8 +353,14 @@ def test_wrong_arguments_are_refused(recipe):
             layer(x.float(), [4, 4])
     with pytest.raises(ValueError, match="num_gemms must be at least 1, got 0"):
         quire.GroupedLinear(0, 4, 4)
-    with pytest.raises(NotImplementedError, match="save_original_input=True is not available"):
-        quire.GroupedLinear(2, 4, 4, save_original_input=True)
+    with pytest.raises(TypeError, match="save_original_input must be a bool"):
+        quire.GroupedLinear(2, 4, 4, save_original_input=1)
+    for name in ("out", "dgrad_out"):
+        with pytest.raises(NotImplementedError, match=f"{name}=.* is not available in this version"):
+            layer(x, [4, 4], **{name: torch.empty(8, 64)})
+    assert layer(x, [4, 4], None, out=None, dgrad_out=None).shape == (8, 64)
+    with pytest.raises(TypeError, match="unexpected keyword argument 'outs'"):
+        layer(x, [4, 4], outs=None)
 
 
 def test_copies_and_moves(recipe, equal_bits):

@@ -5,11 +5,27 @@ import torch
 
 from grouped import SPLITS, grouped, inputs, step
 from quire.functional import activation, grouped_linear
+from quire.recipe import MXFP8BlockScaling, NVFP4BlockScaling
 
 FORMS = [
     pytest.param({}, id="separate"),
     pytest.param({"single_grouped_weight": True, "single_grouped_bias": True}, id="stacked"),
 ]
+
+
+#: Of each kind of backward pass one.
+KINDS = [
+    pytest.param(None, id="high_precision"),
+    pytest.param(MXFP8BlockScaling(), id="mxfp8"),
+    pytest.param(NVFP4BlockScaling(), id="nvfp4"),
+    pytest.param(MXFP8BlockScaling(backward_override="dequantized"), id="dequantized"),
+    pytest.param(MXFP8BlockScaling(backward_override="high_precision"), id="override"),
+]
+
+
+@pytest.fixture(params=KINDS)
+def recipe(request):
+    return request.param
 
 
 @pytest.mark.parametrize("options", FORMS)
@@ -54,9 +70,10 @@ def test_delayed_weight_gradients_are_the_same(recipe, options, equal_bits):
 
 
 @pytest.mark.parametrize("name", ["swiglu", "gelu", "clamped_swiglu:limit=1.5"])
-def test_a_result_that_is_quantized_for_groups_gives_the_same_bits(recipe, name, equal_bits):
+def test_a_result_that_is_quantized_for_groups_gives_the_same_bits(any_recipe, name, equal_bits):
     """activation() with offsets, and its buffers for grouped_linear(), against the same in two steps."""
-    layer, text = grouped(), recipe.linear_spec()
+    layer, recipe = grouped(), any_recipe
+    text = recipe.linear_spec()
     offsets = torch.tensor(SPLITS).cumsum(0)
     h = torch.randn(sum(SPLITS) + 3, 192 if "glu" in name else 96).bfloat16().requires_grad_()
     dy = inputs(SPLITS)[1]

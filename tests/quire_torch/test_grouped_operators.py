@@ -15,13 +15,16 @@ RECIPES = {
     "fp8_block_2d": recipe.Float8BlockScaling(x_block_scaling_dim=2, w_block_scaling_dim=1).linear_spec(),
     "mxfp8": recipe.MXFP8BlockScaling().linear_spec(),
     "mxfp8_override": recipe.MXFP8BlockScaling(backward_override="high_precision").linear_spec(),
+    "mxfp8_dequantized": recipe.MXFP8BlockScaling(backward_override="dequantized").linear_spec(),
+    "mxfp8_requantized": recipe.MXFP8BlockScaling().linear_spec(save_original_input=True),
+    "fp8_dx": recipe.Float8CurrentScaling().linear_spec(fp8_grad=True),
     "nvfp4": recipe.NVFP4BlockScaling().linear_spec(),
     "nvfp4_row_scaled": recipe.NVFP4BlockScaling(row_scaled_activation=True, disable_rht=True).linear_spec(),
     "fp8_row": "x=fp8_row,w=fp8_row,dy=fp8_row:e5m2",
     "mxfp4": "x=mxfp4,w=mxfp4,dy=mxfp4",
     "swizzled": "x=nvfp4:swizzled,w=mxfp8:swizzled,dy=nvfp4:swizzled",
 }
-QUANTIZED = {name: text for name, text in RECIPES.items() if text and "override" not in name}
+QUANTIZED = {name: text for name, text in RECIPES.items() if text and "backward=" not in text and "dx=" not in text}
 UTILITIES = ("test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic")
 ops = torch.ops.quire
 
@@ -36,6 +39,10 @@ def tensors(rows=9, k=32, n=24, groups=3, grad=True):
     x = torch.randn(rows, k, requires_grad=grad)
     w = [torch.randn(n, k, requires_grad=grad) for _ in range(groups)]
     return x, w, [torch.randn(n, requires_grad=grad) for _ in range(groups)]
+
+
+def spec_of_w(text):
+    return text.split(",")[1].removeprefix("w=")
 
 
 def sr_state():
@@ -62,7 +69,48 @@ def test_inner_operators_pass_opcheck(name, rows):
     y, *saved = ops.grouped_linear_fwd(*forward)
     for needs in (7, 13):
         check(ops.grouped_linear_bwd, y, offsets, *saved, [], 32, text, torch.float32, needs, sr_state())
-    check(ops.grouped_plain_bwd, y, offsets, x, w, torch.float32, 7)
+    codes = [torch.cat([ops.quantize(one, spec_of_w(text), True, False)[i].flatten() for one in w]) for i in range(3)]
+    none = torch.empty(0)
+    for of_w in ((w, none, none, none, []), ([], *codes, [])):
+        check(ops.grouped_plain_bwd, y, offsets, x, *of_w, 32, text, torch.float32, 7)
+
+
+@pytest.mark.parametrize("spec", ["fp8_tensor", "mxfp8", "nvfp4", "nvfp4:rht:swizzled"])
+@pytest.mark.parametrize("columnwise", [False, True])
+def test_grouped_quantize_passes_opcheck(spec, columnwise):
+    x, offsets = tensors(grad=False)[0], torch.tensor([4, 4, 8])
+    check(ops.grouped_quantize, x, offsets, spec, columnwise)
+    if spec == "fp8_tensor":
+        check(ops.grouped_quantize, x, offsets, spec, columnwise, torch.tensor([1.0, 2.0, 4.0]))
+    if not columnwise:
+        check(ops.grouped_dequantize, *ops.grouped_quantize(x, offsets, spec, False), offsets, spec, x.shape, x.dtype)
+
+
+@pytest.mark.parametrize("spec", ["fp8_tensor", "mxfp8", "nvfp4", "fp8_block"])
+def test_values_of_groups_are_those_of_tensors(spec):
+    x, offsets = tensors(70, 48, grad=False)[0], torch.tensor([3, 3, 40, 67])
+    x[3:40] *= 300
+    values = ops.grouped_dequantize(*ops.grouped_quantize(x, offsets, spec, False), offsets, spec, x.shape, x.dtype)
+    for part in (slice(0, 3), slice(3, 40), slice(40, 67)):
+        assert torch.equal(values[part], quire.quantize(x[part], spec).dequantize())
+    assert not values[67:].any()
+
+
+@pytest.mark.parametrize("scaled", [False, True])
+def test_dx_is_rounded_in_each_group(scaled):
+    x, w, _ = tensors()
+    text, ends = RECIPES["fp8_dx"], torch.tensor([4, 4, 8])
+    state = {"bwd_scale": torch.tensor([1.0, 1, 1, 0.5, 1, 8]), "bwd_amax": torch.zeros(6)} if scaled else {}
+    y, *_ = ops.grouped_linear(x, w, [], ends, text, torch.float32, [], [], [], **state)
+    dy = torch.randn_like(y) * torch.tensor([1.0] * 4 + [100] * 5)[:, None]
+    (dx,) = torch.autograd.grad(y, x, dy)
+    for group, part in ((0, slice(0, 4)), (2, slice(4, 8))):
+        own = x[part].detach().requires_grad_()
+        one = {name: t[group::3].clone() for name, t in state.items()}
+        z = ops.linear_given(own, w[group], None, text, torch.float32, [], [], **one)
+        assert torch.equal(dx[part], torch.autograd.grad(z, own, dy[part])[0])
+        assert all(torch.equal(one[name], state[name][group::3]) for name in one)
+    assert not dx[8:].any()
 
 
 @pytest.mark.parametrize("name", QUANTIZED)
@@ -103,14 +151,39 @@ def test_buffers_of_another_operand_are_refused():
         ({"w": [torch.ones(24, 32), torch.ones(23, 32)]}, r"grouped_linear: w must be \[24, 32\], got \[23, 32\]"),
         ({"bias": [torch.ones(24)] * 3}, "bias must be one tensor for each of the 2 groups"),
         ({"x": torch.ones(9, 32, dtype=torch.int32)}, "grouped_linear: x must be float32, float16 or bfloat16"),
-        ({"recipe": RECIPES["mxfp8"] + ",backward=dequantized"}, "asks for a backward= or dx= that groups do not have"),
     ],
 )
 def test_wrong_arguments_are_refused(change, message):
     x, w, bias = tensors(groups=2, grad=False)
-    arguments = {"x": x, "w": w, "bias": bias, "offsets": torch.tensor([4, 8]), "recipe": RECIPES["mxfp8"]} | change
+    arguments = {"x": x, "w": w, "bias": bias, "offsets": torch.tensor([4, 8]), "recipe": RECIPES["mxfp8"]}
+    arguments |= {"x_buffers": []} | change
     with pytest.raises(RuntimeError, match=message):
-        ops.grouped_linear(**arguments, dtype=torch.float32, x_buffers=[], w_buffers=[], main_grad=[])
+        ops.grouped_linear(**arguments, dtype=torch.float32, w_buffers=[], main_grad=[])
+
+
+@pytest.mark.parametrize(
+    ("recipe", "given", "message"),
+    [
+        ("mxfp8_requantized", {"x_buffers": 6}, "x is given quantized, but backward=requantized starts from x itself"),
+        ("mxfp8_override", {"x_buffers": 6}, "x is given quantized, but backward=high_precision starts from x itself"),
+        ("mxfp8", {"x_buffers": 3}, "x is given without columnwise_data, which the gradient of w needs"),
+        ("mxfp8", {"w_buffers": 3}, "w of group 0 is given without columnwise_data, which the gradient of x needs"),
+    ],
+)
+def test_operands_that_backward_cannot_use_are_refused(recipe, given, message):
+    x, w, _ = tensors(groups=2)
+    offsets = torch.tensor([4, 8])
+    lists = {"x_buffers": [], "w_buffers": [], "main_grad": []}
+    for name, count in given.items():
+        each = [*ops.grouped_quantize(x.detach(), offsets, "mxfp8", False)]
+        each += ops.grouped_quantize(x.detach(), offsets, "mxfp8", True)
+        if name == "w_buffers":
+            each = [
+                torch.cat([ops.quantize(one.detach(), "mxfp8", True, True)[i].flatten() for one in w]) for i in range(6)
+            ]
+        lists[name] = [each[i] if i < count else None for i in range(6)]
+    with pytest.raises(RuntimeError, match=f"grouped_linear: {message}"):
+        ops.grouped_linear(x, w, [], offsets, RECIPES[recipe], torch.float32, **lists)
 
 
 @pytest.mark.parametrize("count", [0, 5, 7, 12])
@@ -122,5 +195,8 @@ def test_a_wrong_number_of_weights_in_backward_is_refused(count):
         buffers = [ops.quantize(w[0], "mxfp8", True, True)[i % 6] for i in range(count)]
         with pytest.raises(RuntimeError, match=f"grouped_linear_bwd: w must be given as the six .* got {count}"):
             ops.grouped_linear_bwd(y, offsets, *saved, buffers, 32, text, torch.float32, 3)
-    with pytest.raises(RuntimeError, match=f"grouped_plain_bwd: w must be a matrix for each of 3 groups.* got {count}"):
-        ops.grouped_plain_bwd(y, offsets, x, [w[0]] * count, torch.float32, 7)
+    none = torch.empty(0)
+    of_w = ([w[0]] * count, none, none, none, [])
+    message = f"w must be one tensor for each of the 3 groups.* got {count}" if count else "w is absent; pass it"
+    with pytest.raises(RuntimeError, match=f"grouped_plain_bwd: {message}"):
+        ops.grouped_plain_bwd(y, offsets, x, *of_w, 32, "", torch.float32, 7)

@@ -10,7 +10,16 @@ Which recipe a state ran under last is therefore a number in a tensor of the sta
 """
 
 from quire.delayed.checkpoint import delayed_state, set_delayed_state
-from quire.delayed.forward import RecordedScales, collect, collect_output, collect_weight, measure, quantize, scales
+from quire.delayed.forward import (
+    RecordedScales,
+    collect,
+    collect_output,
+    collect_weight,
+    measure,
+    measure_groups,
+    quantize,
+    scales,
+)
 from quire.delayed.state import DelayedState
 from quire.delayed.step import enter, leave
 
@@ -24,6 +33,7 @@ __all__ = [
     "enter",
     "leave",
     "measure",
+    "measure_groups",
     "quantize",
     "scales",
     "set_delayed_state",

@@ -1,5 +1,7 @@
 """What a layer calls in a forward pass under a delayed recipe (numerics.md 1.5)."""
 
+from collections.abc import Sequence
+
 import torch
 
 from quire.delayed.rules import THREAD
@@ -87,3 +89,14 @@ def measure(state: DelayedState, x: torch.Tensor, w: torch.Tensor) -> list[torch
     quantized is None."""
     w_amax = None if isinstance(w, QuantizedTensor) else quantize(w, state.fwd_scale, 1, False)[2]
     return [quantize(x, state.fwd_scale, 0, False)[2], w_amax]
+
+
+def measure_groups(
+    state: DelayedState, x: torch.Tensor, offsets: torch.Tensor, weights: Sequence[torch.Tensor]
+) -> list[torch.Tensor | None]:
+    """measure() of groups: amaxes [E] of the rows of each, and of the weight of each."""
+    groups, scale = len(weights), state.fwd_scale
+    x_amax = torch.ops.quire.grouped_quantize(x.detach(), offsets, _SPEC, False, scale[:groups])[2]
+    if isinstance(weights[0], QuantizedTensor):
+        return [x_amax, None]
+    return [x_amax, torch.cat([quantize(w, scale, groups + group, False)[2] for group, w in enumerate(weights)])]

@@ -142,9 +142,8 @@ class Product:
         self.scale: torch.Tensor | None = None  # of delayed scaling
         if recipe is None:
             return
-        self.text = _text(module, call)
-        # These start backward from x itself.
-        self.keeps_x = self.text.endswith(("backward=high_precision", "backward=requantized"))
+        self.text = linear_text(module, call)
+        self.keeps_x = starts_from_x(self.text)
         if recipe.delayed():
             self.scale, self.given["bwd_scale"] = delayed.scales(self.state)
             self.given["bwd_amax"] = self.state.bwd_amax
@@ -245,10 +244,16 @@ class Product:
         return q
 
 
-def _text(module: ProductModule, call: Call) -> str:
+def linear_text(module: ProductModule, call: Call) -> str:
+    """The recipe of a product, as operators take it. Raises ValueError where the module's options forbid it."""
     if module.save_original_input and call.recipe.delayed():
         raise ValueError(
             f"quire.{type(module).__name__}: save_original_input=True does not go with DelayedScaling: x would be "
             "quantized again when its scale has changed. Use Float8CurrentScaling, or leave save_original_input False"
         )
     return call.recipe.linear_spec(call.fp8_grad, module.save_original_input)
+
+
+def starts_from_x(text: str) -> bool:
+    """Whether backward reads x itself, so that an x that is given quantized is no use to it."""
+    return text.endswith(("backward=high_precision", "backward=requantized"))

@@ -9,17 +9,16 @@ from quire.functional import Buffers, grouped_linear
 from quire.kinds import check_kind, check_kind_or_none
 from quire.nn import options as unavailable
 from quire.nn.cache import cache, cached_weight
-from quire.nn.call import Call, active_call, gradient_elsewhere
+from quire.nn.call import Call, active_call, gradient_elsewhere, linear_text, starts_from_x
 from quire.nn.linear import check_own_recipe
 from quire.nn.product import ProductModule, initialise
 from quire.nn.weight import stored_weight, weight_operand
 from quire.recipe import Recipe
 from quire.tensor import QuantizedTensor
 
-_OPTIONS = unavailable.PARALLEL | {
-    "save_original_input": False,
-    "use_grouped_tensor": None,
-}
+_OPTIONS = unavailable.PARALLEL | {"use_grouped_tensor": None}
+#: Of forward: y and dx are memory of the operators' own.
+_RESULTS = {"out": None, "dgrad_out": None}
 
 
 class GroupedLinear(ProductModule):
@@ -33,7 +32,8 @@ class GroupedLinear(ProductModule):
     of either form loads into either.
 
     init_method: called with each weight; biases are then 0. return_bias: forward gives (y, [biases]), y without them.
-    fuse_wgrad_accumulation, delay_wgrad_compute: as for quire.Linear, of each weight.
+    fuse_wgrad_accumulation, delay_wgrad_compute: as for quire.Linear, of each weight, and without a recipe too.
+    save_original_input: as for quire.Linear.
     recipe: what it runs under outside of any quire.autocast; None is high precision. Not one of delayed scaling.
     name: kept as an attribute.
 
@@ -64,6 +64,7 @@ class GroupedLinear(ProductModule):
         single_grouped_bias: bool = False,
         fuse_wgrad_accumulation: bool = False,
         delay_wgrad_compute: bool = False,
+        save_original_input: bool = False,
         recipe: Recipe | None = None,
         name: str | None = None,
         **options: object,
@@ -74,6 +75,7 @@ class GroupedLinear(ProductModule):
             raise ValueError(f"quire.GroupedLinear: num_gemms must be at least 1, got {num_gemms}")
         flags = {"bias": bias, "return_bias": return_bias, "single_grouped_weight": single_grouped_weight}
         flags |= {"fuse_wgrad_accumulation": fuse_wgrad_accumulation, "delay_wgrad_compute": delay_wgrad_compute}
+        flags["save_original_input"] = save_original_input
         check_kind("quire.GroupedLinear", bool, single_grouped_bias=single_grouped_bias, **flags)
         check_own_recipe("quire.GroupedLinear", recipe)
         super().__init__()
@@ -81,7 +83,7 @@ class GroupedLinear(ProductModule):
         self.in_features, self.out_features = in_features, out_features
         self.init_method, self.return_bias, self.name = init_method, return_bias, name
         self.fuse_wgrad_accumulation, self.delay_wgrad_compute = fuse_wgrad_accumulation, delay_wgrad_compute
-        self.recipe = recipe
+        self.save_original_input, self.recipe = save_original_input, recipe
         factory = {"dtype": params_dtype if dtype is None else dtype, "device": device}
         self.weight_names = self._add("weight", (out_features, in_features), single_grouped_weight, factory)
         self.bias_names = self._add("bias", (out_features,), single_grouped_bias, factory) if bias else ()
@@ -127,6 +129,7 @@ class GroupedLinear(ProductModule):
         x: torch.Tensor,
         m_splits: torch.Tensor | Sequence[int],
         is_first_microbatch: bool | None = None,
+        **results: torch.Tensor | None,
     ) -> torch.Tensor | tuple[torch.Tensor, list[torch.Tensor]]:
         """x [*, in_features], whose rows are sorted by group -> [*, out_features].
 
@@ -134,9 +137,12 @@ class GroupedLinear(ProductModule):
             is asked for) or a list. Groups may be empty; rows that remain belong to none, give zero and get a zero
             gradient. RuntimeError if there are more than x has.
         is_first_microbatch: as for quire.Linear.
+        out, dgrad_out: TransformerEngine's tensors for y and dx; NotImplementedError for one.
 
         The dtype of the result is that of quire.Linear's. RuntimeError if shapes or devices do not fit.
         """
+        if results:
+            unavailable.refuse("quire.GroupedLinear.forward", results, _RESULTS)
         product = GroupedProduct(self, active_call(self, x, is_first_microbatch))
         y = product.run(x, offsets_of(m_splits, x.device))
         return (y, self.biases()) if self.return_bias else y
@@ -162,9 +168,12 @@ class GroupedProduct:
         self.given: dict[str, object] = {}  # to grouped_linear
         self.w_amax: torch.Tensor | None = None  # of weights that are quantized now, but not by the operator
         recipe = call.recipe
+        self.needs_dw = torch.is_grad_enabled() and any([weight.requires_grad for weight in self.weights])
+        if self.needs_dw:
+            self.given |= gradient_elsewhere(layer, "", call)
         if recipe is None:
             return
-        self.text = recipe.linear_spec()
+        self.text = linear_text(layer, call)
         if recipe.stochastic and torch.is_grad_enabled():
             self.given["sr_state"] = layer.sr_state
         if recipe.delayed():
@@ -174,9 +183,6 @@ class GroupedProduct:
             self.text = stored_weight(self.text, recipe, self.weights[0].spec_text)
         else:
             self._take_codes(layer)
-        self.needs_dw = torch.is_grad_enabled() and any([weight.requires_grad for weight in self.weights])
-        if self.needs_dw:
-            self.given |= gradient_elsewhere(layer, "", call)
 
     def _take_codes(self, layer: GroupedLinear) -> None:
         """Of weights, those that outlive the call: looks for them or makes them."""
@@ -188,13 +194,15 @@ class GroupedProduct:
         elif first is not None:
             made = cache(layer.group_weights(""), recipe, self.given.get("fwd_scale"))
             layer.microbatch_weight, self.given["w_buffers"] = made, made.buffers
+            if self.text.endswith("backward=high_precision"):  # of w itself
+                self.given["w_fingerprint"] = made.fingerprint
             if recipe.delayed():
                 self.w_amax = made.buffers[2]
 
     def input(self) -> dict[str, object]:
         """Keywords of activation() for an x that run() takes."""
         recipe = self.call.recipe
-        if recipe is None or "backward=" in self.text:
+        if recipe is None or starts_from_x(self.text):
             return {}
         scale = self.given["fwd_scale"][: self.groups] if recipe.delayed() else None
         return {"spec": recipe.input_spec, "rowwise": True, "columnwise": self.needs_dw, "scale": scale}
@@ -204,8 +212,8 @@ class GroupedProduct:
         these offsets and input()."""
         recipe, weights, given = self.call.recipe, self.weights, dict(self.given)
         if recipe is None:
-            return grouped_linear(x, weights, self.biases, offsets, "", dtype=self.call.dtype)[0]
-        if x_buffers and "backward=" not in self.text:
+            return self._high_precision(x, offsets)
+        if x_buffers and not starts_from_x(self.text):
             given["x_buffers"] = x_buffers
         if isinstance(weights[0], QuantizedTensor):
             operands = [weight_operand(weight, (x, *self.biases), recipe) for weight in weights]
@@ -215,6 +223,14 @@ class GroupedProduct:
         if recipe.delayed():  # now that the arguments are known to fit
             amaxes = x_buffers[2] if x_buffers else x_amax, self.w_amax if "w_buffers" in given else w_amax
             delayed.collect(self.state, self.call.rule, *amaxes)
+        return y
+
+    def _high_precision(self, x: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
+        weights = [w.dequantize() if isinstance(w, QuantizedTensor) else w for w in self.weights]
+        y = grouped_linear(x, weights, self.biases, offsets, "", dtype=self.call.dtype, **self.given)[0]
+        if self.call.rule is not None:  # now that the arguments are known to fit
+            each = self.weights if self.weights[0].dim() == 2 else list(self.weights[0].unbind())
+            delayed.collect(self.state, self.call.rule, *delayed.measure_groups(self.state, x, offsets, each))
         return y
 
 

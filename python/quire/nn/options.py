@@ -8,6 +8,8 @@ from typing import TypeVar
 
 import torch
 
+from quire.kinds import shown
+
 Result = TypeVar("Result")
 
 #: Of all layers with weights: parallelism over devices, and overlapping its communication, is PyTorch's own here.
@@ -102,7 +104,7 @@ def refuse(what: str, options: Mapping[str, object], known: Mapping[str, object]
             of_devices = name in PARALLEL or name in _PARALLEL_TOO
             remedy = f". {INSTEAD_OF_SPLITTING}" if of_devices else ""
             raise NotImplementedError(
-                f"{what}: {name}={value!r} is not available in this version; leave it at {known[name]!r}{remedy}"
+                f"{what}: {name}={shown(value)} is not available in this version; leave it at {known[name]!r}{remedy}"
             )
 
 

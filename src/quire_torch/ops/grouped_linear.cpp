@@ -2,12 +2,13 @@
 
 #include <ATen/ops/zeros.h>
 
+#include "quire_torch/ops/grouped_quantize.h"
 #include "quire_torch/ops/state.h"
 
 namespace quire_torch {
 namespace {
 
-using quire::Backward;
+using quire::Backward, quire::Direction;
 
 /// Positions of the tensor arguments of GroupedLinear, for op::Needs and for the order of gradients.
 enum Input : size_t { kX, kW, kBias };
@@ -42,24 +43,38 @@ GroupedLinearFwd::Args inner(const GroupedLinear::Args& a, int64_t save) {
           .fwd_scale = a.fwd_scale};
 }
 
-/// Whether backward multiplies codes that forward makes; else x and w themselves.
-bool from_codes(const OptionalRecipeText& recipe) {
-  return recipe->recipe && recipe->recipe->backward == Backward::quantized;
+/// What backward multiplies; without a recipe, x and w themselves.
+Backward mode_of(const OptionalRecipeText& recipe) {
+  return recipe->recipe ? recipe->recipe->backward : Backward::high_precision;
 }
+
+bool from_codes(Backward mode) { return mode == Backward::quantized || mode == Backward::requantized; }
 
 using Three = std::array<at::Tensor, 3>;
 
-/// The columnwise half of x's given buffers; an absent amax is `none`.
-Three columnwise_of(const OptionalTensors& x_buffers, const at::Tensor& none) {
-  quire::check(x_buffers.size() == 6 && x_buffers[3] && x_buffers[4], "grouped_linear: x is given without columnwise ",
-               "buffers, which the gradient of w needs; quantize it in both directions");
-  return {*x_buffers[3], *x_buffers[4], x_buffers[5].value_or(none)};
+/// Where the buffers of a direction start among six.
+size_t first_of(Direction direction) { return direction == Direction::rowwise ? 0 : 3; }
+
+/// The half of x's given buffers that backward reads; an absent amax is `none`.
+Three saved_half(const OptionalTensors& x_buffers, Direction direction, const at::Tensor& none) {
+  const size_t first = first_of(direction);
+  quire::check(x_buffers.size() == 6 && x_buffers[first] && x_buffers[first + 1], "grouped_linear: x is given without ",
+               quire::kBufferNames[first], ", which the gradient of w needs; quantize it in both directions");
+  return {*x_buffers[first], *x_buffers[first + 1], x_buffers[first + 2].value_or(none)};
+}
+
+/// The same of w's, six for each group or six of all.
+op::OptionalTensorList saved_halves(op::OptionalTensorList w_buffers, Direction direction) {
+  const size_t first = first_of(direction);
+  for (size_t i = 0; i < w_buffers.size(); ++i) {
+    quire::check(i % 6 != first || w_buffers[i], "grouped_linear: w of group ", i / 6, " is given without ",
+                 quire::kBufferNames[first], ", which the gradient of x needs; quantize it in both directions");
+    if (i % 6 < first || i % 6 >= first + 3) w_buffers[i].reset();
+  }
+  return w_buffers;
 }
 
 void check_forward(const GroupedLinear::Args& a, op::Needs need) {
-  quire::check(from_codes(a.recipe) || (a.main_grad.empty() && !a.wgrad_stash),
-               "grouped_linear: main_grad and wgrad_stash need a recipe whose backward multiplies codes, got '",
-               a.recipe.text(), "'; leave them out");
   if (!a.recipe->recipe) {
     quire::check(a.w_buffers.empty() && a.x_buffers.empty(),
                  "grouped_linear: an operand is given quantized, and recipe '' multiplies x and w themselves; "
@@ -67,33 +82,34 @@ void check_forward(const GroupedLinear::Args& a, op::Needs need) {
     return;
   }
   const quire::LinearSpec& recipe = *a.recipe->recipe;
-  const bool known = recipe.backward == Backward::quantized || recipe.backward == Backward::high_precision;
-  quire::check(known && !recipe.dx, "grouped_linear: recipe '", a.recipe.text(),
-               "' asks for a backward= or dx= that groups do not have; leave it out, or use backward=high_precision");
-  quire::check(recipe.backward == Backward::quantized || a.w_buffers.empty() || a.w_fingerprint || !need[kX],
-               "grouped_linear: w is given quantized, and backward=high_precision multiplies w itself; pass it plain");
-  quire::check(recipe.backward == Backward::quantized || a.x_buffers.empty() || !need[kW],
-               "grouped_linear: x is given quantized, and backward=high_precision multiplies x itself; pass it plain");
-  if (from_codes(a.recipe) && recipe.dy.stochastic && (need[kX] || need[kW]) && !a.sr_state)
+  const Backward mode = recipe.backward;
+  const bool keeps_x = mode == Backward::high_precision || mode == Backward::requantized;
+  quire::check(!keeps_x || a.x_buffers.empty() || !need[kW], "grouped_linear: x is given quantized, but backward=",
+               a.recipe.text().substr(a.recipe.text().rfind('=') + 1), " starts from x itself; pass x plain");
+  if (from_codes(mode) && recipe.dy.stochastic && (need[kX] || need[kW]) && !a.sr_state)
     quire::fail("grouped_linear: dy rounds stochastically under '", recipe.dy.to_string(),
                 "' and needs sr_state, an int64 [2] tensor {seed, counter}; got none. quire.GroupedLinear has one");
 }
 
 RecipeText recipe_of(const GroupedLinear::Saved& s) { return RecipeText::parse(s.recipe.text()); }
+SpecText text_of(const quire::QuantSpec& spec) { return SpecText::parse(spec.to_string()); }
+
+bool goes_elsewhere(const GroupedLinear::Saved& s) {
+  return !s.main_grad.tensors.empty() || s.wgrad_stash.tensor.defined();
+}
 
 /// The gradient of w elsewhere than in grouped_linear_bwd, of the columnwise dy which that returned.
-void weight_gradient(const GroupedLinear::Saved& s, const RecipeText& recipe, const Three& dy) {
+void weight_gradient(const GroupedLinear::Saved& s, const RecipeText& recipe, const Three& dy, const Three& x) {
   if (s.wgrad_stash.tensor.defined()) {
-    op::call<WgradStash>(
-        {{s.wgrad_stash.tensor}, {dy[0], dy[1], dy[2], s.x_data, s.x_scale, s.x_amax, s.offsets}, 0, recipe});
+    op::call<WgradStash>({{s.wgrad_stash.tensor}, {dy[0], dy[1], dy[2], x[0], x[1], x[2], s.offsets}, 0, s.recipe});
   } else {
     op::call<GroupedWgrad>({.main_grad = {s.main_grad.tensors},
                             .dy_data = dy[0],
                             .dy_scale = dy[1],
                             .dy_amax = dy[2],
-                            .x_data = s.x_data,
-                            .x_scale = s.x_scale,
-                            .x_amax = s.x_amax,
+                            .x_data = x[0],
+                            .x_scale = x[1],
+                            .x_amax = x[2],
                             .offsets = s.offsets,
                             .recipe = recipe,
                             .overwrite = s.overwrite_main_grad});
@@ -106,18 +122,48 @@ at::Tensor delivered(const GroupedLinear::Saved& s, const at::Tensor& dy) {
   return at::zeros_symint({s.offsets.sym_size(0), dy.sym_size(-1), s.in_features}, dy.options().dtype(s.dtype));
 }
 
+/// x columnwise, which forward kept, or x itself to be quantized now.
+Three columnwise_x(const GroupedLinear::Saved& s, const RecipeText& recipe, bool needed) {
+  if (!needed || recipe->backward != Backward::requantized) return {s.x_data, s.x_scale, s.x_amax};
+  return op::call<GroupedQuantize>(
+      {.x = s.x_data, .offsets = s.offsets, .spec = text_of(recipe->x), .columnwise = true});
+}
+
+at::Tensor decode(const GroupedLinear::Saved& s, const Three& q, const quire::QuantSpec& spec, const at::Tensor& like) {
+  auto shape = like.sym_sizes().vec();
+  shape.back() = s.in_features;
+  return op::call<GroupedDequantize>({.data = q[0],
+                                      .scale = q[1],
+                                      .amax = q[2],
+                                      .offsets = s.offsets,
+                                      .spec = text_of(spec),
+                                      .shape = std::move(shape),
+                                      .dtype = s.dtype})[0];
+}
+
+/// dx as its quantized values, where the recipe has a spec for it.
+at::Tensor rounded_dx(const GroupedLinear::Saved& s, const quire::QuantSpec& spec, const at::Tensor& dx) {
+  const c10::SymInt groups = s.offsets.sym_size(0);
+  const auto scale = s.bwd_scale.defined() ? std::optional(s.bwd_scale.narrow_symint(0, groups, groups)) : std::nullopt;
+  const Three q = op::call<GroupedQuantize>(
+      {.x = dx, .offsets = s.offsets, .spec = text_of(spec), .columnwise = false, .scale = scale});
+  if (scale && s.bwd_amax.tensor.defined()) op::call<AmaxMax>({{s.bwd_amax.tensor}, q[2], 1});
+  return decode(s, q, spec, dx);
+}
+
 op::Tensors<3> quantized_backward(const GroupedLinear::Saved& s, const at::Tensor& dy, op::Needs need) {
   const RecipeText recipe = recipe_of(s);
   const bool quantizes = need[kX] || need[kW];
   const bool stochastic = recipe->dy.stochastic && s.sr_state.tensor.defined();
-  const bool apart = need[kW] && (!s.main_grad.tensors.empty() || s.wgrad_stash.tensor.defined());
+  const bool apart = need[kW] && goes_elsewhere(s);
   const auto scale = quantizes && s.bwd_scale.defined() ? std::optional(s.bwd_scale) : std::nullopt;
+  const Three x = columnwise_x(s, recipe, need[kW]);
   auto g =
       op::call<GroupedLinearBwd>({.dy = dy,
                                   .offsets = s.offsets,
-                                  .x_data = s.x_data,
-                                  .x_scale = s.x_scale,
-                                  .x_amax = s.x_amax,
+                                  .x_data = x[0],
+                                  .x_scale = x[1],
+                                  .x_amax = x[2],
                                   .w_data = s.w_data,
                                   .w_scale = s.w_scale,
                                   .w_amax = s.w_amax,
@@ -131,8 +177,41 @@ op::Tensors<3> quantized_backward(const GroupedLinear::Saved& s, const at::Tenso
                                   .bwd_scale = scale});
   if (stochastic) op::call<SrAdvance>({.sr_state = {s.sr_state.tensor}});
   if (scale && s.bwd_amax.tensor.defined()) op::call<AmaxMax>({{s.bwd_amax.tensor}, g[5], 0});
-  if (apart) weight_gradient(s, recipe, {g[3], g[4], g[5]});
+  if (apart) weight_gradient(s, recipe, {g[3], g[4], g[5]}, x);
+  if (need[kX] && recipe->dx) g[0] = rounded_dx(s, *recipe->dx, g[0]);
   return {g[0], apart ? delivered(s, dy) : g[1], g[2]};
+}
+
+/// x as a backward pass multiplies it that does not multiply codes.
+at::Tensor plain_x(const GroupedLinear::Saved& s, const at::Tensor& dy) {
+  if (mode_of(s.recipe) == Backward::high_precision) return s.x_data;
+  return decode(s, {s.x_data, s.x_scale, s.x_amax}, s.recipe->recipe->x, dy);
+}
+
+/// Gradients as products of plain tensors (numerics.md 6.8).
+op::Tensors<3> plain_backward(const GroupedLinear::Saved& s, const at::Tensor& dy, op::Needs need) {
+  const at::Tensor x = need[kW] ? plain_x(s, dy) : dy.new_empty({0});
+  const bool apart = need[kW] && goes_elsewhere(s), later = apart && s.wgrad_stash.tensor.defined();
+  op::Tensors<3> g = op::call<GroupedPlainBwd>(
+      {.dy = dy,
+       .offsets = s.offsets,
+       .x = x,
+       .w = s.w,
+       .w_data = s.w_data,
+       .w_scale = s.w_scale,
+       .w_amax = s.w_amax,
+       .w_buffers = s.w_buffers,
+       .in_features = s.in_features,
+       .recipe = s.recipe,
+       .dtype = s.dtype,
+       .needs = (need[kX] ? kNeedsX : 0) | (need[kW] && !later ? kNeedsW : 0) | (need[kBias] ? kNeedsBias : 0)});
+  if (later) {
+    op::call<WgradStash>({{s.wgrad_stash.tensor}, {dy.to(s.dtype), x.to(s.dtype), s.offsets}, 0, s.recipe});
+  } else if (apart) {
+    op::call<GroupedAccumulate>({{s.main_grad.tensors}, g[1], s.overwrite_main_grad});
+  }
+  if (apart) g[1] = delivered(s, dy);
+  return g;
 }
 
 }  // namespace
@@ -145,27 +224,30 @@ op::Tensors<3> GroupedLinear::inference(const Args& a) {
 
 std::pair<op::Tensors<3>, GroupedLinear::Saved> GroupedLinear::forward(const Args& a, op::Needs need) {
   check_forward(a, need);
+  const Backward mode = mode_of(a.recipe);
   // Each operand is kept for the gradient of the other one.
-  const bool plain = !from_codes(a.recipe), keep_x = need[kW], keep_w = need[kX];
-  const auto r = op::call<GroupedLinearFwd>(inner(a, plain ? 0 : (keep_x ? kSaveX : 0) | (keep_w ? kSaveW : 0)));
-  const auto x = keep_x && !plain && !a.x_buffers.empty() ? columnwise_of(a.x_buffers, r[3]) : Three{r[1], r[2], r[3]};
-  op::OptionalTensorList given = keep_w && !plain ? a.w_buffers : op::OptionalTensorList();
-  for (size_t i = 0; i < given.size(); ++i) {
-    if (i % 6 < 3) given[i].reset();
-    quire::check(i % 6 != 3 || given[i], "grouped_linear: w of group ", i / 6, " is given without columnwise_data, ",
-                 "which the gradient of x needs; quantize it in both directions");
-  }
+  const bool keep_x = need[kW], keep_w = need[kX], only_codes = !a.w_buffers.empty() && !a.w_fingerprint;
+  const bool codes_of_x = mode == Backward::quantized || mode == Backward::dequantized,
+             codes_of_w = mode != Backward::high_precision || only_codes;
+  const auto r =
+      op::call<GroupedLinearFwd>(inner(a, (keep_x && codes_of_x ? kSaveX : 0) | (keep_w && codes_of_w ? kSaveW : 0)));
+  Three x{r[1], r[2], r[3]};
+  if (keep_x && !codes_of_x) x = {a.x, r[2], r[3]};
+  if (keep_x && codes_of_x && !a.x_buffers.empty())
+    x = saved_half(a.x_buffers, saved_direction(*a.recipe->recipe), r[3]);
   return {{r[0], r[3], r[6]},
           {.offsets = a.offsets,
-           .x_data = plain ? a.x : x[0],
+           .x_data = x[0],
            .x_scale = x[1],
            .x_amax = x[2],
            .w_data = r[4],
            .w_scale = r[5],
            .w_amax = r[6],
            .bwd_scale = a.bwd_scale ? a.bwd_scale->clone() : at::Tensor(),
-           .w = plain ? a.w.tensors : op::TensorList(),
-           .w_buffers = std::move(given),
+           .w = keep_w && !codes_of_w ? a.w.tensors : op::TensorList(),
+           .w_buffers = keep_w && codes_of_w && !a.w_buffers.empty()
+                            ? saved_halves(a.w_buffers, from_codes(mode) ? Direction::columnwise : Direction::rowwise)
+                            : op::OptionalTensorList(),
            .sr_state = {a.sr_state.value_or(at::Tensor())},
            .bwd_amax = {a.bwd_amax.value_or(at::Tensor())},
            .wgrad_stash = {a.wgrad_stash.value_or(at::Tensor())},
@@ -180,18 +262,8 @@ std::pair<op::Tensors<3>, GroupedLinear::Saved> GroupedLinear::forward(const Arg
 }
 
 op::Tensors<10> GroupedLinear::backward(const Saved& s, const op::Tensors<3>& grads, op::Needs need) {
-  op::Tensors<3> g;
-  if (from_codes(s.recipe)) {
-    g = quantized_backward(s, grads[0], need);
-  } else {
-    g = op::call<GroupedPlainBwd>(
-        {.dy = grads[0],
-         .offsets = s.offsets,
-         .x = s.x_data,
-         .w = s.w,
-         .dtype = s.dtype,
-         .needs = (need[kX] ? kNeedsX : 0) | (need[kW] ? kNeedsW : 0) | (need[kBias] ? kNeedsBias : 0)});
-  }
+  op::Tensors<3> g =
+      from_codes(mode_of(s.recipe)) ? quantized_backward(s, grads[0], need) : plain_backward(s, grads[0], need);
   // A list that is one tensor for all groups has a gradient of one entry.
   if (need[kW] && g[1].defined() && s.stacked_w) g[1] = g[1].unsqueeze(0);
   if (need[kBias] && s.stacked_bias) g[2] = g[2].unsqueeze(0);

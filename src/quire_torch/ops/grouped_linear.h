@@ -12,11 +12,11 @@ namespace quire_torch {
 /// once in x, w and bias. x_amax and w_amax [E] are those of delayed scaling, else empty.
 /// x_buffers: x is given quantized, as six flat buffers of its groups, of which backward needs the columnwise ones; it
 /// receives the gradient and is not read. w_buffers: six buffers of w for each group, w then gets a gradient and is not
-/// read. sr_state: int64 [2]. fwd_scale, bwd_scale, bwd_amax: delayed scaling, float32 [3 E], [2 E] and [2 E], slot
-/// after slot.
-/// main_grad: E matrices, or one [E, N, K], to which backward adds the gradient of w (or which it overwrites).
+/// read, unless w_fingerprint is given; backward=high_precision then multiplies w itself, else the values of its codes.
+/// sr_state: int64 [2]. fwd_scale, bwd_scale, bwd_amax: delayed scaling, float32 [3 E], [2 E] and [2 E], slot after
+/// slot. main_grad: E matrices, or one [E, N, K], to which backward adds the gradient of w (or which it overwrites).
 /// wgrad_stash: int64 [2] {number, count} under which backward keeps what that gradient is computed from. w then gets
-/// none, or with placeholder zeros. Both under a recipe whose backward multiplies codes only.
+/// none, or with placeholder zeros.
 struct GroupedLinear : OpBase {
   static constexpr const char* kName = "grouped_linear";
   struct Args {
@@ -50,7 +50,7 @@ struct GroupedLinear : OpBase {
   static constexpr std::array kResults{"y", "x_amax", "w_amax"};
   static constexpr size_t kDifferentiable = 1;
 
-  /// What backward needs: codes, or x and w themselves where it multiplies or quantizes those.
+  /// What backward needs: codes, or x and w themselves where it multiplies or quantizes those (LinearGiven::Saved).
   struct Saved {
     at::Tensor offsets;
     at::Tensor x_data, x_scale, x_amax;

@@ -14,8 +14,9 @@ using quire::Direction;
 using Sides = std::vector<quire::Side>;
 using Three = std::array<at::Tensor, 3>;
 
-Sides columnwise_w(const GroupedLinearBwd::Args& a, const GroupedLayout& layout, int64_t n) {
-  const char* what = "grouped_linear_bwd: w";
+/// w in the direction of the layout, as forward returned it or as it was given.
+template <class Args>
+Sides saved_w(const Args& a, const GroupedLayout& layout, int64_t n, const char* what) {
   if (a.w_buffers.empty()) return grouped_sides(Three{a.w_data, a.w_scale, a.w_amax}, layout, what);
   return given_sides(a.w_buffers, layout, n, what);
 }
@@ -33,7 +34,7 @@ GroupedCodes quantize_dy(const GroupedLinearBwd::Args& a, const Groups& groups, 
                           .random = randomness(a.recipe->dy, a.sr_state),
                           .scale = group_scales(a.bwd_scale, 2, count, 0, "grouped_linear_bwd: bwd_scale"),
                           .results = std::span(out).subspan(3, 3),
-                          .keeps = (a.needs & kKeepsDy) != 0});
+                          .kept = a.needs & kKeepsDy ? std::optional(Direction::columnwise) : std::nullopt});
 }
 
 void multiply_dx(const GroupedLinearBwd::Args& a, const Groups& groups, const Sides& dy, at::Tensor& dx) {
@@ -41,7 +42,7 @@ void multiply_dx(const GroupedLinearBwd::Args& a, const Groups& groups, const Si
   const Groups experts = Groups::equal(static_cast<int64_t>(groups.size()), n);
   const GroupedLayout dy_layout{a.recipe->dy, groups, n, Direction::rowwise},
       w_layout{a.recipe->w, experts, k, Direction::columnwise};
-  const Sides w = columnwise_w(a, w_layout, n);
+  const Sides w = saved_w(a, w_layout, n, "grouped_linear_bwd: w");
   zero_beyond(dx, groups);
   const quire::MutableMatrix m = mutable_matrix(dx);
   std::vector<quire::GemmProblem> products;
@@ -79,6 +80,14 @@ void multiply_dw(const Groups& groups, const WgradOperands& codes, const op::Ten
   run(kWgrad, products);
 }
 
+/// Throws unless main_grad has something for each group.
+void check_count(const op::TensorList& main_grad, int64_t groups, const char* op) {
+  const bool stacked = main_grad.size() == 1 && main_grad[0].dim() == 3 && main_grad[0].size(0) == groups;
+  quire::check(stacked || static_cast<int64_t>(main_grad.size()) == groups, op,
+               ": main_grad must be a matrix for each of the ", groups, " groups, or one tensor for all of them; got ",
+               main_grad.size());
+}
+
 }  // namespace
 
 void GroupedLinearBwd::cpu(const Args& a, op::Tensors<6>& out) {
@@ -109,10 +118,7 @@ void GroupedLinearBwd::cpu(const Args& a, op::Tensors<6>& out) {
 void GroupedWgrad::cpu(const Args& a) {
   const op::TensorList& dw = a.main_grad.value;
   const int64_t count = group_count(a.offsets, "grouped_wgrad_");
-  quire::check(
-      static_cast<int64_t>(dw.size()) == count || (dw.size() == 1 && dw[0].dim() == 3 && dw[0].size(0) == count),
-      "grouped_wgrad_: main_grad must be a matrix for each of the ", count,
-      " groups, or one tensor for all of them; got ", dw.size());
+  check_count(dw, count, "grouped_wgrad_");
   const int64_t n = dw[0].size(-2), k = dw[0].size(-1);
   for (int64_t e = 0; e < count; ++e) {
     const at::Tensor one = member(dw, static_cast<size_t>(e), 2);
@@ -131,18 +137,57 @@ void GroupedWgrad::cpu(const Args& a) {
               dw, !a.overwrite);
 }
 
+void GroupedAccumulate::cpu(const Args& a) {
+  quire::check(a.value.dim() == 3, "grouped_accumulate_: value must be [groups, N, K], got ", a.value.sizes());
+  check_count(a.main_grad.value, a.value.size(0), "grouped_accumulate_");
+  for (int64_t e = 0; e < a.value.size(0); ++e)
+    Accumulate::cpu({{member(a.main_grad.value, static_cast<size_t>(e), 2)}, a.value.select(0, e), a.overwrite});
+}
+
+namespace {
+
+/// w of each group as a matrix that is multiplied: as it came, or the values of its codes.
+class PlainWeights {
+ public:
+  PlainWeights(const GroupedPlainBwd::Args& a, int64_t groups)
+      : a_(a), n_(a.dy.size(-1)), k_(op::as<int64_t>(a.in_features)), experts_(Groups::equal(groups, n_)) {
+    if (a.w.empty() && (a.needs & kNeedsX)) sides_ = saved_w(a, layout(), n_, "grouped_plain_bwd: w");
+  }
+
+  at::Tensor operator[](size_t group) const {
+    if (!a_.w.empty()) return member(a_.w, group, 2).to(a_.dtype);
+    at::Tensor values = op::allocate(at::IntArrayRef({n_, k_}), at::device(at::kCPU).dtype(a_.dtype));
+    decode_group(sides_, layout(), group, mutable_matrix(values));
+    return values;
+  }
+
+ private:
+  GroupedLayout layout() const { return {a_.recipe->recipe->w, experts_, k_, Direction::rowwise}; }
+
+  const GroupedPlainBwd::Args& a_;
+  int64_t n_, k_;
+  Groups experts_;
+  Sides sides_;
+};
+
+}  // namespace
+
 void GroupedPlainBwd::cpu(const Args& a, op::Tensors<3>& out) {
   const at::Tensor dy = a.dy.reshape({-1, a.dy.size(-1)}), g = dy.to(a.dtype);
-  const at::Tensor x = a.x.reshape({-1, a.x.size(-1)});
   const Groups groups(a.offsets, dy.size(0), "grouped_plain_bwd");
-  quire::check(!(a.needs & kNeedsW) || x.size(0) == dy.size(0), "grouped_plain_bwd: x and dy must agree on rows; got ",
-               x.size(0), " and ", dy.size(0));
+  const PlainWeights w(a, static_cast<int64_t>(groups.size()));
+  at::Tensor x;
+  if (a.needs & kNeedsW) {
+    x = a.x.reshape({-1, op::as<int64_t>(a.in_features)});
+    quire::check(x.size(0) == dy.size(0), "grouped_plain_bwd: x and dy must agree on rows; got ", x.size(0), " and ",
+                 dy.size(0));
+  }
   if (a.needs & kNeedsX) zero_beyond(out[0], groups);
   for (size_t e = 0; e < groups.size(); ++e) {
     const auto part = [&](const at::Tensor& t) { return t.narrow(0, groups.begin(e), groups.rows(e)); };
     const auto row = static_cast<int64_t>(e);
-    if (a.needs & kNeedsX)
-      part(out[0].view({-1, out[0].size(-1)})).copy_(at::mm(part(g), member(a.w, e, 2).to(a.dtype)));
+    if ((a.needs & kNeedsX) && groups.rows(e) > 0)
+      part(out[0].view({-1, out[0].size(-1)})).copy_(at::mm(part(g), w[e]));
     if (a.needs & kNeedsW) out[1].select(0, row).copy_(at::mm(part(g).t(), part(x).to(a.dtype)));
     if (a.needs & kNeedsBias) out[2].select(0, row).copy_(at::sum(part(dy), {0}));
   }

@@ -86,19 +86,48 @@ struct GroupedWgrad : OpBase {
   static void cpu(const Args& a);
 };
 
-/// The same of unquantized x and w, in `dtype`: what a layer without a recipe computes, and backward_override asks for
-/// (numerics.md 6.8). w: E matrices, or one [E, N, K].
+/// value [E, N, K] added to main_grad, or written over it, as accumulate_ does with one matrix.
+struct GroupedAccumulate : OpBase {
+  static constexpr const char* kName = "grouped_accumulate_";
+  struct Args {
+    op::Mutable<op::TensorList> main_grad;
+    at::Tensor value;
+    bool overwrite;
+    static constexpr auto kFields =
+        std::tuple{op::field<&Args::main_grad>("main_grad"), op::field<&Args::value>("value"),
+                   op::field<&Args::overwrite>("overwrite", "False")};
+  };
+  static constexpr auto kResults = op::kNoResults;
+  static void cpu(const Args& a);
+};
+
+/// The same gradients as products of plain x and w, in `dtype`: what a layer without a recipe computes, and
+/// backward_override asks for (numerics.md 6.8). x [*, K], read for dw. w: E matrices, or one [E, N, K]; or none, and
+/// its rowwise codes under `recipe`, as grouped_linear_fwd returned them or in w_buffers as they were given.
 struct GroupedPlainBwd : OpBase {
   static constexpr const char* kName = "grouped_plain_bwd";
   static constexpr const char* kNotDifferentiable = LinearBwd::kNotDifferentiable;
   struct Args {
     at::Tensor dy, offsets, x;
     op::TensorList w;
+    at::Tensor w_data, w_scale, w_amax;
+    OptionalTensors w_buffers;
+    c10::SymInt in_features;
+    OptionalRecipeText recipe;
     at::ScalarType dtype;
     int64_t needs;
-    static constexpr auto kFields =
-        std::tuple{op::field<&Args::dy>("dy"), op::field<&Args::offsets>("offsets"), op::field<&Args::x>("x"),
-                   op::field<&Args::w>("w"),   op::field<&Args::dtype>("dtype"),     op::field<&Args::needs>("needs")};
+    static constexpr auto kFields = std::tuple{op::field<&Args::dy>("dy"),
+                                               op::field<&Args::offsets>("offsets"),
+                                               op::field<&Args::x>("x"),
+                                               op::field<&Args::w>("w"),
+                                               op::field<&Args::w_data>("w_data"),
+                                               op::field<&Args::w_scale>("w_scale"),
+                                               op::field<&Args::w_amax>("w_amax"),
+                                               op::field<&Args::w_buffers>("w_buffers"),
+                                               op::field<&Args::in_features>("in_features"),
+                                               op::field<&Args::recipe>("recipe"),
+                                               op::field<&Args::dtype>("dtype"),
+                                               op::field<&Args::needs>("needs")};
   };
   static constexpr std::array kResults{"dx", "dw", "dbias"};
 
@@ -106,10 +135,11 @@ struct GroupedPlainBwd : OpBase {
   static std::array<op::Result<Int>, 3> results(const Args& a) {
     check_input(a.dy, "grouped_plain_bwd: dy");
     const int64_t groups = group_count(a.offsets, "grouped_plain_bwd");
-    quire::check(static_cast<int64_t>(a.w.size()) == groups || (a.w.size() == 1 && a.w[0].dim() == 3),
-                 "grouped_plain_bwd: w must be a matrix for each of ", groups, " groups, or one tensor for all; got ",
-                 a.w.size());
-    const Int n = op::size<Int>(a.dy, -1), k = op::size<Int>(a.w[0], -1);
+    const Int n = op::size<Int>(a.dy, -1), k = op::as<Int>(a.in_features);
+    if ((a.needs & kNeedsX) && a.w.empty())
+      quire::check(a.recipe->recipe.has_value(), "grouped_plain_bwd: w is absent; pass it, or its codes and a recipe");
+    else if (a.needs & kNeedsX)
+      check_list<Int>(a.w, groups, {n, k}, "grouped_plain_bwd: w", a.dy.device());
     auto dx = shape<Int>(a.dy);
     dx.back() = k;
     return {needed(a.needs & kNeedsX, dx, a.dtype), needed<Int>(a.needs & kNeedsW, {Int(groups), n, k}, a.dtype),

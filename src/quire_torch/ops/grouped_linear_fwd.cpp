@@ -38,6 +38,12 @@ void plain(const GroupedLinearFwd::Args& a, const Groups& groups, at::Tensor& y)
   }
 }
 
+/// The direction that `save` asks to keep of an operand.
+std::optional<Direction> saved(const GroupedLinearFwd::Args& a, int64_t bit) {
+  if ((a.save & bit) == 0) return std::nullopt;
+  return saved_direction(*a.recipe->recipe);
+}
+
 /// x as it is given, rowwise.
 std::vector<quire::Side> given_x(const GroupedLinearFwd::Args& a, const Groups& groups, int64_t k) {
   quire::check(a.x_buffers.size() == 6 && a.x_buffers[0] && a.x_buffers[1],
@@ -46,42 +52,43 @@ std::vector<quire::Side> given_x(const GroupedLinearFwd::Args& a, const Groups& 
   return grouped_sides(three, {a.recipe->recipe->x, groups, k, Direction::rowwise}, "grouped_linear: x");
 }
 
-/// x of each group, rowwise; columnwise too where it is saved.
+/// x of each group, rowwise; in the other direction too where that is saved.
 GroupedCodes quantize_x(const GroupedLinearFwd::Args& a, const Groups& groups, op::Tensors<7>& out) {
   const MatrixView x(a.x, "grouped_linear: x");
   const auto count = static_cast<int64_t>(groups.size());
+  const auto kept = saved(a, kSaveX);
   return quantize_groups(rows_of(x.matrix(), groups), groups, x.matrix().cols,
                          {.what = "grouped_linear: x",
                           .role = "x",
                           .spec = a.recipe->recipe->x,
                           .rowwise = true,
-                          .columnwise = (a.save & kSaveX) != 0,
+                          .columnwise = kept == Direction::columnwise,
                           .scale = group_scales(a.fwd_scale, 3, count, 0, "grouped_linear: fwd_scale"),
                           .results = std::span(out).subspan(1, 3),
-                          .keeps = true});
+                          .kept = kept});
 }
 
 /// w of each group; where neither backward nor delayed scaling want the others, of those that have tokens.
 GroupedCodes quantize_w(const GroupedLinearFwd::Args& a, const Groups& groups, op::Tensors<7>& out) {
   const int64_t n = op::as<int64_t>(a.out_features), k = a.x.size(-1);
   const auto count = static_cast<int64_t>(groups.size());
-  const bool save = (a.save & kSaveW) != 0;
+  const auto kept = saved(a, kSaveW);
   std::vector<MatrixView> views;
   std::vector<quire::Matrix> matrices;
   for (size_t e = 0; e < groups.size(); ++e) {
     views.emplace_back(member(a.w, e, 2), "grouped_linear: w");
     matrices.push_back(views.back().matrix());
-    if (groups.rows(e) == 0 && !save && !a.fwd_scale) matrices.back().rows = 0;
+    if (groups.rows(e) == 0 && !kept && !a.fwd_scale) matrices.back().rows = 0;
   }
   return quantize_groups(matrices, Groups::equal(count, n), k,
                          {.what = "grouped_linear: w",
                           .role = "w",
                           .spec = a.recipe->recipe->w,
                           .rowwise = true,
-                          .columnwise = save,
+                          .columnwise = kept == Direction::columnwise,
                           .scale = group_scales(a.fwd_scale, 3, count, 1, "grouped_linear: fwd_scale"),
                           .results = std::span(out).subspan(4, 3),
-                          .keeps = true});
+                          .kept = kept});
 }
 
 }  // namespace

@@ -8,10 +8,35 @@
 
 namespace quire_torch {
 
+/// Columnwise, but for a backward pass that decodes what forward multiplied.
+inline quire::Direction saved_direction(const quire::LinearSpec& recipe) {
+  return recipe.backward == quire::Backward::dequantized ? quire::Direction::rowwise : quire::Direction::columnwise;
+}
+
+/// Throws unless a list has a tensor of `each` sizes for each group, or one for all of them, on `device`.
+template <class Int>
+void check_list(const op::TensorList& list, int64_t groups, const quire::Shape<Int>& each, const char* what,
+                at::Device device) {
+  const bool stacked = list.size() == 1 && list[0].dim() == static_cast<int64_t>(each.size()) + 1;
+  quire::check(stacked || static_cast<int64_t>(list.size()) == groups, what, " must be one tensor for each of the ",
+               groups, " groups of offsets, or one with a leading dimension of groups; got ", list.size());
+  quire::Shape<Int> wanted = each;
+  if (stacked) wanted.insert(wanted.begin(), Int(groups));
+  for (const at::Tensor& t : list) {
+    check_input(t, what);
+    const auto got = shape<Int>(t);
+    bool fits = got.size() == wanted.size();
+    for (size_t i = 0; fits && i < got.size(); ++i) fits = got[i] == wanted[i];
+    quire::check(fits, what, " must be ", c10::ArrayRef<Int>(wanted), ", got ", c10::ArrayRef<Int>(got));
+    quire::check(t.device() == device, what, " and x must be on one device; got ", t.device(), " and ", device,
+                 "; move one with .to()");
+  }
+}
+
 /// x [*, K], whose rows (T in all) belong to E groups as offsets [E] says (groups.h); w: E matrices [N, K], or one
 /// [E, N, K]; bias: none, E vectors [N], or one [E, N]. For each group what linear_fwd computes (numerics.md 0.19),
 /// y [*, N] in `dtype`; rows beyond the last group are zero. Operands asked for by `save` are returned quantized
-/// columnwise, in flat buffers (quire/spec/groups.h).
+/// in the direction that backward reads (saved_direction), in flat buffers (quire/spec/groups.h).
 /// recipe: "" multiplies x and w as they are, in `dtype`. x_buffers: x is given quantized, as the six flat buffers of
 /// its groups, and tells only shape and dtype. w_buffers: w is given quantized, as six buffers for each group or flat
 /// ones of all, and is not read unless w_fingerprint is given: int64 [E], of each w when its buffers were made; throws
@@ -56,9 +81,10 @@ struct GroupedLinearFwd : OpBase {
     const op::Result<Int> none = op::absent<Int>(at::kByte), amax{{Int(groups)}, at::kFloat};
     if (!a.recipe->recipe) return {y, none, none, none, none, none, none};
     const quire::LinearSpec& recipe = *a.recipe->recipe;
-    auto kept_x = grouped_results<Int>(recipe.x, {quire::product(x, 0, x.size() - 1), x.back(), groups},
-                                       quire::Direction::columnwise, (a.save & kSaveX) && a.x_buffers.empty());
-    auto kept_w = stacked_results<Int>(recipe.w, {y.sizes.back(), x.back()}, groups, quire::Direction::columnwise,
+    const quire::Direction direction = saved_direction(recipe);
+    auto kept_x = grouped_results<Int>(recipe.x, {quire::product(x, 0, x.size() - 1), x.back(), groups}, direction,
+                                       (a.save & kSaveX) && a.x_buffers.empty());
+    auto kept_w = stacked_results<Int>(recipe.w, {y.sizes.back(), x.back()}, groups, direction,
                                        (a.save & kSaveW) && a.w_buffers.empty());
     if (a.fwd_scale && a.x_buffers.empty()) kept_x[2] = amax;
     if (a.fwd_scale && a.w_buffers.empty()) kept_w[2] = amax;
@@ -67,26 +93,6 @@ struct GroupedLinearFwd : OpBase {
   static void cpu(const Args& a, op::Tensors<7>& out);
 
  private:
-  /// A list of one tensor a group, or of one for all of them.
-  template <class Int>
-  static void check_list(const op::TensorList& list, int64_t groups, const quire::Shape<Int>& each, const char* what,
-                         at::Device device) {
-    const bool stacked = list.size() == 1 && list[0].dim() == static_cast<int64_t>(each.size()) + 1;
-    quire::check(stacked || static_cast<int64_t>(list.size()) == groups, what, " must be one tensor for each of the ",
-                 groups, " groups of offsets, or one with a leading dimension of groups; got ", list.size());
-    quire::Shape<Int> wanted = each;
-    if (stacked) wanted.insert(wanted.begin(), Int(groups));
-    for (const at::Tensor& t : list) {
-      check_input(t, what);
-      const auto got = shape<Int>(t);
-      bool fits = got.size() == wanted.size();
-      for (size_t i = 0; fits && i < got.size(); ++i) fits = got[i] == wanted[i];
-      quire::check(fits, what, " must be ", c10::ArrayRef<Int>(wanted), ", got ", c10::ArrayRef<Int>(got));
-      quire::check(t.device() == device, what, " and x must be on one device; got ", t.device(), " and ", device,
-                   "; move one with .to()");
-    }
-  }
-
   template <class Int>
   static void check_arguments(const Args& a, int64_t groups) {
     check_input(a.x, "grouped_linear: x");

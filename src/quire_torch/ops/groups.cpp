@@ -45,6 +45,11 @@ std::vector<quire::Matrix> rows_of(const quire::Matrix& m, const Groups& groups)
   return out;
 }
 
+quire::MutableMatrix rows_of(const quire::MutableMatrix& m, const Groups& groups, size_t group) {
+  auto* data = static_cast<char*>(m.data) + groups.begin(group) * m.cols * size_of(m.dtype);
+  return {data, m.dtype, groups.rows(group), m.cols, m.cols};
+}
+
 void zero_beyond(at::Tensor& t, const Groups& groups) {
   const quire::MutableMatrix m = mutable_matrix(t);
   const auto width = static_cast<size_t>(m.cols * size_of(m.dtype));
@@ -161,6 +166,19 @@ quire::Operand grouped_operand(const std::vector<quire::Side>& sides, const Grou
           .amax = sides[group].amax};
 }
 
+void decode_group(const std::vector<quire::Side>& sides, const GroupedLayout& layout, size_t group,
+                  const quire::MutableMatrix& out) {
+  if (layout.groups.rows(group) == 0) return;
+  run(quire::DequantizeProblem{.spec = layout.spec,
+                               .direction = layout.direction,
+                               .rows = layout.groups.rows(group),
+                               .cols = layout.k,
+                               .data = sides[group].data,
+                               .scale = sides[group].scale,
+                               .amax = sides[group].amax,
+                               .out = out});
+}
+
 namespace {
 
 /// Elements of the buffers that these groups need.
@@ -175,7 +193,7 @@ quire::BufferCounts<int64_t> used_counts(const GroupedLayout& layout) {
 /// Buffers of one direction: the operator's results where they are kept, else as large as these groups need.
 std::array<at::Tensor, 3> fresh_buffers(const GroupedRole& q, const GroupedLayout& layout) {
   const auto used = used_counts(layout);
-  const bool kept = q.keeps && layout.direction == Direction::columnwise;
+  const bool kept = q.kept == layout.direction;
   const auto dtypes = dtypes_of(q.spec);
   std::array<at::Tensor, 3> out;
   for (size_t i = 0; i < 3; ++i) {

@@ -33,6 +33,8 @@ int64_t group_count(const at::Tensor& offsets, const char* what);
 
 /// The rows of each group of a matrix.
 std::vector<quire::Matrix> rows_of(const quire::Matrix& m, const Groups& groups);
+/// The rows of one group of a contiguous one.
+quire::MutableMatrix rows_of(const quire::MutableMatrix& m, const Groups& groups, size_t group);
 /// Sets the rows that belong to no group to zero.
 void zero_beyond(at::Tensor& t, const Groups& groups);
 
@@ -88,6 +90,10 @@ std::vector<quire::Side> given_sides(const op::OptionalTensorList& buffers, cons
 /// A group's side as an operand of a product.
 quire::Operand grouped_operand(const std::vector<quire::Side>& sides, const GroupedLayout& layout, size_t group);
 
+/// The values of a group's rowwise codes.
+void decode_group(const std::vector<quire::Side>& sides, const GroupedLayout& layout, size_t group,
+                  const quire::MutableMatrix& out);
+
 /// How the matrices of several groups are quantized, all of them alike.
 struct GroupedRole {
   const char* what;  ///< "op: argument", for errors
@@ -96,9 +102,10 @@ struct GroupedRole {
   bool rowwise = false, columnwise = false;
   quire::Randomness random{};    ///< group e draws with seed + e (numerics.md 0.19)
   const float* scale = nullptr;  ///< of delayed scaling, one a group
-  /// Three results of the operator: the columnwise side if `keeps`, else allocated; and the amaxes if there are scales.
+  /// Three results of the operator: the side of the direction that is kept, where the other is allocated; and the
+  /// amaxes if there are scales.
   std::span<at::Tensor> results{};
-  bool keeps = false;
+  std::optional<quire::Direction> kept{};
 };
 
 /// Matrices of groups, quantized: memory and sides of the wanted directions.

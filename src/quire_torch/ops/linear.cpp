@@ -92,10 +92,12 @@ at::Tensor delivered(const LinearGiven::Saved& s, const at::Tensor& dy) {
   return at::zeros_symint({dy.sym_size(-1), s.in_features}, dy.options().dtype(s.dtype));
 }
 
+OptionalRecipeText stashed_recipe(const LinearGiven::Saved& s) { return OptionalRecipeText::parse(s.recipe.text()); }
+
 /// The gradient of w as a plain product: kept for later, or into main_grad, or returned.
 at::Tensor plain_weight_gradient(const LinearGiven::Saved& s, const at::Tensor& dy, const at::Tensor& x) {
   if (s.wgrad_stash.tensor.defined()) {
-    op::call<WgradStash>({{s.wgrad_stash.tensor}, {dy, x}, dy.sym_size(0), s.recipe});
+    op::call<WgradStash>({{s.wgrad_stash.tensor}, {dy, x}, dy.sym_size(0), stashed_recipe(s)});
     return delivered(s, dy);
   }
   const at::Tensor product = at::matmul(dy.t(), x);
@@ -164,7 +166,7 @@ Three columnwise_x(const LinearGiven::Saved& s, bool needed) {
 /// The gradient of w elsewhere than in linear_bwd, of the columnwise dy which that returned.
 void weight_gradient(const LinearGiven::Saved& s, const Three& dy, const Three& x, c10::SymInt tokens) {
   if (s.wgrad_stash.tensor.defined()) {
-    op::call<WgradStash>({{s.wgrad_stash.tensor}, {dy[0], dy[1], dy[2], x[0], x[1], x[2]}, tokens, s.recipe});
+    op::call<WgradStash>({{s.wgrad_stash.tensor}, {dy[0], dy[1], dy[2], x[0], x[1], x[2]}, tokens, stashed_recipe(s)});
   } else {
     op::call<Wgrad>({.main_grad = {s.main_grad.tensor},
                      .dy_data = dy[0],

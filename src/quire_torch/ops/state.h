@@ -35,15 +35,15 @@ struct AmaxMax : OpBase {
 };
 
 /// Keeps copies of the operands of a weight gradient that will be computed later (six buffers for wgrad_, or dy and x
-/// themselves), under the number in `stash`, int64 [2] {number, how many are kept}, which counts up. Copies, because a
-/// compiled graph reuses its memory.
+/// themselves; offsets behind them for groups), under the number in `stash`, int64 [2] {number, how many are kept},
+/// which counts up. Copies, because a compiled graph reuses its memory.
 struct WgradStash : OpBase {
   static constexpr const char* kName = "wgrad_stash_";
   struct Args {
     op::Mutable<at::Tensor> stash;
     op::TensorList operands;
     c10::SymInt tokens;
-    RecipeText recipe;
+    OptionalRecipeText recipe;
     static constexpr auto kFields = std::tuple{op::field<&Args::stash>("stash"), op::field<&Args::operands>("operands"),
                                                op::field<&Args::tokens>("tokens"), op::field<&Args::recipe>("recipe")};
   };
