@@ -172,10 +172,22 @@ def test_backward_override_multiplies_what_came(equal_bits):
     assert not equal_bits(ours[0], plain[0])
 
 
+@pytest.mark.parametrize("override", OVERRIDES)
+def test_one_graph_where_backward_is_overridden(compiler, override, equal_bits):
+    check_one_graph(compiler, grouped(), override, "aot_eager", equal_bits)
+
+
+def test_one_graph_where_x_is_kept(compiler, recipe, equal_bits):
+    check_one_graph(compiler, grouped(save_original_input=True), recipe, "aot_eager", equal_bits)
+
+
 @pytest.mark.parametrize("options", FORMS)
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
 def test_one_graph_for_all_counts(compiler, recipe, options, backend, equal_bits):
-    layer = grouped(**options)
+    check_one_graph(compiler, grouped(**options), recipe, backend, equal_bits)
+
+
+def check_one_graph(compiler, layer, recipe, backend, equal_bits):
     compiled = compiler(layer, backend)
     for splits in (SPLITS, [0] * 6, [0, 0, 1, 0, 0, 0], [200, 1, 2, 0, 40, 9]):
         x, dy = inputs(splits, beyond=0)
