@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 CPP = (".h", ".cpp", ".hpp")
-SKIPPED = {".git", ".venv", "build", "dist", "__pycache__", ".pytest_cache", ".ruff_cache"}
+SKIPPED = {".git", ".venv", "build", "dist", "__pycache__", ".hypothesis", ".pytest_cache", ".ruff_cache"}
 
 
 def files(root: Path, *suffixes: str) -> Iterator[Path]:
