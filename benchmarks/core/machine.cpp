@@ -4,7 +4,6 @@
 #include <atomic>
 #include <cstring>
 #include <string>
-#include <thread>
 
 #include "core/measure.h"
 
@@ -15,18 +14,6 @@ namespace {
 constexpr int64_t kCopyGrain = int64_t{1} << 18;
 
 }  // namespace
-
-Executor on_threads(int64_t threads) {
-  return [threads](int64_t count, int64_t grain, const std::function<void(int64_t, int64_t)>& body) {
-    const int64_t pieces = std::clamp<int64_t>(count / std::max<int64_t>(grain, 1), 1, threads);
-    const int64_t step = (count + pieces - 1) / pieces;
-    std::vector<std::thread> others;
-    for (int64_t begin = step; begin < count; begin += step)
-      others.emplace_back([&body, begin, end = std::min(begin + step, count)] { body(begin, end); });
-    body(0, std::min(step, count));
-    for (std::thread& other : others) other.join();
-  };
-}
 
 void copy(void* to, const void* from, int64_t bytes) {
   parallel_for(bytes, kCopyGrain, [&](int64_t begin, int64_t end) {

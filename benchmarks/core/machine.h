@@ -9,9 +9,6 @@
 
 namespace quire::bench {
 
-/// Runs a range on so many threads of its own, the caller one of them; ranges of one grain stay on the caller.
-Executor on_threads(int64_t threads);
-
 /// memcpy, cut over the executor's threads.
 void copy(void* to, const void* from, int64_t bytes);
 

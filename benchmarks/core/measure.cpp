@@ -7,6 +7,7 @@
 #include <random>
 
 #include "core/machine.h"
+#include "quire/base/thread_pool.h"
 #include "quire/format/element.h"
 
 namespace quire::bench {
@@ -55,7 +56,7 @@ int64_t copies(int64_t bytes) {
 
 void measure(benchmark::State& state, int64_t threads, const Traffic& traffic,
              const std::function<void(int64_t copy)>& run) {
-  const Executor before = set_executor(on_threads(threads));
+  const Executor before = set_executor(thread_executor(static_cast<int>(threads)));
   const int64_t half = (traffic.bytes() + 1) / 2, count = copies(traffic.bytes());
   std::vector<Memory> from, to;
   for (int64_t i = 0; i < count; ++i) from.emplace_back(half), to.emplace_back(half);
@@ -81,7 +82,7 @@ void measure(benchmark::State& state, int64_t threads, const Traffic& traffic,
 
 void measure_rate(benchmark::State& state, int64_t threads, const Work& work,
                   const std::function<void(int64_t turn)>& run) {
-  const Executor before = set_executor(on_threads(threads));
+  const Executor before = set_executor(thread_executor(static_cast<int>(threads)));
   double best = 1e30;
   int64_t turn = 0;
   run(turn);

@@ -8,23 +8,28 @@
 #include <vector>
 
 #include "quire/base/float_mode.h"
+#include "quire/base/thread_pool.h"
 
 namespace quire {
 namespace {
 
-void run_serially(int64_t count, int64_t /*grain*/, const std::function<void(int64_t, int64_t)>& body) {
-  body(0, count);
+/// A program that brings its own executor never starts these. They are not joined at the end of the process: kernels
+/// may run in destructors that come later.
+void run_on_own_threads(int64_t count, int64_t grain, const std::function<void(int64_t, int64_t)>& body) {
+  if (count <= grain) return body(0, count);
+  static const Executor& threads = *new Executor(thread_executor());
+  threads(count, grain, body);
 }
 
 Executor& current() {
-  static Executor executor = run_serially;
+  static Executor executor = run_on_own_threads;
   return executor;
 }
 
 }  // namespace
 
 Executor set_executor(Executor executor) {
-  return std::exchange(current(), executor ? std::move(executor) : Executor(run_serially));
+  return std::exchange(current(), executor ? std::move(executor) : Executor(run_on_own_threads));
 }
 
 void parallel_for(int64_t count, int64_t grain, const std::function<void(int64_t, int64_t)>& body) {

@@ -1,5 +1,5 @@
-// One settable executor for the whole core. The PyTorch layer installs PyTorch's own thread pool; alone, work runs
-// serially.
+// One settable executor for the whole core. The PyTorch layer installs PyTorch's own thread pool; alone, the core
+// starts threads of its own when it first has use for them (thread_pool.h).
 #pragma once
 
 #include <cstdint>
@@ -12,8 +12,8 @@ namespace quire {
 /// May call body from several threads; returns when all chunks are done and rethrows the first exception.
 using Executor = std::function<void(int64_t count, int64_t grain, const std::function<void(int64_t, int64_t)>& body)>;
 
-/// Replaces the executor for the whole process and returns the one before. An empty executor restores the serial one.
-/// Not to be called while kernels run.
+/// Replaces the executor for the whole process and returns the one before. An empty executor restores the core's
+/// own threads. Not to be called while kernels run.
 Executor set_executor(Executor executor);
 
 /// Runs body over [0, count) on the executor. Results of the core's kernels never depend on how the range is cut.
