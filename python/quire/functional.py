@@ -64,8 +64,8 @@ def linear_given(
     bwd_scale, bwd_amax: float32 [2], delayed scaling of dy and dx (numerics.md 1.5): backward multiplies with the
         scales as they are now and puts the amaxes into bwd_amax.
     main_grad, overwrite_main_grad: [N, K]; backward adds the gradient of w to it (or writes it there), and w gets none.
-    wgrad_stash: int64 [2] {number, count}; backward keeps the operands of w's gradient for stashed_wgrad(), and w gets
-        none.
+    wgrad_stash: int64 [2] {number, count}; backward keeps the operands of w's gradient for stashed_wgrad(), with
+        overwrite_main_grad, and w gets none.
     placeholder: where w gets no gradient by one of these, it gets zeros, for hooks that wait for one.
     w_fingerprint: fingerprint(w) when w_buffers were made; a call after w has changed raises.
 
@@ -247,8 +247,10 @@ def nvfp4_moe_routed(
 def stashed_wgrad(stash: torch.Tensor, grads: Sequence[torch.Tensor], overwrite: bool = True) -> bool:
     """Computes the oldest weight gradient whose operands a backward pass kept under `stash` (linear_given,
     grouped_linear: wgrad_stash) and writes it to grads, or adds it: [N, K], or of a grouped product one for each group
-    or one for all. False if none is kept. Not for compiled functions."""
-    operands, tokens, recipe = torch.ops.quire.wgrad_take_(stash)
+    or one for all. It is added unless `overwrite` says not to, or overwrite_main_grad of its call did. False if none is
+    kept. Not for compiled functions."""
+    operands, tokens, recipe, kept_overwrite = torch.ops.quire.wgrad_take_(stash)
+    overwrite |= kept_overwrite
     if len(operands) == 2:  # unquantized: dy, x
         torch.ops.quire.accumulate_(grads[0], operands[0].t() @ operands[1], overwrite)
     elif len(operands) == 3:  # of groups, offsets behind them

@@ -29,6 +29,17 @@ def check_kind_or_none(what: str, kind: type, **values: object) -> None:
     check_kind(what, kind, **{name: value for name, value in values.items() if value is not None})
 
 
+def check_dense(what: str, **tensors: torch.Tensor) -> None:
+    """Raises TypeError unless each tensor has its values in plain memory, before anybody asks for its shape."""
+    for name, tensor in tensors.items():
+        if tensor.is_nested or tensor.is_quantized or tensor.layout != torch.strided:
+            kind = "nested" if tensor.is_nested else "quantized by PyTorch" if tensor.is_quantized else tensor.layout
+            raise TypeError(
+                f"{what}: {name} must be a dense tensor, got one that is {kind}; use .to_dense(), .dequantize() or, of "
+                "a nested one, .to_padded_tensor(0)"
+            )
+
+
 def shown(value: object) -> str:
     """A value as an error shows it: of a large one its type."""
     text = type(value).__name__ if isinstance(value, torch.Tensor) else repr(value)

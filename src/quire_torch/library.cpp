@@ -91,7 +91,7 @@ void register_operators(torch::Library& m) {
 void register_functions(torch::Library& m) {
   m.def("canonical_spec(str spec) -> str", canonical_spec);
   m.def("spec_grammar() -> str", spec_grammar);
-  m.def("wgrad_take_(Tensor(a!) stash) -> (Tensor[] operands, int tokens, str recipe)", take_stashed);
+  m.def("wgrad_take_(Tensor(a!) stash) -> (Tensor[] operands, int tokens, str recipe, bool overwrite)", take_stashed);
   m.def("wgrad_drop(int number) -> ()", drop_stashed);
   m.def("in_backward() -> bool", in_backward);
   m.def("isas() -> str", quire::explain_isas);

@@ -115,7 +115,7 @@ def test_given_buffers_that_do_not_fit_are_refused_in_words():
         with pytest.raises(RuntimeError, match=f"x is given quantized, but backward={mode} starts from x itself"):
             ops.linear_given(x, w, None, f"{MXFP8},backward={mode}", torch.float32, buffers(x, "mxfp8"), [])
     saved = ops.linear_fwd(x, w, None, 40, MXFP8, torch.float32, 3, [], [])[1:]
-    with pytest.raises(RuntimeError, match="linear_bwd: x must be what linear_fwd returned for it: columnwise_data"):
+    with pytest.raises(RuntimeError, match="linear_bwd: x does not fit its spec: columnwise_data"):
         ops.linear_bwd(torch.randn(6, 40), *saved, 64, MXFP8, torch.float32, 7)
     with pytest.raises(RuntimeError, match="linear: w is absent; pass it or w_buffers"):
         ops.linear_fwd(x, None, None, 40, MXFP8, torch.float32, 3, [], [])
@@ -149,7 +149,7 @@ def test_stashed_operands_give_the_weight_gradient_later_and_in_order(mode):
         ops.linear_given(x, w, None, text, torch.float32, [], [], wgrad_stash=stash).backward(dy)
     assert w.grad is None and stash.tolist() == [987, 2]
     for tokens, dw in zip((5, 33), expected, strict=True):
-        operands, kept_tokens, kept_text = ops.wgrad_take_(stash)
+        operands, kept_tokens, kept_text, overwrite = ops.wgrad_take_(stash)
         assert (kept_tokens, kept_text) == (tokens, text)
         later = torch.empty(40, 64)
         if len(operands) == 2:

@@ -1,5 +1,6 @@
 """How a product y = x w^T of a module runs: which codes it takes from where, and where gradients go."""
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import torch
@@ -10,7 +11,7 @@ from quire.functional import Buffers, linear, linear_given, quantize
 from quire.kinds import check_kind, check_kind_or_none
 from quire.nn.cache import cache, cached_weight
 from quire.nn.dtype import activation_dtype, check_dtypes, uses_torch_autocast
-from quire.nn.product import ProductModule, named
+from quire.nn.product import ProductModule, main_grads, named
 from quire.nn.weight import stored_weight, weight_operand
 from quire.recipe import Recipe
 from quire.tensor import QuantizedActivation, QuantizedTensor, QuantSpec, input_operand
@@ -46,6 +47,8 @@ def active_call(
         what = f"quire.{type(module).__name__}.forward"
         check_kind(what, bool, fp8_output=fp8_output, fp8_grad=fp8_grad)
         check_kind_or_none(what, bool, is_first_microbatch=is_first_microbatch)
+    if isinstance(x, QuantizedActivation):
+        x.check()
     recipe, spec = recipe_of(module.recipe), ""
     if output_spec is not None:
         spec = _result_spec(module, output_spec)
@@ -108,35 +111,34 @@ def gradient_elsewhere(module: ProductModule, product: str, call: Call) -> dict[
     given: dict[str, object] = {}
     if module.delay_wgrad_compute:
         given["wgrad_stash"] = module.of(product, "wgrad_stash")
+        given["overwrite_main_grad"] = call.is_first_microbatch is True
     elif module.fuse_wgrad_accumulation:
-        for name, weight in weights.items():
-            if not hasattr(weight, "main_grad"):
-                raise RuntimeError(
-                    f"quire.{type(module).__name__}: fuse_wgrad_accumulation=True needs {name}.main_grad, a tensor of "
-                    f"{name}'s shape to add the gradient to; got none. Assign one, or make the layer without "
-                    "fuse_wgrad_accumulation"
-                )
-        given["main_grad"] = [weight.main_grad for weight in weights.values()]
+        given["main_grad"] = main_grads(module, weights)
         overwrites = any([getattr(weight, "overwrite_main_grad", False) for weight in weights.values()])
         given["overwrite_main_grad"] = overwrites or call.is_first_microbatch is True
     if given:
-        for weight in weights.values():
-            if hasattr(weight, "grad_added_to_main_grad"):
-                weight.grad_added_to_main_grad = True
-                given["placeholder"] = True
+        given["placeholder"] = any([hasattr(weight, "grad_added_to_main_grad") for weight in weights.values()])
     return given
+
+
+def mark_added(weights: Iterable[torch.Tensor]) -> None:
+    """Tells hooks that wait for a gradient of these weights that it goes elsewhere (gradient_elsewhere)."""
+    for weight in weights:
+        if hasattr(weight, "grad_added_to_main_grad"):
+            weight.grad_added_to_main_grad = True
 
 
 class Product:
     """One product of a module in one call.
 
-    The constructor reads the module, and writes what it is to remember; run() does neither. So what is constructed
-    before a checkpoint is recomputed within it as it was.
+    The constructor reads the module and run() does not, so that what is constructed before a checkpoint is recomputed
+    within it as it was. remember() writes to it.
     """
 
     def __init__(self, module: ProductModule, name: str, call: Call) -> None:
         recipe, grad = call.recipe, torch.is_grad_enabled()
         self.call, self.weight, self.state = call, module.of(name, "weight"), module.of(name, "delayed")
+        self.module, self.name, self.made = module, name, None
         self.needs_dw = grad and self.weight.requires_grad
         self.given: dict[str, object] = {}  # to linear_given
         self.scale: torch.Tensor | None = None  # of delayed scaling
@@ -167,9 +169,8 @@ class Product:
             self.text = stored_weight(self.text, recipe, found.stored)
             self.given |= {"w_buffers": found.operand(), "w_fingerprint": found.fingerprint}
         elif first is not None:
-            made = cache([self.weight], recipe, self.scale)
-            setattr(module, named(name, "microbatch_weight"), made)
-            self.given["w_buffers"] = made.buffers
+            self.made = cache([self.weight], recipe, self.scale)
+            self.given["w_buffers"] = self.made.buffers
 
     def input(self, keep: bool = False) -> dict[str, object]:
         """Keywords of norm() and activation() for an x that run() takes. keep: they return x itself too."""
@@ -231,6 +232,14 @@ class Product:
         if self.call.rule is not None:  # now that the arguments are known to fit
             delayed.collect(self.state, self.call.rule, *delayed.measure(self.state, x, self.weight))
         return y
+
+    def remember(self) -> None:
+        """Leaves with the module what the call makes known to later ones: to be called once, after run(), when the
+        arguments are known to fit, and outside of any checkpoint."""
+        if self.made is not None:
+            setattr(self.module, named(self.name, "microbatch_weight"), self.made)
+        if "placeholder" in self.given:
+            mark_added([self.weight])
 
     def output(self, y: torch.Tensor) -> torch.Tensor | QuantizedActivation:
         """y as the call wants it."""

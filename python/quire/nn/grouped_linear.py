@@ -9,7 +9,7 @@ from quire.functional import Buffers, grouped_linear
 from quire.kinds import check_kind, check_kind_or_none
 from quire.nn import options as unavailable
 from quire.nn.cache import cache, cached_weight
-from quire.nn.call import Call, active_call, gradient_elsewhere, linear_text, starts_from_x
+from quire.nn.call import Call, active_call, gradient_elsewhere, linear_text, mark_added, starts_from_x
 from quire.nn.linear import check_own_recipe
 from quire.nn.product import ProductModule, initialise
 from quire.nn.weight import stored_weight, weight_operand
@@ -145,6 +145,7 @@ class GroupedLinear(ProductModule):
             unavailable.refuse("quire.GroupedLinear.forward", results, _RESULTS)
         product = GroupedProduct(self, active_call(self, x, is_first_microbatch))
         y = product.run(x, offsets_of(m_splits, x.device))
+        product.remember()
         return (y, self.biases()) if self.return_bias else y
 
     def _load_from_state_dict(self, state_dict: dict[str, object], prefix: str, *options: object) -> None:
@@ -159,11 +160,12 @@ class GroupedLinear(ProductModule):
 
 
 class GroupedProduct:
-    """The product of a GroupedLinear in one call. As for Product, the constructor reads and writes the layer, run()
-    does neither."""
+    """The product of a GroupedLinear in one call. As for Product, the constructor reads the layer, remember() writes to
+    it, run() does neither."""
 
     def __init__(self, layer: GroupedLinear, call: Call) -> None:
         self.call, self.state, self.groups = call, layer.delayed, layer.groups
+        self.layer, self.made = layer, None
         self.weights, self.biases = list(layer.weights("").values()), [] if layer.return_bias else layer.biases()
         self.given: dict[str, object] = {}  # to grouped_linear
         self.w_amax: torch.Tensor | None = None  # of weights that are quantized now, but not by the operator
@@ -192,12 +194,12 @@ class GroupedProduct:
             self.text = stored_weight(self.text, recipe, found.stored)
             self.given |= {"w_buffers": found.operand(), "w_fingerprint": found.fingerprint}
         elif first is not None:
-            made = cache(layer.group_weights(""), recipe, self.given.get("fwd_scale"))
-            layer.microbatch_weight, self.given["w_buffers"] = made, made.buffers
+            self.made = cache(layer.group_weights(""), recipe, self.given.get("fwd_scale"))
+            self.given["w_buffers"] = self.made.buffers
             if self.text.endswith("backward=high_precision"):  # of w itself
-                self.given["w_fingerprint"] = made.fingerprint
+                self.given["w_fingerprint"] = self.made.fingerprint
             if recipe.delayed():
-                self.w_amax = made.buffers[2]
+                self.w_amax = self.made.buffers[2]
 
     def input(self) -> dict[str, object]:
         """Keywords of activation() for an x that run() takes."""
@@ -232,6 +234,13 @@ class GroupedProduct:
             each = self.weights if self.weights[0].dim() == 2 else list(self.weights[0].unbind())
             delayed.collect(self.state, self.call.rule, *delayed.measure_groups(self.state, x, offsets, each))
         return y
+
+    def remember(self) -> None:
+        """As Product.remember()."""
+        if self.made is not None:
+            self.layer.microbatch_weight = self.made
+        if "placeholder" in self.given:
+            mark_added(self.weights)
 
 
 def offsets_of(m_splits: torch.Tensor | Sequence[int], device: torch.device) -> torch.Tensor:

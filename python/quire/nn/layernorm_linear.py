@@ -136,6 +136,7 @@ class LayerNormLinear(ProductModule):
         product, keep = Product(self, "", call), self.return_layernorm_output
         normed, buffers = normalised(self, x, call.dtype, product.input(keep))
         y = product.output(product.run(normed, None if self.return_bias else self.bias, buffers))
+        product.remember()
         extra = ((self.bias,) if self.return_bias else ()) + ((normed,) if keep else ())
         return (y, *extra) if extra else y
 

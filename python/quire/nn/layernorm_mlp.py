@@ -141,6 +141,8 @@ class LayerNormMLP(ProductModule):
         else:
             y, normed = compute(x)
         y = fc2.output(y)
+        for product in (fc1, fc2):
+            product.remember()
         extra = ((self.fc2_bias,) if self.return_bias else ()) + ((normed,) if self.return_layernorm_output else ())
         return (y, *extra) if extra else y
 

@@ -40,7 +40,7 @@ class Linear(ProductModule, torch.nn.Linear):
     init_method: called with weight; bias is then 0. return_bias: forward gives (y, bias), y without it.
     fuse_wgrad_accumulation: under a recipe, backward adds the weight's gradient to weight.main_grad (float32, float16
         or bfloat16, of weight's shape), in its dtype; overwrites it where weight.overwrite_main_grad is true or
-        is_first_microbatch is (with delay_wgrad_compute, only where the attribute is). weight.grad stays None; where
+        is_first_microbatch is. weight.grad stays None; where
         weight has an attribute grad_added_to_main_grad, that is set, and the gradient is zeros, for hooks that wait for
         one.
     delay_wgrad_compute: under a recipe, backward keeps what the weight's gradient is computed from; backward_dw()
@@ -161,6 +161,7 @@ class Linear(ProductModule, torch.nn.Linear):
         )
         product = Product(self, "", call)
         y = product.output(product.run(x, None if self.return_bias else self.bias))
+        product.remember()
         return (y, self.bias) if self.return_bias else y
 
     def extra_repr(self) -> str:

@@ -153,7 +153,10 @@ class MoE(torch.nn.Module):
         h = fc1.run(rows, offsets)
         wanted = fc2.input()
         activated, buffers = activate(h, self._activation, h.dtype, offsets=offsets, **wanted)
-        return fc2.run(activated, offsets, buffers if wanted else ())
+        rows = fc2.run(activated, offsets, buffers if wanted else ())
+        for product in (fc1, fc2):
+            product.remember()
+        return rows
 
     def extra_repr(self) -> str:
         options = "".join(f", {name}={value!r}" for name, value in self.routing.items())

@@ -5,6 +5,7 @@ from collections.abc import Iterable
 import torch
 
 from quire.functional import norm
+from quire.kinds import check_dense
 from quire.nn.dtype import activation_dtype
 from quire.nn.options import NoExtraState
 
@@ -71,6 +72,7 @@ class _Norm(NoExtraState, torch.nn.Module):
         devices do not fit.
         """
         sizes, dtype = self.normalized_shape, activation_dtype(x)
+        check_dense(f"quire.{self.normalization}", x=x)
         if tuple(x.shape[-len(sizes) :]) != sizes:
             raise ValueError(
                 f"quire.{self.normalization}: x must be [*, {', '.join(map(str, sizes))}], got {[*x.shape]}"

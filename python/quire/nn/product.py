@@ -3,16 +3,17 @@
 import math
 import secrets
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import torch
 
 from quire import delayed, functional
-from quire.kinds import check_kind_or_none
+from quire.kinds import check_kind_or_none, shown
 from quire.nn.options import Unparallel
 from quire.nn.weight import initial_weight
 from quire.recipe import Recipe
 from quire.seed import reset_streams
+from quire.tensor import DTYPES
 
 
 def named(product: str, what: str) -> str:
@@ -127,14 +128,14 @@ class ProductModule(Unparallel, torch.nn.Module):
         so are all without delay_wgrad_compute. Not within a compiled function. Raises RuntimeError if no backward pass
         kept any."""
         for product in reversed(self.products if self.delay_wgrad_compute else ()):
-            weights = list(self.weights(product).values())
-            if any(weight.requires_grad for weight in weights):
+            weights = self.weights(product)
+            if any(weight.requires_grad for weight in weights.values()):
                 with torch.no_grad():
                     self._add_stashed(weights, self.of(product, "wgrad_stash"))
 
-    def _add_stashed(self, weights: list[torch.nn.Parameter], stash: torch.Tensor) -> None:
-        fused = self.fuse_wgrad_accumulation
-        grads = [w.main_grad if fused else torch.empty(w.shape, dtype=w.dtype) for w in weights]
+    def _add_stashed(self, named_weights: dict[str, torch.nn.Parameter], stash: torch.Tensor) -> None:
+        fused, weights = self.fuse_wgrad_accumulation, list(named_weights.values())
+        grads = main_grads(self, named_weights) if fused else [torch.empty(w.shape, dtype=w.dtype) for w in weights]
         overwrite = not fused or any(getattr(w, "overwrite_main_grad", False) for w in weights)
         if not functional.stashed_wgrad(stash, grads, overwrite):
             raise RuntimeError(
@@ -144,6 +145,23 @@ class ProductModule(Unparallel, torch.nn.Module):
         for weight, grad in zip(weights, () if fused else grads, strict=not fused):
             if weight.requires_grad:
                 weight.grad = grad if weight.grad is None else weight.grad.add_(grad)
+
+
+def main_grads(module: ProductModule, weights: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
+    """What gradients of the weights are added to. Raises RuntimeError where a weight has none, or one that does not
+    fit."""
+    grads = [getattr(weight, "main_grad", None) for weight in weights.values()]
+    for (name, weight), grad in zip(weights.items(), grads, strict=True):
+        is_tensor = isinstance(grad, torch.Tensor)
+        fits = is_tensor and grad.shape == weight.shape and grad.dtype in DTYPES and grad.device == weight.device
+        if not fits or grad.layout != torch.strided or not grad.is_contiguous():
+            got = f"{grad.dtype} {list(grad.shape)}, {grad.layout}, on {grad.device}" if is_tensor else shown(grad)
+            raise RuntimeError(
+                f"quire.{type(module).__name__}: fuse_wgrad_accumulation=True needs {name}.main_grad, a contiguous "
+                f"float32, float16 or bfloat16 tensor of {name}'s shape {list(weight.shape)} on {weight.device} to add "
+                f"the gradient to; got {got}. Assign one, or make the layer without fuse_wgrad_accumulation"
+            )
+    return grads
 
 
 def initialise(

@@ -8,12 +8,13 @@ TransformerEngine's names for tensors of certain specs; order.py moves codes bet
 
 from quire.tensor.activation import QuantizedActivation, input_operand
 from quire.tensor.names import Float8BlockwiseQTensor, Float8Tensor, MXFP8Tensor, NVFP4Tensor
-from quire.tensor.proto import BUFFER_NAMES, TensorProto, named_buffers
+from quire.tensor.proto import BUFFER_NAMES, DTYPES, TensorProto, named_buffers
 from quire.tensor.quantized import QuantizedTensor, from_results
 from quire.tensor.spec import QuantSpec
 
 __all__ = [
     "BUFFER_NAMES",
+    "DTYPES",
     "Float8BlockwiseQTensor",
     "Float8Tensor",
     "MXFP8Tensor",

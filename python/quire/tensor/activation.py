@@ -7,8 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch.utils import _pytree  # the registry of containers; torch.export.register_dataclass takes no static fields
 
+from quire.tensor.decoded import Decoded
 from quire.tensor.directions import other_direction
-from quire.tensor.proto import BUFFER_NAMES, named_buffers
+from quire.tensor.proto import BUFFER_NAMES, DTYPES, TensorProto, check_buffers, named_buffers
 from quire.tensor.quantized import QuantizedTensor, from_list
 from quire.tensor.spec import QuantSpec
 
@@ -18,10 +19,13 @@ class QuantizedActivation:
     """Codes and scales of a tensor that has a gradient. Plain tensors, so that it may cross the border of a compiled
     graph as an argument or a result; and a pytree of them.
 
-    carrier: a tensor of the logical shape and dtype over one element, zero; in autograd's graph it stands for the
-        tensor, as if quantization were the identity (straight-through).
+    carrier: a tensor of the logical shape and dtype over one element, which nobody reads; in autograd's graph it stands
+        for the tensor, as if quantization were the identity (straight-through).
     buffers: six, in the order of quire.tensor.BUFFER_NAMES, None where absent.
     spec_text: canonical text of the spec.
+
+    As a pytree it may hold anything; parts that are no quantized tensor are refused where they are used, with TypeError
+    or, if shapes or dtypes do not fit the spec, RuntimeError or ValueError.
     """
 
     carrier: torch.Tensor
@@ -53,15 +57,34 @@ class QuantizedActivation:
         """The six buffers, as operators take them."""
         return list(self.buffers)
 
+    def check(self) -> None:
+        """Raises TypeError unless the parts are of the kinds that they must be. Whether buffers fit the spec is checked
+        where they are read."""
+        carrier, buffers, text = self.carrier, self.buffers, self.spec_text
+        tensors = isinstance(carrier, torch.Tensor) and carrier.dtype in DTYPES and isinstance(buffers, list | tuple)
+        if tensors and len(buffers) == 6 and isinstance(text, str) and "," not in text:
+            absent = [buffer is None for buffer in buffers]
+            plain = [isinstance(buffer, torch.Tensor | None) for buffer in buffers]
+            if all(plain) and not (absent[0] and absent[3]):
+                return
+        raise TypeError(
+            "QuantizedActivation: its parts are a carrier of float32, float16 or bfloat16, six buffers (tensors, or "
+            f"None where absent) and the text of a spec; got a carrier {getattr(carrier, 'dtype', type(carrier))}, "
+            f"buffers {[type(buffer).__name__ for buffer in buffers or ()]} and spec_text {text!r}. quire.quantize "
+            "makes one"
+        )
+
     def detach(self) -> QuantizedTensor:
         """The same buffers as a QuantizedTensor without a gradient."""
+        self.check()
         buffers = [None if buffer is None else buffer.detach() for buffer in self.buffers]
         return from_list(buffers, self.spec_text, self.shape, self.dtype)
 
     def dequantize(self, dtype: torch.dtype | None = None) -> torch.Tensor:
         """The decoded tensor, as QuantizedTensor.dequantize; its gradient is that of the carrier."""
+        self.check()
         dtype = self.dtype if dtype is None else dtype
-        return self.detach().dequantize(dtype) + self.carrier.to(dtype)  # zero
+        return Decoded.apply(self.carrier, self.detach(), dtype)
 
     def __repr__(self) -> str:
         return (
@@ -86,7 +109,8 @@ def input_operand(
     columnwise: the gradient of the weight will need that direction. Where it is not stored it is made: without loss
     where its codes follow from the stored ones (QuantizedTensor.update_usage), else by quantizing the decoded values.
     The same goes for a missing rowwise direction. Raises RuntimeError for a QuantizedTensor that requires a gradient,
-    ValueError where the missing direction cannot be made.
+    ValueError where the missing direction cannot be made. Sizes and dtypes of buffers are checked by the operators that
+    take them.
     """
     if isinstance(x, QuantizedActivation):
         carrier, buffers, text = x.carrier, list(x.buffers), x.spec_text
@@ -107,6 +131,9 @@ def _made(
     buffers: list[torch.Tensor | None], text: str, carrier: torch.Tensor, wanted: str
 ) -> list[torch.Tensor | None]:
     spec = QuantSpec(text)
+    given = {name: buffer for name, buffer in zip(BUFFER_NAMES, buffers, strict=True) if buffer is not None}
+    directions = {"rowwise": wanted == "columnwise", "columnwise": wanted == "rowwise"}
+    check_buffers("quire", given, TensorProto(tuple(carrier.shape), carrier.dtype, spec, **directions))
     with torch.no_grad():
         named = other_direction(spec, carrier.shape, dict(zip(BUFFER_NAMES, buffers, strict=True)), wanted)
         if named is None:

@@ -11,13 +11,13 @@ if TYPE_CHECKING:
 
 
 class Decoded(torch.autograd.Function):
-    """dequantize() with the gradient of the identity."""
+    """q.dequantize(), whose gradient goes to `source` as through the identity; source is not read."""
 
     @staticmethod
-    def forward(ctx: Any, q: QuantizedTensor, dtype: torch.dtype) -> torch.Tensor:
-        ctx.dtype = q.dtype
+    def forward(ctx: Any, source: torch.Tensor, q: QuantizedTensor, dtype: torch.dtype) -> torch.Tensor:
+        ctx.dtype = source.dtype
         return q.dequantize(dtype)
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
-        return gradient.to(ctx.dtype), None
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        return gradient.to(ctx.dtype), None, None

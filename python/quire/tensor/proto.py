@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from quire.kinds import check_kind
+from quire.kinds import check_dense, check_kind
 from quire.tensor.spec import QuantSpec
 
 if TYPE_CHECKING:
@@ -104,12 +104,14 @@ def named_buffers(results: Sequence[torch.Tensor], rowwise: bool, columnwise: bo
     return named
 
 
-def check_buffers(given: Mapping[str, torch.Tensor], proto: TensorProto) -> None:
-    """Raises ValueError unless the buffers are exactly those of the description, contiguous, on one device."""
+def check_buffers(what: str, given: Mapping[str, torch.Tensor], proto: TensorProto) -> None:
+    """Raises ValueError unless the buffers are exactly those of the description, contiguous, on one device; what: the
+    operation, named in the error."""
     expected = proto.buffers()
-    check_kind("QuantizedTensor.from_buffers", torch.Tensor, **given)
+    check_kind(what, torch.Tensor, **given)
+    check_dense(what, **given)
     for name in {**expected, **given}:
-        where = f"QuantizedTensor.from_buffers: {name} of {proto.spec} for shape {list(proto.shape)}"
+        where = f"{what}: {name} of {proto.spec.text} for shape {list(proto.shape)}"
         if name not in expected:
             raise ValueError(f"{where} should be absent; the buffers are {', '.join(expected)}")
         if name not in given:
@@ -125,4 +127,4 @@ def check_buffers(given: Mapping[str, torch.Tensor], proto: TensorProto) -> None
     devices = {name: tensor.device for name, tensor in given.items()}
     if len(set(devices.values())) > 1:
         listed = ", ".join(f"{name} on {device}" for name, device in devices.items())
-        raise ValueError(f"QuantizedTensor.from_buffers: all buffers must be on one device; got {listed}")
+        raise ValueError(f"{what}: all buffers must be on one device; got {listed}")

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from quire.kinds import check_kind, check_kind_or_none, shown
+from quire.kinds import check_dense, check_kind, check_kind_or_none, shown
 from quire.seed import signed64
 from quire.tensor.decoded import Decoded
 from quire.tensor.directions import other_direction
@@ -91,7 +91,7 @@ class QuantizedTensor(Memory, InitialValues, torch.Tensor):
         given = {name: tensor for name, tensor in buffers.items() if tensor is not None}
         directions = ("rowwise_data" in given, "columnwise_data" in given)
         proto = TensorProto(tuple(shape), dtype, QuantSpec(spec), rowwise=directions[0], columnwise=directions[1])
-        check_buffers(given, proto)
+        check_buffers("QuantizedTensor.from_buffers", given, proto)
         return from_list([given.get(name) for name in BUFFER_NAMES], proto.spec.text, proto.shape, dtype)
 
     @classmethod
@@ -227,7 +227,7 @@ class QuantizedTensor(Memory, InitialValues, torch.Tensor):
         """
         dtype = self.dtype if dtype is None else dtype
         if self.requires_grad and torch.is_grad_enabled():
-            return Decoded.apply(self, dtype)
+            return Decoded.apply(self, self, dtype)
         if self.stores("rowwise"):
             return self._decode("rowwise", dtype)
         if self.spec.hadamard:
@@ -258,6 +258,7 @@ class QuantizedTensor(Memory, InitialValues, torch.Tensor):
                 "QuantizedTensor.quantize_: noop_flag is not available; leave it None, or do not call"
             )
         check_kind("QuantizedTensor.quantize_", torch.Tensor, values=values)
+        check_dense("QuantizedTensor.quantize_", values=values)
         if values.is_complex() or (values.is_meta and not self.is_meta):
             raise TypeError(
                 f"QuantizedTensor.quantize_: values must be real numbers, got {values.dtype} on {values.device}"

@@ -269,6 +269,7 @@ void register_outer(torch::Library& m) {
   static_assert(std::same_as<Grads, Tensors<detail::TypedNode<Op>::kInputs>>,
                 "backward must return one gradient per Tensor, Tensor? or GradientList argument: op::Tensors<N>");
   detail::define<Op>(m);
+  detail::implement_refusals<Op>(m);
   detail::implement<Op, &boxed<Op, &Op::inference>>(m, c10::DispatchKey::CompositeExplicitAutograd);
   detail::implement<Op, &detail::autograd_of_outer<Op>>(m, c10::DispatchKey::Autograd);
 }

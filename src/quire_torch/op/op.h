@@ -37,11 +37,29 @@ inline NotDifferentiable not_differentiable = nullptr;
 
 namespace detail {
 
+inline bool is_dense(const at::Tensor& t) { return t.layout() == at::kStrided && !t.is_nested() && !t.is_quantized(); }
+
+/// Throws, naming the argument, unless all tensors on the stack are dense: kernels read memory by strides.
+inline void check_dense(const c10::OperatorHandle& op, const Stack& stack) {
+  const auto& arguments = op.schema().arguments();
+  const auto values = torch::jit::last(stack, arguments.size());
+  for (size_t i = 0; i < arguments.size(); ++i)
+    for_each_tensor_in(values.slice(i, 1), [&](const at::Tensor& t) {
+      if (is_dense(t)) return;
+      const char* kind = t.is_nested() ? "nested" : t.is_quantized() ? "quantized by PyTorch" : "of layout ";
+      const char* remedy = t.is_nested() ? ".to_padded_tensor(0)" : t.is_quantized() ? ".dequantize()" : ".to_dense()";
+      TORCH_CHECK(false, op.schema().name(), ": ", arguments[i].name(), " must be a dense tensor, got one ", kind,
+                  t.is_nested() || t.is_quantized() ? "" : c10::str(t.layout()), "; use ", remedy);
+    });
+}
+
 /// Whether autograd has to know of the call whose arguments are on the stack. A forward-mode tangent throws: the
-/// kernels here would drop it, and the result would have a tangent of zero without a word.
+/// kernels here would drop it, and the result would have a tangent of zero without a word. So does a tensor that is not
+/// dense.
 inline bool wants_gradient(const c10::OperatorHandle& op, const Stack& stack) {
   bool wanted = false;
   for_each_tensor_in(torch::jit::last(stack, op.schema().arguments().size()), [&](const at::Tensor& t) {
+    if (!is_dense(t)) check_dense(op, stack);
     TORCH_CHECK(!t._fw_grad(/*level=*/0).defined(), c10::toString(op.operator_name()),
                 " has no forward-mode derivative; use reverse mode (backward, torch.autograd.grad, torch.func.vjp)");
     wanted |= c10::GradMode::is_enabled() && t.requires_grad();
@@ -125,9 +143,21 @@ void implement(torch::Library& m, c10::DispatchKey key) {
   m.impl(Op::kName, torch::dispatch(key, torch::CppFunction::makeFromBoxedFunction<Kernel>()));
 }
 
+/// The kernel for tensors that are not dense, where autograd does not come before it.
+inline void refuse(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack* stack) { check_dense(op, *stack); }
+
+template <class Op>
+void implement_refusals(torch::Library& m) {
+  using enum c10::DispatchKey;
+  for (const auto key : {SparseCPU, SparseCsrCPU, MkldnnCPU, NestedTensorCPU, QuantizedCPU, SparseMeta, SparseCsrMeta,
+                         NestedTensorMeta, QuantizedMeta})
+    implement<Op, &refuse>(m, key);
+}
+
 template <class Op>
 void define_with_kernels(torch::Library& m) {
   define<Op>(m);
+  implement_refusals<Op>(m);
   implement<Op, &boxed<Op, &run_cpu<Op, true>>>(m, c10::DispatchKey::CPU);
   implement<Op, &boxed<Op, &trace<Op>>>(m, c10::DispatchKey::Meta);
 }

@@ -101,7 +101,11 @@ bool goes_elsewhere(const GroupedLinear::Saved& s) {
 /// The gradient of w elsewhere than in grouped_linear_bwd, of the columnwise dy which that returned.
 void weight_gradient(const GroupedLinear::Saved& s, const RecipeText& recipe, const Three& dy, const Three& x) {
   if (s.wgrad_stash.tensor.defined()) {
-    op::call<WgradStash>({{s.wgrad_stash.tensor}, {dy[0], dy[1], dy[2], x[0], x[1], x[2], s.offsets}, 0, s.recipe});
+    op::call<WgradStash>({{s.wgrad_stash.tensor},
+                          {dy[0], dy[1], dy[2], x[0], x[1], x[2], s.offsets},
+                          0,
+                          s.recipe,
+                          s.overwrite_main_grad});
   } else {
     op::call<GroupedWgrad>({.main_grad = {s.main_grad.tensors},
                             .dy_data = dy[0],

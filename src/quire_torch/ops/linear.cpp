@@ -56,7 +56,26 @@ void quantize_rowwise(const at::Tensor& t, const quire::QuantSpec& spec, Optiona
   buffers.assign(q.begin(), q.end());
 }
 
+void check_pair(const op::OptionalTensor& t, at::ScalarType dtype, const char* what) {
+  if (!t || (t->scalar_type() == dtype && t->dim() == 1 && t->size(0) == 2 && t->is_contiguous())) return;
+  quire::fail("linear: ", what, ", got ", t->scalar_type(), " ", t->sizes());
+}
+
+/// What backward will write to: a refusal there would come after others of its writes.
+void check_state(const LinearGiven::Args& a) {
+  check_pair(a.sr_state, at::kLong, "sr_state must be a contiguous int64 [2] tensor {seed, counter}");
+  check_pair(a.bwd_scale, at::kFloat, "bwd_scale must be a contiguous float32 [2] tensor {dy, dx}");
+  check_pair(a.bwd_amax, at::kFloat, "bwd_amax must be a contiguous float32 [2] tensor {dy, dx}");
+  check_pair(a.wgrad_stash, at::kLong, "wgrad_stash must be a contiguous int64 [2] tensor {number, count}");
+  quire::check(a.bwd_scale.has_value() || !a.bwd_amax, "linear: bwd_amax is given without bwd_scale; pass both");
+  if (!a.main_grad) return;
+  check_main_grad(*a.main_grad, "linear: main_grad");
+  quire::check(a.main_grad->sym_sizes() == a.w.sym_sizes(), "linear: main_grad must have w's shape ", a.w.sym_sizes(),
+               ", got ", a.main_grad->sym_sizes());
+}
+
 void check_forward(const LinearGiven::Args& a, op::Needs need) {
+  check_state(a);
   quire::check(a.w.dim() == 2, "linear: w must be [out_features, in_features], got ", a.w.dim(), " dimensions");
   if (a.recipe->dy.stochastic && from_codes(a.recipe->backward) && (need[kX] || need[kW]) && !a.sr_state)
     quire::fail("linear: dy rounds stochastically under '", a.recipe->dy.to_string(),
@@ -97,7 +116,7 @@ OptionalRecipeText stashed_recipe(const LinearGiven::Saved& s) { return Optional
 /// The gradient of w as a plain product: kept for later, or into main_grad, or returned.
 at::Tensor plain_weight_gradient(const LinearGiven::Saved& s, const at::Tensor& dy, const at::Tensor& x) {
   if (s.wgrad_stash.tensor.defined()) {
-    op::call<WgradStash>({{s.wgrad_stash.tensor}, {dy, x}, dy.sym_size(0), stashed_recipe(s)});
+    op::call<WgradStash>({{s.wgrad_stash.tensor}, {dy, x}, dy.sym_size(0), stashed_recipe(s), s.overwrite_main_grad});
     return delivered(s, dy);
   }
   const at::Tensor product = at::matmul(dy.t(), x);
@@ -166,7 +185,11 @@ Three columnwise_x(const LinearGiven::Saved& s, bool needed) {
 /// The gradient of w elsewhere than in linear_bwd, of the columnwise dy which that returned.
 void weight_gradient(const LinearGiven::Saved& s, const Three& dy, const Three& x, c10::SymInt tokens) {
   if (s.wgrad_stash.tensor.defined()) {
-    op::call<WgradStash>({{s.wgrad_stash.tensor}, {dy[0], dy[1], dy[2], x[0], x[1], x[2]}, tokens, stashed_recipe(s)});
+    op::call<WgradStash>({{s.wgrad_stash.tensor},
+                          {dy[0], dy[1], dy[2], x[0], x[1], x[2]},
+                          tokens,
+                          stashed_recipe(s),
+                          s.overwrite_main_grad});
   } else {
     op::call<Wgrad>({.main_grad = {s.main_grad.tensor},
                      .dy_data = dy[0],

@@ -32,6 +32,8 @@ BufferTensors given_operand(const op::OptionalTensorList& buffers, const quire::
     if (buffers[i]) b[i] = *buffers[i];
   if (q.rowwise) check_buffers(b, q.spec, shape, Direction::rowwise, q.what);
   if (q.columnwise) check_buffers(b, q.spec, shape, Direction::columnwise, q.what);
+  // Those that are for backward are not refused as late as there.
+  if (!q.columnwise && b[3].defined() && b[3].numel() > 0) check_saved(b, q.spec, shape, q.what);
   record_operand(q.role, q.spec, at::IntArrayRef(shape), b);
   return b;
 }
@@ -42,12 +44,12 @@ void check_saved(const BufferTensors& b, const quire::QuantSpec& spec, const qui
   for (size_t i = 0; i < expected.size(); ++i) {
     const at::Tensor& t = b[3 + i];
     const int64_t count = c10::multiply_integers(sizes(expected[i]));
-    if ((t.scalar_type() == expected[i].dtype && t.is_contiguous() && t.numel() == count) ||
-        (count == 0 && t.numel() == 0))
+    const bool absent = count == 0 && (!t.defined() || t.numel() == 0);
+    if (absent || (t.defined() && t.scalar_type() == expected[i].dtype && t.is_contiguous() && t.numel() == count))
       continue;
-    quire::fail(what, " must be what linear_fwd returned for it: ", quire::kBufferNames[3 + i], " of ",
-                spec.to_string(), " for ", at::IntArrayRef(shape), " holds ", count, " contiguous ", expected[i].dtype,
-                ", got ", t.scalar_type(), " ", t.sizes());
+    quire::fail(what, " does not fit its spec: ", quire::kBufferNames[3 + i], " of ", spec.to_string(), " for shape ",
+                at::IntArrayRef(shape), " must hold ", count, " contiguous ", expected[i].dtype, ", got ",
+                t.defined() ? quire::text(t.scalar_type(), " ", t.sizes()) : "nothing", "; see quire.TensorProto");
   }
 }
 

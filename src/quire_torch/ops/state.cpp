@@ -10,7 +10,7 @@
 namespace quire_torch {
 namespace {
 
-using Stashed = std::tuple<op::TensorList, int64_t, std::string>;
+using Stashed = std::tuple<op::TensorList, int64_t, std::string, bool>;
 
 struct Stashes {
   std::mutex mutex;
@@ -62,7 +62,8 @@ void WgradStash::cpu(const Args& a) {
   for (const at::Tensor& t : a.operands) copies.push_back(t.clone());
   Stashes& s = stashes();
   const std::lock_guard lock(s.mutex);
-  s.kept[stash[0]].emplace_back(std::move(copies), op::as<int64_t>(a.tokens), std::string(a.recipe.text()));
+  s.kept[stash[0]].emplace_back(std::move(copies), op::as<int64_t>(a.tokens), std::string(a.recipe.text()),
+                                a.overwrite);
   ++stash[1];
 }
 

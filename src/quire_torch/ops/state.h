@@ -36,7 +36,8 @@ struct AmaxMax : OpBase {
 
 /// Keeps copies of the operands of a weight gradient that will be computed later (six buffers for wgrad_, or dy and x
 /// themselves; offsets behind them for groups), under the number in `stash`, int64 [2] {number, how many are kept},
-/// which counts up. Copies, because a compiled graph reuses its memory.
+/// which counts up. Copies, because a compiled graph reuses its memory. overwrite: the gradient is to replace what is
+/// there instead of being added.
 struct WgradStash : OpBase {
   static constexpr const char* kName = "wgrad_stash_";
   struct Args {
@@ -44,16 +45,18 @@ struct WgradStash : OpBase {
     op::TensorList operands;
     c10::SymInt tokens;
     OptionalRecipeText recipe;
+    bool overwrite;
     static constexpr auto kFields = std::tuple{op::field<&Args::stash>("stash"), op::field<&Args::operands>("operands"),
-                                               op::field<&Args::tokens>("tokens"), op::field<&Args::recipe>("recipe")};
+                                               op::field<&Args::tokens>("tokens"), op::field<&Args::recipe>("recipe"),
+                                               op::field<&Args::overwrite>("overwrite", "False")};
   };
   static constexpr auto kResults = op::kNoResults;
   static void cpu(const Args& a);
 };
 
-/// The oldest operands kept under the number in `stash`, which counts down, with tokens and recipe; an empty list if
-/// there are none. Not for graphs.
-std::tuple<std::vector<at::Tensor>, int64_t, std::string> take_stashed(const at::Tensor& stash);
+/// The oldest operands kept under the number in `stash`, which counts down, with tokens, recipe and overwrite; an empty
+/// list if there are none. Not for graphs.
+std::tuple<std::vector<at::Tensor>, int64_t, std::string, bool> take_stashed(const at::Tensor& stash);
 /// Drops all operands kept under that number.
 void drop_stashed(int64_t number);
 
