@@ -67,8 +67,7 @@ class autocast:
     traced; around one, there is a graph per distinct recipe. With activation checkpointing use quire.checkpoint, or let
     it enclose checkpoint and backward: PyTorch's own recomputes under the recipe that is active then.
 
-    Raises TypeError where an argument is of a wrong kind, NotImplementedError if entered in a compiled function with a
-    delayed recipe whose step cannot be traced.
+    Raises TypeError where an argument is of a wrong kind.
     """
 
     def __init__(

@@ -93,6 +93,11 @@ void register_functions(torch::Library& m) {
   m.def("spec_grammar() -> str", spec_grammar);
   m.def("wgrad_take_(Tensor(a!) stash) -> (Tensor[] operands, int tokens, str recipe, bool overwrite)", take_stashed);
   m.def("wgrad_drop(int number) -> ()", drop_stashed);
+  // Its kernel is Python's (quire/delayed/update.py): delayed_update_ of both directions, with the user's functions.
+  m.def(
+      "delayed_update_in_python_(Tensor(a!)[] history, Tensor(b!)[] scale, Tensor(c!)[] amax, Tensor(d!)[] usage) -> "
+      "()",
+      {at::Tag::pt2_compliant_tag});
   m.def("in_backward() -> bool", in_backward);
   m.def("isas() -> str", quire::explain_isas);
   m.def("kernel_tables() -> str", quire::kernel_tables);

@@ -9,7 +9,7 @@ from functorch.compile import make_boxed_func
 from torch.utils import checkpoint as activation
 
 import quire
-from quire.recipe import NVFP4BlockScaling
+from quire.recipe import DelayedScaling, NVFP4BlockScaling
 
 
 def test_every_recipe_compiles_to_the_bits_of_eager_mode(make_layer, make_x, step, any_recipe, compiler):
@@ -221,6 +221,25 @@ def test_a_retained_compiled_graph_may_be_walked_twice(make_layer, make_x, recip
     torch.testing.assert_close(
         x.grad, 2 * first, rtol=0.0 if not recipe.stochastic else 1.0, atol=20.0 * recipe.stochastic
     )
+
+
+@torch._functorch.config.patch(donated_buffer=False)
+@pytest.mark.parametrize("recipe", [NVFP4BlockScaling(), DelayedScaling()], ids=["nvfp4", "delayed"])
+def test_identity_hooks_lift_the_version_check_of_backends_that_write_state_back(
+    recipe, make_layer, make_x, compiler, equal_bits
+):
+    def run(function, layer, hooks):
+        with hooks, quire.autocast(recipe=recipe):
+            losses = [function(make_x(40, 96) * scale).float().square().sum() for scale in (1, 2)]
+        for loss in (*losses, losses[0]):
+            loss.backward(retain_graph=True)
+        return layer.weight.grad, layer.sr_state.clone(), layer.delayed.bwd_amax.clone()
+
+    eager, layer = make_layer(), make_layer()
+    layer.sr_state.copy_(eager.sr_state)
+    expected = run(eager, eager, contextlib.nullcontext())
+    identity = torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t)
+    assert all(map(equal_bits, run(compiler(layer), layer, identity), expected))
 
 
 def test_backwards_may_follow_several_forwards_of_one_layer(make_layer, make_x, compiler, equal_bits):

@@ -34,6 +34,7 @@ class _Thread(threading.local):
         self.rules: dict[str, Rule] = {}
         self.table = torch.zeros(_MAX_RULES, 6, dtype=torch.float64)  # columns: RuleColumn of ops/delayed.h
         self.scales: RecordedScales | None = None
+        self.in_python = False  # whether there is a rule whose step delayed_update_ alone cannot do
 
 
 THREAD = _Thread()

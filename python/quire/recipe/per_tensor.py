@@ -72,7 +72,7 @@ class DelayedScaling(Recipe):
     amax_history_len: how many steps are remembered. A layer's history is cut or padded when it changes.
     amax_compute_algo: "max" of the history, "most_recent" step, or a function: history [length, slots] -> amax [slots].
     scaling_factor_compute_algo: None, or a function (amax, old scale, largest value, recipe) -> scale. With a function
-        for either, states change by the formula that numerics.md 1.6 has for it, and not inside compiled functions.
+        for either, states change by the formula that numerics.md 1.6 has for it.
     reduce_amax: with torch.distributed, all ranks use the largest amax of any, which autocast's amax_reduction_group
         restricts to a group.
     """

@@ -210,7 +210,8 @@ op::Tensors<3> plain_backward(const GroupedLinear::Saved& s, const at::Tensor& d
        .dtype = s.dtype,
        .needs = (need[kX] ? kNeedsX : 0) | (need[kW] && !later ? kNeedsW : 0) | (need[kBias] ? kNeedsBias : 0)});
   if (later) {
-    op::call<WgradStash>({{s.wgrad_stash.tensor}, {dy.to(s.dtype), x.to(s.dtype), s.offsets}, 0, s.recipe});
+    op::call<WgradStash>(
+        {{s.wgrad_stash.tensor}, {dy.to(s.dtype), x.to(s.dtype), s.offsets}, 0, s.recipe, s.overwrite_main_grad});
   } else if (apart) {
     op::call<GroupedAccumulate>({{s.main_grad.tensors}, g[1], s.overwrite_main_grad});
   }

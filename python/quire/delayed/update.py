@@ -1,0 +1,133 @@
+"""What a step does to states (numerics.md 1.6): reduction over ranks, functions of the user, the library's update.
+
+An operator, delayed_update_in_python_, so that a graph may have a step which only Python can do: to the graph it is
+one node that writes states, and which rules and functions there are is looked up when it runs.
+"""
+
+import itertools
+from collections.abc import Sequence
+
+import torch
+
+from quire.delayed.rules import THREAD, Rule
+from quire.delayed.state import DelayedState
+from quire.recipe import DelayedScaling
+
+Tensors = Sequence[torch.Tensor]
+
+
+def reduces(recipe: DelayedScaling, group: object) -> bool:
+    """Whether ranks take the largest amax of any."""
+    distributed = torch.distributed
+    if not (recipe.reduce_amax and distributed.is_available() and distributed.is_initialized()):
+        return False
+    return distributed.get_world_size(group) > 1
+
+
+def needs_python(rule: Rule) -> bool:
+    """Whether delayed_update_ alone cannot do what the rule says."""
+    return rule.recipe is not None and (rule.recipe.unfused or reduces(rule.recipe, rule.group))
+
+
+def update(history: Tensors, scale: Tensors, amax: Tensors, usage: Tensors) -> None:
+    """New histories and scales, in place, of the states that ran under a rule of this thread; the others are left
+    alone. Nothing is changed if a function of the user raises.
+
+    history, scale, amax: of each state forward, then of each state backward. usage: of each state.
+    """
+    largest, unfused, fused = list(amax), [], []
+    for rule, own in _by_rule(usage).items():
+        places = [place + first for first in (0, len(usage)) for place in own]
+        if reduces(rule.recipe, rule.group):
+            for place, tensor in zip(places, _reduced([amax[place] for place in places], rule.group), strict=True):
+                largest[place] = tensor
+        if not rule.recipe.unfused:
+            fused += own
+            continue
+        for place in places:
+            backward = place >= len(usage)
+            new = _unfused(rule.recipe, history[place], scale[place], largest[place], backward)
+            unfused.append((history[place], scale[place], amax[place], usage[place % len(usage)], backward, new))
+    for written in unfused:  # nothing has raised
+        _write(*written)
+    for backward in (False, True) if fused else ():
+        written = ([t[place + backward * len(usage)] for place in fused] for t in (history, scale, amax, largest))
+        *lists, reduced = written
+        torch.ops.quire.delayed_update_(*lists, [usage[place] for place in fused], reduced, THREAD.table, backward)
+
+
+_library = torch.library.Library("quire", "IMPL")
+_library.impl("delayed_update_in_python_", update, "CPU")
+_library.impl("delayed_update_in_python_", lambda *_: None, "Meta")
+# As of the other operators that change state, versions are not counted up: backward may hold what a step writes.
+_library.impl("delayed_update_in_python_", torch.library.fallthrough_kernel, "Autograd")
+
+
+def ran_here(states: list[DelayedState]) -> list[DelayedState]:
+    """Those that ran under a rule of this thread last."""
+    places = _by_rule([state.usage for state in states]).values()
+    return [states[place] for place in sorted(itertools.chain(*places))]
+
+
+def _by_rule(usage: Tensors) -> dict[Rule, list[int]]:
+    """The positions of states, by the rule of this thread that they ran under last."""
+    rules = {int(rule.number): rule for rule in THREAD.rules.values() if rule.recipe is not None}
+    found: dict[Rule, list[int]] = {}
+    for place, tensor in enumerate(usage):
+        rule = rules.get(int(tensor[0]))
+        if rule is not None:
+            found.setdefault(rule, []).append(place)
+    return found
+
+
+def _reduced(amaxes: Tensors, group: object) -> list[torch.Tensor]:
+    """The maximum of each over the group, by one collective for all."""
+    flat = torch.cat(list(amaxes))
+    torch.distributed.all_reduce(flat, torch.distributed.ReduceOp.MAX, group)
+    return [most.clone() for most in flat.split([len(amax) for amax in amaxes])]
+
+
+def _unfused(
+    recipe: DelayedScaling, history: torch.Tensor, scale: torch.Tensor, amax: torch.Tensor, backward: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(rows of the history that count, new scale) with functions of the user: the last paragraph of numerics.md 1.6."""
+    window = history[: recipe.amax_history_len].clone()
+    window[0] = amax
+    if callable(recipe.amax_compute_algo):
+        chosen = _checked(recipe.amax_compute_algo(window.clone()), amax, "amax_compute_algo")
+    else:
+        chosen = window.amax(0) if recipe.amax_compute_algo == "max" else window[0]
+    largest = recipe.fp8_format.value[backward]
+    if recipe.scaling_factor_compute_algo is not None:
+        new = recipe.scaling_factor_compute_algo(chosen, scale.clone(), largest, recipe)
+        return window, _checked(new, amax, "scaling_factor_compute_algo").clone()
+    new = (largest / chosen) / 2.0**recipe.margin
+    new = torch.where((chosen > 0) & chosen.isfinite(), new, scale)
+    return window, torch.where(new.isinf(), torch.finfo(torch.float32).max, new)
+
+
+def _write(
+    history: torch.Tensor,
+    scale: torch.Tensor,
+    amax: torch.Tensor,
+    usage: torch.Tensor,
+    backward: bool,
+    new: tuple[torch.Tensor, torch.Tensor],
+) -> None:
+    window, new_scale = new
+    length = len(window)
+    history.zero_()
+    history[1 : length - 1] = window[2:]
+    history[length - 1] = window[0] if length > 1 else 0
+    scale.copy_(new_scale)
+    amax.zero_()
+    usage[1 + backward] = length
+
+
+def _checked(value: object, like: torch.Tensor, name: str) -> torch.Tensor:
+    if not isinstance(value, torch.Tensor) or value.shape != like.shape or value.dtype != like.dtype:
+        what = f"{value.dtype} {list(value.shape)}" if isinstance(value, torch.Tensor) else repr(value)
+        raise TypeError(
+            f"DelayedScaling: {name} must return a {like.dtype} tensor of shape {list(like.shape)}, got {what}"
+        )
+    return value.detach()
