@@ -26,7 +26,7 @@ def make_layer():
     return quire.Linear(16, 32)
 
 
-def train(rank, recipe, collected_by, group=None, wrap=None, inside=False):
+def train(rank, recipe, collected_by, *, group=None, wrap=None, inside=False):
     """Trains, and compares every scale with a model that sees the data of the ranks in collected_by. inside: autocast
     is in a compiled function."""
     layer, model = make_layer(), Layer()

@@ -9,19 +9,9 @@ import torch
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 import quire
-from delayed_reference import RECIPE, varied
+from delayed_reference import varied
+from delayed_training import STATE, delayed, equal, make_model, nothing, snapshot, train
 from quire.recipe import DelayedScaling, MXFP8BlockScaling
-
-STATE = ("fwd_scale", "bwd_scale", "fwd_amax", "bwd_amax", "fwd_history", "bwd_history")
-
-
-@pytest.fixture
-def make_model():
-    def make():
-        torch.manual_seed(0)
-        return torch.nn.Sequential(quire.Linear(16, 32), torch.nn.ReLU(), quire.Linear(32, 16))
-
-    return make
 
 
 def save_the_second_product(context, op, *args, **kwargs):
@@ -42,45 +32,10 @@ BODIES = {
 }
 
 
-def snapshot(model):
-    kept = [p.grad for p in model.parameters()]
-    for layer in model:
-        if isinstance(layer, quire.Linear):
-            kept += [getattr(layer.delayed, name) for name in STATE]
-    return [tensor.clone() for tensor in kept if tensor is not None]
-
-
-def train(model, function, tokens=(8, 8, 8, 8, 8), around=quire.autocast, optimizer=True):
-    """Steps of `function` with backward inside `around`; results, gradients and states after every one of them."""
-    out = []
-    for step, m in enumerate(tokens):
-        with torch.no_grad():
-            for p in model.parameters():
-                p.mul_(3.0 if step % 2 else 0.4)
-        x = varied(step, m, 16, low=-3, high=3).requires_grad_()
-        with around():
-            y = function(x)
-            y.backward(varied(step, *y.shape, seed=1))
-        out += [y.detach().clone(), x.grad.clone(), *snapshot(model)]
-    return out
-
-
-def delayed():
-    return quire.autocast(recipe=RECIPE)
-
-
-def nothing():
-    return quire.autocast(enabled=False)
-
-
-def equal(a, b, same):
-    return len(a) == len(b) and all(same(p, q) for p, q in zip(a, b, strict=True))
-
-
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
 @pytest.mark.parametrize("body", BODIES.values(), ids=BODIES)
 @pytest.mark.parametrize("place", ["outside", "inside"])
-def test_training_is_that_of_eager(make_model, compiler, equal_bits, place, body, backend):
+def test_training_is_that_of_eager(compiler, equal_bits, place, body, backend):
     eager = make_model()
     expected = train(eager, lambda x: body(eager, x), around=delayed)
     model = make_model()
@@ -96,7 +51,7 @@ def test_training_is_that_of_eager(make_model, compiler, equal_bits, place, body
 
 
 @pytest.mark.parametrize("place", ["outside", "inside"])
-def test_batches_of_any_size_share_a_graph_and_the_state(make_model, compiler, equal_bits, place):
+def test_batches_of_any_size_share_a_graph_and_the_state(compiler, equal_bits, place):
     tokens = (8, 5, 33, 2, 16)
     eager, model = make_model(), make_model()
     expected = train(eager, eager, tokens, around=delayed)
@@ -115,9 +70,7 @@ def test_batches_of_any_size_share_a_graph_and_the_state(make_model, compiler, e
 )  # "aot_eager" writes state by copy_, which bumps the version of bwd_amax
 @pytest.mark.parametrize("body", ["plain", "checkpoint"])
 @pytest.mark.parametrize("place", ["outside", "inside"])
-def test_forwards_before_backwards_use_the_scales_of_their_own_forward(
-    make_model, compiler, equal_bits, place, body, backend
-):
+def test_forwards_before_backwards_use_the_scales_of_their_own_forward(compiler, equal_bits, place, body, backend):
     def run(model, function, around):
         out = []
         for step in range(0, 9, 3):
@@ -146,7 +99,7 @@ def test_forwards_before_backwards_use_the_scales_of_their_own_forward(
 
 @torch._functorch.config.patch(donated_buffer=False)
 @pytest.mark.parametrize("place", ["outside", "inside"])
-def test_a_graph_that_is_kept_gives_the_same_gradient_again(make_model, compiler, equal_bits, place):
+def test_a_graph_that_is_kept_gives_the_same_gradient_again(compiler, equal_bits, place):
     model = make_model()
     train(model, model, around=delayed)
 
@@ -163,7 +116,7 @@ def test_a_graph_that_is_kept_gives_the_same_gradient_again(make_model, compiler
     assert equal_bits(torch.autograd.grad(y, x, dy)[0], first)
 
 
-def test_evaluation_between_training_steps_collects_and_compiles_once_more(make_model, compiler, equal_bits):
+def test_evaluation_between_training_steps_collects_and_compiles_once_more(compiler, equal_bits):
     def run(model, train_function, function):
         out = []
         for step in range(4):
@@ -244,7 +197,7 @@ def test_layers_that_share_a_compiled_block_share_its_graph(compiler, equal_bits
     assert compiler.graphs == 1
 
 
-def test_changing_the_length_of_the_history_recompiles_nothing_outside(make_model, compiler, equal_bits):
+def test_changing_the_length_of_the_history_recompiles_nothing_outside(compiler, equal_bits):
     def run(model, function):
         out = []
         for length in (4, 2, 8, 1):
@@ -257,7 +210,7 @@ def test_changing_the_length_of_the_history_recompiles_nothing_outside(make_mode
     assert compiler.graphs == 1
 
 
-def test_calibration_in_a_graph(make_model, compiler, equal_bits):
+def test_calibration_in_a_graph(compiler, equal_bits):
     def function(model):
         def calibrate(x):
             with quire.autocast(enabled=False, calibrating=True, recipe=DelayedScaling(amax_history_len=4)):
@@ -273,115 +226,7 @@ def test_calibration_in_a_graph(make_model, compiler, equal_bits):
     assert equal(snapshot(model), snapshot(eager), equal_bits)
 
 
-def mean(history):
-    return history.mean(0)
-
-
-def halved(amax, scale, largest, recipe):
-    return recipe.fp8_format.value[0] / amax.clamp(min=1e-30) / 2 + 0 * scale + 0 * largest
-
-
-class Kept:
-    """A function that has a state."""
-
-    def __init__(self):
-        self.calls = 0
-
-    def __call__(self, history):
-        self.calls += 1
-        return history.amax(0) * 2
-
-
-UNFUSED = {
-    "amax": {"amax_compute_algo": mean},
-    "scale": {"scaling_factor_compute_algo": halved},
-    "both": {"amax_compute_algo": mean, "scaling_factor_compute_algo": halved},
-    "lambda": {"amax_compute_algo": lambda history: history.amax(0)},
-}
-
-
-@pytest.mark.parametrize("options", UNFUSED.values(), ids=UNFUSED)
-@pytest.mark.parametrize("made, backend", [("before", "inductor"), ("before", "aot_eager"), ("within", "aot_eager")])
-def test_functions_of_the_user_are_called_by_a_step_in_a_graph(
-    options, made, backend, make_model, compiler, equal_bits
-):
-    recipe = DelayedScaling(amax_history_len=4, margin=1, **options)
-
-    def run(model):
-        def function(x):
-            own = recipe if made == "before" else DelayedScaling(amax_history_len=4, margin=1, **options)
-            with quire.autocast(recipe=own):
-                return model(x)
-
-        return function
-
-    eager, model = make_model(), make_model()
-    expected = train(eager, run(eager), around=nothing)
-    found = train(model, compiler(run(model), backend=backend), around=nothing)
-    assert equal(found, expected, equal_bits) and compiler.graphs == 1
-    assert not torch.equal(model[0].delayed.fwd_scale, torch.ones(3))
-
-
-@pytest.mark.parametrize("options", [{}, {"amax_compute_algo": mean}], ids=["fused", "unfused"])
-@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
-def test_a_step_makes_new_scales_and_leaves_those_that_others_hold(options, compiled, make_model, compiler):
-    model = make_model()
-    recipe = DelayedScaling(amax_history_len=4, **options)
-
-    def function(x):
-        with quire.autocast(recipe=recipe):
-            return model(x)
-
-    function = compiler(function) if compiled else function
-    function(varied(0, 8, 16)).sum().backward()
-    held = [getattr(layer.delayed, name) for layer in model[::2] for name in ("fwd_scale", "bwd_scale")]
-    values = [tensor.clone() for tensor in held]
-    function(varied(1, 8, 16))
-    new = [getattr(layer.delayed, name) for layer in model[::2] for name in ("fwd_scale", "bwd_scale")]
-    assert all(torch.equal(tensor, value) for tensor, value in zip(held, values, strict=True))
-    assert not any(torch.equal(tensor, value) for tensor, value in zip(new, values, strict=True))
-
-
-def test_a_function_with_a_state_is_called_once_for_each_state_and_step(make_model, compiler):
-    model, algorithm = make_model(), Kept()
-    recipe = DelayedScaling(amax_history_len=4, amax_compute_algo=algorithm)
-
-    def function(x):
-        with quire.autocast(recipe=recipe):
-            return model(x)
-
-    function = compiler(function)
-    for step in range(4):
-        function(varied(step, 8, 16)).sum().backward()
-        assert algorithm.calls == 4 * step  # two layers, forward and backward; nothing has been collected at first
-
-
-def test_a_function_that_raises_within_a_graph_changes_nothing(make_model, compiler, equal_bits):
-    model, returns = make_model(), [None]
-
-    def algorithm(history):
-        return history.amax(0) if returns[0] is None or history.shape[1] == 3 else returns[0]
-
-    recipe = DelayedScaling(amax_history_len=4, amax_compute_algo=algorithm)
-
-    def run(x):
-        with quire.autocast(recipe=recipe):
-            return model(x)
-
-    function = compiler(run)
-    for step in range(2):
-        function(varied(step, 8, 16)).sum().backward()
-    before = snapshot(model)
-    returns[0] = torch.zeros(7)  # for backward, which is the second to be asked
-    with pytest.raises(TypeError, match=r"amax_compute_algo must return a torch.float32 tensor of shape \[2\]"):
-        function(varied(2, 8, 16))
-    assert equal(snapshot(model), before, equal_bits) and quire.active_recipe() is None
-    returns[0] = None
-    function(varied(2, 8, 16)).sum().backward()
-    assert not equal(snapshot(model), before, equal_bits)
-
-
-def test_a_layer_made_later_is_updated_by_the_graph(make_model, compiler, equal_bits):
+def test_a_layer_made_later_is_updated_by_the_graph(compiler, equal_bits):
     def run(compiled):
         model = make_model()
         late = []
@@ -402,7 +247,7 @@ def test_a_layer_made_later_is_updated_by_the_graph(make_model, compiler, equal_
     assert equal(run(True), run(False), equal_bits)
 
 
-def test_layers_that_nothing_refers_to_do_not_get_into_a_graph(make_model, compiler, equal_bits):
+def test_layers_that_nothing_refers_to_do_not_get_into_a_graph(compiler, equal_bits):
     def run(compiled):
         model = make_model()
 

@@ -46,10 +46,13 @@ def update(history: Tensors, scale: Tensors, amax: Tensors, usage: Tensors) -> N
             continue
         for place in places:
             backward = place >= len(usage)
-            new = _unfused(rule.recipe, history[place], scale[place], largest[place], backward)
-            unfused.append((history[place], scale[place], amax[place], usage[place % len(usage)], backward, new))
-    for written in unfused:  # nothing has raised
-        _write(*written)
+            window, new = _unfused(rule.recipe, history[place], scale[place], largest[place], backward)
+            unfused.append((place, window, new))
+    for place, window, new in unfused:  # nothing has raised
+        _roll(history[place], window)
+        scale[place].copy_(new)
+        amax[place].zero_()
+        usage[place % len(usage)][1 + place // len(usage)] = len(window)
     for backward in (False, True) if fused else ():
         written = ([t[place + backward * len(usage)] for place in fused] for t in (history, scale, amax, largest))
         *lists, reduced = written
@@ -106,22 +109,12 @@ def _unfused(
     return window, torch.where(new.isinf(), torch.finfo(torch.float32).max, new)
 
 
-def _write(
-    history: torch.Tensor,
-    scale: torch.Tensor,
-    amax: torch.Tensor,
-    usage: torch.Tensor,
-    backward: bool,
-    new: tuple[torch.Tensor, torch.Tensor],
-) -> None:
-    window, new_scale = new
+def _roll(history: torch.Tensor, window: torch.Tensor) -> None:
+    """The history of the next step, which collects in row 0."""
     length = len(window)
     history.zero_()
     history[1 : length - 1] = window[2:]
     history[length - 1] = window[0] if length > 1 else 0
-    scale.copy_(new_scale)
-    amax.zero_()
-    usage[1 + backward] = length
 
 
 def _checked(value: object, like: torch.Tensor, name: str) -> torch.Tensor:
