@@ -14,6 +14,7 @@ struct Wanted {
   std::optional<QuantSpec> spec{};
   std::array<bool, 2> directions{true, true};
   const float* scale = nullptr;
+  std::optional<float> amax{};
 };
 
 struct Produced {
@@ -25,7 +26,8 @@ struct Produced {
 template <class Run>
 Produced produced(int64_t rows, int64_t cols, DType dtype, const Wanted& wanted, const Run& run) {
   Produced out{Guarded(rows * cols * size_of(dtype)), {}};
-  Destination to{.y = {wanted.y ? out.y.data() : nullptr, dtype, rows, cols, cols}, .scale = wanted.scale};
+  Destination to{
+      .y = {wanted.y ? out.y.data() : nullptr, dtype, rows, cols, cols}, .scale = wanted.scale, .amax = wanted.amax};
   if (wanted.spec) {
     out.quantized.emplace(*wanted.spec, rows, cols, wanted.directions);
     to.spec = *wanted.spec;

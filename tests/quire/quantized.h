@@ -5,6 +5,7 @@
 
 #include <array>
 #include <cstring>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -122,6 +123,7 @@ struct QuantizeOptions {
   std::array<bool, 2> directions{true, true};
   Randomness random{};
   const float* scale = nullptr;
+  std::optional<float> amax{};
 };
 
 inline Quantized quantized(const Runner& runner, const QuantSpec& spec, const Matrix& x,
@@ -132,7 +134,8 @@ inline Quantized quantized(const Runner& runner, const QuantSpec& spec, const Ma
                        .rowwise = q.view(Direction::rowwise),
                        .columnwise = q.view(Direction::columnwise),
                        .random = options.random,
-                       .scale = options.scale});
+                       .scale = options.scale,
+                       .amax = options.amax});
   EXPECT_TRUE(q.intact()) << "wrote outside a buffer";
   return q;
 }

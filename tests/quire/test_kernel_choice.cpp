@@ -15,7 +15,9 @@ struct Toy {
 };
 std::string to_string(const Toy& toy) { return text("toy of ", toy.size); }
 
-std::string only_small(const Toy& toy) { return toy.size < 10 ? "" : text("size ", toy.size, " is not below 10"); }
+bool only_small(const Toy& toy, std::string* why) {
+  return toy.size >= 10 && refused(why, "size ", toy.size, " is not below 10");
+}
 
 const std::array<KernelRow<Toy>, 2> kSmallFirst{{{"small", only_small, nullptr}, {"any", takes_all, nullptr}}};
 const std::array<KernelRow<Toy>, 1> kSmallOnly{{{"small", only_small, nullptr}}};

@@ -12,15 +12,22 @@ namespace quire {
 template <class Problem>
 struct KernelRow {
   std::string_view name;
-  /// Why this row cannot take the problem; empty if it can.
-  std::string (*refuse)(const Problem&);
+  /// Whether this row cannot take the problem. Says why in *why, unless that is null: every call asks, few want words.
+  bool (*refuses)(const Problem&, std::string* why);
   void (*run)(const Problem&);
 };
 
 /// Nothing to refuse.
 template <class Problem>
-std::string takes_all(const Problem&) {
-  return {};
+bool takes_all(const Problem&, std::string*) {
+  return false;
+}
+
+/// For rows: refuses, for a reason made of these parts.
+template <class... Parts>
+bool refused(std::string* why, const Parts&... parts) {
+  if (why) *why = text(parts...);
+  return true;
 }
 
 /// The row that `setting` (the text of QUIRE_KERNEL: `op:NAME`, several separated by commas) forces for `op`; empty if
@@ -38,12 +45,13 @@ std::string row_names(std::span<const KernelRow<Problem>> rows) {
 template <class Problem>
 const KernelRow<Problem>& choose(std::string_view op, std::span<const KernelRow<Problem>> rows, std::string_view forced,
                                  const Problem& problem) {
+  const auto asked = [&](const auto& row) { return forced.empty() || row.name == forced; };
+  for (const auto& row : rows)
+    if (asked(row) && !row.refuses(problem, nullptr)) return row;
   std::string reasons;
   for (const auto& row : rows) {
-    if (!forced.empty() && row.name != forced) continue;
-    const std::string reason = row.refuse(problem);
-    if (reason.empty()) return row;
-    reasons += text(reasons.empty() ? "" : "; ", row.name, ": ", reason);
+    std::string why;
+    if (asked(row) && row.refuses(problem, &why)) reasons += text(reasons.empty() ? "" : "; ", row.name, ": ", why);
   }
   check(!reasons.empty(), op, ": QUIRE_KERNEL names kernel '", forced, "', which does not exist; use one of ",
         row_names(rows));
@@ -57,9 +65,10 @@ std::string explain_rows(std::span<const KernelRow<Problem>> rows, std::string_v
   std::string out;
   std::string_view running;
   for (const auto& row : rows) {
-    const bool excluded = !forced.empty() && row.name != forced;
-    std::string verdict = excluded ? "QUIRE_KERNEL names another" : row.refuse(problem);
-    if (verdict.empty()) {
+    std::string verdict;
+    if (!forced.empty() && row.name != forced) {
+      verdict = "QUIRE_KERNEL names another";
+    } else if (!row.refuses(problem, &verdict)) {
       verdict = running.empty() ? "runs" : text("not asked, ", running, " comes first");
       if (running.empty()) running = row.name;
     }

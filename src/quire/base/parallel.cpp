@@ -5,7 +5,6 @@
 #include <numeric>
 #include <thread>
 #include <utility>
-#include <vector>
 
 #include "quire/base/float_mode.h"
 #include "quire/base/thread_pool.h"
@@ -15,7 +14,7 @@ namespace {
 
 /// A program that brings its own executor never starts these. They are not joined at the end of the process: kernels
 /// may run in destructors that come later.
-void run_on_own_threads(int64_t count, int64_t grain, const std::function<void(int64_t, int64_t)>& body) {
+void run_on_own_threads(int64_t count, int64_t grain, FunctionRef<void(int64_t, int64_t)> body) {
   if (count <= grain) return body(0, count);
   static const Executor& threads = *new Executor(thread_executor());
   threads(count, grain, body);
@@ -32,7 +31,7 @@ Executor set_executor(Executor executor) {
   return std::exchange(current(), executor ? std::move(executor) : Executor(run_on_own_threads));
 }
 
-void parallel_for(int64_t count, int64_t grain, const std::function<void(int64_t, int64_t)>& body) {
+void parallel_for(int64_t count, int64_t grain, FunctionRef<void(int64_t, int64_t)> body) {
   if (count <= 0) return;
   current()(count, grain, [&](int64_t begin, int64_t end) {
     FloatMode mode;
@@ -40,20 +39,16 @@ void parallel_for(int64_t count, int64_t grain, const std::function<void(int64_t
   });
 }
 
-void parallel_tasks(std::span<const int64_t> costs, const std::function<void(size_t)>& body) {
-  const int64_t threads = std::max<int64_t>(1, std::thread::hardware_concurrency());
-  const int64_t all = std::accumulate(costs.begin(), costs.end(), int64_t{0});
-  std::vector<size_t> small;
-  for (size_t i = 0; i < costs.size(); ++i) {
-    if (costs[i] > all / (2 * threads))
-      body(i);
-    else
-      small.push_back(i);
-  }
+void parallel_tasks(std::span<const int64_t> costs, FunctionRef<void(size_t)> body) {
+  static const int64_t threads = std::max<int64_t>(1, std::thread::hardware_concurrency());
+  const int64_t large = std::accumulate(costs.begin(), costs.end(), int64_t{0}) / (2 * threads);
+  int64_t small = 0;
+  for (size_t i = 0; i < costs.size(); ++i) costs[i] > large ? body(i) : void(++small);
   // Costs are estimates, and an executor may cut its range unevenly: whoever is free takes the next.
   std::atomic<size_t> next{0};
-  parallel_for(std::min(threads, static_cast<int64_t>(small.size())), 1, [&](int64_t, int64_t) {
-    for (size_t i = next++; i < small.size(); i = next++) body(small[i]);
+  parallel_for(std::min(threads, small), 1, [&](int64_t, int64_t) {
+    for (size_t i = next++; i < costs.size(); i = next++)
+      if (costs[i] <= large) body(i);
   });
 }
 

@@ -6,11 +6,13 @@
 #include <functional>
 #include <span>
 
+#include "quire/base/function_ref.h"
+
 namespace quire {
 
 /// Runs body(begin, end) over disjoint chunks that cover [0, count), each at least `grain` long but for the last one.
 /// May call body from several threads; returns when all chunks are done and rethrows the first exception.
-using Executor = std::function<void(int64_t count, int64_t grain, const std::function<void(int64_t, int64_t)>& body)>;
+using Executor = std::function<void(int64_t count, int64_t grain, FunctionRef<void(int64_t, int64_t)> body)>;
 
 /// Replaces the executor for the whole process and returns the one before. An empty executor restores the core's
 /// own threads. Not to be called while kernels run.
@@ -19,11 +21,11 @@ Executor set_executor(Executor executor);
 /// Runs body over [0, count) on the executor. Results of the core's kernels never depend on how the range is cut.
 /// Every chunk runs with the floating-point mode of numerics.md 0.7 (round to nearest even, subnormals kept), whatever
 /// mode the calling thread or a pool's thread is in, and leaves that mode as it found it.
-void parallel_for(int64_t count, int64_t grain, const std::function<void(int64_t, int64_t)>& body);
+void parallel_for(int64_t count, int64_t grain, FunctionRef<void(int64_t, int64_t)> body);
 
 /// Runs body(i) for each of several tasks of the given costs (in any unit), each of which may use parallel_for itself:
 /// those that are a large share of the work one after the other, on all threads; then the others side by side, each on
 /// one thread. Rethrows an exception of a task; others may then not have run.
-void parallel_tasks(std::span<const int64_t> costs, const std::function<void(size_t)>& body);
+void parallel_tasks(std::span<const int64_t> costs, FunctionRef<void(size_t)> body);
 
 }  // namespace quire

@@ -16,12 +16,12 @@
 namespace quire {
 namespace {
 
-using Body = std::function<void(int64_t, int64_t)>;
+using Body = FunctionRef<void(int64_t, int64_t)>;
 
 /// A range in chunks, of which whoever is free takes the next. Remembers the first exception.
 class Range {
  public:
-  Range(int64_t count, int64_t chunk, const Body& body) : count_(count), chunk_(chunk), body_(body) {}
+  Range(int64_t count, int64_t chunk, Body body) : count_(count), chunk_(chunk), body_(body) {}
 
   void work() {
     for (int64_t begin = next_.fetch_add(chunk_); begin < count_; begin = next_.fetch_add(chunk_)) {
@@ -39,7 +39,7 @@ class Range {
 
  private:
   const int64_t count_, chunk_;
-  const Body& body_;
+  const Body body_;
   std::atomic<int64_t> next_{0};
   std::mutex mutex_;
   std::exception_ptr error_;
@@ -56,7 +56,7 @@ class ThreadPool {
     for (std::thread& worker : workers_) worker.join();
   }
 
-  void run(int64_t count, int64_t grain, const Body& body) {
+  void run(int64_t count, int64_t grain, Body body) {
     const auto threads = static_cast<int64_t>(workers_.size()) + 1;
     const int64_t chunk = std::max({grain, ceil_div(count, threads), int64_t{1}});
     const int64_t helpers = ceil_div(count, chunk) - 1;
@@ -108,7 +108,7 @@ Executor thread_executor(int threads) {
   check(threads >= 0, "thread_executor: threads must not be negative, got ", threads, "; 0 takes all of the machine's");
   if (threads == 0) threads = static_cast<int>(std::max(1U, std::thread::hardware_concurrency()));
   const auto pool = std::make_shared<ThreadPool>(std::min(threads, 0xfffe));
-  return [pool](int64_t count, int64_t grain, const Body& body) { pool->run(count, grain, body); };
+  return [pool](int64_t count, int64_t grain, Body body) { pool->run(count, grain, body); };
 }
 
 }  // namespace quire

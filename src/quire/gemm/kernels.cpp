@@ -11,31 +11,31 @@ namespace {
 using GemmRow = KernelRow<GemmProblem>;
 using ColumnSumRow = KernelRow<ColumnSumProblem>;
 
-/// Empty, or what keeps this machine, or QUIRE_ISA, from lanes of a kind.
-std::string without(const cpu::Product* product, std::string_view lanes) {
-  return product ? "" : text("instruction set ", cpu::active().name, " has no products of ", lanes);
+/// Whether this machine, or QUIRE_ISA, has no lanes of a kind.
+bool lacks(const cpu::Product* product, std::string_view lanes, std::string* why) {
+  return !product && refused(why, "instruction set ", cpu::active().name, " has no products of ", lanes);
 }
 
-std::string refuse_int8(const GemmProblem& p) {
+bool refuses_int8(const GemmProblem& p, std::string* why) {
   for (const Operand* o : {&p.a, &p.b})
-    if (!o->spec.packed()) return text("takes 4-bit codes, but ", o == &p.a ? "a" : "b", " is ", o->spec.to_string());
-  return without(cpu::active().int8, "int8");
+    if (!o->spec.packed()) return refused(why, "takes 4-bit codes, but ", o == &p.a ? "a" : "b", " is ", o->spec);
+  return lacks(cpu::active().int8, "int8", why);
 }
 
-std::string refuse_amx(const GemmProblem& p) {
+bool refuses_amx(const GemmProblem& p, std::string* why) {
   constexpr int64_t depth = 32;
   for (const Operand* o : {&p.a, &p.b})
     if (o->spec.row().scope == Scope::block && o->spec.row().block < depth)
-      return text("takes blocks of at least ", depth, ", but ", o == &p.a ? "a" : "b", " is ", o->spec.to_string());
-  return without(cpu::active().amx, "bfloat16 tiles");
+      return refused(why, "takes blocks of at least ", depth, ", but ", o == &p.a ? "a" : "b", " is ", o->spec);
+  return lacks(cpu::active().amx, "bfloat16 tiles", why);
 }
 
-std::string refuse_bf16(const GemmProblem&) { return without(cpu::active().bf16, "bfloat16"); }
+bool refuses_bf16(const GemmProblem&, std::string* why) { return lacks(cpu::active().bf16, "bfloat16", why); }
 
 constexpr std::array kGemm{
-    GemmRow{"int8", refuse_int8, [](const GemmProblem& p) { (*cpu::active().int8)(p); }},
-    GemmRow{"amx", refuse_amx, [](const GemmProblem& p) { (*cpu::active().amx)(p); }},
-    GemmRow{"bf16", refuse_bf16, [](const GemmProblem& p) { (*cpu::active().bf16)(p); }},
+    GemmRow{"int8", refuses_int8, [](const GemmProblem& p) { (*cpu::active().int8)(p); }},
+    GemmRow{"amx", refuses_amx, [](const GemmProblem& p) { (*cpu::active().amx)(p); }},
+    GemmRow{"bf16", refuses_bf16, [](const GemmProblem& p) { (*cpu::active().bf16)(p); }},
     GemmRow{"generic", takes_all, [](const GemmProblem& p) { cpu::active().kernels->gemm(p); }},
     GemmRow{"reference", takes_all, reference::gemm},
 };

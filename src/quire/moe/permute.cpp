@@ -15,7 +15,8 @@ namespace {
 /// Elements that are worth a thread.
 constexpr int64_t kGrain = 1 << 14;
 
-using Line = std::vector<float>;
+/// Columns that are weighted or summed at a time, in float32.
+constexpr int64_t kPiece = 256;
 
 int64_t grain(int64_t elements) { return std::max<int64_t>(1, kGrain / std::max<int64_t>(1, elements)); }
 
@@ -30,25 +31,30 @@ int64_t bytes_of_row(const M& x) {
   return x.cols * size_of(x.dtype);
 }
 
+/// A row, from a column on.
+struct Place {
+  int64_t row, col = 0;
+};
+
 template <DType T>
-void load_as(const void* row, Line& to) {
+void load_as(const void* row, std::span<float> to) {
   for (size_t i = 0; i < to.size(); ++i) to[i] = load_element(row, T, static_cast<int64_t>(i));
 }
 
-void load(const Matrix& x, int64_t r, Line& to) {
-  const char* row = row_of(x, r);
+void load(const Matrix& x, const Place& at, std::span<float> to) {
+  const char* row = row_of(x, at.row) + at.col * size_of(x.dtype);
   x.dtype == DType::f32   ? load_as<DType::f32>(row, to)
   : x.dtype == DType::f16 ? load_as<DType::f16>(row, to)
                           : load_as<DType::bf16>(row, to);
 }
 
 template <DType T>
-void store_as(const Line& from, void* row) {
+void store_as(std::span<const float> from, void* row) {
   for (size_t i = 0; i < from.size(); ++i) store_element(row, T, static_cast<int64_t>(i), from[i]);
 }
 
-void store(const Line& from, const MutableMatrix& x, int64_t r) {
-  char* row = row_of(x, r);
+void store(std::span<const float> from, const MutableMatrix& x, const Place& at) {
+  char* row = row_of(x, at.row) + at.col * size_of(x.dtype);
   x.dtype == DType::f32   ? store_as<DType::f32>(from, row)
   : x.dtype == DType::f16 ? store_as<DType::f16>(from, row)
                           : store_as<DType::bf16>(from, row);
@@ -60,8 +66,9 @@ void check_row(const char* op, const RowMap& map, int64_t place, int64_t rows) {
 }
 
 /// The place of the map that goes to each row, or -1.
-std::vector<int64_t> sources(const RowMap& map, int64_t rows) {
-  std::vector<int64_t> source(static_cast<size_t>(rows), -1);
+void find_sources(const RowMap& map, std::span<int64_t> source) {
+  const int64_t rows = std::ssize(source);
+  std::fill(source.begin(), source.end(), -1);
   for (int64_t place = 0; place < map.tokens * map.slots; ++place) {
     check_row("permute", map, place, rows);
     if (map.rows[place] < 0) continue;
@@ -70,30 +77,24 @@ std::vector<int64_t> sources(const RowMap& map, int64_t rows) {
           " and ", place);
     of_row = place;
   }
-  return source;
 }
 
-/// The sum of a token's rows, in memory that is used again.
+/// Sums of tokens' rows.
 class Combiner {
  public:
-  explicit Combiner(const UnpermuteProblem& p) : p_(p), sum_(static_cast<size_t>(p.to.cols)), row_(sum_) {}
+  explicit Combiner(const UnpermuteProblem& p) : p_(p) {}
 
-  void combine(int64_t token) {
+  void combine(int64_t token) const {
     const int64_t first = token * p_.map.slots, end = first + p_.map.slots;
     for (int64_t place = first; place < end; ++place) check_row("unpermute", p_.map, place, p_.from.rows);
-    int64_t place = next(first, end);
-    if (place == end) {
-      std::memset(row_of(p_.to, token), 0, static_cast<size_t>(bytes_of_row(p_.to)));
-    } else if (!p_.weights && next(place + 1, end) == end) {
-      std::memcpy(row_of(p_.to, token), row_of(p_.from, p_.map.rows[place]), static_cast<size_t>(bytes_of_row(p_.to)));
-    } else {
-      load_weighted(place, sum_);
-      for (place = next(place + 1, end); place < end; place = next(place + 1, end)) {
-        load_weighted(place, row_);
-        for (size_t i = 0; i < sum_.size(); ++i) sum_[i] += row_[i];
-      }
-      store(sum_, p_.to, token);
-    }
+    const int64_t place = next(first, end);
+    const auto bytes = static_cast<size_t>(bytes_of_row(p_.to));
+    if (place == end)
+      std::memset(row_of(p_.to, token), 0, bytes);
+    else if (!p_.weights && next(place + 1, end) == end)
+      std::memcpy(row_of(p_.to, token), row_of(p_.from, p_.map.rows[place]), bytes);
+    else
+      for (int64_t col = 0; col < p_.to.cols; col += kPiece) add_up(place, end, {token, col});
   }
 
  private:
@@ -103,24 +104,48 @@ class Combiner {
     return place;
   }
 
-  void load_weighted(int64_t place, Line& to) const {
-    load(p_.from, p_.map.rows[place], to);
+  /// A piece of a sum, of the rows of the places from the first that has one.
+  void add_up(int64_t first, int64_t end, const Place& to) const {
+    float sums[kPiece], rows[kPiece];
+    const auto count = static_cast<size_t>(std::min(kPiece, p_.to.cols - to.col));
+    const std::span sum(sums, count), row(rows, count);
+    load_weighted(first, to.col, sum);
+    for (int64_t place = next(first + 1, end); place < end; place = next(place + 1, end)) {
+      load_weighted(place, to.col, row);
+      for (size_t i = 0; i < count; ++i) sum[i] += row[i];
+    }
+    store(sum, p_.to, to);
+  }
+
+  void load_weighted(int64_t place, int64_t col, std::span<float> to) const {
+    load(p_.from, {p_.map.rows[place], col}, to);
     if (p_.weights)
       for (float& x : to) x *= p_.weights[place];
   }
 
   const UnpermuteProblem& p_;
-  Line sum_, row_;
 };
+
+/// A row times its weight.
+void move_weighted(const PermuteProblem& p, int64_t place, int64_t row) {
+  float line[kPiece];
+  for (int64_t col = 0; col < p.to.cols; col += kPiece) {
+    const std::span piece(line, static_cast<size_t>(std::min(kPiece, p.to.cols - col)));
+    load(p.from, {place / p.map.slots, col}, piece);
+    for (float& x : piece) x *= p.weights[place];
+    store(piece, p.to, {row, col});
+  }
+}
 
 }  // namespace
 
 void permute(const PermuteProblem& p) {
-  const std::vector<int64_t> source = sources(p.map, p.to.rows);
+  std::vector<int64_t> own(p.memory.empty() ? static_cast<size_t>(p.to.rows) : 0);
+  const std::span<int64_t> source = p.memory.empty() ? std::span(own) : p.memory;
+  find_sources(p.map, source);
   const auto bytes = static_cast<size_t>(bytes_of_row(p.to));
   if (bytes == 0) return;
   parallel_for(p.to.rows, grain(p.to.cols), [&](int64_t begin, int64_t end) {
-    Line line(p.weights ? static_cast<size_t>(p.to.cols) : 0);
     for (int64_t row = begin; row < end; ++row) {
       const int64_t place = source[static_cast<size_t>(row)];
       if (place < 0) {
@@ -128,9 +153,7 @@ void permute(const PermuteProblem& p) {
       } else if (!p.weights) {
         std::memcpy(row_of(p.to, row), row_of(p.from, place / p.map.slots), bytes);
       } else {
-        load(p.from, place / p.map.slots, line);
-        for (float& x : line) x *= p.weights[place];
-        store(line, p.to, row);
+        move_weighted(p, place, row);
       }
     }
   });
@@ -139,21 +162,21 @@ void permute(const PermuteProblem& p) {
 void unpermute(const UnpermuteProblem& p) {
   if (p.to.cols == 0) return;
   parallel_for(p.to.rows, grain(p.to.cols * p.map.slots), [&](int64_t begin, int64_t end) {
-    Combiner combiner(p);
+    const Combiner combiner(p);
     for (int64_t token = begin; token < end; ++token) combiner.combine(token);
   });
 }
 
 void permuted_dot(const PermutedDotProblem& p) {
   parallel_for(p.map.tokens, grain(p.tokens.cols * p.map.slots), [&](int64_t begin, int64_t end) {
-    Line x(static_cast<size_t>(p.tokens.cols)), y(x);
+    std::vector<float> x(static_cast<size_t>(p.tokens.cols)), y(x);
     for (int64_t token = begin; token < end; ++token) {
-      load(p.tokens, token, x);
+      load(p.tokens, {token}, x);
       for (int64_t place = token * p.map.slots; place < (token + 1) * p.map.slots; ++place) {
         check_row("unpermute_dot", p.map, place, p.permuted.rows);
         p.to[place] = 0;
         if (p.map.rows[place] < 0) continue;
-        load(p.permuted, p.map.rows[place], y);
+        load(p.permuted, {p.map.rows[place]}, y);
         p.to[place] =
             sum(p.tokens.cols, [&](int64_t i) { return x[static_cast<size_t>(i)] * y[static_cast<size_t>(i)]; });
       }

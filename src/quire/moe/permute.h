@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 
 #include "quire/base/matrix.h"
 
@@ -20,6 +21,7 @@ struct PermuteProblem {
   RowMap map;
   const float* weights = nullptr;  ///< [tokens, slots] or null: 1
   MutableMatrix to;                ///< [rows, K]
+  std::span<int64_t> memory{};     ///< [rows] to work in; empty: allocated
 };
 
 /// Throws Error if a row is out of range, or the target of two.

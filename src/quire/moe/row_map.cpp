@@ -40,15 +40,16 @@ void expert_rows(const ExpertRowsProblem& p) {
   check(std::ssize(p.ids) <= kMostRows, "expert_rows: topk_ids must have fewer than 2^31 elements, got ", p.ids.size(),
         "; use fewer tokens");
   const int64_t experts = number_of_experts(p);
-  std::vector<int32_t> next(at(experts) +
-                            1);  // first the number of rows of the expert before, then where the next goes
+  std::vector<int32_t> own(p.offsets.empty() ? at(experts) : 0);
+  // First how many rows an expert has, then where its next row goes, which is where they end when all have gone.
+  const std::span<int32_t> ends = p.offsets.empty() ? std::span(own) : p.offsets;
+  std::fill(ends.begin(), ends.end(), 0);
   for (size_t i = 0; i < p.ids.size(); ++i) {
     check_expert_id("expert_rows", p.ids[i], static_cast<int64_t>(i), experts);
-    if (p.ids[i] >= 0) ++next[at(p.ids[i]) + 1];
+    if (p.ids[i] >= 0) ++ends[at(p.ids[i])];
   }
-  std::partial_sum(next.begin(), next.end(), next.begin());
-  std::copy_n(next.begin() + 1, p.offsets.size(), p.offsets.begin());
-  for (size_t i = 0; i < p.ids.size(); ++i) p.row_map[i] = p.ids[i] < 0 ? -1 : next[at(p.ids[i])]++;
+  std::exclusive_scan(ends.begin(), ends.end(), ends.begin(), 0);
+  for (size_t i = 0; i < p.ids.size(); ++i) p.row_map[i] = p.ids[i] < 0 ? -1 : ends[at(p.ids[i])]++;
 }
 
 void chunk_rows(const ChunkRowsProblem& p) {

@@ -140,7 +140,8 @@ float global_amax(const Lines& t, int64_t o) {
 
 void write_amaxes(const Lines& t, float* amax) {
   const int64_t count = !t.spec().row().has_amax ? 0 : t.spec().row_scaled ? t.outer : 1;
-  for (int64_t o = 0; o < count; ++o) amax[amax_index(t.spec(), o)] = global_amax(t, o);
+  for (int64_t o = 0; o < count; ++o)
+    amax[amax_index(t.spec(), o)] = t.problem.amax ? *t.problem.amax : global_amax(t, o);
 }
 
 BlockScale block_scale(const Lines& t, int64_t o, int64_t b, const float* global_amaxes) {

@@ -1,5 +1,7 @@
 #include "quire/spec/check_problem.h"
 
+#include <algorithm>
+#include <array>
 #include <cmath>
 #include <limits>
 
@@ -52,14 +54,16 @@ void check_output(std::string_view op, std::string_view what, const MutableMatri
 /// A spec built by hand may break the rules of the grammar; one that survives its own text cannot.
 void check_spec(std::string_view op, const QuantSpec& spec) {
   // The same few specs come back on every call.
-  thread_local QuantSpec known;
-  if (spec == known) return;
+  thread_local std::array<QuantSpec, 4> known;
+  thread_local size_t oldest = 0;
+  if (std::find(known.begin(), known.end(), spec) != known.end()) return;
   check(static_cast<size_t>(spec.family) < kFamilies.size() && static_cast<size_t>(spec.element) < kFormats.size(), op,
         ": spec has no such family or element format; build it with QuantSpec::parse");
   const std::string canonical = spec.to_string();
   if (QuantSpec::parse(canonical) != spec)
     fail(op, ": spec has options that '", canonical, "' does not take; build it with QuantSpec::parse");
-  known = spec;
+  known[oldest] = spec;
+  oldest = (oldest + 1) % known.size();
 }
 
 /// Throws unless every buffer that holds something has memory.
@@ -89,12 +93,22 @@ void check_side(std::string_view op, const QuantizeProblem& p, Direction directi
   check_buffers(op, p.spec, {p.x.rows, p.x.cols}, direction, {side.data, side.scale, side.amax});
 }
 
+void check_given_amax(std::string_view op, const QuantizeProblem& p) {
+  const Side& c = p.columnwise;
+  if (p.spec.row().scale != ScaleKind::e4m3 || p.spec.row_scaled || c.data || c.scale || c.amax)
+    fail(op, ": a given amax is one of rowwise NVFP4 codes; got ", p.spec.to_string(), c.data ? " columnwise too" : "",
+         "; use nvfp4 without row_scaled, or leave the amax out");
+  if (!(*p.amax > 0) || !std::isfinite(*p.amax))
+    fail(op, ": a given amax must be positive and finite; got ", *p.amax, "; calibrate it, or leave it out");
+}
+
 /// All of a quantization but the memory of x.
 void check_quantization(std::string_view op, const QuantizeProblem& p) {
   check_spec(op, p.spec);
   if (p.scale != nullptr && p.spec.row().scope != Scope::tensor)
     fail(op, ": a given scale needs a family with one scale per tensor; got ", p.spec.to_string(),
          "; use fp8_tensor or leave the scale out");
+  if (p.amax) check_given_amax(op, p);
   check_side(op, p, Direction::rowwise, p.rowwise);
   check_side(op, p, Direction::columnwise, p.columnwise);
 }
@@ -109,9 +123,8 @@ void check_destination(std::string_view op, const Destination& to, int64_t rows,
   check_sizes(op, "y", to.y.rows, to.y.cols);
   check_shape(op, "y", to.y, rows, cols);
   if (to.y.data != nullptr) check_output(op, "y", to.y);
-  check(!to.spec.stochastic, op, ": ", to.spec.to_string(),
-        " rounds stochastically, which is for gradients; leave sr out");
-  check(!to.spec.interleaved, op, ": ", to.spec.to_string(),
+  check(!to.spec.stochastic, op, ": ", to.spec, " rounds stochastically, which is for gradients; leave sr out");
+  check(!to.spec.interleaved, op, ": ", to.spec,
         " is interleaved, which is for operands that are kept; leave interleaved out");
   check_quantization(op, to.quantization());
 }

@@ -1,6 +1,7 @@
 // What is asked of norms and activations, whose result may be quantized as it is computed.
 #pragma once
 
+#include <optional>
 #include <string>
 
 #include "quire/spec/activation.h"
@@ -15,10 +16,12 @@ struct Destination {
   QuantSpec spec{};
   Side rowwise{}, columnwise{};
   const float* scale = nullptr;  ///< as in QuantizeProblem
+  std::optional<float> amax{};   ///< the same
 
   /// The quantization of y.
   QuantizeProblem quantization() const {
-    return {.spec = spec, .x = y, .rowwise = rowwise, .columnwise = columnwise, .random = {}, .scale = scale};
+    return {
+        .spec = spec, .x = y, .rowwise = rowwise, .columnwise = columnwise, .random = {}, .scale = scale, .amax = amax};
   }
 };
 
@@ -56,7 +59,8 @@ struct NormGradProblem {
   void* dbeta = nullptr;   ///< [cols], in gamma's dtype
 };
 
-/// y [M, H] from x [M, H], or [M, 2H] for a gated activation (numerics.md 11.3).
+/// y [M, H] from x [M, H], or [M, 2H] for a gated activation (numerics.md 11.3). y may take the place of x's first H
+/// columns.
 struct ActivationProblem {
   Activation activation;
   Matrix x;

@@ -14,7 +14,8 @@ std::string to_string(const Operand& o) {
 
 std::string to_string(const QuantizeProblem& p) {
   return text("quantize ", name(p.x.dtype), " [", p.x.rows, ", ", p.x.cols, "] to ", p.spec.to_string(),
-              p.rowwise.data ? " rowwise" : "", p.columnwise.data ? " columnwise" : "");
+              p.rowwise.data ? " rowwise" : "", p.columnwise.data ? " columnwise" : "",
+              p.amax ? text(" under amax ", *p.amax) : "");
 }
 
 std::string to_string(const DequantizeProblem& p) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 
 #include "quire/base/matrix.h"
@@ -38,6 +39,8 @@ struct QuantizeProblem {
   /// Multiplies before the cast instead of a scale derived from the amax (delayed scaling, 1.5); Scope::tensor only.
   /// The amax is still measured and stored.
   const float* scale = nullptr;
+  /// The global amax of NVFP4 instead of x's own (calibrated, 5.9); rowwise only. It is stored as the amax.
+  std::optional<float> amax{};
 };
 
 /// Decode one direction into `out` (f32, f16, bf16; rounded once, to nearest even): rowwise [M, K]; columnwise [K, L]

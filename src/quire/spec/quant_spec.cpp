@@ -190,6 +190,8 @@ std::string QuantSpec::to_string() const {
   return out;
 }
 
+std::ostream& operator<<(std::ostream& out, const QuantSpec& s) { return out << s.to_string(); }
+
 std::string spec_grammar() {
   std::string out;
   for (const Option& o : kOptions) {

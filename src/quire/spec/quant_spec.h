@@ -3,6 +3,7 @@
 
 #include <array>
 #include <cstdint>
+#include <iosfwd>
 #include <string>
 #include <string_view>
 
@@ -68,6 +69,7 @@ struct QuantSpec {
   static QuantSpec parse(std::string_view text);
   /// Canonical: parse(s.to_string()) == s, defaults left out, options in the order of docs/specs.md.
   std::string to_string() const;
+  friend std::ostream& operator<<(std::ostream& out, const QuantSpec& s);
 
   bool operator==(const QuantSpec&) const = default;
 

@@ -21,7 +21,7 @@ void after_fork_in_child() { pool_lost = pool_used.load(); }
 
 void install_executor() {
   pthread_atfork(nullptr, nullptr, after_fork_in_child);
-  quire::set_executor([](int64_t count, int64_t grain, const std::function<void(int64_t, int64_t)>& body) {
+  quire::set_executor([](int64_t count, int64_t grain, quire::FunctionRef<void(int64_t, int64_t)> body) {
     if (pool_lost) return body(0, count);
     pool_used = true;
     at::parallel_for(0, count, grain, body);

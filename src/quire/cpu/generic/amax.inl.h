@@ -99,10 +99,6 @@ inline float row_amax(const Matrix& x, int64_t r) {
   return amax;
 }
 
-inline float largest_of(const std::vector<float>& amaxes) {
-  return line_amax<DType::f32>(amaxes.data(), std::ssize(amaxes));
-}
-
 /// amax[r] of every row of x.
 void row_amaxes(const Matrix& x, float* amax) {
   parallel_for(x.rows, std::max<int64_t>(1, kGrain / std::max<int64_t>(1, x.cols)), [&](int64_t begin, int64_t end) {

@@ -69,25 +69,33 @@ struct UnitLines {
   const bool* cols;
 };
 
-/// Memory of one task.
+/// Memory of one task: the thread's. It is always taken for the largest region, so that a thread allocates it once.
 template <class L>
 struct Workspace {
   /// Slabs of packed rows that fit.
-  static int64_t slabs(int64_t rows) {
+  static constexpr int64_t slabs(int64_t rows) {
     return std::max<int64_t>(1, kPackedRows / (round_up(rows, kGroup) * L::kRowLanes));
   }
+  static constexpr int64_t kPackedLines = std::max(kPackedRows / L::kRowLanes, kRegionRows);
+  static constexpr std::array<int64_t, 5> kFloats{kPackedLines * L::kRowLanes, kPackedLines * kSlabBlocks,
+                                                  Tiles<L>::kCols * L::kSlabLanes, Tiles<L>::kCols * kSlabBlocks,
+                                                  kRegionRows * kRegionCols};
+  static constexpr int64_t start(size_t panel) {
+    int64_t at = 0;
+    for (size_t i = 0; i < panel; ++i) at += round_up(kFloats[i], 16);
+    return at;
+  }
+
   Workspace(const Cut& cut, int64_t contraction)
       : rows(round_up(cut.rows, kGroup)),
-        depth(std::min(slabs(cut.rows), std::max<int64_t>(1, ceil_div(contraction, kSlab)))),
-        a(depth * rows * L::kRowLanes),
-        a_scale(depth * rows * kSlabBlocks),
-        b(Tiles<L>::kCols * L::kSlabLanes),
-        b_scale(Tiles<L>::kCols * kSlabBlocks),
-        sum(cut.rows * cut.cols) {}
+        depth(std::min(slabs(cut.rows), std::max<int64_t>(1, ceil_div(contraction, kSlab)))) {}
+  float* panel(size_t i) const { return static_cast<float*>(memory.get()) + start(i); }
+
   int64_t rows, depth;
-  Scratch a, a_scale;  ///< [depth][rows][...]
-  Scratch b, b_scale;
-  Scratch sum;  ///< [cols / tile's cols][rows / tile's rows][tile's rows][tile's cols]
+  ThreadMemory memory{start(kFloats.size()) * 4};
+  float *a = panel(0), *a_scale = panel(1);  ///< [depth][rows][...]
+  float *b = panel(2), *b_scale = panel(3);
+  float* sum = panel(4);  ///< [cols / tile's cols][rows / tile's rows][tile's rows][tile's cols]
 };
 
 /// The task of one region.
@@ -114,9 +122,9 @@ struct RegionProduct {
         const Slab s = slab(begin + d * kSlab);
         const unsigned folded = tiles.folded_lines(p.a, tiles.unit_rows + i);
         const int64_t at = d * w.rows + i;
-        L::pack_rows(p.a, region.row + i, s, folded, w.a.get() + at * L::kRowLanes);
+        L::pack_rows(p.a, region.row + i, s, folded, w.a + at * L::kRowLanes);
         if (!scaled) continue;
-        float* const scales = w.a_scale.get() + at * kSlabBlocks;
+        float* const scales = w.a_scale + at * kSlabBlocks;
         decode_scales<true>(p.a, region.row + i, s, kSlabBlocks, scales);
         for (int64_t k = 0; folded && k < kGroup; ++k)
           if (folded >> k & 1) std::fill_n(scales + k * kSlabBlocks, kSlabBlocks, 1.0f);
@@ -128,7 +136,7 @@ struct RegionProduct {
     const bool* units = tiles.unit_cols + tile * tiles.kCols;
     for (int64_t k = 0; k < tiles.kCols; k += kGroup) {
       const unsigned folded = tiles.folded_lines(p.b, units + k);
-      float* const scales = w.b_scale.get() + k;
+      float* const scales = w.b_scale + k;
       decode_scales<false>(p.b, region.col + tile * tiles.kCols + k, s, tiles.kCols, scales);
       for (int64_t b = 0; folded && b < s.blocks(); ++b)
         for (int64_t j = 0; j < kGroup; ++j)
@@ -152,18 +160,18 @@ struct RegionProduct {
       if (reads_codes(s))
         return L::with_codes(p.b, col, s, folded, [&](const auto& columns) { multiply(tile, d, s, columns); });
     for (int64_t k = 0; k < tiles.kCols; k += kGroup)
-      L::pack_columns(p.b, col + k, s, folded[k / kGroup], w.b.get() + k * L::kSlabLanes);
-    multiply(tile, d, s, PackedColumns<L>{w.b.get()});
+      L::pack_columns(p.b, col + k, s, folded[k / kGroup], w.b + k * L::kSlabLanes);
+    multiply(tile, d, s, PackedColumns<L>{w.b});
   }
 
   template <class Columns>
   void multiply(int64_t tile, int64_t d, const Slab& s, const Columns& columns) const {
     const Slab unscaled{s.begin, s.size, s.padded, L::kMaxBlock};
     const bool* cols = tiles.unit_cols + tile * tiles.kCols;
-    float* sum = w.sum.get() + tile * tiles.down * tiles.kRows * tiles.kCols;
+    float* sum = w.sum + tile * tiles.down * tiles.kRows * tiles.kCols;
     for (int64_t i = 0; i < tiles.down; ++i, sum += tiles.kRows * tiles.kCols) {
       const int64_t at = d * w.rows + i * tiles.kRows;
-      const RegisterTile t{w.a.get() + at * L::kRowLanes, w.a_scale.get() + at * kSlabBlocks, w.b_scale.get(), sum};
+      const RegisterTile t{w.a + at * L::kRowLanes, w.a_scale + at * kSlabBlocks, w.b_scale, sum};
       const int64_t count = std::min<int64_t>(region.rows - i * tiles.kRows, tiles.kRows);
       const bool* rows = tiles.unit_rows + i * tiles.kRows;
       if (all_units(rows, count) && all_units(cols, tiles.kCols)) {
@@ -193,14 +201,14 @@ struct RegionProduct {
 
   void run() const {
     const int64_t sums = tiles.down * tiles.kRows * tiles.across * tiles.kCols, k = p.a.contraction;
-    std::memset(w.sum.get(), 0, sizeof(float) * static_cast<size_t>(sums));
+    std::memset(w.sum, 0, sizeof(float) * static_cast<size_t>(sums));
     for (int64_t begin = 0; begin < k; begin += w.depth * kSlab) {
       const int64_t depth = std::min(w.depth, ceil_div(k - begin, kSlab));
       pack_rows(begin, depth);
       for (int64_t tile = 0; tile < tiles.across; ++tile)
         for (int64_t d = 0; d < depth; ++d) add_slab(tile, d, slab(begin + d * kSlab));
     }
-    finish_region<L>(p, region, w.sum.get());
+    finish_region<L>(p, region, w.sum);
   }
 };
 

@@ -11,6 +11,7 @@
 #include <limits>
 #include <memory>
 #include <new>
+#include <span>
 #include <thread>
 #include <type_traits>
 #include <utility>
@@ -18,6 +19,7 @@
 
 #include "quire/base/float_mode.h"
 #include "quire/base/parallel.h"
+#include "quire/base/thread_memory.h"
 #include "quire/cpu/kernels.h"
 #include "quire/format/codec.h"
 #include "quire/format/fast.h"

@@ -8,11 +8,13 @@ constexpr int64_t kLineStride = kTile + 16;
 /// Least number of elements worth a task of their own.
 constexpr int64_t kGrain = int64_t{1} << 15;
 
-/// 64-byte aligned floats, not initialised.
+/// 64-byte aligned floats, not initialised: for sizes that follow from the problem (ThreadMemory is for others).
 class Scratch {
  public:
-  explicit Scratch(int64_t count)
-      : floats_(static_cast<float*>(::operator new(sizeof(float) * static_cast<size_t>(count), kAlignment))) {}
+  explicit Scratch(int64_t count) {
+    if (count > 0)
+      floats_.reset(static_cast<float*>(::operator new(sizeof(float) * static_cast<size_t>(count), kAlignment)));
+  }
   float* get() const { return floats_.get(); }
 
  private:

@@ -2,7 +2,7 @@
 
 /// Whether every scale depends on its own block or is given, so that no row has to wait for another strip.
 bool quantizes_by_strips(const QuantizeProblem& p) {
-  return p.scale || (p.spec.row().scope == Scope::block && !p.spec.row().has_amax);
+  return p.scale || p.amax || (p.spec.row().scope == Scope::block && !p.spec.row().has_amax);
 }
 
 /// Rows of a strip: as many as the tallest block and a tile of columns take; few where only rows are lines.
@@ -21,23 +21,24 @@ inline int64_t floats_for(int64_t elements, DType dtype) { return ceil_div(eleme
 template <class Make>
 float make_strips(const MutableMatrix& y, const Plan* plan, int64_t height, bool amax_wanted, const Make& make) {
   const int64_t strips = ceil_div(y.rows, height);
-  std::vector<float> amaxes(static_cast<size_t>(amax_wanted ? strips : 0), 0.0f);
+  SharedMaximum found;
   const int64_t grain = kGrain / std::max<int64_t>(1, height * y.cols);
   parallel_for(strips, std::max<int64_t>(1, grain), [&](int64_t begin, int64_t end) {
     const Scratch strip(y.data ? 0 : floats_for(height * y.cols, y.dtype));
     QuantizeScratch scratch;
+    float amax = 0;
     for (int64_t s = begin; s < end; ++s) {
       const int64_t first = s * height, count = std::min(height, y.rows - first);
       const MutableMatrix part =
           y.data ? rows_of(y, first, count) : MutableMatrix{strip.get(), y.dtype, count, y.cols, y.cols};
       make(first, part);
-      for (int64_t r = 0; amax_wanted && r < count; ++r)
-        amaxes[static_cast<size_t>(s)] = std::max(amaxes[static_cast<size_t>(s)], row_amax(part, r));
+      for (int64_t r = 0; amax_wanted && r < count; ++r) amax = std::max(amax, row_amax(part, r));
       if (plan) quantize_strip(*plan, {part, first}, scratch);
     }
+    found.add(amax);
     finish_streams();
   });
-  return largest_of(amaxes);
+  return found.value();
 }
 
 /// Makes the result of a problem and quantizes it: in one pass over strips, or, where a scale depends on more than its
@@ -49,19 +50,21 @@ void produce(const Destination& to, const Make& make) {
   QuantizeProblem p = to.quantization();
   const bool quantized = p.rowwise.data || p.columnwise.data;
   if (!quantized) return void(make_strips(to.y, nullptr, strip_rows(p), false, make));
-  const bool one_amax = has_one_amax(p.spec);
+  const bool measured = has_one_amax(p.spec) && !p.amax;
   if (quantizes_by_strips(p)) {
-    Plan plan = plan_of(p);
-    for (Job& job : plan.jobs) begin(job, 0.0f);
-    const float amax = make_strips(to.y, &plan, strip_rows(p), one_amax, make);
-    for (const Job& job : plan.jobs)
-      if (one_amax) job.side.amax[0] = amax;
+    const Plan plan = plan_of(p);
+    for (const Job& job : plan.jobs()) begin(job, amaxes_of(p).plain);
+    const float amax = make_strips(to.y, &plan, strip_rows(p), measured, make);
+    for (const Job& job : plan.jobs()) {
+      finish(job);
+      if (measured) job.side.amax[0] = amax;
+    }
     return;
   }
   MutableMatrix y = to.y;
   const Scratch whole(y.data ? 0 : floats_for(y.rows * y.cols, y.dtype));
   if (!y.data) y = {whole.get(), y.dtype, y.rows, y.cols, y.cols};
-  const float amax = make_strips(y, nullptr, strip_rows(p), one_amax, make);
+  const float amax = make_strips(y, nullptr, strip_rows(p), measured, make);
   p.x = y;
   const bool transformed = p.columnwise.data && p.spec.hadamard != Hadamard::off;
   quantize_under(p, transformed ? amaxes_of(p) : Amaxes{amax});

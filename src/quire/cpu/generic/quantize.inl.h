@@ -3,10 +3,13 @@
 /// The directions of a problem that are wanted.
 struct Plan {
   const QuantizeProblem& problem;
-  std::vector<Job> jobs;  ///< rowwise before columnwise
+  std::array<Job, 2> both;  ///< of which those without memory are not wanted
 
-  bool has(Direction d) const {
-    return std::any_of(jobs.begin(), jobs.end(), [d](const Job& job) { return job.direction == d; });
+  bool has(Direction d) const { return (d == Direction::rowwise ? problem.rowwise : problem.columnwise).data; }
+  /// Rowwise before columnwise.
+  std::span<const Job> jobs() const {
+    const size_t first = has(Direction::rowwise) ? 0 : 1, end = has(Direction::columnwise) ? 2 : 1;
+    return std::span(both).subspan(first, end - first);
   }
   /// Whether lines are rows and scales their own, so that a line is read where it lies.
   bool by_lines() const { return !has(Direction::columnwise) && !problem.spec.square; }
@@ -25,29 +28,28 @@ int64_t tile_rows(const Plan& plan) {
 }
 int64_t tile_cols(const Plan& plan) { return plan.by_lines() ? kPieceOfLine / (tile_rows(plan) > 1 ? 2 : 1) : kTile; }
 
-/// Fills what covers more than a tile: amaxes, scales of a tensor or of lines, the padding of swizzled scales.
-void begin(Job& job, float tensor_amax) {
+/// Fills what covers more than a tile: amaxes, multipliers of a tensor or of lines, the padding of swizzled scales.
+void begin(const Job& job, float tensor_amax) {
   const QuantSpec& spec = job.spec();
   const Matrix& x = job.problem.x;
   const bool per_line = spec.row().scope == Scope::row || spec.row_scaled;
-  std::vector<float> amaxes(per_line ? static_cast<size_t>(job.outer) : 1, tensor_amax);
-  if (per_line) (job.direction == Direction::rowwise ? row_amaxes : column_amaxes)(x, amaxes.data());
-  if (spec.row().has_amax) std::copy(amaxes.begin(), amaxes.end(), job.side.amax);
-  if (spec.row().scope != Scope::block) {
-    float* stored = static_cast<float*>(job.side.scale);
-    for (float& amax : amaxes) {
-      const float s = job.problem.scale ? *job.problem.scale : scale_from_amax(amax, spec, kFloatMax);
-      *stored++ = 1.0f / s;
-      amax = s;
-    }
-    job.multiplier = std::move(amaxes);
-  } else if (spec.row().has_amax) {
-    job.global = global_scale(tensor_amax, spec.e4m3_max());
-  }
+  // Amaxes that are not kept are found where the scales that follow from them will be.
+  float* const amaxes = spec.row().has_amax ? job.side.amax : static_cast<float*>(job.side.scale);
+  if (per_line)
+    (job.direction == Direction::rowwise ? row_amaxes : column_amaxes)(x, amaxes);
+  else if (spec.row().has_amax || spec.row().scope != Scope::block)
+    *amaxes = tensor_amax;
+  for (int64_t i = 0; i < job.multipliers(); ++i)
+    job.multiplier()[i] = job.problem.scale ? *job.problem.scale : scale_from_amax(amaxes[i], spec, kFloatMax);
   if (spec.swizzled) {
     const Shape<int64_t> sizes = buffers<int64_t>(spec, {x.rows, x.cols}, job.direction).scale.sizes;
     std::memset(job.side.scale, 0, static_cast<size_t>(product(sizes, 0, sizes.size())));
   }
+}
+
+/// Scales take the place of what begin() left there.
+void finish(const Job& job) {
+  for (int64_t i = 0; i < job.multipliers(); ++i) job.multiplier()[i] = 1.0f / job.multiplier()[i];
 }
 
 /// Memory of a thread while it quantizes tiles.
@@ -73,10 +75,10 @@ float quantize_piece(const Job& job, const Rows& from, const Tile& tile, TileScr
 /// Returns the amax of the tile's elements.
 template <Format F, ScaleKind S, DType D>
 float quantize_tile(const Plan& plan, const Rows& from, const Tile& tile, QuantizeScratch& scratch) {
-  if (plan.by_lines()) return quantize_piece<F, S, D>(plan.jobs.front(), from, tile, scratch.tile);
+  if (plan.by_lines()) return quantize_piece<F, S, D>(plan.jobs().front(), from, tile, scratch.tile);
   const Values<D> v = load_tile<D>(from, tile, round_up(tile.rows, 32), scratch.tile);
   float amax = 0;
-  for (const Job& job : plan.jobs) {
+  for (const Job& job : plan.jobs()) {
     if (job.direction == Direction::rowwise) {
       amax = quantize_rows<F, S, D>(job, v);
     } else if (S == ScaleKind::e4m3 && plan.problem.spec.hadamard != Hadamard::off) {
@@ -136,10 +138,7 @@ Job job_of(const QuantizeProblem& p, Direction direction) {
 }
 
 Plan plan_of(const QuantizeProblem& p) {
-  Plan plan{p, {}};
-  if (p.rowwise.data) plan.jobs.push_back(job_of(p, Direction::rowwise));
-  if (p.columnwise.data) plan.jobs.push_back(job_of(p, Direction::columnwise));
-  return plan;
+  return {p, {job_of(p, Direction::rowwise), job_of(p, Direction::columnwise)}};
 }
 
 /// Whether the directions share one amax.
@@ -147,6 +146,7 @@ bool has_one_amax(const QuantSpec& spec) { return spec.row().has_amax && !spec.r
 
 /// The amaxes that have to be known before the first block: none where they are not asked for or a scale is given.
 Amaxes amaxes_of(const QuantizeProblem& p) {
+  if (p.amax) return {*p.amax};
   if (!has_one_amax(p.spec) || p.scale) return {};
   if (p.columnwise.data && p.spec.hadamard != Hadamard::off) return transformed_amaxes(p.x, p.spec.hadamard);
   return {tensor_amax(p.x)};
@@ -154,14 +154,16 @@ Amaxes amaxes_of(const QuantizeProblem& p) {
 
 /// `amaxes`: those of x, as amaxes_of() gives them.
 void quantize_under(const QuantizeProblem& p, const Amaxes& amaxes) {
-  Plan plan = plan_of(p);
-  for (Job& job : plan.jobs) {
+  const Plan plan = plan_of(p);
+  for (const Job& job : plan.jobs()) {
     const bool transformed = job.direction == Direction::columnwise && p.spec.hadamard != Hadamard::off;
     begin(job, transformed ? amaxes.transformed : amaxes.plain);
   }
   const float amax = quantize_tiles(plan);
-  if (p.scale)
-    for (const Job& job : plan.jobs) job.side.amax[0] = amax;
+  for (const Job& job : plan.jobs()) {
+    finish(job);
+    if (p.scale) job.side.amax[0] = amax;
+  }
 }
 
 void quantize(const QuantizeProblem& p) {

@@ -41,7 +41,7 @@ void column_four_over_six(const Job& job, const Values<D>& v, int64_t r, ColumnN
   for (int64_t c = 0; c < v.cols; c += height) {
     const int64_t count = std::min(height, v.cols - c);
     const float* values = columns.get() + c * kLineStride;
-    const Nvfp4Scale s = four_over_six_scale(job.spec(), values, count, b.amax[c], job.global);
+    const Nvfp4Scale s = four_over_six_scale(job.spec(), values, count, b.amax[c], job.rule(0).global);
     for (int64_t i = c; i < c + count; ++i) {
       b.stored[i] = s.byte;
       b.multiplier[i] = s.multiplier;
@@ -53,7 +53,7 @@ void column_four_over_six(const Job& job, const Values<D>& v, int64_t r, ColumnN
 template <ScaleKind S, DType D>
 void column_scales(const Job& job, const Values<D>& v, int64_t r, ColumnNumbers<S>& b) {
   if (job.given(v.col)) {
-    const bool one = job.multiplier.size() == 1;
+    const bool one = job.multipliers() == 1;
     for (int64_t c = 0; c < kTile; ++c) b.multiplier[c] = *job.given(one ? 0 : v.col + std::min(c, v.cols - 1));
     return;
   }

@@ -6,10 +6,8 @@ struct Job {
   Direction direction;
   const Side& side;
   int64_t outer, contraction, blocks;
-  uint64_t offset = 0;              ///< of stochastic rounding
-  bool streams = false;             ///< whether codes bypass caches
-  std::vector<float> multiplier{};  ///< where a scale covers the tensor (one) or a line (one per line)
-  GlobalScale global{};             ///< NVFP4 with one amax
+  uint64_t offset = 0;   ///< of stochastic rounding
+  bool streams = false;  ///< whether codes bypass caches
 
   const QuantSpec& spec() const { return problem.spec; }
   int64_t scale_at(int64_t line, int64_t block) const {
@@ -20,15 +18,20 @@ struct Job {
     const int64_t at = data_index({spec(), direction, outer, contraction}, line, l);
     return static_cast<uint8_t*>(side.data) + (spec().packed() ? at / 2 : at);
   }
+  /// How many numbers are known before the blocks that multiply elements: one of a tensor, or one for each line.
+  int64_t multipliers() const {
+    return spec().row().scope == Scope::tensor ? 1 : spec().row().scope == Scope::row ? outer : 0;
+  }
+  /// Where they are until the scales, their reciprocals, are stored there.
+  float* multiplier() const { return static_cast<float*>(side.scale); }
   /// What multiplies line's elements, where that is known before its blocks; else null.
   const float* given(int64_t line) const {
-    if (multiplier.empty()) return nullptr;
-    return &multiplier[multiplier.size() == 1 ? 0 : static_cast<size_t>(line)];
+    return multipliers() == 0 ? nullptr : multiplier() + (spec().row().scope == Scope::tensor ? 0 : line);
   }
   ScaleRule rule(int64_t line) const {
     const float infinite = largest_finite(problem.x.dtype);
-    if (spec().row_scaled) return {spec(), infinite, global_scale(side.amax[line], spec().e4m3_max())};
-    return {spec(), infinite, global};
+    if (!spec().row().has_amax) return {spec(), infinite, {}};
+    return {spec(), infinite, global_scale(side.amax[amax_index(spec(), line)], spec().e4m3_max())};
   }
 };
 
@@ -70,14 +73,14 @@ inline Bits<D> row_block_amaxes(const Values<D>& v, BlockNumbers<S>& b) {
 /// The better of both candidates for every block (numerics.md 5.8).
 template <DType D>
 void row_four_over_six(const Job& job, const Values<D>& v, BlockNumbers<ScaleKind::e4m3>& b) {
-  const Scratch values(kNvfp4Block * kLineStride);
+  alignas(64) float values[kNvfp4Block * kLineStride];
   const ScaleRule rule = job.rule(0);
   for (int64_t line = 0; line < v.rows; line += b.height)
     for (int64_t i = 0; i < b.per_line; ++i) {
       const int64_t count = std::min(b.height, v.rows - line), at = b.first_of(line) + i;
       for (int64_t j = 0; j < count; ++j)
-        read_whole<D>(v.line(line + j) + i * kNvfp4Block, kNvfp4Block, values.get() + j * kLineStride);
-      const Nvfp4Scale s = four_over_six_scale(job.spec(), values.get(), count, b.amax[at], rule.global);
+        read_whole<D>(v.line(line + j) + i * kNvfp4Block, kNvfp4Block, values + j * kLineStride);
+      const Nvfp4Scale s = four_over_six_scale(job.spec(), values, count, b.amax[at], rule.global);
       b.stored[at] = s.byte;
       b.multiplier[at] = s.multiplier;
     }
