@@ -48,9 +48,10 @@ class Step:
     """One problem that was run.
 
     operation: "quantize", "gemm", "dequantize", "column_sum", "norm", "activation", the tables of kernels; "torch" for
-        a product of unquantized tensors that PyTorch computes.
-    name: the product, "fprop", "dgrad", "wgrad" or "dbias"; the role of what is quantized; "grad" of a norm or an
-        activation.
+        a product of unquantized tensors that PyTorch computes; "moe" for routing and permutation (docs/moe.md);
+        "runner" for a call of a runner, whose steps follow if it is one of quire's (docs/runners.md).
+    name: the product, "fprop", "dgrad", "wgrad" or "dbias", or of a runner's mixture "expert 3 w13"; the role of what
+        is quantized; "grad" of a norm, an activation or a routing.
     problem: in words. operands: what a product reads, or what a quantization writes. kernels: the rows of the table.
     """
 
@@ -66,7 +67,7 @@ class Step:
         return next((kernel.name for kernel in self.kernels if kernel.runs), None)
 
     def __str__(self) -> str:
-        lines = [f"{self.name or '-':<8}{self.problem}"]
+        lines = [f"{self.name or '-':<7} {self.problem}"]
         if self.operation == "gemm":  # the text of a quantization names what it writes
             lines += [f"  {operand}" for operand in self.operands]
         lines += [f"  kernel {kernel.name}: {kernel.verdict}" for kernel in self.kernels]
@@ -108,8 +109,20 @@ class Explanation:
 _TORCH_PRODUCTS = ("aten.mm.", "aten.addmm.", "aten.bmm.", "aten.baddbmm.", "aten.mv.", "aten.addmv.", "aten.dot.")
 
 
+# quire's operators that have one kernel, as they arrive: what they are called, and the name of the step.
+_ROUTING = {
+    **dict.fromkeys(("route", "route_fwd"), ("route", "")),
+    **dict.fromkeys(("permute", "permute_fwd"), ("permute", "")),
+    **dict.fromkeys(("unpermute", "unpermute_fwd"), ("unpermute", "")),
+    **{name: (name, "") for name in ("limit_capacity", "expert_rows", "chunk_rows")},
+    "route_bwd": ("route", "grad"),
+    "unpermute_dot": ("unpermute", "grad"),
+}
+
+
 class _Restoring(TorchDispatchMode):
-    """Notes products that PyTorch computes, and keeps every tensor's value from before it was first written."""
+    """Notes products that PyTorch computes and where tokens go, and keeps every tensor's value from before it was first
+    written."""
 
     def __init__(self, function: Callable) -> None:
         super().__init__()
@@ -125,12 +138,11 @@ class _Restoring(TorchDispatchMode):
         if func._schema.is_mutable:
             self._keep_written(func._schema.arguments, args, kwargs)
         if str(func).startswith(_TORCH_PRODUCTS):
-            shapes = " x ".join(
-                f"{str(t.dtype).removeprefix('torch.')} {list(t.shape)}"
-                for t in pytree.tree_leaves(args)
-                if isinstance(t, torch.Tensor)
-            )
-            torch.ops.quire.explain_note(f"torch\t\t{func} {shapes}")
+            torch.ops.quire.explain_note(f"torch\t\t{func} {' x '.join(_shapes(args))}")
+        elif func.namespace == "quire" and func._opname in _ROUTING:
+            operator, name = _ROUTING[func._opname]
+            options = "".join(f" {value}" for value in args if isinstance(value, str))
+            torch.ops.quire.explain_note(f"moe\t{name}\t{operator}{options} of {', '.join(_shapes(args))}")
         return func(*args, **kwargs)
 
     def _keep_written(self, arguments, args, kwargs) -> None:
@@ -151,6 +163,11 @@ class _Restoring(TorchDispatchMode):
         """Through .data: a version that moved would invalidate what an earlier forward pass has saved."""
         for tensor, before in reversed(self._before.values()):
             tensor.data.copy_(before)
+
+
+def _shapes(args: tuple) -> list[str]:
+    tensors = [value for value in pytree.tree_leaves(args) if isinstance(value, torch.Tensor)]
+    return [f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}" for tensor in tensors]
 
 
 def explain(function: Callable, *args: object, **kwargs: object) -> Explanation:

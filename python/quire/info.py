@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 import torch
 
 import quire
-from quire import _library
+from quire import _library, runners
 from quire.recipe import from_name, names
 
 
@@ -99,8 +99,16 @@ def _formats() -> Iterator[str]:
         yield f"{family} ({_everywhere(lambda device, f=family: why_no_spec(f, device))}) {meaning}"
 
 
+def _runners() -> Iterator[str]:
+    for runner in runners.registered():
+        sizes = f"{runner.in_features} -> {runner.out_features}" + (f" x {runner.experts}" if runner.experts else "")
+        title = f"{runner.handle} {runner.name!r}" if runner.name else str(runner.handle)
+        yield f"{title} ({runner.kind}, {runner.device}) {sizes}: {runner.description}"
+
+
 def sections() -> dict[str, list[str]]:
-    """Title -> lines: versions, instruction sets, threads, environment, devices, kernels, recipes, formats."""
+    """Title -> lines: versions, instruction sets, threads, environment, devices, kernels, recipes, formats, and the
+    runners of this process."""
     return {
         "Versions": list(_versions()),
         "Instruction sets": _isas(),
@@ -110,6 +118,7 @@ def sections() -> dict[str, list[str]]:
         "Kernels, in order of preference": torch.ops.quire.kernel_tables().splitlines(),
         "Recipes": list(_recipes()),
         "Formats": list(_formats()),
+        "Runners": list(_runners()) or ["none is registered in this process"],
         "Options of specs": [line.strip("| ") for line in torch.ops.quire.spec_grammar().splitlines()],
     }
 

@@ -8,6 +8,7 @@ _WORDS: dict[object, str] = {
     bool: "a bool",
     int: "an int",
     float: "a float",
+    float | int: "a number",
     torch.Tensor: "a tensor",
     torch.dtype: "a torch.dtype",
     torch.nn.Module: "a torch.nn.Module",

@@ -20,6 +20,8 @@ from quire.tensor import QuantizedTensor, QuantSpec
 
 #: One weight, or a stack of them: a plain tensor, a QuantizedTensor, or a sequence of either.
 Weights = torch.Tensor | Sequence[torch.Tensor]
+#: A calibrated scale of activations, or one for each expert.
+Scale = float | torch.Tensor
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,17 +31,21 @@ class LinearRunner:
     weight [N, K]: float32, float16 or bfloat16, which is quantized as w says (None: "nvfp4"), or a QuantizedTensor with
     rowwise codes, whose spec w may repeat. bias [N]. x: how activations are quantized; "nvfp4:row_scaled" makes a
     token's result independent of the others in its batch. Values are copied when it is registered.
+    input_scale: a calibrated scale of x under "nvfp4", amax / (6 * 448): what codes are multiplied by, the
+    `input_scale` of ModelOpt's checkpoints (`input_global_scale` of compressed-tensors is its reciprocal). x's amax is
+    then not measured: larger values saturate, and tokens do not depend on each other.
     """
 
     weight: torch.Tensor
     bias: torch.Tensor | None = None
     _: KW_ONLY
+    input_scale: Scale | None = None
     x: str | QuantSpec = "nvfp4"
     w: str | QuantSpec | None = None
 
     def _register(self, name: str) -> int:
-        weight, shape, w = _stack("LinearRunner: weight", [self.weight], self.w)
-        return torch.ops.quire.runner_register_linear(name, _text(self.x), w, weight, shape, _detached(self.bias))
+        stack = _stack("LinearRunner: weight", [self.weight], self.w, bias=self.bias, input_scale=self.input_scale)
+        return torch.ops.quire.runner_register_linear(name, _text(self.x), *_joined("LinearRunner", stack))
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,6 +58,9 @@ class MoERunner:
     activation: text such as "swiglu" or "clamped_swiglu:limit=7:alpha=1.702:glu_linear_offset=1" (numerics.md 11.3).
     x: how inputs and activations are quantized, each expert's tokens for themselves.
     weight_on_input: a token's routing weight multiplies its input instead of the expert's result.
+    w13_input_scale, w2_input_scale: as LinearRunner's, of what goes into the one and the other product; one, or [E].
+    shared_w13 [2 Is, H], shared_w2 [H, Is], with biases and scales of their own: an expert that all tokens go through,
+    unweighted, whose result is added to the others' (as quire.MoE's with shared_ffn_hidden_size=Is).
     """
 
     w13: Weights
@@ -59,20 +68,37 @@ class MoERunner:
     _: KW_ONLY
     w13_bias: torch.Tensor | None = None
     w2_bias: torch.Tensor | None = None
+    w13_input_scale: Scale | None = None
+    w2_input_scale: Scale | None = None
+    shared_w13: torch.Tensor | None = None
+    shared_w2: torch.Tensor | None = None
+    shared_w13_bias: torch.Tensor | None = None
+    shared_w2_bias: torch.Tensor | None = None
+    shared_w13_input_scale: Scale | None = None
+    shared_w2_input_scale: Scale | None = None
     x: str | QuantSpec = "nvfp4"
     w: str | QuantSpec | None = None
     activation: str = "swiglu"
     weight_on_input: bool = False
 
     def _register(self, name: str) -> int:
-        w13, w13_shape, w = _stack("MoERunner: w13", self.w13, self.w)
-        w2, w2_shape, also_w = _stack("MoERunner: w2", self.w2, self.w)
-        if w != also_w:
-            raise ValueError(f"MoERunner: w13 and w2 must have one spec, got {w} and {also_w}; quantize them alike")
-        biases = _detached(self.w13_bias), _detached(self.w2_bias)
+        stacks = [self._part("w13", self.w13), self._part("w2", self.w2)]
+        if (self.shared_w13 is None) != (self.shared_w2 is None):
+            raise ValueError("MoERunner: a shared expert has shared_w13 and shared_w2; pass both, or neither")
+        if self.shared_w13 is not None:
+            stacks += [self._part("shared_w13", [self.shared_w13]), self._part("shared_w2", [self.shared_w2])]
+        elif unused := [part for part in _SHARED_OPTIONS if getattr(self, part) is not None]:
+            raise ValueError(f"MoERunner: {unused[0]} belongs to a shared expert; pass shared_w13 and shared_w2 too")
         return torch.ops.quire.runner_register_moe(
-            name, _text(self.x), w, w13, w2, w13_shape, w2_shape, *biases, self.activation, self.weight_on_input
+            name, _text(self.x), *_joined("MoERunner", *stacks), self.activation, self.weight_on_input
         )
+
+    def _part(self, name: str, weights: Weights) -> _Stack:
+        bias, input_scale = getattr(self, f"{name}_bias"), getattr(self, f"{name}_input_scale")
+        return _stack(f"MoERunner: {name}", weights, self.w, bias=bias, input_scale=input_scale)
+
+
+_SHARED_OPTIONS = ("shared_w13_bias", "shared_w2_bias", "shared_w13_input_scale", "shared_w2_input_scale")
 
 
 @dataclass(frozen=True, eq=False)
@@ -227,13 +253,40 @@ def _text(spec: str | QuantSpec) -> str:
     return (spec if isinstance(spec, QuantSpec) else QuantSpec(spec)).text
 
 
-def _detached(tensor: torch.Tensor | None) -> torch.Tensor | None:
-    check_kind_or_none("runners", torch.Tensor, bias=tensor)
-    return None if tensor is None else tensor.detach()
+@dataclass(frozen=True)
+class _Stack:
+    """Weights [E, N, K] as the operators take them (src/quire_torch/ops/register_runner.h)."""
+
+    tensors: list[torch.Tensor]
+    shape: list[int]
+    spec: str
+    bias: torch.Tensor
+    input_scale: torch.Tensor
 
 
-def _stack(what: str, weights: Weights, w: str | QuantSpec | None) -> tuple[list[torch.Tensor], list[int], str]:
-    """Tensors, shape [E, N, K] and spec of a stack of weights, as the operators take them."""
+def _joined(what: str, *stacks: _Stack) -> tuple[str, list, list, list, list]:
+    """Spec, weights, shapes, biases and scales of all stacks."""
+    first = stacks[0]
+    for stack in stacks:
+        if stack.spec != first.spec:
+            raise ValueError(
+                f"{what}: all weights must have one spec, got {first.spec} and {stack.spec}; quantize them alike"
+            )
+    tensors = [tensor for stack in stacks for tensor in stack.tensors]
+    sizes = [size for stack in stacks for size in stack.shape]
+    return first.spec, tensors, sizes, [stack.bias for stack in stacks], [stack.input_scale for stack in stacks]
+
+
+def _stack(
+    what: str,
+    weights: Weights,
+    w: str | QuantSpec | None,
+    *,
+    bias: torch.Tensor | None,
+    input_scale: Scale | None,
+) -> _Stack:
+    check_kind_or_none("runners", torch.Tensor, bias=bias)
+    options = torch.empty(0) if bias is None else bias.detach(), _scales(what, input_scale)
     if isinstance(weights, QuantizedTensor) or not isinstance(weights, torch.Tensor):
         weights = list(weights)
         for weight in weights:
@@ -245,11 +298,26 @@ def _stack(what: str, weights: Weights, w: str | QuantSpec | None) -> tuple[list
     if isinstance(weights, torch.Tensor):
         if weights.dim() != 3:
             raise ValueError(f"{what} must be a matrix for each expert, got the shape {list(weights.shape[1:])}")
-        return [weights.detach()], list(weights.shape), _text(w or "nvfp4")
-    return _quantized_stack(what, weights, w)
+        return _Stack([weights.detach()], list(weights.shape), _text(w or "nvfp4"), *options)
+    return _Stack(*_quantized(what, weights, w), *options)
 
 
-def _quantized_stack(
+def _scales(what: str, scale: Scale | None) -> torch.Tensor:
+    """float32 [1] or [E]; [0] without."""
+    if scale is None:
+        return torch.empty(0)
+    if isinstance(scale, torch.Tensor):
+        if scale.numel() == 0 or not scale.is_floating_point():
+            raise ValueError(
+                f"{what}: input_scale must be a number, or a float tensor of one or one for each expert, got "
+                f"{scale.dtype} {list(scale.shape)}"
+            )
+        return scale.detach().float().reshape(-1)
+    check_kind(what, float | int, input_scale=scale)
+    return torch.tensor([float(scale)])
+
+
+def _quantized(
     what: str, weights: Sequence[QuantizedTensor], w: str | QuantSpec | None
 ) -> tuple[list[torch.Tensor], list[int], str]:
     first = next(weight for weight in weights if isinstance(weight, QuantizedTensor))

@@ -47,6 +47,14 @@ std::vector<double> product_bound(const Matrix& x, const QuantSpec& x_spec, cons
   return out;
 }
 
+/// x quantized, times the weight.
+void run_product(const PreparedWeight& w, const Matrix& x, const QuantSpec& spec, const MutableMatrix& out) {
+  Arena arena;
+  const Side codes = arena.take_rowwise(spec, x.rows, x.cols);
+  quantize(w.quantization(x, spec, codes));
+  gemm(w.product(codes, spec, out));
+}
+
 TEST(GoldenMoe, EveryStageOfEveryExpertIsWithinAStepOfTheGoldenOne) {
   golden_group("moe", std::size(kGolden));
   for (const Formats& f : kGolden) {
@@ -69,7 +77,7 @@ TEST(GoldenMoe, EveryStageOfEveryExpertIsWithinAStepOfTheGoldenOne) {
                         static_cast<float>(at(x, c.data<int32_t>("tokens" + suffix)[i], j)));
 
       const MutableMatrix h = arena.take_matrix(DType::bf16, rows.rows, expert.w13.out_features());
-      expert.w13.multiply(quantize_rowwise(rows, x_spec, arena), h);
+      run_product(expert.w13, rows, x_spec, h);
       expect_within_a_step(c, "h" + suffix, h, product_bound(rows, x_spec, slice(w13, e * h.cols, h.cols), w_spec));
 
       const MutableMatrix act = arena.take_matrix(DType::bf16, rows.rows, expert.w2.in_features());
@@ -80,7 +88,7 @@ TEST(GoldenMoe, EveryStageOfEveryExpertIsWithinAStepOfTheGoldenOne) {
 
       const MutableMatrix out = arena.take_matrix(DType::bf16, rows.rows, x.cols);
       const Matrix golden_act = slice(matrix(c, "act" + suffix, "bf16"), 0, rows.rows);
-      expert.w2.multiply(quantize_rowwise(golden_act, x_spec, arena), out);
+      run_product(expert.w2, golden_act, x_spec, out);
       expect_within_a_step(c, "out" + suffix, out,
                            product_bound(golden_act, x_spec, slice(w2, e * x.cols, x.cols), w_spec));
     }

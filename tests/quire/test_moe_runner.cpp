@@ -25,6 +25,9 @@ struct Mixture {
     }
   }
   Choices choices() const { return {ids.data(), weights.data(), tokens_, top_k_}; }
+  /// Calibrated scales of each expert's inputs: about those of normal x, powers of two times small integers.
+  static float x_scale(int64_t e) { return static_cast<float>(8 + e) * 0x1p-13f; }
+  static float act_scale(int64_t e) { return static_cast<float>(16 - e) * 0x1p-10f; }
 
   static constexpr int64_t kExperts = 6, kHidden = 48, kInner = 40;
   Input x, w13{{kExperts * 2 * kInner, kHidden}, DType::bf16, Kind::normal, 11},
@@ -43,14 +46,14 @@ MoeRunner runner_of(const Mixture& m, std::string_view spec, std::string_view f 
 }
 
 /// The rowwise codes of m, decoded.
-std::vector<float> decoded(const Matrix& m, const QuantSpec& spec) {
-  return dequantized(reference_runner(), quantized(reference_runner(), spec, m, {.directions = {true, false}}),
-                     Direction::rowwise);
+std::vector<float> decoded(const Matrix& m, const QuantSpec& spec, std::optional<float> amax = {}) {
+  const QuantizeOptions options{.directions = {true, false}, .amax = amax};
+  return dequantized(reference_runner(), quantized(reference_runner(), spec, m, options), Direction::rowwise);
 }
 
 /// x w^T of what the codes stand for, rounded to bfloat16; the sums are exact but for float64's rounding.
-Guarded product_of(const Matrix& x, const Matrix& w, const QuantSpec& spec) {
-  const std::vector<float> a = decoded(x, spec), b = decoded(w, spec);
+Guarded product_of(const Matrix& x, const Matrix& w, const QuantSpec& spec, std::optional<float> amax = {}) {
+  const std::vector<float> a = decoded(x, spec, amax), b = decoded(w, spec);
   Guarded out(x.rows * w.rows * 2);
   for (int64_t i = 0; i < x.rows; ++i)
     for (int64_t j = 0; j < w.rows; ++j) {
@@ -63,8 +66,40 @@ Guarded product_of(const Matrix& x, const Matrix& w, const QuantSpec& spec) {
   return out;
 }
 
+/// w2 swiglu(w13 x) of rows in bfloat16, and what their inputs' amaxes were calibrated to, if they were.
+struct Network {
+  Matrix w13, w2;
+  std::optional<float> x_amax{}, act_amax{};
+
+  Guarded of(const Matrix& x, const QuantSpec& spec) const {
+    const int64_t inner = w2.cols;
+    const Guarded h = product_of(x, w13, spec, x_amax);
+    const Matrix h_view{h.data(), DType::bf16, x.rows, 2 * inner, 2 * inner};
+    Guarded act(x.rows * inner * 2);
+    for (int64_t i = 0; i < x.rows; ++i)
+      for (int64_t j = 0; j < inner; ++j) {
+        const double gate = at(h_view, i, j), up = at(h_view, i, inner + j);
+        store_element(act.data(), DType::bf16, i * inner + j, static_cast<float>(up * gate / (1 + std::exp(-gate))));
+      }
+    return product_of({act.data(), DType::bf16, x.rows, inner, inner}, w2, spec, act_amax);
+  }
+};
+
+/// The e-th expert of a mixture, its inputs calibrated to amaxes of its own if there are any.
+Network network(const Mixture& m, int64_t e, bool calibrated = false) {
+  Network n{slice(m.w13, e * 2 * Mixture::kInner, 2 * Mixture::kInner),
+            slice(m.w2, e * Mixture::kHidden, Mixture::kHidden)};
+  if (calibrated) n.x_amax = 2688 * Mixture::x_scale(e), n.act_amax = 2688 * Mixture::act_scale(e);
+  return n;
+}
+
+struct MixtureOptions {
+  bool on_input = false, calibrated = false;
+  std::optional<Network> shared{};
+};
+
 /// The mixture, one expert after the other in float64; what is between stages is bfloat16.
-std::vector<double> expected(const Mixture& m, const QuantSpec& spec, bool on_input = false) {
+std::vector<double> expected(const Mixture& m, const QuantSpec& spec, const MixtureOptions& options = {}) {
   const Matrix x = m.x;
   const Choices c = m.choices();
   std::vector<double> y(static_cast<size_t>(x.rows * x.cols), 0.0);
@@ -72,34 +107,30 @@ std::vector<double> expected(const Mixture& m, const QuantSpec& spec, bool on_in
     std::vector<int64_t> mine;
     for (int64_t i = 0; i < c.count(); ++i)
       if (c.ids[i] == e) mine.push_back(i);
-    const int64_t rows = static_cast<int64_t>(mine.size()), inner = Mixture::kInner;
+    const int64_t rows = static_cast<int64_t>(mine.size());
     if (rows == 0) continue;
-    Guarded gathered(rows * x.cols * 2), act(rows * inner * 2);
+    Guarded gathered(rows * x.cols * 2);
     for (int64_t i = 0; i < rows; ++i)
       for (int64_t j = 0; j < x.cols; ++j) {
         const int64_t from = mine[static_cast<size_t>(i)];
-        const double weight = on_input ? static_cast<double>(c.weights[from]) : 1.0;
+        const double weight = options.on_input ? static_cast<double>(c.weights[from]) : 1.0;
         store_element(gathered.data(), DType::bf16, i * x.cols + j,
                       static_cast<float>(weight * at(x, from / c.top_k, j)));
       }
-    const Guarded h =
-        product_of({gathered.data(), DType::bf16, rows, x.cols, x.cols}, slice(m.w13, e * 2 * inner, 2 * inner), spec);
-    const Matrix h_view{h.data(), DType::bf16, rows, 2 * inner, 2 * inner};
-    for (int64_t i = 0; i < rows; ++i)
-      for (int64_t j = 0; j < inner; ++j) {
-        const double gate = at(h_view, i, j), up = at(h_view, i, inner + j);
-        store_element(act.data(), DType::bf16, i * inner + j, static_cast<float>(up * gate / (1 + std::exp(-gate))));
-      }
     const Guarded out =
-        product_of({act.data(), DType::bf16, rows, inner, inner}, slice(m.w2, e * x.cols, x.cols), spec);
+        network(m, e, options.calibrated).of({gathered.data(), DType::bf16, rows, x.cols, x.cols}, spec);
     for (int64_t i = 0; i < rows; ++i)
       for (int64_t j = 0; j < x.cols; ++j) {
         const int64_t to = mine[static_cast<size_t>(i)];
-        const double weight = on_input ? 1.0 : static_cast<double>(c.weights[to]);
+        const double weight = options.on_input ? 1.0 : static_cast<double>(c.weights[to]);
         y[static_cast<size_t>(to / c.top_k * x.cols + j)] +=
             weight * static_cast<double>(load_element(out.data(), DType::bf16, i * x.cols + j));
       }
   }
+  if (!options.shared) return y;
+  const Guarded shared = options.shared->of(x, spec);
+  for (size_t i = 0; i < y.size(); ++i)
+    y[i] += static_cast<double>(load_element(shared.data(), DType::bf16, static_cast<int64_t>(i)));
   return y;
 }
 
@@ -123,9 +154,56 @@ TEST(MoeRunner, AnyLoadGivesWhatEachExpertGivesInFloat64) {
         const Mixture m(tokens, 3, static_cast<uint64_t>(tokens));
         MoeRunner runner = runner_of(m, spec, "swiglu", on_input);
         // A sum of another order may end on the other side of a rounding, and then a code be another.
-        EXPECT_LT(relative_error(expected(m, QuantSpec::parse(spec), on_input), result_of(runner, m.x, m.choices())),
+        EXPECT_LT(relative_error(expected(m, QuantSpec::parse(spec), {.on_input = on_input}),
+                                 result_of(runner, m.x, m.choices())),
                   spec.find("4") != std::string_view::npos ? 1.5e-2 : 6e-3);
       }
+}
+
+TEST(MoeRunner, ASharedExpertHasAllTokensAndIsAdded) {
+  constexpr int64_t kSharedInner = 56;
+  const Input w13({2 * kSharedInner, Mixture::kHidden}, DType::bf16, Kind::normal, 21),
+      w2({Mixture::kHidden, kSharedInner}, DType::bf16, Kind::normal, 22);
+  for (const std::string_view text : {"nvfp4", "mxfp8"})
+    for (const bool on_input : {false, true}) {
+      SCOPED_TRACE(quire::text(text, on_input ? ", weights on input" : ""));
+      const QuantSpec spec = QuantSpec::parse(text);
+      Mixture m(17, 3, 8);
+      MoeRunner runner(experts_of(m.w13, m.w2, Mixture::kExperts, spec),
+                       {.x = spec, .activation = Activation::parse("swiglu"), .weight_on_input = on_input},
+                       Expert{PreparedWeight(w13, spec), PreparedWeight(w2, spec)});
+      const MixtureOptions options{.on_input = on_input, .shared = Network{w13, w2}};
+      const double bound = spec.packed() ? 1.5e-2 : 6e-3;
+      EXPECT_LT(relative_error(expected(m, spec, options), result_of(runner, m.x, m.choices())), bound);
+      m.ids.assign(m.ids.size(), -1);  // tokens of no expert have it all the same
+      EXPECT_LT(relative_error(expected(m, spec, options), result_of(runner, m.x, m.choices())), bound);
+    }
+}
+
+/// The mixture's experts with the calibrated scales of their inputs.
+std::vector<Expert> calibrated_experts(const Mixture& m, const QuantSpec& spec) {
+  std::vector<Expert> experts;
+  for (int64_t e = 0; e < Mixture::kExperts; ++e) {
+    const Network n = network(m, e);
+    experts.push_back({PreparedWeight(n.w13, spec, {.input_scale = Mixture::x_scale(e)}),
+                       PreparedWeight(n.w2, spec, {.input_scale = Mixture::act_scale(e)})});
+  }
+  return experts;
+}
+
+TEST(MoeRunner, CalibratedScalesOfEachExpertTakeThePlaceOfMeasuredAmaxes) {
+  const QuantSpec spec = QuantSpec::parse("nvfp4");
+  const Mixture m(17, 3, 8);
+  MoeRunner runner(calibrated_experts(m, spec), {.x = spec, .activation = Activation::parse("swiglu")});
+  const Guarded y = result_of(runner, m.x, m.choices());
+  EXPECT_LT(relative_error(expected(m, spec, {.calibrated = true}), y), 1.5e-2);
+  EXPECT_GT(relative_error(expected(m, spec), y), 2e-2) << "the scales of the test change nothing";
+  const Choices c = m.choices();
+  for (int64_t t = 0; t < 17; ++t) {
+    const Guarded one = result_of(runner, slice(m.x, t, 1), {c.ids + t * 3, c.weights + t * 3, 1, 3});
+    EXPECT_EQ(std::memcmp(one.data(), y.as<uint16_t>() + t * Mixture::kHidden, 2 * Mixture::kHidden), 0)
+        << "token " << t << " depends on others";
+  }
 }
 
 TEST(MoeRunner, ALoadOfOneExpertOrOfNoneIsALoadToo) {
@@ -191,6 +269,25 @@ TEST(MoeRunner, ExpertsThatDoNotFitEachOtherAreRefused) {
             "runner: all experts must have the same sizes; w13 of expert 2 is [32, 48] and that of expert 0 [80, 48]");
 }
 
+TEST(MoeRunner, ASharedExpertThatDoesNotFitIsRefused) {
+  const Mixture m(1, 1, 1);
+  const QuantSpec spec = QuantSpec::parse("nvfp4");
+  const auto refused = [&](InputShape w13, InputShape w2) -> std::string {
+    const Input a(w13, DType::bf16, Kind::normal, 1), b(w2, DType::bf16, Kind::normal, 2);
+    try {
+      MoeRunner(experts_of(m.w13, m.w2, Mixture::kExperts, spec),
+                {.x = spec, .activation = Activation::parse("swiglu")},
+                Expert{PreparedWeight(a, spec), PreparedWeight(b, spec)});
+    } catch (const Error& e) {
+      return e.what();
+    }
+    return "accepted";
+  };
+  EXPECT_EQ(refused({32, 48}, {48, 16}), "accepted");
+  EXPECT_EQ(refused({32, 64}, {64, 16}), "runner: the shared expert must have the experts' H, 48; got 64");
+  EXPECT_NE(refused({24, 48}, {48, 16}).find("[24, 48] and [48, 16] for the shared expert"), std::string::npos);
+}
+
 TEST(MoeRunner, TheSecondCallTakesNoMemoryThatTheFirstDidNot) {
   release_idle_arenas();
   const Mixture m(64, 3, 7);
@@ -215,8 +312,8 @@ TEST(PreparedWeight, IsACopyWhicheverWayItIsMade) {
   for (size_t i = 0; i < bias.size(); ++i) bias[i] = static_cast<float>(i) - 7.5f;
   Quantized q = quantized(active_runner(), spec, w, {.directions = {true, false}});
   const Vector b{bias.data(), DType::f32};
-  LinearRunner from_values({w, spec, b}, spec);
-  LinearRunner from_codes(PreparedWeight(q.operand(Direction::rowwise), b), spec);
+  LinearRunner from_values({w, spec, {.bias = b}}, spec);
+  LinearRunner from_codes(PreparedWeight(q.operand(Direction::rowwise), {.bias = b}), spec);
   Guarded expected_y(5 * 32 * 2), y(5 * 32 * 2);
   const Quantized xq = quantized(active_runner(), spec, x, {.directions = {true, false}});
   gemm({.a = xq.operand(Direction::rowwise),
@@ -247,6 +344,18 @@ TEST(PreparedWeight, WhatCannotBeAWeightIsRefused) {
             std::string::npos);
   EXPECT_NE(refused([&] { LinearRunner({w, spec}, QuantSpec::parse("nvfp4:sr")); }).find("activation spec"),
             std::string::npos);
+  EXPECT_NE(refused([&] { LinearRunner({w, spec}, QuantSpec::parse("nvfp4:interleaved")); }).find("is for weights"),
+            std::string::npos);
+  for (const float scale : {0.0f, -1.0f, std::nanf(""), HUGE_VALF, 3e38f})
+    EXPECT_NE(refused([&] {
+                PreparedWeight(w, spec, {.input_scale = scale});
+              }).find("an input_scale must be positive and finite; got "),
+              std::string::npos)
+        << scale;
+  for (const std::string_view x : {"nvfp4:row_scaled", "mxfp8", "fp8_tensor"})
+    EXPECT_EQ(refused([&] { LinearRunner({w, spec, {.input_scale = 0.5f}}, QuantSpec::parse(x)); }),
+              text("runner: an input_scale is one of NVFP4 activations with one amax; got x=", x,
+                   "; leave the input_scale out, or take x=nvfp4"));
   EXPECT_NE(refused([&] {
               PreparedWeight(Operand{.spec = spec, .outer = 32, .contraction = 48});
             }).find("rowwise_data of the weight is a null pointer; give 768 bytes"),

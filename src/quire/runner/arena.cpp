@@ -4,6 +4,7 @@
 #include <mutex>
 
 #include "quire/base/fork.h"
+#include "quire/spec/groups.h"
 
 namespace quire {
 namespace {
@@ -50,6 +51,22 @@ Side Arena::take_rowwise(const QuantSpec& spec, int64_t rows, int64_t cols) {
   const int64_t scale_at = round_up(data, kAlign), amax_at = scale_at + round_up(scale, kAlign);
   auto* memory = static_cast<std::byte*>(take_bytes(amax_at + amax));
   return {memory, memory + scale_at, reinterpret_cast<float*>(memory + amax_at)};
+}
+
+std::span<Side> Arena::take_rowwise(const QuantSpec& spec, std::span<const int32_t> ends, int64_t rows, int64_t cols) {
+  const bool floats = spec.row().scale == ScaleKind::f32;
+  const auto most = grouped_counts<int64_t>(spec, {rows, cols, std::ssize(ends)}, Direction::rowwise);
+  Side next{take<std::byte>(most[0]), take_bytes(most[1] * (floats ? 4 : 1)), take<float>(most[2])};
+  const std::span sides(take<Side>(std::ssize(ends)), ends.size());
+  int32_t begin = 0;
+  for (size_t i = 0; i < ends.size(); ++i) {
+    sides[i] = next;
+    const auto used = counts(buffers<int64_t>(spec, {ends[i] - begin, cols}, Direction::rowwise));
+    next = {static_cast<std::byte*>(next.data) + used[0],
+            static_cast<std::byte*>(next.scale) + used[1] * (floats ? 4 : 1), next.amax + used[2]};
+    begin = ends[i];
+  }
+  return sides;
 }
 
 void Arena::reset() {

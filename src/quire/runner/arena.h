@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <memory>
 #include <new>
+#include <span>
 #include <vector>
 
 #include "quire/spec/problem.h"
@@ -31,6 +32,8 @@ class Arena {
   }
   /// The rowwise buffers of a quantized [rows, cols].
   Side take_rowwise(const QuantSpec& spec, int64_t rows, int64_t cols);
+  /// The same for each group of `rows` rows, whose ends are given: as much memory however they are divided.
+  std::span<Side> take_rowwise(const QuantSpec& spec, std::span<const int32_t> ends, int64_t rows, int64_t cols);
 
   /// Allocates nothing: several blocks become one when the next call takes memory.
   void reset();

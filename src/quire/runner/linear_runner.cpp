@@ -6,11 +6,6 @@
 
 namespace quire {
 
-void check_activation_spec(const QuantSpec& x) {
-  check(!x.stochastic, "runner: activation spec ", x.to_string(),
-        " rounds stochastically, which is for gradients; leave sr out");
-}
-
 LinearRunner::LinearRunner(PreparedWeight weight, const QuantSpec& x)
     : Runner({.kind = RunnerKind::linear,
               .in_features = weight.in_features(),
@@ -18,12 +13,15 @@ LinearRunner::LinearRunner(PreparedWeight weight, const QuantSpec& x)
               .description = text("x=", x.to_string(), ",w=", weight.spec().to_string())}),
       weight_(std::move(weight)),
       x_(x) {
-  check_activation_spec(x);
+  weight_.check_input_spec(x);
 }
 
 void LinearRunner::run(const RunnerCall& call) {
   const HeldArena arena;
-  weight_.multiply(quantize_rowwise(call.x, x_, *arena), call.out);
+  const Stages stages{call.observer};
+  const Side codes = arena->take_rowwise(x_, call.x.rows, call.x.cols);
+  stages.quantize(weight_.quantization(call.x, x_, codes));
+  stages.gemm("fprop", weight_.product(codes, x_, call.out));
 }
 
 }  // namespace quire

@@ -9,7 +9,7 @@ namespace quire {
 /// Quantizes x rowwise and multiplies: the bits of quire::linear under "x=X,w=W", whatever the dtypes of x and out.
 class LinearRunner final : public Runner {
  public:
-  /// x: how activations are quantized. Throws Error if it rounds stochastically.
+  /// x: how activations are quantized. Throws Error if the weight cannot take them so.
   LinearRunner(PreparedWeight weight, const QuantSpec& x);
 
   void run(const RunnerCall& call) override;
@@ -18,8 +18,5 @@ class LinearRunner final : public Runner {
   PreparedWeight weight_;
   QuantSpec x_;
 };
-
-/// Throws Error unless x can be how a runner quantizes activations.
-void check_activation_spec(const QuantSpec& x);
 
 }  // namespace quire

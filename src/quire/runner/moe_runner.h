@@ -1,6 +1,8 @@
 // A mixture of experts from weights that were quantized once.
 #pragma once
 
+#include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -24,18 +26,27 @@ struct MoeOptions {
 
 /// permute(); for every expert, its rows: quantized, times w13; the activation; quantized, times w2; unpermute(). What
 /// is between stages, and each expert's result, is rounded to x's dtype. No expert sees another's rows, and nothing
-/// depends on the number of threads.
+/// depends on the number of threads. A shared expert has all tokens, unweighted; its result is added to the combined
+/// one, rounded once more.
 class MoeRunner final : public Runner {
  public:
-  /// Throws Error unless there is an expert and all have the same sizes, fitting each other and the activation.
-  MoeRunner(std::vector<Expert> experts, const MoeOptions& options);
+  /// Throws Error unless there is an expert, all have the same sizes, fitting each other and the activation, and the
+  /// shared one, whose I may be another, fits them.
+  MoeRunner(std::vector<Expert> experts, const MoeOptions& options, std::optional<Expert> shared = {});
 
+  /// Takes memory by the number of tokens and choices, not by where they go.
   void run(const RunnerCall& call) override;
 
  private:
-  void run_expert(const Expert& expert, const Matrix& x, const MutableMatrix& out) const;
+  struct Task;
+  struct Routes;
+  void run_all(const RunnerCall& call, std::span<const Task> tasks, Arena& arena) const;
+  void run_task(const Task& task, RunnerObserver* observer) const;
+  Task shared_task(const RunnerCall& call, Arena& arena) const;
+  std::span<Task> tasks(const RunnerCall& call, const Routes& routes, Arena& arena) const;
 
   std::vector<Expert> experts_;
+  std::optional<Expert> shared_;
   MoeOptions options_;
 };
 

@@ -1,16 +1,21 @@
 #include "quire/runner/prepared_weight.h"
 
 #include <array>
+#include <cmath>
 #include <cstring>
 
 #include "quire/base/check.h"
 #include "quire/format/element.h"
-#include "quire/gemm/gemm.h"
 #include "quire/quantize/quantize.h"
 #include "quire/quantize/reorder.h"
 
 namespace quire {
+namespace {
 
+/// The amax that an input_scale of 1 stands for.
+constexpr float kAmaxOfOne = 6 * 448;
+
+/// The buffers of a quantized [rows, cols] as an operand.
 Operand rowwise_operand(const Side& side, const QuantSpec& spec, int64_t rows, int64_t cols) {
   return {.spec = spec,
           .direction = Direction::rowwise,
@@ -20,6 +25,8 @@ Operand rowwise_operand(const Side& side, const QuantSpec& spec, int64_t rows, i
           .scale = side.scale,
           .amax = side.amax};
 }
+
+}  // namespace
 
 PreparedWeight::PreparedWeight(const QuantSpec& spec, int64_t rows, int64_t cols)
     : spec_(spec), memory_(std::make_unique<Arena>()) {
@@ -31,15 +38,16 @@ PreparedWeight::PreparedWeight(const QuantSpec& spec, int64_t rows, int64_t cols
   operand_ = rowwise_operand(memory_->take_rowwise(kept, rows, cols), kept, rows, cols);
 }
 
-PreparedWeight::PreparedWeight(const Matrix& w, const QuantSpec& spec, const Vector& bias)
+PreparedWeight::PreparedWeight(const Matrix& w, const QuantSpec& spec, const WeightOptions& options)
     : PreparedWeight(spec, w.rows, w.cols) {
   const Side side{const_cast<void*>(operand_.data), const_cast<void*>(operand_.scale),
                   const_cast<float*>(operand_.amax)};
   quantize({.spec = operand_.spec, .x = w, .rowwise = side, .columnwise = {}, .random = {}});
-  keep_bias(bias);
+  keep(options);
 }
 
-PreparedWeight::PreparedWeight(const Operand& w, const Vector& bias) : PreparedWeight(w.spec, w.outer, w.contraction) {
+PreparedWeight::PreparedWeight(const Operand& w, const WeightOptions& options)
+    : PreparedWeight(w.spec, w.outer, w.contraction) {
   check(w.direction == Direction::rowwise,
         "runner: a weight must be given by its rowwise codes; got columnwise ones; quantize it with rowwise=True");
   const auto bytes = rowwise_bytes(w.spec, w.outer, w.contraction);
@@ -53,22 +61,43 @@ PreparedWeight::PreparedWeight(const Operand& w, const Vector& bias) : PreparedW
   }
   if (w.spec != operand_.spec)
     reorder({.from = w, .data = const_cast<void*>(operand_.data), .scale = const_cast<void*>(operand_.scale)});
-  keep_bias(bias);
+  keep(options);
 }
 
-void PreparedWeight::keep_bias(const Vector& bias) {
-  if (bias.data == nullptr) return;
-  for (int64_t i = 0; i < out_features(); ++i) bias_.push_back(load_element(bias.data, bias.dtype, i));
+void PreparedWeight::keep(const WeightOptions& options) {
+  const Vector& bias = options.bias;
+  for (int64_t i = 0; bias.data != nullptr && i < out_features(); ++i)
+    bias_.push_back(load_element(bias.data, bias.dtype, i));
+  input_scale_ = options.input_scale;
+  if (!input_scale_) return;
+  const float s = *input_scale_;
+  check(s > 0 && std::isfinite(s * kAmaxOfOne), "runner: an input_scale must be positive and finite; got ", s,
+        "; give amax / (6 * 448) of the calibration, or its reciprocal if you have 6 * 448 / amax");
 }
 
-void PreparedWeight::multiply(const Operand& x, const MutableMatrix& out) const {
-  gemm({.a = x, .b = operand_, .out = out, .bias = bias_.empty() ? nullptr : bias_.data(), .bias_dtype = DType::f32});
+void PreparedWeight::check_input_spec(const QuantSpec& x) const {
+  check(!x.stochastic, "runner: activation spec ", x, " rounds stochastically, which is for gradients; leave sr out");
+  check(!x.interleaved, "runner: activation spec ", x, " is interleaved, which is for weights; leave interleaved out");
+  check(!input_scale_ || (x.row().scale == ScaleKind::e4m3 && !x.row_scaled),
+        "runner: an input_scale is one of NVFP4 activations with one amax; got x=", x,
+        "; leave the input_scale out, or take x=nvfp4");
 }
 
-Operand quantize_rowwise(const Matrix& x, const QuantSpec& spec, Arena& arena) {
-  const Side side = arena.take_rowwise(spec, x.rows, x.cols);
-  quantize({.spec = spec, .x = x, .rowwise = side, .columnwise = {}, .random = {}});
-  return rowwise_operand(side, spec, x.rows, x.cols);
+std::optional<float> PreparedWeight::input_amax(const QuantSpec& x) const {
+  if (!input_scale_) return {};
+  return *input_scale_ * (6.0f * x.e4m3_max());
+}
+
+QuantizeProblem PreparedWeight::quantization(const Matrix& x, const QuantSpec& spec, const Side& codes) const {
+  return {.spec = spec, .x = x, .rowwise = codes, .columnwise = {}, .random = {}, .amax = input_amax(spec)};
+}
+
+GemmProblem PreparedWeight::product(const Side& x, const QuantSpec& spec, const MutableMatrix& out) const {
+  return {.a = rowwise_operand(x, spec, out.rows, in_features()),
+          .b = operand_,
+          .out = out,
+          .bias = bias_.empty() ? nullptr : bias_.data(),
+          .bias_dtype = DType::f32};
 }
 
 }  // namespace quire

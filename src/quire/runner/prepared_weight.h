@@ -2,12 +2,22 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "quire/runner/arena.h"
+#include "quire/runner/stages.h"
 #include "quire/spec/pointwise_problem.h"
 
 namespace quire {
+
+/// What belongs to a weight.
+struct WeightOptions {
+  Vector bias{};  ///< [N]
+  /// A calibrated scale of the weight's input x under NVFP4, amax / (6 * 448) of the values it was calibrated on
+  /// (numerics.md 5.9): x's amax is then not measured. Positive, and 2688 times it finite.
+  std::optional<float> input_scale{};
+};
 
 /// Codes and scales of w [N, K], and a bias [N], in memory of its own: later writes to what it was made from change
 /// nothing. Immutable. Codes are interleaved, which products of few tokens read soonest (numerics.md 2.4), unless
@@ -15,32 +25,35 @@ namespace quire {
 class PreparedWeight {
  public:
   /// Quantizes w (f32, f16 or bf16). Throws Error if the spec rounds stochastically, or as quire::quantize does.
-  PreparedWeight(const Matrix& w, const QuantSpec& spec, const Vector& bias = {});
+  PreparedWeight(const Matrix& w, const QuantSpec& spec, const WeightOptions& options = {});
   /// Copies a rowwise operand. Throws Error if it is columnwise or lacks memory.
-  explicit PreparedWeight(const Operand& w, const Vector& bias = {});
+  explicit PreparedWeight(const Operand& w, const WeightOptions& options = {});
 
   int64_t out_features() const { return operand_.outer; }
   int64_t in_features() const { return operand_.contraction; }
   /// As given.
   const QuantSpec& spec() const { return spec_; }
 
-  /// out [T, N] = x w^T + bias (numerics.md 7.4, 6.6); x a rowwise [T, K].
-  void multiply(const Operand& x, const MutableMatrix& out) const;
+  /// Throws Error unless inputs of this weight can be quantized so: deterministically, and with an input_scale as NVFP4
+  /// with one amax.
+  void check_input_spec(const QuantSpec& x) const;
+  /// The amax that inputs are quantized under, if that is not measured.
+  std::optional<float> input_amax(const QuantSpec& x) const;
+
+  /// The quantization of an input x [T, K] into codes.
+  QuantizeProblem quantization(const Matrix& x, const QuantSpec& spec, const Side& codes) const;
+  /// out [T, N] = x w^T + bias (numerics.md 7.4, 6.6); x the rowwise codes of a [T, K].
+  GemmProblem product(const Side& x, const QuantSpec& spec, const MutableMatrix& out) const;
 
  private:
   PreparedWeight(const QuantSpec& spec, int64_t rows, int64_t cols);
-  void keep_bias(const Vector& bias);
+  void keep(const WeightOptions& options);
 
   QuantSpec spec_;
   std::unique_ptr<Arena> memory_;
   Operand operand_;
   std::vector<float> bias_;
+  std::optional<float> input_scale_;
 };
-
-/// Rowwise buffers of a quantized [rows, cols] as an operand.
-Operand rowwise_operand(const Side& side, const QuantSpec& spec, int64_t rows, int64_t cols);
-
-/// Quantizes x [T, K] rowwise into memory of the arena.
-Operand quantize_rowwise(const Matrix& x, const QuantSpec& spec, Arena& arena);
 
 }  // namespace quire

@@ -10,6 +10,8 @@
 
 namespace quire {
 
+class RunnerObserver;
+
 enum class RunnerKind : uint8_t { linear, moe };
 
 constexpr std::string_view name(RunnerKind kind) { return kind == RunnerKind::linear ? "linear" : "moe"; }
@@ -32,6 +34,7 @@ struct RunnerCall {
   const float* expert_weights = nullptr;  ///< moe: [T, top_k], contiguous; the weight of each expert's result
   int64_t top_k = 0;                      ///< moe: 1 <= top_k <= E
   void* stream = nullptr;                 ///< of the device, on which to run; null on the CPU
+  RunnerObserver* observer = nullptr;     ///< who listens to the steps (quire.explain); nobody but quire's runners must
 };
 
 /// Owns prepared weights and computes with them.

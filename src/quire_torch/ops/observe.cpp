@@ -130,10 +130,15 @@ void run_producer(const char* operation, Problem problem, void (*compute)(const 
     y.data = memory.data();
   }
   compute(problem);
-  if (!observed()) [[likely]]
-    return;
-  const std::string operands = observe_sides("", problem.out.quantization());
-  if (explanation) explain_step(operation, "", problem, operands);
+  if (observed()) [[unlikely]]
+    observe_producer(operation, problem);
+}
+
+/// What has quantized its result.
+template <class Problem>
+void observe_producer(const char* operation, const Problem& p) {
+  const std::string operands = observe_sides("", p.out.quantization());
+  if (explanation) explain_step(operation, "", p, operands);
 }
 
 void observe(const Product& product, const GemmProblem& p) {
@@ -143,7 +148,23 @@ void observe(const Product& product, const GemmProblem& p) {
   counts().claim(product.b, p.b.data);
 }
 
+/// Passes on what runners do.
+class Listener final : public quire::RunnerObserver {
+ public:
+  void quantized(const std::string&, const QuantizeProblem& p) override { observe("x", p); }
+  void multiplied(const std::string& part, const char* product, const GemmProblem& p) override {
+    const std::string name = part.empty() ? product : part + " " + product;
+    observe({.name = name.c_str(), .a = "x", .b = "w"}, p);
+  }
+  void activated(const std::string&, const quire::ActivationProblem& p) override { observe_producer("activation", p); }
+};
+
 }  // namespace
+
+quire::RunnerObserver* runner_observer() {
+  static Listener listener;
+  return observed() ? &listener : nullptr;
+}
 
 void run(const char* role, const QuantizeProblem& problem) {
   quire::quantize(problem);

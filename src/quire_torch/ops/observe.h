@@ -5,6 +5,7 @@
 #include <span>
 #include <string>
 
+#include "quire/runner/observer.h"
 #include "quire/spec/pointwise_problem.h"
 #include "quire/spec/problem.h"
 
@@ -31,6 +32,9 @@ void run(const quire::NormGradProblem& problem);
 void run(const quire::ActivationProblem& problem);
 void run(std::span<const quire::ActivationProblem> problems);
 void run(const quire::ActivationGradProblem& problem);
+
+/// Who is told of the steps of a runner; null while nobody listens.
+quire::RunnerObserver* runner_observer();
 
 /// Starts an explanation of what this thread runs. Throws if it is being written already.
 void begin_explanation();

@@ -9,48 +9,51 @@
 
 namespace quire_torch {
 
-/// Weights of these operators, one or a stack of E: a float tensor [E, N, K], which is quantized as w says, or for each
-/// the three rowwise buffers of what w says, in order. `shape` is {E, N, K}. Values are copied.
-/// Results are handles.
+/// Weights of these operators come in stacks of E, which lie one after another in lists. `weights` has for each stack
+/// one float tensor [E, N, K], which is quantized as w says, or for each weight the three rowwise buffers of what w
+/// says, in order; `shapes` {E, N, K}; `biases` a tensor [E, N]; `input_scales` float32 [1] or [E]. An empty tensor
+/// stands for none. Values are copied. Results are handles.
 
-/// A LinearRunner of one weight; bias [N].
+/// A LinearRunner of one weight.
 struct RegisterLinearRunner : OpBase {
   static constexpr const char* kName = "runner_register_linear";
   using Value = int64_t;
   struct Args {
     std::string name;
     SpecText x, w;
-    op::TensorList weight;
-    std::vector<c10::SymInt> shape;
-    std::optional<at::Tensor> bias;
-    static constexpr auto kFields = std::tuple{op::field<&Args::name>("name"),   op::field<&Args::x>("x"),
-                                               op::field<&Args::w>("w"),         op::field<&Args::weight>("weight"),
-                                               op::field<&Args::shape>("shape"), op::field<&Args::bias>("bias")};
+    op::TensorList weights;
+    std::vector<c10::SymInt> shapes;
+    op::TensorList biases, input_scales;
+    static constexpr auto kFields = std::tuple{op::field<&Args::name>("name"),
+                                               op::field<&Args::x>("x"),
+                                               op::field<&Args::w>("w"),
+                                               op::field<&Args::weights>("weights"),
+                                               op::field<&Args::shapes>("shapes"),
+                                               op::field<&Args::biases>("biases"),
+                                               op::field<&Args::input_scales>("input_scales")};
   };
   static Value run(const Args& a);
 };
 
-/// A MoeRunner; biases [E, N].
+/// A MoeRunner of w13 and w2, and of the shared expert's if four stacks are given.
 struct RegisterMoeRunner : OpBase {
   static constexpr const char* kName = "runner_register_moe";
   using Value = int64_t;
   struct Args {
     std::string name;
     SpecText x, w;
-    op::TensorList w13, w2;
-    std::vector<c10::SymInt> w13_shape, w2_shape;
-    std::optional<at::Tensor> w13_bias, w2_bias;
+    op::TensorList weights;
+    std::vector<c10::SymInt> shapes;
+    op::TensorList biases, input_scales;
     ActivationText activation;
     bool weight_on_input;
     static constexpr auto kFields = std::tuple{op::field<&Args::name>("name"),
                                                op::field<&Args::x>("x"),
                                                op::field<&Args::w>("w"),
-                                               op::field<&Args::w13>("w13"),
-                                               op::field<&Args::w2>("w2"),
-                                               op::field<&Args::w13_shape>("w13_shape"),
-                                               op::field<&Args::w2_shape>("w2_shape"),
-                                               op::field<&Args::w13_bias>("w13_bias"),
-                                               op::field<&Args::w2_bias>("w2_bias"),
+                                               op::field<&Args::weights>("weights"),
+                                               op::field<&Args::shapes>("shapes"),
+                                               op::field<&Args::biases>("biases"),
+                                               op::field<&Args::input_scales>("input_scales"),
                                                op::field<&Args::activation>("activation"),
                                                op::field<&Args::weight_on_input>("weight_on_input")};
   };

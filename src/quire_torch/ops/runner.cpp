@@ -1,11 +1,21 @@
 #include "quire_torch/ops/runner.h"
 
+#include "quire_torch/ops/observe.h"
 #include "quire_torch/ops/tensor_runner.h"
 
 namespace quire_torch {
 namespace {
 
 using quire::RegisteredRunner, quire::RunnerRequest;
+
+/// Tells an explanation which runner takes a call.
+void note_runner(const RegisteredRunner& r, const RunnerRequest& request) {
+  const quire::RunnerInfo& info = r.runner->info();
+  const quire::Matrix& x = request.call.x;
+  const std::string choices = request.call.top_k > 0 ? quire::text(", ", request.call.top_k, " experts a token,") : "";
+  note_step(quire::text("runner\t\t", request.op, " bfloat16 [", x.rows, ", ", x.cols, "]", choices, " by runner ",
+                        r.handle, r.name.empty() ? "" : " '" + r.name + "'", ": ", info.description));
+}
 
 /// The runner computes y of inputs, whose views the request holds.
 void compute(const RegisteredRunner& registered, RunnerRequest request, const std::vector<at::Tensor>& inputs,
@@ -15,6 +25,8 @@ void compute(const RegisteredRunner& registered, RunnerRequest request, const st
   request.call.x = x.matrix();
   request.call.out = mutable_matrix(y);
   check_request(registered, request);
+  request.call.observer = runner_observer();
+  if (request.call.observer) note_runner(registered, request);
   if (request.call.x.rows == 0) return;
   if (auto* runner = dynamic_cast<TensorRunner*>(registered.runner.get()))
     runner->run(inputs, y);

@@ -1,0 +1,99 @@
+"""quire.explain and quire.debug.statistics of runners, and of routing and permutation."""
+
+import pytest
+import torch
+
+import quire
+from quire import runners
+from runner_inputs import INNER, E, H, N, nothing_stays_registered, rand  # noqa: F401  a fixture of every test
+
+GATED = (rand(E, 2 * INNER, H, seed=3), rand(E, H, INNER, seed=4))
+SHARED = {"shared_w13": rand(2 * 40, H, seed=5), "shared_w2": rand(H, 40, seed=6)}
+
+
+def test_a_linear_runner_is_a_call_and_its_steps():
+    x = rand(5, H)
+    with runners.register(runners.LinearRunner(rand(N, H), w="mxfp8"), name="head") as runner, torch.no_grad():
+        explanation = quire.explain(quire.nvfp4_linear, x, runner, N)
+    call, quantization, product = explanation.steps
+    assert (call.operation, call.kernels) == ("runner", ())
+    assert call.problem == f"nvfp4_linear bfloat16 [5, {H}] by runner {runner.handle} 'head': x=nvfp4,w=mxfp8"
+    assert (quantization.operation, quantization.name) == ("quantize", "x")
+    assert (product.operation, product.name, product.kernel) == ("gemm", "fprop", product.kernel)
+    x_operand, w_operand = product.operands
+    assert (x_operand.role, x_operand.spec, x_operand.outer, x_operand.made) == ("x", "nvfp4", 5, True)
+    assert (w_operand.role, w_operand.spec, w_operand.outer, w_operand.made) == ("w", "mxfp8:interleaved", N, False)
+    refusals = {kernel.name: kernel.verdict for kernel in product.kernels}
+    assert refusals["int8"] == "takes 4-bit codes, but b is mxfp8:interleaved"
+    assert product.kernel in ("bf16", "generic") and list(refusals.values()).count("runs") == 1
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_the_experts_of_a_runner_are_explained_in_order(threads):
+    x, before = rand(3, H), torch.get_num_threads()
+    weights, ids = torch.ones(3, 2), torch.tensor([[2, 0], [2, -1], [2, 0]], dtype=torch.int32)
+    torch.set_num_threads(threads)
+    try:
+        with runners.register(runners.MoERunner(*GATED, **SHARED, w13_input_scale=0.5)) as runner, torch.no_grad():
+            explanation = quire.explain(quire.nvfp4_moe, x, weights, ids, runner, H)
+            expected = quire.nvfp4_moe(x, weights, ids, runner, H)
+            with quire.debug.operands():
+                assert torch.equal(quire.nvfp4_moe(x, weights, ids, runner, H), expected)
+    finally:
+        torch.set_num_threads(before)
+    call, *steps = explanation.steps
+    assert "[3, 48], 2 experts a token, by runner" in call.problem and call.problem.endswith(", shared expert")
+    parts = ["expert 0", "expert 2", "shared expert"]
+    assert [step.name for step in explanation.products] == [f"{part} {w}" for part in parts for w in ("w13", "w2")]
+    assert [step.operation for step in steps] == 3 * ["quantize", "gemm", "activation", "gemm"]
+    assert [step.operands[0].outer for step in explanation.products] == [2, 2, 3, 3, 3, 3]
+    assert all(product.operands[0].made for product in explanation.products)
+    scaled = ["under amax 1344" in step.problem for step in explanation.quantizations]
+    assert scaled == [True, True, False]
+    assert "\nexpert 2 w13 gemm nvfp4 rowwise [3, 48] x nvfp4:interleaved rowwise [32, 48]" in str(explanation)
+
+
+def test_who_chooses_inside_and_functions_are_calls_too():
+    x, logits = rand(3, H), torch.randn(3, E)
+    with (
+        runners.register(runners.MoERunner(*GATED)) as runner,
+        runners.register(runners.PythonRunner(torch.neg, H, H)) as function,
+        torch.no_grad(),
+    ):
+        routed = quire.explain(quire.nvfp4_moe_routed, x, logits, "softmax:topk=1", runner, H)
+        python = quire.explain(quire.nvfp4_linear, x, function, H)
+    assert "1 experts a token" in routed.steps[0].problem and len(routed.products) >= 2
+    (step,) = python.steps
+    assert step.problem.endswith(": Python neg")
+
+
+def test_what_runners_quantize_is_counted():
+    x = rand(5, H)
+    x[0, 0] = 100
+    with runners.register(runners.LinearRunner(rand(N, H), input_scale=1 / 2688)) as runner:
+        with quire.debug.statistics() as counts:
+            quire.nvfp4_linear(x, runner, N)
+        outside = quire.nvfp4_linear(x, runner, N)
+    (count,) = [row for row in counts if row.role == "x"]
+    beyond = (x.abs() > 7 / 6).sum().item()
+    assert count.elements == 5 * H and count.saturated >= beyond > 1
+    assert outside.isfinite().all()
+
+
+@pytest.mark.parametrize("gradients", [False, True])
+def test_routing_and_permutation_are_steps(gradients):
+    torch.manual_seed(1)
+    layer, x = quire.MoE(H, INNER, E, top_k=2, capacity=3), torch.randn(5, H)
+    with torch.set_grad_enabled(gradients), quire.autocast(recipe=quire.recipe.NVFP4BlockScaling()):
+        explanation = quire.explain(layer, x)
+    steps = [(step.name, *step.problem.split(" ", 1)) for step in explanation.steps if step.operation == "moe"]
+    forward = [step[1] for step in steps if not step[0]]
+    assert forward[:5] == ["route", "limit_capacity", "expert_rows", "permute", "unpermute"]
+    assert steps[0][2] == f"softmax:topk=2:scaling_factor=1.0 of float32 [5, {E}]"
+    assert steps[3][2].startswith(f"of float32 [5, {H}], int32 [5, 2]")
+    backward = [(name, operator) for name, operator, _ in steps[5:]]
+    wanted = [("", "permute"), ("grad", "unpermute"), ("", "unpermute"), ("grad", "route")]
+    assert backward == (wanted if gradients else [])
+    # Products stand where they ran: after the rows were permuted.
+    operations = [step.operation for step in explanation.steps]
+    assert operations.index("gemm") > [step.problem[:7] for step in explanation.steps].index("permute")
