@@ -185,6 +185,21 @@ def test_a_number_of_rows_that_depends_on_the_routing_is_refused_in_a_graph(comp
         compiler(quire.moe_permute_and_pad_with_probs)(x, logits, mask, mask.sum(0), 16)
 
 
+@pytest.mark.parametrize("compiled", [False, True])
+def test_padded_rows_beyond_the_last_are_zero_and_too_few_are_refused(compiler, compiled):
+    permute = compiler(quire.moe_permute_and_pad_with_probs) if compiled else quire.moe_permute_and_pad_with_probs
+    x, _ = inputs(4)
+    x, probs, mask = x.detach(), torch.ones(4, EXPERTS), torch.zeros(4, EXPERTS, dtype=torch.bool)
+    mask[:, 1:3] = True
+    exact = quire.moe_permute_and_pad_with_probs(x, probs, mask, mask.sum(0), 16)
+    more = permute(x, probs, mask, mask.sum(0), 16, num_out_tokens=40)
+    assert exact[0].shape[0] == 32 and more[0].shape[0] == 40
+    for got, expected in zip(more[:2], exact[:2], strict=True):
+        assert torch.equal(got[:32], expected) and not got[32:].any()
+    with pytest.raises(RuntimeError, match="row_map must hold rows from 0 to 18"):
+        permute(x, probs, mask, mask.sum(0), 16, num_out_tokens=19)
+
+
 def test_an_exported_program_routes_and_permutes():
     class Block(torch.nn.Module):
         def forward(self, x, logits):

@@ -62,8 +62,9 @@ def moe_permute_and_pad_with_probs(
     """moe_permute_with_probs() with each expert's rows padded by zeros to a multiple of align_size.
 
     (rows, probs of the rows, row_id_map, pad_offsets, rows of each expert with padding, int64 [E]).
-    num_out_tokens: rows of the result; T * k + E * (align_size - 1) are always enough. None: as many as there are,
-        which has to be read from the device; not for torch.compile(fullgraph=True).
+    num_out_tokens: rows of the result, of which those that nothing fills are 0; T * k + E * (align_size - 1) are always
+        enough, fewer than needed raise. None: as many as there are, which has to be read from the device. So a graph
+        refuses it: no bound is taken instead, since a routing_map does not say k, and T * E rows are many too many.
     """
     check_kind("moe_permute_and_pad_with_probs", torch.Tensor, probs=probs, tokens_per_expert=tokens_per_expert)
     if align_size <= 0:
