@@ -189,3 +189,25 @@ def test_options_that_cannot_be_are_refused_in_words(make, error, words):
     with pytest.raises(error, match=words):
         runners.register(make())
     assert runners.registered() == before
+
+
+def test_tensors_of_a_modelopt_checkpoint_are_taken_as_they_are():
+    generator = torch.Generator().manual_seed(1)
+    grid = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6])
+    grid = torch.cat([grid, -grid])
+    weight = torch.randint(0, 256, (N, H // 2), generator=generator, dtype=torch.uint8)
+    weight_scale = (torch.rand(N, H // 16, generator=generator) * 400 + 1).to(torch.float8_e4m3fn)
+    weight_scale_2, input_scale = torch.tensor(3e-4), torch.tensor(0.25)
+    # Two codes in a byte, the first in its lower half; scales multiply.
+    codes = torch.stack([weight & 15, weight >> 4], -1).reshape(N, H).long()
+    w = grid[codes].double() * weight_scale.double().repeat_interleave(16, 1) * weight_scale_2.double()
+    x = grid[torch.randint(0, 16, (5, H), generator=generator)]
+    x[:, ::16] = 6  # under input_scale every block has the scale 4, so that x loses nothing
+    buffers = {
+        "rowwise_data": weight,
+        "rowwise_scale": weight_scale.view(torch.uint8),
+        "rowwise_amax": (weight_scale_2 * 2688).reshape(1),
+    }
+    given = quire.QuantizedTensor.from_buffers(buffers, "nvfp4", (N, H))
+    y = run(runners.LinearRunner(given, input_scale=input_scale), x.bfloat16())
+    torch.testing.assert_close(y.double(), x.double() @ w.t(), rtol=2**-8, atol=1e-6)

@@ -148,16 +148,19 @@ TEST(RunnerRegistry, ARequestThatDoesNotFitIsRefusedBeforeTheRunnerSeesIt) {
   };
   const RunnerRequest plain = request(), mixture = request(RunnerKind::moe);
 
-  EXPECT_EQ(said(moe.handle, plain), text("the_op: runner ", moe.handle,
-                                          " is of kind moe, and this operator needs linear; pass one of that kind"));
+  const std::string listed = text("; registered: ", linear.handle, " 'up' (linear, cpu), ", moe.handle, " (moe, cpu), ",
+                                  foreign.handle, " (linear, cuda:0); ");
+  EXPECT_EQ(said(moe.handle, plain),
+            text("the_op: runner ", moe.handle, " is of kind moe, and this operator needs linear", listed,
+                 "pass one of that kind"));
   EXPECT_EQ(said(foreign.handle, plain),
-            text("the_op: runner ", foreign.handle,
-                 " computes on cuda:0 and x lies on cpu; move x, or register a runner for cpu"));
+            text("the_op: runner ", foreign.handle, " computes on cuda:0 and x lies on cpu", listed,
+                 "move x, or register a runner for cpu"));
   RunnerRequest r = plain;
   r.call.x.cols = 5;
   EXPECT_EQ(said(linear.handle, r),
-            text("the_op: runner ", linear.handle,
-                 " 'up' takes 4 features and gives 2; got x with 5 and a result of 2; pass what fits it"));
+            text("the_op: runner ", linear.handle, " 'up' takes 4 features and gives 2; got x with 5 and a result of 2",
+                 listed, "pass what fits it, or another runner"));
   r = plain;
   r.call.out.cols = 3;
   EXPECT_NE(said(linear.handle, r).find("a result of 3"), std::string::npos);

@@ -338,7 +338,7 @@ def test_arguments_that_do_not_fit_the_runner_are_refused(linear, moe):
         linear.handle,
         N,
     )
-    refused("and a result of 49; pass what fits", ops.nvfp4_linear, x, linear.handle, N + 1)
+    refused("and a result of 49; registered: .*; pass what fits", ops.nvfp4_linear, x, linear.handle, N + 1)
     refused("'test.moe' is of kind moe, and this operator needs linear", ops.nvfp4_linear, x, moe.handle, H)
     refused(
         "'test.linear' is of kind linear, and this operator needs moe", ops.nvfp4_moe, x, weights, ids, linear.handle, N

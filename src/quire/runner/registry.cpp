@@ -34,7 +34,7 @@ std::string title(const RegisteredRunner& r) {
 }
 
 /// What the errors say of a registry that is locked.
-std::string listing(const Registry& r) {
+std::string listing_locked(const Registry& r) {
   constexpr size_t kShown = 8;
   if (r.by_handle.empty()) return "none is registered in this process";
   std::string out;
@@ -45,6 +45,12 @@ std::string listing(const Registry& r) {
     out += text(out.empty() ? "registered: " : ", ", title(*entry), " (", name(info.kind), ", ", info.device, ")");
   }
   return r.by_handle.size() > kShown ? text(out, " and ", r.by_handle.size() - kShown, " more") : out;
+}
+
+std::string listing() {
+  Registry& r = registry();
+  const std::lock_guard lock(r.mutex);
+  return listing_locked(r);
 }
 
 void check_info(const RunnerInfo& info) {
@@ -90,7 +96,7 @@ void unregister_runner(int64_t handle) {
   const std::lock_guard lock(r.mutex);
   const auto found = r.by_handle.find(handle);
   if (found == r.by_handle.end())
-    fail("unregister_runner: no runner is registered as ", handle, "; ", listing(r), "; unregister each once");
+    fail("unregister_runner: no runner is registered as ", handle, "; ", listing_locked(r), "; unregister each once");
   last = std::move(found->second);
   r.by_handle.erase(found);
   if (!last->name.empty()) r.by_name.erase(last->name);
@@ -109,7 +115,7 @@ RegisteredRunnerPtr find_runner(std::string_view op, int64_t handle) {
   Registry& r = registry();
   const std::lock_guard lock(r.mutex);
   const bool stale = handle >= 1 && handle <= r.last_handle;
-  fail(op, ": no runner has the handle ", handle, stale ? " any more, it was unregistered; " : "; ", listing(r),
+  fail(op, ": no runner has the handle ", handle, stale ? " any more, it was unregistered; " : "; ", listing_locked(r),
        "; register one in this process and keep it registered while it is used");
 }
 
@@ -118,7 +124,7 @@ RegisteredRunnerPtr find_runner(std::string_view op, std::string_view name) {
   const std::lock_guard lock(r.mutex);
   const auto found = r.by_name.find(name);
   if (found == r.by_name.end()) [[unlikely]]
-    fail(op, ": no runner has the name '", name, "'; ", listing(r),
+    fail(op, ": no runner has the name '", name, "'; ", listing_locked(r),
          "; register one under that name in this process and keep it registered while it is used");
   return found->second;
 }
@@ -137,13 +143,14 @@ void check_request(const RegisteredRunner& registered, const RunnerRequest& requ
   const RunnerCall& call = request.call;
   if (info.kind != request.kind)
     fail(request.op, ": runner ", title(registered), " is of kind ", name(info.kind), ", and this operator needs ",
-         name(request.kind), "; pass one of that kind");
+         name(request.kind), "; ", listing(), "; pass one of that kind");
   if (info.device != request.device)
     fail(request.op, ": runner ", title(registered), " computes on ", info.device, " and x lies on ", request.device,
-         "; move x, or register a runner for ", request.device);
+         "; ", listing(), "; move x, or register a runner for ", request.device);
   if (call.x.cols != info.in_features || call.out.cols != info.out_features)
     fail(request.op, ": runner ", title(registered), " takes ", info.in_features, " features and gives ",
-         info.out_features, "; got x with ", call.x.cols, " and a result of ", call.out.cols, "; pass what fits it");
+         info.out_features, "; got x with ", call.x.cols, " and a result of ", call.out.cols, "; ", listing(),
+         "; pass what fits it, or another runner");
   if (request.kind == RunnerKind::linear) return;
   if (call.top_k < 1 || call.top_k > info.experts)
     fail(request.op, ": runner ", title(registered), " has ", info.experts, " experts, of which a token chooses 1 to ",

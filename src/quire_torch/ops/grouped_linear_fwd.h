@@ -20,8 +20,9 @@ void check_list(const op::TensorList& list, int64_t groups, const quire::Shape<I
   const bool stacked = list.size() == 1 && list[0].dim() == static_cast<int64_t>(each.size()) + 1;
   quire::check(stacked || static_cast<int64_t>(list.size()) == groups, what, " must be one tensor for each of the ",
                groups, " groups of offsets, or one with a leading dimension of groups; got ", list.size());
-  quire::Shape<Int> wanted = each;
-  if (stacked) wanted.insert(wanted.begin(), Int(groups));
+  quire::Shape<Int> wanted;
+  if (stacked) wanted.push_back(Int(groups));
+  for (const Int& size : each) wanted.push_back(size);
   for (const at::Tensor& t : list) {
     check_input(t, what);
     const auto got = shape<Int>(t);
