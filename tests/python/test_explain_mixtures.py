@@ -57,14 +57,15 @@ def test_who_chooses_inside_and_functions_are_calls_too():
     x, logits = rand(3, H), torch.randn(3, E)
     with (
         runners.register(runners.MoERunner(*GATED)) as runner,
-        runners.register(runners.PythonRunner(torch.neg, H, H)) as function,
+        runners.register(runners.PythonRunner(lambda x: -x, H, H)) as function,
         torch.no_grad(),
     ):
         routed = quire.explain(quire.nvfp4_moe_routed, x, logits, "softmax:topk=1", runner, H)
         python = quire.explain(quire.nvfp4_linear, x, function, H)
-    assert "1 experts a token" in routed.steps[0].problem and len(routed.products) >= 2
+    assert routed.steps[0].problem == "route softmax:topk=1 of float32 [3, 4]"
+    assert "1 experts a token" in routed.steps[1].problem and len(routed.products) >= 2
     (step,) = python.steps
-    assert step.problem.endswith(": Python neg")
+    assert "Python test_who_chooses_inside" in step.problem and step.problem.endswith("<lambda>")
 
 
 def test_what_runners_quantize_is_counted():

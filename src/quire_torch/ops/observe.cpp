@@ -120,6 +120,13 @@ void observe(const char* role, const QuantizeProblem& p) {
   if (explanation) explain_step("quantize", role, p, operands);
 }
 
+/// What has quantized its result.
+template <class Problem>
+void observe_producer(const char* operation, const Problem& p) {
+  const std::string operands = observe_sides("", p.out.quantization());
+  if (explanation) explain_step(operation, "", p, operands);
+}
+
 /// A problem whose result may be quantized. Counting needs the result itself, also where nobody else does.
 template <class Problem>
 void run_producer(const char* operation, Problem problem, void (*compute)(const Problem&)) {
@@ -132,13 +139,6 @@ void run_producer(const char* operation, Problem problem, void (*compute)(const 
   compute(problem);
   if (observed()) [[unlikely]]
     observe_producer(operation, problem);
-}
-
-/// What has quantized its result.
-template <class Problem>
-void observe_producer(const char* operation, const Problem& p) {
-  const std::string operands = observe_sides("", p.out.quantization());
-  if (explanation) explain_step(operation, "", p, operands);
 }
 
 void observe(const Product& product, const GemmProblem& p) {

@@ -78,6 +78,10 @@ void Nvfp4MoeRouted<Which>::cpu(const Args& a, op::Tensors<1>& out) {
   quire::check(info.kind != quire::RunnerKind::moe || experts == info.experts, "nvfp4_moe: runner ", runner->handle,
                " has ", info.experts, " experts; got router_logits of ", experts, "; pass a logit for each");
   auto [weights, ids] = op::call<RouteFwd>(a.route());
+  if (runner_observer())
+    note_step(quire::text("moe\t\troute ", a.routing.text(), " of ",
+                          name(dtype(a.router_logits.scalar_type(), "nvfp4_moe")), " [", a.router_logits.size(0), ", ",
+                          experts, "]"));
   compute_moe(*runner, {a.hidden_states, std::move(weights), std::move(ids)}, out[0]);
 }
 
