@@ -76,6 +76,7 @@ def check_quantized(rank, recipe):
         if isinstance(a, quire.QuantizedTensor):
             a, b = a.master, b.master
         torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-7)
+    check_synchronized(rank, recipe)
     model = quantized(recipe)
     try:
         fully_shard(model[0], mesh=init_device_mesh("cpu", (RANKS,)))
@@ -85,6 +86,34 @@ def check_quantized(rank, recipe):
     else:
         raise AssertionError("fully_shard took a quantized parameter")
     train(model, rank, recipe)
+
+
+def check_synchronized(rank, recipe):
+    """Ranks that start differently take the first one's weights, rounded once more, and stay alike."""
+    model = quantized(recipe)
+    first = [
+        p.detach().dequantize() if isinstance(p, quire.QuantizedTensor) else p.detach() for p in model.parameters()
+    ]
+    if rank > 0:
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.mul_(-3.0)
+    parallel = torch.nn.parallel.DistributedDataParallel(model)
+    for parameter, value in zip(model.parameters(), first, strict=True):
+        if isinstance(parameter, quire.QuantizedTensor):
+            torch.testing.assert_close(parameter.master, value)  # what the codes of the first rank say
+            assert same_on_all_ranks(parameter.detach().dequantize())
+        else:
+            torch.testing.assert_close(parameter, value)
+    train(parallel, rank, recipe)
+    for parameter in model.parameters():
+        assert same_on_all_ranks(parameter.master if isinstance(parameter, quire.QuantizedTensor) else parameter)
+
+
+def same_on_all_ranks(tensor):
+    found = [torch.empty_like(tensor) for _ in range(RANKS)]
+    torch.distributed.all_gather(found, tensor.detach().contiguous())
+    return all(torch.equal(found[0], other) for other in found)
 
 
 def main(rank, rendezvous):

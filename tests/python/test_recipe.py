@@ -207,6 +207,18 @@ def test_a_recipe_is_an_immutable_value():
         a.disable_rht = False
 
 
+@pytest.mark.parametrize("name", quire.recipe.names())
+def test_no_field_of_a_recipe_can_be_written(name):
+    recipe = quire.recipe.from_name(name)
+    before = recipe.linear_spec()
+    for field in (*[field.name for field in dataclasses.fields(recipe)], "anything"):
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            setattr(recipe, field, None)
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            delattr(recipe, field)
+    assert recipe == quire.recipe.from_name(name) and recipe.linear_spec() == before
+
+
 def test_a_recipe_survives_pickle_deepcopy_and_replace():
     made = NVFP4BlockScaling(disable_rht=True)
     for other in (pickle.loads(pickle.dumps(made)), copy.deepcopy(made)):

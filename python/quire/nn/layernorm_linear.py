@@ -93,16 +93,18 @@ class LayerNormLinear(ProductModule):
         **options: object,
     ) -> None:
         unavailable.refuse("quire.LayerNormLinear", options, _OPTIONS)
-        flags = {"return_layernorm_output": return_layernorm_output, "zero_centered_gamma": zero_centered_gamma}
-        flags |= {"fuse_wgrad_accumulation": fuse_wgrad_accumulation, "delay_wgrad_compute": delay_wgrad_compute}
-        flags |= {"bias": bias, "return_bias": return_bias, "save_original_input": save_original_input}
-        check_kind("quire.LayerNormLinear", bool, **flags)
+        check_kind("quire.LayerNormLinear", bool, bias=bias)
         super().__init__()
+        self._set_flags(
+            return_bias=return_bias,
+            return_layernorm_output=return_layernorm_output,
+            zero_centered_gamma=zero_centered_gamma,
+            fuse_wgrad_accumulation=fuse_wgrad_accumulation,
+            delay_wgrad_compute=delay_wgrad_compute,
+            save_original_input=save_original_input,
+        )
         self.in_features, self.out_features, self.eps, self.name = in_features, out_features, eps, name
-        self.normalization, self.zero_centered_gamma, self.init_method = normalization, zero_centered_gamma, init_method
-        self.return_bias, self.return_layernorm_output = return_bias, return_layernorm_output
-        self.fuse_wgrad_accumulation, self.delay_wgrad_compute = fuse_wgrad_accumulation, delay_wgrad_compute
-        self.save_original_input = save_original_input
+        self.normalization, self.init_method = normalization, init_method
         factory = {"device": device, "dtype": params_dtype}
         norm_parameters(self, in_features, factory)
         self.weight = torch.nn.Parameter(torch.empty(out_features, in_features, **factory))

@@ -82,18 +82,21 @@ class LayerNormMLP(ProductModule):
         unavailable.refuse(
             "quire.LayerNormMLP", {key: value for key, value in options.items() if key not in _IGNORED}, _OPTIONS
         )
-        flags = {"return_layernorm_output": return_layernorm_output, "zero_centered_gamma": zero_centered_gamma}
-        flags |= {"fuse_wgrad_accumulation": fuse_wgrad_accumulation, "delay_wgrad_compute": delay_wgrad_compute}
-        flags |= {"bias": bias, "return_bias": return_bias, "save_original_input": save_original_input}
-        check_kind("quire.LayerNormMLP", bool, checkpoint=checkpoint, **flags)
+        check_kind("quire.LayerNormMLP", bool, bias=bias)
         super().__init__()
-        self.activation, self.eps, self.name, self.checkpoint = activation, eps, name, checkpoint
+        self._set_flags(
+            return_bias=return_bias,
+            return_layernorm_output=return_layernorm_output,
+            zero_centered_gamma=zero_centered_gamma,
+            fuse_wgrad_accumulation=fuse_wgrad_accumulation,
+            delay_wgrad_compute=delay_wgrad_compute,
+            save_original_input=save_original_input,
+            checkpoint=checkpoint,
+        )
+        self.activation, self.eps, self.name = activation, eps, name
         self._activation = activation_text("quire.LayerNormMLP", activation, activation_params)
-        self.normalization, self.zero_centered_gamma = normalization, zero_centered_gamma
+        self.normalization = normalization
         self.init_method, self.output_layer_init_method = init_method, output_layer_init_method
-        self.return_bias, self.return_layernorm_output = return_bias, return_layernorm_output
-        self.fuse_wgrad_accumulation, self.delay_wgrad_compute = fuse_wgrad_accumulation, delay_wgrad_compute
-        self.save_original_input = save_original_input
         factory = {"device": device, "dtype": params_dtype}
         norm_parameters(self, hidden_size, factory)
         inner = ffn_hidden_size * activation_inputs(activation)

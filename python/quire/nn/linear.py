@@ -4,7 +4,6 @@ from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
-from quire.kinds import check_kind
 from quire.nn import options as unavailable
 from quire.nn.call import Product, active_call, plain_call
 from quire.nn.product import ProductModule, initialise
@@ -91,15 +90,15 @@ class Linear(ProductModule, torch.nn.Linear):
             raise ValueError(
                 f"quire.Linear: dtype and params_dtype are the same option, got {dtype} and {params_dtype}; pass one"
             )
-        flags = {"return_bias": return_bias, "save_original_input": save_original_input}
-        flags |= {"fuse_wgrad_accumulation": fuse_wgrad_accumulation, "delay_wgrad_compute": delay_wgrad_compute}
-        check_kind("quire.Linear", bool, **flags)
         check_own_recipe("quire.Linear", recipe)
         super().__init__(in_features, out_features, bias, device, params_dtype if dtype is None else dtype)
-        self.init_method, self.return_bias, self.name = init_method, return_bias, name
-        self.fuse_wgrad_accumulation, self.delay_wgrad_compute = fuse_wgrad_accumulation, delay_wgrad_compute
-        self.save_original_input = save_original_input
-        self.recipe = recipe
+        self._set_flags(
+            return_bias=return_bias,
+            fuse_wgrad_accumulation=fuse_wgrad_accumulation,
+            delay_wgrad_compute=delay_wgrad_compute,
+            save_original_input=save_original_input,
+        )
+        self.init_method, self.name, self.recipe = init_method, name, recipe
         self._add_states()
         if init_method is not None:
             initialise(self.weight, self.bias, init_method)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 import torch
 
 from quire import delayed, functional
-from quire.kinds import check_kind_or_none, shown
+from quire.kinds import check_kind, check_kind_or_none, shown
 from quire.nn.options import Unparallel
 from quire.nn.weight import initial_weight
 from quire.recipe import Recipe
@@ -61,6 +61,12 @@ class ProductModule(Unparallel, torch.nn.Module):
         return {product: self.of(product, "sr_state") for product in self.products}
 
     # ------------------------------------------------------------ what constructors call
+
+    def _set_flags(self, **flags: bool) -> None:
+        """Options that say yes or no, as attributes of their names. TypeError for another kind of value."""
+        check_kind(f"quire.{type(self).__name__}", bool, **flags)
+        for name, value in flags.items():
+            setattr(self, name, value)
 
     def _add_states(self) -> None:
         """When the parameters are there; seeds are then still to be reset."""

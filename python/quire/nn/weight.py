@@ -48,9 +48,9 @@ def quantized_model_init(
         each update. Without it an update is rounded to the format, so that small ones are lost: enough for 8 bits and
         not too small learning rates, while 4 bits do not train.
 
-    Of PyTorch's parallel engines, DistributedDataParallel takes such weights: with init_sync=False where ranks start
-    alike, since its broadcast decodes, and so rounds weights once more and masters to their codes. fully_shard raises
-    NotImplementedError.
+    Of PyTorch's parallel engines, DistributedDataParallel takes such weights. Its first broadcast decodes: all ranks
+    have the first one's weights, rounded once more, and masters rounded to their codes. init_sync=False, where ranks
+    start alike, leaves both as they are. fully_shard raises NotImplementedError.
 
     Weights are quantized in both directions if grad is enabled, else (for inference) rowwise only. Raises TypeError
     where recipe is not one; ValueError where a module's weight is on the meta device and initial values are to be kept.
