@@ -19,6 +19,7 @@ ALL = {
     "delayed": DELAYED,
 }
 every_recipe = pytest.mark.parametrize("recipe", ALL.values(), ids=ALL)
+in_any_precision = pytest.mark.parametrize("recipe", [None, *ALL.values()], ids=["high_precision", *ALL])
 ways = pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
 
 
@@ -30,7 +31,7 @@ def run(compiler):
         layer.zero_grad()
         layer.sr_state[1] = 0
         x = x.detach().requires_grad_(x.requires_grad)
-        with quire.autocast(recipe=recipe):
+        with quire.autocast(enabled=recipe is not None, recipe=recipe):
             y = (compiler(function) if compiled else function)(x)
         y.backward(torch.randn(y.shape, generator=torch.Generator().manual_seed(5)).to(y.dtype))
         return [y.detach(), x.grad, layer.weight.grad, layer.bias.grad]
@@ -46,7 +47,7 @@ def assert_same(a, b, equal_bits):
 # ---------------------------------------------------------------- gradients of the weight
 
 
-@every_recipe
+@in_any_precision
 @ways
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_main_grad_receives_the_gradient_that_autograd_would(
@@ -64,7 +65,7 @@ def test_main_grad_receives_the_gradient_that_autograd_would(
     # Products are rounded to main_grad's dtype, autograd's to the dtype of the result: float32 has more bits.
     error = (fused.weight.main_grad.float() - 1 - expected[2].float()).abs()
     assert (error <= 2**-7 * (expected[2].float().abs() + 1)).all() and fused.weight.main_grad.count_nonzero() > 0
-    if dtype == torch.bfloat16 and not recipe.delayed():  # whose scales are others now
+    if dtype == torch.bfloat16 and recipe is not DELAYED:  # whose scales are others now
         fused.weight.overwrite_main_grad = True
         run(fused, fused, x, recipe, compiled)
         assert equal_bits(fused.weight.main_grad, expected[2])
@@ -85,7 +86,7 @@ def test_the_first_microbatch_overwrites_main_grad_and_the_others_add(make_x, eq
 
 @ways
 @pytest.mark.parametrize("kind", ["linear", "grouped"])
-@pytest.mark.parametrize("recipe", [ALL["mxfp8"], DELAYED], ids=["mxfp8", "delayed"])
+@pytest.mark.parametrize("recipe", [None, ALL["mxfp8"], DELAYED], ids=["high_precision", "mxfp8", "delayed"])
 def test_a_delayed_gradient_of_the_first_microbatch_overwrites_main_grad_too(recipe, kind, compiled, compiler, make_x):
     options = {"params_dtype": torch.bfloat16, "fuse_wgrad_accumulation": True}
     make = quire.Linear if kind == "linear" else functools.partial(quire.GroupedLinear, 1)
@@ -105,7 +106,7 @@ def test_a_delayed_gradient_of_the_first_microbatch_overwrites_main_grad_too(rec
 
         function = compiler(call) if compiled else call
         for first in (True, False, None):
-            with quire.autocast(recipe=recipe):
+            with quire.autocast(enabled=recipe is not None, recipe=recipe):
                 function(make_x(5, 96), first).sum().backward()
             if layer is later:
                 layer.backward_dw()
@@ -135,7 +136,7 @@ def test_fused_accumulation_without_main_grad_is_refused_in_words(make_x):
         layer(make_x(5, 96))
 
 
-@every_recipe
+@in_any_precision
 @ways
 @pytest.mark.parametrize("fused", [False, True])
 def test_a_delayed_weight_gradient_is_computed_by_backward_dw(
@@ -153,6 +154,39 @@ def test_a_delayed_weight_gradient_is_computed_by_backward_dw(
     assert equal_bits(layer.weight.main_grad if fused else layer.weight.grad, expected[2])
     with pytest.raises(RuntimeError, match="backward_dw: no backward pass has kept operands"):
         layer.backward_dw()
+
+
+@ways
+def test_gradients_go_elsewhere_in_high_precision_too(compiled, compiler, make_x, equal_bits):
+    """Of a layer of two products, of ranks above two, and where the weight needs none."""
+    torch.manual_seed(0)
+    plain = quire.LayerNormMLP(96, 64, params_dtype=torch.bfloat16)
+    fused = quire.LayerNormMLP(96, 64, params_dtype=torch.bfloat16, fuse_wgrad_accumulation=True)
+    fused.load_state_dict(plain.state_dict())
+    for weight in (fused.fc1_weight, fused.fc2_weight):
+        weight.main_grad = torch.zeros(weight.shape, dtype=torch.bfloat16)
+    x = make_x(3, 5, 96)
+    results = [(compiler(layer) if compiled else layer)(x) for layer in (plain, fused)]
+    for y in results:
+        y.sum().backward()
+    assert equal_bits(*results)
+    for name in ("fc1_weight", "fc2_weight"):
+        assert getattr(fused, name).grad is None
+        assert equal_bits(getattr(fused, name).main_grad, getattr(plain, name).grad)
+    assert equal_bits(fused.fc1_bias.grad, plain.fc1_bias.grad)
+    fused.requires_grad_(False)
+    assert not fused(x.detach()).requires_grad
+
+
+def test_in_high_precision_dtypes_must_agree_where_gradients_go_elsewhere(make_x):
+    layer = quire.Linear(96, 64, params_dtype=torch.float32, fuse_wgrad_accumulation=True)
+    layer.weight.main_grad = torch.zeros(64, 96)
+    with pytest.raises(TypeError, match="outside torch.autocast weight must have the dtype of x"):
+        layer(make_x(5, 96))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        y = layer(make_x(5, 96))
+    y.sum().backward()
+    assert y.dtype == torch.bfloat16 and layer.weight.main_grad.any()
 
 
 def test_copies_of_a_layer_keep_their_own_operands(make_x):

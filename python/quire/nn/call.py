@@ -1,5 +1,6 @@
 """How a product y = x w^T of a module runs: which codes it takes from where, and where gradients go."""
 
+import math
 from collections.abc import Iterable
 from typing import NamedTuple
 
@@ -7,7 +8,7 @@ import torch
 
 from quire import delayed
 from quire.autocast import active_rule, recipe_of
-from quire.functional import Buffers, linear, linear_given, quantize
+from quire.functional import Buffers, grouped_linear, linear, linear_given, quantize
 from quire.kinds import check_kind, check_kind_or_none
 from quire.nn.cache import cache, cached_weight
 from quire.nn.dtype import activation_dtype, check_dtypes, uses_torch_autocast
@@ -54,10 +55,15 @@ def active_call(
         spec = _result_spec(module, output_spec)
     elif fp8_output and recipe is not None:
         spec = recipe.input_spec
-    if recipe is not None:
+    if recipe is not None or not _is_torchs(module):
         names = (*module.weight_names, *module.bias_names)
         check_dtypes(module, x, [(name, getattr(module, name)) for name in names])
     return Call(recipe, active_rule(), activation_dtype(x), is_first_microbatch, fp8_grad, spec)
+
+
+def _is_torchs(module: ProductModule) -> bool:
+    """Whether, without a recipe, the module is a torch.nn.Linear in every respect, dtypes that quire lacks included."""
+    return isinstance(module, torch.nn.Linear) and not module.gradient_goes_elsewhere
 
 
 def _result_spec(module: ProductModule, output_spec: QuantSpec | str) -> str:
@@ -81,11 +87,12 @@ def plain_call(layer: ProductModule, x: torch.Tensor) -> torch.Tensor | None:
     own = type(weight) is torch.nn.Parameter and (bias is None or type(bias) is torch.nn.Parameter)
     if not own or type(x) is not torch.Tensor or layer.return_bias:
         return None
+    if layer.gradient_goes_elsewhere:
+        return None
     recipe = recipe_of(layer.recipe)
     if recipe is None:
         return torch.nn.functional.linear(x, weight, bias) if active_rule() is None else None
-    goes_elsewhere = layer.delay_wgrad_compute or layer.fuse_wgrad_accumulation
-    if goes_elsewhere or layer.save_original_input or recipe.delayed():
+    if layer.save_original_input or recipe.delayed():
         return None
     if uses_torch_autocast(x):
         dtype = torch.get_autocast_dtype(x.device.type)
@@ -105,8 +112,8 @@ def plain_call(layer: ProductModule, x: torch.Tensor) -> torch.Tensor | None:
 
 
 def gradient_elsewhere(module: ProductModule, product: str, call: Call) -> dict[str, object]:
-    """Arguments of linear_given or grouped_linear that say where the gradient of a product's weights goes, if not to
-    autograd; main_grad is a list."""
+    """Arguments of grouped_linear, and of linear_given but for main_grad, which is a list here, that say where the
+    gradient of a product's weights goes, if not to autograd."""
     weights = module.weights(product)
     given: dict[str, object] = {}
     if module.delay_wgrad_compute:
@@ -142,6 +149,7 @@ class Product:
         self.needs_dw = grad and self.weight.requires_grad
         self.given: dict[str, object] = {}  # to linear_given
         self.scale: torch.Tensor | None = None  # of delayed scaling
+        self.elsewhere = gradient_elsewhere(module, name, call) if self.needs_dw else {}
         if recipe is None:
             return
         self.text = linear_text(module, call)
@@ -150,11 +158,9 @@ class Product:
             self.scale, self.given["bwd_scale"] = delayed.scales(self.state)
             self.given["bwd_amax"] = self.state.bwd_amax
         self._take_codes(module, name)
-        if self.needs_dw:
-            elsewhere = gradient_elsewhere(module, name, call)
-            if "main_grad" in elsewhere:
-                elsewhere["main_grad"] = elsewhere["main_grad"][0]
-            self.given |= elsewhere
+        self.given |= self.elsewhere
+        if "main_grad" in self.elsewhere:
+            self.given["main_grad"] = self.elsewhere["main_grad"][0]
         # A graph has no input that it does not need.
         self.sr_state = module.of(name, "sr_state") if recipe.stochastic and grad else None
 
@@ -228,17 +234,25 @@ class Product:
     def _high_precision(self, x: torch.Tensor | QuantizedActivation, bias: torch.Tensor | None) -> torch.Tensor:
         if isinstance(x, QuantizedTensor | QuantizedActivation):
             x = x.dequantize()
-        y = torch.nn.functional.linear(x, self.weight, bias)
+        y = self._one_group(x, bias) if self.elsewhere else torch.nn.functional.linear(x, self.weight, bias)
         if self.call.rule is not None:  # now that the arguments are known to fit
             delayed.collect(self.state, self.call.rule, *delayed.measure(self.state, x, self.weight))
         return y
+
+    def _one_group(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        """The product in high precision whose gradient of w goes elsewhere: that of groups, of which there is one."""
+        tokens = math.prod(x.shape[:-1])
+        offsets = torch.full((1,), tokens, dtype=torch.int64, device=x.device)
+        w = self.weight.dequantize() if isinstance(self.weight, QuantizedTensor) else self.weight
+        biases = [] if bias is None else [bias]
+        return grouped_linear(x, [w], biases, offsets, "", dtype=self.call.dtype, **self.elsewhere)[0]
 
     def remember(self) -> None:
         """Leaves with the module what the call makes known to later ones: to be called once, after run(), when the
         arguments are known to fit, and outside of any checkpoint."""
         if self.made is not None:
             setattr(self.module, named(self.name, "microbatch_weight"), self.made)
-        if "placeholder" in self.given:
+        if self.elsewhere:
             mark_added([self.weight])
 
     def output(self, y: torch.Tensor) -> torch.Tensor | QuantizedActivation:

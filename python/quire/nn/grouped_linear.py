@@ -32,7 +32,7 @@ class GroupedLinear(ProductModule):
     of either form loads into either.
 
     init_method: called with each weight; biases are then 0. return_bias: forward gives (y, [biases]), y without them.
-    fuse_wgrad_accumulation, delay_wgrad_compute: as for quire.Linear, of each weight, and without a recipe too.
+    fuse_wgrad_accumulation, delay_wgrad_compute: as for quire.Linear, of each weight.
     save_original_input: as for quire.Linear.
     recipe: what it runs under outside of any quire.autocast; None is high precision. Not one of delayed scaling.
     name: kept as an attribute.

@@ -37,12 +37,12 @@ class Linear(ProductModule, torch.nn.Linear):
     state_dict. Within quire.quantized_model_init the weight is quantized.
 
     init_method: called with weight; bias is then 0. return_bias: forward gives (y, bias), y without it.
-    fuse_wgrad_accumulation: under a recipe, backward adds the weight's gradient to weight.main_grad (float32, float16
+    fuse_wgrad_accumulation: backward adds the weight's gradient to weight.main_grad (float32, float16
         or bfloat16, of weight's shape), in its dtype; overwrites it where weight.overwrite_main_grad is true or
         is_first_microbatch is. weight.grad stays None; where
         weight has an attribute grad_added_to_main_grad, that is set, and the gradient is zeros, for hooks that wait for
         one.
-    delay_wgrad_compute: under a recipe, backward keeps what the weight's gradient is computed from; backward_dw()
+    delay_wgrad_compute: backward keeps what the weight's gradient is computed from; backward_dw()
         computes the oldest.
     save_original_input: x is kept for backward as it is, and quantized again there.
     recipe: what it runs under outside of any quire.autocast; None is high precision. Not one of delayed scaling.

@@ -39,6 +39,11 @@ class ProductModule(Unparallel, torch.nn.Module):
     recipe: Recipe | None = None
     fuse_wgrad_accumulation = delay_wgrad_compute = save_original_input = False
 
+    @property
+    def gradient_goes_elsewhere(self) -> bool:
+        """Whether autograd is not what gets the gradients of the weights."""
+        return self.delay_wgrad_compute or self.fuse_wgrad_accumulation
+
     def of(self, product: str, what: str) -> object:
         """The attribute that holds `what` of a product."""
         return getattr(self, named(product, what))

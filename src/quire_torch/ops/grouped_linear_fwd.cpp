@@ -1,6 +1,7 @@
 #include "quire_torch/ops/grouped_linear_fwd.h"
 
-#include <ATen/ops/linear.h>
+#include <ATen/ops/addmm.h>
+#include <ATen/ops/mm.h>
 
 #include <deque>
 
@@ -31,10 +32,12 @@ void plain(const GroupedLinearFwd::Args& a, const Groups& groups, at::Tensor& y)
   const at::Tensor x = a.x.reshape({-1, a.x.size(-1)}).to(a.dtype), rows = y.view({-1, y.size(-1)});
   for (size_t e = 0; e < groups.size(); ++e) {
     if (groups.rows(e) == 0) continue;
-    std::optional<at::Tensor> bias;
-    if (!a.bias.empty()) bias = member(a.bias, e, 1).to(a.dtype);
+    const at::Tensor from = x.narrow(0, groups.begin(e), groups.rows(e)), w = member(a.w, e, 2).to(a.dtype).t();
     at::Tensor part = rows.narrow(0, groups.begin(e), groups.rows(e));
-    part.copy_(at::linear(x.narrow(0, groups.begin(e), groups.rows(e)), member(a.w, e, 2).to(a.dtype), bias));
+    if (a.bias.empty())
+      at::mm_out(part, from, w);
+    else
+      at::addmm_out(part, member(a.bias, e, 1).to(a.dtype), from, w);
   }
 }
 
