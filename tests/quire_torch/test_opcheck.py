@@ -83,6 +83,16 @@ def test_inner_operators_pass_opcheck(name, shape):
     check(ops.wgrad_, main_grad, dy_data, dy_scale, dy_amax, *saved[:3], tokens, RECIPES[name])
 
 
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_gradients_have_the_shapes_of_what_they_are_of(shape, device):
+    given = [tensor.to(device) for tensor in tensors(shape, grad=False)]
+    y, *saved = ops.linear_fwd(*given, 24, RECIPES["mxfp8"], torch.float32, 3, [], [])
+    found = ops.linear_bwd(y, *saved, shape[-1], RECIPES["mxfp8"], torch.float32, 7)[:3]
+    # Autograd would sum a gradient of another rank to the right one without a word.
+    assert [tensor.shape for tensor in found] == [tensor.shape for tensor in given]
+
+
 @pytest.mark.parametrize("name", RECIPES)
 @pytest.mark.parametrize("shape", [(2, 3, 32), (0, 32)], ids=str)
 def test_linear_of_given_operands_and_state_passes_opcheck(name, shape):
