@@ -123,6 +123,21 @@ TEST_P(CpuGemm, every_size_stays_within_the_stated_bound) {
       }
 }
 
+TEST_P(CpuGemm, every_number_of_rows_stays_within_the_stated_bound) {
+  const int64_t most = 40, n = 37, k = 272;
+  for (const char* spec : {"fp8_row", "fp8_row:interleaved", "fp8_block:128x128:interleaved", "mxfp8:interleaved",
+                           "mxfp4:interleaved", "nvfp4:interleaved"}) {
+    const RandomOperand a(spec, Direction::rowwise, {most, k}, 7), b(spec, Direction::rowwise, {n, k}, 8);
+    for (int64_t m = 1; m <= most; ++m) {
+      Output out(m, n, DType::f32);
+      GemmProblem p = problem(a, b, out);
+      p.a.outer = m;  // where the first rows lie does not depend on how many follow
+      if (!multiply(p)) continue;
+      ASSERT_TRUE(within_bound(p, a, b, out));
+    }
+  }
+}
+
 /// What bias and addend make of a float32 product: the bias before the one rounding, the addend after it (0.18, 7.4).
 float finished(float y, const GemmProblem& p, int64_t j, float addend) {
   uint32_t memory = 0;
@@ -205,9 +220,10 @@ TEST_P(CpuGemm, block_sums_of_four_bit_codes_are_exact_and_the_global_factor_is_
 }
 
 TEST_P(CpuGemm, a_code_that_is_not_a_number_reaches_exactly_the_outputs_that_it_feeds) {
-  for (const char* spec : {"fp8_tensor", "fp8_tensor:e5m2", "fp8_block", "mxfp8", "mxfp8:e5m2"})
+  for (const char* spec : {"fp8_tensor", "fp8_tensor:e5m2", "fp8_block", "mxfp8", "mxfp8:e5m2",
+                           "fp8_tensor:e5m2:interleaved", "mxfp8:interleaved", "mxfp8:e5m2:interleaved"})
     for (const Direction d : kDirections) {
-      const int64_t m = 40, n = 50, k = 24;
+      const int64_t m = 40, n = 50, k = d == Direction::rowwise ? 24 : 32;
       const RandomOperand a(spec, d, {m, k}, 13, false), b(spec, d, {n, k}, 14, false);
       Output out(m, n, DType::f32);
       if (!multiply(problem(a, b, out))) continue;
@@ -248,16 +264,15 @@ TEST_P(CpuGemm, lines_of_extreme_scales_keep_the_bound_and_leave_their_neighbour
 }
 
 TEST_P(CpuGemm, a_scale_that_is_not_a_number_reaches_its_line) {
-  for (const char* spec : {"mxfp8", "mxfp4", "nvfp4"}) {
-    RandomOperand a(spec, Direction::rowwise, {30, 300}, 15);
-    const RandomOperand b(spec, Direction::rowwise, {20, 300}, 16);
-    const int64_t blocks = (300 + a.operand.spec.row().block - 1) / a.operand.spec.row().block;
-    const bool e8m0 = a.operand.spec.row().scale == ScaleKind::e8m0;
-    a.memory.side(Direction::rowwise).scale.as<uint8_t>()[13 * blocks + 2] = e8m0 ? 0xFF : 0x7F;
+  for (const char* spec : {"mxfp8", "mxfp4", "nvfp4", "mxfp8:interleaved", "mxfp4:interleaved", "nvfp4:interleaved"}) {
+    RandomOperand a(spec, Direction::rowwise, {30, 304}, 15), b(spec, Direction::rowwise, {20, 304}, 16);
+    const uint8_t nan = a.operand.spec.row().scale == ScaleKind::e8m0 ? 0xFF : 0x7F;
+    a.memory.side(Direction::rowwise).scale.as<uint8_t>()[a.scale_place(13, 40)] = nan;
+    b.memory.side(Direction::rowwise).scale.as<uint8_t>()[b.scale_place(18, 299)] = nan;
     Output out(30, 20, DType::f32);
     if (!multiply(problem(a, b, out))) continue;
     for (int64_t i = 0; i < 30; ++i)
-      for (int64_t j = 0; j < 20; ++j) EXPECT_EQ(std::isnan(out.at(i, j)), i == 13);
+      for (int64_t j = 0; j < 20; ++j) EXPECT_EQ(std::isnan(out.at(i, j)), i == 13 || j == 18) << spec;
   }
 }
 

@@ -131,8 +131,8 @@ TEST_P(InterleavedProduct, HasTheBitsOfThePlainOneForAnyNumberOfRows) {
   const Kernel& kernel = GetParam();
   for (const char* spec :
        {"fp8_tensor", "fp8_row:e5m2", "fp8_block", "mxfp8", "mxfp8:e5m2", "mxfp4", "nvfp4", "nvfp4:row_scaled"})
-    for (const int64_t k : {16, 37, 256, 300, 1040})
-      for (const int64_t m : {1, 2, 3, 5, 8, 9, 12, 14, 17, 30}) {
+    for (const int64_t k : {16, 37, 256, 304, 1040})
+      for (int64_t m = 1; m <= 40; m += k == 304 ? 1 : 5) {
         const int64_t n = std::array{1, 16, 37, 70, 130}[++turn % 5];
         const Direction d = kDirections[turn / 5 % 2];
         const RandomOperand a = wild_operand(spec, Direction::rowwise, {m, k}, turn),

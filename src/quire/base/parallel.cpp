@@ -1,6 +1,7 @@
 #include "quire/base/parallel.h"
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <numeric>
 #include <thread>
@@ -44,11 +45,21 @@ void parallel_tasks(std::span<const int64_t> costs, FunctionRef<void(size_t)> bo
   const int64_t large = std::accumulate(costs.begin(), costs.end(), int64_t{0}) / (2 * threads);
   int64_t small = 0;
   for (size_t i = 0; i < costs.size(); ++i) costs[i] > large ? body(i) : void(++small);
-  // Costs are estimates, and an executor may cut its range unevenly: whoever is free takes the next.
+  // Costs are estimates, and an executor may cut its range unevenly: whoever is free takes the next. The largest first,
+  // so that little is left to wait for at the end; among more than these, one is little.
+  std::array<size_t, 64> order;
+  const bool sorted = costs.size() <= order.size();
+  if (sorted) {
+    const auto end = order.begin() + std::ssize(costs);
+    std::iota(order.begin(), end, size_t{0});
+    std::sort(order.begin(), end, [&](size_t i, size_t j) { return costs[i] > costs[j]; });
+  }
   std::atomic<size_t> next{0};
   parallel_for(std::min(threads, small), 1, [&](int64_t, int64_t) {
-    for (size_t i = next++; i < costs.size(); i = next++)
+    for (size_t n = next++; n < costs.size(); n = next++) {
+      const size_t i = sorted ? order[n] : n;
       if (costs[i] <= large) body(i);
+    }
   });
 }
 

@@ -39,15 +39,16 @@ class Bf16Decoder {
 
   /// The same with exponents reduced by `less` >> 7 from where the tables have them. Not for infinities and NaN.
   void fold(Bytes codes, Halves less, Halves& even, Halves& odd) const {
-    combine(look_up(low_, codes), look_up(high_, codes), even, odd);
-    const Halves signs = reinterpret_cast<Halves>(codes);
-    even = subtract_to_zero(even, less) | ((signs << 8) & 0x8000);
-    odd = subtract_to_zero(odd, less) | (signs & 0x8000);
+    const Bytes signs = codes & (codes - 1) & 0x80;  // not that of a negative zero, which would be the smallest number
+    combine(look_up(low_, codes), look_up(high_, codes) | signs, even, odd);
+    even = larger(even, less) - less;  // the subtraction that stops at 0 competes with products
+    odd = larger(odd, less) - less;
   }
 
   /// All bits where a code is an infinity or NaN.
   Bytes special(Bytes codes) const { return reinterpret_cast<Bytes>((codes + codes) >= first_special_); }
-  bool any_special(Bytes codes) const { return any_at_least(codes + codes, first_special_); }
+  /// Whether there is one, of codes without their uppermost bits.
+  bool any_special(Bytes doubled) const { return any_at_least(doubled, first_special_); }
 
  private:
   static void combine(Bytes low, Bytes high, Halves& even, Halves& odd) {
@@ -60,32 +61,34 @@ class Bf16Decoder {
   Bytes first_special_;
 };
 
-/// Rows x Vectors: shape of the register tile.
-template <int Rows, int Vectors>
-struct Bf16LanesOf {
+/// Blocks of a slab whose scales are folded.
+constexpr int64_t kSlabPowers = kSlab / kFoldedBlock;
+
+struct Bf16Lanes {
   using Vector = Halves;
   struct Session {};
   static constexpr int kPerLane = 2;
   static constexpr int64_t kSlabLanes = kSlab / kPerLane, kRowLanes = kSlabLanes;
   static constexpr int kLeastRows = 1;
-  static constexpr int kRows = Rows, kVectors = Vectors;
+  static constexpr int kRows = kTileRows, kVectors = kTileVectors;
   static constexpr int64_t kMaxBlock = kLongestBlock;
   static constexpr float kUnit = 1;
   static constexpr bool kFolds = true;
   static constexpr bool kReadsCodes = true;
 
   static Halves load_lanes(const float* p) { return load_halves(p); }
+  static void store_lanes(float* p, Halves v) { store_bytes(p, reinterpret_cast<Bytes>(v)); }
   static Halves broadcast_lane(const float* p) { return broadcast_halves(p); }
   static F32 accumulate(Halves a, Halves b, F32 sum) { return dot(sum, a, b); }
 
   template <int TileRows, bool Scaled, class Columns>
   static void multiply(const RegisterTile& tile, const Columns& columns, const Slab& slab) {
-    multiply_lanes<Bf16LanesOf, TileRows, Scaled>(tile, columns, slab);
+    multiply_lanes<Bf16Lanes, TileRows, Scaled>(tile, columns, slab);
   }
 
   /// Columns decoded as they are multiplied.
   struct Codes {
-    StoredColumns<Bf16LanesOf> stored;
+    StoredColumns<Bf16Lanes> stored;
     Bf16Decoder decoder;
 
     void read(int64_t quad, Halves (&to)[2][kVectors]) const {
@@ -94,48 +97,39 @@ struct Bf16LanesOf {
     }
   };
 
-  /// The same, scales multiplied in.
+  /// The same, scales multiplied in. Infinities and NaN come out as numbers, which is found out at the end.
   struct FoldedCodes {
-    StoredColumns<Bf16LanesOf> stored;
+    StoredColumns<Bf16Lanes> stored;
     Bf16Decoder decoder;
-    Format element;
     const Halves (*less)[kVectors];  ///< for each block
+    Bytes* largest;
+    Bytes doubled = {};  ///< the largest magnitudes
 
-    void read(int64_t quad, Halves (&to)[2][kVectors]) const {
+    void read(int64_t quad, Halves (&to)[2][kVectors]) {
 #pragma GCC unroll 4
       for (int v = 0; v < kVectors; ++v) {
-        const uint8_t* const from = stored.at(quad, v);
-        const Bytes codes = load_bytes(from);
+        const Bytes codes = load_bytes(stored.at(quad, v));
         decoder.fold(codes, less[quad / (kFoldedBlock / 4)][v], to[0][v], to[1][v]);
-        if (decoder.any_special(codes)) [[unlikely]] {
-          Halves even = to[0][v], odd = to[1][v];  // whose addresses are taken, and not the lanes'
-          put_specials(element, from, even, odd);
-          to[0][v] = even, to[1][v] = odd;
-        }
+        doubled = larger(doubled, codes + codes);
       }
     }
+    void finish() const { *largest = larger(*largest, doubled); }
   };
 
-  /// Folding and many rows want more registers than there are, if two vectors of columns are multiplied at a time.
-  static int64_t coded_rows(const QuantSpec& spec) {
-    return spec.packed() ? 0 : spec.row().scale == ScaleKind::e8m0 && kVectors > 1 ? 8 : kRows;
-  }
+  static bool reads(const QuantSpec& spec) { return !spec.packed(); }
 
-  /// Calls body with the columns [col, col + kVectors * kLanes), scales multiplied in where `folded` says so.
-  template <size_t Groups, class Body>
-  static void with_codes(const Operand& o, int64_t col, const Slab& slab, const unsigned (&folded)[Groups],
-                         const Body& body) {
-    static_assert(Groups == kVectors);
-    const bool folds = std::any_of(folded, folded + Groups, [](unsigned lines) { return lines != 0; });
+  /// Calls body with the columns [col, col + kVectors * kLanes), scales multiplied in where `folded` says so, and
+  /// returns true; or false if what they were read as is wrong.
+  template <class Body>
+  static bool with_codes(const Operand& o, int64_t col, const Slab& slab, const uint16_t* folded, const Body& body) {
+    const bool folds = std::any_of(folded, folded + kVectors, [](unsigned lines) { return lines != 0; });
     const Bf16Decoder decoder(o.spec.element, folds);
-    if (!folds) return body(Codes{{o, col, slab}, decoder});
-    alignas(64) uint8_t powers[kGroup][kGroup];
-    alignas(64) Halves less[kSlab / kFoldedBlock][kVectors];
-    for (int v = 0; v < kVectors; ++v) {
-      load_powers(o, col + v * kGroup, slab, folded[v], powers);
-      for (int64_t b = 0; b < kSlab / kFoldedBlock; ++b) less[b][v] = columns_of_block(powers[b]);
-    }
-    body(FoldedCodes{{o, col, slab}, decoder, o.spec.element, less});
+    if (!folds) return body(Codes{{o, col, slab}, decoder}), true;
+    alignas(64) Halves less[kSlabPowers][kVectors];
+    for (int v = 0; v < kVectors; ++v) load_powers<kVectors>(o, col + v * kGroup, slab, folded[v], &less[0][v]);
+    Bytes largest = {};
+    body(FoldedCodes{{o, col, slab}, decoder, less, &largest});
+    return !decoder.any_special(largest);
   }
 
   static void pack_rows(const Operand& o, int64_t outer, const Slab& slab, unsigned folded, float* out) {
@@ -144,7 +138,7 @@ struct Bf16LanesOf {
     const Bf16Decoder plain(o.spec.element, false), folding(o.spec.element, true);
     alignas(64) uint8_t powers[kGroup][kGroup] = {};
     if (folded && stage_scale_bytes(o, outer, slab.begin / kFoldedBlock, powers)) turn_square(powers);
-    pack_lines<Bf16LanesOf>(o, outer, out, [&](int64_t i, float* row) {
+    pack_lines<Bf16Lanes>(o, outer, out, [&](int64_t i, float* row) {
       for (int64_t l = 0; l < slab.rounded(4 * kLanes); l += 4 * kLanes) {
         const uint8_t* from = lines.data + i * lines.stride + l;
         __builtin_prefetch(from + kLinesAhead * lines.stride);
@@ -170,9 +164,9 @@ struct Bf16LanesOf {
   static void pack_columns(const Operand& o, int64_t outer, const Slab& slab, unsigned folded, float* out) {
     with_codes_of(o, outer, slab, [&](const auto& codes) {
       if (!folded) return decode_columns(codes, o.spec.element, slab, out);
-      alignas(64) uint8_t powers[kGroup][kGroup] = {};
-      load_powers(o, outer, slab, folded, powers);
-      fold_columns(codes, o.spec.element, slab, powers, out);
+      alignas(64) Halves less[kSlabPowers];
+      load_powers<1>(o, outer, slab, folded, less);
+      fold_columns(codes, o.spec.element, slab, less, out);
     });
   }
 
@@ -196,20 +190,17 @@ struct Bf16LanesOf {
   }
 
   template <class Source>
-  static void fold_columns(const Source& source, Format element, const Slab& slab,
-                           const uint8_t (&powers)[kGroup][kGroup], float* out) {
+  static void fold_columns(const Source& source, Format element, const Slab& slab, const Halves* less, float* out) {
     const Bf16Decoder decoder(element, true);
     Bytes special = {};
     for (int64_t l = 0; l < slab.rounded(4 * kLanes); l += 4 * Source::kStep) {
       U32 quads[Source::kStep][kQuadVectors];
       source.read(l, quads);
-      const Halves less[2] = {columns_of_block(powers[l / kFoldedBlock]),
-                              columns_of_block(powers[(l + 2 * Source::kStep) / kFoldedBlock])};
 #pragma GCC unroll 4
       for (int q = 0; q < Source::kStep; ++q) {
         const Bytes codes = reinterpret_cast<Bytes>(quads[q][0]);
         Halves even, odd;
-        decoder.fold(codes, less[2 * q / Source::kStep], even, odd);
+        decoder.fold(codes, less[(l + 4 * q) / kFoldedBlock], even, odd);
         special |= decoder.special(codes);
         store_bytes(lane_of(out, l + 4 * q), reinterpret_cast<Bytes>(even));
         store_bytes(lane_of(out, l + 4 * q) + kGroup, reinterpret_cast<Bytes>(odd));
@@ -221,27 +212,27 @@ struct Bf16LanesOf {
         put_special(element, source.at(i, l), lane_of(out, l) + i, lane_of(out, l) + kGroup + i);
   }
 
-  /// Scales of 16 columns, [block][column]; 1 for a column that keeps its own.
-  static void load_powers(const Operand& o, int64_t outer, const Slab& slab, unsigned folded,
-                          uint8_t (&powers)[kGroup][kGroup]) {
-    if (!stage_scale_bytes(o, outer, slab.begin / kFoldedBlock, powers)) turn_square(powers);
-    for (int64_t j = 0; j < kGroup; ++j)
-      for (int64_t b = 0; !(folded >> j & 1) && b < kGroup; ++b) powers[b][j] = 127;
+  /// What Bf16Decoder::fold() takes for each block of 16 columns; no change for a column that keeps its scales.
+  template <int64_t kStride>
+  static void load_powers(const Operand& o, int64_t outer, const Slab& slab, unsigned folded, Halves* less) {
+    alignas(64) uint8_t powers[kGroup][kGroup] = {};
+    const int64_t first = slab.begin / kFoldedBlock;
+    if (o.spec.interleaved) {
+      if (outer < o.outer) stage_scale_quads(o, outer, first, kSlabPowers, powers);
+    } else if (!stage_scale_bytes(o, outer, first, powers)) {
+      turn_square(powers);
+    }
+    U32 folds = {};
+    for (int i = 0; i < kLanes; ++i) folds[i] = 1u << i;
+    folds = (folds & folded) == 0 ? U32{} : U32{} + 1;
+    for (int64_t b = 0; b < kSlabPowers; ++b)
+      less[b * kStride] = columns_of_block(folds == 1 ? load_u8(powers[b]) : U32{} + 127);
   }
   static void turn_square(uint8_t (&bytes)[kGroup][kGroup]) {
     transpose_codes(&bytes[0][0], kGroup, &bytes[0][0], kGroup);
   }
   /// The first of the two lanes of packed columns that hold the quad at l.
   static float* lane_of(float* columns, int64_t l) { return columns + l / kPerLane * kGroup; }
-
-  /// The infinities and NaN of a vector of quads.
-  [[gnu::noinline]] static void put_specials(Format f, const uint8_t* quads, Halves& even, Halves& odd) {
-    alignas(64) float first[kLanes], second[kLanes];
-    store_bytes(first, reinterpret_cast<Bytes>(even));
-    store_bytes(second, reinterpret_cast<Bytes>(odd));
-    for (int i = 0; i < kLanes; ++i) put_special(f, quads + i * kQuadBytes, first + i, second + i);
-    even = load_halves(first), odd = load_halves(second);
-  }
 
   /// Infinities and NaN of a quad, which no scale changes.
   static void put_special(Format f, const uint8_t* quad, float* even, float* odd) {
@@ -254,8 +245,8 @@ struct Bf16LanesOf {
   }
 
   /// What Bf16Decoder::fold() takes for the E8M0 scales of 16 columns.
-  static Halves columns_of_block(const uint8_t* scales) {
-    const U32 less = ((kRaised + 127) - load_u8(scales)) << 7;
+  static Halves columns_of_block(U32 scales) {
+    const U32 less = ((kRaised + 127) - scales) << 7;
     return reinterpret_cast<Halves>(less | less << 16);
   }
   /// The same for a row: the first half of the lanes belongs to one block, the second to the next.
@@ -264,6 +255,3 @@ struct Bf16LanesOf {
     return reinterpret_cast<Halves>(halves_of(both(scales[0]), both(scales[1])));
   }
 };
-
-using Bf16Lanes = Bf16LanesOf<kTileRows, kTileVectors>;
-using TallBf16Lanes = Bf16LanesOf<kGroup, 1>;

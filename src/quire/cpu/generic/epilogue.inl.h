@@ -50,13 +50,19 @@ inline void store_outputs(DType dtype, float* values, int64_t count, const void*
   write_line(dtype, values, count, out);
 }
 
+/// Rows of a region's register tiles: as few tiles as there have to be, equally high but for the last.
+template <class L>
+int64_t tile_height(int64_t rows) {
+  return std::max<int64_t>(L::kLeastRows, ceil_div(rows, std::max<int64_t>(1, ceil_div(rows, L::kRows))));
+}
+
 /// Scales, biases and rounds the sums of a region.
 template <class L>
 void finish_region(const GemmProblem& p, const Region& region, const float* sum) {
   const Columns columns(p, region);
   const F32 constant = broadcast(constant_factor(p.a, p.b) * L::kUnit);
   constexpr int64_t cols = L::kVectors * kLanes;
-  const int64_t tile_stride = round_up(region.rows, L::kRows) * cols;
+  const int64_t tile_stride = round_up(region.rows, tile_height<L>(region.rows)) * cols;
   for (int64_t i = 0; i < region.rows; ++i, sum += cols) {
     const F32 row_factor = broadcast(line_factor(p.a, region.row + i));
     alignas(64) float values[kRegionCols];

@@ -13,6 +13,7 @@ struct F32Lanes {
   static constexpr bool kReadsCodes = true;
 
   static F32 load_lanes(const float* p) { return load(p); }
+  static void store_lanes(float* p, F32 v) { store(p, v); }
   static F32 broadcast_lane(const float* p) { return broadcast(*p); }
   static F32 accumulate(F32 a, F32 b, F32 sum) { return multiply_add(a, b, sum); }
 
@@ -39,12 +40,13 @@ struct F32Lanes {
     }
   };
 
-  static int64_t coded_rows(const QuantSpec& spec) { return spec.packed() ? 0 : kTileRows; }
+  static bool reads(const QuantSpec& spec) { return !spec.packed(); }
 
-  template <size_t Groups, class Body>
-  static void with_codes(const Operand& o, int64_t col, const Slab& slab, const unsigned (& /*folded*/)[Groups],
+  template <class Body>
+  static bool with_codes(const Operand& o, int64_t col, const Slab& slab, const uint16_t* /*folded*/,
                          const Body& body) {
     body(Codes{{o, col, slab}, o.spec.element == Format::e4m3});
+    return true;
   }
 
   static void pack_rows(const Operand& o, int64_t outer, const Slab& slab, unsigned /*folded*/, float* out) {

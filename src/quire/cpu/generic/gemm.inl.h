@@ -31,37 +31,60 @@ Cut cut_output(int64_t rows, int64_t cols) {
   return cut;
 }
 
-/// A region's tiles, and what their scales leave to do in the inner product. A line is a unit if its scales are all 1
-/// there: it has none, or they were folded into its codes. That is decided line by line, so that an element's bits do
-/// not depend on its neighbours.
-template <class L>
-struct Tiles {
-  static constexpr int64_t kRows = L::kRows, kCols = L::kVectors * kLanes;
-  int64_t down = 0, across = 0;
-  bool unit_rows[kRegionRows] = {}, unit_cols[kRegionCols] = {};
+/// How many of some lines are units. A line is a unit if its scales are all 1 in the inner product: it has none, or
+/// they were folded into its codes. That is decided line by line, so that an element's bits do not depend on its
+/// neighbours.
+enum class Units : uint8_t { none, some, all };
 
-  Tiles(const GemmProblem& p, const Region& r) : down(ceil_div(r.rows, kRows)), across(ceil_div(r.cols, kCols)) {
-    find_units(p.a, r.row, r.rows, unit_rows);
-    find_units(p.b, r.col, r.cols, unit_cols);
-    std::fill(unit_cols + r.cols, unit_cols + across * kCols, r.cols > 0 && unit_cols[r.cols - 1]);
-  }
-  static void find_units(const Operand& o, int64_t first, int64_t count, bool* units) {
-    if (has_block_scales(o) && L::kFolds && may_fold(o)) return find_folded(o, first, count, units);
-    std::fill_n(units, count, !has_block_scales(o));
-  }
-  static unsigned folded_lines(const Operand& o, const bool* units) {
-    unsigned bits = 0;
-    for (int64_t i = 0; i < kGroup && has_block_scales(o); ++i) bits |= unsigned{units[i]} << i;
-    return bits;
+inline Units units_of(const bool* units, int64_t count) {
+  const int64_t found = std::count(units, units + count, true);
+  return found == count ? Units::all : found == 0 ? Units::none : Units::some;
+}
+
+/// The lines of one side of a region.
+template <int64_t kLines>
+struct Lines {
+  bool unit[kLines] = {};
+  uint16_t folded[kLines / kGroup] = {};  ///< of each group the units that have block scales, a bit each
+  Units in_tile[kLines] = {};
+
+  /// `length` lines in tiles of `size`; those up to the end of the last group are as the last line.
+  template <class L>
+  void find(const Operand& o, int64_t first, int64_t length, int64_t size) {
+    const bool scales = has_block_scales(o);
+    if (scales && L::kFolds && may_fold(o)) {
+      find_folded(o, first, length, unit);
+    } else {
+      std::fill_n(unit, length, !scales);
+    }
+    const int64_t padded = round_up(length, kGroup);
+    std::fill(unit + length, unit + padded, unit[length - 1]);
+    for (int64_t i = 0; i < length; i += size) in_tile[i / size] = units_of(unit + i, std::min(size, length - i));
+    for (int64_t i = 0; scales && i < padded; ++i)
+      folded[i / kGroup] = static_cast<uint16_t>(folded[i / kGroup] | unit[i] << i % kGroup);
   }
 };
 
-inline bool all_units(const bool* units, int64_t count) {
-  return std::all_of(units, units + count, [](bool unit) { return unit; });
-}
-inline bool no_units(const bool* units, int64_t count) {
-  return std::none_of(units, units + count, [](bool unit) { return unit; });
-}
+/// A region's tiles, and what the scales of their lines leave to do in the inner product.
+template <class L>
+struct Tiles {
+  static constexpr int64_t kCols = L::kVectors * kLanes;
+  int64_t height = 0, down = 0, across = 0;
+  Lines<kRegionRows> rows;
+  Lines<kRegionCols> cols;
+
+  Tiles(const GemmProblem& p, const Region& r)
+      : height(tile_height<L>(r.rows)), down(ceil_div(r.rows, height)), across(ceil_div(r.cols, kCols)) {
+    rows.template find<L>(p.a, r.row, r.rows, height);
+    cols.template find<L>(p.b, r.col, r.cols, kCols);
+  }
+  bool all_units() const {
+    const auto all = [](const Units* units, int64_t count) {
+      return std::all_of(units, units + count, [](Units u) { return u == Units::all; });
+    };
+    return all(rows.in_tile, down) && all(cols.in_tile, across);
+  }
+};
 
 /// Which lines of a tile are units.
 struct UnitLines {
@@ -95,7 +118,7 @@ struct Workspace {
   ThreadMemory memory{start(kFloats.size()) * 4};
   float *a = panel(0), *a_scale = panel(1);  ///< [depth][rows][...]
   float *b = panel(2), *b_scale = panel(3);
-  float* sum = panel(4);  ///< [cols / tile's cols][rows / tile's rows][tile's rows][tile's cols]
+  float* sum = panel(4);  ///< [cols / tile's cols][rows, whole tiles][tile's cols]
 };
 
 /// The task of one region.
@@ -106,7 +129,7 @@ struct RegionProduct {
   const Workspace<L>& w;
   const Tiles<L> tiles{p, region};
   const int64_t block = std::min(summed(p.a), summed(p.b));
-  const bool scaled = !all_units(tiles.unit_rows, region.rows) || !all_units(tiles.unit_cols, region.cols);
+  const bool scaled = !tiles.all_units();
 
   static int64_t summed(const Operand& o) {
     return std::min<int64_t>(block_length(o.spec, L::kMaxBlock), L::kMaxBlock);
@@ -120,7 +143,7 @@ struct RegionProduct {
     for (int64_t d = 0; d < depth; ++d)
       for (int64_t i = 0; i < region.rows; i += kGroup) {
         const Slab s = slab(begin + d * kSlab);
-        const unsigned folded = tiles.folded_lines(p.a, tiles.unit_rows + i);
+        const unsigned folded = tiles.rows.folded[i / kGroup];
         const int64_t at = d * w.rows + i;
         L::pack_rows(p.a, region.row + i, s, folded, w.a + at * L::kRowLanes);
         if (!scaled) continue;
@@ -133,9 +156,8 @@ struct RegionProduct {
 
   void pack_scales(int64_t tile, const Slab& s) const {
     if (!scaled) return;
-    const bool* units = tiles.unit_cols + tile * tiles.kCols;
     for (int64_t k = 0; k < tiles.kCols; k += kGroup) {
-      const unsigned folded = tiles.folded_lines(p.b, units + k);
+      const unsigned folded = tiles.cols.folded[(tile * tiles.kCols + k) / kGroup];
       float* const scales = w.b_scale + k;
       decode_scales<false>(p.b, region.col + tile * tiles.kCols + k, s, tiles.kCols, scales);
       for (int64_t b = 0; folded && b < s.blocks(); ++b)
@@ -144,43 +166,53 @@ struct RegionProduct {
     }
   }
 
-  /// Whether a tile's columns are decoded as they are multiplied. Packing them pays when many rows share them.
-  bool reads_codes(const Slab& s) const {
-    return p.b.spec.interleaved && region.rows <= L::coded_rows(p.b.spec) && s.size % kGroup == 0;
-  }
+  /// Whether a tile's columns are decoded as they are multiplied.
+  bool reads_codes(const Slab& s) const { return p.b.spec.interleaved && L::reads(p.b.spec) && s.size % kGroup == 0; }
 
   /// Adds one slab to a column of tiles.
   void add_slab(int64_t tile, int64_t d, const Slab& s) const {
-    const bool* units = tiles.unit_cols + tile * tiles.kCols;
-    const int64_t col = region.col + tile * tiles.kCols;
-    unsigned folded[tiles.kCols / kGroup];
-    for (int64_t k = 0; k < tiles.kCols; k += kGroup) folded[k / kGroup] = tiles.folded_lines(p.b, units + k);
     pack_scales(tile, s);
+    const PackedColumns<L> packed{w.b};
+    const int64_t col = tile * tiles.kCols;
+    int64_t i = 0;
     if constexpr (L::kReadsCodes)
-      if (reads_codes(s))
-        return L::with_codes(p.b, col, s, folded, [&](const auto& columns) { multiply(tile, d, s, columns); });
-    for (int64_t k = 0; k < tiles.kCols; k += kGroup)
-      L::pack_columns(p.b, col + k, s, folded[k / kGroup], w.b + k * L::kSlabLanes);
-    multiply(tile, d, s, PackedColumns<L>{w.b});
+      if (reads_codes(s)) i = multiply_codes(tile, d, s, packed);
+    for (int64_t k = col; i == 0 && k < col + tiles.kCols; k += kGroup)
+      L::pack_columns(p.b, region.col + k, s, tiles.cols.folded[k / kGroup], w.b + (k - col) * L::kSlabLanes);
+    for (; i < tiles.down; ++i) multiply(tile, i, d, s, packed);
   }
 
+  /// Adds one slab to the first tile of a column of them while the columns are decoded, and packs them if other tiles
+  /// follow. Returns how many tiles are done: one, or none if the columns cannot be decoded so.
+  int64_t multiply_codes(int64_t tile, int64_t d, const Slab& s, const PackedColumns<L>& packed) const {
+    const int64_t col = tile * tiles.kCols, size = std::min(tiles.height, region.rows) * tiles.kCols;
+    float* const sum = w.sum + tile * tiles.down * tiles.height * tiles.kCols;
+    alignas(64) float before[L::kRows * tiles.kCols];
+    if (L::kFolds) std::copy_n(sum, size, before);
+    const auto body = [&]<class Codes>(const Codes& codes) {
+      if (tiles.down == 1) return multiply(tile, 0, d, s, codes);
+      multiply(tile, 0, d, s, KeptColumns<L, Codes>{codes, packed});
+    };
+    if (L::with_codes(p.b, region.col + col, s, tiles.cols.folded + col / kGroup, body)) return 1;
+    std::copy_n(before, size, sum);
+    return 0;
+  }
+
+  /// Adds one slab to the i-th tile of a column of them.
   template <class Columns>
-  void multiply(int64_t tile, int64_t d, const Slab& s, const Columns& columns) const {
+  void multiply(int64_t tile, int64_t i, int64_t d, const Slab& s, const Columns& columns) const {
     const Slab unscaled{s.begin, s.size, s.padded, L::kMaxBlock};
-    const bool* cols = tiles.unit_cols + tile * tiles.kCols;
-    float* sum = w.sum + tile * tiles.down * tiles.kRows * tiles.kCols;
-    for (int64_t i = 0; i < tiles.down; ++i, sum += tiles.kRows * tiles.kCols) {
-      const int64_t at = d * w.rows + i * tiles.kRows;
-      const RegisterTile t{w.a + at * L::kRowLanes, w.a_scale + at * kSlabBlocks, w.b_scale, sum};
-      const int64_t count = std::min<int64_t>(region.rows - i * tiles.kRows, tiles.kRows);
-      const bool* rows = tiles.unit_rows + i * tiles.kRows;
-      if (all_units(rows, count) && all_units(cols, tiles.kCols)) {
-        multiply_rows<L, L::kRows, false>(t, columns, unscaled, count);
-      } else if (no_units(rows, count) || no_units(cols, tiles.kCols)) {
-        multiply_rows<L, L::kRows, true>(t, columns, s, count);
-      } else {
-        multiply_mixed(t, columns, {rows, cols}, s, count);
-      }
+    const int64_t row = i * tiles.height, at = d * w.rows + row;
+    const RegisterTile t{w.a + at * L::kRowLanes, w.a_scale + at * kSlabBlocks, w.b_scale,
+                         w.sum + (tile * tiles.down * tiles.height + row) * tiles.kCols};
+    const int64_t count = std::min(region.rows - row, tiles.height);
+    const Units rows = tiles.rows.in_tile[i], cols = tiles.cols.in_tile[tile];
+    if (rows == Units::all && cols == Units::all) {
+      multiply_rows<L, L::kRows, false>(t, columns, unscaled, count);
+    } else if (rows == Units::none || cols == Units::none) {
+      multiply_rows<L, L::kRows, true>(t, columns, s, count);
+    } else {
+      multiply_mixed(t, columns, {tiles.rows.unit + row, tiles.cols.unit + tile * tiles.kCols}, s, count);
     }
   }
 
@@ -188,9 +220,9 @@ struct RegionProduct {
   template <class Columns>
   static void multiply_mixed(const RegisterTile& t, const Columns& columns, const UnitLines& units, const Slab& s,
                              int64_t count) {
-    constexpr int64_t cols = Tiles<L>::kCols, size = Tiles<L>::kRows * cols;
-    alignas(64) float plain[size];
-    std::copy_n(t.sum, size, plain);
+    constexpr int64_t cols = Tiles<L>::kCols;
+    alignas(64) float plain[L::kRows * cols];
+    std::copy_n(t.sum, count * cols, plain);
     multiply_rows<L, L::kRows, false>({t.a, t.a_scale, t.b_scale, plain}, columns,
                                       {s.begin, s.size, s.padded, L::kMaxBlock}, count);
     multiply_rows<L, L::kRows, true>(t, columns, s, count);
@@ -200,7 +232,7 @@ struct RegionProduct {
   }
 
   void run() const {
-    const int64_t sums = tiles.down * tiles.kRows * tiles.across * tiles.kCols, k = p.a.contraction;
+    const int64_t sums = tiles.down * tiles.height * tiles.across * tiles.kCols, k = p.a.contraction;
     std::memset(w.sum, 0, sizeof(float) * static_cast<size_t>(sums));
     for (int64_t begin = 0; begin < k; begin += w.depth * kSlab) {
       const int64_t depth = std::min(w.depth, ceil_div(k - begin, kSlab));
@@ -225,11 +257,4 @@ void multiply(const GemmProblem& p) {
       RegionProduct<L>{p, region, w}.run();
     }
   });
-}
-
-/// The same, in tall tiles if one holds all rows: columns that are read as codes are then decoded once.
-template <class L, class Tall>
-void multiply_few(const GemmProblem& p) {
-  const bool tall = p.b.spec.interleaved && p.a.outer > L::kRows && p.a.outer <= Tall::kRows;
-  tall ? multiply<Tall>(p) : multiply<L>(p);
 }

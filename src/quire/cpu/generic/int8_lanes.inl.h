@@ -94,9 +94,15 @@ struct Int8Lanes {
 #pragma GCC unroll 4
     for (int v = 0; v < kVectors; ++v)
 #pragma GCC unroll 4
-      for (int q = 0; q < kBlockLanes; ++q)
-        to[q][v] = load_bytes(columns.lanes + (block * kBlockLanes + q) * kGroup +
-                              v * kLanes / kGroup * (kGroup * kSlabLanes) + v * kLanes % kGroup);
+      for (int q = 0; q < kBlockLanes; ++q) to[q][v] = load_bytes(columns.at(block * kBlockLanes + q, v));
+  }
+  template <class Codes>
+  static void read_block(const KeptColumns<Int8Lanes, Codes>& columns, int64_t block, Block& to) {
+    read_block(columns.codes, block, to);
+#pragma GCC unroll 4
+    for (int v = 0; v < kVectors; ++v)
+#pragma GCC unroll 4
+      for (int q = 0; q < kBlockLanes; ++q) store_bytes(columns.kept.at(block * kBlockLanes + q, v), to[q][v]);
   }
 
   /// Columns decoded as they are multiplied.
@@ -115,12 +121,13 @@ struct Int8Lanes {
       }
   }
 
-  static int64_t coded_rows(const QuantSpec& /*spec*/) { return 16; }
+  static bool reads(const QuantSpec& /*spec*/) { return true; }
 
-  template <size_t Groups, class Body>
-  static void with_codes(const Operand& o, int64_t col, const Slab& slab, const unsigned (& /*folded*/)[Groups],
+  template <class Body>
+  static bool with_codes(const Operand& o, int64_t col, const Slab& slab, const uint16_t* /*folded*/,
                          const Body& body) {
     body(Codes{{o, col, slab}, repeat_table(kInt8ColumnValues.data())});
+    return true;
   }
 
   /// Every block of 16 is summed in integers, then scaled and added in registers. Both operands have block scales.

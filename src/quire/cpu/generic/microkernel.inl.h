@@ -12,9 +12,9 @@
 //   kUnit             what a product of 1 means: a power of two
 //   kFolds            whether scales that are powers of two may be multiplied into the codes
 //   kReadsCodes       whether columns may be decoded as they are multiplied, and not packed
-//   coded_rows        for how many rows that is quicker; with_codes calls its argument with such columns
-//   pack_rows, pack_columns   16 lines of a slab to lanes
-//   multiply          the tile itself
+//   reads             those of which specs
+//   with_codes        calls its argument with such columns and returns true; or false if what they were read as is
+//   wrong pack_rows, pack_columns   16 lines of a slab to lanes multiply          the tile itself
 
 /// Most positions along the contraction whose products are summed before anything else (numerics.md 0.20).
 constexpr int64_t kLongestBlock = 128;
@@ -38,17 +38,38 @@ void pack_lines(const Operand& o, int64_t outer, float* out, const PackRow& pack
 /// Columns of a register tile that were packed: [columns / 16][L::kSlabLanes][16].
 template <class L>
 struct PackedColumns {
-  const float* lanes;
+  float* lanes;
 
+  /// A vector of columns of one lane.
+  float* at(int64_t lane, int v) const {
+    return lanes + lane * kGroup + v * kLanes / kGroup * (kGroup * L::kSlabLanes) + v * kLanes % kGroup;
+  }
   /// The lanes of the quad of positions [4 quad, 4 quad + 4).
   void read(int64_t quad, typename L::Vector (&to)[4 / L::kPerLane][L::kVectors]) const {
-    const float* from = lanes + quad * (4 / L::kPerLane) * kGroup;
 #pragma GCC unroll 4
     for (int s = 0; s < 4 / L::kPerLane; ++s)
 #pragma GCC unroll 4
-      for (int v = 0; v < L::kVectors; ++v)
-        to[s][v] =
-            L::load_lanes(from + s * kGroup + v * kLanes / kGroup * (kGroup * L::kSlabLanes) + v * kLanes % kGroup);
+      for (int v = 0; v < L::kVectors; ++v) to[s][v] = L::load_lanes(at(quad * (4 / L::kPerLane) + s, v));
+  }
+};
+
+/// Columns that are decoded as they are multiplied, and packed for the rows that follow.
+template <class L, class Codes>
+struct KeptColumns {
+  Codes codes;
+  PackedColumns<L> kept;
+
+  void read(int64_t quad, typename L::Vector (&to)[4 / L::kPerLane][L::kVectors]) {
+    codes.read(quad, to);
+#pragma GCC unroll 4
+    for (int s = 0; s < 4 / L::kPerLane; ++s)
+#pragma GCC unroll 4
+      for (int v = 0; v < L::kVectors; ++v) L::store_lanes(kept.at(quad * (4 / L::kPerLane) + s, v), to[s][v]);
+  }
+  void finish() const
+    requires requires(const Codes& c) { c.finish(); }
+  {
+    codes.finish();
   }
 };
 
@@ -86,7 +107,7 @@ inline void add_block(F32 block, const float* row_scale, const float* column_sca
 template <class L, int Rows, bool Scaled, class Columns>
 [[gnu::noinline]] void multiply_lanes(const RegisterTile& tile, const Columns& columns, const Slab& slab) {
   constexpr int kCols = L::kVectors * kLanes, kQuadLanes = 4 / L::kPerLane;
-  const Columns from = columns;
+  Columns from = columns;
   const float* a = tile.a;
   const float* a_scale = tile.a_scale;
   const float* b_scale = tile.b_scale;
@@ -114,13 +135,13 @@ template <class L, int Rows, bool Scaled, class Columns>
     a_scale += 1;
     b_scale += kCols;
   }
+  if constexpr (requires { from.finish(); }) from.finish();
 }
 
-/// A tile of `rows` rows with the smallest kernel that covers them: 12, 8, 4, 2, 1 or 8, 4, 2, 1 or 6, 4, 2, 1 rows.
+/// A tile of `rows` rows, at least L::kLeastRows.
 template <class L, int Rows, bool Scaled, class Columns>
 void multiply_rows(const RegisterTile& tile, const Columns& columns, const Slab& slab, int64_t rows) {
-  constexpr int kFewer = Rows % 3 == 0 ? Rows / 3 * 2 : Rows / 2;
   if constexpr (Rows > L::kLeastRows)
-    if (rows <= kFewer) return multiply_rows<L, kFewer, Scaled>(tile, columns, slab, rows);
+    if (rows < Rows) return multiply_rows<L, Rows - 1, Scaled>(tile, columns, slab, rows);
   L::template multiply<Rows, Scaled>(tile, columns, slab);
 }

@@ -7,9 +7,10 @@ inline bool has_block_scales(const Operand& o) { return o.spec.row().scope == Sc
 /// Block scales of 16 lines and up to 16 blocks of an operand, as float32.
 using ScaleSquare = float[kGroup][kGroup];
 
-/// Interleaved bytes of block scales of a whole tile of lines as [block][line].
-inline void stage_scale_quads(const Operand& o, int64_t outer, int64_t first, uint8_t (&bytes)[kGroup][kGroup]) {
-  const int64_t all = block_count(o.spec, o.contraction), count = std::min(all - first, kGroup);
+/// Interleaved bytes of up to `most` block scales of a whole tile of lines as [block][line].
+inline void stage_scale_quads(const Operand& o, int64_t outer, int64_t first, int64_t most,
+                              uint8_t (&bytes)[kGroup][kGroup]) {
+  const int64_t all = block_count(o.spec, o.contraction), count = std::min(all - first, most);
   const uint8_t* quad = static_cast<const uint8_t*>(o.scale) + interleaved_offset(outer, first, all);
   for (int64_t b = 0; b < count; b += kQuadBytes)
     for (int64_t i = 0; i < kGroup; i += kLanes, quad += kLanes * kQuadBytes) {
@@ -29,7 +30,7 @@ inline bool stage_scale_bytes(const Operand& o, int64_t outer, int64_t first, ui
   const bool runs = !o.spec.swizzled && !o.spec.interleaved;  // tiled layouts have no runs of scales to copy
   std::memset(bytes, 0, sizeof bytes);
   if (o.spec.interleaved && outer % kGroup == 0) {
-    if (lines > 0) stage_scale_quads(o, outer, first, bytes);
+    if (lines > 0) stage_scale_quads(o, outer, first, kGroup, bytes);
     return true;
   }
   for (int64_t i = 0; i < (blocks_lead ? count : lines); ++i) {
@@ -97,20 +98,38 @@ void load_scale_square(const Operand& o, int64_t outer, int64_t first, ScaleSqua
       (Along ? out[i][b] : out[b][i]) = static_cast<const float*>(o.scale)[scale_index(grid, outer + i, first + b)];
 }
 
+/// decode_scale_lanes() of E4M3 codes in the uppermost bytes of lanes, none of them NaN: as the fields of a float32,
+/// whose exponent is then 120 too small.
+inline F32 decode_top_bytes(U32 codes) {
+  const I32 fields = (reinterpret_cast<I32>(codes) >> 4) & static_cast<int32_t>(0x87F00000);
+  return reinterpret_cast<F32>(fields) * 0x1p120f;
+}
+
+/// Whether a byte of the lanes is NaN in E4M3.
+inline bool any_nan_byte(const U32& codes) {
+  const U32 carried = ((codes & 0x7F7F7F7Fu) + 0x01010101u) & 0x80808080u;
+  uint32_t any = 0;
+  for (int i = 0; i < kLanes; ++i) any |= carried[i];
+  return any != 0;
+}
+
 /// decode_scales() across a whole tile of interleaved lines: their bytes are lanes already.
 inline void decode_scale_quads(const Operand& o, int64_t outer, const Slab& slab, int64_t stride, float* out) {
   const int64_t own = block_length(o.spec, o.contraction), repeat = own / slab.block;
+  const ScaleKind kind = o.spec.row().scale;
   const auto* const bytes = static_cast<const uint8_t*>(o.scale);
-  const uint8_t* const quads = bytes + interleaved_offset(outer, slab.begin / own, block_count(o.spec, o.contraction));
-  for (int64_t b = 0; b < slab.blocks(); ++b) {
-    const int64_t block = b / repeat;
-    const uint8_t* const quad = quads + block / kQuadBytes * kQuadGroup;
+  const uint8_t* quad = bytes + interleaved_offset(outer, slab.begin / own, block_count(o.spec, o.contraction));
+  for (int64_t b = 0; b < slab.blocks(); b += kQuadBytes * repeat, quad += kQuadGroup)
     for (int64_t i = 0; i < kGroup; i += kLanes) {
       const U32 four = reinterpret_cast<U32>(load(reinterpret_cast<const float*>(quad + i * kQuadBytes)));
-      const U32 code = four >> static_cast<uint32_t>(block % kQuadBytes * 8) & 0xFF;
-      store(out + b * stride + i, decode_scale_lanes(o.spec.row().scale, code));
+      const bool numbers = kind == ScaleKind::e4m3 && !any_nan_byte(four);
+      const int64_t end = std::min(slab.blocks(), b + kQuadBytes * repeat);
+      for (int64_t to = b; to < end; ++to) {
+        const auto shift = static_cast<uint32_t>((to - b) / repeat * 8);
+        store(out + to * stride + i,
+              numbers ? decode_top_bytes(four << (24 - shift)) : decode_scale_lanes(kind, four >> shift & 0xFF));
+      }
     }
-  }
 }
 
 /// Block scales of a slab for 16 lines from `outer` on, repeated where the operand's own blocks are longer than the
@@ -146,11 +165,12 @@ inline bool may_fold(const Operand& o) { return o.spec.row().scale == ScaleKind:
 
 /// The least and the largest of some scale bytes.
 struct ScaleRange {
+  /// So near to 1 that no product of two such numbers is subnormal or overflows.
+  static constexpr uint8_t kLow = 127 - 50, kHigh = 127 + 50;
   uint8_t low = 255, high = 0;
 
   void add(uint8_t byte) { low = std::min(low, byte), high = std::max(high, byte); }
-  /// So near to 1 that no product of two such numbers is subnormal or overflows.
-  bool folds() const { return low >= 127 - 50 && high <= 127 + 50; }
+  bool folds() const { return low >= kLow && high <= kHigh; }
 };
 
 /// Whether the scales of a line can be multiplied into its codes.
@@ -172,23 +192,21 @@ inline bool can_fold(const Operand& o, int64_t outer) {
 /// The same of 16 interleaved lines, which is quicker than one by one.
 inline void can_fold_group(const Operand& o, int64_t outer, bool (&folds)[kGroup]) {
   const int64_t blocks = block_count(o.spec, o.contraction), whole = blocks / kQuadBytes * kQuadBytes;
-  const uint8_t* quad = static_cast<const uint8_t*>(o.scale) + interleaved_offset(outer, 0, blocks);
-  Codes low[kQuadBytes], high[kQuadBytes];
-  std::fill_n(low, kQuadBytes, Codes{} + 255), std::fill_n(high, kQuadBytes, Codes{});
-  const uint8_t* at = quad;
+  const uint8_t* const quads = static_cast<const uint8_t*>(o.scale) + interleaved_offset(outer, 0, blocks);
+  alignas(64) Codes most[kQuadBytes] = {};
+  const uint8_t* at = quads;
   for (int64_t b = 0; b < whole; b += kQuadBytes)
     for (int i = 0; i < kQuadBytes; ++i, at += kGroup) {
-      const Codes bytes = load_codes(at);
-      low[i] = bytes < low[i] ? bytes : low[i], high[i] = bytes > high[i] ? bytes : high[i];
+      const Codes above = load_codes(at) - ScaleRange::kLow;  // those below wrap around
+      most[i] = above > most[i] ? above : most[i];
     }
+  for (Codes& bytes : most) bytes = reinterpret_cast<Codes>(bytes > ScaleRange::kHigh - ScaleRange::kLow);
   for (int64_t i = 0; i < kGroup; ++i) {
-    ScaleRange range;
-    for (int64_t b = 0; b < kQuadBytes; ++b) {
-      const int64_t byte = i * kQuadBytes + b;
-      if (whole > 0) range.add(low[byte / kGroup][byte % kGroup]), range.add(high[byte / kGroup][byte % kGroup]);
-      if (whole + b < blocks) range.add(quad[interleaved_offset(i, whole + b, blocks)]);
-    }
-    folds[i] = range.folds();
+    uint32_t outside;
+    std::memcpy(&outside, reinterpret_cast<const uint8_t*>(most) + i * kQuadBytes, sizeof outside);
+    ScaleRange rest;
+    for (int64_t b = whole; b < blocks; ++b) rest.add(quads[interleaved_offset(i, b, blocks)]);
+    folds[i] = outside == 0 && rest.folds();
   }
 }
 

@@ -10,9 +10,12 @@ inline U32 halves_of(uint32_t first, uint32_t second) {
       _mm512_mask_set1_epi32(_mm512_set1_epi32(static_cast<int>(first)), 0xFF00, static_cast<int>(second)));
 }
 
-/// x - y without sign, 0 where y is larger.
-inline Halves subtract_to_zero(Halves x, Halves y) {
-  return reinterpret_cast<Halves>(_mm512_subs_epu16(reinterpret_cast<__m512i>(x), reinterpret_cast<__m512i>(y)));
+/// The larger of two bytes without sign.
+inline Bytes larger(Bytes x, Bytes y) {
+  return reinterpret_cast<Bytes>(_mm512_max_epu8(reinterpret_cast<__m512i>(x), reinterpret_cast<__m512i>(y)));
+}
+inline Halves larger(Halves x, Halves y) {
+  return reinterpret_cast<Halves>(_mm512_max_epu16(reinterpret_cast<__m512i>(x), reinterpret_cast<__m512i>(y)));
 }
 /// Whether any bit is set.
 inline bool any(Bytes v) { return _mm512_test_epi64_mask(reinterpret_cast<__m512i>(v), reinterpret_cast<__m512i>(v)); }
