@@ -60,12 +60,28 @@ inline F32 decode_at(const uint8_t* codes) {
 }
 
 /// Values of codes, whole quads, times the scales of their blocks of N.
-template <Format F, int64_t N, DType D, bool kNan>
+template <Format F, int64_t N, DType D, Known kKnown>
 inline void decode_piece(const uint8_t* codes, int64_t count, const float* scale, Plain<D>* to) {
+  const auto value = [&](int64_t j) {
+    return decode_at<F, kKnown == Known::nothing>(codes + j) * broadcast(scale[j / N]);
+  };
   for (int64_t i = 0; i < count; i += kQuad)
-#pragma GCC unroll 4
-    for (int64_t j = i; j < i + kQuad; j += kLanes)
-      store_as<D, kNan>(to + j, decode_at<F, kNan>(codes + j) * broadcast(scale[j / N]));
+#pragma GCC unroll 2
+    for (int64_t j = i; j < i + kQuad; j += 2 * kLanes) store_as<D, kKnown>(to + j, value(j), value(j + kLanes));
+}
+
+/// Whether any code times any of the scales is a bfloat16: a code has few bits, and a power of two moves them only,
+/// down to the least subnormal number.
+template <Format F>
+inline bool all_products_are_bf16(const float* scale, int64_t count) {
+  constexpr uint32_t least = static_cast<uint32_t>(std::max(1, row(F).bias + row(F).man_bits - 1 - 133 + 127)) << 23;
+  uint32_t rest = 0, smallest = ~0u;
+  for (int64_t i = 0; i < count; ++i) {
+    const auto bits = std::bit_cast<uint32_t>(scale[i]);
+    rest |= bits & 0x807FFFFFu;
+    smallest = std::min(smallest, bits);
+  }
+  return rest == 0 && smallest >= least;
 }
 
 /// Decodes codes [first, first + count) of a line, which are padded to whole quads.
@@ -83,10 +99,12 @@ void dequantize_piece(const DequantizeProblem& p, const Extent& e, const Tile& a
   }
   // What is no number may be a code, a scale, or a product of both.
   const bool finite = line_magnitude<DType::f32, false>(scale, count) < kInfinity<DType::f32>;
-  if (finite && (F == Format::e2m1 || all_finite<F>(codes, padded)))
-    decode_piece<F, n, D, false>(codes, padded, scale, values);
+  if (!finite || !(F == Format::e2m1 || all_finite<F>(codes, padded)))
+    decode_piece<F, n, D, Known::nothing>(codes, padded, scale, values);
+  else if (D == DType::bf16 && all_products_are_bf16<F>(scale, count))
+    decode_piece<F, n, D, Known::exact>(codes, padded, scale, values);
   else
-    decode_piece<F, n, D, true>(codes, padded, scale, values);
+    decode_piece<F, n, D, Known::no_nan>(codes, padded, scale, values);
   auto* to = static_cast<uint8_t*>(p.out.data) + (at.row * p.out.row_stride + at.col) * size_of(D);
   const bool streams = p.out.rows * p.out.cols * size_of(D) >= kStreamBytes;
   put(reinterpret_cast<const uint8_t*>(values), at.cols * size_of(D), to, streams);

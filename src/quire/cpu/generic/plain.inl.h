@@ -1,19 +1,22 @@
 // Plain memory in and out of vectors of f32, by element type.
 
+inline U32 bits_of(F32 x) { return reinterpret_cast<U32>(x); }
+inline F32 float_of(U32 x) { return reinterpret_cast<F32>(x); }
+
 template <DType D>
 using Plain = std::conditional_t<D == DType::f32, float, uint16_t>;
 
 inline F32 load_bf16(const uint16_t* p) { return reinterpret_cast<F32>(load_u16(p) << 16); }
 
-/// f32_to_bf16() of every lane. Without kNan no lane is NaN.
-template <bool kNan = true>
-inline void store_bf16(uint16_t* p, F32 v) {
+/// f32_to_bf16() of every lane, in the upper halves. Without kNan no lane is NaN.
+template <bool kNan>
+inline U32 rounded_to_bf16(F32 v) {
   const U32 u = reinterpret_cast<U32>(v);
   const U32 rounded = u + 0x7FFFu + (u >> 16 & 1u);
-  if constexpr (!kNan) return store_u16(p, rounded >> 16);
-  const U32 kept = (u & 0x7FFFFFFFu) > 0x7F800000u ? u | 0x400000u : rounded;
-  store_u16(p, kept >> 16);
+  if constexpr (!kNan) return rounded;
+  return (u & 0x7FFFFFFFu) > 0x7F800000u ? u | 0x400000u : rounded;
 }
+inline void store_bf16(uint16_t* p, F32 v) { store_u16(p, rounded_to_bf16<true>(v) >> 16); }
 
 template <DType D>
 F32 load_as(const Plain<D>* p) {
@@ -37,12 +40,29 @@ float widen(Plain<D> x) {
   if constexpr (D == DType::bf16) return bf16_to_f32(x);
 }
 
-/// Rounds to nearest even. Without kNan no lane is NaN.
-template <DType D, bool kNan = true>
+/// Rounds to nearest even.
+template <DType D>
 void store_as(Plain<D>* p, F32 v) {
   if constexpr (D == DType::f32) store(p, v);
   if constexpr (D == DType::f16) store_f16(p, v);
-  if constexpr (D == DType::bf16) store_bf16<kNan>(p, v);
+  if constexpr (D == DType::bf16) store_bf16(p, v);
+}
+
+/// What is known of numbers that are to be rounded: nothing, that none is NaN, or that they need no rounding either.
+enum class Known { nothing, no_nan, exact };
+
+/// The same of two vectors.
+template <DType D, Known kKnown>
+void store_as(Plain<D>* p, F32 first, F32 second) {
+  if constexpr (D != DType::bf16) {
+    store_as<D>(p, first);
+    store_as<D>(p + kLanes, second);
+  } else if constexpr (kKnown == Known::exact) {
+    store_upper(p, bits_of(first), bits_of(second));
+  } else {
+    constexpr bool nan = kKnown == Known::nothing;
+    store_upper(p, rounded_to_bf16<nan>(first), rounded_to_bf16<nan>(second));
+  }
 }
 
 /// Calls body with the element type as a constant: body(std::integral_constant<DType, D>).

@@ -18,9 +18,6 @@ struct ScaleRule {
   GlobalScale global;  ///< NVFP4
 };
 
-inline U32 bits_of(F32 x) { return reinterpret_cast<U32>(x); }
-inline F32 float_of(U32 x) { return reinterpret_cast<F32>(x); }
-
 /// scale_from_amax() (numerics.md 2.1).
 inline F32 f32_scales(const ScaleRule& rule, F32 amax) {
   const F32 one = broadcast(1.0f), zero = {};

@@ -66,6 +66,12 @@ inline void store_u16(uint16_t* p, U32 v) {
   _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm256_castsi256_si128(low));
 }
 
+/// The upper halves of the lanes of two vectors.
+inline void store_upper(uint16_t* p, U32 first, U32 second) {
+  const __m256i a = reinterpret_cast<__m256i>(first >> 16), b = reinterpret_cast<__m256i>(second >> 16);
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm256_permute4x64_epi64(_mm256_packus_epi32(a, b), 0xD8));
+}
+
 /// Bits of a where those of the mask are set, of b elsewhere.
 inline U32 blend_bits(uint32_t mask, U32 a, U32 b) { return (a & mask) | (b & ~mask); }
 

@@ -67,6 +67,14 @@ inline void store_u16(uint16_t* p, U32 v) {
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi32_epi16(reinterpret_cast<__m512i>(v)));
 }
 
+/// The upper halves of the lanes of two vectors.
+inline void store_upper(uint16_t* p, U32 first, U32 second) {
+  const __m512i odd = _mm512_set_epi16(63, 61, 59, 57, 55, 53, 51, 49, 47, 45, 43, 41, 39, 37, 35, 33, 31, 29, 27, 25,
+                                       23, 21, 19, 17, 15, 13, 11, 9, 7, 5, 3, 1);
+  const __m512i a = reinterpret_cast<__m512i>(first), b = reinterpret_cast<__m512i>(second);
+  _mm512_storeu_si512(p, _mm512_permutex2var_epi16(a, odd, b));
+}
+
 /// Bits of a where those of the mask are set, of b elsewhere.
 inline U32 blend_bits(uint32_t mask, U32 a, U32 b) {
   constexpr int kMaskedAOrB = 0xCA;

@@ -69,6 +69,12 @@ inline void store_u16(uint16_t* p, U32 v) {
   for (int i = 0; i < kLanes; ++i) p[i] = static_cast<uint16_t>(v[i]);
 }
 
+/// The upper halves of the lanes of two vectors.
+inline void store_upper(uint16_t* p, U32 first, U32 second) {
+  store_u16(p, first >> 16);
+  store_u16(p + kLanes, second >> 16);
+}
+
 /// Bits of a where those of the mask are set, of b elsewhere.
 inline U32 blend_bits(uint32_t mask, U32 a, U32 b) { return (a & mask) | (b & ~mask); }
 
