@@ -14,8 +14,8 @@
 
 namespace quire_torch {
 
-/// A value T (with T::parse and to_string) interned by the text it was written as. Copies are one pointer; parsing a
-/// text seen before costs a length check and a memcmp.
+/// A value T (with T::parse) interned by the text it was written as. Copies are one pointer; parsing a text seen before
+/// costs a length check and a memcmp.
 template <class T>
 class Interned {
  public:
@@ -54,30 +54,16 @@ class Interned {
   const Row* row_ = nullptr;
 };
 
-/// A spec that may be absent: the empty text.
-struct OptionalSpec {
-  std::optional<quire::QuantSpec> spec;
-
-  static OptionalSpec parse(std::string_view text) {
-    return text.empty() ? OptionalSpec{} : OptionalSpec{quire::QuantSpec::parse(text)};
-  }
-  std::string to_string() const { return spec ? spec->to_string() : ""; }
-};
-
-/// A recipe that may be absent, for products in high precision: the empty text.
-struct OptionalRecipe {
-  std::optional<quire::LinearSpec> recipe;
-
-  static OptionalRecipe parse(std::string_view text) {
-    return text.empty() ? OptionalRecipe{} : OptionalRecipe{quire::LinearSpec::parse(text)};
-  }
-  std::string to_string() const { return recipe ? recipe->to_string() : ""; }
+/// A T that may be absent: the empty text.
+template <class T>
+struct Optional : std::optional<T> {
+  static Optional parse(std::string_view text) { return text.empty() ? Optional{} : Optional{T::parse(text)}; }
 };
 
 using SpecText = Interned<quire::QuantSpec>;
-using OptionalSpecText = Interned<OptionalSpec>;
+using OptionalSpecText = Interned<Optional<quire::QuantSpec>>;
 using RecipeText = Interned<quire::LinearSpec>;
-using OptionalRecipeText = Interned<OptionalRecipe>;
+using OptionalRecipeText = Interned<Optional<quire::LinearSpec>>;
 using ActivationText = Interned<quire::Activation>;
 
 }  // namespace quire_torch

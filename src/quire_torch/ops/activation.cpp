@@ -18,7 +18,7 @@ void activate_groups(const ActivationArgs& a, op::Tensors<7>& out) {
   const Groups groups(*a.offsets, x.matrix().rows, "activation");
   clear_carrier(a.out(), out[0]);
   if (a.out().has_y()) zero_beyond(out[0], groups);
-  const quire::QuantSpec spec = a.spec->spec.value_or(quire::QuantSpec{});
+  const quire::QuantSpec spec = a.spec->value_or(quire::QuantSpec{});
   const auto rows = sides_of(std::span(out).subspan(1, 3), {spec, groups, cols, quire::Direction::rowwise}, a.rowwise);
   const auto columns =
       sides_of(std::span(out).subspan(4, 3), {spec, groups, cols, quire::Direction::columnwise}, a.columnwise);

@@ -67,7 +67,7 @@ struct ActivationFwd : OpBase {
                  a.offsets->device(), " and ", a.x.device(), "; move one with .to()");
     const auto sizes = a.sizes<Int>();
     const quire::GroupSizes<Int> all{quire::product(sizes, 0, sizes.size() - 1), sizes.back(), groups};
-    const quire::QuantSpec spec = a.spec->spec.value_or(quire::QuantSpec{});
+    const quire::QuantSpec spec = a.spec->value_or(quire::QuantSpec{});
     const auto rows = grouped_results(spec, all, quire::Direction::rowwise, a.rowwise);
     const auto columns = grouped_results(spec, all, quire::Direction::columnwise, a.columnwise);
     std::copy(rows.begin(), rows.end(), r.begin() + 1);

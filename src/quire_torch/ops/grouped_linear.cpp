@@ -44,9 +44,7 @@ GroupedLinearFwd::Args inner(const GroupedLinear::Args& a, int64_t save) {
 }
 
 /// What backward multiplies; without a recipe, x and w themselves.
-Backward mode_of(const OptionalRecipeText& recipe) {
-  return recipe->recipe ? recipe->recipe->backward : Backward::high_precision;
-}
+Backward mode_of(const OptionalRecipeText& recipe) { return *recipe ? (*recipe)->backward : Backward::high_precision; }
 
 bool from_codes(Backward mode) { return mode == Backward::quantized || mode == Backward::requantized; }
 
@@ -75,13 +73,13 @@ op::OptionalTensorList saved_halves(op::OptionalTensorList w_buffers, Direction 
 }
 
 void check_forward(const GroupedLinear::Args& a, op::Needs need) {
-  if (!a.recipe->recipe) {
+  if (!a.recipe->has_value()) {
     quire::check(a.w_buffers.empty() && a.x_buffers.empty(),
                  "grouped_linear: an operand is given quantized, and recipe '' multiplies x and w themselves; "
                  "dequantize it, or give a recipe");
     return;
   }
-  const quire::LinearSpec& recipe = *a.recipe->recipe;
+  const quire::LinearSpec& recipe = **a.recipe;
   const Backward mode = recipe.backward;
   const bool keeps_x = mode == Backward::high_precision || mode == Backward::requantized;
   quire::check(!keeps_x || a.x_buffers.empty() || !need[kW], "grouped_linear: x is given quantized, but backward=",
@@ -189,7 +187,7 @@ op::Tensors<3> quantized_backward(const GroupedLinear::Saved& s, const at::Tenso
 /// x as a backward pass multiplies it that does not multiply codes.
 at::Tensor plain_x(const GroupedLinear::Saved& s, const at::Tensor& dy) {
   if (mode_of(s.recipe) == Backward::high_precision) return s.x_data;
-  return decode(s, {s.x_data, s.x_scale, s.x_amax}, s.recipe->recipe->x, dy);
+  return decode(s, {s.x_data, s.x_scale, s.x_amax}, (*s.recipe)->x, dy);
 }
 
 /// Gradients as products of plain tensors (numerics.md 6.8).
@@ -238,8 +236,7 @@ std::pair<op::Tensors<3>, GroupedLinear::Saved> GroupedLinear::forward(const Arg
       op::call<GroupedLinearFwd>(inner(a, (keep_x && codes_of_x ? kSaveX : 0) | (keep_w && codes_of_w ? kSaveW : 0)));
   Three x{r[1], r[2], r[3]};
   if (keep_x && !codes_of_x) x = {a.x, r[2], r[3]};
-  if (keep_x && codes_of_x && !a.x_buffers.empty())
-    x = saved_half(a.x_buffers, saved_direction(*a.recipe->recipe), r[3]);
+  if (keep_x && codes_of_x && !a.x_buffers.empty()) x = saved_half(a.x_buffers, saved_direction(**a.recipe), r[3]);
   return {{r[0], r[3], r[6]},
           {.offsets = a.offsets,
            .x_data = x[0],

@@ -162,7 +162,7 @@ class PlainWeights {
   }
 
  private:
-  GroupedLayout layout() const { return {a_.recipe->recipe->w, experts_, k_, Direction::rowwise}; }
+  GroupedLayout layout() const { return {(*a_.recipe)->w, experts_, k_, Direction::rowwise}; }
 
   const GroupedPlainBwd::Args& a_;
   int64_t n_, k_;

@@ -137,7 +137,7 @@ struct GroupedPlainBwd : OpBase {
     const int64_t groups = group_count(a.offsets, "grouped_plain_bwd");
     const Int n = op::size<Int>(a.dy, -1), k = op::as<Int>(a.in_features);
     if ((a.needs & kNeedsX) && a.w.empty())
-      quire::check(a.recipe->recipe.has_value(), "grouped_plain_bwd: w is absent; pass it, or its codes and a recipe");
+      quire::check(a.recipe->has_value(), "grouped_plain_bwd: w is absent; pass it, or its codes and a recipe");
     else if (a.needs & kNeedsX)
       check_list<Int>(a.w, groups, {n, k}, "grouped_plain_bwd: w", a.dy.device());
     auto dx = shape<Int>(a.dy);

@@ -44,7 +44,7 @@ void plain(const GroupedLinearFwd::Args& a, const Groups& groups, at::Tensor& y)
 /// The direction that `save` asks to keep of an operand.
 std::optional<Direction> saved(const GroupedLinearFwd::Args& a, int64_t bit) {
   if ((a.save & bit) == 0) return std::nullopt;
-  return saved_direction(*a.recipe->recipe);
+  return saved_direction(**a.recipe);
 }
 
 /// x as it is given, rowwise.
@@ -52,7 +52,7 @@ std::vector<quire::Side> given_x(const GroupedLinearFwd::Args& a, const Groups& 
   quire::check(a.x_buffers.size() == 6 && a.x_buffers[0] && a.x_buffers[1],
                "grouped_linear: x_buffers must be six buffers, rowwise ones among them; got ", a.x_buffers.size());
   const std::array three{*a.x_buffers[0], *a.x_buffers[1], a.x_buffers[2].value_or(at::Tensor())};
-  return grouped_sides(three, {a.recipe->recipe->x, groups, k, Direction::rowwise}, "grouped_linear: x");
+  return grouped_sides(three, {(*a.recipe)->x, groups, k, Direction::rowwise}, "grouped_linear: x");
 }
 
 /// x of each group, rowwise; in the other direction too where that is saved.
@@ -63,7 +63,7 @@ GroupedCodes quantize_x(const GroupedLinearFwd::Args& a, const Groups& groups, o
   return quantize_groups(rows_of(x.matrix(), groups), groups, x.matrix().cols,
                          {.what = "grouped_linear: x",
                           .role = "x",
-                          .spec = a.recipe->recipe->x,
+                          .spec = (*a.recipe)->x,
                           .rowwise = true,
                           .columnwise = kept == Direction::columnwise,
                           .scale = group_scales(a.fwd_scale, 3, count, 0, "grouped_linear: fwd_scale"),
@@ -86,7 +86,7 @@ GroupedCodes quantize_w(const GroupedLinearFwd::Args& a, const Groups& groups, o
   return quantize_groups(matrices, Groups::equal(count, n), k,
                          {.what = "grouped_linear: w",
                           .role = "w",
-                          .spec = a.recipe->recipe->w,
+                          .spec = (*a.recipe)->w,
                           .rowwise = true,
                           .columnwise = kept == Direction::columnwise,
                           .scale = group_scales(a.fwd_scale, 3, count, 1, "grouped_linear: fwd_scale"),
@@ -105,9 +105,9 @@ void GroupedLinearFwd::cpu(const Args& a, op::Tensors<7>& out) {
   const quire::MutableMatrix y = mutable_matrix(out[0]);
   const Groups groups(a.offsets, y.rows, "grouped_linear");
   zero_beyond(out[0], groups);
-  if (!a.recipe->recipe) return plain(a, groups, out[0]);
+  if (!a.recipe->has_value()) return plain(a, groups, out[0]);
   check_fresh(a, groups);
-  const quire::LinearSpec& recipe = *a.recipe->recipe;
+  const quire::LinearSpec& recipe = **a.recipe;
   const Groups experts = Groups::equal(static_cast<int64_t>(groups.size()), n);
   const GroupedLayout x_layout{recipe.x, groups, k, Direction::rowwise},
       w_layout{recipe.w, experts, k, Direction::rowwise};

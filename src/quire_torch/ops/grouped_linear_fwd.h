@@ -80,8 +80,8 @@ struct GroupedLinearFwd : OpBase {
     y.sizes.append(x.begin(), x.end());
     y.sizes.back() = op::as<Int>(a.out_features);
     const op::Result<Int> none = op::absent<Int>(at::kByte), amax{{Int(groups)}, at::kFloat};
-    if (!a.recipe->recipe) return {y, none, none, none, none, none, none};
-    const quire::LinearSpec& recipe = *a.recipe->recipe;
+    if (!a.recipe->has_value()) return {y, none, none, none, none, none, none};
+    const quire::LinearSpec& recipe = **a.recipe;
     const quire::Direction direction = saved_direction(recipe);
     auto kept_x = grouped_results<Int>(recipe.x, {quire::product(x, 0, x.size() - 1), x.back(), groups}, direction,
                                        (a.save & kSaveX) && a.x_buffers.empty());

@@ -12,7 +12,7 @@ quire::Destination destination(const ProducedFields& f, at::Tensor* results, int
       .y = {f.has_y() ? results[0].mutable_data_ptr() : nullptr, dtype(f.dtype, what), rows, cols, cols}};
   clear_carrier(f, results[0]);
   if (!f.quantized()) return to;
-  to.spec = *f.spec->spec;
+  to.spec = **f.spec;
   if (f.rowwise) to.rowwise = side(results[1], results[2], results[3]);
   if (f.columnwise) to.columnwise = side(results[4], results[5], results[6]);
   to.scale = given_scale(f.scale, what, ": scale");

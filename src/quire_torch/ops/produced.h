@@ -14,7 +14,7 @@ struct ProducedFields {
   bool rowwise = false, columnwise = false, keep = false;
   std::optional<at::Tensor> scale{};  ///< float32 [1]: a given scale (numerics.md 1.5)
 
-  bool quantized() const { return spec->spec.has_value(); }
+  bool quantized() const { return spec->has_value(); }
   bool has_y() const { return keep || !quantized(); }
 };
 
@@ -33,7 +33,7 @@ std::array<op::Result<Int>, 7> produced_results(const ProducedFields& f, const q
     y.sizes.clear();
     y.sizes.append(sizes.begin(), sizes.end());
   }
-  const quire::QuantSpec spec = f.spec->spec.value_or(quire::QuantSpec{});
+  const quire::QuantSpec spec = f.spec->value_or(quire::QuantSpec{});
   const auto r = results(spec, sizes, quire::Direction::rowwise, f.rowwise), c = kept(spec, sizes, f.columnwise);
   return {y, r[0], r[1], r[2], c[0], c[1], c[2]};
 }
