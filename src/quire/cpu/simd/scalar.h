@@ -6,9 +6,10 @@ constexpr int kLanes = 4;
 constexpr int kTileRows = 2;
 constexpr int kTileVectors = 4;
 
-typedef float F32 __attribute__((vector_size(4 * kLanes), aligned(4)));
-typedef int32_t I32 __attribute__((vector_size(4 * kLanes), aligned(4)));
-typedef uint32_t U32 __attribute__((vector_size(4 * kLanes), aligned(4)));
+// Codes are loaded too, from any address.
+typedef float F32 __attribute__((vector_size(4 * kLanes), aligned(1)));
+typedef int32_t I32 __attribute__((vector_size(4 * kLanes), aligned(1)));
+typedef uint32_t U32 __attribute__((vector_size(4 * kLanes), aligned(1)));
 
 inline F32 load(const float* p) { return *reinterpret_cast<const F32*>(p); }
 inline void store(float* p, F32 v) { *reinterpret_cast<F32*>(p) = v; }
