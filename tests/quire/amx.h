@@ -21,16 +21,26 @@ namespace {
 //
 #include "quire/cpu/simd/avx512_bf16.h"
 
-/// The four tiles of sums; they exist while a session does.
+/// The four tiles of sums; they exist while a session does, which says how deep the others are.
 thread_local float tiles[32][32];
-thread_local bool configured = false;
+thread_local int32_t int8_tiles[32][32];
+thread_local int session_depth = 0;
 
+template <int kDepth>
 struct TileSession {
-  TileSession() { configured = true; }
-  ~TileSession() { configured = false; }
+  TileSession() { session_depth = kDepth; }
+  ~TileSession() { session_depth = 0; }
 };
 
-void zero_tiles() { std::memset(tiles, 0, sizeof tiles); }
+void zero_tiles() {
+  std::memset(tiles, 0, sizeof tiles);
+  std::memset(int8_tiles, 0, sizeof int8_tiles);
+}
+
+/// The column `j` of 32.
+const float* column(const float* first_columns, const float* last_columns, int j) {
+  return j < 16 ? first_columns + j : last_columns + j - 16;
+}
 
 void multiply_tiles(const float* rows, int64_t row_stride, const float* first_columns, const float* last_columns) {
   const auto bf16 = [](const float* lane, int half) {
@@ -40,29 +50,45 @@ void multiply_tiles(const float* rows, int64_t row_stride, const float* first_co
   };
   for (int i = 0; i < 32; ++i)
     for (int j = 0; j < 32; ++j) {
-      const float* const columns = j < 16 ? first_columns + j : last_columns + j - 16;
+      const float* const columns = column(first_columns, last_columns, j);
       float parts[2] = {};
-      for (int l = 0; l < 16; ++l)
+      for (int l = 0; l < session_depth; ++l)
         for (int half = 0; half < 2; ++half)
           parts[half] = std::fma(bf16(rows + i * row_stride + l, half), bf16(columns + l * 16, half), parts[half]);
       tiles[i][j] += parts[0] + parts[1];
     }
 }
 
-/// Nothing but NaN without a session.
+void multiply_int8_tiles(const float* rows, int64_t row_stride, const float* first_columns, const float* last_columns) {
+  const auto byte = [](const float* lane, int i) { return reinterpret_cast<const uint8_t*>(lane)[i]; };
+  for (int i = 0; i < 32; ++i)
+    for (int j = 0; j < 32; ++j)
+      for (int l = 0; l < session_depth; ++l)
+        for (int b = 0; b < 4; ++b)
+          int8_tiles[i][j] += static_cast<int8_t>(byte(rows + i * row_stride + l, b)) *
+                              byte(column(first_columns, last_columns, j) + l * 16, b);
+}
+
+/// Nothing but NaN, or the least of integers, without a session.
 void store_tiles(float* sums) {
   for (int i = 0; i < 32 * 32; ++i)
-    sums[i] = configured ? tiles[i / 32][i % 32] : std::numeric_limits<float>::quiet_NaN();
+    sums[i] = session_depth ? tiles[i / 32][i % 32] : std::numeric_limits<float>::quiet_NaN();
+}
+void store_tiles(int32_t* sums) {
+  for (int i = 0; i < 32 * 32; ++i)
+    sums[i] = session_depth ? int8_tiles[i / 32][i % 32] : std::numeric_limits<int32_t>::min();
 }
 
 #include "quire/cpu/generic/product.inl.h"
 //
 #include "quire/cpu/generic/bf16_lanes.inl.h"
 //
+#include "quire/cpu/generic/int8_lanes.inl.h"
+//
 #include "quire/cpu/generic/amx_lanes.inl.h"
 }  // namespace
 
-const Product kBf16 = multiply<AmxLanes>;
+const Product kBf16 = multiply<AmxLanes>, kInt8 = multiply<AmxInt8Lanes>;
 
 }  // namespace quire::cpu::amx_in_plain
 

@@ -44,6 +44,7 @@ inline std::vector<Kernel> kernels() {
 #if defined(__x86_64__)
     if (name == "avx512_vnni") found.push_back({"avx2_vnni_by_avx512", cpu::avx2_by_avx512::kInt8, true, isa.kernels});
     if (name == "avx512_bf16") found.push_back({"amx_in_plain", cpu::amx_in_plain::kBf16, false, isa.kernels, 32});
+    if (name == "avx512_bf16") found.push_back({"amx_int8_in_plain", cpu::amx_in_plain::kInt8, true, isa.kernels});
 #endif
     if (isa.bf16) found.push_back({name + "_in_bf16", *isa.bf16, false, isa.kernels});
     if (isa.amx) found.push_back({name + "_by_tiles", *isa.amx, false, isa.kernels, 32});

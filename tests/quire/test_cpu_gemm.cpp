@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <bit>
 #include <cmath>
 #include <cstring>
 #include <sstream>
@@ -217,6 +218,25 @@ TEST_P(CpuGemm, block_sums_of_four_bit_codes_are_exact_and_the_global_factor_is_
             << spec << ' ' << i << ' ' << j;
       }
   }
+}
+
+TEST_P(CpuGemm, whatever_multiplies_int8_gives_the_same_bits) {
+  if (!GetParam().only_four_bits) GTEST_SKIP() << "not of int8";
+  for (const int64_t m : {1, 31, 32, 33, 70})
+    for (const char* spec : {"mxfp4", "nvfp4", "nvfp4:interleaved"}) {
+      const int64_t n = 75, k = 1104;  // three slabs, the last of them short
+      const RandomOperand a(spec, Direction::rowwise, {m, k}, 21), b(spec, Direction::columnwise, {n, k}, 22);
+      Output ours(m, n, DType::f32), first(m, n, DType::f32);
+      ASSERT_TRUE(multiply(problem(a, b, ours)));
+      for (const Kernel& other : kernels())
+        if (other.only_four_bits && other.name != GetParam().name) {
+          other.run(problem(a, b, first));
+          for (int64_t i = 0; i < m; ++i)
+            for (int64_t j = 0; j < n; ++j)
+              ASSERT_EQ(std::bit_cast<uint32_t>(ours.at(i, j)), std::bit_cast<uint32_t>(first.at(i, j)))
+                  << spec << ", " << other.name << " at " << i << ", " << j;
+        }
+    }
 }
 
 TEST_P(CpuGemm, a_code_that_is_not_a_number_reaches_exactly_the_outputs_that_it_feeds) {

@@ -27,6 +27,7 @@ bool may_use_tiles() {
 
 // The builtin takes nothing but literals.
 constexpr std::array kFeatures{
+    Feature{"amx_int8", [] { return __builtin_cpu_supports("amx-int8") != 0; }},
     Feature{"amx_tile", [] { return __builtin_cpu_supports("amx-tile") != 0 && may_use_tiles(); }},
     Feature{"amx_bf16", [] { return __builtin_cpu_supports("amx-bf16") != 0; }},
     Feature{"avx512_bf16", [] { return __builtin_cpu_supports("avx512bf16") != 0; }},
@@ -42,13 +43,13 @@ constexpr std::array kFeatures{
 };
 constexpr std::array kAvx2VnniFeatures{
     Feature{"avx_vnni", [] { return __builtin_cpu_supports("avxvnni") != 0; }},
-    kFeatures[9],
     kFeatures[10],
     kFeatures[11],
+    kFeatures[12],
 };
 
 constexpr std::array kIsas{
-    Isa{"avx512_amx", kFeatures, &avx512::kKernels, &avx512_vnni::kInt8, &avx512_bf16::kBf16, &avx512_amx::kBf16},
+    Isa{"avx512_amx", kFeatures, &avx512::kKernels, &avx512_amx::kInt8, &avx512_bf16::kBf16, &avx512_amx::kBf16},
     Isa{"avx512_bf16", std::span(kFeatures).last<10>(), &avx512::kKernels, &avx512_vnni::kInt8, &avx512_bf16::kBf16},
     Isa{"avx512_vnni", std::span(kFeatures).last<8>(), &avx512::kKernels, &avx512_vnni::kInt8},
     Isa{"avx512", std::span(kFeatures).last<7>(), &avx512::kKernels},

@@ -39,7 +39,7 @@ namespace avx512_bf16 {
 extern const Product kBf16;
 }
 namespace avx512_amx {
-extern const Product kBf16;
+extern const Product kBf16, kInt8;
 }
 
 }  // namespace quire::cpu

@@ -1,7 +1,8 @@
-// The words of AMX-BF16 on top of AVX-512 BF16: tiles of 16 rows of 16 lanes. Two tiles of rows times two tiles of
-// columns make a block of 32 x 32 sums.
+// The words of AMX on top of AVX-512 BF16 and VNNI. Two tiles of 16 rows times two tiles of 16 columns make a block of
+// 32 x 32 sums; a tile of rows or columns is kDepth lanes deep.
 
 /// Configures the tiles of this thread while it lives.
+template <int kDepth>
 class TileSession {
  public:
   TileSession() {
@@ -12,6 +13,8 @@ class TileSession {
     } config;
     static_assert(sizeof(Config) == 64);
     for (int i = 0; i < 8; ++i) config.row_bytes[i] = 64, config.rows[i] = 16;
+    for (int i = 4; i < 6; ++i) config.row_bytes[i] = 4 * kDepth;
+    for (int i = 6; i < 8; ++i) config.rows[i] = kDepth;
     _tile_loadconfig(&config);
   }
   TileSession(const TileSession&) = delete;
@@ -26,22 +29,37 @@ inline void zero_tiles() {
   _tile_zero(3);
 }
 
-/// Adds the products of 16 lanes of 32 rows, `row_stride` floats apart, and of 32 columns: [16 lanes][16] each.
-inline void multiply_tiles(const float* rows, int64_t row_stride, const float* first_columns,
-                           const float* last_columns) {
+inline void load_tiles(const float* rows, int64_t row_stride, const float* first_columns, const float* last_columns) {
   asm volatile("" ::: "memory");  // the intrinsics do not say that they read memory
   _tile_loadd(4, rows, row_stride * 4);
   _tile_loadd(5, rows + 16 * row_stride, row_stride * 4);
   _tile_loadd(6, first_columns, 64);
   _tile_loadd(7, last_columns, 64);
+}
+
+/// Adds the products of bfloat16 lanes of 32 rows, `row_stride` floats apart, and of 32 columns: [lanes][16] each.
+inline void multiply_tiles(const float* rows, int64_t row_stride, const float* first_columns,
+                           const float* last_columns) {
+  load_tiles(rows, row_stride, first_columns, last_columns);
   _tile_dpbf16ps(0, 4, 6);
   _tile_dpbf16ps(1, 4, 7);
   _tile_dpbf16ps(2, 5, 6);
   _tile_dpbf16ps(3, 5, 7);
 }
 
-/// The sums: [32][32].
-inline void store_tiles(float* sums) {
+/// The same of lanes of int8, signed in rows and unsigned in columns; sums are integers.
+inline void multiply_int8_tiles(const float* rows, int64_t row_stride, const float* first_columns,
+                                const float* last_columns) {
+  load_tiles(rows, row_stride, first_columns, last_columns);
+  _tile_dpbsud(0, 4, 6);
+  _tile_dpbsud(1, 4, 7);
+  _tile_dpbsud(2, 5, 6);
+  _tile_dpbsud(3, 5, 7);
+}
+
+/// The sums: [32][32] floats or integers.
+inline void store_tiles(void* to) {
+  auto* sums = static_cast<float*>(to);
   _tile_stored(0, sums, 128);
   _tile_stored(1, sums + 16, 128);
   _tile_stored(2, sums + 16 * 32, 128);

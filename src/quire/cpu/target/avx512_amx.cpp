@@ -1,5 +1,5 @@
-// The product in lanes of bfloat16, by tiles. Compiled and tested with tiles in plain C++ (tests/quire/amx.h); no
-// machine with AMX has run it yet.
+// The products in lanes of bfloat16 and of int8, by tiles. Compiled and tested with tiles in plain C++
+// (tests/quire/amx.h); no machine with AMX has run it yet.
 #include <immintrin.h>
 
 #include "quire/cpu/generic/includes.h"
@@ -10,7 +10,7 @@
 #pragma GCC diagnostic ignored "-Wuninitialized"
 
 QUIRE_REGION_BEGIN(
-    "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx512vbmi,avx512bf16,amx-tile,amx-bf16")
+    "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx512vbmi,avx512bf16,amx-tile,amx-bf16,amx-int8")
 
 namespace quire::cpu::avx512_amx {
 namespace {
@@ -27,10 +27,17 @@ namespace {
 //
 #include "quire/cpu/generic/bf16_lanes.inl.h"
 //
+#include "quire/cpu/generic/int8_lanes.inl.h"
+//
 #include "quire/cpu/generic/amx_lanes.inl.h"
+
+/// A tile of fewer rows costs as much as a full one. The bits are the same.
+void multiply_int8(const GemmProblem& p) {
+  (p.out.rows < AmxInt8Lanes::kRows ? avx512_vnni::kInt8 : multiply<AmxInt8Lanes>)(p);
+}
 }  // namespace
 
-const Product kBf16 = multiply<AmxLanes>;
+const Product kBf16 = multiply<AmxLanes>, kInt8 = multiply_int8;
 
 }  // namespace quire::cpu::avx512_amx
 
