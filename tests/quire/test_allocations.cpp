@@ -45,9 +45,7 @@ class TwoThreads {
   TwoThreads() {
     before_ = set_executor([this](int64_t count, int64_t, FunctionRef<void(int64_t, int64_t)> body) {
       if (inside || count < 2) return body(0, count);
-      inside = true;
       both([&] { body(count / 2, count); }, [&] { body(0, count / 2); });
-      inside = false;
     });
   }
   ~TwoThreads() {
@@ -56,10 +54,12 @@ class TwoThreads {
     thread_.join();
   }
 
-  /// Runs one function on the other thread and one here.
+  /// Runs one function on the other thread and one here; ranges within them run where they are.
   void both(FunctionRef<void()> there, FunctionRef<void()> here) {
     set_task(&there);
+    inside = true;
     here();
+    inside = false;
     std::unique_lock lock(mutex_);
     changed_.wait(lock, [&] { return task_ == nullptr; });
   }
