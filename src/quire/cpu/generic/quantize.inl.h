@@ -13,6 +13,13 @@ struct Plan {
   }
   /// Whether lines are rows and scales their own, so that a line is read where it lies.
   bool by_lines() const { return !has(Direction::columnwise) && !problem.spec.square; }
+  /// Whether both directions are wanted, multiply an element by the same number and round it alike: then they have the
+  /// same codes.
+  bool codes_are_shared() const {
+    const QuantSpec& s = problem.spec;
+    return jobs().size() == 2 && (s.square || s.row().scope == Scope::tensor) && !s.row_scaled && !s.stochastic &&
+           s.four_over_six == FourOverSix::off && s.hadamard == Hadamard::off;
+  }
 };
 
 /// Whether the scales of a block of columns are contiguous over lines: those of 1 x 128 blocks.
@@ -77,6 +84,12 @@ template <Format F, ScaleKind S, DType D>
 float quantize_tile(const Plan& plan, const Rows& from, const Tile& tile, QuantizeScratch& scratch) {
   if (plan.by_lines()) return quantize_piece<F, S, D>(plan.jobs().front(), from, tile, scratch.tile);
   const Values<D> v = load_tile<D>(from, tile, round_up(tile.rows, 32), scratch.tile);
+  if (plan.codes_are_shared()) {
+    BlockNumbers<S> numbers;
+    const float amax = quantize_rows<F, S, D>(plan.jobs()[0], v, numbers, scratch.columns.codes);
+    turn_quantized<F, S, D>(plan.jobs()[1], v, numbers, scratch.columns);
+    return amax;
+  }
   float amax = 0;
   for (const Job& job : plan.jobs()) {
     if (job.direction == Direction::rowwise) {

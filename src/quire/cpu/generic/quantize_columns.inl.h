@@ -3,7 +3,7 @@
 /// What a tile needs while its columns are quantized.
 struct ColumnScratch {
   alignas(64) uint32_t words[kTile / 4][kTile + 16];  ///< consecutive codes of a column
-  alignas(64) uint8_t turned[kTile][kTile];
+  alignas(64) uint8_t codes[kTile][kTile], turned[kTile][kTile];
   alignas(64) uint8_t scales[kGroup][kTile], turned_scales[kTile][kGroup];  ///< bytes of blocks of rows
   alignas(64) uint32_t random[4][kTile];
 };
@@ -203,4 +203,39 @@ float quantize_columns(const Job& job, const Values<D>& v, ColumnScratch& s) {
   if (turned_scales && !given) store_turned_scales(job, at, ceil_div(v.rows, n), s);
   if (turned) store_turned(job, at, ceil_div(end * row(F).bits(), int64_t{32}), s);
   return magnitude_value<D>(largest_of_tile);
+}
+
+/// Stores columnwise scales of a tile whose blocks are squares, out of its rowwise ones.
+template <ScaleKind S, DType D>
+void store_scales_of_squares(const Job& job, const Values<D>& v, const BlockNumbers<S>& b, ColumnScratch& s) {
+  constexpr int64_t n = block_of(S);
+  const bool turned = S != ScaleKind::f32 && !blocks_first(job.spec(), job.direction) && !job.spec().swizzled;
+  for (int64_t r = 0; r < v.rows; r += n) {
+    alignas(64) Stored<S> stored[kTile] = {};
+    for (int64_t i = 0; i < b.per_line; ++i) std::fill_n(stored + i * n, n, b.stored[b.first_of(r) + i]);
+    if (turned)
+      std::memcpy(s.scales[r / n], stored, kTile);
+    else
+      store_column_scales<S>(job, {v.row + r, v.col, n, v.cols}, stored);
+  }
+  if (turned) store_turned_scales(job, {v.row, v.col, v.rows, v.cols}, ceil_div(v.rows, n), s);
+}
+
+/// Columnwise scales and codes of a tile where both directions multiply by the same: rowwise ones, which `b` and
+/// `s.codes` hold, turned.
+template <Format F, ScaleKind S, DType D>
+void turn_quantized(const Job& job, const Values<D>& v, const BlockNumbers<S>& b, ColumnScratch& s) {
+  if (!job.given(v.col)) store_scales_of_squares<S, D>(job, v, b, s);
+  if (blocks_first(job.spec(), job.direction)) {
+    for (int64_t r = 0; r < v.rows; ++r) put(s.codes[r], v.cols, job.code_at(v.col, v.row + r), job.streams);
+    return;
+  }
+  const int64_t padded = round_up(v.rows, kQuad), bytes = row(F).packed() ? ceil_div(v.rows, 2) : v.rows;
+  uint8_t* const codes = &s.codes[0][0];
+  std::fill(codes + v.rows * kTile, codes + padded * kTile, uint8_t{0});
+  turn_codes(s.codes, padded, kTile, s.turned);
+  for (int64_t c = 0; c < v.cols; ++c) {
+    if constexpr (row(F).packed()) pack_codes(s.turned[c], padded, s.turned[c]);
+    put(s.turned[c], bytes, job.code_at(v.col + c, v.row), job.streams);
+  }
 }

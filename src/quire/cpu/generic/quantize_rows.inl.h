@@ -132,24 +132,25 @@ int64_t draw_lines(const Job& job, const Values<D>& v, int64_t first, uint8_t* b
   return lines;
 }
 
-/// Codes of all lines.
+/// Codes of all lines, and a byte of each in `kept` if that is not null.
 template <Format F, ScaleKind S, bool kNan, DType D>
-void encode_rows(const Job& job, const Values<D>& v, const BlockNumbers<S>& b) {
+void encode_rows(const Job& job, const Values<D>& v, const BlockNumbers<S>& b, uint8_t (*kept)[kTile]) {
   constexpr int64_t n = block_of(S);
   const int64_t padded = round_up(v.cols, kQuad), bytes = row(F).packed() ? ceil_div(v.cols, 2) : v.cols;
   const bool stochastic = S == ScaleKind::e4m3 && job.spec().stochastic;
-  alignas(64) uint8_t random[kPieceOfLine], codes[kPieceOfLine];
+  alignas(64) uint8_t random[kPieceOfLine], memory[kPieceOfLine];
   int64_t drawn = 0, from = 0;  // random bytes are those of lines [from, drawn)
   for (int64_t r = 0; r < v.rows; ++r) {
     const float *given = job.given(v.row + r), *multiplier = b.multiplier + b.first_of(r);
     if (stochastic && r == drawn) drawn += draw_lines(job, v, from = r, random);
+    uint8_t* codes = kept ? kept[r] : memory;
     if (given)
       encode_line<F, kNan, 0, D>(v.line(r), given, padded, codes);
     else if (stochastic)
       encode_line_stochastic<kNan, D>(v.line(r), multiplier, padded, random + (r - from) * padded, codes);
     else
       encode_line<F, kNan, n, D>(v.line(r), multiplier, padded, codes);
-    if constexpr (row(F).packed()) pack_codes(codes, padded, codes);
+    if constexpr (row(F).packed()) pack_codes(std::exchange(codes, memory), padded, memory);
     put(codes, bytes, job.code_at(v.row + r, v.col), job.streams);
   }
 }
@@ -157,10 +158,10 @@ void encode_rows(const Job& job, const Values<D>& v, const BlockNumbers<S>& b) {
 /// Whether a multiplier that is no ordinary number makes NaN of what is none.
 inline bool makes_nan(const float* given) { return given && (!is_finite(*given) || *given == 0); }
 
-/// Scales and codes of some lines, or of the piece of one; returns their amax.
+/// Scales and codes of some lines, or of the piece of one; returns their amax. The numbers of their blocks are left in
+/// `b`, and codes, a byte each, in `kept` if that is not null.
 template <Format F, ScaleKind S, DType D>
-float quantize_rows(const Job& job, const Values<D>& v) {
-  BlockNumbers<S> b;
+float quantize_rows(const Job& job, const Values<D>& v, BlockNumbers<S>& b, uint8_t (*kept)[kTile]) {
   b.per_line = ceil_div(v.cols, block_of(S));
   b.height = job.spec().square ? block_of(S) : 1;
   Bits<D> all = row_block_amaxes<S, D, false>(v, b);
@@ -169,8 +170,14 @@ float quantize_rows(const Job& job, const Values<D>& v) {
   const float* given = job.given(v.row);
   if (!given) row_scales<S, D>(job, v, b);
   if (nan || makes_nan(given))
-    encode_rows<F, S, true, D>(job, v, b);
+    encode_rows<F, S, true, D>(job, v, b, kept);
   else
-    encode_rows<F, S, false, D>(job, v, b);
+    encode_rows<F, S, false, D>(job, v, b, kept);
   return magnitude_value<D>(all);
+}
+
+template <Format F, ScaleKind S, DType D>
+float quantize_rows(const Job& job, const Values<D>& v) {
+  BlockNumbers<S> b;
+  return quantize_rows<F, S, D>(job, v, b, nullptr);
 }
