@@ -56,7 +56,7 @@ def test_every_instruction_set_is_in_use_or_says_why_not(text):
     avx2 = ["avx2", "fma", "f16c"]
     avx512 = ["avx512f", "avx512bw", "avx512vl", "avx512dq", *avx2]
     needs = {
-        "avx512_amx": ["amx_tile", "amx_bf16", "avx512_bf16", "avx512vbmi", "avx512_vnni", *avx512],
+        "avx512_amx": ["amx_int8", "amx_tile", "amx_bf16", "avx512_bf16", "avx512vbmi", "avx512_vnni", *avx512],
         "avx512_bf16": ["avx512_bf16", "avx512vbmi", "avx512_vnni", *avx512],
         "avx512_vnni": ["avx512_vnni", *avx512],
         "avx512": avx512,

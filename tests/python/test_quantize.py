@@ -78,7 +78,7 @@ REFUSED = [
     (torch.ones(4, 4, dtype=torch.uint8), {}, "quantize: x must be float32, float16 or bfloat16, got Byte"),
     (torch.ones(4, 4, dtype=torch.float64), {}, "got Double; convert it with .to"),
     (torch.tensor(1.0), {}, "quantize: x must have at least 1 dimension, got a scalar"),
-    (torch.ones(4, 4).to_sparse(), {}, "Could not run 'quire::quantize' .* 'SparseCPU'"),
+    (torch.ones(4, 4).to_sparse(), {}, "quantize: x must be a dense tensor, got one of layout Sparse; use .to_dense"),
     (torch.ones(4, 4), {"rowwise": False}, "quantize: rowwise and columnwise are both False; ask for at least one"),
     (torch.ones(4, 4), {"scale": torch.ones(1)}, "scale"),
     (torch.ones(4, 4), {"spec": "fp8_tensor", "scale": torch.ones(2)}, r"scale must be float32 of size \[1\]"),
