@@ -19,6 +19,9 @@ enum class Direction : uint8_t { rowwise, columnwise };
 inline constexpr std::array<std::string_view, 6> kBufferNames{"rowwise_data",    "rowwise_scale",    "rowwise_amax",
                                                               "columnwise_data", "columnwise_scale", "columnwise_amax"};
 
+/// Where the three of a direction start among them.
+constexpr size_t first_buffer(Direction direction) { return direction == Direction::rowwise ? 0 : 3; }
+
 template <class Int>
 struct Buffer {
   DType dtype = DType::u8;

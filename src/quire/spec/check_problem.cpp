@@ -74,9 +74,8 @@ void check_buffers(std::string_view op, const QuantSpec& spec, const Shape<int64
   for (size_t i = 0; i < all.size(); ++i) {
     const Shape<int64_t>& sizes = all[i]->sizes;
     if (memory[i] != nullptr || product(sizes, 0, sizes.size()) == 0) continue;
-    const size_t half = direction == Direction::columnwise ? 3 : 0;
-    fail(op, ": ", kBufferNames[half + i], " of ", spec.to_string(), " is null but has shape ", shape_text(sizes),
-         "; give all buffers of a direction, shaped as buffers() says, or none");
+    fail(op, ": ", kBufferNames[first_buffer(direction) + i], " of ", spec.to_string(), " is null but has shape ",
+         shape_text(sizes), "; give all buffers of a direction, shaped as buffers() says, or none");
   }
 }
 

@@ -29,7 +29,7 @@ struct StoredSide {
       : direction(a.columnwise ? quire::Direction::columnwise : quire::Direction::rowwise) {
     for (const auto& n : a.shape) shape.push_back(op::as<int64_t>(n));
     BufferTensors b;
-    const size_t first = a.columnwise ? 3 : 0;
+    const size_t first = quire::first_buffer(direction);
     b[first] = a.data, b[first + 1] = a.scale, b[first + 2] = a.amax;
     check_buffers(b, *a.spec, shape, direction, what);
     side = quire_torch::side(b, direction);

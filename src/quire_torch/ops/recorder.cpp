@@ -34,7 +34,7 @@ void record_operand(const char* role, const quire::QuantSpec& spec, at::IntArray
   for (const auto direction : {quire::Direction::rowwise, quire::Direction::columnwise}) {
     const auto expected = results(spec, logical, direction, true);
     for (size_t i = 0; i < 3; ++i) {
-      const at::Tensor& t = buffers[(direction == quire::Direction::rowwise ? 0 : 3) + i];
+      const at::Tensor& t = buffers[quire::first_buffer(direction) + i];
       const bool stored = t.defined() && t.numel() == c10::multiply_integers(quire_torch::sizes(expected[i]));
       // Operators return some scales flat.
       r.buffers.push_back(!t.defined() ? at::empty({0}, at::kByte)
