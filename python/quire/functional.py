@@ -101,6 +101,7 @@ def grouped_linear(
     main_grad, a list as w, overwrite_main_grad, wgrad_stash, placeholder: as for linear_given().
     fwd_scale, bwd_scale, bwd_amax: delayed scaling, float32 [3 E], [2 E], [2 E]. x_amax and w_amax are then the amaxes
         [E] of this call, else empty.
+    out, dgrad_out: memory that y is copied to and that dx is written to (GroupedLinear.forward).
 
     Raises RuntimeError if anything does not fit.
     """
@@ -266,8 +267,7 @@ def _grouped_wgrad(
     grads: Sequence[torch.Tensor], dy: torch.Tensor, x: torch.Tensor, offsets: torch.Tensor, overwrite: bool
 ) -> None:
     """dw of each group as a product of plain tensors."""
-    none, needs_w = dy.new_empty(0), 2
-    of_w = ([], none, none, none, [])  # which dw does not need
+    needs_w, of_w = 2, ([], [])  # which dw does not need
     dw = torch.ops.quire.grouped_plain_bwd(dy, offsets, x, *of_w, x.shape[-1], "", x.dtype, needs_w)[1]
     torch.ops.quire.grouped_accumulate_(grads, dw, overwrite)
 

@@ -367,9 +367,6 @@ def test_wrong_arguments_are_refused(recipe):
         quire.GroupedLinear(0, 4, 4)
     with pytest.raises(TypeError, match="save_original_input must be a bool"):
         quire.GroupedLinear(2, 4, 4, save_original_input=1)
-    for name in ("out", "dgrad_out"):
-        with pytest.raises(NotImplementedError, match=f"{name}=.* is not available in this version"):
-            layer(x, [4, 4], **{name: torch.empty(8, 64)})
     assert layer(x, [4, 4], None, out=None, dgrad_out=None).shape == (8, 64)
     with pytest.raises(TypeError, match="unexpected keyword argument 'outs'"):
         layer(x, [4, 4], outs=None)

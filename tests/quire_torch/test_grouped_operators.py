@@ -45,6 +45,11 @@ def spec_of_w(text):
     return text.split(",")[1].removeprefix("w=")
 
 
+def columnwise(data, scale, amax):
+    """What grouped_linear_fwd returned of w, as backward takes it."""
+    return [None, None, None, data, scale, amax]
+
+
 def sr_state():
     return torch.tensor([7, 0])
 
@@ -56,7 +61,9 @@ def test_grouped_linear_passes_opcheck(name, dtype):
     offsets = torch.tensor([4, 4, 8], dtype=dtype)
     check(ops.grouped_linear, x, w, bias, offsets, RECIPES[name], torch.float32, [], [], [], sr_state=sr_state())
     stacked = [torch.stack(w).detach().requires_grad_()]
-    check(ops.grouped_linear, x, stacked, [], offsets, RECIPES[name], torch.float32, [], [], [], sr_state=sr_state())
+    memory = {"out": torch.empty(9, 24), "dgrad_out": torch.empty(9, 32)}
+    arguments = (x, stacked, [], offsets, RECIPES[name], torch.float32, [], [], [])
+    check(ops.grouped_linear, *arguments, sr_state=sr_state(), **memory)
 
 
 @pytest.mark.parametrize("name", QUANTIZED)
@@ -67,11 +74,11 @@ def test_inner_operators_pass_opcheck(name, rows):
     forward = (x, w, bias, offsets, 24, text, torch.float32, 3, [], [])
     check(ops.grouped_linear_fwd, *forward)
     y, *saved = ops.grouped_linear_fwd(*forward)
+    x_codes, w_codes = saved[:3], columnwise(*saved[3:])
     for needs in (7, 13):
-        check(ops.grouped_linear_bwd, y, offsets, *saved, [], 32, text, torch.float32, needs, sr_state())
+        check(ops.grouped_linear_bwd, y, offsets, *x_codes, w_codes, 32, text, torch.float32, needs, sr_state())
     codes = [torch.cat([ops.quantize(one, spec_of_w(text), True, False)[i].flatten() for one in w]) for i in range(3)]
-    none = torch.empty(0)
-    for of_w in ((w, none, none, none, []), ([], *codes, [])):
+    for of_w in ((w, []), ([], [*codes, None, None, None])):
         check(ops.grouped_plain_bwd, y, offsets, x, *of_w, 32, text, torch.float32, 7)
 
 
@@ -120,7 +127,8 @@ def test_buffers_hold_any_division_into_groups(name, sizes, beyond):
     x, w, _ = tensors(sum(sizes) + beyond, 20, 12, len(sizes), grad=False)
     offsets, text = torch.tensor(sizes).cumsum(0), QUANTIZED[name]
     y, *saved = ops.grouped_linear_fwd(x, w, [], offsets, 12, text, torch.float32, 3, [], [])
-    dx, dw, *_ = ops.grouped_linear_bwd(y, offsets, *saved, [], 20, text, torch.float32, 3, sr_state())
+    of_w = columnwise(*saved[3:])
+    dx, dw, *_ = ops.grouped_linear_bwd(y, offsets, *saved[:3], of_w, 20, text, torch.float32, 3, sr_state())
     for group, (one, size) in enumerate(zip(w, sizes, strict=True)):
         part = slice(int(offsets[group]) - size, int(offsets[group]))
         of_one, *kept = ops.linear_fwd(x[part], one, None, 12, text, torch.float32, 3, [], [])
@@ -135,11 +143,13 @@ def test_buffers_of_another_operand_are_refused():
     x, w, _ = tensors(grad=False)
     offsets, text = torch.tensor([4, 4, 8]), RECIPES["mxfp8"]
     y, *saved = ops.grouped_linear_fwd(x, w, [], offsets, 24, text, torch.float32, 3, [], [])
+    x_codes, w_codes = saved[:3], columnwise(*saved[3:])
     with pytest.raises(RuntimeError, match="grouped_linear_bwd: x: columnwise_data of mxfp8 for 3 groups of 8 rows"):
-        ops.grouped_linear_bwd(y, offsets, saved[0][:-40], *saved[1:], [], 32, text, torch.float32, 3)
-    wrong = [saved[0].float(), *saved[1:]]
+        ops.grouped_linear_bwd(y, offsets, x_codes[0][:-40], *x_codes[1:], w_codes, 32, text, torch.float32, 3)
     with pytest.raises(RuntimeError, match="must hold 256 contiguous Byte, got Float"):
-        ops.grouped_linear_bwd(y, offsets, *wrong, [], 32, text, torch.float32, 3)
+        ops.grouped_linear_bwd(y, offsets, x_codes[0].float(), *x_codes[1:], w_codes, 32, text, torch.float32, 3)
+    with pytest.raises(RuntimeError, match="grouped_linear_bwd: w: columnwise_data of mxfp8 for 3 groups of 72 rows"):
+        ops.grouped_linear_bwd(y, offsets, *x_codes, columnwise(w_codes[3][:-1], *w_codes[4:]), 32, text, y.dtype, 3)
 
 
 @pytest.mark.parametrize(
@@ -191,12 +201,10 @@ def test_a_wrong_number_of_weights_in_backward_is_refused(count):
     x, w, _ = tensors(grad=False)
     offsets, text = torch.tensor([4, 4, 8]), RECIPES["mxfp8"]
     y, *saved = ops.grouped_linear_fwd(x, w, [], offsets, 24, text, torch.float32, 3, [], [])
-    if count:
-        buffers = [ops.quantize(w[0], "mxfp8", True, True)[i % 6] for i in range(count)]
-        with pytest.raises(RuntimeError, match=f"grouped_linear_bwd: w must be given as the six .* got {count}"):
-            ops.grouped_linear_bwd(y, offsets, *saved, buffers, 32, text, torch.float32, 3)
-    none = torch.empty(0)
-    of_w = ([w[0]] * count, none, none, none, [])
+    buffers = [ops.quantize(w[0], "mxfp8", True, True)[i % 6] for i in range(count)]
+    with pytest.raises(RuntimeError, match=f"grouped_linear_bwd: w must be given as the six .* got {count}"):
+        ops.grouped_linear_bwd(y, offsets, *saved[:3], buffers, 32, text, torch.float32, 3)
+    of_w = ([w[0]] * count, [])
     message = f"w must be one tensor for each of the 3 groups.* got {count}" if count else "w is absent; pass it"
     with pytest.raises(RuntimeError, match=f"grouped_plain_bwd: {message}"):
         ops.grouped_plain_bwd(y, offsets, x, *of_w, 32, "", torch.float32, 7)

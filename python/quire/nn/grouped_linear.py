@@ -17,8 +17,6 @@ from quire.recipe import Recipe
 from quire.tensor import QuantizedTensor
 
 _OPTIONS = unavailable.PARALLEL | {"use_grouped_tensor": None}
-#: Of forward: y and dx are memory of the operators' own.
-_RESULTS = {"out": None, "dgrad_out": None}
 
 
 class GroupedLinear(ProductModule):
@@ -129,7 +127,8 @@ class GroupedLinear(ProductModule):
         x: torch.Tensor,
         m_splits: torch.Tensor | Sequence[int],
         is_first_microbatch: bool | None = None,
-        **results: torch.Tensor | None,
+        out: torch.Tensor | None = None,
+        dgrad_out: torch.Tensor | None = None,
     ) -> torch.Tensor | tuple[torch.Tensor, list[torch.Tensor]]:
         """x [*, in_features], whose rows are sorted by group -> [*, out_features].
 
@@ -137,13 +136,19 @@ class GroupedLinear(ProductModule):
             is asked for) or a list. Groups may be empty; rows that remain belong to none, give zero and get a zero
             gradient. RuntimeError if there are more than x has.
         is_first_microbatch: as for quire.Linear.
-        out, dgrad_out: TransformerEngine's tensors for y and dx; NotImplementedError for one.
+        out: contiguous memory that the values of y are copied to, [rows of x, out_features] or of y's shape, in y's
+            dtype, which needs no gradient and shares no bytes with another argument. The result is a tensor of its own
+            and has the gradient; `out` has none, and may be given again in the next call as it is.
+        dgrad_out: the same for dx, [rows of x, in_features] or of x's shape: a backward pass copies it there. It is
+            dx of this product, to which autograd adds what arrives from other uses of x; where x needs no gradient,
+            dgrad_out is left as it is.
 
-        The dtype of the result is that of quire.Linear's. RuntimeError if shapes or devices do not fit.
+        The dtype of the result is that of quire.Linear's. RuntimeError, before anything is computed, if shapes, dtypes
+        or devices do not fit.
         """
-        if results:
-            unavailable.refuse("quire.GroupedLinear.forward", results, _RESULTS)
+        check_kind_or_none("quire.GroupedLinear.forward", torch.Tensor, out=out, dgrad_out=dgrad_out)
         product = GroupedProduct(self, active_call(self, x, is_first_microbatch))
+        product.given |= {"out": out, "dgrad_out": dgrad_out}
         y = product.run(x, offsets_of(m_splits, x.device))
         product.remember()
         return (y, self.biases()) if self.return_bias else y

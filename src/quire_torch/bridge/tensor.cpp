@@ -2,6 +2,8 @@
 
 #include <ATen/ops/empty.h>
 
+#include <algorithm>
+
 namespace quire_torch {
 
 using quire::check, quire::fail;
@@ -81,6 +83,27 @@ quire::MutableMatrix mutable_matrix(at::Tensor& t) {
   return {t.mutable_data_ptr(), dtype(t.scalar_type(), "result"), rows, cols, cols};
 }
 
+namespace {
+
+/// The bytes of its storage from a tensor's first element to its last.
+std::pair<int64_t, int64_t> extent(const at::Tensor& t) {
+  int64_t last = 0;
+  for (int64_t d = 0; d < t.dim(); ++d) last += (t.size(d) - 1) * t.stride(d);
+  const int64_t begin = t.storage_offset() * t.element_size();
+  return {begin, t.numel() == 0 ? begin : begin + (last + 1) * t.element_size()};
+}
+
+}  // namespace
+
+bool overlap(const at::Tensor& a, const at::Tensor& b) {
+  for (const at::Tensor* t : {&a, &b})
+    if (!t->defined() || !t->has_storage() || t->unsafeGetTensorImpl()->has_symbolic_sizes_strides()) return false;
+  if (!a.storage().is_alias_of(b.storage())) return false;
+  const auto [a_begin, a_end] = extent(a);
+  const auto [b_begin, b_end] = extent(b);
+  return std::max(a_begin, b_begin) < std::min(a_end, b_end);
+}
+
 const float* given_scale(const std::optional<at::Tensor>& scale, const char* what, const char* name) {
   if (!scale) return nullptr;
   check(scale->scalar_type() == at::kFloat && scale->numel() == 1, what, name, " must be float32 of size [1], got ",
@@ -97,7 +120,7 @@ quire::Side side(const at::Tensor& data, const at::Tensor& scale, const at::Tens
 }
 
 quire::Side side(const BufferTensors& b, quire::Direction direction) {
-  const size_t i = direction == quire::Direction::rowwise ? 0 : 3;
+  const size_t i = quire::first_buffer(direction);
   return side(b[i], b[i + 1], b[i + 2]);
 }
 
@@ -105,19 +128,18 @@ BufferTensors allocate(const quire::QuantSpec& spec, const quire::Shape<int64_t>
                        bool columnwise) {
   BufferTensors out;
   for (const auto direction : {quire::Direction::rowwise, quire::Direction::columnwise}) {
-    const bool first = direction == quire::Direction::rowwise;
-    if (!(first ? rowwise : columnwise)) continue;
+    if (!(direction == quire::Direction::rowwise ? rowwise : columnwise)) continue;
     const auto r = results(spec, shape, direction, /*wanted=*/true);
     for (size_t i = 0; i < 3; ++i)
       if (i < 2 || spec.row().has_amax)
-        out[i + (first ? 0 : 3)] = op::allocate(r[i].sizes, at::device(at::kCPU).dtype(r[i].dtype));
+        out[quire::first_buffer(direction) + i] = op::allocate(r[i].sizes, at::device(at::kCPU).dtype(r[i].dtype));
   }
   return out;
 }
 
 void check_buffers(const BufferTensors& b, const quire::QuantSpec& spec, const quire::Shape<int64_t>& shape,
                    quire::Direction direction, const char* what) {
-  const size_t first = direction == quire::Direction::rowwise ? 0 : 3;
+  const size_t first = quire::first_buffer(direction);
   const auto expected = results(spec, shape, direction, true);
   for (size_t i = 0; i < 3; ++i) {
     const at::Tensor& t = b[first + i];

@@ -38,6 +38,10 @@ class MatrixView {
 /// A contiguous tensor seen as a writable [M, K].
 quire::MutableMatrix mutable_matrix(at::Tensor& t);
 
+/// Whether two tensors reach into the same bytes of one storage. Strided ones count with what lies between their
+/// elements; tensors whose sizes are not known yet do not overlap.
+bool overlap(const at::Tensor& a, const at::Tensor& b);
+
 template <class Int>
 quire::Shape<Int> shape(const at::Tensor& t) {
   const auto s = op::sizes<Int>(t);

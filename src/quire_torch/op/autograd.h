@@ -189,13 +189,17 @@ variable_list node_inputs(const typename Op::Args& args, typename TypedNode<Op>:
   for_each_field<typename Op::Args>([&](auto field) {
     using T = typename decltype(field)::Type;
     const size_t before = inputs.size();
-    if (SingleTensor<T>) inputs.emplace_back();
+    if (HasGradient<T> && SingleTensor<T>) inputs.emplace_back();
     for_each_tensor_of(args.*(field.kMember), [&](const at::Tensor& t) {
-      TORCH_CHECK(HasGradient<T> || !t.defined() || !t.requires_grad(), Op::kNamespace, "::", Op::kName,
-                  ": tensors of the list ", field.name, " have no gradient; pass them detached");
-      if constexpr (SingleTensor<T>) {
+      TORCH_CHECK(HasGradient<T> || !t.defined() || !t.requires_grad(), Op::kNamespace, "::", Op::kName, ": ",
+                  SingleTensor<T> ? "" : "tensors of the list ", field.name,
+                  SingleTensor<T> ? " is written and gets no gradient; pass it detached"
+                                  : " have no gradient; pass them detached");
+      if constexpr (!HasGradient<T>) {
+        return;
+      } else if constexpr (SingleTensor<T>) {
         inputs.back() = t;
-      } else if constexpr (HasGradient<T>) {
+      } else {
         inputs.push_back(t);
       }
     });

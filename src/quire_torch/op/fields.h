@@ -40,7 +40,7 @@ template <class T>
 concept SeveralTensors = OneOf<T, TensorList, OptionalTensorList, Mutable<TensorList>, GradientList>;
 /// An argument that has a place in op::Needs, and a gradient.
 template <class T>
-concept HasGradient = SingleTensor<T> || OneOf<T, GradientList>;
+concept HasGradient = (SingleTensor<T> && !Written<T>) || OneOf<T, GradientList>;
 
 /// A value that travels as its canonical text and appears as `str` in schemas and graphs.
 template <class T>

@@ -28,7 +28,6 @@ void check_lists(const GroupedLinear::Args& a) {
 }
 
 GroupedLinearFwd::Args inner(const GroupedLinear::Args& a, int64_t save) {
-  check_lists(a);
   return {.x = a.x,
           .w = a.w_buffers.empty() || a.w_fingerprint ? a.w.tensors : op::TensorList(),
           .bias = a.bias.tensors,
@@ -50,12 +49,9 @@ bool from_codes(Backward mode) { return mode == Backward::quantized || mode == B
 
 using Three = std::array<at::Tensor, 3>;
 
-/// Where the buffers of a direction start among six.
-size_t first_of(Direction direction) { return direction == Direction::rowwise ? 0 : 3; }
-
 /// The half of x's given buffers that backward reads; an absent amax is `none`.
 Three saved_half(const OptionalTensors& x_buffers, Direction direction, const at::Tensor& none) {
-  const size_t first = first_of(direction);
+  const size_t first = quire::first_buffer(direction);
   quire::check(x_buffers.size() == 6 && x_buffers[first] && x_buffers[first + 1], "grouped_linear: x is given without ",
                quire::kBufferNames[first], ", which the gradient of w needs; quantize it in both directions");
   return {*x_buffers[first], *x_buffers[first + 1], x_buffers[first + 2].value_or(none)};
@@ -63,7 +59,7 @@ Three saved_half(const OptionalTensors& x_buffers, Direction direction, const at
 
 /// The same of w's, six for each group or six of all.
 op::OptionalTensorList saved_halves(op::OptionalTensorList w_buffers, Direction direction) {
-  const size_t first = first_of(direction);
+  const size_t first = quire::first_buffer(direction);
   for (size_t i = 0; i < w_buffers.size(); ++i) {
     quire::check(i % 6 != first || w_buffers[i], "grouped_linear: w of group ", i / 6, " is given without ",
                  quire::kBufferNames[first], ", which the gradient of x needs; quantize it in both directions");
@@ -72,7 +68,50 @@ op::OptionalTensorList saved_halves(op::OptionalTensorList w_buffers, Direction 
   return w_buffers;
 }
 
+/// The flat buffers that forward returned, among six.
+op::OptionalTensorList among_six(const Three& three, Direction direction) {
+  op::OptionalTensorList six(6);
+  std::copy(three.begin(), three.end(), six.begin() + static_cast<ptrdiff_t>(quire::first_buffer(direction)));
+  return six;
+}
+
+/// Throws unless `t` is memory for a result [*, width] of the rows of x.
+void check_memory(const GroupedLinear::Args& a, const op::OptionalTensor& t, const c10::SymInt& width,
+                  const char* name) {
+  if (!t || a.x.dim() == 0) return;
+  const auto x = a.x.sym_sizes(), got = t->sym_sizes();
+  auto wanted = x.vec();
+  wanted.back() = width;
+  const c10::SymInt rows = c10::multiply_integers(x.slice(0, x.size() - 1));
+  const auto equal = [](const c10::SymInt& one, const c10::SymInt& other) {
+    return one.sym_eq(other).expect_true(__FILE__, __LINE__);
+  };
+  const bool shaped = got.size() == x.size() && std::equal(got.begin(), got.end(), wanted.begin(), equal),
+             flat = got.size() == 2 && equal(got[1], width) && equal(got[0], rows);
+  quire::check(shaped || flat, "grouped_linear: ", name, " must be ", c10::SymIntArrayRef(wanted), ", or [", rows, ", ",
+               width, "], got ", got);
+  quire::check(t->scalar_type() == a.dtype && t->is_contiguous() && t->device() == a.x.device(),
+               "grouped_linear: ", name, " must be contiguous ", a.dtype, " on ", a.x.device(),
+               ", as the result is; got ", t->is_contiguous() ? "" : "not contiguous ", t->scalar_type(), " on ",
+               t->device());
+  quire::check(!t->requires_grad(), "grouped_linear: ", name, " must not require a gradient; pass it detached");
+  int64_t shared = 0;  // with one at least: itself
+  op::for_each_tensor(a, [&](const at::Tensor& other) { shared += overlap(*t, other) ? 1 : 0; });
+  quire::check(shared <= 1, "grouped_linear: ", name,
+               " shares memory with another argument, which would be overwritten; give it memory of its own");
+}
+
+/// A copy of a result in memory of the caller's, if it gave any.
+void copy_result(const at::Tensor& memory, const at::Tensor& result) {
+  if (!memory.defined()) return;
+  memory.view_symint(result.sym_sizes()).copy_(result);
+  memory.unsafeGetTensorImpl()->bump_version();  // who saved it for a backward pass has to know
+}
+
 void check_forward(const GroupedLinear::Args& a, op::Needs need) {
+  check_lists(a);
+  check_memory(a, a.out.value, a.w.tensors[0].sym_size(-2), "out");
+  check_memory(a, a.dgrad_out, a.x.sym_size(-1), "dgrad_out");
   if (!a.recipe->has_value()) {
     quire::check(a.w_buffers.empty() && a.x_buffers.empty(),
                  "grouped_linear: an operand is given quantized, and recipe '' multiplies x and w themselves; "
@@ -166,9 +205,6 @@ op::Tensors<3> quantized_backward(const GroupedLinear::Saved& s, const at::Tenso
                                   .x_data = x[0],
                                   .x_scale = x[1],
                                   .x_amax = x[2],
-                                  .w_data = s.w_data,
-                                  .w_scale = s.w_scale,
-                                  .w_amax = s.w_amax,
                                   .w_buffers = s.w_buffers,
                                   .in_features = s.in_features,
                                   .recipe = recipe,
@@ -199,9 +235,6 @@ op::Tensors<3> plain_backward(const GroupedLinear::Saved& s, const at::Tensor& d
        .offsets = s.offsets,
        .x = x,
        .w = s.w,
-       .w_data = s.w_data,
-       .w_scale = s.w_scale,
-       .w_amax = s.w_amax,
        .w_buffers = s.w_buffers,
        .in_features = s.in_features,
        .recipe = s.recipe,
@@ -222,6 +255,7 @@ op::Tensors<3> plain_backward(const GroupedLinear::Saved& s, const at::Tensor& d
 op::Tensors<3> GroupedLinear::inference(const Args& a) {
   check_forward(a, {});
   const auto r = op::call<GroupedLinearFwd>(inner(a, 0));
+  copy_result(a.out.value.value_or(at::Tensor()), r[0]);
   return {r[0], r[3], r[6]};
 }
 
@@ -237,22 +271,22 @@ std::pair<op::Tensors<3>, GroupedLinear::Saved> GroupedLinear::forward(const Arg
   Three x{r[1], r[2], r[3]};
   if (keep_x && !codes_of_x) x = {a.x, r[2], r[3]};
   if (keep_x && codes_of_x && !a.x_buffers.empty()) x = saved_half(a.x_buffers, saved_direction(**a.recipe), r[3]);
+  const Direction direction_of_w = from_codes(mode) ? Direction::columnwise : Direction::rowwise;
+  copy_result(a.out.value.value_or(at::Tensor()), r[0]);
   return {{r[0], r[3], r[6]},
           {.offsets = a.offsets,
            .x_data = x[0],
            .x_scale = x[1],
            .x_amax = x[2],
-           .w_data = r[4],
-           .w_scale = r[5],
-           .w_amax = r[6],
            .bwd_scale = a.bwd_scale ? a.bwd_scale->clone() : at::Tensor(),
            .w = keep_w && !codes_of_w ? a.w.tensors : op::TensorList(),
-           .w_buffers = keep_w && codes_of_w && !a.w_buffers.empty()
-                            ? saved_halves(a.w_buffers, from_codes(mode) ? Direction::columnwise : Direction::rowwise)
-                            : op::OptionalTensorList(),
+           .w_buffers = !keep_w || !codes_of_w ? op::OptionalTensorList()
+                        : a.w_buffers.empty()  ? among_six({r[4], r[5], r[6]}, direction_of_w)
+                                               : saved_halves(a.w_buffers, direction_of_w),
            .sr_state = {a.sr_state.value_or(at::Tensor())},
            .bwd_amax = {a.bwd_amax.value_or(at::Tensor())},
            .wgrad_stash = {a.wgrad_stash.value_or(at::Tensor())},
+           .dgrad_out = {a.dgrad_out.value_or(at::Tensor())},
            .main_grad = {a.main_grad},
            .in_features = a.x.sym_size(-1),
            .recipe = a.recipe,
@@ -263,13 +297,14 @@ std::pair<op::Tensors<3>, GroupedLinear::Saved> GroupedLinear::forward(const Arg
            .placeholder = a.placeholder}};
 }
 
-op::Tensors<10> GroupedLinear::backward(const Saved& s, const op::Tensors<3>& grads, op::Needs need) {
+op::Tensors<11> GroupedLinear::backward(const Saved& s, const op::Tensors<3>& grads, op::Needs need) {
   op::Tensors<3> g =
       from_codes(mode_of(s.recipe)) ? quantized_backward(s, grads[0], need) : plain_backward(s, grads[0], need);
+  if (need[kX]) copy_result(s.dgrad_out.tensor, g[0]);
   // A list that is one tensor for all groups has a gradient of one entry.
   if (need[kW] && g[1].defined() && s.stacked_w) g[1] = g[1].unsqueeze(0);
   if (need[kBias] && s.stacked_bias) g[2] = g[2].unsqueeze(0);
-  return {g[0], g[1], g[2], {}, {}, {}, {}, {}, {}, {}};
+  return {g[0], g[1], g[2], {}, {}, {}, {}, {}, {}, {}, {}};
 }
 
 }  // namespace quire_torch

@@ -17,6 +17,10 @@ namespace quire_torch {
 /// slot. main_grad: E matrices, or one [E, N, K], to which backward adds the gradient of w (or which it overwrites).
 /// wgrad_stash: int64 [2] {number, count} under which backward keeps what that gradient is computed from. w then gets
 /// none, or with placeholder zeros.
+/// out, dgrad_out: contiguous memory in `dtype` for the values of y [*, N] and dx [*, K], or [T, N] and [T, K] of the T
+/// rows of x, which shares no bytes with another argument and needs no gradient. They are copied there: autograd is
+/// given tensors of its own, since a graph would lose the gradient of a result that is the alias of its input, and
+/// autograd may add to a gradient in place.
 struct GroupedLinear : OpBase {
   static constexpr const char* kName = "grouped_linear";
   struct Args {
@@ -27,6 +31,8 @@ struct GroupedLinear : OpBase {
     at::ScalarType dtype;
     OptionalTensors x_buffers{}, w_buffers{};
     std::optional<at::Tensor> w_fingerprint{}, sr_state{}, fwd_scale{}, bwd_scale{}, bwd_amax{}, wgrad_stash{};
+    op::Mutable<op::OptionalTensor> out{};
+    std::optional<at::Tensor> dgrad_out{};
     op::TensorList main_grad{};
     bool overwrite_main_grad = false, placeholder = false;
     static constexpr auto kFields = std::tuple{op::field<&Args::x>("x"),
@@ -45,7 +51,9 @@ struct GroupedLinear : OpBase {
                                                op::field<&Args::bwd_amax>("bwd_amax", "None"),
                                                op::field<&Args::wgrad_stash>("wgrad_stash", "None"),
                                                op::field<&Args::overwrite_main_grad>("overwrite_main_grad", "False"),
-                                               op::field<&Args::placeholder>("placeholder", "False")};
+                                               op::field<&Args::placeholder>("placeholder", "False"),
+                                               op::field<&Args::out>("out", "None"),
+                                               op::field<&Args::dgrad_out>("dgrad_out", "None")};
   };
   static constexpr std::array kResults{"y", "x_amax", "w_amax"};
   static constexpr size_t kDifferentiable = 1;
@@ -54,11 +62,10 @@ struct GroupedLinear : OpBase {
   struct Saved {
     at::Tensor offsets;
     at::Tensor x_data, x_scale, x_amax;
-    at::Tensor w_data, w_scale, w_amax;
     at::Tensor bwd_scale;
     op::TensorList w;
     op::OptionalTensorList w_buffers;
-    op::State sr_state, bwd_amax, wgrad_stash;
+    op::State sr_state, bwd_amax, wgrad_stash, dgrad_out;
     op::StateList main_grad;
     c10::SymInt in_features;
     OptionalRecipeText recipe;
@@ -68,15 +75,13 @@ struct GroupedLinear : OpBase {
                                                op::field<&Saved::x_data>("x_data"),
                                                op::field<&Saved::x_scale>("x_scale"),
                                                op::field<&Saved::x_amax>("x_amax"),
-                                               op::field<&Saved::w_data>("w_data"),
-                                               op::field<&Saved::w_scale>("w_scale"),
-                                               op::field<&Saved::w_amax>("w_amax"),
                                                op::field<&Saved::bwd_scale>("bwd_scale"),
                                                op::field<&Saved::w>("w"),
                                                op::field<&Saved::w_buffers>("w_buffers"),
                                                op::field<&Saved::sr_state>("sr_state"),
                                                op::field<&Saved::bwd_amax>("bwd_amax"),
                                                op::field<&Saved::wgrad_stash>("wgrad_stash"),
+                                               op::field<&Saved::dgrad_out>("dgrad_out"),
                                                op::field<&Saved::main_grad>("main_grad"),
                                                op::field<&Saved::in_features>("in_features"),
                                                op::field<&Saved::recipe>("recipe"),
@@ -89,7 +94,7 @@ struct GroupedLinear : OpBase {
 
   static op::Tensors<3> inference(const Args& a);
   static std::pair<op::Tensors<3>, Saved> forward(const Args& a, op::Needs need);
-  static op::Tensors<10> backward(const Saved& s, const op::Tensors<3>& grads, op::Needs need);
+  static op::Tensors<11> backward(const Saved& s, const op::Tensors<3>& grads, op::Needs need);
 };
 
 }  // namespace quire_torch

@@ -14,13 +14,6 @@ using quire::Direction;
 using Sides = std::vector<quire::Side>;
 using Three = std::array<at::Tensor, 3>;
 
-/// w in the direction of the layout, as forward returned it or as it was given.
-template <class Args>
-Sides saved_w(const Args& a, const GroupedLayout& layout, int64_t n, const char* what) {
-  if (a.w_buffers.empty()) return grouped_sides(Three{a.w_data, a.w_scale, a.w_amax}, layout, what);
-  return given_sides(a.w_buffers, layout, n, what);
-}
-
 /// dy of each group, in the directions that are needed.
 GroupedCodes quantize_dy(const GroupedLinearBwd::Args& a, const Groups& groups, op::Tensors<6>& out) {
   const MatrixView dy(a.dy, "grouped_linear_bwd: dy");
@@ -42,7 +35,7 @@ void multiply_dx(const GroupedLinearBwd::Args& a, const Groups& groups, const Si
   const Groups experts = Groups::equal(static_cast<int64_t>(groups.size()), n);
   const GroupedLayout dy_layout{a.recipe->dy, groups, n, Direction::rowwise},
       w_layout{a.recipe->w, experts, k, Direction::columnwise};
-  const Sides w = saved_w(a, w_layout, n, "grouped_linear_bwd: w");
+  const Sides w = given_sides(a.w_buffers, w_layout, n, "grouped_linear_bwd: w");
   zero_beyond(dx, groups);
   const quire::MutableMatrix m = mutable_matrix(dx);
   std::vector<quire::GemmProblem> products;
@@ -151,7 +144,7 @@ class PlainWeights {
  public:
   PlainWeights(const GroupedPlainBwd::Args& a, int64_t groups)
       : a_(a), n_(a.dy.size(-1)), k_(op::as<int64_t>(a.in_features)), experts_(Groups::equal(groups, n_)) {
-    if (a.w.empty() && (a.needs & kNeedsX)) sides_ = saved_w(a, layout(), n_, "grouped_plain_bwd: w");
+    if (a.w.empty() && (a.needs & kNeedsX)) sides_ = given_sides(a.w_buffers, layout(), n_, "grouped_plain_bwd: w");
   }
 
   at::Tensor operator[](size_t group) const {

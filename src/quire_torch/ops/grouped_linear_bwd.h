@@ -6,10 +6,22 @@
 
 namespace quire_torch {
 
+/// dx, dw and dbias of a backward operator, as `needs` says; op: its name, for errors.
+template <class Int, class Args>
+std::array<op::Result<Int>, 3> gradient_results(const Args& a, const char* op) {
+  const int64_t groups = group_count(a.offsets, op);
+  const Int n = op::size<Int>(a.dy, -1), k = op::as<Int>(a.in_features);
+  auto dx = shape<Int>(a.dy);
+  dx.back() = k;
+  return {needed(a.needs & kNeedsX, dx, a.dtype), needed<Int>(a.needs & kNeedsW, {Int(groups), n, k}, a.dtype),
+          needed<Int>(a.needs & kNeedsBias, {Int(groups), n}, a.dy.scalar_type())};
+}
+
 /// For each group what linear_bwd computes: dx [*, K] (zero in rows beyond the last group), dw [E, N, K] and dbias
 /// [E, N] (zero for a group without tokens), of which `needs` has the bits of linear_bwd. kKeepsDy: instead of dw,
 /// columnwise dy is returned in flat buffers.
-/// x_*, w_*: the columnwise buffers that grouped_linear_fwd returned. w_buffers: w as it was given quantized.
+/// x_*: the columnwise buffers that grouped_linear_fwd returned. w_buffers: w columnwise, six buffers for each group as
+/// it was given quantized, or six flat ones of all, such as that returned.
 /// sr_state: int64 [2] {seed, counter}; group e draws with seed + e. bwd_scale: float32 [2 E] of delayed scaling, dy in
 /// each group and E that are not used here; dy_amax [E] is then returned.
 struct GroupedLinearBwd : OpBase {
@@ -18,7 +30,6 @@ struct GroupedLinearBwd : OpBase {
   struct Args {
     at::Tensor dy, offsets;
     at::Tensor x_data, x_scale, x_amax;
-    at::Tensor w_data, w_scale, w_amax;
     OptionalTensors w_buffers;
     c10::SymInt in_features;
     RecipeText recipe;
@@ -30,9 +41,6 @@ struct GroupedLinearBwd : OpBase {
                                                op::field<&Args::x_data>("x_data"),
                                                op::field<&Args::x_scale>("x_scale"),
                                                op::field<&Args::x_amax>("x_amax"),
-                                               op::field<&Args::w_data>("w_data"),
-                                               op::field<&Args::w_scale>("w_scale"),
-                                               op::field<&Args::w_amax>("w_amax"),
                                                op::field<&Args::w_buffers>("w_buffers"),
                                                op::field<&Args::in_features>("in_features"),
                                                op::field<&Args::recipe>("recipe"),
@@ -46,20 +54,13 @@ struct GroupedLinearBwd : OpBase {
   template <class Int>
   static std::array<op::Result<Int>, 6> results(const Args& a) {
     check_input(a.dy, "grouped_linear_bwd: dy");
+    const auto [dx, dw, dbias] = gradient_results<Int>(a, "grouped_linear_bwd");
+    const auto dy = shape<Int>(a.dy);
     const int64_t groups = group_count(a.offsets, "grouped_linear_bwd");
-    const Int n = op::size<Int>(a.dy, -1), k = op::as<Int>(a.in_features);
-    auto dx = shape<Int>(a.dy);
-    const Int tokens = quire::product(dx, 0, dx.size() - 1);
-    dx.back() = k;
-    auto q = grouped_results<Int>(a.recipe->dy, {tokens, n, groups}, quire::Direction::columnwise,
-                                  (a.needs & kKeepsDy) != 0);
+    auto q = grouped_results<Int>(a.recipe->dy, {quire::product(dy, 0, dy.size() - 1), dy.back(), groups},
+                                  quire::Direction::columnwise, (a.needs & kKeepsDy) != 0);
     if (a.bwd_scale) q[2] = {{Int(groups)}, at::kFloat};
-    return {needed(a.needs & kNeedsX, dx, a.dtype),
-            needed<Int>(a.needs & kNeedsW, {Int(groups), n, k}, a.dtype),
-            needed<Int>(a.needs & kNeedsBias, {Int(groups), n}, a.dy.scalar_type()),
-            q[0],
-            q[1],
-            q[2]};
+    return {dx, dw, dbias, q[0], q[1], q[2]};
   }
   static void cpu(const Args& a, op::Tensors<6>& out);
 };
@@ -103,14 +104,13 @@ struct GroupedAccumulate : OpBase {
 
 /// The same gradients as products of plain x and w, in `dtype`: what a layer without a recipe computes, and
 /// backward_override asks for (numerics.md 6.8). x [*, K], read for dw. w: E matrices, or one [E, N, K]; or none, and
-/// its rowwise codes under `recipe`, as grouped_linear_fwd returned them or in w_buffers as they were given.
+/// its rowwise codes under `recipe` in w_buffers.
 struct GroupedPlainBwd : OpBase {
   static constexpr const char* kName = "grouped_plain_bwd";
   static constexpr const char* kNotDifferentiable = LinearBwd::kNotDifferentiable;
   struct Args {
     at::Tensor dy, offsets, x;
     op::TensorList w;
-    at::Tensor w_data, w_scale, w_amax;
     OptionalTensors w_buffers;
     c10::SymInt in_features;
     OptionalRecipeText recipe;
@@ -120,9 +120,6 @@ struct GroupedPlainBwd : OpBase {
                                                op::field<&Args::offsets>("offsets"),
                                                op::field<&Args::x>("x"),
                                                op::field<&Args::w>("w"),
-                                               op::field<&Args::w_data>("w_data"),
-                                               op::field<&Args::w_scale>("w_scale"),
-                                               op::field<&Args::w_amax>("w_amax"),
                                                op::field<&Args::w_buffers>("w_buffers"),
                                                op::field<&Args::in_features>("in_features"),
                                                op::field<&Args::recipe>("recipe"),
@@ -134,16 +131,13 @@ struct GroupedPlainBwd : OpBase {
   template <class Int>
   static std::array<op::Result<Int>, 3> results(const Args& a) {
     check_input(a.dy, "grouped_plain_bwd: dy");
-    const int64_t groups = group_count(a.offsets, "grouped_plain_bwd");
-    const Int n = op::size<Int>(a.dy, -1), k = op::as<Int>(a.in_features);
+    const auto gradients = gradient_results<Int>(a, "grouped_plain_bwd");
     if ((a.needs & kNeedsX) && a.w.empty())
       quire::check(a.recipe->has_value(), "grouped_plain_bwd: w is absent; pass it, or its codes and a recipe");
     else if (a.needs & kNeedsX)
-      check_list<Int>(a.w, groups, {n, k}, "grouped_plain_bwd: w", a.dy.device());
-    auto dx = shape<Int>(a.dy);
-    dx.back() = k;
-    return {needed(a.needs & kNeedsX, dx, a.dtype), needed<Int>(a.needs & kNeedsW, {Int(groups), n, k}, a.dtype),
-            needed<Int>(a.needs & kNeedsBias, {Int(groups), n}, a.dy.scalar_type())};
+      check_list<Int>(a.w, group_count(a.offsets, "grouped_plain_bwd"),
+                      {op::size<Int>(a.dy, -1), op::as<Int>(a.in_features)}, "grouped_plain_bwd: w", a.dy.device());
+    return gradients;
   }
   static void cpu(const Args& a, op::Tensors<3>& out);
 };

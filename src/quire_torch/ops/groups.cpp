@@ -92,7 +92,7 @@ void check_held(std::span<const at::Tensor> three, const GroupedLayout& layout,
         there ? three[i].scalar_type() == dtypes[i] && three[i].is_contiguous() && three[i].numel() >= wanted[i]
               : wanted[i] == 0;
     if (fits) continue;  // formatting costs more than a small product
-    quire::fail(what, ": ", quire::kBufferNames[i + (layout.direction == Direction::rowwise ? 0 : 3)], " of ",
+    quire::fail(what, ": ", quire::kBufferNames[quire::first_buffer(layout.direction) + i], " of ",
                 layout.spec.to_string(), " for ", layout.groups.size(), " groups of ", layout.groups.end(), " rows of ",
                 layout.k, " must hold ", wanted[i], " contiguous ", dtypes[i], ", got ",
                 there ? quire::text(three[i].scalar_type(), " ", three[i].sizes()) : "nothing",
@@ -140,17 +140,19 @@ const float* group_scales(const std::optional<at::Tensor>& scale, int64_t slots,
 std::vector<quire::Side> given_sides(const op::OptionalTensorList& buffers, const GroupedLayout& layout, int64_t rows,
                                      const char* what) {
   const bool rowwise = layout.direction == Direction::rowwise;
-  if (buffers.size() == 6 && layout.groups.size() > 1) {
+  const size_t first = quire::first_buffer(layout.direction);
+  // Those of one group have shapes of their own where a caller gives them, and are flat where forward returned them.
+  if (buffers.size() == 6 && (layout.groups.size() > 1 || (buffers[first] && buffers[first]->dim() == 1))) {
     std::array<at::Tensor, 3> three;
-    for (size_t i = 0; i < 3; ++i) three[i] = buffers[i + (rowwise ? 0 : 3)].value_or(at::Tensor());
+    for (size_t i = 0; i < 3; ++i) three[i] = buffers[first + i].value_or(at::Tensor());
     return grouped_sides(three, layout, what);
   }
   check(buffers.size() == 6 * layout.groups.size(), what, " must be given as the six buffers of quire.TensorProto for ",
         "each of ", layout.groups.size(), " groups, or six flat ones of all; got ", buffers.size());
   const QuantizeRole role{.what = what, .role = "w", .spec = layout.spec, .rowwise = rowwise, .columnwise = !rowwise};
   std::vector<quire::Side> sides;
-  for (auto first = buffers.begin(); first != buffers.end(); first += 6)
-    sides.push_back(side(given_operand({first, first + 6}, {rows, layout.k}, role), layout.direction));
+  for (auto six = buffers.begin(); six != buffers.end(); six += 6)
+    sides.push_back(side(given_operand({six, six + 6}, {rows, layout.k}, role), layout.direction));
   return sides;
 }
 
