@@ -23,7 +23,8 @@ def places():
     x = torch.ones(2, 32)
     layer.weight.main_grad, layer.weight.overwrite_main_grad = torch.zeros(32, 32), False
     layer.weight.grad_added_to_main_grad = False
-    given = [*inspect.signature(quire.Linear).parameters, *inspect.signature(quire.Linear.forward).parameters]
+    takes = (quire.Linear, quire.Linear.forward, quire.GroupedLinear, quire.GroupedLinear.forward)
+    given = [name for each in takes for name in inspect.signature(each).parameters]
     arguments = type("Arguments", (), dict.fromkeys(given))
     recipes = [quire.recipe.NVFP4BlockScaling(), quire.recipe.Float8CurrentScaling()]
     return [
@@ -53,7 +54,15 @@ def test_every_name_that_is_here_is_found(page):
 def test_every_public_name_of_quire_that_transformer_engine_has_is_documented(page):
     own = {"active_recipe", "debug", "delayed", "dequantize", "explain", "quantize", "quantize_weights", "recipe"}
     own |= {"prepack_weights", "unpack_weights"}
-    own |= {"QuantSpec", "QuantizedActivation", "Quantizer", "TensorProto", "delayed_state", "set_delayed_state"}
+    own |= {
+        "QuantSpec",
+        "QuantizedActivation",
+        "QuantizedStack",
+        "Quantizer",
+        "TensorProto",
+        "delayed_state",
+        "set_delayed_state",
+    }
     own |= {"rng_state", "set_rng_state", "convert", "conversion_report", "ConversionReport", "LayerReport", "moe"}
     own |= {"nvfp4_linear", "nvfp4_moe", "nvfp4_moe_routed", "runners", "MoE"}
     documented = {name for row in page(PAGE).rows("What is here") for name in names_in(row[0])}

@@ -14,7 +14,7 @@ from quire.nn.linear import check_own_recipe
 from quire.nn.product import ProductModule, initialise
 from quire.nn.weight import stored_weight, weight_operand
 from quire.recipe import Recipe
-from quire.tensor import QuantizedTensor
+from quire.tensor import QuantizedStack, QuantizedTensor
 
 _OPTIONS = unavailable.PARALLEL | {"use_grouped_tensor": None}
 
@@ -26,8 +26,8 @@ class GroupedLinear(ProductModule):
 
     weight0, bias0, weight1, ...: [out_features, in_features] and [out_features], in params_dtype (or `dtype`; None:
     torch's default), initialised as torch.nn.Linear's. With single_grouped_weight one parameter `weight`
-    [num_gemms, out_features, in_features], with single_grouped_bias one `bias` [num_gemms, out_features]. A state dict
-    of either form loads into either.
+    [num_gemms, out_features, in_features], within quantized_model_init a QuantizedStack; with single_grouped_bias one
+    `bias` [num_gemms, out_features]. A state dict of either form loads into either.
 
     init_method: called with each weight; biases are then 0. return_bias: forward gives (y, [biases]), y without them.
     fuse_wgrad_accumulation, delay_wgrad_compute: as for quire.Linear, of each weight.
@@ -88,11 +88,6 @@ class GroupedLinear(ProductModule):
         self._add_states()
         self.reset_parameters()
         self._quantize_weights()
-        if isinstance(next(iter(self.parameters())), QuantizedTensor) and single_grouped_weight:
-            raise NotImplementedError(
-                "quire.GroupedLinear: single_grouped_weight=True within quantized_model_init is not available in this "
-                "version: blocks of a quantized tensor of three dimensions cross groups. Leave it False"
-            )
 
     def _add(self, kind: str, sizes: tuple[int, ...], single: bool, factory: dict[str, object]) -> tuple[str, ...]:
         names = (kind,) if single else tuple(f"{kind}{group}" for group in range(self.num_gemms))
@@ -265,6 +260,8 @@ def _convert(state_dict: dict[str, object], name: str, single: bool, groups: int
     """Gives the entries of a weight or bias the form of the module: one for all groups, or one for each."""
     each = [f"{name}{group}" for group in range(groups)]
     if single and name not in state_dict and all(one in state_dict for one in each):
-        state_dict[name] = torch.stack([state_dict.pop(one) for one in each])
+        parts = [state_dict.pop(one) for one in each]
+        quantized = all([isinstance(part, QuantizedTensor) for part in parts])
+        state_dict[name] = QuantizedStack.of(parts) if quantized else torch.stack(parts)
     elif not single and name in state_dict and len(state_dict[name]) == groups:
         state_dict.update(zip(each, state_dict.pop(name), strict=True))

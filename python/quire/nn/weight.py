@@ -10,7 +10,7 @@ import torch
 from quire.functional import Buffers, quantize
 from quire.kinds import check_kind
 from quire.recipe import Recipe, default
-from quire.tensor import QuantizedTensor
+from quire.tensor import QuantizedStack, QuantizedTensor
 from quire.tensor.order import in_order
 
 
@@ -38,7 +38,8 @@ def quantized_model_init(
     keep_master: bool = False,
 ) -> Iterator[None]:
     """quire's modules that are constructed within it have quantized weights: `weight` is a parameter that is a
-    QuantizedTensor under the recipe's spec for w, and no copy in high precision is kept. Per thread.
+    QuantizedTensor under the recipe's spec for w (with single_grouped_weight a QuantizedStack), and no copy in high
+    precision is kept. Per thread.
 
     enabled: False makes plain weights, also inside an enabled quantized_model_init.
     recipe: None is quire.recipe.default(). Layers with such weights run under recipes with the same spec for w only.
@@ -82,7 +83,9 @@ def initial_weight(parameter: torch.nn.Parameter) -> torch.nn.Parameter:
             "quantized_model_init: preserve_high_precision_init_val=True needs values, and this weight is on the meta "
             "device; construct the module on a device that has them"
         )
-    q = quantize(values, options.recipe.weight_spec, columnwise=torch.is_grad_enabled())
+    matrices = values.unbind() if values.dim() == 3 else [values]
+    each = [quantize(one, options.recipe.weight_spec, columnwise=torch.is_grad_enabled()) for one in matrices]
+    q = QuantizedStack.of(each) if values.dim() == 3 else each[0]
     if options.keep_master:
         q.master = values.to(torch.float32, copy=True)
     quantized = torch.nn.Parameter(q, parameter.requires_grad)
@@ -99,7 +102,7 @@ def stored_weight(text: str, recipe: Recipe, spec: str) -> str:
 def weight_operand(
     weight: torch.Tensor, others: tuple[torch.Tensor | None, ...], recipe: Recipe
 ) -> tuple[torch.Tensor, Buffers]:
-    """w and w_buffers of linear_given for a weight: (weight, ()) for a plain one.
+    """w and w_buffers of linear_given, or of grouped_linear for a stack, for a weight: (weight, ()) for a plain one.
 
     others: the operator's other inputs that may want a gradient. Raises RuntimeError if the weight is quantized with
     another spec than the recipe's.
@@ -114,4 +117,5 @@ def weight_operand(
         )
     wanted = any([tensor is not None and tensor.requires_grad for tensor in (weight, *others)])
     # Where nothing wants a gradient the call reaches the operator's kernel with its tensors, and that takes plain ones.
-    return weight if wanted and torch.is_grad_enabled() else weight.carrier(), weight.buffer_list()
+    buffers = weight.flat_buffers() if weight.stacked else weight.buffer_list()
+    return weight if wanted and torch.is_grad_enabled() else weight.carrier(), buffers

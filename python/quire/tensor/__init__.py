@@ -1,9 +1,10 @@
 """Quantized tensors as values: how (QuantSpec), what is stored (TensorProto), the tensors themselves (QuantizedTensor).
 
 spec.py and proto.py describe, quantized.py is the tensor, operators.py says what PyTorch's operators do with one,
-views.py and directions.py which codes a view has and which follow from those of the other direction; activation.py is
-the form that has a gradient (QuantizedActivation), names.py
-TransformerEngine's names for tensors of certain specs; order.py moves codes between plain and interleaved order.
+views.py and directions.py which codes a view has and which follow from those of the other direction; stack.py makes
+one tensor of several matrices (QuantizedStack); activation.py is the form that has a gradient (QuantizedActivation),
+names.py TransformerEngine's names for tensors of certain specs; order.py moves codes between plain and interleaved
+order.
 """
 
 from quire.tensor.activation import QuantizedActivation, input_operand
@@ -11,6 +12,7 @@ from quire.tensor.names import Float8BlockwiseQTensor, Float8Tensor, MXFP8Tensor
 from quire.tensor.proto import BUFFER_NAMES, DTYPES, TensorProto, named_buffers
 from quire.tensor.quantized import QuantizedTensor, from_results
 from quire.tensor.spec import QuantSpec
+from quire.tensor.stack import QuantizedStack
 
 __all__ = [
     "BUFFER_NAMES",
@@ -21,6 +23,7 @@ __all__ = [
     "NVFP4Tensor",
     "QuantSpec",
     "QuantizedActivation",
+    "QuantizedStack",
     "QuantizedTensor",
     "TensorProto",
     "from_results",

@@ -8,7 +8,7 @@ from quire.tensor.quantized import QuantizedTensor
 
 
 class _Named(type):
-    """isinstance(tensor, cls) asks for the spec: there is one class of quantized tensors, and no other can exist."""
+    """isinstance(tensor, cls) asks for the spec: classes of quantized tensors do not differ by it."""
 
     family: str
 

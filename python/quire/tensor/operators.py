@@ -207,7 +207,7 @@ def _fused_step(operator: Any, call: dict[str, Any], q: QuantizedTensor, written
 def _copy_codes(target: QuantizedTensor, source: Any) -> bool:
     """Copies bytes between tensors of one shape and spec, whatever the order of codes; False if they are not."""
     quantized = isinstance(target, QuantizedTensor) and isinstance(source, QuantizedTensor)
-    if not quantized or target.shape != source.shape:
+    if not quantized or target.stacked != source.stacked or target.shape != source.shape:
         return False
     if in_order(target.spec_text, False) != in_order(source.spec_text, False):
         return False

@@ -29,6 +29,8 @@ def reordered(q: QuantizedTensor, interleaved: bool) -> QuantizedTensor:
     Raises RuntimeError for swizzled scales, which have an order of their own."""
     if is_interleaved(q.spec_text) == interleaved:
         return q
+    if q.stacked:
+        return q.of([reordered(part, interleaved) for part in q.parts()])
     named = q.named()
     for direction in ("rowwise", "columnwise"):
         data, scale, amax = (named[f"{direction}_{kind}"] for kind in ("data", "scale", "amax"))

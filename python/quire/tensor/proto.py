@@ -37,7 +37,8 @@ class TensorProto:
     """A quantized tensor without its data.
 
     shape: logical, rank >= 1. dtype: what it dequantizes to by default. rowwise, columnwise: the directions stored.
-    requires_grad: whether a tensor made of it is a leaf that collects a gradient.
+    requires_grad: whether a tensor made of it is a leaf that collects a gradient. stacked: of a QuantizedStack, whose
+    shape is [E, N, K].
     """
 
     shape: tuple[int, ...]
@@ -47,11 +48,16 @@ class TensorProto:
     device: torch.device | str = "cpu"
     rowwise: bool = True
     columnwise: bool = False
+    stacked: bool = False
 
     def __post_init__(self) -> None:
         sizes = tuple(self.shape) if isinstance(self.shape, Sequence) else ()
         if not sizes or not all([isinstance(size, int | torch.SymInt) for size in sizes]):
             raise ValueError(f"TensorProto: shape must be one or more sizes, got {self.shape!r}")
+        if self.stacked and (len(sizes) != 3 or sizes[0] < 1):
+            raise ValueError(
+                f"TensorProto: the shape of a stack is [matrices, rows, columns], one matrix or more; got {list(sizes)}"
+            )
         if self.dtype not in DTYPES:
             raise ValueError(f"TensorProto: dtype must be float32, float16 or bfloat16, got {self.dtype!r}")
         object.__setattr__(self, "shape", sizes)
@@ -67,12 +73,17 @@ class TensorProto:
     def buffers(self) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
         """Name -> (shape, dtype) of everything stored, absent buffers left out."""
         empty = named_buffers(self._results("meta"), self.rowwise, self.columnwise)
-        return {name: (tuple(t.shape), t.dtype) for name, t in empty.items() if t is not None}
+        count = self.shape[:1] if self.stacked else ()
+        return {name: ((*count, *t.shape), t.dtype) for name, t in empty.items() if t is not None}
 
     def create_tensor(self) -> QuantizedTensor:
         """A tensor whose buffers are zeroed; what they decode to is not defined."""
         from quire.tensor.quantized import from_results  # the tensor knows its description, so this cannot stand above
+        from quire.tensor.stack import QuantizedStack
 
+        if self.stacked:
+            zeros = {name: torch.zeros(of[0], dtype=of[1], device=self.device) for name, of in self.buffers().items()}
+            return QuantizedStack(self.spec, self.shape, self.dtype, requires_grad=self.requires_grad, **zeros)
         results = self._results(self.device)
         tensor = from_results(results, self.spec.text, self.shape, self.dtype, (self.rowwise, self.columnwise))
         return tensor.requires_grad_() if self.requires_grad else tensor
@@ -87,7 +98,7 @@ class TensorProto:
 
     def _results(self, device: torch.device | str) -> Sequence[torch.Tensor]:
         try:
-            like = torch.empty((), dtype=self.dtype, device=device).expand(self.shape)
+            like = torch.empty((), dtype=self.dtype, device=device).expand(self.shape[int(self.stacked) :])
         except RuntimeError as error:
             raise RuntimeError(f"TensorProto: no tensor has shape {tuple(self.shape)}: {error}; use less") from error
         return torch.ops.quire.empty_quantized(like, self.spec.text, self.rowwise, self.columnwise)

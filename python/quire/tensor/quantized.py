@@ -14,13 +14,14 @@ from quire.tensor.decoded import Decoded
 from quire.tensor.directions import other_direction
 from quire.tensor.initial import InitialValues
 from quire.tensor.memory import Memory
+from quire.tensor.pickled import Pickled
 from quire.tensor.proto import BUFFER_NAMES, DTYPES, TensorProto, check_buffers, named_buffers
 from quire.tensor.spec import QuantSpec
 
 Buffers = dict[str, torch.Tensor | None]
 
 
-class QuantizedTensor(Memory, InitialValues, torch.Tensor):
+class QuantizedTensor(Memory, InitialValues, Pickled, torch.Tensor):
     """A tensor of logical shape and floating dtype that stores codes and scales, and nothing else.
 
     rowwise_data, rowwise_scale, rowwise_amax, columnwise_data, columnwise_scale, columnwise_amax: plain tensors as
@@ -52,6 +53,7 @@ class QuantizedTensor(Memory, InitialValues, torch.Tensor):
     columnwise_amax: torch.Tensor | None
     master: torch.Tensor | None
     is_part: bool  #: whether it is a view of some rows of another one
+    stacked = False  #: whether it is a QuantizedStack
 
     @staticmethod
     def __new__(
@@ -66,7 +68,7 @@ class QuantizedTensor(Memory, InitialValues, torch.Tensor):
         **buffers: torch.Tensor | None,
     ) -> QuantizedTensor:
         """For buffers that come from an operator: nothing is checked. from_buffers() checks."""
-        data = buffers["rowwise_data"] if buffers["rowwise_data"] is not None else buffers["columnwise_data"]
+        data = next(tensor for tensor in buffers.values() if tensor is not None)
         # The one way to make a tensor that has shape, dtype and device but no storage; PyTorch documents it by that
         # name ("Extending PyTorch", subclasses with __torch_dispatch__).
         self = torch.Tensor._make_wrapper_subclass(
@@ -128,7 +130,7 @@ class QuantizedTensor(Memory, InitialValues, torch.Tensor):
     ) -> QuantizedTensor:
         """A tensor with other buffers ("master" may be among them) and, if given, shape, dtype and spec."""
         options = {"is_part": self.is_part, **options}
-        return QuantizedTensor(spec or self.spec, shape or self.shape, dtype or self.dtype, **buffers, **options)
+        return type(self)(spec or self.spec, shape or self.shape, dtype or self.dtype, **buffers, **options)
 
     def named(self) -> Buffers:
         """All that it stores by name, None where absent: the six buffers in order, then "master"."""
@@ -162,10 +164,6 @@ class QuantizedTensor(Memory, InitialValues, torch.Tensor):
 
         return run(operator, args, kwargs or {})
 
-    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
-        flags = (self.requires_grad, isinstance(self, torch.nn.Parameter))
-        return rebuild, (self.spec_text, tuple(self.shape), self.dtype, flags, list(self.named().values()))
-
     def buffers(self) -> dict[str, torch.Tensor]:
         """Name -> tensor, absent ones left out. Within a compiled graph use buffer_list(): a dict is no value there."""
         named = zip(BUFFER_NAMES, self.buffer_list(), strict=True)
@@ -191,6 +189,7 @@ class QuantizedTensor(Memory, InitialValues, torch.Tensor):
             device=self.device,
             rowwise=self.stores("rowwise"),
             columnwise=self.stores("columnwise"),
+            stacked=self.stacked,
         )
 
     def stores(self, direction: str) -> bool:
@@ -210,9 +209,10 @@ class QuantizedTensor(Memory, InitialValues, torch.Tensor):
 
     @data.setter
     def data(self, other: torch.Tensor) -> None:
-        if not isinstance(other, QuantizedTensor) or other.shape != self.shape or other.device != self.device:
+        kind = type(self).__name__
+        if type(other) is not type(self) or other.shape != self.shape or other.device != self.device:
             raise TypeError(
-                f"QuantizedTensor.data: expected a QuantizedTensor of shape {list(self.shape)} on {self.device}, got "
+                f"QuantizedTensor.data: expected a {kind} of shape {list(self.shape)} on {self.device}, got "
                 f"{type(other).__name__} {list(other.shape)} on {other.device}; .data.copy_() takes plain values"
             )
         self.spec, self.spec_text, self.is_part = other.spec, other.spec_text, other.is_part
@@ -228,6 +228,9 @@ class QuantizedTensor(Memory, InitialValues, torch.Tensor):
         dtype = self.dtype if dtype is None else dtype
         if self.requires_grad and torch.is_grad_enabled():
             return Decoded.apply(self, self, dtype)
+        return self._values(dtype)
+
+    def _values(self, dtype: torch.dtype) -> torch.Tensor:
         if self.stores("rowwise"):
             return self._decode("rowwise", dtype)
         if self.spec.hadamard:
@@ -349,7 +352,7 @@ class QuantizedTensor(Memory, InitialValues, torch.Tensor):
     def __repr__(self, *, tensor_contents: str | None = None) -> str:
         directions = [d for d in ("rowwise", "columnwise") if self.stores(d)]
         return (
-            f"QuantizedTensor({self.spec.text!r}, shape={list(self.shape)}, dtype={self.dtype}, "
+            f"{type(self).__name__}({self.spec.text!r}, shape={list(self.shape)}, dtype={self.dtype}, "
             f"{' + '.join(directions)}, {self.nbytes} bytes, device={str(self.device)!r}"
             f"{', requires_grad=True' if self.requires_grad else ''})"
         )
@@ -383,13 +386,4 @@ def from_list(
     return QuantizedTensor(spec_of(text), shape, dtype, **dict(zip(BUFFER_NAMES, buffers, strict=True)))
 
 
-def rebuild(
-    text: str, shape: tuple[int, ...], dtype: torch.dtype, flags: tuple[bool, bool], tensors: list[torch.Tensor | None]
-) -> QuantizedTensor:
-    """What a pickle holds: a QuantizedTensor of the tensors of named(); flags (requires_grad, is a parameter)."""
-    named = dict(zip((*BUFFER_NAMES, "master"), tensors, strict=True))
-    tensor = QuantizedTensor(QuantSpec(text), shape, dtype, requires_grad=flags[0], **named)
-    return torch.nn.Parameter(tensor, flags[0]) if flags[1] else tensor
-
-
-torch.serialization.add_safe_globals([rebuild])
+torch.serialization.add_safe_globals([QuantizedTensor])

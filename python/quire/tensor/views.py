@@ -1,4 +1,5 @@
-"""Views of a quantized tensor that keep its codes: consecutive whole rows, with any leading sizes."""
+"""Views of a quantized tensor that keep its codes: consecutive whole rows, with any leading sizes; of a stack whole
+matrices."""
 
 from __future__ import annotations
 
@@ -9,6 +10,7 @@ import torch
 
 if TYPE_CHECKING:
     from quire.tensor.quantized import QuantizedTensor
+    from quire.tensor.stack import QuantizedStack
 
 #: Rows that share scales, or lie in one tile, by option of a spec.
 TILES = {"128x128": 128, "32x32": 32, "16x16": 16, "swizzled": 128, "interleaved": 16}
@@ -21,9 +23,10 @@ def view(q: QuantizedTensor, operator: Any, args: tuple[Any, ...], kwargs: dict[
     """
     outline = torch.empty(q.shape, dtype=q.dtype, device="meta")
     found = operator(outline, *args[1:], **kwargs)
+    of = _matrices if q.stacked else _rows
     if isinstance(found, torch.Tensor):
-        return _rows(q, found)
-    results = [_rows(q, part) for part in found]
+        return of(q, found)
+    results = [of(q, part) for part in found]
     return None if None in results else type(found)(results)
 
 
@@ -37,6 +40,20 @@ def _rows(q: QuantizedTensor, outline: torch.Tensor) -> QuantizedTensor | None:
     if cols == 0 or count == 0 or outline.storage_offset() % cols != 0:
         return None
     return _part(q, outline.shape, outline.storage_offset() // cols, count)
+
+
+def _matrices(q: QuantizedStack, outline: torch.Tensor) -> QuantizedTensor | None:
+    """Of a stack: one of its matrices, or consecutive ones as a stack."""
+    matrix, size = q.shape[1:], math.prod(q.shape[1:])
+    if outline.dtype != q.dtype or outline.shape[-2:] != matrix or not outline.is_contiguous() or outline.numel() == 0:
+        return None
+    first, outside = divmod(outline.storage_offset(), size)
+    if outside or outline.dim() > 3:
+        return None
+    if outline.dim() == 2:
+        return q.part(first)
+    named = {name: None if t is None else t.narrow(0, first, len(outline)) for name, t in q.named().items()}
+    return q.with_buffers(named, shape=outline.shape)
 
 
 def _reshaped(q: QuantizedTensor, shape: torch.Size) -> QuantizedTensor:

@@ -1,0 +1,103 @@
+"""QuantizedStack: quantized matrices of one shape as one tensor, such as the weights of a mixture's experts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from quire.kinds import check_kind, shown
+from quire.tensor.proto import TensorProto, check_buffers
+from quire.tensor.quantized import Buffers, QuantizedTensor, spec_of
+from quire.tensor.spec import QuantSpec
+
+
+class QuantizedStack(QuantizedTensor):
+    """Matrices [N, K] that are quantized each for itself, as one tensor [E, N, K]: no block, transform or amax reaches
+    from one to the next, so that each has the bytes it would have alone.
+
+    Each buffer is that of a matrix with E before its shape. stack[e], select() and unbind() give QuantizedTensors, and
+    slices of the first dimension QuantizedStacks, which share its memory: writing to them writes to the stack. All
+    else is as for a QuantizedTensor, which it is.
+    """
+
+    stacked = True
+
+    @classmethod
+    def of(cls, parts: Sequence[QuantizedTensor]) -> QuantizedStack:
+        """A stack of copies of one or more matrices. Raises TypeError for what is no QuantizedTensor, ValueError unless
+        all are matrices of one spec, shape and dtype that store the same."""
+        plain = [part for part in parts if not isinstance(part, QuantizedTensor)]
+        if plain:
+            raise TypeError(f"QuantizedStack.of: parts must be QuantizedTensors, got {shown(plain[0])}; quantize it")
+
+        def kind(part: QuantizedTensor) -> tuple[Any, ...]:
+            stored = tuple([name for name, tensor in part.named().items() if tensor is not None])
+            return part.spec_text, tuple(part.shape), part.dtype, stored
+
+        if not parts or parts[0].dim() != 2 or any(kind(part) != kind(parts[0]) for part in parts):
+            raise ValueError(
+                "QuantizedStack.of: expected matrices of one spec, shape and dtype that store the same, got "
+                f"{[shown(part) for part in parts]}; quantize all alike"
+            )
+        first = parts[0]
+        each = [part.named() for part in parts]
+        named = {name: None if t is None else torch.stack([one[name] for one in each]) for name, t in each[0].items()}
+        return cls(first.spec, (len(parts), *first.shape), first.dtype, **named)
+
+    @classmethod
+    def from_buffers(
+        cls,
+        buffers: Mapping[str, torch.Tensor | None],
+        spec: QuantSpec | str,
+        shape: Sequence[int],
+        dtype: torch.dtype = torch.float32,
+    ) -> QuantizedStack:
+        """As QuantizedTensor.from_buffers(). Not for compiled functions."""
+        check_kind("QuantizedStack.from_buffers", Mapping, buffers=buffers)
+        given = {name: tensor for name, tensor in buffers.items() if tensor is not None}
+        directions = {"rowwise": "rowwise_data" in given, "columnwise": "columnwise_data" in given}
+        proto = TensorProto(tuple(shape), dtype, QuantSpec(spec), stacked=True, **directions)
+        check_buffers("QuantizedStack.from_buffers", given, proto)
+        return cls(proto.spec, proto.shape, dtype, **given)
+
+    @staticmethod
+    def __tensor_unflatten__(
+        inner: dict[str, torch.Tensor], metadata: tuple[Any, ...], size: Sequence[int], stride: Sequence[int]
+    ) -> QuantizedStack:
+        text, dtype, is_part, _ = metadata
+        return QuantizedStack(spec_of(text), size, dtype, is_part=is_part, **inner)
+
+    def part(self, index: int) -> QuantizedTensor:
+        """The matrix of that number, sharing the stack's memory."""
+        named = {name: None if t is None else t[index] for name, t in self.named().items()}
+        return QuantizedTensor(self.spec, self.shape[1:], self.dtype, **named)
+
+    def parts(self) -> list[QuantizedTensor]:
+        """All matrices, each sharing the stack's memory."""
+        return [self.part(index) for index in range(self.shape[0])]
+
+    def flat_buffers(self) -> list[torch.Tensor | None]:
+        """The six buffers in order, matrix after matrix in one dimension: what grouped operators take."""
+        return [None if tensor is None else tensor.flatten() for tensor in self.buffer_list()]
+
+    def _values(self, dtype: torch.dtype) -> torch.Tensor:
+        return torch.stack([part.dequantize(dtype) for part in self.parts()])
+
+    def store(
+        self, values: torch.Tensor, seed: int | None = None, offset: int = 0, scale: torch.Tensor | None = None
+    ) -> None:
+        """As QuantizedTensor.store(); matrix e rounds with seed + e, and scale has one for each, [E]."""
+        self.check_writable(seeded=seed is not None)
+        for index, part in enumerate(self.parts()):
+            seed_of = None if seed is None else seed + index
+            part.store(values[index], seed_of, offset, None if scale is None else scale[index : index + 1])
+
+    def missing_direction(self, direction: str, *, requantize: bool) -> Buffers:
+        """As QuantizedTensor.missing_direction()."""
+        each = [part.missing_direction(direction, requantize=requantize) for part in self.parts()]
+        return {name: None if t is None else torch.stack([one[name] for one in each]) for name, t in each[0].items()}
+
+
+torch.serialization.add_safe_globals([QuantizedStack])
