@@ -115,25 +115,39 @@ TEST(QuantizeParity, GivenScalesGiveTheBytesOfTheReference) {
         }
 }
 
-/// Memory filled with any bytes decodes as the reference decodes it; the memory between output rows stays as it was.
-void expect_decodes(const QuantSpec& spec, const InputShape& shape, Direction d, DType dtype, uint64_t seed) {
-  Quantized q(spec, shape.rows, shape.cols);
-  Random r(seed);
-  for (Guarded* g : {&q.side(d).data, &q.side(d).scale, &q.side(d).amax})
-    for (int64_t i = 0; i < g->size(); ++i) g->as<uint8_t>()[i] = static_cast<uint8_t>(r.next());
+/// The first boundary of 64 bytes in memory.
+uint8_t* aligned(Guarded& memory) {
+  auto* at = memory.as<uint8_t>();
+  return at + (-reinterpret_cast<uintptr_t>(at) & 63u);
+}
+
+/// A direction of a quantized tensor decodes as the reference decodes it; the memory between and behind output rows
+/// stays as it was.
+void expect_decodes(const Quantized& q, Direction d, DType dtype, int64_t padding) {
   const Operand o = q.operand(d);
-  const int64_t stride = o.contraction + shape.padding;
-  Guarded expected(o.outer * stride * size_of(dtype)), actual(o.outer * stride * size_of(dtype));
+  const int64_t stride = o.contraction + padding, count = o.outer * stride + 64 / size_of(dtype);
+  Guarded expected(count * size_of(dtype) + 63), actual(count * size_of(dtype) + 63);
   DequantizeProblem p = q.decoding(d);
-  p.out = {expected.data(), dtype, o.outer, o.contraction, stride};
+  p.out = {aligned(expected), dtype, o.outer, o.contraction, stride};
   reference::dequantize(p);
-  p.out.data = actual.data();
+  p.out.data = aligned(actual);
   active_runner().run.dequantize(p);
   ASSERT_TRUE(actual.intact());
-  for (int64_t i = 0; i < o.outer * stride; ++i) {
-    const float e = load_element(expected.data(), dtype, i), a = load_element(actual.data(), dtype, i);
+  for (int64_t i = 0; i < count; ++i) {
+    const float e = load_element(aligned(expected), dtype, i), a = load_element(aligned(actual), dtype, i);
     ASSERT_EQ(float_difference(&e, &a, 1), "") << "element " << i;
   }
+}
+
+/// Any bytes.
+void fill(QuantizedSide& side, Random& r) {
+  for (Guarded* g : {&side.data, &side.scale, &side.amax})
+    for (int64_t i = 0; i < g->size(); ++i) g->as<uint8_t>()[i] = static_cast<uint8_t>(r.next());
+}
+
+std::string describe(const QuantSpec& spec, const InputShape& shape, Direction d, DType dtype) {
+  return text(spec.to_string(), d == Direction::rowwise ? " rowwise" : " columnwise", " [", shape.rows, ", ",
+              shape.cols, "] to ", name(dtype));
 }
 
 TEST(QuantizeParity, EverySpecAndCodeDecodesAsTheReference) {
@@ -142,9 +156,65 @@ TEST(QuantizeParity, EverySpecAndCodeDecodesAsTheReference) {
     for (const InputShape& shape : kShapes)
       for (const Direction d : {Direction::rowwise, Direction::columnwise}) {
         const DType dtype = kFloatTypes[turn % 3];
-        SCOPED_TRACE(text(spec.to_string(), d == Direction::rowwise ? " rowwise" : " columnwise", " [", shape.rows,
-                          ", ", shape.cols, "] to ", name(dtype)));
-        expect_decodes(spec, shape, d, dtype, ++turn);
+        SCOPED_TRACE(describe(spec, shape, d, dtype));
+        Quantized q(spec, shape.rows, shape.cols);
+        Random r(++turn);
+        fill(q.side(d), r);
+        expect_decodes(q, d, dtype, shape.padding);
+        if (HasFatalFailure()) return;
+      }
+}
+
+/// Any codes but NaN, and scales that are finite and positive: of about 2^power, or any fraction of it.
+void fill_ordinary(const QuantSpec& spec, QuantizedSide& side, int power, Random& r) {
+  fill(side, r);
+  const FormatRow& f = row(spec.element);
+  if (f.bits() == 8)
+    for (int64_t i = 0; i < side.data.size(); ++i) {
+      uint8_t& code = side.data.as<uint8_t>()[i];
+      if ((code & 0x7F) > f.max_code()) code = static_cast<uint8_t>(code ^ 0x40);
+    }
+  const auto draw = [&] {
+    return static_cast<float>(std::ldexp(1 + r.uniform(), power + static_cast<int>(r.below(4))));
+  };
+  const ScaleKind kind = spec.row().scale;
+  for (int64_t i = 0; i < side.amax.size() / 4; ++i) side.amax.as<float>()[i] = 2688 * draw();
+  for (int64_t i = 0; i < side.scale.size() / (kind == ScaleKind::f32 ? 4 : 1); ++i) {
+    if (kind == ScaleKind::f32)
+      side.scale.as<float>()[i] = draw();
+    else
+      side.scale.as<uint8_t>()[i] = static_cast<uint8_t>(
+          kind == ScaleKind::e8m0 ? 127 + power + static_cast<int>(r.below(4)) : 1 + r.below(0x7E));
+  }
+}
+
+TEST(QuantizeParity, CodesUnderOrdinaryScalesDecodeAsTheReference) {
+  // Whole pieces of lines and ends of them; scales near 1, at either end of what products may take, and beyond.
+  const InputShape shape{3, 2213, 0, 11};
+  uint64_t turn = 0;
+  for (const QuantSpec& spec : all_specs())
+    for (const int power : {-2, -125, -102, 97, 115})
+      for (const DType dtype : kFloatTypes) {
+        const Direction d = ++turn % 5 == 0 ? Direction::columnwise : Direction::rowwise;
+        SCOPED_TRACE(text(describe(spec, shape, d, dtype), ", scales of 2^", power));
+        Quantized q(spec, shape.rows, shape.cols);
+        Random r(turn);
+        fill_ordinary(spec, q.side(d), power, r);
+        expect_decodes(q, d, dtype, shape.padding);
+        if (HasFatalFailure()) return;
+      }
+}
+
+TEST(QuantizeParity, LargeResultsOfDecodingThatBypassCachesAreThoseOfTheReference) {
+  // Rows on boundaries of 64 bytes, where values are streamed as they are made, and rows between them.
+  for (const char* spec : {"fp8_tensor", "fp8_block", "mxfp8", "mxfp4", "nvfp4"})
+    for (const DType dtype : kFloatTypes)
+      for (const int64_t cols : {2048, 2113}) {
+        Quantized q(QuantSpec::parse(spec), 1030, cols);
+        Random r(static_cast<uint64_t>(cols));
+        fill_ordinary(q.spec, q.side(Direction::rowwise), -2, r);
+        SCOPED_TRACE(describe(q.spec, {q.rows, cols}, Direction::rowwise, dtype));
+        expect_decodes(q, Direction::rowwise, dtype, 0);
         if (HasFatalFailure()) return;
       }
 }

@@ -10,6 +10,7 @@
 #include "quire/cpu/generic/quantize_rows.inl.h"
 #include "quire/cpu/generic/quantize_columns.inl.h"
 #include "quire/cpu/generic/quantize.inl.h"
+#include "quire/cpu/generic/decode_tables.inl.h"
 #include "quire/cpu/generic/dequantize.inl.h"
 #include "quire/cpu/generic/column_sum.inl.h"
 #include "quire/cpu/generic/produce.inl.h"

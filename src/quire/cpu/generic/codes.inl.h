@@ -4,7 +4,6 @@
 constexpr int64_t kGroup = 16;
 
 typedef uint8_t Codes __attribute__((vector_size(kGroup), aligned(1)));
-typedef uint64_t Words __attribute__((vector_size(kGroup)));
 
 inline Codes load_codes(const uint8_t* p) { return *reinterpret_cast<const Codes*>(p); }
 inline void store_codes(uint8_t* p, Codes v) { *reinterpret_cast<Codes*>(p) = v; }
@@ -46,11 +45,10 @@ inline void transpose_codes(const uint8_t* in, int64_t in_stride, uint8_t* out, 
 /// `count` codes that start at an even element of a packed line.
 inline void unpack_line(const uint8_t* packed, int64_t count, uint8_t* codes) {
   int64_t i = 0;
-  for (; i + kGroup <= count; i += kGroup) {
-    uint64_t bytes;
-    std::memcpy(&bytes, packed + i / 2, kGroup / 2);
-    const Codes pairs = reinterpret_cast<Codes>(Words{bytes, 0});
-    store_codes(codes + i, interleave_low(pairs & 0xF, pairs >> 4));
+  for (; i + 4 * kLanes <= count; i += 4 * kLanes) {
+    const U16 pair = load_u8_words(packed + i / 2);
+    const U16 apart = (pair | pair << 4) & 0x0F0F;
+    std::memcpy(codes + i, &apart, sizeof apart);
   }
   for (; i < count; ++i) codes[i] = static_cast<uint8_t>(unpack(packed, i));
 }

@@ -60,14 +60,18 @@ inline F32 decode_at(const uint8_t* codes) {
 }
 
 /// Values of codes, whole quads, times the scales of their blocks of N.
-template <Format F, int64_t N, DType D, Known kKnown>
-inline void decode_piece(const uint8_t* codes, int64_t count, const float* scale, Plain<D>* to) {
+template <Format F, int64_t N, Known kKnown, DType D>
+inline void decode_piece(const uint8_t* codes, int64_t count, const float* scale, const Sink<D>& out) {
   const auto value = [&](int64_t j) {
     return decode_at<F, kKnown == Known::nothing>(codes + j) * broadcast(scale[j / N]);
   };
-  for (int64_t i = 0; i < count; i += kQuad)
+  for (int64_t i = 0; i < count; i += kQuad) {
+    alignas(64) Plain<D> quad[kQuad];
+    ask_ahead(codes + i);
 #pragma GCC unroll 2
-    for (int64_t j = i; j < i + kQuad; j += 2 * kLanes) store_as<D, kKnown>(to + j, value(j), value(j + kLanes));
+    for (int64_t j = 0; j < kQuad; j += 2 * kLanes) store_as<D, kKnown>(quad + j, value(i + j), value(i + j + kLanes));
+    out.put(i, quad);
+  }
 }
 
 /// Whether any code times any of the scales is a bfloat16: a code has few bits, and a power of two moves them only,
@@ -84,12 +88,38 @@ inline bool all_products_are_bf16(const float* scale, int64_t count) {
   return rest == 0 && smallest >= least;
 }
 
-/// Decodes codes [first, first + count) of a line, which are padded to whole quads.
+/// Values of codes, packed if they are of 4 bits, whole quads, times the scales of `count` blocks.
+template <Format F, ScaleKind S, DType D>
+void decode_line(const uint8_t* codes, int64_t padded, const std::span<const float>& scale, const Sink<D>& out) {
+  constexpr int64_t n = block_of(S);
+  constexpr bool packed = row(F).packed();
+  const auto blocks = std::ssize(scale);
+  const bool finite_codes = packed || all_finite<F>(codes, padded);
+  if constexpr (kHasWordTables && D == DType::bf16 && (packed || S == ScaleKind::f32))
+    if (finite_codes && all_are_moderate(scale.data(), blocks)) {
+      if constexpr (packed)
+        return decode_nibbles<n>(codes, padded, scale.data(), out);
+      else
+        return decode_bytes<F, n>(codes, padded, scale.data(), out);
+    }
+  alignas(64) uint8_t unpacked[packed ? kPieceOfLine : 1];
+  if constexpr (packed) {
+    unpack_line(codes, padded, unpacked);
+    codes = unpacked;
+  }
+  // What is no number may be a code, a scale, or a product of both.
+  if (!finite_codes || line_magnitude<DType::f32, false>(scale.data(), blocks) >= kInfinity<DType::f32>)
+    return decode_piece<F, n, Known::nothing>(codes, padded, scale.data(), out);
+  if (D == DType::bf16 && all_products_are_bf16<F>(scale.data(), blocks))
+    return decode_piece<F, n, Known::exact>(codes, padded, scale.data(), out);
+  decode_piece<F, n, Known::no_nan>(codes, padded, scale.data(), out);
+}
+
+/// Decodes a piece of a line whose codes are padded to whole quads, and packed if they are of 4 bits.
 template <Format F, ScaleKind S, DType D>
 void dequantize_piece(const DequantizeProblem& p, const Extent& e, const Tile& at, const uint8_t* codes) {
   constexpr int64_t n = block_of(S);
   alignas(64) float scale[kPieceOfLine / n + kLanes];
-  alignas(64) Plain<D> values[kPieceOfLine];
   const int64_t padded = round_up(at.cols, kQuad), count = ceil_div(at.cols, n);
   if (p.spec.row().scope == Scope::block) {
     block_values<S>(p, e, at.row, {at.col / n, at.col / n + count}, scale);
@@ -97,17 +127,14 @@ void dequantize_piece(const DequantizeProblem& p, const Extent& e, const Tile& a
     block_values<S>(p, e, at.row, {0, 1}, scale);
     std::fill(scale + 1, scale + ceil_div(padded, n), scale[0]);
   }
-  // What is no number may be a code, a scale, or a product of both.
-  const bool finite = line_magnitude<DType::f32, false>(scale, count) < kInfinity<DType::f32>;
-  if (!finite || !(F == Format::e2m1 || all_finite<F>(codes, padded)))
-    decode_piece<F, n, D, Known::nothing>(codes, padded, scale, values);
-  else if (D == DType::bf16 && all_products_are_bf16<F>(scale, count))
-    decode_piece<F, n, D, Known::exact>(codes, padded, scale, values);
-  else
-    decode_piece<F, n, D, Known::no_nan>(codes, padded, scale, values);
-  auto* to = static_cast<uint8_t*>(p.out.data) + (at.row * p.out.row_stride + at.col) * size_of(D);
+  const std::span<const float> scales(scale, static_cast<size_t>(count));
+  auto* to = static_cast<Plain<D>*>(p.out.data) + at.row * p.out.row_stride + at.col;
   const bool streams = p.out.rows * p.out.cols * size_of(D) >= kStreamBytes;
-  put(reinterpret_cast<const uint8_t*>(values), at.cols * size_of(D), to, streams);
+  if (padded == at.cols && (!streams || reinterpret_cast<uintptr_t>(to) % 64 == 0))
+    return decode_line<F, S, D>(codes, padded, scales, {to, streams});
+  alignas(64) Plain<D> values[kPieceOfLine];
+  decode_line<F, S, D>(codes, padded, scales, {values, false});
+  put(reinterpret_cast<const uint8_t*>(values), at.cols * size_of(D), reinterpret_cast<uint8_t*>(to), streams);
 }
 
 using DequantizePiece = void (*)(const DequantizeProblem&, const Extent&, const Tile&, const uint8_t* codes);
@@ -123,12 +150,10 @@ void dequantize_along(const DequantizeProblem& p, const Extent& e, const Tile& a
   alignas(64) uint8_t codes[kPieceOfLine];
   const int64_t first = data_index({p.spec, p.direction, e.outer, e.contraction}, at.row, at.col);
   const auto* data = static_cast<const uint8_t*>(p.data) + (p.spec.packed() ? first / 2 : first);
-  if (!p.spec.packed() && at.cols % kQuad == 0) return decode(p, e, at, data);
-  if (p.spec.packed())
-    unpack_line(data, at.cols, codes);
-  else
-    std::memcpy(codes, data, static_cast<size_t>(at.cols));
-  std::fill(codes + at.cols, codes + round_up(at.cols, kQuad), uint8_t{0});
+  if (at.cols % kQuad == 0) return decode(p, e, at, data);
+  const int64_t bytes = p.spec.packed() ? ceil_div(at.cols, 2) : at.cols;
+  std::memcpy(codes, data, static_cast<size_t>(bytes));
+  std::fill(codes + bytes, codes + round_up(at.cols, kQuad), uint8_t{0});
   decode(p, e, at, codes);
 }
 

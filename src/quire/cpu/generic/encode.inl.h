@@ -77,3 +77,25 @@ inline void put(const uint8_t* from, int64_t count, uint8_t* to, bool stream) {
   for (; i + 64 <= count; i += 64) stream_64(to + i, from + i);
   std::memcpy(to + i, from + i, static_cast<size_t>(count - i));
 }
+
+/// Asks for memory that a loop over a line will read next but some: processors stop foreseeing at the end of a page.
+inline void ask_ahead(const uint8_t* from) {
+  constexpr int64_t kAhead = 4096;
+  __builtin_prefetch(from + kAhead);
+}
+
+/// Where a line of results goes, a quad at a time: to any memory, or past the caches to memory on a boundary of 64
+/// bytes.
+template <DType D>
+struct Sink {
+  Plain<D>* to;
+  bool streams;
+
+  void put(int64_t at, const Plain<D>* quad) const {
+    constexpr int64_t bytes = kQuad * size_of(D);
+    const auto* from = reinterpret_cast<const uint8_t*>(quad);
+    if (bytes % 64 != 0 || !streams) return void(std::memcpy(to + at, from, static_cast<size_t>(bytes)));
+#pragma GCC unroll 4
+    for (int64_t i = 0; i < bytes / 64; ++i) stream_64(reinterpret_cast<uint8_t*>(to + at) + 64 * i, from + 64 * i);
+  }
+};

@@ -27,6 +27,7 @@ inline void store_f16(uint16_t* p, F32 v) {
 
 #include "quire/cpu/simd/x86_128.h"
 
+typedef uint16_t U16 __attribute__((vector_size(4 * kLanes), aligned(2)));
 typedef uint64_t U64 __attribute__((vector_size(4 * kLanes), aligned(4)));
 
 /// The magnitude of x, or `limit` if that is smaller; anything up to the limit if x is NaN.
@@ -55,6 +56,11 @@ inline void stream_64(uint8_t* to, const uint8_t* from) {
   _mm256_stream_si256(reinterpret_cast<__m256i*>(to) + 1, _mm256_loadu_si256(lines + 1));
 }
 inline void finish_streams() { _mm_sfence(); }
+
+/// 2 kLanes bytes, widened.
+inline U16 load_u8_words(const uint8_t* p) {
+  return reinterpret_cast<U16>(_mm256_cvtepu8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
+}
 
 /// kLanes words, widened; and the low halves of lanes that are below 65536.
 inline U32 load_u16(const uint16_t* p) {

@@ -30,6 +30,7 @@ inline void store_f16(uint16_t* p, F32 v) {
 
 typedef int16_t I16x8 __attribute__((vector_size(16), aligned(2)));
 typedef int32_t I32x4 __attribute__((vector_size(16), aligned(4)));
+typedef uint16_t U16 __attribute__((vector_size(4 * kLanes), aligned(1)));
 typedef uint64_t U64 __attribute__((vector_size(4 * kLanes), aligned(4)));
 
 /// Largest lane, none of them negative.
@@ -63,6 +64,9 @@ inline void store_u8(uint8_t* p, const U32 (&v)[4]) {
 /// Writes 64 aligned bytes past the caches, where the machine can; finish_streams() before others read them.
 inline void stream_64(uint8_t* to, const uint8_t* from) { std::memcpy(to, from, 64); }
 inline void finish_streams() {}
+
+/// 2 kLanes bytes, widened.
+inline U16 load_u8_words(const uint8_t* p) { return U16{p[0], p[1], p[2], p[3], p[4], p[5], p[6], p[7]}; }
 
 /// kLanes words, widened; and the low halves of lanes that are below 65536.
 inline U32 load_u16(const uint16_t* p) { return U32{p[0], p[1], p[2], p[3]}; }
