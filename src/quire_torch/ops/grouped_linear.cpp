@@ -10,9 +10,6 @@ namespace {
 
 using quire::Backward, quire::Direction;
 
-/// Positions of the tensor arguments of GroupedLinear, for op::Needs and for the order of gradients.
-enum Input : size_t { kX, kW, kBias };
-
 bool is_stacked(const op::GradientList& list, int64_t rank) {
   return list.tensors.size() == 1 && list.tensors[0].dim() > rank;
 }
@@ -44,10 +41,6 @@ GroupedLinearFwd::Args inner(const GroupedLinear::Args& a, int64_t save) {
 
 /// What backward multiplies; without a recipe, x and w themselves.
 Backward mode_of(const OptionalRecipeText& recipe) { return *recipe ? (*recipe)->backward : Backward::high_precision; }
-
-bool from_codes(Backward mode) { return mode == Backward::quantized || mode == Backward::requantized; }
-
-using Three = std::array<at::Tensor, 3>;
 
 /// The half of x's given buffers that backward reads; an absent amax is `none`.
 Three saved_half(const OptionalTensors& x_buffers, Direction direction, const at::Tensor& none) {
@@ -129,7 +122,6 @@ void check_forward(const GroupedLinear::Args& a, op::Needs need) {
 }
 
 RecipeText recipe_of(const GroupedLinear::Saved& s) { return RecipeText::parse(s.recipe.text()); }
-SpecText text_of(const quire::QuantSpec& spec) { return SpecText::parse(spec.to_string()); }
 
 bool goes_elsewhere(const GroupedLinear::Saved& s) {
   return !s.main_grad.tensors.empty() || s.wgrad_stash.tensor.defined();
@@ -185,7 +177,8 @@ at::Tensor decode(const GroupedLinear::Saved& s, const Three& q, const quire::Qu
 /// dx as its quantized values, where the recipe has a spec for it.
 at::Tensor rounded_dx(const GroupedLinear::Saved& s, const quire::QuantSpec& spec, const at::Tensor& dx) {
   const c10::SymInt groups = s.offsets.sym_size(0);
-  const auto scale = s.bwd_scale.defined() ? std::optional(s.bwd_scale.narrow_symint(0, groups, groups)) : std::nullopt;
+  std::optional<at::Tensor> scale;
+  if (s.bwd_scale.defined()) scale = s.bwd_scale.narrow_symint(0, groups, groups);
   const Three q = op::call<GroupedQuantize>(
       {.x = dx, .offsets = s.offsets, .spec = text_of(spec), .columnwise = false, .scale = scale});
   if (scale && s.bwd_amax.tensor.defined()) op::call<AmaxMax>({{s.bwd_amax.tensor}, q[2], 1});
@@ -199,20 +192,18 @@ op::Tensors<3> quantized_backward(const GroupedLinear::Saved& s, const at::Tenso
   const bool apart = need[kW] && goes_elsewhere(s);
   const auto scale = quantizes && s.bwd_scale.defined() ? std::optional(s.bwd_scale) : std::nullopt;
   const Three x = columnwise_x(s, recipe, need[kW]);
-  auto g =
-      op::call<GroupedLinearBwd>({.dy = dy,
-                                  .offsets = s.offsets,
-                                  .x_data = x[0],
-                                  .x_scale = x[1],
-                                  .x_amax = x[2],
-                                  .w_buffers = s.w_buffers,
-                                  .in_features = s.in_features,
-                                  .recipe = recipe,
-                                  .dtype = s.dtype,
-                                  .needs = (need[kX] ? kNeedsX : 0) | (need[kW] ? (apart ? kKeepsDy : kNeedsW) : 0) |
-                                           (need[kBias] ? kNeedsBias : 0),
-                                  .sr_state = stochastic ? std::optional(s.sr_state.tensor) : std::nullopt,
-                                  .bwd_scale = scale});
+  auto g = op::call<GroupedLinearBwd>({.dy = dy,
+                                       .offsets = s.offsets,
+                                       .x_data = x[0],
+                                       .x_scale = x[1],
+                                       .x_amax = x[2],
+                                       .w_buffers = s.w_buffers,
+                                       .in_features = s.in_features,
+                                       .recipe = recipe,
+                                       .dtype = s.dtype,
+                                       .needs = needed_gradients(need, apart),
+                                       .sr_state = stochastic ? std::optional(s.sr_state.tensor) : std::nullopt,
+                                       .bwd_scale = scale});
   if (stochastic) op::call<SrAdvance>({.sr_state = {s.sr_state.tensor}});
   if (scale && s.bwd_amax.tensor.defined()) op::call<AmaxMax>({{s.bwd_amax.tensor}, g[5], 0});
   if (apart) weight_gradient(s, recipe, {g[3], g[4], g[5]}, x);
@@ -230,16 +221,15 @@ at::Tensor plain_x(const GroupedLinear::Saved& s, const at::Tensor& dy) {
 op::Tensors<3> plain_backward(const GroupedLinear::Saved& s, const at::Tensor& dy, op::Needs need) {
   const at::Tensor x = need[kW] ? plain_x(s, dy) : dy.new_empty({0});
   const bool apart = need[kW] && goes_elsewhere(s), later = apart && s.wgrad_stash.tensor.defined();
-  op::Tensors<3> g = op::call<GroupedPlainBwd>(
-      {.dy = dy,
-       .offsets = s.offsets,
-       .x = x,
-       .w = s.w,
-       .w_buffers = s.w_buffers,
-       .in_features = s.in_features,
-       .recipe = s.recipe,
-       .dtype = s.dtype,
-       .needs = (need[kX] ? kNeedsX : 0) | (need[kW] && !later ? kNeedsW : 0) | (need[kBias] ? kNeedsBias : 0)});
+  op::Tensors<3> g = op::call<GroupedPlainBwd>({.dy = dy,
+                                                .offsets = s.offsets,
+                                                .x = x,
+                                                .w = s.w,
+                                                .w_buffers = s.w_buffers,
+                                                .in_features = s.in_features,
+                                                .recipe = s.recipe,
+                                                .dtype = s.dtype,
+                                                .needs = needed_gradients(need) & (later ? ~kNeedsW : ~int64_t{0})});
   if (later) {
     op::call<WgradStash>(
         {{s.wgrad_stash.tensor}, {dy.to(s.dtype), x.to(s.dtype), s.offsets}, 0, s.recipe, s.overwrite_main_grad});

@@ -12,7 +12,6 @@ namespace {
 
 using quire::Direction;
 using Sides = std::vector<quire::Side>;
-using Three = std::array<at::Tensor, 3>;
 
 /// dy of each group, in the directions that are needed.
 GroupedCodes quantize_dy(const GroupedLinearBwd::Args& a, const Groups& groups, op::Tensors<6>& out) {

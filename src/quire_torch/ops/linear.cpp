@@ -10,16 +10,6 @@ namespace {
 
 using quire::Backward;
 
-/// Positions of the tensor arguments of Linear, for op::Needs and for the order of gradients.
-enum Input : size_t { kX, kW, kBias };
-
-/// Data, scale and amax of one direction.
-using Three = std::array<at::Tensor, 3>;
-
-SpecText text_of(const quire::QuantSpec& spec) { return SpecText::parse(spec.to_string()); }
-
-bool from_codes(Backward mode) { return mode == Backward::quantized || mode == Backward::requantized; }
-
 /// linear_fwd does not see a w that is given quantized.
 void check_contraction(const LinearGiven::Args& a) {
   if (a.w_buffers.empty() || a.x.dim() == 0) return;
@@ -253,7 +243,6 @@ op::Tensors<9> LinearGiven::backward(const Saved& s, const op::Tensors<1>& grads
   const at::Tensor& dy = grads[0];
   if (!from_codes(s.recipe->backward)) return plain_backward(s, dy, need);
   const bool apart = need[kW] && (s.main_grad.tensor.defined() || s.wgrad_stash.tensor.defined());
-  const int64_t dw = !need[kW] ? 0 : apart ? kKeepsDy : kNeedsW;
   const bool quantizes = need[kX] || need[kW];
   const bool stochastic = s.recipe->dy.stochastic && s.sr_state.tensor.defined();
   const Three x = columnwise_x(s, need[kW]);
@@ -267,7 +256,7 @@ op::Tensors<9> LinearGiven::backward(const Saved& s, const op::Tensors<1>& grads
                                 .in_features = s.in_features,
                                 .recipe = s.recipe,
                                 .dtype = s.dtype,
-                                .needs = (need[kX] ? kNeedsX : 0) | dw | (need[kBias] ? kNeedsBias : 0),
+                                .needs = needed_gradients(need, apart),
                                 .sr_state = stochastic ? std::optional(s.sr_state.tensor) : std::nullopt,
                                 .dy_scale = quantizes ? scale_of(s, 0) : std::nullopt});
   if (stochastic) op::call<SrAdvance>({.sr_state = {s.sr_state.tensor}});

@@ -1,6 +1,7 @@
 // The gradients of y = x w^T + bias. The inner backward operators: what training graphs contain.
 #pragma once
 
+#include "quire_torch/op/op.h"
 #include "quire_torch/ops/linear_fwd.h"
 
 namespace quire_torch {
@@ -8,6 +9,24 @@ namespace quire_torch {
 /// Which gradients linear_bwd computes (bits of `needs`); the others are absent. kKeepsDy: instead of dw, columnwise dy
 /// is returned, for a weight gradient that is computed elsewhere.
 inline constexpr int64_t kNeedsX = 1, kNeedsW = 2, kNeedsBias = 4, kKeepsDy = 8;
+
+/// Positions of x, w and bias among the tensors of an outer operator, for op::Needs and for the order of gradients.
+enum Input : size_t { kX, kW, kBias };
+
+/// `needs` of an inner backward operator. apart: the gradient of w is computed elsewhere, of columnwise dy.
+inline int64_t needed_gradients(op::Needs need, bool apart = false) {
+  return (need[kX] ? kNeedsX : 0) | (!need[kW] ? 0 : apart ? kKeepsDy : kNeedsW) | (need[kBias] ? kNeedsBias : 0);
+}
+
+/// Whether backward multiplies codes, of dy too, rather than values.
+inline bool from_codes(quire::Backward mode) {
+  return mode == quire::Backward::quantized || mode == quire::Backward::requantized;
+}
+
+inline SpecText text_of(const quire::QuantSpec& spec) { return SpecText::parse(spec.to_string()); }
+
+/// Data, scale and amax of one direction.
+using Three = std::array<at::Tensor, 3>;
 
 /// A gradient among the results of a backward operator; absent where it is not needed.
 template <class Int>
