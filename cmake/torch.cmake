@@ -1,6 +1,6 @@
-# PyTorch as Python_EXECUTABLE would import it: the targets torch_cpu, c10 and torch_openmp, and TORCH_VERSION.
+# PyTorch as Python_EXECUTABLE would import it: the targets torch_cpu, torch_python, c10 and torch_openmp, and TORCH_VERSION.
 # Not find_package(Torch): with a CUDA build of PyTorch that insists on a CUDA toolkit, which nothing here needs.
-find_package(Python 3.11 REQUIRED COMPONENTS Interpreter)
+find_package(Python 3.11 REQUIRED COMPONENTS Interpreter OPTIONAL_COMPONENTS Development.Module)
 execute_process(
   COMMAND ${Python_EXECUTABLE} -c
           "from importlib import metadata, util; print(metadata.version('torch'), *util.find_spec('torch').submodule_search_locations, sep=';')"
@@ -13,7 +13,7 @@ list(GET found 0 TORCH_VERSION)
 list(GET found 1 torch_root)
 message(STATUS "PyTorch ${TORCH_VERSION} in ${torch_root}")
 
-foreach(name torch_cpu c10)
+foreach(name torch_cpu torch_python c10)
   add_library(${name} SHARED IMPORTED)
   set_target_properties(${name} PROPERTIES IMPORTED_LOCATION ${torch_root}/lib/lib${name}.so)
   target_include_directories(${name} SYSTEM INTERFACE ${torch_root}/include ${torch_root}/include/torch/csrc/api/include)

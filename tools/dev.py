@@ -12,7 +12,7 @@ import tree
 from workspace import ROOT, Failure, compiler, googlebenchmark, googletest, install, say, tool
 
 CHECKS = ["check_layers", "check_budgets", "check_words"]
-LIBRARIES = ["quire", "quire_torch"]
+LIBRARIES = ["quire", "quire_torch", "quire_python"]
 # What `./dev bench NAME` runs; without a name bench.py.
 BENCHMARKS = {
     "encoder": "examples/encoder/run.py",

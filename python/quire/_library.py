@@ -1,11 +1,14 @@
 """Finds and loads the operator library, and explains a failure in words."""
 
+import importlib.util
 import json
 from pathlib import Path
+from types import ModuleType
 
 import torch
 
-#: Holds libquire.so, libquire_torch.so and build.json. In a source tree it is a link into the build folder.
+#: Holds libquire.so, libquire_torch.so, quire_python.abi3.so and build.json. In a source tree it is a link into the
+#: build folder.
 FOLDER = Path(__file__).parent / "lib"
 
 
@@ -36,6 +39,17 @@ def load() -> None:
             f"{error.__cause__ or error}. "
             "Build or install quire again; if that does not help, report it with this message."
         ) from error
+
+
+def direct() -> ModuleType | None:
+    """The module of src/quire_python; None where quire was built without it, for want of Python's headers."""
+    path = FOLDER / "quire_python.abi3.so"
+    if not path.exists():
+        return None
+    spec = importlib.util.spec_from_file_location("quire_python", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def _minor(version: str) -> str:

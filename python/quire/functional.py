@@ -4,7 +4,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch.compiler import is_dynamo_compiling
 
+from quire import _library
 from quire.kinds import check_kind, check_kind_or_none, shown
 from quire.runners import RunnerHandle, named
 from quire.seed import signed64
@@ -19,6 +21,10 @@ from quire.tensor import (
 
 #: The buffers of a quantized operand, in the order of quire.tensor.BUFFER_NAMES and None where absent, or () for none.
 Buffers = Sequence[torch.Tensor | None]
+
+#: Operators as functions that give None where anybody but the kernel has a say in the call (src/quire_python); not for
+#: Dynamo, which knows operators only.
+DIRECT = _library.direct()
 
 
 def linear(
@@ -39,6 +45,10 @@ def linear(
 
     Raises RuntimeError if anything does not fit.
     """
+    if not is_dynamo_compiling() and DIRECT is not None:
+        y = DIRECT.linear(x, w, bias, recipe, dtype, sr_state)
+        if y is not None:
+            return y
     return torch.ops.quire.linear(x, w, bias, recipe, dtype, sr_state)
 
 
@@ -51,6 +61,8 @@ def linear_given(
     *,
     x_buffers: Buffers = (),
     w_buffers: Buffers = (),
+    sr_state: torch.Tensor | None = None,
+    w_fingerprint: torch.Tensor | None = None,
     **state: torch.Tensor | bool | None,
 ) -> torch.Tensor:
     """linear() of operands that are given quantized, and with state that backward changes.
@@ -59,19 +71,26 @@ def linear_given(
         not read: it tells shape and dtype and receives the gradient. Columnwise buffers are needed for the other
         operand's gradient.
 
-    state, by keyword, each absent or
     sr_state: as for linear().
+    w_fingerprint: fingerprint(w) when w_buffers were made; a call after w has changed raises.
+
+    state, by keyword, each absent or
     bwd_scale, bwd_amax: float32 [2], delayed scaling of dy and dx (numerics.md 1.5): backward multiplies with the
         scales as they are now and puts the amaxes into bwd_amax.
     main_grad, overwrite_main_grad: [N, K]; backward adds the gradient of w to it (or writes it there), and w gets none.
     wgrad_stash: int64 [2] {number, count}; backward keeps the operands of w's gradient for stashed_wgrad(), with
         overwrite_main_grad, and w gets none.
     placeholder: where w gets no gradient by one of these, it gets zeros, for hooks that wait for one.
-    w_fingerprint: fingerprint(w) when w_buffers were made; a call after w has changed raises.
 
     Raises RuntimeError if anything does not fit.
     """
-    return torch.ops.quire.linear_given(x, w, bias, recipe, dtype, x_buffers, w_buffers, **state)
+    if not state and not is_dynamo_compiling() and DIRECT is not None:
+        y = DIRECT.linear_given(x, w, bias, recipe, dtype, x_buffers, w_buffers, sr_state, w_fingerprint=w_fingerprint)
+        if y is not None:
+            return y
+    return torch.ops.quire.linear_given(
+        x, w, bias, recipe, dtype, x_buffers, w_buffers, sr_state, w_fingerprint=w_fingerprint, **state
+    )
 
 
 def grouped_linear(

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 import torch
 
 import quire
-from quire import _library, runners
+from quire import _library, functional, runners
 from quire.recipe import from_name, names
 
 
@@ -57,6 +57,8 @@ def _everywhere(why: Callable[[str], str]) -> str:
 def _versions() -> Iterator[str]:
     built = json.loads((_library.FOLDER / "build.json").read_text())
     yield f"quire {quire.__version__}, built against PyTorch {built['torch']}, in {_library.FOLDER.resolve()}"
+    direct = "yes" if functional.DIRECT else "no, it was built without Python's headers: small calls take longer"
+    yield f"operators called past PyTorch's binding: {direct}"
     yield f"PyTorch {torch.__version__}, Python {platform.python_version()}, {platform.platform()}"
 
 

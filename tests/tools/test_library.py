@@ -42,6 +42,10 @@ def test_a_library_that_does_not_load_is_told_with_the_reason(folder):
         _library.load()
 
 
+def test_without_the_binding_there_is_none(folder):
+    assert _library.direct() is None
+
+
 def test_importing_says_nothing():
     command = [sys.executable, "-W", "error::UserWarning:quire", "-c", "import quire, logging; logging.shutdown()"]
     done = subprocess.run(command, env=os.environ | {"PYTHONPATH": ":".join(sys.path)}, capture_output=True, text=True)

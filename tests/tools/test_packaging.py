@@ -49,10 +49,12 @@ def dynamic_section(library: Path) -> str:
 
 
 def test_a_wheel_serves_every_python_and_pins_the_minor_version_of_torch(wheel, site):
-    assert "-py3-none-" in wheel.name
+    assert "-cp311-abi3-" in wheel.name
     (metadata,) = site.glob("quire-*.dist-info/METADATA")
     major, minor, *_ = torch.__version__.split(".")
     required = [line for line in metadata.read_text().splitlines() if line.startswith("Requires-Dist")]
+    has_binding = (site / "quire/lib/quire_python.abi3.so").exists()
+    assert has_binding == (_library.FOLDER / "quire_python.abi3.so").exists()
     assert required == [f"Requires-Dist: torch=={major}.{minor}.*", "Requires-Dist: tqdm"]
 
 
@@ -67,6 +69,12 @@ def test_the_core_needs_no_torch_and_the_operators_no_python(site):
     core, operators = (dynamic_section(site / f"quire/lib/lib{name}.so") for name in ("quire", "quire_torch"))
     assert "torch" not in core and "c10" not in core
     assert "[libtorch_cpu.so]" in operators and "python" not in operators
+
+
+def test_the_binding_takes_the_python_that_loads_it(site):
+    if not (binding := site / "quire/lib/quire_python.abi3.so").exists():
+        pytest.skip("built without Python's development headers")
+    assert "[libpython" not in dynamic_section(binding)
 
 
 def test_no_library_remembers_where_it_was_built(site):

@@ -19,20 +19,24 @@ class CachedWeight(NamedTuple):
     """Codes of a product's weight, or of the weights of its groups, in both directions.
 
     spec, stored: texts, of the recipe's spec for w, and of that with the order that codes are in. buffers: six; of
-    groups flat ones, group after group. fingerprint: int64 [weights], of each when it was quantized; a product refuses
-    codes when it differs, so that no write to a weight, by whichever way, can leave stale codes in use.
+    groups flat ones, group after group. rowwise: the same without columnwise ones. fingerprint: int64 [weights], of
+    each when it was quantized; a product refuses codes when it differs, so that no write to a weight, by whichever way,
+    can leave stale codes in use.
     """
 
     spec: str
     stored: str
     buffers: tuple[torch.Tensor | None, ...]
+    rowwise: tuple[torch.Tensor | None, ...]
     fingerprint: torch.Tensor
+
+    @classmethod
+    def of(cls, spec: str, stored: str, buffers: tuple[torch.Tensor, ...], fingerprint: torch.Tensor) -> "CachedWeight":
+        return cls(spec, stored, buffers, (*buffers[:3], None, None, None), fingerprint)
 
     def operand(self) -> Buffers:
         """The buffers that a product needs now: both directions only if there may be a backward pass."""
-        if torch.is_grad_enabled():
-            return self.buffers
-        return (*self.buffers[:3], None, None, None)
+        return self.buffers if torch.is_grad_enabled() else self.rowwise
 
 
 def cache(
@@ -50,10 +54,10 @@ def cache(
             each.append(operand_buffers(w, stored, True))
     marks = [fingerprint(weight.detach()) for weight in weights]
     if len(each) == 1:
-        return CachedWeight(recipe.weight_spec, stored, tuple(each[0]), marks[0])
+        return CachedWeight.of(recipe.weight_spec, stored, tuple(each[0]), marks[0])
     # One list of six, however many groups: a call costs the host no more when there are more.
     buffers = tuple([torch.cat([one.flatten() for one in same]) for same in zip(*each, strict=True)])
-    return CachedWeight(recipe.weight_spec, stored, buffers, torch.cat(marks))
+    return CachedWeight.of(recipe.weight_spec, stored, buffers, torch.cat(marks))
 
 
 def cached_weight(

@@ -1,0 +1,127 @@
+// Operators as functions of Python that go past PyTorch's binding and its dispatcher, which cost more than the kernel
+// of a small product. A call that anybody but the kernel has a say in returns None, and so does one that fails: whoever
+// makes it then calls the operator itself, which does and says what it always does.
+#include <ATen/PythonTorchFunctionTLS.h>
+
+#include "quire_python/objects.h"
+#include "quire_torch/ops/linear.h"
+
+namespace quire_python {
+namespace {
+
+namespace op = quire_torch::op;
+
+/// The tensor of a torch.Tensor or torch.nn.Parameter; null for all else, subclasses included.
+const at::Tensor* tensor_of(PyObject* o) {
+  auto* const type = reinterpret_cast<PyObject*>(Py_TYPE(o));
+  if (type != THPVariableClass && type != ParameterClass) return nullptr;
+  return &reinterpret_cast<TensorObject*>(o)->tensor;
+}
+
+/// Whether the object is of the field's kind, and `to` has now its value.
+template <class T>
+bool read(PyObject* o, T& to) {
+  if constexpr (op::OneOf<T, at::Tensor, op::OptionalTensor>) {
+    if (std::same_as<T, op::OptionalTensor> && o == Py_None) return true;
+    const at::Tensor* const t = tensor_of(o);
+    if (t) to = *t;
+    return t && t->defined();
+  } else if constexpr (std::same_as<T, op::OptionalTensorList>) {
+    const bool tuple = Py_TYPE(o) == &PyTuple_Type;
+    if (!tuple && Py_TYPE(o) != &PyList_Type) return false;
+    to.resize(static_cast<size_t>(tuple ? PyTuple_Size(o) : PyList_Size(o)));
+    for (size_t i = 0; i < to.size(); ++i) {
+      const auto at = static_cast<Py_ssize_t>(i);
+      if (!read(tuple ? PyTuple_GetItem(o, at) : PyList_GetItem(o, at), to[i])) return false;
+    }
+    return true;
+  } else if constexpr (op::Textual<T>) {
+    Py_ssize_t size = 0;
+    const char* const text = Py_TYPE(o) == &PyUnicode_Type ? PyUnicode_AsUTF8AndSize(o, &size) : nullptr;
+    if (!text) return PyErr_Clear(), false;
+    to = T::parse({text, static_cast<size_t>(size)});
+    return true;
+  } else if constexpr (std::same_as<T, bool>) {
+    to = o == Py_True;
+    return to || o == Py_False;
+  } else {
+    static_assert(std::same_as<T, at::ScalarType>, "a kind of field that this binding does not read");
+    if (Py_TYPE(o) != &THPDtypeType) return false;
+    to = reinterpret_cast<DtypeObject*>(o)->dtype;
+    return true;
+  }
+}
+
+/// What a function is called with: `count` objects by position, and behind them those that `names` names.
+struct Given {
+  PyObject* const* objects;
+  Py_ssize_t count;
+  PyObject* names;
+
+  Py_ssize_t named() const { return names ? PyTuple_Size(names) : 0; }
+  /// The object for a field at that position of the schema, null if there is none.
+  PyObject* find(Py_ssize_t position, const char* name) const {
+    if (position < count) return objects[position];
+    for (Py_ssize_t i = 0; i < named(); ++i)
+      if (PyUnicode_CompareWithASCIIString(PyTuple_GetItem(names, i), name) == 0) return objects[count + i];
+    return nullptr;
+  }
+};
+
+/// Whether every object belongs to a field, whose kind it is, and every field without an object has a default.
+template <class Args>
+bool read_all(const Given& given, Args& args) {
+  Py_ssize_t position = 0, used = 0;
+  bool fits = true;
+  op::for_each_field<Args>([&](auto field) {
+    PyObject* const o = given.find(position++, field.name);
+    used += o != nullptr;
+    fits = fits && (o ? read(o, args.*(field.kMember)) : field.fallback != nullptr);
+  });
+  return fits && used == given.count + given.named();
+}
+
+class WithoutGil {
+ public:
+  WithoutGil() : state_(PyEval_SaveThread()) {}
+  ~WithoutGil() { PyEval_RestoreThread(state_); }
+  WithoutGil(const WithoutGil&) = delete;
+  WithoutGil& operator=(const WithoutGil&) = delete;
+
+ private:
+  PyThreadState* state_;
+};
+
+/// Called with the operator's arguments -> its result, or None.
+template <class Op>
+PyObject* direct(PyObject*, PyObject* const* objects, Py_ssize_t count, PyObject* names) {
+  static_assert(Op::kResults.size() == 1);
+  at::Tensor y;
+  try {
+    typename Op::Args args{};
+    if (!at::impl::torch_function_mode_enabled() && read_all({objects, count, names}, args) &&
+        op::detail::goes_straight_to_cpu(args)) {
+      const WithoutGil released;
+      y = std::move(Op::inference(args)[0]);
+    }
+  } catch (const std::exception&) {
+    y.reset();
+  }
+  if (y.defined()) return THPVariable_Wrap(std::move(y));
+  Py_INCREF(Py_None);
+  return Py_None;
+}
+
+template <class Op>
+PyMethodDef method() {
+  return {Op::kName, reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(&direct<Op>)), METH_FASTCALL | METH_KEYWORDS,
+          nullptr};
+}
+
+PyMethodDef methods[] = {method<quire_torch::Linear>(), method<quire_torch::LinearGiven>(), {}};
+PyModuleDef module{PyModuleDef_HEAD_INIT, "quire_python", nullptr, -1, methods, nullptr, nullptr, nullptr, nullptr};
+
+}  // namespace
+}  // namespace quire_python
+
+PyMODINIT_FUNC PyInit_quire_python() { return PyModule_Create(&quire_python::module); }

@@ -1,0 +1,294 @@
+"""Calls that go past PyTorch's binding and dispatcher: the same bits, and only where nobody else has a say."""
+
+import contextlib
+
+import pytest
+import torch
+from torch._subclasses import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import quire
+from every_recipe import every_recipe
+from quire import functional
+
+pytestmark = pytest.mark.skipif(functional.DIRECT is None, reason="built without Python's development headers")
+
+RECIPE = quire.recipe.Float8CurrentScaling()
+
+
+class Heard:
+    """The module of direct calls; keeps what each gave."""
+
+    def __init__(self, module):
+        self.module, self.gave = module, []
+
+    def __getattr__(self, name):
+        def call(*args, **kwargs):
+            self.gave.append(getattr(self.module, name)(*args, **kwargs))
+            return self.gave[-1]
+
+        return call
+
+
+@pytest.fixture
+def heard(monkeypatch):
+    heard = Heard(functional.DIRECT)
+    monkeypatch.setattr(functional, "DIRECT", heard)
+    return heard
+
+
+def make(kept=True, recipe=RECIPE, **options):
+    torch.manual_seed(5)
+    layer = quire.Linear(48, 40, **options)
+    if kept:
+        quire.quantize_weights(layer, recipe)
+    return layer
+
+
+def run(layer, x, recipe=RECIPE):
+    with quire.autocast(recipe=recipe):
+        return layer(x)
+
+
+def outcome(call):
+    """What a call gives, or the words in which it refuses."""
+    try:
+        return call()
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+
+
+def same_without(monkeypatch, call):
+    """The outcome, which has to be that of a build without direct calls."""
+    direct = outcome(call)
+    monkeypatch.setattr(functional, "DIRECT", None)
+    plain = outcome(call)
+    if isinstance(plain, torch.Tensor):
+        assert direct.dtype == plain.dtype and direct.is_inference() == plain.is_inference()
+        assert torch.equal(direct, plain)
+    else:
+        assert direct == plain
+    return direct
+
+
+@every_recipe
+@pytest.mark.parametrize("kept", [False, True], ids=["quantized_now", "kept"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_direct_call_gives_the_bits_of_the_operator(monkeypatch, heard, recipe, kept, dtype):
+    layer = make(kept, recipe, bias=dtype == torch.float32, params_dtype=dtype)
+    for shape in ((48,), (1, 48), (3, 5, 48), (0, 48)):
+        x = torch.randn(shape, dtype=dtype)
+        with torch.no_grad():
+            same_without(monkeypatch, lambda x=x: run(layer, x, recipe))
+        monkeypatch.setattr(functional, "DIRECT", heard)
+    if not recipe.delayed():
+        assert len(heard.gave) == 4 and None not in heard.gave
+
+
+def test_a_frozen_layer_is_called_directly_with_grad_enabled_too(heard):
+    layer = make().requires_grad_(False)
+    y = run(layer, torch.randn(2, 48))
+    assert heard.gave[0] is y and not y.requires_grad
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_a_result_of_inference_mode_is_one(monkeypatch, heard, mode):
+    layer, x = make(), torch.randn(2, 48)
+    with mode():
+        y = same_without(monkeypatch, lambda: run(layer, x))
+    assert heard.gave[0] is not None and y.is_inference() == (mode is torch.inference_mode)
+
+
+def test_under_torch_autocast_it_has_that_dtype(monkeypatch, heard):
+    layer, x = make(), torch.randn(2, 48)
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        assert same_without(monkeypatch, lambda: run(layer, x)).dtype == torch.bfloat16
+    assert heard.gave[0] is not None
+
+
+@pytest.mark.parametrize("wanted", ["x", "weight", "bias"])
+def test_a_call_that_wants_a_gradient_is_recorded(heard, wanted):
+    layer, x = make().requires_grad_(False), torch.randn(2, 48)
+    given = {"x": x, "weight": layer.weight, "bias": layer.bias}[wanted].requires_grad_()
+    y = run(layer, x)
+    assert heard.gave == [None] and y.requires_grad
+    y.sum().backward()
+    assert given.grad is not None
+
+
+class Subclass(torch.Tensor):
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        return super().__torch_function__(func, types, args, kwargs or {})
+
+
+def test_a_subclass_keeps_its_say(heard):
+    layer, x = make(), torch.randn(2, 48)
+    with torch.no_grad():
+        y = run(layer, x.as_subclass(Subclass))
+    assert type(y) is Subclass and all(gave is None for gave in heard.gave)
+
+
+class Functions(TorchFunctionMode):
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        self.seen.append(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+class Operators(TorchDispatchMode):
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.seen.append(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("kind", [Functions, Operators])
+def test_modes_see_the_operator(heard, kind):
+    layer, x = make(), torch.randn(2, 48)
+    with torch.no_grad(), kind() as mode:
+        run(layer, x)
+    assert heard.gave == [None] and any("quire.linear_given" in name for name in mode.seen)
+
+
+def test_a_profiler_sees_the_operator(heard):
+    layer, x = make(), torch.randn(2, 48)
+    with torch.no_grad(), torch.profiler.profile() as profile:
+        run(layer, x)
+    assert heard.gave == [None] and "quire::linear_given" in {event.key for event in profile.key_averages()}
+
+
+def traced(layer, x):
+    return str(torch.jit.trace(lambda t: run(layer, t), x, check_trace=False).graph)
+
+
+def made_by_fx(layer, x):
+    return make_fx(lambda t: run(layer, t))(x).code
+
+
+def exported(layer, x):
+    class Model(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = layer
+
+        def forward(self, t):
+            return run(self.layer, t)
+
+    return torch.export.export(Model(), (x,), strict=False).graph_module.code
+
+
+@pytest.mark.parametrize("trace", [traced, made_by_fx, exported])
+def test_tracers_record_the_operator(heard, trace):
+    layer, x = make(kept=False).requires_grad_(False), torch.randn(2, 48)
+    with torch.no_grad():
+        found = trace(layer, x)
+    assert "quire.linear" in found.replace("::", ".") and None in heard.gave
+
+
+def test_a_compiled_graph_holds_the_operator(heard):
+    layer, x, graphs = make(), torch.randn(2, 48), []
+
+    def backend(graph, _):
+        graphs.append(graph.code)
+        return graph
+
+    with torch.no_grad(), quire.autocast(recipe=RECIPE):
+        compiled = torch.compile(layer, fullgraph=True, backend=backend)
+        y = compiled(x)
+        assert heard.gave == [] and "quire.linear_given" in graphs[0]
+        assert torch.equal(y, layer(x))
+
+
+def test_transforms_and_tangents_take_the_dispatcher(monkeypatch, heard):
+    layer, x = make(kept=False).requires_grad_(False), torch.randn(2, 48)
+    v = torch.randn(2, 48)
+    run(layer, x)
+    assert heard.gave.pop() is not None
+
+    def gradient():
+        return torch.func.grad(lambda t: run(layer, t).square().sum())(x)
+
+    def tangent():
+        return torch.func.jvp(lambda t: run(layer, t), (x,), (v,))[0]
+
+    for call in (gradient, tangent, lambda: torch.func.vmap(lambda t: run(layer, t))(x.expand(3, 2, 48))):
+        monkeypatch.setattr(functional, "DIRECT", heard)
+        same_without(monkeypatch, call)
+    assert len(heard.gave) == 3 and heard.gave == [None] * 3
+
+
+def test_a_fake_mode_is_asked(heard):
+    layer, x = make(kept=False), torch.randn(2, 48)
+    with torch.no_grad(), FakeTensorMode(allow_non_fake_inputs=True):
+        y = run(layer, x)
+    assert heard.gave == [None] and type(y) is not torch.Tensor
+
+
+def stale(layer, x):
+    layer.weight.data.mul_(2)
+    return run(layer, x)
+
+
+REFUSED = {
+    "stale codes": stale,
+    "another K": lambda layer, x: run(layer, x[:, :40]),
+    "an integer x": lambda layer, x: run(layer, x.int()),
+    "a scalar": lambda layer, x: run(layer, x[0, 0]),
+    "another dtype": lambda layer, x: run(layer, x.half()),
+    "a sparse x": lambda layer, x: run(layer, x.to_sparse()),
+    "a meta x": lambda layer, x: run(layer, x.to("meta")),
+    "a list": lambda layer, x: run(layer, [1.0]),
+}
+
+
+@pytest.mark.parametrize("call", REFUSED.values(), ids=REFUSED)
+def test_what_is_refused_is_refused_in_the_same_words(monkeypatch, heard, call):
+    layer, x = make(), torch.randn(2, 48)
+    with torch.no_grad():
+        said = same_without(monkeypatch, lambda: call(layer, x))
+    assert isinstance(said, str) and all(gave is None for gave in heard.gave)
+
+
+W, T = torch.randn(4, 8), "x=mxfp8,w=mxfp8,dy=mxfp8"
+ARGUMENTS = {
+    "nothing": ((), {}),
+    "too few": ((W, W, None, T), {}),
+    "a gap": ((W, W, None), {"dtype": torch.float32}),
+    "too many": ((W, W, None, T, torch.float32, None, None), {}),
+    "an unknown name": ((W, W, None, T, torch.float32), {"scale": None}),
+    "one twice": ((W, W, None, T, torch.float32), {"dtype": torch.float32}),
+    "no text": ((W, W, None, 3, torch.float32), {}),
+    "a text that has no bytes": ((W, W, None, "\ud800", torch.float32), {}),
+    "no recipe": ((W, W, None, "x=", torch.float32), {}),
+    "no dtype": ((W, W, None, T, float), {}),
+    "no weight": ((W, None, None, T, torch.float32), {}),
+    "a number": ((W, W, 1.0, T, torch.float32), {}),
+    "what fits": ((W, W), {"bias": None, "recipe": T, "dtype": torch.float32}),
+}
+
+
+@pytest.mark.parametrize("given", ARGUMENTS.values(), ids=ARGUMENTS)
+def test_arguments_that_do_not_fit_give_none(given):
+    args, kwargs = given
+    y = functional.DIRECT.linear(*args, **kwargs)
+    assert y is None if given is not ARGUMENTS["what fits"] else y.shape == (4, 4)
+
+
+def test_lists_of_buffers_that_do_not_fit_give_none():
+    buffers = functional.operand_buffers(W, "mxfp8", False)
+    call = functional.DIRECT.linear_given
+    for wrong in ("abcdef", [1] * 6, buffers[:2], {0: W}):
+        with contextlib.nullcontext(call(W, W, None, T, torch.float32, (), wrong)) as y:
+            assert y is None
+    expected = torch.ops.quire.linear(W, W, None, T, torch.float32)
+    assert torch.equal(call(W, W, None, T, torch.float32, (), buffers), expected)
+    assert torch.equal(call(W, W, None, T, torch.float32, (), tuple(buffers)), expected)
