@@ -1,11 +1,14 @@
 // Fingerprints of matrices: every change shows, and nothing else does.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <set>
+#include <utility>
 #include <vector>
 
-#include "quire/base/fingerprint.h"
 #include "quire/base/parallel.h"
+#include "quire/cpu/isa.h"
+#include "quire/quantize/fingerprint.h"
 
 namespace quire {
 namespace {
@@ -41,6 +44,35 @@ TEST(Fingerprint, DependsNeitherOnStridesNorOnThreads) {
   });
   EXPECT_EQ(fingerprint(view(tight, kRows, kCols, kCols)), expected);
   set_executor(before);
+}
+
+/// The sum of all words, each mixed with its place, word by word.
+uint64_t by_definition(const std::vector<uint16_t>& values, int64_t rows, int64_t cols) {
+  const auto mixed = [](uint64_t word, uint64_t place) {
+    const uint64_t v = word + place * 0x9E3779B97F4A7C15u, w = (v ^ (v >> 32)) * 0xD6E8FEB86659FD93u;
+    return w ^ (w >> 32);
+  };
+  uint64_t sum = 0, place = 0;
+  for (int64_t i = 0; i < rows; ++i)
+    for (int64_t first = 0; first < cols; first += 4, ++place) {
+      uint64_t word = 0;
+      for (int64_t j = first; j < std::min(first + 4, cols); ++j)
+        word |= uint64_t{values[static_cast<size_t>(i * cols + j)]} << (16 * (j - first));
+      sum += mixed(word, place);
+    }
+  return mixed(sum, static_cast<uint64_t>(rows * 31 + cols));
+}
+
+TEST(Fingerprint, IsTheSameOnEveryInstructionSet) {
+  for (const auto [rows, cols] : {std::pair<int64_t, int64_t>{3, 7}, {5, 64}, {40, 100}, {1, 4097}, {700, 260}}) {
+    std::vector<uint16_t> values(static_cast<size_t>(rows * cols));
+    for (size_t i = 0; i < values.size(); ++i) values[i] = static_cast<uint16_t>(i * i * 40503u >> 3);
+    const Matrix x{values.data(), DType::bf16, rows, cols, cols};
+    for (const cpu::Isa& isa : cpu::all())
+      if (isa.supported()) {
+        EXPECT_EQ(isa.kernels->fingerprint(x), by_definition(values, rows, cols)) << isa.name << " " << cols;
+      }
+  }
 }
 
 TEST(Fingerprint, TakesAnyDtypeAndNothing) {

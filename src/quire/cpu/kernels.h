@@ -15,6 +15,7 @@ struct Kernels {
   void (*norm_grad)(const NormGradProblem&);
   void (*activation)(const ActivationProblem&);
   void (*activation_grad)(const ActivationGradProblem&);
+  uint64_t (*fingerprint)(const Matrix&);
 };
 
 /// A product of operands of some formats only (Isa says which).

@@ -3,6 +3,7 @@
 #include <array>
 
 #include "quire/cpu/isa.h"
+#include "quire/quantize/fingerprint.h"
 #include "quire/quantize/reference.h"
 #include "quire/quantize/reorder.h"
 
@@ -28,5 +29,7 @@ constexpr std::array kDequantize{
 
 std::span<const QuantizeRow> quantize_kernels() { return kQuantize; }
 std::span<const DequantizeRow> dequantize_kernels() { return kDequantize; }
+
+uint64_t fingerprint(const Matrix& x) { return cpu::active().kernels->fingerprint(x); }
 
 }  // namespace quire

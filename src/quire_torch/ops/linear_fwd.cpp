@@ -1,6 +1,6 @@
 #include "quire_torch/ops/linear_fwd.h"
 
-#include "quire/base/fingerprint.h"
+#include "quire/quantize/fingerprint.h"
 #include "quire_torch/ops/observe.h"
 
 namespace quire_torch {

@@ -1,6 +1,6 @@
 #include "quire_torch/ops/quantize.h"
 
-#include "quire/base/fingerprint.h"
+#include "quire/quantize/fingerprint.h"
 #include "quire/quantize/reorder.h"
 #include "quire_torch/ops/observe.h"
 

@@ -134,7 +134,7 @@ struct Reorder : OpBase {
   static void cpu(const Args& a, op::Tensors<2>& out);
 };
 
-/// 64 bits that change when x does (quire/base/fingerprint.h): int64 [1].
+/// 64 bits that change when x does (quire/quantize/fingerprint.h): int64 [1].
 struct Fingerprint : OpBase {
   static constexpr const char* kName = "fingerprint";
   static constexpr const char* kNotDifferentiable = "has no gradient; its result is an integer";

@@ -13,6 +13,7 @@
 #include "quire/cpu/generic/decode_tables.inl.h"
 #include "quire/cpu/generic/dequantize.inl.h"
 #include "quire/cpu/generic/column_sum.inl.h"
+#include "quire/cpu/generic/fingerprint.inl.h"
 #include "quire/cpu/generic/produce.inl.h"
 #include "quire/cpu/generic/norm.inl.h"
 #include "quire/cpu/generic/activation.inl.h"

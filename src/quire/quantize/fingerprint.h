@@ -8,7 +8,8 @@
 namespace quire {
 
 /// 64 bits of all elements of x and their places. A changed matrix keeps its fingerprint with a chance of about 2^-64;
-/// it is no defence against somebody who seeks one that does. Reads x once; independent of threads and of strides.
+/// it is no defence against somebody who seeks one that does. Reads x once; independent of instruction sets, threads
+/// and strides.
 uint64_t fingerprint(const Matrix& x);
 
 }  // namespace quire
