@@ -11,11 +11,13 @@ namespace {
 
 namespace op = quire_torch::op;
 
-/// The tensor of a torch.Tensor or torch.nn.Parameter; null for all else, subclasses included.
+/// The tensor of a torch.Tensor or torch.nn.Parameter. Null for all else, subclasses included, and for one that wants a
+/// gradient: a training step, whose call has to be recorded, is not to pay for reading the other arguments.
 const at::Tensor* tensor_of(PyObject* o) {
   auto* const type = reinterpret_cast<PyObject*>(Py_TYPE(o));
   if (type != THPVariableClass && type != ParameterClass) return nullptr;
-  return &reinterpret_cast<TensorObject*>(o)->tensor;
+  const at::Tensor& t = reinterpret_cast<TensorObject*>(o)->tensor;
+  return t.defined() && !(c10::GradMode::is_enabled() && t.requires_grad()) ? &t : nullptr;
 }
 
 /// Whether the object is of the field's kind, and `to` has now its value.
@@ -25,7 +27,7 @@ bool read(PyObject* o, T& to) {
     if (std::same_as<T, op::OptionalTensor> && o == Py_None) return true;
     const at::Tensor* const t = tensor_of(o);
     if (t) to = *t;
-    return t && t->defined();
+    return t != nullptr;
   } else if constexpr (std::same_as<T, op::OptionalTensorList>) {
     const bool tuple = Py_TYPE(o) == &PyTuple_Type;
     if (!tuple && Py_TYPE(o) != &PyList_Type) return false;
