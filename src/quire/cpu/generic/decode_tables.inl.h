@@ -73,7 +73,7 @@ inline U16 look_up(const ByteProducts& table, U16 code) {
 
 /// bfloat16 of finite codes of 8 bits, whole quads, times the moderate scales of their blocks of N.
 template <Format F, int64_t N>
-inline void decode_bytes(const uint8_t* codes, int64_t count, const float* scale, const Sink<DType::bf16>& out) {
+inline void decode_bytes(const uint8_t* codes, int64_t count, const float* scale, const Sink<uint16_t>& out) {
   float table_scale = scale[0];
   ByteProducts table = byte_products<F>(table_scale);
   for (int64_t block = 0; block < count; block += N) {
@@ -108,7 +108,7 @@ alignas(64) constexpr NibbleRule<N> kNibbleRule = [] {
 
 /// bfloat16 of packed codes of 4 bits, whole quads, times the moderate scales of their blocks of N.
 template <int64_t N>
-inline void decode_nibbles(const uint8_t* packed, int64_t count, const float* scale, const Sink<DType::bf16>& out) {
+inline void decode_nibbles(const uint8_t* packed, int64_t count, const float* scale, const Sink<uint16_t>& out) {
   // What two blocks of 16 need is a word of 64 bits, what one of 32 does is half of that.
   using Broadcast = std::conditional_t<N == 16, uint64_t, uint32_t>;
   alignas(64) uint32_t pairs[kPieceOfLine / N + kLanes];

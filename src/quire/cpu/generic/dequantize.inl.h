@@ -61,7 +61,7 @@ inline F32 decode_at(const uint8_t* codes) {
 
 /// Values of codes, whole quads, times the scales of their blocks of N.
 template <Format F, int64_t N, Known kKnown, DType D>
-inline void decode_piece(const uint8_t* codes, int64_t count, const float* scale, const Sink<D>& out) {
+inline void decode_piece(const uint8_t* codes, int64_t count, const float* scale, const Sink<Plain<D>>& out) {
   const auto value = [&](int64_t j) {
     return decode_at<F, kKnown == Known::nothing>(codes + j) * broadcast(scale[j / N]);
   };
@@ -90,7 +90,7 @@ inline bool all_products_are_bf16(const float* scale, int64_t count) {
 
 /// Values of codes, packed if they are of 4 bits, whole quads, times the scales of `count` blocks.
 template <Format F, ScaleKind S, DType D>
-void decode_line(const uint8_t* codes, int64_t padded, const std::span<const float>& scale, const Sink<D>& out) {
+void decode_line(const uint8_t* codes, int64_t padded, const std::span<const float>& scale, const Sink<Plain<D>>& out) {
   constexpr int64_t n = block_of(S);
   constexpr bool packed = row(F).packed();
   const auto blocks = std::ssize(scale);
@@ -109,10 +109,10 @@ void decode_line(const uint8_t* codes, int64_t padded, const std::span<const flo
   }
   // What is no number may be a code, a scale, or a product of both.
   if (!finite_codes || line_magnitude<DType::f32, false>(scale.data(), blocks) >= kInfinity<DType::f32>)
-    return decode_piece<F, n, Known::nothing>(codes, padded, scale.data(), out);
+    return decode_piece<F, n, Known::nothing, D>(codes, padded, scale.data(), out);
   if (D == DType::bf16 && all_products_are_bf16<F>(scale.data(), blocks))
-    return decode_piece<F, n, Known::exact>(codes, padded, scale.data(), out);
-  decode_piece<F, n, Known::no_nan>(codes, padded, scale.data(), out);
+    return decode_piece<F, n, Known::exact, D>(codes, padded, scale.data(), out);
+  decode_piece<F, n, Known::no_nan, D>(codes, padded, scale.data(), out);
 }
 
 /// Decodes a piece of a line whose codes are padded to whole quads, and packed if they are of 4 bits.

@@ -37,33 +37,6 @@ inline U32 encode_lanes(F32 x) {
 /// Elements whose codes are stored together.
 constexpr int64_t kQuad = 4 * kLanes;
 
-/// Codes of x times the multiplier of its block of N elements, or times the first one if N is 0; one per byte, whole
-/// quads.
-template <Format F, bool kNan, int64_t N, DType D>
-inline void encode_line(const Plain<D>* x, const float* multiplier, int64_t count, uint8_t* codes) {
-  for (int64_t i = 0; i < count; i += kQuad) {
-    F32 v[4];
-    U32 code[4];
-    load_as<D>(x + i, v);
-#pragma GCC unroll 4
-    for (int q = 0; q < 4; ++q) {
-      const int64_t block = N == 0 ? 0 : (i + q * kLanes) / std::max(N, int64_t{1});
-      code[q] = encode_lanes<F, kNan>(v[q] * broadcast(multiplier[block]));
-    }
-    store_u8(codes + i, code);
-  }
-}
-
-/// Two codes per byte, whole quads. A code past an odd end is that of +0.
-inline void pack_codes(const uint8_t* codes, int64_t count, uint8_t* to) {
-  typedef Vec<uint16_t, kQuad / 2> Pairs;
-  for (int64_t i = 0; i < count; i += kQuad) {
-    const Pairs pairs = *reinterpret_cast<const Pairs*>(codes + i);
-    typedef Vec<uint8_t, kQuad / 2> Packed;
-    *reinterpret_cast<Packed*>(to + i / 2) = __builtin_convertvector(pairs | pairs >> 4, Packed);
-  }
-}
-
 /// Results from which on caches are bypassed: by then their beginning would have left them anyway, and a line that is
 /// written whole need not be read first.
 constexpr int64_t kStreamBytes = int64_t{4} << 20;
@@ -86,16 +59,46 @@ inline void ask_ahead(const uint8_t* from) {
 
 /// Where a line of results goes, a quad at a time: to any memory, or past the caches to memory on a boundary of 64
 /// bytes.
-template <DType D>
+template <class T>
 struct Sink {
-  Plain<D>* to;
+  T* to;
   bool streams;
 
-  void put(int64_t at, const Plain<D>* quad) const {
-    constexpr int64_t bytes = kQuad * size_of(D);
+  void put(int64_t at, const T* quad) const {
+    constexpr int64_t bytes = kQuad * static_cast<int64_t>(sizeof(T));
     const auto* from = reinterpret_cast<const uint8_t*>(quad);
     if (bytes % 64 != 0 || !streams) return void(std::memcpy(to + at, from, static_cast<size_t>(bytes)));
 #pragma GCC unroll 4
     for (int64_t i = 0; i < bytes / 64; ++i) stream_64(reinterpret_cast<uint8_t*>(to + at) + 64 * i, from + 64 * i);
   }
 };
+
+/// Codes of x times the multiplier of its block of N elements, or times the first one if N is 0; one per byte, whole
+/// quads.
+template <Format F, bool kNan, int64_t N, DType D>
+inline void encode_line(const Plain<D>* x, const float* multiplier, int64_t count, const Sink<uint8_t>& out) {
+  for (int64_t i = 0; i < count; i += kQuad) {
+    F32 v[4];
+    U32 code[4];
+    alignas(64) uint8_t quad[kQuad];
+    for (int64_t j = 0; j < kQuad * size_of(D); j += 64) ask_ahead(reinterpret_cast<const uint8_t*>(x + i) + j);
+    load_as<D>(x + i, v);
+#pragma GCC unroll 4
+    for (int q = 0; q < 4; ++q) {
+      const int64_t block = N == 0 ? 0 : (i + q * kLanes) / std::max(N, int64_t{1});
+      code[q] = encode_lanes<F, kNan>(v[q] * broadcast(multiplier[block]));
+    }
+    store_u8(quad, code);
+    out.put(i, quad);
+  }
+}
+
+/// Two codes per byte, whole quads. A code past an odd end is that of +0.
+inline void pack_codes(const uint8_t* codes, int64_t count, uint8_t* to) {
+  typedef Vec<uint16_t, kQuad / 2> Pairs;
+  for (int64_t i = 0; i < count; i += kQuad) {
+    const Pairs pairs = *reinterpret_cast<const Pairs*>(codes + i);
+    typedef Vec<uint8_t, kQuad / 2> Packed;
+    *reinterpret_cast<Packed*>(to + i / 2) = __builtin_convertvector(pairs | pairs >> 4, Packed);
+  }
+}

@@ -51,6 +51,14 @@ struct BlockNumbers {
   int64_t first_of(int64_t line) const { return line / height * per_line; }
 };
 
+/// The largest magnitude of all lines, with NaN above infinity without kNan.
+template <DType D, bool kNan>
+inline Bits<D> rows_magnitude(const Values<D>& v) {
+  Bits<D> found{};
+  for (int64_t r = 0; r < v.rows; ++r) found = std::max(found, line_magnitude<D, kNan>(v.line(r), v.cols));
+  return found;
+}
+
 /// Magnitudes of all blocks; returns the largest, with NaN above infinity without kNan.
 template <ScaleKind S, DType D, bool kNan>
 inline Bits<D> row_block_amaxes(const Values<D>& v, BlockNumbers<S>& b) {
@@ -143,15 +151,19 @@ void encode_rows(const Job& job, const Values<D>& v, const BlockNumbers<S>& b, u
   for (int64_t r = 0; r < v.rows; ++r) {
     const float *given = job.given(v.row + r), *multiplier = b.multiplier + b.first_of(r);
     if (stochastic && r == drawn) drawn += draw_lines(job, v, from = r, random);
-    uint8_t* codes = kept ? kept[r] : memory;
+    uint8_t *codes = kept ? kept[r] : memory, *to = job.code_at(v.row + r, v.col);
+    // Whole quads go where they belong at once, unless they are kept or packed first.
+    const bool direct = !row(F).packed() && !kept && padded == v.cols && reinterpret_cast<uintptr_t>(to) % 64 == 0;
+    const Sink<uint8_t> out{direct ? to : codes, direct && job.streams};
     if (given)
-      encode_line<F, kNan, 0, D>(v.line(r), given, padded, codes);
+      encode_line<F, kNan, 0, D>(v.line(r), given, padded, out);
     else if (stochastic)
       encode_line_stochastic<kNan, D>(v.line(r), multiplier, padded, random + (r - from) * padded, codes);
     else
-      encode_line<F, kNan, n, D>(v.line(r), multiplier, padded, codes);
+      encode_line<F, kNan, n, D>(v.line(r), multiplier, padded, out);
+    if (direct) continue;
     if constexpr (row(F).packed()) pack_codes(std::exchange(codes, memory), padded, memory);
-    put(codes, bytes, job.code_at(v.row + r, v.col), job.streams);
+    put(codes, bytes, to, job.streams);
   }
 }
 
@@ -164,10 +176,11 @@ template <Format F, ScaleKind S, DType D>
 float quantize_rows(const Job& job, const Values<D>& v, BlockNumbers<S>& b, uint8_t (*kept)[kTile]) {
   b.per_line = ceil_div(v.cols, block_of(S));
   b.height = job.spec().square ? block_of(S) : 1;
-  Bits<D> all = row_block_amaxes<S, D, false>(v, b);
-  const bool nan = all > kInfinity<D>;
-  if (nan) all = row_block_amaxes<S, D, true>(v, b);
   const float* given = job.given(v.row);
+  const auto amaxes = [&](auto nan) { return given ? rows_magnitude<D, nan>(v) : row_block_amaxes<S, D, nan>(v, b); };
+  Bits<D> all = amaxes(std::false_type{});
+  const bool nan = all > kInfinity<D>;
+  if (nan) all = amaxes(std::true_type{});
   if (!given) row_scales<S, D>(job, v, b);
   if (nan || makes_nan(given))
     encode_rows<F, S, true, D>(job, v, b, kept);
