@@ -56,24 +56,39 @@ int64_t tile_height(int64_t rows) {
   return std::max<int64_t>(L::kLeastRows, ceil_div(rows, std::max<int64_t>(1, ceil_div(rows, L::kRows))));
 }
 
-/// Scales, biases and rounds the sums of a region.
-template <class L>
-void finish_region(const GemmProblem& p, const Region& region, const float* sum) {
+/// finish_region() with what is the same for all elements as constants.
+template <class L, DType D, bool kBias>
+void finish_rows(const GemmProblem& p, const Region& region, const float* sum) {
   const Columns columns(p, region);
   const F32 constant = broadcast(constant_factor(p.a, p.b) * L::kUnit);
   constexpr int64_t cols = L::kVectors * kLanes;
   const int64_t tile_stride = round_up(region.rows, tile_height<L>(region.rows)) * cols;
   for (int64_t i = 0; i < region.rows; ++i, sum += cols) {
     const F32 row_factor = broadcast(line_factor(p.a, region.row + i));
-    alignas(64) float values[kRegionCols];
-    for (int64_t j = 0; j < region.cols; j += kLanes) {
+    const auto value = [&](int64_t j) {
       // The sum first: factors alone may leave float32 where the output is an ordinary number.
       const F32 scaled = load(sum + j / cols * tile_stride + j % cols) * constant * row_factor;
-      const F32 value = scaled * load(columns.factor + j);
-      store(values + j, p.bias ? value + load(columns.bias + j) : value);
-    }
-    const int64_t at = ((region.row + i) * p.out.row_stride + region.col) * size_of(p.out.dtype);
-    const char* addend = p.addend ? static_cast<const char*>(p.addend) + at : nullptr;
-    store_outputs(p.out.dtype, values, region.cols, addend, static_cast<char*>(p.out.data) + at);
+      const F32 factored = scaled * load(columns.factor + j);
+      return kBias ? factored + load(columns.bias + j) : factored;
+    };
+    const int64_t at = (region.row + i) * p.out.row_stride + region.col;
+    auto* const out = static_cast<Plain<D>*>(p.out.data) + at;
+    int64_t j = 0;
+    if (!p.addend)
+      for (; j + 2 * kLanes <= region.cols; j += 2 * kLanes)
+        store_as<D, Known::nothing>(out + j, value(j), value(j + kLanes));
+    if (j == region.cols) continue;
+    alignas(64) float rest[kRegionCols];
+    for (int64_t k = j; k < region.cols; k += kLanes) store(rest + k - j, value(k));
+    const auto* const addend = static_cast<const Plain<D>*>(p.addend);
+    store_outputs(D, rest, region.cols - j, addend ? addend + at + j : nullptr, out + j);
   }
+}
+
+/// Scales, biases and rounds the sums of a region.
+template <class L>
+void finish_region(const GemmProblem& p, const Region& region, const float* sum) {
+  with_dtype(p.out.dtype, [&](auto d) {
+    p.bias ? finish_rows<L, d, true>(p, region, sum) : finish_rows<L, d, false>(p, region, sum);
+  });
 }

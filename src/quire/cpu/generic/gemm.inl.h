@@ -23,7 +23,7 @@ Cut cut_output(int64_t rows, int64_t cols) {
     const bool can_rows = rows >= 2 * min_rows * down, can_cols = cols >= 2 * min_cols * across;
     if (!can_rows && !can_cols) break;
     const bool split_rows = can_rows && (!can_cols || rows / down >= cols / across);
-    (split_rows ? down : across) *= 2;
+    ++(split_rows ? down : across);
   }
   Cut cut{round_up(ceil_div(rows, down), L::kRows), round_up(ceil_div(cols, across), tile_cols)};
   cut.across = ceil_div(cols, cut.cols);

@@ -50,6 +50,8 @@ inline void read_line(DType dtype, const void* from, int64_t count, float* to) {
 template <DType D>
 void write_as(const float* from, int64_t count, Plain<D>* to) {
   int64_t i = 0;
+  for (; i + 2 * kLanes <= count; i += 2 * kLanes)
+    store_as<D, Known::nothing>(to + i, load(from + i), load(from + i + kLanes));
   for (; i + kLanes <= count; i += kLanes) store_as<D>(to + i, load(from + i));
   if (i == count) return;
   float rest[kLanes] = {};

@@ -163,15 +163,29 @@ constexpr int64_t kFoldedBlock = 32;
 /// Whether scales are powers of two that may be multiplied into codes, where they are near enough to 1.
 inline bool may_fold(const Operand& o) { return o.spec.row().scale == ScaleKind::e8m0 && !o.spec.packed(); }
 
-/// The least and the largest of some scale bytes.
-struct ScaleRange {
-  /// So near to 1 that no product of two such numbers is subnormal or overflows.
-  static constexpr uint8_t kLow = 127 - 50, kHigh = 127 + 50;
-  uint8_t low = 255, high = 0;
+/// Which scale bytes are so near to 1 that no product of two such numbers is subnormal or overflows.
+constexpr uint8_t kLeastPower = 127 - 50, kPowers = 2 * 50;
 
-  void add(uint8_t byte) { low = std::min(low, byte), high = std::max(high, byte); }
-  bool folds() const { return low >= kLow && high <= kHigh; }
-};
+/// Scale bytes less the least that may be folded; those below it wrap around.
+inline Codes above_least(const uint8_t* bytes) { return load_codes(bytes) - kLeastPower; }
+inline bool folds(uint8_t byte) { return static_cast<uint8_t>(byte - kLeastPower) <= kPowers; }
+inline Codes larger(Codes a, Codes b) { return a > b ? a : b; }
+
+/// Whether all of a run of scales may be folded.
+inline bool run_folds(const uint8_t* bytes, int64_t count) {
+  constexpr int64_t half = kGroup / 2;
+  if (count < half) return std::all_of(bytes, bytes + count, folds);
+  uint8_t few[kGroup];
+  if (count < kGroup) {
+    std::memcpy(few, bytes, half);
+    std::memcpy(few + half, bytes + count - half, half);
+    bytes = few, count = kGroup;
+  }
+  Codes most = above_least(bytes + count - kGroup);
+  for (int64_t b = 0; b + kGroup < count; b += kGroup) most = larger(most, above_least(bytes + b));
+  const Words outside = reinterpret_cast<Words>(most > kPowers);
+  return (outside[0] | outside[1]) == 0;
+}
 
 /// Whether the scales of a line can be multiplied into its codes.
 inline bool can_fold(const Operand& o, int64_t outer) {
@@ -179,47 +193,51 @@ inline bool can_fold(const Operand& o, int64_t outer) {
   const int64_t blocks = block_count(o.spec, o.contraction);
   const SideGrid grid{o.spec, o.direction, o.outer, blocks};
   const auto* scales = static_cast<const uint8_t*>(o.scale);
-  ScaleRange range;
-  if (o.spec.swizzled || o.spec.interleaved || blocks_first(o.spec, o.direction)) {
-    for (int64_t b = 0; b < blocks; ++b) range.add(scales[scale_index(grid, outer, b)]);
-  } else {
-    const uint8_t* const line = scales + scale_index(grid, outer, 0);
-    for (int64_t b = 0; b < blocks; ++b) range.add(line[b]);
-  }
-  return range.folds();
+  if (!o.spec.swizzled && !o.spec.interleaved && !blocks_first(o.spec, o.direction))
+    return run_folds(scales + scale_index(grid, outer, 0), blocks);
+  bool all = true;
+  for (int64_t b = 0; b < blocks; ++b) all &= folds(scales[scale_index(grid, outer, b)]);
+  return all;
 }
 
 /// The same of 16 interleaved lines, which is quicker than one by one.
-inline void can_fold_group(const Operand& o, int64_t outer, bool (&folds)[kGroup]) {
+inline void can_fold_quads(const Operand& o, int64_t outer, bool (&all)[kGroup]) {
   const int64_t blocks = block_count(o.spec, o.contraction), whole = blocks / kQuadBytes * kQuadBytes;
   const uint8_t* const quads = static_cast<const uint8_t*>(o.scale) + interleaved_offset(outer, 0, blocks);
   alignas(64) Codes most[kQuadBytes] = {};
   const uint8_t* at = quads;
   for (int64_t b = 0; b < whole; b += kQuadBytes)
-    for (int i = 0; i < kQuadBytes; ++i, at += kGroup) {
-      const Codes above = load_codes(at) - ScaleRange::kLow;  // those below wrap around
-      most[i] = above > most[i] ? above : most[i];
-    }
-  for (Codes& bytes : most) bytes = reinterpret_cast<Codes>(bytes > ScaleRange::kHigh - ScaleRange::kLow);
+    for (int i = 0; i < kQuadBytes; ++i, at += kGroup) most[i] = larger(most[i], above_least(at));
+  for (Codes& bytes : most) bytes = reinterpret_cast<Codes>(bytes > kPowers);
   for (int64_t i = 0; i < kGroup; ++i) {
     uint32_t outside;
     std::memcpy(&outside, reinterpret_cast<const uint8_t*>(most) + i * kQuadBytes, sizeof outside);
-    ScaleRange rest;
-    for (int64_t b = whole; b < blocks; ++b) rest.add(quads[interleaved_offset(i, b, blocks)]);
-    folds[i] = outside == 0 && rest.folds();
+    all[i] = outside == 0;
+    for (int64_t b = whole; b < blocks; ++b) all[i] &= folds(quads[interleaved_offset(i, b, blocks)]);
   }
 }
 
+/// The same of 16 lines whose scales of one block are a run.
+inline void can_fold_beside(const Operand& o, int64_t outer, bool (&all)[kGroup]) {
+  const SideGrid grid{o.spec, o.direction, o.outer, block_count(o.spec, o.contraction)};
+  const auto* scales = static_cast<const uint8_t*>(o.scale) + scale_index(grid, outer, 0);
+  Codes most = {};
+  for (int64_t b = 0; b < grid.along; ++b) most = larger(most, above_least(scales + b * grid.outer));
+  for (int64_t i = 0; i < kGroup; ++i) all[i] = most[i] <= kPowers;
+}
+
 /// can_fold() of `count` lines from `outer` on.
-inline void find_folded(const Operand& o, int64_t outer, int64_t count, bool* folds) {
+inline void find_folded(const Operand& o, int64_t outer, int64_t count, bool* all) {
+  const bool beside = !o.spec.swizzled && !o.spec.interleaved && blocks_first(o.spec, o.direction);
   for (int64_t i = 0; i < count; ++i) {
-    if (!o.spec.interleaved || (outer + i) % kGroup != 0) {
-      folds[i] = can_fold(o, outer + i);
+    const bool quads = o.spec.interleaved && (outer + i) % kGroup == 0;
+    if (!quads && !(beside && i + kGroup <= count)) {
+      all[i] = can_fold(o, outer + i);
       continue;
     }
     bool group[kGroup];
-    can_fold_group(o, outer + i, group);
-    std::copy_n(group, std::min(kGroup, count - i), folds + i);
+    quads ? can_fold_quads(o, outer + i, group) : can_fold_beside(o, outer + i, group);
+    std::copy_n(group, std::min(kGroup, count - i), all + i);
     i += kGroup - 1;
   }
 }
