@@ -15,6 +15,7 @@ CHECKS = ["check_layers", "check_budgets", "check_words"]
 LIBRARIES = ["quire", "quire_torch", "quire_python"]
 # What `./dev bench NAME` runs; without a name bench.py.
 BENCHMARKS = {
+    "demo": "benchmarks/demo.py",
     "encoder": "examples/encoder/run.py",
     "ggml": "benchmarks/ggml.py",
     "host": "benchmarks/host.py",
@@ -164,8 +165,9 @@ def parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
     verbs.add_parser(
         "bench",
         add_help=False,
-        help="layers against PyTorch's; `bench host`: the cost of a call; `bench encoder`: a converted model; "
-        "`bench moe`: experts; `bench ggml`: build that peer; `bench core`: kernels beside memcpy; then their "
+        help="layers against PyTorch's; `bench demo`: training steps of its model; `bench moe`: experts; `bench host`: "
+        "the cost of a call; `bench encoder`: a converted model; `bench ggml`: build that peer; `bench core`: kernels "
+        "beside memcpy; then their "
         "arguments",
     )
     verbs.add_parser("fmt", help="format all sources")

@@ -183,7 +183,7 @@ inline bool run_folds(const uint8_t* bytes, int64_t count) {
   }
   Codes most = above_least(bytes + count - kGroup);
   for (int64_t b = 0; b + kGroup < count; b += kGroup) most = larger(most, above_least(bytes + b));
-  const Words outside = reinterpret_cast<Words>(most > kPowers);
+  const auto outside = std::bit_cast<std::array<uint64_t, 2>>(most > kPowers);
   return (outside[0] | outside[1]) == 0;
 }
 
