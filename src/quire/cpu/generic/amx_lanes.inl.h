@@ -44,14 +44,14 @@ struct AmxInt8Lanes : Int8Lanes {
       multiply_int8_tiles(tile.a + block * kBlockLanes, kRowLanes, lanes, lanes + kGroup * kSlabLanes);
       store_tiles(products);
       for (int r = 0; r < kRows; ++r) {
-        const I32 start = broadcast_int(tile.a + r * kRowLanes + kSlabLanes + block);
+        const U32 start = reinterpret_cast<U32>(broadcast_int(tile.a + r * kRowLanes + kSlabLanes + block));
         const F32 row_scale = broadcast(tile.a_scale[r * kSlabBlocks + block]);
         for (int v = 0; v < kRows; v += kLanes) {
-          I32 product;
+          U32 product;  // lines that are not there hold anything, and their sums may overflow
           std::memcpy(&product, products + r * kRows + v, sizeof product);
           float* const sum = tile.sum + r * kRows + v;
           const F32 scale = row_scale * load(tile.b_scale + block * kRows + v);
-          store(sum, multiply_add(__builtin_convertvector(product + start, F32), scale, load(sum)));
+          store(sum, multiply_add(__builtin_convertvector(reinterpret_cast<I32>(product + start), F32), scale, load(sum)));
         }
       }
     }
