@@ -31,7 +31,7 @@ inline const Runner& reference_runner() {
   static const Runner runner{
       "reference",
       {reference::quantize, reference::dequantize, reference::gemm, reference::column_sum, reference::norm,
-       reference::norm_grad, reference::activation, reference::activation_grad}};
+       reference::norm_grad, reference::activation, reference::activation_grad, nullptr}};
   return runner;
 }
 

@@ -262,38 +262,50 @@ TEST_P(CpuGemm, a_code_that_is_not_a_number_reaches_exactly_the_outputs_that_it_
     }
 }
 
+/// Contractions of 2, 10 and 20 blocks of 32: scales are looked at 8 and 16 at a time.
+constexpr int64_t kContractions[] = {64, 320, 640};
+
 TEST_P(CpuGemm, lines_of_extreme_scales_keep_the_bound_and_leave_their_neighbours_bits) {
   const char* text = spec("mxfp8", "mxfp4");
-  const int64_t m = 29, n = 70, k = 300, blocks = 10;
-  RandomOperand a(text, Direction::rowwise, {m, k}, 21), b(text, Direction::rowwise, {n, k}, 22);
-  Output before(m, n, DType::f32), after(m, n, DType::f32);
-  ASSERT_TRUE(multiply(problem(a, b, before)));
-  const auto set_scale = [&](RandomOperand& o, int64_t line, uint8_t byte) {
-    o.memory.side(Direction::rowwise).scale.as<uint8_t>()[line * blocks + 3] = byte;
-    o.decode_values();
-  };
-  set_scale(a, 7, 70), set_scale(a, 13, 178), set_scale(b, 33, 180), set_scale(b, 69, 60);
-  const GemmProblem p = problem(a, b, after);
-  multiply(p);
-  ASSERT_TRUE(within_bound(p, a, b, after));
-  for (int64_t i = 0; i < m; ++i)
-    for (int64_t j = 0; j < n; ++j)
-      if (i != 7 && i != 13 && j != 33 && j != 69) {
-        ASSERT_EQ(before.at(i, j), after.at(i, j)) << i << ", " << j;
-      }
+  for (const Direction d : kDirections)
+    for (const int64_t k : kContractions) {
+      const int64_t m = 29, n = 70;
+      RandomOperand a(text, d, {m, k}, 21), b(text, d, {n, k}, 22);
+      Output before(m, n, DType::f32), after(m, n, DType::f32);
+      ASSERT_TRUE(multiply(problem(a, b, before)));
+      const auto set_scale = [&](RandomOperand& o, int64_t line, int64_t l, uint8_t byte) {
+        o.memory.side(d).scale.as<uint8_t>()[o.scale_place(line, l)] = byte;
+        o.decode_values();
+      };
+      set_scale(a, 7, 0, 70), set_scale(a, 13, k - 1, 178), set_scale(b, 33, k - 1, 180), set_scale(b, 69, 33, 60);
+      const GemmProblem p = problem(a, b, after);
+      multiply(p);
+      ASSERT_TRUE(within_bound(p, a, b, after));
+      for (int64_t i = 0; i < m; ++i)
+        for (int64_t j = 0; j < n; ++j)
+          if (i != 7 && i != 13 && j != 33 && j != 69) {
+            ASSERT_EQ(before.at(i, j), after.at(i, j)) << i << ", " << j;
+          }
+    }
+}
+
+void expect_nan_scales_to_reach_their_lines(const char* spec, Direction d, int64_t k, const auto& multiply) {
+  RandomOperand a(spec, d, {30, k}, 15), b(spec, d, {20, k}, 16);
+  const uint8_t nan = a.operand.spec.row().scale == ScaleKind::e8m0 ? 0xFF : 0x7F;
+  a.memory.side(d).scale.as<uint8_t>()[a.scale_place(13, 40)] = nan;
+  b.memory.side(d).scale.as<uint8_t>()[b.scale_place(18, k - 1)] = nan;
+  Output out(30, 20, DType::f32);
+  if (!multiply(problem(a, b, out))) return;
+  for (int64_t i = 0; i < 30; ++i)
+    for (int64_t j = 0; j < 20; ++j) EXPECT_EQ(std::isnan(out.at(i, j)), i == 13 || j == 18) << spec << ", k = " << k;
 }
 
 TEST_P(CpuGemm, a_scale_that_is_not_a_number_reaches_its_line) {
-  for (const char* spec : {"mxfp8", "mxfp4", "nvfp4", "mxfp8:interleaved", "mxfp4:interleaved", "nvfp4:interleaved"}) {
-    RandomOperand a(spec, Direction::rowwise, {30, 304}, 15), b(spec, Direction::rowwise, {20, 304}, 16);
-    const uint8_t nan = a.operand.spec.row().scale == ScaleKind::e8m0 ? 0xFF : 0x7F;
-    a.memory.side(Direction::rowwise).scale.as<uint8_t>()[a.scale_place(13, 40)] = nan;
-    b.memory.side(Direction::rowwise).scale.as<uint8_t>()[b.scale_place(18, 299)] = nan;
-    Output out(30, 20, DType::f32);
-    if (!multiply(problem(a, b, out))) continue;
-    for (int64_t i = 0; i < 30; ++i)
-      for (int64_t j = 0; j < 20; ++j) EXPECT_EQ(std::isnan(out.at(i, j)), i == 13 || j == 18) << spec;
-  }
+  for (const char* spec :
+       {"mxfp8", "mxfp8:swizzled", "mxfp4", "nvfp4", "mxfp8:interleaved", "mxfp4:interleaved", "nvfp4:interleaved"})
+    for (const Direction d : kDirections)
+      for (const int64_t k : kContractions)
+        expect_nan_scales_to_reach_their_lines(spec, d, k, [&](const GemmProblem& p) { return multiply(p); });
 }
 
 /// Chunks of 1, 2, 3 ... items, taken by three threads.

@@ -51,7 +51,8 @@ struct AmxInt8Lanes : Int8Lanes {
           std::memcpy(&product, products + r * kRows + v, sizeof product);
           float* const sum = tile.sum + r * kRows + v;
           const F32 scale = row_scale * load(tile.b_scale + block * kRows + v);
-          store(sum, multiply_add(__builtin_convertvector(reinterpret_cast<I32>(product + start), F32), scale, load(sum)));
+          store(sum,
+                multiply_add(__builtin_convertvector(reinterpret_cast<I32>(product + start), F32), scale, load(sum)));
         }
       }
     }
