@@ -8,8 +8,8 @@ import quire
 class Block(torch.nn.Module):
     def __init__(self, **options):
         super().__init__()
-        self.up = torch.nn.Linear(128, 256, **options)
-        self.down = torch.nn.Linear(256, 128, bias=False, **options)
+        self.up = torch.nn.Linear(256, 512, **options)
+        self.down = torch.nn.Linear(512, 256, bias=False, **options)
 
     def forward(self, x):
         return x + self.down(torch.nn.functional.gelu(self.up(x)))

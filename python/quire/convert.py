@@ -13,7 +13,7 @@ from quire.seed import reset_streams
 from quire.tensor.quantized import DTYPES
 
 #: Layers with fewer inputs or outputs are left alone.
-MIN_FEATURES = 128
+MIN_FEATURES = 256
 
 _REPORT = "_quire_conversion"
 
@@ -93,7 +93,8 @@ def convert(
         several names, for each, and all have to agree. None converts all.
     min_features: layers with fewer inputs or outputs stay as they are. Quantizing x costs a step per element of x,
         which out_features multiplications have to earn; and a call costs some microseconds more than torch's, whatever
-        the sizes. There is no other rule: no size is padded or refused, odd ones are as quick.
+        the sizes. Below 256 no recipe gained when it was measured, above NVFP4 with some tens of tokens, and from 1024
+        on all do (docs/benchmarks.md). There is no other rule: no size is padded or refused, odd ones are as quick.
 
     A layer stays the same object, with its parameters, hooks, flags and names, so that optimizers, ties and whatever
     else holds a reference go on working, and state_dict stays as it was. The model itself may be the layer. On the meta

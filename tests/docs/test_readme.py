@@ -29,7 +29,7 @@ def test_the_example_runs_and_learns(page):
 
 def test_the_conversion_converts_all_but_what_it_names(page):
     code = re.findall(r"```python\n(.*?)```", page(PAGE).text, re.DOTALL)[1]
-    layers = {"body": torch.nn.Linear(128, 128), "lm_head": torch.nn.Linear(128, 256)}
+    layers = {"body": torch.nn.Linear(256, 256), "lm_head": torch.nn.Linear(256, 512)}
     scope = {"quire": quire, "model": torch.nn.ModuleDict(layers)}
     exec(code, scope)
     assert [type(layer) for layer in scope["model"].values()] == [quire.Linear, torch.nn.Linear]

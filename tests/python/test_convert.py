@@ -45,7 +45,7 @@ def test_layers_stay_the_same_objects_with_parameters_hooks_flags_and_state_dict
     assert not model[0].up.weight.requires_grad and model[0].up.weight.dtype == torch.bfloat16
     assert list(model.state_dict()) == list(state)
     assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
-    model(torch.randn(4, 128, dtype=torch.bfloat16))
+    model(torch.randn(4, 256, dtype=torch.bfloat16))
     assert calls == ["forward"]
     blocks(dtype=torch.bfloat16).load_state_dict(model.state_dict(), strict=True)
     model.load_state_dict(state, strict=True)
@@ -61,7 +61,7 @@ def test_an_optimizer_made_before_goes_on_and_trains_as_layers_that_were_quires_
             new = quire.Linear(old.in_features, old.out_features, bias=old.bias is not None)
             new.weight, new.bias = old.weight, old.bias
             setattr(block, name, new)
-    x, losses = torch.randn(32, 128), []
+    x, losses = torch.randn(32, 256), []
     for _ in range(3):
         for m, optimizer in zip((model, twin), optimizers, strict=True):
             with quire.autocast(m is twin, recipe=recipes.MXFP8BlockScaling()) if m is twin else torch.enable_grad():
@@ -78,8 +78,8 @@ def test_a_module_with_two_names_stays_one_and_needs_both_accepted():
     class Model(torch.nn.Module):
         def __init__(self):
             super().__init__()
-            self.first = self.second = torch.nn.Linear(128, 128)
-            self.other = torch.nn.Linear(128, 128)
+            self.first = self.second = torch.nn.Linear(256, 256)
+            self.other = torch.nn.Linear(256, 256)
 
     model = quire.convert(Model(), NVFP4, lambda module, name: name != "second")
     assert reasons(model) == dict.fromkeys(["first", "second"], "the filter says so")
@@ -93,7 +93,7 @@ def test_a_weight_tied_to_an_embedding_stays_tied_through_a_step():
     class Model(torch.nn.Module):
         def __init__(self):
             super().__init__()
-            self.embedding, self.head = torch.nn.Embedding(160, 128), torch.nn.Linear(128, 160, bias=False)
+            self.embedding, self.head = torch.nn.Embedding(320, 256), torch.nn.Linear(256, 320, bias=False)
             self.head.weight = self.embedding.weight
 
     model = quire.convert(Model(), NVFP4)
@@ -105,7 +105,7 @@ def test_a_weight_tied_to_an_embedding_stays_tied_through_a_step():
 
 
 def test_the_model_itself_may_be_the_layer():
-    layer = torch.nn.Linear(128, 256)
+    layer = torch.nn.Linear(256, 512)
     weight = layer.weight
     assert quire.convert(layer, NVFP4) is layer and type(layer) is quire.Linear and layer.weight is weight
     assert quire.conversion_report(layer).converted[0].names == ("",)
@@ -117,7 +117,7 @@ def test_on_the_meta_device_layers_convert_and_get_values_and_random_state_later
     assert model[0].up.weight.is_meta and model[0].up.sr_state.is_meta
     model.to_empty(device="cpu")
     model.load_state_dict(trained.state_dict())
-    x = torch.randn(16, 128)
+    x = torch.randn(16, 256)
     with torch.no_grad():
         y = model[0].up(x)
     torch.testing.assert_close(y.double(), of_codes(trained[0].up, x, NVFP4), rtol=1e-5, atol=1e-5)
@@ -138,7 +138,7 @@ def test_every_layer_rounds_by_a_seed_of_its_own():
 
 def test_copies_and_pickles_keep_recipe_and_report():
     model = quire.convert(blocks(), NVFP4)
-    x = torch.randn(8, 128)
+    x = torch.randn(8, 256)
     with torch.no_grad():
         y = model(x)
         for twin in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
@@ -155,21 +155,21 @@ def left_alone():
         def forward(self, x):
             return 2 * super().forward(x)
 
-    patched = torch.nn.Linear(128, 128)
+    patched = torch.nn.Linear(256, 256)
     patched.forward = lambda x, run=patched.forward: run(x) + 1
     return {
-        "Scaled is a subclass of torch.nn.Linear, and may compute something else": Scaled(128, 128),
+        "Scaled is a subclass of torch.nn.Linear, and may compute something else": Scaled(256, 256),
         "its forward was replaced, and would not run quire.Linear's": patched,
-        "its weight is float64, not float32, float16 or bfloat16": torch.nn.Linear(128, 128).double(),
-        "too small to gain, in_features < 128": torch.nn.Linear(127, 128),
-        "too small to gain, out_features < 128": torch.nn.Linear(128, 2),
+        "its weight is float64, not float32, float16 or bfloat16": torch.nn.Linear(256, 256).double(),
+        "too small to gain, in_features < 256": torch.nn.Linear(255, 256),
+        "too small to gain, out_features < 256": torch.nn.Linear(256, 2),
     }
 
 
 def test_what_cannot_gain_is_left_alone_and_the_report_says_why():
     layers = left_alone()
     types = [type(layer) for layer in layers.values()]
-    model = quire.convert(torch.nn.Sequential(*layers.values(), torch.nn.Linear(128, 128), torch.nn.ReLU()), NVFP4)
+    model = quire.convert(torch.nn.Sequential(*layers.values(), torch.nn.Linear(256, 256), torch.nn.ReLU()), NVFP4)
     assert reasons(model) == {str(i): why for i, why in enumerate(layers)}
     assert [type(layer) for layer in model] == [*types, quire.Linear, torch.nn.ReLU]
     report = quire.conversion_report(model)
@@ -224,13 +224,13 @@ def test_arguments_of_a_wrong_kind_are_named_and_change_nothing():
 
 
 def test_the_report_is_a_table_of_layers_alike():
-    model = torch.nn.Sequential(blocks(3), torch.nn.Linear(128, 2))
+    model = torch.nn.Sequential(blocks(3), torch.nn.Linear(256, 2))
     assert str(quire.conversion_report(quire.convert(model, "mxfp8"))).splitlines() == [
         "Sequential: 6 of 7 torch.nn.Linear are quire.Linear",
         "recipe: x=mxfp8,w=mxfp8,dy=mxfp8",
-        "  *.*.up    128 -> 256 x 3",
-        "  *.*.down  256 -> 128 x 3",
-        "  *         128 -> 2  left: too small to gain, out_features < 128",
+        "  *.*.up    256 -> 512 x 3",
+        "  *.*.down  512 -> 256 x 3",
+        "  *         256 -> 2  left: too small to gain, out_features < 256",
     ]
 
 
@@ -259,11 +259,11 @@ def test_a_bar_shows_where_someone_watches_and_it_takes_long(stream, monkeypatch
 
 
 def test_layers_that_torch_computes_past_are_noted():
-    layer = torch.nn.TransformerEncoderLayer(128, 4, 256, batch_first=True).eval()
+    layer = torch.nn.TransformerEncoderLayer(256, 4, 512, batch_first=True).eval()
     with pytest.warns(UserWarning, match="may compute past its layers"):
         quire.convert(layer, NVFP4)
     assert "mha.set_fastpath_enabled" in quire.conversion_report(layer).notes[0]
-    x = torch.randn(2, 8, 128)
+    x = torch.randn(2, 8, 256)
     try:
         for enabled, products in ((True, 0), (False, 2)):  # if the first fails, PyTorch has changed: drop the note
             torch.backends.mha.set_fastpath_enabled(enabled)

@@ -15,7 +15,7 @@ def bits(tensor):
 
 
 def test_a_layer_runs_under_its_own_recipe_without_an_autocast():
-    layer, x = torch.nn.Linear(128, 256), torch.randn(16, 128)
+    layer, x = torch.nn.Linear(256, 512), torch.randn(16, 256)
     high = layer(x).detach()
     for recipe in (recipes.Float8CurrentScaling(), recipes.MXFP8BlockScaling(), NVFP4):
         with torch.no_grad():
@@ -28,7 +28,7 @@ def test_an_autocast_decides_over_the_own_recipe_and_no_recipe_is_high_precision
     own, none, plain = blocks(), blocks(), blocks()
     quire.convert(own, NVFP4)
     quire.convert(none)
-    x = torch.randn(16, 128)
+    x = torch.randn(16, 256)
 
     def run(model, *autocast, **options):
         with torch.no_grad():
@@ -61,7 +61,7 @@ def test_converting_again_gives_layers_another_recipe():
 def test_weights_are_quantized_once_under_the_layers_own_recipes():
     model = quire.convert(blocks(), NVFP4)
     quire.convert(model, "mxfp8", lambda module, name: name.endswith("up"))
-    x = torch.randn(4, 128)
+    x = torch.randn(4, 256)
     with torch.no_grad():
         y = bits(model(x))
         quire.quantize_weights(model)
@@ -78,10 +78,10 @@ def test_quantize_weights_follows_an_optimizer_under_own_recipes():
     model = quire.convert(blocks(1), NVFP4)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     quire.quantize_weights(model, optimizer=optimizer)
-    model(torch.randn(4, 128)).sum().backward()
+    model(torch.randn(4, 256)).sum().backward()
     optimizer.step()
     with torch.no_grad():
-        model(torch.randn(4, 128))  # codes of the old weight would be refused
+        model(torch.randn(4, 256))  # codes of the old weight would be refused
 
 
 @pytest.mark.parametrize("make", [lambda r: quire.Linear(8, 8, recipe=r), lambda r: quire.convert(blocks(), r)])
@@ -94,7 +94,7 @@ def test_an_own_recipe_is_a_recipe_and_not_delayed_scaling(make):
 
 def test_a_linear_made_with_a_recipe_runs_under_it():
     torch.manual_seed(2)
-    layer, x = quire.Linear(128, 256, recipe=NVFP4), torch.randn(16, 128)
+    layer, x = quire.Linear(256, 512, recipe=NVFP4), torch.randn(16, 256)
     with torch.no_grad():
         torch.testing.assert_close(layer(x).double(), of_codes(layer, x, NVFP4), rtol=1e-5, atol=1e-5)
     assert "recipe=NVFP4BlockScaling" in repr(layer)
@@ -104,7 +104,7 @@ def test_delayed_scaling_comes_from_autocast():
     model = quire.convert(blocks())
     for _ in range(2):
         with quire.autocast(recipe=recipes.DelayedScaling(amax_history_len=2)):
-            y = model(torch.randn(16, 128))
+            y = model(torch.randn(16, 256))
         y.sum().backward()
     assert model[0].up.delayed.fwd_scale[0] != 1
 
@@ -113,7 +113,7 @@ def test_delayed_scaling_comes_from_autocast():
 
 
 def test_a_converted_model_compiles_whole_and_gives_eagers_bits(compiler):
-    model, x = quire.convert(blocks(), NVFP4), torch.randn(16, 128)
+    model, x = quire.convert(blocks(), NVFP4), torch.randn(16, 256)
     compiled = compiler(model)
     results = []
     for function in (model, compiled):
@@ -127,7 +127,7 @@ def test_a_converted_model_compiles_whole_and_gives_eagers_bits(compiler):
 
 
 def test_what_was_compiled_before_runs_converted_after(compiler):
-    model, x = blocks(), torch.randn(16, 128)
+    model, x = blocks(), torch.randn(16, 256)
     compiled = compiler(model)
     with torch.no_grad():
         high = bits(compiled(x))
@@ -136,7 +136,7 @@ def test_what_was_compiled_before_runs_converted_after(compiler):
 
 
 def test_compiled_code_follows_autocast_and_another_recipe(compiler):
-    model, x = quire.convert(blocks(), NVFP4), torch.randn(16, 128)
+    model, x = quire.convert(blocks(), NVFP4), torch.randn(16, 256)
     compiled = compiler(model)
 
     def both():
