@@ -1,5 +1,6 @@
-# PyTorch as Python_EXECUTABLE would import it: the targets torch_cpu, torch_python, c10 and torch_openmp, and TORCH_VERSION.
-# Not find_package(Torch): with a CUDA build of PyTorch that insists on a CUDA toolkit, which nothing here needs.
+# PyTorch as Python_EXECUTABLE would import it: the targets torch_cpu, torch_python, c10 and torch_openmp, and
+# TORCH_VERSION. Not find_package(Torch): with a CUDA build of PyTorch that insists on a CUDA toolkit, which nothing
+# here needs.
 find_package(Python 3.11 REQUIRED COMPONENTS Interpreter OPTIONAL_COMPONENTS Development.Module)
 execute_process(
   COMMAND ${Python_EXECUTABLE} -c

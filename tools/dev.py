@@ -167,8 +167,7 @@ def parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
         add_help=False,
         help="layers against PyTorch's; `bench demo`: training steps of its model; `bench moe`: experts; `bench host`: "
         "the cost of a call; `bench encoder`: a converted model; `bench ggml`: build that peer; `bench core`: kernels "
-        "beside memcpy; then their "
-        "arguments",
+        "beside memcpy; then their arguments",
     )
     verbs.add_parser("fmt", help="format all sources")
     verbs.add_parser("check", help="formatting, lint, layers, budgets, words")

@@ -120,7 +120,7 @@ def grouped_linear(
     main_grad, a list as w, overwrite_main_grad, wgrad_stash, placeholder: as for linear_given().
     fwd_scale, bwd_scale, bwd_amax: delayed scaling, float32 [3 E], [2 E], [2 E]. x_amax and w_amax are then the amaxes
         [E] of this call, else empty.
-    out, dgrad_out: memory that y is copied to and that dx is written to (GroupedLinear.forward).
+    out, dgrad_out: memory that y and dx are copied to (GroupedLinear.forward).
 
     Raises RuntimeError if anything does not fit.
     """

@@ -177,3 +177,14 @@ def test_random_rounding_draws_for_each_matrix(equal_bits):
     assert same(stack, expected, equal_bits)
     with pytest.raises(ValueError, match="rounds stochastically and needs a seed"):
         stack.quantize_(values())
+
+
+def test_a_compiled_function_makes_one_of_buffers(equal_bits):
+    parts = matrices("nvfp4")
+    stack = QuantizedStack.of(parts)
+
+    def made(buffers):
+        return QuantizedStack.from_buffers(buffers, "nvfp4", (3, 48, 96))
+
+    again = torch.compile(made, fullgraph=True, backend="aot_eager")(stack.buffers())
+    assert type(again) is QuantizedStack and same(again, parts, equal_bits)

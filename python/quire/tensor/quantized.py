@@ -87,14 +87,16 @@ class QuantizedTensor(Memory, InitialValues, Pickled, torch.Tensor):
         shape: Sequence[int],
         dtype: torch.dtype = torch.float32,
     ) -> QuantizedTensor:
-        """A tensor of buffers by name, not copied. Raises ValueError unless they are exactly those of TensorProto:
-        names, dtypes, shapes, contiguous, on one device."""
-        check_kind("QuantizedTensor.from_buffers", Mapping, buffers=buffers)
+        """A tensor of buffers by name, not copied; of the class QuantizedStack a stack, whose shape is [E, N, K].
+        Raises ValueError unless they are exactly those of TensorProto: names, dtypes, shapes, contiguous, on one
+        device."""
+        what = f"{cls.__name__}.from_buffers"
+        check_kind(what, Mapping, buffers=buffers)
         given = {name: tensor for name, tensor in buffers.items() if tensor is not None}
-        directions = ("rowwise_data" in given, "columnwise_data" in given)
-        proto = TensorProto(tuple(shape), dtype, QuantSpec(spec), rowwise=directions[0], columnwise=directions[1])
-        check_buffers("QuantizedTensor.from_buffers", given, proto)
-        return from_list([given.get(name) for name in BUFFER_NAMES], proto.spec.text, proto.shape, dtype)
+        directions = {"rowwise": "rowwise_data" in given, "columnwise": "columnwise_data" in given}
+        proto = TensorProto(tuple(shape), dtype, QuantSpec(spec), stacked=cls.stacked, **directions)
+        check_buffers(what, given, proto)
+        return from_list([given.get(name) for name in BUFFER_NAMES], proto.spec.text, proto.shape, dtype, cls.stacked)
 
     @classmethod
     def make_like(
@@ -380,10 +382,15 @@ def from_results(
 
 @torch.compiler.allow_in_graph
 def from_list(
-    buffers: Sequence[torch.Tensor | None], text: str, shape: Sequence[int], dtype: torch.dtype
+    buffers: Sequence[torch.Tensor | None], text: str, shape: Sequence[int], dtype: torch.dtype, stacked: bool = False
 ) -> QuantizedTensor:
-    """A tensor of six buffers in order, None where absent."""
-    return QuantizedTensor(spec_of(text), shape, dtype, **dict(zip(BUFFER_NAMES, buffers, strict=True)))
+    """A tensor, or a stack, of six buffers in order, None where absent."""
+    kind = QuantizedTensor
+    if stacked:
+        from quire.tensor.stack import QuantizedStack  # a QuantizedTensor itself, so this cannot stand above
+
+        kind = QuantizedStack
+    return kind(spec_of(text), shape, dtype, **dict(zip(BUFFER_NAMES, buffers, strict=True)))
 
 
 torch.serialization.add_safe_globals([QuantizedTensor])

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
-from quire.kinds import check_kind, shown
-from quire.tensor.proto import TensorProto, check_buffers
+from quire.kinds import shown
 from quire.tensor.quantized import Buffers, QuantizedTensor, spec_of
-from quire.tensor.spec import QuantSpec
 
 
 class QuantizedStack(QuantizedTensor):
@@ -45,22 +43,6 @@ class QuantizedStack(QuantizedTensor):
         each = [part.named() for part in parts]
         named = {name: None if t is None else torch.stack([one[name] for one in each]) for name, t in each[0].items()}
         return cls(first.spec, (len(parts), *first.shape), first.dtype, **named)
-
-    @classmethod
-    def from_buffers(
-        cls,
-        buffers: Mapping[str, torch.Tensor | None],
-        spec: QuantSpec | str,
-        shape: Sequence[int],
-        dtype: torch.dtype = torch.float32,
-    ) -> QuantizedStack:
-        """As QuantizedTensor.from_buffers(). Not for compiled functions."""
-        check_kind("QuantizedStack.from_buffers", Mapping, buffers=buffers)
-        given = {name: tensor for name, tensor in buffers.items() if tensor is not None}
-        directions = {"rowwise": "rowwise_data" in given, "columnwise": "columnwise_data" in given}
-        proto = TensorProto(tuple(shape), dtype, QuantSpec(spec), stacked=True, **directions)
-        check_buffers("QuantizedStack.from_buffers", given, proto)
-        return cls(proto.spec, proto.shape, dtype, **given)
 
     @staticmethod
     def __tensor_unflatten__(

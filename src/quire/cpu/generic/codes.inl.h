@@ -7,6 +7,7 @@ typedef uint8_t Codes __attribute__((vector_size(kGroup), aligned(1)));
 
 inline Codes load_codes(const uint8_t* p) { return *reinterpret_cast<const Codes*>(p); }
 inline void store_codes(uint8_t* p, Codes v) { *reinterpret_cast<Codes*>(p) = v; }
+inline Codes larger(Codes a, Codes b) { return a > b ? a : b; }
 
 /// Low bytes of the lanes.
 inline void store_low(uint8_t* to, U32 v) {

@@ -59,10 +59,7 @@ inline F32 decode_scale_lanes(ScaleKind kind, U32 code) {
 /// Whether no scale in E4M3 is NaN.
 inline bool all_numbers(const uint8_t (&bytes)[kGroup][kGroup]) {
   Codes most = {};
-  for (const auto& line : bytes) {
-    const Codes magnitudes = load_codes(line) & 0x7F;
-    most = magnitudes > most ? magnitudes : most;
-  }
+  for (const auto& line : bytes) most = larger(most, load_codes(line) & 0x7F);
   for (int64_t i = 0; i < kGroup; ++i)
     if (most[i] == 0x7F) return false;
   return true;
@@ -169,7 +166,6 @@ constexpr uint8_t kLeastPower = 127 - 50, kPowers = 2 * 50;
 /// Scale bytes less the least that may be folded; those below it wrap around.
 inline Codes above_least(const uint8_t* bytes) { return load_codes(bytes) - kLeastPower; }
 inline bool folds(uint8_t byte) { return static_cast<uint8_t>(byte - kLeastPower) <= kPowers; }
-inline Codes larger(Codes a, Codes b) { return a > b ? a : b; }
 
 /// Whether all of a run of scales may be folded.
 inline bool run_folds(const uint8_t* bytes, int64_t count) {
