@@ -225,7 +225,7 @@ def test_a_forced_kernel_is_said_to_be_forced():
         [sys.executable, "-c", FORCED], env=environment, stdout=subprocess.PIPE, text=True, check=True
     )
     lines = set(done.stdout.splitlines())
-    others = ["QUIRE_KERNEL names another"] * 4  # int8, amx, bf16, generic
+    others = ["QUIRE_KERNEL names another"] * 5  # amx_nvfp4, int8, amx, bf16, generic
     assert f"gemm reference {[*others, 'runs']}" in lines
     assert "quantize generic ['runs', 'not asked, generic comes first']" in lines
 

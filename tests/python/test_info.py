@@ -41,7 +41,7 @@ def test_it_says_versions_threads_and_devices(text):
 def test_it_lists_every_kernel_row_recipe_and_format(text):
     for table in ("quantize", "dequantize", "column_sum", "norm", "activation"):
         assert f"  {table}: generic, reference\n" in text
-    assert "  gemm: int8, amx, bf16, generic, reference\n" in text
+    assert "  gemm: amx_nvfp4, int8, amx, bf16, generic, reference\n" in text
     for name in names():
         assert f"  {name} (cpu: " in text
     for name in ("nvfp4", "mxfp8", "fp8_current", "fp8_block"):

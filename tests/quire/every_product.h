@@ -15,18 +15,22 @@
 
 namespace quire::testing {
 
+/// What kernels multiply.
+enum class Takes : uint8_t { all, four_bits, nvfp4 };
+
 /// A product of an instruction set.
 struct Kernel {
   std::string name;
   cpu::Product run;
-  bool only_four_bits;
+  Takes formats;
   const cpu::Kernels* others;
   int64_t shortest_block = 1;
 
   friend void PrintTo(const Kernel& kernel, std::ostream* out) { *out << kernel.name; }
   bool takes(const GemmProblem& p) const {
     for (const Operand* o : {&p.a, &p.b}) {
-      if (only_four_bits && !o->spec.packed()) return false;
+      if (formats != Takes::all && !o->spec.packed()) return false;
+      if (formats == Takes::nvfp4 && o->spec.row().scale != ScaleKind::e4m3) return false;
       if (block_length(o->spec, shortest_block) < shortest_block) return false;
     }
     return true;
@@ -39,15 +43,20 @@ inline std::vector<Kernel> kernels() {
   for (const cpu::Isa& isa : cpu::all()) {
     if (!isa.supported() || !(env::isa().empty() || env::isa() == isa.name)) continue;
     const std::string name(isa.name);
-    found.push_back({name, isa.kernels->gemm, false, isa.kernels});
-    if (isa.int8) found.push_back({name + "_in_int8", *isa.int8, true, isa.kernels});
+    found.push_back({name, isa.kernels->gemm, Takes::all, isa.kernels});
+    if (isa.int8) found.push_back({name + "_in_int8", *isa.int8, Takes::four_bits, isa.kernels});
 #if defined(__x86_64__)
-    if (name == "avx512_vnni") found.push_back({"avx2_vnni_by_avx512", cpu::avx2_by_avx512::kInt8, true, isa.kernels});
-    if (name == "avx512_bf16") found.push_back({"amx_in_plain", cpu::amx_in_plain::kBf16, false, isa.kernels, 32});
-    if (name == "avx512_bf16") found.push_back({"amx_int8_in_plain", cpu::amx_in_plain::kInt8, true, isa.kernels});
+    if (name == "avx512_vnni")
+      found.push_back({"avx2_vnni_by_avx512", cpu::avx2_by_avx512::kInt8, Takes::four_bits, isa.kernels});
+    if (name == "avx512_bf16") {
+      found.push_back({"amx_in_plain", cpu::amx_in_plain::kBf16, Takes::all, isa.kernels, 32});
+      found.push_back({"amx_nvfp4_in_plain", cpu::amx_in_plain::kNvfp4, Takes::nvfp4, isa.kernels});
+      found.push_back({"amx_int8_in_plain", cpu::amx_in_plain::kInt8, Takes::four_bits, isa.kernels});
+    }
 #endif
-    if (isa.bf16) found.push_back({name + "_in_bf16", *isa.bf16, false, isa.kernels});
-    if (isa.amx) found.push_back({name + "_by_tiles", *isa.amx, false, isa.kernels, 32});
+    if (isa.bf16) found.push_back({name + "_in_bf16", *isa.bf16, Takes::all, isa.kernels});
+    if (isa.amx) found.push_back({name + "_by_tiles", *isa.amx, Takes::all, isa.kernels, 32});
+    if (isa.amx_nvfp4) found.push_back({name + "_by_tiles_nvfp4", *isa.amx_nvfp4, Takes::nvfp4, isa.kernels});
   }
   return found;
 }

@@ -68,7 +68,8 @@ class CpuGemm : public ::testing::TestWithParam<Kernel> {
   }
   /// A spec that the kernel takes.
   const char* spec(const char* eight_bits, const char* four_bits) const {
-    return GetParam().only_four_bits ? four_bits : eight_bits;
+    const Takes formats = GetParam().formats;
+    return formats == Takes::nvfp4 ? "nvfp4" : formats == Takes::four_bits ? four_bits : eight_bits;
   }
 };
 
@@ -221,7 +222,7 @@ TEST_P(CpuGemm, block_sums_of_four_bit_codes_are_exact_and_the_global_factor_is_
 }
 
 TEST_P(CpuGemm, whatever_multiplies_int8_gives_the_same_bits) {
-  if (!GetParam().only_four_bits) GTEST_SKIP() << "not of int8";
+  if (GetParam().formats != Takes::four_bits) GTEST_SKIP() << "not of int8";
   for (const int64_t m : {1, 31, 32, 33, 70})
     for (const char* spec : {"mxfp4", "nvfp4", "nvfp4:interleaved"}) {
       const int64_t n = 75, k = 1104;  // three slabs, the last of them short
@@ -229,7 +230,7 @@ TEST_P(CpuGemm, whatever_multiplies_int8_gives_the_same_bits) {
       Output ours(m, n, DType::f32), first(m, n, DType::f32);
       ASSERT_TRUE(multiply(problem(a, b, ours)));
       for (const Kernel& other : kernels())
-        if (other.only_four_bits && other.name != GetParam().name) {
+        if (other.formats == Takes::four_bits && other.name != GetParam().name) {
           other.run(problem(a, b, first));
           for (int64_t i = 0; i < m; ++i)
             for (int64_t j = 0; j < n; ++j)
@@ -238,6 +239,25 @@ TEST_P(CpuGemm, whatever_multiplies_int8_gives_the_same_bits) {
         }
     }
 }
+
+#if defined(__x86_64__)
+TEST_P(CpuGemm, tiles_give_the_bits_of_tiles_in_plain) {
+  const std::string& name = GetParam().name;
+  const bool nvfp4 = name == "avx512_amx_by_tiles_nvfp4";
+  if (!nvfp4 && name != "avx512_amx_by_tiles") GTEST_SKIP() << "not tiles of bfloat16";
+  for (const int64_t m : {1, 5, 16, 17, 70})
+    for (const char* text :
+         {"fp8_tensor", "fp8_block:interleaved", "mxfp8:interleaved", "nvfp4", "nvfp4:interleaved"}) {
+      const int64_t n = 75, k = 1104;
+      const RandomOperand a(text, Direction::rowwise, {m, k}, 23), b(text, Direction::rowwise, {n, k}, 24);
+      Output ours(m, n, DType::f32), plain(m, n, DType::f32);
+      if (!multiply(problem(a, b, ours))) continue;
+      (nvfp4 ? cpu::amx_in_plain::kNvfp4 : cpu::amx_in_plain::kBf16)(problem(a, b, plain));
+      for (int64_t i = 0; i < m; ++i)
+        for (int64_t j = 0; j < n; ++j) ASSERT_EQ(ours.at(i, j), plain.at(i, j)) << text << " at " << i << ", " << j;
+    }
+}
+#endif
 
 TEST_P(CpuGemm, a_code_that_is_not_a_number_reaches_exactly_the_outputs_that_it_feeds) {
   for (const char* spec : {"fp8_tensor", "fp8_tensor:e5m2", "fp8_block", "mxfp8", "mxfp8:e5m2",
@@ -334,7 +354,7 @@ TEST_P(CpuGemm, bits_do_not_depend_on_threads_chunks_or_the_product_around_an_ou
   EXPECT_EQ(difference(serial.memory, threaded.memory), "");
   const auto last_lines = [&](Operand o, int64_t count) {
     o.data = static_cast<const uint8_t*>(o.data) + (o.outer - count) * (o.spec.packed() ? k / 2 : k);
-    o.scale = static_cast<const uint8_t*>(o.scale) + (o.outer - count) * ((k + 31) / 32);
+    o.scale = static_cast<const uint8_t*>(o.scale) + (o.outer - count) * block_count(o.spec, k);
     o.outer = count;
     return o;
   };

@@ -64,7 +64,7 @@ uint64_t by_definition(const std::vector<uint16_t>& values, int64_t rows, int64_
 }
 
 TEST(Fingerprint, IsTheSameOnEveryInstructionSet) {
-  for (const auto [rows, cols] : {std::pair<int64_t, int64_t>{3, 7}, {5, 64}, {40, 100}, {1, 4097}, {700, 260}}) {
+  for (const auto& [rows, cols] : {std::pair<int64_t, int64_t>{3, 7}, {5, 64}, {40, 100}, {1, 4097}, {700, 260}}) {
     std::vector<uint16_t> values(static_cast<size_t>(rows * cols));
     for (size_t i = 0; i < values.size(); ++i) values[i] = static_cast<uint16_t>(i * i * 40503u >> 3);
     const Matrix x{values.data(), DType::bf16, rows, cols, cols};

@@ -40,7 +40,7 @@ namespace avx512_bf16 {
 extern const Product kBf16;
 }
 namespace avx512_amx {
-extern const Product kBf16, kInt8;
+extern const Product kBf16, kInt8, kNvfp4;
 }
 
 }  // namespace quire::cpu

@@ -22,6 +22,16 @@ bool refuses_int8(const GemmProblem& p, std::string* why) {
   return lacks(cpu::active().int8, "int8", why);
 }
 
+bool refuses_amx_nvfp4(const GemmProblem& p, std::string* why) {
+  for (const Operand* o : {&p.a, &p.b})
+    if (o->spec.row().scale != ScaleKind::e4m3)
+      return refused(why, "takes block scales in e4m3, but ", o == &p.a ? "a" : "b", " is ", o->spec);
+  constexpr int64_t least = 32;
+  if (p.a.outer < least)
+    return refused(why, "takes ", least, " rows or more, but a has ", p.a.outer, ", which int8 multiplies sooner");
+  return lacks(cpu::active().amx_nvfp4, "bfloat16 tiles", why);
+}
+
 bool refuses_amx(const GemmProblem& p, std::string* why) {
   constexpr int64_t depth = 32;
   for (const Operand* o : {&p.a, &p.b})
@@ -33,6 +43,7 @@ bool refuses_amx(const GemmProblem& p, std::string* why) {
 bool refuses_bf16(const GemmProblem&, std::string* why) { return lacks(cpu::active().bf16, "bfloat16", why); }
 
 constexpr std::array kGemm{
+    GemmRow{"amx_nvfp4", refuses_amx_nvfp4, [](const GemmProblem& p) { (*cpu::active().amx_nvfp4)(p); }},
     GemmRow{"int8", refuses_int8, [](const GemmProblem& p) { (*cpu::active().int8)(p); }},
     GemmRow{"amx", refuses_amx, [](const GemmProblem& p) { (*cpu::active().amx)(p); }},
     GemmRow{"bf16", refuses_bf16, [](const GemmProblem& p) { (*cpu::active().bf16)(p); }},

@@ -64,17 +64,14 @@ class Bf16Decoder {
 /// Blocks of a slab whose scales are folded.
 constexpr int64_t kSlabPowers = kSlab / kFoldedBlock;
 
-struct Bf16Lanes {
+struct Bf16Lanes : RegisterLanes {
   using Vector = Halves;
-  struct Session {};
   static constexpr int kPerLane = 2;
   static constexpr int64_t kSlabLanes = kSlab / kPerLane, kRowLanes = kSlabLanes;
-  static constexpr int kLeastRows = 1;
   static constexpr int kRows = kTileRows, kVectors = kTileVectors;
   static constexpr int64_t kMaxBlock = kLongestBlock;
   static constexpr float kUnit = 1;
-  static constexpr bool kFolds = true;
-  static constexpr bool kReadsCodes = true;
+  static constexpr Folding kFolding = Folding::powers;
 
   static Halves load_lanes(const float* p) { return load_halves(p); }
   static void store_lanes(float* p, Halves v) { store_bytes(p, reinterpret_cast<Bytes>(v)); }
@@ -173,8 +170,10 @@ struct Bf16Lanes {
  private:
   static_assert(kLanes == kGroup && kFoldedBlock == 2 * kLanes);
 
+  // Functions of their own: inlined, the tables would not stay in registers.
+
   template <class Source>
-  static void decode_columns(const Source& source, Format element, const Slab& slab, float* out) {
+  [[gnu::noinline]] static void decode_columns(const Source& source, Format element, const Slab& slab, float* out) {
     const Bf16Decoder decoder(element, false);
     for (int64_t l = 0; l < slab.rounded(4 * kLanes); l += 4 * Source::kStep) {
       U32 quads[Source::kStep][kQuadVectors];
@@ -183,16 +182,19 @@ struct Bf16Lanes {
       for (int q = 0; q < Source::kStep; ++q) {
         Halves even, odd;
         decoder.decode(reinterpret_cast<Bytes>(quads[q][0]), even, odd);
-        store_bytes(lane_of(out, l + 4 * q), reinterpret_cast<Bytes>(even));
-        store_bytes(lane_of(out, l + 4 * q) + kGroup, reinterpret_cast<Bytes>(odd));
+        store_lanes(out, even);
+        store_lanes(out + kGroup, odd);
+        out += 2 * kGroup;
       }
     }
   }
 
   template <class Source>
-  static void fold_columns(const Source& source, Format element, const Slab& slab, const Halves* less, float* out) {
+  [[gnu::noinline]] static void fold_columns(const Source& source, Format element, const Slab& slab, const Halves* less,
+                                             float* out) {
     const Bf16Decoder decoder(element, true);
     Bytes special = {};
+    float* to = out;
     for (int64_t l = 0; l < slab.rounded(4 * kLanes); l += 4 * Source::kStep) {
       U32 quads[Source::kStep][kQuadVectors];
       source.read(l, quads);
@@ -202,8 +204,9 @@ struct Bf16Lanes {
         Halves even, odd;
         decoder.fold(codes, less[(l + 4 * q) / kFoldedBlock], even, odd);
         special |= decoder.special(codes);
-        store_bytes(lane_of(out, l + 4 * q), reinterpret_cast<Bytes>(even));
-        store_bytes(lane_of(out, l + 4 * q) + kGroup, reinterpret_cast<Bytes>(odd));
+        store_lanes(to, even);
+        store_lanes(to + kGroup, odd);
+        to += 2 * kGroup;
       }
     }
     if (!any(special)) return;

@@ -50,10 +50,11 @@ inline void store_outputs(DType dtype, float* values, int64_t count, const void*
   write_line(dtype, values, count, out);
 }
 
-/// Rows of a region's register tiles: as few tiles as there have to be, equally high but for the last.
+/// Rows of a region's register tiles: as few tiles as there have to be, as equally high as kernels are.
 template <class L>
 int64_t tile_height(int64_t rows) {
-  return std::max<int64_t>(L::kLeastRows, ceil_div(rows, std::max<int64_t>(1, ceil_div(rows, L::kRows))));
+  const int64_t down = std::max<int64_t>(1, ceil_div(rows, L::kRows));
+  return round_up(std::max<int64_t>(1, ceil_div(rows, down)), L::kRowStep);
 }
 
 /// finish_region() with what is the same for all elements as constants.

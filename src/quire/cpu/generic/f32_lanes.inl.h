@@ -1,16 +1,13 @@
 // Lanes of one float32: exact for every format, on every machine.
 
-struct F32Lanes {
+struct F32Lanes : RegisterLanes {
   using Vector = F32;
-  struct Session {};
   static constexpr int kPerLane = 1;
   static constexpr int64_t kSlabLanes = kSlab, kRowLanes = kSlab;
-  static constexpr int kLeastRows = 1;
   static constexpr int kRows = kTileRows, kVectors = kTileVectors;
   static constexpr float kUnit = 1;
-  static constexpr bool kFolds = false;
+  static constexpr Folding kFolding = Folding::none;
   static constexpr int64_t kMaxBlock = kLongestBlock;
-  static constexpr bool kReadsCodes = true;
 
   static F32 load_lanes(const float* p) { return load(p); }
   static void store_lanes(float* p, F32 v) { store(p, v); }

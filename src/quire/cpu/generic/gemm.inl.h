@@ -2,9 +2,6 @@
 // (numerics.md 7.4). The output is cut into regions, one task each; the contraction is never split between tasks, and
 // every element adds its blocks in increasing order, so results depend neither on threads nor on the cut.
 
-/// Floats of packed rows that are kept at a time: few rows are packed once for all columns.
-constexpr int64_t kPackedRows = int64_t{1} << 16;
-
 /// A regular cut of the output.
 struct Cut {
   int64_t rows = 0, cols = 0;  ///< of a region; those at the end may be smaller
@@ -52,10 +49,10 @@ struct Lines {
   template <class L>
   void find(const Operand& o, int64_t first, int64_t length, int64_t size) {
     const bool scales = has_block_scales(o);
-    if (scales && L::kFolds && may_fold(o)) {
+    if (scales && L::kFolding == Folding::powers && may_fold(o)) {
       find_folded(o, first, length, unit);
     } else {
-      std::fill_n(unit, length, !scales);
+      std::fill_n(unit, length, !scales || L::kFolding == Folding::all);
     }
     const int64_t padded = round_up(length, kGroup);
     std::fill(unit + length, unit + padded, unit[length - 1]);
@@ -97,9 +94,9 @@ template <class L>
 struct Workspace {
   /// Slabs of packed rows that fit.
   static constexpr int64_t slabs(int64_t rows) {
-    return std::max<int64_t>(1, kPackedRows / (round_up(rows, kGroup) * L::kRowLanes));
+    return std::max<int64_t>(1, L::kPackedRows / (round_up(rows, kGroup) * L::kRowLanes));
   }
-  static constexpr int64_t kPackedLines = std::max(kPackedRows / L::kRowLanes, kRegionRows);
+  static constexpr int64_t kPackedLines = std::max(L::kPackedRows / L::kRowLanes, kRegionRows);
   static constexpr std::array<int64_t, 5> kFloats{kPackedLines * L::kRowLanes, kPackedLines * kSlabBlocks,
                                                   Tiles<L>::kCols * L::kSlabLanes, Tiles<L>::kCols * kSlabBlocks,
                                                   kRegionRows * kRegionCols};
@@ -167,7 +164,9 @@ struct RegionProduct {
   }
 
   /// Whether a tile's columns are decoded as they are multiplied.
-  bool reads_codes(const Slab& s) const { return p.b.spec.interleaved && L::reads(p.b.spec) && s.size % kGroup == 0; }
+  bool reads_codes(const Slab& s) const {
+    return p.b.spec.interleaved && L::reads(p.b.spec) && s.size % L::kReadStep == 0;
+  }
 
   /// Adds one slab to a column of tiles.
   void add_slab(int64_t tile, int64_t d, const Slab& s) const {
@@ -183,14 +182,16 @@ struct RegionProduct {
   }
 
   /// Adds one slab to the first tile of a column of them while the columns are decoded, and packs them if other tiles
-  /// follow. Returns how many tiles are done: one, or none if the columns cannot be decoded so.
+  /// follow or the lanes want them packed. Returns how many tiles are done: one, or none if the columns cannot be
+  /// decoded so.
   int64_t multiply_codes(int64_t tile, int64_t d, const Slab& s, const PackedColumns<L>& packed) const {
     const int64_t col = tile * tiles.kCols, size = std::min(tiles.height, region.rows) * tiles.kCols;
     float* const sum = w.sum + tile * tiles.down * tiles.height * tiles.kCols;
     alignas(64) float before[L::kRows * tiles.kCols];
-    if (L::kFolds) std::copy_n(sum, size, before);
+    if (L::kFolding == Folding::powers) std::copy_n(sum, size, before);
     const auto body = [&]<class Codes>(const Codes& codes) {
-      if (tiles.down == 1) return multiply(tile, 0, d, s, codes);
+      if constexpr (!L::kKeepsCodes)
+        if (tiles.down == 1) return multiply(tile, 0, d, s, codes);
       multiply(tile, 0, d, s, KeptColumns<L, Codes>{codes, packed});
     };
     if (L::with_codes(p.b, region.col + col, s, tiles.cols.folded + col / kGroup, body)) return 1;
@@ -203,30 +204,29 @@ struct RegionProduct {
   void multiply(int64_t tile, int64_t i, int64_t d, const Slab& s, const Columns& columns) const {
     const Slab unscaled{s.begin, s.size, s.padded, L::kMaxBlock};
     const int64_t row = i * tiles.height, at = d * w.rows + row;
-    const RegisterTile t{w.a + at * L::kRowLanes, w.a_scale + at * kSlabBlocks, w.b_scale,
+    const RegisterTile t{std::min(region.rows - row, tiles.height), w.a + at * L::kRowLanes,
+                         w.a_scale + at * kSlabBlocks, w.b_scale,
                          w.sum + (tile * tiles.down * tiles.height + row) * tiles.kCols};
-    const int64_t count = std::min(region.rows - row, tiles.height);
     const Units rows = tiles.rows.in_tile[i], cols = tiles.cols.in_tile[tile];
     if (rows == Units::all && cols == Units::all) {
-      multiply_rows<L, L::kRows, false>(t, columns, unscaled, count);
+      multiply_rows<L, L::kRows, false>(t, columns, unscaled);
     } else if (rows == Units::none || cols == Units::none) {
-      multiply_rows<L, L::kRows, true>(t, columns, s, count);
+      multiply_rows<L, L::kRows, true>(t, columns, s);
     } else {
-      multiply_mixed(t, columns, {tiles.rows.unit + row, tiles.cols.unit + tile * tiles.kCols}, s, count);
+      multiply_mixed(t, columns, {tiles.rows.unit + row, tiles.cols.unit + tile * tiles.kCols}, s);
     }
   }
 
   /// A tile some of whose elements need scales: both ways, then each element takes its own.
   template <class Columns>
-  static void multiply_mixed(const RegisterTile& t, const Columns& columns, const UnitLines& units, const Slab& s,
-                             int64_t count) {
+  static void multiply_mixed(const RegisterTile& t, const Columns& columns, const UnitLines& units, const Slab& s) {
     constexpr int64_t cols = Tiles<L>::kCols;
     alignas(64) float plain[L::kRows * cols];
-    std::copy_n(t.sum, count * cols, plain);
-    multiply_rows<L, L::kRows, false>({t.a, t.a_scale, t.b_scale, plain}, columns,
-                                      {s.begin, s.size, s.padded, L::kMaxBlock}, count);
-    multiply_rows<L, L::kRows, true>(t, columns, s, count);
-    for (int64_t i = 0; i < count; ++i)
+    std::copy_n(t.sum, t.rows * cols, plain);
+    multiply_rows<L, L::kRows, false>({t.rows, t.a, t.a_scale, t.b_scale, plain}, columns,
+                                      {s.begin, s.size, s.padded, L::kMaxBlock});
+    multiply_rows<L, L::kRows, true>(t, columns, s);
+    for (int64_t i = 0; i < t.rows; ++i)
       for (int64_t j = 0; j < cols; ++j)
         if (units.rows[i] && units.cols[j]) t.sum[i * cols + j] = plain[i * cols + j];
   }
@@ -249,7 +249,7 @@ void multiply(const GemmProblem& p) {
   if (p.a.outer == 0 || p.b.outer == 0) return;
   const Cut cut = cut_output<L>(p.a.outer, p.b.outer);
   parallel_for(cut.count, 1, [&](int64_t begin, int64_t end) {
-    [[maybe_unused]] const typename L::Session session;
+    [[maybe_unused]] const typename L::Session session(p.a.outer);
     const Workspace<L> w(cut, p.a.contraction);
     for (int64_t i = begin; i < end; ++i) {
       const int64_t row = i / cut.across * cut.rows, col = i % cut.across * cut.cols;

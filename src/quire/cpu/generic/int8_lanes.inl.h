@@ -17,9 +17,8 @@ constexpr auto int8_values(int offset) {
 }
 constexpr auto kInt8RowValues = int8_values(0), kInt8ColumnValues = int8_values(kInt8Offset);
 
-struct Int8Lanes {
+struct Int8Lanes : RegisterLanes {
   using Vector = Bytes;
-  struct Session {};
   static constexpr int kPerLane = 4;
   static constexpr int64_t kMaxBlock = 16;
   static constexpr int64_t kBlockLanes = kMaxBlock / kPerLane;
@@ -27,11 +26,9 @@ struct Int8Lanes {
   static constexpr int64_t kStep = 2 * kLanes * kPerLane;  ///< codes of a line that are packed at a time
   /// After a row's lanes come the starts of its blocks' sums.
   static constexpr int64_t kRowLanes = kSlabLanes + kSlabBlocks;
-  static constexpr int kLeastRows = 1;
   static constexpr int kRows = kInt8Rows, kVectors = kTileVectors;
   static constexpr float kUnit = 0.25f;
-  static constexpr bool kFolds = false;
-  static constexpr bool kReadsCodes = true;
+  static constexpr Folding kFolding = Folding::none;
 
   static void pack_rows(const Operand& o, int64_t outer, const Slab& slab, unsigned /*folded*/, float* out) {
     StagedCodes staged;

@@ -5,23 +5,45 @@
 // other. A kind of lanes is a class L that says how codes become lanes and how lanes are multiplied:
 //   kSlabLanes        lanes of one line of a slab
 //   kRowLanes         floats from one packed row to the next
-//   Session           what a thread needs while it multiplies
-//   kLeastRows        of its kernels
+//   kPackedRows       floats of packed rows that are kept at a time: few rows are packed once for all columns
+//   Session           what a thread needs while it multiplies outputs of so many rows
+//   kRowStep          its kernels have a multiple of so many rows
 //   kRows, kVectors   shape of the register tile: rows, and vectors of columns
 //   kMaxBlock         most positions that are summed before anything else
 //   kUnit             what a product of 1 means: a power of two
-//   kFolds            whether scales that are powers of two may be multiplied into the codes
-//   kReadsCodes       whether columns may be decoded as they are multiplied, and not packed
+//   kFolding          which scales are multiplied into the codes
+//   kReadsCodes       whether columns may be decoded as they are multiplied
+//   kReadStep         positions that they are decoded at a time
+//   kKeepsCodes       whether they are packed then in any case
 //   reads             those of which specs
 //   with_codes        calls its argument with such columns and returns true; or false if what they were read as is
-//   wrong pack_rows, pack_columns   16 lines of a slab to lanes multiply          the tile itself
+//                     wrong
+//   pack_rows, pack_columns   16 lines of a slab to lanes
+//   multiply          the tile itself
 
 /// Most positions along the contraction whose products are summed before anything else (numerics.md 0.20).
 constexpr int64_t kLongestBlock = 128;
 
+struct NoSession {
+  explicit NoSession(int64_t /*rows*/) {}
+};
+
+/// What lanes have in common that are multiplied in registers, any number of rows at a time.
+struct RegisterLanes {
+  using Session = NoSession;
+  static constexpr int64_t kPackedRows = int64_t{1} << 16;
+  static constexpr int kRowStep = 1;
+  static constexpr bool kReadsCodes = true, kKeepsCodes = false;
+  static constexpr int64_t kReadStep = kGroup;
+};
+
+/// Scales that lanes have room for: none, those that are powers of two near 1 (may_fold()), or all.
+enum class Folding : uint8_t { none, powers, all };
+
 /// Packed operands of one register tile over one slab.
 struct RegisterTile {
-  const float* a;        ///< [rows][L::kRowLanes]
+  int64_t rows;          ///< that there are
+  const float* a;        ///< [rows, whole kernels][L::kRowLanes]
   const float* a_scale;  ///< [rows][kSlabBlocks]
   const float* b_scale;  ///< [blocks][columns]
   float* sum;            ///< [rows][columns], added to
@@ -138,10 +160,10 @@ template <class L, int Rows, bool Scaled, class Columns>
   if constexpr (requires { from.finish(); }) from.finish();
 }
 
-/// A tile of `rows` rows, at least L::kLeastRows.
+/// By the kernel of as few rows as do.
 template <class L, int Rows, bool Scaled, class Columns>
-void multiply_rows(const RegisterTile& tile, const Columns& columns, const Slab& slab, int64_t rows) {
-  if constexpr (Rows > L::kLeastRows)
-    if (rows < Rows) return multiply_rows<L, Rows - 1, Scaled>(tile, columns, slab, rows);
+void multiply_rows(const RegisterTile& tile, const Columns& columns, const Slab& slab) {
+  if constexpr (Rows > L::kRowStep)
+    if (tile.rows <= Rows - L::kRowStep) return multiply_rows<L, Rows - L::kRowStep, Scaled>(tile, columns, slab);
   L::template multiply<Rows, Scaled>(tile, columns, slab);
 }

