@@ -75,9 +75,10 @@ inline void decode_scale_bytes(ScaleKind kind, const uint8_t (&bytes)[kGroup][kG
     store(&out[0][0] + i, decode_scale_lanes(kind, load_u8(&bytes[0][0] + i)));
 }
 
-/// Scales of 16 lines and the blocks [first, first + 16): out[line][block] or, across, out[block][line]; 0 outside.
+/// Scales of 16 lines and `most` blocks from the first on, at least: out[line][block] or, across, out[block][line]; 0
+/// outside.
 template <bool Along>
-void load_scale_square(const Operand& o, int64_t outer, int64_t first, ScaleSquare& out) {
+void load_scale_square(const Operand& o, int64_t outer, int64_t first, int64_t most, ScaleSquare& out) {
   const ScaleKind kind = o.spec.row().scale;
   if (kind != ScaleKind::f32) {
     alignas(64) uint8_t bytes[kGroup][kGroup], turned[kGroup][kGroup];
@@ -88,11 +89,16 @@ void load_scale_square(const Operand& o, int64_t outer, int64_t first, ScaleSqua
   }
   const int64_t all = block_count(o.spec, o.contraction);
   const SideGrid grid{o.spec, o.direction, o.outer, all};
-  const int64_t lines = std::clamp<int64_t>(o.outer - outer, 0, kGroup), count = std::min(all - first, kGroup);
+  const int64_t lines = std::clamp<int64_t>(o.outer - outer, 0, kGroup), count = std::min(all - first, most);
+  const bool square = o.spec.square;
+  const int64_t block = o.spec.row().block;
   std::memset(out, 0, sizeof out);
-  for (int64_t i = 0; i < lines; ++i)
-    for (int64_t b = 0; b < count; ++b)
-      (Along ? out[i][b] : out[b][i]) = static_cast<const float*>(o.scale)[scale_index(grid, outer + i, first + b)];
+  for (int64_t b = 0; b < count; ++b)
+    for (int64_t i = 0, run = 0; i < lines; i += run) {  // lines of a square share a scale, others are neighbours
+      run = square ? std::min(lines - i, block - (outer + i) % block) : lines - i;
+      const float* const from = static_cast<const float*>(o.scale) + scale_index(grid, outer + i, first + b);
+      for (int64_t j = 0; j < run; ++j) (Along ? out[i + j][b] : out[b][i + j]) = from[square ? 0 : j];
+    }
 }
 
 /// decode_scale_lanes() of E4M3 codes in the uppermost bytes of lanes, none of them NaN: as the fields of a float32,
@@ -144,7 +150,7 @@ void decode_scales(const Operand& o, int64_t outer, const Slab& slab, int64_t st
     return decode_scale_quads(o, outer, slab, stride, out);
   const int64_t own = block_length(o.spec, o.contraction), repeat = own / slab.block;
   alignas(64) ScaleSquare square;
-  load_scale_square<Along>(o, outer, slab.begin / own, square);
+  load_scale_square<Along>(o, outer, slab.begin / own, ceil_div(slab.size, own), square);
   for (int64_t i = 0; i < (Along ? kGroup : blocks); ++i) {
     if (Along && repeat > 1) {
       for (int64_t b = 0; b < blocks; ++b) out[i * stride + b] = square[i][b / repeat];
