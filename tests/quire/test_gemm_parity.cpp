@@ -116,7 +116,7 @@ TEST(GemmParity, EverySizeIsWithinTheBound) {
 }
 
 TEST(GemmParity, OutputsOfManyRegionsAreWithinTheBound) {
-  for (const std::string_view spec : {"fp8_tensor", "fp8_block", "mxfp8", "mxfp4", "nvfp4"})
+  for (const std::string_view spec : {"fp8_tensor", "fp8_block", "fp8_block:128x128", "mxfp8", "mxfp4", "nvfp4"})
     for (const ProductShape& s : {ProductShape{400, 530, 33}, ProductShape{1000, 60, 64}, ProductShape{5, 1100, 40}}) {
       const OwnedOperand a = random_operand(QuantSpec::parse(spec), s.m, s.k, {.seed = 1});
       const OwnedOperand b = random_operand(QuantSpec::parse(spec), s.n, s.k, {.seed = 2});
