@@ -26,12 +26,12 @@ def cold(first: T, size: int) -> Iterator[T]:
 def best_seconds(
     calls: Mapping[str, Callable[[], object]], seconds: float, *, least: int = 3, most: int = 200
 ) -> dict[str, float]:
-    """Name -> seconds of its best call. Each is called at least `least` times, unless that takes more than `seconds`,
-    then until it has had its share of `seconds`, at most `most` times; and all take turns."""
+    """Name -> seconds of its best call. Each is called at least once, at least `least` times if that takes no more than
+    `seconds`, then until it has had its share of `seconds`, at most `most` times; and all take turns."""
     share = seconds / len(calls)
     best, spent = dict.fromkeys(calls, math.inf), dict.fromkeys(calls, 0.0)
     for turn in range(most):
-        running = [name for name in calls if spent[name] < (seconds if turn < least else share)]
+        running = [name for name in calls if turn == 0 or spent[name] < (seconds if turn < least else share)]
         for name in running:
             begin = time.perf_counter()
             calls[name]()

@@ -30,7 +30,8 @@ class LinearRunner:
 
     weight [N, K]: float32, float16 or bfloat16, which is quantized as w says (None: "nvfp4"), or a QuantizedTensor with
     rowwise codes, whose spec w may repeat. bias [N]. x: how activations are quantized; "nvfp4:row_scaled" makes a
-    token's result independent of the others in its batch. Values are copied when it is registered.
+    token's result independent of the others in its batch (with AMX up to the order of sums, which changes at 32
+    tokens; docs/numerics.md 7.4). Values are copied when it is registered.
     input_scale: a calibrated scale of x under "nvfp4", amax / (6 * 448): what codes are multiplied by, the
     `input_scale` of ModelOpt's checkpoints (`input_global_scale` of compressed-tensors is its reciprocal). x's amax is
     then not measured: larger values saturate, and tokens do not depend on each other.

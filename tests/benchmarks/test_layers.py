@@ -41,8 +41,15 @@ def taking(time, log, name, *seconds):
 def test_contenders_take_turns_and_the_best_call_counts(time):
     log = []
     calls = {"a": taking(time, log, "a", 3, 1, 2), "b": taking(time, log, "b", 5, 5, 4)}
-    assert clock.best_seconds(calls, 0, least=3) == {"a": 1, "b": 4}
+    assert clock.best_seconds(calls, 12, least=3) == {"a": 1, "b": 4}
     assert log == ["a", "b"] * 3
+
+
+def test_a_contender_that_takes_all_the_time_is_called_once(time):
+    log = []
+    calls = {"quick": taking(time, log, "quick", 1), "slow": taking(time, log, "slow", 100)}
+    assert clock.best_seconds(calls, 10, least=3) == {"quick": 1, "slow": 100}
+    assert log.count("slow") == 1
 
 
 def test_quick_contenders_run_more_often_until_each_has_had_its_share(time):

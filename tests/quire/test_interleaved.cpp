@@ -183,5 +183,26 @@ TEST_P(InterleavedProduct, ARowsBitsDoNotDependOnTheOtherRows) {
   }
 }
 
+TEST_P(InterleavedProduct, DoesNotReadPaddingOfScalesAsNumbers) {
+  const int64_t m = 40, n = 50, k = 272;  // 17 and 9 blocks, stored as 20 and 12
+  for (const char* text : {"nvfp4:interleaved", "mxfp4:interleaved", "mxfp8:interleaved"}) {
+    RandomOperand a(text, Direction::rowwise, {m, k}, 25), b(text, Direction::rowwise, {n, k}, 26);
+    Output zero(m, n, DType::f32), nan(m, n, DType::f32);
+    const GemmProblem p = problem(a, b, zero);
+    if (!GetParam().takes(p)) continue;
+    GetParam().run(p);
+    for (RandomOperand* o : {&a, &b}) {
+      const int64_t blocks = block_count(o->operand.spec, k);
+      auto* scales = o->memory.side(Direction::rowwise).scale.as<uint8_t>();
+      for (int64_t line = 0; line < round_up(o->operand.outer, kInterleavedLines); ++line)
+        for (int64_t block = blocks; block < round_up(blocks, kInterleavedBytes); ++block)
+          scales[interleaved_offset(line, block, blocks)] =
+              o->operand.spec.row().scale == ScaleKind::e8m0 ? 0xFF : 0x7F;
+    }
+    GetParam().run(problem(a, b, nan));
+    EXPECT_EQ(difference(zero.memory, nan.memory), "") << text;
+  }
+}
+
 }  // namespace
 }  // namespace quire::testing

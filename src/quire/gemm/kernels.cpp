@@ -26,9 +26,9 @@ bool refuses_amx_nvfp4(const GemmProblem& p, std::string* why) {
   for (const Operand* o : {&p.a, &p.b})
     if (o->spec.row().scale != ScaleKind::e4m3)
       return refused(why, "takes block scales in e4m3, but ", o == &p.a ? "a" : "b", " is ", o->spec);
-  constexpr int64_t least = 32;
+  constexpr int64_t least = 32;  // below, decoding the weight takes most of the time, and less of it in int8
   if (p.a.outer < least)
-    return refused(why, "takes ", least, " rows or more, but a has ", p.a.outer, ", which int8 multiplies sooner");
+    return refused(why, "takes ", least, " rows or more, but a has ", p.a.outer, ", which int8 multiplies faster");
   return lacks(cpu::active().amx_nvfp4, "bfloat16 tiles", why);
 }
 

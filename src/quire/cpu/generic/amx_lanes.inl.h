@@ -4,8 +4,9 @@ struct AmxLanes : Bf16Lanes {
   static constexpr int64_t kDepth = 16;
   using Session = TileSession<kDepth>;
   static constexpr int kRows = 32, kRowStep = 16, kVectors = 32 / kLanes;
-  static constexpr int64_t kPackedRows =
-      1;  // a slab of 16 rows stays in the first-level cache, as reading tiles wants it
+  static_assert(kVectors == Bf16Lanes::kVectors);
+  /// Less than a slab has, so that one is packed at a time: of 16 rows it stays in the first-level cache.
+  static constexpr int64_t kPackedRows = 1;
   static constexpr bool kKeepsCodes = true;
   static constexpr int64_t kReadStep = kDepth * kPerLane;
 
@@ -81,8 +82,7 @@ struct AmxNvfp4Lanes : AmxLanes {
   static bool with_codes(const Operand& o, int64_t col, const Slab& slab, const uint16_t* /*folded*/,
                          const Body& body) {
     alignas(64) float scales[kSlabBlocks][kVectors][kGroup];
-    for (int v = 0; v < kVectors; ++v)
-      decode_scales<false>(o, col + v * kGroup, in_blocks(slab), kVectors * kGroup, scales[0][v]);
+    for (int v = 0; v < kVectors; ++v) decode_scales<false>(o, col + v * kGroup, slab, kVectors * kGroup, scales[0][v]);
     body(Codes{{o, col, slab}, scales});
     return true;
   }
@@ -91,14 +91,15 @@ struct AmxNvfp4Lanes : AmxLanes {
     StagedCodes staged;
     const LineBytes lines = packed_along(o, outer, slab, staged);
     alignas(64) float scales[kGroup][kSlabBlocks];
-    decode_scales<true>(o, outer, in_blocks(slab), kSlabBlocks, scales[0]);
+    decode_scales<true>(o, outer, slab, kSlabBlocks, scales[0]);
     pack_lines<AmxNvfp4Lanes>(o, outer, out, [&](int64_t i, float* row) {
       for (int64_t l = 0; l < slab.rounded(kStep); l += kStep) {
         const uint8_t* from = lines.data + i * lines.stride + l / 2;
         __builtin_prefetch(from + kLinesAhead * lines.stride);
-        const float* const two = scales[i] + l / kBlock;
+        const float first = scales[i][l / kBlock];
+        const float second = l + kBlock < slab.size ? scales[i][l / kBlock + 1] : 0.0f;  // padding may be NaN
         const auto scale =
-            reinterpret_cast<F32>(halves_of(std::bit_cast<uint32_t>(two[0]), std::bit_cast<uint32_t>(two[1])));
+            reinterpret_cast<F32>(halves_of(std::bit_cast<uint32_t>(first), std::bit_cast<uint32_t>(second)));
         store_lanes(row + l / kPerLane, decode(load_u8(from), scale));
       }
     });
@@ -106,15 +107,13 @@ struct AmxNvfp4Lanes : AmxLanes {
 
   static void pack_columns(const Operand& o, int64_t outer, const Slab& slab, unsigned /*folded*/, float* out) {
     alignas(64) float scales[kSlabBlocks][kGroup] = {};
-    decode_scales<false>(o, outer, in_blocks(slab), kGroup, scales[0]);
+    decode_scales<false>(o, outer, slab, kGroup, scales[0]);
     with_pairs_of(o, outer, slab, [&](const auto& pairs) { fold_columns(pairs, slab, scales, out); });
   }
 
  private:
   static constexpr int64_t kBlock = 16, kStep = 32, kQuadCodes = 2 * kQuadBytes;
   static_assert(kLanes == kGroup && kStep == 2 * kLanes);
-
-  static Slab in_blocks(const Slab& s) { return {s.begin, s.size, s.padded, kBlock}; }
 
   template <class Source>
   [[gnu::noinline]] static void fold_columns(const Source& pairs, const Slab& slab,
@@ -147,8 +146,8 @@ struct AmxInt8Lanes : Int8Lanes {
   static constexpr int kRows = 32, kRowStep = 32, kVectors = 32 / kLanes;
   static constexpr bool kReadsCodes = false;
 
-  template <int Rows, bool Scaled, class Columns>
-  static void multiply(const RegisterTile& tile, const Columns& columns, const Slab& slab) {
+  template <int Rows, bool Scaled>
+  static void multiply(const RegisterTile& tile, const PackedColumns<AmxInt8Lanes>& columns, const Slab& slab) {
     static_assert(Rows == kRows && kVectors * kLanes == kRows);
     alignas(64) int32_t products[kRows * kRows];
     for (int64_t block = 0; block < slab.blocks(); ++block) {

@@ -75,10 +75,10 @@ inline void decode_scale_bytes(ScaleKind kind, const uint8_t (&bytes)[kGroup][kG
     store(&out[0][0] + i, decode_scale_lanes(kind, load_u8(&bytes[0][0] + i)));
 }
 
-/// Scales of 16 lines and `most` blocks from the first on, at least: out[line][block] or, across, out[block][line]; 0
-/// outside.
+/// Scales of 16 lines and `wanted` blocks from the first on: out[line][block] or, across, out[block][line]; 0 outside
+/// the operand, but padding of interleaved ones.
 template <bool Along>
-void load_scale_square(const Operand& o, int64_t outer, int64_t first, int64_t most, ScaleSquare& out) {
+void load_scale_square(const Operand& o, int64_t outer, int64_t first, int64_t wanted, ScaleSquare& out) {
   const ScaleKind kind = o.spec.row().scale;
   if (kind != ScaleKind::f32) {
     alignas(64) uint8_t bytes[kGroup][kGroup], turned[kGroup][kGroup];
@@ -89,7 +89,7 @@ void load_scale_square(const Operand& o, int64_t outer, int64_t first, int64_t m
   }
   const int64_t all = block_count(o.spec, o.contraction);
   const SideGrid grid{o.spec, o.direction, o.outer, all};
-  const int64_t lines = std::clamp<int64_t>(o.outer - outer, 0, kGroup), count = std::min(all - first, most);
+  const int64_t lines = std::clamp<int64_t>(o.outer - outer, 0, kGroup), count = std::min(all - first, wanted);
   const bool square = o.spec.square;
   const int64_t block = o.spec.row().block;
   std::memset(out, 0, sizeof out);

@@ -12,10 +12,11 @@ class TileSession {
       uint8_t rows[16] = {};
     } config;
     static_assert(sizeof(Config) == 64);
-    const auto least = static_cast<uint8_t>(std::min<int64_t>(rows, 16));
-    for (int i = 0; i < 8; ++i) config.row_bytes[i] = 64, config.rows[i] = least;
+    const auto height = static_cast<uint8_t>(std::min<int64_t>(rows, 16));
+    for (int i = 0; i < 8; ++i) config.row_bytes[i] = 64, config.rows[i] = height;
     for (int i = 4; i < 6; ++i) config.row_bytes[i] = 4 * kDepth;
     for (int i = 6; i < 8; ++i) config.rows[i] = kDepth;
+    asm volatile("" ::"r"(&config) : "memory");  // the intrinsic says that it reads 8 bytes of the 64
     _tile_loadconfig(&config);
   }
   TileSession(const TileSession&) = delete;
