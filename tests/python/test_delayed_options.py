@@ -1,6 +1,8 @@
 """Delayed scaling: recomputation, calibration, exceptions, threads, functions of the user (numerics.md 1.6, 1.7)."""
 
 import functools
+import threading
+import time
 
 import pytest
 import torch
@@ -9,6 +11,7 @@ from torch.utils.checkpoint import checkpoint
 import quire
 from delayed_reference import RECIPE, Layer, forward, stored, train_step, used_scales, varied
 from quire.autocast import active_recipe, active_rule
+from quire.delayed import state
 from quire.recipe import DelayedScaling
 
 
@@ -103,8 +106,6 @@ def test_an_exception_inside_leaves_no_trace_but_the_amaxes_of_what_ran(layer):
 
 
 def test_threads_do_not_end_each_others_steps():
-    import threading
-
     def train(seed, results):
         torch.manual_seed(seed)
         layer, model = quire.Linear(16, 32), Layer()
@@ -128,6 +129,29 @@ def test_threads_do_not_end_each_others_steps():
     assert len(results) == 8
     for layer, model in results.values():
         model.check(layer.delayed)
+
+
+def test_threads_that_reserve_a_state_together_get_the_same_histories(monkeypatch):
+    grown, together, found = state._grown, threading.Barrier(4), []
+
+    def slow(*arguments):
+        time.sleep(0.02)  # lets the others run
+        return grown(*arguments)
+
+    def reserve():
+        together.wait()
+        shared.reserve(1)
+        found.append((shared.fwd_history, shared.bwd_history))
+
+    monkeypatch.setattr(state, "_grown", slow)
+    shared = state.DelayedState()
+    threads = [threading.Thread(target=reserve) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) == 4 and None not in found[0]
+    assert all(one is first for pair in found for one, first in zip(pair, found[0], strict=True))
 
 
 def mean(history):

@@ -1,6 +1,7 @@
 """The state of delayed scaling that a layer owns (numerics.md 1.4)."""
 
 import itertools
+import threading
 import weakref
 
 import torch
@@ -10,6 +11,8 @@ from quire.delayed.rules import rule_of, text_of
 #: Rows of a history, of which `usage` says how many are in use: another amax_history_len is then another value and not
 #: another shape, for which graphs would be compiled again. Only longer ones make it grow.
 _ROWS = 1024
+#: Held while histories are made: what another thread has begun to use must not be replaced.
+_RESERVING = threading.Lock()
 
 
 class DelayedState:
@@ -66,11 +69,17 @@ class DelayedState:
         return self.fwd_history, self.fwd_scale, self.fwd_amax
 
     def reserve(self, rows: int) -> None:
-        """Makes histories of at least so many rows, and of at least 1024."""
+        """Makes histories of at least so many rows, and of at least 1024. Any thread may, for all states."""
         rows = max(rows, _ROWS)
-        if self.fwd_history is None or self.fwd_history.shape[0] < rows:
-            self.fwd_history = _grown(self.fwd_history, rows, self.fwd_amax)
-            self.bwd_history = _grown(self.bwd_history, rows, self.bwd_amax)
+        if self._has(rows):
+            return
+        with _RESERVING:
+            if not self._has(rows):
+                self.bwd_history = _grown(self.bwd_history, rows, self.bwd_amax)
+                self.fwd_history = _grown(self.fwd_history, rows, self.fwd_amax)  # last: it says that both are there
+
+    def _has(self, rows: int) -> bool:
+        return self.fwd_history is not None and self.fwd_history.shape[0] >= rows
 
     def rule_text(self) -> str:
         """What identifies the rule that it ran under last; "" if there is none."""

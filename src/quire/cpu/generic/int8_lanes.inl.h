@@ -138,7 +138,8 @@ struct Int8Lanes : RegisterLanes {
 #pragma GCC unroll 4
       for (int v = 0; v < kVectors; ++v) sum[r][v] = load(tile.sum + r * kCols + v * kLanes);
     const float* a = tile.a;
-    for (int64_t block = 0; block < slab.blocks(); ++block, a += kBlockLanes) {
+    const int64_t blocks = slab.blocks();
+    for (int64_t block = 0; block < blocks; ++block, a += kBlockLanes) {
       Block columns;
       read_block(from, block, columns);
       F32 scale[kVectors];

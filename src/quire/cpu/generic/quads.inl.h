@@ -5,7 +5,10 @@ constexpr int kQuadVectors = kGroup / kLanes;
 
 /// How far ahead memory is asked for: bytes of a line that is turned, bytes of quads, lines that are packed one after
 /// the other.
-constexpr int64_t kBytesAhead = 256, kQuadsAhead = 2048, kLinesAhead = 16;
+constexpr int64_t kBytesAhead = 256, kQuadsAhead = 4096, kLinesAhead = 16;
+
+/// Quads of kLanes lines that lie one after the other.
+inline U32 load_quads(const uint8_t* quads) { return reinterpret_cast<U32>(load(reinterpret_cast<const float*>(quads))); }
 
 /// Lines that are turned here.
 struct LineQuads {
@@ -40,7 +43,7 @@ struct StoredQuads {
 #pragma GCC unroll 8
     for (int i = 0; i < kStep * kQuadVectors; ++i, next += kLanes * kQuadBytes) {
       __builtin_prefetch(next + kQuadsAhead);
-      to[i / kQuadVectors][i % kQuadVectors] = reinterpret_cast<U32>(load(reinterpret_cast<const float*>(next)));
+      to[i / kQuadVectors][i % kQuadVectors] = load_quads(next);
     }
   }
   const uint8_t* at(int64_t line, int64_t byte) const { return bytes + byte * kGroup + line * kQuadBytes; }

@@ -14,7 +14,7 @@ inline void stage_scale_quads(const Operand& o, int64_t outer, int64_t first, in
   const uint8_t* quad = static_cast<const uint8_t*>(o.scale) + interleaved_offset(outer, first, all);
   for (int64_t b = 0; b < count; b += kQuadBytes)
     for (int64_t i = 0; i < kGroup; i += kLanes, quad += kLanes * kQuadBytes) {
-      const U32 blocks = reinterpret_cast<U32>(load(reinterpret_cast<const float*>(quad)));
+      const U32 blocks = load_quads(quad);
       for (int c = 0; c < kQuadBytes; ++c) store_low(&bytes[b + c][i], blocks >> (8 * c) & 0xFF);
     }
 }
@@ -108,32 +108,59 @@ inline F32 decode_top_bytes(U32 codes) {
   return reinterpret_cast<F32>(fields) * 0x1p120f;
 }
 
-/// Whether a byte of the lanes is NaN in E4M3.
-inline bool any_nan_byte(const U32& codes) {
-  const U32 carried = ((codes & 0x7F7F7F7Fu) + 0x01010101u) & 0x80808080u;
-  uint32_t any = 0;
-  for (int i = 0; i < kLanes; ++i) any |= carried[i];
-  return any != 0;
+/// Whether a byte of whole groups of quads is NaN in E4M3.
+inline bool any_nan(const uint8_t* quads, int64_t groups) {
+  U32 found{};
+  for (int64_t i = 0; i < groups * kQuadGroup; i += kLanes * kQuadBytes)
+    found |= ((load_quads(quads + i) & 0x7F7F7F7Fu) + 0x01010101u) & 0x80808080u;
+  const auto parts = std::bit_cast<std::array<uint64_t, sizeof(U32) / sizeof(uint64_t)>>(found);
+  return std::accumulate(parts.begin(), parts.end(), uint64_t{}, std::bit_or<>()) != 0;
 }
 
-/// decode_scales() across a whole tile of interleaved lines: their bytes are lanes already.
-inline void decode_scale_quads(const Operand& o, int64_t outer, const Slab& slab, int64_t stride, float* out) {
-  const int64_t own = block_length(o.spec, o.contraction), repeat = own / slab.block;
-  const ScaleKind kind = o.spec.row().scale;
-  const auto* const bytes = static_cast<const uint8_t*>(o.scale);
-  const uint8_t* quad = bytes + interleaved_offset(outer, slab.begin / own, block_count(o.spec, o.contraction));
-  for (int64_t b = 0; b < slab.blocks(); b += kQuadBytes * repeat, quad += kQuadGroup)
+/// Where scales of a tile's columns go, block by block.
+struct ScaleColumns {
+  float* first;
+  int64_t stride;  ///< from a block to the next: the columns of a tile
+
+  float* block(int64_t b) const { return first + b * stride; }
+};
+
+/// Groups of quads with the scales of 16 lines, four blocks in each; those of the next tile's lines are `ahead` of them.
+struct ScaleQuads {
+  ScaleKind kind;
+  const uint8_t* bytes;
+  int64_t groups, ahead;
+};
+
+/// Scales of whole groups of quads, which are those of four blocks each, every one for `repeat` blocks. kNumbers: they
+/// are E4M3 and none is NaN.
+template <bool kNumbers>
+void decode_quads(const ScaleQuads& quads, int64_t repeat, const ScaleColumns& out) {
+  const uint8_t* from = quads.bytes;
+  for (int64_t g = 0; g < quads.groups; ++g, from += kQuadGroup) {
+    __builtin_prefetch(from + quads.ahead, 0, 2);
     for (int64_t i = 0; i < kGroup; i += kLanes) {
-      const U32 four = reinterpret_cast<U32>(load(reinterpret_cast<const float*>(quad + i * kQuadBytes)));
-      const bool numbers = kind == ScaleKind::e4m3 && !any_nan_byte(four);
+      const U32 four = load_quads(from + i * kQuadBytes);
 #pragma GCC unroll 4
       for (int c = 0; c < kQuadBytes; ++c) {
         const F32 scale =
-            numbers ? decode_top_bytes(four << (24 - 8 * c)) : decode_scale_lanes(kind, four >> (8 * c) & 0xFF);
-        const int64_t begin = b + c * repeat, end = std::min(slab.blocks(), begin + repeat);
-        for (int64_t to = begin; to < end; ++to) store(out + to * stride + i, scale);
+            kNumbers ? decode_top_bytes(four << (24 - 8 * c)) : decode_scale_lanes(quads.kind, four >> (8 * c) & 0xFF);
+        for (int64_t r = 0; r < repeat; ++r) store(out.block((g * kQuadBytes + c) * repeat + r) + i, scale);
       }
     }
+  }
+}
+
+/// decode_scales() across a whole tile of interleaved lines: their bytes are lanes already. `out` has room for
+/// kSlabBlocks blocks.
+inline void decode_scale_quads(const Operand& o, int64_t outer, const Slab& slab, const ScaleColumns& out) {
+  const int64_t own = block_length(o.spec, o.contraction), repeat = own / slab.block;
+  const int64_t all = block_count(o.spec, o.contraction), first = slab.begin / own;
+  const int64_t at = interleaved_offset(outer, first, all);
+  const ScaleQuads quads{o.spec.row().scale, static_cast<const uint8_t*>(o.scale) + at,
+                         ceil_div(slab.size, own * kQuadBytes), interleaved_offset(outer + out.stride, first, all) - at};
+  const bool numbers = quads.kind == ScaleKind::e4m3 && repeat == 1 && !any_nan(quads.bytes, quads.groups);
+  numbers ? decode_quads<true>(quads, 1, out) : decode_quads<false>(quads, repeat, out);
 }
 
 /// Block scales of a slab for 16 lines from `outer` on, repeated where the operand's own blocks are longer than the
@@ -147,7 +174,7 @@ void decode_scales(const Operand& o, int64_t outer, const Slab& slab, int64_t st
     return;
   }
   if (!Along && o.spec.interleaved && has_byte_scales(o.spec) && outer < o.outer)
-    return decode_scale_quads(o, outer, slab, stride, out);
+    return decode_scale_quads(o, outer, slab, {out, stride});
   const int64_t own = block_length(o.spec, o.contraction), repeat = own / slab.block;
   alignas(64) ScaleSquare square;
   load_scale_square<Along>(o, outer, slab.begin / own, ceil_div(slab.size, own), square);
