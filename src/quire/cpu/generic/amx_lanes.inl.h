@@ -1,10 +1,10 @@
 // The lanes of bf16_lanes.inl.h and of int8_lanes.inl.h, multiplied by tiles of 16 or 32 rows x 32 columns.
 
-struct AmxLanes : Bf16Lanes {
+struct AmxLanes : Bf16Lanes<kWideTile> {
   static constexpr int64_t kDepth = 16;
   using Session = TileSession<kDepth>;
   static constexpr int kRows = 32, kRowStep = 16, kVectors = 32 / kLanes;
-  static_assert(kVectors == Bf16Lanes::kVectors);
+  static_assert(kVectors == kWideTile.vectors);
   /// Less than a slab has, so that one is packed at a time: of 16 rows it stays in the first-level cache.
   static constexpr int64_t kPackedRows = 1;
   static constexpr bool kKeepsCodes = true;
@@ -141,7 +141,7 @@ struct AmxNvfp4Lanes : AmxLanes {
 
 /// Blocks of 16 are a quarter of what a tile could be deep, but their sums are not to be mixed. Gives the bits of
 /// Int8Lanes: integers are exact, and scaled and added in the same order.
-struct AmxInt8Lanes : Int8Lanes {
+struct AmxInt8Lanes : Int8Lanes<kInt8Tile> {
   using Session = TileSession<kBlockLanes>;
   static constexpr int kRows = 32, kRowStep = 32, kVectors = 32 / kLanes;
   static constexpr bool kReadsCodes = false;

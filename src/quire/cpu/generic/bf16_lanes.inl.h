@@ -64,11 +64,12 @@ class Bf16Decoder {
 /// Blocks of a slab whose scales are folded.
 constexpr int64_t kSlabPowers = kSlab / kFoldedBlock;
 
+template <TileShape kShape>
 struct Bf16Lanes : RegisterLanes {
   using Vector = Halves;
   static constexpr int kPerLane = 2;
   static constexpr int64_t kSlabLanes = kSlab / kPerLane, kRowLanes = kSlabLanes;
-  static constexpr int kRows = kTileRows, kVectors = kTileVectors;
+  static constexpr int kRows = kShape.rows, kVectors = kShape.vectors;
   static constexpr int64_t kMaxBlock = kLongestBlock;
   static constexpr float kUnit = 1;
   static constexpr Folding kFolding = Folding::powers;

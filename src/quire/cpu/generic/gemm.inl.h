@@ -258,3 +258,10 @@ void multiply(const GemmProblem& p) {
     }
   });
 }
+
+/// The product in lanes of a shape, or in tall ones where as many rows would take several of its tiles.
+template <template <TileShape> class Lanes, TileShape kShape>
+void multiply_shaped(const GemmProblem& p) {
+  const bool tall = p.a.outer > kShape.rows && p.a.outer <= kTallTile.rows;
+  tall ? multiply<Lanes<kTallTile>>(p) : multiply<Lanes<kShape>>(p);
+}

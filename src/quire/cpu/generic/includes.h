@@ -8,11 +8,9 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
-#include <functional>
 #include <limits>
 #include <memory>
 #include <new>
-#include <numeric>
 #include <span>
 #include <thread>
 #include <type_traits>

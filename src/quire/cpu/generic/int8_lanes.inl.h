@@ -6,6 +6,7 @@
 // and columns agree on the order, and that is all a sum of products needs.
 
 constexpr int kInt8Offset = 12;
+constexpr TileShape kInt8Tile{kInt8Rows, kTileVectors};
 
 /// E2M1 values doubled plus an offset, by code.
 constexpr auto int8_values(int offset) {
@@ -17,6 +18,7 @@ constexpr auto int8_values(int offset) {
 }
 constexpr auto kInt8RowValues = int8_values(0), kInt8ColumnValues = int8_values(kInt8Offset);
 
+template <TileShape kShape>
 struct Int8Lanes : RegisterLanes {
   using Vector = Bytes;
   static constexpr int kPerLane = 4;
@@ -26,7 +28,7 @@ struct Int8Lanes : RegisterLanes {
   static constexpr int64_t kStep = 2 * kLanes * kPerLane;  ///< codes of a line that are packed at a time
   /// After a row's lanes come the starts of its blocks' sums.
   static constexpr int64_t kRowLanes = kSlabLanes + kSlabBlocks;
-  static constexpr int kRows = kInt8Rows, kVectors = kTileVectors;
+  static constexpr int kRows = kShape.rows, kVectors = kShape.vectors;
   static constexpr float kUnit = 0.25f;
   static constexpr Folding kFolding = Folding::none;
 

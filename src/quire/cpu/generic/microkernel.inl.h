@@ -24,6 +24,14 @@
 /// Most positions along the contraction whose products are summed before anything else (numerics.md 0.20).
 constexpr int64_t kLongestBlock = 128;
 
+/// Most rows of a register tile, and its vectors of columns.
+struct TileShape {
+  int rows, vectors;
+};
+constexpr TileShape kWideTile{kTileRows, kTileVectors};
+/// Of up to 16 rows: columns are decoded for all of them at once. For 32 registers.
+constexpr TileShape kTallTile{16, 1};
+
 struct NoSession {
   explicit NoSession(int64_t /*rows*/) {}
 };

@@ -8,7 +8,9 @@ constexpr int kQuadVectors = kGroup / kLanes;
 constexpr int64_t kBytesAhead = 256, kQuadsAhead = 4096, kLinesAhead = 16;
 
 /// Quads of kLanes lines that lie one after the other.
-inline U32 load_quads(const uint8_t* quads) { return reinterpret_cast<U32>(load(reinterpret_cast<const float*>(quads))); }
+inline U32 load_quads(const uint8_t* quads) {
+  return reinterpret_cast<U32>(load(reinterpret_cast<const float*>(quads)));
+}
 
 /// Lines that are turned here.
 struct LineQuads {

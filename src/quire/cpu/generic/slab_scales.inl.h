@@ -113,8 +113,7 @@ inline bool any_nan(const uint8_t* quads, int64_t groups) {
   U32 found{};
   for (int64_t i = 0; i < groups * kQuadGroup; i += kLanes * kQuadBytes)
     found |= ((load_quads(quads + i) & 0x7F7F7F7Fu) + 0x01010101u) & 0x80808080u;
-  const auto parts = std::bit_cast<std::array<uint64_t, sizeof(U32) / sizeof(uint64_t)>>(found);
-  return std::accumulate(parts.begin(), parts.end(), uint64_t{}, std::bit_or<>()) != 0;
+  return any(found);
 }
 
 /// Where scales of a tile's columns go, block by block.
@@ -125,7 +124,8 @@ struct ScaleColumns {
   float* block(int64_t b) const { return first + b * stride; }
 };
 
-/// Groups of quads with the scales of 16 lines, four blocks in each; those of the next tile's lines are `ahead` of them.
+/// Groups of quads with the scales of 16 lines, four blocks in each; those of the next tile's lines are `ahead` of
+/// them.
 struct ScaleQuads {
   ScaleKind kind;
   const uint8_t* bytes;
@@ -135,7 +135,7 @@ struct ScaleQuads {
 /// Scales of whole groups of quads, which are those of four blocks each, every one for `repeat` blocks. kNumbers: they
 /// are E4M3 and none is NaN.
 template <bool kNumbers>
-void decode_quads(const ScaleQuads& quads, int64_t repeat, const ScaleColumns& out) {
+void decode_quads(const ScaleQuads& quads, int64_t repeat, ScaleColumns out) {
   const uint8_t* from = quads.bytes;
   for (int64_t g = 0; g < quads.groups; ++g, from += kQuadGroup) {
     __builtin_prefetch(from + quads.ahead, 0, 2);
@@ -152,15 +152,17 @@ void decode_quads(const ScaleQuads& quads, int64_t repeat, const ScaleColumns& o
 }
 
 /// decode_scales() across a whole tile of interleaved lines: their bytes are lanes already. `out` has room for
-/// kSlabBlocks blocks.
-inline void decode_scale_quads(const Operand& o, int64_t outer, const Slab& slab, const ScaleColumns& out) {
+/// kSlabBlocks blocks; those of padding become 0.
+inline void decode_scale_quads(const Operand& o, int64_t outer, const Slab& slab, ScaleColumns out) {
   const int64_t own = block_length(o.spec, o.contraction), repeat = own / slab.block;
   const int64_t all = block_count(o.spec, o.contraction), first = slab.begin / own;
   const int64_t at = interleaved_offset(outer, first, all);
   const ScaleQuads quads{o.spec.row().scale, static_cast<const uint8_t*>(o.scale) + at,
-                         ceil_div(slab.size, own * kQuadBytes), interleaved_offset(outer + out.stride, first, all) - at};
+                         ceil_div(slab.size, own * kQuadBytes),
+                         interleaved_offset(outer + out.stride, first, all) - at};
   const bool numbers = quads.kind == ScaleKind::e4m3 && repeat == 1 && !any_nan(quads.bytes, quads.groups);
   numbers ? decode_quads<true>(quads, 1, out) : decode_quads<false>(quads, repeat, out);
+  for (int64_t b = slab.blocks(); b < quads.groups * kQuadBytes * repeat; ++b) std::fill_n(out.block(b), kGroup, 0.0f);
 }
 
 /// Block scales of a slab for 16 lines from `outer` on, repeated where the operand's own blocks are longer than the

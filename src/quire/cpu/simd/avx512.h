@@ -13,6 +13,9 @@ inline void store(float* p, F32 v) { _mm512_storeu_ps(p, v); }
 inline F32 broadcast(float x) { return _mm512_set1_ps(x); }
 inline F32 multiply_add(F32 a, F32 b, F32 c) { return _mm512_fmadd_ps(a, b, c); }
 
+/// Whether any bit is set.
+inline bool any(U32 v) { return _mm512_test_epi32_mask(reinterpret_cast<__m512i>(v), reinterpret_cast<__m512i>(v)); }
+
 /// kLanes bytes, widened.
 inline U32 load_u8(const uint8_t* p) {
   return reinterpret_cast<U32>(_mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));

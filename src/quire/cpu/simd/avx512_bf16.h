@@ -18,7 +18,7 @@ inline Halves larger(Halves x, Halves y) {
   return reinterpret_cast<Halves>(_mm512_max_epu16(reinterpret_cast<__m512i>(x), reinterpret_cast<__m512i>(y)));
 }
 /// Whether any bit is set.
-inline bool any(Bytes v) { return _mm512_test_epi64_mask(reinterpret_cast<__m512i>(v), reinterpret_cast<__m512i>(v)); }
+inline bool any(Bytes v) { return any(reinterpret_cast<U32>(v)); }
 
 /// Whether any byte of v is at least that of the limit.
 inline bool any_at_least(Bytes v, Bytes limit) {

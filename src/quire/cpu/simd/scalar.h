@@ -17,6 +17,9 @@ inline F32 broadcast(float x) { return F32{x, x, x, x}; }
 /// a * b + c; rounded once where the machine can, twice here. Only sums whose order is free may use it.
 inline F32 multiply_add(F32 a, F32 b, F32 c) { return a * b + c; }
 
+/// Whether any bit is set.
+inline bool any(U32 v) { return (v[0] | v[1] | v[2] | v[3]) != 0; }
+
 /// kLanes bytes, widened.
 inline U32 load_u8(const uint8_t* p) { return U32{p[0], p[1], p[2], p[3]}; }
 

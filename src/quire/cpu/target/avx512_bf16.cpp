@@ -24,7 +24,7 @@ namespace {
 #include "quire/cpu/generic/bf16_lanes.inl.h"
 }  // namespace
 
-const Product kBf16 = multiply<Bf16Lanes>;
+const Product kBf16 = multiply_shaped<Bf16Lanes, kWideTile>;
 
 }  // namespace quire::cpu::avx512_bf16
 
