@@ -115,6 +115,7 @@ struct Bf16Lanes : RegisterLanes {
   };
 
   static bool reads(const QuantSpec& spec) { return !spec.packed(); }
+  static bool decodes_slowly(const Operand& columns) { return may_fold(columns); }
 
   /// Calls body with the columns [col, col + kVectors * kLanes), scales multiplied in where `folded` says so, and
   /// returns true; or false if what they were read as is wrong.

@@ -259,9 +259,10 @@ void multiply(const GemmProblem& p) {
   });
 }
 
-/// The product in lanes of a shape, or in tall ones where as many rows would take several of its tiles.
+/// The product in lanes of a shape, or in tall ones where as many rows would take several of its tiles and decoding
+/// takes so long that it had better be done once.
 template <template <TileShape> class Lanes, TileShape kShape>
 void multiply_shaped(const GemmProblem& p) {
-  const bool tall = p.a.outer > kShape.rows && p.a.outer <= kTallTile.rows;
+  const bool tall = p.a.outer > kShape.rows && p.a.outer <= kTallTile.rows && Lanes<kShape>::decodes_slowly(p.b);
   tall ? multiply<Lanes<kTallTile>>(p) : multiply<Lanes<kShape>>(p);
 }

@@ -121,6 +121,7 @@ struct Int8Lanes : RegisterLanes {
   }
 
   static bool reads(const QuantSpec& /*spec*/) { return true; }
+  static bool decodes_slowly(const Operand& /*columns*/) { return true; }
 
   template <class Body>
   static bool with_codes(const Operand& o, int64_t col, const Slab& slab, const uint16_t* /*folded*/,

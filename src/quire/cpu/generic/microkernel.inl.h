@@ -16,6 +16,7 @@
 //   kReadStep         positions that they are decoded at a time
 //   kKeepsCodes       whether they are packed then in any case
 //   reads             those of which specs
+//   decodes_slowly    whether a tall tile pays, of lanes that have one
 //   with_codes        calls its argument with such columns and returns true; or false if what they were read as is
 //                     wrong
 //   pack_rows, pack_columns   16 lines of a slab to lanes
