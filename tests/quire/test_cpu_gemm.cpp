@@ -262,24 +262,25 @@ TEST_P(CpuGemm, tiles_give_the_bits_of_tiles_in_plain) {
 TEST_P(CpuGemm, a_code_that_is_not_a_number_reaches_exactly_the_outputs_that_it_feeds) {
   for (const char* spec : {"fp8_tensor", "fp8_tensor:e5m2", "fp8_block", "mxfp8", "mxfp8:e5m2",
                            "fp8_tensor:e5m2:interleaved", "mxfp8:interleaved", "mxfp8:e5m2:interleaved"})
-    for (const Direction d : kDirections) {
-      const int64_t m = d == Direction::rowwise ? 40 : 15, n = 50, k = d == Direction::rowwise ? 24 : 32;
-      const RandomOperand a(spec, d, {m, k}, 13, false), b(spec, d, {n, k}, 14, false);
-      Output out(m, n, DType::f32);
-      if (!multiply(problem(a, b, out))) continue;
-      int64_t nans = 0, others = 0;
-      for (int64_t i = 0; i < m; ++i)
-        for (int64_t j = 0; j < n; ++j) {
-          const double want = expected_at(a, b, i, j).product;
-          ASSERT_EQ(std::isnan(out.at(i, j)), std::isnan(want)) << spec << ' ' << i << ' ' << j;
-          if (std::isinf(want)) {
-            ASSERT_EQ(static_cast<double>(out.at(i, j)), want);
+    for (const Direction d : kDirections)
+      for (const int64_t m : {15, 40}) {
+        const int64_t n = 50, k = d == Direction::rowwise ? 24 : 32;
+        const RandomOperand a(spec, d, {m, k}, 13, false), b(spec, d, {n, k}, 14, false);
+        Output out(m, n, DType::f32);
+        if (!multiply(problem(a, b, out))) continue;
+        int64_t nans = 0, others = 0;
+        for (int64_t i = 0; i < m; ++i)
+          for (int64_t j = 0; j < n; ++j) {
+            const double want = expected_at(a, b, i, j).product;
+            ASSERT_EQ(std::isnan(out.at(i, j)), std::isnan(want)) << spec << ' ' << i << ' ' << j;
+            if (std::isinf(want)) {
+              ASSERT_EQ(static_cast<double>(out.at(i, j)), want);
+            }
+            ++(std::isnan(want) ? nans : others);
           }
-          ++(std::isnan(want) ? nans : others);
-        }
-      EXPECT_GT(nans, 0);
-      EXPECT_GT(others, 0);
-    }
+        EXPECT_GT(nans, 0);
+        EXPECT_GT(others, 0);
+      }
 }
 
 /// Contractions of 2, 10 and 20 blocks of 32: scales are looked at 8 and 16 at a time.
