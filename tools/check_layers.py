@@ -7,44 +7,34 @@ from pathlib import Path
 
 import tree
 
+VALUES = {"quire/base", "quire/format", "quire/spec"}
+OPERATIONS = {"quire/quantize", "quire/gemm", "quire/pointwise", "quire/moe", "quire/state"}
 CORE = {
     "quire/base": set(),
     "quire/format": {"quire/base"},
     "quire/spec": {"quire/base", "quire/format"},
-    "quire/cpu": {"quire/base", "quire/format", "quire/spec"},
-    "quire/quantize": {"quire/base", "quire/format", "quire/spec"},
-    "quire/gemm": {"quire/base", "quire/format", "quire/spec"},
-    "quire/pointwise": {"quire/base", "quire/format", "quire/spec", "quire/quantize"},
-    "quire/runner": {
-        "quire/base",
-        "quire/format",
-        "quire/spec",
-        "quire/quantize",
-        "quire/gemm",
-        "quire/pointwise",
-        "quire/moe",
-    },
-    "quire/moe": {"quire/base", "quire/format", "quire/spec"},
-    "quire/info": {
-        "quire/base",
-        "quire/format",
-        "quire/spec",
-        "quire/cpu",
-        "quire/quantize",
-        "quire/gemm",
-        "quire/pointwise",
-    },
+    "quire/reference": VALUES,
+    "quire/device": VALUES,
+    "quire/cpu": VALUES | {"quire/reference", "quire/device"},
+    "quire/quantize": VALUES | {"quire/device", "quire/reference"},
+    "quire/gemm": VALUES | {"quire/device"},
+    "quire/pointwise": VALUES | {"quire/device"},
+    "quire/moe": VALUES | {"quire/device"},
+    "quire/state": VALUES | {"quire/device"},
+    "quire/runner": VALUES | OPERATIONS,
+    "quire/info": VALUES | OPERATIONS | {"quire/device", "quire/cpu"},
 }
 PUBLIC_CORE = CORE.keys() - {"quire/cpu"}
 ALLOWED = CORE | {
     "quire_torch/op": set(),
     "quire_torch/bridge": PUBLIC_CORE | {"quire_torch/op"},
     "quire_torch/ops": PUBLIC_CORE | {"quire_torch/op", "quire_torch/bridge"},
-    "quire_torch": {"quire/info", "quire/runner", "quire_torch/op", "quire_torch/bridge", "quire_torch/ops"},
+    "quire_torch": {"quire/info", "quire/runner"}
+    | {"quire_torch", "quire_torch/op", "quire_torch/bridge", "quire_torch/ops"},
     "quire_python": {"quire_torch/op", "quire_torch/ops"},
 }
-# Tables of kernels: the only files outside cpu/ that know it.
-KERNEL_TABLES = {"quire/quantize/kernels.cpp", "quire/gemm/kernels.cpp", "quire/pointwise/kernels.cpp"}
+# The table of devices: the only file outside their folders that knows one.
+DEVICE_TABLES = {"quire/device/device.cpp"}
 TORCH = re.compile(r"(torch|ATen|c10|caffe2)/")
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^">]+)[">]', re.MULTILINE)
 # Files and folders.
@@ -58,7 +48,7 @@ def check_includes(source: Path, name: str) -> Iterator[str]:
     if folder not in ALLOWED:
         yield f"src/{name}: its folder is not in the table of tools/check_layers.py"
         return
-    allowed = ALLOWED[folder] | {folder} | ({"quire/cpu"} if name in KERNEL_TABLES else set())
+    allowed = ALLOWED[folder] | {folder} | ({"quire/cpu"} if name in DEVICE_TABLES else set())
     for quote, path in INCLUDE.findall(source.read_text()):
         if TORCH.match(path):
             if folder in CORE:

@@ -224,7 +224,7 @@ _QUANTIZING = {"quantize", "norm", "activation"}
 
 
 def _steps(text: str) -> list[Step]:
-    """Parses the lines of end_explanation (src/quire_torch/ops/observe.h)."""
+    """Parses the lines of end_explanation (src/quire_torch/bridge/observe.h)."""
     steps: list[tuple[list[str], list[list[str]], list[Kernel]]] = []
     for line in text.splitlines():
         word, rest = line.split(" ", 1)

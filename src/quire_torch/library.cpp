@@ -1,9 +1,12 @@
 // The list of operators. The only translation unit that includes autograd headers.
+#include "quire_torch/library.h"
+
 #include <torch/library.h>
 
 #include "quire/info/info.h"
 #include "quire/runner/arena.h"
 #include "quire/runner/registry.h"
+#include "quire_torch/bridge/observe.h"
 #include "quire_torch/bridge/parallel.h"
 #include "quire_torch/op/op.h"
 #include "quire_torch/ops/activation.h"
@@ -13,7 +16,6 @@
 #include "quire_torch/ops/grouped_quantize.h"
 #include "quire_torch/ops/linear.h"
 #include "quire_torch/ops/norm.h"
-#include "quire_torch/ops/observe.h"
 #include "quire_torch/ops/permute.h"
 #include "quire_torch/ops/quantize_through.h"
 #include "quire_torch/ops/recorder.h"
@@ -30,62 +32,28 @@ std::string canonical_spec(c10::string_view text) { return quire::QuantSpec::par
 bool in_backward() { return torch::autograd::get_current_graph_task_id() != -1; }
 std::string spec_grammar() { return quire::spec_grammar(); }
 
-void register_operators(torch::Library& m) {
-  op::register_outer<Linear>(m);
-  op::register_outer<LinearGiven>(m);
-  op::register_inner<LinearFwd>(m);
-  op::register_inner<LinearBwd>(m);
-  op::register_outer<GroupedLinear>(m);
-  op::register_inner<GroupedLinearFwd>(m);
-  op::register_inner<GroupedLinearBwd>(m);
-  op::register_inner<GroupedPlainBwd>(m);
-  op::register_inner<GroupedQuantize>(m);
-  op::register_inner<GroupedDequantize>(m);
-  op::register_mutation<GroupedWgrad>(m);
-  op::register_mutation<GroupedAccumulate>(m);
-  op::register_mutation<Wgrad>(m);
-  op::register_mutation<Accumulate>(m);
-  op::register_mutation<SrAdvance>(m);
-  op::register_mutation<DelayedCollect>(m);
-  op::register_mutation<DelayedUpdate>(m);
-  op::register_mutation<AmaxMax>(m);
-  op::register_mutation<WgradStash>(m);
-  op::register_outer<Norm>(m);
-  op::register_inner<NormFwd>(m);
-  op::register_inner<NormBwd>(m);
-  op::register_outer<Activation>(m);
-  op::register_inner<ActivationFwd>(m);
-  op::register_inner<ActivationBwd>(m);
-  op::register_outer<Route>(m);
-  op::register_inner<RouteFwd>(m);
-  op::register_inner<RouteBwd>(m);
-  op::register_inner<LimitCapacity>(m);
-  op::register_inner<ExpertRows>(m);
-  op::register_inner<ChunkRows>(m);
-  op::register_outer<Permute>(m);
-  op::register_inner<PermuteFwd>(m);
-  op::register_outer<Unpermute>(m);
-  op::register_inner<UnpermuteFwd>(m);
-  op::register_inner<UnpermuteDot>(m);
-  op::register_outer<QuantizeThrough>(m);
-  op::register_inner<Quantize>(m);
-  op::register_inner<Fingerprint>(m);
-  op::register_inner<Dequantize>(m);
-  op::register_inner<Reorder>(m);
-  op::register_inner<EmptyQuantized>(m);
-  op::register_inner<Nvfp4Linear<c10::SymInt>>(m);
-  op::register_inner<Nvfp4Linear<RunnerNameText>>(m);
-  op::register_inner<Nvfp4Moe<c10::SymInt>>(m);
-  op::register_inner<Nvfp4Moe<RunnerNameText>>(m);
-  op::register_inner<Nvfp4MoeRouted<c10::SymInt>>(m);
-  op::register_inner<Nvfp4MoeRouted<RunnerNameText>>(m);
-  op::register_inner<DebugCast>(m);
-  op::register_inner<DebugRht>(m);
-  op::register_inner<DebugSwizzle>(m);
-  op::register_inner<DebugUnswizzle>(m);
-  op::register_inner<DebugPhilox>(m);
-  op::register_inner<DebugDelayedUpdate>(m);
-}
+template <class... Ops>
+struct Operators {
+  static void register_outer(torch::Library& m) { (op::register_outer<Ops>(m), ...); }
+  static void register_inner(torch::Library& m) { (op::register_inner<Ops>(m), ...); }
+  static void register_mutations(torch::Library& m) { (op::register_mutation<Ops>(m), ...); }
+  static void implement_kernels(torch::Library& m, c10::DispatchKey key) { op::implement_kernels<Ops...>(m, key); }
+};
+
+/// What users call, and is differentiable.
+using Outer =
+    Operators<Linear, LinearGiven, GroupedLinear, Norm, Activation, Route, Permute, Unpermute, QuantizeThrough>;
+/// What those call: with kernels for every device that the core knows.
+using Inner = Operators<LinearFwd, LinearBwd, GroupedLinearFwd, GroupedLinearBwd, GroupedPlainBwd, GroupedQuantize,
+                        GroupedDequantize, NormFwd, NormBwd, ActivationFwd, ActivationBwd, RouteFwd, RouteBwd,
+                        LimitCapacity, ExpertRows, ChunkRows, PermuteFwd, UnpermuteFwd, UnpermuteDot, Quantize,
+                        Fingerprint, Dequantize, Reorder, EmptyQuantized>;
+using Mutations = Operators<GroupedWgrad, GroupedAccumulate, Wgrad, Accumulate, SrAdvance, DelayedCollect,
+                            DelayedUpdate, AmaxMax, WgradStash>;
+/// With kernels for the host alone: runners, whose weights lie there, and tests of the contract.
+using Runners = Operators<Nvfp4Linear<c10::SymInt>, Nvfp4Linear<RunnerNameText>, Nvfp4Moe<c10::SymInt>,
+                          Nvfp4Moe<RunnerNameText>, Nvfp4MoeRouted<c10::SymInt>, Nvfp4MoeRouted<RunnerNameText>>;
+using Debug = Operators<DebugCast, DebugRht, DebugSwizzle, DebugUnswizzle, DebugPhilox, DebugDelayedUpdate>;
 
 /// Functions of plain values, for Python only.
 void register_functions(torch::Library& m) {
@@ -125,11 +93,21 @@ void register_runner_functions(torch::Library& m) {
 }
 
 }  // namespace
+
+void implement_kernels(torch::Library& m, c10::DispatchKey key) {
+  Inner::implement_kernels(m, key);
+  Mutations::implement_kernels(m, key);
+}
+
 }  // namespace quire_torch
 
 TORCH_LIBRARY(quire, m) {
   quire_torch::install_executor();
-  quire_torch::register_operators(m);
+  quire_torch::Outer::register_outer(m);
+  quire_torch::Inner::register_inner(m);
+  quire_torch::Mutations::register_mutations(m);
+  quire_torch::Runners::register_inner(m);
+  quire_torch::Debug::register_inner(m);
   quire_torch::register_functions(m);
   quire_torch::register_runner_functions(m);
 }

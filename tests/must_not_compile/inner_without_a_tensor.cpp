@@ -5,6 +5,9 @@
 namespace op = quire_torch::op;
 
 struct Op {
+  struct Context {
+    explicit Context(at::Device) {}
+  };
   static constexpr const char *kNamespace = "toy", *kName = "op", *kNotDifferentiable = "has no gradient";
   struct Args {
 #ifdef MISUSE
@@ -19,7 +22,7 @@ struct Op {
   static std::array<op::Result<Int>, 1> results(const Args&) {
     return {op::absent<Int>(at::kFloat)};
   }
-  static void cpu(const Args&, op::Tensors<1>&) {}
+  static void run(const Args&, op::Tensors<1>&, const Context&) {}
 };
 
 void use(torch::Library& m) { op::register_inner<Op>(m); }

@@ -5,6 +5,9 @@
 namespace op = quire_torch::op;
 
 struct Op {
+  struct Context {
+    explicit Context(at::Device) {}
+  };
   static constexpr const char *kNamespace = "toy", *kName = "op_";
   static constexpr auto kResults = op::kNoResults;
   struct Args {
@@ -15,7 +18,7 @@ struct Op {
 #endif
     static constexpr auto kFields = std::tuple{op::field<&Args::state>("state")};
   };
-  static void cpu(const Args&) {}
+  static void run(const Args&, const Context&) {}
 };
 
 void use(torch::Library& m) { op::register_mutation<Op>(m); }

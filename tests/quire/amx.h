@@ -104,7 +104,7 @@ void store_sums(int32_t* sums) {
 #include "quire/cpu/generic/amx_lanes.inl.h"
 }  // namespace
 
-const Product kBf16 = multiply<AmxLanes>, kInt8 = multiply<AmxInt8Lanes>, kNvfp4 = multiply<AmxNvfp4Lanes>;
+const GemmKernel kBf16 = multiply<AmxLanes>, kInt8 = multiply<AmxInt8Lanes>, kNvfp4 = multiply<AmxNvfp4Lanes>;
 
 }  // namespace quire::cpu::amx_in_plain
 

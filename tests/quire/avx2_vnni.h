@@ -21,7 +21,7 @@ namespace {
 #include "quire/cpu/generic/int8_lanes.inl.h"
 }  // namespace
 
-const Product kInt8 = multiply<Int8Lanes<kInt8Tile>>;
+const GemmKernel kInt8 = multiply<Int8Lanes<kInt8Tile>>;
 
 }  // namespace quire::cpu::avx2_by_avx512
 

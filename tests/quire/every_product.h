@@ -21,7 +21,7 @@ enum class Takes : uint8_t { all, four_bits, nvfp4 };
 /// A product of an instruction set.
 struct Kernel {
   std::string name;
-  cpu::Product run;
+  cpu::GemmKernel run;
   Takes formats;
   const cpu::Kernels* others;
   int64_t shortest_block = 1;

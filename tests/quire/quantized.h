@@ -13,10 +13,10 @@
 #include "quire/base/check.h"
 #include "quire/cpu/isa.h"
 #include "quire/gemm/gemm.h"
-#include "quire/gemm/reference.h"
-#include "quire/pointwise/reference.h"
 #include "quire/quantize/quantize.h"
-#include "quire/quantize/reference.h"
+#include "quire/reference/gemm.h"
+#include "quire/reference/pointwise.h"
+#include "quire/reference/quantize.h"
 #include "quire/spec/problem.h"
 
 namespace quire::testing {
@@ -39,7 +39,9 @@ inline const Runner& reference_runner() {
 inline const Runner& active_runner() {
   static const Runner runner = [] {
     Runner chosen{std::string(cpu::active().name), *cpu::active().kernels};
-    chosen.run.gemm = gemm, chosen.run.quantize = quantize, chosen.run.dequantize = dequantize;
+    chosen.run.gemm = [](const GemmProblem& p) { gemm(p); };
+    chosen.run.quantize = [](const QuantizeProblem& p) { quantize(p); };
+    chosen.run.dequantize = [](const DequantizeProblem& p) { dequantize(p); };
     return chosen;
   }();
   return runner;
@@ -135,7 +137,7 @@ inline Quantized quantized(const Runner& runner, const QuantSpec& spec, const Ma
                        .columnwise = q.view(Direction::columnwise),
                        .random = options.random,
                        .scale = options.scale,
-                       .amax = options.amax});
+                       .amax = options.amax ? &*options.amax : nullptr});
   EXPECT_TRUE(q.intact()) << "wrote outside a buffer";
   return q;
 }

@@ -79,7 +79,7 @@ TEST(Fingerprint, TakesAnyDtypeAndNothing) {
   const std::vector<uint16_t> half{1, 2, 3};
   const Matrix x{half.data(), DType::bf16, 1, 3, 3}, y{half.data(), DType::bf16, 1, 2, 2};
   EXPECT_NE(fingerprint(x), fingerprint(y));
-  EXPECT_EQ(fingerprint({nullptr, DType::f32, 0, 5, 5}), fingerprint({nullptr, DType::f32, 0, 5, 5}));
+  EXPECT_EQ(fingerprint(Matrix{nullptr, DType::f32, 0, 5, 5}), fingerprint(Matrix{nullptr, DType::f32, 0, 5, 5}));
 }
 
 }  // namespace

@@ -110,7 +110,7 @@ TEST(GivenAmaxErrors, WhatCannotBeOneIsRefused) {
                 .rowwise = q.view(Direction::rowwise),
                 .columnwise = q.view(Direction::columnwise),
                 .random = {},
-                .amax = amax});
+                .amax = &amax});
     } catch (const Error& e) {
       return e.what();
     }

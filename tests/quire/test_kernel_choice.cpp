@@ -2,9 +2,8 @@
 #include "inputs.h"
 #include "quantized.h"
 #include "quire/base/kernel_table.h"
+#include "quire/device/dispatch.h"
 #include "quire/gemm/gemm.h"
-#include "quire/gemm/kernels.h"
-#include "quire/quantize/kernels.h"
 #include "quire/quantize/quantize.h"
 
 namespace quire::testing {
@@ -15,7 +14,7 @@ struct Toy {
 };
 std::string to_string(const Toy& toy) { return text("toy of ", toy.size); }
 
-bool only_small(const Toy& toy, std::string* why) {
+bool only_small(const Toy& toy, const Context&, std::string* why) {
   return toy.size >= 10 && refused(why, "size ", toy.size, " is not below 10");
 }
 
@@ -25,7 +24,7 @@ const std::array<KernelRow<Toy>, 1> kSmallOnly{{{"small", only_small, nullptr}}}
 template <size_t N>
 std::string chosen(const std::array<KernelRow<Toy>, N>& rows, std::string_view forced, const Toy& toy) {
   try {
-    return std::string(choose("toy", std::span<const KernelRow<Toy>>(rows), forced, toy).name);
+    return std::string(choose("toy", Choice<Toy>{rows, forced}, toy, host()).name);
   } catch (const Error& e) {
     return e.what();
   }
@@ -48,9 +47,9 @@ TEST(KernelChoice, AForcedRowIsChosenOrTheErrorSaysWhyNot) {
 
 TEST(KernelChoice, ExplainSaysOfEveryRowWhetherItTakesTheProblem) {
   const std::span<const KernelRow<Toy>> rows(kSmallFirst);
-  EXPECT_EQ(explain_rows(rows, "", Toy{50}), "small: size 50 is not below 10\nany: runs\n");
-  EXPECT_EQ(explain_rows(rows, "", Toy{5}), "small: runs\nany: not asked, small comes first\n");
-  EXPECT_EQ(explain_rows(rows, "small", Toy{5}), "small: runs\nany: QUIRE_KERNEL names another\n");
+  EXPECT_EQ(explain_rows<Toy>({rows, ""}, {50}, host()), "small: size 50 is not below 10\nany: runs\n");
+  EXPECT_EQ(explain_rows<Toy>({rows, ""}, {5}, host()), "small: runs\nany: not asked, small comes first\n");
+  EXPECT_EQ(explain_rows<Toy>({rows, "small"}, {5}, host()), "small: runs\nany: QUIRE_KERNEL names another\n");
 }
 
 TEST(KernelChoice, TheSettingNamesOneRowPerOperation) {
@@ -64,10 +63,10 @@ TEST(KernelChoice, TheSettingNamesOneRowPerOperation) {
 }
 
 TEST(KernelChoice, TheReferenceIsTheLastRowOfEveryTable) {
-  EXPECT_EQ(quantize_kernels().back().name, "reference");
-  EXPECT_EQ(dequantize_kernels().back().name, "reference");
-  EXPECT_EQ(gemm_kernels().back().name, "reference");
-  EXPECT_EQ(column_sum_kernels().back().name, "reference");
+  EXPECT_EQ(kernels<QuantizeProblem>().back().name, "reference");
+  EXPECT_EQ(kernels<DequantizeProblem>().back().name, "reference");
+  EXPECT_EQ(kernels<GemmProblem>().back().name, "reference");
+  EXPECT_EQ(kernels<ColumnSumProblem>().back().name, "reference");
 }
 
 TEST(KernelChoice, ExplainNamesTheRowsOfEachOperation) {
@@ -84,13 +83,14 @@ TEST(KernelChoice, EveryRowOfATableGivesTheSameBytes) {
   const Input x({37, 70}, DType::f32, Kind::normal, 1);
   const QuantSpec spec = QuantSpec::parse("nvfp4:rht:sr");
   const Quantized expected = quantized(reference_runner(), spec, x);
-  for (const auto& row : quantize_kernels()) {
+  for (const auto& row : kernels<QuantizeProblem>()) {
     Quantized actual(spec, 37, 70);
     row.run({.spec = spec,
              .x = x,
              .rowwise = actual.view(Direction::rowwise),
              .columnwise = actual.view(Direction::columnwise),
-             .random = {}});
+             .random = {}},
+            host());
     for (const Direction d : {Direction::rowwise, Direction::columnwise})
       EXPECT_EQ(difference(expected.side(d).data, actual.side(d).data), "") << row.name;
   }

@@ -9,8 +9,7 @@
 #include "inputs.h"
 #include "quire/base/check.h"
 #include "quire/base/parallel.h"
-#include "quire/moe/permute.h"
-#include "quire/moe/row_map.h"
+#include "quire/moe/moe.h"
 
 namespace quire::testing {
 namespace {
@@ -25,9 +24,20 @@ std::vector<int32_t> choices(int load) {
   return ids;
 }
 
+/// expert_rows of these ids; offsets may be empty.
+void sort_rows(const std::vector<int32_t>& ids, std::vector<int32_t>& map, std::vector<int32_t>& offsets) {
+  expert_rows({.ids = ids.data(),
+               .count = std::ssize(ids),
+               .row_map = map.data(),
+               .offsets = offsets.empty() ? nullptr : offsets.data(),
+               .num_experts = std::ssize(offsets)});
+}
+
+Integers integers(const std::vector<int64_t>& v) { return {v.data(), std::ssize(v), true}; }
+
 std::vector<int32_t> map_of(const std::vector<int32_t>& ids) {
-  std::vector<int32_t> map(ids.size());
-  expert_rows({.ids = ids, .row_map = map.data()});
+  std::vector<int32_t> map(ids.size()), no_offsets;
+  sort_rows(ids, map, no_offsets);
   return map;
 }
 
@@ -35,7 +45,7 @@ TEST(Permute, RowsAreSortedByExpertStably) {
   for (int load = 0; load < 6; ++load) {
     const std::vector<int32_t> ids = choices(load);
     std::vector<int32_t> map(ids.size(), 99), offsets(kExperts), order;
-    expert_rows({.ids = ids, .row_map = map.data(), .offsets = offsets});
+    sort_rows(ids, map, offsets);
     for (size_t i = 0; i < ids.size(); ++i)
       if (ids[i] >= 0) order.push_back(static_cast<int32_t>(i));
     std::stable_sort(order.begin(), order.end(),
@@ -49,23 +59,30 @@ TEST(Permute, RowsAreSortedByExpertStably) {
       EXPECT_EQ(offsets[static_cast<size_t>(e)],
                 std::count_if(ids.begin(), ids.end(), [&](int32_t id) { return id >= 0 && id <= e; }));
   }
-  std::vector<int32_t> map(1), offsets(2);
-  EXPECT_THROW(expert_rows({.ids = std::vector<int32_t>{2}, .row_map = map.data(), .offsets = offsets}), Error);
-  EXPECT_THROW(expert_rows({.ids = std::vector<int32_t>{-2}, .row_map = map.data(), .offsets = offsets}), Error);
-  EXPECT_THROW(expert_rows({.ids = std::vector<int32_t>{1 << 30}, .row_map = map.data()}), Error);
+  std::vector<int32_t> map(1), offsets(2), no_offsets;
+  EXPECT_THROW(sort_rows({2}, map, offsets), Error);
+  EXPECT_THROW(sort_rows({-2}, map, offsets), Error);
+  EXPECT_THROW(sort_rows({1 << 30}, map, no_offsets), Error);
 }
 
 TEST(Permute, ChunksMoveAndArePadded) {
   const std::vector<int64_t> sizes{2, 0, 3}, order{2, 0, 1};
   std::vector<int32_t> map(7);
-  chunk_rows({.sizes = sizes, .order = order, .align = 1, .row_map = map});
+  const auto move = [&](const std::vector<int64_t>& in_order, int64_t align, std::vector<int32_t>& to) {
+    chunk_rows({.sizes = integers(sizes),
+                .order = integers(in_order),
+                .align = align,
+                .row_map = to.data(),
+                .rows = std::ssize(to)});
+  };
+  move(order, 1, map);
   EXPECT_EQ(map, (std::vector<int32_t>{3, 4, 0, 1, 2, 5, 6}));
-  chunk_rows({.sizes = sizes, .order = {}, .align = 4, .row_map = map});
+  move({}, 4, map);
   EXPECT_EQ(map, (std::vector<int32_t>{0, 1, 4, 5, 6, 8, 9}));
   std::vector<int32_t> few(4);
-  EXPECT_THROW(chunk_rows({.sizes = sizes, .order = {}, .align = 4, .row_map = few}), Error);
+  EXPECT_THROW(move({}, 4, few), Error);
   const std::vector<int64_t> twice{2, 2, 1};
-  EXPECT_THROW(chunk_rows({.sizes = sizes, .order = twice, .align = 4, .row_map = map}), Error);
+  EXPECT_THROW(move(twice, 4, map), Error);
 }
 
 float at(const Matrix& x, int64_t r, int64_t c) { return load_element(x.data, x.dtype, r * x.row_stride + c); }

@@ -9,7 +9,7 @@
 #include "inputs.h"
 #include "quire/base/check.h"
 #include "quire/base/parallel.h"
-#include "quire/moe/route.h"
+#include "quire/moe/moe.h"
 
 namespace quire::testing {
 namespace {
@@ -188,9 +188,9 @@ TEST(Route, TextIsCanonicalAndReadBack) {
 TEST(Route, CapacityDropsTheLaterOnes) {
   const int32_t ids[] = {1, 0, 1, 1, -1, 0, 1};
   int32_t kept[7];
-  limit_capacity(ids, 7, 2, 2, kept);
+  limit_capacity({.ids = ids, .count = 7, .num_experts = 2, .capacity = 2, .kept = kept});
   EXPECT_EQ(std::vector<int32_t>(kept, kept + 7), (std::vector<int32_t>{1, 0, 1, -1, -1, 0, -1}));
-  EXPECT_THROW(limit_capacity(ids, 7, 1, 2, kept), Error);
+  EXPECT_THROW(limit_capacity({.ids = ids, .count = 7, .num_experts = 1, .capacity = 2, .kept = kept}), Error);
 }
 
 }  // namespace

@@ -132,7 +132,7 @@ TEST(ThreadPool, IsWhatTheCoreRunsOnByDefault) {
 
 TEST(ThreadPool, RefusesANegativeNumber) {
   EXPECT_THROW(thread_executor(-1), Error);
-  EXPECT_EQ(thread_executor(0) != nullptr, true);
+  EXPECT_TRUE(static_cast<bool>(thread_executor(0)));
 }
 
 }  // namespace

@@ -21,14 +21,15 @@ struct Broken {
   std::vector<std::string_view> words;
 };
 
-template <class Problem, class Operation>
-void expect_refusals(const Problem& valid, const std::vector<Broken<Problem>>& table, const Operation& operation) {
+template <class Problem>
+void expect_refusals(const Problem& valid, const std::vector<Broken<Problem>>& table,
+                     void (*operation)(const Problem&, const Context&)) {
   for (size_t i = 0; i < table.size(); ++i) {
     Problem p = valid;
     table[i].breaks(p);
     std::string message = "accepted";
     try {
-      operation(p);
+      operation(p, host());
     } catch (const Error& e) {
       message = e.what();
     }

@@ -13,6 +13,10 @@ namespace op = quire_torch::op;
 
 struct Base {
   static constexpr const char* kNamespace = "toy";
+  /// Nothing that a toy computes with depends on where it does.
+  struct Context {
+    explicit Context(at::Device) {}
+  };
 };
 
 // Members without a default constructor are counted too.
@@ -86,7 +90,7 @@ struct Kinds : Base {
     for (const c10::SymInt& size : a.shape) out.sizes.push_back(op::as<Int>(size));
     return {out, op::absent<Int>(at::kByte)};
   }
-  static void cpu(const Args& a, op::Tensors<2>& out) {
+  static void run(const Args& a, op::Tensors<2>& out, const Context&) {
     double sum = static_cast<double>(a.i) + a.f + (a.b ? 1 : 0) + static_cast<double>(a.s.size() + a.group.name.size());
     op::for_each_tensor(a, [&](const at::Tensor& t) { sum += t.sum().item<double>(); });
     out[0].fill_(sum * a.scale.factor);
@@ -98,17 +102,17 @@ struct Kinds : Base {
 /// The same through a call from C++: every field goes onto the stack and comes back.
 struct KindsCalled : Kinds {
   static constexpr const char* kName = "kinds_called";
-  static void cpu(const Args& a, op::Tensors<2>& out) { out[0].copy_(op::call<Kinds>(a)[0]); }
+  static void run(const Args& a, op::Tensors<2>& out, const Context&) { out[0].copy_(op::call<Kinds>(a)[0]); }
 };
 
 /// An overload, and a call of it from C++.
 struct KindsOverload : Kinds {
   static constexpr const char* kName = "kinds.again";
-  static void cpu(const Args& a, op::Tensors<2>& out) { out[0].copy_(op::call<Kinds>(a)[0]); }
+  static void run(const Args& a, op::Tensors<2>& out, const Context&) { out[0].copy_(op::call<Kinds>(a)[0]); }
 };
 struct KindsOverloadCalled : Kinds {
   static constexpr const char* kName = "kinds_overload_called";
-  static void cpu(const Args& a, op::Tensors<2>& out) { out[0].copy_(op::call<KindsOverload>(a)[0]); }
+  static void run(const Args& a, op::Tensors<2>& out, const Context&) { out[0].copy_(op::call<KindsOverload>(a)[0]); }
 };
 
 // ---------------------------------------------------------------- state
@@ -121,7 +125,7 @@ struct Advance : Base {
     op::Mutable<at::Tensor> counter;
     static constexpr auto kFields = std::tuple{op::field<&Args::counter>("counter")};
   };
-  static void cpu(const Args& a) { a.counter.value.add_(1); }
+  static void run(const Args& a, const Context&) { a.counter.value.add_(1); }
 };
 
 // ---------------------------------------------------------------- a linear: y = scale * x w^T + bias
@@ -149,7 +153,7 @@ struct LinearFwd : Base {
     return {op::Result<Int>{{m, op::size<Int>(a.w, 0)}, dtype},
             a.save & 1 ? op::Result<Int>{{k, (m + Int(15)) / Int(16) * Int(16)}, dtype} : op::absent<Int>(dtype)};
   }
-  static void cpu(const Args& a, op::Tensors<2>& out) {
+  static void run(const Args& a, op::Tensors<2>& out, const Context&) {
     at::mm_out(out[0], a.x, a.w.t());
     out[0].mul_(a.scale.factor);
     if (a.bias) out[0].add_(*a.bias);
@@ -181,7 +185,7 @@ struct LinearBwd : Base {
     return {a.needs & 1 ? op::Result<Int>{{m, k}, dtype} : none, a.needs & 2 ? op::Result<Int>{{n, k}, dtype} : none,
             a.needs & 4 ? op::Result<Int>{{n}, dtype} : none};
   }
-  static void cpu(const Args& a, op::Tensors<3>& out) {
+  static void run(const Args& a, op::Tensors<3>& out, const Context&) {
     if (a.scale.factor == 0) throw std::runtime_error("linear_bwd: scale 0 cannot be undone");
     const at::Tensor dy = a.dy * a.scale.factor;
     if (a.needs & 1) at::mm_out(out[0], dy, *a.w);
@@ -246,7 +250,7 @@ struct ExpBwd : Base {
     const auto s = op::sizes<Int>(a.y);
     return {op::Result<Int>{{s.begin(), s.end()}, a.y.scalar_type()}};
   }
-  static void cpu(const Args& a, op::Tensors<1>& out) {
+  static void run(const Args& a, op::Tensors<1>& out, const Context&) {
     out[0].zero_();
     if (a.dy) out[0].add_(*a.dy * a.y);
     if (a.dz) out[0].add_(*a.dz, 2);
@@ -270,7 +274,7 @@ struct ExpFwd : Base {
     return {op::Result<Int>{sizes, a.x.scalar_type()}, op::Result<Int>{sizes, at::kByte},
             op::Result<Int>{sizes, a.x.scalar_type()}};
   }
-  static void cpu(const Args& a, op::Tensors<3>& out) {
+  static void run(const Args& a, op::Tensors<3>& out, const Context&) {
     at::exp_out(out[0], a.x);
     out[1].copy_(a.x > 0);
     at::mul_out(out[2], a.x, at::scalar_tensor(2, a.x.options()));

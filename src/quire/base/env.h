@@ -8,8 +8,8 @@ namespace quire::env {
 /// QUIRE_ISA: forces the instruction set of the CPU kernels (scalar, avx2, avx512). Read once.
 const std::string& isa();
 
-/// QUIRE_KERNEL: forces one kernel row, `quantize:NAME`, `gemm:NAME`, `norm:NAME` or `activation:NAME`; several are
-/// separated by commas. Read once.
+/// QUIRE_KERNEL: forces one kernel row, `OPERATION:NAME` such as `gemm:reference`; several are separated by commas.
+/// Read once.
 const std::string& kernel();
 
 }  // namespace quire::env

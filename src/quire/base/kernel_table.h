@@ -6,6 +6,7 @@
 #include <string_view>
 
 #include "quire/base/check.h"
+#include "quire/base/context.h"
 
 namespace quire {
 
@@ -13,13 +14,13 @@ template <class Problem>
 struct KernelRow {
   std::string_view name;
   /// Whether this row cannot take the problem. Says why in *why, unless that is null: every call asks, few want words.
-  bool (*refuses)(const Problem&, std::string* why);
-  void (*run)(const Problem&);
+  bool (*refuses)(const Problem&, const Context&, std::string* why);
+  void (*run)(const Problem&, const Context&);
 };
 
 /// Nothing to refuse.
 template <class Problem>
-bool takes_all(const Problem&, std::string*) {
+bool takes_all(const Problem&, const Context&, std::string*) {
   return false;
 }
 
@@ -30,10 +31,6 @@ bool refused(std::string* why, const Parts&... parts) {
   return true;
 }
 
-/// The row that `setting` (the text of QUIRE_KERNEL: `op:NAME`, several separated by commas) forces for `op`; empty if
-/// it forces none. Throws Error if the text is not of that form.
-std::string_view forced_kernel(std::string_view setting, std::string_view op);
-
 template <class Problem>
 std::string row_names(std::span<const KernelRow<Problem>> rows) {
   std::string names;
@@ -41,34 +38,45 @@ std::string row_names(std::span<const KernelRow<Problem>> rows) {
   return names;
 }
 
-/// The first row that takes the problem, or the row named `forced`. Throws Error if there is none.
+/// What kernels a problem may go to: those of one device, and the name of the one that QUIRE_KERNEL forces, if any.
 template <class Problem>
-const KernelRow<Problem>& choose(std::string_view op, std::span<const KernelRow<Problem>> rows, std::string_view forced,
-                                 const Problem& problem) {
-  const auto asked = [&](const auto& row) { return forced.empty() || row.name == forced; };
-  for (const auto& row : rows)
-    if (asked(row) && !row.refuses(problem, nullptr)) return row;
+struct Choice {
+  std::span<const KernelRow<Problem>> rows;
+  std::string_view forced{};
+};
+
+/// The first row that takes the problem, or the one that is forced. Throws Error, beginning with `op`, if there is
+/// none.
+template <class Problem>
+const KernelRow<Problem>& choose(std::string_view op, const Choice<Problem>& choice, const Problem& problem,
+                                 const Context& context) {
+  const auto asked = [&](const auto& row) { return choice.forced.empty() || row.name == choice.forced; };
+  for (const auto& row : choice.rows)
+    if (asked(row) && !row.refuses(problem, context, nullptr)) return row;
   std::string reasons;
-  for (const auto& row : rows) {
+  for (const auto& row : choice.rows) {
     std::string why;
-    if (asked(row) && row.refuses(problem, &why)) reasons += text(reasons.empty() ? "" : "; ", row.name, ": ", why);
+    if (asked(row) && row.refuses(problem, context, &why))
+      reasons += text(reasons.empty() ? "" : "; ", row.name, ": ", why);
   }
-  check(!reasons.empty(), op, ": QUIRE_KERNEL names kernel '", forced, "', which does not exist; use one of ",
-        row_names(rows));
+  check(!choice.rows.empty(), op,
+        ": this device has no kernels for it; move the tensors to one that has, such as the CPU");
+  check(!reasons.empty(), op, ": QUIRE_KERNEL names kernel '", choice.forced, "', which does not exist; use one of ",
+        row_names(choice.rows));
   fail(op, ": no kernel takes ", to_string(problem), " (", reasons, "); ",
-       forced.empty() ? "change the problem" : "unset QUIRE_KERNEL");
+       choice.forced.empty() ? "change the problem" : "unset QUIRE_KERNEL");
 }
 
 /// One line per row: its name, and "runs", the row before it that runs, or the reason why it cannot.
 template <class Problem>
-std::string explain_rows(std::span<const KernelRow<Problem>> rows, std::string_view forced, const Problem& problem) {
+std::string explain_rows(const Choice<Problem>& choice, const Problem& problem, const Context& context) {
   std::string out;
   std::string_view running;
-  for (const auto& row : rows) {
+  for (const auto& row : choice.rows) {
     std::string verdict;
-    if (!forced.empty() && row.name != forced) {
+    if (!choice.forced.empty() && row.name != choice.forced) {
       verdict = "QUIRE_KERNEL names another";
-    } else if (!row.refuses(problem, &verdict)) {
+    } else if (!row.refuses(problem, context, &verdict)) {
       verdict = running.empty() ? "runs" : text("not asked, ", running, " comes first");
       if (running.empty()) running = row.name;
     }

@@ -21,27 +21,44 @@ void run_on_own_threads(int64_t count, int64_t grain, FunctionRef<void(int64_t, 
   threads(count, grain, body);
 }
 
-Executor& current() {
+Executor& of_process() {
   static Executor executor = run_on_own_threads;
   return executor;
 }
 
+thread_local const Executor* of_thread = nullptr;
+
+const Executor& in_force() { return of_thread ? *of_thread : of_process(); }
+
 }  // namespace
 
 Executor set_executor(Executor executor) {
-  return std::exchange(current(), executor ? std::move(executor) : Executor(run_on_own_threads));
+  return std::exchange(of_process(), executor ? std::move(executor) : Executor(run_on_own_threads));
+}
+
+ExecutorScope::ExecutorScope(const Executor* executor) : before_(of_thread) {
+  if (executor) of_thread = executor;
+}
+ExecutorScope::~ExecutorScope() { of_thread = before_; }
+
+int64_t parallelism() {
+  static const int64_t processors = std::max<int64_t>(1, std::thread::hardware_concurrency());
+  const Executor& executor = in_force();
+  return executor.threads ? std::max<int64_t>(1, executor.threads()) : processors;
 }
 
 void parallel_for(int64_t count, int64_t grain, FunctionRef<void(int64_t, int64_t)> body) {
   if (count <= 0) return;
-  current()(count, grain, [&](int64_t begin, int64_t end) {
-    FloatMode mode;
+  const Executor* const executor = of_thread;
+  in_force()(count, grain, [&](int64_t begin, int64_t end) {
+    const FloatMode mode;
+    const ExecutorScope scope(executor);
     body(begin, end);
   });
 }
 
 void parallel_tasks(std::span<const int64_t> costs, FunctionRef<void(size_t)> body) {
-  static const int64_t threads = std::max<int64_t>(1, std::thread::hardware_concurrency());
+  const int64_t threads = parallelism();
   const int64_t large = std::accumulate(costs.begin(), costs.end(), int64_t{0}) / (2 * threads);
   int64_t small = 0;
   for (size_t i = 0; i < costs.size(); ++i) costs[i] > large ? body(i) : void(++small);

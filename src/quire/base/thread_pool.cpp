@@ -108,7 +108,8 @@ Executor thread_executor(int threads) {
   check(threads >= 0, "thread_executor: threads must not be negative, got ", threads, "; 0 takes all of the machine's");
   if (threads == 0) threads = static_cast<int>(std::max(1U, std::thread::hardware_concurrency()));
   const auto pool = std::make_shared<ThreadPool>(std::min(threads, 0xfffe));
-  return [pool](int64_t count, int64_t grain, Body body) { pool->run(count, grain, body); };
+  return {[pool](int64_t count, int64_t grain, Body body) { pool->run(count, grain, body); },
+          [threads] { return int64_t{threads}; }};
 }
 
 }  // namespace quire

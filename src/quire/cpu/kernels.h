@@ -19,7 +19,7 @@ struct Kernels {
 };
 
 /// A product of operands of some formats only (Isa says which).
-using Product = void (*)(const GemmProblem&);
+using GemmKernel = void (*)(const GemmProblem&);
 
 namespace scalar {
 extern const Kernels kKernels;
@@ -31,16 +31,16 @@ namespace avx512 {
 extern const Kernels kKernels;
 }
 namespace avx2_vnni {
-extern const Product kInt8;
+extern const GemmKernel kInt8;
 }
 namespace avx512_vnni {
-extern const Product kInt8;
+extern const GemmKernel kInt8;
 }
 namespace avx512_bf16 {
-extern const Product kBf16;
+extern const GemmKernel kBf16;
 }
 namespace avx512_amx {
-extern const Product kBf16, kInt8, kNvfp4;
+extern const GemmKernel kBf16, kInt8, kNvfp4;
 }
 
 }  // namespace quire::cpu

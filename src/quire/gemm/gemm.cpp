@@ -2,42 +2,28 @@
 
 #include <vector>
 
-#include "quire/base/env.h"
 #include "quire/base/parallel.h"
-#include "quire/gemm/kernels.h"
-#include "quire/spec/check_problem.h"
+#include "quire/device/dispatch.h"
 
 namespace quire {
-namespace {
 
-constexpr std::string_view kOp = "gemm";
+void gemm(const GemmProblem& problem, const Context& context) { dispatch(problem, context); }
 
-std::string_view forced() { return forced_kernel(env::kernel(), kOp); }
-
-}  // namespace
-
-void gemm(const GemmProblem& problem) {
-  check_problem(problem);
-  choose(kOp, gemm_kernels(), forced(), problem).run(problem);
-}
-
-void gemm_each(std::span<const GemmProblem> problems) {
+void gemm_each(std::span<const GemmProblem> problems, const Context& context) {
   std::vector<int64_t> costs;
   for (const GemmProblem& p : problems) {
     check_problem(p);
     // A product of few rows takes as long as reading its columns.
     costs.push_back((p.out.rows + 8) * p.out.cols * p.a.contraction);
   }
-  parallel_tasks(costs, [&](size_t i) { choose(kOp, gemm_kernels(), forced(), problems[i]).run(problems[i]); });
+  parallel_tasks(costs, [&](size_t i) { run_checked(problems[i], context); });
 }
 
-void column_sum(const ColumnSumProblem& problem) {
-  check_problem(problem);
-  choose(kOp, column_sum_kernels(), forced(), problem).run(problem);
+void column_sum(const ColumnSumProblem& problem, const Context& context) { dispatch(problem, context); }
+
+std::string explain(const GemmProblem& problem, const Context& context) { return explain_choice(problem, context); }
+std::string explain(const ColumnSumProblem& problem, const Context& context) {
+  return explain_choice(problem, context);
 }
-
-std::string explain(const GemmProblem& problem) { return explain_rows(gemm_kernels(), forced(), problem); }
-
-std::string explain(const ColumnSumProblem& problem) { return explain_rows(column_sum_kernels(), forced(), problem); }
 
 }  // namespace quire

@@ -4,6 +4,7 @@
 #include <span>
 #include <string>
 
+#include "quire/base/context.h"
 #include "quire/spec/problem.h"
 
 namespace quire {
@@ -12,17 +13,17 @@ namespace quire {
 ///   |error before the output rounding| <= (K + 6) * 2^-24 * sum_l |a[i, l] * b[j, l]|,
 /// and block sums of 4-bit elements are exact. The result does not depend on the number of threads.
 /// A contraction of length 0 gives bias (+ addend). Throws Error on a problem that breaks a rule.
-void gemm(const GemmProblem& problem);
+void gemm(const GemmProblem& problem, const Context& context = host());
 
 /// Several products, none of which reads what another writes, each as by itself: those of groups of tokens. All are
 /// checked before the first one runs.
-void gemm_each(std::span<const GemmProblem> problems);
+void gemm_each(std::span<const GemmProblem> problems, const Context& context = host());
 
 /// Sum over rows, for bias gradients (numerics.md 6.6).
-void column_sum(const ColumnSumProblem& problem);
+void column_sum(const ColumnSumProblem& problem, const Context& context = host());
 
 /// One line per kernel row, as for quantize.
-std::string explain(const GemmProblem& problem);
-std::string explain(const ColumnSumProblem& problem);
+std::string explain(const GemmProblem& problem, const Context& context = host());
+std::string explain(const ColumnSumProblem& problem, const Context& context = host());
 
 }  // namespace quire

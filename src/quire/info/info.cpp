@@ -3,9 +3,7 @@
 #include <algorithm>
 
 #include "quire/cpu/isa.h"
-#include "quire/gemm/kernels.h"
-#include "quire/pointwise/kernels.h"
-#include "quire/quantize/kernels.h"
+#include "quire/device/device.h"
 
 namespace quire {
 namespace {
@@ -38,10 +36,10 @@ std::string explain_isas() {
 }
 
 std::string kernel_tables() {
-  return text("quantize: ", row_names(quantize_kernels()), "\ndequantize: ", row_names(dequantize_kernels()),
-              "\ngemm: ", row_names(gemm_kernels()), "\ncolumn_sum: ", row_names(column_sum_kernels()),
-              "\nnorm: ", row_names(pointwise_kernels<NormProblem>()),
-              "\nactivation: ", row_names(pointwise_kernels<ActivationProblem>()), "\n");
+  return text("quantize: ", row_names(kernels<QuantizeProblem>()),
+              "\ndequantize: ", row_names(kernels<DequantizeProblem>()), "\ngemm: ", row_names(kernels<GemmProblem>()),
+              "\ncolumn_sum: ", row_names(kernels<ColumnSumProblem>()), "\nnorm: ", row_names(kernels<NormProblem>()),
+              "\nactivation: ", row_names(kernels<ActivationProblem>()), "\n");
 }
 
 std::string explain_families() {

@@ -1,15 +1,16 @@
 // Whether memory still holds what it held: for codes that are kept while the tensor they came from may change.
 #pragma once
 
-#include <cstdint>
-
-#include "quire/base/matrix.h"
+#include "quire/base/context.h"
+#include "quire/spec/state_problem.h"
 
 namespace quire {
 
-/// 64 bits of all elements of x and their places. A changed matrix keeps its fingerprint with a chance of about 2^-64;
-/// it is no defence against somebody who seeks one that does. Reads x once; independent of instruction sets, threads
-/// and strides.
+/// Writes the fingerprint of x, which it reads once; or compares it with the expected one, and throws Error where they
+/// differ (a device reports that at its next synchronisation).
+void fingerprint(const FingerprintProblem& problem, const Context& context = host());
+
+/// The fingerprint of a matrix in the host's memory.
 uint64_t fingerprint(const Matrix& x);
 
 }  // namespace quire

@@ -2,51 +2,54 @@
 
 #include <vector>
 
-#include "quire/base/env.h"
 #include "quire/base/parallel.h"
-#include "quire/quantize/kernels.h"
-#include "quire/quantize/reference.h"
-#include "quire/quantize/statistics.h"
-#include "quire/spec/check_problem.h"
+#include "quire/device/dispatch.h"
+#include "quire/quantize/fingerprint.h"
+#include "quire/quantize/reorder.h"
+#include "quire/reference/quantize.h"
 
 namespace quire {
 namespace {
 
-constexpr std::string_view kOp = "quantize";
-
-std::string_view forced() { return forced_kernel(env::kernel(), kOp); }
-
-void run(const QuantizeProblem& problem) {
+void run(const QuantizeProblem& problem, const Context& context) {
   QuantizeProblem p = problem;
   p.rowwise = p.rowwise.marked();
   p.columnwise = p.columnwise.marked();
-  choose(kOp, quantize_kernels(), forced(), p).run(p);
+  run_checked(p, context);
 }
 
 }  // namespace
 
-void quantize(const QuantizeProblem& problem) {
+void quantize(const QuantizeProblem& problem, const Context& context) {
   check_problem(problem);
-  run(problem);
+  run(problem, context);
 }
 
-void quantize_each(std::span<const QuantizeProblem> problems) {
+void quantize_each(std::span<const QuantizeProblem> problems, const Context& context) {
   std::vector<int64_t> costs;
   for (const QuantizeProblem& p : problems) {
     check_problem(p);
     costs.push_back(p.x.rows * p.x.cols);
   }
-  parallel_tasks(costs, [&](size_t i) { run(problems[i]); });
+  parallel_tasks(costs, [&](size_t i) { run(problems[i], context); });
 }
 
-void dequantize(const DequantizeProblem& problem) {
-  check_problem(problem);
-  choose(kOp, dequantize_kernels(), forced(), problem).run(problem);
+void dequantize(const DequantizeProblem& problem, const Context& context) { dispatch(problem, context); }
+
+void reorder(const ReorderProblem& problem, const Context& context) { dispatch(problem, context); }
+
+void fingerprint(const FingerprintProblem& problem, const Context& context) { dispatch(problem, context); }
+
+uint64_t fingerprint(const Matrix& x) {
+  int64_t found = 0;
+  fingerprint({.x = x, .to = &found});
+  return static_cast<uint64_t>(found);
 }
 
-std::string explain(const QuantizeProblem& problem) { return explain_rows(quantize_kernels(), forced(), problem); }
-
-std::string explain(const DequantizeProblem& problem) { return explain_rows(dequantize_kernels(), forced(), problem); }
+std::string explain(const QuantizeProblem& problem, const Context& context) { return explain_choice(problem, context); }
+std::string explain(const DequantizeProblem& problem, const Context& context) {
+  return explain_choice(problem, context);
+}
 
 Statistics statistics(const QuantizeProblem& problem, Direction direction) {
   check_problem(problem);

@@ -4,23 +4,29 @@
 #include <span>
 #include <string>
 
+#include "quire/base/context.h"
 #include "quire/spec/problem.h"
+#include "quire/spec/statistics.h"
 
 namespace quire {
 
 /// Writes the codes, scales and amaxes of every present side (numerics.md 1-5). x: f32, f16 or bf16, [M, K], any size,
 /// any row stride. Buffers must be those of buffers(spec, {M, K}, direction), without overlap.
 /// Throws Error on a problem that breaks a rule; nothing has been written then.
-void quantize(const QuantizeProblem& problem);
+void quantize(const QuantizeProblem& problem, const Context& context = host());
 
 /// Several tensors, each as by itself. All are checked before the first one is quantized.
-void quantize_each(std::span<const QuantizeProblem> problems);
+void quantize_each(std::span<const QuantizeProblem> problems, const Context& context = host());
 
 /// Decodes one side (numerics.md 3.4, 4.6, 5.1). Throws Error on a problem that breaks a rule.
-void dequantize(const DequantizeProblem& problem);
+void dequantize(const DequantizeProblem& problem, const Context& context = host());
+
+/// Counts the elements of a present side of a problem that quantize() has run on the host. Slow: it computes all scales
+/// again.
+Statistics statistics(const QuantizeProblem& problem, Direction direction);
 
 /// One line per kernel row, "NAME: VERDICT": "runs", why it cannot take the problem, or which row comes before it.
-std::string explain(const QuantizeProblem& problem);
-std::string explain(const DequantizeProblem& problem);
+std::string explain(const QuantizeProblem& problem, const Context& context = host());
+std::string explain(const DequantizeProblem& problem, const Context& context = host());
 
 }  // namespace quire

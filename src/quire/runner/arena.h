@@ -9,6 +9,7 @@
 #include <span>
 #include <vector>
 
+#include "quire/base/context.h"
 #include "quire/spec/problem.h"
 
 namespace quire {
@@ -18,7 +19,7 @@ std::array<int64_t, 3> rowwise_bytes(const QuantSpec& spec, int64_t rows, int64_
 
 /// Gives memory out of few large blocks, and takes all of it back at once. When it has seen what a call takes, twice,
 /// the next such call allocates nothing.
-class Arena {
+class Arena final : public Workspace {
  public:
   /// Uninitialised and 64-byte aligned, never null; valid until reset().
   void* take_bytes(int64_t count);
@@ -37,6 +38,7 @@ class Arena {
 
   /// Allocates nothing: several blocks become one when the next call takes memory.
   void reset();
+  void* allocate(int64_t bytes) override { return take_bytes(bytes); }
   /// What it holds, in use or not.
   int64_t capacity() const;
 

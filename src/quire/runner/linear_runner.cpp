@@ -3,6 +3,8 @@
 #include <utility>
 
 #include "quire/base/check.h"
+#include "quire/gemm/gemm.h"
+#include "quire/quantize/quantize.h"
 
 namespace quire {
 
@@ -18,10 +20,12 @@ LinearRunner::LinearRunner(PreparedWeight weight, const QuantSpec& x)
 
 void LinearRunner::run(const RunnerCall& call) {
   const HeldArena arena;
-  const Stages stages{call.observer};
+  Context context = host();
+  context.workspace = &*arena;
+  context.observer = call.observer;
   const Side codes = arena->take_rowwise(x_, call.x.rows, call.x.cols);
-  stages.quantize(weight_.quantization(call.x, x_, codes));
-  stages.gemm("fprop", weight_.product(codes, x_, call.out));
+  quantize(weight_.quantization(call.x, x_, codes), context);
+  gemm(weight_.product(codes, x_, call.out, "fprop"), context);
 }
 
 }  // namespace quire

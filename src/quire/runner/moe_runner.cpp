@@ -7,8 +7,10 @@
 #include "quire/base/check.h"
 #include "quire/base/parallel.h"
 #include "quire/format/element.h"
-#include "quire/moe/permute.h"
-#include "quire/moe/row_map.h"
+#include "quire/gemm/gemm.h"
+#include "quire/moe/moe.h"
+#include "quire/pointwise/pointwise.h"
+#include "quire/quantize/quantize.h"
 
 namespace quire {
 namespace {
@@ -96,7 +98,11 @@ void MoeRunner::run(const RunnerCall& call) {
   const int64_t choices = call.x.rows * call.top_k;
   int32_t* const rows_of_choices = arena->take<int32_t>(choices);
   const std::span ends(arena->take<int32_t>(info().experts), experts_.size());
-  expert_rows({.ids = {call.expert_ids, static_cast<size_t>(choices)}, .row_map = rows_of_choices, .offsets = ends});
+  expert_rows({.ids = call.expert_ids,
+               .count = choices,
+               .row_map = rows_of_choices,
+               .offsets = ends.data(),
+               .num_experts = info().experts});
   const RowMap map{.rows = rows_of_choices, .tokens = call.x.rows, .slots = call.top_k};
   const std::span<Task> all = tasks(call, {map, ends, choices}, *arena);
   run_all(call, all, *arena);
@@ -118,11 +124,13 @@ std::span<MoeRunner::Task> MoeRunner::tasks(const RunnerCall& call, const Routes
                       out = arena.take_matrix(dtype, most, w2.out_features());
   const std::span x_codes = arena.take_rowwise(options_.x, routes.ends, most, w13.in_features());
   const std::span act_codes = arena.take_rowwise(options_.x, routes.ends, most, w2.in_features());
+  Context context = host();
+  context.workspace = &arena;
   permute({.from = call.x,
            .map = routes.map,
            .weights = options_.weight_on_input ? call.expert_weights : nullptr,
-           .to = rows_of(x, 0, routes.ends.back()),
-           .memory = {arena.take<int64_t>(most), static_cast<size_t>(routes.ends.back())}});
+           .to = rows_of(x, 0, routes.ends.back())},
+          context);
   const std::span tasks(arena.take<Task>(count), static_cast<size_t>(count));
   for (size_t e = 0; e < experts_.size(); ++e) {
     const int64_t first = e > 0 ? routes.ends[e - 1] : 0, rows = routes.ends[e] - first;
@@ -150,29 +158,32 @@ MoeRunner::Task MoeRunner::shared_task(const RunnerCall& call, Arena& arena) con
 
 void MoeRunner::run_all(const RunnerCall& call, std::span<const Task> tasks, Arena& arena) const {
   if (call.observer) {
-    for (const Task& task : tasks) run_task(task, call.observer);
+    Context context = host();
+    context.observer = call.observer;
+    for (const Task& task : tasks) run_task(task, context);
     return;
   }
   constexpr int64_t kWeights = 8;  // rows that cost as much as reading an expert's weights once
   const auto cost = [](const Task& t) { return t.x.rows > 0 ? (t.x.rows + kWeights) * t.h.cols : 0; };
   const std::span costs(arena.take<int64_t>(std::ssize(tasks)), tasks.size());
   std::transform(tasks.begin(), tasks.end(), costs.begin(), cost);
-  parallel_tasks(costs, [&](size_t i) { run_task(tasks[i], nullptr); });
+  parallel_tasks(costs, [&](size_t i) { run_task(tasks[i], host()); });
 }
 
-void MoeRunner::run_task(const Task& task, RunnerObserver* observer) const {
+void MoeRunner::run_task(const Task& task, Context context) const {
   if (task.x.rows == 0) return;
   const auto& [w13, w2] = *task.expert;
-  Stages stages{observer};
-  if (observer)
-    stages.part =
-        shared_ && task.expert == &*shared_ ? "shared expert" : text("expert ", task.expert - experts_.data());
-  stages.quantize(w13.quantization(task.x, options_.x, task.x_codes));
-  stages.gemm("w13", w13.product(task.x_codes, options_.x, task.h));
+  std::string part;
+  if (context.observer) {
+    part = shared_ && task.expert == &*shared_ ? "shared expert" : text("expert ", task.expert - experts_.data());
+    context.part = part;
+  }
+  quantize(w13.quantization(task.x, options_.x, task.x_codes), context);
+  gemm(w13.product(task.x_codes, options_.x, task.h, "w13"), context);
   const MutableMatrix act{task.h.data, task.h.dtype, task.h.rows, w2.in_features(), task.h.row_stride};
   const Destination to{.y = act, .spec = options_.x, .rowwise = task.act_codes, .amax = w2.input_amax(options_.x)};
-  stages.activation({.activation = options_.activation, .x = task.h, .out = to});
-  stages.gemm("w2", w2.product(task.act_codes, options_.x, task.out));
+  activation({.activation = options_.activation, .x = task.h, .out = to}, context);
+  gemm(w2.product(task.act_codes, options_.x, task.out, "w2"), context);
 }
 
 }  // namespace quire

@@ -41,7 +41,7 @@ class MoeRunner final : public Runner {
   struct Task;
   struct Routes;
   void run_all(const RunnerCall& call, std::span<const Task> tasks, Arena& arena) const;
-  void run_task(const Task& task, RunnerObserver* observer) const;
+  void run_task(const Task& task, Context context) const;
   Task shared_task(const RunnerCall& call, Arena& arena) const;
   std::span<Task> tasks(const RunnerCall& call, const Routes& routes, Arena& arena) const;
 

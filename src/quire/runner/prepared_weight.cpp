@@ -68,36 +68,39 @@ void PreparedWeight::keep(const WeightOptions& options) {
   const Vector& bias = options.bias;
   for (int64_t i = 0; bias.data != nullptr && i < out_features(); ++i)
     bias_.push_back(load_element(bias.data, bias.dtype, i));
-  input_scale_ = options.input_scale;
-  if (!input_scale_) return;
-  const float s = *input_scale_;
+  if (!options.input_scale) return;
+  const float s = *options.input_scale;
   check(s > 0 && std::isfinite(s * kAmaxOfOne), "runner: an input_scale must be positive and finite; got ", s,
         "; give amax / (6 * 448) of the calibration, or its reciprocal if you have 6 * 448 / amax");
+  input_amax_ = {s * (6.0f * 256), s * kAmaxOfOne};
 }
 
 void PreparedWeight::check_input_spec(const QuantSpec& x) const {
   check(!x.stochastic, "runner: activation spec ", x, " rounds stochastically, which is for gradients; leave sr out");
   check(!x.interleaved, "runner: activation spec ", x, " is interleaved, which is for weights; leave interleaved out");
-  check(!input_scale_ || (x.row().scale == ScaleKind::e4m3 && !x.row_scaled),
+  check(!input_amax_ || (x.row().scale == ScaleKind::e4m3 && !x.row_scaled),
         "runner: an input_scale is one of NVFP4 activations with one amax; got x=", x,
         "; leave the input_scale out, or take x=nvfp4");
 }
 
-std::optional<float> PreparedWeight::input_amax(const QuantSpec& x) const {
-  if (!input_scale_) return {};
-  return *input_scale_ * (6.0f * x.e4m3_max());
+const float* PreparedWeight::input_amax(const QuantSpec& x) const {
+  if (!input_amax_) return nullptr;
+  return x.e4m3_max() == 256 ? &input_amax_->of_256 : &input_amax_->of_448;
 }
 
 QuantizeProblem PreparedWeight::quantization(const Matrix& x, const QuantSpec& spec, const Side& codes) const {
-  return {.spec = spec, .x = x, .rowwise = codes, .columnwise = {}, .random = {}, .amax = input_amax(spec)};
+  return {
+      .spec = spec, .x = x, .rowwise = codes, .columnwise = {}, .random = {}, .amax = input_amax(spec), .role = "x"};
 }
 
-GemmProblem PreparedWeight::product(const Side& x, const QuantSpec& spec, const MutableMatrix& out) const {
+GemmProblem PreparedWeight::product(const Side& x, const QuantSpec& spec, const MutableMatrix& out,
+                                    const char* name) const {
   return {.a = rowwise_operand(x, spec, out.rows, in_features()),
           .b = operand_,
           .out = out,
           .bias = bias_.empty() ? nullptr : bias_.data(),
-          .bias_dtype = DType::f32};
+          .bias_dtype = DType::f32,
+          .role = {name, "x", "w"}};
 }
 
 }  // namespace quire

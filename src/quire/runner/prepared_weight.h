@@ -6,7 +6,6 @@
 #include <vector>
 
 #include "quire/runner/arena.h"
-#include "quire/runner/stages.h"
 #include "quire/spec/pointwise_problem.h"
 
 namespace quire {
@@ -37,13 +36,13 @@ class PreparedWeight {
   /// Throws Error unless inputs of this weight can be quantized so: deterministically, and with an input_scale as NVFP4
   /// with one amax.
   void check_input_spec(const QuantSpec& x) const;
-  /// The amax that inputs are quantized under, if that is not measured.
-  std::optional<float> input_amax(const QuantSpec& x) const;
+  /// The amax that inputs are quantized under; null if that is measured.
+  const float* input_amax(const QuantSpec& x) const;
 
   /// The quantization of an input x [T, K] into codes.
   QuantizeProblem quantization(const Matrix& x, const QuantSpec& spec, const Side& codes) const;
-  /// out [T, N] = x w^T + bias (numerics.md 7.4, 6.6); x the rowwise codes of a [T, K].
-  GemmProblem product(const Side& x, const QuantSpec& spec, const MutableMatrix& out) const;
+  /// out [T, N] = x w^T + bias (numerics.md 7.4, 6.6); x the rowwise codes of a [T, K]. name: for observers.
+  GemmProblem product(const Side& x, const QuantSpec& spec, const MutableMatrix& out, const char* name = "") const;
 
  private:
   PreparedWeight(const QuantSpec& spec, int64_t rows, int64_t cols);
@@ -53,7 +52,11 @@ class PreparedWeight {
   std::unique_ptr<Arena> memory_;
   Operand operand_;
   std::vector<float> bias_;
-  std::optional<float> input_scale_;
+  /// The amaxes of inputs that a calibrated scale stands for, by the largest scale of a block, 256 or 448.
+  struct InputAmax {
+    float of_256, of_448;
+  };
+  std::optional<InputAmax> input_amax_;
 };
 
 }  // namespace quire

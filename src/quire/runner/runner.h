@@ -6,11 +6,10 @@
 #include <string>
 #include <string_view>
 
+#include "quire/base/context.h"
 #include "quire/base/matrix.h"
 
 namespace quire {
-
-class RunnerObserver;
 
 enum class RunnerKind : uint8_t { linear, moe };
 
@@ -34,7 +33,7 @@ struct RunnerCall {
   const float* expert_weights = nullptr;  ///< moe: [T, top_k], contiguous; the weight of each expert's result
   int64_t top_k = 0;                      ///< moe: 1 <= top_k <= E
   void* stream = nullptr;                 ///< of the device, on which to run; null on the CPU
-  RunnerObserver* observer = nullptr;     ///< who listens to the steps (quire.explain); nobody but quire's runners must
+  Observer* observer = nullptr;           ///< who hears of the steps (quire.explain); only quire's runners tell
 };
 
 /// Owns prepared weights and computes with them.

@@ -97,8 +97,6 @@ void check_given_amax(std::string_view op, const QuantizeProblem& p) {
   if (p.spec.row().scale != ScaleKind::e4m3 || p.spec.row_scaled || c.data || c.scale || c.amax)
     fail(op, ": a given amax is one of rowwise NVFP4 codes; got ", p.spec.to_string(), c.data ? " columnwise too" : "",
          "; use nvfp4 without row_scaled, or leave the amax out");
-  if (!(*p.amax > 0) || !std::isfinite(*p.amax))
-    fail(op, ": a given amax must be positive and finite; got ", *p.amax, "; calibrate it, or leave it out");
 }
 
 /// All of a quantization but the memory of x.

@@ -1,7 +1,9 @@
 // The rules a problem must obey before a kernel may see it.
 #pragma once
 
+#include "quire/spec/moe_problem.h"
 #include "quire/spec/pointwise_problem.h"
+#include "quire/spec/state_problem.h"
 
 namespace quire {
 
@@ -17,5 +19,18 @@ void check_problem(const NormProblem& problem);
 void check_problem(const NormGradProblem& problem);
 void check_problem(const ActivationProblem& problem);
 void check_problem(const ActivationGradProblem& problem);
+void check_problem(const RouteProblem& problem);
+void check_problem(const RouteGradProblem& problem);
+void check_problem(const CapacityProblem& problem);
+void check_problem(const PermuteProblem& problem);
+void check_problem(const UnpermuteProblem& problem);
+void check_problem(const PermutedDotProblem& problem);
+void check_problem(const ExpertRowsProblem& problem);
+void check_problem(const ChunkRowsProblem& problem);
+void check_problem(const FingerprintProblem& problem);
+void check_problem(const AdvanceProblem& problem);
+void check_problem(const MaximumProblem& problem);
+void check_problem(const CopyNumberProblem& problem);
+void check_problem(const DelayedUpdateProblem& problem);
 
 }  // namespace quire

@@ -1,7 +1,6 @@
 // What is asked of norms and activations, whose result may be quantized as it is computed.
 #pragma once
 
-#include <optional>
 #include <string>
 
 #include "quire/spec/activation.h"
@@ -16,7 +15,7 @@ struct Destination {
   QuantSpec spec{};
   Side rowwise{}, columnwise{};
   const float* scale = nullptr;  ///< as in QuantizeProblem
-  std::optional<float> amax{};   ///< the same
+  const float* amax = nullptr;   ///< the same
 
   /// The quantization of y.
   QuantizeProblem quantization() const {
@@ -36,6 +35,7 @@ constexpr std::string_view name(NormKind kind) { return kind == NormKind::layer 
 
 /// y = (x - mean) * rstd * gamma (+ beta) per row (numerics.md 11.2); RMSNorm has mean 0.
 struct NormProblem {
+  static constexpr std::string_view kOp = "norm";
   NormKind kind = NormKind::layer;
   Matrix x;
   Vector gamma, beta;
@@ -48,6 +48,7 @@ struct NormProblem {
 
 /// The gradients of a norm, each computed where its pointer is not null.
 struct NormGradProblem {
+  static constexpr std::string_view kOp = "norm";
   NormKind kind = NormKind::layer;
   Matrix dy, x;
   Vector gamma;
@@ -62,6 +63,7 @@ struct NormGradProblem {
 /// y [M, H] from x [M, H], or [M, 2H] for a gated activation (numerics.md 11.3). y may take the place of x's first H
 /// columns.
 struct ActivationProblem {
+  static constexpr std::string_view kOp = "activation";
   Activation activation;
   Matrix x;
   Destination out;
@@ -69,6 +71,7 @@ struct ActivationProblem {
 
 /// dx, shaped like x, from dy [M, H].
 struct ActivationGradProblem {
+  static constexpr std::string_view kOp = "activation";
   Activation activation;
   Matrix dy, x;
   MutableMatrix dx;

@@ -15,7 +15,7 @@ std::string to_string(const Operand& o) {
 std::string to_string(const QuantizeProblem& p) {
   return text("quantize ", name(p.x.dtype), " [", p.x.rows, ", ", p.x.cols, "] to ", p.spec.to_string(),
               p.rowwise.data ? " rowwise" : "", p.columnwise.data ? " columnwise" : "",
-              p.amax ? text(" under amax ", *p.amax) : "");
+              p.amax ? " under a given amax" : "");
 }
 
 std::string to_string(const DequantizeProblem& p) {
@@ -28,6 +28,10 @@ std::string to_string(const ReorderProblem& p) { return text("reorder ", to_stri
 std::string to_string(const GemmProblem& p) {
   return text("gemm ", to_string(p.a), " x ", to_string(p.b), " to ", name(p.out.dtype), p.bias ? " + bias" : "",
               p.addend ? " + addend" : "");
+}
+
+std::string to_string(const ColumnSumProblem& p) {
+  return text("column_sum ", name(p.x.dtype), " [", p.x.rows, ", ", p.x.cols, "] to ", name(p.out_dtype));
 }
 
 }  // namespace quire

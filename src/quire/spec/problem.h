@@ -1,9 +1,11 @@
-// What is asked of a kernel: plain structs of views and specs, printable in errors and in explain().
+// What is asked of a kernel: plain structs of views and specs, printable in errors and in explain(). Whatever lives in
+// a tensor is a pointer, which kernels alone follow: it is memory of the device they run on. kOp: the name of the
+// operation in errors and in QUIRE_KERNEL.
 #pragma once
 
 #include <cstdint>
-#include <optional>
 #include <string>
+#include <string_view>
 
 #include "quire/base/matrix.h"
 #include "quire/spec/buffers.h"
@@ -28,10 +30,20 @@ struct Randomness {
   uint64_t seed = 0;
   uint64_t rowwise_offset = 0;
   uint64_t columnwise_offset = 0;
+  /// {seed, counter c} of a module or null: its seed and 2 c are added to the numbers above.
+  const int64_t* state = nullptr;
+
+  /// The numbers to draw with. Follows `state`: for kernels.
+  Randomness read() const {
+    if (!state) return *this;
+    const auto first = static_cast<uint64_t>(state[0]), drawn = 2 * static_cast<uint64_t>(state[1]);
+    return {seed + first, rowwise_offset + drawn, columnwise_offset + drawn, nullptr};
+  }
 };
 
 /// Quantize x [M, K] (f32, f16, bf16) into the sides that are present.
 struct QuantizeProblem {
+  static constexpr std::string_view kOp = "quantize";
   QuantSpec spec;
   Matrix x;
   Side rowwise, columnwise;
@@ -39,13 +51,17 @@ struct QuantizeProblem {
   /// Multiplies before the cast instead of a scale derived from the amax (delayed scaling, 1.5); Scope::tensor only.
   /// The amax is still measured and stored.
   const float* scale = nullptr;
-  /// The global amax of NVFP4 instead of x's own (calibrated, 5.9); rowwise only. It is stored as the amax.
-  std::optional<float> amax{};
+  /// The global amax of NVFP4 instead of x's own (calibrated, 5.9), positive and finite; rowwise only. It is stored as
+  /// the amax.
+  const float* amax = nullptr;
+  const char* role =
+      "";  ///< "x", "w", "dy", or "" where only the product that reads the codes will know; for observers
 };
 
 /// Decode one direction into `out` (f32, f16, bf16; rounded once, to nearest even): rowwise [M, K]; columnwise [K, L]
 /// with L = columnwise_tokens(M), before any inverse transform.
 struct DequantizeProblem {
+  static constexpr std::string_view kOp = "quantize";
   QuantSpec spec;
   Direction direction = Direction::rowwise;
   int64_t rows = 0, cols = 0;  ///< M, K of the logical tensor
@@ -68,26 +84,38 @@ struct Operand {
 
 /// What `from` stores, codes and scales, in the order that its spec does not have: interleaved, or plain again.
 struct ReorderProblem {
+  static constexpr std::string_view kOp = "reorder";
   Operand from;
   void* data = nullptr;  ///< as buffers() of from's spec in the other order says
   void* scale = nullptr;
 };
+
+/// A product of a Linear and the roles of its operands a and b (numerics.md 6.1), for observers.
+struct GemmRole {
+  const char* name = "";
+  const char* a = "";
+  const char* b = "";
+};
+inline constexpr GemmRole kFprop{"fprop", "x", "w"}, kDgrad{"dgrad", "dy", "w"}, kWgrad{"wgrad", "dy", "x"};
 
 /// out[i, j] = sum_l a[i, l] * b[j, l] (+ bias[j]) (+ addend[i, j]), numerics.md 7.4. Exact products; sums in f32
 /// within blocks of the scale's length (at most 128), block sums scaled and added in f32 (scales that are powers of two
 /// may be multiplied into the codes instead, exactly, and then blocks are 128 long); bias added in f32 before the
 /// one rounding to out's dtype; the addend is added after that rounding (7.4), in f32.
 struct GemmProblem {
+  static constexpr std::string_view kOp = "gemm";
   Operand a, b;
   MutableMatrix out;           ///< [a.outer, b.outer], f32, f16 or bf16
   const void* bias = nullptr;  ///< [b.outer] or null
   DType bias_dtype = DType::f32;
   const void* addend = nullptr;  ///< same shape, strides and dtype as out; may be out itself
+  GemmRole role{};
 };
 
 /// out[j] = sum_i x[i, j] in f32, rounded once to out_dtype. The order of the sum is fixed: it does not depend on
 /// threads.
 struct ColumnSumProblem {
+  static constexpr std::string_view kOp = "column_sum";
   Matrix x;
   void* out = nullptr;
   DType out_dtype = DType::f32;
@@ -97,5 +125,6 @@ std::string to_string(const QuantizeProblem& p);
 std::string to_string(const DequantizeProblem& p);
 std::string to_string(const ReorderProblem& p);
 std::string to_string(const GemmProblem& p);
+std::string to_string(const ColumnSumProblem& p);
 
 }  // namespace quire

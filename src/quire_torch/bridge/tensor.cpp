@@ -83,6 +83,8 @@ quire::MutableMatrix mutable_matrix(at::Tensor& t) {
   return {t.mutable_data_ptr(), dtype(t.scalar_type(), "result"), rows, cols, cols};
 }
 
+quire::Integers integers(const at::Tensor& t) { return {t.const_data_ptr(), t.numel(), t.scalar_type() == at::kLong}; }
+
 namespace {
 
 /// The bytes of its storage from a tensor's first element to its last.
@@ -124,15 +126,15 @@ quire::Side side(const BufferTensors& b, quire::Direction direction) {
   return side(b[i], b[i + 1], b[i + 2]);
 }
 
-BufferTensors allocate(const quire::QuantSpec& spec, const quire::Shape<int64_t>& shape, bool rowwise,
-                       bool columnwise) {
+BufferTensors allocate(const quire::QuantSpec& spec, const at::Tensor& t, bool rowwise, bool columnwise) {
   BufferTensors out;
+  const auto sizes = shape<int64_t>(t);
   for (const auto direction : {quire::Direction::rowwise, quire::Direction::columnwise}) {
     if (!(direction == quire::Direction::rowwise ? rowwise : columnwise)) continue;
-    const auto r = results(spec, shape, direction, /*wanted=*/true);
+    const auto r = results(spec, sizes, direction, /*wanted=*/true);
     for (size_t i = 0; i < 3; ++i)
       if (i < 2 || spec.row().has_amax)
-        out[quire::first_buffer(direction) + i] = op::allocate(r[i].sizes, at::device(at::kCPU).dtype(r[i].dtype));
+        out[quire::first_buffer(direction) + i] = op::allocate(r[i].sizes, at::device(t.device()).dtype(r[i].dtype));
   }
   return out;
 }

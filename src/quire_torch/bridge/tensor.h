@@ -8,6 +8,7 @@
 #include "quire/base/check.h"
 #include "quire/base/matrix.h"
 #include "quire/spec/buffers.h"
+#include "quire/spec/moe_problem.h"
 #include "quire/spec/problem.h"
 #include "quire_torch/op/outputs.h"
 
@@ -37,6 +38,9 @@ class MatrixView {
 
 /// A contiguous tensor seen as a writable [M, K].
 quire::MutableMatrix mutable_matrix(at::Tensor& t);
+
+/// A contiguous int32 or int64 tensor.
+quire::Integers integers(const at::Tensor& t);
 
 /// Whether two tensors reach into the same bytes of one storage. Strided ones count with what lies between their
 /// elements; tensors whose sizes are not known yet do not overlap.
@@ -73,8 +77,8 @@ inline at::IntArrayRef sizes(const op::Result<int64_t>& r) { return {r.sizes.dat
 quire::Side side(const at::Tensor& data, const at::Tensor& scale, const at::Tensor& amax);
 quire::Side side(const BufferTensors& b, quire::Direction direction);
 
-/// Allocates the buffers of the wanted directions of a tensor of `shape` on the CPU.
-BufferTensors allocate(const quire::QuantSpec& spec, const quire::Shape<int64_t>& shape, bool rowwise, bool columnwise);
+/// Allocates the buffers of the wanted directions of t, where t lies.
+BufferTensors allocate(const quire::QuantSpec& spec, const at::Tensor& t, bool rowwise, bool columnwise);
 
 /// Throws unless the three buffers are those of `spec` and `shape` in that direction: dtype, sizes, contiguous. `what`
 /// is "op: argument".

@@ -1,9 +1,10 @@
 // An operator is one declaration: a struct from which these headers derive schema, kernels and tracing. All have
 //   kNamespace, kName   the operator's name, or "name.overload"
+//   Context             where a call computes: made of the device of its tensors for the time of the call
 //   Args                its arguments: members, and `static constexpr auto kFields` (fields.h)
 // and are registered in a TORCH_LIBRARY block by one of
-//   register_inner      computes results: kResults, results<Int>(args), cpu(args, results), kNotDifferentiable
-//   register_mutation   writes arguments: kResults = kNoResults, cpu(args)
+//   register_inner      computes results: kResults, results<Int>(args), run(args, results, context), kNotDifferentiable
+//   register_mutation   writes arguments: kResults = kNoResults, run(args, context)
 //   register_value      has no tensors:   Value, run(args)
 //   register_outer      is differentiable, by calling inner operators (autograd.h)
 #pragma once
@@ -67,15 +68,17 @@ inline bool wants_gradient(const c10::OperatorHandle& op, const Stack& stack) {
   return wanted;
 }
 
+/// The kernel of every device.
 template <class Op, bool all = true>
-Results<Op> run_cpu(const typename Op::Args& args) {
+Results<Op> run_kernel(const typename Op::Args& args) {
   // Kernels may use at:: functions: those neither record a graph nor bump the version of state they write.
   const at::AutoDispatchBelowADInplaceOrView below;
+  const typename Op::Context context(device_of(args));
   Results<Op> out = allocate_results<Op, int64_t, all>(args);
   if constexpr (out.size() > 0) {
-    Op::cpu(args, out);
+    Op::run(args, out, context);
   } else {
-    Op::cpu(args);
+    Op::run(args, context);
   }
   return out;
 }
@@ -94,14 +97,16 @@ Results<Op> trace(const typename Op::Args& args) {
 }
 
 template <class Op>
-concept HasCpu = requires(const typename Op::Args& args, Results<Op>& out) { Op::cpu(args, out); } ||
-                 requires(const typename Op::Args& args) { Op::cpu(args); };
+concept HasKernel = requires { &Op::run; } && requires { typename Op::Context; };
 
-/// Whether the dispatcher would pass these arguments on to the kernel of the CPU and do nothing else: no tracer, mode,
+/// The device whose kernels are quick enough for the dispatcher's cost to count.
+inline constexpr c10::DispatchKey kHostKey = c10::DispatchKey::CPU;
+
+/// Whether the dispatcher would pass these arguments on to the kernel of the host and do nothing else: no tracer, mode,
 /// transform, subclass or profiler, and no gradient. Boxing, the search for kernels and unboxing then cost more than a
 /// small kernel itself.
 template <class Args>
-bool goes_straight_to_cpu(const Args& args) {
+bool bypasses_dispatcher(const Args& args) {
   const c10::impl::LocalDispatchKeySet local = c10::impl::tls_local_dispatch_key_set();
   const bool autograd = !local.excluded_.has(c10::DispatchKey::AutogradFunctionality);
   c10::DispatchKeySet keys = local.included_;
@@ -115,8 +120,7 @@ bool goes_straight_to_cpu(const Args& args) {
   constexpr c10::DispatchKeySet kPassing = c10::autograd_dispatch_keyset_with_ADInplaceOrView |
                                            c10::autocast_dispatch_keyset |
                                            c10::DispatchKeySet(c10::DispatchKey::BackendSelect);
-  return !gradient && (keys - local.excluded_ - kPassing).highestPriorityTypeId() == c10::DispatchKey::CPU &&
-         !at::hasCallbacks();
+  return !gradient && (keys - local.excluded_ - kPassing).highestPriorityTypeId() == kHostKey && !at::hasCallbacks();
 }
 
 template <class Op>
@@ -155,10 +159,15 @@ void implement_refusals(torch::Library& m) {
 }
 
 template <class Op>
+void implement_kernel(torch::Library& m, c10::DispatchKey key) {
+  implement<Op, &boxed<Op, &run_kernel<Op, true>>>(m, key);
+}
+
+template <class Op>
 void define_with_kernels(torch::Library& m) {
   define<Op>(m);
   implement_refusals<Op>(m);
-  implement<Op, &boxed<Op, &run_cpu<Op, true>>>(m, c10::DispatchKey::CPU);
+  implement_kernel<Op>(m, kHostKey);
   implement<Op, &boxed<Op, &trace<Op>>>(m, c10::DispatchKey::Meta);
 }
 
@@ -177,8 +186,8 @@ c10::OperatorHandle find() {
 /// results after the first that the operator does not produce may be undefined instead of empty.
 template <class Op, bool all = true>
 Results<Op> call(const typename Op::Args& args) {
-  if constexpr (detail::HasCpu<Op>)
-    if (detail::goes_straight_to_cpu(args)) return detail::run_cpu<Op, all>(args);
+  if constexpr (detail::HasKernel<Op>)
+    if (detail::bypasses_dispatcher(args)) return detail::run_kernel<Op, all>(args);
   static const c10::OperatorHandle op = detail::find<Op>();
   Stack stack;
   stack.reserve(member_count<typename Op::Args>());
@@ -210,6 +219,12 @@ void register_mutation(torch::Library& m) {
   static_assert(Op::kResults.size() == 0, "a mutation has no results: use register_inner");
   detail::define_with_kernels<Op>(m);
   m.impl(Op::kName, torch::dispatch(c10::DispatchKey::Autograd, torch::CppFunction::makeFallthrough()));
+}
+
+/// The kernels of inner operators and mutations for another device, whose core_device (register_device) is known.
+template <class... Ops>
+void implement_kernels(torch::Library& m, c10::DispatchKey key) {
+  (detail::implement_kernel<Ops>(m, key), ...);
 }
 
 /// A function of plain values, `-> str` for Value = std::string.

@@ -1,6 +1,6 @@
 #include "quire_torch/ops/activation.h"
 
-#include "quire_torch/ops/observe.h"
+#include "quire/pointwise/pointwise.h"
 
 namespace quire_torch {
 namespace {
@@ -12,7 +12,7 @@ std::vector<quire::Side> sides_of(std::span<at::Tensor> three, const GroupedLayo
   return grouped_sides(three, layout, "activation");
 }
 
-void activate_groups(const ActivationArgs& a, op::Tensors<7>& out) {
+void activate_groups(const ActivationArgs& a, op::Tensors<7>& out, const quire::Context& context) {
   const MatrixView x(a.x, "activation: x");
   const int64_t cols = a.sizes<int64_t>().back();
   const Groups groups(*a.offsets, x.matrix().rows, "activation");
@@ -38,24 +38,25 @@ void activate_groups(const ActivationArgs& a, op::Tensors<7>& out) {
                                 .columnwise = columns.empty() ? quire::Side{} : columns[e],
                                 .scale = scale ? scale + e : nullptr}});
   }
-  run(problems);
+  quire::activation_each(problems, context);
 }
 
 }  // namespace
 
-void ActivationFwd::cpu(const Args& a, op::Tensors<7>& out) {
-  if (a.offsets) return activate_groups(a, out);
+void ActivationFwd::run(const Args& a, op::Tensors<7>& out, const quire::Context& context) {
+  if (a.offsets) return activate_groups(a, out, context);
   const MatrixView x(a.x, "activation: x");
   const int64_t cols = a.sizes<int64_t>().back();
-  run(quire::ActivationProblem{.activation = *a.activation,
-                               .x = x.matrix(),
-                               .out = destination(a.out(), out.data(), x.matrix().rows, cols, "activation")});
+  quire::activation({.activation = *a.activation,
+                     .x = x.matrix(),
+                     .out = destination(a.out(), out.data(), x.matrix().rows, cols, "activation")},
+                    context);
 }
 
-void ActivationBwd::cpu(const Args& a, op::Tensors<1>& out) {
+void ActivationBwd::run(const Args& a, op::Tensors<1>& out, const quire::Context& context) {
   const MatrixView x(a.x, "activation_bwd: x"), dy(a.dy, "activation_bwd: dy");
-  run(quire::ActivationGradProblem{
-      .activation = *a.activation, .dy = dy.matrix(), .x = x.matrix(), .dx = mutable_matrix(out[0])});
+  quire::activation_grad(
+      {.activation = *a.activation, .dy = dy.matrix(), .x = x.matrix(), .dx = mutable_matrix(out[0])}, context);
 }
 
 op::Tensors<7> Activation::inference(const Args& a) {

@@ -57,7 +57,7 @@ struct ActivationFwd : OpBase {
     if (a.offsets) give_group_sizes<Int>(a, r);
     return r;
   }
-  static void cpu(const Args& a, op::Tensors<7>& out);
+  static void run(const Args& a, op::Tensors<7>& out, const quire::Context& context);
 
  private:
   template <class Int>
@@ -97,7 +97,7 @@ struct ActivationBwd : OpBase {
     r.sizes.append(op::sizes<Int>(a.x).begin(), op::sizes<Int>(a.x).end());
     return {r};
   }
-  static void cpu(const Args& a, op::Tensors<1>& out);
+  static void run(const Args& a, op::Tensors<1>& out, const quire::Context& context);
 };
 
 /// The differentiable operator. Where y is not wanted it is a carrier, with_carrier(). x is kept for backward.

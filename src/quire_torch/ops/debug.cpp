@@ -51,7 +51,7 @@ void check_swizzled(const DebugUnswizzle::Args& a, int64_t rows, int64_t cols) {
 
 }  // namespace
 
-void DebugCast::cpu(const Args& a, op::Tensors<1>& out) {
+void DebugCast::run(const Args& a, op::Tensors<1>& out, const quire::Context&) {
   const quire::FloatMode mode;
   const quire::FormatRow& f = element_format(a.format);
   const std::vector<float> x = widened(a.x, "debug_cast: x");
@@ -59,7 +59,7 @@ void DebugCast::cpu(const Args& a, op::Tensors<1>& out) {
   for (size_t i = 0; i < x.size(); ++i) codes[i] = static_cast<uint8_t>(quire::encode(f, x[i]));
 }
 
-void DebugRht::cpu(const Args& a, op::Tensors<1>& out) {
+void DebugRht::run(const Args& a, op::Tensors<1>& out, const quire::Context&) {
   const quire::FloatMode mode;
   const std::vector<float> x = widened(a.x, "debug_rht: x");
   const int64_t k = out[0].size(0), tokens = out[0].size(1), m = k ? static_cast<int64_t>(x.size()) / k : 0;
@@ -74,7 +74,7 @@ void DebugRht::cpu(const Args& a, op::Tensors<1>& out) {
     }
 }
 
-void DebugSwizzle::cpu(const Args& a, op::Tensors<1>& out) {
+void DebugSwizzle::run(const Args& a, op::Tensors<1>& out, const quire::Context&) {
   const at::Tensor scale = a.scale.contiguous();
   out[0].zero_();
   const auto* from = scale.const_data_ptr<uint8_t>();
@@ -84,7 +84,7 @@ void DebugSwizzle::cpu(const Args& a, op::Tensors<1>& out) {
     for (int64_t j = 0; j < cols; ++j) to[quire::swizzled_offset(i, j, cols)] = from[i * cols + j];
 }
 
-void DebugUnswizzle::cpu(const Args& a, op::Tensors<1>& out) {
+void DebugUnswizzle::run(const Args& a, op::Tensors<1>& out, const quire::Context&) {
   const int64_t rows = out[0].size(0), cols = out[0].size(1);
   check_swizzled(a, rows, cols);
   const at::Tensor swizzled = a.swizzled.contiguous();
@@ -94,7 +94,7 @@ void DebugUnswizzle::cpu(const Args& a, op::Tensors<1>& out) {
     for (int64_t j = 0; j < cols; ++j) to[i * cols + j] = from[quire::swizzled_offset(i, j, cols)];
 }
 
-void DebugPhilox::cpu(const Args& a, op::Tensors<1>& out) {
+void DebugPhilox::run(const Args& a, op::Tensors<1>& out, const quire::Context&) {
   const at::Tensor blocks = a.blocks.contiguous();
   auto* words = out[0].mutable_data_ptr<int64_t>();
   for (int64_t i = 0; i < blocks.numel(); ++i) {
@@ -104,7 +104,7 @@ void DebugPhilox::cpu(const Args& a, op::Tensors<1>& out) {
   }
 }
 
-void DebugDelayedUpdate::cpu(const Args& a, op::Tensors<2>& out) {
+void DebugDelayedUpdate::run(const Args& a, op::Tensors<2>& out, const quire::Context&) {
   const quire::FloatMode mode;
   const bool newest = a.algorithm == "most_recent";
   quire::check(newest || a.algorithm == "max", "debug_delayed_update: unknown algorithm '", a.algorithm,

@@ -22,7 +22,7 @@ struct DebugCast : OpBase {
     const auto s = op::sizes<Int>(a.x);
     return {op::Result<Int>{{s.begin(), s.end()}, at::kByte}};
   }
-  static void cpu(const Args& a, op::Tensors<1>& out);
+  static void run(const Args& a, op::Tensors<1>& out, const quire::Context& context);
 };
 
 /// The 16-token Hadamard transform of x [M, K]: bf16 [K, 16 ceil(M / 16)] (numerics.md 0.10).
@@ -42,7 +42,7 @@ struct DebugRht : OpBase {
     const auto s = shape<Int>(a.x);
     return {op::Result<Int>{{s.back(), quire::round_up(quire::product(s, 0, s.size() - 1), 16)}, at::kBFloat16}};
   }
-  static void cpu(const Args& a, op::Tensors<1>& out);
+  static void run(const Args& a, op::Tensors<1>& out, const quire::Context& context);
 };
 
 /// A scale matrix uint8 [rows, cols] in the padded 128x4 layout (numerics.md 4.5); the padding is zero.
@@ -64,7 +64,7 @@ struct DebugSwizzle : OpBase {
                              quire::round_up(op::size<Int>(a.scale, 1), quire::kSwizzleCols)},
                             at::kByte}};
   }
-  static void cpu(const Args& a, op::Tensors<1>& out);
+  static void run(const Args& a, op::Tensors<1>& out, const quire::Context& context);
 };
 
 /// The inverse of DebugSwizzle for a matrix of [rows, cols].
@@ -83,7 +83,7 @@ struct DebugUnswizzle : OpBase {
   static std::array<op::Result<Int>, 1> results(const Args& a) {
     return {op::Result<Int>{{op::as<Int>(a.rows), op::as<Int>(a.cols)}, at::kByte}};
   }
-  static void cpu(const Args& a, op::Tensors<1>& out);
+  static void run(const Args& a, op::Tensors<1>& out, const quire::Context& context);
 };
 
 /// The four Philox words (as int64) of each block index (int64 [n]), numerics.md 0.11.
@@ -105,7 +105,7 @@ struct DebugPhilox : OpBase {
                  " dimensions");
     return {op::Result<Int>{{op::size<Int>(a.blocks, 0), Int(4)}, at::kLong}};
   }
-  static void cpu(const Args& a, op::Tensors<1>& out);
+  static void run(const Args& a, op::Tensors<1>& out, const quire::Context& context);
 };
 
 /// One update of the delayed-scaling state (numerics.md 1.6), out of place. history [L, n], scale [n], amax [n] = the
@@ -138,7 +138,7 @@ struct DebugDelayedUpdate : OpBase {
     const Int l = op::size<Int>(a.history, 0), n = op::size<Int>(a.history, 1);
     return {op::Result<Int>{{l, n}, at::kFloat}, op::Result<Int>{{n}, at::kFloat}};
   }
-  static void cpu(const Args& a, op::Tensors<2>& out);
+  static void run(const Args& a, op::Tensors<2>& out, const quire::Context& context);
 };
 
 }  // namespace quire_torch

@@ -2,10 +2,9 @@
 
 #include <algorithm>
 #include <array>
-#include <cmath>
+#include <vector>
 
-#include "quire/base/float_mode.h"
-#include "quire/spec/delayed.h"
+#include "quire/state/state.h"
 
 namespace quire_torch {
 namespace {
@@ -24,20 +23,7 @@ void check_usage(const at::Tensor& t, const char* what) {
 }
 
 int64_t* usage_of(const at::Tensor& t) { return static_cast<int64_t*>(t.mutable_data_ptr()); }
-
-void collect(float* slots, const at::Tensor& values) {
-  const float* value = values.const_data_ptr<float>();
-  for (int64_t i = 0; i < values.numel(); ++i) slots[i] = std::fmax(slots[i], value[i]);
-}
-
-/// The row of a state's rule in the table, or null.
-const double* find_rule(const at::Tensor& rules, const at::Tensor& usage) {
-  const auto number = static_cast<double>(*usage.const_data_ptr<int64_t>());
-  const double* row = rules.const_data_ptr<double>();
-  for (int64_t i = 0; i < rules.size(0) && row[kNumber] != 0; ++i, row += kRuleColumns)
-    if (row[kNumber] == number) return row;
-  return nullptr;
-}
+float* floats(const at::Tensor& t) { return static_cast<float*>(t.mutable_data_ptr()); }
 
 void check_entries(const DelayedUpdate::Args& a) {
   const size_t n = a.history.value.size();
@@ -46,9 +32,9 @@ void check_entries(const DelayedUpdate::Args& a) {
             (a.reduced.empty() || a.reduced.size() == n),
         "delayed_update_: every list must have one entry a state; got ", n, " of history, ", sizes[0], " of scale, ",
         sizes[1], " of amax, ", sizes[2], " of usage, ", a.reduced.size(), " of reduced (which may have none)");
-  check(a.rules.scalar_type() == at::kDouble && a.rules.dim() == 2 && a.rules.size(1) == kRuleColumns &&
+  check(a.rules.scalar_type() == at::kDouble && a.rules.dim() == 2 && a.rules.size(1) == quire::kRuleColumns &&
             a.rules.is_contiguous(),
-        "delayed_update_: rules must be a contiguous float64 table of ", int64_t{kRuleColumns}, " columns, got ",
+        "delayed_update_: rules must be a contiguous float64 table of ", int64_t{quire::kRuleColumns}, " columns, got ",
         a.rules.scalar_type(), " ", a.rules.sizes());
   for (size_t i = 0; i < n; ++i) {
     const at::Tensor& h = a.history.value[i];
@@ -58,39 +44,12 @@ void check_entries(const DelayedUpdate::Args& a) {
     check_vector(a.amax.value[i], h.size(1), "delayed_update_: amax");
     if (!a.reduced.empty()) check_vector(a.reduced[i], h.size(1), "delayed_update_: reduced");
     check_usage(a.usage.value[i], "delayed_update_: usage");
-    const double* rule = find_rule(a.rules, a.usage.value[i]);
-    check(!rule || (rule[kLength] >= 1 && rule[kLength] <= static_cast<double>(h.size(0))),
-          "delayed_update_: a rule's length must be from 1 to the rows of the history, ", h.size(0), "; got ",
-          rule ? rule[kLength] : 0);
-  }
-}
-
-/// One state, slot by slot: its amaxes become row 0, which the update rolls on.
-void end_step(const DelayedUpdate::Args& a, size_t i, const double* row) {
-  const quire::DelayedRule rule{
-      .algorithm = row[kMostRecent] != 0 ? quire::AmaxAlgorithm::most_recent : quire::AmaxAlgorithm::max,
-      .largest = static_cast<float>(row[a.backward ? kLargestBackward : kLargestForward]),
-      .margin = static_cast<int>(row[kMargin])};
-  const at::Tensor& h = a.history.value[i];
-  const int64_t slots = h.size(1), rows = h.size(0), length = static_cast<int64_t>(row[kLength]);
-  auto* history = static_cast<float*>(h.mutable_data_ptr());
-  auto* scale = static_cast<float*>(a.scale.value[i].mutable_data_ptr());
-  auto* amax = static_cast<float*>(a.amax.value[i].mutable_data_ptr());
-  const float* reduced = a.reduced.empty() ? amax : a.reduced[i].const_data_ptr<float>();
-  int64_t& in_use = usage_of(a.usage.value[i])[a.backward ? 2 : 1];
-  if (in_use > length) std::fill(history + length * slots, history + std::min(in_use, rows) * slots, 0.0F);
-  in_use = length;
-  for (int64_t s = 0; s < slots; ++s) {
-    history[s] = amax[s];
-    scale[s] =
-        quire::delayed_update(rule, {.data = history + s, .length = length, .stride = slots}, reduced[s], scale[s]);
-    amax[s] = history[s];
   }
 }
 
 }  // namespace
 
-void DelayedCollect::cpu(const Args& a) {
+void DelayedCollect::run(const Args& a, const quire::Context& context) {
   const at::Tensor &amax = a.amax.value, &rule = a.rule;
   check(amax.scalar_type() == at::kFloat && amax.dim() == 1 && amax.size(0) >= 2 && amax.is_contiguous(),
         "delayed_collect_: amax must be a contiguous float32 vector of x, w and y, each for all groups, got ",
@@ -101,17 +60,30 @@ void DelayedCollect::cpu(const Args& a) {
   const int64_t groups = std::max<int64_t>(1, amax.size(0) / 3);
   check_vector(a.x_amax, groups, "delayed_collect_: x_amax");
   if (a.w_amax) check_vector(*a.w_amax, groups, "delayed_collect_: w_amax");
-  auto* slots = static_cast<float*>(amax.mutable_data_ptr());
-  collect(slots, a.x_amax);
-  if (a.w_amax) collect(slots + groups, *a.w_amax);
-  usage_of(a.usage.value)[0] = *rule.const_data_ptr<int64_t>();
+  float* const slots = floats(amax);
+  quire::maximum({.to = slots, .values = floats(a.x_amax), .count = groups}, context);
+  if (a.w_amax) quire::maximum({.to = slots + groups, .values = floats(*a.w_amax), .count = groups}, context);
+  quire::copy_number({.to = usage_of(a.usage.value), .from = rule.const_data_ptr<int64_t>()}, context);
 }
 
-void DelayedUpdate::cpu(const Args& a) {
-  const quire::FloatMode mode;
+void DelayedUpdate::run(const Args& a, const quire::Context& context) {
   check_entries(a);
-  for (size_t i = 0; i < a.history.value.size(); ++i)
-    if (const double* rule = find_rule(a.rules, a.usage.value[i])) end_step(a, i, rule);
+  std::vector<quire::DelayedState> states;
+  for (size_t i = 0; i < a.history.value.size(); ++i) {
+    const at::Tensor &history = a.history.value[i], &amax = a.amax.value[i];
+    states.push_back({.history = floats(history),
+                      .scale = floats(a.scale.value[i]),
+                      .amax = floats(amax),
+                      .reduced = floats(a.reduced.empty() ? amax : a.reduced[i]),
+                      .usage = usage_of(a.usage.value[i]),
+                      .rows = history.size(0),
+                      .slots = history.size(1)});
+  }
+  quire::delayed_update({.states = states,
+                         .rules = a.rules.const_data_ptr<double>(),
+                         .rule_count = a.rules.size(0),
+                         .backward = a.backward},
+                        context);
 }
 
 }  // namespace quire_torch

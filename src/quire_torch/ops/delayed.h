@@ -26,13 +26,11 @@ struct DelayedCollect : OpBase {
                    op::field<&Args::x_amax>("x_amax"), op::field<&Args::w_amax>("w_amax")};
   };
   static constexpr auto kResults = op::kNoResults;
-  static void cpu(const Args& a);
+  static void run(const Args& a, const quire::Context& context);
 };
 
-/// Columns of `rules`, a float64 table with one row a rule; the first row whose number is 0 ends it.
-enum RuleColumn : int64_t { kNumber, kLength, kMostRecent, kMargin, kLargestForward, kLargestBackward, kRuleColumns };
-
-/// Ends a step of one direction (numerics.md 1.6) for each state whose rule is in `rules`; the others are left alone.
+/// Ends a step of one direction (numerics.md 1.6) for each state whose rule is in `rules`, a table of
+/// quire::RuleColumn; the others are left alone.
 /// One entry a state in each list; reduced [n] is its amax after a reduction over devices, or the list is empty. Of a
 /// history the rule's `length` rows are used and the others zeroed, so that the length may change between steps
 /// (numerics.md 1.4). Nothing is changed if anything does not fit.
@@ -49,7 +47,7 @@ struct DelayedUpdate : OpBase {
                                                op::field<&Args::backward>("backward")};
   };
   static constexpr auto kResults = op::kNoResults;
-  static void cpu(const Args& a);
+  static void run(const Args& a, const quire::Context& context);
 };
 
 }  // namespace quire_torch

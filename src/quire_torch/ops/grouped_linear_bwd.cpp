@@ -5,7 +5,7 @@
 
 #include <limits>
 
-#include "quire_torch/ops/observe.h"
+#include "quire/gemm/gemm.h"
 
 namespace quire_torch {
 namespace {
@@ -14,7 +14,8 @@ using quire::Direction;
 using Sides = std::vector<quire::Side>;
 
 /// dy of each group, in the directions that are needed.
-GroupedCodes quantize_dy(const GroupedLinearBwd::Args& a, const Groups& groups, op::Tensors<6>& out) {
+GroupedCodes quantize_dy(const GroupedLinearBwd::Args& a, const Groups& groups, op::Tensors<6>& out,
+                         const quire::Context& context) {
   const MatrixView dy(a.dy, "grouped_linear_bwd: dy");
   const auto count = static_cast<int64_t>(groups.size());
   return quantize_groups(rows_of(dy.matrix(), groups), groups, dy.matrix().cols,
@@ -26,10 +27,12 @@ GroupedCodes quantize_dy(const GroupedLinearBwd::Args& a, const Groups& groups, 
                           .random = randomness(a.recipe->dy, a.sr_state),
                           .scale = group_scales(a.bwd_scale, 2, count, 0, "grouped_linear_bwd: bwd_scale"),
                           .results = std::span(out).subspan(3, 3),
-                          .kept = a.needs & kKeepsDy ? std::optional(Direction::columnwise) : std::nullopt});
+                          .kept = a.needs & kKeepsDy ? std::optional(Direction::columnwise) : std::nullopt},
+                         context);
 }
 
-void multiply_dx(const GroupedLinearBwd::Args& a, const Groups& groups, const Sides& dy, at::Tensor& dx) {
+void multiply_dx(const GroupedLinearBwd::Args& a, const Groups& groups, const Sides& dy, at::Tensor& dx,
+                 const quire::Context& context) {
   const int64_t n = a.dy.size(-1), k = op::as<int64_t>(a.in_features);
   const Groups experts = Groups::equal(static_cast<int64_t>(groups.size()), n);
   const GroupedLayout dy_layout{a.recipe->dy, groups, n, Direction::rowwise},
@@ -43,9 +46,10 @@ void multiply_dx(const GroupedLinearBwd::Args& a, const Groups& groups, const Si
     auto* data = static_cast<char*>(m.data) + groups.begin(e) * k * size_of(m.dtype);
     products.push_back({.a = grouped_operand(dy, dy_layout, e),
                         .b = grouped_operand(w, w_layout, e),
-                        .out = {data, m.dtype, groups.rows(e), k, k}});
+                        .out = {data, m.dtype, groups.rows(e), k, k},
+                        .role = quire::kDgrad});
   }
-  run(kDgrad, products);
+  quire::gemm_each(products, context);
 }
 
 /// Columnwise codes of a gradient's two operands.
@@ -55,7 +59,8 @@ struct WgradOperands {
 };
 
 /// dw of each group, written or added.
-void multiply_dw(const Groups& groups, const WgradOperands& codes, const op::TensorList& dw, bool add) {
+void multiply_dw(const WgradOperands& codes, const op::TensorList& dw, bool add, const quire::Context& context) {
+  const Groups& groups = codes.dy_layout.groups;
   std::vector<quire::GemmProblem> products;
   for (size_t e = 0; e < groups.size(); ++e) {
     at::Tensor part = member(dw, e, 2);
@@ -67,9 +72,10 @@ void multiply_dw(const Groups& groups, const WgradOperands& codes, const op::Ten
     products.push_back({.a = grouped_operand(codes.dy, codes.dy_layout, e),
                         .b = grouped_operand(codes.x, codes.x_layout, e),
                         .out = out,
-                        .addend = add ? out.data : nullptr});
+                        .addend = add ? out.data : nullptr,
+                        .role = quire::kWgrad});
   }
-  run(kWgrad, products);
+  quire::gemm_each(products, context);
 }
 
 /// Throws unless main_grad has something for each group.
@@ -82,32 +88,32 @@ void check_count(const op::TensorList& main_grad, int64_t groups, const char* op
 
 }  // namespace
 
-void GroupedLinearBwd::cpu(const Args& a, op::Tensors<6>& out) {
+void GroupedLinearBwd::run(const Args& a, op::Tensors<6>& out, const quire::Context& context) {
   const auto sizes = shape<int64_t>(a.dy);
   const Groups groups(a.offsets, quire::product(sizes, 0, sizes.size() - 1), "grouped_linear_bwd");
   if (a.needs & (kNeedsX | kNeedsW | kKeepsDy)) {
-    const GroupedCodes dy = quantize_dy(a, groups, out);
-    if (a.needs & kNeedsX) multiply_dx(a, groups, dy.rows, out[0]);
+    const GroupedCodes dy = quantize_dy(a, groups, out, context);
+    if (a.needs & kNeedsX) multiply_dx(a, groups, dy.rows, out[0], context);
     const GroupedLayout dy_layout{a.recipe->dy, groups, a.dy.size(-1), Direction::columnwise},
         x_layout{a.recipe->x, groups, op::as<int64_t>(a.in_features), Direction::columnwise};
     if (a.needs & kNeedsW)
-      multiply_dw(groups,
-                  {dy.columns, grouped_sides(Three{a.x_data, a.x_scale, a.x_amax}, x_layout, "grouped_linear_bwd: x"),
+      multiply_dw({dy.columns, grouped_sides(Three{a.x_data, a.x_scale, a.x_amax}, x_layout, "grouped_linear_bwd: x"),
                    dy_layout, x_layout},
-                  {out[1]}, false);
+                  {out[1]}, false, context);
   }
   if (!(a.needs & kNeedsBias)) return;
   const MatrixView dy(a.dy, "grouped_linear_bwd: dy");
   const auto parts = rows_of(dy.matrix(), groups);
   const quire::MutableMatrix dbias = mutable_matrix(out[2]);
   for (size_t e = 0; e < parts.size(); ++e)
-    run(quire::ColumnSumProblem{
-        .x = parts[e],
-        .out = static_cast<char*>(dbias.data) + static_cast<int64_t>(e) * dbias.cols * size_of(dbias.dtype),
-        .out_dtype = dbias.dtype});
+    quire::column_sum(
+        {.x = parts[e],
+         .out = static_cast<char*>(dbias.data) + static_cast<int64_t>(e) * dbias.cols * size_of(dbias.dtype),
+         .out_dtype = dbias.dtype},
+        context);
 }
 
-void GroupedWgrad::cpu(const Args& a) {
+void GroupedWgrad::run(const Args& a, const quire::Context& context) {
   const op::TensorList& dw = a.main_grad.value;
   const int64_t count = group_count(a.offsets, "grouped_wgrad_");
   check_count(dw, count, "grouped_wgrad_");
@@ -123,17 +129,17 @@ void GroupedWgrad::cpu(const Args& a) {
   const GroupedLayout dy{a.recipe->dy, groups, n, Direction::columnwise},
       x{a.recipe->x, groups, k, Direction::columnwise};
   const Three dy_buffers{a.dy_data, a.dy_scale, a.dy_amax};
-  multiply_dw(groups,
-              {grouped_sides(dy_buffers, dy, "grouped_wgrad_: dy"),
+  multiply_dw({grouped_sides(dy_buffers, dy, "grouped_wgrad_: dy"),
                grouped_sides(Three{a.x_data, a.x_scale, a.x_amax}, x, "grouped_wgrad_: x"), dy, x},
-              dw, !a.overwrite);
+              dw, !a.overwrite, context);
 }
 
-void GroupedAccumulate::cpu(const Args& a) {
+void GroupedAccumulate::run(const Args& a, const quire::Context& context) {
   quire::check(a.value.dim() == 3, "grouped_accumulate_: value must be [groups, N, K], got ", a.value.sizes());
   check_count(a.main_grad.value, a.value.size(0), "grouped_accumulate_");
   for (int64_t e = 0; e < a.value.size(0); ++e)
-    Accumulate::cpu({{member(a.main_grad.value, static_cast<size_t>(e), 2)}, a.value.select(0, e), a.overwrite});
+    Accumulate::run({{member(a.main_grad.value, static_cast<size_t>(e), 2)}, a.value.select(0, e), a.overwrite},
+                    context);
 }
 
 namespace {
@@ -141,15 +147,19 @@ namespace {
 /// w of each group as a matrix that is multiplied: as it came, or the values of its codes.
 class PlainWeights {
  public:
-  PlainWeights(const GroupedPlainBwd::Args& a, int64_t groups)
-      : a_(a), n_(a.dy.size(-1)), k_(op::as<int64_t>(a.in_features)), experts_(Groups::equal(groups, n_)) {
+  PlainWeights(const GroupedPlainBwd::Args& a, int64_t groups, const quire::Context& context)
+      : a_(a),
+        context_(context),
+        n_(a.dy.size(-1)),
+        k_(op::as<int64_t>(a.in_features)),
+        experts_(Groups::equal(groups, n_)) {
     if (a.w.empty() && (a.needs & kNeedsX)) sides_ = given_sides(a.w_buffers, layout(), n_, "grouped_plain_bwd: w");
   }
 
   at::Tensor operator[](size_t group) const {
     if (!a_.w.empty()) return member(a_.w, group, 2).to(a_.dtype);
-    at::Tensor values = op::allocate(at::IntArrayRef({n_, k_}), at::device(at::kCPU).dtype(a_.dtype));
-    decode_group(sides_, layout(), group, mutable_matrix(values));
+    at::Tensor values = op::allocate(at::IntArrayRef({n_, k_}), a_.dy.options().dtype(a_.dtype));
+    decode_group({sides_, layout(), group}, mutable_matrix(values), context_);
     return values;
   }
 
@@ -157,6 +167,7 @@ class PlainWeights {
   GroupedLayout layout() const { return {(*a_.recipe)->w, experts_, k_, Direction::rowwise}; }
 
   const GroupedPlainBwd::Args& a_;
+  const quire::Context& context_;
   int64_t n_, k_;
   Groups experts_;
   Sides sides_;
@@ -164,10 +175,10 @@ class PlainWeights {
 
 }  // namespace
 
-void GroupedPlainBwd::cpu(const Args& a, op::Tensors<3>& out) {
+void GroupedPlainBwd::run(const Args& a, op::Tensors<3>& out, const quire::Context& context) {
   const at::Tensor dy = a.dy.reshape({-1, a.dy.size(-1)}), g = dy.to(a.dtype);
   const Groups groups(a.offsets, dy.size(0), "grouped_plain_bwd");
-  const PlainWeights w(a, static_cast<int64_t>(groups.size()));
+  const PlainWeights w(a, static_cast<int64_t>(groups.size()), context);
   at::Tensor x;
   if (a.needs & kNeedsW) {
     x = a.x.reshape({-1, op::as<int64_t>(a.in_features)});

@@ -62,7 +62,7 @@ struct GroupedLinearBwd : OpBase {
     if (a.bwd_scale) q[2] = {{Int(groups)}, at::kFloat};
     return {dx, dw, dbias, q[0], q[1], q[2]};
   }
-  static void cpu(const Args& a, op::Tensors<6>& out);
+  static void run(const Args& a, op::Tensors<6>& out, const quire::Context& context);
 };
 
 /// dw of each group, of columnwise buffers that grouped_linear_bwd (kKeepsDy) and grouped_linear_fwd returned, added to
@@ -84,7 +84,7 @@ struct GroupedWgrad : OpBase {
                    op::field<&Args::recipe>("recipe"),       op::field<&Args::overwrite>("overwrite", "False")};
   };
   static constexpr auto kResults = op::kNoResults;
-  static void cpu(const Args& a);
+  static void run(const Args& a, const quire::Context& context);
 };
 
 /// value [E, N, K] added to main_grad, or written over it, as accumulate_ does with one matrix.
@@ -99,7 +99,7 @@ struct GroupedAccumulate : OpBase {
                    op::field<&Args::overwrite>("overwrite", "False")};
   };
   static constexpr auto kResults = op::kNoResults;
-  static void cpu(const Args& a);
+  static void run(const Args& a, const quire::Context& context);
 };
 
 /// The same gradients as products of plain x and w, in `dtype`: what a layer without a recipe computes, and
@@ -139,7 +139,7 @@ struct GroupedPlainBwd : OpBase {
                       {op::size<Int>(a.dy, -1), op::as<Int>(a.in_features)}, "grouped_plain_bwd: w", a.dy.device());
     return gradients;
   }
-  static void cpu(const Args& a, op::Tensors<3>& out);
+  static void run(const Args& a, op::Tensors<3>& out, const quire::Context& context);
 };
 
 }  // namespace quire_torch

@@ -5,7 +5,8 @@
 
 #include <deque>
 
-#include "quire_torch/ops/observe.h"
+#include "quire/gemm/gemm.h"
+#include "quire/quantize/fingerprint.h"
 
 namespace quire_torch {
 namespace {
@@ -13,7 +14,7 @@ namespace {
 using quire::Direction;
 
 /// Codes that are kept over steps are refused once their tensor has changed, however it was written.
-void check_fresh(const GroupedLinearFwd::Args& a, const Groups& groups) {
+void check_fresh(const GroupedLinearFwd::Args& a, const Groups& groups, const quire::Context& context) {
   if (!a.w_fingerprint) return;
   const at::Tensor& made = *a.w_fingerprint;
   quire::check(made.scalar_type() == at::kLong && made.numel() == static_cast<int64_t>(groups.size()) &&
@@ -23,7 +24,8 @@ void check_fresh(const GroupedLinearFwd::Args& a, const Groups& groups) {
   for (size_t e = 0; e < groups.size(); ++e) {
     if (groups.rows(e) == 0) continue;
     const MatrixView w(member(a.w, e, 2), "grouped_linear: w");
-    check_same_weight(made.const_data_ptr<int64_t>()[e], w.matrix(), "grouped_linear");
+    const int64_t* expected = made.const_data_ptr<int64_t>() + e;
+    quire::fingerprint({.x = w.matrix(), .expected = expected, .what = "grouped_linear"}, context);
   }
 }
 
@@ -56,7 +58,8 @@ std::vector<quire::Side> given_x(const GroupedLinearFwd::Args& a, const Groups& 
 }
 
 /// x of each group, rowwise; in the other direction too where that is saved.
-GroupedCodes quantize_x(const GroupedLinearFwd::Args& a, const Groups& groups, op::Tensors<7>& out) {
+GroupedCodes quantize_x(const GroupedLinearFwd::Args& a, const Groups& groups, op::Tensors<7>& out,
+                        const quire::Context& context) {
   const MatrixView x(a.x, "grouped_linear: x");
   const auto count = static_cast<int64_t>(groups.size());
   const auto kept = saved(a, kSaveX);
@@ -68,11 +71,13 @@ GroupedCodes quantize_x(const GroupedLinearFwd::Args& a, const Groups& groups, o
                           .columnwise = kept == Direction::columnwise,
                           .scale = group_scales(a.fwd_scale, 3, count, 0, "grouped_linear: fwd_scale"),
                           .results = std::span(out).subspan(1, 3),
-                          .kept = kept});
+                          .kept = kept},
+                         context);
 }
 
 /// w of each group; where neither backward nor delayed scaling want the others, of those that have tokens.
-GroupedCodes quantize_w(const GroupedLinearFwd::Args& a, const Groups& groups, op::Tensors<7>& out) {
+GroupedCodes quantize_w(const GroupedLinearFwd::Args& a, const Groups& groups, op::Tensors<7>& out,
+                        const quire::Context& context) {
   const int64_t n = op::as<int64_t>(a.out_features), k = a.x.size(-1);
   const auto count = static_cast<int64_t>(groups.size());
   const auto kept = saved(a, kSaveW);
@@ -91,7 +96,8 @@ GroupedCodes quantize_w(const GroupedLinearFwd::Args& a, const Groups& groups, o
                           .columnwise = kept == Direction::columnwise,
                           .scale = group_scales(a.fwd_scale, 3, count, 1, "grouped_linear: fwd_scale"),
                           .results = std::span(out).subspan(4, 3),
-                          .kept = kept});
+                          .kept = kept},
+                         context);
 }
 
 }  // namespace
@@ -100,24 +106,24 @@ at::Tensor member(const op::TensorList& list, size_t group, int64_t rank) {
   return list[0].dim() > rank ? list[0].select(0, static_cast<int64_t>(group)) : list[group];
 }
 
-void GroupedLinearFwd::cpu(const Args& a, op::Tensors<7>& out) {
+void GroupedLinearFwd::run(const Args& a, op::Tensors<7>& out, const quire::Context& context) {
   const int64_t n = op::as<int64_t>(a.out_features), k = a.x.size(-1);
   const quire::MutableMatrix y = mutable_matrix(out[0]);
   const Groups groups(a.offsets, y.rows, "grouped_linear");
   zero_beyond(out[0], groups);
   if (!a.recipe->has_value()) return plain(a, groups, out[0]);
-  check_fresh(a, groups);
+  check_fresh(a, groups, context);
   const quire::LinearSpec& recipe = **a.recipe;
   const Groups experts = Groups::equal(static_cast<int64_t>(groups.size()), n);
   const GroupedLayout x_layout{recipe.x, groups, k, Direction::rowwise},
       w_layout{recipe.w, experts, k, Direction::rowwise};
   GroupedCodes x, w;
   if (a.x_buffers.empty())
-    x = quantize_x(a, groups, out);
+    x = quantize_x(a, groups, out, context);
   else
     x.rows = given_x(a, groups, k);
   if (a.w_buffers.empty())
-    w = quantize_w(a, groups, out);
+    w = quantize_w(a, groups, out, context);
   else
     w.rows = given_sides(a.w_buffers, w_layout, n, "grouped_linear: w");
   std::deque<MatrixView> biases;
@@ -127,14 +133,15 @@ void GroupedLinearFwd::cpu(const Args& a, op::Tensors<7>& out) {
     auto* rows = static_cast<char*>(y.data) + groups.begin(e) * n * size_of(y.dtype);
     quire::GemmProblem p{.a = grouped_operand(x.rows, x_layout, e),
                          .b = grouped_operand(w.rows, w_layout, e),
-                         .out = {rows, y.dtype, groups.rows(e), n, n}};
+                         .out = {rows, y.dtype, groups.rows(e), n, n},
+                         .role = quire::kFprop};
     if (!a.bias.empty()) {
       const quire::Matrix& bias = biases.emplace_back(member(a.bias, e, 1), "grouped_linear: bias").matrix();
       p.bias = bias.data, p.bias_dtype = bias.dtype;
     }
     products.push_back(p);
   }
-  run(kFprop, products);
+  quire::gemm_each(products, context);
 }
 
 }  // namespace quire_torch

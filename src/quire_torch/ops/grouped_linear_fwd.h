@@ -91,7 +91,7 @@ struct GroupedLinearFwd : OpBase {
     if (a.fwd_scale && a.w_buffers.empty()) kept_w[2] = amax;
     return {y, kept_x[0], kept_x[1], kept_x[2], kept_w[0], kept_w[1], kept_w[2]};
   }
-  static void cpu(const Args& a, op::Tensors<7>& out);
+  static void run(const Args& a, op::Tensors<7>& out, const quire::Context& context);
 
  private:
   template <class Int>

@@ -32,7 +32,7 @@ struct GroupedQuantize : OpBase {
     if (a.scale) r[2] = {{Int(groups)}, at::kFloat};
     return r;
   }
-  static void cpu(const Args& a, op::Tensors<3>& out);
+  static void run(const Args& a, op::Tensors<3>& out, const quire::Context& context);
 };
 
 /// Rowwise codes of groups as values, [*, K] of `shape`; rows that belong to no group are zero.
@@ -61,7 +61,7 @@ struct GroupedDequantize : OpBase {
     for (const auto& n : a.shape) r.sizes.push_back(op::as<Int>(n));
     return {r};
   }
-  static void cpu(const Args& a, op::Tensors<1>& out);
+  static void run(const Args& a, op::Tensors<1>& out, const quire::Context& context);
 };
 
 }  // namespace quire_torch

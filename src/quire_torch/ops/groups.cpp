@@ -2,7 +2,7 @@
 
 #include <cstring>
 
-#include "quire_torch/ops/observe.h"
+#include "quire/quantize/quantize.h"
 
 namespace quire_torch {
 
@@ -168,17 +168,18 @@ quire::Operand grouped_operand(const std::vector<quire::Side>& sides, const Grou
           .amax = sides[group].amax};
 }
 
-void decode_group(const std::vector<quire::Side>& sides, const GroupedLayout& layout, size_t group,
-                  const quire::MutableMatrix& out) {
+void decode_group(const GroupCodes& codes, const quire::MutableMatrix& out, const quire::Context& context) {
+  const auto& [sides, layout, group] = codes;
   if (layout.groups.rows(group) == 0) return;
-  run(quire::DequantizeProblem{.spec = layout.spec,
-                               .direction = layout.direction,
-                               .rows = layout.groups.rows(group),
-                               .cols = layout.k,
-                               .data = sides[group].data,
-                               .scale = sides[group].scale,
-                               .amax = sides[group].amax,
-                               .out = out});
+  quire::dequantize({.spec = layout.spec,
+                     .direction = layout.direction,
+                     .rows = layout.groups.rows(group),
+                     .cols = layout.k,
+                     .data = sides[group].data,
+                     .scale = sides[group].scale,
+                     .amax = sides[group].amax,
+                     .out = out},
+                    context);
 }
 
 namespace {
@@ -200,7 +201,7 @@ std::array<at::Tensor, 3> fresh_buffers(const GroupedRole& q, const GroupedLayou
   std::array<at::Tensor, 3> out;
   for (size_t i = 0; i < 3; ++i) {
     const bool result = kept || (i == 2 && q.scale);
-    out[i] = result ? q.results[i] : op::allocate(at::IntArrayRef({used[i]}), at::device(at::kCPU).dtype(dtypes[i]));
+    out[i] = result ? q.results[i] : op::allocate(at::IntArrayRef({used[i]}), q.results[i].options().dtype(dtypes[i]));
   }
   clear_unwritten(out, layout);
   return out;
@@ -215,7 +216,7 @@ void clear_unwritten(std::span<const at::Tensor> three, const GroupedLayout& lay
 }
 
 GroupedCodes quantize_groups(const std::vector<quire::Matrix>& matrices, const Groups& groups, int64_t k,
-                             const GroupedRole& q) {
+                             const GroupedRole& q, const quire::Context& context) {
   GroupedCodes codes;
   if (q.rowwise) {
     const GroupedLayout layout{q.spec, groups, k, Direction::rowwise};
@@ -237,9 +238,10 @@ GroupedCodes quantize_groups(const std::vector<quire::Matrix>& matrices, const G
                         .rowwise = q.rowwise ? codes.rows[e] : quire::Side{},
                         .columnwise = q.columnwise ? codes.columns[e] : quire::Side{},
                         .random = random,
-                        .scale = q.scale ? q.scale + e : nullptr});
+                        .scale = q.scale ? q.scale + e : nullptr,
+                        .role = q.role});
   }
-  run(q.role, problems);
+  quire::quantize_each(problems, context);
   return codes;
 }
 

@@ -91,8 +91,12 @@ std::vector<quire::Side> given_sides(const op::OptionalTensorList& buffers, cons
 quire::Operand grouped_operand(const std::vector<quire::Side>& sides, const GroupedLayout& layout, size_t group);
 
 /// The values of a group's rowwise codes.
-void decode_group(const std::vector<quire::Side>& sides, const GroupedLayout& layout, size_t group,
-                  const quire::MutableMatrix& out);
+struct GroupCodes {
+  const std::vector<quire::Side>& sides;
+  const GroupedLayout& layout;
+  size_t group;
+};
+void decode_group(const GroupCodes& codes, const quire::MutableMatrix& out, const quire::Context& context);
 
 /// How the matrices of several groups are quantized, all of them alike.
 struct GroupedRole {
@@ -117,6 +121,6 @@ struct GroupedCodes {
 /// Quantizes a matrix of each group, [rows of the group, k]; those of 0 rows are left out. What is not written of the
 /// buffers is zero, so that a call always gives the same bytes.
 GroupedCodes quantize_groups(const std::vector<quire::Matrix>& matrices, const Groups& groups, int64_t k,
-                             const GroupedRole& q);
+                             const GroupedRole& q, const quire::Context& context);
 
 }  // namespace quire_torch

@@ -2,7 +2,7 @@
 
 #include <ATen/ops/add.h>
 
-#include "quire_torch/ops/observe.h"
+#include "quire/gemm/gemm.h"
 #include "quire_torch/ops/state.h"
 
 namespace quire_torch {
@@ -15,7 +15,7 @@ BufferTensors columnwise(const at::Tensor& data, const at::Tensor& scale, const 
 }
 
 /// Quantizes dy; where it is kept, its columnwise buffers are the results of the operator.
-BufferTensors quantize_dy(const LinearBwd::Args& a, op::Tensors<6>& out) {
+BufferTensors quantize_dy(const LinearBwd::Args& a, op::Tensors<6>& out, const quire::Context& context) {
   BufferTensors into;
   if (a.needs & kKeepsDy) {
     for (size_t i = 3; i < 6; ++i) into[i] = out[i];
@@ -29,7 +29,7 @@ BufferTensors quantize_dy(const LinearBwd::Args& a, op::Tensors<6>& out) {
                                              .columnwise = keeps,
                                              .random = randomness(a.recipe->dy, a.sr_state),
                                              .scale = &a.dy_scale},
-                                            into);
+                                            context, into);
   if (a.dy_scale && !(a.needs & kKeepsDy)) out[5].copy_(dy[keeps ? 5 : 2]);
   return dy;
 }
@@ -39,7 +39,8 @@ quire::GemmProblem weight_gradient(const quire::LinearSpec& recipe, const Buffer
                                    int64_t tokens, at::Tensor dw) {
   return {.a = operand(dy, recipe.dy, Direction::columnwise, tokens, dw.size(0)),
           .b = operand(x, recipe.x, Direction::columnwise, tokens, dw.size(1)),
-          .out = mutable_matrix(dw)};
+          .out = mutable_matrix(dw),
+          .role = quire::kWgrad};
 }
 
 }  // namespace
@@ -56,12 +57,10 @@ quire::Randomness randomness(const quire::QuantSpec& dy, const std::optional<at:
     quire::fail("linear_bwd: dy rounds stochastically under '", dy.to_string(),
                 "' and needs sr_state, an int64 [2] tensor {seed, counter}; got none");
   check_sr_state(*sr_state);
-  const int64_t* state = sr_state->const_data_ptr<int64_t>();
-  const auto seed = static_cast<uint64_t>(state[0]), count = static_cast<uint64_t>(state[1]);
-  return {.seed = seed, .rowwise_offset = 2 * count, .columnwise_offset = 2 * count + 1};
+  return {.columnwise_offset = 1, .state = sr_state->const_data_ptr<int64_t>()};
 }
 
-void LinearBwd::cpu(const Args& a, op::Tensors<6>& out) {
+void LinearBwd::run(const Args& a, op::Tensors<6>& out, const quire::Context& context) {
   const int64_t n = a.dy.size(-1), k = op::as<int64_t>(a.in_features);
   const auto sizes = shape<int64_t>(a.dy);
   const int64_t rows = quire::product(sizes, 0, sizes.size() - 1);
@@ -69,20 +68,22 @@ void LinearBwd::cpu(const Args& a, op::Tensors<6>& out) {
   if (a.needs & kNeedsX) check_saved(w, a.recipe->w, {n, k}, "linear_bwd: w");
   if (a.needs & kNeedsW) check_saved(x, a.recipe->x, {rows, k}, "linear_bwd: x");
   if (a.needs & (kNeedsX | kNeedsW | kKeepsDy)) {
-    const BufferTensors dy = quantize_dy(a, out);
+    const BufferTensors dy = quantize_dy(a, out, context);
     if (a.needs & kNeedsX)
-      run(kDgrad, quire::GemmProblem{.a = operand(dy, a.recipe->dy, Direction::rowwise, rows, n),
-                                     .b = operand(w, a.recipe->w, Direction::columnwise, n, k),
-                                     .out = mutable_matrix(out[0])});
-    if (a.needs & kNeedsW) run(kWgrad, weight_gradient(*a.recipe, dy, x, rows, out[1]));
+      quire::gemm({.a = operand(dy, a.recipe->dy, Direction::rowwise, rows, n),
+                   .b = operand(w, a.recipe->w, Direction::columnwise, n, k),
+                   .out = mutable_matrix(out[0]),
+                   .role = quire::kDgrad},
+                  context);
+    if (a.needs & kNeedsW) quire::gemm(weight_gradient(*a.recipe, dy, x, rows, out[1]), context);
   }
   if (a.needs & kNeedsBias) {
     const MatrixView dy(a.dy, "linear_bwd: dy");
-    run(quire::ColumnSumProblem{.x = dy.matrix(), .out = out[2].mutable_data_ptr(), .out_dtype = dy.matrix().dtype});
+    quire::column_sum({.x = dy.matrix(), .out = out[2].mutable_data_ptr(), .out_dtype = dy.matrix().dtype}, context);
   }
 }
 
-void Wgrad::cpu(const Args& a) {
+void Wgrad::run(const Args& a, const quire::Context& context) {
   const at::Tensor& dw = a.main_grad.value;
   const int64_t tokens = op::as<int64_t>(a.tokens);
   check_main_grad(dw, "wgrad_: main_grad");
@@ -92,10 +93,10 @@ void Wgrad::cpu(const Args& a) {
   check_saved(x, a.recipe->x, {tokens, dw.size(1)}, "wgrad_: x");
   quire::GemmProblem product = weight_gradient(*a.recipe, dy, x, tokens, dw);
   if (!a.overwrite) product.addend = product.out.data;
-  run(kWgrad, product);
+  quire::gemm(product, context);
 }
 
-void Accumulate::cpu(const Args& a) {
+void Accumulate::run(const Args& a, const quire::Context&) {
   const at::Tensor& dw = a.main_grad.value;
   check_main_grad(dw, "accumulate_: main_grad");
   quire::check(a.value.sizes() == dw.sizes(), "accumulate_: value must have main_grad's shape ", dw.sizes(), ", got ",

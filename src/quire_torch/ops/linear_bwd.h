@@ -91,11 +91,11 @@ struct LinearBwd : OpBase {
             q[1],
             q[2]};
   }
-  static void cpu(const Args& a, op::Tensors<6>& out);
+  static void run(const Args& a, op::Tensors<6>& out, const quire::Context& context);
 };
 
-/// Where dy's rounding takes its bits in the backward pass that sr_state stands at; none for a spec that rounds to
-/// nearest. Throws where sr_state is absent or wrong.
+/// Where dy's rounding takes its bits in the backward pass that sr_state stands at when the kernel runs; none for a
+/// spec that rounds to nearest. Throws where sr_state is absent or wrong.
 quire::Randomness randomness(const quire::QuantSpec& dy, const std::optional<at::Tensor>& sr_state);
 
 /// Throws unless t is a contiguous float matrix.
@@ -120,7 +120,7 @@ struct Wgrad : OpBase {
                    op::field<&Args::recipe>("recipe"),       op::field<&Args::overwrite>("overwrite", "False")};
   };
   static constexpr auto kResults = op::kNoResults;
-  static void cpu(const Args& a);
+  static void run(const Args& a, const quire::Context& context);
 };
 
 /// main_grad += value, or = value, elementwise in float32 and rounded once to main_grad's dtype.
@@ -135,7 +135,7 @@ struct Accumulate : OpBase {
                    op::field<&Args::overwrite>("overwrite", "False")};
   };
   static constexpr auto kResults = op::kNoResults;
-  static void cpu(const Args& a);
+  static void run(const Args& a, const quire::Context& context);
 };
 
 }  // namespace quire_torch

@@ -79,10 +79,7 @@ struct LinearFwd : OpBase {
     return {y, x_data, x_scale, x_amax, w_data, w_scale, w_amax};
   }
 
-  static void cpu(const Args& a, op::Tensors<7>& out);
+  static void run(const Args& a, op::Tensors<7>& out, const quire::Context& context);
 };
-
-/// Throws unless `fingerprint` is that of w: codes that are kept over steps are refused once their tensor has changed.
-void check_same_weight(int64_t fingerprint, const quire::Matrix& w, const char* op);
 
 }  // namespace quire_torch

@@ -1,6 +1,6 @@
 #include "quire_torch/ops/norm.h"
 
-#include "quire_torch/ops/observe.h"
+#include "quire/pointwise/pointwise.h"
 
 namespace quire_torch {
 namespace {
@@ -27,40 +27,42 @@ Normalization Normalization::parse(std::string_view text) {
   quire::fail("norm: normalization must be 'LayerNorm' or 'RMSNorm', got '", text, "'");
 }
 
-void NormFwd::cpu(const Args& a, op::Tensors<9>& out) {
+void NormFwd::run(const Args& a, op::Tensors<9>& out, const quire::Context& context) {
   const MatrixView x(a.x, "norm: x");
   const std::optional<MatrixView> gamma(std::in_place, a.weight, "norm: weight");
   std::optional<MatrixView> beta;
   if (a.bias) beta.emplace(*a.bias, "norm: bias");
   const quire::Matrix& m = x.matrix();
-  run(quire::NormProblem{.kind = a.normalization.kind,
-                         .x = m,
-                         .gamma = vector(gamma),
-                         .beta = vector(beta),
-                         .zero_centered = a.zero_centered,
-                         .eps = static_cast<float>(a.eps),
-                         .out = destination(a.out(), out.data(), m.rows, m.cols, "norm"),
-                         .mean = floats(out[7]),
-                         .rstd = floats(out[8])});
+  quire::norm({.kind = a.normalization.kind,
+               .x = m,
+               .gamma = vector(gamma),
+               .beta = vector(beta),
+               .zero_centered = a.zero_centered,
+               .eps = static_cast<float>(a.eps),
+               .out = destination(a.out(), out.data(), m.rows, m.cols, "norm"),
+               .mean = floats(out[7]),
+               .rstd = floats(out[8])},
+              context);
 }
 
-void NormBwd::cpu(const Args& a, op::Tensors<3>& out) {
+void NormBwd::run(const Args& a, op::Tensors<3>& out, const quire::Context& context) {
   quire::check(a.dy.sizes() == a.x.sizes(), "norm_bwd: dy must have the sizes of x, ", a.x.sizes(), ", got ",
                a.dy.sizes());
   const MatrixView x(a.x, "norm_bwd: x"), dy(a.dy, "norm_bwd: dy");
   const std::optional<MatrixView> gamma(std::in_place, a.weight, "norm_bwd: weight");
   const int64_t rows = x.matrix().rows;
-  run(quire::NormGradProblem{
-      .kind = a.normalization.kind,
-      .dy = dy.matrix(),
-      .x = x.matrix(),
-      .gamma = vector(gamma),
-      .zero_centered = a.zero_centered,
-      .mean = a.normalization.kind == quire::NormKind::layer ? kept_moments(a.mean, rows, "mean") : nullptr,
-      .rstd = kept_moments(a.rstd, rows, "rstd"),
-      .dx = a.needs & kNeedsNormX ? mutable_matrix(out[0]) : quire::MutableMatrix{},
-      .dgamma = a.needs & kNeedsNormWeight ? out[1].mutable_data_ptr() : nullptr,
-      .dbeta = a.needs & kNeedsNormBias ? out[2].mutable_data_ptr() : nullptr});
+  quire::norm_grad(
+      {.kind = a.normalization.kind,
+       .dy = dy.matrix(),
+       .x = x.matrix(),
+       .gamma = vector(gamma),
+       .zero_centered = a.zero_centered,
+       .mean = a.normalization.kind == quire::NormKind::layer ? kept_moments(a.mean, rows, "mean") : nullptr,
+       .rstd = kept_moments(a.rstd, rows, "rstd"),
+       .dx = a.needs & kNeedsNormX ? mutable_matrix(out[0]) : quire::MutableMatrix{},
+       .dgamma = a.needs & kNeedsNormWeight ? out[1].mutable_data_ptr() : nullptr,
+       .dbeta = a.needs & kNeedsNormBias ? out[2].mutable_data_ptr() : nullptr},
+      context);
 }
 
 op::Tensors<7> Norm::inference(const Args& a) {

@@ -69,7 +69,7 @@ struct NormFwd : OpBase {
     const bool has_mean = a.normalization.kind == quire::NormKind::layer;
     return {r[0], r[1], r[2], r[3], r[4], r[5], r[6], has_mean ? rows : op::absent<Int>(at::kFloat), rows};
   }
-  static void cpu(const Args& a, op::Tensors<9>& out);
+  static void run(const Args& a, op::Tensors<9>& out, const quire::Context& context);
 
   template <class Int>
   static void check_parameter(const at::Tensor& x, const at::Tensor& t, const char* what) {
@@ -118,7 +118,7 @@ struct NormBwd : OpBase {
     };
     return {like(kNeedsNormX, a.x), like(kNeedsNormWeight, a.weight), like(kNeedsNormBias, a.weight)};
   }
-  static void cpu(const Args& a, op::Tensors<3>& out);
+  static void run(const Args& a, op::Tensors<3>& out, const quire::Context& context);
 };
 
 /// The differentiable operator. Where y is not wanted it is a carrier, with_carrier().

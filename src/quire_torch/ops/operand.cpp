@@ -1,24 +1,26 @@
 #include "quire_torch/ops/operand.h"
 
-#include "quire_torch/ops/observe.h"
+#include "quire/quantize/quantize.h"
 #include "quire_torch/ops/recorder.h"
 
 namespace quire_torch {
 
 using quire::Direction;
 
-BufferTensors quantize_operand(const at::Tensor& t, const QuantizeRole& q, BufferTensors into) {
-  const BufferTensors fresh =
-      allocate(q.spec, shape<int64_t>(t), q.rowwise && !into[0].defined(), q.columnwise && !into[3].defined());
+BufferTensors quantize_operand(const at::Tensor& t, const QuantizeRole& q, const quire::Context& context,
+                               BufferTensors into) {
+  const BufferTensors fresh = allocate(q.spec, t, q.rowwise && !into[0].defined(), q.columnwise && !into[3].defined());
   for (size_t i = 0; i < into.size(); ++i)
     if (!into[i].defined()) into[i] = fresh[i];
   const MatrixView x(t, q.what);
-  run(q.role, quire::QuantizeProblem{.spec = q.spec,
-                                     .x = x.matrix(),
-                                     .rowwise = q.rowwise ? side(into, Direction::rowwise) : quire::Side{},
-                                     .columnwise = q.columnwise ? side(into, Direction::columnwise) : quire::Side{},
-                                     .random = q.random,
-                                     .scale = q.scale ? given_scale(*q.scale, q.what, "'s scale") : nullptr});
+  quire::quantize({.spec = q.spec,
+                   .x = x.matrix(),
+                   .rowwise = q.rowwise ? side(into, Direction::rowwise) : quire::Side{},
+                   .columnwise = q.columnwise ? side(into, Direction::columnwise) : quire::Side{},
+                   .random = q.random,
+                   .scale = q.scale ? given_scale(*q.scale, q.what, "'s scale") : nullptr,
+                   .role = q.role},
+                  context);
   record_operand(q.role, q.spec, t.sizes(), into);
   return into;
 }

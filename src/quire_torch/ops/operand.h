@@ -1,6 +1,7 @@
 // An operand of a Linear's products: a tensor quantized now, or buffers that were quantized before.
 #pragma once
 
+#include "quire_torch/bridge/context.h"
 #include "quire_torch/bridge/tensor.h"
 #include "quire_torch/op/fields.h"
 
@@ -27,7 +28,8 @@ std::array<op::Result<Int>, 3> kept(const quire::QuantSpec& spec, const quire::S
 }
 
 /// Quantizes t. Buffers of a wanted direction that are not defined in `into` are allocated; the others are written.
-BufferTensors quantize_operand(const at::Tensor& t, const QuantizeRole& q, BufferTensors into = {});
+BufferTensors quantize_operand(const at::Tensor& t, const QuantizeRole& q, const quire::Context& context,
+                               BufferTensors into = {});
 
 /// The given buffers, checked against spec and shape for the wanted directions.
 BufferTensors given_operand(const op::OptionalTensorList& buffers, const quire::Shape<int64_t>& shape,

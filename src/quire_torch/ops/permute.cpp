@@ -1,6 +1,6 @@
 #include "quire_torch/ops/permute.h"
 
-#include "quire/moe/permute.h"
+#include "quire/moe/moe.h"
 
 namespace quire_torch {
 namespace {
@@ -19,25 +19,28 @@ class MapView {
 
 }  // namespace
 
-void PermuteFwd::cpu(const Args& a, op::Tensors<1>& out) {
+void PermuteFwd::run(const Args& a, op::Tensors<1>& out, const quire::Context& context) {
   const MatrixView x(a.x, "permute: x");
   const MapView view(a.row_map, a.weights);
-  quire::permute({.from = x.matrix(), .map = view.map(), .weights = view.weights(), .to = mutable_matrix(out[0])});
+  quire::permute({.from = x.matrix(), .map = view.map(), .weights = view.weights(), .to = mutable_matrix(out[0])},
+                 context);
 }
 
-void UnpermuteFwd::cpu(const Args& a, op::Tensors<1>& out) {
+void UnpermuteFwd::run(const Args& a, op::Tensors<1>& out, const quire::Context& context) {
   const MatrixView y(a.y, "unpermute: y");
   const MapView view(a.row_map, a.weights);
-  quire::unpermute({.from = y.matrix(), .map = view.map(), .weights = view.weights(), .to = mutable_matrix(out[0])});
+  quire::unpermute({.from = y.matrix(), .map = view.map(), .weights = view.weights(), .to = mutable_matrix(out[0])},
+                   context);
 }
 
-void UnpermuteDot::cpu(const Args& a, op::Tensors<1>& out) {
+void UnpermuteDot::run(const Args& a, op::Tensors<1>& out, const quire::Context& context) {
   quire::check(a.x.size(1) == a.y.size(1), "unpermute_dot: x and y must have the same columns; got ", a.x.size(1),
                " and ", a.y.size(1));
   const MatrixView x(a.x, "unpermute_dot: x"), y(a.y, "unpermute_dot: y");
   const MapView view(a.row_map, {});
   quire::permuted_dot(
-      {.permuted = y.matrix(), .tokens = x.matrix(), .map = view.map(), .to = out[0].mutable_data_ptr<float>()});
+      {.permuted = y.matrix(), .tokens = x.matrix(), .map = view.map(), .to = out[0].mutable_data_ptr<float>()},
+      context);
 }
 
 op::Tensors<1> Permute::inference(const Args& a) { return op::call<PermuteFwd>(a); }

@@ -57,7 +57,7 @@ struct PermuteFwd : OpBase {
       quire::check(!a.weights, "permute: x of uint8 has no weights; leave them out, or dequantize x");
     return {op::Result<Int>{{number_of_rows<Int>(a.rows, "permute"), op::size<Int>(a.x, 1)}, a.x.scalar_type()}};
   }
-  static void cpu(const Args& a, op::Tensors<1>& out);
+  static void run(const Args& a, op::Tensors<1>& out, const quire::Context& context);
 };
 
 /// y [rows, K], row_map int32 [T, S], weights float32 [T, S] or none -> x [T, K] in y's dtype: the float32 sum over s,
@@ -82,7 +82,7 @@ struct UnpermuteFwd : OpBase {
     check_row_map<Int>(a.y, a.row_map, a.weights);
     return {op::Result<Int>{{op::size<Int>(a.row_map, 0), op::size<Int>(a.y, 1)}, a.y.scalar_type()}};
   }
-  static void cpu(const Args& a, op::Tensors<1>& out);
+  static void run(const Args& a, op::Tensors<1>& out, const quire::Context& context);
 };
 
 /// The gradient of weights, float32 [T, S]: dot products of y[row_map[t, s]] and x[t].
@@ -106,7 +106,7 @@ struct UnpermuteDot : OpBase {
     check_tokens<Int>(a.x, a.row_map);
     return {op::Result<Int>{{op::size<Int>(a.row_map, 0), op::size<Int>(a.row_map, 1)}, at::kFloat}};
   }
-  static void cpu(const Args& a, op::Tensors<1>& out);
+  static void run(const Args& a, op::Tensors<1>& out, const quire::Context& context);
 };
 
 /// The differentiable operators: x and weights have gradients. Weights that need one keep x (or y) for it.

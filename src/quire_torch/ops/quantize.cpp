@@ -1,19 +1,20 @@
 #include "quire_torch/ops/quantize.h"
 
 #include "quire/quantize/fingerprint.h"
+#include "quire/quantize/quantize.h"
 #include "quire/quantize/reorder.h"
-#include "quire_torch/ops/observe.h"
 
 namespace quire_torch {
-void Quantize::cpu(const Args& a, op::Tensors<6>& out) {
+void Quantize::run(const Args& a, op::Tensors<6>& out, const quire::Context& context) {
   const MatrixView x(a.x, "quantize: x");
   const auto seed = static_cast<uint64_t>(a.seed), offset = static_cast<uint64_t>(a.offset);
-  run("", quire::QuantizeProblem{.spec = *a.spec,
-                                 .x = x.matrix(),
-                                 .rowwise = a.rowwise ? side(out, quire::Direction::rowwise) : quire::Side{},
-                                 .columnwise = a.columnwise ? side(out, quire::Direction::columnwise) : quire::Side{},
-                                 .random = {.seed = seed, .rowwise_offset = offset, .columnwise_offset = offset},
-                                 .scale = given_scale(a.scale, "quantize", ": scale")});
+  quire::quantize({.spec = *a.spec,
+                   .x = x.matrix(),
+                   .rowwise = a.rowwise ? side(out, quire::Direction::rowwise) : quire::Side{},
+                   .columnwise = a.columnwise ? side(out, quire::Direction::columnwise) : quire::Side{},
+                   .random = {.seed = seed, .rowwise_offset = offset, .columnwise_offset = offset},
+                   .scale = given_scale(a.scale, "quantize", ": scale")},
+                  context);
 }
 
 namespace {
@@ -38,19 +39,20 @@ struct StoredSide {
 
 }  // namespace
 
-void Dequantize::cpu(const Args& a, op::Tensors<1>& out) {
+void Dequantize::run(const Args& a, op::Tensors<1>& out, const quire::Context& context) {
   const auto [direction, shape, s] = StoredSide(a, "dequantize: data");
-  run(quire::DequantizeProblem{.spec = *a.spec,
-                               .direction = direction,
-                               .rows = quire::product(shape, 0, shape.size() - 1),
-                               .cols = shape.back(),
-                               .data = s.data,
-                               .scale = s.scale,
-                               .amax = s.amax,
-                               .out = mutable_matrix(out[0])});
+  quire::dequantize({.spec = *a.spec,
+                     .direction = direction,
+                     .rows = quire::product(shape, 0, shape.size() - 1),
+                     .cols = shape.back(),
+                     .data = s.data,
+                     .scale = s.scale,
+                     .amax = s.amax,
+                     .out = mutable_matrix(out[0])},
+                    context);
 }
 
-void Reorder::cpu(const Args& a, op::Tensors<2>& out) {
+void Reorder::run(const Args& a, op::Tensors<2>& out, const quire::Context& context) {
   const auto [direction, shape, from] = StoredSide(a, "reorder: data");
   const int64_t rows = quire::product(shape, 0, shape.size() - 1), cols = shape.back();
   const bool columnwise = direction == quire::Direction::columnwise;
@@ -62,15 +64,16 @@ void Reorder::cpu(const Args& a, op::Tensors<2>& out) {
                            .scale = from.scale,
                            .amax = from.amax},
                   .data = out[0].mutable_data_ptr(),
-                  .scale = out[1].mutable_data_ptr()});
+                  .scale = out[1].mutable_data_ptr()},
+                 context);
 }
 
-void Fingerprint::cpu(const Args& a, op::Tensors<1>& out) {
+void Fingerprint::run(const Args& a, op::Tensors<1>& out, const quire::Context& context) {
   const MatrixView x(a.x, "fingerprint: x");
-  *out[0].mutable_data_ptr<int64_t>() = static_cast<int64_t>(quire::fingerprint(x.matrix()));
+  quire::fingerprint({.x = x.matrix(), .to = out[0].mutable_data_ptr<int64_t>()}, context);
 }
 
-void EmptyQuantized::cpu(const Args&, op::Tensors<6>& out) {
+void EmptyQuantized::run(const Args&, op::Tensors<6>& out, const quire::Context&) {
   // Not left uninitialised: the same call gives the same bytes, always.
   for (at::Tensor& t : out) t.zero_();
 }

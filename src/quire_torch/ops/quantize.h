@@ -8,6 +8,7 @@
 #include <tuple>
 #include <vector>
 
+#include "quire_torch/bridge/context.h"
 #include "quire_torch/bridge/tensor.h"
 #include "quire_torch/bridge/text.h"
 #include "quire_torch/op/fields.h"
@@ -18,6 +19,7 @@ namespace quire_torch {
 /// What every operator of the library has in common.
 struct OpBase {
   static constexpr const char* kNamespace = "quire";
+  using Context = CallContext;
 };
 
 /// Names of the results that hold a quantized tensor: quire::kBufferNames.
@@ -67,7 +69,7 @@ struct Quantize : OpBase {
     quire::check(a.rowwise || a.columnwise, "quantize: rowwise and columnwise are both False; ask for at least one");
     return buffer_results<Int>(a.x, *a.spec, a.rowwise, a.columnwise);
   }
-  static void cpu(const Args& a, op::Tensors<6>& out);
+  static void run(const Args& a, op::Tensors<6>& out, const quire::Context& context);
 };
 
 /// One direction decoded: rowwise to `shape`, columnwise to [K, tokens] as stored (numerics.md 3.4, 4.6, 5.1).
@@ -103,7 +105,7 @@ struct Dequantize : OpBase {
     }
     return {r};
   }
-  static void cpu(const Args& a, op::Tensors<1>& out);
+  static void run(const Args& a, op::Tensors<1>& out, const quire::Context& context);
 };
 
 /// One direction's codes and scales in the order that `spec` does not have: interleaved, or plain again (numerics.md
@@ -131,7 +133,7 @@ struct Reorder : OpBase {
     const auto r = quire_torch::results(a.spec->reordered(), s, direction, /*wanted=*/true);
     return {r[0], r[1]};
   }
-  static void cpu(const Args& a, op::Tensors<2>& out);
+  static void run(const Args& a, op::Tensors<2>& out, const quire::Context& context);
 };
 
 /// 64 bits that change when x does (quire/quantize/fingerprint.h): int64 [1].
@@ -149,7 +151,7 @@ struct Fingerprint : OpBase {
     check_input(a.x, "fingerprint: x");
     return {op::Result<Int>{{Int(1)}, at::kLong}};
   }
-  static void cpu(const Args& a, op::Tensors<1>& out);
+  static void run(const Args& a, op::Tensors<1>& out, const quire::Context& context);
 };
 
 /// Zeroed buffers for a tensor shaped like `like`, on its device.
@@ -171,7 +173,7 @@ struct EmptyQuantized : OpBase {
     quire::check(a.like.dim() >= 1, "empty_quantized: like must have at least 1 dimension, got a scalar");
     return buffer_results<Int>(a.like, *a.spec, a.rowwise, a.columnwise);
   }
-  static void cpu(const Args& a, op::Tensors<6>& out);
+  static void run(const Args& a, op::Tensors<6>& out, const quire::Context& context);
 };
 
 }  // namespace quire_torch

@@ -1,20 +1,21 @@
 #include "quire_torch/ops/route.h"
 
-#include "quire/moe/route.h"
+#include "quire/moe/moe.h"
 
 namespace quire_torch {
 
-void RouteFwd::cpu(const Args& a, op::Tensors<2>& out) {
+void RouteFwd::run(const Args& a, op::Tensors<2>& out, const quire::Context& context) {
   const MatrixView logits(a.logits, "route: logits");
   const at::Tensor bias = a.expert_bias ? a.expert_bias->to(at::kFloat).contiguous() : at::Tensor();
   quire::route({.routing = *a.routing,
                 .logits = logits.matrix(),
                 .bias = bias.defined() ? bias.const_data_ptr<float>() : nullptr,
                 .weights = out[0].mutable_data_ptr<float>(),
-                .ids = out[1].mutable_data_ptr<int32_t>()});
+                .ids = out[1].mutable_data_ptr<int32_t>()},
+               context);
 }
 
-void RouteBwd::cpu(const Args& a, op::Tensors<1>& out) {
+void RouteBwd::run(const Args& a, op::Tensors<1>& out, const quire::Context& context) {
   for (const at::Tensor* t : {&a.dweights, &a.topk_ids}) {
     auto expected = a.logits.sizes().vec();
     expected.back() = a.routing->topk;
@@ -28,7 +29,8 @@ void RouteBwd::cpu(const Args& a, op::Tensors<1>& out) {
                      .logits = logits.matrix(),
                      .ids = ids.const_data_ptr<int32_t>(),
                      .dweights = dweights.const_data_ptr<float>(),
-                     .dlogits = mutable_matrix(out[0])});
+                     .dlogits = mutable_matrix(out[0])},
+                    context);
 }
 
 op::Tensors<2> Route::inference(const Args& a) { return op::call<RouteFwd>(a); }
@@ -45,10 +47,14 @@ op::Tensors<2> Route::backward(const Saved& s, const op::Tensors<2>& grads, op::
       {}};
 }
 
-void LimitCapacity::cpu(const Args& a, op::Tensors<1>& out) {
+void LimitCapacity::run(const Args& a, op::Tensors<1>& out, const quire::Context& context) {
   const at::Tensor ids = a.topk_ids.contiguous();
-  quire::limit_capacity(ids.const_data_ptr<int32_t>(), ids.numel(), a.num_experts, op::as<int64_t>(a.capacity),
-                        out[0].mutable_data_ptr<int32_t>());
+  quire::limit_capacity({.ids = ids.const_data_ptr<int32_t>(),
+                         .count = ids.numel(),
+                         .num_experts = a.num_experts,
+                         .capacity = op::as<int64_t>(a.capacity),
+                         .kept = out[0].mutable_data_ptr<int32_t>()},
+                        context);
 }
 
 }  // namespace quire_torch

@@ -3,7 +3,7 @@
 
 #include <utility>
 
-#include "quire/moe/routing.h"
+#include "quire/spec/routing.h"
 #include "quire_torch/op/autograd.h"
 #include "quire_torch/ops/row_map.h"
 
@@ -45,7 +45,7 @@ struct RouteFwd : OpBase {
     r.sizes.push_back(Int(a.routing->topk));
     return {r, {r.sizes, at::kInt}};
   }
-  static void cpu(const Args& a, op::Tensors<2>& out);
+  static void run(const Args& a, op::Tensors<2>& out, const quire::Context& context);
 };
 
 /// dlogits like logits, of topk_ids that route_fwd gave.
@@ -70,7 +70,7 @@ struct RouteBwd : OpBase {
     r.sizes.append(op::sizes<Int>(a.logits).begin(), op::sizes<Int>(a.logits).end());
     return {r};
   }
-  static void cpu(const Args& a, op::Tensors<1>& out);
+  static void run(const Args& a, op::Tensors<1>& out, const quire::Context& context);
 };
 
 /// The differentiable operator: topk_weights have a gradient with respect to logits. Keeps logits and topk_ids.
@@ -115,7 +115,7 @@ struct LimitCapacity : OpBase {
     r.sizes.append(op::sizes<Int>(a.topk_ids).begin(), op::sizes<Int>(a.topk_ids).end());
     return {r};
   }
-  static void cpu(const Args& a, op::Tensors<1>& out);
+  static void run(const Args& a, op::Tensors<1>& out, const quire::Context& context);
 };
 
 }  // namespace quire_torch

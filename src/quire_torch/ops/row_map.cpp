@@ -1,35 +1,29 @@
 #include "quire_torch/ops/row_map.h"
 
-#include "quire/moe/row_map.h"
+#include "quire/moe/moe.h"
 
 namespace quire_torch {
-namespace {
 
-template <class T>
-std::span<const T> values(const at::Tensor& t) {
-  return {t.const_data_ptr<T>(), static_cast<size_t>(t.numel())};
-}
-std::span<int32_t> to_be_written(at::Tensor& t) {
-  return {t.mutable_data_ptr<int32_t>(), static_cast<size_t>(t.numel())};
-}
-
-}  // namespace
-
-void ExpertRows::cpu(const Args& a, op::Tensors<2>& out) {
+void ExpertRows::run(const Args& a, op::Tensors<2>& out, const quire::Context& context) {
   const at::Tensor ids = a.topk_ids.contiguous();
-  quire::expert_rows(
-      {.ids = values<int32_t>(ids), .row_map = out[0].mutable_data_ptr<int32_t>(), .offsets = to_be_written(out[1])});
+  quire::expert_rows({.ids = ids.const_data_ptr<int32_t>(),
+                      .count = ids.numel(),
+                      .row_map = out[0].mutable_data_ptr<int32_t>(),
+                      .offsets = a.num_experts > 0 ? out[1].mutable_data_ptr<int32_t>() : nullptr,
+                      .num_experts = a.num_experts},
+                     context);
 }
 
-void ChunkRows::cpu(const Args& a, op::Tensors<1>& out) {
-  const at::Tensor sizes = a.sizes.to(at::kLong).contiguous();
-  const at::Tensor order = a.order ? a.order->to(at::kLong).contiguous() : at::Tensor();
+void ChunkRows::run(const Args& a, op::Tensors<1>& out, const quire::Context& context) {
+  const at::Tensor sizes = a.sizes.contiguous(), order = a.order ? a.order->contiguous() : at::Tensor();
   quire::check(!order.defined() || order.numel() == sizes.numel(), "chunk_rows: order must have one number per chunk, ",
                sizes.numel(), ", got ", order.defined() ? order.numel() : 0);
-  quire::chunk_rows({.sizes = values<int64_t>(sizes),
-                     .order = order.defined() ? values<int64_t>(order) : std::span<const int64_t>(),
+  quire::chunk_rows({.sizes = integers(sizes),
+                     .order = order.defined() ? integers(order) : quire::Integers{},
                      .align = a.align,
-                     .row_map = to_be_written(out[0])});
+                     .row_map = out[0].mutable_data_ptr<int32_t>(),
+                     .rows = out[0].numel()},
+                    context);
 }
 
 }  // namespace quire_torch

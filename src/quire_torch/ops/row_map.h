@@ -58,7 +58,7 @@ struct ExpertRows : OpBase {
     return {op::Result<Int>{{op::size<Int>(a.topk_ids, 0), op::size<Int>(a.topk_ids, 1)}, at::kInt},
             op::Result<Int>{{Int(a.num_experts)}, at::kInt}};
   }
-  static void cpu(const Args& a, op::Tensors<2>& out);
+  static void run(const Args& a, op::Tensors<2>& out, const quire::Context& context);
 };
 
 /// sizes [G] int32 or int64 of chunks of rows, order [G] likewise or none -> row_map int32 [rows, 1]: where each row
@@ -86,7 +86,7 @@ struct ChunkRows : OpBase {
     }
     return {op::Result<Int>{{number_of_rows<Int>(a.rows, "chunk_rows"), Int(1)}, at::kInt}};
   }
-  static void cpu(const Args& a, op::Tensors<1>& out);
+  static void run(const Args& a, op::Tensors<1>& out, const quire::Context& context);
 
   static void check_numbers(const at::Tensor& t, const char* what) {
     quire::check((t.scalar_type() == at::kInt || t.scalar_type() == at::kLong) && t.dim() == 1, what,

@@ -69,7 +69,7 @@ struct Nvfp4Linear : OpBase {
   static std::array<op::Result<Int>, 1> results(const Args& a) {
     return {runner_result<Int>(a.x, a.out_features, "nvfp4_linear", "x")};
   }
-  static void cpu(const Args& a, op::Tensors<1>& out);
+  static void run(const Args& a, op::Tensors<1>& out, const quire::Context& context);
 };
 
 /// y [T, hidden_size] of hidden_states [T, H], both bfloat16, by experts topk_ids int32 [T, k] (-1: none), whose
@@ -99,7 +99,7 @@ struct Nvfp4Moe : OpBase {
                  op::size<Int>(a.topk_weights, 1), " and ", op::size<Int>(a.topk_ids, 1));
     return {y};
   }
-  static void cpu(const Args& a, op::Tensors<1>& out);
+  static void run(const Args& a, op::Tensors<1>& out, const quire::Context& context);
 };
 
 /// The same with experts and weights that quire::route chooses by router_logits [T, E] and expert_bias [E]
@@ -132,7 +132,7 @@ struct Nvfp4MoeRouted : OpBase {
     RouteFwd::results<Int>(a.route());
     return {y};
   }
-  static void cpu(const Args& a, op::Tensors<1>& out);
+  static void run(const Args& a, op::Tensors<1>& out, const quire::Context& context);
 };
 
 }  // namespace quire_torch

@@ -2,10 +2,11 @@
 
 #include <ATen/ops/clone.h>
 
-#include <cmath>
 #include <deque>
 #include <map>
 #include <mutex>
+
+#include "quire/state/state.h"
 
 namespace quire_torch {
 namespace {
@@ -36,12 +37,12 @@ void check_sr_state(const at::Tensor& state) {
                state.sizes());
 }
 
-void SrAdvance::cpu(const Args& a) {
+void SrAdvance::run(const Args& a, const quire::Context& context) {
   check_sr_state(a.sr_state.value);
-  ++static_cast<int64_t*>(a.sr_state.value.mutable_data_ptr())[1];
+  quire::advance({.value = static_cast<int64_t*>(a.sr_state.value.mutable_data_ptr()) + 1}, context);
 }
 
-void AmaxMax::cpu(const Args& a) {
+void AmaxMax::run(const Args& a, const quire::Context& context) {
   const at::Tensor& amax = a.amax.value;
   quire::check(amax.scalar_type() == at::kFloat && amax.dim() == 1 && amax.is_contiguous(),
                "amax_max_: amax must be a contiguous float32 vector, got ", amax.scalar_type(), " ", amax.sizes());
@@ -51,12 +52,13 @@ void AmaxMax::cpu(const Args& a) {
                a.value.scalar_type(), " ", a.value.sizes());
   quire::check(a.slot >= 0 && a.slot < amax.size(0) / n, "amax_max_: slot must be in [0, ", amax.size(0) / n, "), got ",
                a.slot);
-  float* slots = static_cast<float*>(amax.mutable_data_ptr()) + a.slot * n;
-  const float* value = a.value.const_data_ptr<float>();
-  for (int64_t i = 0; i < n; ++i) slots[i] = std::fmax(slots[i], value[i]);
+  quire::maximum({.to = static_cast<float*>(amax.mutable_data_ptr()) + a.slot * n,
+                  .values = a.value.const_data_ptr<float>(),
+                  .count = n},
+                 context);
 }
 
-void WgradStash::cpu(const Args& a) {
+void WgradStash::run(const Args& a, const quire::Context&) {
   int64_t* stash = check_stash(a.stash.value, "wgrad_stash_");
   op::TensorList copies;
   for (const at::Tensor& t : a.operands) copies.push_back(t.clone());

@@ -13,7 +13,7 @@ struct SrAdvance : OpBase {
     static constexpr auto kFields = std::tuple{op::field<&Args::sr_state>("sr_state")};
   };
   static constexpr auto kResults = op::kNoResults;
-  static void cpu(const Args& a);
+  static void run(const Args& a, const quire::Context& context);
 };
 
 /// {seed, counter}; throws unless it is an int64 [2] tensor.
@@ -31,7 +31,7 @@ struct AmaxMax : OpBase {
         std::tuple{op::field<&Args::amax>("amax"), op::field<&Args::value>("value"), op::field<&Args::slot>("slot")};
   };
   static constexpr auto kResults = op::kNoResults;
-  static void cpu(const Args& a);
+  static void run(const Args& a, const quire::Context& context);
 };
 
 /// Keeps copies of the operands of a weight gradient that will be computed later (six buffers for wgrad_, or dy and x
@@ -51,7 +51,7 @@ struct WgradStash : OpBase {
                                                op::field<&Args::overwrite>("overwrite", "False")};
   };
   static constexpr auto kResults = op::kNoResults;
-  static void cpu(const Args& a);
+  static void run(const Args& a, const quire::Context& context);
 };
 
 /// The oldest operands kept under the number in `stash`, which counts down, with tokens, recipe and overwrite; an empty

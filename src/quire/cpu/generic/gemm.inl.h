@@ -14,7 +14,7 @@ template <class L>
 Cut cut_output(int64_t rows, int64_t cols) {
   constexpr int64_t tile_cols = L::kVectors * kLanes, min_rows = 8 * L::kRows, min_cols = 4 * tile_cols;
   static_assert(kRegionRows % L::kRows == 0 && kRegionCols % tile_cols == 0 && tile_cols % kGroup == 0);
-  static const int64_t wanted = 2 * std::max<int64_t>(1, std::thread::hardware_concurrency());
+  const int64_t wanted = 2 * parallelism();
   int64_t down = ceil_div(rows, kRegionRows), across = ceil_div(cols, kRegionCols);
   while (down * across < wanted) {
     const bool can_rows = rows >= 2 * min_rows * down, can_cols = cols >= 2 * min_cols * across;

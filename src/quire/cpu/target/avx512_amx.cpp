@@ -36,7 +36,7 @@ void multiply_int8(const GemmProblem& p) {
 }
 }  // namespace
 
-const Product kBf16 = multiply<AmxLanes>, kInt8 = multiply_int8, kNvfp4 = multiply<AmxNvfp4Lanes>;
+const GemmKernel kBf16 = multiply<AmxLanes>, kInt8 = multiply_int8, kNvfp4 = multiply<AmxNvfp4Lanes>;
 
 }  // namespace quire::cpu::avx512_amx
 

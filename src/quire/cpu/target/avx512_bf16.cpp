@@ -24,7 +24,7 @@ namespace {
 #include "quire/cpu/generic/bf16_lanes.inl.h"
 }  // namespace
 
-const Product kBf16 = multiply_shaped<Bf16Lanes, kWideTile>;
+const GemmKernel kBf16 = multiply_shaped<Bf16Lanes, kWideTile>;
 
 }  // namespace quire::cpu::avx512_bf16
 

@@ -22,7 +22,7 @@ namespace {
 #include "quire/cpu/generic/int8_lanes.inl.h"
 }  // namespace
 
-const Product kInt8 = multiply_shaped<Int8Lanes, kInt8Tile>;
+const GemmKernel kInt8 = multiply_shaped<Int8Lanes, kInt8Tile>;
 
 }  // namespace quire::cpu::avx512_vnni
 

@@ -1,0 +1,138 @@
+#include "quire/cpu/device.h"
+
+#include <array>
+#include <cmath>
+
+#include "quire/cpu/isa.h"
+#include "quire/cpu/moe/moe.h"
+#include "quire/cpu/reorder.h"
+#include "quire/cpu/state.h"
+#include "quire/reference/gemm.h"
+#include "quire/reference/pointwise.h"
+#include "quire/reference/quantize.h"
+
+namespace quire::cpu {
+namespace {
+
+/// Whether this machine, or QUIRE_ISA, has no lanes of a kind.
+bool lacks(const GemmKernel* product, std::string_view lanes, std::string* why) {
+  return !product && refused(why, "instruction set ", active().name, " has no products of ", lanes);
+}
+
+bool refuses_int8(const GemmProblem& p, const Context&, std::string* why) {
+  for (const Operand* o : {&p.a, &p.b})
+    if (!o->spec.packed()) return refused(why, "takes 4-bit codes, but ", o == &p.a ? "a" : "b", " is ", o->spec);
+  return lacks(active().int8, "int8", why);
+}
+
+bool refuses_amx_nvfp4(const GemmProblem& p, const Context&, std::string* why) {
+  for (const Operand* o : {&p.a, &p.b})
+    if (o->spec.row().scale != ScaleKind::e4m3)
+      return refused(why, "takes block scales in e4m3, but ", o == &p.a ? "a" : "b", " is ", o->spec);
+  constexpr int64_t least = 32;  // below, decoding the weight takes most of the time, and less of it in int8
+  if (p.a.outer < least)
+    return refused(why, "takes ", least, " rows or more, but a has ", p.a.outer, ", which int8 multiplies faster");
+  return lacks(active().amx_nvfp4, "bfloat16 tiles", why);
+}
+
+bool refuses_amx(const GemmProblem& p, const Context&, std::string* why) {
+  constexpr int64_t depth = 32;
+  for (const Operand* o : {&p.a, &p.b})
+    if (o->spec.row().scope == Scope::block && o->spec.row().block < depth)
+      return refused(why, "takes blocks of at least ", depth, ", but ", o == &p.a ? "a" : "b", " is ", o->spec);
+  return lacks(active().amx, "bfloat16 tiles", why);
+}
+
+bool refuses_bf16(const GemmProblem&, const Context&, std::string* why) {
+  return lacks(active().bf16, "bfloat16", why);
+}
+
+constexpr std::array kGemm{
+    KernelRow<GemmProblem>{"amx_nvfp4", refuses_amx_nvfp4,
+                           [](const GemmProblem& p, const Context&) { (*active().amx_nvfp4)(p); }},
+    KernelRow<GemmProblem>{"int8", refuses_int8, [](const GemmProblem& p, const Context&) { (*active().int8)(p); }},
+    KernelRow<GemmProblem>{"amx", refuses_amx, [](const GemmProblem& p, const Context&) { (*active().amx)(p); }},
+    KernelRow<GemmProblem>{"bf16", refuses_bf16, [](const GemmProblem& p, const Context&) { (*active().bf16)(p); }},
+    KernelRow<GemmProblem>{"generic", takes_all,
+                           [](const GemmProblem& p, const Context&) { active().kernels->gemm(p); }},
+    KernelRow<GemmProblem>{"reference", takes_all, [](const GemmProblem& p, const Context&) { reference::gemm(p); }},
+};
+
+/// The kernel of the instruction set in use, then the reference.
+template <class Problem, void (*Kernels::*Generic)(const Problem&), void (*Reference)(const Problem&)>
+constexpr std::array<KernelRow<Problem>, 2> kRows{{
+    {"generic", takes_all, [](const Problem& p, const Context&) { (active().kernels->*Generic)(p); }},
+    {"reference", takes_all, [](const Problem& p, const Context&) { Reference(p); }},
+}};
+
+/// The one kernel of a problem, in plain C++.
+template <class Problem, void (*Run)(const Problem&, const Context&)>
+constexpr std::array<KernelRow<Problem>, 1> kPortable{{{"portable", takes_all, Run}}};
+
+void check_given_amax(const float* amax) {
+  check(!amax || (*amax > 0 && std::isfinite(*amax)), "quantize: a given amax must be positive and finite; got ",
+        amax ? *amax : 0, "; calibrate it, or leave it out");
+}
+
+/// A quantization whose values have been read and checked.
+template <void (*Run)(const QuantizeProblem&)>
+void quantize(const QuantizeProblem& problem, const Context&) {
+  check_given_amax(problem.amax);
+  QuantizeProblem p = problem;
+  p.random = problem.random.read();
+  Run(p);
+}
+
+void quantize_generic(const QuantizeProblem& p) { quantize_plain(p, active().kernels->quantize); }
+void dequantize_generic(const DequantizeProblem& p, const Context&) {
+  dequantize_plain(p, active().kernels->dequantize);
+}
+
+constexpr std::array kQuantize{
+    KernelRow<QuantizeProblem>{"generic", takes_all, quantize<quantize_generic>},
+    KernelRow<QuantizeProblem>{"reference", takes_all, quantize<reference::quantize>},
+};
+constexpr std::array kDequantize{
+    KernelRow<DequantizeProblem>{"generic", takes_all, dequantize_generic},
+    KernelRow<DequantizeProblem>{"reference", takes_all,
+                                 [](const DequantizeProblem& p, const Context&) { reference::dequantize(p); }},
+};
+
+void fingerprint(const FingerprintProblem& p, const Context&) {
+  const auto found = static_cast<int64_t>(active().kernels->fingerprint(p.x));
+  if (p.to) *p.to = found;
+  check(!p.expected || *p.expected == found, p.what,
+        ": the weight has changed since it was quantized, so its cached codes are stale; quantize it again "
+        "(quire.quantize_weights, or is_first_microbatch=True)");
+}
+
+}  // namespace
+
+const Device& device() {
+  static constexpr Device kDevice{"cpu",
+                                  {kQuantize,
+                                   kDequantize,
+                                   kPortable<ReorderProblem, reorder>,
+                                   kGemm,
+                                   kRows<ColumnSumProblem, &Kernels::column_sum, reference::column_sum>,
+                                   kRows<NormProblem, &Kernels::norm, reference::norm>,
+                                   kRows<NormGradProblem, &Kernels::norm_grad, reference::norm_grad>,
+                                   kRows<ActivationProblem, &Kernels::activation, reference::activation>,
+                                   kRows<ActivationGradProblem, &Kernels::activation_grad, reference::activation_grad>,
+                                   kPortable<RouteProblem, route>,
+                                   kPortable<RouteGradProblem, route_grad>,
+                                   kPortable<CapacityProblem, limit_capacity>,
+                                   kPortable<PermuteProblem, permute>,
+                                   kPortable<UnpermuteProblem, unpermute>,
+                                   kPortable<PermutedDotProblem, permuted_dot>,
+                                   kPortable<ExpertRowsProblem, expert_rows>,
+                                   kPortable<ChunkRowsProblem, chunk_rows>,
+                                   kPortable<FingerprintProblem, fingerprint>,
+                                   kPortable<AdvanceProblem, advance>,
+                                   kPortable<MaximumProblem, maximum>,
+                                   kPortable<CopyNumberProblem, copy_number>,
+                                   kPortable<DelayedUpdateProblem, delayed_update>}};
+  return kDevice;
+}
+
+}  // namespace quire::cpu

@@ -1,0 +1,32 @@
+// Memory for the time of a call on the host.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+
+#include "quire/base/context.h"
+
+namespace quire::cpu {
+
+/// `count` uninitialised elements of the context's workspace, or where it has none, of the heap until this ends.
+template <class T>
+class WorkspaceSpan {
+ public:
+  WorkspaceSpan(const Context& context, int64_t count) {
+    const auto size = static_cast<size_t>(count);
+    if (context.workspace) {
+      span_ = {static_cast<T*>(context.workspace->allocate(count * static_cast<int64_t>(sizeof(T)))), size};
+    } else {
+      own_ = std::make_unique_for_overwrite<T[]>(size);
+      span_ = {own_.get(), size};
+    }
+  }
+  operator std::span<T>() const { return span_; }
+
+ private:
+  std::unique_ptr<T[]> own_;
+  std::span<T> span_;
+};
+
+}  // namespace quire::cpu

@@ -1,0 +1,54 @@
+// Kinds of devices and their kernels: one row each (device.cpp), found by name. What stands above never asks which
+// device it is.
+#pragma once
+
+#include <span>
+#include <string>
+#include <string_view>
+#include <tuple>
+
+#include "quire/base/kernel_table.h"
+#include "quire/spec/moe_problem.h"
+#include "quire/spec/pointwise_problem.h"
+#include "quire/spec/problem.h"
+#include "quire/spec/state_problem.h"
+
+namespace quire {
+
+/// Everything that is asked of a device.
+template <template <class...> class List>
+using ForAllProblems =
+    List<QuantizeProblem, DequantizeProblem, ReorderProblem, GemmProblem, ColumnSumProblem, NormProblem,
+         NormGradProblem, ActivationProblem, ActivationGradProblem, RouteProblem, RouteGradProblem, CapacityProblem,
+         PermuteProblem, UnpermuteProblem, PermutedDotProblem, ExpertRowsProblem, ChunkRowsProblem, FingerprintProblem,
+         AdvanceProblem, MaximumProblem, CopyNumberProblem, DelayedUpdateProblem>;
+
+/// The kernels of one problem, in order of preference.
+template <class Problem>
+using KernelRows = std::span<const KernelRow<Problem>>;
+
+template <class... Problems>
+using RowsOf = std::tuple<KernelRows<Problems>...>;
+using KernelTables = ForAllProblems<RowsOf>;
+
+/// A kind of device. Its kernels check nothing: dispatch() does.
+struct Device {
+  std::string_view name;  ///< as PyTorch calls it: "cpu", "cuda"
+  KernelTables kernels;
+};
+
+/// The device of that name; null if there is none.
+const Device* find_device(std::string_view name);
+
+/// Adds a kind of device that is not in device.cpp's table, which must live as long as the process. Throws Error if the
+/// name is taken.
+void register_device(const Device& device);
+
+/// The kernels that a problem may go to in this context.
+template <class Problem>
+KernelRows<Problem> kernels(const Context& context = host()) {
+  const Device& device = context.device ? *context.device : *host().device;
+  return std::get<KernelRows<Problem>>(device.kernels);
+}
+
+}  // namespace quire

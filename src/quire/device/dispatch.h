@@ -1,0 +1,48 @@
+// From a problem to its kernel: check, choose, run. Every function of the core that computes ends here.
+#pragma once
+
+#include <string>
+#include <string_view>
+
+#include "quire/base/parallel.h"
+#include "quire/device/observer.h"
+#include "quire/spec/check_problem.h"
+
+namespace quire {
+
+/// The row that `setting` (the text of QUIRE_KERNEL: `op:NAME`, several separated by commas) forces for `op`; empty if
+/// it forces none. Throws Error if the text is not of that form.
+std::string_view forced_kernel(std::string_view setting, std::string_view op);
+/// The same of the environment.
+std::string_view forced_kernel(std::string_view op);
+
+/// The kernels that a problem may go to in this context, and the one that is forced.
+template <class Problem>
+Choice<Problem> choice(const Context& context) {
+  return {kernels<Problem>(context), forced_kernel(Problem::kOp)};
+}
+
+/// Runs a problem that has been checked, and tells the observer.
+template <class Problem>
+void run_checked(const Problem& problem, const Context& context) {
+  const ExecutorScope scope(context.executor);
+  choose(Problem::kOp, choice<Problem>(context), problem, context).run(problem, context);
+  if (context.observer) [[unlikely]]
+    context.observer->ran(&problem, context);
+}
+
+/// Throws Error, and has written nothing, unless the problem obeys the rules; then runs the first kernel of the
+/// context's device that takes it.
+template <class Problem>
+void dispatch(const Problem& problem, const Context& context) {
+  check_problem(problem);
+  run_checked(problem, context);
+}
+
+/// One line per kernel, "NAME: VERDICT": "runs", why it cannot take the problem, or which one comes before it.
+template <class Problem>
+std::string explain_choice(const Problem& problem, const Context& context) {
+  return explain_rows(choice<Problem>(context), problem, context);
+}
+
+}  // namespace quire

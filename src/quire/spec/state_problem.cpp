@@ -1,0 +1,18 @@
+#include "quire/spec/state_problem.h"
+
+#include "quire/base/check.h"
+
+namespace quire {
+
+std::string to_string(const FingerprintProblem& p) {
+  return text(p.expected ? "comparison of the fingerprint of " : "fingerprint of ", name(p.x.dtype), " [", p.x.rows,
+              ", ", p.x.cols, "]");
+}
+std::string to_string(const AdvanceProblem&) { return "advance of a counter"; }
+std::string to_string(const MaximumProblem& p) { return text("maximum of ", p.count, " values"); }
+std::string to_string(const CopyNumberProblem&) { return "copy of a number"; }
+std::string to_string(const DelayedUpdateProblem& p) {
+  return text("delayed_update of ", p.states.size(), p.backward ? " backward" : " forward", " states");
+}
+
+}  // namespace quire

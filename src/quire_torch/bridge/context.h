@@ -1,0 +1,31 @@
+// Where an operator computes: the core's Context, made of PyTorch's current device, stream and allocator.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/DeviceGuard.h>
+#include <c10/util/SmallVector.h>
+
+#include "quire/base/context.h"
+
+namespace quire_torch {
+
+/// For the time of one operator's call: makes the device of its tensors current, and lends memory of PyTorch's
+/// allocator that goes back, in the order of the stream, when the call has returned.
+class CallContext final : public quire::Workspace {
+ public:
+  /// Throws for a device that the core has no kernels for.
+  explicit CallContext(at::Device device);
+  CallContext(const CallContext&) = delete;
+  CallContext& operator=(const CallContext&) = delete;
+
+  operator const quire::Context&() const { return context_; }
+  void* allocate(int64_t bytes) override;
+
+ private:
+  c10::OptionalDeviceGuard guard_;
+  at::Device device_;
+  c10::SmallVector<at::Tensor, 2> lent_;
+  quire::Context context_;
+};
+
+}  // namespace quire_torch

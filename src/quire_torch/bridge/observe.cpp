@@ -1,0 +1,209 @@
+#include "quire_torch/bridge/observe.h"
+
+#include <atomic>
+#include <map>
+#include <mutex>
+#include <optional>
+#include <tuple>
+#include <vector>
+
+#include "quire/base/check.h"
+#include "quire/device/dispatch.h"
+#include "quire/quantize/quantize.h"
+
+namespace quire_torch {
+namespace {
+
+using quire::Direction, quire::GemmProblem, quire::QuantizeProblem;
+
+/// Explanations being written, and one for counting.
+std::atomic<int> observers{0};
+
+thread_local std::optional<std::string> explanation;
+
+const char* name(Direction d) { return d == Direction::rowwise ? "rowwise" : "columnwise"; }
+
+/// Adds a problem that has run to this thread's explanation, if there is one. name: "OPERATION\tNAME".
+template <class Problem>
+void explain_step(const std::string& name, const Problem& p, const std::string& operands,
+                  const quire::Context& context) {
+  if (!explanation) return;
+  *explanation += quire::text("step ", name, "\t", to_string(p), "\n", operands);
+  const std::string rows = quire::explain_choice(p, context);
+  for (size_t begin = 0, end = 0; (end = rows.find('\n', begin)) != std::string::npos; begin = end + 1)
+    *explanation += "kernel " + rows.substr(begin, end + 1 - begin);
+}
+
+std::string operand_line(const char* role, const quire::Operand& o) {
+  return quire::text("operand ", role, "\t", o.spec.to_string(), "\t", name(o.direction), "\t", o.outer, "\t",
+                     o.contraction, "\t", o.data, "\n");
+}
+
+quire::Operand operand_of(const QuantizeProblem& p, Direction d) {
+  const bool rowwise = d == Direction::rowwise;
+  return {.spec = p.spec,
+          .direction = d,
+          .outer = rowwise ? p.x.rows : p.x.cols,
+          .contraction = rowwise ? p.x.cols : quire::columnwise_tokens(p.spec, p.x.rows),
+          .data = (rowwise ? p.rowwise : p.columnwise).data};
+}
+
+struct Count {
+  int64_t tensors = 0;
+  quire::Statistics of{};
+
+  Count& operator+=(const Count& more) {
+    tensors += more.tensors;
+    of.elements += more.of.elements;
+    of.saturated += more.of.saturated;
+    of.underflowed += more.of.underflowed;
+    of.nonfinite += more.of.nonfinite;
+    return *this;
+  }
+};
+
+struct Counts {
+  using Key = std::tuple<std::string, std::string, Direction>;  ///< role, spec, direction
+
+  std::atomic<bool> on{false};
+  std::mutex mutex;
+  std::map<Key, Count> by_operand;
+  /// Operands without a role, by the memory of their codes, until a product reads them.
+  std::map<const void*, std::pair<Key, Count>> unclaimed;
+
+  void add(const char* role, const std::string& spec, Direction d, const Count& count, const void* codes) {
+    const std::lock_guard lock(mutex);
+    settle(codes);
+    if (*role != '\0')
+      by_operand[{role, spec, d}] += count;
+    else
+      unclaimed[codes] = {Key{role, spec, d}, count};
+  }
+  void claim(const char* role, const void* codes) {
+    const std::lock_guard lock(mutex);
+    const auto found = unclaimed.find(codes);
+    if (found == unclaimed.end()) return;
+    std::get<0>(found->second.first) = role;
+    settle(codes);
+  }
+  /// The codes have been overwritten, or found their role.
+  void settle(const void* codes) {
+    const auto found = unclaimed.find(codes);
+    if (found == unclaimed.end()) return;
+    by_operand[found->second.first] += found->second.second;
+    unclaimed.erase(found);
+  }
+};
+
+Counts& counts() {
+  static Counts c;
+  return c;
+}
+
+bool counting() { return counts().on.load(std::memory_order_relaxed); }
+
+/// Counts what was quantized; returns it as lines of an explanation.
+std::string observe_sides(const char* role, const QuantizeProblem& p, const quire::Context& context) {
+  std::string operands;
+  for (const Direction d : {Direction::rowwise, Direction::columnwise}) {
+    if ((d == Direction::rowwise ? p.rowwise : p.columnwise).data == nullptr) continue;
+    const quire::Operand o = operand_of(p, d);
+    operands += operand_line(role, o);
+    if (counting() && context.device == quire::host().device)
+      counts().add(role, p.spec.to_string(), d, {1, quire::statistics(p, d)}, o.data);
+  }
+  return operands;
+}
+
+class Listener final : public quire::Observer {
+ public:
+  bool reads_values() const override { return counting(); }
+  void ran(const quire::AnyProblem& problem, const quire::Context& context) override {
+    std::visit([&](const auto* p) { heard(*p, context); }, problem);
+  }
+
+ private:
+  static void heard(const QuantizeProblem& p, const quire::Context& context) {
+    explain_step(quire::text("quantize\t", p.role), p, observe_sides(p.role, p, context), context);
+  }
+  static void heard(const GemmProblem& p, const quire::Context& context) {
+    const std::string_view part = context.part;
+    explain_step(quire::text("gemm\t", part, part.empty() ? "" : " ", p.role.name), p,
+                 operand_line(p.role.a, p.a) + operand_line(p.role.b, p.b), context);
+    if (!counting()) return;
+    counts().claim(p.role.a, p.a.data);
+    counts().claim(p.role.b, p.b.data);
+  }
+  /// Operands that a norm or an activation quantizes have no role yet.
+  static void heard(const quire::NormProblem& p, const quire::Context& context) {
+    explain_step(quire::text(p.kOp, "\t"), p, observe_sides("", p.out.quantization(), context), context);
+  }
+  static void heard(const quire::ActivationProblem& p, const quire::Context& context) {
+    explain_step(quire::text(p.kOp, "\t"), p, observe_sides("", p.out.quantization(), context), context);
+  }
+  static void heard(const quire::ColumnSumProblem& p, const quire::Context& context) {
+    explain_step("column_sum\tdbias", p, "", context);
+  }
+  static void heard(const quire::DequantizeProblem& p, const quire::Context& context) {
+    explain_step("dequantize\t", p, "", context);
+  }
+  static void heard(const quire::NormGradProblem& p, const quire::Context& context) {
+    explain_step(quire::text(p.kOp, "\tgrad"), p, "", context);
+  }
+  static void heard(const quire::ActivationGradProblem& p, const quire::Context& context) {
+    explain_step(quire::text(p.kOp, "\tgrad"), p, "", context);
+  }
+  /// What is no part of an explanation: states, routes, rows that move.
+  template <class Problem>
+  static void heard(const Problem&, const quire::Context&) {}
+};
+
+}  // namespace
+
+quire::Observer* observer() {
+  static Listener listener;
+  return observers.load(std::memory_order_relaxed) != 0 ? &listener : nullptr;
+}
+
+void begin_explanation() {
+  quire::check(!explanation, "explain: this thread is inside quire.explain already; call it once at a time");
+  explanation.emplace();
+  ++observers;
+}
+
+void note_step(std::string step) {
+  if (explanation) *explanation += "step " + step + "\n";
+}
+
+std::string end_explanation() {
+  if (!explanation) return {};
+  --observers;
+  std::string text = std::move(*explanation);
+  explanation.reset();
+  return text;
+}
+
+void set_counting(bool on) {
+  Counts& c = counts();
+  const std::lock_guard lock(c.mutex);
+  if (on) {
+    c.by_operand.clear();
+    c.unclaimed.clear();
+  }
+  if (c.on.exchange(on) != on) observers += on ? 1 : -1;
+}
+
+std::string counted() {
+  Counts& c = counts();
+  const std::lock_guard lock(c.mutex);
+  while (!c.unclaimed.empty()) c.settle(c.unclaimed.begin()->first);
+  std::string lines;
+  for (const auto& [key, count] : c.by_operand) {
+    const auto& [role, spec, direction] = key;
+    lines += quire::text(role, "\t", spec, "\t", name(direction), "\t", count.tensors, "\t", count.of.elements, "\t",
+                         count.of.saturated, "\t", count.of.underflowed, "\t", count.of.nonfinite, "\n");
+  }
+  return lines;
+}
+
+}  // namespace quire_torch

@@ -1,0 +1,29 @@
+// Who listens to what operators run: quire.explain and quire.debug.statistics, by the core's one stream of events.
+// While nobody listens, that costs the test of one flag a call.
+#pragma once
+
+#include <string>
+
+#include "quire/device/observer.h"
+
+namespace quire_torch {
+
+/// Who is told of the problems of a call that begins now; null while nobody listens.
+quire::Observer* observer();
+
+/// Starts an explanation of what this thread runs. Throws if it is being written already.
+void begin_explanation();
+/// Adds a step of somebody else: "OPERATION\tNAME\tPROBLEM".
+void note_step(std::string step);
+/// Ends it. A step is a line "step OPERATION\tNAME\tPROBLEM", followed by a line "operand
+/// ROLE\tSPEC\tDIRECTION\tOUTER\t CONTRACTION\tADDRESS" for each quantized tensor that it writes or reads, and "kernel
+/// NAME: VERDICT" for each row.
+std::string end_explanation();
+
+/// Turns counting on (from zero) or off, for the whole process. Counts what the host's kernels quantize.
+void set_counting(bool on);
+/// A line per operand since counting was turned on: "ROLE\tSPEC\tDIRECTION\tTENSORS\tELEMENTS\tSATURATED\tUNDERFLOWED\t
+/// NONFINITE".
+std::string counted();
+
+}  // namespace quire_torch
