@@ -23,7 +23,7 @@ from quire.drop_in import (  # noqa: E402
     is_nvfp4_available,
 )
 from quire.explain import explain  # noqa: E402
-from quire.functional import dequantize, nvfp4_linear, nvfp4_moe, nvfp4_moe_routed, quantize  # noqa: E402
+from quire.functional import amax, dequantize, nvfp4_linear, nvfp4_moe, nvfp4_moe_routed, quantize  # noqa: E402
 from quire.moe.te_padding import Fp8Padding, Fp8Unpadding  # noqa: E402
 from quire.moe.te_permutation import (  # noqa: E402
     moe_permute,
@@ -101,6 +101,7 @@ __all__ = [
     "RoutingMapFormat",
     "TensorProto",
     "active_recipe",
+    "amax",
     "autocast",
     "checkpoint",
     "conversion_report",

@@ -183,6 +183,7 @@ def quantize(
     *,
     offset: int = 0,
     scale: torch.Tensor | None = None,
+    amax: tuple[torch.Tensor | None, torch.Tensor | None] | None = None,
 ) -> QuantizedTensor | QuantizedActivation:
     """Codes, scales and amaxes of x under `spec` (numerics.md 1-5).
 
@@ -192,6 +193,8 @@ def quantize(
         it. A spec that rounds stochastically needs a seed.
     scale: float32 [1], multiplies x before the cast instead of a scale from x's own amax; fp8_tensor only
         (numerics.md 1.5).
+    amax: rowwise and columnwise amaxes as amax() gives them, instead of x's own: those of a larger tensor that x is a
+        part of, or calibrated ones (numerics.md 5.9). One of the two may be None, and is then measured.
 
     Gives a QuantizedTensor; where x requires a gradient, and grad mode is on, a QuantizedActivation, through which the
     gradient passes as if quantization were the identity. Raises ValueError for a wrong spec, a missing seed or one out
@@ -202,13 +205,32 @@ def quantize(
     spec = spec if isinstance(spec, QuantSpec) else QuantSpec(spec)
     if spec.stochastic and seed is None:
         raise ValueError(f"quantize: {spec} rounds stochastically and needs a seed; pass seed= an int")
+    rowwise_amax, columnwise_amax = (None, None) if amax is None else amax
+    check_kind_or_none("quantize", torch.Tensor, rowwise_amax=rowwise_amax, columnwise_amax=columnwise_amax)
     arguments = (rowwise, columnwise, signed64(seed or 0, "seed"), signed64(offset, "offset"), scale)
+    arguments += (rowwise_amax, columnwise_amax)
     if x.requires_grad and torch.is_grad_enabled():
         carrier, *results = torch.ops.quire.quantize_through(x, spec.text, *arguments)
         named = named_buffers(results, rowwise, columnwise)
         return QuantizedActivation(carrier, tuple([named[name] for name in BUFFER_NAMES]), spec.text)
     results = torch.ops.quire.quantize(x, spec.text, *arguments)
     return from_results(results, spec.text, x.shape, x.dtype, (rowwise, columnwise))
+
+
+def amax(
+    x: torch.Tensor, spec: QuantSpec | str, rowwise: bool = True, columnwise: bool = False
+) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    """The amaxes above the blocks that quantize(x, spec) would measure, rowwise and columnwise (numerics.md 1.2, 5.2):
+    float32 [1], or one for each of the M rows and K columns (fp8_row, row_scaled); None for a direction not wanted.
+
+    quantize(x, spec, amax=amax(x, spec)) gives the bytes of quantize(x, spec). Between the two, amaxes may be reduced
+    over the parts of a tensor that several processes hold: quantized under the largest, each part has the bytes that it
+    has in the whole. Raises RuntimeError for specs whose scales follow from blocks alone (mxfp8, mxfp4, fp8_block).
+    """
+    check_kind("amax", torch.Tensor, x=x)
+    spec = spec if isinstance(spec, QuantSpec) else QuantSpec(spec)
+    found = torch.ops.quire.amax(x.detach(), spec.text, rowwise, columnwise)
+    return found[0] if rowwise else None, found[1] if columnwise else None
 
 
 def fingerprint(x: torch.Tensor) -> torch.Tensor:

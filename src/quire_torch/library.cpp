@@ -46,7 +46,7 @@ using Outer =
 /// What those call: with kernels for every device that the core knows.
 using Inner = Operators<LinearFwd, LinearBwd, GroupedLinearFwd, GroupedLinearBwd, GroupedPlainBwd, GroupedQuantize,
                         GroupedDequantize, NormFwd, NormBwd, ActivationFwd, ActivationBwd, RouteFwd, RouteBwd,
-                        LimitCapacity, ExpertRows, ChunkRows, PermuteFwd, UnpermuteFwd, UnpermuteDot, Quantize,
+                        LimitCapacity, ExpertRows, ChunkRows, PermuteFwd, UnpermuteFwd, UnpermuteDot, Quantize, Amax,
                         Fingerprint, Dequantize, Reorder, EmptyQuantized>;
 using Mutations = Operators<GroupedWgrad, GroupedAccumulate, Wgrad, Accumulate, SrAdvance, DelayedCollect,
                             DelayedUpdate, AmaxMax, WgradStash>;

@@ -89,3 +89,49 @@ REFUSED = [
 def test_wrong_arguments_are_refused_in_words(x, options, words):
     with pytest.raises(RuntimeError, match=words):
         quire.quantize(x, options.pop("spec", "mxfp8"), **options)
+
+
+WITH_AMAXES = ["fp8_tensor", "fp8_tensor:e5m2", "fp8_row", "nvfp4", "nvfp4:16x16", "nvfp4:rht", "nvfp4:row_scaled"]
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("spec", WITH_AMAXES)
+def test_amaxes_that_are_measured_apart_change_no_byte(spec, compiled):
+    def in_two_steps(x):
+        return quire.quantize(x, spec, columnwise=True, amax=quire.amax(x, spec, columnwise=True))
+
+    x = torch.randn(33, 48) * 3
+    function = torch.compile(in_two_steps, fullgraph=True, backend="aot_eager") if compiled else in_two_steps
+    assert torch.equal(bytes_of(function(x)), bytes_of(quire.quantize(x, spec, columnwise=True)))
+
+
+def test_amaxes_are_those_of_the_tensor_or_of_its_lines():
+    x = torch.randn(5, 7, 64)
+    whole, lines, rows = x.abs().amax().reshape(1), x.abs().amax(-1).flatten(), x.abs().amax((0, 1))
+    for spec, rowwise, columnwise in (("fp8_tensor", whole, whole), ("fp8_row", lines, rows), ("nvfp4", whole, whole)):
+        found = quire.amax(x, spec, columnwise=True)
+        assert torch.equal(found[0], rowwise) and torch.equal(found[1], columnwise)
+    assert quire.amax(x, "nvfp4")[1] is None
+
+
+@pytest.mark.parametrize("spec", ["fp8_tensor", "fp8_row", "nvfp4"])
+def test_parts_under_the_largest_amax_of_all_have_the_bytes_of_the_whole(spec):
+    x = torch.randn(32, 64)
+    parts = x.split(32, 1)
+    amax = torch.stack([quire.amax(part, spec)[0] for part in parts]).amax(0)
+    values = torch.cat([quire.quantize(part, spec, amax=(amax, None)).dequantize() for part in parts], 1)
+    assert torch.equal(values, quire.quantize(x, spec).dequantize())
+
+
+def test_amaxes_that_do_not_fit_are_refused():
+    x, one = torch.randn(16, 32), torch.ones(1)
+    with pytest.raises(RuntimeError, match="amax: scales of mxfp8 follow from blocks alone.*use fp8_tensor"):
+        quire.amax(x, "mxfp8")
+    with pytest.raises(RuntimeError, match="quantize: scales of mxfp8 follow from blocks alone"):
+        quire.quantize(x, "mxfp8", amax=(torch.ones(0), None))
+    with pytest.raises(RuntimeError, match=r"rowwise_amax of fp8_row must be what quire::amax returns.*\[16\], got"):
+        quire.quantize(x, "fp8_row", amax=(one, None))
+    with pytest.raises(RuntimeError, match="a scale and an amax are both given"):
+        quire.quantize(x, "fp8_tensor", scale=one, amax=(one, None))
+    with pytest.raises(RuntimeError, match="must not be negative or NaN; got nan"):
+        quire.quantize(x, "nvfp4", amax=(one * float("nan"), None))

@@ -28,7 +28,7 @@ Produced produced(int64_t rows, int64_t cols, DType dtype, const Wanted& wanted,
   Produced out{Guarded(rows * cols * size_of(dtype)), {}};
   Destination to{.y = {wanted.y ? out.y.data() : nullptr, dtype, rows, cols, cols},
                  .scale = wanted.scale,
-                 .amax = wanted.amax ? &*wanted.amax : nullptr};
+                 .amax = {.rowwise = wanted.amax ? &*wanted.amax : nullptr}};
   if (wanted.spec) {
     out.quantized.emplace(*wanted.spec, rows, cols, wanted.directions);
     to.spec = *wanted.spec;

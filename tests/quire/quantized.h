@@ -31,7 +31,7 @@ inline const Runner& reference_runner() {
   static const Runner runner{
       "reference",
       {reference::quantize, reference::dequantize, reference::gemm, reference::column_sum, reference::norm,
-       reference::norm_grad, reference::activation, reference::activation_grad, nullptr}};
+       reference::norm_grad, reference::activation, reference::activation_grad, nullptr, reference::amax}};
   return runner;
 }
 
@@ -137,7 +137,7 @@ inline Quantized quantized(const Runner& runner, const QuantSpec& spec, const Ma
                        .columnwise = q.view(Direction::columnwise),
                        .random = options.random,
                        .scale = options.scale,
-                       .amax = options.amax ? &*options.amax : nullptr});
+                       .amax = {.rowwise = options.amax ? &*options.amax : nullptr}});
   EXPECT_TRUE(q.intact()) << "wrote outside a buffer";
   return q;
 }

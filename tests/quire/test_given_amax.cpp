@@ -99,6 +99,77 @@ TEST_P(GivenAmax, AnActivationThatQuantizesGivesTheBytesOfItsResult) {
     }
 }
 
+/// Every spec whose scales follow from more than blocks.
+constexpr std::array<std::string_view, 10> kWithAmaxes{
+    "fp8_tensor",  "fp8_tensor:e5m2", "fp8_tensor:pow2", "fp8_row",          "nvfp4",
+    "nvfp4:16x16", "nvfp4:rht",       "nvfp4:rht:sr",    "nvfp4:row_scaled", "nvfp4:4over6=mae"};
+
+class AmaxStep : public EveryRunner {};
+QUIRE_FOR_EVERY_RUNNER(AmaxStep);
+
+/// Amaxes as the step of its own measures them.
+std::array<std::vector<float>, 2> measured(const Runner& runner, const QuantSpec& spec, const Matrix& x) {
+  std::array<std::vector<float>, 2> found{std::vector<float>(static_cast<size_t>(amax_count(spec, x.rows))),
+                                          std::vector<float>(static_cast<size_t>(amax_count(spec, x.cols)))};
+  runner.run.amax({.spec = spec, .x = x, .rowwise = found[0].data(), .columnwise = found[1].data()});
+  return found;
+}
+
+TEST_P(AmaxStep, GivenBackItLeavesEveryByteAsItWas) {
+  for (const std::string_view text : kWithAmaxes)
+    for (const Kind kind : {Kind::normal, Kind::zeros, Kind::special})
+      for (const InputShape& shape : {InputShape{1, 16}, InputShape{37, 200, 3}, InputShape{144, 1040}}) {
+        SCOPED_TRACE(quire::text(text, " ", kKindNames[static_cast<size_t>(kind)], " ", shape.rows, " x ", shape.cols));
+        const QuantSpec spec = QuantSpec::parse(text);
+        const Input x(shape, DType::bf16, kind, 3);
+        const Quantized expected = quantized(reference_runner(), spec, x, {});
+        const auto [rows, columns] = measured(GetParam(), spec, x);
+        Quantized got(spec, shape.rows, shape.cols);
+        GetParam().run.quantize({.spec = spec,
+                                 .x = x,
+                                 .rowwise = got.view(Direction::rowwise),
+                                 .columnwise = got.view(Direction::columnwise),
+                                 .random = {},
+                                 .amax = {.rowwise = rows.data(), .columnwise = columns.data()}});
+        for (const Direction d : {Direction::rowwise, Direction::columnwise}) {
+          EXPECT_EQ(difference(expected.side(d).data, got.side(d).data), "");
+          EXPECT_EQ(difference(expected.side(d).scale, got.side(d).scale), "");
+          EXPECT_EQ(difference(expected.side(d).amax, got.side(d).amax), "");
+        }
+      }
+}
+
+TEST_P(AmaxStep, HalvesUnderTheLargestOfTheirAmaxesHaveTheBytesOfTheWhole) {
+  for (const std::string_view text : {"fp8_tensor", "nvfp4", "nvfp4:16x16", "nvfp4:rht"}) {
+    SCOPED_TRACE(text);
+    const QuantSpec spec = QuantSpec::parse(text);
+    const Input all({64, 96}, DType::f32, Kind::normal, 9);
+    const Quantized whole = quantized(reference_runner(), spec, all, {});
+    std::array<Matrix, 2> half{all, all};
+    half[0].rows = half[1].rows = 32;
+    half[1].data = static_cast<const float*>(half[1].data) + 32 * half[1].row_stride;
+    std::array<float, 2> largest{};
+    for (const Matrix& part : half) {
+      const auto found = measured(GetParam(), spec, part);
+      for (size_t d = 0; d < 2; ++d) largest[d] = std::max(largest[d], found[d][0]);
+    }
+    for (size_t i = 0; i < 2; ++i) {
+      Quantized got(spec, 32, 96);
+      GetParam().run.quantize({.spec = spec,
+                               .x = half[i],
+                               .rowwise = got.view(Direction::rowwise),
+                               .columnwise = got.view(Direction::columnwise),
+                               .random = {},
+                               .amax = {.rowwise = &largest[0], .columnwise = &largest[1]}});
+      const auto &e = whole.side(Direction::rowwise), &g = got.side(Direction::rowwise);
+      EXPECT_EQ(
+          difference(e.data.as<uint8_t>() + static_cast<int64_t>(i) * g.data.size(), g.data.data(), g.data.size()), "")
+          << i;
+      EXPECT_EQ(difference(whole.side(Direction::columnwise).amax, got.side(Direction::columnwise).amax), "") << i;
+    }
+  }
+}
+
 TEST(GivenAmaxErrors, WhatCannotBeOneIsRefused) {
   const Input x({16, 48}, DType::bf16, Kind::normal, 1);
   const auto refused = [&](std::string_view spec, float amax,
@@ -110,19 +181,18 @@ TEST(GivenAmaxErrors, WhatCannotBeOneIsRefused) {
                 .rowwise = q.view(Direction::rowwise),
                 .columnwise = q.view(Direction::columnwise),
                 .random = {},
-                .amax = &amax});
+                .amax = {.rowwise = &amax}});
     } catch (const Error& e) {
       return e.what();
     }
     return "accepted";
   };
   EXPECT_EQ(refused("nvfp4", 1), "accepted");
-  for (const std::string_view spec : {"nvfp4:row_scaled", "mxfp8", "fp8_tensor", "fp8_row"})
-    EXPECT_EQ(refused(spec, 1), text("quantize: a given amax is one of rowwise NVFP4 codes; got ", spec,
-                                     "; use nvfp4 without row_scaled, or leave the amax out"));
-  EXPECT_NE(refused("nvfp4", 1, {true, true}).find("got nvfp4 columnwise too"), std::string::npos);
-  for (const float amax : {0.0f, -1.0f, std::numeric_limits<float>::quiet_NaN(), HUGE_VALF})
-    EXPECT_NE(refused("nvfp4", amax).find("a given amax must be positive and finite; got "), std::string::npos) << amax;
+  for (const std::string_view spec : {"mxfp8", "mxfp4", "fp8_block"})
+    EXPECT_EQ(refused(spec, 1), text("quantize: scales of ", spec, " follow from blocks alone, so there is no amax; ",
+                                     "leave it out, or use fp8_tensor, fp8_row or nvfp4"));
+  for (const float amax : {-1.0f, std::numeric_limits<float>::quiet_NaN()})
+    EXPECT_NE(refused("nvfp4", amax).find("a given amax must not be negative or NaN; got "), std::string::npos) << amax;
 }
 
 }  // namespace

@@ -64,6 +64,7 @@ TEST(KernelChoice, TheSettingNamesOneRowPerOperation) {
 
 TEST(KernelChoice, TheReferenceIsTheLastRowOfEveryTable) {
   EXPECT_EQ(kernels<QuantizeProblem>().back().name, "reference");
+  EXPECT_EQ(kernels<AmaxProblem>().back().name, "reference");
   EXPECT_EQ(kernels<DequantizeProblem>().back().name, "reference");
   EXPECT_EQ(kernels<GemmProblem>().back().name, "reference");
   EXPECT_EQ(kernels<ColumnSumProblem>().back().name, "reference");

@@ -1,7 +1,6 @@
 #include "quire/cpu/device.h"
 
 #include <array>
-#include <cmath>
 
 #include "quire/cpu/isa.h"
 #include "quire/cpu/moe/moe.h"
@@ -69,15 +68,17 @@ constexpr std::array<KernelRow<Problem>, 2> kRows{{
 template <class Problem, void (*Run)(const Problem&, const Context&)>
 constexpr std::array<KernelRow<Problem>, 1> kPortable{{{"portable", takes_all, Run}}};
 
-void check_given_amax(const float* amax) {
-  check(!amax || (*amax > 0 && std::isfinite(*amax)), "quantize: a given amax must be positive and finite; got ",
-        amax ? *amax : 0, "; calibrate it, or leave it out");
+void check_given_amax(const float* amax, int64_t count) {
+  for (int64_t i = 0; amax && i < count; ++i)
+    check(amax[i] >= 0, "quantize: a given amax must not be negative or NaN; got ", amax[i],
+          "; calibrate it, or leave it out");
 }
 
 /// A quantization whose values have been read and checked.
 template <void (*Run)(const QuantizeProblem&)>
 void quantize(const QuantizeProblem& problem, const Context&) {
-  check_given_amax(problem.amax);
+  check_given_amax(problem.amax.rowwise, amax_count(problem.spec, problem.x.rows));
+  check_given_amax(problem.amax.columnwise, amax_count(problem.spec, problem.x.cols));
   QuantizeProblem p = problem;
   p.random = problem.random.read();
   Run(p);
@@ -111,6 +112,7 @@ void fingerprint(const FingerprintProblem& p, const Context&) {
 const Device& device() {
   static constexpr Device kDevice{"cpu",
                                   {kQuantize,
+                                   kRows<AmaxProblem, &Kernels::amax, reference::amax>,
                                    kDequantize,
                                    kPortable<ReorderProblem, reorder>,
                                    kGemm,

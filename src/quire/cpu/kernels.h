@@ -16,6 +16,7 @@ struct Kernels {
   void (*activation)(const ActivationProblem&);
   void (*activation_grad)(const ActivationGradProblem&);
   uint64_t (*fingerprint)(const Matrix&);
+  void (*amax)(const AmaxProblem&);
 };
 
 /// A product of operands of some formats only (Isa says which).

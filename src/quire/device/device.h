@@ -18,7 +18,7 @@ namespace quire {
 /// Everything that is asked of a device.
 template <template <class...> class List>
 using ForAllProblems =
-    List<QuantizeProblem, DequantizeProblem, ReorderProblem, GemmProblem, ColumnSumProblem, NormProblem,
+    List<QuantizeProblem, AmaxProblem, DequantizeProblem, ReorderProblem, GemmProblem, ColumnSumProblem, NormProblem,
          NormGradProblem, ActivationProblem, ActivationGradProblem, RouteProblem, RouteGradProblem, CapacityProblem,
          PermuteProblem, UnpermuteProblem, PermutedDotProblem, ExpertRowsProblem, ChunkRowsProblem, FingerprintProblem,
          AdvanceProblem, MaximumProblem, CopyNumberProblem, DelayedUpdateProblem>;

@@ -25,6 +25,8 @@ void quantize(const QuantizeProblem& problem, const Context& context) {
   run(problem, context);
 }
 
+void amax(const AmaxProblem& problem, const Context& context) { dispatch(problem, context); }
+
 void quantize_each(std::span<const QuantizeProblem> problems, const Context& context) {
   std::vector<int64_t> costs;
   for (const QuantizeProblem& p : problems) {

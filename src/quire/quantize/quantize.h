@@ -15,6 +15,10 @@ namespace quire {
 /// Throws Error on a problem that breaks a rule; nothing has been written then.
 void quantize(const QuantizeProblem& problem, const Context& context = host());
 
+/// The amaxes that quantize() would measure, as a step of its own: given back to it in `amax`, it gives the same bytes.
+/// Throws Error for a spec whose scales follow from blocks alone.
+void amax(const AmaxProblem& problem, const Context& context = host());
+
 /// Several tensors, each as by itself. All are checked before the first one is quantized.
 void quantize_each(std::span<const QuantizeProblem> problems, const Context& context = host());
 

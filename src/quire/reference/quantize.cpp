@@ -131,21 +131,22 @@ BlockScale nvfp4_scale(const Lines& t, int64_t o, int64_t b, float amax, const G
   return block_error(t, o, b, map4, g.amax) < block_error(t, o, b, map6, g.amax) ? map4 : map6;
 }
 
-/// The global amax that line o is quantized under.
-float global_amax(const Lines& t, int64_t o) {
-  const std::array<int64_t, 2> lines =
-      t.spec().row_scaled ? std::array<int64_t, 2>{o, o + 1} : std::array{int64_t{0}, t.outer};
+/// The amax above the blocks that line o's scales follow from.
+float amax_above(const Lines& t, int64_t o) {
+  const bool per_line = t.spec().row_scaled || t.spec().row().scope == Scope::row;
+  if (const float* given = t.problem.amax.of(t.direction)) return given[per_line ? o : 0];
+  const std::array<int64_t, 2> lines = per_line ? std::array<int64_t, 2>{o, o + 1} : std::array{int64_t{0}, t.outer};
   return amax_of(t, lines, {0, t.contraction});
 }
 
 void write_amaxes(const Lines& t, float* amax) {
-  const int64_t count = !t.spec().row().has_amax ? 0 : t.spec().row_scaled ? t.outer : 1;
-  for (int64_t o = 0; o < count; ++o)
-    amax[amax_index(t.spec(), o)] = t.problem.amax ? *t.problem.amax : global_amax(t, o);
+  const int64_t count = t.spec().row().has_amax ? amax_count(t.spec(), t.outer) : 0;
+  for (int64_t o = 0; o < count; ++o) amax[o] = amax_above(t, o);
 }
 
 BlockScale block_scale(const Lines& t, int64_t o, int64_t b, const float* global_amaxes) {
-  const float amax = amax_of(t, sharing(t, o), {b * t.block, (b + 1) * t.block});
+  const bool above = t.spec().row().scope != Scope::block;
+  const float amax = above ? amax_above(t, o) : amax_of(t, sharing(t, o), {b * t.block, (b + 1) * t.block});
   const ScaleKind kind = t.spec().row().scale;
   if (kind == ScaleKind::f32) return f32_scale(t, amax);
   if (kind == ScaleKind::e8m0) return e8m0_block_scale(t, amax);
@@ -218,6 +219,13 @@ void quantize_side(const QuantizeProblem& p, Direction direction, const Side& si
   write_codes(t, scales, static_cast<uint8_t*>(side.data));
 }
 
+void measure_side(const AmaxProblem& p, Direction direction, float* to) {
+  if (!to) return;
+  const QuantizeProblem quantization{.spec = p.spec, .x = p.x, .rowwise = {}, .columnwise = {}, .random = {}};
+  const Lines t = read_lines(quantization, direction);
+  for (int64_t o = 0; o < amax_count(p.spec, t.outer); ++o) to[o] = amax_above(t, o);
+}
+
 /// The scale of code (o, block b) as a multiplier of its value.
 float scale_value(const DequantizeProblem& p, int64_t index, int64_t o) {
   const ScaleKind kind = p.spec.row().scale;
@@ -233,6 +241,12 @@ void quantize(const QuantizeProblem& problem) {
   FloatMode mode;
   quantize_side(problem, Direction::rowwise, problem.rowwise);
   quantize_side(problem, Direction::columnwise, problem.columnwise);
+}
+
+void amax(const AmaxProblem& problem) {
+  FloatMode mode;
+  measure_side(problem, Direction::rowwise, problem.rowwise);
+  measure_side(problem, Direction::columnwise, problem.columnwise);
 }
 
 Statistics statistics(const QuantizeProblem& p, Direction direction) {

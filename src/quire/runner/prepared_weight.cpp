@@ -89,8 +89,13 @@ const float* PreparedWeight::input_amax(const QuantSpec& x) const {
 }
 
 QuantizeProblem PreparedWeight::quantization(const Matrix& x, const QuantSpec& spec, const Side& codes) const {
-  return {
-      .spec = spec, .x = x, .rowwise = codes, .columnwise = {}, .random = {}, .amax = input_amax(spec), .role = "x"};
+  return {.spec = spec,
+          .x = x,
+          .rowwise = codes,
+          .columnwise = {},
+          .random = {},
+          .amax = {.rowwise = input_amax(spec)},
+          .role = "x"};
 }
 
 GemmProblem PreparedWeight::product(const Side& x, const QuantSpec& spec, const MutableMatrix& out,

@@ -66,6 +66,15 @@ Shape<Int> scale_sizes(const QuantSpec& spec, Direction direction, const Int& ou
 
 }  // namespace detail
 
+/// Amaxes above the blocks that one direction's scales follow from: one of the tensor, one for each of `outer` lines,
+/// or none.
+template <class Int>
+Int amax_count(const QuantSpec& spec, const Int& outer) {
+  const FamilyRow& row = spec.row();
+  if (spec.row_scaled || row.scope == Scope::row) return outer;
+  return Int(row.has_amax || row.scope == Scope::tensor ? 1 : 0);
+}
+
 /// Buffers of one direction of a tensor of `shape` (rank >= 1; M = product of all but the last size, K = the last).
 template <class Int>
 Buffers<Int> buffers(const QuantSpec& spec, const Shape<Int>& shape, Direction direction) {

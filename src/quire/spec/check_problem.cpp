@@ -92,11 +92,18 @@ void check_side(std::string_view op, const QuantizeProblem& p, Direction directi
   check_buffers(op, p.spec, {p.x.rows, p.x.cols}, direction, {side.data, side.scale, side.amax});
 }
 
+/// Throws unless the scales of a spec follow from an amax above the blocks.
+void check_has_amax(std::string_view op, const QuantSpec& spec) {
+  if (amax_count<int64_t>(spec, 1) == 0)
+    fail(op, ": scales of ", spec.to_string(), " follow from blocks alone, so there is no amax; leave it out, or use ",
+         "fp8_tensor, fp8_row or nvfp4");
+}
+
 void check_given_amax(std::string_view op, const QuantizeProblem& p) {
-  const Side& c = p.columnwise;
-  if (p.spec.row().scale != ScaleKind::e4m3 || p.spec.row_scaled || c.data || c.scale || c.amax)
-    fail(op, ": a given amax is one of rowwise NVFP4 codes; got ", p.spec.to_string(), c.data ? " columnwise too" : "",
-         "; use nvfp4 without row_scaled, or leave the amax out");
+  if (!p.amax.rowwise && !p.amax.columnwise) return;
+  check_has_amax(op, p.spec);
+  check(p.scale == nullptr, op, ": a scale and an amax are both given, and the scale would not follow from the amax; ",
+        "leave one out");
 }
 
 /// All of a quantization but the memory of x.
@@ -105,7 +112,7 @@ void check_quantization(std::string_view op, const QuantizeProblem& p) {
   if (p.scale != nullptr && p.spec.row().scope != Scope::tensor)
     fail(op, ": a given scale needs a family with one scale per tensor; got ", p.spec.to_string(),
          "; use fp8_tensor or leave the scale out");
-  if (p.amax) check_given_amax(op, p);
+  check_given_amax(op, p);
   check_side(op, p, Direction::rowwise, p.rowwise);
   check_side(op, p, Direction::columnwise, p.columnwise);
 }
@@ -155,6 +162,12 @@ void check_operand(std::string_view op, std::string_view what, const Operand& o)
 void check_problem(const QuantizeProblem& p) {
   check_matrix("quantize", "x", p.x);
   check_quantization("quantize", p);
+}
+
+void check_problem(const AmaxProblem& p) {
+  check_matrix("amax", "x", p.x);
+  check_spec("amax", p.spec);
+  check_has_amax("amax", p.spec);
 }
 
 void check_problem(const DequantizeProblem& p) {

@@ -11,6 +11,7 @@ namespace quire {
 /// floating where values are read or written, sizes are not negative and their byte counts fit int64, shapes agree,
 /// pointers are null only where nothing is stored, and specs are ones that QuantSpec::parse can give.
 void check_problem(const QuantizeProblem& problem);
+void check_problem(const AmaxProblem& problem);
 void check_problem(const DequantizeProblem& problem);
 void check_problem(const ReorderProblem& problem);
 void check_problem(const GemmProblem& problem);

@@ -15,7 +15,7 @@ struct Destination {
   QuantSpec spec{};
   Side rowwise{}, columnwise{};
   const float* scale = nullptr;  ///< as in QuantizeProblem
-  const float* amax = nullptr;   ///< the same
+  GivenAmax amax{};              ///< the same
 
   /// The quantization of y.
   QuantizeProblem quantization() const {

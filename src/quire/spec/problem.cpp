@@ -15,7 +15,12 @@ std::string to_string(const Operand& o) {
 std::string to_string(const QuantizeProblem& p) {
   return text("quantize ", name(p.x.dtype), " [", p.x.rows, ", ", p.x.cols, "] to ", p.spec.to_string(),
               p.rowwise.data ? " rowwise" : "", p.columnwise.data ? " columnwise" : "",
-              p.amax ? " under a given amax" : "");
+              p.amax.rowwise || p.amax.columnwise ? " under a given amax" : "");
+}
+
+std::string to_string(const AmaxProblem& p) {
+  return text("amax of ", name(p.x.dtype), " [", p.x.rows, ", ", p.x.cols, "] for ", p.spec.to_string(),
+              p.rowwise ? " rowwise" : "", p.columnwise ? " columnwise" : "");
 }
 
 std::string to_string(const DequantizeProblem& p) {

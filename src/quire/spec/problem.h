@@ -41,6 +41,14 @@ struct Randomness {
   }
 };
 
+/// Amaxes of each direction that a caller knows, as AmaxProblem gives them: not negative, not NaN. Null: measured.
+struct GivenAmax {
+  const float* rowwise = nullptr;
+  const float* columnwise = nullptr;
+
+  const float* of(Direction d) const { return d == Direction::rowwise ? rowwise : columnwise; }
+};
+
 /// Quantize x [M, K] (f32, f16, bf16) into the sides that are present.
 struct QuantizeProblem {
   static constexpr std::string_view kOp = "quantize";
@@ -51,11 +59,20 @@ struct QuantizeProblem {
   /// Multiplies before the cast instead of a scale derived from the amax (delayed scaling, 1.5); Scope::tensor only.
   /// The amax is still measured and stored.
   const float* scale = nullptr;
-  /// The global amax of NVFP4 instead of x's own (calibrated, 5.9), positive and finite; rowwise only. It is stored as
-  /// the amax.
-  const float* amax = nullptr;
+  /// Instead of x's own amaxes: calibrated (5.9), or reduced over parts of a larger tensor. Stored as the amaxes.
+  GivenAmax amax{};
   const char* role =
       "";  ///< "x", "w", "dy", or "" where only the product that reads the codes will know; for observers
+};
+
+/// What scales above the blocks follow from (numerics.md 1.2, 5.2): amax_count() numbers for each direction whose
+/// pointer is not null, columnwise those of the transformed values. x: f32, f16 or bf16.
+struct AmaxProblem {
+  static constexpr std::string_view kOp = "amax";
+  QuantSpec spec;
+  Matrix x;
+  float* rowwise = nullptr;
+  float* columnwise = nullptr;
 };
 
 /// Decode one direction into `out` (f32, f16, bf16; rounded once, to nearest even): rowwise [M, K]; columnwise [K, L]
@@ -122,6 +139,7 @@ struct ColumnSumProblem {
 };
 
 std::string to_string(const QuantizeProblem& p);
+std::string to_string(const AmaxProblem& p);
 std::string to_string(const DequantizeProblem& p);
 std::string to_string(const ReorderProblem& p);
 std::string to_string(const GemmProblem& p);

@@ -144,6 +144,9 @@ class Listener final : public quire::Observer {
   static void heard(const quire::ColumnSumProblem& p, const quire::Context& context) {
     explain_step("column_sum\tdbias", p, "", context);
   }
+  static void heard(const quire::AmaxProblem& p, const quire::Context& context) {
+    explain_step("amax\t", p, "", context);
+  }
   static void heard(const quire::DequantizeProblem& p, const quire::Context& context) {
     explain_step("dequantize\t", p, "", context);
   }

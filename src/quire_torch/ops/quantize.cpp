@@ -5,6 +5,23 @@
 #include "quire/quantize/reorder.h"
 
 namespace quire_torch {
+namespace {
+
+/// Amaxes that a caller gave for one direction of `lines` lines; null if there are none.
+const float* given_amax(const op::OptionalTensor& t, const quire::QuantSpec& spec, int64_t lines, const char* name) {
+  if (!t) return nullptr;
+  const int64_t count = quire::amax_count(spec, lines);
+  quire::check(count > 0 || lines == 0, "quantize: scales of ", spec.to_string(),
+               " follow from blocks alone, so there is no amax; leave ", name,
+               " out, or use fp8_tensor, fp8_row or nvfp4");
+  quire::check(t->scalar_type() == at::kFloat && t->numel() == count && t->is_contiguous(), "quantize: ", name, " of ",
+               spec.to_string(), " must be what quire::amax returns, contiguous float32 [", count, "], got ",
+               t->scalar_type(), " ", t->sizes());
+  return t->const_data_ptr<float>();
+}
+
+}  // namespace
+
 void Quantize::run(const Args& a, op::Tensors<6>& out, const quire::Context& context) {
   const MatrixView x(a.x, "quantize: x");
   const auto seed = static_cast<uint64_t>(a.seed), offset = static_cast<uint64_t>(a.offset);
@@ -13,8 +30,19 @@ void Quantize::run(const Args& a, op::Tensors<6>& out, const quire::Context& con
                    .rowwise = a.rowwise ? side(out, quire::Direction::rowwise) : quire::Side{},
                    .columnwise = a.columnwise ? side(out, quire::Direction::columnwise) : quire::Side{},
                    .random = {.seed = seed, .rowwise_offset = offset, .columnwise_offset = offset},
-                   .scale = given_scale(a.scale, "quantize", ": scale")},
+                   .scale = given_scale(a.scale, "quantize", ": scale"),
+                   .amax = {.rowwise = given_amax(a.rowwise_amax, *a.spec, x.matrix().rows, "rowwise_amax"),
+                            .columnwise = given_amax(a.columnwise_amax, *a.spec, x.matrix().cols, "columnwise_amax")}},
                   context);
+}
+
+void Amax::run(const Args& a, op::Tensors<2>& out, const quire::Context& context) {
+  const MatrixView x(a.x, "amax: x");
+  quire::amax({.spec = *a.spec,
+               .x = x.matrix(),
+               .rowwise = a.rowwise ? out[0].mutable_data_ptr<float>() : nullptr,
+               .columnwise = a.columnwise ? out[1].mutable_data_ptr<float>() : nullptr},
+              context);
 }
 
 namespace {

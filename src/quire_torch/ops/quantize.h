@@ -43,7 +43,8 @@ std::array<op::Result<Int>, 6> buffer_results(const at::Tensor& x, const quire::
 }
 
 /// Codes, scales and amaxes of x in the wanted directions. seed and offset are 64-bit patterns; both directions use
-/// them.
+/// them. rowwise_amax, columnwise_amax: what quire::amax returned, or the largest of that over the parts of a larger
+/// tensor, instead of measuring.
 struct Quantize : OpBase {
   static constexpr const char* kName = "quantize";
   static constexpr const char* kNotDifferentiable = "has no gradient; use quire.Linear, or detach its input";
@@ -52,14 +53,16 @@ struct Quantize : OpBase {
     SpecText spec;
     bool rowwise = true, columnwise = false;
     int64_t seed = 0, offset = 0;
-    std::optional<at::Tensor> scale{};
+    std::optional<at::Tensor> scale{}, rowwise_amax{}, columnwise_amax{};
     static constexpr auto kFields = std::tuple{op::field<&Args::x>("x"),
                                                op::field<&Args::spec>("spec"),
                                                op::field<&Args::rowwise>("rowwise"),
                                                op::field<&Args::columnwise>("columnwise"),
                                                op::field<&Args::seed>("seed", "0"),
                                                op::field<&Args::offset>("offset", "0"),
-                                               op::field<&Args::scale>("scale", "None")};
+                                               op::field<&Args::scale>("scale", "None"),
+                                               op::field<&Args::rowwise_amax>("rowwise_amax", "None"),
+                                               op::field<&Args::columnwise_amax>("columnwise_amax", "None")};
   };
   static constexpr auto kResults = kBufferResults;
 
@@ -70,6 +73,33 @@ struct Quantize : OpBase {
     return buffer_results<Int>(a.x, *a.spec, a.rowwise, a.columnwise);
   }
   static void run(const Args& a, op::Tensors<6>& out, const quire::Context& context);
+};
+
+/// The amaxes that quantize measures above the blocks of x, for each wanted direction: float32 [1], or [M] and [K]
+/// where every line has one. Throws for a spec whose scales follow from blocks alone.
+struct Amax : OpBase {
+  static constexpr const char* kName = "amax";
+  static constexpr const char* kNotDifferentiable = "has no gradient; detach its input";
+  struct Args {
+    at::Tensor x;
+    SpecText spec;
+    bool rowwise, columnwise;
+    static constexpr auto kFields =
+        std::tuple{op::field<&Args::x>("x"), op::field<&Args::spec>("spec"), op::field<&Args::rowwise>("rowwise"),
+                   op::field<&Args::columnwise>("columnwise")};
+  };
+  static constexpr std::array kResults{"rowwise_amax", "columnwise_amax"};
+
+  template <class Int>
+  static std::array<op::Result<Int>, 2> results(const Args& a) {
+    check_input(a.x, "amax: x");
+    quire::check(a.rowwise || a.columnwise, "amax: rowwise and columnwise are both False; ask for at least one");
+    const auto sizes = shape<Int>(a.x);
+    const Int m = quire::product(sizes, 0, sizes.size() - 1), none(0);
+    return {op::Result<Int>{{a.rowwise ? quire::amax_count(*a.spec, m) : none}, at::kFloat},
+            op::Result<Int>{{a.columnwise ? quire::amax_count(*a.spec, sizes.back()) : none}, at::kFloat}};
+  }
+  static void run(const Args& a, op::Tensors<2>& out, const quire::Context& context);
 };
 
 /// One direction decoded: rowwise to `shape`, columnwise to [K, tokens] as stored (numerics.md 3.4, 4.6, 5.1).

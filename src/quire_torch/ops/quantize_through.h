@@ -25,8 +25,8 @@ struct QuantizeThrough : OpBase {
   static std::pair<op::Tensors<7>, Saved> forward(const Args& a, op::Needs) {
     return {inference(a), {a.x.scalar_type()}};
   }
-  static op::Tensors<2> backward(const Saved& s, const op::Tensors<7>& grads, op::Needs) {
-    return {grads[0].to(s.dtype), at::Tensor()};
+  static op::Tensors<4> backward(const Saved& s, const op::Tensors<7>& grads, op::Needs) {
+    return {grads[0].to(s.dtype), {}, {}, {}};
   }
 };
 

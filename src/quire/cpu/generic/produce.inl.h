@@ -2,7 +2,7 @@
 
 /// Whether every scale depends on its own block or is given, so that no row has to wait for another strip.
 bool quantizes_by_strips(const QuantizeProblem& p) {
-  return p.scale || p.amax || (p.spec.row().scope == Scope::block && !p.spec.row().has_amax);
+  return p.scale || plan_of(p).amaxes_are_given() || (p.spec.row().scope == Scope::block && !p.spec.row().has_amax);
 }
 
 /// Rows of a strip: as many as the tallest block and a tile of columns take; few where only rows are lines.
@@ -50,7 +50,7 @@ void produce(const Destination& to, const Make& make) {
   QuantizeProblem p = to.quantization();
   const bool quantized = p.rowwise.data || p.columnwise.data;
   if (!quantized) return void(make_strips(to.y, nullptr, strip_rows(p), false, make));
-  const bool measured = has_one_amax(p.spec) && !p.amax;
+  const bool measured = has_one_amax(p.spec) && !plan_of(p).amaxes_are_given();
   if (quantizes_by_strips(p)) {
     const Plan plan = plan_of(p);
     for (const Job& job : plan.jobs()) begin(job, amaxes_of(p).plain);

@@ -18,7 +18,14 @@ struct Plan {
   bool codes_are_shared() const {
     const QuantSpec& s = problem.spec;
     return jobs().size() == 2 && (s.square || s.row().scope == Scope::tensor) && !s.row_scaled && !s.stochastic &&
-           s.four_over_six == FourOverSix::off && s.hadamard == Hadamard::off;
+           s.four_over_six == FourOverSix::off && s.hadamard == Hadamard::off &&
+           problem.amax.rowwise == problem.amax.columnwise;
+  }
+  /// Whether every direction that is wanted has its amaxes.
+  bool amaxes_are_given() const {
+    for (const Job& job : jobs())
+      if (!job.given_amaxes()) return false;
+    return true;
   }
 };
 
@@ -42,7 +49,9 @@ void begin(const Job& job, float tensor_amax) {
   const bool per_line = spec.row().scope == Scope::row || spec.row_scaled;
   // Amaxes that are not kept are found where the scales that follow from them will be.
   float* const amaxes = spec.row().has_amax ? job.side.amax : static_cast<float*>(job.side.scale);
-  if (per_line)
+  if (job.given_amaxes())
+    std::copy_n(job.given_amaxes(), amax_count(spec, job.outer), amaxes);
+  else if (per_line)
     (job.direction == Direction::rowwise ? row_amaxes : column_amaxes)(x, amaxes);
   else if (spec.row().has_amax || spec.row().scope != Scope::block)
     *amaxes = tensor_amax;
@@ -159,9 +168,9 @@ bool has_one_amax(const QuantSpec& spec) { return spec.row().has_amax && !spec.r
 
 /// The amaxes that have to be known before the first block: none where they are not asked for or a scale is given.
 Amaxes amaxes_of(const QuantizeProblem& p) {
-  if (p.amax) return {*p.amax};
-  if (!has_one_amax(p.spec) || p.scale) return {};
-  if (p.columnwise.data && p.spec.hadamard != Hadamard::off) return transformed_amaxes(p.x, p.spec.hadamard);
+  if (!has_one_amax(p.spec) || p.scale || plan_of(p).amaxes_are_given()) return {};
+  const bool columns = p.columnwise.data && !p.amax.columnwise;
+  if (columns && p.spec.hadamard != Hadamard::off) return transformed_amaxes(p.x, p.spec.hadamard);
   return {tensor_amax(p.x)};
 }
 
@@ -177,6 +186,20 @@ void quantize_under(const QuantizeProblem& p, const Amaxes& amaxes) {
     finish(job);
     if (p.scale) job.side.amax[0] = amax;
   }
+}
+
+/// Transforms round to bfloat16, so the amax of a columnwise side that is transformed is not that of x.
+void amax(const AmaxProblem& p) {
+  const FloatMode mode;
+  if (!has_one_amax(p.spec)) {
+    if (p.rowwise) row_amaxes(p.x, p.rowwise);
+    if (p.columnwise) column_amaxes(p.x, p.columnwise);
+    return;
+  }
+  const bool transforms = p.columnwise && p.spec.hadamard != Hadamard::off;
+  const Amaxes found = transforms ? transformed_amaxes(p.x, p.spec.hadamard) : Amaxes{tensor_amax(p.x)};
+  if (p.rowwise) *p.rowwise = found.plain;
+  if (p.columnwise) *p.columnwise = transforms ? found.transformed : found.plain;
 }
 
 void quantize(const QuantizeProblem& p) {

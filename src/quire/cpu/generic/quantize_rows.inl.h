@@ -18,6 +18,8 @@ struct Job {
     const int64_t at = data_index({spec(), direction, outer, contraction}, line, l);
     return static_cast<uint8_t*>(side.data) + (spec().packed() ? at / 2 : at);
   }
+  /// Amaxes instead of those of x; null if there are none.
+  const float* given_amaxes() const { return problem.amax.of(direction); }
   /// How many numbers are known before the blocks that multiply elements: one of a tensor, or one for each line.
   int64_t multipliers() const {
     return spec().row().scope == Scope::tensor ? 1 : spec().row().scope == Scope::row ? outer : 0;
