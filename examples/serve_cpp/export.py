@@ -1,11 +1,11 @@
-"""Export three small quantized models for a C++ program that has no Python.
+"""Export four small quantized models for a C++ program that has no Python.
 
     python examples/serve_cpp/export.py FOLDER
 
 writes, for each model, FOLDER/MODEL.pt2, compiled, and FOLDER/MODEL.cases.pt, a list of inputs and of what the compiled
 model says to them in Python: [input, output, input, output, ...], batches of 1, 16 and 100 rows. Two models are named
-after their recipe. The third, "runners", has no weights for its products, only the names of runners, which the program
-registers from FOLDER/runners.weights.pt: [w, w13, w2].
+after their recipe. The third, "mixture", is a mixture of experts. The fourth, "runners", has no weights for its
+products, only the names of runners, which the program registers from FOLDER/runners.weights.pt: [w, w13, w2].
 """
 
 import argparse
@@ -34,6 +34,20 @@ class Served(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         with quire.autocast(recipe=self.recipe):
             return self.down(nn.functional.gelu(self.up(x)))
+
+
+class Mixture(nn.Module):
+    """A mixture of experts and a linear layer under one recipe."""
+
+    def __init__(self):
+        super().__init__()
+        self.recipe = quire.recipe.from_name("mxfp8")
+        self.experts = quire.MoE(WIDTHS[0], INNER, EXPERTS, TOP_K)
+        self.down = quire.Linear(WIDTHS[0], WIDTHS[2])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with quire.autocast(recipe=self.recipe):
+            return self.down(self.experts(x))
 
 
 class Routed(nn.Module):
@@ -93,6 +107,8 @@ def main() -> None:
         torch.manual_seed(0)
         export(recipe, Served(recipe), torch.float32, folder)
         print(f"exported {folder / recipe}.pt2")
+    export("mixture", Mixture(), torch.float32, folder)
+    print(f"exported {folder / 'mixture'}.pt2")
     export_runners(folder)
     print(f"exported {folder / 'runners'}.pt2")
 

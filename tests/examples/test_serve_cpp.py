@@ -11,7 +11,7 @@ from quire import _library
 from workspace import ROOT, tool
 
 EXAMPLE = ROOT / "examples/serve_cpp"
-MODELS = ("mxfp8", "nvfp4", "runners")
+MODELS = ("mxfp8", "nvfp4", "mixture", "runners")
 BATCHES = (1, 16, 100)
 
 

@@ -83,8 +83,8 @@ T unbox_field(at::IValue& v) {
     return {unbox_field<TensorList>(v)};
   } else if constexpr (Textual<T>) {
     return T::parse(v.toStringView());
-  } else if constexpr (std::same_as<T, OptionalTensorList>) {
-    // AOTInductor's runtime hands over an empty list of optional tensors as None.
+  } else if constexpr (SeveralTensors<T>) {
+    // AOTInductor's runtime hands over an empty list of tensors as None.
     return v.isNone() ? T() : std::move(v).to<T>();
   } else {
     return std::move(v).to<T>();
