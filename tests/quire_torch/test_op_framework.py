@@ -265,7 +265,7 @@ def test_retain_graph_allows_a_second_backward_and_only_then(toy, backend):
 def test_second_derivatives_are_refused_in_words(toy):
     x, w, bias = linear_arguments()
     (dx,) = torch.autograd.grad(toy.linear(x, w, bias).square().sum(), x, create_graph=True)
-    with pytest.raises(RuntimeError, match="toy::linear_bwd has no gradient: toy::linear is once differentiable"):
+    with pytest.raises(RuntimeError, match="toy::linear_backward has no gradient: toy::linear is once differentiable"):
         torch.autograd.grad(dx.sum(), w, allow_unused=True)
 
 

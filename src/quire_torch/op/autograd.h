@@ -4,7 +4,8 @@
 //   forward(args, needs) -> {Results, Saved}
 //   backward(saved, grads, needs)  one gradient per Tensor, Tensor? or GradientList argument in order, as Tensors<N>.
 //                                  grads has one per result, undefined where none arrived; at least one is defined
-// and, if only some results have a gradient, kDifferentiable: the number of those, which come first.
+// and, if only some results have a gradient, kDifferentiable: the number of those, which come first. Its gradients have
+// none, and say so, unless kTwiceDifferentiable = true: backward is then made of differentiable functions alone.
 // All three compute by calling inner operators (op::call), so that traced graphs hold those.
 #pragma once
 
@@ -83,9 +84,14 @@ class TypedNode : public torch::autograd::Node {
     variable_list out(num_outputs());
     if (std::none_of(arrived.begin(), arrived.end(), [](const at::Tensor& g) { return g.defined(); })) return out;
     Results<Op> grads;
-    std::move(arrived.begin(), arrived.end(), grads.begin());
+    std::copy(arrived.begin(), arrived.end(), grads.begin());
     const Needs needs = needs_of(counts_, [&](size_t edge) { return task_should_compute_output(edge); });
-    deliver(Op::backward(saved, std::as_const(grads), needs), needs, out);
+    const bool differentiated_again = c10::GradMode::is_enabled() && !kTwice;  // create_graph=True
+    {
+      const c10::AutoGradMode record(c10::GradMode::is_enabled() && kTwice);
+      deliver(Op::backward(saved, std::as_const(grads), needs), needs, out);
+    }
+    if (differentiated_again) refuse_derivative(arrived, out);
     return out;
   }
 
@@ -114,6 +120,26 @@ class TypedNode : public torch::autograd::Node {
     torch::autograd::SavedVariable variable;
     bool is_result;
   };
+
+  /// Whether backward may record a graph of its own.
+  static constexpr bool kTwice = requires { requires Op::kTwiceDifferentiable; };
+
+  /// Gives the gradients a history that throws. Connected to the inputs of the forward call, which the gradients depend
+  /// on, and not only to the gradients that arrived: those may be constant, and a derivative would then be zero without
+  /// a word. Aliases get it, because backward may return a tensor that it was given.
+  void refuse_derivative(const variable_list& arrived, variable_list& out) {
+    torch::autograd::edge_list edges = torch::autograd::collect_next_edges(arrived);
+    edges.insert(edges.end(), next_edges().begin(), next_edges().end());
+    const auto error = make_node<torch::autograd::Error>(
+        c10::str(name(), " has no gradient: ", Op::kNamespace, "::", Op::kName,
+                 " is once differentiable, so a second derivative (create_graph=True) through it is not available"),
+        std::move(edges));
+    for (at::Tensor& t : out) {
+      if (!t.defined()) continue;
+      t = t.detach();
+      torch::autograd::set_history(t, error);
+    }
+  }
 
   void deliver(Tensors<kInputs>&& computed, Needs needs, variable_list& out) const {
     size_t i = 0, edge = 0;
@@ -266,7 +292,7 @@ inline const bool kErrorAttached = (not_differentiable = &attach_error, true);
 
 }  // namespace detail
 
-/// A differentiable operator. It is once differentiable, as far as its backward calls inner operators only.
+/// A differentiable operator.
 template <class Op>
 void register_outer(torch::Library& m) {
   using Grads = decltype(Op::backward(std::declval<typename Op::Saved>(), std::declval<Results<Op>>(), Needs()));

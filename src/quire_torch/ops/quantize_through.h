@@ -16,6 +16,7 @@ struct QuantizeThrough : OpBase {
   using Args = Quantize::Args;
   static constexpr std::array kResults = before_buffers("carrier");
   static constexpr size_t kDifferentiable = 1;
+  static constexpr bool kTwiceDifferentiable = true;
   struct Saved {
     at::ScalarType dtype;
     static constexpr auto kFields = std::tuple{op::field<&Saved::dtype>("dtype")};
