@@ -353,6 +353,18 @@ def test_wrong_groups_are_refused(recipe, m_splits, message):
         layer(x, m_splits)
 
 
+@pytest.mark.parametrize("given", [list, torch.tensor])
+@pytest.mark.parametrize("m_splits", [[2**32 + 3, 5], [3, 2**32 + 5], [2**63 - 1, 2**63 - 1], [2**63 - 1, 2]])
+def test_sizes_of_groups_of_64_bits_do_not_wrap(m_splits, given):
+    layer = grouped([1, 1])
+    for enabled in (False, True):
+        with (
+            quire.autocast(enabled=enabled),
+            pytest.raises(RuntimeError, match="offsets must not decrease and be from"),
+        ):
+            layer(inputs([8], beyond=0)[0], given(m_splits))
+
+
 def test_wrong_arguments_are_refused(recipe):
     layer = grouped([4, 4])
     x = inputs([8], beyond=0)[0]

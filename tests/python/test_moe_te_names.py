@@ -285,3 +285,29 @@ def test_what_is_not_taken_says_so():
         quire.moe_unpermute(torch.ones(32, 8), row_id_map, probs=logits)
     with pytest.raises(RuntimeError, match="restore_shape is not that of the tokens"):
         quire.moe_unpermute(torch.ones(32, 8), row_id_map, restore_shape=(5, 8))
+
+
+WIDE = {
+    "an index": (torch.tensor([[2**32], [1], [0]]), "topk_ids must be numbers of experts"),
+    "a negative index": (torch.tensor([[-(2**32)], [1], [0]]), "topk_ids must be numbers of experts"),
+    "the largest index": (torch.tensor([[2**63 - 1], [1], [0]]), "topk_ids must be numbers of experts"),
+}
+
+
+@pytest.mark.parametrize("name", WIDE)
+def test_an_index_of_64_bits_does_not_wrap(name):
+    index, message = WIDE[name]
+    with pytest.raises(RuntimeError, match=message):
+        quire.moe_permute(random(3, 6), index, 3, map_type="index")
+
+
+def test_an_index_that_is_no_integer_is_not_rounded():
+    with pytest.raises(TypeError, match="routing_map must be int32 or int64, got torch.float32"):
+        quire.moe_permute(random(3, 6), torch.tensor([[0.5], [1.0], [0.0]]), 3, map_type="index")
+
+
+@pytest.mark.parametrize("offset", [2**32, -(2**32), 2**63 - 1])
+def test_offsets_of_padding_of_64_bits_do_not_wrap(offset):
+    row_map = torch.tensor([[0, 3], [1, 4], [2, 5]], dtype=torch.int32)
+    with pytest.raises(RuntimeError, match="row_map must hold rows from 0 to 5"):
+        quire.moe_unpermute(random(6, 6), row_map, pad_offsets=torch.tensor([0, offset]))

@@ -32,7 +32,12 @@ def moe_permute(
     if _is_mask(map_type, "moe_permute"):
         row_map = _rows_of_mask(routing_map)
         return permute_any(inp, row_map, num_out_tokens), row_map
-    row_map, _ = functional.expert_rows(routing_map.to(torch.int32), 0)
+    if routing_map.dtype not in (torch.int32, torch.int64):
+        raise TypeError(
+            f"moe_permute: with map_type 'index' routing_map must be int32 or int64, got {routing_map.dtype}; pass "
+            "numbers of experts, or map_type='mask'"
+        )
+    row_map, _ = functional.expert_rows(_narrowed(routing_map), 0)
     rows = num_out_tokens if num_out_tokens > 0 else row_map.numel()
     row_map = torch.where(row_map < rows, row_map, -1)
     return permute_any(inp, row_map, rows), row_map.t().reshape(-1)
@@ -151,7 +156,12 @@ def _rows_of_mask(mask: torch.Tensor) -> torch.Tensor:
 
 
 def _padded(row_map: torch.Tensor, pad_offsets: torch.Tensor) -> torch.Tensor:
-    return torch.where(row_map >= 0, row_map + pad_offsets.to(torch.int32), -1)
+    return torch.where(row_map >= 0, _narrowed(row_map + pad_offsets), -1)
+
+
+def _narrowed(numbers: torch.Tensor) -> torch.Tensor:
+    """As int32. A number that has more bits becomes one that is refused as well, instead of one that may be right."""
+    return numbers.clamp(-2, torch.iinfo(torch.int32).max).to(torch.int32)
 
 
 def _permute_with_probs(

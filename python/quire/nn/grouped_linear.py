@@ -244,7 +244,7 @@ class GroupedProduct:
 
 
 def offsets_of(m_splits: torch.Tensor | Sequence[int], device: torch.device) -> torch.Tensor:
-    """The row at which each group ends, int32 [groups], of how many each has. TypeError for what are no integers."""
+    """The row at which each group ends, int64 [groups], of how many each has. TypeError for what are no integers."""
     if not isinstance(m_splits, torch.Tensor):
         m_splits = torch.tensor(m_splits, device=device)
     check_kind_or_none("quire.GroupedLinear", torch.Tensor, m_splits=m_splits)
@@ -253,7 +253,8 @@ def offsets_of(m_splits: torch.Tensor | Sequence[int], device: torch.device) -> 
             "quire.GroupedLinear: m_splits must be one int for each group, as a list or an int32 or int64 vector; got "
             f"{m_splits.dtype} of shape {list(m_splits.shape)}"
         )
-    return m_splits.cumsum(0, dtype=torch.int32)
+    # In 64 bits a sum that wraps is negative, which the operators refuse.
+    return m_splits.cumsum(0, dtype=torch.int64)
 
 
 def _convert(state_dict: dict[str, object], name: str, single: bool, groups: int) -> None:
