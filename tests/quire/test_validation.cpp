@@ -178,6 +178,8 @@ TEST(Validation, ColumnSumNamesTheRuleTheValuesAndTheRemedy) {
                      {
                          {[](P& p) { p.x.dtype = DType::u8; }, {"column_sum", "x must be float32"}},
                          {[](P& p) { p.out_dtype = DType::u8; }, {"column_sum", "out must be float32"}},
+                         {[](P& p) { p.out_dtype = static_cast<DType>(77); }, {"out must be float32", "DType 77"}},
+                         {[](P& p) { p.x.dtype = static_cast<DType>(200); }, {"x must be float32", "DType 200"}},
                          {[](P& p) { p.x.rows = -1; }, {"column_sum", "negative"}},
                          {[](P& p) { p.x.data = nullptr; }, {"column_sum", "x of [3, 8]", "null pointer"}},
                          {[](P& p) { p.out = nullptr; }, {"column_sum", "out of [8]", "null pointer"}},

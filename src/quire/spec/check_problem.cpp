@@ -19,8 +19,11 @@ std::string shape_text(const Shape<int64_t>& sizes) {
 }
 
 void check_float(std::string_view op, std::string_view what, DType dtype) {
-  check(dtype == DType::f32 || dtype == DType::f16 || dtype == DType::bf16, op, ": ", what,
-        " must be float32, float16 or bfloat16; got ", name(dtype), "; convert it first");
+  if (dtype == DType::f32 || dtype == DType::f16 || dtype == DType::bf16) return;
+  // A problem that was made by hand may hold a number that is no DType and has no name.
+  const int number = static_cast<int>(dtype);
+  fail(op, ": ", what, " must be float32, float16 or bfloat16; got ",
+       dtype == DType::u8 ? std::string(name(dtype)) : "DType " + std::to_string(number), "; convert it first");
 }
 
 /// Every buffer made from rows x cols has at most (rows + 128) * (cols + 128) entries of at most 8 bytes.

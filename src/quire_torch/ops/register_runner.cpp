@@ -67,9 +67,10 @@ class Stacks {
     const auto size = [&](size_t i) { return op::as<int64_t>(a_.shapes[3 * at_ + i]); };
     Stack s{what, *a_.w, size(0), size(1), size(2), {}, {}, {}};
     const bool values = rest_[0].scalar_type() != at::kByte;
+    const auto given = static_cast<int64_t>(rest_.size());
+    check(s.count >= 1 && (values || s.count <= given / 3), what,
+          " must be one tensor, or three rowwise buffers for each of ", s.count, ", got ", given);
     const size_t tensors = values ? 1 : static_cast<size_t>(3 * s.count);
-    check(s.count >= 1 && rest_.size() >= tensors, what, " must be one tensor, or three rowwise buffers for each of ",
-          s.count, ", got ", rest_.size());
     s.tensors = rest_.first(tensors);
     rest_ = rest_.subspan(tensors);
     for (const at::Tensor& t : s.tensors)
@@ -87,7 +88,7 @@ class Stacks {
     const at::Tensor &bias = a_.biases[at_], &scale = a_.input_scales[at_];
     if (bias.numel() > 0) {
       check_input(bias, s.what.c_str());
-      check(bias.numel() == s.count * s.n && bias.size(-1) == s.n && bias.device().is_cpu(), s.what,
+      check(bias.size(-1) == s.n && bias.numel() / s.n == s.count && bias.device().is_cpu(), s.what,
             "'s bias must have ", s.n, " features for each of ", s.count, " on the CPU, got ", bias.sizes(), " on ",
             bias.device());
       s.bias = bias.contiguous();

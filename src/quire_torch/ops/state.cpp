@@ -24,6 +24,10 @@ Stashes& stashes() {
 }
 
 int64_t* check_stash(const at::Tensor& t, const char* op) {
+  const bool dense = t.layout() == at::kStrided && !t.is_nested() && !t.is_quantized() && !t._is_zerotensor();
+  quire::check(t.device().is_cpu() && dense, op, ": stash must be a dense tensor on the CPU, got one ",
+               t.is_nested() ? "that is nested" : quire::text("of layout ", t.layout()), " on ", t.device(),
+               "; use the one that wgrad_stash_ wrote");
   quire::check(t.scalar_type() == at::kLong && t.sizes() == at::IntArrayRef({2}) && t.is_contiguous(), op,
                ": stash must be a contiguous int64 [2] tensor {number, count}, got ", t.scalar_type(), " ", t.sizes());
   return static_cast<int64_t*>(t.mutable_data_ptr());
