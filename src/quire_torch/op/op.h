@@ -84,15 +84,14 @@ Results<Op> run_kernel(const typename Op::Args& args) {
 }
 
 /// The kernel of the Meta key, to which the dispatcher also takes a call whose tensors are on the meta device in part:
-/// its results would then be memory that nobody has written.
+/// its results, or what it is to write, would then be memory that nobody has written.
 template <class Op>
 Results<Op> trace(const typename Op::Args& args) {
   Results<Op> out = allocate_results<Op, c10::SymInt>(args);
-  if constexpr (out.size() > 0)
-    for_each_tensor(args, [&](const at::Tensor& t) {
-      TORCH_CHECK(!t.defined() || t.device().is_meta(), Op::kName, ": tensors must be on one device; got meta and ",
-                  t.device(), "; move one with .to()");
-    });
+  for_each_tensor(args, [&](const at::Tensor& t) {
+    TORCH_CHECK(!t.defined() || t.device().is_meta(), Op::kName, ": tensors must be on one device; got meta and ",
+                t.device(), "; move one with .to()");
+  });
   return out;
 }
 

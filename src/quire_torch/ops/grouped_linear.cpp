@@ -101,8 +101,66 @@ void copy_result(const at::Tensor& memory, const at::Tensor& result) {
   memory.unsafeGetTensorImpl()->bump_version();  // who saved it for a backward pass has to know
 }
 
+/// One state of a layer: 1-dimensional, of `size` elements, or not there.
+void check_vector(const op::OptionalTensor& t, at::ScalarType dtype, const c10::SymInt& size, const char* name) {
+  if (!t || (t->scalar_type() == dtype && t->dim() == 1 && t->sym_size(0) == size && t->is_contiguous())) return;
+  quire::fail("grouped_linear: ", name, " must be a contiguous ", dtype, " vector of ", size, ", got ",
+              t->scalar_type(), " ", t->sym_sizes());
+}
+
+/// Throws unless main_grad is a matrix of w's sizes for each group, or one tensor for all of them.
+void check_destinations(const op::TensorList& main_grad, const c10::SymInt& groups,
+                        const std::array<c10::SymInt, 2>& weight) {
+  if (main_grad.empty()) return;
+  const bool stacked = main_grad.size() == 1 && main_grad[0].dim() == 3;
+  quire::check(stacked || groups == static_cast<int64_t>(main_grad.size()),
+               "grouped_linear: main_grad must be a matrix for each of the ", groups,
+               " groups, or one tensor for all of them; got ", main_grad.size());
+  std::vector<c10::SymInt> wanted(weight.begin(), weight.end());
+  if (stacked) wanted.insert(wanted.begin(), groups);
+  for (const at::Tensor& t : main_grad)
+    quire::check(dtype(t.scalar_type(), "grouped_linear: main_grad") != quire::DType::u8 && t.is_contiguous() &&
+                     t.sym_sizes() == c10::SymIntArrayRef(wanted),
+                 "grouped_linear: each main_grad must be contiguous float32, float16 or bfloat16 of w's shape ",
+                 c10::SymIntArrayRef(wanted), ", got ", t.scalar_type(), " ", t.sym_sizes(),
+                 t.is_contiguous() ? "" : " (not contiguous)");
+}
+
+/// What backward will write: a refusal there would come after others of its writes.
+struct Destinations {
+  op::OptionalTensor sr_state, bwd_scale, bwd_amax, wgrad_stash;
+  const op::TensorList& main_grad;
+
+  void check(const c10::SymInt& groups, const std::array<c10::SymInt, 2>& weight) const {
+    check_vector(sr_state, at::kLong, 2, "sr_state {seed, counter}");
+    check_vector(bwd_scale, at::kFloat, groups * 2, "bwd_scale");
+    check_vector(bwd_amax, at::kFloat, groups * 2, "bwd_amax");
+    check_vector(wgrad_stash, at::kLong, 2, "wgrad_stash {number, count}");
+    check_destinations(main_grad, groups, weight);
+  }
+};
+
+/// Again when backward begins: what it writes may have been resized since.
+void check_backward(const GroupedLinear::Saved& s, const at::Tensor& dy) {
+  const auto given = [](const at::Tensor& t) { return t.defined() ? op::OptionalTensor(t) : std::nullopt; };
+  Destinations{given(s.sr_state.tensor), std::nullopt, given(s.bwd_amax.tensor), given(s.wgrad_stash.tensor),
+               s.main_grad.tensors}
+      .check(s.offsets.sym_size(0), {dy.sym_size(-1), s.in_features});
+  const at::Tensor& memory = s.dgrad_out.tensor;
+  auto wanted = dy.sym_sizes().vec();
+  wanted.back() = s.in_features;
+  quire::check(!memory.defined() || (memory.is_contiguous() && memory.scalar_type() == s.dtype &&
+                                     memory.sym_numel() == c10::multiply_integers(wanted)),
+               "grouped_linear: dgrad_out was changed since the forward pass and is no memory for ",
+               c10::SymIntArrayRef(wanted), " any more");
+}
+
 void check_forward(const GroupedLinear::Args& a, op::Needs need) {
   check_lists(a);
+  const at::Tensor& w = a.w.tensors[0];
+  if (a.offsets.dim() == 1)
+    Destinations{a.sr_state, a.bwd_scale, a.bwd_amax, a.wgrad_stash, a.main_grad}.check(
+        a.offsets.sym_size(0), {w.sym_size(-2), w.sym_size(-1)});
   check_memory(a, a.out.value, a.w.tensors[0].sym_size(-2), "out");
   check_memory(a, a.dgrad_out, a.x.sym_size(-1), "dgrad_out");
   if (!a.recipe->has_value()) {
@@ -288,6 +346,7 @@ std::pair<op::Tensors<3>, GroupedLinear::Saved> GroupedLinear::forward(const Arg
 }
 
 op::Tensors<11> GroupedLinear::backward(const Saved& s, const op::Tensors<3>& grads, op::Needs need) {
+  check_backward(s, grads[0]);
   op::Tensors<3> g =
       from_codes(mode_of(s.recipe)) ? quantized_backward(s, grads[0], need) : plain_backward(s, grads[0], need);
   if (need[kX]) copy_result(s.dgrad_out.tensor, g[0]);

@@ -3,8 +3,6 @@
 #include <ATen/ops/mm.h>
 #include <ATen/ops/sum.h>
 
-#include <limits>
-
 #include "quire/gemm/gemm.h"
 
 namespace quire_torch {
@@ -125,7 +123,7 @@ void GroupedWgrad::run(const Args& a, const quire::Context& context) {
                  n, ", ", k, "]; got ", one.sizes());
   }
   // Every row of x and dy that counts is in a group.
-  const Groups groups(a.offsets, std::numeric_limits<int64_t>::max(), "grouped_wgrad_");
+  const Groups groups(a.offsets, most_tokens(a.dy_data, a.x_data), "grouped_wgrad_");
   const GroupedLayout dy{a.recipe->dy, groups, n, Direction::columnwise},
       x{a.recipe->x, groups, k, Direction::columnwise};
   const Three dy_buffers{a.dy_data, a.dy_scale, a.dy_amax};
@@ -137,9 +135,9 @@ void GroupedWgrad::run(const Args& a, const quire::Context& context) {
 void GroupedAccumulate::run(const Args& a, const quire::Context& context) {
   quire::check(a.value.dim() == 3, "grouped_accumulate_: value must be [groups, N, K], got ", a.value.sizes());
   check_count(a.main_grad.value, a.value.size(0), "grouped_accumulate_");
-  for (int64_t e = 0; e < a.value.size(0); ++e)
-    Accumulate::run({{member(a.main_grad.value, static_cast<size_t>(e), 2)}, a.value.select(0, e), a.overwrite},
-                    context);
+  const auto part = [&](int64_t e) { return member(a.main_grad.value, static_cast<size_t>(e), 2); };
+  for (int64_t e = 0; e < a.value.size(0); ++e) check_addend(part(e), a.value.select(0, e), "grouped_accumulate_");
+  for (int64_t e = 0; e < a.value.size(0); ++e) Accumulate::run({{part(e)}, a.value.select(0, e), a.overwrite}, context);
 }
 
 namespace {

@@ -54,12 +54,13 @@ struct GroupedLinearBwd : OpBase {
   template <class Int>
   static std::array<op::Result<Int>, 6> results(const Args& a) {
     check_input(a.dy, "grouped_linear_bwd: dy");
+    check_needs(a.needs, "grouped_linear_bwd");
     const auto [dx, dw, dbias] = gradient_results<Int>(a, "grouped_linear_bwd");
     const auto dy = shape<Int>(a.dy);
     const int64_t groups = group_count(a.offsets, "grouped_linear_bwd");
     auto q = grouped_results<Int>(a.recipe->dy, {quire::product(dy, 0, dy.size() - 1), dy.back(), groups},
                                   quire::Direction::columnwise, (a.needs & kKeepsDy) != 0);
-    if (a.bwd_scale) q[2] = {{Int(groups)}, at::kFloat};
+    if (a.bwd_scale && (a.needs & (kNeedsX | kNeedsW | kKeepsDy))) q[2] = {{Int(groups)}, at::kFloat};
     return {dx, dw, dbias, q[0], q[1], q[2]};
   }
   static void run(const Args& a, op::Tensors<6>& out, const quire::Context& context);
@@ -131,6 +132,7 @@ struct GroupedPlainBwd : OpBase {
   template <class Int>
   static std::array<op::Result<Int>, 3> results(const Args& a) {
     check_input(a.dy, "grouped_plain_bwd: dy");
+    check_needs(a.needs, "grouped_plain_bwd");
     const auto gradients = gradient_results<Int>(a, "grouped_plain_bwd");
     if ((a.needs & kNeedsX) && a.w.empty())
       quire::check(a.recipe->has_value(), "grouped_plain_bwd: w is absent; pass it, or its codes and a recipe");

@@ -58,10 +58,19 @@ void check_state(const LinearGiven::Args& a) {
   check_pair(a.bwd_amax, at::kFloat, "bwd_amax must be a contiguous float32 [2] tensor {dy, dx}");
   check_pair(a.wgrad_stash, at::kLong, "wgrad_stash must be a contiguous int64 [2] tensor {number, count}");
   quire::check(a.bwd_scale.has_value() || !a.bwd_amax, "linear: bwd_amax is given without bwd_scale; pass both");
-  if (!a.main_grad) return;
-  check_main_grad(*a.main_grad, "linear: main_grad");
-  quire::check(a.main_grad->sym_sizes() == a.w.sym_sizes(), "linear: main_grad must have w's shape ", a.w.sym_sizes(),
-               ", got ", a.main_grad->sym_sizes());
+  if (a.main_grad) check_destination(*a.main_grad, a.w.sym_sizes(), "linear");
+}
+
+/// The same when backward begins: what it writes may have been resized since.
+void check_state(const LinearGiven::Saved& s, const at::Tensor& dy, op::Needs need) {
+  const auto given = [](const op::State& state) {
+    return state.tensor.defined() ? op::OptionalTensor(state.tensor) : std::nullopt;
+  };
+  check_pair(given(s.sr_state), at::kLong, "sr_state must be a contiguous int64 [2] tensor {seed, counter}");
+  check_pair(given(s.bwd_amax), at::kFloat, "bwd_amax must be a contiguous float32 [2] tensor {dy, dx}");
+  check_pair(given(s.wgrad_stash), at::kLong, "wgrad_stash must be a contiguous int64 [2] tensor {number, count}");
+  if (need[kW] && s.main_grad.tensor.defined())
+    check_destination(s.main_grad.tensor, std::array{dy.sym_size(-1), s.in_features}, "linear");
 }
 
 void check_forward(const LinearGiven::Args& a, op::Needs need) {
@@ -241,6 +250,7 @@ std::pair<op::Tensors<1>, LinearGiven::Saved> LinearGiven::forward(const Args& g
 
 op::Tensors<9> LinearGiven::backward(const Saved& s, const op::Tensors<1>& grads, op::Needs need) {
   const at::Tensor& dy = grads[0];
+  check_state(s, dy, need);
   if (!from_codes(s.recipe->backward)) return plain_backward(s, dy, need);
   const bool apart = need[kW] && (s.main_grad.tensor.defined() || s.wgrad_stash.tensor.defined());
   const bool quantizes = need[kX] || need[kW];

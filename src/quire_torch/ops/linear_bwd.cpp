@@ -2,6 +2,8 @@
 
 #include <ATen/ops/add.h>
 
+#include <algorithm>
+
 #include "quire/gemm/gemm.h"
 #include "quire_torch/ops/state.h"
 
@@ -83,11 +85,31 @@ void LinearBwd::run(const Args& a, op::Tensors<6>& out, const quire::Context& co
   }
 }
 
+void check_destination(const at::Tensor& t, c10::SymIntArrayRef weight, const char* op) {
+  check_main_grad(t, quire::text(op, ": main_grad").c_str());
+  quire::check(t.sym_sizes() == weight, op, ": main_grad must have w's shape ", weight, ", got ", t.sym_sizes());
+}
+
+int64_t most_tokens(const at::Tensor& dy_data, const at::Tensor& x_data) {
+  constexpr int64_t kEmpty = int64_t{1} << 31;  // rows without columns have no codes
+  return std::max(kEmpty, 2 * std::max(dy_data.numel(), x_data.numel()));
+}
+
+void check_addend(const at::Tensor& main_grad, const at::Tensor& value, const char* op) {
+  check_main_grad(main_grad, quire::text(op, ": main_grad").c_str());
+  quire::check(value.sizes() == main_grad.sizes(), op, ": value must have main_grad's shape ", main_grad.sizes(),
+               ", got ", value.sizes());
+  quire::check(dtype(value.scalar_type(), quire::text(op, ": value").c_str()) != quire::DType::u8, op,
+               ": value must be float32, float16 or bfloat16, got ", value.scalar_type(), "; convert it with .to()");
+}
+
 void Wgrad::run(const Args& a, const quire::Context& context) {
   const at::Tensor& dw = a.main_grad.value;
   const int64_t tokens = op::as<int64_t>(a.tokens);
   check_main_grad(dw, "wgrad_: main_grad");
-  quire::check(tokens >= 0, "wgrad_: tokens must not be negative, got ", tokens);
+  const int64_t most = most_tokens(a.dy_data, a.x_data);
+  quire::check(tokens >= 0 && tokens <= most, "wgrad_: tokens must be the rows of x and dy, from 0 to ", most,
+               " for these codes; got ", tokens);
   const BufferTensors dy = columnwise(a.dy_data, a.dy_scale, a.dy_amax), x = columnwise(a.x_data, a.x_scale, a.x_amax);
   check_saved(dy, a.recipe->dy, {tokens, dw.size(0)}, "wgrad_: dy");
   check_saved(x, a.recipe->x, {tokens, dw.size(1)}, "wgrad_: x");
@@ -98,9 +120,7 @@ void Wgrad::run(const Args& a, const quire::Context& context) {
 
 void Accumulate::run(const Args& a, const quire::Context&) {
   const at::Tensor& dw = a.main_grad.value;
-  check_main_grad(dw, "accumulate_: main_grad");
-  quire::check(a.value.sizes() == dw.sizes(), "accumulate_: value must have main_grad's shape ", dw.sizes(), ", got ",
-               a.value.sizes());
+  check_addend(dw, a.value, "accumulate_");
   if (a.overwrite) {
     dw.copy_(a.value);
   } else {

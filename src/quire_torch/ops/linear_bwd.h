@@ -23,6 +23,12 @@ inline bool from_codes(quire::Backward mode) {
   return mode == quire::Backward::quantized || mode == quire::Backward::requantized;
 }
 
+/// Throws if `needs` has another bit than these.
+inline void check_needs(int64_t needs, const char* op) {
+  constexpr int64_t kAll = kNeedsX | kNeedsW | kNeedsBias | kKeepsDy;
+  quire::check((needs & ~kAll) == 0, op, ": needs must be a sum of 1 (dx), 2 (dw), 4 (dbias) and 8 (dy), got ", needs);
+}
+
 inline SpecText text_of(const quire::QuantSpec& spec) { return SpecText::parse(spec.to_string()); }
 
 /// Data, scale and amax of one direction.
@@ -78,6 +84,7 @@ struct LinearBwd : OpBase {
   template <class Int>
   static std::array<op::Result<Int>, 6> results(const Args& a) {
     check_input(a.dy, "linear_bwd: dy");
+    check_needs(a.needs, "linear_bwd");
     const Int n = op::size<Int>(a.dy, -1), k = op::as<Int>(a.in_features);
     const auto dy = shape<Int>(a.dy);
     auto dx = dy;
@@ -100,6 +107,16 @@ quire::Randomness randomness(const quire::QuantSpec& dy, const std::optional<at:
 
 /// Throws unless t is a contiguous float matrix.
 void check_main_grad(const at::Tensor& t, const char* what);
+
+/// Throws unless t is one with the sizes of the weight; op: "linear".
+void check_destination(const at::Tensor& t, c10::SymIntArrayRef weight, const char* op);
+
+/// A bound of the rows of columnwise codes: an element has half a byte at least. Counts of buffers below it do not
+/// wrap.
+int64_t most_tokens(const at::Tensor& dy_data, const at::Tensor& x_data);
+
+/// Throws unless accumulate_ can add value to main_grad.
+void check_addend(const at::Tensor& main_grad, const at::Tensor& value, const char* op);
 
 /// dw = dy columnwise * x columnwise of buffers that linear_bwd (kKeepsDy) and linear_fwd returned, added to
 /// `main_grad` [N, K] in its dtype, or written over it (numerics.md 6.7). tokens: rows of x and dy.
