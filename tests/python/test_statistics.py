@@ -221,3 +221,31 @@ def test_empty_tensors_count_nothing(make_layer, make_x, recipe):
     with quire.debug.statistics() as counted, quire.autocast(recipe=recipe):
         make_layer()(make_x(0, 96)).sum().backward()
     assert {row.elements for row in counted if row.role != "w"} == {0}
+
+
+@pytest.mark.parametrize("explained", [False, True])
+@pytest.mark.parametrize("module", [quire.LayerNormLinear, quire.LayerNormMLP])
+def test_counting_that_begins_or_ends_during_another_threads_call_does_not_disturb_it(module, explained):
+    layer, x, done = module(1024, 64).eval(), torch.randn(256, 1024), threading.Event()
+
+    def count():
+        while not done.is_set():
+            with quire.debug.statistics():
+                pass
+
+    def call():
+        with quire.autocast(recipe=MXFP8BlockScaling()), torch.no_grad():
+            return layer(x)
+
+    expected = call()
+    other = threading.Thread(target=count)
+    other.start()
+    try:
+        for _ in range(100):
+            if explained:
+                quire.explain(call)
+            else:
+                assert torch.equal(call(), expected)
+    finally:
+        done.set()
+        other.join()

@@ -102,15 +102,16 @@ Counts& counts() {
 
 bool counting() { return counts().on.load(std::memory_order_relaxed); }
 
-/// Counts what was quantized; returns it as lines of an explanation.
+/// Counts what was quantized; returns it as lines of an explanation. If counting began after a producer did, nobody has
+/// asked that one for the values, and it is not counted.
 std::string observe_sides(const char* role, const QuantizeProblem& p, const quire::Context& context) {
+  const bool count = counting() && p.x.data != nullptr && context.device == quire::host().device;
   std::string operands;
   for (const Direction d : {Direction::rowwise, Direction::columnwise}) {
     if ((d == Direction::rowwise ? p.rowwise : p.columnwise).data == nullptr) continue;
     const quire::Operand o = operand_of(p, d);
     operands += operand_line(role, o);
-    if (counting() && context.device == quire::host().device)
-      counts().add(role, p.spec.to_string(), d, {1, quire::statistics(p, d)}, o.data);
+    if (count) counts().add(role, p.spec.to_string(), d, {1, quire::statistics(p, d)}, o.data);
   }
   return operands;
 }
