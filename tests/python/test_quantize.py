@@ -135,3 +135,17 @@ def test_amaxes_that_do_not_fit_are_refused():
         quire.quantize(x, "fp8_tensor", scale=one, amax=(one, None))
     with pytest.raises(RuntimeError, match="must not be negative or NaN; got nan"):
         quire.quantize(x, "nvfp4", amax=(one * float("nan"), None))
+
+
+def test_nvfp4_decodes_to_infinity_where_its_scale_leaves_float32_and_multiplies_what_it_was():
+    x = torch.zeros(1, 64)
+    x[0, :32] = torch.tensor([7.6e35, 7.5e35]).repeat_interleave(16)
+    q = quire.quantize(x, "nvfp4")
+    assert q.rowwise_scale[0, :2].tolist() == [0x7E, 0x7E] and torch.finfo(torch.float32).max / 448 < 7.6e35
+    assert q.dequantize().isinf()[0, :32].all() and q.dequantize()[0, 32:].eq(0).all()
+    x[0, 1] = 0
+    assert quire.quantize(x, "nvfp4").dequantize()[0, 1].isnan()
+    y = torch.ops.quire.linear(x, torch.eye(64), None, "x=nvfp4,w=nvfp4,dy=nvfp4", torch.float32)
+    torch.testing.assert_close(y[:, :32], x[:, :32], rtol=0.02, atol=0)
+    below = torch.full((1, 16), 7.5e35)
+    torch.testing.assert_close(quire.quantize(below, "nvfp4").dequantize(), below)
