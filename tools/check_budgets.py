@@ -12,6 +12,9 @@ FILE_LINES = 400
 FUNCTION_LINES = 60
 PARAMETERS = 5
 BAD_NAMES = {"utils", "util", "common", "misc", "helpers", "helper"}
+#: Who may have a std::mutex: the one that forks wait for, and what belongs to one call.
+MUTEXES = {f"src/quire/base/{name}" for name in ("process_mutex.h", "process_mutex.cpp", "thread_pool.cpp")}
+MUTEX = re.compile(r"\bstd::\w*mutex\b")
 MACRO = re.compile(r"^[ \t]*#[ \t]*define[ \t]+(\w+)", re.MULTILINE)
 CONDITIONAL = re.compile(r"^[ \t]*#[ \t]*if", re.MULTILINE)
 
@@ -26,6 +29,8 @@ def check_cpp(name: str, text: str) -> Iterator[str]:
         yield f"{name}: #if in generic code; put the word into each vocabulary of cpu/simd instead"
     if name.startswith("src/") and not name.endswith("base/env.cpp") and "getenv" in text:
         yield f"{name}: reads the environment; only quire/base/env.cpp does"
+    if name.startswith("src/") and name not in MUTEXES and MUTEX.search(text):
+        yield f"{name}: has a std::mutex, which a forked child may wait for without end; use quire::ProcessMutex"
 
 
 def check_python(name: str, text: str) -> Iterator[str]:

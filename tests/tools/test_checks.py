@@ -75,6 +75,7 @@ CONSTRUCTOR = "struct S {{\n  S() : a_{{1}}, b_(2) {{\n{}  }}\n  int a_, b_;\n}}
         ("src/a.h", "#pragma once\n#define SIX 6\n", "src/a.h: defines the macro SIX"),
         ("src/quire/cpu/generic/a.inl.h", "#if defined(__AVX2__)\n#endif\n", "#if in generic code"),
         ("src/a.cpp", 'auto* x = std::getenv("HOME");', "src/a.cpp: reads the environment"),
+        ("src/a.cpp", "static std::shared_mutex m;", "src/a.cpp: has a std::mutex"),
         ("src/quire/utils.h", "", "src/quire/utils.h: name the file after what is in it"),
         ("python/a.py", "def f():\n" + "    g()\n" * 60, "python/a.py:1: f: 61 lines, at most 60"),
         ("python/a.py", "class A:\n    def f(self, a, b, c, d, e, f): ...\n", "a.py:2: f: 6 positional parameters"),

@@ -1,6 +1,7 @@
 """The state of delayed scaling that a layer owns (numerics.md 1.4)."""
 
 import itertools
+import os
 import threading
 import weakref
 
@@ -13,6 +14,7 @@ from quire.delayed.rules import rule_of, text_of
 _ROWS = 1024
 #: Held while histories are made: what another thread has begun to use must not be replaced.
 _RESERVING = threading.Lock()
+os.register_at_fork(before=_RESERVING.acquire, after_in_parent=_RESERVING.release, after_in_child=_RESERVING.release)
 
 
 class DelayedState:

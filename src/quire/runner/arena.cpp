@@ -3,26 +3,20 @@
 #include <algorithm>
 #include <mutex>
 
-#include "quire/base/fork.h"
+#include "quire/base/process_mutex.h"
 #include "quire/spec/groups.h"
 
 namespace quire {
 namespace {
 
 struct Pool {
-  std::mutex mutex;
+  ProcessMutex mutex;
   std::vector<std::unique_ptr<Arena>> idle;
 };
 
-Pool& pool();
-std::mutex& pool_mutex() { return pool().mutex; }
-
 /// Never destroyed: threads may still compute while the process ends.
 Pool& pool() {
-  static Pool* const p = [] {
-    hold_while_forking<pool_mutex>();
-    return new Pool;
-  }();
+  static Pool* const p = new Pool;
   return *p;
 }
 

@@ -5,27 +5,21 @@
 #include <mutex>
 
 #include "quire/base/check.h"
-#include "quire/base/fork.h"
+#include "quire/base/process_mutex.h"
 
 namespace quire {
 namespace {
 
 struct Registry {
-  std::mutex mutex;
+  ProcessMutex mutex;
   int64_t last_handle = 0;
   std::map<int64_t, RegisteredRunnerPtr> by_handle;
   std::map<std::string, RegisteredRunnerPtr, std::less<>> by_name;
 };
 
-Registry& registry();
-std::mutex& registry_mutex() { return registry().mutex; }
-
 /// Never destroyed: libraries may register and unregister while others are being unloaded.
 Registry& registry() {
-  static Registry* const r = [] {
-    hold_while_forking<registry_mutex>();
-    return new Registry;
-  }();
+  static Registry* const r = new Registry;
   return *r;
 }
 

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "quire/base/check.h"
+#include "quire/base/process_mutex.h"
 #include "quire/device/dispatch.h"
 #include "quire/quantize/quantize.h"
 
@@ -66,7 +67,7 @@ struct Counts {
   using Key = std::tuple<std::string, std::string, Direction>;  ///< role, spec, direction
 
   std::atomic<bool> on{false};
-  std::mutex mutex;
+  quire::ProcessMutex mutex;
   std::map<Key, Count> by_operand;
   /// Operands without a role, by the memory of their codes, until a product reads them.
   std::map<const void*, std::pair<Key, Count>> unclaimed;

@@ -8,6 +8,7 @@
 #include <string>
 #include <string_view>
 
+#include "quire/base/process_mutex.h"
 #include "quire/spec/activation.h"
 #include "quire/spec/linear_spec.h"
 #include "quire/spec/quant_spec.h"
@@ -43,7 +44,7 @@ class Interned {
   explicit Interned(const Row* row) : row_(row) {}
 
   static const Row* find_or_add(std::string_view text) {
-    static std::mutex mutex;
+    static quire::ProcessMutex mutex;
     static std::deque<Row> rows;  // a deque never moves its elements
     const std::lock_guard lock(mutex);
     for (const Row& r : rows)

@@ -6,6 +6,7 @@
 #include <map>
 #include <mutex>
 
+#include "quire/base/process_mutex.h"
 #include "quire/state/state.h"
 
 namespace quire_torch {
@@ -14,7 +15,7 @@ namespace {
 using Stashed = std::tuple<op::TensorList, int64_t, std::string, bool>;
 
 struct Stashes {
-  std::mutex mutex;
+  quire::ProcessMutex mutex;
   std::map<int64_t, std::deque<Stashed>> kept;
 };
 
@@ -87,9 +88,10 @@ Stashed take_stashed(const at::Tensor& t) {
 }
 
 void drop_stashed(int64_t number) {
+  decltype(Stashes::kept)::node_type dropped;  // tensors, whose end may be somebody else's code
   Stashes& s = stashes();
   const std::lock_guard lock(s.mutex);
-  s.kept.erase(number);
+  dropped = s.kept.extract(number);
 }
 
 }  // namespace quire_torch

@@ -7,13 +7,14 @@
 #include <mutex>
 #include <utility>
 
+#include "quire/base/process_mutex.h"
 #include "quire_torch/bridge/tensor.h"
 
 namespace quire_torch {
 namespace {
 
 struct Dropped {
-  std::mutex mutex;
+  quire::ProcessMutex mutex;
   std::vector<int64_t> functions;
 };
 

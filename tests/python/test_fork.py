@@ -1,0 +1,177 @@
+"""A forked child waits neither for threads that it has not, nor for locks that such threads held."""
+
+import hashlib
+import itertools
+import os
+import signal
+import subprocess
+import sys
+import threading
+import traceback
+
+import pytest
+import torch
+
+import quire
+from quire import runners
+from quire.delayed.state import DelayedState
+from quire.recipe import NVFP4BlockScaling
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*fork.*")
+
+X, W = torch.randn(512, 512), torch.randn(512, 512)
+
+
+@pytest.fixture(autouse=True)
+def several_threads():
+    before = torch.get_num_threads()
+    torch.set_num_threads(max(2, before))
+    yield
+    torch.set_num_threads(before)
+
+
+def in_child(work, seconds=30):
+    """What work() returns, bytes, in a forked child; fails if it raises, or has not ended after so many seconds."""
+    reading, writing = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.close(reading)
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.alarm(seconds)
+        try:
+            os.write(writing, work())
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+        os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading, "rb") as results:
+        answer = results.read()
+    _, status = os.waitpid(pid, 0)
+    assert not os.WIFSIGNALED(status), f"the child ended by signal {os.WTERMSIG(status)}, {signal.SIGALRM} is a timeout"
+    assert status == 0
+    return answer
+
+
+def digest(*tensors):
+    return hashlib.sha256(b"".join(t.detach().numpy().tobytes() for t in tensors)).digest()
+
+
+def train(threads):
+    torch.set_num_threads(threads)
+    torch.manual_seed(0)
+    layer = quire.Linear(512, 512)
+    with quire.autocast(recipe=NVFP4BlockScaling()):
+        y = layer(X)
+    y.sum().backward()
+    return digest(y, layer.weight.grad, layer.bias.grad, layer.sr_state)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_child_of_a_process_that_has_computed_does_not_wait_for_its_threads(threads):
+    assert in_child(lambda: train(threads)) == train(2)
+
+
+def test_a_child_does_not_wait_for_threads_that_only_pytorch_has_used():
+    code = """
+import os, signal, torch, quire
+torch.set_num_threads(2)
+torch.ones(1000, 1000).sum()
+pid = os.fork()
+if pid == 0:
+    signal.alarm(30)
+    quire.quantize(torch.ones(512, 512), "nvfp4")
+    os._exit(0)
+raise SystemExit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+"""
+    assert subprocess.run([sys.executable, "-c", code], timeout=120).returncode == 0
+
+
+def test_pytorchs_own_operators_do_not_wait_for_threads_a_child_has_not():
+    expected = digest(X.sum(0), X @ W)
+    assert in_child(lambda: digest(X.sum(0), X @ W)) == expected
+
+
+def test_a_runner_that_computes_with_pytorch_does_not_wait_for_threads_a_child_has_not():
+    x = X.bfloat16()
+    with runners.register(runners.PythonRunner(lambda x: x @ x.t(), 512, 512)) as runner:
+        expected = digest(quire.nvfp4_linear(x, runner, 512).float())
+        assert in_child(lambda: digest(quire.nvfp4_linear(x, runner, 512).float())) == expected
+
+
+def test_the_parent_computes_on_as_many_threads_after_a_fork():
+    def threads():
+        X.sum(0)
+        return len(os.listdir("/proc/self/task"))
+
+    before = threads()
+    in_child(lambda: b"")
+    assert threads() == before
+
+
+# --- Locks. One call of each, over and over in another thread; the child makes the same call.
+
+NUMBERS = itertools.count(1)
+SMALL, WIDE = torch.ones(1, 16), torch.ones(1, 2**16)
+
+
+def new_text():
+    quire.quantize(SMALL, f"fp8_tensor:eps={next(NUMBERS) * 1e-9:.12f}")
+
+
+def quantized():
+    quire.quantize(SMALL, "mxfp8")
+
+
+def multiplied():
+    torch.ops.quire.linear(WIDE, WIDE, None, "x=fp8_tensor,w=fp8_tensor,dy=fp8_tensor", torch.float32)
+
+
+def stashed():
+    stash = torch.tensor([next(NUMBERS) + 10**9, 0])
+    torch.ops.quire.wgrad_stash_(stash, [SMALL], 1, "")
+    torch.ops.quire.wgrad_take_(stash)
+
+
+def dropped():
+    runners.register(runners.PythonRunner(abs, 16, 16)).close()
+
+
+def history():
+    DelayedState().reserve(1024)
+
+
+LOCKS = {
+    "texts": (new_text, None),
+    "statistics": (quantized, quire.debug.statistics),
+    "operands": (multiplied, quire.debug.operands),
+    "stashes": (stashed, None),
+    "runners": (dropped, None),
+    "histories of delayed scaling": (history, None),
+}
+
+
+@pytest.mark.parametrize("name", LOCKS)
+def test_a_child_does_not_wait_for_locks_that_other_threads_held(name):
+    call, context = LOCKS[name]
+    done = threading.Event()
+
+    def work():
+        while not done.is_set():
+            call()
+
+    def once():
+        call()
+        return b"done"
+
+    others = [threading.Thread(target=work) for _ in range(2)]
+    with context() if context else torch.no_grad():
+        for thread in others:
+            thread.start()
+        try:
+            for _ in range(60):
+                assert in_child(once, seconds=10) == b"done"
+        finally:
+            done.set()
+            for thread in others:
+                thread.join()
