@@ -26,7 +26,7 @@ CORE = {
 }
 PUBLIC_CORE = CORE.keys() - {"quire/cpu"}
 ALLOWED = CORE | {
-    "quire_torch/op": set(),
+    "quire_torch/op": {"quire/base"},
     "quire_torch/bridge": PUBLIC_CORE | {"quire_torch/op"},
     "quire_torch/ops": PUBLIC_CORE | {"quire_torch/op", "quire_torch/bridge"},
     "quire_torch": {"quire/info", "quire/runner"}

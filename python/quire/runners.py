@@ -304,7 +304,7 @@ def _stack(
 
 
 def _scales(what: str, scale: Scale | None) -> torch.Tensor:
-    """float32 [1] or [E]; [0] without."""
+    """[1] or [E]; [0] without. What is float64, the operator rounds to float32: Python's mode may be another."""
     if scale is None:
         return torch.empty(0)
     if isinstance(scale, torch.Tensor):
@@ -313,9 +313,10 @@ def _scales(what: str, scale: Scale | None) -> torch.Tensor:
                 f"{what}: input_scale must be a number, or a float tensor of one or one for each expert, got "
                 f"{scale.dtype} {list(scale.shape)}"
             )
-        return scale.detach().float().reshape(-1)
+        scale = scale.detach().reshape(-1)
+        return scale if scale.dtype == torch.float64 else scale.float()
     check_kind(what, float | int, input_scale=scale)
-    return torch.tensor([float(scale)])
+    return torch.tensor([float(scale)], dtype=torch.float64)
 
 
 def _quantized(

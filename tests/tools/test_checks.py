@@ -31,7 +31,7 @@ def tree(tmp_path):
         ("quire/gemm/gemm.cpp", '"quire/cpu/kernels.h"', "got quire/cpu/kernels.h"),
         ("quire/cpu/generic/amax.inl.h", '"quire/gemm/gemm.h"', "got quire/gemm/gemm.h"),
         ("quire/format/half.h", "<c10/util/Half.h>", "the core includes no PyTorch; got c10/util/Half.h"),
-        ("quire_torch/op/op.h", '"quire/base/check.h"', "got quire/base/check.h"),
+        ("quire_torch/op/op.h", '"quire/spec/problem.h"', "got quire/spec/problem.h"),
         ("quire_torch/bridge/tensor.h", '"quire_torch/ops/linear.h"', "got quire_torch/ops/linear.h"),
         ("quire_torch/ops/linear.cpp", '"quire/cpu/isa.h"', "got quire/cpu/isa.h"),
         ("quire/gemm/gemm.cpp", '"gemm.h"', "includes start at src/"),

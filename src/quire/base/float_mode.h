@@ -1,4 +1,4 @@
-// The floating-point mode in which every kernel computes (numerics.md 0.7).
+// The floating-point mode in which kernels compute and texts are read and written (numerics.md 0.7).
 #pragma once
 
 #if defined(__SSE2__)

@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "quire/base/check.h"
+#include "quire/base/float_mode.h"
 
 namespace quire {
 namespace {
@@ -46,6 +47,7 @@ void read_parameter(Activation& a, std::string_view part, std::string_view text)
 }  // namespace
 
 Activation Activation::parse(std::string_view text) {
+  const FloatMode mode;
   size_t begin = std::min(text.find(':'), text.size());
   Activation a = named(text, text.substr(0, begin));
   while (begin < text.size()) {
@@ -58,6 +60,7 @@ Activation Activation::parse(std::string_view text) {
 }
 
 std::string Activation::to_string() const {
+  const FloatMode mode;
   const Activation defaults = named(row().name, row().name);
   std::string out(row().name);
   for (const Parameter& p : kParameters) {

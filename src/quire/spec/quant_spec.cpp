@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "quire/base/check.h"
+#include "quire/base/float_mode.h"
 
 namespace quire {
 namespace {
@@ -152,6 +153,7 @@ void check_combination(const QuantSpec& s, std::string_view text) {
 }  // namespace
 
 QuantSpec QuantSpec::parse(std::string_view text) {
+  const FloatMode mode;
   const size_t first = std::min(text.find(':'), text.size());
   QuantSpec s;
   s.family = read_family(text, text.substr(0, first));
@@ -181,6 +183,7 @@ QuantSpec QuantSpec::parse(std::string_view text) {
 }
 
 std::string QuantSpec::to_string() const {
+  const FloatMode mode;
   std::string out(row().name);
   for (const Option& o : kOptions) {
     if (!(o.families & bit(family))) continue;

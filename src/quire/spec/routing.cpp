@@ -8,6 +8,7 @@
 #include <variant>
 
 #include "quire/base/check.h"
+#include "quire/base/float_mode.h"
 
 namespace quire {
 namespace {
@@ -69,6 +70,7 @@ void check_options(const Routing& r, std::string_view text) {
 std::string_view name(ScoreFunction function) { return kFunctions[static_cast<size_t>(function)]; }
 
 Routing Routing::parse(std::string_view text) {
+  const FloatMode mode;
   size_t begin = std::min(text.find(':'), text.size());
   const auto found = std::find(kFunctions.begin(), kFunctions.end(), text.substr(0, begin));
   check(found != kFunctions.end(), "routing: '", text, "' begins with no score function; use one of softmax, sigmoid, ",
@@ -85,6 +87,7 @@ Routing Routing::parse(std::string_view text) {
 }
 
 std::string Routing::to_string() const {
+  const FloatMode mode;
   std::string out(name(score));
   const auto append = [&](std::string_view option, auto value, auto fallback) {
     if (value == fallback) return;

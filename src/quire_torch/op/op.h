@@ -18,6 +18,7 @@
 #include <algorithm>
 #include <string>
 
+#include "quire/base/float_mode.h"
 #include "quire_torch/op/boxing.h"
 #include "quire_torch/op/schema.h"
 
@@ -73,6 +74,8 @@ template <class Op, bool all = true>
 Results<Op> run_kernel(const typename Op::Args& args) {
   // Kernels may use at:: functions: those neither record a graph nor bump the version of state they write.
   const at::AutoDispatchBelowADInplaceOrView below;
+  // A kernel converts and compares numbers between its parallel regions too.
+  const quire::FloatMode mode;
   const typename Op::Context context(device_of(args));
   Results<Op> out = allocate_results<Op, int64_t, all>(args);
   if constexpr (out.size() > 0) {
@@ -131,6 +134,7 @@ void autograd_of_inner(const c10::OperatorHandle& op, c10::DispatchKeySet keys, 
 
 template <class Op>
 void run_value(const c10::OperatorHandle&, c10::DispatchKeySet, Stack* stack) {
+  const quire::FloatMode mode;
   stack->push_back(box_field<typename Op::Value>(Op::run(unbox<typename Op::Args>(*stack))));
 }
 

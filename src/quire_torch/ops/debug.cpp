@@ -2,7 +2,6 @@
 
 #include <vector>
 
-#include "quire/base/float_mode.h"
 #include "quire/format/codec.h"
 #include "quire/format/half.h"
 #include "quire/spec/delayed.h"
@@ -52,7 +51,6 @@ void check_swizzled(const DebugUnswizzle::Args& a, int64_t rows, int64_t cols) {
 }  // namespace
 
 void DebugCast::run(const Args& a, op::Tensors<1>& out, const quire::Context&) {
-  const quire::FloatMode mode;
   const quire::FormatRow& f = element_format(a.format);
   const std::vector<float> x = widened(a.x, "debug_cast: x");
   auto* codes = out[0].mutable_data_ptr<uint8_t>();
@@ -60,7 +58,6 @@ void DebugCast::run(const Args& a, op::Tensors<1>& out, const quire::Context&) {
 }
 
 void DebugRht::run(const Args& a, op::Tensors<1>& out, const quire::Context&) {
-  const quire::FloatMode mode;
   const std::vector<float> x = widened(a.x, "debug_rht: x");
   const int64_t k = out[0].size(0), tokens = out[0].size(1), m = k ? static_cast<int64_t>(x.size()) / k : 0;
   auto* bits = static_cast<uint16_t*>(out[0].mutable_data_ptr());
@@ -105,7 +102,6 @@ void DebugPhilox::run(const Args& a, op::Tensors<1>& out, const quire::Context&)
 }
 
 void DebugDelayedUpdate::run(const Args& a, op::Tensors<2>& out, const quire::Context&) {
-  const quire::FloatMode mode;
   const bool newest = a.algorithm == "most_recent";
   quire::check(newest || a.algorithm == "max", "debug_delayed_update: unknown algorithm '", a.algorithm,
                "'; use 'max' or 'most_recent'");

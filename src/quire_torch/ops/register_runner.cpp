@@ -94,11 +94,11 @@ class Stacks {
       s.bias = bias.contiguous();
     }
     if (scale.numel() == 0) return;
-    check((scale.numel() == 1 || scale.numel() == s.count) && scale.scalar_type() == at::kFloat &&
-              scale.device().is_cpu(),
-          s.what, "'s input_scale must be float32 on the CPU, one or one for each of ", s.count, ", got ",
+    const bool floats = scale.scalar_type() == at::kFloat || scale.scalar_type() == at::kDouble;
+    check((scale.numel() == 1 || scale.numel() == s.count) && floats && scale.device().is_cpu(), s.what,
+          "'s input_scale must be float32 or float64 on the CPU, one or one for each of ", s.count, ", got ",
           scale.scalar_type(), " ", scale.sizes(), " on ", scale.device());
-    s.input_scale = scale.contiguous();
+    s.input_scale = scale.to(at::kFloat).contiguous();
   }
 
   const Args& a_;
