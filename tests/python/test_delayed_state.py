@@ -9,8 +9,10 @@ import threading
 import pytest
 import torch
 
+import every_layer
 import quire
 from delayed_reference import RECIPE, varied
+from every_layer import LAYERS
 from quire.recipe import DelayedScaling, Float8CurrentScaling
 
 STATE = ("fwd_scale", "bwd_scale", "fwd_amax", "bwd_amax", "usage")
@@ -120,6 +122,18 @@ def test_checkpoints_of_plain_layers_load_strictly_both_ways():
     plain.load_state_dict(model.state_dict(), strict=True)
     model.load_state_dict(plain.state_dict(), strict=True)
     assert not any("delayed" in name for name, _ in model.named_buffers())
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_no_layer_forgets_its_scales_at_a_checkpoint(name, equal_bits):
+    layer = LAYERS[name]()
+    every_layer.train(layer, RECIPE)
+    values, state = {k: v.clone() for k, v in layer.state_dict().items()}, quire.delayed_state(layer)
+    expected = every_layer.train(layer, RECIPE)
+    again = LAYERS[name]()
+    again.load_state_dict(values)
+    quire.set_delayed_state(again, state)
+    assert same(every_layer.train(again, RECIPE), expected, equal_bits)
 
 
 WRONG = {

@@ -10,6 +10,7 @@ import torch
 from quire.delayed.state import DelayedState
 from quire.kinds import check_kind
 
+#: Slots of a group.
 _KINDS = {"scale_fwd": 3, "amax_history_fwd": 3, "scale_bwd": 2, "amax_history_bwd": 2}
 
 
@@ -26,8 +27,8 @@ def delayed_state(model: torch.nn.Module) -> dict[str, dict[str, torch.Tensor | 
     recipe; empty if none has.
 
     scale_fwd [3], scale_bwd [2]; amax_history_fwd [L, 3], amax_history_bwd [L, 2], whose row 0 holds the amaxes
-    collected since the last step (numerics.md 1.4); and "rule", which recipe it was. torch.save and
-    torch.load(weights_only=True) take it.
+    collected since the last step (numerics.md 1.4); and "rule", which recipe it was. A layer of groups has so many of
+    each slot. torch.save and torch.load(weights_only=True) take it.
     """
     return {name: _read(state) for name, state in _states(model) if state.rule_text()}
 
@@ -55,19 +56,19 @@ def set_delayed_state(model: torch.nn.Module, state: Mapping[str, Mapping[str, t
             f"set_delayed_state: the state has layers that the model has not: {', '.join(map(repr, unexpected))}"
         )
     for name, value in state.items():
-        _check(name, value)
+        _check(name, value, own[name].groups)
     for name, target in own.items():
         if target.usable:
             _write(target, state.get(name))
 
 
-def _check(name: str, value: Mapping[str, object]) -> None:
+def _check(name: str, value: Mapping[str, object], groups: int) -> None:
     if not isinstance(value, Mapping) or value.keys() != {"rule", *_KINDS} or not isinstance(value["rule"], str):
         raise ValueError(
             f"set_delayed_state: the state of {name!r} must be a dict of 'rule', a str, and {', '.join(_KINDS)}; "
             f"got {list(value) if isinstance(value, Mapping) else value!r}"
         )
-    for kind, slots in _KINDS.items():
+    for kind, slots in ((kind, groups * slots) for kind, slots in _KINDS.items()):
         tensor, history = value[kind], kind.startswith("amax_history")
         fits = isinstance(tensor, torch.Tensor) and tensor.dtype == torch.float32 and tensor.dim() == 1 + history
         if not fits or tensor.shape[-1] != slots or (history and len(tensor) == 0):
