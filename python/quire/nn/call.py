@@ -50,6 +50,7 @@ def active_call(
         check_kind_or_none(what, bool, is_first_microbatch=is_first_microbatch)
     if isinstance(x, QuantizedActivation):
         x.check()
+    module.place_states()
     recipe, spec = recipe_of(module.recipe), ""
     if output_spec is not None:
         spec = _result_spec(module, output_spec)
@@ -102,6 +103,8 @@ def plain_call(layer: ProductModule, x: torch.Tensor) -> torch.Tensor | None:
             return None
     text = recipe.linear_spec()
     sr_state = layer.sr_state if recipe.stochastic and torch.is_grad_enabled() else None
+    if sr_state is not None and sr_state.device != weight.device:
+        return None
     kept = layer.kept_weight
     if kept is None or kept.spec != recipe.weight_spec:
         return linear(x, weight, bias, text, dtype, sr_state=sr_state)

@@ -29,7 +29,8 @@ class ProductModule(Unparallel, torch.nn.Module):
     delayed: its DelayedState.
     microbatch_weight, kept_weight: CachedWeight or None (quire/nn/cache.py).
     wgrad_stash: int64 [2] {number, count} for weight gradients that wait for backward_dw(), or None.
-    None of them is a buffer: DistributedDataParallel would give all ranks those of the first one.
+    None of them is a buffer: DistributedDataParallel would give all ranks those of the first one. They are on the
+    device of the parameters, by whichever way those got there (place_states).
     """
 
     products: tuple[str, ...] = ("",)
@@ -58,11 +59,16 @@ class ProductModule(Unparallel, torch.nn.Module):
         weights = list(self.weights(product).values())
         return weights if weights[0].dim() == 2 else list(weights[0].unbind())
 
-    def _device(self, product: str) -> torch.device:
-        return next(iter(self.weights(product).values())).device
+    def _device(self) -> torch.device:
+        """That of the parameters. Of parametrized ones modules within have them."""
+        for parameter in self._parameters.values():
+            if parameter is not None:
+                return parameter.device
+        return next(self.parameters()).device
 
     def sr_states(self) -> dict[str, torch.Tensor]:
         """Product -> its {seed, counter}."""
+        self.place_states()
         return {product: self.of(product, "sr_state") for product in self.products}
 
     # ------------------------------------------------------------ what constructors call
@@ -75,8 +81,8 @@ class ProductModule(Unparallel, torch.nn.Module):
 
     def _add_states(self) -> None:
         """When the parameters are there; seeds are then still to be reset."""
+        device = self._device()
         for product in self.products:
-            device = self._device(product)
             setattr(self, named(product, "sr_state"), torch.empty(2, dtype=torch.int64, device=device))
             setattr(self, named(product, "delayed"), delayed.DelayedState(device, self.groups))
             stash = torch.zeros(2, dtype=torch.int64, device=device) if self.delay_wgrad_compute else None
@@ -114,18 +120,43 @@ class ProductModule(Unparallel, torch.nn.Module):
         self._number_stashes()
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> "ProductModule":
-        was_meta = any(state.is_meta for state in self.sr_states().values())
         super()._apply(fn, recurse)
-        for product, state in self.sr_states().items():
-            setattr(self, named(product, "sr_state"), fn(state))
-            self.of(product, "delayed").to(self._device(product))
-            if self.of(product, "wgrad_stash") is not None:
-                setattr(self, named(product, "wgrad_stash"), fn(self.of(product, "wgrad_stash")))
-        if was_meta and not any(state.is_meta for state in self.sr_states().values()):
-            self._reset_sr_states()  # to_empty() left them uninitialised
-            self._number_stashes()
+        self._move_states(self._device())
         self._forget_weights()
         return self
+
+    # load_state_dict(assign=True) comes here, and whoever sets an attribute; constructors do before there are states.
+    def register_parameter(self, name: str, param: torch.nn.Parameter | None) -> None:
+        super().register_parameter(name, param)
+        if named(self.products[-1], "wgrad_stash") in vars(self):
+            self.place_states()
+
+    def place_states(self) -> None:
+        """Moves states to the device of the parameters, if those got there past this module, as by accelerate, which
+        writes into _parameters. Parameters on the meta device leave the states where they are: only Module.to("meta")
+        gives up values. Raises RuntimeError within a compiled function, where no state can be made."""
+        device, state = self._device(), self.of(self.products[0], "sr_state")
+        if state.device == device or device.type == "meta":
+            return
+        if torch.compiler.is_compiling():
+            raise RuntimeError(
+                f"quire.{type(self).__name__}: its parameters are on {device} and its random state is on "
+                f"{state.device}, and a compiled function cannot move it; call .to({str(device)!r}) on the model first"
+            )
+        self._move_states(device)
+
+    def _move_states(self, device: torch.device) -> None:
+        """What leaves the meta device is new."""
+        leave_meta = self.of(self.products[0], "sr_state").is_meta and device.type != "meta"
+        for product in self.products:
+            for name in (named(product, "sr_state"), named(product, "wgrad_stash")):
+                state = getattr(self, name)
+                if state is not None:
+                    setattr(self, name, torch.zeros_like(state, device=device) if leave_meta else state.to(device))
+            self.of(product, "delayed").to(device)
+        if leave_meta:
+            self._reset_sr_states()
+            self._number_stashes()
 
     # ------------------------------------------------------------ weight gradients
 
