@@ -10,7 +10,7 @@ import torch
 from quire import delayed, functional
 from quire.kinds import check_kind, check_kind_or_none, shown
 from quire.nn.options import Unparallel
-from quire.nn.weight import initial_weight
+from quire.nn.weight import initial_weight, kept_attributes
 from quire.recipe import Recipe
 from quire.seed import reset_streams
 from quire.tensor import DTYPES
@@ -120,7 +120,8 @@ class ProductModule(Unparallel, torch.nn.Module):
         self._number_stashes()
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> "ProductModule":
-        super()._apply(fn, recurse)
+        with kept_attributes(self._parameters):
+            super()._apply(fn, recurse)
         self._move_states(self._device())
         self._forget_weights()
         return self

@@ -94,6 +94,31 @@ def initial_weight(parameter: torch.nn.Parameter) -> torch.nn.Parameter:
     return quantized
 
 
+@contextlib.contextmanager
+def kept_attributes(parameters: dict[str, torch.nn.Parameter | None]) -> Iterator[None]:
+    """Around Module._apply, which gives a quantized parameter the insides of a new one, attributes included, where a
+    plain one keeps its own: what others have hung on it (main_grad, initial values, hooks) is put back.
+
+    parameters: by name, of a module.
+    """
+    hung = {}
+    for name, parameter in parameters.items():
+        if isinstance(parameter, QuantizedTensor):
+            stored = parameter.named()
+            hung[name] = {key: value for key, value in vars(parameter).items() if key not in stored}
+            for hooks in ("_backward_hooks", "_post_accumulate_grad_hooks"):
+                hung[name][hooks] = getattr(parameter, hooks)
+    try:
+        yield
+    finally:
+        for name, attributes in hung.items():
+            parameter = parameters[name]
+            for key, value in attributes.items():
+                # Hooks are there, and not called: PyTorch has to be told again.
+                if key.endswith("_hooks") or key not in vars(parameter):
+                    setattr(parameter, key, value)
+
+
 def stored_weight(text: str, recipe: Recipe, spec: str) -> str:
     """A recipe's text for a w whose codes are stored under `spec`: the recipe's own, or that one interleaved."""
     return text.replace(f",w={recipe.weight_spec},", f",w={spec},", 1)
