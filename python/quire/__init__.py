@@ -46,6 +46,7 @@ from quire.nn.layernorm_mlp import LayerNormMLP  # noqa: E402
 from quire.nn.linear import Linear  # noqa: E402
 from quire.nn.moe import MoE  # noqa: E402
 from quire.nn.norm import LayerNorm, RMSNorm  # noqa: E402
+from quire.nn.optimizer_state import reorder_optimizer_state  # noqa: E402
 from quire.nn.prepack import prepack_weights, unpack_weights  # noqa: E402
 from quire.nn.weight import quantized_model_init  # noqa: E402
 from quire.quantizer import (  # noqa: E402
@@ -137,6 +138,7 @@ __all__ = [
     "quantize_weights",
     "quantized_model_init",
     "recipe",
+    "reorder_optimizer_state",
     "rng_state",
     "runners",
     "set_delayed_state",

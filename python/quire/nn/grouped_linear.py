@@ -24,8 +24,8 @@ class GroupedLinear(ProductModule):
     active recipe says (quire.autocast), else in high precision. Each group's tokens get the bits that a quire.Linear
     with its weight would give them.
 
-    weight0, bias0, weight1, ...: [out_features, in_features] and [out_features], in params_dtype (or `dtype`; None:
-    torch's default), initialised as torch.nn.Linear's. With single_grouped_weight one parameter `weight`
+    weight0, bias0, weight1, ..., in this order: [out_features, in_features] and [out_features], in params_dtype (or
+    `dtype`; None: torch's default), initialised as torch.nn.Linear's. With single_grouped_weight one parameter `weight`
     [num_gemms, out_features, in_features], within quantized_model_init a QuantizedStack; with single_grouped_bias one
     `bias` [num_gemms, out_features]. A state dict of either form loads into either.
 
@@ -83,18 +83,20 @@ class GroupedLinear(ProductModule):
         self.fuse_wgrad_accumulation, self.delay_wgrad_compute = fuse_wgrad_accumulation, delay_wgrad_compute
         self.save_original_input, self.recipe = save_original_input, recipe
         factory = {"dtype": params_dtype if dtype is None else dtype, "device": device}
-        self.weight_names = self._add("weight", (out_features, in_features), single_grouped_weight, factory)
-        self.bias_names = self._add("bias", (out_features,), single_grouped_bias, factory) if bias else ()
+        sizes = {"weight": (out_features, in_features)} | ({"bias": (out_features,)} if bias else {})
+        self._add(sizes, {"weight": single_grouped_weight, "bias": single_grouped_bias}, factory)
         self._add_states()
         self.reset_parameters()
         self._quantize_weights()
 
-    def _add(self, kind: str, sizes: tuple[int, ...], single: bool, factory: dict[str, object]) -> tuple[str, ...]:
-        names = (kind,) if single else tuple(f"{kind}{group}" for group in range(self.num_gemms))
-        for name in names:
-            values = torch.empty((self.num_gemms, *sizes) if single else sizes, **factory)
-            self.register_parameter(name, torch.nn.Parameter(values))
-        return names
+    def _add(self, sizes: dict[str, tuple[int, ...]], single: dict[str, bool], factory: dict[str, object]) -> None:
+        """Parameters, uninitialised, in TransformerEngine's order, by which optimizers number their state: group after
+        group, then those that all groups share (quire/nn/optimizer_state.py knows the order of before)."""
+        each = [(f"{kind}{group}", kind, ()) for group in range(self.num_gemms) for kind in sizes if not single[kind]]
+        for name, kind, groups in (*each, *((kind, kind, (self.num_gemms,)) for kind in sizes if single[kind])):
+            self.register_parameter(name, torch.nn.Parameter(torch.empty((*groups, *sizes[kind]), **factory)))
+        of_kind = [tuple(name for name in self._parameters if name.startswith(kind)) for kind in ("weight", "bias")]
+        self.weight_names, self.bias_names = of_kind
 
     def weights(self, product: str) -> dict[str, torch.Tensor]:
         """Name -> parameter: one for each group, or one for all."""
