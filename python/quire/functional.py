@@ -214,7 +214,7 @@ def quantize(
         named = named_buffers(results, rowwise, columnwise)
         return QuantizedActivation(carrier, tuple([named[name] for name in BUFFER_NAMES]), spec.text)
     results = torch.ops.quire.quantize(x, spec.text, *arguments)
-    return from_results(results, spec.text, x.shape, x.dtype, (rowwise, columnwise))
+    return from_results(results, spec.text, x.shape, x.dtype, (rowwise, columnwise), scale=scale)
 
 
 def amax(

@@ -6,12 +6,12 @@ import pytest
 import torch
 
 import quire
-from quire import QuantizedTensor
-from quire.tensor import BUFFER_NAMES
+from quire import QuantizedActivation, QuantizedTensor
+from quire.tensor import BUFFER_NAMES, input_operand
 from tensor_specs import SPECS
 
 TRANSPOSABLE = ["fp8_tensor", "fp8_tensor:e5m2:pow2", "fp8_block:128x128", "fp8_block:128x128:pow2", "mxfp8:32x32"]
-TRANSPOSABLE += ["mxfp8:e5m2:32x32", "nvfp4:16x16", "nvfp4:16x16:4over6=mse:256"]
+TRANSPOSABLE += ["mxfp8:e5m2:32x32", "nvfp4:16x16"]
 
 
 @pytest.fixture(params=SPECS)
@@ -234,3 +234,30 @@ def test_a_gradient_passes_decoding_as_it_is():
     q.grad = None
     (q * 2).sum().backward()
     assert type(q.grad) is torch.Tensor and torch.equal(q.grad.float(), torch.full((16, 16), 2.0))
+
+
+def coarse(*shape):
+    """Few values, which make ties of tiles under 4over6: rows and columns decide some of them otherwise."""
+    return torch.randint(-16, 17, shape, generator=torch.Generator().manual_seed(0)).float() * 1.3
+
+
+@pytest.mark.parametrize("text", [*TRANSPOSABLE, "nvfp4:16x16:4over6=mae:256", "nvfp4:16x16:4over6=mse"])
+@pytest.mark.parametrize("direction", ["rowwise", "columnwise"])
+def test_no_direction_is_made_with_other_bytes_than_quantizing_gives(text, direction):
+    both = quire.quantize(coarse(256, 256), text, columnwise=True)
+    q = both.clone()
+    q.update_usage(**{direction: False})
+    activation = QuantizedActivation(torch.empty(1).expand(256, 256), tuple(q.buffer_list()), text)
+    if text in TRANSPOSABLE:
+        q.update_usage(**{direction: True})
+        assert same(q, both)
+        _, buffers, _ = input_operand(activation, True)
+        assert all(a is b is None or torch.equal(a, b) for a, b in zip(buffers, both.buffer_list(), strict=True))
+        return
+    with pytest.raises(ValueError, match=f"{direction} codes of {text} do not follow from the stored ones"):
+        q.update_usage(**{direction: True})
+    options = {"rowwise": direction == "rowwise", "columnwise": direction == "columnwise"}
+    again = quire.quantize(q.dequantize(torch.float32), text, **options).buffer_list()
+    _, buffers, _ = input_operand(activation, True)
+    kept = range(3) if direction == "rowwise" else range(3, 6)
+    assert all(again[i] is buffers[i] is None or torch.equal(again[i], buffers[i]) for i in kept)

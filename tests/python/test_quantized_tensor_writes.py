@@ -1,5 +1,8 @@
 """Writing to a QuantizedTensor: it is quantized anew, into the same storage, or refused."""
 
+import copy
+import pickle
+
 import pytest
 import torch
 
@@ -177,3 +180,53 @@ def test_versions_count_writes():
     version = q._version
     q.add_(1)
     assert q._version > version
+
+
+#: What comes before a write, of a tensor that was given a scale.
+BEFORE = {
+    "nothing": lambda q: q,
+    "clone": lambda q: q.clone(),
+    "empty_like": torch.empty_like,
+    "view": lambda q: q.view(2, 16, 48).view(32, 48),
+    "half": lambda q: q.half().float(),
+    "deepcopy": copy.deepcopy,
+    "pickle": lambda q: pickle.loads(pickle.dumps(q)),
+    "write": lambda q: q.mul_(2),
+    "codes of another": lambda q: q.copy_(quantized("fp8_tensor", 32, 48)),
+    "quantize_": lambda q: quantized("fp8_tensor", 32, 48).quantize_(values(32, 48), scale=torch.tensor([3.7])),
+    "a parameter": torch.nn.Parameter,
+}
+
+
+@pytest.mark.parametrize("before", BEFORE.values(), ids=BEFORE)
+@pytest.mark.parametrize("write", [lambda q, x: q.copy_(x), lambda q, x: torch._foreach_copy_([q], [x])])
+def test_a_write_does_not_take_another_scale_than_the_given_one(before, write):
+    scale = torch.tensor([3.7])
+    q = before(quire.quantize(values(32, 48), "fp8_tensor", columnwise=True, scale=scale))
+    scale.fill_(9)
+    with torch.no_grad():
+        write(q, values(32, 48, seed=8))
+    expected = quire.quantize(values(32, 48, seed=8), "fp8_tensor", columnwise=True, scale=torch.tensor([3.7]))
+    assert same(q, expected)
+    with torch.no_grad():
+        q.quantize_(values(32, 48))
+    assert same(q, quire.quantize(values(32, 48), "fp8_tensor", columnwise=True)), "of its own amax, as it asks for"
+
+
+def test_a_stack_does_not_take_other_scales_than_the_given_ones():
+    stack, scale = quire.QuantizedStack.of([quantized("fp8_tensor", 32, 48)] * 2), torch.tensor([3.7, 0.3])
+    stack.quantize_(values(2, 32, 48), scale=scale)
+    for _ in range(2):
+        stack.copy_(values(2, 32, 48, seed=8))
+        for part, x, one in zip(stack.unbind(), values(2, 32, 48, seed=8), scale.split(1), strict=True):
+            assert same(part, quire.quantize(x, "fp8_tensor", columnwise=True, scale=one))
+        stack = stack.clone()
+
+
+def test_a_compiled_write_does_not_take_another_scale_than_the_given_one(compiler):
+    q = quire.quantize(values(32, 48), "fp8_tensor", scale=torch.tensor([3.7]))
+    compiler(lambda q, x: q.copy_(x))(q, values(32, 48, seed=8))
+    assert same(q, quire.quantize(values(32, 48, seed=8), "fp8_tensor", scale=torch.tensor([3.7])))
+    made = compiler(lambda x, s: quire.quantize(x, "fp8_tensor", scale=s))(values(32, 48), torch.tensor([3.7]))
+    made.copy_(values(32, 48, seed=8))
+    assert same(made, q)

@@ -3,8 +3,8 @@
 spec.py and proto.py describe, quantized.py is the tensor, operators.py says what PyTorch's operators do with one,
 views.py and directions.py which codes a view has and which follow from those of the other direction; stack.py makes
 one tensor of several matrices (QuantizedStack); activation.py is the form that has a gradient (QuantizedActivation),
-names.py TransformerEngine's names for tensors of certain specs; order.py moves codes between plain and interleaved
-order.
+names.py TransformerEngine's names for tensors of certain specs; written.py puts values into one; order.py moves codes
+between plain and interleaved order; pickled.py says what files hold.
 """
 
 from quire.tensor.activation import QuantizedActivation, input_operand

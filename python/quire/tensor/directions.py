@@ -9,16 +9,20 @@ import torch
 
 from quire.tensor.spec import QuantSpec
 
+#: Options under which codes of a direction are its own, or in an order of its own.
+_OWN = ("4over6", "swizzled", "interleaved")
+
 
 def other_direction(
     spec: QuantSpec, shape: Sequence[int], buffers: Mapping[str, torch.Tensor | None], wanted: str
 ) -> dict[str, torch.Tensor | None] | None:
     """Copies of the stored direction's buffers, in the order of the wanted one: what quantizing the original values
-    would have given. None where that does not follow: scales of 1 x n blocks, random bits, a Hadamard transform.
+    would have given. None where that does not follow: scales of 1 x n blocks, random bits, a Hadamard transform, or
+    4over6, which each direction decides for itself (numerics.md 5.8).
 
     shape: of the tensor. buffers: by name, None where absent."""
     rows, cols = math.prod(shape[:-1]), shape[-1]
-    if spec.stochastic or spec.hadamard or "swizzled" in spec.options or "interleaved" in spec.options:
+    if spec.stochastic or spec.hadamard or any(option.split("=")[0] in _OWN for option in spec.options):
         return None
     stored = "columnwise" if wanted == "rowwise" else "rowwise"
     data, scale, amax = (buffers[f"{stored}_{kind}"] for kind in ("data", "scale", "amax"))

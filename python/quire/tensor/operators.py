@@ -76,6 +76,9 @@ def _empty_like(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
         return _plain_like(operator, args, kwargs)
     device = kwargs.get("device")
     results = {name: None if t is None else torch.zeros_like(t, device=device) for name, t in q.named().items()}
+    if q.given_scale is not None:  # a scale of zeros would be none
+        lost = q.is_meta and results["given_scale"].device.type != "meta"
+        results["given_scale"] = None if lost else q.given_scale.to(results["given_scale"].device, copy=True)
     return q.with_buffers(results, dtype=dtype, is_part=False)
 
 
@@ -160,7 +163,7 @@ def _write(operator: Any, written: tuple[tuple[int, str], ...], args: tuple[Any,
                 f"{list(values[id(target)].shape)}; it keeps its shape. Use an operator that returns a new tensor"
             )
     for target in targets:
-        target.store(values[id(target)])
+        target.store(values[id(target)], scale=target.given_scale)
     back = {id(values[id(target)]): target for target in targets}
     return each(lambda value: back.get(id(value), value), result)
 
@@ -201,7 +204,7 @@ def _fused_step(operator: Any, call: dict[str, Any], q: QuantizedTensor, written
         for old, tensor in zip(call[name], new[name], strict=True):
             if old is not tensor:
                 old.copy_(tensor)
-    q.store(values)
+    q.store(values, scale=q.given_scale)
 
 
 def _copy_codes(target: QuantizedTensor, source: Any) -> bool:
@@ -221,4 +224,6 @@ def _copy_codes(target: QuantizedTensor, source: Any) -> bool:
         target.master.copy_(source.dequantize(torch.float32) if source.master is None else source.master)
     for name, tensor in target.buffers().items():
         tensor.copy_(new[name])
+    if target.given_scale is not None and source.given_scale is not None:
+        target.given_scale.copy_(source.given_scale)
     return True

@@ -30,7 +30,7 @@ def rebuild(
 ) -> QuantizedTensor:
     """What a pickle holds: a tensor of the tensors of named(); flags (class, requires_grad, is a parameter)."""
     kind, requires_grad, is_parameter = flags
-    named = dict(zip((*BUFFER_NAMES, "master"), tensors, strict=True))
+    named = dict(zip((*BUFFER_NAMES, "master", "given_scale"), tensors, strict=False))
     tensor = kind(QuantSpec(text), shape, dtype, requires_grad=requires_grad, **named)
     return torch.nn.Parameter(tensor, requires_grad) if is_parameter else tensor
 

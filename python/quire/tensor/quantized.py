@@ -8,8 +8,7 @@ from typing import Any
 
 import torch
 
-from quire.kinds import check_dense, check_kind, check_kind_or_none, shown
-from quire.seed import signed64
+from quire.kinds import check_kind, check_kind_or_none, shown
 from quire.tensor.decoded import Decoded
 from quire.tensor.directions import other_direction
 from quire.tensor.initial import InitialValues
@@ -17,18 +16,22 @@ from quire.tensor.memory import Memory
 from quire.tensor.pickled import Pickled
 from quire.tensor.proto import BUFFER_NAMES, DTYPES, TensorProto, check_buffers, named_buffers
 from quire.tensor.spec import QuantSpec
+from quire.tensor.written import Written
 
 Buffers = dict[str, torch.Tensor | None]
+#: All that a tensor stores, in the order in which pickles have it.
+STORED_NAMES = (*BUFFER_NAMES, "master", "given_scale")
 
 
-class QuantizedTensor(Memory, InitialValues, Pickled, torch.Tensor):
+class QuantizedTensor(Written, Memory, InitialValues, Pickled, torch.Tensor):
     """A tensor of logical shape and floating dtype that stores codes and scales, and nothing else.
 
     rowwise_data, rowwise_scale, rowwise_amax, columnwise_data, columnwise_scale, columnwise_amax: plain tensors as
     TensorProto.buffers() says, None where absent; `scale` multiplies codes back. spec: a QuantSpec. dtype says what it
     dequantizes to by default and what dtype its gradient has; .to(dtype) among float32, float16 and bfloat16 changes
     only that. master: None, or float32 values of the same shape that in-place operators change instead of the codes,
-    which are then quantized from them.
+    which are then quantized from them. given_scale: None, or the scale that it was quantized with instead of one of its
+    own amax (quire.quantize); in-place operators go on with it.
 
     PyTorch's operators take it as follows; quire's own take buffers only (buffer_list()), and raise when given one.
 
@@ -52,6 +55,7 @@ class QuantizedTensor(Memory, InitialValues, Pickled, torch.Tensor):
     columnwise_scale: torch.Tensor | None
     columnwise_amax: torch.Tensor | None
     master: torch.Tensor | None
+    given_scale: torch.Tensor | None
     is_part: bool  #: whether it is a view of some rows of another one
     stacked = False  #: whether it is a QuantizedStack
 
@@ -64,6 +68,7 @@ class QuantizedTensor(Memory, InitialValues, Pickled, torch.Tensor):
         *,
         requires_grad: bool = False,
         master: torch.Tensor | None = None,
+        given_scale: torch.Tensor | None = None,
         is_part: bool = False,
         **buffers: torch.Tensor | None,
     ) -> QuantizedTensor:
@@ -75,6 +80,7 @@ class QuantizedTensor(Memory, InitialValues, Pickled, torch.Tensor):
             cls, shape, dtype=dtype, device=data.device, requires_grad=requires_grad
         )
         self.spec, self.spec_text, self.master, self.is_part = spec, spec.text, master, is_part
+        self.given_scale = given_scale
         for name in BUFFER_NAMES:
             setattr(self, name, buffers.get(name))
         return self
@@ -130,13 +136,13 @@ class QuantizedTensor(Memory, InitialValues, Pickled, torch.Tensor):
         spec: QuantSpec | None = None,
         **options: Any,
     ) -> QuantizedTensor:
-        """A tensor with other buffers ("master" may be among them) and, if given, shape, dtype and spec."""
+        """A tensor with other buffers, as named() has them, and, if given, shape, dtype and spec."""
         options = {"is_part": self.is_part, **options}
         return type(self)(spec or self.spec, shape or self.shape, dtype or self.dtype, **buffers, **options)
 
     def named(self) -> Buffers:
-        """All that it stores by name, None where absent: the six buffers in order, then "master"."""
-        return {name: self._stored(name) for name in (*BUFFER_NAMES, "master")}
+        """All that it stores by name, None where absent: the six buffers in order, then "master", "given_scale"."""
+        return {name: self._stored(name) for name in STORED_NAMES}
 
     def _stored(self, name: str) -> torch.Tensor | None:
         try:
@@ -200,7 +206,7 @@ class QuantizedTensor(Memory, InitialValues, Pickled, torch.Tensor):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all buffers; `master` is not counted."""
+        """Bytes of all buffers; `master` and `given_scale` are not counted."""
         return sum(t.numel() * t.element_size() for t in self.buffers().values())  # symbolic sizes have no t.nbytes
 
     @property
@@ -249,71 +255,15 @@ class QuantizedTensor(Memory, InitialValues, Pickled, torch.Tensor):
         columnwise = direction == "columnwise"
         return torch.ops.quire.dequantize(data, scale, amax, self.spec.text, columnwise, self.shape, dtype)
 
-    def quantize_(
-        self, values: torch.Tensor, *, noop_flag: torch.Tensor | None = None, **options: Any
-    ) -> QuantizedTensor:
-        """Quantizes other values of the same shape with the same spec into the same storage; returns self.
-
-        options: seed, offset, scale as for quire.quantize. `master`, if there is one, becomes the values. Raises
-        ValueError, with nothing changed, for another shape and for a spec that rounds stochastically if there is no
-        seed; NotImplementedError for a noop_flag, TransformerEngine's tensor that says not to.
-        """
-        if noop_flag is not None:
-            raise NotImplementedError(
-                "QuantizedTensor.quantize_: noop_flag is not available; leave it None, or do not call"
-            )
-        check_kind("QuantizedTensor.quantize_", torch.Tensor, values=values)
-        check_dense("QuantizedTensor.quantize_", values=values)
-        if values.is_complex() or (values.is_meta and not self.is_meta):
-            raise TypeError(
-                f"QuantizedTensor.quantize_: values must be real numbers, got {values.dtype} on {values.device}"
-            )
-        if values.shape != self.shape:
-            raise ValueError(
-                f"QuantizedTensor.quantize_: values must have shape {list(self.shape)}, got {list(values.shape)}"
-            )
-        with torch.no_grad():
-            self.store(values.dequantize() if isinstance(values, QuantizedTensor) else values, **options)
-        return self
-
-    def store(
-        self, values: torch.Tensor, seed: int | None = None, offset: int = 0, scale: torch.Tensor | None = None
-    ) -> None:
-        """Codes and scales of plain values of this shape, into this tensor's storage."""
-        self.check_writable(seeded=seed is not None)
-        values = values.to(self.device, values.dtype if values.dtype in DTYPES else torch.float32)
-        rowwise, columnwise = self.stores("rowwise"), self.stores("columnwise")
-        random = (signed64(seed or 0, "seed"), signed64(offset, "offset"))
-        results = torch.ops.quire.quantize(values, self.spec.text, rowwise, columnwise, *random, scale)
-        new = named_buffers(results, rowwise, columnwise)
-        master = self._stored("master")
-        if master is not None and master is not values:
-            master.copy_(values)
-        for name, tensor in self.buffers().items():
-            tensor.copy_(new[name])
-
-    def check_writable(self, *, seeded: bool = False) -> None:
-        """Raises RuntimeError for a view of some of the rows, whose scales are shared with the others, ValueError where
-        rounding needs a seed and there is none."""
-        if self.is_part:
-            raise RuntimeError(
-                "QuantizedTensor: a view of some of the rows cannot be written to, since rows share scales; write to "
-                "the whole tensor, or to a clone() of the view"
-            )
-        if self.spec.stochastic and not seeded:
-            raise ValueError(
-                f"QuantizedTensor: {self.spec} rounds stochastically and needs a seed; use quantize_(values, seed=)"
-            )
-
     def update_usage(
         self, rowwise: bool | None = None, columnwise: bool | None = None, *, requantize: bool = False
     ) -> None:
         """Drops a direction (False), which frees its memory, or adds a missing one (True); None leaves it as it is.
 
         A direction is added without loss where its codes are those of the other one in another order: fp8_tensor, and
-        tiles (fp8_block:128x128, mxfp8:32x32, nvfp4:16x16). For other specs it is quantized from `master`, or else,
-        with requantize=True, from the decoded values, a second rounding. Raises ValueError, with nothing changed, where
-        neither is possible or no direction would be left.
+        tiles (fp8_block:128x128, mxfp8:32x32, nvfp4:16x16 without 4over6). For other specs it is quantized from
+        `master`, or else, with requantize=True, from the decoded values, a second rounding. Raises ValueError, with
+        nothing changed, where neither is possible or no direction would be left.
         """
         check_kind_or_none("QuantizedTensor.update_usage", bool, rowwise=rowwise, columnwise=columnwise)
         proto = self.proto.update_usage(rowwise, columnwise)
@@ -375,9 +325,13 @@ def from_results(
     shape: Sequence[int],
     dtype: torch.dtype,
     directions: tuple[bool, bool],
+    *,
+    scale: torch.Tensor | None = None,
 ) -> QuantizedTensor:
-    """A tensor of an operator's six results; directions (rowwise, columnwise): which of them hold something."""
-    return QuantizedTensor(spec_of(text), shape, dtype, **named_buffers(results, *directions))
+    """A tensor of an operator's six results; directions (rowwise, columnwise): which of them hold something; scale: the
+    one that the operator was given."""
+    kept = None if scale is None else scale.detach().clone()
+    return QuantizedTensor(spec_of(text), shape, dtype, given_scale=kept, **named_buffers(results, *directions))
 
 
 @torch.compiler.allow_in_graph

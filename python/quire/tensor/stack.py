@@ -74,7 +74,7 @@ class QuantizedStack(QuantizedTensor):
         self.check_writable(seeded=seed is not None)
         for index, part in enumerate(self.parts()):
             seed_of = None if seed is None else seed + index
-            part.store(values[index], seed_of, offset, None if scale is None else scale[index : index + 1])
+            part.store(values[index], seed_of, offset, None if scale is None else scale.view(-1)[index : index + 1])
 
     def missing_direction(self, direction: str, *, requantize: bool) -> Buffers:
         """As QuantizedTensor.missing_direction()."""

@@ -1,0 +1,76 @@
+"""Values that go into a quantized tensor's storage."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from quire.kinds import check_dense, check_kind
+from quire.seed import signed64
+from quire.tensor.proto import DTYPES, named_buffers
+
+
+class Written:
+    """A quantized tensor that is quantized anew in place."""
+
+    def quantize_(self, values: torch.Tensor, *, noop_flag: torch.Tensor | None = None, **options: Any) -> Written:
+        """Quantizes other values of the same shape with the same spec into the same storage; returns self.
+
+        options: seed, offset, scale as for quire.quantize. `master`, if there is one, becomes the values. Raises
+        ValueError, with nothing changed, for another shape and for a spec that rounds stochastically if there is no
+        seed; NotImplementedError for a noop_flag, TransformerEngine's tensor that says not to.
+        """
+        if noop_flag is not None:
+            raise NotImplementedError(
+                "QuantizedTensor.quantize_: noop_flag is not available; leave it None, or do not call"
+            )
+        check_kind("QuantizedTensor.quantize_", torch.Tensor, values=values)
+        check_dense("QuantizedTensor.quantize_", values=values)
+        if values.is_complex() or (values.is_meta and not self.is_meta):
+            raise TypeError(
+                f"QuantizedTensor.quantize_: values must be real numbers, got {values.dtype} on {values.device}"
+            )
+        if values.shape != self.shape:
+            raise ValueError(
+                f"QuantizedTensor.quantize_: values must have shape {list(self.shape)}, got {list(values.shape)}"
+            )
+        with torch.no_grad():
+            self.store(values.dequantize() if isinstance(values, Written) else values, **options)
+            self._keep_scale(options.get("scale"))
+        return self
+
+    def _keep_scale(self, scale: torch.Tensor | None) -> None:
+        if self.given_scale is not None and scale is not None:
+            self.given_scale.copy_(scale.view_as(self.given_scale))
+        elif self.given_scale is not scale:
+            self.given_scale = None if scale is None else scale.detach().reshape(*self.shape[: self.stacked], 1).clone()
+
+    def store(
+        self, values: torch.Tensor, seed: int | None = None, offset: int = 0, scale: torch.Tensor | None = None
+    ) -> None:
+        """Codes and scales of plain values of this shape, into this tensor's storage."""
+        self.check_writable(seeded=seed is not None)
+        values = values.to(self.device, values.dtype if values.dtype in DTYPES else torch.float32)
+        rowwise, columnwise = self.stores("rowwise"), self.stores("columnwise")
+        random = (signed64(seed or 0, "seed"), signed64(offset, "offset"))
+        results = torch.ops.quire.quantize(values, self.spec.text, rowwise, columnwise, *random, scale)
+        new = named_buffers(results, rowwise, columnwise)
+        master = self._stored("master")
+        if master is not None and master is not values:
+            master.copy_(values)
+        for name, tensor in self.buffers().items():
+            tensor.copy_(new[name])
+
+    def check_writable(self, *, seeded: bool = False) -> None:
+        """Raises RuntimeError for a view of some of the rows, whose scales are shared with the others, ValueError where
+        rounding needs a seed and there is none."""
+        if self.is_part:
+            raise RuntimeError(
+                "QuantizedTensor: a view of some of the rows cannot be written to, since rows share scales; write to "
+                "the whole tensor, or to a clone() of the view"
+            )
+        if self.spec.stochastic and not seeded:
+            raise ValueError(
+                f"QuantizedTensor: {self.spec} rounds stochastically and needs a seed; use quantize_(values, seed=)"
+            )
