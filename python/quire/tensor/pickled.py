@@ -6,11 +6,17 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from quire.tensor.proto import BUFFER_NAMES
+from quire.kinds import check_dense, shown
+from quire.tensor.proto import BUFFER_NAMES, TensorProto, check_buffers
 from quire.tensor.spec import QuantSpec
 
 if TYPE_CHECKING:
     from quire.tensor.quantized import QuantizedTensor
+
+#: All that a tensor stores, in the order in which pickles have it; older ones have no given_scale.
+STORED_NAMES = (*BUFFER_NAMES, "master", "given_scale")
+_WHAT = "a saved QuantizedTensor"
+_REMEDY = "the file is damaged or was not written by quire; save the tensor again"
 
 
 class Pickled:
@@ -28,11 +34,50 @@ def rebuild(
     dtype: torch.dtype,
     tensors: list[torch.Tensor | None],
 ) -> QuantizedTensor:
-    """What a pickle holds: a tensor of the tensors of named(); flags (class, requires_grad, is a parameter)."""
+    """What a pickle holds, from wherever it came: a tensor of the tensors of named(); flags (class, requires_grad, is a
+    parameter). Raises TypeError or ValueError for what __reduce_ex__ does not write."""
+    _check_kinds(flags, text, shape, tensors)
     kind, requires_grad, is_parameter = flags
-    named = dict(zip((*BUFFER_NAMES, "master", "given_scale"), tensors, strict=False))
-    tensor = kind(QuantSpec(text), shape, dtype, requires_grad=requires_grad, **named)
+    named = dict(zip(STORED_NAMES, tensors, strict=False))
+    given = {name: named[name] for name in BUFFER_NAMES if named[name] is not None}
+    directions = {"rowwise": "rowwise_data" in given, "columnwise": "columnwise_data" in given}
+    try:
+        spec = QuantSpec(text)
+        check_buffers(_WHAT, given, TensorProto(shape, dtype, spec, stacked=kind.stacked, **directions))
+    except (RuntimeError, ValueError) as error:
+        raise ValueError(f"{_WHAT}: {error}; {_REMEDY}") from error
+    device = next(iter(given.values())).device
+    for name, of in (("master", shape), ("given_scale", (*shape[: kind.stacked], 1))):
+        value = named.get(name)
+        if value is not None and (tuple(value.shape), value.dtype, value.device) != (of, torch.float32, device):
+            raise ValueError(
+                f"{_WHAT}: {name} must be float32 {list(of)} on {device}, got {value.dtype} {list(value.shape)} on "
+                f"{value.device}; {_REMEDY}"
+            )
+    if named.get("given_scale") is not None and spec.family != "fp8_tensor":
+        raise ValueError(f"{_WHAT}: given_scale is of fp8_tensor only, got one with {spec}; {_REMEDY}")
+    tensor = kind(spec, shape, dtype, requires_grad=requires_grad, **named)
     return torch.nn.Parameter(tensor, requires_grad) if is_parameter else tensor
+
+
+def _check_kinds(flags: object, text: object, shape: object, tensors: object) -> None:
+    kind = flags[0] if isinstance(flags, tuple) and len(flags) == 3 else None
+    rules = {
+        "flags must be a class of QuantizedTensor and two bools": isinstance(kind, type)
+        and issubclass(kind, Pickled)
+        and all([isinstance(flag, bool) for flag in flags[1:]]),
+        "spec must be a text": isinstance(text, str),
+        "shape must be a tuple of sizes": isinstance(shape, tuple)
+        and all([type(size) is int and 0 <= size < 2**63 for size in shape]),
+        f"tensors must be {len(STORED_NAMES)}, plain ones or None": isinstance(tensors, list)
+        and len(tensors) in (len(STORED_NAMES) - 1, len(STORED_NAMES))
+        and all([isinstance(t, torch.Tensor | None) and not isinstance(t, Pickled) for t in tensors]),
+    }
+    for rule, holds in rules.items():
+        if not holds:
+            got = ", ".join(shown(value) for value in (flags, text, shape, tensors))
+            raise TypeError(f"{_WHAT}: {rule}, got ({got}); {_REMEDY}")
+    check_dense(_WHAT, **{name: t for name, t in zip(STORED_NAMES, tensors, strict=False) if t is not None})
 
 
 torch.serialization.add_safe_globals([rebuild])

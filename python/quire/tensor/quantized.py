@@ -13,14 +13,12 @@ from quire.tensor.decoded import Decoded
 from quire.tensor.directions import other_direction
 from quire.tensor.initial import InitialValues
 from quire.tensor.memory import Memory
-from quire.tensor.pickled import Pickled
+from quire.tensor.pickled import STORED_NAMES, Pickled
 from quire.tensor.proto import BUFFER_NAMES, DTYPES, TensorProto, check_buffers, named_buffers
 from quire.tensor.spec import QuantSpec
 from quire.tensor.written import Written
 
 Buffers = dict[str, torch.Tensor | None]
-#: All that a tensor stores, in the order in which pickles have it.
-STORED_NAMES = (*BUFFER_NAMES, "master", "given_scale")
 
 
 class QuantizedTensor(Written, Memory, InitialValues, Pickled, torch.Tensor):
