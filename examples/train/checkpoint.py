@@ -6,29 +6,53 @@ backward passes a layer has made, so a run resumed without them would round diff
 """
 
 import dataclasses
-import pickle
+import hashlib
+import io
 from pathlib import Path
 
 import torch
 from settings import ExampleError, Settings
 
-VERSION = 1
+VERSION = 2
+#: What a file ends with: this and the checksum of all before it, in hexadecimal. torch.load reads past it.
+SEAL = b"\nquire demo, sha256 "
 
 
 def save(path: Path, content: dict) -> None:
     """Write a checkpoint, completely or not at all: an interruption leaves the previous one in place."""
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_suffix(".unfinished")
-    torch.save({"version": VERSION, **content}, unfinished)
+    file = io.BytesIO()
+    torch.save({"version": VERSION, **content}, file)
+    unfinished.write_bytes(file.getvalue() + SEAL + checksum(file.getvalue()))
     unfinished.replace(path)
 
 
+def checksum(data: bytes) -> bytes:
+    return hashlib.sha256(data).hexdigest().encode()
+
+
 def load(path: Path) -> dict:
-    """Read a checkpoint; plain data and tensors only, so a file from elsewhere cannot run code."""
+    """Read a checkpoint; plain data and tensors only, so a file from elsewhere cannot run code. One that is not, byte
+    for byte, what was written is refused: a run that went on with it would belong to nothing."""
     try:
-        content = torch.load(path, weights_only=True)
-    except (OSError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
-        raise ExampleError(f"cannot read checkpoint {path}: {str(error).splitlines()[0]}") from error
+        data, seal, found = path.read_bytes().rpartition(SEAL)
+    except OSError as error:
+        raise ExampleError(f"cannot read checkpoint {path}: {error.strerror}") from error
+    if not seal:
+        raise ExampleError(
+            f"checkpoint {path} does not end with a checksum: it is cut short, or not of version {VERSION}; delete it "
+            "and train again"
+        )
+    if found != checksum(data):
+        raise ExampleError(
+            f"checkpoint {path} is damaged: its checksum is {found.decode(errors='replace')[:12]}, that of its content "
+            f"{checksum(data).decode()[:12]}; delete it and train again"
+        )
+    try:
+        content = torch.load(io.BytesIO(data), weights_only=True)
+    except Exception as error:  # of a file that somebody made by hand: anything
+        raise ExampleError(f"checkpoint {path} holds no checkpoint ({type(error).__name__}); delete it") from error
     if not isinstance(content, dict) or content.get("version") != VERSION:
         raise ExampleError(f"checkpoint {path} is not of version {VERSION}; delete it and train again")
     return content

@@ -153,6 +153,12 @@ def test_sampling_without_a_checkpoint_says_to_train_first(tmp_path: Path) -> No
     assert_explained(train("--sample", "--out", tmp_path), "no checkpoint", "train first")
 
 
+def test_a_damaged_checkpoint_ends_with_a_message(tmp_path: Path) -> None:
+    (tmp_path / "nvfp4.pt").write_bytes(b"")
+    for arguments in (["--sample", "--recipe", "nvfp4"], [*SIZE, "--recipe", "nvfp4", "--resume"]):
+        assert_explained(train(*arguments, "--out", tmp_path), "does not end with a checksum", "delete it and train")
+
+
 def test_a_diverged_run_ends_with_a_message(tmp_path: Path) -> None:
     process = train(*SIZE, "--lr", 1e30, "--recipe", "baseline", "--out", tmp_path)
     assert_explained(process, "baseline", "became", "lower --lr")
