@@ -145,9 +145,11 @@ def _write(operator: Any, written: tuple[tuple[int, str], ...], args: tuple[Any,
             if target:
                 argument.check_writable()
                 targets.append(argument)
-            values[id(argument)] = argument.dequantize() if argument.master is None else _master(argument, target)
+            exact = target or any([one.master is not None for one in targets])
+            values[id(argument)] = argument.dequantize() if argument.master is None else _master(argument, exact)
         return values[id(argument)]
 
+    # Where a master is written, masters are read too, and not what is left of them in the nominal dtype.
     new_args, new_kwargs = list(args), dict(kwargs)
     for position, name in written:  # first, so that add_(q, q) finds one value for both
         place, key = (new_args, position) if position < len(args) else (new_kwargs, name)
@@ -155,6 +157,8 @@ def _write(operator: Any, written: tuple[tuple[int, str], ...], args: tuple[Any,
             place[key] = each(functools.partial(value_of, target=True), place[key])
     new_args = each(value_of, new_args)
     new_kwargs = {name: each(value_of, value) for name, value in new_kwargs.items()}
+    if targets and "lerp_" in operator.name():
+        new_args = _of_one_dtype(new_args)
     result = operator(*new_args, **new_kwargs)
     for target in targets:
         if values[id(target)].shape != target.shape:
@@ -168,8 +172,18 @@ def _write(operator: Any, written: tuple[tuple[int, str], ...], args: tuple[Any,
     return each(lambda value: back.get(id(value), value), result)
 
 
-def _master(q: QuantizedTensor, target: bool) -> torch.Tensor:
-    return q.master if target else q.master.to(q.dtype)
+def _master(q: QuantizedTensor, exact: bool) -> torch.Tensor:
+    return q.master if exact else q.master.to(q.dtype)
+
+
+def _of_one_dtype(args: list[Any]) -> list[Any]:
+    """lerp_'s, or _foreach_lerp_'s, which take tensors of one dtype only, where others promote: that of the first."""
+    if isinstance(args[0], torch.Tensor):
+        return [arg.to(args[0].dtype) if isinstance(arg, torch.Tensor) else arg for arg in args]
+    each = [
+        _of_one_dtype([arg[i] if isinstance(arg, list | tuple) else arg for arg in args]) for i in range(len(args[0]))
+    ]
+    return [list(same) if isinstance(arg, list | tuple) else arg for arg, same in zip(args, zip(*each, strict=True))]
 
 
 def _write_one_by_one(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -162,6 +163,13 @@ class QuantizedTensor(Written, Memory, InitialValues, Pickled, torch.Tensor):
         text, dtype, is_part, _ = metadata
         return QuantizedTensor(spec_of(text), size, dtype, is_part=is_part, **inner)
 
+    def _stable_hash_for_caching(self) -> str:
+        """What AOTAutograd's cache of compiled graphs tells tensors apart by: all but values, alike in every process."""
+        names, metadata = self.__tensor_flatten__()
+        inner = [self._stored(name) for name in names]
+        each = [(t.shape, t.stride(), t.storage_offset(), t.dtype, t.device, t.requires_grad) for t in (self, *inner)]
+        return hashlib.blake2b(repr((type(self).__name__, metadata, each)).encode(), digest_size=16).hexdigest()
+
     @classmethod
     def __torch_dispatch__(
         cls, operator: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -210,12 +218,16 @@ class QuantizedTensor(Written, Memory, InitialValues, Pickled, torch.Tensor):
     @property
     def data(self) -> QuantizedTensor:
         """A tensor of the same buffers that autograd does not follow. Assigning takes over the buffers of another
-        QuantizedTensor of the same shape and device; .data.copy_() takes plain values."""
+        QuantizedTensor of the same shape and device; plain values in float32, float16 or bfloat16 are quantized."""
         return self.detach()
 
     @data.setter
     def data(self, other: torch.Tensor) -> None:
         kind = type(self).__name__
+        fits = isinstance(other, torch.Tensor) and other.shape == self.shape and other.device == self.device
+        if fits and not isinstance(other, QuantizedTensor) and other.dtype in DTYPES:
+            self.detach().copy_(other.detach())
+            return
         if type(other) is not type(self) or other.shape != self.shape or other.device != self.device:
             raise TypeError(
                 f"QuantizedTensor.data: expected a {kind} of shape {list(self.shape)} on {self.device}, got "
