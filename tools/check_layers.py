@@ -38,7 +38,16 @@ DEVICE_TABLES = {"quire/device/device.cpp"}
 TORCH = re.compile(r"(torch|ATen|c10|caffe2)/")
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^">]+)[">]', re.MULTILINE)
 # Files and folders.
-CALLS_OPERATORS = {"functional.py", "tensor", "debug.py", "delayed", "explain.py", "info.py", "runners.py"}
+CALLS_OPERATORS = {
+    "functional.py",
+    "tensor",
+    "debug.py",
+    "delayed",
+    "explain.py",
+    "info.py",
+    "runners.py",
+    "_transforms.py",
+}
 
 
 def check_includes(source: Path, name: str) -> Iterator[str]:

@@ -2,9 +2,10 @@
 
 import json
 
-from quire import _library
+from quire import _library, _transforms
 
 _library.load()
+_transforms.register()
 
 from quire import debug, delayed, moe, recipe, runners  # noqa: E402  (the operators must be there first)
 from quire.autocast import active_recipe, autocast  # noqa: E402

@@ -184,7 +184,6 @@ def test_functional_transforms_in_reverse_mode_work(make_layer, make_x, recipe, 
     assert equal_bits(dx, x.grad) and equal_bits(dw, layer.weight.grad)
 
 
-@pytest.mark.filterwarnings("ignore:There is a performance drop")
 def test_vmap_runs_example_by_example(make_layer, make_x, recipe, equal_bits):
     layer, x = make_layer(), make_x(3, 16, 96, requires_grad=False)
     with torch.no_grad(), quire.autocast(recipe=recipe):

@@ -1,0 +1,80 @@
+"""How PyTorch's transforms of functions pass our operators, where the dispatcher's own ways do not serve."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch._C import DispatchKey
+from torch._subclasses.functional_tensor import CppFunctionalizeAPI
+from torch.utils import _pytree as pytree
+
+_NAMESPACE = "quire::"
+
+
+def register() -> None:
+    """Registers a rule for every operator that needs one. The operators must have been loaded."""
+    for op in _operators():
+        if all(str(r.type) == "Tensor" for r in op._schema.returns):
+            torch.library.register_vmap(op.name(), _one_by_one(op))
+        if _written(op) and not op._schema.returns:
+            op.py_impl(DispatchKey.Functionalize)(_on_copies(op))
+
+
+def _operators() -> Iterator[torch._ops.OpOverload]:
+    for schema in torch._C._jit_get_all_schemas():
+        if schema.name.startswith(_NAMESPACE) and any("Tensor" in str(a.type) for a in schema.arguments):
+            packet = getattr(torch.ops.quire, schema.name.removeprefix(_NAMESPACE))
+            yield getattr(packet, schema.overload_name or "default")
+
+
+def _written(op: torch._ops.OpOverload) -> list[str]:
+    return [a.name for a in op._schema.arguments if a.alias_info is not None and a.alias_info.is_write]
+
+
+def _one_by_one(op: torch._ops.OpOverload) -> Callable[..., tuple[Any, Any]]:
+    """Batching by a loop, so that a sample has the bits that it has alone. (PyTorch's own loop takes neither lists of
+    tensors nor operators that write.)"""
+
+    def rule(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[Any, Any]:
+        values, spec = pytree.tree_flatten(args)
+        dims = pytree.tree_leaves(in_dims)
+        if info.batch_size == 0:
+            raise ValueError(f"{op.name()}: vmap over no samples has no result; call it with one sample at least")
+        results = []
+        for sample in range(info.batch_size):
+            own = [v if d is None else v.select(d, sample) for v, d in zip(values, dims, strict=True)]
+            results.append(op(*pytree.tree_unflatten(own, spec)))
+        if not op._schema.returns:
+            return None, None
+        if len(op._schema.returns) == 1:
+            return torch.stack(results), 0
+        return tuple(map(torch.stack, zip(*results, strict=True))), (0,) * len(op._schema.returns)
+
+    return rule
+
+
+def _on_copies(op: torch._ops.OpOverload) -> Callable[..., None]:
+    """torch.func.functionalize of an operator that writes: it writes to copies, which then take the tensors' place.
+
+    PyTorch 2.13 functionalizes so the body of a torch.compiler.nested_compile_region that writes to its inputs, as the
+    backward pass of a layer does, and has a rule of its own for operators of PyTorch only. A kernel that Python's
+    dispatcher alone sees: one in C++ would take AOTAutograd's better rule away (can_auto_functionalize).
+    """
+    names = [a.name for a in op._schema.arguments]
+
+    def rule(*args: Any, **options: Any) -> None:
+        context = CppFunctionalizeAPI()
+        given = dict(zip(names, args, strict=False)) | options
+        inner = context.unwrap_tensors(given)
+        written = _written(op)
+        with context.redispatch_to_next():
+            for name in written:
+                inner[name] = pytree.tree_map(torch.clone, inner[name])
+            op(**inner)
+        for name in written:
+            for tensor, copy in zip(pytree.tree_leaves(given[name]), pytree.tree_leaves(inner[name]), strict=True):
+                context.replace(tensor, copy)
+                context.commit_update(tensor)
+                context.sync(tensor)
+
+    return rule
