@@ -236,6 +236,17 @@ def test_an_exported_program_has_the_scales_as_constants_and_collects_nothing(la
             layer.delayed.fwd_amax.copy_(torch.from_numpy(model.fwd.history[0]))
 
 
+@pytest.mark.parametrize(
+    "make", [lambda: quire.Linear(64, 32), lambda: quire.LayerNormMLP(64, 32)], ids=["linear", "layernorm_mlp"]
+)
+def test_a_decomposed_program_does_not_want_gradients_of_codes(make, equal_bits):
+    torch.manual_seed(0)
+    layer, x = make(), torch.randn(8, 64)  # in grad mode, with parameters that want gradients
+    with quire.autocast(recipe=RECIPE):
+        program = torch.export.export(layer, (x,)).run_decompositions()
+        assert equal_bits(program.module()(x).detach(), layer(x).detach())
+
+
 def test_the_slot_of_a_weight_that_was_not_quantized_anew_does_not_roll(layer):
     model, state = Layer(), layer.delayed
     train_step(layer, model, 0)

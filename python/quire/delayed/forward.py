@@ -58,7 +58,11 @@ def quantize(
     x: torch.Tensor, scale: torch.Tensor, slot: int, columnwise: bool, spec: str = _SPEC
 ) -> list[torch.Tensor]:
     """The six buffers of x under that slot of a state's forward scale (numerics.md 1.5); the third is the amax."""
-    return torch.ops.quire.quantize(x.detach(), spec, True, columnwise, 0, 0, scale[slot : slot + 1])
+    options = spec, True, columnwise, 0, 0, scale[slot : slot + 1]
+    if torch.compiler.is_exporting():
+        # run_decompositions() turns detach() into an alias, whose codes would want a gradient again.
+        return torch.ops.quire.quantize_through(x, *options)[1:]
+    return torch.ops.quire.quantize(x.detach(), *options)
 
 
 def collect(state: DelayedState, rule: torch.Tensor | None, x_amax: torch.Tensor, w_amax: torch.Tensor | None) -> None:
