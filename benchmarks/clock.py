@@ -9,6 +9,8 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
+#: A contender this many times slower than the best one is hopeless.
+HOPELESS = 10
 #: More than last-level caches hold.
 COLD_BYTES = 128 * 2**20
 
@@ -27,11 +29,14 @@ def best_seconds(
     calls: Mapping[str, Callable[[], object]], seconds: float, *, least: int = 3, most: int = 200
 ) -> dict[str, float]:
     """Name -> seconds of its best call. Each is called at least once, at least `least` times if that takes no more than
-    `seconds`, then until it has had its share of `seconds`, at most `most` times; and all take turns."""
+    `seconds`, then until it has had its share of `seconds`, at most `most` times; and all take turns. A hopeless one is
+    called once, unless that took less than a tenth of its share: a first call may be slow for reasons of its own."""
     share = seconds / len(calls)
     best, spent = dict.fromkeys(calls, math.inf), dict.fromkeys(calls, 0.0)
     for turn in range(most):
-        running = [name for name in calls if turn == 0 or spent[name] < (seconds if turn < least else share)]
+        limit = seconds if turn < least else share
+        slowest = max(HOPELESS * min(best.values(), default=0), share / 10)
+        running = [name for name in calls if turn == 0 or (spent[name] < limit and best[name] <= slowest)]
         for name in running:
             begin = time.perf_counter()
             calls[name]()

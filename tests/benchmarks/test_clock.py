@@ -1,0 +1,32 @@
+"""How often the clock of the benchmarks calls contenders."""
+
+import time
+
+from clock import best_seconds
+
+
+def counted(seconds, log, name):
+    def call():
+        log.append(name)
+        time.sleep(seconds)
+
+    return call
+
+
+def test_a_hopeless_contender_is_not_called_again():
+    log = []
+    calls = {name: counted(s, log, name) for name, s in {"quick": 0.002, "fair": 0.008, "hopeless": 0.1}.items()}
+    best = best_seconds(calls, 0.3)
+    assert log.count("hopeless") == 1 and best["hopeless"] >= 0.1
+    assert log.count("quick") >= 3 and log.count("fair") >= 3
+
+
+def test_a_slow_first_call_does_not_make_a_contender_hopeless():
+    log = []
+    first = iter([0.02])
+    calls = {
+        "quick": counted(0.001, log, "quick"),
+        "warming": lambda: log.append("w") or time.sleep(next(first, 0.001)),
+    }
+    best_seconds(calls, 1, most=10)
+    assert log.count("w") == 10
