@@ -22,7 +22,7 @@ def check_kind(what: str, kind: type, **values: object) -> None:
     """Raises TypeError unless each value is of the kind; what: the operation, named in the error."""
     for name, value in values.items():
         if not isinstance(value, kind):
-            raise TypeError(f"{what}: {name} must be {_WORDS[kind]}, got {shown(value)}")
+            raise TypeError(f"{what}: {name} must be {_WORDS.get(kind, f'a {kind.__name__}')}, got {shown(value)}")
 
 
 def check_kind_or_none(what: str, kind: type, **values: object) -> None:

@@ -35,6 +35,42 @@ def tokens(call):
 CASES = {
     "quantize a list": (lambda: quire.quantize([1.0], "mxfp8"), TypeError, "quantize: x must be a tensor, got [1.0]"),
     "quantize with a seed that is text": (lambda: q("nvfp4:sr", seed="1"), TypeError, "seed must be an int, got '1'"),
+    "a mixture of a number": (lambda: quire.MoE(32, 32, 2)(3), TypeError, "quire.MoE: x must be a tensor, got 3"),
+    "loads of no ids": (lambda: quire.moe.tokens_per_expert(3, 2), TypeError, "topk_ids must be a tensor, got 3"),
+    "scores of no logits": (lambda: quire.moe.scores([1.0]), TypeError, "scores: logits must be a tensor, got [1.0]"),
+    "a loss of no scores": (
+        lambda: quire.fused_moe_aux_loss([1.0], X, 4, 2, 1, coeff=1.0),
+        TypeError,
+        "fused_moe_aux_loss: probs must be a tensor, got [1.0]",
+    ),
+    "a loss of no experts": (
+        lambda: quire.fused_moe_aux_loss(X, X, 4, 0, 1, coeff=1.0),
+        ValueError,
+        "fused_moe_aux_loss: probs must be [T, n * num_experts] for num_experts = 0, got [4, 32]",
+    ),
+    "padding to nothing": (lambda: quire.Fp8Padding(2, 0), ValueError, "align_size must be at least 1, or None"),
+    "padding to a text": (lambda: quire.Fp8Unpadding(2, "8"), TypeError, "align_size must be an int, got '8'"),
+    "scales of no state": (lambda: quire.delayed.scales(3), TypeError, "delayed.scales: state must be a DelayedState"),
+    "amaxes into no state": (
+        lambda: quire.delayed.collect("state", None, X, None),
+        TypeError,
+        "delayed.collect: state must be a DelayedState, got 'state'",
+    ),
+    "an amax into no state": (
+        lambda: quire.delayed.collect_weight(None, X),
+        TypeError,
+        "delayed.collect_weight: state must be a DelayedState, got None",
+    ),
+    "delayed codes of a list": (
+        lambda: quire.delayed.quantize([1.0], X, 0, False),
+        TypeError,
+        "delayed.quantize: x must be a tensor, got [1.0]",
+    ),
+    "a delayed step of a text": (
+        lambda: quire.delayed.enter("delayed", None),
+        TypeError,
+        "delayed.enter: recipe must be a DelayedScaling, got 'delayed'",
+    ),
     "quantize with half an offset": (lambda: q(offset=0.5), TypeError, "offset must be an int, got 0.5"),
     "quantize with a number as scale": (lambda: q("fp8_tensor", scale=2.0), TypeError, "scale must be a tensor, got 2"),
     "quantize with a scale elsewhere": (

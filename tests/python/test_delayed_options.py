@@ -1,6 +1,7 @@
 """Delayed scaling: recomputation, calibration, exceptions, threads, functions of the user (numerics.md 1.6, 1.7)."""
 
 import functools
+import itertools
 import threading
 import time
 
@@ -245,6 +246,29 @@ def test_a_decomposed_program_does_not_want_gradients_of_codes(make, equal_bits)
     with quire.autocast(recipe=RECIPE):
         program = torch.export.export(layer, (x,)).run_decompositions()
         assert equal_bits(program.module()(x).detach(), layer(x).detach())
+
+
+def test_a_history_that_another_thread_makes_longer_does_not_lose_an_amax():
+    def histories(meanwhile):
+        torch.manual_seed(0)
+        layer = quire.Linear(16, 8)
+
+        def largest(history):
+            thread = threading.Thread(target=meanwhile, args=(layer.delayed,))
+            thread.start()
+            thread.join()
+            return history.amax(0)
+
+        for step in range(3):
+            with quire.autocast(recipe=DelayedScaling(amax_history_len=4, amax_compute_algo=largest)):
+                layer(varied(step, 8, 16)).sum().backward()
+        return layer.delayed.fwd_history[:4], layer.delayed.bwd_history[:4]
+
+    expected = histories(lambda state: None)
+    longer = itertools.count(1025, 1000)
+    found = histories(lambda state: state.reserve(next(longer)))
+    assert all(history[1:].any() for history in expected)
+    assert all(torch.equal(a, b) for a, b in zip(expected, found, strict=True))
 
 
 def test_the_slot_of_a_weight_that_was_not_quantized_anew_does_not_roll(layer):

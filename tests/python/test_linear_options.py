@@ -173,6 +173,15 @@ def test_in_high_precision_dtypes_must_agree_where_gradients_go_elsewhere(make_x
     assert y.dtype == torch.bfloat16 and layer.weight.main_grad.any()
 
 
+def test_a_gradient_computed_later_is_not_made_on_the_default_device(make_x):
+    layer = quire.Linear(96, 64, params_dtype=torch.bfloat16, delay_wgrad_compute=True)
+    with quire.autocast():
+        layer(make_x(5, 96)).sum().backward()
+    with torch.device("meta"):
+        layer.backward_dw()
+    assert layer.weight.grad.device == layer.weight.device and layer.weight.grad.any()
+
+
 def test_copies_of_a_layer_keep_their_own_operands(make_x):
     layer = quire.Linear(96, 64, params_dtype=torch.bfloat16, delay_wgrad_compute=True)
     with quire.autocast():

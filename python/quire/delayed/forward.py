@@ -6,6 +6,7 @@ import torch
 
 from quire.delayed.rules import THREAD
 from quire.delayed.state import DelayedState
+from quire.kinds import check_kind
 from quire.tensor import QuantizedTensor
 
 _SPEC = "fp8_tensor"
@@ -50,6 +51,7 @@ class RecordedScales:
 
 def scales(state: DelayedState) -> tuple[torch.Tensor, torch.Tensor]:
     """The forward and backward scale for a forward pass now."""
+    check_kind("delayed.scales", DelayedState, state=state)
     recorded = THREAD.scales
     return (state.fwd_scale, state.bwd_scale) if recorded is None else recorded.of(state)
 
@@ -58,6 +60,7 @@ def quantize(
     x: torch.Tensor, scale: torch.Tensor, slot: int, columnwise: bool, spec: str = _SPEC
 ) -> list[torch.Tensor]:
     """The six buffers of x under that slot of a state's forward scale (numerics.md 1.5); the third is the amax."""
+    check_kind("delayed.quantize", torch.Tensor, x=x, scale=scale)
     options = spec, True, columnwise, 0, 0, scale[slot : slot + 1]
     if torch.compiler.is_exporting():
         # run_decompositions() turns detach() into an alias, whose codes would want a gradient again.
@@ -68,18 +71,21 @@ def quantize(
 def collect(state: DelayedState, rule: torch.Tensor | None, x_amax: torch.Tensor, w_amax: torch.Tensor | None) -> None:
     """Puts amaxes, float32 [1], into the state. w_amax: None if w was not quantized now; rule: as enter() returned. An
     exported program has the scales as constants and collects nothing."""
+    check_kind("delayed.collect", DelayedState, state=state)
     if _collects(rule):
         torch.ops.quire.delayed_collect_(state.fwd_amax, state.usage, rule, x_amax, w_amax)
 
 
 def collect_output(state: DelayedState, rule: torch.Tensor | None, y_amax: torch.Tensor) -> None:
     """collect() for the amax of a result that is quantized."""
+    check_kind("delayed.collect_output", DelayedState, state=state)
     if _collects(rule):
         torch.ops.quire.amax_max_(state.fwd_amax, y_amax, 2)
 
 
 def collect_weight(state: DelayedState, w_amax: torch.Tensor) -> None:
     """collect() for a weight that is quantized apart from forward passes."""
+    check_kind("delayed.collect_weight", DelayedState, state=state)
     torch.ops.quire.amax_max_(state.fwd_amax, w_amax, 1)
 
 
@@ -91,6 +97,7 @@ def _collects(rule: torch.Tensor | None) -> bool:
 def measure(state: DelayedState, x: torch.Tensor, w: torch.Tensor) -> list[torch.Tensor | None]:
     """The amaxes of x and w for collect() where their codes are not used, which calibrates. That of a w that stays
     quantized is None."""
+    check_kind("delayed.measure", DelayedState, state=state)
     w_amax = None if isinstance(w, QuantizedTensor) else quantize(w, state.fwd_scale, 1, False)[2]
     return [quantize(x, state.fwd_scale, 0, False)[2], w_amax]
 
@@ -99,6 +106,8 @@ def measure_groups(
     state: DelayedState, x: torch.Tensor, offsets: torch.Tensor, weights: Sequence[torch.Tensor]
 ) -> list[torch.Tensor | None]:
     """measure() of groups: amaxes [E] of the rows of each, and of the weight of each."""
+    check_kind("delayed.measure_groups", DelayedState, state=state)
+    check_kind("delayed.measure_groups", torch.Tensor, x=x, offsets=offsets)
     groups, scale = len(weights), state.fwd_scale
     x_amax = torch.ops.quire.grouped_quantize(x.detach(), offsets, _SPEC, False, scale[:groups])[2]
     if isinstance(weights[0], QuantizedTensor):

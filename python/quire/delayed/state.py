@@ -80,6 +80,13 @@ class DelayedState:
                 self.bwd_history = _grown(self.bwd_history, rows, self.bwd_amax)
                 self.fwd_history = _grown(self.fwd_history, rows, self.fwd_amax)  # last: it says that both are there
 
+    def keep(self, written: torch.Tensor, backward: bool) -> None:
+        """To be called when a step has written a history: another thread may have made a longer one meanwhile."""
+        with _RESERVING:
+            history = self.direction(backward)[0]
+            if history is not written:
+                history[: written.shape[0]] = written
+
     def _has(self, rows: int) -> bool:
         return self.fwd_history is not None and self.fwd_history.shape[0] >= rows
 

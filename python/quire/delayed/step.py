@@ -7,6 +7,7 @@ import torch
 from quire.delayed.rules import THREAD, rule_of
 from quire.delayed.state import usable_states
 from quire.delayed.update import needs_python, ran_here, update
+from quire.kinds import check_kind
 from quire.recipe import DelayedScaling, Format
 
 
@@ -41,6 +42,7 @@ def enter(recipe: DelayedScaling, group: object) -> torch.Tensor | None:
     """Called on entering an autocast of a delayed recipe, with leave() on leaving it: ends the last step if this is the
     outermost one and grad is enabled. Returns the number that forward passes pass to collect(); None while exporting,
     when scales are constants."""
+    check_kind("delayed.enter", DelayedScaling, recipe=recipe)
     if torch.compiler.is_exporting():
         THREAD.depth += 1
         return None
@@ -87,6 +89,8 @@ def step() -> None:
     fresh = [tensor.clone() for tensor in scale]
     if not traced:
         update(history, fresh, amax, usage)
+        for i, tensor in enumerate(history):
+            states[i % len(states)].keep(tensor, backward=i >= len(states))
     elif THREAD.in_python:
         torch.ops.quire.delayed_update_in_python_(history, fresh, amax, usage)
     else:

@@ -130,6 +130,7 @@ class MoE(torch.nn.Module):
     def forward(self, x: torch.Tensor, *, return_routing: bool = False) -> torch.Tensor | tuple[torch.Tensor, Routing]:
         """x [*, hidden_size] -> the same shape, in the dtype that quire.Linear would give; with return_routing also
         where tokens went. Raises as quire.Linear does where dtypes or shapes do not fit."""
+        check_kind("quire.MoE", torch.Tensor, x=x)
         if x.dim() == 0 or x.shape[-1] != self.hidden_size:
             raise RuntimeError(
                 f"quire.MoE: x must be [..., hidden_size] = [..., {self.hidden_size}], got {list(x.shape)}"

@@ -178,7 +178,8 @@ class ProductModule(Unparallel, torch.nn.Module):
 
     def _add_stashed(self, named_weights: dict[str, torch.nn.Parameter], stash: torch.Tensor) -> None:
         fused, weights = self.fuse_wgrad_accumulation, list(named_weights.values())
-        grads = main_grads(self, named_weights) if fused else [torch.empty(w.shape, dtype=w.dtype) for w in weights]
+        new = (torch.empty(w.shape, dtype=w.dtype, device=w.device) for w in weights)
+        grads = main_grads(self, named_weights) if fused else list(new)
         overwrite = not fused or any(getattr(w, "overwrite_main_grad", False) for w in weights)
         if not functional.stashed_wgrad(stash, grads, overwrite):
             raise RuntimeError(
