@@ -1,0 +1,47 @@
+// What tests ask of the device, and mistakes for them to make.
+#include <torch/library.h>
+
+#include "backend/backend.h"
+
+namespace testdevice {
+namespace {
+
+Place place(int64_t device, int64_t stream) { return {static_cast<int>(device), stream}; }
+
+void add_one(float* p, int64_t count) {
+  for (int64_t i = 0; i < count; ++i) p[i] += 1;
+}
+
+TORCH_LIBRARY(testdevice, m) {
+  m.def("counts() -> str", [] { return counts(); });
+  m.def("violations() -> str", [] { return violations(); });
+  m.def("launches(bool keep) -> str", [](bool keep) { return launches(keep); });
+  m.def("set_delay(int microseconds) -> ()", [](int64_t us) { set_delay(static_cast<int>(us)); });
+  m.def("set_delay_of(int device, int stream, int microseconds) -> ()",
+        [](int64_t d, int64_t s, int64_t us) { set_delay(place(d, s), static_cast<int>(us)); });
+  m.def("current_device() -> int", [] { return static_cast<int64_t>(current_device()); });
+  m.def("set_device(int device) -> int",
+        [](int64_t d) { return static_cast<int64_t>(exchange_device(static_cast<int>(d))); });
+
+  m.def("begin_capture() -> int", [] { return begin_capture(current_stream()); });
+  m.def("end_capture() -> ()", [] { end_capture(); });
+  m.def("replay(int graph) -> ()", [](int64_t graph) { replay(graph, current_stream()); });
+  m.def("drop_graph(int graph) -> ()", [](int64_t graph) { drop_graph(graph); });
+
+  // Operators that read on the host, and that launch with whatever they are given. Where their arguments are wrong,
+  // they are the mistakes that the device is there to find.
+  m.def("peek(Tensor t) -> int",
+        [](const at::Tensor& t) { return static_cast<int64_t>(*static_cast<const uint8_t*>(t.const_data_ptr())); });
+  m.def("add_one(int address, int count, int device, int stream) -> ()",
+        [](int64_t address, int64_t count, int64_t device, int64_t stream) {
+          Launch launch("add_one", place(device, stream));
+          float* p = launch(reinterpret_cast<float*>(address));
+          std::move(launch).run([=] { add_one(p, count); });
+        });
+  m.def("add_one_untranslated(int address, int count) -> ()", [](int64_t address, int64_t count) {
+    Launch("add_one_untranslated", current_stream()).run([=] { add_one(reinterpret_cast<float*>(address), count); });
+  });
+}
+
+}  // namespace
+}  // namespace testdevice

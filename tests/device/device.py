@@ -1,0 +1,152 @@
+"""The test device in Python. Importing this makes it a device of PyTorch, for good: before the first backward pass of
+the process, which starts a thread for each device that there is."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import types
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+import quire
+
+NAME = "quiretest"
+COUNT = 2
+
+
+def _library() -> Path:
+    """Beside the libraries of quire that are in use, in the build folder."""
+    build = Path(quire.__file__).with_name("lib").resolve().parent
+    library = Path(os.environ.get("QUIRE_TEST_DEVICE", build / "tests/device/libtestdevice.so"))
+    if not library.exists():
+        raise ImportError(f"the test device is not built: no {library}; run ./dev test, which builds it")
+    return library
+
+
+torch.ops.load_library(_library())
+_ops = torch.ops.testdevice
+
+
+def _module() -> types.ModuleType:
+    """torch.quiretest, with the functions that PyTorch asks of a device."""
+    module = types.ModuleType(f"torch.{NAME}")
+    functions = {
+        "is_available": lambda: True,
+        "is_initialized": lambda: True,
+        "_lazy_init": lambda: None,
+        "_is_in_bad_fork": lambda: False,
+        "device_count": lambda: COUNT,
+        "current_device": _ops.current_device,
+        "set_device": lambda device: _ops.set_device(device if isinstance(device, int) else torch.device(device).index),
+        "synchronize": lambda device=None: torch.accelerator.synchronize(device or NAME),
+        "current_stream": lambda device=None: torch.accelerator.current_stream(device or NAME),
+        "manual_seed_all": lambda seed: None,
+        "get_rng_state": lambda device=None: torch.Generator(device=NAME).get_state(),
+        "set_rng_state": lambda state, device=None: None,
+        "get_amp_supported_dtype": lambda: [torch.bfloat16, torch.float16],
+        "Stream": torch.Stream,
+        "Event": torch.Event,
+    }
+    vars(module).update(functions)
+    return module
+
+
+torch.utils.rename_privateuse1_backend(NAME)
+torch._register_device_module(NAME, _module())
+torch.utils.generate_methods_for_privateuse1_backend(for_storage=True)
+
+
+def _dlpack_device(tensor: torch.Tensor) -> tuple[object, int]:
+    """PyTorch's own raises "Unknown device type quiretest for Dlpack"."""
+    if tensor.device.type != NAME:
+        return _torch_dlpack_device(tensor)
+    return torch.utils.dlpack.DLDeviceType.kDLExtDev, tensor.device.index
+
+
+_torch_dlpack_device = torch.Tensor.__dlpack_device__
+torch.Tensor.__dlpack_device__ = _dlpack_device
+
+
+@atexit.register
+def _finish() -> None:
+    """No kernel runs while the process takes down what it uses."""
+    for index in range(COUNT):
+        torch.accelerator.synchronize(torch.device(NAME, index))
+
+
+def counts() -> dict[str, int]:
+    """What the device did since the last call, by kind: launch, synchronize, item, "copy host to device", ..."""
+    return {what: int(number) for what, number in (line.split("\t") for line in _ops.counts().splitlines())}
+
+
+def waits() -> dict[str, int]:
+    """All of counts() but launches: whatever the host waited for, and copies to and from it. Nothing, of good code."""
+    return {what: number for what, number in counts().items() if what != "launch"}
+
+
+@dataclass
+class Violation:
+    """kind: "host access", "host memory", "race", "beyond memory" or "device address in a kernel"."""
+
+    kind: str
+    detail: str
+    frames: list[str]
+
+    def __str__(self) -> str:
+        return "\n    ".join([f"{self.kind}: {self.detail}", *self.frames])
+
+
+def violations() -> list[Violation]:
+    """Mistakes since the last call, with the frames of the thread that made them, innermost first, without Python's."""
+    found: list[Violation] = []
+    for line in _ops.violations().splitlines():
+        if line.startswith("  "):
+            if "(libpython" not in line:
+                found[-1].frames.append(line.strip())
+        else:
+            found.append(Violation(*line.split(": ", 1), frames=[]))
+    return found
+
+
+class Launches:
+    """with Launches() as launches: ...; launches.names are kernels and launches.streams where they ran, in order."""
+
+    def __enter__(self) -> Launches:
+        _ops.launches(True)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pairs = [line.rsplit(" @", 1) for line in _ops.launches(False).splitlines()]
+        pairs = [pair for pair in pairs if pair[0] != "poison"]
+        self.names, self.streams = ([pair[i] for pair in pairs] for i in range(2))
+
+
+class Graph:
+    """with Graph() as graph: captures what is launched, on a stream of its own. graph.replay() runs it on the current
+    stream."""
+
+    def __enter__(self) -> Graph:
+        self.stream = torch.Stream(device=NAME)
+        self.stream.wait_stream(torch.accelerator.current_stream())
+        self.stream.__enter__()
+        self.number = _ops.begin_capture()
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        try:
+            _ops.end_capture()
+        except RuntimeError:
+            if kind is None:
+                raise
+        finally:
+            self.stream.__exit__(None, None, None)
+
+    def __del__(self) -> None:
+        if hasattr(self, "number"):
+            _ops.drop_graph(self.number)
+
+    def replay(self) -> None:
+        _ops.replay(self.number)

@@ -1,0 +1,128 @@
+// A device that exists to find mistakes: what a CUDA runtime does, on threads of this process, with memory that the
+// host cannot touch. Knows no PyTorch; backend/ makes a PyTorch device of it.
+//
+// Memory has two addresses. Tensors and everything above kernels hold the device address, whose pages nobody may read
+// or write. Kernels get the worker address: the same bytes, mapped elsewhere. So an access of the host faults, whatever
+// kernels run meanwhile.
+#pragma once
+
+#include <compare>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <type_traits>
+#include <vector>
+
+namespace testdevice {
+
+constexpr int kDevices = 2;
+
+/// A stream. Number 0 is the device's default stream.
+struct Place {
+  int device = 0;
+  int64_t stream = 0;
+  auto operator<=>(const Place&) const = default;
+};
+std::string text(Place at);
+
+// ---- What the calling thread has chosen.
+int current_device();
+/// Returns the device before; a negative one changes nothing.
+int exchange_device(int device);
+Place current_stream(int device);
+Place current_stream();
+/// Makes it the current stream of its device, and returns the one before.
+Place exchange_stream(Place to);
+/// Streams are lent in turn, out of kPool per device.
+Place next_stream(int device);
+
+// ---- Waiting. Counted, refused in a capture, and errors of kernels are thrown here.
+void synchronize(Place at);
+void synchronize_device(int device);
+bool idle(Place at);
+/// Every kernel of the stream sleeps first.
+void set_delay(Place at, int microseconds);
+/// Every kernel of all streams does.
+void set_delay(int microseconds);
+
+// ---- Launches.
+using Kernel = std::function<void()>;
+struct Block;
+/// -1: no memory of a device.
+int device_of(const void* p);
+/// What a kernel does with memory of the device.
+struct Access {
+  std::shared_ptr<Block> block;
+  int64_t loan = 0;  ///< which one: memory is lent again and again
+  bool writes = false;
+};
+
+/// One kernel. Every pointer that it uses goes through operator(), which checks it and tells where the kernel finds it:
+/// const memory is read, other memory is written. The kernel holds no memory of the device itself.
+class Launch {
+ public:
+  Launch(std::string name, Place at) : name_(std::move(name)), at_(at) {}
+
+  /// Throws for memory of another device and for memory that was freed. Writes down memory of the host's heap, which
+  /// the host may free before the kernel runs: that launch is waited for, and refused in a capture.
+  template <class T>
+  T* operator()(T* p) {
+    return static_cast<T*>(const_cast<void*>(translate(p, !std::is_const_v<T>, at_.device)));
+  }
+  /// Memory of any device, which only a copy may read.
+  const void* from_peer(const void* p) { return translate(p, false, device_of(p)); }
+  void run(Kernel kernel) &&;
+
+ private:
+  const void* translate(const void* p, bool writes, int expected_device);
+
+  std::string name_;
+  Place at_;
+  std::vector<Access> accesses_;
+  bool uses_host_memory_ = false;
+};
+
+// ---- Events.
+struct Flag;
+class Event {
+ public:
+  void record(Place at);
+  /// What `at` gets from now on runs after what was recorded.
+  void block(Place at) const;
+  bool done() const;
+  void synchronize() const;
+
+ private:
+  std::shared_ptr<Flag> flag_;
+};
+
+// ---- Memory, in the order of streams like PyTorch's caching allocator: freed memory is filled with 0xff on its
+// stream, then lent again there. Fresh memory is 0xff too. It ends where a page ends, so that a kernel cannot run past
+// it unseen.
+void* allocate(size_t bytes, Place at);
+void release(void* p);
+/// The memory is used on another stream too: its own stream waits for that one before it is lent again.
+void record_stream(void* p, Place at);
+
+// ---- Capture: launches on a stream, and on those that join it by events, become a graph with memory of its own.
+int64_t begin_capture(Place at);
+void end_capture();
+void replay(int64_t graph, Place at);
+void drop_graph(int64_t graph);
+bool capturing(Place at);
+/// Throws while anything is captured, and spoils that capture: `what` is not allowed there.
+void refuse_in_capture(const std::string& what);
+
+// ---- What a test asks.
+void count(const std::string& what);
+/// Lines "WHAT\tCOUNT" since the last call.
+std::string counts();
+/// Mistakes since the last call: a line "KIND: DETAIL" each, then its frames, innermost first: "  SYMBOL
+/// (LIBRARY+OFFSET)".
+std::string violations();
+/// Kernels launched since names are kept, in order: "NAME @DEVICE/STREAM".
+std::string launches(bool keep);
+
+}  // namespace testdevice
