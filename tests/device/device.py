@@ -13,9 +13,6 @@ import torch
 
 import quire
 
-NAME = "quiretest"
-COUNT = 2
-
 
 def _library() -> Path:
     """Beside the libraries of quire that are in use, in the build folder."""
@@ -28,6 +25,8 @@ def _library() -> Path:
 
 torch.ops.load_library(_library())
 _ops = torch.ops.testdevice
+NAME: str = _ops.device_name()
+COUNT = 2
 
 
 def _module() -> types.ModuleType:

@@ -9,6 +9,8 @@
 namespace testdevice {
 
 constexpr auto kType = c10::DeviceType::PrivateUse1;
+/// What PyTorch calls it.
+constexpr const char* kName = "quiretest";
 
 c10::Allocator& allocator();
 void resize_storage(const c10::Storage& storage, size_t bytes);

@@ -1,8 +1,8 @@
 // PyTorch's operators without a kernel of the device: the CPU's, on the stream.
 #include <ATen/CPUGeneratorImpl.h>
-#include <ATen/Functions.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/native/CPUFallback.h>
+#include <ATen/ops/empty_strided.h>
 #include <c10/core/DeviceGuard.h>
 #include <torch/library.h>
 

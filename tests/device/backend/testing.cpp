@@ -13,6 +13,7 @@ void add_one(float* p, int64_t count) {
 }
 
 TORCH_LIBRARY(testdevice, m) {
+  m.def("device_name() -> str", [] { return std::string(kName); });
   m.def("counts() -> str", [] { return counts(); });
   m.def("violations() -> str", [] { return violations(); });
   m.def("launches(bool keep) -> str", [](bool keep) { return launches(keep); });
