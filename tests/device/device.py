@@ -95,7 +95,9 @@ class Violation:
     frames: list[str]
 
     def __str__(self) -> str:
-        return "\n    ".join([f"{self.kind}: {self.detail}", *self.frames])
+        """With quire's frames, or all if it has none."""
+        ours = [frame for frame in self.frames if "(libquire" in frame]
+        return "\n    ".join([f"{self.kind}: {self.detail}", *(ours or self.frames)])
 
 
 def violations() -> list[Violation]:
