@@ -13,6 +13,7 @@ from workspace import ROOT, Failure, compiler, googlebenchmark, googletest, inst
 
 CHECKS = ["check_layers", "check_budgets", "check_words"]
 LIBRARIES = ["quire", "quire_torch", "quire_python"]
+DEVICE_TESTS = "tests/device"
 # What `./dev bench NAME` runs; without a name bench.py.
 BENCHMARKS = {
     "demo": "benchmarks/demo.py",
@@ -87,9 +88,12 @@ def test(arguments: list[str]) -> None:
     if not arguments:
         check()
     build(tests=True)
+    os.chdir(ROOT)
     if not arguments:
         ctest(release_folder())
-    os.chdir(ROOT)
+        # Its device is one of the whole process: PyTorch's threads for backward passes are started for it too.
+        run(sys.executable, "-m", "pytest", "-q", DEVICE_TESTS)
+        arguments = [f"--ignore={DEVICE_TESTS}"]
     hand_over("-m", "pytest", *arguments, QUIRE_GOLDEN_DIR=str(release_folder() / "golden"))
 
 

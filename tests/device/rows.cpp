@@ -35,6 +35,7 @@ class Translator {
   void translate(quire::RowMap& m) { translate(m.rows); }
   void translate(quire::Side& s) { (*this)(s.data, s.scale, s.amax); }
   void translate(quire::Operand& o) { (*this)(o.data, o.scale, o.amax); }
+  void translate(quire::GivenAmax& a) { (*this)(a.rowwise, a.columnwise); }
   void translate(quire::Destination& d) { (*this)(d.y, d.rowwise, d.columnwise, d.scale, d.amax); }
   void translate(quire::DelayedState& s) { (*this)(s.history, s.scale, s.amax, s.reduced, s.usage); }
 
@@ -70,6 +71,7 @@ void translate(Translator to, Kept<quire::QuantizeProblem>& k) {
   auto& p = k.problem;
   to(p.x, p.rowwise, p.columnwise, p.random.state, p.scale, p.amax);
 }
+void translate(Translator to, Kept<quire::AmaxProblem>& k) { to(k.problem.x, k.problem.rowwise, k.problem.columnwise); }
 void translate(Translator to, Kept<quire::DequantizeProblem>& k) {
   to(k.problem.data, k.problem.scale, k.problem.amax, k.problem.out);
 }

@@ -21,9 +21,18 @@ RECIPES = {
     "custom": recipes.CustomRecipe({"x": "fp8_row", "w": "mxfp4", "dy": "mxfp8:e5m2"}.get),
 }
 every_module = pytest.mark.parametrize("name", MODULES)
-in_every_recipe = pytest.mark.parametrize("recipe", RECIPES.values(), ids=RECIPES)
 in_each_class = pytest.mark.parametrize("recipe", ALL.values(), ids=ALL)
-everywhere = pytest.mark.parametrize("place", ["default", "side", "other"])
+PLACES = ["default", "side", "other"]
+everywhere = pytest.mark.parametrize("place", PLACES)
+#: Every module in every recipe, and each of both in every place.
+pairwise = pytest.mark.parametrize(
+    ("name", "recipe", "place"),
+    [
+        pytest.param(name, recipe, place := PLACES[(i + j) % len(PLACES)], id=f"{name}-{text}-{place}")
+        for i, name in enumerate(MODULES)
+        for j, (text, recipe) in enumerate(RECIPES.items())
+    ],
+)
 products = pytest.mark.parametrize("name", [name for name in MODULES if name != "MoE"])
 
 #: What is not reached yet, and the place that stands in the way. A repair removes its line, or its tests fail.
@@ -76,9 +85,7 @@ def check(name, place, recipe, *, steps=2, options=None, calls=({},), after=lamb
 # ---- Steps.
 
 
-@every_module
-@in_every_recipe
-@everywhere
+@pairwise
 def test_a_step_gives_the_bits_of_the_cpu_and_waits_for_nothing(name, recipe, place):
     check(name, place, recipe)
 
@@ -174,7 +181,7 @@ def test_stale_codes_of_a_weight_are_reported_when_the_host_waits():
 
 
 @every_module
-@in_every_recipe
+@in_each_class
 def test_a_captured_step_is_replayed_on_new_inputs_and_group_sizes(name, recipe):
     cpu, there = twins(name, testdevice.NAME)
     ours, theirs = Inputs(name, testdevice.NAME), Inputs(name)

@@ -183,7 +183,8 @@ def _of_one_dtype(args: list[Any]) -> list[Any]:
     each = [
         _of_one_dtype([arg[i] if isinstance(arg, list | tuple) else arg for arg in args]) for i in range(len(args[0]))
     ]
-    return [list(same) if isinstance(arg, list | tuple) else arg for arg, same in zip(args, zip(*each, strict=True))]
+    columns = zip(*each, strict=True)
+    return [list(same) if isinstance(arg, list | tuple) else arg for arg, same in zip(args, columns, strict=True)]
 
 
 def _write_one_by_one(

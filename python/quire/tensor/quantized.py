@@ -164,7 +164,7 @@ class QuantizedTensor(Written, Memory, InitialValues, Pickled, torch.Tensor):
         return QuantizedTensor(spec_of(text), size, dtype, is_part=is_part, **inner)
 
     def _stable_hash_for_caching(self) -> str:
-        """What AOTAutograd's cache of compiled graphs tells tensors apart by: all but values, alike in every process."""
+        """What AOTAutograd's cache of graphs tells tensors apart by: all but values, alike in every process."""
         names, metadata = self.__tensor_flatten__()
         inner = [self._stored(name) for name in names]
         each = [(t.shape, t.stride(), t.storage_offset(), t.dtype, t.device, t.requires_grad) for t in (self, *inner)]

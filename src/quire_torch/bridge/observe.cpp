@@ -106,7 +106,8 @@ bool counting() { return counts().on.load(std::memory_order_relaxed); }
 /// Counts what was quantized; returns it as lines of an explanation. If counting began after a producer did, nobody has
 /// asked that one for the values, and it is not counted.
 std::string observe_sides(const char* role, const QuantizeProblem& p, const quire::Context& context) {
-  const bool count = counting() && p.x.data != nullptr && context.device == quire::host().device;
+  const bool kept = p.x.data != nullptr || p.x.rows * p.x.cols == 0;
+  const bool count = counting() && kept && context.device == quire::host().device;
   std::string operands;
   for (const Direction d : {Direction::rowwise, Direction::columnwise}) {
     if ((d == Direction::rowwise ? p.rowwise : p.columnwise).data == nullptr) continue;

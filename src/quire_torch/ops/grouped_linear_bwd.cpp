@@ -137,7 +137,8 @@ void GroupedAccumulate::run(const Args& a, const quire::Context& context) {
   check_count(a.main_grad.value, a.value.size(0), "grouped_accumulate_");
   const auto part = [&](int64_t e) { return member(a.main_grad.value, static_cast<size_t>(e), 2); };
   for (int64_t e = 0; e < a.value.size(0); ++e) check_addend(part(e), a.value.select(0, e), "grouped_accumulate_");
-  for (int64_t e = 0; e < a.value.size(0); ++e) Accumulate::run({{part(e)}, a.value.select(0, e), a.overwrite}, context);
+  for (int64_t e = 0; e < a.value.size(0); ++e)
+    Accumulate::run({{part(e)}, a.value.select(0, e), a.overwrite}, context);
 }
 
 namespace {
