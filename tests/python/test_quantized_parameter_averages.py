@@ -49,7 +49,7 @@ def test_an_average_is_not_refused_and_not_of_rounded_masters(dtype, master, opt
             plain.bias.copy_(one.bias)
         expected.update_parameters(plain)
     found, weight = average.module.weight, expected.module.weight.detach()
-    if master:
+    if master and "multi_avg_fn" in options:  # others compute a new tensor, of decoded values
         torch.testing.assert_close(found.master, weight, rtol=1e-6, atol=1e-6)
         again = quire.quantize(found.master, RECIPE.weight_spec)
         assert torch.equal(found.rowwise_data, again.rowwise_data)

@@ -156,8 +156,11 @@ def test_data_takes_over_another_tensors_buffers():
     assert same(q, quire.quantize(values(32, 48, seed=5), "mxfp8", columnwise=True))
     q.data = other
     assert q.spec == other.spec and q.rowwise_data is other.rowwise_data and q.columnwise_data is None
-    with pytest.raises(TypeError, match=r"expected a QuantizedTensor of shape \[32, 48\] on cpu, got Tensor"):
-        q.data = values(32, 48)
+    q.data = values(32, 48)
+    assert same(q, quire.quantize(values(32, 48), "nvfp4"))
+    for wrong in (values(32, 48).double(), values(48, 32), values(32, 48).to("meta")):
+        with pytest.raises(TypeError, match=r"expected a QuantizedTensor of shape \[32, 48\] on cpu, got Tensor"):
+            q.data = wrong
 
 
 def test_a_master_takes_the_updates():

@@ -180,11 +180,10 @@ def _of_one_dtype(args: list[Any]) -> list[Any]:
     """lerp_'s, or _foreach_lerp_'s, which take tensors of one dtype only, where others promote: that of the first."""
     if isinstance(args[0], torch.Tensor):
         return [arg.to(args[0].dtype) if isinstance(arg, torch.Tensor) else arg for arg in args]
-    each = [
-        _of_one_dtype([arg[i] if isinstance(arg, list | tuple) else arg for arg in args]) for i in range(len(args[0]))
-    ]
-    columns = zip(*each, strict=True)
-    return [list(same) if isinstance(arg, list | tuple) else arg for arg, same in zip(args, columns, strict=True)]
+    each = []
+    for i in range(len(args[0])):
+        each.append(_of_one_dtype([arg[i] if isinstance(arg, list | tuple) else arg for arg in args]))
+    return [[one[i] for one in each] if isinstance(arg, list | tuple) else arg for i, arg in enumerate(args)]
 
 
 def _write_one_by_one(

@@ -231,7 +231,7 @@ class QuantizedTensor(Written, Memory, InitialValues, Pickled, torch.Tensor):
         if type(other) is not type(self) or other.shape != self.shape or other.device != self.device:
             raise TypeError(
                 f"QuantizedTensor.data: expected a {kind} of shape {list(self.shape)} on {self.device}, got "
-                f"{type(other).__name__} {list(other.shape)} on {other.device}; .data.copy_() takes plain values"
+                f"{type(other).__name__} {list(other.shape)} on {other.device}; plain ones may be of 16 or 32 bits"
             )
         self.spec, self.spec_text, self.is_part = other.spec, other.spec_text, other.is_part
         for name, tensor in other.named().items():
