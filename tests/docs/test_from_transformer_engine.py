@@ -64,6 +64,7 @@ def test_every_public_name_of_quire_that_transformer_engine_has_is_documented(pa
         "set_delayed_state",
     }
     own |= {
+        "amax",
         "rng_state",
         "set_rng_state",
         "reorder_optimizer_state",

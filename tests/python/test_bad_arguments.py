@@ -50,6 +50,16 @@ CASES = {
     ),
     "padding to nothing": (lambda: quire.Fp8Padding(2, 0), ValueError, "align_size must be at least 1, or None"),
     "padding to a text": (lambda: quire.Fp8Unpadding(2, "8"), TypeError, "align_size must be an int, got '8'"),
+    "experts without number": (
+        lambda: torch.ops.quire.limit_capacity(torch.zeros(4, 2, dtype=torch.int32), 2**62, 1),
+        RuntimeError,
+        "limit_capacity: num_experts must be from 1 to 1048576, got 4611686018427387904",
+    ),
+    "gradients of bits": (
+        lambda: torch.ops.quire.accumulate_(torch.zeros(2, 2), BYTES[:2, :2].view(torch.bits8)),
+        RuntimeError,
+        "accumulate_: value must be float32, float16 or bfloat16",
+    ),
     "scales of no state": (lambda: quire.delayed.scales(3), TypeError, "delayed.scales: state must be a DelayedState"),
     "amaxes into no state": (
         lambda: quire.delayed.collect("state", None, X, None),

@@ -231,6 +231,20 @@ def test_a_forced_kernel_is_said_to_be_forced():
     assert "quantize generic ['runs', 'not asked, generic comes first']" in lines
 
 
+BIAS_GRADIENT = """
+import torch
+import quire
+none, dy = torch.empty(0), torch.ones(3, 8)
+db = torch.ops.quire.linear_bwd(dy, *[none] * 6, 4, "x=nvfp4,w=nvfp4,dy=nvfp4", torch.float32, 4)[2]
+assert db.tolist() == [3] * 8
+"""
+
+
+def test_a_forced_kernel_of_products_does_not_refuse_gradients_of_biases():
+    environment = os.environ | {"QUIRE_KERNEL": "gemm:int8"}
+    subprocess.run([sys.executable, "-c", BIAS_GRADIENT], env=environment, check=True)
+
+
 def test_a_norm_that_quantizes_made_the_operand_of_the_product():
     from quire.functional import linear_given, norm
 

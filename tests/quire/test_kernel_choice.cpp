@@ -57,6 +57,7 @@ TEST(KernelChoice, TheSettingNamesOneRowPerOperation) {
   EXPECT_EQ(forced_kernel("quantize:reference", "quantize"), "reference");
   EXPECT_EQ(forced_kernel("quantize:reference", "gemm"), "");
   EXPECT_EQ(forced_kernel("quantize:reference,gemm:generic", "gemm"), "generic");
+  EXPECT_EQ(forced_kernel("gemm:int8", "column_sum"), "") << "a product of one kind does not refuse a bias gradient";
   for (const std::string_view wrong :
        {"reference", "gemm", "gemm:", ":generic", "quantise:reference", "gemm:a,,", "gemm:a;b:c,d"})
     EXPECT_THROW(forced_kernel(wrong, "gemm"), Error) << wrong;

@@ -70,9 +70,9 @@ def quantize(
 
 def collect(state: DelayedState, rule: torch.Tensor | None, x_amax: torch.Tensor, w_amax: torch.Tensor | None) -> None:
     """Puts amaxes, float32 [1], into the state. w_amax: None if w was not quantized now; rule: as enter() returned. An
-    exported program has the scales as constants and collects nothing."""
+    exported program has the scales as constants and collects nothing, and on the meta device there are no amaxes."""
     check_kind("delayed.collect", DelayedState, state=state)
-    if _collects(rule):
+    if _collects(rule) and not state.fwd_amax.is_meta:
         torch.ops.quire.delayed_collect_(state.fwd_amax, state.usage, rule, x_amax, w_amax)
 
 
