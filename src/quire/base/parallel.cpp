@@ -50,7 +50,12 @@ int64_t parallelism() {
 void parallel_for(int64_t count, int64_t grain, FunctionRef<void(int64_t, int64_t)> body) {
   if (count <= 0) return;
   const Executor* const executor = of_thread;
-  in_force()(count, grain, [&](int64_t begin, int64_t end) {
+  if (!executor) [[likely]]
+    return of_process()(count, grain, [&](int64_t begin, int64_t end) {
+      const FloatMode mode;
+      body(begin, end);
+    });
+  (*executor)(count, grain, [&](int64_t begin, int64_t end) {
     const FloatMode mode;
     const ExecutorScope scope(executor);
     body(begin, end);

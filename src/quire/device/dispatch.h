@@ -1,6 +1,7 @@
 // From a problem to its kernel: check, choose, run. Every function of the core that computes ends here.
 #pragma once
 
+#include <optional>
 #include <string>
 #include <string_view>
 
@@ -25,7 +26,9 @@ Choice<Problem> choice(const Context& context) {
 /// Runs a problem that has been checked, and tells the observer.
 template <class Problem>
 void run_checked(const Problem& problem, const Context& context) {
-  const ExecutorScope scope(context.executor);
+  std::optional<ExecutorScope> scope;
+  if (context.executor) [[unlikely]]
+    scope.emplace(context.executor);
   choose(Problem::kOp, choice<Problem>(context), problem, context).run(problem, context);
   if (context.observer) [[unlikely]]
     context.observer->ran(&problem, context);
