@@ -10,7 +10,7 @@ _transforms.register()
 from quire import debug, delayed, moe, recipe, runners  # noqa: E402  (the operators must be there first)
 from quire.autocast import active_recipe, autocast  # noqa: E402
 from quire.checkpoint import checkpoint  # noqa: E402
-from quire.convert import ConversionReport, LayerReport, conversion_report, convert  # noqa: E402
+from quire.convert import ConversionReport, LayerReport, ParameterReport, conversion_report, convert  # noqa: E402
 from quire.delayed import delayed_state, set_delayed_state  # noqa: E402
 from quire.drop_in import (  # noqa: E402
     DType,
@@ -94,6 +94,7 @@ __all__ = [
     "MoE",
     "NVFP4Quantizer",
     "NVFP4Tensor",
+    "ParameterReport",
     "QuantSpec",
     "QuantizedActivation",
     "QuantizedStack",

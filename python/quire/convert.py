@@ -1,4 +1,5 @@
-"""The torch.nn.Linear layers of a model become quire.Linear; and a report of which did, and why the others did not."""
+"""The torch.nn.Linear layers of a model become quire.Linear; and a report of which did, why the others did not, and
+which other parameters stay in high precision."""
 
 import re
 import warnings
@@ -8,6 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from quire.nn.linear import Linear, check_own_recipe
+from quire.nn.product import ProductModule
 from quire.recipe import Recipe, from_name
 from quire.seed import reset_streams
 from quire.tensor.quantized import DTYPES
@@ -16,6 +18,8 @@ from quire.tensor.quantized import DTYPES
 MIN_FEATURES = 256
 
 _REPORT = "_quire_conversion"
+#: A model of which more stays in high precision gets a note.
+_MOST = 0.5
 
 
 @dataclass(frozen=True)
@@ -36,18 +40,35 @@ class LayerReport:
 
 
 @dataclass(frozen=True)
+class ParameterReport:
+    """A parameter that stays in high precision though a product may read it: the weight of a torch.nn.Linear, or a
+    floating-point one of at least two dimensions that a module other than an embedding has.
+
+    names: all that it has in the model. share: its part of the elements of all such parameters, converted ones too.
+    owner: the class of the module that has it.
+    """
+
+    names: tuple[str, ...]
+    shape: tuple[int, ...]
+    share: float
+    owner: str
+
+
+@dataclass(frozen=True)
 class ConversionReport:
     """What quire.convert did to a model. str() is a table, in which layers that differ in numbers of their names only
     are one line.
 
     model: its class. recipe: the text of the layers' own one, None without. layers: every torch.nn.Linear, in the
-    model's order. notes: what to know before the model runs.
+    model's order. parameters: every parameter that a product may read and that stays in high precision, those of layers
+    that were left too. notes: what to know before the model runs.
     """
 
     model: str
     recipe: str | None
     layers: tuple[LayerReport, ...]
     notes: tuple[str, ...] = ()
+    parameters: tuple[ParameterReport, ...] = ()
 
     @property
     def converted(self) -> tuple[LayerReport, ...]:
@@ -60,7 +81,8 @@ class ConversionReport:
     def __str__(self) -> str:
         run = "that of quire.autocast, if there is one" if self.recipe is None else self.recipe
         head = f"{self.model}: {len(self.converted)} of {len(self.layers)} torch.nn.Linear are quire.Linear"
-        return "\n".join([head, f"recipe: {run}", *_lines(self.layers), *(f"note: {note}" for note in self.notes)])
+        lines = [head, f"recipe: {run}", *_lines(self.layers), *_parameter_lines(self.parameters)]
+        return "\n".join([*lines, *(f"note: {note}" for note in self.notes)])
 
     __repr__ = __str__
 
@@ -76,6 +98,24 @@ def _lines(layers: tuple[LayerReport, ...]) -> Iterator[str]:
     for (name, size, why_not), count in groups.items():
         times = f" x {count}" if count > 1 else ""
         yield f"  {name:<{width}}  {size}{times}" + (f"  left: {why_not}" if why_not else "")
+
+
+def _parameter_lines(parameters: tuple[ParameterReport, ...]) -> Iterator[str]:
+    if not parameters:
+        return
+    yield f"in high precision, {_percent(sum(p.share for p in parameters))} of the weights that products may read:"
+    groups: dict[tuple[str, tuple[int, ...], str], list[float]] = {}
+    for p in parameters:
+        key = (re.sub(r"\b\d+\b", "*", " = ".join(p.names)), p.shape, p.owner)
+        groups.setdefault(key, []).append(p.share)
+    width = max(len(name) for name, _, _ in groups)
+    for (name, shape, owner), shares in groups.items():
+        times = f" x {len(shares)}" if len(shares) > 1 else ""
+        yield f"  {name:<{width}}  {list(shape)}{times} of {owner}: {_percent(sum(shares))}"
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f} %"
 
 
 def convert(
@@ -116,7 +156,9 @@ def convert(
             why_not = "the filter says so"
         reports.append(LayerReport(tuple(names), layer.in_features, layer.out_features, why_not))
     text = None if recipe is None else recipe.linear_spec()
-    report = ConversionReport(type(model).__name__, text, tuple(reports), tuple(_notes(model, found, reports)))
+    left = _left(model, {layer for layer, its in zip(found, reports, strict=True) if its.converted})
+    notes = (*_notes(model, found, reports), *_left_notes(left))
+    report = ConversionReport(type(model).__name__, text, tuple(reports), notes, left)
     chosen = [layer for layer, its in zip(found, reports, strict=True) if its.converted]
     if not chosen:
         raise ValueError(_nothing(report))
@@ -188,6 +230,38 @@ def _notes(
         yield (
             "in inference torch.nn.TransformerEncoderLayer may compute past its layers, in high precision; "
             "torch.backends.mha.set_fastpath_enabled(False) makes it call them"
+        )
+
+
+def _left(model: torch.nn.Module, converted: set[torch.nn.Linear]) -> tuple[ParameterReport, ...]:
+    """What ParameterReport describes, in the model's order. Layers of quire quantize their weights themselves."""
+    names: dict[torch.Tensor, list[str]] = {}
+    owners: dict[torch.Tensor, list[torch.nn.Module]] = {}
+    for prefix, module in model.named_modules(remove_duplicate=False):
+        for name, p in module.named_parameters(recurse=False):
+            if torch.nn.parameter.is_lazy(p) or not p.is_floating_point() or p.dim() < 2:
+                continue
+            if isinstance(module, torch.nn.Linear) or min(p.shape[-2:]) > 1:
+                names.setdefault(p, []).append(f"{prefix}.{name}" if prefix else name)
+                owners.setdefault(p, []).append(module)
+    lookups = (torch.nn.Embedding, torch.nn.EmbeddingBag)
+    read = [p for p, modules in owners.items() if not all([isinstance(m, lookups) for m in modules])]
+    total = sum(p.numel() for p in read)
+    left = []
+    for p in read:
+        modules = [m for m in owners[p] if not isinstance(m, lookups)]
+        if not all([m in converted or isinstance(m, ProductModule) for m in modules]):
+            left.append(ParameterReport(tuple(names[p]), tuple(p.shape), p.numel() / total, type(modules[0]).__name__))
+    return tuple(left)
+
+
+def _left_notes(left: tuple[ParameterReport, ...]) -> Iterator[str]:
+    share = sum(p.share for p in left)
+    if share >= _MOST:
+        largest = max(left, key=lambda p: p.share)
+        yield (
+            f"{_percent(share)} of the weights that products may read stay in high precision, the most in "
+            f"{largest.names[0]} {list(largest.shape)} of {largest.owner}; quire.conversion_report(model) lists them"
         )
 
 

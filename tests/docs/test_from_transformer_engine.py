@@ -72,6 +72,7 @@ def test_every_public_name_of_quire_that_transformer_engine_has_is_documented(pa
         "conversion_report",
         "ConversionReport",
         "LayerReport",
+        "ParameterReport",
         "moe",
     }
     own |= {"nvfp4_linear", "nvfp4_moe", "nvfp4_moe_routed", "runners", "MoE"}

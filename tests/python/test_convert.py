@@ -231,7 +231,46 @@ def test_the_report_is_a_table_of_layers_alike():
         "  *.*.up    256 -> 512 x 3",
         "  *.*.down  512 -> 256 x 3",
         "  *         256 -> 2  left: too small to gain, out_features < 256",
+        "in high precision, 0.1 % of the weights that products may read:",
+        "  *.weight  [2, 256] of Linear: 0.1 %",
     ]
+
+
+class Mixture(torch.nn.Module):
+    """Experts as one parameter a projection, as mixtures of Hugging Face's transformers have them."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding, self.head = torch.nn.Embedding(50, 256), torch.nn.Linear(256, 50, bias=False)
+        self.attention, self.norm = torch.nn.Linear(256, 256), torch.nn.LayerNorm(256)
+        self.gate_up_proj = torch.nn.Parameter(torch.zeros(4, 256, 512))
+        self.down_proj = torch.nn.Parameter(torch.zeros(4, 256, 256))
+
+
+def test_weights_that_no_linear_layer_has_are_not_left_without_a_word():
+    with pytest.warns(UserWarning, match=r"92.4 % of the weights .* most in gate_up_proj \[4, 256, 512\] of Mixture"):
+        model = quire.convert(Mixture(), "mxfp8")
+    report = quire.conversion_report(model)
+    total = 4 * 256 * 768 + 256 * 256 + 50 * 256
+    expected = {"gate_up_proj": 4 * 256 * 512, "down_proj": 4 * 256 * 256, "head.weight": 50 * 256}
+    assert {p.names[0]: p.share for p in report.parameters} == {n: count / total for n, count in expected.items()}
+    assert "  gate_up_proj  [4, 256, 512] of Mixture: 60.6 %" in str(report)
+    assert pickle.loads(pickle.dumps(report)) == report
+
+
+def test_a_weight_that_an_embedding_shares_with_a_layer_is_not_called_left():
+    model = Mixture()
+    model.head = torch.nn.Linear(256, 256, bias=False)
+    model.embedding.weight = model.head.weight
+    with pytest.warns(UserWarning, match="in high precision"):
+        report = quire.conversion_report(quire.convert(model, "mxfp8"))
+    assert {name for p in report.parameters for name in p.names} == {"gate_up_proj", "down_proj"}
+
+
+def test_a_layer_of_quire_is_not_called_left():
+    model = torch.nn.Sequential(torch.nn.Linear(256, 256), quire.GroupedLinear(4, 256, 256), torch.nn.ReLU())
+    assert quire.conversion_report(quire.convert(model[:2], "mxfp8")).parameters == ()
+    assert quire.conversion_report(quire.convert(model[:2], "mxfp8")).converted
 
 
 def test_a_compiled_model_passes_its_report_on():
