@@ -27,6 +27,7 @@ std::vector<float> widened(const at::Tensor& x, const char* what) {
   const MatrixView view(x, what);
   const quire::Matrix& m = view.matrix();
   std::vector<float> out(static_cast<size_t>(m.rows * m.cols));
+  if (out.empty()) return out;  // it may have any number of rows
   for (int64_t i = 0; i < m.rows; ++i)
     for (int64_t j = 0; j < m.cols; ++j) {
       const int64_t at = i * m.row_stride + j;
@@ -58,6 +59,7 @@ void DebugCast::run(const Args& a, op::Tensors<1>& out, const quire::Context&) {
 }
 
 void DebugRht::run(const Args& a, op::Tensors<1>& out, const quire::Context&) {
+  if (out[0].numel() == 0) return;
   const std::vector<float> x = widened(a.x, "debug_rht: x");
   const int64_t k = out[0].size(0), tokens = out[0].size(1), m = k ? static_cast<int64_t>(x.size()) / k : 0;
   auto* bits = static_cast<uint16_t*>(out[0].mutable_data_ptr());
@@ -72,6 +74,7 @@ void DebugRht::run(const Args& a, op::Tensors<1>& out, const quire::Context&) {
 }
 
 void DebugSwizzle::run(const Args& a, op::Tensors<1>& out, const quire::Context&) {
+  if (out[0].numel() == 0) return;
   const at::Tensor scale = a.scale.contiguous();
   out[0].zero_();
   const auto* from = scale.const_data_ptr<uint8_t>();
@@ -84,6 +87,7 @@ void DebugSwizzle::run(const Args& a, op::Tensors<1>& out, const quire::Context&
 void DebugUnswizzle::run(const Args& a, op::Tensors<1>& out, const quire::Context&) {
   const int64_t rows = out[0].size(0), cols = out[0].size(1);
   check_swizzled(a, rows, cols);
+  if (out[0].numel() == 0) return;
   const at::Tensor swizzled = a.swizzled.contiguous();
   const auto* from = swizzled.const_data_ptr<uint8_t>();
   auto* to = out[0].mutable_data_ptr<uint8_t>();
