@@ -48,7 +48,7 @@ def test_the_experts_of_a_runner_are_explained_in_order(threads):
     assert [step.operation for step in steps] == 3 * ["quantize", "gemm", "activation", "gemm"]
     assert [step.operands[0].outer for step in explanation.products] == [2, 2, 3, 3, 3, 3]
     assert all(product.operands[0].made for product in explanation.products)
-    scaled = ["under amax 1344" in step.problem for step in explanation.quantizations]
+    scaled = ["under a given amax" in step.problem for step in explanation.quantizations]
     assert scaled == [True, True, False]
     assert "\nexpert 2 w13 gemm nvfp4 rowwise [3, 48] x nvfp4:interleaved rowwise [32, 48]" in str(explanation)
 
