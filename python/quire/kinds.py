@@ -22,7 +22,8 @@ def check_kind(what: str, kind: type, **values: object) -> None:
     """Raises TypeError unless each value is of the kind; what: the operation, named in the error."""
     for name, value in values.items():
         if not isinstance(value, kind):
-            raise TypeError(f"{what}: {name} must be {_WORDS.get(kind, f'a {kind.__name__}')}, got {shown(value)}")
+            word = _WORDS.get(kind) or f"a {kind.__name__}"  # a union of types has no name
+            raise TypeError(f"{what}: {name} must be {word}, got {shown(value)}")
 
 
 def check_kind_or_none(what: str, kind: type, **values: object) -> None:

@@ -137,7 +137,7 @@ NOT_FINITE = "an input_scale must be positive and finite; got .* or its reciproc
         (
             lambda: runners.LinearRunner(rand(N, H), input_scale=torch.ones(2)),
             RuntimeError,
-            r"weight's input_scale must be float32 on the CPU, one or one for each of 1, got Float \[2\]",
+            r"weight's input_scale must be float32 or float64 on the CPU, one or one for each of 1, got Float \[2\]",
         ),
         (
             lambda: runners.LinearRunner(rand(N, H), input_scale=torch.ones(1, device="meta")),
