@@ -166,7 +166,7 @@ def test_a_process_may_fork_after_use():
     layer.sr_state[1] = 0
     context = multiprocessing.get_context("fork")
     results = context.Queue()
-    # One thread, as in DataLoader's workers: PyTorch's own operators (sum) wait forever for OpenMP's lost threads.
+    # One thread, as in DataLoader's workers; test_fork.py has children with several.
     child = context.Process(target=work, args=(layer, x, results, 1))
     child.start()
     try:

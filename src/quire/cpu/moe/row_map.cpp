@@ -1,7 +1,6 @@
 #include "quire/cpu/moe/moe.h"
 
 #include <algorithm>
-#include <limits>
 #include <numeric>
 #include <span>
 #include <vector>
