@@ -6,6 +6,7 @@
 #include "quire/info/info.h"
 #include "quire/runner/arena.h"
 #include "quire/runner/registry.h"
+#include "quire_torch/bridge/matmul.h"
 #include "quire_torch/bridge/observe.h"
 #include "quire_torch/bridge/parallel.h"
 #include "quire_torch/op/op.h"
@@ -45,9 +46,9 @@ using Outer =
     Operators<Linear, LinearGiven, GroupedLinear, Norm, Activation, Route, Permute, Unpermute, QuantizeThrough>;
 /// What those call: with kernels for every device that the core knows.
 using Inner = Operators<LinearFwd, LinearBwd, GroupedLinearFwd, GroupedLinearBwd, GroupedPlainBwd, GroupedQuantize,
-                        GroupedDequantize, NormFwd, NormBwd, ActivationFwd, ActivationBwd, RouteFwd, RouteBwd,
-                        LimitCapacity, ExpertRows, ChunkRows, PermuteFwd, UnpermuteFwd, UnpermuteDot, Quantize, Amax,
-                        Fingerprint, Dequantize, Reorder, EmptyQuantized>;
+                        GroupedAmax, GroupedDequantize, NormFwd, NormBwd, ActivationFwd, ActivationBwd, RouteFwd,
+                        RouteBwd, LimitCapacity, ExpertRows, ChunkRows, PermuteFwd, UnpermuteFwd, UnpermuteDot,
+                        Quantize, Amax, Fingerprint, Dequantize, Reorder, EmptyQuantized>;
 using Mutations = Operators<GroupedWgrad, GroupedAccumulate, Wgrad, Accumulate, SrAdvance, DelayedCollect,
                             DelayedUpdate, AmaxMax, WgradStash>;
 /// With kernels for the host alone: runners, whose weights lie there, and tests of the contract.
@@ -103,6 +104,7 @@ void implement_kernels(torch::Library& m, c10::DispatchKey key) {
 
 TORCH_LIBRARY(quire, m) {
   quire_torch::install_executor();
+  quire_torch::install_matmul();
   quire_torch::Outer::register_outer(m);
   quire_torch::Inner::register_inner(m);
   quire_torch::Mutations::register_mutations(m);

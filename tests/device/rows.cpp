@@ -4,7 +4,10 @@
 #include <torch/library.h>
 
 #include <array>
+#include <memory>
+#include <span>
 #include <utility>
+#include <vector>
 
 #include "backend/backend.h"
 #include "quire/device/device.h"
@@ -13,10 +16,13 @@
 namespace testdevice {
 namespace {
 
+/// Lists of a problem, which lie on the host and may be gone when the kernel runs.
+using Lists = std::vector<std::shared_ptr<void>>;
+
 /// Calls itself with every pointer of a problem, and puts in its place where the kernel finds that memory.
 class Translator {
  public:
-  explicit Translator(Launch& launch) : launch_(launch) {}
+  Translator(Launch& launch, Lists& lists) : launch_(launch), lists_(lists) {}
 
   template <class... Parts>
   void operator()(Parts&... parts) {
@@ -38,8 +44,21 @@ class Translator {
   void translate(quire::GivenAmax& a) { (*this)(a.rowwise, a.columnwise); }
   void translate(quire::Destination& d) { (*this)(d.y, d.rowwise, d.columnwise, d.scale, d.amax); }
   void translate(quire::DelayedState& s) { (*this)(s.history, s.scale, s.amax, s.reduced, s.usage); }
+  void translate(quire::RowGroups& g) { translate(g.ends); }
+  void translate(quire::GroupedMatrix& m) { (*this)(m.rows, m.each); }
+  void translate(quire::MutableGroupedMatrix& m) { (*this)(m.rows, m.each); }
+  void translate(quire::GroupedSide& s) { (*this)(s.flat, s.each); }
+  void translate(quire::GroupedOperand& o) { (*this)(o.groups, o.side); }
+  template <class T>
+  void translate(std::span<const T>& list) {
+    const auto copy = std::make_shared<std::vector<T>>(list.begin(), list.end());
+    for (T& one : *copy) translate(one);
+    list = *copy;
+    lists_.push_back(copy);
+  }
 
   Launch& launch_;
+  Lists& lists_;
 };
 
 /// A problem that outlives the call: what it points to on the host is copied.
@@ -48,25 +67,16 @@ struct Kept {
   explicit Kept(const Problem& given) : problem(given) {}
   Kept(const Kept&) = delete;
   Problem problem;
+  Lists lists;
 };
 template <>
 struct Kept<quire::FingerprintProblem> {
   explicit Kept(const quire::FingerprintProblem& given) : problem(given), what(given.what) { problem.what = what; }
   Kept(const Kept&) = delete;
   quire::FingerprintProblem problem;
+  Lists lists;
   std::string what;
 };
-template <>
-struct Kept<quire::DelayedUpdateProblem> {
-  explicit Kept(const quire::DelayedUpdateProblem& given)
-      : problem(given), states(given.states.begin(), given.states.end()) {
-    problem.states = states;
-  }
-  Kept(const Kept&) = delete;
-  quire::DelayedUpdateProblem problem;
-  std::vector<quire::DelayedState> states;
-};
-
 void translate(Translator to, Kept<quire::QuantizeProblem>& k) {
   auto& p = k.problem;
   to(p.x, p.rowwise, p.columnwise, p.random.state, p.scale, p.amax);
@@ -117,9 +127,35 @@ void translate(Translator to, Kept<quire::FingerprintProblem>& k) { to(k.problem
 void translate(Translator to, Kept<quire::AdvanceProblem>& k) { to(k.problem.value); }
 void translate(Translator to, Kept<quire::MaximumProblem>& k) { to(k.problem.to, k.problem.values); }
 void translate(Translator to, Kept<quire::CopyNumberProblem>& k) { to(k.problem.to, k.problem.from); }
-void translate(Translator to, Kept<quire::DelayedUpdateProblem>& k) {
-  for (quire::DelayedState& s : k.states) to(s);
-  to(k.problem.rules);
+void translate(Translator to, Kept<quire::DelayedUpdateProblem>& k) { to(k.problem.states, k.problem.rules); }
+void translate(Translator to, Kept<quire::GroupedQuantizeProblem>& k) {
+  auto& p = k.problem;
+  to(p.x, p.groups, p.rowwise, p.columnwise, p.random.state, p.scale, p.amax, p.only);
+}
+void translate(Translator to, Kept<quire::GroupedAmaxProblem>& k) {
+  auto& p = k.problem;
+  to(p.x, p.groups, p.rowwise, p.columnwise);
+}
+void translate(Translator to, Kept<quire::GroupedDequantizeProblem>& k) { to(k.problem.from, k.problem.out); }
+void translate(Translator to, Kept<quire::GroupedGemmProblem>& k) {
+  to(k.problem.a, k.problem.b, k.problem.out, k.problem.bias);
+}
+void translate(Translator to, Kept<quire::MatmulProblem>& k) {
+  to(k.problem.a, k.problem.b, k.problem.bias, k.problem.out);
+}
+void translate(Translator to, Kept<quire::GroupedMatmulProblem>& k) {
+  auto& p = k.problem;
+  to(p.groups, p.a, p.b, p.codes, p.bias, p.out);
+}
+void translate(Translator to, Kept<quire::GroupedColumnSumProblem>& k) {
+  to(k.problem.x, k.problem.groups, k.problem.out);
+}
+void translate(Translator to, Kept<quire::GroupedActivationProblem>& k) {
+  auto& p = k.problem;
+  to(p.x, p.groups, p.y, p.rowwise, p.columnwise, p.scale);
+}
+void translate(Translator to, Kept<quire::GroupedFingerprintProblem>& k) {
+  to(k.problem.x, k.problem.groups, k.problem.expected);
 }
 
 template <class Problem>
@@ -138,7 +174,7 @@ void run(const Problem& problem, const quire::Context& context) {
   Launch launch(std::string(Problem::kOp),
                 {context.index, static_cast<int64_t>(reinterpret_cast<uintptr_t>(context.stream))});
   const auto kept = std::make_shared<Kept<Problem>>(problem);
-  translate(Translator(launch), *kept);
+  translate(Translator(launch, kept->lists), *kept);
   std::move(launch).run([kept, &row] { row.run(kept->problem, quire::host()); });
 }
 

@@ -37,7 +37,6 @@ products = pytest.mark.parametrize("name", [name for name in MODULES if name != 
 
 #: What is not reached yet, and the place that stands in the way. A repair removes its line, or its tests fail.
 NOT_YET = {
-    "groups": "quire_torch/ops/groups.cpp: Groups reads the ends of groups on the host",
     "delayed": "delayed/update.py: _by_rule waits for `usage`; rules.py keeps rules, which kernels read, on the host",
     "stash": "ops/state.cpp: WgradStash and take_stashed read number and count on the host; nn/product.py: "
     "_add_stashed allocates there",
@@ -46,8 +45,6 @@ NOT_YET = {
 
 def in_the_way(test, parameters):
     """A key of NOT_YET, or None."""
-    if parameters.get("name") in ("GroupedLinear", "MoE"):
-        return "groups"
     if parameters.get("recipe") is ALL["delayed"]:
         return "delayed"
     return "stash" if test is test_delayed_weight_gradients_wait_on_the_device else None

@@ -93,6 +93,27 @@ def test_grouped_quantize_passes_opcheck(spec, columnwise):
         check(ops.grouped_dequantize, *ops.grouped_quantize(x, offsets, spec, False), offsets, spec, x.shape, x.dtype)
 
 
+@pytest.mark.parametrize("spec", ["fp8_tensor", "fp8_row", "nvfp4", "nvfp4:rht"])
+@pytest.mark.parametrize("columnwise", [False, True])
+def test_amaxes_of_groups_are_those_of_tensors_and_quantize_under_them(spec, columnwise):
+    x, offsets = tensors(70, 48, grad=False)[0], torch.tensor([3, 3, 40, 67])
+    check(ops.grouped_amax, x, offsets, spec, columnwise)
+    amax = ops.grouped_amax(x, offsets, spec, columnwise)
+    parts = [x[0:3], x[3:3], x[3:40], x[40:67]]
+    each = [ops.amax(part, spec, not columnwise, columnwise)[columnwise] for part in parts]
+    found = torch.cat(each) if spec != "fp8_row" or columnwise else torch.cat([*each, torch.zeros(3)])
+    assert torch.equal(amax, found)
+    measured = ops.grouped_quantize(x, offsets, spec, columnwise)
+    given = ops.grouped_quantize(x, offsets, spec, columnwise, given_amax=amax)
+    assert all(map(torch.equal, measured, given))
+    larger = ops.grouped_quantize(x, offsets, spec, columnwise, given_amax=4 * amax)
+    assert not all(map(torch.equal, larger[:2], measured[:2]))
+    with pytest.raises(RuntimeError, match="given_amax of .* must be what quire::grouped_amax returns"):
+        ops.grouped_quantize(x, offsets, spec, columnwise, given_amax=amax[1:])
+    with pytest.raises(RuntimeError, match="scales of mxfp8 follow from blocks alone"):
+        ops.grouped_amax(x, offsets, "mxfp8", columnwise)
+
+
 @pytest.mark.parametrize("spec", ["fp8_tensor", "mxfp8", "nvfp4", "fp8_block"])
 def test_values_of_groups_are_those_of_tensors(spec):
     x, offsets = tensors(70, 48, grad=False)[0], torch.tensor([3, 3, 40, 67])
@@ -146,7 +167,7 @@ def test_buffers_of_another_operand_are_refused():
     x_codes, w_codes = saved[:3], columnwise(*saved[3:])
     with pytest.raises(RuntimeError, match="grouped_linear_bwd: x: columnwise_data of mxfp8 for 3 groups of 8 rows"):
         ops.grouped_linear_bwd(y, offsets, x_codes[0][:-40], *x_codes[1:], w_codes, 32, text, torch.float32, 3)
-    with pytest.raises(RuntimeError, match="must hold 256 contiguous Byte, got Float"):
+    with pytest.raises(RuntimeError, match="columnwise_data of mxfp8 must be contiguous Byte, got Float"):
         ops.grouped_linear_bwd(y, offsets, x_codes[0].float(), *x_codes[1:], w_codes, 32, text, torch.float32, 3)
     with pytest.raises(RuntimeError, match="grouped_linear_bwd: w: columnwise_data of mxfp8 for 3 groups of 72 rows"):
         ops.grouped_linear_bwd(y, offsets, *x_codes, columnwise(w_codes[3][:-1], *w_codes[4:]), 32, text, y.dtype, 3)

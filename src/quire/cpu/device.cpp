@@ -2,10 +2,12 @@
 
 #include <array>
 
+#include "quire/cpu/groups/groups.h"
 #include "quire/cpu/isa.h"
 #include "quire/cpu/moe/moe.h"
 #include "quire/cpu/reorder.h"
 #include "quire/cpu/state.h"
+#include "quire/device/library.h"
 #include "quire/reference/gemm.h"
 #include "quire/reference/pointwise.h"
 #include "quire/reference/quantize.h"
@@ -100,6 +102,21 @@ constexpr std::array kDequantize{
                                  [](const DequantizeProblem& p, const Context&) { reference::dequantize(p); }},
 };
 
+bool refuses_matmul(const MatmulProblem&, const Context&, std::string* why) {
+  return !matmul_in_use() && refused(why, "no library is lent to multiply plain matrices (set_matmul)");
+}
+
+constexpr std::array kMatmul{
+    KernelRow<MatmulProblem>{"library", refuses_matmul,
+                             [](const MatmulProblem& p, const Context&) { matmul_in_use()(p); }},
+    KernelRow<MatmulProblem>{"reference", takes_all,
+                             [](const MatmulProblem& p, const Context&) { reference::matmul(p); }},
+};
+
+/// The one kernel of a problem of groups.
+template <class Problem, void (*Run)(const Problem&, const Context&)>
+constexpr std::array<KernelRow<Problem>, 1> kByGroup{{{"by_group", takes_all, Run}}};
+
 void fingerprint(const FingerprintProblem& p, const Context&) {
   const auto found = static_cast<int64_t>(active().kernels->fingerprint(p.x));
   if (p.to) *p.to = found;
@@ -134,7 +151,16 @@ const Device& device() {
                                    kPortable<AdvanceProblem, advance>,
                                    kPortable<MaximumProblem, maximum>,
                                    kPortable<CopyNumberProblem, copy_number>,
-                                   kPortable<DelayedUpdateProblem, delayed_update>}};
+                                   kPortable<DelayedUpdateProblem, delayed_update>,
+                                   kByGroup<GroupedQuantizeProblem, grouped_quantize>,
+                                   kByGroup<GroupedAmaxProblem, grouped_amax>,
+                                   kByGroup<GroupedDequantizeProblem, grouped_dequantize>,
+                                   kByGroup<GroupedGemmProblem, grouped_gemm>,
+                                   kMatmul,
+                                   kByGroup<GroupedMatmulProblem, grouped_matmul>,
+                                   kByGroup<GroupedColumnSumProblem, grouped_column_sum>,
+                                   kByGroup<GroupedActivationProblem, grouped_activation>,
+                                   kByGroup<GroupedFingerprintProblem, grouped_fingerprint>}};
   return kDevice;
 }
 

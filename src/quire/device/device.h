@@ -8,9 +8,7 @@
 #include <tuple>
 
 #include "quire/base/kernel_table.h"
-#include "quire/spec/moe_problem.h"
-#include "quire/spec/pointwise_problem.h"
-#include "quire/spec/problem.h"
+#include "quire/spec/grouped_problem.h"
 #include "quire/spec/state_problem.h"
 
 namespace quire {
@@ -21,7 +19,9 @@ using ForAllProblems =
     List<QuantizeProblem, AmaxProblem, DequantizeProblem, ReorderProblem, GemmProblem, ColumnSumProblem, NormProblem,
          NormGradProblem, ActivationProblem, ActivationGradProblem, RouteProblem, RouteGradProblem, CapacityProblem,
          PermuteProblem, UnpermuteProblem, PermutedDotProblem, ExpertRowsProblem, ChunkRowsProblem, FingerprintProblem,
-         AdvanceProblem, MaximumProblem, CopyNumberProblem, DelayedUpdateProblem>;
+         AdvanceProblem, MaximumProblem, CopyNumberProblem, DelayedUpdateProblem, GroupedQuantizeProblem,
+         GroupedAmaxProblem, GroupedDequantizeProblem, GroupedGemmProblem, MatmulProblem, GroupedMatmulProblem,
+         GroupedColumnSumProblem, GroupedActivationProblem, GroupedFingerprintProblem>;
 
 /// The kernels of one problem, in order of preference.
 template <class Problem>

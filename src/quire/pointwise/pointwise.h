@@ -2,11 +2,10 @@
 // numerics.md 11: it depends neither on the instruction set nor on the number of threads.
 #pragma once
 
-#include <span>
 #include <string>
 
 #include "quire/base/context.h"
-#include "quire/spec/pointwise_problem.h"
+#include "quire/spec/grouped_problem.h"
 
 namespace quire {
 
@@ -18,8 +17,8 @@ void norm_grad(const NormGradProblem& problem, const Context& context = host());
 
 /// The activation of every element, and the quantization of the result.
 void activation(const ActivationProblem& problem, const Context& context = host());
-/// Several, each as by itself. All are checked before the first one runs.
-void activation_each(std::span<const ActivationProblem> problems, const Context& context = host());
+/// The same of groups of rows, each as by itself.
+void grouped_activation(const GroupedActivationProblem& problem, const Context& context = host());
 void activation_grad(const ActivationGradProblem& problem, const Context& context = host());
 
 /// One line per kernel row, as for quantize. A problem and its gradient are forced by one name, `norm:NAME`.

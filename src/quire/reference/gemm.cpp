@@ -88,6 +88,24 @@ void gemm(const GemmProblem& p) {
     }
 }
 
+void matmul(const MatmulProblem& p) {
+  FloatMode mode;
+  const DType dtype = p.out.dtype;
+  const auto element = [&](const Matrix& m, bool transpose, int64_t i, int64_t j) {
+    const int64_t index = transpose ? j * m.row_stride + i : i * m.row_stride + j;
+    return round_to(dtype, static_cast<double>(load_element(m.data, m.dtype, index)));
+  };
+  const int64_t length = p.transpose_a ? p.a.rows : p.a.cols;
+  for (int64_t i = 0; i < p.out.rows; ++i)
+    for (int64_t j = 0; j < p.out.cols; ++j) {
+      double sum = 0;
+      for (int64_t l = 0; l < length; ++l)
+        sum += static_cast<double>(element(p.a, p.transpose_a, i, l)) * element(p.b, p.transpose_b, l, j);
+      if (p.bias.data) sum += round_to(dtype, static_cast<double>(load_element(p.bias.data, p.bias.dtype, j)));
+      store_element(p.out.data, dtype, i * p.out.row_stride + j, static_cast<float>(sum));
+    }
+}
+
 void column_sum(const ColumnSumProblem& p) {
   FloatMode mode;
   for (int64_t j = 0; j < p.x.cols; ++j) {

@@ -1,7 +1,7 @@
 // The contract's products in double: slow, obvious, the oracle of every kernel and the last row of the kernel table.
 #pragma once
 
-#include "quire/spec/problem.h"
+#include "quire/spec/grouped_problem.h"
 
 namespace quire::reference {
 
@@ -11,5 +11,8 @@ void gemm(const GemmProblem& problem);
 
 /// As quire::column_sum, of a valid problem, summed in double.
 void column_sum(const ColumnSumProblem& problem);
+
+/// As quire::matmul, of a valid problem; operands as they are, summed in double.
+void matmul(const MatmulProblem& problem);
 
 }  // namespace quire::reference

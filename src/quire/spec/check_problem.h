@@ -1,8 +1,7 @@
 // The rules a problem must obey before a kernel may see it.
 #pragma once
 
-#include "quire/spec/moe_problem.h"
-#include "quire/spec/pointwise_problem.h"
+#include "quire/spec/grouped_problem.h"
 #include "quire/spec/state_problem.h"
 
 namespace quire {
@@ -33,5 +32,15 @@ void check_problem(const AdvanceProblem& problem);
 void check_problem(const MaximumProblem& problem);
 void check_problem(const CopyNumberProblem& problem);
 void check_problem(const DelayedUpdateProblem& problem);
+/// Of problems of groups: what can be known without their ends. Kernels check the problem of each group.
+void check_problem(const GroupedQuantizeProblem& problem);
+void check_problem(const GroupedAmaxProblem& problem);
+void check_problem(const GroupedDequantizeProblem& problem);
+void check_problem(const GroupedGemmProblem& problem);
+void check_problem(const MatmulProblem& problem);
+void check_problem(const GroupedMatmulProblem& problem);
+void check_problem(const GroupedColumnSumProblem& problem);
+void check_problem(const GroupedActivationProblem& problem);
+void check_problem(const GroupedFingerprintProblem& problem);
 
 }  // namespace quire

@@ -56,4 +56,15 @@ BufferCounts<Int> grouped_counts(const QuantSpec& spec, const GroupSizes<Int>& s
   return {bound(0, data), bound(1, scale), bound(2, amax)};
 }
 
+/// Whether amaxes above the blocks are of lines rather than of the tensor.
+inline bool has_amax_per_line(const QuantSpec& spec) { return amax_count<int64_t>(spec, 2) == 2; }
+
+/// What is measured above the blocks of groups: a number for each line of the matrix (of its rows, or of its columns in
+/// each group), or one for each group (amax_count).
+template <class Int>
+Int grouped_amax_count(const QuantSpec& spec, const GroupSizes<Int>& sizes, Direction direction) {
+  if (!has_amax_per_line(spec)) return amax_count<Int>(spec, Int(1)) * Int(sizes.groups);
+  return direction == Direction::rowwise ? sizes.tokens : sizes.k * Int(sizes.groups);
+}
+
 }  // namespace quire

@@ -5,40 +5,25 @@
 namespace quire_torch {
 namespace {
 
-/// Sides of each group in three of the results; none where the direction is absent.
-std::vector<quire::Side> sides_of(std::span<at::Tensor> three, const GroupedLayout& layout, bool wanted) {
-  if (!wanted) return {};
-  clear_unwritten(three, layout);
-  return grouped_sides(three, layout, "activation");
-}
-
 void activate_groups(const ActivationArgs& a, op::Tensors<7>& out, const quire::Context& context) {
   const MatrixView x(a.x, "activation: x");
-  const int64_t cols = a.sizes<int64_t>().back();
-  const Groups groups(*a.offsets, x.matrix().rows, "activation");
+  const int64_t rows = x.matrix().rows, cols = a.sizes<int64_t>().back();
+  const GroupsView groups(*a.offsets, rows, "activation");
   clear_carrier(a.out(), out[0]);
-  if (a.out().has_y()) zero_beyond(out[0], groups);
   const quire::QuantSpec spec = a.spec->value_or(quire::QuantSpec{});
-  const auto rows = sides_of(std::span(out).subspan(1, 3), {spec, groups, cols, quire::Direction::rowwise}, a.rowwise);
-  const auto columns =
-      sides_of(std::span(out).subspan(4, 3), {spec, groups, cols, quire::Direction::columnwise}, a.columnwise);
-  const float* scale = group_scales(a.scale, 1, static_cast<int64_t>(groups.size()), 0, "activation: scale");
-  const auto parts = rows_of(x.matrix(), groups);
-  const quire::DType y_dtype = dtype(a.dtype, "activation: dtype");
-  auto* y = a.out().has_y() ? static_cast<char*>(out[0].mutable_data_ptr()) : nullptr;
-  std::vector<quire::ActivationProblem> problems;
-  for (size_t e = 0; e < groups.size(); ++e) {
-    if (groups.rows(e) == 0) continue;
-    void* part = y ? y + groups.begin(e) * cols * size_of(y_dtype) : nullptr;
-    problems.push_back({.activation = *a.activation,
-                        .x = parts[e],
-                        .out = {.y = {part, y_dtype, groups.rows(e), cols, cols},
-                                .spec = spec,
-                                .rowwise = rows.empty() ? quire::Side{} : rows[e],
-                                .columnwise = columns.empty() ? quire::Side{} : columns[e],
-                                .scale = scale ? scale + e : nullptr}});
-  }
-  quire::activation_each(problems, context);
+  const auto side_of = [&](size_t first, quire::Direction direction, bool wanted) {
+    return wanted ? flat_side(std::span(out).subspan(first, 3), spec, direction, "activation") : quire::GroupedSide{};
+  };
+  void* y = a.out().has_y() ? out[0].mutable_data_ptr() : nullptr;
+  quire::grouped_activation({.activation = *a.activation,
+                             .x = x.matrix(),
+                             .groups = groups,
+                             .y = {y, dtype(a.dtype, "activation: dtype"), rows, cols, cols},
+                             .spec = spec,
+                             .rowwise = side_of(1, quire::Direction::rowwise, a.rowwise),
+                             .columnwise = side_of(4, quire::Direction::columnwise, a.columnwise),
+                             .scale = group_scales(a.scale, 1, groups.count(), 0, "activation: scale")},
+                            context);
 }
 
 }  // namespace

@@ -62,9 +62,7 @@ struct ActivationFwd : OpBase {
  private:
   template <class Int>
   static void give_group_sizes(const Args& a, std::array<op::Result<Int>, 7>& r) {
-    const int64_t groups = group_count(*a.offsets, "activation");
-    quire::check(a.offsets->device() == a.x.device(), "activation: offsets and x must be on one device; got ",
-                 a.offsets->device(), " and ", a.x.device(), "; move one with .to()");
+    const int64_t groups = group_count(*a.offsets, a.x, "activation");
     const auto sizes = a.sizes<Int>();
     const quire::GroupSizes<Int> all{quire::product(sizes, 0, sizes.size() - 1), sizes.back(), groups};
     const quire::QuantSpec spec = a.spec->value_or(quire::QuantSpec{});

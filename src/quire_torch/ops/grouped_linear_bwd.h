@@ -9,7 +9,7 @@ namespace quire_torch {
 /// dx, dw and dbias of a backward operator, as `needs` says; op: its name, for errors.
 template <class Int, class Args>
 std::array<op::Result<Int>, 3> gradient_results(const Args& a, const char* op) {
-  const int64_t groups = group_count(a.offsets, op);
+  const int64_t groups = group_count(a.offsets, a.dy, op);
   const Int n = op::size<Int>(a.dy, -1), k = op::as<Int>(a.in_features);
   auto dx = shape<Int>(a.dy);
   dx.back() = k;
@@ -57,7 +57,7 @@ struct GroupedLinearBwd : OpBase {
     check_needs(a.needs, "grouped_linear_bwd");
     const auto [dx, dw, dbias] = gradient_results<Int>(a, "grouped_linear_bwd");
     const auto dy = shape<Int>(a.dy);
-    const int64_t groups = group_count(a.offsets, "grouped_linear_bwd");
+    const int64_t groups = group_count(a.offsets, a.dy, "grouped_linear_bwd");
     auto q = grouped_results<Int>(a.recipe->dy, {quire::product(dy, 0, dy.size() - 1), dy.back(), groups},
                                   quire::Direction::columnwise, (a.needs & kKeepsDy) != 0);
     if (a.bwd_scale && (a.needs & (kNeedsX | kNeedsW | kKeepsDy))) q[2] = {{Int(groups)}, at::kFloat};
@@ -137,7 +137,7 @@ struct GroupedPlainBwd : OpBase {
     if ((a.needs & kNeedsX) && a.w.empty())
       quire::check(a.recipe->has_value(), "grouped_plain_bwd: w is absent; pass it, or its codes and a recipe");
     else if (a.needs & kNeedsX)
-      check_list<Int>(a.w, group_count(a.offsets, "grouped_plain_bwd"),
+      check_list<Int>(a.w, group_count(a.offsets, a.dy, "grouped_plain_bwd"),
                       {op::size<Int>(a.dy, -1), op::as<Int>(a.in_features)}, "grouped_plain_bwd: w", a.dy.device());
     return gradients;
   }

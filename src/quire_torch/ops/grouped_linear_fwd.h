@@ -73,7 +73,7 @@ struct GroupedLinearFwd : OpBase {
 
   template <class Int>
   static std::array<op::Result<Int>, 7> results(const Args& a) {
-    const int64_t groups = group_count(a.offsets, "grouped_linear");
+    const int64_t groups = group_count(a.offsets, a.x, "grouped_linear");
     check_arguments<Int>(a, groups);
     op::Result<Int> y{{}, a.dtype};
     const auto x = shape<Int>(a.x);
@@ -98,8 +98,6 @@ struct GroupedLinearFwd : OpBase {
   static void check_arguments(const Args& a, int64_t groups) {
     check_input(a.x, "grouped_linear: x");
     const Int n = op::as<Int>(a.out_features), k = op::size<Int>(a.x, -1);
-    quire::check(a.offsets.device() == a.x.device(), "grouped_linear: offsets and x must be on one device; got ",
-                 a.offsets.device(), " and ", a.x.device(), "; move one with .to()");
     quire::check(!a.w.empty() || !a.w_buffers.empty(), "grouped_linear: w is absent; pass it or w_buffers");
     if (!a.w.empty()) check_list<Int>(a.w, groups, {n, k}, "grouped_linear: w", a.x.device());
     if (!a.bias.empty()) check_list<Int>(a.bias, groups, {n}, "grouped_linear: bias", a.x.device());
@@ -111,8 +109,5 @@ struct GroupedLinearFwd : OpBase {
                  "grouped_linear: dtype must be float32, float16 or bfloat16");
   }
 };
-
-/// The tensor of a group, of rank `rank`, in a list of one for each or of one for all.
-at::Tensor member(const op::TensorList& list, size_t group, int64_t rank);
 
 }  // namespace quire_torch

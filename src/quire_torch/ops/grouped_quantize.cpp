@@ -1,29 +1,64 @@
 #include "quire_torch/ops/grouped_quantize.h"
 
+#include "quire/quantize/quantize.h"
+
 namespace quire_torch {
+
+namespace {
+
+/// Amaxes that a caller gave for one direction of groups of x; null if there are none.
+const float* given_amax(const GroupedQuantize::Args& a, const quire::GroupSizes<int64_t>& sizes) {
+  if (!a.amax) return nullptr;
+  const int64_t count = quire::grouped_amax_count(*a.spec, sizes, a.direction());
+  quire::check(a.amax->scalar_type() == at::kFloat && a.amax->numel() == count && a.amax->is_contiguous() && count > 0,
+               "grouped_quantize: given_amax of ", a.spec->to_string(), " must be what quire::grouped_amax returns, ",
+               "contiguous float32 [", count, "], got ", a.amax->scalar_type(), " ", a.amax->sizes());
+  return a.amax->const_data_ptr<float>();
+}
+
+}  // namespace
+
+void GroupedAmax::run(const Args& a, op::Tensors<1>& out, const quire::Context& context) {
+  const MatrixView x(a.x, "grouped_amax: x");
+  const GroupsView groups(a.offsets, x.matrix().rows, "grouped_amax");
+  auto* const amax = out[0].mutable_data_ptr<float>();
+  quire::grouped_amax({.spec = *a.spec,
+                       .x = x.matrix(),
+                       .groups = groups,
+                       .rowwise = a.columnwise ? nullptr : amax,
+                       .columnwise = a.columnwise ? amax : nullptr},
+                      context);
+}
 
 void GroupedQuantize::run(const Args& a, op::Tensors<3>& out, const quire::Context& context) {
   const MatrixView x(a.x, "grouped_quantize: x");
-  const Groups groups(a.offsets, x.matrix().rows, "grouped_quantize");
-  quantize_groups(rows_of(x.matrix(), groups), groups, x.matrix().cols,
-                  {.what = "grouped_quantize: x",
-                   .role = "",
-                   .spec = *a.spec,
-                   .rowwise = !a.columnwise,
-                   .columnwise = a.columnwise,
-                   .scale = group_scales(a.scale, 1, static_cast<int64_t>(groups.size()), 0, "grouped_quantize: scale"),
-                   .results = out,
-                   .kept = a.direction()},
-                  context);
+  const GroupsView groups(a.offsets, x.matrix().rows, "grouped_quantize");
+  GroupedCodes({.rows = x.matrix()}, groups, x.matrix().cols,
+               {.what = "grouped_quantize: x",
+                .role = "",
+                .spec = *a.spec,
+                .rowwise = !a.columnwise,
+                .columnwise = a.columnwise,
+                .scale = group_scales(a.scale, 1, groups.count(), 0, "grouped_quantize: scale"),
+                .amax = given_amax(a, {x.matrix().rows, x.matrix().cols, groups.count()}),
+                .results = out,
+                .kept = a.direction()},
+               context);
 }
 
 void GroupedDequantize::run(const Args& a, op::Tensors<1>& out, const quire::Context& context) {
   const quire::MutableMatrix m = mutable_matrix(out[0]);
-  const Groups groups(a.offsets, m.rows, "grouped_dequantize");
-  const GroupedLayout layout{*a.spec, groups, m.cols, quire::Direction::rowwise};
-  const auto sides = grouped_sides(std::array{a.data, a.scale, a.amax}, layout, "grouped_dequantize: data");
-  zero_beyond(out[0], groups);
-  for (size_t e = 0; e < groups.size(); ++e) decode_group({sides, layout, e}, rows_of(m, groups, e), context);
+  const GroupsView groups(a.offsets, m.rows, "grouped_dequantize");
+  const auto rowwise = quire::Direction::rowwise;
+  quire::grouped_dequantize(
+      {.from = {.spec = *a.spec,
+                .direction = rowwise,
+                .groups = groups,
+                .cols = m.cols,
+                .side = flat_side(std::array{a.data, a.scale, a.amax}, *a.spec, rowwise, "grouped_dequantize: data"),
+                .what = "grouped_dequantize: data"},
+       .out = m},
+      context);
 }
 
 }  // namespace quire_torch

@@ -7,7 +7,8 @@
 namespace quire_torch {
 
 /// One direction of x [*, K], whose rows belong to E groups as offsets [E] says, in flat buffers (quire/spec/groups.h).
-/// scale: float32 [E], multiplies before the cast (fp8_tensor); amax is then [E].
+/// scale: float32 [E], multiplies before the cast (fp8_tensor); amax is then [E]. given_amax: what quire::grouped_amax
+/// returned, or the largest of that over the parts of a larger tensor, instead of measuring.
 struct GroupedQuantize : OpBase {
   static constexpr const char* kName = "grouped_quantize";
   static constexpr const char* kNotDifferentiable = Quantize::kNotDifferentiable;
@@ -15,10 +16,13 @@ struct GroupedQuantize : OpBase {
     at::Tensor x, offsets;
     SpecText spec;
     bool columnwise;
-    std::optional<at::Tensor> scale{};
-    static constexpr auto kFields =
-        std::tuple{op::field<&Args::x>("x"), op::field<&Args::offsets>("offsets"), op::field<&Args::spec>("spec"),
-                   op::field<&Args::columnwise>("columnwise"), op::field<&Args::scale>("scale", "None")};
+    std::optional<at::Tensor> scale{}, amax{};
+    static constexpr auto kFields = std::tuple{op::field<&Args::x>("x"),
+                                               op::field<&Args::offsets>("offsets"),
+                                               op::field<&Args::spec>("spec"),
+                                               op::field<&Args::columnwise>("columnwise"),
+                                               op::field<&Args::scale>("scale", "None"),
+                                               op::field<&Args::amax>("given_amax", "None")};
     quire::Direction direction() const { return columnwise ? quire::Direction::columnwise : quire::Direction::rowwise; }
   };
   static constexpr std::array kResults{"data", "scale", "amax"};
@@ -26,13 +30,41 @@ struct GroupedQuantize : OpBase {
   template <class Int>
   static std::array<op::Result<Int>, 3> results(const Args& a) {
     check_input(a.x, "grouped_quantize: x");
-    const int64_t groups = group_count(a.offsets, "grouped_quantize");
+    const int64_t groups = group_count(a.offsets, a.x, "grouped_quantize");
     const auto x = shape<Int>(a.x);
     auto r = grouped_results<Int>(*a.spec, {quire::product(x, 0, x.size() - 1), x.back(), groups}, a.direction(), true);
     if (a.scale) r[2] = {{Int(groups)}, at::kFloat};
     return r;
   }
   static void run(const Args& a, op::Tensors<3>& out, const quire::Context& context);
+};
+
+/// The amaxes that grouped_quantize measures above the blocks of x in one direction: float32 [E]; where every line has
+/// one, [T] rowwise for the T rows of x, or [E * K] columnwise. 0 where there are no rows. Throws for a spec whose
+/// scales follow from blocks alone.
+struct GroupedAmax : OpBase {
+  static constexpr const char* kName = "grouped_amax";
+  static constexpr const char* kNotDifferentiable = Amax::kNotDifferentiable;
+  struct Args {
+    at::Tensor x, offsets;
+    SpecText spec;
+    bool columnwise;
+    static constexpr auto kFields =
+        std::tuple{op::field<&Args::x>("x"), op::field<&Args::offsets>("offsets"), op::field<&Args::spec>("spec"),
+                   op::field<&Args::columnwise>("columnwise")};
+    quire::Direction direction() const { return columnwise ? quire::Direction::columnwise : quire::Direction::rowwise; }
+  };
+  static constexpr std::array kResults{"amax"};
+
+  template <class Int>
+  static std::array<op::Result<Int>, 1> results(const Args& a) {
+    check_input(a.x, "grouped_amax: x");
+    const int64_t groups = group_count(a.offsets, a.x, "grouped_amax");
+    const auto x = shape<Int>(a.x);
+    const quire::GroupSizes<Int> sizes{quire::product(x, 0, x.size() - 1), x.back(), groups};
+    return {op::Result<Int>{{quire::grouped_amax_count(*a.spec, sizes, a.direction())}, at::kFloat}};
+  }
+  static void run(const Args& a, op::Tensors<1>& out, const quire::Context& context);
 };
 
 /// Rowwise codes of groups as values, [*, K] of `shape`; rows that belong to no group are zero.
@@ -53,7 +85,7 @@ struct GroupedDequantize : OpBase {
 
   template <class Int>
   static std::array<op::Result<Int>, 1> results(const Args& a) {
-    group_count(a.offsets, "grouped_dequantize");
+    group_count(a.offsets, a.data, "grouped_dequantize");
     quire::check(!a.shape.empty(), "grouped_dequantize: shape must have at least 1 dimension, got []");
     quire::check(dtype(a.dtype, "grouped_dequantize: dtype") != quire::DType::u8,
                  "grouped_dequantize: dtype must be float32, float16 or bfloat16, got uint8");

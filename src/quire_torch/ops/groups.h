@@ -1,42 +1,60 @@
 // Operands of the products of groups of tokens, of which the linears of a mixture of experts are made.
 #pragma once
 
+#include <deque>
 #include <span>
 #include <vector>
 
-#include "quire/spec/groups.h"
+#include "quire/spec/grouped_problem.h"
 #include "quire_torch/ops/operand.h"
 
 namespace quire_torch {
 
-/// Which rows of [T, K] belong to which of E groups: group e has those from the end of the one before up to its own.
-class Groups {
- public:
-  /// offsets: int32 or int64 [E], the ends. Throws unless they do not decrease, are not negative and at most `tokens`.
-  Groups(const at::Tensor& offsets, int64_t tokens, const char* what);
-  /// `count` groups of `rows` each.
-  static Groups equal(int64_t count, int64_t rows);
+/// E, which is at least 1. Throws unless offsets is int32 or int64 [E], the ends of the groups of rows of x, where x
+/// is.
+int64_t group_count(const at::Tensor& offsets, const at::Tensor& x, const char* what);
 
-  size_t size() const { return ends_.size(); }
-  int64_t begin(size_t group) const { return group == 0 ? 0 : ends_[group - 1]; }
-  int64_t rows(size_t group) const { return ends_[group] - begin(group); }
-  /// Rows that belong to any group.
-  int64_t end() const { return ends_.empty() ? 0 : ends_.back(); }
+/// Offsets as the core's groups of `rows` rows, for the time of a call.
+class GroupsView {
+ public:
+  GroupsView(const at::Tensor& offsets, int64_t rows, const char* what)
+      : offsets_(offsets.contiguous()),
+        groups_{.count = offsets_.numel(), .rows = rows, .ends = integers(offsets_), .what = what} {}
+  operator const quire::RowGroups&() const { return groups_; }
+  int64_t count() const { return groups_.count; }
 
  private:
-  Groups() = default;
-  std::vector<int64_t> ends_;
+  at::Tensor offsets_;
+  quire::RowGroups groups_;
 };
 
-/// E, which is at least 1. Throws unless offsets is int32 or int64 [E].
-int64_t group_count(const at::Tensor& offsets, const char* what);
+/// The tensor of a group, of rank `rank`, in a list of one for each or of one for all.
+at::Tensor member(const op::TensorList& list, size_t group, int64_t rank);
 
-/// The rows of each group of a matrix.
-std::vector<quire::Matrix> rows_of(const quire::Matrix& m, const Groups& groups);
-/// The rows of one group of a contiguous one.
-quire::MutableMatrix rows_of(const quire::MutableMatrix& m, const Groups& groups, size_t group);
-/// Sets the rows that belong to no group to zero.
-void zero_beyond(at::Tensor& t, const Groups& groups);
+/// The matrix of each group in such a list, for the time of a call.
+class MatrixList {
+ public:
+  MatrixList(const op::TensorList& list, int64_t groups, const char* what);
+  operator std::span<const quire::Matrix>() const { return matrices_; }
+
+ private:
+  std::deque<MatrixView> views_;
+  std::vector<quire::Matrix> matrices_;
+};
+
+/// The same of biases: a vector of each group, or none.
+class BiasList {
+ public:
+  BiasList(const op::TensorList& list, int64_t groups, const char* what);
+  operator std::span<const quire::Vector>() const { return vectors_; }
+
+ private:
+  std::deque<MatrixView> views_;
+  std::vector<quire::Vector> vectors_;
+};
+
+/// The same of contiguous matrices that are written.
+std::vector<quire::MutableMatrix> mutable_matrices(const op::TensorList& list, int64_t groups);
 
 /// Three flat results with room for the buffers of one direction of all groups, however their tokens are divided.
 template <class Int>
@@ -62,41 +80,34 @@ std::array<op::Result<Int>, 3> stacked_results(const quire::QuantSpec& spec, con
   return r;
 }
 
-/// One direction of quantized matrices, of each group [rows of the group, k].
-struct GroupedLayout {
-  const quire::QuantSpec& spec;
-  const Groups& groups;
-  int64_t k;
-  quire::Direction direction;
-};
-
-/// The memory of each group in three flat buffers. Throws if they are too small; what: "op: argument".
-std::vector<quire::Side> grouped_sides(std::span<const at::Tensor> three, const GroupedLayout& layout,
-                                       const char* what);
-
-/// Sets to zero what no group will write of buffers that are results, so that a call always gives the same bytes.
-void clear_unwritten(std::span<const at::Tensor> three, const GroupedLayout& layout);
+/// The flat buffers of one direction of groups. Throws unless they are contiguous, of the dtypes of `spec`. what: "op:
+/// argument".
+quire::GroupedSide flat_side(std::span<const at::Tensor> three, const quire::QuantSpec& spec,
+                             quire::Direction direction, const char* what);
 
 /// The scales of a slot, one for each group, in the scales of a state of delayed scaling; null if there is none. Throws
 /// unless it is float32 [slots * groups].
 const float* group_scales(const std::optional<at::Tensor>& scale, int64_t slots, int64_t groups, int64_t slot,
                           const char* what);
 
-/// The same of matrices [rows, k] that are given quantized: six buffers for each group, or six flat ones for all;
-/// throws for another number.
-std::vector<quire::Side> given_sides(const op::OptionalTensorList& buffers, const GroupedLayout& layout, int64_t rows,
-                                     const char* what);
-
-/// A group's side as an operand of a product.
-quire::Operand grouped_operand(const std::vector<quire::Side>& sides, const GroupedLayout& layout, size_t group);
-
-/// The values of a group's rowwise codes.
-struct GroupCodes {
-  const std::vector<quire::Side>& sides;
-  const GroupedLayout& layout;
-  size_t group;
+/// Which of a matrix's buffers, for each group: those of w [rows, cols].
+struct GivenGroups {
+  const quire::QuantSpec& spec;
+  quire::Direction direction;
+  int64_t count, rows, cols;
 };
-void decode_group(const GroupCodes& codes, const quire::MutableMatrix& out, const quire::Context& context);
+
+/// w of each group that is given quantized, as an operand: six buffers for each group, or six flat ones for all. Throws
+/// for another number.
+class GivenOperand {
+ public:
+  GivenOperand(const op::OptionalTensorList& buffers, const GivenGroups& groups, const char* what);
+  operator const quire::GroupedOperand&() const { return operand_; }
+
+ private:
+  std::vector<quire::Side> each_;
+  quire::GroupedOperand operand_;
+};
 
 /// How the matrices of several groups are quantized, all of them alike.
 struct GroupedRole {
@@ -106,21 +117,30 @@ struct GroupedRole {
   bool rowwise = false, columnwise = false;
   quire::Randomness random{};    ///< group e draws with seed + e (numerics.md 0.19)
   const float* scale = nullptr;  ///< of delayed scaling, one a group
+  const float* amax = nullptr;   ///< given, of the one direction that is wanted
   /// Three results of the operator: the side of the direction that is kept, where the other is allocated; and the
   /// amaxes if there are scales.
   std::span<at::Tensor> results{};
   std::optional<quire::Direction> kept{};
+  quire::RowGroups only{};  ///< as in GroupedQuantizeProblem
 };
 
-/// Matrices of groups, quantized: memory and sides of the wanted directions.
-struct GroupedCodes {
-  std::array<at::Tensor, 3> rowwise, columnwise;
-  std::vector<quire::Side> rows, columns;
-};
+/// Groups of rows, quantized: memory and sides of the wanted directions.
+class GroupedCodes {
+ public:
+  GroupedCodes(const quire::GroupedMatrix& x, const quire::RowGroups& groups, int64_t cols, const GroupedRole& q,
+               const quire::Context& context);
+  quire::GroupedOperand operand(quire::Direction direction) const;
 
-/// Quantizes a matrix of each group, [rows of the group, k]; those of 0 rows are left out. What is not written of the
-/// buffers is zero, so that a call always gives the same bytes.
-GroupedCodes quantize_groups(const std::vector<quire::Matrix>& matrices, const Groups& groups, int64_t k,
-                             const GroupedRole& q, const quire::Context& context);
+ private:
+  quire::GroupedSide allocate(quire::Direction direction, const GroupedRole& q);
+
+  quire::QuantSpec spec_;
+  quire::RowGroups groups_;
+  int64_t cols_;
+  const char* what_;
+  std::array<at::Tensor, 6> buffers_;
+  quire::GroupedSide rowwise_, columnwise_;
+};
 
 }  // namespace quire_torch

@@ -1,0 +1,146 @@
+#include "quire/cpu/groups/layout.h"
+
+#include <cstring>
+
+#include "quire/base/check.h"
+
+namespace quire::cpu {
+
+Ends::Ends(const RowGroups& groups) {
+  ends_.reserve(static_cast<size_t>(groups.count));
+  const int64_t each = groups.count == 0 ? 0 : groups.rows / groups.count;
+  for (int64_t e = 0; e < groups.count; ++e) {
+    ends_.push_back(groups.ends.data ? groups.ends[e] : (e + 1) * each);
+    const auto group = static_cast<size_t>(e);
+    check(begin(group) <= ends_[group] && ends_[group] <= groups.rows, groups.what,
+          ": offsets must not decrease and be from 0 to ", groups.rows, ", the number of rows of x; group ", e,
+          " ends at ", ends_[group], ", the one before at ", begin(group),
+          "; give the cumulative sum of the groups' sizes");
+  }
+}
+
+Matrix matrix_of(const GroupedMatrix& m, const Ends& ends, size_t group) {
+  if (!m.each.empty()) return m.each[group];
+  const auto* data = static_cast<const char*>(m.rows.data);
+  const int64_t at = ends.begin(group) * m.rows.row_stride * size_of(m.rows.dtype);
+  return {data ? data + at : nullptr, m.rows.dtype, ends.rows(group), m.rows.cols, m.rows.row_stride};
+}
+
+MutableMatrix matrix_of(const MutableGroupedMatrix& m, const Ends& ends, size_t group) {
+  if (!m.each.empty()) return m.each[group];
+  auto* data = static_cast<char*>(m.rows.data);
+  const int64_t at = ends.begin(group) * m.rows.row_stride * size_of(m.rows.dtype);
+  return {data ? data + at : nullptr, m.rows.dtype, ends.rows(group), m.rows.cols, m.rows.row_stride};
+}
+
+void zero(const MutableMatrix& m) {
+  const auto width = static_cast<size_t>(m.cols * size_of(m.dtype));
+  if (m.data == nullptr || width == 0) return;
+  for (int64_t r = 0; r < m.rows; ++r)
+    std::memset(static_cast<char*>(m.data) + r * m.row_stride * size_of(m.dtype), 0, width);
+}
+
+void zero_beyond(const MutableMatrix& m, const Ends& ends) {
+  if (m.data == nullptr) return;
+  zero({static_cast<char*>(m.data) + ends.end() * m.row_stride * size_of(m.dtype), m.dtype, m.rows - ends.end(), m.cols,
+        m.row_stride});
+}
+
+namespace {
+
+/// Elements of the buffers of each group; neighbours often have as many rows.
+class CountsOf {
+ public:
+  explicit CountsOf(const GroupedLayout& layout) : layout_(layout) {}
+  const BufferCounts<int64_t>& operator()(size_t group) {
+    const int64_t rows = layout_.ends.rows(group);
+    if (rows != rows_) counts_ = counts(buffers<int64_t>(layout_.spec, {rows, layout_.cols}, layout_.direction));
+    rows_ = rows;
+    return counts_;
+  }
+
+ private:
+  const GroupedLayout& layout_;
+  int64_t rows_ = -1;
+  BufferCounts<int64_t> counts_{};
+};
+
+/// Bytes of one element of data, scale and amax.
+std::array<int64_t, 3> widths(const QuantSpec& spec) {
+  return {1, spec.row().scale == ScaleKind::f32 ? int64_t{4} : 1, 4};
+}
+
+void check_room(const GroupedSide& side, const GroupedLayout& layout, const BufferCounts<int64_t>& wanted) {
+  for (size_t i = 0; i < wanted.size(); ++i) {
+    if (side.room[i] >= wanted[i]) continue;  // formatting costs more than a small product
+    fail(layout.what, ": ", kBufferNames[first_buffer(layout.direction) + i], " of ", layout.spec.to_string(), " for ",
+         layout.ends.size(), " groups of ", layout.ends.end(), " rows of ", layout.cols, " must hold ", wanted[i],
+         " elements, got ", side.room[i], "; pass what the forward operator returned");
+  }
+}
+
+}  // namespace
+
+std::vector<Side> sides_of(const GroupedSide& side, const GroupedLayout& layout) {
+  if (!side.each.empty()) return {side.each.begin(), side.each.end()};
+  std::array<char*, 3> next{static_cast<char*>(side.flat.data), static_cast<char*>(side.flat.scale),
+                            reinterpret_cast<char*>(side.flat.amax)};
+  const auto width = widths(layout.spec);
+  CountsOf counts_of(layout);
+  BufferCounts<int64_t> all{};
+  std::vector<Side> sides;
+  sides.reserve(layout.ends.size());
+  for (size_t e = 0; e < layout.ends.size(); ++e) {
+    // A side is present by its codes, also where there are none.
+    sides.push_back(Side{next[0], next[1], reinterpret_cast<float*>(next[2])}.marked());
+    const BufferCounts<int64_t>& counts = counts_of(e);
+    for (size_t i = 0; i < 3; ++i) {
+      all[i] += counts[i];
+      if (next[i]) next[i] += counts[i] * width[i];
+    }
+  }
+  check_room(side, layout, all);
+  return sides;
+}
+
+void clear_unwritten(const GroupedSide& side, const GroupedLayout& layout) {
+  if (!side.present()) return;
+  CountsOf counts_of(layout);
+  int64_t used = 0;
+  for (size_t e = 0; e < layout.ends.size(); ++e) used += counts_of(e)[0];
+  const auto clear = [](void* data, int64_t begin, int64_t end) {
+    if (begin < end) std::memset(static_cast<char*>(data) + begin, 0, static_cast<size_t>(end - begin));
+  };
+  const auto width = widths(layout.spec);
+  clear(side.flat.data, used, side.room[0]);
+  // All of these: groups without rows are not quantized.
+  clear(side.flat.scale, 0, side.room[1] * width[1]);
+  clear(side.flat.amax, 0, side.room[2] * width[2]);
+}
+
+Operand CutOperand::operator[](size_t group) const {
+  const bool rowwise = operand_.direction == Direction::rowwise;
+  const int64_t rows = ends_.rows(group);
+  const Side& side = sides_[group];
+  return {.spec = operand_.spec,
+          .direction = operand_.direction,
+          .outer = rowwise ? rows : operand_.cols,
+          .contraction = rowwise ? operand_.cols : columnwise_tokens(operand_.spec, rows),
+          .data = side.data,
+          .scale = side.scale,
+          .amax = side.amax};
+}
+
+DequantizeProblem CutOperand::decoded(size_t group, const MutableMatrix& out) const {
+  const Side& side = sides_[group];
+  return {.spec = operand_.spec,
+          .direction = operand_.direction,
+          .rows = ends_.rows(group),
+          .cols = operand_.cols,
+          .data = side.data,
+          .scale = side.scale,
+          .amax = side.amax,
+          .out = out};
+}
+
+}  // namespace quire::cpu

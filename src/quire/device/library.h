@@ -1,0 +1,16 @@
+// What a program lends to the host's kernels: a library that multiplies plain matrices, as it lends threads
+// (base/parallel.h). The PyTorch layer lends PyTorch's.
+#pragma once
+
+#include "quire/spec/grouped_problem.h"
+
+namespace quire {
+
+/// Computes a MatmulProblem that has been checked, on any thread.
+using Matmul = void(const MatmulProblem&);
+
+/// Replaces the library for the whole process and returns the one before; null: there is none.
+Matmul* set_matmul(Matmul* matmul);
+Matmul* matmul_in_use();
+
+}  // namespace quire

@@ -1,0 +1,25 @@
+// Runs problems whose result may be quantized as it is computed: norms and activations.
+#pragma once
+
+#include <vector>
+
+#include "quire/device/dispatch.h"
+
+namespace quire {
+
+/// Runs a problem that has been checked. An observer may need the result that is quantized, also where nobody else
+/// does.
+template <class Problem>
+void run_producer(Problem problem, const Context& context) {
+  MutableMatrix& y = problem.out.y;
+  std::vector<char> memory;
+  if (context.observer && !y.data && !context.stream && context.observer->reads_values()) [[unlikely]] {
+    memory.resize(static_cast<size_t>(y.rows * y.cols * size_of(y.dtype)));
+    y = {memory.data(), y.dtype, y.rows, y.cols, y.cols};
+  }
+  problem.out.rowwise = problem.out.rowwise.marked();
+  problem.out.columnwise = problem.out.columnwise.marked();
+  run_checked(problem, context);
+}
+
+}  // namespace quire
