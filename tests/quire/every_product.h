@@ -4,9 +4,8 @@
 #include <string>
 #include <vector>
 
-#include "amx.h"
-#include "avx2_vnni.h"
 #include "guarded.h"
+#include "lanes/lanes.h"
 #include "quire/base/env.h"
 #include "quire/cpu/isa.h"
 #include "quire/format/element.h"

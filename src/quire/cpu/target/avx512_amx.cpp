@@ -22,13 +22,10 @@ namespace {
 #include "quire/cpu/simd/avx512_amx.h"
 
 // The algorithm speaks the vocabulary above.
-#include "quire/cpu/generic/product.inl.h"
-//
-#include "quire/cpu/generic/bf16_lanes.inl.h"
-//
-#include "quire/cpu/generic/int8_lanes.inl.h"
-//
-#include "quire/cpu/generic/amx_lanes.inl.h"
+#include "quire/cpu/generic/gemm/amx_lanes.inl.h"
+#include "quire/cpu/generic/gemm/bf16_lanes.inl.h"
+#include "quire/cpu/generic/gemm/gemm.inl.h"
+#include "quire/cpu/generic/gemm/int8_lanes.inl.h"
 
 /// A tile of fewer rows costs as much as a full one. The bits are the same.
 void multiply_int8(const GemmProblem& p) {

@@ -19,9 +19,8 @@ namespace {
 #include "quire/cpu/simd/avx512_bf16.h"
 
 // The algorithm speaks the vocabulary above.
-#include "quire/cpu/generic/product.inl.h"
-//
-#include "quire/cpu/generic/bf16_lanes.inl.h"
+#include "quire/cpu/generic/gemm/bf16_lanes.inl.h"
+#include "quire/cpu/generic/gemm/gemm.inl.h"
 }  // namespace
 
 const GemmKernel kBf16 = multiply_shaped<Bf16Lanes, kWideTile>;

@@ -17,9 +17,8 @@ namespace {
 #include "quire/cpu/simd/avx512_vnni.h"
 
 // The algorithm speaks the vocabulary above.
-#include "quire/cpu/generic/product.inl.h"
-//
-#include "quire/cpu/generic/int8_lanes.inl.h"
+#include "quire/cpu/generic/gemm/gemm.inl.h"
+#include "quire/cpu/generic/gemm/int8_lanes.inl.h"
 }  // namespace
 
 const GemmKernel kInt8 = multiply_shaped<Int8Lanes, kInt8Tile>;

@@ -1,0 +1,103 @@
+// Codes in bytes: out of nibbles, turned between rows and columns, decoded.
+#pragma once
+
+#include "quire/cpu/generic/elements/lines.inl.h"
+#include "quire/cpu/generic/elements/vectors.inl.h"
+
+/// Codes, and lines of codes, that are handled together.
+constexpr int64_t kGroup = 16;
+
+typedef uint8_t Codes __attribute__((vector_size(kGroup), aligned(1)));
+
+inline Codes load_codes(const uint8_t* p) { return *reinterpret_cast<const Codes*>(p); }
+inline void store_codes(uint8_t* p, Codes v) { *reinterpret_cast<Codes*>(p) = v; }
+
+/// Low bytes of the lanes.
+inline void store_low(uint8_t* to, U32 v) {
+  typedef uint8_t Low __attribute__((vector_size(kLanes), aligned(1)));
+  *reinterpret_cast<Low*>(to) = __builtin_convertvector(v, Low);
+}
+
+/// The first 8 bytes of a and b, alternating; and the last 8.
+inline Codes interleave_low(Codes a, Codes b) {
+  return __builtin_shufflevector(a, b, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+}
+inline Codes interleave_high(Codes a, Codes b) {
+  return __builtin_shufflevector(a, b, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
+}
+
+/// Transposes 16 x 16 bytes. Interleaving the halves of the rows rotates the 8 bits of an element's address by one, so
+/// that four rounds exchange row and column.
+inline void transpose_codes(const uint8_t* in, int64_t in_stride, uint8_t* out, int64_t out_stride) {
+  Codes x[kGroup], y[kGroup];
+#pragma GCC unroll 16
+  for (int i = 0; i < kGroup; ++i) x[i] = load_codes(in + i * in_stride);
+#pragma GCC unroll 4
+  for (int round = 0; round < 4; ++round) {
+#pragma GCC unroll 8
+    for (int i = 0; i < kGroup / 2; ++i) {
+      y[2 * i] = interleave_low(x[i], x[i + kGroup / 2]);
+      y[2 * i + 1] = interleave_high(x[i], x[i + kGroup / 2]);
+    }
+#pragma GCC unroll 16
+    for (int i = 0; i < kGroup; ++i) x[i] = y[i];
+  }
+#pragma GCC unroll 16
+  for (int i = 0; i < kGroup; ++i) store_codes(out + i * out_stride, x[i]);
+}
+
+/// `count` codes that start at an even element of a packed line.
+inline void unpack_line(const uint8_t* packed, int64_t count, uint8_t* codes) {
+  int64_t i = 0;
+  for (; i + 4 * kLanes <= count; i += 4 * kLanes) {
+    const U16 pair = load_u8_words(packed + i / 2);
+    const U16 apart = (pair | pair << 4) & 0x0F0F;
+    std::memcpy(codes + i, &apart, sizeof apart);
+  }
+  for (; i < count; ++i) codes[i] = static_cast<uint8_t>(unpack(packed, i));
+}
+
+/// Transposes whole groups of 16 x 16 bytes that cover rows x cols.
+inline void turn_codes(const uint8_t (&in)[kTile][kTile], int64_t rows, int64_t cols, uint8_t (&out)[kTile][kTile]) {
+  for (int64_t i = 0; i < rows; i += kGroup)
+    for (int64_t j = 0; j < cols; j += kGroup) transpose_codes(&in[i][j], kTile, &out[j][i], kTile);
+}
+
+constexpr auto kE2m1Values = [] {
+  std::array<float, 16> values{};
+  for (int code = 0; code < 16; ++code) values[static_cast<size_t>(code)] = quire::decode(Format::e2m1, code);
+  return values;
+}();
+
+/// decode_fast() of every lane (NaN may carry another payload), in vector types because the compiler does not turn its
+/// choices into lanes.
+template <Format F>
+F32 decode_lanes(U32 code) {
+  constexpr FormatRow f = row(F);
+  if constexpr (F == Format::e2m1 && kLanes == 16) return __builtin_shuffle(load(kE2m1Values.data()), code);
+  const U32 sign = code >> (f.exp_bits + f.man_bits) << 31;
+  if constexpr (F == Format::e2m1 && kLanes == 8) {
+    const F32 value = __builtin_shuffle(load(kE2m1Values.data()), code);
+    return reinterpret_cast<F32>(reinterpret_cast<U32>(value) | sign);
+  }
+  const U32 magnitude = code & static_cast<uint32_t>(f.magnitudes() - 1);
+  const F32 tiny = __builtin_convertvector(reinterpret_cast<I32>(magnitude), F32) * quire::decode(f, 1);
+  U32 bits = (magnitude << (23 - f.man_bits)) + (static_cast<uint32_t>(127 - f.bias) << 23);
+  bits = magnitude < (1u << f.man_bits) ? reinterpret_cast<U32>(tiny) : bits;
+  constexpr auto max_code = static_cast<uint32_t>(f.max_code());
+  if constexpr (f.specials == Specials::nan_only) bits = magnitude > max_code ? ~U32{} : bits;
+  if constexpr (f.specials == Specials::ieee) bits = magnitude > max_code ? bits | 0x7F800000u : bits;
+  return reinterpret_cast<F32>(bits | sign);
+}
+
+template <Format F>
+void decode_run(const uint8_t* codes, int64_t count, float* out) {
+  for (int64_t i = 0; i < count; i += kLanes) store(out + i, decode_lanes<F>(load_u8(codes + i)));
+}
+
+/// count is a multiple of 16.
+inline void decode_codes(Format format, const uint8_t* codes, int64_t count, float* out) {
+  if (format == Format::e4m3) return decode_run<Format::e4m3>(codes, count, out);
+  if (format == Format::e5m2) return decode_run<Format::e5m2>(codes, count, out);
+  return decode_run<Format::e2m1>(codes, count, out);
+}

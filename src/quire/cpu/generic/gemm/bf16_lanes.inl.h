@@ -1,0 +1,270 @@
+// Lanes of two bfloat16: every 8-bit and 4-bit code is one exactly, so products are exact and sums are float32.
+//
+// A vector of codes becomes two of bfloat16 by tables: one holds codes 0 and 2 of each quad, the other 1 and 3. Rows
+// and columns agree on that order, and that is all a sum of products needs.
+#pragma once
+
+#include "quire/cpu/generic/elements/codes.inl.h"
+#include "quire/cpu/generic/elements/vectors.inl.h"
+#include "quire/cpu/generic/gemm/microkernel.inl.h"
+#include "quire/cpu/generic/gemm/quads.inl.h"
+#include "quire/cpu/generic/gemm/slab_codes.inl.h"
+#include "quire/cpu/generic/gemm/slab_scales.inl.h"
+
+/// Scales are folded by subtraction that stops at 0, so that 0 stays 0: magnitudes are raised by this exponent first.
+constexpr int kRaised = 64;
+
+/// The two bytes of the bfloat16 of every code without its uppermost bit, as it is and raised.
+struct Bf16Bytes {
+  alignas(64) std::array<uint8_t, 128> low{}, high{}, raised_low{}, raised_high{};
+};
+constexpr Bf16Bytes bf16_bytes(Format f) {
+  Bf16Bytes t;
+  for (size_t i = 0; i < 128; ++i) {
+    const uint32_t bits = std::bit_cast<uint32_t>(quire::decode(f, static_cast<int>(i) % row(f).codes())) >> 16;
+    const uint32_t raised = bits == 0 ? 0 : bits + (kRaised << 7);
+    t.low[i] = static_cast<uint8_t>(bits), t.high[i] = static_cast<uint8_t>(bits >> 8);
+    t.raised_low[i] = static_cast<uint8_t>(raised), t.raised_high[i] = static_cast<uint8_t>(raised >> 8);
+  }
+  return t;
+}
+constexpr Bf16Bytes kE4m3Bf16 = bf16_bytes(Format::e4m3), kE5m2Bf16 = bf16_bytes(Format::e5m2),
+                    kE2m1Bf16 = bf16_bytes(Format::e2m1);
+
+/// Codes to bfloat16. even: codes 0 and 2 of each quad; odd: 1 and 3.
+class Bf16Decoder {
+ public:
+  Bf16Decoder(Format f, bool folds) {
+    const Bf16Bytes& t = f == Format::e4m3 ? kE4m3Bf16 : f == Format::e5m2 ? kE5m2Bf16 : kE2m1Bf16;
+    low_ = load_table((folds ? t.raised_low : t.low).data()),
+    high_ = load_table((folds ? t.raised_high : t.high).data());
+    first_special_ = Bytes{} + static_cast<uint8_t>(2 * (row(f).max_code() + 1));
+  }
+
+  void decode(Bytes codes, Halves& even, Halves& odd) const {
+    combine(look_up(low_, codes), look_up(high_, codes) | (codes & 0x80), even, odd);
+  }
+
+  /// The same with exponents reduced by `less` >> 7 from where the tables have them. Not for infinities and NaN.
+  void fold(Bytes codes, Halves less, Halves& even, Halves& odd) const {
+    const Bytes signs = codes & (codes - 1) & 0x80;  // not that of a negative zero, which would be the smallest number
+    combine(look_up(low_, codes), look_up(high_, codes) | signs, even, odd);
+    even = larger(even, less) - less;  // the subtraction that stops at 0 competes with products
+    odd = larger(odd, less) - less;
+  }
+
+  /// All bits where a code is an infinity or NaN.
+  Bytes special(Bytes codes) const { return reinterpret_cast<Bytes>((codes + codes) >= first_special_); }
+  /// Whether there is one, of codes without their uppermost bits.
+  bool any_special(Bytes doubled) const { return any_at_least(doubled, first_special_); }
+
+ private:
+  static void combine(Bytes low, Bytes high, Halves& even, Halves& odd) {
+    const Halves l = reinterpret_cast<Halves>(low), h = reinterpret_cast<Halves>(high);
+    even = (l & 0x00FF) | (h << 8);
+    odd = (l >> 8) | (h & 0xFF00);
+  }
+
+  ByteTable low_, high_;
+  Bytes first_special_;
+};
+
+/// Blocks of a slab whose scales are folded.
+constexpr int64_t kSlabPowers = kSlab / kFoldedBlock;
+
+template <TileShape kShape>
+struct Bf16Lanes : RegisterLanes {
+  using Vector = Halves;
+  static constexpr int kPerLane = 2;
+  static constexpr int64_t kSlabLanes = kSlab / kPerLane, kRowLanes = kSlabLanes;
+  static constexpr int kRows = kShape.rows, kVectors = kShape.vectors;
+  static constexpr int64_t kMaxBlock = kLongestBlock;
+  static constexpr float kUnit = 1;
+  static constexpr Folding kFolding = Folding::powers;
+
+  static Halves load_lanes(const float* p) { return load_halves(p); }
+  static void store_lanes(float* p, Halves v) { store_bytes(p, reinterpret_cast<Bytes>(v)); }
+  static Halves broadcast_lane(const float* p) { return broadcast_halves(p); }
+  static F32 accumulate(Halves a, Halves b, F32 sum) { return dot(sum, a, b); }
+
+  template <int TileRows, bool Scaled, class Columns>
+  static void multiply(const RegisterTile& tile, const Columns& columns, const Slab& slab) {
+    multiply_lanes<Bf16Lanes, TileRows, Scaled>(tile, columns, slab);
+  }
+
+  /// Columns decoded as they are multiplied.
+  struct Codes {
+    StoredColumns<Bf16Lanes> stored;
+    Bf16Decoder decoder;
+
+    void read(int64_t quad, Halves (&to)[2][kVectors]) const {
+#pragma GCC unroll 4
+      for (int v = 0; v < kVectors; ++v) decoder.decode(load_bytes(stored.at(quad, v)), to[0][v], to[1][v]);
+    }
+  };
+
+  /// The same, scales multiplied in. Infinities and NaN come out as numbers, which is found out at the end.
+  struct FoldedCodes {
+    StoredColumns<Bf16Lanes> stored;
+    Bf16Decoder decoder;
+    const Halves (*less)[kVectors];  ///< for each block
+    Bytes* largest;
+    Bytes doubled = {};  ///< the largest magnitudes
+
+    void read(int64_t quad, Halves (&to)[2][kVectors]) {
+#pragma GCC unroll 4
+      for (int v = 0; v < kVectors; ++v) {
+        const Bytes codes = load_bytes(stored.at(quad, v));
+        decoder.fold(codes, less[quad / (kFoldedBlock / 4)][v], to[0][v], to[1][v]);
+        doubled = larger(doubled, codes + codes);
+      }
+    }
+    void finish() const { *largest = larger(*largest, doubled); }
+  };
+
+  static bool reads(const QuantSpec& spec) { return !spec.packed(); }
+  static bool decodes_slowly(const Operand& columns) { return may_fold(columns); }
+
+  /// Calls body with the columns [col, col + kVectors * kLanes), scales multiplied in where `folded` says so, and
+  /// returns true; or false if what they were read as is wrong.
+  template <class Body>
+  static bool with_codes(const Operand& o, int64_t col, const Slab& slab, const uint16_t* folded, const Body& body) {
+    const bool folds = std::any_of(folded, folded + kVectors, [](unsigned lines) { return lines != 0; });
+    const Bf16Decoder decoder(o.spec.element, folds);
+    if (!folds) return body(Codes{{o, col, slab}, decoder}), true;
+    alignas(64) Halves less[kSlabPowers][kVectors];
+    for (int v = 0; v < kVectors; ++v) load_powers<kVectors>(o, col + v * kGroup, slab, folded[v], &less[0][v]);
+    Bytes largest = {};
+    body(FoldedCodes{{o, col, slab}, decoder, less, &largest});
+    return !decoder.any_special(largest);
+  }
+
+  static void pack_rows(const Operand& o, int64_t outer, const Slab& slab, unsigned folded, float* out) {
+    StagedCodes staged;
+    const LineBytes lines = codes_along(o, outer, slab, staged);
+    const Bf16Decoder plain(o.spec.element, false), folding(o.spec.element, true);
+    alignas(64) uint8_t powers[kGroup][kGroup] = {};
+    if (folded && stage_scale_bytes(o, outer, slab.begin / kFoldedBlock, powers)) turn_square(powers);
+    pack_lines<Bf16Lanes>(o, outer, out, [&](int64_t i, float* row) {
+      for (int64_t l = 0; l < slab.rounded(4 * kLanes); l += 4 * kLanes) {
+        const uint8_t* from = lines.data + i * lines.stride + l;
+        __builtin_prefetch(from + kLinesAhead * lines.stride);
+        const Bytes codes = load_bytes(from);
+        const bool fold = folded >> i & 1;
+        Halves even, odd;
+        if (fold) {
+          folding.fold(codes, two_blocks(&powers[i][l / kFoldedBlock]), even, odd);
+        } else {
+          plain.decode(codes, even, odd);
+        }
+        Bytes first = reinterpret_cast<Bytes>(even), second = reinterpret_cast<Bytes>(odd);
+        interleave_lanes(first, second);
+        store_bytes(row + l / kPerLane, first);
+        store_bytes(row + l / kPerLane + kLanes, second);
+        if (fold && any(folding.special(codes)))
+          for (int64_t q = 0; q < kLanes; ++q)
+            put_special(o.spec.element, from + 4 * q, row + l / kPerLane + 2 * q, row + l / kPerLane + 2 * q + 1);
+      }
+    });
+  }
+
+  static void pack_columns(const Operand& o, int64_t outer, const Slab& slab, unsigned folded, float* out) {
+    with_codes_of(o, outer, slab, [&](const auto& codes) {
+      if (!folded) return decode_columns(codes, o.spec.element, slab, out);
+      alignas(64) Halves less[kSlabPowers];
+      load_powers<1>(o, outer, slab, folded, less);
+      fold_columns(codes, o.spec.element, slab, less, out);
+    });
+  }
+
+ private:
+  static_assert(kLanes == kGroup && kFoldedBlock == 2 * kLanes);
+
+  // Functions of their own: inlined, the tables would not stay in registers.
+
+  template <class Source>
+  [[gnu::noinline]] static void decode_columns(const Source& source, Format element, const Slab& slab, float* out) {
+    const Bf16Decoder decoder(element, false);
+    for (int64_t l = 0; l < slab.rounded(4 * kLanes); l += 4 * Source::kStep) {
+      U32 quads[Source::kStep][kQuadVectors];
+      source.read(l, quads);
+#pragma GCC unroll 4
+      for (int q = 0; q < Source::kStep; ++q) {
+        Halves even, odd;
+        decoder.decode(reinterpret_cast<Bytes>(quads[q][0]), even, odd);
+        store_lanes(out, even);
+        store_lanes(out + kGroup, odd);
+        out += 2 * kGroup;
+      }
+    }
+  }
+
+  template <class Source>
+  [[gnu::noinline]] static void fold_columns(const Source& source, Format element, const Slab& slab, const Halves* less,
+                                             float* out) {
+    const Bf16Decoder decoder(element, true);
+    Bytes special = {};
+    float* to = out;
+    for (int64_t l = 0; l < slab.rounded(4 * kLanes); l += 4 * Source::kStep) {
+      U32 quads[Source::kStep][kQuadVectors];
+      source.read(l, quads);
+#pragma GCC unroll 4
+      for (int q = 0; q < Source::kStep; ++q) {
+        const Bytes codes = reinterpret_cast<Bytes>(quads[q][0]);
+        Halves even, odd;
+        decoder.fold(codes, less[(l + 4 * q) / kFoldedBlock], even, odd);
+        special |= decoder.special(codes);
+        store_lanes(to, even);
+        store_lanes(to + kGroup, odd);
+        to += 2 * kGroup;
+      }
+    }
+    if (!any(special)) return;
+    for (int64_t i = 0; i < kGroup; ++i)
+      for (int64_t l = 0; l < slab.rounded(4); l += 4)
+        put_special(element, source.at(i, l), lane_of(out, l) + i, lane_of(out, l) + kGroup + i);
+  }
+
+  /// What Bf16Decoder::fold() takes for each block of 16 columns; no change for a column that keeps its scales.
+  template <int64_t kStride>
+  static void load_powers(const Operand& o, int64_t outer, const Slab& slab, unsigned folded, Halves* less) {
+    alignas(64) uint8_t powers[kGroup][kGroup] = {};
+    const int64_t first = slab.begin / kFoldedBlock;
+    if (o.spec.interleaved) {
+      if (outer < o.outer) stage_scale_quads(o, outer, first, kSlabPowers, powers);
+    } else if (!stage_scale_bytes(o, outer, first, powers)) {
+      turn_square(powers);
+    }
+    U32 folds = {};
+    for (int i = 0; i < kLanes; ++i) folds[i] = 1u << i;
+    folds = (folds & folded) == 0 ? U32{} : U32{} + 1;
+    for (int64_t b = 0; b < kSlabPowers; ++b)
+      less[b * kStride] = columns_of_block(folds == 1 ? load_u8(powers[b]) : U32{} + 127);
+  }
+  static void turn_square(uint8_t (&bytes)[kGroup][kGroup]) {
+    transpose_codes(&bytes[0][0], kGroup, &bytes[0][0], kGroup);
+  }
+  /// The first of the two lanes of packed columns that hold the quad at l.
+  static float* lane_of(float* columns, int64_t l) { return columns + l / kPerLane * kGroup; }
+
+  /// Infinities and NaN of a quad, which no scale changes.
+  static void put_special(Format f, const uint8_t* quad, float* even, float* odd) {
+    for (int c = 0; c < 4; ++c) {
+      const float value = quire::decode(f, quad[c]);
+      if (std::isfinite(value)) continue;
+      const uint16_t bits = f32_to_bf16(value);
+      std::memcpy(reinterpret_cast<char*>(c % 2 ? odd : even) + c / 2 * 2, &bits, sizeof bits);
+    }
+  }
+
+  /// What Bf16Decoder::fold() takes for the E8M0 scales of 16 columns.
+  static Halves columns_of_block(U32 scales) {
+    const U32 less = ((kRaised + 127) - scales) << 7;
+    return reinterpret_cast<Halves>(less | less << 16);
+  }
+  /// The same for a row: the first half of the lanes belongs to one block, the second to the next.
+  static Halves two_blocks(const uint8_t* scales) {
+    const auto both = [](uint8_t byte) { return static_cast<uint32_t>((kRaised + 127 - byte) << 7) * 0x10001u; };
+    return reinterpret_cast<Halves>(halves_of(both(scales[0]), both(scales[1])));
+  }
+};

@@ -1,0 +1,84 @@
+// Lanes of one float32: exact for every format, on every machine.
+#pragma once
+
+#include "quire/cpu/generic/elements/codes.inl.h"
+#include "quire/cpu/generic/gemm/microkernel.inl.h"
+#include "quire/cpu/generic/gemm/quads.inl.h"
+#include "quire/cpu/generic/gemm/slab_codes.inl.h"
+
+struct F32Lanes : RegisterLanes {
+  using Vector = F32;
+  static constexpr int kPerLane = 1;
+  static constexpr int64_t kSlabLanes = kSlab, kRowLanes = kSlab;
+  static constexpr int kRows = kTileRows, kVectors = kTileVectors;
+  static constexpr float kUnit = 1;
+  static constexpr Folding kFolding = Folding::none;
+  static constexpr int64_t kMaxBlock = kLongestBlock;
+
+  static F32 load_lanes(const float* p) { return load(p); }
+  static void store_lanes(float* p, F32 v) { store(p, v); }
+  static F32 broadcast_lane(const float* p) { return broadcast(*p); }
+  static F32 accumulate(F32 a, F32 b, F32 sum) { return multiply_add(a, b, sum); }
+
+  template <int Rows, bool Scaled, class Columns>
+  static void multiply(const RegisterTile& tile, const Columns& columns, const Slab& slab) {
+    multiply_lanes<F32Lanes, Rows, Scaled>(tile, columns, slab);
+  }
+
+  /// Columns decoded as they are multiplied.
+  struct Codes {
+    StoredColumns<F32Lanes> stored;
+    bool e4m3;
+
+    void read(int64_t quad, F32 (&to)[4][kVectors]) const {
+#pragma GCC unroll 4
+      for (int v = 0; v < kVectors; ++v) {
+        const U32 codes = reinterpret_cast<U32>(load(reinterpret_cast<const float*>(stored.at(quad, v))));
+#pragma GCC unroll 4
+        for (int c = 0; c < 4; ++c) {
+          const U32 code = codes >> (8 * c) & 0xFF;
+          to[c][v] = e4m3 ? decode_lanes<Format::e4m3>(code) : decode_lanes<Format::e5m2>(code);
+        }
+      }
+    }
+  };
+
+  static bool reads(const QuantSpec& spec) { return !spec.packed(); }
+
+  template <class Body>
+  static bool with_codes(const Operand& o, int64_t col, const Slab& slab, const uint16_t* /*folded*/,
+                         const Body& body) {
+    body(Codes{{o, col, slab}, o.spec.element == Format::e4m3});
+    return true;
+  }
+
+  static void pack_rows(const Operand& o, int64_t outer, const Slab& slab, unsigned /*folded*/, float* out) {
+    StagedCodes staged;
+    const LineBytes lines = codes_along(o, outer, slab, staged);
+    pack_lines<F32Lanes>(o, outer, out, [&](int64_t i, float* row) {
+      decode_codes(o.spec.element, lines.data + i * lines.stride, slab.padded, row);
+    });
+  }
+
+  static void pack_columns(const Operand& o, int64_t outer, const Slab& slab, unsigned /*folded*/, float* out) {
+    with_codes_of(o, outer, slab, [&](const auto& codes) {
+      if (o.spec.element == Format::e4m3) return decode_columns<Format::e4m3>(codes, slab.padded, out);
+      if (o.spec.element == Format::e5m2) return decode_columns<Format::e5m2>(codes, slab.padded, out);
+      decode_columns<Format::e2m1>(codes, slab.padded, out);
+    });
+  }
+
+ private:
+  template <Format F, class Source>
+  static void decode_columns(const Source& codes, int64_t count, float* out) {
+    for (int64_t l = 0; l < count; l += 4 * Source::kStep) {
+      U32 quads[Source::kStep][kQuadVectors];
+      codes.read(l, quads);
+      for (int q = 0; q < Source::kStep; ++q)
+#pragma GCC unroll 4
+        for (int c = 0; c < 4; ++c, out += kGroup)
+          for (int v = 0; v < kQuadVectors; ++v)
+            store(out + v * kLanes, decode_lanes<F>(quads[q][v] >> (8 * c) & 0xFF));
+    }
+  }
+};

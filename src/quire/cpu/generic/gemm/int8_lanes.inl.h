@@ -1,0 +1,180 @@
+// Lanes of four int8: exact sums of 4-bit codes. An E2M1 value doubled is an integer of at most 12; columns carry 12
+// more so that they are not negative, as the instruction wants it, and every sum starts at -12 times the sum of its row
+// (numerics.md 0.20).
+//
+// A byte of a packed line holds two neighbours, so a lane is made of the low or of the high nibbles of four bytes: rows
+// and columns agree on the order, and that is all a sum of products needs.
+#pragma once
+
+#include "quire/cpu/generic/elements/codes.inl.h"
+#include "quire/cpu/generic/gemm/microkernel.inl.h"
+#include "quire/cpu/generic/gemm/quads.inl.h"
+#include "quire/cpu/generic/gemm/slab_codes.inl.h"
+
+constexpr int kInt8Offset = 12;
+constexpr TileShape kInt8Tile{kInt8Rows, kTileVectors};
+
+/// E2M1 values doubled plus an offset, by code.
+constexpr auto int8_values(int offset) {
+  std::array<uint8_t, 16> values{};
+  for (int code = 0; code < 16; ++code)
+    values[static_cast<size_t>(code)] =
+        static_cast<uint8_t>(static_cast<int>(2 * quire::decode(Format::e2m1, code)) + offset);
+  return values;
+}
+constexpr auto kInt8RowValues = int8_values(0), kInt8ColumnValues = int8_values(kInt8Offset);
+
+template <TileShape kShape>
+struct Int8Lanes : RegisterLanes {
+  using Vector = Bytes;
+  static constexpr int kPerLane = 4;
+  static constexpr int64_t kMaxBlock = 16;
+  static constexpr int64_t kBlockLanes = kMaxBlock / kPerLane;
+  static constexpr int64_t kSlabLanes = kSlab / kPerLane;
+  static constexpr int64_t kStep = 2 * kLanes * kPerLane;  ///< codes of a line that are packed at a time
+  /// After a row's lanes come the starts of its blocks' sums.
+  static constexpr int64_t kRowLanes = kSlabLanes + kSlabBlocks;
+  static constexpr int kRows = kShape.rows, kVectors = kShape.vectors;
+  static constexpr float kUnit = 0.25f;
+  static constexpr Folding kFolding = Folding::none;
+
+  static void pack_rows(const Operand& o, int64_t outer, const Slab& slab, unsigned /*folded*/, float* out) {
+    StagedCodes staged;
+    const LineBytes lines = packed_along(o, outer, slab, staged);
+    const Bytes table = repeat_table(kInt8RowValues.data()), offset = Bytes{} + kInt8Offset;
+    pack_lines<Int8Lanes>(o, outer, out, [&](int64_t i, float* row) {
+      for (int64_t l = 0; l < slab.rounded(kStep) / kPerLane; l += 2 * kLanes) {
+        const uint8_t* from = lines.data + i * lines.stride + l * 2;
+        __builtin_prefetch(from + kLinesAhead * lines.stride);
+        const Bytes codes = load_bytes(from);
+        Bytes first = look_up(table, codes & 0xF), second = look_up(table, codes >> 4);
+        interleave_lanes(first, second);
+        store_bytes(row + l, first);
+        store_bytes(row + l + kLanes, second);
+        store_starts(dot(I32{}, offset, first), row + kSlabLanes + l / kBlockLanes);
+        store_starts(dot(I32{}, offset, second), row + kSlabLanes + (l + kLanes) / kBlockLanes);
+      }
+    });
+  }
+
+  /// Minus the sums of each block's lanes.
+  static void store_starts(I32 sums, float* out) {
+    const I32 pairs = sums + permuted(sums, [](int i) { return i ^ 1; });
+    const I32 blocks = -(pairs + permuted(pairs, [](int i) { return i ^ 2; }));
+    const I32 starts = permuted(blocks, [](int i) { return i * static_cast<int>(kBlockLanes) % kLanes; });
+    std::memcpy(out, &starts, sizeof(float) * kLanes / kBlockLanes);
+  }
+
+  /// Lane i is lane from(i) of v.
+  template <class From>
+  static I32 permuted(I32 v, From from) {
+    I32 order;
+    for (int i = 0; i < kLanes; ++i) order[i] = from(i);
+    return __builtin_shuffle(v, order);
+  }
+
+  static void pack_columns(const Operand& o, int64_t outer, const Slab& slab, unsigned /*folded*/, float* out) {
+    with_pairs_of(o, outer, slab, [&](const auto& pairs) { decode_columns(pairs, slab, out); });
+  }
+
+  template <class Source>
+  static void decode_columns(const Source& pairs, const Slab& slab, float* out) {
+    const Bytes table = repeat_table(kInt8ColumnValues.data());
+    for (int64_t from = 0; from < slab.rounded(kStep) / 2; from += 4 * Source::kStep) {
+      U32 quads[Source::kStep][kQuadVectors];
+      pairs.read(from, quads);
+#pragma GCC unroll 4
+      for (int q = 0; q < Source::kStep; ++q, out += 2 * kGroup)
+        for (int v = 0; v < kQuadVectors; ++v) {
+          const Bytes codes = reinterpret_cast<Bytes>(quads[q][v]);
+          store_bytes(out + v * kLanes, look_up(table, codes & 0xF));
+          store_bytes(out + kGroup + v * kLanes, look_up(table, codes >> 4));
+        }
+    }
+  }
+
+  using Block = Bytes[kBlockLanes][kVectors];
+
+  static void read_block(const PackedColumns<Int8Lanes>& columns, int64_t block, Block& to) {
+#pragma GCC unroll 4
+    for (int v = 0; v < kVectors; ++v)
+#pragma GCC unroll 4
+      for (int q = 0; q < kBlockLanes; ++q) to[q][v] = load_bytes(columns.at(block * kBlockLanes + q, v));
+  }
+  template <class Codes>
+  static void read_block(const KeptColumns<Int8Lanes, Codes>& columns, int64_t block, Block& to) {
+    read_block(columns.codes, block, to);
+#pragma GCC unroll 4
+    for (int v = 0; v < kVectors; ++v)
+#pragma GCC unroll 4
+      for (int q = 0; q < kBlockLanes; ++q) store_bytes(columns.kept.at(block * kBlockLanes + q, v), to[q][v]);
+  }
+
+  /// Columns decoded as they are multiplied.
+  struct Codes {
+    StoredColumns<Int8Lanes> stored;
+    Bytes table;
+  };
+  static void read_block(const Codes& columns, int64_t block, Block& to) {
+#pragma GCC unroll 4
+    for (int v = 0; v < kVectors; ++v)
+#pragma GCC unroll 2
+      for (int half = 0; half < 2; ++half) {
+        const Bytes codes = load_bytes(columns.stored.at(2 * block + half, v));
+        to[2 * half][v] = look_up(columns.table, codes & 0xF);
+        to[2 * half + 1][v] = look_up(columns.table, codes >> 4);
+      }
+  }
+
+  static bool reads(const QuantSpec& /*spec*/) { return true; }
+  static bool decodes_slowly(const Operand& /*columns*/) { return true; }
+
+  template <class Body>
+  static bool with_codes(const Operand& o, int64_t col, const Slab& slab, const uint16_t* /*folded*/,
+                         const Body& body) {
+    body(Codes{{o, col, slab}, repeat_table(kInt8ColumnValues.data())});
+    return true;
+  }
+
+  /// Every block of 16 is summed in integers, then scaled and added in registers. Both operands have block scales.
+  template <int Rows, bool Scaled, class Columns>
+  [[gnu::noinline]] static void multiply(const RegisterTile& tile, const Columns& packed, const Slab& slab) {
+    const Columns from = packed;
+    constexpr int kCols = kVectors * kLanes;
+    F32 sum[Rows][kVectors];
+#pragma GCC unroll 16
+    for (int r = 0; r < Rows; ++r)
+#pragma GCC unroll 4
+      for (int v = 0; v < kVectors; ++v) sum[r][v] = load(tile.sum + r * kCols + v * kLanes);
+    const float* a = tile.a;
+    const int64_t blocks = slab.blocks();
+    for (int64_t block = 0; block < blocks; ++block, a += kBlockLanes) {
+      Block columns;
+      read_block(from, block, columns);
+      F32 scale[kVectors];
+#pragma GCC unroll 4
+      for (int v = 0; v < kVectors; ++v) scale[v] = load(tile.b_scale + block * kCols + v * kLanes);
+#pragma GCC unroll 16
+      for (int r = 0; r < Rows; ++r) {
+        const I32 start = broadcast_int(tile.a + r * kRowLanes + kSlabLanes + block);
+        const F32 row_scale = broadcast(tile.a_scale[r * kSlabBlocks + block]);
+        I32 products[kVectors];
+#pragma GCC unroll 4
+        for (int v = 0; v < kVectors; ++v) products[v] = start;
+#pragma GCC unroll 4
+        for (int q = 0; q < kBlockLanes; ++q) {
+          const Bytes element = broadcast_bytes(a + r * kRowLanes + q);
+#pragma GCC unroll 4
+          for (int v = 0; v < kVectors; ++v) products[v] = dot(products[v], columns[q][v], element);
+        }
+#pragma GCC unroll 4
+        for (int v = 0; v < kVectors; ++v)
+          sum[r][v] = multiply_add(__builtin_convertvector(products[v], F32), row_scale * scale[v], sum[r][v]);
+      }
+    }
+#pragma GCC unroll 16
+    for (int r = 0; r < Rows; ++r)
+#pragma GCC unroll 4
+      for (int v = 0; v < kVectors; ++v) store(tile.sum + r * kCols + v * kLanes, sum[r][v]);
+  }
+};

@@ -1,0 +1,183 @@
+// The register tile of the product.
+//
+// Panels are made of lanes of four bytes: one float32, two bfloat16 or four int8, neighbours along the contraction,
+// held in memory of floats. Rows keep their lanes one after the other; columns keep a lane of 16 columns after the
+// other. A kind of lanes is a class L that says how codes become lanes and how lanes are multiplied:
+//   kSlabLanes        lanes of one line of a slab
+//   kRowLanes         floats from one packed row to the next
+//   kPackedRows       floats of packed rows that are kept at a time: few rows are packed once for all columns
+//   Session           what a thread needs while it multiplies outputs of so many rows
+//   kRowStep          its kernels have a multiple of so many rows
+//   kRows, kVectors   shape of the register tile: rows, and vectors of columns
+//   kMaxBlock         most positions that are summed before anything else
+//   kUnit             what a product of 1 means: a power of two
+//   kFolding          which scales are multiplied into the codes
+//   kReadsCodes       whether columns may be decoded as they are multiplied
+//   kReadStep         positions that they are decoded at a time
+//   kKeepsCodes       whether they are packed then in any case
+//   reads             those of which specs
+//   decodes_slowly    whether a tall tile pays, of lanes that have one
+//   with_codes        calls its argument with such columns and returns true; or false if what they were read as is
+//                     wrong
+//   pack_rows, pack_columns   16 lines of a slab to lanes
+//   multiply          the tile itself
+#pragma once
+
+#include "quire/cpu/generic/elements/codes.inl.h"
+#include "quire/cpu/generic/gemm/quads.inl.h"
+#include "quire/cpu/generic/gemm/slab_codes.inl.h"
+
+/// Most positions along the contraction whose products are summed before anything else (numerics.md 0.20).
+constexpr int64_t kLongestBlock = 128;
+
+/// Most rows of a register tile, and its vectors of columns.
+struct TileShape {
+  int rows, vectors;
+};
+constexpr TileShape kWideTile{kTileRows, kTileVectors};
+/// Of up to 16 rows: columns are decoded for all of them at once. For 32 registers.
+constexpr TileShape kTallTile{16, 1};
+
+struct NoSession {
+  explicit NoSession(int64_t /*rows*/) {}
+};
+
+/// What lanes have in common that are multiplied in registers, any number of rows at a time.
+struct RegisterLanes {
+  using Session = NoSession;
+  static constexpr int64_t kPackedRows = int64_t{1} << 16;
+  static constexpr int kRowStep = 1;
+  static constexpr bool kReadsCodes = true, kKeepsCodes = false;
+  static constexpr int64_t kReadStep = kGroup;
+};
+
+/// Scales that lanes have room for: none, those that are powers of two near 1 (may_fold()), or all.
+enum class Folding : uint8_t { none, powers, all };
+
+/// Packed operands of one register tile over one slab.
+struct RegisterTile {
+  int64_t rows;          ///< that there are
+  const float* a;        ///< [rows, whole kernels][L::kRowLanes]
+  const float* a_scale;  ///< [rows][kSlabBlocks]
+  const float* b_scale;  ///< [blocks][columns]
+  float* sum;            ///< [rows][columns], added to
+};
+
+/// Packs the lines that there are of a group of rows, one by pack_row(i, its lanes), and makes the others zero.
+template <class L, class PackRow>
+void pack_lines(const Operand& o, int64_t outer, float* out, const PackRow& pack_row) {
+  const int64_t lines = std::min(o.outer - outer, kGroup);
+  for (int64_t i = 0; i < lines; ++i) pack_row(i, out + i * L::kRowLanes);
+  std::fill(out + lines * L::kRowLanes, out + kGroup * L::kRowLanes, 0.0f);
+}
+
+/// Columns of a register tile that were packed: [columns / 16][L::kSlabLanes][16].
+template <class L>
+struct PackedColumns {
+  float* lanes;
+
+  /// A vector of columns of one lane.
+  float* at(int64_t lane, int v) const {
+    return lanes + lane * kGroup + v * kLanes / kGroup * (kGroup * L::kSlabLanes) + v * kLanes % kGroup;
+  }
+  /// The lanes of the quad of positions [4 quad, 4 quad + 4).
+  void read(int64_t quad, typename L::Vector (&to)[4 / L::kPerLane][L::kVectors]) const {
+#pragma GCC unroll 4
+    for (int s = 0; s < 4 / L::kPerLane; ++s)
+#pragma GCC unroll 4
+      for (int v = 0; v < L::kVectors; ++v) to[s][v] = L::load_lanes(at(quad * (4 / L::kPerLane) + s, v));
+  }
+};
+
+/// Columns that are decoded as they are multiplied, and packed for the rows that follow.
+template <class L, class Codes>
+struct KeptColumns {
+  Codes codes;
+  PackedColumns<L> kept;
+
+  void read(int64_t quad, typename L::Vector (&to)[4 / L::kPerLane][L::kVectors]) {
+    codes.read(quad, to);
+#pragma GCC unroll 4
+    for (int s = 0; s < 4 / L::kPerLane; ++s)
+#pragma GCC unroll 4
+      for (int v = 0; v < L::kVectors; ++v) L::store_lanes(kept.at(quad * (4 / L::kPerLane) + s, v), to[s][v]);
+  }
+  void finish() const
+    requires requires(const Codes& c) { c.finish(); }
+  {
+    codes.finish();
+  }
+};
+
+/// Codes of a register tile's columns as they are stored, interleaved: of each vector of columns its quads.
+template <class L>
+struct StoredColumns {
+  const uint8_t* quads[L::kVectors];
+
+  StoredColumns(const Operand& o, int64_t col, const Slab& slab) {
+    for (int v = 0; v < L::kVectors; ++v) {
+      const int64_t outer = col + v * kLanes / kGroup * kGroup;
+      // Where no columns are, sums are not used, and any codes will do.
+      quads[v] = stored_quads(o, outer < o.outer ? outer : col, slab.begin) + v * kLanes % kGroup * kQuadBytes;
+    }
+  }
+  const uint8_t* at(int64_t quad, int v) const {
+    const uint8_t* const from = quads[v] + quad * kQuadGroup;
+    __builtin_prefetch(from + kQuadsAhead);
+    return from;
+  }
+};
+
+/// Adds what a block summed to, times its row's scale and its columns' scales if it has some.
+template <bool Scaled>
+inline void add_block(F32 block, const float* row_scale, const float* column_scales, float* sum) {
+  if constexpr (Scaled) {
+    store(sum, multiply_add(block * broadcast(*row_scale), load(column_scales), load(sum)));
+  } else {
+    store(sum, load(sum) + block);
+  }
+}
+
+/// Lanes of a block are multiplied and summed in registers, then scaled and added to the sum: for 4-bit codes the
+/// block's sum is exact. Scaled: block scales exist; else they are all 1.
+template <class L, int Rows, bool Scaled, class Columns>
+[[gnu::noinline]] void multiply_lanes(const RegisterTile& tile, const Columns& columns, const Slab& slab) {
+  constexpr int kCols = L::kVectors * kLanes, kQuadLanes = 4 / L::kPerLane;
+  Columns from = columns;
+  const float* a = tile.a;
+  const float* a_scale = tile.a_scale;
+  const float* b_scale = tile.b_scale;
+  const int64_t quads = ceil_div(slab.size, 4);
+  for (int64_t quad = 0; quad < quads;) {
+    F32 t[Rows][L::kVectors] = {};
+    for (const int64_t end = std::min(quads, quad + slab.block / 4); quad < end; ++quad, a += kQuadLanes) {
+      typename L::Vector lanes[kQuadLanes][L::kVectors];
+      from.read(quad, lanes);
+#pragma GCC unroll 4
+      for (int s = 0; s < kQuadLanes; ++s)
+#pragma GCC unroll 16
+        for (int r = 0; r < Rows; ++r) {
+          const typename L::Vector element = L::broadcast_lane(a + r * L::kRowLanes + s);
+#pragma GCC unroll 4
+          for (int v = 0; v < L::kVectors; ++v) t[r][v] = L::accumulate(element, lanes[s][v], t[r][v]);
+        }
+    }
+#pragma GCC unroll 16
+    for (int r = 0; r < Rows; ++r) {
+#pragma GCC unroll 4
+      for (int v = 0; v < L::kVectors; ++v)
+        add_block<Scaled>(t[r][v], a_scale + r * kSlabBlocks, b_scale + v * kLanes, tile.sum + r * kCols + v * kLanes);
+    }
+    a_scale += 1;
+    b_scale += kCols;
+  }
+  if constexpr (requires { from.finish(); }) from.finish();
+}
+
+/// By the kernel of as few rows as do.
+template <class L, int Rows, bool Scaled, class Columns>
+void multiply_rows(const RegisterTile& tile, const Columns& columns, const Slab& slab) {
+  if constexpr (Rows > L::kRowStep)
+    if (tile.rows <= Rows - L::kRowStep) return multiply_rows<L, Rows - L::kRowStep, Scaled>(tile, columns, slab);
+  L::template multiply<Rows, Scaled>(tile, columns, slab);
+}

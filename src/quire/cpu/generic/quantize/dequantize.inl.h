@@ -1,0 +1,205 @@
+// Dequantization of one direction: codes of pieces of lines times one value per block.
+#pragma once
+
+#include "quire/cpu/generic/elements/codes.inl.h"
+#include "quire/cpu/generic/elements/encode.inl.h"
+#include "quire/cpu/generic/elements/lines.inl.h"
+#include "quire/cpu/generic/elements/plain.inl.h"
+#include "quire/cpu/generic/elements/vectors.inl.h"
+#include "quire/cpu/generic/quantize/amax.inl.h"
+#include "quire/cpu/generic/quantize/decode_tables.inl.h"
+#include "quire/cpu/generic/quantize/nvfp4.inl.h"
+#include "quire/cpu/generic/quantize/quantize_rows.inl.h"
+#include "quire/cpu/generic/quantize/scales.inl.h"
+
+/// Sizes of the direction that is decoded.
+struct Extent {
+  int64_t outer, contraction, blocks;
+};
+
+Extent extent_of(const DequantizeProblem& p) {
+  const bool rowwise = p.direction == Direction::rowwise;
+  const int64_t outer = rowwise ? p.rows : p.cols;
+  const int64_t contraction = rowwise ? p.cols : columnwise_tokens(p.spec, p.rows);
+  return {outer, contraction, block_count(p.spec, contraction)};
+}
+
+/// Scales of `count` blocks of a line from block `first` on, as what multiplies codes; whole vectors.
+template <ScaleKind S>
+void block_values(const DequantizeProblem& p, const Extent& e, int64_t line, std::array<int64_t, 2> blocks,
+                  float* values) {
+  const auto* stored = static_cast<const Stored<S>*>(p.scale);
+  const int64_t count = blocks[1] - blocks[0];
+  const SideGrid grid{p.spec, p.direction, e.outer, e.blocks};
+  alignas(64) Stored<S> gathered[kPieceOfLine / kNvfp4Block + kLanes] = {};
+  if (S != ScaleKind::f32 && !p.spec.swizzled && !blocks_first(p.spec, p.direction))
+    std::memcpy(gathered, stored + scale_index(grid, line, blocks[0]), static_cast<size_t>(count));
+  else
+    for (int64_t i = 0; i < count; ++i) gathered[i] = stored[scale_index(grid, line, blocks[0] + i)];
+  if constexpr (S == ScaleKind::f32) {
+    std::copy_n(gathered, count, values);
+  } else {
+    const float amax = S == ScaleKind::e4m3 ? p.amax[amax_index(p.spec, line)] : 0.0f;
+    for (int64_t i = 0; i < count; i += kLanes) {
+      const U32 byte = load_u8(gathered + i);
+      if constexpr (S == ScaleKind::e8m0)
+        store(values + i, e8m0_values(byte));
+      else  // numerics.md 5.1, 0.6
+        store(values + i, decode_lanes<Format::e4m3>(byte) * amax * (1.0f / (6.0f * p.spec.e4m3_max())));
+    }
+  }
+}
+
+/// Whether all codes of a piece, padded to whole quads, are finite.
+template <Format F>
+inline bool all_finite(const uint8_t* codes, int64_t count) {
+  typedef Vec<int8_t, kQuad> Bytes;
+  constexpr auto mask = static_cast<int8_t>(row(F).magnitudes() - 1);
+  Bytes most{};
+  for (int64_t i = 0; i < count; i += kQuad)
+    most = larger<Bytes>(most, *reinterpret_cast<const Bytes*>(codes + i) & mask);
+  int8_t top[kQuad];
+  std::memcpy(top, &most, sizeof top);
+  return *std::max_element(top, top + kQuad) <= row(F).max_code();
+}
+
+/// decode() of kLanes codes; without kNan all are finite.
+template <Format F, bool kNan>
+inline F32 decode_at(const uint8_t* codes) {
+  if constexpr (kNan || F == Format::e2m1) return decode_lanes<F>(load_u8(codes));
+  if constexpr (F == Format::e4m3) return load_e4m3(codes);
+  return load_e5m2(codes);
+}
+
+/// Values of codes, whole quads, times the scales of their blocks of N.
+template <Format F, int64_t N, Known kKnown, DType D>
+inline void decode_piece(const uint8_t* codes, int64_t count, const float* scale, const Sink<Plain<D>>& out) {
+  const auto value = [&](int64_t j) {
+    return decode_at<F, kKnown == Known::nothing>(codes + j) * broadcast(scale[j / N]);
+  };
+  for (int64_t i = 0; i < count; i += kQuad) {
+    alignas(64) Plain<D> quad[kQuad];
+    ask_ahead(codes + i);
+#pragma GCC unroll 2
+    for (int64_t j = 0; j < kQuad; j += 2 * kLanes) store_as<D, kKnown>(quad + j, value(i + j), value(i + j + kLanes));
+    out.put(i, quad);
+  }
+}
+
+/// Whether any code times any of the scales is a bfloat16: a code has few bits, and a power of two moves them only,
+/// down to the least subnormal number.
+template <Format F>
+inline bool all_products_are_bf16(const float* scale, int64_t count) {
+  constexpr uint32_t least = static_cast<uint32_t>(std::max(1, row(F).bias + row(F).man_bits - 1 - 133 + 127)) << 23;
+  uint32_t rest = 0, smallest = ~0u;
+  for (int64_t i = 0; i < count; ++i) {
+    const auto bits = std::bit_cast<uint32_t>(scale[i]);
+    rest |= bits & 0x807FFFFFu;
+    smallest = std::min(smallest, bits);
+  }
+  return rest == 0 && smallest >= least;
+}
+
+/// Values of codes, packed if they are of 4 bits, whole quads, times the scales of `count` blocks.
+template <Format F, ScaleKind S, DType D>
+void decode_line(const uint8_t* codes, int64_t padded, const std::span<const float>& scale, const Sink<Plain<D>>& out) {
+  constexpr int64_t n = block_of(S);
+  constexpr bool packed = row(F).packed();
+  const auto blocks = std::ssize(scale);
+  const bool finite_codes = packed || all_finite<F>(codes, padded);
+  if constexpr (kHasWordTables && D == DType::bf16 && (packed || S == ScaleKind::f32))
+    if (finite_codes && all_are_moderate(scale.data(), blocks)) {
+      if constexpr (packed)
+        return decode_nibbles<n>(codes, padded, scale.data(), out);
+      else
+        return decode_bytes<F, n>(codes, padded, scale.data(), out);
+    }
+  alignas(64) uint8_t unpacked[packed ? kPieceOfLine : 1];
+  if constexpr (packed) {
+    unpack_line(codes, padded, unpacked);
+    codes = unpacked;
+  }
+  // What is no number may be a code, a scale, or a product of both.
+  if (!finite_codes || line_magnitude<DType::f32, false>(scale.data(), blocks) >= kInfinity<DType::f32>)
+    return decode_piece<F, n, Known::nothing, D>(codes, padded, scale.data(), out);
+  if (D == DType::bf16 && all_products_are_bf16<F>(scale.data(), blocks))
+    return decode_piece<F, n, Known::exact, D>(codes, padded, scale.data(), out);
+  decode_piece<F, n, Known::no_nan, D>(codes, padded, scale.data(), out);
+}
+
+/// Decodes a piece of a line whose codes are padded to whole quads, and packed if they are of 4 bits.
+template <Format F, ScaleKind S, DType D>
+void dequantize_piece(const DequantizeProblem& p, const Extent& e, const Tile& at, const uint8_t* codes) {
+  constexpr int64_t n = block_of(S);
+  alignas(64) float scale[kPieceOfLine / n + kLanes];
+  const int64_t padded = round_up(at.cols, kQuad), count = ceil_div(at.cols, n);
+  if (p.spec.row().scope == Scope::block) {
+    block_values<S>(p, e, at.row, {at.col / n, at.col / n + count}, scale);
+  } else {
+    block_values<S>(p, e, at.row, {0, 1}, scale);
+    std::fill(scale + 1, scale + ceil_div(padded, n), scale[0]);
+  }
+  const std::span<const float> scales(scale, static_cast<size_t>(count));
+  auto* to = static_cast<Plain<D>*>(p.out.data) + at.row * p.out.row_stride + at.col;
+  const bool streams = p.out.rows * p.out.cols * size_of(D) >= kStreamBytes;
+  if (padded == at.cols && (!streams || reinterpret_cast<uintptr_t>(to) % 64 == 0))
+    return decode_line<F, S, D>(codes, padded, scales, {to, streams});
+  alignas(64) Plain<D> values[kPieceOfLine];
+  decode_line<F, S, D>(codes, padded, scales, {values, false});
+  put(reinterpret_cast<const uint8_t*>(values), at.cols * size_of(D), reinterpret_cast<uint8_t*>(to), streams);
+}
+
+using DequantizePiece = void (*)(const DequantizeProblem&, const Extent&, const Tile&, const uint8_t* codes);
+
+DequantizePiece piece_dequantizer(const QuantSpec& spec, DType dtype) {
+  DequantizePiece found = nullptr;
+  with_kinds(spec, dtype, [&](auto f, auto s, auto d) { found = dequantize_piece<f, s, d>; });
+  return found;
+}
+
+/// A piece of a line whose codes are contiguous.
+void dequantize_along(const DequantizeProblem& p, const Extent& e, const Tile& at, DequantizePiece decode) {
+  alignas(64) uint8_t codes[kPieceOfLine];
+  const int64_t first = data_index({p.spec, p.direction, e.outer, e.contraction}, at.row, at.col);
+  const auto* data = static_cast<const uint8_t*>(p.data) + (p.spec.packed() ? first / 2 : first);
+  if (at.cols % kQuad == 0) return decode(p, e, at, data);
+  const int64_t bytes = p.spec.packed() ? ceil_div(at.cols, 2) : at.cols;
+  std::memcpy(codes, data, static_cast<size_t>(bytes));
+  std::fill(codes + bytes, codes + round_up(at.cols, kQuad), uint8_t{0});
+  decode(p, e, at, codes);
+}
+
+/// A tile whose lines run against memory.
+void dequantize_across(const DequantizeProblem& p, const Extent& e, const Tile& tile, DequantizePiece decode) {
+  alignas(64) uint8_t turned[kTile][kTile] = {}, codes[kTile][kTile];
+  const SideGrid grid{p.spec, p.direction, e.outer, e.contraction};
+  for (int64_t j = 0; j < tile.cols; ++j) {
+    const uint8_t* from = static_cast<const uint8_t*>(p.data) + data_index(grid, tile.row, tile.col + j);
+    prefetch(from + kTile, kTile);
+    std::memcpy(turned[j], from, static_cast<size_t>(tile.rows));
+  }
+  turn_codes(turned, kTile, tile.rows, codes);
+  for (int64_t i = 0; i < tile.rows; ++i) decode(p, e, {tile.row + i, tile.col, 1, tile.cols}, codes[i]);
+}
+
+void dequantize(const DequantizeProblem& p) {
+  const Extent e = extent_of(p);
+  const bool across = blocks_first(p.spec, p.direction);
+  const DequantizePiece decode = piece_dequantizer(p.spec, p.out.dtype);
+  // Tiles in the order in which codes lie in memory: as lines, or as rows that cross them.
+  const Matrix lines{nullptr, DType::u8, e.outer, e.contraction, 0},
+      rows{nullptr, DType::u8, e.contraction, e.outer, 0};
+  const int64_t height = across ? kTile : 1, width = across ? kTile : kPieceOfLine;
+  const Matrix& memory = across ? rows : lines;
+  const int64_t tiles = ceil_div(memory.rows, height) * ceil_div(memory.cols, width);
+  parallel_for(tiles, kGrain / (height * width), [&](int64_t begin, int64_t end) {
+    for (int64_t t = begin; t < end; ++t) {
+      const Tile at = tile_at(memory, height, width, t);
+      if (across)
+        dequantize_across(p, e, {at.col, at.row, at.cols, at.rows}, decode);
+      else
+        dequantize_along(p, e, at, decode);
+    }
+    finish_streams();
+  });
+}

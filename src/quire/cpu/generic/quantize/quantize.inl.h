@@ -1,0 +1,219 @@
+// Quantization of a tensor: what its scales depend on first, then tiles of it, both directions from one read.
+#pragma once
+
+#include "quire/cpu/generic/elements/codes.inl.h"
+#include "quire/cpu/generic/elements/encode.inl.h"
+#include "quire/cpu/generic/elements/lines.inl.h"
+#include "quire/cpu/generic/elements/plain.inl.h"
+#include "quire/cpu/generic/quantize/amax.inl.h"
+#include "quire/cpu/generic/quantize/quantize_columns.inl.h"
+#include "quire/cpu/generic/quantize/quantize_rows.inl.h"
+#include "quire/cpu/generic/quantize/values.inl.h"
+
+/// The directions of a problem that are wanted.
+struct Plan {
+  const QuantizeProblem& problem;
+  std::array<Job, 2> both;  ///< of which those without memory are not wanted
+
+  bool has(Direction d) const { return (d == Direction::rowwise ? problem.rowwise : problem.columnwise).data; }
+  /// Rowwise before columnwise.
+  std::span<const Job> jobs() const {
+    const size_t first = has(Direction::rowwise) ? 0 : 1, end = has(Direction::columnwise) ? 2 : 1;
+    return std::span(both).subspan(first, end - first);
+  }
+  /// Whether lines are rows and scales their own, so that a line is read where it lies.
+  bool by_lines() const { return !has(Direction::columnwise) && !problem.spec.square; }
+  /// Whether both directions are wanted, multiply an element by the same number and round it alike: then they have the
+  /// same codes.
+  bool codes_are_shared() const {
+    const QuantSpec& s = problem.spec;
+    return jobs().size() == 2 && (s.square || s.row().scope == Scope::tensor) && !s.row_scaled && !s.stochastic &&
+           s.four_over_six == FourOverSix::off && s.hadamard == Hadamard::off &&
+           problem.amax.rowwise == problem.amax.columnwise;
+  }
+  /// Whether every direction that is wanted has its amaxes.
+  bool amaxes_are_given() const {
+    for (const Job& job : jobs())
+      if (!job.given_amaxes()) return false;
+    return true;
+  }
+};
+
+/// Whether the scales of a block of columns are contiguous over lines: those of 1 x 128 blocks.
+bool scales_cross_lines(const QuantSpec& spec) {
+  return spec.row().scale == ScaleKind::f32 && spec.row().scope == Scope::block && !spec.square;
+}
+
+/// Rows of the tiles of a plan: those of the tallest block. A tile that ends up turned is as tall as it is wide.
+int64_t tile_rows(const Plan& plan) {
+  if (plan.by_lines()) return scales_cross_lines(plan.problem.spec) ? kGroup : 1;
+  const bool turned = plan.has(Direction::columnwise) && plan.problem.spec.row().transposed;
+  return turned ? kTile : plan.problem.spec.row().block;
+}
+int64_t tile_cols(const Plan& plan) { return plan.by_lines() ? kPieceOfLine / (tile_rows(plan) > 1 ? 2 : 1) : kTile; }
+
+/// Fills what covers more than a tile: amaxes, multipliers of a tensor or of lines, the padding of swizzled scales.
+void begin(const Job& job, float tensor_amax) {
+  const QuantSpec& spec = job.spec();
+  const Matrix& x = job.problem.x;
+  const bool per_line = spec.row().scope == Scope::row || spec.row_scaled;
+  // Amaxes that are not kept are found where the scales that follow from them will be.
+  float* const amaxes = spec.row().has_amax ? job.side.amax : static_cast<float*>(job.side.scale);
+  if (job.given_amaxes())
+    std::copy_n(job.given_amaxes(), amax_count(spec, job.outer), amaxes);
+  else if (per_line)
+    (job.direction == Direction::rowwise ? row_amaxes : column_amaxes)(x, amaxes);
+  else if (spec.row().has_amax || spec.row().scope != Scope::block)
+    *amaxes = tensor_amax;
+  for (int64_t i = 0; i < job.multipliers(); ++i)
+    job.multiplier()[i] = job.problem.scale ? *job.problem.scale : scale_from_amax(amaxes[i], spec, kFloatMax);
+  if (spec.swizzled) {
+    const Shape<int64_t> sizes = buffers<int64_t>(spec, {x.rows, x.cols}, job.direction).scale.sizes;
+    std::memset(job.side.scale, 0, static_cast<size_t>(product(sizes, 0, sizes.size())));
+  }
+}
+
+/// Scales take the place of what begin() left there.
+void finish(const Job& job) {
+  for (int64_t i = 0; i < job.multipliers(); ++i) job.multiplier()[i] = 1.0f / job.multiplier()[i];
+}
+
+/// Memory of a thread while it quantizes tiles.
+struct QuantizeScratch {
+  TileScratch tile, transform;
+  ColumnScratch columns;
+};
+
+/// Pieces of rows: where they lie, but for an end that is no whole tile.
+template <Format F, ScaleKind S, DType D>
+float quantize_piece(const Job& job, const Rows& from, const Tile& tile, TileScratch& scratch) {
+  const int64_t whole = tile.cols / kTile * kTile;
+  float amax = 0;
+  if (whole > 0) {
+    const auto* x = static_cast<const Plain<D>*>(element_of(from.x, tile.row, tile.col));
+    amax = quantize_rows<F, S, D>(job, {x, from.x.row_stride, tile.rows, whole, from.first + tile.row, tile.col});
+  }
+  if (whole == tile.cols) return amax;
+  const Tile rest{tile.row, tile.col + whole, tile.rows, tile.cols - whole};
+  return std::max(amax, quantize_rows<F, S, D>(job, load_tile<D>(from, rest, tile.rows, scratch)));
+}
+
+/// Returns the amax of the tile's elements.
+template <Format F, ScaleKind S, DType D>
+float quantize_tile(const Plan& plan, const Rows& from, const Tile& tile, QuantizeScratch& scratch) {
+  if (plan.by_lines()) return quantize_piece<F, S, D>(plan.jobs().front(), from, tile, scratch.tile);
+  const Values<D> v = load_tile<D>(from, tile, round_up(tile.rows, 32), scratch.tile);
+  if (plan.codes_are_shared()) {
+    BlockNumbers<S> numbers;
+    const float amax = quantize_rows<F, S, D>(plan.jobs()[0], v, numbers, scratch.columns.codes);
+    turn_quantized<F, S, D>(plan.jobs()[1], v, numbers, scratch.columns);
+    return amax;
+  }
+  float amax = 0;
+  for (const Job& job : plan.jobs()) {
+    if (job.direction == Direction::rowwise) {
+      amax = quantize_rows<F, S, D>(job, v);
+    } else if (S == ScaleKind::e4m3 && plan.problem.spec.hadamard != Hadamard::off) {
+      if constexpr (S == ScaleKind::e4m3)
+        quantize_columns<F, S, DType::bf16>(job, transformed<D>(v, plan.problem.spec.hadamard, scratch.transform),
+                                            scratch.columns);
+    } else {
+      amax = quantize_columns<F, S, D>(job, v, scratch.columns);
+    }
+  }
+  return amax;
+}
+
+using QuantizeTile = float (*)(const Plan&, const Rows&, const Tile&, QuantizeScratch&);
+
+QuantizeTile tile_quantizer(const QuantSpec& spec, DType dtype) {
+  QuantizeTile found = nullptr;
+  with_kinds(spec, dtype, [&](auto f, auto s, auto d) { found = quantize_tile<f, s, d>; });
+  return found;
+}
+
+/// All tiles of some rows; returns their amax.
+float quantize_strip(const Plan& plan, const Rows& strip, QuantizeScratch& scratch) {
+  const QuantizeTile quantize_one = tile_quantizer(plan.problem.spec, strip.x.dtype);
+  const int64_t rows = tile_rows(plan), cols = tile_cols(plan);
+  const int64_t tiles = ceil_div(strip.x.rows, rows) * ceil_div(strip.x.cols, cols);
+  float amax = 0;
+  for (int64_t t = 0; t < tiles; ++t)
+    amax = std::max(amax, quantize_one(plan, strip, tile_at(strip.x, rows, cols, t), scratch));
+  return amax;
+}
+
+/// All tiles, as many at a time as the executor likes; returns the amax of the tensor.
+float quantize_tiles(const Plan& plan) {
+  const Matrix& x = plan.problem.x;
+  const QuantizeTile quantize_one = tile_quantizer(plan.problem.spec, x.dtype);
+  const int64_t rows = tile_rows(plan), cols = tile_cols(plan), tiles = ceil_div(x.rows, rows) * ceil_div(x.cols, cols);
+  SharedMaximum found;
+  const int64_t elements = std::max<int64_t>(1, std::min(rows, x.rows) * std::min(cols, x.cols));
+  parallel_for(tiles, std::max<int64_t>(1, kGrain / elements), [&](int64_t begin, int64_t end) {
+    QuantizeScratch scratch;
+    float amax = 0;
+    for (int64_t t = begin; t < end; ++t)
+      amax = std::max(amax, quantize_one(plan, {x, 0}, tile_at(x, rows, cols, t), scratch));
+    found.add(amax);
+    finish_streams();
+  });
+  return found.value();
+}
+
+Job job_of(const QuantizeProblem& p, Direction direction) {
+  const int64_t m = p.x.rows, k = p.x.cols, tokens = columnwise_tokens(p.spec, m);
+  const bool streams = m * k / (p.spec.packed() ? 2 : 1) >= kStreamBytes;
+  if (direction == Direction::rowwise)
+    return {p, direction, p.rowwise, m, k, block_count(p.spec, k), p.random.rowwise_offset, streams};
+  return {p, direction, p.columnwise, k, tokens, block_count(p.spec, tokens), p.random.columnwise_offset, streams};
+}
+
+Plan plan_of(const QuantizeProblem& p) {
+  return {p, {job_of(p, Direction::rowwise), job_of(p, Direction::columnwise)}};
+}
+
+/// Whether the directions share one amax.
+bool has_one_amax(const QuantSpec& spec) { return spec.row().has_amax && !spec.row_scaled; }
+
+/// The amaxes that have to be known before the first block: none where they are not asked for or a scale is given.
+Amaxes amaxes_of(const QuantizeProblem& p) {
+  if (!has_one_amax(p.spec) || p.scale || plan_of(p).amaxes_are_given()) return {};
+  const bool columns = p.columnwise.data && !p.amax.columnwise;
+  if (columns && p.spec.hadamard != Hadamard::off) return transformed_amaxes(p.x, p.spec.hadamard);
+  return {tensor_amax(p.x)};
+}
+
+/// `amaxes`: those of x, as amaxes_of() gives them.
+void quantize_under(const QuantizeProblem& p, const Amaxes& amaxes) {
+  const Plan plan = plan_of(p);
+  for (const Job& job : plan.jobs()) {
+    const bool transformed = job.direction == Direction::columnwise && p.spec.hadamard != Hadamard::off;
+    begin(job, transformed ? amaxes.transformed : amaxes.plain);
+  }
+  const float amax = quantize_tiles(plan);
+  for (const Job& job : plan.jobs()) {
+    finish(job);
+    if (p.scale) job.side.amax[0] = amax;
+  }
+}
+
+/// Transforms round to bfloat16, so the amax of a columnwise side that is transformed is not that of x.
+void amax(const AmaxProblem& p) {
+  const FloatMode mode;
+  if (!has_one_amax(p.spec)) {
+    if (p.rowwise) row_amaxes(p.x, p.rowwise);
+    if (p.columnwise) column_amaxes(p.x, p.columnwise);
+    return;
+  }
+  const bool transforms = p.columnwise && p.spec.hadamard != Hadamard::off;
+  const Amaxes found = transforms ? transformed_amaxes(p.x, p.spec.hadamard) : Amaxes{tensor_amax(p.x)};
+  if (p.rowwise) *p.rowwise = found.plain;
+  if (p.columnwise) *p.columnwise = transforms ? found.transformed : found.plain;
+}
+
+void quantize(const QuantizeProblem& p) {
+  // begin() computes scales outside of parallel_for.
+  const FloatMode mode;
+  if (p.rowwise.data || p.columnwise.data) quantize_under(p, amaxes_of(p));
+}

@@ -1,0 +1,252 @@
+// Columnwise quantization: lanes are columns, so that nothing is turned but finished codes, a word of them at a time.
+#pragma once
+
+#include "quire/cpu/generic/elements/codes.inl.h"
+#include "quire/cpu/generic/elements/encode.inl.h"
+#include "quire/cpu/generic/elements/lines.inl.h"
+#include "quire/cpu/generic/elements/plain.inl.h"
+#include "quire/cpu/generic/quantize/amax.inl.h"
+#include "quire/cpu/generic/quantize/nvfp4.inl.h"
+#include "quire/cpu/generic/quantize/quantize_rows.inl.h"
+#include "quire/cpu/generic/quantize/scales.inl.h"
+#include "quire/cpu/generic/quantize/values.inl.h"
+
+/// What a tile needs while its columns are quantized.
+struct ColumnScratch {
+  alignas(64) uint32_t words[kTile / 4][kTile + 16];  ///< consecutive codes of a column
+  alignas(64) uint8_t codes[kTile][kTile], turned[kTile][kTile];
+  alignas(64) uint8_t scales[kGroup][kTile], turned_scales[kTile][kGroup];  ///< bytes of blocks of rows
+  alignas(64) uint32_t random[4][kTile];
+};
+
+/// Numbers of the blocks of kTile columns.
+template <ScaleKind S>
+struct ColumnNumbers {
+  alignas(64) float amax[kTile];
+  alignas(64) float multiplier[kTile];
+  alignas(64) Stored<S> stored[kTile];
+};
+
+/// amax of every column of rows [r, r + height); returns the largest bits, with NaN above infinity without kNan.
+template <DType D, bool kNan>
+inline Bits<D> column_block_amaxes(const Values<D>& v, int64_t r, int64_t height, float* amax) {
+  alignas(64) Bits<D> found[kTile];
+  column_magnitudes<D, kNan>(v.line(r), v.stride, height, kTile, found);
+  for (int64_t c = 0; c < kTile; c += kLanes) store(amax + c, load_as<D>(reinterpret_cast<const Plain<D>*>(found + c)));
+  Bits<D> all{};
+  for (int64_t c = 0; c < kTile; ++c) all = std::max(all, found[c]);
+  return all;
+}
+
+/// Neighbours of a square tile share their largest amax.
+inline void share_amaxes(int64_t n, float* amax) {
+  for (int64_t c = 0; c < kTile; c += n) std::fill_n(amax + c, n, *std::max_element(amax + c, amax + c + n));
+}
+
+template <DType D>
+void column_four_over_six(const Job& job, const Values<D>& v, int64_t r, ColumnNumbers<ScaleKind::e4m3>& b) {
+  const Scratch rows(kNvfp4Block * kLineStride), columns(kTile * kLineStride);
+  for (int64_t i = 0; i < kNvfp4Block; ++i) read_whole<D>(v.line(r + i), kTile, rows.get() + i * kLineStride);
+  turn(rows.get(), kTile, columns.get());
+  const int64_t height = job.spec().square ? kNvfp4Block : 1;
+  for (int64_t c = 0; c < v.cols; c += height) {
+    const int64_t count = std::min(height, v.cols - c);
+    const float* values = columns.get() + c * kLineStride;
+    const Nvfp4Scale s = four_over_six_scale(job.spec(), values, count, b.amax[c], job.rule(0).global);
+    for (int64_t i = c; i < c + count; ++i) {
+      b.stored[i] = s.byte;
+      b.multiplier[i] = s.multiplier;
+    }
+  }
+}
+
+/// Multipliers of the columns of a block of rows, and their scales.
+template <ScaleKind S, DType D>
+void column_scales(const Job& job, const Values<D>& v, int64_t r, ColumnNumbers<S>& b) {
+  if (job.given(v.col)) {
+    const bool one = job.multipliers() == 1;
+    for (int64_t c = 0; c < kTile; ++c) b.multiplier[c] = *job.given(one ? 0 : v.col + std::min(c, v.cols - 1));
+    return;
+  }
+  if (job.spec().square) share_amaxes(block_of(S), b.amax);
+  if (S == ScaleKind::e4m3 && job.spec().four_over_six != FourOverSix::off) {
+    if constexpr (S == ScaleKind::e4m3) column_four_over_six(job, v, r, b);
+  } else if (job.spec().row_scaled) {
+    for (int64_t c = 0; c < v.cols; ++c) {
+      alignas(64) float amax[kLanes] = {b.amax[c]}, multiplier[kLanes];
+      Stored<S> stored[kLanes];
+      block_scales<S>(job.rule(v.col + c), amax, 1, stored, multiplier);
+      b.stored[c] = stored[0];
+      b.multiplier[c] = multiplier[0];
+    }
+  } else {
+    block_scales<S>(job.rule(0), b.amax, kTile, b.stored, b.multiplier);
+  }
+}
+
+/// Stores the scales of a block of rows where those of neighbouring columns are contiguous, or wherever they are.
+template <ScaleKind S>
+void store_column_scales(const Job& job, const Tile& at, const Stored<S>* stored) {
+  const int64_t block = at.row / block_of(S);
+  auto* to = static_cast<Stored<S>*>(job.side.scale);
+  if (job.scale_at(1, block) == job.scale_at(0, block) + 1)
+    return void(
+        std::memcpy(to + job.scale_at(at.col, block), stored, static_cast<size_t>(at.cols) * sizeof(Stored<S>)));
+  for (int64_t c = 0; c < at.cols; ++c) to[job.scale_at(at.col + c, block)] = stored[c];
+}
+
+/// Stores the scales of all blocks of a tile where those of a column are contiguous.
+void store_turned_scales(const Job& job, const Tile& at, int64_t blocks, ColumnScratch& s) {
+  auto* to = static_cast<uint8_t*>(job.side.scale) + job.scale_at(at.col, at.row / job.spec().row().block);
+  for (int64_t c = 0; c < kTile; c += kGroup) transpose_codes(&s.scales[0][c], kTile, s.turned_scales[c], kGroup);
+  for (int64_t c = 0; c < at.cols; ++c)
+    std::memcpy(to + c * job.blocks, s.turned_scales[c], static_cast<size_t>(blocks));
+}
+
+/// Codes of one row under the multipliers of its columns.
+template <Format F, bool kNan, DType D>
+inline void encode_across(const Plain<D>* x, const float* multiplier, uint8_t* codes) {
+  for (int64_t c = 0; c < kTile; c += kQuad) {
+    U32 code[4];
+    for (int q = 0; q < 4; ++q) {
+      const int64_t at = c + q * kLanes;
+      code[q] = encode_lanes<F, kNan>(load_as<D>(x + at) * load(multiplier + at));
+    }
+    store_u8(codes + c, code);
+  }
+}
+
+/// Words of consecutive codes of each column, from as many rows as fit into one.
+template <Format F, bool kNan, DType D>
+inline void encode_down(const Values<D>& v, int64_t r, const float* multiplier, uint32_t* words) {
+  constexpr int bits = row(F).bits();
+  for (int64_t c = 0; c < kTile; c += kLanes) {
+    const F32 m = load(multiplier + c);
+    U32 word{};
+#pragma GCC unroll 8
+    for (int i = 0; i < 32 / bits; ++i) word |= encode_lanes<F, kNan>(load_as<D>(v.line(r + i) + c) * m) << (i * bits);
+    *reinterpret_cast<U32*>(words + c) = word;
+  }
+}
+
+/// The same with stochastic rounding; `random` holds the words of the 16 rows from a multiple of 16 on.
+template <bool kNan, DType D>
+inline void encode_down_stochastic(const Values<D>& v, int64_t r, const float* multiplier,
+                                   const uint32_t (&random)[4][kTile], uint32_t* words) {
+  for (int64_t c = 0; c < kTile; c += kLanes) {
+    const F32 m = load(multiplier + c);
+    U32 word{};
+#pragma GCC unroll 8
+    for (int i = 0; i < 8; ++i) {
+      const U32 drawn = *reinterpret_cast<const U32*>(&random[(r + i) % kNvfp4Block / 4][c]);
+      const U32 byte = drawn >> ((r + i) % 4 * 8) & 0xFFu;
+      word |= encode_stochastic_lanes<kNan>(load_as<D>(v.line(r + i) + c) * m, byte) << (i * 4);
+    }
+    *reinterpret_cast<U32*>(words + c) = word;
+  }
+}
+
+/// Codes of rows [r, r + height): stored where they belong if rows are contiguous, else left in `s.words`.
+template <Format F, ScaleKind S, bool kNan, DType D>
+void encode_rows_of_columns(const Job& job, const Values<D>& v, std::array<int64_t, 2> rows, const float* multiplier,
+                            ColumnScratch& s) {
+  constexpr int64_t per_word = 32 / row(F).bits();
+  if (blocks_first(job.spec(), job.direction)) {
+    for (int64_t i = rows[0]; i < std::min(rows[1], v.rows); ++i) {
+      alignas(64) uint8_t codes[kTile];
+      encode_across<F, kNan, D>(v.line(i), multiplier, codes);
+      put(codes, v.cols, job.code_at(v.col, v.row + i), job.streams);
+    }
+    return;
+  }
+  if (S == ScaleKind::e4m3 && job.spec().stochastic) {
+    const auto blocks = static_cast<uint64_t>(job.blocks);
+    const uint64_t first =
+        static_cast<uint64_t>(v.col) * blocks + static_cast<uint64_t>((v.row + rows[0]) / kNvfp4Block);
+    draw_columns({job.problem.random.seed, job.offset}, first, blocks, s.random);
+    for (int64_t i = rows[0]; i < rows[1]; i += 8)
+      encode_down_stochastic<kNan, D>(v, i, multiplier, s.random, s.words[i / 8]);
+    return;
+  }
+  for (int64_t i = rows[0]; i < rows[1]; i += per_word)
+    encode_down<F, kNan, D>(v, i, multiplier, s.words[i / per_word]);
+}
+
+/// Turns words of codes, `count` of each of kTile columns, and puts each column's codes in place.
+void store_turned(const Job& job, const Tile& at, int64_t words, ColumnScratch& s) {
+  for (int64_t w = 0; w < words; w += kLanes)
+    for (int64_t c = 0; c < kTile; c += kLanes) {
+      alignas(64) F32 v[kLanes];
+      for (int i = 0; i < kLanes; ++i) v[i] = load(reinterpret_cast<const float*>(&s.words[w + i][c]));
+      transpose(v);
+      for (int i = 0; i < kLanes; ++i) store(reinterpret_cast<float*>(&s.turned[c + i][w * 4]), v[i]);
+    }
+  const int64_t bytes = job.spec().packed() ? ceil_div(at.rows, 2) : at.rows;
+  for (int64_t c = 0; c < at.cols; ++c) put(s.turned[c], bytes, job.code_at(at.col + c, at.row), job.streams);
+}
+
+/// Scales and codes of the columns of at most kTile x kTile values. Returns their amax.
+template <Format F, ScaleKind S, DType D>
+float quantize_columns(const Job& job, const Values<D>& v, ColumnScratch& s) {
+  const float* given = job.given(v.col);
+  const int64_t n = given ? kTile : block_of(S), end = round_up(v.rows, int64_t{8});
+  const Tile at{v.row, v.col, v.rows, v.cols};
+  const bool turned = !blocks_first(job.spec(), job.direction),
+             turned_scales = turned && S != ScaleKind::f32 && !job.spec().swizzled;
+  Bits<D> largest_of_tile{};
+  ColumnNumbers<S> b;
+  for (int64_t r = 0; r < end; r += n) {
+    const std::array rows{r, std::min(r + n, end)};
+    Bits<D> all = column_block_amaxes<D, false>(v, r, rows[1] - r, b.amax);
+    const bool nan = all > kInfinity<D>;
+    if (nan) all = column_block_amaxes<D, true>(v, r, rows[1] - r, b.amax);
+    largest_of_tile = std::max(largest_of_tile, all);
+    column_scales<S, D>(job, v, r, b);
+    if (turned_scales && !given)
+      std::memcpy(s.scales[r / n], b.stored, kTile);
+    else if (!given)
+      store_column_scales<S>(job, {v.row + r, v.col, n, v.cols}, b.stored);
+    if (nan || makes_nan(given))
+      encode_rows_of_columns<F, S, true, D>(job, v, rows, b.multiplier, s);
+    else
+      encode_rows_of_columns<F, S, false, D>(job, v, rows, b.multiplier, s);
+  }
+  if (turned_scales && !given) store_turned_scales(job, at, ceil_div(v.rows, n), s);
+  if (turned) store_turned(job, at, ceil_div(end * row(F).bits(), int64_t{32}), s);
+  return magnitude_value<D>(largest_of_tile);
+}
+
+/// Stores columnwise scales of a tile whose blocks are squares, out of its rowwise ones.
+template <ScaleKind S, DType D>
+void store_scales_of_squares(const Job& job, const Values<D>& v, const BlockNumbers<S>& b, ColumnScratch& s) {
+  constexpr int64_t n = block_of(S);
+  const bool turned = S != ScaleKind::f32 && !blocks_first(job.spec(), job.direction) && !job.spec().swizzled;
+  for (int64_t r = 0; r < v.rows; r += n) {
+    alignas(64) Stored<S> stored[kTile] = {};
+    for (int64_t i = 0; i < b.per_line; ++i) std::fill_n(stored + i * n, n, b.stored[b.first_of(r) + i]);
+    if (turned)
+      std::memcpy(s.scales[r / n], stored, kTile);
+    else
+      store_column_scales<S>(job, {v.row + r, v.col, n, v.cols}, stored);
+  }
+  if (turned) store_turned_scales(job, {v.row, v.col, v.rows, v.cols}, ceil_div(v.rows, n), s);
+}
+
+/// Columnwise scales and codes of a tile where both directions multiply by the same: rowwise ones, which `b` and
+/// `s.codes` hold, turned.
+template <Format F, ScaleKind S, DType D>
+void turn_quantized(const Job& job, const Values<D>& v, const BlockNumbers<S>& b, ColumnScratch& s) {
+  if (!job.given(v.col)) store_scales_of_squares<S, D>(job, v, b, s);
+  if (blocks_first(job.spec(), job.direction)) {
+    for (int64_t r = 0; r < v.rows; ++r) put(s.codes[r], v.cols, job.code_at(v.col, v.row + r), job.streams);
+    return;
+  }
+  const int64_t padded = round_up(v.rows, kQuad), bytes = row(F).packed() ? ceil_div(v.rows, 2) : v.rows;
+  uint8_t* const codes = &s.codes[0][0];
+  std::fill(codes + v.rows * kTile, codes + padded * kTile, uint8_t{0});
+  turn_codes(s.codes, padded, kTile, s.turned);
+  for (int64_t c = 0; c < v.cols; ++c) {
+    if constexpr (row(F).packed()) pack_codes(s.turned[c], padded, s.turned[c]);
+    put(s.turned[c], bytes, job.code_at(v.col + c, v.row), job.streams);
+  }
+}

@@ -1,0 +1,207 @@
+// Rowwise quantization: blocks run along memory, so scales and codes of a line are made where its elements lie.
+#pragma once
+
+#include "quire/cpu/generic/elements/encode.inl.h"
+#include "quire/cpu/generic/elements/lines.inl.h"
+#include "quire/cpu/generic/elements/plain.inl.h"
+#include "quire/cpu/generic/quantize/amax.inl.h"
+#include "quire/cpu/generic/quantize/nvfp4.inl.h"
+#include "quire/cpu/generic/quantize/scales.inl.h"
+#include "quire/cpu/generic/quantize/values.inl.h"
+
+/// One direction of a problem, and what must be known of the whole tensor before its blocks.
+struct Job {
+  const QuantizeProblem& problem;
+  Direction direction;
+  const Side& side;
+  int64_t outer, contraction, blocks;
+  uint64_t offset = 0;   ///< of stochastic rounding
+  bool streams = false;  ///< whether codes bypass caches
+
+  const QuantSpec& spec() const { return problem.spec; }
+  int64_t scale_at(int64_t line, int64_t block) const {
+    return scale_index({spec(), direction, outer, blocks}, line, block);
+  }
+  /// The byte of code l of a line.
+  uint8_t* code_at(int64_t line, int64_t l) const {
+    const int64_t at = data_index({spec(), direction, outer, contraction}, line, l);
+    return static_cast<uint8_t*>(side.data) + (spec().packed() ? at / 2 : at);
+  }
+  /// Amaxes instead of those of x; null if there are none.
+  const float* given_amaxes() const { return problem.amax.of(direction); }
+  /// How many numbers are known before the blocks that multiply elements: one of a tensor, or one for each line.
+  int64_t multipliers() const {
+    return spec().row().scope == Scope::tensor ? 1 : spec().row().scope == Scope::row ? outer : 0;
+  }
+  /// Where they are until the scales, their reciprocals, are stored there.
+  float* multiplier() const { return static_cast<float*>(side.scale); }
+  /// What multiplies line's elements, where that is known before its blocks; else null.
+  const float* given(int64_t line) const {
+    return multipliers() == 0 ? nullptr : multiplier() + (spec().row().scope == Scope::tensor ? 0 : line);
+  }
+  ScaleRule rule(int64_t line) const {
+    const float infinite = largest_finite(problem.x.dtype);
+    if (!spec().row().has_amax) return {spec(), infinite, {}};
+    return {spec(), infinite, global_scale(side.amax[amax_index(spec(), line)], spec().e4m3_max())};
+  }
+};
+
+/// Elements of a piece of a line that is quantized at once.
+constexpr int64_t kPieceOfLine = 1024;
+
+/// Numbers of the blocks of the lines that are quantized at once, line after line.
+template <ScaleKind S>
+struct BlockNumbers {
+  static constexpr int64_t kMost = std::max(kPieceOfLine, kTile* kTile) / block_of(S) + 16;
+
+  int64_t per_line, height;  ///< blocks of a line, and lines that share them
+  alignas(64) float amax[kMost];
+  alignas(64) float multiplier[kMost];
+  alignas(64) Stored<S> stored[kMost];
+
+  int64_t first_of(int64_t line) const { return line / height * per_line; }
+};
+
+/// The largest magnitude of all lines, with NaN above infinity without kNan.
+template <DType D, bool kNan>
+inline Bits<D> rows_magnitude(const Values<D>& v) {
+  Bits<D> found{};
+  for (int64_t r = 0; r < v.rows; ++r) found = std::max(found, line_magnitude<D, kNan>(v.line(r), v.cols));
+  return found;
+}
+
+/// Magnitudes of all blocks; returns the largest, with NaN above infinity without kNan.
+template <ScaleKind S, DType D, bool kNan>
+inline Bits<D> row_block_amaxes(const Values<D>& v, BlockNumbers<S>& b) {
+  constexpr int64_t n = block_of(S);
+  alignas(64) Bits<D> found[BlockNumbers<S>::kMost];
+  for (int64_t line = 0; line < v.rows; line += b.height) {
+    Bits<D>* at = found + b.first_of(line);
+    for (int64_t i = 0; i < b.per_line; ++i) at[i] = block_magnitude<D, n, kNan>(v.line(line) + i * n);
+    for (int64_t other = line + 1; other < std::min(line + b.height, v.rows); ++other)
+      for (int64_t i = 0; i < b.per_line; ++i)
+        at[i] = std::max(at[i], block_magnitude<D, n, kNan>(v.line(other) + i * n));
+  }
+  const int64_t count = b.first_of(v.rows - 1) + b.per_line, padded = round_up(count, kLanes);
+  std::fill(found + count, found + padded, Bits<D>{});
+  for (int64_t i = 0; i < padded; i += kLanes)
+    store(b.amax + i, load_as<D>(reinterpret_cast<const Plain<D>*>(found + i)));
+  return *std::max_element(found, found + count);
+}
+
+/// The better of both candidates for every block (numerics.md 5.8).
+template <DType D>
+void row_four_over_six(const Job& job, const Values<D>& v, BlockNumbers<ScaleKind::e4m3>& b) {
+  alignas(64) float values[kNvfp4Block * kLineStride];
+  const ScaleRule rule = job.rule(0);
+  for (int64_t line = 0; line < v.rows; line += b.height)
+    for (int64_t i = 0; i < b.per_line; ++i) {
+      const int64_t count = std::min(b.height, v.rows - line), at = b.first_of(line) + i;
+      for (int64_t j = 0; j < count; ++j)
+        read_whole<D>(v.line(line + j) + i * kNvfp4Block, kNvfp4Block, values + j * kLineStride);
+      const Nvfp4Scale s = four_over_six_scale(job.spec(), values, count, b.amax[at], rule.global);
+      b.stored[at] = s.byte;
+      b.multiplier[at] = s.multiplier;
+    }
+}
+
+/// Scales of all blocks from their amaxes, stored.
+template <ScaleKind S, DType D>
+void row_scales(const Job& job, const Values<D>& v, BlockNumbers<S>& b) {
+  const bool four_over_six = S == ScaleKind::e4m3 && job.spec().four_over_six != FourOverSix::off;
+  if (four_over_six) {
+    if constexpr (S == ScaleKind::e4m3) row_four_over_six(job, v, b);
+  } else if (job.spec().row_scaled) {
+    for (int64_t r = 0; r < v.rows; ++r) {
+      const int64_t at = b.first_of(r);
+      block_scales<S>(job.rule(v.row + r), b.amax + at, b.per_line, b.stored + at, b.multiplier + at);
+    }
+  } else {
+    block_scales<S>(job.rule(0), b.amax, b.first_of(v.rows - 1) + b.per_line, b.stored, b.multiplier);
+  }
+  auto* to = static_cast<Stored<S>*>(job.side.scale);
+  const int64_t block = v.col / block_of(S);
+  const bool contiguous = S != ScaleKind::f32 && !job.spec().swizzled;
+  if (S == ScaleKind::f32 && !job.spec().square) {
+    for (int64_t i = 0; i < b.per_line; ++i) {
+      Stored<S>* column = to + job.scale_at(v.row, block + i);
+      for (int64_t r = 0; r < v.rows; ++r) column[r] = b.stored[b.first_of(r) + i];
+    }
+    return;
+  }
+  for (int64_t r = 0; r < v.rows; ++r) {
+    const Stored<S>* stored = b.stored + b.first_of(r);
+    if (contiguous)
+      std::memcpy(to + job.scale_at(v.row + r, block), stored, static_cast<size_t>(b.per_line));
+    else
+      for (int64_t i = 0; i < b.per_line; ++i) to[job.scale_at(v.row + r, block + i)] = stored[i];
+  }
+}
+
+/// Random bytes of the elements of as many lines from `first` on as kPieceOfLine holds; returns how many.
+template <DType D>
+int64_t draw_lines(const Job& job, const Values<D>& v, int64_t first, uint8_t* bytes) {
+  constexpr int64_t most = kPieceOfLine / kNvfp4Block;
+  const int64_t per_line = round_up(v.cols, kQuad) / kNvfp4Block, lines = std::min(most / per_line, v.rows - first);
+  alignas(64) uint64_t numbers[most] = {};
+  for (int64_t i = 0; i < lines; ++i)
+    for (int64_t j = 0; j < per_line; ++j)
+      numbers[i * per_line + j] = static_cast<uint64_t>((v.row + first + i) * job.blocks + v.col / kNvfp4Block + j);
+  draw_blocks({job.problem.random.seed, job.offset}, numbers, lines * per_line, bytes);
+  return lines;
+}
+
+/// Codes of all lines, and a byte of each in `kept` if that is not null.
+template <Format F, ScaleKind S, bool kNan, DType D>
+void encode_rows(const Job& job, const Values<D>& v, const BlockNumbers<S>& b, uint8_t (*kept)[kTile]) {
+  constexpr int64_t n = block_of(S);
+  const int64_t padded = round_up(v.cols, kQuad), bytes = row(F).packed() ? ceil_div(v.cols, 2) : v.cols;
+  const bool stochastic = S == ScaleKind::e4m3 && job.spec().stochastic;
+  alignas(64) uint8_t random[kPieceOfLine], memory[kPieceOfLine];
+  int64_t drawn = 0, from = 0;  // random bytes are those of lines [from, drawn)
+  for (int64_t r = 0; r < v.rows; ++r) {
+    const float *given = job.given(v.row + r), *multiplier = b.multiplier + b.first_of(r);
+    if (stochastic && r == drawn) drawn += draw_lines(job, v, from = r, random);
+    uint8_t *codes = kept ? kept[r] : memory, *to = job.code_at(v.row + r, v.col);
+    // Whole quads go where they belong at once, unless they are kept or packed first.
+    const bool direct = !row(F).packed() && !kept && padded == v.cols && reinterpret_cast<uintptr_t>(to) % 64 == 0;
+    const Sink<uint8_t> out{direct ? to : codes, direct && job.streams};
+    if (given)
+      encode_line<F, kNan, 0, D>(v.line(r), given, padded, out);
+    else if (stochastic)
+      encode_line_stochastic<kNan, D>(v.line(r), multiplier, padded, random + (r - from) * padded, codes);
+    else
+      encode_line<F, kNan, n, D>(v.line(r), multiplier, padded, out);
+    if (direct) continue;
+    if constexpr (row(F).packed()) pack_codes(std::exchange(codes, memory), padded, memory);
+    put(codes, bytes, to, job.streams);
+  }
+}
+
+/// Whether a multiplier that is no ordinary number makes NaN of what is none.
+inline bool makes_nan(const float* given) { return given && (!is_finite(*given) || *given == 0); }
+
+/// Scales and codes of some lines, or of the piece of one; returns their amax. The numbers of their blocks are left in
+/// `b`, and codes, a byte each, in `kept` if that is not null.
+template <Format F, ScaleKind S, DType D>
+float quantize_rows(const Job& job, const Values<D>& v, BlockNumbers<S>& b, uint8_t (*kept)[kTile]) {
+  b.per_line = ceil_div(v.cols, block_of(S));
+  b.height = job.spec().square ? block_of(S) : 1;
+  const float* given = job.given(v.row);
+  const auto amaxes = [&](auto nan) { return given ? rows_magnitude<D, nan>(v) : row_block_amaxes<S, D, nan>(v, b); };
+  Bits<D> all = amaxes(std::false_type{});
+  const bool nan = all > kInfinity<D>;
+  if (nan) all = amaxes(std::true_type{});
+  if (!given) row_scales<S, D>(job, v, b);
+  if (nan || makes_nan(given))
+    encode_rows<F, S, true, D>(job, v, b, kept);
+  else
+    encode_rows<F, S, false, D>(job, v, b, kept);
+  return magnitude_value<D>(all);
+}
+
+template <Format F, ScaleKind S, DType D>
+float quantize_rows(const Job& job, const Values<D>& v) {
+  BlockNumbers<S> b;
+  return quantize_rows<F, S, D>(job, v, b, nullptr);
+}
