@@ -72,10 +72,10 @@ TEST_P(CpuQuantize, GivesTheBytesOfTheReferenceOnLongLines) {
 
 /// Every byte of a part's direction is where the whole has it: a part is rows [first, first + part.rows).
 void expect_part(const Quantized& whole, const Quantized& part, int64_t first, Direction d) {
-  const bool turned = d == Direction::columnwise && whole.spec.row().transposed;
-  const int64_t per_byte = turned && whole.spec.packed() ? 2 : 1;
+  const bool transposed = d == Direction::columnwise && whole.spec.row().transposed;
+  const int64_t per_byte = transposed && whole.spec.packed() ? 2 : 1;
   const Guarded &all = whole.side(d).data, &few = part.side(d).data;
-  if (!turned) {
+  if (!transposed) {
     const int64_t at = first * (all.size() / whole.rows);
     ASSERT_EQ(difference(all.as<uint8_t>() + at, few.data(), few.size()), "");
     return;

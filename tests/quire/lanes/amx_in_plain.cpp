@@ -94,13 +94,14 @@ void store_sums(int32_t* sums) {
     if (in_session(i / 32)) sums[i] = session_depth ? int8_tiles[i / 32][i % 32] : std::numeric_limits<int32_t>::min();
 }
 
-#include "quire/cpu/generic/gemm/amx_lanes.inl.h"
-#include "quire/cpu/generic/gemm/bf16_lanes.inl.h"
+#include "quire/cpu/generic/gemm/amx_microkernel.inl.h"
+#include "quire/cpu/generic/gemm/bf16_microkernel.inl.h"
 #include "quire/cpu/generic/gemm/gemm.inl.h"
-#include "quire/cpu/generic/gemm/int8_lanes.inl.h"
+#include "quire/cpu/generic/gemm/int8_microkernel.inl.h"
 }  // namespace
 
-const GemmKernel kBf16 = multiply<AmxLanes>, kInt8 = multiply<AmxInt8Lanes>, kNvfp4 = multiply<AmxNvfp4Lanes>;
+const GemmKernel kBf16 = multiply<AmxMicroKernel>, kInt8 = multiply<AmxInt8MicroKernel>,
+                 kNvfp4 = multiply<AmxNvfp4MicroKernel>;
 
 }  // namespace quire::cpu::amx_in_plain
 

@@ -1,6 +1,6 @@
 // The words of AVX-512 VNNI on top of AVX-512: four bytes a lane, multiplied and summed in int32.
 
-/// Rows of a register tile of bytes.
+/// Rows of a micro-tile of bytes.
 constexpr int kInt8Rows = 8;
 
 typedef uint8_t Bytes __attribute__((vector_size(4 * kLanes), aligned(1)));

@@ -2,7 +2,7 @@
 // Every file of this folder defines the same words in the namespace that includes it.
 
 constexpr int kLanes = 4;
-/// Shape of the product's register tile: kTileRows rows by kTileVectors vectors (a multiple of 16 columns).
+/// Shape of the product's micro-tile: kTileRows rows by kTileVectors vectors (a multiple of 16 columns).
 constexpr int kTileRows = 2;
 constexpr int kTileVectors = 4;
 

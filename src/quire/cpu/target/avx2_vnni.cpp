@@ -14,10 +14,10 @@ namespace {
 
 // The algorithm speaks the vocabulary above.
 #include "quire/cpu/generic/gemm/gemm.inl.h"
-#include "quire/cpu/generic/gemm/int8_lanes.inl.h"
+#include "quire/cpu/generic/gemm/int8_microkernel.inl.h"
 }  // namespace
 
-const GemmKernel kInt8 = multiply<Int8Lanes<kInt8Tile>>;
+const GemmKernel kInt8 = multiply<Int8MicroKernel<kInt8Tile>>;
 
 }  // namespace quire::cpu::avx2_vnni
 

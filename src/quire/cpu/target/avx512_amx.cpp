@@ -22,18 +22,18 @@ namespace {
 #include "quire/cpu/simd/avx512_amx.h"
 
 // The algorithm speaks the vocabulary above.
-#include "quire/cpu/generic/gemm/amx_lanes.inl.h"
-#include "quire/cpu/generic/gemm/bf16_lanes.inl.h"
+#include "quire/cpu/generic/gemm/amx_microkernel.inl.h"
+#include "quire/cpu/generic/gemm/bf16_microkernel.inl.h"
 #include "quire/cpu/generic/gemm/gemm.inl.h"
-#include "quire/cpu/generic/gemm/int8_lanes.inl.h"
+#include "quire/cpu/generic/gemm/int8_microkernel.inl.h"
 
 /// A tile of fewer rows costs as much as a full one. The bits are the same.
 void multiply_int8(const GemmProblem& p) {
-  (p.out.rows < AmxInt8Lanes::kRows ? avx512_vnni::kInt8 : multiply<AmxInt8Lanes>)(p);
+  (p.out.rows < AmxInt8MicroKernel::kRows ? avx512_vnni::kInt8 : multiply<AmxInt8MicroKernel>)(p);
 }
 }  // namespace
 
-const GemmKernel kBf16 = multiply<AmxLanes>, kInt8 = multiply_int8, kNvfp4 = multiply<AmxNvfp4Lanes>;
+const GemmKernel kBf16 = multiply<AmxMicroKernel>, kInt8 = multiply_int8, kNvfp4 = multiply<AmxNvfp4MicroKernel>;
 
 }  // namespace quire::cpu::avx512_amx
 

@@ -19,11 +19,11 @@ namespace {
 #include "quire/cpu/simd/avx512_bf16.h"
 
 // The algorithm speaks the vocabulary above.
-#include "quire/cpu/generic/gemm/bf16_lanes.inl.h"
+#include "quire/cpu/generic/gemm/bf16_microkernel.inl.h"
 #include "quire/cpu/generic/gemm/gemm.inl.h"
 }  // namespace
 
-const GemmKernel kBf16 = multiply_shaped<Bf16Lanes, kWideTile>;
+const GemmKernel kBf16 = multiply_shaped<Bf16MicroKernel, kWideTile>;
 
 }  // namespace quire::cpu::avx512_bf16
 

@@ -18,10 +18,10 @@ namespace {
 
 // The algorithm speaks the vocabulary above.
 #include "quire/cpu/generic/gemm/gemm.inl.h"
-#include "quire/cpu/generic/gemm/int8_lanes.inl.h"
+#include "quire/cpu/generic/gemm/int8_microkernel.inl.h"
 }  // namespace
 
-const GemmKernel kInt8 = multiply_shaped<Int8Lanes, kInt8Tile>;
+const GemmKernel kInt8 = multiply_shaped<Int8MicroKernel, kInt8Tile>;
 
 }  // namespace quire::cpu::avx512_vnni
 

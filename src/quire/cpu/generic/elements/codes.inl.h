@@ -1,13 +1,13 @@
-// Codes in bytes: out of nibbles, turned between rows and columns, decoded.
+// Codes in bytes: out of nibbles, transposed between rows and columns, decoded.
 #pragma once
 
 #include "quire/cpu/generic/elements/lines.inl.h"
 #include "quire/cpu/generic/elements/vectors.inl.h"
 
 /// Codes, and lines of codes, that are handled together.
-constexpr int64_t kGroup = 16;
+constexpr int64_t kLaneGroup = 16;
 
-typedef uint8_t Codes __attribute__((vector_size(kGroup), aligned(1)));
+typedef uint8_t Codes __attribute__((vector_size(kLaneGroup), aligned(1)));
 
 inline Codes load_codes(const uint8_t* p) { return *reinterpret_cast<const Codes*>(p); }
 inline void store_codes(uint8_t* p, Codes v) { *reinterpret_cast<Codes*>(p) = v; }
@@ -29,21 +29,21 @@ inline Codes interleave_high(Codes a, Codes b) {
 /// Transposes 16 x 16 bytes. Interleaving the halves of the rows rotates the 8 bits of an element's address by one, so
 /// that four rounds exchange row and column.
 inline void transpose_codes(const uint8_t* in, int64_t in_stride, uint8_t* out, int64_t out_stride) {
-  Codes x[kGroup], y[kGroup];
+  Codes x[kLaneGroup], y[kLaneGroup];
 #pragma GCC unroll 16
-  for (int i = 0; i < kGroup; ++i) x[i] = load_codes(in + i * in_stride);
+  for (int i = 0; i < kLaneGroup; ++i) x[i] = load_codes(in + i * in_stride);
 #pragma GCC unroll 4
   for (int round = 0; round < 4; ++round) {
 #pragma GCC unroll 8
-    for (int i = 0; i < kGroup / 2; ++i) {
-      y[2 * i] = interleave_low(x[i], x[i + kGroup / 2]);
-      y[2 * i + 1] = interleave_high(x[i], x[i + kGroup / 2]);
+    for (int i = 0; i < kLaneGroup / 2; ++i) {
+      y[2 * i] = interleave_low(x[i], x[i + kLaneGroup / 2]);
+      y[2 * i + 1] = interleave_high(x[i], x[i + kLaneGroup / 2]);
     }
 #pragma GCC unroll 16
-    for (int i = 0; i < kGroup; ++i) x[i] = y[i];
+    for (int i = 0; i < kLaneGroup; ++i) x[i] = y[i];
   }
 #pragma GCC unroll 16
-  for (int i = 0; i < kGroup; ++i) store_codes(out + i * out_stride, x[i]);
+  for (int i = 0; i < kLaneGroup; ++i) store_codes(out + i * out_stride, x[i]);
 }
 
 /// `count` codes that start at an even element of a packed line.
@@ -58,9 +58,10 @@ inline void unpack_line(const uint8_t* packed, int64_t count, uint8_t* codes) {
 }
 
 /// Transposes whole groups of 16 x 16 bytes that cover rows x cols.
-inline void turn_codes(const uint8_t (&in)[kTile][kTile], int64_t rows, int64_t cols, uint8_t (&out)[kTile][kTile]) {
-  for (int64_t i = 0; i < rows; i += kGroup)
-    for (int64_t j = 0; j < cols; j += kGroup) transpose_codes(&in[i][j], kTile, &out[j][i], kTile);
+inline void transpose_tile(const uint8_t (&in)[kTile][kTile], int64_t rows, int64_t cols,
+                           uint8_t (&out)[kTile][kTile]) {
+  for (int64_t i = 0; i < rows; i += kLaneGroup)
+    for (int64_t j = 0; j < cols; j += kLaneGroup) transpose_codes(&in[i][j], kTile, &out[j][i], kTile);
 }
 
 constexpr auto kE2m1Values = [] {

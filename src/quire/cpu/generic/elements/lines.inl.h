@@ -1,4 +1,4 @@
-// Lines of a matrix as float32: plain memory in and out, and the turn from rows to columns.
+// Lines of a matrix as float32: plain memory in and out, and the transpose from rows to columns.
 #pragma once
 
 #include "quire/cpu/generic/elements/plain.inl.h"
@@ -104,11 +104,11 @@ inline void transpose(F32 (&v)[kLanes]) {
   if constexpr (2 * S < kLanes) transpose<2 * S>(v);
 }
 
-/// Rows are turned into columns, and transformed, in groups of as many as the transform takes.
+/// Rows are transposed into columns, and transformed, in groups of as many as the transform takes.
 constexpr int64_t kGroupRows = kHadamardSize;
 
 /// columns[c * kLineStride + r] = rows[r * kLineStride + c] for 16 rows and `count` columns, rounded up to kLanes.
-[[gnu::flatten]] inline void turn(const float* rows, int64_t count, float* columns) {
+[[gnu::flatten]] inline void transpose_and_transform(const float* rows, int64_t count, float* columns) {
   for (int64_t r = 0; r < kGroupRows; r += kLanes)
     for (int64_t c = 0; c < count; c += kLanes) {
       alignas(64) F32 v[kLanes];

@@ -3,14 +3,14 @@
 
 #include "quire/cpu/generic/elements/lines.inl.h"
 #include "quire/cpu/generic/elements/plain.inl.h"
-#include "quire/cpu/generic/gemm/slab_scales.inl.h"
+#include "quire/cpu/generic/gemm/panel_scales.inl.h"
 
-/// Region of the output that one task computes: at most these rows (packed rows stay in the second-level cache) and
+/// Macro-tile of the output that one task computes: at most these rows (packed rows stay in the second-level cache) and
 /// columns (each packed row serves this many).
-constexpr int64_t kRegionRows = 384;
-constexpr int64_t kRegionCols = 512;
+constexpr int64_t kMacroTileRows = 384;
+constexpr int64_t kMacroTileCols = 512;
 
-struct Region {
+struct MacroTile {
   int64_t row = 0, col = 0, rows = 0, cols = 0;
 };
 
@@ -30,23 +30,23 @@ inline float constant_factor(const Operand& a, const Operand& b) {
   return 1.0f / (largest_value(a) * largest_value(b));
 }
 
-/// What every row of a region needs to turn its sums into outputs.
+/// What every row of a macro-tile needs to turn its sums into outputs.
 struct Columns {
-  Columns(const GemmProblem& p, const Region& region) {
-    for (int64_t j = 0; j < region.cols; ++j) factor[j] = line_factor(p.b, region.col + j);
+  Columns(const GemmProblem& p, const MacroTile& macro_tile) {
+    for (int64_t j = 0; j < macro_tile.cols; ++j) factor[j] = line_factor(p.b, macro_tile.col + j);
     if (!p.bias) return;
-    const auto* from = static_cast<const char*>(p.bias) + region.col * size_of(p.bias_dtype);
-    read_line(p.bias_dtype, from, region.cols, bias);
+    const auto* from = static_cast<const char*>(p.bias) + macro_tile.col * size_of(p.bias_dtype);
+    read_line(p.bias_dtype, from, macro_tile.cols, bias);
   }
-  alignas(64) float factor[kRegionCols] = {};
-  alignas(64) float bias[kRegionCols] = {};
+  alignas(64) float factor[kMacroTileCols] = {};
+  alignas(64) float bias[kMacroTileCols] = {};
 };
 
 /// out = round(values), or round(round(values) + addend); the addend may be out itself.
 inline void store_outputs(DType dtype, float* values, int64_t count, const void* addend, void* out) {
   if (addend) {
-    float added[kRegionCols];
-    uint32_t rounded[kRegionCols];
+    float added[kMacroTileCols];
+    uint32_t rounded[kMacroTileCols];
     read_line(dtype, addend, count, added);
     write_line(dtype, values, count, rounded);
     read_line(dtype, rounded, count, values);
@@ -55,46 +55,47 @@ inline void store_outputs(DType dtype, float* values, int64_t count, const void*
   write_line(dtype, values, count, out);
 }
 
-/// Rows of a region's register tiles: as few tiles as there have to be, as equally high as kernels are.
-template <class L>
+/// Rows of a macro-tile's micro-tiles: as few tiles as there have to be, as equally high as kernels are.
+template <class MicroKernel>
 int64_t tile_height(int64_t rows) {
-  const int64_t down = std::max<int64_t>(1, ceil_div(rows, L::kRows));
-  return round_up(std::max<int64_t>(1, ceil_div(rows, down)), L::kRowStep);
+  const int64_t down = std::max<int64_t>(1, ceil_div(rows, MicroKernel::kRows));
+  return round_up(std::max<int64_t>(1, ceil_div(rows, down)), MicroKernel::kRowStep);
 }
 
-/// finish_region() with what is the same for all elements as constants.
-template <class L, DType D, bool kBias>
-void finish_rows(const GemmProblem& p, const Region& region, const float* sum) {
-  const Columns columns(p, region);
-  const F32 constant = broadcast(constant_factor(p.a, p.b) * L::kUnit);
-  constexpr int64_t cols = L::kVectors * kLanes;
-  const int64_t tile_stride = round_up(region.rows, tile_height<L>(region.rows)) * cols;
-  for (int64_t i = 0; i < region.rows; ++i, sum += cols) {
-    const F32 row_factor = broadcast(line_factor(p.a, region.row + i));
+/// finish_macro_tile() with what is the same for all elements as constants.
+template <class MicroKernel, DType D, bool kBias>
+void finish_rows(const GemmProblem& p, const MacroTile& macro_tile, const float* sum) {
+  const Columns columns(p, macro_tile);
+  const F32 constant = broadcast(constant_factor(p.a, p.b) * MicroKernel::kUnit);
+  constexpr int64_t cols = MicroKernel::kVectors * kLanes;
+  const int64_t tile_stride = round_up(macro_tile.rows, tile_height<MicroKernel>(macro_tile.rows)) * cols;
+  for (int64_t i = 0; i < macro_tile.rows; ++i, sum += cols) {
+    const F32 row_factor = broadcast(line_factor(p.a, macro_tile.row + i));
     const auto value = [&](int64_t j) {
       // The sum first: factors alone may leave float32 where the output is an ordinary number.
       const F32 scaled = load(sum + j / cols * tile_stride + j % cols) * constant * row_factor;
       const F32 factored = scaled * load(columns.factor + j);
       return kBias ? factored + load(columns.bias + j) : factored;
     };
-    const int64_t at = (region.row + i) * p.out.row_stride + region.col;
+    const int64_t at = (macro_tile.row + i) * p.out.row_stride + macro_tile.col;
     auto* const out = static_cast<Plain<D>*>(p.out.data) + at;
     int64_t j = 0;
     if (!p.addend)
-      for (; j + 2 * kLanes <= region.cols; j += 2 * kLanes)
+      for (; j + 2 * kLanes <= macro_tile.cols; j += 2 * kLanes)
         store_as<D, Known::nothing>(out + j, value(j), value(j + kLanes));
-    if (j == region.cols) continue;
-    alignas(64) float rest[kRegionCols];
-    for (int64_t k = j; k < region.cols; k += kLanes) store(rest + k - j, value(k));
+    if (j == macro_tile.cols) continue;
+    alignas(64) float rest[kMacroTileCols];
+    for (int64_t k = j; k < macro_tile.cols; k += kLanes) store(rest + k - j, value(k));
     const auto* const addend = static_cast<const Plain<D>*>(p.addend);
-    store_outputs(D, rest, region.cols - j, addend ? addend + at + j : nullptr, out + j);
+    store_outputs(D, rest, macro_tile.cols - j, addend ? addend + at + j : nullptr, out + j);
   }
 }
 
-/// Scales, biases and rounds the sums of a region.
-template <class L>
-void finish_region(const GemmProblem& p, const Region& region, const float* sum) {
+/// Scales, biases and rounds the sums of a macro-tile.
+template <class MicroKernel>
+void finish_macro_tile(const GemmProblem& p, const MacroTile& macro_tile, const float* sum) {
   with_dtype(p.out.dtype, [&](auto d) {
-    p.bias ? finish_rows<L, d, true>(p, region, sum) : finish_rows<L, d, false>(p, region, sum);
+    p.bias ? finish_rows<MicroKernel, d, true>(p, macro_tile, sum)
+           : finish_rows<MicroKernel, d, false>(p, macro_tile, sum);
   });
 }

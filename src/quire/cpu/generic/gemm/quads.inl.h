@@ -3,13 +3,13 @@
 
 #include "quire/cpu/generic/elements/codes.inl.h"
 #include "quire/cpu/generic/elements/lines.inl.h"
-#include "quire/cpu/generic/gemm/slab_codes.inl.h"
+#include "quire/cpu/generic/gemm/panel_codes.inl.h"
 
 /// Vectors that hold one quad of 16 lines.
-constexpr int kQuadVectors = kGroup / kLanes;
+constexpr int kQuadVectors = kLaneGroup / kLanes;
 
-/// How far ahead memory is asked for: bytes of a line that is turned, bytes of quads, lines that are packed one after
-/// the other.
+/// How far ahead memory is asked for: bytes of a line that is transposed, bytes of quads, lines that are packed one
+/// after the other.
 constexpr int64_t kBytesAhead = 256, kQuadsAhead = 4096, kLinesAhead = 16;
 
 /// Quads of kLanes lines that lie one after the other.
@@ -17,7 +17,7 @@ inline U32 load_quads(const uint8_t* quads) {
   return reinterpret_cast<U32>(load(reinterpret_cast<const float*>(quads)));
 }
 
-/// Lines that are turned here.
+/// Lines that are transposed here.
 struct LineQuads {
   static constexpr int kStep = kLanes;  ///< quads that are read at a time
   LineBytes lines;
@@ -46,26 +46,26 @@ struct StoredQuads {
   const uint8_t* bytes;
 
   void read(int64_t from, U32 (&to)[kStep][kQuadVectors]) const {
-    const uint8_t* next = bytes + from * kGroup;
+    const uint8_t* next = bytes + from * kLaneGroup;
 #pragma GCC unroll 8
     for (int i = 0; i < kStep * kQuadVectors; ++i, next += kLanes * kQuadBytes) {
       __builtin_prefetch(next + kQuadsAhead);
       to[i / kQuadVectors][i % kQuadVectors] = load_quads(next);
     }
   }
-  const uint8_t* at(int64_t line, int64_t byte) const { return bytes + byte * kGroup + line * kQuadBytes; }
+  const uint8_t* at(int64_t line, int64_t byte) const { return bytes + byte * kLaneGroup + line * kQuadBytes; }
 };
 
 /// Calls body with the codes of 16 lines, a byte each; and with those of 4 bits, two in a byte.
 template <class Body>
-void with_codes_of(const Operand& o, int64_t outer, const Slab& slab, const Body& body) {
+void with_codes_of(const Operand& o, int64_t outer, const KPanel& panel, const Body& body) {
   StagedCodes staged;
-  o.spec.interleaved ? body(StoredQuads{code_quads(o, outer, slab, staged)})
-                     : body(LineQuads{codes_along(o, outer, slab, staged)});
+  o.spec.interleaved ? body(StoredQuads{code_quads(o, outer, panel, staged)})
+                     : body(LineQuads{codes_along(o, outer, panel, staged)});
 }
 template <class Body>
-void with_pairs_of(const Operand& o, int64_t outer, const Slab& slab, const Body& body) {
+void with_pairs_of(const Operand& o, int64_t outer, const KPanel& panel, const Body& body) {
   StagedCodes staged;
-  o.spec.interleaved ? body(StoredQuads{packed_quads(o, outer, slab, staged)})
-                     : body(LineQuads{packed_along(o, outer, slab, staged)});
+  o.spec.interleaved ? body(StoredQuads{packed_quads(o, outer, panel, staged)})
+                     : body(LineQuads{packed_along(o, outer, panel, staged)});
 }

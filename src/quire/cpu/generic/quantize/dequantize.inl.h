@@ -171,14 +171,14 @@ void dequantize_along(const DequantizeProblem& p, const Extent& e, const Tile& a
 
 /// A tile whose lines run against memory.
 void dequantize_across(const DequantizeProblem& p, const Extent& e, const Tile& tile, DequantizePiece decode) {
-  alignas(64) uint8_t turned[kTile][kTile] = {}, codes[kTile][kTile];
+  alignas(64) uint8_t transposed[kTile][kTile] = {}, codes[kTile][kTile];
   const SideGrid grid{p.spec, p.direction, e.outer, e.contraction};
   for (int64_t j = 0; j < tile.cols; ++j) {
     const uint8_t* from = static_cast<const uint8_t*>(p.data) + data_index(grid, tile.row, tile.col + j);
     prefetch(from + kTile, kTile);
-    std::memcpy(turned[j], from, static_cast<size_t>(tile.rows));
+    std::memcpy(transposed[j], from, static_cast<size_t>(tile.rows));
   }
-  turn_codes(turned, kTile, tile.rows, codes);
+  transpose_tile(transposed, kTile, tile.rows, codes);
   for (int64_t i = 0; i < tile.rows; ++i) decode(p, e, {tile.row + i, tile.col, 1, tile.cols}, codes[i]);
 }
 

@@ -44,11 +44,11 @@ bool scales_cross_lines(const QuantSpec& spec) {
   return spec.row().scale == ScaleKind::f32 && spec.row().scope == Scope::block && !spec.square;
 }
 
-/// Rows of the tiles of a plan: those of the tallest block. A tile that ends up turned is as tall as it is wide.
+/// Rows of the tiles of a plan: those of the tallest block. A tile that ends up transposed is as tall as it is wide.
 int64_t tile_rows(const Plan& plan) {
-  if (plan.by_lines()) return scales_cross_lines(plan.problem.spec) ? kGroup : 1;
-  const bool turned = plan.has(Direction::columnwise) && plan.problem.spec.row().transposed;
-  return turned ? kTile : plan.problem.spec.row().block;
+  if (plan.by_lines()) return scales_cross_lines(plan.problem.spec) ? kLaneGroup : 1;
+  const bool transposed = plan.has(Direction::columnwise) && plan.problem.spec.row().transposed;
+  return transposed ? kTile : plan.problem.spec.row().block;
 }
 int64_t tile_cols(const Plan& plan) { return plan.by_lines() ? kPieceOfLine / (tile_rows(plan) > 1 ? 2 : 1) : kTile; }
 
@@ -106,7 +106,7 @@ float quantize_tile(const Plan& plan, const Rows& from, const Tile& tile, Quanti
   if (plan.codes_are_shared()) {
     BlockNumbers<S> numbers;
     const float amax = quantize_rows<F, S, D>(plan.jobs()[0], v, numbers, scratch.columns.codes);
-    turn_quantized<F, S, D>(plan.jobs()[1], v, numbers, scratch.columns);
+    transpose_quantized<F, S, D>(plan.jobs()[1], v, numbers, scratch.columns);
     return amax;
   }
   float amax = 0;

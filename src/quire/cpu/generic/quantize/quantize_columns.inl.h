@@ -1,4 +1,5 @@
-// Columnwise quantization: lanes are columns, so that nothing is turned but finished codes, a word of them at a time.
+// Columnwise quantization: lanes are columns, so that nothing is transposed but finished codes, a word of them at a
+// time.
 #pragma once
 
 #include "quire/cpu/generic/elements/codes.inl.h"
@@ -14,8 +15,8 @@
 /// What a tile needs while its columns are quantized.
 struct ColumnScratch {
   alignas(64) uint32_t words[kTile / 4][kTile + 16];  ///< consecutive codes of a column
-  alignas(64) uint8_t codes[kTile][kTile], turned[kTile][kTile];
-  alignas(64) uint8_t scales[kGroup][kTile], turned_scales[kTile][kGroup];  ///< bytes of blocks of rows
+  alignas(64) uint8_t codes[kTile][kTile], transposed[kTile][kTile];
+  alignas(64) uint8_t scales[kLaneGroup][kTile], transposed_scales[kTile][kLaneGroup];  ///< bytes of blocks of rows
   alignas(64) uint32_t random[4][kTile];
 };
 
@@ -47,7 +48,7 @@ template <DType D>
 void column_four_over_six(const Job& job, const Values<D>& v, int64_t r, ColumnNumbers<ScaleKind::e4m3>& b) {
   const Scratch rows(kNvfp4Block * kLineStride), columns(kTile * kLineStride);
   for (int64_t i = 0; i < kNvfp4Block; ++i) read_whole<D>(v.line(r + i), kTile, rows.get() + i * kLineStride);
-  turn(rows.get(), kTile, columns.get());
+  transpose_and_transform(rows.get(), kTile, columns.get());
   const int64_t height = job.spec().square ? kNvfp4Block : 1;
   for (int64_t c = 0; c < v.cols; c += height) {
     const int64_t count = std::min(height, v.cols - c);
@@ -96,11 +97,12 @@ void store_column_scales(const Job& job, const Tile& at, const Stored<S>* stored
 }
 
 /// Stores the scales of all blocks of a tile where those of a column are contiguous.
-void store_turned_scales(const Job& job, const Tile& at, int64_t blocks, ColumnScratch& s) {
+void store_transposed_scales(const Job& job, const Tile& at, int64_t blocks, ColumnScratch& s) {
   auto* to = static_cast<uint8_t*>(job.side.scale) + job.scale_at(at.col, at.row / job.spec().row().block);
-  for (int64_t c = 0; c < kTile; c += kGroup) transpose_codes(&s.scales[0][c], kTile, s.turned_scales[c], kGroup);
+  for (int64_t c = 0; c < kTile; c += kLaneGroup)
+    transpose_codes(&s.scales[0][c], kTile, s.transposed_scales[c], kLaneGroup);
   for (int64_t c = 0; c < at.cols; ++c)
-    std::memcpy(to + c * job.blocks, s.turned_scales[c], static_cast<size_t>(blocks));
+    std::memcpy(to + c * job.blocks, s.transposed_scales[c], static_cast<size_t>(blocks));
 }
 
 /// Codes of one row under the multipliers of its columns.
@@ -173,16 +175,16 @@ void encode_rows_of_columns(const Job& job, const Values<D>& v, std::array<int64
 }
 
 /// Turns words of codes, `count` of each of kTile columns, and puts each column's codes in place.
-void store_turned(const Job& job, const Tile& at, int64_t words, ColumnScratch& s) {
+void store_transposed(const Job& job, const Tile& at, int64_t words, ColumnScratch& s) {
   for (int64_t w = 0; w < words; w += kLanes)
     for (int64_t c = 0; c < kTile; c += kLanes) {
       alignas(64) F32 v[kLanes];
       for (int i = 0; i < kLanes; ++i) v[i] = load(reinterpret_cast<const float*>(&s.words[w + i][c]));
       transpose(v);
-      for (int i = 0; i < kLanes; ++i) store(reinterpret_cast<float*>(&s.turned[c + i][w * 4]), v[i]);
+      for (int i = 0; i < kLanes; ++i) store(reinterpret_cast<float*>(&s.transposed[c + i][w * 4]), v[i]);
     }
   const int64_t bytes = job.spec().packed() ? ceil_div(at.rows, 2) : at.rows;
-  for (int64_t c = 0; c < at.cols; ++c) put(s.turned[c], bytes, job.code_at(at.col + c, at.row), job.streams);
+  for (int64_t c = 0; c < at.cols; ++c) put(s.transposed[c], bytes, job.code_at(at.col + c, at.row), job.streams);
 }
 
 /// Scales and codes of the columns of at most kTile x kTile values. Returns their amax.
@@ -191,8 +193,8 @@ float quantize_columns(const Job& job, const Values<D>& v, ColumnScratch& s) {
   const float* given = job.given(v.col);
   const int64_t n = given ? kTile : block_of(S), end = round_up(v.rows, int64_t{8});
   const Tile at{v.row, v.col, v.rows, v.cols};
-  const bool turned = !blocks_first(job.spec(), job.direction),
-             turned_scales = turned && S != ScaleKind::f32 && !job.spec().swizzled;
+  const bool transposed = !blocks_first(job.spec(), job.direction),
+             transposed_scales = transposed && S != ScaleKind::f32 && !job.spec().swizzled;
   Bits<D> largest_of_tile{};
   ColumnNumbers<S> b;
   for (int64_t r = 0; r < end; r += n) {
@@ -202,7 +204,7 @@ float quantize_columns(const Job& job, const Values<D>& v, ColumnScratch& s) {
     if (nan) all = column_block_amaxes<D, true>(v, r, rows[1] - r, b.amax);
     largest_of_tile = std::max(largest_of_tile, all);
     column_scales<S, D>(job, v, r, b);
-    if (turned_scales && !given)
+    if (transposed_scales && !given)
       std::memcpy(s.scales[r / n], b.stored, kTile);
     else if (!given)
       store_column_scales<S>(job, {v.row + r, v.col, n, v.cols}, b.stored);
@@ -211,8 +213,8 @@ float quantize_columns(const Job& job, const Values<D>& v, ColumnScratch& s) {
     else
       encode_rows_of_columns<F, S, false, D>(job, v, rows, b.multiplier, s);
   }
-  if (turned_scales && !given) store_turned_scales(job, at, ceil_div(v.rows, n), s);
-  if (turned) store_turned(job, at, ceil_div(end * row(F).bits(), int64_t{32}), s);
+  if (transposed_scales && !given) store_transposed_scales(job, at, ceil_div(v.rows, n), s);
+  if (transposed) store_transposed(job, at, ceil_div(end * row(F).bits(), int64_t{32}), s);
   return magnitude_value<D>(largest_of_tile);
 }
 
@@ -220,22 +222,22 @@ float quantize_columns(const Job& job, const Values<D>& v, ColumnScratch& s) {
 template <ScaleKind S, DType D>
 void store_scales_of_squares(const Job& job, const Values<D>& v, const BlockNumbers<S>& b, ColumnScratch& s) {
   constexpr int64_t n = block_of(S);
-  const bool turned = S != ScaleKind::f32 && !blocks_first(job.spec(), job.direction) && !job.spec().swizzled;
+  const bool transposed = S != ScaleKind::f32 && !blocks_first(job.spec(), job.direction) && !job.spec().swizzled;
   for (int64_t r = 0; r < v.rows; r += n) {
     alignas(64) Stored<S> stored[kTile] = {};
     for (int64_t i = 0; i < b.per_line; ++i) std::fill_n(stored + i * n, n, b.stored[b.first_of(r) + i]);
-    if (turned)
+    if (transposed)
       std::memcpy(s.scales[r / n], stored, kTile);
     else
       store_column_scales<S>(job, {v.row + r, v.col, n, v.cols}, stored);
   }
-  if (turned) store_turned_scales(job, {v.row, v.col, v.rows, v.cols}, ceil_div(v.rows, n), s);
+  if (transposed) store_transposed_scales(job, {v.row, v.col, v.rows, v.cols}, ceil_div(v.rows, n), s);
 }
 
 /// Columnwise scales and codes of a tile where both directions multiply by the same: rowwise ones, which `b` and
-/// `s.codes` hold, turned.
+/// `s.codes` hold, transposed.
 template <Format F, ScaleKind S, DType D>
-void turn_quantized(const Job& job, const Values<D>& v, const BlockNumbers<S>& b, ColumnScratch& s) {
+void transpose_quantized(const Job& job, const Values<D>& v, const BlockNumbers<S>& b, ColumnScratch& s) {
   if (!job.given(v.col)) store_scales_of_squares<S, D>(job, v, b, s);
   if (blocks_first(job.spec(), job.direction)) {
     for (int64_t r = 0; r < v.rows; ++r) put(s.codes[r], v.cols, job.code_at(v.col, v.row + r), job.streams);
@@ -244,9 +246,9 @@ void turn_quantized(const Job& job, const Values<D>& v, const BlockNumbers<S>& b
   const int64_t padded = round_up(v.rows, kQuad), bytes = row(F).packed() ? ceil_div(v.rows, 2) : v.rows;
   uint8_t* const codes = &s.codes[0][0];
   std::fill(codes + v.rows * kTile, codes + padded * kTile, uint8_t{0});
-  turn_codes(s.codes, padded, kTile, s.turned);
+  transpose_tile(s.codes, padded, kTile, s.transposed);
   for (int64_t c = 0; c < v.cols; ++c) {
-    if constexpr (row(F).packed()) pack_codes(s.turned[c], padded, s.turned[c]);
-    put(s.turned[c], bytes, job.code_at(v.col + c, v.row), job.streams);
+    if constexpr (row(F).packed()) pack_codes(s.transposed[c], padded, s.transposed[c]);
+    put(s.transposed[c], bytes, job.code_at(v.col + c, v.row), job.streams);
   }
 }

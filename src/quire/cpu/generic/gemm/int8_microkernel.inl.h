@@ -7,9 +7,9 @@
 #pragma once
 
 #include "quire/cpu/generic/elements/codes.inl.h"
-#include "quire/cpu/generic/gemm/microkernel.inl.h"
+#include "quire/cpu/generic/gemm/micro_tile.inl.h"
+#include "quire/cpu/generic/gemm/panel_codes.inl.h"
 #include "quire/cpu/generic/gemm/quads.inl.h"
-#include "quire/cpu/generic/gemm/slab_codes.inl.h"
 
 constexpr int kInt8Offset = 12;
 constexpr TileShape kInt8Tile{kInt8Rows, kTileVectors};
@@ -25,25 +25,25 @@ constexpr auto int8_values(int offset) {
 constexpr auto kInt8RowValues = int8_values(0), kInt8ColumnValues = int8_values(kInt8Offset);
 
 template <TileShape kShape>
-struct Int8Lanes : RegisterLanes {
+struct Int8MicroKernel : RegisterMicroKernel {
   using Vector = Bytes;
   static constexpr int kPerLane = 4;
   static constexpr int64_t kMaxBlock = 16;
   static constexpr int64_t kBlockLanes = kMaxBlock / kPerLane;
-  static constexpr int64_t kSlabLanes = kSlab / kPerLane;
+  static constexpr int64_t kPanelLanes = kPanelDepth / kPerLane;
   static constexpr int64_t kStep = 2 * kLanes * kPerLane;  ///< codes of a line that are packed at a time
   /// After a row's lanes come the starts of its blocks' sums.
-  static constexpr int64_t kRowLanes = kSlabLanes + kSlabBlocks;
+  static constexpr int64_t kRowLanes = kPanelLanes + kPanelBlocks;
   static constexpr int kRows = kShape.rows, kVectors = kShape.vectors;
   static constexpr float kUnit = 0.25f;
   static constexpr Folding kFolding = Folding::none;
 
-  static void pack_rows(const Operand& o, int64_t outer, const Slab& slab, unsigned /*folded*/, float* out) {
+  static void pack_rows(const Operand& o, int64_t outer, const KPanel& panel, unsigned /*folded*/, float* out) {
     StagedCodes staged;
-    const LineBytes lines = packed_along(o, outer, slab, staged);
+    const LineBytes lines = packed_along(o, outer, panel, staged);
     const Bytes table = repeat_table(kInt8RowValues.data()), offset = Bytes{} + kInt8Offset;
-    pack_lines<Int8Lanes>(o, outer, out, [&](int64_t i, float* row) {
-      for (int64_t l = 0; l < slab.rounded(kStep) / kPerLane; l += 2 * kLanes) {
+    pack_lines<Int8MicroKernel>(o, outer, out, [&](int64_t i, float* row) {
+      for (int64_t l = 0; l < panel.rounded(kStep) / kPerLane; l += 2 * kLanes) {
         const uint8_t* from = lines.data + i * lines.stride + l * 2;
         __builtin_prefetch(from + kLinesAhead * lines.stride);
         const Bytes codes = load_bytes(from);
@@ -51,8 +51,8 @@ struct Int8Lanes : RegisterLanes {
         interleave_lanes(first, second);
         store_bytes(row + l, first);
         store_bytes(row + l + kLanes, second);
-        store_starts(dot(I32{}, offset, first), row + kSlabLanes + l / kBlockLanes);
-        store_starts(dot(I32{}, offset, second), row + kSlabLanes + (l + kLanes) / kBlockLanes);
+        store_starts(dot(I32{}, offset, first), row + kPanelLanes + l / kBlockLanes);
+        store_starts(dot(I32{}, offset, second), row + kPanelLanes + (l + kLanes) / kBlockLanes);
       }
     });
   }
@@ -73,36 +73,36 @@ struct Int8Lanes : RegisterLanes {
     return __builtin_shuffle(v, order);
   }
 
-  static void pack_columns(const Operand& o, int64_t outer, const Slab& slab, unsigned /*folded*/, float* out) {
-    with_pairs_of(o, outer, slab, [&](const auto& pairs) { decode_columns(pairs, slab, out); });
+  static void pack_columns(const Operand& o, int64_t outer, const KPanel& panel, unsigned /*folded*/, float* out) {
+    with_pairs_of(o, outer, panel, [&](const auto& pairs) { decode_columns(pairs, panel, out); });
   }
 
   template <class Source>
-  static void decode_columns(const Source& pairs, const Slab& slab, float* out) {
+  static void decode_columns(const Source& pairs, const KPanel& panel, float* out) {
     const Bytes table = repeat_table(kInt8ColumnValues.data());
-    for (int64_t from = 0; from < slab.rounded(kStep) / 2; from += 4 * Source::kStep) {
+    for (int64_t from = 0; from < panel.rounded(kStep) / 2; from += 4 * Source::kStep) {
       U32 quads[Source::kStep][kQuadVectors];
       pairs.read(from, quads);
 #pragma GCC unroll 4
-      for (int q = 0; q < Source::kStep; ++q, out += 2 * kGroup)
+      for (int q = 0; q < Source::kStep; ++q, out += 2 * kLaneGroup)
         for (int v = 0; v < kQuadVectors; ++v) {
           const Bytes codes = reinterpret_cast<Bytes>(quads[q][v]);
           store_bytes(out + v * kLanes, look_up(table, codes & 0xF));
-          store_bytes(out + kGroup + v * kLanes, look_up(table, codes >> 4));
+          store_bytes(out + kLaneGroup + v * kLanes, look_up(table, codes >> 4));
         }
     }
   }
 
   using Block = Bytes[kBlockLanes][kVectors];
 
-  static void read_block(const PackedColumns<Int8Lanes>& columns, int64_t block, Block& to) {
+  static void read_block(const PackedColumns<Int8MicroKernel>& columns, int64_t block, Block& to) {
 #pragma GCC unroll 4
     for (int v = 0; v < kVectors; ++v)
 #pragma GCC unroll 4
       for (int q = 0; q < kBlockLanes; ++q) to[q][v] = load_bytes(columns.at(block * kBlockLanes + q, v));
   }
   template <class Codes>
-  static void read_block(const KeptColumns<Int8Lanes, Codes>& columns, int64_t block, Block& to) {
+  static void read_block(const KeptColumns<Int8MicroKernel, Codes>& columns, int64_t block, Block& to) {
     read_block(columns.codes, block, to);
 #pragma GCC unroll 4
     for (int v = 0; v < kVectors; ++v)
@@ -112,7 +112,7 @@ struct Int8Lanes : RegisterLanes {
 
   /// Columns decoded as they are multiplied.
   struct Codes {
-    StoredColumns<Int8Lanes> stored;
+    StoredColumns<Int8MicroKernel> stored;
     Bytes table;
   };
   static void read_block(const Codes& columns, int64_t block, Block& to) {
@@ -130,15 +130,15 @@ struct Int8Lanes : RegisterLanes {
   static bool decodes_slowly(const Operand& /*columns*/) { return true; }
 
   template <class Body>
-  static bool with_codes(const Operand& o, int64_t col, const Slab& slab, const uint16_t* /*folded*/,
+  static bool with_codes(const Operand& o, int64_t col, const KPanel& panel, const uint16_t* /*folded*/,
                          const Body& body) {
-    body(Codes{{o, col, slab}, repeat_table(kInt8ColumnValues.data())});
+    body(Codes{{o, col, panel}, repeat_table(kInt8ColumnValues.data())});
     return true;
   }
 
   /// Every block of 16 is summed in integers, then scaled and added in registers. Both operands have block scales.
   template <int Rows, bool Scaled, class Columns>
-  [[gnu::noinline]] static void multiply(const RegisterTile& tile, const Columns& packed, const Slab& slab) {
+  [[gnu::noinline]] static void multiply(const MicroTile& tile, const Columns& packed, const KPanel& panel) {
     const Columns from = packed;
     constexpr int kCols = kVectors * kLanes;
     F32 sum[Rows][kVectors];
@@ -147,7 +147,7 @@ struct Int8Lanes : RegisterLanes {
 #pragma GCC unroll 4
       for (int v = 0; v < kVectors; ++v) sum[r][v] = load(tile.sum + r * kCols + v * kLanes);
     const float* a = tile.a;
-    const int64_t blocks = slab.blocks();
+    const int64_t blocks = panel.blocks();
     for (int64_t block = 0; block < blocks; ++block, a += kBlockLanes) {
       Block columns;
       read_block(from, block, columns);
@@ -156,8 +156,8 @@ struct Int8Lanes : RegisterLanes {
       for (int v = 0; v < kVectors; ++v) scale[v] = load(tile.b_scale + block * kCols + v * kLanes);
 #pragma GCC unroll 16
       for (int r = 0; r < Rows; ++r) {
-        const I32 start = broadcast_int(tile.a + r * kRowLanes + kSlabLanes + block);
-        const F32 row_scale = broadcast(tile.a_scale[r * kSlabBlocks + block]);
+        const I32 start = broadcast_int(tile.a + r * kRowLanes + kPanelLanes + block);
+        const F32 row_scale = broadcast(tile.a_scale[r * kPanelBlocks + block]);
         I32 products[kVectors];
 #pragma GCC unroll 4
         for (int v = 0; v < kVectors; ++v) products[v] = start;

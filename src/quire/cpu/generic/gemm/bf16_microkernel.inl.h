@@ -6,10 +6,10 @@
 
 #include "quire/cpu/generic/elements/codes.inl.h"
 #include "quire/cpu/generic/elements/vectors.inl.h"
-#include "quire/cpu/generic/gemm/microkernel.inl.h"
+#include "quire/cpu/generic/gemm/micro_tile.inl.h"
+#include "quire/cpu/generic/gemm/panel_codes.inl.h"
+#include "quire/cpu/generic/gemm/panel_scales.inl.h"
 #include "quire/cpu/generic/gemm/quads.inl.h"
-#include "quire/cpu/generic/gemm/slab_codes.inl.h"
-#include "quire/cpu/generic/gemm/slab_scales.inl.h"
 
 /// Scales are folded by subtraction that stops at 0, so that 0 stays 0: magnitudes are raised by this exponent first.
 constexpr int kRaised = 64;
@@ -69,14 +69,14 @@ class Bf16Decoder {
   Bytes first_special_;
 };
 
-/// Blocks of a slab whose scales are folded.
-constexpr int64_t kSlabPowers = kSlab / kFoldedBlock;
+/// Blocks of a K-panel whose scales are folded.
+constexpr int64_t kPanelPowers = kPanelDepth / kFoldedBlock;
 
 template <TileShape kShape>
-struct Bf16Lanes : RegisterLanes {
+struct Bf16MicroKernel : RegisterMicroKernel {
   using Vector = Halves;
   static constexpr int kPerLane = 2;
-  static constexpr int64_t kSlabLanes = kSlab / kPerLane, kRowLanes = kSlabLanes;
+  static constexpr int64_t kPanelLanes = kPanelDepth / kPerLane, kRowLanes = kPanelLanes;
   static constexpr int kRows = kShape.rows, kVectors = kShape.vectors;
   static constexpr int64_t kMaxBlock = kLongestBlock;
   static constexpr float kUnit = 1;
@@ -88,13 +88,13 @@ struct Bf16Lanes : RegisterLanes {
   static F32 accumulate(Halves a, Halves b, F32 sum) { return dot(sum, a, b); }
 
   template <int TileRows, bool Scaled, class Columns>
-  static void multiply(const RegisterTile& tile, const Columns& columns, const Slab& slab) {
-    multiply_lanes<Bf16Lanes, TileRows, Scaled>(tile, columns, slab);
+  static void multiply(const MicroTile& tile, const Columns& columns, const KPanel& panel) {
+    multiply_micro_tile<Bf16MicroKernel, TileRows, Scaled>(tile, columns, panel);
   }
 
   /// Columns decoded as they are multiplied.
   struct Codes {
-    StoredColumns<Bf16Lanes> stored;
+    StoredColumns<Bf16MicroKernel> stored;
     Bf16Decoder decoder;
 
     void read(int64_t quad, Halves (&to)[2][kVectors]) const {
@@ -105,7 +105,7 @@ struct Bf16Lanes : RegisterLanes {
 
   /// The same, scales multiplied in. Infinities and NaN come out as numbers, which is found out at the end.
   struct FoldedCodes {
-    StoredColumns<Bf16Lanes> stored;
+    StoredColumns<Bf16MicroKernel> stored;
     Bf16Decoder decoder;
     const Halves (*less)[kVectors];  ///< for each block
     Bytes* largest;
@@ -128,25 +128,25 @@ struct Bf16Lanes : RegisterLanes {
   /// Calls body with the columns [col, col + kVectors * kLanes), scales multiplied in where `folded` says so, and
   /// returns true; or false if what they were read as is wrong.
   template <class Body>
-  static bool with_codes(const Operand& o, int64_t col, const Slab& slab, const uint16_t* folded, const Body& body) {
+  static bool with_codes(const Operand& o, int64_t col, const KPanel& panel, const uint16_t* folded, const Body& body) {
     const bool folds = std::any_of(folded, folded + kVectors, [](unsigned lines) { return lines != 0; });
     const Bf16Decoder decoder(o.spec.element, folds);
-    if (!folds) return body(Codes{{o, col, slab}, decoder}), true;
-    alignas(64) Halves less[kSlabPowers][kVectors];
-    for (int v = 0; v < kVectors; ++v) load_powers<kVectors>(o, col + v * kGroup, slab, folded[v], &less[0][v]);
+    if (!folds) return body(Codes{{o, col, panel}, decoder}), true;
+    alignas(64) Halves less[kPanelPowers][kVectors];
+    for (int v = 0; v < kVectors; ++v) load_powers<kVectors>(o, col + v * kLaneGroup, panel, folded[v], &less[0][v]);
     Bytes largest = {};
-    body(FoldedCodes{{o, col, slab}, decoder, less, &largest});
+    body(FoldedCodes{{o, col, panel}, decoder, less, &largest});
     return !decoder.any_special(largest);
   }
 
-  static void pack_rows(const Operand& o, int64_t outer, const Slab& slab, unsigned folded, float* out) {
+  static void pack_rows(const Operand& o, int64_t outer, const KPanel& panel, unsigned folded, float* out) {
     StagedCodes staged;
-    const LineBytes lines = codes_along(o, outer, slab, staged);
+    const LineBytes lines = codes_along(o, outer, panel, staged);
     const Bf16Decoder plain(o.spec.element, false), folding(o.spec.element, true);
-    alignas(64) uint8_t powers[kGroup][kGroup] = {};
-    if (folded && stage_scale_bytes(o, outer, slab.begin / kFoldedBlock, powers)) turn_square(powers);
-    pack_lines<Bf16Lanes>(o, outer, out, [&](int64_t i, float* row) {
-      for (int64_t l = 0; l < slab.rounded(4 * kLanes); l += 4 * kLanes) {
+    alignas(64) uint8_t powers[kLaneGroup][kLaneGroup] = {};
+    if (folded && stage_scale_bytes(o, outer, panel.begin / kFoldedBlock, powers)) transpose_square(powers);
+    pack_lines<Bf16MicroKernel>(o, outer, out, [&](int64_t i, float* row) {
+      for (int64_t l = 0; l < panel.rounded(4 * kLanes); l += 4 * kLanes) {
         const uint8_t* from = lines.data + i * lines.stride + l;
         __builtin_prefetch(from + kLinesAhead * lines.stride);
         const Bytes codes = load_bytes(from);
@@ -168,24 +168,24 @@ struct Bf16Lanes : RegisterLanes {
     });
   }
 
-  static void pack_columns(const Operand& o, int64_t outer, const Slab& slab, unsigned folded, float* out) {
-    with_codes_of(o, outer, slab, [&](const auto& codes) {
-      if (!folded) return decode_columns(codes, o.spec.element, slab, out);
-      alignas(64) Halves less[kSlabPowers];
-      load_powers<1>(o, outer, slab, folded, less);
-      fold_columns(codes, o.spec.element, slab, less, out);
+  static void pack_columns(const Operand& o, int64_t outer, const KPanel& panel, unsigned folded, float* out) {
+    with_codes_of(o, outer, panel, [&](const auto& codes) {
+      if (!folded) return decode_columns(codes, o.spec.element, panel, out);
+      alignas(64) Halves less[kPanelPowers];
+      load_powers<1>(o, outer, panel, folded, less);
+      fold_columns(codes, o.spec.element, panel, less, out);
     });
   }
 
  private:
-  static_assert(kLanes == kGroup && kFoldedBlock == 2 * kLanes);
+  static_assert(kLanes == kLaneGroup && kFoldedBlock == 2 * kLanes);
 
   // Functions of their own: inlined, the tables would not stay in registers.
 
   template <class Source>
-  [[gnu::noinline]] static void decode_columns(const Source& source, Format element, const Slab& slab, float* out) {
+  [[gnu::noinline]] static void decode_columns(const Source& source, Format element, const KPanel& panel, float* out) {
     const Bf16Decoder decoder(element, false);
-    for (int64_t l = 0; l < slab.rounded(4 * kLanes); l += 4 * Source::kStep) {
+    for (int64_t l = 0; l < panel.rounded(4 * kLanes); l += 4 * Source::kStep) {
       U32 quads[Source::kStep][kQuadVectors];
       source.read(l, quads);
 #pragma GCC unroll 4
@@ -193,19 +193,19 @@ struct Bf16Lanes : RegisterLanes {
         Halves even, odd;
         decoder.decode(reinterpret_cast<Bytes>(quads[q][0]), even, odd);
         store_lanes(out, even);
-        store_lanes(out + kGroup, odd);
-        out += 2 * kGroup;
+        store_lanes(out + kLaneGroup, odd);
+        out += 2 * kLaneGroup;
       }
     }
   }
 
   template <class Source>
-  [[gnu::noinline]] static void fold_columns(const Source& source, Format element, const Slab& slab, const Halves* less,
-                                             float* out) {
+  [[gnu::noinline]] static void fold_columns(const Source& source, Format element, const KPanel& panel,
+                                             const Halves* less, float* out) {
     const Bf16Decoder decoder(element, true);
     Bytes special = {};
     float* to = out;
-    for (int64_t l = 0; l < slab.rounded(4 * kLanes); l += 4 * Source::kStep) {
+    for (int64_t l = 0; l < panel.rounded(4 * kLanes); l += 4 * Source::kStep) {
       U32 quads[Source::kStep][kQuadVectors];
       source.read(l, quads);
 #pragma GCC unroll 4
@@ -215,37 +215,37 @@ struct Bf16Lanes : RegisterLanes {
         decoder.fold(codes, less[(l + 4 * q) / kFoldedBlock], even, odd);
         special |= decoder.special(codes);
         store_lanes(to, even);
-        store_lanes(to + kGroup, odd);
-        to += 2 * kGroup;
+        store_lanes(to + kLaneGroup, odd);
+        to += 2 * kLaneGroup;
       }
     }
     if (!any(special)) return;
-    for (int64_t i = 0; i < kGroup; ++i)
-      for (int64_t l = 0; l < slab.rounded(4); l += 4)
-        put_special(element, source.at(i, l), lane_of(out, l) + i, lane_of(out, l) + kGroup + i);
+    for (int64_t i = 0; i < kLaneGroup; ++i)
+      for (int64_t l = 0; l < panel.rounded(4); l += 4)
+        put_special(element, source.at(i, l), lane_of(out, l) + i, lane_of(out, l) + kLaneGroup + i);
   }
 
   /// What Bf16Decoder::fold() takes for each block of 16 columns; no change for a column that keeps its scales.
   template <int64_t kStride>
-  static void load_powers(const Operand& o, int64_t outer, const Slab& slab, unsigned folded, Halves* less) {
-    alignas(64) uint8_t powers[kGroup][kGroup] = {};
-    const int64_t first = slab.begin / kFoldedBlock;
+  static void load_powers(const Operand& o, int64_t outer, const KPanel& panel, unsigned folded, Halves* less) {
+    alignas(64) uint8_t powers[kLaneGroup][kLaneGroup] = {};
+    const int64_t first = panel.begin / kFoldedBlock;
     if (o.spec.interleaved) {
-      if (outer < o.outer) stage_scale_quads(o, outer, first, kSlabPowers, powers);
+      if (outer < o.outer) stage_scale_quads(o, outer, first, kPanelPowers, powers);
     } else if (!stage_scale_bytes(o, outer, first, powers)) {
-      turn_square(powers);
+      transpose_square(powers);
     }
     U32 folds = {};
     for (int i = 0; i < kLanes; ++i) folds[i] = 1u << i;
     folds = (folds & folded) == 0 ? U32{} : U32{} + 1;
-    for (int64_t b = 0; b < kSlabPowers; ++b)
+    for (int64_t b = 0; b < kPanelPowers; ++b)
       less[b * kStride] = columns_of_block(folds == 1 ? load_u8(powers[b]) : U32{} + 127);
   }
-  static void turn_square(uint8_t (&bytes)[kGroup][kGroup]) {
-    transpose_codes(&bytes[0][0], kGroup, &bytes[0][0], kGroup);
+  static void transpose_square(uint8_t (&bytes)[kLaneGroup][kLaneGroup]) {
+    transpose_codes(&bytes[0][0], kLaneGroup, &bytes[0][0], kLaneGroup);
   }
   /// The first of the two lanes of packed columns that hold the quad at l.
-  static float* lane_of(float* columns, int64_t l) { return columns + l / kPerLane * kGroup; }
+  static float* lane_of(float* columns, int64_t l) { return columns + l / kPerLane * kLaneGroup; }
 
   /// Infinities and NaN of a quad, which no scale changes.
   static void put_special(Format f, const uint8_t* quad, float* even, float* odd) {

@@ -1,14 +1,14 @@
-// The register tile of the product.
+// The micro-tile of the product.
 //
 // Panels are made of lanes of four bytes: one float32, two bfloat16 or four int8, neighbours along the contraction,
 // held in memory of floats. Rows keep their lanes one after the other; columns keep a lane of 16 columns after the
-// other. A kind of lanes is a class L that says how codes become lanes and how lanes are multiplied:
-//   kSlabLanes        lanes of one line of a slab
+// other. A micro-kernel is a class that says how codes become lanes and how lanes are multiplied:
+//   kPanelLanes       lanes of one line of a K-panel
 //   kRowLanes         floats from one packed row to the next
 //   kPackedRows       floats of packed rows that are kept at a time: few rows are packed once for all columns
 //   Session           what a thread needs while it multiplies outputs of so many rows
 //   kRowStep          its kernels have a multiple of so many rows
-//   kRows, kVectors   shape of the register tile: rows, and vectors of columns
+//   kRows, kVectors   shape of the micro-tile: rows, and vectors of columns
 //   kMaxBlock         most positions that are summed before anything else
 //   kUnit             what a product of 1 means: a power of two
 //   kFolding          which scales are multiplied into the codes
@@ -19,18 +19,18 @@
 //   decodes_slowly    whether a tall tile pays, of lanes that have one
 //   with_codes        calls its argument with such columns and returns true; or false if what they were read as is
 //                     wrong
-//   pack_rows, pack_columns   16 lines of a slab to lanes
+//   pack_rows, pack_columns   16 lines of a K-panel to lanes
 //   multiply          the tile itself
 #pragma once
 
 #include "quire/cpu/generic/elements/codes.inl.h"
+#include "quire/cpu/generic/gemm/panel_codes.inl.h"
 #include "quire/cpu/generic/gemm/quads.inl.h"
-#include "quire/cpu/generic/gemm/slab_codes.inl.h"
 
 /// Most positions along the contraction whose products are summed before anything else (numerics.md 0.20).
 constexpr int64_t kLongestBlock = 128;
 
-/// Most rows of a register tile, and its vectors of columns.
+/// Most rows of a micro-tile, and its vectors of columns.
 struct TileShape {
   int rows, vectors;
 };
@@ -43,64 +43,67 @@ struct NoSession {
 };
 
 /// What lanes have in common that are multiplied in registers, any number of rows at a time.
-struct RegisterLanes {
+struct RegisterMicroKernel {
   using Session = NoSession;
   static constexpr int64_t kPackedRows = int64_t{1} << 16;
   static constexpr int kRowStep = 1;
   static constexpr bool kReadsCodes = true, kKeepsCodes = false;
-  static constexpr int64_t kReadStep = kGroup;
+  static constexpr int64_t kReadStep = kLaneGroup;
 };
 
 /// Scales that lanes have room for: none, those that are powers of two near 1 (may_fold()), or all.
 enum class Folding : uint8_t { none, powers, all };
 
-/// Packed operands of one register tile over one slab.
-struct RegisterTile {
+/// Packed operands of one micro-tile over one K-panel.
+struct MicroTile {
   int64_t rows;          ///< that there are
-  const float* a;        ///< [rows, whole kernels][L::kRowLanes]
-  const float* a_scale;  ///< [rows][kSlabBlocks]
+  const float* a;        ///< [rows, whole kernels][MicroKernel::kRowLanes]
+  const float* a_scale;  ///< [rows][kPanelBlocks]
   const float* b_scale;  ///< [blocks][columns]
   float* sum;            ///< [rows][columns], added to
 };
 
 /// Packs the lines that there are of a group of rows, one by pack_row(i, its lanes), and makes the others zero.
-template <class L, class PackRow>
+template <class MicroKernel, class PackRow>
 void pack_lines(const Operand& o, int64_t outer, float* out, const PackRow& pack_row) {
-  const int64_t lines = std::min(o.outer - outer, kGroup);
-  for (int64_t i = 0; i < lines; ++i) pack_row(i, out + i * L::kRowLanes);
-  std::fill(out + lines * L::kRowLanes, out + kGroup * L::kRowLanes, 0.0f);
+  const int64_t lines = std::min(o.outer - outer, kLaneGroup);
+  for (int64_t i = 0; i < lines; ++i) pack_row(i, out + i * MicroKernel::kRowLanes);
+  std::fill(out + lines * MicroKernel::kRowLanes, out + kLaneGroup * MicroKernel::kRowLanes, 0.0f);
 }
 
-/// Columns of a register tile that were packed: [columns / 16][L::kSlabLanes][16].
-template <class L>
+/// Columns of a micro-tile that were packed: [columns / 16][MicroKernel::kPanelLanes][16].
+template <class MicroKernel>
 struct PackedColumns {
   float* lanes;
 
   /// A vector of columns of one lane.
   float* at(int64_t lane, int v) const {
-    return lanes + lane * kGroup + v * kLanes / kGroup * (kGroup * L::kSlabLanes) + v * kLanes % kGroup;
+    return lanes + lane * kLaneGroup + v * kLanes / kLaneGroup * (kLaneGroup * MicroKernel::kPanelLanes) +
+           v * kLanes % kLaneGroup;
   }
   /// The lanes of the quad of positions [4 quad, 4 quad + 4).
-  void read(int64_t quad, typename L::Vector (&to)[4 / L::kPerLane][L::kVectors]) const {
+  void read(int64_t quad, typename MicroKernel::Vector (&to)[4 / MicroKernel::kPerLane][MicroKernel::kVectors]) const {
 #pragma GCC unroll 4
-    for (int s = 0; s < 4 / L::kPerLane; ++s)
+    for (int s = 0; s < 4 / MicroKernel::kPerLane; ++s)
 #pragma GCC unroll 4
-      for (int v = 0; v < L::kVectors; ++v) to[s][v] = L::load_lanes(at(quad * (4 / L::kPerLane) + s, v));
+      for (int v = 0; v < MicroKernel::kVectors; ++v)
+        to[s][v] = MicroKernel::load_lanes(at(quad * (4 / MicroKernel::kPerLane) + s, v));
   }
 };
 
 /// Columns that are decoded as they are multiplied, and packed for the rows that follow.
-template <class L, class Codes>
+template <class MicroKernel, class Codes>
 struct KeptColumns {
   Codes codes;
-  PackedColumns<L> kept;
+  PackedColumns<MicroKernel> kept;
 
-  void read(int64_t quad, typename L::Vector (&to)[4 / L::kPerLane][L::kVectors]) {
+  void read(int64_t quad, typename MicroKernel::Vector (&to)[4 / MicroKernel::kPerLane][MicroKernel::kVectors]) {
     codes.read(quad, to);
 #pragma GCC unroll 4
-    for (int s = 0; s < 4 / L::kPerLane; ++s)
+    for (int s = 0; s < 4 / MicroKernel::kPerLane; ++s)
 #pragma GCC unroll 4
-      for (int v = 0; v < L::kVectors; ++v) L::store_lanes(kept.at(quad * (4 / L::kPerLane) + s, v), to[s][v]);
+      for (int v = 0; v < MicroKernel::kVectors; ++v)
+        MicroKernel::store_lanes(kept.at(quad * (4 / MicroKernel::kPerLane) + s, v), to[s][v]);
   }
   void finish() const
     requires requires(const Codes& c) { c.finish(); }
@@ -109,16 +112,16 @@ struct KeptColumns {
   }
 };
 
-/// Codes of a register tile's columns as they are stored, interleaved: of each vector of columns its quads.
-template <class L>
+/// Codes of a micro-tile's columns as they are stored, interleaved: of each vector of columns its quads.
+template <class MicroKernel>
 struct StoredColumns {
-  const uint8_t* quads[L::kVectors];
+  const uint8_t* quads[MicroKernel::kVectors];
 
-  StoredColumns(const Operand& o, int64_t col, const Slab& slab) {
-    for (int v = 0; v < L::kVectors; ++v) {
-      const int64_t outer = col + v * kLanes / kGroup * kGroup;
+  StoredColumns(const Operand& o, int64_t col, const KPanel& panel) {
+    for (int v = 0; v < MicroKernel::kVectors; ++v) {
+      const int64_t outer = col + v * kLanes / kLaneGroup * kLaneGroup;
       // Where no columns are, sums are not used, and any codes will do.
-      quads[v] = stored_quads(o, outer < o.outer ? outer : col, slab.begin) + v * kLanes % kGroup * kQuadBytes;
+      quads[v] = stored_quads(o, outer < o.outer ? outer : col, panel.begin) + v * kLanes % kLaneGroup * kQuadBytes;
     }
   }
   const uint8_t* at(int64_t quad, int v) const {
@@ -140,33 +143,34 @@ inline void add_block(F32 block, const float* row_scale, const float* column_sca
 
 /// Lanes of a block are multiplied and summed in registers, then scaled and added to the sum: for 4-bit codes the
 /// block's sum is exact. Scaled: block scales exist; else they are all 1.
-template <class L, int Rows, bool Scaled, class Columns>
-[[gnu::noinline]] void multiply_lanes(const RegisterTile& tile, const Columns& columns, const Slab& slab) {
-  constexpr int kCols = L::kVectors * kLanes, kQuadLanes = 4 / L::kPerLane;
+template <class MicroKernel, int Rows, bool Scaled, class Columns>
+[[gnu::noinline]] void multiply_micro_tile(const MicroTile& tile, const Columns& columns, const KPanel& panel) {
+  constexpr int kCols = MicroKernel::kVectors * kLanes, kQuadLanes = 4 / MicroKernel::kPerLane;
   Columns from = columns;
   const float* a = tile.a;
   const float* a_scale = tile.a_scale;
   const float* b_scale = tile.b_scale;
-  const int64_t quads = ceil_div(slab.size, 4);
+  const int64_t quads = ceil_div(panel.size, 4);
   for (int64_t quad = 0; quad < quads;) {
-    F32 t[Rows][L::kVectors] = {};
-    for (const int64_t end = std::min(quads, quad + slab.block / 4); quad < end; ++quad, a += kQuadLanes) {
-      typename L::Vector lanes[kQuadLanes][L::kVectors];
+    F32 t[Rows][MicroKernel::kVectors] = {};
+    for (const int64_t end = std::min(quads, quad + panel.block / 4); quad < end; ++quad, a += kQuadLanes) {
+      typename MicroKernel::Vector lanes[kQuadLanes][MicroKernel::kVectors];
       from.read(quad, lanes);
 #pragma GCC unroll 4
       for (int s = 0; s < kQuadLanes; ++s)
 #pragma GCC unroll 16
         for (int r = 0; r < Rows; ++r) {
-          const typename L::Vector element = L::broadcast_lane(a + r * L::kRowLanes + s);
+          const typename MicroKernel::Vector element = MicroKernel::broadcast_lane(a + r * MicroKernel::kRowLanes + s);
 #pragma GCC unroll 4
-          for (int v = 0; v < L::kVectors; ++v) t[r][v] = L::accumulate(element, lanes[s][v], t[r][v]);
+          for (int v = 0; v < MicroKernel::kVectors; ++v)
+            t[r][v] = MicroKernel::accumulate(element, lanes[s][v], t[r][v]);
         }
     }
 #pragma GCC unroll 16
     for (int r = 0; r < Rows; ++r) {
 #pragma GCC unroll 4
-      for (int v = 0; v < L::kVectors; ++v)
-        add_block<Scaled>(t[r][v], a_scale + r * kSlabBlocks, b_scale + v * kLanes, tile.sum + r * kCols + v * kLanes);
+      for (int v = 0; v < MicroKernel::kVectors; ++v)
+        add_block<Scaled>(t[r][v], a_scale + r * kPanelBlocks, b_scale + v * kLanes, tile.sum + r * kCols + v * kLanes);
     }
     a_scale += 1;
     b_scale += kCols;
@@ -175,9 +179,10 @@ template <class L, int Rows, bool Scaled, class Columns>
 }
 
 /// By the kernel of as few rows as do.
-template <class L, int Rows, bool Scaled, class Columns>
-void multiply_rows(const RegisterTile& tile, const Columns& columns, const Slab& slab) {
-  if constexpr (Rows > L::kRowStep)
-    if (tile.rows <= Rows - L::kRowStep) return multiply_rows<L, Rows - L::kRowStep, Scaled>(tile, columns, slab);
-  L::template multiply<Rows, Scaled>(tile, columns, slab);
+template <class MicroKernel, int Rows, bool Scaled, class Columns>
+void multiply_rows(const MicroTile& tile, const Columns& columns, const KPanel& panel) {
+  if constexpr (Rows > MicroKernel::kRowStep)
+    if (tile.rows <= Rows - MicroKernel::kRowStep)
+      return multiply_rows<MicroKernel, Rows - MicroKernel::kRowStep, Scaled>(tile, columns, panel);
+  MicroKernel::template multiply<Rows, Scaled>(tile, columns, panel);
 }

@@ -1,25 +1,25 @@
-// Block scales of an operand's lines, a slab of the contraction at a time, in the orders in which the product reads
+// Block scales of an operand's lines, a K-panel of the contraction at a time, in the orders in which the product reads
 // them; and which of them may be multiplied into codes.
 #pragma once
 
 #include "quire/cpu/generic/elements/codes.inl.h"
 #include "quire/cpu/generic/elements/vectors.inl.h"
+#include "quire/cpu/generic/gemm/panel_codes.inl.h"
 #include "quire/cpu/generic/gemm/quads.inl.h"
-#include "quire/cpu/generic/gemm/slab_codes.inl.h"
 
 /// True where the scale changes along the contraction, so that the inner product has to apply it.
 inline bool has_block_scales(const Operand& o) { return o.spec.row().scope == Scope::block; }
 
 /// Block scales of 16 lines and up to 16 blocks of an operand, as float32.
-using ScaleSquare = float[kGroup][kGroup];
+using ScaleSquare = float[kLaneGroup][kLaneGroup];
 
 /// Interleaved bytes of up to `most` block scales of a whole tile of lines as [block][line].
 inline void stage_scale_quads(const Operand& o, int64_t outer, int64_t first, int64_t most,
-                              uint8_t (&bytes)[kGroup][kGroup]) {
+                              uint8_t (&bytes)[kLaneGroup][kLaneGroup]) {
   const int64_t all = block_count(o.spec, o.contraction), count = std::min(all - first, most);
   const uint8_t* quad = static_cast<const uint8_t*>(o.scale) + interleaved_offset(outer, first, all);
   for (int64_t b = 0; b < count; b += kQuadBytes)
-    for (int64_t i = 0; i < kGroup; i += kLanes, quad += kLanes * kQuadBytes) {
+    for (int64_t i = 0; i < kLaneGroup; i += kLanes, quad += kLanes * kQuadBytes) {
       const U32 blocks = load_quads(quad);
       for (int c = 0; c < kQuadBytes; ++c) store_low(&bytes[b + c][i], blocks >> (8 * c) & 0xFF);
     }
@@ -27,16 +27,17 @@ inline void stage_scale_quads(const Operand& o, int64_t outer, int64_t first, in
 
 /// Bytes of block scales, [line][block] or [block][line] as they are stored; those outside the operand are zero.
 /// Returns true if blocks come first.
-inline bool stage_scale_bytes(const Operand& o, int64_t outer, int64_t first, uint8_t (&bytes)[kGroup][kGroup]) {
+inline bool stage_scale_bytes(const Operand& o, int64_t outer, int64_t first,
+                              uint8_t (&bytes)[kLaneGroup][kLaneGroup]) {
   const int64_t all = block_count(o.spec, o.contraction);
-  const int64_t lines = std::clamp<int64_t>(o.outer - outer, 0, kGroup), count = std::min(all - first, kGroup);
+  const int64_t lines = std::clamp<int64_t>(o.outer - outer, 0, kLaneGroup), count = std::min(all - first, kLaneGroup);
   const SideGrid grid{o.spec, o.direction, o.outer, all};
   const auto* from = static_cast<const uint8_t*>(o.scale);
   const bool blocks_lead = blocks_first(o.spec, o.direction);
   const bool runs = !o.spec.swizzled && !o.spec.interleaved;  // tiled layouts have no runs of scales to copy
   std::memset(bytes, 0, sizeof bytes);
-  if (o.spec.interleaved && outer % kGroup == 0) {
-    if (lines > 0) stage_scale_quads(o, outer, first, kGroup, bytes);
+  if (o.spec.interleaved && outer % kLaneGroup == 0) {
+    if (lines > 0) stage_scale_quads(o, outer, first, kLaneGroup, bytes);
     return true;
   }
   for (int64_t i = 0; i < (blocks_lead ? count : lines); ++i) {
@@ -44,7 +45,7 @@ inline bool stage_scale_bytes(const Operand& o, int64_t outer, int64_t first, ui
     const auto at = [&](int64_t j) {
       return blocks_lead ? scale_index(grid, outer + j, first + i) : scale_index(grid, outer + i, first + j);
     };
-    if (runs && size == kGroup) {
+    if (runs && size == kLaneGroup) {
       store_codes(bytes[i], load_codes(from + at(0)));
     } else if (runs && size > 0) {
       std::memcpy(bytes[i], from + at(0), static_cast<size_t>(size));
@@ -63,21 +64,21 @@ inline F32 decode_scale_lanes(ScaleKind kind, U32 code) {
 }
 
 /// Whether no scale in E4M3 is NaN.
-inline bool all_numbers(const uint8_t (&bytes)[kGroup][kGroup]) {
+inline bool all_numbers(const uint8_t (&bytes)[kLaneGroup][kLaneGroup]) {
   Codes most = {};
   for (const auto& line : bytes) most = larger(most, load_codes(line) & 0x7F);
-  for (int64_t i = 0; i < kGroup; ++i)
+  for (int64_t i = 0; i < kLaneGroup; ++i)
     if (most[i] == 0x7F) return false;
   return true;
 }
 
 /// The values of a square's bytes.
-inline void decode_scale_bytes(ScaleKind kind, const uint8_t (&bytes)[kGroup][kGroup], ScaleSquare& out) {
+inline void decode_scale_bytes(ScaleKind kind, const uint8_t (&bytes)[kLaneGroup][kLaneGroup], ScaleSquare& out) {
   if (kind == ScaleKind::e4m3 && all_numbers(bytes)) {
-    for (int64_t i = 0; i < kGroup * kGroup; i += kLanes) store(&out[0][0] + i, load_e4m3(&bytes[0][0] + i));
+    for (int64_t i = 0; i < kLaneGroup * kLaneGroup; i += kLanes) store(&out[0][0] + i, load_e4m3(&bytes[0][0] + i));
     return;
   }
-  for (int64_t i = 0; i < kGroup * kGroup; i += kLanes)
+  for (int64_t i = 0; i < kLaneGroup * kLaneGroup; i += kLanes)
     store(&out[0][0] + i, decode_scale_lanes(kind, load_u8(&bytes[0][0] + i)));
 }
 
@@ -87,15 +88,15 @@ template <bool Along>
 void load_scale_square(const Operand& o, int64_t outer, int64_t first, int64_t wanted, ScaleSquare& out) {
   const ScaleKind kind = o.spec.row().scale;
   if (kind != ScaleKind::f32) {
-    alignas(64) uint8_t bytes[kGroup][kGroup], turned[kGroup][kGroup];
+    alignas(64) uint8_t bytes[kLaneGroup][kLaneGroup], transposed[kLaneGroup][kLaneGroup];
     const bool blocks_lead = stage_scale_bytes(o, outer, first, bytes);
     if (blocks_lead != Along) return decode_scale_bytes(kind, bytes, out);
-    transpose_codes(&bytes[0][0], kGroup, &turned[0][0], kGroup);
-    return decode_scale_bytes(kind, turned, out);
+    transpose_codes(&bytes[0][0], kLaneGroup, &transposed[0][0], kLaneGroup);
+    return decode_scale_bytes(kind, transposed, out);
   }
   const int64_t all = block_count(o.spec, o.contraction);
   const SideGrid grid{o.spec, o.direction, o.outer, all};
-  const int64_t lines = std::clamp<int64_t>(o.outer - outer, 0, kGroup), count = std::min(all - first, wanted);
+  const int64_t lines = std::clamp<int64_t>(o.outer - outer, 0, kLaneGroup), count = std::min(all - first, wanted);
   const bool square = o.spec.square;
   const int64_t block = o.spec.row().block;
   std::memset(out, 0, sizeof out);
@@ -145,7 +146,7 @@ void decode_quads(const ScaleQuads& quads, int64_t repeat, ScaleColumns out) {
   const uint8_t* from = quads.bytes;
   for (int64_t g = 0; g < quads.groups; ++g, from += kQuadGroup) {
     __builtin_prefetch(from + quads.ahead, 0, 2);
-    for (int64_t i = 0; i < kGroup; i += kLanes) {
+    for (int64_t i = 0; i < kLaneGroup; i += kLanes) {
       const U32 four = load_quads(from + i * kQuadBytes);
 #pragma GCC unroll 4
       for (int c = 0; c < kQuadBytes; ++c) {
@@ -158,39 +159,40 @@ void decode_quads(const ScaleQuads& quads, int64_t repeat, ScaleColumns out) {
 }
 
 /// decode_scales() across a whole tile of interleaved lines: their bytes are lanes already. `out` has room for
-/// kSlabBlocks blocks; those of padding become 0.
-inline void decode_scale_quads(const Operand& o, int64_t outer, const Slab& slab, ScaleColumns out) {
-  const int64_t own = block_length(o.spec, o.contraction), repeat = own / slab.block;
-  const int64_t all = block_count(o.spec, o.contraction), first = slab.begin / own;
+/// kPanelBlocks blocks; those of padding become 0.
+inline void decode_scale_quads(const Operand& o, int64_t outer, const KPanel& panel, ScaleColumns out) {
+  const int64_t own = block_length(o.spec, o.contraction), repeat = own / panel.block;
+  const int64_t all = block_count(o.spec, o.contraction), first = panel.begin / own;
   const int64_t at = interleaved_offset(outer, first, all);
   const ScaleQuads quads{o.spec.row().scale, static_cast<const uint8_t*>(o.scale) + at,
-                         ceil_div(slab.size, own * kQuadBytes),
+                         ceil_div(panel.size, own * kQuadBytes),
                          interleaved_offset(outer + out.stride, first, all) - at};
   const bool numbers = quads.kind == ScaleKind::e4m3 && repeat == 1 && !any_nan(quads.bytes, quads.groups);
   numbers ? decode_quads<true>(quads, 1, out) : decode_quads<false>(quads, repeat, out);
-  for (int64_t b = slab.blocks(); b < quads.groups * kQuadBytes * repeat; ++b) std::fill_n(out.block(b), kGroup, 0.0f);
+  for (int64_t b = panel.blocks(); b < quads.groups * kQuadBytes * repeat; ++b)
+    std::fill_n(out.block(b), kLaneGroup, 0.0f);
 }
 
-/// Block scales of a slab for 16 lines from `outer` on, repeated where the operand's own blocks are longer than the
-/// slab's; 1 where it has none. Along lines: out[line * kSlabBlocks + block]; across: out[block * stride + line].
+/// Block scales of a K-panel for 16 lines from `outer` on, repeated where the operand's own blocks are longer than the
+/// K-panel's; 1 where it has none. Along lines: out[line * kPanelBlocks + block]; across: out[block * stride + line].
 template <bool Along>
-void decode_scales(const Operand& o, int64_t outer, const Slab& slab, int64_t stride, float* out) {
-  const int64_t blocks = slab.blocks();
+void decode_scales(const Operand& o, int64_t outer, const KPanel& panel, int64_t stride, float* out) {
+  const int64_t blocks = panel.blocks();
   if (!has_block_scales(o)) {
-    for (int64_t i = 0; i < (Along ? kGroup : blocks); ++i)
-      std::fill_n(out + i * stride, Along ? blocks : kGroup, 1.0f);
+    for (int64_t i = 0; i < (Along ? kLaneGroup : blocks); ++i)
+      std::fill_n(out + i * stride, Along ? blocks : kLaneGroup, 1.0f);
     return;
   }
   if (!Along && o.spec.interleaved && has_byte_scales(o.spec) && outer < o.outer)
-    return decode_scale_quads(o, outer, slab, {out, stride});
-  const int64_t own = block_length(o.spec, o.contraction), repeat = own / slab.block;
+    return decode_scale_quads(o, outer, panel, {out, stride});
+  const int64_t own = block_length(o.spec, o.contraction), repeat = own / panel.block;
   alignas(64) ScaleSquare square;
-  load_scale_square<Along>(o, outer, slab.begin / own, ceil_div(slab.size, own), square);
-  for (int64_t i = 0; i < (Along ? kGroup : blocks); ++i) {
+  load_scale_square<Along>(o, outer, panel.begin / own, ceil_div(panel.size, own), square);
+  for (int64_t i = 0; i < (Along ? kLaneGroup : blocks); ++i) {
     if (Along && repeat > 1) {
       for (int64_t b = 0; b < blocks; ++b) out[i * stride + b] = square[i][b / repeat];
     } else {
-      for (int64_t j = 0; j < kGroup; j += kLanes)
+      for (int64_t j = 0; j < kLaneGroup; j += kLanes)
         store(out + i * stride + j, load(square[Along ? i : i / repeat] + j));
     }
   }
@@ -211,16 +213,16 @@ inline bool folds(uint8_t byte) { return static_cast<uint8_t>(byte - kLeastPower
 
 /// Whether all of a run of scales may be folded.
 inline bool run_folds(const uint8_t* bytes, int64_t count) {
-  constexpr int64_t half = kGroup / 2;
+  constexpr int64_t half = kLaneGroup / 2;
   if (count < half) return std::all_of(bytes, bytes + count, folds);
-  uint8_t few[kGroup];
-  if (count < kGroup) {
+  uint8_t few[kLaneGroup];
+  if (count < kLaneGroup) {
     std::memcpy(few, bytes, half);
     std::memcpy(few + half, bytes + count - half, half);
-    bytes = few, count = kGroup;
+    bytes = few, count = kLaneGroup;
   }
-  Codes most = above_least(bytes + count - kGroup);
-  for (int64_t b = 0; b + kGroup < count; b += kGroup) most = larger(most, above_least(bytes + b));
+  Codes most = above_least(bytes + count - kLaneGroup);
+  for (int64_t b = 0; b + kLaneGroup < count; b += kLaneGroup) most = larger(most, above_least(bytes + b));
   const auto outside = std::bit_cast<std::array<uint64_t, 2>>(most > kPowers);
   return (outside[0] | outside[1]) == 0;
 }
@@ -239,15 +241,15 @@ inline bool can_fold(const Operand& o, int64_t outer) {
 }
 
 /// The same of 16 interleaved lines, which is quicker than one by one.
-inline void can_fold_quads(const Operand& o, int64_t outer, bool (&all)[kGroup]) {
+inline void can_fold_quads(const Operand& o, int64_t outer, bool (&all)[kLaneGroup]) {
   const int64_t blocks = block_count(o.spec, o.contraction), whole = blocks / kQuadBytes * kQuadBytes;
   const uint8_t* const quads = static_cast<const uint8_t*>(o.scale) + interleaved_offset(outer, 0, blocks);
   alignas(64) Codes most[kQuadBytes] = {};
   const uint8_t* at = quads;
   for (int64_t b = 0; b < whole; b += kQuadBytes)
-    for (int i = 0; i < kQuadBytes; ++i, at += kGroup) most[i] = larger(most[i], above_least(at));
+    for (int i = 0; i < kQuadBytes; ++i, at += kLaneGroup) most[i] = larger(most[i], above_least(at));
   for (Codes& bytes : most) bytes = reinterpret_cast<Codes>(bytes > kPowers);
-  for (int64_t i = 0; i < kGroup; ++i) {
+  for (int64_t i = 0; i < kLaneGroup; ++i) {
     uint32_t outside;
     std::memcpy(&outside, reinterpret_cast<const uint8_t*>(most) + i * kQuadBytes, sizeof outside);
     all[i] = outside == 0;
@@ -256,26 +258,26 @@ inline void can_fold_quads(const Operand& o, int64_t outer, bool (&all)[kGroup])
 }
 
 /// The same of 16 lines whose scales of one block are a run.
-inline void can_fold_beside(const Operand& o, int64_t outer, bool (&all)[kGroup]) {
+inline void can_fold_beside(const Operand& o, int64_t outer, bool (&all)[kLaneGroup]) {
   const SideGrid grid{o.spec, o.direction, o.outer, block_count(o.spec, o.contraction)};
   const auto* scales = static_cast<const uint8_t*>(o.scale) + scale_index(grid, outer, 0);
   Codes most = {};
   for (int64_t b = 0; b < grid.along; ++b) most = larger(most, above_least(scales + b * grid.outer));
-  for (int64_t i = 0; i < kGroup; ++i) all[i] = most[i] <= kPowers;
+  for (int64_t i = 0; i < kLaneGroup; ++i) all[i] = most[i] <= kPowers;
 }
 
 /// can_fold() of `count` lines from `outer` on.
 inline void find_folded(const Operand& o, int64_t outer, int64_t count, bool* all) {
   const bool beside = !o.spec.swizzled && !o.spec.interleaved && blocks_first(o.spec, o.direction);
   for (int64_t i = 0; i < count; ++i) {
-    const bool quads = o.spec.interleaved && (outer + i) % kGroup == 0;
-    if (!quads && !(beside && i + kGroup <= count)) {
+    const bool quads = o.spec.interleaved && (outer + i) % kLaneGroup == 0;
+    if (!quads && !(beside && i + kLaneGroup <= count)) {
       all[i] = can_fold(o, outer + i);
       continue;
     }
-    bool group[kGroup];
+    bool group[kLaneGroup];
     quads ? can_fold_quads(o, outer + i, group) : can_fold_beside(o, outer + i, group);
-    std::copy_n(group, std::min(kGroup, count - i), all + i);
-    i += kGroup - 1;
+    std::copy_n(group, std::min(kLaneGroup, count - i), all + i);
+    i += kLaneGroup - 1;
   }
 }

@@ -2,14 +2,14 @@
 #pragma once
 
 #include "quire/cpu/generic/elements/codes.inl.h"
-#include "quire/cpu/generic/gemm/microkernel.inl.h"
+#include "quire/cpu/generic/gemm/micro_tile.inl.h"
+#include "quire/cpu/generic/gemm/panel_codes.inl.h"
 #include "quire/cpu/generic/gemm/quads.inl.h"
-#include "quire/cpu/generic/gemm/slab_codes.inl.h"
 
-struct F32Lanes : RegisterLanes {
+struct F32MicroKernel : RegisterMicroKernel {
   using Vector = F32;
   static constexpr int kPerLane = 1;
-  static constexpr int64_t kSlabLanes = kSlab, kRowLanes = kSlab;
+  static constexpr int64_t kPanelLanes = kPanelDepth, kRowLanes = kPanelDepth;
   static constexpr int kRows = kTileRows, kVectors = kTileVectors;
   static constexpr float kUnit = 1;
   static constexpr Folding kFolding = Folding::none;
@@ -21,13 +21,13 @@ struct F32Lanes : RegisterLanes {
   static F32 accumulate(F32 a, F32 b, F32 sum) { return multiply_add(a, b, sum); }
 
   template <int Rows, bool Scaled, class Columns>
-  static void multiply(const RegisterTile& tile, const Columns& columns, const Slab& slab) {
-    multiply_lanes<F32Lanes, Rows, Scaled>(tile, columns, slab);
+  static void multiply(const MicroTile& tile, const Columns& columns, const KPanel& panel) {
+    multiply_micro_tile<F32MicroKernel, Rows, Scaled>(tile, columns, panel);
   }
 
   /// Columns decoded as they are multiplied.
   struct Codes {
-    StoredColumns<F32Lanes> stored;
+    StoredColumns<F32MicroKernel> stored;
     bool e4m3;
 
     void read(int64_t quad, F32 (&to)[4][kVectors]) const {
@@ -46,25 +46,25 @@ struct F32Lanes : RegisterLanes {
   static bool reads(const QuantSpec& spec) { return !spec.packed(); }
 
   template <class Body>
-  static bool with_codes(const Operand& o, int64_t col, const Slab& slab, const uint16_t* /*folded*/,
+  static bool with_codes(const Operand& o, int64_t col, const KPanel& panel, const uint16_t* /*folded*/,
                          const Body& body) {
-    body(Codes{{o, col, slab}, o.spec.element == Format::e4m3});
+    body(Codes{{o, col, panel}, o.spec.element == Format::e4m3});
     return true;
   }
 
-  static void pack_rows(const Operand& o, int64_t outer, const Slab& slab, unsigned /*folded*/, float* out) {
+  static void pack_rows(const Operand& o, int64_t outer, const KPanel& panel, unsigned /*folded*/, float* out) {
     StagedCodes staged;
-    const LineBytes lines = codes_along(o, outer, slab, staged);
-    pack_lines<F32Lanes>(o, outer, out, [&](int64_t i, float* row) {
-      decode_codes(o.spec.element, lines.data + i * lines.stride, slab.padded, row);
+    const LineBytes lines = codes_along(o, outer, panel, staged);
+    pack_lines<F32MicroKernel>(o, outer, out, [&](int64_t i, float* row) {
+      decode_codes(o.spec.element, lines.data + i * lines.stride, panel.padded, row);
     });
   }
 
-  static void pack_columns(const Operand& o, int64_t outer, const Slab& slab, unsigned /*folded*/, float* out) {
-    with_codes_of(o, outer, slab, [&](const auto& codes) {
-      if (o.spec.element == Format::e4m3) return decode_columns<Format::e4m3>(codes, slab.padded, out);
-      if (o.spec.element == Format::e5m2) return decode_columns<Format::e5m2>(codes, slab.padded, out);
-      decode_columns<Format::e2m1>(codes, slab.padded, out);
+  static void pack_columns(const Operand& o, int64_t outer, const KPanel& panel, unsigned /*folded*/, float* out) {
+    with_codes_of(o, outer, panel, [&](const auto& codes) {
+      if (o.spec.element == Format::e4m3) return decode_columns<Format::e4m3>(codes, panel.padded, out);
+      if (o.spec.element == Format::e5m2) return decode_columns<Format::e5m2>(codes, panel.padded, out);
+      decode_columns<Format::e2m1>(codes, panel.padded, out);
     });
   }
 
@@ -76,7 +76,7 @@ struct F32Lanes : RegisterLanes {
       codes.read(l, quads);
       for (int q = 0; q < Source::kStep; ++q)
 #pragma GCC unroll 4
-        for (int c = 0; c < 4; ++c, out += kGroup)
+        for (int c = 0; c < 4; ++c, out += kLaneGroup)
           for (int v = 0; v < kQuadVectors; ++v)
             store(out + v * kLanes, decode_lanes<F>(quads[q][v] >> (8 * c) & 0xFF));
     }
