@@ -1,15 +1,15 @@
 """A training script as users of TransformerEngine write them; only the imports differ.
 
-import transformer_engine.pytorch as te                              import quire as te
-from transformer_engine.common.recipe import DelayedScaling, Format  from quire.recipe import DelayedScaling, Format
+import transformer_engine.pytorch as te                              import quire.te.pytorch as te
+from transformer_engine.common.recipe import DelayedScaling, Format  from quire.te.common.recipe import ...
 """
 
 import io
 
 import torch
 
-import quire as te
-from quire.recipe import DelayedScaling, Format
+import quire.te.pytorch as te
+from quire.te.common.recipe import DelayedScaling, Format
 
 torch.manual_seed(0)
 hidden, tokens, microbatches = 64, 48, 2

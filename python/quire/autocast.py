@@ -76,16 +76,10 @@ class autocast:
         calibrating: bool = False,
         recipe: Recipe | None = None,
         amax_reduction_group: object = None,
-        _graph: bool = False,
     ) -> None:
         for name, value in (("enabled", enabled), ("calibrating", calibrating)):
             if not isinstance(value, bool):
                 raise TypeError(f"autocast: {name} must be a bool, got {value!r}; a recipe is passed as recipe=")
-        if _graph is not False:
-            raise NotImplementedError(
-                f"autocast: _graph={_graph!r} is what TransformerEngine sets while it captures CUDA graphs; leave it "
-                "False"
-            )
         if amax_reduction_group is not None and not hasattr(amax_reduction_group, "group_name"):
             raise TypeError(
                 f"autocast: amax_reduction_group must be a process group or None, got {amax_reduction_group!r}; "

@@ -10,9 +10,9 @@ import torch
 
 from quire.nn.linear import Linear, check_own_recipe
 from quire.nn.product import ProductModule
+from quire.nn.random_state import reset_streams
 from quire.recipe import Recipe, from_name
-from quire.seed import reset_streams
-from quire.tensor.quantized import DTYPES
+from quire.tensor import DTYPES
 
 #: Layers with fewer inputs or outputs are left alone.
 MIN_FEATURES = 256

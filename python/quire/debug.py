@@ -8,8 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from quire.kinds import check_kind
-from quire.seed import signed64
+from quire.checks import check_kind, signed64
 from quire.tensor import QuantizedTensor, QuantSpec, named_buffers
 
 

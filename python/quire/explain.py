@@ -8,7 +8,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from quire.autocast import active_recipe
-from quire.kinds import check_kind
+from quire.checks import check_kind
 
 
 @dataclass(frozen=True)

@@ -6,10 +6,9 @@ from typing import Any
 import torch
 from torch.compiler import is_dynamo_compiling
 
-from quire import _library
-from quire.kinds import check_kind, check_kind_or_none, shown
+from quire.checks import check_kind, check_kind_or_none, shown, signed64
+from quire.loading import library
 from quire.runners import RunnerHandle, named
-from quire.seed import signed64
 from quire.tensor import (
     BUFFER_NAMES,
     QuantizedActivation,
@@ -24,7 +23,7 @@ Buffers = Sequence[torch.Tensor | None]
 
 #: Operators as functions that give None where anybody but the kernel has a say in the call (src/quire_python); not for
 #: Dynamo, which knows operators only.
-DIRECT = _library.direct()
+DIRECT = library.direct()
 
 
 def linear(

@@ -1,6 +1,5 @@
 """What is installed and what it can do here: `python -m quire.info`."""
 
-import json
 import os
 import platform
 import sys
@@ -8,9 +7,11 @@ from collections.abc import Callable, Iterator
 
 import torch
 
-import quire
-from quire import _library, functional, runners
-from quire.recipe import from_name, names
+from quire import functional, runners
+from quire.autocast import autocast
+from quire.loading import library
+from quire.nn.linear import Linear
+from quire.recipe import Recipe, from_name, names
 
 
 def devices() -> list[str]:
@@ -21,14 +22,14 @@ def devices() -> list[str]:
     return found
 
 
-def why_not(recipe: quire.recipe.Recipe | None, device: str | torch.device) -> str:
+def why_not(recipe: Recipe | None, device: str | torch.device) -> str:
     """Why a bfloat16 Linear cannot train under that recipe, or without any, on that device: what it raised when tried.
     Empty if it can."""
 
     def train() -> None:
-        layer = quire.Linear(32, 32, device=device, dtype=torch.bfloat16)
+        layer = Linear(32, 32, device=device, dtype=torch.bfloat16)
         x = torch.ones(32, 32, device=device, dtype=torch.bfloat16, requires_grad=True)
-        with quire.autocast(recipe is not None, recipe=recipe), torch.enable_grad():
+        with autocast(recipe is not None, recipe=recipe), torch.enable_grad():
             torch.autograd.grad(layer(x).sum(), [x, layer.weight])
 
     return _reason(train, device)
@@ -36,7 +37,9 @@ def why_not(recipe: quire.recipe.Recipe | None, device: str | torch.device) -> s
 
 def why_no_spec(spec: str, device: str | torch.device) -> str:
     """Why a tensor cannot be quantized under that spec on that device; empty if it can."""
-    return _reason(lambda: quire.quantize(torch.ones(32, 32, device=device), spec, columnwise=True, seed=0), device)
+    return _reason(
+        lambda: functional.quantize(torch.ones(32, 32, device=device), spec, columnwise=True, seed=0), device
+    )
 
 
 def _reason(attempt: Callable[[], object], device: str | torch.device) -> str:
@@ -45,7 +48,7 @@ def _reason(attempt: Callable[[], object], device: str | torch.device) -> str:
             attempt()
     except Exception as error:  # whatever it is, it is the reason
         if "Could not run 'quire::" in str(error):  # the dispatcher's page of text
-            return f"quire {quire.__version__} has no kernels for {torch.device(device).type}"
+            return f"quire {library.built()['quire']} has no kernels for {torch.device(device).type}"
         return str(error).splitlines()[0]
     return ""
 
@@ -55,8 +58,8 @@ def _everywhere(why: Callable[[str], str]) -> str:
 
 
 def _versions() -> Iterator[str]:
-    built = json.loads((_library.FOLDER / "build.json").read_text())
-    yield f"quire {quire.__version__}, built against PyTorch {built['torch']}, in {_library.FOLDER.resolve()}"
+    built = library.built()
+    yield f"quire {built['quire']}, built against PyTorch {built['torch']}, in {library.FOLDER.resolve()}"
     direct = "yes" if functional.DIRECT else "no, it was built without Python's headers: small calls take longer"
     yield f"operators called past PyTorch's binding: {direct}"
     yield f"PyTorch {torch.__version__}, Python {platform.python_version()}, {platform.platform()}"

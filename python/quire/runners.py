@@ -15,7 +15,7 @@ from dataclasses import KW_ONLY, dataclass
 
 import torch
 
-from quire.kinds import check_kind, check_kind_or_none, shown
+from quire.checks import check_kind, check_kind_or_none, shown
 from quire.tensor import QuantizedTensor, QuantSpec
 
 #: One weight, or a stack of them: a plain tensor, a QuantizedTensor, or a sequence of either.

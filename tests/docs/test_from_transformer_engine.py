@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import quire
-from quire.unavailable import NAMES
+from quire.te.absent import NAMES
 
 PAGE = "docs/from-transformer-engine.md"
 

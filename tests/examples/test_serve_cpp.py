@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from quire import _library
+from quire.loading import library
 from workspace import ROOT, tool
 
 EXAMPLE = ROOT / "examples/serve_cpp"
@@ -33,7 +33,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The example built against an installation, not against the build folder."""
     folder = tmp_path_factory.mktemp("serve")
-    built = _library.FOLDER.resolve().parent
+    built = library.FOLDER.resolve().parent
     run(tool("cmake"), "--install", built, "--prefix", folder / "prefix")
     settings = {
         "CMAKE_BUILD_TYPE": "Release",

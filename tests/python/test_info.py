@@ -95,7 +95,7 @@ def test_what_is_not_available_says_why(monkeypatch):
     def dispatcher(*args, **kwargs):
         raise NotImplementedError("Could not run 'quire::quantize' with arguments from the 'CUDA' backend")
 
-    monkeypatch.setattr(quire, "quantize", dispatcher)
+    monkeypatch.setattr(functional, "quantize", dispatcher)
     assert info.why_no_spec("mxfp8", "cpu") == f"quire {quire.__version__} has no kernels for cpu"
 
 

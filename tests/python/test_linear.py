@@ -9,8 +9,8 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import quire
-from quire.nn.options import PARALLEL
 from quire.recipe import MXFP8BlockScaling, NVFP4BlockScaling
+from quire.te.arguments import PARALLEL
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 

@@ -154,7 +154,11 @@ def test_stochastic_rounding_draws_its_seed_from_the_generator(make_x):
             ValueError,
             "dst is quantized as nvfp4, and this quantizes as mxfp8",
         ),
-        (lambda: quire.quantize(ONE, "mxfp8").quantize_(ONE, noop_flag=ONE), NotImplementedError, "noop_flag is not"),
+        (
+            lambda: quire.quantize(ONE, "mxfp8").quantize_(ONE, noop_flag=ONE),
+            NotImplementedError,
+            "noop_flag=Tensor is not",
+        ),
         (lambda: quire.MXFP8Tensor(shape=(1, 2)), NotImplementedError, "quire.quantize.x, 'mxfp8'. makes one"),
     ],
 )

@@ -13,7 +13,8 @@ import pytest
 import torch
 
 import quire
-from quire import _library, runners
+from quire import runners
+from quire.loading import library as loaded
 from runner_inputs import E, H, N, choices, nothing_stays_registered, rand  # noqa: F401  a fixture of every test
 
 ROOT = Path(__file__).parents[2]
@@ -126,7 +127,7 @@ def library(tmp_path_factory):
     made = tmp_path_factory.mktemp("runner") / "librunner.so"
     launcher = ["ccache"] if shutil.which("ccache") else []
     compiler = [*launcher, os.environ.get("CXX", "g++"), "-std=c++20", "-O1", "-fPIC", "-shared", f"-I{ROOT / 'src'}"]
-    link = [f"-L{_library.FOLDER}", "-lquire"]
+    link = [f"-L{loaded.FOLDER}", "-lquire"]
     subprocess.run([*compiler, ROOT / "tests/consumer/runner.cpp", "-o", made, *link], check=True)
     return made
 

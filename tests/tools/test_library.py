@@ -8,12 +8,12 @@ import sys
 import pytest
 import torch
 
-from quire import _library
+from quire.loading import library
 
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    monkeypatch.setattr(_library, "FOLDER", tmp_path)
+    monkeypatch.setattr(library, "FOLDER", tmp_path)
     return tmp_path
 
 
@@ -23,14 +23,14 @@ def built_for(folder, version):
 
 def test_missing_libraries_are_told_with_the_place_and_the_remedy(folder):
     with pytest.raises(ImportError, match=r"\./dev build") as error:
-        _library.load()
+        library.load()
     assert str(folder) in str(error.value)
 
 
 def test_another_minor_version_of_torch_is_refused_naming_both(folder):
     built_for(folder, "2.1.2+cpu")
     with pytest.raises(ImportError, match="built against PyTorch 2.1.2") as error:
-        _library.load()
+        library.load()
     assert f"PyTorch {torch.__version__} is running" in str(error.value)
     assert "Install torch==2.1.*" in str(error.value)
 
@@ -39,11 +39,11 @@ def test_a_library_that_does_not_load_is_told_with_the_reason(folder):
     built_for(folder, torch.__version__)
     (folder / "libquire_torch.so").write_text("not a library")
     with pytest.raises(ImportError, match="could not load .*libquire_torch.so: .*(header|ELF|file too short)"):
-        _library.load()
+        library.load()
 
 
 def test_without_the_binding_there_is_none(folder):
-    assert _library.direct() is None
+    assert library.direct() is None
 
 
 def test_importing_says_nothing():

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from quire import _library
+from quire.loading import library as loaded
 from workspace import ROOT, tool
 
 CONSUMER = ROOT / "tests/consumer"
@@ -27,7 +27,7 @@ def run(*command: object, **kwargs) -> str:
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("wheel")
-    build = _library.FOLDER.resolve().parent
+    build = loaded.FOLDER.resolve().parent
     pip = [sys.executable, "-m", "pip", "wheel", "--no-build-isolation", "--no-deps", "--no-index", "."]
     path = os.pathsep.join([str(Path(tool("ninja")).parent), os.environ["PATH"]])
     run(*pip, "--wheel-dir", folder, f"--config-settings=build-dir={build}", env=os.environ | {"PATH": path})
@@ -54,7 +54,7 @@ def test_a_wheel_serves_every_python_and_pins_the_minor_version_of_torch(wheel, 
     major, minor, *_ = torch.__version__.split(".")
     required = [line for line in metadata.read_text().splitlines() if line.startswith("Requires-Dist")]
     has_binding = (site / "quire/lib/quire_python.abi3.so").exists()
-    assert has_binding == (_library.FOLDER / "quire_python.abi3.so").exists()
+    assert has_binding == (loaded.FOLDER / "quire_python.abi3.so").exists()
     assert required == [f"Requires-Dist: torch=={major}.{minor}.*", "Requires-Dist: tqdm"]
 
 

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping
 
 import torch
 
+from quire.checks import check_kind
 from quire.delayed.state import DelayedState
-from quire.kinds import check_kind
 
 #: Slots of a group.
 _KINDS = {"scale_fwd": 3, "amax_history_fwd": 3, "scale_bwd": 2, "amax_history_bwd": 2}

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 import torch
 
+from quire.checks import check_kind
 from quire.delayed.rules import THREAD
 from quire.delayed.state import DelayedState
-from quire.kinds import check_kind
 from quire.tensor import QuantizedTensor
 
 _SPEC = "fp8_tensor"

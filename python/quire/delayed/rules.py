@@ -3,14 +3,10 @@
 import itertools
 import threading
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 
 from quire.recipe import DelayedScaling
-
-if TYPE_CHECKING:
-    from quire.delayed.forward import RecordedScales
 
 _MAX_RULES = 64
 
@@ -33,7 +29,7 @@ class _Thread(threading.local):
         self.depth = 0
         self.rules: dict[str, Rule] = {}
         self.table = torch.zeros(_MAX_RULES, 6, dtype=torch.float64)  # columns: RuleColumn of ops/delayed.h
-        self.scales: RecordedScales | None = None
+        self.scales = None  # or a RecordedScales (forward.py), which replays those of an earlier pass
         self.in_python = False  # whether there is a rule whose step delayed_update_ alone cannot do
 
 

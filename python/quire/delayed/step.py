@@ -4,10 +4,10 @@ import gc
 
 import torch
 
+from quire.checks import check_kind
 from quire.delayed.rules import THREAD, rule_of
 from quire.delayed.state import usable_states
 from quire.delayed.update import needs_python, ran_here, update
-from quire.kinds import check_kind
 from quire.recipe import DelayedScaling, Format
 
 

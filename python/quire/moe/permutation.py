@@ -4,10 +4,10 @@ from typing import NamedTuple
 
 import torch
 
-from quire.kinds import check_kind, check_kind_or_none
-from quire.moe import functional
+from quire.checks import check_kind, check_kind_or_none
+from quire.moe import primitives
 from quire.tensor import QuantizedActivation, QuantizedTensor
-from quire.tensor.quantized import from_list
+from quire.tensor.making import from_list
 from quire.tensor.views import TILES
 
 
@@ -43,7 +43,7 @@ def permute(
     QuantizedTensor whose rows share scales.
     """
     check_kind("permute", torch.Tensor, topk_ids=topk_ids)
-    row_map, offsets = functional.expert_rows(topk_ids, num_experts)
+    row_map, offsets = primitives.expert_rows(topk_ids, num_experts)
     return Permuted(
         permute_any(x, row_map, row_map.numel() if num_rows is None else num_rows, weights), offsets, row_map
     )
@@ -57,13 +57,13 @@ def unpermute(y: torch.Tensor, row_map: torch.Tensor, weights: torch.Tensor | No
     """
     check_kind("unpermute", torch.Tensor, y=y, row_map=row_map)
     check_kind_or_none("unpermute", torch.Tensor, weights=weights)
-    return functional.unpermute_rows(y, row_map, weights)
+    return primitives.unpermute_rows(y, row_map, weights)
 
 
 def permute_any(
     x: torch.Tensor | QuantizedTensor, row_map: torch.Tensor, rows: int, weights: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """functional.permute_rows(), also of a QuantizedTensor."""
+    """primitives.permute_rows(), also of a QuantizedTensor."""
     quantized = isinstance(x, QuantizedTensor | QuantizedActivation)
     if isinstance(x, QuantizedActivation) or (quantized and x.requires_grad and torch.is_grad_enabled()):
         raise NotImplementedError(
@@ -72,7 +72,7 @@ def permute_any(
         )
     check_kind("permute", torch.Tensor, x=x)
     if not quantized:
-        return functional.permute_rows(x, row_map, rows, weights)
+        return primitives.permute_rows(x, row_map, rows, weights)
     if weights is not None:
         raise NotImplementedError(
             "permute: codes cannot be multiplied by weights; pass them to unpermute(), or dequantize"
@@ -96,7 +96,7 @@ def _permute_codes(q: QuantizedTensor, row_map: torch.Tensor, rows: int) -> Quan
         )
 
     def moved(buffer: torch.Tensor) -> torch.Tensor:
-        return functional.permute_rows(buffer, row_map, rows)
+        return primitives.permute_rows(buffer, row_map, rows)
 
     if family == "fp8_row":
         scale = moved(scale[:, None])[:, 0]

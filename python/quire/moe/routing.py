@@ -2,8 +2,8 @@
 
 import torch
 
-from quire.kinds import check_kind, check_kind_or_none
-from quire.moe import functional
+from quire.checks import check_kind, check_kind_or_none
+from quire.moe import primitives
 
 
 def route(
@@ -41,10 +41,10 @@ def route(
     options = [f"{name}={int(value)}" for name, value in numbers.items() if value is not None]
     options += ["after_topk"] * softmax_after_topk + ["renormalize"] * renormalize
     text = ":".join([score_function, *options, f"scaling_factor={float(scaling_factor)}"])
-    weights, ids = functional.route(logits, expert_bias, text)
+    weights, ids = primitives.route(logits, expert_bias, text)
     if capacity is None:
         return weights, ids
-    ids = functional.limit_capacity(ids, logits.shape[-1], capacity)
+    ids = primitives.limit_capacity(ids, logits.shape[-1], capacity)
     return torch.where(ids >= 0, weights, 0.0), ids
 
 
@@ -68,7 +68,7 @@ def scores(logits: torch.Tensor, score_function: str = "softmax") -> torch.Tenso
 def tokens_per_expert(topk_ids: torch.Tensor, num_experts: int) -> torch.Tensor:
     """int32 [num_experts]: how many places of topk_ids, int32 [*, k], are each expert; -1 is none."""
     check_kind("tokens_per_expert", torch.Tensor, topk_ids=topk_ids)
-    _, ends = functional.expert_rows(topk_ids.reshape(-1, 1), num_experts)
+    _, ends = primitives.expert_rows(topk_ids.reshape(-1, 1), num_experts)
     return ends.diff(prepend=ends.new_zeros(1))
 
 

@@ -7,8 +7,8 @@ import torch
 
 from quire import delayed
 from quire.autocast import recipe_of
+from quire.checks import check_kind, check_kind_or_none, shown
 from quire.functional import Buffers, fingerprint, operand_buffers
-from quire.kinds import check_kind, check_kind_or_none, shown
 from quire.nn.product import ProductModule, named
 from quire.recipe import Recipe, default
 from quire.tensor import QuantizedTensor, QuantSpec

@@ -8,8 +8,8 @@ import torch
 
 from quire import delayed
 from quire.autocast import active_rule, recipe_of
+from quire.checks import check_kind, check_kind_or_none
 from quire.functional import Buffers, grouped_linear, linear, linear_given, quantize
-from quire.kinds import check_kind, check_kind_or_none
 from quire.nn.cache import cache, cached_weight
 from quire.nn.dtype import activation_dtype, check_dtypes, uses_torch_autocast
 from quire.nn.product import ProductModule, main_grads, named
@@ -79,7 +79,11 @@ def _result_spec(module: ProductModule, output_spec: QuantSpec | str) -> str:
 
 def plain_call(layer: ProductModule, x: torch.Tensor) -> torch.Tensor | None:
     """y of the call that most calls are, sooner than by a Product: x and the weight are plain tensors, no option asks
-    for more, and scaling is not delayed. None where that is not so."""
+    for more, and scaling is not delayed. None where that is not so.
+
+    It restates what active_call() and Product do with such a call, because those cost more than the call: 12 us on top
+    of 10 without a recipe, 22 us on top of 19 with kept codes (./dev bench host, 1x16x16, forward).
+    """
     # Twenty times as quick as Module.__getattr__. A weight that is computed (parametrized, split) is not there.
     parameters = layer._parameters
     if "weight" not in parameters or "bias" not in parameters:

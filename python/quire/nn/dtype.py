@@ -4,10 +4,12 @@ from collections.abc import Iterable
 
 import torch
 
-from quire.kinds import shown
-from quire.nn.options import INSTEAD_OF_SPLITTING
+from quire.checks import shown
 from quire.tensor import QuantizedActivation
 
+INSTEAD_OF_SPLITTING = (
+    "Use DistributedDataParallel or fully_shard, or torch.distributed.tensor.parallel outside of quire.autocast"
+)
 _LOCAL = (torch.Tensor, torch.nn.Parameter, type(None))
 
 

@@ -5,9 +5,8 @@ from collections.abc import Callable, Sequence
 import torch
 
 from quire import delayed
+from quire.checks import check_kind, check_kind_or_none
 from quire.functional import Buffers, grouped_linear
-from quire.kinds import check_kind, check_kind_or_none
-from quire.nn import options as unavailable
 from quire.nn.cache import cache, cached_weight
 from quire.nn.call import Call, active_call, gradient_elsewhere, linear_text, mark_added, starts_from_x
 from quire.nn.linear import check_own_recipe
@@ -15,8 +14,6 @@ from quire.nn.product import ProductModule, initialise
 from quire.nn.weight import stored_weight, weight_operand
 from quire.recipe import Recipe
 from quire.tensor import QuantizedStack, QuantizedTensor
-
-_OPTIONS = unavailable.PARALLEL | {"use_grouped_tensor": None}
 
 
 class GroupedLinear(ProductModule):
@@ -36,16 +33,9 @@ class GroupedLinear(ProductModule):
     name: kept as an attribute.
 
     `sr_state` is that of quire.Linear; group e rounds with seed + e (numerics.md 0.19). `delayed` has the slots of each
-    group. Further keywords are TransformerEngine's, also in its order of positional arguments; one that is not
-    available raises NotImplementedError unless it has its default.
+    group.
     """
 
-    @unavailable.positional(
-        *("sequence_parallel", "fuse_wgrad_accumulation", "tp_group", "tp_size", "get_rng_state_tracker"),
-        *("rng_tracker_name", "init_method", "bias", "return_bias", "params_dtype", "parallel_mode", "device"),
-        *("ub_overlap_rs", "ub_overlap_ag", "ub_name", "delay_wgrad_compute", "save_original_input"),
-        *("single_grouped_weight", "single_grouped_bias", "name", "use_grouped_tensor"),
-    )
     def __init__(
         self,
         num_gemms: int,
@@ -65,9 +55,7 @@ class GroupedLinear(ProductModule):
         save_original_input: bool = False,
         recipe: Recipe | None = None,
         name: str | None = None,
-        **options: object,
     ) -> None:
-        unavailable.refuse("quire.GroupedLinear", options, _OPTIONS)
         check_kind("quire.GroupedLinear", int, num_gemms=num_gemms)
         if num_gemms < 1:
             raise ValueError(f"quire.GroupedLinear: num_gemms must be at least 1, got {num_gemms}")
@@ -90,8 +78,8 @@ class GroupedLinear(ProductModule):
         self._quantize_weights()
 
     def _add(self, sizes: dict[str, tuple[int, ...]], single: dict[str, bool], factory: dict[str, object]) -> None:
-        """Parameters, uninitialised, in TransformerEngine's order, by which optimizers number their state: group after
-        group, then those that all groups share (quire/nn/optimizer_state.py knows the order of before)."""
+        """Parameters, uninitialised. Optimizers number their state by the order: group after group, then those that
+        all groups share (quire/nn/optimizer_state.py knows the order of before)."""
         each = [(f"{kind}{group}", kind, ()) for group in range(self.num_gemms) for kind in sizes if not single[kind]]
         for name, kind, groups in (*each, *((kind, kind, (self.num_gemms,)) for kind in sizes if single[kind])):
             self.register_parameter(name, torch.nn.Parameter(torch.empty((*groups, *sizes[kind]), **factory)))
@@ -106,11 +94,8 @@ class GroupedLinear(ProductModule):
         """One for each group, or one for all, or none."""
         return [getattr(self, name) for name in self.bias_names]
 
-    def reset_parameters(self, defer_init: bool = False) -> None:
-        """New weights, as torch.nn.Linear's or by init_method, and a new seed with the counter at 0. With defer_init,
-        nothing."""
-        if defer_init:
-            return
+    def reset_parameters(self) -> None:
+        """New weights, as torch.nn.Linear's or by init_method, and a new seed with the counter at 0."""
         biases = self.biases()
         if biases and biases[0].dim() == 2:
             biases = list(biases[0].unbind())

@@ -4,23 +4,14 @@ from collections.abc import Callable
 
 import torch
 
+from quire.checks import check_kind
 from quire.functional import norm
-from quire.kinds import check_kind
-from quire.nn import options as unavailable
 from quire.nn.call import Product, active_call
 from quire.nn.norm import reset_norm
 from quire.nn.product import ProductModule, initialise
 from quire.tensor import QuantizedActivation, QuantizedTensor, QuantSpec
 
 _NORMALIZATIONS = ("LayerNorm", "RMSNorm")
-_OPTIONS = unavailable.PARALLEL | {"parameters_split": None, "return_layernorm_output_gathered": False}
-#: TransformerEngine's order, after eps.
-_ORDER = (
-    "sequence_parallel fuse_wgrad_accumulation tp_group tp_size get_rng_state_tracker init_method bias normalization "
-    "return_bias params_dtype parallel_mode return_layernorm_output return_layernorm_output_gathered parameters_split "
-    "zero_centered_gamma device ub_overlap_ag ub_overlap_rs ub_overlap_rs_dgrad ub_bulk_wgrad ub_bulk_dgrad ub_name "
-    "delay_wgrad_compute symmetric_ar_type name"
-).split()
 
 
 def norm_parameters(module: torch.nn.Module, size: int, options: dict[str, object]) -> None:
@@ -66,12 +57,9 @@ class LayerNormLinear(ProductModule):
     fuse_wgrad_accumulation, delay_wgrad_compute, save_original_input: as for quire.Linear.
     Within quire.quantized_model_init the weight is quantized.
 
-    Further keywords are TransformerEngine's; one that is not available raises NotImplementedError unless it has its
-    default. All after eps may be passed by position, in TransformerEngine's order. Randomness and delayed scaling: as
-    for quire.Linear.
+    Randomness and delayed scaling: as for quire.Linear.
     """
 
-    @unavailable.positional(*_ORDER)
     def __init__(
         self,
         in_features: int,
@@ -90,9 +78,7 @@ class LayerNormLinear(ProductModule):
         delay_wgrad_compute: bool = False,
         save_original_input: bool = False,
         name: str | None = None,
-        **options: object,
     ) -> None:
-        unavailable.refuse("quire.LayerNormLinear", options, _OPTIONS)
         check_kind("quire.LayerNormLinear", bool, bias=bias)
         super().__init__()
         self._set_flags(
@@ -113,10 +99,8 @@ class LayerNormLinear(ProductModule):
         self.reset_parameters()
         self._quantize_weights()
 
-    def reset_parameters(self, defer_init: bool = False) -> None:
-        """New parameters, and a new seed with the counter at 0. With defer_init, nothing."""
-        if defer_init:
-            return
+    def reset_parameters(self) -> None:
+        """New parameters, and a new seed with the counter at 0."""
         reset_norm(self.layer_norm_weight, self.layer_norm_bias, self.zero_centered_gamma)
         initialise(self.weight, self.bias, self.init_method)
         self._reset_sr_states()

@@ -4,27 +4,15 @@ from collections.abc import Callable, Mapping
 
 import torch
 
-from quire.checkpoint import checkpoint as recompute
+from quire.checks import check_kind
 from quire.functional import activation
-from quire.kinds import check_kind
-from quire.nn import options as unavailable
-from quire.nn.activations import activation_inputs, activation_text
+from quire.nn.activation_names import activation_inputs, activation_text
 from quire.nn.call import Product, active_call
 from quire.nn.layernorm_linear import norm_parameters, normalised
 from quire.nn.norm import reset_norm
 from quire.nn.product import ProductModule, initialise
+from quire.nn.recompute import checkpoint as recompute
 from quire.tensor import QuantizedActivation, QuantSpec
-
-_IGNORED = {"seq_length": None, "micro_batch_size": None}  # sizes to warm up kernels for, which nothing here needs
-_OPTIONS = unavailable.PARALLEL | {"return_layernorm_output_gathered": False, "set_parallel_mode": False}
-#: TransformerEngine's order, after eps.
-_ORDER = (
-    "sequence_parallel return_bias get_rng_state_tracker tp_group tp_size init_method bias normalization activation "
-    "activation_params output_layer_init_method fuse_wgrad_accumulation params_dtype return_layernorm_output "
-    "return_layernorm_output_gathered seq_length micro_batch_size set_parallel_mode zero_centered_gamma device "
-    "ub_overlap_ag name ub_overlap_rs ub_overlap_rs_dgrad ub_bulk_dgrad ub_bulk_wgrad delay_wgrad_compute "
-    "symmetric_ar_type checkpoint"
-).split()
 
 
 class LayerNormMLP(ProductModule):
@@ -43,18 +31,14 @@ class LayerNormMLP(ProductModule):
     checkpoint: nothing but x is kept for backward (and codes of weights that are cached), which computes the module
         again, under the recipe and the scales of the first time.
     fuse_wgrad_accumulation, delay_wgrad_compute, save_original_input: as for quire.Linear, for both weights.
-    seq_length, micro_batch_size: accepted, and without a meaning here.
     Within quire.quantized_model_init fc1_weight and fc2_weight are quantized.
 
-    Further keywords are TransformerEngine's; one that is not available raises NotImplementedError unless it has its
-    default. All after eps may be passed by position, in TransformerEngine's order. Randomness and delayed scaling: as
-    for quire.Linear, for each of the two products.
+    Randomness and delayed scaling: as for quire.Linear, for each of the two products.
     """
 
     products = ("fc1", "fc2")
     weight_names, bias_names = ("fc1_weight", "fc2_weight"), ("fc1_bias", "fc2_bias")
 
-    @unavailable.positional(*_ORDER)
     def __init__(
         self,
         hidden_size: int,
@@ -77,11 +61,7 @@ class LayerNormMLP(ProductModule):
         save_original_input: bool = False,
         name: str | None = None,
         checkpoint: bool = False,
-        **options: object,
     ) -> None:
-        unavailable.refuse(
-            "quire.LayerNormMLP", {key: value for key, value in options.items() if key not in _IGNORED}, _OPTIONS
-        )
         check_kind("quire.LayerNormMLP", bool, bias=bias)
         super().__init__()
         self._set_flags(
@@ -107,10 +87,8 @@ class LayerNormMLP(ProductModule):
         self.reset_parameters()
         self._quantize_weights()
 
-    def reset_parameters(self, defer_init: bool = False) -> None:
-        """New parameters, and new seeds with their counters at 0. With defer_init, nothing."""
-        if defer_init:
-            return
+    def reset_parameters(self) -> None:
+        """New parameters, and new seeds with their counters at 0."""
         reset_norm(self.layer_norm_weight, self.layer_norm_bias, self.zero_centered_gamma)
         initialise(self.fc1_weight, self.fc1_bias, self.init_method)
         initialise(self.fc2_weight, self.fc2_bias, self.output_layer_init_method)

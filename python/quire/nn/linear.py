@@ -1,10 +1,9 @@
 """A Linear whose products run in the precision of the active recipe."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 
 import torch
 
-from quire.nn import options as unavailable
 from quire.nn.call import Product, active_call, plain_call
 from quire.nn.product import ProductModule, initialise
 from quire.recipe import Recipe
@@ -47,8 +46,6 @@ class Linear(ProductModule, torch.nn.Linear):
     save_original_input: x is kept for backward as it is, and quantized again there.
     recipe: what it runs under outside of any quire.autocast; None is high precision. Not one of delayed scaling.
     name: kept as an attribute.
-    parameters_split: the layer has a weight and a bias for each part of the outputs, q_weight, k_weight, ... for
-        ("q", "k", "v") or {"q": 64, "k": 16, "v": 16}, in state_dict too; `weight` is their concatenation.
 
     Rounding gradients stochastically uses `sr_state`, int64 [2] {seed, counter}: each backward adds 1 to the counter
     (numerics.md 0.11). It is no buffer, since DistributedDataParallel would give all ranks that of the first one. The
@@ -56,9 +53,6 @@ class Linear(ProductModule, torch.nn.Linear):
     in reset_parameters() and when the module leaves the meta device. quire.rng_state saves it. Modules that leave the
     meta device together and are not reset have one seed: give them others with quire.set_rng_state. `delayed` is its
     state of delayed scaling.
-
-    Further keywords are TransformerEngine's; one that is not available raises NotImplementedError unless it has its
-    default.
     """
 
     # What adopt() leaves as it is.
@@ -82,10 +76,7 @@ class Linear(ProductModule, torch.nn.Linear):
         save_original_input: bool = False,
         recipe: Recipe | None = None,
         name: str | None = None,
-        parameters_split: Sequence[str] | Mapping[str, int] | None = None,
-        **options: object,
     ) -> None:
-        unavailable.refuse("quire.Linear", options, unavailable.PARALLEL)
         if None not in (dtype, params_dtype) and dtype != params_dtype:
             raise ValueError(
                 f"quire.Linear: dtype and params_dtype are the same option, got {dtype} and {params_dtype}; pass one"
@@ -104,10 +95,6 @@ class Linear(ProductModule, torch.nn.Linear):
             initialise(self.weight, self.bias, init_method)
         self._reset_sr_states()
         self._quantize_weights()
-        if parameters_split is not None:
-            from quire.nn.split import split  # of this class
-
-            split(self, parameters_split)
 
     @classmethod
     def adopt(cls, layer: torch.nn.Linear, recipe: Recipe | None) -> "Linear":
@@ -118,11 +105,8 @@ class Linear(ProductModule, torch.nn.Linear):
         layer._add_states()
         return layer
 
-    def reset_parameters(self, defer_init: bool = False) -> None:
-        """New weights, as torch.nn.Linear or by init_method, and a new seed with the counter at 0. With defer_init,
-        nothing."""
-        if defer_init:
-            return
+    def reset_parameters(self) -> None:
+        """New weights, as torch.nn.Linear or by init_method, and a new seed with the counter at 0."""
         if not hasattr(self, "sr_state"):  # torch.nn.Linear's constructor ends with this call
             super().reset_parameters()
             return

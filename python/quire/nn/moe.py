@@ -5,10 +5,10 @@ from typing import NamedTuple
 
 import torch
 
+from quire.checks import check_kind, check_kind_or_none
 from quire.functional import activation as activate
-from quire.kinds import check_kind, check_kind_or_none
 from quire.moe import permute, route, unpermute
-from quire.nn.activations import activation_inputs, activation_text
+from quire.nn.activation_names import activation_inputs, activation_text
 from quire.nn.call import active_call
 from quire.nn.dtype import uses_torch_autocast
 from quire.nn.grouped_linear import GroupedLinear, GroupedProduct

@@ -4,10 +4,9 @@ from collections.abc import Iterable
 
 import torch
 
+from quire.checks import check_dense
 from quire.functional import norm
-from quire.kinds import check_dense
 from quire.nn.dtype import activation_dtype
-from quire.nn.options import NoExtraState
 
 
 def reset_norm(weight: torch.Tensor, bias: torch.Tensor | None, zero_centered: bool) -> None:
@@ -17,36 +16,28 @@ def reset_norm(weight: torch.Tensor, bias: torch.Tensor | None, zero_centered: b
         torch.nn.init.zeros_(bias)
 
 
-class _Norm(NoExtraState, torch.nn.Module):
+class _Norm(torch.nn.Module):
     normalization: str
 
     def __init__(
         self,
-        normalized_shape: int | Iterable[int] | None = None,
+        normalized_shape: int | Iterable[int],
         eps: float = 1e-5,
-        sequence_parallel: bool | None = None,
+        *,
         params_dtype: torch.dtype | None = None,
         zero_centered_gamma: bool = False,
-        *,
-        hidden_size: int | None = None,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
         what = f"quire.{self.normalization}"
-        if (normalized_shape is None) == (hidden_size is None):
-            raise TypeError(
-                f"{what}: normalized_shape and hidden_size are the same option; pass one of them, "
-                f"got {normalized_shape!r} and {hidden_size!r}"
-            )
         if None not in (dtype, params_dtype) and dtype != params_dtype:
             raise ValueError(
                 f"{what}: dtype and params_dtype are the same option, got {dtype} and {params_dtype}; pass one"
             )
-        shape = hidden_size if normalized_shape is None else normalized_shape
-        sizes = tuple(shape) if isinstance(shape, Iterable) else (shape,)
+        sizes = tuple(normalized_shape) if isinstance(normalized_shape, Iterable) else (normalized_shape,)
         if not sizes or not all([isinstance(size, int) and size >= 0 for size in sizes]):
-            raise ValueError(f"{what}: normalized_shape must be one or more sizes, got {shape!r}")
+            raise ValueError(f"{what}: normalized_shape must be one or more sizes, got {normalized_shape!r}")
         self.normalized_shape = sizes
         self.eps = eps
         self.zero_centered_gamma = zero_centered_gamma
@@ -54,15 +45,10 @@ class _Norm(NoExtraState, torch.nn.Module):
         self.weight = torch.nn.Parameter(torch.empty(self.normalized_shape, **options))
         has_bias = self.normalization == "LayerNorm"
         self.bias = torch.nn.Parameter(torch.empty(self.normalized_shape, **options)) if has_bias else None
-        if sequence_parallel is not None:  # a mark for frameworks that reduce gradients; nothing here depends on it
-            for parameter in self.parameters():
-                parameter.sequence_parallel = sequence_parallel
         self.reset_parameters()
 
-    def reset_parameters(self, defer_init: bool | None = None) -> None:
-        """The gain 1 (a weight of 0 with zero_centered_gamma) and the bias 0. With defer_init, nothing."""
-        if defer_init:
-            return
+    def reset_parameters(self) -> None:
+        """The gain 1 (a weight of 0 with zero_centered_gamma) and the bias 0."""
         reset_norm(self.weight, self.bias, self.zero_centered_gamma)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -96,9 +82,8 @@ class _Norm(NoExtraState, torch.nn.Module):
 class LayerNorm(_Norm):
     """y = (x - mean) / sqrt(variance + eps) * weight + bias over the last dimensions (numerics.md 11.2).
 
-    normalized_shape (or hidden_size): sizes of those dimensions. weight and bias have that shape and are in
+    normalized_shape: sizes of those dimensions. weight and bias have that shape and are in
     params_dtype (or `dtype`; None: torch's default). zero_centered_gamma: weight + 1 multiplies; weight starts at 0.
-    sequence_parallel: set as an attribute of the parameters, for frameworks that look for it.
     """
 
     normalization = "LayerNorm"

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from quire.kinds import check_kind
+from quire.checks import check_kind
 from quire.nn.grouped_linear import GroupedLinear
 
 _WHAT = "reorder_optimizer_state"
@@ -18,7 +18,7 @@ def reorder_optimizer_state(
     parameters have, else a copy in that order, of the same tensors.
 
     Optimizers number parameters. Those of a GroupedLinear with biases were once all weights, then all biases; they are
-    now weight0, bias0, weight1, ... as TransformerEngine has them. Shapes say which order a state is of. optimizer: of
+    now weight0, bias0, weight1, ... Shapes say which order a state is of. optimizer: of
     the model's parameters, in the groups that the saved one had.
 
     Raises ValueError where the number of parameters differs, or the state's tensors have the shapes of neither order.

@@ -2,7 +2,7 @@
 
 import torch
 
-from quire.kinds import check_kind
+from quire.checks import check_kind
 from quire.nn.product import ProductModule
 from quire.tensor import QuantizedTensor
 from quire.tensor.order import reordered

@@ -8,11 +8,10 @@ from collections.abc import Callable, Mapping
 import torch
 
 from quire import delayed, functional
-from quire.kinds import check_kind, check_kind_or_none, shown
-from quire.nn.options import Unparallel
+from quire.checks import check_kind, check_kind_or_none, shown
+from quire.nn.random_state import reset_streams
 from quire.nn.weight import initial_weight, kept_attributes
 from quire.recipe import Recipe
-from quire.seed import reset_streams
 from quire.tensor import DTYPES
 
 
@@ -21,7 +20,7 @@ def named(product: str, what: str) -> str:
     return f"{product}_{what}" if product else what
 
 
-class ProductModule(Unparallel, torch.nn.Module):
+class ProductModule(torch.nn.Module):
     """A module with products, named in `products`: "" for the one of `weight`, else "fc1" for that of `fc1_weight`.
 
     Beside weight and bias it has of each, as attributes that are named likewise and are in no state_dict
@@ -34,6 +33,9 @@ class ProductModule(Unparallel, torch.nn.Module):
     """
 
     products: tuple[str, ...] = ("",)
+    #: Names of the weights and of their biases.
+    weight_names: tuple[str, ...] = ("weight",)
+    bias_names: tuple[str, ...] = ("bias",)
     #: Groups of tokens that a product has a weight for, each.
     groups = 1
     #: What the module runs under outside of any autocast.

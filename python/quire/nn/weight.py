@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import torch
 
+from quire.checks import check_kind
 from quire.functional import Buffers, quantize
-from quire.kinds import check_kind
 from quire.recipe import Recipe, default
 from quire.tensor import QuantizedStack, QuantizedTensor
 from quire.tensor.order import in_order

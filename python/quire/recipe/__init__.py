@@ -1,8 +1,8 @@
 """Recipes: which quantization each operand of a Linear gets.
 
 A recipe is an immutable value whose meaning for a Linear is one line of text (`linear_spec()`), the `recipe` argument
-of the operators. Names, fields and defaults are TransformerEngine's (numerics.md 6.4), except that nothing is read from
-the environment and that every field does what it says or is refused (numerics.md 0.14).
+of the operators. Names, fields and defaults are those of numerics.md 6.4. Nothing is read from the environment, and
+every field does what it says or is refused (numerics.md 0.14).
 """
 
 import difflib

@@ -26,7 +26,7 @@ class Format(enum.Enum):
 
 @dataclass(frozen=True)
 class QParams:
-    """How one operand is quantized, in TransformerEngine's words: what a recipe's text says, to be read."""
+    """How one operand is quantized, field by field: what a recipe's text says, to be read."""
 
     power_2_scale: bool = False
     amax_epsilon: float = 0.0
@@ -97,7 +97,7 @@ class Recipe:
         """Whether gradients are rounded stochastically, and so a Linear's random state is used."""
         return self._stochastic
 
-    # Which class it is, of classes and of recipes; each overrides its own. TransformerEngine's names.
+    # Which class it is, of classes and of recipes; each overrides its own.
     @classmethod
     def delayed(cls) -> bool:
         return False

@@ -14,7 +14,7 @@ class CustomRecipe(Recipe):
 
     Only dy may round stochastically, w may not be Hadamard-transformed, x and dy must be transformed alike: a recipe
     that breaks this is refused by the first forward pass. The formats are those of the texts; fp8_format and
-    quantization_alignment, which TransformerEngine has here, have nothing to act on and must keep their defaults.
+    quantization_alignment have nothing to act on and must keep their defaults.
     """
 
     qfactory: Callable[[str], QuantSpec | str]

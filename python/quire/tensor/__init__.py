@@ -1,26 +1,23 @@
 """Quantized tensors as values: how (QuantSpec), what is stored (TensorProto), the tensors themselves (QuantizedTensor).
 
-spec.py and proto.py describe, quantized.py is the tensor, operators.py says what PyTorch's operators do with one,
-views.py and directions.py which codes a view has and which follow from those of the other direction; stack.py makes
-one tensor of several matrices (QuantizedStack); activation.py is the form that has a gradient (QuantizedActivation),
-names.py TransformerEngine's names for tensors of certain specs; written.py puts values into one; order.py moves codes
-between plain and interleaved order; pickled.py says what files hold.
+spec.py, buffers.py and proto.py describe, making.py makes tensors of buffers, quantized.py is the tensor, operators.py
+says what PyTorch's operators do with one, views.py and directions.py which codes a view has and which follow from those
+of the other direction; stack.py makes one tensor of several matrices (QuantizedStack); activation.py is the form that
+has a gradient (QuantizedActivation); written.py puts values into one; order.py moves codes between plain and
+interleaved order; pickled.py says what files hold.
 """
 
 from quire.tensor.activation import QuantizedActivation, input_operand
-from quire.tensor.names import Float8BlockwiseQTensor, Float8Tensor, MXFP8Tensor, NVFP4Tensor
-from quire.tensor.proto import BUFFER_NAMES, DTYPES, TensorProto, named_buffers
-from quire.tensor.quantized import QuantizedTensor, from_results
+from quire.tensor.buffers import BUFFER_NAMES, DTYPES, named_buffers
+from quire.tensor.making import from_results
+from quire.tensor.operators import QuantizedTensor
+from quire.tensor.proto import TensorProto
 from quire.tensor.spec import QuantSpec
 from quire.tensor.stack import QuantizedStack
 
 __all__ = [
     "BUFFER_NAMES",
     "DTYPES",
-    "Float8BlockwiseQTensor",
-    "Float8Tensor",
-    "MXFP8Tensor",
-    "NVFP4Tensor",
     "QuantSpec",
     "QuantizedActivation",
     "QuantizedStack",

@@ -7,10 +7,12 @@ from dataclasses import dataclass
 import torch
 from torch.utils import _pytree  # the registry of containers; torch.export.register_dataclass takes no static fields
 
+from quire.tensor.buffers import BUFFER_NAMES, DTYPES, named_buffers
 from quire.tensor.decoded import Decoded
 from quire.tensor.directions import other_direction
-from quire.tensor.proto import BUFFER_NAMES, DTYPES, TensorProto, check_buffers, named_buffers
-from quire.tensor.quantized import QuantizedTensor, from_list
+from quire.tensor.making import from_list
+from quire.tensor.proto import TensorProto, check_buffers
+from quire.tensor.quantized import QuantizedTensor
 from quire.tensor.spec import QuantSpec
 
 

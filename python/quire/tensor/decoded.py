@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
-if TYPE_CHECKING:
-    from quire.tensor.quantized import QuantizedTensor
-
 
 class Decoded(torch.autograd.Function):
-    """q.dequantize(), whose gradient goes to `source` as through the identity; source is not read."""
+    """Values of a QuantizedTensor, whose gradient goes to `source` as through the identity; source is not read."""
 
     @staticmethod
-    def forward(ctx: Any, source: torch.Tensor, q: QuantizedTensor, dtype: torch.dtype) -> torch.Tensor:
+    def forward(ctx: Any, source: torch.Tensor, q: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         ctx.dtype = source.dtype
         return q.dequantize(dtype)
 

@@ -1,4 +1,4 @@
-"""The values that a quantized parameter had before it was quantized, as TransformerEngine keeps them."""
+"""The values that a quantized parameter had before it was quantized."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ class InitialValues:
 
     @property
     def get_high_precision_init_val(self) -> Callable[[], torch.Tensor]:
-        """get_high_precision_init_val(): the values before quantization, on the CPU. Absent, as in TransformerEngine,
-        where nothing was kept (quantized_model_init, preserve_high_precision_init_val)."""
+        """get_high_precision_init_val(): the values before quantization, on the CPU. Absent where nothing was
+        kept (quantized_model_init, preserve_high_precision_init_val)."""
         if "_high_precision_init_val" not in self.__dict__:
             raise AttributeError("get_high_precision_init_val")
         return functools.partial(self.__dict__.get, "_high_precision_init_val")

@@ -8,8 +8,9 @@ from typing import Any
 
 import torch
 
+from quire.tensor.buffers import DTYPES
 from quire.tensor.order import in_order, is_interleaved, reordered
-from quire.tensor.quantized import DTYPES, QuantizedTensor
+from quire.tensor.quantized import QuantizedTensor
 from quire.tensor.views import view
 
 aten = torch.ops.aten
@@ -241,3 +242,6 @@ def _copy_codes(target: QuantizedTensor, source: Any) -> bool:
     if target.given_scale is not None and source.given_scale is not None:
         target.given_scale.copy_(source.given_scale)
     return True
+
+
+QuantizedTensor.run_operator = staticmethod(run)

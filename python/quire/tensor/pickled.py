@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
-from quire.kinds import check_dense, shown
-from quire.tensor.proto import BUFFER_NAMES, TensorProto, check_buffers
+from quire.checks import check_dense, shown
+from quire.tensor.buffers import BUFFER_NAMES
+from quire.tensor.proto import TensorProto, check_buffers
 from quire.tensor.spec import QuantSpec
-
-if TYPE_CHECKING:
-    from quire.tensor.quantized import QuantizedTensor
 
 #: All that a tensor stores, in the order in which pickles have it; older ones have no given_scale.
 STORED_NAMES = (*BUFFER_NAMES, "master", "given_scale")
@@ -28,12 +26,12 @@ class Pickled:
 
 
 def rebuild(
-    flags: tuple[type[QuantizedTensor], bool, bool],
+    flags: tuple[type[Pickled], bool, bool],
     text: str,
     shape: tuple[int, ...],
     dtype: torch.dtype,
     tensors: list[torch.Tensor | None],
-) -> QuantizedTensor:
+) -> Pickled:
     """What a pickle holds, from wherever it came: a tensor of the tensors of named(); flags (class, requires_grad, is a
     parameter). Raises TypeError or ValueError for what __reduce_ex__ does not write."""
     _check_kinds(flags, text, shape, tensors)

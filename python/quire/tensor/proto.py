@@ -9,27 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import torch
 
-from quire.kinds import check_dense, check_kind
+from quire.checks import check_dense, check_kind
+from quire.tensor.buffers import DTYPES, named_buffers
+from quire.tensor.making import CLASSES, from_results
 from quire.tensor.spec import QuantSpec
-
-if TYPE_CHECKING:
-    from quire.tensor.quantized import QuantizedTensor
-
-#: What a quantized tensor may dequantize to by default.
-DTYPES = (torch.float32, torch.float16, torch.bfloat16)
-#: In the order of the operators' results.
-BUFFER_NAMES = (
-    "rowwise_data",
-    "rowwise_scale",
-    "rowwise_amax",
-    "columnwise_data",
-    "columnwise_scale",
-    "columnwise_amax",
-)
 
 
 @dataclass(frozen=True)
@@ -76,14 +62,11 @@ class TensorProto:
         count = self.shape[:1] if self.stacked else ()
         return {name: ((*count, *t.shape), t.dtype) for name, t in empty.items() if t is not None}
 
-    def create_tensor(self) -> QuantizedTensor:
-        """A tensor whose buffers are zeroed; what they decode to is not defined."""
-        from quire.tensor.quantized import from_results  # the tensor knows its description, so this cannot stand above
-        from quire.tensor.stack import QuantizedStack
-
+    def create_tensor(self) -> torch.Tensor:
+        """A QuantizedTensor whose buffers are zeroed; what they decode to is not defined."""
         if self.stacked:
             zeros = {name: torch.zeros(of[0], dtype=of[1], device=self.device) for name, of in self.buffers().items()}
-            return QuantizedStack(self.spec, self.shape, self.dtype, requires_grad=self.requires_grad, **zeros)
+            return CLASSES[True](self.spec, self.shape, self.dtype, requires_grad=self.requires_grad, **zeros)
         results = self._results(self.device)
         tensor = from_results(results, self.spec.text, self.shape, self.dtype, (self.rowwise, self.columnwise))
         return tensor.requires_grad_() if self.requires_grad else tensor
@@ -102,17 +85,6 @@ class TensorProto:
         except RuntimeError as error:
             raise RuntimeError(f"TensorProto: no tensor has shape {tuple(self.shape)}: {error}; use less") from error
         return torch.ops.quire.empty_quantized(like, self.spec.text, self.rowwise, self.columnwise)
-
-
-def named_buffers(results: Sequence[torch.Tensor], rowwise: bool, columnwise: bool) -> dict[str, torch.Tensor | None]:
-    """Six results of an operator by name; None for a direction not asked for and for an amax that the spec has not."""
-    asked = {"rowwise": rowwise, "columnwise": columnwise}
-    named = {}
-    for name, tensor in zip(BUFFER_NAMES, results, strict=True):
-        direction, kind = name.split("_")
-        absent = not asked[direction] or (kind == "amax" and tensor.shape[0] == 0)
-        named[name] = None if absent else tensor
-    return named
 
 
 def check_buffers(what: str, given: Mapping[str, torch.Tensor], proto: TensorProto) -> None:

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-import functools
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 
-from quire.kinds import check_kind, check_kind_or_none, shown
+from quire.checks import check_kind, check_kind_or_none, shown
+from quire.tensor.buffers import BUFFER_NAMES, DTYPES, named_buffers
 from quire.tensor.decoded import Decoded
 from quire.tensor.directions import other_direction
 from quire.tensor.initial import InitialValues
+from quire.tensor.making import CLASSES, from_list, spec_of
 from quire.tensor.memory import Memory
 from quire.tensor.pickled import STORED_NAMES, Pickled
-from quire.tensor.proto import BUFFER_NAMES, DTYPES, TensorProto, check_buffers, named_buffers
+from quire.tensor.proto import TensorProto, check_buffers
 from quire.tensor.spec import QuantSpec
 from quire.tensor.written import Written
 
@@ -57,6 +58,8 @@ class QuantizedTensor(Written, Memory, InitialValues, Pickled, torch.Tensor):
     given_scale: torch.Tensor | None
     is_part: bool  #: whether it is a view of some rows of another one
     stacked = False  #: whether it is a QuantizedStack
+    #: What PyTorch's operators do with tensors of this class; operators.py, which knows the class, puts it here.
+    run_operator: Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
 
     @staticmethod
     def __new__(
@@ -174,9 +177,7 @@ class QuantizedTensor(Written, Memory, InitialValues, Pickled, torch.Tensor):
     def __torch_dispatch__(
         cls, operator: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        from quire.tensor.operators import run  # which knows this class, so this cannot stand above
-
-        return run(operator, args, kwargs or {})
+        return cls.run_operator(operator, args, kwargs or {})
 
     def buffers(self) -> dict[str, torch.Tensor]:
         """Name -> tensor, absent ones left out. Within a compiled graph use buffer_list(): a dict is no value there."""
@@ -320,41 +321,5 @@ class QuantizedTensor(Written, Memory, InitialValues, Pickled, torch.Tensor):
         )
 
 
-@functools.lru_cache
-def spec_of(text: str) -> QuantSpec:
-    """The one QuantSpec of a canonical text."""
-    return QuantSpec(text)
-
-
-# Dynamo does not trace the making of a tensor without storage, so these are nodes of its graph; AOTAutograd looks into
-# them and sees buffers only.
-@torch.compiler.allow_in_graph
-def from_results(
-    results: Sequence[torch.Tensor],
-    text: str,
-    shape: Sequence[int],
-    dtype: torch.dtype,
-    directions: tuple[bool, bool],
-    *,
-    scale: torch.Tensor | None = None,
-) -> QuantizedTensor:
-    """A tensor of an operator's six results; directions (rowwise, columnwise): which of them hold something; scale: the
-    one that the operator was given."""
-    kept = None if scale is None else scale.detach().clone()
-    return QuantizedTensor(spec_of(text), shape, dtype, given_scale=kept, **named_buffers(results, *directions))
-
-
-@torch.compiler.allow_in_graph
-def from_list(
-    buffers: Sequence[torch.Tensor | None], text: str, shape: Sequence[int], dtype: torch.dtype, stacked: bool = False
-) -> QuantizedTensor:
-    """A tensor, or a stack, of six buffers in order, None where absent."""
-    kind = QuantizedTensor
-    if stacked:
-        from quire.tensor.stack import QuantizedStack  # a QuantizedTensor itself, so this cannot stand above
-
-        kind = QuantizedStack
-    return kind(spec_of(text), shape, dtype, **dict(zip(BUFFER_NAMES, buffers, strict=True)))
-
-
+CLASSES[False] = QuantizedTensor
 torch.serialization.add_safe_globals([QuantizedTensor])

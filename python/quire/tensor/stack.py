@@ -7,8 +7,9 @@ from typing import Any
 
 import torch
 
-from quire.kinds import shown
-from quire.tensor.quantized import Buffers, QuantizedTensor, spec_of
+from quire.checks import shown
+from quire.tensor.making import CLASSES, spec_of
+from quire.tensor.quantized import Buffers, QuantizedTensor
 
 
 class QuantizedStack(QuantizedTensor):
@@ -82,4 +83,5 @@ class QuantizedStack(QuantizedTensor):
         return {name: None if t is None else torch.stack([one[name] for one in each]) for name, t in each[0].items()}
 
 
+CLASSES[True] = QuantizedStack
 torch.serialization.add_safe_globals([QuantizedStack])

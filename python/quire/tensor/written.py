@@ -6,25 +6,20 @@ from typing import Any
 
 import torch
 
-from quire.kinds import check_dense, check_kind
-from quire.seed import signed64
-from quire.tensor.proto import DTYPES, named_buffers
+from quire.checks import check_dense, check_kind, signed64
+from quire.tensor.buffers import DTYPES, named_buffers
 
 
 class Written:
     """A quantized tensor that is quantized anew in place."""
 
-    def quantize_(self, values: torch.Tensor, *, noop_flag: torch.Tensor | None = None, **options: Any) -> Written:
+    def quantize_(self, values: torch.Tensor, **options: Any) -> Written:
         """Quantizes other values of the same shape with the same spec into the same storage; returns self.
 
         options: seed, offset, scale as for quire.quantize. `master`, if there is one, becomes the values. Raises
         ValueError, with nothing changed, for another shape and for a spec that rounds stochastically if there is no
-        seed; NotImplementedError for a noop_flag, TransformerEngine's tensor that says not to.
+        seed.
         """
-        if noop_flag is not None:
-            raise NotImplementedError(
-                "QuantizedTensor.quantize_: noop_flag is not available; leave it None, or do not call"
-            )
         check_kind("QuantizedTensor.quantize_", torch.Tensor, values=values)
         check_dense("QuantizedTensor.quantize_", values=values)
         if values.is_complex() or (values.is_meta and not self.is_meta):

@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from quire.nn.linear import Linear
-from quire.nn.options import refuse
-from quire.seed import reset_streams
+from quire.nn.random_state import reset_streams
+from quire.te.arguments import refuse
 from quire.tensor import QuantizedTensor
 
 _OPTIONS = {"fuse_wgrad_accumulation": False, "delay_wgrad_compute": False}
@@ -29,7 +29,7 @@ class SplitLinear(Linear):
         return torch.cat([self._parameters[name] for name in self.bias_names]) if self.bias_names else None
 
     def reset_parameters(self, defer_init: bool = False) -> None:
-        """As quire.Linear's, with the values that the unsplit layer would get."""
+        """As quire.Linear's, with the values that the unsplit layer would get. With defer_init, nothing."""
         if defer_init:
             return
         options = {"device": self.weight.device, "dtype": self.weight.dtype, "init_method": self.init_method}

@@ -5,10 +5,10 @@ from collections.abc import Sequence
 
 import torch
 
-from quire.kinds import check_kind
-from quire.moe import functional
+from quire.checks import check_kind
+from quire.moe import primitives
 from quire.moe.permutation import permute_any
-from quire.nn.options import positional
+from quire.te.arguments import positional
 
 
 def moe_permute(
@@ -37,7 +37,7 @@ def moe_permute(
             f"moe_permute: with map_type 'index' routing_map must be int32 or int64, got {routing_map.dtype}; pass "
             "numbers of experts, or map_type='mask'"
         )
-    row_map, _ = functional.expert_rows(_narrowed(routing_map), 0)
+    row_map, _ = primitives.expert_rows(_narrowed(routing_map), 0)
     rows = num_out_tokens if num_out_tokens > 0 else row_map.numel()
     row_map = torch.where(row_map < rows, row_map, -1)
     return permute_any(inp, row_map, rows), row_map.t().reshape(-1)
@@ -123,13 +123,13 @@ def moe_unpermute(
             restore_shape[0] == row_map.shape[0],
             lambda: "moe_unpermute: restore_shape is not that of the tokens that row_id_map is of; leave it out",
         )
-    return functional.unpermute_rows(inp, row_map, None if merging_probs is None else merging_probs.float())
+    return primitives.unpermute_rows(inp, row_map, None if merging_probs is None else merging_probs.float())
 
 
 def moe_sort_chunks_by_index(inp: torch.Tensor, split_sizes: torch.Tensor, sorted_index: torch.Tensor) -> torch.Tensor:
     """inp [T, K], chunks of split_sizes [G] rows, with chunk sorted_index[0] first, then sorted_index[1] and so on.
     Rows after the last chunk stay where they are. inp may be a QuantizedTensor."""
-    return permute_any(inp, functional.chunk_rows(split_sizes, sorted_index, 1, inp.shape[0]), inp.shape[0])
+    return permute_any(inp, primitives.chunk_rows(split_sizes, sorted_index, 1, inp.shape[0]), inp.shape[0])
 
 
 def moe_sort_chunks_by_index_with_probs(
@@ -138,8 +138,8 @@ def moe_sort_chunks_by_index_with_probs(
     """moe_sort_chunks_by_index() of inp and of probs [T]."""
     check_kind("moe_sort_chunks_by_index_with_probs", torch.Tensor, probs=probs)
     rows = inp.shape[0]
-    row_map = functional.chunk_rows(split_sizes, sorted_index, 1, rows)
-    return permute_any(inp, row_map, rows), functional.permute_rows(probs[:, None], row_map, rows)[:, 0]
+    row_map = primitives.chunk_rows(split_sizes, sorted_index, 1, rows)
+    return permute_any(inp, row_map, rows), primitives.permute_rows(probs[:, None], row_map, rows)[:, 0]
 
 
 def _is_mask(map_type: str, what: str) -> bool:
@@ -152,7 +152,7 @@ def _rows_of_mask(mask: torch.Tensor) -> torch.Tensor:
     """Row of each token and expert, or -1: a mask is a list of as many choices as there are experts."""
     experts = mask.shape[1]
     ids = torch.arange(experts, dtype=torch.int32, device=mask.device)
-    return functional.expert_rows(torch.where(mask != 0, ids, -1), experts)[0]
+    return primitives.expert_rows(torch.where(mask != 0, ids, -1), experts)[0]
 
 
 def _padded(row_map: torch.Tensor, pad_offsets: torch.Tensor) -> torch.Tensor:
@@ -170,5 +170,5 @@ def _permute_with_probs(
     wanted = torch.where(probs != 0, row_map, -1)
     # The probs of the rows are a column of ones, weighted: float32 holds the value of a narrower dtype.
     ones = torch.ones(probs.shape[0], 1, device=probs.device)
-    moved = functional.permute_rows(ones, row_map, rows, probs.float())[:, 0]
+    moved = primitives.permute_rows(ones, row_map, rows, probs.float())[:, 0]
     return permute_any(inp, wanted, rows), moved.to(probs.dtype)

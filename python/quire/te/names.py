@@ -1,11 +1,13 @@
-"""TransformerEngine's names that are other words for quire's own: `import quire as te`."""
+"""Other words for quire's own."""
 
 import enum
 import functools
+from collections.abc import Callable
 
 import torch
 
 from quire.autocast import autocast
+from quire.nn import recompute
 from quire.nn.weight import quantized_model_init
 from quire.recipe import Recipe, default, from_name
 
@@ -24,6 +26,19 @@ class DType(enum.IntEnum):
     kFloat8E5M2 = 8
     kFloat8E8M0 = 9
     kFloat4E2M1 = 10
+
+
+_OF_CHECKPOINT = {"distribute_saved_activations": False, "get_rng_state_tracker": None, "tp_group": None}
+
+
+@functools.wraps(recompute.checkpoint)
+def checkpoint(function: Callable[..., object], *args: object, use_reentrant: bool = False, **kwargs: object) -> object:
+    for name, nothing in _OF_CHECKPOINT.items():
+        if kwargs.pop(name, nothing) != nothing:
+            raise NotImplementedError(
+                f"quire.checkpoint: {name} is not available in this version; leave it {nothing!r}"
+            )
+    return recompute.checkpoint(function, *args, use_reentrant=use_reentrant, **kwargs)
 
 
 def fp8_autocast(
@@ -48,7 +63,7 @@ def get_default_recipe() -> Recipe:
 
 @functools.cache
 def _reason(recipe: str | None, device: str) -> str:
-    from quire.info import why_not  # which imports quire
+    from quire.info import why_not  # later than quire, or `python -m quire.info` would find itself imported
 
     return why_not(None if recipe is None else from_name(recipe), device)
 

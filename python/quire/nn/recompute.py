@@ -6,10 +6,8 @@ import torch
 import torch.utils.checkpoint
 
 from quire.autocast import Reentered
+from quire.checks import check_kind
 from quire.delayed import RecordedScales
-from quire.kinds import check_kind
-
-_UNAVAILABLE = {"distribute_saved_activations": False, "get_rng_state_tracker": None, "tp_group": None}
 
 
 def checkpoint(function: Callable[..., object], *args: object, use_reentrant: bool = False, **kwargs: object) -> object:
@@ -17,17 +15,11 @@ def checkpoint(function: Callable[..., object], *args: object, use_reentrant: bo
     recipe and the scales of delayed scaling of now: backward may run outside of quire.autocast, in another thread, and
     after other forward passes.
 
-    use_reentrant and further keywords are torch.utils.checkpoint's, or function's own. TransformerEngine's options for
-    parallelism raise NotImplementedError unless they ask for nothing. Within a compiled function it is a part of the
-    graph.
+    use_reentrant and further keywords are torch.utils.checkpoint's, or function's own. Within a compiled function it is
+    a part of the graph.
     """
     check_kind("quire.checkpoint", Callable, function=function)
     check_kind("quire.checkpoint", bool, use_reentrant=use_reentrant)
-    for name, nothing in _UNAVAILABLE.items():
-        if kwargs.pop(name, nothing) != nothing:
-            raise NotImplementedError(
-                f"quire.checkpoint: {name} is not available in this version; leave it {nothing!r}"
-            )
     if torch.compiler.is_compiling():  # a graph computes again what it has computed, and its scales are its inputs
         return torch.utils.checkpoint.checkpoint(function, *args, use_reentrant=False, **kwargs)
     recipe, scales = Reentered(), RecordedScales()

@@ -1,4 +1,4 @@
-"""TransformerEngine's names that quire has nothing for: why, and what to use instead."""
+"""Names of TransformerEngine that quire has nothing for: why, and what to use instead."""
 
 _ATTENTION = (
     "quire quantizes linear layers only",

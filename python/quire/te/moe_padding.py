@@ -6,10 +6,10 @@ from collections.abc import Sequence
 import torch
 
 from quire.autocast import active_recipe
-from quire.drop_in import get_default_recipe
-from quire.kinds import check_kind, check_kind_or_none
-from quire.moe import functional
+from quire.checks import check_kind, check_kind_or_none
+from quire.moe import primitives
 from quire.moe.permutation import permute_any
+from quire.te.names import get_default_recipe
 
 Splits = Sequence[int] | torch.Tensor
 
@@ -47,7 +47,7 @@ class _Padding(torch.nn.Module):
 
     def row_map(self, m_splits: Splits, rows: int, device: torch.device) -> torch.Tensor:
         sizes = m_splits if isinstance(m_splits, torch.Tensor) else torch.tensor(m_splits, device=device)
-        return functional.chunk_rows(sizes, None, self.alignment(), rows)
+        return primitives.chunk_rows(sizes, None, self.alignment(), rows)
 
     def extra_repr(self) -> str:
         return f"num_gemms={self.num_gemms}, align_size={self.align_size}"
@@ -95,4 +95,4 @@ class Fp8Unpadding(_Padding):
             return inp
         else:
             num_out_tokens = sum(m_splits)
-        return functional.unpermute_rows(inp, self.row_map(m_splits, num_out_tokens, inp.device))
+        return primitives.unpermute_rows(inp, self.row_map(m_splits, num_out_tokens, inp.device))

@@ -1,14 +1,12 @@
-"""TransformerEngine's options that quire does not have, refused unless they ask for nothing."""
+"""Arguments that TransformerEngine's functions take and quire's do not, or only by name."""
 
 import functools
-import io
-import warnings
-from collections.abc import Callable, Mapping
+import inspect
+from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
-import torch
-
-from quire.kinds import shown
+from quire.checks import shown
+from quire.nn.dtype import INSTEAD_OF_SPLITTING
 
 Result = TypeVar("Result")
 
@@ -29,10 +27,6 @@ PARALLEL = {
     "symmetric_ar_type": None,
 }
 
-
-INSTEAD_OF_SPLITTING = (
-    "Use DistributedDataParallel or fully_shard, or torch.distributed.tensor.parallel outside of quire.autocast"
-)
 #: Further ones of that kind, of LayerNormLinear and LayerNormMLP.
 _PARALLEL_TOO = {"return_layernorm_output_gathered", "set_parallel_mode"}
 #: What frameworks pass to layers of a single process too, where it asks for nothing.
@@ -43,7 +37,7 @@ _NOTHING_ALONE = {
 }
 
 
-def _size(tp_group: object) -> int:
+def group_size(tp_group: object) -> int:
     """Of a process group; 0 for what is none."""
     if tp_group is None:
         return 1
@@ -51,55 +45,14 @@ def _size(tp_group: object) -> int:
 
 
 def _asks_for_nothing(name: str, options: Mapping[str, object]) -> bool:
-    if options.get("tp_size", 1) != 1 or _size(options.get("tp_group")) != 1:
+    if options.get("tp_size", 1) != 1 or group_size(options.get("tp_group")) != 1:
         return False
     return name == "tp_group" or options[name] in _NOTHING_ALONE.get(name, ())
 
 
-class NoExtraState:
-    """A module whose state_dict has no extra state, and that loads one which has, as TransformerEngine writes it."""
-
-    def _load_from_state_dict(self, state_dict: dict[str, object], prefix: str, *options: object) -> None:
-        extra = state_dict.pop(prefix + "_extra_state", None)
-        if _holds_something(extra):
-            warnings.warn(
-                f"quire.{type(self).__name__}: {prefix}_extra_state, TransformerEngine's state of delayed scaling, is "
-                "pickled and not read; scales start anew. quire.set_delayed_state restores what quire.delayed_state "
-                "saved",
-                stacklevel=2,
-            )
-        super()._load_from_state_dict(state_dict, prefix, *options)
-
-
-def _holds_something(extra: object) -> bool:
-    """TransformerEngine's is None, an empty tensor, bytes or a file; the last of recipes with a state."""
-    if isinstance(extra, torch.Tensor):
-        return extra.numel() > 0
-    return bool(extra.getbuffer().nbytes if isinstance(extra, io.BytesIO) else extra)
-
-
-class Unparallel(NoExtraState):
-    """What TransformerEngine's frameworks ask of a layer that is not split over devices."""
-
-    #: Names of the layer's weights and of their biases.
-    weight_names: tuple[str, ...] = ("weight",)
-    bias_names: tuple[str, ...] = ("bias",)
-
-    def set_tensor_parallel_group(self, tp_group: object) -> None:
-        """Takes None and groups of one process, and raises NotImplementedError for others."""
-        size = _size(tp_group)
-        if size != 1:
-            raise NotImplementedError(
-                f"quire.{type(self).__name__}: tensor parallelism is not available in this version; got a group of "
-                f"{size} processes. {INSTEAD_OF_SPLITTING}"
-            )
-
-
 def refuse(what: str, options: Mapping[str, object], known: Mapping[str, object]) -> None:
-    """Raises TypeError for an option that is not known, NotImplementedError for one that is not at its known value."""
+    """Raises NotImplementedError for an option that is not at its known value."""
     for name, value in options.items():
-        if name not in known:
-            raise TypeError(f"{what} got an unexpected keyword argument {name!r}")
         if value != known[name] and not _asks_for_nothing(name, options):
             of_devices = name in PARALLEL or name in _PARALLEL_TOO
             remedy = f". {INSTEAD_OF_SPLITTING}" if of_devices else ""
@@ -113,8 +66,9 @@ def positional(*names: str) -> Callable[[Callable[..., Result]], Callable[..., R
     TransformerEngine: a list for drop-in use that nobody should have to read in a signature."""
 
     def decorate(function: Callable[..., Result]) -> Callable[..., Result]:
-        own, first = function.__code__.co_argcount, function.__code__.co_varnames[0]
-        implicit = int(first == "self")
+        parameters = inspect.signature(function).parameters
+        own = sum(p.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD for p in parameters.values())
+        implicit = int("self" in parameters)
 
         @functools.wraps(function)
         def wrapper(*args: object, **keywords: object) -> Result:
@@ -128,3 +82,33 @@ def positional(*names: str) -> Callable[[Callable[..., Result]], Callable[..., R
         return wrapper
 
     return decorate
+
+
+def signature_with(function: Callable[..., object], keywords: Mapping[str, object]) -> inspect.Signature:
+    """A function's signature with further keywords: name -> default."""
+    signature = inspect.signature(function)
+    more = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=value) for name, value in keywords.items()]
+    parameters = sorted([*signature.parameters.values(), *more], key=lambda parameter: parameter.kind)
+    return signature.replace(parameters=parameters)
+
+
+def also_takes(
+    function: Callable[..., Result],
+    what: str,
+    refused: Mapping[str, object],
+    *,
+    ignored: Mapping[str, object] | None = None,
+    order: Sequence[str] = (),
+) -> Callable[..., Result]:
+    """A function that takes further keywords. what: its name in errors. refused: name -> the value that asks for
+    nothing; others raise NotImplementedError. ignored: name -> default, of no effect. order: as for positional()."""
+    further = {**refused, **(ignored or {})}
+
+    @functools.wraps(function)
+    def wrapper(*args: object, **keywords: object) -> Result:
+        given = {name: keywords.pop(name) for name in [*keywords] if name in further}
+        refuse(what, {name: value for name, value in given.items() if name in refused}, refused)
+        return function(*args, **keywords)
+
+    wrapper.__signature__ = signature_with(function, further)
+    return positional(*order)(wrapper) if order else wrapper

@@ -9,33 +9,39 @@ import torch
 
 #: Holds libquire.so, libquire_torch.so, quire_python.abi3.so and build.json. In a source tree it is a link into the
 #: build folder.
-FOLDER = Path(__file__).parent / "lib"
+FOLDER = Path(__file__).parents[1] / "lib"
 
 
 class LibraryError(ImportError):
     """quire's libraries are missing, or do not fit the PyTorch that is running."""
 
 
-def load() -> None:
-    """Loads the operators into torch.ops.quire. Loading twice does nothing. Raises LibraryError."""
+def built() -> dict[str, str]:
+    """The versions of "quire" and of the "torch" that it was built against. Raises LibraryError."""
     try:
-        built = json.loads((FOLDER / "build.json").read_text())
+        return json.loads((FOLDER / "build.json").read_text())
     except FileNotFoundError:
         raise LibraryError(
             f"quire: no libraries in {FOLDER}. In a source tree run ./dev build; otherwise install quire again."
         ) from None
-    if _minor(built["torch"]) != _minor(torch.__version__):
+
+
+def load() -> None:
+    """Loads the operators into torch.ops.quire. Loading twice does nothing. Raises LibraryError."""
+    versions = built()
+    if _minor(versions["torch"]) != _minor(torch.__version__):
+        fits = _minor(versions["torch"])
         raise LibraryError(
-            f"quire {built['quire']} was built against PyTorch {built['torch']}, but PyTorch {torch.__version__} is "
-            f"running, and C++ operators fit one minor version only. Install torch=={_minor(built['torch'])}.*, or "
-            "build quire for this PyTorch, in its source tree: ./dev build, or pip install --no-build-isolation ."
+            f"quire {versions['quire']} was built against PyTorch {versions['torch']}, but PyTorch {torch.__version__} "
+            f"is running, and C++ operators fit one minor version only. Install torch=={fits}.*, or build quire for "
+            "this PyTorch, in its source tree: ./dev build, or pip install --no-build-isolation ."
         )
     library = FOLDER / "libquire_torch.so"
     try:
         torch.ops.load_library(library)
     except OSError as error:
         raise LibraryError(
-            f"quire {built['quire']}: PyTorch {torch.__version__} could not load {library}: "
+            f"quire {versions['quire']}: PyTorch {torch.__version__} could not load {library}: "
             f"{error.__cause__ or error}. "
             "Build or install quire again; if that does not help, report it with this message."
         ) from error

@@ -1,11 +1,11 @@
-"""Quantizers: TransformerEngine's objects that quantize, each a spec with the arguments of quire.quantize() kept."""
+"""Quantizers: objects that quantize, each a spec with the arguments of quire.quantize() kept."""
 
 from collections.abc import Sequence
 
 import torch
 
-from quire.drop_in import DType
 from quire.functional import quantize
+from quire.te.names import DType
 from quire.tensor import QuantizedActivation, QuantizedTensor, QuantSpec, TensorProto
 
 _FP8 = {DType.kFloat8E4M3: "", DType.kFloat8E5M2: "e5m2"}

@@ -1,4 +1,4 @@
-"""Arguments of a wrong kind, refused in words."""
+"""Arguments of a wrong kind or out of range, refused in words."""
 
 from collections.abc import Callable, Mapping
 
@@ -40,6 +40,15 @@ def check_dense(what: str, **tensors: torch.Tensor) -> None:
                 f"{what}: {name} must be a dense tensor, got one that is {kind}; use .to_dense(), .dequantize() or, of "
                 "a nested one, .to_padded_tensor(0)"
             )
+
+
+def signed64(value: int, name: str) -> int:
+    """The signed integer of the same 64 bits; operators take no others. Raises ValueError out of range, TypeError for
+    what is no int."""
+    check_kind("quire", int, **{name: value})
+    if not -(2**63) <= value < 2**64:
+        raise ValueError(f"{name} must fit into 64 bits, -2**63 <= {name} < 2**64; got {value}")
+    return value - 2**64 if value >= 2**63 else value
 
 
 def shown(value: object) -> str:

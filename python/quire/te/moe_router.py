@@ -4,9 +4,9 @@ import enum
 
 import torch
 
-from quire.kinds import check_kind
-from quire.moe import functional, routing
-from quire.nn.options import positional
+from quire.checks import check_kind
+from quire.moe import primitives, routing
+from quire.te.arguments import positional
 
 
 class RoutingMapFormat(enum.IntEnum):
@@ -82,7 +82,7 @@ def fused_compute_score_for_moe_aux_loss(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(routing_map of the topk best scores, scores float32 [*, E] of sum 1, differentiable in logits)."""
     check_kind("fused_compute_score_for_moe_aux_loss", torch.Tensor, logits=logits)
-    _, ids = functional.route(logits.detach(), None, f"{score_function}:topk={topk}")
+    _, ids = primitives.route(logits.detach(), None, f"{score_function}:topk={topk}")
     routing_map = _routing_map(ids, logits.shape[-1], routing_map_format)
     return routing_map, routing.scores(logits, score_function)
 

@@ -1,18 +1,33 @@
-"""The random state of a model's layers, which a checkpoint needs, beside state_dict, to go on exactly."""
+"""Random states of layers: their seeds, and what a checkpoint needs of them, beside state_dict, to go on exactly."""
 
 from collections.abc import Mapping
 
 import torch
 
-from quire.kinds import check_kind
-from quire.nn.product import ProductModule
+from quire.checks import check_kind
+
+
+def reset_streams(states: list[torch.Tensor]) -> None:
+    """Gives random states, int64 [2] {seed, counter}, new seeds and counters of 0.
+
+    Seeds are below 2**63 and taken from torch's default generator without advancing it. Processes of a
+    torch.distributed group that start from one torch.manual_seed get different ones; the first rank's are those of a
+    single process.
+    """
+    fork = torch.default_generator.clone_state()
+    distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
+    of_rank = (torch.distributed.get_rank() if distributed else 0) * 0x9E3779B97F4A7C15 % 2**63
+    with torch.no_grad():
+        for state in states:
+            state[:1].copy_(torch.randint(2**63 - 1, (1,), generator=fork, device="cpu") ^ of_rank)
+            state[1:].zero_()
 
 
 def _states(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     check_kind("rng_state", torch.nn.Module, model=model)
     found = {}
     for name, module in model.named_modules():
-        if isinstance(module, ProductModule):
+        if hasattr(module, "sr_states"):  # ProductModule, which resets its own by this file
             found |= {".".join(filter(None, (name, product))): s for product, s in module.sr_states().items()}
     return found
 

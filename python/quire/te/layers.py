@@ -1,0 +1,197 @@
+"""What TransformerEngine's layers take, and what its frameworks ask of them, given to quire's layers.
+
+quire's classes stay the only ones: adopt_names() puts functions around their methods, once, when quire is imported. So
+a layer that quire.convert, a pickle or a subclass makes answers to these names too.
+"""
+
+import functools
+import io
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+import torch
+
+from quire.autocast import autocast
+from quire.nn.dtype import INSTEAD_OF_SPLITTING
+from quire.nn.grouped_linear import GroupedLinear
+from quire.nn.layernorm_linear import LayerNormLinear
+from quire.nn.layernorm_mlp import LayerNormMLP
+from quire.nn.linear import Linear
+from quire.nn.norm import LayerNorm, RMSNorm
+from quire.nn.product import ProductModule
+from quire.recipe import Recipe
+from quire.te.arguments import PARALLEL, also_takes, group_size, signature_with
+from quire.te.split import split
+from quire.tensor import QuantizedTensor
+
+#: TransformerEngine's order, after eps.
+_LINEAR_ORDER = (
+    "sequence_parallel fuse_wgrad_accumulation tp_group tp_size get_rng_state_tracker init_method bias normalization "
+    "return_bias params_dtype parallel_mode return_layernorm_output return_layernorm_output_gathered parameters_split "
+    "zero_centered_gamma device ub_overlap_ag ub_overlap_rs ub_overlap_rs_dgrad ub_bulk_wgrad ub_bulk_dgrad ub_name "
+    "delay_wgrad_compute symmetric_ar_type name"
+).split()
+_MLP_ORDER = (
+    "sequence_parallel return_bias get_rng_state_tracker tp_group tp_size init_method bias normalization activation "
+    "activation_params output_layer_init_method fuse_wgrad_accumulation params_dtype return_layernorm_output "
+    "return_layernorm_output_gathered seq_length micro_batch_size set_parallel_mode zero_centered_gamma device "
+    "ub_overlap_ag name ub_overlap_rs ub_overlap_rs_dgrad ub_bulk_dgrad ub_bulk_wgrad delay_wgrad_compute "
+    "symmetric_ar_type checkpoint"
+).split()
+#: After out_features.
+_GROUPED_ORDER = (
+    "sequence_parallel fuse_wgrad_accumulation tp_group tp_size get_rng_state_tracker rng_tracker_name init_method "
+    "bias return_bias params_dtype parallel_mode device ub_overlap_rs ub_overlap_ag ub_name delay_wgrad_compute "
+    "save_original_input single_grouped_weight single_grouped_bias name use_grouped_tensor"
+).split()
+#: Sizes to warm up kernels for, which nothing here needs.
+_WARM_UP = {"seq_length": None, "micro_batch_size": None}
+#: Class -> what its constructor takes besides; Linear has torch.nn.Linear's order.
+_CONSTRUCTORS: dict[type, dict[str, object]] = {
+    Linear: {"refused": PARALLEL},
+    LayerNormLinear: {
+        "refused": PARALLEL | {"parameters_split": None, "return_layernorm_output_gathered": False},
+        "order": _LINEAR_ORDER,
+    },
+    LayerNormMLP: {
+        "refused": PARALLEL | {"return_layernorm_output_gathered": False, "set_parallel_mode": False},
+        "ignored": _WARM_UP,
+        "order": _MLP_ORDER,
+    },
+    GroupedLinear: {"refused": PARALLEL | {"use_grouped_tensor": None}, "order": _GROUPED_ORDER},
+}
+
+
+def adopt_names() -> None:
+    """Makes quire's classes take TransformerEngine's arguments and have its methods."""
+    Linear.__init__ = _with_parts(Linear.__init__)
+    for layer, further in _CONSTRUCTORS.items():
+        layer.__init__ = also_takes(layer.__init__, f"quire.{layer.__name__}", **further)
+    for norm in (LayerNorm, RMSNorm):
+        norm.__init__ = _with_sequence_parallel(norm.__init__, f"quire.{norm.__name__}")
+    for layer in (*_CONSTRUCTORS, LayerNorm, RMSNorm):
+        layer.reset_parameters = _deferred(layer.reset_parameters)
+    for kind in (ProductModule, LayerNorm, RMSNorm):
+        kind._load_from_state_dict = _without_extra_state(kind)
+    ProductModule.set_tensor_parallel_group = set_tensor_parallel_group
+    autocast.__init__ = _with_graph(autocast.__init__)
+    QuantizedTensor.quantize_ = also_takes(QuantizedTensor.quantize_, "QuantizedTensor.quantize_", {"noop_flag": None})
+
+
+def set_tensor_parallel_group(self: ProductModule, tp_group: object) -> None:
+    """Takes None and groups of one process, and raises NotImplementedError for others."""
+    size = group_size(tp_group)
+    if size != 1:
+        raise NotImplementedError(
+            f"quire.{type(self).__name__}: tensor parallelism is not available in this version; got a group of "
+            f"{size} processes. {INSTEAD_OF_SPLITTING}"
+        )
+
+
+def _with_parts(construct: Callable[..., None]) -> Callable[..., None]:
+    """parameters_split: the layer has a weight and a bias for each part of the outputs, q_weight, k_weight, ... for
+    ("q", "k", "v") or {"q": 64, "k": 16, "v": 16}, in state_dict too; `weight` is their concatenation."""
+
+    @functools.wraps(construct)
+    def __init__(
+        self: Linear,
+        *args: object,
+        parameters_split: Sequence[str] | Mapping[str, int] | None = None,
+        **keywords: object,
+    ) -> None:
+        construct(self, *args, **keywords)
+        if parameters_split is not None:
+            split(self, parameters_split)
+
+    __init__.__signature__ = signature_with(construct, {"parameters_split": None})
+    return __init__
+
+
+def _with_sequence_parallel(construct: Callable[..., None], what: str) -> Callable[..., None]:
+    """Of a norm. sequence_parallel: a mark for frameworks that reduce gradients, which nothing here depends on."""
+
+    def __init__(
+        self: torch.nn.Module,
+        normalized_shape: int | Iterable[int] | None = None,
+        eps: float = 1e-5,
+        sequence_parallel: bool | None = None,
+        params_dtype: torch.dtype | None = None,
+        zero_centered_gamma: bool = False,
+        *,
+        hidden_size: int | None = None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        if (normalized_shape is None) == (hidden_size is None):
+            raise TypeError(
+                f"{what}: normalized_shape and hidden_size are the same option; pass one of them, "
+                f"got {normalized_shape!r} and {hidden_size!r}"
+            )
+        construct(
+            self,
+            hidden_size if normalized_shape is None else normalized_shape,
+            eps,
+            params_dtype=params_dtype,
+            zero_centered_gamma=zero_centered_gamma,
+            device=device,
+            dtype=dtype,
+        )
+        if sequence_parallel is not None:
+            for parameter in self.parameters():
+                parameter.sequence_parallel = sequence_parallel
+
+    return __init__
+
+
+def _deferred(reset: Callable[[torch.nn.Module], None]) -> Callable[..., None]:
+    def reset_parameters(self: torch.nn.Module, defer_init: bool | None = False) -> None:
+        if not defer_init:
+            reset(self)
+
+    reset_parameters.__doc__ = f"{reset.__doc__} With defer_init, nothing."
+    return reset_parameters
+
+
+def _with_graph(construct: Callable[..., None]) -> Callable[..., None]:
+    def __init__(
+        self: autocast,
+        enabled: bool = True,
+        calibrating: bool = False,
+        recipe: Recipe | None = None,
+        amax_reduction_group: object = None,
+        _graph: bool = False,
+    ) -> None:
+        if _graph is not False:
+            raise NotImplementedError(
+                f"autocast: _graph={_graph!r} is what TransformerEngine sets while it captures CUDA graphs; leave it "
+                "False"
+            )
+        construct(self, enabled, calibrating, recipe, amax_reduction_group)
+
+    return __init__
+
+
+def _without_extra_state(kind: type[torch.nn.Module]) -> Callable[..., None]:
+    """Modules whose state_dict has no extra state, and that load one which has, as TransformerEngine writes it."""
+
+    def _load_from_state_dict(
+        self: torch.nn.Module, state_dict: dict[str, object], prefix: str, *options: object
+    ) -> None:
+        extra = state_dict.pop(prefix + "_extra_state", None)
+        if _holds_something(extra):
+            warnings.warn(
+                f"quire.{type(self).__name__}: {prefix}_extra_state, TransformerEngine's state of delayed scaling, is "
+                "pickled and not read; scales start anew. quire.set_delayed_state restores what quire.delayed_state "
+                "saved",
+                stacklevel=2,
+            )
+        super(kind, self)._load_from_state_dict(state_dict, prefix, *options)
+
+    return _load_from_state_dict
+
+
+def _holds_something(extra: object) -> bool:
+    """TransformerEngine's is None, an empty tensor, bytes or a file; the last of recipes with a state."""
+    if isinstance(extra, torch.Tensor):
+        return extra.numel() > 0
+    return bool(extra.getbuffer().nbytes if isinstance(extra, io.BytesIO) else extra)

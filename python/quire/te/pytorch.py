@@ -1,0 +1,95 @@
+"""transformer_engine.pytorch: every name of it that is here."""
+
+from quire.autocast import autocast
+from quire.nn.grouped_linear import GroupedLinear
+from quire.nn.layernorm_linear import LayerNormLinear
+from quire.nn.layernorm_mlp import LayerNormMLP
+from quire.nn.linear import Linear
+from quire.nn.norm import LayerNorm, RMSNorm
+from quire.nn.weight import quantized_model_init
+from quire.te.absent import message
+from quire.te.moe_padding import Fp8Padding, Fp8Unpadding
+from quire.te.moe_permutation import (
+    moe_permute,
+    moe_permute_and_pad_with_probs,
+    moe_permute_with_probs,
+    moe_sort_chunks_by_index,
+    moe_sort_chunks_by_index_with_probs,
+    moe_unpermute,
+)
+from quire.te.moe_router import (
+    RoutingMapFormat,
+    fused_compute_score_for_moe_aux_loss,
+    fused_moe_aux_loss,
+    fused_topk_with_score_function,
+)
+from quire.te.names import (
+    DType,
+    checkpoint,
+    fp8_autocast,
+    fp8_model_init,
+    get_default_recipe,
+    is_bf16_available,
+    is_fp8_available,
+    is_fp8_block_scaling_available,
+    is_mxfp8_available,
+    is_nvfp4_available,
+)
+from quire.te.quantizers import (
+    Float8BlockQuantizer,
+    Float8CurrentScalingQuantizer,
+    Float8Quantizer,
+    MXFP8Quantizer,
+    NVFP4Quantizer,
+    Quantizer,
+)
+from quire.te.tensors import Float8BlockwiseQTensor, Float8Tensor, MXFP8Tensor, NVFP4Tensor
+from quire.tensor import QuantizedTensor
+
+__all__ = [
+    "DType",
+    "Float8BlockQuantizer",
+    "Float8BlockwiseQTensor",
+    "Float8CurrentScalingQuantizer",
+    "Float8Quantizer",
+    "Float8Tensor",
+    "Fp8Padding",
+    "Fp8Unpadding",
+    "GroupedLinear",
+    "LayerNorm",
+    "LayerNormLinear",
+    "LayerNormMLP",
+    "Linear",
+    "MXFP8Quantizer",
+    "MXFP8Tensor",
+    "NVFP4Quantizer",
+    "NVFP4Tensor",
+    "QuantizedTensor",
+    "Quantizer",
+    "RMSNorm",
+    "RoutingMapFormat",
+    "autocast",
+    "checkpoint",
+    "fp8_autocast",
+    "fp8_model_init",
+    "fused_compute_score_for_moe_aux_loss",
+    "fused_moe_aux_loss",
+    "fused_topk_with_score_function",
+    "get_default_recipe",
+    "is_bf16_available",
+    "is_fp8_available",
+    "is_fp8_block_scaling_available",
+    "is_mxfp8_available",
+    "is_nvfp4_available",
+    "moe_permute",
+    "moe_permute_and_pad_with_probs",
+    "moe_permute_with_probs",
+    "moe_sort_chunks_by_index",
+    "moe_sort_chunks_by_index_with_probs",
+    "moe_unpermute",
+    "quantized_model_init",
+]
+
+
+def __getattr__(name: str) -> object:
+    raise AttributeError(message(name))

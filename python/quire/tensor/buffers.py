@@ -1,0 +1,30 @@
+"""The buffers of a quantized tensor: their names, and which of them an operator has filled."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+#: What a quantized tensor may dequantize to by default.
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+#: In the order of the operators' results.
+BUFFER_NAMES = (
+    "rowwise_data",
+    "rowwise_scale",
+    "rowwise_amax",
+    "columnwise_data",
+    "columnwise_scale",
+    "columnwise_amax",
+)
+
+
+def named_buffers(results: Sequence[torch.Tensor], rowwise: bool, columnwise: bool) -> dict[str, torch.Tensor | None]:
+    """Six results of an operator by name; None for a direction not asked for and for an amax that the spec has not."""
+    asked = {"rowwise": rowwise, "columnwise": columnwise}
+    named = {}
+    for name, tensor in zip(BUFFER_NAMES, results, strict=True):
+        direction, kind = name.split("_")
+        absent = not asked[direction] or (kind == "amax" and tensor.shape[0] == 0)
+        named[name] = None if absent else tensor
+    return named
