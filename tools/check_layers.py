@@ -1,10 +1,12 @@
-"""Who may include whom (docs/design.md); reads #include lines in src/ and the uses of torch.ops.quire in python/."""
+"""Who may include or import whom (docs/design.md 2); reads #include lines in src/, and imports in python/."""
 
 import ast
+import itertools
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Set
 from pathlib import Path
 
+import python_imports
 import tree
 
 VALUES = {"quire/base", "quire/format", "quire/spec"}
@@ -45,9 +47,14 @@ CALLS_OPERATORS = {
     "delayed",
     "explain.py",
     "info.py",
+    "primitives.py",
     "runners.py",
-    "_transforms.py",
+    "transforms.py",
 }
+#: The room of TransformerEngine's names. No other knows them, but for one import of the package itself.
+TE, ITS_NAME = "quire.te", re.compile("transformer.?engine", re.IGNORECASE)
+#: In the package's root, __init__ included.
+ROOT_MODULES = 10
 
 
 def check_includes(source: Path, name: str) -> Iterator[str]:
@@ -85,6 +92,61 @@ def check(root: Path) -> Iterator[str]:
         if CALLS_OPERATORS.isdisjoint((source.name, source.parent.name)) and calls_operators(source):
             allowed = ", ".join(sorted(CALLS_OPERATORS))
             yield f"{source.relative_to(root)}: torch.ops.quire is called in {allowed} only"
+    yield from check_rooms(root)
+
+
+def check_rooms(root: Path) -> Iterator[str]:
+    """The modules of python/quire."""
+    package = root / "python/quire"
+    if not package.is_dir():
+        return
+    modules = python_imports.modules(package)
+    in_root = [source for source in modules.values() if source.parent == package]
+    if len(in_root) > ROOT_MODULES:
+        yield f"python/quire: {len(in_root)} modules, at most {ROOT_MODULES}; put what has one purpose into a room"
+    imports = python_imports.graph(package)
+    of_modules = [f"modules import each other: {' -> '.join(way)}" for way in python_imports.cycles(imports)]
+    of_rooms = python_imports.cycles(python_imports.rooms(imports))
+    for finding in of_modules or (f"rooms import each other: {' -> '.join(way)}" for way in of_rooms):
+        yield f"python/quire: {finding}"
+    yield from check_te(root, modules)
+    yield from check_names(root, [source for source in modules.values() if source.name != "__init__.py"])
+
+
+def check_te(root: Path, modules: Mapping[str, Path]) -> Iterator[str]:
+    of_te = {name for name in modules if f"{name}.".startswith(f"{TE}.")}
+    for name in modules.keys() - of_te:
+        source, is_root = modules[name], name == "quire"
+        text, where = source.read_text(), modules[name].relative_to(root)
+        count = sum(imports_any(node, of_te) for node in ast.walk(ast.parse(text)))
+        if count > is_root:
+            yield f"{where}: {TE} is imported by one line of python/quire/__init__.py only; got {count} here"
+        if not is_root and ITS_NAME.search(text):
+            yield f"{where}: TransformerEngine is known to python/quire/te only"
+
+
+def imports_any(node: ast.AST, names: Set[str]) -> bool:
+    if isinstance(node, ast.Import):
+        return any(alias.name in names for alias in node.names)
+    if not isinstance(node, ast.ImportFrom):
+        return False
+    return node.module in names or any(f"{node.module}.{alias.name}" in names for alias in node.names)
+
+
+def check_names(root: Path, sources: Iterable[Path]) -> Iterator[str]:
+    """Two modules that a reader would take for each other."""
+    for one, other in itertools.combinations(sorted(sources), 2):
+        if within_a_letter(one.stem, other.stem):
+            names = f"{one.relative_to(root)} and {other.relative_to(root)}"
+            yield f"{names}: the names of modules differ by more than a letter; say what each is for"
+
+
+def within_a_letter(a: str, b: str) -> bool:
+    """Whether a word becomes the other by at most one letter added, removed or changed."""
+    if len(a) < len(b):
+        a, b = b, a
+    same = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), len(b))
+    return a[same + 1 :] == b[same + (len(a) == len(b)) :]
 
 
 if __name__ == "__main__":

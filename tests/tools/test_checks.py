@@ -59,6 +59,63 @@ def test_operators_called_outside_the_files_for_it_are_found(tree):
     assert finding.startswith("python/quire/testing.py: torch.ops.quire")
 
 
+KNOWS = "TransformerEngine is known to python/quire/te only"
+IMPORTS = "quire.te is imported by one line of python/quire/__init__.py only; got"
+SECRET = "if TYPE_CHECKING:\n    import quire.nn.norm\n"
+
+
+@pytest.mark.parametrize(
+    ("files", "complaint"),
+    [
+        (
+            {"one.py": "from quire import other", "other.py": "import quire.one"},
+            ": quire.one -> quire.other -> quire.one",
+        ),
+        (
+            {"nn/linear.py": "def f():\n    import quire.nn.norm", "nn/norm.py": "from quire.nn import linear"},
+            "modules",
+        ),
+        (
+            {"nn/linear.py": SECRET, "nn/norm.py": "from quire.nn.linear import f"},
+            "modules import each other: quire.nn.",
+        ),
+        ({"__init__.py": "from quire import info", "info.py": "import quire"}, "quire -> quire.info -> quire"),
+        ({"nn/a.py": "import quire.te", "te/__init__.py": ""}, f"python/quire/nn/a.py: {IMPORTS} 1 here"),
+        ({"__init__.py": "from quire.te import *\nfrom quire import te\n", "te/__init__.py": ""}, f"{IMPORTS} 2 here"),
+        ({"a.py": "# as transformer_engine does"}, f"python/quire/a.py: {KNOWS}"),
+        ({"nn/norm.py": "", "norms.py": ""}, "python/quire/nn/norm.py and python/quire/norms.py: the names of modules"),
+        ({"nn/norm.py": "", "moe/norm.py": ""}, "the names of modules differ by more than a letter"),
+        ({f"{'x' * i}{'y' * 11}.py": "" for i in range(0, 22, 2)}, "11 modules, at most 10"),
+    ],
+)
+def test_a_module_in_the_wrong_place_is_found(tree, files, complaint):
+    (finding,) = check_layers.check(tree({f"python/quire/{name}": text for name, text in files.items()}))
+    assert complaint in finding
+
+
+def test_rooms_that_import_each_other_are_found(tree):
+    files = {
+        "nn/linear.py": "import quire.moe.rows",
+        "moe/rows.py": "",
+        "moe/layer.py": "import quire.nn.norm",
+        "nn/norm.py": "",
+    }
+    (finding,) = check_layers.check(tree({f"python/quire/{name}": text for name, text in files.items()}))
+    assert finding == "python/quire: rooms import each other: quire.moe -> quire.nn -> quire.moe"
+
+
+def test_modules_in_their_places_pass(tree):
+    files = {
+        "__init__.py": "from quire.nn import Linear\nfrom quire.te import *  # of TransformerEngine\n",
+        "nn/__init__.py": "from quire.nn.linear import Linear\n",
+        "nn/linear.py": "from quire.checks import check\n",
+        "checks.py": "import torch\n",
+        "te/__init__.py": "from quire.te import names\nfrom quire.nn import Linear\n",
+        "te/names.py": "from quire.nn.linear import Linear  # TransformerEngine's\n",
+    }
+    assert list(check_layers.check(tree({f"python/quire/{name}": text for name, text in files.items()}))) == []
+
+
 LONG_BODY = "  f();\n" * 60
 CONSTRUCTOR = "struct S {{\n  S() : a_{{1}}, b_(2) {{\n{}  }}\n  int a_, b_;\n}};\n"
 
