@@ -82,7 +82,7 @@ def plain_call(layer: ProductModule, x: torch.Tensor) -> torch.Tensor | None:
     for more, and scaling is not delayed. None where that is not so.
 
     It restates what active_call() and Product do with such a call, because those cost more than the call: 12 us on top
-    of 10 without a recipe, 22 us on top of 19 with kept codes (./dev bench host, 1x16x16, forward).
+    of 10 without a recipe, 30 us on top of 19 with kept codes (./dev bench host, 1x16x16, forward, Zen 3).
     """
     # Twenty times as quick as Module.__getattr__. A weight that is computed (parametrized, split) is not there.
     parameters = layer._parameters
