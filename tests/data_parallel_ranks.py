@@ -8,13 +8,9 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 import quire
-from quire import recipe as recipes
+from every_recipe import some
 
-RECIPES = [
-    recipes.Float8CurrentScaling(),
-    recipes.MXFP8BlockScaling(),
-    recipes.NVFP4BlockScaling(disable_stochastic_rounding=True),
-]
+RECIPES = some("fp8_current", "mxfp8", "nvfp4_no_sr").values()
 STEPS, RANKS = 3, 2
 
 

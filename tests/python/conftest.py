@@ -12,43 +12,18 @@ import pytest
 import torch
 
 import quire
-from quire import recipe as recipes
+from every_recipe import DEFAULTS, VARIANTS, params
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 
-#: The recipes by name: one of each class with its defaults.
-DEFAULTS = {
-    "fp8_current": recipes.Float8CurrentScaling(),
-    "fp8_block": recipes.Float8BlockScaling(),
-    "mxfp8": recipes.MXFP8BlockScaling(),
-    "nvfp4": recipes.NVFP4BlockScaling(),
-}
-#: Every option at least once.
-VARIANTS = {
-    "fp8_current_pow2_e4m3": recipes.Float8CurrentScaling(True, recipes.Format.E4M3),
-    "fp8_block_f32_hybrid": recipes.Float8BlockScaling(True, recipes.Format.HYBRID),
-    "fp8_block_x2d": recipes.Float8BlockScaling(x_block_scaling_dim=2, w_block_scaling_dim=1),
-    "fp8_block_dy2d": recipes.Float8BlockScaling(grad_block_scaling_dim=2, w_block_scaling_dim=1),
-    "mxfp8_2d_hybrid": recipes.MXFP8BlockScaling(fp8_format=recipes.Format.HYBRID, enable_2d_quantization=True),
-    "nvfp4_no_sr": recipes.NVFP4BlockScaling(disable_stochastic_rounding=True),
-    "nvfp4_no_2d_no_rht": recipes.NVFP4BlockScaling(disable_2d_quantization=True, disable_rht=True),
-    "nvfp4_row_scaled": recipes.NVFP4BlockScaling(row_scaled_activation=True, disable_rht=True),
-    "nvfp4_4over6": recipes.NVFP4BlockScaling(nvfp4_4over6="all", nvfp4_4over6_err_mode="MSE", disable_rht=True),
-    "custom": recipes.CustomRecipe({"x": "fp8_row", "w": "mxfp4", "dy": "mxfp8:e5m2"}.get),
-}
 
-
-def named(table: dict[str, recipes.Recipe]) -> list:
-    return [pytest.param(recipe, id=name) for name, recipe in table.items()]
-
-
-@pytest.fixture(params=named(DEFAULTS))
+@pytest.fixture(params=params(DEFAULTS))
 def recipe(request):
     """Each class of recipe with its defaults."""
     return request.param
 
 
-@pytest.fixture(params=named(DEFAULTS | VARIANTS))
+@pytest.fixture(params=params(DEFAULTS | VARIANTS))
 def any_recipe(request):
     """Recipes that use every option."""
     return request.param

@@ -4,13 +4,7 @@ import pytest
 import torch
 
 import quire
-from quire import recipe as recipes
-
-RECIPES = {
-    "mxfp8": recipes.MXFP8BlockScaling(),
-    "nvfp4": recipes.NVFP4BlockScaling(),
-    "delayed": recipes.DelayedScaling(amax_history_len=2),
-}
+from every_recipe import DELAYED, each, some
 
 
 def make():
@@ -35,7 +29,7 @@ def train(model, recipe, call, interleave, growth=100.0):
     return found
 
 
-@pytest.mark.parametrize("recipe", RECIPES.values(), ids=RECIPES)
+@each(some("mxfp8", "nvfp4", "delayed"))
 @pytest.mark.parametrize("reentrant", [False, True])
 @pytest.mark.parametrize("interleave", [0, 1])
 def test_gradients_are_those_without_a_checkpoint(recipe, reentrant, interleave):
@@ -52,13 +46,13 @@ def test_a_checkpoint_within_a_checkpoint_has_the_scales_of_its_forward_pass(gro
     results = []
     for call in (lambda model, x: model(x), nested):
         model = make()
-        found = train(model, RECIPES["delayed"], call, 1, growth)
+        found = train(model, DELAYED, call, 1, growth)
         results.append([*found, *(model[i].delayed.fwd_amax for i in (0, 2))])
     assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
 
 
 def test_a_recomputed_output_adds_nothing_to_a_later_step():
-    layer, recipe = quire.Linear(64, 64), RECIPES["delayed"]
+    layer, recipe = quire.Linear(64, 64), DELAYED
     x = torch.randn(5, 64, requires_grad=True)
     with quire.autocast(recipe=recipe):
         y = quire.checkpoint(lambda x: layer(x, fp8_output=True).dequantize(), 1000 * x)
@@ -68,7 +62,7 @@ def test_a_recomputed_output_adds_nothing_to_a_later_step():
     assert layer.delayed.fwd_amax[2] == 0
 
 
-@pytest.mark.parametrize("recipe", RECIPES.values(), ids=RECIPES)
+@each(some("mxfp8", "nvfp4", "delayed"))
 def test_it_compiles(recipe, compiler):
     expected = train(make(), recipe, lambda model, x: model(x), 0)
     function = compiler(lambda model, x: quire.checkpoint(model, x))

@@ -9,6 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 import quire
+from every_recipe import DEFAULTS, linear_specs
 from quire import recipe, runners
 
 ops = torch.ops.quire
@@ -65,14 +66,7 @@ SPECS = [
     "mxfp4", "nvfp4", "nvfp4:16x16", "nvfp4:rht:sr", "nvfp4:row_scaled", "nvfp4:16x16:4over6=mse",
 ]  # fmt: skip
 NVFP4 = recipe.NVFP4BlockScaling
-RECIPES = [
-    recipe.Float8CurrentScaling().linear_spec(),
-    recipe.Float8BlockScaling().linear_spec(),
-    recipe.MXFP8BlockScaling().linear_spec(),
-    NVFP4().linear_spec(),
-    NVFP4(nvfp4_4over6="all", nvfp4_4over6_err_mode="MSE", disable_rht=True).linear_spec(),
-    "x=fp8_row,w=mxfp4,dy=mxfp8:e5m2",
-]
+RECIPES = linear_specs(*DEFAULTS, "nvfp4_4over6", "custom").values()
 WAYS = [f"x=mxfp8,w=mxfp8,dy=mxfp8,dx=mxfp8:e5m2,backward={way}" for way in ("dequantized", "high_precision")]
 
 

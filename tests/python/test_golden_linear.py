@@ -4,19 +4,19 @@ import pytest
 import torch
 
 import quire
-from quire.recipe import Float8BlockScaling, Float8CurrentScaling, Format, MXFP8BlockScaling, NVFP4BlockScaling
+from every_recipe import TABLE
 
-NEAREST = {"disable_stochastic_rounding": True}
+#: The vectors' names of rows of the table; NVFP4's vectors round to nearest.
 RECIPES = {
-    "current_hybrid": Float8CurrentScaling(),
-    "current_e4m3": Float8CurrentScaling(fp8_format=Format.E4M3),
-    "block_pow2": Float8BlockScaling(),
-    "block_fp32": Float8BlockScaling(use_f32_scales=True),
-    "mxfp8": MXFP8BlockScaling(),
-    "mxfp8_w2d": MXFP8BlockScaling(enable_2d_quantization=True),
-    "nvfp4_rht_nosr": NVFP4BlockScaling(**NEAREST),
-    "nvfp4_norht_nosr": NVFP4BlockScaling(disable_rht=True, **NEAREST),
-    "nvfp4_4over6_norht": NVFP4BlockScaling(disable_rht=True, nvfp4_4over6="all", **NEAREST),
+    "current_hybrid": TABLE["fp8_current"],
+    "current_e4m3": TABLE["fp8_current_e4m3"],
+    "block_pow2": TABLE["fp8_block"],
+    "block_fp32": TABLE["fp8_block_f32"],
+    "mxfp8": TABLE["mxfp8"],
+    "mxfp8_w2d": TABLE["mxfp8_2d"],
+    "nvfp4_rht_nosr": TABLE["nvfp4_no_sr"],
+    "nvfp4_norht_nosr": TABLE["nvfp4_no_sr_no_rht"],
+    "nvfp4_4over6_norht": TABLE["nvfp4_4over6_mae_no_sr"],
 }
 
 

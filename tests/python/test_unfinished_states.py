@@ -6,11 +6,8 @@ import pytest
 import torch
 
 import quire
-from quire import recipe as recipes
+from every_recipe import ALL, DELAYED, every_recipe
 
-DELAYED = recipes.DelayedScaling(amax_history_len=4)
-ALL = [recipes.from_name(name) for name in recipes.names()]
-every_recipe = pytest.mark.parametrize("recipe", ALL, ids=recipes.names())
 ways = pytest.mark.parametrize("forward", ["eager", "compiled"], indirect=True)
 
 
@@ -46,7 +43,7 @@ def test_an_exception_inside_of_autocast_leaves_it_as_it_was(recipe, compiled, m
             with quire.autocast(recipe=recipe):
                 y = layer(make_x(8, 96))
                 if fails:
-                    with pytest.raises(Exception, match="agree on K"), quire.autocast(recipe=ALL[0]):
+                    with pytest.raises(Exception, match="agree on K"), quire.autocast(recipe=ALL["fp8_current"]):
                         layer(make_x(8, 95))
             y.sum().backward()
             try:
@@ -78,7 +75,7 @@ def test_a_second_backward_pass_is_refused_and_counts_for_nothing(recipe, forwar
 @ways
 def test_backward_is_that_of_its_forward_under_another_recipe(recipe, forward):
     expected = gradients(*forward(recipe))
-    for other in ALL:
+    for other in ALL.values():
         layer, x, y = forward(recipe)
         with quire.autocast(recipe=other):  # a step of delayed scaling may end here
             found = gradients(layer, x, y)
@@ -123,8 +120,8 @@ def test_a_layer_moved_between_forward_and_backward_does_as_torch_does(recipe, m
 
 @ways
 def test_a_weight_written_between_forward_and_backward_counts_as_it_was(forward):
-    expected = gradients(*forward(ALL[1]))
-    layer, x, y = forward(ALL[1])
+    expected = gradients(*forward(ALL["mxfp8"]))
+    layer, x, y = forward(ALL["mxfp8"])
     with torch.no_grad():
         layer.weight.zero_()
     found = gradients(layer, x, y)

@@ -5,15 +5,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import quire
-from quire import recipe as recipes
-
-RECIPES = {
-    "fp8_current": recipes.Float8CurrentScaling(),
-    "mxfp8": recipes.MXFP8BlockScaling(),
-    "nvfp4": recipes.NVFP4BlockScaling(),
-    "delayed": recipes.DelayedScaling(amax_history_len=4),
-}
-every_recipe = pytest.mark.parametrize("recipe", RECIPES.values(), ids=RECIPES)
+from every_recipe import ALL, every_recipe
 
 
 class WeightQuantizations(TorchDispatchMode):
@@ -66,7 +58,7 @@ def test_microbatches_after_the_first_use_its_codes(recipe):
 
 
 def test_a_weight_that_is_not_quantized_does_not_move_its_slot():
-    layer, recipe = make(), RECIPES["delayed"]
+    layer, recipe = make(), ALL["delayed"]
     step(layer, torch.randn(5, 64), recipe, is_first_microbatch=True).sum().backward()
     step(layer, torch.randn(5, 64), recipe, is_first_microbatch=False).sum().backward()
     scale = layer.delayed.fwd_scale[1].clone()
@@ -79,18 +71,18 @@ def test_a_weight_that_is_not_quantized_does_not_move_its_slot():
 def test_the_kept_codes_are_used_only_by_those_that_ask(first):
     layer = make()
     with WeightQuantizations(layer.weight.shape) as counted:
-        step(layer, torch.randn(5, 64), RECIPES["mxfp8"], is_first_microbatch=True)
-        step(layer, torch.randn(5, 64), RECIPES["mxfp8"], is_first_microbatch=first)
-        step(layer, torch.randn(5, 64), RECIPES["fp8_current"], is_first_microbatch=first)  # another spec
+        step(layer, torch.randn(5, 64), ALL["mxfp8"], is_first_microbatch=True)
+        step(layer, torch.randn(5, 64), ALL["mxfp8"], is_first_microbatch=first)
+        step(layer, torch.randn(5, 64), ALL["fp8_current"], is_first_microbatch=first)  # another spec
     assert counted.count == (3 if first is None else 2)
 
 
 def test_codes_of_another_spec_are_not_used():
     layer, x = make(), torch.randn(5, 64)
-    quire.quantize_weights(layer, RECIPES["mxfp8"])
+    quire.quantize_weights(layer, ALL["mxfp8"])
     with WeightQuantizations(layer.weight.shape) as counted:
-        assert torch.equal(step(layer, x, RECIPES["fp8_current"]), step(make(), x, RECIPES["fp8_current"]))
-        assert torch.equal(step(layer, x, RECIPES["mxfp8"]), step(make(), x, RECIPES["mxfp8"]))
+        assert torch.equal(step(layer, x, ALL["fp8_current"]), step(make(), x, ALL["fp8_current"]))
+        assert torch.equal(step(layer, x, ALL["mxfp8"]), step(make(), x, ALL["mxfp8"]))
     assert counted.count == 3  # all but the last of the layer
 
 
@@ -128,7 +120,7 @@ def test_a_weight_is_quantized_once_an_optimizer_step(recipe, optimizer):
 
 def test_weights_that_are_kept_move_their_slot_of_delayed_scaling():
     """Else they would be quantized by the scale 1 for ever: codes of small weights would be subnormal, or 0."""
-    layer, recipe = make(), RECIPES["delayed"]
+    layer, recipe = make(), ALL["delayed"]
     with torch.no_grad():
         layer.weight.mul_(1e-4)
     optimizer = torch.optim.SGD(layer.parameters(), 1e-6)
@@ -168,7 +160,7 @@ def one_element(layer):
 @pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize("grad", [False, True])
 def test_stale_codes_are_never_used(change, way, compiled, grad, compiler):
-    layer, recipe, x = make(), RECIPES["mxfp8"], torch.randn(5, 64)
+    layer, recipe, x = make(), ALL["mxfp8"], torch.randn(5, 64)
     options = {} if way == "quantize_weights" else {"is_first_microbatch": False}
 
     def use(x):
@@ -188,7 +180,7 @@ def test_stale_codes_are_never_used(change, way, compiled, grad, compiler):
 
 
 def test_codes_outlive_switches_between_train_and_eval_and_between_grad_modes():
-    layer, recipe, x = make(), RECIPES["nvfp4"], torch.randn(5, 64, requires_grad=True)
+    layer, recipe, x = make(), ALL["nvfp4"], torch.randn(5, 64, requires_grad=True)
     with torch.no_grad():
         quire.quantize_weights(layer, recipe)
     expected = step(make(), x, recipe)
@@ -232,6 +224,6 @@ def test_microbatches_need_two_graphs_and_give_the_bits_of_eager(recipe, backend
 
 def test_moving_or_converting_drops_the_codes():
     layer = make()
-    quire.quantize_weights(layer, RECIPES["mxfp8"])
+    quire.quantize_weights(layer, ALL["mxfp8"])
     assert layer.kept_weight is not None
     assert layer.double().float().kept_weight is None

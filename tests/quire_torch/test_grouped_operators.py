@@ -6,22 +6,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import quire  # noqa: F401  loads the operators
-from quire import recipe
+from every_recipe import SPECS_OF_ONE_FAMILY, TABLE, linear_specs
 
 RECIPES = {
     "high_precision": "",
-    "fp8_current": recipe.Float8CurrentScaling().linear_spec(),
-    "fp8_block": recipe.Float8BlockScaling().linear_spec(),
-    "fp8_block_2d": recipe.Float8BlockScaling(x_block_scaling_dim=2, w_block_scaling_dim=1).linear_spec(),
-    "mxfp8": recipe.MXFP8BlockScaling().linear_spec(),
-    "mxfp8_override": recipe.MXFP8BlockScaling(backward_override="high_precision").linear_spec(),
-    "mxfp8_dequantized": recipe.MXFP8BlockScaling(backward_override="dequantized").linear_spec(),
-    "mxfp8_requantized": recipe.MXFP8BlockScaling().linear_spec(save_original_input=True),
-    "fp8_dx": recipe.Float8CurrentScaling().linear_spec(fp8_grad=True),
-    "nvfp4": recipe.NVFP4BlockScaling().linear_spec(),
-    "nvfp4_row_scaled": recipe.NVFP4BlockScaling(row_scaled_activation=True, disable_rht=True).linear_spec(),
-    "fp8_row": "x=fp8_row,w=fp8_row,dy=fp8_row:e5m2",
-    "mxfp4": "x=mxfp4,w=mxfp4,dy=mxfp4",
+    **linear_specs("fp8_current", "fp8_block", "fp8_block_x2d", "mxfp8", "nvfp4", "nvfp4_row_scaled"),
+    **linear_specs("mxfp8_high_precision", "mxfp8_dequantized"),
+    "mxfp8_requantized": TABLE["mxfp8"].linear_spec(save_original_input=True),
+    "fp8_dx": TABLE["fp8_current"].linear_spec(fp8_grad=True),
+    **SPECS_OF_ONE_FAMILY,
     "swizzled": "x=nvfp4:swizzled,w=mxfp8:swizzled,dy=nvfp4:swizzled",
 }
 QUANTIZED = {name: text for name, text in RECIPES.items() if text and "backward=" not in text and "dx=" not in text}
