@@ -24,12 +24,12 @@ LAYERS = {
 }
 
 
-def call(layer, x):
+def call(layer, x, **options):
     """y of x [*, 64]; of groups the first has one row and the last the rest."""
     if not isinstance(layer, quire.GroupedLinear):
-        return layer(x)
+        return layer(x, **options)
     rows = x.shape[0]
-    return layer(x, [1, *[0] * (layer.num_gemms - 2), rows - 1])
+    return layer(x, [1, *[0] * (layer.num_gemms - 2), rows - 1], **options)
 
 
 def train(layer, recipe, steps=3, function=call):
