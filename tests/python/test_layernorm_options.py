@@ -8,23 +8,17 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import quire
+from every_recipe import ALL, OVERRIDDEN, each, some
 from layernorm_parts import Parts, make_linear, make_mlp
-from quire import recipe as recipes
+from pairwise import pairwise
 
-RECIPES = {
-    "fp8_current": recipes.Float8CurrentScaling(),
-    "fp8_block": recipes.Float8BlockScaling(),
-    "mxfp8": recipes.MXFP8BlockScaling(),
-    "nvfp4": recipes.NVFP4BlockScaling(),
-    "custom": recipes.CustomRecipe({"x": "fp8_row", "w": "mxfp4", "dy": "mxfp8:e5m2"}.get),
-    "delayed": recipes.DelayedScaling(amax_history_len=2),
-}
 MODULES = {
     "linear": make_linear,
     "mlp": make_mlp,
     "mlp_checkpoint": lambda **options: make_mlp(checkpoint=True, activation="swiglu", **options),
 }
-every_recipe = pytest.mark.parametrize("recipe", RECIPES.values(), ids=RECIPES)
+RECIPES = ALL | some("custom")
+every_recipe = each(RECIPES)
 every_module = pytest.mark.parametrize("make", MODULES.values(), ids=MODULES)
 FUSED, DELAYED = {"fuse_wgrad_accumulation": True}, {"delay_wgrad_compute": True}
 #: Name -> options of the constructor and of the call.
@@ -88,13 +82,15 @@ def same(equal_bits):
     return compare
 
 
-@every_recipe
-@every_module
-@pytest.mark.parametrize("option", OPTIONS)
-def test_an_option_does_what_it_does_for_linear(option, make, recipe, same):
-    constructor, call = OPTIONS[option]
-    if option == "original_input" and recipe.delayed():
-        pytest.skip("quire.Linear refuses it too")
+def not_refused(option, module, recipe):
+    return option != "original_input" or recipe != "delayed"
+
+
+@pytest.mark.parametrize(
+    ("option", "module", "recipe"), pairwise(list(OPTIONS), list(MODULES), list(RECIPES), allowed=not_refused)
+)
+def test_an_option_does_what_it_does_for_linear(option, module, recipe, same):
+    (constructor, call), make, recipe = OPTIONS[option], MODULES[module], RECIPES[recipe]
     fused = make(**constructor)
     expected = train(Parts(fused), recipe, **call)
     assert same(train(fused, recipe, **call), expected)
@@ -104,48 +100,22 @@ def test_an_option_does_what_it_does_for_linear(option, make, recipe, same):
         assert weight.main_grad.ne(0.5).any() == goes_elsewhere, name
 
 
-#: Pairs that go together, to compile less often.
-COMPILED = {
-    "fused": (FUSED, {"fp8_grad": True, "output_spec": "mxfp4"}),
-    "delayed": (DELAYED | {"save_original_input": True}, {"fp8_output": True}),
-}
-
-
-@every_recipe
-@every_module
-@pytest.mark.parametrize("option", COMPILED)
-def test_compiled_options_give_the_bits_of_eager(option, make, recipe, same, compiler):
-    constructor, call = COMPILED[option]
-    if recipe.delayed():
-        constructor = constructor | {"save_original_input": False}
-    eager = make(**constructor)
-    compiled = copy.deepcopy(eager)
-    assert same(train(compiled, recipe, compiler(compiled), **call), train(eager, recipe, **call))
-    assert compiler.graphs == 1
-
-
-@pytest.mark.parametrize("option", COMPILED)
-@pytest.mark.parametrize("make", [make_linear, MODULES["mlp_checkpoint"]], ids=["linear", "mlp_checkpoint"])
-def test_inductor_gives_the_bits_of_eager(option, make, same, compiler):
-    constructor, call = COMPILED[option]
-    eager = make(**constructor)
-    compiled, recipe = copy.deepcopy(eager), RECIPES["nvfp4"]
-    found = train(compiled, recipe, compiler(compiled, backend="inductor"), **call)
-    assert same(found, train(eager, recipe, **call))
-
-
-@pytest.mark.parametrize("kind", [recipes.Float8CurrentScaling, recipes.MXFP8BlockScaling, recipes.NVFP4BlockScaling])
-@pytest.mark.parametrize("mode", ["high_precision", "dequantized"])
-@pytest.mark.parametrize("option", ["none", "fused", "delayed", "fp8_output"])
-@every_module
-def test_a_backward_override_does_what_it_does_for_linear(kind, mode, make, option, same, compiler):
+@pytest.mark.parametrize(
+    ("override", "module", "option"),
+    pairwise(list(OVERRIDDEN), list(MODULES), ["none", "fused", "delayed", "fp8_output"]),
+)
+def test_a_backward_override_does_what_it_does_for_linear(override, module, option, same):
     constructor, call = OPTIONS.get(option, ({}, {}))
-    recipe, fused = kind(backward_override=mode), make(**constructor)
-    parts, compiled = Parts(fused), copy.deepcopy(fused)
-    expected = train(parts, recipe, **call)
+    fused, recipe = MODULES[module](**constructor), OVERRIDDEN[override]
+    expected = train(Parts(fused), recipe, **call)
     assert same(train(fused, recipe, **call), expected)
-    if option == "fused":
-        assert same(train(compiled, recipe, compiler(compiled), **call), expected)
+
+
+@pytest.mark.parametrize("override", OVERRIDDEN)
+def test_a_compiled_backward_override_has_the_bits_of_eager(override, same, compiler):
+    fused, recipe = MODULES["mlp_checkpoint"](**FUSED), OVERRIDDEN[override]
+    expected = train(copy.deepcopy(fused), recipe)
+    assert same(train(fused, recipe, compiler(fused)), expected)
 
 
 # ---------------------------------------------------------------- weights that are quantized once
@@ -172,16 +142,14 @@ class Quantizations(TorchDispatchMode):
 
 @every_recipe
 @every_module
-def test_microbatches_quantize_weights_once_and_do_what_they_do_for_linear(make, recipe, same, compiler):
+def test_microbatches_quantize_weights_once_and_do_what_they_do_for_linear(make, recipe, same):
     fused = make(**FUSED)
-    parts, compiled = Parts(fused), copy.deepcopy(fused)
+    parts = Parts(fused)
     cycle = {"microbatches": (True, False, False)}
     expected = train(parts, recipe, **cycle)
     with Quantizations() as quantizations:
         assert same(train(fused, recipe, **cycle), expected)
     assert set(quantizations.of(fused)) == {2}  # steps
-    assert same(train(compiled, recipe, compiler(compiled), **cycle), expected)
-    assert compiler.graphs == 2
 
 
 @every_recipe
@@ -254,7 +222,7 @@ def test_a_checkpoint_within_a_checkpoint_is_recomputed_as_it_was(same):
         pending, found = [], []
         for step in range(4):
             x = x_of(module, -3 * step)
-            with quire.autocast(recipe=RECIPES["delayed"]):
+            with quire.autocast(recipe=ALL["delayed"]):
                 pending.append((x, twice(module, x)))
             if step > 0:
                 leaf, y = pending.pop(0)
@@ -310,7 +278,7 @@ def test_what_does_not_fit_is_refused_by_name():
         module(x)
     module = make_mlp(save_original_input=True)
     refused = pytest.raises(ValueError, match="LayerNormMLP: save_original_input=True does not go with DelayedScaling")
-    with quire.autocast(recipe=RECIPES["delayed"]), refused:
+    with quire.autocast(recipe=ALL["delayed"]), refused:
         module(x)
     with quire.autocast(), pytest.raises(ValueError, match="mxfp9"):
         make_mlp()(x, output_spec="mxfp9")
