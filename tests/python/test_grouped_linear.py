@@ -7,7 +7,9 @@ import torch
 from torch._dynamo.decorators import mark_unbacked
 
 import quire
+from every_recipe import DEFAULTS, params, some
 from grouped import SPLITS, check_equal, grouped, inputs, linears, of_linears, slices, stacked, step
+from pairwise import pairwise
 from quire import recipe as recipes
 
 FORMS = [
@@ -127,13 +129,9 @@ def test_in_high_precision_it_is_a_loop_of_products():
     assert not y[begin:].any() and not dx[begin:].any()
 
 
-#: Recipes whose backward pass does not start from the columnwise codes that forward makes.
-OVERRIDES = [
-    pytest.param(recipes.Float8CurrentScaling(backward_override="dequantized"), id="fp8_dequantized"),
-    pytest.param(recipes.NVFP4BlockScaling(backward_override="dequantized"), id="nvfp4_dequantized"),
-    pytest.param(recipes.MXFP8BlockScaling(backward_override="dequantized"), id="mxfp8_dequantized"),
-    pytest.param(recipes.Float8BlockScaling(backward_override="high_precision"), id="fp8_block_high_precision"),
-]
+OVERRIDES = params(
+    some("fp8_current_dequantized", "nvfp4_dequantized", "mxfp8_dequantized", "fp8_block_high_precision")
+)
 
 
 @pytest.mark.parametrize("override", OVERRIDES)
@@ -181,10 +179,10 @@ def test_one_graph_where_x_is_kept(compiler, recipe, equal_bits):
     check_one_graph(compiler, grouped(save_original_input=True), recipe, "aot_eager", equal_bits)
 
 
-@pytest.mark.parametrize("options", FORMS)
-@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
-def test_one_graph_for_all_counts(compiler, recipe, options, backend, equal_bits):
-    check_one_graph(compiler, grouped(**options), recipe, backend, equal_bits)
+@pytest.mark.parametrize(("form", "backend", "recipe"), pairwise([0, 1], ["aot_eager", "inductor"], list(DEFAULTS)))
+def test_one_graph_for_all_counts(compiler, recipe, form, backend, equal_bits):
+    (options,) = FORMS[form].values
+    check_one_graph(compiler, grouped(**options), DEFAULTS[recipe], backend, equal_bits)
 
 
 def check_one_graph(compiler, layer, recipe, backend, equal_bits):

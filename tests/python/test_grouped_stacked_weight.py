@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import quire
-from every_recipe import DELAYED, every_recipe, ways
+from every_recipe import ALL, DELAYED, every_recipe, ways
 from grouped import SPLITS, grouped, inputs, step
 from quire import recipe as recipes
 
@@ -58,16 +58,13 @@ def same_steps(layers, recipe, equal_bits, functions=None, **options):
     return all(equal_bits(a, b) for a, b in zip(*runs, strict=True))
 
 
-@ways
-def test_it_gives_the_same_bits(any_recipe, compiled, compiler, equal_bits):
+def test_it_gives_the_same_bits(any_recipe, equal_bits):
     layers = pair(any_recipe)
     assert type(layers[1].weight) is quire.QuantizedStack and isinstance(layers[1].weight, torch.nn.Parameter)
     assert equal_codes(*layers, equal_bits)
-    functions = [compiler(layer) for layer in layers] if compiled else None
     for _ in range(2):
-        assert same_steps(layers, any_recipe, equal_bits, functions)
+        assert same_steps(layers, any_recipe, equal_bits)
     assert type(layers[1].weight.grad) is torch.Tensor and layers[1].weight.grad.shape == (6, 64, 96)
-    assert compiler.graphs == 2 * compiled
     with torch.no_grad(), quire.autocast(recipe=any_recipe):
         ys = [layer(inputs(SPLITS)[0], torch.tensor(SPLITS)) for layer in layers]
     assert equal_bits(*ys)
@@ -171,9 +168,9 @@ def test_it_takes_the_memory_of_its_codes(recipe):
     assert sum(storages.values()) == single.weight.nbytes
 
 
-@ways
-@every_recipe
+@pytest.mark.parametrize(("recipe", "compiled"), [*((name, False) for name in ALL), ("nvfp4", True)])
 def test_main_grad_and_microbatches(recipe, compiled, compiler, equal_bits):
+    recipe = ALL[recipe]
     layers = pair(recipe, fuse_wgrad_accumulation=True)
     for layer in layers:
         for weight in layer.weights("").values():
@@ -245,9 +242,9 @@ def test_it_keeps_initial_values(equal_bits):
     assert equal_bits(layer.weight.get_high_precision_init_val(), grouped(single_grouped_weight=True).weight.detach())
 
 
-@ways
-@every_recipe
+@pytest.mark.parametrize(("recipe", "compiled"), [*((name, False) for name in ALL), ("nvfp4", True)])
 def test_a_mixture_of_experts_with_it(recipe, compiled, compiler, equal_bits):
+    recipe = ALL[recipe]
     layers, runs = [], []
     for single in (False, True):
         torch.manual_seed(0)
