@@ -11,6 +11,7 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 import quire
 from delayed_reference import varied
 from delayed_training import STATE, delayed, equal, make_model, nothing, snapshot, train
+from pairwise import pairwise
 from quire.recipe import DelayedScaling, MXFP8BlockScaling
 
 
@@ -32,10 +33,11 @@ BODIES = {
 }
 
 
-@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
-@pytest.mark.parametrize("body", BODIES.values(), ids=BODIES)
-@pytest.mark.parametrize("place", ["outside", "inside"])
+@pytest.mark.parametrize(
+    ("place", "body", "backend"), pairwise(["outside", "inside"], list(BODIES), ["aot_eager", "inductor"])
+)
 def test_training_is_that_of_eager(compiler, equal_bits, place, body, backend):
+    body = BODIES[body]
     eager = make_model()
     expected = train(eager, lambda x: body(eager, x), around=delayed)
     model = make_model()

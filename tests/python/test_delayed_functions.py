@@ -36,9 +36,16 @@ UNFUSED = {
 }
 
 
-@pytest.mark.parametrize("options", UNFUSED.values(), ids=UNFUSED)
-@pytest.mark.parametrize("made, backend", [("before", "inductor"), ("before", "aot_eager"), ("within", "aot_eager")])
+@pytest.mark.parametrize(
+    ("options", "made", "backend"),
+    [
+        *((name, "before", "aot_eager") for name in UNFUSED),
+        ("both", "before", "inductor"),
+        ("both", "within", "aot_eager"),
+    ],
+)
 def test_functions_of_the_user_are_called_by_a_step_in_a_graph(options, made, backend, compiler, equal_bits):
+    options = UNFUSED[options]
     recipe = DelayedScaling(amax_history_len=4, margin=1, **options)
 
     def run(model):

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 import quire
-from every_recipe import ALL, DELAYED, assert_same, every_recipe, in_any_precision, ways
+from every_recipe import ALL, DELAYED, IN_ANY_PRECISION, assert_same, every_recipe, in_any_precision, ways
+from pairwise import pairwise
 from quire import recipe as recipes
 
 
@@ -68,10 +69,12 @@ def test_the_first_microbatch_overwrites_main_grad_and_the_others_add(make_x, eq
     torch.testing.assert_close(sums[2], 3 * sums[0])
 
 
-@ways
-@pytest.mark.parametrize("kind", ["linear", "grouped"])
-@pytest.mark.parametrize("recipe", [None, ALL["mxfp8"], DELAYED], ids=["high_precision", "mxfp8", "delayed"])
+@pytest.mark.parametrize(
+    ("recipe", "kind", "compiled"),
+    pairwise(["high_precision", "mxfp8", "delayed"], ["linear", "grouped"], [False, True]),
+)
 def test_a_delayed_gradient_of_the_first_microbatch_overwrites_main_grad_too(recipe, kind, compiled, compiler, make_x):
+    recipe = IN_ANY_PRECISION[recipe]
     options = {"params_dtype": torch.bfloat16, "fuse_wgrad_accumulation": True}
     make = quire.Linear if kind == "linear" else functools.partial(quire.GroupedLinear, 1)
     torch.manual_seed(0)
