@@ -5,20 +5,12 @@ import itertools
 import pytest
 import torch
 
-import quire  # noqa: F401  loads the operators
-from quire import recipe
+from every_recipe import SPECS_OF_ONE_FAMILY, linear_specs
+from pairwise import each_value
 
-RECIPES = {
-    "fp8_current": recipe.Float8CurrentScaling().linear_spec(),
-    "fp8_block": recipe.Float8BlockScaling().linear_spec(),
-    "mxfp8": recipe.MXFP8BlockScaling().linear_spec(),
-    "mxfp8_2d": recipe.MXFP8BlockScaling(enable_2d_quantization=True).linear_spec(),
-    "nvfp4": recipe.NVFP4BlockScaling().linear_spec(),
-    "nvfp4_row_scaled": recipe.NVFP4BlockScaling(row_scaled_activation=True, disable_rht=True).linear_spec(),
-    "nvfp4_4over6": recipe.NVFP4BlockScaling(nvfp4_4over6="all", disable_rht=True).linear_spec(),
-    "fp8_row": "x=fp8_row,w=fp8_row,dy=fp8_row:e5m2",
-    "mxfp4": "x=mxfp4,w=mxfp4,dy=mxfp4",
-}
+RECIPES = SPECS_OF_ONE_FAMILY | linear_specs(
+    *("fp8_current", "fp8_block", "mxfp8", "mxfp8_2d", "nvfp4", "nvfp4_row_scaled", "nvfp4_4over6")
+)
 SHAPES = [(32,), (5, 32), (2, 3, 32), (2, 1, 3, 32), (0, 32)]
 UTILITIES = ("test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic")
 ops = torch.ops.quire
@@ -40,8 +32,7 @@ def tensors(shape, out_features=24, dtype=torch.float32, grad=True):
     return x, w, torch.randn(out_features, dtype=dtype, requires_grad=grad)
 
 
-@pytest.mark.parametrize("name", RECIPES)
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize(("name", "shape"), each_value(list(RECIPES), SHAPES), ids=str)
 def test_linear_passes_opcheck(name, shape):
     x, w, bias = tensors(shape)
     check(ops.linear, x, w, bias, RECIPES[name], torch.float32, sr_state())
@@ -69,8 +60,7 @@ def test_linear_without_bias_and_with_strided_input_passes_opcheck(name):
     check(ops.linear, transposed, w[:, :32].float().detach(), None, RECIPES[name], torch.float32, sr_state())
 
 
-@pytest.mark.parametrize("name", RECIPES)
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize(("name", "shape"), each_value(list(RECIPES), SHAPES), ids=str)
 def test_inner_operators_pass_opcheck(name, shape):
     x, w, bias = tensors(shape, grad=False)
     check(ops.linear_fwd, x, w, bias, 24, RECIPES[name], torch.float32, 3, [], [])
@@ -121,21 +111,11 @@ def test_delayed_scaling_passes_opcheck():
     check(ops.linear_given, x, w, bias, text, torch.float32, [], [], bwd_scale=scale, bwd_amax=amax)
 
 
-@pytest.mark.parametrize(
-    "spec",
-    [
-        "fp8_tensor",
-        "fp8_row:e5m2",
-        "fp8_block:128x128",
-        "mxfp8",
-        "mxfp4",
-        "nvfp4:rht:sr",
-        "nvfp4:16x16",
-        "mxfp8:swizzled",
-        "nvfp4:rht:interleaved",
-    ],
-)
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
+SPECS = ["fp8_tensor", "fp8_row:e5m2", "fp8_block:128x128", "mxfp8", "mxfp4", "nvfp4:rht:sr", "nvfp4:16x16"]
+SPECS += ["mxfp8:swizzled", "nvfp4:rht:interleaved"]
+
+
+@pytest.mark.parametrize(("spec", "shape"), each_value(SPECS, SHAPES), ids=str)
 def test_quantize_and_dequantize_pass_opcheck(spec, shape):
     x, _, _ = tensors(shape, grad=False)
     check(ops.quantize, x, spec, True, True, 3, 4)

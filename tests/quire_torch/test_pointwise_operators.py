@@ -4,6 +4,7 @@ import pytest
 import torch
 
 import quire  # noqa: F401  loads the operators
+from pairwise import each_value
 
 ops = torch.ops.quire
 SPECS = ["fp8_tensor", "fp8_row", "fp8_block:pow2", "mxfp8", "mxfp4", "nvfp4:rht", "nvfp4:16x16", "mxfp8:swizzled"]
@@ -42,8 +43,9 @@ def test_norm_and_activation_of_every_family_pass_opcheck(spec):
     check(ops.activation, torch.randn(5, 64, requires_grad=True), "swiglu", torch.bfloat16, spec, True, True)
 
 
-@pytest.mark.parametrize("activation", [*ACTIVATIONS, "clamped_swiglu:limit=0.75"])
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize(
+    ("activation", "shape"), each_value([*ACTIVATIONS, "clamped_swiglu:limit=0.75"], SHAPES), ids=str
+)
 def test_activation_passes_opcheck(activation, shape):
     x = torch.randn(shape, requires_grad=True)
     check(ops.activation, x, activation, torch.float32)
