@@ -64,15 +64,15 @@ def test_a_step_is_that_of_a_plain_weight(any_recipe, make_pair, make_x, step, d
     assert result == step(plain, x, any_recipe) and type(result.dw) is torch.Tensor and result.dw.dtype == dtype
 
 
-def test_a_compiled_step_has_the_same_bits(any_recipe, make_pair, make_x, step, compiler):
-    plain, layer = make_pair(any_recipe)
+def test_a_compiled_step_has_the_same_bits(recipe, make_pair, make_x, step, compiler):
+    plain, layer = make_pair(recipe)
     x = make_x(40, 96)
     compiled = compiler(layer)
-    assert step(layer, x, any_recipe, compiled) == step(plain, x, any_recipe) and compiler.graphs == 1
+    assert step(layer, x, recipe, compiled) == step(plain, x, recipe) and compiler.graphs == 1
     with torch.no_grad():
         layer.weight.mul_(0.5)
-    expected = step(layer, x, any_recipe)
-    assert step(layer, x, any_recipe, compiled) == expected and compiler.graphs == 1
+    expected = step(layer, x, recipe)
+    assert step(layer, x, recipe, compiled) == expected and compiler.graphs == 1
 
 
 @pytest.mark.parametrize(
@@ -85,16 +85,26 @@ def test_only_some_gradients_are_wanted(recipe, make_pair, make_x, step, compile
         module.weight.requires_grad_(wanted[1])
         module.bias.requires_grad_(wanted[2])
     expected = step(plain, x, recipe)
-    assert step(layer, x, recipe) == expected and step(layer, x, recipe, compiler(layer)) == expected
+    assert step(layer, x, recipe) == expected
+    if recipe.stochastic:  # the recipe with the most state stands for all
+        assert step(layer, x, recipe, compiler(layer)) == expected
 
 
-def test_inference(any_recipe, make_pair, make_x, compiler, equal_bits):
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_inference(any_recipe, mode, make_pair, make_x, equal_bits):
     plain, layer = make_pair(any_recipe)
     x = make_x(7, 96, requires_grad=False)
-    compiled = compiler(layer)
-    for mode in (torch.no_grad, torch.inference_mode):
-        with mode(), quire.autocast(recipe=any_recipe):
-            assert equal_bits(layer(x), plain(x)) and equal_bits(compiled(x), plain(x))
+    with mode(), quire.autocast(recipe=any_recipe):
+        assert equal_bits(layer(x), plain(x))
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_compiled_inference(mode, make_pair, make_x, compiler, equal_bits):
+    recipe = NVFP4BlockScaling()
+    plain, layer = make_pair(recipe)
+    x = make_x(7, 96, requires_grad=False)
+    with mode(), quire.autocast(recipe=recipe):
+        assert equal_bits(compiler(layer)(x), plain(x))
 
 
 def test_torch_autocast(recipe, make_pair, make_x, step, compiler):
