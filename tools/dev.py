@@ -9,11 +9,15 @@ from pathlib import Path
 
 import torch_pin
 import tree
-from workspace import ROOT, Failure, compiler, googlebenchmark, googletest, install, say, tool
+from workspace import ROOT, Failure, compiler, googlebenchmark, googletest, install, say, tool, version_of
 
 CHECKS = ["check_layers", "check_budgets", "check_words"]
 LIBRARIES = ["quire", "quire_torch", "quire_python"]
 DEVICE_TESTS = "tests/device"
+#: Processes that share the tests; each takes up to two GiB.
+WORKERS = 8
+#: What pytest says when it was left with none.
+NO_TESTS = 5
 # What `./dev bench NAME` runs; without a name bench.py.
 BENCHMARKS = {
     "demo": "benchmarks/demo.py",
@@ -58,6 +62,10 @@ def compile_targets(folder: Path, *targets: str) -> None:
     run(tool("cmake"), "--build", folder, *(["--target", *targets] if targets else []), "--", *quiet)
 
 
+def golden() -> Path:
+    return release_folder() / "golden"
+
+
 def release_folder() -> Path:
     """One per PyTorch version, so that going back and forth rebuilds nothing."""
     return ROOT / "build" / f"torch-{torch_pin.installed()}"
@@ -80,21 +88,48 @@ def build(tests: bool = False) -> None:
         link.symlink_to(target)
 
 
-def ctest(folder: Path) -> None:
-    run(tool("ctest"), "--test-dir", folder, "--output-on-failure", "--parallel", os.cpu_count())
+def ctest(folder: Path, *options: str) -> None:
+    run(tool("ctest"), "--test-dir", folder, "--output-on-failure", "--parallel", os.cpu_count(), *options)
 
 
-def test(arguments: list[str]) -> None:
+def pytest(*arguments: str, **environment: str) -> bool:
+    """Whether these tests pass, in a process of their own; there may be none."""
+    command = [sys.executable, "-m", "pytest", "-q", *arguments]
+    return subprocess.run(command, env=test_environment() | environment).returncode in (0, NO_TESTS)
+
+
+def test_environment() -> dict[str, str]:
+    return {"TORCHINDUCTOR_CACHE_DIR": str(compile_caches()), **os.environ, "QUIRE_GOLDEN_DIR": str(golden())}
+
+
+def workers() -> tuple[list[str], dict[str, str]]:
+    """Options and environment that share tests among processes of one thread: few tests compute on several."""
+    count = min(os.cpu_count() or 1, WORKERS)
+    if count == 1 or version_of("pytest-xdist") is None:
+        return [], {}
+    return ["--numprocesses", str(count), "--dist", "worksteal"], {"OMP_NUM_THREADS": "1"}
+
+
+def test(arguments: list[str], quick: bool = False) -> None:
+    """All tests, or of each file the quick ones; with arguments pytest alone, in one process."""
     if not arguments:
         check()
     build(tests=True)
     os.chdir(ROOT)
-    if not arguments:
-        ctest(release_folder())
+    tier = ["--quick"] if quick else []
+    if arguments:
+        hand_over("-m", "pytest", *tier, *arguments, QUIRE_GOLDEN_DIR=str(golden()))
+    ctest(release_folder(), *(["--label-exclude", "other_isa"] if quick else []))
+    shared, environment = workers()
+    others = [*tier, f"--ignore={DEVICE_TESTS}"]
+    passed = [
+        pytest(*others, *shared, "-m", "not alone", **environment),
+        pytest(*others, "-m", "alone"),
         # Its device is one of the whole process: PyTorch's threads for backward passes are started for it too.
-        run(sys.executable, "-m", "pytest", "-q", DEVICE_TESTS)
-        arguments = [f"--ignore={DEVICE_TESTS}"]
-    hand_over("-m", "pytest", *arguments, QUIRE_GOLDEN_DIR=str(release_folder() / "golden"))
+        pytest(*tier, DEVICE_TESTS),
+    ]
+    if not all(passed):
+        raise Failure("tests failed, see above")
 
 
 def test_with_sanitizers() -> None:
@@ -165,6 +200,7 @@ def parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
     verbs.add_parser("build", help="set up and build, nothing else")
     verbs.add_parser("train", add_help=False, help="the demo; further arguments go to examples/train/train.py")
     tests = verbs.add_parser("test", help="check, then all tests; with arguments, pytest alone with these arguments")
+    tests.add_argument("--quick", action="store_true", help="for the edit loop: of each test one case that is cheap")
     tests.add_argument("--asan", action="store_true", help="the core's tests under the sanitizers instead")
     verbs.add_parser(
         "bench",
@@ -186,7 +222,7 @@ def main() -> int:
     verbs = {
         "build": build,
         "train": lambda: script("examples/train/train.py", rest),
-        "test": lambda: test_with_sanitizers() if arguments.asan else test(rest),
+        "test": lambda: test_with_sanitizers() if arguments.asan else test(rest, arguments.quick),
         "bench": lambda: bench(rest),
         "fmt": fmt,
         "check": check,

@@ -9,6 +9,8 @@ import torch
 
 import quire
 
+pytestmark = pytest.mark.slow
+
 FOLDER = Path(__file__).resolve().parents[2] / "examples" / "encoder"
 MEAN = {"fp8_current": 0.99, "mxfp8": 0.99, "nvfp4": 0.95, "nvfp4, 16x16": 0.93}
 

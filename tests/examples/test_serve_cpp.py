@@ -10,6 +10,8 @@ import torch
 from quire.loading import library
 from workspace import ROOT, tool
 
+pytestmark = pytest.mark.slow
+
 EXAMPLE = ROOT / "examples/serve_cpp"
 MODELS = ("mxfp8", "nvfp4", "mixture", "runners")
 BATCHES = (1, 16, 100)

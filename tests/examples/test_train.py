@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
+pytestmark = pytest.mark.slow
+
 for needed in ("tqdm", "matplotlib"):
     if importlib.util.find_spec(needed) is None:
         pytest.skip(f"examples/train needs {needed}", allow_module_level=True)

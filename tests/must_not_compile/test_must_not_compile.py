@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
+pytestmark = pytest.mark.slow
+
 HERE = Path(__file__).parent
 SOURCES = HERE.parents[1] / "src"
 TORCH = Path(torch.__file__).parent

@@ -80,6 +80,7 @@ print(json.dumps({"sum": model[0].weight.grad.sum().item(), **{n: counters["aot_
 """
 
 
+@pytest.mark.slow
 def test_a_second_process_finds_the_compiled_graphs_in_the_cache(tmp_path):
     environment = os.environ | {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path), "PYTHONPATH": ":".join(sys.path)}
 

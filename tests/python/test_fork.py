@@ -72,6 +72,7 @@ def test_a_child_of_a_process_that_has_computed_does_not_wait_for_its_threads(th
     assert in_child(lambda: train(threads)) == train(2)
 
 
+@pytest.mark.slow
 def test_a_child_does_not_wait_for_threads_that_only_pytorch_has_used():
     code = """
 import os, signal, torch, quire
@@ -152,6 +153,7 @@ LOCKS = {
 
 
 @pytest.mark.parametrize("name", LOCKS)
+@pytest.mark.slow
 def test_a_child_does_not_wait_for_locks_that_other_threads_held(name):
     call, context = LOCKS[name]
     done = threading.Event()

@@ -73,6 +73,7 @@ def test_every_instruction_set_is_in_use_or_says_why_not(text):
         assert f"  {name}: {reason}\n" in text
 
 
+@pytest.mark.slow
 def test_forced_choices_are_visible():
     status, out, _ = report(QUIRE_ISA="scalar", QUIRE_KERNEL="gemm:reference")
     assert status == 0
@@ -80,6 +81,7 @@ def test_forced_choices_are_visible():
     assert "  QUIRE_ISA: scalar\n" in out and "  QUIRE_KERNEL: gemm:reference\n" in out
 
 
+@pytest.mark.slow
 def test_a_wrong_setting_is_reported_not_raised():
     status, out, _ = report(QUIRE_ISA="mmx")
     assert status == 0

@@ -156,6 +156,7 @@ print("done")
 """
 
 
+@pytest.mark.slow
 def test_a_library_of_somebody_else_has_runners(library):
     done = subprocess.run([sys.executable, "-c", IN_ANOTHER_PROCESS, library], capture_output=True, text=True)
     assert done.stdout == "done\n", done.stderr

@@ -4,6 +4,8 @@ import pytest
 
 from fuzz.run import fuzz
 
+pytestmark = pytest.mark.slow
+
 
 def test_no_call_of_an_operator_ends_the_process_or_writes_when_refused_or_leaves_a_result_unwritten(request):
     option = request.config.getoption

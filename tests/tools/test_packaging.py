@@ -13,6 +13,8 @@ import torch
 from quire.loading import library as loaded
 from workspace import ROOT, tool
 
+pytestmark = pytest.mark.slow
+
 CONSUMER = ROOT / "tests/consumer"
 
 
