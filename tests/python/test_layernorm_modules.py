@@ -283,6 +283,9 @@ def test_init_methods_are_called():
     assert quire.LayerNormLinear(8, 4, init_method=torch.nn.init.zeros_).bias.eq(0).all()
     bound = 1 / math.sqrt(96)
     assert 0.8 * bound < make_linear().weight.abs().max() <= bound
+    torch.manual_seed(0)
+    for module in (quire.LayerNormLinear(96, 400), quire.GroupedLinear(1, 96, 400, single_grouped_bias=True)):
+        assert 0.8 * bound < module.bias.abs().max() <= bound
 
 
 def test_no_token_count_is_special(recipe):

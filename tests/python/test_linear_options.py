@@ -196,6 +196,17 @@ def test_copies_of_a_layer_keep_their_own_operands(make_x):
     assert layer.weight.grad.any()
 
 
+def test_delayed_weight_gradients_do_not_replace_what_is_there(make_x):
+    layer = quire.Linear(96, 64, params_dtype=torch.bfloat16, delay_wgrad_compute=True)
+    grads = []
+    for _ in range(2):
+        with quire.autocast():
+            layer(make_x(5, 96)).sum().backward()
+        layer.backward_dw()
+        grads.append(layer.weight.grad.clone())
+    assert grads[0].any() and torch.equal(grads[1], 2 * grads[0])
+
+
 def test_kept_operands_go_with_their_layer(make_x):
     layer = quire.Linear(96, 64, params_dtype=torch.bfloat16, delay_wgrad_compute=True)
     with quire.autocast():

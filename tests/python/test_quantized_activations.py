@@ -143,3 +143,17 @@ def test_a_quantized_tensor_that_wants_a_gradient_is_refused_as_input(make_layer
     q = quire.quantize(make_x(5, 96, requires_grad=False), "mxfp8").requires_grad_()
     with quire.autocast(), pytest.raises(RuntimeError, match="has no gradient; quantize the tensor that has one with"):
         make_layer()(q)
+
+
+def test_a_quantized_input_of_another_spec_is_multiplied_under_its_own(equal_bits):
+    torch.manual_seed(0)
+    layer, x = quire.Linear(64, 32), torch.randn(40, 64)
+    own = quire.recipe.CustomRecipe({"x": "fp8_row", "w": "mxfp8", "dy": "mxfp8"}.get)
+    results = []
+    for recipe, given in ((own, x), (ALL["mxfp8"], quire.quantize(x, "fp8_row", columnwise=True))):
+        layer.zero_grad()
+        with quire.autocast(recipe=recipe):
+            y = layer(given)
+        y.square().sum().backward()
+        results.append([y, layer.weight.grad])
+    assert_same(*results, equal_bits)
