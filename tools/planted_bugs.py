@@ -118,7 +118,7 @@ def build_cpp(chosen: list[Bug], root: Path, folder: Path) -> Path:
     for file in files:
         text, once = (tree / file).read_text(), "#pragma once\n"
         (tree / file).write_text(text.replace(once, once + include, 1) if once in text else include + text)
-    build = folder / "build"
+    build = tree / "build/planted"  # as deep as that of ./dev, for caches of compilers
     program = f"-DCMAKE_MAKE_PROGRAM={tool('ninja')}"
     configure = [
         tool("cmake"),

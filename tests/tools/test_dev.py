@@ -53,3 +53,35 @@ def test_bench_core_builds_and_becomes_the_program_of_the_core(monkeypatch):
     monkeypatch.setattr(dev.os, "execv", lambda program, arguments: ran.append(arguments[1:]))
     dev.bench(["core", "--threads=1"])
     assert ran == [("bench_core",), ["--threads=1"]]
+
+
+@pytest.fixture
+def runs(monkeypatch):
+    """What dev.test() runs, and the results that it is given."""
+    ran, results = [], [True, True, True]
+    for name in ("check", "build", "compile_caches"):
+        monkeypatch.setattr(dev, name, lambda *_, **__: None)
+    monkeypatch.setattr(dev.os, "chdir", lambda folder: None)
+    monkeypatch.setattr(dev, "ctest", lambda *call: ran.append(call[1:]))
+    monkeypatch.setattr(dev, "pytest", lambda *call, **_: ran.append(call) or results[(len(ran) - 2) % 4])
+    return ran, results
+
+
+def test_the_tiers_differ_by_an_option_and_by_instruction_sets(runs):
+    ran, _ = runs
+    dev.test([])
+    dev.test([], quick=True)
+    whole, quick = ran[:4], ran[4:]
+    assert whole[0] == () and quick[0] == ("--label-exclude", "other_isa")
+    for one, other in zip(whole[1:], quick[1:], strict=True):
+        assert other == ("--quick", *one)
+    assert [call[-1] for call in whole[1:]] == ["not alone", "alone", "tests/device"]
+
+
+@pytest.mark.parametrize("failing", range(3))
+def test_no_process_of_tests_fails_in_silence(runs, failing):
+    ran, results = runs
+    results[failing] = False
+    with pytest.raises(dev.Failure, match="tests failed"):
+        dev.test([])
+    assert len(ran) == 4, "the others run too"
