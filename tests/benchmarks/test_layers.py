@@ -161,6 +161,7 @@ def test_sizes_go_from_one_to_8192_by_powers_of_two_with_odd_ones_between():
     assert all(b / a <= 2 for a, b in zip(sweep.SIZES, sweep.SIZES[1:], strict=False))
 
 
+@pytest.mark.slow
 def test_the_script_prints_a_table_and_writes_figures_and_a_picture(tmp_path):
     sizes = "--m 1 3 --n 64 --k 128 --seconds 0.05 --threads 1 --peak-seconds 0".split()
     done = subprocess.run(

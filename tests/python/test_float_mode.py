@@ -12,6 +12,8 @@ import quire
 from every_recipe import DEFAULTS, linear_specs
 from quire import recipe, runners
 
+pytestmark = pytest.mark.alone
+
 ops = torch.ops.quire
 libm = ctypes.CDLL("libm.so.6")
 #: How a thread rounds: x86's numbers for fesetround, which C leaves to the machine.
@@ -222,6 +224,7 @@ def differs(func, before, after):
     return not all(same_bits(a, b) for a, b in pairs if isinstance(a, torch.Tensor))
 
 
+@pytest.mark.slow
 def test_every_operator_is_called_or_has_no_numbers():
     called = {call[0]._opname for scene in SCENES for scale in (1.0, 3e-39) for call in recorded(scene, scale)}
     known = {schema.name for schema in torch._C._jit_get_all_schemas() if schema.name.startswith("quire::")}
