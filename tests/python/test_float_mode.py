@@ -84,6 +84,7 @@ def quantizers(scale):
     ops.quantize(x, "fp8_tensor", True, True, 0, 0, torch.tensor([0.7 if scale == 1 else 3e38]))
     for spec in ("fp8_tensor", "fp8_row", "nvfp4:rht"):
         ops.quantize(x, spec, True, True, 0, 0, None, *ops.amax(x, spec, True, True))
+        ops.grouped_amax(x, torch.tensor([7, 24]), spec, True)
     ops.quantize_through(x, "mxfp8", True, True)
     ops.empty_quantized(x, "mxfp8", True, True)
     ops.fingerprint(x)
