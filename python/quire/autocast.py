@@ -5,8 +5,6 @@ import threading
 from collections.abc import Callable
 from typing import ParamSpec, TypeVar
 
-import torch
-
 from quire import delayed
 from quire.recipe import Recipe, default
 
@@ -19,7 +17,7 @@ class _State(threading.local):
     def __init__(self) -> None:
         self.inside = False  # of any autocast
         self.recipe: Recipe | None = None
-        self.rule: torch.Tensor | None = None
+        self.rule: delayed.Rule | None = None
 
     def get(self) -> "_Active":
         return self.inside, self.recipe, self.rule
@@ -28,7 +26,7 @@ class _State(threading.local):
         self.inside, self.recipe, self.rule = active
 
 
-_Active = tuple[bool, Recipe | None, torch.Tensor | None]
+_Active = tuple[bool, Recipe | None, delayed.Rule | None]
 _STATE = _State()
 
 
@@ -42,7 +40,7 @@ def recipe_of(own: Recipe | None) -> Recipe | None:
     return _STATE.recipe if _STATE.inside else own
 
 
-def active_rule() -> torch.Tensor | None:
+def active_rule() -> delayed.Rule | None:
     """What delayed.collect() needs, if the innermost autocast of this thread has a delayed recipe and is enabled or
     calibrating; else None."""
     return _STATE.rule

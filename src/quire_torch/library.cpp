@@ -67,6 +67,7 @@ void register_functions(torch::Library& m) {
       "delayed_update_in_python_(Tensor(a!)[] history, Tensor(b!)[] scale, Tensor(c!)[] amax, Tensor(d!)[] usage) -> "
       "()",
       {at::Tag::pt2_compliant_tag});
+  m.def("delayed_collections() -> int", delayed_collections);
   m.def("in_backward() -> bool", in_backward);
   m.def("isas() -> str", quire::explain_isas);
   m.def("kernel_tables() -> str", quire::kernel_tables);

@@ -4,6 +4,7 @@ the process, which starts a thread for each device that there is."""
 from __future__ import annotations
 
 import atexit
+import gc
 import os
 import types
 from dataclasses import dataclass
@@ -130,6 +131,7 @@ class Graph:
     stream."""
 
     def __enter__(self) -> Graph:
+        gc.collect()  # as torch.cuda.graph does: what nobody refers to any more is not to be captured
         self.stream = torch.Stream(device=NAME)
         self.stream.wait_stream(torch.accelerator.current_stream())
         self.stream.__enter__()

@@ -37,7 +37,6 @@ products = pytest.mark.parametrize("name", [name for name in MODULES if name != 
 
 #: What is not reached yet, and the place that stands in the way. A repair removes its line, or its tests fail.
 NOT_YET = {
-    "delayed": "delayed/update.py: _by_rule waits for `usage`; rules.py keeps rules, which kernels read, on the host",
     "stash": "ops/state.cpp: WgradStash and take_stashed read number and count on the host; nn/product.py: "
     "_add_stashed allocates there",
 }
@@ -45,8 +44,6 @@ NOT_YET = {
 
 def in_the_way(test, parameters):
     """A key of NOT_YET, or None."""
-    if parameters.get("recipe") is ALL["delayed"]:
-        return "delayed"
     return "stash" if test is test_delayed_weight_gradients_wait_on_the_device else None
 
 
@@ -191,6 +188,21 @@ def test_a_captured_step_is_replayed_on_new_inputs_and_group_sizes(name, recipe)
         theirs.set(number)
         graph.replay()
         assert_same(got, reference(cpu, theirs, recipe))
+
+
+def test_a_replayed_step_that_saw_nothing_keeps_the_scale_of_the_last_replay():
+    cpu, there = twins("Linear", testdevice.NAME)
+    ours, theirs = Inputs("Linear", testdevice.NAME), Inputs("Linear")
+    step(there, ours, ALL["delayed"])
+    reference(cpu, theirs, ALL["delayed"])
+    with testdevice.Graph() as graph:
+        got = step(there, ours, ALL["delayed"])
+    for factor in (8, torch.inf, 1, 0, 1, 1):  # amaxes that are not finite, or 0, leave scales as they are
+        for inputs in (ours, theirs):
+            inputs.set(1)
+            inputs.x.mul_(factor)
+        graph.replay()
+        assert_same(got, reference(cpu, theirs, ALL["delayed"]))
 
 
 @products

@@ -6,7 +6,7 @@ autocast of a delayed recipe is next entered with grad enabled, step() gives the
 because whoever holds an old one, such as a backward pass that is still to come, must keep its values.
 
 No Python object changes while a layer runs: a compiled graph could not do that (within a checkpoint, Dynamo refuses).
-Which recipe a state ran under last is therefore a number in a tensor of the state.
+Which recipe a state ran under last is therefore a number in a tensor of the state, which only kernels read.
 """
 
 from quire.delayed.checkpoint import delayed_state, set_delayed_state
@@ -20,12 +20,14 @@ from quire.delayed.forward import (
     quantize,
     scales,
 )
+from quire.delayed.rules import Rule
 from quire.delayed.state import DelayedState
 from quire.delayed.step import enter, leave
 
 __all__ = [
     "DelayedState",
     "RecordedScales",
+    "Rule",
     "collect",
     "collect_output",
     "collect_weight",

@@ -38,7 +38,7 @@ def delayed_state(model: torch.nn.Module) -> dict[str, dict[str, torch.Tensor | 
 def _read(state: DelayedState) -> dict[str, torch.Tensor | str]:
     found: dict[str, torch.Tensor | str] = {"rule": state.rule_text()}
     for direction, rows in zip(("fwd", "bwd"), state.usage[1:].tolist(), strict=True):
-        scale, amax, history = (getattr(state, f"{direction}_{kind}") for kind in ("scale", "amax", "history"))
+        scale, amax, history = (getattr(state, f"{direction}_{kind}") for kind in ("newest", "amax", "history"))
         older = amax.new_zeros(0, len(amax)) if history is None else history[1 : max(rows, 1)]
         found[f"scale_{direction}"] = scale.clone()
         found[f"amax_history_{direction}"] = torch.cat([amax[None], older])
@@ -88,8 +88,9 @@ def _write(target: DelayedState, value: Mapping[str, torch.Tensor | str] | None)
         return
     for i, direction in enumerate(("fwd", "bwd"), 1):
         history = value[f"amax_history_{direction}"].to(device)
-        setattr(target, f"{direction}_scale", value[f"scale_{direction}"].to(device, copy=True))
+        getattr(target, f"{direction}_newest").copy_(value[f"scale_{direction}"])
         getattr(target, f"{direction}_amax").copy_(history[0])
         getattr(target, f"{direction}_history")[1 : len(history)] = history[1:]
         target.usage[i] = len(history)
+    target.lend()
     target.set_rule(value["rule"])

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 
 from quire.checks import check_kind
-from quire.delayed.rules import THREAD
+from quire.delayed.rules import THREAD, Rule
 from quire.delayed.state import DelayedState
 from quire.tensor import QuantizedTensor
 
@@ -68,15 +68,19 @@ def quantize(
     return torch.ops.quire.quantize(x.detach(), *options)
 
 
-def collect(state: DelayedState, rule: torch.Tensor | None, x_amax: torch.Tensor, w_amax: torch.Tensor | None) -> None:
+def collect(state: DelayedState, rule: Rule | None, x_amax: torch.Tensor, w_amax: torch.Tensor | None) -> None:
     """Puts amaxes, float32 [1], into the state. w_amax: None if w was not quantized now; rule: as enter() returned. An
     exported program has the scales as constants and collects nothing, and on the meta device there are no amaxes."""
     check_kind("delayed.collect", DelayedState, state=state)
     if _collects(rule) and not state.fwd_amax.is_meta:
-        torch.ops.quire.delayed_collect_(state.fwd_amax, state.usage, rule, x_amax, w_amax)
+        number = rule.on(state.usage.device)
+        torch.ops.quire.delayed_collect_(state.fwd_amax, state.usage, number, x_amax, w_amax)
+        if not torch.compiler.is_compiling():
+            rule.ran.add(state)
+            THREAD.collections += 1
 
 
-def collect_output(state: DelayedState, rule: torch.Tensor | None, y_amax: torch.Tensor) -> None:
+def collect_output(state: DelayedState, rule: Rule | None, y_amax: torch.Tensor) -> None:
     """collect() for the amax of a result that is quantized."""
     check_kind("delayed.collect_output", DelayedState, state=state)
     if _collects(rule):
@@ -89,7 +93,7 @@ def collect_weight(state: DelayedState, w_amax: torch.Tensor) -> None:
     torch.ops.quire.amax_max_(state.fwd_amax, w_amax, 1)
 
 
-def _collects(rule: torch.Tensor | None) -> bool:
+def _collects(rule: Rule | None) -> bool:
     recomputes = THREAD.scales is not None and THREAD.scales.replays
     return rule is not None and not recomputes and not torch.compiler.is_exporting()
 

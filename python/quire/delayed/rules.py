@@ -1,34 +1,65 @@
-"""Rules: the delayed recipes of a thread, by number and by text."""
+"""Rules: the delayed recipes of a thread, by number and by text.
+
+Kernels compare numbers, on every device where there are states: each has a table of its own, and of each rule a tensor
+that holds its number. They are filled by kernels when a rule or a device is new, which nobody waits for.
+"""
 
 import itertools
 import threading
-from dataclasses import dataclass
+import weakref
+from collections.abc import Iterable
 
 import torch
 
 from quire.recipe import DelayedScaling
 
 _MAX_RULES = 64
+#: RuleColumn of quire/spec/state_problem.h. A row whose number is -1 matches no state.
+_COLUMNS = 6
 
 
-@dataclass(eq=False)
 class Rule:
-    """A recipe in a thread. number: int64 scalar, for `usage`; recipe: None while known from a checkpoint only."""
+    """A recipe in a thread. number: what `usage` of the states says that ran under it last; recipe: None while known
+    from a checkpoint only; ran: states that ran under it, but for those that only graphs ran."""
 
-    text: str
-    number: torch.Tensor
-    recipe: DelayedScaling | None = None
-    group: object = None
+    def __init__(self, text: str, number: int) -> None:
+        self.text, self.number = text, number
+        self.recipe: DelayedScaling | None = None
+        self.group: object = None
+        self.ran: weakref.WeakSet[object] = weakref.WeakSet()  # DelayedStates
+
+    def on(self, device: torch.device) -> torch.Tensor:
+        """The number where kernels of the device read it: int64 scalar."""
+        # Tracing cannot make one: there is one wherever a state was on entering the autocast.
+        if not torch.compiler.is_compiling():
+            self.place(device)
+        return getattr(self, _attribute("number", device))
+
+    def place(self, device: torch.device) -> None:
+        """Makes on(device), once."""
+        if not hasattr(self, name := _attribute("number", device)):
+            with torch.inference_mode(False):
+                setattr(self, name, torch.full((), self.number, device=device))
+
+    def columns(self) -> list[float]:
+        """Its row in tables."""
+        recipe = self.recipe
+        if recipe is None or recipe.unfused:
+            return [-1]
+        newest = recipe.amax_compute_algo == "most_recent"
+        return [self.number, recipe.amax_history_len, newest, recipe.margin, *recipe.fp8_format.value]
 
 
 class _Thread(threading.local):
     """Rules of this thread: by text in `rules`, by their row of the table in attributes rule0, rule1, ... (Dynamo reads
-    a whole dict at once and would miss one that is added while it traces)."""
+    a whole dict at once and would miss one that is added while it traces). Tables are attributes for the same reason.
+    """
 
     def __init__(self) -> None:
         self.depth = 0
         self.rules: dict[str, Rule] = {}
-        self.table = torch.zeros(_MAX_RULES, 6, dtype=torch.float64)  # columns: RuleColumn of ops/delayed.h
+        self.devices: list[torch.device] = []  # that have a table
+        self.collections = 0  # calls of delayed_collect_ that this thread has made, but for those of graphs
         self.scales = None  # or a RecordedScales (forward.py), which replays those of an earlier pass
         self.in_python = False  # whether there is a rule whose step delayed_update_ alone cannot do
 
@@ -54,7 +85,41 @@ def rule_of(text: str) -> Rule:
                 "not put numbers that change with the step into one"
             )
         _TEXTS[number] = text
-        rules[text] = Rule(text, torch.tensor(number))
+        rules[text] = Rule(text, number)
         setattr(THREAD, f"rule{row}", rules[text])
-        THREAD.table[row, 0] = -1  # matches no state
+        write(rules[text])
     return rules[text]
+
+
+def table_on(device: torch.device) -> torch.Tensor:
+    """The rules of this thread for kernels of the device."""
+    return getattr(THREAD, _attribute("table", device))
+
+
+def place(devices: Iterable[torch.device]) -> None:
+    """Makes tables of this thread for devices that have none, and the numbers of its rules."""
+    for device in devices:
+        if not hasattr(THREAD, name := _attribute("table", device)):
+            with torch.inference_mode(False):
+                setattr(THREAD, name, torch.zeros(_MAX_RULES, _COLUMNS, dtype=torch.float64, device=device))
+            THREAD.devices.append(device)
+            for rule in THREAD.rules.values():
+                _write(rule, device)
+        for rule in THREAD.rules.values():
+            rule.place(device)
+
+
+def write(rule: Rule) -> None:
+    """Puts a rule of this thread into its tables, as it is now."""
+    for device in THREAD.devices:
+        _write(rule, device)
+
+
+def _write(rule: Rule, device: torch.device) -> None:
+    cells = table_on(device)[list(THREAD.rules).index(rule.text)].unbind()
+    for cell, value in zip(cells, rule.columns(), strict=False):
+        cell.fill_(value)
+
+
+def _attribute(what: str, device: torch.device) -> str:
+    return f"{what}_{device.type}_{device.index}"

@@ -12,9 +12,9 @@ from quire.delayed.rules import rule_of, text_of
 #: Rows of a history, of which `usage` says how many are in use: another amax_history_len is then another value and not
 #: another shape, for which graphs would be compiled again. Only longer ones make it grow.
 _ROWS = 1024
-#: Held while histories are made: what another thread has begun to use must not be replaced.
-_RESERVING = threading.Lock()
-os.register_at_fork(before=_RESERVING.acquire, after_in_parent=_RESERVING.release, after_in_child=_RESERVING.release)
+#: Held while histories are made and while a step ends: what another thread has begun to use must not be replaced.
+STEPPING = threading.Lock()
+os.register_at_fork(before=STEPPING.acquire, after_in_parent=STEPPING.release, after_in_child=STEPPING.release)
 
 
 class DelayedState:
@@ -24,6 +24,8 @@ class DelayedState:
         before the cast; it is replaced, never written. An amax is row 0 of the contract's history. A product of
         `groups` groups of tokens has so many of each slot, slot after slot.
     fwd_history, bwd_history: float32 [rows, 3], [rows, 2]; None until a delayed recipe is used in the process.
+    fwd_newest, bwd_newest: the values of fwd_scale and bwd_scale in memory that stays, which steps write: a step that
+        is captured once and replayed goes on from its last replay.
     bwd_collected: the memory of bwd_amax as a tensor of its own, for the step. Backward passes have saved bwd_amax, and
         PyTorch refuses one whose saved tensor a graph with a later step in it has written.
     usage: int64 [3], the number of the rule that it ran under last (0: never), rows in use of the two histories.
@@ -40,7 +42,8 @@ class DelayedState:
     def reset(self, device: torch.device | str | None) -> None:
         """A new state."""
         forward, backward = 3 * self.groups, 2 * self.groups
-        self.fwd_scale, self.bwd_scale = torch.ones(forward, device=device), torch.ones(backward, device=device)
+        self.fwd_newest, self.bwd_newest = torch.ones(forward, device=device), torch.ones(backward, device=device)
+        self.fwd_scale, self.bwd_scale = self.fwd_newest.clone(), self.bwd_newest.clone()
         self.fwd_amax, self.bwd_amax = torch.zeros(forward, device=device), torch.zeros(backward, device=device)
         self.usage = torch.zeros(3, dtype=torch.int64, device=device)
         self._share()
@@ -64,25 +67,38 @@ class DelayedState:
                 setattr(self, name, value.to(device))
         self._share()
 
+    def lend(self) -> None:
+        """Gives forward passes from now on the newest scales."""
+        if self.usage.device.type not in ("cpu", "meta") and not torch.compiler.is_compiling():
+            self._used_here()
+        self.fwd_scale, self.bwd_scale = self.fwd_newest.clone(), self.bwd_newest.clone()
+
+    def _used_here(self) -> None:
+        """Memory that comes from another stream is not lent again before this one is done with it."""
+        stream = torch.accelerator.current_stream(self.usage.device)
+        for value in vars(self).values():
+            if isinstance(value, torch.Tensor):
+                value.record_stream(stream)
+
     def direction(self, backward: bool) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """(history, scale, amax) for a step."""
+        """(history, newest scale, amax) for a step."""
         if backward:
-            return self.bwd_history, self.bwd_scale, self.bwd_collected
-        return self.fwd_history, self.fwd_scale, self.fwd_amax
+            return self.bwd_history, self.bwd_newest, self.bwd_collected
+        return self.fwd_history, self.fwd_newest, self.fwd_amax
 
     def reserve(self, rows: int) -> None:
         """Makes histories of at least so many rows, and of at least 1024. Any thread may, for all states."""
         rows = max(rows, _ROWS)
         if self._has(rows):
             return
-        with _RESERVING:
+        with STEPPING:
             if not self._has(rows):
                 self.bwd_history = _grown(self.bwd_history, rows, self.bwd_amax)
                 self.fwd_history = _grown(self.fwd_history, rows, self.fwd_amax)  # last: it says that both are there
 
     def keep(self, written: torch.Tensor, backward: bool) -> None:
         """To be called when a step has written a history: another thread may have made a longer one meanwhile."""
-        with _RESERVING:
+        with STEPPING:
             history = self.direction(backward)[0]
             if history is not written:
                 history[: written.shape[0]] = written
@@ -96,7 +112,10 @@ class DelayedState:
 
     def set_rule(self, text: str) -> None:
         """Makes it a state of that rule in this thread."""
-        self.usage[0] = rule_of(text).number if text else 0
+        rule = rule_of(text) if text else None
+        self.usage[:1].fill_(0 if rule is None else rule.number)
+        if rule is not None:
+            rule.ran.add(self)
 
     # The number of a rule means nothing to another thread or process: its text travels.
     def __getstate__(self) -> dict[str, object]:

@@ -1,12 +1,13 @@
 """Entering an autocast of a delayed recipe, and the step that turns amaxes into scales (numerics.md 1.6, 1.7)."""
 
 import gc
+from collections.abc import Callable
 
 import torch
 
 from quire.checks import check_kind
-from quire.delayed.rules import THREAD, rule_of
-from quire.delayed.state import usable_states
+from quire.delayed.rules import THREAD, Rule, place, rule_of, table_on, write
+from quire.delayed.state import STEPPING, DelayedState, usable_states
 from quire.delayed.update import needs_python, ran_here, update
 from quire.recipe import DelayedScaling, Format
 
@@ -17,15 +18,14 @@ def _activate(text: str, recipe: DelayedScaling, group: object) -> int:
     row = list(THREAD.rules).index(text)
     if rule.recipe is None or recipe.unfused:
         rule.recipe = recipe
-        if not recipe.unfused:
-            number, newest = int(rule.number), recipe.amax_compute_algo == "most_recent"
-            columns = [number, recipe.amax_history_len, newest, recipe.margin, *recipe.fp8_format.value]
-            THREAD.table[row] = torch.tensor(columns, dtype=torch.float64)
+        write(rule)
     rule.group = group
     THREAD.in_python = any([needs_python(rule) for rule in THREAD.rules.values()])
     rows = max(r.recipe.amax_history_len for r in THREAD.rules.values() if r.recipe)
-    for state in usable_states():
+    states = usable_states()
+    for state in states:
         state.reserve(rows)
+    place({state.usage.device for state in states})
     return row
 
 
@@ -38,9 +38,9 @@ def _activate_while_tracing(text: str, group: object, element: str, *fields: obj
     return _activate(text, DelayedScaling(margin, Format[element], *others, backward_override=override), group)
 
 
-def enter(recipe: DelayedScaling, group: object) -> torch.Tensor | None:
+def enter(recipe: DelayedScaling, group: object) -> Rule | None:
     """Called on entering an autocast of a delayed recipe, with leave() on leaving it: ends the last step if this is the
-    outermost one and grad is enabled. Returns the number that forward passes pass to collect(); None while exporting,
+    outermost one and grad is enabled. Returns the rule that forward passes pass to collect(); None while exporting,
     when scales are constants."""
     check_kind("delayed.enter", DelayedScaling, recipe=recipe)
     if torch.compiler.is_exporting():
@@ -62,7 +62,7 @@ def enter(recipe: DelayedScaling, group: object) -> torch.Tensor | None:
     if outermost and torch.is_grad_enabled():
         step()
     THREAD.depth += 1  # last: what raises above has entered nothing
-    return rule.number
+    return rule
 
 
 def leave() -> None:
@@ -76,28 +76,63 @@ def leave() -> None:
 def step() -> None:
     """New scales and histories of all states that ran under rules of this thread (numerics.md 1.6).
 
-    In a graph, which cannot ask who ran, of all states in the process, by the operators' own look at `usage`.
+    Which ones those are is for the operators to see, in `usage`, where it lies: they are given all that may have. Only
+    functions of the user and reductions over ranks need to know before.
     """
-    traced, states = torch.compiler.is_compiling(), usable_states()
-    if not traced:
-        states = ran_here(states)
+    states = usable_states()
+    if torch.compiler.is_compiling():
+        for own in _by_device(states):
+            operator = torch.ops.quire.delayed_update_in_python_ if THREAD.in_python else _update
+            _end_step(own, operator)
+        return
+    for own in _by_device(_may_have_run(states)):
+        if THREAD.in_python:
+            _end_step_in_python(ran_here(own))
+        else:
+            with STEPPING:  # another thread may have been given some of them too
+                _end_step(own, _update)
+
+
+def _may_have_run(states: list[DelayedState]) -> list[DelayedState]:
+    """Those that ran under rules of this thread; all, if it has run graphs, which leave no trace in Python."""
+    if torch.ops.quire.delayed_collections() != THREAD.collections:
+        return states
+    rules = list(THREAD.rules.values())
+    return [state for state in states if any([state in rule.ran for rule in rules])]
+
+
+def _by_device(states: list[DelayedState]) -> list[list[DelayedState]]:
+    found: dict[tuple[str, int | None], list[DelayedState]] = {}
+    for state in states:
+        device = state.usage.device
+        found.setdefault((device.type, device.index), []).append(state)
+    return list(found.values())
+
+
+Tensors = list[torch.Tensor]
+
+
+def _end_step(states: list[DelayedState], operator: Callable[[Tensors, Tensors, Tensors, Tensors], None]) -> Tensors:
+    """Of states on one device. Returns the histories: of each forward, then of each backward."""
+    both = [state.direction(backward) for backward in (False, True) for state in states]
+    history, scale, amax = ([one[i] for one in both] for i in range(3))
+    operator(history, scale, amax, [state.usage for state in states])
+    for state in states:
+        state.lend()
+    return history
+
+
+def _update(history: Tensors, scale: Tensors, amax: Tensors, usage: Tensors) -> None:
+    """update() of states that ran under rules which the library's update knows."""
+    n = len(usage)
+    table = table_on(usage[0].device)
+    for own, backward in ((slice(None, n), False), (slice(n, None), True)):
+        torch.ops.quire.delayed_update_(history[own], scale[own], amax[own], usage, [], table, backward)
+
+
+def _end_step_in_python(states: list[DelayedState]) -> None:
+    """Without the lock: a function of the user, or another rank, may take as long as it likes."""
     if not states:
         return
-    usage = [state.usage for state in states]
-    both = [[state.direction(backward) for state in states] for backward in (False, True)]
-    history, scale, amax = ([one[i] for entries in both for one in entries] for i in range(3))
-    fresh = [tensor.clone() for tensor in scale]
-    if not traced:
-        update(history, fresh, amax, usage)
-        for i, tensor in enumerate(history):
-            states[i % len(states)].keep(tensor, backward=i >= len(states))
-    elif THREAD.in_python:
-        torch.ops.quire.delayed_update_in_python_(history, fresh, amax, usage)
-    else:
-        n = len(states)
-        for own, backward in ((slice(None, n), False), (slice(n, None), True)):
-            lists = [tensors[own] for tensors in (history, fresh, amax)]
-            torch.ops.quire.delayed_update_(*lists, usage, [], THREAD.table, backward)
-    for i, tensor in enumerate(fresh):
-        prefix = "fwd" if i < len(states) else "bwd"
-        setattr(states[i % len(states)], f"{prefix}_scale", tensor)
+    for i, written in enumerate(_end_step(states, update)):
+        states[i % len(states)].keep(written, backward=i >= len(states))

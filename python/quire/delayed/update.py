@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import torch
 
-from quire.delayed.rules import THREAD, Rule
+from quire.delayed.rules import THREAD, Rule, table_on
 from quire.delayed.state import DelayedState
 from quire.recipe import DelayedScaling
 
@@ -33,7 +33,7 @@ def update(history: Tensors, scale: Tensors, amax: Tensors, usage: Tensors) -> N
     """New histories and scales, in place, of the states that ran under a rule of this thread; the others are left
     alone. Nothing is changed if a function of the user raises.
 
-    history, scale, amax: of each state forward, then of each state backward. usage: of each state.
+    history, scale, amax: of each state forward, then of each state backward. usage: of each state. All on one device.
     """
     largest, unfused, fused = list(amax), [], []
     for rule, own in _by_rule(usage).items():
@@ -56,11 +56,12 @@ def update(history: Tensors, scale: Tensors, amax: Tensors, usage: Tensors) -> N
     for backward in (False, True) if fused else ():
         written = ([t[place + backward * len(usage)] for place in fused] for t in (history, scale, amax, largest))
         *lists, reduced = written
-        torch.ops.quire.delayed_update_(*lists, [usage[place] for place in fused], reduced, THREAD.table, backward)
+        own = [usage[place] for place in fused]
+        torch.ops.quire.delayed_update_(*lists, own, reduced, table_on(own[0].device), backward)
 
 
 _library = torch.library.Library("quire", "IMPL")
-_library.impl("delayed_update_in_python_", update, "CPU")
+_library.impl("delayed_update_in_python_", update, "CompositeExplicitAutograd")
 _library.impl("delayed_update_in_python_", lambda *_: None, "Meta")
 # As of the other operators that change state, versions are not counted up: backward may hold what a step writes.
 _library.impl("delayed_update_in_python_", torch.library.fallthrough_kernel, "Autograd")
@@ -73,11 +74,12 @@ def ran_here(states: list[DelayedState]) -> list[DelayedState]:
 
 
 def _by_rule(usage: Tensors) -> dict[Rule, list[int]]:
-    """The positions of states, by the rule of this thread that they ran under last."""
-    rules = {int(rule.number): rule for rule in THREAD.rules.values() if rule.recipe is not None}
+    """The positions of states, by the rule of this thread that they ran under last. The one place of a step that waits
+    for a device."""
+    rules = {rule.number: rule for rule in THREAD.rules.values() if rule.recipe is not None}
     found: dict[Rule, list[int]] = {}
-    for place, tensor in enumerate(usage):
-        rule = rules.get(int(tensor[0]))
+    for place, number in enumerate(torch.stack(list(usage))[:, 0].tolist() if usage else ()):
+        rule = rules.get(number)
         if rule is not None:
             found.setdefault(rule, []).append(place)
     return found

@@ -26,7 +26,7 @@ class Call(NamedTuple):
     """
 
     recipe: Recipe | None
-    rule: torch.Tensor | None
+    rule: delayed.Rule | None
     dtype: torch.dtype
     is_first_microbatch: bool | None
     fp8_grad: bool

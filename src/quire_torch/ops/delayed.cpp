@@ -11,6 +11,8 @@ namespace {
 
 using quire::check;
 
+thread_local int64_t collections = 0;
+
 void check_vector(const at::Tensor& t, int64_t size, const char* what) {
   check(t.scalar_type() == at::kFloat && t.sizes() == at::IntArrayRef({size}) && t.is_contiguous(), what,
         " must be contiguous float32 of size [", size, "], got ", t.scalar_type(), " ", t.sizes());
@@ -64,7 +66,10 @@ void DelayedCollect::run(const Args& a, const quire::Context& context) {
   quire::maximum({.to = slots, .values = floats(a.x_amax), .count = groups}, context);
   if (a.w_amax) quire::maximum({.to = slots + groups, .values = floats(*a.w_amax), .count = groups}, context);
   quire::copy_number({.to = usage_of(a.usage.value), .from = rule.const_data_ptr<int64_t>()}, context);
+  ++collections;
 }
+
+int64_t delayed_collections() { return collections; }
 
 void DelayedUpdate::run(const Args& a, const quire::Context& context) {
   check_entries(a);

@@ -29,6 +29,9 @@ struct DelayedCollect : OpBase {
   static void run(const Args& a, const quire::Context& context);
 };
 
+/// How often this thread has called delayed_collect_, from Python or from graphs.
+int64_t delayed_collections();
+
 /// Ends a step of one direction (numerics.md 1.6) for each state whose rule is in `rules`, a table of
 /// quire::RuleColumn; the others are left alone.
 /// One entry a state in each list; reduced [n] is its amax after a reduction over devices, or the list is empty. Of a
