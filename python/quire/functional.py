@@ -77,8 +77,8 @@ def linear_given(
     bwd_scale, bwd_amax: float32 [2], delayed scaling of dy and dx (numerics.md 1.5): backward multiplies with the
         scales as they are now and puts the amaxes into bwd_amax.
     main_grad, overwrite_main_grad: [N, K]; backward adds the gradient of w to it (or writes it there), and w gets none.
-    wgrad_stash: int64 [2] {number, count}; backward keeps the operands of w's gradient for stashed_wgrad(), with
-        overwrite_main_grad, and w gets none.
+    wgrad_stash: int64 [2] {number, count} on the CPU; backward keeps the operands of w's gradient for stashed_wgrad(),
+        with overwrite_main_grad, and w gets none.
     placeholder: where w gets no gradient by one of these, it gets zeros, for hooks that wait for one.
 
     Raises RuntimeError if anything does not fit.

@@ -35,25 +35,6 @@ pairwise = pytest.mark.parametrize(
 )
 products = pytest.mark.parametrize("name", [name for name in MODULES if name != "MoE"])
 
-#: What is not reached yet, and the place that stands in the way. A repair removes its line, or its tests fail.
-NOT_YET = {
-    "stash": "ops/state.cpp: WgradStash and take_stashed read number and count on the host; nn/product.py: "
-    "_add_stashed allocates there",
-}
-
-
-def in_the_way(test, parameters):
-    """A key of NOT_YET, or None."""
-    return "stash" if test is test_delayed_weight_gradients_wait_on_the_device else None
-
-
-@pytest.fixture(autouse=True)
-def expect_what_is_in_the_way(request):
-    parameters = request.node.callspec.params if hasattr(request.node, "callspec") else {}
-    key = in_the_way(request.function, parameters)
-    if key in NOT_YET:
-        request.applymarker(pytest.mark.xfail(strict=True, reason=NOT_YET[key]))
-
 
 def synchronize():
     for index in range(testdevice.COUNT):

@@ -27,8 +27,9 @@ class ProductModule(torch.nn.Module):
     sr_state: int64 [2] {seed, counter}, for gradients that round stochastically (numerics.md 0.11).
     delayed: its DelayedState.
     microbatch_weight, kept_weight: CachedWeight or None (quire/nn/cache.py).
-    wgrad_stash: int64 [2] {number, count} for weight gradients that wait for backward_dw(), or None.
-    None of them is a buffer: DistributedDataParallel would give all ranks those of the first one. They are on the
+    wgrad_stash: int64 [2] {number, count} for weight gradients that wait for backward_dw(), or None. Always on the CPU:
+        the process keeps their operands, and finds them by the number.
+    None of them is a buffer: DistributedDataParallel would give all ranks those of the first one. The others are on the
     device of the parameters, by whichever way those got there (place_states).
     """
 
@@ -87,8 +88,6 @@ class ProductModule(torch.nn.Module):
         for product in self.products:
             setattr(self, named(product, "sr_state"), torch.empty(2, dtype=torch.int64, device=device))
             setattr(self, named(product, "delayed"), delayed.DelayedState(device, self.groups))
-            stash = torch.zeros(2, dtype=torch.int64, device=device) if self.delay_wgrad_compute else None
-            setattr(self, named(product, "wgrad_stash"), stash)
         self._forget_weights()
         self._number_stashes()
 
@@ -109,11 +108,12 @@ class ProductModule(torch.nn.Module):
     # A copy of a module must not share the operands that the original keeps for backward_dw().
     def _number_stashes(self) -> None:
         for product in self.products:
-            stash = self.of(product, "wgrad_stash")
-            if stash is not None and not stash.is_meta:
+            stash = None
+            if self.delay_wgrad_compute:
                 number = secrets.randbits(62)
-                stash.copy_(torch.tensor([number, 0]))
+                stash = torch.tensor([number, 0], device="cpu")
                 weakref.finalize(self, functional.drop_stashed_wgrads, number)
+            setattr(self, named(product, "wgrad_stash"), stash)
 
     # ------------------------------------------------------------ moves and copies
 
@@ -152,14 +152,12 @@ class ProductModule(torch.nn.Module):
         """What leaves the meta device is new."""
         leave_meta = self.of(self.products[0], "sr_state").is_meta and device.type != "meta"
         for product in self.products:
-            for name in (named(product, "sr_state"), named(product, "wgrad_stash")):
-                state = getattr(self, name)
-                if state is not None:
-                    setattr(self, name, torch.zeros_like(state, device=device) if leave_meta else state.to(device))
+            name = named(product, "sr_state")
+            state = getattr(self, name)
+            setattr(self, name, torch.zeros_like(state, device=device) if leave_meta else state.to(device))
             self.of(product, "delayed").to(device)
         if leave_meta:
             self._reset_sr_states()
-            self._number_stashes()
 
     # ------------------------------------------------------------ weight gradients
 

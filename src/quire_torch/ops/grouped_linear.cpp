@@ -136,6 +136,7 @@ struct Destinations {
     check_vector(bwd_scale, at::kFloat, groups * 2, "bwd_scale");
     check_vector(bwd_amax, at::kFloat, groups * 2, "bwd_amax");
     check_vector(wgrad_stash, at::kLong, 2, "wgrad_stash {number, count}");
+    check_on_host(wgrad_stash, "grouped_linear");
     check_destinations(main_grad, groups, weight);
   }
 };
@@ -188,11 +189,11 @@ bool goes_elsewhere(const GroupedLinear::Saved& s) {
 /// The gradient of w elsewhere than in grouped_linear_bwd, of the columnwise dy which that returned.
 void weight_gradient(const GroupedLinear::Saved& s, const RecipeText& recipe, const Three& dy, const Three& x) {
   if (s.wgrad_stash.tensor.defined()) {
-    op::call<WgradStash>({{s.wgrad_stash.tensor},
-                          {dy[0], dy[1], dy[2], x[0], x[1], x[2], s.offsets},
-                          0,
-                          s.recipe,
-                          s.overwrite_main_grad});
+    keep_operands({{s.wgrad_stash.tensor},
+                   {dy[0], dy[1], dy[2], x[0], x[1], x[2], s.offsets},
+                   0,
+                   s.recipe,
+                   s.overwrite_main_grad});
   } else {
     op::call<GroupedWgrad>({.main_grad = {s.main_grad.tensors},
                             .dy_data = dy[0],
@@ -289,7 +290,7 @@ op::Tensors<3> plain_backward(const GroupedLinear::Saved& s, const at::Tensor& d
                                                 .dtype = s.dtype,
                                                 .needs = needed_gradients(need) & (later ? ~kNeedsW : ~int64_t{0})});
   if (later) {
-    op::call<WgradStash>(
+    keep_operands(
         {{s.wgrad_stash.tensor}, {dy.to(s.dtype), x.to(s.dtype), s.offsets}, 0, s.recipe, s.overwrite_main_grad});
   } else if (apart) {
     op::call<GroupedAccumulate>({{s.main_grad.tensors}, g[1], s.overwrite_main_grad});

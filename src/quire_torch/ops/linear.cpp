@@ -57,6 +57,7 @@ void check_state(const LinearGiven::Args& a) {
   check_pair(a.bwd_scale, at::kFloat, "bwd_scale must be a contiguous float32 [2] tensor {dy, dx}");
   check_pair(a.bwd_amax, at::kFloat, "bwd_amax must be a contiguous float32 [2] tensor {dy, dx}");
   check_pair(a.wgrad_stash, at::kLong, "wgrad_stash must be a contiguous int64 [2] tensor {number, count}");
+  check_on_host(a.wgrad_stash, "linear");
   quire::check(a.bwd_scale.has_value() || !a.bwd_amax, "linear: bwd_amax is given without bwd_scale; pass both");
   if (a.main_grad) check_destination(*a.main_grad, a.w.sym_sizes(), "linear");
 }
@@ -69,6 +70,7 @@ void check_state(const LinearGiven::Saved& s, const at::Tensor& dy, op::Needs ne
   check_pair(given(s.sr_state), at::kLong, "sr_state must be a contiguous int64 [2] tensor {seed, counter}");
   check_pair(given(s.bwd_amax), at::kFloat, "bwd_amax must be a contiguous float32 [2] tensor {dy, dx}");
   check_pair(given(s.wgrad_stash), at::kLong, "wgrad_stash must be a contiguous int64 [2] tensor {number, count}");
+  check_on_host(given(s.wgrad_stash), "linear");
   if (need[kW] && s.main_grad.tensor.defined())
     check_destination(s.main_grad.tensor, std::array{dy.sym_size(-1), s.in_features}, "linear");
 }
@@ -115,7 +117,7 @@ OptionalRecipeText stashed_recipe(const LinearGiven::Saved& s) { return Optional
 /// The gradient of w as a plain product: kept for later, or into main_grad, or returned.
 at::Tensor plain_weight_gradient(const LinearGiven::Saved& s, const at::Tensor& dy, const at::Tensor& x) {
   if (s.wgrad_stash.tensor.defined()) {
-    op::call<WgradStash>({{s.wgrad_stash.tensor}, {dy, x}, dy.sym_size(0), stashed_recipe(s), s.overwrite_main_grad});
+    keep_operands({{s.wgrad_stash.tensor}, {dy, x}, dy.sym_size(0), stashed_recipe(s), s.overwrite_main_grad});
     return delivered(s, dy);
   }
   const at::Tensor product = at::matmul(dy.t(), x);
@@ -184,11 +186,11 @@ Three columnwise_x(const LinearGiven::Saved& s, bool needed) {
 /// The gradient of w elsewhere than in linear_bwd, of the columnwise dy which that returned.
 void weight_gradient(const LinearGiven::Saved& s, const Three& dy, const Three& x, c10::SymInt tokens) {
   if (s.wgrad_stash.tensor.defined()) {
-    op::call<WgradStash>({{s.wgrad_stash.tensor},
-                          {dy[0], dy[1], dy[2], x[0], x[1], x[2]},
-                          tokens,
-                          stashed_recipe(s),
-                          s.overwrite_main_grad});
+    keep_operands({{s.wgrad_stash.tensor},
+                   {dy[0], dy[1], dy[2], x[0], x[1], x[2]},
+                   tokens,
+                   stashed_recipe(s),
+                   s.overwrite_main_grad});
   } else {
     op::call<Wgrad>({.main_grad = {s.main_grad.tensor},
                      .dy_data = dy[0],

@@ -16,8 +16,8 @@ namespace quire_torch {
 /// bwd_scale, bwd_amax: float32 [2], state of delayed scaling for dy and dx. The scale is copied now and used in
 /// backward, which puts the amaxes into bwd_amax.
 /// main_grad: [N, K], to which backward adds the gradient of w (or which it overwrites); w then gets none.
-/// wgrad_stash: int64 [2] {number, count}; backward keeps the operands of the gradient of w under that number, and w
-/// gets none.
+/// wgrad_stash: int64 [2] {number, count} on the CPU; backward keeps the operands of the gradient of w under that
+/// number, and w gets none.
 /// placeholder: where w gets no gradient by one of these, it gets zeros, for hooks that wait for one.
 /// w_fingerprint: of w when w_buffers were made; throws where w has changed since.
 struct LinearGiven : OpBase {

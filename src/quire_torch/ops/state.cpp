@@ -8,6 +8,7 @@
 
 #include "quire/base/process_mutex.h"
 #include "quire/state/state.h"
+#include "quire_torch/op/op.h"
 
 namespace quire_torch {
 namespace {
@@ -72,6 +73,15 @@ void WgradStash::run(const Args& a, const quire::Context&) {
   s.kept[stash[0]].emplace_back(std::move(copies), op::as<int64_t>(a.tokens), std::string(a.recipe.text()),
                                 a.overwrite);
   ++stash[1];
+}
+
+void keep_operands(const WgradStash::Args& a) {
+  if (!a.operands.front().is_meta()) op::call<WgradStash>(a);
+}
+
+void check_on_host(const op::OptionalTensor& stash, const char* op) {
+  quire::check(!stash || stash->is_cpu(), op, ": wgrad_stash must be on the CPU, whichever device computes, got it on ",
+               stash ? stash->device() : at::Device(at::kCPU), "; move it with .cpu()");
 }
 
 Stashed take_stashed(const at::Tensor& t) {

@@ -36,8 +36,9 @@ struct AmaxMax : OpBase {
 
 /// Keeps copies of the operands of a weight gradient that will be computed later (six buffers for wgrad_, or dy and x
 /// themselves; offsets behind them for groups), under the number in `stash`, int64 [2] {number, how many are kept},
-/// which counts up. Copies, because a compiled graph reuses its memory. overwrite: the gradient is to replace what is
-/// there instead of being added.
+/// which counts up. The stash is on the CPU, whichever device computes: the process has the operands, and nothing that
+/// a kernel reads says which. Copies, because a compiled graph reuses its memory. overwrite: the gradient is to replace
+/// what is there instead of being added.
 struct WgradStash : OpBase {
   static constexpr const char* kName = "wgrad_stash_";
   struct Args {
@@ -53,6 +54,11 @@ struct WgradStash : OpBase {
   static constexpr auto kResults = op::kNoResults;
   static void run(const Args& a, const quire::Context& context);
 };
+
+/// Calls wgrad_stash_. Of operands on the meta device there is nothing to keep.
+void keep_operands(const WgradStash::Args& a);
+/// Throws unless the stash, if there is one, is on the CPU.
+void check_on_host(const op::OptionalTensor& stash, const char* op);
 
 /// The oldest operands kept under the number in `stash`, which counts down, with tokens, recipe and overwrite; an empty
 /// list if there are none. Not for graphs.
