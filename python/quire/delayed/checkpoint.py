@@ -36,6 +36,7 @@ def delayed_state(model: torch.nn.Module) -> dict[str, dict[str, torch.Tensor | 
 
 
 def _read(state: DelayedState) -> dict[str, torch.Tensor | str]:
+    state.settle()
     found: dict[str, torch.Tensor | str] = {"rule": state.rule_text()}
     for direction, rows in zip(("fwd", "bwd"), state.usage[1:].tolist(), strict=True):
         scale, amax, history = (getattr(state, f"{direction}_{kind}") for kind in ("newest", "amax", "history"))

@@ -24,8 +24,8 @@ class DelayedState:
         before the cast; it is replaced, never written. An amax is row 0 of the contract's history. A product of
         `groups` groups of tokens has so many of each slot, slot after slot.
     fwd_history, bwd_history: float32 [rows, 3], [rows, 2]; None until a delayed recipe is used in the process.
-    fwd_newest, bwd_newest: the values of fwd_scale and bwd_scale in memory that stays, which steps write: a step that
-        is captured once and replayed goes on from its last replay.
+    fwd_newest, bwd_newest: the values of fwd_scale and bwd_scale in memory that stays, which steps in Python write: one
+        that is captured once and replayed goes on from its last replay.
     bwd_collected: the memory of bwd_amax as a tensor of its own, for the step. Backward passes have saved bwd_amax, and
         PyTorch refuses one whose saved tensor a graph with a later step in it has written.
     usage: int64 [3], the number of the rule that it ran under last (0: never), rows in use of the two histories.
@@ -43,7 +43,7 @@ class DelayedState:
         """A new state."""
         forward, backward = 3 * self.groups, 2 * self.groups
         self.fwd_newest, self.bwd_newest = torch.ones(forward, device=device), torch.ones(backward, device=device)
-        self.fwd_scale, self.bwd_scale = self.fwd_newest.clone(), self.bwd_newest.clone()
+        self.fwd_scale, self.bwd_scale = self._lent = self.fwd_newest.clone(), self.bwd_newest.clone()
         self.fwd_amax, self.bwd_amax = torch.zeros(forward, device=device), torch.zeros(backward, device=device)
         self.usage = torch.zeros(3, dtype=torch.int64, device=device)
         self._share()
@@ -62,16 +62,27 @@ class DelayedState:
         """Moves the tensors. On the meta device values are lost: what leaves it is a new state."""
         if self.usage.is_meta and device.type != "meta":
             self.reset(device)
+        self.settle()
         for name, value in vars(self).items():
             if isinstance(value, torch.Tensor):
                 setattr(self, name, value.to(device))
+        self._lent = self.fwd_scale, self.bwd_scale
         self._share()
 
     def lend(self) -> None:
         """Gives forward passes from now on the newest scales."""
-        if self.usage.device.type not in ("cpu", "meta") and not torch.compiler.is_compiling():
+        if self.usage.device.type not in ("cpu", "meta"):
             self._used_here()
-        self.fwd_scale, self.bwd_scale = self.fwd_newest.clone(), self.bwd_newest.clone()
+        self.fwd_scale, self.bwd_scale = self._lent = self.fwd_newest.clone(), self.bwd_newest.clone()
+
+    def settle(self) -> None:
+        """Makes newest scales what forward passes have: a step in a graph replaces those alone."""
+        for scale, lent, newest in zip(
+            (self.fwd_scale, self.bwd_scale), self._lent, (self.fwd_newest, self.bwd_newest), strict=True
+        ):
+            if scale is not lent:
+                newest.copy_(scale)
+        self._lent = self.fwd_scale, self.bwd_scale
 
     def _used_here(self) -> None:
         """Memory that comes from another stream is not lent again before this one is done with it."""
@@ -81,10 +92,13 @@ class DelayedState:
                 value.record_stream(stream)
 
     def direction(self, backward: bool) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """(history, newest scale, amax) for a step."""
-        if backward:
-            return self.bwd_history, self.bwd_newest, self.bwd_collected
-        return self.fwd_history, self.fwd_newest, self.fwd_amax
+        """(history, scale, amax) for a step, which may write them."""
+        # A graph may put its own writes in the place of a later clone, which backward would then find changed.
+        if torch.compiler.is_compiling():
+            scale = (self.bwd_scale if backward else self.fwd_scale).clone()
+        else:
+            scale = self.bwd_newest if backward else self.fwd_newest
+        return (self.bwd_history, scale, self.bwd_collected) if backward else (self.fwd_history, scale, self.fwd_amax)
 
     def reserve(self, rows: int) -> None:
         """Makes histories of at least so many rows, and of at least 1024. Any thread may, for all states."""
@@ -99,7 +113,7 @@ class DelayedState:
     def keep(self, written: torch.Tensor, backward: bool) -> None:
         """To be called when a step has written a history: another thread may have made a longer one meanwhile."""
         with STEPPING:
-            history = self.direction(backward)[0]
+            history = self.bwd_history if backward else self.fwd_history
             if history is not written:
                 history[: written.shape[0]] = written
 

@@ -114,11 +114,17 @@ Tensors = list[torch.Tensor]
 
 def _end_step(states: list[DelayedState], operator: Callable[[Tensors, Tensors, Tensors, Tensors], None]) -> Tensors:
     """Of states on one device. Returns the histories: of each forward, then of each backward."""
+    traced = torch.compiler.is_compiling()
+    for state in () if traced else states:
+        state.settle()
     both = [state.direction(backward) for backward in (False, True) for state in states]
     history, scale, amax = ([one[i] for one in both] for i in range(3))
     operator(history, scale, amax, [state.usage for state in states])
-    for state in states:
-        state.lend()
+    for i, state in enumerate(states):
+        if traced:
+            state.fwd_scale, state.bwd_scale = scale[i], scale[len(states) + i]
+        else:
+            state.lend()
     return history
 
 
