@@ -189,7 +189,11 @@ def test_wrong_arguments_are_refused(change, message):
     ("recipe", "given", "message"),
     [
         ("mxfp8_requantized", {"x_buffers": 6}, "x is given quantized, but backward=requantized starts from x itself"),
-        ("mxfp8_override", {"x_buffers": 6}, "x is given quantized, but backward=high_precision starts from x itself"),
+        (
+            "mxfp8_high_precision",
+            {"x_buffers": 6},
+            "x is given quantized, but backward=high_precision starts from x itself",
+        ),
         ("mxfp8", {"x_buffers": 3}, "x is given without columnwise_data, which the gradient of w needs"),
         ("mxfp8", {"w_buffers": 3}, "w of group 0 is given without columnwise_data, which the gradient of x needs"),
     ],
