@@ -35,7 +35,7 @@ def argument(kind: str, value: object, others: list[object], source: random.Rand
     if kind.startswith("Tensor"):
         return items(value, source, lambda v: tensor(v, source) if v is not None else source.choice(PLAIN))
     if kind == "SymInt[]":
-        return items(value, source, lambda v: source.choice(NUMBERS) if source.random() < 0.7 else v + 1)
+        return items(value, source, lambda v: source.choice(NUMBERS) if source.random() < 0.7 or v is None else v + 1)
     if kind == "str":
         return text(value, source)
     if kind == "bool":
@@ -52,7 +52,7 @@ PLAIN = (torch.ones(1), torch.ones(2), torch.zeros(0), torch.zeros(2, dtype=torc
 
 
 def items(value: object, source: random.Random, other) -> list[object]:
-    new = list(value or [])
+    new = list(value) if isinstance(value, list | tuple) else []  # it may have been changed before
     way = source.randrange(5)
     if way == 0 or not new:
         return [] if new else [source.choice(PLAIN)]

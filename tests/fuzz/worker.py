@@ -14,6 +14,7 @@ import time
 import warnings
 
 import torch
+from torch.utils._pytree import tree_map_only
 
 from fuzz import calls, mutate, planted
 
@@ -131,7 +132,7 @@ class Fuzzer:
             places = [i for i, value in enumerate(arguments) if isinstance(value, torch.Tensor)]
             if places:
                 arguments[source.choice(places)] = source.choice(every)
-        return operator, arguments
+        return operator, without_negated_views(operator, arguments)
 
     def any_value(self, declared: torch._C.Argument, source: random.Random) -> object:
         found = self.others.get((str(declared.type), declared.name))
@@ -140,6 +141,14 @@ class Fuzzer:
         start = {"int": 1, "SymInt": 1, "str": "", "bool": False, "float": 1.0, "ScalarType": torch.float32}
         kind = calls_kind(declared)
         return start[kind] if kind in start else mutate.PLAIN[0] if kind == "Tensor" else None if "?" in kind else []
+
+
+def without_negated_views(operator: torch._ops.OpOverload, arguments: list[object]) -> list[object]:
+    """PyTorch writes what an operator has written to a negated view back to it from the operator's result, and reads
+    what is no more on its stack where there is none (MathBitsFallback.h of 2.13)."""
+    if operator._schema.returns:
+        return arguments
+    return tree_map_only(torch.Tensor, lambda t: t.resolve_neg() if t.is_neg() else t, arguments)
 
 
 def calls_kind(declared: torch._C.Argument) -> str:

@@ -198,7 +198,8 @@ SCENES = [quantizers, linears, grouped, producers, mixtures, states, served]
 #: Operators that compute nothing in floating point.
 WITHOUT_NUMBERS = {
     "canonical_spec", "debug_count", "debug_counted", "debug_record", "debug_recorded", "debug_recorded_text",
-    "delayed_update_in_python_", "explain_begin", "explain_end", "explain_note", "in_backward", "isas", "kernel_tables",
+    "delayed_collections", "delayed_update_in_python_", "explain_begin", "explain_end", "explain_note", "in_backward",
+    "isas", "kernel_tables",
     "runner_call_python", "runner_dropped_functions", "runner_list", "runner_register_linear", "runner_register_moe",
     "runner_register_python", "runner_release_memory", "runner_unregister", "spec_families", "spec_grammar",
     "wgrad_drop", "wgrad_stash_", "wgrad_take_",
