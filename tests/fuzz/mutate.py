@@ -39,7 +39,7 @@ def argument(kind: str, value: object, others: list[object], source: random.Rand
     if kind == "str":
         return text(value, source)
     if kind == "bool":
-        return not value
+        return value is not True
     if kind == "float":
         return source.choice(FLOATS)
     if kind == "ScalarType":

@@ -148,7 +148,7 @@ def without_negated_views(operator: torch._ops.OpOverload, arguments: list[objec
     what is no more on its stack where there is none (MathBitsFallback.h of 2.13)."""
     if operator._schema.returns:
         return arguments
-    return tree_map_only(torch.Tensor, lambda t: t.resolve_neg() if t.is_neg() else t, arguments)
+    return tree_map_only(torch.Tensor, lambda t: torch._neg_view(t) if t.is_neg() else t, arguments)
 
 
 def calls_kind(declared: torch._C.Argument) -> str:
