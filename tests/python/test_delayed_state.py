@@ -176,6 +176,17 @@ def test_copies_go_on_as_the_original_would_and_apart_from_it(duplicate, equal_b
     assert same(in_a_new_thread(lambda: train(pickle.loads(pickled), range(4, 8))), expected, equal_bits)
 
 
+def test_a_pickle_from_before_there_were_newest_scales_goes_on_as_its_original_would(equal_bits):
+    model = make_model()
+    train(model, range(4))
+    older = copy.deepcopy(model)
+    for layer in (older[0], older[2]):
+        fields = layer.delayed.__getstate__()
+        layer.delayed = quire.delayed.DelayedState.__new__(quire.delayed.DelayedState)
+        layer.delayed.__setstate__({k: v for k, v in fields.items() if k not in ("fwd_newest", "bwd_newest", "_lent")})
+    assert same(train(older, range(4, 8)), train(model, range(4, 8)), equal_bits)
+
+
 def test_casting_a_model_leaves_its_scales_in_float32(equal_bits):
     model = make_model()
     train(model, range(3))

@@ -138,6 +138,9 @@ class DelayedState:
     def __setstate__(self, state: dict[str, object]) -> None:
         rule = state.pop("rule")
         vars(self).update(state)
+        if "fwd_newest" not in state:  # of a pickle from before there were these
+            self.fwd_newest, self.bwd_newest = self.fwd_scale.clone(), self.bwd_scale.clone()
+            self._lent = self.fwd_scale, self.bwd_scale
         self._share()
         if self.usable:
             self.set_rule(rule)
