@@ -165,6 +165,21 @@ TEST(Groups, InBuffersWithoutRoomAreRefusedAndNothingIsWritten) {
   }
 }
 
+TEST(Groups, OfMatricesOfOtherSizesAreRefusedAndNothingIsWritten) {
+  const QuantSpec spec = QuantSpec::parse("mxfp8");
+  const Input first({8, 32}, DType::f32, Kind::normal, 5), more({8, 64}, DType::f32, Kind::normal, 5);
+  const std::vector<Matrix> each{first, more};
+  Flat flat(spec, 16, 32, 2, Direction::rowwise);
+  GroupedQuantizeProblem p{.spec = spec, .x = {.each = each}, .groups = RowGroups::equal(2, 8), .rowwise = flat.side};
+  EXPECT_THROW(grouped_quantize(p), Error);
+  const std::vector<int64_t> ends{8, 16};
+  const std::vector<Matrix> same{first, first};
+  p.x.each = same;
+  p.groups = groups_of(ends, 16);
+  EXPECT_THROW(grouped_quantize(p), Error);
+  EXPECT_TRUE(flat.untouched());
+}
+
 /// Both sides of groups of rows, quantized.
 struct Both {
   QuantSpec spec;
@@ -256,6 +271,20 @@ TEST(Groups, OfAWeightThatChangedAreFoundWhereTheyHaveRows) {
   grouped_fingerprint(p);
   ++expected[2];
   EXPECT_THROW(grouped_fingerprint(p), Error);
+}
+
+TEST(Groups, OfPlainMatricesThatDoNotFitAreRefusedAndNothingIsWritten) {
+  const Input x({kRows, kCols}, DType::f32, Kind::normal, 11), w({8, kCols}, DType::f32, Kind::normal, 12);
+  const Input other({8, kCols + 1}, DType::f32, Kind::normal, 13);
+  const std::vector<Matrix> each{w, w, w, other};
+  std::vector<float> y(kRows * 8, 7);
+  EXPECT_THROW(grouped_matmul({.groups = groups_of(kEnds),
+                               .a = {.rows = x},
+                               .b = {.each = each},
+                               .transpose_b = true,
+                               .out = {.rows = {y.data(), DType::f32, kRows, 8, 8}}}),
+               Error);
+  EXPECT_EQ(std::count(y.begin(), y.end(), 7.0f), kRows * 8);
 }
 
 int64_t multiplied = 0;

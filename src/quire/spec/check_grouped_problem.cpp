@@ -52,6 +52,11 @@ void check_problem(const GroupedQuantizeProblem& p) {
   check_matrices(p.kOp, p.what, p.x, p.groups);
   check_list(p.kOp, "the rowwise side", p.rowwise.each, p.groups);
   check_list(p.kOp, "the columnwise side", p.columnwise.each, p.groups);
+  check(p.x.each.empty() || p.groups.ends.data == nullptr, p.kOp, ": ", p.what,
+        " is a matrix for each group, and these have ends; give one matrix, or equal groups");
+  for (const Matrix& m : p.x.each)
+    check(m.rows == p.groups.rows / p.groups.count && m.cols == p.x.each[0].cols, p.kOp, ": ", p.what, " must be [",
+          p.groups.rows / p.groups.count, ", ", p.x.each[0].cols, "] for each group, got [", m.rows, ", ", m.cols, "]");
   if (p.only.count == 0) return;
   check_groups(p.kOp, p.only);
   check_same_groups(p.kOp, p.groups, p.only);

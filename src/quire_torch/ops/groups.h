@@ -102,6 +102,8 @@ struct GivenGroups {
 class GivenOperand {
  public:
   GivenOperand(const op::OptionalTensorList& buffers, const GivenGroups& groups, const char* what);
+  GivenOperand(const GivenOperand&) = delete;  // the operand points into each_
+  GivenOperand& operator=(const GivenOperand&) = delete;
   operator const quire::GroupedOperand&() const { return operand_; }
 
  private:

@@ -122,7 +122,6 @@ void grouped_dequantize(const GroupedDequantizeProblem& p, const Context& contex
 
 void grouped_gemm(const GroupedGemmProblem& p, const Context& context) {
   const CutOperand a(p.a), b(p.b);
-  const bool sums_over_rows = !p.out.each.empty();
   std::vector<GemmProblem> problems;
   for (size_t e = 0; e < a.ends().size(); ++e) {
     if (a.ends().rows(e) == 0) continue;
@@ -137,9 +136,7 @@ void grouped_gemm(const GroupedGemmProblem& p, const Context& context) {
                         .role = p.role});
   }
   check_each(problems);
-  if (!sums_over_rows) zero_beyond(p.out.rows, a.ends());
-  for (size_t e = 0; e < p.out.each.size() && !p.accumulate; ++e)
-    if (a.ends().rows(e) == 0) zero(p.out.each[e]);
+  if (!p.accumulate) zero_unwritten(p.out, a.ends());
   run_each(problems, context);
 }
 
@@ -151,22 +148,25 @@ void grouped_matmul(const GroupedMatmulProblem& p, const Context& context) {
   const int64_t rows = codes ? codes->ends().rows(0) : 0, cols = codes ? p.codes.cols : 0;
   const WorkspaceSpan<char> memory(context, rows * cols * size_of(out.dtype));
   const MutableMatrix decoded{std::span<char>(memory).data(), out.dtype, rows, cols, cols};
-  zero_beyond(p.out.rows, ends);
-  // One after the other: the library that multiplies has threads of its own.
+  std::vector<DequantizeProblem> decodings;
+  std::vector<MatmulProblem> products;
   for (size_t e = 0; e < ends.size(); ++e) {
-    const MutableMatrix to = matrix_of(p.out, ends, e);
-    if (ends.rows(e) == 0) {
-      if (!p.out.each.empty()) zero(to);
-      continue;
-    }
-    if (codes) dispatch(codes->decoded(e, decoded), context);
-    dispatch(MatmulProblem{.a = matrix_of(p.a, ends, e),
-                           .b = codes ? Matrix(decoded) : matrix_of(p.b, ends, e),
-                           .transpose_a = p.transpose_a,
-                           .transpose_b = p.transpose_b,
-                           .bias = p.bias.empty() ? Vector{} : p.bias[e],
-                           .out = to},
-             context);
+    if (ends.rows(e) == 0) continue;
+    if (codes) decodings.push_back(codes->decoded(e, decoded));
+    products.push_back({.a = matrix_of(p.a, ends, e),
+                        .b = codes ? Matrix(decoded) : matrix_of(p.b, ends, e),
+                        .transpose_a = p.transpose_a,
+                        .transpose_b = p.transpose_b,
+                        .bias = p.bias.empty() ? Vector{} : p.bias[e],
+                        .out = matrix_of(p.out, ends, e)});
+  }
+  check_each(decodings);
+  check_each(products);
+  zero_unwritten(p.out, ends);
+  // One after the other: the library that multiplies has threads of its own, and one matrix is decoded at a time.
+  for (size_t i = 0; i < products.size(); ++i) {
+    if (codes) run_checked(decodings[i], context);
+    run_checked(products[i], context);
   }
 }
 

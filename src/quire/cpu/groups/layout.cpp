@@ -19,19 +19,7 @@ Ends::Ends(const RowGroups& groups) {
   }
 }
 
-Matrix matrix_of(const GroupedMatrix& m, const Ends& ends, size_t group) {
-  if (!m.each.empty()) return m.each[group];
-  const auto* data = static_cast<const char*>(m.rows.data);
-  const int64_t at = ends.begin(group) * m.rows.row_stride * size_of(m.rows.dtype);
-  return {data ? data + at : nullptr, m.rows.dtype, ends.rows(group), m.rows.cols, m.rows.row_stride};
-}
-
-MutableMatrix matrix_of(const MutableGroupedMatrix& m, const Ends& ends, size_t group) {
-  if (!m.each.empty()) return m.each[group];
-  auto* data = static_cast<char*>(m.rows.data);
-  const int64_t at = ends.begin(group) * m.rows.row_stride * size_of(m.rows.dtype);
-  return {data ? data + at : nullptr, m.rows.dtype, ends.rows(group), m.rows.cols, m.rows.row_stride};
-}
+namespace {
 
 void zero(const MutableMatrix& m) {
   const auto width = static_cast<size_t>(m.cols * size_of(m.dtype));
@@ -40,10 +28,18 @@ void zero(const MutableMatrix& m) {
     std::memset(static_cast<char*>(m.data) + r * m.row_stride * size_of(m.dtype), 0, width);
 }
 
+}  // namespace
+
 void zero_beyond(const MutableMatrix& m, const Ends& ends) {
   if (m.data == nullptr) return;
   zero({static_cast<char*>(m.data) + ends.end() * m.row_stride * size_of(m.dtype), m.dtype, m.rows - ends.end(), m.cols,
         m.row_stride});
+}
+
+void zero_unwritten(const MutableGroupedMatrix& m, const Ends& ends) {
+  if (m.each.empty()) return zero_beyond(m.rows, ends);
+  for (size_t e = 0; e < m.each.size(); ++e)
+    if (ends.rows(e) == 0) zero(m.each[e]);
 }
 
 namespace {

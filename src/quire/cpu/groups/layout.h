@@ -1,7 +1,9 @@
 // Where the rows and the buffers of each group lie, which depends on values that only kernels read.
 #pragma once
 
+#include <concepts>
 #include <string_view>
+#include <type_traits>
 #include <vector>
 
 #include "quire/spec/grouped_problem.h"
@@ -23,13 +25,22 @@ class Ends {
   std::vector<int64_t> ends_;
 };
 
-/// The matrix of a group.
-Matrix matrix_of(const GroupedMatrix& m, const Ends& ends, size_t group);
-MutableMatrix matrix_of(const MutableGroupedMatrix& m, const Ends& ends, size_t group);
+/// The matrix of a group, of a GroupedMatrix or a MutableGroupedMatrix.
+template <class Grouped>
+auto matrix_of(const Grouped& m, const Ends& ends, size_t group) {
+  if (!m.each.empty()) return m.each[group];
+  auto part = m.rows;
+  using Byte = std::conditional_t<std::same_as<Grouped, GroupedMatrix>, const char, char>;
+  const int64_t first = ends.begin(group) * part.row_stride * size_of(part.dtype);
+  if (part.data) part.data = static_cast<Byte*>(part.data) + first;
+  part.rows = ends.rows(group);
+  return part;
+}
 
 /// Sets the rows that belong to no group to zero.
 void zero_beyond(const MutableMatrix& m, const Ends& ends);
-void zero(const MutableMatrix& m);
+/// The same, or the matrices of groups that have no rows.
+void zero_unwritten(const MutableGroupedMatrix& m, const Ends& ends);
 
 /// One direction of quantized matrices [rows of the group, cols].
 struct GroupedLayout {
