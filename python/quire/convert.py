@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from quire.nn.linear import Linear, check_own_recipe
-from quire.nn.product import ProductModule
+from quire.nn.product_module import ProductModule
 from quire.nn.random_state import reset_streams
 from quire.recipe import Recipe, from_name
 from quire.tensor import DTYPES

@@ -66,7 +66,7 @@ def delayed_update(
 
 @dataclass(frozen=True, eq=False)
 class Operand:
-    """An operand as a Linear's products used it. role: "x", "w" or "dy"."""
+    """An operand as products used it, as the matrix [M, K] of its last dimension. role: "x", "w" or "dy"."""
 
     role: str
     tensor: QuantizedTensor
@@ -78,7 +78,8 @@ _counting = threading.Lock()
 
 @contextlib.contextmanager
 def operands() -> Iterator[list[Operand]]:
-    """Yields a list that holds, once the context has been left, a copy of every operand quantized within it, in order.
+    """Yields a list that holds, once the context has been left, a copy of every operand that was quantized within it
+    and that a product has read, in order. Of groups each is one, except on devices, whose kernels divide them.
 
     Covers all threads of the process, eager and compiled code, forward and backward. Raises RuntimeError within itself.
     """

@@ -47,8 +47,9 @@ class Operand:
 class Step:
     """One problem that was run.
 
-    operation: "quantize", "gemm", "dequantize", "column_sum", "norm", "activation", the tables of kernels; "torch" for
-        a product of unquantized tensors that PyTorch computes; "moe" for routing and permutation (docs/moe.md);
+    operation: "quantize", "gemm", "matmul" (of plain matrices, by the library that PyTorch lends), "dequantize",
+        "column_sum", "norm", "activation", the tables of kernels; "torch" for a product that PyTorch computes apart
+        from quire's operators; "moe" for routing and permutation (docs/moe.md);
         "runner" for a call of a runner, whose steps follow if it is one of quire's (docs/runners.md).
     name: the product, "fprop", "dgrad", "wgrad" or "dbias", or of a runner's mixture "expert 3 w13"; the role of what
         is quantized; "grad" of a norm, an activation or a routing.
@@ -88,7 +89,7 @@ class Explanation:
     @property
     def products(self) -> tuple[Step, ...]:
         """The products, whoever computes them."""
-        return tuple(step for step in self.steps if step.operation in ("gemm", "torch"))
+        return tuple(step for step in self.steps if step.operation in ("gemm", "matmul", "torch"))
 
     @property
     def quantizations(self) -> tuple[Step, ...]:

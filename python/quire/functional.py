@@ -1,6 +1,7 @@
 """The operators as plain functions of tensors and texts."""
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -62,9 +63,8 @@ def linear_given(
     w_buffers: Buffers = (),
     sr_state: torch.Tensor | None = None,
     w_fingerprint: torch.Tensor | None = None,
-    **state: torch.Tensor | bool | None,
 ) -> torch.Tensor:
-    """linear() of operands that are given quantized, and with state that backward changes.
+    """linear() of operands that are given quantized.
 
     x_buffers, w_buffers: the six buffers of the operand under its spec, or () to quantize it here. Its tensor is then
         not read: it tells shape and dtype and receives the gradient. Columnwise buffers are needed for the other
@@ -73,22 +73,14 @@ def linear_given(
     sr_state: as for linear().
     w_fingerprint: fingerprint(w) when w_buffers were made; a call after w has changed raises.
 
-    state, by keyword, each absent or
-    bwd_scale, bwd_amax: float32 [2], delayed scaling of dy and dx (numerics.md 1.5): backward multiplies with the
-        scales as they are now and puts the amaxes into bwd_amax.
-    main_grad, overwrite_main_grad: [N, K]; backward adds the gradient of w to it (or writes it there), and w gets none.
-    wgrad_stash: int64 [2] {number, count} on the CPU; backward keeps the operands of w's gradient for stashed_wgrad(),
-        with overwrite_main_grad, and w gets none.
-    placeholder: where w gets no gradient by one of these, it gets zeros, for hooks that wait for one.
-
     Raises RuntimeError if anything does not fit.
     """
-    if not state and not is_dynamo_compiling() and DIRECT is not None:
+    if not is_dynamo_compiling() and DIRECT is not None:
         y = DIRECT.linear_given(x, w, bias, recipe, dtype, x_buffers, w_buffers, sr_state, w_fingerprint=w_fingerprint)
         if y is not None:
             return y
     return torch.ops.quire.linear_given(
-        x, w, bias, recipe, dtype, x_buffers, w_buffers, sr_state, w_fingerprint=w_fingerprint, **state
+        x, w, bias, recipe, dtype, x_buffers, w_buffers, sr_state, w_fingerprint=w_fingerprint
     )
 
 
@@ -96,7 +88,7 @@ def grouped_linear(
     x: torch.Tensor,
     w: Sequence[torch.Tensor],
     bias: Sequence[torch.Tensor],
-    offsets: torch.Tensor,
+    offsets: torch.Tensor | None,
     recipe: str,
     *,
     dtype: torch.dtype,
@@ -107,18 +99,24 @@ def grouped_linear(
     x [*, K] -> y [*, N] in `dtype`. w: E matrices [N, K], or one [E, N, K] in a list. bias: E vectors [N], one [E, N],
         or none.
     offsets: int32 or int64 [E], the row at which each group ends; it begins where the one before ends. A group may be
-        empty: its weight's gradient is then zero. Rows beyond the last group give zero and get a zero gradient.
+        empty: its weight's gradient is then zero. Rows beyond the last group give zero and get a zero gradient. None:
+        one group has all rows.
     recipe: as for linear(), or "" for products of x and w as they are.
 
     Each group's result has the bits of linear() of its rows alone: blocks, amaxes and transforms do not cross groups
     (numerics.md 0.19). state, by keyword, each absent or
-    x_buffers: the six flat buffers of x that activation() gives with these offsets.
+    x_buffers: the six buffers of x that activation() gives with these offsets (norm() too, without offsets).
     w_buffers: six buffers of each w. An operand that is given so is not read (linear_given).
     w_fingerprint: int64 [E], fingerprint() of each w when these were made; a call after one has changed raises.
     sr_state: as for linear(); group e uses seed + e.
-    main_grad, a list as w, overwrite_main_grad, wgrad_stash, placeholder: as for linear_given().
-    fwd_scale, bwd_scale, bwd_amax: delayed scaling, float32 [3 E], [2 E], [2 E]. x_amax and w_amax are then the amaxes
-        [E] of this call, else empty.
+    main_grad, a list as w, overwrite_main_grad: backward adds the gradient of w to it (or writes it there), and w gets
+        none.
+    wgrad_stash: int64 [2] {number, count} on the CPU; backward keeps the operands of w's gradient for stashed_wgrad(),
+        with overwrite_main_grad, and w gets none.
+    placeholder: where w gets no gradient by one of these, it gets zeros, for hooks that wait for one.
+    fwd_scale, bwd_scale, bwd_amax: delayed scaling (numerics.md 1.5), float32 [3 E], [2 E], [2 E]: backward multiplies
+        with the scales as they are now and puts its amaxes into bwd_amax. x_amax and w_amax are then the amaxes [E] of
+        this call, else empty.
     out, dgrad_out: memory that y and dx are copied to (GroupedLinear.forward).
 
     Raises RuntimeError if anything does not fit.
@@ -146,7 +144,7 @@ def norm(
     spec, rowwise, columnwise: y is quantized as it is computed, to the bytes that quantize(y, ...) would give. buffers
         are its six, empty where absent, and y is then a tensor of y's shape over one element, which nobody may read and
         which takes the gradient: pass both to linear_given().
-    keep: y itself all the same.
+    keep_y: y itself all the same.
     scale: as for quantize().
 
     Raises RuntimeError if anything does not fit.
@@ -286,30 +284,29 @@ def nvfp4_moe_routed(
 
 
 def stashed_wgrad(stash: torch.Tensor, grads: Sequence[torch.Tensor], overwrite: bool = True) -> bool:
-    """Computes the oldest weight gradient whose operands a backward pass kept under `stash` (linear_given,
-    grouped_linear: wgrad_stash) and writes it to grads, or adds it: [N, K], or of a grouped product one for each group
-    or one for all. It is added unless `overwrite` says not to, or overwrite_main_grad of its call did. False if none is
-    kept. Not for compiled functions."""
-    operands, tokens, recipe, kept_overwrite = torch.ops.quire.wgrad_take_(stash)
+    """Computes the oldest weight gradient whose operands a backward pass kept under `stash` (grouped_linear:
+    wgrad_stash) and writes it to grads, or adds it: [N, K], or of a grouped product one for each group or one for all.
+    It is added unless `overwrite` says not to, or overwrite_main_grad of its call did. False if none is kept. Not for
+    compiled functions."""
+    kept, tokens, recipe, kept_overwrite = torch.ops.quire.wgrad_take_(stash)
     overwrite |= kept_overwrite
-    if len(operands) == 2:  # unquantized: dy, x
-        torch.ops.quire.accumulate_(grads[0], operands[0].t() @ operands[1], overwrite)
-    elif len(operands) == 3:  # of groups, offsets behind them
-        _grouped_wgrad(grads, *operands, overwrite)
-    elif len(operands) == 7:
-        torch.ops.quire.grouped_wgrad_(grads, *operands, recipe, overwrite)
+    # The buffers of dy and x, or these themselves; and of groups offsets behind them.
+    operands, offsets = (kept[:-1], kept[-1]) if len(kept) % 2 else (kept, None)
+    if len(operands) == 2:
+        needs_w, of_w = 2, ([], [])  # which dw does not need
+        dy, x = operands
+        dw = torch.ops.quire.linear_plain_bwd(dy, offsets, x, *of_w, x.shape[-1], "", x.dtype, needs_w)[1]
+        _writing("accumulate_", grads)(dw, overwrite)
     elif operands:
-        torch.ops.quire.wgrad_(grads[0], *operands, tokens, recipe, overwrite)
-    return bool(operands)
+        _writing("wgrad_", grads)(*operands, offsets, tokens, recipe, overwrite)
+    return bool(kept)
 
 
-def _grouped_wgrad(
-    grads: Sequence[torch.Tensor], dy: torch.Tensor, x: torch.Tensor, offsets: torch.Tensor, overwrite: bool
-) -> None:
-    """dw of each group as a product of plain tensors."""
-    needs_w, of_w = 2, ([], [])  # which dw does not need
-    dw = torch.ops.quire.grouped_plain_bwd(dy, offsets, x, *of_w, x.shape[-1], "", x.dtype, needs_w)[1]
-    torch.ops.quire.grouped_accumulate_(grads, dw, overwrite)
+def _writing(operator: str, grads: Sequence[torch.Tensor]) -> Callable:
+    """The operator that writes to one tensor, or the one that writes to a list of them."""
+    if len(grads) == 1:
+        return functools.partial(getattr(torch.ops.quire, operator), grads[0])
+    return functools.partial(getattr(torch.ops.quire, f"grouped_{operator}"), grads)
 
 
 def drop_stashed_wgrads(number: int) -> None:

@@ -9,6 +9,7 @@
 #include "quire_torch/bridge/matmul.h"
 #include "quire_torch/bridge/observe.h"
 #include "quire_torch/bridge/parallel.h"
+#include "quire_torch/bridge/records.h"
 #include "quire_torch/op/op.h"
 #include "quire_torch/ops/activation.h"
 #include "quire_torch/ops/debug.h"
@@ -19,12 +20,12 @@
 #include "quire_torch/ops/norm.h"
 #include "quire_torch/ops/permute.h"
 #include "quire_torch/ops/quantize_through.h"
-#include "quire_torch/ops/recorder.h"
 #include "quire_torch/ops/register_runner.h"
 #include "quire_torch/ops/route.h"
 #include "quire_torch/ops/runner.h"
 #include "quire_torch/ops/state.h"
 #include "quire_torch/ops/tensor_runner.h"
+#include "quire_torch/ops/wgrad.h"
 
 namespace quire_torch {
 namespace {
@@ -45,12 +46,12 @@ struct Operators {
 using Outer =
     Operators<Linear, LinearGiven, GroupedLinear, Norm, Activation, Route, Permute, Unpermute, QuantizeThrough>;
 /// What those call: with kernels for every device that the core knows.
-using Inner = Operators<LinearFwd, LinearBwd, GroupedLinearFwd, GroupedLinearBwd, GroupedPlainBwd, GroupedQuantize,
-                        GroupedAmax, GroupedDequantize, NormFwd, NormBwd, ActivationFwd, ActivationBwd, RouteFwd,
-                        RouteBwd, LimitCapacity, ExpertRows, ChunkRows, PermuteFwd, UnpermuteFwd, UnpermuteDot,
-                        Quantize, Amax, Fingerprint, Dequantize, Reorder, EmptyQuantized>;
-using Mutations = Operators<GroupedWgrad, GroupedAccumulate, Wgrad, Accumulate, SrAdvance, DelayedCollect,
-                            DelayedUpdate, AmaxMax, WgradStash>;
+using Inner =
+    Operators<LinearFwd, LinearBwd, LinearPlainBwd, GroupedQuantize, GroupedAmax, GroupedDequantize, NormFwd, NormBwd,
+              ActivationFwd, ActivationBwd, RouteFwd, RouteBwd, LimitCapacity, ExpertRows, ChunkRows, PermuteFwd,
+              UnpermuteFwd, UnpermuteDot, Quantize, Amax, Fingerprint, Dequantize, Reorder, EmptyQuantized>;
+using Mutations = Operators<Wgrad<at::Tensor>, Wgrad<op::TensorList>, Accumulate<at::Tensor>,
+                            Accumulate<op::TensorList>, SrAdvance, DelayedCollect, DelayedUpdate, AmaxMax, WgradStash>;
 /// With kernels for the host alone: runners, whose weights lie there, and tests of the contract.
 using Runners = Operators<Nvfp4Linear<c10::SymInt>, Nvfp4Linear<RunnerNameText>, Nvfp4Moe<c10::SymInt>,
                           Nvfp4Moe<RunnerNameText>, Nvfp4MoeRouted<c10::SymInt>, Nvfp4MoeRouted<RunnerNameText>>;
@@ -77,7 +78,7 @@ void register_functions(torch::Library& m) {
   m.def("explain_end() -> str", end_explanation);
   m.def("debug_count(bool on) -> ()", set_counting);
   m.def("debug_counted() -> str", counted);
-  m.def("debug_record(bool on) -> ()", set_recording);
+  m.def("debug_record(bool on) -> ()", set_observing_operands);
   m.def("debug_recorded() -> Tensor[]", recorded_buffers);
   m.def("debug_recorded_text() -> str", recorded_text);
 }

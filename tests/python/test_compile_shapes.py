@@ -6,7 +6,11 @@ import subprocess
 import sys
 
 import pytest
+import torch
 import torch._dynamo as dynamo
+
+import quire
+from quire.recipe import NVFP4BlockScaling
 
 #: Below and above the length of every format's blocks.
 BATCHES = [160, 7, 300, 33, 2, 16, 100]
@@ -37,6 +41,28 @@ def check(make_layer, make_x, step, compiler):
 
 def test_a_dynamic_batch_takes_one_graph(check, recipe, compiler):
     check(recipe, BATCHES, dynamo.mark_dynamic)
+    assert compiler.graphs == 1
+
+
+@pytest.mark.parametrize("square", [False, True], ids=["1d", "2d"])
+def test_packed_codes_of_few_tokens_do_not_fix_a_dynamic_batch(square, check, compiler):
+    recipe = NVFP4BlockScaling(disable_rht=True, disable_2d_quantization=not square)
+    check(recipe, [2, 33, 5, 16], dynamo.mark_dynamic)  # 2 tokens are one byte of codes
+    assert compiler.graphs == 1
+
+
+def test_packed_codes_of_a_norm_and_an_activation_do_not_either(equal_bits, compiler):
+    layer, recipe = quire.LayerNormMLP(64, 96), NVFP4BlockScaling(disable_rht=True)
+    compiled = compiler(layer)
+    for rows in (2, 33, 5, 16):
+        gradients = []
+        for function in (marking(dynamo.mark_dynamic, compiled), layer):
+            x = torch.randn(rows, 64, generator=torch.Generator().manual_seed(rows), requires_grad=True)
+            layer.fc1_sr_state[1] = layer.fc2_sr_state[1] = 0
+            with quire.autocast(recipe=recipe):
+                function(x).sum().backward()
+            gradients.append(x.grad)
+        assert equal_bits(*gradients)
     assert compiler.graphs == 1
 
 

@@ -16,7 +16,7 @@ from quire.recipe import DelayedScaling, MXFP8BlockScaling
 
 
 def save_the_second_product(context, op, *args, **kwargs):
-    wide = op is torch.ops.quire.linear_fwd.default and args[3] == 32
+    wide = op is torch.ops.quire.linear_fwd.default and args[4] == 32
     return CheckpointPolicy.MUST_SAVE if wide else CheckpointPolicy.PREFER_RECOMPUTE
 
 

@@ -8,6 +8,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+import one_group
 import quire
 from every_recipe import DEFAULTS, linear_specs
 from quire import recipe, runners
@@ -97,7 +98,7 @@ def linears(scale):
             x, w, bias = (t.clone().requires_grad_() for t in leaves)
             main_grad = None if into is None else w.detach().to(into)
             state = {"sr_state": torch.tensor([7, 3]), "main_grad": main_grad}
-            y = ops.linear_given(x, w, bias, text, torch.float32, [], [], **state)
+            y = one_group.linear(x, w, bias, text, torch.float32, **state)
             y.backward(y.detach())
         ops.linear(*leaves, text, torch.bfloat16, torch.tensor([7, 3]))
 

@@ -341,7 +341,7 @@ def test_results_do_not_depend_on_threads(recipe, equal_bits):
     [
         ([5, -1, 3], r"offsets must not decrease and be from 0 to 8.*group 1 ends at 4, the one before at 5"),
         ([5, 2, 2], r"group 2 ends at 9"),
-        ([5, 3], r"one tensor for each of the 2 groups of offsets"),
+        ([5, 3], r"one tensor for each of the 2 groups of rows"),
     ],
 )
 def test_wrong_groups_are_refused(recipe, m_splits, message):

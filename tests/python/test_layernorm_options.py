@@ -132,8 +132,8 @@ class Quantizations(TorchDispatchMode):
         ops = torch.ops.quire
         if func is ops.quantize.default:
             self.count[args[0].shape] += 1
-        if func is ops.linear_fwd.default and not args[8]:
-            self.count[args[1].shape] += 1
+        if func is ops.linear_fwd.default and not args[9]:
+            self.count[args[1][0].shape] += 1
         return func(*args, **(kwargs or {}))
 
     def of(self, module):

@@ -6,6 +6,7 @@ import re
 import pytest
 import torch
 
+import one_group
 import quire
 from quire import functional, moe
 from quire import recipe as recipes
@@ -98,7 +99,10 @@ def test_a_main_grad_that_does_not_fit_is_refused_before_anything_is_lost(main_g
         ({"bwd_scale": torch.ones(2), "bwd_amax": torch.ones(2).double()}, "bwd_amax must be a contiguous float32 [2]"),
         ({"bwd_amax": torch.ones(2)}, "bwd_amax is given without bwd_scale; pass both"),
         ({"wgrad_stash": torch.zeros(2)}, "wgrad_stash must be a contiguous int64 [2] tensor {number, count}"),
-        ({"main_grad": torch.zeros(16, 31)}, "main_grad must have w's shape [16, 32], got [16, 31]"),
+        (
+            {"main_grad": torch.zeros(16, 31)},
+            "each main_grad must be contiguous float32, float16 or bfloat16 of w's shape [16, 32], got Float [16, 31]",
+        ),
         ({"main_grad": torch.zeros(16, 32).int()}, "main_grad must be float32, float16 or bfloat16, got Int"),
     ],
 )
@@ -106,7 +110,7 @@ def test_state_that_backward_could_not_write_is_refused_in_forward(state, words)
     w = torch.ones(16, 32, requires_grad=True)
     before = {name: tensor.clone() for name, tensor in state.items()}
     with pytest.raises(RuntimeError, match=re.escape(f"linear: {words}")):
-        functional.linear_given(X, w, None, MXFP8, torch.float32, **state)
+        one_group.linear(X, w, None, MXFP8, torch.float32, **state)
     assert all(torch.equal(tensor, before[name]) for name, tensor in state.items())
 
 

@@ -19,7 +19,7 @@ class WeightQuantizations(TorchDispatchMode):
         ops = torch.ops.quire
         if func is ops.quantize.default and args[0].shape == self.shape:
             self.count += 1
-        if func is ops.linear_fwd.default and not args[8]:
+        if func is ops.linear_fwd.default and not args[9]:
             self.count += 1
         return func(*args, **(kwargs or {}))
 

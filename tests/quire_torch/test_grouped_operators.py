@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 import quire  # noqa: F401  loads the operators
 from every_recipe import SPECS_OF_ONE_FAMILY, TABLE, linear_specs
+from one_group import backward, forward, linear
 
 RECIPES = {
     "high_precision": "",
@@ -39,7 +40,7 @@ def spec_of_w(text):
 
 
 def columnwise(data, scale, amax):
-    """What grouped_linear_fwd returned of w, as backward takes it."""
+    """What linear_fwd returned of w, as backward takes it."""
     return [None, None, None, data, scale, amax]
 
 
@@ -65,14 +66,14 @@ def test_inner_operators_pass_opcheck(name, rows):
     x, w, bias = tensors(rows, grad=False)
     offsets, text = torch.tensor([rows // 2, rows // 2, rows]), QUANTIZED[name]
     forward = (x, w, bias, offsets, 24, text, torch.float32, 3, [], [])
-    check(ops.grouped_linear_fwd, *forward)
-    y, *saved = ops.grouped_linear_fwd(*forward)
+    check(ops.linear_fwd, *forward)
+    y, *saved = ops.linear_fwd(*forward)
     x_codes, w_codes = saved[:3], columnwise(*saved[3:])
     for needs in (7, 13):
-        check(ops.grouped_linear_bwd, y, offsets, *x_codes, w_codes, 32, text, torch.float32, needs, sr_state())
+        check(ops.linear_bwd, y, offsets, *x_codes, w_codes, 32, text, torch.float32, needs, sr_state())
     codes = [torch.cat([ops.quantize(one, spec_of_w(text), True, False)[i].flatten() for one in w]) for i in range(3)]
     for of_w in ((w, []), ([], [*codes, None, None, None])):
-        check(ops.grouped_plain_bwd, y, offsets, x, *of_w, 32, text, torch.float32, 7)
+        check(ops.linear_plain_bwd, y, offsets, x, *of_w, 32, text, torch.float32, 7)
 
 
 @pytest.mark.parametrize("spec", ["fp8_tensor", "mxfp8", "nvfp4", "nvfp4:rht:swizzled"])
@@ -128,7 +129,7 @@ def test_dx_is_rounded_in_each_group(scaled):
     for group, part in ((0, slice(0, 4)), (2, slice(4, 8))):
         own = x[part].detach().requires_grad_()
         one = {name: t[group::3].clone() for name, t in state.items()}
-        z = ops.linear_given(own, w[group], None, text, torch.float32, [], [], **one)
+        z = linear(own, w[group], None, text, torch.float32, **one)
         assert torch.equal(dx[part], torch.autograd.grad(z, own, dy[part])[0])
         assert all(torch.equal(one[name], state[name][group::3]) for name in one)
     assert not dx[8:].any()
@@ -140,14 +141,14 @@ def test_dx_is_rounded_in_each_group(scaled):
 def test_buffers_hold_any_division_into_groups(name, sizes, beyond):
     x, w, _ = tensors(sum(sizes) + beyond, 20, 12, len(sizes), grad=False)
     offsets, text = torch.tensor(sizes).cumsum(0), QUANTIZED[name]
-    y, *saved = ops.grouped_linear_fwd(x, w, [], offsets, 12, text, torch.float32, 3, [], [])
+    y, *saved = ops.linear_fwd(x, w, [], offsets, 12, text, torch.float32, 3, [], [])
     of_w = columnwise(*saved[3:])
-    dx, dw, *_ = ops.grouped_linear_bwd(y, offsets, *saved[:3], of_w, 20, text, torch.float32, 3, sr_state())
+    dx, dw, *_ = ops.linear_bwd(y, offsets, *saved[:3], of_w, 20, text, torch.float32, 3, sr_state())
     for group, (one, size) in enumerate(zip(w, sizes, strict=True)):
         part = slice(int(offsets[group]) - size, int(offsets[group]))
-        of_one, *kept = ops.linear_fwd(x[part], one, None, 12, text, torch.float32, 3, [], [])
+        of_one, *kept = ops.linear_fwd(*forward(x[part], one, None, text, 3))
         state = torch.tensor([7 + group, 0])
-        dx_of_one, dw_of_one, *_ = ops.linear_bwd(of_one, *kept, 20, text, torch.float32, 3, state)
+        dx_of_one, dw_of_one, *_ = ops.linear_bwd(*backward(of_one, kept, 20, text, 3, state))
         assert torch.equal(y[part], of_one)
         assert torch.equal(dx[part], dx_of_one)
         assert torch.equal(dw[group], dw_of_one)
@@ -156,14 +157,14 @@ def test_buffers_hold_any_division_into_groups(name, sizes, beyond):
 def test_buffers_of_another_operand_are_refused():
     x, w, _ = tensors(grad=False)
     offsets, text = torch.tensor([4, 4, 8]), RECIPES["mxfp8"]
-    y, *saved = ops.grouped_linear_fwd(x, w, [], offsets, 24, text, torch.float32, 3, [], [])
+    y, *saved = ops.linear_fwd(x, w, [], offsets, 24, text, torch.float32, 3, [], [])
     x_codes, w_codes = saved[:3], columnwise(*saved[3:])
-    with pytest.raises(RuntimeError, match="grouped_linear_bwd: x: columnwise_data of mxfp8 for 3 groups of 8 rows"):
-        ops.grouped_linear_bwd(y, offsets, x_codes[0][:-40], *x_codes[1:], w_codes, 32, text, torch.float32, 3)
+    with pytest.raises(RuntimeError, match="linear_bwd: x: columnwise_data of mxfp8 for 3 groups of 8 rows"):
+        ops.linear_bwd(y, offsets, x_codes[0][:-40], *x_codes[1:], w_codes, 32, text, torch.float32, 3)
     with pytest.raises(RuntimeError, match="columnwise_data of mxfp8 must be contiguous Byte, got Float"):
-        ops.grouped_linear_bwd(y, offsets, x_codes[0].float(), *x_codes[1:], w_codes, 32, text, torch.float32, 3)
-    with pytest.raises(RuntimeError, match="grouped_linear_bwd: w: columnwise_data of mxfp8 for 3 groups of 72 rows"):
-        ops.grouped_linear_bwd(y, offsets, *x_codes, columnwise(w_codes[3][:-1], *w_codes[4:]), 32, text, y.dtype, 3)
+        ops.linear_bwd(y, offsets, x_codes[0].float(), *x_codes[1:], w_codes, 32, text, torch.float32, 3)
+    with pytest.raises(RuntimeError, match="linear_bwd: w: columnwise_data of mxfp8 for 3 groups of 72 rows"):
+        ops.linear_bwd(y, offsets, *x_codes, columnwise(w_codes[3][:-1], *w_codes[4:]), 32, text, y.dtype, 3)
 
 
 @pytest.mark.parametrize(
@@ -172,9 +173,9 @@ def test_buffers_of_another_operand_are_refused():
         ({"offsets": torch.tensor([4.0, 8.0])}, "offsets must be an int32 or int64 vector"),
         ({"offsets": torch.empty(0, dtype=torch.int64)}, "must have the end of at least one group, got none"),
         ({"w": []}, r"w must be matrices \[out_features, in_features\], one for each group"),
-        ({"w": [torch.ones(24, 32), torch.ones(23, 32)]}, r"grouped_linear: w must be \[24, 32\], got \[23, 32\]"),
+        ({"w": [torch.ones(24, 32), torch.ones(23, 32)]}, r"linear: w must be \[24, 32\], got \[23, 32\]"),
         ({"bias": [torch.ones(24)] * 3}, "bias must be one tensor for each of the 2 groups"),
-        ({"x": torch.ones(9, 32, dtype=torch.int32)}, "grouped_linear: x must be float32, float16 or bfloat16"),
+        ({"x": torch.ones(9, 32, dtype=torch.int32)}, "linear: x must be float32, float16 or bfloat16"),
     ],
 )
 def test_wrong_arguments_are_refused(change, message):
@@ -195,7 +196,7 @@ def test_wrong_arguments_are_refused(change, message):
             "x is given quantized, but backward=high_precision starts from x itself",
         ),
         ("mxfp8", {"x_buffers": 3}, "x is given without columnwise_data, which the gradient of w needs"),
-        ("mxfp8", {"w_buffers": 3}, "w of group 0 is given without columnwise_data, which the gradient of x needs"),
+        ("mxfp8", {"w_buffers": 3}, "w is given without columnwise_data, which the gradient of x needs"),
     ],
 )
 def test_operands_that_backward_cannot_use_are_refused(recipe, given, message):
@@ -210,7 +211,7 @@ def test_operands_that_backward_cannot_use_are_refused(recipe, given, message):
                 torch.cat([ops.quantize(one.detach(), "mxfp8", True, True)[i].flatten() for one in w]) for i in range(6)
             ]
         lists[name] = [each[i] if i < count else None for i in range(6)]
-    with pytest.raises(RuntimeError, match=f"grouped_linear: {message}"):
+    with pytest.raises(RuntimeError, match=f"linear: {message}"):
         ops.grouped_linear(x, w, [], offsets, RECIPES[recipe], torch.float32, **lists)
 
 
@@ -218,11 +219,11 @@ def test_operands_that_backward_cannot_use_are_refused(recipe, given, message):
 def test_a_wrong_number_of_weights_in_backward_is_refused(count):
     x, w, _ = tensors(grad=False)
     offsets, text = torch.tensor([4, 4, 8]), RECIPES["mxfp8"]
-    y, *saved = ops.grouped_linear_fwd(x, w, [], offsets, 24, text, torch.float32, 3, [], [])
+    y, *saved = ops.linear_fwd(x, w, [], offsets, 24, text, torch.float32, 3, [], [])
     buffers = [ops.quantize(w[0], "mxfp8", True, True)[i % 6] for i in range(count)]
-    with pytest.raises(RuntimeError, match=f"grouped_linear_bwd: w must be given as the six .* got {count}"):
-        ops.grouped_linear_bwd(y, offsets, *saved[:3], buffers, 32, text, torch.float32, 3)
+    with pytest.raises(RuntimeError, match=f"linear_bwd: w must be given as the six .* got {count}"):
+        ops.linear_bwd(y, offsets, *saved[:3], buffers, 32, text, torch.float32, 3)
     of_w = ([w[0]] * count, [])
     message = f"w must be one tensor for each of the 3 groups.* got {count}" if count else "w is absent; pass it"
-    with pytest.raises(RuntimeError, match=f"grouped_plain_bwd: {message}"):
-        ops.grouped_plain_bwd(y, offsets, x, *of_w, 32, "", torch.float32, 7)
+    with pytest.raises(RuntimeError, match=f"linear_plain_bwd: {message}"):
+        ops.linear_plain_bwd(y, offsets, x, *of_w, 32, "", torch.float32, 7)

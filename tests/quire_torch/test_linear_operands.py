@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import quire
+from one_group import backward, forward, linear
 from quire import recipe
 
 ops = torch.ops.quire
@@ -50,7 +51,7 @@ def test_given_scales_meet_the_golden_delayed_case(delayed):
     buffers = [given(t.detach(), "fp8_tensor", scale[role]) for role, t in (("x", x), ("w", w))]
     bwd_scale, bwd_amax = torch.cat([scale["dy"], torch.ones(1)]), torch.zeros(2)
     with quire.debug.operands() as records:
-        y = ops.linear_given(x, w, bias, DELAYED, torch.float32, *buffers, bwd_scale=bwd_scale, bwd_amax=bwd_amax)
+        y = linear(x, w, bias, DELAYED, torch.float32, *buffers, bwd_scale=bwd_scale, bwd_amax=bwd_amax)
         bwd_scale.fill_(1e9)  # a copy of it was taken
         y.backward(dy)
     for record in records:
@@ -93,7 +94,7 @@ def test_operands_that_are_given_quantized_give_the_same_bits(name):
         # A carrier has one element in memory, tells shape and dtype, and is never read.
         a, b = (x, w) if not x_buffers else (torch.full((), torch.nan).expand(t.shape) for t in (x, w))
         a, b = a.detach().requires_grad_(), b.detach().requires_grad_()
-        y = ops.linear_given(a, b, None, text, torch.float32, x_buffers, w_buffers, sr_state=torch.tensor([3, 0]))
+        y = linear(a, b, None, text, torch.float32, x_buffers, w_buffers, sr_state=torch.tensor([3, 0]))
         results.append([y.detach(), *torch.autograd.grad(y, (a, b), dy)])
     assert all(torch.equal(here, given) for here, given in zip(*results, strict=True))
 
@@ -104,21 +105,21 @@ def test_given_buffers_that_do_not_fit_are_refused_in_words():
     with pytest.raises(
         RuntimeError, match=r"linear: x does not fit its spec: rowwise_data of mxfp8 .*\[5, 64\], got .*\[4, 64\]"
     ):
-        ops.linear_given(x, w.detach(), None, MXFP8, torch.float32, xq, [])
+        linear(x, w.detach(), None, MXFP8, torch.float32, xq, [])
     with pytest.raises(RuntimeError, match="linear: x's buffers must be the six of quire.TensorProto, got 2"):
-        ops.linear_given(x, w.detach(), None, MXFP8, torch.float32, xq[:2], [])
+        linear(x, w.detach(), None, MXFP8, torch.float32, xq[:2], [])
     rowwise = [*buffers(x, "mxfp8")[:3], None, None, None]
-    assert ops.linear_given(x, w.detach(), None, MXFP8, torch.float32, rowwise, []).shape == (5, 40)
-    with pytest.raises(RuntimeError, match="linear: x is given without columnwise_data, which the gradient of the"):
-        ops.linear_given(x, w, None, MXFP8, torch.float32, rowwise, [])
+    assert linear(x, w.detach(), None, MXFP8, torch.float32, rowwise, []).shape == (5, 40)
+    with pytest.raises(RuntimeError, match="linear: x is given without columnwise_data, which the gradient of w"):
+        linear(x, w, None, MXFP8, torch.float32, rowwise, [])
     for mode in ("requantized", "high_precision"):
         with pytest.raises(RuntimeError, match=f"x is given quantized, but backward={mode} starts from x itself"):
-            ops.linear_given(x, w, None, f"{MXFP8},backward={mode}", torch.float32, buffers(x, "mxfp8"), [])
-    saved = ops.linear_fwd(x, w, None, 40, MXFP8, torch.float32, 3, [], [])[1:]
+            linear(x, w, None, f"{MXFP8},backward={mode}", torch.float32, buffers(x, "mxfp8"), [])
+    saved = ops.linear_fwd(*forward(x, w, None, MXFP8, 3))[1:]
     with pytest.raises(RuntimeError, match="linear_bwd: x does not fit its spec: columnwise_data"):
-        ops.linear_bwd(torch.randn(6, 40), *saved, 64, MXFP8, torch.float32, 7)
+        ops.linear_bwd(*backward(torch.randn(6, 40), saved, 64, MXFP8, 7))
     with pytest.raises(RuntimeError, match="linear: w is absent; pass it or w_buffers"):
-        ops.linear_fwd(x, None, None, 40, MXFP8, torch.float32, 3, [], [])
+        ops.linear_fwd(x, [], [], None, 40, MXFP8, torch.float32, 3, [], [])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
@@ -126,12 +127,10 @@ def test_given_buffers_that_do_not_fit_are_refused_in_words():
 @pytest.mark.parametrize("mode", ["", ",backward=requantized", ",backward=dequantized", ",backward=high_precision"])
 def test_the_weight_gradient_goes_into_main_grad(dtype, overwrite, mode):
     x, w, dy = torch.randn(5, 64), torch.randn(40, 64, requires_grad=True), torch.randn(5, 40)
-    (dw,) = torch.autograd.grad(ops.linear_given(x, w, None, MXFP8 + mode, torch.float32, [], []), w, dy)
+    (dw,) = torch.autograd.grad(linear(x, w, None, MXFP8 + mode, torch.float32, [], []), w, dy)
     before = torch.randn(40, 64, dtype=dtype)
     main_grad = before.clone()
-    y = ops.linear_given(
-        x, w, None, MXFP8 + mode, torch.float32, [], [], main_grad=main_grad, overwrite_main_grad=overwrite
-    )
+    y = linear(x, w, None, MXFP8 + mode, torch.float32, [], [], main_grad=main_grad, overwrite_main_grad=overwrite)
     assert torch.equal(main_grad, before)
     y.backward(dy)
     assert w.grad is None
@@ -145,8 +144,8 @@ def test_stashed_operands_give_the_weight_gradient_later_and_in_order(mode):
     stash, expected = torch.tensor([987, 0]), []
     for tokens in (5, 33):
         x, dy = torch.randn(tokens, 64), torch.randn(tokens, 40)
-        expected += torch.autograd.grad(ops.linear_given(x, w, None, text, torch.float32, [], []), w, dy)
-        ops.linear_given(x, w, None, text, torch.float32, [], [], wgrad_stash=stash).backward(dy)
+        expected += torch.autograd.grad(linear(x, w, None, text, torch.float32, [], []), w, dy)
+        linear(x, w, None, text, torch.float32, [], [], wgrad_stash=stash).backward(dy)
     assert w.grad is None and stash.tolist() == [987, 2]
     for tokens, dw in zip((5, 33), expected, strict=True):
         operands, kept_tokens, kept_text, overwrite = ops.wgrad_take_(stash)
@@ -155,7 +154,7 @@ def test_stashed_operands_give_the_weight_gradient_later_and_in_order(mode):
         if len(operands) == 2:
             later = operands[0].t() @ operands[1]
         else:
-            ops.wgrad_(later, *operands, tokens, text, True)
+            ops.wgrad_(later, *operands, None, tokens, text, True)
         assert torch.equal(later, dw)
     assert stash.tolist() == [987, 0] and ops.wgrad_take_(stash)[0] == []
 
@@ -168,7 +167,7 @@ def test_backward_in_high_precision_is_that_of_the_plain_tensors():
     ):
         leaves = [t.clone().requires_grad_() for t in (x, w)]
         text = f"x=nvfp4,w=nvfp4:16x16,dy=nvfp4:sr,backward={mode}"
-        y = ops.linear_given(*leaves, None, text, torch.float32, [], [])
+        y = linear(*leaves, None, text, torch.float32, [], [])
         assert torch.equal(y, ops.linear(x, w, None, "x=nvfp4,w=nvfp4:16x16,dy=nvfp4", torch.float32))
         dx, dw = torch.autograd.grad(y, leaves, dy)
         assert torch.equal(dx, dy @ b)
@@ -180,7 +179,7 @@ def test_a_requantized_input_gives_the_gradients_of_a_kept_one_and_is_saved_itse
     w = torch.randn(40, 64, requires_grad=True)
     saved = []
     with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t) or t, lambda t: t):
-        y = ops.linear_given(x, w, None, f"{MXFP8},backward=requantized", torch.float32, [], [])
+        y = linear(x, w, None, f"{MXFP8},backward=requantized", torch.float32, [], [])
     assert any(t.data_ptr() == x.data_ptr() for t in saved)
     (dw,) = torch.autograd.grad(y, w, dy)
     (expected,) = torch.autograd.grad(ops.linear(x, w, None, MXFP8, torch.float32), w, dy)
@@ -196,14 +195,14 @@ def test_a_spec_for_dx_rounds_it():
 
 def test_results_that_were_not_asked_for_are_empty():
     x, w, dy = torch.randn(5, 64), torch.randn(40, 64), torch.randn(5, 40)
-    saved = ops.linear_fwd(x, w, None, 40, MXFP8, torch.float32, 1, [], [])[1:]
+    saved = ops.linear_fwd(*forward(x, w, None, MXFP8, 1))[1:]
     assert [t.numel() > 0 for t in saved] == [True, True, False, False, False, False]
-    dx, dw, db, *_ = ops.linear_bwd(dy, *saved, 64, MXFP8, torch.float32, 2)
+    dx, dw, db, *_ = ops.linear_bwd(*backward(dy, saved, 64, MXFP8, 2))
     assert dx.numel() == 0 and dw.shape == (40, 64) and db.numel() == 0
-    *nothing, dy_data, dy_scale, _ = ops.linear_bwd(dy, *saved, 64, MXFP8, torch.float32, 8)
+    *nothing, dy_data, dy_scale, _ = ops.linear_bwd(*backward(dy, saved, 64, MXFP8, 8))
     assert [t.numel() for t in nothing] == [0, 0, 0]
     _, _, _, codes, scale, _ = ops.quantize(dy, "mxfp8", False, True)
-    assert torch.equal(dy_data, codes) and torch.equal(dy_scale, scale.flatten())
+    assert torch.equal(dy_data, codes.flatten()) and torch.equal(dy_scale, scale.flatten())
 
 
 def test_codes_of_a_weight_that_has_changed_are_refused():
@@ -211,7 +210,7 @@ def test_codes_of_a_weight_that_has_changed_are_refused():
     codes, mark = buffers(w, "mxfp8"), ops.fingerprint(w)
 
     def run():
-        return ops.linear_given(x, w, None, MXFP8, torch.float32, [], codes, w_fingerprint=mark)
+        return linear(x, w, None, MXFP8, torch.float32, [], codes, w_fingerprint=mark)
 
     assert torch.equal(run(), ops.linear(x, w, None, MXFP8, torch.float32))
     value = w[3, 5].item()
@@ -237,6 +236,6 @@ def test_gradients_pass_through_quantization_by_the_carrier():
 @pytest.mark.parametrize("mode", ["", ",backward=high_precision"])
 def test_a_placeholder_is_what_w_gets_when_its_gradient_went_elsewhere(mode):
     x, w, main_grad = torch.randn(5, 64), torch.randn(40, 64, requires_grad=True), torch.zeros(40, 64)
-    y = ops.linear_given(x, w, None, MXFP8 + mode, torch.float32, [], [], main_grad=main_grad, placeholder=True)
+    y = linear(x, w, None, MXFP8 + mode, torch.float32, [], [], main_grad=main_grad, placeholder=True)
     y.sum().backward()
     assert torch.equal(w.grad, torch.zeros(40, 64)) and main_grad.count_nonzero() > 0

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from every_recipe import SPECS_OF_ONE_FAMILY, linear_specs
+from one_group import backward, forward
 from pairwise import each_value
 
 RECIPES = SPECS_OF_ONE_FAMILY | linear_specs(
@@ -63,22 +64,22 @@ def test_linear_without_bias_and_with_strided_input_passes_opcheck(name):
 @pytest.mark.parametrize(("name", "shape"), each_value(list(RECIPES), SHAPES), ids=str)
 def test_inner_operators_pass_opcheck(name, shape):
     x, w, bias = tensors(shape, grad=False)
-    check(ops.linear_fwd, x, w, bias, 24, RECIPES[name], torch.float32, 3, [], [])
-    y, *saved = ops.linear_fwd(x, w, bias, 24, RECIPES[name], torch.float32, 3, [], [])
-    check(ops.linear_bwd, y, *saved, shape[-1], RECIPES[name], torch.float32, 7, sr_state())
-    check(ops.linear_bwd, y, *saved, shape[-1], RECIPES[name], torch.float32, 13, sr_state())
-    *_, dy_data, dy_scale, dy_amax = ops.linear_bwd(y, *saved, shape[-1], RECIPES[name], torch.float32, 8, sr_state())
+    check(ops.linear_fwd, *forward(x, w, bias, RECIPES[name], 3))
+    y, *saved = ops.linear_fwd(*forward(x, w, bias, RECIPES[name], 3))
+    check(ops.linear_bwd, *backward(y, saved, shape[-1], RECIPES[name], 7, sr_state()))
+    check(ops.linear_bwd, *backward(y, saved, shape[-1], RECIPES[name], 13, sr_state()))
+    *_, dy_data, dy_scale, dy_amax = ops.linear_bwd(*backward(y, saved, shape[-1], RECIPES[name], 8, sr_state()))
     tokens = x.numel() // shape[-1]
     main_grad = torch.ones(24, shape[-1])
-    check(ops.wgrad_, main_grad, dy_data, dy_scale, dy_amax, *saved[:3], tokens, RECIPES[name])
+    check(ops.wgrad_, main_grad, dy_data, dy_scale, dy_amax, *saved[:3], None, tokens, RECIPES[name])
 
 
 @pytest.mark.parametrize("device", ["cpu", "meta"])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_gradients_have_the_shapes_of_what_they_are_of(shape, device):
     given = [tensor.to(device) for tensor in tensors(shape, grad=False)]
-    y, *saved = ops.linear_fwd(*given, 24, RECIPES["mxfp8"], torch.float32, 3, [], [])
-    found = ops.linear_bwd(y, *saved, shape[-1], RECIPES["mxfp8"], torch.float32, 7)[:3]
+    y, *saved = ops.linear_fwd(*forward(*given, RECIPES["mxfp8"], 3))
+    found = ops.linear_bwd(*backward(y, saved, shape[-1], RECIPES["mxfp8"], 7))[:3]
     # Autograd would sum a gradient of another rank to the right one without a word.
     assert [tensor.shape for tensor in found] == [tensor.shape for tensor in given]
 
@@ -89,10 +90,9 @@ def test_linear_of_given_operands_and_state_passes_opcheck(name, shape):
     x, w, bias = tensors(shape)
     specs = dict(part.split("=", 1) for part in RECIPES[name].split(","))
     w_buffers = list(ops.quantize(w.detach(), specs["w"], True, True))
-    check(
-        ops.linear_given, x, w, bias, RECIPES[name], torch.float32, [], w_buffers,
-        sr_state=sr_state(), main_grad=torch.ones_like(w),
-    )  # fmt: skip
+    check(ops.linear_given, x, w, bias, RECIPES[name], torch.float32, [], w_buffers, sr_state=sr_state())
+    arguments = (x, [w], [bias], None, RECIPES[name], torch.float32, [], w_buffers, [torch.ones_like(w)])
+    check(ops.grouped_linear, *arguments, sr_state=sr_state())
 
 
 @pytest.mark.parametrize("mode", ["requantized", "dequantized", "high_precision"])
@@ -100,7 +100,8 @@ def test_other_ways_backward_pass_opcheck(mode):
     x, w, bias = tensors((2, 3, 32))
     text = f"{RECIPES['mxfp8']},dx=mxfp8:e5m2,backward={mode}"
     check(ops.linear_given, x, w, bias, text, torch.float32, [], [])
-    check(ops.linear_given, x, w, bias, text, torch.float32, [], [], wgrad_stash=torch.tensor([12345, 0]))
+    arguments = (x, [w], [bias], None, text, torch.float32, [], [], [])
+    check(ops.grouped_linear, *arguments, wgrad_stash=torch.tensor([12345, 0]))
     ops.wgrad_drop(12345)
 
 
@@ -108,7 +109,8 @@ def test_delayed_scaling_passes_opcheck():
     x, w, bias = tensors((2, 3, 32))
     text = "x=fp8_tensor,w=fp8_tensor,dy=fp8_tensor:e5m2,dx=fp8_tensor:e5m2"
     scale, amax = torch.tensor([2.0, 4.0]), torch.zeros(2)
-    check(ops.linear_given, x, w, bias, text, torch.float32, [], [], bwd_scale=scale, bwd_amax=amax)
+    arguments = (x, [w], [bias], None, text, torch.float32, [], [], [])
+    check(ops.grouped_linear, *arguments, fwd_scale=torch.ones(3), bwd_scale=scale, bwd_amax=amax)
 
 
 SPECS = ["fp8_tensor", "fp8_row:e5m2", "fp8_block:128x128", "mxfp8", "mxfp4", "nvfp4:rht:sr", "nvfp4:16x16"]

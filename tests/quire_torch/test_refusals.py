@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import quire  # noqa: F401  (registers the operators)
+from one_group import linear
 
 ops = torch.ops.quire
 MXFP8 = "x=mxfp8,w=mxfp8,dy=mxfp8"
@@ -76,10 +77,10 @@ def test_a_stash_without_memory_does_not_end_the_process(name):
 
 
 def kept(dy, x, w, offsets):
-    """Columnwise codes of dy and x, as a backward pass keeps them for grouped_wgrad_."""
-    _, *saved = ops.grouped_linear_fwd(x, w, [], offsets, w[0].shape[0], MXFP8, torch.float32, 3, [], [])
+    """Columnwise codes of dy and x, as a backward pass keeps them for wgrad_."""
+    _, *saved = ops.linear_fwd(x, w, [], offsets, w[0].shape[0], MXFP8, torch.float32, 3, [], [])
     codes_w = [None, None, None, *saved[3:]]
-    buffers = ops.grouped_linear_bwd(dy, offsets, *saved[:3], codes_w, x.shape[1], MXFP8, torch.float32, 8)[3:]
+    buffers = ops.linear_bwd(dy, offsets, *saved[:3], codes_w, x.shape[1], MXFP8, torch.float32, 8)[3:]
     return [*buffers, *saved[:3]]
 
 
@@ -90,7 +91,7 @@ def groups():
 
 def test_a_second_main_grad_that_does_not_fit_leaves_the_first_as_it_was():
     main_grad = [torch.zeros(16, 32), torch.zeros(16, 31)]
-    with pytest.raises(RuntimeError, match="grouped_accumulate_: value must have main_grad's shape"):
+    with pytest.raises(RuntimeError, match="accumulate_: value must have main_grad's shape"):
         ops.grouped_accumulate_(main_grad, torch.ones(2, 16, 32))
     assert not main_grad[0].any()
 
@@ -100,18 +101,18 @@ def test_a_second_main_grad_that_does_not_fit_leaves_the_first_as_it_was():
 def test_offsets_of_more_rows_than_there_are_codes_leave_main_grad_as_it_was(ends, overwrite):
     codes = kept(*groups())
     main_grad = [torch.ones(16, 32), torch.ones(16, 32)]
-    with pytest.raises(RuntimeError, match="grouped_wgrad_"):
-        ops.grouped_wgrad_(main_grad, *codes, torch.tensor(ends), MXFP8, overwrite)
+    with pytest.raises(RuntimeError, match="wgrad_"):
+        ops.grouped_wgrad_(main_grad, *codes, torch.tensor(ends), 8, MXFP8, overwrite)
     assert all(torch.equal(one, torch.ones(16, 32)) for one in main_grad)
 
 
 @pytest.mark.parametrize("tokens", [2**60, 2**62, 2**63 - 1, -1, 9])
 def test_tokens_of_more_rows_than_there_are_codes_are_refused(tokens):
     dy, x, w, _ = groups()
-    codes = kept(dy, x, w[:1], torch.tensor([8]))
+    codes = kept(dy, x, w[:1], None)
     main_grad = torch.ones(16, 32)
     with pytest.raises(RuntimeError, match="wgrad_"):
-        ops.wgrad_(main_grad, *codes, tokens, MXFP8, True)
+        ops.wgrad_(main_grad, *codes, None, tokens, MXFP8, True)
     assert torch.equal(main_grad, torch.ones(16, 32))
 
 
@@ -127,7 +128,7 @@ WRONG = {
 def test_a_main_grad_of_another_kind_is_refused_in_forward(wrong, recipe):
     _, x, w, offsets = groups()
     w = [one.requires_grad_() for one in w]
-    with pytest.raises(RuntimeError, match="grouped_linear: .*main_grad must be"):
+    with pytest.raises(RuntimeError, match="linear: .*main_grad must be"):
         ops.grouped_linear(x, w, [], offsets, recipe, x.dtype, [], [], [torch.zeros(16, 32), WRONG[wrong]()])
 
 
@@ -146,7 +147,7 @@ def test_a_main_grad_resized_since_forward_leaves_all_state_as_it_was(grouped):
     if grouped:
         y = ops.grouped_linear(x, w, [], offsets, NVFP4, x.dtype, [], [], main_grad, sr_state=state)[0]
     else:
-        y = ops.linear_given(x, w[0], None, NVFP4, x.dtype, [], [], sr_state=state, main_grad=main_grad[1])
+        y = linear(x, w[0], None, NVFP4, x.dtype, sr_state=state, main_grad=main_grad[1])
     resized(main_grad[1])
     with pytest.raises(RuntimeError, match="linear: .*main_grad must"):
         y.backward(dy)
@@ -186,11 +187,11 @@ def test_what_is_half_on_the_meta_device_is_not_left_unwritten_without_a_word(na
 @pytest.mark.parametrize("needs", [0, 4, 16, 2**62, -(2**63)])
 def test_no_result_of_a_backward_operator_is_left_unwritten(needs):
     dy, x, w, offsets = groups()
-    _, *saved = ops.grouped_linear_fwd(x, w, [], offsets, 16, MXFP8, torch.float32, 3, [], [])
+    _, *saved = ops.linear_fwd(x, w, [], offsets, 16, MXFP8, torch.float32, 3, [], [])
     arguments = (dy, offsets, *saved[:3], [None, None, None, *saved[3:]], 32, MXFP8, torch.float32, needs)
     if needs not in (0, 4):
-        with pytest.raises(RuntimeError, match="grouped_linear_bwd: needs must be a sum of 1"):
-            ops.grouped_linear_bwd(*arguments, None, torch.ones(4))
+        with pytest.raises(RuntimeError, match="linear_bwd: needs must be a sum of 1"):
+            ops.linear_bwd(*arguments, None, torch.ones(4))
         return
-    *_, dy_amax = ops.grouped_linear_bwd(*arguments, None, torch.ones(4))
+    *_, dy_amax = ops.linear_bwd(*arguments, None, torch.ones(4))
     assert dy_amax.numel() == 0

@@ -16,7 +16,6 @@ from quire.delayed.forward import (
     collect_output,
     collect_weight,
     measure,
-    measure_groups,
     quantize,
     scales,
 )
@@ -35,7 +34,6 @@ __all__ = [
     "enter",
     "leave",
     "measure",
-    "measure_groups",
     "quantize",
     "scales",
     "set_delayed_state",

@@ -17,7 +17,7 @@ _KINDS = {"scale_fwd": 3, "amax_history_fwd": 3, "scale_bwd": 2, "amax_history_b
 def _states(model: torch.nn.Module) -> Iterator[tuple[str, DelayedState]]:
     check_kind("delayed_state", torch.nn.Module, model=model)
     for prefix, module in model.named_modules():
-        if hasattr(module, "place_states"):  # a quire.nn.product.ProductModule, which is built on this package
+        if hasattr(module, "place_states"):  # a quire.nn.product_module.ProductModule, which is built on this package
             module.place_states()
         for name, value in vars(module).items():
             if isinstance(value, DelayedState):

@@ -98,20 +98,14 @@ def _collects(rule: Rule | None) -> bool:
     return rule is not None and not recomputes and not torch.compiler.is_exporting()
 
 
-def measure(state: DelayedState, x: torch.Tensor, w: torch.Tensor) -> list[torch.Tensor | None]:
-    """The amaxes of x and w for collect() where their codes are not used, which calibrates. That of a w that stays
-    quantized is None."""
-    check_kind("delayed.measure", DelayedState, state=state)
-    w_amax = None if isinstance(w, QuantizedTensor) else quantize(w, state.fwd_scale, 1, False)[2]
-    return [quantize(x, state.fwd_scale, 0, False)[2], w_amax]
-
-
-def measure_groups(
-    state: DelayedState, x: torch.Tensor, offsets: torch.Tensor, weights: Sequence[torch.Tensor]
+def measure(
+    state: DelayedState, x: torch.Tensor, weights: Sequence[torch.Tensor], offsets: torch.Tensor | None
 ) -> list[torch.Tensor | None]:
-    """measure() of groups: amaxes [E] of the rows of each, and of the weight of each."""
-    check_kind("delayed.measure_groups", DelayedState, state=state)
-    check_kind("delayed.measure_groups", torch.Tensor, x=x, offsets=offsets)
+    """The amaxes of x and of each group's weight for collect() where their codes are not used, which calibrates:
+    float32 [E] each. offsets: the row at which each group ends, or None for one group. Those of weights that stay
+    quantized are None."""
+    check_kind("delayed.measure", DelayedState, state=state)
+    check_kind("delayed.measure", torch.Tensor, x=x)
     groups, scale = len(weights), state.fwd_scale
     x_amax = torch.ops.quire.grouped_quantize(x.detach(), offsets, _SPEC, False, scale[:groups])[2]
     if isinstance(weights[0], QuantizedTensor):

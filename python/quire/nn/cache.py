@@ -9,7 +9,7 @@ from quire import delayed
 from quire.autocast import recipe_of
 from quire.checks import check_kind, check_kind_or_none, shown
 from quire.functional import Buffers, fingerprint, operand_buffers
-from quire.nn.product import ProductModule, named
+from quire.nn.product_module import ProductModule, named
 from quire.recipe import Recipe, default
 from quire.tensor import QuantizedTensor, QuantSpec
 from quire.tensor.order import in_order

@@ -4,14 +4,11 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from quire import delayed
 from quire.checks import check_kind, check_kind_or_none
-from quire.functional import Buffers, grouped_linear
-from quire.nn.cache import cache, cached_weight
-from quire.nn.call import Call, active_call, gradient_elsewhere, linear_text, mark_added, starts_from_x
+from quire.nn.call import active_call
 from quire.nn.linear import check_own_recipe
-from quire.nn.product import ProductModule, initialise
-from quire.nn.weight import stored_weight, weight_operand
+from quire.nn.product import Product
+from quire.nn.product_module import ProductModule, initialise
 from quire.recipe import Recipe
 from quire.tensor import QuantizedStack, QuantizedTensor
 
@@ -90,8 +87,8 @@ class GroupedLinear(ProductModule):
         """Name -> parameter: one for each group, or one for all."""
         return {name: getattr(self, name) for name in self.weight_names}
 
-    def biases(self) -> list[torch.Tensor]:
-        """One for each group, or one for all, or none."""
+    def biases(self, product: str = "") -> list[torch.Tensor]:
+        """One for each group, or one for all of them, or none."""
         return [getattr(self, name) for name in self.bias_names]
 
     def reset_parameters(self) -> None:
@@ -128,12 +125,14 @@ class GroupedLinear(ProductModule):
         The dtype of the result is that of quire.Linear's. RuntimeError, before anything is computed, if shapes, dtypes
         or devices do not fit.
         """
+        check_kind("quire.GroupedLinear.forward", torch.Tensor, x=x)
         check_kind_or_none("quire.GroupedLinear.forward", torch.Tensor, out=out, dgrad_out=dgrad_out)
-        product = GroupedProduct(self, active_call(self, x, is_first_microbatch))
+        product = Product(self, "", active_call(self, x, is_first_microbatch))
         product.given |= {"out": out, "dgrad_out": dgrad_out}
-        y = product.run(x, offsets_of(m_splits, x.device))
+        biases = self.biases()
+        y = product.run(x, [] if self.return_bias else biases, offsets_of(m_splits, x.device))
         product.remember()
-        return (y, self.biases()) if self.return_bias else y
+        return (y, biases) if self.return_bias else y
 
     def _load_from_state_dict(self, state_dict: dict[str, object], prefix: str, *options: object) -> None:
         for kind, names in (("weight", self.weight_names), ("bias", self.bias_names)):
@@ -144,90 +143,6 @@ class GroupedLinear(ProductModule):
         own = "" if self.recipe is None else f", recipe={type(self.recipe).__name__}"
         sizes = f"num_gemms={self.num_gemms}, in_features={self.in_features}, out_features={self.out_features}"
         return f"{sizes}, bias={bool(self.bias_names)}{own}"
-
-
-class GroupedProduct:
-    """The product of a GroupedLinear in one call. As for Product, the constructor reads the layer, remember() writes to
-    it, run() does neither."""
-
-    def __init__(self, layer: GroupedLinear, call: Call) -> None:
-        self.call, self.state, self.groups = call, layer.delayed, layer.groups
-        self.layer, self.made = layer, None
-        self.weights, self.biases = list(layer.weights("").values()), [] if layer.return_bias else layer.biases()
-        self.given: dict[str, object] = {}  # to grouped_linear
-        self.w_amax: torch.Tensor | None = None  # of weights that are quantized now, but not by the operator
-        recipe = call.recipe
-        self.needs_dw = torch.is_grad_enabled() and any([weight.requires_grad for weight in self.weights])
-        if self.needs_dw:
-            self.given |= gradient_elsewhere(layer, "", call)
-        if recipe is None:
-            return
-        self.text = linear_text(layer, call)
-        if recipe.stochastic and torch.is_grad_enabled():
-            self.given["sr_state"] = layer.sr_state
-        if recipe.delayed():
-            self.given["fwd_scale"], self.given["bwd_scale"] = delayed.scales(self.state)
-            self.given["bwd_amax"] = self.state.bwd_amax
-        if isinstance(self.weights[0], QuantizedTensor):
-            self.text = stored_weight(self.text, recipe, self.weights[0].spec_text)
-        else:
-            self._take_codes(layer)
-
-    def _take_codes(self, layer: GroupedLinear) -> None:
-        """Of weights, those that outlive the call: looks for them or makes them."""
-        recipe, first = self.call.recipe, self.call.is_first_microbatch
-        found = cached_weight(layer, "", recipe, first)
-        if found is not None:
-            self.text = stored_weight(self.text, recipe, found.stored)
-            self.given |= {"w_buffers": found.operand(), "w_fingerprint": found.fingerprint}
-        elif first is not None:
-            self.made = cache(layer.group_weights(""), recipe, self.given.get("fwd_scale"))
-            self.given["w_buffers"] = self.made.buffers
-            if self.text.endswith("backward=high_precision"):  # of w itself
-                self.given["w_fingerprint"] = self.made.fingerprint
-            if recipe.delayed():
-                self.w_amax = self.made.buffers[2]
-
-    def input(self) -> dict[str, object]:
-        """Keywords of activation() for an x that run() takes."""
-        recipe = self.call.recipe
-        if recipe is None or starts_from_x(self.text):
-            return {}
-        scale = self.given["fwd_scale"][: self.groups] if recipe.delayed() else None
-        return {"spec": recipe.input_spec, "rowwise": True, "columnwise": self.needs_dw, "scale": scale}
-
-    def run(self, x: torch.Tensor, offsets: torch.Tensor, x_buffers: Buffers = ()) -> torch.Tensor:
-        """y = x w^T + bias of each group. offsets: the row at which each ends. x_buffers: what activation() gave with
-        these offsets and input()."""
-        recipe, weights, given = self.call.recipe, self.weights, dict(self.given)
-        if recipe is None:
-            return self._high_precision(x, offsets)
-        if x_buffers and not starts_from_x(self.text):
-            given["x_buffers"] = x_buffers
-        if isinstance(weights[0], QuantizedTensor):
-            operands = [weight_operand(weight, (x, *self.biases), recipe) for weight in weights]
-            weights = [weight for weight, _ in operands]
-            given["w_buffers"] = [buffer for _, buffers in operands for buffer in buffers]
-        y, x_amax, w_amax = grouped_linear(x, weights, self.biases, offsets, self.text, dtype=self.call.dtype, **given)
-        if recipe.delayed():  # now that the arguments are known to fit
-            amaxes = x_buffers[2] if x_buffers else x_amax, self.w_amax if "w_buffers" in given else w_amax
-            delayed.collect(self.state, self.call.rule, *amaxes)
-        return y
-
-    def _high_precision(self, x: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
-        weights = [w.dequantize() if isinstance(w, QuantizedTensor) else w for w in self.weights]
-        y = grouped_linear(x, weights, self.biases, offsets, "", dtype=self.call.dtype, **self.given)[0]
-        if self.call.rule is not None:  # now that the arguments are known to fit
-            each = self.weights if self.weights[0].dim() == 2 else list(self.weights[0].unbind())
-            delayed.collect(self.state, self.call.rule, *delayed.measure_groups(self.state, x, offsets, each))
-        return y
-
-    def remember(self) -> None:
-        """As Product.remember()."""
-        if self.made is not None:
-            self.layer.microbatch_weight = self.made
-        if "placeholder" in self.given:
-            mark_added(self.weights)
 
 
 def offsets_of(m_splits: torch.Tensor | Sequence[int], device: torch.device) -> torch.Tensor:

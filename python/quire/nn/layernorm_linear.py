@@ -6,9 +6,10 @@ import torch
 
 from quire.checks import check_kind
 from quire.functional import norm
-from quire.nn.call import Product, active_call
+from quire.nn.call import active_call
 from quire.nn.norm import reset_norm
-from quire.nn.product import ProductModule, initialise
+from quire.nn.product import Product
+from quire.nn.product_module import ProductModule, initialise
 from quire.tensor import QuantizedActivation, QuantizedTensor, QuantSpec
 
 _NORMALIZATIONS = ("LayerNorm", "RMSNorm")
@@ -121,7 +122,7 @@ class LayerNormLinear(ProductModule):
         )
         product, keep = Product(self, "", call), self.return_layernorm_output
         normed, buffers = normalised(self, x, call.dtype, product.input(keep))
-        y = product.output(product.run(normed, None if self.return_bias else self.bias, buffers))
+        y = product.output(product.run(normed, [] if self.return_bias else self.biases(""), x_buffers=buffers))
         product.remember()
         extra = ((self.bias,) if self.return_bias else ()) + ((normed,) if keep else ())
         return (y, *extra) if extra else y

@@ -7,10 +7,11 @@ import torch
 from quire.checks import check_kind
 from quire.functional import activation
 from quire.nn.activation_names import activation_inputs, activation_text
-from quire.nn.call import Product, active_call
+from quire.nn.call import active_call
 from quire.nn.layernorm_linear import norm_parameters, normalised
 from quire.nn.norm import reset_norm
-from quire.nn.product import ProductModule, initialise
+from quire.nn.product import Product
+from quire.nn.product_module import ProductModule, initialise
 from quire.nn.recompute import checkpoint as recompute
 from quire.tensor import QuantizedActivation, QuantSpec
 
@@ -113,9 +114,9 @@ class LayerNormMLP(ProductModule):
 
         def compute(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
             normed, buffers = normalised(self, x, call.dtype, fc1.input(self.return_layernorm_output))
-            h = fc1.run(normed, self.fc1_bias, buffers)
+            h = fc1.run(normed, self.biases("fc1"), x_buffers=buffers)
             activated, buffers = activation(h, self._activation, h.dtype, **fc2.input())
-            return fc2.run(activated, None if self.return_bias else self.fc2_bias, buffers), normed
+            return fc2.run(activated, [] if self.return_bias else self.biases("fc2"), x_buffers=buffers), normed
 
         if self.checkpoint and torch.is_grad_enabled():
             y, normed = recompute(compute, x, preserve_rng_state=False)

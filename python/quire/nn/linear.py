@@ -4,8 +4,9 @@ from collections.abc import Callable
 
 import torch
 
-from quire.nn.call import Product, active_call, plain_call
-from quire.nn.product import ProductModule, initialise
+from quire.nn.call import active_call, plain_call
+from quire.nn.product import Product
+from quire.nn.product_module import ProductModule, initialise
 from quire.recipe import Recipe
 from quire.tensor import QuantizedActivation, QuantSpec
 
@@ -143,7 +144,7 @@ class Linear(ProductModule, torch.nn.Linear):
             self, x, is_first_microbatch, fp8_output=fp8_output, fp8_grad=fp8_grad, output_spec=output_spec
         )
         product = Product(self, "", call)
-        y = product.output(product.run(x, None if self.return_bias else self.bias))
+        y = product.output(product.run(x, [] if self.return_bias else self.biases("")))
         product.remember()
         return (y, self.bias) if self.return_bias else y
 

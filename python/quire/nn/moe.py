@@ -11,8 +11,9 @@ from quire.moe import permute, route, unpermute
 from quire.nn.activation_names import activation_inputs, activation_text
 from quire.nn.call import active_call
 from quire.nn.dtype import uses_torch_autocast
-from quire.nn.grouped_linear import GroupedLinear, GroupedProduct
+from quire.nn.grouped_linear import GroupedLinear
 from quire.nn.linear import Linear
+from quire.nn.product import Product
 from quire.recipe import Recipe
 
 _ROUTE_OPTIONS = (
@@ -150,11 +151,11 @@ class MoE(torch.nn.Module):
         return (y, Routing(logits, weights, ids)) if return_routing else y
 
     def _experts(self, rows: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
-        fc1, fc2 = (GroupedProduct(layer, active_call(layer, rows)) for layer in (self.fc1, self.fc2))
-        h = fc1.run(rows, offsets)
+        fc1, fc2 = (Product(layer, "", active_call(layer, rows)) for layer in (self.fc1, self.fc2))
+        h = fc1.run(rows, self.fc1.biases(""), offsets)
         wanted = fc2.input()
         activated, buffers = activate(h, self._activation, h.dtype, offsets=offsets, **wanted)
-        rows = fc2.run(activated, offsets, buffers if wanted else ())
+        rows = fc2.run(activated, self.fc2.biases(""), offsets, buffers if wanted else ())
         for product in (fc1, fc2):
             product.remember()
         return rows

@@ -3,7 +3,7 @@
 import torch
 
 from quire.checks import check_kind
-from quire.nn.product import ProductModule
+from quire.nn.product_module import ProductModule
 from quire.tensor import QuantizedTensor
 from quire.tensor.order import reordered
 

@@ -1,225 +1,190 @@
-"""The products y = x w^T of a module: what it remembers of each, whatever makes their x."""
+"""A product y = x w^T of a module in one call: which codes it takes from where, and where gradients go."""
 
-import math
-import secrets
-import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Iterable, Sequence
 
 import torch
 
-from quire import delayed, functional
-from quire.checks import check_kind, check_kind_or_none, shown
-from quire.nn.random_state import reset_streams
-from quire.nn.weight import initial_weight, kept_attributes
-from quire.recipe import Recipe
-from quire.tensor import DTYPES
+from quire import delayed
+from quire.functional import Buffers, grouped_linear, linear, linear_given, quantize
+from quire.nn.cache import cache, cached_weight
+from quire.nn.call import Call
+from quire.nn.product_module import ProductModule, main_grads, named
+from quire.nn.weight import stored_weight, weight_operand
+from quire.tensor import QuantizedActivation, QuantizedTensor, input_operand
+
+#: What the operators of one weight take; all else is for grouped_linear().
+_SHORT = {"x_buffers", "w_buffers", "w_fingerprint", "sr_state"}
 
 
-def named(product: str, what: str) -> str:
-    """The attribute of a module that holds `what` of a product: "weight", or "fc1_weight" for the product "fc1"."""
-    return f"{product}_{what}" if product else what
+class Product:
+    """One product of a module in one call: of all rows of x, or of groups of them.
 
-
-class ProductModule(torch.nn.Module):
-    """A module with products, named in `products`: "" for the one of `weight`, else "fc1" for that of `fc1_weight`.
-
-    Beside weight and bias it has of each, as attributes that are named likewise and are in no state_dict
-    sr_state: int64 [2] {seed, counter}, for gradients that round stochastically (numerics.md 0.11).
-    delayed: its DelayedState.
-    microbatch_weight, kept_weight: CachedWeight or None (quire/nn/cache.py).
-    wgrad_stash: int64 [2] {number, count} for weight gradients that wait for backward_dw(), or None. Always on the CPU:
-        the process keeps their operands, and finds them by the number.
-    None of them is a buffer: DistributedDataParallel would give all ranks those of the first one. The others are on the
-    device of the parameters, by whichever way those got there (place_states).
+    The constructor reads the module and run() does not, so that what is constructed before a checkpoint is recomputed
+    within it as it was. remember() writes to it.
     """
 
-    products: tuple[str, ...] = ("",)
-    #: Names of the weights and of their biases.
-    weight_names: tuple[str, ...] = ("weight",)
-    bias_names: tuple[str, ...] = ("bias",)
-    #: Groups of tokens that a product has a weight for, each.
-    groups = 1
-    #: What the module runs under outside of any autocast.
-    recipe: Recipe | None = None
-    fuse_wgrad_accumulation = delay_wgrad_compute = save_original_input = False
+    def __init__(self, module: ProductModule, name: str, call: Call) -> None:
+        recipe, grad = call.recipe, torch.is_grad_enabled()
+        self.module, self.name, self.call = module, name, call
+        self.weights, self.state = list(module.weights(name).values()), module.of(name, "delayed")
+        self.needs_dw = grad and any([weight.requires_grad for weight in self.weights])
+        self.made = None
+        self.given: dict[str, object] = _gradient_elsewhere(module, name, call) if self.needs_dw else {}
+        if recipe is None:
+            return
+        self.text = linear_text(module, call)
+        # A graph has no input that it does not need.
+        if recipe.stochastic and grad:
+            self.given["sr_state"] = module.of(name, "sr_state")
+        if recipe.delayed():
+            self.given["fwd_scale"], self.given["bwd_scale"] = delayed.scales(self.state)
+            self.given["bwd_amax"] = self.state.bwd_amax
+        if isinstance(self.weights[0], QuantizedTensor):
+            self.text = stored_weight(self.text, recipe, self.weights[0].spec_text)
+        else:
+            self._take_codes()
 
     @property
-    def gradient_goes_elsewhere(self) -> bool:
-        """Whether autograd is not what gets the gradients of the weights."""
-        return self.delay_wgrad_compute or self.fuse_wgrad_accumulation
+    def scale(self) -> torch.Tensor | None:
+        """Forward scales of delayed scaling."""
+        return self.given.get("fwd_scale")
 
-    def of(self, product: str, what: str) -> object:
-        """The attribute that holds `what` of a product."""
-        return getattr(self, named(product, what))
+    def _take_codes(self) -> None:
+        """Of weights, those that outlive the call: looks for them or makes them."""
+        recipe, first = self.call.recipe, self.call.is_first_microbatch
+        found = cached_weight(self.module, self.name, recipe, first)
+        if found is not None:
+            self.text = stored_weight(self.text, recipe, found.stored)
+            self.given |= {"w_buffers": found.operand(), "w_fingerprint": found.fingerprint}
+        elif first is not None:
+            self.made = cache(self.module.group_weights(self.name), recipe, self.scale)
+            self.given["w_buffers"] = self.made.buffers
+            if self.text.endswith("backward=high_precision"):  # of w itself
+                self.given["w_fingerprint"] = self.made.fingerprint
 
-    def weights(self, product: str) -> dict[str, torch.Tensor]:
-        """Name -> weight of a product: one, or that of each group."""
-        name = named(product, "weight")
-        return {name: getattr(self, name)}
+    def input(self, keep: bool = False) -> dict[str, object]:
+        """Keywords of norm() and activation() for an x that run() takes. keep: they return x itself too."""
+        recipe = self.call.recipe
+        if recipe is None or _starts_from_x(self.text):
+            return {}
+        scale = None if self.scale is None else self.scale[: self.module.groups]
+        return {"spec": recipe.input_spec, "rowwise": True, "columnwise": self.needs_dw, "keep_y": keep, "scale": scale}
 
-    def group_weights(self, product: str) -> list[torch.Tensor]:
-        """The weight of each group of a product: [out_features, in_features]."""
-        weights = list(self.weights(product).values())
-        return weights if weights[0].dim() == 2 else list(weights[0].unbind())
+    def run(
+        self,
+        x: torch.Tensor | QuantizedActivation,
+        biases: Sequence[torch.Tensor],
+        offsets: torch.Tensor | None = None,
+        x_buffers: Buffers = (),
+    ) -> torch.Tensor:
+        """y = x w^T + bias. offsets: the row at which each group ends, or None where one group has all rows. biases:
+        one for each group, or one for all of them, or none. x_buffers: what norm() or activation() returned with
+        input(). An x that is quantized is used as it is, under its own spec."""
+        if self.call.recipe is None:
+            return self._high_precision(x, biases, offsets)
+        given = dict(self.given)
+        x, text, own_amax = self._x_operand(x, x_buffers, given)
+        weights = self._w_operands((x, *biases), given)
+        if offsets is None and given.keys() <= _SHORT:
+            operator = linear if given.keys() <= {"sr_state"} else linear_given
+            return operator(x, weights[0], biases[0] if biases else None, text, self.call.dtype, **given)
+        y, x_amax, w_amax = grouped_linear(x, weights, biases, offsets, text, dtype=self.call.dtype, **given)
+        if self.scale is not None:  # now that the arguments are known to fit
+            if "w_buffers" in given:
+                w_amax = None if self.made is None else self.made.buffers[2]
+            delayed.collect(self.state, self.call.rule, x_amax if own_amax is None else own_amax, w_amax)
+        return y
 
-    def _device(self) -> torch.device:
-        """That of the parameters. Of parametrized ones modules within have them."""
-        for parameter in self._parameters.values():
-            if parameter is not None:
-                return parameter.device
-        return next(self.parameters()).device
+    def _x_operand(
+        self, x: torch.Tensor | QuantizedActivation, buffers: Buffers, given: dict[str, object]
+    ) -> tuple[torch.Tensor, str, torch.Tensor | None]:
+        """The tensor to pass as x, the recipe's text, and x's amaxes where the operator will not measure them."""
+        if isinstance(x, QuantizedTensor | QuantizedActivation):
+            x, given["x_buffers"], spec = input_operand(x, self.needs_dw)
+            # Its scale is its own, and the slot stays as it is.
+            unchanged = None if self.scale is None else self.scale.new_zeros(self.module.groups)
+            return x, f"x={spec},{self.text.split(',', 1)[1]}", unchanged
+        if not buffers or _starts_from_x(self.text):
+            return x, self.text, None
+        given["x_buffers"] = buffers
+        return x, self.text, buffers[2]
 
-    def sr_states(self) -> dict[str, torch.Tensor]:
-        """Product -> its {seed, counter}."""
-        self.place_states()
-        return {product: self.of(product, "sr_state") for product in self.products}
+    def _w_operands(self, others: tuple[torch.Tensor, ...], given: dict[str, object]) -> list[torch.Tensor]:
+        """The tensors to pass as w. others: inputs that may want a gradient."""
+        if not isinstance(self.weights[0], QuantizedTensor):
+            return self.weights
+        operands = [weight_operand(weight, others, self.call.recipe) for weight in self.weights]
+        given["w_buffers"] = [buffer for _, buffers in operands for buffer in buffers]
+        return [weight for weight, _ in operands]
 
-    # ------------------------------------------------------------ what constructors call
+    def _high_precision(
+        self, x: torch.Tensor | QuantizedActivation, biases: Sequence[torch.Tensor], offsets: torch.Tensor | None
+    ) -> torch.Tensor:
+        if isinstance(x, QuantizedTensor | QuantizedActivation):
+            x = x.dequantize()
+        if offsets is None and not self.given:
+            y = torch.nn.functional.linear(x, self.weights[0], biases[0] if biases else None)
+        else:
+            weights = [w.dequantize() if isinstance(w, QuantizedTensor) else w for w in self.weights]
+            y = grouped_linear(x, weights, biases, offsets, "", dtype=self.call.dtype, **self.given)[0]
+        if self.call.rule is not None:  # now that the arguments are known to fit
+            each = self.weights if self.weights[0].dim() == 2 else list(self.weights[0].unbind())
+            delayed.collect(self.state, self.call.rule, *delayed.measure(self.state, x, each, offsets))
+        return y
 
-    def _set_flags(self, **flags: bool) -> None:
-        """Options that say yes or no, as attributes of their names. TypeError for another kind of value."""
-        check_kind(f"quire.{type(self).__name__}", bool, **flags)
-        for name, value in flags.items():
-            setattr(self, name, value)
+    def remember(self) -> None:
+        """Leaves with the module what the call makes known to later ones: to be called once, after run(), when the
+        arguments are known to fit, and outside of any checkpoint."""
+        if self.made is not None:
+            setattr(self.module, named(self.name, "microbatch_weight"), self.made)
+        if "placeholder" in self.given:
+            _mark_added(self.weights)
 
-    def _add_states(self) -> None:
-        """When the parameters are there; seeds are then still to be reset."""
-        device = self._device()
-        for product in self.products:
-            setattr(self, named(product, "sr_state"), torch.empty(2, dtype=torch.int64, device=device))
-            setattr(self, named(product, "delayed"), delayed.DelayedState(device, self.groups))
-        self._forget_weights()
-        self._number_stashes()
-
-    def _quantize_weights(self) -> None:
-        """When the parameters have values: within quantized_model_init, weights become quantized ones."""
-        for product in self.products:
-            for name, weight in self.weights(product).items():
-                setattr(self, name, initial_weight(weight))
-
-    def _reset_sr_states(self) -> None:
-        reset_streams(list(self.sr_states().values()))
-
-    def _forget_weights(self) -> None:
-        for product in self.products:
-            setattr(self, named(product, "microbatch_weight"), None)
-            setattr(self, named(product, "kept_weight"), None)
-
-    # A copy of a module must not share the operands that the original keeps for backward_dw().
-    def _number_stashes(self) -> None:
-        for product in self.products:
-            stash = None
-            if self.delay_wgrad_compute:
-                number = secrets.randbits(62)
-                stash = torch.tensor([number, 0], device="cpu")
-                weakref.finalize(self, functional.drop_stashed_wgrads, number)
-            setattr(self, named(product, "wgrad_stash"), stash)
-
-    # ------------------------------------------------------------ moves and copies
-
-    def __setstate__(self, state: dict[str, object]) -> None:
-        super().__setstate__(state)
-        self._number_stashes()
-
-    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> "ProductModule":
-        with kept_attributes(self._parameters):
-            super()._apply(fn, recurse)
-        self._move_states(self._device())
-        self._forget_weights()
-        return self
-
-    # load_state_dict(assign=True) comes here, and whoever sets an attribute; constructors do before there are states.
-    def register_parameter(self, name: str, param: torch.nn.Parameter | None) -> None:
-        super().register_parameter(name, param)
-        if named(self.products[-1], "wgrad_stash") in vars(self):
-            self.place_states()
-
-    def place_states(self) -> None:
-        """Moves states to the device of the parameters, if those got there past this module, as by accelerate, which
-        writes into _parameters. Parameters on the meta device leave the states where they are: only Module.to("meta")
-        gives up values. Raises RuntimeError within a compiled function, where no state can be made."""
-        device, state = self._device(), self.of(self.products[0], "sr_state")
-        if state.device == device or device.type == "meta":
-            return
-        if torch.compiler.is_compiling():
-            raise RuntimeError(
-                f"quire.{type(self).__name__}: its parameters are on {device} and its random state is on "
-                f"{state.device}, and a compiled function cannot move it; call .to({str(device)!r}) on the model first"
-            )
-        self._move_states(device)
-
-    def _move_states(self, device: torch.device) -> None:
-        """What leaves the meta device is new."""
-        leave_meta = self.of(self.products[0], "sr_state").is_meta and device.type != "meta"
-        for product in self.products:
-            name = named(product, "sr_state")
-            state = getattr(self, name)
-            setattr(self, name, torch.zeros_like(state, device=device) if leave_meta else state.to(device))
-            self.of(product, "delayed").to(device)
-        if leave_meta:
-            self._reset_sr_states()
-
-    # ------------------------------------------------------------ weight gradients
-
-    def need_backward_dw(self) -> bool:
-        """Whether the module was made with delay_wgrad_compute."""
-        return self.delay_wgrad_compute
-
-    def backward_dw(self) -> None:
-        """Computes the gradients of the weights of the oldest backward pass that kept their operands, and adds them to
-        weight.main_grad (fuse_wgrad_accumulation) or weight.grad. Weights that require no gradient are left alone, and
-        so are all without delay_wgrad_compute. Not within a compiled function. Raises RuntimeError if no backward pass
-        kept any."""
-        for product in reversed(self.products if self.delay_wgrad_compute else ()):
-            weights = self.weights(product)
-            if any(weight.requires_grad for weight in weights.values()):
-                with torch.no_grad():
-                    self._add_stashed(weights, self.of(product, "wgrad_stash"))
-
-    def _add_stashed(self, named_weights: dict[str, torch.nn.Parameter], stash: torch.Tensor) -> None:
-        fused, weights = self.fuse_wgrad_accumulation, list(named_weights.values())
-        new = (torch.empty(w.shape, dtype=w.dtype, device=w.device) for w in weights)
-        grads = main_grads(self, named_weights) if fused else list(new)
-        overwrite = not fused or any(getattr(w, "overwrite_main_grad", False) for w in weights)
-        if not functional.stashed_wgrad(stash, grads, overwrite):
-            raise RuntimeError(
-                f"quire.{type(self).__name__}.backward_dw: no backward pass has kept operands for it; call it once "
-                "after each backward pass of the layer"
-            )
-        for weight, grad in zip(weights, () if fused else grads, strict=not fused):
-            if weight.requires_grad:
-                weight.grad = grad if weight.grad is None else weight.grad.add_(grad)
+    def output(self, y: torch.Tensor) -> torch.Tensor | QuantizedActivation:
+        """y as the call wants it."""
+        spec, columnwise = self.call.output_spec, torch.is_grad_enabled()
+        if not spec:
+            return y
+        if self.scale is None or spec != self.call.recipe.input_spec:
+            return quantize(y, spec, columnwise=columnwise)
+        q = quantize(y, spec, columnwise=columnwise, scale=self.scale[2:3])
+        delayed.collect_output(self.state, self.call.rule, q.buffer_list()[2])
+        return q
 
 
-def main_grads(module: ProductModule, weights: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
-    """What gradients of the weights are added to. Raises RuntimeError where a weight has none, or one that does not
-    fit."""
-    grads = [getattr(weight, "main_grad", None) for weight in weights.values()]
-    for (name, weight), grad in zip(weights.items(), grads, strict=True):
-        is_tensor = isinstance(grad, torch.Tensor)
-        fits = is_tensor and grad.shape == weight.shape and grad.dtype in DTYPES and grad.device == weight.device
-        if not fits or grad.layout != torch.strided or not grad.is_contiguous():
-            got = f"{grad.dtype} {list(grad.shape)}, {grad.layout}, on {grad.device}" if is_tensor else shown(grad)
-            raise RuntimeError(
-                f"quire.{type(module).__name__}: fuse_wgrad_accumulation=True needs {name}.main_grad, a contiguous "
-                f"float32, float16 or bfloat16 tensor of {name}'s shape {list(weight.shape)} on {weight.device} to add "
-                f"the gradient to; got {got}. Assign one, or make the layer without fuse_wgrad_accumulation"
-            )
-    return grads
+def _gradient_elsewhere(module: ProductModule, product: str, call: Call) -> dict[str, object]:
+    """Arguments of grouped_linear() that say where the gradient of a product's weights goes, if not to autograd."""
+    weights = module.weights(product)
+    given: dict[str, object] = {}
+    if module.delay_wgrad_compute:
+        given["wgrad_stash"] = module.of(product, "wgrad_stash")
+        given["overwrite_main_grad"] = call.is_first_microbatch is True
+    elif module.fuse_wgrad_accumulation:
+        given["main_grad"] = main_grads(module, weights)
+        overwrites = any([getattr(weight, "overwrite_main_grad", False) for weight in weights.values()])
+        given["overwrite_main_grad"] = overwrites or call.is_first_microbatch is True
+    if given:
+        given["placeholder"] = any([hasattr(weight, "grad_added_to_main_grad") for weight in weights.values()])
+    return given
 
 
-def initialise(
-    weight: torch.Tensor, bias: torch.Tensor | None, init_method: Callable[[torch.Tensor], object] | None
-) -> None:
-    """As torch.nn.Linear; with an init_method, that for weight and 0 for bias."""
-    check_kind_or_none("quire", Callable, init_method=init_method)
-    if init_method is not None:
-        with torch.no_grad():
-            init_method(weight)
-        if bias is not None:
-            torch.nn.init.zeros_(bias)
-        return
-    torch.nn.init.kaiming_uniform_(weight, a=math.sqrt(5))
-    if bias is not None:
-        bound = 1 / math.sqrt(weight.shape[1]) if weight.shape[1] > 0 else 0
-        torch.nn.init.uniform_(bias, -bound, bound)
+def _mark_added(weights: Iterable[torch.Tensor]) -> None:
+    """Tells hooks that wait for a gradient of these weights that it goes elsewhere (_gradient_elsewhere)."""
+    for weight in weights:
+        if hasattr(weight, "grad_added_to_main_grad"):
+            weight.grad_added_to_main_grad = True
+
+
+def linear_text(module: ProductModule, call: Call) -> str:
+    """The recipe of a product, as operators take it. Raises ValueError where the module's options forbid it."""
+    if module.save_original_input and call.recipe.delayed():
+        raise ValueError(
+            f"quire.{type(module).__name__}: save_original_input=True does not go with DelayedScaling: x would be "
+            "quantized again when its scale has changed. Use Float8CurrentScaling, or leave save_original_input False"
+        )
+    return call.recipe.linear_spec(call.fp8_grad, module.save_original_input)
+
+
+def _starts_from_x(text: str) -> bool:
+    """Whether backward reads x itself, so that an x that is given quantized is no use to it."""
+    return text.endswith(("backward=high_precision", "backward=requantized"))

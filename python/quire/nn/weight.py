@@ -127,7 +127,7 @@ def stored_weight(text: str, recipe: Recipe, spec: str) -> str:
 def weight_operand(
     weight: torch.Tensor, others: tuple[torch.Tensor | None, ...], recipe: Recipe
 ) -> tuple[torch.Tensor, Buffers]:
-    """w and w_buffers of linear_given, or of grouped_linear for a stack, for a weight: (weight, ()) for a plain one.
+    """w and w_buffers of linear_given, or of grouped_linear, for a weight: (weight, ()) for a plain one.
 
     others: the operator's other inputs that may want a gradient. Raises RuntimeError if the weight is quantized with
     another spec than the recipe's.

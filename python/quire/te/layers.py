@@ -18,7 +18,7 @@ from quire.nn.layernorm_linear import LayerNormLinear
 from quire.nn.layernorm_mlp import LayerNormMLP
 from quire.nn.linear import Linear
 from quire.nn.norm import LayerNorm, RMSNorm
-from quire.nn.product import ProductModule
+from quire.nn.product_module import ProductModule
 from quire.recipe import Recipe
 from quire.te.arguments import PARALLEL, also_takes, group_size, signature_with
 from quire.te.split import split

@@ -4,6 +4,7 @@
 #include "quire/quantize/fingerprint.h"
 #include "quire/quantize/reorder.h"
 #include "quire/reference/quantize.h"
+#include "quire/spec/one_group.h"
 
 namespace quire {
 
@@ -19,17 +20,24 @@ void amax(const AmaxProblem& problem, const Context& context) { dispatch(problem
 
 void grouped_amax(const GroupedAmaxProblem& problem, const Context& context) { dispatch(problem, context); }
 
-void grouped_quantize(const GroupedQuantizeProblem& problem, const Context& context) { dispatch(problem, context); }
+void grouped_quantize(const GroupedQuantizeProblem& problem, const Context& context) {
+  if (is_one(problem.groups) && problem.only.ends.data == nullptr) return quantize(problem_of_one(problem), context);
+  dispatch(problem, context);
+}
 
 void dequantize(const DequantizeProblem& problem, const Context& context) { dispatch(problem, context); }
 
-void grouped_dequantize(const GroupedDequantizeProblem& problem, const Context& context) { dispatch(problem, context); }
+void grouped_dequantize(const GroupedDequantizeProblem& problem, const Context& context) {
+  if (is_one(problem.from.groups)) return dequantize(problem_of_one(problem), context);
+  dispatch(problem, context);
+}
 
 void reorder(const ReorderProblem& problem, const Context& context) { dispatch(problem, context); }
 
 void fingerprint(const FingerprintProblem& problem, const Context& context) { dispatch(problem, context); }
 
 void grouped_fingerprint(const GroupedFingerprintProblem& problem, const Context& context) {
+  if (is_one(problem.groups)) return fingerprint(problem_of_one(problem), context);
   dispatch(problem, context);
 }
 

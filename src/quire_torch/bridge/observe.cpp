@@ -11,16 +11,19 @@
 #include "quire/base/process_mutex.h"
 #include "quire/device/dispatch.h"
 #include "quire/quantize/quantize.h"
+#include "quire_torch/bridge/records.h"
 
 namespace quire_torch {
 namespace {
 
 using quire::Direction, quire::GemmProblem, quire::QuantizeProblem;
 
-/// Explanations being written, and one for counting.
+/// Explanations being written, one for counting, and one for records.
 std::atomic<int> observers{0};
 
 thread_local std::optional<std::string> explanation;
+
+bool on_host(const quire::Context& context) { return context.device == quire::host().device; }
 
 const char* name(Direction d) { return d == Direction::rowwise ? "rowwise" : "columnwise"; }
 
@@ -107,7 +110,8 @@ bool counting() { return counts().on.load(std::memory_order_relaxed); }
 /// asked that one for the values, and it is not counted.
 std::string observe_sides(const char* role, const QuantizeProblem& p, const quire::Context& context) {
   const bool kept = p.x.data != nullptr || p.x.rows * p.x.cols == 0;
-  const bool count = counting() && kept && context.device == quire::host().device;
+  const bool count = counting() && kept && on_host(context);
+  if (recording()) record_quantized(role, p, context);
   std::string operands;
   for (const Direction d : {Direction::rowwise, Direction::columnwise}) {
     if ((d == Direction::rowwise ? p.rowwise : p.columnwise).data == nullptr) continue;
@@ -133,9 +137,10 @@ class Listener final : public quire::Observer {
     const std::string_view part = context.part;
     explain_step(quire::text("gemm\t", part, part.empty() ? "" : " ", p.role.name), p,
                  operand_line(p.role.a, p.a) + operand_line(p.role.b, p.b), context);
-    if (!counting()) return;
-    counts().claim(p.role.a, p.a.data);
-    counts().claim(p.role.b, p.b.data);
+    for (const auto& [role, operand] : {std::pair{p.role.a, &p.a}, std::pair{p.role.b, &p.b}}) {
+      if (counting()) counts().claim(role, operand->data);
+      if (recording()) record_read(role, operand->data);
+    }
   }
   /// Operands that a norm or an activation quantizes have no role yet.
   static void heard(const quire::NormProblem& p, const quire::Context& context) {
@@ -150,6 +155,9 @@ class Listener final : public quire::Observer {
   static void heard(const quire::AmaxProblem& p, const quire::Context& context) {
     explain_step("amax\t", p, "", context);
   }
+  static void heard(const quire::MatmulProblem& p, const quire::Context& context) {
+    explain_step("matmul\t", p, "", context);
+  }
   static void heard(const quire::DequantizeProblem& p, const quire::Context& context) {
     explain_step("dequantize\t", p, "", context);
   }
@@ -158,6 +166,25 @@ class Listener final : public quire::Observer {
   }
   static void heard(const quire::ActivationGradProblem& p, const quire::Context& context) {
     explain_step(quire::text(p.kOp, "\tgrad"), p, "", context);
+  }
+  /// Of groups, where the ends are read elsewhere: the host's kernels tell of each group by itself.
+  static void heard(const quire::GroupedQuantizeProblem& p, const quire::Context& context) {
+    if (!on_host(context)) explain_step(quire::text("quantize\t", p.role), p, "", context);
+  }
+  static void heard(const quire::GroupedGemmProblem& p, const quire::Context& context) {
+    if (!on_host(context)) explain_step(quire::text("gemm\t", p.role.name), p, "", context);
+  }
+  static void heard(const quire::GroupedActivationProblem& p, const quire::Context& context) {
+    if (!on_host(context)) explain_step("activation\t", p, "", context);
+  }
+  static void heard(const quire::GroupedColumnSumProblem& p, const quire::Context& context) {
+    if (!on_host(context)) explain_step("column_sum\tdbias", p, "", context);
+  }
+  static void heard(const quire::GroupedAmaxProblem& p, const quire::Context& context) {
+    if (!on_host(context)) explain_step("amax\t", p, "", context);
+  }
+  static void heard(const quire::GroupedDequantizeProblem& p, const quire::Context& context) {
+    if (!on_host(context)) explain_step("dequantize\t", p, "", context);
   }
   /// What is no part of an explanation: states, routes, rows that move.
   template <class Problem>
@@ -197,6 +224,10 @@ void set_counting(bool on) {
     c.unclaimed.clear();
   }
   if (c.on.exchange(on) != on) observers += on ? 1 : -1;
+}
+
+void set_observing_operands(bool on) {
+  if (set_recording(on)) observers += on ? 1 : -1;
 }
 
 std::string counted() {

@@ -1,4 +1,5 @@
-// Who listens to what operators run: quire.explain and quire.debug.statistics, by the core's one stream of events.
+// Who listens to what operators run: quire.explain, quire.debug.statistics and quire.debug.operands (records.h), by the
+// core's one stream of events.
 // While nobody listens, that costs the test of one flag a call.
 #pragma once
 
@@ -25,5 +26,8 @@ void set_counting(bool on);
 /// A line per operand since counting was turned on: "ROLE\tSPEC\tDIRECTION\tTENSORS\tELEMENTS\tSATURATED\tUNDERFLOWED\t
 /// NONFINITE".
 std::string counted();
+
+/// Turns copies of operands (records.h) on or off, for the whole process.
+void set_observing_operands(bool on);
 
 }  // namespace quire_torch

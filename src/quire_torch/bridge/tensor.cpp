@@ -114,7 +114,13 @@ const float* given_scale(const std::optional<at::Tensor>& scale, const char* wha
 }
 
 quire::Side side(const at::Tensor& data, const at::Tensor& scale, const at::Tensor& amax) {
-  if (!data.defined() || (data.dim() == 1 && data.size(0) == 0 && (!scale.defined() || scale.numel() == 0))) return {};
+  const auto empty = [](const at::Tensor& t) { return !t.defined() || t.numel() == 0; };
+  // The codes of a tensor [0] are [0] too, and its amax is there.
+  if (!data.defined() || (data.dim() == 1 && data.size(0) == 0 && empty(scale) && empty(amax))) return {};
+  return present_side(data, scale, amax);
+}
+
+quire::Side present_side(const at::Tensor& data, const at::Tensor& scale, const at::Tensor& amax) {
   // An empty tensor has no memory; a side is present by its pointer, so give it one that is never read.
   static char nothing;
   void* p = data.numel() ? data.mutable_data_ptr() : &nothing;

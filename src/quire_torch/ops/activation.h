@@ -26,7 +26,7 @@ struct ActivationArgs {
                                              op::field<&ActivationArgs::spec>("spec", "\"\""),
                                              op::field<&ActivationArgs::rowwise>("rowwise", "False"),
                                              op::field<&ActivationArgs::columnwise>("columnwise", "False"),
-                                             op::field<&ActivationArgs::keep>("keep", "False"),
+                                             op::field<&ActivationArgs::keep>("keep_y", "False"),
                                              op::field<&ActivationArgs::scale>("scale", "None"),
                                              op::field<&ActivationArgs::offsets>("offsets", "None")};
 

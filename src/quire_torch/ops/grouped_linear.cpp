@@ -4,27 +4,42 @@
 
 #include "quire_torch/ops/grouped_quantize.h"
 #include "quire_torch/ops/state.h"
+#include "quire_torch/ops/wgrad.h"
 
 namespace quire_torch {
+
+void check_agreement(const at::Tensor& x, const at::Tensor& w) {
+  check_input(x, "linear: x");
+  quire::check(w.dim() == 2, "linear: w must be [out_features, in_features], got ", w.dim(), " dimensions");
+  quire::check(x.sym_size(-1) == w.sym_size(1), "linear: x and w must agree on K; got x [..., ", x.sym_size(-1),
+               "] and w ", w.sym_sizes());
+}
+
 namespace {
 
 using quire::Backward, quire::Direction;
+
+/// How many groups of rows there are.
+c10::SymInt groups_of(const op::OptionalTensor& offsets) { return offsets ? offsets->sym_size(0) : c10::SymInt(1); }
 
 bool is_stacked(const op::GradientList& list, int64_t rank) {
   return list.tensors.size() == 1 && list.tensors[0].dim() > rank;
 }
 
 void check_lists(const GroupedLinear::Args& a) {
+  check_input(a.x, "linear: x");
+  if (!a.offsets && a.w.tensors.size() == 1) return check_agreement(a.x, a.w.tensors[0]);
+  quire::check(a.offsets.has_value(), "linear: w must be one matrix where no offsets divide x into groups, got ",
+               a.w.tensors.size());
   quire::check(!a.w.tensors.empty() && a.w.tensors[0].dim() >= 2,
-               "grouped_linear: w must be matrices [out_features, in_features], one for each group, or one "
+               "linear: w must be matrices [out_features, in_features], one for each group, or one "
                "[groups, out_features, in_features]; got ",
                a.w.tensors.size(), " tensors", a.w.tensors.empty() ? "" : " of fewer dimensions");
-  quire::check(a.x.dim() == 0 || a.x.sym_size(-1) == a.w.tensors[0].sym_size(-1),
-               "grouped_linear: x and w must agree on K; got x [..., ",
-               a.x.dim() == 0 ? c10::SymInt(0) : a.x.sym_size(-1), "] and w ", a.w.tensors[0].sym_sizes());
+  quire::check(a.x.sym_size(-1) == a.w.tensors[0].sym_size(-1), "linear: x and w must agree on K; got x [..., ",
+               a.x.sym_size(-1), "] and w ", a.w.tensors[0].sym_sizes());
 }
 
-GroupedLinearFwd::Args inner(const GroupedLinear::Args& a, int64_t save) {
+LinearFwd::Args inner(const GroupedLinear::Args& a, int64_t save) {
   return {.x = a.x,
           .w = a.w_buffers.empty() || a.w_fingerprint ? a.w.tensors : op::TensorList(),
           .bias = a.bias.tensors,
@@ -45,7 +60,7 @@ Backward mode_of(const OptionalRecipeText& recipe) { return *recipe ? (*recipe)-
 /// The half of x's given buffers that backward reads; an absent amax is `none`.
 Three saved_half(const OptionalTensors& x_buffers, Direction direction, const at::Tensor& none) {
   const size_t first = quire::first_buffer(direction);
-  quire::check(x_buffers.size() == 6 && x_buffers[first] && x_buffers[first + 1], "grouped_linear: x is given without ",
+  quire::check(x_buffers.size() == 6 && x_buffers[first] && x_buffers[first + 1], "linear: x is given without ",
                quire::kBufferNames[first], ", which the gradient of w needs; quantize it in both directions");
   return {*x_buffers[first], *x_buffers[first + 1], x_buffers[first + 2].value_or(none)};
 }
@@ -54,7 +69,8 @@ Three saved_half(const OptionalTensors& x_buffers, Direction direction, const at
 op::OptionalTensorList saved_halves(op::OptionalTensorList w_buffers, Direction direction) {
   const size_t first = quire::first_buffer(direction);
   for (size_t i = 0; i < w_buffers.size(); ++i) {
-    quire::check(i % 6 != first || w_buffers[i], "grouped_linear: w of group ", i / 6, " is given without ",
+    quire::check(i % 6 != first || w_buffers[i], "linear: w",
+                 w_buffers.size() > 6 ? quire::text(" of group ", i / 6) : "", " is given without ",
                  quire::kBufferNames[first], ", which the gradient of x needs; quantize it in both directions");
     if (i % 6 < first || i % 6 >= first + 3) w_buffers[i].reset();
   }
@@ -71,7 +87,7 @@ op::OptionalTensorList among_six(const Three& three, Direction direction) {
 /// Throws unless `t` is memory for a result [*, width] of the rows of x.
 void check_memory(const GroupedLinear::Args& a, const op::OptionalTensor& t, const c10::SymInt& width,
                   const char* name) {
-  if (!t || a.x.dim() == 0) return;
+  if (!t) return;
   const auto x = a.x.sym_sizes(), got = t->sym_sizes();
   auto wanted = x.vec();
   wanted.back() = width;
@@ -81,16 +97,15 @@ void check_memory(const GroupedLinear::Args& a, const op::OptionalTensor& t, con
   };
   const bool shaped = got.size() == x.size() && std::equal(got.begin(), got.end(), wanted.begin(), equal),
              flat = got.size() == 2 && equal(got[1], width) && equal(got[0], rows);
-  quire::check(shaped || flat, "grouped_linear: ", name, " must be ", c10::SymIntArrayRef(wanted), ", or [", rows, ", ",
-               width, "], got ", got);
-  quire::check(t->scalar_type() == a.dtype && t->is_contiguous() && t->device() == a.x.device(),
-               "grouped_linear: ", name, " must be contiguous ", a.dtype, " on ", a.x.device(),
-               ", as the result is; got ", t->is_contiguous() ? "" : "not contiguous ", t->scalar_type(), " on ",
-               t->device());
-  quire::check(!t->requires_grad(), "grouped_linear: ", name, " must not require a gradient; pass it detached");
+  quire::check(shaped || flat, "linear: ", name, " must be ", c10::SymIntArrayRef(wanted), ", or [", rows, ", ", width,
+               "], got ", got);
+  quire::check(t->scalar_type() == a.dtype && t->is_contiguous() && t->device() == a.x.device(), "linear: ", name,
+               " must be contiguous ", a.dtype, " on ", a.x.device(), ", as the result is; got ",
+               t->is_contiguous() ? "" : "not contiguous ", t->scalar_type(), " on ", t->device());
+  quire::check(!t->requires_grad(), "linear: ", name, " must not require a gradient; pass it detached");
   int64_t shared = 0;  // with one at least: itself
   op::for_each_tensor(a, [&](const at::Tensor& other) { shared += overlap(*t, other) ? 1 : 0; });
-  quire::check(shared <= 1, "grouped_linear: ", name,
+  quire::check(shared <= 1, "linear: ", name,
                " shares memory with another argument, which would be overwritten; give it memory of its own");
 }
 
@@ -101,11 +116,12 @@ void copy_result(const at::Tensor& memory, const at::Tensor& result) {
   memory.unsafeGetTensorImpl()->bump_version();  // who saved it for a backward pass has to know
 }
 
-/// One state of a layer: 1-dimensional, of `size` elements, or not there.
-void check_vector(const op::OptionalTensor& t, at::ScalarType dtype, const c10::SymInt& size, const char* name) {
+/// One state of a layer: 1-dimensional, of `size` elements, or not there. name: and what it holds.
+void check_vector(const op::OptionalTensor& t, at::ScalarType dtype, const c10::SymInt& size,
+                  std::array<const char*, 2> name) {
   if (!t || (t->scalar_type() == dtype && t->dim() == 1 && t->sym_size(0) == size && t->is_contiguous())) return;
-  quire::fail("grouped_linear: ", name, " must be a contiguous ", dtype, " vector of ", size, ", got ",
-              t->scalar_type(), " ", t->sym_sizes());
+  quire::fail("linear: ", name[0], " must be a contiguous ", dtype == at::kLong ? "int64" : "float32", " [", size,
+              "] tensor ", name[1], ", got ", t->scalar_type(), " ", t->sym_sizes());
 }
 
 /// Throws unless main_grad is a matrix of w's sizes for each group, or one tensor for all of them.
@@ -114,14 +130,14 @@ void check_destinations(const op::TensorList& main_grad, const c10::SymInt& grou
   if (main_grad.empty()) return;
   const bool stacked = main_grad.size() == 1 && main_grad[0].dim() == 3;
   quire::check(stacked || groups == static_cast<int64_t>(main_grad.size()),
-               "grouped_linear: main_grad must be a matrix for each of the ", groups,
+               "linear: main_grad must be a matrix for each of the ", groups,
                " groups, or one tensor for all of them; got ", main_grad.size());
   std::vector<c10::SymInt> wanted(weight.begin(), weight.end());
   if (stacked) wanted.insert(wanted.begin(), groups);
   for (const at::Tensor& t : main_grad)
-    quire::check(dtype(t.scalar_type(), "grouped_linear: main_grad") != quire::DType::u8 && t.is_contiguous() &&
+    quire::check(dtype(t.scalar_type(), "linear: main_grad") != quire::DType::u8 && t.is_contiguous() &&
                      t.sym_sizes() == c10::SymIntArrayRef(wanted),
-                 "grouped_linear: each main_grad must be contiguous float32, float16 or bfloat16 of w's shape ",
+                 "linear: each main_grad must be contiguous float32, float16 or bfloat16 of w's shape ",
                  c10::SymIntArrayRef(wanted), ", got ", t.scalar_type(), " ", t.sym_sizes(),
                  t.is_contiguous() ? "" : " (not contiguous)");
 }
@@ -132,11 +148,11 @@ struct Destinations {
   const op::TensorList& main_grad;
 
   void check(const c10::SymInt& groups, const std::array<c10::SymInt, 2>& weight) const {
-    check_vector(sr_state, at::kLong, 2, "sr_state {seed, counter}");
-    check_vector(bwd_scale, at::kFloat, groups * 2, "bwd_scale");
-    check_vector(bwd_amax, at::kFloat, groups * 2, "bwd_amax");
-    check_vector(wgrad_stash, at::kLong, 2, "wgrad_stash {number, count}");
-    check_on_host(wgrad_stash, "grouped_linear");
+    check_vector(sr_state, at::kLong, 2, {"sr_state", "{seed, counter}"});
+    check_vector(bwd_scale, at::kFloat, groups * 2, {"bwd_scale", "{dy, dx}"});
+    check_vector(bwd_amax, at::kFloat, groups * 2, {"bwd_amax", "{dy, dx}"});
+    check_vector(wgrad_stash, at::kLong, 2, {"wgrad_stash", "{number, count}"});
+    check_on_host(wgrad_stash, "linear");
     check_destinations(main_grad, groups, weight);
   }
 };
@@ -146,37 +162,39 @@ void check_backward(const GroupedLinear::Saved& s, const at::Tensor& dy) {
   const auto given = [](const at::Tensor& t) { return t.defined() ? op::OptionalTensor(t) : std::nullopt; };
   Destinations{given(s.sr_state.tensor), std::nullopt, given(s.bwd_amax.tensor), given(s.wgrad_stash.tensor),
                s.main_grad.tensors}
-      .check(s.offsets.sym_size(0), {dy.sym_size(-1), s.in_features});
+      .check(groups_of(s.offsets), {dy.sym_size(-1), s.in_features});
   const at::Tensor& memory = s.dgrad_out.tensor;
   auto wanted = dy.sym_sizes().vec();
   wanted.back() = s.in_features;
   quire::check(!memory.defined() || (memory.is_contiguous() && memory.scalar_type() == s.dtype &&
                                      memory.sym_numel() == c10::multiply_integers(wanted)),
-               "grouped_linear: dgrad_out was changed since the forward pass and is no memory for ",
+               "linear: dgrad_out was changed since the forward pass and is no memory for ",
                c10::SymIntArrayRef(wanted), " any more");
 }
 
 void check_forward(const GroupedLinear::Args& a, op::Needs need) {
   check_lists(a);
   const at::Tensor& w = a.w.tensors[0];
-  if (a.offsets.dim() == 1)
+  if (!a.offsets || a.offsets->dim() == 1)
     Destinations{a.sr_state, a.bwd_scale, a.bwd_amax, a.wgrad_stash, a.main_grad}.check(
-        a.offsets.sym_size(0), {w.sym_size(-2), w.sym_size(-1)});
+        groups_of(a.offsets), {w.sym_size(-2), w.sym_size(-1)});
+  quire::check(a.bwd_scale || !a.bwd_amax, "linear: bwd_amax is given without bwd_scale; pass both");
   check_memory(a, a.out.value, a.w.tensors[0].sym_size(-2), "out");
   check_memory(a, a.dgrad_out, a.x.sym_size(-1), "dgrad_out");
   if (!a.recipe->has_value()) {
     quire::check(a.w_buffers.empty() && a.x_buffers.empty(),
-                 "grouped_linear: an operand is given quantized, and recipe '' multiplies x and w themselves; "
+                 "linear: an operand is given quantized, and recipe '' multiplies x and w themselves; "
                  "dequantize it, or give a recipe");
     return;
   }
   const quire::LinearSpec& recipe = **a.recipe;
   const Backward mode = recipe.backward;
   const bool keeps_x = mode == Backward::high_precision || mode == Backward::requantized;
-  quire::check(!keeps_x || a.x_buffers.empty() || !need[kW], "grouped_linear: x is given quantized, but backward=",
-               a.recipe.text().substr(a.recipe.text().rfind('=') + 1), " starts from x itself; pass x plain");
+  quire::check(!keeps_x || a.x_buffers.empty() || !need[kW],
+               "linear: x is given quantized, but backward=", a.recipe.text().substr(a.recipe.text().rfind('=') + 1),
+               " starts from x itself; pass x plain");
   if (from_codes(mode) && recipe.dy.stochastic && (need[kX] || need[kW]) && !a.sr_state)
-    quire::fail("grouped_linear: dy rounds stochastically under '", recipe.dy.to_string(),
+    quire::fail("linear: dy rounds stochastically under '", recipe.dy.to_string(),
                 "' and needs sr_state, an int64 [2] tensor {seed, counter}; got none. quire.GroupedLinear has one");
 }
 
@@ -186,32 +204,35 @@ bool goes_elsewhere(const GroupedLinear::Saved& s) {
   return !s.main_grad.tensors.empty() || s.wgrad_stash.tensor.defined();
 }
 
-/// The gradient of w elsewhere than in grouped_linear_bwd, of the columnwise dy which that returned.
-void weight_gradient(const GroupedLinear::Saved& s, const RecipeText& recipe, const Three& dy, const Three& x) {
+/// Rows of dy.
+c10::SymInt tokens_of(const at::Tensor& dy) {
+  const auto sizes = dy.sym_sizes();
+  return c10::multiply_integers(sizes.slice(0, sizes.size() - 1));
+}
+
+/// Keeps operands of the gradient of w, and offsets behind them if there are any.
+void keep_for_later(const GroupedLinear::Saved& s, op::TensorList operands, c10::SymInt tokens) {
+  if (s.offsets) operands.push_back(*s.offsets);
+  keep_operands({{s.wgrad_stash.tensor}, std::move(operands), std::move(tokens), s.recipe, s.overwrite_main_grad});
+}
+
+/// The gradient of w elsewhere than in linear_bwd, of the columnwise dy which that returned.
+void weight_gradient(const GroupedLinear::Saved& s, const RecipeText& recipe, const Three& dy, const Three& x,
+                     c10::SymInt tokens) {
   if (s.wgrad_stash.tensor.defined()) {
-    keep_operands({{s.wgrad_stash.tensor},
-                   {dy[0], dy[1], dy[2], x[0], x[1], x[2], s.offsets},
-                   0,
-                   s.recipe,
-                   s.overwrite_main_grad});
+    keep_for_later(s, {dy[0], dy[1], dy[2], x[0], x[1], x[2]}, std::move(tokens));
   } else {
-    op::call<GroupedWgrad>({.main_grad = {s.main_grad.tensors},
-                            .dy_data = dy[0],
-                            .dy_scale = dy[1],
-                            .dy_amax = dy[2],
-                            .x_data = x[0],
-                            .x_scale = x[1],
-                            .x_amax = x[2],
-                            .offsets = s.offsets,
-                            .recipe = recipe,
-                            .overwrite = s.overwrite_main_grad});
+    call_into<Wgrad>(s.main_grad.tensors, dy[0], dy[1], dy[2], x[0], x[1], x[2], s.offsets, std::move(tokens), recipe,
+                     s.overwrite_main_grad);
   }
 }
 
 /// What autograd is given for w when its gradient went elsewhere.
 at::Tensor delivered(const GroupedLinear::Saved& s, const at::Tensor& dy) {
   if (!s.placeholder) return {};
-  return at::zeros_symint({s.offsets.sym_size(0), dy.sym_size(-1), s.in_features}, dy.options().dtype(s.dtype));
+  std::vector<c10::SymInt> sizes{dy.sym_size(-1), s.in_features};
+  if (s.offsets) sizes.insert(sizes.begin(), groups_of(s.offsets));
+  return at::zeros_symint(sizes, dy.options().dtype(s.dtype));
 }
 
 /// x columnwise, which forward kept, or x itself to be quantized now.
@@ -235,7 +256,7 @@ at::Tensor decode(const GroupedLinear::Saved& s, const Three& q, const quire::Qu
 
 /// dx as its quantized values, where the recipe has a spec for it.
 at::Tensor rounded_dx(const GroupedLinear::Saved& s, const quire::QuantSpec& spec, const at::Tensor& dx) {
-  const c10::SymInt groups = s.offsets.sym_size(0);
+  const c10::SymInt groups = groups_of(s.offsets);
   std::optional<at::Tensor> scale;
   if (s.bwd_scale.defined()) scale = s.bwd_scale.narrow_symint(0, groups, groups);
   const Three q = op::call<GroupedQuantize>(
@@ -251,21 +272,21 @@ op::Tensors<3> quantized_backward(const GroupedLinear::Saved& s, const at::Tenso
   const bool apart = need[kW] && goes_elsewhere(s);
   const auto scale = quantizes && s.bwd_scale.defined() ? std::optional(s.bwd_scale) : std::nullopt;
   const Three x = columnwise_x(s, recipe, need[kW]);
-  auto g = op::call<GroupedLinearBwd>({.dy = dy,
-                                       .offsets = s.offsets,
-                                       .x_data = x[0],
-                                       .x_scale = x[1],
-                                       .x_amax = x[2],
-                                       .w_buffers = s.w_buffers,
-                                       .in_features = s.in_features,
-                                       .recipe = recipe,
-                                       .dtype = s.dtype,
-                                       .needs = needed_gradients(need, apart),
-                                       .sr_state = stochastic ? std::optional(s.sr_state.tensor) : std::nullopt,
-                                       .bwd_scale = scale});
+  auto g = op::call<LinearBwd>({.dy = dy,
+                                .offsets = s.offsets,
+                                .x_data = x[0],
+                                .x_scale = x[1],
+                                .x_amax = x[2],
+                                .w_buffers = s.w_buffers,
+                                .in_features = s.in_features,
+                                .recipe = recipe,
+                                .dtype = s.dtype,
+                                .needs = needed_gradients(need, apart),
+                                .sr_state = stochastic ? std::optional(s.sr_state.tensor) : std::nullopt,
+                                .bwd_scale = scale});
   if (stochastic) op::call<SrAdvance>({.sr_state = {s.sr_state.tensor}});
   if (scale && s.bwd_amax.tensor.defined()) op::call<AmaxMax>({{s.bwd_amax.tensor}, g[5], 0});
-  if (apart) weight_gradient(s, recipe, {g[3], g[4], g[5]}, x);
+  if (apart) weight_gradient(s, recipe, {g[3], g[4], g[5]}, x, tokens_of(dy));
   if (need[kX] && recipe->dx) g[0] = rounded_dx(s, *recipe->dx, g[0]);
   return {g[0], apart ? delivered(s, dy) : g[1], g[2]};
 }
@@ -280,20 +301,19 @@ at::Tensor plain_x(const GroupedLinear::Saved& s, const at::Tensor& dy) {
 op::Tensors<3> plain_backward(const GroupedLinear::Saved& s, const at::Tensor& dy, op::Needs need) {
   const at::Tensor x = need[kW] ? plain_x(s, dy) : dy.new_empty({0});
   const bool apart = need[kW] && goes_elsewhere(s), later = apart && s.wgrad_stash.tensor.defined();
-  op::Tensors<3> g = op::call<GroupedPlainBwd>({.dy = dy,
-                                                .offsets = s.offsets,
-                                                .x = x,
-                                                .w = s.w,
-                                                .w_buffers = s.w_buffers,
-                                                .in_features = s.in_features,
-                                                .recipe = s.recipe,
-                                                .dtype = s.dtype,
-                                                .needs = needed_gradients(need) & (later ? ~kNeedsW : ~int64_t{0})});
+  op::Tensors<3> g = op::call<LinearPlainBwd>({.dy = dy,
+                                               .offsets = s.offsets,
+                                               .x = x,
+                                               .w = s.w,
+                                               .w_buffers = s.w_buffers,
+                                               .in_features = s.in_features,
+                                               .recipe = s.recipe,
+                                               .dtype = s.dtype,
+                                               .needs = needed_gradients(need) & (later ? ~kNeedsW : ~int64_t{0})});
   if (later) {
-    keep_operands(
-        {{s.wgrad_stash.tensor}, {dy.to(s.dtype), x.to(s.dtype), s.offsets}, 0, s.recipe, s.overwrite_main_grad});
+    keep_for_later(s, {dy.to(s.dtype), x.to(s.dtype)}, tokens_of(dy));
   } else if (apart) {
-    op::call<GroupedAccumulate>({{s.main_grad.tensors}, g[1], s.overwrite_main_grad});
+    call_into<Accumulate>(s.main_grad.tensors, g[1], s.overwrite_main_grad);
   }
   if (apart) g[1] = delivered(s, dy);
   return g;
@@ -303,7 +323,7 @@ op::Tensors<3> plain_backward(const GroupedLinear::Saved& s, const at::Tensor& d
 
 op::Tensors<3> GroupedLinear::inference(const Args& a) {
   check_forward(a, {});
-  const auto r = op::call<GroupedLinearFwd>(inner(a, 0));
+  const auto r = op::call<LinearFwd>(inner(a, 0));
   copy_result(a.out.value.value_or(at::Tensor()), r[0]);
   return {r[0], r[3], r[6]};
 }
@@ -316,7 +336,7 @@ std::pair<op::Tensors<3>, GroupedLinear::Saved> GroupedLinear::forward(const Arg
   const bool codes_of_x = mode == Backward::quantized || mode == Backward::dequantized,
              codes_of_w = mode != Backward::high_precision || only_codes;
   const auto r =
-      op::call<GroupedLinearFwd>(inner(a, (keep_x && codes_of_x ? kSaveX : 0) | (keep_w && codes_of_w ? kSaveW : 0)));
+      op::call<LinearFwd>(inner(a, (keep_x && codes_of_x ? kSaveX : 0) | (keep_w && codes_of_w ? kSaveW : 0)));
   Three x{r[1], r[2], r[3]};
   if (keep_x && !codes_of_x) x = {a.x, r[2], r[3]};
   if (keep_x && codes_of_x && !a.x_buffers.empty()) x = saved_half(a.x_buffers, saved_direction(**a.recipe), r[3]);
@@ -346,14 +366,21 @@ std::pair<op::Tensors<3>, GroupedLinear::Saved> GroupedLinear::forward(const Arg
            .placeholder = a.placeholder}};
 }
 
-op::Tensors<11> GroupedLinear::backward(const Saved& s, const op::Tensors<3>& grads, op::Needs need) {
-  check_backward(s, grads[0]);
-  op::Tensors<3> g =
-      from_codes(mode_of(s.recipe)) ? quantized_backward(s, grads[0], need) : plain_backward(s, grads[0], need);
+op::Tensors<3> GroupedLinear::gradients(const Saved& s, const at::Tensor& dy, op::Needs need) {
+  check_backward(s, dy);
+  op::Tensors<3> g = from_codes(mode_of(s.recipe)) ? quantized_backward(s, dy, need) : plain_backward(s, dy, need);
   if (need[kX]) copy_result(s.dgrad_out.tensor, g[0]);
-  // A list that is one tensor for all groups has a gradient of one entry.
-  if (need[kW] && g[1].defined() && s.stacked_w) g[1] = g[1].unsqueeze(0);
-  if (need[kBias] && s.stacked_bias) g[2] = g[2].unsqueeze(0);
+  return g;
+}
+
+op::Tensors<11> GroupedLinear::backward(const Saved& s, const op::Tensors<3>& grads, op::Needs need) {
+  op::Tensors<3> g = gradients(s, grads[0], need);
+  // The gradient of a list has a leading dimension of its tensors: of one tensor for all groups, one.
+  const auto listed = [&](at::Tensor& gradient, bool stacked) {
+    if (gradient.defined() && (!s.offsets || stacked)) gradient = gradient.unsqueeze(0);
+  };
+  listed(g[1], s.stacked_w);
+  if (need[kBias]) listed(g[2], s.stacked_bias);
   return {g[0], g[1], g[2], {}, {}, {}, {}, {}, {}, {}, {}};
 }
 

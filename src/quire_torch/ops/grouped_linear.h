@@ -1,31 +1,32 @@
-// quire::grouped_linear, the operator that users, export and AOTInductor see: the linears of groups of tokens.
+// quire::grouped_linear, the operator that users, export and AOTInductor see: linears of groups of tokens, or of one,
+// with operands that are given quantized and with state that backward changes.
 #pragma once
 
 #include <utility>
 
 #include "quire_torch/op/autograd.h"
-#include "quire_torch/ops/grouped_linear_bwd.h"
+#include "quire_torch/ops/linear_bwd.h"
 
 namespace quire_torch {
 
-/// For each group of rows of x [*, K] a linear of its own, y [*, N] in `dtype` (grouped_linear_fwd.h). Differentiable
-/// once in x, w and bias. x_amax and w_amax [E] are those of delayed scaling, else empty.
-/// x_buffers: x is given quantized, as six flat buffers of its groups, of which backward needs the columnwise ones; it
-/// receives the gradient and is not read. w_buffers: six buffers of w for each group, w then gets a gradient and is not
-/// read, unless w_fingerprint is given; backward=high_precision then multiplies w itself, else the values of its codes.
-/// sr_state: int64 [2]. fwd_scale, bwd_scale, bwd_amax: delayed scaling, float32 [3 E], [2 E] and [2 E], slot after
-/// slot. main_grad: E matrices, or one [E, N, K], to which backward adds the gradient of w (or which it overwrites).
-/// wgrad_stash: int64 [2] {number, count} on the CPU under which backward keeps what that gradient is computed from. w
-/// then gets none, or with placeholder zeros. out, dgrad_out: contiguous memory in `dtype` for the values of y [*, N]
-/// and dx [*, K], or [T, N] and [T, K] of the T rows of x, which shares no bytes with another argument and needs no
-/// gradient. They are copied there: autograd is given tensors of its own, since a graph would lose the gradient of a
-/// result that is the alias of its input, and autograd may add to a gradient in place.
+/// For each group of rows of x [*, K] a linear of its own, y [*, N] in `dtype` (linear_fwd.h); without offsets one
+/// group has all rows. Differentiable once in x, w and bias. x_amax and w_amax [E] are those of delayed scaling, else
+/// empty. x_buffers: x is given quantized, as six buffers (of groups flat ones), of which backward needs the columnwise
+/// ones; it receives the gradient and is not read. w_buffers: six buffers of w for each group, w then gets a gradient
+/// and is not read, unless w_fingerprint is given; backward=high_precision then multiplies w itself, else the values of
+/// its codes. sr_state: int64 [2]. fwd_scale, bwd_scale, bwd_amax: delayed scaling, float32 [3 E], [2 E] and [2 E],
+/// slot after slot. main_grad: E matrices, or one [E, N, K], to which backward adds the gradient of w (or which it
+/// overwrites). wgrad_stash: int64 [2] {number, count} on the CPU under which backward keeps what that gradient is
+/// computed from. w then gets none, or with placeholder zeros. out, dgrad_out: contiguous memory in `dtype` for the
+/// values of y [*, N] and dx [*, K], or [T, N] and [T, K] of the T rows of x, which shares no bytes with another
+/// argument and needs no gradient. They are copied there: autograd is given tensors of its own, since a graph would
+/// lose the gradient of a result that is the alias of its input, and autograd may add to a gradient in place.
 struct GroupedLinear : OpBase {
   static constexpr const char* kName = "grouped_linear";
   struct Args {
     at::Tensor x;
     op::GradientList w, bias;
-    at::Tensor offsets;
+    op::OptionalTensor offsets;
     OptionalRecipeText recipe;
     at::ScalarType dtype;
     OptionalTensors x_buffers{}, w_buffers{};
@@ -57,9 +58,10 @@ struct GroupedLinear : OpBase {
   static constexpr std::array kResults{"y", "x_amax", "w_amax"};
   static constexpr size_t kDifferentiable = 1;
 
-  /// What backward needs: codes, or x and w themselves where it multiplies or quantizes those (LinearGiven::Saved).
+  /// What backward needs: codes in the direction that it reads, or x and w themselves where it multiplies or quantizes
+  /// those (requantized, high_precision).
   struct Saved {
-    at::Tensor offsets;
+    op::OptionalTensor offsets;
     at::Tensor x_data, x_scale, x_amax;
     at::Tensor bwd_scale;
     op::TensorList w;
@@ -94,6 +96,11 @@ struct GroupedLinear : OpBase {
   static op::Tensors<3> inference(const Args& a);
   static std::pair<op::Tensors<3>, Saved> forward(const Args& a, op::Needs need);
   static op::Tensors<11> backward(const Saved& s, const op::Tensors<3>& grads, op::Needs need);
+  /// dx, dw and dbias as linear_bwd gives them; undefined where not needed, or where dw has gone elsewhere.
+  static op::Tensors<3> gradients(const Saved& s, const at::Tensor& dy, op::Needs need);
 };
+
+/// Throws unless x [*, K] and w [N, K] agree: linear_fwd does not see a w that is given quantized.
+void check_agreement(const at::Tensor& x, const at::Tensor& w);
 
 }  // namespace quire_torch

@@ -36,6 +36,7 @@ void GroupedQuantize::run(const Args& a, op::Tensors<3>& out, const quire::Conte
   GroupedCodes({.rows = x.matrix()}, groups, x.matrix().cols,
                {.what = "grouped_quantize: x",
                 .role = "",
+                .device = a.x.device(),
                 .spec = *a.spec,
                 .rowwise = !a.columnwise,
                 .columnwise = a.columnwise,

@@ -6,14 +6,16 @@
 
 namespace quire_torch {
 
-/// One direction of x [*, K], whose rows belong to E groups as offsets [E] says, in flat buffers (quire/spec/groups.h).
+/// One direction of x [*, K], whose rows belong to E groups as offsets [E] says, or are one group without them, in flat
+/// buffers (quire/spec/groups.h).
 /// scale: float32 [E], multiplies before the cast (fp8_tensor); amax is then [E]. given_amax: what quire::grouped_amax
 /// returned, or the largest of that over the parts of a larger tensor, instead of measuring.
 struct GroupedQuantize : OpBase {
   static constexpr const char* kName = "grouped_quantize";
   static constexpr const char* kNotDifferentiable = Quantize::kNotDifferentiable;
   struct Args {
-    at::Tensor x, offsets;
+    at::Tensor x;
+    op::OptionalTensor offsets;
     SpecText spec;
     bool columnwise;
     std::optional<at::Tensor> scale{}, amax{};
@@ -32,7 +34,8 @@ struct GroupedQuantize : OpBase {
     check_input(a.x, "grouped_quantize: x");
     const int64_t groups = group_count(a.offsets, a.x, "grouped_quantize");
     const auto x = shape<Int>(a.x);
-    auto r = grouped_results<Int>(*a.spec, {quire::product(x, 0, x.size() - 1), x.back(), groups}, a.direction(), true);
+    auto r = rows_results<Int>(*a.spec, {quire::product(x, 0, x.size() - 1), x.back(), groups}, a.offsets.has_value(),
+                               a.direction(), true);
     if (a.scale) r[2] = {{Int(groups)}, at::kFloat};
     return r;
   }
@@ -46,7 +49,8 @@ struct GroupedAmax : OpBase {
   static constexpr const char* kName = "grouped_amax";
   static constexpr const char* kNotDifferentiable = Amax::kNotDifferentiable;
   struct Args {
-    at::Tensor x, offsets;
+    at::Tensor x;
+    op::OptionalTensor offsets;
     SpecText spec;
     bool columnwise;
     static constexpr auto kFields =
@@ -72,7 +76,8 @@ struct GroupedDequantize : OpBase {
   static constexpr const char* kName = "grouped_dequantize";
   static constexpr const char* kNotDifferentiable = Dequantize::kNotDifferentiable;
   struct Args {
-    at::Tensor data, scale, amax, offsets;
+    at::Tensor data, scale, amax;
+    op::OptionalTensor offsets;
     SpecText spec;
     std::vector<c10::SymInt> shape;
     at::ScalarType dtype;

@@ -1,19 +1,21 @@
 #include "quire_torch/ops/groups.h"
 
 #include "quire/quantize/quantize.h"
+#include "quire/spec/one_group.h"
 
 namespace quire_torch {
 
 using quire::check, quire::Direction;
 
-int64_t group_count(const at::Tensor& offsets, const at::Tensor& x, const char* what) {
-  const bool integers = offsets.scalar_type() == at::kInt || offsets.scalar_type() == at::kLong;
-  check(integers && offsets.dim() == 1, what,
-        ": offsets must be an int32 or int64 vector with the end of each group, got ", offsets.scalar_type(), " with ",
-        offsets.dim(), " dimensions");
-  check(offsets.device() == x.device(), what, ": offsets and x must be on one device; got ", offsets.device(), " and ",
-        x.device(), "; move one with .to()");
-  const int64_t count = offsets.sym_size(0).guard_int(__FILE__, __LINE__);
+int64_t group_count(const op::OptionalTensor& offsets, const at::Tensor& x, const char* what) {
+  if (!offsets) return 1;
+  const bool integers = offsets->scalar_type() == at::kInt || offsets->scalar_type() == at::kLong;
+  check(integers && offsets->dim() == 1, what,
+        ": offsets must be an int32 or int64 vector with the end of each group, got ", offsets->scalar_type(), " with ",
+        offsets->dim(), " dimensions");
+  check(offsets->device() == x.device(), what, ": offsets and x must be on one device; got ", offsets->device(),
+        " and ", x.device(), "; move one with .to()");
+  const int64_t count = offsets->sym_size(0).guard_int(__FILE__, __LINE__);
   check(count > 0, what, ": offsets must have the end of at least one group, got none");
   return count;
 }
@@ -34,13 +36,11 @@ BiasList::BiasList(const op::TensorList& list, int64_t groups, const char* what)
   }
 }
 
-std::vector<quire::MutableMatrix> mutable_matrices(const op::TensorList& list, int64_t groups) {
-  std::vector<quire::MutableMatrix> out;
+MutableMatrixList::MutableMatrixList(const op::TensorList& list, int64_t groups) {
   for (size_t e = 0; e < static_cast<size_t>(groups); ++e) {
     at::Tensor one = member(list, e, 2);
-    out.push_back(mutable_matrix(one));
+    matrices_.push_back(mutable_matrix(one));
   }
-  return out;
 }
 
 quire::GroupedSide flat_side(std::span<const at::Tensor> three, const quire::QuantSpec& spec, Direction direction,
@@ -70,57 +70,75 @@ const float* group_scales(const std::optional<at::Tensor>& scale, int64_t slots,
   return scale->const_data_ptr<float>() + slot * groups;
 }
 
-GivenOperand::GivenOperand(const op::OptionalTensorList& buffers, const GivenGroups& groups, const char* what) {
-  const auto& [spec, direction, count, rows, cols] = groups;
-  operand_ = {.spec = spec,
-              .direction = direction,
-              .groups = quire::RowGroups::equal(count, rows),
-              .cols = cols,
-              .side = {},
-              .what = what};
+GivenOperand::GivenOperand(const op::OptionalTensorList& buffers, const GivenGroups& given, const char* what) {
+  const auto& [spec, direction, groups, cols, shape] = given;
+  operand_ = {.spec = spec, .direction = direction, .groups = groups, .cols = cols, .side = {}, .what = what};
   const size_t first = quire::first_buffer(direction);
+  const bool divided = groups.ends.data != nullptr;
   // Those of one group have shapes of their own where a caller gives them, and are flat where forward returned them.
-  if (buffers.size() == 6 && (count > 1 || (buffers[first] && buffers[first]->dim() == 1))) {
+  const bool flat = divided || groups.count > 1 ||
+                    (buffers.size() == 6 && buffers[first] && shape.size() > 1 && buffers[first]->dim() == 1);
+  if (buffers.size() == 6 && flat) {
     std::array<at::Tensor, 3> three;
     for (size_t i = 0; i < 3; ++i) three[i] = buffers[first + i].value_or(at::Tensor());
+    check(!divided || (three[0].defined() && three[1].defined()), what, " is given without ",
+          quire::kBufferNames[first], "; quantize it in that direction");
     operand_.side = flat_side(three, spec, direction, what);
     return;
   }
-  check(static_cast<int64_t>(buffers.size()) == 6 * count, what, " must be given as the six buffers of ",
-        "quire.TensorProto for each of ", count, " groups, or six flat ones of all; got ", buffers.size());
-  const bool rowwise = direction == Direction::rowwise;
-  const QuantizeRole role{.what = what, .role = "w", .spec = spec, .rowwise = rowwise, .columnwise = !rowwise};
-  for (auto six = buffers.begin(); six != buffers.end(); six += 6)
-    each_.push_back(side(given_operand({six, six + 6}, {rows, cols}, role), direction));
-  operand_.side.each = each_;
+  check(!divided && (groups.count == 1 || static_cast<int64_t>(buffers.size()) == 6 * groups.count), what,
+        " must be given as the six buffers of quire.TensorProto for each of ", groups.count,
+        " groups, or six flat ones of all; got ", buffers.size());
+  const int64_t each = static_cast<int64_t>(buffers.size()) / groups.count;
+  for (auto next = buffers.begin(); next != buffers.end(); next += each)
+    each_.push_back(side(given_buffers({next, next + each}, {spec, direction, shape}, what), direction));
+  operand_.side.each = {each_.data(), each_.size()};
 }
 
-quire::GroupedSide GroupedCodes::allocate(Direction direction, const GroupedRole& q) {
+GivenOperand::GivenOperand(const std::array<at::Tensor, 3>& three, const GivenGroups& given, const char* what) {
+  const auto& [spec, direction, groups, cols, shape] = given;
+  operand_ = {.spec = spec,
+              .direction = direction,
+              .groups = groups,
+              .cols = cols,
+              .side = flat_side(three, spec, direction, what),
+              .what = what};
+  if (!groups.ends.data) check_saved(three, {spec, direction, {groups.rows, cols}}, what);
+}
+
+void GroupedCodes::allocate(Direction direction, const GroupedRole& q) {
   const bool kept = q.kept == direction;
   const size_t first = quire::first_buffer(direction);
+  const bool divided = groups_.ends.data != nullptr;
   const auto of_all =
-      groups_.ends.data
-          ? grouped_results<int64_t>(spec_, {groups_.rows, cols_, groups_.count}, direction, true)
-          : stacked_results<int64_t>(spec_, {groups_.rows / groups_.count, cols_}, groups_.count, direction, true);
+      divided ? grouped_results<int64_t>(spec_, {groups_.rows, cols_, groups_.count}, direction, true)
+              : stacked_results<int64_t>(spec_, {groups_.rows / groups_.count, cols_}, groups_.count, direction, true);
   for (size_t i = 0; i < 3; ++i) {
     const bool result = kept || (i == 2 && q.scale);
     buffers_[first + i] =
-        result ? q.results[i] : op::allocate(sizes(of_all[i]), q.results[i].options().dtype(of_all[i].dtype));
+        result ? q.results[i] : op::allocate(sizes(of_all[i]), at::device(q.device).dtype(of_all[i].dtype));
   }
-  return flat_side(std::span(buffers_).subspan(first, 3), spec_, direction, q.what);
+  only_[static_cast<size_t>(direction)] = present_side(buffers_[first], buffers_[first + 1], buffers_[first + 2]);
+}
+
+quire::GroupedSide GroupedCodes::side(Direction direction) const {
+  const size_t first = quire::first_buffer(direction);
+  if (!buffers_[first].defined()) return {};
+  if (quire::is_one(groups_)) return {.each = {&only_[static_cast<size_t>(direction)], 1}};
+  return flat_side(std::span(buffers_).subspan(first, 3), spec_, direction, what_);
 }
 
 GroupedCodes::GroupedCodes(const quire::GroupedMatrix& x, const quire::RowGroups& groups, int64_t cols,
                            const GroupedRole& q, const quire::Context& context)
     : spec_(q.spec), groups_(groups), cols_(cols), what_(q.what) {
-  if (q.rowwise) rowwise_ = allocate(Direction::rowwise, q);
-  if (q.columnwise) columnwise_ = allocate(Direction::columnwise, q);
+  if (q.rowwise) allocate(Direction::rowwise, q);
+  if (q.columnwise) allocate(Direction::columnwise, q);
   quire::grouped_quantize(
       {.spec = spec_,
        .x = x,
        .groups = groups_,
-       .rowwise = rowwise_,
-       .columnwise = columnwise_,
+       .rowwise = side(Direction::rowwise),
+       .columnwise = side(Direction::columnwise),
        .random = q.random,
        .scale = q.scale,
        .amax = {.rowwise = q.rowwise ? q.amax : nullptr, .columnwise = q.columnwise ? q.amax : nullptr},
@@ -131,12 +149,8 @@ GroupedCodes::GroupedCodes(const quire::GroupedMatrix& x, const quire::RowGroups
 }
 
 quire::GroupedOperand GroupedCodes::operand(Direction direction) const {
-  return {.spec = spec_,
-          .direction = direction,
-          .groups = groups_,
-          .cols = cols_,
-          .side = direction == Direction::rowwise ? rowwise_ : columnwise_,
-          .what = what_};
+  return {
+      .spec = spec_, .direction = direction, .groups = groups_, .cols = cols_, .side = side(direction), .what = what_};
 }
 
 }  // namespace quire_torch

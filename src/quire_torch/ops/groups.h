@@ -1,25 +1,30 @@
 // Operands of the products of groups of tokens, of which the linears of a mixture of experts are made.
 #pragma once
 
-#include <deque>
+#include <c10/util/SmallVector.h>
+
 #include <span>
-#include <vector>
 
 #include "quire/spec/grouped_problem.h"
 #include "quire_torch/ops/operand.h"
 
 namespace quire_torch {
 
-/// E, which is at least 1. Throws unless offsets is int32 or int64 [E], the ends of the groups of rows of x, where x
-/// is.
-int64_t group_count(const at::Tensor& offsets, const at::Tensor& x, const char* what);
+/// E, which is at least 1: of one group that has all rows where there are no offsets. Throws unless offsets is int32 or
+/// int64 [E], the ends of the groups of rows of x, where x is.
+int64_t group_count(const op::OptionalTensor& offsets, const at::Tensor& x, const char* what);
 
 /// Offsets as the core's groups of `rows` rows, for the time of a call.
 class GroupsView {
  public:
-  GroupsView(const at::Tensor& offsets, int64_t rows, const char* what)
-      : offsets_(offsets.contiguous()),
-        groups_{.count = offsets_.numel(), .rows = rows, .ends = integers(offsets_), .what = what} {}
+  GroupsView(const op::OptionalTensor& offsets, int64_t rows, const char* what) {
+    groups_ = quire::RowGroups::equal(1, rows);
+    groups_.what = what;
+    if (!offsets) return;
+    offsets_ = offsets->contiguous();
+    groups_.count = offsets_.numel();
+    groups_.ends = integers(offsets_);
+  }
   operator const quire::RowGroups&() const { return groups_; }
   int64_t count() const { return groups_.count; }
 
@@ -35,26 +40,33 @@ at::Tensor member(const op::TensorList& list, size_t group, int64_t rank);
 class MatrixList {
  public:
   MatrixList(const op::TensorList& list, int64_t groups, const char* what);
-  operator std::span<const quire::Matrix>() const { return matrices_; }
+  operator std::span<const quire::Matrix>() const { return {matrices_.data(), matrices_.size()}; }
 
  private:
-  std::deque<MatrixView> views_;
-  std::vector<quire::Matrix> matrices_;
+  c10::SmallVector<MatrixView, 1> views_;
+  c10::SmallVector<quire::Matrix, 1> matrices_;
 };
 
 /// The same of biases: a vector of each group, or none.
 class BiasList {
  public:
   BiasList(const op::TensorList& list, int64_t groups, const char* what);
-  operator std::span<const quire::Vector>() const { return vectors_; }
+  operator std::span<const quire::Vector>() const { return {vectors_.data(), vectors_.size()}; }
 
  private:
-  std::deque<MatrixView> views_;
-  std::vector<quire::Vector> vectors_;
+  c10::SmallVector<MatrixView, 1> views_;
+  c10::SmallVector<quire::Vector, 1> vectors_;
 };
 
 /// The same of contiguous matrices that are written.
-std::vector<quire::MutableMatrix> mutable_matrices(const op::TensorList& list, int64_t groups);
+class MutableMatrixList {
+ public:
+  MutableMatrixList(const op::TensorList& list, int64_t groups);
+  operator std::span<const quire::MutableMatrix>() const { return {matrices_.data(), matrices_.size()}; }
+
+ private:
+  c10::SmallVector<quire::MutableMatrix, 1> matrices_;
+};
 
 /// Three flat results with room for the buffers of one direction of all groups, however their tokens are divided.
 template <class Int>
@@ -80,6 +92,15 @@ std::array<op::Result<Int>, 3> stacked_results(const quire::QuantSpec& spec, con
   return r;
 }
 
+/// What operators keep of the rows of x: the first where offsets say how they are divided, the second where they are
+/// one group.
+template <class Int>
+std::array<op::Result<Int>, 3> rows_results(const quire::QuantSpec& spec, const quire::GroupSizes<Int>& sizes,
+                                            bool divided, quire::Direction direction, bool wanted) {
+  return divided ? grouped_results<Int>(spec, sizes, direction, wanted)
+                 : stacked_results<Int>(spec, {sizes.tokens, sizes.k}, 1, direction, wanted);
+}
+
 /// The flat buffers of one direction of groups. Throws unless they are contiguous, of the dtypes of `spec`. what: "op:
 /// argument".
 quire::GroupedSide flat_side(std::span<const at::Tensor> three, const quire::QuantSpec& spec,
@@ -90,24 +111,35 @@ quire::GroupedSide flat_side(std::span<const at::Tensor> three, const quire::Qua
 const float* group_scales(const std::optional<at::Tensor>& scale, int64_t slots, int64_t groups, int64_t slot,
                           const char* what);
 
-/// Which of a matrix's buffers, for each group: those of w [rows, cols].
+/// Which buffers are given: those of groups of rows with `cols` columns. shape: of the tensor of one group, where each
+/// has as many rows.
 struct GivenGroups {
   const quire::QuantSpec& spec;
   quire::Direction direction;
-  int64_t count, rows, cols;
+  quire::RowGroups groups;
+  int64_t cols;
+  quire::Shape<int64_t> shape{};
+
+  /// w of each of `count` groups.
+  static GivenGroups matrices(const quire::QuantSpec& spec, quire::Direction direction, int64_t count,
+                              const std::array<int64_t, 2>& w) {
+    return {spec, direction, quire::RowGroups::equal(count, w[0]), w[1], {w[0], w[1]}};
+  }
 };
 
-/// w of each group that is given quantized, as an operand: six buffers for each group, or six flat ones for all. Throws
-/// for another number.
+/// An operand of products that is given quantized: six buffers for each group, or six flat ones for all. Throws for
+/// another number, and unless they are those of spec and sizes.
 class GivenOperand {
  public:
-  GivenOperand(const op::OptionalTensorList& buffers, const GivenGroups& groups, const char* what);
+  GivenOperand(const op::OptionalTensorList& buffers, const GivenGroups& given, const char* what);
+  /// Of the three that an operator returned, which may be flat.
+  GivenOperand(const std::array<at::Tensor, 3>& three, const GivenGroups& given, const char* what);
   GivenOperand(const GivenOperand&) = delete;  // the operand points into each_
   GivenOperand& operator=(const GivenOperand&) = delete;
   operator const quire::GroupedOperand&() const { return operand_; }
 
  private:
-  std::vector<quire::Side> each_;
+  c10::SmallVector<quire::Side, 1> each_;
   quire::GroupedOperand operand_;
 };
 
@@ -115,6 +147,7 @@ class GivenOperand {
 struct GroupedRole {
   const char* what;  ///< "op: argument", for errors
   const char* role;  ///< "x", "w" or "dy"
+  at::Device device;
   quire::QuantSpec spec{};
   bool rowwise = false, columnwise = false;
   quire::Randomness random{};    ///< group e draws with seed + e (numerics.md 0.19)
@@ -135,14 +168,15 @@ class GroupedCodes {
   quire::GroupedOperand operand(quire::Direction direction) const;
 
  private:
-  quire::GroupedSide allocate(quire::Direction direction, const GroupedRole& q);
+  void allocate(quire::Direction direction, const GroupedRole& q);
+  quire::GroupedSide side(quire::Direction direction) const;
 
   quire::QuantSpec spec_;
   quire::RowGroups groups_;
   int64_t cols_;
   const char* what_;
-  std::array<at::Tensor, 6> buffers_;
-  quire::GroupedSide rowwise_, columnwise_;
+  BufferTensors buffers_;
+  std::array<quire::Side, 2> only_;  ///< by direction, of one group
 };
 
 }  // namespace quire_torch

@@ -44,13 +44,30 @@ op::Result<Int> needed(int64_t wanted, const quire::Shape<Int>& sizes, at::Scala
   return r;
 }
 
-/// dy [*, N] is quantized as the recipe says and gives (numerics.md 6.1, 6.6)
-///   dx    [*, K] = dy rowwise * w columnwise,          in `dtype`
-///   dw    [N, K] = dy columnwise * x columnwise,       in `dtype`
-///   dbias [N]    = sum of the unquantized dy over rows, in dy's dtype
-/// x_*, w_*: the columnwise buffers that linear_fwd returned; needed for dw and dx.
+/// dx, dw and dbias of a backward operator, as `needs` says; op: its name, for errors.
+template <class Int, class Args>
+std::array<op::Result<Int>, 3> gradient_results(const Args& a, const char* op) {
+  const int64_t groups = group_count(a.offsets, a.dy, op);
+  const Int n = op::size<Int>(a.dy, -1), k = op::as<Int>(a.in_features);
+  auto dx = shape<Int>(a.dy);
+  dx.back() = k;
+  quire::Shape<Int> dw{n, k}, dbias{n};
+  if (a.offsets) dw = {Int(groups), n, k}, dbias = {Int(groups), n};
+  return {needed(a.needs & kNeedsX, dx, a.dtype), needed(a.needs & kNeedsW, dw, a.dtype),
+          needed(a.needs & kNeedsBias, dbias, a.dy.scalar_type())};
+}
+
+/// dy [*, N] is quantized as the recipe says and gives for each group (numerics.md 6.1, 6.6, 0.19)
+///   dx    [*, K]    = dy rowwise * w columnwise,     in `dtype`; zero in rows beyond the last group
+///   dw    [E, N, K] = dy columnwise * x columnwise,  in `dtype`; zero for a group without tokens
+///   dbias [E, N]    = sum of the unquantized dy over rows, in dy's dtype
+/// of which `needs` has bits; without offsets dw is [N, K] and dbias [N]. kKeepsDy: instead of dw, columnwise dy is
+/// returned in flat buffers.
+/// x_*: the columnwise buffers that linear_fwd returned. w_buffers: w columnwise, six buffers for each group as it was
+/// given quantized, or six flat ones of all, such as that returned.
 /// sr_state: int64 [2] = {seed, counter c}; stochastic rounding draws with offsets 2c (rowwise) and 2c + 1
-/// (columnwise). dy_scale: given scale of dy (delayed scaling); its amax is returned.
+/// (columnwise), group e with seed + e. bwd_scale: float32 [2 E] of delayed scaling, dy in each group and E that are
+/// not used here; dy_amax [E] is then returned.
 struct LinearBwd : OpBase {
   static constexpr const char* kName = "linear_bwd";
   static constexpr const char* kNotDifferentiable =
@@ -58,26 +75,26 @@ struct LinearBwd : OpBase {
       "available";
   struct Args {
     at::Tensor dy;
+    op::OptionalTensor offsets;
     at::Tensor x_data, x_scale, x_amax;
-    at::Tensor w_data, w_scale, w_amax;
+    OptionalTensors w_buffers;
     c10::SymInt in_features;
     RecipeText recipe;
     at::ScalarType dtype;
     int64_t needs;
-    std::optional<at::Tensor> sr_state{}, dy_scale{};
+    std::optional<at::Tensor> sr_state{}, bwd_scale{};
     static constexpr auto kFields = std::tuple{op::field<&Args::dy>("dy"),
+                                               op::field<&Args::offsets>("offsets"),
                                                op::field<&Args::x_data>("x_data"),
                                                op::field<&Args::x_scale>("x_scale"),
                                                op::field<&Args::x_amax>("x_amax"),
-                                               op::field<&Args::w_data>("w_data"),
-                                               op::field<&Args::w_scale>("w_scale"),
-                                               op::field<&Args::w_amax>("w_amax"),
+                                               op::field<&Args::w_buffers>("w_buffers"),
                                                op::field<&Args::in_features>("in_features"),
                                                op::field<&Args::recipe>("recipe"),
                                                op::field<&Args::dtype>("dtype"),
                                                op::field<&Args::needs>("needs"),
                                                op::field<&Args::sr_state>("sr_state", "None"),
-                                               op::field<&Args::dy_scale>("given_dy_scale", "None")};
+                                               op::field<&Args::bwd_scale>("bwd_scale", "None")};
   };
   static constexpr std::array kResults{"dx", "dw", "dbias", "dy_data", "dy_scale", "dy_amax"};
 
@@ -85,74 +102,58 @@ struct LinearBwd : OpBase {
   static std::array<op::Result<Int>, 6> results(const Args& a) {
     check_input(a.dy, "linear_bwd: dy");
     check_needs(a.needs, "linear_bwd");
-    const Int n = op::size<Int>(a.dy, -1), k = op::as<Int>(a.in_features);
+    const auto [dx, dw, dbias] = gradient_results<Int>(a, "linear_bwd");
     const auto dy = shape<Int>(a.dy);
-    auto dx = dy;
-    dx.back() = k;
-    auto q = kept<Int>(a.recipe->dy, dy, (a.needs & kKeepsDy) != 0);
-    if (a.dy_scale && (a.needs & (kNeedsX | kNeedsW | kKeepsDy))) q[2] = {{Int(1)}, at::kFloat};
-    return {needed(a.needs & kNeedsX, dx, a.dtype),
-            needed<Int>(a.needs & kNeedsW, {n, k}, a.dtype),
-            needed<Int>(a.needs & kNeedsBias, {n}, a.dy.scalar_type()),
-            q[0],
-            q[1],
-            q[2]};
+    const int64_t groups = group_count(a.offsets, a.dy, "linear_bwd");
+    auto q = rows_results<Int>(a.recipe->dy, {quire::product(dy, 0, dy.size() - 1), dy.back(), groups},
+                               a.offsets.has_value(), quire::Direction::columnwise, (a.needs & kKeepsDy) != 0);
+    if (a.bwd_scale && (a.needs & (kNeedsX | kNeedsW | kKeepsDy))) q[2] = {{Int(groups)}, at::kFloat};
+    return {dx, dw, dbias, q[0], q[1], q[2]};
   }
   static void run(const Args& a, op::Tensors<6>& out, const quire::Context& context);
 };
 
-/// Where dy's rounding takes its bits in the backward pass that sr_state stands at when the kernel runs; none for a
-/// spec that rounds to nearest. Throws where sr_state is absent or wrong.
-quire::Randomness randomness(const quire::QuantSpec& dy, const std::optional<at::Tensor>& sr_state);
-
-/// Throws unless t is a contiguous float matrix.
-void check_main_grad(const at::Tensor& t, const char* what);
-
-/// Throws unless t is one with the sizes of the weight; op: "linear".
-void check_destination(const at::Tensor& t, c10::SymIntArrayRef weight, const char* op);
-
-/// A bound of the rows of columnwise codes: an element has half a byte at least. Counts of buffers below it do not
-/// wrap.
-int64_t most_tokens(const at::Tensor& dy_data, const at::Tensor& x_data);
-
-/// Throws unless accumulate_ can add value to main_grad.
-void check_addend(const at::Tensor& main_grad, const at::Tensor& value, const char* op);
-
-/// dw = dy columnwise * x columnwise of buffers that linear_bwd (kKeepsDy) and linear_fwd returned, added to
-/// `main_grad` [N, K] in its dtype, or written over it (numerics.md 6.7). tokens: rows of x and dy.
-struct Wgrad : OpBase {
-  static constexpr const char* kName = "wgrad_";
+/// The same gradients as products of plain x and w, in `dtype`: what a layer without a recipe computes, and
+/// backward_override asks for (numerics.md 6.8). x [*, K], read for dw. w: E matrices, or one [E, N, K]; or none, and
+/// its rowwise codes under `recipe` in w_buffers.
+struct LinearPlainBwd : OpBase {
+  static constexpr const char* kName = "linear_plain_bwd";
+  static constexpr const char* kNotDifferentiable = LinearBwd::kNotDifferentiable;
   struct Args {
-    op::Mutable<at::Tensor> main_grad;
-    at::Tensor dy_data, dy_scale, dy_amax;
-    at::Tensor x_data, x_scale, x_amax;
-    c10::SymInt tokens;
-    RecipeText recipe;
-    bool overwrite;
-    static constexpr auto kFields =
-        std::tuple{op::field<&Args::main_grad>("main_grad"), op::field<&Args::dy_data>("dy_data"),
-                   op::field<&Args::dy_scale>("dy_scale"),   op::field<&Args::dy_amax>("dy_amax"),
-                   op::field<&Args::x_data>("x_data"),       op::field<&Args::x_scale>("x_scale"),
-                   op::field<&Args::x_amax>("x_amax"),       op::field<&Args::tokens>("tokens"),
-                   op::field<&Args::recipe>("recipe"),       op::field<&Args::overwrite>("overwrite", "False")};
+    at::Tensor dy;
+    op::OptionalTensor offsets;
+    at::Tensor x;
+    op::TensorList w;
+    OptionalTensors w_buffers;
+    c10::SymInt in_features;
+    OptionalRecipeText recipe;
+    at::ScalarType dtype;
+    int64_t needs;
+    static constexpr auto kFields = std::tuple{op::field<&Args::dy>("dy"),
+                                               op::field<&Args::offsets>("offsets"),
+                                               op::field<&Args::x>("x"),
+                                               op::field<&Args::w>("w"),
+                                               op::field<&Args::w_buffers>("w_buffers"),
+                                               op::field<&Args::in_features>("in_features"),
+                                               op::field<&Args::recipe>("recipe"),
+                                               op::field<&Args::dtype>("dtype"),
+                                               op::field<&Args::needs>("needs")};
   };
-  static constexpr auto kResults = op::kNoResults;
-  static void run(const Args& a, const quire::Context& context);
-};
+  static constexpr std::array kResults{"dx", "dw", "dbias"};
 
-/// main_grad += value, or = value, elementwise in float32 and rounded once to main_grad's dtype.
-struct Accumulate : OpBase {
-  static constexpr const char* kName = "accumulate_";
-  struct Args {
-    op::Mutable<at::Tensor> main_grad;
-    at::Tensor value;
-    bool overwrite;
-    static constexpr auto kFields =
-        std::tuple{op::field<&Args::main_grad>("main_grad"), op::field<&Args::value>("value"),
-                   op::field<&Args::overwrite>("overwrite", "False")};
-  };
-  static constexpr auto kResults = op::kNoResults;
-  static void run(const Args& a, const quire::Context& context);
+  template <class Int>
+  static std::array<op::Result<Int>, 3> results(const Args& a) {
+    check_input(a.dy, "linear_plain_bwd: dy");
+    check_needs(a.needs, "linear_plain_bwd");
+    const auto gradients = gradient_results<Int>(a, "linear_plain_bwd");
+    if ((a.needs & kNeedsX) && a.w.empty())
+      quire::check(a.recipe->has_value(), "linear_plain_bwd: w is absent; pass it, or its codes and a recipe");
+    else if (a.needs & kNeedsX)
+      check_list<Int>(a.w, group_count(a.offsets, a.dy, "linear_plain_bwd"),
+                      {op::size<Int>(a.dy, -1), op::as<Int>(a.in_features)}, "linear_plain_bwd: w", a.dy.device());
+    return gradients;
+  }
+  static void run(const Args& a, op::Tensors<3>& out, const quire::Context& context);
 };
 
 }  // namespace quire_torch

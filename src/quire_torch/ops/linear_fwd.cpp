@@ -1,8 +1,5 @@
 #include "quire_torch/ops/linear_fwd.h"
 
-#include <algorithm>
-#include <span>
-
 #include "quire/gemm/gemm.h"
 #include "quire/quantize/fingerprint.h"
 
@@ -11,56 +8,107 @@ namespace {
 
 using quire::Direction;
 
-/// Quantizes an operand; its columnwise buffers are the results `kept` of the operator where they are saved.
-BufferTensors make_operand(const at::Tensor& t, const QuantizeRole& q, const quire::Context& context,
-                           std::span<at::Tensor> kept) {
-  BufferTensors into;
-  if (q.columnwise) std::copy(kept.begin(), kept.end(), into.begin() + 3);
-  return quantize_operand(t, q, context, into);
+/// Codes that are kept over steps are refused once their tensor has changed, however it was written.
+void check_fresh(const LinearFwd::Args& a, const GroupsView& groups, const quire::Context& context) {
+  if (!a.w_fingerprint) return;
+  const at::Tensor& made = *a.w_fingerprint;
+  quire::check(
+      made.scalar_type() == at::kLong && made.numel() == groups.count() && made.is_contiguous() && !a.w.empty(),
+      "linear: w_fingerprint must be what quire::fingerprint returned for each w, int64 of size [", groups.count(),
+      "], and w be given; got ", made.scalar_type(), " ", made.sizes());
+  const MatrixList w(a.w, groups.count(), "linear: w");
+  quire::grouped_fingerprint({.x = w, .groups = groups, .expected = made.const_data_ptr<int64_t>(), .what = "linear"},
+                             context);
 }
 
-/// Codes that are kept over steps are refused once their tensor has changed, however it was written.
-void check_fresh(const LinearFwd::Args& a, const quire::Context& context) {
-  if (!a.w_fingerprint) return;
-  const at::Tensor& kept = *a.w_fingerprint;
-  quire::check(
-      kept.scalar_type() == at::kLong && kept.numel() == 1 && a.w.has_value(),
-      "linear: w_fingerprint must be what quire::fingerprint(w) returned, int64 of size [1], and w be given; got ",
-      kept.scalar_type(), " ", kept.sizes());
-  const MatrixView w(*a.w, "linear: w");
-  quire::fingerprint({.x = w.matrix(), .expected = kept.const_data_ptr<int64_t>(), .what = "linear"}, context);
+/// The forward product without a recipe.
+void plain(const LinearFwd::Args& a, const GroupsView& groups, const quire::MutableMatrix& y,
+           const quire::Context& context) {
+  const MatrixView x(a.x, "linear: x");
+  const MatrixList w(a.w, groups.count(), "linear: w");
+  const BiasList bias(a.bias, groups.count(), "linear: bias");
+  quire::grouped_matmul({.groups = groups,
+                         .a = {.rows = x.matrix()},
+                         .b = {.each = w},
+                         .transpose_b = true,
+                         .bias = bias,
+                         .out = {.rows = y}},
+                        context);
+}
+
+/// The direction that `save` asks to keep of an operand.
+std::optional<Direction> saved(const LinearFwd::Args& a, int64_t bit) {
+  if ((a.save & bit) == 0) return std::nullopt;
+  return saved_direction(**a.recipe);
+}
+
+/// x of each group, rowwise; in the other direction too where that is saved.
+GroupedCodes quantize_x(const LinearFwd::Args& a, const GroupsView& groups, op::Tensors<7>& out,
+                        const quire::Context& context) {
+  const MatrixView x(a.x, "linear: x");
+  const auto kept = saved(a, kSaveX);
+  return {{.rows = x.matrix()},
+          groups,
+          x.matrix().cols,
+          {.what = "linear: x",
+           .role = "x",
+           .device = a.x.device(),
+           .spec = (*a.recipe)->x,
+           .rowwise = true,
+           .columnwise = kept == Direction::columnwise,
+           .scale = group_scales(a.fwd_scale, 3, groups.count(), 0, "linear: fwd_scale"),
+           .results = std::span(out).subspan(1, 3),
+           .kept = kept},
+          context};
+}
+
+/// w of each group; where neither backward nor delayed scaling want the others, of those that have tokens.
+GroupedCodes quantize_w(const LinearFwd::Args& a, const GroupsView& groups, op::Tensors<7>& out,
+                        const quire::Context& context) {
+  const auto kept = saved(a, kSaveW);
+  const MatrixList w(a.w, groups.count(), "linear: w");
+  return {{.each = w},
+          quire::RowGroups::equal(groups.count(), op::as<int64_t>(a.out_features)),
+          a.x.size(-1),
+          {.what = "linear: w",
+           .role = "w",
+           .device = a.x.device(),
+           .spec = (*a.recipe)->w,
+           .rowwise = true,
+           .columnwise = kept == Direction::columnwise,
+           .scale = group_scales(a.fwd_scale, 3, groups.count(), 1, "linear: fwd_scale"),
+           .results = std::span(out).subspan(4, 3),
+           .kept = kept,
+           .only = kept || a.fwd_scale ? quire::RowGroups{} : quire::RowGroups(groups)},
+          context};
 }
 
 }  // namespace
 
 void LinearFwd::run(const Args& a, op::Tensors<7>& out, const quire::Context& context) {
-  check_fresh(a, context);
-  const quire::LinearSpec& recipe = *a.recipe;
   const int64_t n = op::as<int64_t>(a.out_features), k = a.x.size(-1);
-  const QuantizeRole x_role{.what = "linear: x",
-                            .role = "x",
-                            .spec = recipe.x,
-                            .rowwise = true,
-                            .columnwise = (a.save & kSaveX) && a.x_buffers.empty()};
-  const QuantizeRole w_role{.what = "linear: w",
-                            .role = "w",
-                            .spec = recipe.w,
-                            .rowwise = true,
-                            .columnwise = (a.save & kSaveW) && a.w_buffers.empty()};
-  const BufferTensors x = a.x_buffers.empty() ? make_operand(a.x, x_role, context, std::span(out).subspan(1, 3))
-                                              : given_operand(a.x_buffers, shape<int64_t>(a.x), x_role);
-  const BufferTensors w = a.w_buffers.empty() ? make_operand(*a.w, w_role, context, std::span(out).subspan(4, 3))
-                                              : given_operand(a.w_buffers, {n, k}, w_role);
-  std::optional<MatrixView> bias;
-  if (a.bias) bias.emplace(*a.bias, "linear: bias");
   const quire::MutableMatrix y = mutable_matrix(out[0]);
-  quire::gemm({.a = operand(x, recipe.x, Direction::rowwise, y.rows, k),
-               .b = operand(w, recipe.w, Direction::rowwise, n, k),
-               .out = y,
-               .bias = bias ? bias->matrix().data : nullptr,
-               .bias_dtype = bias ? bias->matrix().dtype : quire::DType::f32,
-               .role = quire::kFprop},
-              context);
+  const GroupsView groups(a.offsets, y.rows, "linear");
+  if (!a.recipe->has_value()) return plain(a, groups, y, context);
+  check_fresh(a, groups, context);
+  const quire::LinearSpec& recipe = **a.recipe;
+  std::optional<GroupedCodes> x, w;
+  std::optional<GivenOperand> given_x, given_w;
+  if (!a.x_buffers.empty())
+    given_x.emplace(a.x_buffers, GivenGroups{recipe.x, Direction::rowwise, groups, k, shape<int64_t>(a.x)},
+                    "linear: x");
+  if (!a.w_buffers.empty())
+    given_w.emplace(a.w_buffers, GivenGroups::matrices(recipe.w, Direction::rowwise, groups.count(), {n, k}),
+                    "linear: w");
+  if (!given_x) x.emplace(quantize_x(a, groups, out, context));
+  if (!given_w) w.emplace(quantize_w(a, groups, out, context));
+  const BiasList bias(a.bias, groups.count(), "linear: bias");
+  quire::grouped_gemm({.a = x ? x->operand(Direction::rowwise) : quire::GroupedOperand(*given_x),
+                       .b = w ? w->operand(Direction::rowwise) : quire::GroupedOperand(*given_w),
+                       .out = {.rows = y},
+                       .bias = bias,
+                       .role = quire::kFprop},
+                      context);
 }
 
 }  // namespace quire_torch

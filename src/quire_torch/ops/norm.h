@@ -38,7 +38,7 @@ struct NormArgs {
                                              op::field<&NormArgs::spec>("spec", "\"\""),
                                              op::field<&NormArgs::rowwise>("rowwise", "False"),
                                              op::field<&NormArgs::columnwise>("columnwise", "False"),
-                                             op::field<&NormArgs::keep>("keep", "False"),
+                                             op::field<&NormArgs::keep>("keep_y", "False"),
                                              op::field<&NormArgs::scale>("scale", "None")};
 
   ProducedFields out() const { return {dtype, spec, rowwise, columnwise, keep, scale}; }

@@ -47,7 +47,10 @@ struct Stack {
     const size_t at = static_cast<size_t>(3 * i);
     const BufferTensors b{tensors[at], tensors[at + 1], tensors[at + 2]};
     check_buffers(b, spec, {n, k}, quire::Direction::rowwise, what.c_str());
-    return PreparedWeight(operand(b, spec, quire::Direction::rowwise, n, k), options(i));
+    const quire::Side codes = side(b, quire::Direction::rowwise);
+    const quire::Operand w{
+        .spec = spec, .outer = n, .contraction = k, .data = codes.data, .scale = codes.scale, .amax = codes.amax};
+    return PreparedWeight(w, options(i));
   }
 };
 
