@@ -1,73 +1,203 @@
-"""docs/follow-one-call.md names files and symbols that exist."""
+"""docs/follow-one-call.md says what runs, in order: it is compared with recordings of its own example (tests/walk)."""
 
-import ast
+import platform
 import re
-from pathlib import Path
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+import quire
+from walk import sources, walks
+
+pytestmark = pytest.mark.slow  # compiles C++
 
 PAGE = "docs/follow-one-call.md"
-STOP = re.compile(r"^### (\d+)\. \[(\S+)\]\((\S+)\) `(\S+)`$", re.MULTILINE)
+STOP = re.compile(r"^### (\d+)\. \[(\S+)\]\(\.\./(\S+)\) `(\S+)`(?: on ([\w, ]+))?$", re.MULTILINE)
+LINK = re.compile(r"\]\(\.\./(\S+?)\)")
+SECTIONS = {"forward": "Forward", "backward": "Backward"}
+REFERENCE = "reference"
+#: What one call may cost to the doors of its kernels: files, lines of the functions that are called. To be lowered when
+#: the way gets shorter, and never raised.
+COST = {"inference": (33, 721), "forward": (38, 863), "backward": (30, 633)}
 
 
-def defined_in_python(path: Path, symbol: str) -> bool:
-    nodes: list[ast.AST] = [ast.parse(path.read_text())]
-    for name in symbol.split("."):
-        children = [child for node in nodes for child in ast.iter_child_nodes(node)]
-        nodes = [child for child in children if getattr(child, "name", None) == name]
-    return bool(nodes)
+@dataclass(frozen=True)
+class Stop:
+    number: int
+    file: str
+    symbol: str
+    kernels: tuple[str, ...]  # none: all
+
+    def is_function(self, function):
+        return function.file == self.file and f"::{function.name}".endswith(f"::{self.symbol}")
 
 
-def defined_in_cpp(path: Path, symbol: str) -> bool:
-    """A definition or declaration: `type name(`, `struct name {`, `type name{` or `type name =`."""
-    text = path.read_text()
-    *outer, name = symbol.split("::")
-
-    def defines(name: str) -> bool:
-        # A call has `=`, `return` or another expression before it, a definition only types.
-        start = r"^(?![ \t]*(?:return|throw)\b)[ \t]*[\w:<>&*,\[\] ]*?[\w>&*\]] \**&?"
-        return re.search(rf"{start}{re.escape(name)}\b(?: final)?(?:\s*[({{]| : | =)", text, re.MULTILINE) is not None
-
-    return defines(symbol) or (bool(outer) and defines(outer[-1]) and defines(name))
+def stops(text, part):
+    section = text.partition(f"\n## {SECTIONS[part]}\n")[2].partition("\n## ")[0]
+    found = STOP.findall(section)
+    assert len(found) == section.count("\n### "), "a heading is not `### N. [file](../file) `symbol` on KERNELS`"
+    assert all(shown == file for _, shown, file, *_ in found)
+    return [Stop(int(n), file, symbol, tuple(re.findall(r"\w+", on))) for n, _, file, symbol, on in found]
 
 
-def test_every_stop_names_a_file_and_a_symbol_in_it(page, root):
-    stops = STOP.findall(page(PAGE).text)
-    assert [int(number) for number, *_ in stops] == list(range(1, len(stops) + 1)) and len(stops) >= 10
-    assert len(stops) == page(PAGE).text.count("\n### "), "a stop's heading is not `### N. [file](../file) `symbol``"
-    for number, file, link, symbol in stops:
-        path = root / file
-        assert link == f"../{file}"
-        assert path.is_file(), f"stop {number}: there is no {file}"
-        defined = defined_in_python if path.suffix == ".py" else defined_in_cpp
-        assert defined(path, symbol), f"stop {number}: {file} does not define {symbol}"
+def kernels(text):
+    """Instruction set, or "reference" -> the kernels that run there; and the QUIRE_KERNEL of the reference."""
+    rows = dict(re.findall(r"^\| `(\w+)` \| `QUIRE_(?:ISA|KERNEL)` (.+) \|$", text, re.MULTILINE))
+    setting = rows.pop(REFERENCE).strip("`")
+    return {isa: name for name, isas in rows.items() for isa in re.findall(r"`(\w+)`", isas)}, setting
 
 
-SOURCE = """
-int one(int x) {
-  return two(x);
-}
-struct A {
-  void f();
-};
-void B::g() {}
-const int k{three(1)};
-"""
+def misorders(text, kernel, part, walk):
+    """What a section says that one walk contradicts."""
+    last, before = -1, None
+    for stop in stops(text, part):
+        if stop.kernels and kernel not in stop.kernels:
+            continue
+        at = next((i for i, step in enumerate(walk) if any(map(stop.is_function, step))), None)
+        if at is None:
+            yield f"stop {stop.number}: {stop.symbol} of {stop.file} does not run, or the compiler has inlined it"
+        elif at < last:
+            yield f"stop {stop.number}: {stop.symbol} runs before {before.symbol} of stop {before.number}"
+        else:
+            last, before = at, stop
 
 
-def test_the_check_sees_definitions_and_not_calls(tmp_path):
-    source = tmp_path / "a.cpp"
-    source.write_text(SOURCE)
-    defined, called = ("one", "A", "A::f", "B::g", "k"), ("two", "A::g", "three", "B::f")
-    assert [name for name in (*defined, *called) if defined_in_cpp(source, name)] == list(defined)
+def omissions(text, walk):
+    """Files that a walk enters and the page does not name."""
+    named = set(LINK.findall(text))
+    for step in walk:
+        if not named & {function.file for function in step}:
+            yield f"{step[0]} runs, and the page does not name its file"
 
 
-def test_the_call_that_is_followed_runs(page):
-    import torch
+@pytest.fixture(scope="module")
+def text():
+    return (sources.ROOT / PAGE).read_text()
 
-    import quire
 
-    code = re.search(r"```python\n(.*?)```", page(PAGE).text, re.DOTALL)[1]
+@pytest.fixture(scope="module")
+def example(text):
+    return re.search(r"```python\n(.*?)```", text, re.DOTALL)[1]
+
+
+@pytest.fixture(scope="module")
+def recorded(text, example, tmp_path_factory):
+    """Way -> part -> walk: a way is an instruction set of this machine, or the reference.
+
+    Only an architecture whose breakpoint tests/walk does not know is skipped. A system that forbids breakpoints fails:
+    nobody would see that the page is compared no more.
+    """
+    if platform.machine() not in ("x86_64", "AMD64"):
+        pytest.skip("walks are recorded by x86-64's breakpoint instruction")
+    isas = [line.split(":")[0] for line in torch.ops.quire.isas().splitlines() if "lacks" not in line]
+    ways = {isa: {"QUIRE_ISA": isa} for isa in isas} | {REFERENCE: {"QUIRE_KERNEL": kernels(text)[1]}}
+    return walks.record(example, ways, tmp_path_factory.mktemp("walk"))
+
+
+def kernel_of(text, way):
+    found = kernels(text)[0] | {REFERENCE: REFERENCE}
+    assert way in found, f"the page does not say which kernels run on {way}"
+    return found[way]
+
+
+def test_no_stop_is_out_of_order_or_never_reached(text, recorded):
+    findings = [
+        f"{way}: {finding}"
+        for way, parts in recorded.items()
+        for part in SECTIONS
+        for finding in misorders(text, kernel_of(text, way), part, parts[part])
+    ]
+    assert not findings, "\n".join(findings)
+
+
+def test_no_file_is_entered_that_the_page_does_not_name(text, recorded):
+    found = {finding for parts in recorded.values() for walk in parts.values() for finding in omissions(text, walk)}
+    assert not found, "\n".join(sorted(found))
+
+
+def test_stops_are_numbered_and_no_stop_names_a_function_that_does_not_exist(text):
+    found = [stop for part in SECTIONS for stop in stops(text, part)]
+    assert [stop.number for stop in found] == list(range(1, len(found) + 1)) and len(found) >= 10
+    known = [d.function for same in sources.definitions().values() for d in same]
+    for stop in found:
+        if stop.file.endswith(".py"):
+            continue  # runs everywhere
+        assert any(map(stop.is_function, known)), f"stop {stop.number}: {stop.file} has no {stop.symbol}"
+        assert set(stop.kernels) <= {*kernels(text)[0].values(), REFERENCE}, f"stop {stop.number}"
+
+
+def test_no_link_of_the_page_is_dead(text, root):
+    assert not [link for link in LINK.findall(text) if not (root / link).is_file()]
+
+
+@pytest.mark.parametrize("part", COST)
+def test_the_way_to_the_kernels_does_not_get_longer(part, recorded):
+    for way, parts in recorded.items():
+        outer = walks.to_the_kernels(parts[part])
+        files, lines = len(walks.files(outer)), walks.lines(outer)
+        most = COST[part]
+        assert files <= most[0] and lines <= most[1], (
+            f"{part} on {way} takes {files} files and {lines} lines to its kernels, more than {most}; "
+            "python tests/walk/walks.py prints them"
+        )
+
+
+def test_instruction_sets_run_kernels_of_their_own(recorded):
+    """What is forced is what is recorded: otherwise all comparisons would be the same one."""
+    for way, parts in recorded.items():
+        entered = walks.files(parts["forward"])
+        assert any(file.startswith("src/quire/reference/") for file in entered) == (way == REFERENCE)
+        assert any(file.startswith("src/quire/cpu/generic/") for file in entered) == (way != REFERENCE)
+
+
+def swapped(text, one, other):
+    """Two stops have changed places, numbers apart."""
+    headings = [f"[{stop.file}](../{stop.file}) `{stop.symbol}`" for stop in (one, other)]
+    text = text.replace(headings[0], "<one>").replace(headings[1], headings[0])
+    return text.replace("<one>", headings[1])
+
+
+def test_the_comparison_sees_every_two_neighbours_that_change_places(text, recorded):
+    for part in SECTIONS:
+        walk = recorded[REFERENCE][part]
+        found = list(misorders(text, REFERENCE, part, walk))
+        everywhere = [stop for stop in stops(text, part) if not stop.kernels]
+        for one, other in zip(everywhere, everywhere[1:], strict=False):
+            assert list(misorders(swapped(text, one, other), REFERENCE, part, walk)) != found, (one, other)
+
+
+def test_the_comparison_sees_a_function_that_does_not_run(text, recorded):
+    altered = text.replace("`LinearFwd::run`", "`LinearFwd::walk`")
+    found = " ".join(misorders(altered, REFERENCE, "forward", recorded[REFERENCE]["forward"]))
+    assert "LinearFwd::walk of src/quire_torch/ops/linear_fwd.cpp does not run" in found
+
+
+def test_the_comparison_sees_each_file_that_is_left_out(text, recorded):
+    walk = recorded[REFERENCE]["forward"]
+    for file in walks.files(walk):
+        assert any(file in finding for finding in omissions(text.replace(f"(../{file})", "()"), walk))
+
+
+def test_a_function_is_found_by_the_name_that_the_compiler_gives_it():
+    names = {
+        "quire::gemm(quire::GemmProblem const&, quire::Context const&)": "src/quire/gemm/gemm.cpp gemm",
+        "void quire::run_checked<quire::GemmProblem>(quire::GemmProblem const&, quire::Context const&)": (
+            "src/quire/device/dispatch.h run_checked"
+        ),
+        "quire::check_problem(quire::GemmProblem const&)": "src/quire/spec/check_problem.cpp check_problem",
+        "quire::cpu::avx2::(anonymous namespace)::Tiles<quire::cpu::avx2::(anonymous namespace)::F32MicroKernel>::"
+        "all_unit_scales() const::{lambda(int)#1}::operator()(int) const": (
+            "src/quire/cpu/generic/gemm/gemm.inl.h Tiles::all_unit_scales"
+        ),
+        "quire_torch::LinearFwd::Args::~Args()": "",
+    }
+    for symbol, place in names.items():
+        assert [f"{f.file} {f.name}" for f in sources.cpp_functions(symbol)] == ([place] if place else [])
+
+
+def test_the_call_that_is_followed_runs(text, example):
     scope = {"quire": quire, "x": torch.randn(3, 256)}
-    exec(code, scope)
+    exec(example, scope)
     assert scope["y"].shape == (3, 1024)
-    recipe = quire.recipe.NVFP4BlockScaling().linear_spec()
-    assert f"`{recipe}`" in page(PAGE).text
+    assert f"`{quire.recipe.NVFP4BlockScaling().linear_spec()}`" in text
