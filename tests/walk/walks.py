@@ -17,7 +17,7 @@ if __name__ == "__main__":  # a script, not a module of the tests
 from walk.sources import ROOT, Function, cpp_functions, python_function, qualified
 
 HERE = Path(__file__).parent
-KERNELS = ("src/quire/cpu/generic/", "src/quire/cpu/simd/", "src/quire/reference/")
+KERNELS = ("src/quire/cpu/generic/", "src/quire/cpu/simd/", "src/quire/cpu/target/", "src/quire/reference/")
 #: Where a kernel has come back to.
 CALLERS = ("src/quire_torch/op", "src/quire/gemm/", "src/quire/quantize/", "src/quire/pointwise/", "src/quire/device/")
 
