@@ -89,20 +89,20 @@ def plain_call(layer: ProductModule, x: torch.Tensor) -> torch.Tensor | None:
     own = type(weight) is torch.nn.Parameter and (bias is None or type(bias) is torch.nn.Parameter)
     if not own or type(x) is not torch.Tensor or layer.return_bias:
         return None
-    if layer.gradient_goes_elsewhere:
+    if layer.fuse_wgrad_accumulation or layer.delay_wgrad_compute:
         return None
     recipe = recipe_of(layer.recipe)
     if recipe is None:
         return torch.nn.functional.linear(x, weight, bias) if active_rule() is None else None
-    if layer.save_original_input or recipe.delayed():
+    text = recipe.stateless_spec
+    if layer.save_original_input or text is None:
         return None
-    if uses_torch_autocast(x):
+    if torch._C._is_any_autocast_enabled() and uses_torch_autocast(x):
         dtype = torch.get_autocast_dtype(x.device.type)
     else:
         dtype = x.dtype
         if weight.dtype != dtype or (bias is not None and bias.dtype != dtype):
             return None
-    text = recipe.linear_spec()
     sr_state = layer.sr_state if recipe.stochastic and torch.is_grad_enabled() else None
     if sr_state is not None and sr_state.device != weight.device:
         return None

@@ -60,6 +60,8 @@ class Recipe:
 
     Two recipes of one class and text are the same to a compiled graph: the text is all that a layer reads.
     input_spec, weight_spec: the canonical texts of the specs for x and w.
+    stochastic: whether gradients are rounded stochastically, and so a Linear's random state is used.
+    stateless_spec: linear_spec(), or None where scales are those of earlier steps.
     """
 
     def __post_init__(self) -> None:
@@ -70,9 +72,10 @@ class Recipe:
         object.__setattr__(self, "input_spec", x)
         object.__setattr__(self, "weight_spec", w)
         object.__setattr__(self, "_operands", text)
-        object.__setattr__(self, "_stochastic", "sr" in dy.split(":"))
+        object.__setattr__(self, "stochastic", "sr" in dy.split(":"))
         plain = ":".join([option for option in dy.split(":") if option.split("=")[0] not in ("rht", "sr")])
         object.__setattr__(self, "_rounded_dx", f",dx={plain}")
+        object.__setattr__(self, "stateless_spec", None if self.delayed() else self.linear_spec())
 
     def _check(self) -> None:
         """Raises ValueError, TypeError or NotImplementedError, naming recipe, field, value and remedy."""
@@ -91,11 +94,6 @@ class Recipe:
         text = self._operands + self._rounded_dx if fp8_grad else self._operands
         backward = self.backward_override or ("requantized" if save_original_input else None)
         return text if backward is None else f"{text},backward={backward}"
-
-    @property
-    def stochastic(self) -> bool:
-        """Whether gradients are rounded stochastically, and so a Linear's random state is used."""
-        return self._stochastic
 
     # Which class it is, of classes and of recipes; each overrides its own.
     @classmethod

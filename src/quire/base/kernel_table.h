@@ -43,20 +43,18 @@ template <class Problem>
 struct Choice {
   std::span<const KernelRow<Problem>> rows;
   std::string_view forced{};
+
+  bool asked(const KernelRow<Problem>& row) const { return forced.empty() || row.name == forced; }
 };
 
-/// The first row that takes the problem, or the one that is forced. Throws Error, beginning with `op`, if there is
-/// none.
+/// Throws Error, beginning with `op`: no row takes the problem.
 template <class Problem>
-const KernelRow<Problem>& choose(std::string_view op, const Choice<Problem>& choice, const Problem& problem,
-                                 const Context& context) {
-  const auto asked = [&](const auto& row) { return choice.forced.empty() || row.name == choice.forced; };
-  for (const auto& row : choice.rows)
-    if (asked(row) && !row.refuses(problem, context, nullptr)) return row;
+[[noreturn]] void refuse(std::string_view op, const Choice<Problem>& choice, const Problem& problem,
+                         const Context& context) {
   std::string reasons;
   for (const auto& row : choice.rows) {
     std::string why;
-    if (asked(row) && row.refuses(problem, context, &why))
+    if (choice.asked(row) && row.refuses(problem, context, &why))
       reasons += text(reasons.empty() ? "" : "; ", row.name, ": ", why);
   }
   check(!choice.rows.empty(), op,
@@ -67,6 +65,16 @@ const KernelRow<Problem>& choose(std::string_view op, const Choice<Problem>& cho
        choice.forced.empty() ? "change the problem" : "unset QUIRE_KERNEL");
 }
 
+/// The first row that takes the problem, or the one that is forced. Throws Error, beginning with `op`, if there is
+/// none.
+template <class Problem>
+const KernelRow<Problem>& choose(std::string_view op, const Choice<Problem>& choice, const Problem& problem,
+                                 const Context& context) {
+  for (const auto& row : choice.rows)
+    if (choice.asked(row) && !row.refuses(problem, context, nullptr)) return row;
+  refuse(op, choice, problem, context);
+}
+
 /// One line per row: its name, and "runs", the row before it that runs, or the reason why it cannot.
 template <class Problem>
 std::string explain_rows(const Choice<Problem>& choice, const Problem& problem, const Context& context) {
@@ -74,7 +82,7 @@ std::string explain_rows(const Choice<Problem>& choice, const Problem& problem, 
   std::string_view running;
   for (const auto& row : choice.rows) {
     std::string verdict;
-    if (!choice.forced.empty() && row.name != choice.forced) {
+    if (!choice.asked(row)) {
       verdict = "QUIRE_KERNEL names another";
     } else if (!row.refuses(problem, context, &verdict)) {
       verdict = running.empty() ? "runs" : text("not asked, ", running, " comes first");

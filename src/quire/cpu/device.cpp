@@ -15,15 +15,21 @@
 namespace quire::cpu {
 namespace {
 
+/// active(), which every call asks.
+const Isa& in_use() {
+  static const Isa& isa = active();
+  return isa;
+}
+
 /// Whether this machine, or QUIRE_ISA, has no lanes of a kind.
 bool lacks(const GemmKernel* product, std::string_view lanes, std::string* why) {
-  return !product && refused(why, "instruction set ", active().name, " has no products of ", lanes);
+  return !product && refused(why, "instruction set ", in_use().name, " has no products of ", lanes);
 }
 
 bool refuses_int8(const GemmProblem& p, const Context&, std::string* why) {
   for (const Operand* o : {&p.a, &p.b})
     if (!o->spec.packed()) return refused(why, "takes 4-bit codes, but ", o == &p.a ? "a" : "b", " is ", o->spec);
-  return lacks(active().int8, "int8", why);
+  return lacks(in_use().int8, "int8", why);
 }
 
 bool refuses_amx_nvfp4(const GemmProblem& p, const Context&, std::string* why) {
@@ -33,7 +39,7 @@ bool refuses_amx_nvfp4(const GemmProblem& p, const Context&, std::string* why) {
   constexpr int64_t least = 32;  // below, decoding the weight takes most of the time, and less of it in int8
   if (p.a.outer < least)
     return refused(why, "takes ", least, " rows or more, but a has ", p.a.outer, ", which int8 multiplies faster");
-  return lacks(active().amx_nvfp4, "bfloat16 tiles", why);
+  return lacks(in_use().amx_nvfp4, "bfloat16 tiles", why);
 }
 
 bool refuses_amx(const GemmProblem& p, const Context&, std::string* why) {
@@ -41,28 +47,28 @@ bool refuses_amx(const GemmProblem& p, const Context&, std::string* why) {
   for (const Operand* o : {&p.a, &p.b})
     if (o->spec.row().scope == Scope::block && o->spec.row().block < depth)
       return refused(why, "takes blocks of at least ", depth, ", but ", o == &p.a ? "a" : "b", " is ", o->spec);
-  return lacks(active().amx, "bfloat16 tiles", why);
+  return lacks(in_use().amx, "bfloat16 tiles", why);
 }
 
 bool refuses_bf16(const GemmProblem&, const Context&, std::string* why) {
-  return lacks(active().bf16, "bfloat16", why);
+  return lacks(in_use().bf16, "bfloat16", why);
 }
 
 constexpr std::array kGemm{
     KernelRow<GemmProblem>{"amx_nvfp4", refuses_amx_nvfp4,
-                           [](const GemmProblem& p, const Context&) { (*active().amx_nvfp4)(p); }},
-    KernelRow<GemmProblem>{"int8", refuses_int8, [](const GemmProblem& p, const Context&) { (*active().int8)(p); }},
-    KernelRow<GemmProblem>{"amx", refuses_amx, [](const GemmProblem& p, const Context&) { (*active().amx)(p); }},
-    KernelRow<GemmProblem>{"bf16", refuses_bf16, [](const GemmProblem& p, const Context&) { (*active().bf16)(p); }},
+                           [](const GemmProblem& p, const Context&) { (*in_use().amx_nvfp4)(p); }},
+    KernelRow<GemmProblem>{"int8", refuses_int8, [](const GemmProblem& p, const Context&) { (*in_use().int8)(p); }},
+    KernelRow<GemmProblem>{"amx", refuses_amx, [](const GemmProblem& p, const Context&) { (*in_use().amx)(p); }},
+    KernelRow<GemmProblem>{"bf16", refuses_bf16, [](const GemmProblem& p, const Context&) { (*in_use().bf16)(p); }},
     KernelRow<GemmProblem>{"generic", takes_all,
-                           [](const GemmProblem& p, const Context&) { active().kernels->gemm(p); }},
+                           [](const GemmProblem& p, const Context&) { in_use().kernels->gemm(p); }},
     KernelRow<GemmProblem>{"reference", takes_all, [](const GemmProblem& p, const Context&) { reference::gemm(p); }},
 };
 
 /// The kernel of the instruction set in use, then the reference.
 template <class Problem, void (*Kernels::*Generic)(const Problem&), void (*Reference)(const Problem&)>
 constexpr std::array<KernelRow<Problem>, 2> kRows{{
-    {"generic", takes_all, [](const Problem& p, const Context&) { (active().kernels->*Generic)(p); }},
+    {"generic", takes_all, [](const Problem& p, const Context&) { (in_use().kernels->*Generic)(p); }},
     {"reference", takes_all, [](const Problem& p, const Context&) { Reference(p); }},
 }};
 
@@ -87,9 +93,13 @@ void quantize(const QuantizeProblem& problem, const Context&) {
   Run(p);
 }
 
-void quantize_generic(const QuantizeProblem& p) { quantize_plain(p, active().kernels->quantize); }
+void quantize_generic(const QuantizeProblem& p) {
+  if (p.spec.interleaved) return quantize_interleaved(p, in_use().kernels->quantize);
+  in_use().kernels->quantize(p);
+}
 void dequantize_generic(const DequantizeProblem& p, const Context&) {
-  dequantize_plain(p, active().kernels->dequantize);
+  if (p.spec.interleaved) return dequantize_interleaved(p, in_use().kernels->dequantize);
+  in_use().kernels->dequantize(p);
 }
 
 constexpr std::array kQuantize{
@@ -118,7 +128,7 @@ template <class Problem, void (*Run)(const Problem&, const Context&)>
 constexpr std::array<KernelRow<Problem>, 1> kByGroup{{{"by_group", takes_all, Run}}};
 
 void fingerprint(const FingerprintProblem& p, const Context&) {
-  const auto found = static_cast<int64_t>(active().kernels->fingerprint(p.x));
+  const auto found = static_cast<int64_t>(in_use().kernels->fingerprint(p.x));
   if (p.to) *p.to = found;
   check(!p.expected || *p.expected == found, p.what,
         ": the weight has changed since it was quantized, so its cached codes are stale; quantize it again "

@@ -105,8 +105,7 @@ void reorder(const ReorderProblem& problem, const Context&) {
     move_lines(o.spec, {o.outer, block_count(o.spec, o.contraction), across}, o.scale, problem.scale);
 }
 
-void quantize_plain(const QuantizeProblem& problem, void (*plain)(const QuantizeProblem&)) {
-  if (!problem.spec.interleaved) return plain(problem);
+void quantize_interleaved(const QuantizeProblem& problem, void (*plain)(const QuantizeProblem&)) {
   const Shape<int64_t> shape{problem.x.rows, problem.x.cols};
   QuantizeProblem p = problem;
   p.spec = plain_order(p.spec);
@@ -126,8 +125,7 @@ void quantize_plain(const QuantizeProblem& problem, void (*plain)(const Quantize
   }
 }
 
-void dequantize_plain(const DequantizeProblem& problem, void (*plain)(const DequantizeProblem&)) {
-  if (!problem.spec.interleaved) return plain(problem);
+void dequantize_interleaved(const DequantizeProblem& problem, void (*plain)(const DequantizeProblem&)) {
   const Shape<int64_t> shape{problem.rows, problem.cols};
   PlainSide memory(problem.spec, shape, problem.direction);
   Operand o = operand_of(problem.spec, problem.direction, shape);

@@ -8,8 +8,8 @@ namespace quire::cpu {
 
 void reorder(const ReorderProblem& problem, const Context& context);
 
-/// Runs `plain`, a kernel that knows plain order only, on a problem of either.
-void quantize_plain(const QuantizeProblem& problem, void (*plain)(const QuantizeProblem&));
-void dequantize_plain(const DequantizeProblem& problem, void (*plain)(const DequantizeProblem&));
+/// Runs `plain`, a kernel that knows plain order only, on an interleaved problem.
+void quantize_interleaved(const QuantizeProblem& problem, void (*plain)(const QuantizeProblem&));
+void dequantize_interleaved(const DequantizeProblem& problem, void (*plain)(const DequantizeProblem&));
 
 }  // namespace quire::cpu

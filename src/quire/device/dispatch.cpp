@@ -41,6 +41,9 @@ std::string_view forced_kernel(std::string_view setting, std::string_view op) {
   return found;
 }
 
-std::string_view forced_kernel(std::string_view op) { return forced_kernel(env::kernel(), op); }
+std::string_view forced_kernel(std::string_view op) {
+  static const std::string_view setting = env::kernel();
+  return setting.empty() ? std::string_view() : forced_kernel(setting, op);
+}
 
 }  // namespace quire

@@ -3,14 +3,19 @@
 // While nobody listens, that costs the test of one flag a call.
 #pragma once
 
+#include <atomic>
 #include <string>
 
 #include "quire/device/observer.h"
 
 namespace quire_torch {
 
+/// Explanations being written, one for counting, and one for records.
+inline std::atomic<int> observers{0};
+quire::Observer* listener();
+
 /// Who is told of the problems of a call that begins now; null while nobody listens.
-quire::Observer* observer();
+inline quire::Observer* observer() { return observers.load(std::memory_order_relaxed) == 0 ? nullptr : listener(); }
 
 /// Starts an explanation of what this thread runs. Throws if it is being written already.
 void begin_explanation();

@@ -7,14 +7,6 @@
 #include "quire_torch/ops/wgrad.h"
 
 namespace quire_torch {
-
-void check_agreement(const at::Tensor& x, const at::Tensor& w) {
-  check_input(x, "linear: x");
-  quire::check(w.dim() == 2, "linear: w must be [out_features, in_features], got ", w.dim(), " dimensions");
-  quire::check(x.sym_size(-1) == w.sym_size(1), "linear: x and w must agree on K; got x [..., ", x.sym_size(-1),
-               "] and w ", w.sym_sizes());
-}
-
 namespace {
 
 using quire::Backward, quire::Direction;

@@ -100,7 +100,4 @@ struct GroupedLinear : OpBase {
   static op::Tensors<3> gradients(const Saved& s, const at::Tensor& dy, op::Needs need);
 };
 
-/// Throws unless x [*, K] and w [N, K] agree: linear_fwd does not see a w that is given quantized.
-void check_agreement(const at::Tensor& x, const at::Tensor& w);
-
 }  // namespace quire_torch

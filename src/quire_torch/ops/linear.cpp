@@ -3,13 +3,13 @@
 namespace quire_torch {
 namespace {
 
-op::TensorList listed(const op::OptionalTensor& bias) { return bias ? op::TensorList{*bias} : op::TensorList(); }
+op::TensorList bias_list(const op::OptionalTensor& bias) { return bias ? op::TensorList{*bias} : op::TensorList(); }
 
 /// The same of one group.
 GroupedLinear::Args one_group(const Linear::Args& a) {
   return {.x = a.x,
           .w = {{a.w}},
-          .bias = {listed(a.bias)},
+          .bias = {bias_list(a.bias)},
           .offsets = std::nullopt,
           .recipe = a.recipe,
           .dtype = a.dtype,
@@ -37,7 +37,7 @@ op::Tensors<1> Linear::inference(const Args& a) {
   check_agreement(a.x, a.w);
   return product({.x = a.x,
                   .w = {a.w},
-                  .bias = listed(a.bias),
+                  .bias = bias_list(a.bias),
                   .offsets = std::nullopt,
                   .out_features = a.w.sym_size(0),
                   .recipe = a.recipe,
@@ -49,7 +49,7 @@ op::Tensors<1> LinearGiven::inference(const Args& a) {
   check_agreement(a.x, a.w);
   return product({.x = a.x,
                   .w = a.w_buffers.empty() || a.w_fingerprint ? op::TensorList{a.w} : op::TensorList(),
-                  .bias = listed(a.bias),
+                  .bias = bias_list(a.bias),
                   .offsets = std::nullopt,
                   .out_features = a.w.sym_size(0),
                   .recipe = a.recipe,

@@ -85,6 +85,13 @@ GroupedCodes quantize_w(const LinearFwd::Args& a, const GroupsView& groups, op::
 
 }  // namespace
 
+void check_agreement(const at::Tensor& x, const at::Tensor& w) {
+  check_input(x, "linear: x");
+  quire::check(w.dim() == 2, "linear: w must be [out_features, in_features], got ", w.dim(), " dimensions");
+  quire::check(x.sym_size(-1) == w.sym_size(1), "linear: x and w must agree on K; got x [..., ", x.sym_size(-1),
+               "] and w ", w.sym_sizes());
+}
+
 void LinearFwd::run(const Args& a, op::Tensors<7>& out, const quire::Context& context) {
   const int64_t n = op::as<int64_t>(a.out_features), k = a.x.size(-1);
   const quire::MutableMatrix y = mutable_matrix(out[0]);

@@ -17,6 +17,9 @@ inline quire::Direction saved_direction(const quire::LinearSpec& recipe) {
   return recipe.backward == quire::Backward::dequantized ? quire::Direction::rowwise : quire::Direction::columnwise;
 }
 
+/// Throws unless x [*, K] and w [N, K] agree: linear_fwd does not see a w that is given quantized.
+void check_agreement(const at::Tensor& x, const at::Tensor& w);
+
 /// Throws unless a list has a tensor of `each` sizes for each group, or one for all of them, on `device`.
 template <class Int>
 void check_list(const op::TensorList& list, int64_t groups, const quire::Shape<Int>& each, const char* what,
@@ -59,7 +62,7 @@ struct LinearFwd : OpBase {
     OptionalRecipeText recipe;
     at::ScalarType dtype;
     int64_t save;
-    OptionalTensors x_buffers, w_buffers;
+    OptionalTensors x_buffers{}, w_buffers{};
     std::optional<at::Tensor> w_fingerprint{}, fwd_scale{};
     static constexpr auto kFields = std::tuple{op::field<&Args::x>("x"),
                                                op::field<&Args::w>("w"),
