@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import quire
-from every_recipe import ALL, DELAYED, assert_same, every_recipe, ways
+from every_recipe import ALL, DELAYED, assert_same, each, every_recipe, some, ways
 
 
 @every_recipe
@@ -50,6 +50,20 @@ def test_a_missing_direction_of_a_quantized_input_is_made(name, make_layer, make
         layer.zero_grad()
         layer(x if name == "fp8_current" else decoded).sum().backward()  # exact, or of the decoded values
     assert equal_bits(dw, layer.weight.grad)
+
+
+@each(some("fp8_current", "mxfp8"))
+@pytest.mark.parametrize("grad", [False, True])
+def test_a_missing_direction_of_a_quantized_input_does_not_break_a_graph(grad, recipe, compiler, make_layer, make_x):
+    layer, x = make_layer(), make_x(33, 96, requires_grad=grad)
+
+    def gradients(function):
+        layer.zero_grad()
+        with quire.autocast(recipe=recipe):
+            function(quire.quantize(x, "fp8_tensor")).sum().backward()
+        return layer.weight.grad
+
+    assert torch.equal(gradients(compiler(lambda q: layer(q))), gradients(layer)) and compiler.graphs == 1
 
 
 @every_recipe

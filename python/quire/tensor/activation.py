@@ -125,7 +125,8 @@ def input_operand(
         carrier, buffers, text = x.carrier(), x.buffer_list(), x.spec_text
     for first, name, wanted in ((0, "rowwise", True), (3, "columnwise", columnwise)):
         if wanted and buffers[first] is None:
-            buffers[first : first + 3] = _made(buffers, text, carrier, name)
+            # Not assigned to a slice, which Dynamo cannot trace.
+            buffers = [*buffers[:first], *_made(buffers, text, carrier, name), *buffers[first + 3 :]]
     return carrier, buffers, text
 
 
