@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import quire
-from every_recipe import DELAYED, each, some
+from every_recipe import DEFAULTS, DELAYED, each, some
 
 
 def make():
@@ -49,6 +49,20 @@ def test_a_checkpoint_within_a_checkpoint_has_the_scales_of_its_forward_pass(gro
         found = train(model, DELAYED, call, 1, growth)
         results.append([*found, *(model[i].delayed.fwd_amax for i in (0, 2))])
     assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_keywords_of_the_function_are_not_refused(reentrant):
+    def call(model, x):
+        return quire.checkpoint(
+            lambda x, *, factor: model(x) * factor, x, use_reentrant=reentrant, preserve_rng_state=False, factor=2
+        )
+
+    recipe = DEFAULTS["mxfp8"]
+    expected = train(make(), recipe, lambda model, x: model(x) * 2, 0)
+    assert all(torch.equal(a, b) for a, b in zip(train(make(), recipe, call, 0), expected, strict=True))
+    with pytest.raises(ValueError, match="context_fn"):
+        quire.checkpoint(make(), torch.ones(1, 64), use_reentrant=True, context_fn=list)
 
 
 def test_a_recomputed_output_adds_nothing_to_a_later_step():

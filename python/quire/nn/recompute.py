@@ -1,5 +1,7 @@
 """Activation checkpointing that computes a forward pass again as it was."""
 
+import functools
+import inspect
 from collections.abc import Callable
 
 import torch
@@ -8,6 +10,13 @@ import torch.utils.checkpoint
 from quire.autocast import Reentered
 from quire.checks import check_kind
 from quire.delayed import RecordedScales
+
+#: Keywords that torch.utils.checkpoint.checkpoint has for itself.
+_OWN = {"preserve_rng_state"} | {
+    name
+    for name, parameter in inspect.signature(torch.utils.checkpoint.checkpoint).parameters.items()
+    if parameter.kind is parameter.KEYWORD_ONLY
+}
 
 
 def checkpoint(function: Callable[..., object], *args: object, use_reentrant: bool = False, **kwargs: object) -> object:
@@ -22,6 +31,8 @@ def checkpoint(function: Callable[..., object], *args: object, use_reentrant: bo
     check_kind("quire.checkpoint", bool, use_reentrant=use_reentrant)
     if torch.compiler.is_compiling():  # a graph computes again what it has computed, and its scales are its inputs
         return torch.utils.checkpoint.checkpoint(function, *args, use_reentrant=False, **kwargs)
+    if use_reentrant:  # PyTorch's takes no keywords of the function
+        function = functools.partial(function, **{name: kwargs.pop(name) for name in kwargs.keys() - _OWN})
     recipe, scales = Reentered(), RecordedScales()
 
     def as_now(*args: object, **kwargs: object) -> object:
