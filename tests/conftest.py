@@ -1,7 +1,10 @@
-"""Options of the tests, and which of them are the quick ones."""
+"""Options of the tests, which of them are the quick ones, and the program that several share."""
 
+import fcntl
 import gc
+import subprocess
 import zlib
+from pathlib import Path
 
 import pytest
 
@@ -44,3 +47,35 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def pytest_collection_finish() -> None:
     gc.freeze()  # no collection looks at what imports have made, which is most of what there is
+
+
+@pytest.fixture(scope="session")
+def serve() -> Path:
+    """The program of examples/serve_cpp, as a user would build it: against an installation, not the build folder."""
+    import torch
+
+    from quire.loading import library
+    from workspace import ROOT, tool
+
+    built = library.FOLDER.resolve().parent
+    folder = built / "serve"
+    folder.mkdir(exist_ok=True)
+    settings = {
+        "CMAKE_BUILD_TYPE": "Release",
+        "CMAKE_MAKE_PROGRAM": tool("ninja"),
+        "CMAKE_PREFIX_PATH": f"{folder / 'prefix'};{torch.utils.cmake_prefix_path}",
+    }
+    defines = [f"-D{name}={value}" for name, value in settings.items()]
+    commands = [
+        ["--install", built, "--prefix", folder / "prefix"],
+        ["-S", ROOT / "examples/serve_cpp", "-B", folder / "build", "-G", "Ninja", *defines],
+        ["--build", folder / "build"],
+    ]
+    with open(folder / "lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # one of the processes that share the tests builds it
+        for command in commands:
+            done = subprocess.run(
+                [tool("cmake"), *map(str, command)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+            )
+            assert done.returncode == 0, done.stdout
+    return folder / "build/serve"

@@ -1,87 +1,64 @@
-"""Every way to compile a layer, and every feature that gives the same bits in each: a new one joins by a line."""
+"""Every way to run a model that must give the bits of eager mode: one joins by a line of WAYS."""
 
 import contextlib
+import copy
+import io
+import pickle
+import subprocess
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch._dynamo.decorators import mark_unbacked
+from torch.utils.checkpoint import checkpoint
 
 import quire
-from every_layer import LAYERS, call
+from forked import in_child
 
 
 @dataclass(frozen=True)
-class Feature:
-    """make(recipe) -> a layer of 64 inputs. calls: options of each step's call, which may need graphs of their own."""
+class Setting:
+    """What ways are made of: the model's recipe; another(), a model like it with other values; compiler, for one graph;
+    an empty folder; serve(), the program of examples/serve_cpp."""
 
-    make: Callable
-    calls: Sequence[dict] = ({}, {}, {})
+    recipe: object
+    another: Callable
+    compiler: Callable
+    folder: Path
+    serve: Callable
 
-    @property
-    def graphs(self) -> int:
-        return len({str(options) for options in self.calls})
-
-
-def _with_main_grads(layer):
-    for parameter in layer.parameters():
-        if parameter.dim() > 1:
-            parameter.main_grad = torch.full(parameter.shape, 0.5)
-    return layer
-
-
-def _quantized(make):
-    def made(recipe):
-        with quire.quantized_model_init(recipe is not None, recipe=recipe):
-            return make()
-
-    return made
-
-
-FUSED = {"fuse_wgrad_accumulation": True}
-MICROBATCHES = ({"is_first_microbatch": True}, {"is_first_microbatch": False}, {"is_first_microbatch": False})
-QUANTIZED_ENDS = ({"fp8_grad": True, "fp8_output": True},) * 3
-FEATURES = {name: Feature(lambda recipe, make=make: make()) for name, make in LAYERS.items()} | {
-    "Linear, main_grad": Feature(lambda _: _with_main_grads(LAYERS["Linear"](**FUSED))),
-    "GroupedLinear, main_grad": Feature(lambda _: _with_main_grads(LAYERS["GroupedLinear, one weight"](**FUSED))),
-    "LayerNormLinear, x kept": Feature(lambda _: LAYERS["LayerNormLinear"](save_original_input=True)),
-    "LayerNormMLP, all at once": Feature(
-        lambda _: _with_main_grads(LAYERS["LayerNormMLP, checkpointed"](delay_wgrad_compute=True, **FUSED)),
-        QUANTIZED_ENDS,
-    ),
-    "Linear, quantized ends": Feature(lambda _: LAYERS["Linear"](), QUANTIZED_ENDS),
-    "LayerNormMLP, microbatches": Feature(lambda _: LAYERS["LayerNormMLP, checkpointed"](), MICROBATCHES),
-    "GroupedLinear, microbatches": Feature(lambda _: LAYERS["GroupedLinear"](), MICROBATCHES),
-    "Linear, quantized parameters": Feature(_quantized(LAYERS["Linear"])),
-    "LayerNormMLP, quantized parameters": Feature(_quantized(LAYERS["LayerNormMLP"])),
-    "GroupedLinear, a quantized stack": Feature(_quantized(LAYERS["GroupedLinear, one weight"])),
-}
-
-
-class Model(torch.nn.Module):
-    """A feature as a model with one input and one result."""
-
-    def __init__(self, layer):
-        super().__init__()
-        self.layer = layer
-
-    def forward(self, x, **options):
-        y = call(self.layer, x, **options)
-        return y.dequantize() if isinstance(y, quire.QuantizedActivation) else y
+    def autocast(self):
+        return quire.autocast(self.recipe is not None, recipe=self.recipe)
 
 
 @dataclass(frozen=True)
 class Way:
-    """wrap(model, compiler) -> what is called in its place. backward(compiler): what a backward pass runs within.
-    rows: of x in each step."""
+    """wrap(model, setting) -> what is called, as the model is, in its place: a function, or another module.
+
+    rows: of x in each step. after: how many steps the model has trained before it is wrapped. backward(setting): what
+    a backward pass runs within. trains: whether there is one; else y alone is compared, and each call starts from what
+    the model was when it was wrapped. one_graph: whether kinds of calls are graphs of `compiler`. costly: whether each
+    model costs so much that features share one (every_feature.Together). rounds: whether sums that are not quire's are
+    computed otherwise than in eager mode.
+    """
 
     wrap: Callable
     rows: Sequence[int] = (24, 24, 24)
-    backward: Callable = lambda compiler: contextlib.nullcontext()
+    after: int = 1
+    backward: Callable = lambda setting: contextlib.nullcontext()
+    trains: bool = True
+    one_graph: bool = False
+    costly: bool = False
+    rounds: bool = False
 
 
-def unbacked(model, compiler):
-    compiled = compiler(model)
+# ---- Compiled.
+
+
+def unbacked(model, setting):
+    compiled = setting.compiler(model)
 
     def run(x, **options):
         mark_unbacked(x, 0)
@@ -90,24 +67,236 @@ def unbacked(model, compiler):
     return run
 
 
+def compiled_autograd(setting):
+    return torch._dynamo.compiled_autograd._enable(setting.compiler)
+
+
+# ---- Another module, or a module that was elsewhere.
+
+
+def saved(model, setting):
+    file = io.BytesIO()
+    torch.save(model, file)
+    file.seek(0)
+    return torch.load(file, weights_only=False)
+
+
+def _states_of(model, into):
+    """What a checkpoint needs beside state_dict."""
+    quire.set_rng_state(into, quire.rng_state(model))
+    quire.set_delayed_state(into, quire.delayed_state(model))
+    return into
+
+
+def state_dict(model, setting):
+    file, other = io.BytesIO(), setting.another()
+    torch.save(model.state_dict(), file)
+    file.seek(0)
+    other.load_state_dict(torch.load(file))
+    return _states_of(model, other)
+
+
+def assigned(model, setting):
+    with torch.device("meta"):
+        other = setting.another()
+    other.load_state_dict({name: value.clone() for name, value in model.state_dict().items()}, assign=True)
+    return _states_of(model, other)
+
+
+def emptied(model, setting):
+    with torch.device("meta"):
+        other = setting.another()
+    other.to_empty(device="cpu").load_state_dict(model.state_dict())
+    return _states_of(model, other)
+
+
+# ---- Another caller.
+
+
+def functional_call(model, setting):
+    tensors = dict(model.named_parameters()) | dict(model.named_buffers())
+    return lambda x, **options: torch.func.functional_call(model, tensors, (x,), options)
+
+
+def checkpointed(reentrant):
+    def wrap(model, setting):
+        return lambda x, **options: quire.checkpoint(model, x, use_reentrant=reentrant, **options)
+
+    return wrap
+
+
+def checkpointed_by_pytorch(model, setting):
+    return lambda x, **options: checkpoint(model, x, use_reentrant=False, **options)
+
+
+def in_a_thread(model, setting):
+    def work(x, options):
+        with setting.autocast():
+            return model(x, **options)
+
+    thread = ThreadPoolExecutor(1)
+    return lambda x, **options: thread.submit(work, x, options).result()
+
+
+def within(context, prepare=lambda model: model):
+    """In a context, a copy of what the model was."""
+
+    def wrap(model, setting):
+        def run(x, **options):
+            other = copy.deepcopy(model)
+            prepare(other)
+            with context():
+                return other(x, **options)
+
+        return run
+
+    return wrap
+
+
+def in_two_threads(model, setting):
+    def run(x, **options):
+        shared = copy.deepcopy(model)
+
+        def work():
+            with torch.no_grad(), setting.autocast():
+                return shared(x, **options)
+
+        with ThreadPoolExecutor(2) as threads:
+            one, other = (future.result() for future in [threads.submit(work) for _ in range(2)])
+        assert torch.equal(one, other)
+        return one
+
+    return run
+
+
+def forked(model, setting):
+    def run(x, **options):
+        def work():
+            with torch.no_grad():
+                return pickle.dumps(model(x, **options).numpy())
+
+        return torch.from_numpy(pickle.loads(in_child(work)))
+
+    return run
+
+
+# ---- Exported.
+
+
+def exported(model, setting, **options):
+    class Bound(torch.nn.Module):
+        """With the recipe, as a program is exported."""
+
+        def __init__(self):
+            super().__init__()
+            self.model = model
+
+        def forward(self, x):
+            with setting.autocast():
+                return self.model(x, **options)
+
+    shapes = {"x": {0: torch.export.Dim.DYNAMIC}}
+    with torch.no_grad():
+        return torch.export.export(Bound(), (torch.randn(24, 64),), dynamic_shapes=shapes)
+
+
+def program(then):
+    """Exported, and then what turns the program into a function. A program serves one kind of call."""
+
+    def wrap(model, setting):
+        found = {}
+
+        def run(x, **options):
+            key = str(options)
+            if key not in found:
+                frozen = copy.deepcopy(model).requires_grad_(False)
+                found[key] = then(exported(frozen, setting, **options), setting)
+            return found[key](x)
+
+        return run
+
+    return wrap
+
+
+def reloaded(exported_program, setting):
+    file = io.BytesIO()
+    torch.export.save(exported_program, file)
+    file.seek(0)
+    return torch.export.load(file).module()
+
+
+def packaged(exported_program, setting):
+    """By AOTInductor, called from Python and from a program in C++, which must say the same."""
+    path = str(setting.folder / "model.pt2")
+    run = torch._inductor.aoti_load_package(
+        torch._inductor.aoti_compile_and_package(exported_program, package_path=path)
+    )
+
+    def served(x):
+        y = run(x)
+        torch.save([x, y], setting.folder / "model.cases.pt")
+        command = [setting.serve(), setting.folder, "model"]
+        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        assert done.returncode == 0 and done.stdout.endswith(", equal to Python\n"), done.stdout
+        return y
+
+    return served
+
+
+def inference(wrap, **options):
+    return Way(wrap, rows=(24, 1, 40), trains=False, **options)
+
+
 WAYS = {
-    "fullgraph": Way(lambda model, compiler: compiler(model)),
-    "unbacked": Way(unbacked, rows=(24, 1, 40)),
-    "inductor": Way(lambda model, compiler: compiler(model, backend="inductor")),
-    "compiled autograd": Way(
-        lambda model, _: model, backward=lambda compiler: torch._dynamo.compiled_autograd._enable(compiler)
+    "fullgraph": Way(lambda model, setting: setting.compiler(model), after=0, one_graph=True),
+    "unbacked": Way(unbacked, rows=(24, 1, 40), after=0, one_graph=True),
+    "inductor": Way(
+        lambda model, setting: setting.compiler(model, backend="inductor"), after=0, one_graph=True, rounds=True
     ),
+    "compiled autograd": Way(lambda model, _: model, after=0, backward=compiled_autograd),
+    "deepcopy": Way(lambda model, _: copy.deepcopy(model)),
+    "pickle": Way(lambda model, _: pickle.loads(pickle.dumps(model))),
+    "torch.save": Way(saved),
+    "state_dict": Way(state_dict),
+    "meta, assign": Way(assigned),
+    "meta, to_empty": Way(emptied),
+    "float64 and back": Way(lambda model, _: model.double().float()),
+    "to where it is": Way(lambda model, _: model.to("cpu")),
+    "functional_call": Way(functional_call),
+    "quire.checkpoint": Way(checkpointed(False)),
+    "quire.checkpoint, reentrant": Way(checkpointed(True)),
+    "torch.utils.checkpoint": Way(checkpointed_by_pytorch, backward=Setting.autocast),
+    "a thread": Way(in_a_thread),
+    "no_grad": inference(within(torch.no_grad)),
+    "inference_mode": inference(within(torch.inference_mode)),
+    "two threads": inference(in_two_threads),
+    "fork": inference(forked),
+    "export": inference(program(lambda exported_program, _: exported_program.module())),
+    "export, decomposed": inference(
+        program(lambda exported_program, _: exported_program.run_decompositions().module())
+    ),
+    "export, saved": inference(program(reloaded)),
+    "AOTInductor": inference(program(packaged), costly=True, rounds=True),
 }
 
 
-def train(model, recipe, way, calls, *, function=None, backward=contextlib.nullcontext):
-    """Of each step y, the gradient of x, and of every parameter; at last what went into main_grad."""
+# ---- What is compared.
+
+
+def inputs(index, rows):
+    generator = torch.Generator().manual_seed(index)
+    return torch.randn(rows, 64, generator=generator) * 4.0**index, generator
+
+
+def train(model, setting, steps, *, function=None, backward=contextlib.nullcontext):
+    """Of each step, (index, rows, options), y, the gradient of x, and of every parameter; at last what went into
+    main_grad."""
     results = []
-    for index, (rows, options) in enumerate(zip(way.rows, calls, strict=True)):
-        generator = torch.Generator().manual_seed(index)
-        x = (torch.randn(rows, 64, generator=generator) * 4.0**index).requires_grad_()
+    for index, rows, options in steps:
+        x, generator = inputs(index, rows)
+        x.requires_grad_()
         model.zero_grad()
-        with quire.autocast(recipe is not None, recipe=recipe):
+        with setting.autocast():
             y = (model if function is None else function)(x, **options)
         with backward():
             y.backward(torch.randn(y.shape, generator=generator))
@@ -118,9 +307,10 @@ def train(model, recipe, way, calls, *, function=None, backward=contextlib.nullc
     return results + [p.main_grad for p in model.parameters() if hasattr(p, "main_grad")]
 
 
-def twins(feature, recipe):
-    models = []
-    for _ in range(2):  # not copies, which have no main_grad
-        torch.manual_seed(0)
-        models.append(Model(feature.make(recipe)))
-    return models
+def infer(function, setting, steps):
+    """Of each step y."""
+    results = []
+    for index, rows, options in steps:
+        with setting.autocast():
+            results.append(function(inputs(index, rows)[0], **options).detach())
+    return results

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from quire.loading import library
-from workspace import ROOT, tool
+from workspace import ROOT
 
 pytestmark = pytest.mark.slow
 
@@ -31,48 +30,31 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module")
-def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The example built against an installation, not against the build folder."""
-    folder = tmp_path_factory.mktemp("serve")
-    built = library.FOLDER.resolve().parent
-    run(tool("cmake"), "--install", built, "--prefix", folder / "prefix")
-    settings = {
-        "CMAKE_BUILD_TYPE": "Release",
-        "CMAKE_MAKE_PROGRAM": tool("ninja"),
-        "CMAKE_PREFIX_PATH": f"{folder / 'prefix'};{torch.utils.cmake_prefix_path}",
-    }
-    defines = [f"-D{name}={value}" for name, value in settings.items()]
-    run(tool("cmake"), "-S", EXAMPLE, "-B", folder / "build", "-G", "Ninja", *defines)
-    run(tool("cmake"), "--build", folder / "build")
-    return folder / "build/serve"
-
-
-def test_a_pure_cpp_program_computes_exactly_what_python_does(exported: Path, program: Path):
-    said = run(program, exported, *MODELS)
+def test_a_pure_cpp_program_computes_exactly_what_python_does(exported: Path, serve: Path):
+    said = run(serve, exported, *MODELS)
     expected = [f"{model}: batch {batch} -> [{batch}, 32], equal to Python" for model in MODELS for batch in BATCHES]
     assert said.splitlines() == expected
 
 
-def test_the_cpp_program_links_no_python(program: Path):
-    names = [line.split()[0] for line in run("ldd", program).splitlines()]
+def test_the_cpp_program_links_no_python(serve: Path):
+    names = [line.split()[0] for line in run("ldd", serve).splitlines()]
     assert "libquire_torch.so" in names and "libquire.so" in names
     assert [name for name in names if "python" in name] == []
 
 
-def test_the_cpp_program_notices_an_output_that_differs(exported: Path, program: Path, tmp_path: Path):
+def test_the_cpp_program_notices_an_output_that_differs(exported: Path, serve: Path, tmp_path: Path):
     (tmp_path / "mxfp8.pt2").symlink_to(exported / "mxfp8.pt2")
     cases = torch.load(exported / "mxfp8.cases.pt", weights_only=True)
     cases[1] = torch.nextafter(cases[1], torch.tensor(float("inf")))
     torch.save(cases, tmp_path / "mxfp8.cases.pt")
-    done = subprocess.run([program, tmp_path, "mxfp8"], stdout=subprocess.PIPE, text=True)
+    done = subprocess.run([serve, tmp_path, "mxfp8"], stdout=subprocess.PIPE, text=True)
     assert done.returncode == 1
     assert "batch 1 -> [1, 32], DIFFERS from Python" in done.stdout
 
 
-def test_the_cpp_program_says_which_runner_is_not_registered(exported: Path, program: Path, tmp_path: Path):
+def test_the_cpp_program_says_which_runner_is_not_registered(exported: Path, serve: Path, tmp_path: Path):
     for file in ("runners.pt2", "runners.cases.pt"):
         (tmp_path / file).symlink_to(exported / file)
-    done = subprocess.run([program, tmp_path, "runners"], capture_output=True, text=True)
+    done = subprocess.run([serve, tmp_path, "runners"], capture_output=True, text=True)
     assert done.returncode == 1
     assert "nvfp4_moe: no runner has the name 'served.experts'; none is registered" in done.stdout + done.stderr

@@ -1,4 +1,4 @@
-"""Frozen models with quantized weights, exported and run by AOTInductor."""
+"""Frozen models with quantized weights, exported."""
 
 import pytest
 import torch
@@ -45,17 +45,3 @@ def test_an_exported_model_is_saved_and_loaded(recipe, tmp_path, equal_bits):
     loaded = torch.export.load(tmp_path / "model.pt2").module()
     with torch.no_grad(), quire.autocast(recipe=recipe):
         assert equal_bits(loaded(x), model(x))
-
-
-@pytest.mark.slow
-def test_aotinductor_runs_a_frozen_model(tmp_path, equal_bits):
-    recipe = quire.recipe.NVFP4BlockScaling()
-    model = frozen(recipe)
-    package = torch._inductor.aoti_compile_and_package(
-        exported(model, recipe).run_decompositions(), package_path=str(tmp_path / "model.pt2")
-    )
-    run = torch._inductor.aoti_load_package(package)
-    for rows in (5, 2, 33):
-        x = torch.randn(rows, 48)
-        with torch.no_grad(), quire.autocast(recipe=recipe):
-            assert equal_bits(run(x), model(x))

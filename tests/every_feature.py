@@ -1,0 +1,95 @@
+"""Every feature that gives the same bits in each way of every_way.py: a new one joins by a line."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+import quire
+from every_layer import LAYERS, call
+
+
+def _as_it_is(layer):
+    return layer
+
+
+@dataclass(frozen=True)
+class Feature:
+    """make(recipe) -> a layer of 64 inputs. calls: options of each step's call, which may need graphs of their own.
+    ready: what is done to the layer, in place, before it trains, and to a copy of it anew."""
+
+    make: Callable
+    calls: Sequence[dict] = ({}, {}, {})
+    ready: Callable = _as_it_is
+
+    @property
+    def graphs(self) -> int:
+        return len({str(options) for options in self.calls})
+
+
+def _with_main_grads(model):
+    for parameter in model.parameters():
+        if parameter.dim() > 1:
+            parameter.main_grad = torch.full(parameter.shape, 0.5)
+
+
+def _quantized(make):
+    def made(recipe):
+        with quire.quantized_model_init(recipe is not None, recipe=recipe):
+            return make()
+
+    return made
+
+
+def _fused(name, calls=({}, {}, {}), **options):
+    return Feature(lambda _: LAYERS[name](fuse_wgrad_accumulation=True, **options), calls, _with_main_grads)
+
+
+MICROBATCHES = ({"is_first_microbatch": True}, {"is_first_microbatch": False}, {"is_first_microbatch": False})
+QUANTIZED_ENDS = ({"fp8_grad": True, "fp8_output": True},) * 3
+FEATURES = {name: Feature(lambda recipe, make=make: make()) for name, make in LAYERS.items()} | {
+    "Linear, main_grad": _fused("Linear"),
+    "GroupedLinear, main_grad": _fused("GroupedLinear, one weight"),
+    "LayerNormLinear, x kept": Feature(lambda _: LAYERS["LayerNormLinear"](save_original_input=True)),
+    "LayerNormMLP, all at once": _fused("LayerNormMLP, checkpointed", QUANTIZED_ENDS, delay_wgrad_compute=True),
+    "Linear, quantized ends": Feature(lambda _: LAYERS["Linear"](), QUANTIZED_ENDS),
+    "LayerNormMLP, microbatches": Feature(lambda _: LAYERS["LayerNormMLP, checkpointed"](), MICROBATCHES),
+    "GroupedLinear, microbatches": Feature(lambda _: LAYERS["GroupedLinear"](), MICROBATCHES),
+    "Linear, quantized parameters": Feature(_quantized(LAYERS["Linear"])),
+    "LayerNormMLP, quantized parameters": Feature(_quantized(LAYERS["LayerNormMLP"])),
+    "GroupedLinear, a quantized stack": Feature(_quantized(LAYERS["GroupedLinear, one weight"])),
+}
+
+
+class Model(torch.nn.Module):
+    """A feature as a model with one input and one result."""
+
+    def __init__(self, layer):
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x, **options):
+        y = call(self.layer, x, **options)
+        return y.dequantize() if isinstance(y, quire.QuantizedActivation | quire.QuantizedTensor) else y
+
+
+class Together(torch.nn.Module):
+    """Many features as one layer, for ways whose price is one for each model. Results are side by side."""
+
+    def __init__(self, features, recipe):
+        super().__init__()
+        self.features = features
+        self.models = torch.nn.ModuleList(Model(feature.make(recipe)) for feature in features)
+
+    def forward(self, x):
+        pairs = zip(self.models, self.features, strict=True)
+        return torch.cat([model(x, **feature.calls[0]) for model, feature in pairs], -1)
+
+    def ready(self):
+        for model, feature in zip(self.models, self.features, strict=True):
+            feature.ready(model)
+
+
+def together(features):
+    """One feature of many."""
+    return Feature(lambda recipe: Together(features, recipe), ready=lambda model: model.layer.ready())
