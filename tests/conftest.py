@@ -1,18 +1,45 @@
-"""Options of the tests, which of them are the quick ones, and the program that several share."""
+"""Options of the tests, which of them are the quick ones, where they compute, and the program that several share."""
 
 import fcntl
 import gc
+import inspect
+import re
 import subprocess
 import zlib
 from pathlib import Path
 
 import pytest
 
+from devices import DEVICES, prepare
+
+#: Tests of the test device itself, and of quire on it.
+OF_DEVICE = Path(__file__).parent / "device"
+TAKES_DEVICE = re.compile(r"def test_\w+\([^)]*\bdevice\b")
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--fuzz-seconds", type=float, default=60, help="how long the fuzzer of operators calls them")
     parser.addoption("--fuzz-seed", type=int, default=0, help="which calls it makes")
+    parser.addoption(
+        "--device", choices=DEVICES, default="cpu", help="where tests that take `device` compute; not cpu: only these"
+    )
     parser.addoption("--quick", action="store_true", help="of each test one case that is cheap")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    prepare(config.getoption("--device"))
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """On another device, files where no test takes it."""
+    if config.getoption("--device") == "cpu" or collection_path.is_dir() or collection_path.parent == OF_DEVICE:
+        return None
+    return None if TAKES_DEVICE.search(collection_path.read_text()) else True
+
+
+def takes_device(item: pytest.Item) -> bool:
+    """Whether a test says itself that it computes on any device: fixtures that it takes do not say so for it."""
+    return "device" in inspect.signature(item.function).parameters or item.path.parent == OF_DEVICE
 
 
 def compiles(item: pytest.Item) -> bool:
@@ -34,12 +61,14 @@ def one_of(cases: list[pytest.Item]) -> list[pytest.Item]:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if not config.getoption("--quick"):
-        return
-    tests = {}
-    for item in items:
-        tests.setdefault(item.nodeid.partition("[")[0], []).extend([item] if cheap(item) else [])
-    chosen = [item for cases in tests.values() for item in one_of(cases)]
+    chosen = items
+    if config.getoption("--device") != "cpu":
+        chosen = [item for item in items if takes_device(item)]
+    if config.getoption("--quick"):
+        tests = {}
+        for item in chosen:
+            tests.setdefault(item.nodeid.partition("[")[0], []).extend([item] if cheap(item) else [])
+        chosen = [item for cases in tests.values() for item in one_of(cases)]
     kept = set(chosen)
     config.hook.pytest_deselected(items=[item for item in items if item not in kept])
     items[:] = chosen
@@ -47,6 +76,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def pytest_collection_finish() -> None:
     gc.freeze()  # no collection looks at what imports have made, which is most of what there is
+
+
+@pytest.fixture
+def device(request: pytest.FixtureRequest):
+    """Where a test computes: inputs are made on the CPU and moved to it, and results come back by .cpu()."""
+    with DEVICES[request.config.getoption("--device")]() as place:
+        yield place
 
 
 @pytest.fixture(scope="session")

@@ -20,7 +20,7 @@ def linears(layer):
     out = []
     for group, weight in enumerate(layer.group_weights("")):
         options = {"save_original_input": layer.save_original_input}
-        one = quire.Linear(96, 64, bias=bool(biases), params_dtype=weight.dtype, **options)
+        one = quire.Linear(96, 64, bias=bool(biases), params_dtype=weight.dtype, device=weight.device, **options)
         with torch.no_grad():
             one.weight.copy_(weight)
             if biases:
@@ -31,13 +31,13 @@ def linears(layer):
     return out
 
 
-def inputs(splits, beyond=3, dtype=torch.bfloat16):
+def inputs(splits, beyond=3, dtype=torch.bfloat16, device="cpu"):
     generator = torch.Generator().manual_seed(sum(splits))
     # Groups of different magnitude, so that an amax of another group shows.
     sizes = torch.tensor([4.0**i for i, n in enumerate(splits) for _ in range(n)] + [1000.0] * beyond)
     x = torch.randn(len(sizes), 96, generator=generator) * sizes[:, None]
     dy = torch.randn(len(sizes), 64, generator=generator) / (sizes[:, None] + 1)
-    return x.to(dtype), dy.to(dtype)
+    return x.to(device, dtype), dy.to(device, dtype)
 
 
 def slices(splits):
@@ -50,15 +50,16 @@ def step(layer, x, dy, splits, recipe, *, function=None, **options):
     layer.zero_grad()
     x = x.detach().requires_grad_()
     with quire.autocast(enabled=recipe is not None, recipe=recipe):
-        y = (layer if function is None else function)(x, torch.tensor(splits), **options)
+        y = (layer if function is None else function)(x, torch.tensor(splits).to(x.device), **options)
     y.backward(dy)
     names = (*layer.weight_names, *layer.bias_names)
-    return [y.detach(), x.grad, *(getattr(layer, name).grad for name in names)]
+    results = [y.detach(), x.grad, *(getattr(layer, name).grad for name in names)]
+    return [None if result is None else result.cpu() for result in results]
 
 
 def of_linears(layers, x, dy, splits, recipe):
     """The same results from a loop over layers: y, dx, and stacked dw and dbias."""
-    y, dx = torch.zeros(len(x), 64, dtype=x.dtype), torch.zeros_like(x)
+    y, dx = torch.zeros(len(x), 64, dtype=x.dtype), torch.zeros(x.shape, dtype=x.dtype)
     begin = 0
     for one, rows in zip(layers, splits, strict=True):
         one.zero_grad()
@@ -66,9 +67,10 @@ def of_linears(layers, x, dy, splits, recipe):
         with quire.autocast(recipe=recipe):
             out = one(part)
         out.backward(dy[begin : begin + rows])
-        y[begin : begin + rows], dx[begin : begin + rows] = out.detach(), part.grad
+        y[begin : begin + rows], dx[begin : begin + rows] = out.detach().cpu(), part.grad.cpu()
         begin += rows
-    return y, dx, torch.stack([one.weight.grad for one in layers]), torch.stack([one.bias.grad for one in layers])
+    gradients = ([getattr(one, name).grad.cpu() for one in layers] for name in ("weight", "bias"))
+    return y, dx, *map(torch.stack, gradients)
 
 
 def stacked(layer, gradients):

@@ -13,7 +13,10 @@ from workspace import ROOT, Failure, compiler, googlebenchmark, googletest, inst
 
 CHECKS = ["check_layers", "check_budgets", "check_words"]
 LIBRARIES = ["quire", "quire_torch", "quire_python"]
+#: The device for machines without one: its own tests, and those that take a device and then run on it too.
+TEST_DEVICE = "quiretest"
 DEVICE_TESTS = "tests/device"
+ON_ANY_DEVICE = ["tests/python", "tests/quire_torch"]
 #: Processes that share the tests; each takes up to two GiB.
 WORKERS = 8
 #: What pytest says when it was left with none.
@@ -126,7 +129,7 @@ def test(arguments: list[str], quick: bool = False) -> None:
         pytest(*others, *shared, "-m", "not alone", **environment),
         pytest(*others, "-m", "alone"),
         # Its device is one of the whole process: PyTorch's threads for backward passes are started for it too.
-        pytest(*tier, DEVICE_TESTS),
+        pytest(*tier, "--device", TEST_DEVICE, DEVICE_TESTS, *ON_ANY_DEVICE),
     ]
     if not all(passed):
         raise Failure("tests failed, see above")

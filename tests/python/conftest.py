@@ -46,7 +46,8 @@ class Step:
 
 def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Unlike torch.equal, which takes -0 for 0 and NaN for different from itself."""
-    return a.dtype == b.dtype and torch.equal(*(t.detach().contiguous().reshape(-1).view(torch.uint8) for t in (a, b)))
+    a, b = (t.detach().cpu().contiguous() for t in (a, b))
+    return a.dtype == b.dtype and torch.equal(*(t.reshape(-1).view(torch.uint8) for t in (a, b)))
 
 
 @pytest.fixture
@@ -55,23 +56,23 @@ def equal_bits():
 
 
 @pytest.fixture
-def make_layer():
+def make_layer(device):
     """(in, out, dtype=bfloat16) -> a seeded layer whose bias matters."""
 
     def make(in_features=96, out_features=64, dtype=torch.bfloat16, bias=True):
         torch.manual_seed(1)
-        return quire.Linear(in_features, out_features, bias=bias, params_dtype=dtype)
+        return quire.Linear(in_features, out_features, bias=bias, params_dtype=dtype).to(device)
 
     return make
 
 
 @pytest.fixture
-def make_x():
+def make_x(device):
     """(*shape, dtype=bfloat16, requires_grad=True) -> a seeded tensor."""
 
     def make(*shape, dtype=torch.bfloat16, requires_grad=True):
         generator = torch.Generator().manual_seed(sum(shape))
-        return torch.randn(shape, generator=generator).to(dtype).requires_grad_(requires_grad)
+        return torch.randn(shape, generator=generator).to(device, dtype).requires_grad_(requires_grad)
 
     return make
 
@@ -89,11 +90,12 @@ def step():
         layer.sr_state[1] = 0
         with quire.autocast(recipe is not None, recipe=recipe):
             y = (layer if function is None else function)(x)
-        dy = torch.randn(y.shape, generator=torch.Generator().manual_seed(5)).to(y.dtype)
+        dy = torch.randn(y.shape, generator=torch.Generator().manual_seed(5)).to(y)
         with quire.autocast(recipe is not None and enclose, recipe=recipe):
             y.backward(dy)
         bias = layer.bias.grad if layer.bias is not None else None
-        return Step(y.detach(), x.grad, layer.weight.grad, bias)
+        results = (y.detach(), x.grad, layer.weight.grad, bias)
+        return Step(*(None if result is None else result.cpu() for result in results))
 
     return run
 
@@ -105,11 +107,11 @@ def decode():
     def run(q, direction):
         columnwise = direction == "columnwise"
         data, scale, amax = (getattr(q, f"{direction}_{kind}") for kind in ("data", "scale", "amax"))
-        amax = torch.empty(0) if amax is None else amax
+        amax = torch.empty(0, device=data.device) if amax is None else amax
         shape = (torch.Size(q.shape[:-1]).numel(), q.shape[-1])
         data = data if columnwise and q.spec.family != "mxfp8" else data.reshape(shape[0], -1)
         out = torch.ops.quire.dequantize(data, scale, amax, q.spec.text, columnwise, shape, torch.float32)
-        return out.double()
+        return out.cpu().double()
 
     return run
 
@@ -129,13 +131,13 @@ def golden(tmp_path_factory):
 
 
 @pytest.fixture
-def tensor_of():
+def tensor_of(device):
     """(golden case, name) -> the tensor that the vector stores, in the case's own dtype."""
 
     def read(case, name):
         array = torch.from_numpy(case[name].copy())
         bits = {"bf16": torch.bfloat16, "f16": torch.float16}.get(case.spec.get("input", "bf16"))
-        return array.view(bits) if array.dtype == torch.uint16 else array
+        return (array.view(bits) if array.dtype == torch.uint16 else array).to(device)
 
     return read
 

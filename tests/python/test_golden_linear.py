@@ -21,10 +21,10 @@ RECIPES = {
 
 
 @pytest.fixture(params=RECIPES)
-def run(request, golden, tensor_of, compiler):
+def run(request, golden, tensor_of, compiler, device):
     """The golden case, and what a layer computed for it: results by name, and its operands by role."""
     case, recipe = golden.get(f"linear/{request.param}"), RECIPES[request.param]
-    layer = quire.Linear(96, 32, dtype=torch.bfloat16)
+    layer = quire.Linear(96, 32, dtype=torch.bfloat16, device=device)
     layer.weight.data, layer.bias.data = tensor_of(case, "w"), tensor_of(case, "bias")
     x = tensor_of(case, "x").requires_grad_()
 
@@ -35,6 +35,7 @@ def run(request, golden, tensor_of, compiler):
             y = function(x)
             y.backward(tensor_of(case, "dy"))
         results = {"y": y.detach(), "dx": x.grad, "dw": layer.weight.grad, "db": layer.bias.grad}
+        results = {name: result.cpu() for name, result in results.items()}
         return case, results, {record.role: record.tensor for record in records}
 
     return compute, layer, compiler
@@ -46,7 +47,7 @@ def check_operands(case, operands):
             for kind, buffer in (("codes", "data"), ("scales", "scale"), ("amax", "amax")):
                 stored = getattr(operands[role], f"{direction}_{buffer}")
                 if (vector := f"{name}_{side}_{kind}") in case:
-                    assert torch.equal(torch.from_numpy(case[vector].copy()), stored), f"{case.id}: {vector}"
+                    assert torch.equal(torch.from_numpy(case[vector].copy()), stored.cpu()), f"{case.id}: {vector}"
 
 
 def check_results(case, results):
@@ -62,14 +63,14 @@ def check_results(case, results):
         assert (result.double() - exact).abs().le(bound + rounding).all(), f"{case.id}: {name}"
 
 
-def test_the_golden_linear_is_met(run):
+def test_the_golden_linear_is_met(run, device):
     compute, layer, _ = run
     case, results, operands = compute(layer)
     check_operands(case, operands)
     check_results(case, results)
 
 
-def test_the_golden_linear_is_met_by_a_compiled_layer(run):
+def test_the_golden_linear_is_met_by_a_compiled_layer(run, device):
     compute, layer, compiler = run
     case, results, operands = compute(compiler(layer))
     check_operands(case, operands)

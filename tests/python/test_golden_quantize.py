@@ -55,7 +55,7 @@ def quantized(case, group, x):
     if case.spec.get("sr") or case.spec["kind"] == "sr_words":
         return None
     seeds = {name: int(case.spec[name]) for name in ("seed", "offset") if name in case.spec}
-    scale = torch.from_numpy(case["scale"].copy()) if group == "delayed_cast" else None
+    scale = torch.from_numpy(case["scale"].copy()).to(x.device) if group == "delayed_cast" else None
     return quire.quantize(x, SPEC_OF[group](case.spec), columnwise=True, scale=scale, **seeds)
 
 
@@ -71,35 +71,35 @@ def check(case, group, x):
     compared = 0
     for name, buffer in BOTH + ONE:
         if name in case:
-            assert same(case[name], getattr(q, buffer).numpy()), f"{case.id}: {name} under {q.spec}"
+            assert same(case[name], getattr(q, buffer).cpu().numpy()), f"{case.id}: {name} under {q.spec}"
             compared += 1
     for name in ("dequant", "dequant_row"):
         if name in case:
-            assert same(case[name], q.dequantize(torch.float32).numpy()), f"{case.id}: {name} under {q.spec}"
+            assert same(case[name], q.dequantize(torch.float32).cpu().numpy()), f"{case.id}: {name} under {q.spec}"
             compared += 1
     return compared
 
 
 @pytest.mark.parametrize("group", SPEC_OF)
-def test_quantized_bytes_are_golden(group, golden, tensor_of):
+def test_quantized_bytes_are_golden(group, golden, tensor_of, device):
     counts = [check(case, group, tensor_of(case, "x") if "x" in case else None) for case in golden.cases(group)]
     assert sum(count > 0 for count in counts) >= 8 and max(counts) >= 3
 
 
-def test_casts_are_golden(golden):
+def test_casts_are_golden(golden, device):
     every = golden.get("casts/bf16_all")
-    x = torch.arange(65536).to(torch.uint16).view(torch.bfloat16)
+    x = torch.arange(65536).to(torch.uint16).view(torch.bfloat16).to(device)
     hard = golden.get("casts/f32_hard")
     for format in ("e4m3", "e5m2", "e2m1"):
-        assert same(every[format], quire.debug.cast(x, format).numpy())
-        assert same(hard[format], quire.debug.cast(torch.from_numpy(hard["x"].copy()), format).numpy())
+        assert same(every[format], quire.debug.cast(x, format).cpu().numpy())
+        assert same(hard[format], quire.debug.cast(torch.from_numpy(hard["x"].copy()).to(device), format).cpu().numpy())
 
 
 @pytest.mark.parametrize("group", ["nvfp4_rht", "rht_butterfly"])
-def test_hadamard_transforms_are_golden(group, golden, tensor_of):
+def test_hadamard_transforms_are_golden(group, golden, tensor_of, device):
     for case in golden.cases(group):
         got = quire.debug.rht(tensor_of(case, "x"), signs=case.spec["sign_mask"] == "0xD7E8")
-        assert same(case["rht_bf16"], got.view(torch.uint16).numpy()), case.id
+        assert same(case["rht_bf16"], got.cpu().view(torch.uint16).numpy()), case.id
 
 
 def test_swizzled_layouts_are_golden_both_ways(golden):

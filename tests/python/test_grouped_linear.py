@@ -19,46 +19,46 @@ FORMS = [
 
 
 @pytest.mark.parametrize("options", FORMS)
-def test_groups_are_linears(any_recipe, options, equal_bits):
-    layer = grouped(**options)
-    x, dy = inputs(SPLITS)
+def test_groups_are_linears(any_recipe, options, equal_bits, device):
+    layer = grouped(**options).to(device)
+    x, dy = inputs(SPLITS, device=device)
     expected = of_linears(linears(layer), x, dy, SPLITS, any_recipe)
     check_equal(layer, step(layer, x, dy, SPLITS, any_recipe), expected, equal_bits)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-def test_other_dtypes(recipe, dtype, equal_bits):
-    layer = grouped(dtype=dtype)
-    x, dy = inputs(SPLITS[:3], dtype=dtype)
-    layer = grouped(SPLITS[:3], dtype)
+def test_other_dtypes(recipe, dtype, equal_bits, device):
+    layer = grouped(dtype=dtype).to(device)
+    x, dy = inputs(SPLITS[:3], dtype=dtype, device=device)
+    layer = grouped(SPLITS[:3], dtype).to(device)
     expected = of_linears(linears(layer), x, dy, SPLITS[:3], recipe)
     check_equal(layer, step(layer, x, dy, SPLITS[:3], recipe), expected, equal_bits)
 
 
 @pytest.mark.parametrize("splits", [[0, 0, 0], [0, 40, 0], [1], [16, 16], [33, 7]])
-def test_any_sizes_of_groups(recipe, splits, equal_bits):
-    layer = grouped(splits)
-    x, dy = inputs(splits)
+def test_any_sizes_of_groups(recipe, splits, equal_bits, device):
+    layer = grouped(splits).to(device)
+    x, dy = inputs(splits, device=device)
     expected = of_linears(linears(layer), x, dy, splits, recipe)
     check_equal(layer, step(layer, x, dy, splits, recipe), expected, equal_bits)
 
 
-def test_an_empty_group_has_a_gradient_of_zero(recipe):
-    layer = grouped()
-    _, _, *gradients = step(layer, *inputs(SPLITS), SPLITS, recipe)
+def test_an_empty_group_has_a_gradient_of_zero(recipe, device):
+    layer = grouped().to(device)
+    _, _, *gradients = step(layer, *inputs(SPLITS, device=device), SPLITS, recipe)
     assert not gradients[1].any() and not gradients[len(SPLITS) + 1].any()
     assert all(gradients[i].any() for i in (0, 2, 3, 4, 5))
 
 
-def test_rows_beyond_the_last_group_are_zero(recipe):
-    layer = grouped()
-    y, dx, *_ = step(layer, *inputs(SPLITS, beyond=4), SPLITS, recipe)
+def test_rows_beyond_the_last_group_are_zero(recipe, device):
+    layer = grouped().to(device)
+    y, dx, *_ = step(layer, *inputs(SPLITS, beyond=4, device=device), SPLITS, recipe)
     assert y[:-4].any(1).all() and not y[-4:].any() and not dx[-4:].any()
 
 
-def test_two_steps_of_random_rounding_differ_as_those_of_linears_do(equal_bits):
-    layer, recipe = grouped(), recipes.NVFP4BlockScaling()
-    x, dy = inputs(SPLITS)
+def test_two_steps_of_random_rounding_differ_as_those_of_linears_do(equal_bits, device):
+    layer, recipe = grouped().to(device), recipes.NVFP4BlockScaling()
+    x, dy = inputs(SPLITS, device=device)
     loop = linears(layer)
     for _ in range(2):
         expected = of_linears(loop, x, dy, SPLITS, recipe)
@@ -136,18 +136,18 @@ OVERRIDES = params(
 
 @pytest.mark.parametrize("override", OVERRIDES)
 @pytest.mark.parametrize("options", FORMS)
-def test_groups_are_linears_where_backward_is_overridden(override, options, equal_bits):
-    layer = grouped(**options)
-    x, dy = inputs(SPLITS)
+def test_groups_are_linears_where_backward_is_overridden(override, options, equal_bits, device):
+    layer = grouped(**options).to(device)
+    x, dy = inputs(SPLITS, device=device)
     expected = of_linears(linears(layer), x, dy, SPLITS, override)
     check_equal(layer, step(layer, x, dy, SPLITS, override), expected, equal_bits)
     quantized_backward = step(layer, x, dy, SPLITS, type(override)())
     assert not equal_bits(quantized_backward[1], expected[1])
 
 
-def test_an_original_input_is_quantized_in_backward(recipe, equal_bits):
-    layer = grouped(save_original_input=True)
-    x, dy = inputs(SPLITS)
+def test_an_original_input_is_quantized_in_backward(recipe, equal_bits, device):
+    layer = grouped(save_original_input=True).to(device)
+    x, dy = inputs(SPLITS, device=device)
     expected = of_linears(linears(layer), x, dy, SPLITS, recipe)
     check_equal(layer, step(layer, x, dy, SPLITS, recipe), expected, equal_bits)
     saved = []
@@ -160,9 +160,9 @@ def test_an_original_input_is_quantized_in_backward(recipe, equal_bits):
         layer(x, SPLITS)
 
 
-def test_backward_override_multiplies_what_came(equal_bits):
-    layer = grouped(dtype=torch.float32)
-    x, dy = inputs(SPLITS, dtype=torch.float32)
+def test_backward_override_multiplies_what_came(equal_bits, device):
+    layer = grouped(dtype=torch.float32).to(device)
+    x, dy = inputs(SPLITS, dtype=torch.float32, device=device)
     plain = step(layer, x, dy, SPLITS, None)
     override = recipes.MXFP8BlockScaling(backward_override="high_precision")
     ours = step(layer, x, dy, SPLITS, override)
@@ -219,11 +219,11 @@ def test_delayed_scaling_in_a_graph(compiler, equal_bits):
     assert runs[0][-2].unique().numel() > len(SPLITS)
 
 
-def test_quantized_parameters_give_the_same_bits(recipe, equal_bits):
-    plain = grouped()
+def test_quantized_parameters_give_the_same_bits(recipe, equal_bits, device):
+    plain = grouped().to(device)
     with quire.quantized_model_init(recipe=recipe):
-        quantized = grouped()
-    x, dy = inputs(SPLITS)
+        quantized = grouped().to(device)
+    x, dy = inputs(SPLITS, device=device)
     plain.sr_state.copy_(quantized.sr_state)
     ours, theirs = (step(layer, x, dy, SPLITS, recipe) for layer in (quantized, plain))
     assert all(equal_bits(a, b) for a, b in zip(ours, theirs, strict=True))
@@ -272,10 +272,10 @@ def test_quantized_parameters_where_backward_is_overridden(override, equal_bits)
 
 
 @pytest.mark.parametrize("override", [None, *OVERRIDES])
-def test_microbatches_quantize_once(recipe, override, equal_bits):
+def test_microbatches_quantize_once(recipe, override, equal_bits, device):
     recipe = override or recipe
-    layer = grouped()
-    x, dy = inputs(SPLITS)
+    layer = grouped().to(device)
+    x, dy = inputs(SPLITS, device=device)
     expected = step(layer, x, dy, SPLITS, recipe)
     for first in (True, False):
         layer.sr_state[1] = 0

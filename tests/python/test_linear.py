@@ -127,8 +127,8 @@ def test_skip_init_and_fake_tensors_work():
 
 
 @pytest.mark.parametrize("shape", [(24,), (5, 24), (2, 3, 24), (2, 1, 3, 24), (0, 24), (2, 0, 24), (1, 24)])
-def test_leading_dimensions_are_kept(shape, make_x, step, recipe):
-    layer, x = quire.Linear(24, 16), make_x(*shape, dtype=torch.float32)
+def test_leading_dimensions_are_kept(shape, make_x, step, recipe, device):
+    layer, x = quire.Linear(24, 16, device=device), make_x(*shape, dtype=torch.float32)
     done = step(layer, x, recipe)
     assert done.y.shape == (*shape[:-1], 16) and done.dx.shape == shape
     assert done.dw.shape == (16, 24) and done.db.shape == (16,)
@@ -136,7 +136,7 @@ def test_leading_dimensions_are_kept(shape, make_x, step, recipe):
     assert done == flat
 
 
-def test_strided_inputs_give_the_bits_of_contiguous_ones(make_layer, make_x, step, recipe):
+def test_strided_inputs_give_the_bits_of_contiguous_ones(make_layer, make_x, step, recipe, device):
     layer = make_layer()
     wide = make_x(12, 200, requires_grad=False)
     for view in (wide[:, 3:99], wide[::2, :96], wide.t()[:96, :].t(), wide[:1, :96].expand(5, 96)):
@@ -199,7 +199,7 @@ def test_under_torch_autocast_any_dtypes_meet_and_none_is_rounded_first(dtype, x
         assert torch.equal(operand.tensor.columnwise_data, direct.columnwise_data)
 
 
-def test_a_recipe_of_its_own_per_call_needs_no_new_module(make_layer, make_x, equal_bits):
+def test_a_recipe_of_its_own_per_call_needs_no_new_module(make_layer, make_x, equal_bits, device):
     layer, x = make_layer(), make_x(8, 96)
     out = []
     for recipe in (MXFP8BlockScaling(), NVFP4BlockScaling(), MXFP8BlockScaling()):
@@ -209,7 +209,7 @@ def test_a_recipe_of_its_own_per_call_needs_no_new_module(make_layer, make_x, eq
 
 
 @pytest.mark.parametrize("tokens, inputs, outputs", [(1, 1, 1), (3, 7, 5), (33, 17, 65), (129, 1, 31)])
-def test_no_size_is_refused(tokens, inputs, outputs, make_layer, make_x, step, any_recipe):
+def test_no_size_is_refused(tokens, inputs, outputs, make_layer, make_x, step, any_recipe, device):
     layer, x = make_layer(inputs, outputs, torch.float32), make_x(tokens, inputs, dtype=torch.float32)
     done, exact = step(layer, x, any_recipe), step(layer, x, None)
     for got, expected in zip(vars(done).values(), vars(exact).values(), strict=True):
@@ -223,7 +223,7 @@ class Doubled(torch.nn.Module):
 
 
 @pytest.mark.parametrize("cached", [False, True])
-def test_every_way_of_a_call_gives_the_same_bits(cached, recipe, make_layer, make_x, equal_bits):
+def test_every_way_of_a_call_gives_the_same_bits(cached, recipe, make_layer, make_x, equal_bits, device):
     """Plain calls are quick, and those of other tensors, or with options, are not: a parameter as x, a weight that is
     computed, an option that changes nothing."""
     layer, doubled, x = make_layer(), make_layer(), make_x(5, 96, requires_grad=False)

@@ -43,7 +43,7 @@ def do_step(make_layer, make_x, step):
 @pytest.mark.parametrize("m, k, n", SIZES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_products_are_those_of_the_quantized_operands(
-    m, k, n, dtype, any_recipe, make_layer, make_x, step, check_product
+    m, k, n, dtype, any_recipe, make_layer, make_x, step, check_product, device
 ):
     layer, x = make_layer(k, n, dtype), make_x(m, k, dtype=dtype)
     with quire.debug.operands() as records:
@@ -51,24 +51,24 @@ def test_products_are_those_of_the_quantized_operands(
     operands = {record.role: record.tensor for record in records}
     assert [record.role for record in records] == ["x", "w", "dy"]
     assert any_recipe.linear_spec() == ",".join(f"{role}={q.spec}" for role, q in operands.items())
-    check_product(done.y, operands, [("x", "rowwise"), ("w", "rowwise")], layer.bias.detach())
+    check_product(done.y, operands, [("x", "rowwise"), ("w", "rowwise")], layer.bias.detach().cpu())
     check_product(done.dx, operands, [("dy", "rowwise"), ("w", "columnwise")])
     check_product(done.dw, operands, [("dy", "columnwise"), ("x", "columnwise")])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_the_bias_gradient_sums_the_unquantized_gradient(dtype, make_layer, make_x, recipe):
+def test_the_bias_gradient_sums_the_unquantized_gradient(dtype, make_layer, make_x, recipe, device):
     layer, x = make_layer(dtype=dtype), make_x(200, 96, dtype=dtype)
     dy = torch.randn(200, 64).to(dtype)
     with quire.autocast(recipe=recipe):
-        layer(x).backward(dy)
+        layer(x).backward(dy.to(device))
     exact = dy.double().sum(0)
     bound = 206 * 2.0**-24 * dy.double().abs().sum(0) + torch.finfo(dtype).eps / 2 * exact.abs() * 1.01
-    assert (layer.bias.grad.double() - exact).abs().le(bound).all()
+    assert (layer.bias.grad.cpu().double() - exact).abs().le(bound).all()
 
 
 @pytest.mark.parametrize("need", list(itertools.product([False, True], repeat=3)), ids=str)
-def test_each_gradient_is_there_exactly_if_it_was_asked_for(need, make_layer, make_x, step, recipe, equal_bits):
+def test_each_gradient_is_there_exactly_if_it_was_asked_for(need, make_layer, make_x, step, recipe, equal_bits, device):
     layer, x = make_layer(), make_x(16, 96)
     full = step(layer, x, recipe)
     layer = make_layer()
@@ -137,7 +137,7 @@ def test_nothing_is_kept_for_a_gradient_that_nobody_asked_for(make_layer, make_x
         assert packed.bytes == stored.nbytes
 
 
-def test_a_graph_may_be_walked_twice_if_it_is_retained(make_layer, make_x, recipe, equal_bits):
+def test_a_graph_may_be_walked_twice_if_it_is_retained(make_layer, make_x, recipe, equal_bits, device):
     layer, x = make_layer(), make_x(16, 96)
     with quire.autocast(recipe=recipe):
         loss = layer(x).square().sum()
@@ -171,7 +171,7 @@ def test_a_gradient_penalty_elsewhere_in_the_graph_works(make_layer, make_x, rec
     assert torch.equal(v.grad, torch.full((3,), 6.0))
 
 
-def test_functional_transforms_in_reverse_mode_work(make_layer, make_x, recipe, equal_bits):
+def test_functional_transforms_in_reverse_mode_work(make_layer, make_x, recipe, equal_bits, device):
     layer, x = make_layer(dtype=torch.float32), make_x(16, 96, dtype=torch.float32)
 
     def loss(x, weight):
@@ -220,7 +220,7 @@ def test_recomputing_outside_autocast_is_noticed(make_layer, make_x, step, recip
         step(layer, x, recipe, lambda x: checkpoint(layer, x, use_reentrant=False))
 
 
-def test_no_grad_and_inference_mode_give_the_same_bits(make_layer, make_x, recipe, equal_bits):
+def test_no_grad_and_inference_mode_give_the_same_bits(make_layer, make_x, recipe, equal_bits, device):
     layer, x = make_layer(), make_x(16, 96)
     with quire.autocast(recipe=recipe):
         y = layer(x)

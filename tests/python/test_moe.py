@@ -34,11 +34,12 @@ def run(layer, x, recipe, function=None):
     layer.zero_grad()
     for part in (layer.fc1, layer.fc2):
         part.sr_state[1] = 0
-    x = x.detach().requires_grad_()
+    x = x.detach().to(layer.router.weight.device).requires_grad_()
     with quire.autocast(enabled=recipe is not None, recipe=recipe):
         y = (layer if function is None else function)(x)
-    y.backward(torch.randn(y.shape, generator=torch.Generator().manual_seed(9)).to(y.dtype))
-    return [y.detach(), x.grad, *(parameter.grad for parameter in layer.parameters())]
+    y.backward(torch.randn(y.shape, generator=torch.Generator().manual_seed(9)).to(y))
+    results = [y.detach(), x.grad, *(parameter.grad for parameter in layer.parameters())]
+    return [None if result is None else result.cpu() for result in results]
 
 
 def reference(layer, x, activation):
@@ -67,14 +68,14 @@ def swiglu(h):
 
 
 @pytest.mark.parametrize("bias", [False, True])
-def test_in_high_precision_it_is_a_loop_over_tokens(bias):
+def test_in_high_precision_it_is_a_loop_over_tokens(bias, device):
     layer, x = layer_of(bias=bias), tokens(23)
     if bias:
         for name, parameter in layer.named_parameters():
             if "bias" in name:
                 torch.nn.init.normal_(parameter)
-    gradients = run(layer, x, None)
     double = copy.deepcopy(layer).double()
+    gradients = run(layer.to(device), x, None)
     leaf = x.detach().double().requires_grad_()
     y, _ = reference(double, leaf, swiglu)
     y.backward(torch.randn(23, 64, generator=torch.Generator().manual_seed(9)).double())
@@ -85,9 +86,10 @@ def test_in_high_precision_it_is_a_loop_over_tokens(bias):
         torch.testing.assert_close(ours.double(), theirs, rtol=2e-4, atol=2e-5, msg=lambda text, n=name: f"{n}: {text}")
 
 
-def test_every_recipe_stays_close_to_high_precision(recipe_or_none):
+def test_every_recipe_stays_close_to_high_precision(recipe_or_none, device):
     layer, x = layer_of(), tokens(40)
     y, _ = reference(layer, x, swiglu)
+    layer.to(device)
     for _ in range(2):  # delayed scaling has scales from the second step on
         ours = run(layer, x, recipe_or_none)[0]
     kind = None if recipe_or_none is None else "nvfp4" if recipe_or_none.nvfp4() else "fp8"
@@ -96,9 +98,9 @@ def test_every_recipe_stays_close_to_high_precision(recipe_or_none):
     assert recipe_or_none is None or error > 1e-4
 
 
-def test_it_is_its_parts(recipe_or_none, equal_bits):
+def test_it_is_its_parts(recipe_or_none, equal_bits, device):
     """Router, permutation, two grouped layers with an activation between, and the weighted sum."""
-    layer, x = layer_of(torch.bfloat16), tokens(33, dtype=torch.bfloat16)
+    layer, x = layer_of(torch.bfloat16).to(device), tokens(33, dtype=torch.bfloat16)
     twin = copy.deepcopy(layer)
 
     def parts(x):

@@ -23,7 +23,11 @@ def loads(draw):
 
 
 def settled(test):
-    return hypothesis.settings(max_examples=80, deadline=None, database=None, derandomize=True)(test)
+    # Where a test computes is the same for all of its examples.
+    shared = [hypothesis.HealthCheck.function_scoped_fixture]
+    return hypothesis.settings(
+        max_examples=80, deadline=None, database=None, derandomize=True, suppress_health_check=shared
+    )(test)
 
 
 def random(*shape, dtype=torch.float32, seed=0):
@@ -32,11 +36,12 @@ def random(*shape, dtype=torch.float32, seed=0):
 
 @settled
 @hypothesis.given(loads(), st.sampled_from(FLOATS), st.sampled_from([1, 5, 40]))
-def test_rows_are_sorted_by_expert_in_the_order_of_tokens(load, dtype, width):
+def test_rows_are_sorted_by_expert_in_the_order_of_tokens(device, load, dtype, width):
     ids, experts = load
     x = random(len(ids), width, dtype=dtype)
     row_map, offsets = reference.rows_by_expert(ids, experts)
-    got = moe.permute(x, ids, experts)
+    got = moe.permute(x.to(device), ids.to(device), experts)
+    got = type(got)(*(part.cpu() for part in got))
     assert got.offsets.dtype == got.row_map.dtype == torch.int32
     assert torch.equal(got.row_map, row_map) and torch.equal(got.offsets, offsets)
     assert torch.equal(got.rows, reference.permute(x, row_map, ids.numel()))
@@ -49,12 +54,13 @@ def test_rows_are_sorted_by_expert_in_the_order_of_tokens(load, dtype, width):
 
 @settled
 @hypothesis.given(loads(), st.sampled_from(FLOATS), st.booleans())
-def test_rows_are_summed_in_the_order_of_a_tokens_experts_in_float32(load, dtype, weighted):
+def test_rows_are_summed_in_the_order_of_a_tokens_experts_in_float32(device, load, dtype, weighted):
     ids, experts = load
     row_map, _ = reference.rows_by_expert(ids, experts)
     y, weights = random(ids.numel(), 33, dtype=dtype), random(*ids.shape, seed=1) if weighted else None
     expected = reference.unpermute(y.float(), row_map, weights).to(dtype)
-    assert torch.equal(moe.unpermute(y, row_map, weights), expected)
+    there = [None if part is None else part.to(device) for part in (y, row_map, weights)]
+    assert torch.equal(moe.unpermute(*there).cpu(), expected)
     exact = reference.unpermute(y.double(), row_map, None if weights is None else weights.double())
     unit = {torch.float32: 2e-7, torch.bfloat16: 4e-3, torch.float16: 5e-4}[dtype]
     torch.testing.assert_close(expected.double(), exact, rtol=unit, atol=2e-6)
@@ -66,12 +72,12 @@ def grads(y, dy, *inputs):
 
 @settled
 @hypothesis.given(loads(), st.booleans())
-def test_gradients_are_those_of_float64(load, weighted):
+def test_gradients_are_those_of_float64(device, load, weighted):
     ids, experts = load
     row_map, _ = reference.rows_by_expert(ids, experts)
     x, y = random(len(ids), 7), random(ids.numel(), 7, seed=2)
     weights = random(*ids.shape, seed=1)
-    ours = [t.clone().requires_grad_() for t in (x, y, weights)]
+    ours = [t.clone().to(device).requires_grad_() for t in (x, y, weights)]
     theirs = [t.double().requires_grad_() for t in (x, y, weights)]
     here = (row_map >= 0).nonzero().tolist()
     one_hot = torch.zeros(*ids.shape, ids.numel(), dtype=torch.float64)
@@ -82,16 +88,16 @@ def test_gradients_are_those_of_float64(load, weighted):
     permuted64 = torch.einsum("tsr,ts,tk->rk", one_hot, factor, x64)
     combined64 = torch.einsum("tsr,ts,rk->tk", one_hot, factor, y64)
     given_weights = ours[2] if weighted else None
-    permuted = moe.permute(ours[0], ids, experts, weights=given_weights).rows
-    combined = moe.unpermute(ours[1], row_map, given_weights)
+    permuted = moe.permute(ours[0], ids.to(device), experts, weights=given_weights).rows
+    combined = moe.unpermute(ours[1], row_map.to(device), given_weights)
     for result, expected, index in ((permuted, permuted64, 0), (combined, combined64, 1)):
-        torch.testing.assert_close(result.double(), expected, rtol=1e-6, atol=1e-6)
+        torch.testing.assert_close(result.cpu().double(), expected, rtol=1e-6, atol=1e-6)
         wanted = [index, 2] if weighted else [index]
         dy = random(*result.shape, seed=3)
-        got = grads(result, dy, *[ours[i] for i in wanted])
+        got = grads(result, dy.to(device), *[ours[i] for i in wanted])
         exact = grads(expected, dy.double(), *[theirs[i] for i in wanted])
         for a, b in zip(got, exact, strict=True):
-            torch.testing.assert_close(a.double(), b, rtol=2e-6, atol=2e-6)
+            torch.testing.assert_close(a.cpu().double(), b, rtol=2e-6, atol=2e-6)
 
 
 def test_gradients_in_bfloat16_are_rounded_once():

@@ -33,11 +33,17 @@ def logits_of(tokens, experts=16, seed=0, dtype=torch.float32):
     return (torch.randn(tokens, experts, generator=torch.Generator().manual_seed(seed)) * 2).to(dtype)
 
 
+def there(options, device):
+    """The options with the bias on the device."""
+    bias = options.get("expert_bias")
+    return options if bias is None else options | {"expert_bias": bias.to(device)}
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
-def test_choices_and_weights_are_those_of_float64(options, dtype):
+def test_choices_and_weights_are_those_of_float64(options, dtype, device):
     logits = logits_of(200).to(dtype)
-    weights, ids = moe.route(logits, **options)
+    weights, ids = (part.cpu() for part in moe.route(logits.to(device), **there(options, device)))
     expected, expected_ids = reference.route(logits, **options)
     assert ids.dtype == torch.int32 and torch.equal(ids, expected_ids)
     assert weights.dtype == torch.float32
@@ -45,14 +51,14 @@ def test_choices_and_weights_are_those_of_float64(options, dtype):
 
 
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
-def test_gradients_are_those_of_float64(options):
+def test_gradients_are_those_of_float64(options, device):
     logits = logits_of(100, seed=1).requires_grad_()
     doubles = logits.detach().double().requires_grad_()
-    weights, ids = moe.route(logits, **options)
+    weights, ids = moe.route(logits.to(device), **there(options, device))
     dweights = torch.randn(weights.shape, generator=torch.Generator().manual_seed(2))
-    (got,) = torch.autograd.grad(weights, logits, dweights)
+    (got,) = torch.autograd.grad(weights, logits, dweights.to(device))
     options = {name: value for name, value in options.items() if name != "expert_bias"}
-    expected = reference.weights_of(doubles, ids, **options)
+    expected = reference.weights_of(doubles, ids.cpu(), **options)
     (expected,) = torch.autograd.grad(expected, doubles, dweights.double())
     torch.testing.assert_close(got.double(), expected, rtol=2e-5, atol=2e-6 * expected.abs().max().item())
 

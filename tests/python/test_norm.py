@@ -19,7 +19,7 @@ def kind(request):
 
 
 @pytest.fixture
-def make(kind):
+def make(kind, device):
     """(shape, **options) -> a norm whose parameters matter."""
 
     def build(shape, **options):
@@ -28,30 +28,30 @@ def make(kind):
         with torch.no_grad():
             for parameter in module.parameters():
                 parameter.copy_(torch.randn(parameter.shape))
-        return module
+        return module.to(device)
 
     return build
 
 
 def reference(kind, module, x):
     """In float64."""
-    weight = module.weight.double() + (1 if module.zero_centered_gamma else 0)
-    extra = () if module.bias is None else (module.bias.double(),)
-    return NORMS[kind][1](x.double(), module.normalized_shape, weight, *extra, eps=module.eps)
+    weight = module.weight.cpu().double() + (1 if module.zero_centered_gamma else 0)
+    extra = () if module.bias is None else (module.bias.cpu().double(),)
+    return NORMS[kind][1](x.cpu().double(), module.normalized_shape, weight, *extra, eps=module.eps)
 
 
 @pytest.mark.parametrize("zero_centered", [False, True])
 @pytest.mark.parametrize("shape", [48, (48,), (4, 12)])
-def test_result_and_gradients_are_those_of_float64(kind, make, shape, zero_centered):
+def test_result_and_gradients_are_those_of_float64(kind, make, shape, zero_centered, device):
     module = make(shape, zero_centered_gamma=zero_centered, eps=1e-3)
-    x = torch.randn(3, 5, *module.normalized_shape).requires_grad_()
+    x = torch.randn(3, 5, *module.normalized_shape).to(device).requires_grad_()
     y, expected = module(x), reference(kind, module, x)
-    torch.testing.assert_close(y.double(), expected, rtol=1e-6, atol=3e-6)
-    dy = torch.randn_like(y)
+    torch.testing.assert_close(y.cpu().double(), expected, rtol=1e-6, atol=3e-6)
+    dy = torch.randn(y.shape)
     inputs = [x, *module.parameters()]
-    got = torch.autograd.grad(y, inputs, dy)
+    got = torch.autograd.grad(y, inputs, dy.to(device))
     for g, e in zip(got, torch.autograd.grad(expected, inputs, dy.double()), strict=True):
-        torch.testing.assert_close(g, e, rtol=3e-6, atol=1e-5)
+        torch.testing.assert_close(g.cpu(), e.cpu(), rtol=3e-6, atol=1e-5)
 
 
 def test_the_result_has_the_dtype_of_autocast_or_of_x(make):
@@ -96,11 +96,11 @@ def test_parameters_are_named_and_initialised_like_pytorchs(kind):
 
 
 @pytest.mark.parametrize("rows", [0, 1, 3])
-def test_no_token_count_is_special(make, rows):
+def test_no_token_count_is_special(make, rows, device):
     module = make(32)
-    x = torch.randn(rows, 32, requires_grad=True)
+    x = torch.randn(rows, 32).to(device).requires_grad_()
     module(x).sum().backward()
-    assert x.grad.shape == (rows, 32) and module.weight.grad.isfinite().all()
+    assert x.grad.shape == (rows, 32) and module.weight.grad.cpu().isfinite().all()
 
 
 def test_bad_input_is_refused_in_words(kind, make):

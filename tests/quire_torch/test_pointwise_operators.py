@@ -88,22 +88,22 @@ def test_a_quantized_result_is_a_carrier_with_the_gradient_of_the_plain_one(keep
         assert torch.equal(e.flatten(), b.flatten())
 
 
-def test_gradients_are_those_of_pytorch_in_float64():
+def test_gradients_are_those_of_pytorch_in_float64(device):
     torch.manual_seed(1)
     x, weight, bias = torch.randn(70, 48) * 3 + 1, torch.randn(48), torch.randn(48)
     dy = torch.randn(70, 48)
     for normalization in NORMS:
-        inputs = [t.clone().requires_grad_() for t in (x, weight, bias)]
+        inputs = [t.clone().to(device).requires_grad_() for t in (x, weight, bias)]
         doubles = [t.double().requires_grad_() for t in (x, weight, bias)]
         layer = normalization == "LayerNorm"
         y = ops.norm(*inputs[:2], inputs[2], normalization, 1e-5, False, torch.float32)[0]
         function = torch.nn.functional.layer_norm if layer else torch.nn.functional.rms_norm
         extra = (doubles[2],) if layer else ()
         expected = function(doubles[0], (48,), doubles[1], *extra, eps=1e-5) + (0 if layer else doubles[2])
-        torch.testing.assert_close(y.double(), expected, rtol=1e-6, atol=2e-6)
-        got = torch.autograd.grad(y, inputs, dy)
+        torch.testing.assert_close(y.cpu().double(), expected, rtol=1e-6, atol=2e-6)
+        got = torch.autograd.grad(y, inputs, dy.to(device))
         for g, e in zip(got, torch.autograd.grad(expected, doubles, dy.double()), strict=True):
-            torch.testing.assert_close(g.double(), e, rtol=2e-6, atol=4e-6)
+            torch.testing.assert_close(g.cpu().double(), e, rtol=2e-6, atol=4e-6)
 
 
 TORCH = {
@@ -124,14 +124,14 @@ def in_torch(activation, x):
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)
-def test_activations_and_gradients_are_those_of_pytorch_in_float64(activation):
+def test_activations_and_gradients_are_those_of_pytorch_in_float64(activation, device):
     x = torch.randn(33, 64) * 3
-    ours, theirs = x.clone().requires_grad_(), x.double().requires_grad_()
+    ours, theirs = x.clone().to(device).requires_grad_(), x.double().requires_grad_()
     y, expected = ops.activation(ours, activation, torch.float32)[0], in_torch(activation, theirs)
-    dy = torch.randn_like(y)
-    torch.testing.assert_close(y.double(), expected, rtol=3e-6, atol=1e-6)
-    (g,), (e,) = torch.autograd.grad(y, ours, dy), torch.autograd.grad(expected, theirs, dy.double())
-    torch.testing.assert_close(g.double(), e, rtol=3e-6, atol=3e-6)
+    dy = torch.randn(y.shape)
+    torch.testing.assert_close(y.cpu().double(), expected, rtol=3e-6, atol=1e-6)
+    (g,), (e,) = torch.autograd.grad(y, ours, dy.to(device)), torch.autograd.grad(expected, theirs, dy.double())
+    torch.testing.assert_close(g.cpu().double(), e, rtol=3e-6, atol=3e-6)
 
 
 @pytest.mark.parametrize("mark", [torch._dynamo.mark_dynamic, torch._dynamo.decorators.mark_unbacked])

@@ -75,7 +75,8 @@ def test_the_tiers_differ_by_an_option_and_by_instruction_sets(runs):
     assert whole[0] == () and quick[0] == ("--label-exclude", "other_isa")
     for one, other in zip(whole[1:], quick[1:], strict=True):
         assert other == ("--quick", *one)
-    assert [call[-1] for call in whole[1:]] == ["not alone", "alone", "tests/device"]
+    assert [call[-1] for call in whole[1:3]] == ["not alone", "alone"]
+    assert whole[3] == ("--device", "quiretest", "tests/device", "tests/python", "tests/quire_torch")
 
 
 @pytest.mark.parametrize("failing", range(3))

@@ -1,0 +1,28 @@
+"""Where tests that take `device` compute: one of these, named by --device. A new one joins by a line."""
+
+import contextlib
+
+import torch
+
+
+@contextlib.contextmanager
+def _cpu():
+    yield torch.device("cpu")
+
+
+@contextlib.contextmanager
+def _quiretest():
+    from device.watch import nothing_wrong
+
+    with nothing_wrong() as device:
+        yield device
+
+
+#: What a test runs within, which gives its device.
+DEVICES = {"cpu": _cpu, "quiretest": _quiretest}
+
+
+def prepare(name: str) -> None:
+    """Makes the device known to PyTorch, which must be before the first backward pass of the process."""
+    if name == "quiretest":
+        import device.device  # noqa: F401
