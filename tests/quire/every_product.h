@@ -29,7 +29,7 @@ struct Kernel {
   bool takes(const GemmProblem& p) const {
     for (const Operand* o : {&p.a, &p.b}) {
       if (formats != Takes::all && !o->spec.packed()) return false;
-      if (formats == Takes::nvfp4 && o->spec.row().scale != ScaleKind::e4m3) return false;
+      if (formats == Takes::nvfp4 && o->spec.row().scale != ScaleKind::two_level) return false;
       if (block_length(o->spec, shortest_block) < shortest_block) return false;
     }
     return true;

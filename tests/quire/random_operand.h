@@ -71,7 +71,8 @@ struct RandomOperand {
     if (kind == ScaleKind::f32) return static_cast<double>(static_cast<const float*>(operand.scale)[at]);
     if (kind == ScaleKind::e8m0) return std::ldexp(1.0, bytes[at] - 127);
     const double amax = static_cast<double>(operand.amax[operand.spec.row_scaled ? o : 0]);
-    return static_cast<double>(decode(Format::e4m3, bytes[at])) * amax / (operand.spec.e4m3_max_256 ? 1536 : 2688);
+    return static_cast<double>(decode(Format::e4m3, bytes[at])) * amax /
+           (operand.spec.block_scale_max_256 ? 1536 : 2688);
   }
 
   void decode_values() {

@@ -200,7 +200,7 @@ TEST_P(CpuGemm, block_sums_of_four_bit_codes_are_exact_and_the_global_factor_is_
     const GemmProblem p = problem(a, b, out);
     if (!multiply(p)) continue;
     const bool global = a.operand.spec.row().has_amax;
-    const float e = 6 * a.operand.spec.e4m3_max(), constant = global ? 1.0f / (e * e) : 1.0f;
+    const float e = 6 * a.operand.spec.block_scale_max(), constant = global ? 1.0f / (e * e) : 1.0f;
     const auto amax = [&](const Operand& o, int64_t i) { return global ? o.amax[o.spec.row_scaled ? i : 0] : 1.0f; };
     const auto part = [&](const RandomOperand& o, int64_t i, double value) {  // value without the global amax: exact
       return std::nearbyint(value / static_cast<double>(amax(o.operand, i)) * (global ? static_cast<double>(e) : 1) *

@@ -118,6 +118,8 @@ TEST(Formats, NanLosesItsSignInfinitySaturatesAndZeroKeepsItsSign) {
 }
 
 TEST(Formats, ValuesAreThoseOfTheOcpTables) {
+  static_assert(largest(Format::e4m3) == 448.0f && largest(Format::e5m2) == 57344.0f && largest(Format::e2m1) == 6.0f);
+  static_assert(largest(Format::e3m2) == 28.0f && largest(Format::e2m3) == 7.5f);
   EXPECT_EQ(decode(Format::e4m3, 0x01), 0x1p-9f);
   EXPECT_EQ(decode(Format::e4m3, 0x08), 0x1p-6f);
   EXPECT_EQ(decode(Format::e5m2, 0x01), 0x1p-16f);

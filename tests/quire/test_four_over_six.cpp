@@ -20,7 +20,7 @@ using TileValues = std::array<std::array<float, 16>, 16>;
 class Candidates {
  public:
   Candidates(const QuantSpec& spec, float global_amax, float tile_amax) : spec_(spec), amax_(global_amax) {
-    const float most = spec.e4m3_max();
+    const float most = spec.block_scale_max();
     const float encode_scale = most * 6.0f / global_amax, decode_scale = 1.0f / encode_scale;
     const float base = tile_amax / 6.0f * encode_scale;
     const float targets[] = {std::min(base * 1.5f, 448.0f), std::min(base, 448.0f)};
@@ -48,7 +48,7 @@ class Candidates {
     float sum = 0;
     for (const float x : line) {
       const float code = decode(Format::e2m1, encode(Format::e2m1, x * multiplier_[candidate]));
-      const float d = code * decode(Format::e4m3, byte_[candidate]) * amax_ / (6.0f * spec_.e4m3_max()) - x;
+      const float d = code * decode(Format::e4m3, byte_[candidate]) * amax_ / (6.0f * spec_.block_scale_max()) - x;
       sum += spec_.four_over_six == FourOverSix::mae ? std::fabs(d) : d * d;
     }
     return sum;
@@ -171,7 +171,7 @@ TEST_P(FourOverSixChoice, IsSixForZerosInfinitiesAndNans) {
       x[0] = value;
       const Quantized q = quantized(GetParam(), spec, {x.data(), DType::f32, 16, 16, 16});
       const float g = std::isnan(value) ? 1.0f : value;
-      const GlobalScale scale = global_scale(g, spec.e4m3_max());
+      const GlobalScale scale = global_scale(g, spec.block_scale_max());
       const int expected = encode(Format::e4m3, std::min(g / 6.0f * scale.encode, 448.0f));
       EXPECT_EQ(int{q.side(Direction::rowwise).scale.as<uint8_t>()[0]}, expected) << text << " " << value;
       EXPECT_EQ(int{q.side(Direction::columnwise).scale.as<uint8_t>()[0]}, expected) << text << " " << value;

@@ -41,7 +41,8 @@ void put_code(const QuantSpec& spec, uint8_t* data, int64_t index, int code) {
 void put_scale(const QuantSpec& spec, void* buffer, int64_t index, float scale) {
   const ScaleKind kind = spec.row().scale;
   if (kind == ScaleKind::f32) static_cast<float*>(buffer)[index] = scale;
-  if (kind == ScaleKind::e4m3) static_cast<uint8_t*>(buffer)[index] = static_cast<uint8_t>(encode(Format::e4m3, scale));
+  if (kind == ScaleKind::two_level)
+    static_cast<uint8_t*>(buffer)[index] = static_cast<uint8_t>(encode(Format::e4m3, scale));
   if (kind == ScaleKind::e8m0)
     static_cast<uint8_t*>(buffer)[index] = static_cast<uint8_t>(127 + std::lround(std::log2(scale)));
 }
@@ -87,7 +88,7 @@ TEST(GemmExact, SumsThatFloat32HoldsHaveTheBitsOfTheReferenceThroughEveryEpilogu
             const OwnedOperand b = filled(spec, b_direction, {s.n, s.m, s.k}, small_numbers(turn + 1, spec));
             // The constant of NVFP4 is no power of two: its product is rounded already, so that a bias would be the
             // second.
-            const bool rounded = spec.row().scale == ScaleKind::e4m3;
+            const bool rounded = spec.row().scale == ScaleKind::two_level;
             const Epilogue e{.out = out,
                              .bias = rounded ? std::nullopt : biases[turn % 4],
                              .addend = turn % 3 == 0,
@@ -131,8 +132,8 @@ TEST(GemmExact, OneBlockOfAnyFourBitCodesIsRoundedOnce) {
       const auto code = [&](int64_t, int64_t) { return decode(Format::e2m1, static_cast<int>(r.below(16))); };
       // Any E4M3 scale from 2^-6 up, or any power of two: the product of two has at most 8 bits.
       const auto scale = [&](int64_t, int64_t) {
-        return spec.row().scale == ScaleKind::e4m3 ? decode(Format::e4m3, static_cast<int>(8 + r.below(119)))
-                                                   : std::ldexp(1.0f, static_cast<int>(r.below(41)) - 20);
+        return spec.row().scale == ScaleKind::two_level ? decode(Format::e4m3, static_cast<int>(8 + r.below(119)))
+                                                        : std::ldexp(1.0f, static_cast<int>(r.below(41)) - 20);
       };
       const auto amax = [](int64_t o) { return std::ldexp(1.0f, static_cast<int>(o % 5) - 2); };
       const OwnedOperand a = filled(spec, Direction::rowwise, s, {code, scale, amax});

@@ -49,8 +49,8 @@ TEST(Specs, TextsBecomeTheFieldsTheyName) {
   EXPECT_TRUE(nvfp4.stochastic && nvfp4.swizzled && !nvfp4.square && !nvfp4.row_scaled);
   const QuantSpec four = QuantSpec::parse("nvfp4:16x16:4over6=mse:256");
   EXPECT_EQ(four.four_over_six, FourOverSix::mse);
-  EXPECT_EQ(four.e4m3_max(), 256.0f);
-  EXPECT_EQ(QuantSpec::parse("nvfp4:4over6=mae").e4m3_max(), 448.0f);
+  EXPECT_EQ(four.block_scale_max(), 256.0f);
+  EXPECT_EQ(QuantSpec::parse("nvfp4:4over6=mae").block_scale_max(), 448.0f);
   EXPECT_EQ(QuantSpec::parse("nvfp4:rht").hadamard, Hadamard::signs);
 }
 

@@ -116,7 +116,7 @@ TEST(Validation, DequantizeNamesTheRuleTheValuesAndTheRemedy) {
           {[](P& p) { p.data = nullptr; }, {"dequantize", "columnwise_data", "[40, 16]"}},
           {[](P& p) { p.scale = nullptr; }, {"dequantize", "columnwise_scale", "[40, 2]"}},
           {[](P& p) { p.amax = nullptr; }, {"dequantize", "columnwise_amax", "[1]"}},
-          {[](P& p) { p.spec.e4m3_max_256 = true; }, {"256 without 4over6"}},
+          {[](P& p) { p.spec.block_scale_max_256 = true; }, {"256 without 4over6"}},
       },
       dequantize);
   EXPECT_EQ(difference(Guarded(out.size()), out), "") << "an error left traces";

@@ -34,8 +34,8 @@ bool refuses_int8(const GemmProblem& p, const Context&, std::string* why) {
 
 bool refuses_amx_nvfp4(const GemmProblem& p, const Context&, std::string* why) {
   for (const Operand* o : {&p.a, &p.b})
-    if (o->spec.row().scale != ScaleKind::e4m3)
-      return refused(why, "takes block scales in e4m3, but ", o == &p.a ? "a" : "b", " is ", o->spec);
+    if (o->spec.row().scale != ScaleKind::two_level)
+      return refused(why, "takes two-level block scales, but ", o == &p.a ? "a" : "b", " is ", o->spec);
   constexpr int64_t least = 32;  // below, decoding the weight takes most of the time, and less of it in int8
   if (p.a.outer < least)
     return refused(why, "takes ", least, " rows or more, but a has ", p.a.outer, ", which int8 multiplies faster");

@@ -37,19 +37,26 @@ struct FormatRow {
   }
   /// What a NaN input becomes (numerics.md 1.1, 1.2): the largest magnitude code, sign dropped.
   constexpr int nan_code() const { return magnitudes() - 1; }
-  /// Storage of one code: 1 byte, or half of one.
+  /// Whether a code is stored in half a byte; else it has one of its own.
   constexpr bool packed() const { return bits() == 4; }
+  constexpr int stored_bits() const { return packed() ? 4 : 8; }
 };
 
-inline constexpr std::array<FormatRow, 6> kFormats{{
+/// In the order of Format.
+inline constexpr auto kFormats = std::to_array<FormatRow>({
     {"e4m3", 4, 3, 7, Specials::nan_only, true},
     {"e5m2", 5, 2, 15, Specials::ieee, true},
     {"e2m1", 2, 1, 1, Specials::none, true},
     {"e8m0", 8, 0, 127, Specials::nan_only, false},
     {"e3m2", 3, 2, 3, Specials::none, true},
     {"e2m3", 2, 3, 1, Specials::none, true},
-}};
+});
 
 constexpr const FormatRow& row(Format f) { return kFormats[static_cast<size_t>(f)]; }
+
+/// The format of packed codes, of which kernels have all 16 values in tables (spec/kinds.h sees to it that specs reach
+/// no other).
+inline constexpr Format kPackedFormat = Format::e2m1;
+static_assert(row(kPackedFormat).packed());
 
 }  // namespace quire

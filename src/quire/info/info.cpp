@@ -1,6 +1,7 @@
 #include "quire/info/info.h"
 
 #include <algorithm>
+#include <cctype>
 
 #include "quire/cpu/isa.h"
 #include "quire/device/device.h"
@@ -8,13 +9,19 @@
 namespace quire {
 namespace {
 
+std::string capitals(std::string_view name) {
+  std::string out(name);
+  for (char& c : out) c = static_cast<char>(std::toupper(static_cast<unsigned char>(c)));
+  return out;
+}
+
 std::string scale_of(const FamilyRow& row) {
-  constexpr std::string_view kinds[] = {"a float32", "an E8M0", "an E4M3"};
+  const std::string kinds[] = {"a float32", "an E8M0", "an " + capitals(quire::row(kBlockScaleFormat).name)};
   const std::string scope = row.scope == Scope::tensor ? "the tensor"
                             : row.scope == Scope::row  ? "a row"
                                                        : text(row.block, " elements");
   return text(kinds[static_cast<size_t>(row.scale)], " scale for ", scope,
-              row.scale == ScaleKind::e4m3 ? " under a float32 amax" : "");
+              row.scale == ScaleKind::two_level ? " under a float32 amax" : "");
 }
 
 }  // namespace

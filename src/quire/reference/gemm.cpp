@@ -26,7 +26,7 @@ double scale_of(const Operand& a, int64_t index, int64_t o) {
   if (kind == ScaleKind::f32) return static_cast<double>(static_cast<const float*>(a.scale)[index]);
   const uint8_t byte = static_cast<const uint8_t*>(a.scale)[index];
   if (kind == ScaleKind::e8m0) return static_cast<double>(e8m0_value(byte));
-  return static_cast<double>(decode(Format::e4m3, byte)) * static_cast<double>(a.amax[amax_index(a.spec, o)]);
+  return static_cast<double>(decode(kBlockScaleFormat, byte)) * static_cast<double>(a.amax[amax_index(a.spec, o)]);
 }
 
 Decoded decode_operand(const Operand& a) {
@@ -48,7 +48,7 @@ Decoded decode_operand(const Operand& a) {
 double alpha(const QuantSpec& a, const QuantSpec& b) {
   float divisor = 1;
   for (const QuantSpec* s : {&a, &b})
-    if (s->row().scale == ScaleKind::e4m3) divisor *= 6.0f * s->e4m3_max();
+    if (s->row().scale == ScaleKind::two_level) divisor *= 6.0f * s->block_scale_max();
   return static_cast<double>(1.0f / divisor);
 }
 

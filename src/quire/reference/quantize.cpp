@@ -95,19 +95,19 @@ BlockScale e8m0_block_scale(const Lines& t, float amax) {
   return {.multiplier = e8m0_multiplier(byte), .byte = byte};
 }
 
-BlockScale e4m3_block_scale(float target, const GlobalScale& g) {
-  const uint8_t byte = static_cast<uint8_t>(encode(Format::e4m3, target));
-  return {.multiplier = nvfp4_multiplier(decode(Format::e4m3, byte), g), .byte = byte};
+BlockScale rounded_block_scale(float target, const GlobalScale& g) {
+  const uint8_t byte = static_cast<uint8_t>(encode(kBlockScaleFormat, target));
+  return {.multiplier = nvfp4_multiplier(decode(kBlockScaleFormat, byte), g), .byte = byte};
 }
 
 /// numerics.md 5.8: error of line o's block under a candidate scale, summed in order.
 float line_error(const Lines& t, int64_t o, int64_t b, const BlockScale& s, float global_amax) {
-  const float scale = decode(Format::e4m3, s.byte);
+  const float scale = decode(kBlockScaleFormat, s.byte);
   float error = 0;
   for (int64_t l = b * t.block; l < (b + 1) * t.block; ++l) {
     const float x = t.at(o, l);
-    const float value = decode(Format::e2m1, encode(Format::e2m1, x * s.multiplier));
-    const float d = value * scale * global_amax / (6.0f * t.spec().e4m3_max()) - x;
+    const float value = decode(t.spec().element, encode(t.spec().element, x * s.multiplier));
+    const float d = value * scale * global_amax / (6.0f * t.spec().block_scale_max()) - x;
     error += t.spec().four_over_six == FourOverSix::mae ? std::fabs(d) : d * d;
   }
   return error;
@@ -124,10 +124,11 @@ float block_error(const Lines& t, int64_t o, int64_t b, const BlockScale& s, flo
 }
 
 BlockScale nvfp4_scale(const Lines& t, int64_t o, int64_t b, float amax, const GlobalScale& g) {
-  if (t.spec().four_over_six == FourOverSix::off) return e4m3_block_scale(std::min(amax * g.block_mult, kFloatMax), g);
+  if (t.spec().four_over_six == FourOverSix::off)
+    return rounded_block_scale(std::min(amax * g.block_mult, kFloatMax), g);
   const float base = amax / 6.0f * g.encode;
-  const BlockScale map4 = e4m3_block_scale(std::min(base * 1.5f, 448.0f), g);
-  const BlockScale map6 = e4m3_block_scale(std::min(base, 448.0f), g);
+  const BlockScale map4 = rounded_block_scale(std::min(base * 1.5f, 448.0f), g);
+  const BlockScale map6 = rounded_block_scale(std::min(base, 448.0f), g);
   return block_error(t, o, b, map4, g.amax) < block_error(t, o, b, map6, g.amax) ? map4 : map6;
 }
 
@@ -151,7 +152,7 @@ BlockScale block_scale(const Lines& t, int64_t o, int64_t b, const float* global
   if (kind == ScaleKind::f32) return f32_scale(t, amax);
   if (kind == ScaleKind::e8m0) return e8m0_block_scale(t, amax);
   const float g = global_amaxes[amax_index(t.spec(), o)];
-  return nvfp4_scale(t, o, b, amax, global_scale(g, t.spec().e4m3_max()));
+  return nvfp4_scale(t, o, b, amax, global_scale(g, t.spec().block_scale_max()));
 }
 
 /// One per (scale line, block), [scale_lines, blocks].
@@ -197,8 +198,8 @@ void write_codes(const Lines& t, const std::vector<BlockScale>& scales, uint8_t*
     for (int64_t l = 0; l < t.contraction; ++l) {
       const int64_t line = std::min(o, t.scale_lines() - 1);
       const float scaled = t.at(o, l) * scales[static_cast<size_t>(line * t.blocks + l / t.block)].multiplier;
-      const int code = t.spec().stochastic ? encode_e2m1_stochastic(scaled, random_byte_of(t, o, l))
-                                           : encode(t.spec().element, scaled);
+      const int code =
+          t.spec().stochastic ? encode_stochastic(scaled, random_byte_of(t, o, l)) : encode(t.spec().element, scaled);
       const int64_t i = data_index({t.spec(), t.direction, t.outer, t.contraction}, o, l);
       if (!t.spec().packed()) {
         data[i] = static_cast<uint8_t>(code);
@@ -232,7 +233,7 @@ float scale_value(const DequantizeProblem& p, int64_t index, int64_t o) {
   if (kind == ScaleKind::f32) return static_cast<const float*>(p.scale)[index];
   const uint8_t byte = static_cast<const uint8_t*>(p.scale)[index];
   if (kind == ScaleKind::e8m0) return e8m0_value(byte);
-  return nvfp4_value(decode(Format::e4m3, byte), p.amax[amax_index(p.spec, o)], p.spec.e4m3_max());
+  return nvfp4_value(decode(kBlockScaleFormat, byte), p.amax[amax_index(p.spec, o)], p.spec.block_scale_max());
 }
 
 }  // namespace

@@ -78,14 +78,14 @@ void PreparedWeight::keep(const WeightOptions& options) {
 void PreparedWeight::check_input_spec(const QuantSpec& x) const {
   check(!x.stochastic, "runner: activation spec ", x, " rounds stochastically, which is for gradients; leave sr out");
   check(!x.interleaved, "runner: activation spec ", x, " is interleaved, which is for weights; leave interleaved out");
-  check(!input_amax_ || (x.row().scale == ScaleKind::e4m3 && !x.row_scaled),
+  check(!input_amax_ || (x.row().scale == ScaleKind::two_level && !x.row_scaled),
         "runner: an input_scale is one of NVFP4 activations with one amax; got x=", x,
         "; leave the input_scale out, or take x=nvfp4");
 }
 
 const float* PreparedWeight::input_amax(const QuantSpec& x) const {
   if (!input_amax_) return nullptr;
-  return x.e4m3_max() == 256 ? &input_amax_->of_256 : &input_amax_->of_448;
+  return x.block_scale_max() == 256 ? &input_amax_->of_256 : &input_amax_->of_448;
 }
 
 QuantizeProblem PreparedWeight::quantization(const Matrix& x, const QuantSpec& spec, const Side& codes) const {

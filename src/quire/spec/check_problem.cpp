@@ -86,7 +86,7 @@ void check_buffers(std::string_view op, const QuantSpec& spec, const Shape<int64
 void check_stored(std::string_view op, const QuantSpec& spec, const Shape<int64_t>& shape, Direction direction,
                   std::array<const void*, 3> memory) {
   if (shape[0] == 0 || shape[1] == 0) return;
-  if (spec.row().scale != ScaleKind::e4m3) memory[2] = &spec;
+  if (spec.row().scale != ScaleKind::two_level) memory[2] = &spec;
   check_buffers(op, spec, shape, direction, memory);
 }
 

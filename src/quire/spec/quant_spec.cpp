@@ -1,8 +1,10 @@
 #include "quire/spec/quant_spec.h"
 
+#include <algorithm>
+#include <array>
 #include <charconv>
 #include <cmath>
-#include <vector>
+#include <utility>
 
 #include "quire/base/check.h"
 #include "quire/base/float_mode.h"
@@ -10,10 +12,9 @@
 namespace quire {
 namespace {
 
-constexpr unsigned bit(Family f) { return 1u << static_cast<unsigned>(f); }
-constexpr unsigned kFp8F32 = bit(Family::fp8_tensor) | bit(Family::fp8_row) | bit(Family::fp8_block);
-constexpr unsigned kFp8 = kFp8F32 | bit(Family::mxfp8);
-constexpr unsigned kByteScales = bit(Family::mxfp8) | bit(Family::mxfp4) | bit(Family::nvfp4);
+constexpr unsigned bit(Family f) { return family_bits({f}); }
+constexpr unsigned kFp8F32 = family_bits({Family::fp8_tensor, Family::fp8_row, Family::fp8_block});
+constexpr unsigned kByteScales = family_bits({Family::mxfp8, Family::mxfp4, Family::nvfp4});
 constexpr unsigned kNvfp4 = bit(Family::nvfp4);
 constexpr unsigned kAll = kFp8F32 | kByteScales;
 
@@ -41,11 +42,15 @@ std::string flag(const QuantSpec& s) {
   return word(s.*Member);
 }
 
+template <Format F>
 bool read_element(QuantSpec& s, std::string_view value) {
-  s.element = Format::e5m2;
+  s.element = F;
   return value.empty();
 }
-std::string write_element(const QuantSpec& s) { return word(s.element != s.row().element); }
+template <Format F>
+std::string write_element(const QuantSpec& s) {
+  return word(s.element == F);
+}
 
 bool read_epsilon(QuantSpec& s, std::string_view value) {
   if (value.size() < 2 || value[0] != '=') return false;
@@ -80,9 +85,17 @@ std::string write_four_over_six(const QuantSpec& s) {
 
 constexpr auto kSquare = &QuantSpec::square;
 
-/// In canonical order. An option that several families spell differently (the square block) has a row for each.
-const Option kOptions[] = {
-    {"e5m2", "e5m2", "elements are E5M2 instead of E4M3", kFp8, read_element, write_element},
+constexpr size_t kElementWords = kElementOptions.size();
+
+template <size_t I>
+constexpr Option element_option() {
+  constexpr ElementOption option = kElementOptions[I];
+  constexpr std::string_view name = row(option.element).name;
+  return {name, name, option.meaning, option.families, read_element<option.element>, write_element<option.element>};
+}
+
+/// The other options. One that several families spell differently (the square block) has a row for each.
+constexpr std::array kOtherOptions = std::to_array<Option>({
     {"128x128", "128x128", "one scale per 128x128 tile instead of 1x128", bit(Family::fp8_block), set_flag<kSquare>,
      flag<kSquare>},
     {"32x32", "32x32", "one scale per 32x32 tile instead of 1x32", bit(Family::mxfp8), set_flag<kSquare>,
@@ -99,13 +112,20 @@ const Option kOptions[] = {
      flag<&QuantSpec::stochastic>},
     {"4over6", "4over6=mae or 4over6=mse", "per block the better of two scales by that error", kNvfp4,
      read_four_over_six, write_four_over_six},
-    {"256", "256", "block scales reach 256 instead of 448 (with 4over6)", kNvfp4, set_flag<&QuantSpec::e4m3_max_256>,
-     flag<&QuantSpec::e4m3_max_256>},
+    {"256", "256", "block scales reach 256 instead of 448 (with 4over6)", kNvfp4,
+     set_flag<&QuantSpec::block_scale_max_256>, flag<&QuantSpec::block_scale_max_256>},
     {"swizzled", "swizzled", "scales padded and tiled 128x4", kByteScales, set_flag<&QuantSpec::swizzled>,
      flag<&QuantSpec::swizzled>},
     {"interleaved", "interleaved", "codes, and scales of a byte, in tiles of 16 lines x 4 bytes", kAll,
      set_flag<&QuantSpec::interleaved>, flag<&QuantSpec::interleaved>},
-};
+});
+
+/// In canonical order.
+constexpr auto kOptions = []<size_t... I>(std::index_sequence<I...>) {
+  std::array<Option, kElementWords + kOtherOptions.size()> all{element_option<I>()...};
+  std::copy(kOtherOptions.begin(), kOtherOptions.end(), all.begin() + kElementWords);
+  return all;
+}(std::make_index_sequence<kElementWords>());
 
 std::string family_names() {
   std::string names;
@@ -147,7 +167,7 @@ void check_combination(const QuantSpec& s, std::string_view text) {
   refuse(four && rht, "4over6 is not defined on transformed values (4over6, rht)");
   refuse(four && s.row_scaled, "4over6 needs one global amax (4over6, row_scaled)");
   refuse(s.swizzled && s.interleaved, "scales lie in one order (swizzled, interleaved)");
-  refuse(s.e4m3_max_256 && !four, "256 is an option of 4over6 (256 without 4over6)");
+  refuse(s.block_scale_max_256 && !four, "256 is an option of 4over6 (256 without 4over6)");
 }
 
 }  // namespace
@@ -172,8 +192,9 @@ QuantSpec QuantSpec::parse(std::string_view text) {
       if (o.name == name && (o.families & bit(s.family))) break;
       ++index;
     }
-    if (index == std::size(kOptions)) wrong("unknown option");
-    if (seen >> index & 1) wrong("option given twice");
+    if (index == kOptions.size()) wrong("unknown option");
+    const unsigned excluded = index < kElementWords ? (1u << kElementWords) - 1 : 1u << index;
+    if (seen & excluded) wrong(seen >> index & 1 ? "option given twice" : "another element format given before");
     if (!kOptions[index].read(s, part.substr(name.size()))) wrong("expected ", kOptions[index].form);
     seen |= 1u << index;
     begin = end;

@@ -3,6 +3,7 @@
 
 #include <array>
 #include <cstdint>
+#include <initializer_list>
 #include <iosfwd>
 #include <string>
 #include <string_view>
@@ -15,10 +16,12 @@ enum class Family : uint8_t { fp8_tensor, fp8_row, fp8_block, mxfp8, mxfp4, nvfp
 
 /// How a scale is stored and derived.
 enum class ScaleKind : uint8_t {
-  f32,   ///< float32, largest / amax (numerics.md 2.1), optionally a power of two
-  e8m0,  ///< one E8M0 byte, rounded up (numerics.md 4.1)
-  e4m3,  ///< one E4M3 byte under a float32 global amax (numerics.md 5.1)
+  f32,        ///< float32, largest / amax (numerics.md 2.1), optionally a power of two
+  e8m0,       ///< one E8M0 byte, rounded up (numerics.md 4.1)
+  two_level,  ///< one byte of kBlockScaleFormat under a float32 global amax (numerics.md 5.1)
 };
+
+inline constexpr Format kBlockScaleFormat = Format::e4m3;
 
 /// What one scale covers along the outer dimension; along the contraction it covers FamilyRow::block elements.
 enum class Scope : uint8_t { tensor, row, block };
@@ -40,8 +43,27 @@ inline constexpr std::array<FamilyRow, 6> kFamilies{{
     {"fp8_block", Format::e4m3, ScaleKind::f32, Scope::block, 128, true, false},
     {"mxfp8", Format::e4m3, ScaleKind::e8m0, Scope::block, 32, false, false},
     {"mxfp4", Format::e2m1, ScaleKind::e8m0, Scope::block, 32, true, false},
-    {"nvfp4", Format::e2m1, ScaleKind::e4m3, Scope::block, 16, true, true},
+    {"nvfp4", Format::e2m1, ScaleKind::two_level, Scope::block, 16, true, true},
 }};
+
+/// A bit for each family.
+constexpr unsigned family_bits(std::initializer_list<Family> families) {
+  unsigned bits = 0;
+  for (const Family f : families) bits |= 1u << static_cast<unsigned>(f);
+  return bits;
+}
+
+/// An option of specs that asks for another element format than the family's own; its word is the format's name.
+struct ElementOption {
+  Format element;
+  std::string_view meaning;
+  unsigned families;  ///< that have it, as family_bits()
+};
+
+inline constexpr auto kElementOptions = std::to_array<ElementOption>({
+    {Format::e5m2, "elements are E5M2 instead of E4M3",
+     family_bits({Family::fp8_tensor, Family::fp8_row, Family::fp8_block, Family::mxfp8})},
+});
 
 /// Random Hadamard transform of 16 tokens before columnwise quantization (numerics.md 5.3, 0.10).
 enum class Hadamard : uint8_t { off, signs, no_signs };
@@ -60,9 +82,9 @@ struct QuantSpec {
   Hadamard hadamard = Hadamard::off;
   bool stochastic = false;  ///< stochastic rounding of elements; needs a seed (numerics.md 5.6, 0.11)
   FourOverSix four_over_six = FourOverSix::off;
-  bool e4m3_max_256 = false;  ///< block scales reach 256 instead of 448 (with four_over_six)
-  bool swizzled = false;      ///< scales padded and tiled 128x4 (numerics.md 4.5)
-  bool interleaved = false;   ///< codes and scales of a byte in tiles of 16 lines x 4 bytes (numerics.md 2.4)
+  bool block_scale_max_256 = false;  ///< block scales reach 256 instead of 448 (with four_over_six)
+  bool swizzled = false;             ///< scales padded and tiled 128x4 (numerics.md 4.5)
+  bool interleaved = false;          ///< codes and scales of a byte in tiles of 16 lines x 4 bytes (numerics.md 2.4)
 
   /// Text as in docs/specs.md, e.g. "nvfp4:rht:sr". Throws Error pointing at the wrong part and listing what is
   /// allowed.
@@ -83,8 +105,8 @@ struct QuantSpec {
   constexpr const FamilyRow& row() const { return kFamilies[static_cast<size_t>(family)]; }
   constexpr const FormatRow& element_row() const { return quire::row(element); }
   constexpr bool packed() const { return element_row().packed(); }
-  /// The largest E4M3 block scale: 448, or 256.
-  constexpr float e4m3_max() const { return e4m3_max_256 ? 256.0f : 448.0f; }
+  /// The largest two-level block scale: 448, or 256.
+  constexpr float block_scale_max() const { return block_scale_max_256 ? 256.0f : 448.0f; }
 };
 
 /// The table of docs/specs.md as text, one line per option: family list, option, meaning. Generated from the parser's

@@ -29,8 +29,9 @@ constexpr uint8_t random_byte(const std::array<uint32_t, 4>& words, int i) {
   return static_cast<uint8_t>(words[static_cast<size_t>(i / 4)] >> (i % 4 * 8));
 }
 
-/// E2M1 code of x rounded up with a probability of (distance from the grid point below) / step, in 1/256ths.
-constexpr uint8_t encode_e2m1_stochastic(float x, uint8_t random) {
+/// Code of x in kPackedFormat, rounded up with a probability of (distance from the grid point below) / step, in
+/// 1/256ths.
+constexpr uint8_t encode_stochastic(float x, uint8_t random) {
   // 0.5, 1 or 2 by arithmetic: a chain of choices would keep the loop from vectorising.
   const auto step_at = [](float a) { return 0.5f + (a < 2.0f ? 0.0f : 0.5f) + (a < 4.0f ? 0.0f : 1.0f); };
   const uint32_t u = std::bit_cast<uint32_t>(x);
@@ -41,8 +42,8 @@ constexpr uint8_t encode_e2m1_stochastic(float x, uint8_t random) {
   const float t = static_cast<float>(static_cast<int32_t>(random)) * 0x1p-8f * step_at(clamped) + clamped;
   const float step = step_at(t);
   const float down = static_cast<float>(static_cast<int32_t>(t / step)) * step;
-  const uint32_t code = encode_fast<Format::e2m1>(down < 6.0f ? down : 6.0f) | (u >> 31) << 3;
-  return static_cast<uint8_t>(a != a ? static_cast<uint32_t>(row(Format::e2m1).nan_code()) : code);
+  const uint32_t code = encode_fast<kPackedFormat>(down < 6.0f ? down : 6.0f) | (u >> 31) << 3;
+  return static_cast<uint8_t>(a != a ? static_cast<uint32_t>(row(kPackedFormat).nan_code()) : code);
 }
 
 }  // namespace quire

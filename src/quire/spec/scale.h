@@ -58,8 +58,8 @@ struct GlobalScale {
   float block_mult;  ///< Senc * fl32(1/6)
 };
 
-constexpr GlobalScale global_scale(float amax, float e4m3_max) {
-  float encode = e4m3_max * 6.0f / amax;
+constexpr GlobalScale global_scale(float amax, float block_scale_max) {
+  float encode = block_scale_max * 6.0f / amax;
   // NaN fails the comparison and becomes FLT_MAX, as a minimum that ignores NaN would give.
   if (!(encode < kFloatMax)) encode = kFloatMax;
   if (amax == 0 || encode == 0) encode = 1.0f;
@@ -75,8 +75,8 @@ constexpr float nvfp4_multiplier(float block_scale, const GlobalScale& g) {
 }
 
 /// What NVFP4 multiplies codes by under block scale S (decoded), left to right (numerics.md 5.1, 0.6).
-constexpr float nvfp4_value(float block_scale, float amax, float e4m3_max) {
-  return block_scale * amax * (1.0f / (6.0f * e4m3_max));
+constexpr float nvfp4_value(float block_scale, float amax, float block_scale_max) {
+  return block_scale * amax * (1.0f / (6.0f * block_scale_max));
 }
 
 }  // namespace quire

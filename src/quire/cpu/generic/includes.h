@@ -29,6 +29,7 @@
 #include "quire/spec/buffers.h"
 #include "quire/spec/hadamard.h"
 #include "quire/spec/interleave.h"
+#include "quire/spec/kinds.h"
 #include "quire/spec/pointwise_problem.h"
 #include "quire/spec/problem.h"
 #include "quire/spec/random.h"

@@ -45,8 +45,8 @@ inline U64 multiply_low(U64 a, U64 b) {
 
 /// The low bytes of four vectors, which are below 256, in order.
 inline void store_u8(uint8_t* p, const U32 (&v)[4]) {
-  const auto& bits = reinterpret_cast<const __m256i(&)[4]>(v);
-  const __m256i low = _mm256_packus_epi32(bits[0], bits[1]), high = _mm256_packus_epi32(bits[2], bits[3]);
+  const auto bits = [&](int q) { return reinterpret_cast<__m256i>(v[q]); };
+  const __m256i low = _mm256_packus_epi32(bits(0), bits(1)), high = _mm256_packus_epi32(bits(2), bits(3));
   const __m256i bytes = _mm256_packus_epi16(low, high);
   const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm256_permutevar8x32_epi32(bytes, order));
@@ -90,14 +90,10 @@ inline void load_bf16(const uint16_t* p, F32 (&v)[4]) {
   for (int q = 0; q < 4; ++q) v[q] = reinterpret_cast<F32>(load_u16(p + q * kLanes) << 16);
 }
 
-/// kLanes codes of E4M3, none of them NaN, and of E5M2: through float16, whose exponents reach below either's.
-inline F32 load_e4m3(const uint8_t* p) {
-  // Sign at bits 15 and 14, exponent and mantissa where float16 has them: 2^-8 of the value, once bit 14 is gone.
+/// kLanes float16: bytes with their sign extended, moved up by kShift, and of that the bits that are set in kKept.
+template <int kShift, uint16_t kKept>
+inline F32 load_bytes_as_f16(const uint8_t* p) {
   const __m128i words = _mm_cvtepi8_epi16(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
-  const __m128i half = _mm_and_si128(_mm_slli_epi16(words, 7), _mm_set1_epi16(static_cast<int16_t>(0xBFFF)));
-  return _mm256_mul_ps(_mm256_cvtph_ps(half), _mm256_set1_ps(256.0f));
-}
-inline F32 load_e5m2(const uint8_t* p) {
-  const __m128i words = _mm_cvtepu8_epi16(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
-  return _mm256_cvtph_ps(_mm_slli_epi16(words, 8));
+  const __m128i moved = _mm_slli_epi16(words, kShift);
+  return _mm256_cvtph_ps(_mm_and_si128(moved, _mm_set1_epi16(static_cast<int16_t>(kKept))));
 }

@@ -50,8 +50,8 @@ inline U64 multiply_low(U64 a, U64 b) {
 
 /// The low bytes of four vectors, which are below 256, in order.
 inline void store_u8(uint8_t* p, const U32 (&v)[4]) {
-  const auto& bits = reinterpret_cast<const __m512i(&)[4]>(v);
-  const __m512i low = _mm512_packus_epi32(bits[0], bits[1]), high = _mm512_packus_epi32(bits[2], bits[3]);
+  const auto bits = [&](int q) { return reinterpret_cast<__m512i>(v[q]); };
+  const __m512i low = _mm512_packus_epi32(bits(0), bits(1)), high = _mm512_packus_epi32(bits(2), bits(3));
   const __m512i bytes = _mm512_packus_epi16(low, high);
   const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
   _mm512_storeu_si512(p, _mm512_permutexvar_epi32(order, bytes));
@@ -105,14 +105,10 @@ inline void load_bf16(const uint16_t* p, F32 (&v)[4]) {
   }
 }
 
-/// kLanes codes of E4M3, none of them NaN, and of E5M2: through float16, whose exponents reach below either's.
-inline F32 load_e4m3(const uint8_t* p) {
-  // Sign at bits 15 and 14, exponent and mantissa where float16 has them: 2^-8 of the value, once bit 14 is gone.
+/// kLanes float16: bytes with their sign extended, moved up by kShift, and of that the bits that are set in kKept.
+template <int kShift, uint16_t kKept>
+inline F32 load_bytes_as_f16(const uint8_t* p) {
   const __m256i words = _mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
-  const __m256i half = _mm256_and_si256(_mm256_slli_epi16(words, 7), _mm256_set1_epi16(static_cast<int16_t>(0xBFFF)));
-  return _mm512_mul_ps(_mm512_cvtph_ps(half), _mm512_set1_ps(256.0f));
-}
-inline F32 load_e5m2(const uint8_t* p) {
-  const __m256i words = _mm256_cvtepu8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
-  return _mm512_cvtph_ps(_mm256_slli_epi16(words, 8));
+  const __m256i moved = _mm256_slli_epi16(words, kShift);
+  return _mm512_cvtph_ps(_mm256_and_si256(moved, _mm256_set1_epi16(static_cast<int16_t>(kKept))));
 }

@@ -91,12 +91,11 @@ inline void load_bf16(const uint16_t* p, F32 (&v)[4]) {
   for (int q = 0; q < 4; ++q) v[q] = reinterpret_cast<F32>(load_u16(p + q * kLanes) << 16);
 }
 
-/// kLanes codes of E4M3, none of them NaN, and of E5M2.
-inline F32 load_e4m3(const uint8_t* p) {
-  return F32{decode_fast<Format::e4m3>(p[0]), decode_fast<Format::e4m3>(p[1]), decode_fast<Format::e4m3>(p[2]),
-             decode_fast<Format::e4m3>(p[3])};
-}
-inline F32 load_e5m2(const uint8_t* p) {
-  return F32{decode_fast<Format::e5m2>(p[0]), decode_fast<Format::e5m2>(p[1]), decode_fast<Format::e5m2>(p[2]),
-             decode_fast<Format::e5m2>(p[3])};
+/// kLanes float16: bytes with their sign extended, moved up by kShift, and of that the bits that are set in kKept.
+template <int kShift, uint16_t kKept>
+inline F32 load_bytes_as_f16(const uint8_t* p) {
+  F32 v;
+  for (int i = 0; i < kLanes; ++i)
+    v[i] = f16_to_f32(static_cast<uint16_t>(static_cast<int8_t>(p[i]) << kShift & kKept));
+  return v;
 }

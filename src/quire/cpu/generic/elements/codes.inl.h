@@ -2,6 +2,7 @@
 #pragma once
 
 #include "quire/cpu/generic/elements/lines.inl.h"
+#include "quire/cpu/generic/elements/plain.inl.h"
 #include "quire/cpu/generic/elements/vectors.inl.h"
 
 /// Codes, and lines of codes, that are handled together.
@@ -64,9 +65,9 @@ inline void transpose_tile(const uint8_t (&in)[kTile][kTile], int64_t rows, int6
     for (int64_t j = 0; j < cols; j += kLaneGroup) transpose_codes(&in[i][j], kTile, &out[j][i], kTile);
 }
 
-constexpr auto kE2m1Values = [] {
+constexpr auto kPackedValues = [] {
   std::array<float, 16> values{};
-  for (int code = 0; code < 16; ++code) values[static_cast<size_t>(code)] = quire::decode(Format::e2m1, code);
+  for (int code = 0; code < 16; ++code) values[static_cast<size_t>(code)] = quire::decode(kPackedFormat, code);
   return values;
 }();
 
@@ -75,10 +76,10 @@ constexpr auto kE2m1Values = [] {
 template <Format F>
 F32 decode_lanes(U32 code) {
   constexpr FormatRow f = row(F);
-  if constexpr (F == Format::e2m1 && kLanes == 16) return __builtin_shuffle(load(kE2m1Values.data()), code);
+  if constexpr (F == kPackedFormat && kLanes == 16) return __builtin_shuffle(load(kPackedValues.data()), code);
   const U32 sign = code >> (f.exp_bits + f.man_bits) << 31;
-  if constexpr (F == Format::e2m1 && kLanes == 8) {
-    const F32 value = __builtin_shuffle(load(kE2m1Values.data()), code);
+  if constexpr (F == kPackedFormat && kLanes == 8) {
+    const F32 value = __builtin_shuffle(load(kPackedValues.data()), code);
     return reinterpret_cast<F32>(reinterpret_cast<U32>(value) | sign);
   }
   const U32 magnitude = code & static_cast<uint32_t>(f.magnitudes() - 1);
@@ -91,6 +92,19 @@ F32 decode_lanes(U32 code) {
   return reinterpret_cast<F32>(bits | sign);
 }
 
+/// decode() of kLanes codes, none of them an infinity or NaN. Codes of 8 bits become float16, whose exponents reach
+/// below theirs: moved to where it has its exponent and fraction, they have the sign in every bit above.
+template <Format F>
+inline F32 decode_finite(const uint8_t* codes) {
+  constexpr FormatRow f = row(F);
+  constexpr int shift = 10 - f.man_bits;
+  if constexpr (f.bits() != 8 || f.exp_bits > 5) return decode_lanes<F>(load_u8(codes));
+  constexpr uint16_t kept = static_cast<uint16_t>(0x8000u | ((1u << (shift + 7)) - 1u));
+  const F32 halves = load_bytes_as_f16<shift, kept>(codes);
+  if constexpr (f.bias == 15) return halves;
+  return halves * static_cast<float>(quire::power_of_two(15 - f.bias));
+}
+
 template <Format F>
 void decode_run(const uint8_t* codes, int64_t count, float* out) {
   for (int64_t i = 0; i < count; i += kLanes) store(out + i, decode_lanes<F>(load_u8(codes + i)));
@@ -98,7 +112,5 @@ void decode_run(const uint8_t* codes, int64_t count, float* out) {
 
 /// count is a multiple of 16.
 inline void decode_codes(Format format, const uint8_t* codes, int64_t count, float* out) {
-  if (format == Format::e4m3) return decode_run<Format::e4m3>(codes, count, out);
-  if (format == Format::e5m2) return decode_run<Format::e5m2>(codes, count, out);
-  return decode_run<Format::e2m1>(codes, count, out);
+  with_element<kElements>(format, [&](auto f) { decode_run<f>(codes, count, out); });
 }

@@ -74,24 +74,21 @@ void with_dtype(DType dtype, const Body& body) {
   return body(std::integral_constant<DType, DType::bf16>{});
 }
 
+/// Calls body with an element format of a list as a constant: body(std::integral_constant<Format, F>).
+template <const auto& kList, size_t I = 0, class Body>
+[[gnu::always_inline]] inline void with_element(Format element, const Body& body) {
+  if constexpr (I + 1 < kList.size())
+    if (element != kList[I]) return with_element<kList, I + 1>(element, body);
+  body(std::integral_constant<Format, kList[I]>{});
+}
+
 /// Calls body with what a spec's codes and scales are, and with a dtype, as constants: body(Format, ScaleKind, DType).
-template <class Body>
+template <size_t I = 0, class Body>
 void with_kinds(const QuantSpec& spec, DType dtype, const Body& body) {
+  constexpr Kinds kinds = kKinds[I];
+  if constexpr (I + 1 < kKinds.size())
+    if (spec.element != kinds.element || spec.row().scale != kinds.scale) return with_kinds<I + 1>(spec, dtype, body);
   with_dtype(dtype, [&](auto d) {
-    const auto run = [&]<Format F, ScaleKind S>() {
-      body(std::integral_constant<Format, F>{}, std::integral_constant<ScaleKind, S>{}, d);
-    };
-    constexpr Format e4m3 = Format::e4m3, e5m2 = Format::e5m2, e2m1 = Format::e2m1;
-    const bool wide = spec.element == e5m2;
-    switch (spec.row().scale) {
-      case ScaleKind::f32:
-        return wide ? run.template operator()<e5m2, ScaleKind::f32>() : run.template operator()<e4m3, ScaleKind::f32>();
-      case ScaleKind::e4m3:
-        return run.template operator()<e2m1, ScaleKind::e4m3>();
-      case ScaleKind::e8m0:
-        if (spec.packed()) return run.template operator()<e2m1, ScaleKind::e8m0>();
-        return wide ? run.template operator()<e5m2, ScaleKind::e8m0>()
-                    : run.template operator()<e4m3, ScaleKind::e8m0>();
-    }
+    body(std::integral_constant<Format, kinds.element>{}, std::integral_constant<ScaleKind, kinds.scale>{}, d);
   });
 }

@@ -144,7 +144,7 @@ struct AmxNvfp4MicroKernel : AmxMicroKernel {
 
   /// Lanes of the two codes in the low byte of each, times the scale.
   static Halves decode(U32 codes, F32 scale) {
-    const F32 values = load(kE2m1Values.data());
+    const F32 values = load(kPackedValues.data());
     const F32 even = __builtin_shuffle(values, codes) * scale, odd = __builtin_shuffle(values, codes >> 4) * scale;
     return reinterpret_cast<Halves>(blend_bits(0xFFFF0000u, bits_of(odd), bits_of(even) >> 16));
   }

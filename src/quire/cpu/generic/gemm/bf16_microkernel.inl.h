@@ -28,17 +28,19 @@ constexpr Bf16Bytes bf16_bytes(Format f) {
   }
   return t;
 }
-constexpr Bf16Bytes kE4m3Bf16 = bf16_bytes(Format::e4m3), kE5m2Bf16 = bf16_bytes(Format::e5m2),
-                    kE2m1Bf16 = bf16_bytes(Format::e2m1);
+template <Format F>
+constexpr Bf16Bytes kBf16Bytes = bf16_bytes(F);
 
 /// Codes to bfloat16. even: codes 0 and 2 of each quad; odd: 1 and 3.
 class Bf16Decoder {
  public:
   Bf16Decoder(Format f, bool folds) {
-    const Bf16Bytes& t = f == Format::e4m3 ? kE4m3Bf16 : f == Format::e5m2 ? kE5m2Bf16 : kE2m1Bf16;
-    low_ = load_table((folds ? t.raised_low : t.low).data()),
-    high_ = load_table((folds ? t.raised_high : t.high).data());
-    first_special_ = Bytes{} + static_cast<uint8_t>(2 * (row(f).max_code() + 1));
+    const Bf16Bytes* t;
+    with_element<kElements>(f, [&](auto element) { t = &kBf16Bytes<element>; });
+    low_ = load_table((folds ? t->raised_low : t->low).data());
+    high_ = load_table((folds ? t->raised_high : t->high).data());
+    // Doubled codes are even, so that none reaches 255.
+    first_special_ = Bytes{} + static_cast<uint8_t>(std::min(2 * (row(f).max_code() + 1), 255));
   }
 
   void decode(Bytes codes, Halves& even, Halves& odd) const {

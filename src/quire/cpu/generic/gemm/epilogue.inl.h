@@ -25,7 +25,7 @@ inline float line_factor(const Operand& o, int64_t outer) {
 /// What makes a block scale of 1 under an amax of 1 mean 1 (numerics.md 5.10).
 inline float constant_factor(const Operand& a, const Operand& b) {
   const auto largest_value = [](const Operand& o) {
-    return has_block_scales(o) && o.spec.row().has_amax ? largest(o.spec.element) * o.spec.e4m3_max() : 1.0f;
+    return has_block_scales(o) && o.spec.row().has_amax ? largest(o.spec.element) * o.spec.block_scale_max() : 1.0f;
   };
   return 1.0f / (largest_value(a) * largest_value(b));
 }

@@ -28,17 +28,15 @@ struct F32MicroKernel : RegisterMicroKernel {
   /// Columns decoded as they are multiplied.
   struct Codes {
     StoredColumns<F32MicroKernel> stored;
-    bool e4m3;
+    Format element;
 
     void read(int64_t quad, F32 (&to)[4][kVectors]) const {
 #pragma GCC unroll 4
       for (int v = 0; v < kVectors; ++v) {
         const U32 codes = reinterpret_cast<U32>(load(reinterpret_cast<const float*>(stored.at(quad, v))));
 #pragma GCC unroll 4
-        for (int c = 0; c < 4; ++c) {
-          const U32 code = codes >> (8 * c) & 0xFF;
-          to[c][v] = e4m3 ? decode_lanes<Format::e4m3>(code) : decode_lanes<Format::e5m2>(code);
-        }
+        for (int c = 0; c < 4; ++c)
+          with_element<kByteElements>(element, [&](auto f) { to[c][v] = decode_lanes<f>(codes >> (8 * c) & 0xFF); });
       }
     }
   };
@@ -48,7 +46,7 @@ struct F32MicroKernel : RegisterMicroKernel {
   template <class Body>
   static bool with_codes(const Operand& o, int64_t col, const KPanel& panel, const uint16_t* /*folded*/,
                          const Body& body) {
-    body(Codes{{o, col, panel}, o.spec.element == Format::e4m3});
+    body(Codes{{o, col, panel}, o.spec.element});
     return true;
   }
 
@@ -62,9 +60,7 @@ struct F32MicroKernel : RegisterMicroKernel {
 
   static void pack_columns(const Operand& o, int64_t outer, const KPanel& panel, unsigned /*folded*/, float* out) {
     with_codes_of(o, outer, panel, [&](const auto& codes) {
-      if (o.spec.element == Format::e4m3) return decode_columns<Format::e4m3>(codes, panel.padded, out);
-      if (o.spec.element == Format::e5m2) return decode_columns<Format::e5m2>(codes, panel.padded, out);
-      decode_columns<Format::e2m1>(codes, panel.padded, out);
+      with_element<kElements>(o.spec.element, [&](auto f) { decode_columns<f>(codes, panel.padded, out); });
     });
   }
 

@@ -14,12 +14,12 @@
 constexpr int kInt8Offset = 12;
 constexpr TileShape kInt8Tile{kInt8Rows, kTileVectors};
 
-/// E2M1 values doubled plus an offset, by code.
+/// Values of packed codes doubled plus an offset, by code.
 constexpr auto int8_values(int offset) {
   std::array<uint8_t, 16> values{};
   for (int code = 0; code < 16; ++code)
     values[static_cast<size_t>(code)] =
-        static_cast<uint8_t>(static_cast<int>(2 * quire::decode(Format::e2m1, code)) + offset);
+        static_cast<uint8_t>(static_cast<int>(2 * quire::decode(kPackedFormat, code)) + offset);
   return values;
 }
 constexpr auto kInt8RowValues = int8_values(0), kInt8ColumnValues = int8_values(kInt8Offset);

@@ -58,7 +58,7 @@ inline bool stage_scale_bytes(const Operand& o, int64_t outer, int64_t first,
 
 /// The values of scales whose bytes are lanes.
 inline F32 decode_scale_lanes(ScaleKind kind, U32 code) {
-  if (kind == ScaleKind::e4m3) return decode_lanes<Format::e4m3>(code);
+  if (kind == ScaleKind::two_level) return decode_lanes<kBlockScaleFormat>(code);
   const U32 tiny = code == 0 ? U32{} + 0x00400000u : code << 23;  // 2^-127 is subnormal
   return reinterpret_cast<F32>(code == 255 ? U32{} + 0x7FC00000u : tiny);
 }
@@ -74,8 +74,9 @@ inline bool all_numbers(const uint8_t (&bytes)[kLaneGroup][kLaneGroup]) {
 
 /// The values of a square's bytes.
 inline void decode_scale_bytes(ScaleKind kind, const uint8_t (&bytes)[kLaneGroup][kLaneGroup], ScaleSquare& out) {
-  if (kind == ScaleKind::e4m3 && all_numbers(bytes)) {
-    for (int64_t i = 0; i < kLaneGroup * kLaneGroup; i += kLanes) store(&out[0][0] + i, load_e4m3(&bytes[0][0] + i));
+  if (kind == ScaleKind::two_level && all_numbers(bytes)) {
+    for (int64_t i = 0; i < kLaneGroup * kLaneGroup; i += kLanes)
+      store(&out[0][0] + i, decode_finite<kBlockScaleFormat>(&bytes[0][0] + i));
     return;
   }
   for (int64_t i = 0; i < kLaneGroup * kLaneGroup; i += kLanes)
@@ -167,7 +168,7 @@ inline void decode_scale_quads(const Operand& o, int64_t outer, const KPanel& pa
   const ScaleQuads quads{o.spec.row().scale, static_cast<const uint8_t*>(o.scale) + at,
                          ceil_div(panel.size, own * kQuadBytes),
                          interleaved_offset(outer + out.stride, first, all) - at};
-  const bool numbers = quads.kind == ScaleKind::e4m3 && repeat == 1 && !any_nan(quads.bytes, quads.groups);
+  const bool numbers = quads.kind == ScaleKind::two_level && repeat == 1 && !any_nan(quads.bytes, quads.groups);
   numbers ? decode_quads<true>(quads, 1, out) : decode_quads<false>(quads, repeat, out);
   for (int64_t b = panel.blocks(); b < quads.groups * kQuadBytes * repeat; ++b)
     std::fill_n(out.block(b), kLaneGroup, 0.0f);
@@ -202,7 +203,9 @@ void decode_scales(const Operand& o, int64_t outer, const KPanel& panel, int64_t
 constexpr int64_t kFoldedBlock = 32;
 
 /// Whether scales are powers of two that may be multiplied into codes, where they are near enough to 1.
-inline bool may_fold(const Operand& o) { return o.spec.row().scale == ScaleKind::e8m0 && !o.spec.packed(); }
+inline bool may_fold(const Operand& o) {
+  return o.spec.row().scale == ScaleKind::e8m0 && o.spec.element_row().bits() == 8;
+}
 
 /// Which scale bytes are so near to 1 that no product of two such numbers is subnormal or overflows.
 constexpr uint8_t kLeastPower = 127 - 50, kPowers = 2 * 50;

@@ -38,6 +38,9 @@ struct ByteProducts {
   U16 part[4];
 };
 
+/// Whether products of a quarter of the codes give all others: every fraction of normal numbers is among the first 32.
+constexpr bool has_quarters(Format f) { return row(f).bits() == 8 && row(f).man_bits <= 4; }
+
 /// Where the table's second quarter finds codes of the same fractions in the first, behind the subnormal ones, and how
 /// many powers of two lie between.
 template <Format F>
@@ -94,8 +97,9 @@ inline void decode_bytes(const uint8_t* codes, int64_t count, const float* scale
   }
 }
 
-/// How the products of E2M1 with two scales follow from the scales and 1.5 times these, which are rounded words: which
-/// of the words it is for each code, no bits of it if the code is a zero, and then its power of two and its sign.
+/// How the products of packed codes with two scales follow from the scales and 1.5 times these, which are rounded
+/// words: which of the words it is for each code, no bits of it if the code is a zero, and then its power of two and
+/// its sign.
 template <int64_t N>
 struct NibbleRule {
   uint16_t word[32], kept[32], offset[32];
@@ -105,7 +109,7 @@ alignas(64) constexpr NibbleRule<N> kNibbleRule = [] {
   NibbleRule<N> rule{};
   for (int i = 0; i < 32; ++i) {
     const bool zero = (i & 7) == 0;
-    const uint32_t bits = std::bit_cast<uint32_t>(quire::decode(Format::e2m1, i % 16));
+    const uint32_t bits = std::bit_cast<uint32_t>(quire::decode(kPackedFormat, i % 16));
     rule.word[i] = static_cast<uint16_t>((N == 16 ? i / 16 * 2 : 0) + ((bits & 0x400000u) != 0));
     rule.kept[i] = zero ? 0 : 0xFFFF;
     rule.offset[i] = static_cast<uint16_t>((bits >> 16 & 0xFF80u) - (zero ? 0u : 127u << 7));

@@ -39,13 +39,13 @@ void block_values(const DequantizeProblem& p, const Extent& e, int64_t line, std
   if constexpr (S == ScaleKind::f32) {
     std::copy_n(gathered, count, values);
   } else {
-    const float amax = S == ScaleKind::e4m3 ? p.amax[amax_index(p.spec, line)] : 0.0f;
+    const float amax = S == ScaleKind::two_level ? p.amax[amax_index(p.spec, line)] : 0.0f;
     for (int64_t i = 0; i < count; i += kLanes) {
       const U32 byte = load_u8(gathered + i);
       if constexpr (S == ScaleKind::e8m0)
         store(values + i, e8m0_values(byte));
       else  // numerics.md 5.1, 0.6
-        store(values + i, decode_lanes<Format::e4m3>(byte) * amax * (1.0f / (6.0f * p.spec.e4m3_max())));
+        store(values + i, decode_lanes<kBlockScaleFormat>(byte) * amax * (1.0f / (6.0f * p.spec.block_scale_max())));
     }
   }
 }
@@ -63,19 +63,12 @@ inline bool all_finite(const uint8_t* codes, int64_t count) {
   return *std::max_element(top, top + kQuad) <= row(F).max_code();
 }
 
-/// decode() of kLanes codes; without kNan all are finite.
-template <Format F, bool kNan>
-inline F32 decode_at(const uint8_t* codes) {
-  if constexpr (kNan || F == Format::e2m1) return decode_lanes<F>(load_u8(codes));
-  if constexpr (F == Format::e4m3) return load_e4m3(codes);
-  return load_e5m2(codes);
-}
-
 /// Values of codes, whole quads, times the scales of their blocks of N.
 template <Format F, int64_t N, Known kKnown, DType D>
 inline void decode_piece(const uint8_t* codes, int64_t count, const float* scale, const Sink<Plain<D>>& out) {
   const auto value = [&](int64_t j) {
-    return decode_at<F, kKnown == Known::nothing>(codes + j) * broadcast(scale[j / N]);
+    const F32 code = kKnown == Known::nothing ? decode_lanes<F>(load_u8(codes + j)) : decode_finite<F>(codes + j);
+    return code * broadcast(scale[j / N]);
   };
   for (int64_t i = 0; i < count; i += kQuad) {
     alignas(64) Plain<D> quad[kQuad];
@@ -107,7 +100,7 @@ void decode_line(const uint8_t* codes, int64_t padded, const std::span<const flo
   constexpr bool packed = row(F).packed();
   const auto blocks = std::ssize(scale);
   const bool finite_codes = packed || all_finite<F>(codes, padded);
-  if constexpr (kHasWordTables && D == DType::bf16 && (packed || S == ScaleKind::f32))
+  if constexpr (kHasWordTables && D == DType::bf16 && (packed || (S == ScaleKind::f32 && has_quarters(F))))
     if (finite_codes && all_are_moderate(scale.data(), blocks)) {
       if constexpr (packed)
         return decode_nibbles<n>(codes, padded, scale.data(), out);

@@ -16,8 +16,8 @@ struct Nvfp4Scale {
 
 /// `wanted`: the block scale before it is rounded to E4M3.
 inline Nvfp4Scale nvfp4_scale(float wanted, const GlobalScale& g) {
-  const uint8_t byte = encode_fast<Format::e4m3>(wanted);
-  const float value = decode_fast<Format::e4m3>(byte);
+  const uint8_t byte = encode_fast<kBlockScaleFormat>(wanted);
+  const float value = decode_fast<kBlockScaleFormat>(byte);
   return {byte, value, nvfp4_multiplier(value, g)};
 }
 
@@ -26,7 +26,7 @@ template <bool kSquared>
 [[gnu::flatten]] float four_over_six_error(float divisor, const float* values, const Nvfp4Scale& scale, float amax) {
   float terms[kNvfp4Block];
   for (int64_t j = 0; j < kNvfp4Block; ++j) {
-    const float decoded = decode_fast<Format::e2m1>(encode_fast<Format::e2m1>(values[j] * scale.multiplier));
+    const float decoded = decode_fast<kPackedFormat>(encode_fast<kPackedFormat>(values[j] * scale.multiplier));
     const float d = decoded * scale.value * amax / divisor - values[j];
     terms[j] = kSquared ? d * d : std::fabs(d);
   }
@@ -45,10 +45,10 @@ inline float tree_sum(float (&errors)[kNvfp4Block]) {
 /// The better of the two scales of a block, which is `count` lines (one, or those of a 16x16 tile) kLineStride apart.
 inline Nvfp4Scale four_over_six_scale(const QuantSpec& spec, const float* values, int64_t count, float amax,
                                       const GlobalScale& g) {
-  constexpr float kMax = largest(Format::e4m3);
+  constexpr float kMax = largest(kBlockScaleFormat);
   const float base = amax / 6.0f * g.encode;
   const Nvfp4Scale four = nvfp4_scale(std::min(base * 1.5f, kMax), g), six = nvfp4_scale(std::min(base, kMax), g);
-  const float divisor = 6.0f * spec.e4m3_max();
+  const float divisor = 6.0f * spec.block_scale_max();
   // Chosen once: where the choice was made in the loop, g++ 12.2 took it out of the loops around this function, and,
   // for AVX2, what they store with it.
   const auto error = spec.four_over_six == FourOverSix::mse ? four_over_six_error<true> : four_over_six_error<false>;
@@ -60,7 +60,7 @@ inline Nvfp4Scale four_over_six_scale(const QuantSpec& spec, const float* values
   return tree_sum(error_four) < tree_sum(error_six) ? four : six;
 }
 
-/// encode_e2m1_stochastic() of every lane (numerics.md 5.6), `random` below 256. Without kNan no lane is NaN.
+/// encode_stochastic() of every lane (numerics.md 5.6), `random` below 256. Without kNan no lane is NaN.
 template <bool kNan>
 inline U32 encode_stochastic_lanes(F32 x, U32 random) {
   constexpr int32_t half = 0x3F000000, one = 0x3F800000;

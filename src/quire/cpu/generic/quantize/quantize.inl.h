@@ -113,8 +113,8 @@ float quantize_tile(const Plan& plan, const Rows& from, const Tile& tile, Quanti
   for (const Job& job : plan.jobs()) {
     if (job.direction == Direction::rowwise) {
       amax = quantize_rows<F, S, D>(job, v);
-    } else if (S == ScaleKind::e4m3 && plan.problem.spec.hadamard != Hadamard::off) {
-      if constexpr (S == ScaleKind::e4m3)
+    } else if (S == ScaleKind::two_level && plan.problem.spec.hadamard != Hadamard::off) {
+      if constexpr (S == ScaleKind::two_level)
         quantize_columns<F, S, DType::bf16>(job, transformed<D>(v, plan.problem.spec.hadamard, scratch.transform),
                                             scratch.columns);
     } else {

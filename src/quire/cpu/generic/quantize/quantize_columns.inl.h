@@ -45,7 +45,7 @@ inline void share_amaxes(int64_t n, float* amax) {
 }
 
 template <DType D>
-void column_four_over_six(const Job& job, const Values<D>& v, int64_t r, ColumnNumbers<ScaleKind::e4m3>& b) {
+void column_four_over_six(const Job& job, const Values<D>& v, int64_t r, ColumnNumbers<ScaleKind::two_level>& b) {
   const Scratch rows(kNvfp4Block * kLineStride), columns(kTile * kLineStride);
   for (int64_t i = 0; i < kNvfp4Block; ++i) read_whole<D>(v.line(r + i), kTile, rows.get() + i * kLineStride);
   transpose_and_transform(rows.get(), kTile, columns.get());
@@ -70,8 +70,8 @@ void column_scales(const Job& job, const Values<D>& v, int64_t r, ColumnNumbers<
     return;
   }
   if (job.spec().square) share_amaxes(block_of(S), b.amax);
-  if (S == ScaleKind::e4m3 && job.spec().four_over_six != FourOverSix::off) {
-    if constexpr (S == ScaleKind::e4m3) column_four_over_six(job, v, r, b);
+  if (S == ScaleKind::two_level && job.spec().four_over_six != FourOverSix::off) {
+    if constexpr (S == ScaleKind::two_level) column_four_over_six(job, v, r, b);
   } else if (job.spec().row_scaled) {
     for (int64_t c = 0; c < v.cols; ++c) {
       alignas(64) float amax[kLanes] = {b.amax[c]}, multiplier[kLanes];
@@ -121,7 +121,7 @@ inline void encode_across(const Plain<D>* x, const float* multiplier, uint8_t* c
 /// Words of consecutive codes of each column, from as many rows as fit into one.
 template <Format F, bool kNan, DType D>
 inline void encode_down(const Values<D>& v, int64_t r, const float* multiplier, uint32_t* words) {
-  constexpr int bits = row(F).bits();
+  constexpr int bits = row(F).stored_bits();
   for (int64_t c = 0; c < kTile; c += kLanes) {
     const F32 m = load(multiplier + c);
     U32 word{};
@@ -152,7 +152,7 @@ inline void encode_down_stochastic(const Values<D>& v, int64_t r, const float* m
 template <Format F, ScaleKind S, bool kNan, DType D>
 void encode_rows_of_columns(const Job& job, const Values<D>& v, std::array<int64_t, 2> rows, const float* multiplier,
                             ColumnScratch& s) {
-  constexpr int64_t per_word = 32 / row(F).bits();
+  constexpr int64_t per_word = 32 / row(F).stored_bits();
   if (blocks_first(job.spec(), job.direction)) {
     for (int64_t i = rows[0]; i < std::min(rows[1], v.rows); ++i) {
       alignas(64) uint8_t codes[kTile];
@@ -161,7 +161,7 @@ void encode_rows_of_columns(const Job& job, const Values<D>& v, std::array<int64
     }
     return;
   }
-  if (S == ScaleKind::e4m3 && job.spec().stochastic) {
+  if (S == ScaleKind::two_level && job.spec().stochastic) {
     const auto blocks = static_cast<uint64_t>(job.blocks);
     const uint64_t first =
         static_cast<uint64_t>(v.col) * blocks + static_cast<uint64_t>((v.row + rows[0]) / kNvfp4Block);
@@ -214,7 +214,7 @@ float quantize_columns(const Job& job, const Values<D>& v, ColumnScratch& s) {
       encode_rows_of_columns<F, S, false, D>(job, v, rows, b.multiplier, s);
   }
   if (transposed_scales && !given) store_transposed_scales(job, at, ceil_div(v.rows, n), s);
-  if (transposed) store_transposed(job, at, ceil_div(end * row(F).bits(), int64_t{32}), s);
+  if (transposed) store_transposed(job, at, ceil_div(end * row(F).stored_bits(), int64_t{32}), s);
   return magnitude_value<D>(largest_of_tile);
 }
 

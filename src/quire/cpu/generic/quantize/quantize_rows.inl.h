@@ -42,7 +42,7 @@ struct Job {
   ScaleRule rule(int64_t line) const {
     const float infinite = largest_finite(problem.x.dtype);
     if (!spec().row().has_amax) return {spec(), infinite, {}};
-    return {spec(), infinite, global_scale(side.amax[amax_index(spec(), line)], spec().e4m3_max())};
+    return {spec(), infinite, global_scale(side.amax[amax_index(spec(), line)], spec().block_scale_max())};
   }
 };
 
@@ -91,7 +91,7 @@ inline Bits<D> row_block_amaxes(const Values<D>& v, BlockNumbers<S>& b) {
 
 /// The better of both candidates for every block (numerics.md 5.8).
 template <DType D>
-void row_four_over_six(const Job& job, const Values<D>& v, BlockNumbers<ScaleKind::e4m3>& b) {
+void row_four_over_six(const Job& job, const Values<D>& v, BlockNumbers<ScaleKind::two_level>& b) {
   alignas(64) float values[kNvfp4Block * kLineStride];
   const ScaleRule rule = job.rule(0);
   for (int64_t line = 0; line < v.rows; line += b.height)
@@ -108,9 +108,9 @@ void row_four_over_six(const Job& job, const Values<D>& v, BlockNumbers<ScaleKin
 /// Scales of all blocks from their amaxes, stored.
 template <ScaleKind S, DType D>
 void row_scales(const Job& job, const Values<D>& v, BlockNumbers<S>& b) {
-  const bool four_over_six = S == ScaleKind::e4m3 && job.spec().four_over_six != FourOverSix::off;
+  const bool four_over_six = S == ScaleKind::two_level && job.spec().four_over_six != FourOverSix::off;
   if (four_over_six) {
-    if constexpr (S == ScaleKind::e4m3) row_four_over_six(job, v, b);
+    if constexpr (S == ScaleKind::two_level) row_four_over_six(job, v, b);
   } else if (job.spec().row_scaled) {
     for (int64_t r = 0; r < v.rows; ++r) {
       const int64_t at = b.first_of(r);
@@ -156,7 +156,7 @@ template <Format F, ScaleKind S, bool kNan, DType D>
 void encode_rows(const Job& job, const Values<D>& v, const BlockNumbers<S>& b, uint8_t (*kept)[kTile]) {
   constexpr int64_t n = block_of(S);
   const int64_t padded = round_up(v.cols, kQuad), bytes = row(F).packed() ? ceil_div(v.cols, 2) : v.cols;
-  const bool stochastic = S == ScaleKind::e4m3 && job.spec().stochastic;
+  const bool stochastic = S == ScaleKind::two_level && job.spec().stochastic;
   alignas(64) uint8_t random[kPieceOfLine], memory[kPieceOfLine];
   int64_t drawn = 0, from = 0;  // random bytes are those of lines [from, drawn)
   for (int64_t r = 0; r < v.rows; ++r) {

@@ -51,7 +51,7 @@ inline F32 e8m0_values(U32 byte) {
 
 /// The block scales nearest to what is wanted, not negative, and nvfp4_multiplier() of them.
 inline U32 nvfp4_scales(const GlobalScale& g, F32 wanted, float* multiplier) {
-  const Rounded r = round_magnitudes<Format::e4m3>(limited_magnitude(wanted, largest(Format::e4m3)));
+  const Rounded r = round_magnitudes<kBlockScaleFormat>(limited_magnitude(wanted, largest(kBlockScaleFormat)));
   const F32 m = 1.0f / ((r.sum - r.rounder) * g.decode);
   store(multiplier, m < kFloatMax ? m : broadcast(kFloatMax));
   return (bits_of(r.sum) + (bits_of(r.sum) >> 20)) & 0x7Fu;
