@@ -3,6 +3,7 @@
 import pytest
 
 import check_budgets
+import check_formats
 import check_layers
 import check_words
 
@@ -175,3 +176,39 @@ def test_keywords_and_the_fixtures_of_a_test_are_no_positional_parameters(tree):
 def test_a_word_of_one_machine_is_found(tree, word):
     (finding,) = check_words.check(tree({"docs/a.md": f"fine\nsee {word}x\n", "build/a.md": word}))
     assert finding == f"docs/a.md:2: says {word}"
+
+
+FORMATS = """constexpr auto kFormats = std::to_array<FormatRow>({
+    {"e4m3", 4, 3, 7, Specials::nan_only, true},
+    {"e2m1", 2, 1, 1, Specials::none, true},
+    {"e8m0", 8, 0, 127, Specials::nan_only, false},
+});
+"""
+
+
+def test_more_files_than_eight_that_name_an_element_format_are_found(tree):
+    cpp = [
+        "constexpr int kE4m3 = 1;",
+        "f(Format::e2m1);",
+        'const char* s = "an E4M3";',
+        "E2M1Codes c;",
+        "int e4m3_max;",
+    ]
+    python = ["Format.E4M3", "s = 'mxfp8:e4m3'", "kFloat8E4M3 = 7", "def f():\n    return 'E2M1'"]
+    files = {f"src/quire/a{i}.h": text for i, text in enumerate(cpp)}
+    files |= {f"python/quire/a{i}.py": f"{text}\n" for i, text in enumerate(python)}
+    root = tree({check_formats.TABLE: FORMATS, **files})
+    (finding,) = check_formats.check(root)
+    assert finding.startswith("9 files name an element format, at most 8: src/quire/a0.h, ")
+    assert sorted(check_formats.naming(root)) == sorted(files)
+    (root / "python/quire/a0.py").unlink()
+    assert list(check_formats.check(root)) == []
+
+
+def test_comments_docstrings_and_formats_of_scales_name_no_element_format(tree):
+    cpp = '// of E4M3\n/* e2m1\n */\nint x = 1; // e4m3\nFormat f = Format::e8m0;\nconst char* s = "//";\n'
+    python = (
+        '"""Of E4M3."""\n\n\nclass C:\n    """E2M1."""\n    #: E4M3\n    def f(self):\n        """E4M3."""  # e2m1\n'
+    )
+    root = tree({check_formats.TABLE: FORMATS, "src/quire/a.h": cpp, "python/quire/a.py": python})
+    assert list(check_formats.naming(root)) == []

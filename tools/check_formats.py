@@ -1,0 +1,53 @@
+"""A format stays cheap to add: few files name an element format, and none of them is a kernel."""
+
+import ast
+import io
+import re
+import tokenize
+from collections.abc import Iterator
+from pathlib import Path
+
+import tree
+
+#: Beside the table.
+FILES = 8
+TABLE = "src/quire/format/format.h"
+#: A row of the table, of numbers with a sign: those of scales alone have none.
+ROW = re.compile(r'^\s*\{"(\w+)",.*\btrue\},$', re.MULTILINE)
+COMMENT_OR_TEXT = re.compile(r'//[^\n]*|/\*.*?\*/|("(?:\\.|[^"\\\n])*")', re.DOTALL)
+DOCUMENTED = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+
+
+def cpp_code(text: str) -> str:
+    return COMMENT_OR_TEXT.sub(lambda match: match[1] or " ", text)
+
+
+def python_code(text: str) -> str:
+    """Without comments and docstrings."""
+    nodes = [node for node in ast.walk(ast.parse(text)) if isinstance(node, DOCUMENTED) and ast.get_docstring(node)]
+    documentation = {(node.body[0].lineno, node.body[0].col_offset) for node in nodes}
+    tokens = tokenize.generate_tokens(io.StringIO(text).readline)
+    return " ".join(t.string for t in tokens if t.type != tokenize.COMMENT and t.start not in documentation)
+
+
+def naming(root: Path) -> Iterator[str]:
+    """The files whose code has an identifier or a text with the name of an element format, in any case of letters."""
+    names = re.compile("|".join(ROW.findall((root / TABLE).read_text())), re.IGNORECASE)
+    for folder in ("src", "python"):
+        for path in tree.files(root / folder, ".py", *tree.CPP):
+            code = (python_code if path.suffix == ".py" else cpp_code)(path.read_text())
+            if (name := str(path.relative_to(root))) != TABLE and names.search(code):
+                yield name
+
+
+def check(root: Path) -> Iterator[str]:
+    found = list(naming(root))
+    if len(found) > FILES:
+        yield (
+            f"{len(found)} files name an element format, at most {FILES}: {', '.join(found)}; ask the format's row "
+            "(quire/format/format.h), or take the spec's element as a constant (with_element, with_kinds)"
+        )
+
+
+if __name__ == "__main__":
+    tree.main(check)
