@@ -12,7 +12,7 @@ import tree
 from workspace import ROOT, Failure, compiler, googlebenchmark, googletest, install, say, tool, version_of
 
 CHECKS = ["check_layers", "check_budgets", "check_formats", "check_words"]
-LIBRARIES = ["quire", "quire_torch", "quire_python"]
+LIBRARIES = ["quire", "quire_torch", "quire_debug", "quire_python"]
 #: The device for machines without one: its own tests, and those that take a device and then run on it too.
 TEST_DEVICE = "quiretest"
 DEVICE_TESTS = "tests/device"

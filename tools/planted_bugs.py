@@ -130,7 +130,7 @@ def build_cpp(chosen: list[Bug], root: Path, folder: Path) -> Path:
         f"-DPython_EXECUTABLE={sys.executable}",
     ]
     subprocess.run([*configure, "-DQUIRE_TESTS=OFF"], cwd=tree, check=True, stdout=subprocess.DEVNULL)
-    targets = ["quire", "quire_torch", "quire_python"]
+    targets = ["quire", "quire_torch", "quire_debug", "quire_python"]
     subprocess.run([tool("cmake"), "--build", build, "--target", *targets, "--", "--quiet"], cwd=tree, check=True)
     (tree / "python/quire/lib").unlink()
     (tree / "python/quire/lib").symlink_to(build / "lib")

@@ -12,7 +12,6 @@
 #include "quire_torch/bridge/records.h"
 #include "quire_torch/op/op.h"
 #include "quire_torch/ops/activation.h"
-#include "quire_torch/ops/debug.h"
 #include "quire_torch/ops/delayed.h"
 #include "quire_torch/ops/grouped_linear.h"
 #include "quire_torch/ops/grouped_quantize.h"
@@ -52,10 +51,9 @@ using Inner =
               UnpermuteFwd, UnpermuteDot, Quantize, Amax, Fingerprint, Dequantize, Reorder, EmptyQuantized>;
 using Mutations = Operators<Wgrad<at::Tensor>, Wgrad<op::TensorList>, Accumulate<at::Tensor>,
                             Accumulate<op::TensorList>, SrAdvance, DelayedCollect, DelayedUpdate, AmaxMax, WgradStash>;
-/// With kernels for the host alone: runners, whose weights lie there, and tests of the contract.
+/// With kernels for the host alone: runners, whose weights lie there.
 using Runners = Operators<Nvfp4Linear<c10::SymInt>, Nvfp4Linear<RunnerNameText>, Nvfp4Moe<c10::SymInt>,
                           Nvfp4Moe<RunnerNameText>, Nvfp4MoeRouted<c10::SymInt>, Nvfp4MoeRouted<RunnerNameText>>;
-using Debug = Operators<DebugCast, DebugRht, DebugSwizzle, DebugUnswizzle, DebugPhilox, DebugDelayedUpdate>;
 
 /// Functions of plain values, for Python only.
 void register_functions(torch::Library& m) {
@@ -111,7 +109,6 @@ TORCH_LIBRARY(quire, m) {
   quire_torch::Inner::register_inner(m);
   quire_torch::Mutations::register_mutations(m);
   quire_torch::Runners::register_inner(m);
-  quire_torch::Debug::register_inner(m);
   quire_torch::register_functions(m);
   quire_torch::register_runner_functions(m);
 }

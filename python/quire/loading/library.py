@@ -7,7 +7,7 @@ from types import ModuleType
 
 import torch
 
-#: Holds libquire.so, libquire_torch.so, quire_python.abi3.so and build.json. In a source tree it is a link into the
+#: Holds libquire.so, libquire_torch.so, libquire_debug.so, quire_python.abi3.so and build.json. In a source tree it is a link into the
 #: build folder.
 FOLDER = Path(__file__).parents[1] / "lib"
 
@@ -36,7 +36,12 @@ def load() -> None:
             f"is running, and C++ operators fit one minor version only. Install torch=={fits}.*, or build quire for "
             "this PyTorch, in its source tree: ./dev build, or pip install --no-build-isolation ."
         )
-    library = FOLDER / "libquire_torch.so"
+    for name in ("libquire_torch.so", "libquire_debug.so"):
+        _load(name, versions)
+
+
+def _load(name: str, versions: dict[str, str]) -> None:
+    library = FOLDER / name
     try:
         torch.ops.load_library(library)
     except OSError as error:

@@ -1,4 +1,4 @@
-#include "quire_torch/ops/debug.h"
+#include "quire_debug/debug.h"
 
 #include <vector>
 
