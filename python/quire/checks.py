@@ -18,17 +18,17 @@ _WORDS: dict[object, str] = {
 }
 
 
-def check_kind(what: str, kind: type, **values: object) -> None:
+def check_type(what: str, kind: type, **values: object) -> None:
     """Raises TypeError unless each value is of the kind; what: the operation, named in the error."""
     for name, value in values.items():
         if not isinstance(value, kind):
             word = _WORDS.get(kind) or f"a {kind.__name__}"  # a union of types has no name
-            raise TypeError(f"{what}: {name} must be {word}, got {shown(value)}")
+            raise TypeError(f"{what}: {name} must be {word}, got {describe(value)}")
 
 
-def check_kind_or_none(what: str, kind: type, **values: object) -> None:
-    """check_kind() of those that are not None."""
-    check_kind(what, kind, **{name: value for name, value in values.items() if value is not None})
+def check_type_or_none(what: str, kind: type, **values: object) -> None:
+    """check_type() of those that are not None."""
+    check_type(what, kind, **{name: value for name, value in values.items() if value is not None})
 
 
 def check_dense(what: str, **tensors: torch.Tensor) -> None:
@@ -45,13 +45,13 @@ def check_dense(what: str, **tensors: torch.Tensor) -> None:
 def signed64(value: int, name: str) -> int:
     """The signed integer of the same 64 bits; operators take no others. Raises ValueError out of range, TypeError for
     what is no int."""
-    check_kind("quire", int, **{name: value})
+    check_type("quire", int, **{name: value})
     if not -(2**63) <= value < 2**64:
         raise ValueError(f"{name} must fit into 64 bits, -2**63 <= {name} < 2**64; got {value}")
     return value - 2**64 if value >= 2**63 else value
 
 
-def shown(value: object) -> str:
+def describe(value: object) -> str:
     """A value as an error shows it: of a large one its type."""
     text = type(value).__name__ if isinstance(value, torch.Tensor) else repr(value)
     return text if len(text) < 80 else f"a {type(value).__name__}"

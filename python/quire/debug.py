@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from quire.checks import check_kind, signed64
+from quire.checks import check_type, signed64
 from quire.tensor import QuantizedTensor, QuantSpec, named_buffers
 
 
@@ -54,8 +54,8 @@ def delayed_update(
     history float32 [L, n]; scale float32 [n]; amax float32 [n], the possibly reduced row 0 of history.
     algorithm: "max" or "most_recent". maximum: of the element format, 448 or 57344.
     """
-    check_kind("delayed_update", int, margin=margin)
-    check_kind("delayed_update", float, maximum=maximum)
+    check_type("delayed_update", int, margin=margin)
+    check_type("delayed_update", float, maximum=maximum)
     if not 0 < maximum < math.inf or not -255 <= margin <= 255:
         raise ValueError(
             "delayed_update: maximum must be finite and above 0, and margin between -255 and 255; got "

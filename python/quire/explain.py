@@ -8,7 +8,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from quire.autocast import active_recipe
-from quire.checks import check_kind
+from quire.checks import check_type
 
 
 @dataclass(frozen=True)
@@ -183,7 +183,7 @@ def explain(function: Callable, *args: object, **kwargs: object) -> Explanation:
     may compute meanwhile, but not with the same module.
     """
     function = getattr(function, "_orig_mod", function)  # what torch.compile wraps does the same in eager mode
-    check_kind("explain", Callable, function=function)
+    check_type("explain", Callable, function=function)
     recipe = active_recipe()
     mode = _Restoring(function)
     torch.ops.quire.explain_begin()

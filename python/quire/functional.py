@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch.compiler import is_dynamo_compiling
 
-from quire.checks import check_kind, check_kind_or_none, shown, signed64
+from quire.checks import check_type, check_type_or_none, describe, signed64
 from quire.loading import library
 from quire.runners import RunnerHandle, named
 from quire.tensor import (
@@ -52,7 +52,7 @@ def linear(
     return torch.ops.quire.linear(x, w, bias, recipe, dtype, sr_state)
 
 
-def linear_given(
+def linear_prequantized(
     x: torch.Tensor,
     w: torch.Tensor,
     bias: torch.Tensor | None,
@@ -76,10 +76,12 @@ def linear_given(
     Raises RuntimeError if anything does not fit.
     """
     if not is_dynamo_compiling() and DIRECT is not None:
-        y = DIRECT.linear_given(x, w, bias, recipe, dtype, x_buffers, w_buffers, sr_state, w_fingerprint=w_fingerprint)
+        y = DIRECT.linear_prequantized(
+            x, w, bias, recipe, dtype, x_buffers, w_buffers, sr_state, w_fingerprint=w_fingerprint
+        )
         if y is not None:
             return y
-    return torch.ops.quire.linear_given(
+    return torch.ops.quire.linear_prequantized(
         x, w, bias, recipe, dtype, x_buffers, w_buffers, sr_state, w_fingerprint=w_fingerprint
     )
 
@@ -106,7 +108,7 @@ def grouped_linear(
     Each group's result has the bits of linear() of its rows alone: blocks, amaxes and transforms do not cross groups
     (numerics.md 0.19). state, by keyword, each absent or
     x_buffers: the six buffers of x that activation() gives with these offsets (norm() too, without offsets).
-    w_buffers: six buffers of each w. An operand that is given so is not read (linear_given).
+    w_buffers: six buffers of each w. An operand that is given so is not read (linear_prequantized).
     w_fingerprint: int64 [E], fingerprint() of each w when these were made; a call after one has changed raises.
     sr_state: as for linear(); group e uses seed + e.
     main_grad, a list as w, overwrite_main_grad: backward adds the gradient of w to it (or writes it there), and w gets
@@ -143,7 +145,7 @@ def norm(
     quantized, by keyword, each absent or
     spec, rowwise, columnwise: y is quantized as it is computed, to the bytes that quantize(y, ...) would give. buffers
         are its six, empty where absent, and y is then a tensor of y's shape over one element, which nobody may read and
-        which takes the gradient: pass both to linear_given().
+        which takes the gradient: pass both to linear_prequantized().
     keep_y: y itself all the same.
     scale: as for quantize().
 
@@ -167,7 +169,7 @@ def activation(
 
 
 def operand_buffers(w: torch.Tensor, spec: str, columnwise: bool) -> list[torch.Tensor]:
-    """The six buffers of w, as linear_given() takes them: rowwise, and columnwise too if asked."""
+    """The six buffers of w, as linear_prequantized() takes them: rowwise, and columnwise too if asked."""
     return torch.ops.quire.quantize(w.detach(), spec, True, columnwise, 0, 0, None)
 
 
@@ -197,13 +199,13 @@ def quantize(
     gradient passes as if quantization were the identity. Raises ValueError for a wrong spec, a missing seed or one out
     of range, RuntimeError for a wrong x or scale, TypeError for what is no tensor.
     """
-    check_kind("quantize", torch.Tensor, x=x)
-    check_kind_or_none("quantize", torch.Tensor, scale=scale)
+    check_type("quantize", torch.Tensor, x=x)
+    check_type_or_none("quantize", torch.Tensor, scale=scale)
     spec = spec if isinstance(spec, QuantSpec) else QuantSpec(spec)
     if spec.stochastic and seed is None:
         raise ValueError(f"quantize: {spec} rounds stochastically and needs a seed; pass seed= an int")
     rowwise_amax, columnwise_amax = (None, None) if amax is None else amax
-    check_kind_or_none("quantize", torch.Tensor, rowwise_amax=rowwise_amax, columnwise_amax=columnwise_amax)
+    check_type_or_none("quantize", torch.Tensor, rowwise_amax=rowwise_amax, columnwise_amax=columnwise_amax)
     arguments = (rowwise, columnwise, signed64(seed or 0, "seed"), signed64(offset, "offset"), scale)
     arguments += (rowwise_amax, columnwise_amax)
     if x.requires_grad and torch.is_grad_enabled():
@@ -224,7 +226,7 @@ def amax(
     over the parts of a tensor that several processes hold: quantized under the largest, each part has the bytes that it
     has in the whole. Raises RuntimeError for specs whose scales follow from blocks alone (mxfp8, mxfp4, fp8_block).
     """
-    check_kind("amax", torch.Tensor, x=x)
+    check_type("amax", torch.Tensor, x=x)
     spec = spec if isinstance(spec, QuantSpec) else QuantSpec(spec)
     found = torch.ops.quire.amax(x.detach(), spec.text, rowwise, columnwise)
     return found[0] if rowwise else None, found[1] if columnwise else None
@@ -295,7 +297,7 @@ def stashed_wgrad(stash: torch.Tensor, grads: Sequence[torch.Tensor], overwrite:
     if len(operands) == 2:
         needs_w, of_w = 2, ([], [])  # which dw does not need
         dy, x = operands
-        dw = torch.ops.quire.linear_plain_bwd(dy, offsets, x, *of_w, x.shape[-1], "", x.dtype, needs_w)[1]
+        dw = torch.ops.quire.linear_unquantized_bwd(dy, offsets, x, *of_w, x.shape[-1], "", x.dtype, needs_w)[1]
         _writing("accumulate_", grads)(dw, overwrite)
     elif operands:
         _writing("wgrad_", grads)(*operands, offsets, tokens, recipe, overwrite)
@@ -318,6 +320,6 @@ def dequantize(q: QuantizedTensor, dtype: torch.dtype | None = None) -> torch.Te
     """q.dequantize(dtype). Raises TypeError for a plain tensor."""
     if not isinstance(q, QuantizedTensor | QuantizedActivation):
         raise TypeError(
-            f"dequantize: expected what quire.quantize returns, got {shown(q)}; a plain tensor has no codes"
+            f"dequantize: expected what quire.quantize returns, got {describe(q)}; a plain tensor has no codes"
         )
     return q.dequantize(dtype)

@@ -15,7 +15,7 @@ from dataclasses import KW_ONLY, dataclass
 
 import torch
 
-from quire.checks import check_kind, check_kind_or_none, shown
+from quire.checks import check_type, check_type_or_none, describe
 from quire.tensor import QuantizedTensor, QuantSpec
 
 #: One weight, or a stack of them: a plain tensor, a QuantizedTensor, or a sequence of either.
@@ -120,9 +120,9 @@ class PythonRunner:
     device: str = "cpu"
 
     def _register(self, name: str) -> int:
-        check_kind("PythonRunner", Callable, function=self.function)
+        check_type("PythonRunner", Callable, function=self.function)
         sizes = {"in_features": self.in_features, "out_features": self.out_features, "experts": self.experts}
-        check_kind("PythonRunner", int, **sizes)
+        check_type("PythonRunner", int, **sizes)
         number = next(_numbers)
         _functions[number] = self.function
         described = getattr(self.function, "__qualname__", type(self.function).__name__)
@@ -191,10 +191,10 @@ def register(runner: LinearRunner | MoERunner | PythonRunner, name: str = "") ->
     if not isinstance(runner, LinearRunner | MoERunner | PythonRunner):
         raise TypeError(
             "runners.register: expected a LinearRunner, MoERunner or PythonRunner (which takes a function), got "
-            f"{shown(runner)}"
+            f"{describe(runner)}"
         )
     if not isinstance(name, str):
-        raise TypeError(f"runners.register: name must be a str, got {shown(name)}")
+        raise TypeError(f"runners.register: name must be a str, got {describe(name)}")
     _forget_dropped_functions()
     return RunnerHandle(runner._register(name), name)
 
@@ -243,7 +243,7 @@ def named(runner: RunnerHandle | int | str) -> int | str:
     if isinstance(runner, int | str | torch.SymInt):
         return runner
     raise TypeError(
-        f"quire: a runner is named by a RunnerHandle, its number or its name, got {shown(runner)}; register it"
+        f"quire: a runner is named by a RunnerHandle, its number or its name, got {describe(runner)}; register it"
     )
 
 
@@ -286,12 +286,12 @@ def _stack(
     bias: torch.Tensor | None,
     input_scale: Scale | None,
 ) -> _Stack:
-    check_kind_or_none("runners", torch.Tensor, bias=bias)
+    check_type_or_none("runners", torch.Tensor, bias=bias)
     options = torch.empty(0) if bias is None else bias.detach(), _scales(what, input_scale)
     if isinstance(weights, QuantizedTensor) or not isinstance(weights, torch.Tensor):
         weights = list(weights)
         for weight in weights:
-            check_kind(what, torch.Tensor, weight=weight)
+            check_type(what, torch.Tensor, weight=weight)
         if not weights:
             raise ValueError(f"{what}: the sequence is empty; pass a tensor for each expert")
         if not any(isinstance(weight, QuantizedTensor) for weight in weights):
@@ -315,7 +315,7 @@ def _scales(what: str, scale: Scale | None) -> torch.Tensor:
             )
         scale = scale.detach().reshape(-1)
         return scale if scale.dtype == torch.float64 else scale.float()
-    check_kind(what, float | int, input_scale=scale)
+    check_type(what, float | int, input_scale=scale)
     return torch.tensor([float(scale)], dtype=torch.float64)
 
 
@@ -327,7 +327,7 @@ def _quantized(
         alike = isinstance(weight, QuantizedTensor) and weight.spec_text == first.spec_text
         if not alike or weight.shape != first.shape or weight.dim() != 2:
             raise ValueError(
-                f"{what}: quantized weights must be matrices of one spec and shape, got {shown(weight)} among "
+                f"{what}: quantized weights must be matrices of one spec and shape, got {describe(weight)} among "
                 f"{first.spec_text} {list(first.shape)}; quantize all alike"
             )
         if not weight.stores("rowwise"):
@@ -348,7 +348,7 @@ _functions: dict[int, Callable[..., torch.Tensor]] = {}
 def _call_function(function: int, inputs: list[torch.Tensor]) -> torch.Tensor:
     """The kernel of quire::runner_call_python."""
     y = _functions[function](*inputs)
-    check_kind("PythonRunner: the function's result", torch.Tensor, y=y)
+    check_type("PythonRunner: the function's result", torch.Tensor, y=y)
     return y
 
 

@@ -120,7 +120,7 @@ PyMethodDef method() {
           nullptr};
 }
 
-PyMethodDef methods[] = {method<quire_torch::Linear>(), method<quire_torch::LinearGiven>(), {}};
+PyMethodDef methods[] = {method<quire_torch::Linear>(), method<quire_torch::LinearPrequantized>(), {}};
 PyModuleDef module{PyModuleDef_HEAD_INIT, "quire_python", nullptr, -1, methods, nullptr, nullptr, nullptr, nullptr};
 
 }  // namespace

@@ -43,12 +43,12 @@ struct Operators {
 
 /// What users call, and is differentiable.
 using Outer =
-    Operators<Linear, LinearGiven, GroupedLinear, Norm, Activation, Route, Permute, Unpermute, QuantizeThrough>;
+    Operators<Linear, LinearPrequantized, GroupedLinear, Norm, Activation, Route, Permute, Unpermute, QuantizeThrough>;
 /// What those call: with kernels for every device that the core knows.
 using Inner =
-    Operators<LinearFwd, LinearBwd, LinearPlainBwd, GroupedQuantize, GroupedAmax, GroupedDequantize, NormFwd, NormBwd,
-              ActivationFwd, ActivationBwd, RouteFwd, RouteBwd, LimitCapacity, ExpertRows, ChunkRows, PermuteFwd,
-              UnpermuteFwd, UnpermuteDot, Quantize, Amax, Fingerprint, Dequantize, Reorder, EmptyQuantized>;
+    Operators<LinearFwd, LinearBwd, LinearUnquantizedBwd, GroupedQuantize, GroupedAmax, GroupedDequantize, NormFwd,
+              NormBwd, ActivationFwd, ActivationBwd, RouteFwd, RouteBwd, LimitCapacity, ExpertRows, ChunkRows,
+              PermuteFwd, UnpermuteFwd, UnpermuteDot, Quantize, Amax, Fingerprint, Dequantize, Reorder, EmptyQuantized>;
 using Mutations = Operators<Wgrad<at::Tensor>, Wgrad<op::TensorList>, Accumulate<at::Tensor>,
                             Accumulate<op::TensorList>, SrAdvance, DelayedCollect, DelayedUpdate, AmaxMax, WgradStash>;
 /// With kernels for the host alone: runners, whose weights lie there.

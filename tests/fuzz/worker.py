@@ -81,7 +81,7 @@ def memory(t: torch.Tensor) -> bytes | None:
     return torch.empty(0, dtype=torch.uint8).set_(t.untyped_storage()).numpy().tobytes()
 
 
-def shown(value: object) -> str:
+def describe(value: object) -> str:
     if isinstance(value, torch.Tensor):
         kind = "" if value.layout == torch.strided else f", {value.layout}"
         kind += ", nested" if value.is_nested else ", zeros without memory" if value._is_zerotensor() else ""
@@ -91,13 +91,13 @@ def shown(value: object) -> str:
         strides = f" by {value.stride()}" if value.layout == torch.strided and not value.is_contiguous() else ""
         return f"<{str(value.dtype)[6:]} {sizes}{strides}{kind}, {value.device}{', grad' * value.requires_grad}>"
     if isinstance(value, list | tuple):
-        return f"[{', '.join(map(shown, value))}]"
+        return f"[{', '.join(map(describe, value))}]"
     return repr(value)[:300]
 
 
 def described(operator: torch._ops.OpOverload, arguments: list[object]) -> str:
     names = [a.name for a in operator._schema.arguments]
-    return f"{operator}({', '.join(f'{n}={shown(a)}' for n, a in zip(names, arguments, strict=True))})"
+    return f"{operator}({', '.join(f'{n}={describe(a)}' for n, a in zip(names, arguments, strict=True))})"
 
 
 class Fuzzer:

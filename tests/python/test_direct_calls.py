@@ -156,14 +156,14 @@ def test_modes_see_the_operator(heard, kind):
     layer, x = make(), torch.randn(2, 48)
     with torch.no_grad(), kind() as mode:
         run(layer, x)
-    assert heard.gave == [None] and any("quire.linear_given" in name for name in mode.seen)
+    assert heard.gave == [None] and any("quire.linear_prequantized" in name for name in mode.seen)
 
 
 def test_a_profiler_sees_the_operator(heard):
     layer, x = make(), torch.randn(2, 48)
     with torch.no_grad(), torch.profiler.profile() as profile:
         run(layer, x)
-    assert heard.gave == [None] and "quire::linear_given" in {event.key for event in profile.key_averages()}
+    assert heard.gave == [None] and "quire::linear_prequantized" in {event.key for event in profile.key_averages()}
 
 
 def traced(layer, x):
@@ -204,7 +204,7 @@ def test_a_compiled_graph_holds_the_operator(heard):
     with torch.no_grad(), quire.autocast(recipe=RECIPE):
         compiled = torch.compile(layer, fullgraph=True, backend=backend)
         y = compiled(x)
-        assert heard.gave == [] and "quire.linear_given" in graphs[0]
+        assert heard.gave == [] and "quire.linear_prequantized" in graphs[0]
         assert torch.equal(y, layer(x))
 
 
@@ -285,7 +285,7 @@ def test_arguments_that_do_not_fit_give_none(given):
 
 def test_lists_of_buffers_that_do_not_fit_give_none():
     buffers = functional.operand_buffers(W, "mxfp8", False)
-    call = functional.DIRECT.linear_given
+    call = functional.DIRECT.linear_prequantized
     for wrong in ("abcdef", [1] * 6, buffers[:2], {0: W}):
         with contextlib.nullcontext(call(W, W, None, T, torch.float32, (), wrong)) as y:
             assert y is None

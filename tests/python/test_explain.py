@@ -104,7 +104,7 @@ def test_operands_that_come_quantized_are_marked(make_layer, make_x):
     w = quire.quantize(layer.weight.detach(), "mxfp8", columnwise=True)
     buffers = [getattr(w, name) for name in quire.tensor.BUFFER_NAMES]
     explanation = quire.explain(
-        lambda x: quire.functional.linear_given(
+        lambda x: quire.functional.linear_prequantized(
             x, layer.weight, None, "x=mxfp8,w=mxfp8,dy=mxfp8", torch.bfloat16, w_buffers=buffers
         ),
         x,
@@ -246,11 +246,11 @@ def test_a_forced_kernel_of_products_does_not_refuse_gradients_of_biases():
 
 
 def test_a_norm_that_quantizes_made_the_operand_of_the_product():
-    from quire.functional import linear_given, norm
+    from quire.functional import linear_prequantized, norm
 
     def call(x, w, gain):
         carrier, buffers = norm(x, gain, None, "RMSNorm", x.dtype, spec="mxfp8", rowwise=True, columnwise=True)
-        return linear_given(carrier, w, None, "x=mxfp8,w=mxfp8,dy=mxfp8", x.dtype, x_buffers=buffers)
+        return linear_prequantized(carrier, w, None, "x=mxfp8,w=mxfp8,dy=mxfp8", x.dtype, x_buffers=buffers)
 
     arguments = torch.randn(8, 96), torch.randn(64, 96), torch.randn(96)
     explanation = quire.explain(call, *arguments)

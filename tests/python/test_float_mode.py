@@ -206,7 +206,7 @@ WITHOUT_NUMBERS = {
     "wgrad_drop", "wgrad_stash_", "wgrad_take_",
 }  # fmt: skip
 #: Operators that are others of the list, which autograd finds.
-COMPOSED = {"activation", "grouped_linear", "linear_given", "norm", "permute", "route", "unpermute"}
+COMPOSED = {"activation", "grouped_linear", "linear_prequantized", "norm", "permute", "route", "unpermute"}
 _recorded = {}
 
 

@@ -320,4 +320,4 @@ def test_export_holds_the_outer_operators():
         program = torch.export.export(module, (x,), dynamic_shapes=({0: torch.export.Dim("tokens")},))
         assert torch.equal(program.module()(x), module(x))
     names = {str(node.target) for node in program.graph.nodes if node.op == "call_function"}
-    assert {"quire.norm.default", "quire.activation.default", "quire.linear_given.default"} <= names
+    assert {"quire.norm.default", "quire.activation.default", "quire.linear_prequantized.default"} <= names

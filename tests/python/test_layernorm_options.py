@@ -95,9 +95,9 @@ def test_an_option_does_what_it_does_for_linear(option, module, recipe, same):
     expected = train(Parts(fused), recipe, **call)
     assert same(train(fused, recipe, **call), expected)
     for name, weight in weights(fused).items():
-        goes_elsewhere = constructor.get("fuse_wgrad_accumulation", False)
-        assert (weight.grad is None) == goes_elsewhere, name
-        assert weight.main_grad.ne(0.5).any() == goes_elsewhere, name
+        external_wgrad = constructor.get("fuse_wgrad_accumulation", False)
+        assert (weight.grad is None) == external_wgrad, name
+        assert weight.main_grad.ne(0.5).any() == external_wgrad, name
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import torch
 
 import quire
 from quire import QuantizedTensor, QuantSpec
-from quire.functional import linear_given
+from quire.functional import linear_prequantized
 from quire.recipe import CustomRecipe, DelayedScaling, Float8BlockScaling, MXFP8BlockScaling, NVFP4BlockScaling
 
 
@@ -262,7 +262,7 @@ def test_backward_without_codes_uses_the_decoded_weight(make_x, compiler, mode, 
     weight = quire.quantize(make_x(64, 96).detach(), "nvfp4:16x16").requires_grad_(not frozen)
 
     def function(x, weight):
-        return linear_given(x, weight, None, recipe, torch.bfloat16, w_buffers=weight.buffer_list())
+        return linear_prequantized(x, weight, None, recipe, torch.bfloat16, w_buffers=weight.buffer_list())
 
     for run in (function, compiler(function)):
         x = make_x(40, 96)

@@ -142,7 +142,7 @@ def test_a_stack_and_a_tensor_of_three_dimensions_are_not_confused(equal_bits):
         stack.copy_(tensor)  # decoded, and quantized by matrix
     assert same(stack, [quantize(one, "mxfp8", columnwise=True) for one in tensor.dequantize()], equal_bits)
     with pytest.raises(RuntimeError, match="rowwise_scale"):
-        quire.functional.linear_given(
+        quire.functional.linear_prequantized(
             torch.empty(3, 48, 96),
             torch.randn(8, 96),
             None,

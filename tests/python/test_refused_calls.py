@@ -130,8 +130,10 @@ TAKE_A_TENSOR = {
     "linear, x": lambda t: functional.linear(t, W, BIAS, MXFP8, torch.float32),
     "linear, w": lambda t: functional.linear(X, t, BIAS, MXFP8, torch.float32),
     "linear, bias": lambda t: functional.linear(X, W, t, MXFP8, torch.float32),
-    "linear_given, x": lambda t: functional.linear_given(t, W, None, MXFP8, torch.float32),
-    "linear_given, x_buffers": lambda t: functional.linear_given(X, W, None, MXFP8, torch.float32, x_buffers=[t] * 6),
+    "linear_prequantized, x": lambda t: functional.linear_prequantized(t, W, None, MXFP8, torch.float32),
+    "linear_prequantized, x_buffers": lambda t: functional.linear_prequantized(
+        X, W, None, MXFP8, torch.float32, x_buffers=[t] * 6
+    ),
     "grouped_linear": lambda t: functional.grouped_linear(t, [W], [], torch.tensor([4]), MXFP8, dtype=torch.float32),
     "norm, x": lambda t: functional.norm(t, X[0], None, "RMSNorm", torch.float32),
     "norm, weight": lambda t: functional.norm(X, t, None, "RMSNorm", torch.float32),

@@ -73,7 +73,7 @@ def test_inner_operators_pass_opcheck(name, rows):
         check(ops.linear_bwd, y, offsets, *x_codes, w_codes, 32, text, torch.float32, needs, sr_state())
     codes = [torch.cat([ops.quantize(one, spec_of_w(text), True, False)[i].flatten() for one in w]) for i in range(3)]
     for of_w in ((w, []), ([], [*codes, None, None, None])):
-        check(ops.linear_plain_bwd, y, offsets, x, *of_w, 32, text, torch.float32, 7)
+        check(ops.linear_unquantized_bwd, y, offsets, x, *of_w, 32, text, torch.float32, 7)
 
 
 @pytest.mark.parametrize("spec", ["fp8_tensor", "mxfp8", "nvfp4", "nvfp4:rht:swizzled"])
@@ -106,6 +106,13 @@ def test_amaxes_of_groups_are_those_of_tensors_and_quantize_under_them(spec, col
         ops.grouped_quantize(x, offsets, spec, columnwise, given_amax=amax[1:])
     with pytest.raises(RuntimeError, match="scales of mxfp8 follow from blocks alone"):
         ops.grouped_amax(x, offsets, "mxfp8", columnwise)
+
+
+@pytest.mark.parametrize("spec", ["fp8_tensor", "fp8_row", "nvfp4"])
+def test_amaxes_of_no_rows_are_not_refused(spec):
+    x, offsets = torch.empty(0, 48), torch.tensor([0, 0])
+    given = ops.grouped_quantize(x, offsets, spec, False, given_amax=ops.grouped_amax(x, offsets, spec, False))
+    assert all(map(torch.equal, given, ops.grouped_quantize(x, offsets, spec, False)))
 
 
 @pytest.mark.parametrize("spec", ["fp8_tensor", "mxfp8", "nvfp4", "fp8_block"])
@@ -225,5 +232,5 @@ def test_a_wrong_number_of_weights_in_backward_is_refused(count):
         ops.linear_bwd(y, offsets, *saved[:3], buffers, 32, text, torch.float32, 3)
     of_w = ([w[0]] * count, [])
     message = f"w must be one tensor for each of the 3 groups.* got {count}" if count else "w is absent; pass it"
-    with pytest.raises(RuntimeError, match=f"linear_plain_bwd: {message}"):
-        ops.linear_plain_bwd(y, offsets, x, *of_w, 32, "", torch.float32, 7)
+    with pytest.raises(RuntimeError, match=f"linear_unquantized_bwd: {message}"):
+        ops.linear_unquantized_bwd(y, offsets, x, *of_w, 32, "", torch.float32, 7)

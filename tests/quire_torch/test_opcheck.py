@@ -90,7 +90,7 @@ def test_linear_of_given_operands_and_state_passes_opcheck(name, shape):
     x, w, bias = tensors(shape)
     specs = dict(part.split("=", 1) for part in RECIPES[name].split(","))
     w_buffers = list(ops.quantize(w.detach(), specs["w"], True, True))
-    check(ops.linear_given, x, w, bias, RECIPES[name], torch.float32, [], w_buffers, sr_state=sr_state())
+    check(ops.linear_prequantized, x, w, bias, RECIPES[name], torch.float32, [], w_buffers, sr_state=sr_state())
     arguments = (x, [w], [bias], None, RECIPES[name], torch.float32, [], w_buffers, [torch.ones_like(w)])
     check(ops.grouped_linear, *arguments, sr_state=sr_state())
 
@@ -99,7 +99,7 @@ def test_linear_of_given_operands_and_state_passes_opcheck(name, shape):
 def test_other_ways_backward_pass_opcheck(mode):
     x, w, bias = tensors((2, 3, 32))
     text = f"{RECIPES['mxfp8']},dx=mxfp8:e5m2,backward={mode}"
-    check(ops.linear_given, x, w, bias, text, torch.float32, [], [])
+    check(ops.linear_prequantized, x, w, bias, text, torch.float32, [], [])
     arguments = (x, [w], [bias], None, text, torch.float32, [], [], [])
     check(ops.grouped_linear, *arguments, wgrad_stash=torch.tensor([12345, 0]))
     ops.wgrad_drop(12345)

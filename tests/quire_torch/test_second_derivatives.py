@@ -22,8 +22,8 @@ def grouped(recipe):
 # Outer operator -> the call, and the tensors that it is differentiable in.
 CASES = {
     "linear": (lambda x, w, b: ops.linear(x, w, b, RECIPE, x.dtype), (leaf(5, 32), leaf(48, 32), leaf(48))),
-    "linear_given": (
-        lambda x, w: ops.linear_given(x, w, None, RECIPE, x.dtype, [], []),
+    "linear_prequantized": (
+        lambda x, w: ops.linear_prequantized(x, w, None, RECIPE, x.dtype, [], []),
         (leaf(5, 32), leaf(48, 32)),
     ),
     "linear in high precision": (

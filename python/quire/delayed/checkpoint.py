@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 
 import torch
 
-from quire.checks import check_kind
+from quire.checks import check_type
 from quire.delayed.state import DelayedState
 
 #: Slots of a group.
@@ -15,7 +15,7 @@ _KINDS = {"scale_fwd": 3, "amax_history_fwd": 3, "scale_bwd": 2, "amax_history_b
 
 
 def _states(model: torch.nn.Module) -> Iterator[tuple[str, DelayedState]]:
-    check_kind("delayed_state", torch.nn.Module, model=model)
+    check_type("delayed_state", torch.nn.Module, model=model)
     for prefix, module in model.named_modules():
         if hasattr(module, "place_states"):  # a quire.nn.product_module.ProductModule, which is built on this package
             module.place_states()
@@ -52,7 +52,7 @@ def set_delayed_state(model: torch.nn.Module, state: Mapping[str, Mapping[str, t
 
     Raises ValueError, and changes nothing, if a name is not that of a layer of the model, or a value does not fit.
     """
-    check_kind("set_delayed_state", Mapping, state=state)
+    check_type("set_delayed_state", Mapping, state=state)
     own = dict(_states(model))
     if unexpected := sorted(state.keys() - own.keys()):
         raise ValueError(

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import torch
 
-from quire.checks import check_kind
+from quire.checks import check_type
 from quire.delayed.rules import THREAD, Rule
 from quire.delayed.state import DelayedState
 from quire.tensor import QuantizedTensor
@@ -51,7 +51,7 @@ class RecordedScales:
 
 def scales(state: DelayedState) -> tuple[torch.Tensor, torch.Tensor]:
     """The forward and backward scale for a forward pass now."""
-    check_kind("delayed.scales", DelayedState, state=state)
+    check_type("delayed.scales", DelayedState, state=state)
     recorded = THREAD.scales
     return (state.fwd_scale, state.bwd_scale) if recorded is None else recorded.of(state)
 
@@ -60,7 +60,7 @@ def quantize(
     x: torch.Tensor, scale: torch.Tensor, slot: int, columnwise: bool, spec: str = _SPEC
 ) -> list[torch.Tensor]:
     """The six buffers of x under that slot of a state's forward scale (numerics.md 1.5); the third is the amax."""
-    check_kind("delayed.quantize", torch.Tensor, x=x, scale=scale)
+    check_type("delayed.quantize", torch.Tensor, x=x, scale=scale)
     options = spec, True, columnwise, 0, 0, scale[slot : slot + 1]
     if torch.compiler.is_exporting():
         # run_decompositions() turns detach() into an alias, whose codes would want a gradient again.
@@ -71,7 +71,7 @@ def quantize(
 def collect(state: DelayedState, rule: Rule | None, x_amax: torch.Tensor, w_amax: torch.Tensor | None) -> None:
     """Puts amaxes, float32 [1], into the state. w_amax: None if w was not quantized now; rule: as enter() returned. An
     exported program has the scales as constants and collects nothing, and on the meta device there are no amaxes."""
-    check_kind("delayed.collect", DelayedState, state=state)
+    check_type("delayed.collect", DelayedState, state=state)
     if _collects(rule) and not state.fwd_amax.is_meta:
         number = rule.on(state.usage.device)
         torch.ops.quire.delayed_collect_(state.fwd_amax, state.usage, number, x_amax, w_amax)
@@ -82,14 +82,14 @@ def collect(state: DelayedState, rule: Rule | None, x_amax: torch.Tensor, w_amax
 
 def collect_output(state: DelayedState, rule: Rule | None, y_amax: torch.Tensor) -> None:
     """collect() for the amax of a result that is quantized."""
-    check_kind("delayed.collect_output", DelayedState, state=state)
+    check_type("delayed.collect_output", DelayedState, state=state)
     if _collects(rule):
         torch.ops.quire.amax_max_(state.fwd_amax, y_amax, 2)
 
 
 def collect_weight(state: DelayedState, w_amax: torch.Tensor) -> None:
     """collect() for a weight that is quantized apart from forward passes."""
-    check_kind("delayed.collect_weight", DelayedState, state=state)
+    check_type("delayed.collect_weight", DelayedState, state=state)
     torch.ops.quire.amax_max_(state.fwd_amax, w_amax, 1)
 
 
@@ -104,8 +104,8 @@ def measure(
     """The amaxes of x and of each group's weight for collect() where their codes are not used, which calibrates:
     float32 [E] each. offsets: the row at which each group ends, or None for one group. Those of weights that stay
     quantized are None."""
-    check_kind("delayed.measure", DelayedState, state=state)
-    check_kind("delayed.measure", torch.Tensor, x=x)
+    check_type("delayed.measure", DelayedState, state=state)
+    check_type("delayed.measure", torch.Tensor, x=x)
     groups, scale = len(weights), state.fwd_scale
     x_amax = torch.ops.quire.grouped_quantize(x.detach(), offsets, _SPEC, False, scale[:groups])[2]
     if isinstance(weights[0], QuantizedTensor):

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import torch
 
-from quire.checks import check_kind
+from quire.checks import check_type
 from quire.delayed.rules import THREAD, Rule, place, rule_of, table_on, write
 from quire.delayed.state import STEPPING, DelayedState, usable_states
 from quire.delayed.update import needs_python, ran_here, update
@@ -42,7 +42,7 @@ def enter(recipe: DelayedScaling, group: object) -> Rule | None:
     """Called on entering an autocast of a delayed recipe, with leave() on leaving it: ends the last step if this is the
     outermost one and grad is enabled. Returns the rule that forward passes pass to collect(); None while exporting,
     when scales are constants."""
-    check_kind("delayed.enter", DelayedScaling, recipe=recipe)
+    check_type("delayed.enter", DelayedScaling, recipe=recipe)
     if torch.compiler.is_exporting():
         THREAD.depth += 1
         return None

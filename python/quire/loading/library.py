@@ -7,8 +7,8 @@ from types import ModuleType
 
 import torch
 
-#: Holds libquire.so, libquire_torch.so, libquire_debug.so, quire_python.abi3.so and build.json. In a source tree it is a link into the
-#: build folder.
+#: Holds libquire.so, libquire_torch.so, libquire_debug.so, quire_python.abi3.so and build.json. In a source tree it is
+#: a link into the build folder.
 FOLDER = Path(__file__).parents[1] / "lib"
 
 

@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import torch
 
-from quire.checks import check_kind, check_kind_or_none
+from quire.checks import check_type, check_type_or_none
 from quire.moe import primitives
 from quire.tensor import QuantizedActivation, QuantizedTensor
 from quire.tensor.making import from_list
@@ -42,7 +42,7 @@ def permute(
     Raises RuntimeError if anything does not fit, on the CPU also for ids that are no experts; NotImplementedError for a
     QuantizedTensor whose rows share scales.
     """
-    check_kind("permute", torch.Tensor, topk_ids=topk_ids)
+    check_type("permute", torch.Tensor, topk_ids=topk_ids)
     row_map, offsets = primitives.expert_rows(topk_ids, num_experts)
     return Permuted(
         permute_any(x, row_map, row_map.numel() if num_rows is None else num_rows, weights), offsets, row_map
@@ -55,8 +55,8 @@ def unpermute(y: torch.Tensor, row_map: torch.Tensor, weights: torch.Tensor | No
     Summed in float32 in the order of the token's experts, starting with the first, so the bits are always the same.
     0 for a token without rows. Differentiable once in y and weights.
     """
-    check_kind("unpermute", torch.Tensor, y=y, row_map=row_map)
-    check_kind_or_none("unpermute", torch.Tensor, weights=weights)
+    check_type("unpermute", torch.Tensor, y=y, row_map=row_map)
+    check_type_or_none("unpermute", torch.Tensor, weights=weights)
     return primitives.unpermute_rows(y, row_map, weights)
 
 
@@ -70,7 +70,7 @@ def permute_any(
             f"permute: codes have no gradient, and x, a {type(x).__name__}, has one; permute values and then quantize "
             "the rows, or detach() it"
         )
-    check_kind("permute", torch.Tensor, x=x)
+    check_type("permute", torch.Tensor, x=x)
     if not quantized:
         return primitives.permute_rows(x, row_map, rows, weights)
     if weights is not None:

@@ -2,7 +2,7 @@
 
 import torch
 
-from quire.checks import check_kind, check_kind_or_none
+from quire.checks import check_type, check_type_or_none
 from quire.moe import primitives
 
 
@@ -35,8 +35,8 @@ def route(
 
     Equal scores: the expert with the smaller number first. Raises RuntimeError if anything does not fit.
     """
-    check_kind("route", torch.Tensor, logits=logits)
-    check_kind_or_none("route", torch.Tensor, expert_bias=expert_bias)
+    check_type("route", torch.Tensor, logits=logits)
+    check_type_or_none("route", torch.Tensor, expert_bias=expert_bias)
     numbers = {"topk": topk, "num_groups": num_groups, "group_topk": group_topk, "group_best": group_best}
     options = [f"{name}={int(value)}" for name, value in numbers.items() if value is not None]
     options += ["after_topk"] * softmax_after_topk + ["renormalize"] * renormalize
@@ -50,7 +50,7 @@ def route(
 
 def scores(logits: torch.Tensor, score_function: str = "softmax") -> torch.Tensor:
     """float32 scores of all experts with sum 1, differentiable: what load_balancing_loss() takes. logits [*, E]."""
-    check_kind("scores", torch.Tensor, logits=logits)
+    check_type("scores", torch.Tensor, logits=logits)
     logits = logits.float()
     if score_function == "softmax":
         return logits.softmax(-1)
@@ -67,7 +67,7 @@ def scores(logits: torch.Tensor, score_function: str = "softmax") -> torch.Tenso
 
 def tokens_per_expert(topk_ids: torch.Tensor, num_experts: int) -> torch.Tensor:
     """int32 [num_experts]: how many places of topk_ids, int32 [*, k], are each expert; -1 is none."""
-    check_kind("tokens_per_expert", torch.Tensor, topk_ids=topk_ids)
+    check_type("tokens_per_expert", torch.Tensor, topk_ids=topk_ids)
     _, ends = primitives.expert_rows(topk_ids.reshape(-1, 1), num_experts)
     return ends.diff(prepend=ends.new_zeros(1))
 
@@ -86,7 +86,7 @@ def load_balancing_loss(
     probs [T, E]: scores of all experts, differentiable. tokens_per_expert [E]: a constant here, summed over ranks if
     the loss is to be that of all of them, and then total_num_tokens (T unless given, a number or a tensor) too.
     """
-    check_kind("load_balancing_loss", torch.Tensor, probs=probs, tokens_per_expert=tokens_per_expert)
+    check_type("load_balancing_loss", torch.Tensor, probs=probs, tokens_per_expert=tokens_per_expert)
     tokens = probs.shape[0] if total_num_tokens is None else total_num_tokens
     if not isinstance(tokens, torch.Tensor):
         tokens = torch.full((), tokens, device=probs.device)
@@ -100,7 +100,7 @@ def update_expert_bias_(expert_bias: torch.Tensor, tokens_per_expert: torch.Tens
 
     expert_bias [E], floating. tokens_per_expert [E], integers, of all ranks together. Returns expert_bias.
     """
-    check_kind("update_expert_bias_", torch.Tensor, expert_bias=expert_bias, tokens_per_expert=tokens_per_expert)
+    check_type("update_expert_bias_", torch.Tensor, expert_bias=expert_bias, tokens_per_expert=tokens_per_expert)
     load = tokens_per_expert.long()
     with torch.no_grad():
         return expert_bias.add_(torch.sign(load.sum() - len(load) * load).to(expert_bias.dtype), alpha=rate)

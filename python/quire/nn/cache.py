@@ -7,7 +7,7 @@ import torch
 
 from quire import delayed
 from quire.autocast import recipe_of
-from quire.checks import check_kind, check_kind_or_none, shown
+from quire.checks import check_type, check_type_or_none, describe
 from quire.functional import Buffers, fingerprint, operand_buffers
 from quire.nn.product_module import ProductModule, named
 from quire.recipe import Recipe, default
@@ -89,11 +89,11 @@ def quantize_weights(
     raises RuntimeError until this is called again: it compares the weight with a fingerprint. Weights that are
     quantized parameters are left alone. Moving or converting the model drops the codes. Not within a compiled function.
     """
-    check_kind("quantize_weights", torch.nn.Module, model=model)
-    check_kind_or_none("quantize_weights", torch.optim.Optimizer, optimizer=optimizer)
+    check_type("quantize_weights", torch.nn.Module, model=model)
+    check_type_or_none("quantize_weights", torch.optim.Optimizer, optimizer=optimizer)
     if recipe is not None and not isinstance(recipe, Recipe):
         raise TypeError(
-            f"quantize_weights: recipe must be a recipe of quire.recipe, got {shown(recipe)}; "
+            f"quantize_weights: recipe must be a recipe of quire.recipe, got {describe(recipe)}; "
             "quire.recipe.from_name makes one by name"
         )
     chosen = [

@@ -6,8 +6,8 @@ import torch
 
 from quire import delayed
 from quire.autocast import active_rule, recipe_of
-from quire.checks import check_kind, check_kind_or_none
-from quire.functional import linear, linear_given
+from quire.checks import check_type, check_type_or_none
+from quire.functional import linear, linear_prequantized
 from quire.nn.dtype import activation_dtype, check_dtypes, uses_torch_autocast
 from quire.nn.product_module import ProductModule
 from quire.nn.weight import stored_weight
@@ -43,8 +43,8 @@ def active_call(
     the kinds of options do not fit, ValueError for an output_spec that rounds stochastically."""
     if is_first_microbatch is not None or fp8_output is not False or fp8_grad is not False:
         what = f"quire.{type(module).__name__}.forward"
-        check_kind(what, bool, fp8_output=fp8_output, fp8_grad=fp8_grad)
-        check_kind_or_none(what, bool, is_first_microbatch=is_first_microbatch)
+        check_type(what, bool, fp8_output=fp8_output, fp8_grad=fp8_grad)
+        check_type_or_none(what, bool, is_first_microbatch=is_first_microbatch)
     if isinstance(x, QuantizedActivation):
         x.check()
     module.place_states()
@@ -61,7 +61,7 @@ def active_call(
 
 def _is_torchs(module: ProductModule) -> bool:
     """Whether, without a recipe, the module is a torch.nn.Linear in every respect, dtypes that quire lacks included."""
-    return isinstance(module, torch.nn.Linear) and not module.gradient_goes_elsewhere
+    return isinstance(module, torch.nn.Linear) and not module.external_wgrad
 
 
 def _result_spec(module: ProductModule, output_spec: QuantSpec | str) -> str:
@@ -74,7 +74,7 @@ def _result_spec(module: ProductModule, output_spec: QuantSpec | str) -> str:
     return spec.text
 
 
-def plain_call(layer: ProductModule, x: torch.Tensor) -> torch.Tensor | None:
+def fast_path(layer: ProductModule, x: torch.Tensor) -> torch.Tensor | None:
     """y of the call that most calls are, sooner than by a Product: x and the weight are plain tensors, no option asks
     for more, and scaling is not delayed. None where that is not so.
 
@@ -110,6 +110,6 @@ def plain_call(layer: ProductModule, x: torch.Tensor) -> torch.Tensor | None:
     if kept is None or kept.spec != recipe.weight_spec:
         return linear(x, weight, bias, text, dtype, sr_state=sr_state)
     text = stored_weight(text, recipe, kept.stored)
-    return linear_given(
+    return linear_prequantized(
         x, weight, bias, text, dtype, w_buffers=kept.operand(), w_fingerprint=kept.fingerprint, sr_state=sr_state
     )

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 import torch
 
-from quire.checks import shown
+from quire.checks import describe
 from quire.tensor import QuantizedActivation
 
 INSTEAD_OF_SPLITTING = (
@@ -18,7 +18,7 @@ def uses_torch_autocast(x: torch.Tensor | QuantizedActivation) -> bool:
     try:
         device = x.device
     except AttributeError:
-        raise TypeError(f"quire: the input of a layer must be a tensor, got {shown(x)}") from None
+        raise TypeError(f"quire: the input of a layer must be a tensor, got {describe(x)}") from None
     if not torch._C._is_any_autocast_enabled():  # of one device or another; a fifth of the time of what follows
         return False
     return torch.amp.is_autocast_available(device.type) and torch.is_autocast_enabled(device.type)

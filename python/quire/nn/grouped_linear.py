@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from quire.checks import check_kind, check_kind_or_none
+from quire.checks import check_type, check_type_or_none
 from quire.nn.call import active_call
 from quire.nn.linear import check_own_recipe
 from quire.nn.product import Product
@@ -53,13 +53,13 @@ class GroupedLinear(ProductModule):
         recipe: Recipe | None = None,
         name: str | None = None,
     ) -> None:
-        check_kind("quire.GroupedLinear", int, num_gemms=num_gemms)
+        check_type("quire.GroupedLinear", int, num_gemms=num_gemms)
         if num_gemms < 1:
             raise ValueError(f"quire.GroupedLinear: num_gemms must be at least 1, got {num_gemms}")
         flags = {"bias": bias, "return_bias": return_bias, "single_grouped_weight": single_grouped_weight}
         flags |= {"fuse_wgrad_accumulation": fuse_wgrad_accumulation, "delay_wgrad_compute": delay_wgrad_compute}
         flags["save_original_input"] = save_original_input
-        check_kind("quire.GroupedLinear", bool, single_grouped_bias=single_grouped_bias, **flags)
+        check_type("quire.GroupedLinear", bool, single_grouped_bias=single_grouped_bias, **flags)
         check_own_recipe("quire.GroupedLinear", recipe)
         super().__init__()
         self.num_gemms = self.groups = num_gemms
@@ -125,13 +125,13 @@ class GroupedLinear(ProductModule):
         The dtype of the result is that of quire.Linear's. RuntimeError, before anything is computed, if shapes, dtypes
         or devices do not fit.
         """
-        check_kind("quire.GroupedLinear.forward", torch.Tensor, x=x)
-        check_kind_or_none("quire.GroupedLinear.forward", torch.Tensor, out=out, dgrad_out=dgrad_out)
+        check_type("quire.GroupedLinear.forward", torch.Tensor, x=x)
+        check_type_or_none("quire.GroupedLinear.forward", torch.Tensor, out=out, dgrad_out=dgrad_out)
         product = Product(self, "", active_call(self, x, is_first_microbatch))
         product.given |= {"out": out, "dgrad_out": dgrad_out}
         biases = self.biases()
         y = product.run(x, [] if self.return_bias else biases, offsets_of(m_splits, x.device))
-        product.remember()
+        product.commit()
         return (y, biases) if self.return_bias else y
 
     def _load_from_state_dict(self, state_dict: dict[str, object], prefix: str, *options: object) -> None:
@@ -149,7 +149,7 @@ def offsets_of(m_splits: torch.Tensor | Sequence[int], device: torch.device) -> 
     """The row at which each group ends, int64 [groups], of how many each has. TypeError for what are no integers."""
     if not isinstance(m_splits, torch.Tensor):
         m_splits = torch.tensor(m_splits, device=device)
-    check_kind_or_none("quire.GroupedLinear", torch.Tensor, m_splits=m_splits)
+    check_type_or_none("quire.GroupedLinear", torch.Tensor, m_splits=m_splits)
     if m_splits.dtype not in (torch.int32, torch.int64) or m_splits.dim() != 1:
         raise TypeError(
             "quire.GroupedLinear: m_splits must be one int for each group, as a list or an int32 or int64 vector; got "

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import torch
 
-from quire.checks import check_kind
+from quire.checks import check_type
 from quire.functional import norm
 from quire.nn.call import active_call
 from quire.nn.norm import reset_norm
@@ -80,7 +80,7 @@ class LayerNormLinear(ProductModule):
         save_original_input: bool = False,
         name: str | None = None,
     ) -> None:
-        check_kind("quire.LayerNormLinear", bool, bias=bias)
+        check_type("quire.LayerNormLinear", bool, bias=bias)
         super().__init__()
         self._set_flags(
             return_bias=return_bias,
@@ -123,7 +123,7 @@ class LayerNormLinear(ProductModule):
         product, keep = Product(self, "", call), self.return_layernorm_output
         normed, buffers = normalised(self, x, call.dtype, product.input(keep))
         y = product.output(product.run(normed, [] if self.return_bias else self.biases(""), x_buffers=buffers))
-        product.remember()
+        product.commit()
         extra = ((self.bias,) if self.return_bias else ()) + ((normed,) if keep else ())
         return (y, *extra) if extra else y
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 
 import torch
 
-from quire.checks import check_kind
+from quire.checks import check_type
 from quire.functional import activation
 from quire.nn.activation_names import activation_inputs, activation_text
 from quire.nn.call import active_call
@@ -63,7 +63,7 @@ class LayerNormMLP(ProductModule):
         name: str | None = None,
         checkpoint: bool = False,
     ) -> None:
-        check_kind("quire.LayerNormMLP", bool, bias=bias)
+        check_type("quire.LayerNormMLP", bool, bias=bias)
         super().__init__()
         self._set_flags(
             return_bias=return_bias,
@@ -124,7 +124,7 @@ class LayerNormMLP(ProductModule):
             y, normed = compute(x)
         y = fc2.output(y)
         for product in (fc1, fc2):
-            product.remember()
+            product.commit()
         extra = ((self.fc2_bias,) if self.return_bias else ()) + ((normed,) if self.return_layernorm_output else ())
         return (y, *extra) if extra else y
 

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import torch
 
-from quire.nn.call import active_call, plain_call
+from quire.nn.call import active_call, fast_path
 from quire.nn.product import Product
 from quire.nn.product_module import ProductModule, initialise
 from quire.recipe import Recipe
@@ -137,7 +137,7 @@ class Linear(ProductModule, torch.nn.Linear):
         and bias must have too, or TypeError (numerics.md 6.2, 6.7). RuntimeError if shapes or devices do not fit.
         """
         if is_first_microbatch is None and output_spec is None and fp8_output is fp8_grad is False:
-            y = plain_call(self, x)
+            y = fast_path(self, x)
             if y is not None:
                 return y
         call = active_call(
@@ -145,7 +145,7 @@ class Linear(ProductModule, torch.nn.Linear):
         )
         product = Product(self, "", call)
         y = product.output(product.run(x, [] if self.return_bias else self.biases("")))
-        product.remember()
+        product.commit()
         return (y, self.bias) if self.return_bias else y
 
     def extra_repr(self) -> str:

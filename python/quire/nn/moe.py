@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import torch
 
-from quire.checks import check_kind, check_kind_or_none
+from quire.checks import check_type, check_type_or_none
 from quire.functional import activation as activate
 from quire.moe import permute, route, unpermute
 from quire.nn.activation_names import activation_inputs, activation_text
@@ -131,7 +131,7 @@ class MoE(torch.nn.Module):
     def forward(self, x: torch.Tensor, *, return_routing: bool = False) -> torch.Tensor | tuple[torch.Tensor, Routing]:
         """x [*, hidden_size] -> the same shape, in the dtype that quire.Linear would give; with return_routing also
         where tokens went. Raises as quire.Linear does where dtypes or shapes do not fit."""
-        check_kind("quire.MoE", torch.Tensor, x=x)
+        check_type("quire.MoE", torch.Tensor, x=x)
         if x.dim() == 0 or x.shape[-1] != self.hidden_size:
             raise RuntimeError(
                 f"quire.MoE: x must be [..., hidden_size] = [..., {self.hidden_size}], got {list(x.shape)}"
@@ -157,7 +157,7 @@ class MoE(torch.nn.Module):
         activated, buffers = activate(h, self._activation, h.dtype, offsets=offsets, **wanted)
         rows = fc2.run(activated, self.fc2.biases(""), offsets, buffers if wanted else ())
         for product in (fc1, fc2):
-            product.remember()
+            product.commit()
         return rows
 
     def extra_repr(self) -> str:
@@ -166,8 +166,8 @@ class MoE(torch.nn.Module):
 
 
 def _check(num_experts: int, top_k: int, routing: Mapping[str, object], **flags: object) -> None:
-    check_kind("quire.MoE", int, num_experts=num_experts, top_k=top_k)
-    check_kind("quire.MoE", bool, **flags)
+    check_type("quire.MoE", int, num_experts=num_experts, top_k=top_k)
+    check_type("quire.MoE", bool, **flags)
     if not 1 <= top_k <= num_experts:
         raise ValueError(f"quire.MoE: top_k must be from 1 to num_experts = {num_experts}, got {top_k}")
     if unknown := [name for name in routing if name not in _ROUTE_OPTIONS]:
@@ -175,4 +175,4 @@ def _check(num_experts: int, top_k: int, routing: Mapping[str, object], **flags:
             f"quire.MoE got an unexpected keyword argument {unknown[0]!r}; options of routing are "
             f"{', '.join(_ROUTE_OPTIONS)}"
         )
-    check_kind_or_none("quire.MoE", int, capacity=routing.get("capacity"))
+    check_type_or_none("quire.MoE", int, capacity=routing.get("capacity"))

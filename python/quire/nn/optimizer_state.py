@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from quire.checks import check_kind
+from quire.checks import check_type
 from quire.nn.grouped_linear import GroupedLinear
 
 _WHAT = "reorder_optimizer_state"
@@ -23,9 +23,9 @@ def reorder_optimizer_state(
 
     Raises ValueError where the number of parameters differs, or the state's tensors have the shapes of neither order.
     """
-    check_kind(_WHAT, Mapping, state=state)
-    check_kind(_WHAT, torch.optim.Optimizer, optimizer=optimizer)
-    check_kind(_WHAT, torch.nn.Module, model=model)
+    check_type(_WHAT, Mapping, state=state)
+    check_type(_WHAT, torch.optim.Optimizer, optimizer=optimizer)
+    check_type(_WHAT, torch.nn.Module, model=model)
     saved, now = state["param_groups"], [group["params"] for group in optimizer.param_groups]
     if [len(group["params"]) for group in saved] != [len(parameters) for parameters in now]:
         raise ValueError(

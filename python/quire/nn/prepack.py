@@ -2,7 +2,7 @@
 
 import torch
 
-from quire.checks import check_kind
+from quire.checks import check_type
 from quire.nn.product_module import ProductModule
 from quire.tensor import QuantizedTensor
 from quire.tensor.order import reordered
@@ -30,7 +30,7 @@ def unpack_weights(model: torch.nn.Module) -> None:
 
 
 def _reorder(what: str, model: torch.nn.Module, interleaved: bool) -> None:
-    check_kind(what, torch.nn.Module, model=model)
+    check_type(what, torch.nn.Module, model=model)
     found = [
         weight
         for module in model.modules()

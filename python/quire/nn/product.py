@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 import torch
 
 from quire import delayed
-from quire.functional import Buffers, grouped_linear, linear, linear_given, quantize
+from quire.functional import Buffers, grouped_linear, linear, linear_prequantized, quantize
 from quire.nn.cache import cache, cached_weight
 from quire.nn.call import Call
 from quire.nn.product_module import ProductModule, main_grads, named
@@ -20,7 +20,7 @@ class Product:
     """One product of a module in one call: of all rows of x, or of groups of them.
 
     The constructor reads the module and run() does not, so that what is constructed before a checkpoint is recomputed
-    within it as it was. remember() writes to it.
+    within it as it was. commit() writes to it.
     """
 
     def __init__(self, module: ProductModule, name: str, call: Call) -> None:
@@ -28,8 +28,8 @@ class Product:
         self.module, self.name, self.call = module, name, call
         self.weights, self.state = list(module.weights(name).values()), module.of(name, "delayed")
         self.needs_dw = grad and any([weight.requires_grad for weight in self.weights])
-        self.made = None
-        self.given: dict[str, object] = _gradient_elsewhere(module, name, call) if self.needs_dw else {}
+        self.new_cache = None
+        self.given: dict[str, object] = _external_wgrad(module, name, call) if self.needs_dw else {}
         if recipe is None:
             return
         self.text = linear_text(module, call)
@@ -57,10 +57,10 @@ class Product:
             self.text = stored_weight(self.text, recipe, found.stored)
             self.given |= {"w_buffers": found.operand(), "w_fingerprint": found.fingerprint}
         elif first is not None:
-            self.made = cache(self.module.group_weights(self.name), recipe, self.scale)
-            self.given["w_buffers"] = self.made.buffers
+            self.new_cache = cache(self.module.group_weights(self.name), recipe, self.scale)
+            self.given["w_buffers"] = self.new_cache.buffers
             if self.text.endswith("backward=high_precision"):  # of w itself
-                self.given["w_fingerprint"] = self.made.fingerprint
+                self.given["w_fingerprint"] = self.new_cache.fingerprint
 
     def input(self, keep: bool = False) -> dict[str, object]:
         """Keywords of norm() and activation() for an x that run() takes. keep: they return x itself too."""
@@ -86,12 +86,12 @@ class Product:
         x, text, own_amax = self._x_operand(x, x_buffers, given)
         weights = self._w_operands((x, *biases), given)
         if offsets is None and given.keys() <= _SHORT:
-            operator = linear if given.keys() <= {"sr_state"} else linear_given
+            operator = linear if given.keys() <= {"sr_state"} else linear_prequantized
             return operator(x, weights[0], biases[0] if biases else None, text, self.call.dtype, **given)
         y, x_amax, w_amax = grouped_linear(x, weights, biases, offsets, text, dtype=self.call.dtype, **given)
         if self.scale is not None:  # now that the arguments are known to fit
             if "w_buffers" in given:
-                w_amax = None if self.made is None else self.made.buffers[2]
+                w_amax = None if self.new_cache is None else self.new_cache.buffers[2]
             delayed.collect(self.state, self.call.rule, x_amax if own_amax is None else own_amax, w_amax)
         return y
 
@@ -132,11 +132,11 @@ class Product:
             delayed.collect(self.state, self.call.rule, *delayed.measure(self.state, x, each, offsets))
         return y
 
-    def remember(self) -> None:
+    def commit(self) -> None:
         """Leaves with the module what the call makes known to later ones: to be called once, after run(), when the
         arguments are known to fit, and outside of any checkpoint."""
-        if self.made is not None:
-            setattr(self.module, named(self.name, "microbatch_weight"), self.made)
+        if self.new_cache is not None:
+            setattr(self.module, named(self.name, "microbatch_weight"), self.new_cache)
         if "placeholder" in self.given:
             _mark_added(self.weights)
 
@@ -152,7 +152,7 @@ class Product:
         return q
 
 
-def _gradient_elsewhere(module: ProductModule, product: str, call: Call) -> dict[str, object]:
+def _external_wgrad(module: ProductModule, product: str, call: Call) -> dict[str, object]:
     """Arguments of grouped_linear() that say where the gradient of a product's weights goes, if not to autograd."""
     weights = module.weights(product)
     given: dict[str, object] = {}
@@ -169,7 +169,7 @@ def _gradient_elsewhere(module: ProductModule, product: str, call: Call) -> dict
 
 
 def _mark_added(weights: Iterable[torch.Tensor]) -> None:
-    """Tells hooks that wait for a gradient of these weights that it goes elsewhere (_gradient_elsewhere)."""
+    """Tells hooks that wait for a gradient of these weights that it goes elsewhere (_external_wgrad)."""
     for weight in weights:
         if hasattr(weight, "grad_added_to_main_grad"):
             weight.grad_added_to_main_grad = True

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 import torch
 
 from quire import delayed, functional
-from quire.checks import check_kind, check_kind_or_none, shown
+from quire.checks import check_type, check_type_or_none, describe
 from quire.nn.random_state import reset_streams
 from quire.nn.weight import initial_weight, kept_attributes
 from quire.recipe import Recipe
@@ -44,7 +44,7 @@ class ProductModule(torch.nn.Module):
     fuse_wgrad_accumulation = delay_wgrad_compute = save_original_input = False
 
     @property
-    def gradient_goes_elsewhere(self) -> bool:
+    def external_wgrad(self) -> bool:
         """Whether autograd is not what gets the gradients of the weights."""
         return self.delay_wgrad_compute or self.fuse_wgrad_accumulation
 
@@ -83,7 +83,7 @@ class ProductModule(torch.nn.Module):
 
     def _set_flags(self, **flags: bool) -> None:
         """Options that say yes or no, as attributes of their names. TypeError for another kind of value."""
-        check_kind(f"quire.{type(self).__name__}", bool, **flags)
+        check_type(f"quire.{type(self).__name__}", bool, **flags)
         for name, value in flags.items():
             setattr(self, name, value)
 
@@ -204,7 +204,7 @@ def main_grads(module: ProductModule, weights: Mapping[str, torch.Tensor]) -> li
         is_tensor = isinstance(grad, torch.Tensor)
         fits = is_tensor and grad.shape == weight.shape and grad.dtype in DTYPES and grad.device == weight.device
         if not fits or grad.layout != torch.strided or not grad.is_contiguous():
-            got = f"{grad.dtype} {list(grad.shape)}, {grad.layout}, on {grad.device}" if is_tensor else shown(grad)
+            got = f"{grad.dtype} {list(grad.shape)}, {grad.layout}, on {grad.device}" if is_tensor else describe(grad)
             raise RuntimeError(
                 f"quire.{type(module).__name__}: fuse_wgrad_accumulation=True needs {name}.main_grad, a contiguous "
                 f"float32, float16 or bfloat16 tensor of {name}'s shape {list(weight.shape)} on {weight.device} to add "
@@ -217,7 +217,7 @@ def initialise(
     weight: torch.Tensor, bias: torch.Tensor | None, init_method: Callable[[torch.Tensor], object] | None
 ) -> None:
     """As torch.nn.Linear; with an init_method, that for weight and 0 for bias."""
-    check_kind_or_none("quire", Callable, init_method=init_method)
+    check_type_or_none("quire", Callable, init_method=init_method)
     if init_method is not None:
         with torch.no_grad():
             init_method(weight)

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import torch
 
-from quire.checks import check_kind
+from quire.checks import check_type
 
 
 def reset_streams(states: list[torch.Tensor]) -> None:
@@ -24,7 +24,7 @@ def reset_streams(states: list[torch.Tensor]) -> None:
 
 
 def _states(model: torch.nn.Module) -> dict[str, torch.Tensor]:
-    check_kind("rng_state", torch.nn.Module, model=model)
+    check_type("rng_state", torch.nn.Module, model=model)
     found = {}
     for name, module in model.named_modules():
         if hasattr(module, "sr_states"):  # ProductModule, which resets its own by this file
@@ -46,7 +46,7 @@ def set_rng_state(model: torch.nn.Module, state: Mapping[str, torch.Tensor]) -> 
     Raises ValueError, and changes nothing, unless `state` names exactly the model's layers and every
     value is an int64 tensor of shape [2].
     """
-    check_kind("set_rng_state", Mapping, state=state)
+    check_type("set_rng_state", Mapping, state=state)
     own = _states(model)
     if missing := sorted(own.keys() - state.keys()):
         raise ValueError(f"set_rng_state: the model has layers that the state has not: {', '.join(map(repr, missing))}")

@@ -8,7 +8,7 @@ import torch
 import torch.utils.checkpoint
 
 from quire.autocast import Reentered
-from quire.checks import check_kind
+from quire.checks import check_type
 from quire.delayed import RecordedScales
 
 #: Keywords that torch.utils.checkpoint.checkpoint has for itself.
@@ -27,8 +27,8 @@ def checkpoint(function: Callable[..., object], *args: object, use_reentrant: bo
     use_reentrant and further keywords are torch.utils.checkpoint's, or function's own. Within a compiled function it is
     a part of the graph.
     """
-    check_kind("quire.checkpoint", Callable, function=function)
-    check_kind("quire.checkpoint", bool, use_reentrant=use_reentrant)
+    check_type("quire.checkpoint", Callable, function=function)
+    check_type("quire.checkpoint", bool, use_reentrant=use_reentrant)
     if torch.compiler.is_compiling():  # a graph computes again what it has computed, and its scales are its inputs
         return torch.utils.checkpoint.checkpoint(function, *args, use_reentrant=False, **kwargs)
     if use_reentrant:  # PyTorch's takes no keywords of the function

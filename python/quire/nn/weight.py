@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from quire.checks import check_kind
+from quire.checks import check_type
 from quire.functional import Buffers, quantize
 from quire.recipe import Recipe, default
 from quire.tensor import QuantizedStack, QuantizedTensor
@@ -62,7 +62,7 @@ def quantized_model_init(
             "quire.recipe.from_name makes one by name"
         )
     flags = {"preserve_high_precision_init_val": preserve_high_precision_init_val, "keep_master": keep_master}
-    check_kind("quantized_model_init", bool, enabled=enabled, **flags)
+    check_type("quantized_model_init", bool, enabled=enabled, **flags)
     outer = _STATE.options
     options = _Options(recipe or default(), preserve_high_precision_init_val, keep_master) if enabled else None
     _STATE.options = options
@@ -127,7 +127,7 @@ def stored_weight(text: str, recipe: Recipe, spec: str) -> str:
 def weight_operand(
     weight: torch.Tensor, others: tuple[torch.Tensor | None, ...], recipe: Recipe
 ) -> tuple[torch.Tensor, Buffers]:
-    """w and w_buffers of linear_given, or of grouped_linear, for a weight: (weight, ()) for a plain one.
+    """w and w_buffers of linear_prequantized, or of grouped_linear, for a weight: (weight, ()) for a plain one.
 
     others: the operator's other inputs that may want a gradient. Raises RuntimeError if the weight is quantized with
     another spec than the recipe's.

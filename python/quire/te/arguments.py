@@ -5,7 +5,7 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
-from quire.checks import shown
+from quire.checks import describe
 from quire.nn.dtype import INSTEAD_OF_SPLITTING
 
 Result = TypeVar("Result")
@@ -57,7 +57,8 @@ def refuse(what: str, options: Mapping[str, object], known: Mapping[str, object]
             of_devices = name in PARALLEL or name in _PARALLEL_TOO
             remedy = f". {INSTEAD_OF_SPLITTING}" if of_devices else ""
             raise NotImplementedError(
-                f"{what}: {name}={shown(value)} is not available in this version; leave it at {known[name]!r}{remedy}"
+                f"{what}: {name}={describe(value)} is not available in this version; leave it at {known[name]!r}"
+                f"{remedy}"
             )
 
 

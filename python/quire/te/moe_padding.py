@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import torch
 
 from quire.autocast import active_recipe
-from quire.checks import check_kind, check_kind_or_none
+from quire.checks import check_type, check_type_or_none
 from quire.moe import primitives
 from quire.moe.permutation import permute_any
 from quire.te.names import get_default_recipe
@@ -18,8 +18,8 @@ class _Padding(torch.nn.Module):
     def __init__(self, num_gemms: int, align_size: int | None = None) -> None:
         super().__init__()
         what = f"quire.{type(self).__name__}"
-        check_kind(what, int, num_gemms=num_gemms)
-        check_kind_or_none(what, int, align_size=align_size)
+        check_type(what, int, num_gemms=num_gemms)
+        check_type_or_none(what, int, align_size=align_size)
         if align_size is not None and align_size < 1:
             raise ValueError(f"{what}: align_size must be at least 1, or None for that of the recipe, got {align_size}")
         self.num_gemms = num_gemms

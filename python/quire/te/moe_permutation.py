@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import torch
 
-from quire.checks import check_kind
+from quire.checks import check_type
 from quire.moe import primitives
 from quire.moe.permutation import permute_any
 from quire.te.arguments import positional
@@ -28,7 +28,7 @@ def moe_permute(
 
     inp may be a QuantizedTensor (quire.moe.permute). Raises as quire.moe.permute does, ValueError for another map_type.
     """
-    check_kind("moe_permute", torch.Tensor, routing_map=routing_map)
+    check_type("moe_permute", torch.Tensor, routing_map=routing_map)
     if _is_mask(map_type, "moe_permute"):
         row_map = _rows_of_mask(routing_map)
         return permute_any(inp, row_map, num_out_tokens), row_map
@@ -50,7 +50,7 @@ def moe_permute_with_probs(
 
     A row whose prob is 0 is 0: a routing_map may be padded by experts that a token does not want.
     """
-    check_kind("moe_permute_with_probs", torch.Tensor, probs=probs, routing_map=routing_map)
+    check_type("moe_permute_with_probs", torch.Tensor, probs=probs, routing_map=routing_map)
     row_map = _rows_of_mask(routing_map)
     return (*_permute_with_probs(inp, probs, row_map, num_out_tokens), row_map)
 
@@ -71,7 +71,7 @@ def moe_permute_and_pad_with_probs(
         enough, fewer than needed raise. None: as many as there are, which has to be read from the device. So a graph
         refuses it: no bound is taken instead, since a routing_map does not say k, and T * E rows are many too many.
     """
-    check_kind("moe_permute_and_pad_with_probs", torch.Tensor, probs=probs, tokens_per_expert=tokens_per_expert)
+    check_type("moe_permute_and_pad_with_probs", torch.Tensor, probs=probs, tokens_per_expert=tokens_per_expert)
     if align_size <= 0:
         raise ValueError(f"moe_permute_and_pad_with_probs: align_size must be positive, got {align_size}")
     tokens = tokens_per_expert.to(inp.device, torch.int64)
@@ -107,7 +107,7 @@ def moe_unpermute(
     restore_shape: [T, K], which the row_id_map knows; one that differs raises. probs: merging_probs' older name.
     pad_offsets: what moe_permute_and_pad_with_probs() returned.
     """
-    check_kind("moe_unpermute", torch.Tensor, row_id_map=row_id_map)
+    check_type("moe_unpermute", torch.Tensor, row_id_map=row_id_map)
     if probs is not None:
         if merging_probs is not None:
             raise ValueError("moe_unpermute: probs is the older name of merging_probs; pass merging_probs alone")
@@ -136,7 +136,7 @@ def moe_sort_chunks_by_index_with_probs(
     inp: torch.Tensor, probs: torch.Tensor, split_sizes: torch.Tensor, sorted_index: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """moe_sort_chunks_by_index() of inp and of probs [T]."""
-    check_kind("moe_sort_chunks_by_index_with_probs", torch.Tensor, probs=probs)
+    check_type("moe_sort_chunks_by_index_with_probs", torch.Tensor, probs=probs)
     rows = inp.shape[0]
     row_map = primitives.chunk_rows(split_sizes, sorted_index, 1, rows)
     return permute_any(inp, row_map, rows), primitives.permute_rows(probs[:, None], row_map, rows)[:, 0]

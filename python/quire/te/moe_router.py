@@ -4,7 +4,7 @@ import enum
 
 import torch
 
-from quire.checks import check_kind
+from quire.checks import check_type
 from quire.moe import primitives, routing
 from quire.te.arguments import positional
 
@@ -81,7 +81,7 @@ def fused_compute_score_for_moe_aux_loss(
     routing_map_format: str | int = RoutingMapFormat.BYTEMAP,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(routing_map of the topk best scores, scores float32 [*, E] of sum 1, differentiable in logits)."""
-    check_kind("fused_compute_score_for_moe_aux_loss", torch.Tensor, logits=logits)
+    check_type("fused_compute_score_for_moe_aux_loss", torch.Tensor, logits=logits)
     _, ids = primitives.route(logits.detach(), None, f"{score_function}:topk={topk}")
     routing_map = _routing_map(ids, logits.shape[-1], routing_map_format)
     return routing_map, routing.scores(logits, score_function)
@@ -99,8 +99,8 @@ def fused_moe_aux_loss(
 ) -> torch.Tensor:
     """coeff * num_experts / (topk * total_num_tokens^2) * sum(probs.sum(0) * tokens_per_expert), a scalar in the dtype
     of probs [T, n * num_experts]; total_num_tokens may be a tensor. n > 1: a loss per sequence, summed."""
-    check_kind("fused_moe_aux_loss", torch.Tensor, probs=probs, tokens_per_expert=tokens_per_expert)
-    check_kind("fused_moe_aux_loss", int, num_experts=num_experts)
+    check_type("fused_moe_aux_loss", torch.Tensor, probs=probs, tokens_per_expert=tokens_per_expert)
+    check_type("fused_moe_aux_loss", int, num_experts=num_experts)
     if probs.dim() != 2 or num_experts < 1 or probs.shape[1] % num_experts:
         raise ValueError(
             f"fused_moe_aux_loss: probs must be [T, n * num_experts] for num_experts = {num_experts}, "

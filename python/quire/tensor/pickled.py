@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from quire.checks import check_dense, shown
+from quire.checks import check_dense, describe
 from quire.tensor.buffers import BUFFER_NAMES
 from quire.tensor.proto import TensorProto, check_buffers
 from quire.tensor.spec import QuantSpec
@@ -73,7 +73,7 @@ def _check_kinds(flags: object, text: object, shape: object, tensors: object) ->
     }
     for rule, holds in rules.items():
         if not holds:
-            got = ", ".join(shown(value) for value in (flags, text, shape, tensors))
+            got = ", ".join(describe(value) for value in (flags, text, shape, tensors))
             raise TypeError(f"{_WHAT}: {rule}, got ({got}); {_REMEDY}")
     check_dense(_WHAT, **{name: t for name, t in zip(STORED_NAMES, tensors, strict=False) if t is not None})
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from quire.checks import check_dense, check_kind
+from quire.checks import check_dense, check_type
 from quire.tensor.buffers import DTYPES, named_buffers
 from quire.tensor.making import CLASSES, from_results
 from quire.tensor.spec import QuantSpec
@@ -91,7 +91,7 @@ def check_buffers(what: str, given: Mapping[str, torch.Tensor], proto: TensorPro
     """Raises ValueError unless the buffers are exactly those of the description, contiguous, on one device; what: the
     operation, named in the error."""
     expected = proto.buffers()
-    check_kind(what, torch.Tensor, **given)
+    check_type(what, torch.Tensor, **given)
     check_dense(what, **given)
     for name in {**expected, **given}:
         where = f"{what}: {name} of {proto.spec.text} for shape {list(proto.shape)}"

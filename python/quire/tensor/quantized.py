@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from quire.checks import check_kind, check_kind_or_none, shown
+from quire.checks import check_type, check_type_or_none, describe
 from quire.tensor.buffers import BUFFER_NAMES, DTYPES, named_buffers
 from quire.tensor.decoded import Decoded
 from quire.tensor.directions import other_direction
@@ -99,7 +99,7 @@ class QuantizedTensor(Written, Memory, InitialValues, Pickled, torch.Tensor):
         Raises ValueError unless they are exactly those of TensorProto: names, dtypes, shapes, contiguous, on one
         device."""
         what = f"{cls.__name__}.from_buffers"
-        check_kind(what, Mapping, buffers=buffers)
+        check_type(what, Mapping, buffers=buffers)
         given = {name: tensor for name, tensor in buffers.items() if tensor is not None}
         directions = {"rowwise": "rowwise_data" in given, "columnwise": "columnwise_data" in given}
         proto = TensorProto(tuple(shape), dtype, QuantSpec(spec), stacked=cls.stacked, **directions)
@@ -120,7 +120,7 @@ class QuantizedTensor(Written, Memory, InitialValues, Pickled, torch.Tensor):
         if not isinstance(tensor, QuantizedTensor) or dtype not in (None, *DTYPES):
             raise TypeError(
                 "QuantizedTensor.make_like: expected a QuantizedTensor, and a dtype of float32, float16 or bfloat16; "
-                f"got {shown(tensor)} and {dtype}"
+                f"got {describe(tensor)} and {dtype}"
             )
         if shape is not None and tuple(shape) != tuple(tensor.shape):
             raise ValueError(
@@ -276,7 +276,7 @@ class QuantizedTensor(Written, Memory, InitialValues, Pickled, torch.Tensor):
         `master`, or else, with requantize=True, from the decoded values, a second rounding. Raises ValueError, with
         nothing changed, where neither is possible or no direction would be left.
         """
-        check_kind_or_none("QuantizedTensor.update_usage", bool, rowwise=rowwise, columnwise=columnwise)
+        check_type_or_none("QuantizedTensor.update_usage", bool, rowwise=rowwise, columnwise=columnwise)
         proto = self.proto.update_usage(rowwise, columnwise)
         asked = {"rowwise": proto.rowwise, "columnwise": proto.columnwise}
         added: Buffers = {}

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from quire.checks import shown
+from quire.checks import describe
 from quire.tensor.making import CLASSES, spec_of
 from quire.tensor.quantized import Buffers, QuantizedTensor
 
@@ -29,7 +29,7 @@ class QuantizedStack(QuantizedTensor):
         all are matrices of one spec, shape and dtype that store the same."""
         plain = [part for part in parts if not isinstance(part, QuantizedTensor)]
         if plain:
-            raise TypeError(f"QuantizedStack.of: parts must be QuantizedTensors, got {shown(plain[0])}; quantize it")
+            raise TypeError(f"QuantizedStack.of: parts must be QuantizedTensors, got {describe(plain[0])}; quantize it")
 
         def kind(part: QuantizedTensor) -> tuple[Any, ...]:
             stored = tuple([name for name, tensor in part.named().items() if tensor is not None])
@@ -38,7 +38,7 @@ class QuantizedStack(QuantizedTensor):
         if not parts or parts[0].dim() != 2 or any(kind(part) != kind(parts[0]) for part in parts):
             raise ValueError(
                 "QuantizedStack.of: expected matrices of one spec, shape and dtype that store the same, got "
-                f"{[shown(part) for part in parts]}; quantize all alike"
+                f"{[describe(part) for part in parts]}; quantize all alike"
             )
         first = parts[0]
         each = [part.named() for part in parts]

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from quire.checks import check_dense, check_kind, signed64
+from quire.checks import check_dense, check_type, signed64
 from quire.tensor.buffers import DTYPES, named_buffers
 
 
@@ -20,7 +20,7 @@ class Written:
         ValueError, with nothing changed, for another shape and for a spec that rounds stochastically if there is no
         seed.
         """
-        check_kind("QuantizedTensor.quantize_", torch.Tensor, values=values)
+        check_type("QuantizedTensor.quantize_", torch.Tensor, values=values)
         check_dense("QuantizedTensor.quantize_", values=values)
         if values.is_complex() or (values.is_meta and not self.is_meta):
             raise TypeError(

@@ -17,8 +17,8 @@ void run_producer(Problem problem, const Context& context) {
     memory.resize(static_cast<size_t>(y.rows * y.cols * size_of(y.dtype)));
     y = {memory.data(), y.dtype, y.rows, y.cols, y.cols};
   }
-  problem.out.rowwise = problem.out.rowwise.marked();
-  problem.out.columnwise = problem.out.columnwise.marked();
+  problem.out.rowwise = problem.out.rowwise.with_sentinel_data();
+  problem.out.columnwise = problem.out.columnwise.with_sentinel_data();
   run_checked(problem, context);
 }
 

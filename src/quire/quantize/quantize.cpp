@@ -11,8 +11,8 @@ namespace quire {
 void quantize(const QuantizeProblem& problem, const Context& context) {
   check_problem(problem);
   QuantizeProblem p = problem;
-  p.rowwise = p.rowwise.marked();
-  p.columnwise = p.columnwise.marked();
+  p.rowwise = p.rowwise.with_sentinel_data();
+  p.columnwise = p.columnwise.with_sentinel_data();
   run_checked(p, context);
 }
 

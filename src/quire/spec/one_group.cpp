@@ -26,7 +26,7 @@ struct OneSide {
       if (side.room[i] != wanted[i])
         fail(what, ": ", kBufferNames[first_buffer(direction) + i], " of ", spec.to_string(), " for [", rows, ", ",
              cols, "] must hold ", wanted[i], " elements, got ", side.room[i]);
-    return side.flat.marked();
+    return side.flat.with_sentinel_data();
   }
 };
 

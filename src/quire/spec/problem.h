@@ -21,7 +21,7 @@ struct Side {
 
   /// A side of an empty tensor has no codes and may have no memory for them, but its scale and amax are still written:
   /// the same side, with data that is not null if anything is there.
-  Side marked() const { return {data ? data : scale ? scale : amax, scale, amax}; }
+  Side with_sentinel_data() const { return {data ? data : scale ? scale : amax, scale, amax}; }
 };
 
 /// Where stochastic rounding takes its bits (numerics.md 0.11): Philox of seed and offset. The offsets of the two

@@ -50,7 +50,7 @@ LinearFwd::Args inner(const GroupedLinear::Args& a, int64_t save) {
 Backward mode_of(const OptionalRecipeText& recipe) { return *recipe ? (*recipe)->backward : Backward::high_precision; }
 
 /// The half of x's given buffers that backward reads; an absent amax is `none`.
-Three saved_half(const OptionalTensors& x_buffers, Direction direction, const at::Tensor& none) {
+DirectionBuffers saved_buffers(const OptionalTensors& x_buffers, Direction direction, const at::Tensor& none) {
   const size_t first = quire::first_buffer(direction);
   quire::check(x_buffers.size() == 6 && x_buffers[first] && x_buffers[first + 1], "linear: x is given without ",
                quire::kBufferNames[first], ", which the gradient of w needs; quantize it in both directions");
@@ -58,7 +58,7 @@ Three saved_half(const OptionalTensors& x_buffers, Direction direction, const at
 }
 
 /// The same of w's, six for each group or six of all.
-op::OptionalTensorList saved_halves(op::OptionalTensorList w_buffers, Direction direction) {
+op::OptionalTensorList saved_buffers_of_w(op::OptionalTensorList w_buffers, Direction direction) {
   const size_t first = quire::first_buffer(direction);
   for (size_t i = 0; i < w_buffers.size(); ++i) {
     quire::check(i % 6 != first || w_buffers[i], "linear: w",
@@ -70,7 +70,7 @@ op::OptionalTensorList saved_halves(op::OptionalTensorList w_buffers, Direction 
 }
 
 /// The flat buffers that forward returned, among six.
-op::OptionalTensorList among_six(const Three& three, Direction direction) {
+op::OptionalTensorList as_six_buffers(const DirectionBuffers& three, Direction direction) {
   op::OptionalTensorList six(6);
   std::copy(three.begin(), three.end(), six.begin() + static_cast<ptrdiff_t>(quire::first_buffer(direction)));
   return six;
@@ -192,7 +192,7 @@ void check_forward(const GroupedLinear::Args& a, op::Needs need) {
 
 RecipeText recipe_of(const GroupedLinear::Saved& s) { return RecipeText::parse(s.recipe.text()); }
 
-bool goes_elsewhere(const GroupedLinear::Saved& s) {
+bool external_wgrad(const GroupedLinear::Saved& s) {
   return !s.main_grad.tensors.empty() || s.wgrad_stash.tensor.defined();
 }
 
@@ -209,8 +209,8 @@ void keep_for_later(const GroupedLinear::Saved& s, op::TensorList operands, c10:
 }
 
 /// The gradient of w elsewhere than in linear_bwd, of the columnwise dy which that returned.
-void weight_gradient(const GroupedLinear::Saved& s, const RecipeText& recipe, const Three& dy, const Three& x,
-                     c10::SymInt tokens) {
+void weight_gradient(const GroupedLinear::Saved& s, const RecipeText& recipe, const DirectionBuffers& dy,
+                     const DirectionBuffers& x, c10::SymInt tokens) {
   if (s.wgrad_stash.tensor.defined()) {
     keep_for_later(s, {dy[0], dy[1], dy[2], x[0], x[1], x[2]}, std::move(tokens));
   } else {
@@ -228,13 +228,14 @@ at::Tensor delivered(const GroupedLinear::Saved& s, const at::Tensor& dy) {
 }
 
 /// x columnwise, which forward kept, or x itself to be quantized now.
-Three columnwise_x(const GroupedLinear::Saved& s, const RecipeText& recipe, bool needed) {
+DirectionBuffers columnwise_x(const GroupedLinear::Saved& s, const RecipeText& recipe, bool needed) {
   if (!needed || recipe->backward != Backward::requantized) return {s.x_data, s.x_scale, s.x_amax};
   return op::call<GroupedQuantize>(
       {.x = s.x_data, .offsets = s.offsets, .spec = text_of(recipe->x), .columnwise = true});
 }
 
-at::Tensor decode(const GroupedLinear::Saved& s, const Three& q, const quire::QuantSpec& spec, const at::Tensor& like) {
+at::Tensor decode(const GroupedLinear::Saved& s, const DirectionBuffers& q, const quire::QuantSpec& spec,
+                  const at::Tensor& like) {
   auto shape = like.sym_sizes().vec();
   shape.back() = s.in_features;
   return op::call<GroupedDequantize>({.data = q[0],
@@ -251,7 +252,7 @@ at::Tensor rounded_dx(const GroupedLinear::Saved& s, const quire::QuantSpec& spe
   const c10::SymInt groups = groups_of(s.offsets);
   std::optional<at::Tensor> scale;
   if (s.bwd_scale.defined()) scale = s.bwd_scale.narrow_symint(0, groups, groups);
-  const Three q = op::call<GroupedQuantize>(
+  const DirectionBuffers q = op::call<GroupedQuantize>(
       {.x = dx, .offsets = s.offsets, .spec = text_of(spec), .columnwise = false, .scale = scale});
   if (scale && s.bwd_amax.tensor.defined()) op::call<AmaxMax>({{s.bwd_amax.tensor}, q[2], 1});
   return decode(s, q, spec, dx);
@@ -261,9 +262,9 @@ op::Tensors<3> quantized_backward(const GroupedLinear::Saved& s, const at::Tenso
   const RecipeText recipe = recipe_of(s);
   const bool quantizes = need[kX] || need[kW];
   const bool stochastic = recipe->dy.stochastic && s.sr_state.tensor.defined();
-  const bool apart = need[kW] && goes_elsewhere(s);
+  const bool external = need[kW] && external_wgrad(s);
   const auto scale = quantizes && s.bwd_scale.defined() ? std::optional(s.bwd_scale) : std::nullopt;
-  const Three x = columnwise_x(s, recipe, need[kW]);
+  const DirectionBuffers x = columnwise_x(s, recipe, need[kW]);
   auto g = op::call<LinearBwd>({.dy = dy,
                                 .offsets = s.offsets,
                                 .x_data = x[0],
@@ -273,14 +274,14 @@ op::Tensors<3> quantized_backward(const GroupedLinear::Saved& s, const at::Tenso
                                 .in_features = s.in_features,
                                 .recipe = recipe,
                                 .dtype = s.dtype,
-                                .needs = needed_gradients(need, apart),
+                                .needs = needed_gradients(need, external),
                                 .sr_state = stochastic ? std::optional(s.sr_state.tensor) : std::nullopt,
                                 .bwd_scale = scale});
   if (stochastic) op::call<SrAdvance>({.sr_state = {s.sr_state.tensor}});
   if (scale && s.bwd_amax.tensor.defined()) op::call<AmaxMax>({{s.bwd_amax.tensor}, g[5], 0});
-  if (apart) weight_gradient(s, recipe, {g[3], g[4], g[5]}, x, tokens_of(dy));
+  if (external) weight_gradient(s, recipe, {g[3], g[4], g[5]}, x, tokens_of(dy));
   if (need[kX] && recipe->dx) g[0] = rounded_dx(s, *recipe->dx, g[0]);
-  return {g[0], apart ? delivered(s, dy) : g[1], g[2]};
+  return {g[0], external ? delivered(s, dy) : g[1], g[2]};
 }
 
 /// x as a backward pass multiplies it that does not multiply codes.
@@ -290,24 +291,25 @@ at::Tensor plain_x(const GroupedLinear::Saved& s, const at::Tensor& dy) {
 }
 
 /// Gradients as products of plain tensors (numerics.md 6.8).
-op::Tensors<3> plain_backward(const GroupedLinear::Saved& s, const at::Tensor& dy, op::Needs need) {
+op::Tensors<3> unquantized_backward(const GroupedLinear::Saved& s, const at::Tensor& dy, op::Needs need) {
   const at::Tensor x = need[kW] ? plain_x(s, dy) : dy.new_empty({0});
-  const bool apart = need[kW] && goes_elsewhere(s), later = apart && s.wgrad_stash.tensor.defined();
-  op::Tensors<3> g = op::call<LinearPlainBwd>({.dy = dy,
-                                               .offsets = s.offsets,
-                                               .x = x,
-                                               .w = s.w,
-                                               .w_buffers = s.w_buffers,
-                                               .in_features = s.in_features,
-                                               .recipe = s.recipe,
-                                               .dtype = s.dtype,
-                                               .needs = needed_gradients(need) & (later ? ~kNeedsW : ~int64_t{0})});
+  const bool external = need[kW] && external_wgrad(s), later = external && s.wgrad_stash.tensor.defined();
+  op::Tensors<3> g =
+      op::call<LinearUnquantizedBwd>({.dy = dy,
+                                      .offsets = s.offsets,
+                                      .x = x,
+                                      .w = s.w,
+                                      .w_buffers = s.w_buffers,
+                                      .in_features = s.in_features,
+                                      .recipe = s.recipe,
+                                      .dtype = s.dtype,
+                                      .needs = needed_gradients(need) & (later ? ~kNeedsW : ~int64_t{0})});
   if (later) {
     keep_for_later(s, {dy.to(s.dtype), x.to(s.dtype)}, tokens_of(dy));
-  } else if (apart) {
+  } else if (external) {
     call_into<Accumulate>(s.main_grad.tensors, g[1], s.overwrite_main_grad);
   }
-  if (apart) g[1] = delivered(s, dy);
+  if (external) g[1] = delivered(s, dy);
   return g;
 }
 
@@ -329,9 +331,9 @@ std::pair<op::Tensors<3>, GroupedLinear::Saved> GroupedLinear::forward(const Arg
              codes_of_w = mode != Backward::high_precision || only_codes;
   const auto r =
       op::call<LinearFwd>(inner(a, (keep_x && codes_of_x ? kSaveX : 0) | (keep_w && codes_of_w ? kSaveW : 0)));
-  Three x{r[1], r[2], r[3]};
+  DirectionBuffers x{r[1], r[2], r[3]};
   if (keep_x && !codes_of_x) x = {a.x, r[2], r[3]};
-  if (keep_x && codes_of_x && !a.x_buffers.empty()) x = saved_half(a.x_buffers, saved_direction(**a.recipe), r[3]);
+  if (keep_x && codes_of_x && !a.x_buffers.empty()) x = saved_buffers(a.x_buffers, saved_direction(**a.recipe), r[3]);
   const Direction direction_of_w = from_codes(mode) ? Direction::columnwise : Direction::rowwise;
   copy_result(a.out.value.value_or(at::Tensor()), r[0]);
   return {{r[0], r[3], r[6]},
@@ -342,8 +344,8 @@ std::pair<op::Tensors<3>, GroupedLinear::Saved> GroupedLinear::forward(const Arg
            .bwd_scale = a.bwd_scale ? a.bwd_scale->clone() : at::Tensor(),
            .w = keep_w && !codes_of_w ? a.w.tensors : op::TensorList(),
            .w_buffers = !keep_w || !codes_of_w ? op::OptionalTensorList()
-                        : a.w_buffers.empty()  ? among_six({r[4], r[5], r[6]}, direction_of_w)
-                                               : saved_halves(a.w_buffers, direction_of_w),
+                        : a.w_buffers.empty()  ? as_six_buffers({r[4], r[5], r[6]}, direction_of_w)
+                                               : saved_buffers_of_w(a.w_buffers, direction_of_w),
            .sr_state = {a.sr_state.value_or(at::Tensor())},
            .bwd_amax = {a.bwd_amax.value_or(at::Tensor())},
            .wgrad_stash = {a.wgrad_stash.value_or(at::Tensor())},
@@ -360,7 +362,8 @@ std::pair<op::Tensors<3>, GroupedLinear::Saved> GroupedLinear::forward(const Arg
 
 op::Tensors<3> GroupedLinear::gradients(const Saved& s, const at::Tensor& dy, op::Needs need) {
   check_backward(s, dy);
-  op::Tensors<3> g = from_codes(mode_of(s.recipe)) ? quantized_backward(s, dy, need) : plain_backward(s, dy, need);
+  op::Tensors<3> g =
+      from_codes(mode_of(s.recipe)) ? quantized_backward(s, dy, need) : unquantized_backward(s, dy, need);
   if (need[kX]) copy_result(s.dgrad_out.tensor, g[0]);
   return g;
 }

@@ -10,7 +10,8 @@ namespace {
 const float* given_amax(const GroupedQuantize::Args& a, const quire::GroupSizes<int64_t>& sizes) {
   if (!a.amax) return nullptr;
   const int64_t count = quire::grouped_amax_count(*a.spec, sizes, a.direction());
-  quire::check(a.amax->scalar_type() == at::kFloat && a.amax->numel() == count && a.amax->is_contiguous() && count > 0,
+  const bool has_amax = quire::amax_count<int64_t>(*a.spec, 1) > 0;
+  quire::check(a.amax->scalar_type() == at::kFloat && a.amax->numel() == count && a.amax->is_contiguous() && has_amax,
                "grouped_quantize: given_amax of ", a.spec->to_string(), " must be what quire::grouped_amax returns, ",
                "contiguous float32 [", count, "], got ", a.amax->scalar_type(), " ", a.amax->sizes());
   return a.amax->const_data_ptr<float>();

@@ -68,7 +68,8 @@ class MutableMatrixList {
   c10::SmallVector<quire::MutableMatrix, 1> matrices_;
 };
 
-/// Three flat results with room for the buffers of one direction of all groups, however their tokens are divided.
+/// DirectionBuffers flat results with room for the buffers of one direction of all groups, however their tokens are
+/// divided.
 template <class Int>
 std::array<op::Result<Int>, 3> grouped_results(const quire::QuantSpec& spec, const quire::GroupSizes<Int>& sizes,
                                                quire::Direction direction, bool wanted) {
@@ -153,8 +154,8 @@ struct GroupedRole {
   quire::Randomness random{};    ///< group e draws with seed + e (numerics.md 0.19)
   const float* scale = nullptr;  ///< of delayed scaling, one a group
   const float* amax = nullptr;   ///< given, of the one direction that is wanted
-  /// Three results of the operator: the side of the direction that is kept, where the other is allocated; and the
-  /// amaxes if there are scales.
+  /// DirectionBuffers results of the operator: the side of the direction that is kept, where the other is allocated;
+  /// and the amaxes if there are scales.
   std::span<at::Tensor> results{};
   std::optional<quire::Direction> kept{};
   quire::RowGroups only{};  ///< as in GroupedQuantizeProblem

@@ -15,7 +15,7 @@ GroupedLinear::Args one_group(const Linear::Args& a) {
           .dtype = a.dtype,
           .sr_state = a.sr_state};
 }
-GroupedLinear::Args one_group(const LinearGiven::Args& a) {
+GroupedLinear::Args one_group(const LinearPrequantized::Args& a) {
   GroupedLinear::Args one = one_group({a.x, a.w, a.bias, a.recipe, a.dtype, a.sr_state});
   one.x_buffers = a.x_buffers;
   one.w_buffers = a.w_buffers;
@@ -45,7 +45,7 @@ op::Tensors<1> Linear::inference(const Args& a) {
                   .save = 0});
 }
 
-op::Tensors<1> LinearGiven::inference(const Args& a) {
+op::Tensors<1> LinearPrequantized::inference(const Args& a) {
   check_agreement(a.x, a.w);
   return product({.x = a.x,
                   .w = a.w_buffers.empty() || a.w_fingerprint ? op::TensorList{a.w} : op::TensorList(),
@@ -63,7 +63,7 @@ op::Tensors<1> LinearGiven::inference(const Args& a) {
 std::pair<op::Tensors<1>, Linear::Saved> Linear::forward(const Args& a, op::Needs need) {
   return y_and_saved(one_group(a), need);
 }
-std::pair<op::Tensors<1>, LinearGiven::Saved> LinearGiven::forward(const Args& a, op::Needs need) {
+std::pair<op::Tensors<1>, LinearPrequantized::Saved> LinearPrequantized::forward(const Args& a, op::Needs need) {
   return y_and_saved(one_group(a), need);
 }
 
@@ -71,7 +71,7 @@ op::Tensors<4> Linear::backward(const Saved& s, const op::Tensors<1>& dy, op::Ne
   auto [dx, dw, dbias] = GroupedLinear::gradients(s, dy[0], need);
   return {std::move(dx), std::move(dw), std::move(dbias), {}};
 }
-op::Tensors<5> LinearGiven::backward(const Saved& s, const op::Tensors<1>& dy, op::Needs need) {
+op::Tensors<5> LinearPrequantized::backward(const Saved& s, const op::Tensors<1>& dy, op::Needs need) {
   auto [dx, dw, dbias] = GroupedLinear::gradients(s, dy[0], need);
   return {std::move(dx), std::move(dw), std::move(dbias), {}, {}};
 }

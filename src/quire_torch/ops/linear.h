@@ -1,6 +1,6 @@
 // quire::linear, the operator that users, export and AOTInductor see: y = x w^T + bias under a recipe. And
-// quire::linear_given, the same of operands that are given quantized. Both compute quire::grouped_linear of one group;
-// they are quicker to call and shorter to read in a graph.
+// quire::linear_prequantized, the same of operands that are given quantized. Both compute quire::grouped_linear of one
+// group; they are quicker to call and shorter to read in a graph.
 #pragma once
 
 #include <utility>
@@ -36,8 +36,8 @@ struct Linear : OpBase {
 /// x_buffers, w_buffers: the operand is given already quantized, as six buffers (columnwise ones are needed for the
 /// gradient of the other operand); its tensor then tells shape and dtype and receives the gradient, and is not read.
 /// w_fingerprint: of w when w_buffers were made; throws where w has changed since.
-struct LinearGiven : OpBase {
-  static constexpr const char* kName = "linear_given";
+struct LinearPrequantized : OpBase {
+  static constexpr const char* kName = "linear_prequantized";
   struct Args {
     at::Tensor x, w;
     op::OptionalTensor bias;

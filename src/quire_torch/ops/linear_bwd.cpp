@@ -75,15 +75,15 @@ void LinearBwd::run(const Args& a, op::Tensors<6>& out, const quire::Context& co
   if (a.needs & kNeedsBias) sum_dy(a.dy, groups, out[2], context);
 }
 
-void LinearPlainBwd::run(const Args& a, op::Tensors<3>& out, const quire::Context& context) {
-  const MatrixView dy(a.dy, "linear_plain_bwd: dy");
+void LinearUnquantizedBwd::run(const Args& a, op::Tensors<3>& out, const quire::Context& context) {
+  const MatrixView dy(a.dy, "linear_unquantized_bwd: dy");
   const int64_t n = dy.matrix().cols, k = op::as<int64_t>(a.in_features);
-  const GroupsView groups(a.offsets, dy.matrix().rows, "linear_plain_bwd");
+  const GroupsView groups(a.offsets, dy.matrix().rows, "linear_unquantized_bwd");
   std::optional<MatrixView> x;
   if (a.needs & kNeedsW) {
-    x.emplace(a.x, "linear_plain_bwd: x");
+    x.emplace(a.x, "linear_unquantized_bwd: x");
     quire::check(x->matrix().rows == dy.matrix().rows && x->matrix().cols == k,
-                 "linear_plain_bwd: x must have dy's rows and in_features columns, [", dy.matrix().rows, ", ", k,
+                 "linear_unquantized_bwd: x must have dy's rows and in_features columns, [", dy.matrix().rows, ", ", k,
                  "]; got [", x->matrix().rows, ", ", x->matrix().cols, "]");
   }
   if (a.needs & kNeedsX) {
@@ -92,11 +92,11 @@ void LinearPlainBwd::run(const Args& a, op::Tensors<3>& out, const quire::Contex
     if (a.w.empty()) {
       const GivenOperand w(a.w_buffers,
                            GivenGroups::matrices((*a.recipe)->w, Direction::rowwise, groups.count(), {n, k}),
-                           "linear_plain_bwd: w");
+                           "linear_unquantized_bwd: w");
       dx.codes = w;
       quire::grouped_matmul(dx, context);
     } else {
-      const MatrixList w(a.w, groups.count(), "linear_plain_bwd: w");
+      const MatrixList w(a.w, groups.count(), "linear_unquantized_bwd: w");
       dx.b.each = w;
       quire::grouped_matmul(dx, context);
     }

@@ -13,9 +13,9 @@ inline constexpr int64_t kNeedsX = 1, kNeedsW = 2, kNeedsBias = 4, kKeepsDy = 8;
 /// Positions of x, w and bias among the tensors of an outer operator, for op::Needs and for the order of gradients.
 enum Input : size_t { kX, kW, kBias };
 
-/// `needs` of an inner backward operator. apart: the gradient of w is computed elsewhere, of columnwise dy.
-inline int64_t needed_gradients(op::Needs need, bool apart = false) {
-  return (need[kX] ? kNeedsX : 0) | (!need[kW] ? 0 : apart ? kKeepsDy : kNeedsW) | (need[kBias] ? kNeedsBias : 0);
+/// `needs` of an inner backward operator. external: the gradient of w is computed elsewhere, of columnwise dy.
+inline int64_t needed_gradients(op::Needs need, bool external = false) {
+  return (need[kX] ? kNeedsX : 0) | (!need[kW] ? 0 : external ? kKeepsDy : kNeedsW) | (need[kBias] ? kNeedsBias : 0);
 }
 
 /// Whether backward multiplies codes, of dy too, rather than values.
@@ -32,7 +32,7 @@ inline void check_needs(int64_t needs, const char* op) {
 inline SpecText text_of(const quire::QuantSpec& spec) { return SpecText::parse(spec.to_string()); }
 
 /// Data, scale and amax of one direction.
-using Three = std::array<at::Tensor, 3>;
+using DirectionBuffers = std::array<at::Tensor, 3>;
 
 /// A gradient among the results of a backward operator; absent where it is not needed.
 template <class Int>
@@ -116,8 +116,8 @@ struct LinearBwd : OpBase {
 /// The same gradients as products of plain x and w, in `dtype`: what a layer without a recipe computes, and
 /// backward_override asks for (numerics.md 6.8). x [*, K], read for dw. w: E matrices, or one [E, N, K]; or none, and
 /// its rowwise codes under `recipe` in w_buffers.
-struct LinearPlainBwd : OpBase {
-  static constexpr const char* kName = "linear_plain_bwd";
+struct LinearUnquantizedBwd : OpBase {
+  static constexpr const char* kName = "linear_unquantized_bwd";
   static constexpr const char* kNotDifferentiable = LinearBwd::kNotDifferentiable;
   struct Args {
     at::Tensor dy;
@@ -143,14 +143,15 @@ struct LinearPlainBwd : OpBase {
 
   template <class Int>
   static std::array<op::Result<Int>, 3> results(const Args& a) {
-    check_input(a.dy, "linear_plain_bwd: dy");
-    check_needs(a.needs, "linear_plain_bwd");
-    const auto gradients = gradient_results<Int>(a, "linear_plain_bwd");
+    check_input(a.dy, "linear_unquantized_bwd: dy");
+    check_needs(a.needs, "linear_unquantized_bwd");
+    const auto gradients = gradient_results<Int>(a, "linear_unquantized_bwd");
     if ((a.needs & kNeedsX) && a.w.empty())
-      quire::check(a.recipe->has_value(), "linear_plain_bwd: w is absent; pass it, or its codes and a recipe");
+      quire::check(a.recipe->has_value(), "linear_unquantized_bwd: w is absent; pass it, or its codes and a recipe");
     else if (a.needs & kNeedsX)
-      check_list<Int>(a.w, group_count(a.offsets, a.dy, "linear_plain_bwd"),
-                      {op::size<Int>(a.dy, -1), op::as<Int>(a.in_features)}, "linear_plain_bwd: w", a.dy.device());
+      check_list<Int>(a.w, group_count(a.offsets, a.dy, "linear_unquantized_bwd"),
+                      {op::size<Int>(a.dy, -1), op::as<Int>(a.in_features)}, "linear_unquantized_bwd: w",
+                      a.dy.device());
     return gradients;
   }
   static void run(const Args& a, op::Tensors<3>& out, const quire::Context& context);

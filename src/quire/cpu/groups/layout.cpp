@@ -88,7 +88,7 @@ std::vector<Side> sides_of(const GroupedSide& side, const GroupedLayout& layout)
   sides.reserve(layout.ends.size());
   for (size_t e = 0; e < layout.ends.size(); ++e) {
     // A side is present by its codes, also where there are none.
-    sides.push_back(Side{next[0], next[1], reinterpret_cast<float*>(next[2])}.marked());
+    sides.push_back(Side{next[0], next[1], reinterpret_cast<float*>(next[2])}.with_sentinel_data());
     const BufferCounts<int64_t>& counts = counts_of(e);
     for (size_t i = 0; i < 3; ++i) {
       all[i] += counts[i];
