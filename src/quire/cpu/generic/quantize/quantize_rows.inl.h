@@ -22,8 +22,8 @@ struct Job {
   int64_t scale_at(int64_t line, int64_t block) const {
     return scale_index({spec(), direction, outer, blocks}, line, block);
   }
-  /// The byte of code l of a line.
-  uint8_t* code_at(int64_t line, int64_t l) const {
+  /// The byte of code l of a line. Left out of line, data_index made columns of mxfp8 a tenth slower (AVX2).
+  [[gnu::flatten]] uint8_t* code_at(int64_t line, int64_t l) const {
     const int64_t at = data_index({spec(), direction, outer, contraction}, line, l);
     return static_cast<uint8_t*>(side.data) + (spec().packed() ? at / 2 : at);
   }
