@@ -193,6 +193,25 @@ def test_a_spec_for_dx_rounds_it():
     assert torch.equal(rounded, quire.quantize(plain, "fp8_row:e5m2").dequantize())
 
 
+def test_dx_is_not_rounded_under_the_scale_of_dy():
+    x, w, dy = torch.randn(5, 64, requires_grad=True), torch.randn(40, 64), torch.randn(5, 40)
+    state = {"fwd_scale": torch.ones(3), "bwd_scale": torch.tensor([2.0, 0.37])}
+    (plain,) = torch.autograd.grad(linear(x, w, None, DELAYED, torch.float32, **state), x, dy)
+    state["bwd_amax"] = torch.zeros(2)
+    y = linear(x, w, None, f"{DELAYED},dx=fp8_tensor:e5m2", torch.float32, **state)
+    (rounded,) = torch.autograd.grad(y, x, dy)
+    expected = quire.quantize(plain, "fp8_tensor:e5m2", scale=state["bwd_scale"][1:]).dequantize()
+    assert torch.equal(rounded, expected) and not torch.equal(rounded, plain)
+    assert state["bwd_amax"].tolist() == [dy.abs().max(), plain.abs().max()]
+
+
+def test_operands_that_wait_do_not_change_with_the_memory_they_came_from():
+    stash, dy, x = torch.tensor([4242, 0]), torch.ones(5, 40), torch.ones(5, 64)
+    ops.wgrad_stash_(stash, [dy, x], 5, "", False)
+    dy.zero_(), x.zero_()  # as a compiled graph uses its memory again
+    assert all(kept.all() for kept in ops.wgrad_take_(stash)[0])
+
+
 def test_results_that_were_not_asked_for_are_empty():
     x, w, dy = torch.randn(5, 64), torch.randn(40, 64), torch.randn(5, 40)
     saved = ops.linear_fwd(*forward(x, w, None, MXFP8, 1))[1:]
