@@ -3,6 +3,7 @@
 import argparse
 import hashlib
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -21,6 +22,26 @@ ON_ANY_DEVICE = ["tests/python", "tests/quire_torch"]
 WORKERS = 8
 #: What pytest says when it was left with none.
 NO_TESTS = 5
+# Tests that call operators in every way, and compile nothing.
+SANITIZED_TESTS = [
+    f"tests/quire_torch/test_{name}.py"
+    for name in (
+        "grouped_operators",
+        "linear_operands",
+        "moe_operators",
+        "pointwise_operators",
+        "refusals",
+        "runner_operators",
+    )
+]
+SANITIZER_OPTIONS = {
+    # PyTorch is not built so: it ends with memory that is still in use, and new and delete are not its own.
+    "detect_leaks": 0,
+    "alloc_dealloc_mismatch": 0,
+    # The fuzzer asks for sizes that no machine has: PyTorch refuses these calls, and the process goes on.
+    "allocator_may_return_null": 1,
+    "max_allocation_size_mb": 2048,
+}
 # What `./dev bench NAME` runs; without a name bench.py.
 BENCHMARKS = {
     "demo": "benchmarks/demo.py",
@@ -35,15 +56,15 @@ def run(*command) -> None:
     subprocess.run([str(part) for part in command], check=True, cwd=ROOT)
 
 
-def compile_caches() -> Path:
+def compile_caches(folder: Path) -> Path:
     """PyTorch's compile caches know an operator by its schema, not by its code: each build has caches of its own."""
-    library = (release_folder() / "lib/libquire_torch.so").read_bytes()
-    return release_folder() / "compiled" / hashlib.sha256(library).hexdigest()[:16]
+    library = (folder / "lib/libquire_torch.so").read_bytes()
+    return folder / "compiled" / hashlib.sha256(library).hexdigest()[:16]
 
 
-def hand_over(*command, **environment: str) -> None:
-    """Goes on as another program, whose output and exit status are then those of ./dev."""
-    caches = {"TORCHINDUCTOR_CACHE_DIR": str(compile_caches())}
+def hand_over(*command, folder: Path | None = None, **environment: str) -> None:
+    """Goes on as another program, whose output and exit status are then those of ./dev. folder: of the build."""
+    caches = {"TORCHINDUCTOR_CACHE_DIR": str(compile_caches(folder or release_folder()))}
     arguments = [sys.executable, *(str(part) for part in command)]
     os.execve(sys.executable, arguments, caches | os.environ | environment)
 
@@ -102,7 +123,8 @@ def pytest(*arguments: str, **environment: str) -> bool:
 
 
 def test_environment() -> dict[str, str]:
-    return {"TORCHINDUCTOR_CACHE_DIR": str(compile_caches()), **os.environ, "QUIRE_GOLDEN_DIR": str(golden())}
+    caches = {"TORCHINDUCTOR_CACHE_DIR": str(compile_caches(release_folder()))}
+    return caches | os.environ | {"QUIRE_GOLDEN_DIR": str(golden())}
 
 
 def workers() -> tuple[list[str], dict[str, str]]:
@@ -136,13 +158,36 @@ def test(arguments: list[str], quick: bool = False) -> None:
 
 
 def test_with_sanitizers() -> None:
+    """The core's tests, then the operators' and their fuzzer in a Python process that has the sanitizer's runtime."""
     compiler()
     googletest()
     folder = ROOT / "build/asan"
     if not (folder / "build.ninja").exists():
-        configure(folder, "asan")
+        configure(folder, "asan", Python_EXECUTABLE=sys.executable)
     compile_targets(folder)
     ctest(folder)
+    # The package as it is, with the libraries of this build.
+    package = folder / "python/quire"
+    shutil.rmtree(package, ignore_errors=True)
+    package.mkdir(parents=True)
+    for source in [*(one for one in (ROOT / "python/quire").iterdir() if one.name != "lib"), folder / "lib"]:
+        (package / source.name).symlink_to(source)
+    # Without the C++ library beside it, the sanitizer's runtime, which comes first, finds no function that throws.
+    runtimes = [library_of_compiler(name) for name in ("libasan.so", "libstdc++.so.6")]
+    hand_over(
+        *("-m", "pytest", "-q", "--capture=sys", *SANITIZED_TESTS),  # what the sanitizers write goes past pytest
+        folder=folder,
+        PYTHONPATH=str(package.parent),
+        LD_PRELOAD=" ".join(runtimes),
+        ASAN_OPTIONS=":".join(f"{name}={value}" for name, value in SANITIZER_OPTIONS.items()),
+        UBSAN_OPTIONS="print_stacktrace=1",
+        QUIRE_FUZZ_SANITIZED="1",
+    )
+
+
+def library_of_compiler(name: str) -> str:
+    command = ["g++", f"-print-file-name={name}"]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
 
 def script(path: str, arguments: list[str]) -> None:
@@ -204,7 +249,9 @@ def parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
     verbs.add_parser("train", add_help=False, help="the demo; further arguments go to examples/train/train.py")
     tests = verbs.add_parser("test", help="check, then all tests; with arguments, pytest alone with these arguments")
     tests.add_argument("--quick", action="store_true", help="for the edit loop: of each test one case that is cheap")
-    tests.add_argument("--asan", action="store_true", help="the core's tests under the sanitizers instead")
+    tests.add_argument(
+        "--asan", action="store_true", help="the core's and the operators' tests under the sanitizers instead"
+    )
     verbs.add_parser(
         "bench",
         add_help=False,
@@ -230,7 +277,7 @@ def main() -> int:
         "fmt": fmt,
         "check": check,
     }
-    needs_torch = arguments.verb not in ("fmt", "check") and not getattr(arguments, "asan", False)
+    needs_torch = arguments.verb not in ("fmt", "check")
     try:
         install(needs_torch, *(extra_packages(arguments.verb, rest) if needs_torch else ()))
         verbs[arguments.verb]()

@@ -1,5 +1,7 @@
 """The fuzzer of operators (tests/fuzz), for a minute. ./dev test tests/quire_torch --fuzz-seconds 3600 --fuzz-seed 7"""
 
+import os
+
 import pytest
 
 from fuzz.run import fuzz
@@ -21,9 +23,15 @@ def test_no_call_of_an_operator_ends_the_process_or_writes_when_refused_or_leave
             "planted_quiet",
             [
                 "a refused call has written: refused\tquire.planted_quiet_writes_",
-                "a result is not written, or not by its arguments alone\tquire.planted_quiet_leaves_out",
                 "stray words: INTERNAL ASSERT",
             ],
+        ),
+        pytest.param(
+            "planted_quiet",
+            ["a result is not written, or not by its arguments alone\tquire.planted_quiet_leaves_out"],
+            marks=pytest.mark.skipif(
+                "QUIRE_FUZZ_SANITIZED" in os.environ, reason="the sanitizer's allocator fills memory with one byte"
+            ),
         ),
     ],
 )

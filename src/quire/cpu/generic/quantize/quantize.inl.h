@@ -69,7 +69,7 @@ void begin(const Job& job, float tensor_amax) {
     job.multiplier()[i] = job.problem.scale ? *job.problem.scale : scale_from_amax(amaxes[i], spec, kFloatMax);
   if (spec.swizzled) {
     const Shape<int64_t> sizes = buffers<int64_t>(spec, {x.rows, x.cols}, job.direction).scale.sizes;
-    std::memset(job.side.scale, 0, static_cast<size_t>(product(sizes, 0, sizes.size())));
+    std::fill_n(static_cast<uint8_t*>(job.side.scale), product(sizes, 0, sizes.size()), uint8_t{0});
   }
 }
 
