@@ -195,3 +195,18 @@ def test_no_result_of_a_backward_operator_is_left_unwritten(needs):
         return
     *_, dy_amax = ops.linear_bwd(*arguments, None, torch.ones(4))
     assert dy_amax.numel() == 0
+
+
+@pytest.mark.parametrize("count", [-(2**63), -1, 2**63 - 1])
+def test_a_stash_whose_count_nobody_counted_is_not_counted_on(count):
+    stash = torch.tensor([2**40 + 5, 0])
+    ops.wgrad_stash_(stash, [torch.ones(2, 2)], 2, "", False)
+    forged = torch.tensor([2**40 + 5, count])
+    for call in (
+        lambda: ops.wgrad_take_(forged),
+        lambda: ops.wgrad_stash_(forged, [torch.ones(2, 2)], 2, "", False),
+    ):
+        with pytest.raises(RuntimeError, match=r"the count of stash must be from 0 to \d+, got \{1099511627781, "):
+            call()
+    assert forged.tolist() == [2**40 + 5, count] and stash.tolist() == [2**40 + 5, 1]
+    assert ops.wgrad_take_(stash)[1] == 2 and stash.tolist() == [2**40 + 5, 0]

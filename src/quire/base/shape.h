@@ -7,6 +7,8 @@
 #include <cstdint>
 #include <initializer_list>
 #include <iterator>
+#include <limits>
+#include <type_traits>
 #include <vector>
 
 namespace quire {
@@ -52,20 +54,35 @@ class Shape {
   std::size_t size_ = 0;
 };
 
+/// a times b. Of integers, the largest where the product would be larger: no memory is so large, so that whoever
+/// allocates or checks refuses it. (A tensor with a size of 0 may have any other sizes.)
+template <class Int>
+constexpr Int times(const Int& a, const Int& b) {
+  if constexpr (std::is_same_v<Int, int64_t>) {
+    int64_t n = 0;
+    return __builtin_mul_overflow(a, b, &n) ? std::numeric_limits<int64_t>::max() : n;
+  } else {
+    return a * b;
+  }
+}
+
 template <class Int>
 constexpr Int ceil_div(const Int& a, int64_t b) {
-  return b == 1 ? a : (a + Int(b - 1)) / Int(b);
+  if constexpr (std::is_same_v<Int, int64_t>)
+    return a / b + (a % b > 0 ? 1 : 0);
+  else
+    return b == 1 ? a : (a + Int(b - 1)) / Int(b);
 }
 
 template <class Int>
 constexpr Int round_up(const Int& a, int64_t b) {
-  return ceil_div(a, b) * Int(b);
+  return times(ceil_div(a, b), Int(b));
 }
 
 template <class Int>
 Int product(const Shape<Int>& sizes, std::size_t first, std::size_t last) {
   Int n(1);
-  for (std::size_t i = first; i < last; ++i) n = n * sizes[i];
+  for (std::size_t i = first; i < last; ++i) n = times(n, sizes[i]);
   return n;
 }
 

@@ -25,6 +25,9 @@ Stashes& stashes() {
   return s;
 }
 
+/// More calls than any process waits with, so that counting one more never overflows.
+constexpr int64_t kMostStashed = int64_t{1} << 62;
+
 int64_t* check_stash(const at::Tensor& t, const char* op) {
   const bool dense = t.layout() == at::kStrided && !t.is_nested() && !t.is_quantized() && !t._is_zerotensor();
   quire::check(t.device().is_cpu() && dense, op, ": stash must be a dense tensor on the CPU, got one ",
@@ -32,7 +35,10 @@ int64_t* check_stash(const at::Tensor& t, const char* op) {
                "; use the one that wgrad_stash_ wrote");
   quire::check(t.scalar_type() == at::kLong && t.sizes() == at::IntArrayRef({2}) && t.is_contiguous(), op,
                ": stash must be a contiguous int64 [2] tensor {number, count}, got ", t.scalar_type(), " ", t.sizes());
-  return static_cast<int64_t*>(t.mutable_data_ptr());
+  auto* stash = static_cast<int64_t*>(t.mutable_data_ptr());
+  quire::check(stash[1] >= 0 && stash[1] < kMostStashed, op, ": the count of stash must be from 0 to ",
+               kMostStashed - 1, ", got {", stash[0], ", ", stash[1], "}; use the one that wgrad_stash_ wrote");
+  return stash;
 }
 
 }  // namespace
@@ -93,7 +99,7 @@ Stashed take_stashed(const at::Tensor& t) {
   Stashed oldest = std::move(found->second.front());
   found->second.pop_front();
   if (found->second.empty()) s.kept.erase(found);
-  --stash[1];
+  if (stash[1] > 0) --stash[1];  // another tensor of this number may have counted this call
   return oldest;
 }
 

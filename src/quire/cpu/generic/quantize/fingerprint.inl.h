@@ -34,13 +34,14 @@ uint64_t fingerprint(const Matrix& x) {
   const bool one_line = x.row_stride == x.cols && bytes % 8 == 0;
   std::atomic<uint64_t> sum{0};
   // Sums commute, so the cut into rows does not show.
-  parallel_for(
-      x.rows, std::max<int64_t>(1, (int64_t{1} << 16) / std::max<int64_t>(1, bytes)), [&](int64_t begin, int64_t end) {
-        const int64_t count = one_line ? 1 : end - begin, length = one_line ? bytes * (end - begin) : bytes;
-        uint64_t part = 0;
-        for (int64_t i = begin; i < begin + count; ++i)
-          part += sum_of_words(static_cast<const char*>(element_of(x, i, 0)), length, static_cast<uint64_t>(i * words));
-        sum += part;
-      });
+  parallel_for(bytes == 0 ? 0 : x.rows, std::max<int64_t>(1, (int64_t{1} << 16) / std::max<int64_t>(1, bytes)),
+               [&](int64_t begin, int64_t end) {
+                 const int64_t count = one_line ? 1 : end - begin, length = one_line ? bytes * (end - begin) : bytes;
+                 uint64_t part = 0;
+                 for (int64_t i = begin; i < begin + count; ++i)
+                   part += sum_of_words(static_cast<const char*>(element_of(x, i, 0)), length,
+                                        static_cast<uint64_t>(i * words));
+                 sum += part;
+               });
   return mixed(sum, static_cast<uint64_t>(x.rows) * 31 + static_cast<uint64_t>(x.cols));
 }
