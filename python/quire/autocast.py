@@ -1,9 +1,12 @@
 """The recipe that layers use: a stack of contexts, one per thread."""
 
+import contextvars
 import functools
 import threading
 from collections.abc import Callable
 from typing import ParamSpec, TypeVar
+
+import torch
 
 from quire import delayed
 from quire.recipe import Recipe, default
@@ -18,6 +21,8 @@ class _State(threading.local):
         self.inside = False  # of any autocast
         self.recipe: Recipe | None = None
         self.rule: delayed.Rule | None = None
+        # Autograd's threads of devices are not Python's. What they compute again belongs to the caller of backward.
+        self.foreign = isinstance(threading.current_thread(), threading._DummyThread)
 
     def get(self) -> "_Active":
         return self.inside, self.recipe, self.rule
@@ -28,22 +33,58 @@ class _State(threading.local):
 
 _Active = tuple[bool, Recipe | None, delayed.Rule | None]
 _STATE = _State()
+#: The attributes of _STATE in the thread whose context this is. PyTorch carries the context of the thread that calls
+#: backward to autograd's threads, which is the only way from them to that thread.
+_ATTRIBUTES: contextvars.ContextVar[dict[str, object] | None] = contextvars.ContextVar("quire", default=None)
+
+
+_NOT_TRACED = (
+    "quire.autocast: a compiled function that torch.utils.checkpoint computes again in autograd's thread of a device "
+    "has the recipe of another thread, which is not traced; use quire.checkpoint instead"
+)
+
+
+def _active() -> _Active:
+    return _STATE.get() if _STATE.inside or not _STATE.foreign else _of_caller()
+
+
+@torch.compiler.assume_constant_result
+def _in_backward() -> bool:
+    """Asked by foreign threads alone: always true of autograd's, and of those that a C++ program made hardly ever."""
+    return torch._C._current_graph_task_id() != -1
+
+
+def _of_caller() -> _Active:
+    """What is active in the thread that called backward, which waits; nothing if this is no thread of autograd's."""
+    if torch.compiler.is_compiling():
+        if _in_backward():  # no guard would see that the other thread's recipe has changed
+            torch._dynamo.graph_break(msg=_NOT_TRACED)
+        return False, None, None
+    context = torch._C._get_obj_in_tls("context") if torch._C._is_key_in_tls("context") else None
+    state = None if context is None else context.get(_ATTRIBUTES)
+    return (False, None, None) if state is None else (state["inside"], state["recipe"], state["rule"])
 
 
 def active_recipe() -> Recipe | None:
-    """The recipe of the innermost autocast of this thread; None if there is none or it is disabled."""
-    return _STATE.recipe
+    """The recipe of the innermost autocast of this thread; None if there is none or it is disabled. In a thread of
+    autograd, of the thread that called backward."""
+    return _active()[1]
 
 
 def recipe_of(own: Recipe | None) -> Recipe | None:
     """What a layer that has a recipe of its own runs under: outside of any autocast that one, else active_recipe()."""
-    return _STATE.recipe if _STATE.inside else own
+    if _STATE.inside:
+        return _STATE.recipe
+    if not _STATE.foreign:
+        return own
+    inside, recipe, _ = _of_caller()
+    return recipe if inside else own
 
 
 def active_rule() -> delayed.Rule | None:
     """What delayed.collect() needs, if the innermost autocast of this thread has a delayed recipe and is enabled or
     calibrating; else None."""
-    return _STATE.rule
+    return _active()[2]
 
 
 class autocast:
@@ -63,7 +104,8 @@ class autocast:
     Independent of torch.autocast, which sets the dtype of activations. State is per thread and restored when an
     exception leaves. Inside a compiled function it must be constructed there (`with quire.autocast(...)`) and is
     traced; around one, there is a graph per distinct recipe. With activation checkpointing use quire.checkpoint, or let
-    it enclose checkpoint and backward: PyTorch's own recomputes under the recipe that is active then.
+    it enclose checkpoint and backward: PyTorch's own recomputes under the recipe that is active then. (On a device it
+    recomputes no function that is compiled with fullgraph=True: torch._dynamo.exc.Unsupported.)
 
     Raises TypeError where an argument is of a wrong kind.
     """
@@ -99,6 +141,8 @@ class autocast:
         rule = None if self._delayed is None else delayed.enter(self._delayed, self._group)
         self._outer.append(_STATE.get())
         _STATE.set((True, self.recipe, rule))
+        if not torch.compiler.is_compiling():
+            _ATTRIBUTES.set(_STATE.__dict__)
         return self
 
     def __exit__(self, *exception: object) -> None:
@@ -124,7 +168,7 @@ class Reentered:
     in backward, in another thread maybe. Unlike autocast it ends no step of delayed scaling."""
 
     def __init__(self) -> None:
-        self._state = _STATE.get()
+        self._state = _active()
         self._outer: list[_Active] = []
 
     def __enter__(self) -> "Reentered":

@@ -199,7 +199,7 @@ def test_forward_mode_is_refused_in_words(make_layer, make_x, recipe):
 
 @pytest.mark.parametrize("reentrant", [False, True])
 @pytest.mark.parametrize("where", ["inside", "enclosing"])
-def test_recomputed_activations_are_the_same(reentrant, where, make_layer, make_x, step, recipe):
+def test_recomputed_activations_are_the_same(reentrant, where, make_layer, make_x, step, recipe, device):
     layer, x = make_layer(), make_x(16, 96)
     inside = where == "inside"
 
@@ -212,6 +212,24 @@ def test_recomputed_activations_are_the_same(reentrant, where, make_layer, make_
 
     expected = step(layer, x, recipe, lambda x: layer(x) * 2)
     assert step(layer, x, None if inside else recipe, checkpointed, enclose=True) == expected
+
+
+@pytest.mark.parametrize("function", [checkpoint, quire.checkpoint])
+def test_a_compiled_function_is_recomputed_under_the_recipe_or_refused_in_words(
+    function, make_layer, make_x, step, recipe, device
+):
+    layer, x = make_layer(), make_x(16, 96)
+    expected = step(layer, x, recipe)
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+
+    def call():
+        return step(layer, x, recipe, lambda x: function(compiled, x, use_reentrant=False), enclose=True)
+
+    if function is checkpoint and device.type != "cpu":
+        with pytest.raises(torch._dynamo.exc.Unsupported, match=r"recipe of another thread.*use quire\.checkpoint"):
+            call()
+    else:
+        assert call() == expected
 
 
 def test_recomputing_outside_autocast_is_noticed(make_layer, make_x, step, recipe):

@@ -1,5 +1,6 @@
 """Threads that compute at the same time get the bits that one thread alone gets."""
 
+import _thread
 import threading
 
 import pytest
@@ -165,3 +166,25 @@ def test_threads_that_explain_and_count_at_once(recipes):
 def explained(layers, recipe):
     with quire.autocast(recipe=recipe):
         return [step.name for step in quire.explain(layers, torch.randn(37, 48)).products]
+
+
+def test_a_thread_that_python_did_not_start_compiles_and_has_a_recipe_of_its_own():
+    m, x, done, results = quire.Linear(64, 32), torch.randn(8, 64), threading.Event(), []
+    recipe = quire.recipe.MXFP8BlockScaling()
+    with quire.autocast(recipe=recipe):
+        quantized = m(x)
+
+    def work():
+        try:
+            compiled = torch.compile(m, fullgraph=True, backend="aot_eager")
+            results.append(type(threading.current_thread()) is threading.Thread)
+            results.append(compiled(x).equal(torch.nn.functional.linear(x, m.weight, m.bias)))
+            with quire.autocast(recipe=recipe):
+                results.append(compiled(x).equal(quantized))
+                results.append(quire.active_recipe() == recipe)
+            results.append(quire.active_recipe() is None)
+        finally:
+            done.set()
+
+    _thread.start_new_thread(work, ())
+    assert done.wait(120) and results == [False, True, True, True, True]
