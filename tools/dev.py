@@ -12,7 +12,7 @@ import torch_pin
 import tree
 from workspace import ROOT, Failure, compiler, googlebenchmark, googletest, install, say, tool, version_of
 
-CHECKS = ["check_layers", "check_budgets", "check_formats", "check_words"]
+CHECKS = ["check_layers", "check_budgets", "check_formats", "check_duplicates", "check_words"]
 LIBRARIES = ["quire", "quire_torch", "quire_debug", "quire_python"]
 #: The device for machines without one: its own tests, and those that take a device and then run on it too.
 TEST_DEVICE = "quiretest"
@@ -26,6 +26,7 @@ NO_TESTS = 5
 SANITIZED_TESTS = [
     f"tests/quire_torch/test_{name}.py"
     for name in (
+        "fuzz_operators",
         "grouped_operators",
         "linear_operands",
         "moe_operators",

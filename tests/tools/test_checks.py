@@ -3,6 +3,7 @@
 import pytest
 
 import check_budgets
+import check_duplicates
 import check_formats
 import check_layers
 import check_words
@@ -212,3 +213,16 @@ def test_comments_docstrings_and_formats_of_scales_name_no_element_format(tree):
     )
     root = tree({check_formats.TABLE: FORMATS, "src/quire/a.h": cpp, "python/quire/a.py": python})
     assert list(check_formats.naming(root)) == []
+
+
+@pytest.mark.parametrize("suffix, line", [(".py", "a{} = {}"), (".h", "int a{} = {};")])
+def test_lines_that_stand_in_many_places_are_found(tree, suffix, line):
+    def written(length):
+        places = check_duplicates.PAIRS + 1
+        texts = ["\n".join(line.format(i, pair) for i in range(length)) for pair in range(places)]
+        return tree({f"src/{side}{pair}{suffix}": f"{texts[pair]}\n" for pair in range(places) for side in "ab"})
+
+    first, *pairs = check_duplicates.check(written(check_duplicates.LINES + 1))
+    assert first.startswith("6 pairs of places share 8 lines or more, at most 5")
+    assert len(pairs) == 6 and all("9 lines: src/a" in pair for pair in pairs)
+    assert list(check_duplicates.check(written(check_duplicates.LINES - 1))) == []
