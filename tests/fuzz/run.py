@@ -8,6 +8,7 @@ left a result unwritten. A call is made again by its seed and number alone: --se
 
 import argparse
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -34,10 +35,16 @@ def fuzz(seconds: float, seed: int, only: str = "", first: int = 0) -> tuple[int
                 return int(at) - first, failures
             if words == "start":
                 raise RuntimeError(f"the fuzzer's worker did not start: {output[-2000:]}")
-            failures.append(f"{at}\tthe process {ended(code)}\t{words}\n{output[-3000:]}")
+            failures.append(f"{at}\tthe process {ended(code)}\t{words}\n{shortened(output)}")
             number = int(at) + 1
             if seconds == 0 or time.monotonic() > end or len(failures) > 50:
                 return number - first, failures
+
+
+def shortened(output: str) -> str:
+    """What a sanitizer has found, of which the first lines matter, or else Python, of which the last do."""
+    found = re.search(r"^.*(runtime error|ERROR: AddressSanitizer)", output, re.MULTILINE)
+    return output[found.start() :][:3000] if found else output[-3000:]
 
 
 def ended(code: int | None) -> str:

@@ -244,7 +244,7 @@ def main() -> None:
         limit_memory()
         check_poison()
     end = time.monotonic() + seconds
-    while time.monotonic() < end and (seconds > 0 or number == first):
+    while time.monotonic() < end or (seconds == 0 and number == first):
         operator, arguments = fuzzer.make(number)
         words = described(operator, arguments)
         journal.say(f"{number}\t{words}")

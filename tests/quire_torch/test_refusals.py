@@ -210,3 +210,24 @@ def test_a_stash_whose_count_nobody_counted_is_not_counted_on(count):
             call()
     assert forged.tolist() == [2**40 + 5, count] and stash.tolist() == [2**40 + 5, 1]
     assert ops.wgrad_take_(stash)[1] == 2 and stash.tolist() == [2**40 + 5, 0]
+
+
+@pytest.mark.parametrize("operand", ["x", "w"])
+def test_codes_without_a_recipe_do_not_end_the_process(operand):
+    x, w = torch.randn(5, 32), torch.randn(16, 32)
+    codes = {"x": [], "w": [], operand: list(ops.quantize({"x": x, "w": w}[operand], "fp8_tensor", True, True))}
+    words = words_of(lambda: ops.linear_prequantized(x, w, None, "", torch.float32, codes["x"], codes["w"], None, None))
+    assert "an operand is given quantized, and recipe '' multiplies x and w themselves" in words
+    words = words_of(lambda: ops.linear_fwd(x, [w], [], None, 16, "", torch.float32, 0, codes["x"], codes["w"]))
+    assert "an operand is given quantized, and recipe '' multiplies x and w themselves" in words
+
+
+def test_rows_without_columns_are_not_counted_one_by_one():
+    words = words_of(lambda: [t.item() for t in ops.amax(torch.empty(2**50, 0), "fp8_tensor", True, True)])
+    assert words == "accepted: [0.0, 0.0]"
+
+
+def test_after_the_last_counter_comes_the_first():
+    state = torch.tensor([7, 2**63 - 1])
+    ops.sr_advance_(state)
+    assert state.tolist() == [7, -(2**63)]

@@ -38,7 +38,10 @@ void end_step(const DelayedState& s, const double* row, bool backward) {
 
 }  // namespace
 
-void advance(const AdvanceProblem& p, const Context&) { ++*p.value; }
+// After the last counter comes the first again (numerics.md 0.11: all its 64 bits count).
+void advance(const AdvanceProblem& p, const Context&) {
+  *p.value = static_cast<int64_t>(static_cast<uint64_t>(*p.value) + 1);
+}
 
 void maximum(const MaximumProblem& p, const Context&) {
   const FloatMode mode;

@@ -106,6 +106,9 @@ struct LinearFwd : OpBase {
   template <class Int>
   static void check_arguments(const Args& a, int64_t groups) {
     const Int n = op::as<Int>(a.out_features), k = op::size<Int>(a.x, -1);
+    quire::check(a.recipe->has_value() || (a.w_buffers.empty() && a.x_buffers.empty()),
+                 "linear: an operand is given quantized, and recipe '' multiplies x and w themselves; "
+                 "dequantize it, or give a recipe");
     quire::check(!a.w.empty() || !a.w_buffers.empty(), "linear: w is absent; pass it or w_buffers");
     if (!a.w.empty()) check_list<Int>(a.w, groups, {n, k}, "linear: w", a.x.device());
     if (!a.bias.empty()) check_list<Int>(a.bias, groups, {n}, "linear: bias", a.x.device());

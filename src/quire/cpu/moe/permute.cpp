@@ -6,6 +6,7 @@
 
 #include "quire/base/check.h"
 #include "quire/base/parallel.h"
+#include "quire/base/shape.h"
 #include "quire/cpu/moe/sum.h"
 #include "quire/cpu/workspace.h"
 #include "quire/format/element.h"
@@ -162,14 +163,14 @@ void permute(const PermuteProblem& p, const Context& context) {
 
 void unpermute(const UnpermuteProblem& p, const Context&) {
   if (p.to.cols == 0) return;
-  parallel_for(p.to.rows, grain(p.to.cols * p.map.slots), [&](int64_t begin, int64_t end) {
+  parallel_for(p.to.rows, grain(times(p.to.cols, p.map.slots)), [&](int64_t begin, int64_t end) {
     const Combiner combiner(p);
     for (int64_t token = begin; token < end; ++token) combiner.combine(token);
   });
 }
 
 void permuted_dot(const PermutedDotProblem& p, const Context&) {
-  parallel_for(p.map.tokens, grain(p.tokens.cols * p.map.slots), [&](int64_t begin, int64_t end) {
+  parallel_for(p.map.tokens, grain(times(p.tokens.cols, p.map.slots)), [&](int64_t begin, int64_t end) {
     std::vector<float> x(static_cast<size_t>(p.tokens.cols)), y(x);
     for (int64_t token = begin; token < end; ++token) {
       load(p.tokens, {token}, x);

@@ -114,6 +114,7 @@ class SharedMaximum {
 
 /// amax of all of x.
 float tensor_amax(const Matrix& x) {
+  if (x.cols == 0) return 0;  // such rows have no memory, and may be more than a loop ever counts
   SharedMaximum found;
   parallel_for(x.rows, std::max<int64_t>(1, kGrain / std::max<int64_t>(1, x.cols)), [&](int64_t begin, int64_t end) {
     float amax = 0;

@@ -30,18 +30,18 @@ inline uint64_t sum_of_words(const char* from, int64_t bytes, uint64_t place) {
 }
 
 uint64_t fingerprint(const Matrix& x) {
+  const uint64_t sizes = static_cast<uint64_t>(x.rows) * 31 + static_cast<uint64_t>(x.cols);
+  if (x.rows == 0 || x.cols == 0) return mixed(0, sizes);  // the other size may be any, also one that no memory has
   const int64_t bytes = x.cols * size_of(x.dtype), words = ceil_div(bytes, 8);
   const bool one_line = x.row_stride == x.cols && bytes % 8 == 0;
   std::atomic<uint64_t> sum{0};
   // Sums commute, so the cut into rows does not show.
-  parallel_for(bytes == 0 ? 0 : x.rows, std::max<int64_t>(1, (int64_t{1} << 16) / std::max<int64_t>(1, bytes)),
-               [&](int64_t begin, int64_t end) {
-                 const int64_t count = one_line ? 1 : end - begin, length = one_line ? bytes * (end - begin) : bytes;
-                 uint64_t part = 0;
-                 for (int64_t i = begin; i < begin + count; ++i)
-                   part += sum_of_words(static_cast<const char*>(element_of(x, i, 0)), length,
-                                        static_cast<uint64_t>(i * words));
-                 sum += part;
-               });
-  return mixed(sum, static_cast<uint64_t>(x.rows) * 31 + static_cast<uint64_t>(x.cols));
+  parallel_for(x.rows, std::max<int64_t>(1, (int64_t{1} << 16) / bytes), [&](int64_t begin, int64_t end) {
+    const int64_t count = one_line ? 1 : end - begin, length = one_line ? bytes * (end - begin) : bytes;
+    uint64_t part = 0;
+    for (int64_t i = begin; i < begin + count; ++i)
+      part += sum_of_words(static_cast<const char*>(element_of(x, i, 0)), length, static_cast<uint64_t>(i * words));
+    sum += part;
+  });
+  return mixed(sum, sizes);
 }
