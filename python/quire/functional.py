@@ -118,7 +118,7 @@ def grouped_linear(
     placeholder: where w gets no gradient by one of these, it gets zeros, for hooks that wait for one.
     fwd_scale, bwd_scale, bwd_amax: delayed scaling (numerics.md 1.5), float32 [3 E], [2 E], [2 E]: backward multiplies
         with the scales as they are now and puts its amaxes into bwd_amax. x_amax and w_amax are then the amaxes [E] of
-        this call, else empty.
+        this call; without fwd_scale they say nothing.
     out, dgrad_out: memory that y and dx are copied to (GroupedLinear.forward).
 
     Raises RuntimeError if anything does not fit.

@@ -309,5 +309,26 @@ TEST(Matmul, IsTheLibrarysThatAProgramLendsAndElseTheReferences) {
   EXPECT_THROW(matmul(wrong), Error);
 }
 
+TEST(Groups, OneGroupObeysTheRulesOfSeveral) {
+  const Input x({kRows, kCols}, DType::f32, Kind::normal, 11), w({8, kCols}, DType::f32, Kind::normal, 12);
+  const RowGroups one = RowGroups::equal(1, kRows), fewer = RowGroups::equal(1, kRows - 1);
+  std::vector<float> out(kRows * kCols, 7);
+  const MutableMatrix sums{out.data(), DType::f32, 1, kCols, kCols}, short_sums{out.data(), DType::f32, 1, 8, 8};
+  EXPECT_THROW(grouped_column_sum({.x = x, .groups = one, .out = short_sums}), Error);
+  EXPECT_THROW(grouped_column_sum({.x = x, .groups = fewer, .out = sums}), Error);
+  const std::vector<Vector> two(2, Vector{out.data(), DType::f32});
+  const Matrix b = w;
+  EXPECT_THROW(grouped_matmul({.groups = one,
+                               .a = {.rows = x},
+                               .b = {.each = {&b, 1}},
+                               .transpose_b = true,
+                               .bias = two,
+                               .out = {.rows = {out.data(), DType::f32, kRows, 8, 8}}}),
+               Error);
+  int64_t expected = 0;
+  EXPECT_THROW(grouped_fingerprint({.x = {}, .groups = one, .expected = &expected}), Error);
+  EXPECT_EQ(std::count(out.begin(), out.end(), 7.0f), kRows * kCols);
+}
+
 }  // namespace
 }  // namespace quire::testing

@@ -156,6 +156,8 @@ def _external_wgrad(module: ProductModule, product: str, call: Call) -> dict[str
     """Arguments of grouped_linear() that say where the gradient of a product's weights goes, if not to autograd."""
     weights = module.weights(product)
     given: dict[str, object] = {}
+    if not any([weight.requires_grad for weight in weights.values()]):
+        return given
     if module.delay_wgrad_compute:
         given["wgrad_stash"] = module.of(product, "wgrad_stash")
         given["overwrite_main_grad"] = call.is_first_microbatch is True

@@ -197,10 +197,14 @@ class ProductModule(torch.nn.Module):
 
 
 def main_grads(module: ProductModule, weights: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
-    """What gradients of the weights are added to. Raises RuntimeError where a weight has none, or one that does not
-    fit."""
-    grads = [getattr(weight, "main_grad", None) for weight in weights.values()]
-    for (name, weight), grad in zip(weights.items(), grads, strict=True):
+    """What gradients of the weights are added to: for one that requires no gradient, memory that nobody reads. Raises
+    RuntimeError where another has none, or one that does not fit."""
+    grads = []
+    for name, weight in weights.items():
+        if not weight.requires_grad:
+            grads.append(torch.empty(weight.shape, dtype=weight.dtype, device=weight.device))
+            continue
+        grad = getattr(weight, "main_grad", None)
         is_tensor = isinstance(grad, torch.Tensor)
         fits = is_tensor and grad.shape == weight.shape and grad.dtype in DTYPES and grad.device == weight.device
         if not fits or grad.layout != torch.strided or not grad.is_contiguous():
@@ -210,6 +214,7 @@ def main_grads(module: ProductModule, weights: Mapping[str, torch.Tensor]) -> li
                 f"float32, float16 or bfloat16 tensor of {name}'s shape {list(weight.shape)} on {weight.device} to add "
                 f"the gradient to; got {got}. Assign one, or make the layer without fuse_wgrad_accumulation"
             )
+        grads.append(grad)
     return grads
 
 

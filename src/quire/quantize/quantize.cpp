@@ -21,15 +21,17 @@ void amax(const AmaxProblem& problem, const Context& context) { dispatch(problem
 void grouped_amax(const GroupedAmaxProblem& problem, const Context& context) { dispatch(problem, context); }
 
 void grouped_quantize(const GroupedQuantizeProblem& problem, const Context& context) {
+  check_problem(problem);
   if (is_one(problem.groups) && problem.only.ends.data == nullptr) return quantize(problem_of_one(problem), context);
-  dispatch(problem, context);
+  run_checked(problem, context);
 }
 
 void dequantize(const DequantizeProblem& problem, const Context& context) { dispatch(problem, context); }
 
 void grouped_dequantize(const GroupedDequantizeProblem& problem, const Context& context) {
+  check_problem(problem);
   if (is_one(problem.from.groups)) return dequantize(problem_of_one(problem), context);
-  dispatch(problem, context);
+  run_checked(problem, context);
 }
 
 void reorder(const ReorderProblem& problem, const Context& context) { dispatch(problem, context); }
@@ -37,8 +39,9 @@ void reorder(const ReorderProblem& problem, const Context& context) { dispatch(p
 void fingerprint(const FingerprintProblem& problem, const Context& context) { dispatch(problem, context); }
 
 void grouped_fingerprint(const GroupedFingerprintProblem& problem, const Context& context) {
-  if (is_one(problem.groups)) return fingerprint(problem_of_one(problem), context);
-  dispatch(problem, context);
+  check_problem(problem);
+  if (!is_one(problem.groups)) return run_checked(problem, context);
+  if (problem.groups.rows > 0) fingerprint(problem_of_one(problem), context);
 }
 
 uint64_t fingerprint(const Matrix& x) {

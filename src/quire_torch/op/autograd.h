@@ -17,6 +17,7 @@
 
 #include <algorithm>
 
+#include "quire/base/check.h"
 #include "quire_torch/op/op.h"
 
 namespace quire_torch::op {
@@ -150,6 +151,8 @@ class TypedNode : public torch::autograd::Node {
           if (needs[i]) out[edge] = std::move(computed[i]);
         } else if (needs[i] && computed[i].defined()) {
           std::vector<at::Tensor> parts = computed[i].unbind();
+          quire::check(parts.size() == counts_[i], Op::kName, ": a list of ", counts_[i], " tensors has ", parts.size(),
+                       " gradients; report this, the operator should have refused the list");
           std::move(parts.begin(), parts.end(), out.begin() + static_cast<ptrdiff_t>(edge));
         }
         edge += counts_[i++];

@@ -1,7 +1,9 @@
 #include "quire_torch/ops/grouped_linear.h"
 
 #include <ATen/ops/zeros.h>
+#include <c10/core/InferenceMode.h>
 
+#include "quire_torch/ops/destinations.h"
 #include "quire_torch/ops/grouped_quantize.h"
 #include "quire_torch/ops/state.h"
 #include "quire_torch/ops/wgrad.h"
@@ -18,8 +20,14 @@ bool is_stacked(const op::GradientList& list, int64_t rank) {
   return list.tensors.size() == 1 && list.tensors[0].dim() > rank;
 }
 
+/// Whether w tells only shape and dtype.
+bool only_codes(const GroupedLinear::Args& a) { return !a.w_buffers.empty() && !a.w_fingerprint; }
+
 void check_lists(const GroupedLinear::Args& a) {
   check_input(a.x, "linear: x");
+  quire::check(a.offsets.has_value() || !is_stacked(a.bias, 1),
+               "linear: bias must be one vector where no offsets divide x into groups, got ",
+               a.bias.tensors.empty() ? 0 : a.bias.tensors[0].dim(), " dimensions");
   if (!a.offsets && a.w.tensors.size() == 1) return check_agreement(a.x, a.w.tensors[0]);
   quire::check(a.offsets.has_value(), "linear: w must be one matrix where no offsets divide x into groups, got ",
                a.w.tensors.size());
@@ -29,11 +37,15 @@ void check_lists(const GroupedLinear::Args& a) {
                a.w.tensors.size(), " tensors", a.w.tensors.empty() ? "" : " of fewer dimensions");
   quire::check(a.x.sym_size(-1) == a.w.tensors[0].sym_size(-1), "linear: x and w must agree on K; got x [..., ",
                a.x.sym_size(-1), "] and w ", a.w.tensors[0].sym_sizes());
+  // linear_fwd does not see a w that is given quantized, and backward makes a gradient for each group.
+  if (only_codes(a))
+    check_list<c10::SymInt>(a.w.tensors, group_count(a.offsets, a.x, "linear"),
+                            {a.w.tensors[0].sym_size(-2), a.x.sym_size(-1)}, "linear: w", a.x.device());
 }
 
 LinearFwd::Args inner(const GroupedLinear::Args& a, int64_t save) {
   return {.x = a.x,
-          .w = a.w_buffers.empty() || a.w_fingerprint ? a.w.tensors : op::TensorList(),
+          .w = only_codes(a) ? op::TensorList() : a.w.tensors,
           .bias = a.bias.tensors,
           .offsets = a.offsets,
           .out_features = a.w.tensors[0].sym_size(-2),
@@ -49,11 +61,18 @@ LinearFwd::Args inner(const GroupedLinear::Args& a, int64_t save) {
 /// What backward multiplies; without a recipe, x and w themselves.
 Backward mode_of(const OptionalRecipeText& recipe) { return *recipe ? (*recipe)->backward : Backward::high_precision; }
 
+/// Whether codes are given for a tensor that has elements. Operators stand for absent ones with a tensor [0].
+bool is_given(const std::optional<at::Tensor>& codes, const at::Tensor& of) {
+  return codes && (codes->dim() != 1 || codes->sym_size(0) != 0 || of.sym_numel() == 0);
+}
+
 /// The half of x's given buffers that backward reads; an absent amax is `none`.
-DirectionBuffers saved_buffers(const OptionalTensors& x_buffers, Direction direction, const at::Tensor& none) {
+DirectionBuffers saved_buffers(const OptionalTensors& x_buffers, const at::Tensor& of, Direction direction,
+                               const at::Tensor& none) {
   const size_t first = quire::first_buffer(direction);
-  quire::check(x_buffers.size() == 6 && x_buffers[first] && x_buffers[first + 1], "linear: x is given without ",
-               quire::kBufferNames[first], ", which the gradient of w needs; quantize it in both directions");
+  quire::check(x_buffers.size() == 6 && is_given(x_buffers[first], of) && is_given(x_buffers[first + 1], of),
+               "linear: x is given without ", quire::kBufferNames[first],
+               ", which the gradient of w needs; quantize it in both directions");
   return {*x_buffers[first], *x_buffers[first + 1], x_buffers[first + 2].value_or(none)};
 }
 
@@ -95,6 +114,8 @@ void check_memory(const GroupedLinear::Args& a, const op::OptionalTensor& t, con
                " must be contiguous ", a.dtype, " on ", a.x.device(), ", as the result is; got ",
                t->is_contiguous() ? "" : "not contiguous ", t->scalar_type(), " on ", t->device());
   quire::check(!t->requires_grad(), "linear: ", name, " must not require a gradient; pass it detached");
+  quire::check(!t->is_inference() || c10::InferenceMode::is_enabled(), "linear: ", name,
+               " was made under torch.inference_mode and may be written there only; clone it");
   int64_t shared = 0;  // with one at least: itself
   op::for_each_tensor(a, [&](const at::Tensor& other) { shared += overlap(*t, other) ? 1 : 0; });
   quire::check(shared <= 1, "linear: ", name,
@@ -108,53 +129,12 @@ void copy_result(const at::Tensor& memory, const at::Tensor& result) {
   memory.unsafeGetTensorImpl()->bump_version();  // who saved it for a backward pass has to know
 }
 
-/// One state of a layer: 1-dimensional, of `size` elements, or not there. name: and what it holds.
-void check_vector(const op::OptionalTensor& t, at::ScalarType dtype, const c10::SymInt& size,
-                  std::array<const char*, 2> name) {
-  if (!t || (t->scalar_type() == dtype && t->dim() == 1 && t->sym_size(0) == size && t->is_contiguous())) return;
-  quire::fail("linear: ", name[0], " must be a contiguous ", dtype == at::kLong ? "int64" : "float32", " [", size,
-              "] tensor ", name[1], ", got ", t->scalar_type(), " ", t->sym_sizes());
-}
-
-/// Throws unless main_grad is a matrix of w's sizes for each group, or one tensor for all of them.
-void check_destinations(const op::TensorList& main_grad, const c10::SymInt& groups,
-                        const std::array<c10::SymInt, 2>& weight) {
-  if (main_grad.empty()) return;
-  const bool stacked = main_grad.size() == 1 && main_grad[0].dim() == 3;
-  quire::check(stacked || groups == static_cast<int64_t>(main_grad.size()),
-               "linear: main_grad must be a matrix for each of the ", groups,
-               " groups, or one tensor for all of them; got ", main_grad.size());
-  std::vector<c10::SymInt> wanted(weight.begin(), weight.end());
-  if (stacked) wanted.insert(wanted.begin(), groups);
-  for (const at::Tensor& t : main_grad)
-    quire::check(dtype(t.scalar_type(), "linear: main_grad") != quire::DType::u8 && t.is_contiguous() &&
-                     t.sym_sizes() == c10::SymIntArrayRef(wanted),
-                 "linear: each main_grad must be contiguous float32, float16 or bfloat16 of w's shape ",
-                 c10::SymIntArrayRef(wanted), ", got ", t.scalar_type(), " ", t.sym_sizes(),
-                 t.is_contiguous() ? "" : " (not contiguous)");
-}
-
-/// What backward will write: a refusal there would come after others of its writes.
-struct Destinations {
-  op::OptionalTensor sr_state, bwd_scale, bwd_amax, wgrad_stash;
-  const op::TensorList& main_grad;
-
-  void check(const c10::SymInt& groups, const std::array<c10::SymInt, 2>& weight) const {
-    check_vector(sr_state, at::kLong, 2, {"sr_state", "{seed, counter}"});
-    check_vector(bwd_scale, at::kFloat, groups * 2, {"bwd_scale", "{dy, dx}"});
-    check_vector(bwd_amax, at::kFloat, groups * 2, {"bwd_amax", "{dy, dx}"});
-    check_vector(wgrad_stash, at::kLong, 2, {"wgrad_stash", "{number, count}"});
-    check_on_host(wgrad_stash, "linear");
-    check_destinations(main_grad, groups, weight);
-  }
-};
-
 /// Again when backward begins: what it writes may have been resized since.
 void check_backward(const GroupedLinear::Saved& s, const at::Tensor& dy) {
   const auto given = [](const at::Tensor& t) { return t.defined() ? op::OptionalTensor(t) : std::nullopt; };
   Destinations{given(s.sr_state.tensor), std::nullopt, given(s.bwd_amax.tensor), given(s.wgrad_stash.tensor),
                s.main_grad.tensors}
-      .check(groups_of(s.offsets), {dy.sym_size(-1), s.in_features});
+      .check(dy.device(), groups_of(s.offsets), {dy.sym_size(-1), s.in_features});
   const at::Tensor& memory = s.dgrad_out.tensor;
   auto wanted = dy.sym_sizes().vec();
   wanted.back() = s.in_features;
@@ -169,7 +149,7 @@ void check_forward(const GroupedLinear::Args& a, op::Needs need) {
   const at::Tensor& w = a.w.tensors[0];
   if (!a.offsets || a.offsets->dim() == 1)
     Destinations{a.sr_state, a.bwd_scale, a.bwd_amax, a.wgrad_stash, a.main_grad}.check(
-        groups_of(a.offsets), {w.sym_size(-2), w.sym_size(-1)});
+        a.x.device(), groups_of(a.offsets), {w.sym_size(-2), w.sym_size(-1)});
   quire::check(a.bwd_scale || !a.bwd_amax, "linear: bwd_amax is given without bwd_scale; pass both");
   check_memory(a, a.out.value, a.w.tensors[0].sym_size(-2), "out");
   check_memory(a, a.dgrad_out, a.x.sym_size(-1), "dgrad_out");
@@ -180,6 +160,9 @@ void check_forward(const GroupedLinear::Args& a, op::Needs need) {
   quire::check(!keeps_x || a.x_buffers.empty() || !need[kW],
                "linear: x is given quantized, but backward=", a.recipe.text().substr(a.recipe.text().rfind('=') + 1),
                " starts from x itself; pass x plain");
+  quire::check(mode != Backward::requantized || !a.fwd_scale,
+               "linear: backward=requantized does not go with delayed scaling: x would be quantized again when its "
+               "scale has changed; pass no fwd_scale, or another backward");
   if (from_codes(mode) && recipe.dy.stochastic && (need[kX] || need[kW]) && !a.sr_state)
     quire::fail("linear: dy rounds stochastically under '", recipe.dy.to_string(),
                 "' and needs sr_state, an int64 [2] tensor {seed, counter}; got none. quire.GroupedLinear has one");
@@ -272,9 +255,10 @@ op::Tensors<3> quantized_backward(const GroupedLinear::Saved& s, const at::Tenso
                                 .needs = needed_gradients(need, external),
                                 .sr_state = stochastic ? std::optional(s.sr_state.tensor) : std::nullopt,
                                 .bwd_scale = scale});
+  // First what may still refuse its operands, so that a refused call has changed nothing.
+  if (external) weight_gradient(s, recipe, {g[3], g[4], g[5]}, x, tokens_of(dy));
   if (stochastic) op::call<SrAdvance>({.sr_state = {s.sr_state.tensor}});
   if (scale && s.bwd_amax.tensor.defined()) op::call<AmaxMax>({{s.bwd_amax.tensor}, g[5], 0});
-  if (external) weight_gradient(s, recipe, {g[3], g[4], g[5]}, x, tokens_of(dy));
   if (need[kX] && recipe->dx) g[0] = rounded_dx(s, *recipe->dx, g[0]);
   return {g[0], external ? delivered(s, dy) : g[1], g[2]};
 }
@@ -321,14 +305,15 @@ std::pair<op::Tensors<3>, GroupedLinear::Saved> GroupedLinear::forward(const Arg
   check_forward(a, need);
   const Backward mode = mode_of(a.recipe);
   // Each operand is kept for the gradient of the other one.
-  const bool keep_x = need[kW], keep_w = need[kX], only_codes = !a.w_buffers.empty() && !a.w_fingerprint;
+  const bool keep_x = need[kW], keep_w = need[kX];
   const bool codes_of_x = mode == Backward::quantized || mode == Backward::dequantized,
-             codes_of_w = mode != Backward::high_precision || only_codes;
+             codes_of_w = mode != Backward::high_precision || only_codes(a);
   const auto r =
       op::call<LinearFwd>(inner(a, (keep_x && codes_of_x ? kSaveX : 0) | (keep_w && codes_of_w ? kSaveW : 0)));
   DirectionBuffers x{r[1], r[2], r[3]};
   if (keep_x && !codes_of_x) x = {a.x, r[2], r[3]};
-  if (keep_x && codes_of_x && !a.x_buffers.empty()) x = saved_buffers(a.x_buffers, saved_direction(**a.recipe), r[3]);
+  if (keep_x && codes_of_x && !a.x_buffers.empty())
+    x = saved_buffers(a.x_buffers, a.x, saved_direction(**a.recipe), r[3]);
   const Direction direction_of_w = from_codes(mode) ? Direction::columnwise : Direction::rowwise;
   copy_result(a.out.value.value_or(at::Tensor()), r[0]);
   return {{r[0], r[3], r[6]},

@@ -10,17 +10,18 @@
 namespace quire_torch {
 
 /// For each group of rows of x [*, K] a linear of its own, y [*, N] in `dtype` (linear_fwd.h); without offsets one
-/// group has all rows. Differentiable once in x, w and bias. x_amax and w_amax [E] are those of delayed scaling, else
-/// empty. x_buffers: x is given quantized, as six buffers (of groups flat ones), of which backward needs the columnwise
-/// ones; it receives the gradient and is not read. w_buffers: six buffers of w for each group, w then gets a gradient
-/// and is not read, unless w_fingerprint is given; backward=high_precision then multiplies w itself, else the values of
-/// its codes. sr_state: int64 [2]. fwd_scale, bwd_scale, bwd_amax: delayed scaling, float32 [3 E], [2 E] and [2 E],
-/// slot after slot. main_grad: E matrices, or one [E, N, K], to which backward adds the gradient of w (or which it
-/// overwrites). wgrad_stash: int64 [2] {number, count} on the CPU under which backward keeps what that gradient is
-/// computed from. w then gets none, or with placeholder zeros. out, dgrad_out: contiguous memory in `dtype` for the
-/// values of y [*, N] and dx [*, K], or [T, N] and [T, K] of the T rows of x, which shares no bytes with another
-/// argument and needs no gradient. They are copied there: autograd is given tensors of its own, since a graph would
-/// lose the gradient of a result that is the alias of its input, and autograd may add to a gradient in place.
+/// group has all rows. Differentiable once in x, w and bias. x_amax and w_amax [E] are those of delayed scaling;
+/// without fwd_scale they say nothing. x_buffers: x is given quantized, as six buffers (of groups flat ones), of which
+/// backward needs the columnwise ones; it receives the gradient and is not read. w_buffers: six buffers of w for each
+/// group, w then gets a gradient and is not read, unless w_fingerprint is given; backward=high_precision then
+/// multiplies w itself, else the values of its codes. sr_state: int64 [2]. fwd_scale, bwd_scale, bwd_amax: delayed
+/// scaling, float32 [3 E], [2 E] and [2 E], slot after slot. main_grad: E matrices, or one [E, N, K], to which backward
+/// adds the gradient of w (or which it overwrites). wgrad_stash: int64 [2] {number, count} on the CPU under which
+/// backward keeps what that gradient is computed from. w then gets none, or with placeholder zeros. out, dgrad_out:
+/// contiguous memory in `dtype` for the values of y [*, N] and dx [*, K], or [T, N] and [T, K] of the T rows of x,
+/// which shares no bytes with another argument and needs no gradient. They are copied there: autograd is given tensors
+/// of its own, since a graph would lose the gradient of a result that is the alias of its input, and autograd may add
+/// to a gradient in place.
 struct GroupedLinear : OpBase {
   static constexpr const char* kName = "grouped_linear";
   struct Args {

@@ -21,7 +21,7 @@ int64_t group_count(const op::OptionalTensor& offsets, const at::Tensor& x, cons
 }
 
 at::Tensor member(const op::TensorList& list, size_t group, int64_t rank) {
-  return list[0].dim() > rank ? list[0].select(0, static_cast<int64_t>(group)) : list[group];
+  return list.size() == 1 && list[0].dim() > rank ? list[0].select(0, static_cast<int64_t>(group)) : list[group];
 }
 
 MatrixList::MatrixList(const op::TensorList& list, int64_t groups, const char* what) {
@@ -84,6 +84,14 @@ GivenOperand::GivenOperand(const op::OptionalTensorList& buffers, const GivenGro
     check(!divided || (three[0].defined() && three[1].defined()), what, " is given without ",
           quire::kBufferNames[first], "; quantize it in that direction");
     operand_.side = flat_side(three, spec, direction, what);
+    // Those that are for backward are not refused as late as there.
+    const std::array<at::Tensor, 3> columnwise{buffers[3].value_or(at::Tensor()), buffers[4].value_or(at::Tensor()),
+                                               buffers[5].value_or(at::Tensor())};
+    if (direction == Direction::columnwise || !columnwise[0].defined() || columnwise[0].numel() == 0) return;
+    if (groups.count > 1 || divided)
+      flat_side(columnwise, spec, Direction::columnwise, what);
+    else
+      check_saved(columnwise, {spec, Direction::columnwise, shape}, what);
     return;
   }
   check(!divided && (groups.count == 1 || static_cast<int64_t>(buffers.size()) == 6 * groups.count), what,

@@ -145,6 +145,8 @@ struct LinearUnquantizedBwd : OpBase {
   static std::array<op::Result<Int>, 3> results(const Args& a) {
     check_input(a.dy, "linear_unquantized_bwd: dy");
     check_needs(a.needs, "linear_unquantized_bwd");
+    quire::check((a.needs & kKeepsDy) == 0, "linear_unquantized_bwd: needs must not have 8: no dy is quantized; got ",
+                 a.needs);
     const auto gradients = gradient_results<Int>(a, "linear_unquantized_bwd");
     if ((a.needs & kNeedsX) && a.w.empty())
       quire::check(a.recipe->has_value(), "linear_unquantized_bwd: w is absent; pass it, or its codes and a recipe");

@@ -87,7 +87,10 @@ GroupedCodes quantize_w(const LinearFwd::Args& a, const GroupsView& groups, op::
 
 void check_agreement(const at::Tensor& x, const at::Tensor& w) {
   check_input(x, "linear: x");
+  check_input(w, "linear: w");
   quire::check(w.dim() == 2, "linear: w must be [out_features, in_features], got ", w.dim(), " dimensions");
+  quire::check(w.device() == x.device(), "linear: w and x must be on one device; got ", w.device(), " and ", x.device(),
+               "; move one with .to()");
   quire::check(x.sym_size(-1) == w.sym_size(1), "linear: x and w must agree on K; got x [..., ", x.sym_size(-1),
                "] and w ", w.sym_sizes());
 }

@@ -106,6 +106,10 @@ struct LinearFwd : OpBase {
   template <class Int>
   static void check_arguments(const Args& a, int64_t groups) {
     const Int n = op::as<Int>(a.out_features), k = op::size<Int>(a.x, -1);
+    quire::check(a.save >= 0 && a.save <= (kSaveX | kSaveW), "linear_fwd: save must be a sum of ", kSaveX,
+                 " for x and ", kSaveW, " for w, got ", a.save);
+    quire::check(a.recipe->has_value() || !a.fwd_scale,
+                 "linear: fwd_scale is given, and recipe '' quantizes nothing; give a recipe, or no scale");
     quire::check(a.recipe->has_value() || (a.w_buffers.empty() && a.x_buffers.empty()),
                  "linear: an operand is given quantized, and recipe '' multiplies x and w themselves; "
                  "dequantize it, or give a recipe");

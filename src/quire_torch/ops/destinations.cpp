@@ -1,0 +1,54 @@
+#include "quire_torch/ops/destinations.h"
+
+#include <vector>
+
+namespace quire_torch {
+namespace {
+
+void check_device(const at::Tensor& t, at::Device device, const char* name) {
+  quire::check(t.device() == device, "linear: ", name, " and x must be on one device; got ", t.device(), " and ",
+               device, "; move one with .to()");
+}
+
+/// One state of a layer: 1-dimensional, of `size` elements, or not there. name: and what it holds.
+void check_vector(const op::OptionalTensor& t, at::ScalarType dtype, const c10::SymInt& size,
+                  std::array<const char*, 2> name) {
+  if (!t || (t->scalar_type() == dtype && t->dim() == 1 && t->sym_size(0) == size && t->is_contiguous())) return;
+  quire::fail("linear: ", name[0], " must be a contiguous ", dtype == at::kLong ? "int64" : "float32", " [", size,
+              "] tensor ", name[1], ", got ", t->scalar_type(), " ", t->sym_sizes());
+}
+
+/// Throws unless main_grad is a matrix of w's sizes for each group, or one tensor for all of them.
+void check_destinations(const op::TensorList& main_grad, const c10::SymInt& groups,
+                        const std::array<c10::SymInt, 2>& weight) {
+  if (main_grad.empty()) return;
+  const bool stacked = main_grad.size() == 1 && main_grad[0].dim() == 3;
+  quire::check(stacked || groups == static_cast<int64_t>(main_grad.size()),
+               "linear: main_grad must be a matrix for each of the ", groups,
+               " groups, or one tensor for all of them; got ", main_grad.size());
+  std::vector<c10::SymInt> wanted(weight.begin(), weight.end());
+  if (stacked) wanted.insert(wanted.begin(), groups);
+  for (const at::Tensor& t : main_grad)
+    quire::check(dtype(t.scalar_type(), "linear: main_grad") != quire::DType::u8 && t.is_contiguous() &&
+                     t.sym_sizes() == c10::SymIntArrayRef(wanted),
+                 "linear: each main_grad must be contiguous float32, float16 or bfloat16 of w's shape ",
+                 c10::SymIntArrayRef(wanted), ", got ", t.scalar_type(), " ", t.sym_sizes(),
+                 t.is_contiguous() ? "" : " (not contiguous)");
+}
+
+}  // namespace
+
+void Destinations::check(at::Device device, const c10::SymInt& groups, const std::array<c10::SymInt, 2>& weight) const {
+  check_vector(sr_state, at::kLong, 2, {"sr_state", "{seed, counter}"});
+  check_vector(bwd_scale, at::kFloat, groups * 2, {"bwd_scale", "{dy, dx}"});
+  check_vector(bwd_amax, at::kFloat, groups * 2, {"bwd_amax", "{dy, dx}"});
+  if (sr_state) check_device(*sr_state, device, "sr_state");
+  if (bwd_scale) check_device(*bwd_scale, device, "bwd_scale");
+  if (bwd_amax) check_device(*bwd_amax, device, "bwd_amax");
+  for (const at::Tensor& t : main_grad) check_device(t, device, "main_grad");
+  check_vector(wgrad_stash, at::kLong, 2, {"wgrad_stash", "{number, count}"});
+  check_on_host(wgrad_stash, "linear");
+  check_destinations(main_grad, groups, weight);
+}
+
+}  // namespace quire_torch
