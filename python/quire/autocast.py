@@ -73,11 +73,7 @@ def active_recipe() -> Recipe | None:
 
 def recipe_of(own: Recipe | None) -> Recipe | None:
     """What a layer that has a recipe of its own runs under: outside of any autocast that one, else active_recipe()."""
-    if _STATE.inside:
-        return _STATE.recipe
-    if not _STATE.foreign:
-        return own
-    inside, recipe, _ = _of_caller()
+    inside, recipe, _ = _active() if _STATE.foreign else (_STATE.inside, _STATE.recipe, None)
     return recipe if inside else own
 
 

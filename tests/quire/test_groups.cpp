@@ -7,6 +7,7 @@
 #include "inputs.h"
 #include "quantized.h"
 #include "quire/device/library.h"
+#include "quire/groups/groups.h"
 #include "quire/quantize/fingerprint.h"
 
 namespace quire::testing {

@@ -18,7 +18,7 @@ bool only_small(const Toy& toy, const Context&, std::string* why) {
   return toy.size >= 10 && refused(why, "size ", toy.size, " is not below 10");
 }
 
-const std::array<KernelRow<Toy>, 2> kSmallFirst{{{"small", only_small, nullptr}, {"any", takes_all, nullptr}}};
+const std::array<KernelRow<Toy>, 2> kSmallFirst{{{"small", only_small, nullptr}, {"any", nullptr, nullptr}}};
 const std::array<KernelRow<Toy>, 1> kSmallOnly{{{"small", only_small, nullptr}}};
 
 template <size_t N>

@@ -14,15 +14,14 @@ template <class Problem>
 struct KernelRow {
   std::string_view name;
   /// Whether this row cannot take the problem. Says why in *why, unless that is null: every call asks, few want words.
+  /// Null: it takes all.
   bool (*refuses)(const Problem&, const Context&, std::string* why);
   void (*run)(const Problem&, const Context&);
-};
 
-/// Nothing to refuse.
-template <class Problem>
-bool takes_all(const Problem&, const Context&, std::string*) {
-  return false;
-}
+  bool takes(const Problem& problem, const Context& context, std::string* why = nullptr) const {
+    return !refuses || !refuses(problem, context, why);
+  }
+};
 
 /// For rows: refuses, for a reason made of these parts.
 template <class... Parts>
@@ -54,7 +53,7 @@ template <class Problem>
   std::string reasons;
   for (const auto& row : choice.rows) {
     std::string why;
-    if (choice.asked(row) && row.refuses(problem, context, &why))
+    if (choice.asked(row) && !row.takes(problem, context, &why))
       reasons += text(reasons.empty() ? "" : "; ", row.name, ": ", why);
   }
   check(!choice.rows.empty(), op,
@@ -71,7 +70,7 @@ template <class Problem>
 const KernelRow<Problem>& choose(std::string_view op, const Choice<Problem>& choice, const Problem& problem,
                                  const Context& context) {
   for (const auto& row : choice.rows)
-    if (choice.asked(row) && !row.refuses(problem, context, nullptr)) return row;
+    if (choice.asked(row) && row.takes(problem, context)) return row;
   refuse(op, choice, problem, context);
 }
 
@@ -84,7 +83,7 @@ std::string explain_rows(const Choice<Problem>& choice, const Problem& problem, 
     std::string verdict;
     if (!choice.asked(row)) {
       verdict = "QUIRE_KERNEL names another";
-    } else if (!row.refuses(problem, context, &verdict)) {
+    } else if (row.takes(problem, context, &verdict)) {
       verdict = running.empty() ? "runs" : text("not asked, ", running, " comes first");
       if (running.empty()) running = row.name;
     }

@@ -60,21 +60,20 @@ constexpr std::array kGemm{
     KernelRow<GemmProblem>{"int8", refuses_int8, [](const GemmProblem& p, const Context&) { (*in_use().int8)(p); }},
     KernelRow<GemmProblem>{"amx", refuses_amx, [](const GemmProblem& p, const Context&) { (*in_use().amx)(p); }},
     KernelRow<GemmProblem>{"bf16", refuses_bf16, [](const GemmProblem& p, const Context&) { (*in_use().bf16)(p); }},
-    KernelRow<GemmProblem>{"generic", takes_all,
-                           [](const GemmProblem& p, const Context&) { in_use().kernels->gemm(p); }},
-    KernelRow<GemmProblem>{"reference", takes_all, [](const GemmProblem& p, const Context&) { reference::gemm(p); }},
+    KernelRow<GemmProblem>{"generic", nullptr, [](const GemmProblem& p, const Context&) { in_use().kernels->gemm(p); }},
+    KernelRow<GemmProblem>{"reference", nullptr, [](const GemmProblem& p, const Context&) { reference::gemm(p); }},
 };
 
 /// The kernel of the instruction set in use, then the reference.
 template <class Problem, void (*Kernels::*Generic)(const Problem&), void (*Reference)(const Problem&)>
 constexpr std::array<KernelRow<Problem>, 2> kRows{{
-    {"generic", takes_all, [](const Problem& p, const Context&) { (in_use().kernels->*Generic)(p); }},
-    {"reference", takes_all, [](const Problem& p, const Context&) { Reference(p); }},
+    {"generic", nullptr, [](const Problem& p, const Context&) { (in_use().kernels->*Generic)(p); }},
+    {"reference", nullptr, [](const Problem& p, const Context&) { Reference(p); }},
 }};
 
 /// The one kernel of a problem, in plain C++.
 template <class Problem, void (*Run)(const Problem&, const Context&)>
-constexpr std::array<KernelRow<Problem>, 1> kPortable{{{"portable", takes_all, Run}}};
+constexpr std::array<KernelRow<Problem>, 1> kPortable{{{"portable", nullptr, Run}}};
 
 void check_given_amax(const float* amax, int64_t count) {
   for (int64_t i = 0; amax && i < count; ++i)
@@ -103,12 +102,12 @@ void dequantize_generic(const DequantizeProblem& p, const Context&) {
 }
 
 constexpr std::array kQuantize{
-    KernelRow<QuantizeProblem>{"generic", takes_all, quantize<quantize_generic>},
-    KernelRow<QuantizeProblem>{"reference", takes_all, quantize<reference::quantize>},
+    KernelRow<QuantizeProblem>{"generic", nullptr, quantize<quantize_generic>},
+    KernelRow<QuantizeProblem>{"reference", nullptr, quantize<reference::quantize>},
 };
 constexpr std::array kDequantize{
-    KernelRow<DequantizeProblem>{"generic", takes_all, dequantize_generic},
-    KernelRow<DequantizeProblem>{"reference", takes_all,
+    KernelRow<DequantizeProblem>{"generic", nullptr, dequantize_generic},
+    KernelRow<DequantizeProblem>{"reference", nullptr,
                                  [](const DequantizeProblem& p, const Context&) { reference::dequantize(p); }},
 };
 
@@ -119,13 +118,13 @@ bool refuses_matmul(const MatmulProblem&, const Context&, std::string* why) {
 constexpr std::array kMatmul{
     KernelRow<MatmulProblem>{"library", refuses_matmul,
                              [](const MatmulProblem& p, const Context&) { matmul_in_use()(p); }},
-    KernelRow<MatmulProblem>{"reference", takes_all,
+    KernelRow<MatmulProblem>{"reference", nullptr,
                              [](const MatmulProblem& p, const Context&) { reference::matmul(p); }},
 };
 
 /// The one kernel of a problem of groups.
 template <class Problem, void (*Run)(const Problem&, const Context&)>
-constexpr std::array<KernelRow<Problem>, 1> kByGroup{{{"by_group", takes_all, Run}}};
+constexpr std::array<KernelRow<Problem>, 1> kByGroup{{{"by_group", nullptr, Run}}};
 
 void fingerprint(const FingerprintProblem& p, const Context&) {
   const auto found = static_cast<int64_t>(in_use().kernels->fingerprint(p.x));

@@ -2,8 +2,6 @@
 
 #include <algorithm>
 
-#include "quire/base/env.h"
-
 namespace quire {
 namespace {
 
@@ -39,11 +37,6 @@ std::string_view forced_kernel(std::string_view setting, std::string_view op) {
     if (entry_op == op) found = name;
   }
   return found;
-}
-
-std::string_view forced_kernel(std::string_view op) {
-  static const std::string_view setting = env::kernel();
-  return setting.empty() ? std::string_view() : forced_kernel(setting, op);
 }
 
 }  // namespace quire

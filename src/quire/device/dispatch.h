@@ -5,6 +5,7 @@
 #include <string>
 #include <string_view>
 
+#include "quire/base/env.h"
 #include "quire/base/parallel.h"
 #include "quire/device/observer.h"
 #include "quire/spec/check_problem.h"
@@ -14,8 +15,11 @@ namespace quire {
 /// The row that `setting` (the text of QUIRE_KERNEL: `op:NAME`, several separated by commas) forces for `op`; empty if
 /// it forces none. Throws Error if the text is not of that form.
 std::string_view forced_kernel(std::string_view setting, std::string_view op);
-/// The same of the environment.
-std::string_view forced_kernel(std::string_view op);
+/// The same of the environment, which is read once.
+inline std::string_view forced_kernel(std::string_view op) {
+  static const std::string_view setting = env::kernel();
+  return setting.empty() ? std::string_view() : forced_kernel(setting, op);
+}
 
 /// The kernels that a problem may go to in this context, and the one that is forced.
 template <class Problem>
@@ -39,6 +43,13 @@ void run_checked(const Problem& problem, const Context& context) {
 template <class Problem>
 void dispatch(const Problem& problem, const Context& context) {
   check_problem(problem);
+  run_checked(problem, context);
+}
+
+inline void dispatch(QuantizeProblem problem, const Context& context) {
+  check_problem(problem);
+  problem.rowwise = problem.rowwise.with_sentinel_data();
+  problem.columnwise = problem.columnwise.with_sentinel_data();
   run_checked(problem, context);
 }
 

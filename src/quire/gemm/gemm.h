@@ -14,16 +14,11 @@ namespace quire {
 /// A contraction of length 0 gives bias (+ addend). Throws Error on a problem that breaks a rule.
 void gemm(const GemmProblem& problem, const Context& context = host());
 
-/// The product of each group of rows as by itself, and nothing is written if one of them breaks a rule.
-void grouped_gemm(const GroupedGemmProblem& problem, const Context& context = host());
-
 /// Products of plain matrices, by the library that the program lends (device/library.h).
 void matmul(const MatmulProblem& problem, const Context& context = host());
-void grouped_matmul(const GroupedMatmulProblem& problem, const Context& context = host());
 
 /// Sum over rows, for bias gradients (numerics.md 6.6).
 void column_sum(const ColumnSumProblem& problem, const Context& context = host());
-void grouped_column_sum(const GroupedColumnSumProblem& problem, const Context& context = host());
 
 /// One line per kernel row, as for quantize.
 std::string explain(const GemmProblem& problem, const Context& context = host());

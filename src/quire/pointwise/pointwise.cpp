@@ -16,8 +16,6 @@ void activation(const ActivationProblem& problem, const Context& context) {
 }
 void activation_grad(const ActivationGradProblem& problem, const Context& context) { dispatch(problem, context); }
 
-void grouped_activation(const GroupedActivationProblem& problem, const Context& context) { dispatch(problem, context); }
-
 std::string explain(const NormProblem& problem, const Context& context) { return explain_choice(problem, context); }
 std::string explain(const NormGradProblem& problem, const Context& context) { return explain_choice(problem, context); }
 std::string explain(const ActivationProblem& problem, const Context& context) {

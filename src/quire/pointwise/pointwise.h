@@ -17,8 +17,6 @@ void norm_grad(const NormGradProblem& problem, const Context& context = host());
 
 /// The activation of every element, and the quantization of the result.
 void activation(const ActivationProblem& problem, const Context& context = host());
-/// The same of groups of rows, each as by itself.
-void grouped_activation(const GroupedActivationProblem& problem, const Context& context = host());
 void activation_grad(const ActivationGradProblem& problem, const Context& context = host());
 
 /// One line per kernel row, as for quantize. A problem and its gradient are forced by one name, `norm:NAME`.

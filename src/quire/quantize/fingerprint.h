@@ -10,8 +10,6 @@ namespace quire {
 /// Writes the fingerprint of x, which it reads once; or compares it with the expected one, and throws Error where they
 /// differ (a device reports that at its next synchronisation).
 void fingerprint(const FingerprintProblem& problem, const Context& context = host());
-/// Compares those of the matrices of groups that have rows.
-void grouped_fingerprint(const GroupedFingerprintProblem& problem, const Context& context = host());
 
 /// The fingerprint of a matrix in the host's memory.
 uint64_t fingerprint(const Matrix& x);

@@ -18,15 +18,8 @@ void quantize(const QuantizeProblem& problem, const Context& context = host());
 /// Throws Error for a spec whose scales follow from blocks alone.
 void amax(const AmaxProblem& problem, const Context& context = host());
 
-/// The amaxes of groups of rows.
-void grouped_amax(const GroupedAmaxProblem& problem, const Context& context = host());
-
-/// Groups of rows, each as by itself. Nothing is written if one of them breaks a rule.
-void grouped_quantize(const GroupedQuantizeProblem& problem, const Context& context = host());
-
 /// Decodes one side (numerics.md 3.4, 4.6, 5.1). Throws Error on a problem that breaks a rule.
 void dequantize(const DequantizeProblem& problem, const Context& context = host());
-void grouped_dequantize(const GroupedDequantizeProblem& problem, const Context& context = host());
 
 /// Counts the elements of a present side of a problem that quantize() has run on the host. Slow: it computes all scales
 /// again.

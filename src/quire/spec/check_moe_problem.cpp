@@ -1,14 +1,9 @@
-// The rules of problems of mixtures of experts and of states: what can be known without following their pointers.
+// The rules of problems of mixtures of experts: what can be known without following their pointers.
 #include "quire/base/check.h"
 #include "quire/spec/check_problem.h"
 
 namespace quire {
 namespace {
-
-void check_memory(std::string_view op, std::string_view what, const void* memory, int64_t count) {
-  check(count >= 0, op, ": the size of ", what, " must not be negative; got ", count, "; correct it");
-  check(memory != nullptr || count == 0, op, ": ", what, " of ", count, " elements is a null pointer; give its memory");
-}
 
 void check_map(std::string_view op, const RowMap& map) {
   int64_t places = 0;
@@ -70,34 +65,6 @@ void check_problem(const ChunkRowsProblem& p) {
         p.sizes.count, ", got ", p.order.count);
   check_memory(p.kOp, "sizes", p.sizes.data, p.sizes.count);
   check_memory(p.kOp, "row_map", p.row_map, p.rows);
-}
-
-void check_problem(const FingerprintProblem& p) {
-  check_memory(p.what, "x", p.x.data, p.x.rows * p.x.cols);
-  check(p.to != nullptr || p.expected != nullptr, p.what, ": nowhere to put the fingerprint; give its memory");
-}
-
-void check_problem(const AdvanceProblem& p) { check_memory(p.kOp, "value", p.value, 1); }
-
-void check_problem(const MaximumProblem& p) {
-  check_memory(p.kOp, "to", p.to, p.count);
-  check_memory(p.kOp, "values", p.values, p.count);
-}
-
-void check_problem(const CopyNumberProblem& p) {
-  check_memory(p.kOp, "to", p.to, 1);
-  check_memory(p.kOp, "from", p.from, 1);
-}
-
-void check_problem(const DelayedUpdateProblem& p) {
-  check_memory(p.kOp, "rules", p.rules, p.rule_count * kRuleColumns);
-  for (const DelayedState& s : p.states) {
-    check_memory(p.kOp, "history", s.history, s.rows * s.slots);
-    check_memory(p.kOp, "scale", s.scale, s.slots);
-    check_memory(p.kOp, "amax", s.amax, s.slots);
-    check_memory(p.kOp, "reduced", s.reduced, s.slots);
-    check_memory(p.kOp, "usage", s.usage, 3);
-  }
 }
 
 }  // namespace quire

@@ -162,6 +162,11 @@ void check_operand(std::string_view op, std::string_view what, const Operand& o)
 
 }  // namespace
 
+void check_memory(std::string_view op, std::string_view what, const void* memory, int64_t count) {
+  check(count >= 0, op, ": the size of ", what, " must not be negative; got ", count, "; correct it");
+  check(memory != nullptr || count == 0, op, ": ", what, " of ", count, " elements is a null pointer; give its memory");
+}
+
 void check_problem(const QuantizeProblem& p) {
   check_matrix("quantize", "x", p.x);
   check_quantization("quantize", p);
@@ -249,6 +254,34 @@ void check_problem(const ActivationGradProblem& p) {
   check_shape("activation_grad", "x", p.x, p.dy.rows, p.dy.cols * p.activation.inputs());
   check_output("activation_grad", "dx", p.dx);
   check_shape("activation_grad", "dx", p.dx, p.x.rows, p.x.cols);
+}
+
+void check_problem(const FingerprintProblem& p) {
+  check_memory(p.what, "x", p.x.data, p.x.rows * p.x.cols);
+  check(p.to != nullptr || p.expected != nullptr, p.what, ": nowhere to put the fingerprint; give its memory");
+}
+
+void check_problem(const AdvanceProblem& p) { check_memory(p.kOp, "value", p.value, 1); }
+
+void check_problem(const MaximumProblem& p) {
+  check_memory(p.kOp, "to", p.to, p.count);
+  check_memory(p.kOp, "values", p.values, p.count);
+}
+
+void check_problem(const CopyNumberProblem& p) {
+  check_memory(p.kOp, "to", p.to, 1);
+  check_memory(p.kOp, "from", p.from, 1);
+}
+
+void check_problem(const DelayedUpdateProblem& p) {
+  check_memory(p.kOp, "rules", p.rules, p.rule_count * kRuleColumns);
+  for (const DelayedState& s : p.states) {
+    check_memory(p.kOp, "history", s.history, s.rows * s.slots);
+    check_memory(p.kOp, "scale", s.scale, s.slots);
+    check_memory(p.kOp, "amax", s.amax, s.slots);
+    check_memory(p.kOp, "reduced", s.reduced, s.slots);
+    check_memory(p.kOp, "usage", s.usage, 3);
+  }
 }
 
 }  // namespace quire

@@ -6,6 +6,9 @@
 
 namespace quire {
 
+/// Throws Error unless there is memory where `count` elements lie.
+void check_memory(std::string_view op, std::string_view what, const void* memory, int64_t count);
+
 /// Throws Error, naming the operation, the rule, the values and the remedy, unless the problem is valid: dtypes are
 /// floating where values are read or written, sizes are not negative and their byte counts fit int64, shapes agree,
 /// pointers are null only where nothing is stored, and specs are ones that QuantSpec::parse can give.

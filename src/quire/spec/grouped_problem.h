@@ -23,6 +23,9 @@ struct RowGroups {
   static RowGroups equal(int64_t count, int64_t each) { return {.count = count, .rows = count * each}; }
 };
 
+/// Whether no end says where the one group lies: it has all rows.
+inline bool is_one(const RowGroups& g) { return g.count == 1 && g.ends.data == nullptr; }
+
 /// A matrix whose rows belong to groups; or one for each group.
 struct GroupedMatrix {
   Matrix rows{};

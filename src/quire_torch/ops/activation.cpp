@@ -1,5 +1,6 @@
 #include "quire_torch/ops/activation.h"
 
+#include "quire/groups/groups.h"
 #include "quire/pointwise/pointwise.h"
 
 namespace quire_torch {

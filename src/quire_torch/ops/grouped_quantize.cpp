@@ -1,6 +1,6 @@
 #include "quire_torch/ops/grouped_quantize.h"
 
-#include "quire/quantize/quantize.h"
+#include "quire/groups/groups.h"
 
 namespace quire_torch {
 

@@ -1,7 +1,6 @@
 #include "quire_torch/ops/groups.h"
 
-#include "quire/quantize/quantize.h"
-#include "quire/spec/one_group.h"
+#include "quire/groups/groups.h"
 
 namespace quire_torch {
 
