@@ -244,8 +244,7 @@ void transpose_quantized(const Job& job, const Values<D>& v, const BlockNumbers<
     return;
   }
   const int64_t padded = round_up(v.rows, kQuad), bytes = row(F).packed() ? ceil_div(v.rows, 2) : v.rows;
-  uint8_t* const codes = &s.codes[0][0];
-  std::fill(codes + v.rows * kTile, codes + padded * kTile, uint8_t{0});
+  for (int64_t r = v.rows; r < padded; ++r) std::fill_n(s.codes[r], kTile, uint8_t{0});
   transpose_tile(s.codes, padded, kTile, s.transposed);
   for (int64_t c = 0; c < v.cols; ++c) {
     if constexpr (row(F).packed()) pack_codes(s.transposed[c], padded, s.transposed[c]);
