@@ -165,7 +165,7 @@ const quire::KernelRow<Problem>& host_row(size_t number) {
 
 template <class Problem, size_t number>
 bool refuses(const Problem& problem, const quire::Context&, std::string* why) {
-  return host_row<Problem>(number).refuses(problem, quire::host(), why);
+  return !host_row<Problem>(number).takes(problem, quire::host(), why);
 }
 
 template <class Problem, size_t number>

@@ -61,9 +61,10 @@ LinearFwd::Args inner(const GroupedLinear::Args& a, int64_t save) {
 /// What backward multiplies; without a recipe, x and w themselves.
 Backward mode_of(const OptionalRecipeText& recipe) { return *recipe ? (*recipe)->backward : Backward::high_precision; }
 
-/// Whether codes are given for a tensor that has elements. Operators stand for absent ones with a tensor [0].
+/// Whether codes are given for a tensor that has elements. Operators stand for absent ones with a tensor [0]: a number
+/// while tracing too, where that of present ones may be unknown.
 bool is_given(const std::optional<at::Tensor>& codes, const at::Tensor& of) {
-  return codes && (codes->dim() != 1 || codes->sym_size(0) != 0 || of.sym_numel() == 0);
+  return codes && (codes->dim() != 1 || codes->sym_size(0).maybe_as_int() != 0 || of.sym_numel().maybe_as_int() == 0);
 }
 
 /// The half of x's given buffers that backward reads; an absent amax is `none`.
