@@ -227,7 +227,7 @@ def test_the_report_is_a_table_of_layers_alike():
     model = torch.nn.Sequential(blocks(3), torch.nn.Linear(256, 2))
     assert str(quire.conversion_report(quire.convert(model, "mxfp8"))).splitlines() == [
         "Sequential: 6 of 7 torch.nn.Linear are quire.Linear",
-        "recipe: x=mxfp8,w=mxfp8,dy=mxfp8",
+        "recipe: x=mxfp8:nan,w=mxfp8:nan,dy=mxfp8:nan",
         "  *.*.up    256 -> 512 x 3",
         "  *.*.down  512 -> 256 x 3",
         "  *         256 -> 2  left: too small to gain, out_features < 256",

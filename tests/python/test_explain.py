@@ -44,12 +44,14 @@ def test_the_three_products_are_those_of_the_contract(make_layer, make_x, any_re
 def test_the_report_names_operands_and_kernels(make_layer, make_x):
     with quire.autocast(recipe=NVFP4BlockScaling()):
         report = str(quire.explain(make_layer(96, 64), make_x(16, 96)))
-    assert "dgrad   gemm nvfp4:rht:sr rowwise [16, 64] x nvfp4:16x16 columnwise [96, 64] to bfloat16\n" in report
-    assert "  w   nvfp4:16x16 columnwise [96, 64]\n" in report
+    assert (
+        "dgrad   gemm nvfp4:rht:sr:nan rowwise [16, 64] x nvfp4:16x16:nan columnwise [96, 64] to bfloat16\n" in report
+    )
+    assert "  w   nvfp4:16x16:nan columnwise [96, 64]\n" in report
     assert "  kernel generic: runs\n  kernel reference: not asked, generic comes first\n" in report
     kernel = re.search(r"  kernel (int8|generic): runs\n", report[report.index("dgrad   gemm") :])[1]
     assert f"  kernel reference: not asked, {kernel} comes first\n" in report
-    assert report.startswith("recipe: x=nvfp4:rht,w=nvfp4:16x16,dy=nvfp4:rht:sr\ninstruction set: ")
+    assert report.startswith("recipe: x=nvfp4:rht:nan,w=nvfp4:16x16:nan,dy=nvfp4:rht:sr:nan\ninstruction set: ")
 
 
 def test_only_gradients_that_are_wanted_have_products(make_layer, make_x):
@@ -209,7 +211,7 @@ def test_other_threads_are_not_explained(make_layer, make_x):
 
     with quire.autocast():
         explanation = quire.explain(forward, x)
-    assert [step.problem.split()[1] for step in explanation.products] == ["mxfp8"] * 2, "fprop and dgrad, no Float8"
+    assert [step.problem.split()[1] for step in explanation.products] == ["mxfp8:nan"] * 2, "fprop and dgrad, no Float8"
 
 
 FORCED = """

@@ -148,7 +148,9 @@ def test_weights_made_for_inference_have_one_direction(recipe, make_pair, make_x
 
 def test_another_recipe_is_refused_in_words(make_pair, make_x, compiler):
     _, layer = make_pair(MXFP8BlockScaling())
-    words = "quantized as mxfp8, and the active recipe, NVFP4BlockScaling, quantizes weights as nvfp4:16x16. Use the"
+    words = (
+        "quantized as mxfp8:nan, and the active recipe, NVFP4BlockScaling, quantizes weights as nvfp4:16x16:nan. Use"
+    )
     for function in (layer, compiler(layer)):
         with quire.autocast(recipe=NVFP4BlockScaling()), pytest.raises(RuntimeError, match=words):
             function(make_x(4, 96))
@@ -165,16 +167,16 @@ def test_contexts_nest_and_are_per_thread():
     with quire.quantized_model_init():
         assert kind() == quire.recipe.default().weight_spec
         with quire.quantized_model_init(recipe=NVFP4BlockScaling()):
-            assert kind() == "nvfp4:16x16"
+            assert kind() == "nvfp4:16x16:nan"
             with quire.quantized_model_init(enabled=False):
                 assert kind() is None
-        assert kind() == "mxfp8"
+        assert kind() == "mxfp8:nan"
         thread = threading.Thread(target=lambda: seen.append(kind()))
         thread.start()
         thread.join()
         with pytest.raises(ZeroDivisionError), quire.quantized_model_init(recipe=NVFP4BlockScaling()):
             raise ZeroDivisionError
-        assert kind() == "mxfp8"
+        assert kind() == "mxfp8:nan"
     assert kind() is None and seen == [None]
     with pytest.raises(TypeError, match="recipe must be a recipe of quire.recipe, got 'mxfp8'"):
         quire.quantized_model_init(recipe="mxfp8").__enter__()

@@ -25,19 +25,20 @@ inline std::vector<QuantSpec> all_specs() {
   };
   Words texts;
   const auto add = [&](const Words& more) { texts.insert(texts.end(), more.begin(), more.end()); };
-  const Words e5m2{"", "e5m2"}, pow2{"", "pow2"}, eps{"", "eps=0.5"}, order{"", "interleaved"},
+  const Words nan{"", "nan"}, e5m2{"", "e5m2"}, pow2{"", "pow2"}, eps{"", "eps=0.5"}, order{"", "interleaved"},
       scale_order{"", "swizzled", "interleaved"};
-  add(expand("fp8_tensor", {e5m2, pow2, eps, order}));
-  add(expand("fp8_row", {e5m2, pow2, eps, order}));
-  add(expand("fp8_block", {e5m2, {"", "128x128"}, pow2, eps, order}));
-  add(expand("mxfp8", {e5m2, {"", "32x32"}, scale_order}));
-  add(expand("mxfp4", {scale_order}));
+  add(expand("fp8_tensor", {e5m2, pow2, eps, nan, order}));
+  add(expand("fp8_row", {e5m2, pow2, eps, nan, order}));
+  add(expand("fp8_block", {e5m2, {"", "128x128"}, pow2, eps, nan, order}));
+  add(expand("mxfp8", {e5m2, {"", "32x32"}, nan, scale_order}));
+  add(expand("mxfp4", {nan, scale_order}));
   add(expand("nvfp4", {{"", "16x16"},
                        {"", "row_scaled"},
                        {"", "rht", "rht=unsigned"},
                        {"", "sr"},
                        {"", "4over6=mae", "4over6=mse"},
                        {"", "256"},
+                       nan,
                        scale_order}));
   std::vector<QuantSpec> specs;
   for (const std::string& text : texts) try {

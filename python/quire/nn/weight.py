@@ -11,7 +11,7 @@ from quire.checks import check_type
 from quire.functional import Buffers, quantize
 from quire.recipe import Recipe, default
 from quire.tensor import QuantizedStack, QuantizedTensor
-from quire.tensor.order import in_order
+from quire.tensor.order import same_codes
 
 
 @dataclass(frozen=True)
@@ -134,7 +134,7 @@ def weight_operand(
     """
     if not isinstance(weight, QuantizedTensor):
         return weight, ()
-    if in_order(weight.spec_text, False) != in_order(recipe.weight_spec, False):
+    if not same_codes(weight.spec_text, recipe.weight_spec):
         raise RuntimeError(
             f"the weight is quantized as {weight.spec_text}, and the active recipe, {type(recipe).__name__}, quantizes "
             f"weights as {recipe.weight_spec}. Use the recipe of its quantized_model_init, or construct the layer "

@@ -141,8 +141,9 @@ def operand_params(operand: int) -> property:
 
 
 def spec(family: str, *options: str) -> str:
-    """The text of a spec; empty options are left out."""
-    return ":".join([family, *[option for option in options if option]])
+    """The text of a spec of a recipe: values that are not finite do not vanish (numerics.md 1.9). Empty options are
+    left out."""
+    return ":".join([family, *[option for option in options if option], "nan"])
 
 
 def one_of(recipe: Recipe, name: str, *allowed: object) -> None:

@@ -95,7 +95,7 @@ class MXFP8BlockScaling(Recipe):
 
     def _text(self) -> str:
         w = spec("mxfp8", "32x32" if self.enable_2d_quantization else "")
-        return f"x=mxfp8,w={w},dy={spec('mxfp8', gradient_element(self))}"
+        return f"x={spec('mxfp8')},w={w},dy={spec('mxfp8', gradient_element(self))}"
 
     @classmethod
     def mxfp8(cls) -> bool:

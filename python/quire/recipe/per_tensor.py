@@ -102,7 +102,8 @@ class DelayedScaling(Recipe):
         check_shared_fields(self)
 
     def _text(self) -> str:
-        return f"x=fp8_tensor,w=fp8_tensor,dy={spec('fp8_tensor', gradient_element(self))}"
+        forward = spec("fp8_tensor")
+        return f"x={forward},w={forward},dy={spec('fp8_tensor', gradient_element(self))}"
 
     @classmethod
     def delayed(cls) -> bool:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from quire.tensor.buffers import DTYPES
-from quire.tensor.order import in_order, is_interleaved, reordered
+from quire.tensor.order import is_interleaved, reordered, same_codes
 from quire.tensor.quantized import QuantizedTensor
 from quire.tensor.views import view
 
@@ -227,7 +227,7 @@ def _copy_codes(target: QuantizedTensor, source: Any) -> bool:
     quantized = isinstance(target, QuantizedTensor) and isinstance(source, QuantizedTensor)
     if not quantized or target.stacked != source.stacked or target.shape != source.shape:
         return False
-    if in_order(target.spec_text, False) != in_order(source.spec_text, False):
+    if not same_codes(target.spec_text, source.spec_text):
         return False
     target.check_writable(seeded=True)  # nothing is rounded
     source = reordered(source, is_interleaved(target.spec_text))

@@ -20,6 +20,16 @@ def in_order(spec: str, interleaved: bool) -> str:
     return plain + _OPTION if interleaved else plain
 
 
+def same_codes(spec: str, other: str) -> bool:
+    """Whether codes of both specs mean the same: they differ in order, or in what `nan` makes of values that are not
+    finite, or not at all."""
+    return spec == other or _meaning(spec) == _meaning(other)
+
+
+def _meaning(spec: str) -> list[str]:
+    return [word for word in spec.split(":") if word not in ("nan", "interleaved")]
+
+
 def is_interleaved(spec: str) -> bool:
     return spec.endswith(_OPTION)
 

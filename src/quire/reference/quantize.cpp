@@ -70,12 +70,22 @@ float amax_of(const Lines& t, std::array<int64_t, 2> lines, std::array<int64_t, 
   return amax;
 }
 
+/// Whether the option `nan` makes a scale NaN: where an element is NaN or Inf (numerics.md 1.9).
+bool is_lost(const Lines& t, std::array<int64_t, 2> lines, std::array<int64_t, 2> positions) {
+  bool finite = true;
+  for (int64_t o = lines[0]; o < std::min(lines[1], t.outer); ++o)
+    for (int64_t l = positions[0]; l < std::min(positions[1], t.contraction); ++l) finite &= is_finite(t.at(o, l));
+  return t.spec().nan && !finite;
+}
+
 /// The lines whose elements share the scales of line o.
 std::array<int64_t, 2> sharing(const Lines& t, int64_t o) {
   if (t.spec().row().scope == Scope::tensor) return {0, t.outer};
   if (!t.spec().square) return {o, o + 1};
   return {o / t.block * t.block, o / t.block * t.block + t.block};
 }
+
+constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 
 /// What a block's elements are multiplied by, and what is stored: a float32 or a byte.
 struct BlockScale {
@@ -87,7 +97,8 @@ struct BlockScale {
 BlockScale f32_scale(const Lines& t, float amax) {
   const float infinite = t.spec().row().scope == Scope::block ? largest_finite(t.problem.x.dtype) : kFloatMax;
   const float s = t.problem.scale ? *t.problem.scale : scale_from_amax(amax, t.spec(), infinite);
-  return {.multiplier = s, .stored = 1.0f / s};
+  const bool lost = t.spec().nan && !is_finite(amax);  // also where a scale is given
+  return {.multiplier = s, .stored = lost ? kNan : 1.0f / s};
 }
 
 BlockScale e8m0_block_scale(const Lines& t, float amax) {
@@ -146,13 +157,21 @@ void write_amaxes(const Lines& t, float* amax) {
 }
 
 BlockScale block_scale(const Lines& t, int64_t o, int64_t b, const float* global_amaxes) {
-  const bool above = t.spec().row().scope != Scope::block;
-  const float amax = above ? amax_above(t, o) : amax_of(t, sharing(t, o), {b * t.block, (b + 1) * t.block});
+  if (t.spec().row().scope != Scope::block) return f32_scale(t, amax_above(t, o));
+  const std::array positions{b * t.block, (b + 1) * t.block};
+  const float amax = amax_of(t, sharing(t, o), positions);
   const ScaleKind kind = t.spec().row().scale;
-  if (kind == ScaleKind::f32) return f32_scale(t, amax);
-  if (kind == ScaleKind::e8m0) return e8m0_block_scale(t, amax);
-  const float g = global_amaxes[amax_index(t.spec(), o)];
-  return nvfp4_scale(t, o, b, amax, global_scale(g, t.spec().block_scale_max()));
+  BlockScale found;
+  if (kind == ScaleKind::f32) found = f32_scale(t, amax);
+  if (kind == ScaleKind::e8m0) found = e8m0_block_scale(t, amax);
+  if (kind == ScaleKind::two_level)
+    found =
+        nvfp4_scale(t, o, b, amax, global_scale(global_amaxes[amax_index(t.spec(), o)], t.spec().block_scale_max()));
+  if (is_lost(t, sharing(t, o), positions)) {
+    found.stored = kNan;
+    found.byte = kind == ScaleKind::e8m0 ? kE8m0Nan : kBlockScaleNan;
+  }
+  return found;
 }
 
 /// One per (scale line, block), [scale_lines, blocks].

@@ -114,6 +114,8 @@ constexpr std::array kOtherOptions = std::to_array<Option>({
      read_four_over_six, write_four_over_six},
     {"256", "256", "block scales reach 256 instead of 448 (with 4over6)", kNvfp4,
      set_flag<&QuantSpec::block_scale_max_256>, flag<&QuantSpec::block_scale_max_256>},
+    {"nan", "nan", "a scale is NaN where its elements hold NaN or Inf", kAll, set_flag<&QuantSpec::nan>,
+     flag<&QuantSpec::nan>},
     {"swizzled", "swizzled", "scales padded and tiled 128x4", kByteScales, set_flag<&QuantSpec::swizzled>,
      flag<&QuantSpec::swizzled>},
     {"interleaved", "interleaved", "codes, and scales of a byte, in tiles of 16 lines x 4 bytes", kAll,

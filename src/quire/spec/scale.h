@@ -13,13 +13,19 @@ namespace quire {
 
 inline constexpr float kFloatMax = 0x1.FFFFFEp127f;
 
+/// The bytes that are NaN as scales.
+inline constexpr uint8_t kE8m0Nan = 255, kBlockScaleNan = 0x7F;
+
 constexpr bool is_finite(float x) { return (std::bit_cast<uint32_t>(x) & 0x7F800000u) != 0x7F800000u; }
 
 /// numerics.md 2.1. `infinite` replaces a scale that overflows: FLT_MAX per tensor, the largest value of the input's
-/// dtype per block.
+/// dtype per block. With the option `nan`, an amax above blocks that is not finite
+/// gives NaN (1.9).
 constexpr float scale_from_amax(float amax, const QuantSpec& spec, float infinite) {
   if (amax < spec.epsilon) amax = spec.epsilon;
-  if (amax == 0 || !is_finite(amax)) return 1.0f;
+  if (!is_finite(amax))
+    return spec.nan && spec.row().scope != Scope::block ? std::numeric_limits<float>::quiet_NaN() : 1.0f;
+  if (amax == 0) return 1.0f;
   float s = largest(spec.element) / amax;
   if (!is_finite(s)) s = infinite;
   return spec.pow2 ? std::bit_cast<float>(std::bit_cast<uint32_t>(s) & 0xFF800000u) : s;

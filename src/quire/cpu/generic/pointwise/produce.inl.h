@@ -63,7 +63,7 @@ void produce(const Destination& to, const Make& make) {
     for (const Job& job : plan.jobs()) begin(job, amaxes_of(p).plain);
     const float amax = make_strips(to.y, &plan, strip_rows(p), measured, make);
     for (const Job& job : plan.jobs()) {
-      finish(job);
+      finish(job, amax);
       if (measured) job.side.amax[0] = amax;
     }
     return;

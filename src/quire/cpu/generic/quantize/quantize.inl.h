@@ -73,9 +73,11 @@ void begin(const Job& job, float tensor_amax) {
   }
 }
 
-/// Scales take the place of what begin() left there.
-void finish(const Job& job) {
-  for (int64_t i = 0; i < job.multipliers(); ++i) job.multiplier()[i] = 1.0f / job.multiplier()[i];
+/// Scales take the place of what begin() left there. amax: the one that the tiles have.
+void finish(const Job& job, float amax) {
+  const bool lost = job.problem.scale && job.spec().nan && !is_finite(amax);
+  for (int64_t i = 0; i < job.multipliers(); ++i)
+    job.multiplier()[i] = lost ? std::numeric_limits<float>::quiet_NaN() : 1.0f / job.multiplier()[i];
 }
 
 /// Memory of a thread while it quantizes tiles.
@@ -193,7 +195,7 @@ void quantize_under(const QuantizeProblem& p, const Amaxes& amaxes) {
   }
   const float amax = quantize_tiles(plan);
   for (const Job& job : plan.jobs()) {
-    finish(job);
+    finish(job, amax);
     if (p.scale) job.side.amax[0] = amax;
   }
 }

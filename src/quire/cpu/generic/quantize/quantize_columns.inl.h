@@ -61,9 +61,14 @@ void column_four_over_six(const Job& job, const Values<D>& v, int64_t r, ColumnN
   }
 }
 
+/// The blocks of kTile columns whose scales are NaN.
+template <ScaleKind S>
+using LostColumnBlocks = LostBlocks<S, kTile>;
+
 /// Multipliers of the columns of a block of rows, and their scales.
 template <ScaleKind S, DType D>
-void column_scales(const Job& job, const Values<D>& v, int64_t r, ColumnNumbers<S>& b) {
+void column_scales(const Job& job, const Values<D>& v, int64_t r, const LostColumnBlocks<S>& lost,
+                   ColumnNumbers<S>& b) {
   if (job.given(v.col)) {
     const bool one = job.multipliers() == 1;
     for (int64_t c = 0; c < kTile; ++c) b.multiplier[c] = *job.given(one ? 0 : v.col + std::min(c, v.cols - 1));
@@ -83,6 +88,18 @@ void column_scales(const Job& job, const Values<D>& v, int64_t r, ColumnNumbers<
   } else {
     block_scales<S>(job.rule(0), b.amax, kTile, b.stored, b.multiplier);
   }
+  lost.apply(kTile, b.stored);
+}
+
+/// Neighbours of a square tile are lost together.
+template <ScaleKind S>
+LostColumnBlocks<S> lost_columns(const Job& job, float* amax) {
+  LostColumnBlocks<S> lost;
+  lost.find(amax, kTile);
+  constexpr int64_t n = block_of(S);
+  for (int64_t c = 0; job.spec().square && c < kTile; c += n)
+    std::fill_n(lost.lost + c, n, std::count(lost.lost + c, lost.lost + c + n, true) > 0);
+  return lost;
 }
 
 /// Stores the scales of a block of rows where those of neighbouring columns are contiguous, or wherever they are.
@@ -200,15 +217,17 @@ float quantize_columns(const Job& job, const Values<D>& v, ColumnScratch& s) {
   for (int64_t r = 0; r < end; r += n) {
     const std::array rows{r, std::min(r + n, end)};
     Bits<D> all = column_block_amaxes<D, false>(v, r, rows[1] - r, b.amax);
-    const bool nan = all > kInfinity<D>;
+    const bool nan = all > kInfinity<D>, nonfinite = all >= kInfinity<D>;
+    LostColumnBlocks<S> lost;
+    if (nonfinite && !given && job.spec().nan) lost = lost_columns<S>(job, b.amax);
     if (nan) all = column_block_amaxes<D, true>(v, r, rows[1] - r, b.amax);
     largest_of_tile = std::max(largest_of_tile, all);
-    column_scales<S, D>(job, v, r, b);
+    column_scales<S, D>(job, v, r, lost, b);
     if (transposed_scales && !given)
       std::memcpy(s.scales[r / n], b.stored, kTile);
     else if (!given)
       store_column_scales<S>(job, {v.row + r, v.col, n, v.cols}, b.stored);
-    if (nan || makes_nan(given))
+    if (nonfinite || makes_nan(job, v.col, v.cols))
       encode_rows_of_columns<F, S, true, D>(job, v, rows, b.multiplier, s);
     else
       encode_rows_of_columns<F, S, false, D>(job, v, rows, b.multiplier, s);

@@ -60,6 +60,8 @@ struct BlockNumbers {
   alignas(64) Stored<S> stored[kMost];
 
   int64_t first_of(int64_t line) const { return line / height * per_line; }
+  /// Of so many lines.
+  int64_t count(int64_t lines) const { return first_of(lines - 1) + per_line; }
 };
 
 /// The largest magnitude of all lines, with NaN above infinity without kNan.
@@ -82,7 +84,7 @@ inline Bits<D> row_block_amaxes(const Values<D>& v, BlockNumbers<S>& b) {
       for (int64_t i = 0; i < b.per_line; ++i)
         at[i] = std::max(at[i], block_magnitude<D, n, kNan>(v.line(other) + i * n));
   }
-  const int64_t count = b.first_of(v.rows - 1) + b.per_line, padded = round_up(count, kLanes);
+  const int64_t count = b.count(v.rows), padded = round_up(count, kLanes);
   std::fill(found + count, found + padded, Bits<D>{});
   for (int64_t i = 0; i < padded; i += kLanes)
     store(b.amax + i, load_as<D>(reinterpret_cast<const Plain<D>*>(found + i)));
@@ -105,9 +107,13 @@ void row_four_over_six(const Job& job, const Values<D>& v, BlockNumbers<ScaleKin
     }
 }
 
+/// The blocks of some lines whose scales are NaN.
+template <ScaleKind S>
+using LostRowBlocks = LostBlocks<S, BlockNumbers<S>::kMost>;
+
 /// Scales of all blocks from their amaxes, stored.
 template <ScaleKind S, DType D>
-void row_scales(const Job& job, const Values<D>& v, BlockNumbers<S>& b) {
+void row_scales(const Job& job, const Values<D>& v, const LostRowBlocks<S>& lost, BlockNumbers<S>& b) {
   const bool four_over_six = S == ScaleKind::two_level && job.spec().four_over_six != FourOverSix::off;
   if (four_over_six) {
     if constexpr (S == ScaleKind::two_level) row_four_over_six(job, v, b);
@@ -117,8 +123,9 @@ void row_scales(const Job& job, const Values<D>& v, BlockNumbers<S>& b) {
       block_scales<S>(job.rule(v.row + r), b.amax + at, b.per_line, b.stored + at, b.multiplier + at);
     }
   } else {
-    block_scales<S>(job.rule(0), b.amax, b.first_of(v.rows - 1) + b.per_line, b.stored, b.multiplier);
+    block_scales<S>(job.rule(0), b.amax, b.count(v.rows), b.stored, b.multiplier);
   }
+  lost.apply(b.count(v.rows), b.stored);
   auto* to = static_cast<Stored<S>*>(job.side.scale);
   const int64_t block = v.col / block_of(S);
   const bool contiguous = S != ScaleKind::f32 && !job.spec().swizzled;
@@ -153,7 +160,8 @@ int64_t draw_lines(const Job& job, const Values<D>& v, int64_t first, uint8_t* b
 
 /// Codes of all lines, and a byte of each in `kept` if that is not null.
 template <Format F, ScaleKind S, bool kNan, DType D>
-void encode_rows(const Job& job, const Values<D>& v, const BlockNumbers<S>& b, uint8_t (*kept)[kTile]) {
+[[gnu::noinline]] void encode_rows(const Job& job, const Values<D>& v, const BlockNumbers<S>& b,
+                                   uint8_t (*kept)[kTile]) {
   constexpr int64_t n = block_of(S);
   const int64_t padded = round_up(v.cols, kQuad), bytes = row(F).packed() ? ceil_div(v.cols, 2) : v.cols;
   const bool stochastic = S == ScaleKind::two_level && job.spec().stochastic;
@@ -178,8 +186,17 @@ void encode_rows(const Job& job, const Values<D>& v, const BlockNumbers<S>& b, u
   }
 }
 
-/// Whether a multiplier that is no ordinary number makes NaN of what is none.
-inline bool makes_nan(const float* given) { return given && (!is_finite(*given) || *given == 0); }
+/// Whether a multiplier of lines from `line` on, known before their blocks, is no ordinary number: then it may make NaN
+/// of what is none.
+inline bool makes_nan(const Job& job, int64_t line, int64_t count) {
+  if (job.multipliers() == 0) return false;
+  bool ordinary = true;
+  for (int64_t i = 0; i < (job.multipliers() == 1 ? 1 : count); ++i) {
+    const float given = *job.given(line + i);
+    ordinary &= is_finite(given) && given != 0;
+  }
+  return !ordinary;
+}
 
 /// Scales and codes of some lines, or of the piece of one; returns their amax. The numbers of their blocks are left in
 /// `b`, and codes, a byte each, in `kept` if that is not null.
@@ -190,10 +207,12 @@ float quantize_rows(const Job& job, const Values<D>& v, BlockNumbers<S>& b, uint
   const float* given = job.given(v.row);
   const auto amaxes = [&](auto nan) { return given ? rows_magnitude<D, nan>(v) : row_block_amaxes<S, D, nan>(v, b); };
   Bits<D> all = amaxes(std::false_type{});
-  const bool nan = all > kInfinity<D>;
+  const bool nan = all > kInfinity<D>, nonfinite = all >= kInfinity<D>;
+  LostRowBlocks<S> lost;
+  if (nonfinite && !given && job.spec().nan) lost.find(b.amax, b.count(v.rows));
   if (nan) all = amaxes(std::true_type{});
-  if (!given) row_scales<S, D>(job, v, b);
-  if (nan || makes_nan(given))
+  if (!given) row_scales<S, D>(job, v, lost, b);
+  if (nonfinite || makes_nan(job, v.row, v.rows))
     encode_rows<F, S, true, D>(job, v, b, kept);
   else
     encode_rows<F, S, false, D>(job, v, b, kept);

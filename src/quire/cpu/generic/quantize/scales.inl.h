@@ -22,6 +22,30 @@ struct ScaleRule {
   GlobalScale global;  ///< NVFP4
 };
 
+/// The scale that is NaN.
+template <ScaleKind S>
+constexpr Stored<S> nan_scale() {
+  if constexpr (S == ScaleKind::f32) return std::numeric_limits<float>::quiet_NaN();
+  return S == ScaleKind::e8m0 ? kE8m0Nan : kBlockScaleNan;
+}
+
+/// The blocks whose scales are NaN (numerics.md 1.9), found where there is a NaN or Inf, which is seldom.
+template <ScaleKind S, int64_t kMost>
+struct LostBlocks {
+  bool any = false;
+  bool lost[kMost];
+
+  /// From magnitudes in which NaN counts.
+  void find(const float* amax, int64_t count) {
+    any = true;
+    for (int64_t i = 0; i < count; ++i) lost[i] = !is_finite(amax[i]);
+  }
+  void apply(int64_t count, Stored<S>* stored) const {
+    for (int64_t i = 0; any && i < count; ++i)
+      if (lost[i]) stored[i] = nan_scale<S>();
+  }
+};
+
 /// scale_from_amax() (numerics.md 2.1).
 inline F32 f32_scales(const ScaleRule& rule, F32 amax) {
   const F32 one = broadcast(1.0f), zero = {};
