@@ -185,9 +185,14 @@ def compiler():
         def graphs(self) -> int:
             return dynamo.utils.counters["stats"]["unique_graphs"]
 
+        def __repr__(self) -> str:  # which pytest shows where an assertion about graphs fails
+            reasons = [metrics.recompile_reason for metrics in dynamo.utils.get_compilation_metrics()]
+            return f"Compiler that compiled again because of {[reason for reason in reasons if reason]}"
+
     def forget():
         dynamo.reset()
         dynamo.utils.counters.clear()
+        dynamo.utils.clear_compilation_metrics()
 
     forget()
     yield Compiler()
