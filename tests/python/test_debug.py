@@ -62,9 +62,9 @@ def test_operands_records_what_products_used_in_order(make_layer, make_x):
             layer(x)
     assert roles(records) == ["x", "w", "dy", "x", "w"]
     x_used, dy_used, x_inference = records[0].tensor, records[2].tensor, records[3].tensor
-    assert x_used.shape == (32, 96) and x_used.columnwise_data.shape == (96, 16) and str(x_used.spec) == "nvfp4:rht"
+    assert x_used.shape == (32, 96) and x_used.columnwise_data.shape == (96, 16) and str(x_used.spec) == "nvfp4:rht:nan"
     assert dy_used.shape == (32, 64) and dy_used.rowwise_data is not None and dy_used.columnwise_data is not None
-    assert x_inference.columnwise_data is None and str(x_inference.spec) == "mxfp8"
+    assert x_inference.columnwise_data is None and str(x_inference.spec) == "mxfp8:nan"
 
 
 def test_operands_records_copies(make_layer, make_x, equal_bits):

@@ -175,7 +175,7 @@ def test_a_prepacked_model_is_exported(equal_bits):
     with torch.no_grad(), quire.autocast(recipe=recipe):
         expected = model(x)
         program = torch.export.export(model, (x,))
-    assert "w=mxfp8:interleaved" in program.graph_module.code
+    assert "w=mxfp8:nan:interleaved" in program.graph_module.code
     assert equal_bits(program.module()(x), expected)
 
 

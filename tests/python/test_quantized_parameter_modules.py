@@ -70,7 +70,7 @@ def test_delayed_scaling_and_calibration_leave_the_slots_of_weights_alone(make, 
 def test_another_recipe_is_refused_in_words(make_x):
     _, module = pair(MODULES["mlp"], quire.recipe.MXFP8BlockScaling())
     with quire.autocast(recipe=quire.recipe.NVFP4BlockScaling()):
-        with pytest.raises(RuntimeError, match="quantized as mxfp8, and the active recipe, NVFP4BlockScaling"):
+        with pytest.raises(RuntimeError, match="quantized as mxfp8:nan, and the active recipe, NVFP4BlockScaling"):
             module(make_x(4, 64))
 
 

@@ -109,7 +109,9 @@ def test_counts_are_those_of_the_codes(make_layer, make_wild, any_recipe, decode
             expected, near = expected_counts(record.role, plain[record.role], record.tensor, direction, decode)
             assert abs(row.saturated - expected.saturated) <= near <= 8
             assert replace(row, saturated=expected.saturated) == expected
-    assert not found and sum(row.underflowed for row in counted) > 100
+    # Under the NaN scale of a whole tensor no code is that of 0.
+    whole = special and all("fp8_tensor" in row.spec for row in counted)
+    assert not found and (sum(row.underflowed for row in counted) > 100) != whole
     assert (sum(row.nonfinite for row in counted) > 0) == special
 
 
@@ -159,8 +161,8 @@ def test_rows_name_products_and_add_up(make_layer, make_x):
         ("dy", "columnwise"): "wgrad",
         ("x", "columnwise"): "wgrad",
     }
-    assert {row.spec: row.tensors for row in counted if row.role == "w"} == {"nvfp4:16x16": 2, "mxfp8": 1}
-    assert {row.elements for row in counted if row.spec == "nvfp4:16x16"} == {2 * 64 * 96}
+    assert {row.spec: row.tensors for row in counted if row.role == "w"} == {"nvfp4:16x16:nan": 2, "mxfp8:nan": 1}
+    assert {row.elements for row in counted if row.spec == "nvfp4:16x16:nan"} == {2 * 64 * 96}
     assert str(counted).splitlines()[0].split() == [
         *("role", "product", "direction", "spec", "tensors", "elements", "saturated", "underflowed", "nonfinite")
     ]

@@ -166,11 +166,11 @@ def test_buffers_of_another_operand_are_refused():
     offsets, text = torch.tensor([4, 4, 8]), RECIPES["mxfp8"]
     y, *saved = ops.linear_fwd(x, w, [], offsets, 24, text, torch.float32, 3, [], [])
     x_codes, w_codes = saved[:3], columnwise(*saved[3:])
-    with pytest.raises(RuntimeError, match="linear_bwd: x: columnwise_data of mxfp8 for 3 groups of 8 rows"):
+    with pytest.raises(RuntimeError, match="linear_bwd: x: columnwise_data of mxfp8:nan for 3 groups of 8 rows"):
         ops.linear_bwd(y, offsets, x_codes[0][:-40], *x_codes[1:], w_codes, 32, text, torch.float32, 3)
-    with pytest.raises(RuntimeError, match="columnwise_data of mxfp8 must be contiguous Byte, got Float"):
+    with pytest.raises(RuntimeError, match="columnwise_data of mxfp8:nan must be contiguous Byte, got Float"):
         ops.linear_bwd(y, offsets, x_codes[0].float(), *x_codes[1:], w_codes, 32, text, torch.float32, 3)
-    with pytest.raises(RuntimeError, match="linear_bwd: w: columnwise_data of mxfp8 for 3 groups of 72 rows"):
+    with pytest.raises(RuntimeError, match="linear_bwd: w: columnwise_data of mxfp8:nan for 3 groups of 72 rows"):
         ops.linear_bwd(y, offsets, *x_codes, columnwise(w_codes[3][:-1], *w_codes[4:]), 32, text, y.dtype, 3)
 
 

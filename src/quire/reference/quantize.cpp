@@ -282,11 +282,11 @@ Statistics statistics(const QuantizeProblem& p, Direction direction) {
     for (int64_t l = 0; l < t.contraction; ++l) {
       const float value = t.at(o, l);
       const int64_t line = std::min(o, t.scale_lines() - 1);
-      const float multiplier = scales[static_cast<size_t>(line * t.blocks + l / t.block)].multiplier;
+      const BlockScale& scale = scales[static_cast<size_t>(line * t.blocks + l / t.block)];
       const int64_t i = data_index({p.spec, direction, t.outer, t.contraction}, o, l);
       const auto code = static_cast<int>(code_at(p.spec, static_cast<const uint8_t*>(side.data), i));
       n.nonfinite += !is_finite(value);
-      n.saturated += is_finite(value) && std::fabs(value * multiplier) > limit;
+      n.saturated += is_finite(value) && !std::isnan(scale.stored) && std::fabs(value * scale.multiplier) > limit;
       n.underflowed += is_finite(value) && value != 0 && (code & magnitude) == 0;
     }
   return n;
