@@ -2,7 +2,8 @@
 
 That is the model, the optimizer, how many steps are done (which is the position in the data, see `data.Windows`), the
 state of PyTorch's random generator, and the state of quire's: stochastic rounding draws numbers that depend on how many
-backward passes a layer has made, so a run resumed without them would round differently.
+backward passes a layer has made, so a run resumed without them would round differently; and delayed scaling takes its
+scales from the amaxes of earlier steps.
 """
 
 import dataclasses
@@ -13,7 +14,7 @@ from pathlib import Path
 import torch
 from settings import ExampleError, Settings
 
-VERSION = 2
+VERSION = 3
 #: What a file ends with: this and the checksum of all before it, in hexadecimal. torch.load reads past it.
 SEAL = b"\nquire demo, sha256 "
 

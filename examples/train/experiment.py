@@ -2,6 +2,7 @@
 
 import warnings
 
+import estimate
 import report
 import torch
 from data import load_corpus
@@ -35,6 +36,8 @@ def compare(names: list[str], settings: Settings, session: Session) -> None:
         f"{settings.batch} x {settings.seq} tokens, seed {settings.seed}, "
         f"baseline in {settings.dtype}, {torch.get_num_threads()} threads"
     )
+    if not session.resume:
+        print(estimate.describe(names, settings, corpus), flush=True)
     results = []
     for name in names:
         result = train_one(name, settings, corpus, session)

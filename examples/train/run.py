@@ -109,6 +109,7 @@ class Run:
             "optimizer": self.optimizer.state_dict(),
             "torch_rng": torch.get_rng_state(),
             "quire_rng": quire.rng_state(self.model),
+            "delayed": quire.delayed_state(self.model),
             "progress": dataclasses.asdict(self.progress),
         }
         checkpoint.save(session.checkpoint(self.name), content)
@@ -124,6 +125,7 @@ class Run:
         self.optimizer.load_state_dict(content["optimizer"])
         torch.set_rng_state(content["torch_rng"])
         quire.set_rng_state(self.model, content["quire_rng"])
+        quire.set_delayed_state(self.model, content["delayed"])
         self.progress = Progress(**content["progress"])
 
     def train_step(self) -> float:
@@ -149,22 +151,35 @@ class Run:
     def train(self, session: Session) -> None:
         """Train to the last step, or to `session.stop_after`, with a progress bar and checkpoints on the way."""
         last = min(self.settings.steps, session.stop_after or self.settings.steps)
-        shown, times = None, self.progress.first_seconds
+        if self.step == last:
+            return
+        with progress_bar(total=1, desc=f"{self.name:>12}: compiling", bar_format="{desc} {elapsed}", leave=False):
+            shown, seconds = self.timed_step(self.progress.first_seconds)
+        compiled = f"compiled in {seconds:.1f} s"
         with progress_bar(total=self.settings.steps, initial=self.step, desc=f"{self.name:>12}", unit="step") as bar:
+            bar.set_postfix_str(f"loss {shown:.3f}, {compiled}")
+            self.save_if_due(session, last)
             while self.step < last:
-                start = time.perf_counter()
-                loss = self.train_step()
-                seconds = time.perf_counter() - start
-                times.append(seconds)
-                times = self.progress.step_seconds
-                self.progress.losses.append(loss)
-                shown = loss if shown is None else SHOWN_LOSS * shown + (1 - SHOWN_LOSS) * loss
+                loss, seconds = self.timed_step(self.progress.step_seconds)
+                shown = SHOWN_LOSS * shown + (1 - SHOWN_LOSS) * loss
                 speed = self.settings.tokens_per_step / seconds
-                bar.set_postfix_str(f"loss {shown:.3f}, {speed:,.0f} tokens/s", refresh=False)
+                bar.set_postfix_str(f"loss {shown:.3f}, {speed:,.0f} tokens/s, {compiled}", refresh=False)
                 bar.update()
-                due = self.step == last or self.step % session.checkpoint_every == 0
-                if due and self.step < self.settings.steps:  # after the last step `finish` saves, with the result
-                    self.save(session)
+                self.save_if_due(session, last)
+
+    def timed_step(self, times: list[float]) -> tuple[float, float]:
+        """The loss of the next step and its seconds, which are added to `times`."""
+        start = time.perf_counter()
+        loss = self.train_step()
+        times.append(time.perf_counter() - start)
+        self.progress.losses.append(loss)
+        return loss, times[-1]
+
+    def save_if_due(self, session: Session, last: int) -> None:
+        """After the last step of all `finish` saves, with the result."""
+        due = self.step == last or self.step % session.checkpoint_every == 0
+        if due and self.step < self.settings.steps:
+            self.save(session)
 
     @torch.no_grad()
     def validate(self) -> tuple[float, float]:

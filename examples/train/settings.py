@@ -8,7 +8,7 @@ import dataclasses
 from pathlib import Path
 
 BASELINE = "baseline"
-RECIPES = (BASELINE, "fp8_current", "fp8_block", "mxfp8", "nvfp4")
+RECIPES = (BASELINE, "fp8_current", "fp8_delayed", "fp8_block", "mxfp8", "nvfp4")
 
 
 class ExampleError(Exception):

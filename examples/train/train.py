@@ -1,7 +1,7 @@
 """Train a small GPT in high precision and in every low-precision recipe of quire, and compare.
 
-    python examples/train/train.py                      five runs, about ten minutes on two cores
-    python examples/train/train.py --quick              five shorter runs of a smaller model, under two minutes
+    python examples/train/train.py                      six runs, about twelve minutes on two cores
+    python examples/train/train.py --quick              six shorter runs of a smaller model, under two minutes
     python examples/train/train.py --recipe nvfp4       one recipe (repeat the option, or separate names by commas)
     python examples/train/train.py --moe 8              blocks that are mixtures of eight experts
     python examples/train/train.py --resume             go on after an interruption, bit for bit
@@ -22,7 +22,7 @@ from pathlib import Path
 from settings import BASELINE, RECIPES, ExampleError, Session, Settings
 
 DEFAULT = {"layers": 4, "width": 256, "seq": 128, "batch": 8, "steps": 600, "lr": 1e-3, "validation_batches": 64}
-QUICK = {"layers": 2, "width": 128, "seq": 128, "batch": 8, "steps": 60, "lr": 2e-3, "validation_batches": 16}
+QUICK = {"layers": 1, "width": 128, "seq": 128, "batch": 8, "steps": 100, "lr": 2e-3, "validation_batches": 16}
 REMEDY = {
     "torch": "python -m pip install torch",
     "quire": "./dev build",
