@@ -1,14 +1,13 @@
-# PyTorch as Python_EXECUTABLE would import it: the targets torch_cpu, torch_python, c10 and torch_openmp, and
-# TORCH_VERSION. Not find_package(Torch): with a CUDA build of PyTorch that insists on a CUDA toolkit, which nothing
-# here needs.
+# The PyTorch to build against: the targets torch_cpu, torch_python, c10 and torch_openmp, and TORCH_VERSION. Which one
+# that is tools/torch_pin.py says. Not find_package(Torch): with a CUDA build of PyTorch that insists on a CUDA toolkit,
+# which nothing here needs.
 find_package(Python 3.11 REQUIRED COMPONENTS Interpreter OPTIONAL_COMPONENTS Development.Module)
 execute_process(
-  COMMAND ${Python_EXECUTABLE} -c
-          "from importlib import metadata, util; print(metadata.version('torch'), *util.find_spec('torch').submodule_search_locations, sep=';')"
-  OUTPUT_VARIABLE found OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_QUIET RESULT_VARIABLE failed)
+  COMMAND ${Python_EXECUTABLE} ${PROJECT_SOURCE_DIR}/tools/torch_pin.py
+  OUTPUT_VARIABLE found OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_VARIABLE said RESULT_VARIABLE failed)
 if(failed)
-  message(FATAL_ERROR "quire: ${Python_EXECUTABLE} has no PyTorch. Install torch 2.11 to 2.13 there, name another Python "
-                      "with -DPython_EXECUTABLE=..., or build the core alone with -DQUIRE_TORCH=OFF.")
+  message(FATAL_ERROR "${said}Install one there, name another Python with -DPython_EXECUTABLE=..., or build the core "
+                      "alone with -DQUIRE_TORCH=OFF.")
 endif()
 list(GET found 0 TORCH_VERSION)
 list(GET found 1 torch_root)

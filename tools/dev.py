@@ -6,11 +6,12 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import torch_pin
 import tree
-from workspace import ROOT, Failure, compiler, googlebenchmark, googletest, install, say, tool, version_of
+from workspace import ROOT, Failure, compiler, enter_venv, googlebenchmark, googletest, install, say, tool, version_of
 
 CHECKS = ["check_layers", "check_budgets", "check_formats", "check_duplicates", "check_words"]
 LIBRARIES = ["quire", "quire_torch", "quire_debug", "quire_python"]
@@ -191,6 +192,20 @@ def library_of_compiler(name: str) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
 
+def wheel(folder: Path = ROOT / "dist") -> Path:
+    """Packs what ./dev build has built; its version names the PyTorch that it fits."""
+    build()
+    ninja = os.pathsep.join([str(Path(tool("ninja")).parent), os.environ["PATH"]])
+    with tempfile.TemporaryDirectory() as made:
+        pip = [sys.executable, "-m", "pip", "wheel", "--quiet", "--disable-pip-version-check", "--wheel-dir", made]
+        options = ["--no-build-isolation", "--no-deps", "--no-index", f"--config-settings=build-dir={release_folder()}"]
+        environment = os.environ | {"PATH": ninja, "QUIRE_TAG_WHEEL": "1"}
+        subprocess.run([*pip, *options, str(ROOT)], check=True, env=environment)
+        (found,) = Path(made).iterdir()
+        folder.mkdir(parents=True, exist_ok=True)
+        return Path(shutil.move(found, folder / found.name))
+
+
 def script(path: str, arguments: list[str]) -> None:
     build()
     hand_over(ROOT / path, *arguments)
@@ -260,6 +275,7 @@ def parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
         "the cost of a call; `bench encoder`: a converted model; `bench ggml`: build that peer; `bench core`: kernels "
         "beside memcpy; then their arguments",
     )
+    verbs.add_parser("wheel", help="a wheel in dist/ for this PyTorch's minor version, which needs no compiler")
     verbs.add_parser("fmt", help="format all sources")
     verbs.add_parser("check", help="formatting, lint, layers, budgets, words")
     arguments, rest = parser.parse_known_args(argv)
@@ -275,11 +291,13 @@ def main() -> int:
         "train": lambda: script("examples/train/train.py", rest),
         "test": lambda: test_with_sanitizers() if arguments.asan else test(rest, arguments.quick),
         "bench": lambda: bench(rest),
+        "wheel": lambda: say(f"made {wheel().relative_to(ROOT)}"),
         "fmt": fmt,
         "check": check,
     }
     needs_torch = arguments.verb not in ("fmt", "check")
     try:
+        enter_venv()
         install(needs_torch, *(extra_packages(arguments.verb, rest) if needs_torch else ()))
         verbs[arguments.verb]()
     except Failure as failure:

@@ -1,10 +1,16 @@
-"""Which PyTorch quire takes. Also the hook by which a wheel asks for the minor version it was built against."""
+"""Which PyTorch quire takes, and which one a build uses. Also the hooks by which a wheel asks for the PyTorch that it
+was built against. As a program: prints the version and the folder of the PyTorch to build against, for CMake."""
 
+import importlib.util
 import os
+import subprocess
+import sys
 from importlib import metadata
+from pathlib import Path
 
 OLDEST, NEWEST = (2, 11), (2, 13)
 DEFAULT = "2.13.0"
+RANGE = "{}.{} to {}.{}".format(*OLDEST, *NEWEST)
 
 
 def minor(version: str) -> tuple[int, int]:
@@ -21,20 +27,80 @@ def installed() -> str | None:
         return None
 
 
+def wanted() -> str:
+    """The version to install where there is none."""
+    return os.environ.get("QUIRE_TORCH", DEFAULT)
+
+
 def suits(version: str | None) -> bool:
-    """Whether ./dev may use this version: the one named by QUIRE_TORCH, else any supported one."""
+    """Whether a build may use this version: the one named by QUIRE_TORCH, else any supported one."""
     if version is None:
         return False
-    wanted = os.environ.get("QUIRE_TORCH")
-    return version.split("+")[0] == wanted if wanted else OLDEST <= minor(version) <= NEWEST
+    named = os.environ.get("QUIRE_TORCH")
+    return version.split("+")[0] == named if named else OLDEST <= minor(version) <= NEWEST
 
 
-def dynamic_metadata(settings, project) -> dict[str, list[str]]:
-    """Called by scikit-build-core: the C++ interface of PyTorch changes between minor versions, so a wheel pins one."""
-    version = installed()
-    if version is None or not OLDEST <= minor(version) <= NEWEST:
+def here() -> tuple[str, str] | None:
+    """The version and the folder of the PyTorch that this Python would import."""
+    version, spec = installed(), importlib.util.find_spec("torch")
+    return (version, str(Path(spec.origin).parent)) if version and spec and spec.origin else None
+
+
+def behind_isolation() -> tuple[str, str] | None:
+    """The same for the environment that pip builds for. pip runs the environment's own Python and hides its packages by
+    these two variables, so without them the Python finds what quire will run with."""
+    environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONNOUSERSITE")}
+    look = [
+        sys.executable,
+        "-P",
+        "-c",
+        "import runpy, sys; print(*runpy.run_path(sys.argv[1])['here']() or '', sep=';')",
+    ]
+    done = subprocess.run([*look, __file__], env=environment, stdout=subprocess.PIPE, text=True)
+    version, _, folder = done.stdout.strip().partition(";")
+    return (version, folder) if folder else None
+
+
+def to_build_against() -> tuple[str, str] | None:
+    """The version and the folder of the first PyTorch that suits."""
+    return next((found for look in (here, behind_isolation) if (found := look()) and suits(found[0])), None)
+
+
+def refuse_other_systems() -> None:
+    if sys.platform != "linux":
+        raise RuntimeError(f"quire runs on Linux only; this is {sys.platform}")
+
+
+def get_requires_for_dynamic_metadata(settings) -> list[str]:
+    """Called by scikit-build-core in an isolated build, which downloads PyTorch only where the environment
+    has none that suits."""
+    refuse_other_systems()
+    return [] if to_build_against() else [f"torch=={wanted()}"]
+
+
+def dynamic_metadata(settings, project) -> dict[str, str | list[str]]:
+    """Called by scikit-build-core: PyTorch's C++ interface changes between minor versions, so a wheel asks for one.
+    ./dev wheel names it in the version too, so that the wheels for several can lie side by side."""
+    refuse_other_systems()
+    found = to_build_against()
+    if found is None:
         raise RuntimeError(
-            f"quire is built against the PyTorch it will run with, 2.11 to 2.13; found {version or 'none'}. "
-            f"Install one (pip install torch=={DEFAULT}), then run pip install --no-build-isolation ."
+            f"quire is built against the PyTorch it will run with, {RANGE}; found {installed() or 'none'} for "
+            f"{sys.executable}. Install one (pip install torch=={wanted()}), or leave --no-build-isolation out."
         )
-    return {"dependencies": ["torch=={}.{}.*".format(*minor(version)), "tqdm"]}
+    fits = "{}.{}".format(*minor(found[0]))
+    fields = {"dependencies": [f"torch=={fits}.*", "tqdm"]}
+    if "QUIRE_TAG_WHEEL" in os.environ:
+        fields["version"] = f"{project['version']}+torch{fits}"
+    return fields
+
+
+def dynamic_wheel(settings) -> dict[str, bool]:
+    """Called by scikit-build-core: a source distribution leaves this to the wheels that are built from it."""
+    return {"dependencies": True}
+
+
+if __name__ == "__main__":
+    if (found := to_build_against()) is None:
+        sys.exit(f"quire: {sys.executable} has no PyTorch {RANGE}")
+    print(*found, sep=";")

@@ -59,6 +59,15 @@ def googlebenchmark() -> None:
     system_package("libbenchmark-dev", Path("/usr/include/benchmark/benchmark.h").exists())
 
 
+def enter_venv() -> None:
+    """Goes on in .venv, and makes it first, unless this runs in it already."""
+    if VENV.exists() and os.path.samefile(sys.prefix, VENV):
+        return
+    make_venv()
+    python = str(VENV / "bin/python")
+    os.execv(python, [python, *sys.argv])
+
+
 def make_venv() -> None:
     """Makes .venv for the Python that runs this. ./dev takes a .venv with pip for complete, so pip comes last."""
     say(f"making .venv for Python {sys.version.split()[0]}")
@@ -90,7 +99,7 @@ def install(torch: bool, *extra: str) -> None:
     missing = not_here(groups["dev"])
     torch_missing = torch and not torch_pin.suits(torch_pin.installed())
     if torch_missing:
-        missing.insert(0, f"torch=={os.environ.get('QUIRE_TORCH', torch_pin.DEFAULT)}")
+        missing.insert(0, f"torch=={torch_pin.wanted()}")
     if not pip_install(missing) and torch_missing:
         raise Failure(f"cannot install {missing[0]}, without which nothing works. Is a package index in reach?")
     for group in extra:
@@ -130,10 +139,3 @@ def tool(name: str) -> str:
     if not found:
         raise Failure(f"needs {name}, which is neither in .venv nor on PATH and could not be installed")
     return found
-
-
-if __name__ == "__main__":
-    try:
-        make_venv()
-    except Failure as failure:
-        sys.exit(f"dev: {failure}")

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import dev
 from quire.loading import library as loaded
 from workspace import ROOT, tool
 
@@ -28,13 +29,7 @@ def run(*command: object, **kwargs) -> str:
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("wheel")
-    build = loaded.FOLDER.resolve().parent
-    pip = [sys.executable, "-m", "pip", "wheel", "--no-build-isolation", "--no-deps", "--no-index", "."]
-    path = os.pathsep.join([str(Path(tool("ninja")).parent), os.environ["PATH"]])
-    run(*pip, "--wheel-dir", folder, f"--config-settings=build-dir={build}", env=os.environ | {"PATH": path})
-    (found,) = folder.glob("*.whl")
-    return found
+    return dev.wheel(tmp_path_factory.mktemp("wheel"))
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +49,9 @@ def test_a_wheel_serves_every_python_and_pins_the_minor_version_of_torch(wheel, 
     assert "-cp311-abi3-" in wheel.name
     (metadata,) = site.glob("quire-*.dist-info/METADATA")
     major, minor, *_ = torch.__version__.split(".")
-    required = [line for line in metadata.read_text().splitlines() if line.startswith("Requires-Dist")]
+    lines = metadata.read_text().splitlines()
+    required = [line for line in lines if line.startswith("Requires-Dist") and "extra ==" not in line]
+    assert any(line.startswith("Version: ") and line.endswith(f"+torch{major}.{minor}") for line in lines)
     has_binding = (site / "quire/lib/quire_python.abi3.so").exists()
     assert has_binding == (loaded.FOLDER / "quire_python.abi3.so").exists()
     assert required == [f"Requires-Dist: torch=={major}.{minor}.*", "Requires-Dist: tqdm"]

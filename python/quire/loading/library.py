@@ -33,8 +33,8 @@ def load() -> None:
         fits = _minor(versions["torch"])
         raise LibraryError(
             f"quire {versions['quire']} was built against PyTorch {versions['torch']}, but PyTorch {torch.__version__} "
-            f"is running, and C++ operators fit one minor version only. Install torch=={fits}.*, or build quire for "
-            "this PyTorch, in its source tree: ./dev build, or pip install --no-build-isolation ."
+            f"is running, and C++ operators fit one minor version only. Install torch=={fits}.*, or install quire "
+            "again from its sources, which builds it for this PyTorch (docs/install.md; in a source tree: ./dev build)."
         )
     for name in ("libquire_torch.so", "libquire_debug.so"):
         _load(name, versions)
