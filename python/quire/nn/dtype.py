@@ -21,7 +21,12 @@ def uses_torch_autocast(x: torch.Tensor | QuantizedActivation) -> bool:
         raise TypeError(f"quire: the input of a layer must be a tensor, got {describe(x)}") from None
     if not torch._C._is_any_autocast_enabled():  # of one device or another; a fifth of the time of what follows
         return False
-    return torch.amp.is_autocast_available(device.type) and torch.is_autocast_enabled(device.type)
+    return _knows_autocast(device.type) and torch.is_autocast_enabled(device.type)
+
+
+@torch.compiler.assume_constant_result  # Dynamo of PyTorch 2.11 cannot look inside
+def _knows_autocast(device_type: str) -> bool:
+    return torch.amp.is_autocast_available(device_type)
 
 
 def activation_dtype(x: torch.Tensor | QuantizedActivation) -> torch.dtype:
