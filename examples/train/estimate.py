@@ -7,7 +7,7 @@ from run import Run
 from settings import Settings
 
 BUDGET = 2.0  # seconds of measuring
-#: Seconds of torch.compile with an empty cache on the machine where a loop of LOOP additions took LOOP_SECONDS (Zen 3, two
+#: Seconds of torch.compile with an empty cache where a loop of LOOP additions took LOOP_SECONDS (Zen 3, two
 #: cores): of its first use, of each recipe, and of each layer of each recipe. It is Python for the most part, and so is
 #: the loop.
 COMPILE_FIRST, COMPILE_RECIPE, COMPILE_LAYER = 25.0, 5.0, 3.0
@@ -50,8 +50,8 @@ def describe(names: list[str], settings: Settings, corpus: Corpus) -> str:
     training = len(names) * step * (settings.steps + settings.validation_batches / 3)
     return (
         f"this takes about {duration(training + compiling)} here: {duration(training)} for {len(names)} "
-        f"{'run' if len(names) == 1 else 'runs'} of {settings.steps} steps of {step:.2f} s, and {duration(compiling)} for "
-        "torch.compile, less if its cache knows the graphs"
+        f"{'run' if len(names) == 1 else 'runs'} of {settings.steps} steps of {step:.2f} s, and {duration(compiling)} "
+        "for torch.compile, less if its cache knows the graphs"
     )
 
 
