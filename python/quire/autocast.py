@@ -9,7 +9,7 @@ from typing import ParamSpec, TypeVar
 import torch
 
 from quire import delayed
-from quire.recipe import Recipe, default
+from quire.recipe import Recipe, as_recipe, default
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -88,7 +88,7 @@ class autocast:
     context manager and a decorator.
 
     enabled: False makes layers compute in high precision, also inside an enabled autocast.
-    recipe: a recipe of quire.recipe; None is quire.recipe.default().
+    recipe: a recipe of quire.recipe, its name or its text (quire.recipe.as_recipe); None is quire.recipe.default().
     calibrating: with enabled=False and a delayed recipe, layers compute in high precision and collect the amaxes of x
         and w.
     amax_reduction_group: the process group over which a delayed recipe reduces amaxes; None is the default group.
@@ -110,7 +110,7 @@ class autocast:
         self,
         enabled: bool = True,
         calibrating: bool = False,
-        recipe: Recipe | None = None,
+        recipe: Recipe | str | None = None,
         amax_reduction_group: object = None,
     ) -> None:
         for name, value in (("enabled", enabled), ("calibrating", calibrating)):
@@ -121,11 +121,7 @@ class autocast:
                 f"autocast: amax_reduction_group must be a process group or None, got {amax_reduction_group!r}; "
                 "torch.distributed.new_group makes one"
             )
-        if recipe is not None and not isinstance(recipe, Recipe):
-            raise TypeError(
-                f"autocast: recipe must be a recipe of quire.recipe, got {recipe!r}; "
-                "quire.recipe.from_name makes one by name"
-            )
+        recipe = as_recipe("autocast", recipe)
         if recipe is None and (enabled or calibrating):
             recipe = default()
         self.recipe = recipe if enabled else None

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 import torch
 
-from quire.nn.linear import Linear, check_own_recipe
+from quire.nn.linear import Linear, own_recipe
 from quire.nn.product_module import ProductModule
 from quire.nn.random_state import reset_streams
-from quire.recipe import Recipe, from_name
+from quire.recipe import Recipe
 from quire.tensor import DTYPES
 
 #: Layers with fewer inputs or outputs are left alone.
@@ -127,8 +127,9 @@ def convert(
 ) -> torch.nn.Module:
     """Makes the model's torch.nn.Linear layers quire.Linear, in place, and returns the model.
 
-    recipe: the layers' own, a recipe or its name: they run under it wherever no quire.autocast is active, while within
-        one that decides, also if it is disabled. None gives them none. Delayed scaling has to come from quire.autocast.
+    recipe: the layers' own, a recipe, its name or its text: they run under it wherever no quire.autocast is active,
+        while within one that decides, also if it is disabled. None gives them none. Delayed scaling has to come from
+        quire.autocast.
     filter: (module, its name in the model) -> whether to convert. Asked for every torch.nn.Linear; of a module with
         several names, for each, and all have to agree. None converts all.
     min_features: layers with fewer inputs or outputs stay as they are. Quantizing x costs a step per element of x,
@@ -146,8 +147,8 @@ def convert(
     Raises ValueError if nothing is to be converted, saying what was looked at; TypeError for arguments of a wrong kind.
     The model is then as it was.
     """
-    recipe = from_name(recipe) if isinstance(recipe, str) else recipe
-    _check(model, recipe, filter)
+    _check(model, filter)
+    recipe = own_recipe("convert", recipe)
     found = _linears(model)
     reports = []
     for layer, names in found.items():
@@ -182,10 +183,9 @@ def conversion_report(model: torch.nn.Module) -> ConversionReport:
     return vars(model)[_REPORT]
 
 
-def _check(model: object, recipe: object, filter: object) -> None:
+def _check(model: object, filter: object) -> None:
     if not isinstance(model, torch.nn.Module):
         raise TypeError(f"convert: model must be a torch.nn.Module, got {type(model).__name__}")
-    check_own_recipe("convert", recipe)
     if filter is not None and not callable(filter):
         raise TypeError(
             f"convert: filter must be a function of (module, name), got {filter!r}; "

@@ -129,8 +129,11 @@ def test_backward_needs_no_autocast(make_layer, make_x, step, any_recipe):
 WRONG = [
     ({"enabled": MX}, TypeError, "enabled must be a bool, got MXFP8BlockScaling.*recipe="),
     ({"enabled": None}, TypeError, "enabled must be a bool, got None"),
-    ({"recipe": "nvfp4"}, TypeError, "recipe must be a recipe of quire.recipe, got 'nvfp4'; quire.recipe.from_name"),
-    ({"recipe": NVFP4BlockScaling}, TypeError, "recipe must be a recipe"),
+    ({"recipe": "nvpf4"}, ValueError, "there is no recipe 'nvpf4'.*did you mean 'nvfp4'"),
+    ({"recipe": "x=mxfp8,w=mxfp8"}, ValueError, "a spec for each of x, w and dy.*got 'x=mxfp8,w=mxfp8'"),
+    ({"recipe": "x=mxfp8,w=mxfp9,dy=mxfp8"}, ValueError, "unknown family in '>>mxfp9<<'"),
+    ({"recipe": NVFP4BlockScaling}, TypeError, r"got <class .*; construct it: NVFP4BlockScaling\(\)"),
+    ({"recipe": 3}, TypeError, r"a name \(nvfp4, .*or a text.*got 3; pass an instance"),
     ({"calibrating": 1}, TypeError, "calibrating must be a bool, got 1"),
     ({"amax_reduction_group": object()}, TypeError, "amax_reduction_group must be a process group"),
 ]

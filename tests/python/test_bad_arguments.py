@@ -137,10 +137,10 @@ CASES = {
         "keep_master must be a bool, got 'yes'",
     ),
     "quantize_weights of no model": (lambda: quire.quantize_weights(3), TypeError, "model must be a torch.nn.Module"),
-    "quantize_weights with the name of a recipe": (
-        lambda: quire.quantize_weights(layer(), "mxfp8"),
-        TypeError,
-        "recipe must be a recipe of quire.recipe, got 'mxfp8'; quire.recipe.from_name makes one",
+    "quantize_weights with the name of no recipe": (
+        lambda: quire.quantize_weights(layer(), "mxfp9"),
+        ValueError,
+        "there is no recipe 'mxfp9'; the recipes are nvfp4, mxfp8",
     ),
     "quantize_weights with no optimizer": (
         lambda: quire.quantize_weights(layer(), None, 3),

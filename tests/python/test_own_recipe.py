@@ -88,7 +88,7 @@ def test_quantize_weights_follows_an_optimizer_under_own_recipes():
 def test_an_own_recipe_is_a_recipe_and_not_delayed_scaling(make):
     with pytest.raises(ValueError, match="DelayedScaling, whose scales change on entering"):
         make(recipes.DelayedScaling())
-    with pytest.raises(TypeError, match="must be a recipe of quire.recipe or None, got 3"):
+    with pytest.raises(TypeError, match="must be a recipe of quire.recipe.*got 3"):
         make(3)
 
 

@@ -271,3 +271,46 @@ def test_the_environment_changes_no_default():
         [sys.executable, "-c", code], env=variables | path, capture_output=True, text=True, check=True
     )
     assert done.stdout.split("\n")[0] == f"{NVFP4BlockScaling()} {Float8CurrentScaling()} {Float8BlockScaling()}"
+
+
+TEXT = "x=mxfp8:nan,w=mxfp8:nan,dy=mxfp8:e5m2:nan"
+
+
+def under(said, compiler, x, way):
+    """y and dx of one layer, told its recipe in one of the ways."""
+    torch.manual_seed(0)
+    own = {"recipe": said} if way == "of the layer" else {}
+    if way == "of weights":
+        with quire.quantized_model_init(recipe=said):
+            layer = quire.Linear(64, 32)
+    else:
+        layer = quire.Linear(64, 32, **own)
+    if way == "of converted layers":
+        layer = quire.convert(torch.nn.Sequential(layer), said, min_features=1)
+    if way == "of kept weights":
+        quire.quantize_weights(layer, said)
+
+    def call(x):
+        if "layer" in way:
+            return layer(x)
+        with quire.autocast(recipe=said):
+            return layer(x)
+
+    x = x.clone().requires_grad_()
+    y = (compiler(call) if "compiled" in way else call)(x)
+    y.square().sum().backward()
+    return y.detach(), x.grad
+
+
+@pytest.mark.parametrize(
+    "way",
+    ["of autocast", "of autocast, compiled", "of the layer", "of converted layers", "of weights", "of kept weights"],
+)
+@pytest.mark.parametrize(
+    ("said", "same"),
+    [(TEXT, recipes.MXFP8BlockScaling(fp8_format=Format.HYBRID)), ("mxfp8", recipes.MXFP8BlockScaling())],
+)
+def test_a_name_and_a_text_mean_the_recipe_wherever_one_is_taken(said, same, way, compiler, equal_bits):
+    x = torch.randn(8, 64, generator=torch.Generator().manual_seed(1))
+    for found, expected in zip(under(said, compiler, x, way), under(same, compiler, x, way), strict=True):
+        assert equal_bits(found, expected)

@@ -7,10 +7,10 @@ import torch
 
 from quire import delayed
 from quire.autocast import recipe_of
-from quire.checks import check_type, check_type_or_none, describe
+from quire.checks import check_type, check_type_or_none
 from quire.functional import Buffers, fingerprint, operand_buffers
 from quire.nn.product_module import ProductModule, named
-from quire.recipe import Recipe, default
+from quire.recipe import Recipe, as_recipe, default
 from quire.tensor import QuantizedTensor, QuantSpec
 from quire.tensor.order import in_order
 
@@ -73,7 +73,7 @@ def cached_weight(
 
 
 def quantize_weights(
-    model: torch.nn.Module, recipe: Recipe | None = None, optimizer: torch.optim.Optimizer | None = None
+    model: torch.nn.Module, recipe: Recipe | str | None = None, optimizer: torch.optim.Optimizer | None = None
 ) -> None:
     """Quantizes the weights of the products of the model's layers and keeps the codes for all forward passes that
     follow.
@@ -91,11 +91,7 @@ def quantize_weights(
     """
     check_type("quantize_weights", torch.nn.Module, model=model)
     check_type_or_none("quantize_weights", torch.optim.Optimizer, optimizer=optimizer)
-    if recipe is not None and not isinstance(recipe, Recipe):
-        raise TypeError(
-            f"quantize_weights: recipe must be a recipe of quire.recipe, got {describe(recipe)}; "
-            "quire.recipe.from_name makes one by name"
-        )
+    recipe = as_recipe("quantize_weights", recipe)
     chosen = [
         (module, product, recipe or recipe_of(module.recipe) or default())
         for module in model.modules()

@@ -6,7 +6,7 @@ import torch
 
 from quire.checks import check_type, check_type_or_none
 from quire.nn.call import active_call
-from quire.nn.linear import check_own_recipe
+from quire.nn.linear import own_recipe
 from quire.nn.product import Product
 from quire.nn.product_module import ProductModule, initialise
 from quire.recipe import Recipe
@@ -50,7 +50,7 @@ class GroupedLinear(ProductModule):
         fuse_wgrad_accumulation: bool = False,
         delay_wgrad_compute: bool = False,
         save_original_input: bool = False,
-        recipe: Recipe | None = None,
+        recipe: Recipe | str | None = None,
         name: str | None = None,
     ) -> None:
         check_type("quire.GroupedLinear", int, num_gemms=num_gemms)
@@ -60,7 +60,7 @@ class GroupedLinear(ProductModule):
         flags |= {"fuse_wgrad_accumulation": fuse_wgrad_accumulation, "delay_wgrad_compute": delay_wgrad_compute}
         flags["save_original_input"] = save_original_input
         check_type("quire.GroupedLinear", bool, single_grouped_bias=single_grouped_bias, **flags)
-        check_own_recipe("quire.GroupedLinear", recipe)
+        recipe = own_recipe("quire.GroupedLinear", recipe)
         super().__init__()
         self.num_gemms = self.groups = num_gemms
         self.in_features, self.out_features = in_features, out_features

@@ -7,24 +7,19 @@ import torch
 from quire.nn.call import active_call, fast_path
 from quire.nn.product import Product
 from quire.nn.product_module import ProductModule, initialise
-from quire.recipe import Recipe
+from quire.recipe import Recipe, as_recipe
 from quire.tensor import QuantizedActivation, QuantSpec
 
 
-def check_own_recipe(what: str, recipe: object) -> None:
-    """Raises TypeError unless it is a recipe or None, ValueError for delayed scaling."""
-    if recipe is None:
-        return
-    if not isinstance(recipe, Recipe):
-        raise TypeError(
-            f"{what}: recipe must be a recipe of quire.recipe or None, got {recipe!r}; "
-            "quire.recipe.from_name makes one by name"
-        )
-    if recipe.delayed():
+def own_recipe(what: str, recipe: object) -> Recipe | None:
+    """as_recipe() of a layer's own recipe. Raises ValueError for delayed scaling, besides."""
+    found = as_recipe(what, recipe)
+    if found is not None and found.delayed():
         raise ValueError(
-            f"{what}: a layer's own recipe cannot be {type(recipe).__name__}, whose scales change on entering "
+            f"{what}: a layer's own recipe cannot be {type(found).__name__}, whose scales change on entering "
             "quire.autocast. Leave recipe None and run the model within quire.autocast(recipe=...)"
         )
+    return found
 
 
 # A torch.nn.Linear, because it is one in all but its products: the same parameters, initialisation and state_dict, so
@@ -75,14 +70,14 @@ class Linear(ProductModule, torch.nn.Linear):
         fuse_wgrad_accumulation: bool = False,
         delay_wgrad_compute: bool = False,
         save_original_input: bool = False,
-        recipe: Recipe | None = None,
+        recipe: Recipe | str | None = None,
         name: str | None = None,
     ) -> None:
         if None not in (dtype, params_dtype) and dtype != params_dtype:
             raise ValueError(
                 f"quire.Linear: dtype and params_dtype are the same option, got {dtype} and {params_dtype}; pass one"
             )
-        check_own_recipe("quire.Linear", recipe)
+        recipe = own_recipe("quire.Linear", recipe)
         super().__init__(in_features, out_features, bias, device, params_dtype if dtype is None else dtype)
         self._set_flags(
             return_bias=return_bias,

@@ -9,7 +9,7 @@ import torch
 
 from quire.checks import check_type
 from quire.functional import Buffers, quantize
-from quire.recipe import Recipe, default
+from quire.recipe import Recipe, as_recipe, default
 from quire.tensor import QuantizedStack, QuantizedTensor
 from quire.tensor.order import same_codes
 
@@ -32,7 +32,7 @@ _STATE = _State()
 @contextlib.contextmanager
 def quantized_model_init(
     enabled: bool = True,
-    recipe: Recipe | None = None,
+    recipe: Recipe | str | None = None,
     preserve_high_precision_init_val: bool = False,
     *,
     keep_master: bool = False,
@@ -56,11 +56,7 @@ def quantized_model_init(
     Weights are quantized in both directions if grad is enabled, else (for inference) rowwise only. Raises TypeError
     where recipe is not one; ValueError where a module's weight is on the meta device and initial values are to be kept.
     """
-    if recipe is not None and not isinstance(recipe, Recipe):
-        raise TypeError(
-            f"quantized_model_init: recipe must be a recipe of quire.recipe, got {recipe!r}; "
-            "quire.recipe.from_name makes one by name"
-        )
+    recipe = as_recipe("quantized_model_init", recipe)
     flags = {"preserve_high_precision_init_val": preserve_high_precision_init_val, "keep_master": keep_master}
     check_type("quantized_model_init", bool, enabled=enabled, **flags)
     outer = _STATE.options

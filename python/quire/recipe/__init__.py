@@ -24,6 +24,7 @@ __all__ = [
     "NVFP4BlockScaling",
     "QParams",
     "Recipe",
+    "as_recipe",
     "default",
     "from_name",
     "names",
@@ -50,6 +51,37 @@ def from_name(name: str) -> Recipe:
         hint = f"; did you mean {near[0]!r}?" if near else ""
         raise ValueError(f"there is no recipe {name!r}; the recipes are {', '.join(_BY_NAME)}{hint}")
     return _BY_NAME[name]()
+
+
+def from_text(text: str) -> CustomRecipe:
+    """The recipe of a text such as "x=mxfp8,w=mxfp8,dy=mxfp8:e5m2" (docs/specs.md). Raises ValueError unless it has a
+    spec for each of x, w and dy."""
+    roles = [part.partition("=") for part in text.split(",")]
+    if sorted(role for role, _, _ in roles) != ["dy", "w", "x"]:
+        raise ValueError(
+            "a recipe text has a spec for each of x, w and dy, such as 'x=mxfp8,w=mxfp8,dy=mxfp8:e5m2'; got "
+            f"{text!r}. How backward starts and the format of dx are arguments: backward_override= of a recipe, "
+            "fp8_grad= of a call"
+        )
+    return CustomRecipe({role: spec for role, _, spec in roles}.__getitem__)
+
+
+def as_recipe(what: str, recipe: object) -> Recipe | None:
+    """What an argument `recipe` means, wherever one is taken: a recipe is itself, a name is from_name(), a text with
+    "=" is from_text(), None is None.
+
+    what: the operation, for errors. Raises TypeError for anything else, ValueError for a name or a text that is none.
+    """
+    if recipe is None or isinstance(recipe, Recipe):
+        return recipe
+    if isinstance(recipe, str):
+        return from_text(recipe) if "=" in recipe else from_name(recipe)
+    is_class = isinstance(recipe, type) and issubclass(recipe, Recipe)
+    remedy = f"construct it: {recipe.__name__}()" if is_class else "pass an instance, such as MXFP8BlockScaling()"
+    raise TypeError(
+        f"{what}: recipe must be a recipe of quire.recipe, a name ({', '.join(_BY_NAME)}) or a text such as "
+        f"'x=mxfp8,w=mxfp8,dy=mxfp8:e5m2'; got {recipe!r}; {remedy}"
+    )
 
 
 def default(device_type: str = "cpu") -> Recipe:
