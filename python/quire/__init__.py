@@ -1,5 +1,8 @@
 """Linear layers whose products run in FP8, MXFP8 or NVFP4, forward and backward, captured whole by torch.compile."""
 
+import difflib
+import importlib
+
 from quire.loading import library, transforms
 
 library.load()
@@ -81,5 +84,20 @@ __all__ = [
 __all__ += [name for name in te.__all__ if name not in __all__]  # noqa: F405
 
 
+#: Modules that are public beside these names.
+_MODULES = ("functional", "info", "nn", "te")
+
+
+def __dir__() -> list[str]:
+    return sorted({*__all__, *_MODULES, "__version__"})
+
+
 def __getattr__(name: str) -> object:
-    return te.__getattr__(name)  # noqa: F405  (which says why there is none)
+    if name == "info":  # not imported before, since `python -m quire.info` runs it
+        return importlib.import_module("quire.info")
+    try:
+        return te.__getattr__(name)  # noqa: F405  (which says why there is none)
+    except AttributeError as error:
+        near = [] if name.startswith("_") else difflib.get_close_matches(name, __dir__(), n=1)
+        hint = f"; did you mean {near[0]!r}?" if near and "has no attribute" in str(error) else ""
+        raise AttributeError(f"{error}{hint}", name=name) from None
