@@ -314,3 +314,22 @@ def test_a_name_and_a_text_mean_the_recipe_wherever_one_is_taken(said, same, way
     x = torch.randn(8, 64, generator=torch.Generator().manual_seed(1))
     for found, expected in zip(under(said, compiler, x, way), under(same, compiler, x, way), strict=True):
         assert equal_bits(found, expected)
+
+
+def test_recipes_of_one_text_are_equal_also_after_pickling():
+    for text in (TEXT, f"{TEXT},backward=dequantized"):
+        made = recipes.as_recipe("test", text)
+        assert (
+            made == recipes.as_recipe("test", text) == pickle.loads(pickle.dumps(made)) and made.linear_spec() == text
+        )
+
+
+@pytest.mark.parametrize("text", ["x=mxfp8", f"{TEXT},dx=mxfp8", f"{TEXT},x=mxfp8", f"{TEXT},", f"{TEXT},backward=no"])
+def test_a_text_that_is_no_recipe_is_refused_in_words(text):
+    with pytest.raises(ValueError, match="^test: (a recipe text has|CustomRecipe: backward_override)"):
+        recipes.as_recipe("test", text)
+
+
+def test_a_name_in_capitals_suggests_the_name():
+    with pytest.raises(ValueError, match="autocast: there is no recipe 'MXFP8'.*did you mean 'mxfp8'"):
+        quire.autocast(recipe="MXFP8")

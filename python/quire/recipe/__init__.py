@@ -5,6 +5,7 @@ of the operators. Names, fields and defaults are those of numerics.md 6.4. Nothi
 every field does what it says or is refused (numerics.md 0.14).
 """
 
+import dataclasses
 import difflib
 
 from quire.recipe.base import Format, MMParams, QParams, Recipe
@@ -30,12 +31,13 @@ __all__ = [
     "names",
 ]
 
-_BY_NAME: dict[str, type[Recipe]] = {
-    "nvfp4": NVFP4BlockScaling,
-    "mxfp8": MXFP8BlockScaling,
-    "fp8_current": Float8CurrentScaling,
-    "fp8_block": Float8BlockScaling,
-    "fp8_delayed": DelayedScaling,
+# Made once: recipes are immutable, and a name may be given at every step.
+_BY_NAME: dict[str, Recipe] = {
+    "nvfp4": NVFP4BlockScaling(),
+    "mxfp8": MXFP8BlockScaling(),
+    "fp8_current": Float8CurrentScaling(),
+    "fp8_block": Float8BlockScaling(),
+    "fp8_delayed": DelayedScaling(),
 }
 
 
@@ -47,23 +49,36 @@ def names() -> tuple[str, ...]:
 def from_name(name: str) -> Recipe:
     """The recipe of that name with its defaults. Raises ValueError listing the names."""
     if name not in _BY_NAME:
-        near = difflib.get_close_matches(str(name), _BY_NAME, n=1)
+        near = difflib.get_close_matches(str(name).lower(), _BY_NAME, n=1)
         hint = f"; did you mean {near[0]!r}?" if near else ""
         raise ValueError(f"there is no recipe {name!r}; the recipes are {', '.join(_BY_NAME)}{hint}")
-    return _BY_NAME[name]()
+    return _BY_NAME[name]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Specs:
+    """The qfactory of a text: equal ones make equal recipes."""
+
+    x: str
+    w: str
+    dy: str
+
+    def __call__(self, role: str) -> str:
+        return str(getattr(self, role))
 
 
 def from_text(text: str) -> CustomRecipe:
-    """The recipe of a text such as "x=mxfp8,w=mxfp8,dy=mxfp8:e5m2" (docs/specs.md). Raises ValueError unless it has a
-    spec for each of x, w and dy."""
-    roles = [part.partition("=") for part in text.split(",")]
-    if sorted(role for role, _, _ in roles) != ["dy", "w", "x"]:
+    """The recipe of a text such as "x=mxfp8,w=mxfp8,dy=mxfp8:e5m2" (docs/specs.md), which may end in
+    ",backward=dequantized" or ",backward=high_precision". Raises ValueError unless it has a spec for each of x, w and
+    dy and nothing else."""
+    parts = {role: spec for role, _, spec in [part.partition("=") for part in text.split(",")]}
+    backward = parts.pop("backward", None)
+    if sorted(parts) != ["dy", "w", "x"] or text.count(",") != len(parts) - (backward is None):
         raise ValueError(
             "a recipe text has a spec for each of x, w and dy, such as 'x=mxfp8,w=mxfp8,dy=mxfp8:e5m2'; got "
-            f"{text!r}. How backward starts and the format of dx are arguments: backward_override= of a recipe, "
-            "fp8_grad= of a call"
+            f"{text!r}. The format of dx is an argument of a call, fp8_grad="
         )
-    return CustomRecipe({role: spec for role, _, spec in roles}.__getitem__)
+    return CustomRecipe(_Specs(**parts), backward_override=backward)
 
 
 def as_recipe(what: str, recipe: object) -> Recipe | None:
@@ -75,9 +90,13 @@ def as_recipe(what: str, recipe: object) -> Recipe | None:
     if recipe is None or isinstance(recipe, Recipe):
         return recipe
     if isinstance(recipe, str):
-        return from_text(recipe) if "=" in recipe else from_name(recipe)
-    is_class = isinstance(recipe, type) and issubclass(recipe, Recipe)
-    remedy = f"construct it: {recipe.__name__}()" if is_class else "pass an instance, such as MXFP8BlockScaling()"
+        try:
+            return from_text(recipe) if "=" in recipe else from_name(recipe)
+        except ValueError as error:
+            raise ValueError(f"{what}: {error}") from None
+    remedy = "pass an instance, such as MXFP8BlockScaling()"
+    if recipe in [type(known) for known in _BY_NAME.values()]:
+        remedy = f"construct it: {recipe.__name__}()"
     raise TypeError(
         f"{what}: recipe must be a recipe of quire.recipe, a name ({', '.join(_BY_NAME)}) or a text such as "
         f"'x=mxfp8,w=mxfp8,dy=mxfp8:e5m2'; got {recipe!r}; {remedy}"
