@@ -15,8 +15,8 @@ LOOP, LOOP_SECONDS = 1_000_000, 0.045
 
 
 def seconds_of_a_step(name: str, settings: Settings, corpus: Corpus, budget: float) -> float:
-    """The quickest of the eager steps that fit into the budget, of which the first is not counted unless it fills it.
-    A compiled step takes about as long: nearly all of it is matrix products."""
+    """The quickest of the eager steps that fit into the budget, one at least. A compiled step takes about as long:
+    nearly all of it is matrix products."""
     run = Run(name, settings, corpus)
     run.compiled_loss = run.loss
     end, times = time.perf_counter() + budget, []

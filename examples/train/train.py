@@ -1,7 +1,7 @@
 """Train a small GPT in high precision and in every low-precision recipe of quire, and compare.
 
-    python examples/train/train.py                      six runs, about twelve minutes on two cores
-    python examples/train/train.py --quick              six shorter runs of a smaller model, under two minutes
+    python examples/train/train.py                      six runs, which say first how long they take
+    python examples/train/train.py --quick              six shorter runs of a smaller model, about two minutes
     python examples/train/train.py --recipe nvfp4       one recipe (repeat the option, or separate names by commas)
     python examples/train/train.py --moe 8              blocks that are mixtures of eight experts
     python examples/train/train.py --resume             go on after an interruption, bit for bit

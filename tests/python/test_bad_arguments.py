@@ -3,6 +3,7 @@
 import math
 import re
 
+import numpy
 import pytest
 import torch
 
@@ -141,6 +142,11 @@ CASES = {
         lambda: quire.quantize_weights(layer(), "mxfp9"),
         ValueError,
         "there is no recipe 'mxfp9'; the recipes are nvfp4, mxfp8",
+    ),
+    "quantize_weights with an array as a recipe": (
+        lambda: quire.quantize_weights(layer(), numpy.ones(2)),
+        TypeError,
+        "quantize_weights: recipe must be a recipe of quire.recipe, a name",
     ),
     "quantize_weights with no optimizer": (
         lambda: quire.quantize_weights(layer(), None, 3),

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import quire
-from every_recipe import ALL, VARIANTS, each
+from every_recipe import ALL, DEFAULTS, VARIANTS, each
 
 every_kind = each(ALL | {name: recipe for name, recipe in VARIANTS.items() if name != "custom"})
 each_value = pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
@@ -55,6 +55,34 @@ def test_a_gradient_that_is_not_finite_does_not_vanish(recipe, value, make_layer
     dy[2, 4] = value
     _, dx, dw = step(layer, x, recipe, dy)
     assert not dx[2].isfinite().any() and not dw[4].isfinite().any()
+
+
+@each_value
+@each(DEFAULTS)
+def test_what_is_not_finite_stays_in_its_group(recipe, value):
+    layer = quire.GroupedLinear(3, 64, 64, bias=False)
+    x = torch.randn(96, 64)
+    x[40, 5] = value
+    with quire.autocast(recipe=recipe):
+        y = layer(x, torch.tensor([32, 16, 48]))
+    y.backward(torch.ones_like(y))
+    assert not y[40].isfinite().any() and y[:32].isfinite().all() and y[48:].isfinite().all()
+    assert [weight.grad.isfinite().all().item() for weight in layer.parameters()] == [True, False, True]
+
+
+@each_value
+@each(DEFAULTS)
+def test_a_prepacked_weight_that_is_not_finite_does_not_vanish(recipe, value):
+    with quire.quantized_model_init(recipe=recipe):
+        layer = quire.Linear(64, 64, bias=False)
+    weight = torch.randn(64, 64)
+    weight[5, 7] = value
+    with torch.no_grad(), quire.autocast(recipe=recipe):
+        layer.weight.copy_(weight)
+        plain = layer(torch.ones(4, 64))
+        quire.prepack_weights(layer)
+        packed = layer(torch.ones(4, 64))
+    assert not packed[:, 5].isfinite().any() and torch.equal(plain.isnan(), packed.isnan())
 
 
 @every_kind

@@ -95,7 +95,7 @@ def as_recipe(what: str, recipe: object) -> Recipe | None:
         except ValueError as error:
             raise ValueError(f"{what}: {error}") from None
     remedy = "pass an instance, such as MXFP8BlockScaling()"
-    if recipe in [type(known) for known in _BY_NAME.values()]:
+    if isinstance(recipe, type) and recipe in [type(known) for known in _BY_NAME.values()]:
         remedy = f"construct it: {recipe.__name__}()"
     raise TypeError(
         f"{what}: recipe must be a recipe of quire.recipe, a name ({', '.join(_BY_NAME)}) or a text such as "

@@ -46,6 +46,7 @@ void dispatch(const Problem& problem, const Context& context) {
   run_checked(problem, context);
 }
 
+/// The same of a quantization, whose kernels know a side by its data, which an empty tensor may not have.
 inline void dispatch(QuantizeProblem problem, const Context& context) {
   check_problem(problem);
   problem.rowwise = problem.rowwise.with_sentinel_data();

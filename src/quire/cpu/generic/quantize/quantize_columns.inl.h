@@ -227,7 +227,7 @@ float quantize_columns(const Job& job, const Values<D>& v, ColumnScratch& s) {
       std::memcpy(s.scales[r / n], b.stored, kTile);
     else if (!given)
       store_column_scales<S>(job, {v.row + r, v.col, n, v.cols}, b.stored);
-    if (nonfinite || makes_nan(job, v.col, v.cols))
+    if (nan || makes_nan(job, v.col, v.cols))
       encode_rows_of_columns<F, S, true, D>(job, v, rows, b.multiplier, s);
     else
       encode_rows_of_columns<F, S, false, D>(job, v, rows, b.multiplier, s);

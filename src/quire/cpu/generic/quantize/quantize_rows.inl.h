@@ -158,7 +158,8 @@ int64_t draw_lines(const Job& job, const Values<D>& v, int64_t first, uint8_t* b
   return lines;
 }
 
-/// Codes of all lines, and a byte of each in `kept` if that is not null.
+/// Codes of all lines, and a byte of each in `kept` if that is not null. Not inlined: quantize_rows() would hold the
+/// loop twice.
 template <Format F, ScaleKind S, bool kNan, DType D>
 [[gnu::noinline]] void encode_rows(const Job& job, const Values<D>& v, const BlockNumbers<S>& b,
                                    uint8_t (*kept)[kTile]) {
@@ -212,7 +213,7 @@ float quantize_rows(const Job& job, const Values<D>& v, BlockNumbers<S>& b, uint
   if (nonfinite && !given && job.spec().nan) lost.find(b.amax, b.count(v.rows));
   if (nan) all = amaxes(std::true_type{});
   if (!given) row_scales<S, D>(job, v, lost, b);
-  if (nonfinite || makes_nan(job, v.row, v.rows))
+  if (nan || makes_nan(job, v.row, v.rows))
     encode_rows<F, S, true, D>(job, v, b, kept);
   else
     encode_rows<F, S, false, D>(job, v, b, kept);
