@@ -8,6 +8,7 @@ from quire import recipe as recipes
 DEFAULTS = {
     "fp8_current": recipes.Float8CurrentScaling(),
     "fp8_block": recipes.Float8BlockScaling(),
+    "mxfp4": recipes.MXFP4BlockScaling(),
     "mxfp8": recipes.MXFP8BlockScaling(),
     "nvfp4": recipes.NVFP4BlockScaling(),
 }
@@ -22,6 +23,7 @@ VARIANTS = {
     "fp8_block_x2d": recipes.Float8BlockScaling(x_block_scaling_dim=2, w_block_scaling_dim=1),
     "fp8_block_dy2d": recipes.Float8BlockScaling(grad_block_scaling_dim=2, w_block_scaling_dim=1),
     "mxfp8_2d_hybrid": recipes.MXFP8BlockScaling(fp8_format=recipes.Format.HYBRID, enable_2d_quantization=True),
+    "mxfp4_weights_hybrid": recipes.MXFP4BlockScaling(recipes.Format.E4M3, recipes.Format.HYBRID),
     "nvfp4_no_sr": recipes.NVFP4BlockScaling(disable_stochastic_rounding=True),
     "nvfp4_no_2d_no_rht": recipes.NVFP4BlockScaling(disable_2d_quantization=True, disable_rht=True),
     "nvfp4_row_scaled": recipes.NVFP4BlockScaling(row_scaled_activation=True, disable_rht=True),

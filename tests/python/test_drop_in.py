@@ -200,11 +200,11 @@ def test_what_a_framework_passes_to_a_layer_of_one_process_asks_for_nothing():
 
 @pytest.mark.parametrize("name", recipes.names())
 def test_classes_of_recipes_answer_which_they_are(name):
-    predicates = ("delayed", "float8_current_scaling", "float8_block_scaling", "mxfp8", "nvfp4", "custom")
-    right = {"fp8_delayed": 0, "fp8_current": 1, "fp8_block": 2, "mxfp8": 3, "nvfp4": 4}[name]
+    predicates = ("delayed", "float8_current_scaling", "float8_block_scaling", "mxfp8", "nvfp4", "mxfp4", "custom")
+    right = {"fp8_delayed": 0, "fp8_current": 1, "fp8_block": 2, "mxfp8": 3, "nvfp4": 4, "mxfp4": 5}[name]
     made = recipes.from_name(name)
     for asked in (made, type(made)):
-        assert [getattr(asked, predicate)() for predicate in predicates] == [i == right for i in range(6)]
+        assert [getattr(asked, predicate)() for predicate in predicates] == [i == right for i in range(7)]
         assert asked.float8_per_tensor_scaling() == (right < 2)
 
 

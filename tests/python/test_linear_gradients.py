@@ -106,7 +106,7 @@ class Packed:
 
 
 FP8, FP4 = 0.53, 0.29  # of bfloat16
-LIMITS = {"fp8_tensor": FP8, "fp8_block": FP8, "mxfp8": FP8, "nvfp4": FP4}
+LIMITS = {"fp8_tensor": FP8, "fp8_block": FP8, "mxfp8": FP8, "mxfp4": FP4, "nvfp4": FP4}
 
 
 @pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])

@@ -12,7 +12,7 @@ from quire import moe
 from quire import recipe as recipes
 
 #: Largest error of y relative to y's norm, against unquantized experts.
-ERROR = {None: 1e-6, "fp8": 0.08, "nvfp4": 0.35}
+ERROR = {None: 1e-6, "fp8": 0.08, "fp4": 0.35}
 
 
 @pytest.fixture(params=params(IN_ANY_PRECISION))
@@ -92,7 +92,7 @@ def test_every_recipe_stays_close_to_high_precision(recipe_or_none, device):
     layer.to(device)
     for _ in range(2):  # delayed scaling has scales from the second step on
         ours = run(layer, x, recipe_or_none)[0]
-    kind = None if recipe_or_none is None else "nvfp4" if recipe_or_none.nvfp4() else "fp8"
+    kind = None if recipe_or_none is None else "fp4" if "fp4" in recipe_or_none.weight_spec else "fp8"
     error = float((ours.double() - y.detach()).norm() / y.detach().norm())
     assert error < ERROR[kind]
     assert recipe_or_none is None or error > 1e-4

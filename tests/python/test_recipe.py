@@ -18,6 +18,7 @@ from quire.recipe import (
     Float8CurrentScaling,
     Format,
     MMParams,
+    MXFP4BlockScaling,
     MXFP8BlockScaling,
     NVFP4BlockScaling,
 )
@@ -44,6 +45,7 @@ FIELDS = {
         "fp8_gemm_wgrad": SPLIT,
         **ATTENTION,
     },
+    MXFP4BlockScaling: {"activation_format": Format.E2M1, "fp8_format": Format.E4M3, **ATTENTION},
     MXFP8BlockScaling: {"margin": 0, "fp8_format": Format.E4M3, **ATTENTION, "enable_2d_quantization": False},
     Float8BlockScaling: {
         "use_f32_scales": False,
@@ -85,6 +87,9 @@ TEXTS = [
     (MXFP8BlockScaling(), "x=mxfp8:nan,w=mxfp8:nan,dy=mxfp8:nan"),
     (MXFP8BlockScaling(fp8_format=Format.HYBRID), "x=mxfp8:nan,w=mxfp8:nan,dy=mxfp8:e5m2:nan"),
     (MXFP8BlockScaling(enable_2d_quantization=True), "x=mxfp8:nan,w=mxfp8:32x32:nan,dy=mxfp8:nan"),
+    (MXFP4BlockScaling(), "x=mxfp4:nan,w=mxfp4:nan,dy=mxfp8:nan"),
+    (MXFP4BlockScaling(fp8_format=Format.HYBRID), "x=mxfp4:nan,w=mxfp4:nan,dy=mxfp8:e5m2:nan"),
+    (MXFP4BlockScaling(activation_format=Format.E4M3), "x=mxfp8:nan,w=mxfp4:nan,dy=mxfp8:nan"),
     (NVFP4BlockScaling(), "x=nvfp4:rht:nan,w=nvfp4:16x16:nan,dy=nvfp4:rht:sr:nan"),
     (NVFP4BlockScaling(disable_rht=True), "x=nvfp4:nan,w=nvfp4:16x16:nan,dy=nvfp4:sr:nan"),
     (NVFP4BlockScaling(disable_stochastic_rounding=True), "x=nvfp4:rht:nan,w=nvfp4:16x16:nan,dy=nvfp4:rht:nan"),
@@ -128,6 +133,9 @@ REFUSED = [
     (MXFP8BlockScaling, {"backward_override": "fp32"}, ValueError, "one of None, 'high_precision', 'dequantized'"),
     (MXFP8BlockScaling, {"margin": 1}, ValueError, "margin.* got 1. Leave it 0"),
     (MXFP8BlockScaling, {"fp8_format": Format.E2M1}, ValueError, "MXFP8BlockScaling: fp8_format"),
+    (MXFP4BlockScaling, {"activation_format": Format.E5M2}, ValueError, "MXFP4BlockScaling: activation_format must be"),
+    (MXFP4BlockScaling, {"activation_format": "mxfp8"}, ValueError, "one of Format.E2M1, Format.E4M3; got 'mxfp8'"),
+    (MXFP4BlockScaling, {"fp8_format": Format.E2M1}, ValueError, "MXFP4BlockScaling: fp8_format"),
     (Float8BlockScaling, {"x_block_scaling_dim": 3}, ValueError, "x_block_scaling_dim must be one of 1, 2; got 3"),
     (Float8BlockScaling, {"x_block_scaling_dim": 2}, ValueError, "x_block_scaling_dim=2, w_block_scaling_dim=2"),
     (Float8BlockScaling, {"grad_block_scaling_dim": 2}, ValueError, "Set all but one to 1"),
@@ -230,7 +238,7 @@ def test_a_recipe_survives_pickle_deepcopy_and_replace():
 def test_from_name_gives_the_default_recipes():
     made = {name: type(recipes.from_name(name)) for name in ("nvfp4", "mxfp8", "fp8_current", "fp8_block")}
     assert list(made.values()) == [NVFP4BlockScaling, MXFP8BlockScaling, Float8CurrentScaling, Float8BlockScaling]
-    assert recipes.from_name("fp8_delayed") == DelayedScaling()
+    assert recipes.from_name("fp8_delayed") == DelayedScaling() and recipes.from_name("mxfp4") == MXFP4BlockScaling()
 
 
 def test_from_name_lists_the_names_and_the_nearest():
@@ -247,13 +255,13 @@ def test_the_default_recipe_is_mxfp8_on_the_cpu():
 
 
 def test_predicates_tell_the_classes_apart():
-    names = ["float8_current_scaling", "float8_block_scaling", "mxfp8", "nvfp4", "custom", "delayed"]
+    names = ["float8_current_scaling", "float8_block_scaling", "mxfp8", "nvfp4", "custom", "delayed", "mxfp4"]
     made = [Float8CurrentScaling(), Float8BlockScaling(), MXFP8BlockScaling(), NVFP4BlockScaling()]
-    made += [CustomRecipe(lambda role: "mxfp8"), DelayedScaling()]
+    made += [CustomRecipe(lambda role: "mxfp8"), DelayedScaling(), MXFP4BlockScaling()]
     for i, one in enumerate(made):
         assert [getattr(one, name)() for name in names].index(True) == i
         assert sum(getattr(one, name)() for name in names) == 1
-    assert [one.float8_per_tensor_scaling() for one in made] == [True, False, False, False, False, True]
+    assert [one.float8_per_tensor_scaling() for one in made] == [True, False, False, False, False, True, False]
 
 
 def test_the_environment_changes_no_default():

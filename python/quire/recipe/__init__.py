@@ -9,7 +9,7 @@ import dataclasses
 import difflib
 
 from quire.recipe.base import Format, MMParams, QParams, Recipe
-from quire.recipe.block import Float8BlockScaling, MXFP8BlockScaling
+from quire.recipe.block import Float8BlockScaling, MXFP4BlockScaling, MXFP8BlockScaling
 from quire.recipe.custom import CustomRecipe
 from quire.recipe.nvfp4 import NVFP4BlockScaling
 from quire.recipe.per_tensor import DelayedScaling, Float8CurrentScaling
@@ -21,6 +21,7 @@ __all__ = [
     "Float8CurrentScaling",
     "Format",
     "MMParams",
+    "MXFP4BlockScaling",
     "MXFP8BlockScaling",
     "NVFP4BlockScaling",
     "QParams",
@@ -34,6 +35,7 @@ __all__ = [
 # Made once: recipes are immutable, and a name may be given at every step.
 _BY_NAME: dict[str, Recipe] = {
     "nvfp4": NVFP4BlockScaling(),
+    "mxfp4": MXFP4BlockScaling(),
     "mxfp8": MXFP8BlockScaling(),
     "fp8_current": Float8CurrentScaling(),
     "fp8_block": Float8BlockScaling(),

@@ -117,6 +117,10 @@ class Recipe:
         return False
 
     @classmethod
+    def mxfp4(cls) -> bool:
+        return False
+
+    @classmethod
     def nvfp4(cls) -> bool:
         return False
 

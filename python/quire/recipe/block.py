@@ -1,4 +1,4 @@
-"""FP8 with a scale a block."""
+"""FP8 and FP4 with a scale for each block."""
 
 from dataclasses import dataclass, field
 
@@ -99,4 +99,34 @@ class MXFP8BlockScaling(Recipe):
 
     @classmethod
     def mxfp8(cls) -> bool:
+        return True
+
+
+@dataclass(frozen=True)
+class MXFP4BlockScaling(Recipe):
+    """FP4 with a power-of-two scale byte for each 32 values (numerics.md 4); gradients are MXFP8.
+
+    Gradients keep 8 bits: 4-bit gradients need stochastic rounding, which this format does not have. NVFP4BlockScaling
+    has 4-bit gradients.
+    activation_format: E2M1, or E4M3 for MXFP8 activations; with E4M3 only weights have 4 bits.
+    fp8_format: E4M3, or HYBRID for E5M2 gradients.
+    """
+
+    activation_format: Format = Format.E2M1
+    fp8_format: Format = Format.E4M3
+    fp8_dpa: bool = False
+    fp8_mha: bool = False
+    backward_override: str | None = None
+
+    def _check(self) -> None:
+        one_of(self, "activation_format", Format.E2M1, Format.E4M3)
+        check_fp8_format(self)
+        check_shared_fields(self)
+
+    def _text(self) -> str:
+        x = spec("mxfp4" if self.activation_format == Format.E2M1 else "mxfp8")
+        return f"x={x},w={spec('mxfp4')},dy={spec('mxfp8', gradient_element(self))}"
+
+    @classmethod
+    def mxfp4(cls) -> bool:
         return True

@@ -10,7 +10,13 @@ from quire.tensor import QuantSpec
 @dataclass(frozen=True)
 class CustomRecipe(Recipe):
     """Any spec for any operand: qfactory is called once for each of "x", "w" and "dy", at construction, and returns a
-    QuantSpec or its text.
+    QuantSpec or its text (docs/specs.md).
+
+        recipe = CustomRecipe({"x": "mxfp8", "w": "mxfp4", "dy": "mxfp8:e5m2"}.get)
+        with quire.autocast(recipe=recipe):
+            y = model(x)
+
+    The text "x=mxfp8,w=mxfp4,dy=mxfp8:e5m2" means the same wherever a recipe is taken.
 
     Only dy may round stochastically, w may not be Hadamard-transformed, x and dy must be transformed alike: a recipe
     that breaks this is refused by the first forward pass. The formats are those of the texts; fp8_format and
