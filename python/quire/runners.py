@@ -9,13 +9,13 @@ All functions may be called from any thread.
 from __future__ import annotations
 
 import itertools
-import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass
 
 import torch
 
 from quire.checks import check_type, check_type_or_none, describe
+from quire.ends import at_the_end
 from quire.tensor import QuantizedTensor, QuantSpec
 
 #: One weight, or a stack of them: a plain tensor, a QuantizedTensor, or a sequence of either.
@@ -146,7 +146,7 @@ class RunnerHandle:
     def __init__(self, handle: int, name: str) -> None:
         self.handle = handle
         self.name = name
-        self._close = weakref.finalize(self, _unregister, handle)
+        self._close = at_the_end(self, _unregister, handle)
 
     def close(self) -> None:
         """Unregisters the runner. Closing twice does nothing."""

@@ -1,5 +1,7 @@
 """Transforms of functions over layers: gradients per sample, and regions that a compiler compiles once for all."""
 
+import gc
+
 import pytest
 import torch
 from torch.func import functional_call, grad, vmap
@@ -159,3 +161,23 @@ def test_a_region_compiled_once_does_not_refuse_gradients_that_go_elsewhere(comp
     compiled = trained(model, compiler(model), NVFP4BlockScaling())
     assert all(map(equal_bits, eager, compiled))
     assert all(p.main_grad.any() for p in model.parameters())
+
+
+ENDING = {
+    "a layer with kept operands": lambda: quire.Linear(8, 8, delay_wgrad_compute=True),
+    "a runner": lambda: quire.runners.register(quire.runners.LinearRunner(torch.randn(16, 32))),
+}
+
+
+@pytest.mark.parametrize("name", ENDING)
+def test_the_end_of_an_object_is_no_part_of_a_graph_that_is_made_meanwhile(name):
+    held = [ENDING[name]()]
+
+    class Adds(torch.nn.Module):
+        def forward(self, x):
+            held.clear()  # as the garbage collector does at any time
+            gc.collect()
+            return x + 1
+
+    exported = torch.export.export(Adds(), (torch.randn(3),))
+    assert [node.op for node in exported.graph.nodes] == ["placeholder", "call_function", "output"]

@@ -2,13 +2,13 @@
 
 import math
 import secrets
-import weakref
 from collections.abc import Callable, Mapping
 
 import torch
 
 from quire import delayed, functional
 from quire.checks import check_type, check_type_or_none, describe
+from quire.ends import at_the_end
 from quire.nn.random_state import reset_streams
 from quire.nn.weight import initial_weight, kept_attributes
 from quire.recipe import Recipe
@@ -117,7 +117,7 @@ class ProductModule(torch.nn.Module):
             if self.delay_wgrad_compute:
                 number = secrets.randbits(62)
                 stash = torch.tensor([number, 0], device="cpu")
-                weakref.finalize(self, functional.drop_stashed_wgrads, number)
+                at_the_end(self, functional.drop_stashed_wgrads, number)
             setattr(self, named(product, "wgrad_stash"), stash)
 
     # ------------------------------------------------------------ moves and copies
