@@ -1,6 +1,5 @@
 """Linear layers whose products run in FP8, MXFP8 or NVFP4, forward and backward, captured whole by torch.compile."""
 
-import difflib
 import importlib
 
 from quire.loading import library, transforms
@@ -10,6 +9,7 @@ transforms.register()
 
 from quire import debug, delayed, moe, recipe, runners  # noqa: E402  (the operators must be there first)
 from quire.autocast import active_recipe, autocast  # noqa: E402
+from quire.checks import near  # noqa: E402
 from quire.convert import ConversionReport, LayerReport, ParameterReport, conversion_report, convert  # noqa: E402
 from quire.delayed import delayed_state, set_delayed_state  # noqa: E402
 from quire.explain import explain  # noqa: E402
@@ -98,6 +98,5 @@ def __getattr__(name: str) -> object:
     try:
         return te.__getattr__(name)  # noqa: F405  (which says why there is none)
     except AttributeError as error:
-        near = [] if name.startswith("_") else difflib.get_close_matches(name, __dir__(), n=1)
-        hint = f"; did you mean {near[0]!r}?" if near and "has no attribute" in str(error) else ""
+        hint = near(name, __dir__()) if "has no attribute" in str(error) else ""
         raise AttributeError(f"{error}{hint}", name=name) from None

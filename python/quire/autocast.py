@@ -115,7 +115,10 @@ class autocast:
     ) -> None:
         for name, value in (("enabled", enabled), ("calibrating", calibrating)):
             if not isinstance(value, bool):
-                raise TypeError(f"autocast: {name} must be a bool, got {value!r}; a recipe is passed as recipe=")
+                raise TypeError(
+                    f"autocast: {name} must be a bool, got {value!r}; a recipe is passed as recipe=, and a decorator "
+                    "is written with parentheses: @quire.autocast()"
+                )
         if amax_reduction_group is not None and not hasattr(amax_reduction_group, "group_name"):
             raise TypeError(
                 f"autocast: amax_reduction_group must be a process group or None, got {amax_reduction_group!r}; "

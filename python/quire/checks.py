@@ -1,6 +1,7 @@
 """Arguments of a wrong kind or out of range, refused in words."""
 
-from collections.abc import Callable, Mapping
+import difflib
+from collections.abc import Callable, Iterable, Mapping
 
 import torch
 
@@ -29,6 +30,36 @@ def check_type(what: str, kind: type, **values: object) -> None:
 def check_type_or_none(what: str, kind: type, **values: object) -> None:
     """check_type() of those that are not None."""
     check_type(what, kind, **{name: value for name, value in values.items() if value is not None})
+
+
+def check_options(what: str, known: Iterable[str], given: Iterable[str]) -> None:
+    """Raises TypeError for a keyword that is not known, with the known ones and those that are near."""
+    known = list(known)
+    for name in given:
+        if name not in known:
+            raise TypeError(
+                f"{what}: there is no option {name!r}; the options are {', '.join(known)}{near(name, known)}"
+            )
+
+
+def near(name: str, known: Iterable[str]) -> str:
+    """How an error ends that refuses a name: with those that it may have been meant to be, if there are any."""
+    known = [] if name.startswith("_") else list(known)
+    likely = difflib.get_close_matches(name, known, n=1)
+    likely = likely or difflib.get_close_matches(name.lower(), known, n=1) or [one for one in known if name in one]
+    return f"; did you mean {' or '.join(map(repr, likely))}?" if likely else ""
+
+
+def check_device(what: str, device: torch.device | str | int | None) -> None:
+    """Raises RuntimeError for a device that this PyTorch or this machine does not have."""
+    if device is None or (kind := torch.device(device).type) in ("cpu", "meta"):
+        return
+    module = getattr(torch, kind, None)
+    if hasattr(module, "is_available") and not module.is_available():
+        raise RuntimeError(
+            f"{what}: device {str(device)!r} is not available: PyTorch {torch.__version__} finds no {kind} device on "
+            "this machine; pass device='cpu', or leave device None for torch's default"
+        )
 
 
 def check_dense(what: str, **tensors: torch.Tensor) -> None:

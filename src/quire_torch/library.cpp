@@ -30,6 +30,7 @@ namespace quire_torch {
 namespace {
 
 std::string canonical_spec(c10::string_view text) { return quire::QuantSpec::parse(text).to_string(); }
+std::string canonical_recipe(c10::string_view text) { return quire::LinearSpec::parse(text).to_string(); }
 bool in_backward() { return torch::autograd::get_current_graph_task_id() != -1; }
 std::string spec_grammar() { return quire::spec_grammar(); }
 
@@ -58,6 +59,7 @@ using Runners = Operators<Nvfp4Linear<c10::SymInt>, Nvfp4Linear<RunnerNameText>,
 /// Functions of plain values, for Python only.
 void register_functions(torch::Library& m) {
   m.def("canonical_spec(str spec) -> str", canonical_spec);
+  m.def("canonical_recipe(str recipe) -> str", canonical_recipe);
   m.def("spec_grammar() -> str", spec_grammar);
   m.def("wgrad_take_(Tensor(a!) stash) -> (Tensor[] operands, int tokens, str recipe, bool overwrite)", take_stashed);
   m.def("wgrad_drop(int number) -> ()", drop_stashed);

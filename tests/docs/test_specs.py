@@ -32,7 +32,7 @@ def test_errors_list_what_the_tables_have(page):
         assert str(refusal.value).endswith(f"{family} takes: {', '.join(options)}")
     with pytest.raises(ValueError) as refusal:
         quire.recipe.from_name("nothing")
-    assert ", ".join(quire.recipe.names()) in str(refusal.value) and len(quire.recipe.names()) == 5
+    assert ", ".join(quire.recipe.names()) in str(refusal.value) and len(quire.recipe.names()) == 6
 
 
 def test_every_family_of_the_table_exists_and_no_other(page):

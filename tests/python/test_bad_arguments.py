@@ -87,7 +87,7 @@ CASES = {
     "quantize with a scale elsewhere": (
         lambda: q("fp8_tensor", scale=torch.ones(1, device="meta")),
         RuntimeError,
-        "quantize: tensors must be on one device; got meta and cpu; move one with .to()",
+        "quantize: tensors must be on one device; got meta and cpu; give the one on meta memory",
     ),
     "dequantize a plain tensor": (lambda: quire.dequantize(X), TypeError, "a plain tensor has no codes"),
     "from_buffers of None": (
@@ -141,7 +141,7 @@ CASES = {
     "quantize_weights with the name of no recipe": (
         lambda: quire.quantize_weights(layer(), "mxfp9"),
         ValueError,
-        "there is no recipe 'mxfp9'; the recipes are nvfp4, mxfp8",
+        "there is no recipe 'mxfp9'; the recipes are nvfp4, mxfp4, mxfp8",
     ),
     "quantize_weights with an array as a recipe": (
         lambda: quire.quantize_weights(layer(), numpy.ones(2)),

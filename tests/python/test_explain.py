@@ -233,6 +233,24 @@ def test_a_forced_kernel_is_said_to_be_forced():
     assert "quantize generic ['runs', 'not asked, generic comes first']" in lines
 
 
+ONE_TOKEN = """
+import torch
+import quire
+with quire.autocast(recipe="nvfp4"), torch.no_grad():
+    step = quire.explain(quire.Linear(64, 64), torch.ones(1, 64)).products[0]
+print(*[kernel.verdict for kernel in step.kernels[:4]], sep="\\n")
+"""
+
+
+def test_what_the_machine_lacks_is_said_before_what_the_call_has_too_little_of():
+    environment = os.environ | {"QUIRE_ISA": "scalar", "PYTHONPATH": ":".join(sys.path)}
+    done = subprocess.run(
+        [sys.executable, "-c", ONE_TOKEN], env=environment, stdout=subprocess.PIPE, text=True, check=True
+    )
+    lanes = ("bfloat16 tiles", "int8", "bfloat16 tiles", "bfloat16")
+    assert done.stdout.splitlines() == [f"instruction set scalar has no products of {kind}" for kind in lanes]
+
+
 BIAS_GRADIENT = """
 import torch
 import quire

@@ -1,5 +1,7 @@
 """quire.explain and quire.debug.statistics of runners, and of routing and permutation."""
 
+import re
+
 import pytest
 import torch
 
@@ -24,7 +26,7 @@ def test_a_linear_runner_is_a_call_and_its_steps():
     assert (x_operand.role, x_operand.spec, x_operand.outer, x_operand.made) == ("x", "nvfp4", 5, True)
     assert (w_operand.role, w_operand.spec, w_operand.outer, w_operand.made) == ("w", "mxfp8:interleaved", N, False)
     refusals = {kernel.name: kernel.verdict for kernel in product.kernels}
-    assert refusals["int8"] == "takes 4-bit codes, but b is mxfp8:interleaved"
+    assert re.fullmatch("takes 4-bit codes, but b is mxfp8:interleaved|.* has no products of int8", refusals["int8"])
     assert product.kernel in ("bf16", "generic") and list(refusals.values()).count("runs") == 1
 
 

@@ -339,9 +339,11 @@ def test_results_do_not_depend_on_threads(recipe, equal_bits):
 @pytest.mark.parametrize(
     ("m_splits", "message"),
     [
-        ([5, -1, 3], r"offsets must not decrease and be from 0 to 8.*group 1 ends at 4, the one before at 5"),
-        ([5, 2, 2], r"group 2 ends at 9"),
-        ([5, 3], r"one tensor for each of the 2 groups of rows"),
+        (torch.tensor([5, -1, 3]), r"offsets must not decrease .* 0 to 8.*group 1 ends at 4, the one before at 5"),
+        (torch.tensor([5, 2, 2]), r"group 2 ends at 9"),
+        ([5, -1, 3], r"must not be negative and .* got \[5, -1, 3\]"),
+        ([5, 2, 2], r"must add up to at most the 8 rows of x; got \[5, 2, 2\], which add up to 9"),
+        ([5, 3], r"one size for each of the 3 groups \(num_gemms\); got 2"),
     ],
 )
 def test_wrong_groups_are_refused(recipe, m_splits, message):
@@ -358,7 +360,7 @@ def test_sizes_of_groups_of_64_bits_do_not_wrap(m_splits, given):
     for enabled in (False, True):
         with (
             quire.autocast(enabled=enabled),
-            pytest.raises(RuntimeError, match="offsets must not decrease and be from"),
+            pytest.raises(RuntimeError, match="offsets must not decrease and be from|at most the 8 rows of x"),
         ):
             layer(inputs([8], beyond=0)[0], given(m_splits))
 

@@ -72,7 +72,7 @@ def test_an_option_that_is_not_available_is_refused_unless_it_asks_for_nothing(n
 
 
 def test_an_option_that_does_not_exist_is_refused():
-    with pytest.raises(TypeError, match="unexpected keyword argument 'colour'"):
+    with pytest.raises(TypeError, match="quire.Linear: there is no option 'colour'; the options are in_features"):
         quire.Linear(4, 4, colour="red")
     with pytest.raises(TypeError, match="got an unexpected keyword argument 'colour'"):
         quire.Linear(4, 4)(torch.randn(2, 4), colour="red")

@@ -127,7 +127,7 @@ CASES = {
     "a bias on another device": (
         ops.route,
         (LOGITS, BIAS.to("meta"), "softmax:topk=2"),
-        ["one device", "meta", "cpu", "move one with .to()"],
+        ["one device", "meta", "cpu", "Module.to_empty"],
     ),
     "ids of a gradient that were not routed": (
         ops.route_bwd,
@@ -190,7 +190,7 @@ CASES = {
     "a map on another device": (
         ops.permute,
         (X, MAP.to("meta"), None, 10),
-        ["one device", "meta", "cpu", "move one with .to()"],
+        ["one device", "meta", "cpu", "Module.to_empty"],
     ),
     "columns that differ": (ops.unpermute_dot, (torch.ones(10, 7), MAP, X), ["same columns; got 6 and 7"]),
     "chunks of more rows": (

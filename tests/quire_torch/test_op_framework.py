@@ -148,7 +148,7 @@ def test_traced_results_are_like_the_real_ones(toy, tokens, save):
 def test_tensors_that_are_on_the_meta_device_in_part_are_refused_even_in_a_list(toy):
     """The dispatcher would take them to the kernel that allocates and computes nothing."""
     lists = [torch.ones(1, device="meta")]
-    with pytest.raises(RuntimeError, match="kinds: tensors must be on one device; got meta and cpu; move one with"):
+    with pytest.raises(RuntimeError, match="kinds: tensors must be on one device; got meta and cpu; give the"):
         toy.kinds(lists, *kinds_arguments()[1:])
 
 

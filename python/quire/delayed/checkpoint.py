@@ -56,7 +56,8 @@ def set_delayed_state(model: torch.nn.Module, state: Mapping[str, Mapping[str, t
     own = dict(_states(model))
     if unexpected := sorted(state.keys() - own.keys()):
         raise ValueError(
-            f"set_delayed_state: the state has layers that the model has not: {', '.join(map(repr, unexpected))}"
+            f"set_delayed_state: the state has layers that the model has not: {', '.join(map(repr, unexpected))}; pass "
+            "what quire.delayed_state gave for this model"
         )
     for name, value in state.items():
         _check(name, value, own[name].groups)

@@ -42,7 +42,14 @@ def permute(
     Raises RuntimeError if anything does not fit, on the CPU also for ids that are no experts; NotImplementedError for a
     QuantizedTensor whose rows share scales.
     """
+    check_type("permute", torch.Tensor | QuantizedActivation, x=x)
     check_type("permute", torch.Tensor, topk_ids=topk_ids)
+    # A graph leaves it to the operator, which takes sizes that nobody knows yet.
+    matrices = not torch.compiler.is_compiling() and topk_ids.dim() == x.dim() == 2
+    if matrices and x.shape[0] != topk_ids.shape[0]:
+        raise RuntimeError(
+            f"permute: topk_ids must have a row for each of the {x.shape[0]} tokens of x; got {list(topk_ids.shape)}"
+        )
     row_map, offsets = primitives.expert_rows(topk_ids, num_experts)
     return Permuted(
         permute_any(x, row_map, row_map.numel() if num_rows is None else num_rows, weights), offsets, row_map

@@ -5,23 +5,23 @@ from collections.abc import Iterable
 import torch
 
 from quire.checks import describe
-from quire.tensor import QuantizedActivation
+from quire.tensor import DTYPES, QuantizedActivation
 
 INSTEAD_OF_SPLITTING = (
     "Use DistributedDataParallel or fully_shard, or torch.distributed.tensor.parallel outside of quire.autocast"
 )
+_INPUTS = (torch.Tensor, QuantizedActivation)
 _LOCAL = (torch.Tensor, torch.nn.Parameter, type(None))
 
 
 def uses_torch_autocast(x: torch.Tensor | QuantizedActivation) -> bool:
     """Whether torch.autocast is enabled for x's device."""
-    try:
-        device = x.device
-    except AttributeError:
-        raise TypeError(f"quire: the input of a layer must be a tensor, got {describe(x)}") from None
+    if not isinstance(x, _INPUTS):
+        raise TypeError(f"quire: the input of a layer must be a tensor, got {describe(x)}; torch.as_tensor() makes one")
     if not torch._C._is_any_autocast_enabled():  # of one device or another; a fifth of the time of what follows
         return False
-    return _knows_autocast(device.type) and torch.is_autocast_enabled(device.type)
+    device = x.device.type
+    return _knows_autocast(device) and torch.is_autocast_enabled(device)
 
 
 @torch.compiler.assume_constant_result  # Dynamo of PyTorch 2.11 cannot look inside
@@ -47,7 +47,13 @@ def check_dtypes(
                 f"quire.{type(layer).__name__}: {name} is split over devices, a DTensor with {tensor.placements}, and "
                 f"products of those are not quantized in this version. {INSTEAD_OF_SPLITTING}"
             )
-    if uses_torch_autocast(x):
+    autocast = uses_torch_autocast(x)
+    if x.dtype not in DTYPES and not x.is_quantized:  # operators refuse those of PyTorch's quantization
+        raise TypeError(
+            f"quire.{type(layer).__name__}: x must be float32, float16 or bfloat16, got {x.dtype}; convert it with "
+            ".to()"
+        )
+    if autocast:
         return
     for name, parameter in parameters:
         if parameter is not None and parameter.dtype != x.dtype:

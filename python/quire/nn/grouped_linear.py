@@ -4,8 +4,9 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from quire.checks import check_type, check_type_or_none
+from quire.checks import check_device, check_type, check_type_or_none, describe
 from quire.nn.call import active_call
+from quire.nn.layer_path import name_layer
 from quire.nn.linear import own_recipe
 from quire.nn.product import Product
 from quire.nn.product_module import ProductModule, initialise
@@ -60,6 +61,7 @@ class GroupedLinear(ProductModule):
         flags |= {"fuse_wgrad_accumulation": fuse_wgrad_accumulation, "delay_wgrad_compute": delay_wgrad_compute}
         flags["save_original_input"] = save_original_input
         check_type("quire.GroupedLinear", bool, single_grouped_bias=single_grouped_bias, **flags)
+        check_device("quire.GroupedLinear", device)
         recipe = own_recipe("quire.GroupedLinear", recipe)
         super().__init__()
         self.num_gemms = self.groups = num_gemms
@@ -125,14 +127,18 @@ class GroupedLinear(ProductModule):
         The dtype of the result is that of quire.Linear's. RuntimeError, before anything is computed, if shapes, dtypes
         or devices do not fit.
         """
-        check_type("quire.GroupedLinear.forward", torch.Tensor, x=x)
-        check_type_or_none("quire.GroupedLinear.forward", torch.Tensor, out=out, dgrad_out=dgrad_out)
-        product = Product(self, "", active_call(self, x, is_first_microbatch))
-        product.given |= {"out": out, "dgrad_out": dgrad_out}
-        biases = self.biases()
-        y = product.run(x, [] if self.return_bias else biases, offsets_of(m_splits, x.device))
-        product.commit()
-        return (y, biases) if self.return_bias else y
+        try:
+            check_type("quire.GroupedLinear.forward", torch.Tensor, x=x)
+            check_type_or_none("quire.GroupedLinear.forward", torch.Tensor, out=out, dgrad_out=dgrad_out)
+            product = Product(self, "", active_call(self, x, is_first_microbatch))
+            product.given |= {"out": out, "dgrad_out": dgrad_out}
+            biases = self.biases()
+            y = product.run(x, [] if self.return_bias else biases, offsets_of(m_splits, x, self.groups))
+            product.commit()
+            return (y, biases) if self.return_bias else y
+        except Exception as error:
+            name_layer(error, self)
+            raise
 
     def _load_from_state_dict(self, state_dict: dict[str, object], prefix: str, *options: object) -> None:
         for kind, names in (("weight", self.weight_names), ("bias", self.bias_names)):
@@ -145,16 +151,35 @@ class GroupedLinear(ProductModule):
         return f"{sizes}, bias={bool(self.bias_names)}{own}"
 
 
-def offsets_of(m_splits: torch.Tensor | Sequence[int], device: torch.device) -> torch.Tensor:
-    """The row at which each group ends, int64 [groups], of how many each has. TypeError for what are no integers."""
-    if not isinstance(m_splits, torch.Tensor):
-        m_splits = torch.tensor(m_splits, device=device)
-    check_type_or_none("quire.GroupedLinear", torch.Tensor, m_splits=m_splits)
-    if m_splits.dtype not in (torch.int32, torch.int64) or m_splits.dim() != 1:
+_INTEGERS = (torch.int32, torch.int64)
+
+
+def offsets_of(m_splits: torch.Tensor | Sequence[int], x: torch.Tensor, groups: int) -> torch.Tensor:
+    """The row at which each group ends, int64 [groups], of how many each has. TypeError for what are no integers,
+    RuntimeError for a wrong number of them and for a list that does not fit x; operators check values of a tensor."""
+    sizes = None if isinstance(m_splits, torch.Tensor) else m_splits
+    if isinstance(sizes, Sequence):
+        m_splits = torch.tensor(sizes, device=x.device)
+    if not isinstance(m_splits, torch.Tensor) or m_splits.dtype not in _INTEGERS or m_splits.dim() != 1:
+        is_tensor = isinstance(m_splits, torch.Tensor)
+        got = f"{m_splits.dtype} of shape {list(m_splits.shape)}" if is_tensor else describe(m_splits)
         raise TypeError(
             "quire.GroupedLinear: m_splits must be one int for each group, as a list or an int32 or int64 vector; got "
-            f"{m_splits.dtype} of shape {list(m_splits.shape)}"
+            f"{got}"
         )
+    if m_splits.shape[0] != groups:
+        raise RuntimeError(
+            f"quire.GroupedLinear: m_splits must have one size for each of the {groups} groups (num_gemms); got "
+            f"{m_splits.shape[0]}"
+        )
+    # A graph leaves the check to the operator, as a nested x does.
+    if sizes is not None and not torch.compiler.is_compiling() and not x.is_nested:
+        rows = x.numel() // max(x.shape[-1], 1)
+        if min(sizes) < 0 or sum(sizes) > rows:
+            raise RuntimeError(
+                f"quire.GroupedLinear: the sizes in m_splits must not be negative and must add up to at most the "
+                f"{rows} rows of x; got {list(sizes)}, which add up to {sum(sizes)}"
+            )
     # In 64 bits a sum that wraps is negative, which the operators refuse.
     return m_splits.cumsum(0, dtype=torch.int64)
 

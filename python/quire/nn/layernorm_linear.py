@@ -4,9 +4,10 @@ from collections.abc import Callable
 
 import torch
 
-from quire.checks import check_type
+from quire.checks import check_device, check_type
 from quire.functional import norm
 from quire.nn.call import active_call
+from quire.nn.layer_path import name_layer
 from quire.nn.norm import reset_norm
 from quire.nn.product import Product
 from quire.nn.product_module import ProductModule, initialise
@@ -80,6 +81,7 @@ class LayerNormLinear(ProductModule):
         save_original_input: bool = False,
         name: str | None = None,
     ) -> None:
+        check_device("quire.LayerNormLinear", device)
         check_type("quire.LayerNormLinear", bool, bias=bias)
         super().__init__()
         self._set_flags(
@@ -117,15 +119,19 @@ class LayerNormLinear(ProductModule):
     ) -> torch.Tensor | QuantizedActivation | tuple[torch.Tensor | QuantizedActivation | None, ...]:
         """x [*, in_features] -> [*, out_features]. Options, dtype of the result and errors as for quire.Linear, whose
         input is the norm's result: fp8_grad rounds the gradient of that."""
-        call = active_call(
-            self, x, is_first_microbatch, fp8_output=fp8_output, fp8_grad=fp8_grad, output_spec=output_spec
-        )
-        product, keep = Product(self, "", call), self.return_layernorm_output
-        normed, buffers = normalised(self, x, call.dtype, product.input(keep))
-        y = product.output(product.run(normed, [] if self.return_bias else self.biases(""), x_buffers=buffers))
-        product.commit()
-        extra = ((self.bias,) if self.return_bias else ()) + ((normed,) if keep else ())
-        return (y, *extra) if extra else y
+        try:
+            call = active_call(
+                self, x, is_first_microbatch, fp8_output=fp8_output, fp8_grad=fp8_grad, output_spec=output_spec
+            )
+            product, keep = Product(self, "", call), self.return_layernorm_output
+            normed, buffers = normalised(self, x, call.dtype, product.input(keep))
+            y = product.output(product.run(normed, [] if self.return_bias else self.biases(""), x_buffers=buffers))
+            product.commit()
+            extra = ((self.bias,) if self.return_bias else ()) + ((normed,) if keep else ())
+            return (y, *extra) if extra else y
+        except Exception as error:
+            name_layer(error, self)
+            raise
 
     def extra_repr(self) -> str:
         return f"{self.in_features}, {self.out_features}, bias={self.bias is not None}, {self.normalization}"

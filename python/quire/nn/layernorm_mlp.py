@@ -4,10 +4,11 @@ from collections.abc import Callable, Mapping
 
 import torch
 
-from quire.checks import check_type
+from quire.checks import check_device, check_type
 from quire.functional import activation
 from quire.nn.activation_names import activation_inputs, activation_text
 from quire.nn.call import active_call
+from quire.nn.layer_path import name_layer
 from quire.nn.layernorm_linear import norm_parameters, normalised
 from quire.nn.norm import reset_norm
 from quire.nn.product import Product
@@ -63,6 +64,7 @@ class LayerNormMLP(ProductModule):
         name: str | None = None,
         checkpoint: bool = False,
     ) -> None:
+        check_device("quire.LayerNormMLP", device)
         check_type("quire.LayerNormMLP", bool, bias=bias)
         super().__init__()
         self._set_flags(
@@ -107,26 +109,30 @@ class LayerNormMLP(ProductModule):
         """x [*, hidden_size] -> the same shape. Options, dtype of the result and errors as for quire.Linear, for each
         of the two products: fp8_grad rounds the gradients of the norm's and the activation's result; fp8_output and
         output_spec are of the module's result."""
-        call = active_call(
-            self, x, is_first_microbatch, fp8_output=fp8_output, fp8_grad=fp8_grad, output_spec=output_spec
-        )
-        fc1, fc2 = (Product(self, name, call) for name in self.products)
+        try:
+            call = active_call(
+                self, x, is_first_microbatch, fp8_output=fp8_output, fp8_grad=fp8_grad, output_spec=output_spec
+            )
+            fc1, fc2 = (Product(self, name, call) for name in self.products)
 
-        def compute(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-            normed, buffers = normalised(self, x, call.dtype, fc1.input(self.return_layernorm_output))
-            h = fc1.run(normed, self.biases("fc1"), x_buffers=buffers)
-            activated, buffers = activation(h, self._activation, h.dtype, **fc2.input())
-            return fc2.run(activated, [] if self.return_bias else self.biases("fc2"), x_buffers=buffers), normed
+            def compute(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+                normed, buffers = normalised(self, x, call.dtype, fc1.input(self.return_layernorm_output))
+                h = fc1.run(normed, self.biases("fc1"), x_buffers=buffers)
+                activated, buffers = activation(h, self._activation, h.dtype, **fc2.input())
+                return fc2.run(activated, [] if self.return_bias else self.biases("fc2"), x_buffers=buffers), normed
 
-        if self.checkpoint and torch.is_grad_enabled():
-            y, normed = recompute(compute, x, preserve_rng_state=False)
-        else:
-            y, normed = compute(x)
-        y = fc2.output(y)
-        for product in (fc1, fc2):
-            product.commit()
-        extra = ((self.fc2_bias,) if self.return_bias else ()) + ((normed,) if self.return_layernorm_output else ())
-        return (y, *extra) if extra else y
+            if self.checkpoint and torch.is_grad_enabled():
+                y, normed = recompute(compute, x, preserve_rng_state=False)
+            else:
+                y, normed = compute(x)
+            y = fc2.output(y)
+            for product in (fc1, fc2):
+                product.commit()
+            extra = ((self.fc2_bias,) if self.return_bias else ()) + ((normed,) if self.return_layernorm_output else ())
+            return (y, *extra) if extra else y
+        except Exception as error:
+            name_layer(error, self)
+            raise
 
     def extra_repr(self) -> str:
         hidden, ffn = self.fc2_weight.shape

@@ -4,7 +4,9 @@ from collections.abc import Callable
 
 import torch
 
+from quire.checks import check_device
 from quire.nn.call import active_call, fast_path
+from quire.nn.layer_path import name_layer
 from quire.nn.product import Product
 from quire.nn.product_module import ProductModule, initialise
 from quire.recipe import Recipe, as_recipe
@@ -77,6 +79,7 @@ class Linear(ProductModule, torch.nn.Linear):
             raise ValueError(
                 f"quire.Linear: dtype and params_dtype are the same option, got {dtype} and {params_dtype}; pass one"
             )
+        check_device("quire.Linear", device)
         recipe = own_recipe("quire.Linear", recipe)
         super().__init__(in_features, out_features, bias, device, params_dtype if dtype is None else dtype)
         self._set_flags(
@@ -131,17 +134,21 @@ class Linear(ProductModule, torch.nn.Linear):
         float32, float16 and bfloat16: each is quantized from its own dtype. Elsewhere it has x's dtype, which weight
         and bias must have too, or TypeError (numerics.md 6.2, 6.7). RuntimeError if shapes or devices do not fit.
         """
-        if is_first_microbatch is None and output_spec is None and fp8_output is fp8_grad is False:
-            y = fast_path(self, x)
-            if y is not None:
-                return y
-        call = active_call(
-            self, x, is_first_microbatch, fp8_output=fp8_output, fp8_grad=fp8_grad, output_spec=output_spec
-        )
-        product = Product(self, "", call)
-        y = product.output(product.run(x, [] if self.return_bias else self.biases("")))
-        product.commit()
-        return (y, self.bias) if self.return_bias else y
+        try:
+            if is_first_microbatch is None and output_spec is None and fp8_output is fp8_grad is False:
+                y = fast_path(self, x)
+                if y is not None:
+                    return y
+            call = active_call(
+                self, x, is_first_microbatch, fp8_output=fp8_output, fp8_grad=fp8_grad, output_spec=output_spec
+            )
+            product = Product(self, "", call)
+            y = product.output(product.run(x, [] if self.return_bias else self.biases("")))
+            product.commit()
+            return (y, self.bias) if self.return_bias else y
+        except Exception as error:
+            name_layer(error, self)
+            raise
 
     def extra_repr(self) -> str:
         own = "" if self.recipe is None else f", recipe={type(self.recipe).__name__}"

@@ -5,13 +5,14 @@ from typing import NamedTuple
 
 import torch
 
-from quire.checks import check_type, check_type_or_none
+from quire.checks import check_device, check_type, check_type_or_none
 from quire.functional import activation as activate
 from quire.moe import permute, route, unpermute
 from quire.nn.activation_names import activation_inputs, activation_text
 from quire.nn.call import active_call
 from quire.nn.dtype import uses_torch_autocast
 from quire.nn.grouped_linear import GroupedLinear
+from quire.nn.layer_path import name_layer
 from quire.nn.linear import Linear
 from quire.nn.product import Product
 from quire.recipe import Recipe
@@ -108,6 +109,7 @@ class MoE(torch.nn.Module):
         recipe: Recipe | None = None,
         **routing: object,
     ) -> None:
+        check_device("quire.MoE", device)
         super().__init__()
         flags = {"weight_on_input": weight_on_input, "expert_bias": expert_bias, "bias": bias}
         _check(num_experts, top_k, routing, single_grouped_weight=single_grouped_weight, **flags)
@@ -131,24 +133,28 @@ class MoE(torch.nn.Module):
     def forward(self, x: torch.Tensor, *, return_routing: bool = False) -> torch.Tensor | tuple[torch.Tensor, Routing]:
         """x [*, hidden_size] -> the same shape, in the dtype that quire.Linear would give; with return_routing also
         where tokens went. Raises as quire.Linear does where dtypes or shapes do not fit."""
-        check_type("quire.MoE", torch.Tensor, x=x)
-        if x.dim() == 0 or x.shape[-1] != self.hidden_size:
-            raise RuntimeError(
-                f"quire.MoE: x must be [..., hidden_size] = [..., {self.hidden_size}], got {list(x.shape)}"
+        try:
+            check_type("quire.MoE", torch.Tensor, x=x)
+            if x.dim() == 0 or x.shape[-1] != self.hidden_size:
+                raise RuntimeError(
+                    f"quire.MoE: x must be [..., hidden_size] = [..., {self.hidden_size}], got {list(x.shape)}"
+                )
+            tokens = x.reshape(-1, self.hidden_size)
+            logits = self.router(tokens)
+            weights, ids = route(logits, self.top_k, expert_bias=self.expert_bias, **self.routing)
+            rows, offsets, row_map = permute(
+                tokens, ids, self.num_experts, weights=weights if self.weight_on_input else None
             )
-        tokens = x.reshape(-1, self.hidden_size)
-        logits = self.router(tokens)
-        weights, ids = route(logits, self.top_k, expert_bias=self.expert_bias, **self.routing)
-        rows, offsets, row_map = permute(
-            tokens, ids, self.num_experts, weights=weights if self.weight_on_input else None
-        )
-        rows = self._experts(rows, offsets)
-        y = unpermute(rows, row_map, None if self.weight_on_input else weights)
-        if self.shared_fc1 is not None:
-            h = self.shared_fc1(tokens)
-            y = y + self.shared_fc2(activate(h, self._activation, h.dtype)[0])
-        y = y.reshape(x.shape)
-        return (y, Routing(logits, weights, ids)) if return_routing else y
+            rows = self._experts(rows, offsets)
+            y = unpermute(rows, row_map, None if self.weight_on_input else weights)
+            if self.shared_fc1 is not None:
+                h = self.shared_fc1(tokens)
+                y = y + self.shared_fc2(activate(h, self._activation, h.dtype)[0])
+            y = y.reshape(x.shape)
+            return (y, Routing(logits, weights, ids)) if return_routing else y
+        except Exception as error:
+            name_layer(error, self)
+            raise
 
     def _experts(self, rows: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
         fc1, fc2 = (Product(layer, "", active_call(layer, rows)) for layer in (self.fc1, self.fc2))

@@ -4,9 +4,10 @@ from collections.abc import Iterable
 
 import torch
 
-from quire.checks import check_dense
+from quire.checks import check_dense, check_device
 from quire.functional import norm
 from quire.nn.dtype import activation_dtype
+from quire.nn.layer_path import name_layer
 
 
 def reset_norm(weight: torch.Tensor, bias: torch.Tensor | None, zero_centered: bool) -> None:
@@ -31,6 +32,7 @@ class _Norm(torch.nn.Module):
     ) -> None:
         super().__init__()
         what = f"quire.{self.normalization}"
+        check_device(what, device)
         if None not in (dtype, params_dtype) and dtype != params_dtype:
             raise ValueError(
                 f"{what}: dtype and params_dtype are the same option, got {dtype} and {params_dtype}; pass one"
@@ -57,23 +59,27 @@ class _Norm(torch.nn.Module):
         x, weight and bias may each be float32, float16 or bfloat16 (weight and bias alike). RuntimeError if shapes or
         devices do not fit.
         """
-        sizes, dtype = self.normalized_shape, activation_dtype(x)
-        check_dense(f"quire.{self.normalization}", x=x)
-        if tuple(x.shape[-len(sizes) :]) != sizes:
-            raise ValueError(
-                f"quire.{self.normalization}: x must be [*, {', '.join(map(str, sizes))}], got {[*x.shape]}"
+        try:
+            sizes, dtype = self.normalized_shape, activation_dtype(x)
+            check_dense(f"quire.{self.normalization}", x=x)
+            if tuple(x.shape[-len(sizes) :]) != sizes:
+                raise ValueError(
+                    f"quire.{self.normalization}: x must be [*, {', '.join(map(str, sizes))}], got {[*x.shape]}"
+                )
+            bias = None if self.bias is None else self.bias.flatten()
+            y, _ = norm(
+                x if len(sizes) == 1 else x.flatten(-len(sizes)),
+                self.weight.flatten(),
+                bias,
+                self.normalization,
+                dtype,
+                eps=self.eps,
+                zero_centered=self.zero_centered_gamma,
             )
-        bias = None if self.bias is None else self.bias.flatten()
-        y, _ = norm(
-            x if len(sizes) == 1 else x.flatten(-len(sizes)),
-            self.weight.flatten(),
-            bias,
-            self.normalization,
-            dtype,
-            eps=self.eps,
-            zero_centered=self.zero_centered_gamma,
-        )
-        return y if len(sizes) == 1 else y.unflatten(-1, sizes)
+            return y if len(sizes) == 1 else y.unflatten(-1, sizes)
+        except Exception as error:
+            name_layer(error, self)
+            raise
 
     def extra_repr(self) -> str:
         return f"{self.normalized_shape}, eps={self.eps}, zero_centered_gamma={self.zero_centered_gamma}"

@@ -49,10 +49,14 @@ def set_rng_state(model: torch.nn.Module, state: Mapping[str, torch.Tensor]) -> 
     check_type("set_rng_state", Mapping, state=state)
     own = _states(model)
     if missing := sorted(own.keys() - state.keys()):
-        raise ValueError(f"set_rng_state: the model has layers that the state has not: {', '.join(map(repr, missing))}")
+        raise ValueError(
+            f"set_rng_state: the model has layers that the state has not: {', '.join(map(repr, missing))}; pass "
+            "what quire.rng_state gave for this model"
+        )
     if unexpected := sorted(state.keys() - own.keys()):
         raise ValueError(
-            f"set_rng_state: the state has layers that the model has not: {', '.join(map(repr, unexpected))}"
+            f"set_rng_state: the state has layers that the model has not: {', '.join(map(repr, unexpected))}; pass "
+            "what quire.rng_state gave for this model"
         )
     for name, value in state.items():
         if not isinstance(value, torch.Tensor) or value.dtype != torch.int64 or tuple(value.shape) != (2,):

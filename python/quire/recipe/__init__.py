@@ -6,8 +6,8 @@ every field does what it says or is refused (numerics.md 0.14).
 """
 
 import dataclasses
-import difflib
 
+from quire.checks import near
 from quire.recipe.base import Format, MMParams, QParams, Recipe
 from quire.recipe.block import Float8BlockScaling, MXFP4BlockScaling, MXFP8BlockScaling
 from quire.recipe.custom import CustomRecipe
@@ -51,9 +51,9 @@ def names() -> tuple[str, ...]:
 def from_name(name: str) -> Recipe:
     """The recipe of that name with its defaults. Raises ValueError listing the names."""
     if name not in _BY_NAME:
-        near = difflib.get_close_matches(str(name).lower(), _BY_NAME, n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
-        raise ValueError(f"there is no recipe {name!r}; the recipes are {', '.join(_BY_NAME)}{hint}")
+        raise ValueError(
+            f"there is no recipe {name!r}; the recipes are {', '.join(_BY_NAME)}{near(str(name), _BY_NAME)}"
+        )
     return _BY_NAME[name]
 
 
@@ -112,3 +112,7 @@ def default(device_type: str = "cpu") -> Recipe:
             f"quire has no default recipe for device {device_type!r} in this version; name a recipe"
         )
     return MXFP8BlockScaling()
+
+
+def __getattr__(name: str) -> object:
+    raise AttributeError(f"module 'quire.recipe' has no attribute {name!r}{near(name, __all__)}", name=name)

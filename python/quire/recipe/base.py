@@ -1,8 +1,11 @@
 """What recipes have in common: element formats, the base class, checks of shared fields."""
 
 import enum
-from dataclasses import dataclass
-from typing import NamedTuple
+import functools
+from dataclasses import dataclass, fields
+from typing import NamedTuple, TypeVar, dataclass_transform
+
+from quire.checks import check_options
 
 
 class Largest(NamedTuple):
@@ -43,6 +46,24 @@ class MMParams:
     """
 
     use_split_accumulator: bool = True
+
+
+Class = TypeVar("Class", bound=type)
+
+
+@dataclass_transform(frozen_default=True)
+def recipe_class(cls: Class) -> Class:
+    """A frozen dataclass that names its fields where one is given that it does not have."""
+    made = dataclass(frozen=True)(cls)
+    construct, names = made.__init__, [field.name for field in fields(made)]
+
+    @functools.wraps(construct)
+    def __init__(self: object, *args: object, **values: object) -> None:
+        check_options(cls.__name__, names, values)
+        construct(self, *args, **values)
+
+    made.__init__ = __init__
+    return made
 
 
 # Functions, because Dynamo can call neither a default that is an MMParams nor a class from a dataclass's closure.

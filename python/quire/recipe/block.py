@@ -1,6 +1,6 @@
 """FP8 and FP4 with a scale for each block."""
 
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from quire.recipe.base import (
     Format,
@@ -12,12 +12,13 @@ from quire.recipe.base import (
     gradient_element,
     one_of,
     operand_params,
+    recipe_class,
     spec,
     split,
 )
 
 
-@dataclass(frozen=True)
+@recipe_class
 class Float8BlockScaling(Recipe):
     """FP8 with a scale for each 1 x 128 or 128 x 128 values (numerics.md 3).
 
@@ -69,7 +70,7 @@ class Float8BlockScaling(Recipe):
         return True
 
 
-@dataclass(frozen=True)
+@recipe_class
 class MXFP8BlockScaling(Recipe):
     """FP8 with a power-of-two scale byte for each 32 values (numerics.md 4).
 
@@ -102,7 +103,7 @@ class MXFP8BlockScaling(Recipe):
         return True
 
 
-@dataclass(frozen=True)
+@recipe_class
 class MXFP4BlockScaling(Recipe):
     """FP4 with a power-of-two scale byte for each 32 values (numerics.md 4); gradients are MXFP8.
 

@@ -1,13 +1,13 @@
 """Any spec for any operand."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
-from quire.recipe.base import Format, Recipe, check_shared_fields
+from quire.recipe.base import Format, Recipe, check_shared_fields, recipe_class
 from quire.tensor import QuantSpec
+from quire.tensor.spec import check_recipe
 
 
-@dataclass(frozen=True)
+@recipe_class
 class CustomRecipe(Recipe):
     """Any spec for any operand: qfactory is called once for each of "x", "w" and "dy", at construction, and returns a
     QuantSpec or its text (docs/specs.md).
@@ -18,8 +18,8 @@ class CustomRecipe(Recipe):
 
     The text "x=mxfp8,w=mxfp4,dy=mxfp8:e5m2" means the same wherever a recipe is taken.
 
-    Only dy may round stochastically, w may not be Hadamard-transformed, x and dy must be transformed alike: a recipe
-    that breaks this is refused by the first forward pass. The formats are those of the texts; fp8_format and
+    Only dy may round stochastically, w may not be Hadamard-transformed, x and dy must be transformed alike: ValueError
+    for a recipe that breaks this. The formats are those of the texts; fp8_format and
     quantization_alignment have nothing to act on and must keep their defaults.
     """
 
@@ -48,7 +48,9 @@ class CustomRecipe(Recipe):
         check_shared_fields(self)
 
     def _text(self) -> str:
-        return ",".join([f"{role}={self._role(role)}" for role in ("x", "w", "dy")])
+        text = ",".join([f"{role}={self._role(role)}" for role in ("x", "w", "dy")])
+        check_recipe("CustomRecipe", text)
+        return text
 
     def _role(self, role: str) -> str:
         spec = self.qfactory(role)

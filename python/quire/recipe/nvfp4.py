@@ -1,11 +1,9 @@
 """FP4 with two levels of scales."""
 
-from dataclasses import dataclass
-
-from quire.recipe.base import Format, Recipe, check_shared_fields, one_of, operand_params, spec
+from quire.recipe.base import Format, Recipe, check_shared_fields, one_of, operand_params, recipe_class, spec
 
 
-@dataclass(frozen=True)
+@recipe_class
 class NVFP4BlockScaling(Recipe):
     """FP4 with an E4M3 scale byte for each 16 values, under one float32 amax (numerics.md 5).
 

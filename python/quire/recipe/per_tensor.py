@@ -1,7 +1,7 @@
 """FP8 with one scale a tensor: of the tensor itself, or of earlier ones."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import torch
 
@@ -16,13 +16,14 @@ from quire.recipe.base import (
     gradient_element,
     one_of,
     operand_params,
+    recipe_class,
     spec,
     split,
     whole_number,
 )
 
 
-@dataclass(frozen=True)
+@recipe_class
 class Float8CurrentScaling(Recipe):
     """FP8 with one float32 scale a tensor, from the tensor's own amax (numerics.md 2).
 
@@ -63,7 +64,7 @@ class Float8CurrentScaling(Recipe):
         return True
 
 
-@dataclass(frozen=True)
+@recipe_class
 class DelayedScaling(Recipe):
     """FP8 with one float32 scale a tensor, from the amaxes of earlier steps (numerics.md 1.4-1.7).
 

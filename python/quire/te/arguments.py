@@ -5,7 +5,7 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
-from quire.checks import describe
+from quire.checks import check_options, describe
 from quire.nn.dtype import INSTEAD_OF_SPLITTING
 
 Result = TypeVar("Result")
@@ -104,12 +104,15 @@ def also_takes(
     """A function that takes further keywords. what: its name in errors. refused: name -> the value that asks for
     nothing; others raise NotImplementedError. ignored: name -> default, of no effect. order: as for positional()."""
     further = {**refused, **(ignored or {})}
+    signature = signature_with(function, further)
+    options = [name for name in signature.parameters if name != "self"]
 
     @functools.wraps(function)
     def wrapper(*args: object, **keywords: object) -> Result:
         given = {name: keywords.pop(name) for name in [*keywords] if name in further}
         refuse(what, {name: value for name, value in given.items() if name in refused}, refused)
+        check_options(what, options, keywords)
         return function(*args, **keywords)
 
-    wrapper.__signature__ = signature_with(function, further)
+    wrapper.__signature__ = signature
     return positional(*order)(wrapper) if order else wrapper

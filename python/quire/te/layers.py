@@ -5,6 +5,7 @@ a layer that quire.convert, a pickle or a subclass makes answers to these names 
 """
 
 import functools
+import inspect
 import io
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -12,6 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import torch
 
 from quire.autocast import autocast
+from quire.checks import check_options
 from quire.nn.dtype import INSTEAD_OF_SPLITTING
 from quire.nn.grouped_linear import GroupedLinear
 from quire.nn.layernorm_linear import LayerNormLinear
@@ -109,6 +111,7 @@ def _with_parts(construct: Callable[..., None]) -> Callable[..., None]:
 
 def _with_sequence_parallel(construct: Callable[..., None], what: str) -> Callable[..., None]:
     """Of a norm. sequence_parallel: a mark for frameworks that reduce gradients, which nothing here depends on."""
+    options = [*inspect.signature(construct).parameters][1:] + ["sequence_parallel", "hidden_size"]
 
     def __init__(
         self: torch.nn.Module,
@@ -121,7 +124,9 @@ def _with_sequence_parallel(construct: Callable[..., None], what: str) -> Callab
         hidden_size: int | None = None,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
+        **unknown: object,
     ) -> None:
+        check_options(what, options, unknown)
         if (normalized_shape is None) == (hidden_size is None):
             raise TypeError(
                 f"{what}: normalized_shape and hidden_size are the same option; pass one of them, "
@@ -153,6 +158,8 @@ def _deferred(reset: Callable[[torch.nn.Module], None]) -> Callable[..., None]:
 
 
 def _with_graph(construct: Callable[..., None]) -> Callable[..., None]:
+    options = [*inspect.signature(construct).parameters][1:]
+
     def __init__(
         self: autocast,
         enabled: bool = True,
@@ -160,7 +167,10 @@ def _with_graph(construct: Callable[..., None]) -> Callable[..., None]:
         recipe: Recipe | None = None,
         amax_reduction_group: object = None,
         _graph: bool = False,
+        **unknown: object,
     ) -> None:
+        if unknown:
+            check_options("autocast", options, unknown)
         if _graph is not False:
             raise NotImplementedError(
                 f"autocast: _graph={_graph!r} is what TransformerEngine sets while it captures CUDA graphs; leave it "

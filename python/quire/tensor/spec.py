@@ -13,6 +13,15 @@ def _canonical(text: str) -> str:
         raise ValueError(str(error)) from None
 
 
+@torch.compiler.assume_constant_result
+def check_recipe(what: str, text: str) -> None:
+    """Raises ValueError where specs do not fit their roles: "x=SPEC,w=SPEC,dy=SPEC" (docs/specs.md)."""
+    try:
+        torch.ops.quire.canonical_recipe(text)
+    except RuntimeError as error:
+        raise ValueError(f"{what}: {error}") from None
+
+
 @dataclass(frozen=True)
 class QuantSpec:
     """How a tensor is quantized, as text such as "nvfp4:rht:sr"; docs/specs.md has the grammar.
@@ -26,7 +35,10 @@ class QuantSpec:
     def __post_init__(self) -> None:
         text = self.text.text if isinstance(self.text, QuantSpec) else self.text
         if not isinstance(text, str):
-            raise TypeError(f"QuantSpec: expected a text such as 'nvfp4:rht:sr', got {text!r}")
+            raise TypeError(
+                f"QuantSpec: expected a text such as 'nvfp4:rht:sr', got {text!r}; a recipe has one for each operand, "
+                "such as recipe.input_spec"
+            )
         object.__setattr__(self, "text", _canonical(text))
 
     @property

@@ -21,33 +21,36 @@ const Isa& in_use() {
   return isa;
 }
 
-/// Whether this machine, or QUIRE_ISA, has no lanes of a kind.
+/// Whether this machine, or QUIRE_ISA, has no lanes of a kind. Asked before what a problem has, which no user can mend
+/// then.
 bool lacks(const GemmKernel* product, std::string_view lanes, std::string* why) {
   return !product && refused(why, "instruction set ", in_use().name, " has no products of ", lanes);
 }
 
 bool refuses_int8(const GemmProblem& p, const Context&, std::string* why) {
+  if (lacks(in_use().int8, "int8", why)) return true;
   for (const Operand* o : {&p.a, &p.b})
     if (!o->spec.packed()) return refused(why, "takes 4-bit codes, but ", o == &p.a ? "a" : "b", " is ", o->spec);
-  return lacks(in_use().int8, "int8", why);
+  return false;
 }
 
 bool refuses_amx_nvfp4(const GemmProblem& p, const Context&, std::string* why) {
+  if (lacks(in_use().amx_nvfp4, "bfloat16 tiles", why)) return true;
   for (const Operand* o : {&p.a, &p.b})
     if (o->spec.row().scale != ScaleKind::two_level)
       return refused(why, "takes two-level block scales, but ", o == &p.a ? "a" : "b", " is ", o->spec);
   constexpr int64_t least = 32;  // below, decoding the weight takes most of the time, and less of it in int8
-  if (p.a.outer < least)
-    return refused(why, "takes ", least, " rows or more, but a has ", p.a.outer, ", which int8 multiplies faster");
-  return lacks(in_use().amx_nvfp4, "bfloat16 tiles", why);
+  return p.a.outer < least &&
+         refused(why, "takes ", least, " rows or more, but a has ", p.a.outer, ", which int8 multiplies faster");
 }
 
 bool refuses_amx(const GemmProblem& p, const Context&, std::string* why) {
+  if (lacks(in_use().amx, "bfloat16 tiles", why)) return true;
   constexpr int64_t depth = 32;
   for (const Operand* o : {&p.a, &p.b})
     if (o->spec.row().scope == Scope::block && o->spec.row().block < depth)
       return refused(why, "takes blocks of at least ", depth, ", but ", o == &p.a ? "a" : "b", " is ", o->spec);
-  return lacks(in_use().amx, "bfloat16 tiles", why);
+  return false;
 }
 
 bool refuses_bf16(const GemmProblem&, const Context&, std::string* why) {

@@ -20,6 +20,13 @@ using BufferTensors = std::array<at::Tensor, 6>;
 /// Throws unless `t` is dense, on one of f32, f16, bf16 and has rank >= 1; `what` is "op: argument".
 void check_input(const at::Tensor& t, const char* what);
 
+/// Throws unless a and b are one device; `what`, in parts, is "op: arguments".
+template <class... What>
+void check_one_device(c10::Device a, c10::Device b, const What&... what) {
+  quire::check(a == b, what..., " must be on one device; got ", a, " and ", b,
+               a.is_meta() || b.is_meta() ? op::kInsteadOfMeta : "; move one with .to()");
+}
+
 at::ScalarType scalar_type(quire::DType t);
 /// f32, f16, bf16 or u8; throws for others, naming `what`.
 quire::DType dtype(at::ScalarType t, const char* what);

@@ -132,9 +132,7 @@ class TypedNode : public torch::autograd::Node {
     torch::autograd::edge_list edges = torch::autograd::collect_next_edges(arrived);
     edges.insert(edges.end(), next_edges().begin(), next_edges().end());
     const auto error = make_node<torch::autograd::Error>(
-        c10::str(name(), " has no gradient: ", Op::kNamespace, "::", Op::kName,
-                 " is once differentiable, so a second derivative (create_graph=True) through it is not available"),
-        std::move(edges));
+        c10::str(name(), " has no gradient: ", Op::kNamespace, "::", Op::kName, kOnceDifferentiable), std::move(edges));
     for (at::Tensor& t : out) {
       if (!t.defined()) continue;
       t = t.detach();

@@ -20,6 +20,8 @@
 
 #include "quire/base/float_mode.h"
 #include "quire_torch/op/boxing.h"
+#include "quire_torch/op/once_differentiable.h"
+#include "quire_torch/op/outputs.h"
 #include "quire_torch/op/schema.h"
 
 namespace quire_torch::op {
@@ -93,7 +95,7 @@ Results<Op> trace(const typename Op::Args& args) {
   Results<Op> out = allocate_results<Op, c10::SymInt>(args);
   for_each_tensor(args, [&](const at::Tensor& t) {
     TORCH_CHECK(!t.defined() || t.device().is_meta(), Op::kName, ": tensors must be on one device; got meta and ",
-                t.device(), "; move one with .to()");
+                t.device(), kInsteadOfMeta);
   });
   return out;
 }

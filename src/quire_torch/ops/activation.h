@@ -76,9 +76,8 @@ struct ActivationFwd : OpBase {
 /// dx like x.
 struct ActivationBwd : OpBase {
   static constexpr const char* kName = "activation_bwd";
-  static constexpr const char* kNotDifferentiable =
-      "has no gradient: activation is once differentiable, so a second derivative (create_graph=True) through it is "
-      "not available";
+  static constexpr auto kText = op::gradient_of("activation");
+  static constexpr const char* kNotDifferentiable = kText.data();
   struct Args {
     at::Tensor dy, x;
     ActivationText activation;

@@ -2,13 +2,10 @@
 
 #include <vector>
 
+#include "quire_torch/bridge/tensor.h"
+
 namespace quire_torch {
 namespace {
-
-void check_device(const at::Tensor& t, at::Device device, const char* name) {
-  quire::check(t.device() == device, "linear: ", name, " and x must be on one device; got ", t.device(), " and ",
-               device, "; move one with .to()");
-}
 
 /// One state of a layer: 1-dimensional, of `size` elements, or not there. name: and what it holds.
 void check_vector(const op::OptionalTensor& t, at::ScalarType dtype, const c10::SymInt& size,
@@ -42,10 +39,10 @@ void Destinations::check(at::Device device, const c10::SymInt& groups, const std
   check_vector(sr_state, at::kLong, 2, {"sr_state", "{seed, counter}"});
   check_vector(bwd_scale, at::kFloat, groups * 2, {"bwd_scale", "{dy, dx}"});
   check_vector(bwd_amax, at::kFloat, groups * 2, {"bwd_amax", "{dy, dx}"});
-  if (sr_state) check_device(*sr_state, device, "sr_state");
-  if (bwd_scale) check_device(*bwd_scale, device, "bwd_scale");
-  if (bwd_amax) check_device(*bwd_amax, device, "bwd_amax");
-  for (const at::Tensor& t : main_grad) check_device(t, device, "main_grad");
+  if (sr_state) check_one_device(sr_state->device(), device, "linear: sr_state and x");
+  if (bwd_scale) check_one_device(bwd_scale->device(), device, "linear: bwd_scale and x");
+  if (bwd_amax) check_one_device(bwd_amax->device(), device, "linear: bwd_amax and x");
+  for (const at::Tensor& t : main_grad) check_one_device(t.device(), device, "linear: main_grad and x");
   check_vector(wgrad_stash, at::kLong, 2, {"wgrad_stash", "{number, count}"});
   check_on_host(wgrad_stash, "linear");
   check_destinations(main_grad, groups, weight);

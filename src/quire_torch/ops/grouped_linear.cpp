@@ -35,8 +35,7 @@ void check_lists(const GroupedLinear::Args& a) {
                "linear: w must be matrices [out_features, in_features], one for each group, or one "
                "[groups, out_features, in_features]; got ",
                a.w.tensors.size(), " tensors", a.w.tensors.empty() ? "" : " of fewer dimensions");
-  quire::check(a.x.sym_size(-1) == a.w.tensors[0].sym_size(-1), "linear: x and w must agree on K; got x [..., ",
-               a.x.sym_size(-1), "] and w ", a.w.tensors[0].sym_sizes());
+  check_k(a.x, a.w.tensors[0]);
   // linear_fwd does not see a w that is given quantized, and backward makes a gradient for each group.
   if (only_codes(a))
     check_list<c10::SymInt>(a.w.tensors, group_count(a.offsets, a.x, "linear"),

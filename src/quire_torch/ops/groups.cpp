@@ -1,6 +1,7 @@
 #include "quire_torch/ops/groups.h"
 
 #include "quire/groups/groups.h"
+#include "quire_torch/bridge/tensor.h"
 
 namespace quire_torch {
 
@@ -12,8 +13,7 @@ int64_t group_count(const op::OptionalTensor& offsets, const at::Tensor& x, cons
   check(integers && offsets->dim() == 1, what,
         ": offsets must be an int32 or int64 vector with the end of each group, got ", offsets->scalar_type(), " with ",
         offsets->dim(), " dimensions");
-  check(offsets->device() == x.device(), what, ": offsets and x must be on one device; got ", offsets->device(),
-        " and ", x.device(), "; move one with .to()");
+  check_one_device(offsets->device(), x.device(), what, ": offsets and x");
   const int64_t count = offsets->sym_size(0).guard_int(__FILE__, __LINE__);
   check(count > 0, what, ": offsets must have the end of at least one group, got none");
   return count;

@@ -70,9 +70,8 @@ std::array<op::Result<Int>, 3> gradient_results(const Args& a, const char* op) {
 /// not used here; dy_amax [E] is then returned.
 struct LinearBwd : OpBase {
   static constexpr const char* kName = "linear_bwd";
-  static constexpr const char* kNotDifferentiable =
-      "has no gradient: linear is once differentiable, so a second derivative (create_graph=True) through it is not "
-      "available";
+  static constexpr auto kText = op::gradient_of("linear");
+  static constexpr const char* kNotDifferentiable = kText.data();
   struct Args {
     at::Tensor dy;
     op::OptionalTensor offsets;

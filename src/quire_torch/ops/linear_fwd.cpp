@@ -84,14 +84,17 @@ GroupedCodes quantize_w(const LinearFwd::Args& a, const GroupsView& groups, op::
 
 }  // namespace
 
+void check_k(const at::Tensor& x, const at::Tensor& w) {
+  quire::check(x.sym_size(-1) == w.sym_size(-1), "linear: x and w must agree on K; got x [..., ", x.sym_size(-1),
+               "] and w ", w.sym_sizes(), "; the last dimension of x must be in_features, the last of w");
+}
+
 void check_agreement(const at::Tensor& x, const at::Tensor& w) {
   check_input(x, "linear: x");
   check_input(w, "linear: w");
   quire::check(w.dim() == 2, "linear: w must be [out_features, in_features], got ", w.dim(), " dimensions");
-  quire::check(w.device() == x.device(), "linear: w and x must be on one device; got ", w.device(), " and ", x.device(),
-               "; move one with .to()");
-  quire::check(x.sym_size(-1) == w.sym_size(1), "linear: x and w must agree on K; got x [..., ", x.sym_size(-1),
-               "] and w ", w.sym_sizes());
+  check_one_device(w.device(), x.device(), "linear: w and x");
+  check_k(x, w);
 }
 
 void LinearFwd::run(const Args& a, op::Tensors<7>& out, const quire::Context& context) {

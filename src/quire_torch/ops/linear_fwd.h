@@ -20,6 +20,9 @@ inline quire::Direction saved_direction(const quire::LinearSpec& recipe) {
 /// Throws unless x [*, K] and w [N, K] agree: linear_fwd does not see a w that is given quantized.
 void check_agreement(const at::Tensor& x, const at::Tensor& w);
 
+/// x [*, K] and w [..., N, K]. Raises RuntimeError.
+void check_k(const at::Tensor& x, const at::Tensor& w);
+
 /// Throws unless a list has a tensor of `each` sizes for each group, or one for all of them, on `device`.
 template <class Int>
 void check_list(const op::TensorList& list, int64_t groups, const quire::Shape<Int>& each, const char* what,
@@ -36,8 +39,7 @@ void check_list(const op::TensorList& list, int64_t groups, const quire::Shape<I
     bool fits = got.size() == wanted.size();
     for (size_t i = 0; fits && i < got.size(); ++i) fits = got[i] == wanted[i];
     quire::check(fits, what, " must be ", c10::ArrayRef<Int>(wanted), ", got ", c10::ArrayRef<Int>(got));
-    quire::check(t.device() == device, what, " and x must be on one device; got ", t.device(), " and ", device,
-                 "; move one with .to()");
+    check_one_device(t.device(), device, what, " and x");
   }
 }
 

@@ -76,8 +76,7 @@ struct NormFwd : OpBase {
     check_input(t, what);
     quire::check(t.dim() == 1 && op::size<Int>(t, 0) == op::size<Int>(x, -1), what, " must be [hidden_size] = [",
                  op::size<Int>(x, -1), "], the last dimension of x; got ", op::sizes<Int>(t));
-    quire::check(t.device() == x.device(), what, " and x must be on one device; got ", t.device(), " and ", x.device(),
-                 "; move one with .to()");
+    check_one_device(t.device(), x.device(), what, " and x");
   }
 };
 
@@ -87,9 +86,8 @@ inline constexpr int64_t kNeedsNormX = 1, kNeedsNormWeight = 2, kNeedsNormBias =
 /// dx like x, dweight and dbias like weight, of a norm that gave mean and rstd (numerics.md 11.2).
 struct NormBwd : OpBase {
   static constexpr const char* kName = "norm_bwd";
-  static constexpr const char* kNotDifferentiable =
-      "has no gradient: norm is once differentiable, so a second derivative (create_graph=True) through it is not "
-      "available";
+  static constexpr auto kText = op::gradient_of("norm");
+  static constexpr const char* kNotDifferentiable = kText.data();
   struct Args {
     at::Tensor dy, x, weight, mean, rstd;
     Normalization normalization;

@@ -16,9 +16,9 @@ void check_row_map(const at::Tensor& rows, const at::Tensor& row_map, const op::
   quire::check(rows.dim() == 2, "permute: rows must be a matrix, got ", rows.dim(), " dimensions; use .reshape()");
   check_ids(row_map, "permute: row_map");
   quire::check(row_map.dim() == 2, "permute: row_map must be [tokens, slots], got ", op::sizes<Int>(row_map));
-  check_one_device(row_map, rows, "permute: row_map and rows");
+  check_one_device(row_map.device(), rows.device(), "permute: row_map and rows");
   if (!weights) return;
-  check_one_device(*weights, rows, "permute: weights and rows");
+  check_one_device(weights->device(), rows.device(), "permute: weights and rows");
   quire::check(weights->scalar_type() == at::kFloat && weights->dim() == 2 &&
                    may_equal(op::size<Int>(*weights, 0), op::size<Int>(row_map, 0)) &&
                    may_equal(op::size<Int>(*weights, 1), op::size<Int>(row_map, 1)),
@@ -88,9 +88,8 @@ struct UnpermuteFwd : OpBase {
 /// The gradient of weights, float32 [T, S]: dot products of y[row_map[t, s]] and x[t].
 struct UnpermuteDot : OpBase {
   static constexpr const char* kName = "unpermute_dot";
-  static constexpr const char* kNotDifferentiable =
-      "has no gradient: permute and unpermute are once differentiable with respect to weights, so a second derivative "
-      "(create_graph=True) is not available";
+  static constexpr auto kText = op::gradient_of("permute and unpermute");
+  static constexpr const char* kNotDifferentiable = kText.data();
   struct Args {
     at::Tensor y, row_map, x;
     static constexpr auto kFields =

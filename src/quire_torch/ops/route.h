@@ -34,7 +34,7 @@ struct RouteFwd : OpBase {
     check_input(a.logits, "route: logits");
     if (a.expert_bias) {
       check_input(*a.expert_bias, "route: expert_bias");
-      check_one_device(*a.expert_bias, a.logits, "route: expert_bias and logits");
+      check_one_device(a.expert_bias->device(), a.logits.device(), "route: expert_bias and logits");
       quire::check(a.expert_bias->dim() == 1 && op::size<Int>(*a.expert_bias, 0) == op::size<Int>(a.logits, -1),
                    "route: expert_bias must be [num_experts] = [", op::size<Int>(a.logits, -1),
                    "], the last dimension of logits; got ", op::sizes<Int>(*a.expert_bias));
@@ -51,9 +51,8 @@ struct RouteFwd : OpBase {
 /// dlogits like logits, of topk_ids that route_fwd gave.
 struct RouteBwd : OpBase {
   static constexpr const char* kName = "route_bwd";
-  static constexpr const char* kNotDifferentiable =
-      "has no gradient: route is once differentiable, so a second derivative (create_graph=True) through it is not "
-      "available";
+  static constexpr auto kText = op::gradient_of("route");
+  static constexpr const char* kNotDifferentiable = kText.data();
   struct Args {
     at::Tensor dweights, logits, topk_ids;
     RoutingText routing;

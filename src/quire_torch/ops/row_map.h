@@ -11,11 +11,6 @@ inline void check_ids(const at::Tensor& t, const char* what) {
                t.scalar_type(), " with layout ", t.layout(), "; convert it with .to(torch.int32)");
 }
 
-inline void check_one_device(const at::Tensor& a, const at::Tensor& b, const char* what) {
-  quire::check(a.device() == b.device(), what, " must be on one device; got ", a.device(), " and ", b.device(),
-               "; move one with .to()");
-}
-
 /// Whether two sizes are equal. True for symbolic ones of which tracing cannot know; kernels will.
 template <class Int>
 bool may_equal(const Int& a, const Int& b) {
@@ -50,11 +45,11 @@ struct ExpertRows : OpBase {
 
   template <class Int>
   static std::array<op::Result<Int>, 2> results(const Args& a) {
-    check_ids(a.topk_ids, "expert_rows: topk_ids");
-    quire::check(a.topk_ids.dim() == 2, "expert_rows: topk_ids must be [tokens, topk], got ",
+    check_ids(a.topk_ids, "permute (expert_rows): topk_ids");
+    quire::check(a.topk_ids.dim() == 2, "permute (expert_rows): topk_ids must be [tokens, topk], got ",
                  op::sizes<Int>(a.topk_ids), "; use .reshape(-1, topk)");
-    quire::check(a.num_experts >= 0, "expert_rows: num_experts must be at least 1, or 0 if it is not known; got ",
-                 a.num_experts);
+    quire::check(a.num_experts >= 0,
+                 "permute (expert_rows): num_experts must be at least 1, or 0 if it is not known; got ", a.num_experts);
     return {op::Result<Int>{{op::size<Int>(a.topk_ids, 0), op::size<Int>(a.topk_ids, 1)}, at::kInt},
             op::Result<Int>{{Int(a.num_experts)}, at::kInt}};
   }
@@ -82,7 +77,7 @@ struct ChunkRows : OpBase {
     check_numbers(a.sizes, "chunk_rows: sizes");
     if (a.order) {
       check_numbers(*a.order, "chunk_rows: order");
-      check_one_device(*a.order, a.sizes, "chunk_rows: order and sizes");
+      check_one_device(a.order->device(), a.sizes.device(), "chunk_rows: order and sizes");
     }
     return {op::Result<Int>{{number_of_rows<Int>(a.rows, "chunk_rows"), Int(1)}, at::kInt}};
   }

@@ -43,9 +43,7 @@ void check_choices(const at::Tensor& hidden_states, const at::Tensor& choices, a
   quire::check(choices.dim() == 2 && choices.scalar_type() == dtype && choices.layout() == at::kStrided,
                "nvfp4_moe: ", what, " must be dense ", dtype, " with 2 dimensions, got ", choices.layout(), " ",
                choices.scalar_type(), " with ", choices.dim(), "; convert it with .to()");
-  quire::check(choices.device() == hidden_states.device(), "nvfp4_moe: ", what,
-               " and hidden_states must be on one device; got ", choices.device(), " and ", hidden_states.device(),
-               "; move one with .to()");
+  check_one_device(choices.device(), hidden_states.device(), "nvfp4_moe: ", what, " and hidden_states");
   quire::check(same_size(op::size<Int>(hidden_states, 0), op::size<Int>(choices, 0)), "nvfp4_moe: ", what,
                " must have a row per token; got ", op::size<Int>(choices, 0), " rows for ",
                op::size<Int>(hidden_states, 0), " tokens");

@@ -15,7 +15,8 @@ Ends::Ends(const RowGroups& groups) {
     check(begin(group) <= ends_[group] && ends_[group] <= groups.rows, groups.what,
           ": offsets must not decrease and be from 0 to ", groups.rows, ", the number of rows of x; group ", e,
           " ends at ", ends_[group], ", the one before at ", begin(group),
-          "; give the cumulative sum of the groups' sizes");
+          "; offsets is the cumulative sum of the groups' sizes, which must not be negative and add up to ",
+          groups.rows, " at most");
   }
 }
 

@@ -1,0 +1,39 @@
+"""Where a layer is in a model, for errors."""
+
+import sys
+from collections.abc import Iterator
+
+import torch
+
+
+def name_layer(error: Exception, layer: torch.nn.Module) -> None:
+    """Adds a note to an error that left layer.forward: the layer, and its path in the outermost module that is being
+    called. Costs nothing where there is no error. While a function is compiled it does nothing: Dynamo says itself
+    which line of the model it is at."""
+    if torch.compiler.is_compiling() or any(note.startswith("In the layer") for note in _notes(error)):
+        return
+    where = ""
+    for module in _callers(layer):
+        path = next((name for name, child in module.named_modules() if child is layer), None)
+        if path is not None:
+            where = f"{path!r} of {type(module).__name__}: "
+    error.add_note(f"In the layer {where}quire.{type(layer).__name__}({layer.extra_repr()}).")
+    if any(parameter.is_meta for parameter in layer.parameters()):
+        error.add_note(
+            "Its parameters are on the meta device and have no values: call to_empty(device=...) on the model, then "
+            "load_state_dict() or reset_parameters()."
+        )
+
+
+def _notes(error: Exception) -> list[str]:
+    return getattr(error, "__notes__", [])
+
+
+def _callers(layer: torch.nn.Module) -> Iterator[torch.nn.Module]:
+    """The modules whose methods are being called, the innermost first."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        module = frame.f_locals.get("self")
+        if isinstance(module, torch.nn.Module) and module is not layer:
+            yield module
+        frame = frame.f_back
