@@ -10,7 +10,9 @@ transforms.register()
 from quire import debug, delayed, moe, recipe, runners  # noqa: E402  (the operators must be there first)
 from quire.autocast import active_recipe, autocast  # noqa: E402
 from quire.checks import near  # noqa: E402
-from quire.convert import ConversionReport, LayerReport, ParameterReport, conversion_report, convert  # noqa: E402
+from quire.conversion.convert import convert  # noqa: E402
+from quire.conversion.recommend import RecipeEstimate, Recommendation, recommend  # noqa: E402
+from quire.conversion.report import ConversionReport, LayerReport, ParameterReport, conversion_report  # noqa: E402
 from quire.delayed import delayed_state, set_delayed_state  # noqa: E402
 from quire.explain import explain  # noqa: E402
 from quire.functional import amax, dequantize, nvfp4_linear, nvfp4_moe, nvfp4_moe_routed, quantize  # noqa: E402
@@ -52,6 +54,8 @@ __all__ = [
     "QuantizedStack",
     "QuantizedTensor",
     "RMSNorm",
+    "RecipeEstimate",
+    "Recommendation",
     "TensorProto",
     "active_recipe",
     "amax",
@@ -73,6 +77,7 @@ __all__ = [
     "quantize_weights",
     "quantized_model_init",
     "recipe",
+    "recommend",
     "reorder_optimizer_state",
     "rng_state",
     "runners",

@@ -74,6 +74,9 @@ def test_every_public_name_of_quire_that_transformer_engine_has_is_documented(pa
         "LayerReport",
         "ParameterReport",
         "moe",
+        "recommend",
+        "Recommendation",
+        "RecipeEstimate",
     }
     own |= {"nvfp4_linear", "nvfp4_moe", "nvfp4_moe_routed", "runners", "MoE"}
     documented = {name for row in page(PAGE).rows("What is here") for name in names_in(row[0])}

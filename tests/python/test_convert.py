@@ -191,7 +191,7 @@ def test_the_filter_sees_every_linear_with_its_name():
 def test_nothing_to_convert_is_an_error_that_says_what_was_looked_at_and_changes_nothing():
     model = blocks()
     with pytest.raises(
-        ValueError, match=r"none of the 4 .* of Sequential qualifies(.|\n)*\*\.down .* x 2  left: the filt"
+        ValueError, match=r"none of the 4 .* of Sequential qualifies(.|\n)*0.down ... 1.down .* x 2  left: the filt"
     ):
         quire.convert(model, NVFP4, lambda module, name: False)
     assert type(model[0].up) is torch.nn.Linear
@@ -226,14 +226,24 @@ def test_arguments_of_a_wrong_kind_are_named_and_change_nothing():
 def test_the_report_is_a_table_of_layers_alike():
     model = torch.nn.Sequential(blocks(3), torch.nn.Linear(256, 2))
     assert str(quire.conversion_report(quire.convert(model, "mxfp8"))).splitlines() == [
-        "Sequential: 6 of 7 torch.nn.Linear are quire.Linear",
+        "Sequential: 6 of 7 linear layers are quire's",
         "recipe: x=mxfp8:nan,w=mxfp8:nan,dy=mxfp8:nan",
-        "  *.*.up    256 -> 512 x 3",
-        "  *.*.down  512 -> 256 x 3",
-        "  *         256 -> 2  left: too small to gain, out_features < 256",
+        "  0.0.up ... 0.2.up      256 -> 512 x 3",
+        "  0.0.down ... 0.2.down  512 -> 256 x 3",
+        "  1                      256 -> 2  left: too small to gain, out_features < 256",
         "in high precision, 0.1 % of the weights that products may read:",
-        "  *.weight  [2, 256] of Linear: 0.1 %",
+        "  1.weight  [2, 256] of Linear: 0.1 %",
     ]
+
+
+def test_the_report_of_a_second_conversion_has_the_layers_of_the_first():
+    model = quire.convert(blocks(2), NVFP4)
+    quire.convert(model, "mxfp8", lambda module, name: name == "1.up")
+    report = quire.conversion_report(model)
+    text = {name: layer.recipe for layer in report.converted for name in layer.names}
+    nvfp4, mxfp8 = NVFP4.linear_spec(), recipes.MXFP8BlockScaling().linear_spec()
+    assert text == {"0.up": nvfp4, "0.down": nvfp4, "1.up": mxfp8, "1.down": nvfp4} and not report.left
+    assert f"0.down ... 1.down  512 -> 256 x 2  recipe: {nvfp4}" in str(report)
 
 
 class Mixture(torch.nn.Module):

@@ -1,5 +1,7 @@
 """A product y = x w^T of a module in one call: which codes it takes from where, and where gradients go."""
 
+import functools
+import warnings
 from collections.abc import Iterable, Sequence
 
 import torch
@@ -122,6 +124,8 @@ class Product:
     ) -> torch.Tensor:
         if isinstance(x, QuantizedTensor | QuantizedActivation):
             x = x.dequantize()
+        if isinstance(self.weights[0], QuantizedTensor) and not torch.compiler.is_compiling():
+            tell_decoding(type(self.module).__name__)
         if offsets is None and not self.given:
             y = torch.nn.functional.linear(x, self.weights[0], biases[0] if biases else None)
         else:
@@ -150,6 +154,16 @@ class Product:
         q = quantize(y, spec, columnwise=columnwise, scale=self.scale[2:3])
         delayed.collect_output(self.state, self.call.rule, q.buffer_list()[2])
         return q
+
+
+@functools.cache
+def tell_decoding(layer: str) -> None:
+    """Warns, once for each class of layers."""
+    warnings.warn(
+        f"quire.{layer}: its weight is quantized, and decoded in every call, because no recipe is active; run it "
+        "within quire.autocast(recipe=...), or give it a recipe by quire.convert(model, recipe, for_inference=True)",
+        stacklevel=2,
+    )
 
 
 def _external_wgrad(module: ProductModule, product: str, call: Call) -> dict[str, object]:

@@ -3,9 +3,11 @@
 import sys
 from types import ModuleType
 
+from quire.conversion import report
 from quire.te import moe_padding, moe_router, names, quantizers, split, tensors
 
 _MOVED: dict[str, ModuleType] = {
+    "quire.convert": report,
     "quire.drop_in": names,
     "quire.moe.te_padding": moe_padding,
     "quire.moe.te_router": moe_router,
@@ -20,4 +22,5 @@ def register_moved() -> None:
     for name, module in _MOVED.items():
         parent, _, last = name.rpartition(".")
         sys.modules[name] = module
-        setattr(sys.modules[parent], last, module)
+        if last != "convert":  # which is a function now
+            setattr(sys.modules[parent], last, module)

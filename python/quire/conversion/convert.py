@@ -1,0 +1,295 @@
+"""The torch.nn.Linear layers of a model become quire.Linear, for training or for inference."""
+
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+
+from quire.checks import check_type
+from quire.conversion.inference import inference_recipe, quantize_for_inference, why_not_quantized
+from quire.conversion.report import (
+    ConversionReport,
+    LayerReport,
+    ParameterReport,
+    keep_report,
+    layer_lines,
+    milliseconds,
+    percent,
+)
+from quire.conversion.timing import SECONDS, alike, check_tokens, compare, has_values
+from quire.nn.linear import Linear, own_recipe
+from quire.nn.product_module import ProductModule
+from quire.nn.random_state import reset_streams
+from quire.recipe import Recipe, names
+from quire.tensor import DTYPES
+
+#: Layers with fewer inputs or outputs are left alone.
+MIN_FEATURES = 256
+#: A model of which more stays in high precision gets a note.
+_MOST = 0.5
+#: A layer that takes this much longer than before is slower, and not only measured at a bad moment.
+_SLOWER = 1.05
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """What is to become of the layers. recipe: their own. tokens: rows of x in the calls to time, None for none."""
+
+    recipe: Recipe | None
+    for_inference: bool
+    tokens: int | None
+
+
+def convert(
+    model: torch.nn.Module,
+    recipe: Recipe | str | None = None,
+    filter: Callable[[torch.nn.Module, str], bool] | None = None,
+    *,
+    min_features: int = MIN_FEATURES,
+    for_inference: bool = False,
+    tokens: int | None = 1,
+) -> torch.nn.Module:
+    """Makes the model's torch.nn.Linear layers quire.Linear, in place, and returns the model.
+
+    recipe: the layers' own, a recipe, its name or its text: they run under it wherever no quire.autocast is active,
+        while within one that decides, also if it is disabled. None gives them none. Delayed scaling has to come from
+        quire.autocast.
+    filter: (module, its name in the model) -> whether to convert. Asked for every torch.nn.Linear; of a module with
+        several names, for each, and all have to agree. None converts all.
+    min_features: layers with fewer inputs or outputs stay as they are. Quantizing x costs a step per element of x,
+        which out_features multiplications have to earn; and a call costs some microseconds more than torch's, whatever
+        the sizes. Below 256 no recipe gained when it was measured, above NVFP4 with some tens of tokens, and from 1024
+        on all do (docs/benchmarks.md). There is no other rule: no size is padded or refused, odd ones are as quick.
+    for_inference: the weights become quantized parameters that require no gradient, in the order that GEMMs of few
+        tokens read soonest (quire.prepack_weights), and their values in high precision are freed. Under NVFP4 a weight
+        gets a scale for each 1 x 16 values. The model then runs, is saved, and is exported without any autocast. The
+        other layers of quire in the model (LayerNormLinear, LayerNormMLP, GroupedLinear, those of MoE) get the recipe
+        and such weights too.
+    tokens: with for_inference, how many rows x has in a typical call. Each kind of torch.nn.Linear is timed with so
+        many rows, about two seconds in all, and a kind that would be slower than it is now is left. Run convert within
+        the torch.autocast that the model will run within. None times nothing and converts all layers, which takes the
+        least memory. quire.recommend times all recipes.
+
+    A layer stays the same object, with its hooks, flags and names, and but for inference with its parameters, so that
+    optimizers, ties and whatever else holds a reference go on working, and state_dict stays as it was. The model itself
+    may be the layer. On the meta device layers get their random state when they leave it, as always (quire.Linear). A
+    quire.Linear that the filter takes gets the recipe. Left alone, with a reason in quire.conversion_report(model), are
+    subclasses of torch.nn.Linear, whose forward may be another, layers whose forward was replaced, and dtypes other
+    than float32, float16 and bfloat16.
+
+    Raises ValueError if nothing is to be converted, saying what was looked at; TypeError for arguments of a wrong kind.
+    The model is then as it was.
+    """
+    _check(model, filter, tokens)
+    check_type("convert", bool, for_inference=for_inference)
+    plan = _plan(own_recipe("convert", recipe), for_inference, tokens)
+    found = _layers(model, for_inference)
+    why_not = _why_each_is_left(found, plan, filter, min_features)
+    seconds = _times([layer for layer, why in why_not.items() if not why], plan)
+    why_not |= _why_slower(seconds, plan)
+    if all(why_not.values()):
+        raise ValueError(_nothing(model, found, why_not, plan))
+    report = _convert(model, found, why_not, seconds, plan)
+    keep_report(model, report)
+    for note in report.notes:
+        warnings.warn(f"quire.convert: {note}", stacklevel=2)
+    return model
+
+
+def _convert(
+    model: torch.nn.Module,
+    found: dict[torch.nn.Module, list[str]],
+    why_not: dict[torch.nn.Module, str],
+    seconds: dict[torch.nn.Module, tuple[float, float]],
+    plan: _Plan,
+) -> ConversionReport:
+    chosen = [layer for layer, why in why_not.items() if not why]
+    before = {layer: _weight_bytes(layer) for layer in chosen if plan.for_inference}
+    _adopt(chosen, plan)
+    layers = []
+    for layer, its in found.items():
+        sizes = (before[layer], _weight_bytes(layer)) if layer in before else None
+        said = _now(layer, why_not[layer])
+        layers.append(LayerReport(tuple(its), *_sizes(layer), *said, sizes, seconds.get(layer)))
+    left = _left(model)
+    notes = (*_notes(model, chosen), *_left_notes(left))
+    text = None if plan.recipe is None else plan.recipe.linear_spec()
+    timed = plan.tokens if seconds else None
+    return ConversionReport(type(model).__name__, text, tuple(layers), notes, left, timed)
+
+
+def _plan(recipe: Recipe | None, for_inference: bool, tokens: int | None) -> _Plan:
+    if not for_inference:
+        return _Plan(recipe, False, None)
+    if recipe is None:
+        raise ValueError(
+            f"convert: for_inference=True needs a recipe, one of {', '.join(names())}; "
+            "quire.recommend(model, tokens) measures which pays on this machine"
+        )
+    return _Plan(inference_recipe(recipe), True, tokens)
+
+
+def _check(model: object, filter: object, tokens: object) -> None:
+    if not isinstance(model, torch.nn.Module):
+        raise TypeError(f"convert: model must be a torch.nn.Module, got {type(model).__name__}")
+    if filter is not None and not callable(filter):
+        raise TypeError(
+            f"convert: filter must be a function of (module, name), got {filter!r}; "
+            'to choose by name: lambda module, name: "lm_head" not in name'
+        )
+    check_tokens("convert", tokens)
+
+
+def _layers(model: torch.nn.Module, for_inference: bool) -> dict[torch.nn.Module, list[str]]:
+    """Every torch.nn.Linear, subclasses included, with all of its names; for inference every layer of quire too."""
+    kinds = (torch.nn.Linear, ProductModule) if for_inference else torch.nn.Linear
+    found: dict[torch.nn.Module, list[str]] = {}
+    for name, module in model.named_modules(remove_duplicate=False):
+        if isinstance(module, kinds):
+            found.setdefault(module, []).append(name)
+    return found
+
+
+def _why_each_is_left(
+    found: dict[torch.nn.Module, list[str]], plan: _Plan, filter: Callable | None, min_features: int
+) -> dict[torch.nn.Module, str]:
+    why_not = {layer: _why_not(layer, plan, min_features) for layer in found}
+    for layer, its in found.items():
+        if filter is not None and not all([filter(layer, name) for name in its]):
+            why_not[layer] = "the filter says so"
+    return why_not
+
+
+def _why_not(layer: torch.nn.Module, plan: _Plan, min_features: int) -> str:
+    """Why the layer is not converted, filter and time apart; "" if it is."""
+    if isinstance(layer, ProductModule) and plan.for_inference:
+        return why_not_quantized(layer, plan.recipe)
+    if type(layer) is Linear:
+        return "it is a quire.Linear already" if plan.recipe is None else ""
+    if type(layer) is not torch.nn.Linear:
+        return f"{type(layer).__name__} is a subclass of torch.nn.Linear, and may compute something else"
+    if "forward" in vars(layer):
+        return "its forward was replaced, and would not run quire.Linear's"
+    if layer.weight.dtype not in DTYPES:
+        return f"its weight is {str(layer.weight.dtype).removeprefix('torch.')}, not float32, float16 or bfloat16"
+    name, least = min(("in_features", layer.in_features), ("out_features", layer.out_features), key=lambda it: it[1])
+    return f"too small to gain, {name} < {min_features}" if least < min_features else ""
+
+
+def _times(layers: list[torch.nn.Module], plan: _Plan) -> dict[torch.nn.Module, tuple[float, float]]:
+    """Seconds of one call, before and after, of layers with values in high precision. One of each kind is timed."""
+    if plan.tokens is None:
+        return {}
+    kinds = alike([layer for layer in layers if isinstance(layer, torch.nn.Linear) and has_values(layer)])
+    found: dict[torch.nn.Module, tuple[float, float]] = {}
+    for same in kinds:
+        found |= dict.fromkeys(same, compare(same[0], plan.recipe, plan.tokens, SECONDS / len(kinds)))
+    return found
+
+
+def _now(layer: torch.nn.Module, why_not: str) -> tuple[str, str | None]:
+    """why_not and recipe of a LayerReport: a layer that an earlier call converted is not called left."""
+    if not isinstance(layer, ProductModule):
+        return why_not, None
+    return "", None if layer.recipe is None else layer.recipe.linear_spec()
+
+
+def _why_slower(seconds: dict[torch.nn.Module, tuple[float, float]], plan: _Plan) -> dict[torch.nn.Module, str]:
+    return {
+        layer: f"slower on this machine, {milliseconds(now)} with {plan.tokens} rows, {milliseconds(before)} as it is"
+        for layer, (before, now) in seconds.items()
+        if now > _SLOWER * before
+    }
+
+
+def _weight_bytes(layer: torch.nn.Module) -> int:
+    weights = layer.weight_names if isinstance(layer, ProductModule) else ("weight",)
+    return sum(getattr(layer, name).nbytes for name in weights)
+
+
+def _sizes(layer: torch.nn.Module) -> tuple[int, int]:
+    """in_features and out_features, of several weights the first one's and the last one's."""
+    weights = layer.weight_names if isinstance(layer, ProductModule) else ("weight",)
+    return getattr(layer, weights[0]).shape[-1], getattr(layer, weights[-1]).shape[-2]
+
+
+def _notes(model: torch.nn.Module, chosen: list[torch.nn.Module]) -> Iterator[str]:
+    past = [
+        module
+        for module in model.modules()
+        if isinstance(module, torch.nn.TransformerEncoderLayer)
+        and not set(chosen).isdisjoint((module.linear1, module.linear2))
+    ]
+    if past and torch.backends.mha.get_fastpath_enabled():
+        yield (
+            "in inference torch.nn.TransformerEncoderLayer may compute past its layers, in high precision; "
+            "torch.backends.mha.set_fastpath_enabled(False) makes it call them"
+        )
+
+
+def _left(model: torch.nn.Module) -> tuple[ParameterReport, ...]:
+    """What ParameterReport describes, in the model's order. Layers of quire quantize their weights themselves."""
+    names: dict[torch.Tensor, list[str]] = {}
+    owners: dict[torch.Tensor, list[torch.nn.Module]] = {}
+    for prefix, module in model.named_modules(remove_duplicate=False):
+        for name, p in module.named_parameters(recurse=False):
+            if torch.nn.parameter.is_lazy(p) or not p.is_floating_point() or p.dim() < 2:
+                continue
+            if isinstance(module, torch.nn.Linear) or min(p.shape[-2:]) > 1:
+                names.setdefault(p, []).append(f"{prefix}.{name}" if prefix else name)
+                owners.setdefault(p, []).append(module)
+    lookups = (torch.nn.Embedding, torch.nn.EmbeddingBag)
+    read = [p for p, modules in owners.items() if not all([isinstance(m, lookups) for m in modules])]
+    total = sum(p.numel() for p in read)
+    left = []
+    for p in read:
+        modules = [m for m in owners[p] if not isinstance(m, lookups)]
+        if not all([isinstance(m, ProductModule) for m in modules]):
+            left.append(ParameterReport(tuple(names[p]), tuple(p.shape), p.numel() / total, type(modules[0]).__name__))
+    return tuple(left)
+
+
+def _left_notes(left: tuple[ParameterReport, ...]) -> Iterator[str]:
+    share = sum(p.share for p in left)
+    if share >= _MOST:
+        largest = max(left, key=lambda p: p.share)
+        yield (
+            f"{percent(share)} of the weights that products may read stay in high precision, the most in "
+            f"{largest.names[0]} {list(largest.shape)} of {largest.owner}; quire.conversion_report(model) lists them"
+        )
+
+
+def _nothing(
+    model: torch.nn.Module,
+    found: dict[torch.nn.Module, list[str]],
+    why_not: dict[torch.nn.Module, str],
+    plan: _Plan,
+) -> str:
+    name = type(model).__name__
+    if not found:
+        return f"convert: nothing to convert: {name} has no torch.nn.Linear, by itself or within"
+    looked_at = [LayerReport(tuple(its), *_sizes(layer), why_not[layer]) for layer, its in found.items()]
+    timed = plan.tokens is not None
+    untimed = (
+        ", tokens=None to convert what is slower, or the recipe of quire.recommend(model, tokens)" if timed else ""
+    )
+    return (
+        f"convert: nothing to convert: none of the {len(found)} torch.nn.Linear of {name} qualifies. "
+        f"Pass another filter or min_features{untimed}\n" + "\n".join(layer_lines(tuple(looked_at)))
+    )
+
+
+def _adopt(layers: list[torch.nn.Module], plan: _Plan) -> None:
+    from tqdm import tqdm
+
+    new, made = [], {}
+    # A bar appears after a second, where someone watches.
+    for layer in tqdm(layers, desc="quire.convert", unit="layer", delay=1, disable=None):
+        if isinstance(layer, ProductModule):
+            layer.recipe = plan.recipe
+        else:
+            new.append(Linear.adopt(layer, plan.recipe))
+        if plan.for_inference:
+            quantize_for_inference(layer, plan.recipe, made)
+    reset_streams([layer.sr_state for layer in new])

@@ -1,0 +1,55 @@
+"""Weights for inference: quantized once, in the order that GEMMs of few tokens read soonest, without the rest."""
+
+import dataclasses
+
+import torch
+
+from quire.functional import quantize
+from quire.nn.product_module import ProductModule
+from quire.recipe import NVFP4BlockScaling, Recipe
+from quire.tensor import QuantizedStack, QuantizedTensor, QuantSpec
+from quire.tensor.order import reordered, same_codes
+
+
+def inference_recipe(recipe: Recipe) -> Recipe:
+    """The recipe without what only backward needs. NVFP4: no transform, no stochastic rounding, and a scale for each
+    1 x 16 values of a weight instead of 16 x 16, which makes smaller errors."""
+    if isinstance(recipe, NVFP4BlockScaling):
+        return dataclasses.replace(
+            recipe, disable_rht=True, disable_stochastic_rounding=True, disable_2d_quantization=True
+        )
+    return recipe
+
+
+def why_not_quantized(layer: torch.nn.Module, recipe: Recipe) -> str:
+    """Why the weights of a layer cannot be stored under the recipe; "" if they can."""
+    for weight in layer.parameters(recurse=False):
+        if isinstance(weight, QuantizedTensor) and not same_codes(weight.spec_text, recipe.weight_spec):
+            return f"its weight is quantized already, as {weight.spec_text}, not as {recipe.weight_spec}"
+    return ""
+
+
+@torch.no_grad()
+def quantize_for_inference(layer: ProductModule, recipe: Recipe, made: dict[int, torch.nn.Parameter]) -> None:
+    """Gives the layer the recipe, and weights that are quantized parameters without gradients, rowwise and interleaved
+    (numerics.md 2.4). made: id of each weight -> what it became, so that layers that shared one still do."""
+    layer.recipe = recipe
+    for product in layer.products:
+        for name, weight in layer.weights(product).items():
+            if id(weight) not in made:
+                made[id(weight)] = torch.nn.Parameter(_codes(weight.detach(), recipe.weight_spec), requires_grad=False)
+                made[id(made[id(weight)])] = made[id(weight)]
+            setattr(layer, name, made[id(weight)])
+    for parameter in layer.parameters(recurse=False):
+        parameter.requires_grad_(False)
+    layer._forget_weights()
+
+
+def _codes(values: torch.Tensor, spec: str) -> QuantizedTensor | QuantizedStack:
+    if isinstance(values, QuantizedTensor):
+        q = values
+    elif values.dim() == 3:
+        q = QuantizedStack.of([quantize(one, spec, columnwise=False) for one in values.unbind()])
+    else:
+        q = quantize(values, spec, columnwise=False)
+    return q if "swizzled" in QuantSpec(spec).options else reordered(q, True)

@@ -1,0 +1,282 @@
+"""quire.convert(for_inference=True): weights that are stored quantized give the bits of weights that are quantized in
+every call, in each way to run a model for inference."""
+
+import copy
+import gc
+import io
+import pickle
+import warnings
+import weakref
+
+import pytest
+import torch
+
+import quire
+from every_recipe import DEFAULTS, each
+from linears import blocks
+from quire.conversion import timing
+from quire.conversion.inference import inference_recipe
+from quire.nn import product
+
+every_recipe = each(DEFAULTS)
+
+
+@pytest.fixture(autouse=True)
+def grad_mode():
+    with torch.no_grad():
+        yield
+
+
+def converted(model, recipe, **options):
+    return quire.convert(model, recipe, for_inference=True, tokens=None, **options)
+
+
+def same_in_every_call(model, recipe, x):
+    """What the model gives where layers of quire quantize plain weights in every call."""
+    twin = quire.convert(copy.deepcopy(model), inference_recipe(recipe))
+    return twin(x)
+
+
+def exported(model, x):
+    file = io.BytesIO()
+    torch.export.save(torch.export.export(model, (x,), dynamic_shapes=({0: torch.export.Dim.DYNAMIC},)), file)
+    file.seek(0)
+    return torch.export.load(file).module()
+
+
+def loaded(model, recipe):
+    file = io.BytesIO()
+    torch.save(model.state_dict(), file)
+    file.seek(0)
+    with torch.device("meta"):
+        other = converted(blocks(), recipe)
+    other.load_state_dict(torch.load(file), assign=True)
+    return other
+
+
+WAYS = {
+    "eager": lambda model, x, recipe, compiler: model(x),
+    "fullgraph": lambda model, x, recipe, compiler: compiler(model)(x),
+    "export": lambda model, x, recipe, compiler: exported(model, x)(x),
+    "deepcopy": lambda model, x, recipe, compiler: copy.deepcopy(model)(x),
+    "pickle": lambda model, x, recipe, compiler: pickle.loads(pickle.dumps(model))(x),
+    "state_dict into meta": lambda model, x, recipe, compiler: loaded(model, recipe)(x),
+    ".to": lambda model, x, recipe, compiler: model.to("cpu").eval()(x),
+    "inference_mode": lambda model, x, recipe, compiler: torch.inference_mode()(model)(x),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+@every_recipe
+def test_the_bits_are_those_of_weights_quantized_in_every_call(recipe, way, compiler, equal_bits):
+    model, x = blocks(), torch.randn(5, 256)
+    expected = same_in_every_call(model, recipe, x)
+    assert equal_bits(WAYS[way](converted(model, recipe), x, recipe, compiler).clone(), expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@every_recipe
+def test_the_dtype_of_a_model_stays(recipe, dtype, equal_bits):
+    model, x = blocks(dtype=dtype), torch.randn(5, 256).to(dtype)
+    expected = same_in_every_call(model, recipe, x)
+    y = converted(model, recipe)(x)
+    assert y.dtype == dtype and equal_bits(y, expected)
+
+
+def test_torch_autocast_says_the_dtype_of_results(equal_bits):
+    model, x = blocks(), torch.randn(5, 256)
+    with torch.autocast("cpu", torch.bfloat16):
+        expected = same_in_every_call(model, DEFAULTS["mxfp8"], x)
+        y = converted(model, "mxfp8")(x)
+    assert equal_bits(y, expected) and not equal_bits(y, model(x))
+
+
+QUIRES = {
+    "Linear": lambda: quire.Linear(64, 64),
+    "LayerNormLinear": lambda: quire.LayerNormLinear(64, 64),
+    "LayerNormMLP": lambda: quire.LayerNormMLP(64, 96, activation="swiglu"),
+    "MoE": lambda: quire.MoE(64, 96, 4, 2, shared_ffn_hidden_size=64),
+    "MoE, one weight": lambda: quire.MoE(64, 96, 4, 2, single_grouped_weight=True),
+}
+
+
+@pytest.mark.parametrize("kind", QUIRES)
+@every_recipe
+def test_layers_of_quire_in_the_model_are_converted_too(recipe, kind, equal_bits):
+    torch.manual_seed(0)
+    model, x = torch.nn.Sequential(QUIRES[kind]()), torch.randn(7, 64)
+    with quire.autocast(recipe=inference_recipe(recipe)):
+        expected = model(x)
+    assert equal_bits(converted(model, recipe)(x), expected)
+    layers = [layer for layer in model.modules() if isinstance(layer, quire.nn.product_module.ProductModule)]
+    weights = [getattr(layer, name) for layer in layers for name in layer.weight_names]
+    assert weights and all(isinstance(weight, quire.QuantizedTensor) for weight in weights)
+    assert len(quire.conversion_report(model).converted) == len(layers)
+
+
+def test_values_in_high_precision_are_freed_and_nothing_requires_a_gradient():
+    model = blocks(1)
+    before = weakref.ref(model[0].up.weight)
+    converted(model, "nvfp4")
+    gc.collect()
+    assert before() is None
+    assert not any(parameter.requires_grad for parameter in model.parameters())
+    weight = model[0].up.weight
+    assert weight.spec_text == "nvfp4:nan:interleaved"  # a scale for each 1 x 16, in the order of prepack_weights
+    assert weight.buffer_list()[3] is None  # no columnwise codes
+
+
+def test_layers_that_shared_a_weight_still_do():
+    model = torch.nn.Sequential(torch.nn.Linear(256, 256), torch.nn.Linear(256, 256))
+    model[1].weight = model[0].weight
+    converted(model, "mxfp8")
+    assert model[0].weight is model[1].weight
+
+
+def test_an_embedding_keeps_the_values_that_a_layer_shared():
+    embedding, head = torch.nn.Embedding(320, 256), torch.nn.Linear(256, 320, bias=False)
+    head.weight = embedding.weight
+    model = converted(torch.nn.Sequential(embedding, head), "mxfp8")
+    assert type(embedding.weight) is torch.nn.Parameter and isinstance(head.weight, quire.QuantizedTensor)
+    assert model(torch.arange(3)).shape == (3, 320)
+
+
+def test_the_report_says_what_weights_take():
+    report = quire.conversion_report(converted(torch.nn.Sequential(blocks(3), torch.nn.Linear(256, 2)), "mxfp8"))
+    before, now = 256 * 512 * 4, 256 * 512 + 256 * 512 // 32
+    assert [layer.weight_bytes for layer in report.converted] == [(before, now)] * 6
+    assert report.left[0].weight_bytes is None
+    assert str(report).splitlines()[2:5] == [
+        "weights: 3.15 MB before, 0.811 MB now",
+        "  0.0.up ... 0.2.up      256 -> 512 x 3  0.524 MB -> 0.135 MB",
+        "  0.0.down ... 0.2.down  512 -> 256 x 3  0.524 MB -> 0.135 MB",
+    ]
+
+
+def test_a_model_is_converted_again_for_inference_after_training():
+    model, x = quire.convert(blocks(), "nvfp4"), torch.randn(3, 256)
+    converted(model, "nvfp4")
+    again = model(x)
+    converted(model, "nvfp4")
+    assert torch.equal(model(x), again)
+    with pytest.raises(ValueError, match="its weight is quantized already, as nvfp4:nan:interleaved, not as mxfp8:nan"):
+        converted(model, "mxfp8")
+
+
+def test_no_recipe_is_an_error_that_says_how_to_choose():
+    with pytest.raises(ValueError, match="for_inference=True needs a recipe, one of nvfp4, .* quire.recommend"):
+        quire.convert(blocks(), for_inference=True)
+    with pytest.raises(ValueError, match="convert: tokens must be at least 1, got 0"):
+        quire.convert(blocks(), "mxfp8", for_inference=True, tokens=0)
+
+
+# ---------------------------------------------------------------- time
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """Says what each kind of layer takes: (in_features, recipe's name or None) -> seconds."""
+    took = {}
+
+    def best_of(calls, seconds):
+        return [took.pop(0) for _ in calls]
+
+    def set_times(*times):
+        nonlocal took
+        took = list(times)
+
+    monkeypatch.setattr(timing, "best_of", best_of)
+    monkeypatch.setattr(quire.conversion.recommend, "best_of", best_of)
+    return set_times
+
+
+def test_layers_that_would_be_slower_are_left(clock):
+    model = blocks(2)
+    clock(1.0, 0.5, 1.0, 2.0)  # up is twice as fast, down half as fast
+    quire.convert(model, "mxfp8", for_inference=True, tokens=7)
+    assert [type(layer) for layer in model[1].children()] == [quire.Linear, torch.nn.Linear]
+    report = quire.conversion_report(model)
+    assert {layer.why_not for layer in report.left} == {"slower on this machine, 2000 ms with 7 rows, 1000 ms as it is"}
+    assert report.tokens == 7 and {layer.seconds for layer in report.converted} == {(1.0, 0.5)}
+    assert "1000 ms -> 500 ms" in str(report)
+
+
+def test_a_model_that_would_be_slower_is_refused_and_stays_as_it_is(clock):
+    model = blocks(2)
+    clock(1.0, 1.5, 1.0, 2.0)
+    with pytest.raises(ValueError, match="(?s)tokens=None to convert what is slower.*slower on this machine, 1500 ms"):
+        quire.convert(model, "mxfp8", for_inference=True)
+    assert type(model[0].up) is torch.nn.Linear and type(model[0].up.weight) is torch.nn.Parameter
+
+
+def test_a_real_measurement_gives_times(monkeypatch):
+    monkeypatch.setattr(quire.conversion.convert, "SECONDS", 0.0)
+    monkeypatch.setattr(quire.conversion.convert, "_SLOWER", float("inf"))
+    report = quire.conversion_report(quire.convert(blocks(1), "mxfp8", for_inference=True))
+    assert all(0 < seconds < 60 for layer in report.layers for seconds in layer.seconds)
+
+
+def names_of(recommendation):
+    return [estimate.name for estimate in recommendation.estimates]
+
+
+@pytest.mark.parametrize("goal", ["inference", "training"])
+def test_the_quickest_recipe_is_recommended(goal, clock):
+    layer = torch.nn.Linear(256, 256)
+    clock(1.0, 0.9, 0.8, 0.7, 0.3, 2.0)  # high precision, nvfp4, mxfp4, mxfp8, fp8_current, fp8_block
+    found = quire.recommend(torch.nn.Sequential(layer), 8, goal)
+    assert found.recipe == "fp8_current" and names_of(found)[:2] == ["high precision", "fp8_current"]
+    # fp8_block would be slower, so that its layers are left as they are.
+    assert {it.name: (it.seconds, it.converted) for it in found.estimates}["fp8_block"] == (1.0, 0)
+    assert "3.33 times as fast" in str(found) and str(found).endswith(f"for {goal}: fp8_current")
+
+
+def test_no_recipe_is_recommended_where_none_pays(clock):
+    clock(1.0, 1.1, 1.1, 1.1, 0.99, 2.0)
+    found = quire.recommend(torch.nn.Sequential(torch.nn.Linear(256, 256)))
+    assert found.recipe is None and str(found).endswith("for inference: high precision: no recipe pays")
+
+
+def test_the_smallest_weights_are_recommended_for_memory(clock):
+    clock(1.0, 5.0, 5.0, 0.1, 0.1, 0.1)
+    found = quire.recommend(torch.nn.Sequential(torch.nn.Linear(256, 512)), goal="memory")
+    assert found.recipe == "mxfp4"  # a byte of scale for 32 values, where nvfp4 has one for 16
+    assert found.estimates[1].weight_bytes == 256 * 512 // 2 + 256 * 512 // 32
+
+
+@pytest.mark.parametrize("goal", ["inference", "training", "memory"])
+def test_a_recommendation_is_measured_and_changes_nothing(goal, monkeypatch):
+    monkeypatch.setattr(quire.conversion.recommend, "SECONDS", 0.0)
+    model = blocks(1)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    found = quire.recommend(model, 4, goal)
+    assert names_of(found)[0] == "high precision" and len(names_of(found)) == 6 and found.layers == 2
+    assert all(0 < estimate.seconds < 60 for estimate in found.estimates)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert all(type(layer) is torch.nn.Linear and layer.weight.grad is None for layer in model[0].children())
+
+
+def test_wrong_arguments_of_a_recommendation_are_refused():
+    with pytest.raises(
+        ValueError, match="recommend: goal must be one of 'inference', 'training', 'memory', got 'speed'"
+    ):
+        quire.recommend(blocks(), goal="speed")
+    with pytest.raises(ValueError, match="recommend: Sequential has no torch.nn.Linear with 256 inputs.*another min_f"):
+        quire.recommend(torch.nn.Sequential(torch.nn.Linear(8, 8)))
+    with pytest.raises(ValueError, match="recommend: tokens must be at least 1"):
+        quire.recommend(blocks(), 0)
+
+
+# ---------------------------------------------------------------- without a recipe
+
+
+def test_weights_that_are_decoded_in_every_call_are_told_once():
+    with quire.quantized_model_init(recipe="mxfp8"):
+        layers = [quire.Linear(64, 64) for _ in range(2)]
+    product.tell_decoding.cache_clear()
+    with pytest.warns(UserWarning, match="Linear: .* decoded in every call.* quire.autocast.* quire.convert"):
+        layers[0](torch.randn(2, 64))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        layers[0](torch.randn(2, 64))
+        layers[1](torch.randn(2, 64))
