@@ -36,14 +36,15 @@ def linear(
     *,
     sr_state: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """y = x w^T + bias with the operands of its three products quantized as `recipe` says (numerics.md 6.1).
+    """y = x w^T + bias. `recipe` gives the specs under which the operands of its three matmuls are quantized
+    (numerics.md 6.1).
 
-    x [*, K], w [N, K], bias [N]: each float32, float16 or bfloat16 -> y [*, N] in `dtype`. Differentiable once.
+    x [*, K], w [N, K], bias [N]: each float32, float16 or bfloat16 -> y [*, N] in `dtype`. First derivatives only.
     recipe: "x=SPEC,w=SPEC,dy=SPEC[,dx=SPEC][,backward=requantized|dequantized|high_precision]" (numerics.md 6.8, 6.9).
-    sr_state: int64 [2] {seed, counter}, needed for gradients if dy rounds stochastically; backward adds 1 to the
+    sr_state: int64 [2] {seed, counter}, needed for gradients if dy is rounded stochastically; backward adds 1 to the
         counter (numerics.md 0.11).
 
-    Raises RuntimeError if anything does not fit.
+    Raises RuntimeError if an argument does not fit.
     """
     if not is_dynamo_compiling() and DIRECT is not None:
         y = DIRECT.linear(x, w, bias, recipe, dtype, sr_state)
@@ -64,16 +65,16 @@ def linear_prequantized(
     sr_state: torch.Tensor | None = None,
     w_fingerprint: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """linear() of operands that are given quantized.
+    """linear() of operands that can already be quantized.
 
-    x_buffers, w_buffers: the six buffers of the operand under its spec, or () to quantize it here. Its tensor is then
-        not read: it tells shape and dtype and receives the gradient. Columnwise buffers are needed for the other
-        operand's gradient.
+    x_buffers, w_buffers: the six buffers of the operand under its spec, or () to quantize it here. With buffers, the
+        tensor of the operand is not read: it gives the shape and dtype and receives the gradient. Columnwise buffers
+        are needed for the gradient of the other operand.
 
     sr_state: as for linear().
-    w_fingerprint: fingerprint(w) when w_buffers were made; a call after w has changed raises.
+    w_fingerprint: fingerprint(w) at the time w_buffers were made. A call after w has changed raises an error.
 
-    Raises RuntimeError if anything does not fit.
+    Raises RuntimeError if an argument does not fit.
     """
     if not is_dynamo_compiling() and DIRECT is not None:
         y = DIRECT.linear_prequantized(
@@ -96,32 +97,34 @@ def grouped_linear(
     dtype: torch.dtype,
     **state: Buffers | torch.Tensor | bool | None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """linear() of each group of rows of x with a w and a bias of its own: (y, x_amax, w_amax). Differentiable once.
+    """linear() of each group of rows of x, with a separate w and bias for each group: (y, x_amax, w_amax). First
+    derivatives only.
 
     x [*, K] -> y [*, N] in `dtype`. w: E matrices [N, K], or one [E, N, K] in a list. bias: E vectors [N], one [E, N],
         or none.
-    offsets: int32 or int64 [E], the row at which each group ends; it begins where the one before ends. A group may be
-        empty: its weight's gradient is then zero. Rows beyond the last group give zero and get a zero gradient. None:
-        one group has all rows.
-    recipe: as for linear(), or "" for products of x and w as they are.
+    offsets: int32 or int64 [E], the row at which each group ends; it begins where the previous group ends. A group can
+        be empty; the gradient of its weight is then zero. Rows after the last group give zero and get a zero gradient.
+        None: one group has all rows.
+    recipe: as for linear(), or "" for matmuls of the unquantized x and w.
 
-    Each group's result has the bits of linear() of its rows alone: blocks, amaxes and transforms do not cross groups
-    (numerics.md 0.19). state, by keyword, each absent or
-    x_buffers: the six buffers of x that activation() gives with these offsets (norm() too, without offsets).
-    w_buffers: six buffers of each w. An operand that is given so is not read (linear_prequantized).
-    w_fingerprint: int64 [E], fingerprint() of each w when these were made; a call after one has changed raises.
+    The result of each group has the same bits as linear() of its rows alone: blocks, amaxes and transforms do not cross
+    groups (numerics.md 0.19). state, by keyword, each optional:
+    x_buffers: the six buffers of x that activation() returns for these offsets (also norm(), without offsets).
+    w_buffers: six buffers for each w. An operand whose buffers are passed is not read (linear_prequantized).
+    w_fingerprint: int64 [E], fingerprint() of each w when w_buffers were made; a call after a w has changed raises an
+    error.
     sr_state: as for linear(); group e uses seed + e.
-    main_grad, a list as w, overwrite_main_grad: backward adds the gradient of w to it (or writes it there), and w gets
-        none.
-    wgrad_stash: int64 [2] {number, count} on the CPU; backward keeps the operands of w's gradient for stashed_wgrad(),
-        with overwrite_main_grad, and w gets none.
-    placeholder: where w gets no gradient by one of these, it gets zeros, for hooks that wait for one.
-    fwd_scale, bwd_scale, bwd_amax: delayed scaling (numerics.md 1.5), float32 [3 E], [2 E], [2 E]: backward multiplies
-        with the scales as they are now and puts its amaxes into bwd_amax. x_amax and w_amax are then the amaxes [E] of
-        this call; without fwd_scale they say nothing.
-    out, dgrad_out: memory that y and dx are copied to (GroupedLinear.forward).
+    main_grad, a list like w, overwrite_main_grad: backward adds the gradient of w to main_grad (or overwrites it), and
+        w gets no gradient.
+    wgrad_stash: int64 [2] {number, count} on the CPU. Backward keeps the operands of w's gradient, and
+        overwrite_main_grad, for stashed_wgrad(), and w gets no gradient.
+    placeholder: if w gets no gradient for one of these reasons, it gets zeros, for hooks that wait for a gradient.
+    fwd_scale, bwd_scale, bwd_amax: delayed scaling (numerics.md 1.5), float32 [3 E], [2 E], [2 E]. Backward uses the
+        present scales and writes its amaxes to bwd_amax. x_amax and w_amax are the amaxes [E] of this call; without
+        fwd_scale they have no meaning.
+    out, dgrad_out: memory to which y and dx are copied (GroupedLinear.forward).
 
-    Raises RuntimeError if anything does not fit.
+    Raises RuntimeError if an argument does not fit.
     """
     lists = [state.pop(name, ()) for name in ("x_buffers", "w_buffers", "main_grad")]
     return torch.ops.quire.grouped_linear(x, w, bias, offsets, recipe, dtype, *lists, **state)
@@ -138,18 +141,18 @@ def norm(
     zero_centered: bool = False,
     **quantized: str | bool | torch.Tensor | None,
 ) -> tuple[torch.Tensor, list[torch.Tensor]]:
-    """ "LayerNorm" or "RMSNorm" of the last dimension of x (numerics.md 11.2): (y, buffers). Differentiable once.
+    """ "LayerNorm" or "RMSNorm" of the last dimension of x (numerics.md 11.2): (y, buffers). First derivatives only.
 
     x [*, K], weight [K], bias [K] in weight's dtype or None; float32, float16 or bfloat16 each -> y [*, K] in `dtype`.
 
-    quantized, by keyword, each absent or
-    spec, rowwise, columnwise: y is quantized as it is computed, to the bytes that quantize(y, ...) would give. buffers
-        are its six, empty where absent, and y is then a tensor of y's shape over one element, which nobody may read and
-        which takes the gradient: pass both to linear_prequantized().
-    keep_y: y itself all the same.
+    quantized, by keyword, each optional:
+    spec, rowwise, columnwise: y is quantized in the pass that computes it, to the same bytes as quantize(y, ...).
+        buffers are its six buffers, empty where absent. y is then a carrier: a tensor of y's shape with the memory of
+        one element. Do not read its values; it only receives the gradient. Pass y and buffers to linear_prequantized().
+    keep_y: return y itself as well.
     scale: as for quantize().
 
-    Raises RuntimeError if anything does not fit.
+    Raises RuntimeError if an argument does not fit.
     """
     y, *buffers = torch.ops.quire.norm(x, weight, bias, normalization, eps, zero_centered, dtype, **quantized)
     return y, buffers
@@ -158,18 +161,18 @@ def norm(
 def activation(
     x: torch.Tensor, name: str, dtype: torch.dtype, **quantized: str | bool | torch.Tensor | None
 ) -> tuple[torch.Tensor, list[torch.Tensor]]:
-    """An activation function of x (numerics.md 11.3), quantized as norm() is: (y, buffers). Differentiable once.
+    """An activation function of x (numerics.md 11.3), quantized as in norm(): (y, buffers). First derivatives only.
 
-    x [*, H], or [*, 2H] for a gated activation -> y [*, H] in `dtype`. name: "gelu", "swiglu", ...; RuntimeError lists
-    them. offsets, by keyword: rows belong to groups, as in grouped_linear(), which takes the buffers; scale is then
-    float32 [E], and rows beyond the last group give zero.
+    x [*, H], or [*, 2H] for a gated activation -> y [*, H] in `dtype`. name: "gelu", "swiglu", ...; the RuntimeError
+    for an unknown name lists all. offsets, by keyword: the ends of groups of rows, as in grouped_linear(), which
+    accepts the buffers. scale is then float32 [E], and rows after the last group give zero.
     """
     y, *buffers = torch.ops.quire.activation(x, name, dtype, **quantized)
     return y, buffers
 
 
 def operand_buffers(w: torch.Tensor, spec: str, columnwise: bool) -> list[torch.Tensor]:
-    """The six buffers of w, as linear_prequantized() takes them: rowwise, and columnwise too if asked."""
+    """The six buffers of w, as linear_prequantized() takes them: rowwise, and columnwise too if requested."""
     return torch.ops.quire.quantize(w.detach(), spec, True, columnwise, 0, 0, None)
 
 
@@ -187,17 +190,17 @@ def quantize(
     """Codes, scales and amaxes of x under `spec` (numerics.md 1-5).
 
     x: float32, float16 or bfloat16, rank >= 1, any sizes and strides.
-    rowwise, columnwise: along which dimension blocks run, K or M; both give both from one pass.
-    seed, offset: 64-bit numbers, signed or unsigned, of the random stream (numerics.md 0.11); both directions draw from
-        it. A spec that rounds stochastically needs a seed.
-    scale: float32 [1], multiplies x before the cast instead of a scale from x's own amax; fp8_tensor only
-        (numerics.md 1.5).
-    amax: rowwise and columnwise amaxes as amax() gives them, instead of x's own: those of a larger tensor that x is a
-        part of, or calibrated ones (numerics.md 5.9). One of the two may be None, and is then measured.
+    rowwise, columnwise: the direction of blocks, along K or along M; both directions are computed in one pass.
+    seed, offset: 64-bit numbers, signed or unsigned, of the random stream (numerics.md 0.11); both directions use it. A
+        spec with stochastic rounding needs a seed.
+    scale: float32 [1], multiplies x before the cast, instead of a scale from x's own amax; fp8_tensor only (numerics.md
+        1.5).
+    amax: rowwise and columnwise amaxes as amax() returns them, instead of x's own amaxes: those of a larger tensor of
+        which x is a part, or calibrated ones (numerics.md 5.9). One of the two can be None and is then measured.
 
-    Gives a QuantizedTensor; where x requires a gradient, and grad mode is on, a QuantizedActivation, through which the
-    gradient passes as if quantization were the identity. Raises ValueError for a wrong spec, a missing seed or one out
-    of range, RuntimeError for a wrong x or scale, TypeError for what is no tensor.
+    Returns a QuantizedTensor. If x requires a gradient and grad mode is on, returns a QuantizedActivation; in backward
+    the gradient passes through unchanged, as for the identity. Raises ValueError for a wrong spec, or a missing or
+    out-of-range seed; RuntimeError for a wrong x or scale; TypeError if x is not a tensor.
     """
     check_type("quantize", torch.Tensor, x=x)
     check_type_or_none("quantize", torch.Tensor, scale=scale)
@@ -219,12 +222,14 @@ def quantize(
 def amax(
     x: torch.Tensor, spec: QuantSpec | str, rowwise: bool = True, columnwise: bool = False
 ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-    """The amaxes above the blocks that quantize(x, spec) would measure, rowwise and columnwise (numerics.md 1.2, 5.2):
-    float32 [1], or one for each of the M rows and K columns (fp8_row, row_scaled); None for a direction not wanted.
+    """The amaxes above the block level that quantize(x, spec) would measure, rowwise and columnwise (numerics.md 1.2,
+    5.2): float32 [1], or one for each of the M rows and K columns (fp8_row, row_scaled); None for a direction that is
+    not requested.
 
-    quantize(x, spec, amax=amax(x, spec)) gives the bytes of quantize(x, spec). Between the two, amaxes may be reduced
-    over the parts of a tensor that several processes hold: quantized under the largest, each part has the bytes that it
-    has in the whole. Raises RuntimeError for specs whose scales follow from blocks alone (mxfp8, mxfp4, fp8_block).
+    quantize(x, spec, amax=amax(x, spec)) gives the same bytes as quantize(x, spec). Between the two calls, amaxes can
+    be reduced over processes that hold parts of one tensor. If each part is quantized with the largest amax, its bytes
+    are the same as in the whole tensor. Raises RuntimeError for specs whose scales depend only on blocks (mxfp8, mxfp4,
+    fp8_block).
     """
     check_type("amax", torch.Tensor, x=x)
     spec = spec if isinstance(spec, QuantSpec) else QuantSpec(spec)
@@ -233,7 +238,7 @@ def amax(
 
 
 def fingerprint(x: torch.Tensor) -> torch.Tensor:
-    """int64 [1], 64 bits that change when x does; any dtype that quantize() takes."""
+    """int64 [1], a 64-bit hash of x, in any dtype that quantize() takes. It changes when x changes."""
     return torch.ops.quire.fingerprint(x)
 
 
@@ -243,13 +248,13 @@ def _of(operator: Any, runner: object) -> Any:
 
 
 def nvfp4_linear(x: torch.Tensor, runner: RunnerHandle | int | str, out_features: int) -> torch.Tensor:
-    """y [*, out_features] of x [*, K], both bfloat16, by a registered runner. For inference: no gradient.
+    """y [*, out_features] of x [*, K], both bfloat16, computed by a registered runner. For inference: no gradient.
 
-    runner: what quire.runners.register returned, its number, or the name it was registered under, which is what
-        programs that are exported should carry.
+    runner: the result of quire.runners.register, its number, or the name under which it was registered. Use names in
+        exported programs.
 
-    One opaque node in a graph; tracing asks for nothing but shapes, so the runner must exist only when it runs. Raises
-    RuntimeError if there is no such runner then, or it computes something else, elsewhere or of other sizes.
+    The operator is one opaque node in a graph. Tracing reads only shapes, so the runner must exist only when the
+    operator runs. Raises RuntimeError if there is no such runner then, or if it has another kind, device or size.
     """
     return _of(torch.ops.quire.nvfp4_linear, runner)(x, named(runner), out_features)
 
@@ -261,8 +266,8 @@ def nvfp4_moe(
     runner: RunnerHandle | int | str,
     hidden_size: int,
 ) -> torch.Tensor:
-    """y [T, hidden_size] of hidden_states [T, H], both bfloat16, by the experts topk_ids int32 [T, k], whose results
-    are weighted by topk_weights float32 [T, k]. An id of -1 stands for no expert. Otherwise as nvfp4_linear()."""
+    """y [T, hidden_size] of hidden_states [T, H], both bfloat16. The experts topk_ids int32 [T, k] compute it, and
+    topk_weights float32 [T, k] weight their results. An id of -1 means no expert. Otherwise as nvfp4_linear()."""
     operator = _of(torch.ops.quire.nvfp4_moe, runner)
     return operator(hidden_states, topk_weights, topk_ids, named(runner), hidden_size)
 
@@ -276,10 +281,11 @@ def nvfp4_moe_routed(
     *,
     expert_bias: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """nvfp4_moe() with the experts and weights that quire.moe.route gives for router_logits [T, E] (docs/moe.md 1).
+    """nvfp4_moe() with the experts and weights that quire.moe.route returns for router_logits [T, E] (docs/moe.md 1).
 
-    routing: "FUNCTION:topk=N[:OPTION]...", such as "softmax:topk=2:renormalize"; RuntimeError lists what there is.
-    router_logits: float32, float16 or bfloat16. expert_bias [E]: added to the scores that experts are chosen by.
+    routing: "FUNCTION:topk=N[:OPTION]...", such as "softmax:topk=2:renormalize"; the RuntimeError for a wrong text
+    lists the options.
+    router_logits: float32, float16 or bfloat16. expert_bias [E]: added to the scores that select the experts.
     """
     operator = _of(torch.ops.quire.nvfp4_moe_routed, runner)
     return operator(hidden_states, router_logits, expert_bias, routing, named(runner), hidden_size)
@@ -287,9 +293,9 @@ def nvfp4_moe_routed(
 
 def stashed_wgrad(stash: torch.Tensor, grads: Sequence[torch.Tensor], overwrite: bool = True) -> bool:
     """Computes the oldest weight gradient whose operands a backward pass kept under `stash` (grouped_linear:
-    wgrad_stash) and writes it to grads, or adds it: [N, K], or of a grouped product one for each group or one for all.
-    It is added unless `overwrite` says not to, or overwrite_main_grad of its call did. False if none is kept. Not for
-    compiled functions."""
+    wgrad_stash). Writes or adds the gradient to grads: [N, K], or for groups one tensor for each group or one for all.
+    It is added unless `overwrite` is set here or overwrite_main_grad was set in its call. Returns False if no operands
+    are kept. Not for compiled functions."""
     kept, tokens, recipe, kept_overwrite = torch.ops.quire.wgrad_take_(stash)
     overwrite |= kept_overwrite
     # The buffers of dy and x, or these themselves; and of groups offsets behind them.
@@ -312,7 +318,7 @@ def _writing(operator: str, grads: Sequence[torch.Tensor]) -> Callable:
 
 
 def drop_stashed_wgrads(number: int) -> None:
-    """Forgets the operands kept under that number."""
+    """Deletes the operands that are kept under that number."""
     torch.ops.quire.wgrad_drop(number)
 
 

@@ -231,7 +231,7 @@ def test_the_report_is_a_table_of_layers_alike():
         "  0.0.up ... 0.2.up      256 -> 512 x 3",
         "  0.0.down ... 0.2.down  512 -> 256 x 3",
         "  1                      256 -> 2  left: too small to gain, out_features < 256",
-        "in high precision, 0.1 % of the weights that products may read:",
+        "in high precision, 0.1 % of the weights that matmuls may read:",
         "  1.weight  [2, 256] of Linear: 0.1 %",
     ]
 

@@ -1,4 +1,4 @@
-"""The torch.nn.Linear layers of a model become quire.Linear, for training or for inference."""
+"""Conversion of a model's torch.nn.Linear layers to quire.Linear, for training or for inference."""
 
 import warnings
 from collections.abc import Callable, Iterator
@@ -50,36 +50,37 @@ def convert(
     for_inference: bool = False,
     tokens: int | None = 1,
 ) -> torch.nn.Module:
-    """Makes the model's torch.nn.Linear layers quire.Linear, in place, and returns the model.
+    """Converts the model's torch.nn.Linear layers to quire.Linear, in place, and returns the model.
 
-    recipe: the layers' own, a recipe, its name or its text: they run under it wherever no quire.autocast is active,
-        while within one that decides, also if it is disabled. None gives them none. Delayed scaling has to come from
-        quire.autocast.
-    filter: (module, its name in the model) -> whether to convert. Asked for every torch.nn.Linear; of a module with
-        several names, for each, and all have to agree. None converts all.
-    min_features: layers with fewer inputs or outputs stay as they are. Quantizing x costs a step per element of x,
-        which out_features multiplications have to earn; and a call costs some microseconds more than torch's, whatever
-        the sizes. Below 256 no recipe gained when it was measured, above NVFP4 with some tens of tokens, and from 1024
-        on all do (docs/benchmarks.md). There is no other rule: no size is padded or refused, odd ones are as quick.
-    for_inference: the weights become quantized parameters that require no gradient, in the order that GEMMs of few
-        tokens read soonest (quire.prepack_weights), and their values in high precision are freed. Under NVFP4 a weight
-        gets a scale for each 1 x 16 values. The model then runs, is saved, and is exported without any autocast. The
-        other layers of quire in the model (LayerNormLinear, LayerNormMLP, GroupedLinear, those of MoE) get the recipe
-        and such weights too.
-    tokens: with for_inference, how many rows x has in a typical call. Each kind of torch.nn.Linear is timed with so
-        many rows, about two seconds in all, and a kind that would be slower than it is now is left. Run convert within
-        the torch.autocast that the model will run within. None times nothing and converts all layers, which takes the
-        least memory. quire.recommend times all recipes.
+    recipe: a recipe, its name or its text. The layers use it wherever no quire.autocast is active. Within a
+        quire.autocast, also a disabled one, the autocast decides. None: the layers have no recipe of their own. Delayed
+        scaling must come from quire.autocast.
+    filter: a function (module, its name in the model) -> whether to convert. It is called for every torch.nn.Linear. If
+        a module has several names, it is called for each name, and all results must be true. None converts all layers.
+    min_features: layers with fewer inputs or outputs are not converted. Quantization costs time for each element of x,
+        which must be saved in the multiplications by out_features; a call also costs some microseconds more than
+        torch's. In measurements no recipe was faster below 256; above 256 NVFP4 was faster with some tens of tokens;
+        from 1024 on all recipes were faster (docs/benchmarks.md). There is no other size rule: no size is padded or
+        refused, and odd sizes are as fast as others.
+    for_inference: the weights become quantized parameters, rowwise only, in the order that matmuls with few tokens read
+        fastest (quire.prepack_weights), and their values in high precision are freed. Under NVFP4 a weight gets a scale
+        for each 1 x 16 values. No parameter of a converted layer requires a gradient. The model then runs, is saved and
+        is exported without any autocast. Other layers of quire in the model (LayerNormLinear, LayerNormMLP,
+        GroupedLinear, the layers of MoE) get the recipe and such weights too.
+    tokens: with for_inference, the number of rows of x in a typical call. convert times each kind of torch.nn.Linear
+        with that many rows, in about two seconds altogether, and does not convert the kinds that would become slower.
+        Call convert within the torch.autocast that the model will run within. None converts all layers without timing,
+        which needs the least memory. quire.recommend times all recipes.
 
-    A layer stays the same object, with its hooks, flags and names, and but for inference with its parameters, so that
-    optimizers, ties and whatever else holds a reference go on working, and state_dict stays as it was. The model itself
-    may be the layer. On the meta device layers get their random state when they leave it, as always (quire.Linear). A
-    quire.Linear that the filter takes gets the recipe. Left alone, with a reason in quire.conversion_report(model), are
-    subclasses of torch.nn.Linear, whose forward may be another, layers whose forward was replaced, and dtypes other
-    than float32, float16 and bfloat16.
+    Each layer stays the same object, with its hooks, flags and names, and, if not for inference, with its parameters.
+    So optimizers, tied weights and other references continue to work, and state_dict does not change. The model itself
+    can be the layer. Layers on the meta device get their random state when they leave it (quire.Linear). A quire.Linear
+    that the filter selects gets the recipe. Three kinds of layers are not converted, and quire.conversion_report(model)
+    states the reason: subclasses of torch.nn.Linear, whose forward method may differ; layers whose forward method was
+    replaced; and dtypes other than float32, float16 and bfloat16.
 
-    Raises ValueError if nothing is to be converted, saying what was looked at; TypeError for arguments of a wrong kind.
-    The model is then as it was.
+    Raises ValueError, with what was examined, if there is nothing to convert; TypeError for arguments of a wrong type.
+    The model is then unchanged.
     """
     _check(model, filter, tokens)
     check_type("convert", bool, for_inference=for_inference)
@@ -255,7 +256,7 @@ def _left_notes(left: tuple[ParameterReport, ...]) -> Iterator[str]:
     if share >= _MOST:
         largest = max(left, key=lambda p: p.share)
         yield (
-            f"{percent(share)} of the weights that products may read stay in high precision, the most in "
+            f"{percent(share)} of the weights that matmuls may read stay in high precision, the most in "
             f"{largest.names[0]} {list(largest.shape)} of {largest.owner}; quire.conversion_report(model) lists them"
         )
 

@@ -11,11 +11,11 @@ _REPORT = "_quire_conversion"
 
 @dataclass(frozen=True)
 class LayerReport:
-    """What became of one layer of a model: of a torch.nn.Linear, or for inference of any layer of quire.
+    """The result of the conversion for one layer: a torch.nn.Linear or, for inference, any layer of quire.
 
-    names: all that it has in the model; "" is the model itself. why_not: "" if it is a layer of quire now.
-    recipe: the text of its own one, None without.
-    weight_bytes: of its weights, before and now. seconds: of one call, before and now, where they were measured.
+    names: all names of the layer in the model; "" is the model itself. why_not: "" if the layer is now a layer of
+    quire, else the reason. recipe: the text of the layer's own recipe, None without one. weight_bytes: the bytes of its
+    weights before and after a conversion for inference. seconds: the time of one call before and after, if measured.
     """
 
     names: tuple[str, ...]
@@ -33,11 +33,11 @@ class LayerReport:
 
 @dataclass(frozen=True)
 class ParameterReport:
-    """A parameter that stays in high precision though a product may read it: the weight of a torch.nn.Linear, or a
-    floating-point one of at least two dimensions that a module other than an embedding has.
+    """A parameter that a matmul may read and that stays in high precision: the weight of a torch.nn.Linear, or a
+    floating-point parameter with at least two dimensions of a module that is not an embedding.
 
-    names: all that it has in the model. share: its part of the elements of all such parameters, converted ones too.
-    owner: the class of the module that has it.
+    names: all names of the parameter in the model. share: its number of elements, relative to the elements of all such
+    parameters, including converted ones. owner: the class of the module that has the parameter.
     """
 
     names: tuple[str, ...]
@@ -48,13 +48,13 @@ class ParameterReport:
 
 @dataclass(frozen=True)
 class ConversionReport:
-    """What quire.convert did to a model. str() is a table, in which layers whose names differ in numbers only are one
-    line with the first name and the last.
+    """The changes that quire.convert made to a model. str() gives a table. The table has one line, with the first name
+    and the last, for all layers whose names differ only in numbers.
 
-    model: its class. recipe: the text of the layers' own one, None without. layers: every torch.nn.Linear, in the
-    model's order, those that an earlier call converted too. parameters: every parameter that a product may read and
-    that stays in high precision, those of layers that were left too. notes: what to know before the model runs.
-    tokens: rows of x in the calls that were timed, None if none were.
+    model: the class of the model. recipe: the text of the layers' own recipe, None without one. layers: every
+    torch.nn.Linear, in the model's order, including those that an earlier call converted. parameters: every parameter
+    that a matmul may read and that stays in high precision, including those of layers that were not converted. notes:
+    what to know before the model runs. tokens: the rows of x in the calls that were timed, None without timing.
     """
 
     model: str
@@ -126,7 +126,7 @@ def _names(each: list[tuple[str, ...]]) -> str:
 def _parameter_lines(parameters: tuple[ParameterReport, ...]) -> Iterator[str]:
     if not parameters:
         return
-    yield f"in high precision, {percent(sum(p.share for p in parameters))} of the weights that products may read:"
+    yield f"in high precision, {percent(sum(p.share for p in parameters))} of the weights that matmuls may read:"
     groups: dict[tuple[str, tuple[int, ...], str], list[ParameterReport]] = {}
     for p in parameters:
         groups.setdefault((_pattern(p.names), p.shape, p.owner), []).append(p)
@@ -154,8 +154,8 @@ def keep_report(model: torch.nn.Module, report: ConversionReport) -> None:
 
 
 def conversion_report(model: torch.nn.Module) -> ConversionReport:
-    """What the last quire.convert of this model, or of what torch.compile or DistributedDataParallel wraps, did. A deep
-    copy and a pickle of a model keep it. Raises ValueError for a model that was not converted."""
+    """The report of the last quire.convert of this model, or of the model that torch.compile or DistributedDataParallel
+    wraps. Deep copies and pickles of a model keep the report. Raises ValueError for a model that was not converted."""
     for wrapped in ("_orig_mod", "module"):
         if _REPORT not in vars(model) and isinstance(inner := getattr(model, wrapped, None), torch.nn.Module):
             model = inner

@@ -1,4 +1,4 @@
-"""Weights in the order in which products read them soonest."""
+"""The order of weight codes in memory that matmuls with few tokens read fastest."""
 
 import torch
 
@@ -10,22 +10,23 @@ from quire.tensor.order import reordered
 
 @torch.no_grad()
 def prepack_weights(model: torch.nn.Module) -> None:
-    """Interleaves the codes of the model's quantized weights (numerics.md 2.4), in place of the plain ones.
+    """Replaces the codes of the model's quantized weights by interleaved codes (numerics.md 2.4).
 
-    For inference with few tokens at a time: products of weights that need not be turned in every call have the same
-    bits, sooner. The parameters stay the same objects, and `weight.spec` then ends with "interleaved", in a state dict
-    too; tensors of either order load into parameters of either. unpack_weights() undoes it, byte for byte.
+    Use it for inference with few tokens at a time. Matmuls with interleaved weights need no transpose in each call.
+    They give the same bits and are faster. The parameters stay the same objects. `weight.spec` then ends with
+    "interleaved", in a state dict too. Tensors of either order load into parameters of either order. unpack_weights()
+    restores the previous bytes.
 
-    Weights are quantized parameters (quire.quantized_model_init); the codes that quire.quantize_weights keeps are
-    interleaved already. Raises ValueError if the model has none, RuntimeError for swizzled scales; the model is then as
-    it was. Not within a compiled function.
+    The weights must be quantized parameters (quire.quantized_model_init). The codes of quire.quantize_weights are
+    already interleaved. Raises ValueError if the model has no quantized parameters, RuntimeError for swizzled scales;
+    the model is then unchanged. Not available within a compiled function.
     """
     _reorder("prepack_weights", model, interleaved=True)
 
 
 @torch.no_grad()
 def unpack_weights(model: torch.nn.Module) -> None:
-    """Undoes prepack_weights(): codes are in plain order again, in the same bytes. Raises as that does."""
+    """Reverses prepack_weights(): the codes get the plain order again, with the same bytes. Raises the same errors."""
     _reorder("unpack_weights", model, interleaved=False)
 
 
