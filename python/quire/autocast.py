@@ -1,4 +1,4 @@
-"""The recipe that layers use: a stack of contexts, one per thread."""
+"""The recipe that layers use: a stack of contexts, one stack per thread."""
 
 import contextvars
 import functools
@@ -66,26 +66,26 @@ def _of_caller() -> _Active:
 
 
 def active_recipe() -> Recipe | None:
-    """The recipe of the innermost autocast of this thread; None if there is none or it is disabled. In a thread of
-    autograd, of the thread that called backward."""
+    """The recipe of the innermost autocast of this thread; None if there is none or it is disabled. In an autograd
+    thread, the recipe of the thread that called backward."""
     return _active()[1]
 
 
 def recipe_of(own: Recipe | None) -> Recipe | None:
-    """What a layer that has a recipe of its own runs under: outside of any autocast that one, else active_recipe()."""
+    """The recipe of a layer that has its own recipe: outside of any autocast its own, else active_recipe()."""
     inside, recipe, _ = _active() if _STATE.foreign else (_STATE.inside, _STATE.recipe, None)
     return recipe if inside else own
 
 
 def active_rule() -> delayed.Rule | None:
-    """What delayed.collect() needs, if the innermost autocast of this thread has a delayed recipe and is enabled or
-    calibrating; else None."""
+    """The argument of delayed.collect(), if the innermost autocast of this thread has a delayed recipe and is enabled
+    or calibrating; else None."""
     return _active()[2]
 
 
 class autocast:
-    """Within it, quire's layers quantize as the recipe says, also those that have one of their own (quire.convert). A
-    context manager and a decorator.
+    """Within this context quire's layers quantize their matmuls under the recipe, also layers that have their own
+    recipe (quire.convert). It is a context manager and a decorator.
 
     enabled: False makes layers compute in high precision, also inside an enabled autocast.
     recipe: a recipe of quire.recipe, its name or its text (quire.recipe.as_recipe); None is quire.recipe.default().
@@ -93,17 +93,18 @@ class autocast:
         and w.
     amax_reduction_group: the process group over which a delayed recipe reduces amaxes; None is the default group.
 
-    With a delayed recipe, entering the outermost autocast with grad enabled ends the last step: layers get new scales
-    (numerics.md 1.7). Within a compiled function that is a part of the graph, which has the state of every layer of the
-    process as inputs; around one it costs the graph nothing.
+    With a delayed recipe, entering the outermost autocast with grad enabled ends the previous step: layers get new
+    scales (numerics.md 1.7). Inside a compiled function this update is a part of the graph, which has the state of
+    every layer of the process as inputs. Outside of the compiled function it costs the graph nothing.
 
-    Independent of torch.autocast, which sets the dtype of activations. State is per thread and restored when an
-    exception leaves. Inside a compiled function it must be constructed there (`with quire.autocast(...)`) and is
-    traced; around one, there is a graph per distinct recipe. With activation checkpointing use quire.checkpoint, or let
-    it enclose checkpoint and backward: PyTorch's own recomputes under the recipe that is active then. (On a device it
-    recomputes no function that is compiled with fullgraph=True: torch._dynamo.exc.Unsupported.)
+    quire.autocast is independent of torch.autocast, which sets the dtype of activations. Its state is per thread and is
+    restored when an exception leaves. Inside a compiled function it must be constructed there (`with
+    quire.autocast(...)`) and is traced. Outside of it, there is one graph per distinct recipe. With activation
+    checkpointing use quire.checkpoint, or put checkpoint and backward inside the autocast: PyTorch's own checkpoint
+    recomputes under the recipe that is active at that time. (On a device it cannot recompute a function that is
+    compiled with fullgraph=True: torch._dynamo.exc.Unsupported.)
 
-    Raises TypeError where an argument is of a wrong kind.
+    Raises TypeError if an argument has a wrong type.
     """
 
     def __init__(
@@ -159,8 +160,8 @@ class autocast:
 
 
 class Reentered:
-    """A context that puts back the recipe which was active when it was made: for a forward pass that is computed again
-    in backward, in another thread maybe. Unlike autocast it ends no step of delayed scaling."""
+    """A context that restores the recipe that was active when the context was created: for a forward pass that backward
+    recomputes, possibly in another thread. Unlike autocast it ends no step of delayed scaling."""
 
     def __init__(self) -> None:
         self._state = _active()

@@ -1,4 +1,5 @@
-"""What exactness rests on, observable with plain tensors. For tests and investigations: slow and obvious."""
+"""Single steps of quire's arithmetic with plain tensors, and records of quantization. For tests and debugging: slow and
+simple."""
 
 import contextlib
 import math
@@ -21,7 +22,8 @@ def cast(x: torch.Tensor, format: str) -> torch.Tensor:
 
 
 def rht(x: torch.Tensor, signs: bool = True) -> torch.Tensor:
-    """The Hadamard transform of 16 tokens each: x [M, K] -> bfloat16 [K, 16 * ceil(M / 16)] (numerics.md 0.10, 5.3)."""
+    """The Hadamard transform of groups of 16 tokens: x [M, K] -> bfloat16 [K, 16 * ceil(M / 16)] (numerics.md 0.10,
+    5.3)."""
     return torch.ops.quire.debug_rht(x, signs)
 
 
@@ -31,12 +33,12 @@ def swizzle(scale: torch.Tensor) -> torch.Tensor:
 
 
 def unswizzle(swizzled: torch.Tensor, rows: int, cols: int) -> torch.Tensor:
-    """The matrix [rows, cols] that swizzle() was given."""
+    """The matrix [rows, cols] that was the argument of swizzle()."""
     return torch.ops.quire.debug_unswizzle(swizzled, rows, cols)
 
 
 def philox(seed: int, offset: int, blocks: torch.Tensor) -> torch.Tensor:
-    """The four 32-bit words that a block of 16 elements draws: blocks int64 [n] -> int64 [n, 4] (numerics.md 0.11)."""
+    """The four 32-bit random words of a block of 16 elements: blocks int64 [n] -> int64 [n, 4] (numerics.md 0.11)."""
     return torch.ops.quire.debug_philox(blocks, signed64(seed, "seed"), signed64(offset, "offset"))
 
 
@@ -49,9 +51,9 @@ def delayed_update(
     maximum: float = 448.0,
     margin: int = 0,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """One update of delayed scaling's state, out of place (numerics.md 1.6): (history, scale) after it.
+    """One update of delayed scaling's state, out of place (numerics.md 1.6): the new (history, scale).
 
-    history float32 [L, n]; scale float32 [n]; amax float32 [n], the possibly reduced row 0 of history.
+    history float32 [L, n]; scale float32 [n]; amax float32 [n], row 0 of history, possibly reduced over ranks.
     algorithm: "max" or "most_recent". maximum: of the element format, 448 or 57344.
     """
     check_type("delayed_update", int, margin=margin)
@@ -66,7 +68,7 @@ def delayed_update(
 
 @dataclass(frozen=True, eq=False)
 class Operand:
-    """An operand as products used it, as the matrix [M, K] of its last dimension. role: "x", "w" or "dy"."""
+    """An operand of a matmul, as the matrix [M, K] of its last dimension. role: "x", "w" or "dy"."""
 
     role: str
     tensor: QuantizedTensor
@@ -78,10 +80,11 @@ _counting = threading.Lock()
 
 @contextlib.contextmanager
 def operands() -> Iterator[list[Operand]]:
-    """Yields a list that holds, once the context has been left, a copy of every operand that was quantized within it
-    and that a product has read, in order. Of groups each is one, except on devices, whose kernels divide them.
+    """Yields a list. After the context ends, the list has a copy of every operand that was quantized within the context
+    and read by a matmul, in order. Each group is one operand, except on devices whose kernels divide groups themselves.
 
-    Covers all threads of the process, eager and compiled code, forward and backward. Raises RuntimeError within itself.
+    Covers all threads of the process, eager and compiled code, forward and backward. Contexts cannot be nested:
+    RuntimeError.
     """
     records: list[Operand] = []
     with _alone(_recording, "operands is already recording", torch.ops.quire.debug_record):
@@ -129,10 +132,11 @@ _PRODUCTS = {
 
 @dataclass(frozen=True)
 class Counts:
-    """What became of the values that were encoded for an operand of a product; docs/observing.md defines the counts.
+    """Counts of the values that were encoded for an operand of a matmul; docs/observing.md defines the counts.
 
-    role: "x", "w", "dy"; "" for what no product of a Linear has read. spec: how. product: "fprop", "dgrad", "wgrad", or
-    "" with role "". tensors: how many were quantized. elements: of all of them.
+    role: "x", "w", "dy"; "" if no matmul of a Linear has read it. spec: of the quantization. product: "fprop", "dgrad",
+    "wgrad", or "" with role "". tensors: the number of quantized tensors. elements: the number of elements of all of
+    them.
     """
 
     role: str
@@ -150,7 +154,7 @@ class Counts:
 
 
 class Statistics(list[Counts]):
-    """A row per role, spec and direction. str() is a table with shares of the elements."""
+    """One row for each role, spec and direction. str() gives a table with shares of the elements."""
 
     def __str__(self) -> str:
         head = ("role", "product", "direction", "spec", "tensors", "elements", "saturated", "underflowed", "nonfinite")
@@ -167,10 +171,11 @@ class Statistics(list[Counts]):
 
 @contextlib.contextmanager
 def statistics() -> Iterator[Statistics]:
-    """Yields a list that holds, once the context has been left, counts of what was quantized within it.
+    """Yields a list. After the context ends, the list has the counts of all values that were quantized within the
+    context.
 
-    Covers all threads of the process, eager and compiled code, forward and backward. Quantizing is many times slower
-    within, and as fast as ever outside. Raises RuntimeError within itself.
+    Covers all threads of the process, eager and compiled code, forward and backward. Quantization is many times slower
+    within the context. Contexts cannot be nested: RuntimeError.
     """
     rows = Statistics()
     with _alone(_counting, "statistics is already counting", torch.ops.quire.debug_count):

@@ -1,4 +1,4 @@
-"""What a layer or a function of quire runs: products and quantizations, their operands, the kernels that took them."""
+"""Reports what a layer or a function of quire runs: matmuls and quantizations, their operands, and their kernels."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,7 +13,8 @@ from quire.checks import check_type
 
 @dataclass(frozen=True)
 class Kernel:
-    """A row of a kernel table. verdict: "runs", why it cannot take the problem, or which row comes before it."""
+    """A row of a kernel table. verdict: "runs", the reason why it cannot compute the problem, or the row that comes
+    first."""
 
     name: str
     verdict: str
@@ -25,10 +26,10 @@ class Kernel:
 
 @dataclass(frozen=True)
 class Operand:
-    """One direction of a quantized tensor, that a step reads or writes.
+    """One direction of a quantized tensor that a step reads or writes.
 
-    role: "x", "w", "dy", or "" where no product has used it. outer, contraction: its sizes as a product sees them.
-    made: by a quantization of this explanation; else it was given already quantized.
+    role: "x", "w", "dy", or "" if no matmul has used it. outer, contraction: its sizes as an operand of a matmul. made:
+    whether a step of this explanation quantized it; otherwise it was already quantized.
     """
 
     role: str
@@ -45,15 +46,16 @@ class Operand:
 
 @dataclass(frozen=True)
 class Step:
-    """One problem that was run.
+    """One problem that has run.
 
-    operation: "quantize", "gemm", "matmul" (of plain matrices, by the library that PyTorch lends), "dequantize",
-        "column_sum", "norm", "activation", the tables of kernels; "torch" for a product that PyTorch computes apart
-        from quire's operators; "moe" for routing and permutation (docs/moe.md);
-        "runner" for a call of a runner, whose steps follow if it is one of quire's (docs/runners.md).
-    name: the product, "fprop", "dgrad", "wgrad" or "dbias", or of a runner's mixture "expert 3 w13"; the role of what
-        is quantized; "grad" of a norm, an activation or a routing.
-    problem: in words. operands: what a product reads, or what a quantization writes. kernels: the rows of the table.
+    operation: "quantize", "gemm", "matmul" (of unquantized matrices, by PyTorch), "dequantize", "column_sum", "norm",
+        "activation" are the kernel tables; "torch" is a matmul that PyTorch computes outside of quire's operators;
+        "moe" is routing and permutation (docs/moe.md); "runner" is a call of a runner. For quire's own runners their
+        steps follow (docs/runners.md).
+    name: the matmul, "fprop", "dgrad", "wgrad" or "dbias", or in a runner's mixture "expert 3 w13"; the role of a
+        quantized tensor; "grad" of a norm, an activation or a routing.
+    problem: a description. operands: the operands of a matmul, or the results of a quantization. kernels: the rows of
+    the table.
     """
 
     operation: str
@@ -64,7 +66,7 @@ class Step:
 
     @property
     def kernel(self) -> str | None:
-        """The name of the row that ran; None where PyTorch computes."""
+        """The name of the row that ran; None if PyTorch computes."""
         return next((kernel.name for kernel in self.kernels if kernel.runs), None)
 
     def __str__(self) -> str:
@@ -77,7 +79,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Explanation:
-    """What ran, in order. str() is a report.
+    """The steps that ran, in order. str() gives a report.
 
     recipe: the active recipe's text, None without one. isa: the instruction set of kernels named "generic".
     """
@@ -88,7 +90,7 @@ class Explanation:
 
     @property
     def products(self) -> tuple[Step, ...]:
-        """The products, whoever computes them."""
+        """The matmuls, both quire's and PyTorch's."""
         return tuple(step for step in self.steps if step.operation in ("gemm", "matmul", "torch"))
 
     @property
@@ -172,15 +174,16 @@ def _shapes(args: tuple) -> list[str]:
 
 
 def explain(function: Callable, *args: object, **kwargs: object) -> Explanation:
-    """Runs function(*args, **kwargs) and, where gradients are enabled, its backward pass, and says what quire did.
+    """Runs function(*args, **kwargs) and, if gradients are enabled, its backward pass, and reports what quire computed.
 
     function: a module (also one that torch.compile wraps) or any function of tensors, such as quire.quantize. It runs
-    under the active recipe, so call this within quire.autocast. Floating-point tensors among the arguments are taken to
-    need gradients; parameters need them if their requires_grad says so. Under torch.no_grad only the forward pass runs.
+    under the active recipe, so call explain within quire.autocast. Floating-point tensors among the arguments are
+    treated as tensors that need gradients; parameters need gradients according to their requires_grad. Under
+    torch.no_grad only the forward pass runs.
 
-    Afterwards all tensors are as before, also the state of layers (amaxes, counters, main_grad) and torch's random
-    state; no gradient is accumulated. Attributes that are no tensors, and hooks, see an ordinary call. Other threads
-    may compute meanwhile, but not with the same module.
+    Afterwards all tensors have their previous values, including the state of layers (amaxes, counters, main_grad) and
+    torch's random state. No gradient is accumulated. Attributes that are not tensors, and hooks, see an ordinary call.
+    Other threads can compute meanwhile, but not with the same module.
     """
     function = getattr(function, "_orig_mod", function)  # what torch.compile wraps does the same in eager mode
     check_type("explain", Callable, function=function)

@@ -1,9 +1,10 @@
-"""Runners: what computes behind quire.nvfp4_linear and quire.nvfp4_moe, named by a handle or a name (docs/runners.md).
+"""Runners: objects that compute quire.nvfp4_linear and quire.nvfp4_moe. Operators refer to them by a handle or a name
+(docs/runners.md).
 
     handle = quire.runners.register(quire.runners.LinearRunner(weight), name="layers.0.up")
     y = quire.nvfp4_linear(x, handle, weight.shape[0])
 
-All functions may be called from any thread.
+All functions can be called from any thread.
 """
 
 from __future__ import annotations
@@ -26,15 +27,15 @@ Scale = float | torch.Tensor
 
 @dataclass(frozen=True, eq=False)
 class LinearRunner:
-    """y = x w^T + bias from a weight that is quantized once: the bits of quire's linear under x=X,w=W.
+    """y = x w^T + bias from a weight that is quantized once: the same bits as quire's linear under x=X,w=W.
 
-    weight [N, K]: float32, float16 or bfloat16, which is quantized as w says (None: "nvfp4"), or a QuantizedTensor with
-    rowwise codes, whose spec w may repeat. bias [N]. x: how activations are quantized; "nvfp4:row_scaled" makes a
-    token's result independent of the others in its batch (with AMX up to the order of sums, which changes at 32
-    tokens; docs/numerics.md 7.4). Values are copied when it is registered.
-    input_scale: a calibrated scale of x under "nvfp4", amax / (6 * 448): what codes are multiplied by, the
-    `input_scale` of ModelOpt's checkpoints (`input_global_scale` of compressed-tensors is its reciprocal). x's amax is
-    then not measured: larger values saturate, and tokens do not depend on each other.
+    weight [N, K]: float32, float16 or bfloat16, which is quantized to the spec w (None: "nvfp4"), or a QuantizedTensor
+    with rowwise codes, whose spec w may repeat. bias [N]. x: the spec of activations; with "nvfp4:row_scaled" a token's
+    result does not depend on the other tokens of its batch (with AMX except for the order of sums, which changes at 32
+    tokens; docs/numerics.md 7.4). Registration copies the values.
+    input_scale: a calibrated scale of x under "nvfp4", amax / (6 * 448), the factor of codes. It is the `input_scale`
+    of ModelOpt's checkpoints (`input_global_scale` of compressed-tensors is its reciprocal). The amax of x is then not
+    measured: larger values saturate, and tokens do not depend on each other.
     """
 
     weight: torch.Tensor
@@ -51,17 +52,17 @@ class LinearRunner:
 
 @dataclass(frozen=True, eq=False)
 class MoERunner:
-    """A mixture of E experts, w2 f(w13 x), from weights that are quantized once, each expert's for itself.
+    """A mixture of E experts, w2 f(w13 x), from weights that are quantized once, separately for each expert.
 
-    w13 [E, 2 I, H], the rows of the gate before those of its factor ([gate, up], the order of checkpoints; [E, I, H] if
-    the activation is not gated), w2 [E, H, I], w13_bias [E, 2 I], w2_bias [E, H]. Weights as for LinearRunner, in one
-    tensor or as a sequence with one for each expert; all under one spec.
+    w13 [E, 2 I, H] has the rows of the gate before the rows of the up projection ([gate, up], the order of checkpoints;
+    [E, I, H] if the activation is not gated), w2 [E, H, I], w13_bias [E, 2 I], w2_bias [E, H]. Weights are as for
+    LinearRunner, in one tensor or in a sequence with one for each expert, all under one spec.
     activation: text such as "swiglu" or "clamped_swiglu:limit=7:alpha=1.702:glu_linear_offset=1" (numerics.md 11.3).
-    x: how inputs and activations are quantized, each expert's tokens for themselves.
-    weight_on_input: a token's routing weight multiplies its input instead of the expert's result.
-    w13_input_scale, w2_input_scale: as LinearRunner's, of what goes into the one and the other product; one, or [E].
-    shared_w13 [2 Is, H], shared_w2 [H, Is], with biases and scales of their own: an expert that all tokens go through,
-    unweighted, whose result is added to the others' (as quire.MoE's with shared_ffn_hidden_size=Is).
+    x: the spec of inputs and activations; the tokens of each expert are quantized separately.
+    weight_on_input: a token's routing probability multiplies its input instead of the expert's result.
+    w13_input_scale, w2_input_scale: as for LinearRunner, for the inputs of w13 and of w2; one scale, or [E].
+    shared_w13 [2 Is, H], shared_w2 [H, Is], with their own biases and scales: an expert for all tokens, without routing
+    probabilities, whose result is added to the others (as quire.MoE with shared_ffn_hidden_size=Is).
     """
 
     w13: Weights
@@ -104,12 +105,12 @@ _SHARED_OPTIONS = ("shared_w13_bias", "shared_w2_bias", "shared_w13_input_scale"
 
 @dataclass(frozen=True, eq=False)
 class PythonRunner:
-    """A Python function as a runner, for trying things out: each call takes the interpreter's lock, costs some
-    microseconds, and copies the result.
+    """A Python function as a runner, for experiments: each call acquires the GIL, costs some microseconds, and copies
+    the result.
 
-    function(x) -> y for x [*, in_features] and y [*, out_features], or with experts > 0
-    function(hidden_states, topk_weights, topk_ids) -> y. It must not write to its arguments, and nothing has gradients.
-    What it raises reaches the caller. device: where its calls' tensors lie.
+    function(x) -> y for x [*, in_features] and y [*, out_features], or with experts > 0 function(hidden_states,
+    topk_weights, topk_ids) -> y. The function must not write to its arguments, and has no gradients. Its exceptions
+    reach the caller. device: the device of the tensors of its calls.
     """
 
     function: Callable[..., torch.Tensor]
@@ -136,11 +137,11 @@ class PythonRunner:
 
 
 class RunnerHandle:
-    """A registered runner. handle: its number, which this process gives only once; name: "" if it has none.
+    """A registered runner. handle: its number, which this process never uses again; name: "" if it has none.
 
-    Owns the registration: close(), leaving a `with` block, or the end of the last reference unregister the runner;
-    calls that are running end as they would have. Copies are the same handle. Belongs to this process, so it is not
-    pickled: a forked child inherits it, a spawned one registers its own runner.
+    The handle owns the registration: close(), the end of a `with` block, or the deletion of the last reference
+    unregisters the runner. Calls that are running complete normally. Copies are the same handle. A handle is valid in
+    its process only and cannot be pickled: a forked child inherits it, a spawned process registers its own runner.
     """
 
     def __init__(self, handle: int, name: str) -> None:
@@ -149,7 +150,7 @@ class RunnerHandle:
         self._close = at_the_end(self, _unregister, handle)
 
     def close(self) -> None:
-        """Unregisters the runner. Closing twice does nothing."""
+        """Unregisters the runner. A second call does nothing."""
         self._close()
 
     @property
@@ -183,10 +184,11 @@ class RunnerHandle:
 
 
 def register(runner: LinearRunner | MoERunner | PythonRunner, name: str = "") -> RunnerHandle:
-    """Prepares the runner's weights and makes it available to operators, by its handle and, if given, its name.
+    """Prepares the runner's weights and makes the runner available to operators, by its handle and, if given, by its
+    name.
 
-    Runners of another library are registered by it, in C++ (docs/runners.md). Raises TypeError for what is no runner,
-    ValueError or RuntimeError for weights that do not fit, or a name that is taken.
+    Other libraries register their runners themselves, in C++ (docs/runners.md). Raises TypeError for an object that is
+    not a runner, ValueError or RuntimeError for weights that do not fit, or for a name that is in use.
     """
     if not isinstance(runner, LinearRunner | MoERunner | PythonRunner):
         raise TypeError(
@@ -201,7 +203,7 @@ def register(runner: LinearRunner | MoERunner | PythonRunner, name: str = "") ->
 
 @dataclass(frozen=True)
 class RegisteredRunner:
-    """A line of registered(). kind: "linear" or "moe"; experts: 0 if linear."""
+    """One entry of registered(). kind: "linear" or "moe"; experts: 0 if linear."""
 
     handle: int
     name: str
@@ -214,7 +216,7 @@ class RegisteredRunner:
 
 
 def registered() -> list[RegisteredRunner]:
-    """The runners of this process, whoever registered them, by handle."""
+    """All runners of this process, including those of other libraries, by handle."""
     runners = []
     for line in torch.ops.quire.runner_list().splitlines():
         handle, name, kind, device, *sizes, description = line.split("\t", 7)
@@ -232,12 +234,12 @@ def find(name: str) -> RegisteredRunner:
 
 
 def release_memory() -> None:
-    """Gives back the memory that runners keep for their next calls. It is as much as the largest calls needed."""
+    """Frees the memory that runners keep for their next calls. It is as large as the largest calls needed."""
     torch.ops.quire.runner_release_memory()
 
 
 def named(runner: RunnerHandle | int | str) -> int | str:
-    """What the operators take for a runner."""
+    """The argument of operators that refers to a runner."""
     if isinstance(runner, RunnerHandle):
         return runner.handle
     if isinstance(runner, int | str | torch.SymInt):

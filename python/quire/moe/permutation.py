@@ -1,4 +1,4 @@
-"""Rows of tokens to the order of experts and back (docs/moe.md 2)."""
+"""Permutes rows of tokens into expert order and back (docs/moe.md 2)."""
 
 from typing import NamedTuple
 
@@ -12,12 +12,12 @@ from quire.tensor.views import TILES
 
 
 class Permuted(NamedTuple):
-    """What permute() gives.
+    """The result of permute().
 
-    rows [num_rows, K]: those of expert 0, then those of expert 1, and so on, each in the order of tokens; 0 beyond the
-        last expert's.
-    offsets int32 [num_experts]: where each expert's rows end.
-    row_map int32 [T, k]: the row of each token's k-th expert, -1 for none. For unpermute().
+    rows [num_rows, K]: the rows of expert 0, then the rows of expert 1, and so on, each in token order; 0 after the
+        last expert's rows.
+    offsets int32 [num_experts]: the end of each expert's rows.
+    row_map int32 [T, k]: the row of each token's k-th expert, -1 for no row. An argument of unpermute().
     """
 
     rows: torch.Tensor
@@ -33,14 +33,16 @@ def permute(
     weights: torch.Tensor | None = None,
     num_rows: int | None = None,
 ) -> Permuted:
-    """x [T, K] as often as topk_ids, int32 [T, k], say, sorted by expert. -1 is no expert. See Permuted.
+    """Copies each token of x [T, K] once for each of its experts in topk_ids, int32 [T, k], and sorts the copies by
+    expert. An id of -1 is no expert. See Permuted.
 
-    x: float32, float16 or bfloat16, differentiable once; or a QuantizedTensor, whose codes and scales move as they are.
-    weights: float32 [T, k], multiply the rows (routing weights on the input); differentiable.
-    num_rows: T * k unless given; a smaller number must hold all rows that there are.
+    x: float32, float16 or bfloat16, with first derivatives; or a QuantizedTensor, whose codes and scales are moved
+    unchanged.
+    weights: float32 [T, k], multiply the rows (routing probabilities on the input); differentiable.
+    num_rows: T * k by default; a smaller number must be enough for all rows.
 
-    Raises RuntimeError if anything does not fit, on the CPU also for ids that are no experts; NotImplementedError for a
-    QuantizedTensor whose rows share scales.
+    Raises RuntimeError if an argument does not fit, on the CPU also for ids that are not experts; NotImplementedError
+    for a QuantizedTensor whose rows share scales.
     """
     check_type("permute", torch.Tensor | QuantizedActivation, x=x)
     check_type("permute", torch.Tensor, topk_ids=topk_ids)
@@ -57,10 +59,10 @@ def permute(
 
 
 def unpermute(y: torch.Tensor, row_map: torch.Tensor, weights: torch.Tensor | None = None) -> torch.Tensor:
-    """[T, K] in y's dtype: for each token the sum of its rows of y [num_rows, K], times weights float32 [T, k].
+    """[T, K] in y's dtype: for each token the sum of its rows of y [num_rows, K], multiplied by weights float32 [T, k].
 
-    Summed in float32 in the order of the token's experts, starting with the first, so the bits are always the same.
-    0 for a token without rows. Differentiable once in y and weights.
+    The sum is computed in float32, in the order of the token's experts, starting with the first. So the bits are always
+    the same. The result is 0 for a token without rows. First derivatives in y and weights.
     """
     check_type("unpermute", torch.Tensor, y=y, row_map=row_map)
     check_type_or_none("unpermute", torch.Tensor, weights=weights)
@@ -70,7 +72,7 @@ def unpermute(y: torch.Tensor, row_map: torch.Tensor, weights: torch.Tensor | No
 def permute_any(
     x: torch.Tensor | QuantizedTensor, row_map: torch.Tensor, rows: int, weights: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """primitives.permute_rows(), also of a QuantizedTensor."""
+    """primitives.permute_rows(), also for a QuantizedTensor."""
     quantized = isinstance(x, QuantizedTensor | QuantizedActivation)
     if isinstance(x, QuantizedActivation) or (quantized and x.requires_grad and torch.is_grad_enabled()):
         raise NotImplementedError(

@@ -1,4 +1,4 @@
-"""Which experts a token goes to, and keeping their loads even (docs/moe.md 1)."""
+"""Routing of tokens to experts, and balancing the loads of experts (docs/moe.md 1)."""
 
 import torch
 
@@ -22,18 +22,18 @@ def route(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(topk_weights float32 [*, topk], topk_ids int32 [*, topk]) of logits [*, E], the best expert first.
 
-    logits: float32, float16 or bfloat16, computed with in float32; topk_weights are differentiable in them, once.
+    logits: float32, float16 or bfloat16, converted to float32; topk_weights have first derivatives in logits.
     score_function: "softmax" over the experts, or "sigmoid" or "sqrtsoftplus" of each logit.
-    softmax_after_topk: experts are chosen by their logits, and the softmax is that of the chosen logits.
+    softmax_after_topk: experts are chosen by their logits, and the weights are the softmax of the chosen logits.
     renormalize: weights are divided by their sum.
-    expert_bias: [E], added to the scores that experts are chosen by, not to the weights. Has no gradient.
-    num_groups, group_topk: a token chooses from the group_topk best of num_groups equal groups of neighbours. The score
-        of a group is the sum over its group_best best experts, topk // group_topk unless given.
-    scaling_factor: multiplies the weights at last.
-    capacity: of the places that chose an expert, in the order of tokens, only so many keep it. The others get the id
-        -1 and the weight 0. None: no token is dropped.
+    expert_bias: [E], added to the scores only for the choice of experts. It has no gradient.
+    num_groups, group_topk: a token chooses from the group_topk best of num_groups equal groups of consecutive experts.
+        The score of a group is the sum over its group_best best experts, topk // group_topk by default.
+    scaling_factor: multiplies the weights last.
+    capacity: the number of entries that each expert accepts, in token order. Further entries get the id -1 and the
+        weight 0. None: no entry is dropped.
 
-    Equal scores: the expert with the smaller number first. Raises RuntimeError if anything does not fit.
+    Of equal scores the expert with the smaller index is first. Raises RuntimeError if an argument does not fit.
     """
     check_type("route", torch.Tensor, logits=logits)
     check_type_or_none("route", torch.Tensor, expert_bias=expert_bias)
@@ -49,7 +49,7 @@ def route(
 
 
 def scores(logits: torch.Tensor, score_function: str = "softmax") -> torch.Tensor:
-    """float32 scores of all experts with sum 1, differentiable: what load_balancing_loss() takes. logits [*, E]."""
+    """float32 scores of all experts with sum 1, differentiable, for load_balancing_loss(). logits [*, E]."""
     check_type("scores", torch.Tensor, logits=logits)
     logits = logits.float()
     if score_function == "softmax":
@@ -66,7 +66,7 @@ def scores(logits: torch.Tensor, score_function: str = "softmax") -> torch.Tenso
 
 
 def tokens_per_expert(topk_ids: torch.Tensor, num_experts: int) -> torch.Tensor:
-    """int32 [num_experts]: how many places of topk_ids, int32 [*, k], are each expert; -1 is none."""
+    """int32 [num_experts]: the number of entries of topk_ids, int32 [*, k], for each expert; -1 is not counted."""
     check_type("tokens_per_expert", torch.Tensor, topk_ids=topk_ids)
     _, ends = primitives.expert_rows(topk_ids.reshape(-1, 1), num_experts)
     return ends.diff(prepend=ends.new_zeros(1))
@@ -80,11 +80,12 @@ def load_balancing_loss(
     coeff: float = 1.0,
     total_num_tokens: int | torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """coeff * E / (topk * T^2) * sum over e of tokens_per_expert[e] * sum over t of probs[t, e]: a float32 scalar that
-    is `coeff` when experts are loaded evenly and grows when tokens prefer loaded experts. 0 if there are no tokens.
+    """coeff * E / (topk * T^2) * sum over e of tokens_per_expert[e] * sum over t of probs[t, e]: a float32 scalar. It
+    is `coeff` when experts have equal loads, and larger when tokens prefer loaded experts. It is 0 if there are no
+    tokens.
 
-    probs [T, E]: scores of all experts, differentiable. tokens_per_expert [E]: a constant here, summed over ranks if
-    the loss is to be that of all of them, and then total_num_tokens (T unless given, a number or a tensor) too.
+    probs [T, E]: scores of all experts, differentiable. tokens_per_expert [E]: treated as a constant. For the loss over
+    all ranks, sum it over ranks, and pass total_num_tokens (a number or a tensor, T by default) for all ranks too.
     """
     check_type("load_balancing_loss", torch.Tensor, probs=probs, tokens_per_expert=tokens_per_expert)
     tokens = probs.shape[0] if total_num_tokens is None else total_num_tokens
@@ -98,7 +99,7 @@ def load_balancing_loss(
 def update_expert_bias_(expert_bias: torch.Tensor, tokens_per_expert: torch.Tensor, rate: float) -> torch.Tensor:
     """expert_bias += rate * sign(mean load - load), in place and outside of autograd: balances loads without a loss.
 
-    expert_bias [E], floating. tokens_per_expert [E], integers, of all ranks together. Returns expert_bias.
+    expert_bias [E], floating-point. tokens_per_expert [E], integers, summed over all ranks. Returns expert_bias.
     """
     check_type("update_expert_bias_", torch.Tensor, expert_bias=expert_bias, tokens_per_expert=tokens_per_expert)
     load = tokens_per_expert.long()

@@ -7,7 +7,7 @@ _ACTIVATIONS = ("gelu", "qgelu", "relu", "srelu", "silu", *_GATED)
 
 
 def activation_text(what: str, name: str, parameters: Mapping[str, float] | None) -> str:
-    """The operators' text of an activation with its parameters. what: the module, for errors."""
+    """The text of an activation and its parameters for the operators. what: the module, for errors."""
     if name not in _ACTIVATIONS:
         raise NotImplementedError(f"{what}: activation={name!r} is not available; use one of {', '.join(_ACTIVATIONS)}")
     known = ("limit", "alpha", "glu_linear_offset") if name == "clamped_swiglu" else ()
@@ -17,5 +17,5 @@ def activation_text(what: str, name: str, parameters: Mapping[str, float] | None
 
 
 def activation_inputs(name: str) -> int:
-    """Columns of its input for one of its result: 2 for a gated one, whose first half goes through the function."""
+    """Input columns per output column: 2 for a gated activation, whose first half is the gate; else 1."""
     return 2 if name in _GATED else 1

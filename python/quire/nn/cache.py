@@ -1,4 +1,4 @@
-"""Weights quantized once for several forward passes: the codes, and the proof that they are still the weight's."""
+"""Weights that are quantized once for several forward passes: the codes, and a check that they are not stale."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -16,12 +16,12 @@ from quire.tensor.order import in_order
 
 
 class CachedWeight(NamedTuple):
-    """Codes of a product's weight, or of the weights of its groups, in both directions.
+    """Codes of the weight of a matmul, or of the weights of its groups, in both directions.
 
-    spec, stored: texts, of the recipe's spec for w, and of that with the order that codes are in. buffers: six; of
-    groups flat ones, group after group. rowwise: the same without columnwise ones. fingerprint: int64 [weights], of
-    each when it was quantized; a product refuses codes when it differs, so that no write to a weight, by whichever way,
-    can leave stale codes in use.
+    spec, stored: texts; the recipe's spec for w, and the same spec with the order in which the codes are stored.
+    buffers: the six buffers; for groups flat buffers, group after group. rowwise: the same buffers without the
+    columnwise ones. fingerprint: int64 [weights], of each weight when it was quantized. A matmul refuses the codes if
+    the fingerprint differs, so no kind of write to a weight can leave stale codes in use.
     """
 
     spec: str
@@ -35,14 +35,14 @@ class CachedWeight(NamedTuple):
         return cls(spec, stored, buffers, (*buffers[:3], None, None, None), fingerprint)
 
     def operand(self) -> Buffers:
-        """The buffers that a product needs now: both directions only if there may be a backward pass."""
+        """The buffers that a matmul needs now: both directions only if there may be a backward pass."""
         return self.buffers if torch.is_grad_enabled() else self.rowwise
 
 
 def cache(
     weights: Sequence[torch.Tensor], recipe: Recipe, scale: torch.Tensor | None, *, interleaved: bool = False
 ) -> CachedWeight:
-    """Quantizes the weight of a product, or that of each of its groups. scale: the state's forward scales under delayed
+    """Quantizes the weight of a matmul, or the weights of its groups. scale: the state's forward scales under delayed
     scaling (numerics.md 1.5)."""
     stored = in_order(recipe.weight_spec, interleaved)
     each: list[list[torch.Tensor]] = []
@@ -63,8 +63,8 @@ def cache(
 def cached_weight(
     module: ProductModule, product: str, recipe: Recipe, is_first_microbatch: bool | None
 ) -> CachedWeight | None:
-    """The codes that a forward pass uses, if there are any for it: microbatch_weight, of the first microbatch, where
-    is_first_microbatch is False; kept_weight, of quantize_weights(), where it is None."""
+    """The codes that a forward pass uses, or None: microbatch_weight, from the first microbatch, if is_first_microbatch
+    is False; kept_weight, from quantize_weights(), if is_first_microbatch is None."""
     # A first microbatch reads neither, so that its graph does not depend on whether there are any.
     if is_first_microbatch is True:
         return None
@@ -75,19 +75,19 @@ def cached_weight(
 def quantize_weights(
     model: torch.nn.Module, recipe: Recipe | str | None = None, optimizer: torch.optim.Optimizer | None = None
 ) -> None:
-    """Quantizes the weights of the products of the model's layers and keeps the codes for all forward passes that
-    follow.
+    """Quantizes the weights of the model's layers and keeps the codes for all later forward passes.
 
-    recipe: the one that layers will run under; None is what each would run under now, else quire.recipe.default().
-    Under recipes with another spec for w the codes are not used.
-    optimizer: after each of its steps the weights are quantized again. Without one, call this again after each change
-    of the weights.
+    recipe: the recipe under which the layers will run. None: the recipe under which each layer would run now, else
+        quire.recipe.default(). Under a recipe with another spec for w the codes are not used.
+    optimizer: after each of its steps the weights are quantized again. Without an optimizer, call this function again
+        after each change of the weights.
 
-    Codes are kept interleaved, which products of few tokens read soonest (numerics.md 2.4).
+    The codes are stored interleaved, which matmuls of few tokens read fastest (numerics.md 2.4).
 
-    A forward pass after a weight has changed in any other way (load_state_dict, .data, an optimizer that was not given)
-    raises RuntimeError until this is called again: it compares the weight with a fingerprint. Weights that are
-    quantized parameters are left alone. Moving or converting the model drops the codes. Not within a compiled function.
+    If a weight has changed in any other way (load_state_dict, .data, another optimizer), a forward pass raises
+    RuntimeError until this function is called again: the forward pass compares the weight with a fingerprint. Weights
+    that are quantized parameters are skipped. Moving or converting the model deletes the codes. Not available within a
+    compiled function.
     """
     check_type("quantize_weights", torch.nn.Module, model=model)
     check_type_or_none("quantize_weights", torch.optim.Optimizer, optimizer=optimizer)

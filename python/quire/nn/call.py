@@ -1,4 +1,4 @@
-"""How a module is called, and the short way of the call that most calls are."""
+"""The options of one call of a module, and the fast path for ordinary calls."""
 
 from typing import NamedTuple
 
@@ -16,10 +16,11 @@ from quire.tensor import QuantizedActivation, QuantSpec
 
 
 class Call(NamedTuple):
-    """How a module was called, the same for all of its products.
+    """The options of one call of a module, shared by all of its matmuls.
 
-    recipe: the active one; None computes in high precision. rule: as delayed.collect() takes it. dtype: of results.
-    is_first_microbatch, fp8_grad: of Linear.forward. output_spec: text of a spec for the module's result, "" for none.
+    recipe: the active recipe; None means high precision. rule: the argument of delayed.collect(). dtype: of the
+    results. is_first_microbatch, fp8_grad: arguments of Linear.forward. output_spec: the text of a spec for the
+    module's result, "" for none.
     """
 
     recipe: Recipe | None
@@ -39,8 +40,8 @@ def active_call(
     fp8_grad: bool = False,
     output_spec: QuantSpec | str | None = None,
 ) -> Call:
-    """A call now, with the options of Linear.forward. Raises TypeError where dtypes or
-    the kinds of options do not fit, ValueError for an output_spec that rounds stochastically."""
+    """The Call for the present context, with the options of Linear.forward. Raises TypeError if dtypes or the types of
+    options do not fit, ValueError for an output_spec with stochastic rounding."""
     if is_first_microbatch is not None or fp8_output is not False or fp8_grad is not False:
         what = f"quire.{type(module).__name__}.forward"
         check_type(what, bool, fp8_output=fp8_output, fp8_grad=fp8_grad)
@@ -75,11 +76,12 @@ def _result_spec(module: ProductModule, output_spec: QuantSpec | str) -> str:
 
 
 def fast_path(layer: ProductModule, x: torch.Tensor) -> torch.Tensor | None:
-    """y of the call that most calls are, sooner than by a Product: x and the weight are plain tensors, no option asks
-    for more, and scaling is not delayed. None where that is not so.
+    """y of an ordinary call, faster than with a Product. An ordinary call has a plain tensor x and a plain weight, no
+    option that needs a Product, and no delayed scaling. Returns None for all other calls.
 
-    It restates what active_call() and Product do with such a call, because those cost more than the call: 12 us on top
-    of 10 without a recipe, 30 us on top of 19 with kept codes (./dev bench host, 1x16x16, forward, Zen 3).
+    The function repeats the steps of active_call() and Product for such a call, because these two cost more than the
+    call: 12 us in addition to 10 us without a recipe, and 30 us in addition to 19 us with cached codes (./dev bench
+    host, 1x16x16, forward, Zen 3).
     """
     # Twenty times as quick as Module.__getattr__. A weight that is computed (parametrized, split) is not there.
     parameters = layer._parameters

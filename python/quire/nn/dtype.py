@@ -30,7 +30,7 @@ def _knows_autocast(device_type: str) -> bool:
 
 
 def activation_dtype(x: torch.Tensor | QuantizedActivation) -> torch.dtype:
-    """torch.autocast's dtype where that is enabled for x's device, else the dtype of x."""
+    """The dtype of torch.autocast if it is enabled for x's device, else the dtype of x."""
     return torch.get_autocast_dtype(x.device.type) if uses_torch_autocast(x) else x.dtype
 
 
@@ -39,7 +39,7 @@ def check_dtypes(
     x: torch.Tensor | QuantizedActivation,
     parameters: Iterable[tuple[str, torch.Tensor | None]],
 ) -> None:
-    """Raises TypeError unless torch.autocast is enabled or the named parameters have x's dtype, NotImplementedError
+    """Raises TypeError if torch.autocast is disabled and a named parameter does not have x's dtype; NotImplementedError
     for a DTensor."""
     for name, tensor in (("x", x), *parameters):
         if type(tensor) not in _LOCAL and hasattr(tensor, "device_mesh"):

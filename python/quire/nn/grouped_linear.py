@@ -1,4 +1,4 @@
-"""The linears of groups of tokens, such as those of a mixture's experts, as one layer."""
+"""The linear layers of groups of tokens, such as the experts of a mixture, as one layer."""
 
 from collections.abc import Callable, Sequence
 
@@ -15,22 +15,24 @@ from quire.tensor import QuantizedStack, QuantizedTensor
 
 
 class GroupedLinear(ProductModule):
-    """For each of num_gemms groups of tokens y = x w^T + bias with a weight and a bias of its own, quantized as the
-    active recipe says (quire.autocast), else in high precision. Each group's tokens get the bits that a quire.Linear
-    with its weight would give them.
+    """For each of num_gemms groups of tokens y = x w^T + bias, with a separate weight and bias for each group. The
+    active recipe determines the quantization (quire.autocast); without a recipe the layer computes in high precision.
+    The tokens of each group get the same bits as from a quire.Linear with the weight of that group.
 
     weight0, bias0, weight1, ..., in this order: [out_features, in_features] and [out_features], in params_dtype (or
-    `dtype`; None: torch's default), initialised as torch.nn.Linear's. With single_grouped_weight one parameter `weight`
-    [num_gemms, out_features, in_features], within quantized_model_init a QuantizedStack; with single_grouped_bias one
-    `bias` [num_gemms, out_features]. A state dict of either form loads into either.
+    `dtype`; None: torch's default), initialised as in torch.nn.Linear. With single_grouped_weight there is one
+    parameter `weight` [num_gemms, out_features, in_features], within quantized_model_init a QuantizedStack. With
+    single_grouped_bias there is one `bias` [num_gemms, out_features]. A state dict of either form loads into either
+    form.
 
-    init_method: called with each weight; biases are then 0. return_bias: forward gives (y, [biases]), y without them.
-    fuse_wgrad_accumulation, delay_wgrad_compute: as for quire.Linear, of each weight.
+    init_method: called with each weight; biases are then 0. return_bias: forward returns (y, [biases]), and y does not
+    include them.
+    fuse_wgrad_accumulation, delay_wgrad_compute: as for quire.Linear, for each weight.
     save_original_input: as for quire.Linear.
-    recipe: what it runs under outside of any quire.autocast; None is high precision. Not one of delayed scaling.
-    name: kept as an attribute.
+    recipe: used outside of any quire.autocast; None is high precision. Delayed scaling is not allowed.
+    name: stored as an attribute.
 
-    `sr_state` is that of quire.Linear; group e rounds with seed + e (numerics.md 0.19). `delayed` has the slots of each
+    `sr_state` is as in quire.Linear; group e rounds with seed + e (numerics.md 0.19). `delayed` has the slots of each
     group.
     """
 
@@ -86,15 +88,15 @@ class GroupedLinear(ProductModule):
         self.weight_names, self.bias_names = of_kind
 
     def weights(self, product: str) -> dict[str, torch.Tensor]:
-        """Name -> parameter: one for each group, or one for all."""
+        """Name -> parameter: one for each group, or one for all groups."""
         return {name: getattr(self, name) for name in self.weight_names}
 
     def biases(self, product: str = "") -> list[torch.Tensor]:
-        """One for each group, or one for all of them, or none."""
+        """One for each group, or one for all groups, or none."""
         return [getattr(self, name) for name in self.bias_names]
 
     def reset_parameters(self) -> None:
-        """New weights, as torch.nn.Linear's or by init_method, and a new seed with the counter at 0."""
+        """Initialises the weights as torch.nn.Linear or by init_method, and sets a new seed with the counter at 0."""
         biases = self.biases()
         if biases and biases[0].dim() == 2:
             biases = list(biases[0].unbind())
@@ -113,18 +115,18 @@ class GroupedLinear(ProductModule):
     ) -> torch.Tensor | tuple[torch.Tensor, list[torch.Tensor]]:
         """x [*, in_features], whose rows are sorted by group -> [*, out_features].
 
-        m_splits: how many rows each group has, an integer tensor [num_gemms] (which stays on its device: no value of it
-            is asked for) or a list. Groups may be empty; rows that remain belong to none, give zero and get a zero
-            gradient. RuntimeError if there are more than x has.
+        m_splits: the number of rows of each group, an integer tensor [num_gemms] (which stays on its device; the host
+            reads no value of it) or a list. Groups can be empty. Rows after the last group belong to no group, give
+            zero and get a zero gradient. Raises RuntimeError if the sum exceeds the rows of x.
         is_first_microbatch: as for quire.Linear.
-        out: contiguous memory that the values of y are copied to, [rows of x, out_features] or of y's shape, in y's
-            dtype, which needs no gradient and shares no bytes with another argument. The result is a tensor of its own
-            and has the gradient; `out` has none, and may be given again in the next call as it is.
-        dgrad_out: the same for dx, [rows of x, in_features] or of x's shape: a backward pass copies it there. It is
-            dx of this product, to which autograd adds what arrives from other uses of x; where x needs no gradient,
-            dgrad_out is left as it is.
+        out: contiguous memory to which y is copied, [rows of x, out_features] or of y's shape, in y's dtype. It must
+            not need a gradient or share memory with another argument. The returned result is a separate tensor and has
+            the gradient. `out` has no gradient and can be passed again in the next call.
+        dgrad_out: the same for dx, [rows of x, in_features] or of x's shape; the backward pass copies dx there. This is
+            the dx of this matmul only; autograd adds the gradients from other uses of x elsewhere. If x needs no
+            gradient, dgrad_out is not changed.
 
-        The dtype of the result is that of quire.Linear's. RuntimeError, before anything is computed, if shapes, dtypes
+        The dtype of the result is as for quire.Linear. Raises RuntimeError, before any computation, if shapes, dtypes
         or devices do not fit.
         """
         try:
@@ -155,8 +157,9 @@ _INTEGERS = (torch.int32, torch.int64)
 
 
 def offsets_of(m_splits: torch.Tensor | Sequence[int], x: torch.Tensor, groups: int) -> torch.Tensor:
-    """The row at which each group ends, int64 [groups], of how many each has. TypeError for what are no integers,
-    RuntimeError for a wrong number of them and for a list that does not fit x; operators check values of a tensor."""
+    """The row at which each group ends, int64 [groups], from the number of rows of each group. Raises TypeError for
+    values that are not integers, RuntimeError for a wrong number of groups and for a list that does not fit x.
+    Operators check the values of a tensor."""
     sizes = None if isinstance(m_splits, torch.Tensor) else m_splits
     if isinstance(sizes, Sequence):
         m_splits = torch.tensor(sizes, device=x.device)

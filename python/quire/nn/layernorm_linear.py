@@ -1,4 +1,4 @@
-"""A norm followed by a Linear, whose input is quantized as the norm computes it."""
+"""A norm followed by a Linear, whose input is quantized in the pass that computes the norm."""
 
 from collections.abc import Callable
 
@@ -17,7 +17,7 @@ _NORMALIZATIONS = ("LayerNorm", "RMSNorm")
 
 
 def norm_parameters(module: torch.nn.Module, size: int, options: dict[str, object]) -> None:
-    """Gives the module layer_norm_weight [size] and layer_norm_bias [size], None for RMSNorm."""
+    """Adds the parameters layer_norm_weight [size] and layer_norm_bias [size] (None for RMSNorm) to the module."""
     if module.normalization not in _NORMALIZATIONS:
         raise ValueError(
             f"quire.{type(module).__name__}: normalization must be 'LayerNorm' or 'RMSNorm', "
@@ -47,19 +47,20 @@ def normalised(
 
 
 class LayerNormLinear(ProductModule):
-    """quire.LayerNorm (or quire.RMSNorm) followed by quire.Linear, bit for bit, in one pass over the norm's result.
+    """quire.LayerNorm (or quire.RMSNorm) followed by quire.Linear, with the same bits, in one pass over the norm's
+    result.
 
     Parameters: layer_norm_weight and layer_norm_bias [in_features] (RMSNorm has no bias), weight [out_features,
     in_features], bias [out_features] or None, all in params_dtype (None: torch's default).
 
-    normalization: "LayerNorm" or "RMSNorm"; eps, zero_centered_gamma: as for those.
-    init_method: called with weight; bias is then 0. None: torch.nn.Linear's initialisation.
+    normalization: "LayerNorm" or "RMSNorm"; eps, zero_centered_gamma: as for these.
+    init_method: called with weight; bias is then 0. None: the initialisation of torch.nn.Linear.
     return_bias: bias is returned and not added. return_layernorm_output: the norm's result is returned too, in high
-        precision: forward gives y, (y, bias), (y, norm) or (y, bias, norm).
+        precision. forward returns y, (y, bias), (y, norm) or (y, bias, norm).
     fuse_wgrad_accumulation, delay_wgrad_compute, save_original_input: as for quire.Linear.
     Within quire.quantized_model_init the weight is quantized.
 
-    Randomness and delayed scaling: as for quire.Linear.
+    Random state and delayed scaling: as for quire.Linear.
     """
 
     def __init__(
@@ -103,7 +104,7 @@ class LayerNormLinear(ProductModule):
         self._quantize_weights()
 
     def reset_parameters(self) -> None:
-        """New parameters, and a new seed with the counter at 0."""
+        """Initialises the parameters again, and sets a new seed with the counter at 0."""
         reset_norm(self.layer_norm_weight, self.layer_norm_bias, self.zero_centered_gamma)
         initialise(self.weight, self.bias, self.init_method)
         self._reset_sr_states()
@@ -117,8 +118,8 @@ class LayerNormLinear(ProductModule):
         *,
         output_spec: QuantSpec | str | None = None,
     ) -> torch.Tensor | QuantizedActivation | tuple[torch.Tensor | QuantizedActivation | None, ...]:
-        """x [*, in_features] -> [*, out_features]. Options, dtype of the result and errors as for quire.Linear, whose
-        input is the norm's result: fp8_grad rounds the gradient of that."""
+        """x [*, in_features] -> [*, out_features]. Options, dtype of the result and errors are those of a quire.Linear
+        whose input is the norm's result: fp8_grad rounds the gradient of the norm's result."""
         try:
             call = active_call(
                 self, x, is_first_microbatch, fp8_output=fp8_output, fp8_grad=fp8_grad, output_spec=output_spec

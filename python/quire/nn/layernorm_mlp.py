@@ -1,4 +1,4 @@
-"""A norm, a Linear, an activation function and a Linear, whose inputs are quantized as they are computed."""
+"""A norm, a Linear, an activation function and a Linear, whose inputs are quantized in the pass that computes them."""
 
 from collections.abc import Callable, Mapping
 
@@ -18,24 +18,25 @@ from quire.tensor import QuantizedActivation, QuantSpec
 
 
 class LayerNormMLP(ProductModule):
-    """fc2(activation(fc1(norm(x)))): quire.LayerNorm (or RMSNorm), quire.Linear, activation, quire.Linear, bit for bit.
+    """fc2(activation(fc1(norm(x)))): quire.LayerNorm (or RMSNorm), quire.Linear, activation, quire.Linear, with the
+    same bits.
 
-    Parameters: layer_norm_weight and layer_norm_bias [hidden_size] (RMSNorm has no bias), fc1_weight [F,
-    hidden_size], fc1_bias [F], fc2_weight [hidden_size, ffn_hidden_size], fc2_bias [hidden_size], with F
-    ffn_hidden_size, or twice that for a gated activation, whose first half goes through the activation function. All in
-    params_dtype (None: torch's default); bias=False: no fc1_bias and fc2_bias.
+    Parameters: layer_norm_weight and layer_norm_bias [hidden_size] (RMSNorm has no bias), fc1_weight [F, hidden_size],
+    fc1_bias [F], fc2_weight [hidden_size, ffn_hidden_size], fc2_bias [hidden_size]. F is ffn_hidden_size, or 2 *
+    ffn_hidden_size for a gated activation, whose first half is the gate. All are in params_dtype (None: torch's
+    default). bias=False: no fc1_bias and fc2_bias.
 
     activation: "gelu" (its tanh form), "geglu", "glu", "qgelu", "qgeglu", "relu", "reglu", "srelu", "sreglu", "silu",
         "swiglu" or "clamped_swiglu" (numerics.md 11.3). activation_params: limit, alpha and glu_linear_offset of
         "clamped_swiglu".
     init_method, output_layer_init_method: of fc1_weight and fc2_weight, as for quire.LayerNormLinear.
     return_bias: fc2_bias is returned and not added. return_layernorm_output: the norm's result is returned too.
-    checkpoint: nothing but x is kept for backward (and codes of weights that are cached), which computes the module
-        again, under the recipe and the scales of the first time.
+    checkpoint: the forward pass saves only x for backward (and codes of cached weights). Backward recomputes the
+        module, under the recipe and the scales of the forward pass.
     fuse_wgrad_accumulation, delay_wgrad_compute, save_original_input: as for quire.Linear, for both weights.
     Within quire.quantized_model_init fc1_weight and fc2_weight are quantized.
 
-    Randomness and delayed scaling: as for quire.Linear, for each of the two products.
+    Random state and delayed scaling: as for quire.Linear, for each of the two matmuls.
     """
 
     products = ("fc1", "fc2")
@@ -91,7 +92,7 @@ class LayerNormMLP(ProductModule):
         self._quantize_weights()
 
     def reset_parameters(self) -> None:
-        """New parameters, and new seeds with their counters at 0."""
+        """Initialises the parameters again, and sets new seeds with their counters at 0."""
         reset_norm(self.layer_norm_weight, self.layer_norm_bias, self.zero_centered_gamma)
         initialise(self.fc1_weight, self.fc1_bias, self.init_method)
         initialise(self.fc2_weight, self.fc2_bias, self.output_layer_init_method)
@@ -106,9 +107,9 @@ class LayerNormMLP(ProductModule):
         fp8_grad: bool = False,
         output_spec: QuantSpec | str | None = None,
     ) -> torch.Tensor | QuantizedActivation | tuple[torch.Tensor | QuantizedActivation | None, ...]:
-        """x [*, hidden_size] -> the same shape. Options, dtype of the result and errors as for quire.Linear, for each
-        of the two products: fp8_grad rounds the gradients of the norm's and the activation's result; fp8_output and
-        output_spec are of the module's result."""
+        """x [*, hidden_size] -> the same shape. Options, dtype of the result and errors are those of quire.Linear, for
+        each of the two matmuls: fp8_grad rounds the gradients of the norm's and of the activation's result; fp8_output
+        and output_spec apply to the module's result."""
         try:
             call = active_call(
                 self, x, is_first_microbatch, fp8_output=fp8_output, fp8_grad=fp8_grad, output_spec=output_spec

@@ -1,4 +1,4 @@
-"""A Linear whose products run in the precision of the active recipe."""
+"""A Linear layer whose matmuls run in the formats of the active recipe."""
 
 from collections.abc import Callable
 
@@ -14,7 +14,7 @@ from quire.tensor import QuantizedActivation, QuantSpec
 
 
 def own_recipe(what: str, recipe: object) -> Recipe | None:
-    """as_recipe() of a layer's own recipe. Raises ValueError for delayed scaling, besides."""
+    """as_recipe() of a layer's own recipe. Also raises ValueError for delayed scaling."""
     found = as_recipe(what, recipe)
     if found is not None and found.delayed():
         raise ValueError(
@@ -27,30 +27,30 @@ def own_recipe(what: str, recipe: object) -> Recipe | None:
 # A torch.nn.Linear, because it is one in all but its products: the same parameters, initialisation and state_dict, so
 # that checkpoints go both ways and code that looks for nn.Linear (parallel styles, initialisation) finds it.
 class Linear(ProductModule, torch.nn.Linear):
-    """y = x w^T + bias, quantized as the active recipe says (quire.autocast), else exactly torch.nn.Linear.
+    """y = x w^T + bias. The active recipe determines the quantization (quire.autocast). Without a recipe the layer
+    computes exactly what torch.nn.Linear computes.
 
     weight [out_features, in_features] and bias [out_features] or None, in params_dtype (or `dtype`; None: torch's
-    default). They are initialised as torch.nn.Linear's would be after the same torch.manual_seed, and are all of its
-    state_dict. Within quire.quantized_model_init the weight is quantized.
+    default). After the same torch.manual_seed they get the same initial values as in torch.nn.Linear. The state_dict
+    holds nothing else. Within quire.quantized_model_init the weight is quantized.
 
-    init_method: called with weight; bias is then 0. return_bias: forward gives (y, bias), y without it.
-    fuse_wgrad_accumulation: backward adds the weight's gradient to weight.main_grad (float32, float16
-        or bfloat16, of weight's shape), in its dtype; overwrites it where weight.overwrite_main_grad is true or
-        is_first_microbatch is. weight.grad stays None; where
-        weight has an attribute grad_added_to_main_grad, that is set, and the gradient is zeros, for hooks that wait for
-        one.
-    delay_wgrad_compute: backward keeps what the weight's gradient is computed from; backward_dw()
-        computes the oldest.
-    save_original_input: x is kept for backward as it is, and quantized again there.
-    recipe: what it runs under outside of any quire.autocast; None is high precision. Not one of delayed scaling.
-    name: kept as an attribute.
+    init_method: called with weight; bias is then 0. return_bias: forward returns (y, bias), and y does not include
+    bias.
+    fuse_wgrad_accumulation: backward adds the weight's gradient to weight.main_grad (float32, float16 or bfloat16, of
+        weight's shape), in the dtype of main_grad. It overwrites main_grad if weight.overwrite_main_grad or
+        is_first_microbatch is true. weight.grad stays None. If weight has an attribute grad_added_to_main_grad,
+        backward sets it to True and gives weight a gradient of zeros, for hooks that wait for one.
+    delay_wgrad_compute: backward keeps the operands of the weight's gradient; backward_dw() computes the oldest one.
+    save_original_input: the unquantized x is saved for backward and quantized there.
+    recipe: used outside of any quire.autocast; None is high precision. Delayed scaling is not allowed.
+    name: stored as an attribute.
 
-    Rounding gradients stochastically uses `sr_state`, int64 [2] {seed, counter}: each backward adds 1 to the counter
-    (numerics.md 0.11). It is no buffer, since DistributedDataParallel would give all ranks that of the first one. The
-    seed is taken from torch's generator without advancing it, and from the rank in torch.distributed's default group,
-    in reset_parameters() and when the module leaves the meta device. quire.rng_state saves it. Modules that leave the
-    meta device together and are not reset have one seed: give them others with quire.set_rng_state. `delayed` is its
-    state of delayed scaling.
+    Stochastic rounding of gradients uses `sr_state`, int64 [2] {seed, counter}: each backward adds 1 to the counter
+    (numerics.md 0.11). It is not a buffer, because DistributedDataParallel would copy the first rank's state to all
+    ranks. The seed is derived from torch's generator without advancing it, and from the rank in torch.distributed's
+    default group. This happens in reset_parameters() and when the module leaves the meta device. quire.rng_state saves
+    the state. Modules that leave the meta device together and are not reset have the same seed: set others with
+    quire.set_rng_state. `delayed` is the layer's state of delayed scaling.
     """
 
     # What adopt() leaves as it is.
@@ -97,7 +97,7 @@ class Linear(ProductModule, torch.nn.Linear):
 
     @classmethod
     def adopt(cls, layer: torch.nn.Linear, recipe: Recipe | None) -> "Linear":
-        """Makes a torch.nn.Linear one of these in place: the same object, with its parameters, hooks and flags. Its
+        """Converts a torch.nn.Linear to this class in place: the same object, with its parameters, hooks and flags. Its
         random state is uninitialised (reset_streams)."""
         layer.__class__ = cls
         layer.recipe = recipe
@@ -105,7 +105,7 @@ class Linear(ProductModule, torch.nn.Linear):
         return layer
 
     def reset_parameters(self) -> None:
-        """New weights, as torch.nn.Linear or by init_method, and a new seed with the counter at 0."""
+        """Initialises the weights as torch.nn.Linear or by init_method, and sets a new seed with the counter at 0."""
         if not hasattr(self, "sr_state"):  # torch.nn.Linear's constructor ends with this call
             super().reset_parameters()
             return
@@ -123,16 +123,16 @@ class Linear(ProductModule, torch.nn.Linear):
     ) -> torch.Tensor | QuantizedActivation | tuple[torch.Tensor | QuantizedActivation, torch.Tensor | None]:
         """x [*, in_features] -> [*, out_features].
 
-        x: a plain tensor, or a QuantizedTensor or QuantizedActivation, which is used as it is, under its own spec.
-        is_first_microbatch: True quantizes the weight and keeps the codes, False uses the kept ones (and makes them if
-            there are none), None neither. Codes of a weight that has changed since are refused.
-        output_spec: the result is quantized so: a QuantizedTensor, or where there will be a backward pass a
-            QuantizedActivation, both of which another layer takes. fp8_output=True: under the recipe's spec for x.
+        x: a plain tensor, or a QuantizedTensor or QuantizedActivation, which is used directly, under its own spec.
+        is_first_microbatch: True quantizes the weight and keeps the codes; False uses the kept codes (and quantizes if
+            there are none); None does neither. Codes of a weight that has changed since raise an error.
+        output_spec: the result is quantized under this spec: a QuantizedTensor, or if there will be a backward pass a
+            QuantizedActivation. Other layers accept both as input. fp8_output=True: under the recipe's spec for x.
         fp8_grad: the gradient of x is rounded to the recipe's format of gradients.
 
-        The result has torch.autocast's dtype where that is enabled, and x, weight and bias may then have any of
-        float32, float16 and bfloat16: each is quantized from its own dtype. Elsewhere it has x's dtype, which weight
-        and bias must have too, or TypeError (numerics.md 6.2, 6.7). RuntimeError if shapes or devices do not fit.
+        If torch.autocast is enabled, the result has its dtype, and x, weight and bias can each be float32, float16 or
+        bfloat16; each is quantized from its own dtype. Otherwise the result has x's dtype, which weight and bias must
+        have too, or TypeError is raised (numerics.md 6.2, 6.7). Raises RuntimeError if shapes or devices do not fit.
         """
         try:
             if is_first_microbatch is None and output_spec is None and fp8_output is fp8_grad is False:

@@ -1,4 +1,4 @@
-"""A mixture of experts: each token goes through a few of many networks."""
+"""A mixture of experts: each token is processed by a few of many expert networks."""
 
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
@@ -24,9 +24,10 @@ _ROUTE_OPTIONS = (
 
 
 class Routing(NamedTuple):
-    """Where tokens went, for losses and statistics (quire.moe.load_balancing_loss, quire.moe.update_expert_bias_).
+    """The routing of the tokens, for losses and statistics (quire.moe.load_balancing_loss,
+    quire.moe.update_expert_bias_).
 
-    logits float32 [T, E], differentiable; topk_weights float32 and topk_ids int32 [T, top_k], -1 for a dropped place.
+    logits float32 [T, E], differentiable; topk_weights float32 and topk_ids int32 [T, top_k], -1 for a dropped entry.
     """
 
     logits: torch.Tensor
@@ -35,8 +36,8 @@ class Routing(NamedTuple):
 
 
 class Router(torch.nn.Module):
-    """Logits of experts, x weight^T in float32, whatever recipe or torch.autocast is active: small, and what a rounding
-    changes most. weight [num_experts, hidden_size]."""
+    """Logits of experts, x weight^T. Computed in float32 under every recipe and torch.autocast, because the router is
+    small and its rounding errors have the largest effect. weight [num_experts, hidden_size]."""
 
     def __init__(
         self,
@@ -51,7 +52,7 @@ class Router(torch.nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """As torch.nn.Linear's."""
+        """Initialises the weight as torch.nn.Linear."""
         bound = self.weight.shape[1] ** -0.5 if self.weight.shape[1] else 0
         torch.nn.init.uniform_(self.weight, -bound, bound)
 
@@ -67,26 +68,26 @@ class Router(torch.nn.Module):
 
 
 class MoE(torch.nn.Module):
-    """Each token goes to top_k of num_experts networks fc2(activation(fc1(x))), whose results are added with the
-    weights that the router gives them. Experts are quantized as the active recipe says (quire.autocast), the router
-    never.
+    """Each token is processed by top_k of num_experts networks fc2(activation(fc1(x))). The results are added,
+    multiplied by the routing probabilities. The active recipe determines the quantization of the experts
+    (quire.autocast). The router is never quantized.
 
-    router.weight [num_experts, hidden_size]. fc1, fc2: GroupedLinear with the experts' weights (fc1.weight0, ...;
-    single_grouped_weight: one fc1.weight [num_experts, ...]). With a gated activation such as "swiglu" fc1 has
-    2 * ffn_hidden_size outputs, [gate, up] as checkpoints have them. With shared_ffn_hidden_size all tokens also go
-    through shared_fc1 and shared_fc2, whose result is added.
+    router.weight [num_experts, hidden_size]. fc1, fc2: GroupedLinear with the experts' weights (fc1.weight0, ...; with
+    single_grouped_weight: one fc1.weight [num_experts, ...]). With a gated activation such as "swiglu" fc1 has 2 *
+    ffn_hidden_size outputs, [gate, up] as in checkpoints. With shared_ffn_hidden_size all tokens are also processed by
+    shared_fc1 and shared_fc2, whose result is added.
 
     activation, activation_params: as for LayerNormMLP ("clamped_swiglu" has limit, alpha and glu_linear_offset).
-    expert_bias: a buffer expert_bias [num_experts] is added to the scores for the choice of experts alone; move it with
-        quire.moe.update_expert_bias_.
-    weight_on_input: routing weights multiply what goes into an expert instead of what comes out.
+    expert_bias: a buffer expert_bias [num_experts], which is added to the scores only for the choice of experts. Update
+        it with quire.moe.update_expert_bias_.
+    weight_on_input: routing probabilities multiply the input of an expert instead of its result.
     init_method: called with each weight of an expert; biases are then 0.
     recipe: of all layers, as for quire.Linear.
     routing: options of quire.moe.route by keyword: score_function, softmax_after_topk, renormalize, num_groups,
-        group_topk, group_best, scaling_factor, capacity (docs/moe.md says which model uses which).
+        group_topk, group_best, scaling_factor, capacity (docs/moe.md lists the options of well-known models).
 
-    Experts' results are added in a fixed order, so bits do not depend on threads. Nothing on the host waits for the
-    routing: sizes depend on the number of tokens alone, and one graph serves every routing.
+    The results of experts are added in a fixed order, so bits do not depend on threads. The host never waits for the
+    routing: sizes depend only on the number of tokens, and one graph serves every routing.
     """
 
     def __init__(
@@ -131,8 +132,8 @@ class MoE(torch.nn.Module):
             self.shared_fc2 = Linear(shared_ffn_hidden_size, hidden_size, **options)
 
     def forward(self, x: torch.Tensor, *, return_routing: bool = False) -> torch.Tensor | tuple[torch.Tensor, Routing]:
-        """x [*, hidden_size] -> the same shape, in the dtype that quire.Linear would give; with return_routing also
-        where tokens went. Raises as quire.Linear does where dtypes or shapes do not fit."""
+        """x [*, hidden_size] -> the same shape, in the dtype that quire.Linear would return; with return_routing also
+        the Routing. Raises the errors of quire.Linear if dtypes or shapes do not fit."""
         try:
             check_type("quire.MoE", torch.Tensor, x=x)
             if x.dim() == 0 or x.shape[-1] != self.hidden_size:

@@ -1,4 +1,4 @@
-"""LayerNorm and RMSNorm, computed by quire's operators: the same bits everywhere, eager and compiled."""
+"""LayerNorm and RMSNorm, computed by quire's operators: the same bits on every instruction set, eager and compiled."""
 
 from collections.abc import Iterable
 
@@ -11,7 +11,7 @@ from quire.nn.layer_path import name_layer
 
 
 def reset_norm(weight: torch.Tensor, bias: torch.Tensor | None, zero_centered: bool) -> None:
-    """The gain 1 (a weight of 0 if 1 is added to it) and the bias 0."""
+    """Sets the gain to 1 (weight 0 if 1 is added to it) and the bias to 0."""
     torch.nn.init.constant_(weight, 0.0 if zero_centered else 1.0)
     if bias is not None:
         torch.nn.init.zeros_(bias)
@@ -50,14 +50,15 @@ class _Norm(torch.nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """The gain 1 (a weight of 0 with zero_centered_gamma) and the bias 0."""
+        """Sets the gain to 1 (weight 0 with zero_centered_gamma) and the bias to 0."""
         reset_norm(self.weight, self.bias, self.zero_centered_gamma)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """x [*, *normalized_shape] -> the same shape, in torch.autocast's dtype where that is enabled, else x's.
+        """x [*, *normalized_shape] -> the same shape, in the dtype of torch.autocast if it is enabled, else in x's
+        dtype.
 
-        x, weight and bias may each be float32, float16 or bfloat16 (weight and bias alike). RuntimeError if shapes or
-        devices do not fit.
+        x, weight and bias can each be float32, float16 or bfloat16 (weight and bias alike). Raises RuntimeError if
+        shapes or devices do not fit.
         """
         try:
             sizes, dtype = self.normalized_shape, activation_dtype(x)
@@ -88,8 +89,8 @@ class _Norm(torch.nn.Module):
 class LayerNorm(_Norm):
     """y = (x - mean) / sqrt(variance + eps) * weight + bias over the last dimensions (numerics.md 11.2).
 
-    normalized_shape: sizes of those dimensions. weight and bias have that shape and are in
-    params_dtype (or `dtype`; None: torch's default). zero_centered_gamma: weight + 1 multiplies; weight starts at 0.
+    normalized_shape: the sizes of these dimensions. weight and bias have this shape, in params_dtype (or `dtype`; None:
+    torch's default). zero_centered_gamma: the factor is weight + 1, and weight starts at 0.
     """
 
     normalization = "LayerNorm"

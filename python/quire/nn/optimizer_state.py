@@ -1,4 +1,4 @@
-"""Optimizer state of before GroupedLinear had the parameters of a group side by side."""
+"""Converts optimizer states from versions in which GroupedLinear had another order of parameters."""
 
 import itertools
 from collections.abc import Mapping, Sequence
@@ -14,14 +14,14 @@ _WHAT = "reorder_optimizer_state"
 def reorder_optimizer_state(
     state: Mapping[str, object], optimizer: torch.optim.Optimizer, model: torch.nn.Module
 ) -> Mapping[str, object]:
-    """An optimizer's state_dict as optimizer.load_state_dict() takes it: `state` itself if it is of the order that the
-    parameters have, else a copy in that order, of the same tensors.
+    """An optimizer's state_dict in the order that optimizer.load_state_dict() needs: `state` itself if it has the order
+    of the parameters, else a reordered copy with the same tensors.
 
-    Optimizers number parameters. Those of a GroupedLinear with biases were once all weights, then all biases; they are
-    now weight0, bias0, weight1, ... Shapes say which order a state is of. optimizer: of
-    the model's parameters, in the groups that the saved one had.
+    Optimizers number parameters. A GroupedLinear with biases once had all weights first and then all biases; it now has
+    weight0, bias0, weight1, ... The shapes show which order a state has. optimizer: an optimizer of the model's
+    parameters, with the same groups as the saved one.
 
-    Raises ValueError where the number of parameters differs, or the state's tensors have the shapes of neither order.
+    Raises ValueError if the number of parameters differs, or if the shapes of the state's tensors fit neither order.
     """
     check_type(_WHAT, Mapping, state=state)
     check_type(_WHAT, torch.optim.Optimizer, optimizer=optimizer)

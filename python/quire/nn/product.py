@@ -1,4 +1,4 @@
-"""A product y = x w^T of a module in one call: which codes it takes from where, and where gradients go."""
+"""One matmul y = x w^T of a module in one call: the codes that it uses, and the destinations of its gradients."""
 
 import functools
 import warnings
@@ -19,10 +19,10 @@ _SHORT = {"x_buffers", "w_buffers", "w_fingerprint", "sr_state"}
 
 
 class Product:
-    """One product of a module in one call: of all rows of x, or of groups of them.
+    """One matmul of a module in one call, for all rows of x or for groups of rows.
 
-    The constructor reads the module and run() does not, so that what is constructed before a checkpoint is recomputed
-    within it as it was. commit() writes to it.
+    Only the constructor reads the module; run() does not. So if the object is constructed before a checkpoint, the
+    recomputation in the checkpoint uses the same values. commit() writes to the module.
     """
 
     def __init__(self, module: ProductModule, name: str, call: Call) -> None:
@@ -65,7 +65,7 @@ class Product:
                 self.given["w_fingerprint"] = self.new_cache.fingerprint
 
     def input(self, keep: bool = False) -> dict[str, object]:
-        """Keywords of norm() and activation() for an x that run() takes. keep: they return x itself too."""
+        """Keyword arguments of norm() and activation() for an x that run() takes. keep: they return x itself too."""
         recipe = self.call.recipe
         if recipe is None or _starts_from_x(self.text):
             return {}
@@ -79,9 +79,9 @@ class Product:
         offsets: torch.Tensor | None = None,
         x_buffers: Buffers = (),
     ) -> torch.Tensor:
-        """y = x w^T + bias. offsets: the row at which each group ends, or None where one group has all rows. biases:
-        one for each group, or one for all of them, or none. x_buffers: what norm() or activation() returned with
-        input(). An x that is quantized is used as it is, under its own spec."""
+        """y = x w^T + bias. offsets: the row at which each group ends, or None if one group has all rows. biases: one
+        for each group, or one for all groups, or none. x_buffers: what norm() or activation() returned for the
+        arguments of input(). A quantized x is used directly, under its own spec."""
         if self.call.recipe is None:
             return self._high_precision(x, biases, offsets)
         given = dict(self.given)
@@ -137,15 +137,15 @@ class Product:
         return y
 
     def commit(self) -> None:
-        """Leaves with the module what the call makes known to later ones: to be called once, after run(), when the
-        arguments are known to fit, and outside of any checkpoint."""
+        """Stores in the module what later calls need. Call it once, after run() has shown that the arguments are valid,
+        and outside of any checkpoint."""
         if self.new_cache is not None:
             setattr(self.module, named(self.name, "microbatch_weight"), self.new_cache)
         if "placeholder" in self.given:
             _mark_added(self.weights)
 
     def output(self, y: torch.Tensor) -> torch.Tensor | QuantizedActivation:
-        """y as the call wants it."""
+        """y in the form that the options of the call request."""
         spec, columnwise = self.call.output_spec, torch.is_grad_enabled()
         if not spec:
             return y
@@ -192,7 +192,8 @@ def _mark_added(weights: Iterable[torch.Tensor]) -> None:
 
 
 def linear_text(module: ProductModule, call: Call) -> str:
-    """The recipe of a product, as operators take it. Raises ValueError where the module's options forbid it."""
+    """The recipe of a matmul as text for the operators. Raises ValueError if the options of the module forbid the
+    recipe."""
     if module.save_original_input and call.recipe.delayed():
         raise ValueError(
             f"quire.{type(module).__name__}: save_original_input=True does not go with DelayedScaling: x would be "

@@ -1,4 +1,4 @@
-"""Modules with products y = x w^T: what they remember of each, whatever makes its x."""
+"""The base class of modules with matmuls y = x w^T: the state that lasts from call to call for each matmul."""
 
 import math
 import secrets
@@ -16,21 +16,22 @@ from quire.tensor import DTYPES
 
 
 def named(product: str, what: str) -> str:
-    """The attribute of a module that holds `what` of a product: "weight", or "fc1_weight" for the product "fc1"."""
+    """The attribute of a module that holds `what` of a matmul: "weight", or "fc1_weight" for the matmul "fc1"."""
     return f"{product}_{what}" if product else what
 
 
 class ProductModule(torch.nn.Module):
-    """A module with products, named in `products`: "" for the one of `weight`, else "fc1" for that of `fc1_weight`.
+    """A module with matmuls, named in `products`: "" for the matmul of `weight`, else "fc1" for that of `fc1_weight`.
 
-    Beside weight and bias it has of each, as attributes that are named likewise and are in no state_dict
-    sr_state: int64 [2] {seed, counter}, for gradients that round stochastically (numerics.md 0.11).
+    Besides weight and bias it has these attributes for each matmul, with names of the same form. They are in no
+    state_dict.
+    sr_state: int64 [2] {seed, counter}, for stochastic rounding of gradients (numerics.md 0.11).
     delayed: its DelayedState.
     microbatch_weight, kept_weight: CachedWeight or None (quire/nn/cache.py).
-    wgrad_stash: int64 [2] {number, count} for weight gradients that wait for backward_dw(), or None. Always on the CPU:
-        the process keeps their operands, and finds them by the number.
-    None of them is a buffer: DistributedDataParallel would give all ranks those of the first one. The others are on the
-    device of the parameters, by whichever way those got there (place_states).
+    wgrad_stash: int64 [2] {number, count} for deferred weight gradients, which backward_dw() computes, or None. It is
+        always on the CPU: the process keeps their operands and finds them by the number.
+    None of them is a buffer, because DistributedDataParallel would copy the first rank's buffers to all ranks. All
+    except wgrad_stash are on the device of the parameters, however the parameters were moved there (place_states).
     """
 
     products: tuple[str, ...] = ("",)
@@ -45,25 +46,25 @@ class ProductModule(torch.nn.Module):
 
     @property
     def external_wgrad(self) -> bool:
-        """Whether autograd is not what gets the gradients of the weights."""
+        """Whether the gradients of the weights are not returned to autograd."""
         return self.delay_wgrad_compute or self.fuse_wgrad_accumulation
 
     def of(self, product: str, what: str) -> object:
-        """The attribute that holds `what` of a product."""
+        """The attribute that holds `what` of a matmul."""
         return getattr(self, named(product, what))
 
     def weights(self, product: str) -> dict[str, torch.Tensor]:
-        """Name -> weight of a product: one, or that of each group."""
+        """Name -> weight of a matmul: one, or one for each group."""
         name = named(product, "weight")
         return {name: getattr(self, name)}
 
     def group_weights(self, product: str) -> list[torch.Tensor]:
-        """The weight of each group of a product: [out_features, in_features]."""
+        """The weight of each group of a matmul: [out_features, in_features]."""
         weights = list(self.weights(product).values())
         return weights if weights[0].dim() == 2 else list(weights[0].unbind())
 
     def biases(self, product: str) -> list[torch.Tensor]:
-        """The bias of a product: one, or that of each group, or one for all of them, or none."""
+        """The bias of a matmul: one, or one for each group, or one for all groups, or none."""
         bias = getattr(self, named(product, "bias"))
         return [] if bias is None else [bias]
 
@@ -75,7 +76,7 @@ class ProductModule(torch.nn.Module):
         return next(self.parameters()).device
 
     def sr_states(self) -> dict[str, torch.Tensor]:
-        """Product -> its {seed, counter}."""
+        """Matmul -> its {seed, counter}."""
         self.place_states()
         return {product: self.of(product, "sr_state") for product in self.products}
 
@@ -140,9 +141,10 @@ class ProductModule(torch.nn.Module):
             self.place_states()
 
     def place_states(self) -> None:
-        """Moves states to the device of the parameters, if those got there past this module, as by accelerate, which
-        writes into _parameters. Parameters on the meta device leave the states where they are: only Module.to("meta")
-        gives up values. Raises RuntimeError within a compiled function, where no state can be made."""
+        """Moves states to the device of the parameters if these were moved without this module's methods (accelerate
+        writes into _parameters). If the parameters are on the meta device, the states stay where they are: only
+        Module.to("meta") discards values. Raises RuntimeError within a compiled function, where no state can be
+        created."""
         device, state = self._device(), self.of(self.products[0], "sr_state")
         if state.device == device or device.type == "meta":
             return
@@ -167,14 +169,14 @@ class ProductModule(torch.nn.Module):
     # ------------------------------------------------------------ weight gradients
 
     def need_backward_dw(self) -> bool:
-        """Whether the module was made with delay_wgrad_compute."""
+        """Whether the module was constructed with delay_wgrad_compute."""
         return self.delay_wgrad_compute
 
     def backward_dw(self) -> None:
-        """Computes the gradients of the weights of the oldest backward pass that kept their operands, and adds them to
-        weight.main_grad (fuse_wgrad_accumulation) or weight.grad. Weights that require no gradient are left alone, and
-        so are all without delay_wgrad_compute. Not within a compiled function. Raises RuntimeError if no backward pass
-        kept any."""
+        """Computes the gradients of the weights for the oldest backward pass whose operands are kept. Adds them to
+        weight.main_grad (fuse_wgrad_accumulation) or weight.grad. Skips weights that require no gradient; without
+        delay_wgrad_compute it does nothing. Not available within a compiled function. Raises RuntimeError if no
+        operands are kept."""
         for product in reversed(self.products if self.delay_wgrad_compute else ()):
             weights = self.weights(product)
             if any(weight.requires_grad for weight in weights.values()):
@@ -197,8 +199,8 @@ class ProductModule(torch.nn.Module):
 
 
 def main_grads(module: ProductModule, weights: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
-    """What gradients of the weights are added to: for one that requires no gradient, memory that nobody reads. Raises
-    RuntimeError where another has none, or one that does not fit."""
+    """The tensors to which gradients of the weights are added. For a weight that requires no gradient this is memory
+    that nobody reads. Raises RuntimeError if another weight has no main_grad, or one that does not fit."""
     grads = []
     for name, weight in weights.items():
         if not weight.requires_grad:
@@ -221,7 +223,7 @@ def main_grads(module: ProductModule, weights: Mapping[str, torch.Tensor]) -> li
 def initialise(
     weight: torch.Tensor, bias: torch.Tensor | None, init_method: Callable[[torch.Tensor], object] | None
 ) -> None:
-    """As torch.nn.Linear; with an init_method, that for weight and 0 for bias."""
+    """Initialises as torch.nn.Linear; with an init_method, weight by that method and bias with 0."""
     check_type_or_none("quire", Callable, init_method=init_method)
     if init_method is not None:
         with torch.no_grad():

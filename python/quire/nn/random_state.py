@@ -1,4 +1,4 @@
-"""Random states of layers: their seeds, and what a checkpoint needs of them, beside state_dict, to go on exactly."""
+"""Random states of layers: their seeds, and the values that a checkpoint needs besides state_dict to resume exactly."""
 
 from collections.abc import Mapping
 
@@ -8,11 +8,11 @@ from quire.checks import check_type
 
 
 def reset_streams(states: list[torch.Tensor]) -> None:
-    """Gives random states, int64 [2] {seed, counter}, new seeds and counters of 0.
+    """Sets new seeds and counters of 0 in random states, int64 [2] {seed, counter}.
 
-    Seeds are below 2**63 and taken from torch's default generator without advancing it. Processes of a
-    torch.distributed group that start from one torch.manual_seed get different ones; the first rank's are those of a
-    single process.
+    Seeds are below 2**63 and are derived from torch's default generator without advancing it. Processes of a
+    torch.distributed group that start from one torch.manual_seed get different seeds. The first rank gets the same
+    seeds as a single process.
     """
     fork = torch.default_generator.clone_state()
     distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
@@ -33,18 +33,18 @@ def _states(model: torch.nn.Module) -> dict[str, torch.Tensor]:
 
 
 def rng_state(model: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """Module name -> a copy of its int64 [2] {seed, counter}, for every layer of quire with products ("" is the model).
+    """Module name -> a copy of its int64 [2] {seed, counter}, for every quire layer with matmuls ("" is the model).
 
-    A layer with several, such as quire.LayerNormMLP, has a name for each: "mlp.fc1", "mlp.fc2".
+    A layer with several matmuls, such as quire.LayerNormMLP, has a name for each: "mlp.fc1", "mlp.fc2".
     """
     return {name: state.clone() for name, state in _states(model).items()}
 
 
 def set_rng_state(model: torch.nn.Module, state: Mapping[str, torch.Tensor]) -> None:
-    """Puts back what rng_state() returned, onto the devices where the modules are now.
+    """Restores the result of rng_state(), on the present devices of the modules.
 
-    Raises ValueError, and changes nothing, unless `state` names exactly the model's layers and every
-    value is an int64 tensor of shape [2].
+    Raises ValueError, and changes nothing, unless `state` names exactly the model's layers and every value is an int64
+    tensor of shape [2].
     """
     check_type("set_rng_state", Mapping, state=state)
     own = _states(model)

@@ -1,4 +1,4 @@
-"""Activation checkpointing that computes a forward pass again as it was."""
+"""Activation checkpointing that recomputes a forward pass with the same recipe and scales."""
 
 import functools
 import inspect
@@ -20,12 +20,12 @@ _OWN = {"preserve_rng_state"} | {
 
 
 def checkpoint(function: Callable[..., object], *args: object, use_reentrant: bool = False, **kwargs: object) -> object:
-    """torch.utils.checkpoint.checkpoint(function, *args), such that function is computed again in backward with the
-    recipe and the scales of delayed scaling of now: backward may run outside of quire.autocast, in another thread, and
-    after other forward passes.
+    """torch.utils.checkpoint.checkpoint(function, *args), with one addition: backward recomputes function with the
+    present recipe and the present scales of delayed scaling. So backward can run outside of quire.autocast, in another
+    thread, and after other forward passes.
 
-    use_reentrant and further keywords are torch.utils.checkpoint's, or function's own. Within a compiled function it is
-    a part of the graph.
+    use_reentrant and further keywords are those of torch.utils.checkpoint, or arguments of function. Within a compiled
+    function the checkpoint is a part of the graph.
     """
     check_type("quire.checkpoint", Callable, function=function)
     check_type("quire.checkpoint", bool, use_reentrant=use_reentrant)

@@ -1,4 +1,5 @@
-"""Weights that stay quantized: how modules get them (quantized_model_init) and hand them to operators."""
+"""Weights that are stored only in quantized form: how modules create them (quantized_model_init) and pass them to
+operators."""
 
 import contextlib
 import threading
@@ -37,24 +38,25 @@ def quantized_model_init(
     *,
     keep_master: bool = False,
 ) -> Iterator[None]:
-    """quire's modules that are constructed within it have quantized weights: `weight` is a parameter that is a
-    QuantizedTensor under the recipe's spec for w (with single_grouped_weight a QuantizedStack), and no copy in high
+    """Modules of quire that are constructed within this context have quantized weights: `weight` is a parameter of
+    class QuantizedTensor under the recipe's spec for w (with single_grouped_weight a QuantizedStack). No copy in high
     precision is kept. Per thread.
 
-    enabled: False makes plain weights, also inside an enabled quantized_model_init.
-    recipe: None is quire.recipe.default(). Layers with such weights run under recipes with the same spec for w only.
-    preserve_high_precision_init_val: keep the initial values on the CPU, in the parameter's dtype; they are
-        weight.get_high_precision_init_val() until weight.clear_high_precision_init_val().
-    keep_master: keep float32 values as weight.master, which optimizers then update; codes are quantized from them after
-        each update. Without it an update is rounded to the format, so that small ones are lost: enough for 8 bits and
-        not too small learning rates, while 4 bits do not train.
+    enabled: False creates plain weights, also inside an enabled quantized_model_init.
+    recipe: None is quire.recipe.default(). Layers with such weights run only under recipes with the same spec for w.
+    preserve_high_precision_init_val: keep the initial values on the CPU, in the parameter's dtype.
+        weight.get_high_precision_init_val() returns them until weight.clear_high_precision_init_val() is called.
+    keep_master: keep float32 master weights as weight.master. Optimizers update the master weights, and codes are
+        quantized from them after each update. Without them an update is rounded to the format, so small updates are
+        lost. That is sufficient for 8-bit formats with learning rates that are not too small; 4-bit formats do not
+        train.
 
-    Of PyTorch's parallel engines, DistributedDataParallel takes such weights. Its first broadcast decodes: all ranks
-    have the first one's weights, rounded once more, and masters rounded to their codes. init_sync=False, where ranks
-    start alike, leaves both as they are. fully_shard raises NotImplementedError.
+    Of PyTorch's parallel engines, DistributedDataParallel accepts such weights. Its first broadcast decodes them: all
+    ranks get the first rank's weights, rounded once more, and master weights rounded to their codes. If the ranks start
+    with equal weights, init_sync=False avoids this. fully_shard raises NotImplementedError.
 
-    Weights are quantized in both directions if grad is enabled, else (for inference) rowwise only. Raises TypeError
-    where recipe is not one; ValueError where a module's weight is on the meta device and initial values are to be kept.
+    Weights are quantized in both directions if grad is enabled, else (for inference) only rowwise. Raises TypeError if
+    recipe is not a recipe; ValueError if a module's weight is on the meta device and initial values are to be kept.
     """
     recipe = as_recipe("quantized_model_init", recipe)
     flags = {"preserve_high_precision_init_val": preserve_high_precision_init_val, "keep_master": keep_master}
@@ -69,7 +71,7 @@ def quantized_model_init(
 
 
 def initial_weight(parameter: torch.nn.Parameter) -> torch.nn.Parameter:
-    """The parameter that a module's constructor keeps: this one, or within quantized_model_init a quantized one."""
+    """The parameter that a module's constructor stores: `parameter`, or within quantized_model_init a quantized one."""
     options = _STATE.options
     if options is None:
         return parameter
@@ -92,10 +94,11 @@ def initial_weight(parameter: torch.nn.Parameter) -> torch.nn.Parameter:
 
 @contextlib.contextmanager
 def kept_attributes(parameters: dict[str, torch.nn.Parameter | None]) -> Iterator[None]:
-    """Around Module._apply, which gives a quantized parameter the insides of a new one, attributes included, where a
-    plain one keeps its own: what others have hung on it (main_grad, initial values, hooks) is put back.
+    """Use around Module._apply. Module._apply replaces the contents of a quantized parameter by those of a new one,
+    including attributes; a plain parameter keeps its attributes. This context restores the attributes that others have
+    set (main_grad, initial values, hooks).
 
-    parameters: by name, of a module.
+    parameters: the parameters of a module, by name.
     """
     hung = {}
     for name, parameter in parameters.items():
@@ -116,16 +119,17 @@ def kept_attributes(parameters: dict[str, torch.nn.Parameter | None]) -> Iterato
 
 
 def stored_weight(text: str, recipe: Recipe, spec: str) -> str:
-    """A recipe's text for a w whose codes are stored under `spec`: the recipe's own, or that one interleaved."""
+    """The text of the recipe, with `spec` for w: the spec under which the codes are stored, which is the recipe's spec
+    or its interleaved form."""
     return text.replace(f",w={recipe.weight_spec},", f",w={spec},", 1)
 
 
 def weight_operand(
     weight: torch.Tensor, others: tuple[torch.Tensor | None, ...], recipe: Recipe
 ) -> tuple[torch.Tensor, Buffers]:
-    """w and w_buffers of linear_prequantized, or of grouped_linear, for a weight: (weight, ()) for a plain one.
+    """w and w_buffers for linear_prequantized or grouped_linear; (weight, ()) for a plain weight.
 
-    others: the operator's other inputs that may want a gradient. Raises RuntimeError if the weight is quantized with
+    others: the operator's other inputs that may need a gradient. Raises RuntimeError if the weight is quantized with
     another spec than the recipe's.
     """
     if not isinstance(weight, QuantizedTensor):

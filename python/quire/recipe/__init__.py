@@ -1,8 +1,8 @@
-"""Recipes: which quantization each operand of a Linear gets.
+"""Recipes: the quantization of each operand of a Linear.
 
-A recipe is an immutable value whose meaning for a Linear is one line of text (`linear_spec()`), the `recipe` argument
-of the operators. Names, fields and defaults are those of numerics.md 6.4. Nothing is read from the environment, and
-every field does what it says or is refused (numerics.md 0.14).
+A recipe is an immutable value. One line of text (`linear_spec()`), the `recipe` argument of the operators, defines its
+meaning for a Linear. Names, fields and defaults are those of numerics.md 6.4. Nothing is read from the environment.
+Every field has an effect, or raises an error (numerics.md 0.14).
 """
 
 import dataclasses
@@ -44,12 +44,12 @@ _BY_NAME: dict[str, Recipe] = {
 
 
 def names() -> tuple[str, ...]:
-    """The names that from_name takes."""
+    """The names that from_name accepts."""
     return tuple(_BY_NAME)
 
 
 def from_name(name: str) -> Recipe:
-    """The recipe of that name with its defaults. Raises ValueError listing the names."""
+    """The recipe of that name with its defaults. Raises ValueError, which lists the names."""
     if name not in _BY_NAME:
         raise ValueError(
             f"there is no recipe {name!r}; the recipes are {', '.join(_BY_NAME)}{near(str(name), _BY_NAME)}"
@@ -70,7 +70,7 @@ class _Specs:
 
 
 def from_text(text: str) -> CustomRecipe:
-    """The recipe of a text such as "x=mxfp8,w=mxfp8,dy=mxfp8:e5m2" (docs/specs.md), which may end in
+    """The recipe of a text such as "x=mxfp8,w=mxfp8,dy=mxfp8:e5m2" (docs/specs.md), which can end in
     ",backward=dequantized" or ",backward=high_precision". Raises ValueError unless it has a spec for each of x, w and
     dy and nothing else."""
     parts = {role: spec for role, _, spec in [part.partition("=") for part in text.split(",")]}
@@ -84,10 +84,10 @@ def from_text(text: str) -> CustomRecipe:
 
 
 def as_recipe(what: str, recipe: object) -> Recipe | None:
-    """What an argument `recipe` means, wherever one is taken: a recipe is itself, a name is from_name(), a text with
-    "=" is from_text(), None is None.
+    """Converts an argument `recipe`, wherever one is accepted: a recipe is returned unchanged, a name is from_name(), a
+    text with "=" is from_text(), None is None.
 
-    what: the operation, for errors. Raises TypeError for anything else, ValueError for a name or a text that is none.
+    what: the operation, for errors. Raises TypeError for anything else, ValueError for an unknown name or a wrong text.
     """
     if recipe is None or isinstance(recipe, Recipe):
         return recipe
@@ -106,7 +106,7 @@ def as_recipe(what: str, recipe: object) -> Recipe | None:
 
 
 def default(device_type: str = "cpu") -> Recipe:
-    """What autocast uses when no recipe is named: MXFP8 on the CPU. Raises NotImplementedError for other devices."""
+    """The recipe that autocast uses by default: MXFP8 on the CPU. Raises NotImplementedError for other devices."""
     if device_type != "cpu":
         raise NotImplementedError(
             f"quire has no default recipe for device {device_type!r} in this version; name a recipe"

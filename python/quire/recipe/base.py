@@ -1,4 +1,4 @@
-"""What recipes have in common: element formats, the base class, checks of shared fields."""
+"""Common parts of recipes: element formats, the base class, checks of shared fields."""
 
 import enum
 import functools
@@ -29,7 +29,7 @@ class Format(enum.Enum):
 
 @dataclass(frozen=True)
 class QParams:
-    """How one operand is quantized, field by field: what a recipe's text says, to be read."""
+    """The quantization of one operand, field by field: the content of a recipe's text, for reading."""
 
     power_2_scale: bool = False
     amax_epsilon: float = 0.0
@@ -40,9 +40,9 @@ class QParams:
 
 @dataclass(frozen=True)
 class MMParams:
-    """How one product may be summed. True asks for float32 sums, False permits coarser ones.
+    """The precision of the sums of one matmul. True requests float32 sums; False permits lower precision.
 
-    Sums are float32 here in either case (numerics.md 0.20), so both values are kept.
+    quire uses float32 sums in both cases (numerics.md 0.20), so both values have the same result.
     """
 
     use_split_accumulator: bool = True
@@ -53,7 +53,7 @@ Class = TypeVar("Class", bound=type)
 
 @dataclass_transform(frozen_default=True)
 def recipe_class(cls: Class) -> Class:
-    """A frozen dataclass that names its fields where one is given that it does not have."""
+    """A frozen dataclass that lists its fields when it receives an unknown field."""
     made = dataclass(frozen=True)(cls)
     construct, names = made.__init__, [field.name for field in fields(made)]
 
@@ -77,12 +77,13 @@ def split() -> MMParams:
 
 @dataclass(frozen=True)
 class Recipe:
-    """What all recipes have in common. Construct one of the subclasses; fields that cannot be honoured raise there.
+    """The base class of all recipes. Construct one of the subclasses; a field value that is not available raises an
+    error there.
 
-    Two recipes of one class and text are the same to a compiled graph: the text is all that a layer reads.
+    Two recipes of one class and text are equal for a compiled graph, because a layer reads only the text.
     input_spec, weight_spec: the canonical texts of the specs for x and w.
-    stochastic: whether gradients are rounded stochastically, and so a Linear's random state is used.
-    stateless_spec: linear_spec(), or None where scales are those of earlier steps.
+    stochastic: whether gradients are rounded stochastically, which uses a Linear's random state.
+    stateless_spec: linear_spec(), or None if scales are those of earlier steps.
     """
 
     def __post_init__(self) -> None:
@@ -109,8 +110,9 @@ class Recipe:
         """ "x=SPEC,w=SPEC,dy=SPEC[,dx=SPEC][,backward=...]" with the specs of docs/specs.md: the `recipe` argument of
         the operators.
 
-        fp8_grad: dx is rounded to the format of dy, to nearest and untransformed. save_original_input: x is kept and
-        quantized for the weight gradient in backward; of no effect under a backward_override.
+        fp8_grad: dx is rounded to the format of dy, to nearest and without a transform. save_original_input: the
+        unquantized x is saved, and quantized in backward for the weight gradient; it has no effect under a
+        backward_override.
         """
         text = self._operands + self._rounded_dx if fp8_grad else self._operands
         backward = self.backward_override or ("requantized" if save_original_input else None)
@@ -166,8 +168,8 @@ def operand_params(operand: int) -> property:
 
 
 def spec(family: str, *options: str) -> str:
-    """The text of a spec of a recipe: values that are not finite do not vanish (numerics.md 1.9). Empty options are
-    left out."""
+    """The text of a spec of a recipe, with the option `nan`: values that are not finite reach the output (numerics.md
+    1.9). Empty options are omitted."""
     return ":".join([family, *[option for option in options if option], "nan"])
 
 

@@ -1,4 +1,4 @@
-"""FP8 and FP4 with a scale for each block."""
+"""FP8 and FP4 with one scale per block."""
 
 from dataclasses import field
 
@@ -20,10 +20,10 @@ from quire.recipe.base import (
 
 @recipe_class
 class Float8BlockScaling(Recipe):
-    """FP8 with a scale for each 1 x 128 or 128 x 128 values (numerics.md 3).
+    """FP8 with one scale per 1 x 128 or 128 x 128 values (numerics.md 3).
 
-    use_f32_scales: keep scales as float32 instead of truncating them to powers of two.
-    x_, w_, grad_block_scaling_dim: 1 for 1 x 128, 2 for 128 x 128; the operands of a product may not both have 2.
+    use_f32_scales: keep scales in float32 instead of truncating them to powers of two.
+    x_, w_, grad_block_scaling_dim: 1 for 1 x 128, 2 for 128 x 128; the operands of one matmul cannot both have 2.
     """
 
     use_f32_scales: bool = False
@@ -72,9 +72,9 @@ class Float8BlockScaling(Recipe):
 
 @recipe_class
 class MXFP8BlockScaling(Recipe):
-    """FP8 with a power-of-two scale byte for each 32 values (numerics.md 4).
+    """FP8 with a power-of-two scale byte per 32 values (numerics.md 4).
 
-    enable_2d_quantization: weights get one scale for each 32 x 32 values, the same in both directions.
+    enable_2d_quantization: weights get one scale per 32 x 32 values, the same in both directions.
     """
 
     margin: int = 0
@@ -105,7 +105,7 @@ class MXFP8BlockScaling(Recipe):
 
 @recipe_class
 class MXFP4BlockScaling(Recipe):
-    """FP4 with a power-of-two scale byte for each 32 values (numerics.md 4); gradients are MXFP8.
+    """FP4 with a power-of-two scale byte per 32 values (numerics.md 4); gradients are MXFP8.
 
     Gradients keep 8 bits: 4-bit gradients need stochastic rounding, which this format does not have. NVFP4BlockScaling
     has 4-bit gradients.

@@ -9,18 +9,18 @@ from quire.tensor.spec import check_recipe
 
 @recipe_class
 class CustomRecipe(Recipe):
-    """Any spec for any operand: qfactory is called once for each of "x", "w" and "dy", at construction, and returns a
+    """Any spec for any operand. At construction qfactory is called once for each of "x", "w" and "dy". It returns a
     QuantSpec or its text (docs/specs.md).
 
         recipe = CustomRecipe({"x": "mxfp8", "w": "mxfp4", "dy": "mxfp8:e5m2"}.get)
         with quire.autocast(recipe=recipe):
             y = model(x)
 
-    The text "x=mxfp8,w=mxfp4,dy=mxfp8:e5m2" means the same wherever a recipe is taken.
+    Every argument that takes a recipe also takes the equivalent text "x=mxfp8,w=mxfp4,dy=mxfp8:e5m2".
 
-    Only dy may round stochastically, w may not be Hadamard-transformed, x and dy must be transformed alike: ValueError
-    for a recipe that breaks this. The formats are those of the texts; fp8_format and
-    quantization_alignment have nothing to act on and must keep their defaults.
+    Only dy can be rounded stochastically, w cannot have a Hadamard transform, and x and dy must have the same
+    transform. A recipe that breaks these rules raises ValueError. The specs determine the formats; fp8_format and
+    quantization_alignment have no effect and must keep their defaults.
     """
 
     qfactory: Callable[[str], QuantSpec | str]

@@ -5,16 +5,16 @@ from quire.recipe.base import Format, Recipe, check_shared_fields, one_of, opera
 
 @recipe_class
 class NVFP4BlockScaling(Recipe):
-    """FP4 with an E4M3 scale byte for each 16 values, under one float32 amax (numerics.md 5).
+    """FP4 with an E4M3 scale byte per 16 values, and one float32 amax per tensor (numerics.md 5).
 
     disable_rht: no Hadamard transform of the operands of the weight gradient.
     disable_stochastic_rounding: round gradients to nearest.
-    disable_2d_quantization: weights get a scale for each 1 x 16 instead of 16 x 16 values.
-    row_scaled_activation: x has one amax a row; needs disable_rht.
-    nvfp4_4over6: 'none', 'weights', 'activations' or 'all' choose the better of two scales a block; 'activations' and
-        'all' need disable_rht. Gradients never do.
-    nvfp4_4over6_e4m3_use_256: which of those reach 256 instead of 448 with their scale bytes.
-    nvfp4_4over6_err_mode: 'MAE' or 'MSE', what "better" means.
+    disable_2d_quantization: weights get one scale per 1 x 16 instead of 16 x 16 values.
+    row_scaled_activation: x has one amax per row; needs disable_rht.
+    nvfp4_4over6: 'none', 'weights', 'activations' or 'all': these operands use the better of two scales in each block.
+        'activations' and 'all' need disable_rht. Gradients never use it.
+    nvfp4_4over6_e4m3_use_256: which of these operands have scale bytes up to 256 instead of 448.
+    nvfp4_4over6_err_mode: 'MAE' or 'MSE', the error that selects the better scale.
     """
 
     disable_rht: bool = False

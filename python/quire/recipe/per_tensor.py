@@ -1,4 +1,4 @@
-"""FP8 with one scale a tensor: of the tensor itself, or of earlier ones."""
+"""FP8 with one scale per tensor, from the tensor itself or from earlier steps."""
 
 from collections.abc import Callable
 from dataclasses import field
@@ -25,7 +25,7 @@ from quire.recipe.base import (
 
 @recipe_class
 class Float8CurrentScaling(Recipe):
-    """FP8 with one float32 scale a tensor, from the tensor's own amax (numerics.md 2).
+    """FP8 with one float32 scale per tensor, from the tensor's own amax (numerics.md 2).
 
     use_power_2_scales: truncate scales to powers of two, for all three operands.
     fp8_format: HYBRID (gradients E5M2) or E4M3.
@@ -66,16 +66,16 @@ class Float8CurrentScaling(Recipe):
 
 @recipe_class
 class DelayedScaling(Recipe):
-    """FP8 with one float32 scale a tensor, from the amaxes of earlier steps (numerics.md 1.4-1.7).
+    """FP8 with one float32 scale per tensor, from the amaxes of earlier steps (numerics.md 1.4-1.7).
 
-    margin: powers of two kept free above the amax.
+    margin: the scale leaves a factor of 2^margin between the amax and the largest value of the format.
     fp8_format: HYBRID (gradients E5M2) or E4M3.
-    amax_history_len: how many steps are remembered. A layer's history is cut or padded when it changes.
+    amax_history_len: the number of steps in the history. When it changes, a layer's history is cut or padded.
     amax_compute_algo: "max" of the history, "most_recent" step, or a function: history [length, slots] -> amax [slots].
-    scaling_factor_compute_algo: None, or a function (amax, old scale, largest value, recipe) -> scale. With a function
-        for either, states change by the formula that numerics.md 1.6 has for it.
-    reduce_amax: with torch.distributed, all ranks use the largest amax of any, which autocast's amax_reduction_group
-        restricts to a group.
+    scaling_factor_compute_algo: None, or a function (amax, old scale, largest value, recipe) -> scale. If either is a
+        function, states change by the formula that numerics.md 1.6 has for functions.
+    reduce_amax: with torch.distributed, all ranks use the largest amax of all ranks; amax_reduction_group of autocast
+        restricts this to a process group.
     """
 
     margin: int = 0
@@ -116,11 +116,11 @@ class DelayedScaling(Recipe):
 
     @property
     def unfused(self) -> bool:
-        """Whether a function of the user takes part in the update."""
+        """Whether the update uses a user function."""
         return callable(self.amax_compute_algo) or self.scaling_factor_compute_algo is not None
 
     def rule(self) -> str:
-        """The update's parameters as text: recipes that have it in common share the state of a layer."""
+        """The parameters of the update as text: recipes with equal text share the state of a layer."""
         algorithms = [_function_name(f) for f in (self.amax_compute_algo, self.scaling_factor_compute_algo)]
         fields = (self.margin, self.fp8_format.name, self.amax_history_len, *algorithms, self.reduce_amax)
         return ",".join([str(value) for value in fields])

@@ -1,4 +1,4 @@
-"""QuantizedTensor: a torch.Tensor whose values are codes and scales."""
+"""QuantizedTensor: a torch.Tensor whose values are stored as codes and scales."""
 
 from __future__ import annotations
 
@@ -24,26 +24,27 @@ Buffers = dict[str, torch.Tensor | None]
 
 
 class QuantizedTensor(Written, Memory, InitialValues, Pickled, torch.Tensor):
-    """A tensor of logical shape and floating dtype that stores codes and scales, and nothing else.
+    """A tensor with a logical shape and a floating-point dtype, whose storage consists of codes and scales only.
 
-    rowwise_data, rowwise_scale, rowwise_amax, columnwise_data, columnwise_scale, columnwise_amax: plain tensors as
-    TensorProto.buffers() says, None where absent; `scale` multiplies codes back. spec: a QuantSpec. dtype says what it
-    dequantizes to by default and what dtype its gradient has; .to(dtype) among float32, float16 and bfloat16 changes
-    only that. master: None, or float32 values of the same shape that in-place operators change instead of the codes,
-    which are then quantized from them. given_scale: None, or the scale that it was quantized with instead of one of its
-    own amax (quire.quantize); in-place operators go on with it.
+    rowwise_data, rowwise_scale, rowwise_amax, columnwise_data, columnwise_scale, columnwise_amax: plain tensors as in
+    TensorProto.buffers(), None if absent; `value = code * scale`. spec: a QuantSpec. dtype: the default dtype of
+    dequantize() and the dtype of the gradient; .to(dtype) among float32, float16 and bfloat16 changes only this.
+    master: None, or float32 master weights of the same shape. In-place operators change the master weights, and the
+    codes are then quantized from them. given_scale: None, or the scale that quire.quantize received instead of
+    measuring an amax; in-place operators keep using it.
 
-    PyTorch's operators take it as follows; quire's own take buffers only (buffer_list()), and raise when given one.
+    PyTorch's operators treat it as follows. quire's own operators accept only buffers (buffer_list()) and raise an
+    error for a QuantizedTensor.
 
-    * detach, clone, .to, empty_like and views of whole rows (view, as_strided, slice, split, select, ...) give a
-      QuantizedTensor. A view of some of the rows has rowwise codes only, and cannot be written to.
-    * Operators that write into it (copy_, add_, _foreach_*, _fused_adamw_, ...) compute on `master` if there is one,
-      else on the decoded values in `dtype`, and quantize the result into the same storage. copy_ of a tensor of the
-      same spec and shape copies bytes.
-    * All others compute on the decoded values and return plain tensors. That goes for other views too: writing to the
-      result of .t() does not change this tensor.
+    * detach, clone, .to, empty_like and views of whole rows (view, as_strided, slice, split, select, ...) return a
+      QuantizedTensor. A view of some of the rows has only rowwise codes, and cannot be written to.
+    * Operators that write to it (copy_, add_, _foreach_*, _fused_adamw_, ...) compute on `master` if there is one, else
+      on the decoded values in `dtype`, and quantize the result into the same storage. copy_ from a tensor of the same
+      spec and shape copies bytes.
+    * All other operators compute on the decoded values and return plain tensors. This includes other views: writing to
+      the result of .t() does not change this tensor.
 
-    Its gradient, as a leaf, is a plain tensor.
+    The gradient of a leaf is a plain tensor.
     """
 
     spec: QuantSpec
@@ -95,9 +96,9 @@ class QuantizedTensor(Written, Memory, InitialValues, Pickled, torch.Tensor):
         shape: Sequence[int],
         dtype: torch.dtype = torch.float32,
     ) -> QuantizedTensor:
-        """A tensor of buffers by name, not copied; of the class QuantizedStack a stack, whose shape is [E, N, K].
-        Raises ValueError unless they are exactly those of TensorProto: names, dtypes, shapes, contiguous, on one
-        device."""
+        """A tensor of the given buffers, by name, without a copy; for the class QuantizedStack a stack of shape [E, N,
+        K]. Raises ValueError unless the buffers are exactly those of TensorProto: names, dtypes, shapes, contiguous, on
+        one device."""
         what = f"{cls.__name__}.from_buffers"
         check_type(what, Mapping, buffers=buffers)
         given = {name: tensor for name, tensor in buffers.items() if tensor is not None}
@@ -115,8 +116,8 @@ class QuantizedTensor(Written, Memory, InitialValues, Pickled, torch.Tensor):
         dtype: torch.dtype | None = None,
         requires_grad: bool = False,
     ) -> QuantizedTensor:
-        """A tensor of the same buffers, not copied, maybe with another nominal dtype. Raises ValueError for a shape
-        that is not the tensor's: use view()."""
+        """A tensor of the same buffers, without a copy, optionally with another nominal dtype. Raises ValueError for a
+        shape that is not the tensor's: use view()."""
         if not isinstance(tensor, QuantizedTensor) or dtype not in (None, *DTYPES):
             raise TypeError(
                 "QuantizedTensor.make_like: expected a QuantizedTensor, and a dtype of float32, float16 or bfloat16; "
@@ -138,12 +139,12 @@ class QuantizedTensor(Written, Memory, InitialValues, Pickled, torch.Tensor):
         spec: QuantSpec | None = None,
         **options: Any,
     ) -> QuantizedTensor:
-        """A tensor with other buffers, as named() has them, and, if given, shape, dtype and spec."""
+        """A tensor with other buffers, in the form of named(), and optionally another shape, dtype and spec."""
         options = {"is_part": self.is_part, **options}
         return type(self)(spec or self.spec, shape or self.shape, dtype or self.dtype, **buffers, **options)
 
     def named(self) -> Buffers:
-        """All that it stores by name, None where absent: the six buffers in order, then "master", "given_scale"."""
+        """All that it stores, by name, None if absent: the six buffers in order, then "master", "given_scale"."""
         return {name: self._stored(name) for name in STORED_NAMES}
 
     def _stored(self, name: str) -> torch.Tensor | None:
@@ -180,17 +181,18 @@ class QuantizedTensor(Written, Memory, InitialValues, Pickled, torch.Tensor):
         return cls.run_operator(operator, args, kwargs or {})
 
     def buffers(self) -> dict[str, torch.Tensor]:
-        """Name -> tensor, absent ones left out. Within a compiled graph use buffer_list(): a dict is no value there."""
+        """Name -> tensor, without absent buffers. Within a compiled graph use buffer_list(), because Dynamo cannot pass
+        a dict."""
         named = zip(BUFFER_NAMES, self.buffer_list(), strict=True)
         return {name: tensor for name, tensor in named if tensor is not None}
 
     def buffer_list(self) -> list[torch.Tensor | None]:
-        """The six buffers in the order of BUFFER_NAMES, None where absent: what operators take."""
+        """The six buffers in the order of BUFFER_NAMES, None if absent: the form that operators take."""
         return [self._stored(name) for name in BUFFER_NAMES]
 
     def carrier(self) -> torch.Tensor:
-        """A plain tensor of this shape, dtype and device over one element: stands for this one where an operator is
-        given the buffers besides, and reads no values of it."""
+        """A plain tensor with this shape, dtype and device and the memory of one element. It represents this tensor
+        where an operator also receives the buffers and does not read values of the tensor."""
         return torch.empty(1, dtype=self.dtype, device=self.device).expand(self.shape)
 
     @property
@@ -208,7 +210,7 @@ class QuantizedTensor(Written, Memory, InitialValues, Pickled, torch.Tensor):
         )
 
     def stores(self, direction: str) -> bool:
-        """Whether "rowwise" or "columnwise" codes are there."""
+        """Whether the "rowwise" or the "columnwise" codes are stored."""
         return self._stored(f"{direction}_data") is not None
 
     @property
@@ -218,8 +220,8 @@ class QuantizedTensor(Written, Memory, InitialValues, Pickled, torch.Tensor):
 
     @property
     def data(self) -> QuantizedTensor:
-        """A tensor of the same buffers that autograd does not follow. Assigning takes over the buffers of another
-        QuantizedTensor of the same shape and device; plain values in float32, float16 or bfloat16 are quantized."""
+        """A tensor of the same buffers without autograd history. Assigning a QuantizedTensor of the same shape and
+        device takes over its buffers; assigning plain values in float32, float16 or bfloat16 quantizes them."""
         return self.detach()
 
     @data.setter
@@ -240,9 +242,10 @@ class QuantizedTensor(Written, Memory, InitialValues, Pickled, torch.Tensor):
 
     def dequantize(self, dtype: torch.dtype | None = None) -> torch.Tensor:
         """The decoded tensor [shape] in `dtype` (float32, float16 or bfloat16; None: self.dtype), from rowwise codes if
-        there are any, else from columnwise ones (numerics.md 3.4, 4.6, 5.1). The gradient passes it as it is.
+        there are any, else from columnwise codes (numerics.md 3.4, 4.6, 5.1). In backward the gradient passes through
+        unchanged.
 
-        Raises ValueError where only columnwise codes of a Hadamard-transformed tensor are stored.
+        Raises ValueError if only columnwise codes of a Hadamard-transformed tensor are stored.
         """
         dtype = self.dtype if dtype is None else dtype
         if self.requires_grad and torch.is_grad_enabled():
@@ -269,12 +272,13 @@ class QuantizedTensor(Written, Memory, InitialValues, Pickled, torch.Tensor):
     def update_usage(
         self, rowwise: bool | None = None, columnwise: bool | None = None, *, requantize: bool = False
     ) -> None:
-        """Drops a direction (False), which frees its memory, or adds a missing one (True); None leaves it as it is.
+        """Drops a direction (False), which frees its memory, or adds a missing one (True); None leaves a direction
+        unchanged.
 
-        A direction is added without loss where its codes are those of the other one in another order: fp8_tensor, and
-        tiles (fp8_block:128x128, mxfp8:32x32, nvfp4:16x16 without 4over6). For other specs it is quantized from
-        `master`, or else, with requantize=True, from the decoded values, a second rounding. Raises ValueError, with
-        nothing changed, where neither is possible or no direction would be left.
+        A direction is added without loss if its codes are the codes of the other direction in another order:
+        fp8_tensor, and tiles (fp8_block:128x128, mxfp8:32x32, nvfp4:16x16 without 4over6). For other specs it is
+        quantized from `master`, or, with requantize=True, from the decoded values, which is a second rounding. Raises
+        ValueError, and changes nothing, if neither is possible or if no direction would be left.
         """
         check_type_or_none("QuantizedTensor.update_usage", bool, rowwise=rowwise, columnwise=columnwise)
         proto = self.proto.update_usage(rowwise, columnwise)
