@@ -10,6 +10,9 @@ All functions can be called from any thread.
 from __future__ import annotations
 
 import itertools
+import sys
+import time
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass
 
@@ -23,6 +26,10 @@ from quire.tensor import QuantizedTensor, QuantSpec
 Weights = torch.Tensor | Sequence[torch.Tensor]
 #: A calibrated scale of activations, or one for each expert.
 Scale = float | torch.Tensor
+
+
+#: Seconds after which a handle that ends was meant to live.
+_AT_ONCE = 0.05
 
 
 @dataclass(frozen=True, eq=False)
@@ -147,10 +154,12 @@ class RunnerHandle:
     def __init__(self, handle: int, name: str) -> None:
         self.handle = handle
         self.name = name
-        self._close = at_the_end(self, _unregister, handle)
+        self._life = _Life(name or str(handle), time.monotonic())
+        self._close = at_the_end(self, _unregister, handle, self._life)
 
     def close(self) -> None:
         """Unregisters the runner. A second call does nothing."""
+        self._life.kept = True
         self._close()
 
     @property
@@ -363,6 +372,21 @@ def _forget_dropped_functions() -> None:
         _functions.pop(number, None)
 
 
-def _unregister(handle: int) -> None:
+@dataclass
+class _Life:
+    """Of a handle. kept: whether somebody closed it."""
+
+    name: str
+    began: float
+    kept: bool = False
+
+
+def _unregister(handle: int, life: _Life) -> None:
     torch.ops.quire.runner_unregister(handle)
     _forget_dropped_functions()
+    if not life.kept and not sys.is_finalizing() and time.monotonic() - life.began < _AT_ONCE:
+        warnings.warn(
+            f"runners.register: the handle of runner {life.name!r} was dropped at once, and so the runner is not "
+            "registered any more; keep the handle as long as the runner is used, or close() it",
+            stacklevel=4,
+        )

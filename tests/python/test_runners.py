@@ -175,7 +175,9 @@ def test_a_handle_owns_its_runner():
     assert repr(runner).endswith(", closed)")
     runner.close()  # a second time does nothing
 
-    dropped = runners.register(runners.LinearRunner(rand(N, H))).handle
+    with pytest.warns(UserWarning, match="the handle of runner '.*' was dropped at once.*keep the handle") as told:
+        dropped = runners.register(runners.LinearRunner(rand(N, H))).handle
+    assert told[0].filename == __file__
     gc.collect()
     assert not is_registered(dropped)
 
