@@ -36,8 +36,7 @@ def linear(
     *,
     sr_state: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """y = x w^T + bias. `recipe` gives the specs under which the operands of its three matmuls are quantized
-    (numerics.md 6.1).
+    """y = x w^T + bias. The operands of its three matmuls are quantized under the specs of `recipe` (numerics.md 6.1).
 
     x [*, K], w [N, K], bias [N]: each float32, float16 or bfloat16 -> y [*, N] in `dtype`. First derivatives only.
     recipe: "x=SPEC,w=SPEC,dy=SPEC[,dx=SPEC][,backward=requantized|dequantized|high_precision]" (numerics.md 6.8, 6.9).
