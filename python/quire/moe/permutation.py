@@ -47,7 +47,8 @@ def permute(
     check_type("permute", torch.Tensor | QuantizedActivation, x=x)
     check_type("permute", torch.Tensor, topk_ids=topk_ids)
     # A graph leaves it to the operator, which takes sizes that nobody knows yet.
-    matrices = not torch.compiler.is_compiling() and topk_ids.dim() == x.dim() == 2
+    values = not torch.compiler.is_compiling() and isinstance(x, torch.Tensor)
+    matrices = values and topk_ids.dim() == x.dim() == 2
     if matrices and x.shape[0] != topk_ids.shape[0]:
         raise RuntimeError(
             f"permute: topk_ids must have a row for each of the {x.shape[0]} tokens of x; got {list(topk_ids.shape)}"

@@ -105,13 +105,15 @@ def also_takes(
     nothing; others raise NotImplementedError. ignored: name -> default, of no effect. order: as for positional()."""
     further = {**refused, **(ignored or {})}
     signature = signature_with(function, further)
+    takes_any = any([p.kind is inspect.Parameter.VAR_KEYWORD for p in signature.parameters.values()])
     options = [name for name in signature.parameters if name != "self"]
 
     @functools.wraps(function)
     def wrapper(*args: object, **keywords: object) -> Result:
         given = {name: keywords.pop(name) for name in [*keywords] if name in further}
         refuse(what, {name: value for name, value in given.items() if name in refused}, refused)
-        check_options(what, options, keywords)
+        if not takes_any:
+            check_options(what, options, keywords)
         return function(*args, **keywords)
 
     wrapper.__signature__ = signature
