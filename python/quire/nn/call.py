@@ -79,9 +79,8 @@ def fast_path(layer: ProductModule, x: torch.Tensor) -> torch.Tensor | None:
     """y of an ordinary call, faster than with a Product; None for other calls. An ordinary call has a plain tensor x, a
     plain weight, no option that needs a Product, and no delayed scaling.
 
-    It repeats the steps of active_call() and Product for such a call, because these cost more than the call: 12 us in
-    addition to 10 without a recipe, 30 us in addition to 19 with cached codes (./dev bench host, 1x16x16, forward, Zen
-    3).
+    It repeats the steps of active_call() and Product for such a call, because these cost more than the call: 12 us on
+    top of 10 without a recipe, 30 us on top of 19 with cached codes (./dev bench host, 1x16x16, forward, Zen 3).
     """
     # Twenty times as quick as Module.__getattr__. A weight that is computed (parametrized, split) is not there.
     parameters = layer._parameters
