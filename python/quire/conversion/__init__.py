@@ -1,1 +1,1 @@
-"""Models that exist become models of quire: convert(), its report, and which recipe pays on this machine."""
+"""Conversion of existing models: convert(), its report, and a measurement of the fastest recipe on this machine."""

@@ -1,4 +1,4 @@
-"""Weights for inference: quantized once, in the order that GEMMs of few tokens read soonest, without the rest."""
+"""Weights for inference: quantized once, rowwise only, in the order that matmuls of few tokens read fastest."""
 
 import dataclasses
 
@@ -12,8 +12,8 @@ from quire.tensor.order import reordered, same_codes
 
 
 def inference_recipe(recipe: Recipe) -> Recipe:
-    """The recipe without what only backward needs. NVFP4: no transform, no stochastic rounding, and a scale for each
-    1 x 16 values of a weight instead of 16 x 16, which makes smaller errors."""
+    """The recipe without the parts that only backward needs. NVFP4: no transform, no stochastic rounding, and one scale
+    per 1 x 16 values of a weight instead of 16 x 16, which gives smaller errors."""
     if isinstance(recipe, NVFP4BlockScaling):
         return dataclasses.replace(
             recipe, disable_rht=True, disable_stochastic_rounding=True, disable_2d_quantization=True
@@ -22,7 +22,7 @@ def inference_recipe(recipe: Recipe) -> Recipe:
 
 
 def why_not_quantized(layer: torch.nn.Module, recipe: Recipe) -> str:
-    """Why the weights of a layer cannot be stored under the recipe; "" if they can."""
+    """The reason why the weights of a layer cannot be stored under the recipe; "" if they can."""
     for weight in layer.parameters(recurse=False):
         if isinstance(weight, QuantizedTensor) and not same_codes(weight.spec_text, recipe.weight_spec):
             return f"its weight is quantized already, as {weight.spec_text}, not as {recipe.weight_spec}"
@@ -32,7 +32,8 @@ def why_not_quantized(layer: torch.nn.Module, recipe: Recipe) -> str:
 @torch.no_grad()
 def quantize_for_inference(layer: ProductModule, recipe: Recipe, made: dict[int, torch.nn.Parameter]) -> None:
     """Gives the layer the recipe, and weights that are quantized parameters without gradients, rowwise and interleaved
-    (numerics.md 2.4). made: id of each weight -> what it became, so that layers that shared one still do."""
+    (numerics.md 2.4). made: id of each weight -> its quantized parameter, so that layers with a shared weight still
+    share it."""
     layer.recipe = recipe
     for product in layer.products:
         for name, weight in layer.weights(product).items():

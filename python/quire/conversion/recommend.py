@@ -1,4 +1,4 @@
-"""Which recipe pays on this machine, measured."""
+"""Measures which recipe is the fastest on this machine."""
 
 from dataclasses import dataclass
 
@@ -28,10 +28,10 @@ _WORTH = 1.05
 
 @dataclass(frozen=True)
 class RecipeEstimate:
-    """What all linear layers of a model take together under a recipe, where layers that gain nothing are left.
+    """The time and memory of all linear layers of a model under a recipe. Layers that would not gain are not converted.
 
-    name: "high precision", or a recipe's. seconds: one call of each layer, with backward for the goal "training".
-    weight_bytes: of the weights. converted: how many layers gain.
+    name: "high precision", or the name of a recipe. seconds: one call of each layer, with backward for the goal
+    "training". weight_bytes: of the weights. converted: the number of layers that gain.
     """
 
     name: str
@@ -42,10 +42,10 @@ class RecipeEstimate:
 
 @dataclass(frozen=True)
 class Recommendation:
-    """What quire.recommend found. str() is a table.
+    """The result of quire.recommend. str() gives a table.
 
-    recipe: the name of the one to use, or None where none pays. layers: how many can be converted. estimates: high
-    precision first, then the recipes, the best for the goal first.
+    recipe: the name of the recommended recipe, or None if no recipe gains. layers: the number of layers that can be
+    converted. estimates: high precision first, then the recipes, the best for the goal first.
     """
 
     goal: str
@@ -71,18 +71,18 @@ class Recommendation:
 def recommend(
     model: torch.nn.Module, tokens: int = 1, goal: str = "inference", *, min_features: int = MIN_FEATURES
 ) -> Recommendation:
-    """Times the model's torch.nn.Linear layers under every recipe, with random inputs, and says which one pays.
+    """Times the model's torch.nn.Linear layers under every recipe, with random inputs, and recommends a recipe.
 
     tokens: rows of x in a typical call: batch size times sequence length, 1 for a model that generates token by token.
-    goal: "inference" compares forward passes with weights as quire.convert(for_inference=True) makes them, "training"
-        forward and backward passes, "memory" takes the smallest weights for inference.
+    goal: "inference" compares forward passes with weights as in quire.convert(for_inference=True); "training" compares
+        forward and backward passes; "memory" selects the smallest weights for inference.
     min_features: as for quire.convert.
 
     One layer of each kind is timed, about two seconds in all; large layers and many rows take longer. Delayed scaling
     takes the time of fp8_current or less and is not timed. Accuracy is not measured: 8-bit recipes are closer to high
-    precision than 4-bit ones. Run it within the torch.autocast that the model will run within.
+    precision than 4-bit recipes. Call it within the torch.autocast that the model will run within.
 
-    Raises ValueError if the model has no layer that can be converted and timed, or for another goal.
+    Raises ValueError if the model has no layer that can be converted and timed, or for an unknown goal.
     """
     check_type("recommend", torch.nn.Module, model=model)
     check_type("recommend", int, tokens=tokens)

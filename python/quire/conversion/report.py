@@ -1,4 +1,4 @@
-"""What quire.convert did to a model, as values and as a table."""
+"""The changes that quire.convert made to a model, as values and as a table."""
 
 import re
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""How long linear layers take on this machine, before and after."""
+"""The time that linear layers take on this machine, before and after conversion."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -24,7 +24,7 @@ def check_tokens(what: str, tokens: int | None) -> None:
 
 
 def has_values(layer: torch.nn.Linear) -> bool:
-    """Whether a call can be timed: values in high precision are there."""
+    """Whether a call can be timed: the weights have high-precision values."""
     return not layer.weight.is_meta and not isinstance(layer.weight, QuantizedTensor)
 
 
@@ -38,8 +38,8 @@ def alike(layers: Sequence[torch.nn.Linear]) -> list[list[torch.nn.Linear]]:
 
 
 def best_of(calls: Sequence[Callable[[], object]], seconds: float) -> list[float]:
-    """The shortest time of each call, in seconds. Calls take turns, so that what else the machine does meets all of
-    them alike."""
+    """The shortest time of each call, in seconds. Calls take turns, so that other load of the machine affects all of
+    them equally."""
     best, end, rounds = [float("inf")] * len(calls), time.perf_counter() + seconds, 0
     while rounds < _LEAST_ROUNDS or time.perf_counter() < end:
         for i, call in enumerate(calls):
@@ -59,15 +59,15 @@ def twin(layer: torch.nn.Linear) -> Linear:
 
 
 def input_of(layer: torch.nn.Linear, tokens: int) -> torch.Tensor:
-    """Normal values [tokens, in_features] in the dtype and on the device of the layer."""
+    """Normally distributed values [tokens, in_features] in the dtype and on the device of the layer."""
     shape = (tokens, layer.in_features)
     generator = torch.Generator().manual_seed(0)
     return torch.randn(shape, generator=generator).to(layer.weight.device, layer.weight.dtype)
 
 
 def inference_call(layer: torch.nn.Linear, x: torch.Tensor, recipe: Recipe | None) -> tuple[Callable[[], object], int]:
-    """A call of a layer like this one with weights for inference, and the bytes of its weight; without a recipe, of
-    this one as it is. To be called under no_grad."""
+    """A call of a layer like this one with weights for inference, and the bytes of its weight; without a recipe, a call
+    of this layer itself. Use it under no_grad."""
     if recipe is None:
         return lambda: torch.nn.functional.linear(x, layer.weight, layer.bias), layer.weight.nbytes
     other = twin(layer)
@@ -92,7 +92,7 @@ def training_call(layer: torch.nn.Linear, x: torch.Tensor, recipe: Recipe | None
 
 @torch.no_grad()
 def compare(layer: torch.nn.Linear, recipe: Recipe, tokens: int, seconds: float) -> tuple[float, float]:
-    """Seconds of one call of the layer with `tokens` rows, as it is and with weights for inference."""
+    """Seconds of one call of the layer with `tokens` rows, unconverted and with weights for inference."""
     x = input_of(layer, tokens)
     before, now = best_of([inference_call(layer, x, it)[0] for it in (None, recipe)], seconds)
     return before, now
