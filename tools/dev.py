@@ -232,9 +232,19 @@ def bench(arguments: list[str]) -> None:
 
 def extra_packages(verb: str, rest: list[str]) -> list[str]:
     """The groups of pyproject.toml that only this needs."""
-    if verb == "test" or (verb == "bench" and rest[:1] == ["encoder"]):
+    if verb == "test":
+        return ["encoder", "site"]
+    if verb == "docs":
+        return ["site"]
+    if verb == "bench" and rest[:1] == ["encoder"]:
         return ["encoder"]
     return ["peers"] if verb == "bench" and rest[:1] not in ([name] for name in [*BENCHMARKS, "core"]) else []
+
+
+def docs() -> None:
+    # Not --quiet, under which strict sees no warnings.
+    run(sys.executable, "-m", "mkdocs", "build")
+    say("made build/site/index.html")
 
 
 def fmt() -> None:
@@ -275,6 +285,7 @@ def parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
         "the cost of a call; `bench encoder`: a converted model; `bench ggml`: build that peer; `bench core`: kernels "
         "beside memcpy; then their arguments",
     )
+    verbs.add_parser("docs", help="the documentation as a site, in build/site")
     verbs.add_parser("wheel", help="a wheel in dist/ for this PyTorch's minor version, which needs no compiler")
     verbs.add_parser("fmt", help="format all sources")
     verbs.add_parser("check", help="formatting, lint, layers, budgets, words")
@@ -292,13 +303,14 @@ def main() -> int:
         "test": lambda: test_with_sanitizers() if arguments.asan else test(rest, arguments.quick),
         "bench": lambda: bench(rest),
         "wheel": lambda: say(f"made {wheel().relative_to(ROOT)}"),
+        "docs": docs,
         "fmt": fmt,
         "check": check,
     }
-    needs_torch = arguments.verb not in ("fmt", "check")
+    needs_torch = arguments.verb not in ("docs", "fmt", "check")
     try:
         enter_venv()
-        install(needs_torch, *(extra_packages(arguments.verb, rest) if needs_torch else ()))
+        install(needs_torch, *extra_packages(arguments.verb, rest))
         verbs[arguments.verb]()
     except Failure as failure:
         say(str(failure))

@@ -31,7 +31,8 @@ def test_bench_takes_the_name_of_a_benchmark(monkeypatch, given, script, rest):
 @pytest.mark.parametrize(
     ("verb", "rest", "groups"),
     [
-        ("test", ["tests/docs"], ["encoder"]),
+        ("test", ["tests/docs"], ["encoder", "site"]),
+        ("docs", [], ["site"]),
         ("bench", ["encoder"], ["encoder"]),
         ("bench", [], ["peers"]),
         ("bench", ["--sweep"], ["peers"]),

@@ -18,6 +18,7 @@ from quire.conversion.timing import (
     input_of,
     training_call,
 )
+from quire.nn.linear import Linear
 from quire.recipe import Recipe, from_name, names
 from quire.tensor import DTYPES
 
@@ -71,7 +72,8 @@ class Recommendation:
 def recommend(
     model: torch.nn.Module, tokens: int = 1, goal: str = "inference", *, min_features: int = MIN_FEATURES
 ) -> Recommendation:
-    """Times the model's torch.nn.Linear layers under every recipe, with random inputs, and recommends a recipe.
+    """Times the model's torch.nn.Linear and quire.Linear layers under every recipe, with random inputs, and recommends
+    one of the recipes.
 
     tokens: rows of x in a typical call: batch size times sequence length, 1 for a model that generates token by token.
     goal: "inference" compares forward passes with weights as in quire.convert(for_inference=True); "training" compares
@@ -103,7 +105,7 @@ def recommend(
 
 
 def _timed(layer: torch.nn.Module, min_features: int) -> bool:
-    if type(layer) is not torch.nn.Linear or layer.weight.dtype not in DTYPES:
+    if type(layer) not in (torch.nn.Linear, Linear) or layer.weight.dtype not in DTYPES:
         return False
     return has_values(layer) and min(layer.in_features, layer.out_features) >= min_features
 

@@ -1,0 +1,103 @@
+"""The Python of every page runs, top to bottom, and the site is built without a warning."""
+
+import gc
+import re
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+import quire
+
+#: What the Python of a page is: each block, also within a list.
+BLOCK = re.compile(r"^ *```python\n(.*?)^ *```", re.DOTALL | re.MULTILINE)
+PAGES = (
+    "formats",
+    "get-started",
+    "train-and-resume",
+    "inference",
+    "which-recipe",
+    "custom-recipes",
+    "troubleshooting",
+    "api",
+)
+#: Blocks of these are parts of longer programs; tests of their own run what can be run.
+OTHERS = {
+    "follow-one-call",
+    "from-transformer-engine",
+    "moe",
+    "observing",
+    "runners",
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", PAGES)
+def test_the_python_of_a_page_runs(name, page, monkeypatch):
+    monkeypatch.setattr(quire.conversion.recommend, "SECONDS", 0.0)
+    blocks = [textwrap.dedent(block) for block in BLOCK.findall(page(f"docs/{name}.md").text)]
+    scope = {}
+    for block in blocks:
+        exec(compile(block, f"docs/{name}.md", "exec"), scope)
+    scope.clear()
+    gc.collect()  # runners that a page has registered
+
+
+def test_no_page_has_python_that_no_test_runs(root):
+    with_python = {path.stem for path in (root / "docs").glob("*.md") if BLOCK.search(path.read_text())}
+    assert with_python - OTHERS - set(PAGES) == set() and OTHERS <= with_python
+
+
+def build(root, folder):
+    # Not --quiet, under which strict sees no warnings.
+    command = [sys.executable, "-m", "mkdocs", "build", "--config-file", root / "mkdocs.yml"]
+    return subprocess.run([*command, "--site-dir", folder], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("site")
+    done = build(Path(__file__).parents[2], folder)
+    assert done.returncode == 0, done.stdout
+    return folder
+
+
+def test_the_site_is_built_with_every_link_whole(site, root):
+    built = {path.relative_to(site).with_suffix("").as_posix() for path in site.rglob("*.html")} - {"404"}
+    assert built >= {path.stem for path in (root / "docs").glob("*.md")}
+
+
+def test_a_link_to_nowhere_is_a_failure(root, tmp_path):
+    copy = tmp_path / "copy"
+    (copy / "docs").mkdir(parents=True)
+    (copy / "docs/index.md").write_text("[nowhere](nowhere.md)\n")
+    (copy / "mkdocs.yml").write_text("site_name: copy\nstrict: true\n")
+    done = build(copy, tmp_path / "site")
+    assert done.returncode == 1 and "'nowhere.md'" in done.stdout
+
+
+def test_the_site_asks_no_other_machine(site):
+    text = (site / "index.html").read_text()
+    asked = re.findall(r'(?:src|href)="(https?://[^"]+)"', text)
+    assert [address for address in asked if "squidfunk" not in address] == []
+
+
+def test_every_public_name_is_in_the_reference(page):
+    text = page("docs/api.md").text
+    shown = set(re.findall(r"^::: quire\.([\w.]+)", text, re.MULTILINE))
+    modules = {"debug", "delayed", "moe", "recipe", "runners"}
+    own = {name for name in quire.__all__ if name not in quire.te.__all__} - modules
+    own |= {f"{module}.{name}" for module in ("moe", "recipe") for name in getattr(quire, module).__all__}
+    here = [name for name, it in vars(quire.runners).items() if getattr(it, "__module__", "") == "quire.runners"]
+    own |= {f"runners.{name}" for name in here if not name.startswith("_") and name != "named"}
+    assert own - shown == set()
+
+
+def test_the_reference_shows_what_there_is(page):
+    for name in re.findall(r"^::: quire\.([\w.]+)", page("docs/api.md").text, re.MULTILINE):
+        found = quire
+        for part in name.split("."):
+            found = getattr(found, part)
+        assert found.__doc__, name
