@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+import bars
 import quire
 
 #: What the Python of a page is: each block, also within a list.
@@ -82,6 +83,11 @@ def test_the_site_asks_no_other_machine(site):
     text = (site / "index.html").read_text()
     asked = re.findall(r'(?:src|href)="(https?://[^"]+)"', text)
     assert [address for address in asked if "squidfunk" not in address] == []
+
+
+def test_the_picture_of_benchmarks_is_that_of_the_figures(root, tmp_path):
+    bars.draw(tmp_path / "benchmarks.svg")
+    assert (tmp_path / "benchmarks.svg").read_text() == (root / "docs/benchmarks.svg").read_text()
 
 
 def test_every_public_name_is_in_the_reference(page):

@@ -1,0 +1,52 @@
+"""Draws docs/benchmarks.svg from the tables of docs/benchmarks-diary.md: python benchmarks/bars.py [FILE]."""
+
+import re
+import sys
+from pathlib import Path
+
+import matplotlib
+
+matplotlib.use("svg")
+from matplotlib import pyplot as plt
+
+ROOT = Path(__file__).parents[1]
+DIARY = ROOT / "docs/benchmarks-diary.md"
+#: Heading in the diary -> what the picture calls it.
+CPUS = {
+    "Figures with AVX2 alone": "AVX2 (Zen 3)",
+    "Figures on Zen 4": "AVX-512 (Zen 4)",
+    "Figures on Zen 5": "AVX-512 (Zen 5)",
+    "Figures with AMX": "AMX",
+}
+RECIPES = {"Float8CurrentScaling": "fp8_current", "MXFP8BlockScaling": "mxfp8", "NVFP4BlockScaling": "nvfp4"}
+
+
+def figures(heading: str, text: str) -> dict[str, list[float]]:
+    """Recipe -> times as fast as PyTorch with one token, with 16, ... and with the most."""
+    table = text.split(f"### {heading}\n", 1)[1].split("| M, inference, prepacked |", 1)[1].split("\n\n", 1)[0]
+    rows = (re.split(r"\s*\|\s*", line.strip("| ")) for line in table.splitlines())
+    return {
+        name.strip("`"): [float(cell.strip("*")) for cell in cells] for name, *cells in rows if name[1:-1] in RECIPES
+    }
+
+
+def draw(path: Path) -> None:
+    text = DIARY.read_text()
+    plt.rcParams |= {"svg.hashsalt": "quire", "font.size": 12}
+    figure, both = plt.subplots(1, 2, figsize=(11, 4.2), sharey=False)
+    for axes, column, title in zip(both, (0, -1), ("one token", "many tokens (512 or 2048)"), strict=True):
+        for i, (name, label) in enumerate(RECIPES.items()):
+            heights = [figures(heading, text)[name][column] for heading in CPUS]
+            bars = axes.bar([x + 0.27 * (i - 1) for x in range(len(CPUS))], heights, 0.25, label=label)
+            axes.bar_label(bars, fmt="%.1f", fontsize=10)
+        axes.axhline(1, color="black", linewidth=1)
+        axes.set_title(f"Inference, {title}")
+        axes.set_xticks(range(len(CPUS)), [name.replace(" ", "\n", 1) for name in CPUS.values()])
+        axes.set_ylabel("times as fast as PyTorch")
+    both[0].legend(loc="upper left")
+    figure.tight_layout()
+    figure.savefig(path, metadata={"Date": None})
+
+
+if __name__ == "__main__":
+    draw(Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT / "docs/benchmarks.svg")
