@@ -114,6 +114,17 @@ def test_layers_of_quire_in_the_model_are_converted_too(recipe, kind, equal_bits
     assert len(quire.conversion_report(model).converted) == len(layers)
 
 
+def test_aotinductor_compiles_a_converted_model(tmp_path, equal_bits):
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(256, 256), quire.LayerNormMLP(256, 64), quire.MoE(256, 64, 3))
+    x = torch.randn(5, 256)
+    expected = converted(model, "nvfp4")(x)
+    program = torch.export.export(model, (x,), dynamic_shapes=({0: torch.export.Dim.DYNAMIC},))
+    path = torch._inductor.aoti_compile_and_package(program, package_path=str(tmp_path / "model.pt2"))
+    run = torch._inductor.aoti_load_package(path)
+    assert equal_bits(run(x), expected) and run(x[:2]).shape == (2, 256)
+
+
 def test_values_in_high_precision_are_freed_and_nothing_requires_a_gradient():
     model = blocks(1)
     before = weakref.ref(model[0].up.weight)
