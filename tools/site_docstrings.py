@@ -9,7 +9,8 @@ _PARAMETER = re.compile(r"^(\*{0,2}\w+(?:, \*{0,2}\w+)*): (.*(?:\n +.*)*)$", re.
 
 
 def as_list(docstring: str) -> str:
-    return _PARAMETER.sub(lambda found: f"\n* **`{found[1]}`**: {' '.join(found[2].split())}\n", docstring)
+    text = docstring.replace("][", "]\\[")  # shapes and options, never links
+    return _PARAMETER.sub(lambda found: f"\n* **`{found[1]}`**: {' '.join(found[2].split())}\n", text)
 
 
 class Parameters(griffe.Extension):
