@@ -9,6 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from quire.autocast import active_recipe
 from quire.checks import check_type
+from quire.tensor import QuantizedTensor
 
 
 @dataclass(frozen=True)
@@ -179,7 +180,7 @@ def explain(function: Callable, *args: object, **kwargs: object) -> Explanation:
     function: a module (also one that torch.compile wraps) or any function of tensors, such as quire.quantize. It runs
     under the active recipe, so call explain within quire.autocast. Floating-point tensors among the arguments are
     treated as tensors that need gradients; parameters need gradients according to their requires_grad. Under
-    torch.no_grad only the forward pass runs.
+    torch.no_grad, and of a model that quire.convert made for inference, only the forward pass runs.
 
     Afterwards all tensors have their previous values, including the state of layers (amaxes, counters, main_grad) and
     torch's random state. No gradient is accumulated. Attributes that are not tensors, and hooks, see an ordinary call.
@@ -208,8 +209,9 @@ def _needs_gradient(value: object) -> object:
 
 
 def _run(function: Callable, args: tuple, kwargs: dict) -> None:
-    if not torch.is_grad_enabled():
-        function(*args, **kwargs)
+    if not torch.is_grad_enabled() or _is_for_inference(function):
+        with torch.no_grad():
+            function(*args, **kwargs)
         return
     args, kwargs = pytree.tree_map(_needs_gradient, (args, kwargs))
     parameters = list(function.parameters()) if isinstance(function, torch.nn.Module) else []
@@ -218,6 +220,12 @@ def _run(function: Callable, args: tuple, kwargs: dict) -> None:
     if outputs and wanted:
         # Not backward(): that would accumulate into .grad.
         torch.autograd.grad(outputs, wanted, [torch.ones_like(t) for t in outputs], allow_unused=True)
+
+
+def _is_for_inference(function: Callable) -> bool:
+    """Whether it is a module with weights without codes for a backward pass (quire.convert(for_inference=True))."""
+    weights = function.parameters() if isinstance(function, torch.nn.Module) else ()
+    return any([isinstance(weight, QuantizedTensor) and weight.columnwise_data is None for weight in weights])
 
 
 def _differentiable(value: object) -> bool:

@@ -174,6 +174,13 @@ def test_a_model_is_converted_again_for_inference_after_training():
         converted(model, "mxfp8")
 
 
+def test_explain_runs_the_forward_pass_of_a_converted_model():
+    model = converted(blocks(1), "nvfp4")
+    with torch.enable_grad():
+        explained = quire.explain(model, torch.randn(3, 256))
+    assert [step.name for step in explained.products] == ["fprop"] * 2
+
+
 def test_no_recipe_is_an_error_that_says_how_to_choose():
     with pytest.raises(ValueError, match="for_inference=True needs a recipe, one of nvfp4, .* quire.recommend"):
         quire.convert(blocks(), for_inference=True)
