@@ -198,6 +198,7 @@ SCENES = [quantizers, linears, grouped, producers, mixtures, states, served]
 
 #: Operators that compute nothing in floating point.
 WITHOUT_NUMBERS = {
+    "canonical_recipe",
     "canonical_spec", "debug_count", "debug_counted", "debug_record", "debug_recorded", "debug_recorded_text",
     "delayed_collections", "delayed_update_in_python_", "explain_begin", "explain_end", "explain_note", "in_backward",
     "isas", "kernel_tables",
