@@ -37,7 +37,7 @@ OTHERS = {
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", PAGES)
 def test_the_python_of_a_page_runs(name, page, monkeypatch):
-    monkeypatch.setattr(quire.conversion.recommend, "SECONDS", 0.0)
+    monkeypatch.setattr(quire.conversion.timing, "SECONDS", 0.0)
     blocks = [textwrap.dedent(block) for block in BLOCK.findall(page(f"docs/{name}.md").text)]
     scope = {}
     for block in blocks:

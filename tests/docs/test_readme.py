@@ -28,8 +28,8 @@ def test_the_example_runs_and_learns(page):
 
 
 def test_a_pretrained_model_is_converted(page, monkeypatch):
-    monkeypatch.setattr(quire.conversion.recommend, "SECONDS", 0.0)
-    monkeypatch.setattr(quire.conversion.convert, "_SLOWER", float("inf"))  # also where this machine would be slower
+    monkeypatch.setattr(quire.conversion.timing, "SECONDS", 0.0)
+    monkeypatch.setattr(quire.conversion.timing, "_SLOWER", float("inf"))  # also where this machine would be slower
     code = re.findall(r"```python\n(.*?)```", page(PAGE).text, re.DOTALL)[1]
     scope = {"quire": quire, "model": torch.nn.Sequential(torch.nn.Linear(256, 256), torch.nn.Linear(256, 512))}
     exec(code, scope)

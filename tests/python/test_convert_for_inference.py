@@ -182,7 +182,7 @@ def test_explain_runs_the_forward_pass_of_a_converted_model():
 
 
 def test_no_recipe_is_an_error_that_says_how_to_choose():
-    with pytest.raises(ValueError, match="for_inference=True needs a recipe, one of nvfp4, .* quire.recommend"):
+    with pytest.raises(ValueError, match="one of nvfp4, mxfp4, mxfp8, fp8_current, fp8_block; quire.recommend"):
         quire.convert(blocks(), for_inference=True)
     with pytest.raises(ValueError, match="convert: tokens must be at least 1, got 0"):
         quire.convert(blocks(), "mxfp8", for_inference=True, tokens=0)
@@ -196,7 +196,7 @@ def clock(monkeypatch):
     """Says what each kind of layer takes: (in_features, recipe's name or None) -> seconds."""
     took = {}
 
-    def best_of(calls, seconds):
+    def best_of(calls, others, seconds):
         return [took.pop(0) for _ in calls]
 
     def set_times(*times):
@@ -204,7 +204,6 @@ def clock(monkeypatch):
         took = list(times)
 
     monkeypatch.setattr(timing, "best_of", best_of)
-    monkeypatch.setattr(quire.conversion.recommend, "best_of", best_of)
     return set_times
 
 
@@ -228,8 +227,8 @@ def test_a_model_that_would_be_slower_is_refused_and_stays_as_it_is(clock):
 
 
 def test_a_real_measurement_gives_times(monkeypatch):
-    monkeypatch.setattr(quire.conversion.convert, "SECONDS", 0.0)
-    monkeypatch.setattr(quire.conversion.convert, "_SLOWER", float("inf"))
+    monkeypatch.setattr(timing, "SECONDS", 0.0)
+    monkeypatch.setattr(timing, "_SLOWER", float("inf"))
     report = quire.conversion_report(quire.convert(blocks(1), "mxfp8", for_inference=True))
     assert all(0 < seconds < 60 for layer in report.layers for seconds in layer.seconds)
 
@@ -245,8 +244,44 @@ def test_the_quickest_recipe_is_recommended(goal, clock):
     found = quire.recommend(torch.nn.Sequential(layer), 8, goal)
     assert found.recipe == "fp8_current" and names_of(found)[:2] == ["high precision", "fp8_current"]
     # fp8_block would be slower, so that its layers are left as they are.
-    assert {it.name: (it.seconds, it.converted) for it in found.estimates}["fp8_block"] == (1.0, 0)
+    block = found.estimates[-1]
+    assert (block.name, block.seconds, block.converted, block.seconds_of_all) == ("fp8_block", 1.0, 0, 2.0)
     assert "3.33 times as fast" in str(found) and str(found).endswith(f"for {goal}: fp8_current")
+    assert "1.00 times as fast  0.262 MB  0 of 1 layers converted; with all, 0.50 times" in str(found)
+
+
+def test_conversion_and_recommendation_agree_on_what_is_slower(clock):
+    times = (1.0, 1.04, 1.06, 0.5, 0.9, 2.0)
+    clock(*times)
+    found = quire.recommend(torch.nn.Sequential(torch.nn.Linear(256, 256)))
+    assert sorted(estimate.seconds_of_all for estimate in found.estimates[1:]) == sorted(times[1:])
+    for estimate in found.estimates[1:]:
+        clock(1.0, estimate.seconds_of_all)
+        model = torch.nn.Sequential(torch.nn.Linear(256, 256))
+        if estimate.converted:
+            quire.convert(model, estimate.name, for_inference=True)
+        else:
+            with pytest.raises(ValueError, match="slower on this machine"):
+                quire.convert(model, estimate.name, for_inference=True)
+
+
+def test_a_large_model_is_timed_with_weights_that_no_cache_holds(monkeypatch):
+    calls = []
+    monkeypatch.setattr(timing, "best_of", lambda calls_, others, seconds: calls.append(others) or [1.0] * len(others))
+    layers = [torch.nn.Linear(256, 256, dtype=torch.bfloat16) for _ in range(3)]
+    timing.measure(layers, [DEFAULTS["mxfp8"]], 1)
+    assert calls == [
+        [2 * 256 * 256 * 2, 2 * 256 * (256 + 8)]
+    ]  # what the two other layers have, as they are and converted
+    runs = [0, 0]
+
+    def run(i):
+        runs[i] += 1
+
+    monkeypatch.undo()
+    monkeypatch.setattr(timing, "_CACHES", 1 << 10)
+    timing.best_of([lambda: run(0), lambda: run(1)], [0, 1 << 30], 0.0)
+    assert runs == [6, 3]  # a call that finds its weights in a cache is made once more before it is timed
 
 
 def test_no_recipe_is_recommended_where_none_pays(clock):
@@ -264,7 +299,7 @@ def test_the_smallest_weights_are_recommended_for_memory(clock):
 
 @pytest.mark.parametrize("goal", ["inference", "training", "memory"])
 def test_a_recommendation_is_measured_and_changes_nothing(goal, monkeypatch):
-    monkeypatch.setattr(quire.conversion.recommend, "SECONDS", 0.0)
+    monkeypatch.setattr(timing, "SECONDS", 0.0)
     model = blocks(1)
     before = {name: value.clone() for name, value in model.state_dict().items()}
     found = quire.recommend(model, 4, goal)
@@ -298,3 +333,55 @@ def test_weights_that_are_decoded_in_every_call_are_told_once():
         warnings.simplefilter("error")
         layers[0](torch.randn(2, 64))
         layers[1](torch.randn(2, 64))
+
+
+# ---------------------------------------------------------------- state dicts of other models
+
+
+def on_meta(recipe="mxfp8", **options):
+    with torch.device("meta"):
+        return converted(blocks(), recipe, **options)
+
+
+def test_values_in_high_precision_do_not_replace_codes_without_a_word():
+    saved = blocks()
+    converted(saved, "mxfp8", filter=lambda module, name: name.endswith("up")).state_dict()
+    with pytest.raises(RuntimeError, match=r"0\.down\.weight: the layer was converted for inference.*filter=lambda"):
+        on_meta().load_state_dict(saved.state_dict(), assign=True)
+
+
+def test_the_remedy_converts_the_layers_that_the_saved_model_converted(equal_bits):
+    saved, x = blocks(), torch.randn(3, 256)
+    converted(saved, "mxfp8", filter=lambda module, name: name.endswith("up"))
+    state_dict = saved.state_dict()
+    other = on_meta(filter=lambda module, name: isinstance(state_dict[f"{name}.weight"], quire.QuantizedTensor))
+    other.load_state_dict(state_dict, assign=True)
+    assert equal_bits(other(x), saved(x))
+
+
+def test_time_is_not_measured_on_meta():
+    with torch.device("meta"), pytest.raises(ValueError, match=r"0\.up is on the meta device.* Pass tokens=None"):
+        quire.convert(blocks(), "mxfp8", for_inference=True)
+
+
+def test_values_in_high_precision_are_quantized_where_they_are_copied(equal_bits):
+    source, x = blocks(), torch.randn(3, 256)
+    model = converted(blocks(), "mxfp8")
+    model.load_state_dict(source.state_dict())
+    assert equal_bits(model(x), converted(source, "mxfp8")(x))
+
+
+def test_codes_of_another_recipe_are_refused_or_told():
+    model = converted(blocks(), "mxfp8")
+    with pytest.raises(RuntimeError, match=r"quantized as mxfp8:nan:interleaved.*recipe quantizes weights as nvfp4:na"):
+        on_meta("nvfp4").load_state_dict(model.state_dict(), assign=True)
+    with pytest.warns(UserWarning, match="mxfp8:nan:interleaved are decoded and quantized again as nvfp4:nan"):
+        converted(blocks(), "nvfp4").load_state_dict(model.state_dict())
+
+
+def test_a_model_for_inference_is_not_converted_for_training():
+    model = converted(blocks(1), "mxfp8")
+    with pytest.raises(ValueError, match="(?s)nothing to convert.*quantized for inference, without the codes that ba"):
+        quire.convert(model, "mxfp8")
+    with torch.enable_grad(), pytest.raises(RuntimeError, match=r"run the model under torch\.no_grad\(\)"):
+        model(torch.randn(3, 256, requires_grad=True)).sum().backward()

@@ -17,7 +17,7 @@ from quire.conversion.report import (
     milliseconds,
     percent,
 )
-from quire.conversion.timing import SECONDS, alike, check_tokens, compare, has_values
+from quire.conversion.timing import check_tokens, has_values, measure, slower
 from quire.nn.linear import Linear, own_recipe
 from quire.nn.product_module import ProductModule
 from quire.nn.random_state import reset_streams
@@ -28,8 +28,6 @@ from quire.tensor import DTYPES
 MIN_FEATURES = 256
 #: A model of which more stays in high precision gets a note.
 _MOST = 0.5
-#: A layer that takes this much longer than before is slower, and not only measured at a bad moment.
-_SLOWER = 1.05
 
 
 @dataclass(frozen=True)
@@ -87,7 +85,8 @@ def convert(
     plan = _plan(own_recipe("convert", recipe), for_inference, tokens)
     found = _layers(model, for_inference)
     why_not = _why_each_is_left(found, plan, filter, min_features)
-    seconds = _times([layer for layer, why in why_not.items() if not why], plan)
+    chosen = {layer: its for layer, its in found.items() if not why_not[layer]}
+    seconds = _times({layer: its for layer, its in chosen.items() if isinstance(layer, torch.nn.Linear)}, plan)
     why_not |= _why_slower(seconds, plan)
     if all(why_not.values()):
         raise ValueError(_nothing(model, found, why_not, plan))
@@ -125,7 +124,7 @@ def _plan(recipe: Recipe | None, for_inference: bool, tokens: int | None) -> _Pl
         return _Plan(recipe, False, None)
     if recipe is None:
         raise ValueError(
-            f"convert: for_inference=True needs a recipe, one of {', '.join(names())}; "
+            f"convert: for_inference=True needs a recipe, one of {', '.join(names(delayed=False))}; "
             "quire.recommend(model, tokens) measures which pays on this machine"
         )
     return _Plan(inference_recipe(recipe), True, tokens)
@@ -164,10 +163,10 @@ def _why_each_is_left(
 
 def _why_not(layer: torch.nn.Module, plan: _Plan, min_features: int) -> str:
     """Why the layer is not converted, filter and time apart; "" if it is."""
-    if isinstance(layer, ProductModule) and plan.for_inference:
-        return why_not_quantized(layer, plan.recipe)
-    if type(layer) is Linear:
-        return "it is a quire.Linear already" if plan.recipe is None else ""
+    if isinstance(layer, ProductModule) and (plan.for_inference or type(layer) is Linear):
+        if plan.recipe is None:
+            return "it is a quire.Linear already"
+        return why_not_quantized(layer, plan.recipe, training=not plan.for_inference)
     if type(layer) is not torch.nn.Linear:
         return f"{type(layer).__name__} is a subclass of torch.nn.Linear, and may compute something else"
     if "forward" in vars(layer):
@@ -178,15 +177,19 @@ def _why_not(layer: torch.nn.Module, plan: _Plan, min_features: int) -> str:
     return f"too small to gain, {name} < {min_features}" if least < min_features else ""
 
 
-def _times(layers: list[torch.nn.Module], plan: _Plan) -> dict[torch.nn.Module, tuple[float, float]]:
+def _times(layers: dict[torch.nn.Module, list[str]], plan: _Plan) -> dict[torch.nn.Module, tuple[float, float]]:
     """Seconds of one call, before and after, of layers with values in high precision. One of each kind is timed."""
     if plan.tokens is None:
         return {}
-    kinds = alike([layer for layer in layers if isinstance(layer, torch.nn.Linear) and has_values(layer)])
-    found: dict[torch.nn.Module, tuple[float, float]] = {}
-    for same in kinds:
-        found |= dict.fromkeys(same, compare(same[0], plan.recipe, plan.tokens, SECONDS / len(kinds)))
-    return found
+    for layer, its in layers.items():
+        if layer.weight.is_meta:
+            raise ValueError(
+                f"convert: {its[0] or 'the model'} is on the meta device, where no time can be measured. Pass "
+                "tokens=None. If the state dict to load is of a model of which some layers were converted, convert the "
+                "same ones: filter=lambda module, name: isinstance(state_dict[f'{name}.weight'], quire.QuantizedTensor)"
+            )
+    kinds = measure([layer for layer in layers if has_values(layer)], [plan.recipe], plan.tokens)
+    return {layer: tuple(kind.seconds) for kind in kinds for layer in kind.layers}
 
 
 def _now(layer: torch.nn.Module, why_not: str) -> tuple[str, str | None]:
@@ -200,7 +203,7 @@ def _why_slower(seconds: dict[torch.nn.Module, tuple[float, float]], plan: _Plan
     return {
         layer: f"slower on this machine, {milliseconds(now)} with {plan.tokens} rows, {milliseconds(before)} as it is"
         for layer, (before, now) in seconds.items()
-        if now > _SLOWER * before
+        if slower(before, now)
     }
 
 

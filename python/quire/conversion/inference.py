@@ -21,11 +21,14 @@ def inference_recipe(recipe: Recipe) -> Recipe:
     return recipe
 
 
-def why_not_quantized(layer: torch.nn.Module, recipe: Recipe) -> str:
-    """The reason why the weights of a layer cannot be stored under the recipe; "" if they can."""
+def why_not_quantized(layer: torch.nn.Module, recipe: Recipe, training: bool = False) -> str:
+    """The reason why a layer cannot use the recipe with the quantized weights that it has; "" if it can."""
     for weight in layer.parameters(recurse=False):
-        if isinstance(weight, QuantizedTensor) and not same_codes(weight.spec_text, recipe.weight_spec):
-            return f"its weight is quantized already, as {weight.spec_text}, not as {recipe.weight_spec}"
+        if isinstance(weight, QuantizedTensor):
+            if not same_codes(weight.spec_text, recipe.weight_spec):
+                return f"its weight is quantized already, as {weight.spec_text}, not as {recipe.weight_spec}"
+            if training and weight.columnwise_data is None:
+                return "its weight was quantized for inference, without the codes that backward reads"
     return ""
 
 

@@ -4,22 +4,13 @@ from dataclasses import dataclass
 
 import torch
 
-from quire.checks import check_type
+from quire.checks import check_type, near
 from quire.conversion.convert import MIN_FEATURES
 from quire.conversion.inference import inference_recipe
 from quire.conversion.report import megabytes, milliseconds
-from quire.conversion.timing import (
-    SECONDS,
-    alike,
-    best_of,
-    check_tokens,
-    has_values,
-    inference_call,
-    input_of,
-    training_call,
-)
+from quire.conversion.timing import Kind, check_tokens, has_values, measure, slower
 from quire.nn.linear import Linear
-from quire.recipe import Recipe, from_name, names
+from quire.recipe import from_name, names
 from quire.tensor import DTYPES
 
 GOALS = ("inference", "training", "memory")
@@ -29,16 +20,19 @@ _WORTH = 1.05
 
 @dataclass(frozen=True)
 class RecipeEstimate:
-    """The time and memory of all linear layers of a model under a recipe. Layers that would not gain are not converted.
+    """The time and memory of all linear layers of a model under a recipe.
 
     name: "high precision", or the name of a recipe. seconds: one call of each layer, with backward for the goal
-    "training". weight_bytes: of the weights. converted: the number of layers that gain.
+    "training"; layers that would be slower are counted as they are, as quire.convert(for_inference=True, tokens=...)
+    leaves them. weight_bytes: of the weights, likewise. converted: the number of layers that would not be slower; for
+    the goal "memory", of all that can be converted. seconds_of_all: as seconds, with all layers converted.
     """
 
     name: str
     seconds: float
     weight_bytes: int
     converted: int
+    seconds_of_all: float
 
 
 @dataclass(frozen=True)
@@ -61,7 +55,9 @@ class Recommendation:
         lines = [f"{steps} of the linear layers with {self.tokens} rows on this machine, and their weights:"]
         for it in self.estimates:
             ratio = f"{plain.seconds / it.seconds:.2f} times as fast"
-            layers = "" if it is plain else f"  {it.converted} of {self.layers} layers gain"
+            layers = "" if it is plain else f"  {it.converted} of {self.layers} layers converted"
+            if it is not plain and it.converted < self.layers:
+                layers += f"; with all, {plain.seconds / it.seconds_of_all:.2f} times"
             sizes = f"{milliseconds(it.seconds):>9}  {ratio}  {megabytes(it.weight_bytes):>8}{layers}"
             lines.append(f"  {it.name:<15} {sizes}")
         return "\n".join([*lines, f"for {self.goal}: {self.recipe or 'high precision: no recipe pays'}"])
@@ -80,25 +76,32 @@ def recommend(
         forward and backward passes; "memory" selects the smallest weights for inference.
     min_features: as for quire.convert.
 
-    One layer of each kind is timed, about two seconds in all; large layers and many rows take longer. Delayed scaling
-    takes the time of fp8_current or less and is not timed. Accuracy is not measured: 8-bit recipes are closer to high
-    precision than 4-bit recipes. Call it within the torch.autocast that the model will run within.
+    One layer of each kind is timed, as quire.convert(for_inference=True, tokens=...) does, about two seconds in all;
+    large layers and many rows take longer. Delayed scaling takes the time of fp8_current or less and is not timed: a
+    layer cannot have it as its own recipe. Accuracy is not measured: 8-bit recipes are closer to high precision than
+    4-bit recipes. Call it within the torch.autocast that the model will run within.
 
     Raises ValueError if the model has no layer that can be converted and timed, or for an unknown goal.
     """
     check_type("recommend", torch.nn.Module, model=model)
     check_type("recommend", int, tokens=tokens)
     check_tokens("recommend", tokens)
+    check_type("recommend", str, goal=goal)
     if goal not in GOALS:
-        raise ValueError(f"recommend: goal must be one of {', '.join(map(repr, GOALS))}, got {goal!r}")
+        raise ValueError(
+            f"recommend: goal must be one of {', '.join(map(repr, GOALS))}, got {goal!r}{near(goal, GOALS)}"
+        )
     layers = [layer for layer in model.modules() if _timed(layer, min_features)]
     if not layers:
         raise ValueError(
             f"recommend: {type(model).__name__} has no torch.nn.Linear with {min_features} inputs and outputs and "
             "values in float32, float16 or bfloat16; pass a model that has, or another min_features"
         )
-    recipes = {name: from_name(name) for name in names() if not from_name(name).delayed()}
-    plain, *found = _estimates(layers, recipes, tokens, goal)
+    by_name = {name: from_name(name) for name in names(delayed=False)}
+    training = goal == "training"
+    recipes = [it if training else inference_recipe(it) for it in by_name.values()]
+    kinds = measure(layers, recipes, tokens, training)
+    plain, *found = [_estimate(name, i, kinds, goal) for i, name in enumerate(("high precision", *by_name))]
     best = sorted(found, key=lambda it: (it.weight_bytes, it.seconds) if goal == "memory" else (it.seconds, 0))
     pays = best[0].weight_bytes < plain.weight_bytes if goal == "memory" else plain.seconds > _WORTH * best[0].seconds
     return Recommendation(goal, tokens, best[0].name if pays else None, len(layers), (plain, *best))
@@ -110,23 +113,14 @@ def _timed(layer: torch.nn.Module, min_features: int) -> bool:
     return has_values(layer) and min(layer.in_features, layer.out_features) >= min_features
 
 
-def _estimates(
-    layers: list[torch.nn.Linear], by_name: dict[str, Recipe], tokens: int, goal: str
-) -> list[RecipeEstimate]:
-    """High precision first."""
-    kinds, training = alike(layers), goal == "training"
-    call_of = training_call if training else inference_call
-    sums = {name: [0.0, 0, 0] for name in ("high precision", *by_name)}
-    recipes = [it if training else inference_recipe(it) for it in by_name.values()]
-    for same in kinds:
-        x = input_of(same[0], tokens)
-        calls = [call_of(same[0], x, it) for it in (None, *recipes)]
-        with torch.set_grad_enabled(training):
-            times = best_of([call for call, _ in calls], SECONDS / len(kinds))
-        sizes = [size for _, size in calls]
-        for total, seconds, size in zip(sums.values(), times, sizes, strict=True):
-            gains = seconds < times[0] or (goal == "memory" and size < sizes[0])
-            total[0] += len(same) * (seconds if gains else times[0])
-            total[1] += len(same) * (size if gains else sizes[0])
-            total[2] += len(same) * gains
-    return [RecipeEstimate(name, *total) for name, total in sums.items()]
+def _estimate(name: str, i: int, kinds: list[Kind], goal: str) -> RecipeEstimate:
+    """i: the place of the recipe in each Kind's lists."""
+    seconds, seconds_of_all, size, converted = 0.0, 0.0, 0, 0
+    for kind in kinds:
+        n = len(kind.layers)
+        used = 0 if goal != "memory" and slower(kind.seconds[0], kind.seconds[i]) else i
+        seconds += n * kind.seconds[used]
+        seconds_of_all += n * kind.seconds[i]
+        size += n * kind.weight_bytes[used]
+        converted += n * (used > 0)
+    return RecipeEstimate(name, seconds, size, converted, seconds_of_all)

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 
@@ -14,6 +15,25 @@ from quire.tensor import QuantizedTensor
 #: What a measurement takes in all, unless three rounds of each call take longer.
 SECONDS = 2.0
 _LEAST_ROUNDS = 3
+#: A call that takes this much longer than another one is slower, and not only measured at a bad moment.
+_SLOWER = 1.05
+#: More than the caches of a core and its neighbours hold, in bytes.
+_CACHES = 1 << 26
+
+
+@dataclass(frozen=True)
+class Kind:
+    """Layers of one kind, and what a call of one of them takes, first as it is and then under each recipe: seconds, and
+    the bytes of its weight."""
+
+    layers: list[torch.nn.Linear]
+    seconds: list[float]
+    weight_bytes: list[int]
+
+
+def slower(before: float, now: float) -> bool:
+    """Whether a layer that took `before` seconds and takes `now` is not worth converting."""
+    return now > _SLOWER * before
 
 
 def check_tokens(what: str, tokens: int | None) -> None:
@@ -37,12 +57,20 @@ def alike(layers: Sequence[torch.nn.Linear]) -> list[list[torch.nn.Linear]]:
     return list(kinds.values())
 
 
-def best_of(calls: Sequence[Callable[[], object]], seconds: float) -> list[float]:
+def best_of(calls: Sequence[Callable[[], object]], others: Sequence[int], seconds: float) -> list[float]:
     """The shortest time of each call, in seconds. Calls take turns, so that other load of the machine affects all of
-    them equally."""
+    them equally.
+
+    others: for each call, how many bytes the model reads between two calls of the same layer. A layer of a small model
+    finds its weights in a cache, one of a large model does not.
+    """
+    rest = torch.zeros(min(max(others), _CACHES) // 8, dtype=torch.int64)
     best, end, rounds = [float("inf")] * len(calls), time.perf_counter() + seconds, 0
     while rounds < _LEAST_ROUNDS or time.perf_counter() < end:
         for i, call in enumerate(calls):
+            if others[i] < _CACHES:
+                call()
+            rest[: others[i] // 8].sum()
             begin = time.perf_counter()
             call()
             best[i] = min(best[i], time.perf_counter() - begin)
@@ -90,9 +118,20 @@ def training_call(layer: torch.nn.Linear, x: torch.Tensor, recipe: Recipe | None
     return step, layer.weight.nbytes
 
 
-@torch.no_grad()
-def compare(layer: torch.nn.Linear, recipe: Recipe, tokens: int, seconds: float) -> tuple[float, float]:
-    """Seconds of one call of the layer with `tokens` rows, unconverted and with weights for inference."""
-    x = input_of(layer, tokens)
-    before, now = best_of([inference_call(layer, x, it)[0] for it in (None, recipe)], seconds)
-    return before, now
+def measure(
+    layers: Sequence[torch.nn.Linear], recipes: Sequence[Recipe], tokens: int, training: bool = False
+) -> list[Kind]:
+    """Times one layer of each kind with `tokens` rows, in about SECONDS altogether.
+
+    layers: all layers of the model that are to be timed. training: forward and backward passes.
+    """
+    kinds, total = alike(layers), sum(layer.weight.nbytes for layer in layers)
+    call_of = training_call if training else inference_call
+    found = []
+    for same in kinds:
+        x, own = input_of(same[0], tokens), max(1, same[0].weight.nbytes)
+        with torch.set_grad_enabled(training):
+            calls, sizes = zip(*[call_of(same[0], x, it) for it in (None, *recipes)], strict=True)
+            others = [total * size // own - size for size in sizes]
+            found.append(Kind(same, best_of(calls, others, SECONDS / len(kinds)), list(sizes)))
+    return found

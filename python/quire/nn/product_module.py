@@ -10,7 +10,7 @@ from quire import delayed, functional
 from quire.checks import check_type, check_type_or_none, describe
 from quire.ends import at_the_end
 from quire.nn.random_state import reset_streams
-from quire.nn.weight import initial_weight, kept_attributes
+from quire.nn.weight import initial_weight, kept_attributes, why_not_loaded
 from quire.recipe import Recipe
 from quire.tensor import DTYPES
 
@@ -133,6 +133,17 @@ class ProductModule(torch.nn.Module):
         self._move_states(self._device())
         self._forget_weights()
         return self
+
+    def _load_from_state_dict(
+        self, state_dict: dict[str, object], prefix: str, local_metadata: dict[str, object], *options: object
+    ) -> None:
+        assign, error_msgs = local_metadata.get("assign_to_params_buffers", False), options[-1]
+        for name in self.weight_names:
+            value = state_dict.get(prefix + name)
+            if isinstance(value, torch.Tensor) and (error := why_not_loaded(self, name, value, assign)):
+                error_msgs.append(f"{prefix}{name}: {error}")
+                return
+        super()._load_from_state_dict(state_dict, prefix, local_metadata, *options)
 
     # load_state_dict(assign=True) comes here, and whoever sets an attribute; constructors do before there are states.
     def register_parameter(self, name: str, param: torch.nn.Parameter | None) -> None:

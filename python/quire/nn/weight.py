@@ -3,6 +3,7 @@ operators."""
 
 import contextlib
 import threading
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -116,6 +117,39 @@ def kept_attributes(parameters: dict[str, torch.nn.Parameter | None]) -> Iterato
                 # Hooks are there, and not called: PyTorch has to be told again.
                 if key.endswith("_hooks") or key not in vars(parameter):
                     setattr(parameter, key, value)
+
+
+def why_not_loaded(module: torch.nn.Module, name: str, value: torch.Tensor, assign: bool) -> str:
+    """The reason why load_state_dict must not store a value as that weight of a module; "" if it may. Warns where a
+    quantized value is quantized again."""
+    weight, recipe = getattr(module, name), module.recipe
+    if not isinstance(weight, QuantizedTensor):
+        return ""
+    if not isinstance(value, QuantizedTensor):
+        # Without a recipe of its own the layer becomes an ordinary one. With one it would quantize what it was given.
+        if recipe is None or not assign:
+            return ""
+        return (
+            "the layer was converted for inference, and the state dict has values in high precision. If the layer was "
+            "not converted in the model that was saved, do not convert it here either: "
+            "quire.convert(..., tokens=None, filter=lambda module, name: isinstance(state_dict[f'{name}.weight'], "
+            "quire.QuantizedTensor)). To quantize the values, leave assign False"
+        )
+    if same_codes(value.spec_text, weight.spec_text):
+        return ""
+    if assign and recipe is not None:
+        return (
+            f"the state dict has a weight that is quantized as {value.spec_text}, and the layer's recipe quantizes "
+            f"weights as {recipe.weight_spec}; convert the model with the recipe of the model that was saved"
+        )
+    if not assign:
+        warnings.warn(
+            f"load_state_dict: weights that are quantized as {value.spec_text} are decoded and quantized again as "
+            f"{weight.spec_text}, which rounds twice; load values in high precision, or use the recipe of the model "
+            "that was saved",
+            stacklevel=2,
+        )
+    return ""
 
 
 def stored_weight(text: str, recipe: Recipe, spec: str) -> str:

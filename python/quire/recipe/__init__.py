@@ -43,9 +43,9 @@ _BY_NAME: dict[str, Recipe] = {
 }
 
 
-def names() -> tuple[str, ...]:
-    """The names that from_name accepts."""
-    return tuple(_BY_NAME)
+def names(delayed: bool = True) -> tuple[str, ...]:
+    """The names that from_name accepts. delayed=False: without delayed scaling, which no layer can have as its own."""
+    return tuple(name for name, recipe in _BY_NAME.items() if delayed or not recipe.delayed())
 
 
 def from_name(name: str) -> Recipe:
@@ -73,7 +73,7 @@ def from_text(text: str) -> CustomRecipe:
     """The recipe of a text such as "x=mxfp8,w=mxfp8,dy=mxfp8:e5m2" (docs/specs.md), which can end in
     ",backward=dequantized" or ",backward=high_precision". Raises ValueError unless it has a spec for each of x, w and
     dy and nothing else."""
-    parts = {role: spec for role, _, spec in [part.partition("=") for part in text.split(",")]}
+    parts = {role.strip(): spec.strip() for role, _, spec in [part.partition("=") for part in text.split(",")]}
     backward = parts.pop("backward", None)
     if sorted(parts) != ["dy", "w", "x"] or text.count(",") != len(parts) - (backward is None):
         raise ValueError(

@@ -183,6 +183,7 @@ def _with_graph(construct: Callable[..., None]) -> Callable[..., None]:
 
 def _without_extra_state(kind: type[torch.nn.Module]) -> Callable[..., None]:
     """Modules whose state_dict has no extra state, and that load one which has, as TransformerEngine writes it."""
+    load = kind._load_from_state_dict
 
     def _load_from_state_dict(
         self: torch.nn.Module, state_dict: dict[str, object], prefix: str, *options: object
@@ -195,7 +196,7 @@ def _without_extra_state(kind: type[torch.nn.Module]) -> Callable[..., None]:
                 "saved",
                 stacklevel=2,
             )
-        super(kind, self)._load_from_state_dict(state_dict, prefix, *options)
+        load(self, state_dict, prefix, *options)
 
     return _load_from_state_dict
 

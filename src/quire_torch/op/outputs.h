@@ -14,7 +14,8 @@ namespace quire_torch::op {
 
 /// How an error ends that refuses a tensor on the meta device, which has no values: moving it is no remedy.
 inline constexpr const char* kInsteadOfMeta =
-    "; give the one on meta memory with Module.to_empty(device=...) and then values, or move the other";
+    "; give the one on meta values, by load_state_dict(state_dict, assign=True) or by Module.to_empty(device=...) and "
+    "an initialisation, or move the other";
 
 /// A contiguous result tensor.
 template <class Int>

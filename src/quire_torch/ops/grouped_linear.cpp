@@ -82,7 +82,9 @@ op::OptionalTensorList saved_buffers_of_w(op::OptionalTensorList w_buffers, Dire
   for (size_t i = 0; i < w_buffers.size(); ++i) {
     quire::check(i % 6 != first || w_buffers[i], "linear: w",
                  w_buffers.size() > 6 ? quire::text(" of group ", i / 6) : "", " is given without ",
-                 quire::kBufferNames[first], ", which the gradient of x needs; quantize it in both directions");
+                 quire::kBufferNames[first],
+                 ", which the gradient of x needs; quantize it in both directions, or, if it was quantized for "
+                 "inference, run the model under torch.no_grad()");
     if (i % 6 < first || i % 6 >= first + 3) w_buffers[i].reset();
   }
   return w_buffers;

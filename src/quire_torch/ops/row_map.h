@@ -45,11 +45,14 @@ struct ExpertRows : OpBase {
 
   template <class Int>
   static std::array<op::Result<Int>, 2> results(const Args& a) {
-    check_ids(a.topk_ids, "permute (expert_rows): topk_ids");
-    quire::check(a.topk_ids.dim() == 2, "permute (expert_rows): topk_ids must be [tokens, topk], got ",
+    check_ids(a.topk_ids, "permute or tokens_per_expert (expert_rows): topk_ids");
+    quire::check(a.topk_ids.dim() == 2,
+                 "permute or tokens_per_expert (expert_rows): topk_ids must be [tokens, topk], got ",
                  op::sizes<Int>(a.topk_ids), "; use .reshape(-1, topk)");
-    quire::check(a.num_experts >= 0,
-                 "permute (expert_rows): num_experts must be at least 1, or 0 if it is not known; got ", a.num_experts);
+    quire::check(
+        a.num_experts >= 0,
+        "permute or tokens_per_expert (expert_rows): num_experts must be at least 1, or 0 if it is not known; got ",
+        a.num_experts);
     return {op::Result<Int>{{op::size<Int>(a.topk_ids, 0), op::size<Int>(a.topk_ids, 1)}, at::kInt},
             op::Result<Int>{{Int(a.num_experts)}, at::kInt}};
   }

@@ -43,7 +43,7 @@ void expert_rows(const ExpertRowsProblem& p, const Context&) {
   const std::span<int32_t> ends = p.offsets ? std::span(p.offsets, at(experts)) : std::span(own);
   std::fill(ends.begin(), ends.end(), 0);
   for (int64_t i = 0; i < p.count; ++i) {
-    check_expert_id("permute (expert_rows)", p.ids[i], i, experts);
+    check_expert_id("permute or tokens_per_expert (expert_rows)", p.ids[i], i, experts);
     if (p.ids[i] >= 0) ++ends[at(p.ids[i])];
   }
   std::exclusive_scan(ends.begin(), ends.end(), ends.begin(), 0);
