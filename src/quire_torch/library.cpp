@@ -16,7 +16,9 @@
 #include "quire_torch/ops/grouped_linear.h"
 #include "quire_torch/ops/grouped_quantize.h"
 #include "quire_torch/ops/linear.h"
+#include "quire_torch/ops/linear_grads.h"
 #include "quire_torch/ops/norm.h"
+#include "quire_torch/ops/parallel_linear.h"
 #include "quire_torch/ops/permute.h"
 #include "quire_torch/ops/quantize_through.h"
 #include "quire_torch/ops/register_runner.h"
@@ -43,13 +45,13 @@ struct Operators {
 };
 
 /// What users call, and is differentiable.
-using Outer =
-    Operators<Linear, LinearPrequantized, GroupedLinear, Norm, Activation, Route, Permute, Unpermute, QuantizeThrough>;
+using Outer = Operators<Linear, LinearPrequantized, GroupedLinear, ParallelLinear, Norm, Activation, Route, Permute,
+                        Unpermute, QuantizeThrough>;
 /// What those call: with kernels for every device that the core knows.
-using Inner =
-    Operators<LinearFwd, LinearBwd, LinearUnquantizedBwd, GroupedQuantize, GroupedAmax, GroupedDequantize, NormFwd,
-              NormBwd, ActivationFwd, ActivationBwd, RouteFwd, RouteBwd, LimitCapacity, ExpertRows, ChunkRows,
-              PermuteFwd, UnpermuteFwd, UnpermuteDot, Quantize, Amax, Fingerprint, Dequantize, Reorder, EmptyQuantized>;
+using Inner = Operators<LinearFwd, LinearBwd, LinearDgrad, LinearWgrad, Tie, LinearUnquantizedBwd, GroupedQuantize,
+                        GroupedAmax, GroupedDequantize, NormFwd, NormBwd, ActivationFwd, ActivationBwd, RouteFwd,
+                        RouteBwd, LimitCapacity, ExpertRows, ChunkRows, PermuteFwd, UnpermuteFwd, UnpermuteDot,
+                        Quantize, Amax, Fingerprint, Dequantize, Reorder, EmptyQuantized>;
 using Mutations = Operators<Wgrad<at::Tensor>, Wgrad<op::TensorList>, Accumulate<at::Tensor>,
                             Accumulate<op::TensorList>, SrAdvance, DelayedCollect, DelayedUpdate, AmaxMax, WgradStash>;
 /// With kernels for the host alone: runners, whose weights lie there.

@@ -91,6 +91,17 @@ def quantizers(scale):
     ops.fingerprint(x)
 
 
+def gradients_apart(scale):
+    x, w, dy = values(24, 64, scale=scale), values(40, 64, seed=1, scale=scale), values(24, 40, seed=2, scale=scale)
+    for text in RECIPES:
+        specs = dict(part.split("=", 1) for part in text.split(",")[:3])
+        of_x, of_w, of_dy = (
+            ops.quantize(t, specs[role], True, True, 5) for role, t in (("x", x), ("w", w), ("dy", dy))
+        )
+        ops.linear_dgrad(*of_dy[:3], of_w, [24, 64], 40, text, torch.float32)
+        ops.linear_wgrad(*of_dy[3:], *of_x[3:], 24, 40, 64, text, torch.bfloat16)
+
+
 def linears(scale):
     leaves = [values(24, 64, scale=scale), values(40, 64, seed=1, scale=scale), values(40, seed=2, scale=scale)]
     for text in [*RECIPES, *WAYS]:
@@ -194,7 +205,7 @@ def served(scale):
         ops.nvfp4_moe_routed(x, values(24, 4, scale=scale), None, "softmax:topk=2", which, 64)
 
 
-SCENES = [quantizers, linears, grouped, producers, mixtures, states, served]
+SCENES = [quantizers, gradients_apart, linears, grouped, producers, mixtures, states, served]
 
 #: Operators that compute nothing in floating point.
 WITHOUT_NUMBERS = {
@@ -203,11 +214,13 @@ WITHOUT_NUMBERS = {
     "delayed_collections", "delayed_update_in_python_", "explain_begin", "explain_end", "explain_note", "in_backward",
     "isas", "kernel_tables",
     "runner_call_python", "runner_dropped_functions", "runner_list", "runner_register_linear", "runner_register_moe",
-    "runner_register_python", "runner_release_memory", "runner_unregister", "spec_families", "spec_grammar",
+    "runner_register_python", "runner_release_memory", "runner_unregister", "spec_families", "spec_grammar", "tie",
     "wgrad_drop", "wgrad_stash_", "wgrad_take_",
 }  # fmt: skip
 #: Operators that are others of the list, which autograd finds.
-COMPOSED = {"activation", "grouped_linear", "linear_prequantized", "norm", "permute", "route", "unpermute"}
+COMPOSED = {
+    "activation", "grouped_linear", "linear_prequantized", "norm", "parallel_linear", "permute", "route", "unpermute",
+}  # fmt: skip
 _recorded = {}
 
 

@@ -89,7 +89,7 @@ template <void (*Run)(const QuantizeProblem&)>
 void quantize(const QuantizeProblem& problem, const Context&) {
   check_given_amax(problem.amax.rowwise, amax_count(problem.spec, problem.x.rows));
   check_given_amax(problem.amax.columnwise, amax_count(problem.spec, problem.x.cols));
-  if (!problem.random.state) return Run(problem);
+  if (!problem.random.state && !problem.random.part) return Run(problem);
   QuantizeProblem p = problem;
   p.random = problem.random.read();
   Run(p);

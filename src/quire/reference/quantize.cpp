@@ -206,7 +206,8 @@ void write_scales(const Lines& t, const std::vector<BlockScale>& scales, void* b
 uint8_t random_byte_of(const Lines& t, int64_t o, int64_t l) {
   const Randomness& r = t.problem.random;
   const uint64_t offset = t.direction == Direction::rowwise ? r.rowwise_offset : r.columnwise_offset;
-  const auto words = philox(r.seed, offset, static_cast<uint64_t>(o * t.blocks + l / t.block));
+  const auto words =
+      philox(r.seed, offset, static_cast<uint64_t>(r.number(t.direction, {t.outer, t.blocks}, o, l / t.block)));
   return random_byte(words, static_cast<int>(l % t.block));
 }
 

@@ -3,6 +3,7 @@
 // operation in errors and in QUIRE_KERNEL.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <string>
 #include <string_view>
@@ -32,13 +33,35 @@ struct Randomness {
   uint64_t columnwise_offset = 0;
   /// {seed, counter c} of a module or null: its seed and 2 c are added to the numbers above.
   const int64_t* state = nullptr;
+  /// {index, count} or null: x is that one of `count` equal parts of a larger tensor, along `axis`, and draws the bits
+  /// that it would draw there (numerics.md 0.11).
+  const int64_t* part = nullptr;
+  int axis = 0;  ///< 0: parts of the rows, 1: of the columns
+  int64_t index = 0, count = 1;
 
-  /// The numbers to draw with. Follows `state`: for kernels.
+  /// The numbers to draw with. Follows pointers: for kernels.
   Randomness read() const {
-    if (!state) return *this;
-    const auto first = static_cast<uint64_t>(state[0]), drawn = 2 * static_cast<uint64_t>(state[1]);
-    return {seed + first, rowwise_offset + drawn, columnwise_offset + drawn, nullptr};
+    Randomness r = *this;
+    r.state = r.part = nullptr;
+    if (state) {
+      const uint64_t drawn = 2 * static_cast<uint64_t>(state[1]);
+      r.seed += static_cast<uint64_t>(state[0]), r.rowwise_offset += drawn, r.columnwise_offset += drawn;
+    }
+    if (part) r.index = part[0], r.count = part[1];
+    return r;
   }
+
+  /// How far the numbers of a block and of the block below it are apart, of lines of `blocks` in a buffer.
+  int64_t stride(Direction d, int64_t blocks) const { return divides_lines(d) ? blocks : blocks * count; }
+  /// The number of a block of a buffer of `lines` lines of `blocks` blocks.
+  int64_t number(Direction d, std::array<int64_t, 2> lines_and_blocks, int64_t line, int64_t block) const {
+    const auto [lines, blocks] = lines_and_blocks;
+    const int64_t before = index * (divides_lines(d) ? lines * blocks : blocks);
+    return before + line * stride(d, blocks) + block;
+  }
+
+ private:
+  bool divides_lines(Direction d) const { return (axis == 0) == (d == Direction::rowwise); }
 };
 
 /// Amaxes of each direction that a caller knows, as AmaxProblem gives them: not negative, not NaN. Null: measured.

@@ -301,8 +301,17 @@ void register_outer(torch::Library& m) {
                 "backward must return one gradient per Tensor, Tensor? or GradientList argument: op::Tensors<N>");
   detail::define<Op>(m);
   detail::implement_refusals<Op>(m);
-  detail::implement<Op, &boxed<Op, &Op::inference>>(m, c10::DispatchKey::CompositeExplicitAutograd);
-  detail::implement<Op, &detail::autograd_of_outer<Op>>(m, c10::DispatchKey::Autograd);
+  // An implicit composite is decomposed by whoever traces; an explicit one stays a node of the graph.
+  if constexpr (requires { requires Op::kComposite; }) {
+    detail::implement<Op, &boxed<Op, &Op::inference>>(m, c10::DispatchKey::CompositeImplicitAutograd);
+    // Under the alias Autograd it would come after the composite.
+    using enum c10::DispatchKey;
+    for (const auto key : {AutogradCPU, AutogradCUDA, AutogradMeta, AutogradPrivateUse1, AutogradOther})
+      detail::implement<Op, &detail::autograd_of_outer<Op>>(m, key);
+  } else {
+    detail::implement<Op, &boxed<Op, &Op::inference>>(m, c10::DispatchKey::CompositeExplicitAutograd);
+    detail::implement<Op, &detail::autograd_of_outer<Op>>(m, c10::DispatchKey::Autograd);
+  }
 }
 
 }  // namespace quire_torch::op

@@ -1,20 +1,13 @@
 #include "quire_torch/ops/grouped_linear.h"
 
-#include <ATen/ops/zeros.h>
 #include <c10/core/InferenceMode.h>
 
 #include "quire_torch/ops/destinations.h"
-#include "quire_torch/ops/grouped_quantize.h"
-#include "quire_torch/ops/state.h"
-#include "quire_torch/ops/wgrad.h"
 
 namespace quire_torch {
 namespace {
 
 using quire::Backward, quire::Direction;
-
-/// How many groups of rows there are.
-c10::SymInt groups_of(const op::OptionalTensor& offsets) { return offsets ? offsets->sym_size(0) : c10::SymInt(1); }
 
 bool is_stacked(const op::GradientList& list, int64_t rank) {
   return list.tensors.size() == 1 && list.tensors[0].dim() > rank;
@@ -22,6 +15,9 @@ bool is_stacked(const op::GradientList& list, int64_t rank) {
 
 /// Whether w tells only shape and dtype.
 bool only_codes(const GroupedLinear::Args& a) { return !a.w_buffers.empty() && !a.w_fingerprint; }
+
+/// Whether backward multiplies codes of w, or their values.
+bool codes_of_w(const GroupedLinear::Args& a) { return mode_of(a.recipe) != Backward::high_precision || only_codes(a); }
 
 void check_lists(const GroupedLinear::Args& a) {
   check_input(a.x, "linear: x");
@@ -56,9 +52,6 @@ LinearFwd::Args inner(const GroupedLinear::Args& a, int64_t save) {
           .w_fingerprint = a.w_fingerprint,
           .fwd_scale = a.fwd_scale};
 }
-
-/// What backward multiplies; without a recipe, x and w themselves.
-Backward mode_of(const OptionalRecipeText& recipe) { return *recipe ? (*recipe)->backward : Backward::high_precision; }
 
 /// Whether codes are given for a tensor that has elements. Operators stand for absent ones with a tensor [0]: a number
 /// while tracing too, where that of present ones may be unknown.
@@ -124,29 +117,9 @@ void check_memory(const GroupedLinear::Args& a, const op::OptionalTensor& t, con
                " shares memory with another argument, which would be overwritten; give it memory of its own");
 }
 
-/// A copy of a result in memory of the caller's, if it gave any.
-void copy_result(const at::Tensor& memory, const at::Tensor& result) {
-  if (!memory.defined()) return;
-  memory.view_symint(result.sym_sizes()).copy_(result);
-  memory.unsafeGetTensorImpl()->bump_version();  // who saved it for a backward pass has to know
-}
+}  // namespace
 
-/// Again when backward begins: what it writes may have been resized since.
-void check_backward(const GroupedLinear::Saved& s, const at::Tensor& dy) {
-  const auto given = [](const at::Tensor& t) { return t.defined() ? op::OptionalTensor(t) : std::nullopt; };
-  Destinations{given(s.sr_state.tensor), std::nullopt, given(s.bwd_amax.tensor), given(s.wgrad_stash.tensor),
-               s.main_grad.tensors}
-      .check(dy.device(), groups_of(s.offsets), {dy.sym_size(-1), s.in_features});
-  const at::Tensor& memory = s.dgrad_out.tensor;
-  auto wanted = dy.sym_sizes().vec();
-  wanted.back() = s.in_features;
-  quire::check(!memory.defined() || (memory.is_contiguous() && memory.scalar_type() == s.dtype &&
-                                     memory.sym_numel() == c10::multiply_integers(wanted)),
-               "linear: dgrad_out was changed since the forward pass and is no memory for ",
-               c10::SymIntArrayRef(wanted), " any more");
-}
-
-void check_forward(const GroupedLinear::Args& a, op::Needs need) {
+void GroupedLinear::check(const Args& a, op::Needs need) {
   check_lists(a);
   const at::Tensor& w = a.w.tensors[0];
   if (!a.offsets || a.offsets->dim() == 1)
@@ -170,195 +143,62 @@ void check_forward(const GroupedLinear::Args& a, op::Needs need) {
                 "' and needs sr_state, an int64 [2] tensor {seed, counter}; got none. quire.GroupedLinear has one");
 }
 
-RecipeText recipe_of(const GroupedLinear::Saved& s) { return RecipeText::parse(s.recipe.text()); }
-
-bool external_wgrad(const GroupedLinear::Saved& s) {
-  return !s.main_grad.tensors.empty() || s.wgrad_stash.tensor.defined();
+void copy_result(const at::Tensor& memory, const at::Tensor& result) {
+  memory.view_symint(result.sym_sizes()).copy_(result);
+  memory.unsafeGetTensorImpl()->bump_version();  // who saved it for a backward pass has to know
 }
-
-/// Rows of dy.
-c10::SymInt tokens_of(const at::Tensor& dy) {
-  const auto sizes = dy.sym_sizes();
-  return c10::multiply_integers(sizes.slice(0, sizes.size() - 1));
-}
-
-/// Keeps operands of the gradient of w, and offsets behind them if there are any.
-void keep_for_later(const GroupedLinear::Saved& s, op::TensorList operands, c10::SymInt tokens) {
-  if (s.offsets) operands.push_back(*s.offsets);
-  keep_operands({{s.wgrad_stash.tensor}, std::move(operands), std::move(tokens), s.recipe, s.overwrite_main_grad});
-}
-
-/// The gradient of w elsewhere than in linear_bwd, of the columnwise dy which that returned.
-void weight_gradient(const GroupedLinear::Saved& s, const RecipeText& recipe, const DirectionBuffers& dy,
-                     const DirectionBuffers& x, c10::SymInt tokens) {
-  if (s.wgrad_stash.tensor.defined()) {
-    keep_for_later(s, {dy[0], dy[1], dy[2], x[0], x[1], x[2]}, std::move(tokens));
-  } else {
-    call_into<Wgrad>(s.main_grad.tensors, dy[0], dy[1], dy[2], x[0], x[1], x[2], s.offsets, std::move(tokens), recipe,
-                     s.overwrite_main_grad);
-  }
-}
-
-/// What autograd is given for w when its gradient went elsewhere.
-at::Tensor delivered(const GroupedLinear::Saved& s, const at::Tensor& dy) {
-  if (!s.placeholder) return {};
-  std::vector<c10::SymInt> sizes{dy.sym_size(-1), s.in_features};
-  if (s.offsets) sizes.insert(sizes.begin(), groups_of(s.offsets));
-  return at::zeros_symint(sizes, dy.options().dtype(s.dtype));
-}
-
-/// x columnwise, which forward kept, or x itself to be quantized now.
-DirectionBuffers columnwise_x(const GroupedLinear::Saved& s, const RecipeText& recipe, bool needed) {
-  if (!needed || recipe->backward != Backward::requantized) return {s.x_data, s.x_scale, s.x_amax};
-  return op::call<GroupedQuantize>(
-      {.x = s.x_data, .offsets = s.offsets, .spec = text_of(recipe->x), .columnwise = true});
-}
-
-at::Tensor decode(const GroupedLinear::Saved& s, const DirectionBuffers& q, const quire::QuantSpec& spec,
-                  const at::Tensor& like) {
-  auto shape = like.sym_sizes().vec();
-  shape.back() = s.in_features;
-  return op::call<GroupedDequantize>({.data = q[0],
-                                      .scale = q[1],
-                                      .amax = q[2],
-                                      .offsets = s.offsets,
-                                      .spec = text_of(spec),
-                                      .shape = std::move(shape),
-                                      .dtype = s.dtype})[0];
-}
-
-/// dx as its quantized values, where the recipe has a spec for it.
-at::Tensor rounded_dx(const GroupedLinear::Saved& s, const quire::QuantSpec& spec, const at::Tensor& dx) {
-  const c10::SymInt groups = groups_of(s.offsets);
-  std::optional<at::Tensor> scale;
-  if (s.bwd_scale.defined()) scale = s.bwd_scale.narrow_symint(0, groups, groups);
-  const DirectionBuffers q = op::call<GroupedQuantize>(
-      {.x = dx, .offsets = s.offsets, .spec = text_of(spec), .columnwise = false, .scale = scale});
-  if (scale && s.bwd_amax.tensor.defined()) op::call<AmaxMax>({{s.bwd_amax.tensor}, q[2], 1});
-  return decode(s, q, spec, dx);
-}
-
-op::Tensors<3> quantized_backward(const GroupedLinear::Saved& s, const at::Tensor& dy, op::Needs need) {
-  const RecipeText recipe = recipe_of(s);
-  const bool quantizes = need[kX] || need[kW];
-  const bool stochastic = recipe->dy.stochastic && s.sr_state.tensor.defined();
-  const bool external = need[kW] && external_wgrad(s);
-  const auto scale = quantizes && s.bwd_scale.defined() ? std::optional(s.bwd_scale) : std::nullopt;
-  const DirectionBuffers x = columnwise_x(s, recipe, need[kW]);
-  auto g = op::call<LinearBwd>({.dy = dy,
-                                .offsets = s.offsets,
-                                .x_data = x[0],
-                                .x_scale = x[1],
-                                .x_amax = x[2],
-                                .w_buffers = s.w_buffers,
-                                .in_features = s.in_features,
-                                .recipe = recipe,
-                                .dtype = s.dtype,
-                                .needs = needed_gradients(need, external),
-                                .sr_state = stochastic ? std::optional(s.sr_state.tensor) : std::nullopt,
-                                .bwd_scale = scale});
-  // First what may still refuse its operands, so that a refused call has changed nothing.
-  if (external) weight_gradient(s, recipe, {g[3], g[4], g[5]}, x, tokens_of(dy));
-  if (stochastic) op::call<SrAdvance>({.sr_state = {s.sr_state.tensor}});
-  if (scale && s.bwd_amax.tensor.defined()) op::call<AmaxMax>({{s.bwd_amax.tensor}, g[5], 0});
-  if (need[kX] && recipe->dx) g[0] = rounded_dx(s, *recipe->dx, g[0]);
-  return {g[0], external ? delivered(s, dy) : g[1], g[2]};
-}
-
-/// x as a backward pass multiplies it that does not multiply codes.
-at::Tensor plain_x(const GroupedLinear::Saved& s, const at::Tensor& dy) {
-  if (mode_of(s.recipe) == Backward::high_precision) return s.x_data;
-  return decode(s, {s.x_data, s.x_scale, s.x_amax}, (*s.recipe)->x, dy);
-}
-
-/// Gradients as products of plain tensors (numerics.md 6.8).
-op::Tensors<3> unquantized_backward(const GroupedLinear::Saved& s, const at::Tensor& dy, op::Needs need) {
-  const at::Tensor x = need[kW] ? plain_x(s, dy) : dy.new_empty({0});
-  const bool external = need[kW] && external_wgrad(s), later = external && s.wgrad_stash.tensor.defined();
-  op::Tensors<3> g =
-      op::call<LinearUnquantizedBwd>({.dy = dy,
-                                      .offsets = s.offsets,
-                                      .x = x,
-                                      .w = s.w,
-                                      .w_buffers = s.w_buffers,
-                                      .in_features = s.in_features,
-                                      .recipe = s.recipe,
-                                      .dtype = s.dtype,
-                                      .needs = needed_gradients(need) & (later ? ~kNeedsW : ~int64_t{0})});
-  if (later) {
-    keep_for_later(s, {dy.to(s.dtype), x.to(s.dtype)}, tokens_of(dy));
-  } else if (external) {
-    call_into<Accumulate>(s.main_grad.tensors, g[1], s.overwrite_main_grad);
-  }
-  if (external) g[1] = delivered(s, dy);
-  return g;
-}
-
-}  // namespace
 
 op::Tensors<3> GroupedLinear::inference(const Args& a) {
-  check_forward(a, {});
+  check(a, {});
   const auto r = op::call<LinearFwd>(inner(a, 0));
-  copy_result(a.out.value.value_or(at::Tensor()), r[0]);
+  if (a.out.value) copy_result(*a.out.value, r[0]);
   return {r[0], r[3], r[6]};
 }
 
 std::pair<op::Tensors<3>, GroupedLinear::Saved> GroupedLinear::forward(const Args& a, op::Needs need) {
-  check_forward(a, need);
+  check(a, need);
+  const auto [r, x] = product(a, need);
+  if (a.out.value) copy_result(*a.out.value, r[0]);
+  return {{r[0], r[3], r[6]}, saved(a, x, r, need)};
+}
+
+std::pair<op::Tensors<7>, DirectionBuffers> GroupedLinear::product(const Args& a, op::Needs need) {
   const Backward mode = mode_of(a.recipe);
+  const bool codes_of_x = mode == Backward::quantized || mode == Backward::dequantized;
   // Each operand is kept for the gradient of the other one.
-  const bool keep_x = need[kW], keep_w = need[kX];
-  const bool codes_of_x = mode == Backward::quantized || mode == Backward::dequantized,
-             codes_of_w = mode != Backward::high_precision || only_codes(a);
-  const auto r =
-      op::call<LinearFwd>(inner(a, (keep_x && codes_of_x ? kSaveX : 0) | (keep_w && codes_of_w ? kSaveW : 0)));
+  const int64_t save = (need[kW] && codes_of_x ? kSaveX : 0) | (need[kX] && codes_of_w(a) ? kSaveW : 0);
+  op::Tensors<7> r = op::call<LinearFwd>(inner(a, save));
   DirectionBuffers x{r[1], r[2], r[3]};
-  if (keep_x && !codes_of_x) x = {a.x, r[2], r[3]};
-  if (keep_x && codes_of_x && !a.x_buffers.empty())
+  if (need[kW] && !codes_of_x) x[0] = a.x;
+  if (need[kW] && codes_of_x && !a.x_buffers.empty())
     x = saved_buffers(a.x_buffers, a.x, saved_direction(**a.recipe), r[3]);
-  const Direction direction_of_w = from_codes(mode) ? Direction::columnwise : Direction::rowwise;
-  copy_result(a.out.value.value_or(at::Tensor()), r[0]);
-  return {{r[0], r[3], r[6]},
-          {.offsets = a.offsets,
-           .x_data = x[0],
-           .x_scale = x[1],
-           .x_amax = x[2],
-           .bwd_scale = a.bwd_scale ? a.bwd_scale->clone() : at::Tensor(),
-           .w = keep_w && !codes_of_w ? a.w.tensors : op::TensorList(),
-           .w_buffers = !keep_w || !codes_of_w ? op::OptionalTensorList()
-                        : a.w_buffers.empty()  ? as_six_buffers({r[4], r[5], r[6]}, direction_of_w)
-                                               : saved_buffers_of_w(a.w_buffers, direction_of_w),
-           .sr_state = {a.sr_state.value_or(at::Tensor())},
-           .bwd_amax = {a.bwd_amax.value_or(at::Tensor())},
-           .wgrad_stash = {a.wgrad_stash.value_or(at::Tensor())},
-           .dgrad_out = {a.dgrad_out.value_or(at::Tensor())},
-           .main_grad = {a.main_grad},
-           .in_features = a.x.sym_size(-1),
-           .recipe = a.recipe,
-           .dtype = a.dtype,
-           .stacked_w = is_stacked(a.w, 2),
-           .stacked_bias = is_stacked(a.bias, 1),
-           .overwrite_main_grad = a.overwrite_main_grad,
-           .placeholder = a.placeholder}};
+  return {std::move(r), std::move(x)};
 }
 
-op::Tensors<3> GroupedLinear::gradients(const Saved& s, const at::Tensor& dy, op::Needs need) {
-  check_backward(s, dy);
-  op::Tensors<3> g =
-      from_codes(mode_of(s.recipe)) ? quantized_backward(s, dy, need) : unquantized_backward(s, dy, need);
-  if (need[kX]) copy_result(s.dgrad_out.tensor, g[0]);
-  return g;
-}
-
-op::Tensors<11> GroupedLinear::backward(const Saved& s, const op::Tensors<3>& grads, op::Needs need) {
-  op::Tensors<3> g = gradients(s, grads[0], need);
-  // The gradient of a list has a leading dimension of its tensors: of one tensor for all groups, one.
-  const auto listed = [&](at::Tensor& gradient, bool stacked) {
-    if (gradient.defined() && (!s.offsets || stacked)) gradient = gradient.unsqueeze(0);
-  };
-  listed(g[1], s.stacked_w);
-  if (need[kBias]) listed(g[2], s.stacked_bias);
-  return {g[0], g[1], g[2], {}, {}, {}, {}, {}, {}, {}, {}};
+GroupedLinear::Saved GroupedLinear::saved(const Args& a, const DirectionBuffers& x, const op::Tensors<7>& r,
+                                          op::Needs need) {
+  const Direction direction_of_w = from_codes(mode_of(a.recipe)) ? Direction::columnwise : Direction::rowwise;
+  return {.offsets = a.offsets,
+          .x_data = x[0],
+          .x_scale = x[1],
+          .x_amax = x[2],
+          .bwd_scale = a.bwd_scale ? a.bwd_scale->clone() : at::Tensor(),
+          .w = need[kX] && !codes_of_w(a) ? a.w.tensors : op::TensorList(),
+          .w_buffers = !need[kX] || !codes_of_w(a) ? op::OptionalTensorList()
+                       : a.w_buffers.empty()       ? as_six_buffers({r[4], r[5], r[6]}, direction_of_w)
+                                                   : saved_buffers_of_w(a.w_buffers, direction_of_w),
+          .sr_state = {a.sr_state.value_or(at::Tensor())},
+          .bwd_amax = {a.bwd_amax.value_or(at::Tensor())},
+          .wgrad_stash = {a.wgrad_stash.value_or(at::Tensor())},
+          .dgrad_out = {a.dgrad_out.value_or(at::Tensor())},
+          .main_grad = {a.main_grad},
+          .in_features = a.x.sym_size(-1),
+          .recipe = a.recipe,
+          .dtype = a.dtype,
+          .stacked_w = is_stacked(a.w, 2),
+          .stacked_bias = is_stacked(a.bias, 1),
+          .overwrite_main_grad = a.overwrite_main_grad,
+          .placeholder = a.placeholder};
 }
 
 }  // namespace quire_torch

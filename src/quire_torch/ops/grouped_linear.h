@@ -6,6 +6,7 @@
 
 #include "quire_torch/op/autograd.h"
 #include "quire_torch/ops/linear_bwd.h"
+#include "quire_torch/ops/parallel.h"
 
 namespace quire_torch {
 
@@ -60,9 +61,10 @@ struct GroupedLinear : OpBase {
   static constexpr size_t kDifferentiable = 1;
 
   /// What backward needs: codes in the direction that it reads, or x and w themselves where it multiplies or quantizes
-  /// those (requantized, high_precision).
+  /// those (requantized, high_precision). Of a layer that is divided over processes what this one has; x_plain: x
+  /// itself, since codes of parts would not be those of the whole.
   struct Saved {
-    op::OptionalTensor offsets;
+    op::OptionalTensor offsets, part{};
     at::Tensor x_data, x_scale, x_amax;
     at::Tensor bwd_scale;
     op::TensorList w;
@@ -71,9 +73,11 @@ struct GroupedLinear : OpBase {
     op::StateList main_grad;
     c10::SymInt in_features;
     OptionalRecipeText recipe;
+    OptionalParallelText parallel = OptionalParallelText::parse("");
     at::ScalarType dtype;
-    bool stacked_w, stacked_bias, overwrite_main_grad, placeholder;
+    bool stacked_w, stacked_bias, overwrite_main_grad, placeholder, x_plain = false;
     static constexpr auto kFields = std::tuple{op::field<&Saved::offsets>("offsets"),
+                                               op::field<&Saved::part>("part"),
                                                op::field<&Saved::x_data>("x_data"),
                                                op::field<&Saved::x_scale>("x_scale"),
                                                op::field<&Saved::x_amax>("x_amax"),
@@ -87,18 +91,39 @@ struct GroupedLinear : OpBase {
                                                op::field<&Saved::main_grad>("main_grad"),
                                                op::field<&Saved::in_features>("in_features"),
                                                op::field<&Saved::recipe>("recipe"),
+                                               op::field<&Saved::parallel>("parallel"),
                                                op::field<&Saved::dtype>("dtype"),
                                                op::field<&Saved::stacked_w>("stacked_w"),
                                                op::field<&Saved::stacked_bias>("stacked_bias"),
                                                op::field<&Saved::overwrite_main_grad>("overwrite_main_grad"),
-                                               op::field<&Saved::placeholder>("placeholder")};
+                                               op::field<&Saved::placeholder>("placeholder"),
+                                               op::field<&Saved::x_plain>("x_plain")};
   };
 
   static op::Tensors<3> inference(const Args& a);
   static std::pair<op::Tensors<3>, Saved> forward(const Args& a, op::Needs need);
+  /// Throws where forward would refuse the arguments.
+  static void check(const Args& a, op::Needs need);
+  /// The results of linear_fwd, and what is kept of x.
+  static std::pair<op::Tensors<7>, DirectionBuffers> product(const Args& a, op::Needs need);
+  /// x: what is kept of it. r: the results of linear_fwd.
+  static Saved saved(const Args& a, const DirectionBuffers& x, const op::Tensors<7>& r, op::Needs need);
   static op::Tensors<11> backward(const Saved& s, const op::Tensors<3>& grads, op::Needs need);
   /// dx, dw and dbias as linear_bwd gives them; undefined where not needed, or where dw has gone elsewhere.
   static op::Tensors<3> gradients(const Saved& s, const at::Tensor& dy, op::Needs need);
 };
+
+/// How many groups of rows there are.
+inline c10::SymInt groups_of(const op::OptionalTensor& offsets) {
+  return offsets ? offsets->sym_size(0) : c10::SymInt(1);
+}
+
+/// What backward multiplies; without a recipe, x and w themselves.
+inline quire::Backward mode_of(const OptionalRecipeText& recipe) {
+  return *recipe ? (*recipe)->backward : quire::Backward::high_precision;
+}
+
+/// A copy of a result in memory of the caller's.
+void copy_result(const at::Tensor& memory, const at::Tensor& result);
 
 }  // namespace quire_torch

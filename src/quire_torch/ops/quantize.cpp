@@ -20,16 +20,37 @@ const float* given_amax(const op::OptionalTensor& t, const quire::QuantSpec& spe
   return t->const_data_ptr<float>();
 }
 
+/// {first, second} of a contiguous int64 [2] tensor; null if there is none.
+const int64_t* pair_of(const op::OptionalTensor& t, const char* name, const char* holds) {
+  if (!t) return nullptr;
+  quire::check(t->scalar_type() == at::kLong && t->sizes() == at::IntArrayRef({2}) && t->is_contiguous(),
+               "quantize: ", name, " must be a contiguous int64 [2] tensor ", holds, ", got ", t->scalar_type(), " ",
+               t->sizes());
+  return t->const_data_ptr<int64_t>();
+}
+
+quire::Randomness randomness(const Quantize::Args& a) {
+  quire::check(a.axis == 0 || a.axis == 1, "quantize: axis must be 0 (rows) or 1 (columns), got ", a.axis);
+  quire::check(!a.sr_state || (a.seed == 0 && a.offset == 0),
+               "quantize: sr_state stands for seed and offset; leave these out");
+  const auto seed = static_cast<uint64_t>(a.seed), offset = static_cast<uint64_t>(a.offset);
+  return {.seed = seed,
+          .rowwise_offset = offset,
+          .columnwise_offset = a.sr_state ? 1 : offset,
+          .state = pair_of(a.sr_state, "sr_state", "{seed, counter}"),
+          .part = pair_of(a.part, "part", "{index, count}"),
+          .axis = static_cast<int>(a.axis)};
+}
+
 }  // namespace
 
 void Quantize::run(const Args& a, op::Tensors<6>& out, const quire::Context& context) {
   const MatrixView x(a.x, "quantize: x");
-  const auto seed = static_cast<uint64_t>(a.seed), offset = static_cast<uint64_t>(a.offset);
   quire::quantize({.spec = *a.spec,
                    .x = x.matrix(),
                    .rowwise = a.rowwise ? side(out, quire::Direction::rowwise) : quire::Side{},
                    .columnwise = a.columnwise ? side(out, quire::Direction::columnwise) : quire::Side{},
-                   .random = {.seed = seed, .rowwise_offset = offset, .columnwise_offset = offset},
+                   .random = randomness(a),
                    .scale = given_scale(a.scale, "quantize", ": scale"),
                    .amax = {.rowwise = given_amax(a.rowwise_amax, *a.spec, x.matrix().rows, "rowwise_amax"),
                             .columnwise = given_amax(a.columnwise_amax, *a.spec, x.matrix().cols, "columnwise_amax")}},

@@ -44,7 +44,9 @@ std::array<op::Result<Int>, 6> buffer_results(const at::Tensor& x, const quire::
 
 /// Codes, scales and amaxes of x in the wanted directions. seed and offset are 64-bit patterns; both directions use
 /// them. rowwise_amax, columnwise_amax: what quire::amax returned, or the largest of that over the parts of a larger
-/// tensor, instead of measuring.
+/// tensor, instead of measuring. sr_state: int64 [2] {seed, counter c} of a module instead of seed and offset: rowwise
+/// draws with offset 2c and columnwise with 2c + 1. part: int64 [2] {index, count}, x is one of equal parts of a larger
+/// tensor along axis 0 (rows) or 1 (columns), and draws as it does there (numerics.md 0.11).
 struct Quantize : OpBase {
   static constexpr const char* kName = "quantize";
   static constexpr const char* kNotDifferentiable = "has no gradient; use quire.Linear, or detach its input";
@@ -53,7 +55,8 @@ struct Quantize : OpBase {
     SpecText spec;
     bool rowwise = true, columnwise = false;
     int64_t seed = 0, offset = 0;
-    std::optional<at::Tensor> scale{}, rowwise_amax{}, columnwise_amax{};
+    std::optional<at::Tensor> scale{}, rowwise_amax{}, columnwise_amax{}, sr_state{}, part{};
+    int64_t axis = 0;
     static constexpr auto kFields = std::tuple{op::field<&Args::x>("x"),
                                                op::field<&Args::spec>("spec"),
                                                op::field<&Args::rowwise>("rowwise"),
@@ -62,7 +65,10 @@ struct Quantize : OpBase {
                                                op::field<&Args::offset>("offset", "0"),
                                                op::field<&Args::scale>("scale", "None"),
                                                op::field<&Args::rowwise_amax>("rowwise_amax", "None"),
-                                               op::field<&Args::columnwise_amax>("columnwise_amax", "None")};
+                                               op::field<&Args::columnwise_amax>("columnwise_amax", "None"),
+                                               op::field<&Args::sr_state>("sr_state", "None"),
+                                               op::field<&Args::part>("part", "None"),
+                                               op::field<&Args::axis>("axis", "0")};
   };
   static constexpr auto kResults = kBufferResults;
 

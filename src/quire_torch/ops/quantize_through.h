@@ -26,8 +26,8 @@ struct QuantizeThrough : OpBase {
   static std::pair<op::Tensors<7>, Saved> forward(const Args& a, op::Needs) {
     return {inference(a), {a.x.scalar_type()}};
   }
-  static op::Tensors<4> backward(const Saved& s, const op::Tensors<7>& grads, op::Needs) {
-    return {grads[0].to(s.dtype), {}, {}, {}};
+  static op::Tensors<6> backward(const Saved& s, const op::Tensors<7>& grads, op::Needs) {
+    return {grads[0].to(s.dtype), {}, {}, {}, {}, {}};
   }
 };
 

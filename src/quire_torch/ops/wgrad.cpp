@@ -13,13 +13,6 @@ namespace {
 op::TensorList listed(const at::Tensor& t) { return {t}; }
 const op::TensorList& listed(const op::TensorList& list) { return list; }
 
-/// A bound of the rows of columnwise codes: an element has half a byte at least. Counts of buffers below it do not
-/// wrap.
-int64_t most_tokens(const at::Tensor& dy_data, const at::Tensor& x_data) {
-  constexpr int64_t kEmpty = int64_t{1} << 31;  // rows without columns have no codes
-  return std::max(kEmpty, 2 * std::max(dy_data.numel(), x_data.numel()));
-}
-
 /// Throws unless t is a contiguous float matrix; what: "op: argument".
 void check_main_grad(const at::Tensor& t, const char* what) {
   quire::check(t.dim() == 2 && t.is_contiguous() && dtype(t.scalar_type(), what) != quire::DType::u8, what,
@@ -46,6 +39,11 @@ void check_addend(const at::Tensor& main_grad, const at::Tensor& value) {
 }
 
 }  // namespace
+
+int64_t most_tokens(const at::Tensor& dy_data, const at::Tensor& x_data) {
+  constexpr int64_t kEmpty = int64_t{1} << 31;  // rows without columns have no codes
+  return std::max(kEmpty, 2 * std::max(dy_data.numel(), x_data.numel()));
+}
 
 template <class Into>
 void Wgrad<Into>::run(const Args& a, const quire::Context& context) {

@@ -9,6 +9,10 @@
 
 namespace quire_torch {
 
+/// A bound of the rows of columnwise codes: an element has half a byte at least. Counts of buffers below it do not
+/// wrap.
+int64_t most_tokens(const at::Tensor& dy_data, const at::Tensor& x_data);
+
 /// dw = dy columnwise * x columnwise of each group, of buffers that linear_bwd (kKeepsDy) and linear_fwd returned,
 /// added to `main_grad` in its dtype, or written over it (numerics.md 6.7): [N, K], [E, N, K], or E matrices [N, K].
 /// tokens: rows of x and dy. offsets [E]: as for linear_fwd; without them one group has all rows.

@@ -27,6 +27,10 @@ struct Job {
     const int64_t at = data_index({spec(), direction, outer, contraction}, line, l);
     return static_cast<uint8_t*>(side.data) + (spec().packed() ? at / 2 : at);
   }
+  /// Where the bits of stochastic rounding are drawn for a block of a line.
+  uint64_t block_number(int64_t line, int64_t block) const {
+    return static_cast<uint64_t>(problem.random.number(direction, {outer, blocks}, line, block));
+  }
   /// Amaxes instead of those of x; null if there are none.
   const float* given_amaxes() const { return problem.amax.of(direction); }
   /// How many numbers are known before the blocks that multiply elements: one of a tensor, or one for each line.
@@ -153,7 +157,7 @@ int64_t draw_lines(const Job& job, const Values<D>& v, int64_t first, uint8_t* b
   alignas(64) uint64_t numbers[most] = {};
   for (int64_t i = 0; i < lines; ++i)
     for (int64_t j = 0; j < per_line; ++j)
-      numbers[i * per_line + j] = static_cast<uint64_t>((v.row + first + i) * job.blocks + v.col / kNvfp4Block + j);
+      numbers[i * per_line + j] = job.block_number(v.row + first + i, v.col / kNvfp4Block + j);
   draw_blocks({job.problem.random.seed, job.offset}, numbers, lines * per_line, bytes);
   return lines;
 }

@@ -1,0 +1,160 @@
+#include "quire_torch/ops/parallel.h"
+
+#include <ATen/ops/cat.h>
+
+#include <charconv>
+#include <vector>
+
+#include "quire/spec/buffers.h"
+#include "quire_torch/ops/linear_grads.h"
+
+namespace quire_torch {
+namespace {
+
+using quire::Direction;
+
+/// Whether there is an amax for each line rather than one of the tensor.
+bool has_line_amaxes(const quire::QuantSpec& spec) { return quire::amax_count<int64_t>(spec, 2) == 2; }
+
+/// The axis along which the rows of parts follow one another in a buffer; -1 for a buffer that all parts have alike.
+std::array<int, 3> token_axes(const quire::QuantSpec& spec, Direction direction) {
+  // Sizes that every block divides.
+  constexpr int64_t kRows = 512, kCols = 512;
+  const auto part = quire::buffers<int64_t>(spec, {kRows, kCols}, direction),
+             whole = quire::buffers<int64_t>(spec, {2 * kRows, kCols}, direction);
+  const auto axis = [](const quire::Buffer<int64_t>& a, const quire::Buffer<int64_t>& b) {
+    for (size_t i = 0; i < a.sizes.size(); ++i)
+      if (a.sizes[i] != b.sizes[i]) return static_cast<int>(i);
+    return -1;
+  };
+  return {axis(part.data, whole.data), axis(part.scale, whole.scale), axis(part.amax, whole.amax)};
+}
+
+/// Parts that lie one after another along `axis`, of those that all_gather put one after another along axis 0.
+at::Tensor along(const at::Tensor& gathered, int axis, const Group& group) {
+  if (axis <= 0) return gathered;
+  auto sizes = gathered.sym_sizes().vec();
+  sizes[0] = sizes[0] / group.size;
+  auto split = sizes;
+  split.insert(split.begin(), group.size);
+  sizes[static_cast<size_t>(axis)] = sizes[static_cast<size_t>(axis)] * group.size;
+  return gathered.view_symint(split).movedim(0, axis).reshape_symint(sizes).contiguous();
+}
+
+/// Each amax becomes the largest over the group.
+void reduce_amaxes(const std::vector<at::Tensor*>& amaxes, const Group& group) {
+  if (amaxes.empty()) return;
+  op::TensorList own;
+  for (const at::Tensor* t : amaxes) own.push_back(*t);
+  const at::Tensor largest = wait(all_reduce(own.size() == 1 ? own[0] : at::cat(own), "max", group));
+  c10::SymInt begin = 0;
+  for (at::Tensor* t : amaxes) {
+    const c10::SymInt count = t->sym_size(0);
+    *t = amaxes.size() == 1 ? largest : largest.narrow_symint(0, begin, count).contiguous();
+    begin = begin + count;
+  }
+}
+
+}  // namespace
+
+Parallel Parallel::parse(std::string_view text) {
+  Parallel p;
+  std::string_view rest = text;
+  const auto next = [&] {
+    const size_t comma = std::min(rest.find(','), rest.size());
+    const std::string_view word = rest.substr(0, comma);
+    rest.remove_prefix(std::min(comma + 1, rest.size()));
+    return word;
+  };
+  const std::string_view mode = next(), group = next(), size = next(), sequence = next();
+  const auto [end, error] =
+      std::from_chars(size.data() + std::min<size_t>(5, size.size()), size.data() + size.size(), p.group.size);
+  quire::check((mode == "column" || mode == "row") && group.starts_with("group=") && group.size() > 6 &&
+                   size.starts_with("size=") && error == std::errc() && end == size.data() + size.size() &&
+                   p.group.size >= 1 && (sequence.empty() || sequence == "sequence") && rest.empty(),
+               "parallel_linear: parallel must be 'column,group=NAME,size=N' or 'row,group=NAME,size=N', with ",
+               "',sequence' behind it where tokens are divided; got '", text, "'");
+  p.column = mode == "column";
+  p.group.name = group.substr(6);
+  p.sequence = !sequence.empty();
+  return p;
+}
+
+std::string Parallel::to_string() const {
+  return quire::text(column ? "column" : "row", ",group=", group.name, ",size=", group.size,
+                     sequence ? ",sequence" : "");
+}
+
+bool needs_reduction(const quire::QuantSpec& spec, int axis) {
+  return axis >= 0 && quire::amax_count<int64_t>(spec, 1) > 0;
+}
+
+at::Tensor reduced(const at::Tensor& amax, int axis, const Group& group) {
+  return axis < 0 ? amax : wait(all_reduce(amax, "max", group));
+}
+
+std::vector<op::Tensors<6>> quantize_parts(const std::vector<Part>& parts, const Group& group) {
+  std::vector<op::Tensors<2>> amaxes(parts.size());
+  std::vector<at::Tensor*> shared;
+  for (size_t i = 0; i < parts.size(); ++i) {
+    const Part& one = parts[i];
+    if (one.scale || !needs_reduction(one.spec, one.axis)) continue;
+    amaxes[i] = op::call<Amax>({one.t.detach(), text_of(one.spec), one.rowwise, one.columnwise});
+    // Lines that one process has whole have amaxes of their own.
+    const bool lines = has_line_amaxes(one.spec);
+    if (one.rowwise && (!lines || one.axis == 1)) shared.push_back(&amaxes[i][0]);
+    if (one.columnwise && (!lines || one.axis == 0)) shared.push_back(&amaxes[i][1]);
+  }
+  reduce_amaxes(shared, group);
+  std::vector<op::Tensors<6>> codes;
+  for (size_t i = 0; i < parts.size(); ++i) {
+    const Part& one = parts[i];
+    const bool draws = one.spec.stochastic, given = amaxes[i][0].defined();
+    codes.push_back(
+        op::call<Quantize>({.x = one.t.detach(),
+                            .spec = text_of(one.spec),
+                            .rowwise = one.rowwise,
+                            .columnwise = one.columnwise,
+                            .scale = one.scale,
+                            .rowwise_amax = given && one.rowwise ? std::optional(amaxes[i][0]) : std::nullopt,
+                            .columnwise_amax = given && one.columnwise ? std::optional(amaxes[i][1]) : std::nullopt,
+                            .sr_state = draws ? one.sr_state : std::nullopt,
+                            .part = draws && one.axis >= 0 ? one.part : std::nullopt,
+                            .axis = std::max(0, one.axis)}));
+  }
+  return codes;
+}
+
+bool gathers_codes(const quire::QuantSpec& spec, Direction direction, const c10::SymInt& tokens) {
+  if (spec.swizzled || spec.interleaved) return false;
+  const bool blocks_of_tokens = direction == Direction::columnwise || spec.square;
+  const int64_t block = !blocks_of_tokens ? 1
+                        : direction == Direction::columnwise && spec.hadamard != quire::Hadamard::off
+                            ? 16
+                            : std::max<int64_t>(1, spec.row().block);
+  return block == 1 || (tokens % block).sym_eq(0).guard_bool(__FILE__, __LINE__);
+}
+
+at::Tensor gather(const at::Tensor& t, const Group& group) { return wait(all_gather(t, group)); }
+
+DirectionBuffers gather(const DirectionBuffers& part, const quire::QuantSpec& spec, Direction direction,
+                        const Group& group) {
+  const std::array<int, 3> axes = token_axes(spec, direction);
+  DirectionBuffers whole = part;
+  for (size_t i = 0; i < whole.size(); ++i)
+    if (axes[i] >= 0) whole[i] = all_gather(part[i], group);
+  for (size_t i = 0; i < whole.size(); ++i)
+    if (axes[i] >= 0) whole[i] = along(wait(whole[i]), axes[i], group);
+  return whole;
+}
+
+at::Tensor start_sum(const at::Tensor& partial, const Parallel& p) {
+  return p.sequence ? reduce_scatter(partial, p.group) : all_reduce(partial, "sum", p.group);
+}
+
+at::Tensor tied(const at::Tensor& t, const at::Tensor& after) {
+  const Tie::Args args{.t = t, .after = after};
+  return op::detail::bypasses_dispatcher(args) ? t : op::call<Tie>(args)[0];
+}
+
+}  // namespace quire_torch

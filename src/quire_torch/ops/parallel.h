@@ -1,0 +1,66 @@
+// A linear whose weight is divided over the processes of a group, and what its operands need of the others: amaxes of
+// the whole tensor, and the parts of a gathered one.
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "quire_torch/bridge/collectives.h"
+#include "quire_torch/ops/linear_bwd.h"
+
+namespace quire_torch {
+
+/// "column,group=NAME,size=N[,sequence]" or "row,...". column: each process has some of the outputs, row: some of the
+/// inputs. sequence: outside of the layer each process has some of the tokens, those of the first dimension.
+struct Parallel {
+  bool column = true;
+  bool sequence = false;
+  Group group;
+
+  static Parallel parse(std::string_view text);
+  std::string to_string() const;
+  /// Along which axis of the matrix an operand is divided while it is quantized: 0 rows, 1 columns, -1 not at all.
+  /// gathered: whether the tokens of the operand come together as codes.
+  int axis_of_x() const { return column ? (sequence ? 0 : -1) : 1; }
+  int axis_of_w() const { return column ? 0 : 1; }
+  int axis_of_dy() const { return column ? 1 : (sequence ? 0 : -1); }
+  bool gathers_x() const { return column && sequence; }
+  bool gathers_dy() const { return !column && sequence; }
+};
+
+using OptionalParallelText = Interned<Optional<Parallel>>;
+
+/// What is quantized, as part of a tensor that a group of processes has.
+struct Part {
+  at::Tensor t;
+  quire::QuantSpec spec;
+  bool rowwise = true, columnwise = false;
+  int axis = -1;                            ///< as Parallel::axis_of_*
+  op::OptionalTensor scale = std::nullopt;  ///< of delayed scaling, float32 [1]
+  op::OptionalTensor sr_state = std::nullopt, part = std::nullopt;
+};
+
+/// Whether all amaxes above the blocks follow from this process's part alone.
+bool needs_reduction(const quire::QuantSpec& spec, int axis);
+/// The six buffers of each part, under amaxes of the whole tensor: the bytes that the whole tensor has there. One
+/// collective for all amaxes.
+std::vector<op::Tensors<6>> quantize_parts(const std::vector<Part>& parts, const Group& group);
+/// The larger of each amax over the group: of delayed scaling, whose amaxes are for the next step.
+at::Tensor reduced(const at::Tensor& amax, int axis, const Group& group);
+
+/// Whether the codes of parts of `tokens` rows each, one after another, are the codes of the whole.
+bool gathers_codes(const quire::QuantSpec& spec, quire::Direction direction, const c10::SymInt& tokens);
+/// The three buffers of one direction of the whole, of those of each process's rows.
+DirectionBuffers gather(const DirectionBuffers& part, const quire::QuantSpec& spec, quire::Direction direction,
+                        const Group& group);
+/// [size * d0, ...] of t [d0, ...].
+at::Tensor gather(const at::Tensor& t, const Group& group);
+
+/// The reduction of a partial result over the group, started: of all tokens, or of this process's where `sequence`.
+at::Tensor start_sum(const at::Tensor& partial, const Parallel& p);
+
+/// t, which a graph does not see before `after`; t itself where nothing traces.
+at::Tensor tied(const at::Tensor& t, const at::Tensor& after);
+
+}  // namespace quire_torch

@@ -1,0 +1,239 @@
+#include "quire_torch/ops/parallel_linear.h"
+
+#include "quire_torch/ops/linear_grads.h"
+
+namespace quire_torch {
+namespace {
+
+using quire::Backward, quire::Direction;
+
+/// The product of this process.
+GroupedLinear::Args own_product(const ParallelLinear::Args& a) {
+  return {.x = a.x,
+          .w = {{a.w}},
+          .bias = {a.bias && (*a.parallel)->column ? op::TensorList{*a.bias} : op::TensorList()},
+          .offsets = std::nullopt,
+          .recipe = a.recipe,
+          .dtype = a.dtype,
+          .w_buffers = a.w_buffers,
+          .w_fingerprint = a.w_fingerprint,
+          .sr_state = a.sr_state,
+          .fwd_scale = a.fwd_scale,
+          .bwd_scale = a.bwd_scale,
+          .bwd_amax = a.bwd_amax,
+          .wgrad_stash = a.wgrad_stash,
+          .main_grad = a.main_grad,
+          .overwrite_main_grad = a.overwrite_main_grad,
+          .placeholder = a.placeholder};
+}
+
+/// One of the scales of delayed scaling.
+op::OptionalTensor slot(const op::OptionalTensor& scales, int64_t i) {
+  return scales ? std::optional(scales->narrow(0, i, 1)) : std::nullopt;
+}
+
+c10::SymInt rows_of(const at::Tensor& t) {
+  const auto sizes = t.sym_sizes();
+  return c10::multiply_integers(sizes.slice(0, sizes.size() - 1));
+}
+
+/// Sizes of t when the first dimension has come together, with another last one.
+std::vector<c10::SymInt> sizes_with(const at::Tensor& t, int64_t times, const c10::SymInt& last) {
+  auto sizes = t.sym_sizes().vec();
+  sizes.front() = sizes.front() * times;
+  sizes.back() = last;
+  return sizes;
+}
+
+/// What the product of this process multiplies, and what is kept of x.
+struct Operands {
+  GroupedLinear::Args args;
+  DirectionBuffers kept;
+  bool keeps = false;   ///< whether `kept` says what backward needs of x; else forward kept it
+  bool plain = false;   ///< whether that is x itself
+  at::Tensor x_amax{};  ///< of delayed scaling, where x was quantized here
+};
+
+DirectionBuffers itself(const at::Tensor& x) { return {x, x.new_empty({0}), x.new_empty({0})}; }
+
+/// How x is quantized apart from the product, because an amax or codes of other processes are needed in between.
+Part part_of_x(const ParallelLinear::Args& a, bool keep) {
+  const Parallel& p = **a.parallel;
+  const quire::LinearSpec& recipe = **a.recipe;
+  const bool columnwise = keep && recipe.backward == Backward::quantized &&
+                          (!p.gathers_x() || gathers_codes(recipe.x, Direction::columnwise, rows_of(a.x)));
+  return {.t = a.x, .spec = recipe.x, .columnwise = columnwise, .axis = p.axis_of_x(), .scale = slot(a.fwd_scale, 0)};
+}
+
+/// The product's x, and what is kept of it, of x quantized like that.
+void take_x(const ParallelLinear::Args& a, bool keep, const Part& part, const op::Tensors<6>& q, Operands& o) {
+  const Parallel& p = **a.parallel;
+  const Backward mode = (*a.recipe)->backward;
+  DirectionBuffers rows{q[0], q[1], q[2]};
+  if (a.fwd_scale) o.x_amax = q[2];
+  if (keep) {
+    o.keeps = true;
+    o.plain = mode == Backward::quantized && !part.columnwise;
+    if (mode == Backward::dequantized)
+      o.kept = rows;
+    else if (part.columnwise)
+      o.kept = {q[3], q[4], q[5]};
+    else
+      o.kept = itself(a.x);
+  }
+  if (p.gathers_x()) {
+    rows = gather(rows, part.spec, Direction::rowwise, p.group);
+    o.args.x = a.x.new_empty({1}).expand_symint(sizes_with(a.x, p.group.size, a.x.sym_size(-1)));
+  }
+  o.args.x_buffers = {rows[0], rows[1], rows[2], std::nullopt, std::nullopt, std::nullopt};
+}
+
+Operands operands(const ParallelLinear::Args& a, op::Needs need) {
+  Operands o{.args = own_product(a), .kept = {}};
+  const Parallel& p = **a.parallel;
+  const bool quantizes = a.recipe->has_value(), keep = need[kW];
+  const bool codes = quantizes && p.gathers_x() && gathers_codes((*a.recipe)->x, Direction::rowwise, rows_of(a.x));
+  const bool apart =
+      codes || (quantizes && !p.gathers_x() && !a.fwd_scale && needs_reduction((*a.recipe)->x, p.axis_of_x()));
+  if (p.gathers_x() && !codes) {
+    o.args.x = gather(a.x, p.group);
+    if (keep) o.kept = itself(a.x), o.keeps = o.plain = true;
+  }
+  std::vector<Part> parts;
+  if (apart) parts.push_back(part_of_x(a, keep));
+  const bool w_apart =
+      quantizes && a.w_buffers.empty() && !a.fwd_scale && needs_reduction((*a.recipe)->w, p.axis_of_w());
+  if (w_apart)
+    parts.push_back({.t = a.w,
+                     .spec = (*a.recipe)->w,
+                     .columnwise = need[kX] && from_codes((*a.recipe)->backward),
+                     .axis = p.axis_of_w()});
+  const auto q = quantize_parts(parts, p.group);
+  if (apart) take_x(a, keep, parts[0], q[0], o);
+  if (w_apart) {
+    o.args.w_buffers = {q.back().begin(), q.back().end()};
+    if (!parts.back().columnwise) std::fill_n(o.args.w_buffers.begin() + 3, 3, std::nullopt);
+  }
+  return o;
+}
+
+/// y of the whole product: a partial sum's sum over the group, and then bias.
+at::Tensor whole(const ParallelLinear::Args& a, const at::Tensor& y) {
+  const Parallel& p = **a.parallel;
+  if (p.column) return y;
+  const at::Tensor sum = wait(start_sum(y, p));
+  return a.bias ? sum.add(*a.bias).to(a.dtype) : sum;
+}
+
+}  // namespace
+
+op::Tensors<3> ParallelLinear::inference(const Args& a) { return forward(a, {}).first; }
+
+std::pair<op::Tensors<3>, ParallelLinear::Saved> ParallelLinear::forward(const Args& a, op::Needs need) {
+  GroupedLinear::check(own_product(a), need);
+  const Operands o = operands(a, need);
+  op::Needs of_product = need;
+  if (o.keeps) of_product.bits &= ~(int64_t{1} << kW);
+  auto [r, x] = GroupedLinear::product(o.args, of_product);
+  const bool high = mode_of(a.recipe) == Backward::high_precision;
+  GroupedLinear::Args given = high ? own_product(a) : o.args;
+  Saved s = GroupedLinear::saved(given, o.keeps ? o.kept : x, r, need);
+  s.parallel = a.parallel;
+  s.part = a.part;
+  s.x_plain = o.plain;
+  op::Tensors<3> results{whole(a, r[0]), r[3], r[6]};
+  if (a.fwd_scale) {
+    const Parallel& p = **a.parallel;
+    results[1] = reduced(o.x_amax.defined() ? o.x_amax : r[3],
+                         o.x_amax.defined() || !p.gathers_x() ? p.axis_of_x() : -1, p.group);
+    if (a.w_buffers.empty()) results[2] = reduced(r[6], p.axis_of_w(), p.group);
+  }
+  return {std::move(results), std::move(s)};
+}
+
+op::Tensors<10> ParallelLinear::backward(const Saved& s, const op::Tensors<3>& grads, op::Needs need) {
+  auto [dx, dw, dbias] = GroupedLinear::gradients(s, grads[0], need);
+  return {std::move(dx), std::move(dw), std::move(dbias), {}, {}, {}, {}, {}, {}, {}};
+}
+
+namespace {
+
+/// The sum of dy over rows, in dy's dtype. own: dy of this process alone, whose sums are added.
+at::Tensor bias_gradient(const LinearBwd::Args& a, const at::Tensor& dy, bool own, const Group& group) {
+  LinearBwd::Args sum = a;
+  sum.dy = dy;
+  sum.needs = kNeedsBias;
+  const at::Tensor dbias = op::call<LinearBwd>(sum)[2];
+  return own ? wait(all_reduce(dbias, "sum", group)) : dbias;
+}
+
+}  // namespace
+
+op::Tensors<6> parallel_bwd(const LinearBwd::Args& a, const Parallel& p, const op::OptionalTensor& part) {
+  const quire::LinearSpec& recipe = *a.recipe;
+  const bool rowwise = (a.needs & kNeedsX) != 0, columnwise = (a.needs & (kNeedsW | kKeepsDy)) != 0;
+  const c10::SymInt own = rows_of(a.dy), n = a.dy.sym_size(-1);
+  const bool codes = p.gathers_dy() && (!rowwise || gathers_codes(recipe.dy, Direction::rowwise, own)) &&
+                     (!columnwise || gathers_codes(recipe.dy, Direction::columnwise, own));
+  const at::Tensor dy = p.gathers_dy() && !codes ? gather(a.dy, p.group) : a.dy;
+  const int axis = p.gathers_dy() && !codes ? -1 : p.axis_of_dy();
+  const int64_t times = codes ? p.group.size : 1;
+  op::Tensors<6> out;
+  for (at::Tensor& t : out) t = dy.new_empty({0});
+  if (rowwise || columnwise) {
+    const auto q = quantize_parts({{.t = dy,
+                                    .spec = recipe.dy,
+                                    .rowwise = rowwise,
+                                    .columnwise = columnwise,
+                                    .axis = axis,
+                                    .scale = slot(a.bwd_scale, 0),
+                                    .sr_state = a.sr_state,
+                                    .part = part}},
+                                  p.group)[0];
+    DirectionBuffers rows{q[0], q[1], q[2]}, columns{q[3], q[4], q[5]};
+    const at::Tensor amax = rowwise ? q[2] : q[5];
+    if (codes && rowwise) rows = gather(rows, recipe.dy, Direction::rowwise, p.group);
+    if (codes && columnwise) columns = gather(columns, recipe.dy, Direction::columnwise, p.group);
+    if (rowwise) {
+      out[0] = op::call<LinearDgrad>({.dy_data = rows[0],
+                                      .dy_scale = rows[1],
+                                      .dy_amax = rows[2],
+                                      .w_buffers = a.w_buffers,
+                                      .shape = sizes_with(dy, times, a.in_features),
+                                      .out_features = n,
+                                      .recipe = a.recipe,
+                                      .dtype = a.dtype})[0];
+      if (p.column) out[0] = start_sum(out[0], p);
+    }
+    if (a.needs & kNeedsW)
+      out[1] = op::call<LinearWgrad>({.dy_data = columns[0],
+                                      .dy_scale = columns[1],
+                                      .dy_amax = columns[2],
+                                      .x_data = a.x_data,
+                                      .x_scale = a.x_scale,
+                                      .x_amax = a.x_amax,
+                                      .tokens = rows_of(dy) * times,
+                                      .out_features = n,
+                                      .in_features = a.in_features,
+                                      .recipe = a.recipe,
+                                      .dtype = a.dtype})[0];
+    if (a.needs & kKeepsDy) out[3] = columns[0], out[4] = columns[1], out[5] = columns[2];
+    if (a.bwd_scale) out[5] = reduced(amax, axis, p.group);
+  }
+  if (a.needs & kNeedsBias) out[2] = bias_gradient(a, dy, codes, p.group);
+  return out;
+}
+
+op::Tensors<3> parallel_unquantized_bwd(LinearUnquantizedBwd::Args a, const Parallel& p) {
+  if (!p.column) return op::call<LinearUnquantizedBwd>(a);
+  // dx first and apart, so that its sum runs beside the rest.
+  const int64_t needs = a.needs;
+  op::Tensors<3> dx, rest;
+  a.needs = needs & kNeedsX;
+  if (a.needs) dx = op::call<LinearUnquantizedBwd>(a), dx[0] = start_sum(dx[0], p);
+  a.needs = needs & ~kNeedsX;
+  rest = op::call<LinearUnquantizedBwd>(a);
+  return {needs & kNeedsX ? wait(dx[0]) : rest[0], rest[1], rest[2]};
+}
+
+}  // namespace quire_torch
