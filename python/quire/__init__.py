@@ -7,7 +7,7 @@ from quire.loading import library, transforms
 library.load()
 transforms.register()
 
-from quire import debug, delayed, moe, recipe, runners  # noqa: E402  (the operators must be there first)
+from quire import debug, delayed, distributed, moe, recipe, runners  # noqa: E402  (the operators must be there first)
 from quire.autocast import active_recipe, autocast  # noqa: E402
 from quire.checks import near  # noqa: E402
 from quire.conversion.convert import convert  # noqa: E402
@@ -67,6 +67,7 @@ __all__ = [
     "delayed",
     "delayed_state",
     "dequantize",
+    "distributed",
     "explain",
     "moe",
     "nvfp4_linear",

@@ -25,6 +25,7 @@
 #include "quire_torch/ops/route.h"
 #include "quire_torch/ops/runner.h"
 #include "quire_torch/ops/state.h"
+#include "quire_torch/ops/sum_gradient.h"
 #include "quire_torch/ops/tensor_runner.h"
 #include "quire_torch/ops/wgrad.h"
 
@@ -45,8 +46,8 @@ struct Operators {
 };
 
 /// What users call, and is differentiable.
-using Outer = Operators<Linear, LinearPrequantized, GroupedLinear, ParallelLinear, Norm, Activation, Route, Permute,
-                        Unpermute, QuantizeThrough>;
+using Outer = Operators<Linear, LinearPrequantized, GroupedLinear, ParallelLinear, SumGradient, Norm, Activation, Route,
+                        Permute, Unpermute, QuantizeThrough>;
 /// What those call: with kernels for every device that the core knows.
 using Inner = Operators<LinearFwd, LinearBwd, LinearDgrad, LinearWgrad, Tie, LinearUnquantizedBwd, GroupedQuantize,
                         GroupedAmax, GroupedDequantize, NormFwd, NormBwd, ActivationFwd, ActivationBwd, RouteFwd,
@@ -63,6 +64,7 @@ void register_functions(torch::Library& m) {
   m.def("canonical_spec(str spec) -> str", canonical_spec);
   m.def("canonical_recipe(str recipe) -> str", canonical_recipe);
   m.def("spec_grammar() -> str", spec_grammar);
+  m.def("quantize_weight_part(Tensor w, str spec, str parallel) -> Tensor[]", quantize_weight_part);
   m.def("wgrad_take_(Tensor(a!) stash) -> (Tensor[] operands, int tokens, str recipe, bool overwrite)", take_stashed);
   m.def("wgrad_drop(int number) -> ()", drop_stashed);
   // Its kernel is Python's (quire/delayed/update.py): delayed_update_ of both directions, with the user's functions.

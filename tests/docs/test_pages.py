@@ -22,6 +22,7 @@ PAGES = (
     "inference",
     "which-recipe",
     "custom-recipes",
+    "distributed",
     "troubleshooting",
 )
 #: Blocks of these are parts of longer programs; tests of their own run what can be run.

@@ -112,7 +112,7 @@ def test_a_tensor_parallel_group_of_more_than_one_process_is_refused_in_words():
     assert layer.weight_names == ("weight",)
     mlp = quire.LayerNormMLP(4, 8)
     assert mlp.weight_names == ("fc1_weight", "fc2_weight") and mlp.bias_names == ("fc1_bias", "fc2_bias")
-    with pytest.raises(NotImplementedError, match="got a group of 2 processes. Use DistributedDataParallel"):
+    with pytest.raises(NotImplementedError, match="got a group of 2 processes. Pass tp_group and parallel_mode to"):
         layer.set_tensor_parallel_group(Two())
 
 
@@ -192,8 +192,10 @@ def test_what_a_framework_passes_to_a_layer_of_one_process_asks_for_nothing():
 
     alone = {"tp_group": One(), "tp_size": 1, "parallel_mode": "column", "sequence_parallel": True}
     assert quire.Linear(8, 8, **alone).weight.shape == (8, 8)
-    with pytest.raises(NotImplementedError, match="quire.Linear: parallel_mode='column' is not .*torch.distributed"):
+    with pytest.raises(NotImplementedError, match="quire.Linear: tp_size=2 without tp_group is not available"):
         quire.Linear(8, 8, parallel_mode="column", tp_size=2)
+    with pytest.raises(TypeError, match="quire.Linear: tp_group must be a process group .* got 2"):
+        quire.Linear(8, 8, parallel_mode="column", tp_group=2)
     with pytest.raises(NotImplementedError, match="parallel_mode='diagonal' is not available"):
         quire.Linear(8, 8, parallel_mode="diagonal")
 

@@ -177,7 +177,7 @@ MISTAKES = {
     ),
     "tensor parallelism": (
         lambda: linear(tp_size=2),
-        "Linear: tp_size=2 is not available ... leave it at 1. Use Distr",
+        "Linear: tp_size=2 without tp_group is not available ... pass tp_group and parallel_mode",
     ),
     # Calls.
     "other features than a layer's": (

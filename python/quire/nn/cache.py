@@ -8,6 +8,7 @@ import torch
 from quire import delayed
 from quire.autocast import recipe_of
 from quire.checks import check_type, check_type_or_none
+from quire.distributed.parallel import Parallel
 from quire.functional import Buffers, fingerprint, operand_buffers
 from quire.nn.product_module import ProductModule, named
 from quire.recipe import Recipe, as_recipe, default
@@ -40,18 +41,25 @@ class CachedWeight(NamedTuple):
 
 
 def cache(
-    weights: Sequence[torch.Tensor], recipe: Recipe, scale: torch.Tensor | None, *, interleaved: bool = False
+    weights: Sequence[torch.Tensor],
+    recipe: Recipe,
+    scale: torch.Tensor | None,
+    *,
+    interleaved: bool = False,
+    parallel: Parallel | None = None,
 ) -> CachedWeight:
     """Quantizes the weight of a matmul, or the weights of its groups. scale: the state's forward scales under delayed
-    scaling (numerics.md 1.5)."""
+    scaling (numerics.md 1.5). parallel: how the weight is divided over processes."""
     stored = in_order(recipe.weight_spec, interleaved)
     each: list[list[torch.Tensor]] = []
     for group, weight in enumerate(weights):
         w = weight.detach()
         if scale is not None:
-            each.append(delayed.quantize(w, scale, len(weights) + group, True, stored))
+            each.append(list(delayed.quantize(w, scale, len(weights) + group, True, stored)))
+            if parallel is not None:
+                each[-1][2] = parallel.reduced(each[-1][2])
         else:
-            each.append(operand_buffers(w, stored, True))
+            each.append(operand_buffers(w, stored, True, "" if parallel is None else parallel.text))
     marks = [fingerprint(weight.detach()) for weight in weights]
     if len(each) == 1:
         return CachedWeight.of(recipe.weight_spec, stored, tuple(each[0]), marks[0])
@@ -114,7 +122,8 @@ def _keep(module: ProductModule, product: str, recipe: Recipe) -> None:
     if isinstance(weights[0], QuantizedTensor):
         return
     interleaved = "swizzled" not in QuantSpec(recipe.weight_spec).options  # these scales have an order of their own
-    made = cache(weights, recipe, state.fwd_scale if recipe.delayed() else None, interleaved=interleaved)
+    scale, parallel = state.fwd_scale if recipe.delayed() else None, module.of(product, "parallel")
+    made = cache(weights, recipe, scale, interleaved=interleaved, parallel=parallel)
     setattr(module, named(product, "kept_weight"), made)
     if recipe.delayed():
         delayed.collect_weight(state, made.buffers[2])

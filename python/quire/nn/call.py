@@ -62,7 +62,7 @@ def active_call(
 
 def _is_torchs(module: ProductModule) -> bool:
     """Whether, without a recipe, the module is a torch.nn.Linear in every respect, dtypes that quire lacks included."""
-    return isinstance(module, torch.nn.Linear) and not module.external_wgrad
+    return isinstance(module, torch.nn.Linear) and not module.external_wgrad and module.parallel is None
 
 
 def _result_spec(module: ProductModule, output_spec: QuantSpec | str) -> str:
@@ -90,7 +90,7 @@ def fast_path(layer: ProductModule, x: torch.Tensor) -> torch.Tensor | None:
     own = type(weight) is torch.nn.Parameter and (bias is None or type(bias) is torch.nn.Parameter)
     if not own or type(x) is not torch.Tensor or layer.return_bias:
         return None
-    if layer.fuse_wgrad_accumulation or layer.delay_wgrad_compute:
+    if layer.fuse_wgrad_accumulation or layer.delay_wgrad_compute or layer.parallel is not None:
         return None
     recipe = recipe_of(layer.recipe)
     if recipe is None:

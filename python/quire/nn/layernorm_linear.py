@@ -4,8 +4,9 @@ from collections.abc import Callable
 
 import torch
 
-from quire.checks import check_device, check_type
-from quire.functional import norm
+from quire.checks import check_device, check_type, check_type_or_none
+from quire.distributed.parallel import Parallel
+from quire.functional import norm, sum_gradient
 from quire.nn.call import active_call
 from quire.nn.layer_path import name_layer
 from quire.nn.norm import reset_norm
@@ -28,16 +29,31 @@ def norm_parameters(module: torch.nn.Module, size: int, options: dict[str, objec
     module.register_parameter("layer_norm_bias", torch.nn.Parameter(torch.empty(size, **options)) if has_bias else None)
 
 
+def column_parallel(what: str, parallel: Parallel | None) -> Parallel | None:
+    """Raises ValueError unless the layer behind a norm keeps all inputs, which the norm needs together."""
+    check_type_or_none(what, Parallel, parallel=parallel)
+    if parallel is not None and parallel.mode != "column":
+        raise ValueError(
+            f"{what}: the norm needs all features of a token, so parallel must have mode 'column', got "
+            f"{parallel.mode!r}; use quire.LayerNorm and quire.Linear for another division"
+        )
+    return parallel
+
+
 def normalised(
     module: torch.nn.Module, x: torch.Tensor | QuantizedActivation, dtype: torch.dtype, quantized: dict[str, object]
 ) -> tuple[torch.Tensor, list[torch.Tensor]]:
     """norm() with the module's parameters. A quantized x is decoded."""
     if isinstance(x, QuantizedTensor | QuantizedActivation):
         x = x.dequantize()
+    weight, bias, parallel = module.layer_norm_weight, module.layer_norm_bias, module.of(module.products[0], "parallel")
+    if parallel is not None and parallel.sequence:  # each process has some of the tokens
+        weight = sum_gradient(weight, parallel.text)
+        bias = None if bias is None else sum_gradient(bias, parallel.text)
     return norm(
         x,
-        module.layer_norm_weight,
-        module.layer_norm_bias,
+        weight,
+        bias,
         module.normalization,
         dtype,
         eps=module.eps,
@@ -58,6 +74,8 @@ class LayerNormLinear(ProductModule):
     return_bias: bias is returned and not added. return_layernorm_output: the norm's result is returned too, in high
         precision. forward returns y, (y, bias), (y, norm) or (y, bias, norm).
     fuse_wgrad_accumulation, delay_wgrad_compute, save_original_input: as for quire.Linear.
+    parallel: as for quire.Linear, with mode "column". Where tokens are divided, the gradients of the norm's parameters
+        are summed over the group.
     Within quire.quantized_model_init the weight is quantized.
 
     Random state and delayed scaling: as for quire.Linear.
@@ -81,6 +99,7 @@ class LayerNormLinear(ProductModule):
         delay_wgrad_compute: bool = False,
         save_original_input: bool = False,
         name: str | None = None,
+        parallel: Parallel | None = None,
     ) -> None:
         check_device("quire.LayerNormLinear", device)
         check_type("quire.LayerNormLinear", bool, bias=bias)
@@ -93,6 +112,9 @@ class LayerNormLinear(ProductModule):
             delay_wgrad_compute=delay_wgrad_compute,
             save_original_input=save_original_input,
         )
+        self.parallel = column_parallel("quire.LayerNormLinear", parallel)
+        if parallel is not None:
+            _, out_features = parallel.sizes("quire.LayerNormLinear", in_features, out_features)
         self.in_features, self.out_features, self.eps, self.name = in_features, out_features, eps, name
         self.normalization, self.init_method = normalization, init_method
         factory = {"device": device, "dtype": params_dtype}
@@ -106,7 +128,7 @@ class LayerNormLinear(ProductModule):
     def reset_parameters(self) -> None:
         """Initialises the parameters again, and sets a new seed with the counter at 0."""
         reset_norm(self.layer_norm_weight, self.layer_norm_bias, self.zero_centered_gamma)
-        initialise(self.weight, self.bias, self.init_method)
+        initialise(self.weight, self.bias, self.init_method, self.parallel)
         self._reset_sr_states()
 
     def forward(

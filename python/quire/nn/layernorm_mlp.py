@@ -5,11 +5,12 @@ from collections.abc import Callable, Mapping
 import torch
 
 from quire.checks import check_device, check_type
+from quire.distributed.parallel import Parallel
 from quire.functional import activation
 from quire.nn.activation_names import activation_inputs, activation_text
 from quire.nn.call import active_call
 from quire.nn.layer_path import name_layer
-from quire.nn.layernorm_linear import norm_parameters, normalised
+from quire.nn.layernorm_linear import column_parallel, norm_parameters, normalised
 from quire.nn.norm import reset_norm
 from quire.nn.product import Product
 from quire.nn.product_module import ProductModule, initialise
@@ -34,12 +35,16 @@ class LayerNormMLP(ProductModule):
     checkpoint: the forward pass saves only x for backward (and codes of cached weights). Backward recomputes the
         module, under the recipe and the scales of the forward pass.
     fuse_wgrad_accumulation, delay_wgrad_compute, save_original_input: as for quire.Linear, for both weights.
+    parallel: with mode "column", divides ffn_hidden_size over processes: fc1 is a "column" layer, fc2 a "row" layer of
+        the same group (quire.Linear). Of a gated activation each process has a part of both halves of fc1.
     Within quire.quantized_model_init fc1_weight and fc2_weight are quantized.
 
     Random state and delayed scaling: as for quire.Linear, for each of the two matmuls.
     """
 
     products = ("fc1", "fc2")
+    fc1_parallel: Parallel | None = None
+    fc2_parallel: Parallel | None = None
     weight_names, bias_names = ("fc1_weight", "fc2_weight"), ("fc1_bias", "fc2_bias")
 
     def __init__(
@@ -64,6 +69,7 @@ class LayerNormMLP(ProductModule):
         save_original_input: bool = False,
         name: str | None = None,
         checkpoint: bool = False,
+        parallel: Parallel | None = None,
     ) -> None:
         check_device("quire.LayerNormMLP", device)
         check_type("quire.LayerNormMLP", bool, bias=bias)
@@ -83,6 +89,9 @@ class LayerNormMLP(ProductModule):
         self.init_method, self.output_layer_init_method = init_method, output_layer_init_method
         factory = {"device": device, "dtype": params_dtype}
         norm_parameters(self, hidden_size, factory)
+        if column_parallel("quire.LayerNormMLP", parallel) is not None:
+            self.fc1_parallel, self.fc2_parallel = parallel, parallel.then()
+            _, ffn_hidden_size = parallel.sizes("quire.LayerNormMLP", hidden_size, ffn_hidden_size)
         inner = ffn_hidden_size * activation_inputs(activation)
         for product, n, k in (("fc1", inner, hidden_size), ("fc2", hidden_size, ffn_hidden_size)):
             self.register_parameter(f"{product}_weight", torch.nn.Parameter(torch.empty(n, k, **factory)))
@@ -94,8 +103,9 @@ class LayerNormMLP(ProductModule):
     def reset_parameters(self) -> None:
         """Initialises the parameters again, and sets new seeds with their counters at 0."""
         reset_norm(self.layer_norm_weight, self.layer_norm_bias, self.zero_centered_gamma)
-        initialise(self.fc1_weight, self.fc1_bias, self.init_method)
-        initialise(self.fc2_weight, self.fc2_bias, self.output_layer_init_method)
+        halves = activation_inputs(self.activation)
+        initialise(self.fc1_weight, self.fc1_bias, self.init_method, self.fc1_parallel, halves)
+        initialise(self.fc2_weight, self.fc2_bias, self.output_layer_init_method, self.fc2_parallel)
         self._reset_sr_states()
 
     def forward(

@@ -4,7 +4,8 @@ from collections.abc import Callable
 
 import torch
 
-from quire.checks import check_device
+from quire.checks import check_device, check_type_or_none
+from quire.distributed.parallel import Parallel
 from quire.nn.call import active_call, fast_path
 from quire.nn.layer_path import name_layer
 from quire.nn.product import Product
@@ -44,6 +45,9 @@ class Linear(ProductModule, torch.nn.Linear):
     save_original_input: the unquantized x is saved for backward and quantized there.
     recipe: used outside of any quire.autocast; None is high precision. Delayed scaling is not allowed.
     name: stored as an attribute.
+    parallel: how the weight is divided over processes (quire.distributed.Parallel). in_features and out_features are
+        those of the whole layer; the attributes of these names are those of this process. Every process draws the whole
+        weight and keeps its part. x must then be a plain tensor, and forward takes no output_spec or fp8_output.
 
     Stochastic rounding of gradients uses `sr_state`, int64 [2] {seed, counter}: each backward adds 1 to the counter
     (numerics.md 0.11). It is not a buffer, because DistributedDataParallel would copy the first rank's state to all
@@ -74,6 +78,7 @@ class Linear(ProductModule, torch.nn.Linear):
         save_original_input: bool = False,
         recipe: Recipe | str | None = None,
         name: str | None = None,
+        parallel: Parallel | None = None,
     ) -> None:
         if None not in (dtype, params_dtype) and dtype != params_dtype:
             raise ValueError(
@@ -81,7 +86,14 @@ class Linear(ProductModule, torch.nn.Linear):
             )
         check_device("quire.Linear", device)
         recipe = own_recipe("quire.Linear", recipe)
-        super().__init__(in_features, out_features, bias, device, params_dtype if dtype is None else dtype)
+        check_type_or_none("quire.Linear", Parallel, parallel=parallel)
+        self.parallel = parallel  # before the parameters, which are this process's part
+        sizes = (
+            (in_features, out_features)
+            if parallel is None
+            else parallel.sizes("quire.Linear", in_features, out_features)
+        )
+        super().__init__(*sizes, bias, device, params_dtype if dtype is None else dtype)
         self._set_flags(
             return_bias=return_bias,
             fuse_wgrad_accumulation=fuse_wgrad_accumulation,
@@ -90,8 +102,8 @@ class Linear(ProductModule, torch.nn.Linear):
         )
         self.init_method, self.name, self.recipe = init_method, name, recipe
         self._add_states()
-        if init_method is not None:
-            initialise(self.weight, self.bias, init_method)
+        if init_method is not None or parallel is not None:
+            initialise(self.weight, self.bias, init_method, parallel)
         self._reset_sr_states()
         self._quantize_weights()
 
@@ -107,9 +119,10 @@ class Linear(ProductModule, torch.nn.Linear):
     def reset_parameters(self) -> None:
         """Initialises the weights as torch.nn.Linear or by init_method, and sets a new seed with the counter at 0."""
         if not hasattr(self, "sr_state"):  # torch.nn.Linear's constructor ends with this call
-            super().reset_parameters()
+            if self.parallel is None:
+                super().reset_parameters()
             return
-        initialise(self.weight, self.bias, self.init_method)
+        initialise(self.weight, self.bias, self.init_method, self.parallel)
         self._reset_sr_states()
 
     def forward(
@@ -152,4 +165,5 @@ class Linear(ProductModule, torch.nn.Linear):
 
     def extra_repr(self) -> str:
         own = "" if self.recipe is None else f", recipe={type(self.recipe).__name__}"
-        return super().extra_repr() + own
+        divided = "" if self.parallel is None else f", parallel={self.parallel.text!r}"
+        return super().extra_repr() + own + divided

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 import torch
 
 from quire import delayed
-from quire.functional import Buffers, grouped_linear, linear, linear_prequantized, quantize
+from quire.functional import Buffers, grouped_linear, linear, linear_prequantized, parallel_linear, quantize
 from quire.nn.cache import cache, cached_weight
 from quire.nn.call import Call
 from quire.nn.product_module import ProductModule, main_grads, named
@@ -30,7 +30,7 @@ class Product:
         self.module, self.name, self.call = module, name, call
         self.weights, self.state = list(module.weights(name).values()), module.of(name, "delayed")
         self.needs_dw = grad and any([weight.requires_grad for weight in self.weights])
-        self.new_cache = None
+        self.new_cache, self.parallel = None, module.of(name, "parallel")
         self.given: dict[str, object] = _external_wgrad(module, name, call) if self.needs_dw else {}
         if recipe is None:
             return
@@ -38,6 +38,8 @@ class Product:
         # A graph has no input that it does not need.
         if recipe.stochastic and grad:
             self.given["sr_state"] = module.of(name, "sr_state")
+            if self.parallel is not None:
+                self.given["part"] = module.of(name, "part")
         if recipe.delayed():
             self.given["fwd_scale"], self.given["bwd_scale"] = delayed.scales(self.state)
             self.given["bwd_amax"] = self.state.bwd_amax
@@ -59,7 +61,8 @@ class Product:
             self.text = stored_weight(self.text, recipe, found.stored)
             self.given |= {"w_buffers": found.operand(), "w_fingerprint": found.fingerprint}
         elif first is not None:
-            self.new_cache = cache(self.module.group_weights(self.name), recipe, self.scale)
+            weights = self.module.group_weights(self.name)
+            self.new_cache = cache(weights, recipe, self.scale, parallel=self.parallel)
             self.given["w_buffers"] = self.new_cache.buffers
             if self.text.endswith("backward=high_precision"):  # of w itself
                 self.given["w_fingerprint"] = self.new_cache.fingerprint
@@ -67,7 +70,7 @@ class Product:
     def input(self, keep: bool = False) -> dict[str, object]:
         """Keyword arguments of norm() and activation() for an x that run() takes. keep: they return x itself too."""
         recipe = self.call.recipe
-        if recipe is None or _starts_from_x(self.text):
+        if recipe is None or _starts_from_x(self.text) or self.parallel is not None:
             return {}
         scale = None if self.scale is None else self.scale[: self.module.groups]
         return {"spec": recipe.input_spec, "rowwise": True, "columnwise": self.needs_dw, "keep_y": keep, "scale": scale}
@@ -82,20 +85,37 @@ class Product:
         """y = x w^T + bias. offsets: the row at which each group ends, or None if one group has all rows. biases: one
         for each group, or one for all groups, or none. x_buffers: what norm() or activation() returned for the
         arguments of input(). A quantized x is used directly, under its own spec."""
+        if self.parallel is not None:
+            _check_parallel(self, x)
         if self.call.recipe is None:
             return self._high_precision(x, biases, offsets)
         given = dict(self.given)
         x, text, own_amax = self._x_operand(x, x_buffers, given)
         weights = self._w_operands((x, *biases), given)
-        if offsets is None and given.keys() <= _SHORT:
+        if offsets is None and given.keys() <= _SHORT and self.parallel is None:
             operator = linear if given.keys() <= {"sr_state"} else linear_prequantized
             return operator(x, weights[0], biases[0] if biases else None, text, self.call.dtype, **given)
-        y, x_amax, w_amax = grouped_linear(x, weights, biases, offsets, text, dtype=self.call.dtype, **given)
+        y, x_amax, w_amax = self._stateful(x, weights, biases, text, offsets=offsets, **given)
         if self.scale is not None:  # now that the arguments are known to fit
             if "w_buffers" in given:
                 w_amax = None if self.new_cache is None else self.new_cache.buffers[2]
             delayed.collect(self.state, self.call.rule, x_amax if own_amax is None else own_amax, w_amax)
         return y
+
+    def _stateful(
+        self,
+        x: torch.Tensor,
+        weights: Sequence[torch.Tensor],
+        biases: Sequence[torch.Tensor],
+        text: str,
+        **given: object,
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """(y, x_amax, w_amax) of an operator that takes all options."""
+        offsets = given.pop("offsets")
+        if self.parallel is None:
+            return grouped_linear(x, weights, biases, offsets, text, dtype=self.call.dtype, **given)
+        bias, divided = biases[0] if biases else None, self.parallel.text
+        return parallel_linear(x, weights[0], bias, text, divided, dtype=self.call.dtype, **given)
 
     def _x_operand(
         self, x: torch.Tensor | QuantizedActivation, buffers: Buffers, given: dict[str, object]
@@ -106,7 +126,7 @@ class Product:
             # Its scale is its own, and the slot stays as it is.
             unchanged = None if self.scale is None else self.scale.new_zeros(self.module.groups)
             return x, f"x={spec},{self.text.split(',', 1)[1]}", unchanged
-        if not buffers or _starts_from_x(self.text):
+        if not buffers or _starts_from_x(self.text) or self.parallel is not None:
             return x, self.text, None
         given["x_buffers"] = buffers
         return x, self.text, buffers[2]
@@ -126,14 +146,17 @@ class Product:
             x = x.dequantize()
         if isinstance(self.weights[0], QuantizedTensor) and not torch.compiler.is_compiling():
             tell_decoding(type(self.module).__name__)
-        if offsets is None and not self.given:
+        if offsets is None and not self.given and self.parallel is None:
             y = torch.nn.functional.linear(x, self.weights[0], biases[0] if biases else None)
         else:
             weights = [w.dequantize() if isinstance(w, QuantizedTensor) else w for w in self.weights]
-            y = grouped_linear(x, weights, biases, offsets, "", dtype=self.call.dtype, **self.given)[0]
+            y = self._stateful(x, weights, biases, "", offsets=offsets, **self.given)[0]
         if self.call.rule is not None:  # now that the arguments are known to fit
             each = self.weights if self.weights[0].dim() == 2 else list(self.weights[0].unbind())
-            delayed.collect(self.state, self.call.rule, *delayed.measure(self.state, x, each, offsets))
+            amaxes = delayed.measure(self.state, x, each, offsets)
+            if self.parallel is not None:
+                amaxes = [self.parallel.reduced(amax) for amax in amaxes]
+            delayed.collect(self.state, self.call.rule, *amaxes)
         return y
 
     def commit(self) -> None:
@@ -154,6 +177,15 @@ class Product:
         q = quantize(y, spec, columnwise=columnwise, scale=self.scale[2:3])
         delayed.collect_output(self.state, self.call.rule, q.buffer_list()[2])
         return q
+
+
+def _check_parallel(product: Product, x: torch.Tensor | QuantizedActivation) -> None:
+    """Raises NotImplementedError for what a layer that is divided over processes does not do, before anything runs."""
+    what = f"quire.{type(product.module).__name__}, {product.parallel.text}"
+    if isinstance(x, QuantizedTensor | QuantizedActivation):
+        raise NotImplementedError(f"{what}: x must be a plain tensor, got a {type(x).__name__}; pass x.dequantize()")
+    if product.call.output_spec:
+        raise NotImplementedError(f"{what}: results are not quantized; leave fp8_output and output_spec out")
 
 
 @functools.cache

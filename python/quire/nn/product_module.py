@@ -8,6 +8,7 @@ import torch
 
 from quire import delayed, functional
 from quire.checks import check_type, check_type_or_none, describe
+from quire.distributed.parallel import Parallel
 from quire.ends import at_the_end
 from quire.nn.random_state import reset_streams
 from quire.nn.weight import initial_weight, kept_attributes, why_not_loaded
@@ -28,6 +29,7 @@ class ProductModule(torch.nn.Module):
     sr_state: int64 [2] {seed, counter}, for stochastic rounding of gradients (numerics.md 0.11).
     delayed: its DelayedState.
     microbatch_weight, kept_weight: CachedWeight or None (quire/nn/cache.py).
+    parallel: how the weight is divided over processes, or None. part: int64 [2] {index, size} of this process.
     wgrad_stash: int64 [2] {number, count} for deferred weight gradients, which backward_dw() computes, or None. It is
         always on the CPU: the process keeps their operands and finds them by the number.
     None of them is a buffer, because DistributedDataParallel would copy the first rank's buffers to all ranks. All
@@ -40,6 +42,7 @@ class ProductModule(torch.nn.Module):
     bias_names: tuple[str, ...] = ("bias",)
     #: Groups of tokens that a product has a weight for, each.
     groups = 1
+    parallel: Parallel | None = None
     #: What the module runs under outside of any autocast.
     recipe: Recipe | None = None
     fuse_wgrad_accumulation = delay_wgrad_compute = save_original_input = False
@@ -94,6 +97,8 @@ class ProductModule(torch.nn.Module):
         for product in self.products:
             setattr(self, named(product, "sr_state"), torch.empty(2, dtype=torch.int64, device=device))
             setattr(self, named(product, "delayed"), delayed.DelayedState(device, self.groups))
+            if (parallel := self.of(product, "parallel")) is not None:
+                setattr(self, named(product, "part"), parallel.place().to("cpu" if device.type == "meta" else device))
         self._forget_weights()
         self._number_stashes()
 
@@ -104,7 +109,9 @@ class ProductModule(torch.nn.Module):
                 setattr(self, name, initial_weight(weight))
 
     def _reset_sr_states(self) -> None:
-        reset_streams(list(self.sr_states().values()))
+        parallel = self.of(self.products[0], "parallel")
+        # Parts of one layer draw from one stream.
+        reset_streams(list(self.sr_states().values()), None if parallel is None else parallel.first_rank())
 
     def _forget_weights(self) -> None:
         for product in self.products:
@@ -174,6 +181,8 @@ class ProductModule(torch.nn.Module):
             state = getattr(self, name)
             setattr(self, name, torch.zeros_like(state, device=device) if leave_meta else state.to(device))
             self.of(product, "delayed").to(device)
+            if self.of(product, "parallel") is not None and device.type != "meta":
+                setattr(self, named(product, "part"), self.of(product, "part").to(device))
         if leave_meta:
             self._reset_sr_states()
 
@@ -232,10 +241,27 @@ def main_grads(module: ProductModule, weights: Mapping[str, torch.Tensor]) -> li
 
 
 def initialise(
-    weight: torch.Tensor, bias: torch.Tensor | None, init_method: Callable[[torch.Tensor], object] | None
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    init_method: Callable[[torch.Tensor], object] | None,
+    parallel: Parallel | None = None,
+    parts: int = 1,
 ) -> None:
-    """Initialises as torch.nn.Linear; with an init_method, weight by that method and bias with 0."""
+    """Initialises as torch.nn.Linear; with an init_method, weight by that method and bias with 0. parallel: draws the
+    whole weight and keeps a part, so that processes together have what one process has after the same seed. parts: of
+    the outputs, each of which is divided over the processes."""
     check_type_or_none("quire", Callable, init_method=init_method)
+    if parallel is not None and not weight.is_meta:
+        out, inner = weight.shape
+        column = parallel.mode == "column"
+        whole = weight.new_empty((out * parallel.size, inner) if column else (out, inner * parallel.size))
+        whole_bias = None if bias is None else bias.new_empty(whole.shape[0])
+        initialise(whole, whole_bias, init_method)
+        with torch.no_grad():
+            weight.copy_(parallel.part_of(whole, parts=parts))
+            if bias is not None:
+                bias.copy_(parallel.part_of(whole_bias, bias=True, parts=parts))
+        return
     if init_method is not None:
         with torch.no_grad():
             init_method(weight)

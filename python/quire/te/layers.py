@@ -14,7 +14,7 @@ import torch
 
 from quire.autocast import autocast
 from quire.checks import check_options
-from quire.nn.dtype import INSTEAD_OF_SPLITTING
+from quire.distributed.groups import named_group
 from quire.nn.grouped_linear import GroupedLinear
 from quire.nn.layernorm_linear import LayerNormLinear
 from quire.nn.layernorm_mlp import LayerNormMLP
@@ -23,6 +23,7 @@ from quire.nn.norm import LayerNorm, RMSNorm
 from quire.nn.product_module import ProductModule
 from quire.recipe import Recipe
 from quire.te.arguments import PARALLEL, also_takes, group_size, signature_with
+from quire.te.dividing import DIVIDING, MLP_DIVIDING, divides
 from quire.te.split import split
 from quire.tensor import QuantizedTensor
 
@@ -48,15 +49,16 @@ _GROUPED_ORDER = (
 ).split()
 #: Sizes to warm up kernels for, which nothing here needs.
 _WARM_UP = {"seq_length": None, "micro_batch_size": None}
+_NOT_DIVIDING = {name: value for name, value in PARALLEL.items() if name not in DIVIDING}
 #: Class -> what its constructor takes besides; Linear has torch.nn.Linear's order.
 _CONSTRUCTORS: dict[type, dict[str, object]] = {
-    Linear: {"refused": PARALLEL},
+    Linear: {"refused": _NOT_DIVIDING},
     LayerNormLinear: {
-        "refused": PARALLEL | {"parameters_split": None, "return_layernorm_output_gathered": False},
+        "refused": _NOT_DIVIDING | {"parameters_split": None, "return_layernorm_output_gathered": False},
         "order": _LINEAR_ORDER,
     },
     LayerNormMLP: {
-        "refused": PARALLEL | {"return_layernorm_output_gathered": False, "set_parallel_mode": False},
+        "refused": _NOT_DIVIDING | {"return_layernorm_output_gathered": False, "parallel_mode": None},
         "ignored": _WARM_UP,
         "order": _MLP_ORDER,
     },
@@ -66,6 +68,8 @@ _CONSTRUCTORS: dict[type, dict[str, object]] = {
 
 def adopt_names() -> None:
     """Makes quire's classes take TransformerEngine's arguments and have its methods."""
+    for layer, dividing in ((Linear, DIVIDING), (LayerNormLinear, DIVIDING), (LayerNormMLP, MLP_DIVIDING)):
+        layer.__init__ = divides(layer.__init__, f"quire.{layer.__name__}", dividing)
     Linear.__init__ = _with_parts(Linear.__init__)
     for layer, further in _CONSTRUCTORS.items():
         layer.__init__ = also_takes(layer.__init__, f"quire.{layer.__name__}", **further)
@@ -81,12 +85,12 @@ def adopt_names() -> None:
 
 
 def set_tensor_parallel_group(self: ProductModule, tp_group: object) -> None:
-    """Takes None and groups of one process, and raises NotImplementedError for others."""
-    size = group_size(tp_group)
-    if size != 1:
+    """Takes None, groups of one process and the layer's own. Raises NotImplementedError for others."""
+    size, own = group_size(tp_group), self.of(self.products[0], "parallel")
+    if size != 1 and (own is None or named_group(own.group) != tp_group):
         raise NotImplementedError(
-            f"quire.{type(self).__name__}: tensor parallelism is not available in this version; got a group of "
-            f"{size} processes. {INSTEAD_OF_SPLITTING}"
+            f"quire.{type(self).__name__}: a layer is divided over processes when it is made, and this one was not; got a "
+            f"group of {size} processes. Pass tp_group and parallel_mode to the constructor"
         )
 
 
@@ -103,6 +107,11 @@ def _with_parts(construct: Callable[..., None]) -> Callable[..., None]:
     ) -> None:
         construct(self, *args, **keywords)
         if parameters_split is not None:
+            if self.parallel is not None:
+                raise NotImplementedError(
+                    "quire.Linear: parameters_split does not go with a layer that is divided over processes; make a "
+                    "layer for each part"
+                )
             split(self, parameters_split)
 
     __init__.__signature__ = signature_with(construct, {"parameters_split": None})

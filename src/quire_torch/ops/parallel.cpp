@@ -30,11 +30,9 @@ std::array<int, 3> token_axes(const quire::QuantSpec& spec, Direction direction)
   return {axis(part.data, whole.data), axis(part.scale, whole.scale), axis(part.amax, whole.amax)};
 }
 
-/// Parts that lie one after another along `axis`, of those that all_gather put one after another along axis 0.
-at::Tensor along(const at::Tensor& gathered, int axis, const Group& group) {
-  if (axis <= 0) return gathered;
-  auto sizes = gathered.sym_sizes().vec();
-  sizes[0] = sizes[0] / group.size;
+/// Parts of part's sizes, one after another along `axis`, of what all_gather put one after another in memory.
+at::Tensor along(const at::Tensor& gathered, const at::Tensor& part, int axis, const Group& group) {
+  auto sizes = part.sym_sizes().vec();
   auto split = sizes;
   split.insert(split.begin(), group.size);
   sizes[static_cast<size_t>(axis)] = sizes[static_cast<size_t>(axis)] * group.size;
@@ -125,6 +123,13 @@ std::vector<op::Tensors<6>> quantize_parts(const std::vector<Part>& parts, const
   return codes;
 }
 
+std::vector<at::Tensor> quantize_weight_part(const at::Tensor& w, c10::string_view spec, c10::string_view parallel) {
+  const Parallel p = Parallel::parse(parallel);
+  const auto q = quantize_parts(
+      {{.t = w, .spec = quire::QuantSpec::parse(spec), .columnwise = true, .axis = p.axis_of_w()}}, p.group)[0];
+  return {q.begin(), q.end()};
+}
+
 bool gathers_codes(const quire::QuantSpec& spec, Direction direction, const c10::SymInt& tokens) {
   if (spec.swizzled || spec.interleaved) return false;
   const bool blocks_of_tokens = direction == Direction::columnwise || spec.square;
@@ -135,16 +140,18 @@ bool gathers_codes(const quire::QuantSpec& spec, Direction direction, const c10:
   return block == 1 || (tokens % block).sym_eq(0).guard_bool(__FILE__, __LINE__);
 }
 
-at::Tensor gather(const at::Tensor& t, const Group& group) { return wait(all_gather(t, group)); }
+at::Tensor gather(const at::Tensor& t, const Group& group) { return wait(all_gather({t}, group)[0]); }
 
 DirectionBuffers gather(const DirectionBuffers& part, const quire::QuantSpec& spec, Direction direction,
                         const Group& group) {
   const std::array<int, 3> axes = token_axes(spec, direction);
+  std::vector<at::Tensor> divided;
+  for (size_t i = 0; i < part.size(); ++i)
+    if (axes[i] >= 0) divided.push_back(part[i].flatten().view(at::kByte));  // gloo takes one dtype in a call
+  const std::vector<at::Tensor> gathered = all_gather(divided, group);
   DirectionBuffers whole = part;
-  for (size_t i = 0; i < whole.size(); ++i)
-    if (axes[i] >= 0) whole[i] = all_gather(part[i], group);
-  for (size_t i = 0; i < whole.size(); ++i)
-    if (axes[i] >= 0) whole[i] = along(wait(whole[i]), axes[i], group);
+  for (size_t i = 0, next = 0; i < whole.size(); ++i)
+    if (axes[i] >= 0) whole[i] = along(wait(gathered[next++]).view(part[i].scalar_type()), part[i], axes[i], group);
   return whole;
 }
 

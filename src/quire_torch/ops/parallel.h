@@ -49,6 +49,9 @@ std::vector<op::Tensors<6>> quantize_parts(const std::vector<Part>& parts, const
 /// The larger of each amax over the group: of delayed scaling, whose amaxes are for the next step.
 at::Tensor reduced(const at::Tensor& amax, int axis, const Group& group);
 
+/// The six buffers of the part of a weight that this process has, for the operators' w_buffers.
+std::vector<at::Tensor> quantize_weight_part(const at::Tensor& w, c10::string_view spec, c10::string_view parallel);
+
 /// Whether the codes of parts of `tokens` rows each, one after another, are the codes of the whole.
 bool gathers_codes(const quire::QuantSpec& spec, quire::Direction direction, const c10::SymInt& tokens);
 /// The three buffers of one direction of the whole, of those of each process's rows.

@@ -1,0 +1,62 @@
+"""Process groups by names that are the same on every rank, so that graphs of all ranks are the same text."""
+
+import itertools
+
+from torch import distributed
+
+from quire.checks import check_type
+
+#: First of the names for groups that nobody has named.
+_TENSOR_PARALLEL = "quire:tp"
+
+
+def name_group(group: "distributed.ProcessGroup", name: str) -> str:
+    """Registers a process group under a name, and returns the name. Operators of quire find the group by it.
+
+    PyTorch's own names of groups differ between ranks. Choose a name by the role of the group, such as "tp", and the
+    same one on every rank: then graphs, caches of compiled code and exported programs are the same on every rank. An
+    exported program runs wherever a group has that name. Calling it again with the same group changes nothing. Names
+    are forgotten with torch.distributed.destroy_process_group().
+
+    Raises ValueError if another group has the name, or for a name with a comma.
+    """
+    check_type("name_group", str, name=name)
+    _check_group("name_group", group)
+    if not name or "," in name:
+        raise ValueError(f"name_group: a name must have at least one character and no comma, got {name!r}")
+    known = named_group(name)
+    if known is not None and known != group:
+        raise ValueError(
+            f"name_group: another process group is named {name!r} already; choose another name, or call "
+            "torch.distributed.destroy_process_group() first"
+        )
+    if known is None:
+        distributed.distributed_c10d._register_process_group(name, group)
+    return name
+
+
+def named_group(name: str) -> "distributed.ProcessGroup | None":
+    """The group of that name, or None."""
+    try:
+        return distributed.distributed_c10d._resolve_process_group(name)
+    except (RuntimeError, ValueError):
+        return None
+
+
+def name_of(group: "distributed.ProcessGroup") -> str:
+    """The name of a group: the one that name_of() gave, else the first of quire:tp, quire:tp1, ... that is free. Ranks
+    that name their groups in the same order find the same names."""
+    for i in itertools.count():
+        name = f"{_TENSOR_PARALLEL}{i or ''}"
+        known = named_group(name)
+        if known is None or known == group:
+            return name_group(group, name)
+    raise AssertionError("unreachable")
+
+
+def _check_group(what: str, group: object) -> None:
+    if not distributed.is_available() or not isinstance(group, distributed.ProcessGroup):
+        raise TypeError(
+            f"{what}: group must be a process group, such as torch.distributed.new_group(...) or "
+            f"mesh['tp'].get_group(), got {group!r}"
+        )

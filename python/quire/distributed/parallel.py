@@ -1,0 +1,106 @@
+"""How the weight of a layer is divided over the processes of a group."""
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import distributed
+
+from quire.checks import check_type
+from quire.distributed.groups import name_of, named_group
+
+MODES = ("column", "row")
+
+
+@dataclass(frozen=True)
+class Parallel:
+    """How the weight [out_features, in_features] of a layer is divided over the processes of a group.
+
+    mode: "column", each process has a part of the outputs: weight [out_features / size, in_features], bias
+        [out_features / size], y [*, out_features / size]. The gradient of x is summed over the group. "row", each
+        process has a part of the inputs: weight [out_features, in_features / size], bias [out_features] on every
+        process, x [*, in_features / size]. y is summed over the group; then bias is added.
+    group: a torch.distributed process group, or its name (quire.distributed.name_group). A group that has no name gets
+        quire:tp, or with several groups quire:tp1, ..., in the order in which they are used first. That order must be
+        the same on all ranks.
+    sequence: outside of the layer every process has a part of the tokens, those along the first dimension: x of a
+        "column" layer, y of a "row" layer. Codes of x and of the gradient of y are gathered; y and the gradient of x
+        are reduced and scattered. All processes must have the same number of tokens.
+    size: the number of processes. It follows from the group.
+
+    A quantized operand has the same codes and scales as in one process: amaxes are reduced over the group, and
+    stochastic rounding draws the bits of the whole tensor. Raises ValueError for another mode or an unknown name.
+    """
+
+    mode: str
+    group: "distributed.ProcessGroup | str"
+    sequence: bool = False
+    size: int = 0
+    #: What operators are given; the same on every rank.
+    text: str = field(init=False, default="", repr=False)
+
+    def __post_init__(self) -> None:
+        check_type("Parallel", bool, sequence=self.sequence)
+        if self.mode not in MODES:
+            raise ValueError(f"Parallel: mode must be 'column' or 'row', got {self.mode!r}")
+        name = self.group if isinstance(self.group, str) else name_of(self.group)
+        group = named_group(name)
+        if group is None and not self.size:
+            raise ValueError(
+                f"Parallel: no process group is named {name!r}; pass the group, or name it with "
+                "quire.distributed.name_group(group, name) first"
+            )
+        size = self.size or group.size()
+        if group is not None and size != group.size():
+            raise ValueError(f"Parallel: the group {name!r} has {group.size()} processes, got size={size}")
+        text = f"{self.mode},group={name},size={size}{',sequence' if self.sequence else ''}"
+        for attribute, value in (("group", name), ("size", size), ("text", text)):
+            object.__setattr__(self, attribute, value)
+
+    def index(self) -> int:
+        """Which part this process has, 0 to size - 1. Raises RuntimeError if no group has the name now."""
+        return distributed.get_rank(self._group())
+
+    def first_rank(self) -> int:
+        """The rank, in the default group, of the process that has part 0."""
+        return distributed.get_global_rank(self._group(), 0)
+
+    def part_of(self, t: torch.Tensor, bias: bool = False, parts: int = 1) -> torch.Tensor:
+        """The part of a whole weight [out_features, in_features], or of a bias, that this process has. parts: how many
+        equal parts of the outputs are divided each by itself, 2 for the halves of a gated activation."""
+        if self.mode == "row":
+            return t if bias else t.chunk(self.size, 1)[self.index()]
+        return torch.cat([part.chunk(self.size)[self.index()] for part in t.chunk(parts)])
+
+    def then(self) -> "Parallel":
+        """How the layer behind a "column" layer is divided, which takes that one's outputs."""
+        return Parallel("row", self.group, self.sequence, self.size)
+
+    def sizes(self, what: str, in_features: int, out_features: int) -> tuple[int, int]:
+        """in_features and out_features of one process. Raises ValueError if they are not multiples of size."""
+        whole = out_features if self.mode == "column" else in_features
+        name = "out_features" if self.mode == "column" else "in_features"
+        if whole % self.size:
+            raise ValueError(
+                f"{what}: {name}={whole} must be a multiple of the {self.size} processes of {self.group!r}; choose "
+                "another size or another group"
+            )
+        part = whole // self.size
+        return (in_features, part) if self.mode == "column" else (part, out_features)
+
+    def place(self) -> torch.Tensor:
+        """int64 [2] {index, size}: which part of a gradient this process rounds stochastically (numerics.md 0.11)."""
+        return torch.tensor([self.index(), self.size], device="cpu")
+
+    def reduced(self, amax: torch.Tensor) -> torch.Tensor:
+        """The largest of each amax over the group."""
+        largest = torch.ops._c10d_functional.all_reduce(amax, "max", self.group)
+        return torch.ops._c10d_functional.wait_tensor(largest)
+
+    def _group(self) -> "distributed.ProcessGroup":
+        group = named_group(self.group)
+        if group is None:
+            raise RuntimeError(
+                f"quire: no process group is named {self.group!r} in this process; call "
+                f"quire.distributed.name_group(group, {self.group!r}) after torch.distributed.init_process_group"
+            )
+        return group

@@ -1,0 +1,65 @@
+"""TransformerEngine's arguments of tensor and sequence parallelism, as quire.distributed.Parallel."""
+
+import contextlib
+import functools
+from collections.abc import Callable
+
+from quire.checks import check_type, check_type_or_none, describe
+from quire.distributed.parallel import MODES, Parallel
+from quire.te.arguments import group_size, signature_with
+
+#: Arguments that divide a layer over processes -> the values that ask for nothing.
+DIVIDING = {
+    "sequence_parallel": False,
+    "tp_group": None,
+    "tp_size": 1,
+    "get_rng_state_tracker": None,
+    "rng_tracker_name": None,
+    "parallel_mode": None,
+}
+#: LayerNormMLP has this one instead of parallel_mode.
+MLP_DIVIDING = {name: value for name, value in DIVIDING.items() if name != "parallel_mode"} | {
+    "set_parallel_mode": False
+}
+_TRACKER = "model-parallel-rng"
+
+
+def divides(construct: Callable[..., None], what: str, known: dict[str, object]) -> Callable[..., None]:
+    """A constructor that takes TransformerEngine's arguments `known` and passes what they ask for as parallel=.
+
+    tp_group, tp_size, sequence_parallel, and parallel_mode "column" or "row" (of LayerNormMLP set_parallel_mode) are
+    those of quire.distributed.Parallel. Groups of one process ask for nothing. get_rng_state_tracker: the weight is
+    drawn within get_rng_state_tracker().fork(rng_tracker_name), so that processes may draw different ones.
+    """
+
+    @functools.wraps(construct)
+    def __init__(self: object, *args: object, **keywords: object) -> None:
+        given = known | {name: keywords.pop(name) for name in known if name in keywords}
+        parallel = _parallel(what, given)
+        if parallel is not None:
+            keywords["parallel"] = parallel
+        tracker = given["get_rng_state_tracker"]
+        name = given["rng_tracker_name"] or _TRACKER
+        with tracker().fork(name) if tracker and parallel else contextlib.nullcontext():
+            construct(self, *args, **keywords)
+
+    __init__.__signature__ = signature_with(construct, known)
+    return __init__
+
+
+def _parallel(what: str, given: dict[str, object]) -> Parallel | None:
+    group, mode = given["tp_group"], given.get("parallel_mode", "column" if given.get("set_parallel_mode") else None)
+    size = given["tp_size"] if group is None else group_size(group)
+    check_type(what, bool, sequence_parallel=given["sequence_parallel"])
+    check_type(what, int, tp_size=given["tp_size"])
+    check_type_or_none(what, Callable, get_rng_state_tracker=given["get_rng_state_tracker"])
+    if mode not in (None, *MODES):
+        raise NotImplementedError(f"{what}: parallel_mode={mode!r} is not available; use 'column', 'row' or None")
+    if size == 0:
+        raise TypeError(f"{what}: tp_group must be a process group of torch.distributed or None, got {describe(group)}")
+    if size != 1 and group is None:
+        raise NotImplementedError(
+            f"{what}: tp_size={size} without tp_group is not available: each process keeps its part of one weight; "
+            "pass tp_group and parallel_mode"
+        )
+    return None if size == 1 or mode is None else Parallel(mode, group, given["sequence_parallel"])

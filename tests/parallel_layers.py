@@ -1,0 +1,163 @@
+"""Layers of one process and the same layers divided over processes, for functions that tests/ranks.py runs."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import distributed
+
+import quire
+from every_recipe import TABLE
+from quire.distributed import Parallel
+
+IN, OUT, STEPS = 256, 256, 3
+
+
+@dataclass(frozen=True)
+class Case:
+    """kind: of KINDS. tokens: sizes of x before its features, in one process. options: of the layer's constructor. way:
+    how it is run, of WAYS."""
+
+    recipe: str
+    kind: str = "Linear"
+    mode: str = "column"
+    sequence: bool = False
+    tokens: tuple[int, ...] = (64,)
+    options: Mapping[str, object] = field(default_factory=dict)
+    dtype: torch.dtype = torch.float32
+    way: str = "eager"
+
+    def make(self, parallel):
+        torch.manual_seed(0)
+        layer = KINDS[self.kind](parallel=parallel, params_dtype=self.dtype, **self.options)
+        for name, state in layer.sr_states().items():  # whose seeds depend on the rank, as they should
+            state.copy_(torch.tensor([7 + len(name), 0]))
+        return layer
+
+    def sums(self):
+        """Results that are sums over processes, rounded once more than in one process."""
+        found = {"y"} if self.mode == "row" or "MLP" in self.kind else set()
+        found |= {"dx", "layer_norm_weight", "layer_norm_bias"} if self.mode == "column" else set()
+        if self.sequence:
+            found |= {"fc2_bias"} if self.mode == "column" else {"bias"}
+        # Without a recipe the whole layer is torch's, which adds the rows of dy in another order.
+        return found | ({"bias", "fc1_bias", "fc2_bias"} if TABLE[self.recipe] is None else set())
+
+
+KINDS: dict[str, Callable[..., torch.nn.Module]] = {
+    "Linear": lambda **options: quire.Linear(IN, OUT, **options),
+    "LayerNormLinear": lambda **options: quire.LayerNormLinear(IN, OUT, normalization="RMSNorm", **options),
+    "LayerNormMLP": lambda **options: quire.LayerNormMLP(IN, OUT, **options),
+    "LayerNormMLP swiglu": lambda **options: quire.LayerNormMLP(IN, OUT, activation="swiglu", **options),
+}
+
+
+def chunk(t, axis):
+    return t.detach().chunk(distributed.get_world_size(), axis)[distributed.get_rank()].clone()
+
+
+def part_of(case, name, t):
+    """What this process has of x, y, their gradients, and of a parameter or its gradient."""
+    outside = {"x": "row", "dx": "row", "y": "column", "dy": "column"}
+    if name in outside:
+        if case.mode == outside[name] and "MLP" not in case.kind:
+            return chunk(t, -1)
+        return chunk(t, 0) if case.sequence else t.detach().clone()
+    if name.startswith("layer_norm") or name == "fc2_bias" or (name == "bias" and case.mode == "row"):
+        return t
+    if name == "fc1_weight" and "swiglu" in case.kind or name == "fc1_bias" and "swiglu" in case.kind:
+        return torch.cat([chunk(half, 0) for half in t.chunk(2)])
+    return chunk(t, 1 if name == "fc2_weight" or case.mode == "row" else 0)
+
+
+def passes(layer, xs, dys, recipe, run=None, **call):
+    """name -> values, of each step."""
+    found = []
+    for x, dy in zip(xs, dys, strict=True):
+        x = x.clone().requires_grad_()
+        for name in layer.weight_names if layer.fuse_wgrad_accumulation else ():
+            layer.get_parameter(name).main_grad = torch.zeros_like(layer.get_parameter(name))
+        with quire.autocast(enabled=recipe is not None, recipe=recipe):
+            y = (layer if run is None else run)(x, **call)
+        layer.zero_grad()
+        y.backward(dy)
+        layer.backward_dw()
+        grads = {name: gradient(parameter).clone() for name, parameter in layer.named_parameters()}
+        found.append({"y": y.detach(), "dx": x.grad} | grads)
+    return found
+
+
+def gradient(parameter):
+    return getattr(parameter, "main_grad", parameter.grad)
+
+
+def compiled(layer):
+    torch.compiler.reset()
+    return torch.compile(layer, fullgraph=True, backend="aot_eager")
+
+
+def checkpointed(layer):
+    return lambda x, **call: quire.checkpoint(layer, x, use_reentrant=False, **call)
+
+
+def in_two_microbatches(layer):
+    """The second of which uses the codes of the first."""
+
+    def run(x):
+        with torch.no_grad():
+            layer(x, is_first_microbatch=True)
+        return layer(x, is_first_microbatch=False)
+
+    return run
+
+
+def with_kept_codes(layer):
+    def run(x):
+        quire.quantize_weights(layer)
+        return layer(x)
+
+    return run
+
+
+#: How the divided layer is run.
+WAYS: dict[str, Callable[[torch.nn.Module], Callable[..., torch.Tensor] | None]] = {
+    "eager": lambda layer: None,
+    "in two microbatches": in_two_microbatches,
+    "with kept codes": with_kept_codes,
+    "compiled": compiled,
+    "checkpointed": checkpointed,
+}
+
+
+def data(case):
+    generator = torch.Generator().manual_seed(1)
+    return [
+        [torch.randn(*case.tokens, size, generator=generator).to(case.dtype) for _ in range(STEPS)]
+        for size in (IN, IN if "MLP" in case.kind else OUT)
+    ]
+
+
+def compare(case, found, expected):
+    for step, (one, other) in enumerate(zip(found, expected, strict=True)):
+        assert one.keys() == other.keys()
+        for name, value in one.items():
+            wanted = part_of(case, name, other[name])
+            where = f"{case}, step {step}: {name}"
+            assert value.dtype == wanted.dtype and value.shape == wanted.shape, where
+            if name in case.sums():
+                u = torch.finfo(value.dtype).eps
+                assert (value - wanted).float().norm() <= 4 * u * wanted.float().norm(), where
+            else:
+                assert torch.equal(value, wanted), f"{where}: {(value - wanted).abs().max()}"
+
+
+def equals_one_process(rank, case):
+    whole = case.make(None)
+    part = case.make(Parallel(case.mode, distributed.group.WORLD, case.sequence))
+    for name, parameter in part.named_parameters():
+        assert torch.equal(parameter, part_of(case, name, whole.get_parameter(name))), name
+    xs, dys = data(case)
+    recipe = TABLE[case.recipe]
+    expected = passes(whole, xs, dys, recipe)
+    own = ([part_of(case, "x", x) for x in xs], [part_of(case, "dy", dy) for dy in dys])
+    compare(case, passes(part, *own, recipe, WAYS[case.way](part)), expected)

@@ -1,0 +1,200 @@
+"""Graphs of layers that are divided over processes, traced for many ranks in one process by PyTorch's fake group."""
+
+import contextlib
+
+import pytest
+import torch
+from functorch.compile import make_boxed_func, min_cut_rematerialization_partition
+from torch import distributed
+from torch._dynamo.backends.common import aot_autograd
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+import quire
+from every_recipe import IN_ANY_PRECISION
+from quire.distributed import Parallel, name_group
+
+IN, OUT, TOKENS = 256, 256, 64
+
+
+@contextlib.contextmanager
+def rank_of(rank, size):
+    distributed.init_process_group("fake", rank=rank, world_size=size, store=FakeStore())
+    try:
+        yield distributed.group.WORLD
+    finally:
+        distributed.destroy_process_group()
+        torch.compiler.reset()
+
+
+@pytest.fixture
+def group():
+    with rank_of(0, 2) as group:
+        yield group
+
+
+def graphs(layer, x, recipe):
+    """The names of operators, and the shapes of results, of the forward and the backward graph."""
+    found = []
+
+    def keep(graph, inputs):
+        nodes = [node for node in graph.graph.nodes if node.op == "call_function"]
+        names = [str(node.target).split(".")[1] for node in nodes if str(node.target).startswith(("quire", "_c10d"))]
+        values = [node.meta["val"] for node in next(iter(reversed(graph.graph.nodes))).args[0] if node is not None]
+        shapes = [tuple(value.shape) for value in values if isinstance(value, torch.Tensor)]
+        found.append((names, shapes, str(graph.code)))
+        return make_boxed_func(graph.forward)
+
+    compilers = {"fw_compiler": keep, "bw_compiler": keep, "inference_compiler": keep}
+    backend = aot_autograd(**compilers, partition_fn=min_cut_rematerialization_partition)
+    run = torch.compile(layer, fullgraph=True, backend=backend)
+    with quire.autocast(enabled=recipe is not None, recipe=recipe):
+        y = run(x)
+    if y.requires_grad:
+        y.sum().backward()
+    return found
+
+
+def inputs(mode, sequence, size=2):
+    tokens = TOKENS // size if mode == "column" and sequence else TOKENS
+    return torch.randn(tokens, IN if mode == "column" else IN // size, requires_grad=True)
+
+
+@pytest.mark.parametrize("name", [name for name in IN_ANY_PRECISION if name != "delayed"])
+def test_the_gradient_of_the_weight_is_computed_while_that_of_x_is_reduced(group, name):
+    layer = quire.Linear(IN, OUT, parallel=Parallel("column", group, sequence=True))
+    _, (names, _, _) = graphs(layer, inputs("column", True), IN_ANY_PRECISION[name])
+    dgrad, wgrad = ("linear_unquantized_bwd",) * 2 if name == "high_precision" else ("linear_dgrad", "linear_wgrad")
+    begin = names.index("reduce_scatter_tensor")
+    assert names[begin - 1] == dgrad and wgrad in names[begin:] and names[-1] == "wait_tensor"
+
+
+@pytest.mark.parametrize("name", IN_ANY_PRECISION)
+def test_what_lasts_from_forward_to_backward_is_of_this_process(group, name):
+    layer = quire.Linear(IN, OUT, bias=False, parallel=Parallel("column", group, sequence=True))
+    (_, shapes, _), (names, _, _) = graphs(layer, inputs("column", True), IN_ANY_PRECISION[name])
+    shapes.remove((TOKENS, OUT // 2))  # y
+    assert any("all_gather" in name for name in names)
+    most = max(torch.Size(shape).numel() for shape in shapes)
+    assert most <= max(layer.weight.numel(), TOKENS // 2 * IN)  # and no x of all processes, of TOKENS * IN
+
+
+@pytest.mark.parametrize("sequence", [False, True])
+@pytest.mark.parametrize("mode", ["column", "row"])
+def test_collectives_are_nodes_without_gradients_too(group, mode, sequence):
+    layer = quire.Linear(IN, OUT, parallel=Parallel(mode, group, sequence))
+    with torch.no_grad():
+        ((names, _, _),) = graphs(layer, inputs(mode, sequence), IN_ANY_PRECISION["mxfp8"])
+    wanted = {
+        ("column", False): [],
+        ("column", True): ["all_gather_into_tensor_coalesced"],
+        ("row", False): ["all_reduce"],
+        ("row", True): ["reduce_scatter_tensor"],
+    }
+    assert [name for name in names if name.startswith(("all_", "reduce_"))] == wanted[mode, sequence]
+    assert "linear_fwd" in names and "parallel_linear" not in names
+
+
+@pytest.mark.parametrize("name", ["high_precision", "fp8_current", "mxfp8", "nvfp4"])
+def test_graphs_are_the_same_text_on_every_rank(name):
+    texts = []
+    for rank in (0, 1, 63):
+        with rank_of(rank, 64) as world:
+            others = distributed.new_group([(rank + i) % 64 for i in range(2)])  # of another name on each rank
+            del others
+            layer = quire.Linear(IN, 64, parallel=Parallel("row", world, sequence=True))
+            found = graphs(layer, inputs("row", True, 64), IN_ANY_PRECISION[name])
+            texts.append([text for _, _, text in found])
+    assert texts[0] == texts[1] == texts[2]
+
+
+def test_an_exported_program_has_one_node_and_finds_its_group_by_name(group):
+    layer = quire.Linear(IN, OUT, parallel=Parallel("column", name_group(group, "tp")))
+    with torch.no_grad(), quire.autocast(recipe="mxfp8"):
+        program = torch.export.export(layer, (torch.randn(TOKENS, IN),))
+    nodes = [node for node in program.graph.nodes if "quire" in str(node.target)]
+    assert [str(node.target) for node in nodes] == ["quire.parallel_linear.default"]
+    assert "column,group=tp,size=2" in nodes[0].args
+    assert program.module()(torch.randn(TOKENS, IN)).shape == (TOKENS, OUT // 2)
+
+
+def test_names_of_groups(group):
+    assert name_group(group, "tp") == name_group(group, "tp") == "tp"
+    other = distributed.new_group([0, 1])
+    with pytest.raises(ValueError, match="another process group is named 'tp' already"):
+        name_group(other, "tp")
+    assert Parallel("row", group).group == Parallel("row", group).group == "quire:tp"
+    assert Parallel("row", other).group == "quire:tp1"
+    with pytest.raises(ValueError, match="no comma, got 'a,b'"):
+        name_group(group, "a,b")
+    with pytest.raises(TypeError, match="group must be a process group"):
+        name_group("tp", "tp")
+
+
+def test_a_group_that_is_not_there_is_said_in_words(group):
+    with pytest.raises(ValueError, match=r"no process group is named 'nowhere'.*name_group\(group, name\) first"):
+        Parallel("column", "nowhere")
+    layer = quire.Linear(IN, OUT, parallel=Parallel("row", name_group(group, "passing"), sequence=True))
+    distributed.distributed_c10d._unregister_process_group("passing")
+    with pytest.raises(RuntimeError, match="passing"):
+        layer(torch.randn(TOKENS, IN // 2))
+
+
+def test_what_a_divided_layer_does_not_do_is_refused(group):
+    column = Parallel("column", group)
+    with pytest.raises(ValueError, match="Parallel: mode must be 'column' or 'row', got 'diagonal'"):
+        Parallel("diagonal", group)
+    with pytest.raises(ValueError, match="out_features=255 must be a multiple of the 2 processes of 'quire:tp'"):
+        quire.Linear(IN, 255, parallel=column)
+    with pytest.raises(ValueError, match="in_features=255 must be a multiple"):
+        quire.Linear(255, OUT, parallel=Parallel("row", group))
+    with pytest.raises(ValueError, match="parallel must have mode 'column', got 'row'"):
+        quire.LayerNormLinear(IN, OUT, parallel=Parallel("row", group))
+    with pytest.raises(TypeError, match="parallel must be a Parallel, got 'column'"):
+        quire.Linear(IN, OUT, parallel="column")
+    layer, x = quire.Linear(IN, OUT, parallel=column), torch.randn(4, IN)
+    with quire.autocast(recipe="mxfp8"):
+        with pytest.raises(NotImplementedError, match="x must be a plain tensor, got a QuantizedTensor"):
+            layer(quire.quantize(x, "mxfp8"))
+        with pytest.raises(NotImplementedError, match="results are not quantized"):
+            layer(x, fp8_output=True)
+    with pytest.raises(NotImplementedError, match="parameters_split does not go with"):
+        quire.Linear(IN, OUT, parallel=column, parameters_split=("q", "k"))
+
+
+def test_transformer_engines_arguments_mean_the_same(group):
+    options = {"tp_group": group, "tp_size": 2}
+    made = quire.Linear(IN, OUT, parallel_mode="row", sequence_parallel=True, **options)
+    assert made.parallel == Parallel("row", group, True) and made.weight.shape == (OUT, IN // 2)
+    made.set_tensor_parallel_group(group)
+    made = quire.LayerNormLinear(IN, OUT, parallel_mode="column", **options)
+    assert made.parallel == Parallel("column", group) and made.weight.shape == (OUT // 2, IN)
+    made = quire.LayerNormMLP(IN, OUT, set_parallel_mode=True, sequence_parallel=True, activation="swiglu", **options)
+    assert made.fc1_parallel == Parallel("column", group, True) and made.fc2_parallel == Parallel("row", group, True)
+    assert made.fc1_weight.shape == (OUT, IN) and made.fc2_weight.shape == (IN, OUT // 2)
+    assert quire.Linear(IN, OUT, **options).parallel is None  # parallel_mode=None: every process has the whole layer
+
+
+def test_weights_are_drawn_from_the_stream_that_a_framework_names(group):
+    names = []
+
+    class Tracker:
+        @contextlib.contextmanager
+        def fork(self, name):
+            names.append(name)
+            yield
+
+    options = {"tp_group": group, "parallel_mode": "column", "get_rng_state_tracker": Tracker}
+    quire.Linear(IN, OUT, **options)
+    quire.Linear(IN, OUT, rng_tracker_name="own", **options)
+    assert names == ["model-parallel-rng", "own"]
+
+
+def test_parts_of_a_layer_draw_from_one_stream():
+    seeds = []
+    for rank in (0, 1):
+        with rank_of(rank, 2) as world:
+            torch.manual_seed(0)
+            layer = quire.Linear(IN, OUT, parallel=Parallel("column", world))
+            seeds.append(layer.sr_state.tolist())
+            assert layer.part.tolist() == [rank, 2]
+    assert seeds[0] == seeds[1]

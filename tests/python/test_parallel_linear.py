@@ -1,0 +1,71 @@
+"""Layers that are divided over two processes, compared with one process: every operand has its codes, so results are
+equal but for sums over processes."""
+
+import itertools
+
+import pytest
+import torch
+
+from every_recipe import TABLE
+from parallel_layers import KINDS, WAYS, Case, equals_one_process
+from ranks import Ranks
+
+DIVIDED = list(itertools.product(("column", "row"), (False, True)))
+#: One for each way in which scales follow from a tensor, and for the random stream.
+SOME = ("high_precision", "fp8_current", "fp8_block", "mxfp8", "nvfp4", "delayed")
+
+
+@pytest.fixture(scope="module")
+def two():
+    ranks = Ranks(2)
+    yield ranks
+    ranks.close()
+
+
+@pytest.mark.parametrize(("mode", "sequence"), DIVIDED)
+@pytest.mark.parametrize("recipe", TABLE)
+def test_results_are_those_of_one_process(two, recipe, mode, sequence):
+    # Of two processes each: whole blocks, blocks that both share, one token, none, three dimensions.
+    for tokens in ((256,), (14,), (2,), (0,), (6, 5)):
+        two.run(equals_one_process, Case(recipe, "Linear", mode, sequence, tokens))
+
+
+@pytest.mark.parametrize("sequence", [False, True])
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "Linear"])
+@pytest.mark.parametrize("recipe", SOME)
+def test_layers_with_a_norm(two, recipe, kind, sequence):
+    if (recipe, kind) == ("nvfp4", "LayerNormMLP swiglu"):
+        recipe = "nvfp4_no_sr"  # a process's columns of dy are two pieces of the whole's, and draw as if they were one
+    for tokens in ((64,), (14,)):
+        two.run(equals_one_process, Case(recipe, kind, "column", sequence, tokens))
+
+
+@pytest.mark.parametrize(("mode", "sequence"), DIVIDED)
+@pytest.mark.parametrize("way", [way for way in WAYS if way != "eager"])
+@pytest.mark.parametrize("recipe", SOME)
+def test_other_ways_to_run_a_layer(two, recipe, way, mode, sequence):
+    two.run(equals_one_process, Case(recipe, "Linear", mode, sequence, way=way))
+
+
+@pytest.mark.parametrize(("mode", "sequence"), DIVIDED)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"bias": False},
+        {"save_original_input": True},
+        {"fuse_wgrad_accumulation": True},
+        {"delay_wgrad_compute": True},
+        {"delay_wgrad_compute": True, "fuse_wgrad_accumulation": True},
+    ],
+    ids=lambda options: ", ".join(options),
+)
+def test_options_of_the_layer(two, options, mode, sequence):
+    for recipe in ("high_precision", "nvfp4", "mxfp8"):
+        two.run(equals_one_process, Case(recipe, "Linear", mode, sequence, options=options))
+
+
+@pytest.mark.parametrize(("mode", "sequence"), DIVIDED)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_dtypes(two, dtype, mode, sequence):
+    for recipe in ("high_precision", "nvfp4", "mxfp8"):
+        two.run(equals_one_process, Case(recipe, "Linear", mode, sequence, dtype=dtype))

@@ -1,0 +1,99 @@
+"""Processes of a torch.distributed group (gloo) that run functions of a test, one after another. No test can hang: past
+a deadline the processes are killed, and the error has what each of them was doing."""
+
+import faulthandler
+import multiprocessing
+import os
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+#: Seconds that a collective waits for other ranks, and that a function may take.
+PATIENCE, DEADLINE = 20, 120
+
+
+def _serve(rank: int, size: int, folder: str, pipe) -> None:
+    import torch
+    from torch import distributed
+
+    sys.stderr = open(Path(folder) / f"stderr{rank}", "w", buffering=1)  # noqa: SIM115 (for the life of the process)
+    os.dup2(sys.stderr.fileno(), 2)
+    faulthandler.enable()
+    torch.set_num_threads(1)
+    store = distributed.FileStore(str(Path(folder) / "store"), size)
+    distributed.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=PATIENCE))
+    while (task := pipe.recv()) is not None:
+        function, arguments = task
+        faulthandler.dump_traceback_later(DEADLINE - 10)
+        try:
+            pipe.send((True, function(rank, *arguments)))
+        except BaseException:
+            pipe.send((False, traceback.format_exc()))
+        faulthandler.cancel_dump_traceback_later()
+    distributed.destroy_process_group()
+
+
+class Ranks:
+    """size processes. run() calls a function of a module in each of them."""
+
+    def __init__(self, size: int) -> None:
+        self.size, self._folder = size, tempfile.TemporaryDirectory()
+        self._start()
+
+    def _start(self) -> None:
+        spawn = multiprocessing.get_context("spawn")
+        ends = [spawn.Pipe() for _ in range(self.size)]
+        self._pipes = [own for own, _ in ends]
+        folder = tempfile.mkdtemp(dir=self._folder.name)
+        self._processes = [
+            spawn.Process(target=_serve, args=(rank, self.size, folder, other), daemon=True)
+            for rank, (_, other) in enumerate(ends)
+        ]
+        self._stderr = [Path(folder) / f"stderr{rank}" for rank in range(self.size)]
+        for process in self._processes:
+            process.start()
+
+    def run(self, function: Callable[..., object], *arguments: object, deadline: float = DEADLINE) -> list[object]:
+        """What function(rank, *arguments) returns in each process. Fails with the tracebacks of all that raised."""
+        end = time.monotonic() + deadline
+        for pipe in self._pipes:
+            pipe.send((function, arguments))
+        answers = []
+        for rank, pipe in enumerate(self._pipes):
+            try:
+                found = pipe.poll(max(0.0, end - time.monotonic()))
+                answers.append(pipe.recv() if found else (False, f"no answer within {deadline} seconds"))
+            except (EOFError, ConnectionResetError):
+                self._processes[rank].join(10)
+                answers.append((False, f"the process ended with {self._processes[rank].exitcode}"))
+        if all(well for well, _ in answers):
+            return [result for _, result in answers]
+        said = [
+            f"rank {rank}: {answer}\n{self._stderr[rank].read_text()[-4000:]}"
+            for rank, (well, answer) in enumerate(answers)
+            if not well
+        ]
+        self.restart()  # a rank that failed may have left others in a collective
+        pytest.fail("\n".join(said), pytrace=False)
+
+    def restart(self) -> None:
+        self.kill()
+        self._start()
+
+    def kill(self) -> None:
+        for process in self._processes:
+            process.kill()
+            process.join()
+
+    def close(self) -> None:
+        for pipe in self._pipes:
+            pipe.send(None)
+        for process in self._processes:
+            process.join(10)
+        self.kill()
