@@ -89,8 +89,8 @@ def set_tensor_parallel_group(self: ProductModule, tp_group: object) -> None:
     size, own = group_size(tp_group), self.of(self.products[0], "parallel")
     if size != 1 and (own is None or named_group(own.group) != tp_group):
         raise NotImplementedError(
-            f"quire.{type(self).__name__}: a layer is divided over processes when it is made, and this one was not; got a "
-            f"group of {size} processes. Pass tp_group and parallel_mode to the constructor"
+            f"quire.{type(self).__name__}: a layer is divided over processes when it is made, and this one was not; "
+            f"got a group of {size} processes. Pass tp_group and parallel_mode to the constructor"
         )
 
 
