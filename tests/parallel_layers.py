@@ -15,8 +15,8 @@ IN, OUT, STEPS = 256, 256, 3
 
 @dataclass(frozen=True)
 class Case:
-    """kind: of KINDS. tokens: sizes of x before its features, in one process. options: of the layer's constructor. way:
-    how it is run, of WAYS."""
+    """kind: of KINDS. tokens: sizes of x before its features, in one process. options: of the layer's constructor.
+    call: options of its forward. way: how it is run, of WAYS."""
 
     recipe: str
     kind: str = "Linear"
@@ -24,6 +24,7 @@ class Case:
     sequence: bool = False
     tokens: tuple[int, ...] = (64,)
     options: Mapping[str, object] = field(default_factory=dict)
+    call: Mapping[str, object] = field(default_factory=dict)
     dtype: torch.dtype = torch.float32
     way: str = "eager"
 
@@ -158,6 +159,6 @@ def equals_one_process(rank, case):
         assert torch.equal(parameter, part_of(case, name, whole.get_parameter(name))), name
     xs, dys = data(case)
     recipe = TABLE[case.recipe]
-    expected = passes(whole, xs, dys, recipe)
+    expected = passes(whole, xs, dys, recipe, **case.call)
     own = ([part_of(case, "x", x) for x in xs], [part_of(case, "dy", dy) for dy in dys])
-    compare(case, passes(part, *own, recipe, WAYS[case.way](part)), expected)
+    compare(case, passes(part, *own, recipe, WAYS[case.way](part), **case.call), expected)

@@ -64,6 +64,13 @@ def test_options_of_the_layer(two, options, mode, sequence):
         two.run(equals_one_process, Case(recipe, "Linear", mode, sequence, options=options))
 
 
+# Not of column layers: a sum that differs in its last bit may be rounded to the next code.
+@pytest.mark.parametrize("sequence", [False, True])
+@pytest.mark.parametrize("recipe", [name for name in SOME if name != "high_precision"])
+def test_a_gradient_of_x_that_is_rounded(two, recipe, sequence):
+    two.run(equals_one_process, Case(recipe, "Linear", "row", sequence, call={"fp8_grad": True}))
+
+
 @pytest.mark.parametrize(("mode", "sequence"), DIVIDED)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_dtypes(two, dtype, mode, sequence):

@@ -1,5 +1,8 @@
 """Every check of ./dev check is shown trees that break its rule, and trees that only look like it."""
 
+import tomllib
+from pathlib import Path
+
 import pytest
 
 import check_budgets
@@ -226,3 +229,10 @@ def test_lines_that_stand_in_many_places_are_found(tree, suffix, line):
     assert first.startswith("6 pairs of places share 8 lines or more, at most 5")
     assert len(pairs) == 6 and all("9 lines: src/a" in pair for pair in pairs)
     assert list(check_duplicates.check(written(check_duplicates.LINES - 1))) == []
+
+
+def test_each_planted_bug_can_be_planted():
+    """The text that it replaces is there, once."""
+    root = Path(__file__).parents[2]
+    for bug in tomllib.loads((root / "tools/planted_bugs.toml").read_text())["bug"]:
+        assert (root / bug["file"]).read_text().count(bug["old"]) == 1, bug["name"]
