@@ -93,8 +93,20 @@ def run_tests(bug: Bug, tree: Path, folder: Path) -> str:
     status = int(pytest.main(bug.arguments()))
     said = {0: "NOT CAUGHT", 1: "caught"}.get(status, f"CANNOT TELL (pytest ended with {status})")
     failed = [line for line in output.read_text().splitlines() if line.startswith(("FAILED", "ERROR"))]
+    if status == 1 and failed[0].startswith("ERROR"):
+        said = "CANNOT TELL (a test could not begin)"
     first = failed[0].split(" - ")[0].removeprefix("FAILED ") if failed else ""
     return f"{said:<10}  {bug.name}  [{time.monotonic() - started:.0f} s] {first}"
+
+
+class Child(multiprocessing.context.ForkProcess):
+    """A process of a pool that may have children: tests of several ranks start some."""
+
+    daemon = property(lambda self: False, lambda self, value: None)
+
+
+class WithChildren(multiprocessing.context.ForkContext):
+    Process = Child
 
 
 def run_python(bug: Bug, root: Path, folder: Path) -> str:
@@ -150,7 +162,7 @@ def main() -> int:
         cpp = [bug for bug in chosen if bug.in_cpp]
         tree = build_cpp(cpp, root, folder) if cpp else root
         # Forked, each for one bug, so that PyTorch is imported once.
-        with multiprocessing.get_context("fork").Pool(options.jobs, maxtasksperchild=1) as pool:
+        with WithChildren().Pool(options.jobs, maxtasksperchild=1) as pool:
             runs = [
                 pool.apply_async(
                     *((run_tests, (bug, tree, folder)) if bug.in_cpp else (run_python, (bug, root, folder)))

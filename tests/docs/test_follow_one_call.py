@@ -22,7 +22,7 @@ REFERENCE = "reference"
 COST = {"inference": (23, 666), "forward": (29, 883), "backward": (25, 643)}
 #: Ways that have been recorded on some machine with the page as it is. What another one contradicts is told without
 #: failing, until somebody with such a machine corrects the page and adds it here.
-SEEN = {"avx2", "scalar", REFERENCE}
+SEEN = {"avx2", "avx2_vnni", "avx512", "avx512_bf16", "avx512_vnni", "scalar", REFERENCE}
 
 
 @dataclass(frozen=True)
