@@ -12,10 +12,13 @@ import torch_pin
 PAGE = "README.md"
 
 
+def examples(page) -> list[str]:
+    return re.findall(r"```python\n(.*?)```", page(PAGE).text, re.DOTALL)
+
+
 def test_the_example_runs_and_learns(page):
-    code = re.search(r"```python\n(.*?)```", page(PAGE).text, re.DOTALL)[1]
     scope = {}
-    exec(code, scope)
+    exec(examples(page)[0], scope)
     x = scope["x"]
     losses = [scope["loss"](x, x).item()]
     for _ in range(20):
@@ -29,11 +32,13 @@ def test_the_example_runs_and_learns(page):
 
 def test_a_pretrained_model_is_converted(page, monkeypatch):
     monkeypatch.setattr(quire.conversion.timing, "SECONDS", 0.0)
-    monkeypatch.setattr(quire.conversion.timing, "_SLOWER", float("inf"))  # also where this machine would be slower
-    code = re.findall(r"```python\n(.*?)```", page(PAGE).text, re.DOTALL)[1]
-    scope = {"quire": quire, "model": torch.nn.Sequential(torch.nn.Linear(256, 256), torch.nn.Linear(256, 512))}
-    exec(code, scope)
-    assert [type(layer) for layer in scope["model"]] == [quire.Linear, quire.Linear]
+    # Also where this machine would be slower.
+    monkeypatch.setattr(quire.conversion.timing, "_SLOWER", float("inf"))
+    monkeypatch.setattr(quire.conversion.recommend, "_WORTH", 0.0)
+    scope = {}
+    for code in examples(page):  # one after another, as a reader pastes them
+        exec(code, scope)
+    assert [type(layer) for layer in scope["pretrained"]] == [quire.Linear, torch.nn.GELU, quire.Linear]
 
 
 def test_the_table_of_recipes_is_complete(page):
