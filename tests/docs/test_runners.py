@@ -14,11 +14,14 @@ def blocks(page, language):
 
 
 def test_the_program_runs_and_gives_what_the_tables_say(page):
-    (program,) = blocks(page("docs/runners.md"), "python")
+    program, functions = blocks(page("docs/runners.md"), "python")
     names = {}
     exec(program, names)
     try:
         assert names["y"].shape == (5, 64) and names["y"].dtype == torch.bfloat16
+        exec(functions, names)
+        assert names["y"].shape == (5, 64) and names["z"].shape == (5, 256)
+        assert torch.equal(names["y"], names["project"](names["x"]))
     finally:
         names["moe"].close(), names["linear"].close()
 
