@@ -276,8 +276,8 @@ def test_wrong_arguments_are_refused():
         quire.MoE(8, 8, 4, 5)
     with pytest.raises(TypeError, match="unexpected keyword argument 'colour'; options of routing are score_function"):
         quire.MoE(8, 8, 4, 2, colour=1)
-    with pytest.raises(NotImplementedError, match="quire.MoE: activation='tanh' is not available"):
-        quire.MoE(8, 8, 4, activation="tanh")
+    with pytest.raises(NotImplementedError, match="quire.MoE: activation='no_such' is not available"):
+        quire.MoE(8, 8, 4, activation="no_such")
     layer = layer_of()
     with pytest.raises(RuntimeError, match=r"x must be \[..., hidden_size\] = \[..., 64\], got \[4, 32\]"):
         layer(torch.randn(4, 32))  # which could be read as two tokens

@@ -230,7 +230,7 @@ TEST(ActivationText, IsCanonicalAndErrorsPointAtTheWrongPart) {
     }
     return "no error";
   };
-  EXPECT_NE(error_of("tanh").find("'tanh' names no activation; use one of gelu, geglu, glu"), std::string::npos);
+  EXPECT_NE(error_of("no_such").find("'no_such' names no activation; use one of gelu, geglu, glu"), std::string::npos);
   EXPECT_NE(error_of("swiglu:limit=1").find("no parameter of swiglu, which takes none"), std::string::npos);
   EXPECT_NE(error_of("clamped_swiglu:limit=").find("takes limit=F"), std::string::npos);
   EXPECT_NE(error_of("clamped_swiglu:limit=inf").find("finite"), std::string::npos);
