@@ -31,8 +31,9 @@ def compare(names: list[str], settings: Settings, session: Session) -> None:
     corpus = load_corpus()
     print(corpus)
     experts = f" with {settings.moe} experts" if settings.moe else ""
+    layers = "1 layer" if settings.layers == 1 else f"{settings.layers} layers"
     print(
-        f"{settings.layers} layers{experts} of width {settings.width}, {settings.steps} steps of "
+        f"{layers}{experts} of width {settings.width}, {settings.steps} steps of "
         f"{settings.batch} x {settings.seq} tokens, seed {settings.seed}, "
         f"baseline in {settings.dtype}, {torch.get_num_threads()} threads"
     )
