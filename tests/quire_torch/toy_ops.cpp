@@ -64,7 +64,7 @@ struct Kinds : Base {
     std::string s;
     at::ScalarType dtype;
     Scale scale;
-    op::GroupName group;
+    std::string group;
     op::Mutable<op::OptionalTensor> other;
     static constexpr auto kFields = std::tuple{op::field<&Args::list>("list"),
                                                op::field<&Args::x>("x"),
@@ -91,7 +91,7 @@ struct Kinds : Base {
     return {out, op::absent<Int>(at::kByte)};
   }
   static void run(const Args& a, op::Tensors<2>& out, const Context&) {
-    double sum = static_cast<double>(a.i) + a.f + (a.b ? 1 : 0) + static_cast<double>(a.s.size() + a.group.name.size());
+    double sum = static_cast<double>(a.i) + a.f + (a.b ? 1 : 0) + static_cast<double>(a.s.size() + a.group.size());
     op::for_each_tensor(a, [&](const at::Tensor& t) { sum += t.sum().item<double>(); });
     out[0].fill_(sum * a.scale.factor);
     a.count.value.add_(1);

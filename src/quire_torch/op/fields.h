@@ -49,13 +49,6 @@ concept Textual = requires(const T& v) {
   { v.text() } -> std::convertible_to<std::string_view>;
 };
 
-/// A process group, by its name.
-struct GroupName {
-  std::string name;
-  static GroupName parse(std::string_view text) { return {std::string(text)}; }
-  std::string_view text() const { return name; }
-};
-
 /// What a schema calls a field of type T; empty for a type that cannot be one.
 template <class T>
 consteval std::string_view word() {
