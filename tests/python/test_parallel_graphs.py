@@ -161,6 +161,27 @@ def test_what_a_divided_layer_does_not_do_is_refused(group):
         quire.Linear(IN, OUT, parallel=column, parameters_split=("q", "k"))
 
 
+def test_wrong_arguments_of_the_operator_are_refused(group):
+    x, w, recipe = torch.randn(4, 32), torch.randn(32, 32), "x=nvfp4,w=nvfp4,dy=nvfp4:sr"
+    call = torch.ops.quire.parallel_linear
+    row = Parallel("row", group, sequence=True).text
+    with pytest.raises(RuntimeError, match="parallel must say how w is divided, got ''"):
+        call(x, w, None, "", torch.float32, "", [], [])
+    for text in ("column", "column,group=,size=2", "row,group=a,size=0", "row,group=a,size=2x", "row,group=a,size=2,s"):
+        with pytest.raises(RuntimeError, match=f"parallel must be .* got '{text}'"):
+            call(x, w, None, "", torch.float32, text, [], [])
+    with pytest.raises(RuntimeError, match=r"x is one token \[K\]; pass \[tokens, K\]"):
+        call(x[0], w, None, "", torch.float32, row, [], [])
+    with pytest.raises(
+        RuntimeError, match="the first dimension of x must be a multiple of the 2 processes of 'quire:tp"
+    ):
+        call(x[:3], w, None, "", torch.float32, row, [], [])
+    with pytest.raises(RuntimeError, match="each process needs its own bits: part must be an int64"):
+        call(x, w.requires_grad_(), None, recipe, torch.float32, row, [], [], sr_state=torch.tensor([1, 0]))
+    with pytest.raises(RuntimeError, match="sum_gradient: parallel must name a group, got ''"):
+        torch.ops.quire.sum_gradient(x, "")
+
+
 def test_transformer_engines_arguments_mean_the_same(group):
     options = {"tp_group": group, "tp_size": 2}
     made = quire.Linear(IN, OUT, parallel_mode="row", sequence_parallel=True, **options)

@@ -117,6 +117,23 @@ Operands operands(const ParallelLinear::Args& a, op::Needs need) {
   return o;
 }
 
+void check(const ParallelLinear::Args& a, op::Needs need) {
+  quire::check(a.parallel->has_value(),
+               "parallel_linear: parallel must say how w is divided, got ''; call linear for a ", "weight that is not");
+  const Parallel& p = **a.parallel;
+  GroupedLinear::check(own_product(a), need);
+  quire::check(!p.sequence || a.x.dim() >= 2,
+               "parallel_linear: tokens are divided along the first dimension, and x is ",
+               "one token [K]; pass [tokens, K]");
+  quire::check(p.column || !p.sequence || (a.x.sym_size(0) % p.group.size).sym_eq(0).guard_bool(__FILE__, __LINE__),
+               "parallel_linear: the first dimension of x must be a multiple of the ", p.group.size, " processes of '",
+               p.group.name, "', which get equal parts of y; got ", a.x.sym_sizes());
+  const bool draws = a.recipe->has_value() && from_codes((*a.recipe)->backward) && (*a.recipe)->dy.stochastic;
+  quire::check(a.part || !draws || p.axis_of_dy() < 0 || (!need[kX] && !need[kW]),
+               "parallel_linear: dy rounds stochastically, and each process needs its own bits: part must be an int64 ",
+               "[2] tensor {index, size}, got none. quire.Linear has one");
+}
+
 /// y of the whole product: a partial sum's sum over the group, and then bias.
 at::Tensor whole(const ParallelLinear::Args& a, const at::Tensor& y) {
   const Parallel& p = **a.parallel;
@@ -130,7 +147,7 @@ at::Tensor whole(const ParallelLinear::Args& a, const at::Tensor& y) {
 op::Tensors<3> ParallelLinear::inference(const Args& a) { return forward(a, {}).first; }
 
 std::pair<op::Tensors<3>, ParallelLinear::Saved> ParallelLinear::forward(const Args& a, op::Needs need) {
-  GroupedLinear::check(own_product(a), need);
+  check(a, need);
   const Operands o = operands(a, need);
   op::Needs of_product = need;
   if (o.keeps) of_product.bits &= ~(int64_t{1} << kW);
