@@ -109,7 +109,7 @@ MISTAKES = {
     ),
     "a text with another format's option": (
         lambda: quire.autocast(recipe="x=mxfp8:16x16,w=mxfp8,dy=mxfp8"),
-        "unknown option in 'mxfp8:>>16x16<<'; mxfp8 takes: e5m2",
+        "unknown option in 'mxfp8:>>16x16<<'; mxfp8 takes: e5m2 ... 32x32",
     ),
     "a text that rounds activations at random": (
         lambda: quire.autocast(recipe="x=nvfp4:sr,w=nvfp4,dy=nvfp4"),
