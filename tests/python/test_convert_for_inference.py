@@ -247,7 +247,7 @@ def test_the_quickest_recipe_is_recommended(goal, clock):
     block = found.estimates[-1]
     assert (block.name, block.seconds, block.converted, block.seconds_of_all) == ("fp8_block", 1.0, 0, 2.0)
     assert "3.33 times as fast" in str(found) and str(found).endswith(f"for {goal}: fp8_current")
-    assert "1.00 times as fast  0.262 MB  0 of 1 layers converted; with all, 0.50 times" in str(found)
+    assert "1.00 times as fast  0.262 MB  0 of 1 layer converted; with all, 0.50 times" in str(found)
 
 
 def test_conversion_and_recommendation_agree_on_what_is_slower(clock):

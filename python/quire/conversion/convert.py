@@ -12,6 +12,7 @@ from quire.conversion.report import (
     ConversionReport,
     LayerReport,
     ParameterReport,
+    counted,
     keep_report,
     layer_lines,
     milliseconds,
@@ -200,8 +201,9 @@ def _now(layer: torch.nn.Module, why_not: str) -> tuple[str, str | None]:
 
 
 def _why_slower(seconds: dict[torch.nn.Module, tuple[float, float]], plan: _Plan) -> dict[torch.nn.Module, str]:
+    rows = "" if plan.tokens is None else counted(plan.tokens, "row")
     return {
-        layer: f"slower on this machine, {milliseconds(now)} with {plan.tokens} rows, {milliseconds(before)} as it is"
+        layer: f"slower on this machine, {milliseconds(now)} with {rows}, {milliseconds(before)} as it is"
         for layer, (before, now) in seconds.items()
         if slower(before, now)
     }

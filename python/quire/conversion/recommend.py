@@ -7,7 +7,7 @@ import torch
 from quire.checks import check_type, near
 from quire.conversion.convert import MIN_FEATURES
 from quire.conversion.inference import inference_recipe
-from quire.conversion.report import megabytes, milliseconds
+from quire.conversion.report import counted, megabytes, milliseconds
 from quire.conversion.timing import Kind, check_tokens, has_values, measure, slower
 from quire.nn.linear import Linear
 from quire.recipe import from_name, names
@@ -52,10 +52,10 @@ class Recommendation:
     def __str__(self) -> str:
         plain = self.estimates[0]
         steps = "a forward and a backward pass" if self.goal == "training" else "a forward pass"
-        lines = [f"{steps} of the linear layers with {self.tokens} rows on this machine, and their weights:"]
+        lines = [f"{steps} of the linear layers with {counted(self.tokens, 'row')} on this machine, and their weights:"]
         for it in self.estimates:
             ratio = f"{plain.seconds / it.seconds:.2f} times as fast"
-            layers = "" if it is plain else f"  {it.converted} of {self.layers} layers converted"
+            layers = "" if it is plain else f"  {it.converted} of {counted(self.layers, 'layer')} converted"
             if it is not plain and it.converted < self.layers:
                 layers += f"; with all, {plain.seconds / it.seconds_of_all:.2f} times"
             sizes = f"{milliseconds(it.seconds):>9}  {ratio}  {megabytes(it.weight_bytes):>8}{layers}"

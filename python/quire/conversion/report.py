@@ -83,7 +83,7 @@ class ConversionReport:
             before, now = (sum(size) for size in zip(*sizes, strict=True))
             lines.append(f"weights: {megabytes(before)} before, {megabytes(now)} now")
         if self.tokens is not None:
-            lines.append(f"times: of one call of a layer with {self.tokens} rows, before and now")
+            lines.append(f"times: of one call of a layer with {counted(self.tokens, 'row')}, before and now")
         lines += [*layer_lines(self.layers, self.recipe), *_parameter_lines(self.parameters)]
         return "\n".join([*lines, *(f"note: {note}" for note in self.notes)])
 
@@ -135,6 +135,10 @@ def _parameter_lines(parameters: tuple[ParameterReport, ...]) -> Iterator[str]:
     for name, ((_, shape, owner), alike) in zip(names, groups.items(), strict=True):
         times = f" x {len(alike)}" if len(alike) > 1 else ""
         yield f"  {name:<{width}}  {list(shape)}{times} of {owner}: {percent(sum(p.share for p in alike))}"
+
+
+def counted(n: int, what: str) -> str:
+    return f"{n} {what}" if n == 1 else f"{n} {what}s"
 
 
 def percent(share: float) -> str:
