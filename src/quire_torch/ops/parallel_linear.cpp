@@ -208,7 +208,8 @@ op::Tensors<6> parallel_bwd(const LinearBwd::Args& a, const Parallel& p, const o
                                     .part = part}},
                                   p.group)[0];
     DirectionBuffers rows{q[0], q[1], q[2]}, columns{q[3], q[4], q[5]};
-    const at::Tensor amax = rowwise ? q[2] : q[5];
+    // Before a sum is under way: gloo is to have one collective at a time (collectives.h).
+    if (a.bwd_scale) out[5] = reduced(rowwise ? q[2] : q[5], axis, p.group);
     if (codes && rowwise) rows = gather(rows, recipe.dy, Direction::rowwise, p.group);
     if (codes && columnwise) columns = gather(columns, recipe.dy, Direction::columnwise, p.group);
     if (rowwise) {
@@ -234,8 +235,8 @@ op::Tensors<6> parallel_bwd(const LinearBwd::Args& a, const Parallel& p, const o
                                       .in_features = a.in_features,
                                       .recipe = a.recipe,
                                       .dtype = a.dtype})[0];
-    if (a.needs & kKeepsDy) out[3] = columns[0], out[4] = columns[1], out[5] = columns[2];
-    if (a.bwd_scale) out[5] = reduced(amax, axis, p.group);
+    if (a.needs & kKeepsDy) out[3] = columns[0], out[4] = columns[1];
+    if ((a.needs & kKeepsDy) && !a.bwd_scale) out[5] = columns[2];
   }
   if (a.needs & kNeedsBias) out[2] = bias_gradient(a, dy, codes, p.group);
   return out;
