@@ -9,6 +9,7 @@ from quire.checks import check_type
 from quire.delayed.rules import THREAD, Rule, place, rule_of, table_on, write
 from quire.delayed.state import STEPPING, DelayedState, usable_states
 from quire.delayed.update import needs_python, ran_here, update
+from quire.distributed.groups import name_of
 from quire.recipe import DelayedScaling, Format
 
 
@@ -38,6 +39,12 @@ def _activate_while_tracing(text: str, group: object, element: str, *fields: obj
     return _activate(text, DelayedScaling(margin, Format[element], *others, backward_override=override), group)
 
 
+# PyTorch's own name of a group may be another one on each rank, and would make graphs of ranks differ.
+@torch.compiler.assume_constant_result
+def _name(group: object) -> str:
+    return name_of(group)
+
+
 def enter(recipe: DelayedScaling, group: object) -> Rule | None:
     """Called on entering an autocast of a delayed recipe, with leave() on leaving it: ends the last step if this is the
     outermost one and grad is enabled. Returns the rule that forward passes pass to collect(); None while exporting,
@@ -46,7 +53,7 @@ def enter(recipe: DelayedScaling, group: object) -> Rule | None:
     if torch.compiler.is_exporting():
         THREAD.depth += 1
         return None
-    text = recipe.rule() + ("" if group is None else f",{group.group_name}")
+    text = recipe.rule() + ("" if group is None else f",{_name(group)}")
     if torch.compiler.is_compiling():
         fields = (recipe.margin, recipe.amax_history_len, recipe.amax_compute_algo)
         fields += (recipe.scaling_factor_compute_algo, recipe.reduce_amax, recipe.backward_override)
