@@ -87,7 +87,7 @@ CASES = {
     "quantize with a scale elsewhere": (
         lambda: q("fp8_tensor", scale=torch.ones(1, device="meta")),
         RuntimeError,
-        "quantize: tensors must be on one device; got meta and cpu; give the one on meta memory",
+        "quantize: tensors must be on one device; got meta and cpu; give the one on meta values",
     ),
     "dequantize a plain tensor": (lambda: quire.dequantize(X), TypeError, "a plain tensor has no codes"),
     "from_buffers of None": (

@@ -11,6 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 import quire
 from quire.recipe import MXFP8BlockScaling, NVFP4BlockScaling
 from quire.te.arguments import PARALLEL
+from quire.te.dividing import DIVIDING
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
@@ -64,7 +65,7 @@ def test_the_dtype_of_parameters_has_two_names(option):
         quire.Linear(4, 4, dtype=torch.float32, params_dtype=torch.float16)
 
 
-@pytest.mark.parametrize("name", PARALLEL)
+@pytest.mark.parametrize("name", [name for name in PARALLEL if name not in DIVIDING])
 def test_an_option_that_is_not_available_is_refused_unless_it_asks_for_nothing(name):
     quire.Linear(4, 4, **{name: PARALLEL[name]})
     with pytest.raises(NotImplementedError, match=f"quire.Linear: {name}=2 is not available in this version"):
