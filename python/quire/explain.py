@@ -123,13 +123,17 @@ _ROUTING = {
     "unpermute_dot": ("unpermute", "grad"),
 }
 
+_RUNNERS = ("nvfp4_linear", "nvfp4_moe", "nvfp4_moe_routed")
+
 
 class _Restoring(TorchDispatchMode):
-    """Notes products that PyTorch computes and where tokens go, and keeps every tensor's value from before it was first
-    written."""
+    """Notes products that PyTorch computes, where tokens go and what runners returned, and keeps every tensor's value
+    from before it was first written."""
 
     def __init__(self, function: Callable) -> None:
         super().__init__()
+        #: What runners returned, which has no gradient.
+        self.of_runners: list[torch.Tensor] = []
         self._before: dict[tuple[int, tuple[int, ...], int], tuple[torch.Tensor, torch.Tensor]] = {}
         # Schemas of batch normalisations do not say that they write running statistics.
         for buffer in function.buffers() if isinstance(function, torch.nn.Module) else ():
@@ -147,7 +151,10 @@ class _Restoring(TorchDispatchMode):
             operator, name = _ROUTING[func._opname]
             options = "".join(f" {value}" for value in args if isinstance(value, str))
             torch.ops.quire.explain_note(f"moe\t{name}\t{operator}{options} of {', '.join(_shapes(args))}")
-        return func(*args, **kwargs)
+        result = func(*args, **kwargs)
+        if func.namespace == "quire" and func._opname in _RUNNERS:
+            self.of_runners.append(result)
+        return result
 
     def _keep_written(self, arguments, args, kwargs) -> None:
         for i, argument in enumerate(arguments):
@@ -180,7 +187,8 @@ def explain(function: Callable, *args: object, **kwargs: object) -> Explanation:
     function: a module (also one that torch.compile wraps) or any function of tensors, such as quire.quantize. It runs
     under the active recipe, so call explain within quire.autocast. Floating-point tensors among the arguments are
     treated as tensors that need gradients; parameters need gradients according to their requires_grad. Under
-    torch.no_grad, and of a model that quire.convert made for inference, only the forward pass runs.
+    torch.no_grad, and of a model that quire.convert made for inference, only the forward pass runs. So it is with
+    results that a runner (quire.runners) has a part in, which have no gradients.
 
     Afterwards all tensors have their previous values, including the state of layers (amaxes, counters, main_grad) and
     torch's random state. No gradient is accumulated. Attributes that are not tensors, and hooks, see an ordinary call.
@@ -194,7 +202,7 @@ def explain(function: Callable, *args: object, **kwargs: object) -> Explanation:
     text = ""
     try:
         with torch.random.fork_rng(devices=[]), mode:
-            _run(function, args, kwargs)
+            _run(function, args, kwargs, mode.of_runners)
     finally:
         text = torch.ops.quire.explain_end()
         mode.restore()
@@ -208,7 +216,8 @@ def _needs_gradient(value: object) -> object:
     return value.detach().requires_grad_()
 
 
-def _run(function: Callable, args: tuple, kwargs: dict) -> None:
+def _run(function: Callable, args: tuple, kwargs: dict, of_runners: list[torch.Tensor]) -> None:
+    """of_runners: fills while the function runs."""
     if not torch.is_grad_enabled() or _is_for_inference(function):
         with torch.no_grad():
             function(*args, **kwargs)
@@ -217,9 +226,28 @@ def _run(function: Callable, args: tuple, kwargs: dict) -> None:
     parameters = list(function.parameters()) if isinstance(function, torch.nn.Module) else []
     wanted = [t for t in [*pytree.tree_leaves((args, kwargs)), *parameters] if _differentiable(t)]
     outputs = [t for t in pytree.tree_leaves(function(*args, **kwargs)) if _differentiable(t)]
+    outputs = _without_history(outputs, of_runners)
     if outputs and wanted:
         # Not backward(): that would accumulate into .grad.
         torch.autograd.grad(outputs, wanted, [torch.ones_like(t) for t in outputs], allow_unused=True)
+
+
+def _without_history(tensors: list[torch.Tensor], of: list[torch.Tensor]) -> list[torch.Tensor]:
+    """The tensors that autograd's graph does not derive from one of those."""
+    ends = {t.grad_fn for t in of if t.grad_fn is not None}
+    return [t for t in tensors if ends.isdisjoint(_nodes(t))] if ends else tensors
+
+
+def _nodes(tensor: torch.Tensor) -> set[object]:
+    """The nodes of its history."""
+    found: set[object] = set()
+    ahead = [tensor.grad_fn]
+    while ahead:
+        node = ahead.pop()
+        if node is not None and node not in found:
+            found.add(node)
+            ahead += [following for following, _ in node.next_functions]
+    return found
 
 
 def _is_for_inference(function: Callable) -> bool:

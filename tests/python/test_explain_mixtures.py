@@ -7,7 +7,7 @@ import torch
 
 import quire
 from quire import runners
-from runner_inputs import INNER, E, H, N, nothing_stays_registered, rand  # noqa: F401  a fixture of every test
+from runner_inputs import INNER, E, H, N, choices, nothing_stays_registered, rand  # noqa: F401  a fixture of every test
 
 GATED = (rand(E, 2 * INNER, H, seed=3), rand(E, H, INNER, seed=4))
 SHARED = {"shared_w13": rand(2 * 40, H, seed=5), "shared_w2": rand(H, 40, seed=6)}
@@ -28,6 +28,52 @@ def test_a_linear_runner_is_a_call_and_its_steps():
     refusals = {kernel.name: kernel.verdict for kernel in product.kernels}
     assert re.fullmatch("takes 4-bit codes, but b is mxfp8:interleaved|.* has no products of int8", refusals["int8"])
     assert product.kernel in ("bf16", "generic") and list(refusals.values()).count("runs") == 1
+
+
+def test_a_runner_is_explained_where_gradients_are_on():
+    x, logits, (weights, ids) = rand(7, H), torch.randn(7, E), choices()
+    with (
+        runners.register(runners.LinearRunner(rand(N, H))) as linear,
+        runners.register(runners.MoERunner(*GATED)) as moe,
+    ):
+        for call in (
+            (quire.nvfp4_linear, x, linear, N),
+            (quire.nvfp4_moe, x, weights, ids, moe, H),
+            (quire.nvfp4_moe_routed, x, logits, "softmax:topk=1", moe, H),
+        ):
+            explanation = quire.explain(*call)
+            with torch.no_grad():
+                assert str(explanation) == str(quire.explain(*call))
+            assert [step.operation for step in explanation.steps].count("runner") == 1
+
+
+def test_what_has_gradients_beside_a_runner_is_explained_with_them():
+    layer, x = quire.Linear(H, H, params_dtype=torch.bfloat16), rand(5, H)
+    with runners.register(runners.LinearRunner(rand(H, H))) as runner, quire.autocast(recipe="mxfp8"):
+        model = {
+            "before": lambda x: quire.nvfp4_linear(layer(x), runner, H),
+            "cut off": lambda x: layer(x) + quire.nvfp4_linear(x.detach(), runner, H),
+            "beside": lambda x: (layer(x), quire.nvfp4_linear(x, runner, H)),
+        }
+        names = {where: sorted(p.name for p in quire.explain(call, x).products) for where, call in model.items()}
+        # dx alone: the layer is no argument of these functions.
+        assert names == {
+            "before": ["fprop", "fprop"],
+            "cut off": ["dgrad", "fprop", "fprop"],
+            "beside": ["dgrad", "fprop", "fprop"],
+        }
+
+
+def test_a_runner_hides_no_error_of_another_operator():
+    layer, x = quire.Linear(H, H, params_dtype=torch.bfloat16), rand(5, H)
+
+    def call(x):
+        y = quire.nvfp4_linear(x, runner, H)
+        return y, torch.autograd.grad(layer(x).sum(), x, create_graph=True)
+
+    with runners.register(runners.LinearRunner(rand(H, H))) as runner, quire.autocast(recipe="mxfp8"):
+        with pytest.raises(RuntimeError, match="is once differentiable"):
+            quire.explain(call, x)
 
 
 @pytest.mark.parametrize("threads", [1, 2])
