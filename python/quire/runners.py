@@ -13,6 +13,7 @@ import itertools
 import sys
 import time
 import warnings
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass
 
@@ -154,12 +155,11 @@ class RunnerHandle:
     def __init__(self, handle: int, name: str) -> None:
         self.handle = handle
         self.name = name
-        self._life = _Life(name or str(handle), time.monotonic())
+        self._life = _Life(name or str(handle), time.monotonic(), weakref.ref(self))
         self._close = at_the_end(self, _unregister, handle, self._life)
 
     def close(self) -> None:
         """Unregisters the runner. A second call does nothing."""
-        self._life.kept = True
         self._close()
 
     @property
@@ -374,17 +374,19 @@ def _forget_dropped_functions() -> None:
 
 @dataclass
 class _Life:
-    """Of a handle. kept: whether somebody closed it."""
+    """Of a handle."""
 
     name: str
     began: float
-    kept: bool = False
+    handle: weakref.ref[RunnerHandle]
 
 
 def _unregister(handle: int, life: _Life) -> None:
     torch.ops.quire.runner_unregister(handle)
     _forget_dropped_functions()
-    if not life.kept and not sys.is_finalizing() and time.monotonic() - life.began < _AT_ONCE:
+    # Whoever closes a handle still has it. So has a process that ends: its finalizers run before anything is freed.
+    dropped = life.handle() is None and not sys.is_finalizing()
+    if dropped and time.monotonic() - life.began < _AT_ONCE:
         warnings.warn(
             f"runners.register: the handle of runner {life.name!r} was dropped at once, and so the runner is not "
             "registered any more; keep the handle as long as the runner is used, or close() it",

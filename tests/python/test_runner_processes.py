@@ -1,6 +1,8 @@
 """Runners in many threads, and in other processes."""
 
 import multiprocessing
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -85,3 +87,22 @@ def test_a_forked_child_has_the_runners_and_a_spawned_one_registers_its_own(meth
     else:
         for said, name in ((weights, "weights"), (function, "function")):
             assert f"no runner has the name '{name}'; none is registered in this process; register one" in said
+
+
+ENDS_AT_ONCE = """
+import sys
+import torch
+from quire import runners
+torch.set_num_threads(1)
+kept = runners.register(runners.LinearRunner(torch.ones(32, 32)), name="kept")
+kept._life.began = sys.float_info.max  # however slow the machine is
+"""
+
+
+@pytest.mark.parametrize(("then", "told"), [("", False), ("sys.exit()", False), ("del kept", True)])
+def test_a_handle_that_lives_as_long_as_its_process_was_not_dropped(then, told):
+    command = [sys.executable, "-c", ENDS_AT_ONCE + then]
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    assert done.returncode == 0, done.stdout
+    assert ("the handle of runner 'kept' was dropped at once" in done.stdout) == told, done.stdout
+    assert told or done.stdout == ""
