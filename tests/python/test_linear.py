@@ -10,8 +10,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import quire
 from quire.recipe import MXFP8BlockScaling, NVFP4BlockScaling
-from quire.te.arguments import PARALLEL
-from quire.te.dividing import DIVIDING
+from quire.te.arguments import OVERLAPPING
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
@@ -65,9 +64,9 @@ def test_the_dtype_of_parameters_has_two_names(option):
         quire.Linear(4, 4, dtype=torch.float32, params_dtype=torch.float16)
 
 
-@pytest.mark.parametrize("name", [name for name in PARALLEL if name not in DIVIDING])
+@pytest.mark.parametrize("name", OVERLAPPING)
 def test_an_option_that_is_not_available_is_refused_unless_it_asks_for_nothing(name):
-    quire.Linear(4, 4, **{name: PARALLEL[name]})
+    quire.Linear(4, 4, **{name: OVERLAPPING[name]})
     with pytest.raises(NotImplementedError, match=f"quire.Linear: {name}=2 is not available in this version"):
         quire.Linear(4, 4, **{name: 2})
 

@@ -157,6 +157,15 @@ def test_what_a_divided_layer_does_not_do_is_refused(group):
             layer(quire.quantize(x, "mxfp8"))
         with pytest.raises(NotImplementedError, match="results are not quantized"):
             layer(x, fp8_output=True)
+    plain = "a weight that is divided over processes must be a plain parameter.* keep codes with quire.quantize_weights"
+    with quire.quantized_model_init(recipe="fp8_current"), pytest.raises(NotImplementedError, match=plain):
+        quire.Linear(IN, OUT, parallel=column)
+    with pytest.raises(ValueError, match="its weight is divided over processes, and must stay a plain parameter"):
+        quire.convert(torch.nn.Sequential(layer), "mxfp8", for_inference=True, tokens=None)
+    assert type(layer.weight) is torch.nn.Parameter and layer.recipe is None
+    layer.weight = torch.nn.Parameter(quire.quantize(layer.weight.detach(), "mxfp8"))
+    with quire.autocast(recipe="mxfp8"), pytest.raises(NotImplementedError, match=plain):
+        layer(x)
     with pytest.raises(NotImplementedError, match="parameters_split does not go with"):
         quire.Linear(IN, OUT, parallel=column, parameters_split=("q", "k"))
 

@@ -40,6 +40,15 @@ def test_layers_with_a_norm(two, recipe, kind, sequence):
         two.run(equals_one_process, Case(recipe, kind, "column", sequence, tokens))
 
 
+@pytest.mark.parametrize("options", [{"checkpoint": True}, {"delay_wgrad_compute": True}], ids=lambda o: next(iter(o)))
+@pytest.mark.parametrize("way", ["eager", "compiled"])
+def test_an_mlp_that_recomputes_or_defers(two, way, options):
+    if (way, *options) == ("compiled", "delay_wgrad_compute"):
+        pytest.skip("backward_dw() is no part of a graph")
+    for recipe in ("mxfp8", "nvfp4", "delayed"):
+        two.run(equals_one_process, Case(recipe, "LayerNormMLP", "column", True, options=options, way=way))
+
+
 @pytest.mark.parametrize(("mode", "sequence"), DIVIDED)
 @pytest.mark.parametrize("way", [way for way in WAYS if way != "eager"])
 @pytest.mark.parametrize("recipe", SOME)

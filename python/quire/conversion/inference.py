@@ -21,8 +21,11 @@ def inference_recipe(recipe: Recipe) -> Recipe:
     return recipe
 
 
-def why_not_quantized(layer: torch.nn.Module, recipe: Recipe, training: bool = False) -> str:
-    """The reason why a layer cannot use the recipe with the quantized weights that it has; "" if it can."""
+def why_not_quantized(layer: ProductModule, recipe: Recipe, training: bool = False) -> str:
+    """The reason why a layer cannot get the recipe: of its own weights for training, of quantized ones for inference.
+    "" if it can."""
+    if not training and layer.of(layer.products[0], "parallel") is not None:
+        return "its weight is divided over processes, and must stay a plain parameter"
     for weight in layer.parameters(recurse=False):
         if isinstance(weight, QuantizedTensor):
             if not same_codes(weight.spec_text, recipe.weight_spec):

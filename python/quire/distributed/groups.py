@@ -44,8 +44,8 @@ def named_group(name: str) -> "distributed.ProcessGroup | None":
 
 
 def name_of(group: "distributed.ProcessGroup") -> str:
-    """The name of a group: the one that name_of() gave, else the first of quire:tp, quire:tp1, ... that is free. Ranks
-    that name their groups in the same order find the same names."""
+    """The name that name_of() gave to a group, else the first of quire:tp, quire:tp1, ... that is free. Ranks that call
+    it for their groups in the same order find the same names."""
     for i in itertools.count():
         name = f"{_TENSOR_PARALLEL}{i or ''}"
         known = named_group(name)

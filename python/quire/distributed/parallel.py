@@ -19,8 +19,8 @@ class Parallel:
         [out_features / size], y [*, out_features / size]. The gradient of x is summed over the group. "row", each
         process has a part of the inputs: weight [out_features, in_features / size], bias [out_features] on every
         process, x [*, in_features / size]. y is summed over the group; then bias is added.
-    group: a torch.distributed process group, or its name (quire.distributed.name_group). A group that has no name gets
-        quire:tp, or with several groups quire:tp1, ..., in the order in which they are used first. That order must be
+    group: the name of a process group (quire.distributed.name_group), or the group itself, which is then named
+        quire:tp, or with several groups quire:tp1, ..., in the order in which they are first used. That order must be
         the same on all ranks.
     sequence: outside of the layer every process has a part of the tokens, those along the first dimension: x of a
         "column" layer, y of a "row" layer. Codes of x and of the gradient of y are gathered; y and the gradient of x
@@ -90,6 +90,14 @@ class Parallel:
     def place(self) -> torch.Tensor:
         """int64 [2] {index, size}: which part of a gradient this process rounds stochastically (numerics.md 0.11)."""
         return torch.tensor([self.index(), self.size], device="cpu")
+
+    def refuse_quantized(self, what: str) -> None:
+        """Raises NotImplementedError for a weight that is stored quantized."""
+        raise NotImplementedError(
+            f"{what}, {self.text}: a weight that is divided over processes must be a plain parameter, because its "
+            "scales may follow from all parts; make the layer outside of quire.quantized_model_init, or keep codes "
+            "with quire.quantize_weights"
+        )
 
     def reduced(self, amax: torch.Tensor) -> torch.Tensor:
         """The largest of each amax over the group."""

@@ -184,6 +184,8 @@ def _check_parallel(product: Product, x: torch.Tensor | QuantizedActivation) -> 
     what = f"quire.{type(product.module).__name__}, {product.parallel.text}"
     if isinstance(x, QuantizedTensor | QuantizedActivation):
         raise NotImplementedError(f"{what}: x must be a plain tensor, got a {type(x).__name__}; pass x.dequantize()")
+    if isinstance(product.weights[0], QuantizedTensor):
+        product.parallel.refuse_quantized(f"quire.{type(product.module).__name__}")
     if product.call.output_spec:
         raise NotImplementedError(f"{what}: results are not quantized; leave fp8_output and output_spec out")
 

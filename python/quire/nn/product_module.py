@@ -105,8 +105,11 @@ class ProductModule(torch.nn.Module):
     def _quantize_weights(self) -> None:
         """When the parameters have values: within quantized_model_init, weights become quantized ones."""
         for product in self.products:
+            parallel = self.of(product, "parallel")
             for name, weight in self.weights(product).items():
                 setattr(self, name, initial_weight(weight))
+                if parallel is not None and getattr(self, name) is not weight:
+                    parallel.refuse_quantized(f"quire.{type(self).__name__}")
 
     def _reset_sr_states(self) -> None:
         parallel = self.of(self.products[0], "parallel")

@@ -10,14 +10,17 @@ from quire.nn.dtype import INSTEAD_OF_SPLITTING
 
 Result = TypeVar("Result")
 
-#: Of all layers with weights: parallelism over devices, and overlapping its communication, is PyTorch's own here.
-PARALLEL = {
+#: Arguments that divide a layer over processes -> the values that ask for nothing.
+DIVIDING = {
     "sequence_parallel": False,
     "tp_group": None,
     "tp_size": 1,
     "get_rng_state_tracker": None,
     "rng_tracker_name": None,
     "parallel_mode": None,
+}
+#: Arguments that overlap the communication of such a layer: graphs show it, and compilers order it.
+OVERLAPPING = {
     "ub_overlap_ag": False,
     "ub_overlap_rs": False,
     "ub_overlap_rs_dgrad": False,
@@ -26,6 +29,7 @@ PARALLEL = {
     "ub_name": None,
     "symmetric_ar_type": None,
 }
+PARALLEL = DIVIDING | OVERLAPPING
 
 #: Further ones of that kind, of LayerNormLinear and LayerNormMLP.
 _PARALLEL_TOO = {"return_layernorm_output_gathered", "set_parallel_mode"}

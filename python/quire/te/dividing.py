@@ -6,17 +6,8 @@ from collections.abc import Callable
 
 from quire.checks import check_type, check_type_or_none, describe
 from quire.distributed.parallel import MODES, Parallel
-from quire.te.arguments import group_size, signature_with
+from quire.te.arguments import DIVIDING, group_size, signature_with
 
-#: Arguments that divide a layer over processes -> the values that ask for nothing.
-DIVIDING = {
-    "sequence_parallel": False,
-    "tp_group": None,
-    "tp_size": 1,
-    "get_rng_state_tracker": None,
-    "rng_tracker_name": None,
-    "parallel_mode": None,
-}
 #: LayerNormMLP has this one instead of parallel_mode.
 MLP_DIVIDING = {name: value for name, value in DIVIDING.items() if name != "parallel_mode"} | {
     "set_parallel_mode": False

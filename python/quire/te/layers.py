@@ -22,8 +22,8 @@ from quire.nn.linear import Linear
 from quire.nn.norm import LayerNorm, RMSNorm
 from quire.nn.product_module import ProductModule
 from quire.recipe import Recipe
-from quire.te.arguments import PARALLEL, also_takes, group_size, signature_with
-from quire.te.dividing import DIVIDING, MLP_DIVIDING, divides
+from quire.te.arguments import DIVIDING, OVERLAPPING, PARALLEL, also_takes, group_size, signature_with
+from quire.te.dividing import MLP_DIVIDING, divides
 from quire.te.split import split
 from quire.tensor import QuantizedTensor
 
@@ -49,16 +49,15 @@ _GROUPED_ORDER = (
 ).split()
 #: Sizes to warm up kernels for, which nothing here needs.
 _WARM_UP = {"seq_length": None, "micro_batch_size": None}
-_NOT_DIVIDING = {name: value for name, value in PARALLEL.items() if name not in DIVIDING}
 #: Class -> what its constructor takes besides; Linear has torch.nn.Linear's order.
 _CONSTRUCTORS: dict[type, dict[str, object]] = {
-    Linear: {"refused": _NOT_DIVIDING},
+    Linear: {"refused": OVERLAPPING},
     LayerNormLinear: {
-        "refused": _NOT_DIVIDING | {"parameters_split": None, "return_layernorm_output_gathered": False},
+        "refused": OVERLAPPING | {"parameters_split": None, "return_layernorm_output_gathered": False},
         "order": _LINEAR_ORDER,
     },
     LayerNormMLP: {
-        "refused": _NOT_DIVIDING | {"return_layernorm_output_gathered": False, "parallel_mode": None},
+        "refused": OVERLAPPING | {"return_layernorm_output_gathered": False, "parallel_mode": None},
         "ignored": _WARM_UP,
         "order": _MLP_ORDER,
     },

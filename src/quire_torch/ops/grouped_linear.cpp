@@ -97,7 +97,7 @@ void check_memory(const GroupedLinear::Args& a, const op::OptionalTensor& t, con
   const auto x = a.x.sym_sizes(), got = t->sym_sizes();
   auto wanted = x.vec();
   wanted.back() = width;
-  const c10::SymInt rows = c10::multiply_integers(x.slice(0, x.size() - 1));
+  const c10::SymInt rows = rows_of(a.x);
   const auto equal = [](const c10::SymInt& one, const c10::SymInt& other) {
     return one.sym_eq(other).expect_true(__FILE__, __LINE__);
   };

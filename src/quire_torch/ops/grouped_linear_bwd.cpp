@@ -39,10 +39,8 @@ const Parallel* parallel_of(const GroupedLinear::Saved& s) { return s.parallel->
 
 /// Rows of dy, of all processes where each has some.
 c10::SymInt tokens_of(const GroupedLinear::Saved& s, const at::Tensor& dy) {
-  const auto sizes = dy.sym_sizes();
-  const c10::SymInt own = c10::multiply_integers(sizes.slice(0, sizes.size() - 1));
   const Parallel* p = parallel_of(s);
-  return p && p->gathers_dy() ? own * p->group.size : own;
+  return p && p->gathers_dy() ? rows_of(dy) * p->group.size : rows_of(dy);
 }
 
 /// Keeps operands of the gradient of w, and offsets behind them if there are any.

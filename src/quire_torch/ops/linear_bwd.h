@@ -29,6 +29,12 @@ inline void check_needs(int64_t needs, const char* op) {
   quire::check((needs & ~kAll) == 0, op, ": needs must be a sum of 1 (dx), 2 (dw), 4 (dbias) and 8 (dy), got ", needs);
 }
 
+/// The rows of the matrix [M, K] that t is.
+inline c10::SymInt rows_of(const at::Tensor& t) {
+  const auto sizes = t.sym_sizes();
+  return c10::multiply_integers(sizes.slice(0, sizes.size() - 1));
+}
+
 inline SpecText text_of(const quire::QuantSpec& spec) { return SpecText::parse(spec.to_string()); }
 
 /// Data, scale and amax of one direction.

@@ -32,11 +32,6 @@ op::OptionalTensor slot(const op::OptionalTensor& scales, int64_t i) {
   return scales ? std::optional(scales->narrow(0, i, 1)) : std::nullopt;
 }
 
-c10::SymInt rows_of(const at::Tensor& t) {
-  const auto sizes = t.sym_sizes();
-  return c10::multiply_integers(sizes.slice(0, sizes.size() - 1));
-}
-
 /// Sizes of t when the first dimension has come together, with another last one.
 std::vector<c10::SymInt> sizes_with(const at::Tensor& t, int64_t times, const c10::SymInt& last) {
   auto sizes = t.sym_sizes().vec();
