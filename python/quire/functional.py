@@ -199,6 +199,12 @@ def activation(
     return y, buffers
 
 
+def activations() -> dict[str, tuple[int, list[str]]]:
+    """The names that activation() takes -> input columns for one column of y, names of parameters."""
+    rows = map(str.split, torch.ops.quire.activations().splitlines())
+    return {name: (int(inputs), parameters) for name, inputs, *parameters in rows}
+
+
 def operand_buffers(w: torch.Tensor, spec: str, columnwise: bool, parallel: str = "") -> list[torch.Tensor]:
     """The six buffers of w, as linear_prequantized() takes them: rowwise, and columnwise too if requested. parallel: as
     for parallel_linear(); w is one process's part, and the buffers have both directions."""

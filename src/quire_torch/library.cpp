@@ -64,6 +64,7 @@ void register_functions(torch::Library& m) {
   m.def("canonical_spec(str spec) -> str", canonical_spec);
   m.def("canonical_recipe(str recipe) -> str", canonical_recipe);
   m.def("spec_grammar() -> str", spec_grammar);
+  m.def("activations() -> str", quire::activation_table);
   m.def("quantize_weight_part(Tensor w, str spec, str parallel) -> Tensor[]", quantize_weight_part);
   m.def("wgrad_take_(Tensor(a!) stash) -> (Tensor[] operands, int tokens, str recipe, bool overwrite)", take_stashed);
   m.def("wgrad_drop(int number) -> ()", drop_stashed);

@@ -101,9 +101,10 @@ Exact exact(const Activation& a, double x) {
       return with_sigmoid(x, alpha * x, alpha);
     case Curve::relu:
       return {std::max(x, 0.0), x > 0 ? 1.0 : 0.0, 1, 0};
-    default:
+    case Curve::squared_relu:
       return {x > 0 ? x * x : 0, 2 * std::max(x, 0.0), 2 * std::fabs(x), 0};
   }
+  return {};
 }
 
 double element(const Matrix& m, int64_t i, int64_t j) {
@@ -118,20 +119,20 @@ void expect_near(double expected, double bound, const Guarded& got, DType dtype,
 void expect_element(const Case& c, const Guarded& y, const Guarded& dx, int64_t i, int64_t j) {
   const Activation& a = c.activation;
   const double limit = static_cast<double>(a.limit), u = 0x1p-24, dy = element(c.dy, i, j);
-  double x = element(c.x, i, j), gate = a.row().gated ? element(c.x, i, c.cols() + j) : 1;
-  const bool x_moves = !a.row().clamped || x <= limit, gate_moves = !a.row().clamped || std::fabs(gate) <= limit;
+  double x = element(c.x, i, j), up = a.row().gated ? element(c.x, i, c.cols() + j) : 1;
+  const bool x_moves = !a.row().clamped || x <= limit, up_moves = !a.row().clamped || std::fabs(up) <= limit;
   if (a.row().clamped) {
     x = std::min(x, limit);
-    gate = std::clamp(gate, -limit, limit) + static_cast<double>(a.offset);
+    up = std::clamp(up, -limit, limit) + static_cast<double>(a.offset);
   }
   const Exact e = exact(a, x);
   const double units = (8 + 4 * std::fabs(e.argument)) * u;
-  expect_near(e.value * gate, units * std::fabs(e.value * gate), y, c.out, i * c.cols() + j);
+  expect_near(e.value * up, units * std::fabs(e.value * up), y, c.out, i * c.cols() + j);
   const DType dtype = Matrix(c.x).dtype;
   const int64_t at = i * Matrix(c.x).cols + j;
-  expect_near(x_moves ? dy * gate * e.slope : 0, 2 * units * std::fabs(dy * gate) * e.slope_terms, dx, dtype, at);
+  expect_near(x_moves ? dy * up * e.slope : 0, 2 * units * std::fabs(dy * up) * e.slope_terms, dx, dtype, at);
   if (a.row().gated)
-    expect_near(gate_moves ? dy * e.value : 0, units * std::fabs(dy * e.value), dx, dtype, at + c.cols());
+    expect_near(up_moves ? dy * e.value : 0, units * std::fabs(dy * e.value), dx, dtype, at + c.cols());
 }
 
 /// Calls body(case) for all activations, shapes and dtypes in turn.

@@ -2,15 +2,16 @@
 
 from collections.abc import Mapping
 
-_GATED = ("geglu", "glu", "qgeglu", "reglu", "sreglu", "swiglu", "clamped_swiglu")
-_ACTIVATIONS = ("gelu", "qgelu", "relu", "srelu", "silu", *_GATED)
+from quire.functional import activations
+
+_ACTIVATIONS = activations()
 
 
 def activation_text(what: str, name: str, parameters: Mapping[str, float] | None) -> str:
     """The text of an activation and its parameters for the operators. what: the module, for errors."""
     if name not in _ACTIVATIONS:
         raise NotImplementedError(f"{what}: activation={name!r} is not available; use one of {', '.join(_ACTIVATIONS)}")
-    known = ("limit", "alpha", "glu_linear_offset") if name == "clamped_swiglu" else ()
+    _, known = _ACTIVATIONS[name]
     if wrong := [key for key in parameters or {} if key not in known]:
         raise ValueError(f"{what}: activation_params has {wrong[0]!r}, but {name} takes {', '.join(known) or 'none'}")
     return ":".join([name, *(f"{key}={float(value)!r}" for key, value in (parameters or {}).items())])
@@ -18,4 +19,5 @@ def activation_text(what: str, name: str, parameters: Mapping[str, float] | None
 
 def activation_inputs(name: str) -> int:
     """Input columns per output column: 2 for a gated activation, whose first half is the gate; else 1."""
-    return 2 if name in _GATED else 1
+    inputs, _ = _ACTIVATIONS[name]
+    return inputs

@@ -59,12 +59,12 @@ float sum_rows(const Line& terms) {
   return total;
 }
 
-/// A curve's value and slope at an element of x, what it is multiplied by, and which of the two vary with their
+/// A curve's value and slope at an element of x, the factor of a gated activation, and which of the two vary with their
 /// argument.
 struct Gated {
   CurvePoint point;
-  float gate = 1;
-  bool x_moves = true, gate_moves = true;
+  float up = 1;
+  bool x_moves = true, up_moves = true;
 };
 
 CurvePoint point_of(const Activation& a, float x) {
@@ -77,21 +77,22 @@ CurvePoint point_of(const Activation& a, float x) {
       return curve_at<Curve::swish>(x, a.alpha);
     case Curve::relu:
       return curve_at<Curve::relu>(x, a.alpha);
-    default:
+    case Curve::squared_relu:
       return curve_at<Curve::squared_relu>(x, a.alpha);
   }
+  return {};
 }
 
 Gated gated_at(const Activation& a, const Matrix& x, int64_t r, int64_t c) {
   Gated out;
   float value = at(x, r, c);
-  if (a.row().gated) out.gate = at(x, r, x.cols / 2 + c);
+  if (a.row().gated) out.up = at(x, r, x.cols / 2 + c);
   if (a.row().clamped) {
     out.x_moves = !(value > a.limit);
     if (!out.x_moves) value = a.limit;
-    out.gate_moves = !(out.gate > a.limit || out.gate < -a.limit);
-    if (!out.gate_moves) out.gate = out.gate > 0 ? a.limit : -a.limit;
-    out.gate += a.offset;
+    out.up_moves = !(out.up > a.limit || out.up < -a.limit);
+    if (!out.up_moves) out.up = out.up > 0 ? a.limit : -a.limit;
+    out.up += a.offset;
   }
   out.point = point_of(a, value);
   return out;
@@ -149,7 +150,7 @@ void activation(const ActivationProblem& p) {
   const FloatMode mode;
   produce(p.out, [&](int64_t r, int64_t c) {
     const Gated g = gated_at(p.activation, p.x, r, c);
-    return p.activation.row().gated ? g.gate * g.point.value : g.point.value;
+    return p.activation.row().gated ? g.up * g.point.value : g.point.value;
   });
 }
 
@@ -158,9 +159,9 @@ void activation_grad(const ActivationGradProblem& p) {
   for (int64_t r = 0; r < p.dy.rows; ++r)
     for (int64_t c = 0; c < p.dy.cols; ++c) {
       const Gated g = gated_at(p.activation, p.x, r, c);
-      const float dy = at(p.dy, r, c), upstream = p.activation.row().gated ? dy * g.gate : dy;
+      const float dy = at(p.dy, r, c), upstream = p.activation.row().gated ? dy * g.up : dy;
       store(p.dx, r, c, g.x_moves ? upstream * g.point.slope : 0.0f);
-      if (p.activation.row().gated) store(p.dx, r, p.dy.cols + c, g.gate_moves ? dy * g.point.value : 0.0f);
+      if (p.activation.row().gated) store(p.dx, r, p.dy.cols + c, g.up_moves ? dy * g.point.value : 0.0f);
     }
 }
 

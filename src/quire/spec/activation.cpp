@@ -46,6 +46,17 @@ void read_parameter(Activation& a, std::string_view part, std::string_view text)
 
 }  // namespace
 
+std::string activation_table() {
+  std::string out;
+  for (const ActivationRow& row : kActivations) {
+    out += text(row.name, " ", row.inputs());
+    for (const Parameter& p : kParameters)
+      if (row.clamped) out += text(" ", p.name);
+    out += "\n";
+  }
+  return out;
+}
+
 Activation Activation::parse(std::string_view text) {
   const FloatMode mode;
   size_t begin = std::min(text.find(':'), text.size());

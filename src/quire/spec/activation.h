@@ -21,6 +21,9 @@ struct ActivationRow {
   bool gated = false;
   float alpha = 1;
   bool clamped = false;  ///< takes the parameters limit, alpha and glu_linear_offset
+
+  /// Columns of the input for one column of the result.
+  constexpr int64_t inputs() const { return gated ? 2 : 1; }
 };
 
 inline constexpr std::array<ActivationRow, 12> kActivations{{
@@ -55,8 +58,11 @@ struct Activation {
 
   constexpr const ActivationRow& row() const { return kActivations[kind]; }
   /// Columns of the input for one column of the result.
-  constexpr int64_t inputs() const { return row().gated ? 2 : 1; }
+  constexpr int64_t inputs() const { return row().inputs(); }
 };
+
+/// A line per activation: "NAME INPUTS", followed by " PARAMETER" for each parameter that it takes.
+std::string activation_table();
 
 /// The value of a curve and its derivative.
 struct CurvePoint {
@@ -84,6 +90,7 @@ constexpr CurvePoint curve_at(float x, float alpha) {
   } else {
     const float positive = x < 0.0f ? 0.0f : x, step = x > 0.0f ? 1.0f : 0.0f;
     if constexpr (C == Curve::relu) return {positive, step};
+    static_assert(C == Curve::relu || C == Curve::squared_relu, "this curve has no formula yet");
     return {positive * positive, 2.0f * positive};
   }
 }

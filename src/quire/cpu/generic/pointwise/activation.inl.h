@@ -39,17 +39,17 @@ CurveValues curve_values_of(Curve curve) {
 /// A piece of a row: what goes into the curve and what its value is multiplied by, with the derivatives that clamping
 /// has, 0 or 1.
 struct Piece {
-  alignas(64) float x[kPiece] = {}, gate[kPiece] = {}, value[kPiece], slope[kPiece];
-  alignas(64) float x_passes[kPiece], gate_passes[kPiece];
+  alignas(64) float x[kPiece] = {}, up[kPiece] = {}, value[kPiece], slope[kPiece];
+  alignas(64) float x_passes[kPiece], up_passes[kPiece];
 };
 
 [[gnu::flatten]] inline void clamp(const Activation& a, Piece& p) {
   for (int64_t j = 0; j < kPiece; ++j) {
     p.x_passes[j] = p.x[j] > a.limit ? 0.0f : 1.0f;
     p.x[j] = p.x[j] > a.limit ? a.limit : p.x[j];
-    const float g = p.gate[j], low = g < -a.limit ? -a.limit : g;
-    p.gate_passes[j] = g < -a.limit || g > a.limit ? 0.0f : 1.0f;
-    p.gate[j] = (low > a.limit ? a.limit : low) + a.offset;
+    const float u = p.up[j], low = u < -a.limit ? -a.limit : u;
+    p.up_passes[j] = u < -a.limit || u > a.limit ? 0.0f : 1.0f;
+    p.up[j] = (low > a.limit ? a.limit : low) + a.offset;
   }
 }
 
@@ -61,7 +61,7 @@ struct Place {
 /// Reads a piece of x and takes it through the curve.
 inline void read_piece(const Activation& a, const Matrix& x, const Place& at, Piece& p) {
   read_line(x.dtype, element_of(x, at.row, at.col), at.count, p.x);
-  if (a.row().gated) read_line(x.dtype, element_of(x, at.row, x.cols / 2 + at.col), at.count, p.gate);
+  if (a.row().gated) read_line(x.dtype, element_of(x, at.row, x.cols / 2 + at.col), at.count, p.up);
   if (a.row().clamped) clamp(a, p);
   curve_values_of(a.row().curve)(a.alpha, p.x, p.value, p.slope);
 }
@@ -77,20 +77,20 @@ void activation(const ActivationProblem& p) {
       for (int64_t col = 0; col < y.cols; col += kPiece) {
         const int64_t count = std::min(kPiece, y.cols - col);
         read_piece(p.activation, p.x, {first + r, col, count}, piece);
-        if (p.activation.row().gated) multiply(piece.gate, piece.value);
+        if (p.activation.row().gated) multiply(piece.up, piece.value);
         write_line(y.dtype, piece.value, count, static_cast<char*>(rows_of(y, r, 1).data) + col * size_of(y.dtype));
       }
   });
 }
 
-/// value becomes the gradient of the gate, slope that of the curve's argument.
+/// value becomes the gradient of up, slope that of the curve's argument.
 [[gnu::flatten]] inline void gradients(const Activation& a, const float* __restrict dy, Piece& p) {
   const bool gated = a.row().gated, clamped = a.row().clamped;
   for (int64_t j = 0; j < kPiece; ++j) {
-    const float upstream = gated ? dy[j] * p.gate[j] : dy[j];
-    const float dx = upstream * p.slope[j], dgate = dy[j] * p.value[j];
+    const float upstream = gated ? dy[j] * p.up[j] : dy[j];
+    const float dx = upstream * p.slope[j], d_up = dy[j] * p.value[j];
     p.slope[j] = clamped && p.x_passes[j] == 0.0f ? 0.0f : dx;
-    p.value[j] = clamped && p.gate_passes[j] == 0.0f ? 0.0f : dgate;
+    p.value[j] = clamped && p.up_passes[j] == 0.0f ? 0.0f : d_up;
   }
 }
 
