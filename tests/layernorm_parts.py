@@ -28,7 +28,8 @@ OPTIONS = ("fuse_wgrad_accumulation", "delay_wgrad_compute", "save_original_inpu
 
 
 class Parts(torch.nn.Module):
-    """What a fused module is made of, with copies of its parameters and random states, and with its options."""
+    """What a fused module is made of, with copies of its parameters and random states, and with its options; on the
+    CPU, wherever that module is."""
 
     def __init__(self, fused):
         super().__init__()

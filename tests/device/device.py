@@ -4,9 +4,11 @@ the process, which starts a thread for each device that there is."""
 from __future__ import annotations
 
 import atexit
+import contextlib
 import gc
 import os
 import types
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,6 +32,21 @@ NAME: str = _ops.device_name()
 COUNT = 2
 
 
+@contextlib.contextmanager
+def _current(device: int | torch.device) -> Iterator[None]:
+    """What torch.cuda.device is: unpickling enters it."""
+    before = _ops.current_device()
+    _set_current(device)
+    try:
+        yield
+    finally:
+        _ops.set_device(before)
+
+
+def _set_current(device: int | str | torch.device) -> None:
+    _ops.set_device(device if isinstance(device, int) else torch.device(device).index)
+
+
 def _module() -> types.ModuleType:
     """torch.quiretest, with the functions that PyTorch asks of a device."""
     module = types.ModuleType(f"torch.{NAME}")
@@ -40,7 +57,8 @@ def _module() -> types.ModuleType:
         "_is_in_bad_fork": lambda: False,
         "device_count": lambda: COUNT,
         "current_device": _ops.current_device,
-        "set_device": lambda device: _ops.set_device(device if isinstance(device, int) else torch.device(device).index),
+        "set_device": _set_current,
+        "device": _current,
         "synchronize": lambda device=None: torch.accelerator.synchronize(device or NAME),
         "current_stream": lambda device=None: torch.accelerator.current_stream(device or NAME),
         "manual_seed_all": lambda seed: None,

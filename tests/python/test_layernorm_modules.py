@@ -25,9 +25,9 @@ def train(module, recipe, function=None, steps=3):
     found = []
     for step in range(steps):
         generator = torch.Generator().manual_seed(step)
-        dtype = next(module.parameters()).dtype
+        first = next(module.parameters())
         features = module.norm.weight if isinstance(module, Parts) else module.layer_norm_weight
-        x = (4.0**step * torch.randn(70, len(features), generator=generator)).to(dtype).requires_grad_()
+        x = (4.0**step * torch.randn(70, len(features), generator=generator)).to(first).requires_grad_()
         module.zero_grad()
         with quire.autocast(recipe is not None, recipe=recipe):
             y = (module if function is None else function)(x)
@@ -41,18 +41,19 @@ def train(module, recipe, function=None, steps=3):
 @pytest.mark.parametrize("normalization", ["LayerNorm", "RMSNorm"])
 @pytest.mark.parametrize("zero_centered", [False, True])
 @pytest.mark.parametrize("make", [make_linear, make_mlp])
-def test_equals_its_parts_bit_for_bit(make, normalization, zero_centered, recipe, equal_bits):
+def test_equals_its_parts_bit_for_bit(make, normalization, zero_centered, recipe, equal_bits, device):
     fused = make(normalization, zero_centered_gamma=zero_centered)
-    assert all(map(equal_bits, train(Parts(fused), recipe), train(fused, recipe)))
+    expected = train(Parts(fused), recipe)
+    assert all(map(equal_bits, expected, train(fused.to(device), recipe)))
 
 
 @pytest.mark.parametrize("make", [make_linear, make_mlp])
-def test_with_quantized_weights_they_equal_their_parts_too(make, recipe, equal_bits):
+def test_with_quantized_weights_they_equal_their_parts_too(make, recipe, equal_bits, device):
     if recipe is None:
         pytest.skip("weights are quantized as a recipe says")
     plain = make(dtype=torch.float32).bfloat16()
     with quire.quantized_model_init(recipe=recipe, keep_master=True):
-        fused, parts = make(), Parts(plain)
+        fused, parts = make().to(device), Parts(plain)
     fused.load_state_dict(plain.state_dict())
     quire.set_rng_state(fused, quire.rng_state(plain))
     assert all(map(equal_bits, train(parts, recipe), train(fused, recipe)))
@@ -60,24 +61,24 @@ def test_with_quantized_weights_they_equal_their_parts_too(make, recipe, equal_b
     assert all(isinstance(w, quire.QuantizedTensor) and type(w.grad) is torch.Tensor for w in weights)
 
 
-def test_checkpointing_changes_nothing_but_memory(recipe, equal_bits):
-    plain, checkpointed = make_mlp(), make_mlp(checkpoint=True)
+def test_checkpointing_changes_nothing_but_memory(recipe, equal_bits, device):
+    plain, checkpointed = make_mlp(), make_mlp(checkpoint=True).to(device)
     assert all(map(equal_bits, train(plain, recipe), train(checkpointed, recipe)))
     saved = {}
     for module in (plain, checkpointed):
         sizes = []
         hooks = torch.autograd.graph.saved_tensors_hooks(lambda t, s=sizes: s.append(t.nbytes) or t, lambda t: t)
         with quire.autocast(recipe is not None, recipe=recipe), hooks:
-            module(torch.randn(64, 64).bfloat16().requires_grad_())
+            module(torch.randn(64, 64).to(module.fc1_weight).requires_grad_())
         saved[module] = sum(sizes)
     assert saved[checkpointed] < saved[plain] / 2
 
 
-def test_a_recomputed_pass_has_the_recipe_and_the_scales_of_the_first(equal_bits):
+def test_a_recomputed_pass_has_the_recipe_and_the_scales_of_the_first(equal_bits, device):
     """Backward after autocast was left, and after another step has moved the scales."""
     results = []
-    for module in (make_mlp(), make_mlp(checkpoint=True)):
-        x = torch.randn(32, 64, generator=torch.Generator().manual_seed(1)).bfloat16().requires_grad_()
+    for module in (make_mlp(), make_mlp(checkpoint=True).to(device)):
+        x = torch.randn(32, 64, generator=torch.Generator().manual_seed(1)).to(module.fc1_weight).requires_grad_()
         with quire.autocast(recipe=ALL["delayed"]):
             y = module(x)
         with quire.autocast(recipe=ALL["delayed"]):
@@ -90,13 +91,13 @@ def test_a_recomputed_pass_has_the_recipe_and_the_scales_of_the_first(equal_bits
 
 
 @pytest.mark.parametrize("name", [*ACTIVATIONS, "clamped_swiglu"])
-def test_high_precision_is_that_of_float64(name):
+def test_high_precision_is_that_of_float64(name, device):
     parameters = {"limit": 0.5, "alpha": 1.5, "glu_linear_offset": 0.25} if name == "clamped_swiglu" else None
-    module = make_mlp(dtype=torch.float32, activation=name, activation_params=parameters)
-    x = torch.randn(20, 64, requires_grad=True)
+    module = make_mlp(dtype=torch.float32, activation=name, activation_params=parameters).to(device)
+    x = torch.randn(20, 64).to(device).requires_grad_()
     y = module(x)
-    d = {n: p.detach().double().requires_grad_() for n, p in module.named_parameters()}
-    xd = x.detach().double().requires_grad_()
+    d = {n: p.detach().cpu().double().requires_grad_() for n, p in module.named_parameters()}
+    xd = x.detach().cpu().double().requires_grad_()
     normed = torch.nn.functional.layer_norm(xd, (64,), d["layer_norm_weight"], d["layer_norm_bias"], 1e-5)
     h = normed @ d["fc1_weight"].T + d["fc1_bias"]
     a, gate = h.chunk(2, -1) if name in ("glu", "clamped_swiglu") or name.endswith("glu") else (h, None)
@@ -114,11 +115,11 @@ def test_high_precision_is_that_of_float64(name):
     }[name if name == "glu" else name.removesuffix("glu").removesuffix("lu")]
     value = curve(a) if gate is None else curve(a) * gate
     expected = value @ d["fc2_weight"].T + d["fc2_bias"]
-    torch.testing.assert_close(y.double(), expected, rtol=1e-5, atol=1e-5)
-    dy = torch.randn_like(y)
-    ours = torch.autograd.grad(y, [x, *module.parameters()], dy)
+    torch.testing.assert_close(y.cpu().double(), expected, rtol=1e-5, atol=1e-5)
+    dy = torch.randn(20, 64)
+    ours = torch.autograd.grad(y, [x, *module.parameters()], dy.to(device))
     for got, wanted in zip(ours, torch.autograd.grad(expected, [xd, *d.values()], dy.double()), strict=True):
-        torch.testing.assert_close(got.double(), wanted, rtol=2e-5, atol=5e-5)
+        torch.testing.assert_close(got.cpu().double(), wanted, rtol=2e-5, atol=5e-5)
 
 
 def test_parameters_have_transformer_engines_names():
@@ -208,23 +209,23 @@ def test_bad_input_is_refused_in_words():
         make_linear()(torch.randn(2, 95).bfloat16())
 
 
-def test_what_is_returned(recipe, equal_bits):
-    x = torch.randn(40, 96).bfloat16()
+def test_what_is_returned(recipe, equal_bits, device):
+    x = torch.randn(40, 96).bfloat16().to(device)
     context = {"enabled": recipe is not None, "recipe": recipe}
-    plain = make_linear()
-    norm = quire.LayerNorm(96, dtype=torch.bfloat16)
+    plain = make_linear().to(device)
+    norm = quire.LayerNorm(96, dtype=torch.bfloat16).to(device)
     norm.load_state_dict({"weight": plain.layer_norm_weight, "bias": plain.layer_norm_bias})
     with quire.autocast(**context):
-        y, normed = make_linear(return_layernorm_output=True)(x)
-        assert equal_bits(y, make_linear()(x)) and equal_bits(normed, norm(x))
-        y, bias, normed = make_linear(return_layernorm_output=True, return_bias=True)(x)
+        y, normed = make_linear(return_layernorm_output=True).to(device)(x)
+        assert equal_bits(y, make_linear().to(device)(x)) and equal_bits(normed, norm(x))
+        y, bias, normed = make_linear(return_layernorm_output=True, return_bias=True).to(device)(x)
         assert equal_bits(bias, plain.bias)
         with torch.no_grad():
             plain.bias.zero_()
         assert equal_bits(y, plain(x))
-        y, bias = make_mlp(return_bias=True)(x[:, :64])
-        assert equal_bits(bias, make_mlp().fc2_bias) and y.shape == (40, 64)
-        assert len(make_mlp(return_bias=True, return_layernorm_output=True)(x[:, :64])) == 3
+        y, bias = make_mlp(return_bias=True).to(device)(x[:, :64])
+        assert equal_bits(bias, make_mlp().to(device).fc2_bias) and y.shape == (40, 64)
+        assert len(make_mlp(return_bias=True, return_layernorm_output=True).to(device)(x[:, :64])) == 3
 
 
 def test_gradients_of_the_returned_norm_are_added(recipe):
@@ -239,12 +240,14 @@ def test_gradients_of_the_returned_norm_are_added(recipe):
     torch.testing.assert_close(both.layer_norm_weight.grad.float(), expected, rtol=0.02, atol=0.05)
 
 
-def test_under_torch_autocast_float32_parameters_get_float32_gradients(recipe, equal_bits):
+def test_under_torch_autocast_float32_parameters_get_float32_gradients(recipe, equal_bits, device):
+    if recipe is None and device.type != "cpu":
+        pytest.skip("the test device has no autocast for PyTorch's own matmul")
     fused = make_mlp(dtype=torch.float32, activation="swiglu")
     results = []
-    for module in (Parts(fused), fused):
-        x = torch.randn(33, 64, generator=torch.Generator().manual_seed(1)).requires_grad_()
-        with quire.autocast(recipe is not None, recipe=recipe), torch.autocast("cpu", torch.bfloat16):
+    for module, place in ((Parts(fused), torch.device("cpu")), (fused.to(device), device)):
+        x = torch.randn(33, 64, generator=torch.Generator().manual_seed(1)).to(place).requires_grad_()
+        with quire.autocast(recipe is not None, recipe=recipe), torch.autocast(place.type, torch.bfloat16):
             y = module(x)
         y.sum().backward()
         results.append([y, x.grad])
@@ -288,11 +291,11 @@ def test_init_methods_are_called():
         assert 0.8 * bound < module.bias.abs().max() <= bound
 
 
-def test_no_token_count_is_special(recipe):
+def test_no_token_count_is_special(recipe, device):
     for rows in (0, 1):
-        module = make_mlp(activation="swiglu")
+        module = make_mlp(activation="swiglu").to(device)
         with quire.autocast(recipe is not None, recipe=recipe):
-            y = module(torch.randn(rows, 64).bfloat16())
+            y = module(torch.randn(rows, 64).bfloat16().to(device))
         y.sum().backward()
         assert y.shape == (rows, 64) and module.fc1_weight.grad.isfinite().all()
 

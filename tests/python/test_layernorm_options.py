@@ -44,14 +44,14 @@ def x_of(module, step, rows=33):
     """Inputs that grow with the step, so that a wrong scale of delayed scaling shows."""
     norm = module.norm.weight if isinstance(module, Parts) else module.layer_norm_weight
     generator = torch.Generator().manual_seed(step + 100)
-    return (4.0**step * torch.randn(rows, len(norm), generator=generator)).to(norm.dtype).requires_grad_()
+    return (4.0**step * torch.randn(rows, len(norm), generator=generator)).to(norm).requires_grad_()
 
 
 def train(module, recipe, function=None, microbatches=(None,), steps=2, **call):
     """Everything that some steps compute."""
     found, function = [], module if function is None else function
     for weight in weights(module).values():
-        weight.main_grad = torch.full(weight.shape, 0.5)
+        weight.main_grad = torch.full(weight.shape, 0.5, device=weight.device)
     for step in range(steps):
         module.zero_grad()
         for i, first in enumerate(microbatches):
@@ -89,11 +89,11 @@ def not_refused(option, module, recipe):
 @pytest.mark.parametrize(
     ("option", "module", "recipe"), pairwise(list(OPTIONS), list(MODULES), list(RECIPES), allowed=not_refused)
 )
-def test_an_option_does_what_it_does_for_linear(option, module, recipe, same):
+def test_an_option_does_what_it_does_for_linear(option, module, recipe, same, device):
     (constructor, call), make, recipe = OPTIONS[option], MODULES[module], RECIPES[recipe]
     fused = make(**constructor)
     expected = train(Parts(fused), recipe, **call)
-    assert same(train(fused, recipe, **call), expected)
+    assert same(train(fused.to(device), recipe, **call), expected)
     for name, weight in weights(fused).items():
         external_wgrad = constructor.get("fuse_wgrad_accumulation", False)
         assert (weight.grad is None) == external_wgrad, name
@@ -104,11 +104,11 @@ def test_an_option_does_what_it_does_for_linear(option, module, recipe, same):
     ("override", "module", "option"),
     pairwise(list(OVERRIDDEN), list(MODULES), ["none", "fused", "delayed", "fp8_output"]),
 )
-def test_a_backward_override_does_what_it_does_for_linear(override, module, option, same):
+def test_a_backward_override_does_what_it_does_for_linear(override, module, option, same, device):
     constructor, call = OPTIONS.get(option, ({}, {}))
     fused, recipe = MODULES[module](**constructor), OVERRIDDEN[override]
     expected = train(Parts(fused), recipe, **call)
-    assert same(train(fused, recipe, **call), expected)
+    assert same(train(fused.to(device), recipe, **call), expected)
 
 
 @pytest.mark.parametrize("override", OVERRIDDEN)
@@ -142,11 +142,12 @@ class Quantizations(TorchDispatchMode):
 
 @every_recipe
 @every_module
-def test_microbatches_quantize_weights_once_and_do_what_they_do_for_linear(make, recipe, same):
+def test_microbatches_quantize_weights_once_and_do_what_they_do_for_linear(make, recipe, same, device):
     fused = make(**FUSED)
     parts = Parts(fused)
     cycle = {"microbatches": (True, False, False)}
     expected = train(parts, recipe, **cycle)
+    fused.to(device)
     with Quantizations() as quantizations:
         assert same(train(fused, recipe, **cycle), expected)
     assert set(quantizations.of(fused)) == {2}  # steps
@@ -155,8 +156,8 @@ def test_microbatches_quantize_weights_once_and_do_what_they_do_for_linear(make,
 @every_recipe
 @every_module
 @pytest.mark.parametrize("fused_optimizer", [False, True])
-def test_weights_are_quantized_once_an_optimizer_step(fused_optimizer, make, recipe, equal_bits):
-    module, plain = make(), make()
+def test_weights_are_quantized_once_an_optimizer_step(fused_optimizer, make, recipe, equal_bits, device):
+    module, plain = make().to(device), make().to(device)
     optimizers = [torch.optim.AdamW(m.parameters(), 0.1, fused=fused_optimizer) for m in (module, plain)]
     with Quantizations() as quantizations:
         quire.quantize_weights(module, recipe, optimizers[0])
@@ -215,10 +216,10 @@ def twice(module, x):
     return quire.checkpoint(lambda x: module(module(x)), x) if module.checkpoint else module(module(x))
 
 
-def test_a_checkpoint_within_a_checkpoint_is_recomputed_as_it_was(same):
+def test_a_checkpoint_within_a_checkpoint_is_recomputed_as_it_was(same, device):
     """The next step's forward pass comes before the backward pass, and has smaller amaxes."""
     results = []
-    for module in (make_mlp(), make_mlp(checkpoint=True)):
+    for module in (make_mlp(), make_mlp(checkpoint=True).to(device)):
         pending, found = [], []
         for step in range(4):
             x = x_of(module, -3 * step)
@@ -250,8 +251,8 @@ def test_copies_keep_their_own_operands_and_frozen_weights_none(make):
 
 @every_recipe
 @every_module
-def test_a_quantized_input_is_decoded(make, recipe, same):
-    module, results = make(), []
+def test_a_quantized_input_is_decoded(make, recipe, same, device):
+    module, results = make().to(device), []
     leaf = x_of(module, 0)
     for decode in (False, True):
         leaf.grad = None
@@ -264,7 +265,7 @@ def test_a_quantized_input_is_decoded(make, recipe, same):
         for state in module.sr_states().values():
             state[1] = 0
         if recipe.delayed():
-            module = make()
+            module = make().to(device)
     assert same(*results)
 
 

@@ -11,9 +11,9 @@ from every_recipe import ALL, DELAYED, assert_same, each, every_recipe, some, wa
 
 @every_recipe
 @pytest.mark.parametrize("grad", [False, True])
-def test_a_quantized_input_gives_the_bits_of_a_plain_one(recipe, grad, make_layer, make_x, equal_bits):
+def test_a_quantized_input_gives_the_bits_of_a_plain_one(recipe, grad, make_layer, make_x, equal_bits, device):
     original, x = make_layer(), make_x(33, 96, requires_grad=grad)
-    scale = torch.ones(1) if recipe.delayed() else None
+    scale = torch.ones(1, device=device) if recipe.delayed() else None
     results = []
     for quantized in (False, True):
         layer = copy.deepcopy(original)
@@ -42,7 +42,7 @@ def test_delayed_scaling_of_a_quantized_input_moves_the_other_slots(compiled, co
 
 
 @pytest.mark.parametrize("name", ["fp8_current", "mxfp8"])
-def test_a_missing_direction_of_a_quantized_input_is_made(name, make_layer, make_x, equal_bits):
+def test_a_missing_direction_of_a_quantized_input_is_made(name, make_layer, make_x, equal_bits, device):
     layer, x, recipe = make_layer(), make_x(33, 96), ALL[name]
     with quire.autocast(recipe=recipe):
         layer(quire.quantize(x, recipe.input_spec)).sum().backward()
@@ -68,9 +68,9 @@ def test_a_missing_direction_of_a_quantized_input_does_not_break_a_graph(grad, r
 
 @every_recipe
 @ways
-def test_layers_chain_without_decoding(recipe, compiled, compiler, make_x, equal_bits):
+def test_layers_chain_without_decoding(recipe, compiled, compiler, make_x, equal_bits, device):
     torch.manual_seed(2)
-    first = torch.nn.ModuleList([quire.Linear(96, 96, params_dtype=torch.bfloat16) for _ in range(2)])
+    first = torch.nn.ModuleList([quire.Linear(96, 96, params_dtype=torch.bfloat16) for _ in range(2)]).to(device)
     x = make_x(33, 96)
 
     def chain(layers, x):
@@ -85,7 +85,7 @@ def test_layers_chain_without_decoding(recipe, compiled, compiler, make_x, equal
     for function in (compiler(chain) if compiled else chain, steps):
         layers, leaf = copy.deepcopy(first), x.detach().requires_grad_()
         for layer in layers:  # the scales of x, w and y differ
-            layer.delayed.fwd_scale = torch.tensor([2.0, 4.0, 8.0])
+            layer.delayed.fwd_scale = torch.tensor([2.0, 4.0, 8.0], device=device)
         with quire.autocast(recipe=recipe):
             y = function(layers, leaf)
         y.sum().backward()
@@ -141,11 +141,11 @@ def test_a_quantized_output_with_only_a_bias_gradient(compiled, compiler, make_l
     assert torch.equal(layer.bias.grad, torch.full((64,), 5.0).bfloat16())
 
 
-def test_a_quantized_activation_decodes_with_a_gradient_and_is_a_pytree(make_x):
+def test_a_quantized_activation_decodes_with_a_gradient_and_is_a_pytree(make_x, device):
     x = make_x(33, 64)
     q = quire.quantize(x, "mxfp8")
-    torch.autograd.backward(q.dequantize(), 3 * torch.ones(33, 64).bfloat16())
-    assert torch.equal(x.grad, 3 * torch.ones(33, 64).bfloat16())
+    torch.autograd.backward(q.dequantize(), 3 * torch.ones(33, 64, device=device).bfloat16())
+    assert torch.equal(x.grad.cpu(), 3 * torch.ones(33, 64).bfloat16())
     assert torch.equal(q.dequantize(), quire.quantize(x.detach(), "mxfp8").dequantize())
     leaves, spec = torch.utils._pytree.tree_flatten(q)
     again = torch.utils._pytree.tree_unflatten(leaves, spec)
@@ -159,9 +159,9 @@ def test_a_quantized_tensor_that_wants_a_gradient_is_refused_as_input(make_layer
         make_layer()(q)
 
 
-def test_a_quantized_input_of_another_spec_is_multiplied_under_its_own(equal_bits):
+def test_a_quantized_input_of_another_spec_is_multiplied_under_its_own(equal_bits, device):
     torch.manual_seed(0)
-    layer, x = quire.Linear(64, 32), torch.randn(40, 64)
+    layer, x = quire.Linear(64, 32).to(device), torch.randn(40, 64).to(device)
     own = quire.recipe.CustomRecipe({"x": "fp8_row", "w": "mxfp8", "dy": "mxfp8"}.get)
     results = []
     for recipe, given in ((own, x), (ALL["mxfp8"], quire.quantize(x, "fp8_row", columnwise=True))):

@@ -13,15 +13,15 @@ from quire.recipe import CustomRecipe, DelayedScaling, Float8BlockScaling, MXFP8
 
 
 @pytest.fixture
-def make_pair():
+def make_pair(device):
     """(recipe, dtype=bfloat16, **options) -> a layer with a plain weight, and the same with a quantized one."""
 
     def make(recipe, dtype=torch.bfloat16, **options):
         torch.manual_seed(1)
-        plain = quire.Linear(96, 64, params_dtype=dtype)
+        plain = quire.Linear(96, 64, params_dtype=dtype).to(device)
         torch.manual_seed(1)
         with quire.quantized_model_init(recipe=recipe, **options):
-            return plain, quire.Linear(96, 64, params_dtype=dtype)
+            return plain, quire.Linear(96, 64, params_dtype=dtype).to(device)
 
     return make
 
@@ -30,7 +30,7 @@ def same(a, b):
     return all(x is y is None or torch.equal(x, y) for x, y in zip(a.buffer_list(), b.buffer_list(), strict=True))
 
 
-def test_the_weight_is_a_parameter_of_codes(any_recipe, make_pair):
+def test_the_weight_is_a_parameter_of_codes(any_recipe, make_pair, device):
     plain, layer = make_pair(any_recipe)
     text = any_recipe.linear_spec().split(",")[1].removeprefix("w=")
     assert any_recipe.weight_spec == text == QuantSpec(text).text
@@ -57,7 +57,7 @@ def test_memory_is_what_the_format_promises():
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_a_step_is_that_of_a_plain_weight(any_recipe, make_pair, make_x, step, dtype):
+def test_a_step_is_that_of_a_plain_weight(any_recipe, make_pair, make_x, step, dtype, device):
     plain, layer = make_pair(any_recipe, dtype)
     x = make_x(40, 96, dtype=dtype)
     result = step(layer, x, any_recipe)
@@ -78,7 +78,7 @@ def test_a_compiled_step_has_the_same_bits(recipe, make_pair, make_x, step, comp
 @pytest.mark.parametrize(
     "wanted", [(True, False, False), (False, True, False), (False, False, True), (True, True, False)]
 )
-def test_only_some_gradients_are_wanted(recipe, make_pair, make_x, step, compiler, wanted):
+def test_only_some_gradients_are_wanted(recipe, make_pair, make_x, step, compiler, wanted, device):
     plain, layer = make_pair(recipe)
     x = make_x(40, 96, requires_grad=wanted[0])
     for module in (plain, layer):
@@ -91,7 +91,7 @@ def test_only_some_gradients_are_wanted(recipe, make_pair, make_x, step, compile
 
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
-def test_inference(any_recipe, mode, make_pair, make_x, equal_bits):
+def test_inference(any_recipe, mode, make_pair, make_x, equal_bits, device):
     plain, layer = make_pair(any_recipe)
     x = make_x(7, 96, requires_grad=False)
     with mode(), quire.autocast(recipe=any_recipe):
@@ -123,17 +123,23 @@ def test_torch_autocast(recipe, make_pair, make_x, step, compiler):
     assert step(layer, x, recipe, compiler(under(layer))) == expected
 
 
-def test_without_a_recipe_the_layer_computes_with_decoded_values(recipe, make_pair, make_x, step):
+def test_without_a_recipe_the_layer_computes_with_decoded_values(recipe, make_pair, make_x, step, device):
     plain, layer = make_pair(recipe)
     with torch.no_grad():
         plain.weight.copy_(layer.weight)
     assert step(layer, make_x(40, 96), None) == step(plain, make_x(40, 96), None)
+
+
+def test_without_a_recipe_torch_autocast_decodes_to_its_dtype(recipe, make_pair, make_x):
+    plain, layer = make_pair(recipe)
+    with torch.no_grad():
+        plain.weight.copy_(layer.weight)
     with torch.autocast("cpu", torch.float16):  # codes are decoded to float16, not by way of bfloat16
         y = layer(make_x(40, 96))
         assert torch.allclose(y, plain(make_x(40, 96)), atol=1e-2) and y.dtype == torch.float16
 
 
-def test_weights_made_for_inference_have_one_direction(recipe, make_pair, make_x, equal_bits):
+def test_weights_made_for_inference_have_one_direction(recipe, make_pair, make_x, equal_bits, device):
     with torch.no_grad():
         plain, layer = make_pair(recipe)
         assert layer.weight.rowwise_data is not None and layer.weight.columnwise_data is None
@@ -212,10 +218,10 @@ def test_a_layer_is_made_on_the_meta_device_and_initialised_later(recipe, make_p
         assert same(layer.weight, quire.quantize(plain.weight.detach(), recipe.weight_spec, columnwise=True))
 
 
-def test_plain_checkpoints_load_and_quantized_ones_load_into_plain_layers(recipe, make_pair, make_x, step):
+def test_plain_checkpoints_load_and_quantized_ones_load_into_plain_layers(recipe, make_pair, make_x, step, device):
     plain, layer = make_pair(recipe)
     torch.manual_seed(7)
-    other = quire.Linear(96, 64, params_dtype=torch.bfloat16)
+    other = quire.Linear(96, 64, params_dtype=torch.bfloat16).to(device)
     layer.load_state_dict(other.state_dict())
     layer.sr_state.copy_(other.sr_state)
     assert step(layer, make_x(40, 96), recipe) == step(other, make_x(40, 96), recipe)
@@ -223,7 +229,7 @@ def test_plain_checkpoints_load_and_quantized_ones_load_into_plain_layers(recipe
     assert torch.equal(plain.weight, layer.weight.dequantize()) and type(plain.weight) is torch.nn.Parameter
 
 
-def test_a_copy_of_a_layer_is_its_own(make_pair, make_x, step):
+def test_a_copy_of_a_layer_is_its_own(make_pair, make_x, step, device):
     recipe = Float8BlockScaling()
     _, layer = make_pair(recipe)
     x = make_x(8, 96)

@@ -15,7 +15,7 @@ OPTIMIZERS = {
     "adamw_fused": lambda p: torch.optim.AdamW(p, lr=0.01, fused=True),
     "adamw_amsgrad": lambda p: torch.optim.AdamW(p, lr=0.01, fused=True, amsgrad=True),
     "adam": lambda p: torch.optim.Adam(p, lr=0.01),
-    "rmsprop": lambda p: torch.optim.RMSprop(p, lr=0.01),
+    "rmsprop": lambda p: torch.optim.RMSprop(p, lr=0.01, foreach=False),  # PyTorch chooses otherwise for some devices
 }
 
 
@@ -33,17 +33,19 @@ def same(a, b):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_an_update_is_that_of_the_decoded_values_quantized(recipe, make_optimizer, dtype):
-    initial = torch.randn(64, 96, generator=torch.Generator().manual_seed(0)).to(dtype)
+def test_an_update_is_that_of_the_decoded_values_quantized(recipe, make_optimizer, dtype, device):
+    if make_optimizer is OPTIMIZERS["sgd_fused"] and dtype == torch.bfloat16 and device.type != "cpu":
+        pytest.skip("PyTorch's kernel of this optimizer reads beyond the end of bfloat16 tensors")
+    initial = torch.randn(64, 96, generator=torch.Generator().manual_seed(0)).to(device, dtype)
     text = recipe.weight_spec
     quantized = torch.nn.Parameter(quire.quantize(initial, text, columnwise=True))
-    bias, plain_bias = (torch.nn.Parameter(torch.zeros(64, dtype=dtype)) for _ in range(2))
+    bias, plain_bias = (torch.nn.Parameter(torch.zeros(64, dtype=dtype, device=device)) for _ in range(2))
     plain = torch.nn.Parameter(quantized.detach().dequantize())
     optimizer, reference = make_optimizer([quantized, bias]), make_optimizer([plain, plain_bias])
     pointers = [t.data_ptr() for t in quantized.buffers().values()]
     for i in range(4):
         for p in (quantized, bias, plain, plain_bias):
-            p.grad = gradient(p.shape, i, dtype)
+            p.grad = gradient(p.shape, i, dtype).to(device)
         optimizer.step()
         reference.step()
         expected = quire.quantize(plain.detach(), text, columnwise=True)
@@ -56,13 +58,13 @@ def test_an_update_is_that_of_the_decoded_values_quantized(recipe, make_optimize
 
 
 @pytest.mark.parametrize("make_optimizer", [OPTIMIZERS["adamw"], OPTIMIZERS["adamw_fused"]], ids=["single", "fused"])
-def test_a_master_in_float32_takes_the_updates_of_a_bfloat16_parameter(make_optimizer):
-    initial = torch.randn(64, 96, generator=torch.Generator().manual_seed(0))
+def test_a_master_in_float32_takes_the_updates_of_a_bfloat16_parameter(make_optimizer, device):
+    initial = torch.randn(64, 96, generator=torch.Generator().manual_seed(0)).to(device)
     quantized = torch.nn.Parameter(quire.quantize(initial.bfloat16(), "nvfp4:16x16", columnwise=True))
     quantized.master = initial.clone()
     optimizer = make_optimizer([quantized])
     for i in range(3):
-        quantized.grad = gradient((64, 96), i, torch.bfloat16)
+        quantized.grad = gradient((64, 96), i, torch.bfloat16).to(device)
         before = quantized.master.clone()
         optimizer.step()
         moved = (quantized.master - before).abs()
@@ -73,7 +75,7 @@ def test_a_master_in_float32_takes_the_updates_of_a_bfloat16_parameter(make_opti
     for i in range(3):
         average = 0.9 * average + 0.1 * gradient((64, 96), i, torch.bfloat16).float()
     kept = optimizer.state[quantized]["exp_avg"]
-    assert kept.dtype == torch.bfloat16 and (kept.float() - average).abs().max() < 0.01
+    assert kept.dtype == torch.bfloat16 and (kept.cpu().float() - average).abs().max() < 0.01
 
 
 class Model(torch.nn.Module):
@@ -88,7 +90,7 @@ class Model(torch.nn.Module):
 def train(model, make_optimizer, recipe, function=None, steps=4):
     optimizer, losses = make_optimizer(model.parameters()), []
     for i in range(steps):
-        x = torch.randn(32, 48, generator=torch.Generator().manual_seed(i))
+        x = torch.randn(32, 48, generator=torch.Generator().manual_seed(i)).to(model.up.bias.device)
         with quire.autocast(recipe=recipe):
             loss = ((model if function is None else function)(x) - x.roll(1, -1)).square().mean()
         loss.backward()
@@ -105,8 +107,8 @@ def make(recipe=None, **options):
 
 
 @pytest.mark.parametrize("name", ["sgd_foreach", "adamw", "adamw_foreach", "adamw_fused"])
-def test_with_a_master_training_is_that_of_plain_weights(any_recipe, name):
-    plain, quantized = make(), make(any_recipe, keep_master=True)
+def test_with_a_master_training_is_that_of_plain_weights(any_recipe, name, device):
+    plain, quantized = make().to(device), make(any_recipe, keep_master=True).to(device)
     expected = train(plain, OPTIMIZERS[name], any_recipe)
     assert train(quantized, OPTIMIZERS[name], any_recipe) == expected and len(set(expected)) == 4
     assert torch.equal(quantized.up.weight.master, plain.up.weight)

@@ -22,8 +22,8 @@ def values(count=3, dtype=torch.float32):
     return (torch.randn(count, 48, 96) * torch.tensor([1.0, 300, 0.01, 7])[:count, None, None]).to(dtype)
 
 
-def matrices(spec, **options):
-    return [quantize(one, spec, columnwise=True, **options) for one in values()]
+def matrices(spec, device="cpu"):
+    return [quantize(one, spec, columnwise=True) for one in values().to(device)]
 
 
 def same(stack, parts, equal_bits):
@@ -36,11 +36,11 @@ def same(stack, parts, equal_bits):
 
 
 @every_spec
-def test_it_is_its_matrices(spec, equal_bits):
-    parts = matrices(spec)
+def test_it_is_its_matrices(spec, equal_bits, device):
+    parts = matrices(spec, device)
     stack = QuantizedStack.of(parts)
     assert isinstance(stack, QuantizedTensor) and stack.shape == (3, 48, 96) and stack.spec_text == parts[0].spec_text
-    assert same(stack, parts, equal_bits)
+    assert same(stack, parts, equal_bits) and same(stack, matrices(spec), equal_bits)
     assert stack.nbytes == sum(part.nbytes for part in parts)
     assert equal_bits(stack.dequantize(), torch.stack([part.dequantize() for part in parts]))
     assert equal_bits(stack.flat_buffers()[0], torch.cat([part.rowwise_data.flatten() for part in parts]))
@@ -53,8 +53,8 @@ def test_it_is_its_matrices(spec, equal_bits):
 
 
 @every_spec
-def test_views_are_matrices_and_share_memory(spec, equal_bits):
-    parts = matrices(spec)
+def test_views_are_matrices_and_share_memory(spec, equal_bits, device):
+    parts = matrices(spec, device)
     stack = QuantizedStack.of(parts)
     for one in (stack[1], stack.select(0, 1), stack.unbind()[1], list(stack)[1], stack[1:2].squeeze(0)):
         assert type(one) is QuantizedTensor and same([one] and _of(one), parts[1:2], equal_bits)
@@ -62,7 +62,7 @@ def test_views_are_matrices_and_share_memory(spec, equal_bits):
     assert type(stack.view(3, 48, 96)) is QuantizedStack
     assert type(stack.view(144, 96)) is torch.Tensor and type(stack[:, :16]) is torch.Tensor
     assert type(stack[:0]) is torch.Tensor and stack[:0].shape == (0, 48, 96)
-    new = torch.randn(48, 96)
+    new = torch.randn(48, 96).to(device)
     with torch.no_grad():
         stack[1].copy_(new)
         stack[2:].copy_(new[None] * 2)
@@ -81,10 +81,10 @@ class _of:
 
 @pytest.mark.parametrize("master", [False, True])
 @every_spec
-def test_writes_are_those_of_the_matrices(spec, master, equal_bits):
-    parts, update = matrices(spec), torch.randn(3, 48, 96)
+def test_writes_are_those_of_the_matrices(spec, master, equal_bits, device):
+    parts, update = matrices(spec, device), torch.randn(3, 48, 96).to(device)
     if master:
-        for part, one in zip(parts, values(), strict=True):
+        for part, one in zip(parts, values().to(device), strict=True):
             part.master = one.clone()
     stack = QuantizedStack.of(parts)
     with torch.no_grad():
@@ -96,8 +96,8 @@ def test_writes_are_those_of_the_matrices(spec, master, equal_bits):
     assert same(stack, parts, equal_bits)
     stack.quantize_(update)
     assert same(stack, [part.quantize_(one) for part, one in zip(parts, update, strict=True)], equal_bits)
-    stack.copy_(QuantizedStack.of(matrices(spec)))
-    assert same(stack, [part.copy_(one) for part, one in zip(parts, matrices(spec), strict=True)], equal_bits)
+    stack.copy_(QuantizedStack.of(matrices(spec, device)))
+    assert same(stack, [part.copy_(one) for part, one in zip(parts, matrices(spec, device), strict=True)], equal_bits)
 
 
 @every_spec
@@ -120,8 +120,8 @@ def test_copies_moves_and_saving(spec, equal_bits):
 
 
 @every_spec
-def test_directions_are_those_of_the_matrices(spec, equal_bits):
-    parts = matrices(spec)
+def test_directions_are_those_of_the_matrices(spec, equal_bits, device):
+    parts = matrices(spec, device)
     stack = QuantizedStack.of(parts)
     for one in (stack, *parts):
         one.update_usage(columnwise=False)
@@ -170,13 +170,13 @@ def stacked():
     return QuantizedStack.of(matrices("mxfp8"))
 
 
-def test_random_rounding_draws_for_each_matrix(equal_bits):
-    stack = QuantizedStack.of([quantize(one, "nvfp4:sr", seed=5, columnwise=True) for one in values()])
-    stack.quantize_(values() * 2, seed=9)
-    expected = [quantize(one * 2, "nvfp4:sr", seed=9 + e, columnwise=True) for e, one in enumerate(values())]
+def test_random_rounding_draws_for_each_matrix(equal_bits, device):
+    stack = QuantizedStack.of([quantize(one, "nvfp4:sr", seed=5, columnwise=True) for one in values().to(device)])
+    stack.quantize_(values().to(device) * 2, seed=9)
+    expected = [quantize(one * 2, "nvfp4:sr", seed=9 + e, columnwise=True) for e, one in enumerate(values().to(device))]
     assert same(stack, expected, equal_bits)
     with pytest.raises(ValueError, match="rounds stochastically and needs a seed"):
-        stack.quantize_(values())
+        stack.quantize_(values().to(device))
 
 
 def test_a_compiled_function_makes_one_of_buffers(equal_bits):

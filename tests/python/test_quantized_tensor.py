@@ -23,14 +23,14 @@ def values(*shape, dtype=torch.float32):
     return torch.randn(shape, generator=torch.Generator().manual_seed(3)).to(dtype)
 
 
-def quantized(spec, *shape, dtype=torch.float32, columnwise=True):
-    return quire.quantize(values(*shape, dtype=dtype), spec, columnwise=columnwise)
+def quantized(spec, *shape, dtype=torch.float32, columnwise=True, device="cpu"):
+    return quire.quantize(values(*shape, dtype=dtype).to(device), spec, columnwise=columnwise)
 
 
 def same(a, b):
-    """Equal codes and scales, in the same directions."""
+    """Equal codes and scales, in the same directions; each may be on its own device."""
     pairs = zip(a.buffer_list(), b.buffer_list(), strict=True)
-    return a.shape == b.shape and all(x is y is None or torch.equal(x, y) for x, y in pairs)
+    return a.shape == b.shape and all(x is y is None or torch.equal(x.cpu(), y.cpu()) for x, y in pairs)
 
 
 def test_it_is_a_tensor_of_the_logical_shape(spec):
@@ -49,9 +49,9 @@ def test_storage_holds_what_the_layout_says_and_nothing_else(spec):
     assert q.data_ptr() == 0  # no values beside them
 
 
-def test_it_flattens_to_its_buffers_in_layout_order(spec):
+def test_it_flattens_to_its_buffers_in_layout_order(spec, device):
     for columnwise in (False, True):
-        q = quantized(spec, 32, 64, columnwise=columnwise)
+        q = quantized(spec, 32, 64, columnwise=columnwise, device=device)
         names, metadata = q.__tensor_flatten__()
         assert names == list(q.buffers()) == [name for name in BUFFER_NAMES if name in names]
         inner = {name: getattr(q, name) for name in names}
@@ -59,19 +59,19 @@ def test_it_flattens_to_its_buffers_in_layout_order(spec):
         assert same(again, q) and again.proto == q.proto and hash(metadata) is not None
 
 
-def test_detach_alias_and_copies(spec):
-    q = quantized(spec, 32, 64)
+def test_detach_alias_and_copies(spec, device):
+    q = quantized(spec, 32, 64, device=device)
     for share in (q.detach(), q.data, q.view(32, 64), q[:], q.as_strided((32, 64), (64, 1)), q.contiguous()):
         assert type(share) is QuantizedTensor and share.rowwise_data.data_ptr() == q.rowwise_data.data_ptr()
         assert same(share, q)
-    for other in (q.clone(), q.to("cpu", copy=True), copy.deepcopy(q), q.half().float()):
+    for other in (q.clone(), q.to(device, copy=True), copy.deepcopy(q), q.half().float()):
         assert type(other) is QuantizedTensor and same(other, q)
         stored = {t.data_ptr() for t in q.buffers().values()}
         assert stored.isdisjoint(t.data_ptr() for t in other.buffers().values())
 
 
-def test_a_dtype_is_nominal(spec):
-    q = quantized(spec, 32, 64)
+def test_a_dtype_is_nominal(spec, device):
+    q = quantized(spec, 32, 64, device=device)
     for moved, dtype in ((q.to(torch.bfloat16), torch.bfloat16), (q.half(), torch.float16)):
         assert type(moved) is QuantizedTensor and moved.dtype == dtype and same(moved, q)
         assert torch.equal(moved.dequantize(), q.dequantize(dtype))
@@ -90,15 +90,15 @@ def test_meta_tensors_have_layout_only(spec):
     )
 
 
-def test_leading_sizes_may_change(spec):
-    q = quantized(spec, 4, 16, 50)
+def test_leading_sizes_may_change(spec, device):
+    q = quantized(spec, 4, 16, 50, device=device)
     dense = q.dequantize()
     views = [lambda t: t.view(64, 50), lambda t: t.reshape(2, 2, 16, 50), lambda t: t.flatten(0, 1)]
     views += [lambda t: t.unsqueeze(0), lambda t: t.view(8, -1, 50), lambda t: t[None], lambda t: t.view(-1, 50)[:]]
     for view in views:
         result = view(q)
         assert type(result) is QuantizedTensor and torch.equal(result.dequantize(), view(dense))
-        expected = quire.quantize(view(values(4, 16, 50)), spec, columnwise=True)
+        expected = quire.quantize(view(values(4, 16, 50)).to(device), spec, columnwise=True)
         assert same(result, expected) and result.proto == expected.proto
 
 
@@ -106,8 +106,8 @@ PARTS = [lambda t: t[128:256], lambda t: t.narrow(0, 256, 44), lambda t: t[0:128
 
 
 @pytest.mark.parametrize("part", PARTS)
-def test_whole_rows_keep_their_codes(spec, part):
-    q = quantized(spec, 300, 72)
+def test_whole_rows_keep_their_codes(spec, part, device):
+    q = quantized(spec, 300, 72, device=device)
     result = part(q)
     assert type(result) is QuantizedTensor and torch.equal(result.dequantize(), part(q.dequantize()))
     assert QuantizedTensor.from_buffers(result.buffers(), spec, result.shape).proto == result.proto
@@ -119,19 +119,19 @@ def test_a_view_beyond_the_end_is_refused():
         quantized("mxfp8", 32, 64).as_strided((32, 64), (64, 1), 64)
 
 
-def test_lists_of_rows_keep_their_codes(spec):
-    q = quantized(spec, 384, 72)
+def test_lists_of_rows_keep_their_codes(spec, device):
+    q = quantized(spec, 384, 72, device=device)
     for cut in (lambda t: t.split(128), lambda t: t.chunk(3), lambda t: t.split([128, 256])):
         for result, expected in zip(cut(q), cut(q.dequantize()), strict=True):
             assert type(result) is QuantizedTensor and torch.equal(result.dequantize(), expected)
 
 
-def test_rows_within_a_tile_are_decoded():
+def test_rows_within_a_tile_are_decoded(device):
     for spec in ("fp8_block:128x128", "mxfp8:32x32", "nvfp4:16x16", "mxfp8:swizzled"):
-        q = quantized(spec, 256, 64)
+        q = quantized(spec, 256, 64, device=device)
         for part in (lambda t: t[8:], lambda t: t[:8], lambda t: t[3]):
             assert type(part(q)) is torch.Tensor and torch.equal(part(q), part(q.dequantize()))
-    assert type(quantized("nvfp4", 256, 64)[3]) is QuantizedTensor
+    assert type(quantized("nvfp4", 256, 64, device=device)[3]) is QuantizedTensor
 
 
 FOREIGN = [
@@ -155,15 +155,21 @@ FOREIGN = [
 
 
 @pytest.mark.parametrize("function", FOREIGN)
-def test_other_operators_compute_on_decoded_values(function):
+def test_other_operators_compute_on_decoded_values(function, device):
     for spec in ("fp8_tensor", "mxfp8", "nvfp4:16x16"):
-        q = quantized(spec, 64, 48)
+        q = quantized(spec, 64, 48, device=device)
         result = function(q)
         assert type(result) is torch.Tensor and torch.equal(result, function(q.dequantize()))
 
 
-def test_values_can_be_read_and_compared(spec):
-    q = quantized(spec, 32, 64)
+def test_codes_and_values_are_those_of_the_cpu(spec, device):
+    q, expected = quantized(spec, 2, 33, 50, device=device), quantized(spec, 2, 33, 50)
+    assert q.device.type == device.type and same(q, expected) and same(q.to("cpu"), expected)
+    assert torch.equal(q.dequantize().cpu(), expected.dequantize())
+
+
+def test_values_can_be_read_and_compared(spec, device):
+    q = quantized(spec, 32, 64, device=device)
     assert torch.equal(q, q.clone()) and not torch.equal(q, q * 2) and torch.equal(q, q.dequantize())
     assert q[1, 2].item() == q.dequantize()[1, 2].item() and torch.allclose(q, q.dequantize())
     assert f"QuantizedTensor('{spec}', shape=[32, 64]" in repr(q) and f"{q}" == repr(q)
@@ -186,8 +192,8 @@ def test_our_own_operators_refuse_it_in_words(operator):
 
 @pytest.mark.parametrize("text", TRANSPOSABLE)
 @pytest.mark.parametrize("shape", [(256, 128), (33, 50), (2, 31, 7), (5,), (0, 32), (32, 0)], ids=str)
-def test_a_direction_is_added_where_its_codes_follow(text, shape):
-    both = quantized(text, *shape)
+def test_a_direction_is_added_where_its_codes_follow(text, shape, device):
+    both = quantized(text, *shape, device=device)
     for direction in ("rowwise", "columnwise"):
         q = both.clone()
         q.update_usage(**{direction: False})
@@ -196,9 +202,9 @@ def test_a_direction_is_added_where_its_codes_follow(text, shape):
         assert same(q, both) and q.proto == both.proto
 
 
-def test_a_direction_that_does_not_follow_is_refused_or_rounded_again():
+def test_a_direction_that_does_not_follow_is_refused_or_rounded_again(device):
     for spec in set(SPECS) - set(TRANSPOSABLE):
-        both = quantized(spec, 64, 96)
+        both = quantized(spec, 64, 96, device=device)
         q = both.clone()
         q.update_usage(columnwise=False)
         with pytest.raises(ValueError, match=f"columnwise codes of {spec} do not follow.*requantize=True"):
@@ -227,13 +233,13 @@ def test_make_like_shares_buffers():
         QuantizedTensor.make_like(q, shape=(64, 32))
 
 
-def test_a_gradient_passes_decoding_as_it_is():
-    q = quantized("nvfp4:16x16", 16, 16, dtype=torch.bfloat16).requires_grad_()
+def test_a_gradient_passes_decoding_as_it_is(device):
+    q = quantized("nvfp4:16x16", 16, 16, dtype=torch.bfloat16, device=device).requires_grad_()
     (q.dequantize(torch.float32) * 3).sum().backward()
     assert type(q.grad) is torch.Tensor and q.grad.dtype == torch.bfloat16 and torch.equal(q.grad, q.grad * 0 + 3)
     q.grad = None
     (q * 2).sum().backward()
-    assert type(q.grad) is torch.Tensor and torch.equal(q.grad.float(), torch.full((16, 16), 2.0))
+    assert type(q.grad) is torch.Tensor and torch.equal(q.grad.float(), torch.full((16, 16), 2.0, device=device))
 
 
 def coarse(*shape):
@@ -243,11 +249,11 @@ def coarse(*shape):
 
 @pytest.mark.parametrize("text", [*TRANSPOSABLE, "nvfp4:16x16:4over6=mae:256", "nvfp4:16x16:4over6=mse"])
 @pytest.mark.parametrize("direction", ["rowwise", "columnwise"])
-def test_no_direction_is_made_with_other_bytes_than_quantizing_gives(text, direction):
-    both = quire.quantize(coarse(256, 256), text, columnwise=True)
+def test_no_direction_is_made_with_other_bytes_than_quantizing_gives(text, direction, device):
+    both = quire.quantize(coarse(256, 256).to(device), text, columnwise=True)
     q = both.clone()
     q.update_usage(**{direction: False})
-    activation = QuantizedActivation(torch.empty(1).expand(256, 256), tuple(q.buffer_list()), text)
+    activation = QuantizedActivation(torch.empty(1, device=device).expand(256, 256), tuple(q.buffer_list()), text)
     if text in TRANSPOSABLE:
         q.update_usage(**{direction: True})
         assert same(q, both)

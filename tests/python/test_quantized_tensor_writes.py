@@ -22,34 +22,41 @@ def values(*shape, seed=3):
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
-def quantized(spec, *shape):
-    return quire.quantize(values(*shape), spec, columnwise=True)
+def quantized(spec, *shape, device="cpu"):
+    return quire.quantize(values(*shape).to(device), spec, columnwise=True)
+
+
+def beside(t, *shape, seed=3):
+    """Values on the device of t."""
+    return values(*shape, seed=seed).to(t.device)
 
 
 def same(a, b):
-    return all(x is y is None or torch.equal(x, y) for x, y in zip(a.buffer_list(), b.buffer_list(), strict=True))
+    """Equal codes and scales; each may be on its own device."""
+    pairs = zip(a.buffer_list(), b.buffer_list(), strict=True)
+    return all(x is y is None or torch.equal(x.cpu(), y.cpu()) for x, y in pairs)
 
 
 WRITES = {
-    "add_": lambda t: t.add_(values(32, 48, seed=4), alpha=0.1),
+    "add_": lambda t: t.add_(beside(t, 32, 48, seed=4), alpha=0.1),
     "mul_": lambda t: t.mul_(0.5),
-    "addcdiv_": lambda t: t.addcdiv_(values(32, 48, seed=5), values(32, 48, seed=6).abs() + 1, value=-0.1),
+    "addcdiv_": lambda t: t.addcdiv_(beside(t, 32, 48, seed=5), beside(t, 32, 48, seed=6).abs() + 1, value=-0.1),
     "zero_": lambda t: t.zero_(),
     "itself": lambda t: t.add_(t),
-    "lerp_": lambda t: t.lerp_(values(32, 48, seed=4), 0.3),
+    "lerp_": lambda t: t.lerp_(beside(t, 32, 48, seed=4), 0.3),
     "copy_plain": lambda t: t.copy_(values(32, 48, seed=4)),
     "copy_broadcast": lambda t: t.copy_(values(48, seed=4)),
     "fill": lambda t: t.fill_(3.0),
     "operator": lambda t: t.__iadd__(1.0),
-    "uniform_": lambda t: t.uniform_(-1, 1, generator=torch.Generator().manual_seed(0)),
-    "index": lambda t: t.index_fill_(0, torch.tensor([1, 3]), 2.0),
-    "out": lambda t: torch.mul(values(32, 48), 2, out=t),
+    "uniform_": lambda t: t.uniform_(-1, 1, generator=torch.Generator(t.device).manual_seed(0)),
+    "index": lambda t: t.index_fill_(0, torch.tensor([1, 3], device=t.device), 2.0),
+    "out": lambda t: torch.mul(beside(t, 32, 48), 2, out=t),
 }
 
 
 @pytest.mark.parametrize("write", WRITES.values(), ids=WRITES)
-def test_a_write_computes_on_values_and_quantizes_them_into_the_same_storage(spec, write):
-    q = quantized(spec, 32, 48)
+def test_a_write_computes_on_values_and_quantizes_them_into_the_same_storage(spec, write, device):
+    q = quantized(spec, 32, 48, device=device)
     before = {name: t.data_ptr() for name, t in q.buffers().items()}
     expected = write(q.dequantize())
     result = write(q)
@@ -63,70 +70,70 @@ def test_a_write_returns_the_tensor_in_inference_mode_too():
         assert q.add_(1) is q and torch.mul(q, 2, out=q) is q and torch.ops.aten.add_.Tensor(q, 1) is q
 
 
-def test_lists_of_tensors_are_written_like_single_ones(spec):
-    q, plain = quantized(spec, 32, 48), values(8, 8)
+def test_lists_of_tensors_are_written_like_single_ones(spec, device):
+    q, plain = quantized(spec, 32, 48, device=device), values(8, 8).to(device)
     expected = q.dequantize() * 0.5 + 1
     torch._foreach_mul_([q, plain], 0.5)
-    half = quire.quantize(quantized(spec, 32, 48).dequantize() * 0.5, spec, columnwise=True)
-    assert same(q, half) and torch.equal(plain, values(8, 8) * 0.5)
-    torch._foreach_add_([q], [torch.ones(32, 48)])
+    half = quire.quantize(quantized(spec, 32, 48, device=device).dequantize() * 0.5, spec, columnwise=True)
+    assert same(q, half) and torch.equal(plain.cpu(), values(8, 8) * 0.5)
+    torch._foreach_add_([q], [torch.ones(32, 48, device=device)])
     assert same(q, quire.quantize(half.dequantize() + 1, spec, columnwise=True)) and expected.shape == q.shape
 
 
-def test_setting_items_writes_them(spec):
-    q = quantized(spec, 32, 48)
+def test_setting_items_writes_them(spec, device):
+    q = quantized(spec, 32, 48, device=device)
     dense = q.dequantize()
     q[0, :5] = 2.0
     dense[0, :5] = 2.0
     assert same(q, quire.quantize(dense, spec, columnwise=True))
 
 
-def test_codes_are_copied_between_tensors_of_one_spec(spec):
-    source = quire.quantize(values(32, 48, seed=9), spec, columnwise=True)
-    q = quantized(spec, 32, 48)
+def test_codes_are_copied_between_tensors_of_one_spec(spec, device):
+    source = quire.quantize(values(32, 48, seed=9).to(device), spec, columnwise=True)
+    q = quantized(spec, 32, 48, device=device)
     assert q.copy_(source) is q and same(q, source) and q.rowwise_data is not source.rowwise_data
     source.update_usage(columnwise=False)
-    q = quantized(spec, 32, 48).copy_(source)
+    q = quantized(spec, 32, 48, device=device).copy_(source)
     assert torch.equal(q.rowwise_data, source.rowwise_data)
     source.update_usage(columnwise=True, requantize=True)
     assert same(q, source)
 
 
-def test_copies_between_specs_and_to_plain_tensors(spec):
-    q = quantized(spec, 32, 48)
-    other = quantized("mxfp8:e5m2", 32, 48).copy_(q)
+def test_copies_between_specs_and_to_plain_tensors(spec, device):
+    q = quantized(spec, 32, 48, device=device)
+    other = quantized("mxfp8:e5m2", 32, 48, device=device).copy_(q)
     assert same(other, quire.quantize(q.dequantize(), "mxfp8:e5m2", columnwise=True))
-    plain = torch.zeros(32, 48, dtype=torch.float16)
+    plain = torch.zeros(32, 48, dtype=torch.float16, device=device)
     assert plain.copy_(q) is plain and torch.equal(plain, q.dequantize().half())
-    plain = torch.ones(32, 48).add_(q)
+    plain = torch.ones(32, 48, device=device).add_(q)
     assert type(plain) is torch.Tensor and torch.equal(plain, q.dequantize() + 1)
 
 
-def test_quantize_in_place(spec):
-    q = quantized(spec, 32, 48)
+def test_quantize_in_place(spec, device):
+    q = quantized(spec, 32, 48, device=device)
     pointer = q.rowwise_data.data_ptr()
-    assert q.quantize_(values(32, 48, seed=7).bfloat16()) is q and q.rowwise_data.data_ptr() == pointer
+    assert q.quantize_(values(32, 48, seed=7).bfloat16().to(device)) is q and q.rowwise_data.data_ptr() == pointer
     assert same(q, quire.quantize(values(32, 48, seed=7).bfloat16(), spec, columnwise=True))
     with pytest.raises(ValueError, match=r"values must have shape \[32, 48\], got \[48\]"):
         q.quantize_(values(48))
 
 
-def test_stochastic_rounding_in_place_needs_a_seed():
-    q = quire.quantize(values(32, 48), "nvfp4:sr", seed=1, columnwise=True)
+def test_stochastic_rounding_in_place_needs_a_seed(device):
+    q = quire.quantize(values(32, 48).to(device), "nvfp4:sr", seed=1, columnwise=True)
     before = q.clone()
     with pytest.raises(ValueError, match=r"nvfp4:sr rounds stochastically and needs a seed; use quantize_"):
         q.add_(1)
-    plain = values(8, 8)
+    plain = values(8, 8).to(device)
     with pytest.raises(ValueError, match="needs a seed"):
         torch._foreach_mul_([plain, q], 2)
-    assert same(q, before) and torch.equal(plain, values(8, 8))
+    assert same(q, before) and torch.equal(plain.cpu(), values(8, 8))
     q.copy_(before)
-    q.quantize_(values(32, 48, seed=2), seed=5, offset=7)
+    q.quantize_(values(32, 48, seed=2).to(device), seed=5, offset=7)
     assert same(q, quire.quantize(values(32, 48, seed=2), "nvfp4:sr", columnwise=True, seed=5, offset=7))
 
 
-def test_a_view_writes_through_to_its_base_or_refuses():
-    q = quantized("mxfp8", 4, 8, 32)
+def test_a_view_writes_through_to_its_base_or_refuses(device):
+    q = quantized("mxfp8", 4, 8, 32, device=device)
     q.view(32, 32).mul_(0)
     assert not q.dequantize().any()
     q.fill_(1.0)
@@ -134,7 +141,7 @@ def test_a_view_writes_through_to_its_base_or_refuses():
         with pytest.raises(RuntimeError, match="a view of some of the rows cannot be written to.*clone"):
             part.zero_()
     q[:2].clone().zero_()
-    assert torch.equal(q.dequantize(), torch.ones(4, 8, 32))
+    assert torch.equal(q.dequantize().cpu(), torch.ones(4, 8, 32))
 
 
 def test_a_failing_write_changes_nothing():
@@ -163,17 +170,17 @@ def test_data_takes_over_another_tensors_buffers():
             q.data = wrong
 
 
-def test_a_master_takes_the_updates():
-    q = quantized("nvfp4:16x16", 32, 48)
-    q.master = values(32, 48)
+def test_a_master_takes_the_updates(device):
+    q = quantized("nvfp4:16x16", 32, 48, device=device)
+    q.master = values(32, 48).to(device)
     for _ in range(3):
         q.add_(1e-4)
     expected = values(32, 48) + 1e-4 + 1e-4 + 1e-4
-    assert torch.equal(q.master, expected) and same(q, quire.quantize(expected, "nvfp4:16x16", columnwise=True))
-    assert isinstance(q.clone(), QuantizedTensor) and torch.equal(q.clone().master, expected)
+    assert torch.equal(q.master.cpu(), expected) and same(q, quire.quantize(expected, "nvfp4:16x16", columnwise=True))
+    assert isinstance(q.clone(), QuantizedTensor) and torch.equal(q.clone().master.cpu(), expected)
     q.copy_(values(32, 48, seed=4))
-    assert torch.equal(q.master, values(32, 48, seed=4))
-    plain = quantized("nvfp4:16x16", 32, 48)
+    assert torch.equal(q.master.cpu(), values(32, 48, seed=4))
+    plain = quantized("nvfp4:16x16", 32, 48, device=device)
     q.copy_(plain)
     assert same(q, plain) and torch.equal(q.master, plain.dequantize())
 
@@ -195,32 +202,35 @@ BEFORE = {
     "deepcopy": copy.deepcopy,
     "pickle": lambda q: pickle.loads(pickle.dumps(q)),
     "write": lambda q: q.mul_(2),
-    "codes of another": lambda q: q.copy_(quantized("fp8_tensor", 32, 48)),
-    "quantize_": lambda q: quantized("fp8_tensor", 32, 48).quantize_(values(32, 48), scale=torch.tensor([3.7])),
+    "codes of another": lambda q: q.copy_(quantized("fp8_tensor", 32, 48, device=q.device)),
+    "quantize_": lambda q: quantized("fp8_tensor", 32, 48, device=q.device).quantize_(
+        beside(q, 32, 48), scale=torch.tensor([3.7], device=q.device)
+    ),
     "a parameter": torch.nn.Parameter,
 }
 
 
 @pytest.mark.parametrize("before", BEFORE.values(), ids=BEFORE)
 @pytest.mark.parametrize("write", [lambda q, x: q.copy_(x), lambda q, x: torch._foreach_copy_([q], [x])])
-def test_a_write_does_not_take_another_scale_than_the_given_one(before, write):
-    scale = torch.tensor([3.7])
-    q = before(quire.quantize(values(32, 48), "fp8_tensor", columnwise=True, scale=scale))
+def test_a_write_does_not_take_another_scale_than_the_given_one(before, write, device):
+    scale = torch.tensor([3.7], device=device)
+    q = before(quire.quantize(values(32, 48).to(device), "fp8_tensor", columnwise=True, scale=scale))
     scale.fill_(9)
     with torch.no_grad():
-        write(q, values(32, 48, seed=8))
+        write(q, beside(q, 32, 48, seed=8))
     expected = quire.quantize(values(32, 48, seed=8), "fp8_tensor", columnwise=True, scale=torch.tensor([3.7]))
     assert same(q, expected)
     with torch.no_grad():
-        q.quantize_(values(32, 48))
+        q.quantize_(beside(q, 32, 48))
     assert same(q, quire.quantize(values(32, 48), "fp8_tensor", columnwise=True)), "of its own amax, as it asks for"
 
 
-def test_a_stack_does_not_take_other_scales_than_the_given_ones():
-    stack, scale = quire.QuantizedStack.of([quantized("fp8_tensor", 32, 48)] * 2), torch.tensor([3.7, 0.3])
-    stack.quantize_(values(2, 32, 48), scale=scale)
+def test_a_stack_does_not_take_other_scales_than_the_given_ones(device):
+    stack = quire.QuantizedStack.of([quantized("fp8_tensor", 32, 48, device=device)] * 2)
+    scale = torch.tensor([3.7, 0.3])
+    stack.quantize_(beside(stack, 2, 32, 48), scale=scale.to(device))
     for _ in range(2):
-        stack.copy_(values(2, 32, 48, seed=8))
+        stack.copy_(beside(stack, 2, 32, 48, seed=8))
         for part, x, one in zip(stack.unbind(), values(2, 32, 48, seed=8), scale.split(1), strict=True):
             assert same(part, quire.quantize(x, "fp8_tensor", columnwise=True, scale=one))
         stack = stack.clone()
