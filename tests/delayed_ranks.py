@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import gc
 import sys
 
 import torch
@@ -61,6 +62,34 @@ def compiled(function):
     return torch.compile(function, fullgraph=True, backend="aot_eager")
 
 
+def leave_in_a_cycle(rank, recipe):
+    """A layer that ran, which garbage collection has ended on one rank and not yet on the other."""
+    cycle = [make_layer()]
+    cycle.append(cycle)
+    run(cycle[0], recipe)
+    del cycle
+    if rank == 1:
+        gc.collect()
+
+
+def run(layer, recipe):
+    with quire.autocast(recipe=recipe):
+        layer(torch.ones(8, 16)).sum().backward()
+
+
+def garbage(rank, recipe):
+    gc.disable()
+    leave_in_a_cycle(rank, recipe)
+    train(rank, recipe, collected_by=range(WORLD))  # a layer made after it
+    layer = make_layer()
+    leave_in_a_cycle(rank, recipe)
+    for _ in range(3):  # a layer made before it
+        run(layer, recipe)
+    amaxes = torch.stack([torch.tensor(1.0), layer.weight.detach().abs().max()])
+    assert torch.equal(layer.delayed.fwd_history[2:4, :2], amaxes.expand(2, 2))
+    gc.enable()
+
+
 def main(rank, file):
     dist.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=WORLD)
     train(rank, DelayedScaling(**OPTIONS), collected_by=range(WORLD))
@@ -80,6 +109,7 @@ def main(rank, file):
     train(rank, DelayedScaling(**OPTIONS), collected_by=[rank], group=alone, inside=True)
     train(rank, DelayedScaling(**OPTIONS, reduce_amax=False), collected_by=[rank], inside=True)
     train(rank, DelayedScaling(**OPTIONS, scaling_factor_compute_algo=divided), collected_by=range(WORLD), inside=True)
+    garbage(rank, DelayedScaling(**OPTIONS))
     dist.destroy_process_group()
 
 

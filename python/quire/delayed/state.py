@@ -1,5 +1,6 @@
 """The state of delayed scaling that a layer owns (numerics.md 1.4)."""
 
+import gc
 import itertools
 import os
 import threading
@@ -160,8 +161,28 @@ _STATES: dict[int, "weakref.ref[DelayedState]"] = {}
 _NUMBERS = itertools.count()
 
 
+class _Shared:
+    """The states of a process that reduces amaxes over ranks. made: whether there are new ones since."""
+
+    states: tuple["DelayedState | None", ...] = ()
+    made = True
+
+
+def keep_as_other_ranks() -> None:
+    """Makes states end at the same steps on every rank, before ranks reduce amaxes of all states in one collective.
+
+    A layer in a reference cycle ends when the garbage collector happens to run, which differs between ranks. So states
+    stay alive until a new one is made, and then garbage is collected.
+    """
+    if _Shared.made:
+        _Shared.made, _Shared.states = False, ()
+        gc.collect()
+        _Shared.states = tuple(ref() for ref in list(_STATES.values()))
+
+
 def _register(state: DelayedState) -> None:
     number = next(_NUMBERS)
+    _Shared.made = True
     _STATES[number] = weakref.ref(state, lambda _: _STATES.pop(number, None))
 
 

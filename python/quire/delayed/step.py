@@ -7,8 +7,8 @@ import torch
 
 from quire.checks import check_type
 from quire.delayed.rules import THREAD, Rule, place, rule_of, table_on, write
-from quire.delayed.state import STEPPING, DelayedState, usable_states
-from quire.delayed.update import needs_python, ran_here, update
+from quire.delayed.state import STEPPING, DelayedState, keep_as_other_ranks, usable_states
+from quire.delayed.update import needs_python, ran_here, reduces, update
 from quire.distributed.groups import name_of
 from quire.recipe import DelayedScaling, Format
 
@@ -22,6 +22,8 @@ def _activate(text: str, recipe: DelayedScaling, group: object) -> int:
         write(rule)
     rule.group = group
     THREAD.in_python = any([needs_python(rule) for rule in THREAD.rules.values()])
+    if reduces(recipe, group):
+        keep_as_other_ranks()
     rows = max(r.recipe.amax_history_len for r in THREAD.rules.values() if r.recipe)
     states = usable_states()
     for state in states:
