@@ -1,6 +1,10 @@
 """Graphs of layers that are divided over processes, traced for many ranks in one process by PyTorch's fake group."""
 
 import contextlib
+import json
+import os
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -105,6 +109,37 @@ def test_graphs_are_the_same_text_on_every_rank(name):
             found = graphs(layer, inputs("row", True, 64), IN_ANY_PRECISION[name])
             texts.append([text for _, _, text in found])
     assert texts[0] == texts[1] == texts[2]
+
+
+#: python -c ONE_RANK RANK prints how often it found compiled code in the cache.
+ONE_RANK = """
+import json, sys, torch, quire
+from torch._dynamo.utils import counters
+from test_parallel_graphs import IN, OUT, Parallel, inputs, rank_of
+with rank_of(int(sys.argv[1]), 2) as world:
+    layer = quire.LayerNormMLP(IN, OUT, parallel=Parallel("column", world, sequence=True))
+    for recipe in ("nvfp4", "fp8_delayed"):
+        with quire.autocast(recipe=recipe):
+            y = torch.compile(layer, fullgraph=True)(inputs("column", True))
+        y.sum().backward()
+    print(json.dumps([counters["aot_autograd"][f"autograd_cache_{name}"] for name in ("hit", "miss", "bypass")]
+                     + [counters["inductor"][f"fxgraph_cache_{name}"] for name in ("hit", "miss")]))
+"""
+
+
+@pytest.mark.slow
+def test_a_rank_finds_the_compiled_graphs_of_another_in_the_cache(tmp_path):
+    path = ":".join([os.path.dirname(__file__), *sys.path])
+    environment = os.environ | {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path), "PYTHONPATH": path}
+
+    def found(rank):
+        command = [sys.executable, "-c", ONE_RANK, str(rank)]
+        done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True, cwd=tmp_path)
+        return json.loads(done.stdout.splitlines()[-1])
+
+    # A forward and a backward graph for each recipe.
+    assert found(0) == [0, 2, 0, 0, 4]
+    assert found(1) == [2, 0, 0, 4, 0]
 
 
 def test_an_exported_program_has_one_node_and_finds_its_group_by_name(group):
