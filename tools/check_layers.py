@@ -48,6 +48,7 @@ CALLS_OPERATORS = {
     "debug.py",
     "delayed",
     "explain.py",
+    "flops.py",
     "info.py",
     "primitives.py",
     "runners.py",
