@@ -19,8 +19,8 @@ struct Group {
 
 /// reduction: "sum" or "max", elementwise.
 at::Tensor all_reduce(const at::Tensor& t, const char* reduction, const Group& group);
-/// [size * d0, ...] of each [d0, ...], in the order of ranks. One collective, and not one for each: with several under
-/// way at once, gloo of PyTorch 2.13 corrupts memory now and then.
+/// [size * d0, ...] of each [d0, ...], in the order of ranks. One collective, and not one for each: two gathers under
+/// way at once corrupt memory with gloo of PyTorch 2.13.
 std::vector<at::Tensor> all_gather(const std::vector<at::Tensor>& tensors, const Group& group);
 /// This rank's [d0 / size, ...] of the sum of [d0, ...].
 at::Tensor reduce_scatter(const at::Tensor& t, const Group& group);
