@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import re
 import subprocess
 import sys
 
@@ -11,6 +12,8 @@ import torch
 from functorch.compile import make_boxed_func, min_cut_rematerialization_partition
 from torch import distributed
 from torch._dynamo.backends.common import aot_autograd
+from torch._inductor import config
+from torch._inductor.utils import run_and_get_code
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import quire
@@ -70,6 +73,25 @@ def test_the_gradient_of_the_weight_is_computed_while_that_of_x_is_reduced(group
     dgrad, wgrad = ("linear_unquantized_bwd",) * 2 if name == "high_precision" else ("linear_dgrad", "linear_wgrad")
     begin = names.index("reduce_scatter_tensor")
     assert names[begin - 1] == dgrad and wgrad in names[begin:] and names[-1] == "wait_tensor"
+
+
+@pytest.mark.parametrize("sequence", [False, True])
+def test_inductor_computes_the_gradient_of_the_weight_during_the_reduction(group, sequence):
+    layer = quire.Linear(IN, OUT, parallel=Parallel("column", group, sequence))
+
+    def run():
+        with quire.autocast(recipe="mxfp8"):
+            y = torch.compile(layer, fullgraph=True)(inputs("column", sequence))
+        y.sum().backward()
+
+    passes = {"reorder_for_compute_comm_overlap_passes": ["sink_waits", "raise_comms"]}
+    uncached = {"fx_graph_cache": False, "reorder_for_compute_comm_overlap": True}
+    with config.patch(passes | uncached), torch._functorch.config.patch(enable_autograd_cache=False):
+        _, (_, backward) = run_and_get_code(run)
+    calls = re.findall(r"torch\.ops\.(?:quire|_c10d_functional)\.(\w+)\.default\(", backward)
+    start = calls.index("reduce_scatter_tensor" if sequence else "all_reduce_")
+    assert calls[start - 1] == "linear_dgrad"
+    assert calls.index("linear_wgrad", start) < len(calls) - 1 and calls[-1] == "wait_tensor"
 
 
 @pytest.mark.parametrize("name", IN_ANY_PRECISION)
