@@ -1,5 +1,5 @@
-"""How many floating-point operations our matmuls are: for torch.utils.flop_counter, and for the scheduler of Inductor,
-which overlaps communication only with operators that have such a formula."""
+"""How many floating-point operations our matmuls are: for torch.utils.flop_counter, and for overlap_scheduling of
+Inductor, which overlaps communication only with operators that have such a formula."""
 
 import math
 from collections.abc import Callable
