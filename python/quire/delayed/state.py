@@ -182,8 +182,8 @@ def keep_as_other_ranks() -> None:
 
 def _register(state: DelayedState) -> None:
     number = next(_NUMBERS)
-    _Shared.made = True
     _STATES[number] = weakref.ref(state, lambda _: _STATES.pop(number, None))
+    _Shared.made = True  # last, or another thread may collect before the state is there
 
 
 def usable_states() -> list[DelayedState]:
