@@ -1,6 +1,8 @@
 """Processes of a torch.distributed group (gloo) that run functions of a test, one after another. No test can hang: past
-a deadline the processes are killed, and the error has what each of them was doing."""
+a deadline the processes are killed, and the error has what each of them was doing. And one process that is any rank of
+PyTorch's fake group, for graphs."""
 
+import contextlib
 import faulthandler
 import multiprocessing
 import os
@@ -16,6 +18,21 @@ import pytest
 
 #: Seconds that a collective waits for other ranks, and that a function may take.
 PATIENCE, DEADLINE = 20, 120
+
+
+@contextlib.contextmanager
+def rank_of(rank: int, size: int):
+    """This process as a rank of the fake group, whose collectives move nothing. Yields the group of all."""
+    import torch
+    from torch import distributed
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    distributed.init_process_group("fake", rank=rank, world_size=size, store=FakeStore())
+    try:
+        yield distributed.group.WORLD
+    finally:
+        distributed.destroy_process_group()
+        torch.compiler.reset()
 
 
 def _serve(rank: int, size: int, folder: str, pipe) -> None:

@@ -1,6 +1,7 @@
 """Recipes under test, one training step, an independent product of operands, golden vectors, a fresh compiler."""
 
 import importlib.util
+import json
 import os
 import subprocess
 import sys
@@ -48,6 +49,20 @@ def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Unlike torch.equal, which takes -0 for 0 and NaN for different from itself."""
     a, b = (t.detach().cpu().contiguous() for t in (a, b))
     return a.dtype == b.dtype and torch.equal(*(t.reshape(-1).view(torch.uint8) for t in (a, b)))
+
+
+@pytest.fixture
+def with_one_cache(tmp_path):
+    """Runs programs, each in a process, that have an Inductor cache of their own. Returns the JSON that one prints."""
+    path = ":".join([str(Path(__file__).parent), *sys.path])
+    environment = os.environ | {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path), "PYTHONPATH": path}
+
+    def run(program, *arguments):
+        command = [sys.executable, "-c", program, *arguments]
+        done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True, cwd=tmp_path)
+        return json.loads(done.stdout.splitlines()[-1])
+
+    return run
 
 
 @pytest.fixture

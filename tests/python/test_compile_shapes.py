@@ -1,10 +1,5 @@
 """torch.compile and sizes that change, and how many graphs that takes."""
 
-import json
-import os
-import subprocess
-import sys
-
 import pytest
 import torch
 import torch._dynamo as dynamo
@@ -107,15 +102,8 @@ print(json.dumps({"sum": model[0].weight.grad.sum().item(), **{n: counters["aot_
 
 
 @pytest.mark.slow
-def test_a_second_process_finds_the_compiled_graphs_in_the_cache(tmp_path):
-    environment = os.environ | {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path), "PYTHONPATH": ":".join(sys.path)}
-
-    def run():
-        command = [sys.executable, "-c", PROGRAM]
-        done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True, cwd=tmp_path)
-        return json.loads(done.stdout.splitlines()[-1])
-
-    first, second = run(), run()
+def test_a_second_process_finds_the_compiled_graphs_in_the_cache(with_one_cache):
+    first, second = with_one_cache(PROGRAM), with_one_cache(PROGRAM)
     assert (first["autograd_cache_miss"], first["autograd_cache_hit"], first["autograd_cache_bypass"]) == (1, 0, 0)
     assert (second["autograd_cache_miss"], second["autograd_cache_hit"], second["fxgraph_cache_hit"]) == (0, 1, 2)
     assert first["sum"] == second["sum"]

@@ -2,13 +2,12 @@
 
 import pytest
 import torch
-from torch import distributed
-from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils.flop_counter import FlopCounterMode
 
 import quire
 from every_recipe import TABLE
 from quire.distributed import Parallel
+from ranks import rank_of
 
 TOKENS, IN, OUT = 64, 128, 256
 #: Of one matmul.
@@ -77,10 +76,24 @@ def test_kept_codes_and_quantized_weights():
 @pytest.mark.parametrize("recipe", ["mxfp8", "delayed", "high_precision"])
 @pytest.mark.parametrize("mode", ["column", "row"])
 def test_a_process_counts_its_part(mode, recipe):
-    distributed.init_process_group("fake", rank=0, world_size=2, store=FakeStore())
-    try:
-        layer = quire.Linear(IN, OUT, parallel=Parallel(mode, distributed.group.WORLD))
+    with rank_of(0, 2) as group:
+        layer = quire.Linear(IN, OUT, parallel=Parallel(mode, group))
         x = torch.randn(TOKENS, IN if mode == "column" else IN // 2, requires_grad=True)
         assert flops(lambda: passes(layer, TABLE[recipe], x)) == 3 * ONE // 2
-    finally:
-        distributed.destroy_process_group()
+
+
+def test_other_ways_to_run_a_layer():
+    layer, x = quire.Linear(IN, OUT), torch.randn(TOKENS, IN)
+    with quire.autocast(recipe="mxfp8"):
+        assert flops(lambda: quire.checkpoint(layer, x.requires_grad_()).sum().backward()) == 4 * ONE
+        with torch.inference_mode():
+            assert flops(lambda: layer(x.detach())) == ONE
+        assert flops(lambda: quire.Linear(IN, OUT, device="meta")(torch.empty(TOKENS, IN, device="meta"))) == ONE
+
+
+@pytest.mark.parametrize("recipe", ["high_precision", "mxfp8"])
+def test_a_mixture_counts_the_rows_of_its_experts_and_the_router(recipe):
+    experts, top_k = 4, 2
+    mixture = quire.MoE(IN, OUT, experts, top_k=top_k)  # swiglu: the first matmul has 2 OUT results
+    router = 2 * TOKENS * IN * experts
+    assert flops(lambda: passes(mixture, TABLE[recipe])) == 3 * (top_k * 3 * ONE + router)

@@ -1,11 +1,7 @@
 """Graphs of layers that are divided over processes, traced for many ranks in one process by PyTorch's fake group."""
 
 import contextlib
-import json
-import os
 import re
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -14,23 +10,13 @@ from torch import distributed
 from torch._dynamo.backends.common import aot_autograd
 from torch._inductor import config
 from torch._inductor.utils import run_and_get_code
-from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import quire
 from every_recipe import IN_ANY_PRECISION
 from quire.distributed import Parallel, name_group
+from ranks import rank_of
 
 IN, OUT, TOKENS = 256, 256, 64
-
-
-@contextlib.contextmanager
-def rank_of(rank, size):
-    distributed.init_process_group("fake", rank=rank, world_size=size, store=FakeStore())
-    try:
-        yield distributed.group.WORLD
-    finally:
-        distributed.destroy_process_group()
-        torch.compiler.reset()
 
 
 @pytest.fixture
@@ -137,7 +123,8 @@ def test_graphs_are_the_same_text_on_every_rank(name):
 ONE_RANK = """
 import json, sys, torch, quire
 from torch._dynamo.utils import counters
-from test_parallel_graphs import IN, OUT, Parallel, inputs, rank_of
+from ranks import rank_of
+from test_parallel_graphs import IN, OUT, Parallel, inputs
 with rank_of(int(sys.argv[1]), 2) as world:
     layer = quire.LayerNormMLP(IN, OUT, parallel=Parallel("column", world, sequence=True))
     for recipe in ("nvfp4", "fp8_delayed"):
@@ -150,18 +137,10 @@ with rank_of(int(sys.argv[1]), 2) as world:
 
 
 @pytest.mark.slow
-def test_a_rank_finds_the_compiled_graphs_of_another_in_the_cache(tmp_path):
-    path = ":".join([os.path.dirname(__file__), *sys.path])
-    environment = os.environ | {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path), "PYTHONPATH": path}
-
-    def found(rank):
-        command = [sys.executable, "-c", ONE_RANK, str(rank)]
-        done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True, cwd=tmp_path)
-        return json.loads(done.stdout.splitlines()[-1])
-
+def test_a_rank_finds_the_compiled_graphs_of_another_in_the_cache(with_one_cache):
     # A forward and a backward graph for each recipe.
-    assert found(0) == [0, 2, 0, 0, 4]
-    assert found(1) == [2, 0, 0, 4, 0]
+    assert with_one_cache(ONE_RANK, "0") == [0, 2, 0, 0, 4]
+    assert with_one_cache(ONE_RANK, "1") == [2, 0, 0, 4, 0]
 
 
 def test_an_exported_program_has_one_node_and_finds_its_group_by_name(group):
