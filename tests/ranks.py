@@ -78,6 +78,21 @@ class Ranks:
 
     def run(self, function: Callable[..., object], *arguments: object, deadline: float = DEADLINE) -> list[object]:
         """What function(rank, *arguments) returns in each process. Fails with the tracebacks of all that raised."""
+        answers = self.outcomes(function, *arguments, deadline=deadline)
+        if all(well for well, _ in answers):
+            return [result for _, result in answers]
+        said = [
+            f"rank {rank}: {answer}\n{self._stderr[rank].read_text()[-4000:]}"
+            for rank, (well, answer) in enumerate(answers)
+            if not well
+        ]
+        self.restart()  # a rank that failed may have left others in a collective
+        pytest.fail("\n".join(said), pytrace=False)
+
+    def outcomes(
+        self, function: Callable[..., object], *arguments: object, deadline: float = DEADLINE
+    ) -> list[tuple[bool, object]]:
+        """Of each process: (True, what function(rank, *arguments) returned), or (False, how it failed)."""
         end = time.monotonic() + deadline
         for pipe in self._pipes:
             pipe.send((function, arguments))
@@ -89,15 +104,7 @@ class Ranks:
             except (EOFError, ConnectionResetError):
                 self._processes[rank].join(10)
                 answers.append((False, f"the process ended with {self._processes[rank].exitcode}"))
-        if all(well for well, _ in answers):
-            return [result for _, result in answers]
-        said = [
-            f"rank {rank}: {answer}\n{self._stderr[rank].read_text()[-4000:]}"
-            for rank, (well, answer) in enumerate(answers)
-            if not well
-        ]
-        self.restart()  # a rank that failed may have left others in a collective
-        pytest.fail("\n".join(said), pytrace=False)
+        return answers
 
     def restart(self) -> None:
         self.kill()

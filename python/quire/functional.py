@@ -152,6 +152,12 @@ def parallel_linear(
     return torch.ops.quire.parallel_linear(x, w, bias, recipe, dtype, parallel, *lists, **state)
 
 
+def name_next_caller(layer: str) -> None:
+    """Says which layer the next parallel_linear() of this thread belongs to. Errors of its collectives, forward and
+    backward, name it."""
+    torch.ops.quire.next_caller(layer)
+
+
 def sum_gradient(t: torch.Tensor, parallel: str) -> torch.Tensor:
     """The values of t, a parameter that every process has and uses for its own tokens. Its gradient is the sum over the
     group of `parallel`, which is as for parallel_linear()."""

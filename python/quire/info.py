@@ -9,6 +9,7 @@ import torch
 
 from quire import functional, runners
 from quire.autocast import autocast
+from quire.distributed import check_ranks
 from quire.loading import library
 from quire.nn.linear import Linear
 from quire.recipe import Recipe, from_name, names
@@ -72,6 +73,8 @@ def _threads() -> Iterator[str]:
 def _settings() -> Iterator[str]:
     for name, what in (("QUIRE_ISA", "the best instruction set"), ("QUIRE_KERNEL", "the first kernel that can")):
         yield f"{name}: {os.environ.get(name) or f'not set: {what} is used'}"
+    checks = "ranks say to one another what they call" if check_ranks.enabled() else "ranks trust one another"
+    yield f"{check_ranks.NAME}: {os.environ.get(check_ranks.NAME) or 'not set'}: {checks}"
 
 
 def _isas() -> list[str]:

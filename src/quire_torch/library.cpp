@@ -6,6 +6,7 @@
 #include "quire/info/info.h"
 #include "quire/runner/arena.h"
 #include "quire/runner/registry.h"
+#include "quire_torch/bridge/collectives.h"
 #include "quire_torch/bridge/matmul.h"
 #include "quire_torch/bridge/observe.h"
 #include "quire_torch/bridge/parallel.h"
@@ -35,6 +36,7 @@ namespace {
 std::string canonical_spec(c10::string_view text) { return quire::QuantSpec::parse(text).to_string(); }
 std::string canonical_recipe(c10::string_view text) { return quire::LinearSpec::parse(text).to_string(); }
 bool in_backward() { return torch::autograd::get_current_graph_task_id() != -1; }
+void next_caller(c10::string_view layer) { set_next_caller(layer); }
 std::string spec_grammar() { return quire::spec_grammar(); }
 
 template <class... Ops>
@@ -75,6 +77,7 @@ void register_functions(torch::Library& m) {
       {at::Tag::pt2_compliant_tag});
   m.def("delayed_collections() -> int", delayed_collections);
   m.def("in_backward() -> bool", in_backward);
+  m.def("next_caller(str layer) -> ()", next_caller);
   m.def("isas() -> str", quire::explain_isas);
   m.def("kernel_tables() -> str", quire::kernel_tables);
   m.def("spec_families() -> str", quire::explain_families);

@@ -11,6 +11,7 @@ import torch
 
 from quire.delayed.rules import THREAD, Rule, table_on
 from quire.delayed.state import DelayedState
+from quire.distributed import check_ranks
 from quire.recipe import DelayedScaling
 
 Tensors = Sequence[torch.Tensor]
@@ -88,6 +89,10 @@ def _by_rule(usage: Tensors) -> dict[Rule, list[int]]:
 def _reduced(amaxes: Tensors, group: object) -> list[torch.Tensor]:
     """The maximum of each over the group, by one collective for all."""
     flat = torch.cat(list(amaxes))
+    if check_ranks.enabled():
+        what = f"the step of delayed scaling, {len(flat)} amaxes of {len(amaxes)} states"
+        whole = torch.distributed.group.WORLD if group is None else group
+        check_ranks.check_ranks("DelayedScaling", what, whole, flat.device)
     torch.distributed.all_reduce(flat, torch.distributed.ReduceOp.MAX, group)
     return [most.clone() for most in flat.split([len(amax) for amax in amaxes])]
 

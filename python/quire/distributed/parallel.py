@@ -6,6 +6,7 @@ import torch
 from torch import distributed
 
 from quire.checks import check_type
+from quire.distributed import check_ranks
 from quire.distributed.groups import name_of, named_group
 
 MODES = ("column", "row")
@@ -55,6 +56,8 @@ class Parallel:
         text = f"{self.mode},group={name},size={size}{',sequence' if self.sequence else ''}"
         for attribute, value in (("group", name), ("size", size), ("text", text)):
             object.__setattr__(self, attribute, value)
+        if check_ranks.enabled():
+            check_ranks.run_eagerly()
 
     def index(self) -> int:
         """Which part this process has, 0 to size - 1. Raises RuntimeError if no group has the name now."""
@@ -98,6 +101,16 @@ class Parallel:
             "scales may follow from all parts; make the layer outside of quire.quantized_model_init, or keep codes "
             "with quire.quantize_weights"
         )
+
+    def caller(self, layer: str) -> str:
+        """Who calls a collective, for errors. layer: its class and its path."""
+        return f"{layer}, {self.mode}, rank {self.index()} of {self.size}"
+
+    def check_ranks(self, caller: str, what: str, device: torch.device) -> None:
+        """With QUIRE_CHECK_RANKS=1, raises RuntimeError unless every process of the group comes here with the same
+        `what`."""
+        if check_ranks.enabled():
+            check_ranks.check_ranks(caller, f"{self.text}, {what}", self._group(), device)
 
     def reduced(self, amax: torch.Tensor) -> torch.Tensor:
         """The largest of each amax over the group."""

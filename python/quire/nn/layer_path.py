@@ -25,6 +25,18 @@ def name_layer(error: Exception, layer: torch.nn.Module) -> None:
         )
 
 
+def path_of(layer: torch.nn.Module) -> str:
+    """The path of a layer in the outermost module that is being called, as it was in the first call of the layer. To
+    be called within its forward. The attribute `path` of all layers of that module is set at once."""
+    if layer.path is None:
+        layer.path = ""
+        *_, outermost = layer, *_callers(layer)
+        for path, child in outermost.named_modules():
+            if getattr(child, "path", "") is None or child is layer:
+                child.path = path.replace("_orig_mod.", "")  # torch.compile's wrapper
+    return layer.path
+
+
 def _notes(error: Exception) -> list[str]:
     return getattr(error, "__notes__", [])
 

@@ -7,9 +7,18 @@ from collections.abc import Iterable, Sequence
 import torch
 
 from quire import delayed
-from quire.functional import Buffers, grouped_linear, linear, linear_prequantized, parallel_linear, quantize
+from quire.functional import (
+    Buffers,
+    grouped_linear,
+    linear,
+    linear_prequantized,
+    name_next_caller,
+    parallel_linear,
+    quantize,
+)
 from quire.nn.cache import cache, cached_weight
 from quire.nn.call import Call
+from quire.nn.layer_path import path_of
 from quire.nn.product_module import ProductModule, main_grads, named
 from quire.nn.weight import stored_weight, weight_operand
 from quire.tensor import QuantizedActivation, QuantizedTensor, input_operand
@@ -87,6 +96,8 @@ class Product:
         arguments of input(). A quantized x is used directly, under its own spec."""
         if self.parallel is not None:
             _check_parallel(self, x)
+            if not torch.compiler.is_compiling():
+                _announce(self, x)
         if self.call.recipe is None:
             return self._high_precision(x, biases, offsets)
         given = dict(self.given)
@@ -188,6 +199,20 @@ def _check_parallel(product: Product, x: torch.Tensor | QuantizedActivation) -> 
         product.parallel.refuse_quantized(f"quire.{type(product.module).__name__}")
     if product.call.output_spec:
         raise NotImplementedError(f"{what}: results are not quantized; leave fp8_output and output_spec out")
+
+
+def _announce(product: Product, x: torch.Tensor) -> None:
+    """Says to errors of collectives which layer calls them, and with QUIRE_CHECK_RANKS=1 to the other ranks what is to
+    be computed."""
+    module, parallel = product.module, product.parallel
+    path = ".".join(filter(None, (path_of(module), product.name)))
+    layer = f"quire.{type(module).__name__} {path!r}" if path else f"quire.{type(module).__name__}"
+    caller = parallel.caller(layer)
+    name_next_caller(caller)
+    recipe = product.text if product.call.recipe is not None else "none"
+    weight, gradient = product.weights[0], torch.is_grad_enabled()
+    what = f"{layer}, x {x.dtype} {list(x.shape)}, weight {weight.dtype} {list(weight.shape)}, recipe {recipe}"
+    parallel.check_ranks(caller, f"{what}, {'with' if gradient else 'without'} gradient", x.device)
 
 
 @functools.cache

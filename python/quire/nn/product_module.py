@@ -43,6 +43,8 @@ class ProductModule(torch.nn.Module):
     #: Groups of tokens that a product has a weight for, each.
     groups = 1
     parallel: Parallel | None = None
+    #: Of layer_path.path_of().
+    path: str | None = None
     #: What the module runs under outside of any autocast.
     recipe: Recipe | None = None
     fuse_wgrad_accumulation = delay_wgrad_compute = save_original_input = False

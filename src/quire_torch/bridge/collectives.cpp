@@ -2,39 +2,81 @@
 
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/stack.h>
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <exception>
+#include <utility>
 
 #include "quire/base/check.h"
 
 namespace quire_torch {
 namespace {
 
+thread_local std::string current, next;
+
+/// The first sentence: gloo adds advice that ours replaces.
+std::string_view first_sentence(std::string_view error) {
+  return error.substr(0, std::min(error.find('\n'), error.find(". This is typically")));
+}
+
+[[noreturn]] void fail(const char* collective, const Group& group, std::string_view error) {
+  throw c10::DistBackendError(
+      {__func__, __FILE__, __LINE__},
+      quire::text(current, ": ", collective, " over the ", group.size, " processes of '", group.name,
+                  "' failed: ", first_sentence(error),
+                  ". Another process ended or hangs, or its call has other shapes or another recipe; run all processes "
+                  "with QUIRE_CHECK_RANKS=1 to see which"));
+}
+
 /// Boxed: PyTorch has changed the type of the group's name between versions.
-torch::jit::IValue call(const char* name, torch::jit::Stack stack) {
+torch::jit::IValue call(const char* name, const char* collective, const Group& group, torch::jit::Stack stack) {
   const auto op = c10::Dispatcher::singleton().findSchema({std::string("_c10d_functional::") + name, ""});
   quire::check(op.has_value(), "this PyTorch was built without torch.distributed, and has no operator ", name,
                "; install a build that has it, or make the layer without a process group");
-  op->callBoxed(stack);
+  if (current.empty()) {
+    op->callBoxed(stack);
+    return std::move(stack[0]);
+  }
+  try {
+    op->callBoxed(stack);
+  } catch (const std::exception& error) {  // gloo's are not c10::Error, nor those through PyTorch's kernels in Python
+    const auto* own = dynamic_cast<const c10::Error*>(&error);
+    fail(collective, group, own != nullptr ? own->what_without_backtrace() : error.what());
+  }
   return std::move(stack[0]);
 }
 
 }  // namespace
 
 at::Tensor all_reduce(const at::Tensor& t, const char* reduction, const Group& group) {
-  return call("all_reduce", {t, std::string(reduction), group.name}).toTensor();
+  return call("all_reduce", "all_reduce", group, {t, std::string(reduction), group.name}).toTensor();
 }
 
 std::vector<at::Tensor> all_gather(const std::vector<at::Tensor>& tensors, const Group& group) {
   if (tensors.size() == 1)
-    return {call("all_gather_into_tensor", {tensors[0].contiguous(), group.size, group.name}).toTensor()};
+    return {call("all_gather_into_tensor", "all_gather", group, {tensors[0].contiguous(), group.size, group.name})
+                .toTensor()};
   std::vector<at::Tensor> inputs;
   for (const at::Tensor& t : tensors) inputs.push_back(t.contiguous());
-  return call("all_gather_into_tensor_coalesced", {std::move(inputs), group.size, group.name}).toTensorVector();
+  return call("all_gather_into_tensor_coalesced", "all_gather", group, {std::move(inputs), group.size, group.name})
+      .toTensorVector();
 }
 
 at::Tensor reduce_scatter(const at::Tensor& t, const Group& group) {
-  return call("reduce_scatter_tensor", {t.contiguous(), std::string("sum"), group.size, group.name}).toTensor();
+  return call("reduce_scatter_tensor", "reduce_scatter", group,
+              {t.contiguous(), std::string("sum"), group.size, group.name})
+      .toTensor();
 }
 
-at::Tensor wait(const at::Tensor& t) { return call("wait_tensor", {t}).toTensor(); }
+at::Tensor wait(const at::Tensor& t, const char* collective, const Group& group) {
+  return call("wait_tensor", collective, group, {t}).toTensor();
+}
+
+Caller::Caller(std::string layer) : outer_(std::exchange(current, std::move(layer))) {}
+Caller::~Caller() { current = std::move(outer_); }
+
+void set_next_caller(std::string_view layer) { next = layer; }
+std::string take_next_caller() { return std::exchange(next, {}); }
 
 }  // namespace quire_torch

@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace quire_torch {
@@ -24,6 +25,24 @@ at::Tensor all_reduce(const at::Tensor& t, const char* reduction, const Group& g
 std::vector<at::Tensor> all_gather(const std::vector<at::Tensor>& tensors, const Group& group);
 /// This rank's [d0 / size, ...] of the sum of [d0, ...].
 at::Tensor reduce_scatter(const at::Tensor& t, const Group& group);
-at::Tensor wait(const at::Tensor& t);
+/// The values of what `collective` of the group started.
+at::Tensor wait(const at::Tensor& t, const char* collective, const Group& group);
+
+/// Says which layer calls collectives on this thread, for errors; "" for none. A collective that fails within a named
+/// layer throws c10::DistBackendError with that name, the collective and the group; elsewhere PyTorch's own error.
+class Caller {
+ public:
+  explicit Caller(std::string layer);
+  ~Caller();
+  Caller(const Caller&) = delete;
+  Caller& operator=(const Caller&) = delete;
+
+ private:
+  std::string outer_;
+};
+
+/// The layer whose operator this thread calls next, as Python says. take_next_caller() forgets it.
+void set_next_caller(std::string_view layer);
+std::string take_next_caller();
 
 }  // namespace quire_torch

@@ -62,7 +62,7 @@ struct GroupedLinear : OpBase {
 
   /// What backward needs: codes in the direction that it reads, or x and w themselves where it multiplies or quantizes
   /// those (requantized, high_precision). Of a layer that is divided over processes what this one has; x_plain: x
-  /// itself, since codes of parts would not be those of the whole.
+  /// itself, since codes of parts would not be those of the whole. layer: its name for errors, where it is known.
   struct Saved {
     op::OptionalTensor offsets, part{};
     at::Tensor x_data, x_scale, x_amax;
@@ -74,6 +74,7 @@ struct GroupedLinear : OpBase {
     c10::SymInt in_features;
     OptionalRecipeText recipe;
     OptionalParallelText parallel = OptionalParallelText::parse("");
+    std::string layer{};
     at::ScalarType dtype;
     bool stacked_w, stacked_bias, overwrite_main_grad, placeholder, x_plain = false;
     static constexpr auto kFields = std::tuple{op::field<&Saved::offsets>("offsets"),
@@ -92,6 +93,7 @@ struct GroupedLinear : OpBase {
                                                op::field<&Saved::in_features>("in_features"),
                                                op::field<&Saved::recipe>("recipe"),
                                                op::field<&Saved::parallel>("parallel"),
+                                               op::field<&Saved::layer>("layer"),
                                                op::field<&Saved::dtype>("dtype"),
                                                op::field<&Saved::stacked_w>("stacked_w"),
                                                op::field<&Saved::stacked_bias>("stacked_bias"),

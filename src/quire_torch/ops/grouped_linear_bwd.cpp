@@ -158,7 +158,7 @@ op::Tensors<3> quantized_backward(const GroupedLinear::Saved& s, const at::Tenso
   auto g = p ? parallel_bwd(args, *p, s.part) : op::call<LinearBwd>(args);
   // First what may still refuse its operands, so that a refused call has changed nothing.
   if (external) weight_gradient(s, recipe, {g[3], g[4], g[5]}, x, tokens_of(s, dy));
-  if (p && p->column && need[kX]) g[0] = wait(g[0]);
+  if (p && p->column && need[kX]) g[0] = wait_for_sum(g[0], *p);
   if (stochastic) op::call<SrAdvance>({.sr_state = {s.sr_state.tensor}});
   if (scale && s.bwd_amax.tensor.defined()) op::call<AmaxMax>({{s.bwd_amax.tensor}, g[5], 0});
   if (need[kX] && recipe->dx) g[0] = rounded_dx(s, *recipe->dx, g[0]);

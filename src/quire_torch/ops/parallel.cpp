@@ -39,12 +39,16 @@ at::Tensor along(const at::Tensor& gathered, const at::Tensor& part, int axis, c
   return gathered.view_symint(split).movedim(0, axis).reshape_symint(sizes).contiguous();
 }
 
+at::Tensor largest_of(const at::Tensor& t, const Group& group) {
+  return wait(all_reduce(t, "max", group), "all_reduce", group);
+}
+
 /// Each amax becomes the largest over the group.
 void reduce_amaxes(const std::vector<at::Tensor*>& amaxes, const Group& group) {
   if (amaxes.empty()) return;
   op::TensorList own;
   for (const at::Tensor* t : amaxes) own.push_back(*t);
-  const at::Tensor largest = wait(all_reduce(own.size() == 1 ? own[0] : at::cat(own), "max", group));
+  const at::Tensor largest = largest_of(own.size() == 1 ? own[0] : at::cat(own), group);
   c10::SymInt begin = 0;
   for (at::Tensor* t : amaxes) {
     const c10::SymInt count = t->sym_size(0);
@@ -88,7 +92,7 @@ bool needs_reduction(const quire::QuantSpec& spec, int axis) {
 }
 
 at::Tensor reduced(const at::Tensor& amax, int axis, const Group& group) {
-  return axis < 0 ? amax : wait(all_reduce(amax, "max", group));
+  return axis < 0 ? amax : largest_of(amax, group);
 }
 
 std::vector<op::Tensors<6>> quantize_parts(const std::vector<Part>& parts, const Group& group) {
@@ -140,7 +144,9 @@ bool gathers_codes(const quire::QuantSpec& spec, Direction direction, const c10:
   return block == 1 || (tokens % block).sym_eq(0).guard_bool(__FILE__, __LINE__);
 }
 
-at::Tensor gather(const at::Tensor& t, const Group& group) { return wait(all_gather({t}, group)[0]); }
+at::Tensor gather(const at::Tensor& t, const Group& group) {
+  return wait(all_gather({t}, group)[0], "all_gather", group);
+}
 
 DirectionBuffers gather(const DirectionBuffers& part, const quire::QuantSpec& spec, Direction direction,
                         const Group& group) {
@@ -151,12 +157,22 @@ DirectionBuffers gather(const DirectionBuffers& part, const quire::QuantSpec& sp
   const std::vector<at::Tensor> gathered = all_gather(divided, group);
   DirectionBuffers whole = part;
   for (size_t i = 0, next = 0; i < whole.size(); ++i)
-    if (axes[i] >= 0) whole[i] = along(wait(gathered[next++]).view(part[i].scalar_type()), part[i], axes[i], group);
+    if (axes[i] >= 0)
+      whole[i] =
+          along(wait(gathered[next++], "all_gather", group).view(part[i].scalar_type()), part[i], axes[i], group);
   return whole;
 }
 
 at::Tensor start_sum(const at::Tensor& partial, const Parallel& p) {
   return p.sequence ? reduce_scatter(partial, p.group) : all_reduce(partial, "sum", p.group);
+}
+
+at::Tensor wait_for_sum(const at::Tensor& started, const Parallel& p) {
+  return wait(started, p.sequence ? "reduce_scatter" : "all_reduce", p.group);
+}
+
+at::Tensor sum(const at::Tensor& t, const Group& group) {
+  return wait(all_reduce(t, "sum", group), "all_reduce", group);
 }
 
 at::Tensor tied(const at::Tensor& t, const at::Tensor& after) {

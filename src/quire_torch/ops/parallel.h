@@ -62,6 +62,10 @@ at::Tensor gather(const at::Tensor& t, const Group& group);
 
 /// The reduction of a partial result over the group, started: of all tokens, or of this process's where `sequence`.
 at::Tensor start_sum(const at::Tensor& partial, const Parallel& p);
+/// Its values.
+at::Tensor wait_for_sum(const at::Tensor& started, const Parallel& p);
+/// The sum over the group of what each process has.
+at::Tensor sum(const at::Tensor& t, const Group& group);
 
 /// t, which a graph does not see before `after`; t itself where nothing traces.
 at::Tensor tied(const at::Tensor& t, const at::Tensor& after);

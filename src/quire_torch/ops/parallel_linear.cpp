@@ -133,8 +133,8 @@ void check(const ParallelLinear::Args& a, op::Needs need) {
 at::Tensor whole(const ParallelLinear::Args& a, const at::Tensor& y) {
   const Parallel& p = **a.parallel;
   if (p.column) return y;
-  const at::Tensor sum = wait(start_sum(y, p));
-  return a.bias ? sum.add(*a.bias).to(a.dtype) : sum;
+  const at::Tensor total = wait_for_sum(start_sum(y, p), p);
+  return a.bias ? total.add(*a.bias).to(a.dtype) : total;
 }
 
 }  // namespace
@@ -142,7 +142,9 @@ at::Tensor whole(const ParallelLinear::Args& a, const at::Tensor& y) {
 op::Tensors<3> ParallelLinear::inference(const Args& a) { return forward(a, {}).first; }
 
 std::pair<op::Tensors<3>, ParallelLinear::Saved> ParallelLinear::forward(const Args& a, op::Needs need) {
+  std::string layer = take_next_caller();
   check(a, need);
+  const Caller caller(layer);
   const Operands o = operands(a, need);
   op::Needs of_product = need;
   if (o.keeps) of_product.bits &= ~(int64_t{1} << kW);
@@ -152,6 +154,7 @@ std::pair<op::Tensors<3>, ParallelLinear::Saved> ParallelLinear::forward(const A
   Saved s = GroupedLinear::saved(given, o.keeps ? o.kept : x, r, need);
   s.parallel = a.parallel;
   s.part = a.part;
+  s.layer = std::move(layer);
   s.x_plain = o.plain;
   op::Tensors<3> results{whole(a, r[0]), r[3], r[6]};
   if (a.fwd_scale) {
@@ -164,6 +167,7 @@ std::pair<op::Tensors<3>, ParallelLinear::Saved> ParallelLinear::forward(const A
 }
 
 op::Tensors<10> ParallelLinear::backward(const Saved& s, const op::Tensors<3>& grads, op::Needs need) {
+  const Caller caller(s.layer);
   auto [dx, dw, dbias] = GroupedLinear::gradients(s, grads[0], need);
   return {std::move(dx), std::move(dw), std::move(dbias), {}, {}, {}, {}, {}, {}, {}};
 }
@@ -172,11 +176,11 @@ namespace {
 
 /// The sum of dy over rows, in dy's dtype. own: dy of this process alone, whose sums are added.
 at::Tensor bias_gradient(const LinearBwd::Args& a, const at::Tensor& dy, bool own, const Group& group) {
-  LinearBwd::Args sum = a;
-  sum.dy = dy;
-  sum.needs = kNeedsBias;
-  const at::Tensor dbias = op::call<LinearBwd>(sum)[2];
-  return own ? wait(all_reduce(dbias, "sum", group)) : dbias;
+  LinearBwd::Args of_bias = a;
+  of_bias.dy = dy;
+  of_bias.needs = kNeedsBias;
+  const at::Tensor dbias = op::call<LinearBwd>(of_bias)[2];
+  return own ? sum(dbias, group) : dbias;
 }
 
 }  // namespace
@@ -246,7 +250,7 @@ op::Tensors<3> parallel_unquantized_bwd(LinearUnquantizedBwd::Args a, const Para
   if (a.needs) dx = op::call<LinearUnquantizedBwd>(a), dx[0] = start_sum(dx[0], p);
   a.needs = needs & ~kNeedsX;
   rest = op::call<LinearUnquantizedBwd>(a);
-  return {needs & kNeedsX ? wait(dx[0]) : rest[0], rest[1], rest[2]};
+  return {needs & kNeedsX ? wait_for_sum(dx[0], p) : rest[0], rest[1], rest[2]};
 }
 
 }  // namespace quire_torch

@@ -29,7 +29,7 @@ struct SumGradient : OpBase {
   }
   static std::pair<op::Tensors<1>, Saved> forward(const Args& a, op::Needs) { return {inference(a), {a.parallel}}; }
   static op::Tensors<1> backward(const Saved& s, const op::Tensors<1>& grads, op::Needs) {
-    return {wait(all_reduce(grads[0], "sum", (**s.parallel).group))};
+    return {sum(grads[0], (**s.parallel).group)};
   }
 };
 

@@ -1,0 +1,124 @@
+"""What ranks do in tests of ranks that end, hang, or call other things than the rest. For tests/ranks.py."""
+
+import os
+import time
+from collections.abc import Callable
+from datetime import timedelta
+
+import torch
+from torch import distributed
+
+import quire
+from quire.distributed import Parallel
+
+#: Seconds that collectives of these tests wait.
+SHORT = 3
+TOKENS = 32
+
+
+class Block(torch.nn.Module):
+    def __init__(self, group, sequence):
+        super().__init__()
+        self.up = quire.Linear(64, 128, parallel=Parallel("column", group, sequence))
+        self.down = quire.Linear(128, 64, parallel=Parallel("row", group, sequence))
+
+    def forward(self, x):
+        return self.down(self.up(x))
+
+
+def block(sequence):
+    torch.manual_seed(0)
+    group = distributed.new_group(timeout=timedelta(seconds=SHORT))
+    return Block(group, sequence)
+
+
+def tokens(count=TOKENS):
+    return torch.randn(count, 64, requires_grad=True)
+
+
+def message(run: Callable[[], object]) -> tuple[str, str, float]:
+    """The class of the error, its text with notes, and after how many seconds it came."""
+    begin = time.monotonic()
+    try:
+        run()
+    except Exception as error:
+        text = "\n".join([str(error), *getattr(error, "__notes__", [])])
+        return type(error).__name__, text, time.monotonic() - begin
+    return "", "", time.monotonic() - begin
+
+
+def other_rank_in_forward(rank, recipe, sequence, act):
+    """act: "ends" or "hangs", what rank 1 does instead of the second step."""
+    model, x = block(sequence), tokens()
+    with quire.autocast(recipe=recipe):
+        model(x).sum().backward()
+        if rank == 1:
+            return leave(act)
+        return message(lambda: model(x))
+
+
+def other_rank_in_backward(rank, sequence, act):
+    model, x = block(sequence), tokens()
+    with quire.autocast(recipe="fp8_current"):
+        y = model(x).sum()
+    if rank == 1:
+        return leave(act)
+    return message(y.backward)
+
+
+def leave(act):
+    if act == "ends":
+        os._exit(3)
+    time.sleep(2 * SHORT)
+
+
+def states_differ(rank):
+    """Rank 1 leaves a layer with delayed scaling out, and ranks are compared."""
+    os.environ["QUIRE_CHECK_RANKS"] = "1"
+    try:
+        first, second = quire.Linear(32, 32), quire.Linear(32, 32)
+        recipe = quire.recipe.DelayedScaling()
+        with quire.autocast(recipe=recipe):
+            y = first(torch.randn(32, 32))
+            if rank == 0:
+                second(y)
+
+        def next_step():
+            with quire.autocast(recipe=recipe):
+                pass
+
+        return message(next_step)
+    finally:
+        del os.environ["QUIRE_CHECK_RANKS"]
+
+
+def checked(rank, change):
+    """Rank 1 differs by `change` in its second step, and ranks are compared."""
+    os.environ["QUIRE_CHECK_RANKS"] = "1"
+    try:
+        model, x, recipe = block(False), tokens(), "fp8_current"
+        run = torch.compile(model, fullgraph=True)
+        with quire.autocast(recipe=recipe):
+            expected = run(x)
+        if rank == 1 and change == "shape":
+            x = tokens(TOKENS + 16)
+        if rank == 1 and change == "recipe":
+            recipe = "mxfp8"
+        if rank == 1 and change == "stays away":
+            time.sleep(2 * SHORT)
+            return None
+        if rank == 1 and change == "layer":
+            run = model.down
+            x = torch.randn(TOKENS, 64)
+
+        def step():
+            with quire.autocast(recipe=recipe):
+                return run(x)
+
+        found = message(step)
+        if not found[0] and not torch.equal(step(), expected):
+            raise AssertionError("ranks were compared, and the result is another")
+        return found
+    finally:
+        del os.environ["QUIRE_CHECK_RANKS"]
+        torch.compiler.set_stance("default")

@@ -1,0 +1,81 @@
+"""Ranks that end, hang or differ: every other rank raises an error that says where, within the timeout of the group."""
+
+import pytest
+
+from failing_ranks import SHORT, checked, other_rank_in_backward, other_rank_in_forward, states_differ
+from ranks import Ranks
+
+
+@pytest.fixture(scope="module")
+def two():
+    ranks = Ranks(2)
+    yield ranks
+    ranks.close()
+
+
+def of_rank_0(two, function, *arguments):
+    (well, answer), _ = two.outcomes(function, *arguments)
+    two.restart()
+    assert well, answer
+    name, text, seconds = answer
+    assert seconds < SHORT + 3
+    return name, text
+
+
+@pytest.mark.parametrize("act", ["ends", "hangs"])
+# Which layer has the first collective: the amaxes of a divided weight, the codes of divided tokens, a sum.
+@pytest.mark.parametrize(
+    ("recipe", "sequence", "layer", "collective"),
+    [
+        ("fp8_current", False, "'up', column", "all_reduce"),
+        ("mxfp8", True, "'up', column", "all_gather"),
+        ("mxfp8", False, "'down', row", "all_reduce"),
+    ],
+)
+def test_the_error_of_a_forward_pass_names_layer_mode_rank_and_collective(
+    two, act, recipe, sequence, layer, collective
+):
+    name, text = of_rank_0(two, other_rank_in_forward, recipe, sequence, act)
+    assert name == "DistBackendError"
+    assert f"quire.Linear {layer}, rank 0 of 2: {collective} over the 2 processes of 'quire:tp' failed" in text
+    assert "QUIRE_CHECK_RANKS=1" in text and "🏖" not in text
+
+
+@pytest.mark.parametrize("act", ["ends", "hangs"])
+@pytest.mark.parametrize("sequence", [False, True])
+def test_the_error_of_a_backward_pass_names_them_too(two, act, sequence):
+    name, text = of_rank_0(two, other_rank_in_backward, sequence, act)
+    where = "'down', row" if sequence else "'up', column"  # the first that has a collective
+    assert name == "DistBackendError", text
+    assert f"quire.Linear {where}, rank 0 of 2: all_reduce over the 2 processes of 'quire:tp' failed" in text
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ("shape", ("rank 0 of the group: column", "x torch.float32 [32, 64]", "x torch.float32 [48, 64]")),
+        ("recipe", ("x=fp8_tensor", "x=mxfp8", "rank 1 of the group")),
+        ("layer", ("quire.Linear 'up'", "quire.Linear 'down'")),
+    ],
+)
+def test_ranks_that_differ_are_told_apart_before_a_collective(two, change, said):
+    for name, text, seconds in two.run(checked, change):
+        assert name == "RuntimeError" and "QUIRE_CHECK_RANKS=1" in text and seconds < SHORT
+        assert "must make the same calls" in text
+        assert not [part for part in said if part not in text], text
+
+
+def test_ranks_that_ran_different_layers_with_delayed_scaling_are_told_apart(two):
+    for name, text, seconds in two.run(states_differ):
+        assert name == "RuntimeError" and seconds < SHORT, text
+        assert "rank 0 of the group: the step of delayed scaling" in text and "rank 1 of the group: the step" in text
+
+
+def test_a_rank_that_does_not_come_is_named(two):
+    (name, text, seconds), _ = two.run(checked, "stays away")
+    assert name == "RuntimeError" and seconds < SHORT + 2
+    assert "rank 1 of the group did not come to this call within 3 seconds" in text and "'up'" in text
+
+
+def test_ranks_that_agree_get_their_results(two):
+    assert [name for name, _, _ in two.run(checked, "nothing")] == ["", ""]
