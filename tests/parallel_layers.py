@@ -9,8 +9,13 @@ from torch import distributed
 import quire
 from every_recipe import TABLE
 from quire.distributed import Parallel
+from quire.recipe import DelayedScaling
 
 IN, OUT, STEPS = 256, 256, 3
+#: Under the last one a step does not reduce amaxes, so layers alone can.
+RECIPES = TABLE | {"delayed_of_each_rank": DelayedScaling(amax_history_len=4, reduce_amax=False)}
+#: Of the outputs.
+PARTS = {"q": 128, "k": 96, "v": 32}
 
 
 @dataclass(frozen=True)
@@ -39,14 +44,25 @@ class Case:
         """Results that are sums over processes, rounded once more than in one process."""
         found = {"y"} if self.mode == "row" or "MLP" in self.kind else set()
         found |= {"dx", "layer_norm_weight", "layer_norm_bias"} if self.mode == "column" else set()
+        biases = {"bias", *(f"{name}_bias" for name in PARTS)}
         if self.sequence:
-            found |= {"fc2_bias"} if self.mode == "column" else {"bias"}
+            found |= {"fc2_bias"} if self.mode == "column" else biases
         # Without a recipe the whole layer is torch's, which adds the rows of dy in another order.
-        return found | ({"bias", "fc1_bias", "fc2_bias"} if TABLE[self.recipe] is None else set())
+        return found | (biases | {"fc1_bias", "fc2_bias"} if RECIPES[self.recipe] is None else set())
+
+    def parts(self):
+        """Sizes of the parts of the outputs that are divided each by itself."""
+        if "swiglu" in self.kind:
+            return (OUT, OUT)
+        return tuple(PARTS.values()) if "parts" in self.kind or "split" in self.kind else (OUT,)
 
 
 KINDS: dict[str, Callable[..., torch.nn.Module]] = {
     "Linear": lambda **options: quire.Linear(IN, OUT, **options),
+    "Linear of parts": lambda parallel, **options: quire.Linear(
+        IN, OUT, parallel=parallel and parallel.of_parts(*PARTS.values()), **options
+    ),
+    "Linear parameters_split": lambda **options: quire.Linear(IN, OUT, parameters_split=PARTS, **options),
     "LayerNormLinear": lambda **options: quire.LayerNormLinear(IN, OUT, normalization="RMSNorm", **options),
     "LayerNormMLP": lambda **options: quire.LayerNormMLP(IN, OUT, **options),
     "LayerNormMLP swiglu": lambda **options: quire.LayerNormMLP(IN, OUT, activation="swiglu", **options),
@@ -57,17 +73,21 @@ def chunk(t, axis):
     return t.detach().chunk(distributed.get_world_size(), axis)[distributed.get_rank()].clone()
 
 
+def part_of_outputs(case, t, axis=0):
+    return torch.cat([chunk(part, axis) for part in t.split(case.parts(), axis)], axis)
+
+
 def part_of(case, name, t):
     """What this process has of x, y, their gradients, and of a parameter or its gradient."""
     outside = {"x": "row", "dx": "row", "y": "column", "dy": "column"}
     if name in outside:
         if case.mode == outside[name] and "MLP" not in case.kind:
-            return chunk(t, -1)
+            return chunk(t, -1) if name in ("x", "dx") else part_of_outputs(case, t, -1)
         return chunk(t, 0) if case.sequence else t.detach().clone()
-    if name.startswith("layer_norm") or name == "fc2_bias" or (name == "bias" and case.mode == "row"):
+    if name.startswith("layer_norm") or name == "fc2_bias" or (name.endswith("bias") and case.mode == "row"):
         return t
-    if name == "fc1_weight" and "swiglu" in case.kind or name == "fc1_bias" and "swiglu" in case.kind:
-        return torch.cat([chunk(half, 0) for half in t.chunk(2)])
+    if case.mode == "column" and name in ("weight", "bias", "fc1_weight", "fc1_bias"):
+        return part_of_outputs(case, t)
     return chunk(t, 1 if name == "fc2_weight" or case.mode == "row" else 0)
 
 
@@ -158,7 +178,7 @@ def equals_one_process(rank, case):
     for name, parameter in part.named_parameters():
         assert torch.equal(parameter, part_of(case, name, whole.get_parameter(name))), name
     xs, dys = data(case)
-    recipe = TABLE[case.recipe]
+    recipe = RECIPES[case.recipe]
     expected = passes(whole, xs, dys, recipe, **case.call)
     own = ([part_of(case, "x", x) for x in xs], [part_of(case, "dy", dy) for dy in dys])
     compare(case, passes(part, *own, recipe, WAYS[case.way](part), **case.call), expected)

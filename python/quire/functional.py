@@ -143,8 +143,8 @@ def parallel_linear(
     derivatives only.
 
     parallel: quire.distributed.Parallel(...).text, which says what each process has of x, w, bias and y.
-    state: as for grouped_linear(), of one group, without x_buffers, out and dgrad_out. part: int64 [2] {index of this
-    process, number of processes}, for gradients that round stochastically.
+    state: as for grouped_linear(), of one group, without x_buffers, out and dgrad_out. part: Parallel(...).place(),
+    for gradients that round stochastically.
 
     Raises RuntimeError if an argument does not fit, or a collective fails.
     """

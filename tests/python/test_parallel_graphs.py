@@ -202,8 +202,14 @@ def test_what_a_divided_layer_does_not_do_is_refused(group):
     layer.weight = torch.nn.Parameter(quire.quantize(layer.weight.detach(), "mxfp8"))
     with quire.autocast(recipe="mxfp8"), pytest.raises(NotImplementedError, match=plain):
         layer(x)
-    with pytest.raises(NotImplementedError, match="parameters_split does not go with"):
-        quire.Linear(IN, OUT, parallel=column, parameters_split=("q", "k"))
+    with pytest.raises(ValueError, match=r"each of the parts \(255, 1\) of the outputs must be a multiple of the 2"):
+        quire.Linear(IN, 256, parallel=column, parameters_split={"q": 255, "k": 1})
+    with pytest.raises(ValueError, match="parallel.parts must make up out_features=256, got"):
+        quire.Linear(IN, 256, parallel=column.of_parts(64, 64))
+    with pytest.raises(ValueError, match="parts are of the outputs, which mode 'row' does not divide"):
+        Parallel("row", group, parts=(2, 2))
+    with pytest.raises(ValueError, match=r"the outputs of this layer are the parts \(256, 256\), got parts=\(128,"):
+        quire.LayerNormMLP(IN, 256, activation="swiglu", parallel=column.of_parts(128, 384))
 
 
 def test_wrong_arguments_of_the_operator_are_refused(group):
@@ -235,7 +241,9 @@ def test_transformer_engines_arguments_mean_the_same(group):
     made = quire.LayerNormLinear(IN, OUT, parallel_mode="column", **options)
     assert made.parallel == Parallel("column", group) and made.weight.shape == (OUT // 2, IN)
     made = quire.LayerNormMLP(IN, OUT, set_parallel_mode=True, sequence_parallel=True, activation="swiglu", **options)
-    assert made.fc1_parallel == Parallel("column", group, True) and made.fc2_parallel == Parallel("row", group, True)
+    assert made.fc1_parallel == Parallel("column", group, True, parts=(OUT, OUT)) and made.fc2_parallel == Parallel(
+        "row", group, True
+    )
     assert made.fc1_weight.shape == (OUT, IN) and made.fc2_weight.shape == (IN, OUT // 2)
     assert quire.Linear(IN, OUT, **options).parallel is None  # parallel_mode=None: every process has the whole layer
 

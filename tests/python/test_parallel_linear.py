@@ -6,8 +6,7 @@ import itertools
 import pytest
 import torch
 
-from every_recipe import TABLE
-from parallel_layers import KINDS, WAYS, Case, equals_one_process
+from parallel_layers import KINDS, RECIPES, WAYS, Case, equals_one_process
 from ranks import Ranks
 
 DIVIDED = list(itertools.product(("column", "row"), (False, True)))
@@ -23,7 +22,7 @@ def two():
 
 
 @pytest.mark.parametrize(("mode", "sequence"), DIVIDED)
-@pytest.mark.parametrize("recipe", TABLE)
+@pytest.mark.parametrize("recipe", RECIPES)
 def test_results_are_those_of_one_process(two, recipe, mode, sequence):
     # Of two processes each: whole blocks, blocks that both share, one token, none, three dimensions.
     for tokens in ((256,), (14,), (2,), (0,), (6, 5)):
@@ -31,13 +30,21 @@ def test_results_are_those_of_one_process(two, recipe, mode, sequence):
 
 
 @pytest.mark.parametrize("sequence", [False, True])
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "Linear"])
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if "Norm" in kind])
 @pytest.mark.parametrize("recipe", SOME)
 def test_layers_with_a_norm(two, recipe, kind, sequence):
-    if (recipe, kind) == ("nvfp4", "LayerNormMLP swiglu"):
-        recipe = "nvfp4_no_sr"  # a process's columns of dy are two pieces of the whole's, and draw as if they were one
     for tokens in ((64,), (14,)):
         two.run(equals_one_process, Case(recipe, kind, "column", sequence, tokens))
+
+
+@pytest.mark.parametrize(("mode", "sequence"), DIVIDED)
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if "parts" in kind or "split" in kind])
+@pytest.mark.parametrize("recipe", SOME)
+def test_parts_of_the_outputs_are_divided_each_by_itself(two, recipe, kind, mode, sequence):
+    if (mode, kind) == ("row", "Linear of parts"):
+        pytest.skip("a row layer has all outputs")
+    for tokens in ((64,), (14,)):
+        two.run(equals_one_process, Case(recipe, kind, mode, sequence, tokens))
 
 
 @pytest.mark.parametrize("options", [{"checkpoint": True}, {"delay_wgrad_compute": True}], ids=lambda o: next(iter(o)))

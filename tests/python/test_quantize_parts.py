@@ -76,6 +76,27 @@ def test_parts_have_the_bytes_of_the_whole(spec, count, axis):
             assert torch.equal(torch.cat([part[i] for part in parts], of), whole[i]), i
 
 
+@pytest.mark.parametrize("axis", [0, 1])
+# Pieces that end within and between the tiles of kernels, one of a single block, one of none.
+@pytest.mark.parametrize("pieces", [(64, 32, 32), (192, 192), (32, 0, 96), (480, 32)])
+@pytest.mark.parametrize("spec", ["nvfp4:sr", "nvfp4:16x16:sr", "nvfp4:rht:sr"])
+def test_pieces_that_are_divided_each_by_itself_draw_the_bits_of_the_whole(spec, pieces, axis):
+    torch.manual_seed(0)
+    sizes = (sum(pieces), 80) if axis == 0 else (80, sum(pieces))
+    x = torch.randn(sizes)
+    whole = ops.quantize(x, spec, True, True, sr_state=STATE)
+    amaxes = amaxes_of(x, spec)
+    cuts = torch.tensor(pieces).cumsum(0)[:-1] // 2
+    for i in (0, 1):
+        own = torch.cat([piece.chunk(2, axis)[i] if len(piece) else piece for piece in x.split(pieces, axis)], axis)
+        part = torch.cat([torch.tensor([i, 2]), cuts])
+        found = ops.quantize(own, spec, True, True, 0, 0, None, *amaxes, sr_state=STATE, part=part, axis=axis)
+        for buffer, along, unit in ((0, axis, 2 if axis else 1), (3, 1 - axis, 1 if axis else 2)):
+            of_whole = whole[buffer].split([piece // unit for piece in pieces], along)
+            expected = torch.cat([piece.chunk(2, along)[i] for piece in of_whole if piece.numel()], along)
+            assert torch.equal(found[buffer], expected), (i, buffer)
+
+
 def test_a_part_draws_other_bits_than_the_first():
     x = torch.randn(16, 64)
     first, second = (
@@ -91,7 +112,8 @@ def test_a_part_draws_other_bits_than_the_first():
             {"sr_state": torch.zeros(3, dtype=torch.int64)},
             "sr_state must be a contiguous int64 .2. tensor .seed, counter",
         ),
-        ({"part": torch.zeros(2)}, "part must be a contiguous int64 .2. tensor .index, count"),
+        ({"part": torch.zeros(2)}, "part must be a contiguous int64 .2 . cuts. tensor .index, count"),
+        ({"part": torch.zeros(1, dtype=torch.int64)}, "part must be a contiguous int64 .2 . cuts. tensor"),
         ({"sr_state": STATE, "seed": 1}, "sr_state stands for seed and offset"),
         ({"part": torch.tensor([0, 2]), "axis": 2}, r"axis must be 0 \(rows\) or 1 \(columns\), got 2"),
     ],

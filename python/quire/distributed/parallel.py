@@ -1,5 +1,6 @@
 """How the weight of a layer is divided over the processes of a group."""
 
+import itertools
 from dataclasses import dataclass, field
 
 import torch
@@ -27,6 +28,8 @@ class Parallel:
         "column" layer, y of a "row" layer. Codes of x and of the gradient of y are gathered; y and the gradient of x
         are reduced and scattered. All processes must have the same number of tokens.
     size: the number of processes. It follows from the group.
+    parts: sizes of parts of out_features, of which each is divided by itself, for "column": (1024, 256, 256) for q, k
+        and v in one weight. Each must be a multiple of size. () is one part.
 
     A quantized operand has the same codes and scales as in one process: amaxes are reduced over the group, and
     stochastic rounding draws the bits of the whole tensor. Raises ValueError for another mode or an unknown name.
@@ -36,6 +39,7 @@ class Parallel:
     group: "distributed.ProcessGroup | str"
     sequence: bool = False
     size: int = 0
+    parts: tuple[int, ...] = ()
     #: What operators are given; the same on every rank.
     text: str = field(init=False, default="", repr=False)
 
@@ -43,6 +47,8 @@ class Parallel:
         check_type("Parallel", bool, sequence=self.sequence)
         if self.mode not in MODES:
             raise ValueError(f"Parallel: mode must be 'column' or 'row', got {self.mode!r}")
+        if self.parts and self.mode == "row":
+            raise ValueError(f"Parallel: parts are of the outputs, which mode 'row' does not divide; got {self.parts}")
         name = self.group if isinstance(self.group, str) else name_of(self.group)
         group = named_group(name)
         if group is None and not self.size:
@@ -54,7 +60,7 @@ class Parallel:
         if group is not None and size != group.size():
             raise ValueError(f"Parallel: the group {name!r} has {group.size()} processes, got size={size}")
         text = f"{self.mode},group={name},size={size}{',sequence' if self.sequence else ''}"
-        for attribute, value in (("group", name), ("size", size), ("text", text)):
+        for attribute, value in (("group", name), ("size", size), ("text", text), ("parts", tuple(self.parts))):
             object.__setattr__(self, attribute, value)
         if check_ranks.enabled():
             check_ranks.run_eagerly()
@@ -67,21 +73,34 @@ class Parallel:
         """The rank, in the default group, of the process that has part 0."""
         return distributed.get_global_rank(self._group(), 0)
 
-    def part_of(self, t: torch.Tensor, bias: bool = False, parts: int = 1) -> torch.Tensor:
-        """The part of a whole weight [out_features, in_features], or of a bias, that this process has. parts: how many
-        equal parts of the outputs are divided each by itself, 2 for the halves of a gated activation."""
+    def part_of(self, t: torch.Tensor, bias: bool = False) -> torch.Tensor:
+        """The part of a whole weight [out_features, in_features], or of a bias, that this process has."""
         if self.mode == "row":
             return t if bias else t.chunk(self.size, 1)[self.index()]
-        return torch.cat([part.chunk(self.size)[self.index()] for part in t.chunk(parts)])
+        return torch.cat([part.chunk(self.size)[self.index()] for part in t.split(self.parts or len(t))])
+
+    def of_parts(self, *parts: int) -> "Parallel":
+        """The same with these parts. Raises ValueError if it has others."""
+        if self.parts not in ((), parts):
+            raise ValueError(f"Parallel: the outputs of this layer are the parts {parts}, got parts={self.parts}")
+        return Parallel(self.mode, self.group, self.sequence, self.size, parts)
 
     def then(self) -> "Parallel":
         """How the layer behind a "column" layer is divided, which takes that one's outputs."""
         return Parallel("row", self.group, self.sequence, self.size)
 
     def sizes(self, what: str, in_features: int, out_features: int) -> tuple[int, int]:
-        """in_features and out_features of one process. Raises ValueError if they are not multiples of size."""
+        """in_features and out_features of one process. Raises ValueError if they, or parts, are not multiples of size,
+        or parts are not those of out_features."""
+        if self.parts and sum(self.parts) != out_features:
+            raise ValueError(f"{what}: parallel.parts must make up out_features={out_features}, got {self.parts}")
         whole = out_features if self.mode == "column" else in_features
         name = "out_features" if self.mode == "column" else "in_features"
+        if any(size % self.size for size in self.parts):
+            raise ValueError(
+                f"{what}: each of the parts {self.parts} of the outputs must be a multiple of the {self.size} "
+                f"processes of {self.group!r}; choose other sizes or another group"
+            )
         if whole % self.size:
             raise ValueError(
                 f"{what}: {name}={whole} must be a multiple of the {self.size} processes of {self.group!r}; choose "
@@ -91,8 +110,10 @@ class Parallel:
         return (in_features, part) if self.mode == "column" else (part, out_features)
 
     def place(self) -> torch.Tensor:
-        """int64 [2] {index, size}: which part of a gradient this process rounds stochastically (numerics.md 0.11)."""
-        return torch.tensor([self.index(), self.size], device="cpu")
+        """int64 {index, size, cuts}: which part of a gradient this process rounds stochastically (numerics.md 0.11).
+        cuts: where all but the last of this process's pieces of `parts` end."""
+        cuts = itertools.accumulate(part // self.size for part in self.parts[:-1])
+        return torch.tensor([self.index(), self.size, *cuts], device="cpu")
 
     def refuse_quantized(self, what: str) -> None:
         """Raises NotImplementedError for a weight that is stored quantized."""

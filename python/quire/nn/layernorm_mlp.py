@@ -90,7 +90,8 @@ class LayerNormMLP(ProductModule):
         factory = {"device": device, "dtype": params_dtype}
         norm_parameters(self, hidden_size, factory)
         if column_parallel("quire.LayerNormMLP", parallel) is not None:
-            self.fc1_parallel, self.fc2_parallel = parallel, parallel.then()
+            self.fc2_parallel = parallel.then()
+            self.fc1_parallel = parallel.of_parts(*[ffn_hidden_size] * activation_inputs(activation))
             _, ffn_hidden_size = parallel.sizes("quire.LayerNormMLP", hidden_size, ffn_hidden_size)
         inner = ffn_hidden_size * activation_inputs(activation)
         for product, n, k in (("fc1", inner, hidden_size), ("fc2", hidden_size, ffn_hidden_size)):
@@ -103,8 +104,7 @@ class LayerNormMLP(ProductModule):
     def reset_parameters(self) -> None:
         """Initialises the parameters again, and sets new seeds with their counters at 0."""
         reset_norm(self.layer_norm_weight, self.layer_norm_bias, self.zero_centered_gamma)
-        halves = activation_inputs(self.activation)
-        initialise(self.fc1_weight, self.fc1_bias, self.init_method, self.fc1_parallel, halves)
+        initialise(self.fc1_weight, self.fc1_bias, self.init_method, self.fc1_parallel)
         initialise(self.fc2_weight, self.fc2_bias, self.output_layer_init_method, self.fc2_parallel)
         self._reset_sr_states()
 

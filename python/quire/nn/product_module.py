@@ -29,7 +29,7 @@ class ProductModule(torch.nn.Module):
     sr_state: int64 [2] {seed, counter}, for stochastic rounding of gradients (numerics.md 0.11).
     delayed: its DelayedState.
     microbatch_weight, kept_weight: CachedWeight or None (quire/nn/cache.py).
-    parallel: how the weight is divided over processes, or None. part: int64 [2] {index, size} of this process.
+    parallel: how the weight is divided over processes, or None. part: that one's place().
     wgrad_stash: int64 [2] {number, count} for deferred weight gradients, which backward_dw() computes, or None. It is
         always on the CPU: the process keeps their operands and finds them by the number.
     None of them is a buffer, because DistributedDataParallel would copy the first rank's buffers to all ranks. All
@@ -250,11 +250,9 @@ def initialise(
     bias: torch.Tensor | None,
     init_method: Callable[[torch.Tensor], object] | None,
     parallel: Parallel | None = None,
-    parts: int = 1,
 ) -> None:
     """Initialises as torch.nn.Linear; with an init_method, weight by that method and bias with 0. parallel: draws the
-    whole weight and keeps a part, so that processes together have what one process has after the same seed. parts: of
-    the outputs, each of which is divided over the processes."""
+    whole weight and keeps a part, so that processes together have what one process has after the same seed."""
     check_type_or_none("quire", Callable, init_method=init_method)
     if parallel is not None and not weight.is_meta:
         out, inner = weight.shape
@@ -263,9 +261,9 @@ def initialise(
         whole_bias = None if bias is None else bias.new_empty(whole.shape[0])
         initialise(whole, whole_bias, init_method)
         with torch.no_grad():
-            weight.copy_(parallel.part_of(whole, parts=parts))
+            weight.copy_(parallel.part_of(whole))
             if bias is not None:
-                bias.copy_(parallel.part_of(whole_bias, bias=True, parts=parts))
+                bias.copy_(parallel.part_of(whole_bias, bias=True))
         return
     if init_method is not None:
         with torch.no_grad():

@@ -14,6 +14,7 @@ import torch
 
 from quire.autocast import autocast
 from quire.checks import check_options
+from quire.distributed import Parallel
 from quire.distributed.groups import named_group
 from quire.nn.grouped_linear import GroupedLinear
 from quire.nn.layernorm_linear import LayerNormLinear
@@ -24,7 +25,7 @@ from quire.nn.product_module import ProductModule
 from quire.recipe import Recipe
 from quire.te.arguments import DIVIDING, OVERLAPPING, PARALLEL, also_takes, group_size, signature_with
 from quire.te.dividing import MLP_DIVIDING, divides
-from quire.te.split import split
+from quire.te.split import names_and_sizes, split
 from quire.tensor import QuantizedTensor
 
 #: TransformerEngine's order, after eps.
@@ -67,9 +68,9 @@ _CONSTRUCTORS: dict[type, dict[str, object]] = {
 
 def adopt_names() -> None:
     """Makes quire's classes take TransformerEngine's arguments and have its methods."""
+    Linear.__init__ = _with_parts(Linear.__init__)
     for layer, dividing in ((Linear, DIVIDING), (LayerNormLinear, DIVIDING), (LayerNormMLP, MLP_DIVIDING)):
         layer.__init__ = divides(layer.__init__, f"quire.{layer.__name__}", dividing)
-    Linear.__init__ = _with_parts(Linear.__init__)
     for layer, further in _CONSTRUCTORS.items():
         layer.__init__ = also_takes(layer.__init__, f"quire.{layer.__name__}", **further)
     for norm in (LayerNorm, RMSNorm):
@@ -102,16 +103,18 @@ def _with_parts(construct: Callable[..., None]) -> Callable[..., None]:
         self: Linear,
         *args: object,
         parameters_split: Sequence[str] | Mapping[str, int] | None = None,
+        parallel: Parallel | None = None,
         **keywords: object,
     ) -> None:
-        construct(self, *args, **keywords)
-        if parameters_split is not None:
-            if self.parallel is not None:
-                raise NotImplementedError(
-                    "quire.Linear: parameters_split does not go with a layer that is divided over processes; make a "
-                    "layer for each part"
-                )
-            split(self, parameters_split)
+        if parameters_split is None:
+            return construct(self, *args, parallel=parallel, **keywords)
+        rows = args[1] if len(args) > 1 else keywords.get("out_features")
+        names, sizes = names_and_sizes(parameters_split, rows)
+        if parallel is not None and parallel.mode == "column":
+            parallel = parallel.of_parts(*sizes)
+        construct(self, *args, parallel=parallel, **keywords)
+        divided = parallel is not None and parallel.mode == "column"
+        split(self, names, [size // parallel.size if divided else size for size in sizes])
 
     __init__.__signature__ = signature_with(construct, {"parameters_split": None})
     return __init__

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from quire.nn.linear import Linear
-from quire.nn.random_state import reset_streams
+from quire.nn.product_module import initialise
 from quire.te.arguments import refuse
 from quire.tensor import QuantizedTensor
 
@@ -32,19 +32,18 @@ class SplitLinear(Linear):
         """As quire.Linear's, with the values that the unsplit layer would get. With defer_init, nothing."""
         if defer_init:
             return
-        options = {"device": self.weight.device, "dtype": self.weight.dtype, "init_method": self.init_method}
-        whole = Linear(self.in_features, self.out_features, bool(self.bias_names), **options)
         with torch.no_grad():
-            for names, values in ((self.weight_names, whole.weight), (self.bias_names, whole.bias)):
+            weight, bias = (None if own is None else torch.empty_like(own) for own in (self.weight, self.bias))
+            initialise(weight, bias, self.init_method, self.parallel)
+            for names, values in ((self.weight_names, weight), (self.bias_names, bias)):
                 for name, part in zip(names, () if values is None else values.split(self.part_sizes), strict=True):
                     self._parameters[name].copy_(part)
-        reset_streams([self.sr_state])
+        self._reset_sr_states()
 
 
-def split(layer: Linear, parts: Sequence[str] | Mapping[str, int]) -> None:
-    """Makes a layer that has just been constructed a SplitLinear. parts: names of equal parts of the outputs, or name
-    -> size. Raises ValueError where they do not fit, NotImplementedError for what does not go with parts."""
-    names, sizes = _parts(layer, parts)
+def split(layer: Linear, names: Sequence[str], sizes: Sequence[int]) -> None:
+    """Makes a layer that has just been constructed a SplitLinear, of parts with these names and numbers of outputs.
+    Raises NotImplementedError for what does not go with parts."""
     given = {name: getattr(layer, name) for name in _OPTIONS}
     refuse("quire.Linear with parameters_split", given, _OPTIONS)
     if type(layer) is not Linear or isinstance(layer.weight, QuantizedTensor):
@@ -54,7 +53,7 @@ def split(layer: Linear, parts: Sequence[str] | Mapping[str, int]) -> None:
         )
     split_up = {kind: layer._parameters.pop(kind) for kind in ("weight", "bias")}
     layer.__class__ = SplitLinear
-    layer.part_sizes, layer.weight_names, layer.bias_names = sizes, (), ()
+    layer.part_sizes, layer.weight_names, layer.bias_names = tuple(sizes), (), ()
     for kind, values in split_up.items():
         if values is None:
             continue
@@ -64,8 +63,9 @@ def split(layer: Linear, parts: Sequence[str] | Mapping[str, int]) -> None:
             layer.register_parameter(name, torch.nn.Parameter(part.clone()))
 
 
-def _parts(layer: Linear, parts: Sequence[str] | Mapping[str, int]) -> tuple[list[str], tuple[int, ...]]:
-    rows = layer.out_features
+def names_and_sizes(parts: Sequence[str] | Mapping[str, int], rows: int) -> tuple[list[str], tuple[int, ...]]:
+    """Of parameters_split: names of equal parts of `rows` outputs, or name -> size. Raises ValueError where they do not
+    fit."""
     wrong = isinstance(parts, str) or not isinstance(parts, Mapping | Sequence)
     names = [] if wrong else [str(name).rstrip("_") for name in parts]
     sizes = tuple(parts.values()) if isinstance(parts, Mapping) else (rows // max(len(names), 1),) * len(names)

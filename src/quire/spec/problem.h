@@ -33,11 +33,14 @@ struct Randomness {
   uint64_t columnwise_offset = 0;
   /// {seed, counter c} of a module or null: its seed and 2 c are added to the numbers above.
   const int64_t* state = nullptr;
-  /// {index, count} or null: x is that one of `count` equal parts of a larger tensor, along `axis`, and draws the bits
-  /// that it would draw there (numerics.md 0.11).
+  /// {index, count, ends} or null: x is that one of `count` equal parts of a larger tensor, along `axis`, and draws the
+  /// bits that it would draw there (numerics.md 0.11). ends: `cuts` numbers, where x is cut into pieces, each of which
+  /// is a part of a piece of the larger tensor.
   const int64_t* part = nullptr;
   int axis = 0;  ///< 0: parts of the rows, 1: of the columns
+  int64_t cuts = 0;
   int64_t index = 0, count = 1;
+  const int64_t* ends = nullptr;
 
   /// The numbers to draw with. Follows pointers: for kernels.
   Randomness read() const {
@@ -47,20 +50,36 @@ struct Randomness {
       const uint64_t drawn = 2 * static_cast<uint64_t>(state[1]);
       r.seed += static_cast<uint64_t>(state[0]), r.rowwise_offset += drawn, r.columnwise_offset += drawn;
     }
-    if (part) r.index = part[0], r.count = part[1];
+    if (part) r.index = part[0], r.count = part[1], r.ends = part + 2;
     return r;
   }
 
-  /// How far the numbers of a block and of the block below it are apart, of lines of `blocks` in a buffer.
+  /// How far the numbers of a block and of the block below it in the same piece are apart, of lines of `blocks` in a
+  /// buffer.
   int64_t stride(Direction d, int64_t blocks) const { return divides_lines(d) ? blocks : blocks * count; }
   /// The number of a block of a buffer of `lines` lines of `blocks` blocks.
   int64_t number(Direction d, std::array<int64_t, 2> lines_and_blocks, int64_t line, int64_t block) const {
     const auto [lines, blocks] = lines_and_blocks;
-    const int64_t before = index * (divides_lines(d) ? lines * blocks : blocks);
-    return before + line * stride(d, blocks) + block;
+    if (divides_lines(d)) return in_whole(line, lines, 1) * blocks + block;
+    return line * blocks * count + in_whole(block, blocks, kBlock);
   }
 
  private:
+  static constexpr int64_t kBlock = 16;  ///< elements that draw together
+
+  /// Where place `at` of `size` is in the larger tensor; unit: elements of a place.
+  int64_t in_whole(int64_t at, int64_t size, int64_t unit) const {
+    int64_t begin = 0, end = size;
+    for (int64_t i = 0; i < cuts; ++i) {
+      const int64_t cut = ends[i] / unit;
+      if (at < cut) {
+        end = cut;
+        break;
+      }
+      begin = cut;
+    }
+    return begin * count + index * (end - begin) + at - begin;
+  }
   bool divides_lines(Direction d) const { return (axis == 0) == (d == Direction::rowwise); }
 };
 

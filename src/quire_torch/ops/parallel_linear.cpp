@@ -126,7 +126,7 @@ void check(const ParallelLinear::Args& a, op::Needs need) {
   const bool draws = a.recipe->has_value() && from_codes((*a.recipe)->backward) && (*a.recipe)->dy.stochastic;
   quire::check(a.part || !draws || p.axis_of_dy() < 0 || (!need[kX] && !need[kW]),
                "parallel_linear: dy rounds stochastically, and each process needs its own bits: part must be an int64 ",
-               "[2] tensor {index, size}, got none. quire.Linear has one");
+               "tensor {index, size}, got none. quire.Linear has one");
 }
 
 /// y of the whole product: a partial sum's sum over the group, and then bias.

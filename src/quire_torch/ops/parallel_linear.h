@@ -15,8 +15,8 @@ namespace quire_torch {
 ///   row:    w [N, K / size] is this process's, bias [N] everybody's; x [T, *, K / size]; y [T, *, N], or where tokens
 ///           are divided [T / size, *, N], is the sum over the processes, in `dtype`, and then bias
 /// Operands have the codes that they have in one process: amaxes above the blocks are reduced over the group, and part,
-/// int64 [2] {index of this process, size}, says which bits a gradient rounds stochastically with. Where tokens are
-/// divided, codes are gathered, or, if a part ends within a block, values, which are quantized afterwards.
+/// int64 {index of this process, size, cuts}, says which bits a gradient rounds stochastically with (quantize.h). Where
+/// tokens are divided, codes are gathered, or, if a part ends within a block, values, which are quantized afterwards.
 /// The other arguments and results are those of grouped_linear. Differentiable once in x, w and bias.
 struct ParallelLinear : OpBase {
   static constexpr const char* kName = "parallel_linear";

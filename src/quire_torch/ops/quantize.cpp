@@ -20,12 +20,13 @@ const float* given_amax(const op::OptionalTensor& t, const quire::QuantSpec& spe
   return t->const_data_ptr<float>();
 }
 
-/// {first, second} of a contiguous int64 [2] tensor; null if there is none.
-const int64_t* pair_of(const op::OptionalTensor& t, const char* name, const char* holds) {
+/// What a contiguous int64 tensor of one dimension holds, of two numbers or more where `open`; null if there is none.
+const int64_t* numbers_of(const op::OptionalTensor& t, const char* name, const char* holds, bool open = false) {
   if (!t) return nullptr;
-  quire::check(t->scalar_type() == at::kLong && t->sizes() == at::IntArrayRef({2}) && t->is_contiguous(),
-               "quantize: ", name, " must be a contiguous int64 [2] tensor ", holds, ", got ", t->scalar_type(), " ",
-               t->sizes());
+  quire::check(t->scalar_type() == at::kLong && t->dim() == 1 && t->is_contiguous() &&
+                   (open ? t->numel() >= 2 : t->numel() == 2),
+               "quantize: ", name, " must be a contiguous int64 [2", open ? " + cuts" : "", "] tensor ", holds,
+               ", got ", t->scalar_type(), " ", t->sizes());
   return t->const_data_ptr<int64_t>();
 }
 
@@ -37,9 +38,10 @@ quire::Randomness randomness(const Quantize::Args& a) {
   return {.seed = seed,
           .rowwise_offset = offset,
           .columnwise_offset = a.sr_state ? 1 : offset,
-          .state = pair_of(a.sr_state, "sr_state", "{seed, counter}"),
-          .part = pair_of(a.part, "part", "{index, count}"),
-          .axis = static_cast<int>(a.axis)};
+          .state = numbers_of(a.sr_state, "sr_state", "{seed, counter}"),
+          .part = numbers_of(a.part, "part", "{index, count, cuts}", true),
+          .axis = static_cast<int>(a.axis),
+          .cuts = a.part ? a.part->numel() - 2 : 0};
 }
 
 }  // namespace

@@ -45,8 +45,9 @@ std::array<op::Result<Int>, 6> buffer_results(const at::Tensor& x, const quire::
 /// Codes, scales and amaxes of x in the wanted directions. seed and offset are 64-bit patterns; both directions use
 /// them. rowwise_amax, columnwise_amax: what quire::amax returned, or the largest of that over the parts of a larger
 /// tensor, instead of measuring. sr_state: int64 [2] {seed, counter c} of a module instead of seed and offset: rowwise
-/// draws with offset 2c and columnwise with 2c + 1. part: int64 [2] {index, count}, x is one of equal parts of a larger
-/// tensor along axis 0 (rows) or 1 (columns), and draws as it does there (numerics.md 0.11).
+/// draws with offset 2c and columnwise with 2c + 1. part: int64 {index, count}, x is one of equal parts of a larger
+/// tensor along axis 0 (rows) or 1 (columns), and draws as it does there (numerics.md 0.11). Numbers behind these two
+/// are where x is cut along the axis into pieces, of which each is a part of a piece of the larger tensor.
 struct Quantize : OpBase {
   static constexpr const char* kName = "quantize";
   static constexpr const char* kNotDifferentiable = "has no gradient; use quire.Linear, or detach its input";

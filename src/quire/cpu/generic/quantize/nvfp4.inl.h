@@ -145,15 +145,13 @@ inline void draw_blocks(const Draw& draw, const uint64_t* numbers, int64_t block
   }
 }
 
-/// words[j][c]: word j of the random bits of block first + c * stride, whole kDrawn blocks.
+/// words[j][c]: word j of the random bits of block numbers[c], whole kDrawn blocks.
 template <int64_t Count>
-inline void draw_columns(const Draw& draw, uint64_t first, uint64_t stride, uint32_t (&words)[4][Count]) {
+inline void draw_columns(const Draw& draw, const uint64_t (&numbers)[Count], uint32_t (&words)[4][Count]) {
   typedef Vec<uint32_t, kDraws> Low;
   for (int64_t c = 0; c < Count; c += kDrawn) {
-    uint64_t numbers[kDrawn];
-    for (int64_t i = 0; i < kDrawn; ++i) numbers[i] = first + stride * static_cast<uint64_t>(c + i);
     U64 block[kStreams];
-    std::memcpy(block, numbers, sizeof block);
+    std::memcpy(block, numbers + c, sizeof block);
     const RandomWords r = philox_lanes(draw, block);
     for (int64_t i = 0; i < kStreams; ++i)
       for (int j = 0; j < 4; ++j)

@@ -179,9 +179,9 @@ void encode_rows_of_columns(const Job& job, const Values<D>& v, std::array<int64
     return;
   }
   if (S == ScaleKind::two_level && job.spec().stochastic) {
-    const auto stride = static_cast<uint64_t>(job.problem.random.stride(job.direction, job.blocks));
-    const uint64_t first = job.block_number(v.col, (v.row + rows[0]) / kNvfp4Block);
-    draw_columns({job.problem.random.seed, job.offset}, first, stride, s.random);
+    uint64_t numbers[kTile];
+    job.block_numbers(v.col, (v.row + rows[0]) / kNvfp4Block, numbers);
+    draw_columns({job.problem.random.seed, job.offset}, numbers, s.random);
     for (int64_t i = rows[0]; i < rows[1]; i += 8)
       encode_down_stochastic<kNan, D>(v, i, multiplier, s.random, s.words[i / 8]);
     return;

@@ -31,6 +31,15 @@ struct Job {
   uint64_t block_number(int64_t line, int64_t block) const {
     return static_cast<uint64_t>(problem.random.number(direction, {outer, blocks}, line, block));
   }
+  /// The same for the block in each of several lines, from `line` on.
+  template <size_t Count>
+  void block_numbers(int64_t line, int64_t block, uint64_t (&numbers)[Count]) const {
+    const Randomness& r = problem.random;
+    const auto stride = static_cast<uint64_t>(r.stride(direction, blocks));
+    const uint64_t first = block_number(line, block);
+    for (size_t i = 0; i < Count; ++i)
+      numbers[i] = r.cuts == 0 ? first + i * stride : block_number(line + static_cast<int64_t>(i), block);
+  }
   /// Amaxes instead of those of x; null if there are none.
   const float* given_amaxes() const { return problem.amax.of(direction); }
   /// How many numbers are known before the blocks that multiply elements: one of a tensor, or one for each line.
