@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 from settings import ExampleError, Settings
 
-VERSION = 3
+VERSION = 4
 #: What a file ends with: this and the checksum of all before it, in hexadecimal. torch.load reads past it.
 SEAL = b"\nquire demo, sha256 "
 

@@ -29,22 +29,24 @@ def compare(names: list[str], settings: Settings, session: Session) -> None:
     make_reproducible()
     warnings.filterwarnings("ignore", module="torch._inductor")
     corpus = load_corpus()
-    print(corpus)
+    say = print if session.rank in (None, 0) else lambda text: None
+    say(corpus)
     experts = f" with {settings.moe} experts" if settings.moe else ""
     layers = "1 layer" if settings.layers == 1 else f"{settings.layers} layers"
-    print(
+    divided = f"{settings.processes} processes ({settings.parallel}) of " if settings.processes > 1 else ""
+    say(
         f"{layers}{experts} of width {settings.width}, {settings.steps} steps of "
         f"{settings.batch} x {settings.seq} tokens, seed {settings.seed}, "
-        f"baseline in {settings.dtype}, {torch.get_num_threads()} threads"
+        f"baseline in {settings.dtype}, {divided}{torch.get_num_threads()} threads"
     )
-    if not session.resume:
+    if not session.resume and settings.processes == 1:
         print(estimate.describe(names, settings, corpus), flush=True)
     results = []
     for name in names:
         result = train_one(name, settings, corpus, session)
         if result is None:
-            print(f"{name}: stopped after {session.stop_after} of {settings.steps} steps; --resume continues")
+            say(f"{name}: stopped after {session.stop_after} of {settings.steps} steps; --resume continues")
         else:
             results.append(result)
-    if results:
+    if results and session.rank in (None, 0):
         report.write(results, settings, corpus, session.out)

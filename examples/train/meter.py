@@ -7,7 +7,9 @@ import dataclasses
 from collections.abc import Callable
 
 import torch
-from torch import nn
+from torch import distributed, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,7 +37,8 @@ def saved_bytes(model: nn.Module, forward: Callable[[], torch.Tensor]) -> int:
     Each storage counts once, however many views of it are saved, and parameters do not count. Copies of parameters in
     another precision do: bfloat16 copies in the baseline, quantized copies in the recipes.
     """
-    parameters = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
+    local = (getattr(parameter, "to_local", lambda p=parameter: p)() for parameter in model.parameters())
+    parameters = {parameter.untyped_storage().data_ptr() for parameter in local}
     storages: dict[int, torch.UntypedStorage] = {}  # holds the storages, so that no address is used twice
 
     def pack(tensor: torch.Tensor) -> torch.Tensor:
@@ -47,3 +50,29 @@ def saved_bytes(model: nn.Module, forward: Callable[[], torch.Tensor]) -> int:
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         forward()
     return sum(storage.nbytes() for storage in storages.values())
+
+
+class Collectives(TorchDispatchMode):
+    """Adds up what this process sends in the collectives of its code, if each goes around a ring of all processes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bytes, self.size = 0, distributed.get_world_size()
+
+    def __torch_dispatch__(self, function, types, arguments=(), options=None):  # noqa: ANN001, ANN204
+        result = function(*arguments, **(options or {}))
+        name = function.name()
+        if "c10d" in name and "wait" not in name:
+            whole = max((t.nbytes for t in tree_leaves((arguments, result)) if isinstance(t, torch.Tensor)), default=0)
+            times = 2 if "all_reduce" in name or "allreduce" in name else 1
+            self.bytes += times * whole * (self.size - 1) // self.size
+        return result
+
+
+def wire_bytes(step: Callable[[], None]) -> int:
+    """Bytes that one process sends in a step; 0 without others."""
+    if not distributed.is_initialized():
+        return 0
+    with Collectives() as collectives:
+        step()
+    return collectives.bytes

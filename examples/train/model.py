@@ -14,6 +14,7 @@ from settings import Settings
 from torch import nn
 
 import quire
+from quire.distributed import Parallel
 
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 
@@ -35,10 +36,10 @@ def rotate(x: torch.Tensor, rotation: torch.Tensor) -> torch.Tensor:
 class Network(nn.Module):
     """Two layers with a GELU between, four times as wide inside."""
 
-    def __init__(self, width: int):
+    def __init__(self, width: int, column: Parallel | None = None, row: Parallel | None = None):
         super().__init__()
-        self.up = quire.Linear(width, 4 * width)
-        self.down = quire.Linear(4 * width, width)
+        self.up = quire.Linear(width, 4 * width, parallel=column)
+        self.down = quire.Linear(4 * width, width, parallel=row)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.down(F.gelu(self.up(x), approximate="tanh"))
@@ -50,24 +51,26 @@ def mixture(width: int, experts: int) -> nn.Module:
 
 
 class Block(nn.Module):
-    """Attention, and a network or a mixture of `experts`, each behind a LayerNorm and added to its input."""
+    """Attention, and a network or a mixture of `experts`, each behind a LayerNorm and added to its input. column, row:
+    how layers are divided over processes, those that the features of heads and networks come from and go to."""
 
-    def __init__(self, width: int, heads: int, experts: int):
+    def __init__(self, settings: Settings, column: Parallel | None = None, row: Parallel | None = None):
         super().__init__()
-        self.heads = heads
+        width = settings.width
+        self.head_width = width // settings.heads
         self.attention_norm = nn.LayerNorm(width)
-        self.qkv = quire.Linear(width, 3 * width)
-        self.attention_out = quire.Linear(width, width)
+        self.qkv = quire.Linear(width, 3 * width, parallel=column and column.of_parts(width, width, width))
+        self.attention_out = quire.Linear(width, width, parallel=row)
         self.mlp_norm = nn.LayerNorm(width)
-        self.mlp = mixture(width, experts) if experts else Network(width)
+        self.mlp = mixture(width, settings.moe) if settings.moe else Network(width, column, row)
 
     def attention(self, x: torch.Tensor, rotation: torch.Tensor) -> torch.Tensor:
-        batch, seq, width = x.shape
-        qkv = self.qkv(x).view(batch, seq, 3, self.heads, width // self.heads)
+        qkv = self.qkv(x)  # of all sequences and some heads, where the layer is divided
+        qkv = qkv.view(*qkv.shape[:2], 3, -1, self.head_width)
         q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind(0)
         q, k = rotate(q, rotation), rotate(k, rotation)
         mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        return self.attention_out(mixed.transpose(1, 2).reshape(batch, seq, width))
+        return self.attention_out(mixed.transpose(1, 2).flatten(2))
 
     def forward(self, x: torch.Tensor, rotation: torch.Tensor) -> torch.Tensor:
         x = x + self.attention(self.attention_norm(x), rotation)
@@ -77,14 +80,14 @@ class Block(nn.Module):
 class Gpt(nn.Module):
     """Tokens [batch, seq] (int64) to logits [batch, seq, 256]; `seq` may be anything up to the length trained with."""
 
-    def __init__(self, settings: Settings):
+    def __init__(self, settings: Settings, column: Parallel | None = None, row: Parallel | None = None):
         super().__init__()
         self.seq = settings.seq
         self.tokens = nn.Embedding(VOCABULARY, settings.width)
         self.register_buffer(
             "rotation", rotary_angles(settings.seq, settings.width // settings.heads), persistent=False
         )
-        self.blocks = nn.ModuleList(Block(settings.width, settings.heads, settings.moe) for _ in range(settings.layers))
+        self.blocks = nn.ModuleList(Block(settings, column, row) for _ in range(settings.layers))
         self.norm = nn.LayerNorm(settings.width)
         self.head = nn.Linear(settings.width, VOCABULARY, bias=False)
         self.reset_parameters()

@@ -25,7 +25,8 @@ def add_differences(results: list[dict]) -> list[dict]:
 def table(results: list[dict], dtype: str) -> str:
     """One line per recipe, columns aligned, ready to print."""
     header = (
-        "recipe", "train loss", "val loss", "val diff", "tokens/s", "saved for backward", "graphs", "breaks", "compile"
+        "recipe", "train loss", "val loss", "val diff", "tokens/s", "saved for backward", "sent a step", "graphs",
+        "breaks", "compile",
     )  # fmt: skip
     lines = [header]
     for r in results:
@@ -38,6 +39,7 @@ def table(results: list[dict], dtype: str) -> str:
                 "-" if difference is None else f"{difference:+.2f} %",
                 f"{r['tokens_per_second']:,.0f}",
                 f"{r['saved_activation_bytes'] / 1e6:.1f} MB",
+                f"{r['wire_bytes'] / 1e6:.1f} MB",
                 f"{r['train_graphs']} + {r['validation_graphs']}",
                 f"{r['graph_breaks']}",
                 f"{r['compile_seconds']:.1f} s",

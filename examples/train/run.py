@@ -16,6 +16,7 @@ import meter
 import torch
 from data import Corpus, training_windows, validation_windows
 from model import Gpt, make_loss
+from processes import Division, rank
 from settings import BASELINE, ExampleError, Session, Settings
 from tqdm import tqdm
 
@@ -44,7 +45,7 @@ class Progress:
 
 def progress_bar(*args, **options) -> tqdm:
     """A tqdm that writes now and then only where nobody watches, such as into a log."""
-    return tqdm(*args, **options, mininterval=0.1 if sys.stderr.isatty() else 10)
+    return tqdm(*args, **options, mininterval=0.1 if sys.stderr.isatty() else 10, disable=rank() != 0)
 
 
 def learning_rate(step: int, settings: Settings) -> float:
@@ -83,12 +84,12 @@ class Run:
 
     def __init__(self, name: str, settings: Settings, corpus: Corpus):
         self.name, self.settings, self.digest = name, settings, corpus.digest
-        torch.manual_seed(settings.seed)
-        self.model = Gpt(settings)
+        self.division = Division(settings)
+        self.model = self.division.make_model()
         self.optimizer = make_optimizer(self.model, settings.lr)
         self.loss = make_loss(self.model, make_recipe(name), settings.dtype)
         meter.forget_graphs()
-        self.compiled_loss = torch.compile(self.loss, fullgraph=True, dynamic=False)
+        self.compiled_loss = self.division.compiled(self.model, make_recipe(name))
         self.batches = training_windows(corpus.train, settings.seq, settings.batch, settings.seed)
         self.validation = validation_windows(
             corpus.validation, settings.seq, settings.batch, settings.validation_batches
@@ -132,14 +133,28 @@ class Run:
         """Forward, compiled backward, clipping, update. Returns the loss before the update."""
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate(self.step, self.settings)
-        loss = self.compiled_loss(*self.batches[self.step])
-        loss.backward()
-        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), CLIP)
+        loss = self.compiled_loss(*self.division.own(self.batches[self.step]))
+        self.division.backward(loss, self.model)
+        norm = self.division.clip_gradients(self.model, CLIP)
+        loss = self.division.mean(loss)
         self.check_finite("training loss", loss)
         self.check_finite("gradient norm", norm)
         self.optimizer.step()
         self.optimizer.zero_grad()
         return loss.item()
+
+    def measure(self) -> tuple[int, int]:
+        """Bytes that an eager forward keeps for backward, and bytes that this process sends in a step. The checkpoint
+        that follows has no trace of it."""
+        random, delayed = quire.rng_state(self.model), quire.delayed_state(self.model)
+        batch = self.division.own(self.batches[0])
+        with torch.compiler.set_stance("force_eager"):
+            saved = meter.saved_bytes(self.model, lambda: self.loss(*batch))
+            wire = meter.wire_bytes(lambda: self.division.backward(self.loss(*batch), self.model))
+        self.optimizer.zero_grad()
+        quire.set_rng_state(self.model, random)
+        quire.set_delayed_state(self.model, delayed)
+        return saved, wire
 
     def check_finite(self, what: str, value: torch.Tensor) -> None:
         if not math.isfinite(value.item()):
@@ -192,9 +207,9 @@ class Run:
             range(self.settings.validation_batches), desc=f"{'validation':>12}", unit="batch", leave=False
         ):
             start = time.perf_counter()
-            losses.append(self.compiled_loss(*self.validation[index]))
+            losses.append(self.compiled_loss(*self.division.own(self.validation[index])))
             seconds.append(time.perf_counter() - start)
-        mean = torch.stack(losses).double().mean()
+        mean = self.division.mean(torch.stack(losses).double().mean())
         self.check_finite("validation loss", mean)
         return mean.item(), seconds[0] - statistics.median(seconds)
 
@@ -207,12 +222,14 @@ class Run:
         step_seconds = statistics.median(progress.step_seconds or progress.first_seconds)
         training_compile = sum(progress.first_seconds) - step_seconds * len(progress.first_seconds)
         late = progress.losses[-max(1, round(FINAL_SHARE * settings.steps)) :]
+        saved, wire = self.measure()
         progress.result = {
             "recipe": self.name,
             "train_loss": statistics.fmean(late),
             "validation_loss": validation_loss,
             "tokens_per_second": settings.tokens_per_step / step_seconds,
-            "saved_activation_bytes": meter.saved_bytes(self.model, lambda: self.loss(*self.batches[0])),
+            "saved_activation_bytes": saved,
+            "wire_bytes": wire,
             "train_graphs": trained.captured,
             "validation_graphs": total.captured - trained.captured,
             "graph_breaks": total.breaks,

@@ -12,6 +12,11 @@ from settings import ExampleError, Session, Settings
 def load_model(name: str, session: Session) -> tuple[Gpt, Settings]:
     """The model of one recipe from its checkpoint, with the settings it was trained with."""
     path = session.checkpoint(name)
+    if not path.exists() and list(session.out.glob(f"{name}.rank*.pt")):
+        raise ExampleError(
+            f"the checkpoints of {name} in {session.out} are those of several processes, which have parts of the "
+            "model; train with one process to sample"
+        )
     if not path.exists():
         raise ExampleError(f"no checkpoint {path} to sample from; train first, with the same --out and --recipe {name}")
     content = checkpoint.load(path)

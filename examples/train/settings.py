@@ -11,6 +11,10 @@ BASELINE = "baseline"
 RECIPES = (BASELINE, "fp8_current", "fp8_delayed", "fp8_block", "mxfp8", "nvfp4")
 
 
+#: Ways to divide the work over processes (processes.py).
+PARALLEL = ("tp", "sp", "fsdp")
+
+
 class ExampleError(Exception):
     """Something the user can put right. Its text is the whole message; no traceback is printed."""
 
@@ -32,6 +36,8 @@ class Settings:
     seed: int
     dtype: str
     validation_batches: int
+    processes: int = 1
+    parallel: str = ""  #: how several processes divide the work: a key of PARALLEL
     moe: int = 0  #: experts of each block's network, of which a token takes two; 0: one network for all tokens
 
     @property
@@ -51,11 +57,30 @@ class Settings:
                 raise ExampleError(f"--{name.replace('_', '-')} must be at least 1; got {value}")
         if self.moe < 0 or self.moe == 1:
             raise ExampleError(f"--moe must be 0 or at least 2, the experts that a token takes; got {self.moe}")
+        self.check_processes()
         if self.lr <= 0:
             raise ExampleError(f"--lr must be positive; got {self.lr}")
         if self.width % (2 * self.heads):
             rule = f"--width must divide into {self.heads} heads of an even number of channels"
             raise ExampleError(f"{rule}; got {self.width}, use a multiple of 64")
+
+    def check_processes(self) -> None:
+        if self.processes < 1:
+            raise ExampleError(f"--processes must be at least 1; got {self.processes}")
+        if (self.processes > 1) != (self.parallel in PARALLEL):
+            raise ExampleError(
+                f"--parallel {' or '.join(PARALLEL)} says how --processes 2 or more divide the work; got "
+                f"--processes {self.processes} and --parallel {self.parallel or 'nothing'}"
+            )
+        if self.parallel in ("sp", "fsdp") and self.batch % self.processes:
+            raise ExampleError(f"--batch must be a multiple of the {self.processes} processes; got {self.batch}")
+        if self.parallel in ("tp", "sp") and self.heads % self.processes:
+            raise ExampleError(
+                f"--parallel {self.parallel} gives each process as many heads of 64 channels, and --width {self.width} "
+                f"makes {self.heads} for {self.processes} processes; use a multiple of {64 * self.processes}"
+            )
+        if self.parallel in ("tp", "sp") and self.moe:
+            raise ExampleError(f"--moe does not go with --parallel {self.parallel}; use --parallel fsdp")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,6 +91,7 @@ class Session:
     resume: bool
     checkpoint_every: int
     stop_after: int | None
+    rank: int | None = None  #: of several processes, each of which has checkpoints of its own
 
     def check(self) -> None:
         """Raise ExampleError for a value that makes no sense, naming the option."""
@@ -76,4 +102,4 @@ class Session:
 
     def checkpoint(self, recipe: str) -> Path:
         """Where the checkpoint of one recipe lies."""
-        return self.out / f"{recipe}.pt"
+        return self.out / f"{recipe}{'' if self.rank is None else f'.rank{self.rank}'}.pt"

@@ -4,22 +4,26 @@
     python examples/train/train.py --quick              six shorter runs of a smaller model, about two minutes
     python examples/train/train.py --recipe nvfp4       one recipe (repeat the option, or separate names by commas)
     python examples/train/train.py --moe 8              blocks that are mixtures of eight experts
+    python examples/train/train.py --processes 2 --parallel tp
+                                                        two processes that divide every layer (or sp, fsdp)
     python examples/train/train.py --resume             go on after an interruption, bit for bit
     python examples/train/train.py --sample --recipe nvfp4 --prompt "def main("
 
 The model learns Python from the standard library's own source, byte by byte. Every run has the same seed and the same
 batches; its loss and backward are compiled by `torch.compile(fullgraph=True)`. Where to read on: `model.py` shows how a
-model uses quire, `run.py` how one is trained, `checkpoint.py` what a resumed run needs.
+model uses quire, `run.py` how one is trained, `checkpoint.py` what a resumed run needs, `processes.py` what each of
+several processes has.
 """
 
 import argparse
+import dataclasses
 import importlib
 import os
 import shutil
 import sys
 from pathlib import Path
 
-from settings import BASELINE, RECIPES, ExampleError, Session, Settings
+from settings import BASELINE, PARALLEL, RECIPES, ExampleError, Session, Settings
 
 DEFAULT = {"layers": 4, "width": 256, "seq": 128, "batch": 8, "steps": 600, "lr": 1e-3, "validation_batches": 64}
 QUICK = {"layers": 1, "width": 128, "seq": 128, "batch": 8, "steps": 100, "lr": 2e-3, "validation_batches": 16}
@@ -52,6 +56,8 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     session.add_argument(
         "--out", type=Path, default=Path("train-out"), help="folder for everything written [train-out]"
     )
+    session.add_argument("--processes", type=int, default=1, help="on this machine, each with a part of the work [1]")
+    session.add_argument("--parallel", choices=PARALLEL, default="", help="how they divide it")
     session.add_argument("--resume", action="store_true", help="continue from the checkpoints in --out")
     session.add_argument("--checkpoint-every", type=int, default=100, help="steps [100]")
     session.add_argument("--stop-after", type=int, help="stop each run after so many steps, to be resumed")
@@ -80,7 +86,8 @@ def make_settings(options: argparse.Namespace, fastest_dtype: str) -> Settings:
     """The defaults of the chosen size, overridden by every option that was given."""
     chosen = dict(QUICK if options.quick else DEFAULT)
     chosen.update({name: getattr(options, name) for name in chosen if getattr(options, name) is not None})
-    settings = Settings(**chosen, moe=options.moe, seed=options.seed, dtype=options.dtype or fastest_dtype)
+    several = {"processes": int(os.environ.get("WORLD_SIZE", options.processes)), "parallel": options.parallel}
+    settings = Settings(**chosen, **several, moe=options.moe, seed=options.seed, dtype=options.dtype or fastest_dtype)
     settings.check()
     return settings
 
@@ -94,13 +101,15 @@ def recipe_names(options: argparse.Namespace, session: Session) -> list[str]:
     return list(RECIPES)
 
 
-def run(options: argparse.Namespace) -> None:
-    """Do what the command line asks for; anything that a user can put right is an ExampleError."""
+def run(options: argparse.Namespace) -> int:
+    """Do what the command line asks for, and return the exit status; anything that a user can put right is an
+    ExampleError."""
     session = Session(options.out, options.resume, options.checkpoint_every, options.stop_after)
     session.check()
     check_dependencies()
     # Only now: these import what was checked above.
     import experiment
+    import processes
     import sample
 
     names = recipe_names(options, session)
@@ -108,21 +117,28 @@ def run(options: argparse.Namespace) -> None:
         for name in names:
             print(f"--- {name}")
             sample.generate(name, options.prompt, options.length, session)
-    else:
-        experiment.compare(names, make_settings(options, experiment.fastest_dtype()), session)
+        return 0
+    settings = make_settings(options, experiment.fastest_dtype())
+    if settings.processes > 1 and not processes.launched():
+        return processes.launch(__file__, sys.argv[1:], settings.processes)
+    if settings.processes > 1:
+        session = dataclasses.replace(session, rank=processes.rank())
+    processes.begin()
+    experiment.compare(names, settings, session)
+    processes.end()
+    return 0
 
 
 def main() -> int:
     """The program's exit status: 0, 1 after an error that was explained, 130 after Ctrl-C."""
     try:
-        run(parse_arguments())
+        return run(parse_arguments())
     except ExampleError as error:
         print(f"\ntrain: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print("\ntrain: interrupted; the same command with --resume goes on from the last checkpoint", file=sys.stderr)
         return 130
-    return 0
 
 
 if __name__ == "__main__":
