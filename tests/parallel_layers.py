@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 import torch
 from torch import distributed
+from torch.distributed.tensor import DTensor
 
 import quire
 from every_recipe import TABLE
@@ -109,7 +110,8 @@ def passes(layer, xs, dys, recipe, run=None, **call):
 
 
 def gradient(parameter):
-    return getattr(parameter, "main_grad", parameter.grad)
+    grad = getattr(parameter, "main_grad", parameter.grad)
+    return grad.to_local() if isinstance(grad, DTensor) else grad
 
 
 def compiled(layer):

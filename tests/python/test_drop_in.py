@@ -259,15 +259,13 @@ def mesh(tmp_path):
 @pytest.mark.parametrize("make", [lambda: quire.Linear(32, 32), lambda: quire.LayerNormLinear(32, 32)])
 @pytest.mark.parametrize("grad", [False, True])
 @pytest.mark.parametrize("name", ["mxfp8", "fp8_delayed"])
-def test_a_distributed_weight_is_refused_in_words(make, grad, name, mesh):
+def test_a_distributed_weight_and_a_plain_x_are_refused_in_words(make, grad, name, mesh):
     layer = make()
     weight = torch.distributed.tensor.distribute_tensor(
-        layer.weight.detach(), mesh, [torch.distributed.tensor.Shard(0)]
+        layer.weight.detach(), mesh, [torch.distributed.tensor.Replicate()]
     )
     layer.weight = torch.nn.Parameter(weight)
-    words = (
-        r"quire.(Linear|LayerNormLinear): weight is split over devices, a DTensor with .*Shard.*Use DistributedDataPar"
-    )
+    words = r"quire.(Linear|LayerNormLinear): weight is a DTensor with .*Replicate.*Use DistributedDataParallel"
     with torch.set_grad_enabled(grad), quire.autocast(recipe=recipes.from_name(name)):
         for context in (contextlib.nullcontext(), torch.autocast("cpu", torch.bfloat16)):
             with context, pytest.raises(NotImplementedError, match=words):

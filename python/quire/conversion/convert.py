@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from quire.checks import check_type
-from quire.conversion.inference import inference_recipe, quantize_for_inference, why_not_quantized
+from quire.conversion.inference import DIVIDED, inference_recipe, quantize_for_inference, why_not_quantized
 from quire.conversion.report import (
     ConversionReport,
     LayerReport,
@@ -19,7 +19,7 @@ from quire.conversion.report import (
     percent,
 )
 from quire.conversion.timing import check_tokens, has_values, measure, slower
-from quire.nn.linear import Linear, own_recipe
+from quire.nn.linear import Linear, applied_division, own_recipe
 from quire.nn.product_module import ProductModule
 from quire.nn.random_state import reset_streams
 from quire.recipe import Recipe, names
@@ -174,8 +174,19 @@ def _why_not(layer: torch.nn.Module, plan: _Plan, min_features: int) -> str:
         return "its forward was replaced, and would not run quire.Linear's"
     if layer.weight.dtype not in DTYPES:
         return f"its weight is {str(layer.weight.dtype).removeprefix('torch.')}, not float32, float16 or bfloat16"
+    if why := _why_not_divided(layer, plan):
+        return why
     name, least = min(("in_features", layer.in_features), ("out_features", layer.out_features), key=lambda it: it[1])
     return f"too small to gain, {name} < {min_features}" if least < min_features else ""
+
+
+def _why_not_divided(layer: torch.nn.Linear, plan: _Plan) -> str:
+    """Why a layer whose weight is divided over processes is not converted; "" if it is, and for other layers."""
+    try:
+        divided = applied_division(layer) is not None
+    except ValueError as error:
+        return str(error)
+    return DIVIDED if divided and plan.for_inference else ""
 
 
 def _times(layers: dict[torch.nn.Module, list[str]], plan: _Plan) -> dict[torch.nn.Module, tuple[float, float]]:
@@ -298,4 +309,4 @@ def _adopt(layers: list[torch.nn.Module], plan: _Plan) -> None:
             new.append(Linear.adopt(layer, plan.recipe))
         if plan.for_inference:
             quantize_for_inference(layer, plan.recipe, made)
-    reset_streams([layer.sr_state for layer in new])
+    reset_streams([layer.sr_state for layer in new], [layer.stream_rank() for layer in new])

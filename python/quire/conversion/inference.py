@@ -10,6 +10,8 @@ from quire.recipe import NVFP4BlockScaling, Recipe
 from quire.tensor import QuantizedStack, QuantizedTensor, QuantSpec
 from quire.tensor.order import reordered, same_codes
 
+DIVIDED = "its weight is divided over processes, and must stay a plain parameter"
+
 
 def inference_recipe(recipe: Recipe) -> Recipe:
     """The recipe without the parts that only backward needs. NVFP4: no transform, no stochastic rounding, and one scale
@@ -25,7 +27,7 @@ def why_not_quantized(layer: ProductModule, recipe: Recipe, training: bool = Fal
     """The reason why a layer cannot get the recipe: of its own weights for training, of quantized ones for inference.
     "" if it can."""
     if not training and layer.of(layer.products[0], "parallel") is not None:
-        return "its weight is divided over processes, and must stay a plain parameter"
+        return DIVIDED
     for weight in layer.parameters(recurse=False):
         if isinstance(weight, QuantizedTensor):
             if not same_codes(weight.spec_text, recipe.weight_spec):

@@ -2,5 +2,6 @@
 
 from quire.distributed.groups import name_group
 from quire.distributed.parallel import Parallel
+from quire.distributed.styles import ColumnParallel, RowParallel
 
-__all__ = ["Parallel", "name_group"]
+__all__ = ["ColumnParallel", "Parallel", "RowParallel", "name_group"]

@@ -42,6 +42,7 @@ class Parallel:
     parts: tuple[int, ...] = ()
     #: What operators are given; the same on every rank.
     text: str = field(init=False, default="", repr=False)
+    _other: "Parallel | None" = field(init=False, default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         check_type("Parallel", bool, sequence=self.sequence)
@@ -59,11 +60,24 @@ class Parallel:
         size = self.size or group.size()
         if group is not None and size != group.size():
             raise ValueError(f"Parallel: the group {name!r} has {group.size()} processes, got size={size}")
-        text = f"{self.mode},group={name},size={size}{',sequence' if self.sequence else ''}"
-        for attribute, value in (("group", name), ("size", size), ("text", text), ("parts", tuple(self.parts))):
-            object.__setattr__(self, attribute, value)
+        self._set(group=name, size=size, parts=tuple(self.parts), text=f"{self.mode},group={name},size={size}")
+        # Made here, because compiled functions cannot make one.
+        other = object.__new__(Parallel)
+        fields = {"mode": self.mode, "group": name, "size": size, "parts": self.parts, "text": self.text}
+        other._set(**fields, sequence=not self.sequence, _other=self)
+        self._set(_other=other)
+        with_tokens = self if self.sequence else other
+        with_tokens._set(text=f"{self.text},sequence")
         if check_ranks.enabled():
             check_ranks.run_eagerly()
+
+    def _set(self, **values: object) -> None:
+        for name, value in values.items():
+            object.__setattr__(self, name, value)
+
+    def for_tokens(self, sequence: bool | None) -> "Parallel":
+        """The same division, with tokens divided outside of the layer or not. None: as it is."""
+        return self if sequence is None or sequence is self.sequence else self._other
 
     def index(self) -> int:
         """Which part this process has, 0 to size - 1. Raises RuntimeError if no group has the name now."""
@@ -115,13 +129,10 @@ class Parallel:
         cuts = itertools.accumulate(part // self.size for part in self.parts[:-1])
         return torch.tensor([self.index(), self.size, *cuts], device="cpu")
 
-    def refuse_quantized(self, what: str) -> None:
-        """Raises NotImplementedError for a weight that is stored quantized."""
-        raise NotImplementedError(
-            f"{what}, {self.text}: a weight that is divided over processes must be a plain parameter, because its "
-            "scales may follow from all parts; make the layer outside of quire.quantized_model_init, or keep codes "
-            "with quire.quantize_weights"
-        )
+    def share_first(self, state: torch.Tensor) -> None:
+        """Overwrites a tensor, of every process of the group, by that of the process with part 0."""
+        if not state.is_meta:
+            distributed.broadcast(state, self.first_rank(), group=self._group())
 
     def caller(self, layer: str) -> str:
         """Who calls a collective, for errors. layer: its class and its path."""
@@ -146,3 +157,12 @@ class Parallel:
                 f"quire.distributed.name_group(group, {self.group!r}) after torch.distributed.init_process_group"
             )
         return group
+
+
+def refuse_quantized(what: str, how: str) -> None:
+    """Raises NotImplementedError for a weight that is stored quantized. how: how it is divided."""
+    raise NotImplementedError(
+        f"{what}, {how}: a weight that is divided over processes must be a plain parameter, because its scales may "
+        "follow from all parts; make the layer outside of quire.quantized_model_init, or keep codes with "
+        "quire.quantize_weights"
+    )

@@ -7,6 +7,14 @@ import torch
 from quire import delayed
 from quire.autocast import active_rule, recipe_of
 from quire.checks import check_type, check_type_or_none
+from quire.distributed.placements import (
+    Layout,
+    is_dtensor,
+    layout_of_features,
+    layout_of_tokens,
+    local,
+    refuse_division,
+)
 from quire.functional import linear, linear_prequantized
 from quire.nn.dtype import activation_dtype, check_dtypes, uses_torch_autocast
 from quire.nn.product_module import ProductModule
@@ -20,7 +28,7 @@ class Call(NamedTuple):
 
     recipe: the active recipe; None means high precision. rule: the argument of delayed.collect(). dtype: of the
     results. is_first_microbatch, fp8_grad: arguments of Linear.forward. output_spec: the text of a spec for the
-    module's result, "" for none.
+    module's result, "" for none. layout: how the tensors of a call with a DTensor are divided; None for a plain x.
     """
 
     recipe: Recipe | None
@@ -29,6 +37,16 @@ class Call(NamedTuple):
     is_first_microbatch: bool | None
     fp8_grad: bool
     output_spec: str
+    layout: Layout | None = None
+
+    @property
+    def sequence(self) -> bool | None:
+        """Whether tokens are divided along the first dimension, None for what the layer says."""
+        return None if self.layout is None else self.layout.sequence
+
+    def part(self, t: torch.Tensor | None) -> torch.Tensor | None:
+        """What this process has of a parameter."""
+        return local(t, None if self.layout is None else self.layout.gradients)
 
 
 def active_call(
@@ -39,9 +57,10 @@ def active_call(
     fp8_output: bool = False,
     fp8_grad: bool = False,
     output_spec: QuantSpec | str | None = None,
+    layout: Layout | None = None,
 ) -> Call:
     """The Call for the present context, with the options of Linear.forward. Raises TypeError if dtypes or the types of
-    options do not fit, ValueError for an output_spec with stochastic rounding."""
+    options do not fit, ValueError for an output_spec with stochastic rounding. layout: of taken(), which gave x."""
     if is_first_microbatch is not None or fp8_output is not False or fp8_grad is not False:
         what = f"quire.{type(module).__name__}.forward"
         check_type(what, bool, fp8_output=fp8_output, fp8_grad=fp8_grad)
@@ -55,9 +74,51 @@ def active_call(
     elif fp8_output and recipe is not None:
         spec = recipe.input_spec
     if recipe is not None or not _is_torchs(module):
-        names = (*module.weight_names, *module.bias_names)
-        check_dtypes(module, x, [(name, getattr(module, name)) for name in names])
-    return Call(recipe, active_rule(), activation_dtype(x), is_first_microbatch, fp8_grad, spec)
+        parameters = [(name, getattr(module, name)) for name in (*module.weight_names, *module.bias_names)]
+        if layout is None:
+            _check_plain(module, x, parameters)
+        elif spec:
+            raise NotImplementedError(
+                f"quire.{type(module).__name__}: the result is a DTensor, and those are not quantized; leave "
+                "fp8_output and output_spec out"
+            )
+        check_dtypes(module, x, parameters)
+    return Call(recipe, active_rule(), activation_dtype(x), is_first_microbatch, fp8_grad, spec, layout)
+
+
+def _check_plain(
+    module: ProductModule, x: torch.Tensor | QuantizedActivation, parameters: list[tuple[str, torch.Tensor | None]]
+) -> None:
+    """Raises NotImplementedError for a DTensor of which the layer does not take this process's part."""
+    divided = module.of(module.products[0], "parallel") is not None
+    for name, tensor in (("x", x), *(() if divided else parameters)):
+        if is_dtensor(tensor):
+            refuse_division(f"quire.{type(module).__name__}", name, tensor)
+
+
+def taken(
+    module: ProductModule, x: torch.Tensor | QuantizedActivation
+) -> tuple[torch.Tensor | QuantizedActivation, Layout | None]:
+    """What this process computes from, and of a DTensor x how the call is divided."""
+    if not is_dtensor(x):
+        return x, None
+    what, parameters = f"quire.{type(module).__name__}", list(module._parameters.items())
+    each = [module.of(product, "parallel") for product in module.products]
+    if None in each:
+        layout = layout_of_tokens(x, parameters, what)
+    else:
+        layout = layout_of_features(x, parameters, what, each[0], each[-1])
+    return layout.take(x), layout
+
+
+def torchs_result(layer: ProductModule, x: torch.Tensor) -> torch.Tensor | None:
+    """y of a call with a DTensor x that PyTorch computes as for a torch.nn.Linear: without a recipe, for all placements
+    and dtypes that it supports. None for other calls."""
+    if not is_dtensor(x) or layer.external_wgrad or recipe_of(layer.recipe) is not None or active_rule() is not None:
+        return None
+    if layer.parallel is not None and layer.parallel.sequence:
+        return None
+    return torch.nn.functional.linear(x, layer.weight, None if layer.return_bias else layer.bias)
 
 
 def _is_torchs(module: ProductModule) -> bool:

@@ -7,11 +7,8 @@ import torch
 from quire.checks import describe
 from quire.tensor import DTYPES, QuantizedActivation
 
-INSTEAD_OF_SPLITTING = (
-    "Use DistributedDataParallel or fully_shard, or torch.distributed.tensor.parallel outside of quire.autocast"
-)
+INSTEAD_OF_SPLITTING = "Use DistributedDataParallel, fully_shard or torch.distributed.tensor.parallel"
 _INPUTS = (torch.Tensor, QuantizedActivation)
-_LOCAL = (torch.Tensor, torch.nn.Parameter, type(None))
 
 
 def uses_torch_autocast(x: torch.Tensor | QuantizedActivation) -> bool:
@@ -39,14 +36,7 @@ def check_dtypes(
     x: torch.Tensor | QuantizedActivation,
     parameters: Iterable[tuple[str, torch.Tensor | None]],
 ) -> None:
-    """Raises TypeError if torch.autocast is disabled and a named parameter does not have x's dtype; NotImplementedError
-    for a DTensor."""
-    for name, tensor in (("x", x), *parameters):
-        if type(tensor) not in _LOCAL and hasattr(tensor, "device_mesh"):
-            raise NotImplementedError(
-                f"quire.{type(layer).__name__}: {name} is split over devices, a DTensor with {tensor.placements}, and "
-                f"products of those are not quantized in this version. {INSTEAD_OF_SPLITTING}"
-            )
+    """Raises TypeError if torch.autocast is disabled and a named parameter does not have x's dtype."""
     autocast = uses_torch_autocast(x)
     if x.dtype not in DTYPES and not x.is_quantized:  # operators refuse those of PyTorch's quantization
         raise TypeError(

@@ -7,10 +7,10 @@ import torch
 from quire.checks import check_device, check_type, check_type_or_none
 from quire.distributed.parallel import Parallel
 from quire.functional import norm, sum_gradient
-from quire.nn.call import active_call
+from quire.nn.call import Call, active_call, taken
 from quire.nn.layer_path import name_layer
 from quire.nn.norm import reset_norm
-from quire.nn.product import Product
+from quire.nn.product import Product, divided
 from quire.nn.product_module import ProductModule, initialise
 from quire.tensor import QuantizedActivation, QuantizedTensor, QuantSpec
 
@@ -32,21 +32,28 @@ def norm_parameters(module: torch.nn.Module, size: int, options: dict[str, objec
 def column_parallel(what: str, parallel: Parallel | None) -> Parallel | None:
     """Raises ValueError unless the layer behind a norm keeps all inputs, which the norm needs together."""
     check_type_or_none(what, Parallel, parallel=parallel)
-    if parallel is not None and parallel.mode != "column":
-        raise ValueError(
-            f"{what}: the norm needs all features of a token, so parallel must have mode 'column', got "
-            f"{parallel.mode!r}; use quire.LayerNorm and quire.Linear for another division"
-        )
+    if parallel is not None:
+        check_column(what, parallel.mode)
     return parallel
 
 
+def check_column(what: str, mode: str) -> None:
+    """Raises ValueError for another mode."""
+    if mode != "column":
+        raise ValueError(
+            f"{what}: the norm needs all features of a token, so parallel must have mode 'column', got {mode!r}; use "
+            "quire.LayerNorm and quire.Linear for another division"
+        )
+
+
 def normalised(
-    module: torch.nn.Module, x: torch.Tensor | QuantizedActivation, dtype: torch.dtype, quantized: dict[str, object]
+    module: ProductModule, x: torch.Tensor | QuantizedActivation, call: Call, quantized: dict[str, object]
 ) -> tuple[torch.Tensor, list[torch.Tensor]]:
     """norm() with the module's parameters. A quantized x is decoded."""
     if isinstance(x, QuantizedTensor | QuantizedActivation):
         x = x.dequantize()
-    weight, bias, parallel = module.layer_norm_weight, module.layer_norm_bias, module.of(module.products[0], "parallel")
+    weight, bias = call.part(module.layer_norm_weight), call.part(module.layer_norm_bias)
+    parallel = divided(module, module.products[0], call)
     if parallel is not None and parallel.sequence:  # each process has some of the tokens
         weight = sum_gradient(weight, parallel.text)
         bias = None if bias is None else sum_gradient(bias, parallel.text)
@@ -55,7 +62,7 @@ def normalised(
         weight,
         bias,
         module.normalization,
-        dtype,
+        call.dtype,
         eps=module.eps,
         zero_centered=module.zero_centered_gamma,
         **quantized,
@@ -125,6 +132,10 @@ class LayerNormLinear(ProductModule):
         self.reset_parameters()
         self._quantize_weights()
 
+    def divided_dims(self, mode: str) -> dict[str, int | None]:
+        check_column("quire.LayerNormLinear", mode)
+        return {"layer_norm_weight": None, "layer_norm_bias": None, "weight": 0, "bias": 0}
+
     def reset_parameters(self) -> None:
         """Initialises the parameters again, and sets a new seed with the counter at 0."""
         reset_norm(self.layer_norm_weight, self.layer_norm_bias, self.zero_centered_gamma)
@@ -143,13 +154,15 @@ class LayerNormLinear(ProductModule):
         """x [*, in_features] -> [*, out_features]. Options, dtype of the result and errors are those of a quire.Linear
         whose input is the norm's result: fp8_grad rounds the gradient of the norm's result."""
         try:
-            call = active_call(
-                self, x, is_first_microbatch, fp8_output=fp8_output, fp8_grad=fp8_grad, output_spec=output_spec
-            )
+            given, (x, layout) = x, taken(self, x)
+            options = {"fp8_output": fp8_output, "fp8_grad": fp8_grad, "output_spec": output_spec}
+            call = active_call(self, x, is_first_microbatch, layout=layout, **options)
             product, keep = Product(self, "", call), self.return_layernorm_output
-            normed, buffers = normalised(self, x, call.dtype, product.input(keep))
+            normed, buffers = normalised(self, x, call, product.input(keep))
             y = product.output(product.run(normed, [] if self.return_bias else self.biases(""), x_buffers=buffers))
             product.commit()
+            if layout is not None:
+                y, normed = layout.give(y, given), layout.give_normed(normed, given)
             extra = ((self.bias,) if self.return_bias else ()) + ((normed,) if keep else ())
             return (y, *extra) if extra else y
         except Exception as error:

@@ -8,9 +8,9 @@ from quire.checks import check_device, check_type
 from quire.distributed.parallel import Parallel
 from quire.functional import activation
 from quire.nn.activation_names import activation_inputs, activation_text
-from quire.nn.call import active_call
+from quire.nn.call import active_call, taken
 from quire.nn.layer_path import name_layer
-from quire.nn.layernorm_linear import column_parallel, norm_parameters, normalised
+from quire.nn.layernorm_linear import check_column, column_parallel, norm_parameters, normalised
 from quire.nn.norm import reset_norm
 from quire.nn.product import Product
 from quire.nn.product_module import ProductModule, initialise
@@ -101,6 +101,16 @@ class LayerNormMLP(ProductModule):
         self.reset_parameters()
         self._quantize_weights()
 
+    def divided_dims(self, mode: str) -> dict[str, int | None]:
+        check_column("quire.LayerNormMLP", mode)
+        if activation_inputs(self.activation) != 1:
+            raise NotImplementedError(
+                f"quire.LayerNormMLP, activation={self.activation!r}: each half of fc1 would be divided by itself, and "
+                "torch.distributed.checkpoint cannot save such a DTensor; make the layer with parallel= instead"
+            )
+        whole = {"layer_norm_weight": None, "layer_norm_bias": None, "fc2_bias": None}
+        return {"fc1_weight": 0, "fc1_bias": 0, "fc2_weight": 1} | whole
+
     def reset_parameters(self) -> None:
         """Initialises the parameters again, and sets new seeds with their counters at 0."""
         reset_norm(self.layer_norm_weight, self.layer_norm_bias, self.zero_centered_gamma)
@@ -121,13 +131,13 @@ class LayerNormMLP(ProductModule):
         each of the two matmuls: fp8_grad rounds the gradients of the norm's and of the activation's result; fp8_output
         and output_spec apply to the module's result."""
         try:
-            call = active_call(
-                self, x, is_first_microbatch, fp8_output=fp8_output, fp8_grad=fp8_grad, output_spec=output_spec
-            )
+            given, (x, layout) = x, taken(self, x)
+            options = {"fp8_output": fp8_output, "fp8_grad": fp8_grad, "output_spec": output_spec}
+            call = active_call(self, x, is_first_microbatch, layout=layout, **options)
             fc1, fc2 = (Product(self, name, call) for name in self.products)
 
             def compute(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-                normed, buffers = normalised(self, x, call.dtype, fc1.input(self.return_layernorm_output))
+                normed, buffers = normalised(self, x, call, fc1.input(self.return_layernorm_output))
                 h = fc1.run(normed, self.biases("fc1"), x_buffers=buffers)
                 activated, buffers = activation(h, self._activation, h.dtype, **fc2.input())
                 return fc2.run(activated, [] if self.return_bias else self.biases("fc2"), x_buffers=buffers), normed
@@ -139,6 +149,8 @@ class LayerNormMLP(ProductModule):
             y = fc2.output(y)
             for product in (fc1, fc2):
                 product.commit()
+            if layout is not None:
+                y, normed = layout.give(y, given), layout.give_normed(normed, given)
             extra = ((self.fc2_bias,) if self.return_bias else ()) + ((normed,) if self.return_layernorm_output else ())
             return (y, *extra) if extra else y
         except Exception as error:

@@ -6,7 +6,8 @@ import torch
 
 from quire.checks import check_device, check_type_or_none
 from quire.distributed.parallel import Parallel
-from quire.nn.call import active_call, fast_path
+from quire.distributed.placements import divided_over
+from quire.nn.call import active_call, fast_path, taken, torchs_result
 from quire.nn.layer_path import name_layer
 from quire.nn.product import Product
 from quire.nn.product_module import ProductModule, initialise
@@ -23,6 +24,15 @@ def own_recipe(what: str, recipe: object) -> Recipe | None:
             "quire.autocast. Leave recipe None and run the model within quire.autocast(recipe=...)"
         )
     return found
+
+
+def applied_division(layer: torch.nn.Linear) -> Parallel | None:
+    """How a parallel style has divided the weight of a torch.nn.Linear; None if none has. Raises ValueError if no
+    quire.Linear is divided like that. fully_shard makes DTensors too, which say nothing of how the layer computes."""
+    if "parallel" in vars(layer):
+        return layer.parallel
+    by_a_style = getattr(layer, "_distribute_module_applied", False)
+    return divided_over(layer.weight, "quire.Linear") if by_a_style else None
 
 
 # A torch.nn.Linear, because it is one in all but its products: the same parameters, initialisation and state_dict, so
@@ -111,10 +121,14 @@ class Linear(ProductModule, torch.nn.Linear):
     def adopt(cls, layer: torch.nn.Linear, recipe: Recipe | None) -> "Linear":
         """Converts a torch.nn.Linear to this class in place: the same object, with its parameters, hooks and flags. Its
         random state is uninitialised (reset_streams)."""
+        parallel = applied_division(layer)
         layer.__class__ = cls
-        layer.recipe = recipe
+        layer.recipe, layer.parallel = recipe, parallel
         layer._add_states()
         return layer
+
+    def divided_dims(self, mode: str) -> dict[str, int | None]:
+        return {"weight": 0, "bias": 0} if mode == "column" else {"weight": 1, "bias": None}
 
     def reset_parameters(self) -> None:
         """Initialises the weights as torch.nn.Linear or by init_method, and sets a new seed with the counter at 0."""
@@ -152,12 +166,16 @@ class Linear(ProductModule, torch.nn.Linear):
                 y = fast_path(self, x)
                 if y is not None:
                     return y
-            call = active_call(
-                self, x, is_first_microbatch, fp8_output=fp8_output, fp8_grad=fp8_grad, output_spec=output_spec
-            )
+                y = torchs_result(self, x)
+                if y is not None:
+                    return (y, self.bias) if self.return_bias else y
+            given, (x, layout) = x, taken(self, x)
+            options = {"fp8_output": fp8_output, "fp8_grad": fp8_grad, "output_spec": output_spec}
+            call = active_call(self, x, is_first_microbatch, layout=layout, **options)
             product = Product(self, "", call)
             y = product.output(product.run(x, [] if self.return_bias else self.biases("")))
             product.commit()
+            y = y if layout is None else layout.give(y, given)
             return (y, self.bias) if self.return_bias else y
         except Exception as error:
             name_layer(error, self)

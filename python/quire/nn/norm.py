@@ -5,6 +5,7 @@ from collections.abc import Iterable
 import torch
 
 from quire.checks import check_dense, check_device
+from quire.distributed.placements import is_dtensor, layout_of_tokens, local, refuse_division
 from quire.functional import norm
 from quire.nn.dtype import activation_dtype
 from quire.nn.layer_path import name_layer
@@ -57,27 +58,37 @@ class _Norm(torch.nn.Module):
         """x [*, *normalized_shape] -> the same shape, in the dtype of torch.autocast if it is enabled, else in x's
         dtype.
 
+        A DTensor x needs parameters that are DTensors which all processes have whole (PyTorch's SequenceParallel). The
+        result is one too. Where tokens are divided, gradients of parameters are partial sums.
+
         x, weight and bias can each be float32, float16 or bfloat16 (weight and bias alike). Raises RuntimeError if
         shapes or devices do not fit.
         """
         try:
-            sizes, dtype = self.normalized_shape, activation_dtype(x)
+            sizes, layout, given = self.normalized_shape, None, x
+            if is_dtensor(x):
+                layout = layout_of_tokens(x, self._parameters.items(), f"quire.{self.normalization}", len(sizes))
+                x = layout.take(x)
+            elif is_dtensor(self.weight):
+                refuse_division(f"quire.{self.normalization}", "weight", self.weight)
+            dtype, gradients = activation_dtype(x), None if layout is None else layout.gradients
             check_dense(f"quire.{self.normalization}", x=x)
             if tuple(x.shape[-len(sizes) :]) != sizes:
                 raise ValueError(
                     f"quire.{self.normalization}: x must be [*, {', '.join(map(str, sizes))}], got {[*x.shape]}"
                 )
-            bias = None if self.bias is None else self.bias.flatten()
+            weight, bias = local(self.weight, gradients), local(self.bias, gradients)
             y, _ = norm(
                 x if len(sizes) == 1 else x.flatten(-len(sizes)),
-                self.weight.flatten(),
-                bias,
+                weight.flatten(),
+                None if bias is None else bias.flatten(),
                 self.normalization,
                 dtype,
                 eps=self.eps,
                 zero_centered=self.zero_centered_gamma,
             )
-            return y if len(sizes) == 1 else y.unflatten(-1, sizes)
+            y = y if len(sizes) == 1 else y.unflatten(-1, sizes)
+            return y if layout is None else layout.give(y, given)
         except Exception as error:
             name_layer(error, self)
             raise

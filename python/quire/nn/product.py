@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 import torch
 
 from quire import delayed
+from quire.distributed.parallel import Parallel, refuse_quantized
 from quire.functional import (
     Buffers,
     grouped_linear,
@@ -37,9 +38,10 @@ class Product:
     def __init__(self, module: ProductModule, name: str, call: Call) -> None:
         recipe, grad = call.recipe, torch.is_grad_enabled()
         self.module, self.name, self.call = module, name, call
-        self.weights, self.state = list(module.weights(name).values()), module.of(name, "delayed")
-        self.needs_dw = grad and any([weight.requires_grad for weight in self.weights])
-        self.new_cache, self.parallel = None, module.of(name, "parallel")
+        self.parameters, self.state = list(module.weights(name).values()), module.of(name, "delayed")
+        self.weights = [call.part(parameter) for parameter in self.parameters]
+        self.needs_dw = grad and any([parameter.requires_grad for parameter in self.parameters])
+        self.new_cache, self.parallel = None, divided(module, name, call)
         self.given: dict[str, object] = _external_wgrad(module, name, call) if self.needs_dw else {}
         if recipe is None:
             return
@@ -98,6 +100,7 @@ class Product:
             _check_parallel(self, x)
             if not torch.compiler.is_compiling():
                 _announce(self, x)
+        biases = [self.call.part(bias) for bias in biases]
         if self.call.recipe is None:
             return self._high_precision(x, biases, offsets)
         given = dict(self.given)
@@ -176,7 +179,7 @@ class Product:
         if self.new_cache is not None:
             setattr(self.module, named(self.name, "microbatch_weight"), self.new_cache)
         if "placeholder" in self.given:
-            _mark_added(self.weights)
+            _mark_added(self.parameters)
 
     def output(self, y: torch.Tensor) -> torch.Tensor | QuantizedActivation:
         """y in the form that the options of the call request."""
@@ -190,13 +193,19 @@ class Product:
         return q
 
 
+def divided(module: ProductModule, product: str, call: Call) -> Parallel | None:
+    """How the weight of a matmul is divided in this call."""
+    parallel = module.of(product, "parallel")
+    return None if parallel is None else parallel.for_tokens(call.sequence)
+
+
 def _check_parallel(product: Product, x: torch.Tensor | QuantizedActivation) -> None:
     """Raises NotImplementedError for what a layer that is divided over processes does not do, before anything runs."""
     what = f"quire.{type(product.module).__name__}, {product.parallel.text}"
     if isinstance(x, QuantizedTensor | QuantizedActivation):
         raise NotImplementedError(f"{what}: x must be a plain tensor, got a {type(x).__name__}; pass x.dequantize()")
     if isinstance(product.weights[0], QuantizedTensor):
-        product.parallel.refuse_quantized(f"quire.{type(product.module).__name__}")
+        refuse_quantized(f"quire.{type(product.module).__name__}", product.parallel.text)
     if product.call.output_spec:
         raise NotImplementedError(f"{what}: results are not quantized; leave fp8_output and output_spec out")
 

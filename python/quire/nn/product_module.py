@@ -8,12 +8,13 @@ import torch
 
 from quire import delayed, functional
 from quire.checks import check_type, check_type_or_none, describe
-from quire.distributed.parallel import Parallel
+from quire.distributed.parallel import Parallel, refuse_quantized
+from quire.distributed.placements import divided_over, is_dtensor, local, part_for, placed_like
 from quire.ends import at_the_end
 from quire.nn.random_state import reset_streams
 from quire.nn.weight import initial_weight, kept_attributes, why_not_loaded
 from quire.recipe import Recipe
-from quire.tensor import DTYPES
+from quire.tensor import DTYPES, QuantizedTensor
 
 
 def named(product: str, what: str) -> str:
@@ -64,8 +65,8 @@ class ProductModule(torch.nn.Module):
         return {name: getattr(self, name)}
 
     def group_weights(self, product: str) -> list[torch.Tensor]:
-        """The weight of each group of a matmul: [out_features, in_features]."""
-        weights = list(self.weights(product).values())
+        """The weight of each group of a matmul: [out_features, in_features], of a DTensor this process's part."""
+        weights = [local(weight) for weight in self.weights(product).values()]
         return weights if weights[0].dim() == 2 else list(weights[0].unbind())
 
     def biases(self, product: str) -> list[torch.Tensor]:
@@ -111,12 +112,26 @@ class ProductModule(torch.nn.Module):
             for name, weight in self.weights(product).items():
                 setattr(self, name, initial_weight(weight))
                 if parallel is not None and getattr(self, name) is not weight:
-                    parallel.refuse_quantized(f"quire.{type(self).__name__}")
+                    refuse_quantized(f"quire.{type(self).__name__}", parallel.text)
 
     def _reset_sr_states(self) -> None:
+        reset_streams(list(self.sr_states().values()), [self.stream_rank()] * len(self.products))
+
+    def stream_rank(self) -> int | None:
+        """The rank whose random stream the layer draws from, None for this process's. Parts of one layer draw from one
+        stream."""
         parallel = self.of(self.products[0], "parallel")
-        # Parts of one layer draw from one stream.
-        reset_streams(list(self.sr_states().values()), None if parallel is None else parallel.first_rank())
+        return None if parallel is None else parallel.first_rank()
+
+    def divide(self, product: str, parallel: Parallel | None) -> None:
+        """Records how the weight of a matmul is divided from now on. The parts of the weight get one random stream, the
+        one of part 0: all processes must call it."""
+        setattr(self, named(product, "parallel"), parallel)
+        self._forget_weights()
+        if parallel is not None:
+            state = self.of(product, "sr_state")
+            setattr(self, named(product, "part"), parallel.place().to("cpu" if state.is_meta else state.device))
+            parallel.share_first(state)
 
     def _forget_weights(self) -> None:
         for product in self.products:
@@ -158,10 +173,46 @@ class ProductModule(torch.nn.Module):
         super()._load_from_state_dict(state_dict, prefix, local_metadata, *options)
 
     # load_state_dict(assign=True) comes here, and whoever sets an attribute; constructors do before there are states.
+    # PyTorch's parallel styles come here too, with a DTensor in place of a plain weight.
     def register_parameter(self, name: str, param: torch.nn.Parameter | None) -> None:
+        if named(self.products[-1], "wgrad_stash") not in vars(self):
+            super().register_parameter(name, param)
+            return
+        divided, product, parallel = self._division(name, param)
         super().register_parameter(name, param)
-        if named(self.products[-1], "wgrad_stash") in vars(self):
-            self.place_states()
+        self.place_states()
+        if divided:
+            self.divide(product, parallel)
+
+    def divided_dims(self, mode: str) -> dict[str, int | None]:
+        """Parameter -> the dimension along which a "column" or "row" layer divides it over processes, None: not at all.
+        Raises NotImplementedError if the layer cannot be divided."""
+        raise NotImplementedError(
+            f"quire.{type(self).__name__}: it cannot be divided over processes; use it for a quire.Linear, "
+            "quire.LayerNormLinear or quire.LayerNormMLP"
+        )
+
+    def _division(self, name: str, new: torch.Tensor | None) -> tuple[bool, str, Parallel | None]:
+        """Whether a new parameter divides its matmul in another way, the matmul, and how. Raises NotImplementedError if
+        the weight was quantized, ValueError for what divided_over() does not know."""
+        old, what = self._parameters.get(name), f"quire.{type(self).__name__}"
+        product = next((product for product in self.products if named(product, "weight") == name), None)
+        if product is None or new is None or not (is_dtensor(new) or is_dtensor(old)):
+            return False, "", None
+        if is_dtensor(old) and is_dtensor(new):
+            # Data parallelism replaces DTensors that say nothing of how the layer computes.
+            same = old.device_mesh == new.device_mesh and old.placements == new.placements
+            if same or self.of(product, "parallel") is None:
+                return False, "", None
+        before, parallel = self.of(product, "parallel"), divided_over(new, what)
+        if isinstance(old, QuantizedTensor) or isinstance(local(new), QuantizedTensor):
+            refuse_quantized(what, str(new.placements) if parallel is None else parallel.text)
+        if before is not None and not is_dtensor(old):
+            raise ValueError(
+                f"{what}: {name} is this process's part already ({before.text}), and cannot become a DTensor; make the "
+                "layer without parallel= and tensor-parallel options, and divide it then"
+            )
+        return True, product, parallel
 
     def place_states(self) -> None:
         """Moves states to the device of the parameters if these were moved without this module's methods (accelerate
@@ -210,7 +261,7 @@ class ProductModule(torch.nn.Module):
 
     def _add_stashed(self, named_weights: dict[str, torch.nn.Parameter], stash: torch.Tensor) -> None:
         fused, weights = self.fuse_wgrad_accumulation, list(named_weights.values())
-        new = (torch.empty(w.shape, dtype=w.dtype, device=w.device) for w in weights)
+        new = (torch.empty(local(w).shape, dtype=w.dtype, device=w.device) for w in weights)
         grads = main_grads(self, named_weights) if fused else list(new)
         overwrite = not fused or any(getattr(w, "overwrite_main_grad", False) for w in weights)
         if not functional.stashed_wgrad(stash, grads, overwrite):
@@ -220,25 +271,42 @@ class ProductModule(torch.nn.Module):
             )
         for weight, grad in zip(weights, () if fused else grads, strict=not fused):
             if weight.requires_grad:
+                grad = placed_like(weight, grad)
                 weight.grad = grad if weight.grad is None else weight.grad.add_(grad)
+
+
+def _initialise_parts(
+    weight: torch.Tensor, bias: torch.Tensor | None, init_method: Callable[[torch.Tensor], object] | None
+) -> None:
+    """initialise() of DTensors: draws whole tensors, and keeps this process's parts."""
+    if weight.is_meta:
+        return
+    own = [t for t in (weight, bias) if t is not None]
+    whole = [torch.empty(t.shape, dtype=t.dtype, device=t.device) for t in own]
+    initialise(whole[0], whole[1] if len(whole) > 1 else None, init_method)
+    with torch.no_grad():
+        for t, values in zip(own, whole, strict=True):
+            t.copy_(part_for(t, values) if is_dtensor(t) else values)
 
 
 def main_grads(module: ProductModule, weights: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
     """The tensors to which gradients of the weights are added. For a weight that requires no gradient this is memory
     that nobody reads. Raises RuntimeError if another weight has no main_grad, or one that does not fit."""
     grads = []
-    for name, weight in weights.items():
-        if not weight.requires_grad:
+    for name, parameter in weights.items():
+        weight, required = local(parameter.detach()), parameter.requires_grad
+        if not required:
             grads.append(torch.empty(weight.shape, dtype=weight.dtype, device=weight.device))
             continue
-        grad = getattr(weight, "main_grad", None)
+        grad = local(getattr(parameter, "main_grad", None))
         is_tensor = isinstance(grad, torch.Tensor)
         fits = is_tensor and grad.shape == weight.shape and grad.dtype in DTYPES and grad.device == weight.device
         if not fits or grad.layout != torch.strided or not grad.is_contiguous():
+            part = f"this process's part of {name}" if is_dtensor(parameter) else name
             got = f"{grad.dtype} {list(grad.shape)}, {grad.layout}, on {grad.device}" if is_tensor else describe(grad)
             raise RuntimeError(
                 f"quire.{type(module).__name__}: fuse_wgrad_accumulation=True needs {name}.main_grad, a contiguous "
-                f"float32, float16 or bfloat16 tensor of {name}'s shape {list(weight.shape)} on {weight.device} to add "
+                f"float32, float16 or bfloat16 tensor of {part}'s shape {list(weight.shape)} on {weight.device} to add "
                 f"the gradient to; got {got}. Assign one, or make the layer without fuse_wgrad_accumulation"
             )
         grads.append(grad)
@@ -254,6 +322,9 @@ def initialise(
     """Initialises as torch.nn.Linear; with an init_method, weight by that method and bias with 0. parallel: draws the
     whole weight and keeps a part, so that processes together have what one process has after the same seed."""
     check_type_or_none("quire", Callable, init_method=init_method)
+    if parallel is not None and is_dtensor(weight):
+        _initialise_parts(weight, bias, init_method)
+        return
     if parallel is not None and not weight.is_meta:
         out, inner = weight.shape
         column = parallel.mode == "column"

@@ -1,26 +1,25 @@
 """Random states of layers: their seeds, and the values that a checkpoint needs besides state_dict to resume exactly."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 
 from quire.checks import check_type
 
 
-def reset_streams(states: list[torch.Tensor], rank: int | None = None) -> None:
+def reset_streams(states: Sequence[torch.Tensor], ranks: Sequence[int | None]) -> None:
     """Sets new seeds and counters of 0 in random states, int64 [2] {seed, counter}.
 
     Seeds are below 2**63 and are derived from torch's default generator without advancing it. Processes of a
     torch.distributed group that start from one torch.manual_seed get different seeds. The first rank gets the same
-    seeds as a single process. rank: as which rank to draw; None is this process's own.
+    seeds as a single process. ranks: as which rank to draw each; None is this process's own.
     """
     fork = torch.default_generator.clone_state()
     distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
-    if rank is None:
-        rank = torch.distributed.get_rank() if distributed else 0
-    of_rank = rank * 0x9E3779B97F4A7C15 % 2**63
+    own = torch.distributed.get_rank() if distributed else 0
     with torch.no_grad():
-        for state in states:
+        for state, rank in zip(states, ranks, strict=True):
+            of_rank = (own if rank is None else rank) * 0x9E3779B97F4A7C15 % 2**63
             state[:1].copy_(torch.randint(2**63 - 1, (1,), generator=fork, device="cpu") ^ of_rank)
             state[1:].zero_()
 

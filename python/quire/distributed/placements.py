@@ -1,0 +1,151 @@
+"""Tensors that torch.distributed.tensor divides over processes (DTensor): this process's part of them, and calls of
+layers whose x is one."""
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import torch
+from torch import distributed
+
+from quire.distributed.parallel import Parallel
+
+if distributed.is_available():
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
+
+    Placements = tuple[Placement, ...]
+
+_PLAIN = (torch.Tensor, torch.nn.Parameter, type(None))
+
+
+def is_dtensor(t: object) -> bool:
+    """Whether processes of a mesh have parts of t."""
+    return type(t) not in _PLAIN and distributed.is_available() and isinstance(t, DTensor)
+
+
+def local(t: torch.Tensor | None, gradients: "Placements | None" = None) -> torch.Tensor | None:
+    """This process's part of a DTensor; another tensor itself. gradients: placements of the part's gradient, if not
+    those of t."""
+    return t.to_local(grad_placements=gradients) if is_dtensor(t) else t
+
+
+def placed_like(t: torch.Tensor, part: torch.Tensor) -> torch.Tensor:
+    """A tensor of t's kind, sizes and placements, of which this process has that part."""
+    if not is_dtensor(t):
+        return part
+    return DTensor.from_local(part, t.device_mesh, t.placements, run_check=False, shape=t.shape, stride=t.stride())
+
+
+def part_for(t: torch.Tensor, whole: torch.Tensor) -> torch.Tensor:
+    """Of a whole tensor that every process has, a DTensor with t's placements. Nothing is sent."""
+    return distributed.tensor.distribute_tensor(whole, t.device_mesh, t.placements, src_data_rank=None)
+
+
+def divided_over(weight: torch.Tensor, what: str) -> Parallel | None:
+    """How a weight [out_features, in_features] is divided, by its placement on the last dimension of its mesh. None for
+    a tensor that is no DTensor, or one that all processes have whole. Raises ValueError for other placements, and if
+    parts are not equal."""
+    if not is_dtensor(weight) or weight.placements[-1].is_replicate():
+        return None
+    placement, mesh = weight.placements[-1], weight.device_mesh
+    if type(placement) is not Shard or weight.dim() != 2:
+        raise ValueError(
+            f"{what}: a weight is divided over processes as Shard(0), by outputs, or as Shard(1), by inputs; got "
+            f"{weight.placements} for a weight {list(weight.shape)}"
+        )
+    parallel = Parallel("column" if placement.dim == 0 else "row", mesh.get_group(mesh.ndim - 1))
+    parallel.sizes(what, weight.shape[1], weight.shape[0])
+    return parallel
+
+
+class Layout(NamedTuple):
+    """How tensors of one call are divided over the processes of a mesh.
+
+    x, y: placements of the input that the layer computes from, and of the result. sequence: whether tokens are divided
+    along the first dimension (Parallel); None: as the layer says. gradients: placements of the gradients of parameters
+    that all processes have whole, if not those of the parameters.
+    """
+
+    mesh: "DeviceMesh"
+    x: "Placements"
+    y: "Placements"
+    sequence: bool | None = None
+    gradients: "Placements | None" = None
+
+    def take(self, x: "DTensor") -> torch.Tensor:
+        """This process's part of x. Sends what it needs of others, in x's dtype."""
+        if x.placements != self.x:
+            x = x.redistribute(placements=self.x)
+        return x.to_local()
+
+    def give(self, y: torch.Tensor, given: "DTensor") -> "DTensor":
+        """The result of which this process computed the part y. given: the call's x."""
+        return self._whole(y, self.y, given)
+
+    def give_normed(self, normed: torch.Tensor, given: "DTensor") -> "DTensor":
+        """give() of a tensor that is divided as x is."""
+        return self._whole(normed, self.x, given)
+
+    def _whole(self, part: torch.Tensor, placements: "Placements", given: "DTensor") -> "DTensor":
+        if self.sequence is not None:  # then all parts are equal
+            return DTensor.from_local(part, self.mesh, placements, run_check=False)
+        shape = torch.Size((*given.shape[:-1], part.shape[-1]))
+        strides = torch.empty(shape, device="meta").stride()
+        return DTensor.from_local(part, self.mesh, placements, run_check=False, shape=shape, stride=strides)
+
+
+def layout_of_tokens(
+    x: "DTensor", parameters: Iterable[tuple[str, torch.Tensor | None]], what: str, features: int = 1
+) -> Layout:
+    """Of a call whose parameters all processes have whole. features: the number of last dimensions that are needed
+    whole. Gradients of parameters are partial sums where tokens are divided. Raises TypeError if a named parameter is a
+    plain tensor, ValueError if it is on another mesh, NotImplementedError if it is divided."""
+    for name, parameter in parameters:
+        if parameter is not None:
+            _check_mesh(x, name, parameter, what)
+            if not all([p.is_replicate() for p in parameter.placements]):
+                refuse_division(what, name, parameter)
+    tokens = tuple([p if type(p) is Shard and p.dim < x.dim() - features else Replicate() for p in x.placements])
+    gradients = tuple([Partial() if p.is_shard() else Replicate() for p in tokens])
+    return Layout(x.device_mesh, tokens, tokens, gradients=gradients)
+
+
+def layout_of_features(
+    x: "DTensor", parameters: Iterable[tuple[str, torch.Tensor | None]], what: str, first: Parallel, last: Parallel
+) -> Layout:
+    """Of a call of matmuls that are divided over processes. first, last: how the weights of the first one and of the
+    last one are. Raises TypeError if a named parameter is a plain tensor, ValueError if it is on another mesh."""
+    for name, parameter in parameters:
+        if parameter is not None:
+            _check_mesh(x, name, parameter, what)
+    divisible = x.dim() > 1 and x.shape[0] % first.size == 0
+    features, whole, tokens = (Shard(x.dim() - 1),), (Replicate(),), (Shard(0),)
+    sequence = divisible and (x.placements == tokens if first.mode == "column" else first.sequence)
+    outside = tokens if sequence else whole
+    return Layout(
+        x.device_mesh,
+        outside if first.mode == "column" else features,
+        features if last.mode == "column" else outside,
+        sequence,
+    )
+
+
+def _check_mesh(x: "DTensor", name: str, parameter: torch.Tensor, what: str) -> None:
+    if not is_dtensor(parameter):
+        raise TypeError(
+            f"{what}: x is a DTensor and {name} is a plain tensor; divide the layer with "
+            "torch.distributed.tensor.parallel.parallelize_module, or pass x.to_local()"
+        )
+    if x.device_mesh != parameter.device_mesh:
+        raise ValueError(
+            f"{what}: x and {name} must be on one device mesh, got {x.device_mesh} and {parameter.device_mesh}"
+        )
+
+
+def refuse_division(what: str, name: str, t: "DTensor") -> None:
+    """Raises NotImplementedError for a parameter that is divided as no layer computes from it."""
+    raise NotImplementedError(
+        f"{what}: {name} is a DTensor with {t.placements}, and this call cannot compute from it. Use "
+        "DistributedDataParallel or fully_shard, or divide the layer with "
+        "torch.distributed.tensor.parallel.parallelize_module, and pass an x that its style accepts"
+    )

@@ -1,0 +1,212 @@
+"""Styles for torch.distributed.tensor.parallel.parallelize_module that gather codes, not values."""
+
+import dataclasses
+from functools import partial
+
+import torch
+from torch import distributed
+
+from quire.checks import check_type, check_type_or_none
+from quire.distributed.parallel import Parallel, refuse_quantized
+from quire.distributed.placements import is_dtensor
+from quire.tensor import QuantizedActivation, QuantizedTensor
+
+if distributed.is_available():
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.tensor import (
+        DTensor,
+        Partial,
+        Placement,
+        Replicate,
+        Shard,
+        distribute_module,
+        distribute_tensor,
+    )
+    from torch.distributed.tensor.parallel.style import ParallelStyle
+else:
+    ParallelStyle = object
+
+
+class _Style(ParallelStyle):
+    mode: str
+
+    def __init__(
+        self,
+        *,
+        input_layouts: "Placement | None" = None,
+        output_layouts: "Placement | None" = None,
+        use_local_output: bool = True,
+    ) -> None:
+        what = type(self).__name__
+        if not distributed.is_available():
+            raise RuntimeError(f"{what}: this PyTorch was built without torch.distributed; install one that has it")
+        check_type_or_none(what, Placement, input_layouts=input_layouts, output_layouts=output_layouts)
+        check_type(what, bool, use_local_output=use_local_output)
+        self.input_layouts = input_layouts or (Replicate() if self.mode == "column" else Shard(-1))
+        self.output_layouts, self.use_local_output = output_layouts, use_local_output
+
+    def _apply(self, module: torch.nn.Module, device_mesh: "DeviceMesh") -> torch.nn.Module:
+        """Divides a module. parallelize_module() calls it."""
+        what = f"{type(self).__name__} of a {type(module).__name__}"
+        if device_mesh.ndim != 1:
+            raise ValueError(f"{what}: device_mesh must have one dimension, such as mesh['tp'], got {device_mesh}")
+        dims = _dims(what, module, self.mode)
+        _check_parameters(what, module, dims, device_mesh.size())
+        output = self.output_layouts or self._default_output(module)
+        distribute_module(
+            module,
+            device_mesh,
+            partial(_divide, dims, self.src_data_rank),
+            partial(_input, self.mode, self.input_layouts),
+            partial(_output, self.mode, output, self.use_local_output),
+        )
+        sequence = (self.input_layouts if self.mode == "column" else output) == Shard(0)
+        if _of_quire(module):
+            for product in module.products:
+                module.divide(product, dataclasses.replace(module.of(product, "parallel"), sequence=sequence))
+        elif type(module) is torch.nn.Linear:
+            module.parallel = Parallel(self.mode, device_mesh.get_group(), sequence)  # which quire.convert reads
+        return module
+
+    def _default_output(self, module: torch.nn.Module) -> "Placement":
+        if _of_quire(module) and len(module.products) > 1:
+            return self.input_layouts
+        return Shard(-1) if self.mode == "column" else Replicate()
+
+    def __repr__(self) -> str:
+        layouts = f"input_layouts={self.input_layouts}, output_layouts={self.output_layouts}"
+        return f"{type(self).__name__}({layouts}, use_local_output={self.use_local_output})"
+
+
+class ColumnParallel(_Style):
+    """Divides the outputs of a layer over the processes of a mesh: of quire.Linear, quire.LayerNormLinear,
+    torch.nn.Linear, and of quire.LayerNormMLP its inner features. A style for parallelize_module, in place of PyTorch's
+    ColwiseParallel.
+
+    input_layouts: how a plain x is divided: Replicate() (None), or Shard(dim) by tokens. With Shard(0) codes of x are
+        gathered. With another dim x itself is gathered. A DTensor x says itself how it is divided.
+    output_layouts: of the result; None: Shard(-1), of a LayerNormMLP input_layouts.
+    use_local_output: the result is a plain tensor, this process's part; False: a DTensor.
+
+    Parameters become DTensors: weights Shard(0) (fc2_weight Shard(1)), biases Shard(0), others Replicate(). A
+    torch.nn.Linear computes in high precision until quire.convert converts it. Raises NotImplementedError for other
+    modules, a gated LayerNormMLP and quantized weights; ValueError if sizes are not multiples of the mesh's, or the
+    mesh has several dimensions. The module is then unchanged.
+    """
+
+    mode = "column"
+
+
+class RowParallel(_Style):
+    """Divides the inputs of a layer over the processes of a mesh: of quire.Linear and torch.nn.Linear. A style for
+    parallelize_module, in place of PyTorch's RowwiseParallel.
+
+    input_layouts: how a plain x is divided, Shard(-1) (None) or another. A DTensor x says itself how it is divided.
+    output_layouts: of the result: Replicate() (None), or Shard(dim) by tokens. With Shard(0) the result is reduced and
+        scattered, and codes of its gradient are gathered. With another dim it is reduced as a whole.
+    use_local_output: the result is a plain tensor, this process's part; False: a DTensor.
+
+    The weight becomes a DTensor Shard(1), the bias Replicate(). Errors are those of ColumnParallel.
+    """
+
+    mode = "row"
+
+
+def _of_quire(module: torch.nn.Module) -> bool:
+    return hasattr(module, "divided_dims")
+
+
+def _dims(what: str, module: torch.nn.Module, mode: str) -> dict[str, int | None]:
+    """Parameter -> the dimension along which it is divided; None: not at all."""
+    if _of_quire(module):
+        return module.divided_dims(mode)
+    if isinstance(module, torch.nn.Linear):
+        return {"weight": 0, "bias": 0} if mode == "column" else {"weight": 1, "bias": None}
+    raise NotImplementedError(
+        f"{what}: only layers with a weight [out_features, in_features] can be divided; use it for a quire.Linear, "
+        "torch.nn.Linear, quire.LayerNormLinear or quire.LayerNormMLP"
+    )
+
+
+def _check_parameters(what: str, module: torch.nn.Module, dims: dict[str, int | None], size: int) -> None:
+    for name, dim in dims.items():
+        parameter = getattr(module, name)
+        if isinstance(parameter, QuantizedTensor):
+            refuse_quantized(what, name)
+        if is_dtensor(parameter):
+            raise ValueError(f"{what}: {name} is a DTensor already, with {parameter.placements}; divide a layer once")
+        if _of_quire(module) and parameter is not None and dim is not None and parameter.shape[dim] % size:
+            raise ValueError(
+                f"{what}: the sizes of {name} {list(parameter.shape)} along dimension {dim} must be a multiple of the "
+                f"{size} processes of the mesh; choose another size or another mesh"
+            )
+
+
+def _divide(
+    dims: "dict[str, int | None]", source: int | None, name: str, module: torch.nn.Module, mesh: "DeviceMesh"
+) -> None:
+    for parameter_name, dim in dims.items() if not name else ():
+        parameter = getattr(module, parameter_name)
+        if parameter is not None:
+            placement = Replicate() if dim is None else Shard(dim)
+            placed = distribute_tensor(parameter.detach(), mesh, [placement], src_data_rank=source)
+            module.register_parameter(parameter_name, torch.nn.Parameter(placed, parameter.requires_grad))
+
+
+def _input(
+    mode: str, layout: "Placement", module: torch.nn.Module, inputs: tuple[object, ...], mesh: "DeviceMesh"
+) -> tuple[object, ...]:
+    if not inputs:
+        raise TypeError(f"{type(module).__name__}, divided by a style: pass x by position")
+    x = inputs[0]
+    if isinstance(x, QuantizedTensor | QuantizedActivation):
+        return inputs  # which the layer refuses
+    if not is_dtensor(x):
+        if _of_quire(module) and _computes_from(module.of(module.products[0], "parallel"), layout, x):
+            return inputs
+        x = DTensor.from_local(x, mesh, (layout,), run_check=False)
+    if not _of_quire(module):
+        x = x.redistribute(placements=(Replicate() if mode == "column" else Shard(-1),))
+    return (x, *inputs[1:])
+
+
+def _computes_from(parallel: Parallel, layout: "Placement", x: torch.Tensor) -> bool:
+    """Whether a layer takes a plain x of that layout as it is."""
+    if parallel.mode == "column":
+        return layout.is_replicate() or (layout == Shard(0) and x.dim() > 1)
+    whole_tokens = not parallel.sequence or (x.dim() > 1 and x.shape[0] % parallel.size == 0)
+    return layout in (Shard(-1), Shard(x.dim() - 1)) and whole_tokens
+
+
+def _output(
+    mode: str, layout: "Placement", to_local: bool, module: torch.nn.Module, outputs: object, mesh: "DeviceMesh"
+) -> object:
+    y, *others = outputs if isinstance(outputs, tuple) else (outputs,)
+    if layout == Shard(-1):
+        layout = Shard(y.dim() - 1)
+    if not is_dtensor(y):
+        computed = _computed(module, y)
+        if computed != layout or not to_local:
+            y = DTensor.from_local(y, mesh, (computed,), run_check=False)
+    if is_dtensor(y):
+        y = y.redistribute(placements=(layout,)) if y.placements != (layout,) else y
+        y = y.to_local() if to_local else y
+    if not isinstance(outputs, tuple):
+        return y
+    return (y, *(_part_beside(other, layout) if to_local else other for other in others))
+
+
+def _computed(module: torch.nn.Module, y: torch.Tensor) -> "Placement":
+    """The placement of a plain result."""
+    parallel = module.of(module.products[-1], "parallel")
+    if parallel.mode == "column":
+        return Shard(y.dim() - 1)
+    return Shard(0) if parallel.sequence else Replicate()
+
+
+def _part_beside(t: object, layout: "Placement") -> object:
+    """This process's part of a bias or of a norm's result, which is returned beside y of that layout."""
+    if not is_dtensor(t):
+        return t
+    partial_sums = t.dim() == 1 and t.placements[0].is_replicate() and layout.is_shard()
+    return t.to_local(grad_placements=(Partial(),) if partial_sums else None)
