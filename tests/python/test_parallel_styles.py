@@ -3,9 +3,10 @@
 import itertools
 
 import pytest
+import torch
 
 from every_recipe import TABLE
-from parallel_layers import Case
+from parallel_layers import WAYS, Case
 from ranks import Ranks
 from style_ranks import STYLES, layer_equals_one_process
 
@@ -21,10 +22,53 @@ def two():
     ranks.close()
 
 
-@pytest.mark.parametrize("kind", STYLES)
+@pytest.mark.parametrize("style", STYLES)
 @pytest.mark.parametrize(("mode", "sequence"), DIVIDED)
 @pytest.mark.parametrize("recipe", TABLE)
-def test_results_are_those_of_one_process(two, recipe, mode, sequence, kind):
+def test_results_are_those_of_one_process(two, recipe, mode, sequence, style):
     # Of two processes each: whole blocks, blocks that both share, one token, none, three dimensions.
     for tokens in ((256,), (14,), (2,), (0,), (6, 5)):
-        two.run(layer_equals_one_process, kind, Case(recipe, "Linear", mode, sequence, tokens))
+        two.run(layer_equals_one_process, style, Case(recipe, "Linear", mode, sequence, tokens))
+
+
+@pytest.mark.parametrize("style", STYLES)
+@pytest.mark.parametrize(("mode", "sequence"), DIVIDED)
+@pytest.mark.parametrize("way", [way for way in WAYS if way != "eager"])
+@pytest.mark.parametrize("recipe", SOME)
+def test_other_ways_to_run_a_layer(two, recipe, way, mode, sequence, style):
+    two.run(layer_equals_one_process, style, Case(recipe, "Linear", mode, sequence, way=way))
+
+
+@pytest.mark.parametrize("sequence", [False, True])
+@pytest.mark.parametrize("kind", ["LayerNormLinear", "LayerNormMLP"])
+@pytest.mark.parametrize("way", ["eager", "compiled"])
+@pytest.mark.parametrize("recipe", SOME)
+def test_layers_with_a_norm(two, recipe, way, kind, sequence):
+    for tokens in ((64,), (14,)):
+        two.run(layer_equals_one_process, "own", Case(recipe, kind, "column", sequence, tokens, way=way))
+
+
+@pytest.mark.parametrize("style", STYLES)
+@pytest.mark.parametrize(("mode", "sequence"), DIVIDED)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"bias": False},
+        {"save_original_input": True},
+        {"fuse_wgrad_accumulation": True},
+        {"delay_wgrad_compute": True},
+        {"delay_wgrad_compute": True, "fuse_wgrad_accumulation": True},
+    ],
+    ids=lambda options: ", ".join(options),
+)
+def test_options_of_the_layer(two, options, mode, sequence, style):
+    for recipe in ("high_precision", "nvfp4", "mxfp8"):
+        two.run(layer_equals_one_process, style, Case(recipe, "Linear", mode, sequence, options=options))
+
+
+@pytest.mark.parametrize("style", STYLES)
+@pytest.mark.parametrize(("mode", "sequence"), DIVIDED)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_dtypes(two, dtype, mode, sequence, style):
+    for recipe in ("high_precision", "nvfp4", "mxfp8"):
+        two.run(layer_equals_one_process, style, Case(recipe, "Linear", mode, sequence, dtype=dtype))
