@@ -5,10 +5,11 @@ import itertools
 import pytest
 import torch
 
+import quire
 from every_recipe import TABLE
 from parallel_layers import WAYS, Case
 from ranks import Ranks
-from style_ranks import STYLES, layer_equals_one_process
+from style_ranks import STYLES, all_ways_give_the_same, block_equals_one_process, layer_equals_one_process
 
 DIVIDED = list(itertools.product(("column", "row"), (False, True)))
 #: One for each way in which scales follow from a tensor, and for the random stream.
@@ -72,3 +73,23 @@ def test_options_of_the_layer(two, options, mode, sequence, style):
 def test_dtypes(two, dtype, mode, sequence, style):
     for recipe in ("high_precision", "nvfp4", "mxfp8"):
         two.run(layer_equals_one_process, style, Case(recipe, "Linear", mode, sequence, dtype=dtype))
+
+
+@pytest.mark.parametrize(("recipe", "dim"), [*((name, 0) for name in SOME), ("nvfp4", 1), ("delayed", None)])
+def test_converting_first_or_last_and_either_style_give_the_same_model(two, recipe, dim):
+    two.run(all_ways_give_the_same, recipe, dim)
+
+
+@pytest.mark.parametrize("norm", [torch.nn.LayerNorm, quire.LayerNorm, quire.RMSNorm])
+@pytest.mark.parametrize("dim", [None, 0, 1])
+@pytest.mark.parametrize("style", STYLES)
+def test_a_block_of_a_model_is_that_of_one_process(two, style, dim, norm):
+    for recipe in ("high_precision", "mxfp8", "nvfp4"):
+        two.run(block_equals_one_process, recipe, (style, dim), norm, None)
+
+
+@pytest.mark.parametrize("dim", [None, 0, 1])
+@pytest.mark.parametrize("style", STYLES)
+def test_a_compiled_block_of_a_model_is_that_of_one_process(two, style, dim):
+    for recipe in ("high_precision", "mxfp8"):
+        two.run(block_equals_one_process, recipe, (style, dim), quire.LayerNorm, {"backend": "aot_eager"})

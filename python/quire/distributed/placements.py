@@ -130,6 +130,12 @@ def layout_of_features(
     )
 
 
+def placed_for(x: "DTensor", parallel: Parallel) -> "DTensor":
+    """x with all tokens on every process, and the features that its part of the weight needs."""
+    wanted = (Replicate() if parallel.mode == "column" else Shard(x.dim() - 1),)
+    return x if x.placements == wanted else x.redistribute(placements=wanted)
+
+
 def _check_mesh(x: "DTensor", name: str, parameter: torch.Tensor, what: str) -> None:
     if not is_dtensor(parameter):
         raise TypeError(

@@ -58,7 +58,7 @@ class _Style(ParallelStyle):
             device_mesh,
             partial(_divide, dims, self.src_data_rank),
             partial(_input, self.mode, self.input_layouts),
-            partial(_output, self.mode, output, self.use_local_output),
+            partial(_output, output, self.use_local_output),
         )
         sequence = (self.input_layouts if self.mode == "column" else output) == Shard(0)
         if _of_quire(module):
@@ -179,7 +179,7 @@ def _computes_from(parallel: Parallel, layout: "Placement", x: torch.Tensor) -> 
 
 
 def _output(
-    mode: str, layout: "Placement", to_local: bool, module: torch.nn.Module, outputs: object, mesh: "DeviceMesh"
+    layout: "Placement", to_local: bool, module: torch.nn.Module, outputs: object, mesh: "DeviceMesh"
 ) -> object:
     y, *others = outputs if isinstance(outputs, tuple) else (outputs,)
     if layout == Shard(-1):

@@ -13,6 +13,7 @@ from quire.distributed.placements import (
     layout_of_features,
     layout_of_tokens,
     local,
+    placed_for,
     refuse_division,
 )
 from quire.functional import linear, linear_prequantized
@@ -118,6 +119,8 @@ def torchs_result(layer: ProductModule, x: torch.Tensor) -> torch.Tensor | None:
         return None
     if layer.parallel is not None and layer.parallel.sequence:
         return None
+    if layer.parallel is not None:
+        x = placed_for(x, layer.parallel)
     return torch.nn.functional.linear(x, layer.weight, None if layer.return_bias else layer.bias)
 
 
