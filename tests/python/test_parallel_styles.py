@@ -1,14 +1,19 @@
 """Layers that PyTorch's parallelize_module has divided over two processes, compared with one process."""
 
+import copy
 import itertools
 
 import pytest
 import torch
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 import quire
 from every_recipe import TABLE
 from parallel_layers import WAYS, Case
-from ranks import Ranks
+from quire.distributed import ColumnParallel, RowParallel
+from ranks import Ranks, rank_of
 from style_ranks import STYLES, all_ways_give_the_same, block_equals_one_process, layer_equals_one_process
 
 DIVIDED = list(itertools.product(("column", "row"), (False, True)))
@@ -93,3 +98,42 @@ def test_a_block_of_a_model_is_that_of_one_process(two, style, dim, norm):
 def test_a_compiled_block_of_a_model_is_that_of_one_process(two, style, dim):
     for recipe in ("high_precision", "mxfp8"):
         two.run(block_equals_one_process, recipe, (style, dim), quire.LayerNorm, {"backend": "aot_eager"})
+
+
+@pytest.fixture
+def fake_mesh():
+    with rank_of(0, 2):
+        yield init_device_mesh("cpu", (2,))
+
+
+def test_what_cannot_be_divided_is_refused_and_stays_as_it_is(fake_mesh):
+    for make, error, words in (
+        (lambda: quire.Linear(256, 255), ValueError, "multiple of the 2 processes"),
+        (lambda: quire.LayerNormMLP(256, 256, activation="swiglu"), NotImplementedError, "each half of fc1"),
+        (lambda: quire.GroupedLinear(2, 256, 256), NotImplementedError, "cannot be divided over processes"),
+        (lambda: torch.nn.LayerNorm(256), NotImplementedError, "only layers with a weight"),
+    ):
+        layer = make()
+        with pytest.raises(error, match=words):
+            parallelize_module(layer, fake_mesh, ColumnParallel())
+        assert not any(isinstance(parameter, DTensor) for parameter in layer.parameters())
+    with quire.quantized_model_init(recipe="mxfp8"):
+        layer = quire.Linear(256, 256)
+    for style in (ColumnParallel(), RowParallel(), ColwiseParallel(), RowwiseParallel()):
+        with pytest.raises(NotImplementedError, match="must be a plain parameter"):
+            parallelize_module(layer, fake_mesh, style)
+        assert isinstance(layer.weight, quire.QuantizedTensor) and layer.parallel is None
+
+
+def test_copies_moves_and_state_of_a_divided_layer(fake_mesh):
+    layer = parallelize_module(quire.Linear(256, 256, device="meta"), fake_mesh, ColumnParallel())
+    layer.to_empty(device="cpu")
+    torch.manual_seed(0)
+    layer.reset_parameters()
+    torch.manual_seed(0)
+    assert torch.equal(layer.weight.to_local(), torch.nn.Linear(256, 256).weight[:128])
+    other = copy.deepcopy(layer).to(torch.bfloat16)
+    assert other.weight.dtype == torch.bfloat16 and "column,group=" in repr(other)
+    other.float().load_state_dict(layer.state_dict())
+    assert torch.equal(other.weight.to_local(), layer.weight.to_local())
+    assert other(torch.randn(4, 256)).shape == (4, 128)
