@@ -23,6 +23,9 @@ from quire.nn.weight import stored_weight
 from quire.recipe import Recipe
 from quire.tensor import QuantizedActivation, QuantSpec
 
+#: y, and where the layer returns it apart, the bias.
+Result = torch.Tensor | tuple[torch.Tensor, torch.Tensor | None]
+
 
 class Call(NamedTuple):
     """The options of one call of a module, shared by all of its matmuls.
@@ -112,16 +115,17 @@ def taken(
     return layout.take(x), layout
 
 
-def torchs_result(layer: ProductModule, x: torch.Tensor) -> torch.Tensor | None:
-    """y of a call with a DTensor x that PyTorch computes as for a torch.nn.Linear: without a recipe, for all placements
-    and dtypes that it supports. None for other calls."""
+def torchs_result(layer: ProductModule, x: torch.Tensor) -> Result | None:
+    """The result of a call with a DTensor x that PyTorch computes as for a torch.nn.Linear: without a recipe, for all
+    placements and dtypes that it supports. None for other calls."""
     if not is_dtensor(x) or layer.external_wgrad or recipe_of(layer.recipe) is not None or active_rule() is not None:
         return None
     if layer.parallel is not None and layer.parallel.sequence:
         return None
     if layer.parallel is not None:
         x = placed_for(x, layer.parallel)
-    return torch.nn.functional.linear(x, layer.weight, None if layer.return_bias else layer.bias)
+    y = torch.nn.functional.linear(x, layer.weight, None if layer.return_bias else layer.bias)
+    return (y, layer.bias) if layer.return_bias else y
 
 
 def _is_torchs(module: ProductModule) -> bool:
@@ -139,9 +143,9 @@ def _result_spec(module: ProductModule, output_spec: QuantSpec | str) -> str:
     return spec.text
 
 
-def fast_path(layer: ProductModule, x: torch.Tensor) -> torch.Tensor | None:
-    """y of an ordinary call, faster than with a Product; None for other calls. An ordinary call has a plain tensor x, a
-    plain weight, no option that needs a Product, and no delayed scaling.
+def fast_path(layer: ProductModule, x: torch.Tensor) -> Result | None:
+    """The result of an ordinary call, faster than with a Product, or torchs_result(). An ordinary call has a plain
+    tensor x, a plain weight, no option that needs a Product, and no delayed scaling.
 
     It repeats the steps of active_call() and Product for such a call, because these cost more than the call: 12 us on
     top of 10 without a recipe, 30 us on top of 19 with cached codes (./dev bench host, 1x16x16, forward, Zen 3).
@@ -149,11 +153,11 @@ def fast_path(layer: ProductModule, x: torch.Tensor) -> torch.Tensor | None:
     # Twenty times as quick as Module.__getattr__. A weight that is computed (parametrized, split) is not there.
     parameters = layer._parameters
     if "weight" not in parameters or "bias" not in parameters:
-        return None
+        return torchs_result(layer, x)
     weight, bias = parameters["weight"], parameters["bias"]
     own = type(weight) is torch.nn.Parameter and (bias is None or type(bias) is torch.nn.Parameter)
     if not own or type(x) is not torch.Tensor or layer.return_bias:
-        return None
+        return torchs_result(layer, x)
     if layer.fuse_wgrad_accumulation or layer.delay_wgrad_compute or layer.parallel is not None:
         return None
     recipe = recipe_of(layer.recipe)

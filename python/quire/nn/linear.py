@@ -7,7 +7,7 @@ import torch
 from quire.checks import check_device, check_type_or_none
 from quire.distributed.parallel import Parallel
 from quire.distributed.placements import divided_over
-from quire.nn.call import active_call, fast_path, taken, torchs_result
+from quire.nn.call import active_call, fast_path, taken
 from quire.nn.layer_path import name_layer
 from quire.nn.product import Product
 from quire.nn.product_module import ProductModule, initialise
@@ -166,13 +166,9 @@ class Linear(ProductModule, torch.nn.Linear):
                 y = fast_path(self, x)
                 if y is not None:
                     return y
-                y = torchs_result(self, x)
-                if y is not None:
-                    return (y, self.bias) if self.return_bias else y
             given, (x, layout) = x, taken(self, x)
             options = {"fp8_output": fp8_output, "fp8_grad": fp8_grad, "output_spec": output_spec}
-            call = active_call(self, x, is_first_microbatch, layout=layout, **options)
-            product = Product(self, "", call)
+            product = Product(self, "", active_call(self, x, is_first_microbatch, layout=layout, **options))
             y = product.output(product.run(x, [] if self.return_bias else self.biases("")))
             product.commit()
             y = y if layout is None else layout.give(y, given)
