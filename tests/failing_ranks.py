@@ -1,6 +1,9 @@
 """What ranks do in tests of ranks that end, hang, or call other things than the rest. For tests/ranks.py."""
 
+import copy
 import os
+import signal
+import threading
 import time
 from collections.abc import Callable
 from datetime import timedelta
@@ -64,6 +67,36 @@ def other_rank_in_backward(rank, sequence, act):
     if rank == 1:
         return leave(act)
     return message(y.backward)
+
+
+def interrupted(rank):
+    """Ctrl-C while rank 0 waits in a backward pass: the class of what is raised."""
+    model, x = block(False), tokens()
+    with quire.autocast(recipe="fp8_current"):
+        y = model(x).sum()
+    if rank == 0:
+        threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+    else:
+        time.sleep(1)
+    try:
+        y.backward()
+        time.sleep(0.1)
+    except BaseException as error:
+        return type(error).__name__
+    return ""
+
+
+def paths(rank):
+    """Of a layer, of its copy in another model, and of a compiled layer; and the `path` that a module has itself."""
+    model = block(False)
+    model.path = None
+    model(tokens())
+    other = torch.nn.Sequential(copy.deepcopy(model))
+    other(tokens())
+    alone = copy.deepcopy(model.up)
+    with torch.compiler.set_stance("force_eager"):  # compiled code says nothing of paths
+        torch.compile(alone)(tokens())
+    return model.up.path_in_model, other[0].up.path_in_model, alone.path_in_model, model.path
 
 
 def leave(act):

@@ -70,6 +70,16 @@ KINDS: dict[str, Callable[..., torch.nn.Module]] = {
 }
 
 
+#: Of layers' constructors.
+OPTIONS = [
+    {"bias": False},
+    {"save_original_input": True},
+    {"fuse_wgrad_accumulation": True},
+    {"delay_wgrad_compute": True},
+    {"delay_wgrad_compute": True, "fuse_wgrad_accumulation": True},
+]
+
+
 def chunk(t, axis):
     return t.detach().chunk(distributed.get_world_size(), axis)[distributed.get_rank()].clone()
 

@@ -51,8 +51,10 @@ def mixture(width: int, experts: int) -> nn.Module:
 
 
 class Block(nn.Module):
-    """Attention, and a network or a mixture of `experts`, each behind a LayerNorm and added to its input. column, row:
-    how layers are divided over processes, those that the features of heads and networks come from and go to."""
+    """Attention, and a network or a mixture of experts, each behind a LayerNorm and added to its input.
+
+    column: how qkv and up are divided over processes, by their outputs. row: attention_out and down, by their inputs.
+    """
 
     def __init__(self, settings: Settings, column: Parallel | None = None, row: Parallel | None = None):
         super().__init__()

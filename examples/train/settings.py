@@ -37,7 +37,7 @@ class Settings:
     dtype: str
     validation_batches: int
     processes: int = 1
-    parallel: str = ""  #: how several processes divide the work: a key of PARALLEL
+    parallel: str = ""  #: how several processes divide the work: one of PARALLEL
     moe: int = 0  #: experts of each block's network, of which a token takes two; 0: one network for all tokens
 
     @property

@@ -73,8 +73,8 @@ def _threads() -> Iterator[str]:
 def _settings() -> Iterator[str]:
     for name, what in (("QUIRE_ISA", "the best instruction set"), ("QUIRE_KERNEL", "the first kernel that can")):
         yield f"{name}: {os.environ.get(name) or f'not set: {what} is used'}"
-    checks = "ranks say to one another what they call" if check_ranks.enabled() else "ranks trust one another"
-    yield f"{check_ranks.NAME}: {os.environ.get(check_ranks.NAME) or 'not set'}: {checks}"
+    checks = "compare" if check_ranks.enabled() else "do not compare"
+    yield f"{check_ranks.NAME}: {os.environ.get(check_ranks.NAME) or 'not set'}: processes {checks} their calls"
 
 
 def _isas() -> list[str]:

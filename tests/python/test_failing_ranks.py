@@ -2,7 +2,15 @@
 
 import pytest
 
-from failing_ranks import SHORT, checked, other_rank_in_backward, other_rank_in_forward, states_differ
+from failing_ranks import (
+    SHORT,
+    checked,
+    interrupted,
+    other_rank_in_backward,
+    other_rank_in_forward,
+    paths,
+    states_differ,
+)
 from ranks import Ranks
 
 
@@ -48,6 +56,16 @@ def test_the_error_of_a_backward_pass_names_them_too(two, act, sequence):
     where = "'down', row" if sequence else "'up', column"  # the first that has a collective
     assert name == "DistBackendError", text
     assert f"quire.Linear {where}, rank 0 of 2: all_reduce over the 2 processes of 'quire:tp' failed" in text
+
+
+def test_an_interruption_stays_one(two):
+    (well, raised), _ = two.outcomes(interrupted)
+    two.restart()
+    assert (well, raised) == (True, "KeyboardInterrupt")
+
+
+def test_a_copy_of_a_layer_has_the_path_of_its_own_model(two):
+    assert two.run(paths) == [("up", "0.up", "", None)] * 2
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import itertools
 import pytest
 import torch
 
-from parallel_layers import KINDS, RECIPES, WAYS, Case, equals_one_process
+from parallel_layers import KINDS, OPTIONS, RECIPES, WAYS, Case, equals_one_process
 from ranks import Ranks
 
 DIVIDED = list(itertools.product(("column", "row"), (False, True)))
@@ -64,17 +64,7 @@ def test_other_ways_to_run_a_layer(two, recipe, way, mode, sequence):
 
 
 @pytest.mark.parametrize(("mode", "sequence"), DIVIDED)
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"bias": False},
-        {"save_original_input": True},
-        {"fuse_wgrad_accumulation": True},
-        {"delay_wgrad_compute": True},
-        {"delay_wgrad_compute": True, "fuse_wgrad_accumulation": True},
-    ],
-    ids=lambda options: ", ".join(options),
-)
+@pytest.mark.parametrize("options", OPTIONS, ids=lambda options: ", ".join(options))
 def test_options_of_the_layer(two, options, mode, sequence):
     for recipe in ("high_precision", "nvfp4", "mxfp8"):
         two.run(equals_one_process, Case(recipe, "Linear", mode, sequence, options=options))

@@ -11,7 +11,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 
 import quire
 from every_recipe import TABLE
-from parallel_layers import WAYS, Case
+from parallel_layers import OPTIONS, WAYS, Case
 from quire.distributed import ColumnParallel, RowParallel
 from ranks import Ranks, rank_of
 from style_ranks import STYLES, all_ways_give_the_same, block_equals_one_process, layer_equals_one_process
@@ -56,17 +56,7 @@ def test_layers_with_a_norm(two, recipe, way, kind, sequence):
 
 @pytest.mark.parametrize("style", STYLES)
 @pytest.mark.parametrize(("mode", "sequence"), DIVIDED)
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"bias": False},
-        {"save_original_input": True},
-        {"fuse_wgrad_accumulation": True},
-        {"delay_wgrad_compute": True},
-        {"delay_wgrad_compute": True, "fuse_wgrad_accumulation": True},
-    ],
-    ids=lambda options: ", ".join(options),
-)
+@pytest.mark.parametrize("options", OPTIONS, ids=lambda options: ", ".join(options))
 def test_options_of_the_layer(two, options, mode, sequence, style):
     for recipe in ("high_precision", "nvfp4", "mxfp8"):
         two.run(layer_equals_one_process, style, Case(recipe, "Linear", mode, sequence, options=options))

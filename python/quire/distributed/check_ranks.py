@@ -1,7 +1,9 @@
 """What every process of a group is about to do, compared before it begins. QUIRE_CHECK_RANKS=1 turns it on."""
 
+import contextlib
 import itertools
 import os
+import time
 from collections import defaultdict
 from collections.abc import Iterator
 from datetime import timedelta
@@ -38,8 +40,9 @@ def check_ranks(caller: str, what: str, group: "distributed.ProcessGroup", devic
     own, number = distributed.get_rank(group), next(_numbers[group.group_name])
     keys = [f"quire:check/{number}/{rank}" for rank in range(group.size())]
     store.set(keys[own], what)
-    timeout = _timeout(group, device)
-    missing = [rank for rank, key in enumerate(keys) if not _has(store, key, timeout)]
+    timeout = group._get_backend(device).options._timeout
+    end = time.monotonic() + timeout.total_seconds()
+    missing = [rank for rank, key in enumerate(keys) if not _has(store, key, end)]
     if missing:
         raise RuntimeError(
             f"{caller} ({NAME}=1): {_ranks(missing)} did not come to this call within {timeout.total_seconds():g} "
@@ -57,16 +60,13 @@ def check_ranks(caller: str, what: str, group: "distributed.ProcessGroup", devic
         )
 
 
-def _has(store: "distributed.Store", key: str, timeout: timedelta) -> bool:
-    try:
-        store.wait([key], timeout)
-    except RuntimeError:
-        return store.check([key])
-    return True
-
-
-def _timeout(group: "distributed.ProcessGroup", device: torch.device) -> timedelta:
-    return group._get_backend(device).options._timeout
+def _has(store: "distributed.Store", key: str, end: float) -> bool:
+    """Whether the store has the key before time.monotonic() is `end`."""
+    left = end - time.monotonic()
+    if left > 0:
+        with contextlib.suppress(RuntimeError):  # it timed out
+            store.wait([key], timedelta(seconds=left))
+    return store.check([key])
 
 
 def _ranks(ranks: list[int]) -> str:

@@ -139,10 +139,8 @@ class Parallel:
         return f"{layer}, {self.mode}, rank {self.index()} of {self.size}"
 
     def check_ranks(self, caller: str, what: str, device: torch.device) -> None:
-        """With QUIRE_CHECK_RANKS=1, raises RuntimeError unless every process of the group comes here with the same
-        `what`."""
-        if check_ranks.enabled():
-            check_ranks.check_ranks(caller, f"{self.text}, {what}", self._group(), device)
+        """check_ranks() of the group's processes."""
+        check_ranks.check_ranks(caller, f"{self.text}, {what}", self._group(), device)
 
     def reduced(self, amax: torch.Tensor) -> torch.Tensor:
         """The largest of each amax over the group."""
@@ -157,6 +155,11 @@ class Parallel:
                 f"quire.distributed.name_group(group, {self.group!r}) after torch.distributed.init_process_group"
             )
         return group
+
+
+def divided_dims(mode: str) -> dict[str, int | None]:
+    """Parameter of a Linear -> the dimension along which it is divided; None: not at all."""
+    return {"weight": 0, "bias": 0} if mode == "column" else {"weight": 1, "bias": None}
 
 
 def refuse_quantized(what: str, how: str) -> None:

@@ -7,7 +7,7 @@ import torch
 from torch import distributed
 
 from quire.checks import check_type, check_type_or_none
-from quire.distributed.parallel import Parallel, refuse_quantized
+from quire.distributed.parallel import Parallel, divided_dims, refuse_quantized
 from quire.distributed.placements import is_dtensor
 from quire.tensor import QuantizedActivation, QuantizedTensor
 
@@ -121,7 +121,7 @@ def _dims(what: str, module: torch.nn.Module, mode: str) -> dict[str, int | None
     if _of_quire(module):
         return module.divided_dims(mode)
     if isinstance(module, torch.nn.Linear):
-        return {"weight": 0, "bias": 0} if mode == "column" else {"weight": 1, "bias": None}
+        return divided_dims(mode)
     raise NotImplementedError(
         f"{what}: only layers with a weight [out_features, in_features] can be divided; use it for a quire.Linear, "
         "torch.nn.Linear, quire.LayerNormLinear or quire.LayerNormMLP"

@@ -5,6 +5,8 @@ from collections.abc import Iterator
 
 import torch
 
+from quire.nn.product_module import ProductModule
+
 
 def name_layer(error: Exception, layer: torch.nn.Module) -> None:
     """Adds a note to an error that left layer.forward: the layer, and its path in the outermost module that is being
@@ -25,16 +27,17 @@ def name_layer(error: Exception, layer: torch.nn.Module) -> None:
         )
 
 
-def path_of(layer: torch.nn.Module) -> str:
+def path_of(layer: ProductModule) -> str:
     """The path of a layer in the outermost module that is being called, as it was in the first call of the layer. To
-    be called within its forward. The attribute `path` of all layers of that module is set at once."""
-    if layer.path is None:
-        layer.path = ""
+    be called within its forward. All layers of that module get their path_in_model at once."""
+    if layer.path_in_model is None:
+        layer.path_in_model = ""
         *_, outermost = layer, *_callers(layer)
         for path, child in outermost.named_modules():
-            if getattr(child, "path", "") is None or child is layer:
-                child.path = path.replace("_orig_mod.", "")  # torch.compile's wrapper
-    return layer.path
+            if child is layer or (isinstance(child, ProductModule) and child.path_in_model is None):
+                names = [name for name in path.split(".") if name != "_orig_mod"]  # torch.compile's wrapper
+                child.path_in_model = ".".join(names)
+    return layer.path_in_model
 
 
 def _notes(error: Exception) -> list[str]:

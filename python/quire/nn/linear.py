@@ -5,7 +5,7 @@ from collections.abc import Callable
 import torch
 
 from quire.checks import check_device, check_type_or_none
-from quire.distributed.parallel import Parallel
+from quire.distributed.parallel import Parallel, divided_dims
 from quire.distributed.placements import divided_over
 from quire.nn.call import active_call, fast_path, taken
 from quire.nn.layer_path import name_layer
@@ -128,7 +128,7 @@ class Linear(ProductModule, torch.nn.Linear):
         return layer
 
     def divided_dims(self, mode: str) -> dict[str, int | None]:
-        return {"weight": 0, "bias": 0} if mode == "column" else {"weight": 1, "bias": None}
+        return divided_dims(mode)
 
     def reset_parameters(self) -> None:
         """Initialises the weights as torch.nn.Linear or by init_method, and sets a new seed with the counter at 0."""

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 import torch
 
 from quire import delayed
+from quire.distributed import check_ranks
 from quire.distributed.parallel import Parallel, refuse_quantized
 from quire.functional import (
     Buffers,
@@ -218,10 +219,12 @@ def _announce(product: Product, x: torch.Tensor) -> None:
     layer = f"quire.{type(module).__name__} {path!r}" if path else f"quire.{type(module).__name__}"
     caller = parallel.caller(layer)
     name_next_caller(caller)
+    if not check_ranks.enabled():
+        return
     recipe = product.text if product.call.recipe is not None else "none"
-    weight, gradient = product.weights[0], torch.is_grad_enabled()
+    weight, gradient = product.weights[0], "with" if torch.is_grad_enabled() else "without"
     what = f"{layer}, x {x.dtype} {list(x.shape)}, weight {weight.dtype} {list(weight.shape)}, recipe {recipe}"
-    parallel.check_ranks(caller, f"{what}, {'with' if gradient else 'without'} gradient", x.device)
+    parallel.check_ranks(caller, f"{what}, {gradient} gradient", x.device)
 
 
 @functools.cache

@@ -44,8 +44,8 @@ class ProductModule(torch.nn.Module):
     #: Groups of tokens that a product has a weight for, each.
     groups = 1
     parallel: Parallel | None = None
-    #: Of layer_path.path_of().
-    path: str | None = None
+    #: Of layer_path.path_of(). A copy may be part of another model, and starts without.
+    path_in_model: str | None = None
     #: What the module runs under outside of any autocast.
     recipe: Recipe | None = None
     fuse_wgrad_accumulation = delay_wgrad_compute = save_original_input = False
@@ -152,6 +152,7 @@ class ProductModule(torch.nn.Module):
 
     def __setstate__(self, state: dict[str, object]) -> None:
         super().__setstate__(state)
+        self.path_in_model = None
         self._number_stashes()
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> "ProductModule":

@@ -108,13 +108,13 @@ def _with_parts(construct: Callable[..., None]) -> Callable[..., None]:
     ) -> None:
         if parameters_split is None:
             return construct(self, *args, parallel=parallel, **keywords)
-        rows = args[1] if len(args) > 1 else keywords.get("out_features")
+        rows = inspect.signature(construct).bind(self, *args, **keywords).arguments["out_features"]
         names, sizes = names_and_sizes(parameters_split, rows)
+        processes = 1
         if parallel is not None and parallel.mode == "column":
-            parallel = parallel.of_parts(*sizes)
+            parallel, processes = parallel.of_parts(*sizes), parallel.size
         construct(self, *args, parallel=parallel, **keywords)
-        divided = parallel is not None and parallel.mode == "column"
-        split(self, names, [size // parallel.size if divided else size for size in sizes])
+        split(self, names, [size // processes for size in sizes])
 
     __init__.__signature__ = signature_with(construct, {"parameters_split": None})
     return __init__

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <exception>
+#include <stdexcept>
 #include <utility>
 
 #include "quire/base/check.h"
@@ -18,6 +19,15 @@ thread_local std::string current, next;
 /// The first sentence: gloo adds advice that ours replaces.
 std::string_view first_sentence(std::string_view error) {
   return error.substr(0, std::min(error.find('\n'), error.find(". This is typically")));
+}
+
+/// What a collective says of its failure; empty for other exceptions, which go on as they are: through PyTorch's
+/// kernels in Python comes Ctrl-C too. Those are no c10::Error, and begin with the name of their class.
+std::string_view failure(const std::exception& error) {
+  if (const auto* own = dynamic_cast<const c10::Error*>(&error)) return own->what_without_backtrace();
+  const std::string_view text = error.what();
+  const bool of_cpp = dynamic_cast<const std::runtime_error*>(&error) != nullptr;
+  return of_cpp || text.starts_with("RuntimeError") || text.starts_with("Dist") ? text : std::string_view();
 }
 
 [[noreturn]] void fail(const char* collective, const Group& group, std::string_view error) {
@@ -40,9 +50,10 @@ torch::jit::IValue call(const char* name, const char* collective, const Group& g
   }
   try {
     op->callBoxed(stack);
-  } catch (const std::exception& error) {  // gloo's are not c10::Error, nor those through PyTorch's kernels in Python
-    const auto* own = dynamic_cast<const c10::Error*>(&error);
-    fail(collective, group, own != nullptr ? own->what_without_backtrace() : error.what());
+  } catch (const std::exception& error) {
+    const std::string_view text = failure(error);
+    if (text.empty()) throw;
+    fail(collective, group, text);
   }
   return std::move(stack[0]);
 }
