@@ -21,9 +21,16 @@ def two():
     ranks.close()
 
 
-def of_rank_0(two, function, *arguments):
-    (well, answer), _ = two.outcomes(function, *arguments)
-    two.restart()
+@pytest.fixture
+def new():
+    """For one test, which leaves them in a collective."""
+    ranks = Ranks(2)
+    yield ranks
+    ranks.kill()
+
+
+def of_rank_0(ranks, function, *arguments):
+    (well, answer), _ = ranks.outcomes(function, *arguments)
     assert well, answer
     name, text, seconds = answer
     assert seconds < SHORT + 3
@@ -41,9 +48,9 @@ def of_rank_0(two, function, *arguments):
     ],
 )
 def test_the_error_of_a_forward_pass_names_layer_mode_rank_and_collective(
-    two, act, recipe, sequence, layer, collective
+    new, act, recipe, sequence, layer, collective
 ):
-    name, text = of_rank_0(two, other_rank_in_forward, recipe, sequence, act)
+    name, text = of_rank_0(new, other_rank_in_forward, recipe, sequence, act)
     assert name == "DistBackendError"
     assert f"quire.Linear {layer}, rank 0 of 2: {collective} over the 2 processes of 'quire:tp' failed" in text
     assert "QUIRE_CHECK_RANKS=1" in text and "🏖" not in text
@@ -51,16 +58,15 @@ def test_the_error_of_a_forward_pass_names_layer_mode_rank_and_collective(
 
 @pytest.mark.parametrize("act", ["ends", "hangs"])
 @pytest.mark.parametrize("sequence", [False, True])
-def test_the_error_of_a_backward_pass_names_them_too(two, act, sequence):
-    name, text = of_rank_0(two, other_rank_in_backward, sequence, act)
+def test_the_error_of_a_backward_pass_names_them_too(new, act, sequence):
+    name, text = of_rank_0(new, other_rank_in_backward, sequence, act)
     where = "'down', row" if sequence else "'up', column"  # the first that has a collective
     assert name == "DistBackendError", text
     assert f"quire.Linear {where}, rank 0 of 2: all_reduce over the 2 processes of 'quire:tp' failed" in text
 
 
-def test_an_interruption_stays_one(two):
-    (well, raised), _ = two.outcomes(interrupted)
-    two.restart()
+def test_an_interruption_stays_one(new):
+    (well, raised), _ = new.outcomes(interrupted)
     assert (well, raised) == (True, "KeyboardInterrupt")
 
 

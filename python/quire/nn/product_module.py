@@ -152,8 +152,8 @@ class ProductModule(torch.nn.Module):
 
     def __setstate__(self, state: dict[str, object]) -> None:
         super().__setstate__(state)
-        self.path_in_model = None
         self._number_stashes()
+        self.path_in_model = None
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> "ProductModule":
         with kept_attributes(self._parameters):
