@@ -1,5 +1,6 @@
 """How the weight of a layer is divided over the processes of a group."""
 
+import dataclasses
 import itertools
 from dataclasses import dataclass, field
 
@@ -30,9 +31,14 @@ class Parallel:
     size: the number of processes. It follows from the group.
     parts: sizes of parts of out_features, of which each is divided by itself, for "column": (1024, 256, 256) for q, k
         and v in one weight. Each must be a multiple of size. () is one part.
+    reduce: how processes add up y of a "row" layer and the gradient of x of a "column" layer. "": by the collective, in
+        the dtype of the result. "float32": float32 results of processes are added in the order of ranks and rounded
+        once, so that every backend gives the same bits. A spec such as "mxfp8": the same, but processes send codes of
+        their results. In high precision, results of processes have the dtype of x before they are added.
 
     A quantized operand has the same codes and scales as in one process: amaxes are reduced over the group, and
-    stochastic rounding draws the bits of the whole tensor. Raises ValueError for another mode or an unknown name.
+    stochastic rounding draws the bits of the whole tensor. Raises ValueError for another mode, an unknown name, or a
+    reduce that is no spec.
     """
 
     mode: str
@@ -40,12 +46,14 @@ class Parallel:
     sequence: bool = False
     size: int = 0
     parts: tuple[int, ...] = ()
+    reduce: str = ""
     #: What operators are given; the same on every rank.
     text: str = field(init=False, default="", repr=False)
     _other: "Parallel | None" = field(init=False, default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         check_type("Parallel", bool, sequence=self.sequence)
+        check_type("Parallel", str, reduce=self.reduce)
         if self.mode not in MODES:
             raise ValueError(f"Parallel: mode must be 'column' or 'row', got {self.mode!r}")
         if self.parts and self.mode == "row":
@@ -60,14 +68,22 @@ class Parallel:
         size = self.size or group.size()
         if group is not None and size != group.size():
             raise ValueError(f"Parallel: the group {name!r} has {group.size()} processes, got size={size}")
-        self._set(group=name, size=size, parts=tuple(self.parts), text=f"{self.mode},group={name},size={size}")
+        text, reduce = f"{self.mode},group={name},size={size}", f",reduce={self.reduce}" if self.reduce else ""
+        self._set(group=name, size=size, parts=tuple(self.parts), text=text + reduce)
         # Made here, because compiled functions cannot make one.
         other = object.__new__(Parallel)
-        fields = {"mode": self.mode, "group": name, "size": size, "parts": self.parts, "text": self.text}
-        other._set(**fields, sequence=not self.sequence, _other=self)
+        fields = {"mode": self.mode, "group": name, "size": size, "parts": self.parts, "reduce": self.reduce}
+        other._set(**fields, text=self.text, sequence=not self.sequence, _other=self)
         self._set(_other=other)
         with_tokens = self if self.sequence else other
-        with_tokens._set(text=f"{self.text},sequence")
+        with_tokens._set(text=f"{text},sequence{reduce}")
+        if self.reduce:
+            try:
+                torch.ops.quire.canonical_parallel(self.text)
+            except RuntimeError as error:
+                raise ValueError(
+                    f"Parallel: reduce must be '', 'float32' or a spec such as 'mxfp8', got {self.reduce!r}: {error}"
+                ) from None
         if check_ranks.enabled():
             check_ranks.run_eagerly()
 
@@ -97,11 +113,11 @@ class Parallel:
         """The same with these parts. Raises ValueError if it has others."""
         if self.parts not in ((), parts):
             raise ValueError(f"Parallel: the outputs of this layer are the parts {parts}, got parts={self.parts}")
-        return Parallel(self.mode, self.group, self.sequence, self.size, parts)
+        return dataclasses.replace(self, parts=parts)
 
     def then(self) -> "Parallel":
         """How the layer behind a "column" layer is divided, which takes that one's outputs."""
-        return Parallel("row", self.group, self.sequence, self.size)
+        return dataclasses.replace(self, mode="row", parts=())
 
     def sizes(self, what: str, in_features: int, out_features: int) -> tuple[int, int]:
         """in_features and out_features of one process. Raises ValueError if they, or parts, are not multiples of size,

@@ -36,14 +36,16 @@ class _Style(ParallelStyle):
         input_layouts: "Placement | None" = None,
         output_layouts: "Placement | None" = None,
         use_local_output: bool = True,
+        reduce: str = "",
     ) -> None:
         what = type(self).__name__
         if not distributed.is_available():
             raise RuntimeError(f"{what}: this PyTorch was built without torch.distributed; install one that has it")
         check_type_or_none(what, Placement, input_layouts=input_layouts, output_layouts=output_layouts)
         check_type(what, bool, use_local_output=use_local_output)
+        check_type(what, str, reduce=reduce)
         self.input_layouts = input_layouts or (Replicate() if self.mode == "column" else Shard(-1))
-        self.output_layouts, self.use_local_output = output_layouts, use_local_output
+        self.output_layouts, self.use_local_output, self.reduce = output_layouts, use_local_output, reduce
 
     def _apply(self, module: torch.nn.Module, device_mesh: "DeviceMesh") -> torch.nn.Module:
         """Divides a module. parallelize_module() calls it."""
@@ -63,9 +65,10 @@ class _Style(ParallelStyle):
         sequence = (self.input_layouts if self.mode == "column" else output) == Shard(0)
         if _of_quire(module):
             for product in module.products:
-                module.divide(product, dataclasses.replace(module.of(product, "parallel"), sequence=sequence))
-        elif type(module) is torch.nn.Linear:
-            module.parallel = Parallel(self.mode, device_mesh.get_group(), sequence)  # which quire.convert reads
+                parallel = module.of(product, "parallel")
+                module.divide(product, dataclasses.replace(parallel, sequence=sequence, reduce=self.reduce))
+        elif type(module) is torch.nn.Linear:  # quire.convert reads it
+            module.parallel = Parallel(self.mode, device_mesh.get_group(), sequence, reduce=self.reduce)
         return module
 
     def _default_output(self, module: torch.nn.Module) -> "Placement":
@@ -75,7 +78,8 @@ class _Style(ParallelStyle):
 
     def __repr__(self) -> str:
         layouts = f"input_layouts={self.input_layouts}, output_layouts={self.output_layouts}"
-        return f"{type(self).__name__}({layouts}, use_local_output={self.use_local_output})"
+        reduce = f", reduce={self.reduce!r}" if self.reduce else ""
+        return f"{type(self).__name__}({layouts}, use_local_output={self.use_local_output}{reduce})"
 
 
 class ColumnParallel(_Style):
@@ -87,6 +91,7 @@ class ColumnParallel(_Style):
         gathered. With another dim x itself is gathered. A DTensor x says itself how it is divided.
     output_layouts: of the result; None: Shard(-1), of a LayerNormMLP input_layouts.
     use_local_output: the result is a plain tensor, this process's part; False: a DTensor.
+    reduce: how the gradient of x is added up (Parallel), of a LayerNormMLP y too.
 
     Parameters become DTensors: weights Shard(0) (fc2_weight Shard(1)), biases Shard(0), others Replicate(). A
     torch.nn.Linear computes in high precision until quire.convert converts it. Raises NotImplementedError for other
@@ -105,6 +110,7 @@ class RowParallel(_Style):
     output_layouts: of the result: Replicate() (None), or Shard(dim) by tokens. With Shard(0) the result is reduced and
         scattered, and codes of its gradient are gathered. With another dim it is reduced as a whole.
     use_local_output: the result is a plain tensor, this process's part; False: a DTensor.
+    reduce: how y is added up (Parallel).
 
     The weight becomes a DTensor Shard(1), the bias Replicate(). Errors are those of ColumnParallel.
     """

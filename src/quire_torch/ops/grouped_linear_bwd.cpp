@@ -5,6 +5,7 @@
 #include "quire_torch/ops/grouped_linear.h"
 #include "quire_torch/ops/grouped_quantize.h"
 #include "quire_torch/ops/parallel_linear.h"
+#include "quire_torch/ops/reduce.h"
 #include "quire_torch/ops/state.h"
 #include "quire_torch/ops/wgrad.h"
 
@@ -158,7 +159,7 @@ op::Tensors<3> quantized_backward(const GroupedLinear::Saved& s, const at::Tenso
   auto g = p ? parallel_bwd(args, *p, s.part) : op::call<LinearBwd>(args);
   // First what may still refuse its operands, so that a refused call has changed nothing.
   if (external) weight_gradient(s, recipe, {g[3], g[4], g[5]}, x, tokens_of(s, dy));
-  if (p && p->column && need[kX]) g[0] = wait_for_sum(g[0], *p);
+  if (p && p->column && need[kX]) g[0] = wait_for_sum(g[0], *p, sizes_of_dx(dy, *p, s.in_features), s.dtype);
   if (stochastic) op::call<SrAdvance>({.sr_state = {s.sr_state.tensor}});
   if (scale && s.bwd_amax.tensor.defined()) op::call<AmaxMax>({{s.bwd_amax.tensor}, g[5], 0});
   if (need[kX] && recipe->dx) g[0] = rounded_dx(s, *recipe->dx, g[0]);
