@@ -10,6 +10,7 @@ from torch import distributed
 from quire.checks import check_type
 from quire.distributed import check_ranks
 from quire.distributed.groups import name_of, named_group
+from quire.tensor.spec import check_parallel
 
 MODES = ("column", "row")
 
@@ -78,12 +79,8 @@ class Parallel:
         with_tokens = self if self.sequence else other
         with_tokens._set(text=f"{text},sequence{reduce}")
         if self.reduce:
-            try:
-                torch.ops.quire.canonical_parallel(self.text)
-            except RuntimeError as error:
-                raise ValueError(
-                    f"Parallel: reduce must be '', 'float32' or a spec such as 'mxfp8', got {self.reduce!r}: {error}"
-                ) from None
+            what = f"Parallel: reduce must be '', 'float32' or a spec such as 'mxfp8', got {self.reduce!r}"
+            check_parallel(what, self.text)
         if check_ranks.enabled():
             check_ranks.run_eagerly()
 
