@@ -7,7 +7,8 @@ import torch
 from torch import distributed
 
 import quire
-from parallel_layers import chunk, compiled
+from parallel_layers import IN as LAYERS_IN
+from parallel_layers import KINDS, chunk, compiled
 from quire.distributed import Parallel
 
 IN, OUT = 64, 96
@@ -95,3 +96,30 @@ def refuses_what_is_no_spec(rank):
             assert text in str(error) and "reduce must be '', 'float32' or a spec" in str(error), str(error)
         else:
             raise AssertionError(f"took reduce={reduce!r}")
+
+
+def leaves_sums_of_gradients_to_others(rank, kind, mode, recipe, tokens):
+    """Gradients of parameters that every process has: each process gets a part, whose sum is what the layer gives."""
+    found = []
+    for reduces in (True, False):
+        parallel = Parallel(mode, distributed.group.WORLD, sequence=True, reduce_gradients=reduces)
+        torch.manual_seed(0)
+        layer = KINDS[kind](parallel=parallel)
+        x = torch.randn(tokens, layer.weight.shape[1] if kind == "Linear" else LAYERS_IN, generator=_generator(rank))
+        if mode == "row":
+            x = torch.cat([x, x])
+        with quire.autocast(enabled=recipe is not None, recipe=recipe or "mxfp8"):
+            y = layer(x)
+            y.backward(torch.randn(y.shape, generator=_generator(rank)))
+        names = (
+            ["bias"] if mode == "row" else [n for n, _ in layer.named_parameters() if "norm" in n or n == "fc2_bias"]
+        )
+        found.append([layer.get_parameter(name).grad for name in names])
+    for whole, part in zip(*found, strict=True):
+        assert not torch.equal(whole, part)
+        distributed.all_reduce(part)
+        torch.testing.assert_close(part, whole, rtol=1e-5, atol=1e-5)
+
+
+def _generator(rank):
+    return torch.Generator().manual_seed(rank)

@@ -6,7 +6,12 @@ import pytest
 import torch
 
 from ranks import Ranks
-from reduce_ranks import Case, adds_float32_in_the_order_of_ranks, refuses_what_is_no_spec
+from reduce_ranks import (
+    Case,
+    adds_float32_in_the_order_of_ranks,
+    leaves_sums_of_gradients_to_others,
+    refuses_what_is_no_spec,
+)
 
 #: Of a weight divided by rows y is a sum, by columns the gradient of x.
 DIVIDED = list(itertools.product(("column", "row"), (False, True)))
@@ -44,3 +49,10 @@ def test_results_of_ranks_are_added_in_float32_by_a_graph(two, reduce, mode, seq
 
 def test_a_reduction_that_is_no_spec_is_refused(two):
     two.run(refuses_what_is_no_spec)
+
+
+@pytest.mark.parametrize("tokens", [32, 7])
+@pytest.mark.parametrize("recipe", ["mxfp8", "nvfp4", None])
+def test_a_framework_can_sum_gradients_itself(two, recipe, tokens):
+    for kind, mode in (("Linear", "row"), ("LayerNormLinear", "column"), ("LayerNormMLP", "column")):
+        two.run(leaves_sums_of_gradients_to_others, kind, mode, recipe, tokens)

@@ -36,6 +36,9 @@ class Parallel:
         the dtype of the result. "float32": float32 results of processes are added in the order of ranks and rounded
         once, so that every backend gives the same bits. A spec such as "mxfp8": the same, but processes send codes of
         their results. In high precision, results of processes have the dtype of x before they are added.
+    reduce_gradients: where tokens are divided, gradients of parameters that every process has whole (of a norm, of the
+        bias of a "row" layer) are summed over the group. False: each process gets those of its own tokens, for a
+        framework that sums them itself, as Megatron does.
 
     A quantized operand has the same codes and scales as in one process: amaxes are reduced over the group, and
     stochastic rounding draws the bits of the whole tensor. Raises ValueError for another mode, an unknown name, or a
@@ -48,12 +51,13 @@ class Parallel:
     size: int = 0
     parts: tuple[int, ...] = ()
     reduce: str = ""
+    reduce_gradients: bool = True
     #: What operators are given; the same on every rank.
     text: str = field(init=False, default="", repr=False)
     _other: "Parallel | None" = field(init=False, default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        check_type("Parallel", bool, sequence=self.sequence)
+        check_type("Parallel", bool, sequence=self.sequence, reduce_gradients=self.reduce_gradients)
         check_type("Parallel", str, reduce=self.reduce)
         if self.mode not in MODES:
             raise ValueError(f"Parallel: mode must be 'column' or 'row', got {self.mode!r}")
@@ -69,15 +73,16 @@ class Parallel:
         size = self.size or group.size()
         if group is not None and size != group.size():
             raise ValueError(f"Parallel: the group {name!r} has {group.size()} processes, got size={size}")
-        text, reduce = f"{self.mode},group={name},size={size}", f",reduce={self.reduce}" if self.reduce else ""
-        self._set(group=name, size=size, parts=tuple(self.parts), text=text + reduce)
+        text = f"{self.mode},group={name},size={size}"
+        options = (f",reduce={self.reduce}" if self.reduce else "") + ",own_gradients" * (not self.reduce_gradients)
+        self._set(group=name, size=size, parts=tuple(self.parts), text=text + options)
         # Made here, because compiled functions cannot make one.
         other = object.__new__(Parallel)
-        fields = {"mode": self.mode, "group": name, "size": size, "parts": self.parts, "reduce": self.reduce}
-        other._set(**fields, text=self.text, sequence=not self.sequence, _other=self)
+        fields = {one.name: getattr(self, one.name) for one in dataclasses.fields(self)}
+        other._set(**fields | {"sequence": not self.sequence, "_other": self})
         self._set(_other=other)
         with_tokens = self if self.sequence else other
-        with_tokens._set(text=f"{text},sequence{reduce}")
+        with_tokens._set(text=f"{text},sequence{options}")
         if self.reduce:
             what = f"Parallel: reduce must be '', 'float32' or a spec such as 'mxfp8', got {self.reduce!r}"
             check_parallel(what, self.text)

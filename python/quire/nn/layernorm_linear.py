@@ -57,7 +57,9 @@ def normalised(
     whole = as_one_process(module, module.products[0], parallel)
     if whole is not None:
         x = whole.tokens(x)
-    elif parallel is not None and parallel.sequence:  # each process has some of the tokens
+    elif (
+        parallel is not None and parallel.sequence and parallel.reduce_gradients
+    ):  # each process has some of the tokens
         weight = sum_gradient(weight, parallel.text)
         bias = None if bias is None else sum_gradient(bias, parallel.text)
     y, buffers = norm(

@@ -178,16 +178,21 @@ op::Tensors<3> unquantized_backward(const GroupedLinear::Saved& s, const at::Ten
   const at::Tensor dy = p && p->gathers_dy() ? gather(own_dy, p->group) : own_dy;
   const at::Tensor x = need[kW] ? plain_x(s, dy) : dy.new_empty({0});
   const bool external = need[kW] && external_wgrad(s), later = external && s.wgrad_stash.tensor.defined();
-  const LinearUnquantizedBwd::Args args{.dy = dy,
-                                        .offsets = s.offsets,
-                                        .x = x,
-                                        .w = s.w,
-                                        .w_buffers = s.w_buffers,
-                                        .in_features = s.in_features,
-                                        .recipe = s.recipe,
-                                        .dtype = s.dtype,
-                                        .needs = needed_gradients(need) & (later ? ~kNeedsW : ~int64_t{0})};
+  LinearUnquantizedBwd::Args args{.dy = dy,
+                                  .offsets = s.offsets,
+                                  .x = x,
+                                  .w = s.w,
+                                  .w_buffers = s.w_buffers,
+                                  .in_features = s.in_features,
+                                  .recipe = s.recipe,
+                                  .dtype = s.dtype,
+                                  .needs = needed_gradients(need) & (later ? ~kNeedsW : ~int64_t{0})};
   op::Tensors<3> g = p ? parallel_unquantized_bwd(args, *p) : op::call<LinearUnquantizedBwd>(args);
+  if (p && p->own_gradients && p->gathers_dy() && need[kBias]) {
+    args.dy = own_dy;
+    args.needs = kNeedsBias;
+    g[2] = op::call<LinearUnquantizedBwd>(args)[2];
+  }
   if (later) {
     keep_for_later(s, {dy.to(s.dtype), x.to(s.dtype)}, tokens_of(s, own_dy));
   } else if (external) {

@@ -82,14 +82,17 @@ Parallel Parallel::parse(std::string_view text) {
   std::string_view word = next();
   if ((p.sequence = word == "sequence")) word = next();
   const std::string_view reduce = word.starts_with("reduce=") ? word.substr(7) : "";
+  if (!reduce.empty()) word = next();
+  if ((p.own_gradients = word == "own_gradients")) word = next();
   const auto [end, error] =
       std::from_chars(size.data() + std::min<size_t>(5, size.size()), size.data() + size.size(), p.group.size);
-  quire::check((mode == "column" || mode == "row") && group.starts_with("group=") && group.size() > 6 &&
-                   size.starts_with("size=") && error == std::errc() && end == size.data() + size.size() &&
-                   p.group.size >= 1 && (word.empty() || !reduce.empty()) && rest.empty(),
-               "parallel_linear: parallel must be 'column,group=NAME,size=N' or 'row,group=NAME,size=N', with ",
-               "',sequence' behind it where tokens are divided, and ',reduce=float32' or ',reduce=SPEC' for sums of ",
-               "float32; got '", text, "'");
+  quire::check(
+      (mode == "column" || mode == "row") && group.starts_with("group=") && group.size() > 6 &&
+          size.starts_with("size=") && error == std::errc() && end == size.data() + size.size() && p.group.size >= 1 &&
+          word.empty() && rest.empty(),
+      "parallel_linear: parallel must be 'column,group=NAME,size=N' or 'row,group=NAME,size=N', with ",
+      "',sequence' behind it where tokens are divided, ',reduce=float32' or ',reduce=SPEC' for sums of float32, ",
+      "and ',own_gradients' where somebody else adds gradients of biases; got '", text, "'");
   p.column = mode == "column";
   p.group.name = group.substr(6);
   p.sums_float32 = !reduce.empty();
@@ -102,7 +105,8 @@ std::string Parallel::to_string() const {
                      sequence ? ",sequence" : "", sums_float32 ? ",reduce=" : "",
                      sent_as        ? sent_as->to_string()
                      : sums_float32 ? "float32"
-                                    : "");
+                                    : "",
+                     own_gradients ? ",own_gradients" : "");
 }
 
 bool needs_reduction(const quire::QuantSpec& spec, int axis) {

@@ -11,9 +11,9 @@
 
 namespace quire_torch {
 
-/// "column,group=NAME,size=N[,sequence][,reduce=R]" or "row,...". column: each process has some of the outputs, row:
-/// some of the inputs. sequence: outside of the layer each process has some of the tokens, those of the first
-/// dimension.
+/// "column,group=NAME,size=N[,sequence][,reduce=R][,own_gradients]" or "row,...". column: each process has some of the
+/// outputs, row: some of the inputs. sequence: outside of the layer each process has some of the tokens, those of the
+/// first dimension.
 struct Parallel {
   bool column = true;
   bool sequence = false;
@@ -22,6 +22,8 @@ struct Parallel {
   /// float32 in the order of ranks, sent as they are ("float32") or as codes (a spec).
   bool sums_float32 = false;
   std::optional<quire::QuantSpec> sent_as{};
+  /// Gradients of parameters that every process has are of its own tokens, and somebody else adds them.
+  bool own_gradients = false;
 
   static Parallel parse(std::string_view text);
   std::string to_string() const;

@@ -179,12 +179,12 @@ op::Tensors<10> ParallelLinear::backward(const Saved& s, const op::Tensors<3>& g
 namespace {
 
 /// The sum of dy over rows, in dy's dtype. own: dy of this process alone, whose sums are added.
-at::Tensor bias_gradient(const LinearBwd::Args& a, const at::Tensor& dy, bool own, const Group& group) {
+at::Tensor bias_gradient(const LinearBwd::Args& a, const at::Tensor& dy, bool own, const Parallel& p) {
   LinearBwd::Args of_bias = a;
-  of_bias.dy = dy;
+  of_bias.dy = p.own_gradients ? a.dy : dy;
   of_bias.needs = kNeedsBias;
   const at::Tensor dbias = op::call<LinearBwd>(of_bias)[2];
-  return own ? sum(dbias, group) : dbias;
+  return own && !p.own_gradients ? sum(dbias, p.group) : dbias;
 }
 
 }  // namespace
@@ -241,7 +241,7 @@ op::Tensors<6> parallel_bwd(const LinearBwd::Args& a, const Parallel& p, const o
     if (a.needs & kKeepsDy) out[3] = columns[0], out[4] = columns[1];
     if ((a.needs & kKeepsDy) && !a.bwd_scale) out[5] = columns[2];
   }
-  if (a.needs & kNeedsBias) out[2] = bias_gradient(a, dy, codes, p.group);
+  if (a.needs & kNeedsBias) out[2] = bias_gradient(a, dy, codes, p);
   return out;
 }
 
