@@ -1,0 +1,267 @@
+"""Models that processes divide in several ways and save and load with torch.distributed.checkpoint, for functions that
+tests/ranks.py runs."""
+
+import contextlib
+import copy
+import functools
+from pathlib import Path
+
+import torch
+from torch import distributed
+from torch.distributed import checkpoint as dcp
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+import quire
+from every_recipe import TABLE
+from quire.distributed import ColumnParallel, Parallel, RowParallel
+
+HIDDEN, INNER, TOKENS = 128, 256, 16
+PARTS = (128, 64, 64)
+
+
+class Model(torch.nn.Module):
+    """parallel: mode -> Parallel or None. Of quire's layers one has two matmuls, and one is never divided."""
+
+    def __init__(self, parallel=lambda mode, **_: None, activation="swiglu"):
+        super().__init__()
+        self.mlp = quire.LayerNormMLP(HIDDEN, INNER, activation=activation, parallel=parallel("column"))
+        self.up = quire.Linear(HIDDEN, INNER, parallel=parallel("column", parts=PARTS))
+        self.down = quire.Linear(INNER, HIDDEN, parallel=parallel("row"))
+        self.head = quire.Linear(HIDDEN, HIDDEN)
+
+    def forward(self, x):
+        x = x + self.mlp(x)
+        return self.head(x + self.down(torch.nn.functional.gelu(self.up(x))))
+
+
+@functools.cache
+def mesh(size):
+    return init_device_mesh("cpu", (size,))
+
+
+def one(**options):
+    return Model(**options)
+
+
+def replicas(**options):
+    return torch.nn.parallel.DistributedDataParallel(Model(**options), init_sync=False)
+
+
+def sharded(**options):
+    model, over = Model(**options), mesh(distributed.get_world_size())
+    for layer in (model.mlp, model.up, model.down, model.head):
+        fully_shard(layer, mesh=over)
+    return fully_shard(model, mesh=over)
+
+
+def divided(**options):
+    with quire.distributed.data_parallel_rank(0):
+        return Model(lambda mode, **kind: Parallel(mode, distributed.group.WORLD, **kind), **options)
+
+
+def styled(column=ColumnParallel, row=RowParallel, **options):
+    with quire.distributed.data_parallel_rank(0):
+        model = Model(activation="gelu", **options)
+        plan = {"up": column(), "down": row(), "mlp": ColumnParallel()}
+        return parallelize_module(model, mesh(distributed.get_world_size()), plan)
+
+
+def compiled(**options):
+    return torch.compile(one(**options), backend="eager")
+
+
+WAYS = {
+    "one process": one,
+    "DistributedDataParallel": replicas,
+    "fully_shard": sharded,
+    "parallel=": divided,
+    "styles": styled,
+    "styles of PyTorch": lambda **options: styled(ColwiseParallel, RowwiseParallel, **options),
+    "torch.compile": compiled,
+}
+#: Whose processes have different tokens.
+OF_DATA = ("DistributedDataParallel", "fully_shard")
+
+
+class Run:
+    """A model in training. storage: options of quantized_model_init, or None."""
+
+    def __init__(self, way, recipe, storage=None, seed=0, activation="swiglu"):
+        torch.manual_seed(seed)
+        self.way, self.recipe = way, TABLE[recipe]
+        of_weights = {"recipe": self.recipe, **storage} if storage is not None else {"enabled": False}
+        options = {} if "styles" in way else {"activation": activation}
+        with quire.quantized_model_init(**of_weights):
+            self.model = WAYS[way](**options)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-2)
+        self.state = quire.TrainingState(self.model, self.optimizer, self.recipe)
+
+    def step(self, number):
+        """The parameters after it, as this process has them, and what is beside them."""
+        rank = distributed.get_rank() if self.way in OF_DATA else 0
+        x = torch.randn(TOKENS, HIDDEN, generator=torch.Generator().manual_seed(100 * number + rank))
+        with quire.autocast(enabled=self.recipe is not None, recipe=self.recipe):
+            self.model(x).square().mean().backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        return self.values()
+
+    def values(self):
+        found = {name: local(parameter.detach()) for name, parameter in self.model.named_parameters()}
+        found |= {f"rng {name}": state for name, state in quire.rng_state(self.model).items()}
+        for name, parameter in self.model.named_parameters():
+            found |= {f"{name} {key}": local(t) for key, t in self.optimizer.state[parameter].items()}
+        return {name: copy.deepcopy(value) for name, value in found.items()}
+
+
+def local(t):
+    return t.to_local() if isinstance(t, DTensor) else t
+
+
+def assert_same(found, expected, where=""):
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        other = found[name]
+        assert type(other) is type(value), (where, name)
+        if isinstance(value, quire.QuantizedTensor):
+            buffers = [(t, other.named()[key]) for key, t in value.named().items()]
+            assert all(a is b is None or torch.equal(a, b) for a, b in buffers), (where, name)
+        else:
+            assert torch.equal(other, value), (where, name, (other - value).abs().max())
+
+
+# ---------------------------------------------------------------- one way, saved and loaded
+
+
+def resumes(rank, folder, way, recipe, storage):
+    """A run that is saved in the middle, and goes on in a new model, takes the steps of one that is not."""
+    run = Run(way, recipe, storage)
+    run.step(0), run.step(1)
+    dcp.save({"train": run.state}, checkpoint_id=folder, no_dist=way == "one process")
+    expected = [run.step(2), run.step(3)]
+    again = Run(way, recipe, storage, seed=5)
+    dcp.load({"train": again.state}, checkpoint_id=folder, no_dist=way == "one process")
+    for number, values in zip((2, 3), expected, strict=True):
+        assert_same(again.step(number), values, (way, recipe, storage, number))
+    if rank == 0:
+        check_files(folder)
+
+
+def check_files(folder):
+    for path in Path(folder).iterdir():
+        read = path.read_bytes()
+        assert b"quire" not in read and b"QuantizedTensor" not in read, path
+
+
+# ---------------------------------------------------------------- one way saved, another loaded
+
+
+def trains_and_saves(rank, folder, way, recipe):
+    """Returns the whole weights and optimizer states, as the test puts them together."""
+    run = Run(way, recipe, activation="gelu" if "styles" in way else "swiglu")
+    run.step(0), run.step(1)
+    dcp.save({"train": run.state}, checkpoint_id=folder)
+    return wholes(run)
+
+
+def loads(rank, folder, way, recipe):
+    run = Run(way, recipe, seed=5, activation="gelu")
+    dcp.load({"train": run.state}, checkpoint_id=folder, no_dist=way == "one process")
+    return wholes(run)
+
+
+def loads_swiglu(rank, folder, way, recipe):
+    run = Run(way, recipe, seed=5)
+    dcp.load({"train": run.state}, checkpoint_id=folder, no_dist=way == "one process")
+    return wholes(run)
+
+
+def wholes(run):
+    found = {}
+    parts = {"mlp.fc1_weight": (INNER, INNER), "mlp.fc1_bias": (INNER, INNER), "up.weight": PARTS, "up.bias": PARTS}
+    for name, parameter in run.model.named_parameters():
+        for key, t in {"": parameter.detach(), **run.optimizer.state[parameter]}.items():
+            if isinstance(t, DTensor):
+                t = t.full_tensor()
+            elif run.way == "parallel=" and t.dim() > 0:
+                t = joined(name, t, parts)
+            found[f"{name.removeprefix('module.')} {key}"] = t.tolist()
+    rank = distributed.get_rank() if run.way in OF_DATA else 0
+    states = quire.rng_state(run.model).items()
+    found |= {f"rng {name.removeprefix('module.')}": [of_rank(state[0], rank), int(state[1])] for name, state in states}
+    for name, state in quire.delayed_state(run.model).items():
+        kept = ("rule", "scale_fwd", "scale_bwd")
+        found |= {f"{name.removeprefix('module.')} {key}": plain(state[key]) for key in kept}
+    return found
+
+
+def of_rank(seed, rank):
+    return int(seed) ^ (rank * 0x9E3779B97F4A7C15 % 2**63)
+
+
+def plain(value):
+    return value.tolist() if isinstance(value, torch.Tensor) else value
+
+
+def joined(name, part, parts):
+    """The whole of which each process has a part."""
+    each = [torch.empty_like(part) for _ in range(distributed.get_world_size())]
+    distributed.all_gather(each, part)
+    if name in ("down.weight", "mlp.fc2_weight"):
+        return torch.cat(each, 1)
+    if name not in parts:
+        return part
+    sizes = [size // len(each) for size in parts[name]]
+    return torch.cat([torch.cat(pieces) for pieces in zip(*[one.split(sizes) for one in each], strict=True)])
+
+
+# ---------------------------------------------------------------- other
+
+
+def steps_after_loading(rank, folder, recipe):
+    """Loads what other ranks saved, and takes a step."""
+    run = Run("parallel=", recipe, seed=5)
+    dcp.load({"train": run.state}, checkpoint_id=folder)
+    run.step(2)
+    return True
+
+
+def entries_are_refused(rank, folder):
+    """The error of a divided layer's state_dict that is given to torch.distributed.checkpoint itself."""
+    model = divided()
+    said = []
+    for act in (dcp.save, dcp.load):
+        try:
+            act({"model": model.state_dict()}, checkpoint_id=folder)
+        except Exception as error:
+            said.append(str(error))
+    return said
+
+
+def disagrees(rank):
+    """Each process's error or warning where processes have different things."""
+    said = []
+    with contextlib.suppress(RuntimeError):
+        pass
+    torch.manual_seed(rank)
+    import warnings
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        quire.TrainingState(Model()).state_dict()
+    said.append(str(caught[0].message))
+    recipe = quire.recipe.DelayedScaling(amax_history_len=4, reduce_amax=False)
+    torch.manual_seed(0)
+    model = Model()
+    for _ in range(2):
+        with quire.autocast(recipe=recipe):
+            model(torch.full((TOKENS, HIDDEN), 1.0 + rank)).sum().backward()
+    for state in (quire.TrainingState(model, recipe=recipe), quire.TrainingState(Model() if rank else quire.Linear(2, 2))):
+        try:
+            state.state_dict()
+        except RuntimeError as error:
+            said.append(str(error))
+    return said
