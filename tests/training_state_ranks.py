@@ -1,9 +1,9 @@
 """Models that processes divide in several ways and save and load with torch.distributed.checkpoint, for functions that
 tests/ranks.py runs."""
 
-import contextlib
 import copy
 import functools
+import warnings
 from pathlib import Path
 
 import torch
@@ -62,9 +62,9 @@ def divided(**options):
         return Model(lambda mode, **kind: Parallel(mode, distributed.group.WORLD, **kind), **options)
 
 
-def styled(column=ColumnParallel, row=RowParallel, **options):
+def styled(column=ColumnParallel, row=RowParallel, activation="gelu"):
     with quire.distributed.data_parallel_rank(0):
-        model = Model(activation="gelu", **options)
+        model = Model(activation=activation)
         plan = {"up": column(), "down": row(), "mlp": ColumnParallel()}
         return parallelize_module(model, mesh(distributed.get_world_size()), plan)
 
@@ -89,13 +89,13 @@ OF_DATA = ("DistributedDataParallel", "fully_shard")
 class Run:
     """A model in training. storage: options of quantized_model_init, or None."""
 
-    def __init__(self, way, recipe, storage=None, seed=0, activation="swiglu"):
+    def __init__(self, way, recipe, storage=None, seed=0, activation=None):
+        activation = activation or ("gelu" if "styles" in way else "swiglu")
         torch.manual_seed(seed)
-        self.way, self.recipe = way, TABLE[recipe]
+        self.way, self.recipe, self.activation = way, TABLE[recipe], activation
         of_weights = {"recipe": self.recipe, **storage} if storage is not None else {"enabled": False}
-        options = {} if "styles" in way else {"activation": activation}
         with quire.quantized_model_init(**of_weights):
-            self.model = WAYS[way](**options)
+            self.model = WAYS[way](activation=activation)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-2)
         self.state = quire.TrainingState(self.model, self.optimizer, self.recipe)
 
@@ -159,29 +159,26 @@ def check_files(folder):
 # ---------------------------------------------------------------- one way saved, another loaded
 
 
-def trains_and_saves(rank, folder, way, recipe):
+def trains_and_saves(rank, folder, way, recipe, activation):
     """Returns the whole weights and optimizer states, as the test puts them together."""
-    run = Run(way, recipe, activation="gelu" if "styles" in way else "swiglu")
+    run = Run(way, recipe, activation=activation)
     run.step(0), run.step(1)
     dcp.save({"train": run.state}, checkpoint_id=folder)
     return wholes(run)
 
 
-def loads(rank, folder, way, recipe):
-    run = Run(way, recipe, seed=5, activation="gelu")
+def loads(rank, folder, way, recipe, activation):
+    run = Run(way, recipe, seed=5, activation=activation)
     dcp.load({"train": run.state}, checkpoint_id=folder, no_dist=way == "one process")
-    return wholes(run)
-
-
-def loads_swiglu(rank, folder, way, recipe):
-    run = Run(way, recipe, seed=5)
-    dcp.load({"train": run.state}, checkpoint_id=folder, no_dist=way == "one process")
-    return wholes(run)
+    found = wholes(run)
+    run.step(2)
+    return found
 
 
 def wholes(run):
     found = {}
-    parts = {"mlp.fc1_weight": (INNER, INNER), "mlp.fc1_bias": (INNER, INNER), "up.weight": PARTS, "up.bias": PARTS}
+    fc1 = (INNER, INNER) if run.activation == "swiglu" else (INNER,)
+    parts = {"mlp.fc1_weight": fc1, "mlp.fc1_bias": fc1, "up.weight": PARTS, "up.bias": PARTS}
     for name, parameter in run.model.named_parameters():
         for key, t in {"": parameter.detach(), **run.optimizer.state[parameter]}.items():
             if isinstance(t, DTensor):
@@ -221,47 +218,75 @@ def joined(name, part, parts):
 # ---------------------------------------------------------------- other
 
 
-def steps_after_loading(rank, folder, recipe):
-    """Loads what other ranks saved, and takes a step."""
-    run = Run("parallel=", recipe, seed=5)
-    dcp.load({"train": run.state}, checkpoint_id=folder)
-    run.step(2)
-    return True
+def saves_in_background(rank, folder):
+    run = Run("parallel=", "nvfp4")
+    run.step(0)
+    before = run.values()
+    own = distributed.new_group()  # a thread uses it while the main one trains
+    saved = dcp.async_save({"train": run.state}, checkpoint_id=folder, process_group=own)
+    run.step(1)
+    saved.result()
+    again = Run("parallel=", "nvfp4", seed=5)
+    dcp.load({"train": again.state}, checkpoint_id=folder)
+    assert_same(again.values(), before)
 
 
 def entries_are_refused(rank, folder):
     """The error of a divided layer's state_dict that is given to torch.distributed.checkpoint itself."""
-    model = divided()
-    said = []
-    for act in (dcp.save, dcp.load):
+    state, said = {"model": divided().state_dict()}, []
+    parts = {name: torch.zeros(t.shape) for name, t in state["model"].items()}
+    dcp.save({"model": parts}, checkpoint_id=f"{folder}/parts")
+    for act in (
+        functools.partial(dcp.save, checkpoint_id=folder),
+        functools.partial(dcp.load, checkpoint_id=f"{folder}/parts"),
+    ):
         try:
-            act({"model": model.state_dict()}, checkpoint_id=folder)
-        except Exception as error:
+            act(state)
+        except BaseException as error:  # CheckpointException is no Exception
             said.append(str(error))
     return said
 
 
 def disagrees(rank):
     """Each process's error or warning where processes have different things."""
-    said = []
-    with contextlib.suppress(RuntimeError):
-        pass
     torch.manual_seed(rank)
-    import warnings
-
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         quire.TrainingState(Model()).state_dict()
-    said.append(str(caught[0].message))
+    said = [str(one.message) for one in caught if "TrainingState" in str(one.message)]
     recipe = quire.recipe.DelayedScaling(amax_history_len=4, reduce_amax=False)
     torch.manual_seed(0)
     model = Model()
     for _ in range(2):
         with quire.autocast(recipe=recipe):
             model(torch.full((TOKENS, HIDDEN), 1.0 + rank)).sum().backward()
-    for state in (quire.TrainingState(model, recipe=recipe), quire.TrainingState(Model() if rank else quire.Linear(2, 2))):
+    other = Model() if rank else quire.Linear(2, 2)
+    for state in (quire.TrainingState(model, recipe=recipe), quire.TrainingState(other)):
         try:
             state.state_dict()
         except RuntimeError as error:
             said.append(str(error))
     return said
+
+
+def undivided_layers(rank):
+    """Seeds of layers, and a rounded gradient of one, in a mesh of two data-parallel times two tensor-parallel."""
+    grid = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+    found = {}
+    torch.manual_seed(0)
+    with quire.distributed.data_parallel_rank(grid["dp"].get_local_rank()):
+        head = quire.Linear(32, 32)
+        found["head"] = head.sr_state.tolist()[0]
+        found["divided"] = int(quire.Linear(32, 32, parallel=Parallel("column", grid["tp"].get_group())).sr_state[0])
+        found["converted"] = int(quire.convert(torch.nn.Linear(32, 32), min_features=1).sr_state[0])
+        with quire.distributed.data_parallel_rank(rank):
+            found["tokens"] = int(quire.Linear(32, 32).sr_state[0])
+    torch.manual_seed(1)
+    found["not told"] = int(quire.Linear(32, 32).sr_state[0])
+    torch.manual_seed(2)
+    again = copy.deepcopy(head)
+    again.reset_parameters()  # outside of the context
+    found["reset"] = int(again.sr_state[0])
+    with quire.autocast(recipe="nvfp4"):
+        head(torch.ones(16, 32)).backward(torch.linspace(-1, 1, 16 * 32).view(16, 32))
+    return found, head.weight.grad.tolist()

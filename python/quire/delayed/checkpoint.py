@@ -112,8 +112,8 @@ def padded_state(model: torch.nn.Module, rows: int, rule: str) -> dict[str, dict
         if ran not in ("", rule) or max(used) > rows:
             raise RuntimeError(
                 f"TrainingState: {name!r} has run under the delayed scaling {ran!r} (margin, format, amax_history_len, "
-                f"amax_compute_algo, scaling_factor_compute_algo, reduce_amax, group), not {rule or 'none'!r}; pass its "
-                "recipe, and its amax_reduction_group if it has one"
+                f"amax_compute_algo, scaling_factor_compute_algo, reduce_amax, group), not {rule!r}; pass its recipe, "
+                "and its amax_reduction_group if it has one"
             )
         for kind in ("amax_history_fwd", "amax_history_bwd"):
             history = value[kind]

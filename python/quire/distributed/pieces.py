@@ -72,12 +72,18 @@ class PiecesOfTensor(torch.Tensor):
     ) -> torch.Tensor:
         aten, given = torch.ops.aten, args[0]
         if operator in (aten.detach.default, aten.clone.default, aten._to_copy.default):
-            part = operator(given.part, *args[1:], **(kwargs or {}))
-            return cls(part, given.along, given.pieces, given.shape[given.along])
+            return given._of(operator(given.part, *args[1:], **(kwargs or {})))
+        # So async_save begins its copy.
+        if operator is aten.new_empty.default and tuple(args[1]) == tuple(given.shape):
+            return given._of(operator(given.part, given.part.shape, **(kwargs or {})))
         raise NotImplementedError(
-            f"{operator}: an entry of quire.TrainingState that has pieces of a tensor is only saved and loaded; use its "
+            f"{operator}: an entry of quire.TrainingState with pieces of a tensor is only saved and loaded; use its "
             ".part, a plain tensor"
         )
+
+    def _of(self, part: torch.Tensor) -> PiecesOfTensor:
+        """The same pieces, with other values."""
+        return PiecesOfTensor(part, self.along, self.pieces, self.shape[self.along])
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         return self.part.__reduce_ex__(protocol)

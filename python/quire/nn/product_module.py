@@ -10,8 +10,8 @@ from quire import delayed, functional
 from quire.checks import check_type, check_type_or_none, describe
 from quire.distributed.data_rank import declared_rank
 from quire.distributed.parallel import Parallel, refuse_quantized
-from quire.distributed.placements import divided_over, is_dtensor, local, part_for, placed_like
 from quire.distributed.pieces import PlainPart
+from quire.distributed.placements import divided_over, is_dtensor, local, part_for, placed_like
 from quire.ends import at_the_end
 from quire.nn.random_state import own_rank, reset_streams
 from quire.nn.weight import initial_weight, kept_attributes, why_not_loaded

@@ -112,7 +112,9 @@ class TrainingState:
         return "" if self.recipe is None else rule_text(self.recipe, self.amax_reduction_group)
 
     def _many(self) -> bool:
-        return distributed.is_available() and distributed.is_initialized() and distributed.get_world_size(self.group) > 1
+        return (
+            distributed.is_available() and distributed.is_initialized() and distributed.get_world_size(self.group) > 1
+        )
 
     def _check_layers(self, names: list[str]) -> None:
         digest = hashlib.blake2b(repr(names).encode(), digest_size=7).digest()
