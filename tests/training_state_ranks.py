@@ -290,3 +290,15 @@ def undivided_layers(rank):
     with quire.autocast(recipe="nvfp4"):
         head(torch.ones(16, 32)).backward(torch.linspace(-1, 1, 16 * 32).view(16, 32))
     return found, head.weight.grad.tolist()
+
+
+def divided_without_a_rank(rank):
+    """Layers that are divided after their seeds were drawn, each by the rank of its process."""
+    torch.manual_seed(0)
+    plan = {"up": ColumnParallel(), "down": RowParallel(), "mlp": ColumnParallel()}
+    model = parallelize_module(Model(activation="gelu"), mesh(2), plan)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        state = quire.TrainingState(model).state_dict()
+    torch.manual_seed(0)
+    return {name: t.tolist() for name, t in state["rng"].items()}, quire.rng_state(Model(activation="gelu"))

@@ -1,5 +1,6 @@
 """quire.TrainingState: what some processes have saved with torch.distributed.checkpoint, others load, to the bit."""
 
+import copy
 import io
 
 import pytest
@@ -13,6 +14,7 @@ from training_state_ranks import (
     Run,
     assert_same,
     disagrees,
+    divided_without_a_rank,
     entries_are_refused,
     loads,
     resumes,
@@ -109,11 +111,15 @@ def test_torch_save_takes_the_same_state():
 
 
 def test_saving_a_new_optimizer_leaves_codes_as_they_are():
-    run = Run("one process", "mxfp8", {})
-    before = run.values()
-    run.state.state_dict()
-    after = run.values()
-    assert_same({name: after[name] for name in before}, before)
+    changed = 0
+    for recipe in ("mxfp8", "nvfp4_no_sr", "fp8_current"):
+        run = Run("one process", recipe, {})
+        before = copy.deepcopy(dict(run.model.named_parameters()))
+        run.state.state_dict()
+        assert_same(dict(run.model.named_parameters()), before, recipe)
+        run.model.up.weight.detach().add_(0)
+        changed += not torch.equal(run.model.up.weight.rowwise_data, before["up.weight"].rowwise_data)
+    assert changed  # by a second rounding
 
 
 def test_parts_of_a_weight_are_not_taken_for_the_whole(two, tmp_path):
@@ -126,6 +132,11 @@ def test_processes_that_differ_are_told(two):
         assert "do not follow from one torch.manual_seed" in seeds
         assert "different states of delayed scaling" in scales and "reduce_amax=False" in scales
         assert "the processes have different layers" in layers
+
+
+def test_the_random_state_of_layers_that_were_divided_later_is_that_of_one_process(two):
+    first, second = two.run(divided_without_a_rank)
+    assert first[0] == second[0] == {name: state.tolist() for name, state in first[1].items()}
 
 
 def test_what_does_not_fit_is_refused():
