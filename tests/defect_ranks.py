@@ -7,14 +7,13 @@ import torch
 from torch import distributed
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import Shard
-from torch.distributed.tensor.parallel import SequenceParallel, parallelize_module
+from torch.distributed.tensor.parallel import parallelize_module
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import quire
 from every_recipe import TABLE
 from parallel_layers import IN, OUT, Case, compare, data, part_of, passes
-from quire.distributed import ColumnParallel, Parallel, RowParallel
+from quire.distributed import Parallel
 from style_ranks import converted, mesh, model, model_data, plan, style
 
 DIVIDED = [(mode, sequence) for mode in ("column", "row") for sequence in (False, True)]
