@@ -35,8 +35,11 @@ class Case:
     way: str = "eager"
 
     def make(self, parallel):
+        return self.make_with(parallel=parallel)
+
+    def make_with(self, **division):
         torch.manual_seed(0)
-        layer = KINDS[self.kind](parallel=parallel, params_dtype=self.dtype, **self.options)
+        layer = KINDS[self.kind](params_dtype=self.dtype, **division, **self.options)
         for name, state in layer.sr_states().items():  # whose seeds depend on the rank, as they should
             state.copy_(torch.tensor([7 + len(name), 0]))
         return layer

@@ -48,6 +48,11 @@ def _name(group: object) -> str:
     return name_of(group)
 
 
+def rule_text(recipe: DelayedScaling, group: object) -> str:
+    """What identifies the rule of a recipe whose amaxes are reduced over a group, None for all processes."""
+    return recipe.rule() + ("" if group is None else f",{_name(group)}")
+
+
 def enter(recipe: DelayedScaling, group: object) -> Rule | None:
     """Called on entering an autocast of a delayed recipe, with leave() on leaving it: ends the last step if this is the
     outermost one and grad is enabled. Returns the rule that forward passes pass to collect(); None while exporting,
@@ -56,7 +61,7 @@ def enter(recipe: DelayedScaling, group: object) -> Rule | None:
     if torch.compiler.is_exporting():
         THREAD.depth += 1
         return None
-    text = recipe.rule() + ("" if group is None else f",{_name(group)}")
+    text = rule_text(recipe, group)
     if torch.compiler.is_compiling():
         fields = (recipe.margin, recipe.amax_history_len, recipe.amax_compute_algo)
         fields += (recipe.scaling_factor_compute_algo, recipe.reduce_amax, recipe.backward_override)

@@ -10,6 +10,7 @@ from torch import distributed
 from quire.checks import check_type
 from quire.distributed import check_ranks
 from quire.distributed.groups import name_of, named_group
+from quire.distributed.pieces import Piece, PiecesOfTensor
 from quire.tensor.spec import check_parallel
 
 MODES = ("column", "row")
@@ -111,6 +112,17 @@ class Parallel:
             return t if bias else t.chunk(self.size, 1)[self.index()]
         return torch.cat([part.chunk(self.size)[self.index()] for part in t.split(self.parts or len(t))])
 
+    def pieces(self, t: torch.Tensor) -> PiecesOfTensor:
+        """The whole tensor of which t, a weight or a divided bias, is this process's part. It shares t's memory."""
+        along = 0 if self.mode == "column" else 1
+        sizes = [part // self.size for part in self.parts] or [t.shape[along]]
+        ends = itertools.accumulate(sizes)
+        pieces = (
+            Piece((end - size) * self.size + self.index() * size, end - size, size)
+            for size, end in zip(sizes, ends, strict=True)
+        )
+        return PiecesOfTensor(t, along, tuple(pieces), t.shape[along] * self.size)
+
     def of_parts(self, *parts: int) -> "Parallel":
         """The same with these parts. Raises ValueError if it has others."""
         if self.parts not in ((), parts):
@@ -149,8 +161,7 @@ class Parallel:
 
     def share_first(self, state: torch.Tensor) -> None:
         """Overwrites a tensor, of every process of the group, by that of the process with part 0."""
-        if not state.is_meta:
-            distributed.broadcast(state, self.first_rank(), group=self._group())
+        distributed.broadcast(state, self.first_rank(), group=self._group())
 
     def caller(self, layer: str) -> str:
         """Who calls a collective, for errors. layer: its class and its path."""

@@ -61,9 +61,10 @@ class Linear(ProductModule, torch.nn.Linear):
 
     Stochastic rounding of gradients uses `sr_state`, int64 [2] {seed, counter}: each backward adds 1 to the counter
     (numerics.md 0.11). It is not a buffer, because DistributedDataParallel would copy the first rank's state to all
-    ranks. The seed is derived from torch's generator without advancing it, and from the rank in torch.distributed's
-    default group. This happens in reset_parameters() and when the module leaves the meta device. quire.rng_state saves
-    the state. Modules that leave the meta device together and are not reset have the same seed: set others with
+    ranks. The seed is derived from torch's generator without advancing it, and from the data-parallel rank
+    (quire.distributed.data_parallel_rank; else the rank in torch.distributed's default group). This happens in
+    reset_parameters() and when the module leaves the meta device. quire.rng_state saves the state. Modules that leave
+    the meta device together and are not reset have the same seed: set others with
     quire.set_rng_state. `delayed` is the layer's state of delayed scaling.
     """
 

@@ -8,10 +8,12 @@ import torch
 
 from quire import delayed, functional
 from quire.checks import check_type, check_type_or_none, describe
+from quire.distributed.data_rank import declared_rank
 from quire.distributed.parallel import Parallel, refuse_quantized
+from quire.distributed.pieces import PlainPart
 from quire.distributed.placements import divided_over, is_dtensor, local, part_for, placed_like
 from quire.ends import at_the_end
-from quire.nn.random_state import reset_streams
+from quire.nn.random_state import own_rank, reset_streams
 from quire.nn.weight import initial_weight, kept_attributes, why_not_loaded
 from quire.recipe import Recipe
 from quire.tensor import DTYPES, QuantizedTensor
@@ -49,6 +51,9 @@ class ProductModule(torch.nn.Module):
     #: What the module runs under outside of any autocast.
     recipe: Recipe | None = None
     fuse_wgrad_accumulation = delay_wgrad_compute = save_original_input = False
+    #: The data-parallel rank whose random stream it draws from, and the one that was declared for it.
+    stream = 0
+    data_rank: int | None = None
 
     @property
     def external_wgrad(self) -> bool:
@@ -115,13 +120,20 @@ class ProductModule(torch.nn.Module):
                     refuse_quantized(f"quire.{type(self).__name__}", parallel.text)
 
     def _reset_sr_states(self) -> None:
-        reset_streams(list(self.sr_states().values()), [self.stream_rank()] * len(self.products))
+        reset_streams(list(self.sr_states().values()), [self.take_stream()] * len(self.products))
 
-    def stream_rank(self) -> int | None:
-        """The rank whose random stream the layer draws from, None for this process's. Parts of one layer draw from one
-        stream."""
+    def take_stream(self) -> int:
+        """Decides on the data-parallel rank whose random stream the layer draws from, for a new seed, and returns it.
+        Parts of one layer draw from one stream."""
+        declared = declared_rank()
+        if declared is not None:
+            self.data_rank = declared
         parallel = self.of(self.products[0], "parallel")
-        return None if parallel is None else parallel.first_rank()
+        if self.data_rank is None:
+            self.stream = own_rank() if parallel is None else parallel.first_rank()
+        else:
+            self.stream = self.data_rank
+        return self.stream
 
     def divide(self, product: str, parallel: Parallel | None) -> None:
         """Records how the weight of a matmul is divided from now on. The parts of the weight get one random stream, the
@@ -131,7 +143,11 @@ class ProductModule(torch.nn.Module):
         if parallel is not None:
             state = self.of(product, "sr_state")
             setattr(self, named(product, "part"), parallel.place().to("cpu" if state.is_meta else state.device))
-            parallel.share_first(state)
+            if not state.is_meta:
+                shared = torch.cat([state, state.new_tensor([self.stream])])
+                parallel.share_first(shared)
+                state.copy_(shared[:2])
+                self.stream = int(shared[2])
 
     def _forget_weights(self) -> None:
         for product in self.products:
@@ -162,10 +178,27 @@ class ProductModule(torch.nn.Module):
         self._forget_weights()
         return self
 
+    def plain_parts(self) -> dict[str, Parallel]:
+        """Parameters that are plain tensors and this process's parts, by name, and how they are divided."""
+        found = {}
+        for product in self.products:
+            if (parallel := self.of(product, "parallel")) is not None:
+                names = [named(product, "weight")] + [named(product, "bias")] * (parallel.mode == "column")
+                found |= {name: parallel for name in names if type(getattr(self, name)) is torch.nn.Parameter}
+        return found
+
+    def _save_to_state_dict(self, destination: dict[str, object], prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        for name in () if keep_vars else self.plain_parts():
+            destination[prefix + name] = destination[prefix + name].as_subclass(PlainPart)
+
     def _load_from_state_dict(
         self, state_dict: dict[str, object], prefix: str, local_metadata: dict[str, object], *options: object
     ) -> None:
         assign, error_msgs = local_metadata.get("assign_to_params_buffers", False), options[-1]
+        for name in self.plain_parts():
+            if isinstance(value := state_dict.get(prefix + name), PlainPart):
+                state_dict[prefix + name] = value.plain()
         for name in self.weight_names:
             value = state_dict.get(prefix + name)
             if isinstance(value, torch.Tensor) and (error := why_not_loaded(self, name, value, assign)):
