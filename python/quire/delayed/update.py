@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 
 from quire.delayed.rules import THREAD, Rule, table_on
-from quire.delayed.state import DelayedState
+from quire.delayed.state import DelayedState, usable_states
 from quire.distributed import check_ranks
 from quire.recipe import DelayedScaling
 
@@ -39,9 +39,9 @@ def update(history: Tensors, scale: Tensors, amax: Tensors, usage: Tensors) -> N
     largest, unfused, fused = list(amax), [], []
     for rule, own in _by_rule(usage).items():
         places = [place + first for first in (0, len(usage)) for place in own]
-        if reduces(rule.recipe, rule.group):
-            for place, tensor in zip(places, _reduced([amax[place] for place in places], rule.group), strict=True):
-                largest[place] = tensor
+        shared = _of_all_ranks(places, usage) if reduces(rule.recipe, rule.group) else []
+        for place, tensor in zip(shared, _reduced([amax[place] for place in shared], rule.group), strict=True):
+            largest[place] = tensor
         if not rule.recipe.unfused:
             fused += own
             continue
@@ -86,8 +86,16 @@ def _by_rule(usage: Tensors) -> dict[Rule, list[int]]:
     return found
 
 
+def _of_all_ranks(places: Sequence[int], usage: Tensors) -> list[int]:
+    """Those of states that ranks reduce. A graph passes tensors alone, so states are known by their memory."""
+    own = {state.usage.data_ptr() for state in usable_states() if not state.reduced}
+    return [place for place in places if usage[place % len(usage)].data_ptr() not in own]
+
+
 def _reduced(amaxes: Tensors, group: object) -> list[torch.Tensor]:
     """The maximum of each over the group, by one collective for all."""
+    if not amaxes:
+        return []
     flat = torch.cat(list(amaxes))
     if check_ranks.enabled():
         what = f"the step of delayed scaling, {len(flat)} amaxes of {len(amaxes)} states"

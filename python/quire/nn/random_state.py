@@ -24,21 +24,28 @@ def reset_streams(states: Sequence[torch.Tensor], ranks: Sequence[int | None]) -
             state[1:].zero_()
 
 
-def _states(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+def _states(model: torch.nn.Module) -> dict[str, tuple[torch.Tensor, int]]:
+    """Name -> state, and what its seed is above the one that a single process has."""
     check_type("rng_state", torch.nn.Module, model=model)
     found = {}
     for name, module in model.named_modules():
         if hasattr(module, "sr_states"):  # ProductModule, which resets its own by this file
-            found |= {".".join(filter(None, (name, product))): s for product, s in module.sr_states().items()}
+            for product, state in module.sr_states().items():
+                found[".".join(filter(None, (name, product)))] = state, module.first_stream()
     return found
 
 
 def rng_state(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     """Module name -> a copy of its int64 [2] {seed, counter}, for every quire layer with matmuls ("" is the model).
 
-    A layer with several matmuls, such as quire.LayerNormMLP, has a name for each: "mlp.fc1", "mlp.fc2".
+    A layer with several matmuls, such as quire.LayerNormMLP, has a name for each: "mlp.fc1", "mlp.fc2". Of a layer
+    whose groups are divided over processes (ep_group), the state is that of one process with all groups.
     """
-    return {name: state.clone() for name, state in _states(model).items()}
+    return {name: _shifted(state, -first) for name, (state, first) in _states(model).items()}
+
+
+def _shifted(state: torch.Tensor, by: int) -> torch.Tensor:
+    return state + state.new_tensor([by, 0])
 
 
 def set_rng_state(model: torch.nn.Module, state: Mapping[str, torch.Tensor]) -> None:
@@ -65,4 +72,5 @@ def set_rng_state(model: torch.nn.Module, state: Mapping[str, torch.Tensor]) -> 
             raise ValueError(f"set_rng_state: the state of {name!r} must be an int64 tensor of shape [2], got {what}")
     with torch.no_grad():
         for name, value in state.items():
-            own[name].copy_(value)
+            state, first = own[name]
+            state.copy_(_shifted(value, first))
