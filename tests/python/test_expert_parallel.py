@@ -7,10 +7,12 @@ from every_recipe import IN_ANY_PRECISION, TABLE
 from expert_ranks import (
     WAYS,
     Case,
+    divided_by_style,
     equals_one_process,
     equals_without_gradients,
     graphs_of_steps,
     rows_travel,
+    states,
 )
 from ranks import Ranks
 
@@ -76,6 +78,32 @@ def test_rows_arrive_in_the_order_of_all_tokens_and_come_back(two, capacity):
 
 
 @pytest.mark.parametrize("sizes", SIZES)
-@pytest.mark.parametrize(("recipe", "backend"), [("mxfp8", "aot_eager"), ("nvfp4", "inductor")])
-def test_one_graph_serves_all_numbers_of_tokens_on_every_rank(two, recipe, backend, sizes):
-    assert two.run(graphs_of_steps, recipe, SIZES[sizes], backend) == [1, 1]
+def test_one_graph_serves_all_numbers_of_tokens_on_every_rank(two, sizes):
+    assert two.run(graphs_of_steps, "mxfp8", SIZES[sizes], "aot_eager") == [1, 1]
+
+
+@pytest.mark.slow
+def test_one_graph_of_inductor_serves_them_too(two):
+    assert two.run(graphs_of_steps, "nvfp4", {}, "inductor") == [1, 1]
+
+
+@pytest.mark.parametrize("single", [False, True])
+@pytest.mark.parametrize("way", ["eager", "compiled"])
+def test_a_style_divides_a_mixture(two, single, way):
+    for recipe in ("high_precision", "nvfp4", "delayed") if way == "eager" else ("nvfp4",):
+        case = Case(recipe, options={"bias": False, "single_grouped_weight": single}, way=way)
+        (names, kinds), (others, _) = two.run(divided_by_style, case)
+    assert names == (
+        ["router.weight", "fc1.weight", "fc2.weight"]
+        if single
+        else ["router.weight", "fc1.weight0", "fc1.weight1", "fc2.weight0", "fc2.weight1"]
+    )
+    assert kinds == ["Parameter"] + ["DTensor"] * 2 if single else set(kinds) == {"Parameter"}
+    assert (others == names) is single
+
+
+@pytest.mark.parametrize("single", [False, True])
+def test_state_dicts_of_processes_and_of_one_fit_together(two, single):
+    (whole, first), (_, second) = two.run(states, single)
+    if not single:
+        assert first | second == whole and first & second == {"router.weight"}

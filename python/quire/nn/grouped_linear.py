@@ -142,7 +142,19 @@ class GroupedLinear(ProductModule):
         """As for other layers; all processes of ep_group draw from one stream."""
         return None if self.expert_group is None else self.expert_group.first_rank()
 
-    def divide_groups(self, experts: ExpertGroup, shard: Callable[[torch.Tensor], torch.Tensor], source: int | None) -> None:
+    def check_undivided(self) -> None:
+        """Raises NotImplementedError for parameters that divide_groups() does not take."""
+        for name, parameter in self._parameters.items():
+            if isinstance(parameter, QuantizedTensor) or is_dtensor(parameter):
+                raise NotImplementedError(
+                    f"quire.GroupedLinear: {name} must be a plain parameter to be divided over processes, got a "
+                    f"{type(parameter).__name__}; divide the layer before fully_shard, or make it with ep_group= within "
+                    "quire.quantized_model_init"
+                )
+
+    def divide_groups(
+        self, experts: ExpertGroup, shard: Callable[[torch.Tensor], torch.Tensor], source: int | None
+    ) -> None:
         """Keeps the groups of this process, of all that it has. All processes must call it.
 
         shard: makes a parameter of all groups a DTensor. source: the process of the group whose values the others take;
@@ -151,8 +163,7 @@ class GroupedLinear(ProductModule):
         self.expert_group, self.groups, own = experts, experts.each, experts.own()
         for name, parameter in list(self._parameters.items()):
             if name in ("weight", "bias"):
-                divided = torch.nn.Parameter(shard(parameter.detach()), parameter.requires_grad)
-                torch.nn.Module.register_parameter(self, name, divided)
+                self._parameters[name] = torch.nn.Parameter(shard(parameter.detach()), parameter.requires_grad)
                 continue
             if source is not None:
                 experts.broadcast(parameter.detach(), source)

@@ -173,6 +173,26 @@ class MoE(torch.nn.Module):
             name_layer(error, self)
             raise
 
+    def divide_experts(
+        self,
+        group: "torch.distributed.ProcessGroup",
+        shard: Callable[[torch.Tensor], torch.Tensor],
+        source: int | None,
+        capacity: int | None,
+        overflow: str,
+    ) -> None:
+        """Keeps this process's experts, of all. quire.distributed.ExpertParallel calls it. Arguments are those of
+        GroupedLinear.divide_groups and of the constructor."""
+        _check_capacity(capacity, overflow, True)
+        if self.expert_group is not None:
+            raise ValueError("quire.MoE: its experts are divided over processes already; divide a mixture once")
+        for layer in (self.fc1, self.fc2):
+            layer.check_undivided()
+        self.expert_group = ExpertGroup.of("quire.MoE", group, self.num_experts)
+        self.ep_capacity, self.ep_overflow = capacity, overflow
+        for layer in (self.fc1, self.fc2):
+            layer.divide_groups(self.expert_group, shard, source)
+
     def _elsewhere(
         self, tokens: torch.Tensor, weights: torch.Tensor, ids: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]:
