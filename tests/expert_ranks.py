@@ -11,6 +11,8 @@ import torch
 from torch import distributed
 from torch._dynamo.decorators import mark_unbacked
 from torch._dynamo.testing import CompileCounterWithBackend
+from torch.distributed import checkpoint
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import parallelize_module
@@ -160,7 +162,7 @@ def equals_without_gradients(rank, case):
 
 
 def rows_travel(rank, ids, capacity):
-    """ids: of each process, also with the same expert twice and with -1. Rows arrive as in one process, and come back."""
+    """ids: of each process, also with an expert twice and with -1. Rows arrive as in one process, and come back."""
     sender = Sender(ExpertGroup.of("test", distributed.group.WORLD, EXPERTS), "test")
     every = torch.cat(ids)
     x = torch.arange(len(every) * 3.0).view(-1, 3) + 1
@@ -368,3 +370,24 @@ def differs(rank, change):
     finally:
         del os.environ["QUIRE_CHECK_RANKS"]
         torch.compiler.set_stance("default")
+
+
+def saved_by_both(rank, folder):
+    """torch.distributed.checkpoint of both processes' parts, in the middle of training."""
+    _, part = Case("mxfp8").mixtures()
+    optimizer = torch.optim.AdamW(part.parameters())
+    part(data(Case(""))[0][0][:9]).sum().backward()
+    optimizer.step()
+    model, optimizer_state = get_state_dict(part, optimizer)
+    checkpoint.save({"model": model, "optimizer": optimizer_state}, checkpoint_id=folder)
+    return {name: value.clone() for name, value in part.state_dict().items()}
+
+
+def loaded_by_one(folder):
+    """(state dict, names that the optimizer has a state for) of a mixture of one process."""
+    whole = Case("mxfp8").make()
+    optimizer = torch.optim.AdamW(whole.parameters())
+    model, optimizer_state = get_state_dict(whole, optimizer)
+    checkpoint.load({"model": model, "optimizer": optimizer_state}, checkpoint_id=folder)
+    set_state_dict(whole, optimizer, model_state_dict=model, optim_state_dict=optimizer_state)
+    return whole.state_dict(), [optimizer.state[parameter]["exp_avg"].any() for parameter in whole.parameters()]

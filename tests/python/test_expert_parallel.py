@@ -23,10 +23,12 @@ from expert_ranks import (
     equals_one_process,
     equals_without_gradients,
     graphs_of_steps,
+    loaded_by_one,
     of_size_one,
     other_rank,
     overflow,
     rows_travel,
+    saved_by_both,
     states,
 )
 from failing_ranks import SHORT
@@ -151,6 +153,16 @@ def test_state_dicts_of_processes_and_of_one_fit_together(two, single):
     (whole, first), (_, second) = two.run(states, single)
     if not single:
         assert first | second == whole and first & second == {"router.weight"}
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+def test_one_process_loads_a_distributed_checkpoint_of_two(two, tmp_path):
+    parts = two.run(saved_by_both, str(tmp_path))
+    state, trained = loaded_by_one(str(tmp_path))
+    assert parts[0].keys() | parts[1].keys() == state.keys() and all(trained)
+    for part in parts:
+        for name, value in part.items():
+            assert name == "router.weight" or torch.equal(state[name], value), name
 
 
 @pytest.mark.parametrize("way", ["eager", "compiled"])
@@ -283,7 +295,9 @@ def test_random_streams_are_those_of_one_process():
 
 
 def test_what_is_refused(group):
-    with pytest.raises(ValueError, match="the number of experts, 5, must be a multiple of the 2 processes of 'quire:ep'"):
+    with pytest.raises(
+        ValueError, match="the number of experts, 5, must be a multiple of the 2 processes of 'quire:ep'"
+    ):
         quire.MoE(32, 32, 5, ep_group=group)
     with pytest.raises(ValueError, match="no process group is named 'nowhere'; pass the group, or name it"):
         quire.MoE(32, 32, 4, ep_group="nowhere")
@@ -302,7 +316,10 @@ def test_what_is_refused(group):
         parallelize_module(quire.MoE(32, 32, 3), mesh, ExpertParallel())
     with pytest.raises(ValueError, match="device_mesh must have one dimension, such as mesh.'ep'."):
         parallelize_module(layer, init_device_mesh("cpu", (1, 2)), ExpertParallel())
-    with quire.quantized_model_init(recipe="mxfp8"), pytest.raises(NotImplementedError, match="weight0 must be a plain"):
+    with (
+        quire.quantized_model_init(recipe="mxfp8"),
+        pytest.raises(NotImplementedError, match="weight0 must be a plain"),
+    ):
         parallelize_module(quire.MoE(32, 32, 4), mesh, ExpertParallel())
     parallelize_module(layer, mesh, ExpertParallel())
     with pytest.raises(ValueError, match="its experts are divided over processes already"):

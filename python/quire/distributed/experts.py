@@ -107,9 +107,9 @@ class Sender(NamedTuple):
         except RuntimeError as error:
             text = str(error).partition("\n")[0].partition(". This is typically")[0]
             raise distributed.DistBackendError(
-                f"{self.caller}: all_to_all over the {self.group.size} processes of {self.group.name!r} failed: {text}. "
-                "Another process ended or hangs, or its call has other shapes or another recipe; run all processes "
-                "with QUIRE_CHECK_RANKS=1 to see which"
+                f"{self.caller}: all_to_all over the {self.group.size} processes of {self.group.name!r} failed: "
+                f"{text}. Another process ended or hangs, or its call has other shapes or another recipe; run all "
+                "processes with QUIRE_CHECK_RANKS=1 to see which"
             ) from error
 
 
@@ -193,8 +193,9 @@ def plan(sender: Sender, ids: torch.Tensor, capacity: int | None, overflow: str)
     """ids int32 [T, k]: the experts of each token. Sends the numbers of rows.
 
     capacity: the number of rows that a process sends to each process. Rows without an entry are 0, and no size depends
-    on values. overflow: of OVERFLOWS, what becomes of further entries, in token order: all processes raise RuntimeError,
-    or they are dropped. None: the host reads the numbers of rows, and exactly these are sent.
+        on values. None: the host reads the numbers of rows, and exactly these are sent.
+    overflow: of OVERFLOWS, what becomes of further entries, in the order of tokens: all processes raise RuntimeError,
+        or the entries are dropped.
     """
     group, over = sender.group, None
     if capacity is not None:

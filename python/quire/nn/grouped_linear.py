@@ -124,7 +124,9 @@ class GroupedLinear(ProductModule):
         with torch.no_grad():
             for group in range(self.num_gemms):
                 if group in own:
-                    initialise(weights[group - own.start], biases[group - own.start] if biases else None, self.init_method)
+                    initialise(
+                        weights[group - own.start], biases[group - own.start] if biases else None, self.init_method
+                    )
                 elif not weights[0].is_meta:
                     others = [torch.empty_like(t) for t in (weights[0], *biases[:1])]
                     initialise(others[0], others[1] if biases else None, self.init_method)
@@ -148,8 +150,8 @@ class GroupedLinear(ProductModule):
             if isinstance(parameter, QuantizedTensor) or is_dtensor(parameter):
                 raise NotImplementedError(
                     f"quire.GroupedLinear: {name} must be a plain parameter to be divided over processes, got a "
-                    f"{type(parameter).__name__}; divide the layer before fully_shard, or make it with ep_group= within "
-                    "quire.quantized_model_init"
+                    f"{type(parameter).__name__}; divide the layer before fully_shard, or make it with ep_group= "
+                    "within quire.quantized_model_init"
                 )
 
     def divide_groups(

@@ -87,11 +87,20 @@ class MoE(torch.nn.Module):
     weight_on_input: routing probabilities multiply the input of an expert instead of its result.
     init_method: called with each weight of an expert; biases are then 0.
     recipe: of all layers, as for quire.Linear.
+    ep_group: a process group, or its name (quire.distributed.name_group), whose processes have equal parts of the
+        experts, and tokens of their own (docs/distributed.md). x and y are this process's tokens, of any number. Rows
+        go to the processes that have their experts, and results come back. fc1 and fc2 have the parameters of this
+        process's experts only, under the names of one process (GroupedLinear).
+    ep_capacity: with an ep_group, the number of rows that a process can send to each process. All sizes then follow
+        from this number. None: the host reads how many rows there are, in each call, and exactly these are sent.
+    ep_overflow: "raise", every process raises RuntimeError if one has more rows for a process than ep_capacity; "drop",
+        further rows, in the order of its tokens, are dropped as those beyond `capacity`.
     routing: options of quire.moe.route by keyword: score_function, softmax_after_topk, renormalize, num_groups,
         group_topk, group_best, scaling_factor, capacity (docs/moe.md lists the options of well-known models).
 
-    The results of experts are added in a fixed order, so bits do not depend on threads. The host never waits for the
-    routing: sizes depend only on the number of tokens, and one graph serves every routing.
+    The results of experts are added in a fixed order, so bits do not depend on threads. Without an ep_group, or with
+    ep_capacity, the host never waits for the routing: sizes depend only on the number of tokens. One graph serves every
+    routing.
     """
 
     def __init__(
