@@ -3,6 +3,7 @@
     tp      tensor parallel: each process has some of the heads and of the inner features, and all tokens
     sp      the same, and outside of divided layers each process has some of the sequences
     fsdp    each process has some of the sequences, and a part of every parameter, which is gathered when it is used
+    ep      each process has some of the sequences and some of the experts, to which all processes send their tokens
 
 `torchrun` starts the processes. They must come to the same losses as one process, but for the order of sums.
 """
@@ -14,9 +15,12 @@ import torch
 from model import Gpt, make_loss
 from settings import Settings
 from torch import distributed, nn
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor.parallel import parallelize_module
 
-from quire.distributed import Parallel
+import quire
+from quire.distributed import ExpertParallel, Parallel
 
 
 def launched() -> bool:
@@ -58,7 +62,7 @@ class Division:
     def __init__(self, settings: Settings) -> None:
         self.settings, self.size = settings, settings.processes
         self.tensor, self.sequence = settings.parallel in ("tp", "sp"), settings.parallel == "sp"
-        self.sharded = settings.parallel == "fsdp"
+        self.sharded, self.experts = settings.parallel == "fsdp", settings.parallel == "ep"
 
     def make_model(self) -> Gpt:
         """The whole model of the seed, or this process's part of it."""
@@ -69,6 +73,9 @@ class Division:
                 block.compile(fullgraph=True, dynamic=False)  # the hooks that gather parameters are no part of a graph
                 fully_shard(block)
             fully_shard(whole)
+        if self.experts:
+            mesh = init_device_mesh("cpu", (self.size,))
+            parallelize_module(whole, mesh, {"blocks.*.mlp": ExpertParallel()})
         return self.divided(whole) if self.tensor else whole
 
     @torch.no_grad()
@@ -91,21 +98,22 @@ class Division:
 
     def own(self, batch: tuple[torch.Tensor, torch.Tensor]) -> list[torch.Tensor]:
         """This process's sequences of inputs and targets [batch, seq]."""
-        if self.sequence or self.sharded:
+        if self.divides_batches:
             return [t.chunk(self.size)[rank()].contiguous() for t in batch]
         return list(batch)
 
     def backward(self, loss: torch.Tensor, model: Gpt) -> None:
         """Complete gradients of the mean loss of all sequences. fully_shard takes means itself, and quire's layers sum
         what is divided; what each process has for its own sequences alone is summed here."""
-        (loss / self.size if self.sequence else loss).backward()
-        for parameter in self.undivided(model) if self.sequence else ():
+        sums = self.sequence or self.experts
+        (loss / self.size if sums else loss).backward()
+        for parameter in self.undivided(model) if sums else ():
             distributed.all_reduce(parameter.grad)
 
     def clip_gradients(self, model: Gpt, limit: float) -> torch.Tensor:
         """Scales all gradients so that their norm, that of the whole model, is at most `limit`. Returns the norm."""
         parameters = list(model.parameters())
-        if not self.tensor:
+        if not (self.tensor or self.experts):
             norm = nn.utils.clip_grad_norm_(parameters, limit)
             return norm.full_tensor() if self.sharded else norm
         whole = {id(parameter) for parameter in self.undivided(model) + self.row_biases(model)}
@@ -120,14 +128,21 @@ class Division:
     def mean(self, loss: torch.Tensor) -> torch.Tensor:
         """That of the processes."""
         loss = loss.detach().clone()
-        if self.sequence or self.sharded:
+        if self.divides_batches:
             distributed.all_reduce(loss)
             loss /= self.size
         return loss
 
+    @property
+    def divides_batches(self) -> bool:
+        """Whether a process has some of the sequences only."""
+        return self.sequence or self.sharded or self.experts
+
     def undivided(self, model: Gpt) -> list[nn.Parameter]:
         """Those of modules that every process has whole."""
-        modules = [module for module in model.modules() if getattr(module, "parallel", None) is None]
+        experts = (quire.GroupedLinear,) if self.experts else ()
+        whole = [module for module in model.modules() if not isinstance(module, experts)]
+        modules = [module for module in whole if getattr(module, "parallel", None) is None]
         return [parameter for module in modules for parameter in module.parameters(recurse=False)]
 
     def row_biases(self, model: Gpt) -> list[nn.Parameter]:

@@ -12,7 +12,7 @@ RECIPES = (BASELINE, "fp8_current", "fp8_delayed", "fp8_block", "mxfp8", "nvfp4"
 
 
 #: Ways to divide the work over processes (processes.py).
-PARALLEL = ("tp", "sp", "fsdp")
+PARALLEL = ("tp", "sp", "fsdp", "ep")
 
 
 class ExampleError(Exception):
@@ -72,7 +72,7 @@ class Settings:
                 f"--parallel {' or '.join(PARALLEL)} says how --processes 2 or more divide the work; got "
                 f"--processes {self.processes} and --parallel {self.parallel or 'nothing'}"
             )
-        if self.parallel in ("sp", "fsdp") and self.batch % self.processes:
+        if self.parallel in ("sp", "fsdp", "ep") and self.batch % self.processes:
             raise ExampleError(f"--batch must be a multiple of the {self.processes} processes; got {self.batch}")
         if self.parallel in ("tp", "sp") and self.heads % self.processes:
             raise ExampleError(
@@ -80,7 +80,12 @@ class Settings:
                 f"makes {self.heads} for {self.processes} processes; use a multiple of {64 * self.processes}"
             )
         if self.parallel in ("tp", "sp") and self.moe:
-            raise ExampleError(f"--moe does not go with --parallel {self.parallel}; use --parallel fsdp")
+            raise ExampleError(f"--moe does not go with --parallel {self.parallel}; use --parallel ep or fsdp")
+        if self.parallel == "ep" and (not self.moe or self.moe % self.processes):
+            raise ExampleError(
+                f"--parallel ep gives each process as many experts, and --moe {self.moe} are no multiple of "
+                f"{self.processes} processes; use --moe {4 * self.processes}"
+            )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -56,9 +56,10 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     return out, train_successfully(*SIZE, "--recipe", ",".join(RECIPES), "--out", out)
 
 
-@pytest.mark.parametrize("parallel", ["tp", "sp", "fsdp"])
+@pytest.mark.parametrize("parallel", ["tp", "sp", "fsdp", "ep"])
 def test_two_processes_come_to_the_losses_of_one(parallel: str, tmp_path: Path) -> None:
     size = [*SIZE, "--width", 128, "--dtype", "fp32", "--recipe", "baseline,nvfp4"]
+    size += ["--moe", 4] if parallel == "ep" else []
     train_successfully(*size, "--out", tmp_path / "one")
     several = (*size, "--processes", 2, "--parallel", parallel, "--out", tmp_path)
     printed = train_successfully(*several, "--stop-after", 3) + train_successfully(*several, "--resume")
@@ -66,10 +67,10 @@ def test_two_processes_come_to_the_losses_of_one(parallel: str, tmp_path: Path) 
     one, two = runs_of(tmp_path / "one"), runs_of(tmp_path)
     assert two["baseline"]["losses"] == pytest.approx(one["baseline"]["losses"], rel=1e-5)
     # The first loss has the bits of one process. A sum that differs in its last bit is then rounded to another code;
-    # fully_shard's processes besides draw bits of their own.
-    assert two["nvfp4"]["losses"][0] == pytest.approx(
-        one["nvfp4"]["losses"][0], rel=1e-3 if parallel == "fsdp" else 1e-6
-    )
+    # Where batches are divided, processes besides quantize tokens of their own.
+    # With other codes a token may come to another expert.
+    within = {"fsdp": 1e-3, "ep": 5e-3}.get(parallel, 1e-6)
+    assert two["nvfp4"]["losses"][0] == pytest.approx(one["nvfp4"]["losses"][0], rel=within)
     assert two["nvfp4"]["losses"] == pytest.approx(one["nvfp4"]["losses"], rel=1e-2)
     for name, run in two.items():
         assert run["train_graphs"] == run["validation_graphs"] == 1 and run["graph_breaks"] == 0
@@ -207,13 +208,14 @@ def test_a_missing_dependency_is_named_with_its_remedy(name: str, tmp_path: Path
         (("--recipe", "baseline,fp5"), ("--recipe fp5",)),
         (("--steps", 0), ("--steps", "at least 1", "got 0")),
         (("--width", 193), ("--width", "193", "multiple of 64")),
-        (("--processes", 2), ("--parallel tp or sp or fsdp", "--parallel nothing")),
+        (("--processes", 2), ("--parallel tp or sp or fsdp or ep", "--parallel nothing")),
         (
             ("--processes", 2, "--parallel", "tp", "--width", 64),
             ("gives each process as many heads", "use a multiple of 128"),
         ),
         (("--processes", 3, "--parallel", "fsdp"), ("--batch must be a multiple of the 3 processes",)),
         (("--processes", 2, "--parallel", "sp", "--width", 128, "--moe", 4), ("--moe does not go with",)),
+        (("--processes", 2, "--parallel", "ep", "--moe", 3), ("--moe 3 are no multiple of 2 processes; use --moe 8",)),
     ],
 )
 def test_a_wrong_option_is_explained_before_anything_is_trained(

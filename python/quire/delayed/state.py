@@ -32,12 +32,16 @@ class DelayedState:
     usage: int64 [3], the number of the rule that it ran under last (0: never), rows in use of the two histories.
     rule: that rule as far as Python saw it, which sees no runs of graphs; so nobody waits for a device to learn it.
 
+    reduced: whether ranks that reduce amaxes take the largest of any; not if each has other groups (ep_group).
+
     Not registered as buffers: DistributedDataParallel would overwrite those with the first rank's, and a state_dict has
     to be torch.nn.Linear's. Copies and pickles of a layer keep its state.
     """
 
-    def __init__(self, device: torch.device | str | None = None, groups: int = 1) -> None:
-        self.groups = groups
+    reduced = True
+
+    def __init__(self, device: torch.device | str | None = None, groups: int = 1, reduced: bool = True) -> None:
+        self.groups, self.reduced = groups, reduced
         self.reset(device)
         _register(self)
 

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import torch
 
 from quire.delayed.rules import THREAD, Rule, table_on
+from quire.delayed.state import usable_states
 from quire.distributed import check_ranks
 from quire.recipe import DelayedScaling
 
@@ -47,9 +48,9 @@ def update_of(rules: Sequence[Rule | None], history: Tensors, scale: Tensors, am
             by_rule.setdefault(rule, []).append(place)
     for rule, own in by_rule.items():
         places = [place + first for first in (0, len(usage)) for place in own]
-        if reduces(rule.recipe, rule.group):
-            for place, tensor in zip(places, _reduced([amax[place] for place in places], rule.group), strict=True):
-                largest[place] = tensor
+        shared = _of_all_ranks(places, usage) if reduces(rule.recipe, rule.group) else []
+        for place, tensor in zip(shared, _reduced([amax[place] for place in shared], rule.group), strict=True):
+            largest[place] = tensor
         if not rule.recipe.unfused:
             fused += own
             continue
@@ -82,8 +83,16 @@ def rules_read(usage: Tensors) -> list[Rule | None]:
     return [rules.get(number) for number in torch.stack(list(usage))[:, 0].tolist()] if usage else []
 
 
+def _of_all_ranks(places: Sequence[int], usage: Tensors) -> list[int]:
+    """Those of states that ranks reduce. A graph passes tensors alone, so states are known by their memory."""
+    own = {state.usage.data_ptr() for state in usable_states() if not state.reduced}
+    return [place for place in places if usage[place % len(usage)].data_ptr() not in own]
+
+
 def _reduced(amaxes: Tensors, group: object) -> list[torch.Tensor]:
     """The maximum of each over the group, by one collective for all."""
+    if not amaxes:
+        return []
     flat = torch.cat(list(amaxes))
     if check_ranks.enabled():
         what = f"the step of delayed scaling, {len(flat)} amaxes of {len(amaxes)} states"

@@ -9,7 +9,7 @@ from torch import distributed
 
 from quire.checks import check_type
 from quire.distributed import check_ranks
-from quire.distributed.groups import name_of, named_group
+from quire.distributed.groups import name_of, named_group, the_group
 from quire.distributed.pieces import Piece, PiecesOfTensor
 from quire.tensor.spec import check_parallel
 
@@ -177,13 +177,7 @@ class Parallel:
         return torch.ops._c10d_functional.wait_tensor(largest)
 
     def _group(self) -> "distributed.ProcessGroup":
-        group = named_group(self.group)
-        if group is None:
-            raise RuntimeError(
-                f"quire: no process group is named {self.group!r} in this process; call "
-                f"quire.distributed.name_group(group, {self.group!r}) after torch.distributed.init_process_group"
-            )
-        return group
+        return the_group(self.group)
 
 
 def divided_dims(mode: str) -> dict[str, int | None]:

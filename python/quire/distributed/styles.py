@@ -1,4 +1,5 @@
-"""Styles for torch.distributed.tensor.parallel.parallelize_module that gather codes, not values."""
+"""Styles for torch.distributed.tensor.parallel.parallelize_module: of linear layers, which gather codes and not values,
+and of mixtures of experts."""
 
 import dataclasses
 from functools import partial
@@ -50,8 +51,7 @@ class _Style(ParallelStyle):
     def _apply(self, module: torch.nn.Module, device_mesh: "DeviceMesh") -> torch.nn.Module:
         """Divides a module. parallelize_module() calls it."""
         what = f"{type(self).__name__} of a {type(module).__name__}"
-        if device_mesh.ndim != 1:
-            raise ValueError(f"{what}: device_mesh must have one dimension, such as mesh['tp'], got {device_mesh}")
+        _check_mesh(what, device_mesh, "tp")
         dims = _dims(what, module, self.mode)
         _check_parameters(what, module, dims, device_mesh.size())
         output = self.output_layouts or self._default_output(module)
@@ -116,6 +116,48 @@ class RowParallel(_Style):
     """
 
     mode = "row"
+
+
+class ExpertParallel(ParallelStyle):
+    """Divides the experts of a quire.MoE over the processes of a mesh, as MoE(ep_group=) does. A style for
+    parallelize_module.
+
+    capacity, overflow: ep_capacity and ep_overflow of quire.MoE.
+
+    Each process keeps the parameters of its experts, fc1.weight4, ..., as plain tensors; their names differ between
+    processes. Those of a layer with single_grouped_weight become DTensors Shard(0). The router and shared experts stay
+    as they are, on every process. x and y are this process's tokens, plain tensors.
+
+    Raises NotImplementedError for another module, quantized experts and parameters that are DTensors already;
+    ValueError if the experts are no multiple of the mesh's processes, or the mesh has several dimensions. The module is
+    then unchanged.
+    """
+
+    def __init__(self, *, capacity: int | None = None, overflow: str = "raise") -> None:
+        if not distributed.is_available():
+            raise RuntimeError("ExpertParallel: this PyTorch was built without torch.distributed; install one with it")
+        self.capacity, self.overflow = capacity, overflow
+
+    def _apply(self, module: torch.nn.Module, device_mesh: "DeviceMesh") -> torch.nn.Module:
+        """Divides a module. parallelize_module() calls it."""
+        what = f"ExpertParallel of a {type(module).__name__}"
+        _check_mesh(what, device_mesh, "ep")
+        if not hasattr(module, "divide_experts"):
+            raise NotImplementedError(f"{what}: only a quire.MoE has experts that can be divided")
+
+        def shard(parameter: torch.Tensor) -> torch.Tensor:
+            return distribute_tensor(parameter, device_mesh, [Shard(0)], src_data_rank=self.src_data_rank)
+
+        module.divide_experts(device_mesh.get_group(), shard, self.src_data_rank, self.capacity, self.overflow)
+        return module
+
+    def __repr__(self) -> str:
+        return f"ExpertParallel(capacity={self.capacity}, overflow={self.overflow!r})"
+
+
+def _check_mesh(what: str, mesh: "DeviceMesh", name: str) -> None:
+    if mesh.ndim != 1:
+        raise ValueError(f"{what}: device_mesh must have one dimension, such as mesh[{name!r}], got {mesh}")
 
 
 def _of_quire(module: torch.nn.Module) -> bool:

@@ -94,7 +94,7 @@ def _check_plain(
     module: ProductModule, x: torch.Tensor | QuantizedActivation, parameters: list[tuple[str, torch.Tensor | None]]
 ) -> None:
     """Raises NotImplementedError for a DTensor of which the layer does not take this process's part."""
-    divided = module.of(module.products[0], "parallel") is not None
+    divided = module.expert_group is not None or module.of(module.products[0], "parallel") is not None
     for name, tensor in (("x", x), *(() if divided else parameters)):
         if is_dtensor(tensor):
             refuse_division(f"quire.{type(module).__name__}", name, tensor)

@@ -9,6 +9,7 @@ import torch
 from quire import delayed, functional
 from quire.checks import check_type, check_type_or_none, describe
 from quire.distributed.data_rank import declared_rank
+from quire.distributed.experts import ExpertGroup
 from quire.distributed.parallel import Parallel, refuse_quantized
 from quire.distributed.pieces import PlainPart
 from quire.distributed.placements import divided_over, is_dtensor, local, part_for, placed_like
@@ -46,6 +47,8 @@ class ProductModule(torch.nn.Module):
     #: Groups of tokens that a product has a weight for, each.
     groups = 1
     parallel: Parallel | None = None
+    #: Over which processes the groups are divided.
+    expert_group: ExpertGroup | None = None
     #: Of layer_path.path_of(). A copy may be part of another model, and starts without.
     path_in_model: str | None = None
     #: What the module runs under outside of any autocast.
@@ -104,11 +107,15 @@ class ProductModule(torch.nn.Module):
         device = self._device()
         for product in self.products:
             setattr(self, named(product, "sr_state"), torch.empty(2, dtype=torch.int64, device=device))
-            setattr(self, named(product, "delayed"), delayed.DelayedState(device, self.groups))
+            setattr(self, named(product, "delayed"), self.new_delayed_state())
             if (parallel := self.of(product, "parallel")) is not None:
                 setattr(self, named(product, "part"), parallel.place().to("cpu" if device.type == "meta" else device))
         self._forget_weights()
         self._number_stashes()
+
+    def new_delayed_state(self) -> delayed.DelayedState:
+        """For each matmul. What a process alone has of a layer has amaxes that no other one has."""
+        return delayed.DelayedState(self._device(), self.groups, reduced=self.expert_group is None)
 
     def _quantize_weights(self) -> None:
         """When the parameters have values: within quantized_model_init, weights become quantized ones."""
@@ -148,6 +155,10 @@ class ProductModule(torch.nn.Module):
                 parallel.share_first(shared)
                 state.copy_(shared[:2])
                 self.stream = int(shared[2])
+
+    def first_stream(self) -> int:
+        """What the seed of this process's part of the layer is above the one that a single process has."""
+        return 0
 
     def _forget_weights(self) -> None:
         for product in self.products:

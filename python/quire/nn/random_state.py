@@ -41,16 +41,17 @@ def _layers(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module, torc
                 yield ".".join(filter(None, (name, product))), module, state
 
 
-def _states(model: torch.nn.Module) -> dict[str, torch.Tensor]:
-    return {name: state for name, _, state in _layers(model)}
-
-
 def rng_state(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     """Module name -> a copy of its int64 [2] {seed, counter}, for every quire layer with matmuls ("" is the model).
 
-    A layer with several matmuls, such as quire.LayerNormMLP, has a name for each: "mlp.fc1", "mlp.fc2".
+    A layer with several matmuls, such as quire.LayerNormMLP, has a name for each: "mlp.fc1", "mlp.fc2". Of a layer
+    whose groups are divided over processes (ep_group), the state is that of one process with all groups.
     """
-    return {name: state.clone() for name, state in _states(model).items()}
+    return {name: _shifted(state, -module.first_stream()) for name, module, state in _layers(model)}
+
+
+def _shifted(state: torch.Tensor, by: int) -> torch.Tensor:
+    return state + state.new_tensor([by, 0])
 
 
 def set_rng_state(model: torch.nn.Module, state: Mapping[str, torch.Tensor]) -> None:
@@ -60,7 +61,7 @@ def set_rng_state(model: torch.nn.Module, state: Mapping[str, torch.Tensor]) -> 
     tensor of shape [2].
     """
     check_type("set_rng_state", Mapping, state=state)
-    own = _states(model)
+    own = {layer: (module, own) for layer, module, own in _layers(model)}
     if missing := sorted(own.keys() - state.keys()):
         raise ValueError(
             f"set_rng_state: the model has layers that the state has not: {', '.join(map(repr, missing))}; pass "
@@ -77,12 +78,14 @@ def set_rng_state(model: torch.nn.Module, state: Mapping[str, torch.Tensor]) -> 
             raise ValueError(f"set_rng_state: the state of {name!r} must be an int64 tensor of shape [2], got {what}")
     with torch.no_grad():
         for name, value in state.items():
-            own[name].copy_(value)
+            module, state = own[name]
+            state.copy_(_shifted(value, module.first_stream()))
 
 
 def seeds_of_rank_0(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     """rng_state() of the process whose data-parallel rank is 0, without a message: seeds of ranks follow from it."""
-    return {name: _moved(state, module.stream) for name, module, state in _layers(model)}
+    state = rng_state(model)
+    return {name: _moved(state[name], module.stream) for name, module, _ in _layers(model)}
 
 
 def of_own_rank(model: torch.nn.Module, state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
