@@ -2,6 +2,7 @@
 
 from quire.distributed.groups import name_group
 from quire.distributed.parallel import Parallel
+from quire.distributed.sharding import gather_codes
 from quire.distributed.styles import ColumnParallel, RowParallel
 
-__all__ = ["ColumnParallel", "Parallel", "RowParallel", "name_group"]
+__all__ = ["ColumnParallel", "Parallel", "RowParallel", "gather_codes", "name_group"]

@@ -9,6 +9,7 @@ import torch
 from quire import delayed
 from quire.distributed import check_ranks
 from quire.distributed.parallel import Parallel, refuse_quantized
+from quire.distributed.sharding import check_gathered
 from quire.functional import (
     Buffers,
     grouped_linear,
@@ -57,6 +58,8 @@ class Product:
             self.given["bwd_amax"] = self.state.bwd_amax
         if isinstance(self.weights[0], QuantizedTensor):
             self.text = stored_weight(self.text, recipe, self.weights[0].spec_text)
+            if module.gathering is not None:
+                check_gathered(module, module.weights(name))
         else:
             self._take_codes()
 

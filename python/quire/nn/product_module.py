@@ -8,6 +8,7 @@ import torch
 
 from quire import delayed, functional
 from quire.checks import check_type, check_type_or_none, describe
+from quire.distributed.gathering import Gathering
 from quire.distributed.parallel import Parallel, refuse_quantized
 from quire.distributed.placements import divided_over, is_dtensor, local, part_for, placed_like
 from quire.ends import at_the_end
@@ -46,6 +47,8 @@ class ProductModule(torch.nn.Module):
     parallel: Parallel | None = None
     #: Of layer_path.path_of(). A copy may be part of another model, and starts without.
     path_in_model: str | None = None
+    #: Of gather_codes().
+    gathering: Gathering | None = None
     #: What the module runs under outside of any autocast.
     recipe: Recipe | None = None
     fuse_wgrad_accumulation = delay_wgrad_compute = save_original_input = False
