@@ -13,7 +13,7 @@ from quire.functional import amax
 Directions = tuple[bool, bool]
 Amaxes = tuple[torch.Tensor | None, torch.Tensor | None]
 
-FORWARD, BOTH = (True, False), (True, True)
+ROWWISE, COLUMNWISE, BOTH = (True, False), (False, True), (True, True)
 
 
 class Gathering:
@@ -21,15 +21,34 @@ class Gathering:
 
     model: the one that gather_codes() got, which contains what fully_shard is called for; None in a copy of the layer
     alone. Then the pass is not known, and both directions are gathered.
-    directions: weight -> the codes that the last gather brought. amaxes: weight -> those of the last gather.
-    reduced: weights whose amaxes a gather of another weight has reduced for them.
+    directions: weight -> the codes that the last gather brought. amaxes: weight -> those that forward has reduced.
+    scales: weight -> the scale of delayed scaling in forward.
     """
 
     def __init__(self, model: torch.nn.Module | None) -> None:
         self.model = model
         self.directions: dict[str, Directions] = {}
         self.amaxes: dict[str, Amaxes] = {}
-        self.reduced: set[str] = set()
+        self.scales: dict[str, torch.Tensor] = {}
+        self._reduced: set[str] = set()
+        self._found: dict[str, Found | None] = {}
+
+    def find(self, layer: torch.nn.Module, name: str) -> "Found | None":
+        """fully_shard's objects for a parameter; None if they are not as in the versions of PyTorch that quire knows."""
+        if name not in self._found:
+            self._found[name] = _find(self.model, layer, name)
+        return self._found[name]
+
+    def offer(self, name: str, amaxes: Amaxes) -> None:
+        """Amaxes of a weight for its next gather in forward, which is gathered with another one."""
+        self.amaxes[name] = amaxes
+        self._reduced.add(name)
+
+    def take(self, name: str, in_backward: bool) -> Amaxes | None:
+        """Amaxes that need no collective: those offered, or in backward those of forward."""
+        found = self.amaxes.get(name) if in_backward or name in self._reduced else None
+        self._reduced.discard(name)
+        return found
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Gathering":
         return Gathering(memo.get(id(self.model)))
@@ -45,14 +64,19 @@ class Found(NamedTuple):
     parameter: Any
 
     @property
+    def in_backward(self) -> bool:
+        """Whether the gather is for a backward pass, and a forward pass was before."""
+        return getattr(getattr(self.group, "_training_state", None), "name", None) == "PRE_BACKWARD"
+
+    @property
     def alone(self) -> Directions | None:
         """The one direction that the pass needs, as if backward needed columnwise codes; None if it may need both."""
         state = getattr(getattr(self.group, "_training_state", None), "name", None)
-        backward = torch._C._current_graph_task_id() != -1
-        if state == "FORWARD" and not backward and getattr(self.group, "_reshard_after_forward", False):
-            return (True, False)
-        if state == "PRE_BACKWARD" and getattr(self.group, "reshard_after_backward", False):
-            return (False, True)
+        runs_backward = torch._C._current_graph_task_id() != -1
+        if state == "FORWARD" and not runs_backward and getattr(self.group, "_reshard_after_forward", False):
+            return ROWWISE
+        if self.in_backward and getattr(self.group, "reshard_after_backward", False):
+            return COLUMNWISE
         return None
 
     def expect(self, size: int) -> None:
@@ -68,9 +92,8 @@ class Found(NamedTuple):
             yield info.module, info.param_name, parameter._sharded_local_tensor
 
 
-def find(model: torch.nn.Module | None, layer: torch.nn.Module, name: str) -> Found | None:
-    """fully_shard's objects for a parameter. They are PyTorch's own, and the only place that says which pass a gather
-    is for; None if they are not as in the versions that quire knows."""
+def _find(model: torch.nn.Module | None, layer: torch.nn.Module, name: str) -> Found | None:
+    """They are PyTorch's own, and nothing public says which pass a gather is for."""
     for module in () if model is None else model.modules():
         state = getattr(module, "_get_fsdp_state", lambda: None)()
         for group in getattr(state, "_fsdp_param_groups", ()):

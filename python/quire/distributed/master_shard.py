@@ -9,7 +9,7 @@ import torch
 from torch.utils._pytree import tree_map
 
 from quire.distributed.code_payload import alike, pack, rows_of_a_block, unpack
-from quire.distributed.gathering import BOTH, Directions, Found, Gathering, find, reduced_amaxes
+from quire.distributed.gathering import BOTH, COLUMNWISE, ROWWISE, Amaxes, Directions, Found, reduced_amaxes
 from quire.functional import quantize
 from quire.tensor import DTYPES, QuantizedTensor, QuantSpec, TensorProto
 from quire.tensor.directions import other_direction
@@ -39,7 +39,8 @@ _SAME_KIND = {
 class Options(NamedTuple):
     """How a weight is gathered. layer: its class, for messages. name: of the parameter. spec: a text. from_codes:
     backward decodes the rowwise codes of forward. recompute: forward runs again in backward. exact: values are
-    quantized as they are, whatever dtype fully_shard gathers in."""
+    quantized as they are, whatever dtype fully_shard gathers in. delayed: (matmul, slot) of the state whose forward
+    scale is used, or None."""
 
     layer: str
     name: str
@@ -47,6 +48,7 @@ class Options(NamedTuple):
     from_codes: bool
     recompute: bool
     exact: bool
+    delayed: tuple[str, int] | None
 
 
 class Gathered(NamedTuple):
@@ -141,13 +143,10 @@ class MasterShard(torch.Tensor):
         """This process's bytes for the gather."""
         name = self.options.name
         self._check(mesh, outer_size)
-        gathering = module.gathering
-        found = find(gathering.model, module, name)
+        found = module.gathering.find(module, name)
         wanted = self._wanted(found)
-        sent = (True, False) if wanted == BOTH and _columnwise_follows(self.options.spec) else wanted
-        values = self.to_quantize(mp_policy)
-        amaxes = self._amaxes(mesh, module, name, found, mp_policy)
-        part = quantize(values, self.options.spec, *sent, amax=amaxes)
+        sent = ROWWISE if wanted == BOTH and _columnwise_follows(self.options.spec) else wanted
+        part = self._quantized(sent, mesh, module, found, mp_policy)
         payload = pack(part)
         if found is not None:
             found.expect(payload.numel())
@@ -191,34 +190,45 @@ class MasterShard(torch.Tensor):
 
     def _wanted(self, found: Found | None) -> Directions:
         alone = None if found is None else found.alone
-        if alone is None or (self.options.recompute and alone == (False, True)):
-            return (True, False) if self.options.from_codes else BOTH
-        return (True, False) if self.options.from_codes else alone
+        if alone is None or (self.options.recompute and alone == COLUMNWISE):
+            return ROWWISE if self.options.from_codes else BOTH
+        return ROWWISE if self.options.from_codes else alone
+
+    def _quantized(
+        self, sent: Directions, mesh: "DeviceMesh", layer: torch.nn.Module, found: Found | None, mp_policy: Any
+    ) -> QuantizedTensor:
+        """This process's rows, with the bytes that they have in the whole weight."""
+        values, spec, in_backward = self.to_quantize(mp_policy), self.options.spec, found is not None and found.in_backward
+        amaxes = self._amaxes(mesh, layer, found, mp_policy) if self.has_amaxes() else None
+        if self.options.delayed is None:
+            return quantize(values, spec, *sent, amax=amaxes)
+        scales, name = layer.gathering.scales, self.options.name
+        if not in_backward or name not in scales:
+            product, slot = self.options.delayed
+            scales[name] = layer.of(product, "delayed").fwd_scale[slot : slot + 1]
+        part = quantize(values, spec, *sent, scale=scales[name])
+        for direction, amax in zip(("rowwise", "columnwise"), amaxes, strict=True):
+            if (scale := part.named()[f"{direction}_scale"]) is not None:
+                scale.copy_(torch.where(amax.isinf(), torch.nan, scale))
+                part.named()[f"{direction}_amax"].copy_(amax)
+        return part
 
     def _amaxes(
-        self, mesh: "DeviceMesh", layer: torch.nn.Module, name: str, found: Found | None, mp_policy: Any
-    ) -> tuple[torch.Tensor | None, torch.Tensor | None] | None:
+        self, mesh: "DeviceMesh", layer: torch.nn.Module, found: Found | None, mp_policy: Any
+    ) -> Amaxes:
         """Those of the whole weight. Forward reduces them, for all weights that are gathered together; a gather in
         backward takes those of forward."""
-        if not self.has_amaxes():
-            return None
-        gathering: Gathering = layer.gathering
-        in_backward = found is not None and found.alone == (False, True)
-        if name in gathering.reduced:
-            gathering.reduced.remove(name)
-        elif not (in_backward and name in gathering.amaxes):
-            together = [(layer, name, self)] if found is None else list(found.siblings())
-            own = [each for each in together if isinstance(each[2], MasterShard) and each[2].has_amaxes()]
-            found_amaxes = reduced_amaxes(
-                [master.to_quantize(mp_policy) for *_, master in own],
-                [master.options.spec for *_, master in own],
-                mesh.get_group(),
-            )
-            for (other, other_name, _), both in zip(own, found_amaxes, strict=True):
-                other.gathering.amaxes[other_name] = both
-                other.gathering.reduced.add(other_name)
-            gathering.reduced.remove(name)
-        return gathering.amaxes[name]
+        name = self.options.name
+        kept = layer.gathering.take(name, found is not None and found.in_backward)
+        if kept is not None:
+            return kept
+        together = [(layer, name, self)] if found is None else list(found.siblings())
+        own = [each for each in together if isinstance(each[2], MasterShard) and each[2].has_amaxes()]
+        values = [master.to_quantize(mp_policy) for *_, master in own]
+        whole = reduced_amaxes(values, [master.options.spec for *_, master in own], mesh.get_group())
+        for (other, other_name, _), both in zip(own, whole, strict=True):
+            other.gathering.offer(other_name, both)
+        return layer.gathering.take(name, False)
 
     def has_amaxes(self) -> bool:
         """Whether codes follow from amaxes of the whole weight."""

@@ -1,7 +1,7 @@
 """Data parallelism with fully_shard that gathers codes of weights."""
 
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -9,11 +9,11 @@ from torch import distributed
 
 from quire.autocast import recipe_of
 from quire.checks import check_type
-from quire.distributed.gathering import Gathering
+from quire.distributed.gathering import COLUMNWISE, Gathering
 from quire.distributed.master_shard import MasterShard, Options
 from quire.distributed.placements import is_dtensor, placed_like
 from quire.recipe import Recipe, as_recipe, default
-from quire.tensor import QuantizedTensor, QuantSpec
+from quire.tensor import QuantizedTensor
 
 
 def gather_codes(model: torch.nn.Module, recipe: Recipe | str | None = None, *, recompute: bool = False) -> None:
@@ -37,8 +37,8 @@ def gather_codes(model: torch.nn.Module, recipe: Recipe | str | None = None, *, 
     A quantized weight (quantized_model_init) must have a master and the dtype float32. The master becomes the parameter.
 
     Raises ValueError if the recipe's backward pass needs weights in high precision, or the model has no layers of
-    quire; NotImplementedError for delayed scaling, and for a weight that is a DTensor already or is quantized without a
-    master. The model is then unchanged.
+    quire; NotImplementedError for a weight that is a DTensor already, is quantized without a master, or whose gradient
+    goes to main_grad or backward_dw(). The model is then unchanged.
     """
     check_type("gather_codes", torch.nn.Module, model=model)
     check_type("gather_codes", bool, recompute=recompute)
@@ -74,8 +74,19 @@ def _weights(layer: torch.nn.Module, recipe: Recipe | None, recompute: bool) -> 
             continue
         exact = isinstance(weight, QuantizedTensor)
         values = weight.master if exact else weight.detach()
-        spec, from_codes = QuantSpec(recipe.weight_spec).text, recipe.backward_override == "dequantized"
-        yield name, MasterShard(values, Options(f"quire.{kind}", name, spec, from_codes, recompute, exact))
+        from_codes = recipe.backward_override == "dequantized"
+        slot = _slot(layer, name) if recipe.delayed() else None
+        options = Options(f"quire.{kind}", name, recipe.weight_spec, from_codes, recompute, exact, slot)
+        yield name, MasterShard(values, options)
+
+
+def _slot(layer: torch.nn.Module, name: str) -> tuple[str, int]:
+    """The matmul of a weight, and the slot of its forward scales that the weight has."""
+    for product in layer.products:
+        names = list(layer.weights(product))
+        if name in names:
+            return product, layer.groups + names.index(name)
+    raise AssertionError("unreachable")
 
 
 def _named(layer: torch.nn.Module) -> set[str]:
@@ -88,11 +99,6 @@ def _check_recipe(recipe: Recipe) -> None:
         raise ValueError(
             f"gather_codes: the backward pass of {type(recipe).__name__}(backward_override='high_precision') needs "
             "weights and not codes; leave gather_codes out, or use backward_override='dequantized' or None"
-        )
-    if recipe.delayed():
-        raise NotImplementedError(
-            "gather_codes: under DelayedScaling each process collects the amax of a weight from all of its rows, which "
-            "codes do not have; leave gather_codes out, or use Float8CurrentScaling"
         )
 
 
@@ -127,12 +133,27 @@ def _plain_state(module: torch.nn.Module, state: dict[str, Any], prefix: str, me
             state[prefix + name] = placed_like(value, part.values)
 
 
-def check_gathered(layer: torch.nn.Module, names: Iterable[str]) -> None:
+def check_gathered(layer: torch.nn.Module, product: str, recipe: Recipe) -> None:
     """Raises RuntimeError if the codes that a forward pass needs have not been gathered."""
-    for name in names:
-        if layer.gathering.directions.get(name) == (False, True):
+    what, gathering = f"quire.{type(layer).__name__}", layer.gathering
+    for name, weight in layer.weights(product).items():
+        if isinstance(weight, QuantizedTensor) and weight.spec_text != recipe.weight_spec:
             raise RuntimeError(
-                f"quire.{type(layer).__name__}: the gather of this backward pass has only brought the columnwise codes "
-                f"of {name}, and the layer's forward pass runs again (activation checkpointing); prepare the model with "
+                f"{what}: codes of {name} are gathered as {weight.spec_text}, and the active recipe, "
+                f"{type(recipe).__name__}, quantizes weights as {recipe.weight_spec}; pass one recipe to gather_codes and "
+                "to autocast"
+            )
+        if gathering.directions.get(name) == COLUMNWISE:
+            raise RuntimeError(
+                f"{what}: the gather of this backward pass has only brought the columnwise codes of {name}, and the "
+                "layer's forward pass runs again (activation checkpointing); prepare the model with "
                 "quire.distributed.gather_codes(model, recipe, recompute=True)"
             )
+
+
+def gathered_amaxes(layer: torch.nn.Module, product: str) -> torch.Tensor | None:
+    """float32, one for each weight of a matmul: amaxes of weights whose codes were gathered; None for other weights."""
+    if layer.gathering is None:
+        return None
+    each = [layer.gathering.amaxes.get(name) for name in layer.weights(product)]
+    return None if None in each else torch.cat([rowwise for rowwise, _ in each])

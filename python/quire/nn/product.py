@@ -9,7 +9,7 @@ import torch
 from quire import delayed
 from quire.distributed import check_ranks
 from quire.distributed.parallel import Parallel, refuse_quantized
-from quire.distributed.sharding import check_gathered
+from quire.distributed.sharding import check_gathered, gathered_amaxes
 from quire.functional import (
     Buffers,
     grouped_linear,
@@ -59,7 +59,7 @@ class Product:
         if isinstance(self.weights[0], QuantizedTensor):
             self.text = stored_weight(self.text, recipe, self.weights[0].spec_text)
             if module.gathering is not None:
-                check_gathered(module, module.weights(name))
+                check_gathered(module, name, recipe)
         else:
             self._take_codes()
 
@@ -116,7 +116,8 @@ class Product:
         y, x_amax, w_amax = self._stateful(x, weights, biases, text, offsets=offsets, **given)
         if self.scale is not None:  # now that the arguments are known to fit
             if "w_buffers" in given:
-                w_amax = None if self.new_cache is None else self.new_cache.buffers[2]
+                made = self.new_cache
+                w_amax = gathered_amaxes(self.module, self.name) if made is None else made.buffers[2]
             delayed.collect(self.state, self.call.rule, x_amax if own_amax is None else own_amax, w_amax)
         return y
 

@@ -256,9 +256,14 @@ class ProductModule(torch.nn.Module):
         """Computes the gradients of the weights for the oldest backward pass whose operands are kept. Adds them to
         weight.main_grad (fuse_wgrad_accumulation) or weight.grad. Skips weights that require no gradient; without
         delay_wgrad_compute it does nothing. Not available within a compiled function. Raises RuntimeError if no
-        operands are kept."""
+        operands are kept, NotImplementedError for weights that fully_shard has divided."""
         for product in reversed(self.products if self.delay_wgrad_compute else ()):
             weights = self.weights(product)
+            if self.of(product, "parallel") is None and any(is_dtensor(weight) for weight in weights.values()):
+                raise NotImplementedError(
+                    f"quire.{type(self).__name__}.backward_dw: fully_shard has divided {', '.join(weights)}, and reduces "
+                    "gradients in the backward pass only; make the layer without delay_wgrad_compute"
+                )
             if any(weight.requires_grad for weight in weights.values()):
                 with torch.no_grad():
                     self._add_stashed(weights, self.of(product, "wgrad_stash"))
@@ -311,7 +316,8 @@ def main_grads(module: ProductModule, weights: Mapping[str, torch.Tensor]) -> li
             raise RuntimeError(
                 f"quire.{type(module).__name__}: fuse_wgrad_accumulation=True needs {name}.main_grad, a contiguous "
                 f"float32, float16 or bfloat16 tensor of {part}'s shape {list(weight.shape)} on {weight.device} to add "
-                f"the gradient to; got {got}. Assign one, or make the layer without fuse_wgrad_accumulation"
+                f"the gradient to; got {got}. Assign one, or make the layer without fuse_wgrad_accumulation, as for fully_shard, "
+                "whose gathered weights have none"
             )
         grads.append(grad)
     return grads
