@@ -1,5 +1,5 @@
-"""Codes of one process's rows of a matrix as bytes for an all-gather, and the buffers of the whole matrix from the bytes
-of all processes."""
+"""Codes of one process's rows of a matrix as bytes for an all-gather, and from the bytes of all processes the buffers
+of the whole matrix."""
 
 import functools
 import math

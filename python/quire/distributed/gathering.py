@@ -34,7 +34,7 @@ class Gathering:
         self._found: dict[str, Found | None] = {}
 
     def find(self, layer: torch.nn.Module, name: str) -> "Found | None":
-        """fully_shard's objects for a parameter; None if they are not as in the versions of PyTorch that quire knows."""
+        """fully_shard's objects for a parameter; None if they are not as in versions of PyTorch that quire knows."""
         if name not in self._found:
             self._found[name] = _find(self.model, layer, name)
         return self._found[name]

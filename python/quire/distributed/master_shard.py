@@ -85,7 +85,9 @@ class MasterShard(torch.Tensor):
         return ["values"], self.options
 
     @staticmethod
-    def __tensor_unflatten__(inner: dict[str, torch.Tensor], metadata: Options, size: Any, stride: Any) -> "MasterShard":
+    def __tensor_unflatten__(
+        inner: dict[str, torch.Tensor], metadata: Options, size: Any, stride: Any
+    ) -> "MasterShard":
         return MasterShard(inner["values"], Options(*metadata))
 
     def __repr__(self, *, tensor_contents: str | None = None) -> str:
@@ -120,15 +122,15 @@ class MasterShard(torch.Tensor):
     def _part(self, zeros: torch.Tensor) -> torch.Tensor:
         """Memory for some of the rows, which fully_shard asks for: a plain tensor where codes of the parts are not
         those of the whole. All processes ask for the same size."""
-        if zeros.shape == self.shape:
+        if zeros.shape == self.shape and len(zeros) > 1:  # one row may be the part of one of many processes
             return MasterShard(zeros, self.options)
         if zeros.dim() != 2 or self.dim() != 2 or zeros.shape[1] != self.shape[1]:
             return zeros
         block, rows, whole = rows_of_a_block(QuantSpec(self.options.spec)), zeros.shape[0], self.shape[0]
-        if rows % block == 0 and rows > 0 and whole % rows == 0:
+        if rows % block == 0 and rows > 0 and whole % rows == 0 and whole > 1:
             return MasterShard(zeros, self.options)
         warnings.warn(
-            f"gather_codes: {self.options.layer}.{self.options.name} {list(self.shape)} is divided into parts of {rows} rows, and codes of "
+            f"gather_codes: {self._named()} {list(self.shape)} is divided into parts of {rows} rows, and codes of "
             f"{self.options.spec} need equal parts of a multiple of {block} rows; its values are gathered instead, in "
             "their own dtype or that of the MixedPrecisionPolicy, and quantized afterwards",
             stacklevel=2,
@@ -180,11 +182,14 @@ class MasterShard(torch.Tensor):
         dtype = mp_policy.param_dtype
         return self.values if dtype is None or self.options.exact else self.values.to(dtype)
 
+    def _named(self) -> str:
+        return f"{self.options.layer}.{self.options.name}"
+
     def _check(self, mesh: "DeviceMesh", outer_size: torch.Size) -> None:
         """Raises RuntimeError, on all processes alike."""
         if self.shape[0] * mesh.size() != outer_size[0]:
             raise RuntimeError(
-                f"gather_codes: {self.options.layer}.{self.options.name} {list(outer_size)} is not divided into equal parts by "
+                f"gather_codes: {self._named()} {list(outer_size)} is not divided into equal parts by "
                 f"{mesh.size()} processes; leave its layer out of gather_codes, or use another number of processes"
             )
 
@@ -198,14 +203,14 @@ class MasterShard(torch.Tensor):
         self, sent: Directions, mesh: "DeviceMesh", layer: torch.nn.Module, found: Found | None, mp_policy: Any
     ) -> QuantizedTensor:
         """This process's rows, with the bytes that they have in the whole weight."""
-        values, spec, in_backward = self.to_quantize(mp_policy), self.options.spec, found is not None and found.in_backward
+        values, spec = self.to_quantize(mp_policy), self.options.spec
         amaxes = self._amaxes(mesh, layer, found, mp_policy) if self.has_amaxes() else None
         if self.options.delayed is None:
             return quantize(values, spec, *sent, amax=amaxes)
         scales, name = layer.gathering.scales, self.options.name
-        if not in_backward or name not in scales:
+        if found is None or not found.in_backward or name not in scales:
             product, slot = self.options.delayed
-            scales[name] = layer.of(product, "delayed").fwd_scale[slot : slot + 1]
+            scales[name] = layer.of(product, "delayed").fwd_scale[slot : slot + 1].clone()
         part = quantize(values, spec, *sent, scale=scales[name])
         for direction, amax in zip(("rowwise", "columnwise"), amaxes, strict=True):
             if (scale := part.named()[f"{direction}_scale"]) is not None:
@@ -213,9 +218,7 @@ class MasterShard(torch.Tensor):
                 part.named()[f"{direction}_amax"].copy_(amax)
         return part
 
-    def _amaxes(
-        self, mesh: "DeviceMesh", layer: torch.nn.Module, found: Found | None, mp_policy: Any
-    ) -> Amaxes:
+    def _amaxes(self, mesh: "DeviceMesh", layer: torch.nn.Module, found: Found | None, mp_policy: Any) -> Amaxes:
         """Those of the whole weight. Forward reduces them, for all weights that are gathered together; a gather in
         backward takes those of forward."""
         name = self.options.name

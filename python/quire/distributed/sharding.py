@@ -5,22 +5,19 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch import distributed
 
-from quire.autocast import recipe_of
 from quire.checks import check_type
 from quire.distributed.gathering import COLUMNWISE, Gathering
 from quire.distributed.master_shard import MasterShard, Options
 from quire.distributed.placements import is_dtensor, placed_like
-from quire.recipe import Recipe, as_recipe, default
+from quire.recipe import Recipe, as_recipe
 from quire.tensor import QuantizedTensor
 
 
-def gather_codes(model: torch.nn.Module, recipe: Recipe | str | None = None, *, recompute: bool = False) -> None:
+def gather_codes(model: torch.nn.Module, recipe: Recipe | str, *, recompute: bool = False) -> None:
     """Lets fully_shard gather codes of the weights of the model's layers, not the weights. Call it before fully_shard.
 
-    recipe: the one under which the layers will run. None: the recipe under which each layer would run now, else
-        quire.recipe.default().
+    recipe: the one under which the layers will run.
     recompute: forward runs again in backward (activation checkpointing). The gather of backward then has both
         directions of codes.
 
@@ -34,7 +31,8 @@ def gather_codes(model: torch.nn.Module, recipe: Recipe | str | None = None, *, 
     32 rows for MXFP8 and MXFP4, 16 for NVFP4, 128 for fp8_block. So is a weight of three dimensions, and the weight of
     a layer with parameters_split.
 
-    A quantized weight (quantized_model_init) must have a master and the dtype float32. The master becomes the parameter.
+    A quantized weight (quantized_model_init) must have a master and the dtype float32. Its master becomes the
+    parameter.
 
     Raises ValueError if the recipe's backward pass needs weights in high precision, or the model has no layers of
     quire; NotImplementedError for a weight that is a DTensor already, is quantized without a master, or whose gradient
@@ -43,6 +41,8 @@ def gather_codes(model: torch.nn.Module, recipe: Recipe | str | None = None, *, 
     check_type("gather_codes", torch.nn.Module, model=model)
     check_type("gather_codes", bool, recompute=recompute)
     recipe = as_recipe("gather_codes", recipe)
+    check_type("gather_codes", Recipe, recipe=recipe)
+    _check_recipe(recipe)
     layers = [module for module in model.modules() if hasattr(module, "products")]
     if not layers:
         raise ValueError(
@@ -51,20 +51,20 @@ def gather_codes(model: torch.nn.Module, recipe: Recipe | str | None = None, *, 
         )
     found = [(layer, *each) for layer in layers for each in _weights(layer, recipe, recompute)]
     gathering: dict[torch.nn.Module, Gathering] = {}
-    for layer, name, master in found:
-        required = layer._parameters[name].requires_grad
-        setattr(layer, name, torch.nn.Parameter(master, requires_grad=required))
+    made: dict[int, torch.nn.Parameter] = {}  # layers may share one
+    for layer, name, weight, master in found:
+        setattr(layer, name, made.setdefault(id(weight), torch.nn.Parameter(master, weight.requires_grad)))
         gathering.setdefault(layer, Gathering(model))
     for layer, own in gathering.items():
         layer.gathering = own
         layer.register_state_dict_post_hook(_plain_state)
 
 
-def _weights(layer: torch.nn.Module, recipe: Recipe | None, recompute: bool) -> Iterator[tuple[str, MasterShard]]:
-    """Name and parameter of the weights of a layer that can be gathered as codes."""
-    recipe = recipe or recipe_of(layer.recipe) or default()
+def _weights(
+    layer: torch.nn.Module, recipe: Recipe, recompute: bool
+) -> Iterator[tuple[str, torch.nn.Parameter, MasterShard]]:
+    """Name, parameter and new parameter of the weights of a layer that can be gathered as codes."""
     kind = type(layer).__name__
-    _check_recipe(recipe)
     for name in layer.weight_names:
         weight, what = layer._parameters[name], f"gather_codes: quire.{kind}.{name}"
         _check_weight(what, layer, weight)
@@ -77,7 +77,7 @@ def _weights(layer: torch.nn.Module, recipe: Recipe | None, recompute: bool) -> 
         from_codes = recipe.backward_override == "dequantized"
         slot = _slot(layer, name) if recipe.delayed() else None
         options = Options(f"quire.{kind}", name, recipe.weight_spec, from_codes, recompute, exact, slot)
-        yield name, MasterShard(values, options)
+        yield name, weight, MasterShard(values, options)
 
 
 def _slot(layer: torch.nn.Module, name: str) -> tuple[str, int]:
@@ -117,8 +117,8 @@ def _check_weight(what: str, layer: torch.nn.Module, weight: torch.Tensor) -> No
         )
     if layer.external_wgrad:
         raise NotImplementedError(
-            f"{what}: fuse_wgrad_accumulation and delay_wgrad_compute keep gradients of weights from fully_shard, which "
-            "reduces and scatters them; leave these options out"
+            f"{what}: fuse_wgrad_accumulation and delay_wgrad_compute keep gradients of weights from fully_shard, "
+            "which reduces and scatters them; leave these options out"
         )
 
 
@@ -140,8 +140,8 @@ def check_gathered(layer: torch.nn.Module, product: str, recipe: Recipe) -> None
         if isinstance(weight, QuantizedTensor) and weight.spec_text != recipe.weight_spec:
             raise RuntimeError(
                 f"{what}: codes of {name} are gathered as {weight.spec_text}, and the active recipe, "
-                f"{type(recipe).__name__}, quantizes weights as {recipe.weight_spec}; pass one recipe to gather_codes and "
-                "to autocast"
+                f"{type(recipe).__name__}, quantizes weights as {recipe.weight_spec}; pass one recipe to gather_codes "
+                "and to autocast"
             )
         if gathering.directions.get(name) == COLUMNWISE:
             raise RuntimeError(

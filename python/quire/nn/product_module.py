@@ -261,8 +261,8 @@ class ProductModule(torch.nn.Module):
             weights = self.weights(product)
             if self.of(product, "parallel") is None and any(is_dtensor(weight) for weight in weights.values()):
                 raise NotImplementedError(
-                    f"quire.{type(self).__name__}.backward_dw: fully_shard has divided {', '.join(weights)}, and reduces "
-                    "gradients in the backward pass only; make the layer without delay_wgrad_compute"
+                    f"quire.{type(self).__name__}.backward_dw: fully_shard has divided {', '.join(weights)}, and "
+                    "reduces gradients in the backward pass only; make the layer without delay_wgrad_compute"
                 )
             if any(weight.requires_grad for weight in weights.values()):
                 with torch.no_grad():
@@ -316,8 +316,8 @@ def main_grads(module: ProductModule, weights: Mapping[str, torch.Tensor]) -> li
             raise RuntimeError(
                 f"quire.{type(module).__name__}: fuse_wgrad_accumulation=True needs {name}.main_grad, a contiguous "
                 f"float32, float16 or bfloat16 tensor of {part}'s shape {list(weight.shape)} on {weight.device} to add "
-                f"the gradient to; got {got}. Assign one, or make the layer without fuse_wgrad_accumulation, as for fully_shard, "
-                "whose gathered weights have none"
+                f"the gradient to; got {got}. Assign one, or make the layer without fuse_wgrad_accumulation, as for "
+                "fully_shard, whose gathered weights have none"
             )
         grads.append(grad)
     return grads
