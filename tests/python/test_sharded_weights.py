@@ -4,20 +4,22 @@ each other."""
 import pytest
 
 from every_recipe import ALL, TABLE
+from prepared_ranks import (
+    copies_are_prepared_too,
+    errors,
+    evaluation_between_steps,
+    models_leave_the_meta_device,
+    optimizers_update_masters,
+    states_are_plain,
+    tied_weights_stay_tied,
+)
 from ranks import Ranks
 from shard_ranks import (
     Case,
     codes_equal_values,
-    copies_are_prepared_too,
     divided_features_and_shards,
-    errors,
-    evaluation_between_steps,
     linears_share_their_gathers,
-    models_leave_the_meta_device,
-    optimizers_update_masters,
     quantized_parameters_have_masters,
-    states_are_plain,
-    tied_weights_stay_tied,
     values_equal_one_process,
 )
 
@@ -94,9 +96,9 @@ def test_codes_give_the_bits_that_values_give_with_options(two, case):
 @pytest.mark.parametrize(
     "case",
     [
-        Case("mxfp8", "norms", backend="inductor"),
+        pytest.param(Case("mxfp8", "norms", backend="inductor"), marks=pytest.mark.slow),
         Case("nvfp4", reshard=False, backend="aot_eager"),
-        Case("delayed", backend="aot_eager"),
+        pytest.param(Case("delayed", backend="aot_eager"), marks=pytest.mark.slow),
     ],
     ids=str,
 )
