@@ -33,6 +33,13 @@ def _axes(spec_text: str) -> dict[str, int | None]:
     return axes
 
 
+@torch.compiler.assume_constant_result
+def axes_of(spec_text: str, direction: str) -> tuple[int, int, int]:
+    """The same of data, scale and amax of a direction, -1 for what all parts have alike or is absent."""
+    axes = [_axes(spec_text).get(f"{direction}_{kind}") for kind in ("data", "scale", "amax")]
+    return tuple([-1 if axis is None else axis for axis in axes])
+
+
 def _travelling(spec_text: str, names: Mapping[str, object]) -> list[tuple[str, int]]:
     axes = _axes(spec_text)
     return [(name, axes[name]) for name in BUFFER_NAMES if names.get(name) is not None and axes[name] is not None]

@@ -9,6 +9,8 @@ import torch
 from quire import delayed
 from quire.distributed import check_ranks
 from quire.distributed.parallel import Parallel, refuse_quantized
+from quire.distributed.sharded_model import refuse_delayed
+from quire.distributed.sharded_product import plan_of, sharded_linear
 from quire.distributed.sharding import check_gathered, gathered_amaxes
 from quire.functional import (
     Buffers,
@@ -45,6 +47,9 @@ class Product:
         self.needs_dw = grad and any([parameter.requires_grad for parameter in self.parameters])
         self.new_cache, self.parallel = None, divided(module, name, call)
         self.given: dict[str, object] = _external_wgrad(module, name, call) if self.needs_dw else {}
+        self.shards = None if module.shards is None else module.shards.get(named(name, "weight"))
+        if self.shards is not None:
+            _check_sharded(self)
         if recipe is None:
             return
         self.text = linear_text(module, call)
@@ -85,7 +90,7 @@ class Product:
     def input(self, keep: bool = False) -> dict[str, object]:
         """Keyword arguments of norm() and activation() for an x that run() takes. keep: they return x itself too."""
         recipe = self.call.recipe
-        if recipe is None or _starts_from_x(self.text) or self.parallel is not None:
+        if recipe is None or _starts_from_x(self.text) or self.parallel is not None or self.shards is not None:
             return {}
         scale = None if self.scale is None else self.scale[: self.module.groups]
         return {"spec": recipe.input_spec, "rowwise": True, "columnwise": self.needs_dw, "keep_y": keep, "scale": scale}
@@ -105,6 +110,8 @@ class Product:
             if not torch.compiler.is_compiling():
                 _announce(self, x)
         biases = [self.call.part(bias) for bias in biases]
+        if self.shards is not None:
+            return self._sharded(x, biases)
         if self.call.recipe is None:
             return self._high_precision(x, biases, offsets)
         given = dict(self.given)
@@ -120,6 +127,16 @@ class Product:
                 w_amax = gathered_amaxes(self.module, self.name) if made is None else made.buffers[2]
             delayed.collect(self.state, self.call.rule, x_amax if own_amax is None else own_amax, w_amax)
         return y
+
+    def _sharded(self, x: torch.Tensor | QuantizedActivation, biases: Sequence[torch.Tensor]) -> torch.Tensor:
+        if isinstance(x, QuantizedTensor | QuantizedActivation):
+            raise NotImplementedError(
+                f"quire.{type(self.module).__name__}: its weight is divided by shard_weights, and x must be a plain "
+                f"tensor, got a {type(x).__name__}; pass x.dequantize()"
+            )
+        text = "" if self.call.recipe is None else self.text
+        plan = plan_of(text, self.weights[0].shape[0], self.call.dtype, self.shards)
+        return sharded_linear(x, self.weights[0], biases[0] if biases else None, plan, self.given.get("sr_state"))
 
     def _stateful(
         self,
@@ -202,6 +219,18 @@ def divided(module: ProductModule, product: str, call: Call) -> Parallel | None:
     """How the weight of a matmul is divided in this call."""
     parallel = module.of(product, "parallel")
     return None if parallel is None else parallel.for_tokens(call.sequence)
+
+
+def _check_sharded(product: Product) -> None:
+    """Raises NotImplementedError for what a layer whose weight shard_weights has divided does not do."""
+    what, call = f"quire.{type(product.module).__name__}", product.call
+    if call.rule is not None or (call.recipe is not None and call.recipe.delayed()):
+        refuse_delayed(what)
+    if call.is_first_microbatch is not None:
+        raise NotImplementedError(
+            f"{what}: its weight is divided by shard_weights, and codes are not kept from call to call; leave "
+            "is_first_microbatch out"
+        )
 
 
 def _check_parallel(product: Product, x: torch.Tensor | QuantizedActivation) -> None:

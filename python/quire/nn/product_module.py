@@ -11,6 +11,7 @@ from quire.checks import check_type, check_type_or_none, describe
 from quire.distributed.gathering import Gathering
 from quire.distributed.parallel import Parallel, refuse_quantized
 from quire.distributed.placements import divided_over, is_dtensor, local, part_for, placed_like
+from quire.distributed.sharded_product import Shards
 from quire.ends import at_the_end
 from quire.nn.random_state import reset_streams
 from quire.nn.weight import initial_weight, kept_attributes, why_not_loaded
@@ -47,6 +48,8 @@ class ProductModule(torch.nn.Module):
     parallel: Parallel | None = None
     #: Of layer_path.path_of(). A copy may be part of another model, and starts without.
     path_in_model: str | None = None
+    #: Weights that shard_weights() has divided, and over which processes.
+    shards: dict[str, Shards] | None = None
     #: Of gather_codes().
     gathering: Gathering | None = None
     #: What the module runs under outside of any autocast.
@@ -332,7 +335,7 @@ def initialise(
     """Initialises as torch.nn.Linear; with an init_method, weight by that method and bias with 0. parallel: draws the
     whole weight and keeps a part, so that processes together have what one process has after the same seed."""
     check_type_or_none("quire", Callable, init_method=init_method)
-    if parallel is not None and is_dtensor(weight):
+    if is_dtensor(weight):
         _initialise_parts(weight, bias, init_method)
         return
     if parallel is not None and not weight.is_meta:
