@@ -8,10 +8,11 @@ from quire.checks import check_device, check_type, check_type_or_none, describe
 from quire.distributed.experts import ExpertGroup
 from quire.distributed.placements import is_dtensor, local, part_for
 from quire.nn.call import active_call
+from quire.nn.initial_values import initialise
 from quire.nn.layer_path import name_layer
 from quire.nn.linear import own_recipe
 from quire.nn.product import Product
-from quire.nn.product_module import ProductModule, initialise
+from quire.nn.product_module import ProductModule
 from quire.recipe import Recipe
 from quire.tensor import QuantizedStack, QuantizedTensor
 

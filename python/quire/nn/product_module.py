@@ -1,18 +1,19 @@
 """The base class of modules with matmuls y = x w^T: the state that lasts from call to call for each matmul."""
 
-import math
 import secrets
 from collections.abc import Callable, Mapping
 
 import torch
 
 from quire import delayed, functional
-from quire.checks import check_type, check_type_or_none, describe
+from quire.checks import check_type, describe
 from quire.distributed.data_rank import declared_rank
 from quire.distributed.experts import ExpertGroup
+from quire.distributed.gathering import Gathering
 from quire.distributed.parallel import Parallel, refuse_quantized
 from quire.distributed.pieces import PlainPart
-from quire.distributed.placements import divided_over, is_dtensor, local, part_for, placed_like
+from quire.distributed.placements import divided_over, is_dtensor, local, placed_like
+from quire.distributed.sharded_product import Shards
 from quire.ends import at_the_end
 from quire.nn.random_state import own_rank, reset_streams
 from quire.nn.weight import initial_weight, kept_attributes, why_not_loaded
@@ -51,6 +52,10 @@ class ProductModule(torch.nn.Module):
     expert_group: ExpertGroup | None = None
     #: Of layer_path.path_of(). A copy may be part of another model, and starts without.
     path_in_model: str | None = None
+    #: Weights that shard_weights() has divided, and over which processes.
+    shards: dict[str, Shards] | None = None
+    #: Of gather_codes().
+    gathering: Gathering | None = None
     #: What the module runs under outside of any autocast.
     recipe: Recipe | None = None
     fuse_wgrad_accumulation = delay_wgrad_compute = save_original_input = False
@@ -297,9 +302,14 @@ class ProductModule(torch.nn.Module):
         """Computes the gradients of the weights for the oldest backward pass whose operands are kept. Adds them to
         weight.main_grad (fuse_wgrad_accumulation) or weight.grad. Skips weights that require no gradient; without
         delay_wgrad_compute it does nothing. Not available within a compiled function. Raises RuntimeError if no
-        operands are kept."""
+        operands are kept, NotImplementedError for weights that fully_shard has divided."""
         for product in reversed(self.products if self.delay_wgrad_compute else ()):
             weights = self.weights(product)
+            if self.of(product, "parallel") is None and any(is_dtensor(weight) for weight in weights.values()):
+                raise NotImplementedError(
+                    f"quire.{type(self).__name__}.backward_dw: fully_shard has divided {', '.join(weights)}, and "
+                    "reduces gradients in the backward pass only; make the layer without delay_wgrad_compute"
+                )
             if any(weight.requires_grad for weight in weights.values()):
                 with torch.no_grad():
                     self._add_stashed(weights, self.of(product, "wgrad_stash"))
@@ -320,20 +330,6 @@ class ProductModule(torch.nn.Module):
                 weight.grad = grad if weight.grad is None else weight.grad.add_(grad)
 
 
-def _initialise_parts(
-    weight: torch.Tensor, bias: torch.Tensor | None, init_method: Callable[[torch.Tensor], object] | None
-) -> None:
-    """initialise() of DTensors: draws whole tensors, and keeps this process's parts."""
-    if weight.is_meta:
-        return
-    own = [t for t in (weight, bias) if t is not None]
-    whole = [torch.empty(t.shape, dtype=t.dtype, device=t.device) for t in own]
-    initialise(whole[0], whole[1] if len(whole) > 1 else None, init_method)
-    with torch.no_grad():
-        for t, values in zip(own, whole, strict=True):
-            t.copy_(part_for(t, values) if is_dtensor(t) else values)
-
-
 def main_grads(module: ProductModule, weights: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
     """The tensors to which gradients of the weights are added. For a weight that requires no gradient this is memory
     that nobody reads. Raises RuntimeError if another weight has no main_grad, or one that does not fit."""
@@ -352,42 +348,8 @@ def main_grads(module: ProductModule, weights: Mapping[str, torch.Tensor]) -> li
             raise RuntimeError(
                 f"quire.{type(module).__name__}: fuse_wgrad_accumulation=True needs {name}.main_grad, a contiguous "
                 f"float32, float16 or bfloat16 tensor of {part}'s shape {list(weight.shape)} on {weight.device} to add "
-                f"the gradient to; got {got}. Assign one, or make the layer without fuse_wgrad_accumulation"
+                f"the gradient to; got {got}. Assign one, or make the layer without fuse_wgrad_accumulation, as for "
+                "fully_shard, whose gathered weights have none"
             )
         grads.append(grad)
     return grads
-
-
-def initialise(
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    init_method: Callable[[torch.Tensor], object] | None,
-    parallel: Parallel | None = None,
-) -> None:
-    """Initialises as torch.nn.Linear; with an init_method, weight by that method and bias with 0. parallel: draws the
-    whole weight and keeps a part, so that processes together have what one process has after the same seed."""
-    check_type_or_none("quire", Callable, init_method=init_method)
-    if parallel is not None and is_dtensor(weight):
-        _initialise_parts(weight, bias, init_method)
-        return
-    if parallel is not None and not weight.is_meta:
-        out, inner = weight.shape
-        column = parallel.mode == "column"
-        whole = weight.new_empty((out * parallel.size, inner) if column else (out, inner * parallel.size))
-        whole_bias = None if bias is None else bias.new_empty(whole.shape[0])
-        initialise(whole, whole_bias, init_method)
-        with torch.no_grad():
-            weight.copy_(parallel.part_of(whole))
-            if bias is not None:
-                bias.copy_(parallel.part_of(whole_bias, bias=True))
-        return
-    if init_method is not None:
-        with torch.no_grad():
-            init_method(weight)
-        if bias is not None:
-            torch.nn.init.zeros_(bias)
-        return
-    torch.nn.init.kaiming_uniform_(weight, a=math.sqrt(5))
-    if bias is not None:
-        bound = 1 / math.sqrt(weight.shape[1]) if weight.shape[1] > 0 else 0
-        torch.nn.init.uniform_(bias, -bound, bound)
