@@ -1,12 +1,15 @@
 """What ranks do in tests of ranks that end, hang, or call other things than the rest. For tests/ranks.py."""
 
 import copy
+import logging
 import os
 import signal
 import threading
 import time
+import traceback
 from collections.abc import Callable
 from datetime import timedelta
+from pathlib import Path
 
 import torch
 from torch import distributed
@@ -67,6 +70,30 @@ def other_rank_in_backward(rank, sequence, act):
     if rank == 1:
         return leave(act)
     return message(y.backward)
+
+
+def compiled(rank, backward):
+    """Rank 1 ends. What rank 0, which is compiled, tells about it: its error, the comments of the generated code above
+    the line that failed, and what TORCH_LOGS=graph_code logged."""
+    lines = []
+    handler = logging.Handler()
+    handler.emit = lambda record: lines.append(record.getMessage())
+    logging.getLogger("torch._dynamo").addHandler(handler)
+    torch._logging.set_logs(graph_code=True)
+    model, x = block(False), tokens()
+    run = torch.compile(model, fullgraph=True)
+    with quire.autocast(recipe="mxfp8"):
+        y = run(x).sum()
+        y.backward(retain_graph=True)
+        if rank == 1:
+            return leave("ends")
+        try:
+            y.backward() if backward else run(x)
+        except RuntimeError as error:
+            frames = traceback.extract_tb(error.__traceback__)
+            (failed,) = [frame for frame in frames if "_c10d_functional" in frame.line]
+            above = Path(failed.filename).read_text().splitlines()[: failed.lineno]
+            return str(error), [line.strip() for line in above if "Source Nodes" in line], "\n".join(lines)
 
 
 def interrupted(rank):

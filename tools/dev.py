@@ -47,6 +47,7 @@ SANITIZER_OPTIONS = {
 # What `./dev bench NAME` runs; without a name bench.py.
 BENCHMARKS = {
     "demo": "benchmarks/demo.py",
+    "distributed": "benchmarks/distributed.py",
     "encoder": "examples/encoder/run.py",
     "ggml": "benchmarks/ggml.py",
     "host": "benchmarks/host.py",
@@ -281,9 +282,9 @@ def parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
     verbs.add_parser(
         "bench",
         add_help=False,
-        help="layers against PyTorch's; `bench demo`: training steps of its model; `bench moe`: experts; `bench host`: "
-        "the cost of a call; `bench encoder`: a converted model; `bench ggml`: build that peer; `bench core`: kernels "
-        "beside memcpy; then their arguments",
+        help="layers against PyTorch's; `bench demo`: training steps of its model; `bench distributed`: of two "
+        "processes; `bench moe`: experts; `bench host`: the cost of a call; `bench encoder`: a converted model; "
+        "`bench ggml`: build that peer; `bench core`: kernels beside memcpy; then their arguments",
     )
     verbs.add_parser("docs", help="the documentation as a site, in build/site")
     verbs.add_parser("wheel", help="a wheel in dist/ for this PyTorch's minor version, which needs no compiler")

@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import torch
 from torch import distributed, nn
+from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -60,13 +61,19 @@ class Collectives(TorchDispatchMode):
         self.bytes, self.size = 0, distributed.get_world_size()
 
     def __torch_dispatch__(self, function, types, arguments=(), options=None):  # noqa: ANN001, ANN204
+        if DTensor in types:  # it has collectives of its own, which come here afterwards
+            return NotImplemented
         result = function(*arguments, **(options or {}))
         name = function.name()
-        if "c10d" in name and "wait" not in name:
-            whole = max((t.nbytes for t in tree_leaves((arguments, result)) if isinstance(t, torch.Tensor)), default=0)
+        if "c10d" in name and "wait" not in name and "wrap" not in name:
+            whole = max(_nbytes(part) for part in (*arguments, result))  # inputs, or outputs where these are more
             times = 2 if "all_reduce" in name or "allreduce" in name else 1
             self.bytes += times * whole * (self.size - 1) // self.size
         return result
+
+
+def _nbytes(tensors: object) -> int:
+    return sum(t.nbytes for t in tree_leaves(tensors) if isinstance(t, torch.Tensor))
 
 
 def wire_bytes(step: Callable[[], None]) -> int:

@@ -5,6 +5,7 @@ import pytest
 from failing_ranks import (
     SHORT,
     checked,
+    compiled,
     interrupted,
     other_rank_in_backward,
     other_rank_in_forward,
@@ -63,6 +64,22 @@ def test_the_error_of_a_backward_pass_names_them_too(new, act, sequence):
     where = "'down', row" if sequence else "'up', column"  # the first that has a collective
     assert name == "DistBackendError", text
     assert f"quire.Linear {where}, rank 0 of 2: all_reduce over the 2 processes of 'quire:tp' failed" in text
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backward", [False, True])
+def test_the_line_of_compiled_code_that_failed_leads_to_the_layer(new, backward):
+    (well, answer), _ = new.outcomes(compiled, backward)
+    assert well, answer
+    error, comments, log = answer
+    assert "quire.Linear" not in error, "it names the layer now: docs/distributed.md says that it does not"
+    if backward:
+        assert comments[-1].startswith("# Topologically Sorted Source Nodes: [wait_tensor")
+        assert "Nodes: [linear_dgrad_1]," in comments[-3], "the matmul before the last, which is 'up'"
+    else:
+        assert "Nodes: [parallel_linear_1], Original ATen: [_c10d_functional.wait_tensor]" in comments[-1]
+        (line,) = [line for line in log.splitlines() if "parallel_linear_1 = torch" in line]
+        assert "modules_down_parameters_weight_" in line
 
 
 def test_an_interruption_stays_one(new):
