@@ -208,9 +208,7 @@ def plan(sender: Sender, ids: torch.Tensor, capacity: int | None, overflow: str)
     one_each = [1] * group.size
     if capacity is None:
         arriving = sender.exchange(leaving, one_each, one_each)
-        numbers = torch.cat([leaving.sum(1), arriving.sum(1)]).tolist()
-        for number in numbers:
-            torch._check(number >= 0)
+        numbers = _read(torch.cat([leaving.sum(1), arriving.sum(1)]))
         send, receive = numbers[: group.size], numbers[group.size :]
         return Trip(ids, row_map, send, receive, *_sorted(arriving, arriving, sum(receive)))
     if overflow == "raise":  # every process tells every other one whether it must
@@ -231,6 +229,16 @@ def plan(sender: Sender, ids: torch.Tensor, capacity: int | None, overflow: str)
     chunks = torch.cat([arriving, capacity - arriving.sum(1, keepdim=True, dtype=torch.int32)], 1)
     sizes = [capacity] * group.size
     return Trip(ids, row_map, sizes, sizes, *_sorted(chunks, arriving, group.size * capacity))
+
+
+def _read(numbers: torch.Tensor) -> list[int]:
+    """The sizes in a vector, unbacked ones in a graph."""
+    if not torch.compiler.is_compiling():
+        return numbers.tolist()
+    read = [number.item() for number in numbers.unbind()]  # PyTorch caches no graph with tolist()
+    for number in read:
+        torch._check(number >= 0)
+    return read
 
 
 def _sorted(chunks: torch.Tensor, arriving: torch.Tensor, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
