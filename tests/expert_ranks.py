@@ -16,6 +16,7 @@ from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_di
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import parallelize_module
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import quire
 from every_recipe import TABLE
@@ -80,6 +81,10 @@ def data(case):
         [torch.randn(sum(case.tokens), HIDDEN, generator=generator).to(case.dtype) for _ in range(STEPS)]
         for _ in range(2)
     ]
+
+
+def under(recipe):
+    return quire.autocast(enabled=TABLE[recipe] is not None, recipe=TABLE[recipe])
 
 
 def in_two_dimensions(layer):
@@ -153,7 +158,7 @@ def equals_without_gradients(rank, case):
     whole, part = case.mixtures()
     x = data(case)[0][0]
     for mode in (torch.no_grad(), torch.inference_mode(), torch.autocast("cpu", torch.bfloat16)):
-        with mode, quire.autocast(recipe=TABLE[case.recipe]):
+        with mode, under(case.recipe):
             y = copy.deepcopy(part)(own_tokens(case, x))
             assert torch.equal(y, own_tokens(case, copy.deepcopy(whole)(x))) and y.dtype in (torch.bfloat16, case.dtype)
 
@@ -296,7 +301,7 @@ def overflow(rank, way):
     for count in (3, 20, 3):
         x = torch.randn(count if rank == 0 else 3, HIDDEN)
         mark_unbacked(x, 0)
-        with quire.autocast(recipe=TABLE[case.recipe]):
+        with under(case.recipe):
             if count == 3:
                 run(x)
                 continue
@@ -313,7 +318,7 @@ def drops(rank, capacity):
     case = Case("mxfp8", (20, 9), ep={"ep_capacity": capacity, "ep_overflow": "drop"})
     whole, part = case.mixtures()
     x = data(case)[0][0]
-    with torch.no_grad(), quire.autocast(recipe=TABLE[case.recipe]):
+    with torch.no_grad(), under(case.recipe):
         y, routing = part(own_tokens(case, x), return_routing=True)
         _, undropped = whole(own_tokens(case, x), return_routing=True)
     sent, kept = [0, 0], []
@@ -328,7 +333,7 @@ def drops(rank, capacity):
     ids, weights = (torch.cat(each) for each in zip(*everywhere, strict=True))
     rows, offsets, row_map = permute(x, ids, EXPERTS)
     splits = offsets.diff(prepend=offsets.new_zeros(1))
-    with torch.no_grad(), quire.autocast(recipe=TABLE[case.recipe]):
+    with torch.no_grad(), under(case.recipe):
         h = quire.functional.activation(whole.fc1(rows, splits), "swiglu", x.dtype)[0]
         wanted = unpermute(whole.fc2(h, splits), row_map, weights)
     assert torch.equal(y, own_tokens(case, wanted))
@@ -391,3 +396,51 @@ def loaded_by_one(folder):
     checkpoint.load({"model": model, "optimizer": optimizer_state}, checkpoint_id=folder)
     set_state_dict(whole, optimizer, model_state_dict=model, optim_state_dict=optimizer_state)
     return whole.state_dict(), [optimizer.state[parameter]["exp_avg"].any() for parameter in whole.parameters()]
+
+
+# ---------------------------------------------------------------- codes
+
+
+class SentBytes(TorchDispatchMode):
+    """What this process gives to exchanges of rows."""
+
+    def __init__(self):
+        super().__init__()
+        self.sizes = []
+
+    def __torch_dispatch__(self, function, types, arguments=(), options=None):
+        if "all_to_all_single" in function.name():
+            self.sizes.append(arguments[0].nbytes)
+        return function(*arguments, **(options or {}))
+
+
+def codes_are_sent(rank, recipe, dtype):
+    """Sizes of the exchange of rows, of values and of codes, in a call without gradients whose result is the same."""
+    found = []
+    for dispatch in ("values", "codes"):
+        case = Case(recipe, ep={"ep_dispatch": dispatch}, dtype=dtype)
+        whole, part = case.mixtures()
+        x = data(case)[0][0]
+        with torch.no_grad(), under(recipe), SentBytes() as sent:
+            y = part(own_tokens(case, x))
+        with torch.no_grad(), under(recipe):
+            assert torch.equal(y, own_tokens(case, whole(x)))
+        found.append(sent.sizes[1])
+    return found
+
+
+def frozen_experts(rank, recipe):
+    """The gradient of x, where experts are not trained."""
+    case = Case(recipe, ep={"ep_dispatch": "codes"})
+    whole, part = case.mixtures()
+    x, dy = data(case)[0]
+    for layer in (whole, part):
+        layer.requires_grad_(False)
+    results = []
+    for layer, of in ((whole, x), (part, own_tokens(case, x))):
+        of = of.clone().requires_grad_()
+        with under(recipe):
+            y = layer(of)
+        y.backward(dy if layer is whole else own_tokens(case, dy))
+        results.append(of.grad)
+    assert torch.equal(own_tokens(case, results[0]), results[1])

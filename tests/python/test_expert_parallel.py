@@ -17,11 +17,13 @@ from every_recipe import IN_ANY_PRECISION, TABLE
 from expert_ranks import (
     WAYS,
     Case,
+    codes_are_sent,
     differs,
     divided_by_style,
     drops,
     equals_one_process,
     equals_without_gradients,
+    frozen_experts,
     graphs_of_steps,
     loaded_by_one,
     of_size_one,
@@ -33,6 +35,7 @@ from expert_ranks import (
 )
 from failing_ranks import SHORT
 from quire.distributed import ExpertParallel, name_group
+from quire.distributed.row_codes import pack, unpack
 from ranks import Ranks, rank_of
 
 SIZES = {"exact": {}, "capacity": {"ep_capacity": 64}}
@@ -121,6 +124,47 @@ def test_rows_arrive_in_the_order_of_all_tokens_and_come_back(two, capacity):
     others = torch.tensor([[1, 3], [3, 2], [-1, -1]], dtype=torch.int32)
     for ids in ((some, others), (some, others[:0]), (some[:0], others[:0]), (others, some)):
         two.run(rows_travel, ids, capacity)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "dtype", "bits"),
+    [
+        ("mxfp8", torch.float32, 8 + 8 / 32),
+        ("mxfp8_dequantized", torch.bfloat16, 8 + 8 / 32),
+        ("mxfp4", torch.bfloat16, 4 + 8 / 32),
+        ("fp8_block", torch.bfloat16, 8 + 32 / 64),  # of a block of 128, half of which there is
+        ("nvfp4_row_scaled", torch.bfloat16, 4 + 8 / 16 + 32 / 64),
+        ("custom", torch.float32, 8 + 32 / 64),
+        ("high_precision", torch.float32, 32),
+    ],
+)
+def test_rows_travel_as_codes(two, recipe, dtype, bits):
+    for values, codes in two.run(codes_are_sent, recipe, dtype):
+        assert codes == values * bits / torch.finfo(dtype).bits
+
+
+@pytest.mark.parametrize("way", ["eager", "compiled"])
+def test_training_of_rows_that_travel_as_codes(two, way):
+    for ep in SIZES.values():
+        two.run(equals_one_process, Case("mxfp8_dequantized", ep=ep | {"ep_dispatch": "codes"}, way=way))
+
+
+def test_experts_that_are_not_trained_take_codes_under_other_recipes_too(two):
+    for recipe in ("mxfp8", "fp8_block", "nvfp4_row_scaled"):
+        two.run(frozen_experts, recipe)
+
+
+@pytest.mark.parametrize("spec", ["mxfp8", "mxfp4", "fp8_block", "fp8_block:pow2", "fp8_row", "nvfp4:row_scaled"])
+def test_unpacked_rows_are_those_of_groups(spec):
+    x, weights, ends = torch.randn(20, 384), [torch.randn(32, 384) for _ in range(3)], torch.tensor([7, 7, 18])
+    payload, fields = pack(x, spec)
+    call = {"dtype": x.dtype, "recipe": f"x={spec},w=mxfp8,dy=mxfp8,backward=dequantized"}
+    expected = quire.functional.grouped_linear(x, weights, [], ends, **call)[0]
+    codes = unpack(payload, fields, spec, ends)
+    nothing = torch.empty(1).expand(20, 384)
+    assert torch.equal(
+        quire.functional.grouped_linear(nothing, weights, [], ends, x_buffers=codes, **call)[0], expected
+    )
 
 
 @pytest.mark.parametrize("sizes", SIZES)
@@ -330,6 +374,18 @@ def test_what_is_refused(group):
         quire.MoE(32, 32, 4, ep_capacity=8)
     with pytest.raises(ValueError, match="ep_overflow must be 'raise' or 'drop', got 'ignore'"):
         quire.MoE(32, 32, 4, ep_group=group, ep_overflow="ignore")
+    with pytest.raises(ValueError, match="ep_dispatch must be 'values' or 'codes', got 'bits'"):
+        quire.MoE(32, 32, 4, ep_group=group, ep_dispatch="bits")
+    sends_codes = quire.MoE(32, 32, 4, ep_group=group, ep_dispatch="codes")
+    for recipe, why in (
+        ("fp8_current", "whose x, fp8_tensor:nan, has a scale of all rows of an expert; use ep_dispatch='values'"),
+        ("nvfp4", "has a scale of all rows of an expert"),
+        ("fp8_block_x2d", "has scales that rows share"),
+        ("mxfp8", "is needed as values, or in blocks of tokens, unless backward_override is 'dequantized'"),
+        ("mxfp8_high_precision", "is needed as values, or in blocks of tokens"),
+    ):
+        with quire.autocast(recipe=TABLE[recipe]), pytest.raises(NotImplementedError, match=why):
+            sends_codes(torch.randn(4, 32))
     mesh, layer = init_device_mesh("cpu", (2,)), quire.MoE(32, 32, 4)
     with pytest.raises(NotImplementedError, match="ExpertParallel of a Linear: only a quire.MoE has experts"):
         parallelize_module(quire.Linear(32, 32), mesh, ExpertParallel())
