@@ -100,11 +100,11 @@ class Sender(NamedTuple):
         return self.finish(self.start(rows, receive, send))
 
     def stand_in(self, rows: torch.Tensor, trip: "Trip") -> torch.Tensor:
-        """A tensor over one element for what trip.by_expert() of rows would be, whose gradient travels back to rows. For
-        rows that were sent in another form."""
+        """A tensor over one element in place of what trip.by_expert() of rows would be. Its gradient travels back to
+        rows. For rows that were sent in another form."""
         if not (rows.requires_grad and torch.is_grad_enabled()):
             return rows.new_empty(1).expand(sum(trip.receive), rows.shape[1])
-        return _StandIn.apply(rows, trip.arrived, trip.receive, trip.send, self)
+        return _StandIn.apply(rows, trip.arrived, (trip.receive, trip.send), self)
 
     @contextlib.contextmanager
     def named(self) -> Iterator[None]:
@@ -155,18 +155,17 @@ class _StandIn(torch.autograd.Function):
         ctx: torch.autograd.function.FunctionCtx,
         rows: torch.Tensor,
         arrived: torch.Tensor,
-        receive: list[int],
-        send: list[int],
+        sizes: tuple[list[int], list[int]],
         sender: Sender,
     ) -> torch.Tensor:
         ctx.save_for_backward(arrived)
-        ctx.receive, ctx.send, ctx.sender = receive, send, sender
-        return rows.new_empty(1).expand(sum(receive), rows.shape[1])
+        ctx.sizes, ctx.sender = sizes, sender
+        return rows.new_empty(1).expand(sum(sizes[0]), rows.shape[1])
 
     @staticmethod
     def backward(ctx: torch.autograd.function.FunctionCtx, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        grad = unpermute_rows(grad, *ctx.saved_tensors)
-        return _finish(_start(grad, ctx.send, ctx.receive, ctx.sender), ctx.sender), None, None, None, None
+        grad, (receive, send) = unpermute_rows(grad, *ctx.saved_tensors), ctx.sizes
+        return _finish(_start(grad, send, receive, ctx.sender), ctx.sender), None, None, None
 
 
 def _start(rows: torch.Tensor, receive: list[int], send: list[int], sender: Sender) -> torch.Tensor:

@@ -4,6 +4,7 @@ from typing import NamedTuple
 
 import torch
 
+from quire.functional import operand_buffers
 from quire.tensor import QuantSpec
 from quire.tensor.views import TILES
 
@@ -27,7 +28,7 @@ def why_not(spec: str) -> str:
 
 def pack(rows: torch.Tensor, spec: str) -> tuple[torch.Tensor, tuple[Field, ...]]:
     """uint8 [rows, bytes] of rows [rows, K], and what the bytes are."""
-    data, scale, amax, *_ = torch.ops.quire.quantize(rows.detach(), spec, True, False, 0, 0, None)
+    data, scale, amax, *_ = operand_buffers(rows, spec, columnwise=False)
     if spec.startswith("fp8_block"):  # whose blocks come first
         scale = scale.t()
     parts = [data, scale if scale.dim() == 2 else scale[:, None]]

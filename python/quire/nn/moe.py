@@ -97,7 +97,7 @@ class MoE(torch.nn.Module):
         from this number. None: the host reads how many rows there are, in each call, and exactly these are sent.
     ep_overflow: "raise", every process raises RuntimeError if one has more rows for a process than ep_capacity; "drop",
         further rows, in the order of its tokens, are dropped as those beyond `capacity`.
-    ep_dispatch: "values", rows are sent to experts in x's dtype; "codes", they are quantized before, and their codes and
+    ep_dispatch: "values", rows are sent to experts in x's dtype; "codes", they are quantized before, and codes and
         scales are sent. Results have the same bits. A recipe must give each row of x scales of its own: MXFP8, MXFP4,
         fp8_block with 1 x 128 blocks, NVFP4 with row_scaled_activation. Where experts are trained,
         backward_override="dequantized" is needed, because gradients of weights otherwise use codes of x in blocks of
@@ -249,8 +249,8 @@ class MoE(torch.nn.Module):
             reason = "is needed as values, or in blocks of tokens, unless backward_override is 'dequantized'"
         if reason:
             raise NotImplementedError(
-                f"quire.MoE: ep_dispatch='codes' does not go with {type(call.recipe).__name__}, whose x, {spec}, {reason}; "
-                "use ep_dispatch='values'"
+                f"quire.MoE: ep_dispatch='codes' does not go with {type(call.recipe).__name__}, whose x, {spec}, "
+                f"{reason}; use ep_dispatch='values'"
             )
         return spec
 
