@@ -110,14 +110,18 @@ def test_copies_pickles_moves_and_the_meta_device(group):
     for copied in (copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))):
         assert copied.expert_group == layer.expert_group and copied.state_dict().keys() == layer.state_dict().keys()
     assert "ep_group='quire:ep'" in repr(layer) and "own=range(0, 2)" in repr(layer)
+    grouped = quire.GroupedLinear(4, 32, 16, ep_group="quire:ep")
+    assert grouped(torch.randn(6, 32), [4, 2]).shape == (6, 16)
+    with pytest.raises(RuntimeError, match="one size for each of the 2 groups"):
+        grouped(torch.randn(6, 32), [4, 2, 0, 0])
     meta = quire.MoE(32, 32, 4, ep_group=group, device="meta")
     assert [name for name, _ in meta.fc1.named_parameters()] == ["weight0", "weight1"]
     assert meta(torch.empty(3, 32, device="meta")).shape == (3, 32)
     meta.to_empty(device="cpu")
     meta.load_state_dict(layer.state_dict())
     torch.manual_seed(0)
-    first, torch_seed = quire.MoE(32, 32, 4, ep_group=group), torch.manual_seed(0)
-    del torch_seed
+    first = quire.MoE(32, 32, 4, ep_group=group)
+    torch.manual_seed(0)
     assert torch.equal(first.fc2.weight1, quire.MoE(32, 32, 4).fc2.weight1)
     with quire.quantized_model_init(recipe="mxfp8"):
         quantized = quire.MoE(32, 32, 4, ep_group=group)
