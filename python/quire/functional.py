@@ -212,8 +212,8 @@ def activations() -> dict[str, tuple[int, list[str]]]:
 
 
 def operand_buffers(w: torch.Tensor, spec: str, columnwise: bool, parallel: str = "") -> list[torch.Tensor]:
-    """The six buffers of w, as linear_prequantized() takes them: rowwise, and columnwise too if requested. parallel: as
-    for parallel_linear(); w is one process's part, and the buffers have both directions."""
+    """The six buffers of an operand, as linear_prequantized() takes them: rowwise, and columnwise too if requested.
+    parallel: as for parallel_linear(); w is one process's part, and the buffers have both directions."""
     if parallel:
         return torch.ops.quire.quantize_weight_part(w.detach(), spec, parallel)
     return torch.ops.quire.quantize(w.detach(), spec, True, columnwise, 0, 0, None)

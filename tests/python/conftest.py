@@ -55,7 +55,8 @@ def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
 def with_one_cache(tmp_path):
     """Runs programs, each in a process, that have an Inductor cache of their own. Returns the JSON that one prints."""
     path = ":".join([str(Path(__file__).parent), *sys.path])
-    environment = os.environ | {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path), "PYTHONPATH": path}
+    # Not where the programs run: folders of the cache have names of two letters, and PyTorch would import "z3" there.
+    environment = os.environ | {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache"), "PYTHONPATH": path}
 
     def run(program, *arguments):
         command = [sys.executable, "-c", program, *arguments]

@@ -1,39 +1,32 @@
 """Mixtures whose experts are divided over processes, compared with one process: results are equal."""
 
-import copy
-import pickle
-
 import pytest
 import torch
-from functorch.compile import min_cut_rematerialization_partition
-from torch import distributed
-from torch._dynamo.backends.common import aot_autograd
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import Shard, distribute_tensor
-from torch.distributed.tensor.parallel import parallelize_module
 
-import quire
 from every_recipe import IN_ANY_PRECISION, TABLE
+from expert_limits import (
+    codes_are_sent,
+    differs,
+    drops,
+    frozen_experts,
+    of_size_one,
+    other_rank,
+    overflow,
+)
 from expert_ranks import (
     WAYS,
     Case,
-    differs,
     divided_by_style,
-    drops,
     equals_one_process,
     equals_without_gradients,
     graphs_of_steps,
     loaded_by_one,
-    of_size_one,
-    other_rank,
-    overflow,
     rows_travel,
     saved_by_both,
     states,
 )
 from failing_ranks import SHORT
-from quire.distributed import ExpertParallel, name_group
-from ranks import Ranks, rank_of
+from ranks import Ranks
 
 SIZES = {"exact": {}, "capacity": {"ep_capacity": 64}}
 
@@ -123,6 +116,34 @@ def test_rows_arrive_in_the_order_of_all_tokens_and_come_back(two, capacity):
         two.run(rows_travel, ids, capacity)
 
 
+@pytest.mark.parametrize(
+    ("recipe", "dtype", "bits"),
+    [
+        ("mxfp8", torch.float32, 8 + 8 / 32),
+        ("mxfp8_dequantized", torch.bfloat16, 8 + 8 / 32),
+        ("mxfp4", torch.bfloat16, 4 + 8 / 32),
+        ("fp8_block", torch.bfloat16, 8 + 32 / 64),  # of a block of 128, half of which there is
+        ("nvfp4_row_scaled", torch.bfloat16, 4 + 8 / 16 + 32 / 64),
+        ("custom", torch.float32, 8 + 32 / 64),
+        ("high_precision", torch.float32, 32),
+    ],
+)
+def test_rows_travel_as_codes(two, recipe, dtype, bits):
+    for values, codes in two.run(codes_are_sent, recipe, dtype):
+        assert codes == values * bits / torch.finfo(dtype).bits
+
+
+@pytest.mark.parametrize("way", ["eager", "compiled"])
+def test_training_of_rows_that_travel_as_codes(two, way):
+    for ep in SIZES.values():
+        two.run(equals_one_process, Case("mxfp8_dequantized", ep=ep | {"ep_dispatch": "codes"}, way=way))
+
+
+def test_experts_that_are_not_trained_take_codes_under_other_recipes_too(two):
+    for recipe in ("mxfp8", "fp8_block", "nvfp4_row_scaled"):
+        two.run(frozen_experts, recipe)
+
+
 @pytest.mark.parametrize("sizes", SIZES)
 def test_one_graph_serves_all_numbers_of_tokens_on_every_rank(two, sizes):
     assert two.run(graphs_of_steps, "mxfp8", SIZES[sizes], "aot_eager") == [1, 1]
@@ -133,8 +154,7 @@ def test_one_graph_of_inductor_serves_them_too(two):
     assert two.run(graphs_of_steps, "nvfp4", {}, "inductor") == [1, 1]
 
 
-@pytest.mark.parametrize("single", [False, True])
-@pytest.mark.parametrize("way", ["eager", "compiled"])
+@pytest.mark.parametrize(("single", "way"), [(False, "eager"), (True, "eager"), (True, "compiled")])
 def test_a_style_divides_a_mixture(two, single, way):
     for recipe in ("high_precision", "nvfp4", "delayed") if way == "eager" else ("nvfp4",):
         case = Case(recipe, options={"bias": False, "single_grouped_weight": single}, way=way)
@@ -191,138 +211,3 @@ def test_processes_that_differ_are_told_apart(two):
     for name, text, _ in two.run(differs, True):
         assert name == "RuntimeError" and "x=fp8_tensor" in text and "x=mxfp8" in text and "'mixture'" in text
     assert [name for name, _, _ in two.run(differs, False)] == ["", ""]
-
-
-# ---------------------------------------------------------------- in one process
-
-
-@pytest.fixture
-def group():
-    with rank_of(0, 2) as group:
-        yield group
-
-
-class Traced(Exception):
-    """Ends a call when its graphs are there: PyTorch's fake group gives no numbers of rows."""
-
-
-def graphs(layer, x):
-    """The forward and the backward graph."""
-    found = []
-
-    def keep(*arguments, **options):
-        found.extend(min_cut_rematerialization_partition(*arguments, **options))
-        return found
-
-    def stop(graph, inputs):
-        raise Traced
-
-    compilers = dict.fromkeys(("fw_compiler", "bw_compiler", "inference_compiler"), stop)
-    backend = aot_autograd(**compilers, partition_fn=keep)
-    with pytest.raises(Exception, match="Traced"), quire.autocast(recipe="nvfp4"):
-        torch.compile(layer, fullgraph=True, backend=backend)(x)
-    return found
-
-
-@pytest.mark.parametrize("sizes", SIZES)
-def test_graphs_are_the_same_text_on_every_rank(sizes):
-    texts = []
-    for rank in (0, 1, 63):
-        with rank_of(rank, 64) as world:
-            others = distributed.new_group([(rank + i) % 64 for i in range(2)])  # of another name on each rank
-            del others
-            layer = quire.MoE(32, 32, 64, ep_group=world, **SIZES[sizes])
-            texts.append([str(graph.code) for graph in graphs(layer, torch.randn(5, 32, requires_grad=True))])
-    assert texts[0] == texts[1] == texts[2] and len(texts[0]) == 2
-
-
-def operators(graph):
-    names = [str(node.target) for node in graph.graph.nodes if node.op == "call_function"]
-    return [name.split(".")[1] for name in names if name.startswith(("quire", "_c10d"))]
-
-
-@pytest.mark.parametrize("sizes", SIZES)
-def test_shared_experts_compute_while_rows_travel(group, sizes):
-    layer = quire.MoE(32, 32, 4, ep_group=group, shared_ffn_hidden_size=32, **SIZES[sizes])
-    forward, backward = map(operators, graphs(layer, torch.randn(5, 32, requires_grad=True)))
-    begin = forward.index("permute_fwd") + 1
-    shared = ["linear_fwd", "activation_fwd", "linear_fwd"]
-    assert forward[begin : begin + 5] == ["all_to_all_single", *shared, "wait_tensor"]
-    assert forward.count("all_to_all_single") == 3 and backward.count("all_to_all_single") == 2
-
-
-@pytest.mark.parametrize("sizes", SIZES)
-def test_an_exported_program(group, sizes):
-    layer = quire.MoE(32, 32, 4, ep_group=name_group(group, "experts"), **SIZES[sizes])
-    with torch.no_grad(), quire.autocast(recipe="mxfp8"):
-        program = torch.export.export(layer, (torch.randn(8, 32),))
-    assert operators(program.graph_module).count("all_to_all_single") == 3
-    assert "experts" in str(program.graph)
-
-
-def test_copies_pickles_moves_and_the_meta_device(group):
-    layer = quire.MoE(32, 32, 4, ep_group=group)
-    for copied in (copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))):
-        assert copied.expert_group == layer.expert_group and copied.state_dict().keys() == layer.state_dict().keys()
-    assert "ep_group='quire:ep'" in repr(layer) and "own=range(0, 2)" in repr(layer)
-    meta = quire.MoE(32, 32, 4, ep_group=group, device="meta")
-    assert [name for name, _ in meta.fc1.named_parameters()] == ["weight0", "weight1"]
-    assert meta(torch.empty(3, 32, device="meta")).shape == (3, 32)
-    meta.to_empty(device="cpu")
-    meta.load_state_dict(layer.state_dict())
-    torch.manual_seed(0)
-    first, torch_seed = quire.MoE(32, 32, 4, ep_group=group), torch.manual_seed(0)
-    del torch_seed
-    assert torch.equal(first.fc2.weight1, quire.MoE(32, 32, 4).fc2.weight1)
-    with quire.quantized_model_init(recipe="mxfp8"):
-        quantized = quire.MoE(32, 32, 4, ep_group=group)
-    assert isinstance(quantized.fc1.weight0, quire.QuantizedTensor) and not hasattr(quantized.fc1, "weight2")
-
-
-def test_random_streams_are_those_of_one_process():
-    seeds = []
-    for rank in (0, 1):
-        with rank_of(rank, 2) as group:
-            torch.manual_seed(0)
-            layer = quire.MoE(32, 32, 6, ep_group=group)
-            assert layer.fc1.sr_state[0] - quire.rng_state(layer)["fc1"][0] == 3 * rank
-            seeds.append({name: state.tolist() for name, state in quire.rng_state(layer).items()})
-            quire.set_rng_state(layer, {name: torch.tensor([5, 1]) for name in seeds[0]})
-            assert layer.fc2.sr_state.tolist() == [5 + 3 * rank, 1]
-    torch.manual_seed(0)
-    alone = {name: state.tolist() for name, state in quire.rng_state(quire.MoE(32, 32, 6)).items()}
-    assert seeds[0] == seeds[1] == alone
-
-
-def test_what_is_refused(group):
-    with pytest.raises(
-        ValueError, match="the number of experts, 5, must be a multiple of the 2 processes of 'quire:ep'"
-    ):
-        quire.MoE(32, 32, 5, ep_group=group)
-    with pytest.raises(ValueError, match="no process group is named 'nowhere'; pass the group, or name it"):
-        quire.MoE(32, 32, 4, ep_group="nowhere")
-    with pytest.raises(TypeError, match="group must be a process group"):
-        quire.MoE(32, 32, 4, ep_group=3)
-    with pytest.raises(ValueError, match="ep_capacity must be at least 1, and goes with an ep_group; got 0 with one"):
-        quire.MoE(32, 32, 4, ep_group=group, ep_capacity=0)
-    with pytest.raises(ValueError, match="got 8 without one"):
-        quire.MoE(32, 32, 4, ep_capacity=8)
-    with pytest.raises(ValueError, match="ep_overflow must be 'raise' or 'drop', got 'ignore'"):
-        quire.MoE(32, 32, 4, ep_group=group, ep_overflow="ignore")
-    mesh, layer = init_device_mesh("cpu", (2,)), quire.MoE(32, 32, 4)
-    with pytest.raises(NotImplementedError, match="ExpertParallel of a Linear: only a quire.MoE has experts"):
-        parallelize_module(quire.Linear(32, 32), mesh, ExpertParallel())
-    with pytest.raises(ValueError, match="number of experts, 3, must be a multiple"):
-        parallelize_module(quire.MoE(32, 32, 3), mesh, ExpertParallel())
-    with pytest.raises(ValueError, match="device_mesh must have one dimension, such as mesh.'ep'."):
-        parallelize_module(layer, init_device_mesh("cpu", (1, 2)), ExpertParallel())
-    with (
-        quire.quantized_model_init(recipe="mxfp8"),
-        pytest.raises(NotImplementedError, match="weight0 must be a plain"),
-    ):
-        parallelize_module(quire.MoE(32, 32, 4), mesh, ExpertParallel())
-    parallelize_module(layer, mesh, ExpertParallel())
-    with pytest.raises(ValueError, match="its experts are divided over processes already"):
-        parallelize_module(layer, mesh, ExpertParallel())
-    with pytest.raises(NotImplementedError, match=r"x is a DTensor with .* pass this process's tokens, x.to_local\(\)"):
-        layer(distribute_tensor(torch.randn(4, 32), mesh, [Shard(0)]))

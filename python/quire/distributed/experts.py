@@ -99,6 +99,13 @@ class Sender(NamedTuple):
         """start() and finish()."""
         return self.finish(self.start(rows, receive, send))
 
+    def stand_in(self, rows: torch.Tensor, trip: "Trip") -> torch.Tensor:
+        """A tensor over one element in place of what trip.by_expert() of rows would be. Its gradient travels back to
+        rows. For rows that were sent in another form."""
+        if not (rows.requires_grad and torch.is_grad_enabled()):
+            return rows.new_empty(1).expand(sum(trip.receive), rows.shape[1])
+        return _StandIn.apply(rows, trip.arrived, (trip.receive, trip.send), self)
+
     @contextlib.contextmanager
     def named(self) -> Iterator[None]:
         """Errors of collectives name the layer."""
@@ -140,6 +147,25 @@ class _Finish(torch.autograd.Function):
     @staticmethod
     def backward(ctx: torch.autograd.function.FunctionCtx, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         return grad, None
+
+
+class _StandIn(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: torch.autograd.function.FunctionCtx,
+        rows: torch.Tensor,
+        arrived: torch.Tensor,
+        sizes: tuple[list[int], list[int]],
+        sender: Sender,
+    ) -> torch.Tensor:
+        ctx.save_for_backward(arrived)
+        ctx.sizes, ctx.sender = sizes, sender
+        return rows.new_empty(1).expand(sum(sizes[0]), rows.shape[1])
+
+    @staticmethod
+    def backward(ctx: torch.autograd.function.FunctionCtx, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        grad, (receive, send) = unpermute_rows(grad, *ctx.saved_tensors), ctx.sizes
+        return _finish(_start(grad, send, receive, ctx.sender), ctx.sender), None, None, None
 
 
 def _start(rows: torch.Tensor, receive: list[int], send: list[int], sender: Sender) -> torch.Tensor:
@@ -208,9 +234,7 @@ def plan(sender: Sender, ids: torch.Tensor, capacity: int | None, overflow: str)
     one_each = [1] * group.size
     if capacity is None:
         arriving = sender.exchange(leaving, one_each, one_each)
-        numbers = torch.cat([leaving.sum(1), arriving.sum(1)]).tolist()
-        for number in numbers:
-            torch._check(number >= 0)
+        numbers = _read(torch.cat([leaving.sum(1), arriving.sum(1)]))
         send, receive = numbers[: group.size], numbers[group.size :]
         return Trip(ids, row_map, send, receive, *_sorted(arriving, arriving, sum(receive)))
     if overflow == "raise":  # every process tells every other one whether it must
@@ -231,6 +255,16 @@ def plan(sender: Sender, ids: torch.Tensor, capacity: int | None, overflow: str)
     chunks = torch.cat([arriving, capacity - arriving.sum(1, keepdim=True, dtype=torch.int32)], 1)
     sizes = [capacity] * group.size
     return Trip(ids, row_map, sizes, sizes, *_sorted(chunks, arriving, group.size * capacity))
+
+
+def _read(numbers: torch.Tensor) -> list[int]:
+    """The sizes in a vector, unbacked ones in a graph."""
+    if not torch.compiler.is_compiling():
+        return numbers.tolist()
+    read = [number.item() for number in numbers.unbind()]  # PyTorch caches no graph with tolist()
+    for number in read:
+        torch._check(number >= 0)
+    return read
 
 
 def _sorted(chunks: torch.Tensor, arriving: torch.Tensor, rows: int) -> tuple[torch.Tensor, torch.Tensor]:

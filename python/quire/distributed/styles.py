@@ -122,7 +122,7 @@ class ExpertParallel(ParallelStyle):
     """Divides the experts of a quire.MoE over the processes of a mesh, as MoE(ep_group=) does. A style for
     parallelize_module.
 
-    capacity, overflow: ep_capacity and ep_overflow of quire.MoE.
+    capacity, overflow, dispatch: ep_capacity, ep_overflow and ep_dispatch of quire.MoE.
 
     Each process keeps the parameters of its experts, fc1.weight4, ..., as plain tensors; their names differ between
     processes. Those of a layer with single_grouped_weight become DTensors Shard(0). The router and shared experts stay
@@ -133,10 +133,10 @@ class ExpertParallel(ParallelStyle):
     then unchanged.
     """
 
-    def __init__(self, *, capacity: int | None = None, overflow: str = "raise") -> None:
+    def __init__(self, *, capacity: int | None = None, overflow: str = "raise", dispatch: str = "values") -> None:
         if not distributed.is_available():
             raise RuntimeError("ExpertParallel: this PyTorch was built without torch.distributed; install one with it")
-        self.capacity, self.overflow = capacity, overflow
+        self.exchange = {"capacity": capacity, "overflow": overflow, "dispatch": dispatch}
 
     def _apply(self, module: torch.nn.Module, device_mesh: "DeviceMesh") -> torch.nn.Module:
         """Divides a module. parallelize_module() calls it."""
@@ -148,11 +148,11 @@ class ExpertParallel(ParallelStyle):
         def shard(parameter: torch.Tensor) -> torch.Tensor:
             return distribute_tensor(parameter, device_mesh, [Shard(0)], src_data_rank=self.src_data_rank)
 
-        module.divide_experts(device_mesh.get_group(), shard, self.src_data_rank, self.capacity, self.overflow)
+        module.divide_experts(device_mesh.get_group(), shard, self.src_data_rank, **self.exchange)
         return module
 
     def __repr__(self) -> str:
-        return f"ExpertParallel(capacity={self.capacity}, overflow={self.overflow!r})"
+        return f"ExpertParallel({', '.join(f'{name}={value!r}' for name, value in self.exchange.items())})"
 
 
 def _check_mesh(what: str, mesh: "DeviceMesh", name: str) -> None:

@@ -132,7 +132,8 @@ class GroupedLinear(ProductModule):
                     bias = biases[group - own.start] if biases else None
                     initialise(weights[group - own.start], bias, self.init_method, self.drawn_as)
                 elif not weights[0].is_meta:
-                    others = [torch.empty_like(t) for t in (weights[0], *biases[:1])]
+                    like = (weights[0], *biases[:1])  # which may be quantized
+                    others = [torch.empty(t.shape, dtype=t.dtype, device=t.device) for t in like]
                     initialise(others[0], others[1] if biases else None, self.init_method)
         self._reset_sr_states()
 

@@ -9,6 +9,8 @@ from quire.checks import check_device, check_type, check_type_or_none
 from quire.distributed import check_ranks
 from quire.distributed.experts import OVERFLOWS, ExpertGroup, Sender, plan
 from quire.distributed.placements import is_dtensor
+from quire.distributed.row_codes import pack, unpack, why_not
+from quire.functional import Buffers
 from quire.functional import activation as activate
 from quire.moe import permute, route, unpermute
 from quire.moe.primitives import permute_rows
@@ -95,6 +97,11 @@ class MoE(torch.nn.Module):
         from this number. None: the host reads how many rows there are, in each call, and exactly these are sent.
     ep_overflow: "raise", every process raises RuntimeError if one has more rows for a process than ep_capacity; "drop",
         further rows, in the order of its tokens, are dropped as those beyond `capacity`.
+    ep_dispatch: "values", rows are sent to experts in x's dtype; "codes", they are quantized before, and codes and
+        scales are sent. Results have the same bits. A recipe must give each row of x scales of its own: MXFP8, MXFP4,
+        fp8_block with 1 x 128 blocks, NVFP4 with row_scaled_activation. Where experts are trained,
+        backward_override="dequantized" is needed, because gradients of weights otherwise use codes of x in blocks of
+        several tokens. Without a recipe, values are sent.
     routing: options of quire.moe.route by keyword: score_function, softmax_after_topk, renormalize, num_groups,
         group_topk, group_best, scaling_factor, capacity (docs/moe.md lists the options of well-known models).
 
@@ -124,6 +131,7 @@ class MoE(torch.nn.Module):
         ep_group: "torch.distributed.ProcessGroup | str | None" = None,
         ep_capacity: int | None = None,
         ep_overflow: str = "raise",
+        ep_dispatch: str = "values",
         **routing: object,
     ) -> None:
         check_device("quire.MoE", device)
@@ -133,9 +141,9 @@ class MoE(torch.nn.Module):
         self.hidden_size, self.ffn_hidden_size = hidden_size, ffn_hidden_size
         self.num_experts, self.top_k, self.weight_on_input = num_experts, top_k, weight_on_input
         self.routing = routing
-        _check_capacity(ep_capacity, ep_overflow, ep_group is not None)
+        _check_exchange(ep_capacity, ep_overflow, ep_dispatch, ep_group is not None)
         self.expert_group = None if ep_group is None else ExpertGroup.of("quire.MoE", ep_group, num_experts)
-        self.ep_capacity, self.ep_overflow = ep_capacity, ep_overflow
+        self.ep_capacity, self.ep_overflow, self.ep_dispatch = ep_capacity, ep_overflow, ep_dispatch
         self._activation = activation_text("quire.MoE", activation, activation_params)
         halves = activation_inputs(activation)
         factory = {"params_dtype": params_dtype, "device": device}
@@ -187,18 +195,18 @@ class MoE(torch.nn.Module):
         group: "torch.distributed.ProcessGroup",
         shard: Callable[[torch.Tensor], torch.Tensor],
         source: int | None,
-        capacity: int | None,
-        overflow: str,
+        **exchange: int | str | None,
     ) -> None:
         """Keeps this process's experts, of all. quire.distributed.ExpertParallel calls it. Arguments are those of
-        GroupedLinear.divide_groups and of the constructor."""
-        _check_capacity(capacity, overflow, True)
+        GroupedLinear.divide_groups; exchange: capacity, overflow and dispatch, the constructor's."""
+        _check_exchange(**exchange, divided=True)
         if self.expert_group is not None:
             raise ValueError("quire.MoE: its experts are divided over processes already; divide a mixture once")
         for layer in (self.fc1, self.fc2):
             layer.check_undivided()
         self.expert_group = ExpertGroup.of("quire.MoE", group, self.num_experts)
-        self.ep_capacity, self.ep_overflow = capacity, overflow
+        for name, value in exchange.items():
+            setattr(self, f"ep_{name}", value)
         for layer in (self.fc1, self.fc2):
             layer.divide_groups(self.expert_group, shard, source)
 
@@ -207,17 +215,44 @@ class MoE(torch.nn.Module):
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]:
         """With experts on several processes: (the rows of their results that this process's tokens get, row_map,
         weights and ids without the entries that were dropped, the result of shared experts)."""
+        spec = self._sent_spec(tokens)
         sender = Sender(self.expert_group, "" if torch.compiler.is_compiling() else self._announce(tokens))
         # The meta device has no numbers of rows.
         capacity = max(1, ids.numel()) if ids.is_meta else self.ep_capacity
         trip = plan(sender, ids, capacity, self.ep_overflow)
         weights = torch.where(trip.ids >= 0, weights, 0.0)
         leaving = permute_rows(tokens, trip.row_map, sum(trip.send), weights if self.weight_on_input else None)
-        started = sender.start(leaving, trip.receive, trip.send)
+        payload, fields = pack(leaving, spec) if spec else (leaving, ())
+        started = sender.start(payload, trip.receive, trip.send)
         shared = self._shared(tokens)  # while the rows travel
-        rows = self._experts(trip.by_expert(sender.finish(started)), trip.ends)
+        arrived = trip.by_expert(sender.finish(started))
+        if spec:
+            codes = unpack(arrived, fields, spec, trip.ends)
+            rows = self._experts(sender.stand_in(leaving, trip), trip.ends, codes)
+        else:
+            rows = self._experts(arrived, trip.ends)
         rows = sender.exchange(trip.by_process(rows), trip.send, trip.receive)
         return rows, trip.row_map, weights, trip.ids, shared
+
+    def _sent_spec(self, tokens: torch.Tensor) -> str:
+        """Under which spec rows are sent as codes; "" if they are sent as values. Raises NotImplementedError if the
+        recipe does not allow codes."""
+        call = active_call(self.fc1, tokens)
+        if self.ep_dispatch == "values" or call.recipe is None:
+            return ""
+        spec, text = call.recipe.input_spec, linear_text(self.fc1, call)
+        trains = torch.is_grad_enabled() and any([weight.requires_grad for weight in self.fc1.weights("").values()])
+        reason = why_not(spec)
+        if text.endswith(("backward=high_precision", "backward=requantized")) or (
+            trains and not reason and not text.endswith("backward=dequantized")
+        ):
+            reason = "is needed as values, or in blocks of tokens, unless backward_override is 'dequantized'"
+        if reason:
+            raise NotImplementedError(
+                f"quire.MoE: ep_dispatch='codes' does not go with {type(call.recipe).__name__}, whose x, {spec}, "
+                f"{reason}; use ep_dispatch='values'"
+            )
+        return spec
 
     def _announce(self, tokens: torch.Tensor) -> str:
         """Who calls collectives, for errors. With QUIRE_CHECK_RANKS=1 says to other ranks what is to be computed."""
@@ -238,9 +273,10 @@ class MoE(torch.nn.Module):
         h = self.shared_fc1(tokens)
         return self.shared_fc2(activate(h, self._activation, h.dtype)[0])
 
-    def _experts(self, rows: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
+    def _experts(self, rows: torch.Tensor, offsets: torch.Tensor, codes: Buffers = ()) -> torch.Tensor:
+        """codes: buffers of rows, which are then not read."""
         fc1, fc2 = (Product(layer, "", active_call(layer, rows)) for layer in (self.fc1, self.fc2))
-        h = fc1.run(rows, self.fc1.biases(""), offsets)
+        h = fc1.run(rows, self.fc1.biases(""), offsets, codes)
         wanted = fc2.input()
         activated, buffers = activate(h, self._activation, h.dtype, offsets=offsets, **wanted)
         rows = fc2.run(activated, self.fc2.biases(""), offsets, buffers if wanted else ())
@@ -253,7 +289,7 @@ class MoE(torch.nn.Module):
         return f"top_k={self.top_k}, activation={self._activation}{options}"
 
 
-def _check_capacity(capacity: int | None, overflow: str, divided: bool) -> None:
+def _check_exchange(capacity: int | None, overflow: str, dispatch: str, divided: bool) -> None:
     check_type_or_none("quire.MoE", int, ep_capacity=capacity)
     if capacity is not None and (capacity < 1 or not divided):
         raise ValueError(
@@ -262,6 +298,8 @@ def _check_capacity(capacity: int | None, overflow: str, divided: bool) -> None:
         )
     if overflow not in OVERFLOWS:
         raise ValueError(f"quire.MoE: ep_overflow must be 'raise' or 'drop', got {overflow!r}")
+    if dispatch not in ("values", "codes"):
+        raise ValueError(f"quire.MoE: ep_dispatch must be 'values' or 'codes', got {dispatch!r}")
 
 
 def _check(num_experts: int, top_k: int, routing: Mapping[str, object], **flags: object) -> None:
