@@ -82,6 +82,17 @@ def test_what_two_processes_save_one_and_four_and_others_load(two, four, tmp_pat
                 assert ranks.run(loads, folder, way, recipe, model) == [expected] * ranks.size, (way, ranks.size)
 
 
+def test_parts_that_fully_shard_divides_are_saved_at_their_places(four, two, tmp_path):
+    way, folder, back = "parallel= and fully_shard", str(tmp_path / "four"), str(tmp_path / "two")
+    expected, *others = four.run(trains_and_saves, folder, way, "nvfp4", "swiglu")
+    assert others == [expected] * 3
+    assert loads(0, folder, "one process", "nvfp4", "swiglu") == expected
+    assert two.run(loads, folder, "parallel=", "nvfp4", "swiglu") == [expected] * 2
+    assert four.run(loads, folder, way, "nvfp4", "swiglu") == [expected] * 4
+    expected, _ = two.run(trains_and_saves, back, "fully_shard", "nvfp4", "swiglu")
+    assert four.run(loads, back, way, "nvfp4", "swiglu") == [expected] * 4
+
+
 def test_one_processs_state_is_loaded_by_many(two, tmp_path):
     run = Run("one process", "nvfp4")
     run.step(0)

@@ -9,7 +9,7 @@ from torch import distributed
 from quire.checks import check_type
 from quire.distributed import check_ranks
 from quire.distributed.groups import name_of, named_group
-from quire.distributed.pieces import Piece, PiecesOfTensor
+from quire.distributed.pieces import PiecesOfTensor
 
 MODES = ("column", "row")
 
@@ -95,15 +95,16 @@ class Parallel:
         return torch.cat([part.chunk(self.size)[self.index()] for part in t.split(self.parts or len(t))])
 
     def pieces(self, t: torch.Tensor) -> PiecesOfTensor:
-        """The whole tensor of which t, a weight or a divided bias, is this process's part. It shares t's memory."""
+        """The whole tensor of which t, a weight or a divided bias, is this process's part, or a DTensor of that part.
+        It shares t's memory."""
         along = 0 if self.mode == "column" else 1
         sizes = [part // self.size for part in self.parts] or [t.shape[along]]
         ends = itertools.accumulate(sizes)
-        pieces = (
-            Piece((end - size) * self.size + self.index() * size, end - size, size)
+        places = [
+            ((end - size) * self.size + self.index() * size, end - size, size)
             for size, end in zip(sizes, ends, strict=True)
-        )
-        return PiecesOfTensor(t, along, tuple(pieces), t.shape[along] * self.size)
+        ]
+        return PiecesOfTensor.of(t, along, places, t.shape[along] * self.size)
 
     def of_parts(self, *parts: int) -> "Parallel":
         """The same with these parts. Raises ValueError if it has others."""

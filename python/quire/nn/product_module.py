@@ -51,6 +51,8 @@ class ProductModule(torch.nn.Module):
     #: What the module runs under outside of any autocast.
     recipe: Recipe | None = None
     fuse_wgrad_accumulation = delay_wgrad_compute = save_original_input = False
+    #: Whether it was made with weights that are this process's parts.
+    has_parts = False
     #: The data-parallel rank whose random stream it draws from, and the one that was declared for it.
     stream = 0
     data_rank: int | None = None
@@ -102,6 +104,8 @@ class ProductModule(torch.nn.Module):
     def _add_states(self) -> None:
         """When the parameters are there; seeds are then still to be reset."""
         device = self._device()
+        first = self.of(self.products[0], "parallel")
+        self.has_parts = first is not None and not any(is_dtensor(p) for p in self._parameters.values())
         for product in self.products:
             setattr(self, named(product, "sr_state"), torch.empty(2, dtype=torch.int64, device=device))
             setattr(self, named(product, "delayed"), delayed.DelayedState(device, self.groups))
@@ -178,25 +182,28 @@ class ProductModule(torch.nn.Module):
         self._forget_weights()
         return self
 
-    def plain_parts(self) -> dict[str, Parallel]:
-        """Parameters that are plain tensors and this process's parts, by name, and how they are divided."""
+    def own_parts(self) -> dict[str, Parallel]:
+        """Parameters that are this process's parts, by name, and how they are divided. Those that parallel styles have
+        divided are DTensors of the whole."""
         found = {}
-        for product in self.products:
-            if (parallel := self.of(product, "parallel")) is not None:
-                names = [named(product, "weight")] + [named(product, "bias")] * (parallel.mode == "column")
-                found |= {name: parallel for name in names if type(getattr(self, name)) is torch.nn.Parameter}
+        for product in self.products if self.has_parts else ():
+            parallel = self.of(product, "parallel")
+            found[named(product, "weight")] = parallel
+            if parallel.mode == "column" and self.biases(product):
+                found[named(product, "bias")] = parallel
         return found
 
     def _save_to_state_dict(self, destination: dict[str, object], prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
-        for name in () if keep_vars else self.plain_parts():
-            destination[prefix + name] = destination[prefix + name].as_subclass(PlainPart)
+        for name in () if keep_vars else self.own_parts():
+            if type(destination[prefix + name]) is torch.Tensor:  # fully_shard has made others DTensors
+                destination[prefix + name] = destination[prefix + name].as_subclass(PlainPart)
 
     def _load_from_state_dict(
         self, state_dict: dict[str, object], prefix: str, local_metadata: dict[str, object], *options: object
     ) -> None:
         assign, error_msgs = local_metadata.get("assign_to_params_buffers", False), options[-1]
-        for name in self.plain_parts():
+        for name in self.own_parts():
             if isinstance(value := state_dict.get(prefix + name), PlainPart):
                 state_dict[prefix + name] = value.plain()
         for name in self.weight_names:

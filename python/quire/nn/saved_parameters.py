@@ -29,11 +29,11 @@ def _is_data_parallel(module: torch.nn.Module) -> bool:
 
 
 def divided_parameters(model: torch.nn.Module) -> dict[str, Parallel]:
-    """Name in state dicts -> how it is divided, of parameters that are plain tensors and this process's parts."""
+    """Name in state dicts -> how it is divided, of each of ProductModule.own_parts()."""
     names, found = names_of_modules(model), {}
     for name, module in model.named_modules():
-        if hasattr(module, "plain_parts"):
-            found |= {".".join(filter(None, (names[name], own))): p for own, p in module.plain_parts().items()}
+        if hasattr(module, "own_parts"):
+            found |= {".".join(filter(None, (names[name], own))): p for own, p in module.own_parts().items()}
     return found
 
 
@@ -98,4 +98,4 @@ def _plain(value: torch.Tensor) -> torch.Tensor:
 
 
 def _part(value: object) -> object:
-    return value.part if isinstance(value, PiecesOfTensor) else value
+    return value.given if isinstance(value, PiecesOfTensor) else value
