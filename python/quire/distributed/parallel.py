@@ -112,6 +112,10 @@ class Parallel:
             raise ValueError(f"Parallel: the outputs of this layer are the parts {parts}, got parts={self.parts}")
         return Parallel(self.mode, self.group, self.sequence, self.size, parts)
 
+    def of_one_part(self) -> "Parallel":
+        """The same without parts."""
+        return Parallel(self.mode, self.group, self.sequence, self.size)
+
     def then(self) -> "Parallel":
         """How the layer behind a "column" layer is divided, which takes that one's outputs."""
         return Parallel("row", self.group, self.sequence, self.size)

@@ -196,7 +196,8 @@ class ProductModule(torch.nn.Module):
     def _save_to_state_dict(self, destination: dict[str, object], prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
         for name in () if keep_vars else self.own_parts():
-            if type(destination[prefix + name]) is torch.Tensor:  # fully_shard has made others DTensors
+            # fully_shard has made some DTensors, and parametrizations have other names.
+            if type(destination.get(prefix + name)) is torch.Tensor:
                 destination[prefix + name] = destination[prefix + name].as_subclass(PlainPart)
 
     def _load_from_state_dict(
