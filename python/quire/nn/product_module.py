@@ -10,9 +10,9 @@ from quire import delayed, functional
 from quire.checks import check_type, check_type_or_none, describe
 from quire.distributed.data_rank import declared_rank
 from quire.distributed.parallel import Parallel, refuse_quantized
-from quire.distributed.pieces import PlainPart
 from quire.distributed.placements import divided_over, is_dtensor, local, part_for, placed_like
 from quire.ends import at_the_end
+from quire.nn.own_parts import OwnParts
 from quire.nn.random_state import own_rank, reset_streams
 from quire.nn.weight import initial_weight, kept_attributes, why_not_loaded
 from quire.recipe import Recipe
@@ -24,7 +24,7 @@ def named(product: str, what: str) -> str:
     return f"{product}_{what}" if product else what
 
 
-class ProductModule(torch.nn.Module):
+class ProductModule(OwnParts):
     """A module with matmuls, named in `products`: "" for the matmul of `weight`, else "fc1" for that of `fc1_weight`.
 
     Besides weight and bias it has these attributes for each matmul, with names of the same form. They are in no
@@ -51,8 +51,6 @@ class ProductModule(torch.nn.Module):
     #: What the module runs under outside of any autocast.
     recipe: Recipe | None = None
     fuse_wgrad_accumulation = delay_wgrad_compute = save_original_input = False
-    #: Whether it was made with weights that are this process's parts.
-    has_parts = False
     #: The data-parallel rank whose random stream it draws from, and the one that was declared for it.
     stream = 0
     data_rank: int | None = None
@@ -183,8 +181,6 @@ class ProductModule(torch.nn.Module):
         return self
 
     def own_parts(self) -> dict[str, Parallel]:
-        """Parameters that are this process's parts, by name, and how they are divided. Those that parallel styles have
-        divided are DTensors of the whole."""
         found = {}
         for product in self.products if self.has_parts else ():
             parallel = self.of(product, "parallel")
@@ -193,20 +189,10 @@ class ProductModule(torch.nn.Module):
                 found[named(product, "bias")] = parallel
         return found
 
-    def _save_to_state_dict(self, destination: dict[str, object], prefix: str, keep_vars: bool) -> None:
-        super()._save_to_state_dict(destination, prefix, keep_vars)
-        for name in () if keep_vars else self.own_parts():
-            # fully_shard has made some DTensors, and parametrizations have other names.
-            if type(destination.get(prefix + name)) is torch.Tensor:
-                destination[prefix + name] = destination[prefix + name].as_subclass(PlainPart)
-
     def _load_from_state_dict(
         self, state_dict: dict[str, object], prefix: str, local_metadata: dict[str, object], *options: object
     ) -> None:
         assign, error_msgs = local_metadata.get("assign_to_params_buffers", False), options[-1]
-        for name in self.own_parts():
-            if isinstance(value := state_dict.get(prefix + name), PlainPart):
-                state_dict[prefix + name] = value.plain()
         for name in self.weight_names:
             value = state_dict.get(prefix + name)
             if isinstance(value, torch.Tensor) and (error := why_not_loaded(self, name, value, assign)):
