@@ -24,7 +24,8 @@ class Parallel:
         process, x [*, in_features / size]. y is summed over the group; then bias is added.
     group: the name of a process group (quire.distributed.name_group), or the group itself, which is then named
         quire:tp, or with several groups quire:tp1, ..., in the order in which they are first used. That order must be
-        the same on all ranks.
+        the same on all ranks. None: the layer is made for `size` processes and cannot be called until
+        set_tensor_parallel_group() gives it a group.
     sequence: outside of the layer every process has a part of the tokens, those along the first dimension: x of a
         "column" layer, y of a "row" layer. Codes of x and of the gradient of y are gathered; y and the gradient of x
         are reduced and scattered. All processes must have the same number of tokens.
@@ -37,7 +38,7 @@ class Parallel:
     """
 
     mode: str
-    group: "distributed.ProcessGroup | str"
+    group: "distributed.ProcessGroup | str | None"
     sequence: bool = False
     size: int = 0
     parts: tuple[int, ...] = ()
@@ -51,8 +52,10 @@ class Parallel:
             raise ValueError(f"Parallel: mode must be 'column' or 'row', got {self.mode!r}")
         if self.parts and self.mode == "row":
             raise ValueError(f"Parallel: parts are of the outputs, which mode 'row' does not divide; got {self.parts}")
-        name = self.group if isinstance(self.group, str) else name_of(self.group)
-        group = named_group(name)
+        name = (self.group or "") if isinstance(self.group, str | None) else name_of(self.group)
+        group = named_group(name) if name else None
+        if not name and self.size < 1:
+            raise ValueError("Parallel: there is no group; pass one, or the number of its processes as size=")
         if group is None and not self.size:
             raise ValueError(
                 f"Parallel: no process group is named {name!r}; pass the group, or name it with "
@@ -81,8 +84,13 @@ class Parallel:
         return self if sequence is None or sequence is self.sequence else self._other
 
     def index(self) -> int:
-        """Which part this process has, 0 to size - 1. Raises RuntimeError if no group has the name now."""
-        return distributed.get_rank(self._group())
+        """Which part this process has, 0 to size - 1; 0 before there is a group. Raises RuntimeError if no group has
+        the name now."""
+        return distributed.get_rank(self._group()) if self.group else 0
+
+    def of_group(self, group: "distributed.ProcessGroup") -> "Parallel":
+        """The same over a group. Raises ValueError if that has another number of processes."""
+        return Parallel(self.mode, group, self.sequence, self.size, self.parts)
 
     def first_rank(self) -> int:
         """The rank, in the default group, of the process that has part 0."""
@@ -97,6 +105,7 @@ class Parallel:
     def pieces(self, t: torch.Tensor) -> PiecesOfTensor:
         """The whole tensor of which t, a weight or a divided bias, is this process's part, or a DTensor of that part.
         It shares t's memory."""
+        self.check_group()  # without one the place is not known
         along = 0 if self.mode == "column" else 1
         sizes = [part // self.size for part in self.parts] or [t.shape[along]]
         ends = itertools.accumulate(sizes)
@@ -163,7 +172,16 @@ class Parallel:
         largest = torch.ops._c10d_functional.all_reduce(amax, "max", self.group)
         return torch.ops._c10d_functional.wait_tensor(largest)
 
+    def check_group(self) -> None:
+        """Raises RuntimeError if the group is not there."""
+        self._group()
+
     def _group(self) -> "distributed.ProcessGroup":
+        if not self.group:
+            raise RuntimeError(
+                f"quire: a layer was made for {self.size} processes without their group; call "
+                "set_tensor_parallel_group(group) on it in all of them"
+            )
         group = named_group(self.group)
         if group is None:
             raise RuntimeError(

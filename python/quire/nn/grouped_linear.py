@@ -6,10 +6,11 @@ import torch
 
 from quire.checks import check_device, check_type, check_type_or_none, describe
 from quire.nn.call import active_call
+from quire.nn.initial_values import initialise
 from quire.nn.layer_path import name_layer
 from quire.nn.linear import own_recipe
 from quire.nn.product import Product
-from quire.nn.product_module import ProductModule, initialise
+from quire.nn.product_module import ProductModule
 from quire.recipe import Recipe
 from quire.tensor import QuantizedStack, QuantizedTensor
 

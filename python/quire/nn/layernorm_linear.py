@@ -8,10 +8,11 @@ from quire.checks import check_device, check_type, check_type_or_none
 from quire.distributed.parallel import Parallel
 from quire.functional import norm, sum_gradient
 from quire.nn.call import Call, active_call, taken
+from quire.nn.initial_values import initialise
 from quire.nn.layer_path import name_layer
 from quire.nn.norm import reset_norm
 from quire.nn.product import Product, divided
-from quire.nn.product_module import ProductModule, initialise
+from quire.nn.product_module import ProductModule
 from quire.tensor import QuantizedActivation, QuantizedTensor, QuantSpec
 
 _NORMALIZATIONS = ("LayerNorm", "RMSNorm")

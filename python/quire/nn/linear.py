@@ -8,9 +8,10 @@ from quire.checks import check_device, check_type_or_none
 from quire.distributed.parallel import Parallel, divided_dims
 from quire.distributed.placements import divided_over
 from quire.nn.call import active_call, fast_path, taken
+from quire.nn.initial_values import initialise
 from quire.nn.layer_path import name_layer
 from quire.nn.product import Product
-from quire.nn.product_module import ProductModule, initialise
+from quire.nn.product_module import ProductModule
 from quire.recipe import Recipe, as_recipe
 from quire.tensor import QuantizedActivation, QuantSpec
 

@@ -195,9 +195,13 @@ class Product:
 
 
 def divided(module: ProductModule, product: str, call: Call) -> Parallel | None:
-    """How the weight of a matmul is divided in this call."""
+    """How the weight of a matmul is divided in this call. Raises RuntimeError if the layer waits for its group."""
     parallel = module.of(product, "parallel")
-    return None if parallel is None else parallel.for_tokens(call.sequence)
+    if parallel is None:
+        return None
+    if not parallel.group:
+        parallel.check_group()
+    return parallel.for_tokens(call.sequence)
 
 
 def _check_parallel(product: Product, x: torch.Tensor | QuantizedActivation) -> None:

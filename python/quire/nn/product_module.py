@@ -1,16 +1,15 @@
 """The base class of modules with matmuls y = x w^T: the state that lasts from call to call for each matmul."""
 
-import math
 import secrets
 from collections.abc import Callable, Mapping
 
 import torch
 
 from quire import delayed, functional
-from quire.checks import check_type, check_type_or_none, describe
+from quire.checks import check_type, describe
 from quire.distributed.data_rank import declared_rank
 from quire.distributed.parallel import Parallel, refuse_quantized
-from quire.distributed.placements import divided_over, is_dtensor, local, part_for, placed_like
+from quire.distributed.placements import divided_over, is_dtensor, local, placed_like
 from quire.ends import at_the_end
 from quire.nn.own_parts import OwnParts
 from quire.nn.random_state import own_rank, reset_streams
@@ -132,7 +131,7 @@ class ProductModule(OwnParts):
             self.data_rank = declared
         parallel = self.of(self.products[0], "parallel")
         if self.data_rank is None:
-            self.stream = own_rank() if parallel is None else parallel.first_rank()
+            self.stream = parallel.first_rank() if parallel is not None and parallel.group else own_rank()
         else:
             self.stream = self.data_rank
         return self.stream
@@ -303,20 +302,6 @@ class ProductModule(OwnParts):
                 weight.grad = grad if weight.grad is None else weight.grad.add_(grad)
 
 
-def _initialise_parts(
-    weight: torch.Tensor, bias: torch.Tensor | None, init_method: Callable[[torch.Tensor], object] | None
-) -> None:
-    """initialise() of DTensors: draws whole tensors, and keeps this process's parts."""
-    if weight.is_meta:
-        return
-    own = [t for t in (weight, bias) if t is not None]
-    whole = [torch.empty(t.shape, dtype=t.dtype, device=t.device) for t in own]
-    initialise(whole[0], whole[1] if len(whole) > 1 else None, init_method)
-    with torch.no_grad():
-        for t, values in zip(own, whole, strict=True):
-            t.copy_(part_for(t, values) if is_dtensor(t) else values)
-
-
 def main_grads(module: ProductModule, weights: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
     """The tensors to which gradients of the weights are added. For a weight that requires no gradient this is memory
     that nobody reads. Raises RuntimeError if another weight has no main_grad, or one that does not fit."""
@@ -339,38 +324,3 @@ def main_grads(module: ProductModule, weights: Mapping[str, torch.Tensor]) -> li
             )
         grads.append(grad)
     return grads
-
-
-def initialise(
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    init_method: Callable[[torch.Tensor], object] | None,
-    parallel: Parallel | None = None,
-) -> None:
-    """Initialises as torch.nn.Linear; with an init_method, weight by that method and bias with 0. parallel: draws the
-    whole weight and keeps a part, so that processes together have what one process has after the same seed."""
-    check_type_or_none("quire", Callable, init_method=init_method)
-    if parallel is not None and is_dtensor(weight):
-        _initialise_parts(weight, bias, init_method)
-        return
-    if parallel is not None and not weight.is_meta:
-        out, inner = weight.shape
-        column = parallel.mode == "column"
-        whole = weight.new_empty((out * parallel.size, inner) if column else (out, inner * parallel.size))
-        whole_bias = None if bias is None else bias.new_empty(whole.shape[0])
-        initialise(whole, whole_bias, init_method)
-        with torch.no_grad():
-            weight.copy_(parallel.part_of(whole))
-            if bias is not None:
-                bias.copy_(parallel.part_of(whole_bias, bias=True))
-        return
-    if init_method is not None:
-        with torch.no_grad():
-            init_method(weight)
-        if bias is not None:
-            torch.nn.init.zeros_(bias)
-        return
-    torch.nn.init.kaiming_uniform_(weight, a=math.sqrt(5))
-    if bias is not None:
-        bound = 1 / math.sqrt(weight.shape[1]) if weight.shape[1] > 0 else 0
-        torch.nn.init.uniform_(bias, -bound, bound)
