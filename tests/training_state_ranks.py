@@ -62,6 +62,20 @@ def divided(**options):
         return Model(lambda mode, **kind: Parallel(mode, distributed.group.WORLD, **kind), **options)
 
 
+@functools.cache
+def grid():
+    return init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+
+
+def divided_and_sharded(**options):
+    """Of four processes, pairs divide layers, and pairs divide their parts by fully_shard."""
+    with quire.distributed.data_parallel_rank(grid()["dp"].get_local_rank()):
+        model = Model(lambda mode, **kind: Parallel(mode, grid()["tp"].get_group(), **kind), **options)
+    for layer in (model.mlp, model.up, model.down, model.head):
+        fully_shard(layer, mesh=grid()["dp"])
+    return fully_shard(model, mesh=grid()["dp"])
+
+
 def styled(column=ColumnParallel, row=RowParallel, activation="gelu"):
     with quire.distributed.data_parallel_rank(0):
         model = Model(activation=activation)
@@ -78,12 +92,18 @@ WAYS = {
     "DistributedDataParallel": replicas,
     "fully_shard": sharded,
     "parallel=": divided,
+    "parallel= and fully_shard": divided_and_sharded,
     "styles": styled,
     "styles of PyTorch": lambda **options: styled(ColwiseParallel, RowwiseParallel, **options),
     "torch.compile": compiled,
 }
-#: Whose processes have different tokens.
-OF_DATA = ("DistributedDataParallel", "fully_shard")
+
+
+def data_rank(way):
+    """Which tokens this process has."""
+    if way in ("DistributedDataParallel", "fully_shard"):
+        return distributed.get_rank()
+    return grid()["dp"].get_local_rank() if way == "parallel= and fully_shard" else 0
 
 
 class Run:
@@ -101,7 +121,7 @@ class Run:
 
     def step(self, number):
         """The parameters after it, as this process has them, and what is beside them."""
-        rank = distributed.get_rank() if self.way in OF_DATA else 0
+        rank = data_rank(self.way)
         x = torch.randn(TOKENS, HIDDEN, generator=torch.Generator().manual_seed(100 * number + rank))
         with quire.autocast(enabled=self.recipe is not None, recipe=self.recipe):
             self.model(x).square().mean().backward()
@@ -183,10 +203,11 @@ def wholes(run):
         for key, t in {"": parameter.detach(), **run.optimizer.state[parameter]}.items():
             if isinstance(t, DTensor):
                 t = t.full_tensor()
-            elif run.way == "parallel=" and t.dim() > 0:
-                t = joined(name, t, parts)
+            if "parallel=" in run.way and t.dim() > 0:
+                group = grid()["tp"].get_group() if "and" in run.way else distributed.group.WORLD
+                t = joined(name, t, parts, group)
             found[f"{name.removeprefix('module.')} {key}"] = t.tolist()
-    rank = distributed.get_rank() if run.way in OF_DATA else 0
+    rank = data_rank(run.way)
     states = quire.rng_state(run.model).items()
     found |= {f"rng {name.removeprefix('module.')}": [of_rank(state[0], rank), int(state[1])] for name, state in states}
     for name, state in quire.delayed_state(run.model).items():
@@ -203,10 +224,10 @@ def plain(value):
     return value.tolist() if isinstance(value, torch.Tensor) else value
 
 
-def joined(name, part, parts):
+def joined(name, part, parts, group):
     """The whole of which each process has a part."""
-    each = [torch.empty_like(part) for _ in range(distributed.get_world_size())]
-    distributed.all_gather(each, part)
+    each = [torch.empty_like(part) for _ in range(group.size())]
+    distributed.all_gather(each, part.contiguous(), group)
     if name in ("down.weight", "mlp.fc2_weight"):
         return torch.cat(each, 1)
     if name not in parts:

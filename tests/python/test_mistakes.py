@@ -177,7 +177,7 @@ MISTAKES = {
     ),
     "tensor parallelism": (
         lambda: linear(tp_size=2),
-        "Linear: tp_size=2 without tp_group is not available ... pass tp_group and parallel_mode",
+        "Linear: tp_size=2 without tp_group is not available without parallel_mode; pass parallel_mode, and",
     ),
     # Calls.
     "other features than a layer's": (

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 import quire
-from ranks import Ranks
+from quire.distributed import Parallel
+from ranks import Ranks, rank_of
 from training_state_ranks import (
     PARTS,
     Model,
@@ -62,24 +63,34 @@ def test_a_compiled_model_has_the_names_of_the_model(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("saved", "loaded", "model"),
+    ("saved", "loaded", "model", "recipe"),
     [
-        ("parallel=", ["fully_shard", "DistributedDataParallel", "parallel="], "swiglu"),
-        ("fully_shard", ["parallel=", "fully_shard"], "swiglu"),
-        ("styles", ["fully_shard", "parallel=", "styles of PyTorch"], "gelu"),
+        ("parallel=", ["fully_shard", "DistributedDataParallel", "parallel="], "swiglu", "nvfp4"),
+        ("parallel=", ["fully_shard"], "swiglu", "delayed"),
+        ("fully_shard", ["parallel="], "swiglu", "nvfp4"),
+        ("styles", ["fully_shard", "parallel=", "styles of PyTorch"], "gelu", "nvfp4"),
     ],
 )
-def test_what_two_processes_save_one_and_four_and_others_load(two, four, tmp_path, saved, loaded, model):
-    for recipe in ("nvfp4", "delayed") if saved == "parallel=" else ("nvfp4",):
-        folder = str(tmp_path / recipe)
-        expected, other = two.run(trains_and_saves, folder, saved, recipe, model)
-        assert expected == other
-        assert len(expected["up.weight "]) == sum(PARTS) and len(expected["up.weight exp_avg"]) == sum(PARTS)
-        assert ("up.delayed rule" in expected) is (recipe == "delayed")
-        assert loads(0, folder, "one process", recipe, model) == expected
-        for way in loaded:
-            for ranks in (two, four):
-                assert ranks.run(loads, folder, way, recipe, model) == [expected] * ranks.size, (way, ranks.size)
+def test_what_two_processes_save_one_and_four_and_others_load(two, four, tmp_path, saved, loaded, model, recipe):
+    expected, other = two.run(trains_and_saves, str(tmp_path), saved, recipe, model)
+    assert expected == other
+    assert len(expected["up.weight "]) == sum(PARTS) and len(expected["up.weight exp_avg"]) == sum(PARTS)
+    assert ("up.delayed rule" in expected) is (recipe == "delayed")
+    assert loads(0, str(tmp_path), "one process", recipe, model) == expected
+    for way in loaded:
+        for ranks in (two, four):
+            assert ranks.run(loads, str(tmp_path), way, recipe, model) == [expected] * ranks.size, (way, ranks.size)
+
+
+def test_parts_that_fully_shard_divides_are_saved_at_their_places(four, two, tmp_path):
+    way, folder, back = "parallel= and fully_shard", str(tmp_path / "four"), str(tmp_path / "two")
+    expected, *others = four.run(trains_and_saves, folder, way, "nvfp4", "swiglu")
+    assert others == [expected] * 3
+    assert loads(0, folder, "one process", "nvfp4", "swiglu") == expected
+    assert two.run(loads, folder, "parallel=", "nvfp4", "swiglu") == [expected] * 2
+    assert four.run(loads, folder, way, "nvfp4", "swiglu") == [expected] * 4
+    expected, _ = two.run(trains_and_saves, back, "fully_shard", "nvfp4", "swiglu")
+    assert four.run(loads, back, way, "nvfp4", "swiglu") == [expected] * 4
 
 
 def test_one_processs_state_is_loaded_by_many(two, tmp_path):
@@ -108,6 +119,78 @@ def test_torch_save_takes_the_same_state():
         again.state.load_state_dict(torch.load(file, weights_only=True))
         for number, values in zip((2, 3), expected, strict=True):
             assert_same(again.step(number), values, storage)
+
+
+KINDS = {
+    "experts": lambda: quire.GroupedLinear(2, 64, 64),
+    "experts in one weight": lambda: quire.GroupedLinear(2, 64, 64, single_grouped_weight=True),
+    "a mixture": lambda: quire.MoE(64, 64, 2),
+    "a layer with a norm": lambda: quire.LayerNormLinear(64, 64),
+    "no layer of quire": lambda: torch.nn.Linear(4, 4),
+}
+OPTIMIZERS = {
+    "SGD": lambda parameters: torch.optim.SGD(parameters, 0.1),
+    "fused": lambda parameters: torch.optim.AdamW(parameters, fused=True),
+    "two": lambda parameters: [torch.optim.AdamW([each]) for each in parameters],
+    "none": lambda parameters: None,
+}
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("quantized", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_layer_and_optimizer(kind, quantized, optimizer):
+    def make():
+        with quire.quantized_model_init(enabled=quantized, recipe="mxfp8"):
+            model = torch.nn.Sequential(KINDS[kind]())
+        return model, quire.TrainingState(model, OPTIMIZERS[optimizer](model.parameters()))
+
+    file = io.BytesIO()
+    model, state = make()
+    torch.save(state.state_dict(), file)
+    assert b"quire" not in file.getvalue()
+    file.seek(0)
+    other, state = make()
+    state.load_state_dict(torch.load(file, weights_only=True))
+    assert_same(dict(other.named_parameters()), dict(model.named_parameters()))
+    assert_same(quire.rng_state(other), quire.rng_state(model))
+
+
+def test_a_divided_layer_of_several_parameters():
+    with rank_of(1, 2) as group:
+        parts = {"q": 32, "k": 16, "v": 16}
+        for mode in ("column", "row"):
+            torch.manual_seed(0)
+            layer = quire.Linear(64, 64, parallel=Parallel(mode, group), parameters_split=parts)
+            state = quire.TrainingState(layer, torch.optim.AdamW(layer.parameters())).state_dict()
+            for name, size in parts.items():
+                found = state["model"][f"{name}_weight"], state["optimizer"]["state"][f"{name}_weight"]["exp_avg"]
+                assert all(t.shape == (size, 64) for t in found)
+                (piece,) = found[0].pieces
+                assert piece.first == ((size // 2, 0) if mode == "column" else (0, 32))
+            assert state["model"]["q_bias"].shape == (32,)
+            assert all(torch.equal(t, layer.get_parameter(name)) for name, t in layer.state_dict().items())
+        torch.nn.utils.parametrizations.weight_norm(layer, "q_weight")
+        with pytest.raises(
+            NotImplementedError, match="'q_weight' is this process's part of a weight and is parametriz"
+        ):
+            quire.TrainingState(layer).state_dict()
+
+
+def test_copies_of_a_divided_layers_state_dict_are_plain():
+    with rank_of(0, 2) as group:
+        layer = quire.Linear(64, 64, parallel=Parallel("row", group))
+        state, file = layer.state_dict(), io.BytesIO()
+        torch.save(state, file)
+        assert b"quire" not in file.getvalue()
+        file.seek(0)
+        other = copy.deepcopy(layer)
+        for given in (torch.load(file, weights_only=True), copy.deepcopy(state), state):
+            torch.nn.init.zeros_(other.weight)
+            other.load_state_dict(given)
+            assert torch.equal(other.weight, layer.weight)
+            other.load_state_dict(given, assign=True)
+            assert type(other.weight) is torch.nn.Parameter and type(other.weight.data) is torch.Tensor
 
 
 def test_saving_a_new_optimizer_leaves_codes_as_they_are():

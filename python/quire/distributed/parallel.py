@@ -10,7 +10,7 @@ from torch import distributed
 from quire.checks import check_type
 from quire.distributed import check_ranks
 from quire.distributed.groups import name_of, named_group, the_group
-from quire.distributed.pieces import Piece, PiecesOfTensor
+from quire.distributed.pieces import PiecesOfTensor
 from quire.tensor.spec import check_parallel
 
 MODES = ("column", "row")
@@ -26,7 +26,8 @@ class Parallel:
         process, x [*, in_features / size]. y is summed over the group; then bias is added.
     group: the name of a process group (quire.distributed.name_group), or the group itself, which is then named
         quire:tp, or with several groups quire:tp1, ..., in the order in which they are first used. That order must be
-        the same on all ranks.
+        the same on all ranks. None: the layer is made for `size` processes and cannot be called until
+        set_tensor_parallel_group() gives it a group.
     sequence: outside of the layer every process has a part of the tokens, those along the first dimension: x of a
         "column" layer, y of a "row" layer. Codes of x and of the gradient of y are gathered; y and the gradient of x
         are reduced and scattered. All processes must have the same number of tokens.
@@ -47,7 +48,7 @@ class Parallel:
     """
 
     mode: str
-    group: "distributed.ProcessGroup | str"
+    group: "distributed.ProcessGroup | str | None"
     sequence: bool = False
     size: int = 0
     parts: tuple[int, ...] = ()
@@ -64,8 +65,10 @@ class Parallel:
             raise ValueError(f"Parallel: mode must be 'column' or 'row', got {self.mode!r}")
         if self.parts and self.mode == "row":
             raise ValueError(f"Parallel: parts are of the outputs, which mode 'row' does not divide; got {self.parts}")
-        name = self.group if isinstance(self.group, str) else name_of(self.group)
-        group = named_group(name)
+        name = (self.group or "") if isinstance(self.group, str | None) else name_of(self.group)
+        group = named_group(name) if name else None
+        if not name and self.size < 1:
+            raise ValueError("Parallel: there is no group; pass one, or the number of its processes as size=")
         if group is None and not self.size:
             raise ValueError(
                 f"Parallel: no process group is named {name!r}; pass the group, or name it with "
@@ -84,7 +87,7 @@ class Parallel:
         self._set(_other=other)
         with_tokens = self if self.sequence else other
         with_tokens._set(text=f"{text},sequence{options}")
-        if self.reduce:
+        if self.reduce and name:
             what = f"Parallel: reduce must be '', 'float32' or a spec such as 'mxfp8', got {self.reduce!r}"
             check_parallel(what, self.text)
         if check_ranks.enabled():
@@ -99,8 +102,13 @@ class Parallel:
         return self if sequence is None or sequence is self.sequence else self._other
 
     def index(self) -> int:
-        """Which part this process has, 0 to size - 1. Raises RuntimeError if no group has the name now."""
-        return distributed.get_rank(self._group())
+        """Which part this process has, 0 to size - 1; 0 before there is a group. Raises RuntimeError if no group has
+        the name now."""
+        return distributed.get_rank(self._group()) if self.group else 0
+
+    def of_group(self, group: "distributed.ProcessGroup") -> "Parallel":
+        """The same over a group. Raises ValueError if that has another number of processes."""
+        return dataclasses.replace(self, group=group)
 
     def first_rank(self) -> int:
         """The rank, in the default group, of the process that has part 0."""
@@ -113,21 +121,27 @@ class Parallel:
         return torch.cat([part.chunk(self.size)[self.index()] for part in t.split(self.parts or len(t))])
 
     def pieces(self, t: torch.Tensor) -> PiecesOfTensor:
-        """The whole tensor of which t, a weight or a divided bias, is this process's part. It shares t's memory."""
+        """The whole tensor of which t, a weight or a divided bias, is this process's part, or a DTensor of that part.
+        It shares t's memory."""
+        self.check_group()  # without one the place is not known
         along = 0 if self.mode == "column" else 1
         sizes = [part // self.size for part in self.parts] or [t.shape[along]]
         ends = itertools.accumulate(sizes)
-        pieces = (
-            Piece((end - size) * self.size + self.index() * size, end - size, size)
+        places = [
+            ((end - size) * self.size + self.index() * size, end - size, size)
             for size, end in zip(sizes, ends, strict=True)
-        )
-        return PiecesOfTensor(t, along, tuple(pieces), t.shape[along] * self.size)
+        ]
+        return PiecesOfTensor.of(t, along, places, t.shape[along] * self.size)
 
     def of_parts(self, *parts: int) -> "Parallel":
         """The same with these parts. Raises ValueError if it has others."""
         if self.parts not in ((), parts):
             raise ValueError(f"Parallel: the outputs of this layer are the parts {parts}, got parts={self.parts}")
         return dataclasses.replace(self, parts=parts)
+
+    def of_one_part(self) -> "Parallel":
+        """The same without parts."""
+        return dataclasses.replace(self, parts=())
 
     def then(self) -> "Parallel":
         """How the layer behind a "column" layer is divided, which takes that one's outputs."""
@@ -176,7 +190,16 @@ class Parallel:
         largest = torch.ops._c10d_functional.all_reduce(amax, "max", self.group)
         return torch.ops._c10d_functional.wait_tensor(largest)
 
+    def check_group(self) -> None:
+        """Raises RuntimeError if the group is not there."""
+        self._group()
+
     def _group(self) -> "distributed.ProcessGroup":
+        if not self.group:
+            raise RuntimeError(
+                f"quire: a layer was made for {self.size} processes without their group; call "
+                "set_tensor_parallel_group(group) on it in all of them"
+            )
         return the_group(self.group)
 
 

@@ -3,6 +3,7 @@ which takes a plain tensor for one that all processes have whole."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -13,11 +14,11 @@ if TYPE_CHECKING:
 
 
 class Piece(NamedTuple):
-    """`size` positions along the divided dimension: from `first` in the whole tensor, from `own` in this process's."""
+    """A block of a tensor: where it begins in the whole one and in this process's part, and its sizes."""
 
-    first: int
-    own: int
-    size: int
+    first: tuple[int, ...]
+    own: tuple[int, ...]
+    sizes: tuple[int, ...]
 
 
 class PlainPart(torch.Tensor):
@@ -51,31 +52,54 @@ class PlainPart(torch.Tensor):
 
 
 class PiecesOfTensor(torch.Tensor):
-    """A tensor of which this process has pieces, with the size of the whole: torch.distributed.checkpoint saves and
-    loads each piece at its place. It computes nothing, and is pickled as this process's part."""
+    """A tensor of which this process has pieces, with the shape of the whole: torch.distributed.checkpoint saves and
+    loads each piece at its place. It computes nothing, and is pickled as this process's part.
 
+    given: this process's part, or a DTensor of which it has a shard. part: what it has of that, a plain tensor.
+    """
+
+    given: torch.Tensor
     part: torch.Tensor
-    along: int  #: the dimension that is divided
     pieces: tuple[Piece, ...]
 
     @staticmethod
-    def __new__(cls, part: torch.Tensor, along: int, pieces: tuple[Piece, ...], size: int) -> PiecesOfTensor:
-        """size: of the whole tensor along that dimension."""
-        shape = [*part.shape[:along], size, *part.shape[along + 1 :]]
+    def __new__(
+        cls, given: torch.Tensor, part: torch.Tensor, pieces: tuple[Piece, ...], shape: Sequence[int]
+    ) -> PiecesOfTensor:
         self = torch.Tensor._make_wrapper_subclass(cls, shape, dtype=part.dtype, device=part.device)
-        self.part, self.along, self.pieces = part, along, pieces
+        self.given, self.part, self.pieces = given, part, pieces
         return self
+
+    @classmethod
+    def of(cls, t: torch.Tensor, along: int, places: Sequence[tuple[int, int, int]], size: int) -> PiecesOfTensor:
+        """It shares t's memory. t: this process's part, or a DTensor of it. along: the dimension that is divided, of
+        `size` in the whole tensor. places: (in the whole tensor, in t, size) of pieces along it."""
+        shape = (*t.shape[:along], size, *t.shape[along + 1 :])
+        if type(t) in (torch.Tensor, torch.nn.Parameter):
+            part, starts = t, (0,) * t.dim()
+        else:
+            part, (chunk,) = t.to_local(), t.__create_chunk_list__()
+            starts = tuple(chunk.offsets)
+        pieces = []
+        for first, own, length in places:
+            begin = max(own, starts[along])
+            end = min(own + length, starts[along] + part.shape[along])
+            if begin < end and part.numel():
+                whole, within, sizes = list(starts), [0] * t.dim(), list(part.shape)
+                whole[along], within[along], sizes[along] = first + begin - own, begin - starts[along], end - begin
+                pieces.append(Piece(tuple(whole), tuple(within), tuple(sizes)))
+        return cls(t, part, tuple(pieces), shape)
 
     @classmethod
     def __torch_dispatch__(
         cls, operator: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> torch.Tensor:
-        aten, given = torch.ops.aten, args[0]
+        aten, self = torch.ops.aten, args[0]
         if operator in (aten.detach.default, aten.clone.default, aten._to_copy.default):
-            return given._of(operator(given.part, *args[1:], **(kwargs or {})))
+            return self._of(operator(self.part, *args[1:], **(kwargs or {})))
         # So async_save begins its copy.
-        if operator is aten.new_empty.default and tuple(args[1]) == tuple(given.shape):
-            return given._of(operator(given.part, given.part.shape, **(kwargs or {})))
+        if operator is aten.new_empty.default and tuple(args[1]) == tuple(self.shape):
+            return self._of(operator(self.part, self.part.shape, **(kwargs or {})))
         raise NotImplementedError(
             f"{operator}: an entry of quire.TrainingState with pieces of a tensor is only saved and loaded; use its "
             ".part, a plain tensor"
@@ -83,26 +107,21 @@ class PiecesOfTensor(torch.Tensor):
 
     def _of(self, part: torch.Tensor) -> PiecesOfTensor:
         """The same pieces, with other values."""
-        return PiecesOfTensor(part, self.along, self.pieces, self.shape[self.along])
+        return PiecesOfTensor(part, part, self.pieces, self.shape)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        return self.part.__reduce_ex__(protocol)
+        return self.given.__reduce_ex__(protocol)
 
     def __repr__(self, *, tensor_contents: str | None = None) -> str:
-        places = ", ".join(f"{piece.first}:{piece.first + piece.size}" for piece in self.pieces)
-        return f"PiecesOfTensor({places} of {list(self.shape)} along dimension {self.along}, dtype={self.dtype})"
+        places = ", ".join(f"{list(piece.sizes)} at {list(piece.first)}" for piece in self.pieces)
+        return f"PiecesOfTensor({places} of {list(self.shape)}, dtype={self.dtype})"
 
     # torch.distributed.checkpoint calls these of each entry that has them, as of DTensor.
 
     def __create_chunk_list__(self) -> list[ChunkStorageMetadata]:
         from torch.distributed.checkpoint.metadata import ChunkStorageMetadata
 
-        chunks = []
-        for piece in self.pieces:
-            offsets, sizes = [0] * self.ndim, list(self.shape)
-            offsets[self.along], sizes[self.along] = piece.first, piece.size
-            chunks.append(ChunkStorageMetadata(torch.Size(offsets), torch.Size(sizes)))
-        return chunks
+        return [ChunkStorageMetadata(torch.Size(piece.first), torch.Size(piece.sizes)) for piece in self.pieces]
 
     def __create_write_items__(self, fqn: str, _: object) -> list[WriteItem]:
         from torch.distributed.checkpoint.metadata import MetadataIndex, TensorProperties
@@ -119,5 +138,6 @@ class PiecesOfTensor(torch.Tensor):
         ]
 
     def __get_tensor_shard__(self, index: Any) -> torch.Tensor:
-        piece = next(piece for piece in self.pieces if piece.first == index.offset[self.along])
-        return self.part.narrow(self.along, piece.own, piece.size)
+        piece = next(piece for piece in self.pieces if piece.first == tuple(index.offset))
+        block = tuple(slice(own, own + size) for own, size in zip(piece.own, piece.sizes, strict=True))
+        return self.part[block]

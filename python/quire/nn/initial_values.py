@@ -22,6 +22,9 @@ def initialise(
     if is_dtensor(weight):
         _initialise_parts(weight, bias, init_method)
         return
+    if parallel is not None and not parallel.group and not weight.is_meta:
+        _initialise_alone(weight, bias, init_method, parallel)
+        return
     if parallel is not None and not weight.is_meta:
         out, inner = weight.shape
         column = parallel.mode == "column"
@@ -57,3 +60,18 @@ def _initialise_parts(
     with torch.no_grad():
         for t, values in zip(own, whole, strict=True):
             t.copy_(part_for(t, values) if is_dtensor(t) else values)
+
+
+def _initialise_alone(
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    init_method: Callable[[torch.Tensor], object] | None,
+    parallel: Parallel,
+) -> None:
+    """initialise() of a part whose number is not known: it alone is drawn, and biases are 0, because a "row" layer's is
+    the same in all processes."""
+    bound = 1 / math.sqrt(max(weight.shape[1] * (parallel.size if parallel.mode == "row" else 1), 1))
+    with torch.no_grad():
+        (init_method or (lambda t: t.uniform_(-bound, bound)))(weight)
+    if bias is not None:
+        torch.nn.init.zeros_(bias)

@@ -247,9 +247,13 @@ class Product:
 
 
 def divided(module: ProductModule, product: str, call: Call) -> Parallel | None:
-    """How the weight of a matmul is divided in this call."""
+    """How the weight of a matmul is divided in this call. Raises RuntimeError if the layer waits for its group."""
     parallel = module.of(product, "parallel")
-    return None if parallel is None else parallel.for_tokens(call.sequence)
+    if parallel is None:
+        return None
+    if not parallel.group:
+        parallel.check_group()
+    return parallel.for_tokens(call.sequence)
 
 
 def as_one_process(module: ProductModule, product: str, parallel: Parallel | None) -> Whole | None:

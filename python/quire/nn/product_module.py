@@ -11,10 +11,10 @@ from quire.distributed.data_rank import declared_rank
 from quire.distributed.experts import ExpertGroup
 from quire.distributed.gathering import Gathering
 from quire.distributed.parallel import Parallel, refuse_quantized
-from quire.distributed.pieces import PlainPart
 from quire.distributed.placements import divided_over, is_dtensor, local, placed_like
 from quire.distributed.sharded_product import Shards
 from quire.ends import at_the_end
+from quire.nn.own_parts import OwnParts
 from quire.nn.random_state import own_rank, reset_streams
 from quire.nn.weight import initial_weight, kept_attributes, why_not_loaded
 from quire.recipe import Recipe
@@ -26,7 +26,7 @@ def named(product: str, what: str) -> str:
     return f"{product}_{what}" if product else what
 
 
-class ProductModule(torch.nn.Module):
+class ProductModule(OwnParts):
     """A module with matmuls, named in `products`: "" for the matmul of `weight`, else "fc1" for that of `fc1_weight`.
 
     Besides weight and bias it has these attributes for each matmul, with names of the same form. They are in no
@@ -110,6 +110,8 @@ class ProductModule(torch.nn.Module):
     def _add_states(self) -> None:
         """When the parameters are there; seeds are then still to be reset."""
         device = self._device()
+        first = self.of(self.products[0], "parallel")
+        self.has_parts = first is not None and not any(is_dtensor(p) for p in self._parameters.values())
         for product in self.products:
             setattr(self, named(product, "sr_state"), torch.empty(2, dtype=torch.int64, device=device))
             setattr(self, named(product, "delayed"), self.new_delayed_state())
@@ -142,7 +144,7 @@ class ProductModule(torch.nn.Module):
             self.data_rank = declared
         parallel = self.of(self.products[0], "parallel")
         if self.data_rank is None:
-            self.stream = own_rank() if parallel is None else parallel.first_rank()
+            self.stream = parallel.first_rank() if parallel is not None and parallel.group else own_rank()
         else:
             self.stream = self.data_rank
         return self.stream
@@ -194,27 +196,19 @@ class ProductModule(torch.nn.Module):
         self._forget_weights()
         return self
 
-    def plain_parts(self) -> dict[str, Parallel]:
-        """Parameters that are plain tensors and this process's parts, by name, and how they are divided."""
+    def own_parts(self) -> dict[str, Parallel]:
         found = {}
-        for product in self.products:
-            if (parallel := self.of(product, "parallel")) is not None:
-                names = [named(product, "weight")] + [named(product, "bias")] * (parallel.mode == "column")
-                found |= {name: parallel for name in names if type(getattr(self, name)) is torch.nn.Parameter}
+        for product in self.products if self.has_parts else ():
+            parallel = self.of(product, "parallel")
+            found[named(product, "weight")] = parallel
+            if parallel.mode == "column" and self.biases(product):
+                found[named(product, "bias")] = parallel
         return found
-
-    def _save_to_state_dict(self, destination: dict[str, object], prefix: str, keep_vars: bool) -> None:
-        super()._save_to_state_dict(destination, prefix, keep_vars)
-        for name in () if keep_vars else self.plain_parts():
-            destination[prefix + name] = destination[prefix + name].as_subclass(PlainPart)
 
     def _load_from_state_dict(
         self, state_dict: dict[str, object], prefix: str, local_metadata: dict[str, object], *options: object
     ) -> None:
         assign, error_msgs = local_metadata.get("assign_to_params_buffers", False), options[-1]
-        for name in self.plain_parts():
-            if isinstance(value := state_dict.get(prefix + name), PlainPart):
-                state_dict[prefix + name] = value.plain()
         for name in self.weight_names:
             value = state_dict.get(prefix + name)
             if isinstance(value, torch.Tensor) and (error := why_not_loaded(self, name, value, assign)):

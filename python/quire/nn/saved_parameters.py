@@ -16,11 +16,10 @@ _WRAPPERS = ("_orig_mod", "_checkpoint_wrapped_module")
 def names_of_modules(model: torch.nn.Module) -> dict[str, str]:
     """Name of each module in named_modules() -> its name in state dicts, which have no wrappers."""
     found = {}
-    for name, module in model.named_modules():
+    for name, _ in model.named_modules():
         outer, _, last = name.rpartition(".")
         wrapped = bool(name) and (last in _WRAPPERS or _is_data_parallel(model.get_submodule(outer)))
         found[name] = found[outer] if wrapped else ".".join(filter(None, (found.get(outer, ""), last)))
-        del module
     return found
 
 
@@ -29,11 +28,11 @@ def _is_data_parallel(module: torch.nn.Module) -> bool:
 
 
 def divided_parameters(model: torch.nn.Module) -> dict[str, Parallel]:
-    """Name in state dicts -> how it is divided, of parameters that are plain tensors and this process's parts."""
+    """Name in state dicts -> how it is divided, of each of ProductModule.own_parts()."""
     names, found = names_of_modules(model), {}
     for name, module in model.named_modules():
-        if hasattr(module, "plain_parts"):
-            found |= {".".join(filter(None, (names[name], own))): p for own, p in module.plain_parts().items()}
+        if hasattr(module, "own_parts"):
+            found |= {".".join(filter(None, (names[name], own))): p for own, p in module.own_parts().items()}
     return found
 
 
@@ -67,7 +66,9 @@ def load_model(saved: Mapping[str, object], own: Mapping[str, object]) -> dict[s
     return {name: _part(value) for name, value in found.items()}
 
 
-def save_optimizer(state: Mapping[str, object], divided: Mapping[str, Parallel], shapes: Mapping[str, torch.Size]):
+def save_optimizer(
+    state: Mapping[str, object], divided: Mapping[str, Parallel], shapes: Mapping[str, torch.Size]
+) -> dict[str, object]:
     """Of an optimizer's state dict. shapes: of the divided parameters: what has the same shape is divided too."""
     each = {
         name: {
@@ -98,4 +99,4 @@ def _plain(value: torch.Tensor) -> torch.Tensor:
 
 
 def _part(value: object) -> object:
-    return value.part if isinstance(value, PiecesOfTensor) else value
+    return value.given if isinstance(value, PiecesOfTensor) else value

@@ -80,11 +80,16 @@ class TrainingState:
         found, divided = {}, divided_parameters(self.model)
         if self.optimizers:
             with _kept_codes(self.model):
-                state = get_optimizer_state_dict(self.model, self.optimizers)
-            found["optimizer"] = state
+                states = get_optimizer_state_dict(self.model, self.optimizers)
         weights = get_model_state_dict(self.model)
+        if missing := sorted(divided.keys() - weights.keys()):
+            raise NotImplementedError(
+                f"TrainingState: {missing[0]!r} is this process's part of a weight and is parametrized: the state dict "
+                "has it under names that do not say how it is divided. Remove the parametrization, or divide the layer "
+                "by parallelize_module instead of parallel="
+            )
         if self.optimizers:
-            found["optimizer"] = save_optimizer(state, divided, {name: weights[name].shape for name in divided})
+            found["optimizer"] = save_optimizer(states, divided, {name: weights[name].shape for name in divided})
         found["model"] = save_model(weights, divided)
         rng, delayed = self._rng(), self._delayed()
         self._check_layers(sorted({*rng, *delayed}))

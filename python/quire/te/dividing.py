@@ -4,6 +4,8 @@ import contextlib
 import functools
 from collections.abc import Callable
 
+import torch
+
 from quire.checks import check_type, check_type_or_none, describe
 from quire.distributed.parallel import MODES, Parallel
 from quire.te.arguments import DIVIDING, group_size, signature_with
@@ -19,8 +21,9 @@ def divides(construct: Callable[..., None], what: str, known: dict[str, object])
     """A constructor that takes TransformerEngine's arguments `known` and passes what they ask for as parallel=.
 
     tp_group, tp_size, sequence_parallel, and parallel_mode "column" or "row" (of LayerNormMLP set_parallel_mode) are
-    those of quire.distributed.Parallel. Groups of one process ask for nothing. get_rng_state_tracker: the weight is
-    drawn within get_rng_state_tracker().fork(rng_tracker_name), so that processes may draw different ones.
+    those of quire.distributed.Parallel. Groups of one process ask for nothing. tp_size alone: the layer gets its group
+    by set_tensor_parallel_group(), and each process draws its part alone, from the tracker. get_rng_state_tracker: the
+    weight is drawn within get_rng_state_tracker().fork(rng_tracker_name), so that processes may draw different ones.
     """
 
     @functools.wraps(construct)
@@ -65,13 +68,13 @@ def _taken(
 ) -> tuple[Parallel | None, contextlib.AbstractContextManager[object]]:
     """What the arguments `known` ask for, which are taken out of the keywords, and where weights are to be drawn."""
     given = known | {name: keywords.pop(name) for name in known if name in keywords}
-    parallel, tracker = _parallel(what, given), given["get_rng_state_tracker"]
+    parallel, tracker = _parallel(what, given, keywords.get("device")), given["get_rng_state_tracker"]
     if parallel is None or not tracker:
         return parallel, contextlib.nullcontext()
     return parallel, tracker().fork(given["rng_tracker_name"] or _TRACKER)
 
 
-def _parallel(what: str, given: dict[str, object]) -> Parallel | None:
+def _parallel(what: str, given: dict[str, object], device: object) -> Parallel | None:
     group, mode = given["tp_group"], given.get("parallel_mode", "column" if given.get("set_parallel_mode") else None)
     size = given["tp_size"] if group is None else group_size(group)
     check_type(what, bool, sequence_parallel=given["sequence_parallel"])
@@ -81,9 +84,16 @@ def _parallel(what: str, given: dict[str, object]) -> Parallel | None:
         raise NotImplementedError(f"{what}: parallel_mode={mode!r} is not available; use 'column', 'row' or None")
     if size == 0:
         raise TypeError(f"{what}: tp_group must be a process group of torch.distributed or None, got {describe(group)}")
-    if size != 1 and group is None:
+    if size != 1 and group is None and mode is None:
         raise NotImplementedError(
-            f"{what}: tp_size={size} without tp_group is not available: each process keeps its part of one weight; "
-            "pass tp_group and parallel_mode"
+            f"{what}: tp_size={size} without tp_group is not available without parallel_mode; pass parallel_mode, and "
+            "the group here or to set_tensor_parallel_group"
         )
-    return None if size == 1 or mode is None else Parallel(mode, group, given["sequence_parallel"])
+    on_meta = device is not None and torch.device(device).type == "meta"
+    if size != 1 and group is None and not (given["get_rng_state_tracker"] or on_meta):
+        raise NotImplementedError(
+            f"{what}: tp_size={size} without tp_group is not available without get_rng_state_tracker: all processes "
+            "would draw the same part of the weight; pass tp_group, or a tracker whose states differ between "
+            "processes, or device='meta'"
+        )
+    return None if size == 1 or mode is None else Parallel(mode, group, given["sequence_parallel"], size)

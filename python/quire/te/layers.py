@@ -86,8 +86,15 @@ def adopt_names() -> None:
 
 
 def set_tensor_parallel_group(self: ProductModule, tp_group: object) -> None:
-    """Takes None, groups of one process and the layer's own. Raises NotImplementedError for others."""
+    """Gives a group to a layer that was made with tp_size and without tp_group; all processes of the group must call
+    it. Of other layers it takes None, groups of one process and the layer's own. Raises ValueError for a group of
+    another size, NotImplementedError for other groups."""
     size, own = group_size(tp_group), self.of(self.products[0], "parallel")
+    if own is not None and not own.group and tp_group is not None:
+        divided = [(product, self.of(product, "parallel").of_group(tp_group)) for product in self.products]
+        for product, parallel in divided:
+            self.divide(product, parallel)
+        return
     if size != 1 and (own is None or named_group(own.group) != tp_group):
         raise NotImplementedError(
             f"quire.{type(self).__name__}: a layer is divided over processes when it is made, and this one was not; "

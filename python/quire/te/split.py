@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
+from quire.distributed.parallel import Parallel
 from quire.nn.initial_values import initialise
 from quire.nn.linear import Linear
 from quire.te.arguments import refuse
@@ -27,6 +28,12 @@ class SplitLinear(Linear):
     @property
     def bias(self) -> torch.Tensor | None:
         return torch.cat([self._parameters[name] for name in self.bias_names]) if self.bias_names else None
+
+    def own_parts(self) -> dict[str, Parallel]:
+        if not self.has_parts:
+            return {}
+        each = self.parallel.of_one_part()
+        return dict.fromkeys(self.weight_names + (self.bias_names if each.mode == "column" else ()), each)
 
     def reset_parameters(self, defer_init: bool = False) -> None:
         """As quire.Linear's, with the values that the unsplit layer would get. With defer_init, nothing."""

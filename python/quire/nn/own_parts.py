@@ -1,0 +1,31 @@
+"""What state dicts have of weights of which each process holds a part as a plain tensor."""
+
+import torch
+
+from quire.distributed.parallel import Parallel
+from quire.distributed.pieces import PlainPart
+
+
+class OwnParts(torch.nn.Module):
+    """A module some of whose parameters may be this process's parts: a ProductModule that was made with `parallel`."""
+
+    #: Whether it was made with weights that are this process's parts.
+    has_parts = False
+
+    def own_parts(self) -> dict[str, Parallel]:
+        """Parameters that are this process's parts, by name, and how they are divided. Those that parallel styles have
+        divided are not: they are DTensors of the whole."""
+        raise NotImplementedError
+
+    def _save_to_state_dict(self, destination: dict[str, object], prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        for name in () if keep_vars else self.own_parts():
+            # fully_shard has made some DTensors, and parametrizations have other names.
+            if type(value := destination.get(prefix + name)) is torch.Tensor:
+                destination[prefix + name] = value.as_subclass(PlainPart)
+
+    def _load_from_state_dict(self, state_dict: dict[str, object], prefix: str, *options: object) -> None:
+        for name in self.own_parts():
+            if isinstance(value := state_dict.get(prefix + name), PlainPart):
+                state_dict[prefix + name] = value.plain()
+        super()._load_from_state_dict(state_dict, prefix, *options)
