@@ -188,6 +188,22 @@ def values_equal_one_process(rank, case):
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
 
 
+def shards_equal_replicas(rank, recipe):
+    """fully_shard, with values and with codes, and DistributedDataParallel: scales of delayed scaling, which processes
+    agree about, and random bits, which each has for itself."""
+    case, found = Case(recipe, "norms"), []
+    for codes in (None, False, True):
+        model = make(case) if codes is None else sharded(case, codes)[0]
+        run = torch.nn.parallel.DistributedDataParallel(model) if codes is None else model
+        results = []
+        for xs in batches(case):
+            results += passes(run, xs[0, rank], TABLE[recipe])
+            step(model.parameters())
+        whole = [p.full_tensor() if isinstance(p, DTensor) else p.detach() for p in model.parameters()]
+        found.append([*results, *whole])
+    assert same(found[0], found[1]) == [] and same(found[1], found[2]) == []
+
+
 def codes_equal_values(rank, case, warned=0):
     """Returns bytes that this process gives to gathers of values, and of codes."""
     found, sent = [], []

@@ -22,6 +22,7 @@ from shard_ranks import (
     divided_features_and_shards,
     linears_share_their_gathers,
     quantized_parameters_have_masters,
+    shards_equal_replicas,
     values_equal_one_process,
     weights_of_a_graph_equal_values,
 )
@@ -55,6 +56,11 @@ def four():
 def test_sharded_layers_equal_one_process(two, recipe):
     for kind in KINDS:
         two.run(values_equal_one_process, Case(recipe, kind, outputs=96))
+
+
+@pytest.mark.parametrize("recipe", ["delayed", "nvfp4"])
+def test_shards_equal_replicas(two, recipe):
+    two.run(shards_equal_replicas, recipe)
 
 
 def test_rows_that_do_not_divide_equally_are_those_of_one_process(two):
@@ -113,6 +119,7 @@ def test_codes_give_the_bits_that_values_give(two, recipe):
         *[Case(recipe, reshard=False) for recipe in ALL],
         *[Case(recipe, low=True, accumulate=2) for recipe in ALL],
         *[Case(recipe, "norms") for recipe in ("fp8_current", "nvfp4", "delayed")],
+        Case("mxfp8", "mixture"),
         Case("mxfp8", "checkpoint"),
         Case("nvfp4", "checkpoint reentrant"),
     ],
