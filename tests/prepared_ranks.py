@@ -136,7 +136,11 @@ def copies_are_prepared_too(rank):
     x = batches(case)[0, 0, rank]
     assert same(passes(model, x, TABLE["mxfp8"]), passes(make(case), x, TABLE["mxfp8"])) == []  # not yet sharded
     assert "MasterShard('mxfp8:nan'" in repr(model[0].weight)
-    counts = []
+    file = io.BytesIO()
+    torch.save(model, file)
+    file.seek(0)
+    loaded, counts = torch.load(file, weights_only=False), []
+    passes(shard(loaded, case), x, TABLE["mxfp8"])
     for each in (model, copied):
         model = shard(each, case)
         counted = CountedGather(model)
@@ -157,7 +161,13 @@ def models_leave_the_meta_device(rank):
         for i, parameter in enumerate(model.parameters()):
             torch.nn.init.constant_(parameter, 0.01 * (i + 1))
         found.append(train(model.to(torch.float32), rank, case))
+        torch.manual_seed(5)
+        for layer in (model[0], model[2]):
+            layer.reset_parameters()
+        found[-1] += [parameter.full_tensor() for parameter in model.parameters()]
     assert same(*found) == []
+    torch.manual_seed(5)
+    assert same(found[1][-4:], torch.nn.Sequential(*layers_of("linears", OUT)).parameters()) == []  # of one process
 
 
 def tied_weights_stay_tied(rank):
