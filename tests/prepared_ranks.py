@@ -4,6 +4,8 @@ runs."""
 import contextlib
 import copy
 import io
+import itertools
+import warnings
 
 import torch
 from torch.distributed.fsdp import fully_shard
@@ -171,16 +173,31 @@ def models_leave_the_meta_device(rank):
 
 
 def tied_weights_stay_tied(rank):
-    case, found = Case("mxfp8", outputs=IN), []
-    for codes in (False, True):
-        model = make(case)
-        model[2].weight = model[0].weight
-        if codes:
-            gather_codes(model, TABLE[case.recipe])
-        fully_shard(model, mesh=mesh_of(case))
-        assert model[2].weight is model[0].weight
-        found.append(train(model, rank, case))
-    assert same(*found) == []
+    for embeds, divide in itertools.product((False, True), (gather_codes, shard_in_graph)):
+        case, found = Case("mxfp8", outputs=IN), []
+        for codes in (False, True):
+            model = make(case)
+            model[2].weight = model[0].weight
+            if embeds:  # which takes values
+                model[1].weight = model[0].weight
+            with warnings.catch_warnings(record=True) as said:
+                warnings.simplefilter("always")
+                if codes:
+                    divide(model, TABLE[case.recipe])
+            assert len(said) == (2 if embeds and codes else 0), [str(one.message) for one in said]
+            if divide is gather_codes or not codes:
+                fully_shard(model, mesh=mesh_of(case))
+            model.set_requires_gradient_sync = getattr(model, "set_requires_gradient_sync", lambda _: None)
+            assert model[2].weight is model[0].weight
+            found.append(train(model, rank, case))
+        if divide is gather_codes:
+            assert same(*found) == [], embeds
+        for a, b in zip(*found, strict=True):  # a mean of two gradients, or two means
+            torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-4)
+
+
+def shard_in_graph(model, recipe):
+    shard_weights(model, mesh_of(Case("mxfp8")), recipe)
 
 
 def optimizers_update_masters(rank):

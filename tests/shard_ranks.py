@@ -163,7 +163,7 @@ def train(model, rank, case):
             model.set_requires_gradient_sync(i == len(xs) - 1)
             found += passes(model, each[rank % len(each)], TABLE[case.recipe])
         step(model.parameters())
-    return found + [parameter.full_tensor() for parameter in model.parameters()]
+    return found + [p.full_tensor() if isinstance(p, DTensor) else p.detach() for p in model.parameters()]
 
 
 def same(a, b):
