@@ -8,13 +8,14 @@ import torch
 from torch import distributed
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import parallelize_module
 from torch.utils.checkpoint import checkpoint
 
 import quire
 import style_ranks
 from every_recipe import TABLE
-from quire.distributed import gather_codes
+from quire.distributed import gather_codes, shard_weights
 
 IN, OUT, TOKENS, STEPS = 256, 512, 48, 2
 _GATHER = getattr(distributed, "all_gather_single", distributed.all_gather_into_tensor)
@@ -162,7 +163,7 @@ def train(model, rank, case):
             model.set_requires_gradient_sync(i == len(xs) - 1)
             found += passes(model, each[rank % len(each)], TABLE[case.recipe])
         step(model.parameters())
-    return found + [parameter.full_tensor() for parameter in model.parameters()]
+    return found + [p.full_tensor() if isinstance(p, DTensor) else p.detach() for p in model.parameters()]
 
 
 def same(a, b):
@@ -187,6 +188,22 @@ def values_equal_one_process(rank, case):
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
 
 
+def shards_equal_replicas(rank, recipe):
+    """fully_shard, with values and with codes, and DistributedDataParallel: scales of delayed scaling, which processes
+    agree about, and random bits, which each has for itself."""
+    case, found = Case(recipe, "norms"), []
+    for codes in (None, False, True):
+        model = make(case) if codes is None else sharded(case, codes)[0]
+        run = torch.nn.parallel.DistributedDataParallel(model) if codes is None else model
+        results = []
+        for xs in batches(case):
+            results += passes(run, xs[0, rank], TABLE[recipe])
+            step(model.parameters())
+        whole = [p.full_tensor() if isinstance(p, DTensor) else p.detach() for p in model.parameters()]
+        found.append([*results, *whole])
+    assert same(found[0], found[1]) == [] and same(found[1], found[2]) == []
+
+
 def codes_equal_values(rank, case, warned=0):
     """Returns bytes that this process gives to gathers of values, and of codes."""
     found, sent = [], []
@@ -199,6 +216,29 @@ def codes_equal_values(rank, case, warned=0):
         torch._dynamo.reset()
     assert same(*found) == []
     return sent
+
+
+def weights_of_a_graph_equal_values(rank, case, divided, warned=0):
+    """shard_weights, of the whole model in one graph where there is a backend, and fully_shard."""
+    expected = train(sharded(case._replace(backend=""), codes=False)[0], rank, case)
+    model, found, mesh = make(case), [], mesh_of(case)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        shard_weights(model, mesh, TABLE[case.recipe])
+    assert len(said) == warned, [str(one.message) for one in said]
+    assert sum(isinstance(parameter, DTensor) for parameter in model.parameters()) == divided
+    run = torch.compile(model, fullgraph=True, backend=case.backend) if case.backend else model
+    for xs in batches(case):
+        for each in xs:
+            found += passes(run, each[rank % len(each)], TABLE[case.recipe])
+        step(model.parameters())
+    for parameter in model.parameters():
+        found.append(parameter.full_tensor() if isinstance(parameter, DTensor) else parameter.detach())
+    torch._dynamo.reset()
+    if TABLE[case.recipe] is not None:
+        assert same(found, expected) == []
+    for a, b in zip(found, expected, strict=True):  # matmuls of PyTorch and of quire
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
 
 
 def linears_share_their_gathers(rank, recipe):

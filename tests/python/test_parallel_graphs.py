@@ -1,6 +1,7 @@
 """Graphs of layers that are divided over processes, traced for many ranks in one process by PyTorch's fake group."""
 
 import contextlib
+import math
 import re
 
 import pytest
@@ -10,10 +11,11 @@ from torch import distributed
 from torch._dynamo.backends.common import aot_autograd
 from torch._inductor import config
 from torch._inductor.utils import run_and_get_code
+from torch.distributed.device_mesh import init_device_mesh
 
 import quire
 from every_recipe import IN_ANY_PRECISION
-from quire.distributed import Parallel, name_group
+from quire.distributed import Parallel, name_group, shard_weights
 from ranks import rank_of
 
 IN, OUT, TOKENS = 256, 256, 64
@@ -312,3 +314,41 @@ def test_the_weights_of_a_grouped_layer_are_divided_as_by_transformer_engine(mod
 def test_a_divided_grouped_layer_refuses_a_bias(group):
     with pytest.raises(NotImplementedError, match="added once for each process; pass bias=False"):
         quire.GroupedLinear(3, IN, OUT, tp_group=group, parallel_mode="row")
+
+
+SHARDED = ["high_precision", "fp8_current", "fp8_block", "mxfp8", "nvfp4"]
+
+
+def sharded_graphs(name):
+    """Of two layers whose weights shard_weights divides over two processes."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(*[quire.Linear(*sizes, bias=False) for sizes in ((IN, 2 * OUT), (2 * OUT, OUT))])
+    shard_weights(model, init_device_mesh("cpu", (2,)), IN_ANY_PRECISION[name])
+    return graphs(model, torch.randn(TOKENS, IN, requires_grad=True), IN_ANY_PRECISION[name])
+
+
+@pytest.mark.parametrize("name", SHARDED)
+def test_weights_are_gathered_beside_the_weight_gradient_and_it_is_reduced_beside_that_of_x(group, name):
+    _, (names, _, _) = sharded_graphs(name)
+    collectives = ["all_gather_into_tensor", "wait_tensor", "reduce_scatter_tensor", "wait_tensor"]
+    products = ("linear_wgrad", "linear_dgrad", "linear_unquantized_bwd")
+    kept = [name for name in names if name in products or name in collectives]
+    wgrad, dgrad = ("linear_unquantized_bwd",) * 2 if name == "high_precision" else products[:2]
+    assert kept == [collectives[0], wgrad, *collectives[1:3], dgrad, collectives[3]] * 2
+
+
+@pytest.mark.parametrize("name", SHARDED)
+def test_this_process_rows_are_kept_for_the_backward_pass_and_the_whole_weight_is_not(group, name):
+    (_, shapes, _), _ = sharded_graphs(name)
+    assert {(OUT, IN), (OUT // 2, 2 * OUT)} <= set(shapes)
+    weight = 2 * OUT * IN  # one of them
+    kept = [math.prod(shape) for shape in shapes if shape not in ((OUT, IN), (OUT // 2, 2 * OUT))]
+    assert max(kept) < weight // 2
+
+
+def test_graphs_of_divided_rows_are_the_same_on_every_rank():
+    texts = []
+    for rank in range(2):
+        with rank_of(rank, 2):
+            texts.append([text for _, _, text in sharded_graphs("nvfp4")])
+    assert texts[0] == texts[1]

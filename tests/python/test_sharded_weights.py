@@ -8,7 +8,9 @@ from prepared_ranks import (
     copies_are_prepared_too,
     errors,
     evaluation_between_steps,
+    layers_of_a_graph_are_ordinary,
     models_leave_the_meta_device,
+    only_what_a_pass_needs_is_there,
     optimizers_update_masters,
     states_are_plain,
     tied_weights_stay_tied,
@@ -20,7 +22,9 @@ from shard_ranks import (
     divided_features_and_shards,
     linears_share_their_gathers,
     quantized_parameters_have_masters,
+    shards_equal_replicas,
     values_equal_one_process,
+    weights_of_a_graph_equal_values,
 )
 
 #: Whose codes can be gathered, and whose rounding does not depend on the rank.
@@ -54,6 +58,11 @@ def test_sharded_layers_equal_one_process(two, recipe):
         two.run(values_equal_one_process, Case(recipe, kind, outputs=96))
 
 
+@pytest.mark.parametrize("recipe", ["delayed", "nvfp4"])
+def test_shards_equal_replicas(two, recipe):
+    two.run(shards_equal_replicas, recipe)
+
+
 def test_rows_that_do_not_divide_equally_are_those_of_one_process(two):
     two.run(values_equal_one_process, Case("mxfp8", outputs=97))
     two.run(values_equal_one_process, Case("mxfp8", outputs=1, reshard=False))
@@ -70,6 +79,32 @@ def test_replicas_of_shards_equal_one_process(four):
     four.run(values_equal_one_process, Case("mxfp8", "norms", mesh=(2, 2)))
 
 
+# ------------------------------------------------------------ codes in a graph
+
+
+@pytest.mark.parametrize("recipe", [name for name in TABLE if name != "delayed"])
+def test_weights_of_a_graph_give_the_bits_of_fully_shard(two, recipe):
+    two.run(weights_of_a_graph_equal_values, Case(recipe, "norms"), 4)
+
+
+@pytest.mark.parametrize(
+    ("case", "divided", "warned"),
+    [
+        (Case("mxfp8", outputs=97), 1, 1),
+        (Case("fp8_block", outputs=96), 2, 1),
+        (Case("mxfp8", "checkpoint"), 4, 0),
+        (Case("mxfp8", "grouped"), 0, 0),
+        (Case("mxfp8", "mixture"), 0, 0),
+        (Case("nvfp4", accumulate=2, mesh=(1,)), 2, 0),
+        (Case("nvfp4", backend="aot_eager"), 2, 0),
+        pytest.param(Case("mxfp8", "norms", backend="inductor"), 4, 0, marks=pytest.mark.slow),
+    ],
+    ids=str,
+)
+def test_weights_of_a_graph_with_options(two, case, divided, warned):
+    two.run(weights_of_a_graph_equal_values, case, divided, warned)
+
+
 # ------------------------------------------------------------ codes
 
 
@@ -84,6 +119,7 @@ def test_codes_give_the_bits_that_values_give(two, recipe):
         *[Case(recipe, reshard=False) for recipe in ALL],
         *[Case(recipe, low=True, accumulate=2) for recipe in ALL],
         *[Case(recipe, "norms") for recipe in ("fp8_current", "nvfp4", "delayed")],
+        Case("mxfp8", "mixture"),
         Case("mxfp8", "checkpoint"),
         Case("nvfp4", "checkpoint reentrant"),
     ],
@@ -168,6 +204,8 @@ def test_evaluation_between_steps(two, reshard):
         models_leave_the_meta_device,
         tied_weights_stay_tied,
         optimizers_update_masters,
+        only_what_a_pass_needs_is_there,
+        layers_of_a_graph_are_ordinary,
     ],
 )
 def test_a_prepared_model_is_an_ordinary_one(two, function):
@@ -192,6 +230,16 @@ def test_what_does_not_go_together_is_refused_in_words(two):
         "kept False": "quire.distributed.gather_codes",
         "kept True": "quire.distributed.gather_codes",
         "again": "gather_codes(model, recipe, recompute=True)",
+        "graph twice": "call shard_weights once",
+        "graph mesh": "mesh must have one dimension",
+        "graph fused": "make the layer without them",
+        "graph delayed": "use Float8CurrentScaling, or fully_shard with quire.distributed.gather_codes",
+        "graph delayed call": "use Float8CurrentScaling, or fully_shard with quire.distributed.gather_codes",
+        "graph microbatch": "leave is_first_microbatch out",
+        "graph kept": "outside of a forward pass this process has a part of it",
+        "graph x": "pass x.to_local()",
+        "graph codes": "pass x.dequantize()",
+        "graph features": "must end with the in_features of w, 256",
     }
     assert said.keys() == words.keys()
     assert {name for name, text in said.items() if words[name] not in text} == set(), said

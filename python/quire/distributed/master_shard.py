@@ -78,7 +78,7 @@ class MasterShard(torch.Tensor):
         self = torch.Tensor._make_wrapper_subclass(
             cls, values.size(), values.stride(), values.storage_offset(), dtype=values.dtype, device=values.device
         )
-        self.values, self.options = values, options
+        self.values, self.options = values, Options(*options)  # a tuple from a file
         return self
 
     def __tensor_flatten__(self) -> tuple[list[str], Options]:
@@ -88,7 +88,7 @@ class MasterShard(torch.Tensor):
     def __tensor_unflatten__(
         inner: dict[str, torch.Tensor], metadata: Options, size: Any, stride: Any
     ) -> "MasterShard":
-        return MasterShard(inner["values"], Options(*metadata))
+        return MasterShard(inner["values"], metadata)
 
     def __repr__(self, *, tensor_contents: str | None = None) -> str:
         return f"MasterShard({self.options.spec!r}, {self.values!r})"

@@ -23,6 +23,11 @@ def is_dtensor(t: object) -> bool:
     return type(t) not in _PLAIN and distributed.is_available() and isinstance(t, DTensor)
 
 
+def parameters_of_others(model: torch.nn.Module) -> set[torch.nn.Parameter | None]:
+    """The parameters that modules of the model have which are no layers of quire."""
+    return {own for module in model.modules() if not hasattr(module, "products") for own in module._parameters.values()}
+
+
 def local(t: torch.Tensor | None, gradients: "Placements | None" = None) -> torch.Tensor | None:
     """This process's part of a DTensor; another tensor itself. gradients: placements of the part's gradient, if not
     those of t."""

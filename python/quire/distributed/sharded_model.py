@@ -9,7 +9,7 @@ from torch import distributed
 
 from quire.checks import check_type
 from quire.distributed.code_payload import rows_of_a_block
-from quire.distributed.placements import is_dtensor
+from quire.distributed.placements import is_dtensor, parameters_of_others
 from quire.distributed.sharded_product import Shards
 from quire.recipe import Recipe, as_recipe
 from quire.tensor import QuantizedTensor, QuantSpec
@@ -31,7 +31,8 @@ def shard_weights(model: torch.nn.Module, mesh: "DeviceMesh", recipe: Recipe | s
     scattered. Between the passes a process keeps its rows only. Without a recipe values are gathered, and also, with a
     warning, where parts do not end on blocks of the recipe (gather_codes). All other parameters stay whole on every
     process. They get the values of the first process, and means of gradients by a hook, which copies of the model do
-    not have. So do weights whose rows are no multiple of the processes, with a warning.
+    not have. So do, with a warning, weights whose rows are no multiple of the processes, and weights that are shared
+    with a module that is not quire's.
 
     Raises ValueError for a mesh of several dimensions; NotImplementedError for delayed scaling, for weights that are
     quantized or DTensors already, and for main_grad and delay_wgrad_compute. The model is then unchanged.
@@ -45,13 +46,19 @@ def shard_weights(model: torch.nn.Module, mesh: "DeviceMesh", recipe: Recipe | s
     layers = [module for module in model.modules() if hasattr(module, "products")]
     for layer in layers:
         _check(layer)
-    shards = Shards(mesh.get_group())
+    shards, others = Shards(mesh.get_group()), parameters_of_others(model)
+    made: dict[torch.nn.Parameter, torch.nn.Parameter] = {}  # layers may share one
     for layer in layers:
         for name in _rows_of_products(layer):
             weight = layer._parameters[name]
-            if _fits(f"shard_weights: quire.{type(layer).__name__}.{name}", weight, shards.size, recipe):
-                placed = distributed.tensor.distribute_tensor(weight.detach(), mesh, [distributed.tensor.Shard(0)])
-                layer._parameters[name] = torch.nn.Parameter(placed, weight.requires_grad)
+            what = f"shard_weights: quire.{type(layer).__name__}.{name}"
+            if weight in others:
+                warnings.warn(f"{what} is a parameter of another module too; each process keeps all", stacklevel=2)
+            elif weight in made or _fits(what, weight, shards.size, recipe):
+                if weight not in made:
+                    placed = distributed.tensor.distribute_tensor(weight.detach(), mesh, [distributed.tensor.Shard(0)])
+                    made[weight] = torch.nn.Parameter(placed, weight.requires_grad)
+                layer._parameters[name] = made[weight]
                 layer.shards = {**(layer.shards or {}), name: shards}
     for parameter in model.parameters():
         if not is_dtensor(parameter):

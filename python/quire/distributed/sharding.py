@@ -9,7 +9,7 @@ import torch
 from quire.checks import check_type
 from quire.distributed.gathering import COLUMNWISE, Gathering
 from quire.distributed.master_shard import MasterShard, Options
-from quire.distributed.placements import is_dtensor, placed_like
+from quire.distributed.placements import is_dtensor, parameters_of_others, placed_like
 from quire.recipe import Recipe, as_recipe
 from quire.tensor import QuantizedTensor
 
@@ -28,8 +28,8 @@ def gather_codes(model: torch.nn.Module, recipe: Recipe | str, *, recompute: boo
     Gradients are reduced and scattered in high precision.
 
     A weight is gathered as it is, with a warning, if its rows are not divided into equal parts that end on blocks: of
-    32 rows for MXFP8 and MXFP4, 16 for NVFP4, 128 for fp8_block. So is a weight of three dimensions, and the weight of
-    a layer with parameters_split.
+    32 rows for MXFP8 and MXFP4, 16 for NVFP4, 128 for fp8_block. So is a weight of three dimensions, the weight of a
+    layer with parameters_split, and one that is shared with a module that is not quire's, such as an embedding.
 
     A quantized weight (quantized_model_init) must have a master and the dtype float32. Its master becomes the
     parameter.
@@ -49,7 +49,8 @@ def gather_codes(model: torch.nn.Module, recipe: Recipe | str, *, recompute: boo
             f"gather_codes: {type(model).__name__} has no layers of quire, whose weights could be gathered as codes; "
             "convert it with quire.convert first"
         )
-    found = [(layer, *each) for layer in layers for each in _weights(layer, recipe, recompute)]
+    others = parameters_of_others(model)
+    found = [(layer, *each) for layer in layers for each in _weights(layer, recipe, recompute, others)]
     gathering: dict[torch.nn.Module, Gathering] = {}
     made: dict[int, torch.nn.Parameter] = {}  # layers may share one
     for layer, name, weight, master in found:
@@ -61,15 +62,16 @@ def gather_codes(model: torch.nn.Module, recipe: Recipe | str, *, recompute: boo
 
 
 def _weights(
-    layer: torch.nn.Module, recipe: Recipe, recompute: bool
+    layer: torch.nn.Module, recipe: Recipe, recompute: bool, others: set[torch.nn.Parameter]
 ) -> Iterator[tuple[str, torch.nn.Parameter, MasterShard]]:
     """Name, parameter and new parameter of the weights of a layer that can be gathered as codes."""
     kind = type(layer).__name__
     for name in layer.weight_names:
         weight, what = layer._parameters[name], f"gather_codes: quire.{kind}.{name}"
         _check_weight(what, layer, weight)
-        if weight.dim() != 2 or name not in _named(layer):
+        if weight.dim() != 2 or name not in _named(layer) or weight in others:
             why = "has three dimensions" if weight.dim() != 2 else "is a part of a weight"
+            why = "is a parameter of another module too" if weight in others else why
             warnings.warn(f"{what} {why}; its values are gathered instead, and quantized afterwards", stacklevel=3)
             continue
         exact = isinstance(weight, QuantizedTensor)
