@@ -268,6 +268,23 @@ def entries_are_refused(rank, folder):
     return said
 
 
+def stages(rank, folder):
+    """Each process has a layer of its own, as with pipeline parallelism."""
+    alone = [distributed.new_group([each]) for each in range(2)][rank]
+
+    def make(seed):
+        torch.manual_seed(seed)
+        model = torch.nn.ModuleDict({f"stage{rank}": quire.Linear(32, 32 + rank)})
+        return model, quire.TrainingState(model, torch.optim.AdamW(model.parameters()), group=alone)
+
+    model, state = make(rank)
+    dcp.save({"train": state}, checkpoint_id=folder)
+    other, state = make(5)
+    dcp.load({"train": state}, checkpoint_id=folder)
+    assert_same(dict(other.named_parameters()), dict(model.named_parameters()))
+    assert_same(quire.rng_state(other), quire.rng_state(model))
+
+
 def disagrees(rank):
     """Each process's error or warning where processes have different things."""
     torch.manual_seed(rank)

@@ -20,6 +20,7 @@ from training_state_ranks import (
     loads,
     resumes,
     saves_in_background,
+    stages,
     trains_and_saves,
     undivided_layers,
 )
@@ -104,6 +105,10 @@ def test_one_processs_state_is_loaded_by_many(two, tmp_path):
 
 def test_a_state_is_saved_in_the_background(two, tmp_path):
     two.run(saves_in_background, str(tmp_path))
+
+
+def test_stages_of_a_pipeline_save_what_each_has(two, tmp_path):
+    two.run(stages, str(tmp_path))
 
 
 def test_torch_save_takes_the_same_state():
