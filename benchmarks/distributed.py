@@ -45,7 +45,7 @@ from contenders import RECIPES
 sys.path.insert(0, str(Path(__file__).parents[1] / "examples/train"))
 
 from meter import wire_bytes  # noqa: E402
-from processes import launch, launched, rank  # noqa: E402
+from processes import end, launch, launched, rank  # noqa: E402
 
 PROCESSES = 2
 #: That a process waits for another, past which all of them end.
@@ -251,7 +251,7 @@ def main() -> None:
         record = {"machine": machine.describe(), "options": vars(options) | {"out": str(options.out)}, "rows": found}
         (options.out / "distributed.json").write_text(json.dumps(record, indent=1))
         print(f"\nwritten to {options.out}: distributed.json")
-    distributed.destroy_process_group()
+    end()
 
 
 if __name__ == "__main__":

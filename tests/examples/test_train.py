@@ -56,19 +56,19 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     return out, train_successfully(*SIZE, "--recipe", ",".join(RECIPES), "--out", out)
 
 
-@pytest.mark.parametrize("parallel", ["tp", "sp", "fsdp"])
-def test_two_processes_come_to_the_losses_of_one(parallel: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("processes", "parallel"), [(2, "tp"), (2, "sp"), (2, "fsdp"), (4, "tp+fsdp")])
+def test_several_processes_come_to_the_losses_of_one(processes: int, parallel: str, tmp_path: Path) -> None:
     size = [*SIZE, "--width", 128, "--dtype", "fp32", "--recipe", "baseline,nvfp4"]
     train_successfully(*size, "--out", tmp_path / "one")
-    several = (*size, "--processes", 2, "--parallel", parallel, "--out", tmp_path)
+    several = (*size, "--processes", processes, "--parallel", parallel, "--out", tmp_path)
     printed = train_successfully(*several, "--stop-after", 3) + train_successfully(*several, "--resume")
-    assert printed.count(f"baseline in fp32, 2 processes ({parallel}) of") == 2, "one process alone prints"
+    assert printed.count(f"baseline in fp32, {processes} processes ({parallel}) of") == 2, "one process alone prints"
     one, two = runs_of(tmp_path / "one"), runs_of(tmp_path)
     assert two["baseline"]["losses"] == pytest.approx(one["baseline"]["losses"], rel=1e-5)
     # The first loss has the bits of one process. A sum that differs in its last bit is then rounded to another code;
     # fully_shard's processes besides draw bits of their own.
     assert two["nvfp4"]["losses"][0] == pytest.approx(
-        one["nvfp4"]["losses"][0], rel=1e-3 if parallel == "fsdp" else 1e-6
+        one["nvfp4"]["losses"][0], rel=1e-3 if "fsdp" in parallel else 1e-6
     )
     assert two["nvfp4"]["losses"] == pytest.approx(one["nvfp4"]["losses"], rel=1e-2)
     for name, run in two.items():
@@ -207,11 +207,12 @@ def test_a_missing_dependency_is_named_with_its_remedy(name: str, tmp_path: Path
         (("--recipe", "baseline,fp5"), ("--recipe fp5",)),
         (("--steps", 0), ("--steps", "at least 1", "got 0")),
         (("--width", 193), ("--width", "193", "multiple of 64")),
-        (("--processes", 2), ("--parallel tp or sp or fsdp", "--parallel nothing")),
+        (("--processes", 2), ("--parallel tp or sp or fsdp or tp+fsdp", "--parallel nothing")),
         (
             ("--processes", 2, "--parallel", "tp", "--width", 64),
             ("gives each process as many heads", "use a multiple of 128"),
         ),
+        (("--processes", 2, "--parallel", "tp+fsdp"), ("--processes must be 4, 6, ...", "got 2")),
         (("--processes", 3, "--parallel", "fsdp"), ("--batch must be a multiple of the 3 processes",)),
         (("--processes", 2, "--parallel", "sp", "--width", 128, "--moe", 4), ("--moe does not go with",)),
     ],
