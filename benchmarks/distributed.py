@@ -190,11 +190,11 @@ def rows(best: dict[tuple[str, str], float], sent: dict[tuple[str, str], int], t
 
 
 def show(found: list[dict]) -> None:
-    print(f"{'processes':<14}{'numbers':<20}{'tokens/s':>10}{'x better':>10}{'efficiency':>12}{'MB sent':>10}")
+    print(f"{'processes':<16}{'numbers':<20}{'tokens/s':>10}{'x better':>10}{'efficiency':>12}{'MB sent':>10}")
     for row in found:
         processes = f"{PROCESSES}, {row['division']}" if row["division"] else "1"
         efficiency = "" if row["efficiency"] is None else f"{row['efficiency']:.2f}"
-        line = f"{processes:<14}{row['numbers']:<20}{row['tokens_per_second']:>10.0f}{row['x_better']:>10.2f}"
+        line = f"{processes:<16}{row['numbers']:<20}{row['tokens_per_second']:>10.0f}{row['x_better']:>10.2f}"
         print(f"{line}{efficiency:>12}{row['sent_bytes'] / 1e6:>10.2f}")
     tp = {row["numbers"]: row for row in found if row["division"] == "tp"}
     peer = max((tp[name] for name in PEERS), key=lambda row: row["tokens_per_second"])

@@ -38,7 +38,7 @@ def test_every_division_has_every_kind_of_numbers_beside_its_speed_on_one_proces
         assert row["x_better"] == pytest.approx(speed / better)
         alone = found["", name]["tokens_per_second"]
         assert row["efficiency"] == (pytest.approx(speed / alone / 2) if division else None)
-        assert f"{'2, ' + division if division else '1':<14}{name:<20}{speed:>10.0f}" in printed
+        assert f"{'2, ' + division if division else '1':<16}{name:<20}{speed:>10.0f}" in printed
     assert "efficiency with tp over that of torch" in printed and "target 0.9" in printed
 
 
