@@ -56,27 +56,38 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     return out, train_successfully(*SIZE, "--recipe", ",".join(RECIPES), "--out", out)
 
 
+DIVIDED = (*SIZE, "--width", 128, "--dtype", "fp32", "--recipe", "baseline,nvfp4")
+
+
+@pytest.fixture(scope="module")
+def one(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict]:
+    """What one process comes to with DIVIDED."""
+    out = tmp_path_factory.mktemp("one")
+    train_successfully(*DIVIDED, "--out", out)
+    return runs_of(out)
+
+
 @pytest.mark.parametrize(("processes", "parallel"), [(2, "tp"), (2, "sp"), (2, "fsdp"), (4, "tp+fsdp")])
-def test_several_processes_come_to_the_losses_of_one(processes: int, parallel: str, tmp_path: Path) -> None:
-    size = [*SIZE, "--width", 128, "--dtype", "fp32", "--recipe", "baseline,nvfp4"]
-    train_successfully(*size, "--out", tmp_path / "one")
-    several = (*size, "--processes", processes, "--parallel", parallel, "--out", tmp_path)
+def test_several_processes_come_to_the_losses_of_one(
+    processes: int, parallel: str, one: dict[str, dict], tmp_path: Path
+) -> None:
+    several = (*DIVIDED, "--processes", processes, "--parallel", parallel, "--out", tmp_path)
     printed = train_successfully(*several, "--stop-after", 3) + train_successfully(*several, "--resume")
     assert printed.count(f"baseline in fp32, {processes} processes ({parallel}) of") == 2, "one process alone prints"
-    one, two = runs_of(tmp_path / "one"), runs_of(tmp_path)
-    assert two["baseline"]["losses"] == pytest.approx(one["baseline"]["losses"], rel=1e-5)
+    found = runs_of(tmp_path)
+    assert found["baseline"]["losses"] == pytest.approx(one["baseline"]["losses"], rel=1e-5)
     # The first loss has the bits of one process. A sum that differs in its last bit is then rounded to another code;
     # fully_shard's processes besides draw bits of their own.
-    assert two["nvfp4"]["losses"][0] == pytest.approx(
+    assert found["nvfp4"]["losses"][0] == pytest.approx(
         one["nvfp4"]["losses"][0], rel=1e-3 if "fsdp" in parallel else 1e-6
     )
-    assert two["nvfp4"]["losses"] == pytest.approx(one["nvfp4"]["losses"], rel=1e-2)
-    for name, run in two.items():
+    assert found["nvfp4"]["losses"] == pytest.approx(one["nvfp4"]["losses"], rel=1e-2)
+    for name, run in found.items():
         assert run["train_graphs"] == run["validation_graphs"] == 1 and run["graph_breaks"] == 0
         assert run["saved_activation_bytes"] < one[name]["saved_activation_bytes"]
         assert run["wire_bytes"] > 0 and one[name]["wire_bytes"] == 0
     if parallel == "sp":  # codes are gathered
-        assert two["nvfp4"]["wire_bytes"] < 0.8 * two["baseline"]["wire_bytes"]
+        assert found["nvfp4"]["wire_bytes"] < 0.8 * found["baseline"]["wire_bytes"]
     assert_explained(train("--sample", "--out", tmp_path), "are those of several processes")
 
 
