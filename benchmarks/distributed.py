@@ -8,6 +8,7 @@ and talk by gloo. Contenders take turns, those of one process too, and the best 
     tp      layers are divided by their features; every process has all tokens
     sp      the same, and outside of the layers each process has some of the tokens
     fsdp    each process has some of the tokens, and a part of every parameter (fully_shard), gathered when it is used
+    codes   the same, and codes of weights are gathered (quire.distributed.gather_codes)
 
 Efficiency is the speed of two processes over twice that of one with the same numbers. Sent bytes are those of the
 collectives of one step, each around a ring of all processes.
@@ -102,6 +103,11 @@ def shard(model: nn.Sequential, numbers: Numbers, mesh: DeviceMesh) -> None:
     fully_shard(model, mesh=mesh)
 
 
+def shard_codes(model: nn.Sequential, numbers: Numbers, mesh: DeviceMesh) -> None:
+    quire.distributed.gather_codes(model, numbers.recipe)
+    shard(model, numbers, mesh)
+
+
 @dataclass(frozen=True)
 class Division:
     """divide(model, numbers, mesh): of a model that has quire's layers already, where there is a recipe. own_tokens:
@@ -118,6 +124,7 @@ DIVISIONS = {
     "tp": Division(divide_features, own_tokens=False),
     "sp": Division(divide_features_and_tokens, own_tokens=True),
     "fsdp": Division(shard, own_tokens=True),
+    "fsdp, codes": Division(shard_codes, own_tokens=True, peer="fsdp"),
 }
 
 

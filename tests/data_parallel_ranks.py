@@ -77,7 +77,11 @@ def check_quantized(rank, recipe):
     try:
         fully_shard(model[0], mesh=init_device_mesh("cpu", (RANKS,)))
     except NotImplementedError as error:
-        words = ("rows of a quantized tensor are not sharded", "Shard a model with plain parameters", "[32, 32]")
+        words = (
+            "rows of a quantized tensor are not sharded",
+            "Call quire.distributed.gather_codes(model, recipe) first",
+            "[32, 32]",
+        )
         assert all(word in str(error) for word in words), str(error)
     else:
         raise AssertionError("fully_shard took a quantized parameter")

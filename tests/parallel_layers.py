@@ -35,14 +35,19 @@ class Case:
     way: str = "eager"
 
     def make(self, parallel):
+        return self.make_with(parallel=parallel)
+
+    def make_with(self, **division):
         torch.manual_seed(0)
-        layer = KINDS[self.kind](parallel=parallel, params_dtype=self.dtype, **self.options)
+        layer = KINDS[self.kind](params_dtype=self.dtype, **division, **self.options)
         for name, state in layer.sr_states().items():  # whose seeds depend on the rank, as they should
             state.copy_(torch.tensor([7 + len(name), 0]))
         return layer
 
     def sums(self):
         """Results that are sums over processes, rounded once more than in one process."""
+        if self.way.startswith("exact"):
+            return set()
         found = {"y"} if self.mode == "row" or "MLP" in self.kind else set()
         found |= {"dx", "layer_norm_weight", "layer_norm_bias"} if self.mode == "column" else set()
         biases = {"bias", *(f"{name}_bias" for name in PARTS)}
@@ -152,6 +157,18 @@ def with_kept_codes(layer):
     return run
 
 
+def exact(layer):
+    def run(x, **call):
+        with quire.distributed.exact():
+            return layer(x, **call)
+
+    return run
+
+
+def exact_and_compiled(layer):
+    return exact(compiled(layer))
+
+
 #: How the divided layer is run.
 WAYS: dict[str, Callable[[torch.nn.Module], Callable[..., torch.Tensor] | None]] = {
     "eager": lambda layer: None,
@@ -159,6 +176,8 @@ WAYS: dict[str, Callable[[torch.nn.Module], Callable[..., torch.Tensor] | None]]
     "with kept codes": with_kept_codes,
     "compiled": compiled,
     "checkpointed": checkpointed,
+    "exact": exact,
+    "exact and compiled": exact_and_compiled,
 }
 
 
@@ -194,3 +213,15 @@ def equals_one_process(rank, case):
     expected = passes(whole, xs, dys, recipe, **case.call)
     own = ([part_of(case, "x", x) for x in xs], [part_of(case, "dy", dy) for dy in dys])
     compare(case, passes(part, *own, recipe, WAYS[case.way](part), **case.call), expected)
+
+
+def refuses_exact(rank, case):
+    layer = case.make(Parallel(case.mode, distributed.group.WORLD))
+    layer.weight.main_grad = torch.zeros_like(layer.weight)
+    with quire.distributed.exact(), quire.autocast(recipe=RECIPES[case.recipe]):
+        try:
+            layer(torch.zeros(4, IN))
+        except NotImplementedError as error:
+            assert "fuse_wgrad_accumulation and delay_wgrad_compute are not available" in str(error)
+        else:
+            raise AssertionError(f"computed within exact() with {case.options}")

@@ -52,6 +52,7 @@ CALLS_OPERATORS = {
     "info.py",
     "primitives.py",
     "runners.py",
+    "sharded_product.py",
     "transforms.py",
 }
 #: The room of TransformerEngine's names. No other knows them, but for one import of the package itself.

@@ -4,6 +4,7 @@
     sp      the same, and outside of divided layers each process has some of the sequences
     fsdp    each process has some of the sequences, and a part of every parameter, which is gathered when it is used
     tp+fsdp both: tp within pairs of processes; fsdp of what each process of a pair has, among those of other pairs
+    ep      each process has some of the sequences and some of the experts, to which all processes send their tokens
 
 `torchrun` starts the processes. They must come to the same losses as one process, but for the order of sums.
 """
@@ -19,8 +20,10 @@ from torch import distributed, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.parallel import parallelize_module
 
-from quire.distributed import Parallel
+import quire
+from quire.distributed import ExpertParallel, Parallel
 
 
 def launched() -> bool:
@@ -67,7 +70,7 @@ class Division:
     def __init__(self, settings: Settings) -> None:
         self.settings, self.size = settings, settings.processes
         self.tensor, self.sequence = settings.tensor_processes > 1, settings.parallel == "sp"
-        self.sharded = settings.data_processes > 1
+        self.sharded, self.experts = settings.parallel.endswith("fsdp"), settings.parallel == "ep"
         if self.size > 1:
             sizes = (settings.data_processes, settings.tensor_processes)
             self.mesh = init_device_mesh("cpu", sizes, mesh_dim_names=("dp", "tp"))
@@ -83,6 +86,8 @@ class Division:
                 block.compile(fullgraph=True, dynamic=False)  # the hooks that gather parameters are no part of a graph
                 fully_shard(block, mesh=self.mesh["dp"])
             fully_shard(model, mesh=self.mesh["dp"])
+        if self.experts:
+            parallelize_module(model, self.mesh["dp"], {"blocks.*.mlp": ExpertParallel()})
         return model
 
     @torch.no_grad()
@@ -105,29 +110,30 @@ class Division:
 
     def own(self, batch: tuple[torch.Tensor, torch.Tensor]) -> list[torch.Tensor]:
         """This process's sequences of inputs and targets [batch, seq]."""
-        for divided, name in ((self.sequence, "tp"), (self.sharded, "dp")):
-            if divided:
-                return [t.chunk(self.mesh[name].size())[self.mesh.get_local_rank(name)].contiguous() for t in batch]
+        if self.divides_batches:
+            name = "tp" if self.sequence else "dp"
+            return [t.chunk(self.mesh[name].size())[self.mesh.get_local_rank(name)].contiguous() for t in batch]
         return list(batch)
 
     def backward(self, loss: torch.Tensor, model: Gpt) -> None:
         """Complete gradients of the mean loss of all sequences. fully_shard takes means itself, and quire's layers sum
         what is divided; what each process has for its own sequences alone is summed here."""
-        (loss / self.size if self.sequence else loss).backward()
-        for parameter in self.undivided(model) if self.sequence else ():
+        sums = self.sequence or self.experts
+        (loss / self.size if sums else loss).backward()
+        for parameter in self.undivided(model) if sums else ():
             distributed.all_reduce(parameter.grad)
 
     def clip_gradients(self, model: Gpt, limit: float) -> torch.Tensor:
         """Scales all gradients so that their norm, that of the whole model, is at most `limit`. Returns the norm."""
         parameters = list(model.parameters())
-        if not self.tensor:
+        if not (self.tensor or self.experts):
             return whole(nn.utils.clip_grad_norm_(parameters, limit))
         everywhere = {id(parameter) for parameter in self.undivided(model) + self.row_biases(model)}
         squares = [
             whole(nn.utils.get_total_norm([p.grad for p in parameters if (id(p) in everywhere) is of])) ** 2
             for of in (False, True)
         ]
-        distributed.all_reduce(squares[0], group=self.mesh["tp"].get_group())
+        distributed.all_reduce(squares[0], group=self.mesh["tp" if self.tensor else "dp"].get_group())
         norm = sum(squares).sqrt()
         factor = (limit / (norm + 1e-6)).clamp(max=1)
         for parameter in parameters:
@@ -137,14 +143,21 @@ class Division:
     def mean(self, loss: torch.Tensor) -> torch.Tensor:
         """That of the processes."""
         loss = loss.detach().clone()
-        if self.sequence or self.sharded:
+        if self.divides_batches:
             distributed.all_reduce(loss)
             loss /= self.size
         return loss
 
+    @property
+    def divides_batches(self) -> bool:
+        """Whether a process has some of the sequences only."""
+        return self.sequence or self.sharded or self.experts
+
     def undivided(self, model: Gpt) -> list[nn.Parameter]:
         """Those of modules that every process has whole."""
-        modules = [module for module in model.modules() if getattr(module, "parallel", None) is None]
+        experts = (quire.GroupedLinear,) if self.experts else ()
+        whole = [module for module in model.modules() if not isinstance(module, experts)]
+        modules = [module for module in whole if getattr(module, "parallel", None) is None]
         return [parameter for module in modules for parameter in module.parameters(recurse=False)]
 
     def row_biases(self, model: Gpt) -> list[nn.Parameter]:

@@ -12,7 +12,7 @@ RECIPES = (BASELINE, "fp8_current", "fp8_delayed", "fp8_block", "mxfp8", "nvfp4"
 
 
 #: Ways to divide the work over processes (processes.py).
-PARALLEL = ("tp", "sp", "fsdp", "tp+fsdp")
+PARALLEL = ("tp", "sp", "fsdp", "tp+fsdp", "ep")
 
 
 class ExampleError(Exception):
@@ -97,7 +97,12 @@ class Settings:
                 f"makes {self.heads} for {size} processes; use a multiple of {64 * size}"
             )
         if size > 1 and self.moe:
-            raise ExampleError(f"--moe does not go with --parallel {self.parallel}; use --parallel fsdp")
+            raise ExampleError(f"--moe does not go with --parallel {self.parallel}; use --parallel ep or fsdp")
+        if self.parallel == "ep" and (not self.moe or self.moe % self.processes):
+            raise ExampleError(
+                f"--parallel ep gives each process as many experts, and --moe {self.moe} are no multiple of "
+                f"{self.processes} processes; use --moe {4 * self.processes}"
+            )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -28,6 +28,7 @@ from quire.nn.optimizer_state import reorder_optimizer_state  # noqa: E402
 from quire.nn.prepack import prepack_weights, unpack_weights  # noqa: E402
 from quire.nn.random_state import rng_state, set_rng_state  # noqa: E402
 from quire.nn.recompute import checkpoint  # noqa: E402
+from quire.nn.training_state import TrainingState  # noqa: E402
 from quire.nn.weight import quantized_model_init  # noqa: E402
 from quire.te import *  # noqa: E402, F403 (`import quire as te` runs scripts of TransformerEngine)
 from quire.tensor import (  # noqa: E402
@@ -58,6 +59,7 @@ __all__ = [
     "RecipeEstimate",
     "Recommendation",
     "TensorProto",
+    "TrainingState",
     "active_recipe",
     "amax",
     "autocast",

@@ -51,7 +51,8 @@ class Step:
 
     operation: "quantize", "gemm", "matmul" (of unquantized matrices, by PyTorch), "dequantize", "column_sum", "norm",
         "activation" are the kernel tables; "torch" is a matmul that PyTorch computes outside of quire's operators;
-        "moe" is routing and permutation (docs/moe.md); "runner" is a call of a runner. For quire's own runners their
+        "moe" is routing and permutation (docs/moe.md); "collective" is a collective of processes, of tensors of this
+        one: tensors of uint8 are codes and their scales; "runner" is a call of a runner. For quire's own runners their
         steps follow (docs/runners.md).
     name: the matmul, "fprop", "dgrad", "wgrad" or "dbias", or in a runner's mixture "expert 3 w13"; the role of a
         quantized tensor; "grad" of a norm, an activation or a routing.
@@ -123,12 +124,20 @@ _ROUTING = {
     "unpermute_dot": ("unpermute", "grad"),
 }
 
+_COLLECTIVES = {
+    "all_gather_into_tensor": "all_gather",
+    "all_gather_into_tensor_coalesced": "all_gather",
+    "all_reduce": "all_reduce",
+    "reduce_scatter_tensor": "reduce_scatter",
+    "all_to_all_single": "all_to_all",
+}
+
 _RUNNERS = ("nvfp4_linear", "nvfp4_moe", "nvfp4_moe_routed")
 
 
 class _Restoring(TorchDispatchMode):
-    """Notes products that PyTorch computes, where tokens go and what runners returned, and keeps every tensor's value
-    from before it was first written."""
+    """Notes products that PyTorch computes, collectives, where tokens go and what runners returned, and keeps every
+    tensor's value from before it was first written."""
 
     def __init__(self, function: Callable) -> None:
         super().__init__()
@@ -151,6 +160,10 @@ class _Restoring(TorchDispatchMode):
             operator, name = _ROUTING[func._opname]
             options = "".join(f" {value}" for value in args if isinstance(value, str))
             torch.ops.quire.explain_note(f"moe\t{name}\t{operator}{options} of {', '.join(_shapes(args))}")
+        elif func.namespace == "_c10d_functional" and func._opname in _COLLECTIVES:
+            *options, group = [value for value in args if isinstance(value, str)]
+            what = " ".join([_COLLECTIVES[func._opname], *options])
+            torch.ops.quire.explain_note(f"collective\t\t{what} of {', '.join(_shapes(args))} over {group!r}")
         result = func(*args, **kwargs)
         if func.namespace == "quire" and func._opname in _RUNNERS:
             self.of_runners.append(result)

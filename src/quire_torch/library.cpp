@@ -35,6 +35,7 @@ namespace {
 
 std::string canonical_spec(c10::string_view text) { return quire::QuantSpec::parse(text).to_string(); }
 std::string canonical_recipe(c10::string_view text) { return quire::LinearSpec::parse(text).to_string(); }
+std::string canonical_parallel(c10::string_view text) { return Parallel::parse(text).to_string(); }
 bool in_backward() { return torch::autograd::get_current_graph_task_id() != -1; }
 void next_caller(c10::string_view layer) { set_next_caller(layer); }
 std::string spec_grammar() { return quire::spec_grammar(); }
@@ -65,6 +66,7 @@ using Runners = Operators<Nvfp4Linear<c10::SymInt>, Nvfp4Linear<RunnerNameText>,
 void register_functions(torch::Library& m) {
   m.def("canonical_spec(str spec) -> str", canonical_spec);
   m.def("canonical_recipe(str recipe) -> str", canonical_recipe);
+  m.def("canonical_parallel(str parallel) -> str", canonical_parallel);
   m.def("spec_grammar() -> str", spec_grammar);
   m.def("activations() -> str", quire::activation_table);
   m.def("quantize_weight_part(Tensor w, str spec, str parallel) -> Tensor[]", quantize_weight_part);

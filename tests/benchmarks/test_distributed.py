@@ -31,10 +31,12 @@ def finished(tmp_path_factory):
 @pytest.mark.slow
 def test_every_division_has_every_kind_of_numbers_beside_its_speed_on_one_process(finished):
     found, printed = finished
-    assert list(found) == [(division, name) for division in ("", "tp", "sp", "fsdp") for name in BYTES]
+    expected = [(division, name) for division in ("", "tp", "sp", "fsdp") for name in BYTES]
+    assert list(found) == expected + [("fsdp, codes", name) for name in RECIPES]
     for (division, name), row in found.items():
         speed = row["tokens_per_second"]
-        better = max(found[division, peer]["tokens_per_second"] for peer in ("torch float32", "torch bfloat16"))
+        peers = division.removesuffix(", codes")
+        better = max(found[peers, peer]["tokens_per_second"] for peer in ("torch float32", "torch bfloat16"))
         assert row["x_better"] == pytest.approx(speed / better)
         alone = found["", name]["tokens_per_second"]
         assert row["efficiency"] == (pytest.approx(speed / alone / 2) if division else None)

@@ -18,6 +18,10 @@ RECIPES = {
     "nvfp4_4over6": recipes.NVFP4BlockScaling(nvfp4_4over6="all", disable_rht=True),
     "dequantized": recipes.MXFP8BlockScaling(backward_override="dequantized"),
     "kept_high_precision": recipes.MXFP8BlockScaling(backward_override="high_precision"),
+    "delayed_by_functions": recipes.DelayedScaling(
+        amax_compute_algo=lambda history: history.mean(0),
+        scaling_factor_compute_algo=lambda amax, scale, largest, recipe: largest / (amax + 1),
+    ),
     "custom": recipes.CustomRecipe({"x": "fp8_row", "w": "mxfp4", "dy": "mxfp8:e5m2"}.get),
 }
 every_module = pytest.mark.parametrize("name", MODULES)

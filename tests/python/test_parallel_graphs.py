@@ -272,3 +272,15 @@ def test_parts_of_a_layer_draw_from_one_stream():
             seeds.append(layer.sr_state.tolist())
             assert layer.part.tolist() == [rank, 2]
     assert seeds[0] == seeds[1]
+
+
+@pytest.mark.parametrize(("tokens", "gathered"), [(TOKENS, "uint8"), (14, "float32")])
+def test_explain_says_whether_codes_or_values_of_tokens_are_gathered(group, tokens, gathered):
+    layer = quire.Linear(IN, OUT, parallel=Parallel("column", group, sequence=True))
+    with quire.autocast(recipe="mxfp8"):
+        report = quire.explain(layer, torch.randn(tokens // 2, IN))
+    found = [step.problem for step in report.steps if step.operation == "collective"]
+    assert [problem.split(" ")[0] for problem in found] == ["all_gather", "all_gather", "reduce_scatter"]
+    assert found[0].startswith("all_gather of uint8 [") and found[0].endswith("over 'quire:tp'")
+    assert found[1].startswith(f"all_gather of {gathered} [")  # of blocks along tokens, which processes may share
+    assert found[2] == f"reduce_scatter sum of float32 [{tokens}, {IN}] over 'quire:tp'"

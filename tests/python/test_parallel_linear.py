@@ -6,7 +6,7 @@ import itertools
 import pytest
 import torch
 
-from parallel_layers import KINDS, OPTIONS, RECIPES, WAYS, Case, equals_one_process
+from parallel_layers import KINDS, OPTIONS, RECIPES, WAYS, Case, equals_one_process, refuses_exact
 from ranks import Ranks
 
 DIVIDED = list(itertools.product(("column", "row"), (False, True)))
@@ -82,3 +82,17 @@ def test_a_gradient_of_x_that_is_rounded(two, recipe, sequence):
 def test_dtypes(two, dtype, mode, sequence):
     for recipe in ("high_precision", "nvfp4", "mxfp8"):
         two.run(equals_one_process, Case(recipe, "Linear", mode, sequence, dtype=dtype))
+
+
+@pytest.mark.parametrize(("mode", "sequence"), DIVIDED)
+@pytest.mark.parametrize("kind", KINDS)
+def test_all_results_are_those_of_one_process_within_exact(two, kind, mode, sequence):
+    if mode == "row" and ("Norm" in kind or kind == "Linear of parts"):
+        pytest.skip("these layers are divided by columns")
+    for recipe, tokens in (("high_precision", (14,)), ("nvfp4", (64,)), ("fp8_current", (6, 5)), ("delayed", (0,))):
+        two.run(equals_one_process, Case(recipe, kind, mode, sequence, tokens, way="exact"))
+
+
+@pytest.mark.parametrize("option", ["fuse_wgrad_accumulation", "delay_wgrad_compute"])
+def test_exact_refuses_gradients_outside_of_autograd(two, option):
+    two.run(refuses_exact, Case("mxfp8", options={option: True}))

@@ -309,4 +309,4 @@ def _adopt(layers: list[torch.nn.Module], plan: _Plan) -> None:
             new.append(Linear.adopt(layer, plan.recipe))
         if plan.for_inference:
             quantize_for_inference(layer, plan.recipe, made)
-    reset_streams([layer.sr_state for layer in new], [layer.stream_rank() for layer in new])
+    reset_streams([layer.sr_state for layer in new], [layer.take_stream() for layer in new])

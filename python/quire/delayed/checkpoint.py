@@ -96,3 +96,48 @@ def _write(target: DelayedState, value: Mapping[str, torch.Tensor | str] | None)
         target.usage[i] = len(history)
     target.lend()
     target.set_rule(value["rule"])
+
+
+def padded_state(model: torch.nn.Module, rows: int, rule: str) -> dict[str, dict[str, torch.Tensor]]:
+    """Name of a state -> its tensors, in shapes that do not depend on what has run: delayed_state() with histories of
+    `rows` rows, and instead of "rule" an int64 [2], `used`, of how many there are. 0: the layer has not run.
+
+    Raises RuntimeError if a layer has run under another rule, or longer histories.
+    """
+    found = {}
+    for name, state in _states(model):
+        ran = state.rule_text()
+        value = _read(state) if ran else _new(state)
+        used = [len(value[kind]) if ran else 0 for kind in ("amax_history_fwd", "amax_history_bwd")]
+        if ran not in ("", rule) or max(used) > rows:
+            raise RuntimeError(
+                f"TrainingState: {name!r} has run under the delayed scaling {ran!r} (margin, format, amax_history_len, "
+                f"amax_compute_algo, scaling_factor_compute_algo, reduce_amax, group), not {rule!r}; pass its recipe, "
+                "and its amax_reduction_group if it has one"
+            )
+        for kind in ("amax_history_fwd", "amax_history_bwd"):
+            history = value[kind]
+            value[kind] = torch.cat([history, history.new_zeros(rows - len(history), history.shape[1])])
+        value["used"] = state.usage.new_tensor(used)
+        found[name] = {kind: value[kind] for kind in (*_KINDS, "used")}
+    return found
+
+
+def _new(state: DelayedState) -> dict[str, torch.Tensor]:
+    scales = {f"scale_{direction}": getattr(state, f"{direction}_newest") for direction in ("fwd", "bwd")}
+    return {kind: torch.ones_like(scale) for kind, scale in scales.items()} | {
+        f"amax_history_{kind[-3:]}": scale.new_zeros(0, len(scale)) for kind, scale in scales.items()
+    }
+
+
+def unpadded_state(
+    state: Mapping[str, Mapping[str, torch.Tensor]], rule: str
+) -> dict[str, dict[str, torch.Tensor | str]]:
+    """What set_delayed_state() needs, of what padded_state() gave."""
+    found = {}
+    for name, value in state.items():
+        used = dict(zip(("fwd", "bwd"), value["used"].tolist(), strict=True))
+        if max(used.values()):
+            histories = {f"amax_history_{one}": value[f"amax_history_{one}"][:rows] for one, rows in used.items()}
+            found[name] = {kind: value[kind] for kind in _KINDS} | histories | {"rule": rule}
+    return found

@@ -76,7 +76,7 @@ def collect(state: DelayedState, rule: Rule | None, x_amax: torch.Tensor, w_amax
         number = rule.on(state.usage.device)
         torch.ops.quire.delayed_collect_(state.fwd_amax, state.usage, number, x_amax, w_amax)
         if not torch.compiler.is_compiling():
-            rule.ran.add(state)
+            state.rule = rule
             THREAD.collections += 1
 
 

@@ -6,7 +6,6 @@ that holds its number. They are filled by kernels when a rule or a device is new
 
 import itertools
 import threading
-import weakref
 from collections.abc import Iterable
 
 import torch
@@ -20,13 +19,12 @@ _COLUMNS = 6
 
 class Rule:
     """A recipe in a thread. number: what `usage` of the states says that ran under it last; recipe: None while known
-    from a checkpoint only; ran: states that ran under it, but for those that only graphs ran."""
+    from a checkpoint only."""
 
     def __init__(self, text: str, number: int) -> None:
         self.text, self.number = text, number
         self.recipe: DelayedScaling | None = None
         self.group: object = None
-        self.ran: weakref.WeakSet[object] = weakref.WeakSet()  # DelayedStates
 
     def on(self, device: torch.device) -> torch.Tensor:
         """The number where kernels of the device read it: int64 scalar."""

@@ -8,7 +8,7 @@ import weakref
 
 import torch
 
-from quire.delayed.rules import rule_of, text_of
+from quire.delayed.rules import Rule, rule_of, text_of
 
 #: Rows of a history, of which `usage` says how many are in use: another amax_history_len is then another value and not
 #: another shape, for which graphs would be compiled again. Only longer ones make it grow.
@@ -30,13 +30,18 @@ class DelayedState:
     bwd_collected: the memory of bwd_amax as a tensor of its own, for the step. Backward passes have saved bwd_amax, and
         PyTorch refuses one whose saved tensor a graph with a later step in it has written.
     usage: int64 [3], the number of the rule that it ran under last (0: never), rows in use of the two histories.
+    rule: that rule as far as Python saw it, which sees no runs of graphs; so nobody waits for a device to learn it.
+
+    reduced: whether ranks that reduce amaxes take the largest of any; not if each has other groups (ep_group).
 
     Not registered as buffers: DistributedDataParallel would overwrite those with the first rank's, and a state_dict has
     to be torch.nn.Linear's. Copies and pickles of a layer keep its state.
     """
 
-    def __init__(self, device: torch.device | str | None = None, groups: int = 1) -> None:
-        self.groups = groups
+    reduced = True
+
+    def __init__(self, device: torch.device | str | None = None, groups: int = 1, reduced: bool = True) -> None:
+        self.groups, self.reduced = groups, reduced
         self.reset(device)
         _register(self)
 
@@ -47,6 +52,7 @@ class DelayedState:
         self.fwd_scale, self.bwd_scale = self._lent = self.fwd_newest.clone(), self.bwd_newest.clone()
         self.fwd_amax, self.bwd_amax = torch.zeros(forward, device=device), torch.zeros(backward, device=device)
         self.usage = torch.zeros(3, dtype=torch.int64, device=device)
+        self.rule: Rule | None = None
         self._share()
         self.fwd_history: torch.Tensor | None = None
         self.bwd_history: torch.Tensor | None = None
@@ -127,10 +133,8 @@ class DelayedState:
 
     def set_rule(self, text: str) -> None:
         """Makes it a state of that rule in this thread."""
-        rule = rule_of(text) if text else None
-        self.usage[:1].fill_(0 if rule is None else rule.number)
-        if rule is not None:
-            rule.ran.add(self)
+        self.rule = rule_of(text) if text else None
+        self.usage[:1].fill_(0 if self.rule is None else self.rule.number)
 
     # The number of a rule means nothing to another thread or process: its text travels.
     def __getstate__(self) -> dict[str, object]:
@@ -139,6 +143,7 @@ class DelayedState:
     def __setstate__(self, state: dict[str, object]) -> None:
         rule = state.pop("rule")
         vars(self).update(state)
+        self.rule = None
         if "fwd_newest" not in state:  # of a pickle from before there were these
             self.fwd_newest, self.bwd_newest = self.fwd_scale.clone(), self.bwd_scale.clone()
             self._lent = self.fwd_scale, self.bwd_scale

@@ -1,5 +1,6 @@
 """Entering an autocast of a delayed recipe, and the step that turns amaxes into scales (numerics.md 1.6, 1.7)."""
 
+import functools
 import gc
 from collections.abc import Callable
 
@@ -8,7 +9,7 @@ import torch
 from quire.checks import check_type
 from quire.delayed.rules import THREAD, Rule, place, rule_of, table_on, write
 from quire.delayed.state import STEPPING, DelayedState, keep_as_other_ranks, usable_states
-from quire.delayed.update import needs_python, ran_here, reduces, update
+from quire.delayed.update import needs_python, reduces, rules_read, update_of
 from quire.distributed.groups import name_of
 from quire.recipe import DelayedScaling, Format
 
@@ -47,6 +48,11 @@ def _name(group: object) -> str:
     return name_of(group)
 
 
+def rule_text(recipe: DelayedScaling, group: object) -> str:
+    """What identifies the rule of a recipe whose amaxes are reduced over a group, None for all processes."""
+    return recipe.rule() + ("" if group is None else f",{_name(group)}")
+
+
 def enter(recipe: DelayedScaling, group: object) -> Rule | None:
     """Called on entering an autocast of a delayed recipe, with leave() on leaving it: ends the last step if this is the
     outermost one and grad is enabled. Returns the rule that forward passes pass to collect(); None while exporting,
@@ -55,7 +61,7 @@ def enter(recipe: DelayedScaling, group: object) -> Rule | None:
     if torch.compiler.is_exporting():
         THREAD.depth += 1
         return None
-    text = recipe.rule() + ("" if group is None else f",{_name(group)}")
+    text = rule_text(recipe, group)
     if torch.compiler.is_compiling():
         fields = (recipe.margin, recipe.amax_history_len, recipe.amax_compute_algo)
         fields += (recipe.scaling_factor_compute_algo, recipe.reduce_amax, recipe.backward_override)
@@ -86,7 +92,8 @@ def step() -> None:
     """New scales and histories of all states that ran under rules of this thread (numerics.md 1.6).
 
     Which ones those are is for the operators to see, in `usage`, where it lies: they are given all that may have. Only
-    functions of the user and reductions over ranks need to know before.
+    functions of the user and reductions over ranks need to know before. Python knows unless this thread ran graphs,
+    which leave no trace in Python: then a step waits for the device once.
     """
     states = usable_states()
     if torch.compiler.is_compiling():
@@ -94,20 +101,25 @@ def step() -> None:
             operator = torch.ops.quire.delayed_update_in_python_ if THREAD.in_python else _update
             _end_step(own, operator)
         return
-    for own in _by_device(_may_have_run(states)):
+    ran_graphs = torch.ops.quire.delayed_collections() != THREAD.collections
+    if ran_graphs and THREAD.in_python:
+        _read_rules(states)
+        ran_graphs = False
+    own_rules = list(THREAD.rules.values())
+    for own in _by_device(states if ran_graphs else [state for state in states if state.rule in own_rules]):
         if THREAD.in_python:
-            _end_step_in_python(ran_here(own))
+            _end_step_in_python(own)
         else:
             with STEPPING:  # another thread may have been given some of them too
                 _end_step(own, _update)
 
 
-def _may_have_run(states: list[DelayedState]) -> list[DelayedState]:
-    """Those that ran under rules of this thread; all, if it has run graphs, which leave no trace in Python."""
-    if torch.ops.quire.delayed_collections() != THREAD.collections:
-        return states
-    rules = list(THREAD.rules.values())
-    return [state for state in states if any([state in rule.ran for rule in rules])]
+def _read_rules(states: list[DelayedState]) -> None:
+    """Python then knows under which rules of this thread states ran, in graphs too."""
+    THREAD.collections = torch.ops.quire.delayed_collections()
+    for own in _by_device(states):
+        for state, rule in zip(own, rules_read([state.usage for state in own]), strict=True):
+            state.rule = rule or state.rule
 
 
 def _by_device(states: list[DelayedState]) -> list[list[DelayedState]]:
@@ -147,7 +159,6 @@ def _update(history: Tensors, scale: Tensors, amax: Tensors, usage: Tensors) -> 
 
 def _end_step_in_python(states: list[DelayedState]) -> None:
     """Without the lock: a function of the user, or another rank, may take as long as it likes."""
-    if not states:
-        return
-    for i, written in enumerate(_end_step(states, update)):
+    operator = functools.partial(update_of, [state.rule for state in states])
+    for i, written in enumerate(_end_step(states, operator)):
         states[i % len(states)].keep(written, backward=i >= len(states))

@@ -4,13 +4,12 @@ An operator, delayed_update_in_python_, so that a graph may have a step which on
 one node that writes states, and which rules and functions there are is looked up when it runs.
 """
 
-import itertools
 from collections.abc import Sequence
 
 import torch
 
 from quire.delayed.rules import THREAD, Rule, table_on
-from quire.delayed.state import DelayedState
+from quire.delayed.state import usable_states
 from quire.distributed import check_ranks
 from quire.recipe import DelayedScaling
 
@@ -31,17 +30,27 @@ def needs_python(rule: Rule) -> bool:
 
 
 def update(history: Tensors, scale: Tensors, amax: Tensors, usage: Tensors) -> None:
+    """update_of() states of which only `usage` says under which rules they ran."""
+    update_of(rules_read(usage), history, scale, amax, usage)
+
+
+def update_of(rules: Sequence[Rule | None], history: Tensors, scale: Tensors, amax: Tensors, usage: Tensors) -> None:
     """New histories and scales, in place, of the states that ran under a rule of this thread; the others are left
     alone. Nothing is changed if a function of the user raises.
 
-    history, scale, amax: of each state forward, then of each state backward. usage: of each state. All on one device.
+    history, scale, amax: of each state forward, then of each state backward. rules, usage: of each state. All on one
+    device.
     """
     largest, unfused, fused = list(amax), [], []
-    for rule, own in _by_rule(usage).items():
+    by_rule: dict[Rule, list[int]] = {}
+    for place, rule in enumerate(rules):
+        if rule is not None and rule.recipe is not None:
+            by_rule.setdefault(rule, []).append(place)
+    for rule, own in by_rule.items():
         places = [place + first for first in (0, len(usage)) for place in own]
-        if reduces(rule.recipe, rule.group):
-            for place, tensor in zip(places, _reduced([amax[place] for place in places], rule.group), strict=True):
-                largest[place] = tensor
+        shared = _of_all_ranks(places, usage) if reduces(rule.recipe, rule.group) else []
+        for place, tensor in zip(shared, _reduced([amax[place] for place in shared], rule.group), strict=True):
+            largest[place] = tensor
         if not rule.recipe.unfused:
             fused += own
             continue
@@ -68,26 +77,22 @@ _library.impl("delayed_update_in_python_", lambda *_: None, "Meta")
 _library.impl("delayed_update_in_python_", torch.library.fallthrough_kernel, "Autograd")
 
 
-def ran_here(states: list[DelayedState]) -> list[DelayedState]:
-    """Those that ran under a rule of this thread last."""
-    places = _by_rule([state.usage for state in states]).values()
-    return [states[place] for place in sorted(itertools.chain(*places))]
+def rules_read(usage: Tensors) -> list[Rule | None]:
+    """The rule of this thread that each state ran under last, or None. Waits for the device."""
+    rules = {rule.number: rule for rule in THREAD.rules.values()}
+    return [rules.get(number) for number in torch.stack(list(usage))[:, 0].tolist()] if usage else []
 
 
-def _by_rule(usage: Tensors) -> dict[Rule, list[int]]:
-    """The positions of states, by the rule of this thread that they ran under last. The one place of a step that waits
-    for a device."""
-    rules = {rule.number: rule for rule in THREAD.rules.values() if rule.recipe is not None}
-    found: dict[Rule, list[int]] = {}
-    for place, number in enumerate(torch.stack(list(usage))[:, 0].tolist() if usage else ()):
-        rule = rules.get(number)
-        if rule is not None:
-            found.setdefault(rule, []).append(place)
-    return found
+def _of_all_ranks(places: Sequence[int], usage: Tensors) -> list[int]:
+    """Those of states that ranks reduce. A graph passes tensors alone, so states are known by their memory."""
+    own = {state.usage.data_ptr() for state in usable_states() if not state.reduced}
+    return [place for place in places if usage[place % len(usage)].data_ptr() not in own]
 
 
 def _reduced(amaxes: Tensors, group: object) -> list[torch.Tensor]:
     """The maximum of each over the group, by one collective for all."""
+    if not amaxes:
+        return []
     flat = torch.cat(list(amaxes))
     if check_ranks.enabled():
         what = f"the step of delayed scaling, {len(flat)} amaxes of {len(amaxes)} states"

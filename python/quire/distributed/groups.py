@@ -43,11 +43,22 @@ def named_group(name: str) -> "distributed.ProcessGroup | None":
         return None
 
 
-def name_of(group: "distributed.ProcessGroup") -> str:
+def the_group(name: str) -> "distributed.ProcessGroup":
+    """The group of that name. Raises RuntimeError if no group has the name now."""
+    group = named_group(name)
+    if group is None:
+        raise RuntimeError(
+            f"quire: no process group is named {name!r} in this process; call "
+            f"quire.distributed.name_group(group, {name!r}) after torch.distributed.init_process_group"
+        )
+    return group
+
+
+def name_of(group: "distributed.ProcessGroup", first: str = _TENSOR_PARALLEL) -> str:
     """The name that name_of() gave to a group, else the first of quire:tp, quire:tp1, ... that is free. Ranks that call
-    it for their groups in the same order find the same names."""
+    it for their groups in the same order find the same names. first: of the names, in place of quire:tp."""
     for i in itertools.count():
-        name = f"{_TENSOR_PARALLEL}{i or ''}"
+        name = f"{first}{i or ''}"
         known = named_group(name)
         if known is None or known == group:
             return name_group(group, name)

@@ -1,5 +1,6 @@
 """How the weight of a layer is divided over the processes of a group."""
 
+import dataclasses
 import itertools
 from dataclasses import dataclass, field
 
@@ -8,7 +9,9 @@ from torch import distributed
 
 from quire.checks import check_type
 from quire.distributed import check_ranks
-from quire.distributed.groups import name_of, named_group
+from quire.distributed.groups import name_of, named_group, the_group
+from quire.distributed.pieces import Piece, PiecesOfTensor
+from quire.tensor.spec import check_parallel
 
 MODES = ("column", "row")
 
@@ -30,9 +33,17 @@ class Parallel:
     size: the number of processes. It follows from the group.
     parts: sizes of parts of out_features, of which each is divided by itself, for "column": (1024, 256, 256) for q, k
         and v in one weight. Each must be a multiple of size. () is one part.
+    reduce: how processes add up y of a "row" layer and the gradient of x of a "column" layer. "": by the collective, in
+        the dtype of the result. "float32": float32 results of processes are added in the order of ranks and rounded
+        once, so that every backend gives the same bits. A spec such as "mxfp8": the same, but processes send codes of
+        their results. In high precision, results of processes have the dtype of x before they are added.
+    reduce_gradients: where tokens are divided, gradients of parameters that every process has whole (of a norm, of the
+        bias of a "row" layer) are summed over the group. False: each process gets those of its own tokens, for a
+        framework that sums them itself, as Megatron does.
 
     A quantized operand has the same codes and scales as in one process: amaxes are reduced over the group, and
-    stochastic rounding draws the bits of the whole tensor. Raises ValueError for another mode or an unknown name.
+    stochastic rounding draws the bits of the whole tensor. Raises ValueError for another mode, an unknown name, or a
+    reduce that is no spec.
     """
 
     mode: str
@@ -40,12 +51,15 @@ class Parallel:
     sequence: bool = False
     size: int = 0
     parts: tuple[int, ...] = ()
+    reduce: str = ""
+    reduce_gradients: bool = True
     #: What operators are given; the same on every rank.
     text: str = field(init=False, default="", repr=False)
     _other: "Parallel | None" = field(init=False, default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        check_type("Parallel", bool, sequence=self.sequence)
+        check_type("Parallel", bool, sequence=self.sequence, reduce_gradients=self.reduce_gradients)
+        check_type("Parallel", str, reduce=self.reduce)
         if self.mode not in MODES:
             raise ValueError(f"Parallel: mode must be 'column' or 'row', got {self.mode!r}")
         if self.parts and self.mode == "row":
@@ -60,14 +74,19 @@ class Parallel:
         size = self.size or group.size()
         if group is not None and size != group.size():
             raise ValueError(f"Parallel: the group {name!r} has {group.size()} processes, got size={size}")
-        self._set(group=name, size=size, parts=tuple(self.parts), text=f"{self.mode},group={name},size={size}")
+        text = f"{self.mode},group={name},size={size}"
+        options = (f",reduce={self.reduce}" if self.reduce else "") + ",own_gradients" * (not self.reduce_gradients)
+        self._set(group=name, size=size, parts=tuple(self.parts), text=text + options)
         # Made here, because compiled functions cannot make one.
         other = object.__new__(Parallel)
-        fields = {"mode": self.mode, "group": name, "size": size, "parts": self.parts, "text": self.text}
-        other._set(**fields, sequence=not self.sequence, _other=self)
+        fields = {one.name: getattr(self, one.name) for one in dataclasses.fields(self)}
+        other._set(**fields | {"sequence": not self.sequence, "_other": self})
         self._set(_other=other)
         with_tokens = self if self.sequence else other
-        with_tokens._set(text=f"{self.text},sequence")
+        with_tokens._set(text=f"{text},sequence{options}")
+        if self.reduce:
+            what = f"Parallel: reduce must be '', 'float32' or a spec such as 'mxfp8', got {self.reduce!r}"
+            check_parallel(what, self.text)
         if check_ranks.enabled():
             check_ranks.run_eagerly()
 
@@ -93,15 +112,26 @@ class Parallel:
             return t if bias else t.chunk(self.size, 1)[self.index()]
         return torch.cat([part.chunk(self.size)[self.index()] for part in t.split(self.parts or len(t))])
 
+    def pieces(self, t: torch.Tensor) -> PiecesOfTensor:
+        """The whole tensor of which t, a weight or a divided bias, is this process's part. It shares t's memory."""
+        along = 0 if self.mode == "column" else 1
+        sizes = [part // self.size for part in self.parts] or [t.shape[along]]
+        ends = itertools.accumulate(sizes)
+        pieces = (
+            Piece((end - size) * self.size + self.index() * size, end - size, size)
+            for size, end in zip(sizes, ends, strict=True)
+        )
+        return PiecesOfTensor(t, along, tuple(pieces), t.shape[along] * self.size)
+
     def of_parts(self, *parts: int) -> "Parallel":
         """The same with these parts. Raises ValueError if it has others."""
         if self.parts not in ((), parts):
             raise ValueError(f"Parallel: the outputs of this layer are the parts {parts}, got parts={self.parts}")
-        return Parallel(self.mode, self.group, self.sequence, self.size, parts)
+        return dataclasses.replace(self, parts=parts)
 
     def then(self) -> "Parallel":
         """How the layer behind a "column" layer is divided, which takes that one's outputs."""
-        return Parallel("row", self.group, self.sequence, self.size)
+        return dataclasses.replace(self, mode="row", parts=())
 
     def sizes(self, what: str, in_features: int, out_features: int) -> tuple[int, int]:
         """in_features and out_features of one process. Raises ValueError if they, or parts, are not multiples of size,
@@ -131,8 +161,7 @@ class Parallel:
 
     def share_first(self, state: torch.Tensor) -> None:
         """Overwrites a tensor, of every process of the group, by that of the process with part 0."""
-        if not state.is_meta:
-            distributed.broadcast(state, self.first_rank(), group=self._group())
+        distributed.broadcast(state, self.first_rank(), group=self._group())
 
     def caller(self, layer: str) -> str:
         """Who calls a collective, for errors. layer: its class and its path."""
@@ -148,13 +177,7 @@ class Parallel:
         return torch.ops._c10d_functional.wait_tensor(largest)
 
     def _group(self) -> "distributed.ProcessGroup":
-        group = named_group(self.group)
-        if group is None:
-            raise RuntimeError(
-                f"quire: no process group is named {self.group!r} in this process; call "
-                f"quire.distributed.name_group(group, {self.group!r}) after torch.distributed.init_process_group"
-            )
-        return group
+        return the_group(self.group)
 
 
 def divided_dims(mode: str) -> dict[str, int | None]:

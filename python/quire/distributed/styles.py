@@ -1,4 +1,5 @@
-"""Styles for torch.distributed.tensor.parallel.parallelize_module that gather codes, not values."""
+"""Styles for torch.distributed.tensor.parallel.parallelize_module: of linear layers, which gather codes and not values,
+and of mixtures of experts."""
 
 import dataclasses
 from functools import partial
@@ -36,20 +37,21 @@ class _Style(ParallelStyle):
         input_layouts: "Placement | None" = None,
         output_layouts: "Placement | None" = None,
         use_local_output: bool = True,
+        reduce: str = "",
     ) -> None:
         what = type(self).__name__
         if not distributed.is_available():
             raise RuntimeError(f"{what}: this PyTorch was built without torch.distributed; install one that has it")
         check_type_or_none(what, Placement, input_layouts=input_layouts, output_layouts=output_layouts)
         check_type(what, bool, use_local_output=use_local_output)
+        check_type(what, str, reduce=reduce)
         self.input_layouts = input_layouts or (Replicate() if self.mode == "column" else Shard(-1))
-        self.output_layouts, self.use_local_output = output_layouts, use_local_output
+        self.output_layouts, self.use_local_output, self.reduce = output_layouts, use_local_output, reduce
 
     def _apply(self, module: torch.nn.Module, device_mesh: "DeviceMesh") -> torch.nn.Module:
         """Divides a module. parallelize_module() calls it."""
         what = f"{type(self).__name__} of a {type(module).__name__}"
-        if device_mesh.ndim != 1:
-            raise ValueError(f"{what}: device_mesh must have one dimension, such as mesh['tp'], got {device_mesh}")
+        _check_mesh(what, device_mesh, "tp")
         dims = _dims(what, module, self.mode)
         _check_parameters(what, module, dims, device_mesh.size())
         output = self.output_layouts or self._default_output(module)
@@ -63,9 +65,10 @@ class _Style(ParallelStyle):
         sequence = (self.input_layouts if self.mode == "column" else output) == Shard(0)
         if _of_quire(module):
             for product in module.products:
-                module.divide(product, dataclasses.replace(module.of(product, "parallel"), sequence=sequence))
-        elif type(module) is torch.nn.Linear:
-            module.parallel = Parallel(self.mode, device_mesh.get_group(), sequence)  # which quire.convert reads
+                parallel = module.of(product, "parallel")
+                module.divide(product, dataclasses.replace(parallel, sequence=sequence, reduce=self.reduce))
+        elif type(module) is torch.nn.Linear:  # quire.convert reads it
+            module.parallel = Parallel(self.mode, device_mesh.get_group(), sequence, reduce=self.reduce)
         return module
 
     def _default_output(self, module: torch.nn.Module) -> "Placement":
@@ -75,7 +78,8 @@ class _Style(ParallelStyle):
 
     def __repr__(self) -> str:
         layouts = f"input_layouts={self.input_layouts}, output_layouts={self.output_layouts}"
-        return f"{type(self).__name__}({layouts}, use_local_output={self.use_local_output})"
+        reduce = f", reduce={self.reduce!r}" if self.reduce else ""
+        return f"{type(self).__name__}({layouts}, use_local_output={self.use_local_output}{reduce})"
 
 
 class ColumnParallel(_Style):
@@ -87,6 +91,7 @@ class ColumnParallel(_Style):
         gathered. With another dim x itself is gathered. A DTensor x says itself how it is divided.
     output_layouts: of the result; None: Shard(-1), of a LayerNormMLP input_layouts.
     use_local_output: the result is a plain tensor, this process's part; False: a DTensor.
+    reduce: how the gradient of x is added up (Parallel), of a LayerNormMLP y too.
 
     Parameters become DTensors: weights Shard(0) (fc2_weight Shard(1)), biases Shard(0), others Replicate(). A
     torch.nn.Linear computes in high precision until quire.convert converts it. Raises NotImplementedError for other
@@ -105,11 +110,54 @@ class RowParallel(_Style):
     output_layouts: of the result: Replicate() (None), or Shard(dim) by tokens. With Shard(0) the result is reduced and
         scattered, and codes of its gradient are gathered. With another dim it is reduced as a whole.
     use_local_output: the result is a plain tensor, this process's part; False: a DTensor.
+    reduce: how y is added up (Parallel).
 
     The weight becomes a DTensor Shard(1), the bias Replicate(). Errors are those of ColumnParallel.
     """
 
     mode = "row"
+
+
+class ExpertParallel(ParallelStyle):
+    """Divides the experts of a quire.MoE over the processes of a mesh, as MoE(ep_group=) does. A style for
+    parallelize_module.
+
+    capacity, overflow: ep_capacity and ep_overflow of quire.MoE.
+
+    Each process keeps the parameters of its experts, fc1.weight4, ..., as plain tensors; their names differ between
+    processes. Those of a layer with single_grouped_weight become DTensors Shard(0). The router and shared experts stay
+    as they are, on every process. x and y are this process's tokens, plain tensors.
+
+    Raises NotImplementedError for another module, quantized experts and parameters that are DTensors already;
+    ValueError if the experts are no multiple of the mesh's processes, or the mesh has several dimensions. The module is
+    then unchanged.
+    """
+
+    def __init__(self, *, capacity: int | None = None, overflow: str = "raise") -> None:
+        if not distributed.is_available():
+            raise RuntimeError("ExpertParallel: this PyTorch was built without torch.distributed; install one with it")
+        self.capacity, self.overflow = capacity, overflow
+
+    def _apply(self, module: torch.nn.Module, device_mesh: "DeviceMesh") -> torch.nn.Module:
+        """Divides a module. parallelize_module() calls it."""
+        what = f"ExpertParallel of a {type(module).__name__}"
+        _check_mesh(what, device_mesh, "ep")
+        if not hasattr(module, "divide_experts"):
+            raise NotImplementedError(f"{what}: only a quire.MoE has experts that can be divided")
+
+        def shard(parameter: torch.Tensor) -> torch.Tensor:
+            return distribute_tensor(parameter, device_mesh, [Shard(0)], src_data_rank=self.src_data_rank)
+
+        module.divide_experts(device_mesh.get_group(), shard, self.src_data_rank, self.capacity, self.overflow)
+        return module
+
+    def __repr__(self) -> str:
+        return f"ExpertParallel(capacity={self.capacity}, overflow={self.overflow!r})"
+
+
+def _check_mesh(what: str, mesh: "DeviceMesh", name: str) -> None:
+    if mesh.ndim != 1:
+        raise ValueError(f"{what}: device_mesh must have one dimension, such as mesh[{name!r}], got {mesh}")
 
 
 def _of_quire(module: torch.nn.Module) -> bool:

@@ -9,6 +9,7 @@ from quire import delayed
 from quire.autocast import recipe_of
 from quire.checks import check_type, check_type_or_none
 from quire.distributed.parallel import Parallel
+from quire.distributed.placements import is_dtensor
 from quire.functional import Buffers, fingerprint, operand_buffers
 from quire.nn.product_module import ProductModule, named
 from quire.recipe import Recipe, as_recipe, default
@@ -95,7 +96,7 @@ def quantize_weights(
     If a weight has changed in any other way (load_state_dict, .data, another optimizer), a forward pass raises
     RuntimeError until this function is called again: the forward pass compares the weight with a fingerprint. Weights
     that are quantized parameters are skipped. Moving or converting the model deletes the codes. Not available within a
-    compiled function.
+    compiled function. Raises NotImplementedError for weights that fully_shard has divided.
     """
     check_type("quantize_weights", torch.nn.Module, model=model)
     check_type_or_none("quantize_weights", torch.optim.Optimizer, optimizer=optimizer)
@@ -106,6 +107,8 @@ def quantize_weights(
         if isinstance(module, ProductModule)
         for product in module.products
     ]
+    for module, product, _ in chosen:
+        _check_whole(module, product)
 
     @torch.no_grad()
     def quantize(*_: object) -> None:
@@ -115,6 +118,16 @@ def quantize_weights(
     quantize()
     if optimizer is not None:
         optimizer.register_step_post_hook(quantize)
+
+
+def _check_whole(module: ProductModule, product: str) -> None:
+    for name, weight in module.weights(product).items():
+        if is_dtensor(weight) and module.of(product, "parallel") is None:
+            raise NotImplementedError(
+                f"quantize_weights: {name} of a quire.{type(module).__name__} is a DTensor with {weight.placements}, "
+                "and outside of a forward pass this process has a part of it; quantize the weights that fully_shard "
+                "gathers with quire.distributed.gather_codes, or pass is_first_microbatch to the layer"
+            )
 
 
 def _keep(module: ProductModule, product: str, recipe: Recipe) -> None:

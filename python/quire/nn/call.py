@@ -94,9 +94,9 @@ def _check_plain(
     module: ProductModule, x: torch.Tensor | QuantizedActivation, parameters: list[tuple[str, torch.Tensor | None]]
 ) -> None:
     """Raises NotImplementedError for a DTensor of which the layer does not take this process's part."""
-    divided = module.of(module.products[0], "parallel") is not None
+    divided = module.expert_group is not None or module.of(module.products[0], "parallel") is not None
     for name, tensor in (("x", x), *(() if divided else parameters)):
-        if is_dtensor(tensor):
+        if is_dtensor(tensor) and (module.shards is None or name not in module.shards):
             refuse_division(f"quire.{type(module).__name__}", name, tensor)
 
 
@@ -107,6 +107,11 @@ def taken(
     if not is_dtensor(x):
         return x, None
     what, parameters = f"quire.{type(module).__name__}", list(module._parameters.items())
+    if module.shards is not None:
+        raise NotImplementedError(
+            f"{what}: its weights are divided by shard_weights, and x must be a plain tensor of this process's tokens, "
+            "got a DTensor; pass x.to_local()"
+        )
     each = [module.of(product, "parallel") for product in module.products]
     if None in each:
         layout = layout_of_tokens(x, parameters, what)
@@ -120,7 +125,7 @@ def torchs_result(layer: ProductModule, x: torch.Tensor) -> Result | None:
     placements and dtypes that it supports. None for other calls."""
     if not is_dtensor(x) or layer.external_wgrad or recipe_of(layer.recipe) is not None or active_rule() is not None:
         return None
-    if layer.parallel is not None and layer.parallel.sequence:
+    if layer.shards is not None or (layer.parallel is not None and layer.parallel.sequence):
         return None
     if layer.parallel is not None:
         x = placed_for(x, layer.parallel)

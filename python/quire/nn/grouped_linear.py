@@ -5,11 +5,14 @@ from collections.abc import Callable, Sequence
 import torch
 
 from quire.checks import check_device, check_type, check_type_or_none, describe
+from quire.distributed.experts import ExpertGroup
+from quire.distributed.placements import is_dtensor, local, part_for
 from quire.nn.call import active_call
+from quire.nn.initial_values import initialise
 from quire.nn.layer_path import name_layer
 from quire.nn.linear import own_recipe
 from quire.nn.product import Product
-from quire.nn.product_module import ProductModule, initialise
+from quire.nn.product_module import ProductModule
 from quire.recipe import Recipe
 from quire.tensor import QuantizedStack, QuantizedTensor
 
@@ -31,6 +34,11 @@ class GroupedLinear(ProductModule):
     save_original_input: as for quire.Linear.
     recipe: used outside of any quire.autocast; None is high precision. Delayed scaling is not allowed.
     name: stored as an attribute.
+    ep_group: a process group, or its name (quire.distributed.name_group). Each of its processes has an equal number of
+        the groups, in order, and only their parameters, under the names of one process: the second of two processes
+        that divide four groups has weight2 and weight3. With single_grouped_weight it has `weight` [num_gemms / size,
+        out_features, in_features]. x and m_splits are then of this process's groups. A process loads the state dict of
+        one process too. quire.MoE sends the rows.
 
     `sr_state` is as in quire.Linear; group e rounds with seed + e (numerics.md 0.19). `delayed` has the slots of each
     group.
@@ -55,6 +63,7 @@ class GroupedLinear(ProductModule):
         save_original_input: bool = False,
         recipe: Recipe | str | None = None,
         name: str | None = None,
+        ep_group: "torch.distributed.ProcessGroup | str | None" = None,
     ) -> None:
         check_type("quire.GroupedLinear", int, num_gemms=num_gemms)
         if num_gemms < 1:
@@ -67,6 +76,9 @@ class GroupedLinear(ProductModule):
         recipe = own_recipe("quire.GroupedLinear", recipe)
         super().__init__()
         self.num_gemms = self.groups = num_gemms
+        if ep_group is not None:
+            self.expert_group = ExpertGroup.of("quire.GroupedLinear", ep_group, num_gemms)
+            self.groups = self.expert_group.each
         self.in_features, self.out_features = in_features, out_features
         self.init_method, self.return_bias, self.name = init_method, return_bias, name
         self.fuse_wgrad_accumulation, self.delay_wgrad_compute = fuse_wgrad_accumulation, delay_wgrad_compute
@@ -81,11 +93,18 @@ class GroupedLinear(ProductModule):
     def _add(self, sizes: dict[str, tuple[int, ...]], single: dict[str, bool], factory: dict[str, object]) -> None:
         """Parameters, uninitialised. Optimizers number their state by the order: group after group, then those that
         all groups share (quire/nn/optimizer_state.py knows the order of before)."""
-        each = [(f"{kind}{group}", kind, ()) for group in range(self.num_gemms) for kind in sizes if not single[kind]]
-        for name, kind, groups in (*each, *((kind, kind, (self.num_gemms,)) for kind in sizes if single[kind])):
+        each = [(f"{kind}{group}", kind, ()) for group in self.own_groups() for kind in sizes if not single[kind]]
+        for name, kind, groups in (*each, *((kind, kind, (self.groups,)) for kind in sizes if single[kind])):
             self.register_parameter(name, torch.nn.Parameter(torch.empty((*groups, *sizes[kind]), **factory)))
+        self._find_names()
+
+    def _find_names(self) -> None:
         of_kind = [tuple(name for name in self._parameters if name.startswith(kind)) for kind in ("weight", "bias")]
         self.weight_names, self.bias_names = of_kind
+
+    def own_groups(self) -> range:
+        """The groups that this process has."""
+        return range(self.num_gemms) if self.expert_group is None else self.expert_group.own()
 
     def weights(self, product: str) -> dict[str, torch.Tensor]:
         """Name -> parameter: one for each group, or one for all groups."""
@@ -96,14 +115,75 @@ class GroupedLinear(ProductModule):
         return [getattr(self, name) for name in self.bias_names]
 
     def reset_parameters(self) -> None:
-        """Initialises the weights as torch.nn.Linear or by init_method, and sets a new seed with the counter at 0."""
-        biases = self.biases()
+        """Initialises the weights as torch.nn.Linear or by init_method, and sets a new seed with the counter at 0. A
+        process draws the weights of other processes too, one after the other, so that processes together have what one
+        process has after the same seed."""
+        weights, own = self.group_weights(""), self.own_groups()
+        biases = [local(bias) for bias in self.biases()]
         if biases and biases[0].dim() == 2:
             biases = list(biases[0].unbind())
         with torch.no_grad():
-            for group, weight in enumerate(self.group_weights("")):
-                initialise(weight, biases[group] if biases else None, self.init_method)
+            for group in range(self.num_gemms):
+                if group in own:
+                    initialise(
+                        weights[group - own.start], biases[group - own.start] if biases else None, self.init_method
+                    )
+                elif not weights[0].is_meta:
+                    others = [torch.empty_like(t) for t in (weights[0], *biases[:1])]
+                    initialise(others[0], others[1] if biases else None, self.init_method)
         self._reset_sr_states()
+
+    def _reset_sr_states(self) -> None:
+        super()._reset_sr_states()
+        self.sr_state[:1] += self.first_stream()
+
+    def first_stream(self) -> int:
+        """Group e of all groups rounds with seed + e."""
+        return self.own_groups().start
+
+    def take_stream(self) -> int:
+        """As for other layers; all processes of ep_group draw from one stream, whichever data they compute on."""
+        if self.expert_group is None:
+            return super().take_stream()
+        self.stream = self.expert_group.first_rank()
+        return self.stream
+
+    def check_undivided(self) -> None:
+        """Raises NotImplementedError for parameters that divide_groups() does not take."""
+        for name, parameter in self._parameters.items():
+            if isinstance(parameter, QuantizedTensor) or is_dtensor(parameter):
+                raise NotImplementedError(
+                    f"quire.GroupedLinear: {name} must be a plain parameter to be divided over processes, got a "
+                    f"{type(parameter).__name__}; divide the layer before fully_shard, or make it with ep_group= "
+                    "within quire.quantized_model_init"
+                )
+
+    def divide_groups(
+        self, experts: ExpertGroup, shard: Callable[[torch.Tensor], torch.Tensor], source: int | None
+    ) -> None:
+        """Keeps the groups of this process, of all that it has. All processes must call it.
+
+        shard: makes a parameter of all groups a DTensor. source: the process of the group whose values the others take;
+        None: their own.
+        """
+        self.expert_group, self.groups, own = experts, experts.each, experts.own()
+        for name, parameter in list(self._parameters.items()):
+            if name in ("weight", "bias"):
+                self._parameters[name] = torch.nn.Parameter(shard(parameter.detach()), parameter.requires_grad)
+                continue
+            if source is not None:
+                experts.broadcast(parameter.detach(), source)
+            if int(name.removeprefix("weight").removeprefix("bias")) not in own:
+                del self._parameters[name]
+        self._find_names()
+        self.delayed = self.new_delayed_state()
+        if source is not None:
+            shared = torch.cat([self.sr_state, self.sr_state.new_tensor([self.stream])])
+            experts.broadcast(shared, source)
+            self.sr_state.copy_(shared[:2])
+            self.stream = self.stream if shared.is_meta else int(shared[2])
+        self.sr_state[:1] += own.start
+        self._forget_weights()
 
     def forward(
         self,
@@ -144,11 +224,37 @@ class GroupedLinear(ProductModule):
 
     def _load_from_state_dict(self, state_dict: dict[str, object], prefix: str, *options: object) -> None:
         for kind, names in (("weight", self.weight_names), ("bias", self.bias_names)):
-            _convert(state_dict, prefix + kind, names == (kind,), self.num_gemms)
+            if names:
+                self._convert(state_dict, prefix + kind, getattr(self, kind) if names == (kind,) else None)
         super()._load_from_state_dict(state_dict, prefix, *options)
+
+    def _convert(self, state_dict: dict[str, object], name: str, single: torch.Tensor | None) -> None:
+        """Gives the entries of a weight or bias the form of the module: one for all groups, or one for each; of the
+        groups that this process has. single: the module's parameter, if there is one for all groups."""
+        own, each = self.own_groups(), [f"{name}{group}" for group in range(self.num_gemms)]
+        mine, stacked = each[own.start : own.stop], state_dict.get(name)
+        if single is None:
+            if stacked is not None and len(stacked) in (len(each), len(mine)):
+                names = each if len(stacked) == len(each) else mine
+                state_dict.update(zip(names, state_dict.pop(name), strict=True))
+            for other in set(each).difference(mine):
+                state_dict.pop(other, None)
+            return
+        wanted = each if is_dtensor(single) else mine
+        if stacked is None and all(one in state_dict for one in wanted):
+            stacked = state_dict[name] = _stack([state_dict[one] for one in wanted])
+            for one in each:
+                state_dict.pop(one, None)
+        if stacked is None or is_dtensor(stacked) or self.expert_group is None:
+            return
+        if is_dtensor(single):
+            state_dict[name] = part_for(single, stacked)
+        elif len(stacked) == len(each):
+            state_dict[name] = stacked[own.start : own.stop]
 
     def extra_repr(self) -> str:
         own = "" if self.recipe is None else f", recipe={type(self.recipe).__name__}"
+        own += "" if self.expert_group is None else f", ep_group={self.expert_group.name!r}, own={self.own_groups()}"
         sizes = f"num_gemms={self.num_gemms}, in_features={self.in_features}, out_features={self.out_features}"
         return f"{sizes}, bias={bool(self.bias_names)}{own}"
 
@@ -187,12 +293,6 @@ def offsets_of(m_splits: torch.Tensor | Sequence[int], x: torch.Tensor, groups: 
     return m_splits.cumsum(0, dtype=torch.int64)
 
 
-def _convert(state_dict: dict[str, object], name: str, single: bool, groups: int) -> None:
-    """Gives the entries of a weight or bias the form of the module: one for all groups, or one for each."""
-    each = [f"{name}{group}" for group in range(groups)]
-    if single and name not in state_dict and all(one in state_dict for one in each):
-        parts = [state_dict.pop(one) for one in each]
-        quantized = all([isinstance(part, QuantizedTensor) for part in parts])
-        state_dict[name] = QuantizedStack.of(parts) if quantized else torch.stack(parts)
-    elif not single and name in state_dict and len(state_dict[name]) == groups:
-        state_dict.update(zip(each, state_dict.pop(name), strict=True))
+def _stack(parts: Sequence[torch.Tensor]) -> torch.Tensor:
+    quantized = all([isinstance(part, QuantizedTensor) for part in parts])
+    return QuantizedStack.of(parts) if quantized else torch.stack(parts)

@@ -8,10 +8,11 @@ from quire.checks import check_device, check_type, check_type_or_none
 from quire.distributed.parallel import Parallel
 from quire.functional import norm, sum_gradient
 from quire.nn.call import Call, active_call, taken
+from quire.nn.initial_values import initialise
 from quire.nn.layer_path import name_layer
 from quire.nn.norm import reset_norm
-from quire.nn.product import Product, divided
-from quire.nn.product_module import ProductModule, initialise
+from quire.nn.product import Product, as_one_process, divided
+from quire.nn.product_module import ProductModule
 from quire.tensor import QuantizedActivation, QuantizedTensor, QuantSpec
 
 _NORMALIZATIONS = ("LayerNorm", "RMSNorm")
@@ -54,10 +55,15 @@ def normalised(
         x = x.dequantize()
     weight, bias = call.part(module.layer_norm_weight), call.part(module.layer_norm_bias)
     parallel = divided(module, module.products[0], call)
-    if parallel is not None and parallel.sequence:  # each process has some of the tokens
+    whole = as_one_process(module, module.products[0], parallel)
+    if whole is not None:
+        x = whole.tokens(x)
+    elif (
+        parallel is not None and parallel.sequence and parallel.reduce_gradients
+    ):  # each process has some of the tokens
         weight = sum_gradient(weight, parallel.text)
         bias = None if bias is None else sum_gradient(bias, parallel.text)
-    return norm(
+    y, buffers = norm(
         x,
         weight,
         bias,
@@ -67,6 +73,7 @@ def normalised(
         zero_centered=module.zero_centered_gamma,
         **quantized,
     )
+    return (y if whole is None else whole.own_tokens(y)), buffers
 
 
 class LayerNormLinear(ProductModule):

@@ -9,11 +9,12 @@ from quire.distributed.parallel import Parallel
 from quire.functional import activation
 from quire.nn.activation_names import activation_inputs, activation_text
 from quire.nn.call import active_call, taken
+from quire.nn.initial_values import initialise
 from quire.nn.layer_path import name_layer
 from quire.nn.layernorm_linear import check_column, column_parallel, norm_parameters, normalised
 from quire.nn.norm import reset_norm
 from quire.nn.product import Product
-from quire.nn.product_module import ProductModule, initialise
+from quire.nn.product_module import ProductModule
 from quire.nn.recompute import checkpoint as recompute
 from quire.tensor import QuantizedActivation, QuantSpec
 

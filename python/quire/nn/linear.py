@@ -8,9 +8,10 @@ from quire.checks import check_device, check_type_or_none
 from quire.distributed.parallel import Parallel, divided_dims
 from quire.distributed.placements import divided_over
 from quire.nn.call import active_call, fast_path, taken
+from quire.nn.initial_values import initialise
 from quire.nn.layer_path import name_layer
 from quire.nn.product import Product
-from quire.nn.product_module import ProductModule, initialise
+from quire.nn.product_module import ProductModule
 from quire.recipe import Recipe, as_recipe
 from quire.tensor import QuantizedActivation, QuantSpec
 
@@ -61,9 +62,10 @@ class Linear(ProductModule, torch.nn.Linear):
 
     Stochastic rounding of gradients uses `sr_state`, int64 [2] {seed, counter}: each backward adds 1 to the counter
     (numerics.md 0.11). It is not a buffer, because DistributedDataParallel would copy the first rank's state to all
-    ranks. The seed is derived from torch's generator without advancing it, and from the rank in torch.distributed's
-    default group. This happens in reset_parameters() and when the module leaves the meta device. quire.rng_state saves
-    the state. Modules that leave the meta device together and are not reset have the same seed: set others with
+    ranks. The seed is derived from torch's generator without advancing it, and from the data-parallel rank
+    (quire.distributed.data_parallel_rank; else the rank in torch.distributed's default group). This happens in
+    reset_parameters() and when the module leaves the meta device. quire.rng_state saves the state. Modules that leave
+    the meta device together and are not reset have the same seed: set others with
     quire.set_rng_state. `delayed` is the layer's state of delayed scaling.
     """
 

@@ -6,15 +6,19 @@ from typing import NamedTuple
 import torch
 
 from quire.checks import check_device, check_type, check_type_or_none
+from quire.distributed import check_ranks
+from quire.distributed.experts import OVERFLOWS, ExpertGroup, Sender, plan
+from quire.distributed.placements import is_dtensor
 from quire.functional import activation as activate
 from quire.moe import permute, route, unpermute
+from quire.moe.primitives import permute_rows
 from quire.nn.activation_names import activation_inputs, activation_text
 from quire.nn.call import active_call
 from quire.nn.dtype import uses_torch_autocast
 from quire.nn.grouped_linear import GroupedLinear
-from quire.nn.layer_path import name_layer
+from quire.nn.layer_path import name_layer, path_of
 from quire.nn.linear import Linear
-from quire.nn.product import Product
+from quire.nn.product import Product, linear_text
 from quire.recipe import Recipe
 
 _ROUTE_OPTIONS = (
@@ -83,11 +87,20 @@ class MoE(torch.nn.Module):
     weight_on_input: routing probabilities multiply the input of an expert instead of its result.
     init_method: called with each weight of an expert; biases are then 0.
     recipe: of all layers, as for quire.Linear.
+    ep_group: a process group, or its name (quire.distributed.name_group), whose processes have equal parts of the
+        experts, and tokens of their own (docs/distributed.md). x and y are this process's tokens, of any number. Rows
+        go to the processes that have their experts, and results come back. fc1 and fc2 have the parameters of this
+        process's experts only, under the names of one process (GroupedLinear).
+    ep_capacity: with an ep_group, the number of rows that a process can send to each process. All sizes then follow
+        from this number. None: the host reads how many rows there are, in each call, and exactly these are sent.
+    ep_overflow: "raise", every process raises RuntimeError if one has more rows for a process than ep_capacity; "drop",
+        further rows, in the order of its tokens, are dropped as those beyond `capacity`.
     routing: options of quire.moe.route by keyword: score_function, softmax_after_topk, renormalize, num_groups,
         group_topk, group_best, scaling_factor, capacity (docs/moe.md lists the options of well-known models).
 
-    The results of experts are added in a fixed order, so bits do not depend on threads. The host never waits for the
-    routing: sizes depend only on the number of tokens, and one graph serves every routing.
+    The results of experts are added in a fixed order, so bits do not depend on threads. Without an ep_group, or with
+    ep_capacity, the host never waits for the routing: sizes depend only on the number of tokens. One graph serves every
+    routing.
     """
 
     def __init__(
@@ -108,6 +121,9 @@ class MoE(torch.nn.Module):
         params_dtype: torch.dtype | None = None,
         device: torch.device | str | None = None,
         recipe: Recipe | None = None,
+        ep_group: "torch.distributed.ProcessGroup | str | None" = None,
+        ep_capacity: int | None = None,
+        ep_overflow: str = "raise",
         **routing: object,
     ) -> None:
         check_device("quire.MoE", device)
@@ -117,6 +133,9 @@ class MoE(torch.nn.Module):
         self.hidden_size, self.ffn_hidden_size = hidden_size, ffn_hidden_size
         self.num_experts, self.top_k, self.weight_on_input = num_experts, top_k, weight_on_input
         self.routing = routing
+        _check_capacity(ep_capacity, ep_overflow, ep_group is not None)
+        self.expert_group = None if ep_group is None else ExpertGroup.of("quire.MoE", ep_group, num_experts)
+        self.ep_capacity, self.ep_overflow = ep_capacity, ep_overflow
         self._activation = activation_text("quire.MoE", activation, activation_params)
         halves = activation_inputs(activation)
         factory = {"params_dtype": params_dtype, "device": device}
@@ -124,8 +143,9 @@ class MoE(torch.nn.Module):
         self.register_buffer("expert_bias", torch.zeros(num_experts, device=device) if expert_bias else None)
         options = {"bias": bias, "init_method": init_method, "recipe": recipe} | factory
         single = {"single_grouped_weight": single_grouped_weight, "single_grouped_bias": single_grouped_weight}
-        self.fc1 = GroupedLinear(num_experts, hidden_size, halves * ffn_hidden_size, **options, **single)
-        self.fc2 = GroupedLinear(num_experts, ffn_hidden_size, hidden_size, **options, **single)
+        each = options | single | {"ep_group": None if self.expert_group is None else self.expert_group.name}
+        self.fc1 = GroupedLinear(num_experts, hidden_size, halves * ffn_hidden_size, **each)
+        self.fc2 = GroupedLinear(num_experts, ffn_hidden_size, hidden_size, **each)
         self.shared_fc1 = self.shared_fc2 = None
         if shared_ffn_hidden_size is not None:
             self.shared_fc1 = Linear(hidden_size, halves * shared_ffn_hidden_size, **options)
@@ -140,22 +160,83 @@ class MoE(torch.nn.Module):
                 raise RuntimeError(
                     f"quire.MoE: x must be [..., hidden_size] = [..., {self.hidden_size}], got {list(x.shape)}"
                 )
+            if is_dtensor(x):
+                raise NotImplementedError(
+                    f"quire.MoE: x is a DTensor with {x.placements}; pass this process's tokens, x.to_local()"
+                )
             tokens = x.reshape(-1, self.hidden_size)
             logits = self.router(tokens)
             weights, ids = route(logits, self.top_k, expert_bias=self.expert_bias, **self.routing)
-            rows, offsets, row_map = permute(
-                tokens, ids, self.num_experts, weights=weights if self.weight_on_input else None
-            )
-            rows = self._experts(rows, offsets)
+            if self.expert_group is None:
+                rows, offsets, row_map = permute(
+                    tokens, ids, self.num_experts, weights=weights if self.weight_on_input else None
+                )
+                rows = self._experts(rows, offsets)
+                shared = self._shared(tokens)
+            else:
+                rows, row_map, weights, ids, shared = self._elsewhere(tokens, weights, ids)
             y = unpermute(rows, row_map, None if self.weight_on_input else weights)
-            if self.shared_fc1 is not None:
-                h = self.shared_fc1(tokens)
-                y = y + self.shared_fc2(activate(h, self._activation, h.dtype)[0])
-            y = y.reshape(x.shape)
+            y = (y if shared is None else y + shared).reshape(x.shape)
             return (y, Routing(logits, weights, ids)) if return_routing else y
         except Exception as error:
             name_layer(error, self)
             raise
+
+    def divide_experts(
+        self,
+        group: "torch.distributed.ProcessGroup",
+        shard: Callable[[torch.Tensor], torch.Tensor],
+        source: int | None,
+        capacity: int | None,
+        overflow: str,
+    ) -> None:
+        """Keeps this process's experts, of all. quire.distributed.ExpertParallel calls it. Arguments are those of
+        GroupedLinear.divide_groups and of the constructor."""
+        _check_capacity(capacity, overflow, True)
+        if self.expert_group is not None:
+            raise ValueError("quire.MoE: its experts are divided over processes already; divide a mixture once")
+        for layer in (self.fc1, self.fc2):
+            layer.check_undivided()
+        self.expert_group = ExpertGroup.of("quire.MoE", group, self.num_experts)
+        self.ep_capacity, self.ep_overflow = capacity, overflow
+        for layer in (self.fc1, self.fc2):
+            layer.divide_groups(self.expert_group, shard, source)
+
+    def _elsewhere(
+        self, tokens: torch.Tensor, weights: torch.Tensor, ids: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]:
+        """With experts on several processes: (the rows of their results that this process's tokens get, row_map,
+        weights and ids without the entries that were dropped, the result of shared experts)."""
+        sender = Sender(self.expert_group, "" if torch.compiler.is_compiling() else self._announce(tokens))
+        # The meta device has no numbers of rows.
+        capacity = max(1, ids.numel()) if ids.is_meta else self.ep_capacity
+        trip = plan(sender, ids, capacity, self.ep_overflow)
+        weights = torch.where(trip.ids >= 0, weights, 0.0)
+        leaving = permute_rows(tokens, trip.row_map, sum(trip.send), weights if self.weight_on_input else None)
+        started = sender.start(leaving, trip.receive, trip.send)
+        shared = self._shared(tokens)  # while the rows travel
+        rows = self._experts(trip.by_expert(sender.finish(started)), trip.ends)
+        rows = sender.exchange(trip.by_process(rows), trip.send, trip.receive)
+        return rows, trip.row_map, weights, trip.ids, shared
+
+    def _announce(self, tokens: torch.Tensor) -> str:
+        """Who calls collectives, for errors. With QUIRE_CHECK_RANKS=1 says to other ranks what is to be computed."""
+        path = path_of(self.fc1).rpartition(".")[0]
+        layer = f"quire.MoE {path!r}" if path else "quire.MoE"
+        caller = f"{layer}, rank {self.expert_group.index()} of {self.expert_group.size}"
+        if check_ranks.enabled():
+            call = active_call(self.fc1, tokens)
+            text = "none" if call.recipe is None else linear_text(self.fc1, call)
+            gradient = "with" if torch.is_grad_enabled() else "without"
+            what = f"{layer}, tokens {tokens.dtype} [*, {self.hidden_size}], capacity {self.ep_capacity}, recipe {text}"
+            self.expert_group.check_ranks(caller, f"{what}, {gradient} gradient", tokens.device)
+        return caller
+
+    def _shared(self, tokens: torch.Tensor) -> torch.Tensor | None:
+        if self.shared_fc1 is None:
+            return None
+        h = self.shared_fc1(tokens)
+        return self.shared_fc2(activate(h, self._activation, h.dtype)[0])
 
     def _experts(self, rows: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
         fc1, fc2 = (Product(layer, "", active_call(layer, rows)) for layer in (self.fc1, self.fc2))
@@ -170,6 +251,17 @@ class MoE(torch.nn.Module):
     def extra_repr(self) -> str:
         options = "".join(f", {name}={value!r}" for name, value in self.routing.items())
         return f"top_k={self.top_k}, activation={self._activation}{options}"
+
+
+def _check_capacity(capacity: int | None, overflow: str, divided: bool) -> None:
+    check_type_or_none("quire.MoE", int, ep_capacity=capacity)
+    if capacity is not None and (capacity < 1 or not divided):
+        raise ValueError(
+            f"quire.MoE: ep_capacity must be at least 1, and goes with an ep_group; got {capacity} "
+            f"{'with' if divided else 'without'} one"
+        )
+    if overflow not in OVERFLOWS:
+        raise ValueError(f"quire.MoE: ep_overflow must be 'raise' or 'drop', got {overflow!r}")
 
 
 def _check(num_experts: int, top_k: int, routing: Mapping[str, object], **flags: object) -> None:

@@ -7,8 +7,12 @@ from collections.abc import Iterable, Sequence
 import torch
 
 from quire import delayed
-from quire.distributed import check_ranks
+from quire.distributed import check_ranks, one_process
+from quire.distributed.one_process import Whole
 from quire.distributed.parallel import Parallel, refuse_quantized
+from quire.distributed.sharded_model import refuse_delayed
+from quire.distributed.sharded_product import plan_of, sharded_linear
+from quire.distributed.sharding import check_gathered, gathered_amaxes
 from quire.functional import (
     Buffers,
     grouped_linear,
@@ -44,6 +48,12 @@ class Product:
         self.needs_dw = grad and any([parameter.requires_grad for parameter in self.parameters])
         self.new_cache, self.parallel = None, divided(module, name, call)
         self.given: dict[str, object] = _external_wgrad(module, name, call) if self.needs_dw else {}
+        self.whole = as_one_process(module, name, self.parallel)
+        if self.whole is not None:
+            self._take_whole()
+        self.shards = None if module.shards is None else module.shards.get(named(name, "weight"))
+        if self.shards is not None:
+            _check_sharded(self)
         if recipe is None:
             return
         self.text = linear_text(module, call)
@@ -57,8 +67,23 @@ class Product:
             self.given["bwd_amax"] = self.state.bwd_amax
         if isinstance(self.weights[0], QuantizedTensor):
             self.text = stored_weight(self.text, recipe, self.weights[0].spec_text)
-        else:
+            if module.gathering is not None:
+                check_gathered(module, name, recipe)
+        elif self.whole is None:
             self._take_codes()
+
+    def _take_whole(self) -> None:
+        """Within exact(): the weight of all processes. Raises NotImplementedError if its gradient is not for autograd,
+        which gives each process its part."""
+        what = f"quire.{type(self.module).__name__}, within quire.distributed.exact()"
+        if self.given:
+            raise NotImplementedError(
+                f"{what}: fuse_wgrad_accumulation and delay_wgrad_compute are not available; make the layer without "
+                "them"
+            )
+        if isinstance(self.weights[0], QuantizedTensor):
+            refuse_quantized(what, self.parallel.text)
+        self.weights, self.parallel = [self.whole.weight(weight) for weight in self.weights], None
 
     @property
     def scale(self) -> torch.Tensor | None:
@@ -82,7 +107,8 @@ class Product:
     def input(self, keep: bool = False) -> dict[str, object]:
         """Keyword arguments of norm() and activation() for an x that run() takes. keep: they return x itself too."""
         recipe = self.call.recipe
-        if recipe is None or _starts_from_x(self.text) or self.parallel is not None:
+        divided = self.parallel is not None or self.whole is not None or self.shards is not None
+        if recipe is None or _starts_from_x(self.text) or divided:
             return {}
         scale = None if self.scale is None else self.scale[: self.module.groups]
         return {"spec": recipe.input_spec, "rowwise": True, "columnwise": self.needs_dw, "keep_y": keep, "scale": scale}
@@ -97,11 +123,26 @@ class Product:
         """y = x w^T + bias. offsets: the row at which each group ends, or None if one group has all rows. biases: one
         for each group, or one for all groups, or none. x_buffers: what norm() or activation() returned for the
         arguments of input(). A quantized x is used directly, under its own spec."""
+        biases = [self.call.part(bias) for bias in biases]
+        if self.whole is not None:
+            _check_parallel(self, self.whole.parallel, x)
+            whole_biases = [self.whole.bias(bias) for bias in biases]
+            return self.whole.y(self._run(self.whole.x(x), whole_biases, None, ()))
         if self.parallel is not None:
-            _check_parallel(self, x)
+            _check_parallel(self, self.parallel, x)
             if not torch.compiler.is_compiling():
                 _announce(self, x)
-        biases = [self.call.part(bias) for bias in biases]
+        if self.shards is not None:
+            return self._sharded(x, biases)
+        return self._run(x, biases, offsets, x_buffers)
+
+    def _run(
+        self,
+        x: torch.Tensor | QuantizedActivation,
+        biases: Sequence[torch.Tensor],
+        offsets: torch.Tensor | None,
+        x_buffers: Buffers,
+    ) -> torch.Tensor:
         if self.call.recipe is None:
             return self._high_precision(x, biases, offsets)
         given = dict(self.given)
@@ -113,9 +154,20 @@ class Product:
         y, x_amax, w_amax = self._stateful(x, weights, biases, text, offsets=offsets, **given)
         if self.scale is not None:  # now that the arguments are known to fit
             if "w_buffers" in given:
-                w_amax = None if self.new_cache is None else self.new_cache.buffers[2]
+                made = self.new_cache
+                w_amax = gathered_amaxes(self.module, self.name) if made is None else made.buffers[2]
             delayed.collect(self.state, self.call.rule, x_amax if own_amax is None else own_amax, w_amax)
         return y
+
+    def _sharded(self, x: torch.Tensor | QuantizedActivation, biases: Sequence[torch.Tensor]) -> torch.Tensor:
+        if isinstance(x, QuantizedTensor | QuantizedActivation):
+            raise NotImplementedError(
+                f"quire.{type(self.module).__name__}: its weight is divided by shard_weights, and x must be a plain "
+                f"tensor, got a {type(x).__name__}; pass x.dequantize()"
+            )
+        text = "" if self.call.recipe is None else self.text
+        plan = plan_of(text, self.weights[0].shape[0], self.call.dtype, self.shards)
+        return sharded_linear(x, self.weights[0], biases[0] if biases else None, plan, self.given.get("sr_state"))
 
     def _stateful(
         self,
@@ -200,13 +252,32 @@ def divided(module: ProductModule, product: str, call: Call) -> Parallel | None:
     return None if parallel is None else parallel.for_tokens(call.sequence)
 
 
-def _check_parallel(product: Product, x: torch.Tensor | QuantizedActivation) -> None:
+def as_one_process(module: ProductModule, product: str, parallel: Parallel | None) -> Whole | None:
+    """Within quire.distributed.exact(), what makes whole tensors of those of a matmul; elsewhere None."""
+    if parallel is None or not one_process.enabled():
+        return None
+    return Whole(parallel, module.of(product, "part"))
+
+
+def _check_sharded(product: Product) -> None:
+    """Raises NotImplementedError for what a layer whose weight shard_weights has divided does not do."""
+    what, call = f"quire.{type(product.module).__name__}", product.call
+    if call.rule is not None or (call.recipe is not None and call.recipe.delayed()):
+        refuse_delayed(what)
+    if call.is_first_microbatch is not None:
+        raise NotImplementedError(
+            f"{what}: its weight is divided by shard_weights, and codes are not kept from call to call; leave "
+            "is_first_microbatch out"
+        )
+
+
+def _check_parallel(product: Product, parallel: Parallel, x: torch.Tensor | QuantizedActivation) -> None:
     """Raises NotImplementedError for what a layer that is divided over processes does not do, before anything runs."""
-    what = f"quire.{type(product.module).__name__}, {product.parallel.text}"
+    what = f"quire.{type(product.module).__name__}, {parallel.text}"
     if isinstance(x, QuantizedTensor | QuantizedActivation):
         raise NotImplementedError(f"{what}: x must be a plain tensor, got a {type(x).__name__}; pass x.dequantize()")
     if isinstance(product.weights[0], QuantizedTensor):
-        refuse_quantized(f"quire.{type(product.module).__name__}", product.parallel.text)
+        refuse_quantized(f"quire.{type(product.module).__name__}", parallel.text)
     if product.call.output_spec:
         raise NotImplementedError(f"{what}: results are not quantized; leave fp8_output and output_spec out")
 

@@ -1,17 +1,21 @@
 """The base class of modules with matmuls y = x w^T: the state that lasts from call to call for each matmul."""
 
-import math
 import secrets
 from collections.abc import Callable, Mapping
 
 import torch
 
 from quire import delayed, functional
-from quire.checks import check_type, check_type_or_none, describe
+from quire.checks import check_type, describe
+from quire.distributed.data_rank import declared_rank
+from quire.distributed.experts import ExpertGroup
+from quire.distributed.gathering import Gathering
 from quire.distributed.parallel import Parallel, refuse_quantized
-from quire.distributed.placements import divided_over, is_dtensor, local, part_for, placed_like
+from quire.distributed.pieces import PlainPart
+from quire.distributed.placements import divided_over, is_dtensor, local, placed_like
+from quire.distributed.sharded_product import Shards
 from quire.ends import at_the_end
-from quire.nn.random_state import reset_streams
+from quire.nn.random_state import own_rank, reset_streams
 from quire.nn.weight import initial_weight, kept_attributes, why_not_loaded
 from quire.recipe import Recipe
 from quire.tensor import DTYPES, QuantizedTensor
@@ -44,11 +48,20 @@ class ProductModule(torch.nn.Module):
     #: Groups of tokens that a product has a weight for, each.
     groups = 1
     parallel: Parallel | None = None
+    #: Over which processes the groups are divided.
+    expert_group: ExpertGroup | None = None
     #: Of layer_path.path_of(). A copy may be part of another model, and starts without.
     path_in_model: str | None = None
+    #: Weights that shard_weights() has divided, and over which processes.
+    shards: dict[str, Shards] | None = None
+    #: Of gather_codes().
+    gathering: Gathering | None = None
     #: What the module runs under outside of any autocast.
     recipe: Recipe | None = None
     fuse_wgrad_accumulation = delay_wgrad_compute = save_original_input = False
+    #: The data-parallel rank whose random stream it draws from, and the one that was declared for it.
+    stream = 0
+    data_rank: int | None = None
 
     @property
     def external_wgrad(self) -> bool:
@@ -99,11 +112,15 @@ class ProductModule(torch.nn.Module):
         device = self._device()
         for product in self.products:
             setattr(self, named(product, "sr_state"), torch.empty(2, dtype=torch.int64, device=device))
-            setattr(self, named(product, "delayed"), delayed.DelayedState(device, self.groups))
+            setattr(self, named(product, "delayed"), self.new_delayed_state())
             if (parallel := self.of(product, "parallel")) is not None:
                 setattr(self, named(product, "part"), parallel.place().to("cpu" if device.type == "meta" else device))
         self._forget_weights()
         self._number_stashes()
+
+    def new_delayed_state(self) -> delayed.DelayedState:
+        """For each matmul. What a process alone has of a layer has amaxes that no other one has."""
+        return delayed.DelayedState(self._device(), self.groups, reduced=self.expert_group is None)
 
     def _quantize_weights(self) -> None:
         """When the parameters have values: within quantized_model_init, weights become quantized ones."""
@@ -115,13 +132,20 @@ class ProductModule(torch.nn.Module):
                     refuse_quantized(f"quire.{type(self).__name__}", parallel.text)
 
     def _reset_sr_states(self) -> None:
-        reset_streams(list(self.sr_states().values()), [self.stream_rank()] * len(self.products))
+        reset_streams(list(self.sr_states().values()), [self.take_stream()] * len(self.products))
 
-    def stream_rank(self) -> int | None:
-        """The rank whose random stream the layer draws from, None for this process's. Parts of one layer draw from one
-        stream."""
+    def take_stream(self) -> int:
+        """Decides on the data-parallel rank whose random stream the layer draws from, for a new seed, and returns it.
+        Parts of one layer draw from one stream."""
+        declared = declared_rank()
+        if declared is not None:
+            self.data_rank = declared
         parallel = self.of(self.products[0], "parallel")
-        return None if parallel is None else parallel.first_rank()
+        if self.data_rank is None:
+            self.stream = own_rank() if parallel is None else parallel.first_rank()
+        else:
+            self.stream = self.data_rank
+        return self.stream
 
     def divide(self, product: str, parallel: Parallel | None) -> None:
         """Records how the weight of a matmul is divided from now on. The parts of the weight get one random stream, the
@@ -131,7 +155,15 @@ class ProductModule(torch.nn.Module):
         if parallel is not None:
             state = self.of(product, "sr_state")
             setattr(self, named(product, "part"), parallel.place().to("cpu" if state.is_meta else state.device))
-            parallel.share_first(state)
+            if not state.is_meta:
+                shared = torch.cat([state, state.new_tensor([self.stream])])
+                parallel.share_first(shared)
+                state.copy_(shared[:2])
+                self.stream = int(shared[2])
+
+    def first_stream(self) -> int:
+        """What the seed of this process's part of the layer is above the one that a single process has."""
+        return 0
 
     def _forget_weights(self) -> None:
         for product in self.products:
@@ -162,10 +194,27 @@ class ProductModule(torch.nn.Module):
         self._forget_weights()
         return self
 
+    def plain_parts(self) -> dict[str, Parallel]:
+        """Parameters that are plain tensors and this process's parts, by name, and how they are divided."""
+        found = {}
+        for product in self.products:
+            if (parallel := self.of(product, "parallel")) is not None:
+                names = [named(product, "weight")] + [named(product, "bias")] * (parallel.mode == "column")
+                found |= {name: parallel for name in names if type(getattr(self, name)) is torch.nn.Parameter}
+        return found
+
+    def _save_to_state_dict(self, destination: dict[str, object], prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        for name in () if keep_vars else self.plain_parts():
+            destination[prefix + name] = destination[prefix + name].as_subclass(PlainPart)
+
     def _load_from_state_dict(
         self, state_dict: dict[str, object], prefix: str, local_metadata: dict[str, object], *options: object
     ) -> None:
         assign, error_msgs = local_metadata.get("assign_to_params_buffers", False), options[-1]
+        for name in self.plain_parts():
+            if isinstance(value := state_dict.get(prefix + name), PlainPart):
+                state_dict[prefix + name] = value.plain()
         for name in self.weight_names:
             value = state_dict.get(prefix + name)
             if isinstance(value, torch.Tensor) and (error := why_not_loaded(self, name, value, assign)):
@@ -253,9 +302,14 @@ class ProductModule(torch.nn.Module):
         """Computes the gradients of the weights for the oldest backward pass whose operands are kept. Adds them to
         weight.main_grad (fuse_wgrad_accumulation) or weight.grad. Skips weights that require no gradient; without
         delay_wgrad_compute it does nothing. Not available within a compiled function. Raises RuntimeError if no
-        operands are kept."""
+        operands are kept, NotImplementedError for weights that fully_shard has divided."""
         for product in reversed(self.products if self.delay_wgrad_compute else ()):
             weights = self.weights(product)
+            if self.of(product, "parallel") is None and any(is_dtensor(weight) for weight in weights.values()):
+                raise NotImplementedError(
+                    f"quire.{type(self).__name__}.backward_dw: fully_shard has divided {', '.join(weights)}, and "
+                    "reduces gradients in the backward pass only; make the layer without delay_wgrad_compute"
+                )
             if any(weight.requires_grad for weight in weights.values()):
                 with torch.no_grad():
                     self._add_stashed(weights, self.of(product, "wgrad_stash"))
@@ -276,20 +330,6 @@ class ProductModule(torch.nn.Module):
                 weight.grad = grad if weight.grad is None else weight.grad.add_(grad)
 
 
-def _initialise_parts(
-    weight: torch.Tensor, bias: torch.Tensor | None, init_method: Callable[[torch.Tensor], object] | None
-) -> None:
-    """initialise() of DTensors: draws whole tensors, and keeps this process's parts."""
-    if weight.is_meta:
-        return
-    own = [t for t in (weight, bias) if t is not None]
-    whole = [torch.empty(t.shape, dtype=t.dtype, device=t.device) for t in own]
-    initialise(whole[0], whole[1] if len(whole) > 1 else None, init_method)
-    with torch.no_grad():
-        for t, values in zip(own, whole, strict=True):
-            t.copy_(part_for(t, values) if is_dtensor(t) else values)
-
-
 def main_grads(module: ProductModule, weights: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
     """The tensors to which gradients of the weights are added. For a weight that requires no gradient this is memory
     that nobody reads. Raises RuntimeError if another weight has no main_grad, or one that does not fit."""
@@ -308,42 +348,8 @@ def main_grads(module: ProductModule, weights: Mapping[str, torch.Tensor]) -> li
             raise RuntimeError(
                 f"quire.{type(module).__name__}: fuse_wgrad_accumulation=True needs {name}.main_grad, a contiguous "
                 f"float32, float16 or bfloat16 tensor of {part}'s shape {list(weight.shape)} on {weight.device} to add "
-                f"the gradient to; got {got}. Assign one, or make the layer without fuse_wgrad_accumulation"
+                f"the gradient to; got {got}. Assign one, or make the layer without fuse_wgrad_accumulation, as for "
+                "fully_shard, whose gathered weights have none"
             )
         grads.append(grad)
     return grads
-
-
-def initialise(
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    init_method: Callable[[torch.Tensor], object] | None,
-    parallel: Parallel | None = None,
-) -> None:
-    """Initialises as torch.nn.Linear; with an init_method, weight by that method and bias with 0. parallel: draws the
-    whole weight and keeps a part, so that processes together have what one process has after the same seed."""
-    check_type_or_none("quire", Callable, init_method=init_method)
-    if parallel is not None and is_dtensor(weight):
-        _initialise_parts(weight, bias, init_method)
-        return
-    if parallel is not None and not weight.is_meta:
-        out, inner = weight.shape
-        column = parallel.mode == "column"
-        whole = weight.new_empty((out * parallel.size, inner) if column else (out, inner * parallel.size))
-        whole_bias = None if bias is None else bias.new_empty(whole.shape[0])
-        initialise(whole, whole_bias, init_method)
-        with torch.no_grad():
-            weight.copy_(parallel.part_of(whole))
-            if bias is not None:
-                bias.copy_(parallel.part_of(whole_bias, bias=True))
-        return
-    if init_method is not None:
-        with torch.no_grad():
-            init_method(weight)
-        if bias is not None:
-            torch.nn.init.zeros_(bias)
-        return
-    torch.nn.init.kaiming_uniform_(weight, a=math.sqrt(5))
-    if bias is not None:
-        bound = 1 / math.sqrt(weight.shape[1]) if weight.shape[1] > 0 else 0
-        torch.nn.init.uniform_(bias, -bound, bound)

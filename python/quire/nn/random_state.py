@@ -1,44 +1,57 @@
 """Random states of layers: their seeds, and the values that a checkpoint needs besides state_dict to resume exactly."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 
 from quire.checks import check_type
 
 
-def reset_streams(states: Sequence[torch.Tensor], ranks: Sequence[int | None]) -> None:
+def reset_streams(states: Sequence[torch.Tensor], ranks: Sequence[int]) -> None:
     """Sets new seeds and counters of 0 in random states, int64 [2] {seed, counter}.
 
-    Seeds are below 2**63 and are derived from torch's default generator without advancing it. Processes of a
-    torch.distributed group that start from one torch.manual_seed get different seeds. The first rank gets the same
-    seeds as a single process. ranks: as which rank to draw each; None is this process's own.
+    Seeds are below 2**63 and are derived from torch's default generator without advancing it, and from a data-parallel
+    rank for each: processes that start from one torch.manual_seed get different seeds for different ranks. Rank 0 gets
+    the seeds of a single process.
     """
     fork = torch.default_generator.clone_state()
-    distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
-    own = torch.distributed.get_rank() if distributed else 0
     with torch.no_grad():
         for state, rank in zip(states, ranks, strict=True):
-            of_rank = (own if rank is None else rank) * 0x9E3779B97F4A7C15 % 2**63
-            state[:1].copy_(torch.randint(2**63 - 1, (1,), generator=fork, device="cpu") ^ of_rank)
+            state[:1].copy_(torch.randint(2**63 - 1, (1,), generator=fork, device="cpu") ^ _of_rank(rank))
             state[1:].zero_()
 
 
-def _states(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+def _of_rank(rank: int) -> int:
+    """What the seed of a data-parallel rank differs by from that of rank 0."""
+    return rank * 0x9E3779B97F4A7C15 % 2**63
+
+
+def own_rank() -> int:
+    """The rank in torch.distributed's default group; 0 without one."""
+    distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
+    return torch.distributed.get_rank() if distributed else 0
+
+
+def _layers(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module, torch.Tensor]]:
+    """Name, layer and random state, of each matmul."""
     check_type("rng_state", torch.nn.Module, model=model)
-    found = {}
     for name, module in model.named_modules():
         if hasattr(module, "sr_states"):  # ProductModule, which resets its own by this file
-            found |= {".".join(filter(None, (name, product))): s for product, s in module.sr_states().items()}
-    return found
+            for product, state in module.sr_states().items():
+                yield ".".join(filter(None, (name, product))), module, state
 
 
 def rng_state(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     """Module name -> a copy of its int64 [2] {seed, counter}, for every quire layer with matmuls ("" is the model).
 
-    A layer with several matmuls, such as quire.LayerNormMLP, has a name for each: "mlp.fc1", "mlp.fc2".
+    A layer with several matmuls, such as quire.LayerNormMLP, has a name for each: "mlp.fc1", "mlp.fc2". Of a layer
+    whose groups are divided over processes (ep_group), the state is that of one process with all groups.
     """
-    return {name: state.clone() for name, state in _states(model).items()}
+    return {name: _shifted(state, -module.first_stream()) for name, module, state in _layers(model)}
+
+
+def _shifted(state: torch.Tensor, by: int) -> torch.Tensor:
+    return state + state.new_tensor([by, 0])
 
 
 def set_rng_state(model: torch.nn.Module, state: Mapping[str, torch.Tensor]) -> None:
@@ -48,7 +61,7 @@ def set_rng_state(model: torch.nn.Module, state: Mapping[str, torch.Tensor]) -> 
     tensor of shape [2].
     """
     check_type("set_rng_state", Mapping, state=state)
-    own = _states(model)
+    own = {layer: (module, own) for layer, module, own in _layers(model)}
     if missing := sorted(own.keys() - state.keys()):
         raise ValueError(
             f"set_rng_state: the model has layers that the state has not: {', '.join(map(repr, missing))}; pass "
@@ -65,4 +78,22 @@ def set_rng_state(model: torch.nn.Module, state: Mapping[str, torch.Tensor]) -> 
             raise ValueError(f"set_rng_state: the state of {name!r} must be an int64 tensor of shape [2], got {what}")
     with torch.no_grad():
         for name, value in state.items():
-            own[name].copy_(value)
+            module, state = own[name]
+            state.copy_(_shifted(value, module.first_stream()))
+
+
+def seeds_of_rank_0(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """rng_state() of the process whose data-parallel rank is 0, without a message: seeds of ranks follow from it."""
+    state = rng_state(model)
+    return {name: _moved(state[name], module.stream) for name, module, _ in _layers(model)}
+
+
+def of_own_rank(model: torch.nn.Module, state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """What set_rng_state() needs in this process, of what seeds_of_rank_0() gave in any."""
+    streams = {name: module.stream for name, module, _ in _layers(model)}
+    return {name: _moved(value, streams.get(name, 0)) for name, value in state.items()}
+
+
+def _moved(state: torch.Tensor, rank: int) -> torch.Tensor:
+    """Between a data-parallel rank and rank 0, in either direction."""
+    return torch.stack([state[0] ^ _of_rank(rank), state[1]])

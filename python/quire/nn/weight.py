@@ -123,6 +123,11 @@ def why_not_loaded(module: torch.nn.Module, name: str, value: torch.Tensor, assi
     """The reason why load_state_dict must not store a value as that weight of a module; "" if it may. Warns where a
     quantized value is quantized again."""
     weight, recipe = getattr(module, name), module.recipe
+    if assign and module.gathering is not None:
+        return (
+            "assign=True would replace the parameter that quire.distributed.gather_codes has prepared; leave assign "
+            "False, which copies the values"
+        )
     if not isinstance(weight, QuantizedTensor):
         return ""
     if not isinstance(value, QuantizedTensor):

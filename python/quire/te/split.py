@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
+from quire.nn.initial_values import initialise
 from quire.nn.linear import Linear
-from quire.nn.product_module import initialise
 from quire.te.arguments import refuse
 from quire.tensor import QuantizedTensor
 

@@ -99,8 +99,8 @@ def _new_zeros(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
         raise NotImplementedError(
             f"QuantizedTensor: new_zeros({list(size)}) of {q.spec}, shape {list(q.shape)}: rows of a quantized tensor "
             "are not sharded (fully_shard), since columnwise codes and scales are shared by rows of several ranks. "
-            "Shard a model with plain parameters, which quire's layers quantize after the gather, use "
-            "DistributedDataParallel, or call torch.zeros for a plain tensor"
+            "Call quire.distributed.gather_codes(model, recipe) first, which shards masters (keep_master=True), shard "
+            "a model with plain parameters, use DistributedDataParallel, or call torch.zeros for a plain tensor"
         )
     return _plain_like(operator, args, kwargs)
 

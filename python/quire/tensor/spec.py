@@ -22,6 +22,14 @@ def check_recipe(what: str, text: str) -> None:
         raise ValueError(f"{what}: {error}") from None
 
 
+def check_parallel(what: str, text: str) -> None:
+    """Raises ValueError for a text that does not say how a weight is divided (quire.distributed.Parallel)."""
+    try:
+        torch.ops.quire.canonical_parallel(text)
+    except RuntimeError as error:
+        raise ValueError(f"{what}: {error}") from None
+
+
 @dataclass(frozen=True)
 class QuantSpec:
     """How a tensor is quantized, as text such as "nvfp4:rht:sr"; docs/specs.md has the grammar.

@@ -80,6 +80,11 @@ at::Tensor reduce_scatter(const at::Tensor& t, const Group& group) {
       .toTensor();
 }
 
+at::Tensor all_to_all(const at::Tensor& t, const Group& group) {
+  const std::vector<c10::SymInt> splits(static_cast<size_t>(group.size), t.sym_size(0) / group.size);
+  return call("all_to_all_single", "all_to_all", group, {t.contiguous(), splits, splits, group.name}).toTensor();
+}
+
 at::Tensor wait(const at::Tensor& t, const char* collective, const Group& group) {
   return call("wait_tensor", collective, group, {t}).toTensor();
 }

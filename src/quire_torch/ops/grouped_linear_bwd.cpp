@@ -5,6 +5,7 @@
 #include "quire_torch/ops/grouped_linear.h"
 #include "quire_torch/ops/grouped_quantize.h"
 #include "quire_torch/ops/parallel_linear.h"
+#include "quire_torch/ops/reduce.h"
 #include "quire_torch/ops/state.h"
 #include "quire_torch/ops/wgrad.h"
 
@@ -158,7 +159,7 @@ op::Tensors<3> quantized_backward(const GroupedLinear::Saved& s, const at::Tenso
   auto g = p ? parallel_bwd(args, *p, s.part) : op::call<LinearBwd>(args);
   // First what may still refuse its operands, so that a refused call has changed nothing.
   if (external) weight_gradient(s, recipe, {g[3], g[4], g[5]}, x, tokens_of(s, dy));
-  if (p && p->column && need[kX]) g[0] = wait_for_sum(g[0], *p);
+  if (p && p->column && need[kX]) g[0] = wait_for_sum(g[0], *p, sizes_of_dx(dy, *p, s.in_features), s.dtype);
   if (stochastic) op::call<SrAdvance>({.sr_state = {s.sr_state.tensor}});
   if (scale && s.bwd_amax.tensor.defined()) op::call<AmaxMax>({{s.bwd_amax.tensor}, g[5], 0});
   if (need[kX] && recipe->dx) g[0] = rounded_dx(s, *recipe->dx, g[0]);
@@ -177,16 +178,21 @@ op::Tensors<3> unquantized_backward(const GroupedLinear::Saved& s, const at::Ten
   const at::Tensor dy = p && p->gathers_dy() ? gather(own_dy, p->group) : own_dy;
   const at::Tensor x = need[kW] ? plain_x(s, dy) : dy.new_empty({0});
   const bool external = need[kW] && external_wgrad(s), later = external && s.wgrad_stash.tensor.defined();
-  const LinearUnquantizedBwd::Args args{.dy = dy,
-                                        .offsets = s.offsets,
-                                        .x = x,
-                                        .w = s.w,
-                                        .w_buffers = s.w_buffers,
-                                        .in_features = s.in_features,
-                                        .recipe = s.recipe,
-                                        .dtype = s.dtype,
-                                        .needs = needed_gradients(need) & (later ? ~kNeedsW : ~int64_t{0})};
+  LinearUnquantizedBwd::Args args{.dy = dy,
+                                  .offsets = s.offsets,
+                                  .x = x,
+                                  .w = s.w,
+                                  .w_buffers = s.w_buffers,
+                                  .in_features = s.in_features,
+                                  .recipe = s.recipe,
+                                  .dtype = s.dtype,
+                                  .needs = needed_gradients(need) & (later ? ~kNeedsW : ~int64_t{0})};
   op::Tensors<3> g = p ? parallel_unquantized_bwd(args, *p) : op::call<LinearUnquantizedBwd>(args);
+  if (p && p->own_gradients && p->gathers_dy() && need[kBias]) {
+    args.dy = own_dy;
+    args.needs = kNeedsBias;
+    g[2] = op::call<LinearUnquantizedBwd>(args)[2];
+  }
   if (later) {
     keep_for_later(s, {dy.to(s.dtype), x.to(s.dtype)}, tokens_of(s, own_dy));
   } else if (external) {

@@ -57,6 +57,16 @@ void reduce_amaxes(const std::vector<at::Tensor*>& amaxes, const Group& group) {
   }
 }
 
+/// A spec of partial results. They are rounded to nearest, for they have no random state, and in the order of a matrix.
+quire::QuantSpec sendable(std::string_view text) {
+  const quire::QuantSpec spec = quire::QuantSpec::parse(text);
+  quire::check(
+      !spec.stochastic && !spec.swizzled && !spec.interleaved,
+      "parallel_linear: reduce must be 'float32' or a spec without stochastic rounding and without an order of ",
+      "its own, such as 'mxfp8'; got '", text, "'");
+  return spec;
+}
+
 }  // namespace
 
 Parallel Parallel::parse(std::string_view text) {
@@ -68,23 +78,35 @@ Parallel Parallel::parse(std::string_view text) {
     rest.remove_prefix(std::min(comma + 1, rest.size()));
     return word;
   };
-  const std::string_view mode = next(), group = next(), size = next(), sequence = next();
+  const std::string_view mode = next(), group = next(), size = next();
+  std::string_view word = next();
+  if ((p.sequence = word == "sequence")) word = next();
+  const std::string_view reduce = word.starts_with("reduce=") ? word.substr(7) : "";
+  if (!reduce.empty()) word = next();
+  if ((p.own_gradients = word == "own_gradients")) word = next();
   const auto [end, error] =
       std::from_chars(size.data() + std::min<size_t>(5, size.size()), size.data() + size.size(), p.group.size);
-  quire::check((mode == "column" || mode == "row") && group.starts_with("group=") && group.size() > 6 &&
-                   size.starts_with("size=") && error == std::errc() && end == size.data() + size.size() &&
-                   p.group.size >= 1 && (sequence.empty() || sequence == "sequence") && rest.empty(),
-               "parallel_linear: parallel must be 'column,group=NAME,size=N' or 'row,group=NAME,size=N', with ",
-               "',sequence' behind it where tokens are divided; got '", text, "'");
+  quire::check(
+      (mode == "column" || mode == "row") && group.starts_with("group=") && group.size() > 6 &&
+          size.starts_with("size=") && error == std::errc() && end == size.data() + size.size() && p.group.size >= 1 &&
+          word.empty() && rest.empty(),
+      "parallel_linear: parallel must be 'column,group=NAME,size=N' or 'row,group=NAME,size=N', with ",
+      "',sequence' behind it where tokens are divided, ',reduce=float32' or ',reduce=SPEC' for sums of float32, ",
+      "and ',own_gradients' where somebody else adds gradients of biases; got '", text, "'");
   p.column = mode == "column";
   p.group.name = group.substr(6);
-  p.sequence = !sequence.empty();
+  p.sums_float32 = !reduce.empty();
+  if (p.sums_float32 && reduce != "float32") p.sent_as = sendable(reduce);
   return p;
 }
 
 std::string Parallel::to_string() const {
   return quire::text(column ? "column" : "row", ",group=", group.name, ",size=", group.size,
-                     sequence ? ",sequence" : "");
+                     sequence ? ",sequence" : "", sums_float32 ? ",reduce=" : "",
+                     sent_as        ? sent_as->to_string()
+                     : sums_float32 ? "float32"
+                                    : "",
+                     own_gradients ? ",own_gradients" : "");
 }
 
 bool needs_reduction(const quire::QuantSpec& spec, int axis) {
@@ -161,14 +183,6 @@ DirectionBuffers gather(const DirectionBuffers& part, const quire::QuantSpec& sp
       whole[i] =
           along(wait(gathered[next++], "all_gather", group).view(part[i].scalar_type()), part[i], axes[i], group);
   return whole;
-}
-
-at::Tensor start_sum(const at::Tensor& partial, const Parallel& p) {
-  return p.sequence ? reduce_scatter(partial, p.group) : all_reduce(partial, "sum", p.group);
-}
-
-at::Tensor wait_for_sum(const at::Tensor& started, const Parallel& p) {
-  return wait(started, p.sequence ? "reduce_scatter" : "all_reduce", p.group);
 }
 
 at::Tensor sum(const at::Tensor& t, const Group& group) {

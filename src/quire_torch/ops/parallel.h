@@ -11,12 +11,19 @@
 
 namespace quire_torch {
 
-/// "column,group=NAME,size=N[,sequence]" or "row,...". column: each process has some of the outputs, row: some of the
-/// inputs. sequence: outside of the layer each process has some of the tokens, those of the first dimension.
+/// "column,group=NAME,size=N[,sequence][,reduce=R][,own_gradients]" or "row,...". column: each process has some of the
+/// outputs, row: some of the inputs. sequence: outside of the layer each process has some of the tokens, those of the
+/// first dimension.
 struct Parallel {
   bool column = true;
   bool sequence = false;
   Group group;
+  /// How results of parts of the contraction become their sum (reduce.h): of their dtype by the collective; or of
+  /// float32 in the order of ranks, sent as they are ("float32") or as codes (a spec).
+  bool sums_float32 = false;
+  std::optional<quire::QuantSpec> sent_as{};
+  /// Gradients of parameters that every process has are of its own tokens, and somebody else adds them.
+  bool own_gradients = false;
 
   static Parallel parse(std::string_view text);
   std::string to_string() const;
@@ -60,10 +67,6 @@ DirectionBuffers gather(const DirectionBuffers& part, const quire::QuantSpec& sp
 /// [size * d0, ...] of t [d0, ...].
 at::Tensor gather(const at::Tensor& t, const Group& group);
 
-/// The reduction of a partial result over the group, started: of all tokens, or of this process's where `sequence`.
-at::Tensor start_sum(const at::Tensor& partial, const Parallel& p);
-/// Its values.
-at::Tensor wait_for_sum(const at::Tensor& started, const Parallel& p);
 /// The sum over the group of what each process has.
 at::Tensor sum(const at::Tensor& t, const Group& group);
 

@@ -1,13 +1,14 @@
 #include "quire_torch/ops/parallel_linear.h"
 
 #include "quire_torch/ops/linear_grads.h"
+#include "quire_torch/ops/reduce.h"
 
 namespace quire_torch {
 namespace {
 
 using quire::Backward, quire::Direction;
 
-/// The product of this process.
+/// The product of this process, as backward is to know it.
 GroupedLinear::Args own_product(const ParallelLinear::Args& a) {
   return {.x = a.x,
           .w = {{a.w}},
@@ -86,6 +87,7 @@ void take_x(const ParallelLinear::Args& a, bool keep, const Part& part, const op
 Operands operands(const ParallelLinear::Args& a, op::Needs need) {
   Operands o{.args = own_product(a), .kept = {}};
   const Parallel& p = **a.parallel;
+  if (!p.column && a.recipe->has_value()) o.args.dtype = partial_dtype(p, a.dtype);
   const bool quantizes = a.recipe->has_value(), keep = need[kW];
   const bool codes = quantizes && p.gathers_x() && gathers_codes((*a.recipe)->x, Direction::rowwise, rows_of(a.x));
   const bool apart =
@@ -133,8 +135,9 @@ void check(const ParallelLinear::Args& a, op::Needs need) {
 at::Tensor whole(const ParallelLinear::Args& a, const at::Tensor& y) {
   const Parallel& p = **a.parallel;
   if (p.column) return y;
-  const at::Tensor total = wait_for_sum(start_sum(y, p), p);
-  return a.bias ? total.add(*a.bias).to(a.dtype) : total;
+  auto sizes = y.sym_sizes().vec();
+  if (p.sequence) sizes[0] = sizes[0] / p.group.size;
+  return wait_for_sum(start_sum(y, p), p, sizes, a.dtype, a.bias);
 }
 
 }  // namespace
@@ -151,6 +154,7 @@ std::pair<op::Tensors<3>, ParallelLinear::Saved> ParallelLinear::forward(const A
   auto [r, x] = GroupedLinear::product(o.args, of_product);
   const bool high = mode_of(a.recipe) == Backward::high_precision;
   GroupedLinear::Args given = high ? own_product(a) : o.args;
+  given.dtype = a.dtype;
   Saved s = GroupedLinear::saved(given, o.keeps ? o.kept : x, r, need);
   s.parallel = a.parallel;
   s.part = a.part;
@@ -175,12 +179,12 @@ op::Tensors<10> ParallelLinear::backward(const Saved& s, const op::Tensors<3>& g
 namespace {
 
 /// The sum of dy over rows, in dy's dtype. own: dy of this process alone, whose sums are added.
-at::Tensor bias_gradient(const LinearBwd::Args& a, const at::Tensor& dy, bool own, const Group& group) {
+at::Tensor bias_gradient(const LinearBwd::Args& a, const at::Tensor& dy, bool own, const Parallel& p) {
   LinearBwd::Args of_bias = a;
-  of_bias.dy = dy;
+  of_bias.dy = p.own_gradients ? a.dy : dy;
   of_bias.needs = kNeedsBias;
   const at::Tensor dbias = op::call<LinearBwd>(of_bias)[2];
-  return own ? sum(dbias, group) : dbias;
+  return own && !p.own_gradients ? sum(dbias, p.group) : dbias;
 }
 
 }  // namespace
@@ -219,7 +223,7 @@ op::Tensors<6> parallel_bwd(const LinearBwd::Args& a, const Parallel& p, const o
                                       .shape = sizes_with(dy, times, a.in_features),
                                       .out_features = n,
                                       .recipe = a.recipe,
-                                      .dtype = a.dtype})[0];
+                                      .dtype = p.column ? partial_dtype(p, a.dtype) : a.dtype})[0];
       if (p.column) out[0] = start_sum(out[0], p);
     }
     if (a.needs & kNeedsW)
@@ -237,8 +241,15 @@ op::Tensors<6> parallel_bwd(const LinearBwd::Args& a, const Parallel& p, const o
     if (a.needs & kKeepsDy) out[3] = columns[0], out[4] = columns[1];
     if ((a.needs & kKeepsDy) && !a.bwd_scale) out[5] = columns[2];
   }
-  if (a.needs & kNeedsBias) out[2] = bias_gradient(a, dy, codes, p.group);
+  if (a.needs & kNeedsBias) out[2] = bias_gradient(a, dy, codes, p);
   return out;
+}
+
+std::vector<c10::SymInt> sizes_of_dx(const at::Tensor& dy, const Parallel& p, const c10::SymInt& in_features) {
+  auto sizes = dy.sym_sizes().vec();
+  if (p.column && p.sequence) sizes.front() = sizes.front() / p.group.size;
+  sizes.back() = in_features;
+  return sizes;
 }
 
 op::Tensors<3> parallel_unquantized_bwd(LinearUnquantizedBwd::Args a, const Parallel& p) {
@@ -250,7 +261,8 @@ op::Tensors<3> parallel_unquantized_bwd(LinearUnquantizedBwd::Args a, const Para
   if (a.needs) dx = op::call<LinearUnquantizedBwd>(a), dx[0] = start_sum(dx[0], p);
   a.needs = needs & ~kNeedsX;
   rest = op::call<LinearUnquantizedBwd>(a);
-  return {needs & kNeedsX ? wait_for_sum(dx[0], p) : rest[0], rest[1], rest[2]};
+  return {needs & kNeedsX ? wait_for_sum(dx[0], p, sizes_of_dx(a.dy, p, a.in_features), a.dtype) : rest[0], rest[1],
+          rest[2]};
 }
 
 }  // namespace quire_torch

@@ -1,0 +1,240 @@
+"""The experts of a mixture divided over the processes of a group, and the exchange of rows between them."""
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import distributed
+
+from quire.distributed import check_ranks
+from quire.distributed.groups import name_of, named_group, the_group
+from quire.moe.primitives import chunk_rows, expert_rows, limit_capacity, permute_rows, unpermute_rows
+
+#: What happens to a process's rows that exceed the capacity.
+OVERFLOWS = ("raise", "drop")
+#: First of the names for groups that nobody has named.
+_NAME = "quire:ep"
+
+
+@dataclass(frozen=True)
+class ExpertGroup:
+    """A group of processes that have equal parts of num_experts experts; the first process has the first ones.
+
+    name: of the group (quire.distributed.name_group). size: the number of processes.
+    """
+
+    name: str
+    size: int
+    num_experts: int
+
+    @staticmethod
+    def of(what: str, group: "distributed.ProcessGroup | str", num_experts: int) -> "ExpertGroup":
+        """Raises ValueError for a name that no group has, and if the processes cannot have equal parts."""
+        name = group if isinstance(group, str) else name_of(group, _NAME)
+        known = named_group(name)
+        if known is None:
+            raise ValueError(
+                f"{what}: no process group is named {name!r}; pass the group, or name it with "
+                "quire.distributed.name_group(group, name) first"
+            )
+        if num_experts % known.size():
+            raise ValueError(
+                f"{what}: the number of experts, {num_experts}, must be a multiple of the {known.size()} processes of "
+                f"{name!r}; choose another number or another group"
+            )
+        if check_ranks.enabled():
+            check_ranks.run_eagerly()
+        return ExpertGroup(name, known.size(), num_experts)
+
+    @property
+    def each(self) -> int:
+        """The number of experts of one process."""
+        return self.num_experts // self.size
+
+    def index(self) -> int:
+        """Which part this process has, 0 to size - 1. Raises RuntimeError if no group has the name now."""
+        return distributed.get_rank(the_group(self.name))
+
+    def own(self) -> range:
+        """The experts of this process."""
+        return range(self.index() * self.each, (self.index() + 1) * self.each)
+
+    def first_rank(self) -> int:
+        """The rank, in the default group, of the process that has the first experts."""
+        return distributed.get_global_rank(the_group(self.name), 0)
+
+    def broadcast(self, t: torch.Tensor, source: int = 0) -> None:
+        """Overwrites t, in every process of the group, by that of one process of it."""
+        if not t.is_meta:
+            group = the_group(self.name)
+            distributed.broadcast(t, distributed.get_global_rank(group, source), group=group)
+
+    def check_ranks(self, caller: str, what: str, device: torch.device) -> None:
+        """check_ranks() of the group's processes."""
+        check_ranks.check_ranks(caller, f"experts over {self.name}, {what}", the_group(self.name), device)
+
+
+class Sender(NamedTuple):
+    """Sends rows between the processes of a group. caller: the layer, for errors of eager calls."""
+
+    group: ExpertGroup
+    caller: str
+
+    def start(self, rows: torch.Tensor, receive: list[int], send: list[int]) -> torch.Tensor:
+        """Begins to send the first send[0] rows to the first process, the next send[1] to the second, and so on.
+        finish() gives what comes from them: receive[0] rows from the first, and so on. Differentiable."""
+        if torch.compiler.is_compiling() and _torch_differentiates():
+            return torch.ops._c10d_functional.all_to_all_single(rows, receive, send, self.group.name)
+        return _Start.apply(rows, receive, send, self)
+
+    def finish(self, started: torch.Tensor) -> torch.Tensor:
+        """The rows of start(), when they are there."""
+        if torch.compiler.is_compiling() and _torch_differentiates():
+            return torch.ops._c10d_functional.wait_tensor(started)
+        return _Finish.apply(started, self)
+
+    def exchange(self, rows: torch.Tensor, receive: list[int], send: list[int]) -> torch.Tensor:
+        """start() and finish()."""
+        return self.finish(self.start(rows, receive, send))
+
+    @contextlib.contextmanager
+    def named(self) -> Iterator[None]:
+        """Errors of collectives name the layer."""
+        try:
+            yield
+        except RuntimeError as error:
+            text = str(error).partition("\n")[0].partition(". This is typically")[0]
+            raise distributed.DistBackendError(
+                f"{self.caller}: all_to_all over the {self.group.size} processes of {self.group.name!r} failed: "
+                f"{text}. Another process ended or hangs, or its call has other shapes or another recipe; run all "
+                "processes with QUIRE_CHECK_RANKS=1 to see which"
+            ) from error
+
+
+# PyTorch 2.13 has gradients of these operators. But an error in its backward pass would not name the layer.
+class _Start(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: torch.autograd.function.FunctionCtx,
+        rows: torch.Tensor,
+        receive: list[int],
+        send: list[int],
+        sender: Sender,
+    ) -> torch.Tensor:
+        ctx.receive, ctx.send, ctx.sender = receive, send, sender
+        return _start(rows, receive, send, sender)
+
+    @staticmethod
+    def backward(ctx: torch.autograd.function.FunctionCtx, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        started = _start(grad.contiguous(), ctx.send, ctx.receive, ctx.sender)
+        return _finish(started, ctx.sender), None, None, None
+
+
+class _Finish(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: torch.autograd.function.FunctionCtx, started: torch.Tensor, sender: Sender) -> torch.Tensor:
+        return _finish(started, sender)
+
+    @staticmethod
+    def backward(ctx: torch.autograd.function.FunctionCtx, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        return grad, None
+
+
+def _start(rows: torch.Tensor, receive: list[int], send: list[int], sender: Sender) -> torch.Tensor:
+    if torch.compiler.is_compiling():
+        return torch.ops._c10d_functional.all_to_all_single(rows, receive, send, sender.group.name)
+    with sender.named():
+        return torch.ops._c10d_functional.all_to_all_single(rows, receive, send, sender.group.name)
+
+
+def _finish(started: torch.Tensor, sender: Sender) -> torch.Tensor:
+    if torch.compiler.is_compiling():
+        return torch.ops._c10d_functional.wait_tensor(started)
+    with sender.named():
+        return torch.ops._c10d_functional.wait_tensor(started)
+
+
+@torch.compiler.assume_constant_result
+def _torch_differentiates() -> bool:
+    """Whether PyTorch's own operators have gradients, as since 2.13. A graph with them can be cached; one with
+    functions of Python cannot."""
+    has = torch._C._dispatch_has_kernel_for_dispatch_key
+    return all(has(f"_c10d_functional::{name}", "Autograd") for name in ("all_to_all_single", "wait_tensor"))
+
+
+class Trip(NamedTuple):
+    """Where the rows of one call go.
+
+    ids int32 [T, k]: as given, -1 for entries that were dropped. row_map int32 [T, k]: the row of each entry among
+    those that leave, -1 for none. send, receive: numbers of rows to and from each process. arrived int32 [received, 1]:
+    the place, sorted by expert, of each row that arrives. ends int64 [experts of this process]: where each expert's
+    rows end.
+    """
+
+    ids: torch.Tensor
+    row_map: torch.Tensor
+    send: list[int]
+    receive: list[int]
+    arrived: torch.Tensor
+    ends: torch.Tensor
+
+    def by_expert(self, rows: torch.Tensor) -> torch.Tensor:
+        """The rows that arrived, sorted by expert, those of each expert in the order of all processes' tokens."""
+        return permute_rows(rows, self.arrived, sum(self.receive))
+
+    def by_process(self, rows: torch.Tensor) -> torch.Tensor:
+        """The inverse."""
+        return unpermute_rows(rows, self.arrived)
+
+
+def plan(sender: Sender, ids: torch.Tensor, capacity: int | None, overflow: str) -> Trip:
+    """ids int32 [T, k]: the experts of each token. Sends the numbers of rows.
+
+    capacity: the number of rows that a process sends to each process. Rows without an entry are 0, and no size depends
+        on values. None: the host reads the numbers of rows, and exactly these are sent.
+    overflow: of OVERFLOWS, what becomes of further entries, in the order of tokens: all processes raise RuntimeError,
+        or the entries are dropped.
+    """
+    group, over = sender.group, None
+    if capacity is not None:
+        process = torch.div(ids, group.each, rounding_mode="floor")
+        within = limit_capacity(process, group.size, capacity)
+        over = (within != process).any()
+        ids = torch.where(within >= 0, ids, -1)
+    row_map, ends = expert_rows(ids, group.num_experts)
+    leaving = ends.diff(prepend=ends.new_zeros(1)).view(group.size, group.each)
+    one_each = [1] * group.size
+    if capacity is None:
+        arriving = sender.exchange(leaving, one_each, one_each)
+        numbers = torch.cat([leaving.sum(1), arriving.sum(1)]).tolist()
+        for number in numbers:
+            torch._check(number >= 0)
+        send, receive = numbers[: group.size], numbers[group.size :]
+        return Trip(ids, row_map, send, receive, *_sorted(arriving, arriving, sum(receive)))
+    if overflow == "raise":  # every process tells every other one whether it must
+        arriving = sender.exchange(torch.cat([leaving, over.expand(group.size, 1)], 1), one_each, one_each)
+        arriving, others_over = arriving.split([group.each, 1], 1)
+        torch._assert_async(
+            others_over.sum() == 0,
+            f"quire.MoE: a process has more than ep_capacity={capacity} rows for one of the {group.size} processes of "
+            f"{group.name!r}; choose a larger ep_capacity, or ep_overflow='drop'",
+        )
+    else:
+        arriving = sender.exchange(leaving, one_each, one_each)
+    # The rows for each process begin at a multiple of the capacity.
+    begin = torch.arange(0, group.size * capacity, capacity, dtype=torch.int32, device=ids.device)
+    shift = begin - (leaving.sum(1).cumsum(0) - leaving.sum(1)).int()
+    of_process = torch.div(ids, group.each, rounding_mode="floor").clamp(min=0).long()
+    row_map = torch.where(row_map >= 0, row_map + shift[of_process], -1)
+    chunks = torch.cat([arriving, capacity - arriving.sum(1, keepdim=True, dtype=torch.int32)], 1)
+    sizes = [capacity] * group.size
+    return Trip(ids, row_map, sizes, sizes, *_sorted(chunks, arriving, group.size * capacity))
+
+
+def _sorted(chunks: torch.Tensor, arriving: torch.Tensor, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """(arrived, ends) of a Trip. chunks [processes, chunks of each]: sizes, in the order in which rows arrive."""
+    order = torch.arange(chunks.numel(), device=chunks.device).view(chunks.shape).t().flatten()
+    arrived = chunk_rows(chunks.flatten(), order, 1, rows)
+    return arrived, arriving.sum(0).cumsum(0)

@@ -1,0 +1,139 @@
+"""Divided layers that compute what one process computes, to find out whether a difference comes from the division."""
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+
+from quire.distributed.parallel import Parallel
+
+
+class _Division(NamedTuple):
+    """How a tensor is divided along dim. pieces: sizes of this process's pieces, each a part of one of the whole's."""
+
+    parallel: Parallel
+    dim: int
+    pieces: tuple[int, ...]
+
+
+class _State(threading.local):
+    on = False
+
+
+_STATE = _State()
+
+
+@contextlib.contextmanager
+def exact() -> Iterator[None]:
+    """Within this context, forward passes of divided layers, and their backward passes, give the bits of one process.
+
+    Every process gathers the tensors whose division makes sums over processes, computes as one process does, and keeps
+    its part of the results. This is slow and takes the memory of one process. Use it in tests, and to find out whether
+    a difference comes from the division. It holds for calls of this thread. If a forward pass is recomputed in backward
+    (torch.utils.checkpoint), call backward within the context too.
+
+    A layer with fuse_wgrad_accumulation or delay_wgrad_compute raises NotImplementedError. Kept codes of weights are
+    not used.
+    """
+    before, _STATE.on = _STATE.on, True
+    try:
+        yield
+    finally:
+        _STATE.on = before
+
+
+def enabled() -> bool:
+    """Whether exact() is on in this thread."""
+    return _STATE.on
+
+
+@dataclass(frozen=True)
+class Whole:
+    """Makes whole tensors of the parts that processes have, and parts of whole ones, along one division.
+
+    parallel: that division. place: its place(), on the device of the tensors.
+    """
+
+    parallel: Parallel
+    place: torch.Tensor
+
+    def weight(self, w: torch.Tensor) -> torch.Tensor:
+        return self._whole(w, 0, self._pieces(w, 0)) if self.parallel.mode == "column" else self._whole(w, 1)
+
+    def bias(self, bias: torch.Tensor) -> torch.Tensor:
+        return self._whole(bias, 0, self._pieces(bias, 0)) if self.parallel.mode == "column" else bias
+
+    def x(self, x: torch.Tensor) -> torch.Tensor:
+        if self.parallel.mode == "row":
+            return self._whole(x, -1)
+        return self.tokens(x)
+
+    def y(self, y: torch.Tensor) -> torch.Tensor:
+        """This process's part of y."""
+        if self.parallel.mode == "row":
+            return self.own_tokens(y)
+        wholes = self.parallel.parts or (y.shape[-1],)
+        return self._own(y, -1, tuple(size // self.parallel.size for size in wholes))
+
+    def tokens(self, x: torch.Tensor) -> torch.Tensor:
+        """x of all processes, where each has some tokens."""
+        return self._whole(x, 0) if self.parallel.sequence else x
+
+    def own_tokens(self, y: torch.Tensor) -> torch.Tensor:
+        """The tokens of y that this process has."""
+        return self._own(y, 0, (y.shape[0] // self.parallel.size,)) if self.parallel.sequence else y
+
+    def _pieces(self, t: torch.Tensor, dim: int) -> tuple[int, ...]:
+        return tuple(part // self.parallel.size for part in self.parallel.parts) or (t.shape[dim],)
+
+    def _whole(self, t: torch.Tensor, dim: int, pieces: tuple[int, ...] = ()) -> torch.Tensor:
+        return _Whole.apply(t, self.place, _Division(self.parallel, dim, pieces or (t.shape[dim],)))
+
+    def _own(self, t: torch.Tensor, dim: int, pieces: tuple[int, ...]) -> torch.Tensor:
+        return _Own.apply(t, self.place, _Division(self.parallel, dim, pieces))
+
+
+def _gathered(t: torch.Tensor, division: _Division) -> torch.Tensor:
+    parallel, dim, pieces = division
+    own = t.movedim(dim, 0).contiguous()
+    gathered = torch.ops._c10d_functional.all_gather_into_tensor(own, parallel.size, parallel.group)
+    of_ranks = torch.ops._c10d_functional.wait_tensor(gathered).unflatten(0, (parallel.size, own.shape[0]))
+    whole = torch.cat([piece.flatten(0, 1) for piece in of_ranks.split(pieces, 1)])
+    return whole.movedim(0, dim).contiguous()
+
+
+def _part(t: torch.Tensor, place: torch.Tensor, division: _Division) -> torch.Tensor:
+    parallel, dim, pieces = division
+    wholes = t.movedim(dim, 0).split([parallel.size * piece for piece in pieces])
+    # By a tensor: a number would make graphs of ranks differ.
+    each = [
+        whole.unflatten(0, (parallel.size, piece)).index_select(0, place[:1]).squeeze(0)
+        for whole, piece in zip(wholes, pieces, strict=True)
+    ]
+    return torch.cat(each).movedim(0, dim).contiguous()
+
+
+class _Whole(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, t, place, division):
+        ctx.save_for_backward(place)
+        ctx.division = division
+        return _gathered(t, division)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return _part(grad, *ctx.saved_tensors, ctx.division), None, None
+
+
+class _Own(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, t, place, division):
+        ctx.division = division
+        return _part(t, place, division)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return _gathered(grad, ctx.division), None, None

@@ -1,0 +1,118 @@
+"""Data parallelism within a graph: weights whose rows come together in each pass of a layer."""
+
+import functools
+import warnings
+from typing import TYPE_CHECKING
+
+import torch
+from torch import distributed
+
+from quire.checks import check_type
+from quire.distributed.code_payload import rows_of_a_block
+from quire.distributed.placements import is_dtensor
+from quire.distributed.sharded_product import Shards
+from quire.recipe import Recipe, as_recipe
+from quire.tensor import QuantizedTensor, QuantSpec
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
+
+def shard_weights(model: torch.nn.Module, mesh: "DeviceMesh", recipe: Recipe | str | None = None) -> None:
+    """Divides the rows of the weights of the model's layers over processes, which have a part of the batch each.
+    Weights come together in each pass of a layer, as nodes of the graph: torch.compile(fullgraph=True) captures the
+    whole model. (fully_shard works with hooks, which a graph cannot have.)
+
+    mesh: a mesh of one dimension.
+    recipe: the one under which the layers will run; None: high precision. Another recipe gives right results too.
+
+    Weights of Linear, LayerNormLinear and LayerNormMLP become DTensors Shard(0) with the values of the first process.
+    Rowwise codes are gathered in forward, columnwise codes in backward, and the mean of gradients is reduced and
+    scattered. Between the passes a process keeps its rows only. Without a recipe values are gathered, and also, with a
+    warning, where parts do not end on blocks of the recipe (gather_codes). All other parameters stay whole on every
+    process. They get the values of the first process, and means of gradients by a hook, which copies of the model do
+    not have. So do weights whose rows are no multiple of the processes, with a warning.
+
+    Raises ValueError for a mesh of several dimensions; NotImplementedError for delayed scaling, for weights that are
+    quantized or DTensors already, and for main_grad and delay_wgrad_compute. The model is then unchanged.
+    """
+    check_type("shard_weights", torch.nn.Module, model=model)
+    recipe = as_recipe("shard_weights", recipe)
+    if mesh.ndim != 1:
+        raise ValueError(f"shard_weights: mesh must have one dimension, such as mesh['dp'], got {mesh}")
+    if recipe is not None and recipe.delayed():
+        refuse_delayed("shard_weights")
+    layers = [module for module in model.modules() if hasattr(module, "products")]
+    for layer in layers:
+        _check(layer)
+    shards = Shards(mesh.get_group())
+    for layer in layers:
+        for name in _rows_of_products(layer):
+            weight = layer._parameters[name]
+            if _fits(f"shard_weights: quire.{type(layer).__name__}.{name}", weight, shards.size, recipe):
+                placed = distributed.tensor.distribute_tensor(weight.detach(), mesh, [distributed.tensor.Shard(0)])
+                layer._parameters[name] = torch.nn.Parameter(placed, weight.requires_grad)
+                layer.shards = {**(layer.shards or {}), name: shards}
+    for parameter in model.parameters():
+        if not is_dtensor(parameter):
+            _keep_alike(parameter, mesh.get_group())
+
+
+def refuse_delayed(what: str) -> None:
+    """Raises NotImplementedError."""
+    raise NotImplementedError(
+        f"{what}: weights that shard_weights has divided do not go with DelayedScaling; use Float8CurrentScaling, or "
+        "fully_shard with quire.distributed.gather_codes"
+    )
+
+
+def _rows_of_products(layer: torch.nn.Module) -> list[str]:
+    """The weights of a layer whose matmuls have one each, as a parameter."""
+    names = [name for product in layer.products for name in layer.weights(product)]
+    one_each = names == [f"{product}_weight" if product else "weight" for product in layer.products]
+    weights = [layer._parameters.get(name) for name in names]
+    return names if one_each and all(weight is not None and weight.dim() == 2 for weight in weights) else []
+
+
+def _check(layer: torch.nn.Module) -> None:
+    for name in layer.weight_names:
+        weight, what = layer._parameters[name], f"shard_weights: quire.{type(layer).__name__}.{name}"
+        if is_dtensor(weight) or isinstance(weight, QuantizedTensor) or type(weight) is not torch.nn.Parameter:
+            raise NotImplementedError(
+                f"{what} must be a plain parameter, got a {type(weight).__name__}; call shard_weights once, on a model "
+                "that is made outside of quire.quantized_model_init and that nothing else has divided"
+            )
+        if layer.external_wgrad or any(layer.of(product, "parallel") is not None for product in layer.products):
+            raise NotImplementedError(
+                f"{what}: fuse_wgrad_accumulation, delay_wgrad_compute and parallel= do not go with divided rows; make "
+                "the layer without them"
+            )
+
+
+def _fits(what: str, weight: torch.Tensor, size: int, recipe: Recipe | None) -> bool:
+    """Whether the rows are divided. Warns if they are not, or if codes of the parts are not those of the whole."""
+    rows = weight.shape[0]
+    if rows % size:
+        warnings.warn(f"{what}: its {rows} rows are no multiple of {size} processes; each keeps all", stacklevel=3)
+        return False
+    block = 1 if recipe is None else rows_of_a_block(QuantSpec(recipe.weight_spec))
+    if rows // size % block:
+        warnings.warn(
+            f"{what}: parts of {rows // size} rows do not end on blocks of {block} rows; its values are gathered "
+            "instead of codes",
+            stacklevel=3,
+        )
+    return True
+
+
+def _keep_alike(parameter: torch.nn.Parameter, group: "distributed.ProcessGroup") -> None:
+    """The values of the first process, and the mean of gradients."""
+    if not parameter.is_meta:
+        distributed.broadcast(parameter.detach(), distributed.get_global_rank(group, 0), group)
+    if parameter.requires_grad:
+        parameter.register_post_accumulate_grad_hook(functools.partial(_take_mean, group))
+
+
+def _take_mean(group: "distributed.ProcessGroup", parameter: torch.Tensor) -> None:
+    distributed.all_reduce(parameter.grad, group=group)
+    parameter.grad /= group.size()

@@ -1,0 +1,219 @@
+"""All that a run needs to go on exactly, as torch.distributed.checkpoint saves and loads it."""
+
+import contextlib
+import hashlib
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+
+import torch
+from torch import distributed
+
+from quire.checks import check_type, check_type_or_none
+from quire.delayed.checkpoint import delayed_state, padded_state, set_delayed_state, unpadded_state
+from quire.delayed.step import rule_text
+from quire.delayed.update import reduces
+from quire.nn.random_state import of_own_rank, seeds_of_rank_0, set_rng_state
+from quire.nn.saved_parameters import (
+    divided_parameters,
+    load_model,
+    load_optimizer,
+    names_of_modules,
+    save_model,
+    save_optimizer,
+)
+from quire.recipe import DelayedScaling, Recipe, as_recipe
+from quire.tensor import QuantizedTensor
+
+
+class TrainingState:
+    """The weights of a model, the state of its optimizer, and the random states and the states of delayed scaling of
+    its quire layers, for torch.distributed.checkpoint: `dcp.save({"train": state}, checkpoint_id=folder)`, and the same
+    with dcp.load. What n processes save, m processes load, however each divides the model. Tensors are those of the
+    model, so that loading writes to them.
+
+    model: a model of any layers. Weights and optimizer states go through get_model_state_dict and
+        get_optimizer_state_dict of PyTorch. Of a layer with parallel= each process saves its part at its place in the
+        whole weight. A quantized weight is saved as its buffers, "0.weight.mxfp8:nan.rowwise_data" and so on, so that
+        its codes are kept.
+    optimizer: an optimizer of the model's parameters, a list of them, or None.
+    recipe: the recipe of the model's steps, if it is delayed scaling: amax histories are saved in its length. With None
+        or another recipe, states of delayed scaling are not saved.
+    group: the processes that have the same layers; None: all. With pipeline parallelism, those of this stage.
+    amax_reduction_group: that of the autocast.
+
+    A random state is saved as that of data-parallel rank 0, and each process that loads it derives its own
+    (quire.distributed.data_parallel_rank). Amaxes that were collected since the last step are reduced over processes
+    before they are saved, as the next step would.
+
+    state_dict() communicates: all processes of the group must call it, as torch.distributed.checkpoint does.
+    torch.save and torch.load(weights_only=True) take its result too; of a layer with parallel= it then has this
+    process's part. Raises RuntimeError if processes have different layers or different states of delayed scaling
+    (reduce_amax=False), or layers ran under another delayed scaling than `recipe`. Warns if there is no `recipe` and
+    layers ran under delayed scaling, or if the random states of processes do not follow from one torch.manual_seed: a
+    run that loads them then draws other random numbers.
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None = None,
+        recipe: Recipe | str | None = None,
+        *,
+        group: "distributed.ProcessGroup | None" = None,
+        amax_reduction_group: "distributed.ProcessGroup | None" = None,
+    ) -> None:
+        check_type("TrainingState", torch.nn.Module, model=model)
+        given = optimizer if isinstance(optimizer, Sequence) else [optimizer]
+        for each in given:
+            check_type_or_none("TrainingState", torch.optim.Optimizer, optimizer=each)
+        self.model, self.optimizers = model, [each for each in given if each is not None]
+        recipe = as_recipe("TrainingState", recipe)
+        self.recipe = recipe if isinstance(recipe, DelayedScaling) else None
+        self.group, self.amax_reduction_group = group, amax_reduction_group
+
+    # ------------------------------------------------------------ saving
+
+    def state_dict(self) -> dict[str, object]:
+        """The entries "model", "optimizer" (if there is one), "rng" and "delayed" (if the recipe is)."""
+        from torch.distributed.checkpoint.state_dict import get_model_state_dict, get_optimizer_state_dict
+
+        found, divided = {}, divided_parameters(self.model)
+        if self.optimizers:
+            with _kept_codes(self.model):
+                state = get_optimizer_state_dict(self.model, self.optimizers)
+            found["optimizer"] = state
+        weights = get_model_state_dict(self.model)
+        if self.optimizers:
+            found["optimizer"] = save_optimizer(state, divided, {name: weights[name].shape for name in divided})
+        found["model"] = save_model(weights, divided)
+        rng, delayed = self._rng(), self._delayed()
+        self._check_layers(sorted({*rng, *delayed}))
+        found["rng"] = self._agreed_rng(rng)
+        if delayed:
+            found["delayed"] = self._agreed_delayed(delayed)
+        return found
+
+    def _rng(self) -> dict[str, torch.Tensor]:
+        return _renamed(seeds_of_rank_0(self.model), names_of_modules(self.model))
+
+    def _delayed(self) -> dict[str, dict[str, torch.Tensor]]:
+        if self.recipe is not None:
+            found = padded_state(self.model, self.recipe.amax_history_len, self._rule())
+            return _renamed(found, names_of_modules(self.model))
+        if delayed_state(self.model):
+            warnings.warn(
+                "TrainingState: layers have run under delayed scaling, and without recipe= their scales and amax "
+                "histories are not in the state; pass the recipe, or save quire.delayed_state(model) of each process",
+                stacklevel=3,
+            )
+        return {}
+
+    def _rule(self) -> str:
+        return "" if self.recipe is None else rule_text(self.recipe, self.amax_reduction_group)
+
+    def _many(self) -> bool:
+        return (
+            distributed.is_available() and distributed.is_initialized() and distributed.get_world_size(self.group) > 1
+        )
+
+    def _check_layers(self, names: list[str]) -> None:
+        digest = hashlib.blake2b(repr(names).encode(), digest_size=7).digest()
+        number = torch.tensor([int.from_bytes(digest, "big")], device=self._device())
+        if not self._most(number)[1]:
+            raise RuntimeError(
+                f"TrainingState: the processes have different layers; this one has {names}. Pass group=, the processes "
+                "that have the same"
+            )
+
+    def _device(self) -> torch.device:
+        device = next((p.device for p in self.model.parameters()), torch.device("cpu"))
+        return torch.device("cpu") if device.type == "meta" else device
+
+    def _most(self, values: torch.Tensor) -> tuple[torch.Tensor, bool]:
+        """The largest of each value over the processes, and whether all have the same."""
+        if not self._many():
+            return values, True
+        opposite = values.neg if values.is_floating_point() else values.bitwise_not  # of which none overflows
+        both = torch.cat([values, opposite()])
+        distributed.all_reduce(both, distributed.ReduceOp.MAX, self.group)
+        most, least = both.chunk(2)
+        return most, torch.equal(most, -least if values.is_floating_point() else ~least)
+
+    def _agreed_rng(self, states: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        if not states:
+            return states
+        most, same = self._most(torch.stack(list(states.values())))
+        if not same:
+            warnings.warn(
+                "TrainingState: the random states of the processes do not follow from one torch.manual_seed, so a run "
+                "that loads this one draws other random numbers. For the same ones, call torch.manual_seed with one "
+                "number in all processes before the model is made, or save quire.rng_state(model) of each process",
+                stacklevel=2,
+            )
+        return dict(zip(states, most.unbind(), strict=True))
+
+    def _agreed_delayed(self, states: dict[str, dict[str, torch.Tensor]]) -> dict[str, dict[str, torch.Tensor]]:
+        collected = [value[kind][0] for value in states.values() for kind in ("amax_history_fwd", "amax_history_bwd")]
+        if reduces(self.recipe, self.amax_reduction_group):
+            flat = torch.cat(collected)
+            distributed.all_reduce(flat, distributed.ReduceOp.MAX, self.amax_reduction_group)
+            for row, most in zip(collected, flat.split([len(row) for row in collected]), strict=True):
+                row.copy_(most)
+        tensors = [t for value in states.values() for t in value.values()]
+        if not self._most(torch.cat([t.flatten().double() for t in tensors]))[1]:
+            raise RuntimeError(
+                "TrainingState: processes have different states of delayed scaling, of which one would be saved: the "
+                "recipe has reduce_amax=False, the amax_reduction_group is not all of `group`, or layers ran in some "
+                "processes only; save quire.delayed_state(model) of each process instead, and pass recipe=None"
+            )
+        return states
+
+    # ------------------------------------------------------------ loading
+
+    def load_state_dict(self, state_dict: Mapping[str, object]) -> None:
+        """Takes what state_dict() gave, in any process. Raises ValueError if random states or states of delayed scaling
+        are not those of the model's layers."""
+        from torch.distributed.checkpoint.state_dict import (
+            get_model_state_dict,
+            set_model_state_dict,
+            set_optimizer_state_dict,
+        )
+
+        check_type("TrainingState", Mapping, state_dict=state_dict)
+        names = {saved: name for name, saved in names_of_modules(self.model).items()}
+        weights = load_model(state_dict["model"], get_model_state_dict(self.model))
+        # First, because a step of a new optimizer, which PyTorch makes here, writes to the weights.
+        if self.optimizers:
+            set_optimizer_state_dict(
+                self.model, self.optimizers, optim_state_dict=load_optimizer(state_dict["optimizer"])
+            )
+        set_model_state_dict(self.model, weights)
+        set_rng_state(self.model, of_own_rank(self.model, _renamed(state_dict["rng"], names)))
+        if self.recipe is not None:
+            states = unpadded_state(_renamed(state_dict["delayed"], names), self._rule())
+            set_delayed_state(self.model, states)
+
+
+@contextlib.contextmanager
+def _kept_codes(model: torch.nn.Module) -> Iterator[None]:
+    """PyTorch makes the state of a new optimizer by a step with a learning rate of 0, after which weights without
+    masters would be decoded and quantized again."""
+    quantized = [p for p in model.parameters() if isinstance(p, QuantizedTensor) and p.master is None]
+    kept = [{name: t.clone() for name, t in q.buffers().items()} for q in quantized]
+    yield
+    with torch.no_grad():
+        for q, buffers in zip(quantized, kept, strict=True):
+            for name, t in q.buffers().items():
+                t.copy_(buffers[name])
+
+
+def _renamed(states: Mapping[str, object], names: Mapping[str, str]) -> dict[str, object]:
+    """Keys are names of modules, perhaps with a name within the module behind."""
+    found = {}
+    for key, value in states.items():
+        outer, _, last = key.rpartition(".")
+        if key in names:
+            found[names[key]] = value
+        else:
+            found[".".join(filter(None, (names.get(outer, outer), last)))] = value
+    return found

@@ -1,0 +1,197 @@
+"""Weights that fully_shard divides over processes: values or codes are gathered, compared with one process and with
+each other."""
+
+import pytest
+
+from every_recipe import ALL, TABLE
+from prepared_ranks import (
+    copies_are_prepared_too,
+    errors,
+    evaluation_between_steps,
+    models_leave_the_meta_device,
+    optimizers_update_masters,
+    states_are_plain,
+    tied_weights_stay_tied,
+)
+from ranks import Ranks
+from shard_ranks import (
+    Case,
+    codes_equal_values,
+    divided_features_and_shards,
+    linears_share_their_gathers,
+    quantized_parameters_have_masters,
+    values_equal_one_process,
+)
+
+#: Whose codes can be gathered, and whose rounding does not depend on the rank.
+WITH_CODES = [
+    name for name, recipe in TABLE.items() if recipe is not None and recipe.backward_override != "high_precision"
+]
+SAME_ON_RANKS = ["high_precision", "fp8_current", "fp8_block", "mxfp8", "nvfp4_no_sr"]
+KINDS = ["linears", "norms", "grouped", "mixture", "checkpoint"]
+
+
+@pytest.fixture(scope="module")
+def two():
+    ranks = Ranks(2)
+    yield ranks
+    ranks.close()
+
+
+@pytest.fixture(scope="module")
+def four():
+    ranks = Ranks(4)
+    yield ranks
+    ranks.close()
+
+
+# ------------------------------------------------------------ values
+
+
+@pytest.mark.parametrize("recipe", SAME_ON_RANKS)
+def test_sharded_layers_equal_one_process(two, recipe):
+    for kind in KINDS:
+        two.run(values_equal_one_process, Case(recipe, kind, outputs=96))
+
+
+def test_rows_that_do_not_divide_equally_are_those_of_one_process(two):
+    two.run(values_equal_one_process, Case("mxfp8", outputs=97))
+    two.run(values_equal_one_process, Case("mxfp8", outputs=1, reshard=False))
+
+
+@pytest.mark.parametrize("kind", ["own", "torch"])
+@pytest.mark.parametrize("dim", [None, 0])
+def test_features_and_shards_are_divided_over_a_mesh(four, kind, dim):
+    for recipe in ("high_precision", "mxfp8", "nvfp4_no_sr"):
+        four.run(divided_features_and_shards, kind, dim, recipe)
+
+
+def test_replicas_of_shards_equal_one_process(four):
+    four.run(values_equal_one_process, Case("mxfp8", "norms", mesh=(2, 2)))
+
+
+# ------------------------------------------------------------ codes
+
+
+@pytest.mark.parametrize("recipe", WITH_CODES)
+def test_codes_give_the_bits_that_values_give(two, recipe):
+    two.run(codes_equal_values, Case(recipe))
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        *[Case(recipe, reshard=False) for recipe in ALL],
+        *[Case(recipe, low=True, accumulate=2) for recipe in ALL],
+        *[Case(recipe, "norms") for recipe in ("fp8_current", "nvfp4", "delayed")],
+        Case("mxfp8", "checkpoint"),
+        Case("nvfp4", "checkpoint reentrant"),
+    ],
+    ids=str,
+)
+def test_codes_give_the_bits_that_values_give_with_options(two, case):
+    two.run(codes_equal_values, case)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(Case("mxfp8", "norms", backend="inductor"), marks=pytest.mark.slow),
+        Case("nvfp4", reshard=False, backend="aot_eager"),
+        pytest.param(Case("delayed", backend="aot_eager"), marks=pytest.mark.slow),
+    ],
+    ids=str,
+)
+def test_compiled_layers_take_gathered_codes(two, case):
+    two.run(codes_equal_values, case)
+
+
+@pytest.mark.parametrize("recipe", ["mxfp8", "nvfp4", "fp8_current", "delayed"])
+def test_codes_with_replicas_and_in_groups_of_one(two, four, recipe):
+    four.run(codes_equal_values, Case(recipe, "norms", mesh=(2, 2)))
+    two.run(codes_equal_values, Case(recipe, "norms", mesh=(2, 1)))
+    two.run(codes_equal_values, Case(recipe, "norms", mesh=(1,)))
+
+
+@pytest.mark.parametrize("recipe", WITH_CODES)
+def test_few_bytes_travel(two, recipe):
+    spec = TABLE[recipe].weight_spec
+    most = 0.29 if spec.startswith(("mxfp4", "nvfp4")) else 0.53
+    for ratios in two.run(linears_share_their_gathers, recipe):
+        assert 0 < max(ratios) <= most
+
+
+def test_both_directions_travel_at_once_where_weights_stay(two):
+    """Of two kinds of codes: where one follows from the other, it is not sent."""
+    for recipe, directions in (("mxfp8", 2), ("fp8_current", 1), ("fp8_block", 1), ("nvfp4", 1)):
+        (_, kept), *_ = two.run(codes_equal_values, Case(recipe, reshard=False))
+        (_, resharded), *_ = two.run(codes_equal_values, Case(recipe, reshard=True))
+        assert directions - 0.1 < kept[1] / resharded[1] < directions + 0.1
+
+
+@pytest.mark.parametrize(
+    ("recipe", "outputs", "warned"),
+    [
+        ("mxfp8", 97, 1),
+        ("mxfp8", 48, 1),
+        ("fp8_block", 384, 1),
+        ("nvfp4", 96, 0),
+        ("nvfp4", 48, 1),
+        ("fp8_current", 98, 0),
+        ("fp8_current", 97, 1),
+        ("mxfp8", 1, 1),
+    ],
+)
+def test_values_travel_where_codes_of_parts_are_not_those_of_the_whole(two, recipe, outputs, warned):
+    two.run(codes_equal_values, Case(recipe, outputs=outputs), warned)
+
+
+def test_stacked_weights_travel_as_values(two):
+    two.run(codes_equal_values, Case("mxfp8", "grouped"), 1)
+
+
+@pytest.mark.parametrize("recipe", ["mxfp8", "nvfp4_no_sr"])
+def test_quantized_parameters_become_their_masters(two, recipe):
+    two.run(quantized_parameters_have_masters, recipe)
+
+
+@pytest.mark.parametrize("reshard", [True, False])
+def test_evaluation_between_steps(two, reshard):
+    two.run(evaluation_between_steps, reshard)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        states_are_plain,
+        copies_are_prepared_too,
+        models_leave_the_meta_device,
+        tied_weights_stay_tied,
+        optimizers_update_masters,
+    ],
+)
+def test_a_prepared_model_is_an_ordinary_one(two, function):
+    two.run(function)
+
+
+def test_what_does_not_go_together_is_refused_in_words(two):
+    said, other = two.run(errors)
+    assert said == other
+    words = {
+        "no layers": "convert it with quire.convert first",
+        "high precision": "needs weights and not codes",
+        "no recipe": "recipe must be a Recipe",
+        "after": "before fully_shard",
+        "twice": "call gather_codes once",
+        "no master": "quantized_model_init(keep_master=True)",
+        "quantized": "Call quire.distributed.gather_codes(model, recipe) first",
+        "fused": "leave these options out",
+        "fused values": "as for fully_shard, whose gathered weights have none",
+        "delayed": "make the layer without delay_wgrad_compute",
+        "other recipe": "pass one recipe to gather_codes and to autocast",
+        "kept False": "quire.distributed.gather_codes",
+        "kept True": "quire.distributed.gather_codes",
+        "again": "gather_codes(model, recipe, recompute=True)",
+    }
+    assert said.keys() == words.keys()
+    assert {name for name, text in said.items() if words[name] not in text} == set(), said
