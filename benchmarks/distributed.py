@@ -8,6 +8,7 @@ and talk by gloo. Contenders take turns, those of one process too, and the best 
     tp      layers are divided by their features; every process has all tokens
     sp      the same, and outside of the layers each process has some of the tokens
     fsdp    each process has some of the tokens, and a part of every parameter (fully_shard), gathered when it is used
+    codes   the same, and codes of weights are gathered (quire.distributed.gather_codes)
 
 Efficiency is the speed of two processes over twice that of one with the same numbers. Sent bytes are those of the
 collectives of one step, each around a ring of all processes.
@@ -45,7 +46,7 @@ from contenders import RECIPES
 sys.path.insert(0, str(Path(__file__).parents[1] / "examples/train"))
 
 from meter import wire_bytes  # noqa: E402
-from processes import launch, launched, rank  # noqa: E402
+from processes import end, launch, launched, rank  # noqa: E402
 
 PROCESSES = 2
 #: That a process waits for another, past which all of them end.
@@ -102,6 +103,11 @@ def shard(model: nn.Sequential, numbers: Numbers, mesh: DeviceMesh) -> None:
     fully_shard(model, mesh=mesh)
 
 
+def shard_codes(model: nn.Sequential, numbers: Numbers, mesh: DeviceMesh) -> None:
+    quire.distributed.gather_codes(model, numbers.recipe)
+    shard(model, numbers, mesh)
+
+
 @dataclass(frozen=True)
 class Division:
     """divide(model, numbers, mesh): of a model that has quire's layers already, where there is a recipe. own_tokens:
@@ -118,6 +124,7 @@ DIVISIONS = {
     "tp": Division(divide_features, own_tokens=False),
     "sp": Division(divide_features_and_tokens, own_tokens=True),
     "fsdp": Division(shard, own_tokens=True),
+    "fsdp, codes": Division(shard_codes, own_tokens=True, peer="fsdp"),
 }
 
 
@@ -190,11 +197,11 @@ def rows(best: dict[tuple[str, str], float], sent: dict[tuple[str, str], int], t
 
 
 def show(found: list[dict]) -> None:
-    print(f"{'processes':<14}{'numbers':<20}{'tokens/s':>10}{'x better':>10}{'efficiency':>12}{'MB sent':>10}")
+    print(f"{'processes':<16}{'numbers':<20}{'tokens/s':>10}{'x better':>10}{'efficiency':>12}{'MB sent':>10}")
     for row in found:
         processes = f"{PROCESSES}, {row['division']}" if row["division"] else "1"
         efficiency = "" if row["efficiency"] is None else f"{row['efficiency']:.2f}"
-        line = f"{processes:<14}{row['numbers']:<20}{row['tokens_per_second']:>10.0f}{row['x_better']:>10.2f}"
+        line = f"{processes:<16}{row['numbers']:<20}{row['tokens_per_second']:>10.0f}{row['x_better']:>10.2f}"
         print(f"{line}{efficiency:>12}{row['sent_bytes'] / 1e6:>10.2f}")
     tp = {row["numbers"]: row for row in found if row["division"] == "tp"}
     peer = max((tp[name] for name in PEERS), key=lambda row: row["tokens_per_second"])
@@ -251,7 +258,7 @@ def main() -> None:
         record = {"machine": machine.describe(), "options": vars(options) | {"out": str(options.out)}, "rows": found}
         (options.out / "distributed.json").write_text(json.dumps(record, indent=1))
         print(f"\nwritten to {options.out}: distributed.json")
-    distributed.destroy_process_group()
+    end()
 
 
 if __name__ == "__main__":

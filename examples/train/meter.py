@@ -1,6 +1,6 @@
 """Measurements that look inside PyTorch: how many graphs a run compiled, and what a forward keeps for its backward.
 
-`torch._dynamo` is not a public interface. This is the only file that uses it.
+`torch._dynamo` is not a public interface, nor are the operators of collectives. This is the only file that uses them.
 """
 
 import dataclasses
@@ -54,11 +54,11 @@ def saved_bytes(model: nn.Module, forward: Callable[[], torch.Tensor]) -> int:
 
 
 class Collectives(TorchDispatchMode):
-    """Adds up what this process sends in the collectives of its code, if each goes around a ring of all processes."""
+    """Adds up what this process sends in the collectives of its code, if each goes around a ring of its group."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.bytes, self.size = 0, distributed.get_world_size()
+        self.bytes = 0
 
     def __torch_dispatch__(self, function, types, arguments=(), options=None):  # noqa: ANN001, ANN204
         if DTensor in types:  # it has collectives of its own, which come here afterwards
@@ -68,8 +68,18 @@ class Collectives(TorchDispatchMode):
         if "c10d" in name and "wait" not in name and "wrap" not in name:
             whole = max(_nbytes(part) for part in (*arguments, result))  # inputs, or outputs where these are more
             times = 2 if "all_reduce" in name or "allreduce" in name else 1
-            self.bytes += times * whole * (self.size - 1) // self.size
+            size = _group_of(arguments).size()
+            self.bytes += times * whole * (size - 1) // size
         return result
+
+
+def _group_of(arguments: tuple) -> distributed.ProcessGroup:
+    """That of a collective: functional ones have its name, as their last text, and others the group itself."""
+    for argument in arguments:
+        if isinstance(argument, torch.ScriptObject) and "ProcessGroup" in str(argument._type()):
+            return distributed.ProcessGroup.unbox(argument)
+    name = [argument for argument in arguments if isinstance(argument, str)][-1]
+    return distributed.distributed_c10d._resolve_process_group(name)
 
 
 def _nbytes(tensors: object) -> int:

@@ -3,12 +3,14 @@
     tp      tensor parallel: each process has some of the heads and of the inner features, and all tokens
     sp      the same, and outside of divided layers each process has some of the sequences
     fsdp    each process has some of the sequences, and a part of every parameter, which is gathered when it is used
+    tp+fsdp both: tp within pairs of processes; fsdp of what each process of a pair has, among those of other pairs
     ep      each process has some of the sequences and some of the experts, to which all processes send their tokens
 
 `torchrun` starts the processes. They must come to the same losses as one process, but for the order of sums.
 """
 
 import os
+import sys
 from collections.abc import Callable
 
 import torch
@@ -17,6 +19,7 @@ from settings import Settings
 from torch import distributed, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import parallelize_module
 
 import quire
@@ -52,8 +55,13 @@ def begin() -> None:
 
 
 def end() -> None:
+    """The end of each of several processes, without Python's own: beside that, threads of gloo, which functional
+    collectives keep alive, can abort the process (PyTorch 2.13: now and then, on a busy machine)."""
     if distributed.is_initialized():
         distributed.destroy_process_group()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)
 
 
 class Division:
@@ -61,26 +69,30 @@ class Division:
 
     def __init__(self, settings: Settings) -> None:
         self.settings, self.size = settings, settings.processes
-        self.tensor, self.sequence = settings.parallel in ("tp", "sp"), settings.parallel == "sp"
-        self.sharded, self.experts = settings.parallel == "fsdp", settings.parallel == "ep"
+        self.tensor, self.sequence = settings.tensor_processes > 1, settings.parallel == "sp"
+        self.sharded, self.experts = settings.parallel.endswith("fsdp"), settings.parallel == "ep"
+        if self.size > 1:
+            sizes = (settings.data_processes, settings.tensor_processes)
+            self.mesh = init_device_mesh("cpu", sizes, mesh_dim_names=("dp", "tp"))
 
     def make_model(self) -> Gpt:
         """The whole model of the seed, or this process's part of it."""
         torch.manual_seed(self.settings.seed)
-        whole = Gpt(self.settings)
+        model = Gpt(self.settings)
+        if self.tensor:
+            model = self.divided(model)
         if self.sharded:
-            for block in whole.blocks:
+            for block in model.blocks:
                 block.compile(fullgraph=True, dynamic=False)  # the hooks that gather parameters are no part of a graph
-                fully_shard(block)
-            fully_shard(whole)
+                fully_shard(block, mesh=self.mesh["dp"])
+            fully_shard(model, mesh=self.mesh["dp"])
         if self.experts:
-            mesh = init_device_mesh("cpu", (self.size,))
-            parallelize_module(whole, mesh, {"blocks.*.mlp": ExpertParallel()})
-        return self.divided(whole) if self.tensor else whole
+            parallelize_module(model, self.mesh["dp"], {"blocks.*.mlp": ExpertParallel()})
+        return model
 
     @torch.no_grad()
     def divided(self, whole: Gpt) -> Gpt:
-        group = distributed.group.WORLD
+        group = self.mesh["tp"].get_group()
         column, row = (Parallel(mode, group, self.sequence) for mode in ("column", "row"))
         torch.manual_seed(self.settings.seed)  # for the streams of stochastic rounding
         model = Gpt(self.settings, column, row)
@@ -99,7 +111,8 @@ class Division:
     def own(self, batch: tuple[torch.Tensor, torch.Tensor]) -> list[torch.Tensor]:
         """This process's sequences of inputs and targets [batch, seq]."""
         if self.divides_batches:
-            return [t.chunk(self.size)[rank()].contiguous() for t in batch]
+            name = "tp" if self.sequence else "dp"
+            return [t.chunk(self.mesh[name].size())[self.mesh.get_local_rank(name)].contiguous() for t in batch]
         return list(batch)
 
     def backward(self, loss: torch.Tensor, model: Gpt) -> None:
@@ -114,15 +127,17 @@ class Division:
         """Scales all gradients so that their norm, that of the whole model, is at most `limit`. Returns the norm."""
         parameters = list(model.parameters())
         if not (self.tensor or self.experts):
-            norm = nn.utils.clip_grad_norm_(parameters, limit)
-            return norm.full_tensor() if self.sharded else norm
-        whole = {id(parameter) for parameter in self.undivided(model) + self.row_biases(model)}
+            return whole(nn.utils.clip_grad_norm_(parameters, limit))
+        everywhere = {id(parameter) for parameter in self.undivided(model) + self.row_biases(model)}
         squares = [
-            nn.utils.get_total_norm([p.grad for p in parameters if (id(p) in whole) is of]) ** 2 for of in (False, True)
+            whole(nn.utils.get_total_norm([p.grad for p in parameters if (id(p) in everywhere) is of])) ** 2
+            for of in (False, True)
         ]
-        distributed.all_reduce(squares[0])
+        distributed.all_reduce(squares[0], group=self.mesh["tp" if self.tensor else "dp"].get_group())
         norm = sum(squares).sqrt()
-        nn.utils.clip_grads_with_norm_(parameters, limit, norm)
+        factor = (limit / (norm + 1e-6)).clamp(max=1)
+        for parameter in parameters:
+            local(parameter.grad).mul_(factor)
         return norm
 
     def mean(self, loss: torch.Tensor) -> torch.Tensor:
@@ -149,3 +164,11 @@ class Division:
         """The only parameters of divided layers that every process has."""
         divided = [module for module in model.modules() if getattr(module, "parallel", None) is not None]
         return [module.bias for module in divided if module.parallel.mode == "row"]
+
+
+def whole(t: torch.Tensor) -> torch.Tensor:
+    return t.full_tensor() if isinstance(t, DTensor) else t
+
+
+def local(t: torch.Tensor) -> torch.Tensor:
+    return t.to_local() if isinstance(t, DTensor) else t

@@ -12,7 +12,7 @@ RECIPES = (BASELINE, "fp8_current", "fp8_delayed", "fp8_block", "mxfp8", "nvfp4"
 
 
 #: Ways to divide the work over processes (processes.py).
-PARALLEL = ("tp", "sp", "fsdp", "ep")
+PARALLEL = ("tp", "sp", "fsdp", "tp+fsdp", "ep")
 
 
 class ExampleError(Exception):
@@ -49,6 +49,16 @@ class Settings:
     def tokens_per_step(self) -> int:
         return self.batch * self.seq
 
+    @property
+    def tensor_processes(self) -> int:
+        """How many processes divide each layer."""
+        return {"tp": self.processes, "sp": self.processes, "tp+fsdp": 2}.get(self.parallel, 1)
+
+    @property
+    def data_processes(self) -> int:
+        """How many times there is the whole model, or shards of it, each for some of the sequences."""
+        return self.processes // self.tensor_processes
+
     def check(self) -> None:
         """Raise ExampleError for a value that no run can have, naming the option and the remedy."""
         for name in ("layers", "width", "seq", "batch", "steps", "validation_batches"):
@@ -72,14 +82,21 @@ class Settings:
                 f"--parallel {' or '.join(PARALLEL)} says how --processes 2 or more divide the work; got "
                 f"--processes {self.processes} and --parallel {self.parallel or 'nothing'}"
             )
-        if self.parallel in ("sp", "fsdp", "ep") and self.batch % self.processes:
-            raise ExampleError(f"--batch must be a multiple of the {self.processes} processes; got {self.batch}")
-        if self.parallel in ("tp", "sp") and self.heads % self.processes:
+        if self.parallel == "tp+fsdp" and (self.processes < 4 or self.processes % 2):
+            raise ExampleError(
+                f"--parallel tp+fsdp divides layers over two processes, so --processes must be 4, 6, ...; got "
+                f"{self.processes}"
+            )
+        shares = self.processes if self.parallel == "sp" else self.data_processes
+        if self.batch % shares:
+            raise ExampleError(f"--batch must be a multiple of the {shares} processes that share it; got {self.batch}")
+        size = self.tensor_processes
+        if self.heads % size:
             raise ExampleError(
                 f"--parallel {self.parallel} gives each process as many heads of 64 channels, and --width {self.width} "
-                f"makes {self.heads} for {self.processes} processes; use a multiple of {64 * self.processes}"
+                f"makes {self.heads} for {size} processes; use a multiple of {64 * size}"
             )
-        if self.parallel in ("tp", "sp") and self.moe:
+        if size > 1 and self.moe:
             raise ExampleError(f"--moe does not go with --parallel {self.parallel}; use --parallel ep or fsdp")
         if self.parallel == "ep" and (not self.moe or self.moe % self.processes):
             raise ExampleError(

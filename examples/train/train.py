@@ -5,7 +5,8 @@
     python examples/train/train.py --recipe nvfp4       one recipe (repeat the option, or separate names by commas)
     python examples/train/train.py --moe 8              blocks that are mixtures of eight experts
     python examples/train/train.py --processes 2 --parallel tp
-                                                        two processes that divide every layer (or sp, fsdp, ep)
+                                                        two processes that divide every layer (or sp, fsdp, ep;
+                                                        tp+fsdp needs four)
     python examples/train/train.py --resume             go on after an interruption, bit for bit
     python examples/train/train.py --sample --recipe nvfp4 --prompt "def main("
 

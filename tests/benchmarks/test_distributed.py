@@ -31,14 +31,16 @@ def finished(tmp_path_factory):
 @pytest.mark.slow
 def test_every_division_has_every_kind_of_numbers_beside_its_speed_on_one_process(finished):
     found, printed = finished
-    assert list(found) == [(division, name) for division in ("", "tp", "sp", "fsdp") for name in BYTES]
+    expected = [(division, name) for division in ("", "tp", "sp", "fsdp") for name in BYTES]
+    assert list(found) == expected + [("fsdp, codes", name) for name in RECIPES]
     for (division, name), row in found.items():
         speed = row["tokens_per_second"]
-        better = max(found[division, peer]["tokens_per_second"] for peer in ("torch float32", "torch bfloat16"))
+        peers = division.removesuffix(", codes")
+        better = max(found[peers, peer]["tokens_per_second"] for peer in ("torch float32", "torch bfloat16"))
         assert row["x_better"] == pytest.approx(speed / better)
         alone = found["", name]["tokens_per_second"]
         assert row["efficiency"] == (pytest.approx(speed / alone / 2) if division else None)
-        assert f"{'2, ' + division if division else '1':<14}{name:<20}{speed:>10.0f}" in printed
+        assert f"{'2, ' + division if division else '1':<16}{name:<20}{speed:>10.0f}" in printed
     assert "efficiency with tp over that of torch" in printed and "target 0.9" in printed
 
 
@@ -46,7 +48,8 @@ def test_every_division_has_every_kind_of_numbers_beside_its_speed_on_one_proces
 def test_the_bytes_that_a_process_sends_are_those_of_its_collectives(finished):
     sent = {name: row["sent_bytes"] for name, row in finished[0].items()}
     y, norm, bias = TOKENS * SIZE, 2 * SIZE, SIZE  # elements of a tensor of all tokens, and of what is not divided
-    parameters = norm + 2 * 4 * SIZE * SIZE + 4 * SIZE + bias
+    weights = 2 * 4 * SIZE * SIZE
+    others = norm + 4 * SIZE + bias
     for name, size in BYTES.items():
         assert sent["", name] == 0
         # y is summed, and dx: of two processes each sends half of it twice. And amaxes: of both weights, of the row
@@ -54,7 +57,7 @@ def test_the_bytes_that_a_process_sends_are_those_of_its_collectives(finished):
         amaxes = 0 if name.startswith("torch") or name.endswith("mxfp8") else 8
         assert sent["tp", name] == 2 * y * size + 4 * amaxes, name
         # Parameters are gathered for forward and for backward, their gradients are reduced and scattered.
-        assert sent["fsdp", name] == 3 * parameters * size // 2, name
+        assert sent["fsdp", name] == 3 * (weights + others) * size // 2, name
     # x and dy are gathered, y and dx reduced and scattered, and gradients of the norm summed.
     for name in ("torch float32", "torch bfloat16"):
         assert sent["sp", name] == (4 * y // 2 + norm) * BYTES[name]
@@ -62,3 +65,8 @@ def test_the_bytes_that_a_process_sends_are_those_of_its_collectives(finished):
     values = (2 * y // 2 + norm + bias) * 2
     assert sent["sp", "quire mxfp8"] == values + 4 * (y + y // 32) // 2
     assert sent["sp", "quire nvfp4"] == values + 4 * (y // 2 + y // 16) // 2 + 4 * 12
+    # Of weights codes are gathered, for each pass in one direction, and two amaxes of each are reduced.
+    codes = {"quire fp8_current": weights, "quire mxfp8": weights * 33 // 32, "quire nvfp4": weights * 9 // 16}
+    for name, size in codes.items():
+        amaxes = 0 if name.endswith("mxfp8") else 4
+        assert sent["fsdp, codes", name] == size + (2 * others + weights + others) * 2 // 2 + 4 * amaxes, name

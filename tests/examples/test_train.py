@@ -1,10 +1,12 @@
 """The training example, run as a user runs it: through its command line, in a process of its own."""
 
+import functools
 import importlib.util
 import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -56,28 +58,44 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     return out, train_successfully(*SIZE, "--recipe", ",".join(RECIPES), "--out", out)
 
 
-@pytest.mark.parametrize("parallel", ["tp", "sp", "fsdp", "ep"])
-def test_two_processes_come_to_the_losses_of_one(parallel: str, tmp_path: Path) -> None:
-    size = [*SIZE, "--width", 128, "--dtype", "fp32", "--recipe", "baseline,nvfp4"]
-    size += ["--moe", 4] if parallel == "ep" else []
-    train_successfully(*size, "--out", tmp_path / "one")
-    several = (*size, "--processes", 2, "--parallel", parallel, "--out", tmp_path)
+DIVIDED = (*SIZE, "--width", 128, "--dtype", "fp32", "--recipe", "baseline,nvfp4")
+
+
+@pytest.fixture(scope="module")
+def one(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., dict[str, dict]]:
+    """What one process comes to with DIVIDED and these arguments."""
+
+    @functools.cache
+    def run(*arguments: object) -> dict[str, dict]:
+        out = tmp_path_factory.mktemp("one")
+        train_successfully(*DIVIDED, *arguments, "--out", out)
+        return runs_of(out)
+
+    return run
+
+
+@pytest.mark.parametrize(("processes", "parallel"), [(2, "tp"), (2, "sp"), (2, "fsdp"), (4, "tp+fsdp"), (2, "ep")])
+def test_several_processes_come_to_the_losses_of_one(
+    processes: int, parallel: str, one: Callable[..., dict[str, dict]], tmp_path: Path
+) -> None:
+    moe = ("--moe", 4) if parallel == "ep" else ()
+    alone = one(*moe)
+    several = (*DIVIDED, *moe, "--processes", processes, "--parallel", parallel, "--out", tmp_path)
     printed = train_successfully(*several, "--stop-after", 3) + train_successfully(*several, "--resume")
-    assert printed.count(f"baseline in fp32, 2 processes ({parallel}) of") == 2, "one process alone prints"
-    one, two = runs_of(tmp_path / "one"), runs_of(tmp_path)
-    assert two["baseline"]["losses"] == pytest.approx(one["baseline"]["losses"], rel=1e-5)
-    # The first loss has the bits of one process. A sum that differs in its last bit is then rounded to another code;
-    # Where batches are divided, processes besides quantize tokens of their own.
-    # With other codes a token may come to another expert.
-    within = {"fsdp": 1e-3, "ep": 5e-3}.get(parallel, 1e-6)
-    assert two["nvfp4"]["losses"][0] == pytest.approx(one["nvfp4"]["losses"][0], rel=within)
-    assert two["nvfp4"]["losses"] == pytest.approx(one["nvfp4"]["losses"], rel=1e-2)
-    for name, run in two.items():
+    assert printed.count(f"baseline in fp32, {processes} processes ({parallel}) of") == 2, "one process alone prints"
+    found = runs_of(tmp_path)
+    assert found["baseline"]["losses"] == pytest.approx(alone["baseline"]["losses"], rel=1e-5)
+    # The first loss has the bits of one process. A sum that differs in its last bit is then rounded to another code.
+    # Where batches are divided, processes besides quantize tokens of their own, and a token may come to another expert.
+    within = {"fsdp": 1e-3, "tp+fsdp": 1e-3, "ep": 5e-3}.get(parallel, 1e-6)
+    assert found["nvfp4"]["losses"][0] == pytest.approx(alone["nvfp4"]["losses"][0], rel=within)
+    assert found["nvfp4"]["losses"] == pytest.approx(alone["nvfp4"]["losses"], rel=1e-2)
+    for name, run in found.items():
         assert run["train_graphs"] == run["validation_graphs"] == 1 and run["graph_breaks"] == 0
-        assert run["saved_activation_bytes"] < one[name]["saved_activation_bytes"]
-        assert run["wire_bytes"] > 0 and one[name]["wire_bytes"] == 0
+        assert run["saved_activation_bytes"] < alone[name]["saved_activation_bytes"]
+        assert run["wire_bytes"] > 0 and alone[name]["wire_bytes"] == 0
     if parallel == "sp":  # codes are gathered
-        assert two["nvfp4"]["wire_bytes"] < 0.8 * two["baseline"]["wire_bytes"]
+        assert found["nvfp4"]["wire_bytes"] < 0.8 * found["baseline"]["wire_bytes"]
     assert_explained(train("--sample", "--out", tmp_path), "are those of several processes")
 
 
@@ -208,11 +226,12 @@ def test_a_missing_dependency_is_named_with_its_remedy(name: str, tmp_path: Path
         (("--recipe", "baseline,fp5"), ("--recipe fp5",)),
         (("--steps", 0), ("--steps", "at least 1", "got 0")),
         (("--width", 193), ("--width", "193", "multiple of 64")),
-        (("--processes", 2), ("--parallel tp or sp or fsdp or ep", "--parallel nothing")),
+        (("--processes", 2), ("--parallel tp or sp or fsdp or tp+fsdp or ep", "--parallel nothing")),
         (
             ("--processes", 2, "--parallel", "tp", "--width", 64),
             ("gives each process as many heads", "use a multiple of 128"),
         ),
+        (("--processes", 2, "--parallel", "tp+fsdp"), ("--processes must be 4, 6, ...", "got 2")),
         (("--processes", 3, "--parallel", "fsdp"), ("--batch must be a multiple of the 3 processes",)),
         (("--processes", 2, "--parallel", "sp", "--width", 128, "--moe", 4), ("--moe does not go with",)),
         (("--processes", 2, "--parallel", "ep", "--moe", 3), ("--moe 3 are no multiple of 2 processes; use --moe 8",)),
