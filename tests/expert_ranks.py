@@ -293,3 +293,29 @@ def loaded_by_one(folder):
     checkpoint.load({"model": model, "optimizer": optimizer_state}, checkpoint_id=folder)
     set_state_dict(whole, optimizer, model_state_dict=model, optim_state_dict=optimizer_state)
     return whole.state_dict(), [optimizer.state[parameter]["exp_avg"].any() for parameter in whole.parameters()]
+
+
+STACKED = {"single_grouped_weight": True, "bias": False}
+
+
+def stacks_saved_by_both(rank, folder):
+    """A TrainingState of mixtures whose experts are one parameter, which has one name in all processes."""
+    _, part = Case("mxfp8", options=STACKED).mixtures()
+    optimizer = torch.optim.AdamW(part.parameters())
+    part(data(Case(""))[0][0][:9]).sum().backward()
+    optimizer.step()
+    try:
+        checkpoint.save(part.state_dict(), checkpoint_id=folder + "-refused")
+    except BaseException as error:  # CheckpointException is no Exception
+        assert "would take for the whole" in str(error), str(error)
+    else:
+        raise AssertionError("a process's experts were saved as all of them")
+    checkpoint.save({"train": quire.TrainingState(part, optimizer)}, checkpoint_id=folder)
+    return {name: parameter.detach().clone() for name, parameter in part.named_parameters()}
+
+
+def stacks_loaded_by_one(folder):
+    whole = Case("mxfp8", options=STACKED).make()
+    optimizer = torch.optim.AdamW(whole.parameters())
+    checkpoint.load({"train": quire.TrainingState(whole, optimizer)}, checkpoint_id=folder)
+    return whole.state_dict(), [optimizer.state[parameter]["exp_avg"].any() for parameter in whole.parameters()]

@@ -23,6 +23,8 @@ from expert_ranks import (
     loaded_by_one,
     rows_travel,
     saved_by_both,
+    stacks_loaded_by_one,
+    stacks_saved_by_both,
     states,
 )
 from failing_ranks import SHORT
@@ -183,6 +185,15 @@ def test_one_process_loads_a_distributed_checkpoint_of_two(two, tmp_path):
     for part in parts:
         for name, value in part.items():
             assert name == "router.weight" or torch.equal(state[name], value), name
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+def test_one_process_loads_stacks_of_experts_of_two(two, tmp_path):
+    parts = two.run(stacks_saved_by_both, str(tmp_path / "saved"))
+    state, trained = stacks_loaded_by_one(str(tmp_path / "saved"))
+    assert all(trained)
+    for name in ("fc1.weight", "fc2.weight"):
+        assert torch.equal(state[name], torch.cat([part[name] for part in parts])), name
 
 
 @pytest.mark.parametrize("way", ["eager", "compiled"])

@@ -10,6 +10,7 @@ from torch import distributed
 
 from quire.distributed import check_ranks
 from quire.distributed.groups import name_of, named_group, the_group
+from quire.distributed.pieces import PiecesOfTensor
 from quire.moe.primitives import chunk_rows, expert_rows, limit_capacity, permute_rows, unpermute_rows
 
 #: What happens to a process's rows that exceed the capacity.
@@ -60,6 +61,10 @@ class ExpertGroup:
     def own(self) -> range:
         """The experts of this process."""
         return range(self.index() * self.each, (self.index() + 1) * self.each)
+
+    def pieces(self, t: torch.Tensor) -> PiecesOfTensor:
+        """The tensor of all experts [num_experts, ...] of which t is this process's part. It shares t's memory."""
+        return PiecesOfTensor.of(t, 0, [(self.index() * self.each, 0, self.each)], self.num_experts)
 
     def first_rank(self) -> int:
         """The rank, in the default group, of the process that has the first experts."""

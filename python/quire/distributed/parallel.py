@@ -121,10 +121,10 @@ class Parallel:
         return torch.cat([part.chunk(self.size)[self.index()] for part in t.split(self.parts or len(t))])
 
     def pieces(self, t: torch.Tensor) -> PiecesOfTensor:
-        """The whole tensor of which t, a weight or a divided bias, is this process's part, or a DTensor of that part.
-        It shares t's memory."""
+        """The whole tensor of which t, a weight, a stack of weights or a divided bias, is this process's part, or a
+        DTensor of that part. It shares t's memory."""
         self.check_group()  # without one the place is not known
-        along = 0 if self.mode == "column" else 1
+        along = max(0, t.dim() - 2) if self.mode == "column" else t.dim() - 1
         sizes = [part // self.size for part in self.parts] or [t.shape[along]]
         ends = itertools.accumulate(sizes)
         places = [

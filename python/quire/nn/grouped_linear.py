@@ -12,6 +12,7 @@ from quire.nn.call import active_call
 from quire.nn.initial_values import initialise
 from quire.nn.layer_path import name_layer
 from quire.nn.linear import own_recipe
+from quire.nn.own_parts import Division
 from quire.nn.product import Product
 from quire.nn.product_module import ProductModule
 from quire.recipe import Recipe
@@ -151,6 +152,13 @@ class GroupedLinear(ProductModule):
             return super().take_stream()
         self.stream = self.expert_group.first_rank()
         return self.stream
+
+    def own_parts(self) -> dict[str, Division]:
+        """Parameters that other processes have under the same name, with other values."""
+        if self.expert_group is not None:
+            stacked = {name: self._parameters.get(name) for name in ("weight", "bias")}
+            return {name: self.expert_group for name, t in stacked.items() if t is not None and not is_dtensor(t)}
+        return {} if self.drawn_as is None else dict.fromkeys(self.weight_names, self.drawn_as)
 
     def check_undivided(self) -> None:
         """Raises NotImplementedError for parameters that divide_groups() does not take."""

@@ -2,17 +2,22 @@
 
 import torch
 
+from quire.distributed.experts import ExpertGroup
 from quire.distributed.parallel import Parallel
 from quire.distributed.pieces import PlainPart
 
+#: What says where this process's part of a parameter is in the whole: its pieces().
+Division = Parallel | ExpertGroup
+
 
 class OwnParts(torch.nn.Module):
-    """A module some of whose parameters may be this process's parts: a ProductModule that was made with `parallel`."""
+    """A module some of whose parameters may be this process's parts: a ProductModule that was made with `parallel`, or
+    whose groups have one parameter together and are divided."""
 
     #: Whether it was made with weights that are this process's parts.
     has_parts = False
 
-    def own_parts(self) -> dict[str, Parallel]:
+    def own_parts(self) -> dict[str, Division]:
         """Parameters that are this process's parts, by name, and how they are divided. Those that parallel styles have
         divided are not: they are DTensors of the whole."""
         raise NotImplementedError

@@ -14,7 +14,7 @@ from quire.distributed.parallel import Parallel, refuse_quantized
 from quire.distributed.placements import divided_over, is_dtensor, local, placed_like
 from quire.distributed.sharded_product import Shards
 from quire.ends import at_the_end
-from quire.nn.own_parts import OwnParts
+from quire.nn.own_parts import Division, OwnParts
 from quire.nn.random_state import own_rank, reset_streams
 from quire.nn.weight import initial_weight, kept_attributes, why_not_loaded
 from quire.recipe import Recipe
@@ -196,7 +196,7 @@ class ProductModule(OwnParts):
         self._forget_weights()
         return self
 
-    def own_parts(self) -> dict[str, Parallel]:
+    def own_parts(self) -> dict[str, Division]:
         found = {}
         for product in self.products if self.has_parts else ():
             parallel = self.of(product, "parallel")

@@ -5,8 +5,8 @@ from collections.abc import Mapping
 
 import torch
 
-from quire.distributed.parallel import Parallel
 from quire.distributed.pieces import PiecesOfTensor, PlainPart
+from quire.nn.own_parts import Division
 from quire.tensor import QuantizedTensor
 
 #: What wraps modules, in names of parameters; PyTorch's get_model_state_dict leaves them out too.
@@ -27,7 +27,7 @@ def _is_data_parallel(module: torch.nn.Module) -> bool:
     return isinstance(module, torch.nn.parallel.DistributedDataParallel)
 
 
-def divided_parameters(model: torch.nn.Module) -> dict[str, Parallel]:
+def divided_parameters(model: torch.nn.Module) -> dict[str, Division]:
     """Name in state dicts -> how it is divided, of each of ProductModule.own_parts()."""
     names, found = names_of_modules(model), {}
     for name, module in model.named_modules():
@@ -36,7 +36,7 @@ def divided_parameters(model: torch.nn.Module) -> dict[str, Parallel]:
     return found
 
 
-def save_model(state: Mapping[str, object], divided: Mapping[str, Parallel]) -> dict[str, object]:
+def save_model(state: Mapping[str, object], divided: Mapping[str, Division]) -> dict[str, object]:
     """Of a model's state dict. A quantized weight becomes an entry for each buffer, with its spec in the name:
     "0.weight.mxfp8:nan.rowwise_data". All share memory with the parameters."""
     found = {}
@@ -67,7 +67,7 @@ def load_model(saved: Mapping[str, object], own: Mapping[str, object]) -> dict[s
 
 
 def save_optimizer(
-    state: Mapping[str, object], divided: Mapping[str, Parallel], shapes: Mapping[str, torch.Size]
+    state: Mapping[str, object], divided: Mapping[str, Division], shapes: Mapping[str, torch.Size]
 ) -> dict[str, object]:
     """Of an optimizer's state dict. shapes: of the divided parameters: what has the same shape is divided too."""
     each = {
