@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 #: Seconds that a collective waits for other ranks, and that a function may take.
-PATIENCE, DEADLINE = 20, 120
+PATIENCE, DEADLINE = 60, 120
 
 
 @contextlib.contextmanager

@@ -284,3 +284,31 @@ def test_explain_says_whether_codes_or_values_of_tokens_are_gathered(group, toke
     assert found[0].startswith("all_gather of uint8 [") and found[0].endswith("over 'quire:tp'")
     assert found[1].startswith(f"all_gather of {gathered} [")  # of blocks along tokens, which processes may share
     assert found[2] == f"reduce_scatter sum of float32 [{tokens}, {IN}] over 'quire:tp'"
+
+
+@pytest.mark.parametrize("recipe", ["mxfp8", "nvfp4"])
+@pytest.mark.parametrize("mode", ["column", "row"])
+def test_the_weights_of_a_grouped_layer_are_divided_as_by_transformer_engine(mode, recipe):
+    splits, x = [16, 0, 48], torch.randn(TOKENS, IN)
+    torch.manual_seed(3)
+    whole = quire.GroupedLinear(3, IN, OUT, bias=False)
+    parts = []
+    for rank in range(2):
+        with rank_of(rank, 2) as group:
+            torch.manual_seed(3)
+            parts.append(quire.GroupedLinear(3, IN, OUT, tp_group=group, parallel_mode=mode, bias=False))
+    for weights in zip(whole.parameters(), *(part.parameters() for part in parts), strict=True):
+        assert torch.equal(weights[0], torch.cat(weights[1:], 0 if mode == "column" else 1))
+    with quire.autocast(recipe=recipe):
+        expected = whole(x, splits)
+        xs = x.chunk(2, -1) if mode == "row" else (x, x)
+        ys = [part(own, splits) for part, own in zip(parts, xs, strict=True)]
+    if mode == "row":
+        torch.testing.assert_close(sum(ys), expected, rtol=0, atol=0.3 if recipe == "nvfp4" else 1e-5)
+    elif recipe == "mxfp8":
+        assert torch.equal(torch.cat(ys, -1), expected)
+
+
+def test_a_divided_grouped_layer_refuses_a_bias(group):
+    with pytest.raises(NotImplementedError, match="added once for each process; pass bias=False"):
+        quire.GroupedLinear(3, IN, OUT, tp_group=group, parallel_mode="row")

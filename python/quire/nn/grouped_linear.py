@@ -6,6 +6,7 @@ import torch
 
 from quire.checks import check_device, check_type, check_type_or_none, describe
 from quire.distributed.experts import ExpertGroup
+from quire.distributed.parallel import Parallel
 from quire.distributed.placements import is_dtensor, local, part_for
 from quire.nn.call import active_call
 from quire.nn.initial_values import initialise
@@ -43,6 +44,9 @@ class GroupedLinear(ProductModule):
     `sr_state` is as in quire.Linear; group e rounds with seed + e (numerics.md 0.19). `delayed` has the slots of each
     group.
     """
+
+    #: How each weight is a part of a larger one, of which this process draws all and keeps its part.
+    drawn_as: Parallel | None = None
 
     def __init__(
         self,
@@ -125,9 +129,8 @@ class GroupedLinear(ProductModule):
         with torch.no_grad():
             for group in range(self.num_gemms):
                 if group in own:
-                    initialise(
-                        weights[group - own.start], biases[group - own.start] if biases else None, self.init_method
-                    )
+                    bias = biases[group - own.start] if biases else None
+                    initialise(weights[group - own.start], bias, self.init_method, self.drawn_as)
                 elif not weights[0].is_meta:
                     others = [torch.empty_like(t) for t in (weights[0], *biases[:1])]
                     initialise(others[0], others[1] if biases else None, self.init_method)

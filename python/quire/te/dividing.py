@@ -25,17 +25,50 @@ def divides(construct: Callable[..., None], what: str, known: dict[str, object])
 
     @functools.wraps(construct)
     def __init__(self: object, *args: object, **keywords: object) -> None:
-        given = known | {name: keywords.pop(name) for name in known if name in keywords}
-        parallel = _parallel(what, given)
+        parallel, drawing = _taken(what, keywords, known)
         if parallel is not None:
             keywords["parallel"] = parallel
-        tracker = given["get_rng_state_tracker"]
-        name = given["rng_tracker_name"] or _TRACKER
-        with tracker().fork(name) if tracker and parallel else contextlib.nullcontext():
+        with drawing:
             construct(self, *args, **keywords)
 
     __init__.__signature__ = signature_with(construct, known)
     return __init__
+
+
+def divides_shapes(construct: Callable[..., None], what: str, known: dict[str, object]) -> Callable[..., None]:
+    """The same of a GroupedLinear, whose weights alone are divided, as in TransformerEngine: nothing is sent. y of a
+    "row" layer and the gradient of x of a "column" layer are this process's part of a sum, which the caller adds up,
+    and scales follow from this process's part of an operand. Raises NotImplementedError for a bias."""
+
+    @functools.wraps(construct)
+    def __init__(
+        self: object, num_gemms: int, in_features: int, out_features: int, *args: object, **keywords: object
+    ) -> None:
+        parallel, drawing = _taken(what, keywords, known)
+        if parallel is not None:
+            in_features, out_features = parallel.sizes(what, in_features, out_features)
+            if keywords.get("bias", True):
+                raise NotImplementedError(
+                    f"{what}: a layer that is divided over processes has no bias, which would be added once for each "
+                    "process; pass bias=False"
+                )
+            self.drawn_as = parallel
+        with drawing:
+            construct(self, num_gemms, in_features, out_features, *args, **keywords)
+
+    __init__.__signature__ = signature_with(construct, known)
+    return __init__
+
+
+def _taken(
+    what: str, keywords: dict[str, object], known: dict[str, object]
+) -> tuple[Parallel | None, contextlib.AbstractContextManager[object]]:
+    """What the arguments `known` ask for, which are taken out of the keywords, and where weights are to be drawn."""
+    given = known | {name: keywords.pop(name) for name in known if name in keywords}
+    parallel, tracker = _parallel(what, given), given["get_rng_state_tracker"]
+    if parallel is None or not tracker:
+        return parallel, contextlib.nullcontext()
+    return parallel, tracker().fork(given["rng_tracker_name"] or _TRACKER)
 
 
 def _parallel(what: str, given: dict[str, object]) -> Parallel | None:

@@ -23,8 +23,8 @@ from quire.nn.linear import Linear
 from quire.nn.norm import LayerNorm, RMSNorm
 from quire.nn.product_module import ProductModule
 from quire.recipe import Recipe
-from quire.te.arguments import DIVIDING, OVERLAPPING, PARALLEL, also_takes, group_size, signature_with
-from quire.te.dividing import MLP_DIVIDING, divides
+from quire.te.arguments import DIVIDING, OVERLAPPING, also_takes, group_size, signature_with
+from quire.te.dividing import MLP_DIVIDING, divides, divides_shapes
 from quire.te.split import names_and_sizes, split
 from quire.tensor import QuantizedTensor
 
@@ -62,7 +62,7 @@ _CONSTRUCTORS: dict[type, dict[str, object]] = {
         "ignored": _WARM_UP,
         "order": _MLP_ORDER,
     },
-    GroupedLinear: {"refused": PARALLEL | {"use_grouped_tensor": None}, "order": _GROUPED_ORDER},
+    GroupedLinear: {"refused": OVERLAPPING | {"use_grouped_tensor": None}, "order": _GROUPED_ORDER},
 }
 
 
@@ -71,6 +71,7 @@ def adopt_names() -> None:
     Linear.__init__ = _with_parts(Linear.__init__)
     for layer, dividing in ((Linear, DIVIDING), (LayerNormLinear, DIVIDING), (LayerNormMLP, MLP_DIVIDING)):
         layer.__init__ = divides(layer.__init__, f"quire.{layer.__name__}", dividing)
+    GroupedLinear.__init__ = divides_shapes(GroupedLinear.__init__, "quire.GroupedLinear", DIVIDING)
     for layer, further in _CONSTRUCTORS.items():
         layer.__init__ = also_takes(layer.__init__, f"quire.{layer.__name__}", **further)
     for norm in (LayerNorm, RMSNorm):
