@@ -15,7 +15,10 @@ PAGE = "docs/moe.md"
 def example(page):
     torch.manual_seed(0)
     scope = {"quire": quire}
-    exec(re.search(r"```python\n(.*?)```", page(PAGE).text, re.DOTALL)[1], scope)
+    (own,) = (
+        block for block in re.findall(r"```python\n(.*?)```", page(PAGE).text, re.DOTALL) if "def mixture" in block
+    )
+    exec(own, scope)
     return scope["mixture"], scope["experts"]
 
 
