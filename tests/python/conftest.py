@@ -14,6 +14,7 @@ import torch
 
 import quire
 from every_recipe import DEFAULTS, VARIANTS, params
+from ranks import Ranks
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 
@@ -213,3 +214,26 @@ def compiler():
     forget()
     yield Compiler()
     forget()
+
+
+@pytest.fixture(scope="module")
+def two():
+    """Two processes of a group, for the tests of a file."""
+    ranks = Ranks(2)
+    yield ranks
+    ranks.close()
+
+
+@pytest.fixture(scope="module")
+def four():
+    ranks = Ranks(4)
+    yield ranks
+    ranks.close()
+
+
+@pytest.fixture
+def new():
+    """Two processes for one test, which leaves them in a collective."""
+    ranks = Ranks(2)
+    yield ranks
+    ranks.kill()

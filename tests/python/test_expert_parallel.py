@@ -28,31 +28,8 @@ from expert_ranks import (
     states,
 )
 from failing_ranks import SHORT
-from ranks import Ranks
 
 SIZES = {"exact": {}, "capacity": {"ep_capacity": 64}}
-
-
-@pytest.fixture(scope="module")
-def two():
-    ranks = Ranks(2)
-    yield ranks
-    ranks.close()
-
-
-@pytest.fixture
-def new():
-    """For one test, which leaves them in a collective."""
-    ranks = Ranks(2)
-    yield ranks
-    ranks.kill()
-
-
-@pytest.fixture
-def four():
-    ranks = Ranks(4)
-    yield ranks
-    ranks.close()
 
 
 @pytest.mark.parametrize("sizes", SIZES)

@@ -12,22 +12,6 @@ from failing_ranks import (
     paths,
     states_differ,
 )
-from ranks import Ranks
-
-
-@pytest.fixture(scope="module")
-def two():
-    ranks = Ranks(2)
-    yield ranks
-    ranks.close()
-
-
-@pytest.fixture
-def new():
-    """For one test, which leaves them in a collective."""
-    ranks = Ranks(2)
-    yield ranks
-    ranks.kill()
 
 
 def of_rank_0(ranks, function, *arguments):

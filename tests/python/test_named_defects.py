@@ -32,14 +32,6 @@ from defect_ranks import (
     uneven_shards,
 )
 from parallel_layers import IN
-from ranks import Ranks
-
-
-@pytest.fixture(scope="module")
-def two():
-    ranks = Ranks(2)
-    yield ranks
-    ranks.close()
 
 
 @pytest.mark.parametrize("recipe", ["fp8_current", "nvfp4", "delayed"])

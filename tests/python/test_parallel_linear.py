@@ -7,18 +7,10 @@ import pytest
 import torch
 
 from parallel_layers import KINDS, OPTIONS, RECIPES, WAYS, Case, equals_one_process, refuses_exact
-from ranks import Ranks
 
 DIVIDED = list(itertools.product(("column", "row"), (False, True)))
 #: One for each way in which scales follow from a tensor, and for the random stream.
 SOME = ("high_precision", "fp8_current", "fp8_block", "mxfp8", "nvfp4", "delayed")
-
-
-@pytest.fixture(scope="module")
-def two():
-    ranks = Ranks(2)
-    yield ranks
-    ranks.close()
 
 
 @pytest.mark.parametrize(("mode", "sequence"), DIVIDED)

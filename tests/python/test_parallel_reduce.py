@@ -5,7 +5,6 @@ import itertools
 import pytest
 import torch
 
-from ranks import Ranks
 from reduce_ranks import (
     Case,
     adds_float32_in_the_order_of_ranks,
@@ -15,13 +14,6 @@ from reduce_ranks import (
 
 #: Of a weight divided by rows y is a sum, by columns the gradient of x.
 DIVIDED = list(itertools.product(("column", "row"), (False, True)))
-
-
-@pytest.fixture(scope="module")
-def two():
-    ranks = Ranks(2)
-    yield ranks
-    ranks.close()
 
 
 @pytest.mark.parametrize(("mode", "sequence"), DIVIDED)

@@ -13,19 +13,12 @@ import quire
 from every_recipe import TABLE
 from parallel_layers import OPTIONS, WAYS, Case
 from quire.distributed import ColumnParallel, RowParallel
-from ranks import Ranks, rank_of
+from ranks import rank_of
 from style_ranks import STYLES, all_ways_give_the_same, block_equals_one_process, layer_equals_one_process
 
 DIVIDED = list(itertools.product(("column", "row"), (False, True)))
 #: One for each way in which scales follow from a tensor, and for the random stream.
 SOME = ("high_precision", "fp8_current", "fp8_block", "mxfp8", "nvfp4", "delayed")
-
-
-@pytest.fixture(scope="module")
-def two():
-    ranks = Ranks(2)
-    yield ranks
-    ranks.close()
 
 
 @pytest.mark.parametrize("style", STYLES)

@@ -15,7 +15,6 @@ from prepared_ranks import (
     states_are_plain,
     tied_weights_stay_tied,
 )
-from ranks import Ranks
 from shard_ranks import (
     Case,
     codes_equal_values,
@@ -33,20 +32,6 @@ WITH_CODES = [
 ]
 SAME_ON_RANKS = ["high_precision", "fp8_current", "fp8_block", "mxfp8", "nvfp4_no_sr"]
 KINDS = ["linears", "norms", "grouped", "mixture", "checkpoint"]
-
-
-@pytest.fixture(scope="module")
-def two():
-    ranks = Ranks(2)
-    yield ranks
-    ranks.close()
-
-
-@pytest.fixture(scope="module")
-def four():
-    ranks = Ranks(4)
-    yield ranks
-    ranks.close()
 
 
 # ------------------------------------------------------------ values

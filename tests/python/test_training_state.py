@@ -8,7 +8,7 @@ import torch
 
 import quire
 from quire.distributed import Parallel
-from ranks import Ranks, rank_of
+from ranks import rank_of
 from training_state_ranks import (
     PARTS,
     Model,
@@ -24,21 +24,6 @@ from training_state_ranks import (
     trains_and_saves,
     undivided_layers,
 )
-
-
-@pytest.fixture(scope="module")
-def two():
-    ranks = Ranks(2)
-    yield ranks
-    ranks.close()
-
-
-@pytest.fixture(scope="module")
-def four():
-    ranks = Ranks(4)
-    yield ranks
-    ranks.close()
-
 
 #: Options of quantized_model_init.
 QUANTIZED = {"codes": {}, "codes and masters": {"keep_master": True}}
