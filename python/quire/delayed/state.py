@@ -31,7 +31,6 @@ class DelayedState:
         PyTorch refuses one whose saved tensor a graph with a later step in it has written.
     usage: int64 [3], the number of the rule that it ran under last (0: never), rows in use of the two histories.
     rule: that rule as far as Python saw it, which sees no runs of graphs; so nobody waits for a device to learn it.
-
     reduced: whether ranks that reduce amaxes take the largest of any; not if each has other groups (ep_group).
 
     Not registered as buffers: DistributedDataParallel would overwrite those with the first rank's, and a state_dict has
