@@ -6,6 +6,7 @@ import itertools
 import pytest
 import torch
 
+from pairwise import pairwise
 from parallel_layers import KINDS, OPTIONS, RECIPES, WAYS, Case, equals_one_process, refuses_exact
 
 DIVIDED = list(itertools.product(("column", "row"), (False, True)))
@@ -48,10 +49,9 @@ def test_an_mlp_that_recomputes_or_defers(two, way, options):
         two.run(equals_one_process, Case(recipe, "LayerNormMLP", "column", True, options=options, way=way))
 
 
-@pytest.mark.parametrize(("mode", "sequence"), DIVIDED)
-@pytest.mark.parametrize("way", [way for way in WAYS if way != "eager"])
-@pytest.mark.parametrize("recipe", SOME)
-def test_other_ways_to_run_a_layer(two, recipe, way, mode, sequence):
+@pytest.mark.parametrize(("recipe", "way", "divided"), pairwise(SOME, [way for way in WAYS if way != "eager"], DIVIDED))
+def test_other_ways_to_run_a_layer(two, recipe, way, divided):
+    mode, sequence = divided
     two.run(equals_one_process, Case(recipe, "Linear", mode, sequence, way=way))
 
 

@@ -11,6 +11,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 
 import quire
 from every_recipe import TABLE
+from pairwise import pairwise
 from parallel_layers import OPTIONS, WAYS, Case
 from quire.distributed import ColumnParallel, RowParallel
 from ranks import rank_of
@@ -21,20 +22,21 @@ DIVIDED = list(itertools.product(("column", "row"), (False, True)))
 SOME = ("high_precision", "fp8_current", "fp8_block", "mxfp8", "nvfp4", "delayed")
 
 
-@pytest.mark.parametrize("style", STYLES)
-@pytest.mark.parametrize(("mode", "sequence"), DIVIDED)
-@pytest.mark.parametrize("recipe", TABLE)
-def test_results_are_those_of_one_process(two, recipe, mode, sequence, style):
+# The operator has the full cross in test_parallel_linear.py.
+@pytest.mark.parametrize(("recipe", "divided", "style"), pairwise(list(TABLE), DIVIDED, list(STYLES)))
+def test_results_are_those_of_one_process(two, recipe, divided, style):
+    mode, sequence = divided
     # Of two processes each: whole blocks, blocks that both share, one token, none, three dimensions.
     for tokens in ((256,), (14,), (2,), (0,), (6, 5)):
         two.run(layer_equals_one_process, style, Case(recipe, "Linear", mode, sequence, tokens))
 
 
-@pytest.mark.parametrize("style", STYLES)
-@pytest.mark.parametrize(("mode", "sequence"), DIVIDED)
-@pytest.mark.parametrize("way", [way for way in WAYS if way != "eager"])
-@pytest.mark.parametrize("recipe", SOME)
-def test_other_ways_to_run_a_layer(two, recipe, way, mode, sequence, style):
+@pytest.mark.parametrize(
+    ("recipe", "way", "divided", "style"),
+    pairwise(SOME, [way for way in WAYS if way != "eager"], DIVIDED, list(STYLES)),
+)
+def test_other_ways_to_run_a_layer(two, recipe, way, divided, style):
+    mode, sequence = divided
     two.run(layer_equals_one_process, style, Case(recipe, "Linear", mode, sequence, way=way))
 
 
