@@ -7,6 +7,7 @@ import torch
 from quire import delayed
 from quire.autocast import active_rule, recipe_of
 from quire.checks import check_type, check_type_or_none
+from quire.distributed import one_process
 from quire.distributed.placements import (
     Layout,
     is_dtensor,
@@ -125,7 +126,7 @@ def torchs_result(layer: ProductModule, x: torch.Tensor) -> Result | None:
     placements and dtypes that it supports. None for other calls."""
     if not is_dtensor(x) or layer.external_wgrad or recipe_of(layer.recipe) is not None or active_rule() is not None:
         return None
-    if layer.shards is not None or (layer.parallel is not None and layer.parallel.sequence):
+    if layer.shards is not None or (layer.parallel is not None and (layer.parallel.sequence or one_process.enabled())):
         return None
     if layer.parallel is not None:
         x = placed_for(x, layer.parallel)
