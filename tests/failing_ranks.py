@@ -101,10 +101,17 @@ def interrupted(rank):
     model, x = block(False), tokens()
     with quire.autocast(recipe="fp8_current"):
         y = model(x).sum()
+    store = distributed.distributed_c10d._get_default_store()
+
+    def interrupt() -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        store.set("interrupted", "")
+
     if rank == 0:
-        threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+        threading.Timer(0.3, interrupt).start()
     else:
-        time.sleep(1)
+        store.wait(["interrupted"])
+        time.sleep(1)  # Python raises it when the collective looks
     try:
         y.backward()
         time.sleep(0.1)
