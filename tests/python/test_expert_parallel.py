@@ -45,6 +45,7 @@ def test_processes_without_tokens_and_experts_without_rows(two, recipe, sizes):
         two.run(equals_one_process, Case(recipe, tokens, to=to, ep=SIZES[sizes]))
 
 
+@pytest.mark.slow
 def test_four_processes(four):
     for recipe in ("mxfp8", "nvfp4"):
         for ep in SIZES.values():
@@ -112,6 +113,7 @@ def test_rows_travel_as_codes(two, recipe, dtype, bits):
         assert codes == values * bits / torch.finfo(dtype).bits
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", ["eager", "compiled"])
 def test_training_of_rows_that_travel_as_codes(two, way):
     for ep in SIZES.values():

@@ -53,6 +53,7 @@ def test_rows_that_do_not_divide_equally_are_those_of_one_process(two):
     two.run(values_equal_one_process, Case("mxfp8", outputs=1, reshard=False))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["own", "torch"])
 @pytest.mark.parametrize("dim", [None, 0])
 def test_features_and_shards_are_divided_over_a_mesh(four, kind, dim):
@@ -114,6 +115,7 @@ def test_codes_give_the_bits_that_values_give_with_options(two, case):
     two.run(codes_equal_values, case)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "case",
     [

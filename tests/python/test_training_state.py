@@ -48,6 +48,7 @@ def test_a_compiled_model_has_the_names_of_the_model(tmp_path):
     resumes(0, str(tmp_path), "torch.compile", "mxfp8", None)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("saved", "loaded", "model", "recipe"),
     [
@@ -68,6 +69,7 @@ def test_what_two_processes_save_one_and_four_and_others_load(two, four, tmp_pat
             assert ranks.run(loads, str(tmp_path), way, recipe, model) == [expected] * ranks.size, (way, ranks.size)
 
 
+@pytest.mark.slow
 def test_parts_that_fully_shard_divides_are_saved_at_their_places(four, two, tmp_path):
     way, folder, back = "parallel= and fully_shard", str(tmp_path / "four"), str(tmp_path / "two")
     expected, *others = four.run(trains_and_saves, folder, way, "nvfp4", "swiglu")
