@@ -61,9 +61,9 @@ struct ParallelLinear : OpBase {
 
 /// linear_bwd of processes: dx is the start of its sum over the group where x was whole, to be waited for.
 op::Tensors<6> parallel_bwd(const LinearBwd::Args& a, const Parallel& p, const op::OptionalTensor& part);
+/// The same of linear_unquantized_bwd, whose dx is its values.
+op::Tensors<3> parallel_unquantized_bwd(LinearUnquantizedBwd::Args a, const Parallel& p);
 /// The sizes of dx of this process where w is divided by columns. dy [T, *, N / size]: of all tokens.
 std::vector<c10::SymInt> sizes_of_dx(const at::Tensor& dy, const Parallel& p, const c10::SymInt& in_features);
-/// The same of linear_unquantized_bwd.
-op::Tensors<3> parallel_unquantized_bwd(LinearUnquantizedBwd::Args a, const Parallel& p);
 
 }  // namespace quire_torch
