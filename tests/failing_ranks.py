@@ -4,7 +4,6 @@ import copy
 import logging
 import os
 import signal
-import threading
 import time
 import traceback
 from collections.abc import Callable
@@ -103,15 +102,13 @@ def interrupted(rank):
         y = model(x).sum()
     store = distributed.distributed_c10d._get_default_store()
 
-    def interrupt() -> None:
-        os.kill(os.getpid(), signal.SIGINT)
-        store.set("interrupted", "")
-
     if rank == 0:
-        threading.Timer(0.3, interrupt).start()
+        store.set("process", str(os.getpid()))
     else:
-        store.wait(["interrupted"])
-        time.sleep(1)  # Python raises it when the collective looks
+        process = int(store.get("process"))
+        time.sleep(1)  # rank 0 is waiting: an exception of Python's own code before that may be dropped by PyTorch
+        os.kill(process, signal.SIGINT)
+        time.sleep(0.5)  # Python raises it when the collective looks
     try:
         y.backward()
         time.sleep(0.1)

@@ -22,18 +22,17 @@ def of_rank_0(ranks, function, *arguments):
     return name, text
 
 
-@pytest.mark.parametrize("act", ["ends", "hangs"])
 # Which layer has the first collective: the amaxes of a divided weight, the codes of divided tokens, a sum.
 @pytest.mark.parametrize(
-    ("recipe", "sequence", "layer", "collective"),
+    ("recipe", "sequence", "act", "layer", "collective"),
     [
-        ("fp8_current", False, "'up', column", "all_reduce"),
-        ("mxfp8", True, "'up', column", "all_gather"),
-        ("mxfp8", False, "'down', row", "all_reduce"),
+        ("fp8_current", False, "ends", "'up', column", "all_reduce"),
+        ("mxfp8", True, "hangs", "'up', column", "all_gather"),
+        ("mxfp8", False, "ends", "'down', row", "all_reduce"),
     ],
 )
 def test_the_error_of_a_forward_pass_names_layer_mode_rank_and_collective(
-    new, act, recipe, sequence, layer, collective
+    new, recipe, sequence, act, layer, collective
 ):
     name, text = of_rank_0(new, other_rank_in_forward, recipe, sequence, act)
     assert name == "DistBackendError"
@@ -41,9 +40,8 @@ def test_the_error_of_a_forward_pass_names_layer_mode_rank_and_collective(
     assert "QUIRE_CHECK_RANKS=1" in text and "🏖" not in text
 
 
-@pytest.mark.parametrize("act", ["ends", "hangs"])
-@pytest.mark.parametrize("sequence", [False, True])
-def test_the_error_of_a_backward_pass_names_them_too(new, act, sequence):
+@pytest.mark.parametrize(("sequence", "act"), [(False, "hangs"), (True, "ends")])
+def test_the_error_of_a_backward_pass_names_them_too(new, sequence, act):
     name, text = of_rank_0(new, other_rank_in_backward, sequence, act)
     where = "'down', row" if sequence else "'up', column"  # the first that has a collective
     assert name == "DistBackendError", text

@@ -40,10 +40,10 @@ def test_other_ways_to_run_a_layer(two, recipe, way, divided, style):
     two.run(layer_equals_one_process, style, Case(recipe, "Linear", mode, sequence, way=way))
 
 
-@pytest.mark.parametrize("sequence", [False, True])
-@pytest.mark.parametrize("kind", ["LayerNormLinear", "LayerNormMLP"])
-@pytest.mark.parametrize("way", ["eager", "compiled"])
-@pytest.mark.parametrize("recipe", SOME)
+@pytest.mark.parametrize(
+    ("recipe", "way", "kind", "sequence"),
+    pairwise(SOME, ["eager", "compiled"], ["LayerNormLinear", "LayerNormMLP"], [False, True]),
+)
 def test_layers_with_a_norm(two, recipe, way, kind, sequence):
     for tokens in ((64,), (14,)):
         two.run(layer_equals_one_process, "own", Case(recipe, kind, "column", sequence, tokens, way=way))
@@ -78,11 +78,9 @@ def test_a_block_of_a_model_is_that_of_one_process(two, style, dim, norm):
         two.run(block_equals_one_process, recipe, (style, dim), norm, None)
 
 
-@pytest.mark.parametrize("dim", [None, 0, 1])
-@pytest.mark.parametrize("style", STYLES)
-def test_a_compiled_block_of_a_model_is_that_of_one_process(two, style, dim):
-    for recipe in ("high_precision", "mxfp8"):
-        two.run(block_equals_one_process, recipe, (style, dim), quire.LayerNorm, {"backend": "aot_eager"})
+@pytest.mark.parametrize(("style", "dim", "recipe"), pairwise(list(STYLES), [None, 0, 1], ["high_precision", "mxfp8"]))
+def test_a_compiled_block_of_a_model_is_that_of_one_process(two, style, dim, recipe):
+    two.run(block_equals_one_process, recipe, (style, dim), quire.LayerNorm, {"backend": "aot_eager"})
 
 
 @pytest.fixture
