@@ -38,6 +38,7 @@ class _Style(ParallelStyle):
         output_layouts: "Placement | None" = None,
         use_local_output: bool = True,
         reduce: str = "",
+        overlap: str | None = None,
     ) -> None:
         what = type(self).__name__
         if not distributed.is_available():
@@ -45,8 +46,11 @@ class _Style(ParallelStyle):
         check_type_or_none(what, Placement, input_layouts=input_layouts, output_layouts=output_layouts)
         check_type(what, bool, use_local_output=use_local_output)
         check_type(what, str, reduce=reduce)
+        if overlap not in (None, "ring"):
+            raise ValueError(f"{what}: overlap must be None or 'ring', got {overlap!r}")
         self.input_layouts = input_layouts or (Replicate() if self.mode == "column" else Shard(-1))
         self.output_layouts, self.use_local_output, self.reduce = output_layouts, use_local_output, reduce
+        self.overlap = overlap
 
     def _apply(self, module: torch.nn.Module, device_mesh: "DeviceMesh") -> torch.nn.Module:
         """Divides a module. parallelize_module() calls it."""
@@ -55,6 +59,13 @@ class _Style(ParallelStyle):
         dims = _dims(what, module, self.mode)
         _check_parameters(what, module, dims, device_mesh.size())
         output = self.output_layouts or self._default_output(module)
+        sequence = (self.input_layouts if self.mode == "column" else output) == Shard(0)
+        if self.overlap is not None and not sequence:
+            raise ValueError(
+                f"{what}: overlap={self.overlap!r} exchanges tokens in pieces, and goes with "
+                f"{'input' if self.mode == 'column' else 'output'}_layouts=Shard(0); got {self}"
+            )
+        how = {"sequence": sequence, "reduce": self.reduce, "overlap": self.overlap}
         distribute_module(
             module,
             device_mesh,
@@ -62,13 +73,11 @@ class _Style(ParallelStyle):
             partial(_input, self.mode, self.input_layouts),
             partial(_output, output, self.use_local_output),
         )
-        sequence = (self.input_layouts if self.mode == "column" else output) == Shard(0)
         if _of_quire(module):
             for product in module.products:
-                parallel = module.of(product, "parallel")
-                module.divide(product, dataclasses.replace(parallel, sequence=sequence, reduce=self.reduce))
+                module.divide(product, dataclasses.replace(module.of(product, "parallel"), **how))
         elif type(module) is torch.nn.Linear:  # quire.convert reads it
-            module.parallel = Parallel(self.mode, device_mesh.get_group(), sequence, reduce=self.reduce)
+            module.parallel = Parallel(self.mode, device_mesh.get_group(), **how)
         return module
 
     def _default_output(self, module: torch.nn.Module) -> "Placement":
@@ -78,8 +87,9 @@ class _Style(ParallelStyle):
 
     def __repr__(self) -> str:
         layouts = f"input_layouts={self.input_layouts}, output_layouts={self.output_layouts}"
-        reduce = f", reduce={self.reduce!r}" if self.reduce else ""
-        return f"{type(self).__name__}({layouts}, use_local_output={self.use_local_output}{reduce})"
+        more = f", reduce={self.reduce!r}" if self.reduce else ""
+        more += f", overlap={self.overlap!r}" if self.overlap else ""
+        return f"{type(self).__name__}({layouts}, use_local_output={self.use_local_output}{more})"
 
 
 class ColumnParallel(_Style):
@@ -92,6 +102,7 @@ class ColumnParallel(_Style):
     output_layouts: of the result; None: Shard(-1), of a LayerNormMLP input_layouts.
     use_local_output: the result is a plain tensor, this process's part; False: a DTensor.
     reduce: how the gradient of x is added up (Parallel), of a LayerNormMLP y too.
+    overlap: "ring", with Shard(0): tokens are exchanged in pieces (Parallel).
 
     Parameters become DTensors: weights Shard(0) (fc2_weight Shard(1)), biases Shard(0), others Replicate(). A
     torch.nn.Linear computes in high precision until quire.convert converts it. Raises NotImplementedError for other
@@ -111,6 +122,7 @@ class RowParallel(_Style):
         scattered, and codes of its gradient are gathered. With another dim it is reduced as a whole.
     use_local_output: the result is a plain tensor, this process's part; False: a DTensor.
     reduce: how y is added up (Parallel).
+    overlap: "ring", with output_layouts=Shard(0): tokens are exchanged in pieces (Parallel).
 
     The weight becomes a DTensor Shard(1), the bias Replicate(). Errors are those of ColumnParallel.
     """
