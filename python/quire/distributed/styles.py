@@ -131,8 +131,9 @@ class RowParallel(_Style):
 
 
 class ExpertParallel(ParallelStyle):
-    """Divides the experts of a quire.MoE over the processes of a mesh, as MoE(ep_group=) does. A style for
-    parallelize_module.
+    """Divides the experts of a quire.MoE over the processes of a mesh, as MoE(ep_group=) does. Over a mesh of two
+    dimensions it divides the experts along the first one, and each expert along the second one, as MoE(ep_group=,
+    tp_group=) does; shared experts stay whole. A style for parallelize_module.
 
     capacity, overflow, dispatch: ep_capacity, ep_overflow and ep_dispatch of quire.MoE.
 
@@ -141,8 +142,8 @@ class ExpertParallel(ParallelStyle):
     as they are, on every process. x and y are this process's tokens, plain tensors.
 
     Raises NotImplementedError for another module, quantized experts and parameters that are DTensors already;
-    ValueError if the experts are no multiple of the mesh's processes, or the mesh has several dimensions. The module is
-    then unchanged.
+    ValueError if the experts are no multiple of the mesh's processes, or the mesh has more than two dimensions. The
+    module is then unchanged.
     """
 
     def __init__(self, *, capacity: int | None = None, overflow: str = "raise", dispatch: str = "values") -> None:
@@ -153,14 +154,17 @@ class ExpertParallel(ParallelStyle):
     def _apply(self, module: torch.nn.Module, device_mesh: "DeviceMesh") -> torch.nn.Module:
         """Divides a module. parallelize_module() calls it."""
         what = f"ExpertParallel of a {type(module).__name__}"
-        _check_mesh(what, device_mesh, "ep")
+        over_two = device_mesh.ndim == 2
+        if not over_two:
+            _check_mesh(what, device_mesh, "ep")
         if not hasattr(module, "divide_experts"):
             raise NotImplementedError(f"{what}: only a quire.MoE has experts that can be divided")
 
         def shard(parameter: torch.Tensor) -> torch.Tensor:
             return distribute_tensor(parameter, device_mesh, [Shard(0)], src_data_rank=self.src_data_rank)
 
-        module.divide_experts(device_mesh.get_group(), shard, self.src_data_rank, **self.exchange)
+        tp_group = device_mesh.get_group(1) if over_two else None
+        module.divide_experts(device_mesh.get_group(0), shard, self.src_data_rank, tp_group=tp_group, **self.exchange)
         return module
 
     def __repr__(self) -> str:

@@ -92,7 +92,8 @@ DirectionBuffers quantized_x(const GroupedLinear::Saved& s, bool columnwise, con
                                   .spec = spec,
                                   .rowwise = !columnwise,
                                   .columnwise = columnwise,
-                                  .axis = p->gathers_x() ? -1 : p->axis_of_x()}},
+                                  .axis = p->gathers_x() ? -1 : p->axis_of_x(),
+                                  .offsets = s.offsets}},
                                 p->group)[0];
   const size_t first = columnwise ? 3 : 0;
   return {q[first], q[first + 1], q[first + 2]};
@@ -125,7 +126,8 @@ at::Tensor rounded_dx(const GroupedLinear::Saved& s, const quire::QuantSpec& spe
   if (s.bwd_scale.defined()) scale = s.bwd_scale.narrow_symint(0, groups, groups);
   if (const Parallel* p = parallel_of(s)) {
     const int axis = p->axis_of_x();
-    const auto q = quantize_parts({{.t = dx, .spec = spec, .axis = axis, .scale = scale}}, p->group)[0];
+    const auto q =
+        quantize_parts({{.t = dx, .spec = spec, .axis = axis, .scale = scale, .offsets = s.offsets}}, p->group)[0];
     if (scale && s.bwd_amax.tensor.defined())
       op::call<AmaxMax>({{s.bwd_amax.tensor}, reduced(q[2], axis, p->group), 1});
     return decode(s, {q[0], q[1], q[2]}, spec, dx);

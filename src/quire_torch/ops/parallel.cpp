@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "quire/spec/buffers.h"
+#include "quire_torch/ops/grouped_quantize.h"
 #include "quire_torch/ops/linear_grads.h"
 
 namespace quire_torch {
@@ -41,6 +42,34 @@ void reduce_amaxes(const std::vector<at::Tensor*>& amaxes, const Group& group) {
     *t = amaxes.size() == 1 ? largest : largest.narrow_symint(0, begin, count).contiguous();
     begin = begin + count;
   }
+}
+
+/// Rowwise and columnwise amaxes above the blocks of this process's part.
+op::Tensors<2> amaxes_of(const Part& one) {
+  if (!one.offsets) return op::call<Amax>({one.t.detach(), text_of(one.spec), one.rowwise, one.columnwise});
+  op::Tensors<2> found;
+  for (const bool columnwise : {false, true})
+    if (columnwise ? one.columnwise : one.rowwise)
+      found[columnwise] = op::call<GroupedAmax>({one.t.detach(), one.offsets, text_of(one.spec), columnwise})[0];
+  return found;
+}
+
+/// The buffers of groups, under these amaxes where there are some.
+op::Tensors<6> codes_of_groups(const Part& one, const op::Tensors<2>& amaxes) {
+  op::Tensors<6> codes;
+  for (at::Tensor& t : codes) t = one.t.new_empty({0});
+  for (const bool columnwise : {false, true}) {
+    if (!(columnwise ? one.columnwise : one.rowwise)) continue;
+    const at::Tensor& amax = amaxes[columnwise];
+    const auto q = op::call<GroupedQuantize>({.x = one.t.detach(),
+                                              .offsets = one.offsets,
+                                              .spec = text_of(one.spec),
+                                              .columnwise = columnwise,
+                                              .scale = one.scale,
+                                              .amax = amax.defined() ? std::optional(amax) : std::nullopt});
+    std::copy(q.begin(), q.end(), codes.begin() + (columnwise ? 3 : 0));
+  }
+  return codes;
 }
 
 /// A spec of partial results. They are rounded to nearest, for they have no random state, and in the order of a matrix.
@@ -118,22 +147,37 @@ at::Tensor reduced(const at::Tensor& amax, int axis, const Group& group) {
   return axis < 0 ? amax : largest_of(amax, group);
 }
 
-std::vector<op::Tensors<6>> quantize_parts(const std::vector<Part>& parts, const Group& group) {
+namespace {
+
+std::vector<op::Tensors<2>> amaxes_of_wholes(const std::vector<Part>& parts, const Group& group) {
   std::vector<op::Tensors<2>> amaxes(parts.size());
   std::vector<at::Tensor*> shared;
   for (size_t i = 0; i < parts.size(); ++i) {
     const Part& one = parts[i];
     if (one.scale || !needs_reduction(one.spec, one.axis)) continue;
-    amaxes[i] = op::call<Amax>({one.t.detach(), text_of(one.spec), one.rowwise, one.columnwise});
+    amaxes[i] = amaxes_of(one);
     // Lines that one process has whole have amaxes of their own.
     const bool lines = has_line_amaxes(one.spec);
     if (one.rowwise && (!lines || one.axis == 1)) shared.push_back(&amaxes[i][0]);
     if (one.columnwise && (!lines || one.axis == 0)) shared.push_back(&amaxes[i][1]);
   }
   reduce_amaxes(shared, group);
+  return amaxes;
+}
+
+}  // namespace
+
+op::Tensors<2> reduced_amaxes(const Part& part, const Group& group) { return amaxes_of_wholes({part}, group)[0]; }
+
+std::vector<op::Tensors<6>> quantize_parts(const std::vector<Part>& parts, const Group& group) {
+  const std::vector<op::Tensors<2>> amaxes = amaxes_of_wholes(parts, group);
   std::vector<op::Tensors<6>> codes;
   for (size_t i = 0; i < parts.size(); ++i) {
     const Part& one = parts[i];
+    if (one.offsets) {
+      codes.push_back(codes_of_groups(one, amaxes[i]));
+      continue;
+    }
     const bool draws = one.spec.stochastic, given = amaxes[i][0].defined();
     codes.push_back(
         op::call<Quantize>({.x = one.t.detach(),

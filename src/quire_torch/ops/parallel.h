@@ -48,6 +48,7 @@ struct Part {
   int axis = -1;                            ///< as Parallel::axis_of_*
   op::OptionalTensor scale = std::nullopt;  ///< of delayed scaling, float32 [1]
   op::OptionalTensor sr_state = std::nullopt, part = std::nullopt;
+  op::OptionalTensor offsets = std::nullopt;  ///< of groups of rows, each a tensor of its own, in flat buffers
 };
 
 /// Whether all amaxes above the blocks follow from this process's part alone.
@@ -55,6 +56,8 @@ bool needs_reduction(const quire::QuantSpec& spec, int axis);
 /// The six buffers of each part, under amaxes of the whole tensor: the bytes that the whole tensor has there. One
 /// collective for all amaxes.
 std::vector<op::Tensors<6>> quantize_parts(const std::vector<Part>& parts, const Group& group);
+/// Rowwise and columnwise amaxes above the blocks of the whole of which this is a part; undefined where none is needed.
+op::Tensors<2> reduced_amaxes(const Part& part, const Group& group);
 /// The larger of each amax over the group: of delayed scaling, whose amaxes are for the next step.
 at::Tensor reduced(const at::Tensor& amax, int axis, const Group& group);
 

@@ -296,6 +296,7 @@ at::Tensor dgrad_of_arrivals(const LinearBwd::Args& a, const Arrivals& dy) {
 }  // namespace
 
 ParallelGradients parallel_bwd(const LinearBwd::Args& a, const Parallel& p, const op::OptionalTensor& part) {
+  if (a.offsets) return parallel_groups_bwd(a, p, part);
   const quire::LinearSpec& recipe = *a.recipe;
   const bool rowwise = (a.needs & kNeedsX) != 0, columnwise = (a.needs & (kNeedsW | kKeepsDy)) != 0;
   const c10::SymInt own = rows_of(a.dy), n = a.dy.sym_size(-1);

@@ -66,6 +66,8 @@ struct ParallelGradients {
   Sums dx{};
 };
 ParallelGradients parallel_bwd(const LinearBwd::Args& a, const Parallel& p, const op::OptionalTensor& part);
+/// The same of groups of tokens.
+ParallelGradients parallel_groups_bwd(LinearBwd::Args a, const Parallel& p, const op::OptionalTensor& part);
 /// The same of linear_unquantized_bwd, whose dx is its values.
 op::Tensors<3> parallel_unquantized_bwd(LinearUnquantizedBwd::Args a, const Parallel& p);
 /// dx of the dy of all processes as it arrives. dy: of this process, becomes that of all.
