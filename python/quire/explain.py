@@ -128,6 +128,7 @@ _COLLECTIVES = {
     "all_gather_into_tensor": "all_gather",
     "all_gather_into_tensor_coalesced": "all_gather",
     "all_reduce": "all_reduce",
+    "broadcast": "broadcast",
     "reduce_scatter_tensor": "reduce_scatter",
     "all_to_all_single": "all_to_all",
 }

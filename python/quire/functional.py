@@ -152,6 +152,31 @@ def parallel_linear(
     return torch.ops.quire.parallel_linear(x, w, bias, recipe, dtype, parallel, *lists, **state)
 
 
+def parallel_grouped_linear(
+    x: torch.Tensor,
+    w: Sequence[torch.Tensor],
+    bias: Sequence[torch.Tensor],
+    offsets: torch.Tensor,
+    recipe: str,
+    *,
+    parallel: str,
+    part: torch.Tensor,
+    dtype: torch.dtype,
+    **state: Buffers | torch.Tensor | bool | None,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """grouped_linear() of weights that are divided over processes, which all have the same tokens. First derivatives
+    only.
+
+    w, bias: this process's part of each, as parallel_linear() has it of one. part: Parallel(...).place(). parallel:
+    Parallel(...).text, without sequence. state: as for grouped_linear(), without x_buffers, out and dgrad_out.
+
+    Raises RuntimeError if an argument does not fit, or a collective fails.
+    """
+    lists = [state.pop(name, ()) for name in ("w_buffers", "main_grad")]
+    call = torch.ops.quire.parallel_grouped_linear
+    return call(x, w, bias, offsets, part, recipe, dtype, parallel, *lists, **state)
+
+
 def name_next_caller(layer: str) -> None:
     """Says which layer the next parallel_linear() of this thread belongs to. Errors of its collectives, forward and
     backward, name it."""

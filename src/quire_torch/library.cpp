@@ -19,6 +19,7 @@
 #include "quire_torch/ops/linear.h"
 #include "quire_torch/ops/linear_grads.h"
 #include "quire_torch/ops/norm.h"
+#include "quire_torch/ops/parallel_groups.h"
 #include "quire_torch/ops/parallel_linear.h"
 #include "quire_torch/ops/permute.h"
 #include "quire_torch/ops/quantize_through.h"
@@ -49,8 +50,8 @@ struct Operators {
 };
 
 /// What users call, and is differentiable.
-using Outer = Operators<Linear, LinearPrequantized, GroupedLinear, ParallelLinear, SumGradient, Norm, Activation, Route,
-                        Permute, Unpermute, QuantizeThrough>;
+using Outer = Operators<Linear, LinearPrequantized, GroupedLinear, ParallelLinear, ParallelGroupedLinear, SumGradient,
+                        Norm, Activation, Route, Permute, Unpermute, QuantizeThrough>;
 /// What those call: with kernels for every device that the core knows.
 using Inner = Operators<LinearFwd, LinearBwd, LinearDgrad, LinearWgrad, Tie, LinearUnquantizedBwd, GroupedQuantize,
                         GroupedAmax, GroupedDequantize, NormFwd, NormBwd, ActivationFwd, ActivationBwd, RouteFwd,

@@ -52,6 +52,19 @@ def test_no_page_has_python_that_no_test_runs(root):
     assert with_python - OTHERS - set(PAGES) == set() and OTHERS <= with_python
 
 
+@pytest.mark.slow
+def test_the_script_for_torchrun_trains_on_two_ranks(root, tmp_path, monkeypatch):
+    (script,) = re.findall(r"^```py\n(# sharded.py.*?)^```", (root / "docs/distributed.md").read_text(), re.S | re.M)
+    (tmp_path / "sharded.py").write_text(script)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setenv("PYTHONPATH", str(root / "python"))
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "sharded.py"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr
+    losses = [float(line.split()[-1]) for line in done.stdout.splitlines()]
+    assert len(losses) == 5 and losses == sorted(losses, reverse=True) and losses[-1] < 0.9 * losses[0]
+
+
 def build(root, folder):
     # Not --quiet, under which strict sees no warnings.
     command = [sys.executable, "-m", "mkdocs", "build", "--config-file", root / "mkdocs.yml"]

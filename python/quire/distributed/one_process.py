@@ -61,10 +61,11 @@ class Whole:
     place: torch.Tensor
 
     def weight(self, w: torch.Tensor) -> torch.Tensor:
-        return self._whole(w, 0, self._pieces(w, 0)) if self.parallel.mode == "column" else self._whole(w, 1)
+        """w: [out_features, in_features], or a stack of such."""
+        return self._whole(w, -2, self._pieces(w, -2)) if self.parallel.mode == "column" else self._whole(w, -1)
 
     def bias(self, bias: torch.Tensor) -> torch.Tensor:
-        return self._whole(bias, 0, self._pieces(bias, 0)) if self.parallel.mode == "column" else bias
+        return self._whole(bias, -1, self._pieces(bias, -1)) if self.parallel.mode == "column" else bias
 
     def x(self, x: torch.Tensor) -> torch.Tensor:
         if self.parallel.mode == "row":

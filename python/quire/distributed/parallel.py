@@ -41,10 +41,13 @@ class Parallel:
     reduce_gradients: where tokens are divided, gradients of parameters that every process has whole (of a norm, of the
         bias of a "row" layer) are summed over the group. False: each process gets those of its own tokens, for a
         framework that sums them itself, as Megatron does.
+    overlap: "ring", with sequence=True: tokens are gathered, and sums over processes are scattered, in as many pieces
+        as there are processes, so that one piece travels while another one is multiplied (docs/distributed.md). None:
+        each of them is one collective.
 
     A quantized operand has the same codes and scales as in one process: amaxes are reduced over the group, and
-    stochastic rounding draws the bits of the whole tensor. Raises ValueError for another mode, an unknown name, or a
-    reduce that is no spec.
+    stochastic rounding draws the bits of the whole tensor. Raises ValueError for another mode, an unknown name, a
+    reduce that is no spec, or overlap="ring" without sequence=True.
     """
 
     mode: str
@@ -54,6 +57,7 @@ class Parallel:
     parts: tuple[int, ...] = ()
     reduce: str = ""
     reduce_gradients: bool = True
+    overlap: str | None = None
     #: What operators are given; the same on every rank.
     text: str = field(init=False, default="", repr=False)
     _other: "Parallel | None" = field(init=False, default=None, repr=False, compare=False)
@@ -65,6 +69,7 @@ class Parallel:
             raise ValueError(f"Parallel: mode must be 'column' or 'row', got {self.mode!r}")
         if self.parts and self.mode == "row":
             raise ValueError(f"Parallel: parts are of the outputs, which mode 'row' does not divide; got {self.parts}")
+        _check_overlap(self.overlap, self.sequence)
         name = (self.group or "") if isinstance(self.group, str | None) else name_of(self.group)
         group = named_group(name) if name else None
         if not name and self.size < 1:
@@ -86,7 +91,8 @@ class Parallel:
         other._set(**fields | {"sequence": not self.sequence, "_other": self})
         self._set(_other=other)
         with_tokens = self if self.sequence else other
-        with_tokens._set(text=f"{text},sequence{options}")
+        ring = "" if self.overlap is None else f",overlap={self.overlap}"
+        with_tokens._set(text=f"{text},sequence{ring}{options}")
         if self.reduce and name:
             what = f"Parallel: reduce must be '', 'float32' or a spec such as 'mxfp8', got {self.reduce!r}"
             check_parallel(what, self.text)
@@ -201,6 +207,16 @@ class Parallel:
                 "set_tensor_parallel_group(group) on it in all of them"
             )
         return the_group(self.group)
+
+
+def _check_overlap(overlap: str | None, sequence: bool) -> None:
+    if overlap not in (None, "ring"):
+        raise ValueError(f"Parallel: overlap must be None or 'ring', got {overlap!r}")
+    if overlap is not None and not sequence:
+        raise ValueError(
+            "Parallel: overlap='ring' exchanges tokens in pieces, and goes with sequence=True, where each process has "
+            "some of them; leave overlap out, or divide the tokens"
+        )
 
 
 def divided_dims(mode: str) -> dict[str, int | None]:

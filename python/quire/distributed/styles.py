@@ -38,6 +38,7 @@ class _Style(ParallelStyle):
         output_layouts: "Placement | None" = None,
         use_local_output: bool = True,
         reduce: str = "",
+        overlap: str | None = None,
     ) -> None:
         what = type(self).__name__
         if not distributed.is_available():
@@ -45,8 +46,11 @@ class _Style(ParallelStyle):
         check_type_or_none(what, Placement, input_layouts=input_layouts, output_layouts=output_layouts)
         check_type(what, bool, use_local_output=use_local_output)
         check_type(what, str, reduce=reduce)
+        if overlap not in (None, "ring"):
+            raise ValueError(f"{what}: overlap must be None or 'ring', got {overlap!r}")
         self.input_layouts = input_layouts or (Replicate() if self.mode == "column" else Shard(-1))
         self.output_layouts, self.use_local_output, self.reduce = output_layouts, use_local_output, reduce
+        self.overlap = overlap
 
     def _apply(self, module: torch.nn.Module, device_mesh: "DeviceMesh") -> torch.nn.Module:
         """Divides a module. parallelize_module() calls it."""
@@ -55,6 +59,13 @@ class _Style(ParallelStyle):
         dims = _dims(what, module, self.mode)
         _check_parameters(what, module, dims, device_mesh.size())
         output = self.output_layouts or self._default_output(module)
+        sequence = (self.input_layouts if self.mode == "column" else output) == Shard(0)
+        if self.overlap is not None and not sequence:
+            raise ValueError(
+                f"{what}: overlap={self.overlap!r} exchanges tokens in pieces, and goes with "
+                f"{'input' if self.mode == 'column' else 'output'}_layouts=Shard(0); got {self}"
+            )
+        how = {"sequence": sequence, "reduce": self.reduce, "overlap": self.overlap}
         distribute_module(
             module,
             device_mesh,
@@ -62,13 +73,11 @@ class _Style(ParallelStyle):
             partial(_input, self.mode, self.input_layouts),
             partial(_output, output, self.use_local_output),
         )
-        sequence = (self.input_layouts if self.mode == "column" else output) == Shard(0)
         if _of_quire(module):
             for product in module.products:
-                parallel = module.of(product, "parallel")
-                module.divide(product, dataclasses.replace(parallel, sequence=sequence, reduce=self.reduce))
+                module.divide(product, dataclasses.replace(module.of(product, "parallel"), **how))
         elif type(module) is torch.nn.Linear:  # quire.convert reads it
-            module.parallel = Parallel(self.mode, device_mesh.get_group(), sequence, reduce=self.reduce)
+            module.parallel = Parallel(self.mode, device_mesh.get_group(), **how)
         return module
 
     def _default_output(self, module: torch.nn.Module) -> "Placement":
@@ -78,8 +87,9 @@ class _Style(ParallelStyle):
 
     def __repr__(self) -> str:
         layouts = f"input_layouts={self.input_layouts}, output_layouts={self.output_layouts}"
-        reduce = f", reduce={self.reduce!r}" if self.reduce else ""
-        return f"{type(self).__name__}({layouts}, use_local_output={self.use_local_output}{reduce})"
+        more = f", reduce={self.reduce!r}" if self.reduce else ""
+        more += f", overlap={self.overlap!r}" if self.overlap else ""
+        return f"{type(self).__name__}({layouts}, use_local_output={self.use_local_output}{more})"
 
 
 class ColumnParallel(_Style):
@@ -92,6 +102,7 @@ class ColumnParallel(_Style):
     output_layouts: of the result; None: Shard(-1), of a LayerNormMLP input_layouts.
     use_local_output: the result is a plain tensor, this process's part; False: a DTensor.
     reduce: how the gradient of x is added up (Parallel), of a LayerNormMLP y too.
+    overlap: "ring", with Shard(0): tokens are exchanged in pieces (Parallel).
 
     Parameters become DTensors: weights Shard(0) (fc2_weight Shard(1)), biases Shard(0), others Replicate(). A
     torch.nn.Linear computes in high precision until quire.convert converts it. Raises NotImplementedError for other
@@ -111,6 +122,7 @@ class RowParallel(_Style):
         scattered, and codes of its gradient are gathered. With another dim it is reduced as a whole.
     use_local_output: the result is a plain tensor, this process's part; False: a DTensor.
     reduce: how y is added up (Parallel).
+    overlap: "ring", with output_layouts=Shard(0): tokens are exchanged in pieces (Parallel).
 
     The weight becomes a DTensor Shard(1), the bias Replicate(). Errors are those of ColumnParallel.
     """
@@ -119,8 +131,9 @@ class RowParallel(_Style):
 
 
 class ExpertParallel(ParallelStyle):
-    """Divides the experts of a quire.MoE over the processes of a mesh, as MoE(ep_group=) does. A style for
-    parallelize_module.
+    """Divides the experts of a quire.MoE over the processes of a mesh, as MoE(ep_group=) does. Over a mesh of two
+    dimensions it divides the experts along the first one, and each expert along the second one, as MoE(ep_group=,
+    tp_group=) does; shared experts stay whole. A style for parallelize_module.
 
     capacity, overflow, dispatch: ep_capacity, ep_overflow and ep_dispatch of quire.MoE.
 
@@ -129,8 +142,8 @@ class ExpertParallel(ParallelStyle):
     as they are, on every process. x and y are this process's tokens, plain tensors.
 
     Raises NotImplementedError for another module, quantized experts and parameters that are DTensors already;
-    ValueError if the experts are no multiple of the mesh's processes, or the mesh has several dimensions. The module is
-    then unchanged.
+    ValueError if the experts are no multiple of the mesh's processes, or the mesh has more than two dimensions. The
+    module is then unchanged.
     """
 
     def __init__(self, *, capacity: int | None = None, overflow: str = "raise", dispatch: str = "values") -> None:
@@ -141,14 +154,17 @@ class ExpertParallel(ParallelStyle):
     def _apply(self, module: torch.nn.Module, device_mesh: "DeviceMesh") -> torch.nn.Module:
         """Divides a module. parallelize_module() calls it."""
         what = f"ExpertParallel of a {type(module).__name__}"
-        _check_mesh(what, device_mesh, "ep")
+        over_two = device_mesh.ndim == 2
+        if not over_two:
+            _check_mesh(what, device_mesh, "ep")
         if not hasattr(module, "divide_experts"):
             raise NotImplementedError(f"{what}: only a quire.MoE has experts that can be divided")
 
         def shard(parameter: torch.Tensor) -> torch.Tensor:
             return distribute_tensor(parameter, device_mesh, [Shard(0)], src_data_rank=self.src_data_rank)
 
-        module.divide_experts(device_mesh.get_group(), shard, self.src_data_rank, **self.exchange)
+        tp_group = device_mesh.get_group(1) if over_two else None
+        module.divide_experts(device_mesh.get_group(0), shard, self.src_data_rank, tp_group=tp_group, **self.exchange)
         return module
 
     def __repr__(self) -> str:

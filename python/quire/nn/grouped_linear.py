@@ -42,6 +42,10 @@ class GroupedLinear(ProductModule):
         out_features, in_features]. x and m_splits are then of this process's groups. A process loads the state dict of
         one process too. quire.MoE sends the rows.
 
+    parallel: how each weight is divided over processes (quire.distributed.Parallel, without sequence); sizes are those
+        of the whole. x is whole, or for mode "row" this process's features; m_splits are the same on all processes. The
+        first process adds the bias of a "row" layer to its part of y.
+
     `sr_state` is as in quire.Linear; group e rounds with seed + e (numerics.md 0.19). `delayed` has the slots of each
     group.
     """
@@ -69,6 +73,7 @@ class GroupedLinear(ProductModule):
         recipe: Recipe | str | None = None,
         name: str | None = None,
         ep_group: "torch.distributed.ProcessGroup | str | None" = None,
+        parallel: Parallel | None = None,
     ) -> None:
         check_type("quire.GroupedLinear", int, num_gemms=num_gemms)
         if num_gemms < 1:
@@ -79,11 +84,16 @@ class GroupedLinear(ProductModule):
         check_type("quire.GroupedLinear", bool, single_grouped_bias=single_grouped_bias, **flags)
         check_device("quire.GroupedLinear", device)
         recipe = own_recipe("quire.GroupedLinear", recipe)
+        check_type_or_none("quire.GroupedLinear", Parallel, parallel=parallel)
+        _check_parallel(parallel, single_grouped_weight and ep_group is not None, single_grouped_bias and bias)
         super().__init__()
         self.num_gemms = self.groups = num_gemms
         if ep_group is not None:
             self.expert_group = ExpertGroup.of("quire.GroupedLinear", ep_group, num_gemms)
             self.groups = self.expert_group.each
+        if parallel is not None:
+            in_features, out_features = parallel.sizes("quire.GroupedLinear", in_features, out_features)
+            self.parallel = self.drawn_as = parallel
         self.in_features, self.out_features = in_features, out_features
         self.init_method, self.return_bias, self.name = init_method, return_bias, name
         self.fuse_wgrad_accumulation, self.delay_wgrad_compute = fuse_wgrad_accumulation, delay_wgrad_compute
@@ -135,12 +145,22 @@ class GroupedLinear(ProductModule):
                 elif not weights[0].is_meta:
                     like = (weights[0], *biases[:1])  # which may be quantized
                     others = [torch.empty(t.shape, dtype=t.dtype, device=t.device) for t in like]
-                    initialise(others[0], others[1] if biases else None, self.init_method)
+                    initialise(others[0], others[1] if biases else None, self.init_method, self.drawn_as)
         self._reset_sr_states()
 
     def _reset_sr_states(self) -> None:
         super()._reset_sr_states()
         self.sr_state[:1] += self.first_stream()
+        if self.parallel is not None and self.expert_group is not None:
+            self._share_stream()
+
+    def _share_stream(self) -> None:
+        """Parts of one weight get the random stream of the first of them. All processes must call it."""
+        if not self.sr_state.is_meta:
+            shared = torch.cat([self.sr_state, self.sr_state.new_tensor([self.stream])])
+            self.parallel.share_first(shared)
+            self.sr_state.copy_(shared[:2])
+            self.stream = int(shared[2])
 
     def first_stream(self) -> int:
         """Group e of all groups rounds with seed + e."""
@@ -157,11 +177,24 @@ class GroupedLinear(ProductModule):
         """Parameters that other processes have under the same name, with other values."""
         if self.expert_group is not None:
             stacked = {name: self._parameters.get(name) for name in ("weight", "bias")}
+            if self.drawn_as is not None:  # each group has a parameter, whose name no other process of ep_group has
+                return self._parts_of_groups()
             return {name: self.expert_group for name, t in stacked.items() if t is not None and not is_dtensor(t)}
-        return {} if self.drawn_as is None else dict.fromkeys(self.weight_names, self.drawn_as)
+        return self._parts_of_groups()
 
-    def check_undivided(self) -> None:
-        """Raises NotImplementedError for parameters that divide_groups() does not take."""
+    def _parts_of_groups(self) -> dict[str, Division]:
+        if self.drawn_as is None:
+            return {}
+        column_biases = self.bias_names if self.drawn_as.mode == "column" else ()
+        return dict.fromkeys((*self.weight_names, *column_biases), self.drawn_as)
+
+    def check_undivided(self, parallel: Parallel | None = None) -> None:
+        """Raises NotImplementedError for parameters that divide_groups() does not take, or, if there is `parallel`,
+        divide_weights() behind it; ValueError for sizes that it does not take."""
+        if parallel is not None:
+            stacked = [name in self._parameters for name in ("weight", "bias")]
+            _check_parallel(parallel, *stacked)
+            parallel.sizes("quire.GroupedLinear", self.in_features, self.out_features)
         for name, parameter in self._parameters.items():
             if isinstance(parameter, QuantizedTensor) or is_dtensor(parameter):
                 raise NotImplementedError(
@@ -197,6 +230,22 @@ class GroupedLinear(ProductModule):
         self.sr_state[:1] += own.start
         self._forget_weights()
 
+    def divide_weights(self, parallel: Parallel, source: int | None) -> None:
+        """Keeps this process's part of the weight of each group, of whole ones. All processes must call it. source:
+        0, the values of the first process; None, each its own."""
+        for name in (*self.weight_names, *self.bias_names):
+            whole, wanted = self._parameters[name].detach(), self._parameters[name].requires_grad
+            if source is not None and not whole.is_meta:
+                parallel.share_first(whole)
+            part = parallel.part_of(whole, bias=name in self.bias_names)
+            self._parameters[name] = torch.nn.Parameter(part.clone(), wanted)
+        self.in_features, self.out_features = parallel.sizes("quire.GroupedLinear", self.in_features, self.out_features)
+        self.parallel = self.drawn_as = parallel
+        self.has_parts = True
+        self.part = parallel.place().to("cpu" if self.sr_state.is_meta else self.sr_state.device)
+        self._share_stream()
+        self._forget_weights()
+
     def forward(
         self,
         x: torch.Tensor,
@@ -225,7 +274,12 @@ class GroupedLinear(ProductModule):
             check_type("quire.GroupedLinear.forward", torch.Tensor, x=x)
             check_type_or_none("quire.GroupedLinear.forward", torch.Tensor, out=out, dgrad_out=dgrad_out)
             product = Product(self, "", active_call(self, x, is_first_microbatch))
-            product.given |= {"out": out, "dgrad_out": dgrad_out}
+            if self.parallel is None:
+                product.given |= {"out": out, "dgrad_out": dgrad_out}
+            elif out is not None or dgrad_out is not None:
+                raise NotImplementedError(
+                    "quire.GroupedLinear, divided over processes: out and dgrad_out are not available; copy the result"
+                )
             biases = self.biases()
             y = product.run(x, [] if self.return_bias else biases, offsets_of(m_splits, x, self.groups))
             product.commit()
@@ -266,9 +320,27 @@ class GroupedLinear(ProductModule):
 
     def extra_repr(self) -> str:
         own = "" if self.recipe is None else f", recipe={type(self.recipe).__name__}"
+        own += "" if self.parallel is None else f", parallel={self.parallel.text!r}"
         own += "" if self.expert_group is None else f", ep_group={self.expert_group.name!r}, own={self.own_groups()}"
         sizes = f"num_gemms={self.num_gemms}, in_features={self.in_features}, out_features={self.out_features}"
         return f"{sizes}, bias={bool(self.bias_names)}{own}"
+
+
+def _check_parallel(parallel: Parallel | None, stacked_twice: bool, stacked_bias: bool) -> None:
+    """Raises NotImplementedError for parameters whose parts have no place in a checkpoint, ValueError for tokens that
+    are divided."""
+    if parallel is None:
+        return
+    if parallel.sequence:
+        raise ValueError(
+            f"quire.GroupedLinear: groups of tokens are the same on all processes of {parallel.group!r}; leave "
+            "sequence out of parallel"
+        )
+    if stacked_twice or stacked_bias:
+        raise NotImplementedError(
+            "quire.GroupedLinear: one parameter for all groups does not go with parallel where it is a bias, or the "
+            "groups are divided too; leave single_grouped_weight and single_grouped_bias out"
+        )
 
 
 _INTEGERS = (torch.int32, torch.int64)

@@ -8,6 +8,7 @@ import torch
 from quire.checks import check_device, check_type, check_type_or_none
 from quire.distributed import check_ranks
 from quire.distributed.experts import OVERFLOWS, ExpertGroup, Sender, plan
+from quire.distributed.parallel import Parallel
 from quire.distributed.placements import is_dtensor
 from quire.distributed.row_codes import pack, unpack, why_not
 from quire.functional import Buffers
@@ -102,6 +103,11 @@ class MoE(torch.nn.Module):
         fp8_block with 1 x 128 blocks, NVFP4 with row_scaled_activation. Where experts are trained,
         backward_override="dequantized" is needed, because gradients of weights otherwise use codes of x in blocks of
         several tokens. Without a recipe, values are sent.
+    tp_group: a process group, or its name, over which each expert is divided: the outputs of fc1 (of a gated activation
+        those of gate and up each), and the inputs of fc2, whose results are added; shared experts likewise. All its
+        processes have the same tokens, and get the same y. Parameters are this process's parts, under the names of one
+        process. With an ep_group too, processes form a mesh: those of a tp_group have the same experts, so they are in
+        different ep_groups, at the same place.
     routing: options of quire.moe.route by keyword: score_function, softmax_after_topk, renormalize, num_groups,
         group_topk, group_best, scaling_factor, capacity (docs/moe.md lists the options of well-known models).
 
@@ -132,6 +138,7 @@ class MoE(torch.nn.Module):
         ep_capacity: int | None = None,
         ep_overflow: str = "raise",
         ep_dispatch: str = "values",
+        tp_group: "torch.distributed.ProcessGroup | str | None" = None,
         **routing: object,
     ) -> None:
         check_device("quire.MoE", device)
@@ -152,12 +159,14 @@ class MoE(torch.nn.Module):
         options = {"bias": bias, "init_method": init_method, "recipe": recipe} | factory
         single = {"single_grouped_weight": single_grouped_weight, "single_grouped_bias": single_grouped_weight}
         each = options | single | {"ep_group": None if self.expert_group is None else self.expert_group.name}
-        self.fc1 = GroupedLinear(num_experts, hidden_size, halves * ffn_hidden_size, **each)
-        self.fc2 = GroupedLinear(num_experts, ffn_hidden_size, hidden_size, **each)
+        first, second = _divisions(tp_group, [ffn_hidden_size] * halves, ep_dispatch)
+        self.fc1 = GroupedLinear(num_experts, hidden_size, halves * ffn_hidden_size, parallel=first, **each)
+        self.fc2 = GroupedLinear(num_experts, ffn_hidden_size, hidden_size, parallel=second, **each)
         self.shared_fc1 = self.shared_fc2 = None
         if shared_ffn_hidden_size is not None:
-            self.shared_fc1 = Linear(hidden_size, halves * shared_ffn_hidden_size, **options)
-            self.shared_fc2 = Linear(shared_ffn_hidden_size, hidden_size, **options)
+            first, second = _divisions(tp_group, [shared_ffn_hidden_size] * halves, ep_dispatch)
+            self.shared_fc1 = Linear(hidden_size, halves * shared_ffn_hidden_size, parallel=first, **options)
+            self.shared_fc2 = Linear(shared_ffn_hidden_size, hidden_size, parallel=second, **options)
 
     def forward(self, x: torch.Tensor, *, return_routing: bool = False) -> torch.Tensor | tuple[torch.Tensor, Routing]:
         """x [*, hidden_size] -> the same shape, in the dtype that quire.Linear would return; with return_routing also
@@ -195,20 +204,26 @@ class MoE(torch.nn.Module):
         group: "torch.distributed.ProcessGroup",
         shard: Callable[[torch.Tensor], torch.Tensor],
         source: int | None,
+        tp_group: "torch.distributed.ProcessGroup | None" = None,
         **exchange: int | str | None,
     ) -> None:
-        """Keeps this process's experts, of all. quire.distributed.ExpertParallel calls it. Arguments are those of
-        GroupedLinear.divide_groups; exchange: capacity, overflow and dispatch, the constructor's."""
+        """Keeps this process's experts, of all, and of each its part if there is a tp_group.
+        quire.distributed.ExpertParallel calls it. Arguments are those of GroupedLinear.divide_groups; exchange:
+        capacity, overflow and dispatch, the constructor's."""
         _check_exchange(**exchange, divided=True)
         if self.expert_group is not None:
             raise ValueError("quire.MoE: its experts are divided over processes already; divide a mixture once")
-        for layer in (self.fc1, self.fc2):
-            layer.check_undivided()
+        halves = self.fc1.out_features // max(self.ffn_hidden_size, 1)
+        divisions = _divisions(tp_group, [self.ffn_hidden_size] * halves, exchange["dispatch"])
+        for layer, parallel in zip((self.fc1, self.fc2), divisions, strict=True):
+            layer.check_undivided(parallel)
         self.expert_group = ExpertGroup.of("quire.MoE", group, self.num_experts)
         for name, value in exchange.items():
             setattr(self, f"ep_{name}", value)
-        for layer in (self.fc1, self.fc2):
+        for layer, parallel in zip((self.fc1, self.fc2), divisions, strict=True):
             layer.divide_groups(self.expert_group, shard, source)
+            if parallel is not None:
+                layer.divide_weights(parallel, source)
 
     def _elsewhere(
         self, tokens: torch.Tensor, weights: torch.Tensor, ids: torch.Tensor
@@ -287,6 +302,22 @@ class MoE(torch.nn.Module):
     def extra_repr(self) -> str:
         options = "".join(f", {name}={value!r}" for name, value in self.routing.items())
         return f"top_k={self.top_k}, activation={self._activation}{options}"
+
+
+def _divisions(
+    group: "torch.distributed.ProcessGroup | str | None", parts: list[int], dispatch: str
+) -> tuple[Parallel | None, Parallel | None]:
+    """How the two weights of an expert are divided over a tp_group. Raises NotImplementedError for rows that are sent
+    as codes."""
+    if group is None:
+        return None, None
+    if dispatch == "codes":
+        raise NotImplementedError(
+            "quire.MoE: ep_dispatch='codes' does not go with a tp_group, because fc1 makes its codes itself where it "
+            "is divided; use ep_dispatch='values'"
+        )
+    first = Parallel("column", group, parts=tuple(parts))
+    return first, first.then()
 
 
 def _check_exchange(capacity: int | None, overflow: str, dispatch: str, divided: bool) -> None:

@@ -19,6 +19,7 @@ from quire.functional import (
     linear,
     linear_prequantized,
     name_next_caller,
+    parallel_grouped_linear,
     parallel_linear,
     quantize,
 )
@@ -127,7 +128,7 @@ class Product:
         if self.whole is not None:
             _check_parallel(self, self.whole.parallel, x)
             whole_biases = [self.whole.bias(bias) for bias in biases]
-            return self.whole.y(self._run(self.whole.x(x), whole_biases, None, ()))
+            return self.whole.y(self._run(self.whole.x(x), whole_biases, offsets, ()))
         if self.parallel is not None:
             _check_parallel(self, self.parallel, x)
             if not torch.compiler.is_compiling():
@@ -182,6 +183,9 @@ class Product:
         if self.parallel is None:
             return grouped_linear(x, weights, biases, offsets, text, dtype=self.call.dtype, **given)
         bias, divided = biases[0] if biases else None, self.parallel.text
+        if offsets is not None:
+            given |= {"part": self.module.of(self.name, "part"), "parallel": divided, "dtype": self.call.dtype}
+            return parallel_grouped_linear(x, weights, biases, offsets, text, **given)
         return parallel_linear(x, weights[0], bias, text, divided, dtype=self.call.dtype, **given)
 
     def _x_operand(

@@ -19,16 +19,11 @@ DIVIDING = {
     "rng_tracker_name": None,
     "parallel_mode": None,
 }
-#: Arguments that overlap the communication of such a layer: graphs show it, and compilers order it.
-OVERLAPPING = {
-    "ub_overlap_ag": False,
-    "ub_overlap_rs": False,
-    "ub_overlap_rs_dgrad": False,
-    "ub_bulk_dgrad": False,
-    "ub_bulk_wgrad": False,
-    "ub_name": None,
-    "symmetric_ar_type": None,
-}
+#: Arguments that overlap the communication of a layer whose tokens are divided, in pieces.
+IN_PIECES = {"ub_overlap_ag": False, "ub_overlap_rs": False, "ub_overlap_rs_dgrad": False}
+#: The same, and those beside them: collectives of backward run beside a whole matmul, and the name of their buffers.
+USER_BUFFERS = IN_PIECES | {"ub_bulk_dgrad": False, "ub_bulk_wgrad": False, "ub_name": None}
+OVERLAPPING = USER_BUFFERS | {"symmetric_ar_type": None}
 PARALLEL = DIVIDING | OVERLAPPING
 
 #: Further ones of that kind, of LayerNormLinear and LayerNormMLP.

@@ -8,7 +8,7 @@ import torch
 
 from quire.checks import check_type, check_type_or_none, describe
 from quire.distributed.parallel import MODES, Parallel
-from quire.te.arguments import DIVIDING, group_size, signature_with
+from quire.te.arguments import DIVIDING, IN_PIECES, USER_BUFFERS, group_size, refuse, signature_with
 
 #: LayerNormMLP has this one instead of parallel_mode.
 MLP_DIVIDING = {name: value for name, value in DIVIDING.items() if name != "parallel_mode"} | {
@@ -24,6 +24,8 @@ def divides(construct: Callable[..., None], what: str, known: dict[str, object])
     those of quire.distributed.Parallel. Groups of one process ask for nothing. tp_size alone: the layer gets its group
     by set_tensor_parallel_group(), and each process draws its part alone, from the tracker. get_rng_state_tracker: the
     weight is drawn within get_rng_state_tracker().fork(rng_tracker_name), so that processes may draw different ones.
+    ub_overlap_*: overlap="ring"; the other ub_* change nothing then. They go with sequence_parallel, otherwise
+    NotImplementedError is raised for them.
     """
 
     @functools.wraps(construct)
@@ -96,4 +98,23 @@ def _parallel(what: str, given: dict[str, object], device: object) -> Parallel |
             "would draw the same part of the weight; pass tp_group, or a tracker whose states differ between "
             "processes, or device='meta'"
         )
-    return None if size == 1 or mode is None else Parallel(mode, group, given["sequence_parallel"], size)
+    overlaps = {name: given[name] for name in USER_BUFFERS if name in given}
+    if size == 1 or mode is None:
+        refuse(what, overlaps, USER_BUFFERS)
+        return None
+    return Parallel(
+        mode, group, given["sequence_parallel"], size, overlap=_overlap(what, overlaps, given["sequence_parallel"])
+    )
+
+
+def _overlap(what: str, given: dict[str, object], sequence: bool) -> str | None:
+    """Parallel.overlap that arguments of USER_BUFFERS ask for."""
+    check_type(what, bool, **{name: value for name, value in given.items() if name != "ub_name"})
+    check_type_or_none(what, str, ub_name=given.get("ub_name"))
+    asked = [name for name, value in given.items() if value != USER_BUFFERS[name]]
+    if asked and not sequence:
+        raise NotImplementedError(
+            f"{what}: {asked[0]}={given[asked[0]]!r} overlaps the exchange of tokens, and is not available without "
+            "sequence_parallel=True"
+        )
+    return "ring" if any(given.get(name) for name in IN_PIECES) else None

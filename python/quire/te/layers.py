@@ -23,7 +23,7 @@ from quire.nn.linear import Linear
 from quire.nn.norm import LayerNorm, RMSNorm
 from quire.nn.product_module import ProductModule
 from quire.recipe import Recipe
-from quire.te.arguments import DIVIDING, OVERLAPPING, also_takes, group_size, signature_with
+from quire.te.arguments import DIVIDING, OVERLAPPING, USER_BUFFERS, also_takes, group_size, signature_with
 from quire.te.dividing import MLP_DIVIDING, divides, divides_shapes
 from quire.te.split import names_and_sizes, split
 from quire.tensor import QuantizedTensor
@@ -50,15 +50,16 @@ _GROUPED_ORDER = (
 ).split()
 #: Sizes to warm up kernels for, which nothing here needs.
 _WARM_UP = {"seq_length": None, "micro_batch_size": None}
+_SYMMETRIC = {"symmetric_ar_type": None}
 #: Class -> what its constructor takes besides; Linear has torch.nn.Linear's order.
 _CONSTRUCTORS: dict[type, dict[str, object]] = {
-    Linear: {"refused": OVERLAPPING},
+    Linear: {"refused": _SYMMETRIC},
     LayerNormLinear: {
-        "refused": OVERLAPPING | {"parameters_split": None, "return_layernorm_output_gathered": False},
+        "refused": _SYMMETRIC | {"parameters_split": None, "return_layernorm_output_gathered": False},
         "order": _LINEAR_ORDER,
     },
     LayerNormMLP: {
-        "refused": OVERLAPPING | {"return_layernorm_output_gathered": False, "parallel_mode": None},
+        "refused": _SYMMETRIC | {"return_layernorm_output_gathered": False, "parallel_mode": None},
         "ignored": _WARM_UP,
         "order": _MLP_ORDER,
     },
@@ -70,7 +71,7 @@ def adopt_names() -> None:
     """Makes quire's classes take TransformerEngine's arguments and have its methods."""
     Linear.__init__ = _with_parts(Linear.__init__)
     for layer, dividing in ((Linear, DIVIDING), (LayerNormLinear, DIVIDING), (LayerNormMLP, MLP_DIVIDING)):
-        layer.__init__ = divides(layer.__init__, f"quire.{layer.__name__}", dividing)
+        layer.__init__ = divides(layer.__init__, f"quire.{layer.__name__}", dividing | USER_BUFFERS)
     GroupedLinear.__init__ = divides_shapes(GroupedLinear.__init__, "quire.GroupedLinear", DIVIDING)
     for layer, further in _CONSTRUCTORS.items():
         layer.__init__ = also_takes(layer.__init__, f"quire.{layer.__name__}", **further)

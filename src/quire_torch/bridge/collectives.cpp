@@ -74,6 +74,10 @@ std::vector<at::Tensor> all_gather(const std::vector<at::Tensor>& tensors, const
       .toTensorVector();
 }
 
+at::Tensor broadcast(const at::Tensor& t, int64_t source, const Group& group) {
+  return call("broadcast", "broadcast", group, {t.contiguous(), source, group.name}).toTensor();
+}
+
 at::Tensor reduce_scatter(const at::Tensor& t, const Group& group) {
   return call("reduce_scatter_tensor", "reduce_scatter", group,
               {t.contiguous(), std::string("sum"), group.size, group.name})

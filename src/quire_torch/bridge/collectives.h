@@ -23,6 +23,8 @@ at::Tensor all_reduce(const at::Tensor& t, const char* reduction, const Group& g
 /// [size * d0, ...] of each [d0, ...], in the order of ranks. One collective, and not one for each: two gathers under
 /// way at once corrupt memory with gloo of PyTorch 2.13.
 std::vector<at::Tensor> all_gather(const std::vector<at::Tensor>& tensors, const Group& group);
+/// The values that rank `source` of the group has for t, whose sizes are the same on all of them.
+at::Tensor broadcast(const at::Tensor& t, int64_t source, const Group& group);
 /// This rank's [d0 / size, ...] of the sum of [d0, ...].
 at::Tensor reduce_scatter(const at::Tensor& t, const Group& group);
 /// Of t [size * d0, ...] each rank gets a part [d0, ...], the first one rank 0: [size * d0, ...], the parts that the

@@ -92,7 +92,8 @@ DirectionBuffers quantized_x(const GroupedLinear::Saved& s, bool columnwise, con
                                   .spec = spec,
                                   .rowwise = !columnwise,
                                   .columnwise = columnwise,
-                                  .axis = p->gathers_x() ? -1 : p->axis_of_x()}},
+                                  .axis = p->gathers_x() ? -1 : p->axis_of_x(),
+                                  .offsets = s.offsets}},
                                 p->group)[0];
   const size_t first = columnwise ? 3 : 0;
   return {q[first], q[first + 1], q[first + 2]};
@@ -125,7 +126,8 @@ at::Tensor rounded_dx(const GroupedLinear::Saved& s, const quire::QuantSpec& spe
   if (s.bwd_scale.defined()) scale = s.bwd_scale.narrow_symint(0, groups, groups);
   if (const Parallel* p = parallel_of(s)) {
     const int axis = p->axis_of_x();
-    const auto q = quantize_parts({{.t = dx, .spec = spec, .axis = axis, .scale = scale}}, p->group)[0];
+    const auto q =
+        quantize_parts({{.t = dx, .spec = spec, .axis = axis, .scale = scale, .offsets = s.offsets}}, p->group)[0];
     if (scale && s.bwd_amax.tensor.defined())
       op::call<AmaxMax>({{s.bwd_amax.tensor}, reduced(q[2], axis, p->group), 1});
     return decode(s, {q[0], q[1], q[2]}, spec, dx);
@@ -156,10 +158,10 @@ op::Tensors<3> quantized_backward(const GroupedLinear::Saved& s, const at::Tenso
                              .sr_state = stochastic ? std::optional(s.sr_state.tensor) : std::nullopt,
                              .bwd_scale = scale};
   const Parallel* p = s.parallel->has_value() ? &**s.parallel : nullptr;
-  auto g = p ? parallel_bwd(args, *p, s.part) : op::call<LinearBwd>(args);
+  auto [g, dx] = p ? parallel_bwd(args, *p, s.part) : ParallelGradients{op::call<LinearBwd>(args)};
   // First what may still refuse its operands, so that a refused call has changed nothing.
   if (external) weight_gradient(s, recipe, {g[3], g[4], g[5]}, x, tokens_of(s, dy));
-  if (p && p->column && need[kX]) g[0] = wait_for_sum(g[0], *p, sizes_of_dx(dy, *p, s.in_features), s.dtype);
+  if (p && p->column && need[kX]) g[0] = dx.wait(*p, sizes_of_dx(dy, *p, s.in_features), s.dtype);
   if (stochastic) op::call<SrAdvance>({.sr_state = {s.sr_state.tensor}});
   if (scale && s.bwd_amax.tensor.defined()) op::call<AmaxMax>({{s.bwd_amax.tensor}, g[5], 0});
   if (need[kX] && recipe->dx) g[0] = rounded_dx(s, *recipe->dx, g[0]);
@@ -175,26 +177,33 @@ at::Tensor plain_x(const GroupedLinear::Saved& s, const at::Tensor& dy) {
 /// Gradients as products of plain tensors (numerics.md 6.8).
 op::Tensors<3> unquantized_backward(const GroupedLinear::Saved& s, const at::Tensor& own_dy, op::Needs need) {
   const Parallel* p = parallel_of(s);
-  const at::Tensor dy = p && p->gathers_dy() ? gather(own_dy, p->group) : own_dy;
-  const at::Tensor x = need[kW] ? plain_x(s, dy) : dy.new_empty({0});
   const bool external = need[kW] && external_wgrad(s), later = external && s.wgrad_stash.tensor.defined();
-  LinearUnquantizedBwd::Args args{.dy = dy,
+  const bool pieces = p && p->gathers_dy() && p->ring && need[kX];
+  LinearUnquantizedBwd::Args args{.dy = own_dy,
                                   .offsets = s.offsets,
-                                  .x = x,
+                                  .x = own_dy.new_empty({0}),
                                   .w = s.w,
                                   .w_buffers = s.w_buffers,
                                   .in_features = s.in_features,
                                   .recipe = s.recipe,
                                   .dtype = s.dtype,
                                   .needs = needed_gradients(need) & (later ? ~kNeedsW : ~int64_t{0})};
+  const at::Tensor dx = pieces ? dx_of_arrivals(args, *p, args.dy) : at::Tensor();
+  if (pieces)
+    args.needs &= ~kNeedsX;
+  else if (p && p->gathers_dy())
+    args.dy = gather(own_dy, p->group);
+  const at::Tensor dy = args.dy;
+  if (need[kW]) args.x = plain_x(s, dy);
   op::Tensors<3> g = p ? parallel_unquantized_bwd(args, *p) : op::call<LinearUnquantizedBwd>(args);
+  if (pieces) g[0] = dx;
   if (p && p->own_gradients && p->gathers_dy() && need[kBias]) {
     args.dy = own_dy;
     args.needs = kNeedsBias;
     g[2] = op::call<LinearUnquantizedBwd>(args)[2];
   }
   if (later) {
-    keep_for_later(s, {dy.to(s.dtype), x.to(s.dtype)}, tokens_of(s, own_dy));
+    keep_for_later(s, {dy.to(s.dtype), args.x.to(s.dtype)}, tokens_of(s, own_dy));
   } else if (external) {
     call_into<Accumulate>(s.main_grad.tensors, g[1], s.overwrite_main_grad);
   }

@@ -16,7 +16,29 @@ quire::Randomness randomness(const LinearBwd::Args& a) {
     quire::fail("linear_bwd: dy rounds stochastically under '", a.recipe->dy.to_string(),
                 "' and needs sr_state, an int64 [2] tensor {seed, counter}; got none");
   check_sr_state(*a.sr_state);
-  return {.columnwise_offset = 1, .state = a.sr_state->const_data_ptr<int64_t>()};
+  quire::check(!a.part || (a.part->scalar_type() == at::kLong && a.part->dim() == 1 && a.part->numel() >= 2 &&
+                           a.part->is_contiguous()),
+               "linear_bwd: part must be a contiguous int64 [2 + cuts] tensor {index, count, cuts}, got ",
+               a.part ? a.part->sizes() : at::IntArrayRef());
+  return {.columnwise_offset = 1,
+          .state = a.sr_state->const_data_ptr<int64_t>(),
+          .part = a.part ? a.part->const_data_ptr<int64_t>() : nullptr,
+          .axis = 1,
+          .cuts = a.part ? a.part->numel() - 2 : 0};
+}
+
+/// Amaxes that a caller gave; null if there are none.
+const float* given_amax(const LinearBwd::Args& a, const quire::GroupSizes<int64_t>& sizes) {
+  if (!a.given_amax) return nullptr;
+  const bool rowwise = (a.needs & kNeedsX) != 0, columnwise = (a.needs & (kNeedsW | kKeepsDy)) != 0;
+  const int64_t count =
+      quire::grouped_amax_count(a.recipe->dy, sizes, rowwise ? Direction::rowwise : Direction::columnwise);
+  quire::check(rowwise != columnwise && a.given_amax->scalar_type() == at::kFloat && a.given_amax->numel() == count &&
+                   a.given_amax->is_contiguous(),
+               "linear_bwd: given_amax must be contiguous float32 [", count,
+               "] of the one direction of dy that needs=", a.needs, " asks for, 1 or one of 2 and 8; got ",
+               a.given_amax->scalar_type(), " ", a.given_amax->sizes());
+  return a.given_amax->const_data_ptr<float>();
 }
 
 /// dy of each group, in the directions that are needed.
@@ -34,6 +56,7 @@ GroupedCodes quantize_dy(const LinearBwd::Args& a, const GroupsView& groups, op:
            .columnwise = (a.needs & (kNeedsW | kKeepsDy)) != 0,
            .random = randomness(a),
            .scale = group_scales(a.bwd_scale, 2, groups.count(), 0, "linear_bwd: bwd_scale"),
+           .amax = given_amax(a, {dy.matrix().rows, dy.matrix().cols, groups.count()}),
            .results = std::span(out).subspan(3, 3),
            .kept = a.needs & kKeepsDy ? std::optional(Direction::columnwise) : std::nullopt},
           context};

@@ -73,7 +73,9 @@ std::array<op::Result<Int>, 3> gradient_results(const Args& a, const char* op) {
 /// given quantized, or six flat ones of all, such as that returned.
 /// sr_state: int64 [2] = {seed, counter c}; stochastic rounding draws with offsets 2c (rowwise) and 2c + 1
 /// (columnwise), group e with seed + e. bwd_scale: float32 [2 E] of delayed scaling, dy in each group and E that are
-/// not used here; dy_amax [E] is then returned.
+/// not used here; dy_amax [E] is then returned. given_amax: of dy in the one direction that `needs` asks for, as
+/// grouped_quantize takes it. part: dy is a part of a larger one along its columns, and draws as it does there
+/// (quantize.h).
 struct LinearBwd : OpBase {
   static constexpr const char* kName = "linear_bwd";
   static constexpr auto kText = op::gradient_of("linear");
@@ -87,7 +89,7 @@ struct LinearBwd : OpBase {
     RecipeText recipe;
     at::ScalarType dtype;
     int64_t needs;
-    std::optional<at::Tensor> sr_state{}, bwd_scale{};
+    std::optional<at::Tensor> sr_state{}, bwd_scale{}, given_amax{}, part{};
     static constexpr auto kFields = std::tuple{op::field<&Args::dy>("dy"),
                                                op::field<&Args::offsets>("offsets"),
                                                op::field<&Args::x_data>("x_data"),
@@ -99,7 +101,9 @@ struct LinearBwd : OpBase {
                                                op::field<&Args::dtype>("dtype"),
                                                op::field<&Args::needs>("needs"),
                                                op::field<&Args::sr_state>("sr_state", "None"),
-                                               op::field<&Args::bwd_scale>("bwd_scale", "None")};
+                                               op::field<&Args::bwd_scale>("bwd_scale", "None"),
+                                               op::field<&Args::given_amax>("given_amax", "None"),
+                                               op::field<&Args::part>("part", "None")};
   };
   static constexpr std::array kResults{"dx", "dw", "dbias", "dy_data", "dy_scale", "dy_amax"};
 

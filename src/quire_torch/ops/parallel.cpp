@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "quire/spec/buffers.h"
+#include "quire_torch/ops/grouped_quantize.h"
 #include "quire_torch/ops/linear_grads.h"
 
 namespace quire_torch {
@@ -15,20 +16,6 @@ using quire::Direction;
 
 /// Whether there is an amax for each line rather than one of the tensor.
 bool has_line_amaxes(const quire::QuantSpec& spec) { return quire::amax_count<int64_t>(spec, 2) == 2; }
-
-/// The axis along which the rows of parts follow one another in a buffer; -1 for a buffer that all parts have alike.
-std::array<int, 3> token_axes(const quire::QuantSpec& spec, Direction direction) {
-  // Sizes that every block divides.
-  constexpr int64_t kRows = 512, kCols = 512;
-  const auto part = quire::buffers<int64_t>(spec, {kRows, kCols}, direction),
-             whole = quire::buffers<int64_t>(spec, {2 * kRows, kCols}, direction);
-  const auto axis = [](const quire::Buffer<int64_t>& a, const quire::Buffer<int64_t>& b) {
-    for (size_t i = 0; i < a.sizes.size(); ++i)
-      if (a.sizes[i] != b.sizes[i]) return static_cast<int>(i);
-    return -1;
-  };
-  return {axis(part.data, whole.data), axis(part.scale, whole.scale), axis(part.amax, whole.amax)};
-}
 
 /// Parts of part's sizes, one after another along `axis`, of what all_gather put one after another in memory.
 at::Tensor along(const at::Tensor& gathered, const at::Tensor& part, int axis, const Group& group) {
@@ -57,6 +44,34 @@ void reduce_amaxes(const std::vector<at::Tensor*>& amaxes, const Group& group) {
   }
 }
 
+/// Rowwise and columnwise amaxes above the blocks of this process's part.
+op::Tensors<2> amaxes_of(const Part& one) {
+  if (!one.offsets) return op::call<Amax>({one.t.detach(), text_of(one.spec), one.rowwise, one.columnwise});
+  op::Tensors<2> found;
+  for (const bool columnwise : {false, true})
+    if (columnwise ? one.columnwise : one.rowwise)
+      found[columnwise] = op::call<GroupedAmax>({one.t.detach(), one.offsets, text_of(one.spec), columnwise})[0];
+  return found;
+}
+
+/// The buffers of groups, under these amaxes where there are some.
+op::Tensors<6> codes_of_groups(const Part& one, const op::Tensors<2>& amaxes) {
+  op::Tensors<6> codes;
+  for (at::Tensor& t : codes) t = one.t.new_empty({0});
+  for (const bool columnwise : {false, true}) {
+    if (!(columnwise ? one.columnwise : one.rowwise)) continue;
+    const at::Tensor& amax = amaxes[columnwise];
+    const auto q = op::call<GroupedQuantize>({.x = one.t.detach(),
+                                              .offsets = one.offsets,
+                                              .spec = text_of(one.spec),
+                                              .columnwise = columnwise,
+                                              .scale = one.scale,
+                                              .amax = amax.defined() ? std::optional(amax) : std::nullopt});
+    std::copy(q.begin(), q.end(), codes.begin() + (columnwise ? 3 : 0));
+  }
+  return codes;
+}
+
 /// A spec of partial results. They are rounded to nearest, for they have no random state, and in the order of a matrix.
 quire::QuantSpec sendable(std::string_view text) {
   const quire::QuantSpec spec = quire::QuantSpec::parse(text);
@@ -81,18 +96,20 @@ Parallel Parallel::parse(std::string_view text) {
   const std::string_view mode = next(), group = next(), size = next();
   std::string_view word = next();
   if ((p.sequence = word == "sequence")) word = next();
+  if ((p.ring = p.sequence && word == "overlap=ring")) word = next();
   const std::string_view reduce = word.starts_with("reduce=") ? word.substr(7) : "";
   if (!reduce.empty()) word = next();
   if ((p.own_gradients = word == "own_gradients")) word = next();
   const auto [end, error] =
       std::from_chars(size.data() + std::min<size_t>(5, size.size()), size.data() + size.size(), p.group.size);
-  quire::check(
-      (mode == "column" || mode == "row") && group.starts_with("group=") && group.size() > 6 &&
-          size.starts_with("size=") && error == std::errc() && end == size.data() + size.size() && p.group.size >= 1 &&
-          word.empty() && rest.empty(),
-      "parallel_linear: parallel must be 'column,group=NAME,size=N' or 'row,group=NAME,size=N', with ",
-      "',sequence' behind it where tokens are divided, ',reduce=float32' or ',reduce=SPEC' for sums of float32, ",
-      "and ',own_gradients' where somebody else adds gradients of biases; got '", text, "'");
+  quire::check((mode == "column" || mode == "row") && group.starts_with("group=") && group.size() > 6 &&
+                   size.starts_with("size=") && error == std::errc() && end == size.data() + size.size() &&
+                   p.group.size >= 1 && word.empty() && rest.empty(),
+               "parallel_linear: parallel must be 'column,group=NAME,size=N' or 'row,group=NAME,size=N', with ",
+               "',sequence' behind it where tokens are divided, then ',overlap=ring' to exchange them in pieces, ",
+               "',reduce=float32' or ',reduce=SPEC' for sums of float32, and ',own_gradients' where somebody else adds "
+               "gradients of biases; got '",
+               text, "'");
   p.column = mode == "column";
   p.group.name = group.substr(6);
   p.sums_float32 = !reduce.empty();
@@ -102,11 +119,24 @@ Parallel Parallel::parse(std::string_view text) {
 
 std::string Parallel::to_string() const {
   return quire::text(column ? "column" : "row", ",group=", group.name, ",size=", group.size,
-                     sequence ? ",sequence" : "", sums_float32 ? ",reduce=" : "",
+                     sequence ? ",sequence" : "", ring ? ",overlap=ring" : "", sums_float32 ? ",reduce=" : "",
                      sent_as        ? sent_as->to_string()
                      : sums_float32 ? "float32"
                                     : "",
                      own_gradients ? ",own_gradients" : "");
+}
+
+std::array<TokenAxis, 3> token_axes(const quire::QuantSpec& spec, Direction direction) {
+  // Sizes that every block divides.
+  constexpr int64_t kRows = 512, kCols = 512;
+  const auto part = quire::buffers<int64_t>(spec, {kRows, kCols}, direction),
+             whole = quire::buffers<int64_t>(spec, {2 * kRows, kCols}, direction);
+  const auto axis = [](const quire::Buffer<int64_t>& a, const quire::Buffer<int64_t>& b) {
+    for (size_t i = 0; i < a.sizes.size(); ++i)
+      if (a.sizes[i] != b.sizes[i]) return TokenAxis{static_cast<int>(i), kRows / a.sizes[i]};
+    return TokenAxis{};
+  };
+  return {axis(part.data, whole.data), axis(part.scale, whole.scale), axis(part.amax, whole.amax)};
 }
 
 bool needs_reduction(const quire::QuantSpec& spec, int axis) {
@@ -117,22 +147,37 @@ at::Tensor reduced(const at::Tensor& amax, int axis, const Group& group) {
   return axis < 0 ? amax : largest_of(amax, group);
 }
 
-std::vector<op::Tensors<6>> quantize_parts(const std::vector<Part>& parts, const Group& group) {
+namespace {
+
+std::vector<op::Tensors<2>> amaxes_of_wholes(const std::vector<Part>& parts, const Group& group) {
   std::vector<op::Tensors<2>> amaxes(parts.size());
   std::vector<at::Tensor*> shared;
   for (size_t i = 0; i < parts.size(); ++i) {
     const Part& one = parts[i];
     if (one.scale || !needs_reduction(one.spec, one.axis)) continue;
-    amaxes[i] = op::call<Amax>({one.t.detach(), text_of(one.spec), one.rowwise, one.columnwise});
+    amaxes[i] = amaxes_of(one);
     // Lines that one process has whole have amaxes of their own.
     const bool lines = has_line_amaxes(one.spec);
     if (one.rowwise && (!lines || one.axis == 1)) shared.push_back(&amaxes[i][0]);
     if (one.columnwise && (!lines || one.axis == 0)) shared.push_back(&amaxes[i][1]);
   }
   reduce_amaxes(shared, group);
+  return amaxes;
+}
+
+}  // namespace
+
+op::Tensors<2> reduced_amaxes(const Part& part, const Group& group) { return amaxes_of_wholes({part}, group)[0]; }
+
+std::vector<op::Tensors<6>> quantize_parts(const std::vector<Part>& parts, const Group& group) {
+  const std::vector<op::Tensors<2>> amaxes = amaxes_of_wholes(parts, group);
   std::vector<op::Tensors<6>> codes;
   for (size_t i = 0; i < parts.size(); ++i) {
     const Part& one = parts[i];
+    if (one.offsets) {
+      codes.push_back(codes_of_groups(one, amaxes[i]));
+      continue;
+    }
     const bool draws = one.spec.stochastic, given = amaxes[i][0].defined();
     codes.push_back(
         op::call<Quantize>({.x = one.t.detach(),
@@ -156,13 +201,16 @@ std::vector<at::Tensor> quantize_weight_part(const at::Tensor& w, c10::string_vi
   return {q.begin(), q.end()};
 }
 
+int64_t rows_of_block(const quire::QuantSpec& spec, Direction direction) {
+  if (direction == Direction::rowwise && !spec.square) return 1;
+  return direction == Direction::columnwise && spec.hadamard != quire::Hadamard::off
+             ? 16
+             : std::max<int64_t>(1, spec.row().block);
+}
+
 bool gathers_codes(const quire::QuantSpec& spec, Direction direction, const c10::SymInt& tokens) {
   if (spec.swizzled || spec.interleaved) return false;
-  const bool blocks_of_tokens = direction == Direction::columnwise || spec.square;
-  const int64_t block = !blocks_of_tokens ? 1
-                        : direction == Direction::columnwise && spec.hadamard != quire::Hadamard::off
-                            ? 16
-                            : std::max<int64_t>(1, spec.row().block);
+  const int64_t block = rows_of_block(spec, direction);
   return block == 1 || (tokens % block).sym_eq(0).guard_bool(__FILE__, __LINE__);
 }
 
@@ -172,16 +220,16 @@ at::Tensor gather(const at::Tensor& t, const Group& group) {
 
 DirectionBuffers gather(const DirectionBuffers& part, const quire::QuantSpec& spec, Direction direction,
                         const Group& group) {
-  const std::array<int, 3> axes = token_axes(spec, direction);
+  const std::array<TokenAxis, 3> axes = token_axes(spec, direction);
   std::vector<at::Tensor> divided;
   for (size_t i = 0; i < part.size(); ++i)
-    if (axes[i] >= 0) divided.push_back(part[i].flatten().view(at::kByte));  // gloo takes one dtype in a call
+    if (axes[i].axis >= 0) divided.push_back(part[i].flatten().view(at::kByte));  // gloo takes one dtype in a call
   const std::vector<at::Tensor> gathered = all_gather(divided, group);
   DirectionBuffers whole = part;
   for (size_t i = 0, next = 0; i < whole.size(); ++i)
-    if (axes[i] >= 0)
+    if (axes[i].axis >= 0)
       whole[i] =
-          along(wait(gathered[next++], "all_gather", group).view(part[i].scalar_type()), part[i], axes[i], group);
+          along(wait(gathered[next++], "all_gather", group).view(part[i].scalar_type()), part[i], axes[i].axis, group);
   return whole;
 }
 

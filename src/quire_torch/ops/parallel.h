@@ -11,12 +11,14 @@
 
 namespace quire_torch {
 
-/// "column,group=NAME,size=N[,sequence][,reduce=R][,own_gradients]" or "row,...". column: each process has some of the
-/// outputs, row: some of the inputs. sequence: outside of the layer each process has some of the tokens, those of the
-/// first dimension.
+/// "column,group=NAME,size=N[,sequence[,overlap=ring]][,reduce=R][,own_gradients]" or "row,...". column: each process
+/// has some of the outputs, row: some of the inputs. sequence: outside of the layer each process has some of the
+/// tokens, those of the first dimension.
 struct Parallel {
   bool column = true;
   bool sequence = false;
+  /// What is multiplied is gathered in pieces, and what is a sum is scattered in pieces (ring.h).
+  bool ring = false;
   Group group;
   /// How results of parts of the contraction become their sum (reduce.h): of their dtype by the collective; or of
   /// float32 in the order of ranks, sent as they are ("float32") or as codes (a spec).
@@ -46,6 +48,7 @@ struct Part {
   int axis = -1;                            ///< as Parallel::axis_of_*
   op::OptionalTensor scale = std::nullopt;  ///< of delayed scaling, float32 [1]
   op::OptionalTensor sr_state = std::nullopt, part = std::nullopt;
+  op::OptionalTensor offsets = std::nullopt;  ///< of groups of rows, each a tensor of its own, in flat buffers
 };
 
 /// Whether all amaxes above the blocks follow from this process's part alone.
@@ -53,12 +56,24 @@ bool needs_reduction(const quire::QuantSpec& spec, int axis);
 /// The six buffers of each part, under amaxes of the whole tensor: the bytes that the whole tensor has there. One
 /// collective for all amaxes.
 std::vector<op::Tensors<6>> quantize_parts(const std::vector<Part>& parts, const Group& group);
+/// Rowwise and columnwise amaxes above the blocks of the whole of which this is a part; undefined where none is needed.
+op::Tensors<2> reduced_amaxes(const Part& part, const Group& group);
 /// The larger of each amax over the group: of delayed scaling, whose amaxes are for the next step.
 at::Tensor reduced(const at::Tensor& amax, int axis, const Group& group);
 
 /// The six buffers of the part of a weight that this process has, for the operators' w_buffers.
 std::vector<at::Tensor> quantize_weight_part(const at::Tensor& w, c10::string_view spec, c10::string_view parallel);
 
+/// Along which axis of a buffer the rows of parts follow one another, and how many of them are one step along it. axis
+/// -1: all parts have the buffer alike.
+struct TokenAxis {
+  int axis = -1;
+  int64_t rows = 1;
+};
+std::array<TokenAxis, 3> token_axes(const quire::QuantSpec& spec, quire::Direction direction);
+
+/// The rows that a block of codes in `direction` covers.
+int64_t rows_of_block(const quire::QuantSpec& spec, quire::Direction direction);
 /// Whether the codes of parts of `tokens` rows each, one after another, are the codes of the whole.
 bool gathers_codes(const quire::QuantSpec& spec, quire::Direction direction, const c10::SymInt& tokens);
 /// The three buffers of one direction of the whole, of those of each process's rows.

@@ -1,7 +1,10 @@
 #include "quire_torch/ops/parallel_linear.h"
 
+#include <ATen/ops/cat.h>
+
 #include "quire_torch/ops/linear_grads.h"
 #include "quire_torch/ops/reduce.h"
+#include "quire_torch/ops/ring.h"
 
 namespace quire_torch {
 namespace {
@@ -45,9 +48,10 @@ std::vector<c10::SymInt> sizes_with(const at::Tensor& t, int64_t times, const c1
 struct Operands {
   GroupedLinear::Args args;
   DirectionBuffers kept;
-  bool keeps = false;   ///< whether `kept` says what backward needs of x; else forward kept it
-  bool plain = false;   ///< whether that is x itself
-  at::Tensor x_amax{};  ///< of delayed scaling, where x was quantized here
+  bool keeps = false;                  ///< whether `kept` says what backward needs of x; else forward kept it
+  bool plain = false;                  ///< whether that is x itself
+  at::Tensor x_amax{}, w_amax{};       ///< of delayed scaling, where x or w was quantized here
+  std::optional<Arrivals> arrivals{};  ///< x, where it comes in pieces
 };
 
 DirectionBuffers itself(const at::Tensor& x) { return {x, x.new_empty({0}), x.new_empty({0})}; }
@@ -78,10 +82,20 @@ void take_x(const ParallelLinear::Args& a, bool keep, const Part& part, const op
       o.kept = itself(a.x);
   }
   if (p.gathers_x()) {
-    rows = gather(rows, part.spec, Direction::rowwise, p.group);
+    if (p.ring)
+      o.arrivals.emplace(rows, part.spec, p.group);
+    else
+      rows = gather(rows, part.spec, Direction::rowwise, p.group);
     o.args.x = a.x.new_empty({1}).expand_symint(sizes_with(a.x, p.group.size, a.x.sym_size(-1)));
   }
   o.args.x_buffers = {rows[0], rows[1], rows[2], std::nullopt, std::nullopt, std::nullopt};
+}
+
+/// Whether y is scattered in pieces.
+bool scatters_pieces(const ParallelLinear::Args& a) {
+  const Parallel& p = **a.parallel;
+  return p.ring && !p.column &&
+         (!a.recipe->has_value() || gathers_codes((*a.recipe)->x, Direction::rowwise, rows_of(a.x) / p.group.size));
 }
 
 Operands operands(const ParallelLinear::Args& a, op::Needs need) {
@@ -90,25 +104,32 @@ Operands operands(const ParallelLinear::Args& a, op::Needs need) {
   if (!p.column && a.recipe->has_value()) o.args.dtype = partial_dtype(p, a.dtype);
   const bool quantizes = a.recipe->has_value(), keep = need[kW];
   const bool codes = quantizes && p.gathers_x() && gathers_codes((*a.recipe)->x, Direction::rowwise, rows_of(a.x));
-  const bool apart =
-      codes || (quantizes && !p.gathers_x() && !a.fwd_scale && needs_reduction((*a.recipe)->x, p.axis_of_x()));
+  const bool pieces = quantizes && (p.gathers_x() ? p.ring && codes : scatters_pieces(a));
+  const bool apart = codes || pieces ||
+                     (quantizes && !p.gathers_x() && !a.fwd_scale && needs_reduction((*a.recipe)->x, p.axis_of_x()));
   if (p.gathers_x() && !codes) {
-    o.args.x = gather(a.x, p.group);
+    if (p.ring && !quantizes)
+      o.arrivals.emplace(a.x, p.group);
+    else
+      o.args.x = gather(a.x, p.group);
     if (keep) o.kept = itself(a.x), o.keeps = o.plain = true;
   }
   std::vector<Part> parts;
   if (apart) parts.push_back(part_of_x(a, keep));
+  // Of pieces once, and not with each of them.
   const bool w_apart =
-      quantizes && a.w_buffers.empty() && !a.fwd_scale && needs_reduction((*a.recipe)->w, p.axis_of_w());
+      quantizes && a.w_buffers.empty() && (pieces || (!a.fwd_scale && needs_reduction((*a.recipe)->w, p.axis_of_w())));
   if (w_apart)
     parts.push_back({.t = a.w,
                      .spec = (*a.recipe)->w,
                      .columnwise = need[kX] && from_codes((*a.recipe)->backward),
-                     .axis = p.axis_of_w()});
+                     .axis = p.axis_of_w(),
+                     .scale = slot(a.fwd_scale, 1)});
   const auto q = quantize_parts(parts, p.group);
   if (apart) take_x(a, keep, parts[0], q[0], o);
   if (w_apart) {
     o.args.w_buffers = {q.back().begin(), q.back().end()};
+    if (a.fwd_scale) o.w_amax = q.back()[2];
     if (!parts.back().columnwise) std::fill_n(o.args.w_buffers.begin() + 3, 3, std::nullopt);
   }
   return o;
@@ -140,6 +161,45 @@ at::Tensor whole(const ParallelLinear::Args& a, const at::Tensor& y) {
   return wait_for_sum(start_sum(y, p), p, sizes, a.dtype, a.bias);
 }
 
+/// A product of x [sizes], of which backward keeps nothing.
+at::Tensor product_of(GroupedLinear::Args args, const DirectionBuffers& rows, const std::vector<c10::SymInt>& sizes) {
+  if (args.x_buffers.empty()) {
+    args.x = rows[0];
+  } else {
+    args.x = args.x.new_empty({1}).expand_symint(sizes);
+    std::copy(rows.begin(), rows.end(), args.x_buffers.begin());
+  }
+  return GroupedLinear::product(args, {}).first[0];
+}
+
+/// Each process's rows of y as those of x arrive.
+at::Tensor product_of_arrivals(const ParallelLinear::Args& a, const Operands& o) {
+  op::TensorList y;
+  for (int64_t i = 0; i < o.arrivals->count(); ++i)
+    y.push_back(product_of(o.args, o.arrivals->take(i), a.x.sym_sizes().vec()));
+  return at::cat(y, 0);
+}
+
+/// y of this process's tokens: the sum of one piece is under way while the next one is multiplied.
+at::Tensor scattered_product(const ParallelLinear::Args& a, const Operands& o) {
+  const Parallel& p = **a.parallel;
+  const c10::SymInt rows = rows_of(a.x) / p.group.size;
+  const bool codes = !o.args.x_buffers.empty();
+  DirectionBuffers x{a.x, a.x, a.x};
+  for (size_t i = 0; codes && i < x.size(); ++i) x[i] = *o.args.x_buffers[i];
+  const int64_t block = codes ? rows_of_block((*a.recipe)->x, Direction::rowwise) : 1;
+  Sums sums;
+  for (int64_t i = 0; i < p.group.size; ++i) {
+    const Cut piece = cut(i, rows, block, p.group);
+    const DirectionBuffers own =
+        codes ? rows_of(x, (*a.recipe)->x, piece, p.group) : itself(rows_of(a.x, piece, p.group));
+    sums.start(product_of(o.args, own, {piece.length * p.group.size, a.x.sym_size(-1)}), p, piece);
+  }
+  auto sizes = sizes_with(a.x, 1, a.w.sym_size(0));
+  sizes[0] = sizes[0] / p.group.size;
+  return sums.wait(p, sizes, a.dtype, a.bias);
+}
+
 }  // namespace
 
 op::Tensors<3> ParallelLinear::inference(const Args& a) { return forward(a, {}).first; }
@@ -151,7 +211,14 @@ std::pair<op::Tensors<3>, ParallelLinear::Saved> ParallelLinear::forward(const A
   const Operands o = operands(a, need);
   op::Needs of_product = need;
   if (o.keeps) of_product.bits &= ~(int64_t{1} << kW);
-  auto [r, x] = GroupedLinear::product(o.args, of_product);
+  const bool arrive = o.arrivals.has_value(), scatter = scatters_pieces(a), pieces = arrive || scatter;
+  const auto absent = [&] { return a.x.new_empty({0}, at::kFloat); };
+  op::Tensors<7> r;
+  DirectionBuffers x;
+  if (pieces)
+    r[0] = arrive ? product_of_arrivals(a, o) : scattered_product(a, o), x = itself(need[kW] ? a.x : absent());
+  else
+    std::tie(r, x) = GroupedLinear::product(o.args, of_product);
   const bool high = mode_of(a.recipe) == Backward::high_precision;
   GroupedLinear::Args given = high ? own_product(a) : o.args;
   given.dtype = a.dtype;
@@ -160,12 +227,12 @@ std::pair<op::Tensors<3>, ParallelLinear::Saved> ParallelLinear::forward(const A
   s.part = a.part;
   s.layer = std::move(layer);
   s.x_plain = o.plain;
-  op::Tensors<3> results{whole(a, r[0]), r[3], r[6]};
+  op::Tensors<3> results{scatter ? r[0] : whole(a, r[0]), pieces ? absent() : r[3], pieces ? absent() : r[6]};
   if (a.fwd_scale) {
     const Parallel& p = **a.parallel;
     results[1] = reduced(o.x_amax.defined() ? o.x_amax : r[3],
                          o.x_amax.defined() || !p.gathers_x() ? p.axis_of_x() : -1, p.group);
-    if (a.w_buffers.empty()) results[2] = reduced(r[6], p.axis_of_w(), p.group);
+    if (a.w_buffers.empty()) results[2] = reduced(o.w_amax.defined() ? o.w_amax : r[6], p.axis_of_w(), p.group);
   }
   return {std::move(results), std::move(s)};
 }
@@ -187,9 +254,49 @@ at::Tensor bias_gradient(const LinearBwd::Args& a, const at::Tensor& dy, bool ow
   return own && !p.own_gradients ? sum(dbias, p.group) : dbias;
 }
 
+/// dx of the rows of dy.
+at::Tensor dgrad(const LinearBwd::Args& a, const DirectionBuffers& rows, std::vector<c10::SymInt> shape,
+                 at::ScalarType dtype) {
+  return op::call<LinearDgrad>({.dy_data = rows[0],
+                                .dy_scale = rows[1],
+                                .dy_amax = rows[2],
+                                .w_buffers = a.w_buffers,
+                                .shape = std::move(shape),
+                                .out_features = a.dy.sym_size(-1),
+                                .recipe = a.recipe,
+                                .dtype = dtype})[0];
+}
+
+/// Starts the sum of dx over the group, of rows of dy: where these are parts of a ring, in pieces.
+Sums scattered_dgrad(const LinearBwd::Args& a, const Parallel& p, const DirectionBuffers& rows) {
+  Sums sums;
+  const at::ScalarType dtype = partial_dtype(p, a.dtype);
+  const c10::SymInt own = rows_of(a.dy) / p.group.size;
+  if (!p.ring || !gathers_codes(a.recipe->dy, Direction::rowwise, own)) {
+    sums.started = {start_sum(dgrad(a, rows, sizes_with(a.dy, 1, a.in_features), dtype), p)};
+    return sums;
+  }
+  const int64_t block = rows_of_block(a.recipe->dy, Direction::rowwise);
+  for (int64_t i = 0; i < p.group.size; ++i) {
+    const Cut piece = cut(i, own, block, p.group);
+    const DirectionBuffers dy = rows_of(rows, a.recipe->dy, piece, p.group);
+    sums.start(dgrad(a, dy, {piece.length * p.group.size, a.in_features}, dtype), p, piece);
+  }
+  return sums;
+}
+
+/// dx of each process's rows of dy as they arrive.
+at::Tensor dgrad_of_arrivals(const LinearBwd::Args& a, const Arrivals& dy) {
+  op::TensorList dx;
+  for (int64_t i = 0; i < dy.count(); ++i)
+    dx.push_back(dgrad(a, dy.take(i), sizes_with(a.dy, 1, a.in_features), a.dtype));
+  return at::cat(dx, 0);
+}
+
 }  // namespace
 
-op::Tensors<6> parallel_bwd(const LinearBwd::Args& a, const Parallel& p, const op::OptionalTensor& part) {
+ParallelGradients parallel_bwd(const LinearBwd::Args& a, const Parallel& p, const op::OptionalTensor& part) {
+  if (a.offsets) return parallel_groups_bwd(a, p, part);
   const quire::LinearSpec& recipe = *a.recipe;
   const bool rowwise = (a.needs & kNeedsX) != 0, columnwise = (a.needs & (kNeedsW | kKeepsDy)) != 0;
   const c10::SymInt own = rows_of(a.dy), n = a.dy.sym_size(-1);
@@ -198,7 +305,8 @@ op::Tensors<6> parallel_bwd(const LinearBwd::Args& a, const Parallel& p, const o
   const at::Tensor dy = p.gathers_dy() && !codes ? gather(a.dy, p.group) : a.dy;
   const int axis = p.gathers_dy() && !codes ? -1 : p.axis_of_dy();
   const int64_t times = codes ? p.group.size : 1;
-  op::Tensors<6> out;
+  ParallelGradients found;
+  auto& out = found.values;
   for (at::Tensor& t : out) t = dy.new_empty({0});
   if (rowwise || columnwise) {
     const auto q = quantize_parts({{.t = dy,
@@ -213,19 +321,15 @@ op::Tensors<6> parallel_bwd(const LinearBwd::Args& a, const Parallel& p, const o
     DirectionBuffers rows{q[0], q[1], q[2]}, columns{q[3], q[4], q[5]};
     // Before a sum is under way: gloo is to have one collective at a time (collectives.h).
     if (a.bwd_scale) out[5] = reduced(rowwise ? q[2] : q[5], axis, p.group);
-    if (codes && rowwise) rows = gather(rows, recipe.dy, Direction::rowwise, p.group);
+    if (codes && rowwise && p.ring)
+      out[0] = dgrad_of_arrivals(a, Arrivals(rows, recipe.dy, p.group));
+    else if (codes && rowwise)
+      rows = gather(rows, recipe.dy, Direction::rowwise, p.group);
     if (codes && columnwise) columns = gather(columns, recipe.dy, Direction::columnwise, p.group);
-    if (rowwise) {
-      out[0] = op::call<LinearDgrad>({.dy_data = rows[0],
-                                      .dy_scale = rows[1],
-                                      .dy_amax = rows[2],
-                                      .w_buffers = a.w_buffers,
-                                      .shape = sizes_with(dy, times, a.in_features),
-                                      .out_features = n,
-                                      .recipe = a.recipe,
-                                      .dtype = p.column ? partial_dtype(p, a.dtype) : a.dtype})[0];
-      if (p.column) out[0] = start_sum(out[0], p);
-    }
+    if (rowwise && p.column)
+      found.dx = scattered_dgrad(a, p, rows);
+    else if (rowwise && !(codes && p.ring))
+      out[0] = dgrad(a, rows, sizes_with(dy, times, a.in_features), a.dtype);
     if (a.needs & kNeedsW)
       out[1] = op::call<LinearWgrad>({.dy_data = columns[0],
                                       .dy_scale = columns[1],
@@ -242,7 +346,7 @@ op::Tensors<6> parallel_bwd(const LinearBwd::Args& a, const Parallel& p, const o
     if ((a.needs & kKeepsDy) && !a.bwd_scale) out[5] = columns[2];
   }
   if (a.needs & kNeedsBias) out[2] = bias_gradient(a, dy, codes, p);
-  return out;
+  return found;
 }
 
 std::vector<c10::SymInt> sizes_of_dx(const at::Tensor& dy, const Parallel& p, const c10::SymInt& in_features) {
@@ -256,13 +360,31 @@ op::Tensors<3> parallel_unquantized_bwd(LinearUnquantizedBwd::Args a, const Para
   if (!p.column) return op::call<LinearUnquantizedBwd>(a);
   // dx first and apart, so that its sum runs beside the rest.
   const int64_t needs = a.needs;
-  op::Tensors<3> dx, rest;
+  const at::Tensor dy = a.dy;
+  Sums dx;
   a.needs = needs & kNeedsX;
-  if (a.needs) dx = op::call<LinearUnquantizedBwd>(a), dx[0] = start_sum(dx[0], p);
+  if (a.needs && !p.ring) dx.started = {start_sum(op::call<LinearUnquantizedBwd>(a)[0], p)};
+  for (int64_t i = 0; a.needs && p.ring && i < p.group.size; ++i) {
+    const Cut piece = cut(i, rows_of(dy) / p.group.size, 1, p.group);
+    a.dy = rows_of(dy, piece, p.group);
+    dx.start(op::call<LinearUnquantizedBwd>(a)[0], p, piece);
+  }
+  a.dy = dy;
   a.needs = needs & ~kNeedsX;
-  rest = op::call<LinearUnquantizedBwd>(a);
-  return {needs & kNeedsX ? wait_for_sum(dx[0], p, sizes_of_dx(a.dy, p, a.in_features), a.dtype) : rest[0], rest[1],
-          rest[2]};
+  const op::Tensors<3> rest = op::call<LinearUnquantizedBwd>(a);
+  return {needs & kNeedsX ? dx.wait(p, sizes_of_dx(dy, p, a.in_features), a.dtype) : rest[0], rest[1], rest[2]};
+}
+
+at::Tensor dx_of_arrivals(LinearUnquantizedBwd::Args a, const Parallel& p, at::Tensor& dy) {
+  const Arrivals arrivals(dy, p.group);
+  a.needs = kNeedsX;
+  op::TensorList whole, dx;
+  for (int64_t i = 0; i < arrivals.count(); ++i) {
+    whole.push_back(a.dy = arrivals.take(i)[0]);
+    dx.push_back(op::call<LinearUnquantizedBwd>(a)[0]);
+  }
+  dy = at::cat(whole, 0);
+  return at::cat(dx, 0);
 }
 
 }  // namespace quire_torch

@@ -6,6 +6,7 @@
 
 #include "quire_torch/ops/grouped_linear.h"
 #include "quire_torch/ops/parallel.h"
+#include "quire_torch/ops/ring.h"
 
 namespace quire_torch {
 
@@ -59,10 +60,18 @@ struct ParallelLinear : OpBase {
   static op::Tensors<10> backward(const Saved& s, const op::Tensors<3>& grads, op::Needs need);
 };
 
-/// linear_bwd of processes: dx is the start of its sum over the group where x was whole, to be waited for.
-op::Tensors<6> parallel_bwd(const LinearBwd::Args& a, const Parallel& p, const op::OptionalTensor& part);
+/// The results of linear_bwd of a process. Where w is divided by columns dx is a sum that is under way instead.
+struct ParallelGradients {
+  op::Tensors<6> values;
+  Sums dx{};
+};
+ParallelGradients parallel_bwd(const LinearBwd::Args& a, const Parallel& p, const op::OptionalTensor& part);
+/// The same of groups of tokens.
+ParallelGradients parallel_groups_bwd(LinearBwd::Args a, const Parallel& p, const op::OptionalTensor& part);
 /// The same of linear_unquantized_bwd, whose dx is its values.
 op::Tensors<3> parallel_unquantized_bwd(LinearUnquantizedBwd::Args a, const Parallel& p);
+/// dx of the dy of all processes as it arrives. dy: of this process, becomes that of all.
+at::Tensor dx_of_arrivals(LinearUnquantizedBwd::Args a, const Parallel& p, at::Tensor& dy);
 /// The sizes of dx of this process where w is divided by columns. dy [T, *, N / size]: of all tokens.
 std::vector<c10::SymInt> sizes_of_dx(const at::Tensor& dy, const Parallel& p, const c10::SymInt& in_features);
 
