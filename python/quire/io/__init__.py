@@ -13,6 +13,7 @@ written. dialects/modelopt.py is the example. tests/io has a test that runs for 
 from quire.io.errors import CheckpointError
 from quire.io.reading import Checkpoint, read
 from quire.io.stored import StoredWeight
+from quire.io.writing import SaveReport, write
 from quire.tensor.origin import Origin
 
-__all__ = ["Checkpoint", "CheckpointError", "Origin", "StoredWeight", "read"]
+__all__ = ["Checkpoint", "CheckpointError", "Origin", "SaveReport", "StoredWeight", "read", "write"]

@@ -10,7 +10,7 @@ import torch
 
 from quire.io.container import Header
 from quire.io.errors import CheckpointError, some
-from quire.io.layout import Group, Layout, read_group, write_group
+from quire.io.layout import DIV, MUL, Group, Layout, read_group, write_group
 from quire.io.stored import StoredWeight
 
 #: Name of a file -> what its JSON holds.
@@ -27,10 +27,15 @@ OF_CACHES = re.compile(r"(^|[._])(k|v|q|kv|kv_cache|p|prob)_(scale|bias|zero_poi
 class Dialect(Protocol):
     """A way to store quantized layers. name: as in `to=` and `dialect=`. layouts: all that it reads and writes.
 
-    detect: whether a checkpoint is of this dialect. groups: its quantized layers, of headers and configurations only;
-    raises CheckpointError for what breaks a rule. read: one layer, of a function from a name to a tensor, which may be
-    a meta tensor. write: the tensors of one layer by name. config: the configurations that say what `layers` (name of
-    the weight -> layout) are, based on those of the model.
+    detect: whether a checkpoint is of this dialect.
+    groups: its quantized layers, of headers and configurations only; raises CheckpointError for what breaks a rule.
+    read: one layer, of a function from a name to a tensor, which may be a meta tensor.
+    choose: the layout for a layer of another dialect, where it had the layout `source`; adds to notes what a layout
+        does otherwise; raises CheckpointError if there is none.
+    write: the tensors of one layer by name.
+    layout: the one of that name, None if there is none.
+    config: the configurations that say what `groups` are, based on those of the model; plain: names of modules that
+        are not quantized.
     """
 
     name: str
@@ -42,9 +47,13 @@ class Dialect(Protocol):
 
     def read(self, group: Group, tensor: Callable[[str], torch.Tensor], dtype: torch.dtype) -> StoredWeight: ...
 
+    def choose(self, name: str, stored: StoredWeight, source: Layout | None, notes: list[str]) -> Layout: ...
+
     def write(self, name: str, stored: StoredWeight, layout: Layout) -> dict[str, torch.Tensor]: ...
 
-    def config(self, layers: Mapping[str, Layout], plain: Sequence[str], base: Configs) -> dict[str, Any]: ...
+    def layout(self, name: str) -> Layout | None: ...
+
+    def config(self, groups: Sequence[Group], plain: Sequence[str], base: Configs) -> dict[str, Any]: ...
 
 
 class LayoutDialect:
@@ -59,13 +68,44 @@ class LayoutDialect:
     def write(self, name: str, stored: StoredWeight, layout: Layout) -> dict[str, torch.Tensor]:
         return write_group(name, stored, layout, self.name)
 
-    def layout(self, name: str) -> Layout:
-        """The layout of that name. Raises CheckpointError, which lists all."""
-        found = next((one for one in self.layouts if one.name == name), None)
-        if found is None:
-            known = ", ".join(one.name for one in self.layouts)
-            raise CheckpointError(f"{self.name} has no layout {name!r}; it has {known}", "choose one of these")
-        return found
+    def layout(self, name: str) -> Layout | None:
+        return next((one for one in self.layouts if one.name == name), None)
+
+    def choose(self, name: str, stored: StoredWeight, source: Layout | None, notes: list[str]) -> Layout:
+        """Of the layouts with the same codes, the one that treats inputs most alike."""
+        spec, stacked, static = stored.weight.spec_text, stored.weight.dim() == 3, stored.input_scale is not None
+        fits = [one for one in self.layouts if one.stacked == stacked and _fits(spec, one.spec)]
+        fits = [one for one in fits if one.calibrated] if static else fits
+        was = stored.origin.dialect, stored.origin.layout
+        if not fits:
+            what = f"{'a stack of ' if stacked else ''}{spec}{' with static scales of inputs' if static else ''}"
+            raise CheckpointError(
+                f"{self.name} has no layout for {what}, as {' '.join(was)} is",
+                "convert to another dialect, or quantize the values again (requantize=, --requantize)",
+                tensor=name,
+            )
+
+        def inputs(layout: Layout | None) -> str:
+            return "none" if layout is None else meaning(layout.static if static else layout.dynamic)
+
+        def unlike(layout: Layout) -> tuple[bool, ...]:
+            return meaning(layout.spec) != meaning(spec), inputs(layout) != inputs(source), layout.calibrated != static
+
+        best = min(fits, key=unlike)
+        if inputs(best) != inputs(source):
+            notes.append(
+                f"{' '.join(was)} -> {self.name} {best.name}: inputs are {inputs(best)}, they were {inputs(source)}"
+            )
+        return best
+
+
+def meaning(spec: str) -> str:
+    """A spec without what only says how scales are stored."""
+    return ":".join(word for word in spec.split(":") if word not in (MUL, DIV, "given"))
+
+
+def _fits(spec: str, wanted: str) -> bool:
+    return meaning(spec) == meaning(wanted) or (meaning(spec), meaning(wanted)) == ("fp8_tensor", "fp8_row")
 
 
 def check_consumed(groups: Sequence[Group], header: Header) -> None:

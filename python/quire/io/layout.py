@@ -23,6 +23,8 @@ Shape = tuple[int, ...]
 #: written first.
 ShapeRule = Callable[[Shape], Sequence[Shape]]
 E4M3, BYTE, E8M0 = torch.float8_e4m3fn, torch.uint8, torch.float8_e8m0fnu
+#: How a spec says that a global scale is stored.
+MUL, DIV = "global=mul", "global=div"
 F32, SCALES = torch.float32, (torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -78,7 +80,8 @@ class Layout:
     """All tensors of a quantized layer.
 
     name: as the dialect calls it. spec: of the weight. static, dynamic: spec of the input with and without a stored
-    input scale; "none" if the input stays in high precision. parameter: what follows the stem in the name of the
+    input scale; "none" if the input stays in high precision. input_divides: the stored scale divides the input's
+    codes. parameter: what follows the stem in the name of the
     weight as a parameter of a module. transposed: the file has [E, K, N] of [E, N, K]. stacked: the file has all
     experts in one tensor.
     """
@@ -88,6 +91,7 @@ class Layout:
     parts: tuple[Part, ...]
     static: str = "none"
     dynamic: str = "none"
+    input_divides: bool = False
     parameter: str = ".weight"
     transposed: bool = False
     stacked: bool = False

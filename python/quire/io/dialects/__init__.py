@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from quire.io.container import Container
 from quire.io.dialect import Dialect
+from quire.io.dialects.compressed_tensors import CompressedTensors
 from quire.io.dialects.modelopt import ModelOpt
+from quire.io.dialects.native import Native
 from quire.io.errors import CheckpointError
 
-DIALECTS: tuple[Dialect, ...] = (ModelOpt(),)
+DIALECTS: tuple[Dialect, ...] = (Native(), ModelOpt(), CompressedTensors())
 
 
 def dialect_of(container: Container) -> Dialect | None:

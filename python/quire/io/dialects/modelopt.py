@@ -101,8 +101,8 @@ LAYOUTS: tuple[Layout, ...] = (
     _fp8("MXFP8", "mxfp8", _scale((BYTE, E8M0), blocks(32)), dynamic="mxfp8"),
 )
 _BY_NAME = {layout.name: layout for layout in LAYOUTS}
-#: What a scale of that kind says of FP8 codes if the configuration says nothing.
-_SAYS = {"gate_up_proj", "down_proj"}
+#: Names of the weights of all experts in one tensor.
+_EXPERTS = {"gate_up_proj", "down_proj"}
 
 
 class ModelOpt(LayoutDialect):
@@ -124,7 +124,7 @@ class ModelOpt(LayoutDialect):
         calibrated = any(name.endswith("input_scale") for name in header)
         found = []
         for name, entry in header.items():
-            stacked = len(entry.shape) == 3 and name.rpartition(".")[2] in _SAYS
+            stacked = len(entry.shape) == 3 and name.rpartition(".")[2] in _EXPERTS
             if entry.dtype not in (BYTE, E4M3) or not (stacked or name.endswith(".weight")):
                 continue
             stem = name.removesuffix(".weight")
@@ -142,24 +142,24 @@ class ModelOpt(LayoutDialect):
         check_consumed(found, header)
         return found
 
-    def config(self, layers: Mapping[str, Layout], plain: Sequence[str], base: Configs) -> dict[str, Any]:
-        algorithms = {name: _algorithm(layout) for name, layout in layers.items()}
-        kinds = sorted(set(algorithms.values()))
-        quantization: dict[str, Any] = {"quant_algo": kinds[0] if len(kinds) == 1 else "MIXED_PRECISION"}
-        quantization |= {"kv_cache_quant_algo": None, "exclude_modules": sorted(plain)}
-        if len(kinds) == 1 and "NVFP4" in kinds[0]:
-            quantization["group_size"] = 16
-        if len(kinds) > 1:
-            sizes = {name: {"group_size": 16} if "NVFP4" in kind else {} for name, kind in algorithms.items()}
-            quantization["quantized_layers"] = {
-                name.removesuffix(layers[name].parameter): {"quant_algo": kind, **sizes[name]}
-                for name, kind in algorithms.items()
-            }
+    def config(self, groups: Sequence[Group], plain: Sequence[str], base: Configs) -> dict[str, Any]:
+        kinds = sorted({_algorithm(group.layout) for group in groups})
+        said: dict[str, Any] = {"quant_algo": kinds[0] if len(kinds) == 1 else "MIXED_PRECISION"}
+        said |= {"kv_cache_quant_algo": None, "exclude_modules": sorted(plain)}
+        if len(kinds) == 1:
+            said |= _size(kinds[0])
+        else:
+            each = {group.stem: _algorithm(group.layout) for group in groups}
+            said["quantized_layers"] = {stem: {"quant_algo": kind, **_size(kind)} for stem, kind in each.items()}
         producer = {"name": "quire"}
-        own = {"ignore" if key == "exclude_modules" else key: value for key, value in quantization.items()}
+        own = {"ignore" if key == "exclude_modules" else key: value for key, value in said.items()}
         model = {**base.get("config.json", {})}
         model["quantization_config"] = {"quant_method": "modelopt", "producer": producer, **own}
-        return {"config.json": model, "hf_quant_config.json": {"producer": producer, "quantization": quantization}}
+        return {"config.json": model, "hf_quant_config.json": {"producer": producer, "quantization": said}}
+
+
+def _size(algorithm: str) -> dict[str, int]:
+    return {"group_size": 16} if "NVFP4" in algorithm else {}
 
 
 def _algorithm(layout: Layout) -> str:
