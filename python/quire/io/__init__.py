@@ -11,9 +11,20 @@ written. dialects/modelopt.py is the example. tests/io has a test that runs for 
 """
 
 from quire.io.errors import CheckpointError
+from quire.io.into_model import LoadReport, load
 from quire.io.reading import Checkpoint, read
 from quire.io.stored import StoredWeight
 from quire.io.writing import SaveReport, write
 from quire.tensor.origin import Origin
 
-__all__ = ["Checkpoint", "CheckpointError", "Origin", "SaveReport", "StoredWeight", "read", "write"]
+__all__ = [
+    "Checkpoint",
+    "CheckpointError",
+    "LoadReport",
+    "Origin",
+    "SaveReport",
+    "StoredWeight",
+    "load",
+    "read",
+    "write",
+]

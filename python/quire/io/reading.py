@@ -24,7 +24,7 @@ class Checkpoint(Mapping[str, StoredWeight | torch.Tensor]):
     or a plain tensor. Nothing is kept: each access reads the tensors of one entry.
 
     container: files, header and configurations. dialect: None if no layer is quantized. groups: name -> Group of the
-    quantized layers. dtype: nominal dtype of the weights.
+    quantized layers. biases: name of a bias -> name of its layer. dtype: nominal dtype of the weights.
     """
 
     def __init__(self, container: Container, *, missing_input_scale: str = "raise") -> None:
@@ -38,6 +38,8 @@ class Checkpoint(Mapping[str, StoredWeight | torch.Tensor]):
         self.groups = {group.name: group for group in found}
         consumed = {name for group in found for name in group.names.values()}
         self.plain = {name: entry for name, entry in header.items() if name not in consumed}
+        #: Name of the tensor -> name of the layer that it is the bias of.
+        self.biases = {group.names["bias"]: group.name for group in found if "bias" in group.names}
         self.dtype = _nominal(container)
 
     def __getitem__(self, name: str) -> StoredWeight | torch.Tensor:
@@ -54,6 +56,16 @@ class Checkpoint(Mapping[str, StoredWeight | torch.Tensor]):
     def _meta(self, name: str) -> torch.Tensor:
         entry: Entry = self.container.header[name]
         return torch.empty(entry.shape, dtype=entry.dtype, device="meta")
+
+    def scalars(self, name: str) -> dict[str, torch.Tensor]:
+        """Of a quantized layer, the scales that are one value, or one for each matrix: role -> float32 [1] or [E]."""
+        group = self.groups[name]
+        most = group.shape[0] if len(group.shape) == 3 else 1
+        few = {role: full for role, full in group.names.items() if role in ("global", "scale", "input_scale")}
+        header = self.container.header
+        small = {role: full for role, full in few.items() if torch.Size(header[full].shape).numel() in (1, most)}
+        of_tensor = {role: full for role, full in small.items() if header[full].dtype.itemsize > 1}
+        return {role: self.container.tensor(full).float().reshape(-1) for role, full in of_tensor.items()}
 
     def group(self, name: str) -> Group | None:
         return self.groups.get(name)

@@ -21,7 +21,8 @@ class Origin:
     dialect, layout: who wrote it, and under which of the dialect's algorithms, such as "modelopt" and "NVFP4".
     names: role of a tensor -> its name in the file. The roles are those of quire.io.layout.
     dtypes, shapes: role -> as in the file. Scales of one element can be 0-d or [1], and 16 or 32 bits.
-    verbatim: role -> tensor of the file that belongs to the layer, and that quire does not use.
+    verbatim: role -> tensor of the file that belongs to the layer, and that the weight does not hold.
+    parts: of a weight that was joined of several layers: the origin of each, in the order of rows or matrices.
     """
 
     dialect: str
@@ -30,17 +31,21 @@ class Origin:
     dtypes: Mapping[str, torch.dtype] = field(default_factory=dict)
     shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     verbatim: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    parts: tuple[Origin, ...] = ()
 
     def state(self) -> dict[str, Any]:
         """Plain values, which torch.load(weights_only=True) reads."""
         shapes = {role: tuple(shape) for role, shape in self.shapes.items()}
         plain = {"names": dict(self.names), "dtypes": dict(self.dtypes), "shapes": shapes}
-        return {"dialect": self.dialect, "layout": self.layout, **plain, "verbatim": dict(self.verbatim)}
+        parts = [part.state() for part in self.parts]
+        named = {"dialect": self.dialect, "layout": self.layout}
+        return {**named, **plain, "verbatim": dict(self.verbatim), "parts": parts}
 
     @classmethod
     def of_state(cls, state: object) -> Origin:
         """The inverse of state(), from wherever it came. Raises TypeError for what state() does not give."""
         kinds = {"dialect": str, "layout": str, "names": dict, "dtypes": dict, "shapes": dict, "verbatim": dict}
+        kinds |= {"parts": list}
         each = {"names": str, "dtypes": torch.dtype, "shapes": tuple, "verbatim": torch.Tensor}
         holds = isinstance(state, dict) and state.keys() == kinds.keys()
         holds = holds and all([isinstance(state[name], kind) for name, kind in kinds.items()])
@@ -50,7 +55,7 @@ class Origin:
             for role, value in state[name].items()
         ):
             raise TypeError(f"a saved Origin: it must be a dict of {', '.join(kinds)}, got {type(state)}; {_REMEDY}")
-        return cls(**state)
+        return cls(**{**state, "parts": tuple(map(cls.of_state, state["parts"]))})
 
 
 class _Kept:
