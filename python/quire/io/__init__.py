@@ -10,21 +10,37 @@ To add a dialect: a file in dialects/ with a class that has what `Dialect` lists
 written. dialects/modelopt.py is the example. tests/io has a test that runs for every row.
 """
 
+from quire.io.comparing import Difference, diff
+from quire.io.converting import convert
 from quire.io.errors import CheckpointError
+from quire.io.from_model import save
+from quire.io.inspection import Inspection, inspect
 from quire.io.into_model import LoadReport, load
 from quire.io.reading import Checkpoint, read
+from quire.io.smoke import Run, run
 from quire.io.stored import StoredWeight
+from quire.io.verifying import Verification, verify
 from quire.io.writing import SaveReport, write
 from quire.tensor.origin import Origin
 
 __all__ = [
     "Checkpoint",
     "CheckpointError",
+    "Difference",
+    "Inspection",
     "LoadReport",
     "Origin",
+    "Run",
     "SaveReport",
     "StoredWeight",
+    "Verification",
+    "convert",
+    "diff",
+    "inspect",
     "load",
     "read",
+    "run",
+    "save",
+    "verify",
     "write",
 ]

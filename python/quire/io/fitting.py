@@ -66,12 +66,8 @@ def fit(model: torch.nn.Module, checkpoint: Checkpoint, fuse: object, experts: s
     """All persistent parameters and buffers, each with its source, None if the checkpoint has none. Raises
     CheckpointError if two names of a tied parameter have sources with different bytes."""
     fused = FUSED if fuse is True else dict(fuse or {})
-    found: dict[int, Target] = {}
     parents = dict(model.named_modules(remove_duplicate=False))
-    for path, module in parents.items():
-        for attribute, value in _tensors(module):
-            target = found.setdefault(id(value), Target(value, []))
-            target.owners.append((path, module, attribute))
+    found = {id(target): target for target in parameters(model)}
     for target in list(found.values()):
         sources = [_source(owner, parents, checkpoint, (fused, experts)) for owner in target.owners]
         target.source = next((source for source in sources if source is not None), None)
@@ -80,6 +76,16 @@ def fit(model: torch.nn.Module, checkpoint: Checkpoint, fuse: object, experts: s
             if apart and (untied := _untied(target, owner, source, checkpoint)):
                 target.owners.remove(owner)
                 found[id(untied)] = untied
+    return list(found.values())
+
+
+def parameters(model: torch.nn.Module) -> list[Target]:
+    """All persistent parameters and buffers, without sources."""
+    found: dict[int, Target] = {}
+    for path, module in model.named_modules(remove_duplicate=False):
+        for attribute, value in _tensors(module):
+            target = found.setdefault(id(value), Target(value, []))
+            target.owners.append((path, module, attribute))
     return list(found.values())
 
 

@@ -17,6 +17,7 @@ from quire.io.joining import join, joined_input, joined_spec, of_one
 from quire.io.layout import Layout
 from quire.io.reading import MISSING, Checkpoint
 from quire.io.record import Record, remember
+from quire.io.stored import StoredWeight
 from quire.nn.grouped_linear import GroupedLinear
 from quire.nn.linear import Linear
 from quire.nn.random_state import reset_streams
@@ -178,7 +179,7 @@ def _decide(layer: Layer, checkpoint: Checkpoint, options: tuple[str, str], note
     static = layer.layout.calibrated and None not in layer.scales
     own = layer.layout.static if static else layer.layout.dynamic
     x = own if activations == "checkpoint" else QuantSpec(activations).text
-    layer.recipe = as_recipe("quire.io.load", f"x={x},w={layer.spec},dy=mxfp8,backward=dequantized")
+    layer.recipe = _recipe(x, layer.spec)
 
 
 def _largest(layer: Layer, checkpoint: Checkpoint) -> list[torch.Tensor]:
@@ -297,6 +298,25 @@ def _rows(ref: Ref, checkpoint: Checkpoint) -> int:
 
 
 # --- doing it
+
+
+def load_layer(stored: StoredWeight, layout: Layout, index: int | None = None) -> Linear:
+    """A layer by itself, as load() would make it. index: of a matrix of a stack."""
+    one = of_one(stored, index)
+    rows, columns = one.weight.shape
+    layer = Linear(columns, rows, one.bias is not None, one.weight.dtype, "meta")
+    static = layout.calibrated and one.input_scale is not None
+    layer.weight = torch.nn.Parameter(one.weight, requires_grad=False)
+    if one.bias is not None:
+        layer.bias = torch.nn.Parameter(one.bias.to(one.weight.dtype), requires_grad=False)
+    layer.recipe = _recipe(layout.static if static else layout.dynamic, one.weight.spec_text)
+    layer.place_states()
+    return layer
+
+
+def _recipe(x: str, w: str) -> Recipe:
+    """Gradients are computed of decoded weights: files have the codes of one direction."""
+    return as_recipe("quire.io.load", f"x={x},w={w},dy=mxfp8,backward=dequantized")
 
 
 def _apply(plain: Sequence[Target], layers: Mapping[int, Layer], checkpoint: Checkpoint) -> None:

@@ -11,7 +11,7 @@ from quire.checks import check_type
 from quire.io.container import Container, Entry
 from quire.io.dialect import Dialect, check_consumed
 from quire.io.dialects import dialect_of
-from quire.io.layout import Group, check_inputs
+from quire.io.layout import check_inputs
 from quire.io.stored import StoredWeight
 from quire.tensor.buffers import DTYPES
 
@@ -67,8 +67,10 @@ class Checkpoint(Mapping[str, StoredWeight | torch.Tensor]):
         of_tensor = {role: full for role, full in small.items() if header[full].dtype.itemsize > 1}
         return {role: self.container.tensor(full).float().reshape(-1) for role, full in of_tensor.items()}
 
-    def group(self, name: str) -> Group | None:
-        return self.groups.get(name)
+    @property
+    def metadata(self) -> dict[str, str]:
+        """Texts of the headers."""
+        return self.container.metadata
 
     def __iter__(self) -> Iterator[str]:
         yield from self.groups

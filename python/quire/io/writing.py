@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import EllipsisType
 from typing import Any
 
 import torch
 
 from quire.checks import check_type
-from quire.io.dialect import Dialect
+from quire.io.container import INDEX, Container
+from quire.io.dialect import Configs, Dialect
 from quire.io.dialects import dialect_named
 from quire.io.errors import CheckpointError
 from quire.io.layout import Group, Layout
@@ -93,24 +95,56 @@ def write(
     Raises CheckpointError before anything is written, or after the parts written so far were removed.
     """
     check_type("quire.io.write", Mapping, tensors=tensors)
-    plan = Plan(None if dialect is None else dialect_named(dialect), exact)
-    most, meta, shapes = size_of(max_shard_size), {}, {}
+    source = tensors if isinstance(tensors, Checkpoint) else None
+    base = {} if source is None else dict(source.container.configs)
+    of_source = source.dialect.name if source is not None and source.dialect is not None else None
+    layouts = {name: group.layout.name for name, group in source.groups.items()} if source is not None else None
+    unchanged = layouts if config is None and dialect == of_source else None
+    if config is not None and config and all(str(name).endswith(".json") for name in config):
+        base, unchanged = dict(config), ...
+    elif config is not None:
+        base["config.json"] = dict(config)
+    options = {"exact": exact, "max_shard_size": max_shard_size, "overwrite": overwrite}
+    chosen = None if dialect is None else dialect_named(dialect)
+    return write_planned(Path(path), tensors, chosen, base=base, unchanged=unchanged, **options)
+
+
+def write_planned(
+    path: Path,
+    tensors: Tensors,
+    dialect: Dialect | None,
+    *,
+    base: Configs,
+    unchanged: Mapping[str, str] | EllipsisType | None,
+    exact: bool,
+    max_shard_size: str | int,
+    overwrite: bool,
+    beside: Path | None = None,
+) -> SaveReport:
+    """write(), of configurations. unchanged: the layout of each layer that `base` says, so that it is written as it is
+    if these are the layouts; ...: it is written in any case; None: the dialect completes it. beside: a folder whose
+    small files are copied."""
+    plan, most, meta, shapes = Plan(dialect, exact), size_of(max_shard_size), {}, {}
     for name in tensors:
-        outline = tensors.outline(name) if isinstance(tensors, Checkpoint) else outlined(name, tensors[name])
+        outline = tensors.outline(name) if hasattr(tensors, "outline") else outlined(name, tensors[name])
         if isinstance(outline, StoredWeight) and plan.dialect is not None:
             plan.layouts[name] = chosen_layout(name, outline, plan.dialect, plan.notes)
         meta[name], shapes[name] = plan.tensors(name, outline), tuple(outline.shape)
     shards = divided(meta.items(), most)
-    configs = _configs(plan, tensors, config, shapes)
-    with replaced(Path(path), overwrite) as folder:
-        metadata = tensors.container.metadata if isinstance(tensors, Checkpoint) else {}
-        files = write_shards(folder, shards, lambda name: plan.tensors(name, tensors[name]), metadata)
-        for file, content in configs.items():
-            write_json(folder / file, content)
-            files.append(folder / file)
+    same = unchanged is ... or unchanged == {name: layout.name for name, layout in plan.layouts.items()}
+    configs = base if dialect is None or same else _configs(plan, base, shapes)
+    with replaced(path, overwrite) as folder:
+        metadata = getattr(tensors, "metadata", {})
+        files = [
+            file.name for file in write_shards(folder, shards, lambda name: plan.tensors(name, tensors[name]), metadata)
+        ]
+        for name, content in configs.items():
+            write_json(folder / name, content)
+            files.append(name)
+        files += [] if beside is None else copied(beside, folder, files)
     count, size = sum(map(len, meta.values())), sum(nbytes(t) for each in meta.values() for t in each.values())
-    names = tuple(file.name for file in files)
-    return SaveReport(names, len(plan.layouts), count, size, tuple(plan.losses), tuple(dict.fromkeys(plan.notes)))
+    notes = tuple(dict.fromkeys(plan.notes))
+    return SaveReport(tuple(files), len(plan.layouts), count, size, tuple(plan.losses), notes)
 
 
 def outlined(name: str, value: object) -> StoredWeight | torch.Tensor:
@@ -127,18 +161,8 @@ def outlined(name: str, value: object) -> StoredWeight | torch.Tensor:
     return value.detach().to("meta")
 
 
-def _configs(
-    plan: Plan, tensors: Tensors, config: Mapping[str, Any] | None, shapes: Mapping[str, tuple[int, ...]]
-) -> dict[str, Any]:
+def _configs(plan: Plan, base: Configs, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
     """Name of a file -> content."""
-    if config is not None and config and all(str(name).endswith(".json") for name in config):
-        return dict(config)
-    source = tensors if isinstance(tensors, Checkpoint) else None
-    base = dict(source.container.configs) if source is not None else {}
-    if config is not None:
-        base["config.json"] = dict(config)
-    if plan.dialect is None or (config is None and _unchanged(plan, source)):
-        return base
     plain = [
         name.removesuffix(".weight")
         for name, shape in shapes.items()
@@ -148,18 +172,12 @@ def _configs(
     return plan.dialect.config(groups, plain, base)
 
 
-def _unchanged(plan: Plan, source: Checkpoint | None) -> bool:
-    if source is None or source.dialect is None or source.dialect.name != plan.dialect.name:
-        return False
-    return {name: group.layout for name, group in source.groups.items()} == plan.layouts
-
-
-def copied(source: Path, target: Path, written: Callable[[str], bool]) -> list[str]:
+def copied(source: Path, target: Path, written: Sequence[str]) -> list[str]:
     """Copies the small files beside the weights, such as the tokenizer's, which say nothing of layers."""
-    found = []
-    for file in sorted(source.iterdir()):
-        kinds = (".json", ".txt", ".model", ".jinja", ".md", ".py", ".tiktoken")
-        if file.is_file() and file.suffix in kinds and not written(file.name):
+    kinds, found = (".json", ".txt", ".model", ".jinja", ".md", ".py", ".tiktoken"), []
+    says = {*written, INDEX, *Container.CONFIGS}
+    for file in sorted(source.iterdir()) if source.is_dir() else ():
+        if file.is_file() and file.suffix in kinds and file.name not in says:
             (target / file.name).write_bytes(file.read_bytes())
             found.append(file.name)
     return found
