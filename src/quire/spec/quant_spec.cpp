@@ -83,6 +83,15 @@ std::string write_four_over_six(const QuantSpec& s) {
   return s.four_over_six == FourOverSix::mae ? "=mae" : "=mse";
 }
 
+bool read_global(QuantSpec& s, std::string_view value) {
+  s.global = value == "=div" ? Global::divisor : Global::multiplier;
+  return value == "=mul" || value == "=div";
+}
+std::string write_global(const QuantSpec& s) {
+  if (s.global == Global::amax) return std::string(kDefault);
+  return s.global == Global::multiplier ? "=mul" : "=div";
+}
+
 constexpr auto kSquare = &QuantSpec::square;
 
 constexpr size_t kElementWords = kElementOptions.size();
@@ -114,6 +123,9 @@ constexpr std::array kOtherOptions = std::to_array<Option>({
      read_four_over_six, write_four_over_six},
     {"256", "256", "block scales reach 256 instead of 448 (with 4over6)", kNvfp4,
      set_flag<&QuantSpec::block_scale_max_256>, flag<&QuantSpec::block_scale_max_256>},
+    {"global", "global=mul or global=div",
+     "a global scale, which multiplies or divides block scales, in place of the amax", kNvfp4, read_global,
+     write_global},
     {"nan", "nan", "a scale is NaN where its elements hold NaN or Inf", kAll, set_flag<&QuantSpec::nan>,
      flag<&QuantSpec::nan>},
     {"swizzled", "swizzled", "scales padded and tiled 128x4", kByteScales, set_flag<&QuantSpec::swizzled>,

@@ -65,6 +65,8 @@ void begin(const Job& job, float tensor_amax) {
     (job.direction == Direction::rowwise ? row_amaxes : column_amaxes)(x, amaxes);
   else if (spec.row().has_amax || spec.row().scope != Scope::block)
     *amaxes = tensor_amax;
+  for (int64_t i = 0; spec.global != Global::amax && i < amax_count(spec, job.outer); ++i)
+    amaxes[i] = stored_global(amaxes[i], spec);
   for (int64_t i = 0; i < job.multipliers(); ++i)
     job.multiplier()[i] = job.problem.scale ? *job.problem.scale : scale_from_amax(amaxes[i], spec, kFloatMax);
   if (spec.swizzled) {
