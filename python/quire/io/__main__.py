@@ -31,17 +31,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         else:
             print(f"quire.io: {error}", file=sys.stderr)
         return 1
-    print(json.dumps(_state(found), indent=2) if options.json else found)
+    print(json.dumps(found.state(), indent=2) if options.json else found)
     return code
-
-
-def _state(found: Any) -> Any:
-    if hasattr(found, "state"):
-        return found.state()
-    return {
-        key: [str(one) if hasattr(one, "ulp") else one for one in v] if isinstance(v, tuple) else v
-        for key, v in vars(found).items()
-    }
 
 
 def _inspect(options: argparse.Namespace) -> tuple[Any, int]:

@@ -97,9 +97,7 @@ class Requantized(Chosen):
     def __init__(self, checkpoint: Checkpoint, target: Dialect, spec: str, which: Callable[[str], bool] | None) -> None:
         super().__init__(checkpoint, lambda name: True)
         wanted = QuantSpec(spec).text
-        layouts = [
-            layout for layout in target.layouts if meaning(layout.spec) == meaning(wanted) and not layout.stacked
-        ]
+        layouts = [one for one in target.layouts if meaning(one.spec) == meaning(wanted) and not one.stacked]
         if target.layouts and not layouts:
             raise CheckpointError(f"{target.name} has no layout for {wanted}", "choose another spec or dialect")
         # Of those without a static scale of inputs, which nobody has measured, the first.
@@ -121,11 +119,7 @@ class Requantized(Chosen):
             return value
         bias = value.bias if isinstance(value, StoredWeight) else None
         values = value.dequantize(torch.float32) if isinstance(value, StoredWeight) else value.float()
-        if values.dim() == 3:
-            weight: QuantizedTensor = QuantizedStack.of([quantize(one, self.spec) for one in values])
-        else:
-            weight = quantize(values, self.spec)
-        return StoredWeight(weight.to(self.checkpoint.dtype), None, bias, self.origin)
+        return StoredWeight(self._quantized(values), None, bias, self.origin)
 
     def outline(self, name: str) -> StoredWeight | torch.Tensor:
         """As Checkpoint.outline()."""
@@ -134,10 +128,10 @@ class Requantized(Chosen):
             return value
         shape = tuple(value.shape)
         empty = torch.empty(shape, dtype=torch.float32, device="meta")
-        weight = (
-            QuantizedStack.of([quantize(one, self.spec) for one in empty])
-            if len(shape) == 3
-            else quantize(empty, self.spec)
-        )
         bias = value.bias if isinstance(value, StoredWeight) else None
-        return StoredWeight(weight.to(self.checkpoint.dtype), None, bias, self.origin)
+        return StoredWeight(self._quantized(empty), None, bias, self.origin)
+
+    def _quantized(self, values: torch.Tensor) -> QuantizedTensor:
+        stacked = values.dim() == 3
+        each = [quantize(one, self.spec) for one in (values if stacked else [values])]
+        return (QuantizedStack.of(each) if stacked else each[0]).to(self.checkpoint.dtype)

@@ -55,7 +55,7 @@ class Inspection:
             key = (_pattern(layer.name), layer.layout, layer.spec, layer.inputs, str(list(layer.shape)))
             kinds.setdefault(key, []).append(layer)
         for (name, layout, spec, inputs, shape), layers in kinds.items():
-            stored = layout if spec in layout else f"{layout} ({spec})"
+            stored = spec if f"spec={spec}" in layout else f"{layout} ({spec})"
             rows.append((name, str(len(layers)), shape, stored, inputs, _size(sum(one.nbytes for one in layers))))
         plain: dict[tuple[str, str], int] = {}
         for name, what in self.plain.items():

@@ -16,8 +16,8 @@ from quire.io.reading import read
 
 @dataclass(frozen=True)
 class LayerRun:
-    """A layer that ran. error: of the result against the product of the decoded weight with unquantized inputs, relative
-    to the largest result. finite: whether all results are."""
+    """A layer that ran. error: the largest difference from the product of the decoded weight with unquantized inputs,
+    relative to the largest result. finite: whether all results are."""
 
     name: str
     recipe: str
@@ -40,9 +40,8 @@ class Run:
         worst = sorted(self.layers, key=lambda layer: (layer.finite, -layer.error))[:10]
         rows = [("layer", "recipe", "error"), *((w.name, w.recipe, f"{w.error:.2%}") for w in worst)]
         wrong = sum(not layer.finite for layer in self.layers)
-        return "\n".join(
-            [f"{self.path}: {len(self.layers)} layers ran, {wrong} with results that are not finite", *table(rows)]
-        )
+        head = f"{self.path}: {len(self.layers)} layers ran, {wrong} with results that are not finite"
+        return "\n".join([head, *table(rows)])
 
     def state(self) -> dict[str, Any]:
         """Plain values, for JSON."""

@@ -36,6 +36,10 @@ class SaveReport:
     losses: tuple[Loss, ...] = ()
     notes: tuple[str, ...] = ()
 
+    def state(self) -> dict[str, Any]:
+        """Plain values, for JSON."""
+        return {**vars(self), "losses": [vars(loss) for loss in self.losses]}
+
     def __str__(self) -> str:
         lines = [
             f"{self.layers} quantized layers, {self.tensors} tensors, {self.nbytes} bytes in {len(self.files)} files"

@@ -15,6 +15,7 @@ from quire.io.dialect import Configs, LayoutDialect, check_consumed
 from quire.io.errors import CheckpointError
 from quire.io.layout import (
     BYTE,
+    DIV,
     E4M3,
     E8M0,
     F32,
@@ -31,7 +32,7 @@ from quire.io.layout import (
 )
 
 #: Spec of the weight: the amax of the buffer is the file's weight_global_scale, which divides.
-NVFP4 = "nvfp4"
+NVFP4 = f"nvfp4:{DIV}"
 #: Specs of an input with a stored scale.
 STATIC_NVFP4, STATIC_FP8 = "nvfp4", "fp8_tensor"
 

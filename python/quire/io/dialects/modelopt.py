@@ -21,6 +21,7 @@ from quire.io.layout import (
     E4M3,
     E8M0,
     F32,
+    MUL,
     Group,
     Layout,
     Part,
@@ -36,7 +37,7 @@ from quire.io.layout import (
 )
 
 #: Specs of the weight. The amax of the buffer is the file's weight_scale_2, which multiplies.
-NVFP4 = "nvfp4"
+NVFP4 = f"nvfp4:{MUL}"
 #: Specs of an input with a stored scale.
 STATIC_NVFP4, STATIC_FP8 = "nvfp4", "fp8_tensor"
 
