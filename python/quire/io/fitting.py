@@ -11,6 +11,7 @@ from quire.io.errors import CheckpointError
 from quire.io.reading import Checkpoint
 from quire.nn.grouped_linear import GroupedLinear
 from quire.nn.moe import MoE
+from quire.nn.product_module import ProductModule
 
 #: What fuse=True joins: name of a layer of the model -> names of the layers in the file.
 FUSED = {
@@ -90,7 +91,9 @@ def parameters(model: torch.nn.Module) -> list[Target]:
 
 
 def _tensors(module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    transient = module._non_persistent_buffers_set  # the only place where PyTorch says so
+    transient = {*module._non_persistent_buffers_set}  # the only place where PyTorch says so
+    if isinstance(module, ProductModule):
+        transient.add("input_scale")  # which belongs to the entry of the weight
     yield from ((name, value) for name, value in module._parameters.items() if value is not None)
     yield from ((n, value) for n, value in module._buffers.items() if value is not None and n not in transient)
 

@@ -161,5 +161,12 @@ def _bias_of(name: str) -> str:
 
 
 def _input_scale(piece: Piece, origin: Origin | None) -> torch.Tensor | None:
-    """The static scale of the input: the layer's own; of a layer that joins several, what each had."""
-    return None if origin is None else origin.verbatim.get("input_scale")
+    """The static scale of the input, [1]: the layer's own; of a layer that joins several, what each had."""
+    kept = None if origin is None else origin.verbatim.get("input_scale")
+    _, module, attribute = piece.target.owners[0]
+    own = module._buffers.get("input_scale")
+    if own is None or (kept is not None and len(piece.rows[piece.matrix]) > 1):
+        return kept
+    number = attribute.removeprefix("weight")
+    group = int(number) - module.own_groups().start if number else piece.matrix
+    return own[group : group + 1].clone()

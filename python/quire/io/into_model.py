@@ -3,27 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
 from quire.checks import check_type
+from quire.io.assigning import Layer, apply, recipe_of
 from quire.io.container import Container
 from quire.io.dialect import OF_CACHES
 from quire.io.errors import CheckpointError, some
 from quire.io.fitting import Ref, Target, fit
-from quire.io.joining import join, joined_input, joined_spec, of_one
-from quire.io.layout import Layout
+from quire.io.joining import joined_input, joined_spec
 from quire.io.reading import MISSING, Checkpoint
 from quire.io.record import Record, remember
-from quire.io.stored import StoredWeight
 from quire.nn.grouped_linear import GroupedLinear
 from quire.nn.linear import Linear
-from quire.nn.random_state import reset_streams
-from quire.recipe import Recipe, as_recipe
-from quire.tensor import QuantizedStack, QuantizedTensor, QuantSpec
-from quire.tensor.origin import Origin
+from quire.tensor import QuantSpec
 
 
 @dataclass(frozen=True)
@@ -51,18 +47,6 @@ class LoadReport:
         return "\n".join([*lines, *(f"  {note}" for note in self.notes)])
 
 
-@dataclass
-class Layer:
-    """How the quantized weights of one module are made. scales: the static scale of the input of each matrix, [1]."""
-
-    path: str
-    targets: list[Target] = field(default_factory=list)
-    layout: Layout | None = None
-    spec: str = ""
-    recipe: Recipe | None = None
-    scales: list[torch.Tensor | None] = field(default_factory=list)
-
-
 def load(
     model: torch.nn.Module,
     path: str | Path,
@@ -79,8 +63,8 @@ def load(
         GroupedLinear and MoE are used as they are. Each such layer gets a recipe of its own. Parameters on the meta
         device are replaced; others keep their memory, if they are plain.
     path: as for read().
-    activations: "checkpoint", inputs are quantized as the checkpoint says; else the spec of all inputs, such as
-        "mxfp8". The gradient is computed from decoded weights (`backward=dequantized`).
+    activations: "checkpoint", inputs are quantized as the checkpoint says; "none", they are not; else the spec of all
+        inputs, such as "mxfp8". The gradient is computed from decoded weights (`backward=dequantized`).
     experts: "auto", the experts of quire.MoE and GroupedLinear are found under the names that files have for them;
         "none": only under their own names.
     fuse: layers of the model that join several layers of the file, {"qkv_proj": ["q_proj", "k_proj", "v_proj"]}; True:
@@ -92,13 +76,7 @@ def load(
     Raises CheckpointError before the model is changed: for a checkpoint that read() refuses, names or shapes that do
     not fit, scales that are NaN, infinite or negative, and layers that cannot be joined.
     """
-    check_type("quire.io.load", torch.nn.Module, model=model)
-    check_type("quire.io.load", str, activations=activations, missing_input_scale=missing_input_scale)
-    if missing_input_scale not in MISSING or experts not in ("auto", "none"):
-        raise ValueError(
-            f"quire.io.load: missing_input_scale must be one of {MISSING} and experts 'auto' or 'none', got "
-            f"{missing_input_scale!r} and {experts!r}"
-        )
+    activations = _checked(model, activations, experts, missing_input_scale)
     checkpoint = Checkpoint(Container(path), missing_input_scale=missing_input_scale)
     targets, notes = fit(model, checkpoint, fuse, experts), []
     layers = _layers(targets, checkpoint)
@@ -110,7 +88,7 @@ def load(
         _check_plain(target, checkpoint)
     record = _record(targets, checkpoint, unused)
     with torch.no_grad():
-        _apply(plain, layers, checkpoint)
+        apply(plain, layers, checkpoint)
     remember(model, record)
     quantized = {t.name: layer.recipe.linear_spec() for layer in layers.values() for t in layer.targets}
     notes += [f"{t.name}: the parameter was tied, and is not any more" for t in targets if t.untied]
@@ -120,6 +98,25 @@ def load(
 
 
 # --- what is to be done, before anything is
+
+
+def _checked(model: object, activations: object, experts: object, missing_input_scale: object) -> str:
+    """The canonical text of `activations`. Raises TypeError or ValueError for wrong arguments of load()."""
+    check_type("quire.io.load", torch.nn.Module, model=model)
+    check_type("quire.io.load", str, activations=activations, missing_input_scale=missing_input_scale)
+    if missing_input_scale not in MISSING or experts not in ("auto", "none"):
+        raise ValueError(
+            f"quire.io.load: missing_input_scale must be one of {MISSING} and experts 'auto' or 'none', got "
+            f"{missing_input_scale!r} and {experts!r}"
+        )
+    if activations not in ("checkpoint", "none"):
+        activations = QuantSpec(activations).text
+        if "given" in activations.split(":"):
+            raise ValueError(
+                f"quire.io.load: activations={activations!r} has a scale that somebody gives; pass 'checkpoint', under "
+                "which layers use those that are stored"
+            )
+    return activations
 
 
 def _is_quantized(target: Target, checkpoint: Checkpoint) -> bool:
@@ -178,8 +175,8 @@ def _decide(layer: Layer, checkpoint: Checkpoint, options: tuple[str, str], note
         )
     static = layer.layout.calibrated and None not in layer.scales
     own = layer.layout.static if static else layer.layout.dynamic
-    x = own if activations == "checkpoint" else QuantSpec(activations).text
-    layer.recipe = _recipe(x, layer.spec)
+    x = own if activations == "checkpoint" else activations
+    layer.recipe = recipe_of(x, layer.spec)
 
 
 def _largest(layer: Layer, checkpoint: Checkpoint) -> list[torch.Tensor]:
@@ -295,84 +292,3 @@ def _rows(ref: Ref, checkpoint: Checkpoint) -> int:
     shape = group.shape if group is not None else checkpoint.container.header[ref.entry].shape
     shape = shape[1:] if ref.index is not None else shape
     return shape[0] if shape else 1
-
-
-# --- doing it
-
-
-def load_layer(stored: StoredWeight, layout: Layout, index: int | None = None) -> Linear:
-    """A layer by itself, as load() would make it. index: of a matrix of a stack."""
-    one = of_one(stored, index)
-    rows, columns = one.weight.shape
-    layer = Linear(columns, rows, one.bias is not None, one.weight.dtype, "meta")
-    static = layout.calibrated and one.input_scale is not None
-    layer.weight = torch.nn.Parameter(one.weight, requires_grad=False)
-    if one.bias is not None:
-        layer.bias = torch.nn.Parameter(one.bias.to(one.weight.dtype), requires_grad=False)
-    layer.recipe = _recipe(layout.static if static else layout.dynamic, one.weight.spec_text)
-    layer.place_states()
-    return layer
-
-
-def _recipe(x: str, w: str) -> Recipe:
-    """Gradients are computed of decoded weights: files have the codes of one direction."""
-    return as_recipe("quire.io.load", f"x={x},w={w},dy=mxfp8,backward=dequantized")
-
-
-def _apply(plain: Sequence[Target], layers: Mapping[int, Layer], checkpoint: Checkpoint) -> None:
-    from tqdm import tqdm
-
-    work = [(target, None) for target in plain]
-    work += list({id(target): (target, layer) for layer in layers.values() for target in layer.targets}.values())
-    # A bar appears after a second, where someone watches.
-    for target, layer in tqdm(work, desc="quire.io.load", unit="tensor", delay=1, disable=None):
-        value = _plain(target, checkpoint) if layer is None else _weight(target, layer, checkpoint)
-        _assign(target, value)
-    modules = {id(module): module for layer in layers.values() for t in layer.targets for _, module, _ in t.owners}
-    new = []
-    for number, module in modules.items():
-        if type(module) is torch.nn.Linear:
-            new.append(Linear.adopt(module, layers[number].recipe))
-        module.recipe = layers[number].recipe
-        module._forget_weights()
-        module.place_states()
-    reset_streams([layer.sr_state for layer in new], [layer.take_stream() for layer in new])
-
-
-def _plain(target: Target, checkpoint: Checkpoint) -> torch.Tensor:
-    each = []
-    for matrix in target.source.matrices:
-        parts = [checkpoint.container.tensor(ref.entry) for ref in matrix]
-        parts = [part if ref.index is None else part[ref.index] for ref, part in zip(matrix, parts, strict=True)]
-        each.append(parts[0] if len(parts) == 1 else torch.cat(parts))
-    return torch.stack(each) if target.source.stacked else each[0]
-
-
-def _weight(target: Target, layer: Layer, checkpoint: Checkpoint) -> QuantizedTensor:
-    matrices, origins = [], []
-    for matrix in target.source.matrices:
-        parts = [of_one(checkpoint[ref.entry], ref.index) for ref in matrix]
-        for part in parts:
-            # The layer's scale can be another one: that of all parts.
-            kept = {} if part.input_scale is None else {"input_scale": part.input_scale}
-            origins.append(replace(part.origin, verbatim={**part.origin.verbatim, **kept}))
-        matrices.append(join([part.weight for part in parts], layer.spec))
-    found = QuantizedStack.of(matrices) if target.source.stacked else matrices[0]
-    dtype = target.value.dtype if target.value.dtype.is_floating_point else None
-    found = found.to(device=None if target.value.is_meta else target.value.device, dtype=dtype)
-    first = origins[0]
-    found.remember(first if len(origins) == 1 else Origin(first.dialect, first.layout, parts=tuple(origins)))
-    return found
-
-
-def _assign(target: Target, value: torch.Tensor) -> None:
-    old = target.value
-    if not isinstance(value, QuantizedTensor):
-        value = value.to(old.dtype)
-        if not old.is_meta and not isinstance(old, QuantizedTensor):
-            old.copy_(value)
-            return
-    is_parameter = isinstance(old, torch.nn.Parameter)
-    new = torch.nn.Parameter(value, requires_grad=old.requires_grad) if is_parameter else value
-    for _, module, attribute in target.owners:
-        setattr(module, attribute, new)

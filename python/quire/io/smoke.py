@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
+from quire.io.assigning import load_layer
 from quire.io.errors import CheckpointError
 from quire.io.inspection import table
-from quire.io.into_model import load_layer
 from quire.io.reading import read
 
 

@@ -34,7 +34,7 @@ from quire.io.layout import (
 #: Spec of the weight: the amax of the buffer is the file's weight_global_scale, which divides.
 NVFP4 = f"nvfp4:{DIV}"
 #: Specs of an input with a stored scale.
-STATIC_NVFP4, STATIC_FP8 = "nvfp4", "fp8_tensor"
+STATIC_NVFP4, STATIC_FP8 = f"nvfp4:{DIV}:given", "fp8_tensor:given"
 
 
 def one(shape: Shape) -> Sequence[Shape]:

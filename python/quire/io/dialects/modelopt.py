@@ -39,7 +39,7 @@ from quire.io.layout import (
 #: Specs of the weight. The amax of the buffer is the file's weight_scale_2, which multiplies.
 NVFP4 = f"nvfp4:{MUL}"
 #: Specs of an input with a stored scale.
-STATIC_NVFP4, STATIC_FP8 = "nvfp4", "fp8_tensor"
+STATIC_NVFP4, STATIC_FP8 = f"nvfp4:{MUL}:given", "fp8_tensor:given"
 
 
 def tiles(shape: Shape) -> Sequence[Shape]:
