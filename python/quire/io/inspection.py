@@ -45,7 +45,7 @@ class Inspection:
     def __str__(self) -> str:
         quantized = sum(layer.nbytes for layer in self.layers)
         head = (
-            f"{self.path}: {self.dialect or 'nothing quantized'}, {self.files} files, {_size(self.nbytes)}; "
+            f"{self.path}\n{self.dialect or 'nothing quantized'}, {self.files} files, {_size(self.nbytes)}; "
             f"{len(self.layers)} quantized layers of {_size(quantized)}, {len(self.plain)} plain tensors, "
             f"{len(self.caches)} scales of caches"
         )
