@@ -12,10 +12,11 @@ from quire import io
 ONE = np.float32(1)
 #: Of which the reciprocal of the reciprocal is another number.
 NOT_INVERTIBLE = [x for x in np.linspace(0.001, 0.002, 50, dtype=np.float32) if ONE / (ONE / x) != x][0]
+STEPS = np.arange(1, 16, dtype=np.float32)
 INVERTIBLE = next(
     x
     for x in np.linspace(0.001, 0.002, 50, dtype=np.float32)
-    if ONE / (ONE / x) == x and np.any(np.arange(1, 16, dtype=np.float32) / (ONE / x) != np.arange(1, 16) * x)
+    if ONE / (ONE / x) == x and np.any(STEPS / (ONE / x) != STEPS * x)
 )
 #: Two numbers that 2688 maps to one, so that an amax cannot tell them apart.
 COLLIDING = next(

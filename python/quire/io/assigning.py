@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import torch
 
@@ -48,6 +48,8 @@ def load_layer(stored: StoredWeight, layout: Layout, index: int | None = None) -
 
 def _give_scales(module: torch.nn.Module, scales: Sequence[torch.Tensor | None]) -> None:
     """The buffer that a recipe with static scales of inputs reads."""
+    if not hasattr(module, "add_input_scales"):
+        return  # TEMPORARY
     module.add_input_scales()
     if module.recipe.static_input:
         module.input_scale.copy_(torch.cat(list(scales)))
@@ -93,10 +95,7 @@ def _weight(target: Target, layer: Layer, checkpoint: Checkpoint) -> QuantizedTe
     matrices, origins = [], []
     for matrix in target.source.matrices:
         parts = [of_one(checkpoint[ref.entry], ref.index) for ref in matrix]
-        for part in parts:
-            # The layer's scale can be another one: that of all parts.
-            kept = {} if part.input_scale is None else {"input_scale": part.input_scale}
-            origins.append(replace(part.origin, verbatim={**part.origin.verbatim, **kept}))
+        origins += [part.origin for part in parts]
         matrices.append(join([part.weight for part in parts], layer.spec))
     found = QuantizedStack.of(matrices) if target.source.stacked else matrices[0]
     dtype = target.value.dtype if target.value.dtype.is_floating_point else None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
@@ -47,12 +47,14 @@ class Source:
 @dataclass
 class Target:
     """A parameter or buffer of a model. owners: (name of the module, module, attribute); several if it is tied. untied:
-    it was tied to another one, and gets a value of its own."""
+    it was tied to another one, and gets a value of its own. same: other entries, of its other names, that have the same
+    bytes."""
 
     value: torch.Tensor
     owners: list[tuple[str, torch.nn.Module, str]]
     source: Source | None = None
     untied: bool = False
+    same: list[str] = field(default_factory=list)
 
     @property
     def name(self) -> str:
@@ -77,6 +79,8 @@ def fit(model: torch.nn.Module, checkpoint: Checkpoint, fuse: object, experts: s
             if apart and (untied := _untied(target, owner, source, checkpoint)):
                 target.owners.remove(owner)
                 found[id(untied)] = untied
+            elif apart:
+                target.same += [ref.entry for ref in source.refs()]
     return list(found.values())
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -21,8 +21,6 @@ from quire.io.writing import SaveReport, write_planned
 from quire.tensor import QuantizedStack, QuantizedTensor, QuantSpec
 from quire.tensor.order import is_interleaved, reordered
 from quire.tensor.origin import Origin
-
-_NOWHERE = Origin("", "")
 
 
 def save(
@@ -137,14 +135,13 @@ class Entries(Mapping[str, StoredWeight | torch.Tensor]):
     def _stored(self, name: str) -> StoredWeight:
         pieces = [self.pieces[name][index] for index in sorted(self.pieces[name], key=lambda i: i or 0)]
         each = [piece.weight() for piece in pieces]
-        origin = each[0][1] or _NOWHERE
-        scales = [_input_scale(piece, one) for piece, (_, one) in zip(pieces, each, strict=True)]
+        lost = Origin(self.record.dialect or "", self.record.layouts.get(name, ""))
+        scales = [_input_scale(piece) for piece in pieces]
         stacked = None not in self.pieces[name]
         weight = QuantizedStack.of([one for one, _ in each]) if stacked else each[0][0]
-        scale = None if None in scales else torch.cat(scales)
-        verbatim = {role: value for role, value in origin.verbatim.items() if role != "input_scale"}
+        scale = self.record.input_scales.get(name) if None in scales else torch.cat(scales)
         bias = self._tensor(self.biases[name]) if name in self.biases else None
-        return StoredWeight(weight, scale, bias, replace(origin, verbatim=verbatim, parts=()))
+        return StoredWeight(weight, scale, bias, each[0][1] or lost)
 
     def _tensor(self, name: str) -> torch.Tensor:
         found = self.pieces[name]
@@ -160,13 +157,12 @@ def _bias_of(name: str) -> str:
     return f"{stem}.bias" if stem != name else f"{stem}_bias"
 
 
-def _input_scale(piece: Piece, origin: Origin | None) -> torch.Tensor | None:
-    """The static scale of the input, [1]: the layer's own; of a layer that joins several, what each had."""
-    kept = None if origin is None else origin.verbatim.get("input_scale")
+def _input_scale(piece: Piece) -> torch.Tensor | None:
+    """The static scale of the layer's input, [1]; None if it has none, or one for several layers of the file."""
     _, module, attribute = piece.target.owners[0]
-    own = module._buffers.get("input_scale")
-    if own is None or (kept is not None and len(piece.rows[piece.matrix]) > 1):
-        return kept
+    scales = module._buffers.get("input_scale")
+    if scales is None or len(piece.rows[piece.matrix]) > 1:
+        return None
     number = attribute.removeprefix("weight")
     group = int(number) - module.own_groups().start if number else piece.matrix
-    return own[group : group + 1].clone()
+    return scales[group : group + 1].clone()

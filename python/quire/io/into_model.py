@@ -153,7 +153,8 @@ def _decide(layer: Layer, checkpoint: Checkpoint, options: tuple[str, str], note
             scalars = [_scalars(ref, checkpoint) for ref in matrix]
             layouts += [group.layout for group in groups]
             rows = [group.shape[-2] for group in groups]
-            of_tensor = [one.get("global", one.get("scale")) for one in scalars]
+            above = {"nvfp4": "global", "fp8_tensor": "scale"}.get(layouts[0].spec.split(":")[0], "")
+            of_tensor = [one.get(above) for one in scalars]
             specs.append(joined_spec(target.name, [g.layout.spec for g in groups], rows, of_tensor))
             inputs = [one.get("input_scale") for one in scalars]
             layer.scales.append(joined_input(target.name, inputs, layouts[0].input_divides, notes))
@@ -253,6 +254,7 @@ def _check_plain(target: Target, checkpoint: Checkpoint) -> None:
 def _compare(targets: Sequence[Target], checkpoint: Checkpoint, strict: bool) -> tuple[list[str], list[str]]:
     missing = [target.name for target in targets if target.source is None]
     used = {ref.entry for target in targets if target.source is not None for ref in target.source.refs()}
+    used |= {name for target in targets for name in target.same}
     biases = {name for name, layer in checkpoint.biases.items() if layer in used and name not in used}
     unused = [name for name in checkpoint if name not in used and not OF_CACHES.search(name)]
     left = [*missing, *unused, *sorted(biases)]
@@ -283,6 +285,8 @@ def _record(targets: Sequence[Target], checkpoint: Checkpoint, unused: Sequence[
     record.layouts = {name: group.layout.name for name, group in checkpoint.groups.items()}
     record.dtypes = {name: header[name].dtype for name in (*checkpoint.plain, *checkpoint.biases)}
     caches = [name for name in checkpoint.plain if OF_CACHES.search(name)]
+    calibrated = [group for group in checkpoint.groups.values() if "input_scale" in group.names]
+    record.input_scales = {group.name: checkpoint.scalars(group.name)["input_scale"] for group in calibrated}
     record.other = {name: checkpoint.container.tensor(name) for name in caches}
     return record
 

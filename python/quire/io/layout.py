@@ -270,7 +270,7 @@ def write_group(name: str, stored: StoredWeight, layout: Layout, dialect: str) -
     for part in layout.parts:
         value = _value(stored, part, same)
         if value is None:
-            if part.optional or part.place == "input_scale":
+            if part.role not in origin.dtypes and (part.optional or part.place == "input_scale"):
                 continue
             raise CheckpointError(f"{layout.name} needs {part.suffix}, got none", "read it again", tensor=name)
         kind, size = value.dtype, tuple(value.shape)

@@ -16,8 +16,9 @@ _ATTRIBUTE = "_quire_checkpoint"
 @dataclass
 class Record:
     """path, dialect, configs: of the checkpoint. sources: name of a parameter -> the entries that it was made of, and
-    the rows of each. layouts: name of a quantized weight in the checkpoint -> name of its layout. dtypes: of plain
-    entries. other: entries that no parameter was made of and that files need, such as scales of caches."""
+    the rows of each. layouts, input_scales: name of a quantized weight in the checkpoint -> name of its layout, static
+    scale of its input. dtypes: of plain entries. other: entries that no parameter was made of and that files need, such
+    as scales of caches."""
 
     path: str
     dialect: str | None
@@ -25,6 +26,7 @@ class Record:
     sources: dict[str, tuple[Source, tuple[tuple[int, ...], ...]]] = field(default_factory=dict)
     layouts: dict[str, str] = field(default_factory=dict)
     dtypes: dict[str, torch.dtype] = field(default_factory=dict)
+    input_scales: dict[str, torch.Tensor] = field(default_factory=dict)
     other: dict[str, torch.Tensor] = field(default_factory=dict)
 
 
