@@ -109,7 +109,7 @@ def test_every_dtype_of_the_container_is_kept(tmp_path):
         "e5m2": torch.arange(256, dtype=torch.uint8).view(torch.float8_e5m2),
         "f4": torch.arange(16, dtype=torch.uint8).reshape(2, 8).view(torch.float4_e2m1fn_x2),
         "f64": torch.randn(3, dtype=torch.float64),
-        "u16": torch.arange(5, dtype=torch.uint16),
+        "u16": torch.tensor([1, 2, 65535], dtype=torch.uint16),
         "scalar": torch.tensor(3, dtype=torch.int64),
         "empty": torch.empty(0, 5),
         "odd": torch.arange(3, dtype=torch.uint8),
