@@ -48,8 +48,6 @@ def load_layer(stored: StoredWeight, layout: Layout, index: int | None = None) -
 
 def _give_scales(module: torch.nn.Module, scales: Sequence[torch.Tensor | None]) -> None:
     """The buffer that a recipe with static scales of inputs reads."""
-    if not hasattr(module, "add_input_scales"):
-        return  # TEMPORARY
     module.add_input_scales()
     if module.recipe.static_input:
         module.input_scale.copy_(torch.cat(list(scales)))
