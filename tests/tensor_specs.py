@@ -11,4 +11,6 @@ SPECS += [
     "nvfp4:row_scaled",
     "nvfp4:rht",
     "nvfp4:4over6=mse:256",
+    "nvfp4:16x16:global=mul",
+    "nvfp4:row_scaled:global=div",
 ]

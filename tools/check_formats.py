@@ -12,6 +12,8 @@ import tree
 #: Beside the table.
 FILES = 8
 TABLE = "src/quire/format/format.h"
+#: Files of other tools name what they hold: a new element of quire's changes none of them.
+CHECKPOINTS = "python/quire/io/"
 #: A row of the table, of numbers with a sign: those of scales alone have none.
 ROW = re.compile(r'^\s*\{"(\w+)",.*\btrue\},$', re.MULTILINE)
 COMMENT_OR_TEXT = re.compile(r'//[^\n]*|/\*.*?\*/|("(?:\\.|[^"\\\n])*")', re.DOTALL)
@@ -36,7 +38,8 @@ def naming(root: Path) -> Iterator[str]:
     for folder in ("src", "python"):
         for path in tree.files(root / folder, ".py", *tree.CPP):
             code = (python_code if path.suffix == ".py" else cpp_code)(path.read_text())
-            if (name := str(path.relative_to(root))) != TABLE and names.search(code):
+            name = str(path.relative_to(root))
+            if name != TABLE and not name.startswith(CHECKPOINTS) and names.search(code):
                 yield name
 
 

@@ -94,7 +94,7 @@ __all__ += [name for name in te.__all__ if name not in __all__]  # noqa: F405
 
 
 #: Modules that are public beside these names.
-_MODULES = ("functional", "info", "nn", "te")
+_MODULES = ("functional", "info", "io", "nn", "te")
 
 
 def __dir__() -> list[str]:
@@ -102,8 +102,8 @@ def __dir__() -> list[str]:
 
 
 def __getattr__(name: str) -> object:
-    if name == "info":  # not imported before, since `python -m quire.info` runs it
-        return importlib.import_module("quire.info")
+    if name in ("info", "io"):  # not imported before, since `python -m quire.info` runs it, and few need io
+        return importlib.import_module(f"quire.{name}")
     try:
         return te.__getattr__(name)  # noqa: F405  (which says why there is none)
     except AttributeError as error:

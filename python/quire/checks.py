@@ -2,6 +2,7 @@
 
 import difflib
 from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 
 import torch
 
@@ -15,6 +16,7 @@ _WORDS: dict[object, str] = {
     torch.nn.Module: "a torch.nn.Module",
     torch.optim.Optimizer: "a torch.optim.Optimizer",
     Mapping: "a dict",
+    str | Path: "a path",
     Callable: "a function",
 }
 

@@ -92,6 +92,7 @@ def test_wrong_arguments_are_refused_in_words(x, options, words):
 
 
 WITH_AMAXES = ["fp8_tensor", "fp8_tensor:e5m2", "fp8_row", "nvfp4", "nvfp4:16x16", "nvfp4:rht", "nvfp4:row_scaled"]
+WITH_AMAXES += ["nvfp4:global=mul"]
 
 
 @pytest.mark.parametrize("compiled", [False, True])

@@ -11,7 +11,7 @@ from quire.tensor import BUFFER_NAMES, input_operand
 from tensor_specs import SPECS
 
 TRANSPOSABLE = ["fp8_tensor", "fp8_tensor:e5m2:pow2", "fp8_block:128x128", "fp8_block:128x128:pow2", "mxfp8:32x32"]
-TRANSPOSABLE += ["mxfp8:e5m2:32x32", "nvfp4:16x16"]
+TRANSPOSABLE += ["mxfp8:e5m2:32x32", "nvfp4:16x16", "nvfp4:16x16:global=mul"]
 
 
 @pytest.fixture(params=SPECS)

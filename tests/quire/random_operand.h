@@ -71,8 +71,10 @@ struct RandomOperand {
     if (kind == ScaleKind::f32) return static_cast<double>(static_cast<const float*>(operand.scale)[at]);
     if (kind == ScaleKind::e8m0) return std::ldexp(1.0, bytes[at] - 127);
     const double amax = static_cast<double>(operand.amax[operand.spec.row_scaled ? o : 0]);
-    return static_cast<double>(decode(Format::e4m3, bytes[at])) * amax /
-           (operand.spec.block_scale_max_256 ? 1536 : 2688);
+    const double block = static_cast<double>(decode(Format::e4m3, bytes[at]));
+    if (operand.spec.global == Global::multiplier) return block * amax;
+    if (operand.spec.global == Global::divisor) return block / amax;
+    return block * amax / (operand.spec.block_scale_max_256 ? 1536 : 2688);
   }
 
   void decode_values() {

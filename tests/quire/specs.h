@@ -38,6 +38,7 @@ inline std::vector<QuantSpec> all_specs() {
                        {"", "sr"},
                        {"", "4over6=mae", "4over6=mse"},
                        {"", "256"},
+                       {"", "global=mul", "global=div"},
                        nan,
                        scale_order}));
   std::vector<QuantSpec> specs;

@@ -25,7 +25,7 @@ constexpr const char* kSpecs =
     "fp8_tensor fp8_tensor:e5m2 fp8_row fp8_block fp8_block:128x128 mxfp8 mxfp8:e5m2 mxfp8:32x32 mxfp8:swizzled mxfp4 "
     "mxfp4:swizzled nvfp4 nvfp4:16x16 nvfp4:row_scaled nvfp4:rht nvfp4:4over6=mae:256 nvfp4:swizzled "
     "fp8_tensor:interleaved fp8_block:interleaved mxfp8:interleaved mxfp8:e5m2:32x32:interleaved mxfp4:interleaved "
-    "nvfp4:16x16:interleaved nvfp4:rht:interleaved";
+    "nvfp4:16x16:interleaved nvfp4:rht:interleaved nvfp4:global=mul nvfp4:row_scaled:global=div";
 constexpr std::array kDirections{Direction::rowwise, Direction::columnwise};
 
 struct Expected {

@@ -33,6 +33,8 @@ constexpr std::string_view kSpecs[] = {
     "nvfp4:swizzled",
     "nvfp4:row_scaled",
     "nvfp4:4over6=mae:256",
+    "nvfp4:row_scaled:global=mul",
+    "nvfp4:global=div",
     "fp8_row:interleaved",
     "fp8_block:interleaved",
     "mxfp8:interleaved",

@@ -305,6 +305,7 @@ def _adopt(layers: list[torch.nn.Module], plan: _Plan) -> None:
     for layer in tqdm(layers, desc="quire.convert", unit="layer", delay=1, disable=None):
         if isinstance(layer, ProductModule):
             layer.recipe = plan.recipe
+            layer.add_input_scales()
         else:
             new.append(Linear.adopt(layer, plan.recipe))
         if plan.for_inference:

@@ -106,6 +106,7 @@ def kept_attributes(parameters: dict[str, torch.nn.Parameter | None]) -> Iterato
         if isinstance(parameter, QuantizedTensor):
             stored = parameter.named()
             hung[name] = {key: value for key, value in vars(parameter).items() if key not in stored}
+            hung[name].pop("_origin", None)  # the new one knows whether it has it
             for hooks in ("_backward_hooks", "_post_accumulate_grad_hooks"):
                 hung[name][hooks] = getattr(parameter, hooks)
     try:

@@ -58,7 +58,7 @@ def _to_each_buffer(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     named = q.named()
     results = {name: None if t is None else operator(t, *args[1:], **kwargs) for name, t in named.items()}
     is_part = q.is_part and operator.is_view  # a copy has its scales to itself
-    return q.with_buffers(results, is_part=is_part)
+    return q.with_buffers(results, is_part=is_part).remember_like(q, alias=operator.is_view)
 
 
 def _to_copy(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> QuantizedTensor | None:
@@ -68,7 +68,7 @@ def _to_copy(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Qu
         return None
     options = {name: kwargs[name] for name in ("device", "non_blocking") if name in kwargs}
     results = {name: None if t is None else operator(t, **options) for name, t in q.named().items()}
-    return q.with_buffers(results, dtype=dtype, is_part=False)
+    return q.with_buffers(results, dtype=dtype, is_part=False).remember_like(q)
 
 
 def _empty_like(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> QuantizedTensor | None:
@@ -237,8 +237,10 @@ def _copy_codes(target: QuantizedTensor, source: Any) -> bool:
             new |= source.missing_direction(direction, requantize=True)
     if target.master is not None:
         target.master.copy_(source.dequantize(torch.float32) if source.master is None else source.master)
+    target.forget_origin()
     for name, tensor in target.buffers().items():
         tensor.copy_(new[name])
+    target.remember_like(source)
     if target.given_scale is not None and source.given_scale is not None:
         target.given_scale.copy_(source.given_scale)
     return True

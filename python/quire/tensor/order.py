@@ -40,7 +40,7 @@ def reordered(q: QuantizedTensor, interleaved: bool) -> QuantizedTensor:
     if is_interleaved(q.spec_text) == interleaved:
         return q
     if q.stacked:
-        return q.of([reordered(part, interleaved) for part in q.parts()])
+        return q.of([reordered(part, interleaved) for part in q.parts()]).remember_like(q)
     named = q.named()
     for direction in ("rowwise", "columnwise"):
         data, scale, amax = (named[f"{direction}_{kind}"] for kind in ("data", "scale", "amax"))
@@ -50,4 +50,4 @@ def reordered(q: QuantizedTensor, interleaved: bool) -> QuantizedTensor:
         columnwise = direction == "columnwise"
         data, scale = torch.ops.quire.reorder(*given, q.spec_text, columnwise, q.shape)
         named[f"{direction}_data"], named[f"{direction}_scale"] = data, scale
-    return q.with_buffers(named, spec=QuantSpec(in_order(q.spec_text, interleaved)))
+    return q.with_buffers(named, spec=QuantSpec(in_order(q.spec_text, interleaved))).remember_like(q)

@@ -8,6 +8,7 @@ import torch
 
 from quire.checks import check_dense, describe
 from quire.tensor.buffers import BUFFER_NAMES
+from quire.tensor.origin import Origin
 from quire.tensor.proto import TensorProto, check_buffers
 from quire.tensor.spec import QuantSpec
 
@@ -22,7 +23,8 @@ class Pickled:
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
         flags = (type(self), self.requires_grad, isinstance(self, torch.nn.Parameter))
-        return rebuild, (flags, self.spec_text, tuple(self.shape), self.dtype, list(self.named().values()))
+        parts = (flags, self.spec_text, tuple(self.shape), self.dtype, list(self.named().values()))
+        return rebuild, parts if self.origin is None else (*parts, self.origin.state())
 
 
 def rebuild(
@@ -31,9 +33,11 @@ def rebuild(
     shape: tuple[int, ...],
     dtype: torch.dtype,
     tensors: list[torch.Tensor | None],
+    *origin: object,
 ) -> Pickled:
     """What a pickle holds, from wherever it came: a tensor of the tensors of named(); flags (class, requires_grad, is a
-    parameter). Raises TypeError or ValueError for what __reduce_ex__ does not write."""
+    parameter); origin: nothing, or Origin.state(). Raises TypeError or ValueError for what __reduce_ex__ does not
+    write."""
     _check_kinds(flags, text, shape, tensors)
     kind, requires_grad, is_parameter = flags
     named = dict(zip(STORED_NAMES, tensors, strict=False))
@@ -55,6 +59,8 @@ def rebuild(
     if named.get("given_scale") is not None and spec.family != "fp8_tensor":
         raise ValueError(f"{_WHAT}: given_scale is of fp8_tensor only, got one with {spec}; {_REMEDY}")
     tensor = kind(spec, shape, dtype, requires_grad=requires_grad, **named)
+    if origin:
+        tensor.remember(Origin.of_state(origin[0]))
     return torch.nn.Parameter(tensor, requires_grad) if is_parameter else tensor
 
 

@@ -15,6 +15,7 @@ from quire.tensor.directions import other_direction
 from quire.tensor.initial import InitialValues
 from quire.tensor.making import CLASSES, from_list, spec_of
 from quire.tensor.memory import Memory
+from quire.tensor.origin import Remembered
 from quire.tensor.pickled import STORED_NAMES, Pickled
 from quire.tensor.proto import TensorProto, check_buffers
 from quire.tensor.spec import QuantSpec
@@ -23,7 +24,7 @@ from quire.tensor.written import Written
 Buffers = dict[str, torch.Tensor | None]
 
 
-class QuantizedTensor(Written, Memory, InitialValues, Pickled, torch.Tensor):
+class QuantizedTensor(Written, Memory, InitialValues, Remembered, Pickled, torch.Tensor):
     """A tensor with a logical shape and a floating-point dtype, whose storage consists of codes and scales only.
 
     rowwise_data, rowwise_scale, rowwise_amax, columnwise_data, columnwise_scale, columnwise_amax: plain tensors as in
@@ -239,6 +240,7 @@ class QuantizedTensor(Written, Memory, InitialValues, Pickled, torch.Tensor):
         self.spec, self.spec_text, self.is_part = other.spec, other.spec_text, other.is_part
         for name, tensor in other.named().items():
             setattr(self, name, tensor)
+        self.remember_like(other, alias=True)
 
     def dequantize(self, dtype: torch.dtype | None = None) -> torch.Tensor:
         """The decoded tensor [shape] in `dtype` (float32, float16 or bfloat16; None: self.dtype), from rowwise codes if
@@ -288,11 +290,13 @@ class QuantizedTensor(Written, Memory, InitialValues, Pickled, torch.Tensor):
             for direction, wanted in asked.items():
                 if wanted and not self.stores(direction):
                     added |= self.missing_direction(direction, requantize=requantize)
+        origin = self.origin if proto.rowwise and "rowwise_data" not in added else None  # files have rowwise codes
         for name in BUFFER_NAMES:
             if not asked[name.split("_")[0]]:
                 setattr(self, name, None)
         for name, tensor in added.items():
             setattr(self, name, tensor)
+        self.remember(origin)
 
     def missing_direction(self, direction: str, *, requantize: bool) -> Buffers:
         """The three buffers of a direction that is not stored; see update_usage."""

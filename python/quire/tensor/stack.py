@@ -73,6 +73,7 @@ class QuantizedStack(QuantizedTensor):
     ) -> None:
         """As QuantizedTensor.store(); matrix e rounds with seed + e, and scale has one for each, [E]."""
         self.check_writable(seeded=seed is not None)
+        self.forget_origin()
         for index, part in enumerate(self.parts()):
             seed_of = None if seed is None else seed + index
             part.store(values[index], seed_of, offset, None if scale is None else scale.view(-1)[index : index + 1])

@@ -54,6 +54,7 @@ class Written:
         master = self._stored("master")
         if master is not None and master is not values:
             master.copy_(values)
+        self.forget_origin()
         for name, tensor in self.buffers().items():
             tensor.copy_(new[name])
 

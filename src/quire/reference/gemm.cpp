@@ -26,7 +26,9 @@ double scale_of(const Operand& a, int64_t index, int64_t o) {
   if (kind == ScaleKind::f32) return static_cast<double>(static_cast<const float*>(a.scale)[index]);
   const uint8_t byte = static_cast<const uint8_t*>(a.scale)[index];
   if (kind == ScaleKind::e8m0) return static_cast<double>(e8m0_value(byte));
-  return static_cast<double>(decode(kBlockScaleFormat, byte)) * static_cast<double>(a.amax[amax_index(a.spec, o)]);
+  const double scale = static_cast<double>(decode(kBlockScaleFormat, byte));
+  const double global = static_cast<double>(a.amax[amax_index(a.spec, o)]);
+  return a.spec.global == Global::divisor ? scale / global : scale * global;
 }
 
 Decoded decode_operand(const Operand& a) {
@@ -48,7 +50,7 @@ Decoded decode_operand(const Operand& a) {
 double alpha(const QuantSpec& a, const QuantSpec& b) {
   float divisor = 1;
   for (const QuantSpec* s : {&a, &b})
-    if (s->row().scale == ScaleKind::two_level) divisor *= 6.0f * s->block_scale_max();
+    if (s->row().scale == ScaleKind::two_level) divisor *= global_divisor(*s);
   return static_cast<double>(1.0f / divisor);
 }
 

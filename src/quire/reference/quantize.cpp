@@ -96,8 +96,9 @@ struct BlockScale {
 
 BlockScale f32_scale(const Lines& t, float amax) {
   const float infinite = t.spec().row().scope == Scope::block ? largest_finite(t.problem.x.dtype) : kFloatMax;
-  const float s = t.problem.scale ? *t.problem.scale : scale_from_amax(amax, t.spec(), infinite);
   const bool lost = t.spec().nan && !is_finite(amax);  // also where a scale is given
+  if (t.spec().given) return {.multiplier = 1.0f / *t.problem.scale, .stored = lost ? kNan : *t.problem.scale};
+  const float s = t.problem.scale ? *t.problem.scale : scale_from_amax(amax, t.spec(), infinite);
   return {.multiplier = s, .stored = lost ? kNan : 1.0f / s};
 }
 
@@ -111,24 +112,25 @@ BlockScale rounded_block_scale(float target, const GlobalScale& g) {
   return {.multiplier = nvfp4_multiplier(decode(kBlockScaleFormat, byte), g), .byte = byte};
 }
 
-/// numerics.md 5.8: error of line o's block under a candidate scale, summed in order.
-float line_error(const Lines& t, int64_t o, int64_t b, const BlockScale& s, float global_amax) {
-  const float scale = decode(kBlockScaleFormat, s.byte);
+/// numerics.md 5.8, 5.11: error of line o's block under a candidate scale and the stored g, summed in order.
+float line_error(const Lines& t, int64_t o, int64_t b, const BlockScale& s, float g) {
+  const float scale = decode(kBlockScaleFormat, s.byte), most = 6.0f * t.spec().block_scale_max();
   float error = 0;
   for (int64_t l = b * t.block; l < (b + 1) * t.block; ++l) {
     const float x = t.at(o, l);
-    const float value = decode(t.spec().element, encode(t.spec().element, x * s.multiplier));
-    const float d = value * scale * global_amax / (6.0f * t.spec().block_scale_max()) - x;
+    const float code = decode(t.spec().element, encode(t.spec().element, x * s.multiplier));
+    const bool amax = t.spec().global == Global::amax;
+    const float d = (amax ? code * scale * g / most : code * nvfp4_value(scale, g, t.spec())) - x;
     error += t.spec().four_over_six == FourOverSix::mae ? std::fabs(d) : d * d;
   }
   return error;
 }
 
 /// The error of a block, or of a tile: its lines summed by a tree.
-float block_error(const Lines& t, int64_t o, int64_t b, const BlockScale& s, float global_amax) {
-  if (!t.spec().square) return line_error(t, o, b, s, global_amax);
+float block_error(const Lines& t, int64_t o, int64_t b, const BlockScale& s, float g) {
+  if (!t.spec().square) return line_error(t, o, b, s, g);
   float e[16];
-  for (int64_t i = 0; i < 16; ++i) e[i] = line_error(t, o / 16 * 16 + i, b, s, global_amax);
+  for (int64_t i = 0; i < 16; ++i) e[i] = line_error(t, o / 16 * 16 + i, b, s, g);
   for (int64_t offset = 8; offset > 0; offset /= 2)
     for (int64_t i = 0; i < offset; ++i) e[i] += e[i + offset];
   return e[0];
@@ -140,7 +142,7 @@ BlockScale nvfp4_scale(const Lines& t, int64_t o, int64_t b, float amax, const G
   const float base = amax / 6.0f * g.encode;
   const BlockScale map4 = rounded_block_scale(std::min(base * 1.5f, 448.0f), g);
   const BlockScale map6 = rounded_block_scale(std::min(base, 448.0f), g);
-  return block_error(t, o, b, map4, g.amax) < block_error(t, o, b, map6, g.amax) ? map4 : map6;
+  return block_error(t, o, b, map4, g.stored) < block_error(t, o, b, map6, g.stored) ? map4 : map6;
 }
 
 /// The amax above the blocks that line o's scales follow from.
@@ -153,10 +155,11 @@ float amax_above(const Lines& t, int64_t o) {
 
 void write_amaxes(const Lines& t, float* amax) {
   const int64_t count = t.spec().row().has_amax ? amax_count(t.spec(), t.outer) : 0;
-  for (int64_t o = 0; o < count; ++o) amax[o] = amax_above(t, o);
+  const bool given = t.spec().given && t.spec().row().scale == ScaleKind::two_level;
+  for (int64_t o = 0; o < count; ++o) amax[o] = given ? *t.problem.scale : stored_global(amax_above(t, o), t.spec());
 }
 
-BlockScale block_scale(const Lines& t, int64_t o, int64_t b, const float* global_amaxes) {
+BlockScale block_scale(const Lines& t, int64_t o, int64_t b, const float* globals) {
   if (t.spec().row().scope != Scope::block) return f32_scale(t, amax_above(t, o));
   const std::array positions{b * t.block, (b + 1) * t.block};
   const float amax = amax_of(t, sharing(t, o), positions);
@@ -165,8 +168,7 @@ BlockScale block_scale(const Lines& t, int64_t o, int64_t b, const float* global
   if (kind == ScaleKind::f32) found = f32_scale(t, amax);
   if (kind == ScaleKind::e8m0) found = e8m0_block_scale(t, amax);
   if (kind == ScaleKind::two_level)
-    found =
-        nvfp4_scale(t, o, b, amax, global_scale(global_amaxes[amax_index(t.spec(), o)], t.spec().block_scale_max()));
+    found = nvfp4_scale(t, o, b, amax, global_scale(globals[amax_index(t.spec(), o)], t.spec()));
   if (is_lost(t, sharing(t, o), positions)) {
     found.stored = kNan;
     found.byte = kind == ScaleKind::e8m0 ? kE8m0Nan : kBlockScaleNan;
@@ -175,14 +177,14 @@ BlockScale block_scale(const Lines& t, int64_t o, int64_t b, const float* global
 }
 
 /// One per (scale line, block), [scale_lines, blocks].
-std::vector<BlockScale> block_scales(const Lines& t, const float* global_amaxes) {
+std::vector<BlockScale> block_scales(const Lines& t, const float* globals) {
   std::vector<BlockScale> out(static_cast<size_t>(t.scale_lines() * t.blocks));
   for (int64_t o = 0; o < t.scale_lines(); ++o)
     for (int64_t b = 0; b < t.blocks; ++b) {
       const int64_t first = sharing(t, o)[0];
       // The first line of a tile has found the scale for the others.
       out[static_cast<size_t>(o * t.blocks + b)] =
-          first < o ? out[static_cast<size_t>(first * t.blocks + b)] : block_scale(t, o, b, global_amaxes);
+          first < o ? out[static_cast<size_t>(first * t.blocks + b)] : block_scale(t, o, b, globals);
     }
   return out;
 }
@@ -253,7 +255,7 @@ float scale_value(const DequantizeProblem& p, int64_t index, int64_t o) {
   if (kind == ScaleKind::f32) return static_cast<const float*>(p.scale)[index];
   const uint8_t byte = static_cast<const uint8_t*>(p.scale)[index];
   if (kind == ScaleKind::e8m0) return e8m0_value(byte);
-  return nvfp4_value(decode(kBlockScaleFormat, byte), p.amax[amax_index(p.spec, o)], p.spec.block_scale_max());
+  return nvfp4_value(decode(kBlockScaleFormat, byte), p.amax[amax_index(p.spec, o)], p.spec);
 }
 
 }  // namespace

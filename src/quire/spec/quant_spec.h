@@ -71,6 +71,13 @@ enum class Hadamard : uint8_t { off, signs, no_signs };
 /// Choice between two block scales by error (numerics.md 5.8).
 enum class FourOverSix : uint8_t { off, mae, mse };
 
+/// What the global number of a two-level scale is (numerics.md 5.11).
+enum class Global : uint8_t {
+  amax,        ///< the amax that block scales follow from
+  multiplier,  ///< the value of a code is code * (block scale * number)
+  divisor,     ///< the value of a code is code * (block scale / number)
+};
+
 /// Immutable by convention: build it once, pass it by value, compare it with ==.
 struct QuantSpec {
   Family family = Family::mxfp8;
@@ -83,6 +90,8 @@ struct QuantSpec {
   bool stochastic = false;  ///< stochastic rounding of elements; needs a seed (numerics.md 5.6, 0.11)
   FourOverSix four_over_six = FourOverSix::off;
   bool block_scale_max_256 = false;  ///< block scales reach 256 instead of 448 (with four_over_six)
+  Global global = Global::amax;      ///< what is stored in the amax buffer, and how it makes values
+  bool given = false;                ///< the scale of the tensor is an operand (numerics.md 2.5, 5.9)
   bool swizzled = false;             ///< scales padded and tiled 128x4 (numerics.md 4.5)
   bool nan = false;                  ///< scales of what holds NaN or Inf are NaN (numerics.md 1.9)
   bool interleaved = false;          ///< codes and scales of a byte in tiles of 16 lines x 4 bytes (numerics.md 2.4)

@@ -56,9 +56,20 @@ constexpr float e8m0_value(uint8_t b) {
   return std::bit_cast<float>(b == 0 ? 0x00400000u : static_cast<uint32_t>(b) << 23);
 }
 
-/// The global scale of NVFP4, derived from one amax (numerics.md 5.1; 5.8 where the block scale's maximum is 256).
+/// What the amax buffer of NVFP4 holds for an amax: that itself, or the global scale of the option `global`
+/// (numerics.md 5.11).
+constexpr float stored_global(float amax, const QuantSpec& spec) {
+  const float most = spec.block_scale_max() * 6.0f;
+  if (spec.global == Global::amax) return amax;
+  if (amax == 0) return 1.0f;
+  if (spec.global == Global::divisor) return most / amax < kFloatMax ? most / amax : kFloatMax;
+  return amax / most > 0 ? amax / most : 1.0f;
+}
+
+/// The global scale of NVFP4, derived from one amax (numerics.md 5.1; 5.8 where the block scale's maximum is 256), or
+/// given by the option `global` (5.11).
 struct GlobalScale {
-  float amax;        ///< g
+  float stored;      ///< g
   float encode;      ///< Senc
   float decode;      ///< Sdec = 1 / Senc
   float block_mult;  ///< Senc * fl32(1/6)
@@ -72,6 +83,16 @@ constexpr GlobalScale global_scale(float amax, float block_scale_max) {
   return {amax, encode, 1.0f / encode, encode * (1.0f / 6.0f)};
 }
 
+/// The same of what a spec stores.
+constexpr GlobalScale global_scale(float stored, const QuantSpec& spec) {
+  if (spec.global == Global::amax) return global_scale(stored, spec.block_scale_max());
+  const bool multiplies = spec.global == Global::multiplier;
+  float encode = multiplies ? 1.0f / stored : stored;
+  if (!(encode < kFloatMax)) encode = kFloatMax;
+  if (encode == 0) return {stored, 1.0f, 1.0f, 1.0f / 6.0f};  // of an infinite amax, as without the option
+  return {stored, encode, multiplies ? stored : 1.0f / encode, encode * (1.0f / 6.0f)};
+}
+
 /// What NVFP4 multiplies elements by under block scale S (decoded): min(1 / (S * Sdec), FLT_MAX).
 constexpr float nvfp4_multiplier(float block_scale, const GlobalScale& g) {
   const float d = block_scale * g.decode;
@@ -83,6 +104,20 @@ constexpr float nvfp4_multiplier(float block_scale, const GlobalScale& g) {
 /// What NVFP4 multiplies codes by under block scale S (decoded), left to right (numerics.md 5.1, 0.6).
 constexpr float nvfp4_value(float block_scale, float amax, float block_scale_max) {
   return block_scale * amax * (1.0f / (6.0f * block_scale_max));
+}
+
+/// The same under what a spec stores.
+constexpr float nvfp4_value(float block_scale, float stored, const QuantSpec& spec) {
+  if (spec.global == Global::amax) return nvfp4_value(block_scale, stored, spec.block_scale_max());
+  return spec.global == Global::multiplier ? block_scale * stored : block_scale / stored;
+}
+
+/// What an NVFP4 operand leaves to multiply finished sums by, and to divide them by (numerics.md 5.10).
+constexpr float global_factor(float stored, const QuantSpec& spec) {
+  return spec.global == Global::divisor ? 1.0f / stored : stored;
+}
+constexpr float global_divisor(const QuantSpec& spec) {
+  return spec.global == Global::amax ? 6.0f * spec.block_scale_max() : 1.0f;
 }
 
 }  // namespace quire

@@ -95,7 +95,8 @@ void take_x(const ParallelLinear::Args& a, bool keep, const Part& part, const op
 bool scatters_pieces(const ParallelLinear::Args& a) {
   const Parallel& p = **a.parallel;
   return p.ring && !p.column &&
-         (!a.recipe->has_value() || gathers_codes((*a.recipe)->x, Direction::rowwise, rows_of(a.x) / p.group.size));
+         (!a.recipe->has_value() || (*a.recipe)->weight_only ||
+          gathers_codes((*a.recipe)->x, Direction::rowwise, rows_of(a.x) / p.group.size));
 }
 
 Operands operands(const ParallelLinear::Args& a, op::Needs need) {
@@ -103,12 +104,14 @@ Operands operands(const ParallelLinear::Args& a, op::Needs need) {
   const Parallel& p = **a.parallel;
   if (!p.column && a.recipe->has_value()) o.args.dtype = partial_dtype(p, a.dtype);
   const bool quantizes = a.recipe->has_value(), keep = need[kW];
-  const bool codes = quantizes && p.gathers_x() && gathers_codes((*a.recipe)->x, Direction::rowwise, rows_of(a.x));
-  const bool pieces = quantizes && (p.gathers_x() ? p.ring && codes : scatters_pieces(a));
-  const bool apart = codes || pieces ||
-                     (quantizes && !p.gathers_x() && !a.fwd_scale && needs_reduction((*a.recipe)->x, p.axis_of_x()));
+  const bool quantizes_x = quantizes && !(*a.recipe)->weight_only;
+  const bool codes = quantizes_x && p.gathers_x() && gathers_codes((*a.recipe)->x, Direction::rowwise, rows_of(a.x));
+  const bool pieces = quantizes && (p.gathers_x() ? p.ring && (codes || !quantizes_x) : scatters_pieces(a));
+  const bool apart =
+      quantizes_x &&
+      (codes || pieces || (!p.gathers_x() && !a.fwd_scale && needs_reduction((*a.recipe)->x, p.axis_of_x())));
   if (p.gathers_x() && !codes) {
-    if (p.ring && !quantizes)
+    if (p.ring && !quantizes_x)
       o.arrivals.emplace(a.x, p.group);
     else
       o.args.x = gather(a.x, p.group);

@@ -19,13 +19,13 @@ inline float line_factor(const Operand& o, int64_t outer) {
   if (o.contraction == 0) return 0.0f;
   if (!has_block_scales(o))
     return static_cast<const float*>(o.scale)[scale_index({o.spec, o.direction, o.outer, 1}, outer, 0)];
-  return o.spec.row().has_amax ? o.amax[amax_index(o.spec, outer)] : 1.0f;
+  return o.spec.row().has_amax ? global_factor(o.amax[amax_index(o.spec, outer)], o.spec) : 1.0f;
 }
 
 /// What makes a block scale of 1 under an amax of 1 mean 1 (numerics.md 5.10).
 inline float constant_factor(const Operand& a, const Operand& b) {
   const auto largest_value = [](const Operand& o) {
-    return has_block_scales(o) && o.spec.row().has_amax ? largest(o.spec.element) * o.spec.block_scale_max() : 1.0f;
+    return has_block_scales(o) && o.spec.row().has_amax ? global_divisor(o.spec) : 1.0f;
   };
   return 1.0f / (largest_value(a) * largest_value(b));
 }

@@ -39,14 +39,20 @@ void block_values(const DequantizeProblem& p, const Extent& e, int64_t line, std
   if constexpr (S == ScaleKind::f32) {
     std::copy_n(gathered, count, values);
   } else {
-    const float amax = S == ScaleKind::two_level ? p.amax[amax_index(p.spec, line)] : 0.0f;
-    for (int64_t i = 0; i < count; i += kLanes) {
-      const U32 byte = load_u8(gathered + i);
-      if constexpr (S == ScaleKind::e8m0)
-        store(values + i, e8m0_values(byte));
-      else  // numerics.md 5.1, 0.6
-        store(values + i, decode_lanes<kBlockScaleFormat>(byte) * amax * (1.0f / (6.0f * p.spec.block_scale_max())));
-    }
+    const float g = S == ScaleKind::two_level ? p.amax[amax_index(p.spec, line)] : 0.0f;
+    const auto decode = [&](const auto& value) {
+      for (int64_t i = 0; i < count; i += kLanes) store(values + i, value(load_u8(gathered + i)));
+    };
+    if constexpr (S == ScaleKind::e8m0)
+      decode([&](U32 byte) { return e8m0_values(byte); });
+    else if (p.spec.global == Global::multiplier)  // numerics.md 5.11
+      decode([&](U32 byte) { return decode_lanes<kBlockScaleFormat>(byte) * g; });
+    else if (p.spec.global == Global::divisor)
+      decode([&](U32 byte) { return decode_lanes<kBlockScaleFormat>(byte) / g; });
+    else  // numerics.md 5.1, 0.6
+      decode([g, constant = 1.0f / (6.0f * p.spec.block_scale_max())](U32 byte) {
+        return decode_lanes<kBlockScaleFormat>(byte) * g * constant;
+      });
   }
 }
 

@@ -21,18 +21,32 @@ inline Nvfp4Scale nvfp4_scale(float wanted, const GlobalScale& g) {
   return {byte, value, nvfp4_multiplier(value, g)};
 }
 
-/// Error of one block's values under a candidate scale, summed in order (numerics.md 5.8, 0.5).
-template <bool kSquared>
-[[gnu::flatten]] float four_over_six_error(float divisor, const float* values, const Nvfp4Scale& scale, float amax) {
+/// Error of one block's values under a candidate scale, summed in order (numerics.md 5.8, 5.11, 0.5). g: what is
+/// stored.
+template <bool kSquared, Global kGlobal>
+[[gnu::flatten]] float four_over_six_error(float divisor, const float* values, const Nvfp4Scale& scale, float g) {
   float terms[kNvfp4Block];
+  [[maybe_unused]] const float whole = kGlobal == Global::multiplier ? scale.value * g : scale.value / g;
   for (int64_t j = 0; j < kNvfp4Block; ++j) {
     const float decoded = decode_fast<kPackedFormat>(encode_fast<kPackedFormat>(values[j] * scale.multiplier));
-    const float d = decoded * scale.value * amax / divisor - values[j];
+    const float d = (kGlobal == Global::amax ? decoded * scale.value * g / divisor : decoded * whole) - values[j];
     terms[j] = kSquared ? d * d : std::fabs(d);
   }
   float sum = 0;
   for (const float term : terms) sum += term;
   return sum;
+}
+
+using FourOverSixError = float (*)(float divisor, const float* values, const Nvfp4Scale&, float g);
+
+inline FourOverSixError four_over_six_error_of(const QuantSpec& spec) {
+  const auto of_global = [&]<bool kSquared>() -> FourOverSixError {
+    if (spec.global == Global::amax) return four_over_six_error<kSquared, Global::amax>;
+    return spec.global == Global::multiplier ? four_over_six_error<kSquared, Global::multiplier>
+                                             : four_over_six_error<kSquared, Global::divisor>;
+  };
+  const bool squared = spec.four_over_six == FourOverSix::mse;
+  return squared ? of_global.template operator()<true>() : of_global.template operator()<false>();
 }
 
 /// Errors of the lines of a tile, added as a tree (numerics.md 5.8).
@@ -51,11 +65,11 @@ inline Nvfp4Scale four_over_six_scale(const QuantSpec& spec, const float* values
   const float divisor = 6.0f * spec.block_scale_max();
   // Chosen once: where the choice was made in the loop, g++ 12.2 took it out of the loops around this function, and,
   // for AVX2, what they store with it.
-  const auto error = spec.four_over_six == FourOverSix::mse ? four_over_six_error<true> : four_over_six_error<false>;
+  const FourOverSixError error = four_over_six_error_of(spec);
   float error_four[kNvfp4Block] = {}, error_six[kNvfp4Block] = {};
   for (int64_t i = 0; i < count; ++i) {
-    error_four[i] = error(divisor, values + i * kLineStride, four, g.amax);
-    error_six[i] = error(divisor, values + i * kLineStride, six, g.amax);
+    error_four[i] = error(divisor, values + i * kLineStride, four, g.stored);
+    error_six[i] = error(divisor, values + i * kLineStride, six, g.stored);
   }
   return tree_sum(error_four) < tree_sum(error_six) ? four : six;
 }

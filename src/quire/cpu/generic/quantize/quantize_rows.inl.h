@@ -55,7 +55,7 @@ struct Job {
   ScaleRule rule(int64_t line) const {
     const float infinite = largest_finite(problem.x.dtype);
     if (!spec().row().has_amax) return {spec(), infinite, {}};
-    return {spec(), infinite, global_scale(side.amax[amax_index(spec(), line)], spec().block_scale_max())};
+    return {spec(), infinite, global_scale(side.amax[amax_index(spec(), line)], spec())};
   }
 };
 

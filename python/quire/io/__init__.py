@@ -1,0 +1,46 @@
+"""Checkpoints of other tools, read and written byte for byte (docs/checkpoints.md).
+
+A *dialect* is the way in which a tool stores quantized layers. container.py reads safetensors files as named tensors;
+layout.py describes one layer as a table of tensors, and moves them to the buffers of quire and back; dialect.py says
+what a dialect must answer; dialects/ has one file for each; stored.py is a layer as quire holds it; reading.py the
+mapping that read() returns.
+
+To add a dialect: a file in dialects/ with a class that has what `Dialect` lists, and its row in dialects/__init__.py.
+`LayoutDialect` gives read() and write() from a table of `Layout`s; detect(), groups() and config() remain to be
+written. dialects/modelopt.py is the example. tests/io has a test that runs for every row.
+"""
+
+from quire.io.comparing import Difference, diff
+from quire.io.converting import convert
+from quire.io.errors import CheckpointError
+from quire.io.from_model import save
+from quire.io.inspection import Inspection, inspect
+from quire.io.into_model import LoadReport, load
+from quire.io.reading import Checkpoint, read
+from quire.io.smoke import Run, run
+from quire.io.stored import StoredWeight
+from quire.io.verifying import Verification, verify
+from quire.io.writing import SaveReport, write
+from quire.tensor.origin import Origin
+
+__all__ = [
+    "Checkpoint",
+    "CheckpointError",
+    "Difference",
+    "Inspection",
+    "LoadReport",
+    "Origin",
+    "Run",
+    "SaveReport",
+    "StoredWeight",
+    "Verification",
+    "convert",
+    "diff",
+    "inspect",
+    "load",
+    "read",
+    "run",
+    "save",
+    "verify",
+    "write",
+]

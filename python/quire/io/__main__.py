@@ -1,0 +1,110 @@
+"""python -m quire.io: checkpoints from a command line."""
+
+from __future__ import annotations
+
+import argparse
+import fnmatch
+import json
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from quire.io.comparing import diff
+from quire.io.converting import convert
+from quire.io.dialects import DIALECTS
+from quire.io.inspection import inspect
+from quire.io.reading import MISSING
+from quire.io.smoke import run
+from quire.io.verifying import verify
+
+_CODES = "Exit codes: 0 nothing found, 1 findings or an error in the checkpoint, 2 wrong arguments."
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs one command; returns the exit code."""
+    options = _parser().parse_args(arguments)
+    try:
+        found, code = options.call(options)
+    except (ValueError, OSError, RuntimeError, ImportError, TypeError) as error:
+        if options.json:
+            print(json.dumps({"error": str(error)}))
+        else:
+            print(f"quire.io: {error}", file=sys.stderr)
+        return 1
+    print(json.dumps(found.state(), indent=2) if options.json else found)
+    return code
+
+
+def _inspect(options: argparse.Namespace) -> tuple[Any, int]:
+    found = inspect(options.path)
+    return found, int(bool(found.problems))
+
+
+def _verify(options: argparse.Namespace) -> tuple[Any, int]:
+    found = verify(options.path, options.like)
+    return found, int(not found)
+
+
+def _diff(options: argparse.Namespace) -> tuple[Any, int]:
+    found = diff(options.a, options.b)
+    return found, int(bool(found))
+
+
+def _convert(options: argparse.Namespace) -> tuple[Any, int]:
+    patterns = options.filter
+    chosen = None if not patterns else lambda name: any(fnmatch.fnmatchcase(name, one) for one in patterns)
+    found = convert(
+        options.src,
+        options.dst,
+        to=options.to,
+        filter=chosen,
+        exact=not options.allow_ulp,
+        requantize=options.requantize,
+        missing_input_scale=options.missing_input_scale,
+        max_shard_size=options.max_shard_size,
+        overwrite=options.overwrite,
+    )
+    return found, 0
+
+
+def _run(options: argparse.Namespace) -> tuple[Any, int]:
+    found = run(options.path, options.tokens)
+    return found, int(not found)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser("python -m quire.io", description=__doc__, epilog=_CODES)
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    def command(name: str, call: Callable[[argparse.Namespace], tuple[Any, int]], text: str) -> argparse.ArgumentParser:
+        found = commands.add_parser(name, help=text, description=text, epilog=_CODES)
+        found.set_defaults(call=call)
+        found.add_argument("--json", action="store_true", help="print JSON")
+        return found
+
+    one = command("inspect", _inspect, "describe a checkpoint, of its headers only")
+    one.add_argument("path")
+    one = command("verify", _verify, "check every rule, values included")
+    one.add_argument("path")
+    one.add_argument("--like", metavar="PATH", help="the model in high precision, for a noise ratio of each layer")
+    one = command("diff", _diff, "compare two checkpoints, of one dialect or of two")
+    one.add_argument("a")
+    one.add_argument("b")
+    one = command("run", _run, "compute each quantized layer with random inputs")
+    one.add_argument("path")
+    one.add_argument("--tokens", type=int, default=4, help="rows of inputs")
+    one = command("convert", _convert, "write a checkpoint as another dialect, exactly or not at all")
+    one.add_argument("src")
+    one.add_argument("dst")
+    one.add_argument("--to", required=True, choices=[dialect.name for dialect in DIALECTS])
+    one.add_argument("--filter", action="append", metavar="GLOB", help="write only these entries; can be repeated")
+    one.add_argument("--allow-ulp", action="store_true", help="accept scales that do not convert back exactly")
+    one.add_argument("--requantize", metavar="SPEC", help="quantize the decoded values again")
+    one.add_argument("--missing-input-scale", choices=MISSING[:2], default="raise")
+    one.add_argument("--max-shard-size", default="5GB", metavar="SIZE")
+    one.add_argument("--overwrite", action="store_true", help="replace a checkpoint in DST")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

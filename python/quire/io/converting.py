@@ -1,0 +1,137 @@
+"""One dialect into another: the same codes, exactly or not at all; or, if asked, quantized again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+import torch
+
+from quire.checks import check_type
+from quire.functional import quantize
+from quire.io.container import Container
+from quire.io.dialect import Dialect, meaning
+from quire.io.dialects import dialect_named
+from quire.io.errors import CheckpointError
+from quire.io.reading import Checkpoint
+from quire.io.stored import StoredWeight
+from quire.io.writing import SaveReport, write_planned
+from quire.tensor import QuantizedStack, QuantizedTensor, QuantSpec
+from quire.tensor.origin import Origin
+
+
+def convert(
+    src: str | Path,
+    dst: str | Path,
+    *,
+    to: str,
+    filter: Callable[[str], bool] | None = None,
+    exact: bool = True,
+    requantize: str | None = None,
+    missing_input_scale: str = "raise",
+    max_shard_size: str | int = "5GB",
+    overwrite: bool = False,
+) -> SaveReport:
+    """Writes a checkpoint as another dialect, one layer at a time. Small files beside the weights are copied.
+
+    src, dst: folders. to: name of the dialect.
+    filter: which entries are written, by name; None: all. With requantize, which weights are quantized.
+    exact: raise CheckpointError for a layer that converting back would not give the same bytes; False: the report lists
+        what was lost, in ulps.
+    requantize: a spec; the decoded values are quantized again, with another rounding. None: never.
+    missing_input_scale, max_shard_size, overwrite: as for read() and write().
+
+    Raises CheckpointError, with nothing written, if the dialect has no layout for a layer.
+    """
+    check_type("quire.io.convert", str, to=to)
+    checkpoint, target = Checkpoint(Container(src), missing_input_scale=missing_input_scale), dialect_named(to)
+    entries: Mapping[str, StoredWeight | torch.Tensor] = checkpoint
+    if requantize is not None:
+        entries = Requantized(checkpoint, target, requantize, filter)
+    elif filter is not None:
+        entries = Chosen(checkpoint, filter)
+    same = checkpoint.dialect is not None and checkpoint.dialect.name == to
+    return write_planned(
+        Path(dst),
+        entries,
+        target,
+        base=dict(checkpoint.container.configs),
+        unchanged={name: group.layout.name for name, group in checkpoint.groups.items()} if same else None,
+        exact=exact,
+        max_shard_size=max_shard_size,
+        overwrite=overwrite,
+        beside=checkpoint.container.folder,
+    )
+
+
+class Chosen(Mapping[str, StoredWeight | torch.Tensor]):
+    """Some entries of a checkpoint."""
+
+    def __init__(self, checkpoint: Checkpoint, chosen: Callable[[str], bool]) -> None:
+        self.checkpoint = checkpoint
+        self.names = [name for name in checkpoint if chosen(name)]
+
+    def __getitem__(self, name: str) -> StoredWeight | torch.Tensor:
+        return self.checkpoint[name]
+
+    def outline(self, name: str) -> StoredWeight | torch.Tensor:
+        """As Checkpoint.outline()."""
+        return self.checkpoint.outline(name)
+
+    @property
+    def metadata(self) -> dict[str, str]:
+        """Texts of the headers."""
+        return self.checkpoint.metadata
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.names)
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+
+class Requantized(Chosen):
+    """A checkpoint whose weights are quantized again. which: of the two-dimensional weights, by name; None: those that
+    are quantized."""
+
+    def __init__(self, checkpoint: Checkpoint, target: Dialect, spec: str, which: Callable[[str], bool] | None) -> None:
+        super().__init__(checkpoint, lambda name: True)
+        wanted = QuantSpec(spec).text
+        layouts = [one for one in target.layouts if meaning(one.spec) == meaning(wanted) and not one.stacked]
+        if target.layouts and not layouts:
+            raise CheckpointError(f"{target.name} has no layout for {wanted}", "choose another spec or dialect")
+        # Of those without a static scale of inputs, which nobody has measured, the first.
+        layouts.sort(key=lambda layout: layout.calibrated)
+        self.spec = layouts[0].spec if layouts else wanted
+        self.origin = Origin(target.name, layouts[0].name) if layouts else Origin("", "")
+        self.which = which
+
+    def _is_chosen(self, name: str) -> bool:
+        if self.which is not None:
+            entry = self.checkpoint.plain.get(name)
+            is_weight = entry is None or (len(entry.shape) == 2 and entry.dtype.is_floating_point)
+            return is_weight and self.which(name)
+        return name in self.checkpoint.groups
+
+    def __getitem__(self, name: str) -> StoredWeight | torch.Tensor:
+        value = self.checkpoint[name]
+        if not self._is_chosen(name):
+            return value
+        bias = value.bias if isinstance(value, StoredWeight) else None
+        values = value.dequantize(torch.float32) if isinstance(value, StoredWeight) else value.float()
+        return StoredWeight(self._quantized(values), None, bias, self.origin)
+
+    def outline(self, name: str) -> StoredWeight | torch.Tensor:
+        """As Checkpoint.outline()."""
+        value = self.checkpoint.outline(name)
+        if not self._is_chosen(name):
+            return value
+        shape = tuple(value.shape)
+        empty = torch.empty(shape, dtype=torch.float32, device="meta")
+        bias = value.bias if isinstance(value, StoredWeight) else None
+        return StoredWeight(self._quantized(empty), None, bias, self.origin)
+
+    def _quantized(self, values: torch.Tensor) -> QuantizedTensor:
+        stacked = values.dim() == 3
+        each = [quantize(one, self.spec) for one in (values if stacked else [values])]
+        return (QuantizedStack.of(each) if stacked else each[0]).to(self.checkpoint.dtype)

@@ -1,0 +1,30 @@
+"""The dialects that quire.io reads and writes, in the order in which they are tried.
+
+To add one: write a file here with a class that has what quire.io.dialect.Dialect lists (LayoutDialect gives most of it
+from a table of layouts), and add its row below.
+"""
+
+from __future__ import annotations
+
+from quire.io.container import Container
+from quire.io.dialect import Dialect
+from quire.io.dialects.compressed_tensors import CompressedTensors
+from quire.io.dialects.modelopt import ModelOpt
+from quire.io.dialects.native import Native
+from quire.io.errors import CheckpointError
+
+DIALECTS: tuple[Dialect, ...] = (Native(), ModelOpt(), CompressedTensors())
+
+
+def dialect_of(container: Container) -> Dialect | None:
+    """The first dialect that takes the checkpoint for its own; None for one without quantized layers."""
+    return next((one for one in DIALECTS if one.detect(container.header, container.configs)), None)
+
+
+def dialect_named(name: str) -> Dialect:
+    """Raises CheckpointError, which lists all."""
+    found = next((one for one in DIALECTS if one.name == name), None)
+    if found is None:
+        known = ", ".join(one.name for one in DIALECTS)
+        raise CheckpointError(f"there is no dialect {name!r}; the dialects are {known}", "choose one of these")
+    return found

@@ -1,0 +1,263 @@
+"""Checkpoints of compressed-tensors (llm-compressor).
+
+Global scales divide; all other scales multiply, in float32 or in the dtype of the model. A layout is named by the
+format, how the weight is scaled, and how the input is: "float-quantized:channel:token".
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from quire.io.container import Header
+from quire.io.dialect import Configs, LayoutDialect, check_consumed
+from quire.io.errors import CheckpointError
+from quire.io.layout import (
+    BYTE,
+    DIV,
+    E4M3,
+    E8M0,
+    F32,
+    SCALES,
+    Group,
+    Layout,
+    Part,
+    Shape,
+    bias,
+    blocks,
+    codes,
+    group_of,
+    packed,
+)
+
+#: Spec of the weight: the amax of the buffer is the file's weight_global_scale, which divides.
+NVFP4 = f"nvfp4:{DIV}"
+#: Specs of an input with a stored scale.
+STATIC_NVFP4, STATIC_FP8 = f"nvfp4:{DIV}:given", "fp8_tensor:given"
+
+
+def one(shape: Shape) -> Sequence[Shape]:
+    """One scale, in one dimension."""
+    return [(1,), ()]
+
+
+def channel(shape: Shape) -> Sequence[Shape]:
+    """A scale for each row, as a column."""
+    return [(shape[0], 1), (shape[0],)]
+
+
+def tiles(shape: Shape) -> Sequence[Shape]:
+    """A scale for 128 x 128 elements."""
+    return [(-(-shape[0] // 128), -(-shape[1] // 128))]
+
+
+_BIAS = Part("bias", ".bias", (), bias, "bias", optional=True)
+_PACKED = Part("data", ".weight_packed", (BYTE,), packed, "rowwise_data")
+_CODES = Part("data", ".weight", (E4M3,), codes, "rowwise_data")
+_GLOBAL = Part("global", ".weight_global_scale", (F32,), one, "rowwise_amax")
+_GLOBAL_INPUT = Part("input_scale", ".input_global_scale", (F32,), one, "input_scale")
+_INPUT = Part("input_scale", ".input_scale", SCALES, one, "input_scale")
+
+
+def _scale(dtypes: tuple, shape: Any) -> Part:
+    return Part("scale", ".weight_scale", dtypes, shape, "rowwise_scale")
+
+
+def _layouts() -> Iterator[Layout]:
+    of_nvfp4 = (_PACKED, _scale((E4M3,), blocks(16)), _GLOBAL)
+    name = "nvfp4-pack-quantized:tensor_group"
+    yield Layout(
+        f"{name}:local", NVFP4, (*of_nvfp4, _GLOBAL_INPUT, _BIAS), STATIC_NVFP4, dynamic="nvfp4", input_divides=True
+    )
+    yield Layout(f"{name}:none", NVFP4, (*of_nvfp4, _BIAS))
+    for spec, name, data in (
+        ("mxfp4", "mxfp4-pack-quantized", _PACKED),
+        ("mxfp8", "mxfp8-quantized", _CODES),
+    ):
+        parts = (data, _scale((BYTE, E8M0), blocks(32)), _BIAS)
+        yield Layout(f"{name}:group:group", spec, parts, dynamic=spec)
+        yield Layout(f"{name}:group:none", spec, parts)
+    weights = {"tensor": ("fp8_tensor", one), "channel": ("fp8_row", channel), "block": ("fp8_block:128x128", tiles)}
+    inputs = {"token": "fp8_row", "group": "fp8_block", "tensor": "fp8_tensor", "none": "none"}
+    for name in ("float-quantized", "naive-quantized"):
+        for way, (spec, shape) in weights.items():
+            parts = (_CODES, _scale(SCALES, shape))
+            yield Layout(f"{name}:{way}:static", spec, (*parts, _INPUT, _BIAS), STATIC_FP8, dynamic="fp8_tensor")
+            for kind, dynamic in inputs.items():
+                yield Layout(f"{name}:{way}:{kind}", spec, (*parts, _BIAS), dynamic=dynamic)
+
+
+LAYOUTS = tuple(_layouts())
+_FORMATS = sorted({layout.name.partition(":")[0] for layout in LAYOUTS})
+
+
+class CompressedTensors(LayoutDialect):
+    """The dialect "compressed-tensors"."""
+
+    name = "compressed-tensors"
+    layouts = LAYOUTS
+
+    def detect(self, header: Header, configs: Configs) -> bool:
+        said = _said(configs)
+        return said.get("quant_method") == self.name or (
+            "quant_method" not in said and any(name.endswith(".weight_packed") for name in header)
+        )
+
+    def groups(self, header: Header, configs: Configs) -> list[Group]:
+        said = _said(configs)
+        _refuse(said)
+        found = []
+        for name, entry in header.items():
+            stem, _, last = name.rpartition(".")
+            if entry.dtype not in (BYTE, E4M3) or last not in ("weight", "weight_packed"):
+                continue
+            if any(names(stem, pattern) for pattern in said.get("ignore") or ()):
+                raise CheckpointError(
+                    f"the configuration's `ignore` names the layer, and the tensor is {entry}",
+                    "the configuration or the file is of another model; export it again",
+                    file=entry.file,
+                    tensor=name,
+                )
+            schemes = list(_schemes(stem, said))
+            if not schemes:
+                raise CheckpointError(
+                    f"no target of config_groups matches the layer, and the tensor is {entry}",
+                    "config.json is missing or of another model; download it again",
+                    file=entry.file,
+                    tensor=name,
+                )
+            found.append(_first_that_fits(stem, schemes, header))
+        check_consumed(found, header)
+        return found
+
+    def config(self, groups: Sequence[Group], plain: Sequence[str], base: Configs) -> dict[str, Any]:
+        kinds: dict[str, list[str]] = {}
+        for group in groups:
+            kinds.setdefault(group.layout.name, []).append(group.stem)
+        formats = [name.partition(":")[0] for name in kinds]
+        of_kinds = {
+            f"group_{number}": {
+                "targets": ["Linear"] if len(kinds) == 1 else stems,
+                "weights": _weights(kind),
+                "input_activations": _inputs(kind),
+                "output_activations": None,
+                "format": kind.partition(":")[0],
+            }
+            for number, (kind, stems) in enumerate(kinds.items())
+        }
+        said = {
+            "quant_method": self.name,
+            "format": formats[0] if len(set(formats)) == 1 else "mixed-precision",
+            "quantization_status": "compressed",
+            "config_groups": of_kinds,
+            "ignore": sorted(plain),
+            "kv_cache_scheme": None,
+        }
+        return {"config.json": {**base.get("config.json", {}), "quantization_config": said}}
+
+
+def _said(configs: Configs) -> Mapping[str, Any]:
+    config = configs.get("config.json", {})
+    return config.get("quantization_config") or config.get("compression_config") or {}
+
+
+def names(stem: str, target: str) -> bool:
+    """Whether a target is the name of a layer, or "re:" and a pattern that matches at its start."""
+    return re.match(target[3:], stem) is not None if target.startswith("re:") else target == stem
+
+
+def is_class(target: str) -> bool:
+    """Whether a target is the name of a class. A file does not say which layers are of it, and dtypes decide."""
+    return target.isidentifier() and target[0].isupper()
+
+
+def _schemes(stem: str, said: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """The groups of a layer, those that name it first, then patterns, then classes."""
+    groups = [group for group in (said.get("config_groups") or {}).values() if isinstance(group, Mapping)]
+
+    def rank(group: Mapping[str, Any]) -> int:
+        found = [target for target in group.get("targets") or () if names(stem, target) or is_class(target)]
+        ranks = [0 if target == stem else 1 if target.startswith("re:") else 2 for target in found]
+        return min(ranks, default=3)
+
+    for group in sorted(groups, key=rank):
+        if rank(group) < 3:
+            yield {"format": said.get("format"), **{key: value for key, value in group.items() if value is not None}}
+
+
+def _first_that_fits(stem: str, schemes: Sequence[Mapping[str, Any]], header: Header) -> Group:
+    """Groups can overlap: the first whose tensors are there. Raises the error of the first if none is."""
+    errors = []
+    for scheme in schemes:
+        try:
+            return group_of(_layout(stem, scheme), stem, header)
+        except CheckpointError as error:
+            errors.append(error)
+    raise errors[0]
+
+
+def _layout(stem: str, scheme: Mapping[str, Any]) -> Layout:
+    weights, inputs = scheme.get("weights") or {}, scheme.get("input_activations")
+    kind, way = scheme.get("format"), weights.get("strategy")
+    if kind not in _FORMATS:  # older files have none, or "mixed-precision" and none in the group
+        kind = kind if kind not in (None, "mixed-precision") else _format_of(weights)
+    name = f"{kind}:{way}:{_of_inputs(kind, inputs)}"
+    found = next((layout for layout in LAYOUTS if layout.name == name), None)
+    sizes = weights.get("block_structure")
+    if found is None or (way == "block" and list(sizes or ()) != [128, 128]) or weights.get("symmetric") is False:
+        raise CheckpointError(
+            f"{name} {'' if way != 'block' else sizes} is not supported: weights {dict(weights)}; supported are "
+            f"{', '.join(_FORMATS)}, with tiles of 128 x 128 and without zero points",
+            "export the model in one of these",
+            tensor=stem,
+        )
+    return found
+
+
+def _format_of(weights: Mapping[str, Any]) -> str:
+    bits, kind, size = weights.get("num_bits"), weights.get("type"), weights.get("group_size")
+    if kind == "float" and bits == 4:
+        return "nvfp4-pack-quantized" if size == 16 else "mxfp4-pack-quantized"
+    if kind == "float" and bits == 8:
+        return "mxfp8-quantized" if weights.get("strategy") == "group" and size == 32 else "float-quantized"
+    return f"{kind}{bits}"
+
+
+def _of_inputs(kind: str, inputs: Mapping[str, Any] | None) -> str:
+    if not inputs:
+        return "none"
+    dynamic, way = inputs.get("dynamic", False), inputs.get("strategy")
+    if kind.startswith("nvfp4"):
+        return "local"
+    return "static" if dynamic is False and way == "tensor" else str(way)
+
+
+def _refuse(said: Mapping[str, Any]) -> None:
+    """Raises CheckpointError for what changes what layers compute."""
+    if (said.get("transform_config") or {}).get("config_groups"):
+        raise CheckpointError(
+            "config.json has a transform_config: inputs are rotated before products, which quire does not support",
+            "export the model without transforms",
+        )
+    sparse = (said.get("sparsity_config") or {}).get("format", "dense")
+    if sparse != "dense":
+        raise CheckpointError(f"sparsity_config {sparse} is not supported", "export the model without sparsity")
+
+
+def _weights(name: str) -> dict[str, Any]:
+    kind, way, _ = name.split(":")
+    size = 16 if kind.startswith("nvfp4") else 32 if kind.startswith("mx") else None
+    said = {"num_bits": 4 if "pack" in kind else 8, "type": "float", "strategy": way, "symmetric": True}
+    said |= {"dynamic": False, "group_size": size, "block_structure": [128, 128] if way == "block" else None}
+    return said
+
+
+def _inputs(name: str) -> dict[str, Any] | None:
+    kind, _, way = name.split(":")
+    if way == "none":
+        return None
+    size = 16 if kind.startswith("nvfp4") else 32 if kind.startswith("mx") else 128 if way == "group" else None
+    said = {"num_bits": 4 if "pack" in kind else 8, "type": "float", "symmetric": True, "group_size": size}
+    strategy = {"static": "tensor", "local": "tensor_group"}.get(way, way)
+    return said | {"strategy": strategy, "dynamic": {"static": False, "local": "local"}.get(way, True)}

@@ -1,0 +1,202 @@
+"""Which entries of a checkpoint each parameter of a model is made of."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from quire.io.errors import CheckpointError
+from quire.io.reading import Checkpoint
+from quire.nn.grouped_linear import GroupedLinear
+from quire.nn.moe import MoE
+from quire.nn.product_module import ProductModule
+
+#: What fuse=True joins: name of a layer of the model -> names of the layers in the file.
+FUSED = {
+    "qkv_proj": ("q_proj", "k_proj", "v_proj"),
+    "qkv": ("q_proj", "k_proj", "v_proj"),
+    "gate_up_proj": ("gate_proj", "up_proj"),
+    "kv_proj": ("k_proj", "v_proj"),
+}
+#: Names of an expert's layers in files: of the gate, of the other input, of the output.
+_EXPERTS = (("gate_proj", "up_proj", "down_proj"), ("w1", "w3", "w2"))
+_ROUTERS = ("gate", "router")
+
+
+@dataclass(frozen=True)
+class Ref:
+    """An entry of a checkpoint, or one matrix of it."""
+
+    entry: str
+    index: int | None = None
+
+
+@dataclass(frozen=True)
+class Source:
+    """What a parameter is made of: for each matrix the parts that are its rows. stacked: the parameter is [E, ...]."""
+
+    matrices: tuple[tuple[Ref, ...], ...]
+    stacked: bool = False
+
+    def refs(self) -> list[Ref]:
+        return [ref for matrix in self.matrices for ref in matrix]
+
+
+@dataclass
+class Target:
+    """A parameter or buffer of a model. owners: (name of the module, module, attribute); several if it is tied. untied:
+    it was tied to another one, and gets a value of its own. same: other entries, of its other names, that have the same
+    bytes."""
+
+    value: torch.Tensor
+    owners: list[tuple[str, torch.nn.Module, str]]
+    source: Source | None = None
+    untied: bool = False
+    same: list[str] = field(default_factory=list)
+
+    @property
+    def name(self) -> str:
+        """The first of its names in the model."""
+        return self.names()[0]
+
+    def names(self) -> list[str]:
+        return [f"{path}.{attribute}" if path else attribute for path, _, attribute in self.owners]
+
+
+def fit(model: torch.nn.Module, checkpoint: Checkpoint, fuse: object, experts: str) -> list[Target]:
+    """All persistent parameters and buffers, each with its source, None if the checkpoint has none. Raises
+    CheckpointError if two names of a tied parameter have sources with different bytes."""
+    fused = FUSED if fuse is True else dict(fuse or {})
+    parents = dict(model.named_modules(remove_duplicate=False))
+    found = {id(target): target for target in parameters(model)}
+    for target in list(found.values()):
+        sources = [_source(owner, parents, checkpoint, (fused, experts)) for owner in target.owners]
+        target.source = next((source for source in sources if source is not None), None)
+        for owner, source in list(zip(target.owners, sources, strict=True)):
+            apart = source is not None and source != target.source
+            if apart and (untied := _untied(target, owner, source, checkpoint)):
+                target.owners.remove(owner)
+                found[id(untied)] = untied
+            elif apart:
+                target.same += [ref.entry for ref in source.refs()]
+    return list(found.values())
+
+
+def parameters(model: torch.nn.Module) -> list[Target]:
+    """All persistent parameters and buffers, without sources."""
+    found: dict[int, Target] = {}
+    for path, module in model.named_modules(remove_duplicate=False):
+        for attribute, value in _tensors(module):
+            target = found.setdefault(id(value), Target(value, []))
+            target.owners.append((path, module, attribute))
+    return list(found.values())
+
+
+def _tensors(module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    transient = {*module._non_persistent_buffers_set}  # the only place where PyTorch says so
+    if isinstance(module, ProductModule):
+        transient.add("input_scale")  # which belongs to the entry of the weight
+    yield from ((name, value) for name, value in module._parameters.items() if value is not None)
+    yield from ((n, value) for n, value in module._buffers.items() if value is not None and n not in transient)
+
+
+def _untied(
+    target: Target, owner: tuple[str, torch.nn.Module, str], source: Source, checkpoint: Checkpoint
+) -> Target | None:
+    """Of a tied parameter that the file has under two names: None if both are one tensor; a parameter of its own if
+    one of them is quantized."""
+    first, second = target.source.refs()[0].entry, source.refs()[0].entry
+    if first in checkpoint.groups or second in checkpoint.groups:
+        return Target(target.value, [owner], source, untied=True)
+    one, other = checkpoint[first], checkpoint[second]
+    if one.dtype != other.dtype or one.shape != other.shape or not _same(one, other):
+        raise CheckpointError(
+            f"the model ties the parameter to {first}, and the file has other values there",
+            "untie the model's parameters, or choose the checkpoint of this model",
+            file=checkpoint.container.header[second].file,
+            tensor=second,
+        )
+    return None
+
+
+def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return torch.equal(one.reshape(-1).view(torch.uint8), other.reshape(-1).view(torch.uint8))
+
+
+def _source(
+    owner: tuple[str, torch.nn.Module, str],
+    modules: Mapping[str, torch.nn.Module],
+    checkpoint: Checkpoint,
+    options: tuple[Mapping[str, Sequence[str]], str],
+) -> Source | None:
+    path, module, attribute = owner
+    fused, experts = options
+    full = f"{path}.{attribute}" if path else attribute
+    if _has(full, checkpoint):
+        return Source(((Ref(full),),))
+    outer, _, last = path.rpartition(".")
+    mixture = modules.get(outer)
+    if isinstance(mixture, MoE) or isinstance(module, MoE):
+        found = _of_mixture(outer if isinstance(mixture, MoE) else path, last, module, attribute)
+        return _first(found, checkpoint)
+    if isinstance(module, GroupedLinear) and experts != "none":
+        return _first(_of_groups(path, module, attribute), checkpoint)
+    if last in fused:
+        parts = tuple(Ref(f"{outer}.{part}.{attribute}" if outer else f"{part}.{attribute}") for part in fused[last])
+        return _first([Source((parts,))], checkpoint)
+    return None
+
+
+def _has(name: str, checkpoint: Checkpoint) -> bool:
+    """A bias belongs to its layer's entry."""
+    if name in checkpoint.groups or name in checkpoint.plain:
+        return True
+    return name in checkpoint.biases
+
+
+def _first(sources: Sequence[Source] | Iterator[Source], checkpoint: Checkpoint) -> Source | None:
+    return next((one for one in sources if all(_has(ref.entry, checkpoint) for ref in one.refs())), None)
+
+
+def _of_mixture(outer: str, last: str, module: torch.nn.Module, attribute: str) -> Iterator[Source]:
+    """The names that files have for a part of a MoE at `outer`."""
+    if last == "router":
+        yield from (Source(((Ref(f"{outer}.{name}.{attribute}"),),)) for name in _ROUTERS)
+    elif attribute == "expert_bias":
+        yield from (Source(((Ref(f"{outer}.{name}.e_score_correction_bias"),),)) for name in _ROUTERS)
+    elif last in ("fc1", "fc2"):
+        yield from _experts(outer, last, module, attribute)
+    elif last in ("shared_fc1", "shared_fc2"):
+        for where in ("shared_experts", "shared_expert"):
+            for parts in _layers(last[-1]):
+                yield Source((tuple(Ref(f"{outer}.{where}.{part}.{attribute}") for part in parts),))
+
+
+def _layers(number: str) -> list[tuple[str, ...]]:
+    """Of fc1 or fc2, the layers whose rows it has. One without a gate has only the second."""
+    if number == "2":
+        return [(down,) for _, _, down in _EXPERTS]
+    return [(gate, up) for gate, up, _ in _EXPERTS] + [(up,) for _, up, _ in _EXPERTS] + [("w1",)]
+
+
+def _experts(outer: str, last: str, module: GroupedLinear, attribute: str) -> Iterator[Source]:
+    kind, stacked = attribute.rstrip("0123456789"), attribute in ("weight", "bias")
+    numbers = list(module.own_groups()) if stacked else [int(attribute.removeprefix(kind))]
+    for parts in _layers(last[-1]):
+        each = [tuple(Ref(f"{outer}.experts.{e}.{part}.{kind}") for part in parts) for e in numbers]
+        yield Source(tuple(each), stacked)
+    name = f"{outer}.experts.{'gate_up_proj' if last == 'fc1' else 'down_proj'}"
+    whole = name if kind == "weight" else f"{name}_bias"
+    yield Source(tuple((Ref(whole, e),) for e in numbers), stacked)
+
+
+def _of_groups(path: str, module: GroupedLinear, attribute: str) -> Iterator[Source]:
+    """A GroupedLinear at `experts` has layers experts.0, ...; or at experts.up_proj, of experts.0.up_proj, ..."""
+    kind, stacked = attribute.rstrip("0123456789"), attribute in ("weight", "bias")
+    numbers = list(module.own_groups()) if stacked else [int(attribute.removeprefix(kind))]
+    outer, _, last = path.rpartition(".")
+    yield Source(tuple((Ref(f"{path}.{e}.{kind}"),) for e in numbers), stacked)
+    yield Source(tuple((Ref(f"{outer}.{e}.{last}.{kind}"),) for e in numbers), stacked)
+    yield Source(tuple((Ref(f"{path}{'' if kind == 'weight' else '_bias'}", e),) for e in numbers), stacked)

@@ -1,0 +1,168 @@
+"""Models as checkpoints: what was loaded and not changed since gets the same names and bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from quire.checks import check_type, check_type_or_none
+from quire.io.container import Container
+from quire.io.dialects import dialect_named
+from quire.io.errors import CheckpointError
+from quire.io.fitting import Ref, Source, Target, parameters
+from quire.io.joining import split
+from quire.io.reading import Checkpoint
+from quire.io.record import Record, record_of
+from quire.io.stored import StoredWeight
+from quire.io.writing import SaveReport, write_planned
+from quire.tensor import QuantizedStack, QuantizedTensor, QuantSpec
+from quire.tensor.order import is_interleaved, reordered
+from quire.tensor.origin import Origin
+
+
+def save(
+    model: torch.nn.Module,
+    path: str | Path,
+    *,
+    dialect: str | None = None,
+    like: str | Path | None = None,
+    exact: bool = True,
+    max_shard_size: str | int = "5GB",
+    overwrite: bool = False,
+) -> SaveReport:
+    """Writes a model as a checkpoint. Weights that load() has read, and that nobody has written to since, get the same
+    names, dtypes, shapes and bytes; others are stored by their codes, under the names of their parameters.
+
+    dialect: name; None: that of the checkpoint which the model was loaded from, or of `like`.
+    like: a checkpoint of the same model: entries that the model does not have are copied from it, and its
+        configuration is used. None: the configuration of the checkpoint that the model was loaded from.
+    exact, max_shard_size, overwrite: as for write().
+
+    Raises CheckpointError, with nothing written, if a quantized weight has no place in the dialect.
+    """
+    check_type("quire.io.save", torch.nn.Module, model=model)
+    check_type("quire.io.save", str | Path, path=path)
+    check_type_or_none("quire.io.save", str | Path, like=like)
+    source = None if like is None else Checkpoint(Container(like), missing_input_scale="dynamic")
+    record = record_of(model) or Record("", None, {})
+    of_source = source.dialect.name if source is not None and source.dialect is not None else None
+    chosen = dialect or of_source or record.dialect
+    entries = Entries(model, record, source)
+    if chosen is None and entries.layers:
+        raise CheckpointError("the model has quantized weights", 'pass dialect=, such as "quire" or "modelopt"')
+    base = dict(source.container.configs if source is not None else record.configs)
+    before = record.layouts if source is None else {name: group.layout.name for name, group in source.groups.items()}
+    same = chosen is not None and chosen == (of_source if source is not None else record.dialect)
+    options = {"exact": exact, "max_shard_size": max_shard_size, "overwrite": overwrite}
+    return write_planned(
+        Path(path),
+        entries,
+        None if chosen is None else dialect_named(chosen),
+        base=base,
+        unchanged=before if same else None,
+        **options,
+    )
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A part of a parameter that is an entry of the file, or a matrix of one: rows of matrix `matrix`. rows: of all
+    parts of all matrices."""
+
+    target: Target
+    source: Source
+    rows: tuple[tuple[int, ...], ...]
+    matrix: int
+    part: int
+
+    def weight(self) -> tuple[QuantizedTensor, Origin | None]:
+        """Of a quantized parameter."""
+        value, origin = self.target.value.detach(), self.target.value.origin
+        value = reordered(value, False) if is_interleaved(value.spec_text) else value
+        whole = value.part(self.matrix) if self.source.stacked else value
+        each = (None,) * len(self.source.refs()) if origin is None else origin.parts or (origin,)
+        before = sum(map(len, self.source.matrices[: self.matrix]))
+        count = len(self.source.matrices[self.matrix])
+        specs = [whole.spec_text if one is None else _spec(one) for one in each[before : before + count]]
+        return split(whole, self.rows[self.matrix], specs)[self.part], each[before + self.part]
+
+    def tensor(self) -> torch.Tensor:
+        """Of a plain parameter."""
+        value = self.target.value.detach()
+        whole, rows = value[self.matrix] if self.source.stacked else value, self.rows[self.matrix]
+        return whole if len(rows) == 1 else whole.narrow(0, sum(rows[: self.part]), rows[self.part])
+
+
+def _spec(origin: Origin) -> str:
+    layout = dialect_named(origin.dialect).layout(origin.layout)
+    return QuantSpec(layout.spec).text
+
+
+class Entries(Mapping[str, StoredWeight | torch.Tensor]):
+    """The entries of the file, made when they are asked for."""
+
+    def __init__(self, model: torch.nn.Module, record: Record, source: Checkpoint | None) -> None:
+        self.record, self.source = record, source
+        self.pieces: dict[str, dict[int | None, Piece]] = {}
+        for target in parameters(model):
+            known = next((name for name in target.names() if name in record.sources), target.name)
+            whole = (Source(((Ref(known),),)), ((len(target.value) if target.value.dim() else 1,),))
+            found, rows = record.sources.get(known, whole)
+            for number, matrix in enumerate(found.matrices):
+                for part, ref in enumerate(matrix):
+                    self.pieces.setdefault(ref.entry, {})[ref.index] = Piece(target, found, rows, number, part)
+        first = {name: next(iter(each.values())).target.value for name, each in self.pieces.items()}
+        self.layers = [name for name, value in first.items() if isinstance(value, QuantizedTensor)]
+        self.biases = {name: bias for name in self.layers if (bias := _bias_of(name)) in self.pieces}
+        own = [name for name in self.pieces if name not in self.biases.values()]
+        others = record.other if source is None else source
+        self.names = [*own, *(name for name in others if name not in self.pieces)]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.names)
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def __getitem__(self, name: str) -> StoredWeight | torch.Tensor:
+        if name not in self.pieces:
+            return self.record.other[name] if self.source is None else self.source[name]
+        return self._stored(name) if name in self.layers else self._tensor(name)
+
+    def _stored(self, name: str) -> StoredWeight:
+        pieces = [self.pieces[name][index] for index in sorted(self.pieces[name], key=lambda i: i or 0)]
+        each = [piece.weight() for piece in pieces]
+        lost = Origin(self.record.dialect or "", self.record.layouts.get(name, ""))
+        scales = [_input_scale(piece) for piece in pieces]
+        stacked = None not in self.pieces[name]
+        weight = QuantizedStack.of([one for one, _ in each]) if stacked else each[0][0]
+        scale = self.record.input_scales.get(name) if None in scales else torch.cat(scales)
+        bias = self._tensor(self.biases[name]) if name in self.biases else None
+        return StoredWeight(weight, scale, bias, each[0][1] or lost)
+
+    def _tensor(self, name: str) -> torch.Tensor:
+        found = self.pieces[name]
+        each = [found[index].tensor() for index in sorted(found, key=lambda i: i or 0)]
+        value = each[0] if None in found else torch.stack(each)
+        kind = self.record.dtypes.get(name, value.dtype)
+        narrow = value.to(kind)
+        return narrow if torch.equal(narrow.to(value.dtype), value) else value
+
+
+def _bias_of(name: str) -> str:
+    stem = name.removesuffix(".weight")
+    return f"{stem}.bias" if stem != name else f"{stem}_bias"
+
+
+def _input_scale(piece: Piece) -> torch.Tensor | None:
+    """The static scale of the layer's input, [1]; None if it has none, or one for several layers of the file."""
+    _, module, attribute = piece.target.owners[0]
+    scales = module._buffers.get("input_scale")
+    if scales is None or len(piece.rows[piece.matrix]) > 1:
+        return None
+    number = attribute.removeprefix("weight")
+    group = int(number) - module.own_groups().start if number else piece.matrix
+    return scales[group : group + 1].clone()

@@ -1,0 +1,298 @@
+"""Checkpoints into models of torch.nn.Linear, quire.Linear, quire.GroupedLinear and quire.MoE."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from quire.checks import check_type
+from quire.io.assigning import Layer, apply, recipe_of
+from quire.io.container import Container
+from quire.io.dialect import OF_CACHES
+from quire.io.errors import CheckpointError, some
+from quire.io.fitting import Ref, Target, fit
+from quire.io.joining import joined_input, joined_spec
+from quire.io.reading import MISSING, Checkpoint
+from quire.io.record import Record, remember
+from quire.nn.grouped_linear import GroupedLinear
+from quire.nn.linear import Linear
+from quire.tensor import QuantSpec
+
+
+@dataclass(frozen=True)
+class LoadReport:
+    """What load() has done. quantized: name of a weight -> recipe of its layer. plain: names of other parameters.
+    missing: names in the model that the checkpoint lacks; unused: names in the checkpoint that the model lacks (scales
+    of caches are kept for saving). notes: what was decided on the way."""
+
+    path: str
+    dialect: str | None
+    quantized: Mapping[str, str]
+    plain: tuple[str, ...]
+    missing: tuple[str, ...]
+    unused: tuple[str, ...]
+    notes: tuple[str, ...]
+
+    def __str__(self) -> str:
+        recipes: dict[str, int] = {}
+        for recipe in self.quantized.values():
+            recipes[recipe] = recipes.get(recipe, 0) + 1
+        lines = [f"{self.path}: {self.dialect or 'nothing quantized'}, {len(self.plain)} plain parameters"]
+        lines += [f"  {count:5} weights: {recipe}" for recipe, count in recipes.items()]
+        lines += [f"  missing: {some(self.missing)}"] if self.missing else []
+        lines += [f"  unused: {some(self.unused)}"] if self.unused else []
+        return "\n".join([*lines, *(f"  {note}" for note in self.notes)])
+
+
+def load(
+    model: torch.nn.Module,
+    path: str | Path,
+    *,
+    activations: str = "checkpoint",
+    experts: str = "auto",
+    fuse: bool | Mapping[str, Sequence[str]] | None = None,
+    missing_input_scale: str = "raise",
+    strict: bool = True,
+) -> LoadReport:
+    """Loads a checkpoint into a model, layer by layer: quantized weights with their codes and scales unchanged.
+
+    model: its torch.nn.Linear become quire.Linear where the checkpoint has a quantized weight; quire.Linear,
+        GroupedLinear and MoE are used as they are. Each such layer gets a recipe of its own. Parameters on the meta
+        device are replaced; others keep their memory, if they are plain.
+    path: as for read().
+    activations: "checkpoint", inputs are quantized as the checkpoint says; "none", they are not; else the spec of all
+        inputs, such as "mxfp8". The gradient is computed from decoded weights (`backward=dequantized`).
+    experts: "auto", the experts of quire.MoE and GroupedLinear are found under the names that files have for them;
+        "none": only under their own names.
+    fuse: layers of the model that join several layers of the file, {"qkv_proj": ["q_proj", "k_proj", "v_proj"]}; True:
+        this one and "gate_up_proj". Different scales of parts become scales of rows.
+    missing_input_scale: "raise"; "dynamic", such inputs are measured in each call; "max", they get the largest scale
+        that another expert of the layer has.
+    strict: raise if the model or the checkpoint has a name that the other lacks.
+
+    Raises CheckpointError before the model is changed: for a checkpoint that read() refuses, names or shapes that do
+    not fit, scales that are NaN, infinite or negative, and layers that cannot be joined.
+    """
+    activations = _checked(model, activations, experts, missing_input_scale)
+    checkpoint = Checkpoint(Container(path), missing_input_scale=missing_input_scale)
+    targets, notes = fit(model, checkpoint, fuse, experts), []
+    layers = _layers(targets, checkpoint)
+    for layer in layers.values():
+        _decide(layer, checkpoint, (activations, missing_input_scale), notes)
+    missing, unused = _compare(targets, checkpoint, strict)
+    plain = [target for target in targets if target.source is not None and not _is_quantized(target, checkpoint)]
+    for target in plain:
+        _check_plain(target, checkpoint)
+    record = _record(targets, checkpoint, unused)
+    with torch.no_grad():
+        apply(plain, layers, checkpoint)
+    remember(model, record)
+    quantized = {t.name: layer.recipe.linear_spec() for layer in layers.values() for t in layer.targets}
+    notes += [f"{t.name}: the parameter was tied, and is not any more" for t in targets if t.untied]
+    dialect = None if checkpoint.dialect is None else checkpoint.dialect.name
+    names = tuple(target.name for target in plain)
+    return LoadReport(str(path), dialect, quantized, names, tuple(missing), tuple(unused), tuple(notes))
+
+
+# --- what is to be done, before anything is
+
+
+def _checked(model: object, activations: object, experts: object, missing_input_scale: object) -> str:
+    """The canonical text of `activations`. Raises TypeError or ValueError for wrong arguments of load()."""
+    check_type("quire.io.load", torch.nn.Module, model=model)
+    check_type("quire.io.load", str, activations=activations, missing_input_scale=missing_input_scale)
+    if missing_input_scale not in MISSING or experts not in ("auto", "none"):
+        raise ValueError(
+            f"quire.io.load: missing_input_scale must be one of {MISSING} and experts 'auto' or 'none', got "
+            f"{missing_input_scale!r} and {experts!r}"
+        )
+    if activations not in ("checkpoint", "none"):
+        activations = QuantSpec(activations).text
+        if "given" in activations.split(":"):
+            raise ValueError(
+                f"quire.io.load: activations={activations!r} has a scale that somebody gives; pass 'checkpoint', under "
+                "which layers use those that are stored"
+            )
+    return activations
+
+
+def _is_quantized(target: Target, checkpoint: Checkpoint) -> bool:
+    return target.source is not None and target.source.refs()[0].entry in checkpoint.groups
+
+
+def _layers(targets: Sequence[Target], checkpoint: Checkpoint) -> dict[int, Layer]:
+    """id of a module -> its quantized weights."""
+    found: dict[int, Layer] = {}
+    for target in targets:
+        if not _is_quantized(target, checkpoint):
+            continue
+        for path, module, attribute in target.owners:
+            known = type(module) is torch.nn.Linear or isinstance(module, Linear | GroupedLinear)
+            if not known or not attribute.startswith("weight"):
+                raise CheckpointError(
+                    f"the checkpoint has a quantized weight for {attribute} of a {type(module).__name__}",
+                    "use torch.nn.Linear, quire.Linear, GroupedLinear or MoE, or dequantize the entry",
+                    file=checkpoint.container.path,
+                    tensor=target.name,
+                )
+            found.setdefault(id(module), Layer(path)).targets.append(target)
+    return found
+
+
+def _decide(layer: Layer, checkpoint: Checkpoint, options: tuple[str, str], notes: list[str]) -> None:
+    """Spec, recipe and static scales of a layer. Raises CheckpointError if its weights do not fit together."""
+    activations, missing = options
+    specs, layouts = [], []
+    for target in layer.targets:
+        _check_shape(target, checkpoint)
+        for matrix in target.source.matrices:
+            groups = [checkpoint.groups[ref.entry] for ref in matrix]
+            scalars = [_scalars(ref, checkpoint) for ref in matrix]
+            layouts += [group.layout for group in groups]
+            rows = [group.shape[-2] for group in groups]
+            above = {"nvfp4": "global", "fp8_tensor": "scale"}.get(layouts[0].spec.split(":")[0], "")
+            of_tensor = [one.get(above) for one in scalars]
+            specs.append(joined_spec(target.name, [g.layout.spec for g in groups], rows, of_tensor))
+            inputs = [one.get("input_scale") for one in scalars]
+            layer.scales.append(joined_input(target.name, inputs, layouts[0].input_divides, notes))
+    kinds = sorted({layout.name for layout in layouts})
+    if len(kinds) > 1:
+        raise CheckpointError(
+            f"its weights are of {', '.join(kinds)}, and one layer has one recipe",
+            "use a layer for each",
+            file=checkpoint.container.path,
+            tensor=layer.path,
+        )
+    layer.layout = layouts[0]
+    layer.spec = next((spec for spec in specs if spec != layer.layout.spec), layer.layout.spec)
+    lacking = [number for number, scale in enumerate(layer.scales) if scale is None]
+    if layer.layout.calibrated and lacking and missing == "max":
+        layer.scales = _largest(layer, checkpoint)
+        notes.append(
+            f"{layer.path}: {len(lacking)} static scales of inputs were missing, and are the largest of others"
+        )
+    static = layer.layout.calibrated and None not in layer.scales
+    own = layer.layout.static if static else layer.layout.dynamic
+    x = own if activations == "checkpoint" else activations
+    layer.recipe = recipe_of(x, layer.spec)
+
+
+def _largest(layer: Layer, checkpoint: Checkpoint) -> list[torch.Tensor]:
+    there = [scale for scale in layer.scales if scale is not None]
+    if not there:
+        raise CheckpointError(
+            "no expert of the layer has a static scale of its input",
+            'pass missing_input_scale="dynamic"',
+            file=checkpoint.container.path,
+            tensor=layer.path,
+        )
+    stacked = torch.stack(there)
+    largest = stacked.amin(0) if layer.layout.input_divides else stacked.amax(0)
+    return [largest if scale is None else scale for scale in layer.scales]
+
+
+def _scalars(ref: Ref, checkpoint: Checkpoint) -> dict[str, torch.Tensor]:
+    """The scales of a matrix that are one value, [1]. Raises CheckpointError if one is no scale."""
+    found = checkpoint.scalars(ref.entry)
+    for role, value in found.items():
+        wrong = ~torch.isfinite(value) | (value < 0) | ((value == 0) & (role == "input_scale"))
+        if bool(wrong.any()):
+            name = checkpoint.groups[ref.entry].names[role]
+            raise CheckpointError(
+                f"a scale must be finite and positive, got {value[wrong][0].item()}",
+                "calibrate and export the model again",
+                file=checkpoint.container.header[name].file,
+                tensor=name,
+            )
+    if ref.index is None:
+        return found
+    return {role: value[ref.index : ref.index + 1] if len(value) > 1 else value for role, value in found.items()}
+
+
+def _shape(target: Target, checkpoint: Checkpoint) -> tuple[int, ...]:
+    """Of the value that the checkpoint has."""
+    each = []
+    for matrix in target.source.matrices:
+        shapes = []
+        for ref in matrix:
+            group = checkpoint.groups.get(ref.entry)
+            whole = group.shape if group is not None else checkpoint.container.header[ref.entry].shape
+            shapes.append(tuple(whole[1:] if ref.index is not None else whole))
+        rows = sum(shape[0] for shape in shapes) if len(shapes) > 1 else None
+        each.append(shapes[0] if rows is None else (rows, *shapes[0][1:]))
+        if any(shape[1:] != shapes[0][1:] for shape in shapes) or each[-1] != each[0]:
+            raise CheckpointError(f"parts have shapes {shapes}", "they cannot be joined", tensor=target.name)
+    return (len(each), *each[0]) if target.source.stacked else each[0]
+
+
+def _check_shape(target: Target, checkpoint: Checkpoint) -> None:
+    found = _shape(target, checkpoint)
+    if found != tuple(target.value.shape):
+        raise CheckpointError(
+            f"the model has {list(target.value.shape)}, and the checkpoint {list(found)} in "
+            f"{some([ref.entry for ref in target.source.refs()])}",
+            "make the model with the configuration of the checkpoint",
+            file=checkpoint.container.path,
+            tensor=target.name,
+        )
+
+
+def _check_plain(target: Target, checkpoint: Checkpoint) -> None:
+    quantized = [ref.entry for ref in target.source.refs() if ref.entry in checkpoint.groups]
+    if quantized:
+        raise CheckpointError(
+            f"the layer joins plain weights and quantized ones: {some(quantized)}",
+            "do not join them (fuse=)",
+            tensor=target.name,
+        )
+    _check_shape(target, checkpoint)
+
+
+def _compare(targets: Sequence[Target], checkpoint: Checkpoint, strict: bool) -> tuple[list[str], list[str]]:
+    missing = [target.name for target in targets if target.source is None]
+    used = {ref.entry for target in targets if target.source is not None for ref in target.source.refs()}
+    used |= {name for target in targets for name in target.same}
+    biases = {name for name, layer in checkpoint.biases.items() if layer in used and name not in used}
+    unused = [name for name in checkpoint if name not in used and not OF_CACHES.search(name)]
+    left = [*missing, *unused, *sorted(biases)]
+    if strict and left:
+        what = (
+            (missing, "the checkpoint lacks"),
+            (unused, "the model lacks"),
+            (sorted(biases), "the model lacks biases"),
+        )
+        rule = "; ".join(f"{text} {some(names)} ({len(names)})" for names, text in what if names)
+        raise CheckpointError(
+            f"names of model and checkpoint differ: {rule}",
+            "make the model with the configuration of the checkpoint, pass fuse= for joined layers, or strict=False",
+            file=checkpoint.container.path,
+            tensor=left[0],
+        )
+    return missing, [*unused, *sorted(biases)]
+
+
+def _record(targets: Sequence[Target], checkpoint: Checkpoint, unused: Sequence[str]) -> Record:
+    header = checkpoint.container.header
+    dialect = None if checkpoint.dialect is None else checkpoint.dialect.name
+    record = Record(str(checkpoint.container.path), dialect, checkpoint.container.configs)
+    for target in targets:
+        if target.source is not None:
+            rows = tuple(tuple(_rows(ref, checkpoint) for ref in matrix) for matrix in target.source.matrices)
+            record.sources |= {name: (target.source, rows) for name in target.names()}
+    record.layouts = {name: group.layout.name for name, group in checkpoint.groups.items()}
+    record.dtypes = {name: header[name].dtype for name in (*checkpoint.plain, *checkpoint.biases)}
+    caches = [name for name in checkpoint.plain if OF_CACHES.search(name)]
+    calibrated = [group for group in checkpoint.groups.values() if "input_scale" in group.names]
+    record.input_scales = {group.name: checkpoint.scalars(group.name)["input_scale"] for group in calibrated}
+    record.other = {name: checkpoint.container.tensor(name) for name in caches}
+    return record
+
+
+def _rows(ref: Ref, checkpoint: Checkpoint) -> int:
+    group = checkpoint.groups.get(ref.entry)
+    shape = group.shape if group is not None else checkpoint.container.header[ref.entry].shape
+    shape = shape[1:] if ref.index is not None else shape
+    return shape[0] if shape else 1

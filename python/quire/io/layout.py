@@ -1,0 +1,294 @@
+"""How one quantized layer lies in a file, as a table: a Layout has a Part for each tensor of the layer.
+
+Roles: "data" (codes), "scale" (of blocks, lines or the tensor), "global" (the scale above block scales), "input_scale",
+"bias", and names of what quire keeps and does not use.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from quire.io.container import Header
+from quire.io.errors import CheckpointError, some
+from quire.io.stored import StoredWeight
+from quire.tensor import QuantizedStack, QuantizedTensor, TensorProto
+from quire.tensor.origin import Origin
+
+Shape = tuple[int, ...]
+#: Of the weight's logical shape ([N, K] or [E, N, K]): the shapes that a tensor of the file may have, the one that is
+#: written first.
+ShapeRule = Callable[[Shape], Sequence[Shape]]
+E4M3, BYTE, E8M0 = torch.float8_e4m3fn, torch.uint8, torch.float8_e8m0fnu
+#: How a spec says that a global scale is stored.
+MUL, DIV = "global=mul", "global=div"
+F32, SCALES = torch.float32, (torch.float32, torch.bfloat16, torch.float16)
+
+
+def codes(shape: Shape) -> Sequence[Shape]:
+    """One code a byte."""
+    return [shape]
+
+
+def packed(shape: Shape) -> Sequence[Shape]:
+    """Two codes a byte."""
+    return [(*shape[:-1], shape[-1] // 2)]
+
+
+def blocks(size: int) -> ShapeRule:
+    """A scale for 1 x size elements."""
+    return lambda shape: [(*shape[:-1], -(-shape[-1] // size))]
+
+
+def scalar(shape: Shape) -> Sequence[Shape]:
+    """One scale; of a stack one for each matrix, or one that all share."""
+    count = shape[:-2]
+    return [(), (1,)] if not count else [count, (*count, 1), (*count, 1, 1), (), (1,)]
+
+
+def row(shape: Shape) -> Sequence[Shape]:
+    """A scale for each row."""
+    return [shape[:-1], (*shape[:-1], 1)]
+
+
+def bias(shape: Shape) -> Sequence[Shape]:
+    return [shape[:-1]]
+
+
+@dataclass(frozen=True)
+class Part:
+    """One tensor of a layer.
+
+    suffix: what follows the layer's stem in the tensor's name. dtypes: that it may have, the one that is written first;
+    none: any of floating point. place: the buffer of the weight that holds it, "input_scale" or "bias" of StoredWeight,
+    or "verbatim". optional: the layer may lack it.
+    """
+
+    role: str
+    suffix: str
+    dtypes: tuple[torch.dtype, ...]
+    shapes: ShapeRule
+    place: str
+    optional: bool = False
+
+
+@dataclass(frozen=True)
+class Layout:
+    """All tensors of a quantized layer.
+
+    name: as the dialect calls it. spec: of the weight. static, dynamic: spec of the input with and without a stored
+    input scale; "none" if the input stays in high precision. input_divides: the stored scale divides the input's
+    codes. parameter: what follows the stem in the name of the
+    weight as a parameter of a module. transposed: the file has [E, K, N] of [E, N, K]. stacked: the file has all
+    experts in one tensor.
+    """
+
+    name: str
+    spec: str
+    parts: tuple[Part, ...]
+    static: str = "none"
+    dynamic: str = "none"
+    input_divides: bool = False
+    parameter: str = ".weight"
+    transposed: bool = False
+    stacked: bool = False
+
+    def part(self, role: str) -> Part | None:
+        return next((part for part in self.parts if part.role == role), None)
+
+    @property
+    def calibrated(self) -> bool:
+        """Whether a layer has a static scale of its input."""
+        return any(part.place == "input_scale" for part in self.parts)
+
+    def logical(self, data: Shape) -> Shape:
+        """The shape of the weight, of that of its codes in the file."""
+        data = (*data[:-2], data[-1], data[-2]) if self.transposed else data
+        return (*data[:-1], data[-1] * 2) if self.parts[0].shapes is packed else data
+
+    def shapes(self, part: Part, shape: Shape) -> list[Shape]:
+        """What a part of a weight of that shape may have in the file."""
+        found = [tuple(one) for one in part.shapes(shape)]
+        if self.transposed and part.role in ("data", "scale"):
+            return [(*one[:-2], one[-1], one[-2]) for one in found]
+        return found
+
+
+@dataclass(frozen=True)
+class Group:
+    """A quantized layer of a checkpoint, known from headers only.
+
+    name: of the weight, as a parameter of a module. names: role -> name of the tensor, without absent ones. shape: of
+    the weight.
+    """
+
+    name: str
+    layout: Layout
+    shape: Shape
+    names: Mapping[str, str]
+
+    @property
+    def stem(self) -> str:
+        return self.name.removesuffix(self.layout.parameter)
+
+
+def group_of(layout: Layout, stem: str, header: Header) -> Group:
+    """The layer of that stem under a layout. Raises CheckpointError if a tensor is missing, or has a dtype or shape
+    that the layout does not have; the scale of the input may be missing (see missing_inputs)."""
+    names = {part.role: stem + part.suffix for part in layout.parts if stem + part.suffix in header}
+    data = layout.parts[0]
+    for part in layout.parts:
+        if part.role not in names and not part.optional and part.place != "input_scale":
+            there = names.get(data.role)
+            raise CheckpointError(
+                f"the tensor is missing; a layer of {layout.name} has {', '.join(p.suffix for p in layout.parts)}",
+                "quire takes no scale to be 1; export the checkpoint again, or download all of its files",
+                file=header[there].file if there else None,
+                tensor=stem + part.suffix,
+            )
+    of_data = header[names[data.role]]
+    rank = 3 if layout.stacked else 2
+    if len(of_data.shape) != rank:
+        raise _wrong(layout, data, of_data, f"{rank} dimensions")
+    shape = layout.logical(of_data.shape)
+    for role, name in names.items():
+        part, entry = layout.part(role), header[name]
+        allowed = layout.shapes(part, shape)
+        fits = entry.dtype in part.dtypes if part.dtypes else entry.dtype.is_floating_point
+        if not fits or entry.shape not in allowed:
+            expected = " or ".join(str(dtype).removeprefix("torch.") for dtype in part.dtypes) or "floating point"
+            raise _wrong(layout, part, entry, f"{expected} {' or '.join(str(list(one)) for one in allowed)}")
+    return Group(stem + layout.parameter, layout, shape, names)
+
+
+def _wrong(layout: Layout, part: Part, entry: object, expected: str) -> CheckpointError:
+    return CheckpointError(
+        f"{layout.name} has {part.suffix} as {expected}, got {entry}",
+        "the configuration and the tensors contradict each other, or the file is of another dialect; export it again",
+        file=entry.file,
+        tensor=entry.name,
+    )
+
+
+def missing_inputs(groups: Sequence[Group]) -> list[str]:
+    """Names of the static scales of inputs that a checkpoint should have and has not."""
+    lacking = [(group, part) for group in groups for part in group.layout.parts if part.place == "input_scale"]
+    return [group.stem + part.suffix for group, part in lacking if part.role not in group.names and not part.optional]
+
+
+def check_inputs(groups: Sequence[Group], header: Header) -> None:
+    """Raises CheckpointError if one is missing."""
+    if missing := missing_inputs(groups):
+        first = next(group for group in groups if missing[0].startswith(group.stem))
+        raise CheckpointError(
+            f"the static scale of the input is missing ({len(missing)} in all: {some(missing)})",
+            'calibrate these layers, or pass missing_input_scale="dynamic" to measure their inputs at run time, or '
+            '"max" to use the largest scale of the other experts',
+            file=header[first.names["data"]].file,
+            tensor=missing[0],
+        )
+
+
+# --- tensors of a file <-> buffers
+
+
+def read_group(group: Group, tensor: Callable[[str], torch.Tensor], dialect: str, dtype: torch.dtype) -> StoredWeight:
+    """The layer, of a function that gives tensors of the file by name. dtype: nominal, of the weight."""
+    layout, shape = group.layout, group.shape
+    given = {role: tensor(name) for role, name in group.names.items()}
+    proto = TensorProto(shape, dtype, layout.spec, stacked=len(shape) == 3)
+    wanted, buffers, beside, verbatim = proto.buffers(), {}, {}, {}
+    for role, value in given.items():
+        place = layout.part(role).place
+        if place in wanted:
+            value = value.transpose(-1, -2) if layout.transposed and role in ("data", "scale") else value
+            buffers[place] = to_buffer(value, *wanted[place])
+        elif place == "input_scale":
+            beside[place] = to_buffer(value, (shape[0] if len(shape) == 3 else 1,), F32)
+        else:
+            (beside if place == "bias" else verbatim)[role if place == "verbatim" else place] = value
+    if "rowwise_amax" in wanted and "rowwise_amax" not in buffers:  # of fp8_tensor, which no product reads
+        buffers["rowwise_amax"] = buffers["rowwise_scale"] * 448
+    weight = (QuantizedStack if len(shape) == 3 else QuantizedTensor).from_buffers(buffers, layout.spec, shape, dtype)
+    origin = Origin(
+        dialect,
+        layout.name,
+        names=dict(group.names),
+        dtypes={role: value.dtype for role, value in given.items()},
+        shapes={role: tuple(value.shape) for role, value in given.items()},
+        verbatim=verbatim,
+    )
+    return StoredWeight(weight, beside.get("input_scale"), beside.get("bias"), origin)
+
+
+def to_buffer(value: torch.Tensor, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+    """A tensor of a file in the shape and dtype of a buffer: the same bytes, or a scale widened to float32. One scale
+    stands for all."""
+    value = value.contiguous()
+    value = value.view(dtype) if dtype == BYTE else value.to(dtype)
+    if value.numel() != math.prod(shape):
+        return value.reshape(-1)[:1].expand(math.prod(shape)).reshape(tuple(shape)).contiguous()
+    return value.reshape(tuple(shape))
+
+
+def to_file(value: torch.Tensor, shape: Sequence[int], dtype: torch.dtype, name: str) -> torch.Tensor:
+    """The inverse of to_buffer(). Raises CheckpointError if that would round, or drop scales that differ."""
+    if value.dtype == BYTE:
+        return value.contiguous().view(dtype).reshape(tuple(shape))
+    if value.numel() != math.prod(shape):
+        first = value.reshape(-1)[:1]
+        if not value.is_meta and not bool((value == first).all()):
+            raise CheckpointError(
+                f"{value.numel()} scales differ, and the layout has {math.prod(shape)}",
+                "write a layout with a scale for each",
+                tensor=name,
+            )
+        value = first
+    narrow = value.to(dtype)
+    if not value.is_meta and not torch.equal(narrow.to(value.dtype).nan_to_num(0.0), value.nan_to_num(0.0)):
+        raise CheckpointError(
+            f"a scale is no {dtype}: {value.reshape(-1)[:4].tolist()}...", "write float32 scales", tensor=name
+        )
+    return narrow.reshape(tuple(shape))
+
+
+def write_group(name: str, stored: StoredWeight, layout: Layout, dialect: str) -> dict[str, torch.Tensor]:
+    """The tensors of a layer by their names in the file; name: of the weight as a parameter. What was read under the
+    same layout gets the same names, dtypes and shapes back. Raises CheckpointError for codes of another spec."""
+    weight, origin = stored.weight, stored.origin
+    if weight.spec_text != TensorProto((1, 1), weight.dtype, layout.spec).spec.text:
+        raise CheckpointError(
+            f"{layout.name} of {dialect} stores {layout.spec}, got a weight of {weight.spec_text}",
+            "choose another layout or dialect, or quantize the weight again",
+            tensor=name,
+        )
+    same = (origin.dialect, origin.layout) == (dialect, layout.name)
+    stem, shape, found = name.removesuffix(layout.parameter), tuple(weight.shape), {}
+    for part in layout.parts:
+        value = _value(stored, part, same)
+        if value is None:
+            if part.role not in origin.dtypes and (part.optional or part.place == "input_scale"):
+                continue
+            raise CheckpointError(f"{layout.name} needs {part.suffix}, got none", "read it again", tensor=name)
+        kind, size = value.dtype, tuple(value.shape)
+        if part.place not in ("bias", "verbatim"):
+            kind, size = part.dtypes[0], layout.shapes(part, shape)[0]
+        if same and part.role in origin.dtypes:
+            kind, size = origin.dtypes[part.role], origin.shapes[part.role]
+        target = origin.names.get(part.role, stem + part.suffix) if same else stem + part.suffix
+        swapped = layout.transposed and part.role in ("data", "scale")
+        size = (*size[:-2], size[-1], size[-2]) if swapped else size
+        value = value if part.place in ("bias", "verbatim") else to_file(value, size, kind, target)
+        found[target] = value.transpose(-1, -2).contiguous() if swapped else value
+    return found
+
+
+def _value(stored: StoredWeight, part: Part, same: bool) -> torch.Tensor | None:
+    if part.place == "verbatim":
+        return stored.origin.verbatim.get(part.role) if same else None
+    if part.place in ("input_scale", "bias"):
+        return getattr(stored, part.place)
+    return stored.weight.buffers().get(part.place)

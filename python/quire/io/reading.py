@@ -1,0 +1,115 @@
+"""A checkpoint as a mapping, read one layer at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import torch
+
+from quire.checks import check_type
+from quire.io.container import Container, Entry
+from quire.io.dialect import Dialect, check_consumed
+from quire.io.dialects import dialect_of
+from quire.io.layout import check_inputs
+from quire.io.stored import StoredWeight
+from quire.tensor.buffers import DTYPES
+
+#: What to do about static scales of inputs that a checkpoint should have and has not.
+MISSING = ("raise", "dynamic", "max")
+
+
+class Checkpoint(Mapping[str, StoredWeight | torch.Tensor]):
+    """What quire.io.read() returns: name -> a StoredWeight, under the name of the weight as a parameter of its module,
+    or a plain tensor. Nothing is kept: each access reads the tensors of one entry.
+
+    container: files, header and configurations. dialect: None if no layer is quantized. groups: name -> Group of the
+    quantized layers. biases: name of a bias -> name of its layer. dtype: nominal dtype of the weights.
+    """
+
+    def __init__(self, container: Container, *, missing_input_scale: str = "raise") -> None:
+        self.container = container
+        self.dialect: Dialect | None = dialect_of(container)
+        header = container.header
+        found = [] if self.dialect is None else self.dialect.groups(header, container.configs)
+        check_consumed(found, header)
+        if missing_input_scale == "raise":
+            check_inputs(found, header)
+        self.groups = {group.name: group for group in found}
+        consumed = {name for group in found for name in group.names.values()}
+        self.plain = {name: entry for name, entry in header.items() if name not in consumed}
+        #: Name of the tensor -> name of the layer that it is the bias of.
+        self.biases = {group.names["bias"]: group.name for group in found if "bias" in group.names}
+        self.dtype = _nominal(container)
+
+    def __getitem__(self, name: str) -> StoredWeight | torch.Tensor:
+        if name in self.groups:
+            return self.dialect.read(self.groups[name], self.container.tensor, self.dtype)
+        return self.container.tensor(self.plain[name].name)
+
+    def outline(self, name: str) -> StoredWeight | torch.Tensor:
+        """The same on the meta device: dtypes and shapes, without reading."""
+        if name in self.groups:
+            return self.dialect.read(self.groups[name], self._meta, self.dtype)
+        return self._meta(name)
+
+    def _meta(self, name: str) -> torch.Tensor:
+        entry: Entry = self.container.header[name]
+        return torch.empty(entry.shape, dtype=entry.dtype, device="meta")
+
+    def scalars(self, name: str) -> dict[str, torch.Tensor]:
+        """Of a quantized layer, the scales that are one value, or one for each matrix: role -> float32 [1] or [E]."""
+        group = self.groups[name]
+        most = group.shape[0] if len(group.shape) == 3 else 1
+        few = {role: full for role, full in group.names.items() if role in ("global", "scale", "input_scale")}
+        header = self.container.header
+        small = {role: full for role, full in few.items() if torch.Size(header[full].shape).numel() in (1, most)}
+        of_tensor = {role: full for role, full in small.items() if header[full].dtype.itemsize > 1}
+        return {role: self.container.tensor(full).float().reshape(-1) for role, full in of_tensor.items()}
+
+    @property
+    def metadata(self) -> dict[str, str]:
+        """Texts of the headers."""
+        return self.container.metadata
+
+    def __iter__(self) -> Iterator[str]:
+        yield from self.groups
+        yield from self.plain
+
+    def __len__(self) -> int:
+        return len(self.groups) + len(self.plain)
+
+    def __repr__(self) -> str:
+        name = "no dialect" if self.dialect is None else self.dialect.name
+        return (
+            f"Checkpoint({str(self.container.path)!r}, {name}, {len(self.groups)} quantized, {len(self.plain)} plain)"
+        )
+
+
+def read(path: str | Path, *, missing_input_scale: str = "raise") -> Checkpoint:
+    """The tensors of a checkpoint by name, read lazily: name of a weight -> StoredWeight, of another tensor -> itself.
+
+    path: a folder with one .safetensors file, or with shards and their index; or such a file. missing_input_scale:
+    "raise", or "dynamic": a layer may lack the static scale of its input; its input_scale is then None.
+
+    Raises CheckpointError if a tensor is missing, has another dtype or shape than its dialect says, or belongs to no
+    layer, and if files are damaged. All of this is found in headers, before any tensor is read.
+    """
+    check_type("quire.io.read", str | Path, path=path)
+    check_type("quire.io.read", str, missing_input_scale=missing_input_scale)
+    if missing_input_scale not in MISSING:
+        raise ValueError(f"quire.io.read: missing_input_scale must be one of {MISSING}, got {missing_input_scale!r}")
+    return Checkpoint(Container(path), missing_input_scale=missing_input_scale)
+
+
+def _nominal(container: Container) -> torch.dtype:
+    """What the model's configuration says, else the dtype of most plain elements."""
+    config = container.configs.get("config.json", {})
+    said = getattr(torch, str(config.get("dtype", config.get("torch_dtype"))).removeprefix("torch."), None)
+    if said in DTYPES:
+        return said
+    counts = dict.fromkeys(DTYPES, 0)
+    for entry in container.header.values():
+        if entry.dtype in counts and len(entry.shape) > 1:
+            counts[entry.dtype] += torch.Size(entry.shape).numel()
+    return max(counts, key=counts.get) if any(counts.values()) else torch.bfloat16

@@ -1,0 +1,37 @@
+"""A layer of a checkpoint as quire holds it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from quire.tensor import QuantizedStack, QuantizedTensor
+from quire.tensor.origin import Origin
+
+
+@dataclass(frozen=True, eq=False)
+class StoredWeight:
+    """A quantized weight of a checkpoint, and what belongs to it.
+
+    weight: [N, K], or for experts in one tensor [E, N, K]. Its codes and scales are those of the file, in the order of
+        the buffers of quire (docs/specs.md).
+    input_scale: float32 [1], or [E]: the static scale of the input exactly as stored; None where there is none. Whether
+        it multiplies or divides is the layout's (quire.io.layout).
+    bias: [N], or None.
+    origin: where it was read from, or where it is to be written.
+    """
+
+    weight: QuantizedTensor | QuantizedStack
+    input_scale: torch.Tensor | None
+    bias: torch.Tensor | None
+    origin: Origin
+
+    @property
+    def shape(self) -> torch.Size:
+        """Of the weight."""
+        return self.weight.shape
+
+    def dequantize(self, dtype: torch.dtype | None = None) -> torch.Tensor:
+        """The values of the weight, as QuantizedTensor.dequantize()."""
+        return self.weight.dequantize(dtype)

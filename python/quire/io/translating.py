@@ -1,0 +1,76 @@
+"""A layer of one dialect in the layout of another: the same codes, and scales that mean the same."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+
+from quire.io.dialect import Dialect
+from quire.io.dialects import DIALECTS
+from quire.io.layout import DIV, MUL, Layout
+from quire.io.stored import StoredWeight
+from quire.tensor import QuantSpec
+
+
+@dataclass(frozen=True)
+class Loss:
+    """What a layer lost. ulp: the largest difference of a scale that is converted back, in units in the last place of
+    float32; 0 for a tensor that is left out."""
+
+    tensor: str
+    what: str
+    ulp: int
+
+    def __str__(self) -> str:
+        return f"{self.tensor}: {self.what}"
+
+
+def chosen_layout(name: str, stored: StoredWeight, dialect: Dialect, notes: list[str]) -> Layout:
+    """The layout in which a dialect stores a layer: the one it was read from, or Dialect.choose()."""
+    source = source_layout(stored)
+    if source is not None and stored.origin.dialect == dialect.name:
+        return source
+    return dialect.choose(name, stored, source, notes)
+
+
+def source_layout(stored: StoredWeight) -> Layout | None:
+    """The layout that a layer was read from; None if it is of no dialect's table."""
+    dialect = next((one for one in DIALECTS if one.name == stored.origin.dialect), None)
+    return None if dialect is None else dialect.layout(stored.origin.layout)
+
+
+def translated(name: str, stored: StoredWeight, layout: Layout, dialect: str) -> tuple[StoredWeight, list[Loss]]:
+    """The layer with the scales of a layout, and what converting it back would not give."""
+    if (stored.origin.dialect, stored.origin.layout) == (dialect, layout.name):
+        return stored, []
+    source = source_layout(stored)
+    losses = [Loss(name, f"{stored.origin.names[role]} has no place there", 0) for role in stored.origin.verbatim]
+    weight, input_scale = stored.weight, stored.input_scale
+    if weight.spec_text != (wanted := QuantSpec(layout.spec)).text:
+        buffers = weight.buffers()
+        if {MUL, DIV} <= {*weight.spec.options, *wanted.options}:
+            buffers["rowwise_amax"], lost = inverted(name, "the global scale", buffers["rowwise_amax"])
+            losses += lost
+        elif wanted.family == "fp8_row" and weight.spec.family == "fp8_tensor":
+            del buffers["rowwise_amax"]
+            scale = buffers["rowwise_scale"]
+            buffers["rowwise_scale"] = scale.expand(*weight.shape[:-1]).contiguous()
+        weight = type(weight).from_buffers(buffers, wanted, tuple(weight.shape), weight.dtype)
+    if input_scale is not None and source is not None and source.input_divides != layout.input_divides:
+        input_scale, lost = inverted(name, "the scale of the input", input_scale)
+        losses += lost
+    return replace(stored, weight=weight, input_scale=input_scale), losses
+
+
+def inverted(name: str, what: str, scale: torch.Tensor) -> tuple[torch.Tensor, list[Loss]]:
+    """1 / scale, and whether inverting that gives scale."""
+    found = scale.reciprocal()
+    if scale.is_meta:
+        return found, []
+    back = found.reciprocal()
+    ulp = int((back.view(torch.int32).long() - scale.view(torch.int32).long()).abs().max())
+    if ulp == 0:
+        return found, []
+    worst = scale[back != scale].reshape(-1)[0].item()
+    return found, [Loss(name, f"{what} {worst!r} is stored inverted, and inverting it again is {ulp} ulp off", ulp)]

@@ -1,0 +1,187 @@
+"""A mapping of layers and tensors, written as a checkpoint of a dialect."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import EllipsisType
+from typing import Any
+
+import torch
+
+from quire.checks import check_type
+from quire.io.container import INDEX, Container
+from quire.io.dialect import Configs, Dialect
+from quire.io.dialects import dialect_named
+from quire.io.errors import CheckpointError
+from quire.io.layout import Group, Layout
+from quire.io.reading import Checkpoint
+from quire.io.shards import divided, nbytes, replaced, size_of, write_json, write_shards
+from quire.io.stored import StoredWeight
+from quire.io.translating import Loss, chosen_layout, translated
+
+Tensors = Mapping[str, StoredWeight | torch.Tensor]
+
+
+@dataclass(frozen=True)
+class SaveReport:
+    """What was written. files: names. layers: quantized ones. losses: what differs from the source, empty with
+    exact=True; notes: what a reader of the new file should know."""
+
+    files: tuple[str, ...]
+    layers: int
+    tensors: int
+    nbytes: int
+    losses: tuple[Loss, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    def state(self) -> dict[str, Any]:
+        """Plain values, for JSON."""
+        return {**vars(self), "losses": [vars(loss) for loss in self.losses]}
+
+    def __str__(self) -> str:
+        lines = [
+            f"{self.layers} quantized layers, {self.tensors} tensors, {self.nbytes} bytes in {len(self.files)} files"
+        ]
+        return "\n".join([*lines, *map(str, self.losses), *self.notes])
+
+
+@dataclass
+class Plan:
+    """How each entry is written. layouts: name of a quantized weight -> its layout in the new file."""
+
+    dialect: Dialect | None
+    exact: bool
+    layouts: dict[str, Layout] = field(default_factory=dict)
+    losses: list[Loss] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    def tensors(self, name: str, value: StoredWeight | torch.Tensor) -> dict[str, torch.Tensor]:
+        """The tensors of an entry by their names in the file."""
+        if isinstance(value, torch.Tensor):
+            return {name: value}
+        if self.dialect is None:
+            raise CheckpointError(
+                "the layer is quantized, and no dialect says how to write it", "pass dialect=", tensor=name
+            )
+        layout = self.layouts[name]
+        value, losses = translated(name, value, layout, self.dialect.name)
+        if losses and self.exact:
+            raise CheckpointError(
+                f"{self.dialect.name} cannot store the layer exactly: {losses[0].what}",
+                "pass exact=False (--allow-ulp) to accept this",
+                tensor=name,
+            )
+        self.losses.extend(losses)
+        return self.dialect.write(name, value, layout)
+
+
+def write(
+    path: str | Path,
+    tensors: Tensors,
+    *,
+    dialect: str | None,
+    config: Mapping[str, Any] | None = None,
+    exact: bool = True,
+    max_shard_size: str | int = "5GB",
+    overwrite: bool = False,
+) -> SaveReport:
+    """Writes layers and tensors as a checkpoint of a dialect, one entry at a time.
+
+    path: a folder. tensors: name -> StoredWeight, under the name of the weight as a parameter, or tensor; such as
+        read() returns. What was read from the same dialect gets the same names, dtypes, shapes and bytes.
+    dialect: name; None if nothing is quantized. config: of the model (config.json), to which the dialect adds what it
+        says of layers; or name of a file -> content, written unchanged; None: what `tensors` was read with.
+    exact: raise CheckpointError if the dialect cannot store a layer such that converting it back gives the same bytes.
+    max_shard_size: bytes, or a text such as "5GB". overwrite: replace a checkpoint that the folder has.
+
+    Raises CheckpointError before anything is written, or after the parts written so far were removed.
+    """
+    check_type("quire.io.write", Mapping, tensors=tensors)
+    source = tensors if isinstance(tensors, Checkpoint) else None
+    base = {} if source is None else dict(source.container.configs)
+    of_source = source.dialect.name if source is not None and source.dialect is not None else None
+    layouts = {name: group.layout.name for name, group in source.groups.items()} if source is not None else None
+    unchanged = layouts if config is None and dialect == of_source else None
+    if config is not None and config and all(str(name).endswith(".json") for name in config):
+        base, unchanged = dict(config), ...
+    elif config is not None:
+        base["config.json"] = dict(config)
+    options = {"exact": exact, "max_shard_size": max_shard_size, "overwrite": overwrite}
+    chosen = None if dialect is None else dialect_named(dialect)
+    return write_planned(Path(path), tensors, chosen, base=base, unchanged=unchanged, **options)
+
+
+def write_planned(
+    path: Path,
+    tensors: Tensors,
+    dialect: Dialect | None,
+    *,
+    base: Configs,
+    unchanged: Mapping[str, str] | EllipsisType | None,
+    exact: bool,
+    max_shard_size: str | int,
+    overwrite: bool,
+    beside: Path | None = None,
+) -> SaveReport:
+    """write(), of configurations. unchanged: the layout of each layer that `base` says, so that it is written as it is
+    if these are the layouts; ...: it is written in any case; None: the dialect completes it. beside: a folder whose
+    small files are copied."""
+    plan, most, meta, shapes = Plan(dialect, exact), size_of(max_shard_size), {}, {}
+    for name in tensors:
+        outline = tensors.outline(name) if hasattr(tensors, "outline") else outlined(name, tensors[name])
+        if isinstance(outline, StoredWeight) and plan.dialect is not None:
+            plan.layouts[name] = chosen_layout(name, outline, plan.dialect, plan.notes)
+        meta[name], shapes[name] = plan.tensors(name, outline), tuple(outline.shape)
+    shards = divided(meta.items(), most)
+    same = unchanged is ... or unchanged == {name: layout.name for name, layout in plan.layouts.items()}
+    configs = base if dialect is None or same else _configs(plan, base, shapes)
+    with replaced(path, overwrite) as folder:
+        metadata = getattr(tensors, "metadata", {})
+        files = [
+            file.name for file in write_shards(folder, shards, lambda name: plan.tensors(name, tensors[name]), metadata)
+        ]
+        for name, content in configs.items():
+            write_json(folder / name, content)
+            files.append(name)
+        files += [] if beside is None else copied(beside, folder, files)
+    count, size = sum(map(len, meta.values())), sum(nbytes(t) for each in meta.values() for t in each.values())
+    notes = tuple(dict.fromkeys(plan.notes))
+    return SaveReport(tuple(files), len(plan.layouts), count, size, tuple(dict.fromkeys(plan.losses)), notes)
+
+
+def outlined(name: str, value: object) -> StoredWeight | torch.Tensor:
+    """An entry on the meta device. Raises TypeError for what is none."""
+    if isinstance(value, StoredWeight):
+        beside = [None if t is None else t.to("meta") for t in (value.input_scale, value.bias)]
+        origin = value.origin
+        return StoredWeight(value.weight.to("meta"), *beside, origin)
+    if type(value) not in (torch.Tensor, torch.nn.Parameter):
+        raise TypeError(
+            f"quire.io.write: {name} must be a StoredWeight or a plain tensor, got {type(value).__name__}; a "
+            "QuantizedTensor needs an origin, StoredWeight(weight, None, None, Origin(dialect, layout))"
+        )
+    return value.detach().to("meta")
+
+
+def _configs(plan: Plan, base: Configs, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
+    """Name of a file -> content."""
+    plain = [
+        name.removesuffix(".weight")
+        for name, shape in shapes.items()
+        if name not in plan.layouts and name.endswith(".weight") and len(shape) == 2
+    ]
+    groups = [Group(name, layout, shapes[name], {}) for name, layout in plan.layouts.items()]
+    return plan.dialect.config(groups, plain, base)
+
+
+def copied(source: Path, target: Path, written: Sequence[str]) -> list[str]:
+    """Copies the small files beside the weights, such as the tokenizer's, which say nothing of layers."""
+    kinds, found = (".json", ".txt", ".model", ".jinja", ".md", ".py", ".tiktoken"), []
+    says = {*written, INDEX, *Container.CONFIGS}
+    for file in sorted(source.iterdir()) if source.is_dir() else ():
+        if file.is_file() and file.suffix in kinds and file.name not in says:
+            (target / file.name).write_bytes(file.read_bytes())
+            found.append(file.name)
+    return found

@@ -1,0 +1,116 @@
+"""Where a quantized tensor was read from: what a file of another tool needs to get the same bytes back."""
+
+from __future__ import annotations
+
+import copy
+import operator
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+_REMEDY = "the file is damaged or was not written by quire; save the tensor again"
+
+
+@dataclass(frozen=True, eq=False)
+class Origin:
+    """The place of a layer in a checkpoint, as QuantizedTensor.origin remembers it. It holds nothing that the layer's
+    buffers hold, so it cannot contradict them.
+
+    dialect, layout: who wrote it, and under which of the dialect's algorithms, such as "modelopt" and "NVFP4".
+    names: role of a tensor -> its name in the file. The roles are those of quire.io.layout.
+    dtypes, shapes: role -> as in the file. Scales of one element can be 0-d or [1], and 16 or 32 bits.
+    verbatim: role -> tensor of the file that belongs to the layer, and that the weight does not hold.
+    parts: of a weight that was joined of several layers: the origin of each, in the order of rows or matrices.
+    """
+
+    dialect: str
+    layout: str
+    names: Mapping[str, str] = field(default_factory=dict)
+    dtypes: Mapping[str, torch.dtype] = field(default_factory=dict)
+    shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    verbatim: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    parts: tuple[Origin, ...] = ()
+
+    def state(self) -> dict[str, Any]:
+        """Plain values, which torch.load(weights_only=True) reads."""
+        shapes = {role: tuple(shape) for role, shape in self.shapes.items()}
+        plain = {"names": dict(self.names), "dtypes": dict(self.dtypes), "shapes": shapes}
+        parts = [part.state() for part in self.parts]
+        named = {"dialect": self.dialect, "layout": self.layout}
+        return {**named, **plain, "verbatim": dict(self.verbatim), "parts": parts}
+
+    @classmethod
+    def of_state(cls, state: object) -> Origin:
+        """The inverse of state(), from wherever it came. Raises TypeError for what state() does not give."""
+        kinds = {"dialect": str, "layout": str, "names": dict, "dtypes": dict, "shapes": dict, "verbatim": dict}
+        kinds |= {"parts": list}
+        each = {"names": str, "dtypes": torch.dtype, "shapes": tuple, "verbatim": torch.Tensor}
+        holds = isinstance(state, dict) and state.keys() == kinds.keys()
+        holds = holds and all([isinstance(state[name], kind) for name, kind in kinds.items()])
+        if not holds or not all(
+            isinstance(role, str) and isinstance(value, kind)
+            for name, kind in each.items()
+            for role, value in state[name].items()
+        ):
+            raise TypeError(f"a saved Origin: it must be a dict of {', '.join(kinds)}, got {type(state)}; {_REMEDY}")
+        return cls(**{**state, "parts": tuple(map(cls.of_state, state["parts"]))})
+
+
+class _Kept:
+    """An origin that aliases of a tensor share, so that what is written through one is known to all."""
+
+    def __init__(self, origin: Origin) -> None:
+        self.origin: Origin | None = origin
+
+
+class _Seal:
+    """An origin, and how often each of a tensor's buffers had been written to when it was true. So a writer is noticed
+    who knows only the buffers, such as a compiled graph."""
+
+    def __init__(self, kept: _Kept, buffers: Sequence[torch.Tensor]) -> None:
+        self.kept, self.buffers = kept, tuple(buffers)
+        self.versions = tuple(map(_version, self.buffers))
+
+    def origin(self, buffers: Sequence[torch.Tensor]) -> Origin | None:
+        same = len(buffers) == len(self.buffers) and all(map(operator.is_, buffers, self.buffers))
+        return self.kept.origin if same and self.versions == tuple(map(_version, buffers)) else None
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _Seal | None:
+        """torch.Tensor.__deepcopy__ copies all attributes, and memo tells which copies are of the buffers."""
+        origin = self.origin(self.buffers)
+        return None if origin is None else _Seal(_Kept(origin), [copy.deepcopy(t, memo) for t in self.buffers])
+
+
+def _version(tensor: torch.Tensor) -> int:
+    return 0 if tensor.is_inference() else tensor._version
+
+
+class Remembered:
+    """A quantized tensor that knows where it was read from, until somebody writes to it."""
+
+    @property
+    def origin(self) -> Origin | None:
+        """Where the codes and scales were read from (quire.io); None if nowhere, or if something was written to them
+        since. Copies of the same bytes (detach, clone, deepcopy, pickle, .to) have it too."""
+        seal = self.__dict__.get("_origin")
+        return None if seal is None else seal.origin(list(self.buffers().values()))
+
+    def remember(self, origin: Origin | None) -> None:
+        """Says where the present codes and scales come from."""
+        self.__dict__["_origin"] = None if origin is None else _Seal(_Kept(origin), self.buffers().values())
+
+    def remember_like(self, other: Remembered, *, alias: bool = False) -> Any:
+        """Takes over the origin of a tensor with the same bytes; alias: with the same memory. Returns self."""
+        if (origin := other.origin) is not None:
+            kept = other.__dict__["_origin"].kept if alias else _Kept(origin)
+            self.__dict__["_origin"] = _Seal(kept, self.buffers().values())
+        else:
+            self.__dict__.pop("_origin", None)
+        return self
+
+    def forget_origin(self) -> None:
+        """Something is written. Tensors of inference mode do not count writes."""
+        if (seal := self.__dict__.get("_origin")) is not None:
+            seal.kept.origin = None
