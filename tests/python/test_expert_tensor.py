@@ -13,7 +13,7 @@ from expert_tensor_ranks import (
     says,
     states_travel,
 )
-from pairwise import pairwise
+from pairwise import each_value
 from ranks import rank_of
 
 #: One for each way in which scales follow from a tensor, for random bits, and for what backward multiplies.
@@ -33,7 +33,7 @@ def test_gradients_of_divided_experts_are_those_of_one_process(two, recipe):
 
 
 @pytest.mark.parametrize(
-    ("recipe", "way", "option"), pairwise(SOME, [way for way in WAYS if way != "eager"], range(len(OPTIONS)))
+    ("recipe", "way", "option"), each_value(SOME, [way for way in WAYS if way != "eager"], range(len(OPTIONS)))
 )
 def test_other_ways_to_run_divided_experts(two, recipe, way, option):
     two.run(equals_one_process, Case(recipe, options=OPTIONS[option], way=way))
@@ -52,7 +52,7 @@ def test_a_mixture_is_one_graph(two):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("recipe", "ep", "way", "style"),
-    pairwise(
+    each_value(
         ("nvfp4", "mxfp8", "fp8_current", "delayed"),
         ({}, {"capacity": 64}),
         ("eager", "compiled", "exact"),

@@ -10,7 +10,7 @@ from torch._inductor.utils import run_and_get_code
 
 import quire
 from every_recipe import IN_ANY_PRECISION, TABLE
-from pairwise import pairwise
+from pairwise import each_value, pairwise
 from parallel_graphs import IN, OUT, TOKENS, graphs, inputs
 from parallel_layers import OPTIONS, RECIPES, WAYS, Case
 from quire.distributed import ColumnParallel, Parallel, RowParallel
@@ -21,7 +21,16 @@ MODES = ("column", "row")
 #: Of two processes each: whole blocks; pieces of no block, of one row, of none; three dimensions.
 SIZES = ((256,), (14,), (2,), (0,), (6, 5))
 #: One for each way in which scales follow from a tensor, and for what backward multiplies.
-SOME = ("fp8_current", "fp8_block_x2d", "mxfp8", "nvfp4", "nvfp4_row_scaled", "delayed", "mxfp8_dequantized")
+SOME = (
+    "fp8_current",
+    "fp8_block_x2d",
+    "mxfp8",
+    "nvfp4",
+    "nvfp4_row_scaled",
+    "delayed",
+    "mxfp8_dequantized",
+    "weight_only",
+)
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
@@ -38,13 +47,13 @@ def test_any_number_of_tokens(two, mode, tokens, dtype):
         two.run(equals_the_plain_way, Case(recipe, "Linear", mode, True, tokens, dtype=dtype))
 
 
-@pytest.mark.parametrize(("recipe", "way", "mode"), pairwise(SOME, [way for way in WAYS if way != "eager"], MODES))
+@pytest.mark.parametrize(("recipe", "way", "mode"), each_value(SOME, [way for way in WAYS if way != "eager"], MODES))
 def test_other_ways_to_run_a_layer(two, recipe, way, mode):
     two.run(equals_the_plain_way, Case(recipe, "Linear", mode, True, way=way))
 
 
 @pytest.mark.parametrize(
-    ("recipe", "option", "mode"), pairwise(("nvfp4", "mxfp8_dequantized"), range(len(OPTIONS)), MODES)
+    ("recipe", "option", "mode"), each_value(("nvfp4", "mxfp8_dequantized"), range(len(OPTIONS)), MODES)
 )
 def test_options_of_the_layer(two, recipe, option, mode):
     two.run(equals_the_plain_way, Case(recipe, "Linear", mode, True, options=OPTIONS[option]))
@@ -108,8 +117,7 @@ ORDERS = {
 }
 
 
-@pytest.mark.parametrize("recipe", IN_ANY_PRECISION)
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(("recipe", "mode"), each_value(list(IN_ANY_PRECISION), MODES))
 def test_a_product_stands_between_the_start_of_a_piece_and_its_wait(group, recipe, mode):
     tokens, features = (128, IN) if mode == "column" else (256, IN // 2)  # whole blocks of each process
     x = torch.randn(tokens, features, requires_grad=True)
