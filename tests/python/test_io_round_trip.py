@@ -167,3 +167,11 @@ def test_what_was_read_does_not_change_with_the_file(tmp_path):
         out.write(bytes(file.stat().st_size - 8 - length))
     assert torch.equal(plain, before[0])
     assert torch.equal(stored.dequantize().nan_to_num(), before[1].nan_to_num())
+
+
+def test_looking_for_a_name_reads_nothing(tmp_path, monkeypatch):
+    checkpoint = io.read(KINDS["modelopt NVFP4"]().write(tmp_path))
+    monkeypatch.setattr(checkpoint.container, "tensor", None)
+    assert "model.norm.weight" in checkpoint and "model.layers.0.self_attn.q_proj.weight" in checkpoint
+    assert "model.layers.0.self_attn.q_proj.weight_scale" not in checkpoint and 3 not in checkpoint
+    assert len(checkpoint) == len(list(checkpoint))
