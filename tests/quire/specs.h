@@ -10,7 +10,7 @@
 namespace quire::testing {
 
 /// Every spec of the grammar: all combinations of one word out of each list after a family; those that are refused are
-/// left out.
+/// left out, and those with the option `given`, which need a scale with the call (test_given_scale.cpp).
 inline std::vector<QuantSpec> all_specs() {
   using Words = std::vector<std::string>;
   const auto expand = [](const std::string& family, const std::vector<Words>& lists) {
