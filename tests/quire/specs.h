@@ -1,4 +1,4 @@
-// Every spec that the grammar allows.
+// The specs that the grammar allows; of those with a stored global scale some.
 #pragma once
 
 #include <string>
@@ -38,9 +38,13 @@ inline std::vector<QuantSpec> all_specs() {
                        {"", "sr"},
                        {"", "4over6=mae", "4over6=mse"},
                        {"", "256"},
-                       {"", "global=mul", "global=div"},
                        nan,
                        scale_order}));
+  // A stored global scale changes only how one number is made of another: not with every order of codes.
+  const Words global{"global=mul", "global=div"};
+  add(expand("nvfp4",
+             {global, {"", "16x16"}, {"", "row_scaled"}, {"", "rht"}, {"", "sr"}, {"", "4over6=mae"}, {"", "256"}}));
+  add(expand("nvfp4", {global, {"nan:swizzled", "nan:interleaved"}}));
   std::vector<QuantSpec> specs;
   for (const std::string& text : texts) try {
       specs.push_back(QuantSpec::parse(text));
