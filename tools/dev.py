@@ -11,7 +11,19 @@ from pathlib import Path
 
 import torch_pin
 import tree
-from workspace import ROOT, Failure, compiler, enter_venv, googlebenchmark, googletest, install, say, tool, version_of
+from workspace import (
+    ROOT,
+    Failure,
+    compiler,
+    enter_venv,
+    googlebenchmark,
+    googletest,
+    install,
+    say,
+    tool,
+    venv_beside,
+    version_of,
+)
 
 CHECKS = ["check_layers", "check_budgets", "check_formats", "check_duplicates", "check_words"]
 LIBRARIES = ["quire", "quire_torch", "quire_debug", "quire_python"]
@@ -19,6 +31,8 @@ LIBRARIES = ["quire", "quire_torch", "quire_debug", "quire_python"]
 TEST_DEVICE = "quiretest"
 DEVICE_TESTS = "tests/device"
 ON_ANY_DEVICE = ["tests/python", "tests/quire_torch"]
+#: With packages that are in an environment of their own; and, of the others, those that read what these have written.
+PEER_TESTS, STORED_TESTS = "tests/peers", "tests/io/test_other_tools.py"
 #: Processes that share the tests; each takes up to two GiB.
 WORKERS = 8
 #: What pytest says when it was left with none.
@@ -160,6 +174,15 @@ def test(arguments: list[str], quick: bool = False) -> None:
         raise Failure("tests failed, see above")
 
 
+def test_of(arguments: argparse.Namespace, rest: list[str]) -> None:
+    if arguments.asan:
+        test_with_sanitizers()
+    elif arguments.peers:
+        test_with_peers(rest)
+    else:
+        test(rest, arguments.quick)
+
+
 def test_with_sanitizers() -> None:
     """The core's tests, then the operators' and their fuzzer in a Python process that has the sanitizer's runtime."""
     compiler()
@@ -186,6 +209,16 @@ def test_with_sanitizers() -> None:
         UBSAN_OPTIONS="print_stacktrace=1",
         QUIRE_FUZZ_SANITIZED="1",
     )
+
+
+def test_with_peers(arguments: list[str]) -> None:
+    """Tests that compare with the tools whose checkpoints quire reads, in an environment of their own."""
+    build()
+    python = venv_beside("peers", "oracles")
+    command = [python, "-m", "pytest", "-q", *(arguments or [PEER_TESTS, STORED_TESTS])]
+    done = subprocess.run([str(part) for part in command], cwd=ROOT, env=test_environment())
+    if done.returncode:
+        raise Failure("tests failed, see above")
 
 
 def library_of_compiler(name: str) -> str:
@@ -279,6 +312,9 @@ def parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
     tests.add_argument(
         "--asan", action="store_true", help="the core's and the operators' tests under the sanitizers instead"
     )
+    tests.add_argument(
+        "--peers", action="store_true", help="the tests with other tools for checkpoints instead, which it installs"
+    )
     verbs.add_parser(
         "bench",
         add_help=False,
@@ -301,7 +337,7 @@ def main() -> int:
     verbs = {
         "build": build,
         "train": lambda: script("examples/train/train.py", rest),
-        "test": lambda: test_with_sanitizers() if arguments.asan else test(rest, arguments.quick),
+        "test": lambda: test_of(arguments, rest),
         "bench": lambda: bench(rest),
         "wheel": lambda: say(f"made {wheel().relative_to(ROOT)}"),
         "docs": docs,

@@ -106,6 +106,28 @@ def install(torch: bool, *extra: str) -> None:
         pip_install(not_here(groups[group]), "--no-deps")
 
 
+def venv_beside(name: str, group: str) -> Path:
+    """The Python of build/NAME, a virtual environment with the packages of that group and, by the way, what .venv and
+    the source tree have: what must not be in .venv, because it changes what others import."""
+    folder = ROOT / "build" / name
+    python = folder / "bin/python"
+    if not python.exists():
+        say(f"making {folder.relative_to(ROOT)}")
+        subprocess.run([sys.executable, "-m", "venv", "--clear", folder], check=True)
+    (site,) = folder.glob("lib/python*/site-packages")
+    others = [path for path in sys.path if Path(path).name in ("site-packages", "dist-packages")]
+    (site / "quire_beside.pth").write_text("\n".join([str(ROOT / "python"), *others]) + "\n")
+    pins = tomllib.loads((ROOT / "pyproject.toml").read_text())["dependency-groups"][group]
+    done = folder / "installed"
+    if not done.exists() or done.read_text().split() != pins:
+        say(f"installing {', '.join(pins)} into {folder.relative_to(ROOT)}")
+        pip = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *pins]
+        if subprocess.run(pip).returncode:
+            raise Failure(f"cannot install the packages of group {group}. Is a package index in reach?")
+        done.write_text("\n".join(pins) + "\n")
+    return python
+
+
 def not_here(pins: list[str]) -> list[str]:
     return [pin for pin in pins if version_of(pin) != pin.split("==")[1]]
 

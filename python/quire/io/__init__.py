@@ -19,6 +19,7 @@ from quire.io.into_model import LoadReport, load
 from quire.io.reading import Checkpoint, read
 from quire.io.smoke import Run, run
 from quire.io.stored import StoredWeight
+from quire.io.te_state import te_state, te_states
 from quire.io.verifying import Verification, verify
 from quire.io.writing import SaveReport, write
 from quire.tensor.origin import Origin
@@ -39,6 +40,8 @@ __all__ = [
     "inspect",
     "load",
     "read",
+    "te_state",
+    "te_states",
     "run",
     "save",
     "verify",

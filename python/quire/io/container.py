@@ -13,6 +13,8 @@ import torch
 from quire.io.errors import CheckpointError, some
 
 INDEX = "model.safetensors.index.json"
+#: Where descriptions have the texts of the headers.
+METADATA = "__metadata__"
 #: Names of dtypes in files, which safetensors has no public table of.
 DTYPES = {
     "BOOL": torch.bool,
@@ -129,6 +131,11 @@ class Container:
                     f"is no complete safetensors file: {error}", "copy or download it again", file=file
                 ) from error
         return self._handles[file]
+
+    @property
+    def descriptions(self) -> Mapping[str, Mapping[str, Any]]:
+        """All that says how tensors are to be read: the configurations, and the texts of the headers."""
+        return {**self.configs, METADATA: self.metadata}
 
     def tensor(self, name: str) -> torch.Tensor:
         """The tensor of that name, in memory of its own (file pages are given back)."""

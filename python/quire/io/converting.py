@@ -9,11 +9,10 @@ import torch
 
 from quire.checks import check_type
 from quire.functional import quantize
-from quire.io.container import Container
 from quire.io.dialect import Dialect, meaning
 from quire.io.dialects import dialect_named
 from quire.io.errors import CheckpointError
-from quire.io.reading import Checkpoint
+from quire.io.reading import Checkpoint, opened
 from quire.io.stored import StoredWeight
 from quire.io.writing import SaveReport, write_planned
 from quire.tensor import QuantizedStack, QuantizedTensor, QuantSpec
@@ -44,7 +43,7 @@ def convert(
     Raises CheckpointError, with nothing written, if the dialect has no layout for a layer.
     """
     check_type("quire.io.convert", str, to=to)
-    checkpoint, target = Checkpoint(Container(src), missing_input_scale=missing_input_scale), dialect_named(to)
+    checkpoint, target = Checkpoint(opened(src), missing_input_scale=missing_input_scale), dialect_named(to)
     entries: Mapping[str, StoredWeight | torch.Tensor] = checkpoint
     if requantize is not None:
         entries = Requantized(checkpoint, target, requantize, filter)

@@ -9,12 +9,11 @@ from pathlib import Path
 import torch
 
 from quire.checks import check_type, check_type_or_none
-from quire.io.container import Container
 from quire.io.dialects import dialect_named
 from quire.io.errors import CheckpointError
 from quire.io.fitting import Ref, Source, Target, parameters
 from quire.io.joining import split
-from quire.io.reading import Checkpoint
+from quire.io.reading import Checkpoint, opened
 from quire.io.record import Record, record_of
 from quire.io.stored import StoredWeight
 from quire.io.writing import SaveReport, write_planned
@@ -46,7 +45,7 @@ def save(
     check_type("quire.io.save", torch.nn.Module, model=model)
     check_type("quire.io.save", str | Path, path=path)
     check_type_or_none("quire.io.save", str | Path, like=like)
-    source = None if like is None else Checkpoint(Container(like), missing_input_scale="dynamic")
+    source = None if like is None else Checkpoint(opened(like), missing_input_scale="dynamic")
     record = record_of(model) or Record("", None, {})
     of_source = source.dialect.name if source is not None and source.dialect is not None else None
     chosen = dialect or of_source or record.dialect

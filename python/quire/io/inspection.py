@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from quire.io.container import Container, Entry
+from quire.io.container import Entry
 from quire.io.dialect import OF_CACHES, check_consumed
 from quire.io.dialects import dialect_of
 from quire.io.errors import CheckpointError
 from quire.io.layout import Group, missing_inputs
+from quire.io.reading import opened
 
 
 @dataclass(frozen=True)
@@ -72,11 +73,11 @@ class Inspection:
 def inspect(path: str | Path) -> Inspection:
     """Describes a checkpoint without reading tensors: its dialect, layers and what does not hold. Raises
     CheckpointError only if there are no readable headers."""
-    container = Container(path)
+    container = opened(path)
     header, problems, groups = container.header, [], []
     dialect = dialect_of(container)
     try:
-        groups = [] if dialect is None else dialect.groups(header, container.configs)
+        groups = [] if dialect is None else dialect.groups(header, container.descriptions)
         check_consumed(groups, header)
     except CheckpointError as error:
         problems.append(str(error))

@@ -10,12 +10,11 @@ import torch
 
 from quire.checks import check_type
 from quire.io.assigning import Layer, apply, recipe_of
-from quire.io.container import Container
 from quire.io.dialect import OF_CACHES
 from quire.io.errors import CheckpointError, some
 from quire.io.fitting import Ref, Target, fit
 from quire.io.joining import joined_input, joined_spec
-from quire.io.reading import MISSING, Checkpoint
+from quire.io.reading import MISSING, Checkpoint, opened
 from quire.io.record import Record, remember
 from quire.nn.grouped_linear import GroupedLinear
 from quire.nn.linear import Linear
@@ -77,7 +76,7 @@ def load(
     not fit, scales that are NaN, infinite or negative, and layers that cannot be joined.
     """
     activations = _checked(model, activations, experts, missing_input_scale)
-    checkpoint = Checkpoint(Container(path), missing_input_scale=missing_input_scale)
+    checkpoint = Checkpoint(opened(path), missing_input_scale=missing_input_scale)
     targets, notes = fit(model, checkpoint, fuse, experts), []
     layers = _layers(targets, checkpoint)
     for layer in layers.values():

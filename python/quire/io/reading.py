@@ -11,8 +11,10 @@ from quire.checks import check_type
 from quire.io.container import Container, Entry
 from quire.io.dialect import Dialect, check_consumed
 from quire.io.dialects import dialect_of
+from quire.io.gguf_file import GgufFile
 from quire.io.layout import check_inputs
 from quire.io.stored import StoredWeight
+from quire.io.te_file import TeFile
 from quire.tensor.buffers import DTYPES
 
 #: What to do about static scales of inputs that a checkpoint should have and has not.
@@ -31,7 +33,7 @@ class Checkpoint(Mapping[str, StoredWeight | torch.Tensor]):
         self.container = container
         self.dialect: Dialect | None = dialect_of(container)
         header = container.header
-        found = [] if self.dialect is None else self.dialect.groups(header, container.configs)
+        found = [] if self.dialect is None else self.dialect.groups(header, container.descriptions)
         check_consumed(found, header)
         if missing_input_scale == "raise":
             check_inputs(found, header)
@@ -92,7 +94,8 @@ class Checkpoint(Mapping[str, StoredWeight | torch.Tensor]):
 def read(path: str | Path, *, missing_input_scale: str = "raise") -> Checkpoint:
     """The tensors of a checkpoint by name, read lazily: name of a weight -> StoredWeight, of another tensor -> itself.
 
-    path: a folder with one .safetensors file, or with shards and their index; or such a file. missing_input_scale:
+    path: a folder with one .safetensors file, or with shards and their index; or such a file; or a GGUF file (.gguf),
+    or a file of torch.save (.pt, .pth). missing_input_scale:
     "raise", or "dynamic": a layer may lack the static scale of its input; its input_scale is then None.
 
     Raises CheckpointError if a tensor is missing, has another dtype or shape than its dialect says, or belongs to no
@@ -102,7 +105,14 @@ def read(path: str | Path, *, missing_input_scale: str = "raise") -> Checkpoint:
     check_type("quire.io.read", str, missing_input_scale=missing_input_scale)
     if missing_input_scale not in MISSING:
         raise ValueError(f"quire.io.read: missing_input_scale must be one of {MISSING}, got {missing_input_scale!r}")
-    return Checkpoint(Container(path), missing_input_scale=missing_input_scale)
+    return Checkpoint(opened(path), missing_input_scale=missing_input_scale)
+
+
+def opened(path: str | Path) -> Container:
+    """The tensors of a checkpoint: of safetensors files, or by its name of a GGUF file or a file of torch.save."""
+    file = Path(path)
+    kinds = {".gguf": GgufFile, ".pt": TeFile, ".pth": TeFile}
+    return kinds[file.suffix](file) if file.is_file() and file.suffix in kinds else Container(path)
 
 
 def _nominal(container: Container) -> torch.dtype:

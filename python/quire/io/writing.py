@@ -137,8 +137,8 @@ def write_planned(
     shards = divided(meta.items(), most)
     same = unchanged is ... or unchanged == {name: layout.name for name, layout in plan.layouts.items()}
     configs = base if dialect is None or same else _configs(plan, base, shapes)
+    metadata = getattr(dialect, "texts", dict)(getattr(tensors, "metadata", {}))
     with replaced(path, overwrite) as folder:
-        metadata = getattr(tensors, "metadata", {})
         files = [
             file.name for file in write_shards(folder, shards, lambda name: plan.tensors(name, tensors[name]), metadata)
         ]

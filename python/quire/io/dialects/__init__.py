@@ -9,16 +9,32 @@ from __future__ import annotations
 from quire.io.container import Container
 from quire.io.dialect import Dialect
 from quire.io.dialects.compressed_tensors import CompressedTensors
+from quire.io.dialects.deepseek import DeepSeek
+from quire.io.dialects.fbgemm import Fbgemm
+from quire.io.dialects.gguf_blocks import Gguf
+from quire.io.dialects.gpt_oss import GptOss
 from quire.io.dialects.modelopt import ModelOpt
 from quire.io.dialects.native import Native
+from quire.io.dialects.te_tensors import TeTensors
+from quire.io.dialects.torchao import TorchAo
 from quire.io.errors import CheckpointError
 
-DIALECTS: tuple[Dialect, ...] = (Native(), ModelOpt(), CompressedTensors())
+DIALECTS: tuple[Dialect, ...] = (
+    Native(),
+    TorchAo(),
+    Gguf(),
+    TeTensors(),
+    ModelOpt(),
+    CompressedTensors(),
+    DeepSeek(),
+    GptOss(),
+    Fbgemm(),
+)
 
 
 def dialect_of(container: Container) -> Dialect | None:
     """The first dialect that takes the checkpoint for its own; None for one without quantized layers."""
-    return next((one for one in DIALECTS if one.detect(container.header, container.configs)), None)
+    return next((one for one in DIALECTS if one.detect(container.header, container.descriptions)), None)
 
 
 def dialect_named(name: str) -> Dialect:

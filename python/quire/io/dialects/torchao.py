@@ -1,0 +1,246 @@
+"""Checkpoints of torchao (torchao.prototype.safetensors): tensor subclasses, flattened.
+
+`X.weight` is in the file as `X._weight_qdata`, `X._weight_scale`, and for NVFP4 perhaps `X._weight_per_tensor_scale`
+and `X._weight_act_per_tensor_scale`; all scales multiply. The header's metadata has the class and its attributes as
+JSON under `X.weight`, and all names under `tensor_names`. Scales of blocks can be swizzled.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from quire.io.container import METADATA, Header
+from quire.io.dialect import Configs, LayoutDialect, check_consumed
+from quire.io.dialects.deepseek import tiles
+from quire.io.dialects.modelopt import NVFP4
+from quire.io.errors import CheckpointError
+from quire.io.layout import (
+    BYTE,
+    E4M3,
+    E8M0,
+    F32,
+    SCALES,
+    Group,
+    Layout,
+    Part,
+    Shape,
+    ShapeRule,
+    blocks,
+    codes,
+    group_of,
+    packed,
+    row,
+    scalar,
+)
+from quire.io.stored import StoredWeight
+from quire.io.swizzle import in_rows, in_tiles, padded
+
+_NAMES = "tensor_names"
+_PACKED = (BYTE, torch.float4_e2m1fn_x2)
+_E5M2 = torch.float8_e5m2
+
+
+def swizzled(size: int) -> ShapeRule:
+    """Scales of 1 x size elements in tiles of 128 x 4. Stacks are one tall matrix or, with rows in multiples of 128,
+    several."""
+
+    def shapes(shape: Shape) -> list[Shape]:
+        lines, columns = padded(torch.Size(shape[:-1]).numel(), -(-shape[-1] // size))
+        one = [(lines // 4, columns * 4), (lines, columns), (lines * columns,)]
+        stack = [(shape[0], lines // shape[0] // 4, columns * 4)] if len(shape) == 3 and shape[1] % 128 == 0 else []
+        return [*stack, *one]
+
+    return shapes
+
+
+def one_scale(shape: Shape) -> Sequence[Shape]:
+    """A scale for a matrix, in as many dimensions as the weight."""
+    return [(*shape[:-2], 1, 1), *scalar(shape)]
+
+
+def _layout(name: str, spec: str, data: Part, scale: Part, *others: Part, dynamic: str = "none") -> Layout:
+    static = NVFP4 if spec == NVFP4 else "none"
+    return Layout(name, spec, (data, scale, *others), static=static, dynamic=dynamic)
+
+
+def _data(*dtypes: torch.dtype) -> Part:
+    four_bit = dtypes == _PACKED
+    return Part("data", "._weight_qdata", dtypes, packed if four_bit else codes, "rowwise_data")
+
+
+def _scale(dtypes: tuple[torch.dtype, ...], shape: ShapeRule) -> Part:
+    return Part("scale", "._weight_scale", dtypes, shape, "rowwise_scale")
+
+
+_GLOBAL = Part("global", "._weight_per_tensor_scale", (F32,), one_scale, "rowwise_amax", optional=True)
+_ACT = Part("input_scale", "._weight_act_per_tensor_scale", (F32,), one_scale, "input_scale", optional=True)
+
+
+def _layouts() -> tuple[Layout, ...]:
+    found = []
+    for element, dtype in (("", E4M3), (":e5m2", _E5M2)):
+        for name, spec, shape in (
+            ("tensor", f"fp8_tensor{element}", one_scale),
+            ("row", f"fp8_row{element}", row),
+            ("block", f"fp8_block{element}:128x128", tiles),
+        ):
+            found.append(_layout(f"Float8Tensor:{name}{element}", spec, _data(dtype), _scale(SCALES, shape)))
+        for order, shape in (("", blocks(32)), (":swizzled", swizzled(32))):
+            scale = _scale((E8M0, BYTE), shape)
+            found.append(_layout(f"MXTensor:mxfp8{element}{order}", f"mxfp8{element}", _data(dtype), scale))
+    for order, of_32, of_16 in (("", blocks(32), blocks(16)), (":swizzled", swizzled(32), swizzled(16))):
+        found.append(_layout(f"MXTensor:mxfp4{order}", "mxfp4", _data(*_PACKED), _scale((E8M0, BYTE), of_32)))
+        scale = _scale((E4M3, BYTE), of_16)
+        found.append(_layout(f"NVFP4Tensor{order}", NVFP4, _data(*_PACKED), scale, _GLOBAL, _ACT))
+    # With inputs that are quantized too.
+    of_inputs = {"tensor": "fp8_tensor", "row": "fp8_row", "block": "fp8_block"}
+    for layout in tuple(found):
+        kind = layout.name.split(":")[1] if layout.name.startswith("Float8") else ""
+        dynamic = of_inputs.get(kind) or {"mxfp8": "mxfp8", "mxfp4": "mxfp4"}.get(layout.spec.split(":")[0], "nvfp4")
+        found.append(dataclasses.replace(layout, name=f"{layout.name}:inputs", dynamic=dynamic))
+    return tuple(found)
+
+
+class TorchAo(LayoutDialect):
+    """The dialect "torchao"."""
+
+    name = "torchao"
+    layouts = _layouts()
+
+    def detect(self, header: Header, configs: Configs) -> bool:
+        # Files that were converted to another dialect can still have these texts.
+        return _NAMES in configs.get(METADATA, {}) and any(name.endswith("_qdata") for name in header)
+
+    def groups(self, header: Header, configs: Configs) -> list[Group]:
+        metadata, found = configs[METADATA], []
+        for name in _json(metadata, _NAMES, list):
+            said = _json(metadata, name, dict)
+            kind = said.get("_type")
+            if kind == "Tensor":
+                continue
+            module, _, parameter = name.rpartition(".")
+            layout = self.layout(_layout_name(name, kind, said.get("_data") or {}, header))
+            parts = tuple(
+                dataclasses.replace(part, suffix=part.suffix.replace("._weight_", f"._{parameter}_"))
+                for part in layout.parts
+            )
+            data = header.get(f"{module}._{parameter}_qdata")
+            stacked = data is not None and len(data.shape) == 3
+            layout = dataclasses.replace(layout, parts=parts, parameter=f".{parameter}", stacked=stacked)
+            group = group_of(layout, module, header)
+            self._check_names(group, said, header)
+            found.append(group)
+        check_consumed(found, header)
+        return found
+
+    def _check_names(self, group: Group, said: Mapping[str, Any], header: Header) -> None:
+        """Raises CheckpointError unless the file has the tensors that the metadata lists."""
+        prefix = group.layout.parameter.replace(".", "._") + "_"
+        roles = {part.suffix.removeprefix(prefix): part.role for part in group.layout.parts}
+        for field in said.get("_tensor_data_names") or ():
+            role = roles.get(field)
+            if role not in group.names:
+                stem, attribute = group.name.rpartition(".")[::2]
+                raise CheckpointError(
+                    f"the metadata of {group.name} lists the tensor, "
+                    + ("which quire does not know" if role is None else "which the file does not have"),
+                    "download the file again, or export the model with a newer quire",
+                    file=header[group.names["data"]].file,
+                    tensor=f"{stem}._{attribute}_{field}",
+                )
+
+    def read(self, group: Group, tensor: Callable[[str], torch.Tensor], dtype: torch.dtype) -> StoredWeight:
+        shape, given = group.shape, {role: tensor(name) for role, name in group.names.items()}
+        rows, size = torch.Size(shape[:-1]).numel(), 16 if group.layout.spec == NVFP4 else 32
+        values, names = dict(given), dict(group.names)
+        if ":swizzled" in group.layout.name:
+            scale = given["scale"]
+            values["scale"] = in_rows(scale.view(BYTE), rows, -(-shape[-1] // size)).view(scale.dtype)
+            values["scale"] = values["scale"].reshape(*shape[:-1], -1)
+        if group.layout.spec == NVFP4 and "global" not in names:
+            names["global"], values["global"] = "", torch.ones((), device=given["data"].device)
+        by_name = {name: values[role] for role, name in names.items()}
+        stored = super().read(dataclasses.replace(group, names=names), by_name.__getitem__, dtype)
+        origin = dataclasses.replace(
+            stored.origin,
+            names=dict(group.names),
+            dtypes={role: value.dtype for role, value in given.items()},
+            shapes={role: tuple(value.shape) for role, value in given.items()},
+        )
+        return dataclasses.replace(stored, origin=origin)
+
+    def write(self, name: str, stored: StoredWeight, layout: Layout) -> dict[str, torch.Tensor]:
+        origin = stored.origin
+        if (origin.dialect, origin.layout) != (self.name, layout.name):
+            raise CheckpointError(
+                "quire writes layers of torchao only as it has read them", "choose another dialect", tensor=name
+            )
+        if ":swizzled" not in layout.name:
+            found = super().write(name, stored, layout)
+        else:
+            shapes = {role: size for role, size in origin.shapes.items() if role != "scale"}
+            compact = (*stored.shape[:-1], stored.weight.rowwise_scale.shape[-1])
+            rows = dataclasses.replace(stored, origin=dataclasses.replace(origin, shapes={**shapes, "scale": compact}))
+            found = super().write(name, rows, layout)
+            scale = found[origin.names["scale"]]
+            found[origin.names["scale"]] = in_tiles(scale.flatten(0, -2)).reshape(origin.shapes["scale"])
+        return {key: value for key, value in found.items() if key in origin.names.values()}
+
+    def texts(self, metadata: Mapping[str, str]) -> dict[str, str]:
+        """Of the header to be written, of those of the file that was read."""
+        if _NAMES not in metadata:
+            raise CheckpointError(
+                "the header of the file that was read describes tensors of torchao, and a model does not keep it",
+                'convert the file itself, or save the model with dialect="quire"',
+            )
+        return dict(metadata)
+
+    def config(self, groups: Sequence[Group], plain: Sequence[str], base: Configs) -> dict[str, Any]:
+        return dict(base)  # what describes the layers is in the header, which is copied
+
+
+def _json(metadata: Mapping[str, str], name: str, kind: type) -> Any:
+    try:
+        value = json.loads(metadata[name])
+    except (KeyError, TypeError, ValueError) as error:
+        raise CheckpointError(
+            f"the metadata of the file has no JSON for {name!r}", "export the model again", tensor=name
+        ) from error
+    if not isinstance(value, kind):
+        raise CheckpointError(
+            f"the metadata must be a JSON {kind.__name__}, got {type(value).__name__}",
+            "export the model again",
+            tensor=name,
+        )
+    return value
+
+
+def _layout_name(name: str, kind: object, said: Mapping[str, Any], header: Header) -> str:
+    order = ":swizzled" if said.get("is_swizzled_scales") else ""
+    inputs = ":inputs" if said.get("act_quant_kwargs") is not None else ""
+    module, _, parameter = name.rpartition(".")
+    data = header.get(f"{module}._{parameter}_qdata")
+    element = ":e5m2" if data is not None and data.dtype == _E5M2 else ""
+    if kind == "NVFP4Tensor" and said.get("block_size") == 16:
+        return f"NVFP4Tensor{order}{inputs}"
+    if kind == "MXTensor" and said.get("block_size") == 32:
+        of = (said.get("elem_dtype") or {}).get("_data")
+        spec = {"float8_e4m3fn": "mxfp8", "float8_e5m2": "mxfp8:e5m2", "float4_e2m1fn_x2": "mxfp4"}.get(of)
+        if spec:
+            return f"MXTensor:{spec}{order}{inputs}"
+    if kind == "Float8Tensor" and data is not None:
+        size = list(said.get("block_size") or ())[-2:]
+        shape = list(data.shape)[-2:]
+        found = "tensor" if size == shape else "row" if size == [1, shape[-1]] else "block" if size == [128] * 2 else ""
+        if found:
+            return f"Float8Tensor:{found}{element}{inputs}"
+    raise CheckpointError(
+        f"quire does not read {kind} with {dict(said)}",
+        "export the model with Float8Tensor, MXTensor or NVFP4Tensor",
+        tensor=name,
+    )
