@@ -65,14 +65,39 @@ class Target:
         return [f"{path}.{attribute}" if path else attribute for path, _, attribute in self.owners]
 
 
-def fit(model: torch.nn.Module, checkpoint: Checkpoint, fuse: object, experts: str) -> list[Target]:
-    """All persistent parameters and buffers, each with its source, None if the checkpoint has none. Raises
-    CheckpointError if two names of a tied parameter have sources with different bytes."""
-    fused = FUSED if fuse is True else dict(fuse or {})
+@dataclass(frozen=True)
+class _Names:
+    """Where entries belong. entries: name in the model -> name of the entry of the checkpoint. fused: of load(fuse=).
+    experts: of load(experts=)."""
+
+    entries: Mapping[str, str]
+    fused: Mapping[str, Sequence[str]]
+    experts: str
+
+    def first(self, sources: Sequence[Source] | Iterator[Source]) -> Source | None:
+        """The first of sources, in names of the model, that the checkpoint has."""
+        for source in sources:
+            if all(ref.entry in self.entries for ref in source.refs()):
+                matrices = tuple(tuple(Ref(self.entries[r.entry], r.index) for r in m) for m in source.matrices)
+                return Source(matrices, source.stacked)
+        return None
+
+
+def fit(
+    model: torch.nn.Module,
+    checkpoint: Checkpoint,
+    fuse: object,
+    experts: str,
+    rename: Callable[[str], str] | None = None,
+) -> list[Target]:
+    """All persistent parameters and buffers, each with its source, None if the checkpoint has none. rename: name in the
+    checkpoint -> name in the model. Raises CheckpointError if two names of a tied parameter have sources with different
+    bytes, or if two entries get one name."""
+    names = _Names(_entries(checkpoint, rename), FUSED if fuse is True else dict(fuse or {}), experts)
     parents = dict(model.named_modules(remove_duplicate=False))
     found = {id(target): target for target in parameters(model)}
     for target in list(found.values()):
-        sources = [_source(owner, parents, checkpoint, (fused, experts)) for owner in target.owners]
+        sources = [_source(owner, parents, names) for owner in target.owners]
         target.source = next((source for source in sources if source is not None), None)
         for owner, source in list(zip(target.owners, sources, strict=True)):
             apart = source is not None and source != target.source
@@ -82,6 +107,18 @@ def fit(model: torch.nn.Module, checkpoint: Checkpoint, fuse: object, experts: s
             elif apart:
                 target.same += [ref.entry for ref in source.refs()]
     return list(found.values())
+
+
+def _entries(checkpoint: Checkpoint, rename: Callable[[str], str] | None) -> dict[str, str]:
+    """Name in the model -> entry of the checkpoint. A bias belongs to its layer's entry."""
+    found: dict[str, str] = {}
+    for entry in (*checkpoint.groups, *checkpoint.plain, *checkpoint.biases):
+        name = entry if rename is None else rename(entry)
+        if found.setdefault(name, entry) != entry:
+            raise CheckpointError(
+                f"{found[name]} and {entry} are both renamed to {name}", "rename them apart", tensor=entry
+            )
+    return found
 
 
 def parameters(model: torch.nn.Module) -> list[Target]:
@@ -126,38 +163,24 @@ def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def _source(
-    owner: tuple[str, torch.nn.Module, str],
-    modules: Mapping[str, torch.nn.Module],
-    checkpoint: Checkpoint,
-    options: tuple[Mapping[str, Sequence[str]], str],
+    owner: tuple[str, torch.nn.Module, str], modules: Mapping[str, torch.nn.Module], names: _Names
 ) -> Source | None:
     path, module, attribute = owner
-    fused, experts = options
     full = f"{path}.{attribute}" if path else attribute
-    if _has(full, checkpoint):
-        return Source(((Ref(full),),))
+    if whole := names.first([Source(((Ref(full),),))]):
+        return whole
     outer, _, last = path.rpartition(".")
     mixture = modules.get(outer)
     if isinstance(mixture, MoE) or isinstance(module, MoE):
         found = _of_mixture(outer if isinstance(mixture, MoE) else path, last, module, attribute)
-        return _first(found, checkpoint)
-    if isinstance(module, GroupedLinear) and experts != "none":
-        return _first(_of_groups(path, module, attribute), checkpoint)
-    if last in fused:
-        parts = tuple(Ref(f"{outer}.{part}.{attribute}" if outer else f"{part}.{attribute}") for part in fused[last])
-        return _first([Source((parts,))], checkpoint)
+        return names.first(found)
+    if isinstance(module, GroupedLinear) and names.experts != "none":
+        return names.first(_of_groups(path, module, attribute))
+    if last in names.fused:
+        each = names.fused[last]
+        parts = tuple(Ref(f"{outer}.{part}.{attribute}" if outer else f"{part}.{attribute}") for part in each)
+        return names.first([Source((parts,))])
     return None
-
-
-def _has(name: str, checkpoint: Checkpoint) -> bool:
-    """A bias belongs to its layer's entry."""
-    if name in checkpoint.groups or name in checkpoint.plain:
-        return True
-    return name in checkpoint.biases
-
-
-def _first(sources: Sequence[Source] | Iterator[Source], checkpoint: Checkpoint) -> Source | None:
-    return next((one for one in sources if all(_has(ref.entry, checkpoint) for ref in one.refs())), None)
 
 
 def _of_mixture(outer: str, last: str, module: torch.nn.Module, attribute: str) -> Iterator[Source]:

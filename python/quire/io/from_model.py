@@ -11,6 +11,7 @@ import torch
 from quire.checks import check_type, check_type_or_none
 from quire.io.container import Container
 from quire.io.dialects import dialect_named
+from quire.io.dialects.native import Native, layout_of
 from quire.io.errors import CheckpointError
 from quire.io.fitting import Ref, Source, Target, parameters
 from quire.io.joining import split
@@ -135,7 +136,8 @@ class Entries(Mapping[str, StoredWeight | torch.Tensor]):
     def _stored(self, name: str) -> StoredWeight:
         pieces = [self.pieces[name][index] for index in sorted(self.pieces[name], key=lambda i: i or 0)]
         each = [piece.weight() for piece in pieces]
-        lost = Origin(self.record.dialect or "", self.record.layouts.get(name, ""))
+        known = name in self.record.layouts
+        lost = Origin(self.record.dialect or "", self.record.layouts[name]) if known else _of_recipe(pieces[0], each[0][0].spec_text)
         scales = [_input_scale(piece) for piece in pieces]
         stacked = None not in self.pieces[name]
         weight = QuantizedStack.of([one for one, _ in each]) if stacked else each[0][0]
@@ -150,6 +152,12 @@ class Entries(Mapping[str, StoredWeight | torch.Tensor]):
         kind = self.record.dtypes.get(name, value.dtype)
         narrow = value.to(kind)
         return narrow if torch.equal(narrow.to(value.dtype), value) else value
+
+
+def _of_recipe(piece: Piece, spec: str) -> Origin:
+    """Of a weight that was in no checkpoint: how its layer quantizes inputs."""
+    recipe = getattr(piece.target.owners[0][1], "recipe", None)
+    return Origin(Native.name, layout_of(spec, "none" if recipe is None else recipe.input_spec).name)
 
 
 def _bias_of(name: str) -> str:

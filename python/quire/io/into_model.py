@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,6 +15,7 @@ from quire.io.dialect import OF_CACHES
 from quire.io.errors import CheckpointError, some
 from quire.io.fitting import Ref, Target, fit
 from quire.io.joining import joined_input, joined_spec
+from quire.io.load_report import LoadReport
 from quire.io.reading import MISSING, Checkpoint
 from quire.io.record import Record, remember
 from quire.nn.grouped_linear import GroupedLinear
@@ -23,28 +24,16 @@ from quire.tensor import QuantSpec
 
 
 @dataclass(frozen=True)
-class LoadReport:
-    """What load() has done. quantized: name of a weight -> recipe of its layer. plain: names of other parameters.
-    missing: names in the model that the checkpoint lacks; unused: names in the checkpoint that the model lacks (scales
-    of caches are kept for saving). notes: what was decided on the way."""
+class LoadOptions:
+    """Arguments of load(). plain: whether to load parameters that are not quantized too; else somebody has."""
 
-    path: str
-    dialect: str | None
-    quantized: Mapping[str, str]
-    plain: tuple[str, ...]
-    missing: tuple[str, ...]
-    unused: tuple[str, ...]
-    notes: tuple[str, ...]
-
-    def __str__(self) -> str:
-        recipes: dict[str, int] = {}
-        for recipe in self.quantized.values():
-            recipes[recipe] = recipes.get(recipe, 0) + 1
-        lines = [f"{self.path}: {self.dialect or 'nothing quantized'}, {len(self.plain)} plain parameters"]
-        lines += [f"  {count:5} weights: {recipe}" for recipe, count in recipes.items()]
-        lines += [f"  missing: {some(self.missing)}"] if self.missing else []
-        lines += [f"  unused: {some(self.unused)}"] if self.unused else []
-        return "\n".join([*lines, *(f"  {note}" for note in self.notes)])
+    activations: str = "checkpoint"
+    experts: str = "auto"
+    fuse: bool | Mapping[str, Sequence[str]] | None = None
+    missing_input_scale: str = "raise"
+    strict: bool = True
+    rename: Callable[[str], str] | None = None
+    plain: bool = True
 
 
 def load(
@@ -56,6 +45,7 @@ def load(
     fuse: bool | Mapping[str, Sequence[str]] | None = None,
     missing_input_scale: str = "raise",
     strict: bool = True,
+    rename: Callable[[str], str] | None = None,
 ) -> LoadReport:
     """Loads a checkpoint into a model, layer by layer: quantized weights with their codes and scales unchanged.
 
@@ -72,18 +62,27 @@ def load(
     missing_input_scale: "raise"; "dynamic", such inputs are measured in each call; "max", they get the largest scale
         that another expert of the layer has.
     strict: raise if the model or the checkpoint has a name that the other lacks.
+    rename: gives the name in the model for a name in the checkpoint, such as one that starts with "language_model.".
 
     Raises CheckpointError before the model is changed: for a checkpoint that read() refuses, names or shapes that do
     not fit, scales that are NaN, infinite or negative, and layers that cannot be joined.
     """
     activations = _checked(model, activations, experts, missing_input_scale)
     checkpoint = Checkpoint(Container(path), missing_input_scale=missing_input_scale)
-    targets, notes = fit(model, checkpoint, fuse, experts), []
+    return load_checkpoint(
+        model, checkpoint, LoadOptions(activations, experts, fuse, missing_input_scale, strict, rename)
+    )
+
+
+def load_checkpoint(model: torch.nn.Module, checkpoint: Checkpoint, options: LoadOptions) -> LoadReport:
+    """load() of what read() returned."""
+    targets, notes = fit(model, checkpoint, options.fuse, options.experts, options.rename), []
     layers = _layers(targets, checkpoint)
     for layer in layers.values():
-        _decide(layer, checkpoint, (activations, missing_input_scale), notes)
-    missing, unused = _compare(targets, checkpoint, strict)
-    plain = [target for target in targets if target.source is not None and not _is_quantized(target, checkpoint)]
+        _decide(layer, checkpoint, (options.activations, options.missing_input_scale), notes)
+    missing, unused = _compare(targets, checkpoint, options)
+    plain = [target for target in targets if target.source is not None and not is_quantized(target, checkpoint)]
+    plain = plain if options.plain else []
     for target in plain:
         _check_plain(target, checkpoint)
     record = _record(targets, checkpoint, unused)
@@ -94,7 +93,8 @@ def load(
     notes += [f"{t.name}: the parameter was tied, and is not any more" for t in targets if t.untied]
     dialect = None if checkpoint.dialect is None else checkpoint.dialect.name
     names = tuple(target.name for target in plain)
-    return LoadReport(str(path), dialect, quantized, names, tuple(missing), tuple(unused), tuple(notes))
+    path = str(checkpoint.container.path)
+    return LoadReport(path, dialect, quantized, names, tuple(missing), tuple(unused), tuple(notes))
 
 
 # --- what is to be done, before anything is
@@ -119,7 +119,8 @@ def _checked(model: object, activations: object, experts: object, missing_input_
     return activations
 
 
-def _is_quantized(target: Target, checkpoint: Checkpoint) -> bool:
+def is_quantized(target: Target, checkpoint: Checkpoint) -> bool:
+    """Whether the checkpoint has a quantized weight for a parameter."""
     return target.source is not None and target.source.refs()[0].entry in checkpoint.groups
 
 
@@ -127,7 +128,7 @@ def _layers(targets: Sequence[Target], checkpoint: Checkpoint) -> dict[int, Laye
     """id of a module -> its quantized weights."""
     found: dict[int, Layer] = {}
     for target in targets:
-        if not _is_quantized(target, checkpoint):
+        if not is_quantized(target, checkpoint):
             continue
         for path, module, attribute in target.owners:
             known = type(module) is torch.nn.Linear or isinstance(module, Linear | GroupedLinear)
@@ -251,14 +252,18 @@ def _check_plain(target: Target, checkpoint: Checkpoint) -> None:
     _check_shape(target, checkpoint)
 
 
-def _compare(targets: Sequence[Target], checkpoint: Checkpoint, strict: bool) -> tuple[list[str], list[str]]:
+def _compare(
+    targets: Sequence[Target], checkpoint: Checkpoint, options: LoadOptions
+) -> tuple[list[str], list[str]]:
     missing = [target.name for target in targets if target.source is None]
     used = {ref.entry for target in targets if target.source is not None for ref in target.source.refs()}
     used |= {name for target in targets for name in target.same}
     biases = {name for name, layer in checkpoint.biases.items() if layer in used and name not in used}
     unused = [name for name in checkpoint if name not in used and not OF_CACHES.search(name)]
+    if not options.plain:
+        missing, unused, biases = [], [name for name in unused if name in checkpoint.groups], set()
     left = [*missing, *unused, *sorted(biases)]
-    if strict and left:
+    if (options.strict or not options.plain) and left:
         what = (
             (missing, "the checkpoint lacks"),
             (unused, "the model lacks"),

@@ -121,6 +121,11 @@ class Native:
 _SAID = ("dynamic", "static", "input_divides", "has_input_scale")
 
 
+def layout_of(spec: str, inputs: str) -> Layout:
+    """Of a weight under a spec, and of inputs that each call quantizes under another, or "none"."""
+    return _own(spec, {"dynamic": inputs})
+
+
 def _own(spec: str, said: Mapping[str, Any]) -> Layout:
     true = {key: str(said.get(key)) == "True" for key in ("input_divides", "has_input_scale")}
     inputs = {key: str(said.get(key, "none")) for key in ("dynamic", "static")}
