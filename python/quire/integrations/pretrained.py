@@ -27,7 +27,7 @@ from quire.io.into_model import LoadOptions, is_quantized, load_checkpoint
 from quire.io.reading import Checkpoint
 from quire.io.record import forget, record_of
 from quire.io.writing import Plan, planned_configs
-from quire.nn.product_module import ProductModule
+from quire.nn.product_module import ProductModule, named
 from quire.nn.stacked_experts import StackedExperts
 from quire.tensor import QuantizedTensor
 
@@ -149,7 +149,12 @@ class QuireQuantizer(HfQuantizer):
         theirs = {entry: piece for entry, pieces in entries.pieces.items() for piece in pieces.values()}
         mine = {*entries.layers, *entries.biases.values()}
         hidden = {name for entry in mine for name in theirs[entry].target.names()}
-        hidden |= {f"{path}.input_scale" for path, module in model.named_modules() if isinstance(module, ProductModule)}
+        hidden |= {
+            f"{path}.{name}"
+            for path, module in model.named_modules()
+            if isinstance(module, ProductModule)
+            for name in _input_scales(module)
+        }
         state = {name: value for name, value in model.state_dict().items() if name not in hidden}
         model._weight_conversions = self.conversions
         try:
@@ -174,7 +179,8 @@ class QuireQuantizer(HfQuantizer):
                 setattr(module, name, torch.nn.Parameter(values))
             if quantized:
                 module.recipe = None
-                module._buffers.pop("input_scale", None)
+                for name in _input_scales(module):
+                    del module._buffers[name]
         forget(model)
         model._weight_conversions = self.conversions
         return model
@@ -210,6 +216,11 @@ def _renaming(model: torch.nn.Module, quantizer: QuireQuantizer) -> Callable[[st
     renamings = [one for one in get_model_conversion_mapping(model, None, quantizer) if isinstance(one, WeightRenaming)]
     names = model.state_dict()
     return lambda name: rename_source_key(name, renamings, [], model.base_model_prefix, names)[0]
+
+
+def _input_scales(module: ProductModule) -> list[str]:
+    """Buffers with static scales of inputs."""
+    return [name for product in module.products if (name := named(product, "input_scale")) in module._buffers]
 
 
 def _is_changed(entries: Entries, name: str) -> bool:

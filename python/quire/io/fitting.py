@@ -11,6 +11,7 @@ from quire.io.errors import CheckpointError
 from quire.io.reading import Checkpoint
 from quire.nn.grouped_linear import GroupedLinear
 from quire.nn.moe import MoE
+from quire.nn.stacked_experts import StackedExperts, is_experts, weight_names
 from quire.nn.product_module import ProductModule
 
 #: What fuse=True joins: name of a layer of the model -> names of the layers in the file.
@@ -67,10 +68,11 @@ class Target:
 
 @dataclass(frozen=True)
 class _Names:
-    """Where entries belong. entries: name in the model -> name of the entry of the checkpoint. fused: of load(fuse=).
-    experts: of load(experts=)."""
+    """Where entries belong. entries: name in the model -> name of the entry of the checkpoint. quantized: those entries
+    that are. fused: of load(fuse=). experts: of load(experts=)."""
 
     entries: Mapping[str, str]
+    quantized: Container[str]
     fused: Mapping[str, Sequence[str]]
     experts: str
 
@@ -93,7 +95,8 @@ def fit(
     """All persistent parameters and buffers, each with its source, None if the checkpoint has none. rename: name in the
     checkpoint -> name in the model. Raises CheckpointError if two names of a tied parameter have sources with different
     bytes, or if two entries get one name."""
-    names = _Names(_entries(checkpoint, rename), FUSED if fuse is True else dict(fuse or {}), experts)
+    fused = FUSED if fuse is True else dict(fuse or {})
+    names = _Names(_entries(checkpoint, rename), checkpoint.groups, fused, experts)
     parents = dict(model.named_modules(remove_duplicate=False))
     found = {id(target): target for target in parameters(model)}
     for target in list(found.values()):
@@ -167,6 +170,8 @@ def _source(
 ) -> Source | None:
     path, module, attribute = owner
     full = f"{path}.{attribute}" if path else attribute
+    if is_experts(module) or isinstance(module, StackedExperts):
+        return names.first(_of_stacked(full, module, attribute, names))
     if whole := names.first([Source(((Ref(full),),))]):
         return whole
     outer, _, last = path.rpartition(".")
@@ -213,6 +218,26 @@ def _experts(outer: str, last: str, module: GroupedLinear, attribute: str) -> It
     name = f"{outer}.experts.{'gate_up_proj' if last == 'fc1' else 'down_proj'}"
     whole = name if kind == "weight" else f"{name}_bias"
     yield Source(tuple((Ref(whole, e),) for e in numbers), stacked)
+
+
+def _of_stacked(full: str, module: torch.nn.Module, attribute: str, names: _Names) -> Iterator[Source]:
+    """Experts as transformers has them: a file has them in one tensor too, or experts.0.gate_proj and so on."""
+    path, each = full.removesuffix(f".{attribute}"), range(module.num_experts)
+    if attribute in weight_names(module) and names.entries.get(full) in names.quantized:
+        yield Source(tuple((Ref(full, e),) for e in each), stacked=True)
+    yield Source(((Ref(full),),))
+    kind = "bias" if attribute.endswith("_bias") else "weight"
+    of_expert = attribute.removesuffix("_bias")
+    # Rows of gate and up that alternate are not joined of two layers.
+    parts = [] if of_expert == "gate_up_proj" and not module.is_concatenated else _expert_layers(of_expert)
+    for layers in parts if names.experts != "none" else ():
+        yield Source(tuple(tuple(Ref(f"{path}.{e}.{layer}.{kind}") for layer in layers) for e in each), stacked=True)
+
+
+def _expert_layers(name: str) -> list[tuple[str, ...]]:
+    """Of a tensor of all experts, the layers that an expert in a file has for it."""
+    kinds = {"gate_up_proj": slice(0, 2), "up_proj": slice(1, 2), "down_proj": slice(2, 3)}
+    return [of[kinds[name]] for of in _EXPERTS] if name in kinds else []
 
 
 def _of_groups(path: str, module: GroupedLinear, attribute: str) -> Iterator[Source]:

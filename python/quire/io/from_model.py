@@ -19,6 +19,7 @@ from quire.io.reading import Checkpoint
 from quire.io.record import Record, record_of
 from quire.io.stored import StoredWeight
 from quire.io.writing import SaveReport, write_planned
+from quire.nn.stacked_experts import StackedExperts
 from quire.tensor import QuantizedStack, QuantizedTensor, QuantSpec
 from quire.tensor.order import is_interleaved, reordered
 from quire.tensor.origin import Origin
@@ -166,11 +167,14 @@ def _bias_of(name: str) -> str:
 
 
 def _input_scale(piece: Piece) -> torch.Tensor | None:
-    """The static scale of the layer's input, [1]; None if it has none, or one for several layers of the file."""
+    """The static scale of the layer's input, [1], of a stack [E]; None if it has none, or one for several layers of the file."""
     _, module, attribute = piece.target.owners[0]
-    scales = module._buffers.get("input_scale")
+    stacked = isinstance(module, StackedExperts)
+    scales = module._buffers.get(module.scale_name(attribute) if stacked else "input_scale")
     if scales is None or len(piece.rows[piece.matrix]) > 1:
         return None
-    number = attribute.removeprefix("weight")
+    if isinstance(piece.target.value, QuantizedStack) and not piece.source.stacked:
+        return scales.clone()  # of all matrices, which are one entry
+    number = "" if stacked else attribute.removeprefix("weight")
     group = int(number) - module.own_groups().start if number else piece.matrix
     return scales[group : group + 1].clone()

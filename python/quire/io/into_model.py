@@ -20,6 +20,7 @@ from quire.io.reading import MISSING, Checkpoint
 from quire.io.record import Record, remember
 from quire.nn.grouped_linear import GroupedLinear
 from quire.nn.linear import Linear
+from quire.nn.stacked_experts import StackedExperts, is_experts, weight_names
 from quire.tensor import QuantSpec
 
 
@@ -49,8 +50,8 @@ def load(
 ) -> LoadReport:
     """Loads a checkpoint into a model, layer by layer: quantized weights with their codes and scales unchanged.
 
-    model: its torch.nn.Linear become quire.Linear where the checkpoint has a quantized weight; quire.Linear,
-        GroupedLinear and MoE are used as they are. Each such layer gets a recipe of its own. Parameters on the meta
+    model: its torch.nn.Linear become quire.Linear where the checkpoint has a quantized weight, and so do experts of
+        Hugging Face transformers; quire.Linear, GroupedLinear and MoE are used as they are. Each such layer gets a recipe of its own. Parameters on the meta
         device are replaced; others keep their memory, if they are plain.
     path: as for read().
     activations: "checkpoint", inputs are quantized as the checkpoint says; "none", they are not; else the spec of all
@@ -124,6 +125,14 @@ def is_quantized(target: Target, checkpoint: Checkpoint) -> bool:
     return target.source is not None and target.source.refs()[0].entry in checkpoint.groups
 
 
+def _has_quantized(module: torch.nn.Module, attribute: str) -> bool:
+    """Whether a parameter can be a quantized weight."""
+    if is_experts(module) or isinstance(module, StackedExperts):
+        return attribute in weight_names(module)
+    known = type(module) is torch.nn.Linear or isinstance(module, Linear | GroupedLinear)
+    return known and attribute.startswith("weight")
+
+
 def _layers(targets: Sequence[Target], checkpoint: Checkpoint) -> dict[int, Layer]:
     """id of a module -> its quantized weights."""
     found: dict[int, Layer] = {}
@@ -131,8 +140,7 @@ def _layers(targets: Sequence[Target], checkpoint: Checkpoint) -> dict[int, Laye
         if not is_quantized(target, checkpoint):
             continue
         for path, module, attribute in target.owners:
-            known = type(module) is torch.nn.Linear or isinstance(module, Linear | GroupedLinear)
-            if not known or not attribute.startswith("weight"):
+            if not _has_quantized(module, attribute):
                 raise CheckpointError(
                     f"the checkpoint has a quantized weight for {attribute} of a {type(module).__name__}",
                     "use torch.nn.Linear, quire.Linear, GroupedLinear or MoE, or dequantize the entry",
@@ -230,8 +238,11 @@ def _shape(target: Target, checkpoint: Checkpoint) -> tuple[int, ...]:
 
 
 def _check_shape(target: Target, checkpoint: Checkpoint) -> None:
-    found = _shape(target, checkpoint)
-    if found != tuple(target.value.shape):
+    found, module = _shape(target, checkpoint), target.owners[0][1]
+    wanted = tuple(target.value.shape)
+    if is_quantized(target, checkpoint) and is_experts(module) and module.is_transposed:
+        wanted = (wanted[0], wanted[2], wanted[1])
+    if found != wanted:
         raise CheckpointError(
             f"the model has {list(target.value.shape)}, and the checkpoint {list(found)} in "
             f"{some([ref.entry for ref in target.source.refs()])}",
