@@ -8,6 +8,7 @@ import quire
 from checkpoint_files import BF16, F32, Files, Tensors, modelopt_config, modelopt_nvfp4, plain_scales
 
 HIDDEN, FFN, EXPERTS, VOCABULARY, LAYERS = 64, 96, 4, 50, 2
+INPUT_SCALE = 0.05
 QKV = {"q_proj": 64, "k_proj": 32, "v_proj": 32}
 
 
@@ -97,7 +98,7 @@ def files(*, static: bool = True) -> Files:
     def add(stem: str, rows: int, columns: int, scale: float, bias: bool = False) -> None:
         scales = plain_scales(rows, columns // 16, seed=len(found))
         tensors, value = modelopt_nvfp4(stem, rows, columns, scale2=scale, scales=scales)
-        tensors[f"{stem}.input_scale"] = torch.tensor(0.004, dtype=F32)
+        tensors[f"{stem}.input_scale"] = torch.tensor(INPUT_SCALE, dtype=F32)
         if not static:
             del tensors[f"{stem}.input_scale"]
         found.update(tensors)

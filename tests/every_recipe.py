@@ -29,7 +29,7 @@ VARIANTS = {
     "nvfp4_row_scaled": recipes.NVFP4BlockScaling(row_scaled_activation=True, disable_rht=True),
     "nvfp4_4over6": recipes.NVFP4BlockScaling(nvfp4_4over6="all", nvfp4_4over6_err_mode="MSE", disable_rht=True),
     "nvfp4_global": recipes.CustomRecipe(
-        {"x": "nvfp4:rht:global=div", "w": "nvfp4:16x16:global=mul", "dy": "nvfp4:rht:sr:global=mul"}.get
+        {"x": "nvfp4:rht:global=div:nan", "w": "nvfp4:16x16:global=mul:nan", "dy": "nvfp4:rht:sr:global=mul:nan"}.get
     ),
     "custom": recipes.CustomRecipe({"x": "fp8_row", "w": "mxfp4", "dy": "mxfp8:e5m2"}.get),
 }
@@ -41,6 +41,7 @@ OVERRIDDEN = {
     "mxfp8_dequantized": recipes.MXFP8BlockScaling(backward_override="dequantized"),
     "mxfp8_high_precision": recipes.MXFP8BlockScaling(backward_override="high_precision"),
     "nvfp4_dequantized": recipes.NVFP4BlockScaling(backward_override="dequantized"),
+    "weight_only": recipes.CustomRecipe({"x": "none", "w": "nvfp4:nan", "dy": "none"}.get),
     "nvfp4_high_precision": recipes.NVFP4BlockScaling(backward_override="high_precision"),
 }
 #: Others, for tests that ask for them by name.

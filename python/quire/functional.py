@@ -219,6 +219,18 @@ def operand_buffers(w: torch.Tensor, spec: str, columnwise: bool, parallel: str 
     return torch.ops.quire.quantize(w.detach(), spec, True, columnwise, 0, 0, None)
 
 
+def input_buffers(
+    x: torch.Tensor, spec: str, scale: torch.Tensor, offsets: torch.Tensor | None, columnwise: bool
+) -> list[torch.Tensor | None]:
+    """The same of x under a spec with the option `given`. offsets: each group of rows has one of the scales."""
+    if offsets is None:
+        return torch.ops.quire.quantize(x.detach(), spec, True, columnwise, 0, 0, scale)
+    rows, columns = torch.ops.quire.grouped_quantize(x.detach(), offsets, spec, False, scale), (None, None, None)
+    if columnwise:
+        columns = torch.ops.quire.grouped_quantize(x.detach(), offsets, spec, True, scale)
+    return [*rows, *columns]
+
+
 def quantize(
     x: torch.Tensor,
     spec: QuantSpec | str,
@@ -237,7 +249,8 @@ def quantize(
     seed, offset: 64-bit numbers, signed or unsigned, of the random stream (numerics.md 0.11); both directions use it. A
         spec with stochastic rounding needs a seed.
     scale: float32 [1], multiplies x before the cast, instead of a scale from x's own amax; fp8_tensor only (numerics.md
-        1.5).
+        1.5). Under the option `given`, which needs it, it is instead what is stored: the scale of fp8_tensor, the amax
+        of nvfp4, or the global scale of the option `global` (numerics.md 2.5, 5.9).
     amax: rowwise and columnwise amaxes as amax() returns them, instead of x's own amaxes: those of a larger tensor of
         which x is a part, or calibrated ones (numerics.md 5.9). One of the two can be None and is then measured.
 

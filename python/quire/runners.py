@@ -41,9 +41,10 @@ class LinearRunner:
     with rowwise codes, whose spec w may repeat. bias [N]. x: the spec of activations; with "nvfp4:row_scaled" a token's
     result does not depend on the other tokens of its batch (with AMX except for the order of sums, which changes at 32
     tokens; docs/numerics.md 7.4). Registration copies the values.
-    input_scale: a calibrated scale of x under "nvfp4", amax / (6 * 448), the factor of codes. It is the `input_scale`
-    of ModelOpt's checkpoints (`input_global_scale` of compressed-tensors is its reciprocal). The amax of x is then not
-    measured: larger values saturate, and tokens do not depend on each other.
+    input_scale: a calibrated scale of x, which is then not measured: larger values saturate, and tokens do not depend
+    on each other. Under "fp8_tensor", "nvfp4:global=mul" and "nvfp4:global=div" it is stored unchanged, as the
+    `input_scale` of ModelOpt's checkpoints or the `input_global_scale` of compressed-tensors. Under "nvfp4" it is
+    amax / (6 * 448), from which the amax is computed. Options `given` are implied.
     """
 
     weight: torch.Tensor

@@ -9,7 +9,7 @@ import quire
 import quire.te
 
 PAGES = sorted((Path(__file__).parents[2] / "docs/api").glob("*.md"))
-MODULES = ("debug", "delayed", "distributed", "moe", "recipe", "runners")
+MODULES = ("debug", "delayed", "distributed", "io", "moe", "recipe", "runners")
 #: What layers call of delayed scaling; an example would be a layer.
 INSIDE = {f"quire.delayed.{name}" for name in quire.delayed.__all__} - {"quire.delayed.DelayedState"}
 SAME = {"quire.delayed.delayed_state", "quire.delayed.set_delayed_state"}

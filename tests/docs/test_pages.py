@@ -21,6 +21,7 @@ PAGES = (
     "train-and-resume",
     "inference",
     "which-recipe",
+    "checkpoints",
     "custom-recipes",
     "distributed",
     "troubleshooting",

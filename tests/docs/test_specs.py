@@ -63,7 +63,7 @@ def test_the_table_of_refused_combinations_is_complete(page):
     documented = [row[0] for row in page(PAGE).rows("Combinations that are refused")]
     assert "`256` without `4over6`" in documented
     pairs = {frozenset(map(code, both.split(", "))) for both in documented if "without" not in both}
-    options = ("16x16", "row_scaled", "rht", "sr", "4over6=mae", "swizzled", "interleaved")
+    options = ("16x16", "row_scaled", "rht", "sr", "4over6=mae", "swizzled", "interleaved", "given")
     refused = {frozenset(both) for both in itertools.combinations(options, 2) if is_refused(both)}
     assert refused == pairs
     assert not any(is_refused((option,)) for option in options)
@@ -78,6 +78,10 @@ def test_the_documented_recipe_text_runs_and_the_role_rules_hold(page):
         ("x=nvfp4:sr,w=nvfp4,dy=nvfp4", "only dy may be"),
         ("x=nvfp4,w=nvfp4:rht,dy=nvfp4", "transforms w"),
         ("x=nvfp4:rht,w=nvfp4,dy=nvfp4", "differently"),
+        ("x=mxfp8,w=nvfp4:given,dy=mxfp8", "gives another operand than x a scale"),
+        ("x=none,w=nvfp4,dy=mxfp8", "quantizes one of x and dy only"),
+        ("x=mxfp8,w=none,dy=mxfp8", "does not quantize w"),
+        ("x=none,w=nvfp4,dy=none,backward=requantized", "has another backward"),
     ):
         with pytest.raises(RuntimeError, match=rule):
             OPS.linear(x, w, None, wrong, torch.float32)

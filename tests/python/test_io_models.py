@@ -11,7 +11,7 @@ import torch
 import checkpoint_models
 import quire
 from checkpoint_files import BF16, F32, Files, configs, e4m3, every_byte, modelopt_config, raw
-from checkpoint_models import Model, files, reference, tokens, write
+from checkpoint_models import INPUT_SCALE, Model, files, reference, tokens, write
 from quire import io
 
 SHAPES = [{"fused": fused, "single": single} for fused in (False, True) for single in (False, True)]
@@ -110,8 +110,9 @@ def test_what_is_trained_is_saved_and_the_rest_stays(source, tmp_path):
     assert torch.equal(found, layer.weight.dequantize(torch.float32))
 
 
-def test_all_of_it_trains(source):
-    model = loaded(source, activations="mxfp8", single=True)
+@pytest.mark.parametrize("activations", ["checkpoint", "none", "mxfp8"])
+def test_all_of_it_trains(activations, source):
+    model = loaded(source, activations=activations, single=True)
     optimizer = torch.optim.SGD([p for p in model.parameters() if not isinstance(p, quire.QuantizedTensor)], lr=0.05)
     losses = []
     for _ in range(8):
@@ -125,10 +126,49 @@ def test_all_of_it_trains(source):
     assert losses[-1] < 0.9 * losses[0]
 
 
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_inputs_have_the_scales_of_the_file(shape, device, source, tmp_path):
+    model = loaded(source, device, **shape)
+    attention = model.model.layers[0].self_attn
+    first = attention.qkv_proj if shape["fused"] else attention.q_proj
+    assert first.recipe.input_spec == "nvfp4:global=mul:given"
+    assert torch.equal(first.input_scale, torch.tensor([INPUT_SCALE]))
+    assert torch.equal(model.model.layers[1].mlp.fc1.input_scale, torch.full((4,), INPUT_SCALE))
+    with torch.no_grad():
+        y = model(tokens())
+        assert float(((y - expected()).norm(dim=-1) / expected().norm(dim=-1)).median()) < 0.4  # 4-bit inputs
+        assert torch.equal(y, loaded(source)(tokens()))
+    # A scale that is calibrated anew is saved; of joined layers, those of the file stay.
+    with torch.no_grad():
+        model.model.layers[0].mlp.fc2.input_scale[2] = 0.25
+        attention.o_proj.input_scale.fill_(0.125)
+    io.save(model, tmp_path / "b")
+    old, new = raw(source), raw(tmp_path / "b")
+    changed = sorted(name for name in old if old[name] != new[name])
+    outer = "model.layers.0"
+    assert changed == [f"{outer}.mlp.experts.2.down_proj.input_scale", f"{outer}.self_attn.o_proj.input_scale"]
+    assert new[changed[0]][2] == np.float32(0.25).tobytes()
+
+
+def test_weights_only_leave_inputs_as_they_are(tmp_path):
+    source = write(tmp_path / "a", static=False)
+    model = loaded(source)
+    assert model.model.layers[0].self_attn.q_proj.recipe.weight_only
+    with torch.no_grad():
+        assert distance(model(tokens()), reference(files(static=False))(tokens())) < 1e-5
+    io.save(model, tmp_path / "b")
+    assert raw(tmp_path / "b") == raw(source)
+    other = loaded(write(tmp_path / "c"), activations="none")
+    with torch.no_grad():
+        assert distance(other(tokens()), expected()) < 1e-5
+
+
 @pytest.mark.slow
+@pytest.mark.parametrize("activations", ["checkpoint", "none", "mxfp8"])
 @pytest.mark.parametrize("shape", SHAPES[::3], ids=str)
-def test_it_is_captured_whole(shape, source):
-    model = loaded(source, activations="mxfp8", **shape)
+def test_it_is_captured_whole(shape, activations, source):
+    model = loaded(source, activations=activations, **shape)
     with torch.no_grad():
         y = model(tokens())
         torch._dynamo.reset()

@@ -220,6 +220,13 @@ def test_targets_choose_by_name_then_pattern_then_class(tmp_path):
     groups["group_1"]["targets"] = ["m.b"]
     groups["group_2"] = {**groups["group_0"], "targets": ["re:.*"]}  # all groups overlap
     assert len(io.read(Files(four | eight, config).write(tmp_path / "c")).groups) == 2
+    # Where the tensors fit several groups, the name decides over the pattern, and that over the class.
+    measured = {"num_bits": 8, "type": "float", "strategy": "group", "group_size": 32, "dynamic": True}
+    groups["group_2"] = {**groups["group_1"], "targets": ["re:m"], "input_activations": measured}
+    for targets, inputs in ((["m.b"], "none"), (["Linear"], "group")):
+        groups["group_1"]["targets"] = targets
+        found = io.read(Files(four | eight, config).write(tmp_path / inputs)).groups
+        assert found["m.b.weight"].layout.name == f"mxfp8-quantized:group:{inputs}"
     config["config.json"]["quantization_config"]["ignore"] = ["re:.*a$"]
     assert "`ignore`" in refused(tmp_path / "d", Files(four | eight, config)).rule
 

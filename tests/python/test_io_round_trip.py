@@ -1,10 +1,12 @@
 """Checkpoints of other tools: what is read decodes as their formulas say, and is written back byte for byte."""
 
 import json
+import sys
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from checkpoint_files import KINDS, configs, raw
 from quire import io
@@ -57,7 +59,12 @@ def test_the_outline_has_the_shapes_and_dtypes_of_what_is_read(kind, tmp_path):
 def test_quires_own_dialect_holds_every_kind(kind, tmp_path):
     files = KINDS[kind]()
     source = files.write(tmp_path / "a")
-    io.convert(source, tmp_path / "b", to="quire")
+    unused = "unused" in kind  # a tensor that no layer has a place for
+    if unused:
+        with pytest.raises(io.CheckpointError, match="input_scale has no place"):
+            io.convert(source, tmp_path / "b", to="quire")
+    losses = io.convert(source, tmp_path / "b", to="quire", exact=not unused).losses
+    assert len(losses) == (len(files.values) if unused else 0)
     assert io.inspect(tmp_path / "b").dialect == "quire"
     assert not io.diff(source, tmp_path / "b")  # values, bit for bit
     own = io.read(tmp_path / "b")
@@ -92,3 +99,50 @@ def test_converting_copies_the_files_beside_the_weights(name, tmp_path):
     io.convert(source, tmp_path / "b", to="compressed-tensors")
     assert json.loads((tmp_path / "b" / name).read_text()) == {"kept": True}
     assert not (tmp_path / "b/hf_quant_config.json").exists()  # it would contradict config.json
+
+
+def test_every_dtype_of_the_container_is_kept(tmp_path):
+    tensors = {
+        "bool": torch.tensor([True, False]),
+        "complex": torch.randn(3, dtype=torch.complex64),
+        "e8m0": torch.arange(256, dtype=torch.uint8).view(torch.float8_e8m0fnu),
+        "e5m2": torch.arange(256, dtype=torch.uint8).view(torch.float8_e5m2),
+        "f4": torch.arange(16, dtype=torch.uint8).reshape(2, 8).view(torch.float4_e2m1fn_x2),
+        "f64": torch.randn(3, dtype=torch.float64),
+        "u16": torch.tensor([1, 2, 65535], dtype=torch.uint16),
+        "scalar": torch.tensor(3, dtype=torch.int64),
+        "empty": torch.empty(0, 5),
+        "odd": torch.arange(3, dtype=torch.uint8),
+    }
+    save_file(tensors, tmp_path / "model.safetensors", metadata={"kept": "yes"})
+    checkpoint = io.read(tmp_path / "model.safetensors")
+    assert checkpoint["f4"].shape == (2, 8)
+    io.write(tmp_path / "b", checkpoint, dialect=None)
+    assert raw(tmp_path / "b") == raw(tmp_path)
+    back = load_file(tmp_path / "b/model.safetensors")  # the library reads what we write
+    for name, tensor in tensors.items():
+        assert back[name].dtype == tensor.dtype and back[name].shape == tensor.shape
+    assert io.read(tmp_path / "b").metadata["kept"] == "yes"
+
+
+def test_without_safetensors_an_error_says_what_to_install(tmp_path, monkeypatch):
+    source = KINDS["modelopt FP8"]().write(tmp_path)
+    monkeypatch.setitem(sys.modules, "safetensors", None)
+    with pytest.raises(ImportError, match=r"pip install 'quire\[io\]'"):
+        io.read(source)
+
+
+def test_shards_are_no_larger_than_asked(tmp_path):
+    source = KINDS["modelopt NVFP4"]().write(tmp_path / "a")
+    for size in (4000, "8kB", "8KiB"):
+        io.write(tmp_path / "b", io.read(source), dialect="modelopt", max_shard_size=size, overwrite=True)
+        index = json.loads((tmp_path / "b/model.safetensors.index.json").read_text())
+        tensors = raw(tmp_path / "b")
+        assert index["weight_map"].keys() == tensors.keys()
+        assert index["metadata"]["total_size"] == sum(len(content) for *_, content in tensors.values())
+        assert raw(tmp_path / "b") == raw(source)
+    entries = [
+        sum(len(tensors[n][2]) for n in tensors if n.startswith(stem)) for stem in ("model.layers.0.self_attn.q_p",)
+    ]
+    sizes = [file.stat().st_size for file in (tmp_path / "b").glob("*.safetensors")]
+    assert max(sizes) < max(8192, *entries) + 1024

@@ -8,7 +8,7 @@ import pytest
 
 import quire
 
-MODULES = {"debug", "delayed", "distributed", "functional", "info", "moe", "nn", "recipe", "runners", "te"}
+MODULES = {"debug", "delayed", "distributed", "functional", "info", "io", "moe", "nn", "recipe", "runners", "te"}
 
 
 def test_only_public_names_are_listed():

@@ -325,6 +325,7 @@ def _adopt(layers: list[torch.nn.Module], plan: _Plan) -> None:
     for layer in tqdm(layers, desc="quire.convert", unit="layer", delay=1, disable=None):
         if isinstance(layer, ProductModule):
             layer.recipe = plan.recipe
+            layer.add_input_scales()
         elif is_experts(layer):
             experts.append(StackedExperts.adopt(layer, plan.recipe))
         else:

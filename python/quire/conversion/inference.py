@@ -43,6 +43,7 @@ def quantize_for_inference(layer: ProductModule, recipe: Recipe, made: dict[int,
     (numerics.md 2.4). made: id of each weight -> its quantized parameter, so that layers with a shared weight still
     share it."""
     layer.recipe = recipe
+    layer.add_input_scales()
     for product in layer.products:
         for name, weight in layer.weights(product).items():
             key = id(getattr(layer, name))  # of which weights() can give a view

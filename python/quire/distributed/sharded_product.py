@@ -54,6 +54,11 @@ class Plan(NamedTuple):
         return bool(self.text) and self.backward in ("", "requantized")
 
     @property
+    def decodes_x(self) -> bool:
+        """Whether backward multiplies decoded values of x."""
+        return self.backward == "dequantized" and self.x != "none"
+
+    @property
     def backward_form(self) -> str:
         """Of w: the direction of the codes that backward needs, or "values"."""
         return "columnwise" if self.from_codes else "rowwise" if self.backward == "dequantized" else "values"
@@ -106,7 +111,7 @@ class _Product(torch.autograd.Function):
         plan = Plan(*fields)
         amaxes = _amaxes(w, plan)
         weights, buffers = _Gather(w, amaxes, plan, "rowwise" if plan.text else "values").operands()
-        keeps_codes = plan.backward == "dequantized" or (plan.from_codes and plan.backward != "requantized")
+        keeps_codes = plan.decodes_x or (plan.from_codes and plan.backward != "requantized")
         out, biases, save = w.shape[0] * plan.size, [] if bias is None else [bias], ctx.needs_input_grad[1]
         y, *kept = torch.ops.quire.linear_fwd(
             x, weights, biases, None, out, plan.text, plan.dtype, int(keeps_codes and save), [], buffers
@@ -155,7 +160,7 @@ class _Gradients:
             tokens = math.prod(self.sizes[:-1])
             return torch.ops.quire.linear_wgrad(*self.codes[3:], *of_x, tokens, out, inner, plan.text, plan.dtype)
         x = of_x[0]
-        if plan.backward == "dequantized":
+        if plan.decodes_x:
             x = torch.ops.quire.grouped_dequantize(*of_x, None, plan.x, self.sizes, plan.dtype)
         return self._unquantized(x, [], [], _W)[1]
 

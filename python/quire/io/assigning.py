@@ -49,8 +49,6 @@ def load_layer(stored: StoredWeight, layout: Layout, index: int | None = None) -
 
 def _give_scales(module: torch.nn.Module, layer: Layer) -> None:
     """The buffers that a recipe with static scales of inputs reads."""
-    if not hasattr(module, "add_input_scales"):
-        return  # TEMPORARY
     module.add_input_scales()
     if not module.recipe.static_input:
         return

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -71,12 +72,18 @@ def write_shards(
 ) -> list[Path]:
     """Writes the files, and an index if there are several. tensors_of: the tensors of a key, which are read and dropped
     one key after another. Raises CheckpointError if they are not what the shard says."""
+    from tqdm import tqdm
+
     count, files, weight_map = len(shards), [], {}
+    # A bar appears after a second, where someone watches.
+    total = sum(len(shard.keys) for shard in shards)
+    bar = tqdm(total=total, desc="quire.io.write", unit="entry", delay=1, disable=None)
     for number, shard in enumerate(shards, 1):
         name = "model.safetensors" if count == 1 else f"model-{number:05}-of-{count:05}.safetensors"
-        _write(folder / name, shard, tensors_of, metadata)
+        _write(folder / name, shard, tensors_of, metadata, bar)
         files.append(folder / name)
         weight_map |= dict.fromkeys(shard.tensors, name)
+    bar.close()
     if count > 1:
         total = sum(shard.nbytes for shard in shards)
         index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(weight_map.items()))}
@@ -85,7 +92,7 @@ def write_shards(
     return files
 
 
-def _write(file: Path, shard: Shard, tensors_of: Callable, metadata: Mapping[str, str]) -> None:
+def _write(file: Path, shard: Shard, tensors_of: Callable, metadata: Mapping[str, str], bar: Any) -> None:
     # Larger elements first, so that each tensor is aligned: readers map files into memory.
     order = sorted(shard.tensors.items(), key=lambda item: (-item[1].element_size(), item[0]))
     header, offsets, end = {"__metadata__": {"format": "pt", **metadata}}, {}, 0
@@ -105,6 +112,7 @@ def _write(file: Path, shard: Shard, tensors_of: Callable, metadata: Mapping[str
         start = out.tell()
         out.truncate(start + end)
         for key in shard.keys:
+            bar.update()
             for name, tensor in tensors_of(key).items():
                 planned = shard.tensors[name]
                 if (tensor.dtype, tensor.shape) != (planned.dtype, planned.shape):

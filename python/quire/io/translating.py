@@ -16,7 +16,7 @@ from quire.tensor import QuantSpec
 @dataclass(frozen=True)
 class Loss:
     """What a layer lost. ulp: the largest difference of a scale that is converted back, in units in the last place of
-    float32."""
+    float32; 0 for a tensor that is left out."""
 
     tensor: str
     what: str
@@ -44,7 +44,8 @@ def translated(name: str, stored: StoredWeight, layout: Layout, dialect: str) ->
     """The layer with the scales of a layout, and what converting it back would not give."""
     if (stored.origin.dialect, stored.origin.layout) == (dialect, layout.name):
         return stored, []
-    source, losses = source_layout(stored), []
+    source = source_layout(stored)
+    losses = [Loss(name, f"{stored.origin.names[role]} has no place there", 0) for role in stored.origin.verbatim]
     weight, input_scale = stored.weight, stored.input_scale
     if weight.spec_text != (wanted := QuantSpec(layout.spec)).text:
         buffers = weight.buffers()

@@ -152,7 +152,7 @@ def write_planned(
         files += [] if beside is None else copied(beside, folder, files)
     count, size = sum(map(len, meta.values())), sum(nbytes(t) for each in meta.values() for t in each.values())
     notes = tuple(dict.fromkeys(plan.notes))
-    return SaveReport(tuple(files), len(plan.layouts), count, size, tuple(plan.losses), notes)
+    return SaveReport(tuple(files), len(plan.layouts), count, size, tuple(dict.fromkeys(plan.losses)), notes)
 
 
 def outlined(name: str, value: object) -> StoredWeight | torch.Tensor:

@@ -77,6 +77,11 @@ def active_call(
     if output_spec is not None:
         spec = _result_spec(module, output_spec)
     elif fp8_output and recipe is not None:
+        if recipe.weight_only or recipe.static_input:
+            raise ValueError(
+                f"quire.{type(module).__name__}.forward: fp8_output=True quantizes the result as x, and x is "
+                f"{recipe.input_spec}, which a result cannot be; give an output_spec"
+            )
         spec = recipe.input_spec
     if recipe is not None or not _is_torchs(module):
         parameters = [(name, getattr(module, name)) for name in (*module.weight_names, *module.bias_names)]
@@ -145,6 +150,11 @@ def _result_spec(module: ProductModule, output_spec: QuantSpec | str) -> str:
         raise ValueError(
             f"quire.{type(module).__name__}.forward: output_spec={spec.text!r} rounds stochastically, and results are "
             "rounded to nearest; remove 'sr' from it"
+        )
+    if "given" in spec.options:
+        raise ValueError(
+            f"quire.{type(module).__name__}.forward: output_spec={spec.text!r} has a scale that a caller gives, and "
+            "results have none; remove 'given' from it"
         )
     return spec.text
 

@@ -242,7 +242,10 @@ class MoE(torch.nn.Module):
             return ""
         spec, text = call.recipe.input_spec, linear_text(self.fc1, call)
         trains = torch.is_grad_enabled() and any([weight.requires_grad for weight in self.fc1.weights("").values()])
-        reason = why_not(spec)
+        if call.recipe.weight_only or call.recipe.static_input:
+            reason = "is not quantized" if call.recipe.weight_only else "has a scale of its own in each process"
+        else:
+            reason = why_not(spec)
         if text.endswith(("backward=high_precision", "backward=requantized")) or (
             trains and not reason and not text.endswith("backward=dequantized")
         ):

@@ -16,6 +16,7 @@ from quire.distributed.sharding import check_gathered, gathered_amaxes
 from quire.functional import (
     Buffers,
     grouped_linear,
+    input_buffers,
     linear,
     linear_prequantized,
     name_next_caller,
@@ -26,6 +27,7 @@ from quire.nn.cache import cache, cached_weight
 from quire.nn.call import Call
 from quire.nn.layer_path import path_of
 from quire.nn.product_module import ProductModule, main_grads, named
+from quire.nn.static_input import is_quantized, static_scale
 from quire.nn.weight import stored_weight, weight_operand
 from quire.tensor import QuantizedActivation, QuantizedTensor, input_operand
 
@@ -54,9 +56,13 @@ class Product:
         self.shards = None if module.shards is None else module.shards.get(named(name, "weight"))
         if self.shards is not None:
             _check_sharded(self)
+        self.input_scale: torch.Tensor | None = None
         if recipe is None:
             return
         self.text = linear_text(module, call)
+        if recipe.static_input:
+            divided_anyhow = self.parallel is not None or self.whole is not None or self.shards is not None
+            self.input_scale = static_scale(module, name, self.text, divided=divided_anyhow, needs_dw=self.needs_dw)
         # A graph has no input that it does not need.
         if recipe.stochastic and grad:
             self.given["sr_state"] = module.of(name, "sr_state")
@@ -108,9 +114,9 @@ class Product:
         """Keyword arguments of norm() and activation() for an x that run() takes. keep: they return x itself too."""
         recipe = self.call.recipe
         divided = self.parallel is not None or self.whole is not None or self.shards is not None
-        if recipe is None or _starts_from_x(self.text) or divided:
+        if recipe is None or recipe.weight_only or _starts_from_x(self.text) or divided:
             return {}
-        scale = None if self.scale is None else self.scale[: self.module.groups]
+        scale = self.input_scale if self.scale is None else self.scale[: self.module.groups]
         return {"spec": recipe.input_spec, "rowwise": True, "columnwise": self.needs_dw, "keep_y": keep, "scale": scale}
 
     def run(
@@ -146,6 +152,8 @@ class Product:
         if self.call.recipe is None:
             return self._high_precision(x, biases, offsets)
         given = dict(self.given)
+        if self.input_scale is not None and not is_quantized(x, x_buffers):
+            x_buffers = input_buffers(x, self.call.recipe.input_spec, self.input_scale, offsets, self.needs_dw)
         x, text, own_amax = self._x_operand(x, x_buffers, given)
         weights = self._w_operands((x, *biases), given)
         if offsets is None and given.keys() <= _SHORT and self.parallel is None:
@@ -189,11 +197,14 @@ class Product:
     ) -> tuple[torch.Tensor, str, torch.Tensor | None]:
         """The tensor to pass as x, the recipe's text, and x's amaxes where the operator will not measure them."""
         if isinstance(x, QuantizedTensor | QuantizedActivation):
+            if self.call.recipe.weight_only:
+                return x.dequantize(), self.text, None
             x, given["x_buffers"], spec = input_operand(x, self.needs_dw)
             # Its scale is its own, and the slot stays as it is.
             unchanged = None if self.scale is None else self.scale.new_zeros(self.module.groups)
             return x, f"x={spec},{self.text.split(',', 1)[1]}", unchanged
-        if not buffers or _starts_from_x(self.text) or self.parallel is not None:
+        itself = self.call.recipe.weight_only or (self.input_scale is None and _starts_from_x(self.text))
+        if not buffers or self.parallel is not None or itself:
             return x, self.text, None
         given["x_buffers"] = buffers
         return x, self.text, buffers[2]

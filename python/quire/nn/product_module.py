@@ -117,8 +117,24 @@ class ProductModule(OwnParts):
             setattr(self, named(product, "delayed"), self.new_delayed_state())
             if (parallel := self.of(product, "parallel")) is not None:
                 setattr(self, named(product, "part"), parallel.place().to("cpu" if device.type == "meta" else device))
+        self.add_input_scales()
         self._forget_weights()
         self._number_stashes()
+
+    def add_input_scales(self) -> None:
+        """Gives each matmul the buffer that the layer's own recipe needs, if x has a scale of the layer: input_scale,
+        float32 [groups], NaN until it is loaded. Without such a recipe, takes it away."""
+        wanted = self.recipe is not None and self.recipe.static_input
+        for product in self.products:
+            name = named(product, "input_scale")
+            if wanted and name not in self._buffers:
+                self.register_buffer(name, torch.full((self.groups,), torch.nan, device=self._device()))
+            elif not wanted and name in self._buffers:
+                del self._buffers[name]
+
+    def _input_scales(self) -> list[str]:
+        names = [named(product, "input_scale") for product in self.products]
+        return [name for name in names if self._buffers.get(name) is not None]
 
     def new_delayed_state(self) -> delayed.DelayedState:
         """For each matmul. What a process alone has of a layer has amaxes that no other one has."""
@@ -190,9 +206,18 @@ class ProductModule(OwnParts):
         self.path_in_model = None
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> "ProductModule":
-        with kept_attributes(self._parameters):
-            super()._apply(fn, recurse)
-        self._move_states(self._device())
+        scales = {name: self._buffers.pop(name) for name in self._input_scales()}
+        try:
+            with kept_attributes(self._parameters):
+                super()._apply(fn, recurse)
+        finally:
+            for name, scale in scales.items():
+                self._buffers[name] = scale
+        device = self._device()
+        for name, scale in scales.items():  # of their dtype; what leaves the meta device is not loaded yet
+            leaves_meta = scale.is_meta and device.type != "meta"
+            self._buffers[name] = torch.full_like(scale, torch.nan, device=device) if leaves_meta else scale.to(device)
+        self._move_states(device)
         self._forget_weights()
         return self
 

@@ -71,11 +71,13 @@ class _Specs:
 
 def from_text(text: str) -> CustomRecipe:
     """The recipe of a text such as "x=mxfp8,w=mxfp8,dy=mxfp8:e5m2" (docs/specs.md), which can end in
-    ",backward=dequantized" or ",backward=high_precision". Raises ValueError unless it has a spec for each of x, w and
-    dy and nothing else."""
+    ",backward=dequantized" or ",backward=high_precision". In "x=none,w=SPEC", which quantizes weights only, dy can be
+    left out. Raises ValueError unless it has a spec for each of x, w and dy and nothing else."""
     parts = {role.strip(): spec.strip() for role, _, spec in [part.partition("=") for part in text.split(",")]}
-    backward = parts.pop("backward", None)
-    if sorted(parts) != ["dy", "w", "x"] or text.count(",") != len(parts) - (backward is None):
+    backward, written = parts.pop("backward", None), text.count(",") + 1
+    if parts.get("x") == "none" and "dy" not in parts:
+        parts["dy"], written = "none", written + 1
+    if sorted(parts) != ["dy", "w", "x"] or written != len(parts) + (backward is not None):
         raise ValueError(
             "a recipe text has a spec for each of x, w and dy, such as 'x=mxfp8,w=mxfp8,dy=mxfp8:e5m2'; got "
             f"{text!r}. The format of dx is an argument of a call, fp8_grad="

@@ -83,7 +83,9 @@ class Recipe:
     Two recipes of one class and text are equal for a compiled graph, because a layer reads only the text.
     input_spec, weight_spec: the canonical texts of the specs for x and w.
     stochastic: whether gradients are rounded stochastically, which uses a Linear's random state.
-    stateless_spec: linear_spec(), or None if scales are those of earlier steps.
+    stateless_spec: linear_spec(), or None if scales are those of earlier steps, or of the layer.
+    weight_only: whether x and gradients are not quantized: both specs are "none".
+    static_input: whether x is quantized with a scale of the layer, `input_scale` (the option `given`).
     """
 
     def __post_init__(self) -> None:
@@ -96,8 +98,13 @@ class Recipe:
         object.__setattr__(self, "_operands", text)
         object.__setattr__(self, "stochastic", "sr" in dy.split(":"))
         plain = ":".join([option for option in dy.split(":") if option.split("=")[0] not in ("rht", "sr")])
-        object.__setattr__(self, "_rounded_dx", f",dx={plain}")
-        object.__setattr__(self, "stateless_spec", None if self.delayed() else self.linear_spec())
+        object.__setattr__(self, "weight_only", x == "none")
+        object.__setattr__(self, "static_input", "given" in x.split(":"))
+        object.__setattr__(self, "_rounded_dx", "" if self.weight_only else f",dx={plain}")
+        if self.weight_only and self.backward_override is None:
+            object.__setattr__(self, "backward_override", "dequantized")
+        stateful = self.delayed() or self.static_input
+        object.__setattr__(self, "stateless_spec", None if stateful else self.linear_spec())
 
     def _check(self) -> None:
         """Raises ValueError, TypeError or NotImplementedError, naming recipe, field, value and remedy."""
@@ -112,7 +119,7 @@ class Recipe:
 
         fp8_grad: dx is rounded to the format of dy, to nearest and without a transform. save_original_input: the
         unquantized x is saved, and quantized in backward for the weight gradient; it has no effect under a
-        backward_override.
+        backward_override. Neither has an effect if weight_only.
         """
         text = self._operands + self._rounded_dx if fp8_grad else self._operands
         backward = self.backward_override or ("requantized" if save_original_input else None)

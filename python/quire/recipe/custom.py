@@ -18,6 +18,9 @@ class CustomRecipe(Recipe):
 
     Every argument that takes a recipe also takes the equivalent text "x=mxfp8,w=mxfp4,dy=mxfp8:e5m2".
 
+    "none" for x and for dy quantizes weights only: w is decoded, and multiplied with x as it is (numerics.md 6.12). A
+    text can then leave dy out: "x=none,w=nvfp4". backward_override is then "dequantized" by default.
+
     Only dy can be rounded stochastically, w cannot have a Hadamard transform, and x and dy must have the same
     transform. A recipe that breaks these rules raises ValueError. The specs determine the formats; fp8_format and
     quantization_alignment have no effect and must keep their defaults.
@@ -56,6 +59,8 @@ class CustomRecipe(Recipe):
         spec = self.qfactory(role)
         if not isinstance(spec, str | QuantSpec):
             raise TypeError(f"CustomRecipe: qfactory({role!r}) must return a QuantSpec or its text, got {spec!r}")
+        if spec == "none":
+            return spec
         return spec.text if isinstance(spec, QuantSpec) else QuantSpec(spec).text
 
     @classmethod

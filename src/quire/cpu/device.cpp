@@ -11,6 +11,7 @@
 #include "quire/reference/gemm.h"
 #include "quire/reference/pointwise.h"
 #include "quire/reference/quantize.h"
+#include "quire/spec/scale.h"
 
 namespace quire::cpu {
 namespace {
@@ -74,6 +75,27 @@ constexpr std::array<KernelRow<Problem>, 2> kRows{{
     {"reference", nullptr, [](const Problem& p, const Context&) { Reference(p); }},
 }};
 
+void check_given_scale(const QuantizeProblem& p) {
+  if (!p.spec.given || !p.scale) return;
+  check(*p.scale > 0 && is_finite(*p.scale), "quantize: the given scale of ", p.spec,
+        " must be positive and finite; got ", *p.scale, "; load the calibrated scale");
+}
+
+/// The same of results that may be quantized.
+template <class Problem, void (*Kernels::*Generic)(const Problem&), void (*Reference)(const Problem&)>
+constexpr std::array<KernelRow<Problem>, 2> kProducers{{
+    {"generic", nullptr,
+     [](const Problem& p, const Context&) {
+       check_given_scale(p.out.quantization());
+       (in_use().kernels->*Generic)(p);
+     }},
+    {"reference", nullptr,
+     [](const Problem& p, const Context&) {
+       check_given_scale(p.out.quantization());
+       Reference(p);
+     }},
+}};
+
 /// The one kernel of a problem, in plain C++.
 template <class Problem, void (*Run)(const Problem&, const Context&)>
 constexpr std::array<KernelRow<Problem>, 1> kPortable{{{"portable", nullptr, Run}}};
@@ -87,6 +109,7 @@ void check_given_amax(const float* amax, int64_t count) {
 /// A quantization whose values have been read and checked.
 template <void (*Run)(const QuantizeProblem&)>
 void quantize(const QuantizeProblem& problem, const Context&) {
+  check_given_scale(problem);
   check_given_amax(problem.amax.rowwise, amax_count(problem.spec, problem.x.rows));
   check_given_amax(problem.amax.columnwise, amax_count(problem.spec, problem.x.cols));
   if (!problem.random.state && !problem.random.part) return Run(problem);
@@ -147,9 +170,9 @@ const Device& device() {
                                    kPortable<ReorderProblem, reorder>,
                                    kGemm,
                                    kRows<ColumnSumProblem, &Kernels::column_sum, reference::column_sum>,
-                                   kRows<NormProblem, &Kernels::norm, reference::norm>,
+                                   kProducers<NormProblem, &Kernels::norm, reference::norm>,
                                    kRows<NormGradProblem, &Kernels::norm_grad, reference::norm_grad>,
-                                   kRows<ActivationProblem, &Kernels::activation, reference::activation>,
+                                   kProducers<ActivationProblem, &Kernels::activation, reference::activation>,
                                    kRows<ActivationGradProblem, &Kernels::activation_grad, reference::activation_grad>,
                                    kPortable<RouteProblem, route>,
                                    kPortable<RouteGradProblem, route_grad>,

@@ -96,8 +96,9 @@ struct BlockScale {
 
 BlockScale f32_scale(const Lines& t, float amax) {
   const float infinite = t.spec().row().scope == Scope::block ? largest_finite(t.problem.x.dtype) : kFloatMax;
-  const float s = t.problem.scale ? *t.problem.scale : scale_from_amax(amax, t.spec(), infinite);
   const bool lost = t.spec().nan && !is_finite(amax);  // also where a scale is given
+  if (t.spec().given) return {.multiplier = 1.0f / *t.problem.scale, .stored = lost ? kNan : *t.problem.scale};
+  const float s = t.problem.scale ? *t.problem.scale : scale_from_amax(amax, t.spec(), infinite);
   return {.multiplier = s, .stored = lost ? kNan : 1.0f / s};
 }
 
@@ -154,7 +155,8 @@ float amax_above(const Lines& t, int64_t o) {
 
 void write_amaxes(const Lines& t, float* amax) {
   const int64_t count = t.spec().row().has_amax ? amax_count(t.spec(), t.outer) : 0;
-  for (int64_t o = 0; o < count; ++o) amax[o] = stored_global(amax_above(t, o), t.spec());
+  const bool given = t.spec().given && t.spec().row().scale == ScaleKind::two_level;
+  for (int64_t o = 0; o < count; ++o) amax[o] = given ? *t.problem.scale : stored_global(amax_above(t, o), t.spec());
 }
 
 BlockScale block_scale(const Lines& t, int64_t o, int64_t b, const float* globals) {

@@ -181,8 +181,7 @@ void MoeRunner::run_task(const Task& task, Context context) const {
   quantize(w13.quantization(task.x, options_.x, task.x_codes), context);
   gemm(w13.product(task.x_codes, options_.x, task.h, "w13"), context);
   const MutableMatrix act{task.h.data, task.h.dtype, task.h.rows, w2.in_features(), task.h.row_stride};
-  const Destination to{
-      .y = act, .spec = options_.x, .rowwise = task.act_codes, .amax = {.rowwise = w2.input_amax(options_.x)}};
+  const Destination to = w2.destination(act, options_.x, task.act_codes);
   activation({.activation = options_.activation, .x = task.h, .out = to}, context);
   gemm(w2.product(task.act_codes, options_.x, task.out, "w2"), context);
 }

@@ -70,32 +70,58 @@ void PreparedWeight::keep(const WeightOptions& options) {
     bias_.push_back(load_element(bias.data, bias.dtype, i));
   if (!options.input_scale) return;
   const float s = *options.input_scale;
-  check(s > 0 && std::isfinite(s * kAmaxOfOne), "runner: an input_scale must be positive and finite; got ", s,
+  check(s > 0 && std::isfinite(s), "runner: an input_scale must be positive and finite; got ", s,
         "; give amax / (6 * 448) of the calibration, or its reciprocal if you have 6 * 448 / amax");
+  input_scale_ = s;
   input_amax_ = {s * (6.0f * 256), s * kAmaxOfOne};
 }
 
 void PreparedWeight::check_input_spec(const QuantSpec& x) const {
   check(!x.stochastic, "runner: activation spec ", x, " rounds stochastically, which is for gradients; leave sr out");
   check(!x.interleaved, "runner: activation spec ", x, " is interleaved, which is for weights; leave interleaved out");
-  check(!input_amax_ || (x.row().scale == ScaleKind::two_level && !x.row_scaled),
-        "runner: an input_scale is one of NVFP4 activations with one amax; got x=", x,
-        "; leave the input_scale out, or take x=nvfp4");
+  check(!x.given || input_scale_, "runner: activation spec ", x,
+        " has its scale from the caller, and there is no input_scale; give one, or leave 'given' out");
+  if (!input_scale_) return;
+  const bool f32 = x.row().scope == Scope::tensor, two = x.row().scale == ScaleKind::two_level && !x.row_scaled;
+  check((f32 && !x.pow2 && x.epsilon == 0) || two,
+        "runner: an input_scale is one of activations with one scale of the tensor; got x=", x,
+        "; leave the input_scale out, or take x=nvfp4 or x=fp8_tensor");
+  check(input_spec(x).given || std::isfinite(*input_scale_ * kAmaxOfOne),
+        "runner: 2688 times an input_scale must be positive and finite; got ", *input_scale_,
+        "; give amax / (6 * 448) of the calibration, or its reciprocal if you have 6 * 448 / amax");
+}
+
+QuantSpec PreparedWeight::input_spec(const QuantSpec& x) const {
+  QuantSpec spec = x;
+  spec.given = x.given || (input_scale_ && (x.row().scope == Scope::tensor || x.global != Global::amax));
+  if (spec.given) spec.hadamard = Hadamard::off;  // of columnwise codes only
+  return spec;
 }
 
 const float* PreparedWeight::input_amax(const QuantSpec& x) const {
-  if (!input_amax_) return nullptr;
+  if (!input_amax_ || input_spec(x).given) return nullptr;
   return x.block_scale_max() == 256 ? &input_amax_->of_256 : &input_amax_->of_448;
 }
 
 QuantizeProblem PreparedWeight::quantization(const Matrix& x, const QuantSpec& spec, const Side& codes) const {
-  return {.spec = spec,
+  const QuantSpec used = input_spec(spec);
+  return {.spec = used,
           .x = x,
           .rowwise = codes,
           .columnwise = {},
           .random = {},
+          .scale = used.given ? &*input_scale_ : nullptr,
           .amax = {.rowwise = input_amax(spec)},
           .role = "x"};
+}
+
+Destination PreparedWeight::destination(const MutableMatrix& y, const QuantSpec& x, const Side& codes) const {
+  const QuantSpec used = input_spec(x);
+  return {.y = y,
+          .spec = used,
+          .rowwise = codes,
+          .scale = used.given ? &*input_scale_ : nullptr,
+          .amax = {.rowwise = input_amax(x)}};
 }
 
 GemmProblem PreparedWeight::product(const Side& x, const QuantSpec& spec, const MutableMatrix& out,

@@ -13,8 +13,9 @@ namespace quire {
 /// What belongs to a weight.
 struct WeightOptions {
   Vector bias{};  ///< [N]
-  /// A calibrated scale of the weight's input x under NVFP4, amax / (6 * 448) of the values it was calibrated on
-  /// (numerics.md 5.9): x's amax is then not measured. Positive, and 2688 times it finite.
+  /// A calibrated scale of the weight's input x, which is then not measured. Positive and finite. Under NVFP4 it is
+  /// amax / (6 * 448) of the values it was calibrated on (numerics.md 5.9), and 2688 times it is finite too. Under
+  /// fp8_tensor and under the options `given` and `global` it is what the spec stores (2.5, 5.9, 5.11).
   std::optional<float> input_scale{};
 };
 
@@ -33,11 +34,11 @@ class PreparedWeight {
   /// As given.
   const QuantSpec& spec() const { return spec_; }
 
-  /// Throws Error unless inputs of this weight can be quantized so: deterministically, and with an input_scale as NVFP4
-  /// with one amax.
+  /// Throws Error unless inputs of this weight can be quantized so: deterministically, and with an input_scale under
+  /// one scale of the tensor, which the option `given` needs.
   void check_input_spec(const QuantSpec& x) const;
-  /// The amax that inputs are quantized under; null if that is measured.
-  const float* input_amax(const QuantSpec& x) const;
+  /// Where the result that is its input goes, to be quantized into `codes`.
+  Destination destination(const MutableMatrix& y, const QuantSpec& x, const Side& codes) const;
 
   /// The quantization of an input x [T, K] into codes.
   QuantizeProblem quantization(const Matrix& x, const QuantSpec& spec, const Side& codes) const;
@@ -46,12 +47,17 @@ class PreparedWeight {
 
  private:
   PreparedWeight(const QuantSpec& spec, int64_t rows, int64_t cols);
+  /// x with the option `given`, where the input_scale is what that stores.
+  QuantSpec input_spec(const QuantSpec& x) const;
+  /// The amax that inputs are quantized under; null if it is measured, or a scale is given.
+  const float* input_amax(const QuantSpec& x) const;
   void keep(const WeightOptions& options);
 
   QuantSpec spec_;
   std::unique_ptr<Arena> memory_;
   Operand operand_;
   std::vector<float> bias_;
+  std::optional<float> input_scale_;
   /// The amaxes of inputs that a calibrated scale stands for, by the largest scale of a block, 256 or 448.
   struct InputAmax {
     float of_256, of_448;

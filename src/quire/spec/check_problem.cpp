@@ -112,9 +112,13 @@ void check_given_amax(std::string_view op, const QuantizeProblem& p) {
 /// All of a quantization but the memory of x.
 void check_quantization(std::string_view op, const QuantizeProblem& p) {
   check_spec(op, p.spec);
-  if (p.scale != nullptr && p.spec.row().scope != Scope::tensor)
+  if (p.scale == nullptr && p.spec.given)
+    fail(op, ": ", p.spec,
+         " has its scale from the caller, and there is none; give the calibrated scale, or leave the ",
+         "option 'given' out");
+  if (p.scale != nullptr && p.spec.row().scope != Scope::tensor && !p.spec.given)
     fail(op, ": a given scale needs a family with one scale per tensor; got ", p.spec.to_string(),
-         "; use fp8_tensor or leave the scale out");
+         "; use fp8_tensor, or the option 'given', or leave the scale out");
   check_given_amax(op, p);
   check_side(op, p, Direction::rowwise, p.rowwise);
   check_side(op, p, Direction::columnwise, p.columnwise);

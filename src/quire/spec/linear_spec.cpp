@@ -12,6 +12,9 @@ constexpr std::array<std::string_view, 3> kRoles{"x", "w", "dy"};
 constexpr std::array<QuantSpec LinearSpec::*, 3> kMembers{&LinearSpec::x, &LinearSpec::w, &LinearSpec::dy};
 constexpr std::string_view kForm = "write x=SPEC,w=SPEC,dy=SPEC[,dx=SPEC][,backward=WORD]";
 
+/// In place of the specs of x and dy.
+constexpr std::string_view kNone = "none";
+
 /// The words of Backward; its first one is what no word means.
 constexpr std::array<std::pair<std::string_view, Backward>, 3> kBackward{
     {{"requantized", Backward::requantized},
@@ -26,8 +29,17 @@ void check_roles(const LinearSpec& s, std::string_view text) {
         "' transforms w, but only the operands of dw (x and dy) may be; remove 'rht' from w");
   check(s.x.hadamard == s.dy.hadamard, "recipe: '", text, "' transforms x and dy differently, so that the transform ",
         "would not cancel in dw; give both the same 'rht' option or none");
+  for (const QuantSpec* other : {&s.w, &s.dy, s.dx ? &*s.dx : &s.dy})
+    check(!other->given, "recipe: '", text, "' gives another operand than x a scale from the caller; remove 'given' ",
+          "from ", other->to_string());
   check(!s.dx || (!s.dx->stochastic && s.dx->hadamard == Hadamard::off), "recipe: '", text,
         "' rounds dx stochastically or transforms it, which nothing would undo; remove 'sr' and 'rht' from dx");
+}
+
+void check_weight_only(const LinearSpec& s, std::string_view text) {
+  check(!s.dx, "recipe: '", text, "' rounds dx, which nothing quantizes under x=none; leave dx out");
+  check(s.backward == Backward::dequantized || s.backward == Backward::high_precision, "recipe: '", text,
+        "' has another backward than x=none has, dequantized (the default) or high_precision");
 }
 
 /// Takes "NAME=VALUE" up to the next comma off the front of `rest`; empty if another name stands there.
@@ -55,18 +67,26 @@ LinearSpec LinearSpec::parse(std::string_view text) {
     const std::string_view found = rest.substr(0, std::min(rest.find(','), rest.size()));
     const std::string_view spec = take(rest, kRoles[i]);
     check(!spec.empty(), "recipe: expected '", kRoles[i], "=SPEC' but found '", found, "' in '", text, "'; ", kForm);
-    out.*kMembers[i] = QuantSpec::parse(spec);
+    const bool none = spec == kNone;
+    check(!none || i != 1, "recipe: '", text, "' does not quantize w; leave the recipe out, or give w a spec");
+    if (i == 0) out.weight_only = none;
+    check(i != 2 || none == out.weight_only, "recipe: '", text,
+          "' quantizes one of x and dy only; give both a spec, or ", "both none");
+    if (!none) out.*kMembers[i] = QuantSpec::parse(spec);
   }
+  if (out.weight_only) out.backward = Backward::dequantized;
   if (const std::string_view spec = take(rest, "dx"); !spec.empty()) out.dx = QuantSpec::parse(spec);
   if (const std::string_view word = take(rest, "backward"); !word.empty()) out.backward = parse_backward(word, text);
   check(text.back() != ',', "recipe: '", text, "' ends with a comma; ", kForm);
   check(rest.empty(), "recipe: unexpected '", rest, "' at the end of '", text, "'; ", kForm);
   check_roles(out, text);
+  if (out.weight_only) check_weight_only(out, text);
   return out;
 }
 
 std::string LinearSpec::to_string() const {
-  std::string s = text("x=", x.to_string(), ",w=", w.to_string(), ",dy=", dy.to_string());
+  const auto operand = [&](const QuantSpec& spec) { return weight_only ? std::string(kNone) : spec.to_string(); };
+  std::string s = text("x=", operand(x), ",w=", w.to_string(), ",dy=", operand(dy));
   if (dx) s += ",dx=" + dx->to_string();
   for (const auto& [name, value] : kBackward)
     if (value == backward) s += text(",backward=", name);

@@ -24,12 +24,16 @@ enum class Backward : uint8_t {
 ///   dw = dy columnwise * x columnwise (contracts M)
 struct LinearSpec {
   QuantSpec x, w, dy;
+  /// x and dy are multiplied as they are, and w by its decoded values: "x=none,w=SPEC,dy=none". Backward is then
+  /// dequantized or high_precision, and starts from x itself.
+  bool weight_only = false;
   std::optional<QuantSpec> dx{};  ///< dx is quantized and decoded again before it is returned
   Backward backward = Backward::quantized;
 
   /// "x=SPEC,w=SPEC,dy=SPEC[,dx=SPEC][,backward=requantized|dequantized|high_precision]". Throws Error if the text is
   /// wrong or a spec does not fit its role: only dy may round stochastically, w is never Hadamard-transformed, x and dy
-  /// must be transformed alike (the transform cancels in dw), dx neither.
+  /// must be transformed alike (the transform cancels in dw), dx neither. "none" is the spec of x and dy, or of
+  /// neither.
   static LinearSpec parse(std::string_view text);
   std::string to_string() const;
 

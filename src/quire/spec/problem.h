@@ -98,8 +98,9 @@ struct QuantizeProblem {
   Matrix x;
   Side rowwise, columnwise;
   Randomness random;
-  /// Multiplies before the cast instead of a scale derived from the amax (delayed scaling, 1.5); Scope::tensor only.
-  /// The amax is still measured and stored.
+  /// Under the option `given`, which needs it: what is stored as the scale of the tensor, or in the amax buffer (2.5,
+  /// 5.9). Else: multiplies before the cast instead of a scale derived from the amax (delayed scaling, 1.5);
+  /// Scope::tensor only. The amax of Scope::tensor is still measured and stored.
   const float* scale = nullptr;
   /// Instead of x's own amaxes: calibrated (5.9), or reduced over parts of a larger tensor. Stored as the amaxes.
   GivenAmax amax{};

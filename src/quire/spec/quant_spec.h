@@ -91,6 +91,7 @@ struct QuantSpec {
   FourOverSix four_over_six = FourOverSix::off;
   bool block_scale_max_256 = false;  ///< block scales reach 256 instead of 448 (with four_over_six)
   Global global = Global::amax;      ///< what is stored in the amax buffer, and how it makes values
+  bool given = false;                ///< the scale of the tensor is an operand (numerics.md 2.5, 5.9)
   bool swizzled = false;             ///< scales padded and tiled 128x4 (numerics.md 4.5)
   bool nan = false;                  ///< scales of what holds NaN or Inf are NaN (numerics.md 1.9)
   bool interleaved = false;          ///< codes and scales of a byte in tiles of 16 lines x 4 bytes (numerics.md 2.4)

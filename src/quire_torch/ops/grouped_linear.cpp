@@ -131,8 +131,7 @@ void GroupedLinear::check(const Args& a, op::Needs need) {
   if (!a.recipe->has_value()) return;
   const quire::LinearSpec& recipe = **a.recipe;
   const Backward mode = recipe.backward;
-  const bool keeps_x = mode == Backward::high_precision || mode == Backward::requantized;
-  quire::check(!keeps_x || a.x_buffers.empty() || !need[kW],
+  quire::check(!keeps_x(a.recipe) || a.x_buffers.empty() || !need[kW],
                "linear: x is given quantized, but backward=", a.recipe.text().substr(a.recipe.text().rfind('=') + 1),
                " starts from x itself; pass x plain");
   quire::check(mode != Backward::requantized || !a.fwd_scale,
@@ -163,8 +162,7 @@ std::pair<op::Tensors<3>, GroupedLinear::Saved> GroupedLinear::forward(const Arg
 }
 
 std::pair<op::Tensors<7>, DirectionBuffers> GroupedLinear::product(const Args& a, op::Needs need) {
-  const Backward mode = mode_of(a.recipe);
-  const bool codes_of_x = mode == Backward::quantized || mode == Backward::dequantized;
+  const bool codes_of_x = !keeps_x(a.recipe);
   // Each operand is kept for the gradient of the other one.
   const int64_t save = (need[kW] && codes_of_x ? kSaveX : 0) | (need[kX] && codes_of_w(a) ? kSaveW : 0);
   op::Tensors<7> r = op::call<LinearFwd>(inner(a, save));

@@ -125,6 +125,12 @@ inline quire::Backward mode_of(const OptionalRecipeText& recipe) {
   return *recipe ? (*recipe)->backward : quire::Backward::high_precision;
 }
 
+/// Whether backward starts from x itself.
+inline bool keeps_x(const OptionalRecipeText& recipe) {
+  const quire::Backward mode = mode_of(recipe);
+  return mode == quire::Backward::high_precision || mode == quire::Backward::requantized || (*recipe)->weight_only;
+}
+
 /// A copy of a result in memory of the caller's.
 void copy_result(const at::Tensor& memory, const at::Tensor& result);
 

@@ -168,7 +168,7 @@ op::Tensors<3> quantized_backward(const GroupedLinear::Saved& s, const at::Tenso
 
 /// x as a backward pass multiplies it that does not multiply codes; dy: of as many tokens.
 at::Tensor plain_x(const GroupedLinear::Saved& s, const at::Tensor& dy) {
-  if (mode_of(s.recipe) == Backward::high_precision) return whole_x(s, dy);
+  if (keeps_x(s.recipe)) return whole_x(s, dy);
   return decode(s, s.x_plain ? quantized_x(s, false, dy) : whole_codes(s, Direction::rowwise, dy), (*s.recipe)->x, dy);
 }
 

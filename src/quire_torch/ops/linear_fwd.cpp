@@ -35,6 +35,21 @@ void plain(const LinearFwd::Args& a, const GroupsView& groups, const quire::Muta
                         context);
 }
 
+/// The product of x itself and of decoded codes of w.
+void weight_only(const LinearFwd::Args& a, const GroupsView& groups, const quire::GroupedOperand& codes,
+                 const quire::MutableMatrix& y, const quire::Context& context) {
+  const MatrixView x(a.x, "linear: x");
+  const BiasList bias(a.bias, groups.count(), "linear: bias");
+  quire::grouped_matmul({.groups = groups,
+                         .a = {.rows = x.matrix()},
+                         .b = {},
+                         .transpose_b = true,
+                         .codes = codes,
+                         .bias = bias,
+                         .out = {.rows = y}},
+                        context);
+}
+
 /// The direction that `save` asks to keep of an operand.
 std::optional<Direction> saved(const LinearFwd::Args& a, int64_t bit) {
   if ((a.save & bit) == 0) return std::nullopt;
@@ -112,11 +127,13 @@ void LinearFwd::run(const Args& a, op::Tensors<7>& out, const quire::Context& co
   if (!a.w_buffers.empty())
     given_w.emplace(a.w_buffers, GivenGroups::matrices(recipe.w, Direction::rowwise, groups.count(), {n, k}),
                     "linear: w");
-  if (!given_x) x.emplace(quantize_x(a, groups, out, context));
+  if (!given_x && !recipe.weight_only) x.emplace(quantize_x(a, groups, out, context));
   if (!given_w) w.emplace(quantize_w(a, groups, out, context));
+  const quire::GroupedOperand w_codes = w ? w->operand(Direction::rowwise) : quire::GroupedOperand(*given_w);
+  if (recipe.weight_only) return weight_only(a, groups, w_codes, y, context);
   const BiasList bias(a.bias, groups.count(), "linear: bias");
   quire::grouped_gemm({.a = x ? x->operand(Direction::rowwise) : quire::GroupedOperand(*given_x),
-                       .b = w ? w->operand(Direction::rowwise) : quire::GroupedOperand(*given_w),
+                       .b = w_codes,
                        .out = {.rows = y},
                        .bias = bias,
                        .role = quire::kFprop},

@@ -94,8 +94,9 @@ struct LinearFwd : OpBase {
     if (!a.recipe->has_value()) return {y, none, none, none, none, none, none};
     const quire::LinearSpec& recipe = **a.recipe;
     const quire::Direction direction = saved_direction(recipe);
-    auto kept_x = rows_results<Int>(recipe.x, {quire::product(x, 0, x.size() - 1), x.back(), groups},
-                                    a.offsets.has_value(), direction, (a.save & kSaveX) && a.x_buffers.empty());
+    auto kept_x =
+        rows_results<Int>(recipe.x, {quire::product(x, 0, x.size() - 1), x.back(), groups}, a.offsets.has_value(),
+                          direction, (a.save & kSaveX) && a.x_buffers.empty() && !recipe.weight_only);
     auto kept_w = stacked_results<Int>(recipe.w, {y.sizes.back(), x.back()}, groups, direction,
                                        (a.save & kSaveW) && a.w_buffers.empty());
     if (a.fwd_scale && a.x_buffers.empty()) kept_x[2] = amax;
@@ -115,6 +116,11 @@ struct LinearFwd : OpBase {
     quire::check(a.recipe->has_value() || (a.w_buffers.empty() && a.x_buffers.empty()),
                  "linear: an operand is given quantized, and recipe '' multiplies x and w themselves; "
                  "dequantize it, or give a recipe");
+    const bool weight_only = a.recipe->has_value() && (*a.recipe)->weight_only;
+    quire::check(!weight_only || a.x_buffers.empty(),
+                 "linear: x is given quantized, and a recipe with x=none multiplies x itself; dequantize it");
+    quire::check(!weight_only || !a.fwd_scale,
+                 "linear: delayed scaling needs a spec for x, and the recipe has x=none; give x and dy specs");
     quire::check(!a.w.empty() || !a.w_buffers.empty(), "linear: w is absent; pass it or w_buffers");
     if (!a.w.empty()) check_list<Int>(a.w, groups, {n, k}, "linear: w", a.x.device());
     if (!a.bias.empty()) check_list<Int>(a.bias, groups, {n}, "linear: bias", a.x.device());

@@ -89,9 +89,10 @@ Operands operands(const ParallelLinear::Args& a, op::Needs need) {
   const Parallel& p = **a.parallel;
   if (!p.column && a.recipe->has_value()) o.args.dtype = partial_dtype(p, a.dtype);
   const bool quantizes = a.recipe->has_value(), keep = need[kW];
-  const bool codes = quantizes && p.gathers_x() && gathers_codes((*a.recipe)->x, Direction::rowwise, rows_of(a.x));
+  const bool quantizes_x = quantizes && !(*a.recipe)->weight_only;
+  const bool codes = quantizes_x && p.gathers_x() && gathers_codes((*a.recipe)->x, Direction::rowwise, rows_of(a.x));
   const bool apart =
-      codes || (quantizes && !p.gathers_x() && !a.fwd_scale && needs_reduction((*a.recipe)->x, p.axis_of_x()));
+      codes || (quantizes_x && !p.gathers_x() && !a.fwd_scale && needs_reduction((*a.recipe)->x, p.axis_of_x()));
   if (p.gathers_x() && !codes) {
     o.args.x = gather(a.x, p.group);
     if (keep) o.kept = itself(a.x), o.keeps = o.plain = true;

@@ -57,7 +57,7 @@ void produce(const Destination& to, const Make& make) {
   QuantizeProblem p = to.quantization();
   const bool quantized = p.rowwise.data || p.columnwise.data;
   if (!quantized) return void(make_strips(to.y, nullptr, strip_rows(p), false, make));
-  const bool measured = has_one_amax(p.spec) && !plan_of(p).amaxes_are_given();
+  const bool measured = has_one_amax(p.spec) && !plan_of(p).amaxes_are_given() && !has_given_global(p);
   if (quantizes_by_strips(p)) {
     const Plan plan = plan_of(p);
     for (const Job& job : plan.jobs()) begin(job, amaxes_of(p).plain);

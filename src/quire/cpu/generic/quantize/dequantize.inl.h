@@ -44,7 +44,7 @@ void block_values(const DequantizeProblem& p, const Extent& e, int64_t line, std
       for (int64_t i = 0; i < count; i += kLanes) store(values + i, value(load_u8(gathered + i)));
     };
     if constexpr (S == ScaleKind::e8m0)
-      decode([](U32 byte) { return e8m0_values(byte); });
+      decode([&](U32 byte) { return e8m0_values(byte); });
     else if (p.spec.global == Global::multiplier)  // numerics.md 5.11
       decode([&](U32 byte) { return decode_lanes<kBlockScaleFormat>(byte) * g; });
     else if (p.spec.global == Global::divisor)

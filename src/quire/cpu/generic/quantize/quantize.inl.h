@@ -52,6 +52,9 @@ int64_t tile_rows(const Plan& plan) {
 }
 int64_t tile_cols(const Plan& plan) { return plan.by_lines() ? kPieceOfLine / (tile_rows(plan) > 1 ? 2 : 1) : kTile; }
 
+/// Whether what is stored above the blocks comes with the problem, which is then no multiplier.
+bool has_given_global(const QuantizeProblem& p) { return p.spec.given && p.spec.row().scale == ScaleKind::two_level; }
+
 /// Fills what covers more than a tile: amaxes, multipliers of a tensor or of lines, the padding of swizzled scales.
 void begin(const Job& job, float tensor_amax) {
   const QuantSpec& spec = job.spec();
@@ -61,14 +64,19 @@ void begin(const Job& job, float tensor_amax) {
   float* const amaxes = spec.row().has_amax ? job.side.amax : static_cast<float*>(job.side.scale);
   if (job.given_amaxes())
     std::copy_n(job.given_amaxes(), amax_count(spec, job.outer), amaxes);
+  else if (has_given_global(job.problem))
+    *amaxes = *job.problem.scale;
   else if (per_line)
     (job.direction == Direction::rowwise ? row_amaxes : column_amaxes)(x, amaxes);
   else if (spec.row().has_amax || spec.row().scope != Scope::block)
     *amaxes = tensor_amax;
-  for (int64_t i = 0; spec.global != Global::amax && i < amax_count(spec, job.outer); ++i)
+  const bool measured = !has_given_global(job.problem);
+  for (int64_t i = 0; spec.global != Global::amax && measured && i < amax_count(spec, job.outer); ++i)
     amaxes[i] = stored_global(amaxes[i], spec);
   for (int64_t i = 0; i < job.multipliers(); ++i)
-    job.multiplier()[i] = job.problem.scale ? *job.problem.scale : scale_from_amax(amaxes[i], spec, kFloatMax);
+    job.multiplier()[i] = spec.given          ? 1.0f / *job.problem.scale
+                          : job.problem.scale ? *job.problem.scale
+                                              : scale_from_amax(amaxes[i], spec, kFloatMax);
   if (spec.swizzled) {
     const Shape<int64_t> sizes = buffers<int64_t>(spec, {x.rows, x.cols}, job.direction).scale.sizes;
     std::fill_n(static_cast<uint8_t*>(job.side.scale), product(sizes, 0, sizes.size()), uint8_t{0});
@@ -79,7 +87,9 @@ void begin(const Job& job, float tensor_amax) {
 void finish(const Job& job, float amax) {
   const bool lost = job.problem.scale && job.spec().nan && !is_finite(amax);
   for (int64_t i = 0; i < job.multipliers(); ++i)
-    job.multiplier()[i] = lost ? std::numeric_limits<float>::quiet_NaN() : 1.0f / job.multiplier()[i];
+    job.multiplier()[i] = lost               ? std::numeric_limits<float>::quiet_NaN()
+                          : job.spec().given ? *job.problem.scale
+                                             : 1.0f / job.multiplier()[i];
 }
 
 /// Memory of a thread while it quantizes tiles.
@@ -198,7 +208,7 @@ void quantize_under(const QuantizeProblem& p, const Amaxes& amaxes) {
   const float amax = quantize_tiles(plan);
   for (const Job& job : plan.jobs()) {
     finish(job, amax);
-    if (p.scale) job.side.amax[0] = amax;
+    if (p.scale && !has_given_global(p)) job.side.amax[0] = amax;
   }
 }
 
