@@ -13,6 +13,7 @@ def test_a_model_converted_before_prepare_trains_with_quire(precision):
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.GELU(), torch.nn.Linear(64, 8))
     quire.convert(model, "mxfp8", min_features=1)
+    accelerate.state.AcceleratorState._reset_state(reset_partial_state=True)
     accelerator = accelerate.Accelerator(cpu=True, mixed_precision=precision)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     data = torch.utils.data.TensorDataset(torch.randn(32, 64), torch.randint(0, 8, (32,)))

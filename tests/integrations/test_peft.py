@@ -9,6 +9,7 @@ import torch  # noqa: E402
 from transformers import AutoModelForCausalLM  # noqa: E402
 
 import quire  # noqa: E402
+from quire.integrations.peft import prepare  # noqa: E402
 from quire.integrations.transformers import register  # noqa: E402
 
 LORA = {"r": 4, "lora_alpha": 8, "target_modules": ["q_proj", "v_proj", "up_proj"], "task_type": "CAUSAL_LM"}
@@ -49,13 +50,32 @@ def test_the_gradient_of_an_adapter_is_that_of_the_decoded_weight(loaded):
         assert (p.grad is not None and p.grad.any()) == ("lora_" in name), name
 
 
-def test_merging_into_a_quantized_weight_does_not_change_what_it_computes_or_refuses(loaded):
-    model = peft.get_peft_model(loaded, peft.LoraConfig(**LORA, init_lora_weights=False)).eval()
-    layer = model.base_model.model.model.layers[0].self_attn.q_proj
-    before = layer.base_layer.weight.detach().dequantize()
-    with pytest.raises(Exception, match="quantized"):
+def test_merging_into_a_quantized_weight_is_refused_and_changes_nothing(loaded):
+    config = prepare(peft.LoraConfig(**LORA, init_lora_weights=False))
+    model = peft.get_peft_model(loaded, config).eval()
+    ids = tiny.tokens()
+    with torch.no_grad():
+        before = model(ids).logits
+    for merge in (model.merge_adapter, model.merge_and_unload):
+        with pytest.raises(NotImplementedError, match=r"quantized as mxfp8.*model\.dequantize\(\)"):
+            merge()
+    with torch.no_grad():
+        assert torch.equal(model(ids).logits, before)
+
+
+def test_merging_into_a_plain_weight_of_a_layer_of_quire_is_as_in_peft():
+    torch.manual_seed(0)
+    model = quire.convert(tiny.model_of("llama"), None, min_features=1)
+    model = peft.get_peft_model(model, prepare(peft.LoraConfig(**LORA, init_lora_weights=False))).eval()
+    with torch.no_grad():
+        expected = model(tiny.tokens()).logits
         model.merge_adapter()
-    assert torch.equal(layer.base_layer.weight.detach().dequantize(), before)
+        torch.testing.assert_close(model(tiny.tokens()).logits, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_another_configuration_is_refused():
+    with pytest.raises(TypeError, match="must be a peft.LoraConfig, got IA3Config"):
+        prepare(peft.IA3Config())
 
 
 def test_adapters_merge_into_a_dequantized_model(loaded):
