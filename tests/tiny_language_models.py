@@ -85,8 +85,9 @@ def plain_of(family: str) -> dict[str, torch.Tensor]:
             shapes[f"{block}.mlp.gate.weight"] = (4, 64)
             shapes |= {f"{block}.self_attn.{name}_norm.weight": (16,) for name in "qk"}
     return {
-        name: (torch.rand(shape, generator=draw) + 0.5 if len(shape) == 1 else 0.1 * torch.randn(shape, generator=draw))
-        .to(torch.bfloat16)
+        name: (
+            torch.rand(shape, generator=draw) + 0.5 if len(shape) == 1 else 0.1 * torch.randn(shape, generator=draw)
+        ).to(torch.bfloat16)
         for name, shape in shapes.items()
     }
 

@@ -6,10 +6,10 @@ import pickle
 import pytest
 
 pytest.importorskip("transformers")
-import tiny_language_models as tiny  # noqa: E402
 import torch  # noqa: E402
 
 import quire  # noqa: E402
+import tiny_language_models as tiny  # noqa: E402
 from quire.integrations.transformers import register  # noqa: E402
 from quire.nn.stacked_experts import StackedExperts  # noqa: E402
 
@@ -92,7 +92,9 @@ def test_the_report_counts_experts_as_converted(family):
     assert {"model.layers.0.mlp.experts", "model.layers.1.mlp.experts"} <= names
     assert not [p for p in report.parameters if ".experts." in p.names[0]]
     before, now = next(layer.weight_bytes for layer in report.converted if layer.names[0].endswith("experts"))
-    assert before == sum(p.nbytes for n, p in experts_of(tiny.model_of(family))[0].named_parameters() if "bias" not in n)
+    assert before == sum(
+        p.nbytes for n, p in experts_of(tiny.model_of(family))[0].named_parameters() if "bias" not in n
+    )
     assert now < 0.3 * before
 
 

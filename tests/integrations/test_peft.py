@@ -4,11 +4,11 @@ import pytest
 
 pytest.importorskip("transformers")
 peft = pytest.importorskip("peft")
-import tiny_language_models as tiny  # noqa: E402
 import torch  # noqa: E402
 from transformers import AutoModelForCausalLM  # noqa: E402
 
 import quire  # noqa: E402
+import tiny_language_models as tiny  # noqa: E402
 from quire.integrations.peft import prepare  # noqa: E402
 from quire.integrations.transformers import register  # noqa: E402
 
@@ -23,7 +23,9 @@ def loaded(tmp_path):
 
 
 def test_adapters_train_on_quantized_weights_which_stay_as_they_are(loaded):
-    before = {name: p.detach().dequantize() for name, p in loaded.named_parameters() if isinstance(p, quire.QuantizedTensor)}
+    before = {
+        name: p.detach().dequantize() for name, p in loaded.named_parameters() if isinstance(p, quire.QuantizedTensor)
+    }
     assert len(before) == 14
     model = peft.get_peft_model(loaded, peft.LoraConfig(**LORA))
     trained = {name for name, p in model.named_parameters() if p.requires_grad}
@@ -37,7 +39,9 @@ def test_adapters_train_on_quantized_weights_which_stay_as_they_are(loaded):
         optimizer.zero_grad()
         losses.append(loss.item())
     assert losses[-1] < 0.9 * losses[0], losses
-    now = {name: p.detach().dequantize() for name, p in loaded.named_parameters() if isinstance(p, quire.QuantizedTensor)}
+    now = {
+        name: p.detach().dequantize() for name, p in loaded.named_parameters() if isinstance(p, quire.QuantizedTensor)
+    }
     assert [torch.equal(a, b) for a, b in zip(before.values(), now.values(), strict=True)] == [True] * 14
 
 

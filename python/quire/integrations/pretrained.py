@@ -81,7 +81,9 @@ class QuireQuantizer(HfQuantizer):
         first = Path(checkpoint_files[0])
         self.checkpoint = Checkpoint(Container(first if len(checkpoint_files) == 1 else first.parent / INDEX))
         self.rename = _renaming(model, self)
-        targets = [t for t in fit(model, self.checkpoint, None, "auto", self.rename) if is_quantized(t, self.checkpoint)]
+        targets = [
+            t for t in fit(model, self.checkpoint, None, "auto", self.rename) if is_quantized(t, self.checkpoint)
+        ]
         tied = [target.name for target in targets if len(target.owners) > 1 or target.untied]
         if tied:
             raise CheckpointError(

@@ -65,7 +65,9 @@ def register() -> None:
 
 
 def _check(found: dict[str, ModuleType]) -> None:
-    lacking = [f"{module}.{name}" for module, names in _USED.items() for name in names if not hasattr(found[module], name)]
+    lacking = [
+        f"{module}.{name}" for module, names in _USED.items() for name in names if not hasattr(found[module], name)
+    ]
     quantizer = getattr(found["transformers.quantizers"], "HfQuantizer", object)
     lacking += [f"HfQuantizer.{name}" for name in _HOOKS if not hasattr(quantizer, name)]
     if lacking:

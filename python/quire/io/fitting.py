@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -11,8 +11,8 @@ from quire.io.errors import CheckpointError
 from quire.io.reading import Checkpoint
 from quire.nn.grouped_linear import GroupedLinear
 from quire.nn.moe import MoE
-from quire.nn.stacked_experts import StackedExperts, is_experts, weight_names
 from quire.nn.product_module import ProductModule
+from quire.nn.stacked_experts import StackedExperts, is_experts, weight_names
 
 #: What fuse=True joins: name of a layer of the model -> names of the layers in the file.
 FUSED = {

@@ -138,7 +138,11 @@ class Entries(Mapping[str, StoredWeight | torch.Tensor]):
         pieces = [self.pieces[name][index] for index in sorted(self.pieces[name], key=lambda i: i or 0)]
         each = [piece.weight() for piece in pieces]
         known = name in self.record.layouts
-        lost = Origin(self.record.dialect or "", self.record.layouts[name]) if known else _of_recipe(pieces[0], each[0][0].spec_text)
+        lost = (
+            Origin(self.record.dialect or "", self.record.layouts[name])
+            if known
+            else _of_recipe(pieces[0], each[0][0].spec_text)
+        )
         scales = [_input_scale(piece) for piece in pieces]
         stacked = None not in self.pieces[name]
         weight = QuantizedStack.of([one for one, _ in each]) if stacked else each[0][0]
@@ -167,7 +171,8 @@ def _bias_of(name: str) -> str:
 
 
 def _input_scale(piece: Piece) -> torch.Tensor | None:
-    """The static scale of the layer's input, [1], of a stack [E]; None if it has none, or one for several layers of the file."""
+    """The static scale of the layer's input, [1], of a stack [E]; None if it has none, or one for several layers of the
+    file."""
     _, module, attribute = piece.target.owners[0]
     stacked = isinstance(module, StackedExperts)
     scales = module._buffers.get(module.scale_name(attribute) if stacked else "input_scale")

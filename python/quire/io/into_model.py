@@ -51,8 +51,8 @@ def load(
     """Loads a checkpoint into a model, layer by layer: quantized weights with their codes and scales unchanged.
 
     model: its torch.nn.Linear become quire.Linear where the checkpoint has a quantized weight, and so do experts of
-        Hugging Face transformers; quire.Linear, GroupedLinear and MoE are used as they are. Each such layer gets a recipe of its own. Parameters on the meta
-        device are replaced; others keep their memory, if they are plain.
+        Hugging Face transformers; quire.Linear, GroupedLinear and MoE are used as they are. Each such layer gets a
+        recipe of its own. Parameters on the meta device are replaced; others keep their memory, if they are plain.
     path: as for read().
     activations: "checkpoint", inputs are quantized as the checkpoint says; "none", they are not; else the spec of all
         inputs, such as "mxfp8". The gradient is computed from decoded weights (`backward=dequantized`).
@@ -263,9 +263,7 @@ def _check_plain(target: Target, checkpoint: Checkpoint) -> None:
     _check_shape(target, checkpoint)
 
 
-def _compare(
-    targets: Sequence[Target], checkpoint: Checkpoint, options: LoadOptions
-) -> tuple[list[str], list[str]]:
+def _compare(targets: Sequence[Target], checkpoint: Checkpoint, options: LoadOptions) -> tuple[list[str], list[str]]:
     missing = [target.name for target in targets if target.source is None]
     used = {ref.entry for target in targets if target.source is not None for ref in target.source.refs()}
     used |= {name for target in targets for name in target.same}
