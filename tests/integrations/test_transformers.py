@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("transformers")
 import torch  # noqa: E402
 import transformers  # noqa: E402
-from safetensors.torch import load_file  # noqa: E402
+from safetensors.torch import load_file, save_file  # noqa: E402
 from transformers import AutoModelForCausalLM  # noqa: E402
 
 import quire  # noqa: E402
@@ -145,6 +145,33 @@ def test_after_training_the_model_is_saved_in_the_dialect_of_quire(tmp_path):
         assert torch.equal(again(tiny.tokens()).logits, model(tiny.tokens()).logits)
 
 
+@pytest.mark.parametrize("family", ["llama", "mixtral"])
+@torch.no_grad()
+def test_a_model_without_head_is_saved_under_the_names_of_the_file(tmp_path, family):
+    tiny.write_modelopt(tmp_path / "theirs", family, "MXFP8")
+    model = transformers.AutoModel.from_pretrained(tmp_path / "theirs")
+    whole = AutoModelForCausalLM.from_pretrained(tmp_path / "theirs").model
+    assert torch.equal(model(tiny.tokens()).last_hidden_state, whole(tiny.tokens()).last_hidden_state)
+    model.save_pretrained(tmp_path / "ours")
+    theirs = bytes_of(tmp_path / "theirs")
+    del theirs["lm_head.weight"]
+    assert bytes_of(tmp_path / "ours") == theirs
+
+
+@torch.no_grad()
+def test_tied_embeddings_are_saved_once(tmp_path):
+    tiny.write_modelopt(tmp_path / "theirs", "llama", "MXFP8")
+    file, config = tmp_path / "theirs" / "model.safetensors", tmp_path / "theirs" / "config.json"
+    tensors = load_file(file)
+    del tensors["lm_head.weight"]
+    save_file(tensors, file, {"format": "pt"})
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"tie_word_embeddings": True}))
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "theirs")
+    assert model.lm_head.weight is model.model.embed_tokens.weight
+    model.save_pretrained(tmp_path / "ours")
+    assert bytes_of(tmp_path / "ours") == bytes_of(tmp_path / "theirs")
+
+
 @torch.no_grad()
 def test_copies_and_pickles_of_a_model_are_saved_with_the_same_bytes(tmp_path):
     tiny.write_modelopt(tmp_path / "theirs", "llama", "MXFP8")
@@ -167,8 +194,6 @@ def test_dequantize_gives_a_model_of_plain_weights(tmp_path):
 
 
 def test_a_missing_scale_is_an_error_and_no_random_weight(tmp_path):
-    from safetensors.torch import save_file
-
     tiny.write_modelopt(tmp_path / "theirs", "llama", "MXFP8")
     file = tmp_path / "theirs" / "model.safetensors"
     tensors = load_file(file)

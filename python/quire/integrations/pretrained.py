@@ -147,27 +147,23 @@ class QuireQuantizer(HfQuantizer):
         return state, {}
 
     def _plain(self, model: torch.nn.Module, entries: Entries) -> dict[str, torch.Tensor]:
-        """What is not quantized, under the names that transformers would write."""
-        theirs = {entry: piece for entry, pieces in entries.pieces.items() for piece in pieces.values()}
-        mine = {*entries.layers, *entries.biases.values()}
-        hidden = {name for entry in mine for name in theirs[entry].target.names()}
-        hidden |= {
-            f"{path}.{name}"
-            for path, module in model.named_modules()
-            if isinstance(module, ProductModule)
-            for name in _input_scales(module)
-        }
-        state = {name: value for name, value in model.state_dict().items() if name not in hidden}
+        """What is not quantized: under the names of the file, and what the file did not have under those that
+        transformers would write."""
+        quantized, state, done = {*entries.layers, *entries.biases.values()}, {}, set()
+        for entry, pieces in entries.pieces.items():
+            names = {name for piece in pieces.values() for name in piece.target.names()}
+            known = not names.isdisjoint(entries.record.sources)
+            if known and entry not in quantized:
+                state[entry] = _own(entries[entry])
+            done |= names if known or entry in quantized else set()
+        modules = ((path, module) for path, module in model.named_modules() if isinstance(module, ProductModule))
+        done |= {f"{path}.{name}" for path, module in modules for name in _input_scales(module)}
+        rest = {name: value for name, value in model.state_dict().items() if name not in done}
         model._weight_conversions = self.conversions
         try:
-            state = revert_weight_conversion(model, state)
+            return state | revert_weight_conversion(model, rest)
         finally:
             model._weight_conversions = []
-        for name, value in state.items():
-            narrow = value.to(entries.record.dtypes.get(name, value.dtype))
-            if narrow.dtype != value.dtype and torch.equal(narrow.to(value.dtype), value):
-                state[name] = narrow
-        return state
 
     def _dequantize(self, model: torch.nn.Module, dtype: torch.dtype | str | None = None) -> torch.nn.Module:
         dtype = getattr(torch, dtype) if isinstance(dtype, str) else dtype  # which save_pretrained() leaves
@@ -216,8 +212,19 @@ def experts_forward(
 def _renaming(model: torch.nn.Module, quantizer: QuireQuantizer) -> Callable[[str], str]:
     """Name in the file -> name in the model, as transformers maps it; experts keep their own names."""
     renamings = [one for one in get_model_conversion_mapping(model, None, quantizer) if isinstance(one, WeightRenaming)]
-    names = model.state_dict()
-    return lambda name: rename_source_key(name, renamings, [], model.base_model_prefix, names)[0]
+    names, prefix = model.state_dict(), model.base_model_prefix
+    modules = {path for path, _ in model.named_modules()}
+
+    def renamed(name: str) -> str:
+        new = rename_source_key(name, renamings, [], prefix, names)[0]
+        # The prefix of a model without its head is transformers' to add or take away, for names that the model has.
+        block, experts, rest = new.partition(".experts.")
+        if not experts or block in modules:
+            return new
+        others = block.removeprefix(f"{prefix}."), f"{prefix}.{block}"
+        return next((f"{other}.experts.{rest}" for other in others if other in modules), new)
+
+    return renamed
 
 
 def _input_scales(module: ProductModule) -> list[str]:
