@@ -41,9 +41,10 @@ OVERRIDDEN = {
     "mxfp8_dequantized": recipes.MXFP8BlockScaling(backward_override="dequantized"),
     "mxfp8_high_precision": recipes.MXFP8BlockScaling(backward_override="high_precision"),
     "nvfp4_dequantized": recipes.NVFP4BlockScaling(backward_override="dequantized"),
-    "weight_only": recipes.CustomRecipe({"x": "none", "w": "nvfp4:nan", "dy": "none"}.get),
     "nvfp4_high_precision": recipes.NVFP4BlockScaling(backward_override="high_precision"),
 }
+#: Recipes that quantize no x, and so no results as x.
+WEIGHT_ONLY = {"weight_only": recipes.CustomRecipe({"x": "none", "w": "nvfp4:nan", "dy": "none"}.get)}
 #: Others, for tests that ask for them by name.
 FURTHER = {
     "fp8_current_e4m3": recipes.Float8CurrentScaling(fp8_format=recipes.Format.E4M3),
@@ -54,7 +55,7 @@ FURTHER = {
         nvfp4_4over6="all", disable_rht=True, disable_stochastic_rounding=True
     ),
 }
-TABLE = IN_ANY_PRECISION | VARIANTS | OVERRIDDEN | FURTHER
+TABLE = IN_ANY_PRECISION | VARIANTS | OVERRIDDEN | WEIGHT_ONLY | FURTHER
 #: For operators, which take the specs themselves: families that no class of recipe has.
 SPECS_OF_ONE_FAMILY = {
     "fp8_row": "x=fp8_row,w=fp8_row,dy=fp8_row:e5m2",

@@ -215,6 +215,9 @@ def test_targets_choose_by_name_then_pattern_then_class(tmp_path):
         "nvfp4-pack-quantized:tensor_group:local",
         "mxfp8-quantized:group:none",
     ]
+    groups["group_0"]["targets"] = ["LinearOfAnotherLibrary"]
+    assert len(io.read(Files(four | eight, config).write(tmp_path / "class")).groups) == 2
+    groups["group_0"]["targets"] = ["Linear"]
     groups["group_1"]["targets"] = ["re:b"]  # which is matched from the start
     assert refused(tmp_path / "b", Files(four | eight, config)).tensor.startswith("m.b.weight")
     groups["group_1"]["targets"] = ["m.b"]

@@ -123,6 +123,11 @@ def test_every_dtype_of_the_container_is_kept(tmp_path):
     for name, tensor in tensors.items():
         assert back[name].dtype == tensor.dtype and back[name].shape == tensor.shape
     assert io.read(tmp_path / "b").metadata["kept"] == "yes"
+    content = (tmp_path / "b/model.safetensors").read_bytes()  # aligned, for readers that map files
+    length = int.from_bytes(content[:8], "little")
+    for name, entry in json.loads(content[8 : 8 + length]).items():
+        if name != "__metadata__":
+            assert (8 + length + entry["data_offsets"][0]) % tensors[name].element_size() == 0, name
 
 
 def test_without_safetensors_an_error_says_what_to_install(tmp_path, monkeypatch):
@@ -146,3 +151,27 @@ def test_shards_are_no_larger_than_asked(tmp_path):
     ]
     sizes = [file.stat().st_size for file in (tmp_path / "b").glob("*.safetensors")]
     assert max(sizes) < max(8192, *entries) + 1024
+
+
+def test_what_was_read_does_not_change_with_the_file(tmp_path):
+    file = KINDS["modelopt NVFP4"]().write(tmp_path) / "model.safetensors"
+    checkpoint = io.read(tmp_path)
+    values = {
+        name: checkpoint[name] for name in ("model.embed_tokens.weight", "model.layers.0.self_attn.q_proj.weight")
+    }
+    plain, stored = values.values()
+    before = plain.clone(), stored.dequantize().clone()
+    with file.open("r+b") as out:
+        length = int.from_bytes(out.read(8), "little")
+        out.seek(8 + length)
+        out.write(bytes(file.stat().st_size - 8 - length))
+    assert torch.equal(plain, before[0])
+    assert torch.equal(stored.dequantize().nan_to_num(), before[1].nan_to_num())
+
+
+def test_looking_for_a_name_reads_nothing(tmp_path, monkeypatch):
+    checkpoint = io.read(KINDS["modelopt NVFP4"]().write(tmp_path))
+    monkeypatch.setattr(checkpoint.container, "tensor", None)
+    assert "model.norm.weight" in checkpoint and "model.layers.0.self_attn.q_proj.weight" in checkpoint
+    assert "model.layers.0.self_attn.q_proj.weight_scale" not in checkpoint and 3 not in checkpoint
+    assert len(checkpoint) == len(list(checkpoint))

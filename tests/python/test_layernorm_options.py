@@ -8,7 +8,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import quire
-from every_recipe import ALL, OVERRIDDEN, each, some
+from every_recipe import ALL, OVERRIDDEN, WEIGHT_ONLY, each, some
 from layernorm_parts import Parts, make_linear, make_mlp
 from pairwise import pairwise
 
@@ -111,9 +111,9 @@ def test_a_backward_override_does_what_it_does_for_linear(override, module, opti
     assert same(train(fused.to(device), recipe, **call), expected)
 
 
-@pytest.mark.parametrize("override", OVERRIDDEN)
+@pytest.mark.parametrize("override", OVERRIDDEN | WEIGHT_ONLY)
 def test_a_compiled_backward_override_has_the_bits_of_eager(override, same, compiler):
-    fused, recipe = MODULES["mlp_checkpoint"](**FUSED), OVERRIDDEN[override]
+    fused, recipe = MODULES["mlp_checkpoint"](**FUSED), (OVERRIDDEN | WEIGHT_ONLY)[override]
     expected = train(copy.deepcopy(fused), recipe)
     assert same(train(fused, recipe, compiler(fused)), expected)
 

@@ -346,16 +346,26 @@ TEST(PreparedWeight, WhatCannotBeAWeightIsRefused) {
             std::string::npos);
   EXPECT_NE(refused([&] { LinearRunner({w, spec}, QuantSpec::parse("nvfp4:interleaved")); }).find("is for weights"),
             std::string::npos);
-  for (const float scale : {0.0f, -1.0f, std::nanf(""), HUGE_VALF, 3e38f})
+  for (const float scale : {0.0f, -1.0f, std::nanf(""), HUGE_VALF})
     EXPECT_NE(refused([&] {
                 PreparedWeight(w, spec, {.input_scale = scale});
               }).find("an input_scale must be positive and finite; got "),
               std::string::npos)
         << scale;
-  for (const std::string_view x : {"nvfp4:row_scaled", "mxfp8", "fp8_tensor"})
-    EXPECT_EQ(refused([&] { LinearRunner({w, spec, {.input_scale = 0.5f}}, QuantSpec::parse(x)); }),
-              text("runner: an input_scale is one of NVFP4 activations with one amax; got x=", x,
-                   "; leave the input_scale out, or take x=nvfp4"));
+  const auto under = [&](std::string_view x, float scale) {
+    return refused([&] { LinearRunner({w, spec, {.input_scale = scale}}, QuantSpec::parse(x)); });
+  };
+  EXPECT_NE(under("nvfp4", 3e38f).find("2688 times an input_scale must be positive and finite; got "),
+            std::string::npos);
+  for (const std::string_view x : {"fp8_tensor", "nvfp4:global=mul", "nvfp4:global=div"})
+    EXPECT_EQ(under(x, 3e38f), "accepted") << "stored as it is";
+  for (const std::string_view x : {"nvfp4:row_scaled", "mxfp8", "fp8_row", "fp8_tensor:pow2"})
+    EXPECT_EQ(under(x, 0.5f), text("runner: an input_scale is one of activations with one scale of the tensor; got x=",
+                                   x, "; leave the input_scale out, or take x=nvfp4 or x=fp8_tensor"));
+  EXPECT_NE(refused([&] {
+              LinearRunner({w, spec}, QuantSpec::parse("fp8_tensor:given"));
+            }).find("has its scale from the caller, and there is no input_scale"),
+            std::string::npos);
   EXPECT_NE(refused([&] {
               PreparedWeight(Operand{.spec = spec, .outer = 32, .contraction = 48});
             }).find("rowwise_data of the weight is a null pointer; give 768 bytes"),

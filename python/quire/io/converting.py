@@ -83,6 +83,9 @@ class Chosen(Mapping[str, StoredWeight | torch.Tensor]):
         """Texts of the headers."""
         return self.checkpoint.metadata
 
+    def __contains__(self, name: object) -> bool:
+        return name in self.names  # Mapping's would read the tensor
+
     def __iter__(self) -> Iterator[str]:
         return iter(self.names)
 

@@ -21,7 +21,7 @@ OF_LAYERS = re.compile(
     r"_zero_point$|_qdata$|svdquant_lora_[ab]$|_g_idx$|\.(qweight|qzeros|scales|g_idx|quant_state.*)$"
 )
 #: Scales of caches of keys and values, which are not of a layer and are copied as they are.
-OF_CACHES = re.compile(r"(^|[._])(k|v|q|kv|kv_cache|p|prob)_(scale|bias|zero_point)$")
+OF_CACHES = re.compile(r"(^|[._])(k|v|q|kv|kv_cache|p|prob)_(scale|bias|zero_point)$|[kv]_proj\.output_scale$")
 
 
 class Dialect(Protocol):

@@ -123,6 +123,9 @@ class Entries(Mapping[str, StoredWeight | torch.Tensor]):
         others = record.other if source is None else source
         self.names = [*own, *(name for name in others if name not in self.pieces)]
 
+    def __contains__(self, name: object) -> bool:
+        return name in self.names  # Mapping's would read the tensor
+
     def __iter__(self) -> Iterator[str]:
         return iter(self.names)
 

@@ -72,6 +72,9 @@ class Checkpoint(Mapping[str, StoredWeight | torch.Tensor]):
         """Texts of the headers."""
         return self.container.metadata
 
+    def __contains__(self, name: object) -> bool:
+        return name in self.groups or name in self.plain  # Mapping's would read the tensor
+
     def __iter__(self) -> Iterator[str]:
         yield from self.groups
         yield from self.plain

@@ -36,8 +36,8 @@ def rebuild(
     *origin: object,
 ) -> Pickled:
     """What a pickle holds, from wherever it came: a tensor of the tensors of named(); flags (class, requires_grad, is a
-    parameter); origin: nothing, or Origin.state(). Raises TypeError or ValueError for what __reduce_ex__ does not write.
-    """
+    parameter); origin: nothing, or Origin.state(). Raises TypeError or ValueError for what __reduce_ex__ does not
+    write."""
     _check_kinds(flags, text, shape, tensors)
     kind, requires_grad, is_parameter = flags
     named = dict(zip(STORED_NAMES, tensors, strict=False))

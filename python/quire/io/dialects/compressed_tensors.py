@@ -112,7 +112,7 @@ class CompressedTensors(LayoutDialect):
             stem, _, last = name.rpartition(".")
             if entry.dtype not in (BYTE, E4M3) or last not in ("weight", "weight_packed"):
                 continue
-            if any(matches(stem, pattern) for pattern in said.get("ignore") or ()):
+            if any(names(stem, pattern) for pattern in said.get("ignore") or ()):
                 raise CheckpointError(
                     f"the configuration's `ignore` names the layer, and the tensor is {entry}",
                     "the configuration or the file is of another model; export it again",
@@ -162,12 +162,14 @@ def _said(configs: Configs) -> Mapping[str, Any]:
     return config.get("quantization_config") or config.get("compression_config") or {}
 
 
-def matches(stem: str, target: str) -> bool:
-    """Whether a target names a layer: "re:" and a pattern that matches at the start, the layer's name, or the class of
-    all quantized layers of a file."""
-    if target.startswith("re:"):
-        return re.match(target[3:], stem) is not None
-    return target in (stem, "Linear")
+def names(stem: str, target: str) -> bool:
+    """Whether a target is the name of a layer, or "re:" and a pattern that matches at its start."""
+    return re.match(target[3:], stem) is not None if target.startswith("re:") else target == stem
+
+
+def is_class(target: str) -> bool:
+    """Whether a target is the name of a class. A file does not say which layers are of it, and dtypes decide."""
+    return target.isidentifier() and target[0].isupper()
 
 
 def _schemes(stem: str, said: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
@@ -175,7 +177,7 @@ def _schemes(stem: str, said: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
     groups = [group for group in (said.get("config_groups") or {}).values() if isinstance(group, Mapping)]
 
     def rank(group: Mapping[str, Any]) -> int:
-        found = [target for target in group.get("targets") or () if matches(stem, target)]
+        found = [target for target in group.get("targets") or () if names(stem, target) or is_class(target)]
         ranks = [0 if target == stem else 1 if target.startswith("re:") else 2 for target in found]
         return min(ranks, default=3)
 

@@ -230,7 +230,9 @@ class Quantization:
                 f"config.json says quant_algo {one.default}, hf_quant_config.json {other.default}",
                 "one of the files is of another export; download both again",
             )
-        return one if one.default is not None or one.layers else other
+        found = one if one.default is not None or one.layers else other
+        found.layers = found.layers or other.layers
+        return found
 
     def algorithm(self, stem: str) -> str | None:
         """Of a layer: None if nothing is said of it."""
