@@ -7,10 +7,10 @@ import pytest
 
 for package in ("transformers", "peft", "accelerate", "lightning.pytorch"):
     pytest.importorskip(package)
-import tiny_language_models as tiny  # noqa: E402
 import torch  # noqa: E402
 
 import quire  # noqa: E402
+import tiny_language_models as tiny  # noqa: E402
 
 BLOCK = re.compile(r"^```python\n(.*?)^```", re.DOTALL | re.MULTILINE)
 
