@@ -30,6 +30,7 @@ PAGES = (
 OTHERS = {
     "follow-one-call",
     "from-transformer-engine",
+    "integrations",
     "moe",
     "observing",
     "runners",

@@ -22,6 +22,7 @@ from quire.conversion.timing import check_tokens, has_values, measure, slower
 from quire.nn.linear import Linear, applied_division, own_recipe
 from quire.nn.product_module import ProductModule
 from quire.nn.random_state import reset_streams
+from quire.nn.stacked_experts import StackedExperts, is_experts, weight_names, why_not_adopted
 from quire.recipe import Recipe, names
 from quire.tensor import DTYPES
 
@@ -49,13 +50,15 @@ def convert(
     for_inference: bool = False,
     tokens: int | None = 1,
 ) -> torch.nn.Module:
-    """Converts the model's torch.nn.Linear layers to quire.Linear, in place, and returns the model.
+    """Converts the model's torch.nn.Linear layers to quire.Linear, in place, and returns the model. The experts of
+    mixtures of Hugging Face transformers, all in one tensor for each layer, become layers of quire too.
 
     recipe: a recipe, its name or its text. The layers use it wherever no quire.autocast is active. Within a
         quire.autocast, also a disabled one, the autocast decides. None: the layers have no recipe of their own. Delayed
         scaling must come from quire.autocast.
-    filter: a function (module, its name in the model) -> whether to convert. It is called for every torch.nn.Linear. If
-        a module has several names, it is called for each name, and all results must be true. None converts all layers.
+    filter: a function (module, its name in the model) -> whether to convert. It is called for every torch.nn.Linear and
+        all experts of a mixture. If a module has several names, it is called for each name, and all results must be
+        true. None converts all layers.
     min_features: layers with fewer inputs or outputs are not converted. Quantization costs time for each element of x,
         which must be saved in the multiplications by out_features; a call also costs some microseconds more than
         torch's. In measurements no recipe was faster below 256; above 256 NVFP4 was faster with some tens of tokens;
@@ -143,11 +146,12 @@ def _check(model: object, filter: object, tokens: object) -> None:
 
 
 def _layers(model: torch.nn.Module, for_inference: bool) -> dict[torch.nn.Module, list[str]]:
-    """Every torch.nn.Linear, subclasses included, with all of its names; for inference every layer of quire too."""
-    kinds = (torch.nn.Linear, ProductModule) if for_inference else torch.nn.Linear
+    """Every torch.nn.Linear, subclasses included, and all experts in one tensor, with all names; for inference every
+    layer of quire too."""
+    kinds = (torch.nn.Linear, ProductModule) if for_inference else (torch.nn.Linear, StackedExperts)
     found: dict[torch.nn.Module, list[str]] = {}
     for name, module in model.named_modules(remove_duplicate=False):
-        if isinstance(module, kinds):
+        if isinstance(module, kinds) or is_experts(module):
             found.setdefault(module, []).append(name)
     return found
 
@@ -164,10 +168,12 @@ def _why_each_is_left(
 
 def _why_not(layer: torch.nn.Module, plan: _Plan, min_features: int) -> str:
     """Why the layer is not converted, filter and time apart; "" if it is."""
-    if isinstance(layer, ProductModule) and (plan.for_inference or type(layer) is Linear):
+    if isinstance(layer, ProductModule) and (plan.for_inference or type(layer) in (Linear, StackedExperts)):
         if plan.recipe is None:
-            return "it is a quire.Linear already"
+            return f"it is a quire.{type(layer).__name__} already"
         return why_not_quantized(layer, plan.recipe, training=not plan.for_inference)
+    if is_experts(layer):
+        return why_not_adopted(layer) or _why_too_small(layer, min_features)
     if type(layer) is not torch.nn.Linear:
         return f"{type(layer).__name__} is a subclass of torch.nn.Linear, and may compute something else"
     if "forward" in vars(layer):
@@ -176,7 +182,12 @@ def _why_not(layer: torch.nn.Module, plan: _Plan, min_features: int) -> str:
         return f"its weight is {str(layer.weight.dtype).removeprefix('torch.')}, not float32, float16 or bfloat16"
     if why := _why_not_divided(layer, plan):
         return why
-    name, least = min(("in_features", layer.in_features), ("out_features", layer.out_features), key=lambda it: it[1])
+    return _why_too_small(layer, min_features)
+
+
+def _why_too_small(layer: torch.nn.Module, min_features: int) -> str:
+    inputs, outputs = _sizes(layer)
+    name, least = min(("in_features", inputs), ("out_features", outputs), key=lambda it: it[1])
     return f"too small to gain, {name} < {min_features}" if least < min_features else ""
 
 
@@ -220,15 +231,24 @@ def _why_slower(seconds: dict[torch.nn.Module, tuple[float, float]], plan: _Plan
     }
 
 
+def _weights(layer: torch.nn.Module) -> list[torch.Tensor]:
+    """[*, out_features, in_features] each."""
+    if isinstance(layer, ProductModule):
+        return [weight for product in layer.products for weight in layer.weights(product).values()]
+    if not is_experts(layer):
+        return [layer.weight]
+    weights = [getattr(layer, name) for name in weight_names(layer)]
+    return [weight.transpose(1, 2) for weight in weights] if layer.is_transposed else weights
+
+
 def _weight_bytes(layer: torch.nn.Module) -> int:
-    weights = layer.weight_names if isinstance(layer, ProductModule) else ("weight",)
-    return sum(getattr(layer, name).nbytes for name in weights)
+    return sum(weight.nbytes for weight in _weights(layer))
 
 
 def _sizes(layer: torch.nn.Module) -> tuple[int, int]:
     """in_features and out_features, of several weights the first one's and the last one's."""
-    weights = layer.weight_names if isinstance(layer, ProductModule) else ("weight",)
-    return getattr(layer, weights[0]).shape[-1], getattr(layer, weights[-1]).shape[-2]
+    weights = _weights(layer)
+    return weights[0].shape[-1], weights[-1].shape[-2]
 
 
 def _notes(model: torch.nn.Module, chosen: list[torch.nn.Module]) -> Iterator[str]:
@@ -300,14 +320,18 @@ def _nothing(
 def _adopt(layers: list[torch.nn.Module], plan: _Plan) -> None:
     from tqdm import tqdm
 
-    new, made = [], {}
+    new, experts, made = [], [], {}
     # A bar appears after a second, where someone watches.
     for layer in tqdm(layers, desc="quire.convert", unit="layer", delay=1, disable=None):
         if isinstance(layer, ProductModule):
             layer.recipe = plan.recipe
             layer.add_input_scales()
+        elif is_experts(layer):
+            experts.append(StackedExperts.adopt(layer, plan.recipe))
         else:
             new.append(Linear.adopt(layer, plan.recipe))
         if plan.for_inference:
             quantize_for_inference(layer, plan.recipe, made)
     reset_streams([layer.sr_state for layer in new], [layer.take_stream() for layer in new])
+    for layer in experts:
+        layer.reset_states()

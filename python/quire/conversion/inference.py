@@ -46,10 +46,11 @@ def quantize_for_inference(layer: ProductModule, recipe: Recipe, made: dict[int,
     layer.add_input_scales()
     for product in layer.products:
         for name, weight in layer.weights(product).items():
-            if id(weight) not in made:
-                made[id(weight)] = torch.nn.Parameter(_codes(weight.detach(), recipe.weight_spec), requires_grad=False)
-                made[id(made[id(weight)])] = made[id(weight)]
-            setattr(layer, name, made[id(weight)])
+            key = id(getattr(layer, name))  # of which weights() can give a view
+            if key not in made:
+                made[key] = torch.nn.Parameter(_codes(weight.detach(), recipe.weight_spec), requires_grad=False)
+                made[id(made[key])] = made[key]
+            setattr(layer, name, made[key])
     for parameter in layer.parameters(recurse=False):
         parameter.requires_grad_(False)
     layer._forget_weights()

@@ -15,7 +15,8 @@ from quire.io.converting import convert
 from quire.io.errors import CheckpointError
 from quire.io.from_model import save
 from quire.io.inspection import Inspection, inspect
-from quire.io.into_model import LoadReport, load
+from quire.io.into_model import load
+from quire.io.load_report import LoadReport
 from quire.io.reading import Checkpoint, read
 from quire.io.smoke import Run, run
 from quire.io.stored import StoredWeight

@@ -14,6 +14,7 @@ from quire.io.reading import Checkpoint
 from quire.io.stored import StoredWeight
 from quire.nn.linear import Linear
 from quire.nn.random_state import reset_streams
+from quire.nn.stacked_experts import StackedExperts, is_experts
 from quire.recipe import Recipe, as_recipe
 from quire.tensor import QuantizedStack, QuantizedTensor
 from quire.tensor.origin import Origin
@@ -42,15 +43,22 @@ def load_layer(stored: StoredWeight, layout: Layout, index: int | None = None) -
         layer.bias = torch.nn.Parameter(one.bias.to(one.weight.dtype), requires_grad=False)
     layer.recipe = recipe_of(layout.static if static else layout.dynamic, one.weight.spec_text)
     layer.place_states()
-    _give_scales(layer, [one.input_scale])
+    _give_scales(layer, Layer("", scales=[one.input_scale]))
     return layer
 
 
-def _give_scales(module: torch.nn.Module, scales: Sequence[torch.Tensor | None]) -> None:
-    """The buffer that a recipe with static scales of inputs reads."""
+def _give_scales(module: torch.nn.Module, layer: Layer) -> None:
+    """The buffers that a recipe with static scales of inputs reads."""
     module.add_input_scales()
-    if module.recipe.static_input:
-        module.input_scale.copy_(torch.cat(list(scales)))
+    if not module.recipe.static_input:
+        return
+    rest = list(layer.scales)
+    if isinstance(module, StackedExperts):
+        for target in layer.targets:
+            own, rest = rest[: module.groups], rest[module.groups :]
+            getattr(module, module.scale_name(target.owners[0][2])).copy_(torch.cat(own))
+    else:
+        module.input_scale.copy_(torch.cat(rest))
 
 
 def recipe_of(x: str, w: str) -> Recipe:
@@ -73,8 +81,10 @@ def apply(plain: Sequence[Target], layers: Mapping[int, Layer], checkpoint: Chec
     for number, module in modules.items():
         if type(module) is torch.nn.Linear:
             new.append(Linear.adopt(module, layers[number].recipe))
+        elif is_experts(module):
+            StackedExperts.adopt(module, layers[number].recipe).reset_states()
         module.recipe = layers[number].recipe
-        _give_scales(module, layers[number].scales)
+        _give_scales(module, layers[number])
         module._forget_weights()
         module.place_states()
     reset_streams([layer.sr_state for layer in new], [layer.take_stream() for layer in new])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -12,6 +12,7 @@ from quire.io.reading import Checkpoint
 from quire.nn.grouped_linear import GroupedLinear
 from quire.nn.moe import MoE
 from quire.nn.product_module import ProductModule
+from quire.nn.stacked_experts import StackedExperts, is_experts, weight_names
 
 #: What fuse=True joins: name of a layer of the model -> names of the layers in the file.
 FUSED = {
@@ -65,14 +66,41 @@ class Target:
         return [f"{path}.{attribute}" if path else attribute for path, _, attribute in self.owners]
 
 
-def fit(model: torch.nn.Module, checkpoint: Checkpoint, fuse: object, experts: str) -> list[Target]:
-    """All persistent parameters and buffers, each with its source, None if the checkpoint has none. Raises
-    CheckpointError if two names of a tied parameter have sources with different bytes."""
+@dataclass(frozen=True)
+class _Names:
+    """Where entries belong. entries: name in the model -> name of the entry of the checkpoint. quantized: those entries
+    that are. fused: of load(fuse=). experts: of load(experts=)."""
+
+    entries: Mapping[str, str]
+    quantized: Container[str]
+    fused: Mapping[str, Sequence[str]]
+    experts: str
+
+    def first(self, sources: Sequence[Source] | Iterator[Source]) -> Source | None:
+        """The first of sources, in names of the model, that the checkpoint has."""
+        for source in sources:
+            if all(ref.entry in self.entries for ref in source.refs()):
+                matrices = tuple(tuple(Ref(self.entries[r.entry], r.index) for r in m) for m in source.matrices)
+                return Source(matrices, source.stacked)
+        return None
+
+
+def fit(
+    model: torch.nn.Module,
+    checkpoint: Checkpoint,
+    fuse: object,
+    experts: str,
+    rename: Callable[[str], str] | None = None,
+) -> list[Target]:
+    """All persistent parameters and buffers, each with its source, None if the checkpoint has none. rename: name in the
+    checkpoint -> name in the model. Raises CheckpointError if two names of a tied parameter have sources with different
+    bytes, or if two entries get one name."""
     fused = FUSED if fuse is True else dict(fuse or {})
+    names = _Names(_entries(checkpoint, rename), checkpoint.groups, fused, experts)
     parents = dict(model.named_modules(remove_duplicate=False))
     found = {id(target): target for target in parameters(model)}
     for target in list(found.values()):
-        sources = [_source(owner, parents, checkpoint, (fused, experts)) for owner in target.owners]
+        sources = [_source(owner, parents, names) for owner in target.owners]
         target.source = next((source for source in sources if source is not None), None)
         for owner, source in list(zip(target.owners, sources, strict=True)):
             apart = source is not None and source != target.source
@@ -82,6 +110,18 @@ def fit(model: torch.nn.Module, checkpoint: Checkpoint, fuse: object, experts: s
             elif apart:
                 target.same += [ref.entry for ref in source.refs()]
     return list(found.values())
+
+
+def _entries(checkpoint: Checkpoint, rename: Callable[[str], str] | None) -> dict[str, str]:
+    """Name in the model -> entry of the checkpoint. A bias belongs to its layer's entry."""
+    found: dict[str, str] = {}
+    for entry in (*checkpoint.groups, *checkpoint.plain, *checkpoint.biases):
+        name = entry if rename is None else rename(entry)
+        if found.setdefault(name, entry) != entry:
+            raise CheckpointError(
+                f"{found[name]} and {entry} are both renamed to {name}", "rename them apart", tensor=entry
+            )
+    return found
 
 
 def parameters(model: torch.nn.Module) -> list[Target]:
@@ -126,38 +166,26 @@ def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def _source(
-    owner: tuple[str, torch.nn.Module, str],
-    modules: Mapping[str, torch.nn.Module],
-    checkpoint: Checkpoint,
-    options: tuple[Mapping[str, Sequence[str]], str],
+    owner: tuple[str, torch.nn.Module, str], modules: Mapping[str, torch.nn.Module], names: _Names
 ) -> Source | None:
     path, module, attribute = owner
-    fused, experts = options
     full = f"{path}.{attribute}" if path else attribute
-    if _has(full, checkpoint):
-        return Source(((Ref(full),),))
+    if is_experts(module) or isinstance(module, StackedExperts):
+        return names.first(_of_stacked(full, module, attribute, names))
+    if whole := names.first([Source(((Ref(full),),))]):
+        return whole
     outer, _, last = path.rpartition(".")
     mixture = modules.get(outer)
     if isinstance(mixture, MoE) or isinstance(module, MoE):
         found = _of_mixture(outer if isinstance(mixture, MoE) else path, last, module, attribute)
-        return _first(found, checkpoint)
-    if isinstance(module, GroupedLinear) and experts != "none":
-        return _first(_of_groups(path, module, attribute), checkpoint)
-    if last in fused:
-        parts = tuple(Ref(f"{outer}.{part}.{attribute}" if outer else f"{part}.{attribute}") for part in fused[last])
-        return _first([Source((parts,))], checkpoint)
+        return names.first(found)
+    if isinstance(module, GroupedLinear) and names.experts != "none":
+        return names.first(_of_groups(path, module, attribute))
+    if last in names.fused:
+        each = names.fused[last]
+        parts = tuple(Ref(f"{outer}.{part}.{attribute}" if outer else f"{part}.{attribute}") for part in each)
+        return names.first([Source((parts,))])
     return None
-
-
-def _has(name: str, checkpoint: Checkpoint) -> bool:
-    """A bias belongs to its layer's entry."""
-    if name in checkpoint.groups or name in checkpoint.plain:
-        return True
-    return name in checkpoint.biases
-
-
-def _first(sources: Sequence[Source] | Iterator[Source], checkpoint: Checkpoint) -> Source | None:
-    return next((one for one in sources if all(_has(ref.entry, checkpoint) for ref in one.refs())), None)
 
 
 def _of_mixture(outer: str, last: str, module: torch.nn.Module, attribute: str) -> Iterator[Source]:
@@ -190,6 +218,26 @@ def _experts(outer: str, last: str, module: GroupedLinear, attribute: str) -> It
     name = f"{outer}.experts.{'gate_up_proj' if last == 'fc1' else 'down_proj'}"
     whole = name if kind == "weight" else f"{name}_bias"
     yield Source(tuple((Ref(whole, e),) for e in numbers), stacked)
+
+
+def _of_stacked(full: str, module: torch.nn.Module, attribute: str, names: _Names) -> Iterator[Source]:
+    """Experts as transformers has them: a file has them in one tensor too, or experts.0.gate_proj and so on."""
+    path, each = full.removesuffix(f".{attribute}"), range(module.num_experts)
+    if attribute in weight_names(module) and names.entries.get(full) in names.quantized:
+        yield Source(tuple((Ref(full, e),) for e in each), stacked=True)
+    yield Source(((Ref(full),),))
+    kind = "bias" if attribute.endswith("_bias") else "weight"
+    of_expert = attribute.removesuffix("_bias")
+    # Rows of gate and up that alternate are not joined of two layers.
+    parts = [] if of_expert == "gate_up_proj" and not module.is_concatenated else _expert_layers(of_expert)
+    for layers in parts if names.experts != "none" else ():
+        yield Source(tuple(tuple(Ref(f"{path}.{e}.{layer}.{kind}") for layer in layers) for e in each), stacked=True)
+
+
+def _expert_layers(name: str) -> list[tuple[str, ...]]:
+    """Of a tensor of all experts, the layers that an expert in a file has for it."""
+    kinds = {"gate_up_proj": slice(0, 2), "up_proj": slice(1, 2), "down_proj": slice(2, 3)}
+    return [of[kinds[name]] for of in _EXPERTS] if name in kinds else []
 
 
 def _of_groups(path: str, module: GroupedLinear, attribute: str) -> Iterator[Source]:

@@ -10,6 +10,7 @@ import torch
 
 from quire.checks import check_type, check_type_or_none
 from quire.io.dialects import dialect_named
+from quire.io.dialects.native import Native, layout_of
 from quire.io.errors import CheckpointError
 from quire.io.fitting import Ref, Source, Target, parameters
 from quire.io.joining import split
@@ -17,6 +18,7 @@ from quire.io.reading import Checkpoint, opened
 from quire.io.record import Record, record_of
 from quire.io.stored import StoredWeight
 from quire.io.writing import SaveReport, write_planned
+from quire.nn.stacked_experts import StackedExperts
 from quire.tensor import QuantizedStack, QuantizedTensor, QuantSpec
 from quire.tensor.order import is_interleaved, reordered
 from quire.tensor.origin import Origin
@@ -137,7 +139,12 @@ class Entries(Mapping[str, StoredWeight | torch.Tensor]):
     def _stored(self, name: str) -> StoredWeight:
         pieces = [self.pieces[name][index] for index in sorted(self.pieces[name], key=lambda i: i or 0)]
         each = [piece.weight() for piece in pieces]
-        lost = Origin(self.record.dialect or "", self.record.layouts.get(name, ""))
+        known = name in self.record.layouts
+        lost = (
+            Origin(self.record.dialect or "", self.record.layouts[name])
+            if known
+            else _of_recipe(pieces[0], each[0][0].spec_text)
+        )
         scales = [_input_scale(piece) for piece in pieces]
         stacked = None not in self.pieces[name]
         weight = QuantizedStack.of([one for one, _ in each]) if stacked else each[0][0]
@@ -154,17 +161,27 @@ class Entries(Mapping[str, StoredWeight | torch.Tensor]):
         return narrow if torch.equal(narrow.to(value.dtype), value) else value
 
 
+def _of_recipe(piece: Piece, spec: str) -> Origin:
+    """Of a weight that was in no checkpoint: how its layer quantizes inputs."""
+    recipe = getattr(piece.target.owners[0][1], "recipe", None)
+    return Origin(Native.name, layout_of(spec, "none" if recipe is None else recipe.input_spec).name)
+
+
 def _bias_of(name: str) -> str:
     stem = name.removesuffix(".weight")
     return f"{stem}.bias" if stem != name else f"{stem}_bias"
 
 
 def _input_scale(piece: Piece) -> torch.Tensor | None:
-    """The static scale of the layer's input, [1]; None if it has none, or one for several layers of the file."""
+    """The static scale of the layer's input, [1], of a stack [E]; None if it has none, or one for several layers of the
+    file."""
     _, module, attribute = piece.target.owners[0]
-    scales = module._buffers.get("input_scale")
+    stacked = isinstance(module, StackedExperts)
+    scales = module._buffers.get(module.scale_name(attribute) if stacked else "input_scale")
     if scales is None or len(piece.rows[piece.matrix]) > 1:
         return None
-    number = attribute.removeprefix("weight")
+    if isinstance(piece.target.value, QuantizedStack) and not piece.source.stacked:
+        return scales.clone()  # of all matrices, which are one entry
+    number = "" if stacked else attribute.removeprefix("weight")
     group = int(number) - module.own_groups().start if number else piece.matrix
     return scales[group : group + 1].clone()

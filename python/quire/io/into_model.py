@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,36 +14,26 @@ from quire.io.dialect import OF_CACHES
 from quire.io.errors import CheckpointError, some
 from quire.io.fitting import Ref, Target, fit
 from quire.io.joining import joined_input, joined_spec
+from quire.io.load_report import LoadReport
 from quire.io.reading import MISSING, Checkpoint, opened
 from quire.io.record import Record, remember
 from quire.nn.grouped_linear import GroupedLinear
 from quire.nn.linear import Linear
+from quire.nn.stacked_experts import StackedExperts, is_experts, weight_names
 from quire.tensor import QuantSpec
 
 
 @dataclass(frozen=True)
-class LoadReport:
-    """What load() has done. quantized: name of a weight -> recipe of its layer. plain: names of other parameters.
-    missing: names in the model that the checkpoint lacks; unused: names in the checkpoint that the model lacks (scales
-    of caches are kept for saving). notes: what was decided on the way."""
+class LoadOptions:
+    """Arguments of load(). plain: whether to load parameters that are not quantized too; else somebody has."""
 
-    path: str
-    dialect: str | None
-    quantized: Mapping[str, str]
-    plain: tuple[str, ...]
-    missing: tuple[str, ...]
-    unused: tuple[str, ...]
-    notes: tuple[str, ...]
-
-    def __str__(self) -> str:
-        recipes: dict[str, int] = {}
-        for recipe in self.quantized.values():
-            recipes[recipe] = recipes.get(recipe, 0) + 1
-        lines = [f"{self.path}: {self.dialect or 'nothing quantized'}, {len(self.plain)} plain parameters"]
-        lines += [f"  {count:5} weights: {recipe}" for recipe, count in recipes.items()]
-        lines += [f"  missing: {some(self.missing)}"] if self.missing else []
-        lines += [f"  unused: {some(self.unused)}"] if self.unused else []
-        return "\n".join([*lines, *(f"  {note}" for note in self.notes)])
+    activations: str = "checkpoint"
+    experts: str = "auto"
+    fuse: bool | Mapping[str, Sequence[str]] | None = None
+    missing_input_scale: str = "raise"
+    strict: bool = True
+    rename: Callable[[str], str] | None = None
+    plain: bool = True
 
 
 def load(
@@ -55,12 +45,13 @@ def load(
     fuse: bool | Mapping[str, Sequence[str]] | None = None,
     missing_input_scale: str = "raise",
     strict: bool = True,
+    rename: Callable[[str], str] | None = None,
 ) -> LoadReport:
     """Loads a checkpoint into a model, layer by layer: quantized weights with their codes and scales unchanged.
 
-    model: its torch.nn.Linear become quire.Linear where the checkpoint has a quantized weight; quire.Linear,
-        GroupedLinear and MoE are used as they are. Each such layer gets a recipe of its own. Parameters on the meta
-        device are replaced; others keep their memory, if they are plain.
+    model: its torch.nn.Linear become quire.Linear where the checkpoint has a quantized weight, and so do experts of
+        Hugging Face transformers; quire.Linear, GroupedLinear and MoE are used as they are. Each such layer gets a
+        recipe of its own. Parameters on the meta device are replaced; others keep their memory, if they are plain.
     path: as for read().
     activations: "checkpoint", inputs are quantized as the checkpoint says; "none", they are not; else the spec of all
         inputs, such as "mxfp8". The gradient is computed from decoded weights (`backward=dequantized`).
@@ -71,18 +62,27 @@ def load(
     missing_input_scale: "raise"; "dynamic", such inputs are measured in each call; "max", they get the largest scale
         that another expert of the layer has.
     strict: raise if the model or the checkpoint has a name that the other lacks.
+    rename: gives the name in the model for a name in the checkpoint, such as one that starts with "language_model.".
 
     Raises CheckpointError before the model is changed: for a checkpoint that read() refuses, names or shapes that do
     not fit, scales that are NaN, infinite or negative, and layers that cannot be joined.
     """
     activations = _checked(model, activations, experts, missing_input_scale)
     checkpoint = Checkpoint(opened(path), missing_input_scale=missing_input_scale)
-    targets, notes = fit(model, checkpoint, fuse, experts), []
+    return load_checkpoint(
+        model, checkpoint, LoadOptions(activations, experts, fuse, missing_input_scale, strict, rename)
+    )
+
+
+def load_checkpoint(model: torch.nn.Module, checkpoint: Checkpoint, options: LoadOptions) -> LoadReport:
+    """load() of what read() returned."""
+    targets, notes = fit(model, checkpoint, options.fuse, options.experts, options.rename), []
     layers = _layers(targets, checkpoint)
     for layer in layers.values():
-        _decide(layer, checkpoint, (activations, missing_input_scale), notes)
-    missing, unused = _compare(targets, checkpoint, strict)
-    plain = [target for target in targets if target.source is not None and not _is_quantized(target, checkpoint)]
+        _decide(layer, checkpoint, (options.activations, options.missing_input_scale), notes)
+    missing, unused = _compare(targets, checkpoint, options)
+    plain = [target for target in targets if target.source is not None and not is_quantized(target, checkpoint)]
+    plain = plain if options.plain else []
     for target in plain:
         _check_plain(target, checkpoint)
     record = _record(targets, checkpoint, unused)
@@ -93,7 +93,8 @@ def load(
     notes += [f"{t.name}: the parameter was tied, and is not any more" for t in targets if t.untied]
     dialect = None if checkpoint.dialect is None else checkpoint.dialect.name
     names = tuple(target.name for target in plain)
-    return LoadReport(str(path), dialect, quantized, names, tuple(missing), tuple(unused), tuple(notes))
+    path = str(checkpoint.container.path)
+    return LoadReport(path, dialect, quantized, names, tuple(missing), tuple(unused), tuple(notes))
 
 
 # --- what is to be done, before anything is
@@ -118,19 +119,27 @@ def _checked(model: object, activations: object, experts: object, missing_input_
     return activations
 
 
-def _is_quantized(target: Target, checkpoint: Checkpoint) -> bool:
+def is_quantized(target: Target, checkpoint: Checkpoint) -> bool:
+    """Whether the checkpoint has a quantized weight for a parameter."""
     return target.source is not None and target.source.refs()[0].entry in checkpoint.groups
+
+
+def _has_quantized(module: torch.nn.Module, attribute: str) -> bool:
+    """Whether a parameter can be a quantized weight."""
+    if is_experts(module) or isinstance(module, StackedExperts):
+        return attribute in weight_names(module)
+    known = type(module) is torch.nn.Linear or isinstance(module, Linear | GroupedLinear)
+    return known and attribute.startswith("weight")
 
 
 def _layers(targets: Sequence[Target], checkpoint: Checkpoint) -> dict[int, Layer]:
     """id of a module -> its quantized weights."""
     found: dict[int, Layer] = {}
     for target in targets:
-        if not _is_quantized(target, checkpoint):
+        if not is_quantized(target, checkpoint):
             continue
         for path, module, attribute in target.owners:
-            known = type(module) is torch.nn.Linear or isinstance(module, Linear | GroupedLinear)
-            if not known or not attribute.startswith("weight"):
+            if not _has_quantized(module, attribute):
                 raise CheckpointError(
                     f"the checkpoint has a quantized weight for {attribute} of a {type(module).__name__}",
                     "use torch.nn.Linear, quire.Linear, GroupedLinear or MoE, or dequantize the entry",
@@ -228,8 +237,11 @@ def _shape(target: Target, checkpoint: Checkpoint) -> tuple[int, ...]:
 
 
 def _check_shape(target: Target, checkpoint: Checkpoint) -> None:
-    found = _shape(target, checkpoint)
-    if found != tuple(target.value.shape):
+    found, module = _shape(target, checkpoint), target.owners[0][1]
+    wanted = tuple(target.value.shape)
+    if is_quantized(target, checkpoint) and is_experts(module) and module.is_transposed:
+        wanted = (wanted[0], wanted[2], wanted[1])
+    if found != wanted:
         raise CheckpointError(
             f"the model has {list(target.value.shape)}, and the checkpoint {list(found)} in "
             f"{some([ref.entry for ref in target.source.refs()])}",
@@ -250,14 +262,16 @@ def _check_plain(target: Target, checkpoint: Checkpoint) -> None:
     _check_shape(target, checkpoint)
 
 
-def _compare(targets: Sequence[Target], checkpoint: Checkpoint, strict: bool) -> tuple[list[str], list[str]]:
+def _compare(targets: Sequence[Target], checkpoint: Checkpoint, options: LoadOptions) -> tuple[list[str], list[str]]:
     missing = [target.name for target in targets if target.source is None]
     used = {ref.entry for target in targets if target.source is not None for ref in target.source.refs()}
     used |= {name for target in targets for name in target.same}
     biases = {name for name, layer in checkpoint.biases.items() if layer in used and name not in used}
     unused = [name for name in checkpoint if name not in used and not OF_CACHES.search(name)]
+    if not options.plain:
+        missing, unused, biases = [], [name for name in unused if name in checkpoint.groups], set()
     left = [*missing, *unused, *sorted(biases)]
-    if strict and left:
+    if (options.strict or not options.plain) and left:
         what = (
             (missing, "the checkpoint lacks"),
             (unused, "the model lacks"),

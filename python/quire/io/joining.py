@@ -95,7 +95,7 @@ def _with_tensor(part: QuantizedTensor, spec: str) -> QuantizedTensor:
         buffers[key] = scale[:1].clone()
         if spec.startswith("fp8_tensor"):
             buffers["rowwise_amax"] = buffers[key] * 448
-    return QuantizedTensor.from_buffers(buffers, spec, tuple(part.shape), part.dtype)
+    return type(part).from_buffers(buffers, spec, tuple(part.shape), part.dtype)
 
 
 def joined_input(

@@ -38,3 +38,8 @@ def record_of(model: torch.nn.Module) -> Record | None:
     """None for a model that was not loaded by quire.io."""
     found = vars(model).get(_ATTRIBUTE)
     return found if isinstance(found, Record) else None
+
+
+def forget(model: torch.nn.Module) -> None:
+    """The model is not that of the checkpoint any more."""
+    vars(model).pop(_ATTRIBUTE, None)

@@ -57,6 +57,10 @@ class Plan:
     losses: list[Loss] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
+    def choose(self, name: str, stored: StoredWeight) -> None:
+        """Decides on the layout of a quantized weight."""
+        self.layouts[name] = chosen_layout(name, stored, self.dialect, self.notes)
+
     def tensors(self, name: str, value: StoredWeight | torch.Tensor) -> dict[str, torch.Tensor]:
         """The tensors of an entry by their names in the file."""
         if isinstance(value, torch.Tensor):
@@ -132,11 +136,11 @@ def write_planned(
     for name in tensors:
         outline = tensors.outline(name) if hasattr(tensors, "outline") else outlined(name, tensors[name])
         if isinstance(outline, StoredWeight) and plan.dialect is not None:
-            plan.layouts[name] = chosen_layout(name, outline, plan.dialect, plan.notes)
+            plan.choose(name, outline)
         meta[name], shapes[name] = plan.tensors(name, outline), tuple(outline.shape)
     shards = divided(meta.items(), most)
     same = unchanged is ... or unchanged == {name: layout.name for name, layout in plan.layouts.items()}
-    configs = base if dialect is None or same else _configs(plan, base, shapes)
+    configs = base if dialect is None or same else planned_configs(plan, base, shapes)
     metadata = getattr(dialect, "texts", dict)(getattr(tensors, "metadata", {}))
     with replaced(path, overwrite) as folder:
         files = [
@@ -165,7 +169,7 @@ def outlined(name: str, value: object) -> StoredWeight | torch.Tensor:
     return value.detach().to("meta")
 
 
-def _configs(plan: Plan, base: Configs, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
+def planned_configs(plan: Plan, base: Configs, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
     """Name of a file -> content."""
     plain = [
         name.removesuffix(".weight")

@@ -63,15 +63,15 @@ class Native:
             buffers = TensorProto(shape, torch.float32, spec, stacked=len(shape) == 3, **directions).buffers()
         except (KeyError, TypeError, ValueError, RuntimeError) as error:
             raise CheckpointError(f"config.json says {said} of the layer: {error}", _REMEDY, tensor=name) from error
-        stem = name.removesuffix(".weight")
         for buffer in {**buffers, **names}:
             full = f"{name}.{spec}.{buffer}"
             got, wanted = header.get(full), buffers.get(buffer)
             if got is None or wanted is None or (got.shape, got.dtype) != wanted:
                 raise CheckpointError(f"expected {wanted}, got {got}", _REMEDY, file=first.file, tensor=full)
-        beside = {role: f"{stem}.{role}" for role in ("bias", "input_scale") if f"{stem}.{role}" in header}
+        beside = {role: full for role in ("bias", "input_scale") if (full := _beside(name, role)) in header}
         if said.get("has_input_scale") and "input_scale" not in beside:
-            raise CheckpointError("the tensor is missing", _REMEDY, file=first.file, tensor=f"{stem}.input_scale")
+            missing = _beside(name, "input_scale")
+            raise CheckpointError("the tensor is missing", _REMEDY, file=first.file, tensor=missing)
         return Group(name, _own(spec, said), shape, names | beside)
 
     def read(self, group: Group, tensor: Callable[[str], torch.Tensor], dtype: torch.dtype) -> StoredWeight:
@@ -96,10 +96,9 @@ class Native:
         return _own(spec, said | {"has_input_scale": stored.input_scale is not None})
 
     def write(self, name: str, stored: StoredWeight, layout: Layout) -> dict[str, torch.Tensor]:
-        stem = name.removesuffix(".weight")
         found = {f"{name}.{stored.weight.spec_text}.{key}": value for key, value in stored.weight.buffers().items()}
         beside = {"bias": stored.bias, "input_scale": stored.input_scale}
-        return found | {f"{stem}.{key}": value for key, value in beside.items() if value is not None}
+        return found | {_beside(name, key): value for key, value in beside.items() if value is not None}
 
     def config(self, groups: Sequence[Group], plain: Sequence[str], base: Configs) -> dict[str, Any]:
         table = {
@@ -119,6 +118,16 @@ class Native:
 
 #: What config.json says of a layer beside spec and shape.
 _SAID = ("dynamic", "static", "input_divides", "has_input_scale")
+
+
+def _beside(weight: str, role: str) -> str:
+    """The name of a tensor that belongs to a weight: X.bias of X.weight, and X_bias of a parameter X."""
+    return f"{weight.removesuffix('weight')}{role}" if weight.endswith(".weight") else f"{weight}_{role}"
+
+
+def layout_of(spec: str, inputs: str) -> Layout:
+    """Of a weight under a spec, and of inputs that each call quantizes under another, or "none"."""
+    return _own(spec, {"dynamic": inputs})
 
 
 def _own(spec: str, said: Mapping[str, Any]) -> Layout:

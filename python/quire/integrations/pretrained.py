@@ -1,0 +1,243 @@
+"""Classes for the hooks of Hugging Face transformers: what a quantized checkpoint becomes, and how it is written.
+
+transformers loads the plain parameters of a model. The quantized weights it does not see: their parameters are taken
+out of the model before (_process_model_before_weight_loading), and quire.io loads them after it.
+"""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers.conversion_mapping import get_model_conversion_mapping
+from transformers.core_model_loading import WeightRenaming, rename_source_key, revert_weight_conversion
+from transformers.quantizers import HfQuantizer
+from transformers.utils.quantization_config import QuantizationConfigMixin
+
+from quire.io.container import INDEX, Container
+from quire.io.dialects import dialect_named
+from quire.io.errors import CheckpointError
+from quire.io.fitting import Target, fit
+from quire.io.from_model import Entries
+from quire.io.into_model import LoadOptions, is_quantized, load_checkpoint
+from quire.io.reading import Checkpoint
+from quire.io.record import forget, record_of
+from quire.io.writing import Plan, planned_configs
+from quire.nn.product_module import ProductModule, named
+from quire.nn.stacked_experts import StackedExperts
+from quire.tensor import QuantizedTensor
+
+
+class StoredConfig(QuantizationConfigMixin):
+    """`quantization_config` of a config.json, which is written as it was read. said: all of it."""
+
+    def __init__(self, quant_method: str, **said: Any) -> None:
+        self.quant_method = quant_method
+        self.said = {"quant_method": quant_method, **said}
+
+    def to_dict(self) -> dict[str, Any]:
+        return copy.deepcopy(self.said)
+
+    def __iter__(self) -> Iterator[tuple[str, Any]]:
+        yield from self.to_dict().items()
+
+
+class QuireQuantizer(HfQuantizer):
+    """Loads and saves checkpoints of the dialects of quire.io."""
+
+    requires_calibration = True  # a model that is not quantized yet is quire.convert's
+
+    def __init__(self, quantization_config: StoredConfig, **kwargs: Any) -> None:
+        super().__init__(quantization_config, **kwargs)
+        self.checkpoint: Checkpoint | None = None
+        self.rename: Callable[[str], str] | None = None
+        self.taken: list[tuple[torch.nn.Module, str, torch.nn.Parameter]] = []
+        #: How transformers has renamed and merged plain parameters.
+        self.conversions: list[Any] = []
+        self.device: Any = None
+
+    def validate_environment(self, *args: Any, device_map: Any = None, **kwargs: Any) -> None:
+        """Raises NotImplementedError for a model that is divided over devices."""
+        devices = {str(device) for device in (device_map.values() if isinstance(device_map, dict) else [device_map])}
+        if len(devices) > 1 or devices & {"disk", "auto", "balanced", "balanced_low_0", "sequential"}:
+            raise NotImplementedError(
+                f"quire: device_map={device_map!r} may divide the model over devices or a disk, which is not supported "
+                "for quantized layers; pass one device, or none"
+            )
+        self.device = next(iter(device_map.values())) if isinstance(device_map, dict) else device_map
+
+    def _process_model_before_weight_loading(
+        self, model: torch.nn.Module, checkpoint_files: list[str] | None = None, **kwargs: Any
+    ) -> None:
+        if not checkpoint_files or not str(checkpoint_files[0]).endswith(".safetensors"):
+            raise CheckpointError(
+                f"quantized checkpoints are read from .safetensors files, got {checkpoint_files}",
+                "pass the folder of such a checkpoint to from_pretrained",
+            )
+        first = Path(checkpoint_files[0])
+        self.checkpoint = Checkpoint(Container(first if len(checkpoint_files) == 1 else first.parent / INDEX))
+        self.rename = _renaming(model, self)
+        targets = [
+            t for t in fit(model, self.checkpoint, None, "auto", self.rename) if is_quantized(t, self.checkpoint)
+        ]
+        tied = [target.name for target in targets if len(target.owners) > 1 or target.untied]
+        if tied:
+            raise CheckpointError(
+                "the checkpoint has a quantized weight for a parameter that the model ties to another",
+                "pass tie_word_embeddings=False to from_pretrained",
+                file=self.checkpoint.container.path,
+                tensor=tied[0],
+            )
+        self._take_out(model, targets)
+
+    def _take_out(self, model: torch.nn.Module, targets: list[Target]) -> None:
+        """Hides parameters from transformers, which would refuse the shapes of codes and change dtypes of scales."""
+        paths = set()
+        for target in targets:
+            path, module, attribute = target.owners[0]
+            self.taken.append((module, attribute, target.value))
+            module._parameters[attribute] = None
+            module._is_hf_initialized = True
+            paths.add(path)
+        # These tensors have no place in the model for now.
+        silent = {rf"(^|\.){re.escape(path)}\." for path in sorted(paths)}
+        model._keys_to_ignore_on_load_unexpected = {*(model._keys_to_ignore_on_load_unexpected or ()), *silent}
+
+    def _process_model_after_weight_loading(self, model: torch.nn.Module, **kwargs: Any) -> torch.nn.Module:
+        for module, attribute, parameter in self.taken:
+            module._parameters[attribute] = parameter
+        vars(model).pop("_keys_to_ignore_on_load_unexpected", None)
+        load_checkpoint(model, self.checkpoint, LoadOptions(strict=False, plain=False, rename=self.rename))
+        for module in {id(module): module for module, _, _ in self.taken}.values():
+            for name in module.weight_names:
+                getattr(module, name).requires_grad_(False)
+            if self.device is not None:
+                module.to(self.device)
+        self.conversions = getattr(model, "_weight_conversions", None) or []
+        model._weight_conversions = []  # names are those of the file already when transformers writes them
+        self.checkpoint, self.rename, self.taken = None, None, []
+        return model
+
+    def get_state_dict_and_metadata(self, model: torch.nn.Module) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
+        """Names and bytes as in the file that was read. Once a quantized weight was written to, all of them in quire's
+        own dialect, and the model's configuration says so."""
+        record = record_of(model)
+        if record is None:
+            raise CheckpointError(
+                "the model is quantized, and it is not known from which checkpoint it was loaded",
+                "save it by quire.io.save(model, path, dialect=)",
+            )
+        entries = Entries(model, record, None)
+        values = {name: entries[name] for name in entries.layers}
+        changed = [name for name in entries.layers if _is_changed(entries, name)]
+        plan = Plan(dialect_named("quire" if changed else record.dialect), exact=True)
+        state = self._plain(model, entries)
+        for name, stored in values.items():
+            plan.choose(name, stored)
+            state |= {key: _own(tensor) for key, tensor in plan.tensors(name, stored).items()}
+        state |= {name: tensor for name, tensor in record.other.items() if name not in state}
+        if changed:
+            configs = planned_configs(plan, {}, {name: tuple(stored.shape) for name, stored in values.items()})
+            said = configs["config.json"]["quantization_config"]
+            self.quantization_config = model.config.quantization_config = StoredConfig(**said)
+        return state, {}
+
+    def _plain(self, model: torch.nn.Module, entries: Entries) -> dict[str, torch.Tensor]:
+        """What is not quantized: under the names of the file, and what the file did not have under those that
+        transformers would write."""
+        quantized, state, done = {*entries.layers, *entries.biases.values()}, {}, set()
+        for entry, pieces in entries.pieces.items():
+            names = {name for piece in pieces.values() for name in piece.target.names()}
+            known = not names.isdisjoint(entries.record.sources)
+            if known and entry not in quantized:
+                state[entry] = _own(entries[entry])
+            done |= names if known or entry in quantized else set()
+        modules = ((path, module) for path, module in model.named_modules() if isinstance(module, ProductModule))
+        done |= {f"{path}.{name}" for path, module in modules for name in _input_scales(module)}
+        rest = {name: value for name, value in model.state_dict().items() if name not in done}
+        model._weight_conversions = self.conversions
+        try:
+            return state | revert_weight_conversion(model, rest)
+        finally:
+            model._weight_conversions = []
+
+    def _dequantize(self, model: torch.nn.Module, dtype: torch.dtype | str | None = None) -> torch.nn.Module:
+        dtype = getattr(torch, dtype) if isinstance(dtype, str) else dtype  # which save_pretrained() leaves
+        for module in model.modules():
+            if not isinstance(module, ProductModule):
+                continue
+            quantized = [name for name in module.weight_names if isinstance(getattr(module, name), QuantizedTensor)]
+            for name in quantized:
+                values = getattr(module, name).detach().dequantize(dtype)
+                values = module.as_stored(values) if isinstance(module, StackedExperts) else values
+                setattr(module, name, torch.nn.Parameter(values))
+            if quantized:
+                module.recipe = None
+                for name in _input_scales(module):
+                    del module._buffers[name]
+        forget(model)
+        model._weight_conversions = self.conversions
+        return model
+
+    def is_serializable(self) -> bool:
+        return True
+
+    @property
+    def is_trainable(self) -> bool:
+        """Adapters train; so does a weight after requires_grad_(True), rounded to its format in each step."""
+        return True
+
+    @property
+    def is_compileable(self) -> bool:
+        return True
+
+
+def experts_forward(
+    self: torch.nn.Module, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
+) -> torch.Tensor:
+    """Of transformers' table of experts implementations: the experts become a StackedExperts in their first call."""
+    if torch.compiler.is_compiling():
+        raise RuntimeError(
+            f"quire: the experts of {type(self).__name__} become quire's outside of a compiled function; call "
+            "quire.convert(model) before torch.compile"
+        )
+    StackedExperts.adopt(self, None).reset_states()
+    return self(hidden_states, top_k_index, top_k_weights)
+
+
+def _renaming(model: torch.nn.Module, quantizer: QuireQuantizer) -> Callable[[str], str]:
+    """Name in the file -> name in the model, as transformers maps it; experts keep their own names."""
+    renamings = [one for one in get_model_conversion_mapping(model, None, quantizer) if isinstance(one, WeightRenaming)]
+    names, prefix = model.state_dict(), model.base_model_prefix
+    modules = {path for path, _ in model.named_modules()}
+
+    def renamed(name: str) -> str:
+        new = rename_source_key(name, renamings, [], prefix, names)[0]
+        # The prefix of a model without its head is transformers' to add or take away, for names that the model has.
+        block, experts, rest = new.partition(".experts.")
+        if not experts or block in modules:
+            return new
+        others = block.removeprefix(f"{prefix}."), f"{prefix}.{block}"
+        return next((f"{other}.experts.{rest}" for other in others if other in modules), new)
+
+    return renamed
+
+
+def _input_scales(module: ProductModule) -> list[str]:
+    """Buffers with static scales of inputs."""
+    return [name for product in module.products if (name := named(product, "input_scale")) in module._buffers]
+
+
+def _is_changed(entries: Entries, name: str) -> bool:
+    """Whether a quantized weight is not known to have the bytes of the file."""
+    return any(piece.target.value.origin is None for piece in entries.pieces[name].values())
+
+
+def _own(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor in memory of its own: transformers takes tensors of one memory for one tensor."""
+    tensor = tensor.detach().contiguous()
+    return tensor if tensor.untyped_storage().nbytes() == tensor.nbytes else tensor.clone()

@@ -1,0 +1,86 @@
+"""Hugging Face transformers: from_pretrained() and save_pretrained() of checkpoints that quire.io reads, and the
+experts of mixtures (docs/integrations.md)."""
+
+from __future__ import annotations
+
+from types import ModuleType
+
+from quire.integrations.missing import needed
+
+#: The version that tests run with.
+KNOWN = "5.23.0"
+#: Values of quant_method in config.json, as transformers knows none of them.
+METHODS = ("modelopt", "quire")
+#: Name of the implementation of experts.
+EXPERTS = "quire"
+#: What is used of transformers: module -> names. Hooks of HfQuantizer differ from version to version.
+_USED = {
+    "transformers.quantizers": ("HfQuantizer", "register_quantizer", "register_quantization_config"),
+    "transformers.quantizers.auto": ("AUTO_QUANTIZER_MAPPING", "AUTO_QUANTIZATION_CONFIG_MAPPING"),
+    "transformers.utils.quantization_config": ("QuantizationConfigMixin",),
+    "transformers.integrations.moe": ("ALL_EXPERTS_FUNCTIONS",),
+    "transformers.core_model_loading": ("WeightRenaming", "rename_source_key", "revert_weight_conversion"),
+    "transformers.conversion_mapping": ("get_model_conversion_mapping",),
+}
+_HOOKS = (
+    "_process_model_before_weight_loading",
+    "_process_model_after_weight_loading",
+    "get_state_dict_and_metadata",
+    "is_serializable",
+    "is_trainable",
+    "_dequantize",
+)
+
+
+def register() -> None:
+    """Teaches transformers the checkpoints of ModelOpt and of quire, and experts that quire computes.
+
+    After it, `AutoModelForCausalLM.from_pretrained(folder)` of a checkpoint with quant_method "modelopt" or "quire"
+    gives a model whose quantized layers are quire's and hold the codes of the file; save_pretrained() writes the same
+    bytes. experts_implementation="quire" computes the experts of a mixture by quire.
+
+    Calls after the first do nothing. Raises ImportError if transformers is missing or lacks a hook that quire uses;
+    RuntimeError if another package has registered one of the names. quire.io.load(model, path) needs no hook.
+    """
+    found = {module: needed("quire.integrations.transformers.register", module, KNOWN) for module in _USED}
+    _check(found)
+    from quire.integrations import pretrained
+
+    auto = found["transformers.quantizers.auto"]
+    experts = found["transformers.integrations.moe"].ALL_EXPERTS_FUNCTIONS
+    tables = {
+        "quantizer": (auto.AUTO_QUANTIZER_MAPPING, pretrained.QuireQuantizer, METHODS),
+        "quantization config": (auto.AUTO_QUANTIZATION_CONFIG_MAPPING, pretrained.StoredConfig, METHODS),
+        "experts implementation": (experts, pretrained.experts_forward, (EXPERTS,)),
+    }
+    for what, (table, ours, names) in tables.items():
+        for name in names:
+            _check_free(what, name, table[name] if name in table else ours, ours)
+    for name in METHODS:
+        if name not in auto.AUTO_QUANTIZER_MAPPING:
+            found["transformers.quantizers"].register_quantizer(name)(pretrained.QuireQuantizer)
+            found["transformers.quantizers"].register_quantization_config(name)(pretrained.StoredConfig)
+    if EXPERTS not in experts:
+        experts.register(EXPERTS, pretrained.experts_forward)
+
+
+def _check(found: dict[str, ModuleType]) -> None:
+    lacking = [
+        f"{module}.{name}" for module, names in _USED.items() for name in names if not hasattr(found[module], name)
+    ]
+    quantizer = getattr(found["transformers.quantizers"], "HfQuantizer", object)
+    lacking += [f"HfQuantizer.{name}" for name in _HOOKS if not hasattr(quantizer, name)]
+    if lacking:
+        version = needed("quire.integrations.transformers.register", "transformers", KNOWN).__version__
+        raise ImportError(
+            f"quire.integrations.transformers.register: transformers {version} has no {', '.join(lacking)}; use "
+            f"transformers {KNOWN}, or quire.io.load(model, path), which needs none of these"
+        )
+
+
+def _check_free(what: str, name: str, there: object, ours: object) -> None:
+    if there is not ours:
+        raise RuntimeError(
+            f"quire.integrations.transformers.register: the {what} {name!r} is {there!r} already; call register() "
+            "before the other package, or use quire.io.load(model, path)"
+        )

@@ -1,0 +1,37 @@
+"""accelerate: quire.convert before Accelerator.prepare."""
+
+import pytest
+
+accelerate = pytest.importorskip("accelerate")
+import torch  # noqa: E402
+
+import quire  # noqa: E402
+
+
+@pytest.mark.parametrize("precision", ["no", "bf16"])
+def test_a_model_converted_before_prepare_trains_with_quire(precision):
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.GELU(), torch.nn.Linear(64, 8))
+    quire.convert(model, "mxfp8", min_features=1)
+    accelerate.state.AcceleratorState._reset_state(reset_partial_state=True)
+    accelerator = accelerate.Accelerator(cpu=True, mixed_precision=precision)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    data = torch.utils.data.TensorDataset(torch.randn(32, 64), torch.randint(0, 8, (32,)))
+    model, optimizer, loader = accelerator.prepare(model, optimizer, torch.utils.data.DataLoader(data, batch_size=16))
+    inner = accelerator.unwrap_model(model)
+    assert [type(layer) for layer in inner if hasattr(layer, "weight")] == [quire.Linear] * 2
+    losses = []
+    for _ in range(8):
+        for x, labels in loader:
+            loss = torch.nn.functional.cross_entropy(model(x), labels)
+            accelerator.backward(loss)
+            optimizer.step()
+            optimizer.zero_grad()
+        losses.append(loss.item())
+    assert losses[-1] < 0.9 * losses[0]
+    x = torch.randn(5, 64)
+    plain = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.GELU(), torch.nn.Linear(64, 8))
+    plain.load_state_dict(accelerator.get_state_dict(model))
+    with torch.no_grad():
+        difference = (model(x).float() - plain(x)).abs().max()
+    assert 0 < difference < 0.2  # quantized, and no other weights

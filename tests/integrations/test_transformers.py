@@ -1,0 +1,264 @@
+"""from_pretrained() and save_pretrained() of Hugging Face transformers, for checkpoints of ModelOpt and quire."""
+
+import copy
+import json
+import pickle
+import sys
+
+import pytest
+
+pytest.importorskip("transformers")
+import torch  # noqa: E402
+import transformers  # noqa: E402
+from safetensors.torch import load_file, save_file  # noqa: E402
+from transformers import AutoModelForCausalLM  # noqa: E402
+
+import quire  # noqa: E402
+import quire.io  # noqa: E402
+import tiny_language_models as tiny  # noqa: E402
+from quire.integrations.transformers import register  # noqa: E402
+
+#: The first two quantize inputs as they come, the others with a scale of the file.
+ALGORITHMS = ("MXFP8", "FP8_PER_CHANNEL_PER_TOKEN", "FP8", "NVFP4")
+
+
+@pytest.fixture(autouse=True)
+def registered(monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    register()
+
+
+def bytes_of(folder) -> dict[str, tuple]:
+    """Name -> dtype, shape and bytes, of the files by safetensors alone."""
+    found = {}
+    for file in folder.glob("*.safetensors"):
+        for name, tensor in load_file(file).items():
+            found[name] = str(tensor.dtype), tuple(tensor.shape), tensor.reshape(-1).view(torch.uint8).numpy().tobytes()
+    return found
+
+
+def said_in(folder) -> dict:
+    return json.loads((folder / "config.json").read_text())["quantization_config"]
+
+
+def modules(model) -> dict[str, torch.nn.Module]:
+    return {name: module for name, module in model.named_modules() if hasattr(module, "weight_names")}
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@torch.no_grad()
+def test_a_checkpoint_is_loaded_with_its_codes_and_saved_with_its_bytes(tmp_path, algorithm):
+    layers = tiny.write_modelopt(tmp_path / "theirs", "llama", algorithm)
+    model, info = AutoModelForCausalLM.from_pretrained(tmp_path / "theirs", output_loading_info=True)
+    caches = {"model.layers.0.self_attn.k_proj.k_scale"} if algorithm in ("FP8", "NVFP4") else set()
+    assert not info["missing_keys"] and info["unexpected_keys"] <= caches
+    found = modules(model)
+    assert set(found) == set(layers)
+    for name, layer in layers.items():
+        assert type(found[name]) is quire.Linear
+        assert torch.equal(found[name].weight.dequantize(torch.float32), tiny.values_of(layer)), name
+    ids = tiny.tokens()
+    expected = dense(layers, "llama")(ids).logits
+    y = model(ids).logits
+    assert y.dtype == torch.bfloat16
+    # Inputs are quantized, with the scales of the file or with their own.
+    assert (y.float() - expected).norm() < 0.5 * expected.norm()
+    model.save_pretrained(tmp_path / "ours")
+    assert bytes_of(tmp_path / "ours") == bytes_of(tmp_path / "theirs")
+    assert said_in(tmp_path / "ours") == said_in(tmp_path / "theirs")
+    again = AutoModelForCausalLM.from_pretrained(tmp_path / "ours")
+    assert torch.equal(again(ids).logits, y)
+
+
+def dense(layers: dict, family: str) -> torch.nn.Module:
+    """The model with the values of the file, in float32."""
+    model = tiny.model_of(family)
+    state = {name: value.float() for name, value in tiny.plain_of(family).items()}
+    state |= {f"{name}.weight": tiny.values_of(layer) for name, layer in layers.items()}
+    missing, unexpected = model.load_state_dict(state, strict=False)
+    assert not missing and not unexpected
+    return model
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@torch.no_grad()
+def test_scales_stay_float32_whatever_the_dtype_of_the_model(tmp_path, dtype):
+    layers = tiny.write_modelopt(tmp_path / "theirs", "llama", "FP8_PER_CHANNEL_PER_TOKEN")
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "theirs", dtype=dtype)
+    for name, module in modules(model).items():
+        assert module.weight.dtype == dtype
+        assert torch.equal(module.weight.buffers()["rowwise_scale"], layers[name]["weight_scale"])
+    model.save_pretrained(tmp_path / "ours")
+    assert bytes_of(tmp_path / "ours") == bytes_of(tmp_path / "theirs")
+
+
+@pytest.mark.parametrize("algorithm", ["MXFP8", "NVFP4"])
+@pytest.mark.parametrize("family", ["mixtral", "qwen3_moe"])
+@torch.no_grad()
+def test_experts_of_a_checkpoint_are_loaded_and_saved_under_their_names(tmp_path, family, algorithm):
+    layers = tiny.write_modelopt(tmp_path / "theirs", family, algorithm)
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "theirs")
+    experts = model.model.layers[1].mlp.experts
+    names = list(layers)
+    own = [layers[name] for name in names if ".layers.1." in name and ".experts." in name]
+    for e in range(4):
+        gate, up, down = map(tiny.values_of, own[3 * e : 3 * e + 3])
+        assert torch.equal(experts.gate_up_proj[e].dequantize(torch.float32), torch.cat([gate, up]))
+        assert torch.equal(experts.down_proj[e].dequantize(torch.float32), down)
+    y = model(tiny.tokens()).logits
+    assert y.isfinite().all()
+    model.save_pretrained(tmp_path / "ours")
+    assert bytes_of(tmp_path / "ours") == bytes_of(tmp_path / "theirs")
+    assert said_in(tmp_path / "ours") == said_in(tmp_path / "theirs")
+
+
+@pytest.mark.parametrize("family", sorted(tiny.FAMILIES))
+@torch.no_grad()
+def test_a_converted_model_is_saved_by_quire_and_loaded_by_transformers(tmp_path, family):
+    model = tiny.model_of(family, dtype=torch.bfloat16)
+    convert = {"filter": lambda module, name: "lm_head" not in name, "min_features": 1, "tokens": None}
+    quire.convert(model, "mxfp8", for_inference=True, **convert)
+    quire.io.save(model, tmp_path / "first", dialect="quire")
+    config = json.loads(tiny.config_of(family).to_json_string(use_diff=False))
+    said = json.loads((tmp_path / "first" / "config.json").read_text())
+    (tmp_path / "first" / "config.json").write_text(json.dumps(config | said))
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "first")
+    ids = tiny.tokens()
+    assert torch.equal(loaded(ids).logits, model(ids).logits)
+    loaded.save_pretrained(tmp_path / "second")
+    assert bytes_of(tmp_path / "second") == bytes_of(tmp_path / "first")
+    assert said_in(tmp_path / "second") == said_in(tmp_path / "first")
+
+
+def test_after_training_the_model_is_saved_in_the_dialect_of_quire(tmp_path):
+    tiny.write_modelopt(tmp_path / "theirs", "llama", "MXFP8")
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "theirs")
+    weight = model.model.layers[0].mlp.up_proj.weight
+    assert not weight.requires_grad
+    weight.requires_grad_(True)
+    before = weight.detach().dequantize(torch.float32).clone()
+    model(tiny.tokens()).logits.float().square().mean().backward()
+    torch.optim.SGD([weight], lr=1e3 / weight.grad.float().abs().max().item()).step()
+    assert not torch.equal(weight.detach().dequantize(torch.float32), before)
+    model.save_pretrained(tmp_path / "ours")
+    assert said_in(tmp_path / "ours")["quant_method"] == "quire"
+    again = AutoModelForCausalLM.from_pretrained(tmp_path / "ours")
+    with torch.no_grad():
+        assert torch.equal(again(tiny.tokens()).logits, model(tiny.tokens()).logits)
+
+
+@pytest.mark.parametrize("family", ["llama", "mixtral"])
+@torch.no_grad()
+def test_a_model_without_head_is_saved_under_the_names_of_the_file(tmp_path, family):
+    tiny.write_modelopt(tmp_path / "theirs", family, "MXFP8")
+    model = transformers.AutoModel.from_pretrained(tmp_path / "theirs")
+    whole = AutoModelForCausalLM.from_pretrained(tmp_path / "theirs").model
+    assert torch.equal(model(tiny.tokens()).last_hidden_state, whole(tiny.tokens()).last_hidden_state)
+    model.save_pretrained(tmp_path / "ours")
+    theirs = bytes_of(tmp_path / "theirs")
+    del theirs["lm_head.weight"]
+    assert bytes_of(tmp_path / "ours") == theirs
+
+
+@torch.no_grad()
+def test_tied_embeddings_are_saved_once(tmp_path):
+    tiny.write_modelopt(tmp_path / "theirs", "llama", "MXFP8")
+    file, config = tmp_path / "theirs" / "model.safetensors", tmp_path / "theirs" / "config.json"
+    tensors = load_file(file)
+    del tensors["lm_head.weight"]
+    save_file(tensors, file, {"format": "pt"})
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"tie_word_embeddings": True}))
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "theirs")
+    assert model.lm_head.weight is model.model.embed_tokens.weight
+    model.save_pretrained(tmp_path / "ours")
+    assert bytes_of(tmp_path / "ours") == bytes_of(tmp_path / "theirs")
+
+
+@torch.no_grad()
+def test_copies_and_pickles_of_a_model_are_saved_with_the_same_bytes(tmp_path):
+    tiny.write_modelopt(tmp_path / "theirs", "llama", "MXFP8")
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "theirs")
+    for number, other in enumerate((copy.deepcopy(model), pickle.loads(pickle.dumps(model)))):
+        other.save_pretrained(tmp_path / str(number))
+        assert bytes_of(tmp_path / str(number)) == bytes_of(tmp_path / "theirs")
+
+
+@torch.no_grad()
+def test_dequantize_gives_a_model_of_plain_weights(tmp_path):
+    layers = tiny.write_modelopt(tmp_path / "theirs", "llama", "MXFP8")
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "theirs", dtype=torch.float32).dequantize()
+    ids = tiny.tokens()
+    torch.testing.assert_close(model(ids).logits, dense(layers, "llama")(ids).logits)
+    model.save_pretrained(tmp_path / "plain")
+    assert "quantization_config" not in json.loads((tmp_path / "plain" / "config.json").read_text())
+    again = AutoModelForCausalLM.from_pretrained(tmp_path / "plain")
+    assert torch.equal(again(ids).logits, model(ids).logits)
+
+
+def test_a_missing_scale_is_an_error_and_no_random_weight(tmp_path):
+    tiny.write_modelopt(tmp_path / "theirs", "llama", "MXFP8")
+    file = tmp_path / "theirs" / "model.safetensors"
+    tensors = load_file(file)
+    del tensors["model.layers.1.mlp.up_proj.weight_scale"]
+    save_file(tensors, file, {"format": "pt"})
+    with pytest.raises(quire.io.CheckpointError, match=r"layers\.1\.mlp\.up_proj"):
+        AutoModelForCausalLM.from_pretrained(tmp_path / "theirs")
+
+
+def test_a_layer_that_the_model_lacks_is_an_error(tmp_path):
+    tiny.write_modelopt(tmp_path / "theirs", "llama", "MXFP8")
+    config = tmp_path / "theirs" / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"num_hidden_layers": 1}))
+    with pytest.raises(quire.io.CheckpointError, match=r"the model lacks model\.layers\.1"):
+        AutoModelForCausalLM.from_pretrained(tmp_path / "theirs")
+
+
+def test_a_model_divided_over_devices_is_refused(tmp_path):
+    tiny.write_modelopt(tmp_path / "theirs", "llama", "MXFP8")
+    with pytest.raises(NotImplementedError, match="one device"):
+        AutoModelForCausalLM.from_pretrained(tmp_path / "theirs", device_map={"model": "cpu", "lm_head": "disk"})
+
+
+@torch.no_grad()
+def test_one_device_is_accepted(tmp_path):
+    tiny.write_modelopt(tmp_path / "theirs", "llama", "MXFP8")
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "theirs", device_map="cpu")
+    assert model(tiny.tokens()).logits.isfinite().all()
+
+
+def test_a_plain_model_is_not_quantized_by_a_configuration(tmp_path):
+    from quire.integrations.pretrained import StoredConfig
+
+    tiny.model_of("llama").save_pretrained(tmp_path / "plain")
+    with pytest.raises(ValueError, match="pre-quantized"):
+        AutoModelForCausalLM.from_pretrained(tmp_path / "plain", quantization_config=StoredConfig("quire"))
+
+
+def test_registering_twice_does_nothing(monkeypatch):
+    from transformers.quantizers.auto import AUTO_QUANTIZER_MAPPING
+
+    before = dict(AUTO_QUANTIZER_MAPPING)
+    register()
+    assert before == AUTO_QUANTIZER_MAPPING
+
+
+def test_a_name_that_another_package_has_is_an_error(monkeypatch):
+    from transformers.quantizers.auto import AUTO_QUANTIZER_MAPPING
+
+    monkeypatch.setitem(AUTO_QUANTIZER_MAPPING, "modelopt", object)
+    with pytest.raises(RuntimeError, match="quantizer 'modelopt' is .*object.* already"):
+        register()
+
+
+def test_a_version_with_other_hooks_is_an_error(monkeypatch):
+    monkeypatch.delattr(transformers.quantizers.HfQuantizer, "get_state_dict_and_metadata")
+    with pytest.raises(ImportError, match=r"transformers .* has no HfQuantizer\.get_state_dict_and_metadata.*5\.23\.0"):
+        register()
+
+
+def test_without_transformers_the_error_says_what_to_install(monkeypatch):
+    for name in list(sys.modules):
+        if name.partition(".")[0] == "transformers":
+            monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(ImportError, match=r"needs the package transformers.*pip install 'transformers==5\.23\.0'"):
+        register()
