@@ -46,7 +46,9 @@ def quantize_for_inference(layer: ProductModule, recipe: Recipe, made: dict[int,
     for product in layer.products:
         for name, weight in layer.weights(product).items():
             if id(weight) not in made:
-                made[id(weight)] = torch.nn.Parameter(_codes(weight.detach(), recipe.weight_spec), requires_grad=False)
+                made[id(weight)] = torch.nn.Parameter(
+                    inference_codes(weight.detach(), recipe.weight_spec), requires_grad=False
+                )
                 made[id(made[id(weight)])] = made[id(weight)]
             setattr(layer, name, made[id(weight)])
     for parameter in layer.parameters(recurse=False):
@@ -54,7 +56,8 @@ def quantize_for_inference(layer: ProductModule, recipe: Recipe, made: dict[int,
     layer._forget_weights()
 
 
-def _codes(values: torch.Tensor, spec: str) -> QuantizedTensor | QuantizedStack:
+def inference_codes(values: torch.Tensor, spec: str) -> QuantizedTensor | QuantizedStack:
+    """Values, or codes in any order, as codes under the spec in the order that layers read."""
     if isinstance(values, QuantizedTensor):
         q = values
     elif values.dim() == 3:
