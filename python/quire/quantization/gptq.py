@@ -1,9 +1,8 @@
 """GPTQ: weights are rounded column by column, and the columns still to come make up for each error.
 
 Frantar, Ashkboos, Hoefler, Alistarh: "GPTQ: Accurate Post-Training Quantization for Generative Pre-trained
-Transformers", 2022. Two things are added. Scale bytes are chosen, for each row and block, as those with the least error
-of the block among the format's own and its neighbours. And the target is the product of the unquantized model, x w^T,
-while the layer is fed what the quantized layers before it make of x, in the codes that its product will see.
+Transformers", 2022. One thing is added: scale bytes are chosen, for each row and block, as those with the least error
+of the block among the format's own and its neighbours.
 """
 
 from dataclasses import dataclass
@@ -21,28 +20,22 @@ _COLUMNS = 128
 
 @dataclass
 class Moments:
-    """Sums over rows of a layer's input. x: of the unquantized model; xq: what the quantized layer's product sees.
-
-    gram: float64 [K, K], xq^T xq. cross: float64 [K, K], x^T xq.
-    """
+    """gram: float64 [K, K], the sum of x^T x over all rows x of a layer's input. rows: their number."""
 
     gram: torch.Tensor
-    cross: torch.Tensor
     rows: int = 0
 
     @classmethod
     def zeros(cls, features: int, device: torch.device) -> "Moments":
-        return cls(*(torch.zeros(features, features, dtype=torch.float64, device=device) for _ in range(2)))
+        return cls(torch.zeros(features, features, dtype=torch.float64, device=device))
 
-    def add(self, x: torch.Tensor, xq: torch.Tensor) -> None:
-        """x, xq: [rows, K]."""
-        x, xq = x.float(), xq.float()
-        self.gram += (xq.t() @ xq).double()
-        self.cross += (x.t() @ xq).double()
+    def add(self, x: torch.Tensor) -> None:
+        """x: float32 [rows, K]."""
+        self.gram += x.t() @ x
         self.rows += len(x)
 
     def finite(self) -> bool:
-        return bool(self.gram.isfinite().all() and self.cross.isfinite().all())
+        return bool(self.gram.isfinite().all())
 
 
 def gptq(weight: torch.Tensor, moments: Moments, spec: str, damping: float) -> QuantizedTensor:
@@ -53,33 +46,29 @@ def gptq(weight: torch.Tensor, moments: Moments, spec: str, damping: float) -> Q
     """
     grid = Grid(QuantSpec(in_order(spec, False)))
     base = quantize(weight, grid.spec, columnwise=False)
-    target, upper = _target(weight, moments, damping)
     finish = _by_bytes if grid.bytes else _by_given_scales
-    elements, scale = finish(grid, base, target, upper)
+    elements, scale = finish(grid, base, weight.to(torch.float32, copy=True), _inverse_factor(moments, damping))
     buffers = base.buffers() | {"rowwise_data": grid.codes(elements)}
     if scale is not None:
         buffers["rowwise_scale"] = scale
     return QuantizedTensor.from_buffers(buffers, grid.spec, weight.shape, weight.dtype)
 
 
-def _target(weight: torch.Tensor, moments: Moments, damping: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """The unrounded weight with the least error, float32 [N, K], and the upper Cholesky factor of the inverse of the
-    damped Gram matrix, float32 [K, K]."""
+def _inverse_factor(moments: Moments, damping: float) -> torch.Tensor:
+    """float32 [K, K], the upper Cholesky factor of the inverse of the damped Gram matrix."""
     gram = moments.gram.clone()
     diagonal = gram.diagonal()
     dead = diagonal == 0
     diagonal += damping * diagonal.mean() + dead
     inverse = torch.cholesky_inverse(torch.linalg.cholesky(gram))
-    w = weight.double()
-    # min |x w^T - xq v^T|^2 + lambda |v - w|^2 over v.
-    target = w + (w @ (moments.cross - moments.gram)) @ inverse
-    return target.float(), torch.linalg.cholesky(inverse, upper=True).float()
+    return torch.linalg.cholesky(inverse, upper=True).float()
 
 
 def _by_given_scales(
     grid: Grid, base: QuantizedTensor, target: torch.Tensor, upper: torch.Tensor
 ) -> tuple[torch.Tensor, None]:
-    """Elements [N, K] under the scales that the format gives the original weight."""
+    """Elements [N, K] under the scales that the format gives the original weight. target: the weight, which is written
+    to."""
     scales, elements = grid.scales(base), torch.empty_like(target)
     for begin in range(0, target.shape[1], _COLUMNS):
         block = slice(begin, min(begin + _COLUMNS, target.shape[1]))

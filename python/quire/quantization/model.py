@@ -52,7 +52,7 @@ def quantize_model(
     "gptq" needs the layers' inputs, and hooks see those of torch.nn.Linear, quire.Linear and quire.GroupedLinear. Where
     the model has a list of blocks that call each other's results, such as the layers of a transformer, the blocks are
     quantized one by one, with the memory of one block and of the hidden states of all batches. Otherwise all layers are
-    quantized from the same runs of the unquantized model, with two matrices [in_features, in_features] in float64 for
+    quantized from the same runs of the unquantized model, with a matrix [in_features, in_features] in float64 for
     each. Layers and groups that no row reaches are rounded to nearest, with a warning that names them.
 
     Raises ValueError if there is nothing to quantize, if the method does not go with the recipe or with a layer, for

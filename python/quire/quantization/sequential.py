@@ -42,39 +42,35 @@ class Gptq:
 
         chain = find_chain(self.model, batches, set(self.names))
         blocks = [] if chain is None else chain.blocks
-        exact = given = [] if chain is None else chain.inputs
+        given = [] if chain is None else chain.inputs
         for index in tqdm(range(len(blocks)), desc="quire.quantize_model", unit="block", delay=1, disable=None):
-            exact, given = self._block(chain, index, exact, given)
+            given = self._block(chain, index, given)
         within = {layer for block in blocks for layer in block.modules()}
         rest = [layer for layer in self.names if layer not in within]
         if rest:
             self._rest(rest, batches, blocks[-1] if blocks else None, given)
 
-    def _block(
-        self, chain: Chain, index: int, exact: list[torch.Tensor], given: list[torch.Tensor]
-    ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-        """Quantizes the layers of a block. exact, given: its inputs for each batch, of the unquantized model and after
-        quantized blocks; returns those of the next block."""
+    def _block(self, chain: Chain, index: int, given: list[torch.Tensor]) -> list[torch.Tensor]:
+        """Quantizes the layers of a block. given: its input for each batch, after quantized blocks; returns that of the
+        next block."""
         block, calls = chain.blocks[index], chain.calls[index]
         twin = copy.deepcopy(block)  # which is quantized first; the model changes when all has succeeded
         twins = dict(zip(block.modules(), twin.modules(), strict=True))
         layers, same = [layer for layer in block.modules() if layer in self.names], SameInput()
         with same.watched(layers):
-            calls[0].run(block, exact[0])
+            calls[0].run(block, given[0])
         stages = same.groups()
         for stage in stages:
             moments = self._shared_moments(stage)
-            for call, x, xq in zip(calls, exact, given, strict=True):
-                wanted = _inputs(stage, lambda: call.run(block, x))  # noqa: B023 (called at once)
-                real = _inputs([twins[layer] for layer in stage], lambda: call.run(twin, xq))  # noqa: B023
-                self._add(moments, wanted, {layer: real[twins[layer]] for layer in stage})
+            for call, x in zip(calls, given, strict=True):
+                seen = _inputs([twins[layer] for layer in stage], lambda: call.run(twin, x))  # noqa: B023 (at once)
+                self._add(moments, {layer: seen.get(twins[layer], []) for layer in stage})
             self._finish(moments)
             self._adopt(stage, twins)
         missed = [layer for layer in layers if layer not in {layer for stage in stages for layer in stage}]
         self._finish({layer: self._moments(layer) for layer in missed})
         self._adopt(missed, twins)
-        exact = [call.run(block, x) for call, x in zip(calls, exact, strict=True)]
-        return exact, [call.run(twin, x) for call, x in zip(calls, given, strict=True)]
+        return [call.run(twin, x) for call, x in zip(calls, given, strict=True)]
 
     def _rest(
         self,
@@ -87,14 +83,12 @@ class Gptq:
         when quantized."""
         moments = {layer: self._moments(layer) for layer in layers}
         for number, batch in enumerate(batches):
-            wanted = real = _inputs(layers, lambda: run(self.model, batch))  # noqa: B023
-            if last is not None:
-                replaced = last.register_forward_hook(_replace(given[number]))
-                try:
-                    real = _inputs(layers, lambda: run(self.model, batch))  # noqa: B023
-                finally:
+            replaced = None if last is None else last.register_forward_hook(_replace(given[number]))
+            try:
+                self._add(moments, _inputs(layers, lambda: run(self.model, batch)))  # noqa: B023
+            finally:
+                if replaced is not None:
                     replaced.remove()
-            self._add(moments, wanted, real)
         self._finish(moments)
 
     def _shared_moments(self, stage: list[torch.nn.Module]) -> dict[torch.nn.Module, list[Moments]]:
@@ -106,19 +100,12 @@ class Gptq:
         weights = group_weights(layer)
         return [Moments.zeros(weight.shape[1], weight.device) for weight in weights]
 
-    def _add(
-        self,
-        moments: dict[torch.nn.Module, list[Moments]],
-        wanted: dict[torch.nn.Module, list[Rows]],
-        real: dict[torch.nn.Module, list[Rows]],
-    ) -> None:
+    def _add(self, moments: dict[torch.nn.Module, list[Moments]], inputs: dict[torch.nn.Module, list[Rows]]) -> None:
         for layer, sums in {id(sums): (layer, sums) for layer, sums in moments.items()}.values():
-            # Where another number of rows arrives (routing has changed), there are no pairs: both are what arrives.
-            for exact, given in zip(wanted.get(layer, []), real.get(layer, []), strict=False):
-                for one, x, xq in zip(sums, exact, given, strict=True):
-                    if len(xq):
-                        seen = quantize(xq, self.input_spec).dequantize(torch.float32)
-                        one.add(x if x.shape == xq.shape else xq, seen)
+            for groups in inputs.get(layer, []):
+                for one, x in zip(sums, groups, strict=True):
+                    if len(x):
+                        one.add(quantize(x, self.input_spec).dequantize(torch.float32))
 
     def _finish(self, moments: dict[torch.nn.Module, list[Moments]]) -> None:
         for layer, sums in moments.items():
