@@ -134,6 +134,41 @@ def test_a_model_of_blocks_is_nearer_to_the_original_than_rounded(stack):
     assert torch.equal(again(x), made(x))
 
 
+class Cache:
+    """Of the kind that transformers passes to blocks, which add to it."""
+
+    def __init__(self):
+        self.kept = []
+
+    def get_seq_length(self) -> int:
+        return len(self.kept)
+
+
+class Remembering(Stack):
+    def forward(self, x: torch.Tensor, cache: Cache | None) -> torch.Tensor:
+        for block in self.blocks:
+            x = block(x, cache=cache)
+        return self.head(x)
+
+
+class RememberingBlock(Block):
+    def forward(self, x: torch.Tensor, *, cache: Cache | None) -> torch.Tensor:
+        if cache is not None:
+            x = x + len(cache.kept)
+            cache.kept.append(x)
+        return super().forward(x)
+
+
+def test_blocks_do_not_add_to_a_cache_while_they_are_quantized(stack):
+    model, batches, _ = stack
+    model.__class__ = Remembering
+    for block in model.blocks:
+        block.__class__ = RememberingBlock
+    cache = Cache()
+    quire.quantize_model(model, "nvfp4", [(batches[0], cache)], "gptq", filter=lambda module, name: name != "head")
+    assert cache.get_seq_length() == 4  # of the one run that finds the blocks
+
+
 def test_blocks_that_are_no_chain_are_quantized_from_the_same_runs(stack):
     model, batches, x = stack
     exact = copy.deepcopy(model).double()(x.double())

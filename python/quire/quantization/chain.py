@@ -8,8 +8,8 @@ import torch
 
 from quire.quantization.inputs import Batch, arguments
 
-#: Arguments of blocks that they write to, under transformers' names: blocks are called several times, without them.
-_CACHES = ("past_key_value", "past_key_values")
+#: The method by which a cache of keys and values is known, of transformers: blocks write to it.
+_OF_A_CACHE = "get_seq_length"
 
 
 class Stop(Exception):
@@ -69,6 +69,11 @@ def _recorded(model: torch.nn.Module, blocks: list[torch.nn.Module], batches: Se
     return chain
 
 
+def _kept(argument: object) -> object:
+    """An argument for further calls of a block: no cache, which would have the tokens several times."""
+    return None if hasattr(argument, _OF_A_CACHE) else argument
+
+
 @contextlib.contextmanager
 def _recording(chain: Chain) -> Iterator[list[int]]:
     """Adds the calls of one run of the model. Gives the numbers of blocks in the order of calls; -1 for a call that
@@ -81,8 +86,8 @@ def _recording(chain: Chain) -> Iterator[list[int]]:
             fits = bool(args) and isinstance(args[0], torch.Tensor) and (index == 0 or args[0] is before[0])
             order.append(index if fits else -1)
             if fits:
-                kept = {name: None if name in _CACHES else value for name, value in named.items()}
-                chain.calls[index].append(BlockCall(args[1:], kept))
+                kept = {name: _kept(value) for name, value in named.items()}
+                chain.calls[index].append(BlockCall(tuple(_kept(value) for value in args[1:]), kept))
                 if index == 0:
                     chain.inputs.append(args[0].detach())
 
