@@ -47,9 +47,9 @@ def inputs_of(model: Gated, x: torch.Tensor, factor: float = 1.0) -> dict[str, t
 )
 def test_a_scale_is_the_largest_amax_of_all_batches_over_the_largest_code(model, recipe, divisor):
     a, b = torch.randn(3, 32), 5 * torch.randn(8, 32)
-    report = quire.calibrate(model, [a, (b,), {"x": a, "factor": 3.0}], recipe)
-    calls = [inputs_of(model, a), inputs_of(model, b), inputs_of(model, a, 3.0)]
-    seen = {"gate": calls, "up": calls, "down": calls, "extra": calls[1:2]}
+    report = quire.calibrate(model, [a, {"x": a, "factor": 3.0}, (b,)], recipe)
+    calls = [inputs_of(model, a), inputs_of(model, a, 3.0), inputs_of(model, b)]
+    seen = {"gate": calls, "up": calls, "down": calls, "extra": calls[2:]}
     rows = {"gate": 14, "up": 14, "down": 14, "extra": 8}
     assert report.uncalibrated == ("never",)
     for layer in report.layers:
