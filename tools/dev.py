@@ -267,7 +267,9 @@ def bench(arguments: list[str]) -> None:
 def extra_packages(verb: str, rest: list[str]) -> list[str]:
     """The groups of pyproject.toml that only this needs."""
     if verb == "test":
-        return ["encoder", "site"]
+        return ["encoder", "lm", "site"]
+    if verb == "chat":
+        return ["lm"]
     if verb == "docs":
         return ["site"]
     if verb == "bench" and rest[:1] == ["encoder"]:
@@ -307,6 +309,7 @@ def parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
     verbs.add_parser("build", help="set up and build, nothing else")
     verbs.add_parser("train", add_help=False, help="the demo; further arguments go to examples/train/train.py")
+    verbs.add_parser("chat", add_help=False, help="a language model; further arguments go to examples/chat/chat.py")
     tests = verbs.add_parser("test", help="check, then all tests; with arguments, pytest alone with these arguments")
     tests.add_argument("--quick", action="store_true", help="for the edit loop: of each test one case that is cheap")
     tests.add_argument(
@@ -327,7 +330,7 @@ def parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
     verbs.add_parser("fmt", help="format all sources")
     verbs.add_parser("check", help="formatting, lint, layers, budgets, words")
     arguments, rest = parser.parse_known_args(argv)
-    if rest and (arguments.verb not in ("train", "test", "bench") or getattr(arguments, "asan", False)):
+    if rest and (arguments.verb not in ("chat", "train", "test", "bench") or getattr(arguments, "asan", False)):
         parser.error(f"{arguments.verb} takes no further arguments; got {' '.join(rest)}")
     return arguments, rest
 
@@ -336,6 +339,7 @@ def main() -> int:
     arguments, rest = parse(sys.argv[1:])
     verbs = {
         "build": build,
+        "chat": lambda: script("examples/chat/chat.py", rest),
         "train": lambda: script("examples/train/train.py", rest),
         "test": lambda: test_of(arguments, rest),
         "bench": lambda: bench(rest),

@@ -30,6 +30,8 @@ from quire.nn.random_state import rng_state, set_rng_state  # noqa: E402
 from quire.nn.recompute import checkpoint  # noqa: E402
 from quire.nn.training_state import TrainingState  # noqa: E402
 from quire.nn.weight import quantized_model_init  # noqa: E402
+from quire.quantization.calibrate import CalibrationReport, LayerCalibration, calibrate  # noqa: E402
+from quire.quantization.model import quantize_model  # noqa: E402
 from quire.te import *  # noqa: E402, F403 (`import quire as te` runs scripts of TransformerEngine)
 from quire.tensor import (  # noqa: E402
     QuantizedActivation,
@@ -42,11 +44,13 @@ from quire.tensor import (  # noqa: E402
 __version__: str = library.built()["quire"]
 
 __all__ = [
+    "CalibrationReport",
     "ConversionReport",
     "GroupedLinear",
     "LayerNorm",
     "LayerNormLinear",
     "LayerNormMLP",
+    "LayerCalibration",
     "LayerReport",
     "Linear",
     "MoE",
@@ -63,6 +67,7 @@ __all__ = [
     "active_recipe",
     "amax",
     "autocast",
+    "calibrate",
     "checkpoint",
     "conversion_report",
     "convert",
@@ -78,6 +83,7 @@ __all__ = [
     "nvfp4_moe_routed",
     "prepack_weights",
     "quantize",
+    "quantize_model",
     "quantize_weights",
     "quantized_model_init",
     "recipe",

@@ -31,13 +31,14 @@ def test_bench_takes_the_name_of_a_benchmark(monkeypatch, given, script, rest):
 @pytest.mark.parametrize(
     ("verb", "rest", "groups"),
     [
-        ("test", ["tests/docs"], ["encoder", "site"]),
+        ("test", ["tests/docs"], ["encoder", "lm", "site"]),
         ("docs", [], ["site"]),
         ("bench", ["encoder"], ["encoder"]),
         ("bench", [], ["peers"]),
         ("bench", ["--sweep"], ["peers"]),
         ("bench", ["host"], []),
         ("train", [], []),
+        ("chat", ["Hello"], ["lm"]),
     ],
 )
 def test_packages_for_one_verb_are_installed_for_it_alone(verb, rest, groups):

@@ -33,12 +33,28 @@ _MOST = 0.5
 
 
 @dataclass(frozen=True)
-class _Plan:
+class Plan:
     """What is to become of the layers. recipe: their own. tokens: rows of x in the calls to time, None for none."""
 
     recipe: Recipe | None
     for_inference: bool
     tokens: int | None
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Which layers are to be converted. found: every layer that may be, with all its names. why_not: why each is left,
+    "" if it is converted. seconds: of one call before and after, of layers that were timed."""
+
+    model: torch.nn.Module
+    found: dict[torch.nn.Module, list[str]]
+    why_not: dict[torch.nn.Module, str]
+    seconds: dict[torch.nn.Module, tuple[float, float]]
+    plan: Plan
+
+    @property
+    def chosen(self) -> list[torch.nn.Module]:
+        return [layer for layer, why in self.why_not.items() if not why]
 
 
 def convert(
@@ -86,31 +102,36 @@ def convert(
     """
     _check(model, filter, tokens)
     check_type("convert", bool, for_inference=for_inference)
-    plan = _plan(own_recipe("convert", recipe), for_inference, tokens)
-    found = _layers(model, for_inference)
+    selection = select(model, _plan(own_recipe("convert", recipe), for_inference, tokens), filter, min_features)
+    for note in carry_out(selection, {}).notes:
+        warnings.warn(f"quire.convert: {note}", stacklevel=2)
+    return model
+
+
+def select(model: torch.nn.Module, plan: Plan, filter: Callable | None, min_features: int) -> Selection:
+    """The layers that convert(model, filter=filter, min_features=min_features) converts. Raises its ValueErrors."""
+    found = _layers(model, plan.for_inference)
     why_not = _why_each_is_left(found, plan, filter, min_features)
     chosen = {layer: its for layer, its in found.items() if not why_not[layer]}
     seconds = _times({layer: its for layer, its in chosen.items() if isinstance(layer, torch.nn.Linear)}, plan)
     why_not |= _why_slower(seconds, plan)
     if all(why_not.values()):
         raise ValueError(_nothing(model, found, why_not, plan))
-    report = _convert(model, found, why_not, seconds, plan)
-    keep_report(model, report)
-    for note in report.notes:
-        warnings.warn(f"quire.convert: {note}", stacklevel=2)
-    return model
+    return Selection(model, found, why_not, seconds, plan)
 
 
-def _convert(
-    model: torch.nn.Module,
-    found: dict[torch.nn.Module, list[str]],
-    why_not: dict[torch.nn.Module, str],
-    seconds: dict[torch.nn.Module, tuple[float, float]],
-    plan: _Plan,
-) -> ConversionReport:
-    chosen = [layer for layer, why in why_not.items() if not why]
+def carry_out(selection: Selection, made: dict[int, torch.nn.Parameter]) -> ConversionReport:
+    """Converts the selected layers, and keeps the report. made: as for quantize_for_inference."""
+    report = _convert(selection, made)
+    keep_report(selection.model, report)
+    return report
+
+
+def _convert(selection: Selection, made: dict[int, torch.nn.Parameter]) -> ConversionReport:
+    model, found, why_not = selection.model, selection.found, selection.why_not
+    seconds, plan, chosen = selection.seconds, selection.plan, selection.chosen
     before = {layer: _weight_bytes(layer) for layer in chosen if plan.for_inference}
-    _adopt(chosen, plan)
+    adopt(chosen, plan, made)
     layers = []
     for layer, its in found.items():
         sizes = (before[layer], _weight_bytes(layer)) if layer in before else None
@@ -123,15 +144,15 @@ def _convert(
     return ConversionReport(type(model).__name__, text, tuple(layers), notes, left, timed)
 
 
-def _plan(recipe: Recipe | None, for_inference: bool, tokens: int | None) -> _Plan:
+def _plan(recipe: Recipe | None, for_inference: bool, tokens: int | None) -> Plan:
     if not for_inference:
-        return _Plan(recipe, False, None)
+        return Plan(recipe, False, None)
     if recipe is None:
         raise ValueError(
             f"convert: for_inference=True needs a recipe, one of {', '.join(names(delayed=False))}; "
             "quire.recommend(model, tokens) measures which pays on this machine"
         )
-    return _Plan(inference_recipe(recipe), True, tokens)
+    return Plan(inference_recipe(recipe), True, tokens)
 
 
 def _check(model: object, filter: object, tokens: object) -> None:
@@ -157,7 +178,7 @@ def _layers(model: torch.nn.Module, for_inference: bool) -> dict[torch.nn.Module
 
 
 def _why_each_is_left(
-    found: dict[torch.nn.Module, list[str]], plan: _Plan, filter: Callable | None, min_features: int
+    found: dict[torch.nn.Module, list[str]], plan: Plan, filter: Callable | None, min_features: int
 ) -> dict[torch.nn.Module, str]:
     why_not = {layer: _why_not(layer, plan, min_features) for layer in found}
     for layer, its in found.items():
@@ -166,7 +187,7 @@ def _why_each_is_left(
     return why_not
 
 
-def _why_not(layer: torch.nn.Module, plan: _Plan, min_features: int) -> str:
+def _why_not(layer: torch.nn.Module, plan: Plan, min_features: int) -> str:
     """Why the layer is not converted, filter and time apart; "" if it is."""
     if isinstance(layer, ProductModule) and (plan.for_inference or type(layer) in (Linear, StackedExperts)):
         if plan.recipe is None:
@@ -191,7 +212,7 @@ def _why_too_small(layer: torch.nn.Module, min_features: int) -> str:
     return f"too small to gain, {name} < {min_features}" if least < min_features else ""
 
 
-def _why_not_divided(layer: torch.nn.Linear, plan: _Plan) -> str:
+def _why_not_divided(layer: torch.nn.Linear, plan: Plan) -> str:
     """Why a layer whose weight is divided over processes is not converted; "" if it is, and for other layers."""
     try:
         divided = applied_division(layer) is not None
@@ -200,7 +221,7 @@ def _why_not_divided(layer: torch.nn.Linear, plan: _Plan) -> str:
     return DIVIDED if divided and plan.for_inference else ""
 
 
-def _times(layers: dict[torch.nn.Module, list[str]], plan: _Plan) -> dict[torch.nn.Module, tuple[float, float]]:
+def _times(layers: dict[torch.nn.Module, list[str]], plan: Plan) -> dict[torch.nn.Module, tuple[float, float]]:
     """Seconds of one call, before and after, of layers with values in high precision. One of each kind is timed."""
     if plan.tokens is None:
         return {}
@@ -222,7 +243,7 @@ def _now(layer: torch.nn.Module, why_not: str) -> tuple[str, str | None]:
     return "", None if layer.recipe is None else layer.recipe.linear_spec()
 
 
-def _why_slower(seconds: dict[torch.nn.Module, tuple[float, float]], plan: _Plan) -> dict[torch.nn.Module, str]:
+def _why_slower(seconds: dict[torch.nn.Module, tuple[float, float]], plan: Plan) -> dict[torch.nn.Module, str]:
     rows = "" if plan.tokens is None else counted(plan.tokens, "row")
     return {
         layer: f"slower on this machine, {milliseconds(now)} with {rows}, {milliseconds(before)} as it is"
@@ -301,7 +322,7 @@ def _nothing(
     model: torch.nn.Module,
     found: dict[torch.nn.Module, list[str]],
     why_not: dict[torch.nn.Module, str],
-    plan: _Plan,
+    plan: Plan,
 ) -> str:
     name = type(model).__name__
     if not found:
@@ -317,10 +338,11 @@ def _nothing(
     )
 
 
-def _adopt(layers: list[torch.nn.Module], plan: _Plan) -> None:
+def adopt(layers: list[torch.nn.Module], plan: Plan, made: dict[int, torch.nn.Parameter]) -> None:
+    """Makes the layers quire's. made: as for quantize_for_inference."""
     from tqdm import tqdm
 
-    new, experts, made = [], [], {}
+    new, experts = [], []
     # A bar appears after a second, where someone watches.
     for layer in tqdm(layers, desc="quire.convert", unit="layer", delay=1, disable=None):
         if isinstance(layer, ProductModule):

@@ -48,7 +48,8 @@ def quantize_for_inference(layer: ProductModule, recipe: Recipe, made: dict[int,
         for name, weight in layer.weights(product).items():
             key = id(getattr(layer, name))  # of which weights() can give a view
             if key not in made:
-                made[key] = torch.nn.Parameter(_codes(weight.detach(), recipe.weight_spec), requires_grad=False)
+                codes = inference_codes(weight.detach(), recipe.weight_spec)
+                made[key] = torch.nn.Parameter(codes, requires_grad=False)
                 made[id(made[key])] = made[key]
             setattr(layer, name, made[key])
     for parameter in layer.parameters(recurse=False):
@@ -56,7 +57,8 @@ def quantize_for_inference(layer: ProductModule, recipe: Recipe, made: dict[int,
     layer._forget_weights()
 
 
-def _codes(values: torch.Tensor, spec: str) -> QuantizedTensor | QuantizedStack:
+def inference_codes(values: torch.Tensor, spec: str) -> QuantizedTensor | QuantizedStack:
+    """Values, or codes in any order, as codes under the spec in the order that layers read."""
     if isinstance(values, QuantizedTensor):
         q = values
     elif values.dim() == 3:

@@ -101,9 +101,10 @@ class LayerNorm(_Norm):
     """y = (x - mean) / sqrt(variance + eps) * weight + bias over the last dimensions (numerics.md 11.2).
 
     normalized_shape: the sizes of these dimensions. weight and bias have this shape, in params_dtype (or `dtype`; None:
-    torch's default). zero_centered_gamma: the factor is weight + 1, and weight starts at 0. If each rank has some of the
-    tokens (sequence parallelism), the gradients of weight and bias are sums over this rank's tokens: reduce them over the
-    group. quire.te.pytorch.LayerNorm takes `sequence_parallel`, which marks its parameters for frameworks that do so.
+    torch's default). zero_centered_gamma: the factor is weight + 1, and weight starts at 0. If each rank has some of
+    the tokens (sequence parallelism), the gradients of weight and bias are sums over this rank's tokens: reduce them
+    over the group. quire.te.pytorch.LayerNorm takes `sequence_parallel`, which marks its parameters for frameworks that
+    do so.
     """
 
     normalization = "LayerNorm"

@@ -1,0 +1,1 @@
+"""Quantization of a model's weights by its data: calibrate() for static scales, quantize_model() with GPTQ."""

