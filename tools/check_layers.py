@@ -52,6 +52,7 @@ CALLS_OPERATORS = {
     "info.py",
     "primitives.py",
     "runners.py",
+    "sharded_operators.py",
     "sharded_product.py",
     "transforms.py",
 }

@@ -129,66 +129,6 @@ def grouped_linear(
     return torch.ops.quire.grouped_linear(x, w, bias, offsets, recipe, dtype, *lists, **state)
 
 
-def parallel_linear(
-    x: torch.Tensor,
-    w: torch.Tensor,
-    bias: torch.Tensor | None,
-    recipe: str,
-    parallel: str,
-    *,
-    dtype: torch.dtype,
-    **state: Buffers | torch.Tensor | bool | None,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """linear() of a weight that is divided over processes: (y, x_amax, w_amax), as grouped_linear() returns them. First
-    derivatives only.
-
-    parallel: quire.distributed.Parallel(...).text, which says what each process has of x, w, bias and y.
-    state: as for grouped_linear(), of one group, without x_buffers, out and dgrad_out. part: Parallel(...).place(),
-    for gradients that round stochastically.
-
-    Raises RuntimeError if an argument does not fit, or a collective fails.
-    """
-    lists = [state.pop(name, ()) for name in ("w_buffers", "main_grad")]
-    return torch.ops.quire.parallel_linear(x, w, bias, recipe, dtype, parallel, *lists, **state)
-
-
-def parallel_grouped_linear(
-    x: torch.Tensor,
-    w: Sequence[torch.Tensor],
-    bias: Sequence[torch.Tensor],
-    offsets: torch.Tensor,
-    recipe: str,
-    *,
-    parallel: str,
-    part: torch.Tensor,
-    dtype: torch.dtype,
-    **state: Buffers | torch.Tensor | bool | None,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """grouped_linear() of weights that are divided over processes, which all have the same tokens. First derivatives
-    only.
-
-    w, bias: this process's part of each, as parallel_linear() has it of one. part: Parallel(...).place(). parallel:
-    Parallel(...).text, without sequence. state: as for grouped_linear(), without x_buffers, out and dgrad_out.
-
-    Raises RuntimeError if an argument does not fit, or a collective fails.
-    """
-    lists = [state.pop(name, ()) for name in ("w_buffers", "main_grad")]
-    call = torch.ops.quire.parallel_grouped_linear
-    return call(x, w, bias, offsets, part, recipe, dtype, parallel, *lists, **state)
-
-
-def name_next_caller(layer: str) -> None:
-    """Says which layer the next parallel_linear() of this thread belongs to. Errors of its collectives, forward and
-    backward, name it."""
-    torch.ops.quire.next_caller(layer)
-
-
-def sum_gradient(t: torch.Tensor, parallel: str) -> torch.Tensor:
-    """The values of t, a parameter that every process has and uses for its own tokens. Its gradient is the sum over the
-    group of `parallel`, which is as for parallel_linear()."""
-    return torch.ops.quire.sum_gradient(t, parallel)
-
-
 def norm(
     x: torch.Tensor,
     weight: torch.Tensor,
@@ -238,7 +178,8 @@ def activations() -> dict[str, tuple[int, list[str]]]:
 
 def operand_buffers(w: torch.Tensor, spec: str, columnwise: bool, parallel: str = "") -> list[torch.Tensor]:
     """The six buffers of an operand, as linear_prequantized() takes them: rowwise, and columnwise too if requested.
-    parallel: as for parallel_linear(); w is one process's part, and the buffers have both directions."""
+    parallel: as for quire.distributed.sharded_operators.parallel_linear(); w is one process's part, and the buffers
+    have both directions."""
     if parallel:
         return torch.ops.quire.quantize_weight_part(w.detach(), spec, parallel)
     return torch.ops.quire.quantize(w.detach(), spec, True, columnwise, 0, 0, None)

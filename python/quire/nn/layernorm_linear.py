@@ -6,7 +6,8 @@ import torch
 
 from quire.checks import check_device, check_type, check_type_or_none
 from quire.distributed.parallel import Parallel
-from quire.functional import norm, sum_gradient
+from quire.distributed.sharded_operators import sum_gradient
+from quire.functional import norm
 from quire.nn.call import Call, active_call, taken
 from quire.nn.initial_values import initialise
 from quire.nn.layer_path import name_layer

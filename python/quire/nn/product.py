@@ -11,6 +11,7 @@ from quire.distributed import check_ranks, one_process
 from quire.distributed.one_process import Whole
 from quire.distributed.parallel import Parallel, refuse_quantized
 from quire.distributed.sharded_model import refuse_delayed
+from quire.distributed.sharded_operators import name_next_caller, parallel_grouped_linear, parallel_linear
 from quire.distributed.sharded_product import plan_of, sharded_linear
 from quire.distributed.sharding import check_gathered, gathered_amaxes
 from quire.functional import (
@@ -19,9 +20,6 @@ from quire.functional import (
     input_buffers,
     linear,
     linear_prequantized,
-    name_next_caller,
-    parallel_grouped_linear,
-    parallel_linear,
     quantize,
 )
 from quire.nn.cache import cache, cached_weight
