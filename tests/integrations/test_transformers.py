@@ -175,6 +175,31 @@ def test_tied_embeddings_are_saved_once(tmp_path):
 
 
 @torch.no_grad()
+def test_a_layer_may_have_its_scale_in_another_shard(tmp_path):
+    layers = tiny.write_modelopt(tmp_path / "theirs", "llama", "MXFP8")
+    whole = bytes_of(tmp_path / "theirs")
+    file = tmp_path / "theirs" / "model.safetensors"
+    tensors, shards = load_file(file), ({}, {})
+    file.unlink()
+    for name, tensor in tensors.items():
+        shards[name.endswith("_scale")][name] = tensor
+    names = ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"]
+    for name, shard in zip(names, shards, strict=True):
+        save_file(shard, tmp_path / "theirs" / name, {"format": "pt"})
+    weight_map = {entry: name for name, shard in zip(names, shards, strict=True) for entry in shard}
+    index = {"metadata": {}, "weight_map": weight_map}
+    (tmp_path / "theirs" / "model.safetensors.index.json").write_text(json.dumps(index))
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "theirs")
+    for name, module in modules(model).items():
+        assert torch.equal(module.weight.dequantize(torch.float32), tiny.values_of(layers[name]))
+    model.save_pretrained(tmp_path / "ours", max_shard_size="20KB")
+    assert len(list((tmp_path / "ours").glob("*.safetensors"))) > 1
+    assert bytes_of(tmp_path / "ours") == whole
+    again = AutoModelForCausalLM.from_pretrained(tmp_path / "ours")
+    assert torch.equal(again(tiny.tokens()).logits, model(tiny.tokens()).logits)
+
+
+@torch.no_grad()
 def test_copies_and_pickles_of_a_model_are_saved_with_the_same_bytes(tmp_path):
     tiny.write_modelopt(tmp_path / "theirs", "llama", "MXFP8")
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "theirs")
