@@ -32,7 +32,7 @@ TEST_DEVICE = "quiretest"
 DEVICE_TESTS = "tests/device"
 ON_ANY_DEVICE = ["tests/python", "tests/quire_torch"]
 #: With packages that are in an environment of their own; and, of the others, those that read what these have written.
-PEER_TESTS, STORED_TESTS = "tests/peers", "tests/io/test_other_tools.py"
+PEER_TESTS = ("tests/peers", "tests/integrations", "tests/io/test_other_tools.py", "tests/docs/test_integrations.py")
 #: Processes that share the tests; each takes up to two GiB.
 WORKERS = 8
 #: What pytest says when it was left with none.
@@ -212,10 +212,10 @@ def test_with_sanitizers() -> None:
 
 
 def test_with_peers(arguments: list[str]) -> None:
-    """Tests that compare with the tools whose checkpoints quire reads, in an environment of their own."""
+    """Tests with the tools whose checkpoints quire reads and whose models it runs, in an environment of their own."""
     build()
     python = venv_beside("peers", "oracles")
-    command = [python, "-m", "pytest", "-q", *(arguments or [PEER_TESTS, STORED_TESTS])]
+    command = [python, "-m", "pytest", "-q", *(arguments or PEER_TESTS)]
     done = subprocess.run([str(part) for part in command], cwd=ROOT, env=test_environment())
     if done.returncode:
         raise Failure("tests failed, see above")

@@ -136,6 +136,20 @@ def test_a_grouped_linear_by_itself(single, path, tmp_path):
         io.load(model, source, activations="mxfp8", experts="none")
 
 
+def test_each_matrix_of_an_entry_keeps_its_scale_of_the_input(tmp_path):
+    scales = torch.tensor([0.1, 0.2, 0.3])
+
+    def stack():
+        return torch.nn.ModuleDict({"up": quire.GroupedLinear(3, HIDDEN, FFN, bias=False, single_grouped_weight=True)})
+
+    model, loaded = stack(), stack()
+    quire.convert(model, "x=fp8_tensor:given,w=fp8_tensor,dy=mxfp8", for_inference=True, min_features=16, tokens=None)
+    model["up"].input_scale.copy_(scales)
+    io.save(model, tmp_path, dialect="quire")
+    io.load(loaded, tmp_path)
+    assert torch.equal(loaded["up"].input_scale, scales)
+
+
 def test_experts_that_are_missing_are_named(tmp_path):
     files = one_by_one()
     for name in [name for name in files.tensors if name.startswith("mlp.experts.2.up_proj")]:

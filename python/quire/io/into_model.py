@@ -165,7 +165,11 @@ def _decide(layer: Layer, checkpoint: Checkpoint, options: tuple[str, str], note
             of_tensor = [one.get(above) for one in scalars]
             specs.append(joined_spec(target.name, [g.layout.spec for g in groups], rows, of_tensor))
             inputs = [one.get("input_scale") for one in scalars]
-            layer.scales.append(joined_input(target.name, inputs, layouts[0].input_divides, notes))
+            if len(groups[0].shape) == 3 and matrix[0].index is None:  # all matrices in one entry
+                count = groups[0].shape[0]
+                layer.scales += [None] * count if inputs[0] is None else inputs[0].expand(count).split(1)
+            else:
+                layer.scales.append(joined_input(target.name, inputs, layouts[0].input_divides, notes))
     kinds = sorted({layout.name for layout in layouts})
     if len(kinds) > 1:
         raise CheckpointError(
