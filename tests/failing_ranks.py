@@ -106,6 +106,7 @@ def interrupted(rank):
         store.set("process", str(os.getpid()))
     else:
         process = int(store.get("process"))
+        store.delete_key("process")
         time.sleep(1)  # rank 0 is waiting: an exception of Python's own code before that may be dropped by PyTorch
         os.kill(process, signal.SIGINT)
         time.sleep(0.5)  # Python raises it when the collective looks

@@ -54,6 +54,7 @@ def test_every_name_that_is_here_is_found(page):
 def test_every_public_name_of_quire_that_transformer_engine_has_is_documented(page):
     own = {"active_recipe", "debug", "delayed", "dequantize", "explain", "quantize", "quantize_weights", "recipe"}
     own |= {"prepack_weights", "unpack_weights"}
+    own |= {"calibrate", "CalibrationReport", "LayerCalibration", "quantize_model"}
     own |= {
         "QuantSpec",
         "QuantizedActivation",

@@ -20,6 +20,7 @@ PAGES = (
     "get-started",
     "train-and-resume",
     "inference",
+    "language-model",
     "which-recipe",
     "checkpoints",
     "custom-recipes",

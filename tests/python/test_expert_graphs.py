@@ -177,7 +177,7 @@ def test_what_is_refused(group):
     with pytest.raises(ValueError, match="number of experts, 3, must be a multiple"):
         parallelize_module(quire.MoE(32, 32, 3), mesh, ExpertParallel())
     with pytest.raises(ValueError, match="device_mesh must have one dimension, such as mesh.'ep'."):
-        parallelize_module(layer, init_device_mesh("cpu", (1, 2)), ExpertParallel())
+        parallelize_module(layer, init_device_mesh("cpu", (1, 1, 2)), ExpertParallel())
     with (
         quire.quantized_model_init(recipe="mxfp8"),
         pytest.raises(NotImplementedError, match="weight0 must be a plain"),

@@ -219,8 +219,8 @@ WITHOUT_NUMBERS = {
 }  # fmt: skip
 #: Operators that are others of the list, which autograd finds.
 COMPOSED = {
-    "activation", "grouped_linear", "linear_prequantized", "norm", "parallel_linear", "permute",
-    "quantize_weight_part", "route", "sum_gradient", "unpermute",
+    "activation", "grouped_linear", "linear_prequantized", "norm", "parallel_grouped_linear", "parallel_linear",
+    "permute", "quantize_weight_part", "route", "sum_gradient", "unpermute",
 }  # fmt: skip
 _recorded = {}
 

@@ -79,4 +79,5 @@ def test_a_pass_over_a_checkpoint_holds_a_layer(what, source, tmp_path):
 
 @pytest.mark.slow
 def test_a_model_is_loaded_into_its_own_memory_and_no_more(source, tmp_path):
-    assert LAYERS * LAYER < peak(source, tmp_path, "load") + LAYER < (LAYERS + 3.5) * LAYER
+    # Twice its memory would be 2 * LAYERS; what malloc keeps of layers that are freed differs between runs.
+    assert LAYERS * LAYER < peak(source, tmp_path, "load") + LAYER < (LAYERS + 7) * LAYER

@@ -147,7 +147,7 @@ NOT_FINITE = "an input_scale must be positive and finite; got .* or its reciproc
         (
             lambda: runners.LinearRunner(rand(N, H), input_scale=0.5, x="mxfp8"),
             RuntimeError,
-            "one of NVFP4 activations with one amax; got x=mxfp8; leave the input_scale out",
+            "one of activations with one scale of the tensor; got x=mxfp8; leave the input_scale out, or take x=nvfp4",
         ),
         (
             lambda: runners.MoERunner(*GATED, w13_input_scale=torch.ones(E + 1)),

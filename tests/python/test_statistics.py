@@ -36,7 +36,7 @@ def columns(q):
 def ones_like(q, direction):
     """The same tensor with every code that of 1.0: it decodes to the scales.
 
-    Under an infinite amax NVFP4 encodes with the block's scale alone (numerics.md 5.1) and could not decode.
+    Under an infinite amax NVFP4 encodes with the block's scale alone (numerics.md 5.1, 5.11) and could not decode.
     """
     one, bits, _ = element(q.spec)
     fill = one | one << 4 if bits == 4 else one
@@ -44,8 +44,10 @@ def ones_like(q, direction):
     buffers[f"{direction}_data"] = torch.full_like(buffers[f"{direction}_data"], fill)
     if q.spec.family == "nvfp4":
         amax = buffers[f"{direction}_amax"]
-        neutral = 6.0 * (256 if "256" in q.spec.options else 448)
-        buffers[f"{direction}_amax"] = torch.where(amax.isinf(), neutral, amax)
+        stored = {"global=mul": (torch.inf, 1.0), "global=div": (0.0, 1.0)}
+        neutral = torch.inf, 6.0 * (256 if "256" in q.spec.options else 448)
+        infinite, one_of_them = next((stored[option] for option in q.spec.options if option in stored), neutral)
+        buffers[f"{direction}_amax"] = torch.where(amax == infinite, one_of_them, amax)
     return quire.QuantizedTensor(q.spec, q.shape, q.dtype, **{n: buffers.get(n) for n in quire.tensor.BUFFER_NAMES})
 
 
