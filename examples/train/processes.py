@@ -82,8 +82,8 @@ class Division:
         if self.tensor:
             model = self.divided(model)
         if self.sharded:
-            for block in model.blocks:
-                block.compile(fullgraph=True, dynamic=False)  # the hooks that gather parameters are no part of a graph
+            for block in model.blocks:  # the hooks that gather parameters are no part of a graph
+                block.compile(fullgraph=True, dynamic=False, backend=self.settings.backend)
                 fully_shard(block, mesh=self.mesh["dp"])
             fully_shard(model, mesh=self.mesh["dp"])
         if self.experts:
@@ -106,7 +106,9 @@ class Division:
     def compiled(self, model: Gpt, recipe: object | None) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
         """make_loss(), compiled as one graph; where parameters are gathered by hooks, of graphs for each block."""
         loss = make_loss(model, recipe, self.settings.dtype)
-        return loss if self.sharded else torch.compile(loss, fullgraph=True, dynamic=False)
+        if self.sharded:
+            return loss
+        return torch.compile(loss, fullgraph=True, dynamic=False, backend=self.settings.backend)
 
     def own(self, batch: tuple[torch.Tensor, torch.Tensor]) -> list[torch.Tensor]:
         """This process's sequences of inputs and targets [batch, seq]."""

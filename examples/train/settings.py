@@ -11,6 +11,8 @@ BASELINE = "baseline"
 RECIPES = (BASELINE, "fp8_current", "fp8_delayed", "fp8_block", "mxfp8", "nvfp4")
 
 
+#: Of torch.compile: "aot_eager" captures the same graphs and generates no code, which is quicker for a short run.
+BACKENDS = ("inductor", "aot_eager")
 #: Ways to divide the work over processes (processes.py).
 PARALLEL = ("tp", "sp", "fsdp", "tp+fsdp", "ep")
 
@@ -39,6 +41,7 @@ class Settings:
     processes: int = 1
     parallel: str = ""  #: how several processes divide the work: one of PARALLEL
     moe: int = 0  #: experts of each block's network, of which a token takes two; 0: one network for all tokens
+    backend: str = "inductor"  #: of torch.compile: one of BACKENDS
 
     @property
     def heads(self) -> int:

@@ -24,7 +24,7 @@ import shutil
 import sys
 from pathlib import Path
 
-from settings import BASELINE, PARALLEL, RECIPES, ExampleError, Session, Settings
+from settings import BACKENDS, BASELINE, PARALLEL, RECIPES, ExampleError, Session, Settings
 
 DEFAULT = {"layers": 4, "width": 256, "seq": 128, "batch": 8, "steps": 600, "lr": 1e-3, "validation_batches": 64}
 QUICK = {"layers": 1, "width": 128, "seq": 128, "batch": 8, "steps": 100, "lr": 2e-3, "validation_batches": 16}
@@ -50,6 +50,12 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     model.add_argument("--seed", type=int, default=0, help="of initial weights and the order of the data [0]")
     model.add_argument(
         "--dtype", choices=("bf16", "fp32"), help="of the baseline [bf16 if the CPU multiplies it, else fp32]"
+    )
+    model.add_argument(
+        "--backend",
+        choices=BACKENDS,
+        default=BACKENDS[0],
+        help="of torch.compile; aot_eager compiles at once [inductor]",
     )
     model.add_argument("--recipe", action="append", help=f"what to train; repeatable [{','.join(RECIPES)}]")
     model.add_argument("--quick", action="store_true", help="a smaller model and fewer steps, to see that it works")
@@ -88,7 +94,8 @@ def make_settings(options: argparse.Namespace, fastest_dtype: str) -> Settings:
     chosen = dict(QUICK if options.quick else DEFAULT)
     chosen.update({name: getattr(options, name) for name in chosen if getattr(options, name) is not None})
     several = {"processes": int(os.environ.get("WORLD_SIZE", options.processes)), "parallel": options.parallel}
-    settings = Settings(**chosen, **several, moe=options.moe, seed=options.seed, dtype=options.dtype or fastest_dtype)
+    others = {name: getattr(options, name) for name in ("moe", "seed", "backend")}
+    settings = Settings(**chosen, **several, **others, dtype=options.dtype or fastest_dtype)
     settings.check()
     return settings
 

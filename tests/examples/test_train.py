@@ -58,7 +58,8 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     return out, train_successfully(*SIZE, "--recipe", ",".join(RECIPES), "--out", out)
 
 
-DIVIDED = (*SIZE, "--width", 128, "--dtype", "fp32")
+#: The same graphs, which test_parallel_graphs.py compiles with Inductor.
+DIVIDED = (*SIZE, "--width", 128, "--dtype", "fp32", "--backend", "aot_eager")
 
 
 @pytest.fixture(scope="module")
@@ -92,7 +93,7 @@ def assert_losses_of_one(losses: dict[str, list[float]], alone: dict[str, dict],
         (2, "sp", ("baseline", "nvfp4"), False),
         (2, "fsdp", ("nvfp4",), False),
         (4, "tp+fsdp", ("baseline", "nvfp4"), True),
-        (2, "ep", ("nvfp4",), True),
+        (2, "ep", ("nvfp4",), False),
     ],
 )
 def test_several_processes_come_to_the_losses_of_one(
@@ -148,7 +149,9 @@ def test_every_run_is_one_graph_forward_and_loses_what_it_learns(finished: tuple
 
 
 def test_a_mixture_of_experts_trains_in_one_graph_to_the_loss_of_its_baseline(tmp_path: Path) -> None:
-    printed = train_successfully(*SIZE, "--moe", "4", "--recipe", "baseline,nvfp4", "--out", tmp_path)
+    printed = train_successfully(
+        *SIZE, "--moe", 4, "--recipe", "baseline,nvfp4", "--backend", "aot_eager", "--out", tmp_path
+    )
     assert "2 layers with 4 experts of width 64" in printed
     runs = runs_of(tmp_path)
     for run in runs.values():

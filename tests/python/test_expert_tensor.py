@@ -53,7 +53,7 @@ def test_a_mixture_is_one_graph(two):
 @pytest.mark.parametrize(
     ("recipe", "ep", "way", "style"),
     each_value(
-        ("nvfp4", "mxfp8", "fp8_current", "delayed"),
+        ("nvfp4", "mxfp8", "delayed"),
         ({}, {"capacity": 64}),
         ("eager", "compiled", "exact"),
         (False, True),
