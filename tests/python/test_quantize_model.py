@@ -265,3 +265,17 @@ def test_a_tied_embedding_keeps_its_values():
     values = model[0].weight.detach().clone()
     quire.quantize_model(model, "nvfp4", [torch.randint(50, (200,))], "gptq")
     assert torch.equal(model[0].weight, values) and isinstance(model[1].weight, quire.QuantizedTensor)
+
+
+@pytest.mark.parametrize("x", ["none", "fp8_tensor:given"])
+def test_gptq_of_weights_whose_inputs_are_not_measured(x):
+    train, held_out = correlated(512, 160, 2), correlated(256, 160, 3)
+    torch.manual_seed(1)
+    layer = nn.Linear(160, 48, bias=False)
+    errors = {}
+    for method, batches in (("rtn", None), ("gptq", [train])):
+        model = nn.Sequential(copy.deepcopy(layer))
+        recipe = f"x={x},w=nvfp4,dy={'none' if x == 'none' else 'mxfp8'}"
+        quire.quantize_model(model, recipe, batches, method=method, min_features=16)
+        errors[method] = error(model[0], layer.weight.detach(), held_out)
+    assert errors["gptq"] < 0.8 * errors["rtn"]

@@ -10,7 +10,7 @@ from quire.checks import check_type
 from quire.functional import quantize
 from quire.nn.grouped_linear import GroupedLinear
 from quire.nn.product_module import ProductModule
-from quire.quantization.inputs import Batch, SameInput, arguments, called_by_hooks, listed, watched
+from quire.quantization.inputs import Batch, SameInput, arguments, called_by_hooks, listed, measured, watched
 from quire.recipe import Recipe, as_recipe
 from quire.tensor import QuantizedTensor, QuantSpec
 
@@ -114,7 +114,11 @@ def calibrate(
 def _static_spec(recipe: Recipe | None) -> QuantSpec:
     if recipe is None:
         raise ValueError("calibrate: recipe must say the format of x, such as 'nvfp4' or 'fp8_current'; got None")
-    spec = QuantSpec(recipe.input_spec)
+    if recipe.weight_only:
+        raise ValueError(
+            "calibrate: x is not quantized under the recipe, and has no scale; pass a recipe of x, such as 'nvfp4'"
+        )
+    spec = QuantSpec(measured(recipe.input_spec))
     if spec.family not in ("nvfp4", "fp8_tensor") or "row_scaled" in spec.options:
         raise ValueError(
             f"calibrate: x under {spec} has scales of its rows or blocks alone, which every call measures; a static "

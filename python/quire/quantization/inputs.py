@@ -117,3 +117,8 @@ class SameInput:
         for layer in self._parent:
             found.setdefault(self.first(layer), []).append(layer)
         return list(found.values())
+
+
+def measured(spec: str) -> str:
+    """The spec with the scale that each call measures, of one whose scale the layer has (the option `given`)."""
+    return ":".join(word for word in spec.split(":") if word != "given")

@@ -14,7 +14,7 @@ from quire.nn.grouped_linear import GroupedLinear
 from quire.nn.product_module import ProductModule
 from quire.quantization.chain import Chain, Stop, find_chain, first_tensor, run
 from quire.quantization.gptq import Moments, gptq
-from quire.quantization.inputs import Batch, SameInput, watched
+from quire.quantization.inputs import Batch, SameInput, measured, watched
 from quire.tensor import QuantizedStack, QuantizedTensor
 
 #: Rows of x, for each weight of a layer.
@@ -34,7 +34,8 @@ class Gptq:
     def __post_init__(self) -> None:
         self.made: dict[int, torch.nn.Parameter] = {}
         self.unseen: list[str] = []
-        self.input_spec = self.plan.recipe.input_spec
+        recipe = self.plan.recipe
+        self.input_spec = None if recipe.weight_only else measured(recipe.input_spec)
         self.weight_spec = self.plan.recipe.weight_spec
 
     def quantize(self, batches: Sequence[Batch]) -> None:
@@ -105,7 +106,11 @@ class Gptq:
             for groups in inputs.get(layer, []):
                 for one, x in zip(sums, groups, strict=True):
                     if len(x):
-                        one.add(quantize(x, self.input_spec).dequantize(torch.float32))
+                        one.add(self._as_multiplied(x))
+
+    def _as_multiplied(self, x: torch.Tensor) -> torch.Tensor:
+        """x as the layer's matmul has it, in float32."""
+        return x.float() if self.input_spec is None else quantize(x, self.input_spec).dequantize(torch.float32)
 
     def _finish(self, moments: dict[torch.nn.Module, list[Moments]]) -> None:
         for layer, sums in moments.items():
