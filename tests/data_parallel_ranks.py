@@ -9,6 +9,7 @@ from torch.distributed.fsdp import fully_shard
 
 import quire
 from every_recipe import some
+from ranks import end
 
 RECIPES = some("fp8_current", "mxfp8", "nvfp4_no_sr").values()
 STEPS, RANKS = 3, 2
@@ -136,7 +137,7 @@ def main(rank, rendezvous):
             for a, b in zip(model.parameters(), expected, strict=True):
                 torch.testing.assert_close(a.full_tensor(), b, rtol=1e-6, atol=1e-7)
         check_quantized(rank, recipe)
-    torch.distributed.destroy_process_group()
+    end()
 
 
 if __name__ == "__main__":

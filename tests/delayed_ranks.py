@@ -11,6 +11,7 @@ import torch.distributed as dist
 import quire
 from delayed_reference import Layer, stored, used_scales, varied
 from quire.recipe import DelayedScaling
+from ranks import end
 
 WORLD = 2
 OPTIONS = {"amax_history_len": 4}
@@ -110,7 +111,7 @@ def main(rank, file):
     train(rank, DelayedScaling(**OPTIONS, reduce_amax=False), collected_by=[rank], inside=True)
     train(rank, DelayedScaling(**OPTIONS, scaling_factor_compute_algo=divided), collected_by=range(WORLD), inside=True)
     garbage(rank, DelayedScaling(**OPTIONS))
-    dist.destroy_process_group()
+    end()
 
 
 if __name__ == "__main__":

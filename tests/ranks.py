@@ -35,6 +35,17 @@ def rank_of(rank: int, size: int):
         torch.compiler.reset()
 
 
+def end() -> None:
+    """The end of a process of a group, without Python's own: beside that, threads of gloo, which functional collectives
+    keep alive, can abort the process (docs/distributed.md, "When a process fails")."""
+    from torch import distributed
+
+    distributed.destroy_process_group()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
+
+
 def _serve(rank: int, size: int, folder: str, pipe) -> None:
     import torch
     from torch import distributed
@@ -53,7 +64,7 @@ def _serve(rank: int, size: int, folder: str, pipe) -> None:
         except BaseException:
             pipe.send((False, traceback.format_exc()))
         faulthandler.cancel_dump_traceback_later()
-    distributed.destroy_process_group()
+    end()
 
 
 class Ranks:
