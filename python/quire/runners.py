@@ -40,7 +40,8 @@ class LinearRunner:
     weight [N, K]: float32, float16 or bfloat16, which is quantized to the spec w (None: "nvfp4"), or a QuantizedTensor
     with rowwise codes, whose spec w may repeat. bias [N]. x: the spec of activations; with "nvfp4:row_scaled" a token's
     result does not depend on the other tokens of its batch (with AMX except for the order of sums, which changes at 32
-    tokens; docs/numerics.md 7.4). Registration copies the values.
+    tokens; docs/numerics.md 7.4). With "none" x is not quantized: y is the matmul of PyTorch with the decoded weight.
+    Registration copies the values.
     input_scale: a calibrated scale of x, which is then not measured: larger values saturate, and tokens do not depend
     on each other. Under "fp8_tensor", "nvfp4:global=mul" and "nvfp4:global=div" it is stored unchanged, as the
     `input_scale` of ModelOpt's checkpoints or the `input_global_scale` of compressed-tensors. Under "nvfp4" it is
@@ -263,7 +264,8 @@ def named(runner: RunnerHandle | int | str) -> int | str:
 
 
 def _text(spec: str | QuantSpec) -> str:
-    return (spec if isinstance(spec, QuantSpec) else QuantSpec(spec)).text
+    """The spec's text; of inputs also "none", which the operators take."""
+    return "none" if spec == "none" else (spec if isinstance(spec, QuantSpec) else QuantSpec(spec)).text
 
 
 @dataclass(frozen=True)

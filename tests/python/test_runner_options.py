@@ -211,3 +211,51 @@ def test_tensors_of_a_modelopt_checkpoint_are_taken_as_they_are():
     given = quire.QuantizedTensor.from_buffers(buffers, "nvfp4", (N, H))
     y = run(runners.LinearRunner(given, input_scale=input_scale), x.bfloat16())
     torch.testing.assert_close(y.double(), x.double() @ w.t(), rtol=2**-8, atol=1e-6)
+
+
+# ---------------------------------------------------------------- weights only
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("w", ["nvfp4", "nvfp4:row_scaled:global=mul", "fp8_row", "fp8_block", "mxfp8", "mxfp4"])
+def test_a_runner_whose_x_is_not_quantized_multiplies_the_decoded_weight(w, bias):
+    x, weight, bias = rand(5, H), rand(N, H, seed=1), rand(N, seed=2) if bias else None
+    decoded = quire.quantize(weight, w).dequantize()
+    y = run(runners.LinearRunner(weight, bias, x="none", w=w), x)
+    assert torch.equal(y, torch.nn.functional.linear(x, decoded, bias))
+    assert torch.equal(run(runners.LinearRunner(quire.quantize(weight, w), bias, x="none"), x), y)
+    assert not torch.equal(y, torch.nn.functional.linear(x, weight, bias))
+
+
+@pytest.mark.parametrize("weight_on_input", [False, True])
+def test_a_mixture_whose_x_is_not_quantized_multiplies_decoded_weights(weight_on_input):
+    x, (weights, ids) = rand(7, H), choices()
+    bias = rand(E, 2 * INNER, seed=9)
+    decoded = [[quire.quantize(w, "mxfp4").dequantize() for w in stack] for stack in (*GATED, [SHARED[0]], [SHARED[1]])]
+
+    def ffn(rows, w13, w2, b=None):
+        gate, up = torch.nn.functional.linear(rows, w13, b).float().chunk(2, dim=-1)
+        return torch.nn.functional.linear((torch.nn.functional.silu(gate) * up).bfloat16(), w2)
+
+    expected = torch.zeros(len(x), H)
+    for token, (of_token, experts) in enumerate(zip(weights, ids, strict=True)):
+        for weight, expert in zip(of_token, experts, strict=True):
+            if expert >= 0:
+                row = (x[token].float() * weight).bfloat16() if weight_on_input else x[token]
+                y = ffn(row[None], decoded[0][expert], decoded[1][expert], bias[expert])
+                expected[token] += y[0].float() * (1.0 if weight_on_input else weight)
+    expected = expected.bfloat16().float() + ffn(x, decoded[2][0], decoded[3][0]).float()
+    made = runners.MoERunner(
+        *GATED, w13_bias=bias, shared_w13=SHARED[0], shared_w2=SHARED[1], x="none", w="mxfp4",
+        weight_on_input=weight_on_input,
+    )  # fmt: skip
+    torch.testing.assert_close(run(made, x, weights, ids).float(), expected, rtol=2**-6, atol=2**-6)
+    empty = run(made, x[:0], weights[:0], ids[:0])
+    assert empty.shape == (0, H)
+
+
+def test_an_input_scale_needs_inputs_that_are_quantized():
+    with pytest.raises(RuntimeError, match="got x=none; leave the input_scale out"):
+        runners.register(runners.LinearRunner(rand(N, H), input_scale=0.5, x="none"))
+    with pytest.raises(RuntimeError, match="unknown family"):
+        runners.register(runners.LinearRunner(rand(N, H), w="none"))

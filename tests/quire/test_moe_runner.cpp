@@ -366,6 +366,17 @@ TEST(PreparedWeight, WhatCannotBeAWeightIsRefused) {
               LinearRunner({w, spec}, QuantSpec::parse("fp8_tensor:given"));
             }).find("has its scale from the caller, and there is no input_scale"),
             std::string::npos);
+  EXPECT_EQ(refused([&] { LinearRunner({w, spec, {.input_scale = 0.5f}}, InputSpec::parse("none")); }),
+            "runner: an input_scale is one of activations that are quantized; got x=none; leave the input_scale out");
+  EXPECT_EQ(InputSpec::parse("none").to_string(), "none");
+  EXPECT_EQ(InputSpec::parse("mxfp8").to_string(), "mxfp8");
+  // This program lends no library that multiplies plain matrices.
+  Guarded out(32 * 32 * 2);
+  EXPECT_NE(
+      refused([&] {
+        LinearRunner({w, spec}, InputSpec::parse("none")).run({.x = w, .out = {out.data(), DType::bf16, 32, 32, 32}});
+      }).find("no library is lent to multiply plain matrices"),
+      std::string::npos);
   EXPECT_NE(refused([&] {
               PreparedWeight(Operand{.spec = spec, .outer = 32, .contraction = 48});
             }).find("rowwise_data of the weight is a null pointer; give 768 bytes"),

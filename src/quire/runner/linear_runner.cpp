@@ -8,7 +8,7 @@
 
 namespace quire {
 
-LinearRunner::LinearRunner(PreparedWeight weight, const QuantSpec& x)
+LinearRunner::LinearRunner(PreparedWeight weight, const InputSpec& x)
     : Runner({.kind = RunnerKind::linear,
               .in_features = weight.in_features(),
               .out_features = weight.out_features(),
@@ -23,9 +23,10 @@ void LinearRunner::run(const RunnerCall& call) {
   Context context = host();
   context.workspace = &*arena;
   context.observer = call.observer;
-  const Side codes = arena->take_rowwise(x_, call.x.rows, call.x.cols);
-  quantize(weight_.quantization(call.x, x_, codes), context);
-  gemm(weight_.product(codes, x_, call.out, "fprop"), context);
+  if (!x_) return weight_.multiply(call.x, call.out, context);
+  const Side codes = arena->take_rowwise(*x_, call.x.rows, call.x.cols);
+  quantize(weight_.quantization(call.x, *x_, codes), context);
+  gemm(weight_.product(codes, *x_, call.out, "fprop"), context);
 }
 
 }  // namespace quire

@@ -7,16 +7,17 @@
 namespace quire {
 
 /// Quantizes x rowwise and multiplies: the bits of quire::linear under "x=X,w=W", whatever the dtypes of x and out.
+/// Without a spec of x the weight is decoded and multiplied by the library that the program lends (device/library.h).
 class LinearRunner final : public Runner {
  public:
   /// x: how activations are quantized. Throws Error if the weight cannot take them so.
-  LinearRunner(PreparedWeight weight, const QuantSpec& x);
+  LinearRunner(PreparedWeight weight, const InputSpec& x);
 
   void run(const RunnerCall& call) override;
 
  private:
   PreparedWeight weight_;
-  QuantSpec x_;
+  InputSpec x_;
 };
 
 }  // namespace quire

@@ -65,6 +65,8 @@ struct MoeRunner::Task {
   Side x_codes, act_codes;
   MutableMatrix h;  ///< the activation's input, of whose columns its result takes the first
   MutableMatrix out;
+
+  MutableMatrix act() const { return {h.data, h.dtype, h.rows, expert->w2.in_features(), h.row_stride}; }
 };
 
 /// Where tokens go.
@@ -122,8 +124,10 @@ std::span<MoeRunner::Task> MoeRunner::tasks(const RunnerCall& call, const Routes
   const MutableMatrix x = arena.take_matrix(dtype, most, w13.in_features()),
                       h = arena.take_matrix(dtype, most, w13.out_features()),
                       out = arena.take_matrix(dtype, most, w2.out_features());
-  const std::span x_codes = arena.take_rowwise(options_.x, routes.ends, most, w13.in_features());
-  const std::span act_codes = arena.take_rowwise(options_.x, routes.ends, most, w2.in_features());
+  const auto codes = [&](int64_t cols) {
+    return options_.x ? arena.take_rowwise(*options_.x, routes.ends, most, cols) : std::span<Side>();
+  };
+  const std::span x_codes = codes(w13.in_features()), act_codes = codes(w2.in_features());
   Context context = host();
   context.workspace = &arena;
   permute({.from = call.x,
@@ -136,8 +140,8 @@ std::span<MoeRunner::Task> MoeRunner::tasks(const RunnerCall& call, const Routes
     const int64_t first = e > 0 ? routes.ends[e - 1] : 0, rows = routes.ends[e] - first;
     tasks[e] = {.expert = &experts_[e],
                 .x = rows_of(x, first, rows),
-                .x_codes = x_codes[e],
-                .act_codes = act_codes[e],
+                .x_codes = options_.x ? x_codes[e] : Side{},
+                .act_codes = options_.x ? act_codes[e] : Side{},
                 .h = rows_of(h, first, rows),
                 .out = rows_of(out, first, rows)};
   }
@@ -148,18 +152,20 @@ std::span<MoeRunner::Task> MoeRunner::tasks(const RunnerCall& call, const Routes
 MoeRunner::Task MoeRunner::shared_task(const RunnerCall& call, Arena& arena) const {
   const PreparedWeight &w13 = shared_->w13, &w2 = shared_->w2;
   const int64_t rows = call.x.rows;
+  const auto codes = [&](int64_t cols) { return options_.x ? arena.take_rowwise(*options_.x, rows, cols) : Side{}; };
   return {.expert = &*shared_,
           .x = call.x,
-          .x_codes = arena.take_rowwise(options_.x, rows, w13.in_features()),
-          .act_codes = arena.take_rowwise(options_.x, rows, w2.in_features()),
+          .x_codes = codes(w13.in_features()),
+          .act_codes = codes(w2.in_features()),
           .h = arena.take_matrix(call.x.dtype, rows, w13.out_features()),
           .out = arena.take_matrix(call.x.dtype, rows, w2.out_features())};
 }
 
 void MoeRunner::run_all(const RunnerCall& call, std::span<const Task> tasks, Arena& arena) const {
-  if (call.observer) {
+  if (call.observer || !options_.x) {
     Context context = host();
     context.observer = call.observer;
+    context.workspace = &arena;
     for (const Task& task : tasks) run_task(task, context);
     return;
   }
@@ -178,12 +184,19 @@ void MoeRunner::run_task(const Task& task, Context context) const {
     part = shared_ && task.expert == &*shared_ ? "shared expert" : text("expert ", task.expert - experts_.data());
     context.part = part;
   }
-  quantize(w13.quantization(task.x, options_.x, task.x_codes), context);
-  gemm(w13.product(task.x_codes, options_.x, task.h, "w13"), context);
-  const MutableMatrix act{task.h.data, task.h.dtype, task.h.rows, w2.in_features(), task.h.row_stride};
-  const Destination to = w2.destination(act, options_.x, task.act_codes);
-  activation({.activation = options_.activation, .x = task.h, .out = to}, context);
-  gemm(w2.product(task.act_codes, options_.x, task.out, "w2"), context);
+  if (!options_.x) return run_unquantized(task, context);
+  const QuantSpec& x = *options_.x;
+  quantize(w13.quantization(task.x, x, task.x_codes), context);
+  gemm(w13.product(task.x_codes, x, task.h, "w13"), context);
+  activation({.activation = options_.activation, .x = task.h, .out = w2.destination(task.act(), x, task.act_codes)},
+             context);
+  gemm(w2.product(task.act_codes, x, task.out, "w2"), context);
+}
+
+void MoeRunner::run_unquantized(const Task& task, const Context& context) const {
+  task.expert->w13.multiply(task.x, task.h, context);
+  activation({.activation = options_.activation, .x = task.h, .out = {.y = task.act()}}, context);
+  task.expert->w2.multiply(task.act(), task.out, context);
 }
 
 }  // namespace quire

@@ -19,7 +19,7 @@ struct Expert {
 };
 
 struct MoeOptions {
-  QuantSpec x;                   ///< how inputs and activations are quantized, each expert's rows for themselves
+  InputSpec x;                   ///< how inputs and activations are quantized, each expert's rows for themselves
   Activation activation;         ///< such as Activation::parse("swiglu")
   bool weight_on_input = false;  ///< weights multiply x instead of the expert's result
 };
@@ -27,7 +27,8 @@ struct MoeOptions {
 /// permute(); for every expert, its rows: quantized, times w13; the activation; quantized, times w2; unpermute(). What
 /// is between stages, and each expert's result, is rounded to x's dtype. No expert sees another's rows, and nothing
 /// depends on the number of threads. A shared expert has all tokens, unweighted; its result is added to the combined
-/// one, rounded once more.
+/// one, rounded once more. Without a spec of x the decoded weights are multiplied, one expert after the other, because
+/// the library that multiplies (device/library.h) has threads of its own.
 class MoeRunner final : public Runner {
  public:
   /// Throws Error unless there is an expert, all have the same sizes, fitting each other and the activation, and the
@@ -42,6 +43,7 @@ class MoeRunner final : public Runner {
   struct Routes;
   void run_all(const RunnerCall& call, std::span<const Task> tasks, Arena& arena) const;
   void run_task(const Task& task, Context context) const;
+  void run_unquantized(const Task& task, const Context& context) const;
   Task shared_task(const RunnerCall& call, Arena& arena) const;
   std::span<Task> tasks(const RunnerCall& call, const Routes& routes, Arena& arena) const;
 

@@ -6,6 +6,7 @@
 
 #include "quire/base/check.h"
 #include "quire/format/element.h"
+#include "quire/groups/groups.h"
 #include "quire/quantize/quantize.h"
 #include "quire/quantize/reorder.h"
 
@@ -76,7 +77,11 @@ void PreparedWeight::keep(const WeightOptions& options) {
   input_amax_ = {s * (6.0f * 256), s * kAmaxOfOne};
 }
 
-void PreparedWeight::check_input_spec(const QuantSpec& x) const {
+void PreparedWeight::check_input_spec(const InputSpec& input) const {
+  check(input || !input_scale_,
+        "runner: an input_scale is one of activations that are quantized; got x=none; leave the input_scale out");
+  if (!input) return;
+  const QuantSpec& x = *input;
   check(!x.stochastic, "runner: activation spec ", x, " rounds stochastically, which is for gradients; leave sr out");
   check(!x.interleaved, "runner: activation spec ", x, " is interleaved, which is for weights; leave interleaved out");
   check(!x.given || input_scale_, "runner: activation spec ", x,
@@ -132,6 +137,25 @@ GemmProblem PreparedWeight::product(const Side& x, const QuantSpec& spec, const 
           .bias = bias_.empty() ? nullptr : bias_.data(),
           .bias_dtype = DType::f32,
           .role = {name, "x", "w"}};
+}
+
+void PreparedWeight::multiply(const Matrix& x, const MutableMatrix& out, const Context& context) const {
+  const Side codes{const_cast<void*>(operand_.data), const_cast<void*>(operand_.scale),
+                   const_cast<float*>(operand_.amax)};
+  const Vector bias{bias_.data(), DType::f32};
+  const RowGroups one = RowGroups::equal(1, out_features());
+  grouped_matmul({.groups = RowGroups::equal(1, x.rows),
+                  .a = {.rows = x},
+                  .b = {},
+                  .transpose_b = true,
+                  .codes = {.spec = operand_.spec,
+                            .groups = one,
+                            .cols = in_features(),
+                            .side = {.each = std::span(&codes, 1)},
+                            .what = "runner: the weight"},
+                  .bias = std::span(&bias, bias_.empty() ? 0 : 1),
+                  .out = {.rows = out}},
+                 context);
 }
 
 }  // namespace quire

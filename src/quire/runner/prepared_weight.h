@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "quire/runner/arena.h"
+#include "quire/spec/linear_spec.h"
 #include "quire/spec/pointwise_problem.h"
 
 namespace quire {
@@ -35,8 +36,8 @@ class PreparedWeight {
   const QuantSpec& spec() const { return spec_; }
 
   /// Throws Error unless inputs of this weight can be quantized so: deterministically, and with an input_scale under
-  /// one scale of the tensor, which the option `given` needs.
-  void check_input_spec(const QuantSpec& x) const;
+  /// one scale of the tensor, which the option `given` needs. Inputs that are not quantized have no input_scale.
+  void check_input_spec(const InputSpec& x) const;
   /// Where the result that is its input goes, to be quantized into `codes`.
   Destination destination(const MutableMatrix& y, const QuantSpec& x, const Side& codes) const;
 
@@ -44,6 +45,8 @@ class PreparedWeight {
   QuantizeProblem quantization(const Matrix& x, const QuantSpec& spec, const Side& codes) const;
   /// out [T, N] = x w^T + bias (numerics.md 7.4, 6.6); x the rowwise codes of a [T, K]. name: for observers.
   GemmProblem product(const Side& x, const QuantSpec& spec, const MutableMatrix& out, const char* name = "") const;
+  /// The same of an x that is not quantized, with the decoded w (numerics.md 6.12).
+  void multiply(const Matrix& x, const MutableMatrix& out, const Context& context) const;
 
  private:
   PreparedWeight(const QuantSpec& spec, int64_t rows, int64_t cols);

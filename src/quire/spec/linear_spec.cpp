@@ -60,6 +60,12 @@ Backward parse_backward(std::string_view word, std::string_view text) {
 
 }  // namespace
 
+InputSpec InputSpec::parse(std::string_view text) {
+  return text == kNone ? InputSpec{} : InputSpec{QuantSpec::parse(text)};
+}
+
+std::string InputSpec::to_string() const { return has_value() ? (*this)->to_string() : std::string(kNone); }
+
 LinearSpec LinearSpec::parse(std::string_view text) {
   LinearSpec out;
   std::string_view rest = text;
@@ -85,8 +91,8 @@ LinearSpec LinearSpec::parse(std::string_view text) {
 }
 
 std::string LinearSpec::to_string() const {
-  const auto operand = [&](const QuantSpec& spec) { return weight_only ? std::string(kNone) : spec.to_string(); };
-  std::string s = text("x=", operand(x), ",w=", w.to_string(), ",dy=", operand(dy));
+  const auto operand = [&](const QuantSpec& spec) { return weight_only ? InputSpec{} : InputSpec{spec}; };
+  std::string s = text("x=", operand(x).to_string(), ",w=", w.to_string(), ",dy=", operand(dy).to_string());
   if (dx) s += ",dx=" + dx->to_string();
   for (const auto& [name, value] : kBackward)
     if (value == backward) s += text(",backward=", name);

@@ -10,6 +10,15 @@
 
 namespace quire {
 
+/// How the input x of a product is quantized; absent: not at all, then w is decoded (numerics.md 6.12).
+struct InputSpec : std::optional<QuantSpec> {
+  using std::optional<QuantSpec>::optional;
+
+  /// A spec, or "none". Throws Error if it is neither.
+  static InputSpec parse(std::string_view text);
+  std::string to_string() const;
+};
+
 /// What the gradients of a Linear are computed from (numerics.md 6.8, 6.9).
 enum class Backward : uint8_t {
   quantized,       ///< columnwise codes made in the forward pass

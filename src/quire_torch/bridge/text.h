@@ -63,6 +63,7 @@ struct Optional : std::optional<T> {
 
 using SpecText = Interned<quire::QuantSpec>;
 using OptionalSpecText = Interned<Optional<quire::QuantSpec>>;
+using InputSpecText = Interned<quire::InputSpec>;
 using RecipeText = Interned<quire::LinearSpec>;
 using OptionalRecipeText = Interned<Optional<quire::LinearSpec>>;
 using ActivationText = Interned<quire::Activation>;

@@ -20,7 +20,8 @@ struct RegisterLinearRunner : OpBase {
   using Value = int64_t;
   struct Args {
     std::string name;
-    SpecText x, w;
+    InputSpecText x;
+    SpecText w;
     op::TensorList weights;
     std::vector<c10::SymInt> shapes;
     op::TensorList biases, input_scales;
@@ -41,7 +42,8 @@ struct RegisterMoeRunner : OpBase {
   using Value = int64_t;
   struct Args {
     std::string name;
-    SpecText x, w;
+    InputSpecText x;
+    SpecText w;
     op::TensorList weights;
     std::vector<c10::SymInt> shapes;
     op::TensorList biases, input_scales;
