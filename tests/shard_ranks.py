@@ -296,3 +296,33 @@ def quantized_parameters_have_masters(rank, recipe):
     found = train(shard(model, case), rank, case)
     assert same(found, train(sharded(case, codes=True)[0], rank, case)) == []
     assert model[0].weight.dtype == torch.float32
+
+
+def explanations_change_nothing(rank, recipe):
+    """Of passes with and without gradients, before and behind each pass. Returns the collectives that the first two
+    list, and what is said of a function that calls the model."""
+    case, listed, found = Case(recipe), [], []
+    expected = train(sharded(case, codes=True)[0], rank, case)
+    model, x = sharded(case, codes=True)[0], batches(case)[1, 0, 0]
+
+    def explain(function=model):
+        with quire.autocast(recipe=TABLE[recipe]):
+            steps = quire.explain(function, x).steps
+        listed.append([step.problem for step in steps if step.operation == "collective"])
+
+    for xs in batches(case):
+        explain()
+        with torch.no_grad():
+            explain()
+        try:
+            explain(lambda x: model(x))
+        except RuntimeError as error:
+            listed.append(str(error))
+        found += passes(model, xs[0, rank], TABLE[recipe])
+        before = [parameter.grad for parameter in model.parameters()]
+        explain()
+        assert all(p.grad is grad for p, grad in zip(model.parameters(), before, strict=True))
+        step(model.parameters())
+    found += [parameter.full_tensor() for parameter in model.parameters()]
+    assert same(found, expected) == []
+    return listed[:3]

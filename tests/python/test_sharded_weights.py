@@ -19,6 +19,7 @@ from shard_ranks import (
     Case,
     codes_equal_values,
     divided_features_and_shards,
+    explanations_change_nothing,
     linears_share_their_gathers,
     quantized_parameters_have_masters,
     shards_equal_replicas,
@@ -176,6 +177,23 @@ def test_stacked_weights_travel_as_values(two):
 @pytest.mark.parametrize("recipe", ["mxfp8", "nvfp4_no_sr"])
 def test_quantized_parameters_become_their_masters(two, recipe):
     two.run(quantized_parameters_have_masters, recipe)
+
+
+@pytest.mark.parametrize(("recipe", "amaxes"), [("mxfp8", 0), ("nvfp4", 1)])
+def test_explanations_name_gathers_and_change_nothing(two, recipe, amaxes):
+    (trained, evaluated, said), other = two.run(explanations_change_nothing, recipe)
+    assert trained == other[0]
+    amax = ["all_reduce max of float32 [2] over 'default_pg'"] * amaxes
+    # Codes for a pass, and a bias, of each linear.
+    bits = {"mxfp8": 8 + 8 / 32, "nvfp4": 4 + 8 / 16}[recipe]
+    gathers = [
+        f"all_gather of uint8 [{int(256 * 256 * bits / 8) + 256 * 4}] over 'default_pg'",
+        f"all_gather of uint8 [{int(128 * 512 * bits / 8) + 128 * 4}] over 'default_pg'",
+    ]
+    sums = [f"reduce_scatter avg of float32 [{256 * 512 + size}] over 'default_pg'" for size in (256, 512)]
+    assert evaluated == [each for gather in gathers for each in (*amax, gather)]
+    assert trained == [*evaluated, *gathers[::-1], *sums]
+    assert said.startswith("explain: ") and said.endswith("pass the module and its arguments")
 
 
 @pytest.mark.parametrize("reshard", [True, False])
