@@ -32,6 +32,7 @@ from shard_ranks import (
     linears_share_their_gathers,
     quantized_parameters_have_masters,
     shards_equal_replicas,
+    static_scales_equal_one_process,
     values_equal_one_process,
     weights_of_a_graph_equal_values,
 )
@@ -231,6 +232,11 @@ def test_stacked_weights_travel_as_values(two):
 @pytest.mark.parametrize("recipe", ["mxfp8", "nvfp4_no_sr"])
 def test_quantized_parameters_become_their_masters(two, recipe):
     two.run(quantized_parameters_have_masters, recipe)
+
+
+@pytest.mark.parametrize("x", ["fp8_tensor", "nvfp4"])
+def test_static_scales_are_those_of_one_process(two, x):
+    two.run(static_scales_equal_one_process, f"x={x}:given,w={x},dy=mxfp8:e5m2")
 
 
 @pytest.mark.parametrize(("recipe", "amaxes"), [("mxfp8", 0), ("nvfp4", 1)])
