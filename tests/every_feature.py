@@ -4,9 +4,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
+from torch import distributed
 
 import quire
 from every_layer import LAYERS, call
+from quire.distributed import Parallel
 
 
 def _as_it_is(layer):
@@ -16,11 +18,14 @@ def _as_it_is(layer):
 @dataclass(frozen=True)
 class Feature:
     """make(recipe) -> a layer of 64 inputs. calls: options of each step's call, which may need graphs of their own.
-    ready: what is done to the layer, in place, before it trains, and to a copy of it anew."""
+    ready: what is done to the layer, in place, before it trains, and to a copy of it anew. sharded: whether it is a
+    shard of distributed.group.WORLD, which the caller makes. fewest: rows of x that a graph of any number takes."""
 
     make: Callable
     calls: Sequence[dict] = ({}, {}, {})
     ready: Callable = _as_it_is
+    sharded: bool = False
+    fewest: int = 1
 
     @property
     def graphs(self) -> int:
@@ -45,6 +50,13 @@ def _fused(name, calls=({}, {}, {}), **options):
     return Feature(lambda _: LAYERS[name](fuse_wgrad_accumulation=True, **options), calls, _with_main_grads)
 
 
+def _in_a_ring(name):
+    def make(recipe):
+        return LAYERS[name](parallel=Parallel("column", distributed.group.WORLD, sequence=True, overlap="ring"))
+
+    return Feature(make, sharded=True, fewest=4)  # a graph has two rows or more of each piece
+
+
 MICROBATCHES = ({"is_first_microbatch": True}, {"is_first_microbatch": False}, {"is_first_microbatch": False})
 QUANTIZED_ENDS = ({"fp8_grad": True, "fp8_output": True},) * 3
 FEATURES = {name: Feature(lambda recipe, make=make: make()) for name, make in LAYERS.items()} | {
@@ -58,6 +70,9 @@ FEATURES = {name: Feature(lambda recipe, make=make: make()) for name, make in LA
     "Linear, quantized parameters": Feature(_quantized(LAYERS["Linear"])),
     "LayerNormMLP, quantized parameters": Feature(_quantized(LAYERS["LayerNormMLP"])),
     "GroupedLinear, a quantized stack": Feature(_quantized(LAYERS["GroupedLinear, one weight"])),
+    "Linear, a ring": _in_a_ring("Linear"),
+    "LayerNormMLP, a ring": _in_a_ring("LayerNormMLP"),
+    "MoE, sharded experts": Feature(lambda _: LAYERS["MoE"](tp_group=distributed.group.WORLD), sharded=True),
 }
 
 
@@ -82,8 +97,8 @@ class Together(torch.nn.Module):
         self.models = torch.nn.ModuleList(Model(feature.make(recipe)) for feature in features)
 
     def forward(self, x):
-        pairs = zip(self.models, self.features, strict=True)
-        return torch.cat([model(x, **feature.calls[0]) for model, feature in pairs], -1)
+        results = [model(x, **feature.calls[0]) for model, feature in zip(self.models, self.features, strict=True)]
+        return torch.cat([y.reshape(x.shape[0], -1) for y in results], -1)  # a ring gathers rows of other processes
 
     def ready(self):
         for model, feature in zip(self.models, self.features, strict=True):
@@ -92,4 +107,9 @@ class Together(torch.nn.Module):
 
 def together(features):
     """One feature of many."""
-    return Feature(lambda recipe: Together(features, recipe), ready=lambda model: model.layer.ready())
+    return Feature(
+        lambda recipe: Together(features, recipe),
+        ready=lambda model: model.layer.ready(),
+        sharded=any(feature.sharded for feature in features),
+        fewest=max(feature.fewest for feature in features),
+    )

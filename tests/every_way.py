@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from torch import distributed
 from torch._dynamo.decorators import mark_unbacked
 from torch.utils.checkpoint import checkpoint
 
@@ -226,7 +227,8 @@ def reloaded(exported_program, setting):
 
 
 def packaged(exported_program, setting):
-    """By AOTInductor, called from Python and from a program in C++, which must say the same."""
+    """By AOTInductor, called from Python and from a program in C++, which must say the same. That one has no groups of
+    processes."""
     path = str(setting.folder / "model.pt2")
     run = torch._inductor.aoti_load_package(
         torch._inductor.aoti_compile_and_package(exported_program, package_path=path)
@@ -240,7 +242,7 @@ def packaged(exported_program, setting):
         assert done.returncode == 0 and done.stdout.endswith(", equal to Python\n"), done.stdout
         return y
 
-    return served
+    return run if distributed.is_initialized() else served
 
 
 def inference(wrap, **options):

@@ -6,6 +6,7 @@ import os
 import signal
 import time
 import traceback
+import types
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -184,6 +185,28 @@ def checked(rank, change):
         if not found[0] and not torch.equal(step(), expected):
             raise AssertionError("ranks were compared, and the result is another")
         return found
+    finally:
+        del os.environ["QUIRE_CHECK_RANKS"]
+        torch.compiler.set_stance("default")
+
+
+def seeds_differ(rank, kind, then):
+    """Layers that each rank draws after its own seed. then: what is done with them before the first call."""
+    os.environ["QUIRE_CHECK_RANKS"] = "1"
+    try:
+        torch.manual_seed(0 if then == "one seed" else rank)
+        group, features = distributed.new_group(timeout=timedelta(seconds=SHORT)), 64
+        if kind == "experts":
+            model = quire.MoE(64, 64, 4, ep_group=group)
+        elif then == "tracker":
+            fork = types.SimpleNamespace(fork=lambda name: torch.random.fork_rng())
+            model = quire.Linear(64, 64, tp_group=group, parallel_mode="row", get_rng_state_tracker=lambda: fork)
+            features = 32
+        else:
+            model = Block(group, False)
+        if then == "loaded":
+            model.load_state_dict({name: torch.zeros_like(value) for name, value in model.state_dict().items()})
+        return message(lambda: model(torch.ones(TOKENS, features)))
     finally:
         del os.environ["QUIRE_CHECK_RANKS"]
         torch.compiler.set_stance("default")

@@ -296,3 +296,55 @@ def quantized_parameters_have_masters(rank, recipe):
     found = train(shard(model, case), rank, case)
     assert same(found, train(sharded(case, codes=True)[0], rank, case)) == []
     assert model[0].weight.dtype == torch.float32
+
+
+def static_scales_equal_one_process(rank, recipe):
+    """Layers whose x has a scale of their own, a buffer that every rank has whole; values and codes are gathered."""
+    xs = torch.randn(2, TOKENS, IN, generator=torch.Generator().manual_seed(7))
+
+    def layers():
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(*(quire.Linear(IN, IN, recipe=recipe) for _ in range(2)))
+        for layer, scale in zip(model, (0.02, 0.005), strict=True):
+            layer.input_scale.fill_(scale)
+        return model
+
+    one = layers()
+    expected = [passes(one, x, recipe) for x in xs][rank] + [parameter.grad / 2 for parameter in one.parameters()]
+    for codes in (False, True):
+        model = layers()
+        if codes:
+            gather_codes(model, recipe)
+        shard(model, Case(recipe))
+        found = passes(model, xs[rank], recipe) + [parameter.grad.full_tensor() for parameter in model.parameters()]
+        assert same(found, expected) == [], codes
+
+
+def explanations_change_nothing(rank, recipe):
+    """Of passes with and without gradients, before and behind each pass. Returns the collectives that the first two
+    list, and what is said of a function that calls the model."""
+    case, listed, found = Case(recipe), [], []
+    expected = train(sharded(case, codes=True)[0], rank, case)
+    model, x = sharded(case, codes=True)[0], batches(case)[1, 0, 0]
+
+    def explain(function=model):
+        with quire.autocast(recipe=TABLE[recipe]):
+            steps = quire.explain(function, x).steps
+        listed.append([step.problem for step in steps if step.operation == "collective"])
+
+    for xs in batches(case):
+        explain()
+        with torch.no_grad():
+            explain()
+        try:
+            explain(lambda x: model(x))
+        except RuntimeError as error:
+            listed.append(str(error))
+        found += passes(model, xs[0, rank], TABLE[recipe])
+        before = [parameter.grad for parameter in model.parameters()]
+        explain()
+        assert all(p.grad is grad for p, grad in zip(model.parameters(), before, strict=True))
+        step(model.parameters())
+    found += [parameter.full_tensor() for parameter in model.parameters()]
+    assert same(found, expected) == []
+    return listed[:3]

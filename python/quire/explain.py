@@ -9,6 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from quire.autocast import active_recipe
 from quire.checks import check_type
+from quire.distributed import explained
 from quire.tensor import QuantizedTensor
 
 
@@ -124,15 +125,6 @@ _ROUTING = {
     "unpermute_dot": ("unpermute", "grad"),
 }
 
-_COLLECTIVES = {
-    "all_gather_into_tensor": "all_gather",
-    "all_gather_into_tensor_coalesced": "all_gather",
-    "all_reduce": "all_reduce",
-    "broadcast": "broadcast",
-    "reduce_scatter_tensor": "reduce_scatter",
-    "all_to_all_single": "all_to_all",
-}
-
 _RUNNERS = ("nvfp4_linear", "nvfp4_moe", "nvfp4_moe_routed")
 
 
@@ -142,6 +134,7 @@ class _Restoring(TorchDispatchMode):
 
     def __init__(self, function: Callable) -> None:
         super().__init__()
+        self._sharded = bool(explained.fsdp_groups(function))
         #: What runners returned, which has no gradient.
         self.of_runners: list[torch.Tensor] = []
         self._before: dict[tuple[int, tuple[int, ...], int], tuple[torch.Tensor, torch.Tensor]] = {}
@@ -153,6 +146,11 @@ class _Restoring(TorchDispatchMode):
         kwargs = kwargs or {}
         if func.namespace == "quire" and func._opname == "wgrad_stash_":
             return None  # what it keeps is not in tensors
+        if func.namespace == "fsdp" and not self._sharded:
+            raise RuntimeError(
+                "explain: the function calls a model that fully_shard shards, whose gathered parameters explain could "
+                "not give back; pass the module and its arguments"
+            )
         if func._schema.is_mutable:
             self._keep_written(func._schema.arguments, args, kwargs)
         if str(func).startswith(_TORCH_PRODUCTS):
@@ -161,10 +159,12 @@ class _Restoring(TorchDispatchMode):
             operator, name = _ROUTING[func._opname]
             options = "".join(f" {value}" for value in args if isinstance(value, str))
             torch.ops.quire.explain_note(f"moe\t{name}\t{operator}{options} of {', '.join(_shapes(args))}")
-        elif func.namespace == "_c10d_functional" and func._opname in _COLLECTIVES:
-            *options, group = [value for value in args if isinstance(value, str)]
-            what = " ".join([_COLLECTIVES[func._opname], *options])
-            torch.ops.quire.explain_note(f"collective\t\t{what} of {', '.join(_shapes(args))} over {group!r}")
+        elif collective := explained.described(func, args):
+            text, given = collective
+            torch.ops.quire.explain_note(f"collective\t\t{text.format(', '.join(_shapes((given,))))}")
+        elif explained.calls_collectives(func):
+            with self:
+                return explained.run_below(func, args, kwargs)
         result = func(*args, **kwargs)
         if func.namespace == "quire" and func._opname in _RUNNERS:
             self.of_runners.append(result)
@@ -187,7 +187,8 @@ class _Restoring(TorchDispatchMode):
     def restore(self) -> None:
         """Through .data: a version that moved would invalidate what an earlier forward pass has saved."""
         for tensor, before in reversed(self._before.values()):
-            tensor.data.copy_(before)
+            if tensor.untyped_storage().nbytes():  # fully_shard frees memory and keeps the tensor
+                tensor.data.copy_(before)
 
 
 def _shapes(args: tuple) -> list[str]:
@@ -207,6 +208,8 @@ def explain(function: Callable, *args: object, **kwargs: object) -> Explanation:
     Afterwards all tensors have their previous values, including the state of layers (amaxes, counters, main_grad) and
     torch's random state. No gradient is accumulated. Attributes that are not tensors, and hooks, see an ordinary call.
     Other threads can compute meanwhile, but not with the same module.
+
+    Raises RuntimeError for a function that calls a model that fully_shard shards: pass the model itself.
     """
     function = getattr(function, "_orig_mod", function)  # what torch.compile wraps does the same in eager mode
     check_type("explain", Callable, function=function)
@@ -214,12 +217,13 @@ def explain(function: Callable, *args: object, **kwargs: object) -> Explanation:
     mode = _Restoring(function)
     torch.ops.quire.explain_begin()
     text = ""
-    try:
-        with torch.random.fork_rng(devices=[]), mode:
-            _run(function, args, kwargs, mode.of_runners)
-    finally:
-        text = torch.ops.quire.explain_end()
-        mode.restore()
+    with explained.sharded_as_before(function):
+        try:
+            with torch.random.fork_rng(devices=[]), mode:
+                _run(function, args, kwargs, mode.of_runners)
+        finally:
+            text = torch.ops.quire.explain_end()
+            mode.restore()
     isa = next(line.split(":")[0] for line in torch.ops.quire.isas().splitlines() if line.endswith(": in use"))
     return Explanation(None if recipe is None else recipe.linear_spec(), isa, tuple(_steps(text)))
 
@@ -241,9 +245,13 @@ def _run(function: Callable, args: tuple, kwargs: dict, of_runners: list[torch.T
     wanted = [t for t in [*pytree.tree_leaves((args, kwargs)), *parameters] if _differentiable(t)]
     outputs = [t for t in pytree.tree_leaves(function(*args, **kwargs)) if _differentiable(t)]
     outputs = _without_history(outputs, of_runners)
-    if outputs and wanted:
+    ones = [torch.ones_like(t) for t in outputs]
+    if outputs and explained.fsdp_groups(function):  # whole parameters, which fully_shard differentiates, are its own
+        with explained.own_gradients([t for t in wanted if t.is_leaf]):
+            torch.autograd.backward(outputs, ones)
+    elif outputs and wanted:
         # Not backward(): that would accumulate into .grad.
-        torch.autograd.grad(outputs, wanted, [torch.ones_like(t) for t in outputs], allow_unused=True)
+        torch.autograd.grad(outputs, wanted, ones, allow_unused=True)
 
 
 def _without_history(tensors: list[torch.Tensor], of: list[torch.Tensor]) -> list[torch.Tensor]:

@@ -130,6 +130,27 @@ def test_a_converted_model_is_saved_by_quire_and_loaded_by_transformers(tmp_path
     assert said_in(tmp_path / "second") == said_in(tmp_path / "first")
 
 
+@pytest.mark.parametrize("family", sorted(tiny.FAMILIES))
+@torch.no_grad()
+def test_save_pretrained_of_a_converted_model_writes_what_quire_writes(tmp_path, family):
+    tiny.model_of(family, dtype=torch.bfloat16).save_pretrained(tmp_path / "plain")
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "plain")
+    assert model.hf_quantizer is None
+    convert = {"filter": lambda module, name: "lm_head" not in name, "min_features": 1, "tokens": None}
+    quire.convert(model, "mxfp8", for_inference=True, **convert)
+    quire.io.save(model, tmp_path / "ours", dialect="quire")
+    for folder in ("first", "second"):  # a second time, as the first one
+        model.save_pretrained(tmp_path / folder)
+        found, codes = bytes_of(tmp_path / folder), bytes_of(tmp_path / "ours")
+        quantized = [name for name in codes if name.endswith(("_data", "_scale"))]
+        assert quantized and all(found[name] == codes[name] for name in quantized)
+        assert said_in(tmp_path / folder) == said_in(tmp_path / "ours")
+        loaded = AutoModelForCausalLM.from_pretrained(tmp_path / folder)
+        assert torch.equal(loaded(tiny.tokens()).logits, model(tiny.tokens()).logits)
+    plain = model.dequantize()
+    assert not any(isinstance(p, quire.QuantizedTensor) for p in plain.parameters())
+
+
 def test_after_training_the_model_is_saved_in_the_dialect_of_quire(tmp_path):
     tiny.write_modelopt(tmp_path / "theirs", "llama", "MXFP8")
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "theirs")

@@ -1,6 +1,7 @@
 """Every feature gives the bits of eager mode whatever way it is run, and compiled in as few graphs as it has kinds of
 calls."""
 
+import contextlib
 import functools
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 from every_feature import FEATURES, Model, together
 from every_recipe import assert_same, some
 from every_way import WAYS, Setting, infer, train, within
+from ranks import rank_of
 
 #: What a way may see of a recipe: none, specs, a random state, delayed state. Tests of eager mode have all recipes.
 RECIPES = some("high_precision", "mxfp8", "nvfp4", "delayed")
@@ -22,6 +24,10 @@ NOT_TRACED_BACKWARD = ("MoE", "checkpointed", "LayerNormMLP, all at once", "Laye
 WITHOUT_KEPT_CODES = ("state_dict", "meta, assign", "meta, to_empty", "float64 and back", "to where it is")
 
 
+#: Features that share a model, and whether they are sharded.
+TOGETHER = {"all of one process": False, "all shards": True}
+
+
 def quantized(feature):
     return "quantized parameters" in feature or "stack" in feature
 
@@ -29,6 +35,8 @@ def quantized(feature):
 def allowed(feature, way, recipe):
     if way == "compiled autograd" and any(part in feature for part in NOT_TRACED_BACKWARD):
         return False
+    if way == "unbacked" and "ring" in feature:
+        return False  # the number of rows decides whether codes or values are exchanged
     if way == "inductor" and ("MoE" in feature or recipe == "high_precision"):
         return False  # Inductor's own sums of products differ in last bits; for MoE see test_moe.py
     if way == "float64 and back" and quantized(feature):
@@ -49,14 +57,22 @@ def cases():
         for j, way in enumerate(way for way in WAYS if not WAYS[way].costly):
             names = [list(RECIPES)[(i + j + k) % len(RECIPES)] for k in range(len(RECIPES))]
             found += [(feature, way, name) for name in names if allowed(feature, way, name)][:1]
-    costly = [(way, name) for way in WAYS if WAYS[way].costly for name in RECIPES]
-    return found + [pytest.param("all of them", way, name, marks=pytest.mark.slow) for way, name in costly]
+    costly = [(which, way, name) for way in WAYS if WAYS[way].costly for name in RECIPES for which in TOGETHER]
+    return found + [pytest.param(*case, marks=pytest.mark.slow) for case in costly]
 
 
 def feature_of(name, way, recipe):
     if name in FEATURES:
         return FEATURES[name]
-    return together([FEATURES[feature] for feature in FEATURES if allowed(feature, way, recipe)])
+    own = [one for one in FEATURES if FEATURES[one].sharded == TOGETHER[name] and allowed(one, way, recipe)]
+    return together([FEATURES[one] for one in own])
+
+
+@pytest.fixture
+def group(feature, way, recipe):
+    """That of a sharded feature: the fake one, which gives what this process sends for what others send."""
+    with rank_of(0, 2) if feature_of(feature, way, recipe).sharded else contextlib.nullcontext():
+        yield
 
 
 @pytest.fixture
@@ -81,7 +97,8 @@ def models(feature, setting):
 
 def check(feature, way, setting, same):
     eager, model = models(feature, setting)
-    steps = [(index, rows, feature.calls[index if way.trains else 0]) for index, rows in enumerate(way.rows)]
+    sizes = [max(rows, feature.fewest) for rows in way.rows]
+    steps = [(index, rows, feature.calls[index if way.trains else 0]) for index, rows in enumerate(sizes)]
     for each in (eager, model):
         feature.ready(each)
         train(each, setting, steps[: way.after])
@@ -101,7 +118,7 @@ def check(feature, way, setting, same):
 
 @pytest.mark.parametrize(("feature", "way", "recipe"), cases())
 @pytest.mark.filterwarnings("ignore:.*fork.*", "ignore:The tensor attributes .*microbatch_weight")
-def test_a_feature_gives_the_bits_of_eager_mode(feature, way, recipe, setting, compiler, equal_bits):
+def test_a_feature_gives_the_bits_of_eager_mode(feature, way, recipe, group, setting, compiler, equal_bits):
     feature = feature_of(feature, way, recipe)
 
     def same(found, expected):

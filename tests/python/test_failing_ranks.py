@@ -1,5 +1,7 @@
 """Ranks that end, hang or differ: every other rank raises an error that says where, within the timeout of the group."""
 
+import re
+
 import pytest
 
 from failing_ranks import (
@@ -10,6 +12,7 @@ from failing_ranks import (
     other_rank_in_backward,
     other_rank_in_forward,
     paths,
+    seeds_differ,
     states_differ,
 )
 
@@ -107,3 +110,18 @@ def test_a_rank_that_does_not_come_is_named(two):
 
 def test_ranks_that_agree_get_their_results(two):
     assert [name for name, _, _ in two.run(checked, "nothing")] == ["", ""]
+
+
+@pytest.mark.parametrize(("kind", "layer"), [("layers", "quire.Linear 'up'"), ("experts", "quire.MoE")])
+def test_ranks_that_drew_different_weights_are_told_apart(two, kind, layer):
+    for name, text, seconds in two.run(seeds_differ, kind, "nothing"):
+        assert name == "RuntimeError" and seconds < SHORT, text
+        assert text.startswith(layer) and "call torch.manual_seed with one seed" in text
+        drawn = re.findall(r"rank (\d) of the group: [^;]*, weight drawn as ([^;]*)", text)
+        assert [rank for rank, _ in drawn] == ["0", "1"] and drawn[0][1] != drawn[1][1]
+    assert [name for name, _, _ in two.run(seeds_differ, kind, "one seed")] == ["", ""]
+
+
+@pytest.mark.parametrize(("kind", "then"), [("layers", "loaded"), ("experts", "loaded"), ("layers", "tracker")])
+def test_weights_that_are_not_those_of_a_seed_are_not_compared(two, kind, then):
+    assert [name for name, _, _ in two.run(seeds_differ, kind, then)] == ["", ""]

@@ -2,6 +2,7 @@
 
 import json
 import os
+import sys
 
 import pytest
 import torch
@@ -77,3 +78,12 @@ def test_wrong_arguments_give_code_2():
         with pytest.raises(SystemExit) as caught:
             main(arguments)
         assert caught.value.code == 2
+
+
+def test_a_prompt_without_transformers_says_what_to_install(source, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    assert main(["run", str(source), "--prompt", "Once"]) == 1
+    said = capsys.readouterr().err
+    assert "python -m quire.io run --prompt needs the package transformers" in said and "pip install 'transform" in said
+    assert main(["run", str(source), "--prompt", "Once", "--new-tokens", "0"]) == 1
+    assert "new_tokens must be at least 1, got 0" in capsys.readouterr().err

@@ -258,6 +258,24 @@ def test_explain_says_whether_codes_or_values_of_tokens_are_gathered(group, toke
     assert found[2] == f"reduce_scatter sum of float32 [{tokens}, {IN}] over 'quire:tp'"
 
 
+def test_explain_lists_collectives_of_passes_without_gradients(group):
+    layers = {
+        mode: quire.Linear(IN, OUT, parallel=Parallel(mode, group, sequence=True)) for mode in ("column", "row")
+    } | {"experts": quire.MoE(IN, OUT, 2, tp_group=group)}
+    collectives = {
+        "column": ["all_gather of uint8 [8192], uint8 [256] over 'quire:tp'"],
+        "row": [f"reduce_scatter sum of float32 [{TOKENS}, {OUT}] over 'quire:tp'"],
+        "experts": [f"all_reduce sum of float32 [{2 * TOKENS}, {IN}] over 'quire:tp'"],
+    }
+    for name, layer in layers.items():
+        x = inputs("row" if name == "row" else "column", name == "column").detach()
+        for without in (torch.no_grad(), torch.inference_mode()):
+            with without, quire.autocast(recipe="mxfp8"):
+                steps = quire.explain(layer, x).steps
+            assert [step.problem for step in steps if step.operation == "collective"] == collectives[name]
+            assert {step.name for step in steps if step.operation == "gemm"} == {"fprop"}
+
+
 @pytest.mark.parametrize("recipe", ["mxfp8", "nvfp4"])
 @pytest.mark.parametrize("mode", ["column", "row"])
 def test_the_weights_of_a_grouped_layer_are_divided_as_by_transformer_engine(mode, recipe):

@@ -2,6 +2,9 @@
 each other."""
 
 import pytest
+import torch
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import fully_shard
 
 from every_recipe import ALL, TABLE
 from prepared_ranks import (
@@ -15,16 +18,25 @@ from prepared_ranks import (
     states_are_plain,
     tied_weights_stay_tied,
 )
+from quire import Linear
+from quire.distributed import gather_codes, shard_weights
+from quire.distributed.code_payload import alike, pack, unpack, why_not
+from quire.functional import amax, quantize
+from quire.tensor import QuantSpec
+from ranks import rank_of
 from shard_ranks import (
     Case,
     codes_equal_values,
     divided_features_and_shards,
+    explanations_change_nothing,
     linears_share_their_gathers,
     quantized_parameters_have_masters,
     shards_equal_replicas,
+    static_scales_equal_one_process,
     values_equal_one_process,
     weights_of_a_graph_equal_values,
 )
+from tensor_specs import SPECS
 
 #: Whose codes can be gathered, and whose rounding does not depend on the rank.
 WITH_CODES = [
@@ -32,6 +44,50 @@ WITH_CODES = [
 ]
 SAME_ON_RANKS = ["high_precision", "fp8_current", "fp8_block", "mxfp8", "nvfp4_no_sr"]
 KINDS = ["linears", "norms", "grouped", "mixture", "checkpoint"]
+
+
+# ------------------------------------------------------------ parts
+
+
+#: The rows of a block.
+BLOCKS = {"fp8_tensor": 1, "fp8_row": 1, "fp8_block": 128, "mxfp8": 32, "mxfp4": 32, "nvfp4": 16}
+
+
+@pytest.mark.parametrize("spec", [spec for spec in SPECS if "swizzled" not in spec and "interleaved" not in spec])
+def test_codes_of_parts_that_end_on_blocks_are_those_of_the_whole(spec):
+    block = BLOCKS[spec.split(":")[0]]
+    assert [rows for rows in range(1, 4 * block) if not why_not(QuantSpec(spec), rows)] == [
+        block * i for i in range(1, 4)
+    ]
+    values = torch.randn(4 * block, 256, generator=torch.Generator().manual_seed(0))
+    measured = not spec.startswith(("fp8_block", "mx"))
+    amaxes = amax(values, spec, True, True) if measured else None
+    whole, found = (quantize(t, spec, True, True) for t in (values, torch.zeros_like(values)))
+    payload = []
+    for i, part in enumerate(values.split(2 * block)):
+        own = amaxes
+        if measured and amaxes[0].numel() == len(values):  # one for each row, and for each column
+            own = (amaxes[0].split(2 * block)[i], amaxes[1])
+        q = quantize(part, spec, True, True, amax=own)
+        payload.append(pack(q))
+        for name, tensor in alike(q).items():
+            found.buffers()[name].copy_(tensor)
+    unpack(torch.cat(payload), 2, found.spec_text, found.buffers())
+    for name, tensor in whole.buffers().items():
+        assert torch.equal(found.buffers()[name].view(torch.uint8), tensor.view(torch.uint8)), name
+
+
+@pytest.mark.parametrize("spec", ["mxfp8:swizzled", "nvfp4:16x16:interleaved"])
+def test_codes_in_tiles_of_several_rows_are_not_put_together(spec):
+    assert why_not(QuantSpec(spec), 1024).endswith(f"several rows together ({spec.split(':')[-1]})")
+    recipe = f"x=mxfp8,w={spec},dy=mxfp8"
+    with rank_of(0, 2) as group:
+        mesh, model = DeviceMesh.from_group(group, "cpu"), Linear(64, 1024)
+        gather_codes(model, recipe)
+        with pytest.warns(UserWarning, match="several rows together .*; its values are gathered instead, in their own"):
+            fully_shard(model, mesh=mesh)
+        with pytest.warns(UserWarning, match="several rows together .*; its values are gathered instead of codes"):
+            shard_weights(Linear(64, 1024), mesh, recipe)
 
 
 # ------------------------------------------------------------ values
@@ -176,6 +232,28 @@ def test_stacked_weights_travel_as_values(two):
 @pytest.mark.parametrize("recipe", ["mxfp8", "nvfp4_no_sr"])
 def test_quantized_parameters_become_their_masters(two, recipe):
     two.run(quantized_parameters_have_masters, recipe)
+
+
+@pytest.mark.parametrize("x", ["fp8_tensor", "nvfp4"])
+def test_static_scales_are_those_of_one_process(two, x):
+    two.run(static_scales_equal_one_process, f"x={x}:given,w={x},dy=mxfp8:e5m2")
+
+
+@pytest.mark.parametrize(("recipe", "amaxes"), [("mxfp8", 0), ("nvfp4", 1)])
+def test_explanations_name_gathers_and_change_nothing(two, recipe, amaxes):
+    (trained, evaluated, said), other = two.run(explanations_change_nothing, recipe)
+    assert trained == other[0]
+    amax = ["all_reduce max of float32 [2] over 'default_pg'"] * amaxes
+    # Codes for a pass, and a bias, of each linear.
+    bits = {"mxfp8": 8 + 8 / 32, "nvfp4": 4 + 8 / 16}[recipe]
+    gathers = [
+        f"all_gather of uint8 [{int(256 * 256 * bits / 8) + 256 * 4}] over 'default_pg'",
+        f"all_gather of uint8 [{int(128 * 512 * bits / 8) + 128 * 4}] over 'default_pg'",
+    ]
+    sums = [f"reduce_scatter avg of float32 [{256 * 512 + size}] over 'default_pg'" for size in (256, 512)]
+    assert evaluated == [each for gather in gathers for each in (*amax, gather)]
+    assert trained == [*evaluated, *gathers[::-1], *sums]
+    assert said.startswith("explain: ") and said.endswith("pass the module and its arguments")
 
 
 @pytest.mark.parametrize("reshard", [True, False])

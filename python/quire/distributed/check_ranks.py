@@ -4,16 +4,21 @@ import contextlib
 import itertools
 import os
 import time
+import zlib
 from collections import defaultdict
 from collections.abc import Iterator
+from contextvars import ContextVar
 from datetime import timedelta
 
 import torch
 from torch import distributed
 
 NAME = "QUIRE_CHECK_RANKS"
+#: Values of a whole weight that say what it was drawn as.
+_VALUES = 64
 #: Name of a group -> the numbers of its comparisons to come.
 _numbers: dict[str, Iterator[int]] = defaultdict(itertools.count)
+_own_draws: ContextVar[bool] = ContextVar("quire_own_draws", default=False)
 
 
 def enabled() -> bool:
@@ -56,8 +61,40 @@ def check_ranks(caller: str, what: str, group: "distributed.ProcessGroup", devic
         listed = "; ".join(f"{_ranks(ranks)}: {text}" for text, ranks in by_text.items())
         raise RuntimeError(
             f"{caller} ({NAME}=1): the processes of a group must make the same calls in the same order, with the same "
-            f"shapes, dtypes and recipes; got {listed}"
+            "shapes, dtypes and recipes, and must draw the same weights: call torch.manual_seed with one seed in all "
+            f"of them before the model is made; got {listed}"
         )
+
+
+@contextlib.contextmanager
+def own_draws() -> Iterator[None]:
+    """Within it, in this thread, ranks may draw different weights."""
+    token = _own_draws.set(True)
+    try:
+        yield
+    finally:
+        _own_draws.reset(token)
+
+
+def note_drawn(weight: torch.Tensor, whole: torch.Tensor) -> None:
+    """With QUIRE_CHECK_RANKS=1, remembers what a weight was drawn as, until somebody writes to it.
+
+    whole: the values that every rank has drawn, of which this one keeps the weight; or a part that has a note.
+    """
+    if not enabled() or _own_draws.get() or weight.is_meta:
+        return
+    text = drawn(whole)
+    if not text:
+        values = whole.detach().flatten()[:_VALUES].float().tolist()
+        listed = ", ".join(f"{value:.3g}" for value in values[:3])
+        text = f", weight drawn as {listed}, ... ({zlib.crc32(repr(values).encode()):08x})"
+    weight.quire_drawn = (text, weight._version)
+
+
+def drawn(weight: torch.Tensor) -> str:
+    """The note of note_drawn(); "" if there is none, or the weight was written to."""
+    text, version = getattr(weight, "quire_drawn", ("", None))
+    return text if version == weight._version else ""
 
 
 def _has(store: "distributed.Store", key: str, end: float) -> bool:

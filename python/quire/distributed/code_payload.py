@@ -8,24 +8,45 @@ from collections.abc import Mapping
 import torch
 
 from quire.tensor import BUFFER_NAMES, QuantizedTensor, QuantSpec, TensorProto
-from quire.tensor.views import TILES
 
-#: Rows of a block of columnwise codes.
-_COLUMNWISE_BLOCKS = {"mxfp8": 32, "mxfp4": 32, "nvfp4": 16, "fp8_block": 128}
+#: Options that store lines in tiles: parts cannot be put together along both axes.
+_REORDERED = {"swizzled", "interleaved"}
+#: No block, and no tile of scales, has more rows or columns.
+_LARGEST_BLOCK = 128
 
 
-def rows_of_a_block(spec: QuantSpec) -> int:
-    """Codes of parts are codes of the whole if each part has a multiple of so many rows."""
-    return max([_COLUMNWISE_BLOCKS.get(spec.family, 1), *[TILES.get(option, 1) for option in spec.options]])
+def why_not(spec: QuantSpec, rows: int) -> str:
+    """Why codes of parts of so many rows are not codes of the whole; "" if they are."""
+    if shared := _REORDERED.intersection(spec.options):
+        return f"{spec} stores codes or scales of several rows together ({', '.join(sorted(shared))})"
+    block = _rows_of_a_block(str(spec))
+    return f"codes of {spec} need equal parts of a multiple of {block} rows" if rows % block else ""
+
+
+@functools.cache
+def _rows_of_a_block(spec_text: str) -> int:
+    """So many rows have the buffers of one row: of the buffers, the most."""
+
+    def shapes(rows: int) -> list[tuple[int, ...]]:
+        return [shape for shape, _ in _sizes(spec_text, rows).values()]
+
+    # Blocks are powers of two. A buffer that one row more than the largest one leaves as it is does not have rows.
+    larger = {1 << i: shapes((1 << i) + 1) for i in range(_LARGEST_BLOCK.bit_length())}
+    blocks = [
+        next((rows for rows, found in larger.items() if found[i] != shape), 1) for i, shape in enumerate(shapes(1))
+    ]
+    return max(blocks)
+
+
+def _sizes(spec_text: str, rows: int) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
+    """Buffer -> shape and dtype, of both directions of a matrix whose columns all blocks divide."""
+    return TensorProto((rows, 4 * _LARGEST_BLOCK), torch.float32, QuantSpec(spec_text), columnwise=True).buffers()
 
 
 @functools.cache
 def _axes(spec_text: str) -> dict[str, int | None]:
     """Buffer -> the axis along which the buffers of parts follow one another; None if all parts have it alike."""
-    # Sizes that every block divides.
-    part, whole = (
-        TensorProto((rows, 512), torch.float32, QuantSpec(spec_text), columnwise=True).buffers() for rows in (512, 1024)
-    )
+    part, whole = (_sizes(spec_text, times * _LARGEST_BLOCK) for times in (4, 8))
     axes = {}
     for name, (shape, _) in part.items():
         differing = [axis for axis, size in enumerate(shape) if size != whole[name][0][axis]]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch.utils._pytree import tree_map
 
-from quire.distributed.code_payload import alike, pack, rows_of_a_block, unpack
+from quire.distributed.code_payload import alike, pack, unpack, why_not
 from quire.distributed.gathering import BOTH, COLUMNWISE, ROWWISE, Amaxes, Directions, Found, reduced_amaxes
 from quire.functional import quantize
 from quire.tensor import DTYPES, QuantizedTensor, QuantSpec, TensorProto
@@ -126,13 +126,14 @@ class MasterShard(torch.Tensor):
             return MasterShard(zeros, self.options)
         if zeros.dim() != 2 or self.dim() != 2 or zeros.shape[1] != self.shape[1]:
             return zeros
-        block, rows, whole = rows_of_a_block(QuantSpec(self.options.spec)), zeros.shape[0], self.shape[0]
-        if rows % block == 0 and rows > 0 and whole % rows == 0 and whole > 1:
+        rows, whole = zeros.shape[0], self.shape[0]
+        reason = why_not(QuantSpec(self.options.spec), rows)
+        if not reason and rows > 0 and whole % rows == 0 and whole > 1:
             return MasterShard(zeros, self.options)
         warnings.warn(
-            f"gather_codes: {self._named()} {list(self.shape)} is divided into parts of {rows} rows, and codes of "
-            f"{self.options.spec} need equal parts of a multiple of {block} rows; its values are gathered instead, in "
-            "their own dtype or that of the MixedPrecisionPolicy, and quantized afterwards",
+            f"gather_codes: {self._named()} {list(self.shape)} is divided into parts of {rows} rows, and "
+            f"{reason or 'codes need equal parts'}; its values are gathered instead, in their own dtype or that of the "
+            "MixedPrecisionPolicy, and quantized afterwards",
             stacklevel=2,
         )
         return zeros

@@ -8,7 +8,7 @@ import torch
 from torch import distributed
 
 from quire.checks import check_type
-from quire.distributed.code_payload import rows_of_a_block
+from quire.distributed.code_payload import why_not
 from quire.distributed.placements import is_dtensor, parameters_of_others
 from quire.distributed.sharded_product import Shards
 from quire.recipe import Recipe, as_recipe
@@ -102,11 +102,10 @@ def _fits(what: str, weight: torch.Tensor, size: int, recipe: Recipe | None) -> 
     if rows % size:
         warnings.warn(f"{what}: its {rows} rows are no multiple of {size} processes; each keeps all", stacklevel=3)
         return False
-    block = 1 if recipe is None else rows_of_a_block(QuantSpec(recipe.weight_spec))
-    if rows // size % block:
+    reason = "" if recipe is None else why_not(QuantSpec(recipe.weight_spec), rows // size)
+    if reason:
         warnings.warn(
-            f"{what}: parts of {rows // size} rows do not end on blocks of {block} rows; its values are gathered "
-            "instead of codes",
+            f"{what}: a part has {rows // size} rows, and {reason}; its values are gathered instead of codes",
             stacklevel=3,
         )
     return True

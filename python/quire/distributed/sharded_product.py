@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import distributed
 
-from quire.distributed.code_payload import axes_of, rows_of_a_block
+from quire.distributed.code_payload import axes_of, why_not
 from quire.distributed.groups import name_of
 from quire.tensor import QuantSpec
 
@@ -85,7 +85,7 @@ def plan_of(text: str, rows: int, dtype: torch.dtype, shards: Shards) -> Plan:
 
 @torch.compiler.assume_constant_result
 def _ends_on_blocks(spec: str, rows: int) -> bool:
-    return rows % rows_of_a_block(QuantSpec(spec)) == 0
+    return not why_not(QuantSpec(spec), rows)
 
 
 def sharded_linear(

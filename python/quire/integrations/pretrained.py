@@ -25,7 +25,7 @@ from quire.io.fitting import Target, fit
 from quire.io.from_model import Entries
 from quire.io.into_model import LoadOptions, is_quantized, load_checkpoint
 from quire.io.reading import Checkpoint
-from quire.io.record import forget, record_of
+from quire.io.record import Record, forget, record_of
 from quire.io.writing import Plan, planned_configs
 from quire.nn.product_module import ProductModule, named
 from quire.nn.stacked_experts import StackedExperts
@@ -123,14 +123,9 @@ class QuireQuantizer(HfQuantizer):
         return model
 
     def get_state_dict_and_metadata(self, model: torch.nn.Module) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
-        """Names and bytes as in the file that was read. Once a quantized weight was written to, all of them in quire's
-        own dialect, and the model's configuration says so."""
-        record = record_of(model)
-        if record is None:
-            raise CheckpointError(
-                "the model is quantized, and it is not known from which checkpoint it was loaded",
-                "save it by quire.io.save(model, path, dialect=)",
-            )
+        """Names and bytes as in the file that was read. Once a quantized weight was written to, and where there was no
+        file, all of them in quire's own dialect, and the model's configuration says so."""
+        record = record_of(model) or Record("", None, {})  # of a model that quire.convert has quantized
         entries = Entries(model, record, None)
         values = {name: entries[name] for name in entries.layers}
         changed = [name for name in entries.layers if _is_changed(entries, name)]
@@ -194,6 +189,20 @@ class QuireQuantizer(HfQuantizer):
     @property
     def is_compileable(self) -> bool:
         return True
+
+
+class QuantizerOfConverted:
+    """The attribute hf_quantizer of transformers' models, where from_pretrained() has set none: quire's for a model
+    with weights that quire has quantized, so that save_pretrained() can write it."""
+
+    def __get__(self, model: torch.nn.Module | None, owner: type | None = None) -> QuireQuantizer | None:
+        if model is None or not any(isinstance(p, QuantizedTensor) for p in model.parameters()):
+            return None
+        made = QuireQuantizer(StoredConfig("quire"))
+        made.conversions = getattr(model, "_weight_conversions", None) or []
+        model._weight_conversions = []  # as after from_pretrained() of a quantized checkpoint
+        model.hf_quantizer = made
+        return made
 
 
 def experts_forward(

@@ -20,6 +20,7 @@ _USED = {
     "transformers.utils.quantization_config": ("QuantizationConfigMixin",),
     "transformers.integrations.moe": ("ALL_EXPERTS_FUNCTIONS",),
     "transformers.core_model_loading": ("WeightRenaming", "rename_source_key", "revert_weight_conversion"),
+    "transformers.modeling_utils": ("PreTrainedModel",),
     "transformers.conversion_mapping": ("get_model_conversion_mapping",),
 }
 _HOOKS = (
@@ -37,7 +38,8 @@ def register() -> None:
 
     After it, `AutoModelForCausalLM.from_pretrained(folder)` of a checkpoint with quant_method "modelopt" or "quire"
     gives a model whose quantized layers are quire's and hold the codes of the file; save_pretrained() writes the same
-    bytes. experts_implementation="quire" computes the experts of a mixture by quire.
+    bytes. save_pretrained() of a model that quire.convert has quantized writes a checkpoint of the dialect quire.
+    experts_implementation="quire" computes the experts of a mixture by quire.
 
     Calls after the first do nothing. Raises ImportError if transformers is missing or lacks a hook that quire uses;
     RuntimeError if another package has registered one of the names. quire.io.load(model, path) needs no hook.
@@ -60,6 +62,9 @@ def register() -> None:
         if name not in auto.AUTO_QUANTIZER_MAPPING:
             found["transformers.quantizers"].register_quantizer(name)(pretrained.QuireQuantizer)
             found["transformers.quantizers"].register_quantization_config(name)(pretrained.StoredConfig)
+    models = found["transformers.modeling_utils"].PreTrainedModel
+    if not hasattr(models, "hf_quantizer"):
+        models.hf_quantizer = pretrained.QuantizerOfConverted()
     if EXPERTS not in experts:
         experts.register(EXPERTS, pretrained.experts_forward)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import fnmatch
+import importlib
 import json
 import sys
 from collections.abc import Callable, Sequence
@@ -68,6 +69,10 @@ def _convert(options: argparse.Namespace) -> tuple[Any, int]:
 
 
 def _run(options: argparse.Namespace) -> tuple[Any, int]:
+    if options.prompt is not None:
+        # Integrations stand above quire.io: only this command knows both.
+        generating = importlib.import_module("quire.integrations.generating")
+        return generating.generate(options.path, options.prompt, options.new_tokens), 0
     found = run(options.path, options.tokens)
     return found, int(not found)
 
@@ -90,9 +95,11 @@ def _parser() -> argparse.ArgumentParser:
     one = command("diff", _diff, "compare two checkpoints, of one dialect or of two")
     one.add_argument("a")
     one.add_argument("b")
-    one = command("run", _run, "compute each quantized layer with random inputs")
+    one = command("run", _run, "compute each quantized layer with random inputs, or continue a prompt")
     one.add_argument("path")
-    one.add_argument("--tokens", type=int, default=4, help="rows of inputs")
+    one.add_argument("--tokens", type=int, default=4, help="rows of random inputs")
+    one.add_argument("--prompt", metavar="TEXT", help="continue this text by the whole model (needs transformers)")
+    one.add_argument("--new-tokens", type=int, default=32, metavar="N", help="the most tokens behind the prompt")
     one = command("convert", _convert, "write a checkpoint as another dialect, exactly or not at all")
     one.add_argument("src")
     one.add_argument("dst")

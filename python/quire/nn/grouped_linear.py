@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from quire.checks import check_device, check_type, check_type_or_none, describe
+from quire.distributed import check_ranks
 from quire.distributed.experts import ExpertGroup
 from quire.distributed.parallel import Parallel
 from quire.distributed.placements import is_dtensor, local, part_for
@@ -137,6 +138,7 @@ class GroupedLinear(ProductModule):
         biases = [local(bias) for bias in self.biases()]
         if biases and biases[0].dim() == 2:
             biases = list(biases[0].unbind())
+        first = weights[0]  # of all groups
         with torch.no_grad():
             for group in range(self.num_gemms):
                 if group in own:
@@ -146,6 +148,9 @@ class GroupedLinear(ProductModule):
                     like = (weights[0], *biases[:1])  # which may be quantized
                     others = [torch.empty(t.shape, dtype=t.dtype, device=t.device) for t in like]
                     initialise(others[0], others[1] if biases else None, self.init_method, self.drawn_as)
+                    first = others[0] if group == 0 else first
+        if self.expert_group is not None and not isinstance(weights[0], QuantizedTensor):
+            check_ranks.note_drawn(next(iter(self.weights("").values())), first)
         self._reset_sr_states()
 
     def _reset_sr_states(self) -> None:

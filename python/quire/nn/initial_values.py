@@ -6,6 +6,7 @@ from collections.abc import Callable
 import torch
 
 from quire.checks import check_type_or_none
+from quire.distributed import check_ranks
 from quire.distributed.parallel import Parallel
 from quire.distributed.placements import is_dtensor, part_for
 
@@ -35,6 +36,7 @@ def initialise(
             weight.copy_(parallel.part_of(whole))
             if bias is not None:
                 bias.copy_(parallel.part_of(whole_bias, bias=True))
+        check_ranks.note_drawn(weight, whole)
         return
     if init_method is not None:
         with torch.no_grad():

@@ -282,7 +282,8 @@ class MoE(torch.nn.Module):
             text = "none" if call.recipe is None else linear_text(self.fc1, call)
             gradient = "with" if torch.is_grad_enabled() else "without"
             what = f"{layer}, tokens {tokens.dtype} [*, {self.hidden_size}], capacity {self.ep_capacity}, recipe {text}"
-            self.expert_group.check_ranks(caller, f"{what}, {gradient} gradient", tokens.device)
+            drawn = check_ranks.drawn(next(iter(self.fc1.weights("").values())))
+            self.expert_group.check_ranks(caller, f"{what}, {gradient} gradient{drawn}", tokens.device)
         return caller
 
     def _shared(self, tokens: torch.Tensor) -> torch.Tensor | None:

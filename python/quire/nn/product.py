@@ -312,7 +312,8 @@ def _announce(product: Product, x: torch.Tensor) -> None:
     recipe = product.text if product.call.recipe is not None else "none"
     weight, gradient = product.weights[0], "with" if torch.is_grad_enabled() else "without"
     what = f"{layer}, x {x.dtype} {list(x.shape)}, weight {weight.dtype} {list(weight.shape)}, recipe {recipe}"
-    parallel.check_ranks(caller, f"{what}, {gradient} gradient", x.device)
+    what = f"{what}, {gradient} gradient{check_ranks.drawn(product.parameters[0])}"
+    parallel.check_ranks(caller, what, x.device)
 
 
 @functools.cache

@@ -2,11 +2,12 @@
 
 import contextlib
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import torch
 
 from quire.checks import check_type, check_type_or_none, describe
+from quire.distributed import check_ranks
 from quire.distributed.parallel import MODES, Parallel
 from quire.te.arguments import DIVIDING, IN_PIECES, USER_BUFFERS, group_size, refuse, signature_with
 
@@ -73,7 +74,14 @@ def _taken(
     parallel, tracker = _parallel(what, given, keywords.get("device")), given["get_rng_state_tracker"]
     if parallel is None or not tracker:
         return parallel, contextlib.nullcontext()
-    return parallel, tracker().fork(given["rng_tracker_name"] or _TRACKER)
+    return parallel, _drawing(tracker().fork(given["rng_tracker_name"] or _TRACKER))
+
+
+@contextlib.contextmanager
+def _drawing(fork: contextlib.AbstractContextManager[object]) -> Iterator[None]:
+    """Within a tracker's state, which may be another one in each process."""
+    with fork, check_ranks.own_draws():
+        yield
 
 
 def _parallel(what: str, given: dict[str, object], device: object) -> Parallel | None:
