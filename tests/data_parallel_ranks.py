@@ -1,7 +1,6 @@
-"""One of two processes of test_data_parallel.py: data_parallel_ranks.py RANK RENDEZVOUS."""
+"""What the two processes of test_data_parallel.py do."""
 
 import copy
-import sys
 
 import torch
 from torch.distributed.device_mesh import init_device_mesh
@@ -9,7 +8,6 @@ from torch.distributed.fsdp import fully_shard
 
 import quire
 from every_recipe import some
-from ranks import end
 
 RECIPES = some("fp8_current", "mxfp8", "nvfp4_no_sr").values()
 STEPS, RANKS = 3, 2
@@ -117,8 +115,7 @@ def same_on_all_ranks(tensor):
     return all(torch.equal(found[0], other) for other in found)
 
 
-def main(rank, rendezvous):
-    torch.distributed.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=RANKS)
+def trains_as_one_process(rank):
     states = [torch.empty(2, dtype=torch.int64) for _ in range(RANKS)]
     torch.distributed.all_gather(states, make()[0].sr_state)
     assert states[0][0] != states[1][0], "the ranks round alike"
@@ -137,8 +134,3 @@ def main(rank, rendezvous):
             for a, b in zip(model.parameters(), expected, strict=True):
                 torch.testing.assert_close(a.full_tensor(), b, rtol=1e-6, atol=1e-7)
         check_quantized(rank, recipe)
-    end()
-
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]), sys.argv[2])

@@ -239,7 +239,10 @@ def uneven_shards(rank, out):
 
 
 def bytes_after_steps(rank, steps):
-    """Bytes of the tensors that are alive after each step of a sharded model."""
+    """Bytes of the tensors that each step of a sharded model leaves alive, beside those that were there before."""
+    gc.collect()
+    before = [t for t in gc.get_objects() if issubclass(type(t), torch.Tensor)]
+    others = {id(t) for t in before}
     made = torch.nn.Sequential(*[quire.Linear(64, 64) for _ in range(4)])
     for layer in made:
         fully_shard(layer, mesh=mesh())
@@ -252,8 +255,9 @@ def bytes_after_steps(rank, steps):
         optimizer.step()
         optimizer.zero_grad()
         gc.collect()
-        alive = [t for t in gc.get_objects() if issubclass(type(t), torch.Tensor) and t.layout is torch.strided]
-        found.append(sum(t.untyped_storage().nbytes() for t in alive if not hasattr(t, "to_local")))
+        alive = [t for t in gc.get_objects() if issubclass(type(t), torch.Tensor) and id(t) not in others]
+        alive = [t for t in alive if t.layout is torch.strided and not hasattr(t, "to_local")]
+        found.append(sum(t.untyped_storage().nbytes() for t in alive))
     return found
 
 

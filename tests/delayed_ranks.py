@@ -1,9 +1,8 @@
-"""One of two processes that train with delayed scaling together: python delayed_ranks.py RANK FILE. Asserts."""
+"""What two processes do that train with delayed scaling together."""
 
 import contextlib
 import functools
 import gc
-import sys
 
 import torch
 import torch.distributed as dist
@@ -11,7 +10,6 @@ import torch.distributed as dist
 import quire
 from delayed_reference import Layer, stored, used_scales, varied
 from quire.recipe import DelayedScaling
-from ranks import end
 
 WORLD = 2
 OPTIONS = {"amax_history_len": 4}
@@ -91,8 +89,7 @@ def garbage(rank, recipe):
     gc.enable()
 
 
-def main(rank, file):
-    dist.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=WORLD)
+def uses_the_scales_of_the_largest_amax(rank):
     train(rank, DelayedScaling(**OPTIONS), collected_by=range(WORLD))
     train(rank, DelayedScaling(**OPTIONS, reduce_amax=False), collected_by=[rank])
     alone = [dist.new_group([other]) for other in range(WORLD)][rank]
@@ -111,8 +108,3 @@ def main(rank, file):
     train(rank, DelayedScaling(**OPTIONS, reduce_amax=False), collected_by=[rank], inside=True)
     train(rank, DelayedScaling(**OPTIONS, scaling_factor_compute_algo=divided), collected_by=range(WORLD), inside=True)
     garbage(rank, DelayedScaling(**OPTIONS))
-    end()
-
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]), sys.argv[2])

@@ -1,9 +1,10 @@
-"""Processes of a torch.distributed group (gloo) that run functions of a test, one after another. No test can hang: past
-a deadline the processes are killed, and the error has what each of them was doing. And one process that is any rank of
-PyTorch's fake group, for graphs."""
+"""Processes of a torch.distributed group (gloo) that run functions of tests, one after another. No test can hang:
+past a deadline the processes are killed, and the error has what each of them was doing. And one process that is any
+rank of PyTorch's fake group, for graphs."""
 
 import contextlib
 import faulthandler
+import gc
 import multiprocessing
 import os
 import sys
@@ -67,20 +68,29 @@ def _serve(rank: int, size: int, folder: str, pipe) -> None:
     end()
 
 
-class Ranks:
-    """size processes. run() calls a function of a module in each of them."""
+def forget(rank: int) -> None:
+    """What the functions of one file have compiled, before those of another."""
+    import torch
 
-    def __init__(self, size: int) -> None:
+    torch.compiler.reset()
+    gc.collect()
+
+
+class Ranks:
+    """size processes. run() calls a function of a module in each of them. context: how multiprocessing starts them.
+    Spawned ones hash differently, so that the order of a set is another in each, as it is for users."""
+
+    def __init__(self, size: int, context: multiprocessing.context.BaseContext | None = None) -> None:
         self.size, self._folder = size, tempfile.TemporaryDirectory()
+        self._context = context or multiprocessing.get_context("spawn")
         self._start()
 
     def _start(self) -> None:
-        spawn = multiprocessing.get_context("spawn")
-        ends = [spawn.Pipe() for _ in range(self.size)]
+        ends = [self._context.Pipe() for _ in range(self.size)]
         self._pipes = [own for own, _ in ends]
         folder = tempfile.mkdtemp(dir=self._folder.name)
         self._processes = [
-            spawn.Process(target=_serve, args=(rank, self.size, folder, other), daemon=True)
+            self._context.Process(target=_serve, args=(rank, self.size, folder, other), daemon=True)
             for rank, (_, other) in enumerate(ends)
         ]
         self._stderr = [Path(folder) / f"stderr{rank}" for rank in range(self.size)]

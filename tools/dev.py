@@ -141,7 +141,10 @@ def pytest(*arguments: str, **environment: str) -> bool:
 
 def test_environment() -> dict[str, str]:
     caches = {"TORCHINDUCTOR_CACHE_DIR": str(compile_caches(release_folder()))}
-    return caches | os.environ | {"QUIRE_GOLDEN_DIR": str(golden())}
+    # Without the first, each process that compiles starts others, which import PyTorch and compile nothing: threads
+    # compile what runs on a CPU. The second is of the code around the kernels that AOTInductor makes.
+    quick = {"TORCHINDUCTOR_COMPILE_THREADS": "1", "AOT_INDUCTOR_COMPILE_WRAPPER_OPT_LEVEL": "O0"}
+    return caches | quick | os.environ | {"QUIRE_GOLDEN_DIR": str(golden())}
 
 
 def workers() -> tuple[list[str], dict[str, str]]:
@@ -160,7 +163,7 @@ def test(arguments: list[str], quick: bool = False) -> None:
     os.chdir(ROOT)
     tier = ["--quick"] if quick else []
     if arguments:
-        hand_over("-m", "pytest", *tier, *arguments, QUIRE_GOLDEN_DIR=str(golden()))
+        hand_over("-m", "pytest", *tier, *arguments, **test_environment())
     ctest(release_folder(), *(["--label-exclude", "other_isa"] if quick else []))
     shared, environment = workers()
     others = [*tier, f"--ignore={DEVICE_TESTS}"]

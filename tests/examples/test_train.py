@@ -1,4 +1,4 @@
-"""The training example, run as a user runs it: through its command line, in a process of its own."""
+"""The training example, run through its command line, in processes of its own."""
 
 import functools
 import importlib.util
@@ -11,6 +11,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.distributed import TCPStore
+
+from warm import Program
 
 pytestmark = pytest.mark.slow
 
@@ -20,21 +23,45 @@ for needed in ("tqdm", "matplotlib"):
 
 SCRIPT = Path(__file__).resolve().parents[2] / "examples" / "train" / "train.py"
 SIZE = "--layers 2 --width 64 --seq 32 --batch 2 --steps 6 --validation-batches 2".split()
+#: Most of the time is that of compiling.
+EAGER = (*SIZE, "--backend", "aot_eager")
 RECIPES = ("baseline", "fp8_delayed", "nvfp4")
 SECONDS = 1800
 
 
-def train(*arguments: object, python: tuple[str, ...] = (str(SCRIPT),)) -> subprocess.CompletedProcess:
+def train(*arguments: object, missing: str = "") -> subprocess.CompletedProcess:
     """The finished process; its output is text, whatever bytes a model may have printed."""
-    command = [sys.executable, *python, *map(str, arguments)]
+    return Program(SCRIPT, *arguments, missing=missing).finished(SECONDS)
+
+
+def train_as_a_user(*arguments: object) -> subprocess.CompletedProcess:
+    """The same from a shell."""
+    command = [sys.executable, str(SCRIPT), *map(str, arguments)]
     environment = {**os.environ, "PYTHONUTF8": "1"}
     return subprocess.run(command, env=environment, capture_output=True, text=True, errors="replace", timeout=SECONDS)
 
 
+def train_as_torchrun(processes: int, *arguments: object) -> list[subprocess.CompletedProcess]:
+    """Processes that find each other as those of torchrun do, without its start."""
+    store = TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
+    world = {"WORLD_SIZE": processes, "MASTER_ADDR": store.host, "MASTER_PORT": store.port}
+    world |= {"TORCHELASTIC_USE_AGENT_STORE": True, "TORCHELASTIC_RESTART_COUNT": 0, "OMP_NUM_THREADS": 1}
+    environment = {name: str(value) for name, value in world.items()}
+    ranks = [
+        Program(SCRIPT, *arguments, environment=environment | {"RANK": str(rank), "LOCAL_RANK": str(rank)})
+        for rank in range(processes)
+    ]
+    return [rank.finished(SECONDS) for rank in ranks]
+
+
+def printed_by(*processes: subprocess.CompletedProcess) -> str:
+    """What they printed; they must have succeeded."""
+    assert not any(process.returncode for process in processes), "\n".join(process.stderr for process in processes)
+    return "".join(process.stdout for process in processes)
+
+
 def train_successfully(*arguments: object) -> str:
-    process = train(*arguments)
-    assert process.returncode == 0, process.stderr
-    return process.stdout
+    return printed_by(train(*arguments))
 
 
 def assert_explained(process: subprocess.CompletedProcess, *words: str) -> None:
@@ -55,11 +82,11 @@ def runs_of(out: Path) -> dict[str, dict]:
 def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     """The folder and the terminal output of one uninterrupted run of RECIPES."""
     out = tmp_path_factory.mktemp("finished")
-    return out, train_successfully(*SIZE, "--recipe", ",".join(RECIPES), "--out", out)
+    return out, train_successfully(*EAGER, "--recipe", ",".join(RECIPES), "--out", out)
 
 
 #: The same graphs, which test_parallel_graphs.py compiles with Inductor.
-DIVIDED = (*SIZE, "--width", 128, "--dtype", "fp32", "--backend", "aot_eager")
+DIVIDED = (*EAGER, "--width", 128, "--dtype", "fp32")
 
 
 @pytest.fixture(scope="module")
@@ -85,7 +112,7 @@ def assert_losses_of_one(losses: dict[str, list[float]], alone: dict[str, dict],
     assert losses["nvfp4"] == pytest.approx(alone["nvfp4"]["losses"], rel=1e-2)
 
 
-# Most of the time is that of compiling: a baseline and a resumed run where they tell most.
+# A baseline and a resumed run where they tell most, and one as a user starts it.
 @pytest.mark.parametrize(
     ("processes", "parallel", "recipes", "stops"),
     [
@@ -108,16 +135,20 @@ def test_several_processes_come_to_the_losses_of_one(
     alone = one(*moe)
     options = ("--recipe", ",".join(recipes), "--processes", processes, "--parallel", parallel, "--out", tmp_path)
     parts = (("--stop-after", 3), ("--resume",)) if stops else ((),)
-    printed = "".join(train_successfully(*DIVIDED, *moe, *options, *part) for part in parts)
+    printed = ""
+    for part in parts:
+        arguments = (*DIVIDED, *moe, *options, *part)
+        run = [train_as_a_user(*arguments)] if parallel == "tp" else train_as_torchrun(processes, *arguments)
+        printed += printed_by(*run)
     said = f"baseline in fp32, {processes} processes ({parallel}) of"
     assert printed.count(said) == len(parts), "one process alone prints"
     found = runs_of(tmp_path)
     assert tuple(found) == recipes
     assert_losses_of_one({name: run["losses"] for name, run in found.items()}, alone, parallel)
-    for name, run in found.items():
-        assert run["train_graphs"] == run["validation_graphs"] == 1 and run["graph_breaks"] == 0
-        assert run["saved_activation_bytes"] < alone[name]["saved_activation_bytes"]
-        assert run["wire_bytes"] > 0 and alone[name]["wire_bytes"] == 0
+    for name, result in found.items():
+        assert result["train_graphs"] == result["validation_graphs"] == 1 and result["graph_breaks"] == 0
+        assert result["saved_activation_bytes"] < alone[name]["saved_activation_bytes"]
+        assert result["wire_bytes"] > 0 and alone[name]["wire_bytes"] == 0
     if parallel == "sp":  # codes are gathered
         assert found["nvfp4"]["wire_bytes"] < 0.8 * found["baseline"]["wire_bytes"]
     if stops:
@@ -148,10 +179,18 @@ def test_every_run_is_one_graph_forward_and_loses_what_it_learns(finished: tuple
         assert run["compile_seconds"] > 0
 
 
+def test_a_run_of_a_user_is_one_graph_of_inductor_with_the_losses_of_the_other_backend(tmp_path: Path) -> None:
+    options = ("--layers", 1, "--recipe", "nvfp4", "--out")
+    printed_by(train_as_a_user(*SIZE, *options, tmp_path), train(*EAGER, *options, tmp_path / "other"))
+    results = json.loads((tmp_path / "results.json").read_text())
+    assert results["settings"]["backend"] == "inductor"
+    (run,), other = results["runs"], runs_of(tmp_path / "other")["nvfp4"]
+    assert run["train_graphs"] == run["validation_graphs"] == 1 and run["graph_breaks"] == 0
+    assert run["losses"] == pytest.approx(other["losses"], rel=1e-2)
+
+
 def test_a_mixture_of_experts_trains_in_one_graph_to_the_loss_of_its_baseline(tmp_path: Path) -> None:
-    printed = train_successfully(
-        *SIZE, "--moe", 4, "--recipe", "baseline,nvfp4", "--backend", "aot_eager", "--out", tmp_path
-    )
+    printed = train_successfully(*EAGER, "--moe", 4, "--recipe", "baseline,nvfp4", "--out", tmp_path)
     assert "2 layers with 4 experts of width 64" in printed
     runs = runs_of(tmp_path)
     for run in runs.values():
@@ -189,7 +228,7 @@ def test_a_table_a_plot_and_a_checkpoint_per_recipe_are_written(finished: tuple[
 
 def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(finished: tuple[Path, str], tmp_path: Path) -> None:
     whole, _ = finished
-    arguments = (*SIZE, "--recipe", ",".join(RECIPES), "--out", tmp_path)
+    arguments = (*EAGER, "--recipe", ",".join(RECIPES), "--out", tmp_path)
     assert "--resume continues" in train_successfully(*arguments, "--stop-after", 3)
     assert not (tmp_path / "results.json").exists()
     train_successfully(*arguments, "--resume")
@@ -205,12 +244,12 @@ def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(finished: tuple[P
 def test_resuming_a_finished_run_reports_it_again_without_training(finished: tuple[Path, str]) -> None:
     out, _ = finished
     before = runs_of(out)
-    train_successfully(*SIZE, "--recipe", ",".join(RECIPES), "--out", out, "--resume")
+    train_successfully(*EAGER, "--recipe", ",".join(RECIPES), "--out", out, "--resume")
     assert runs_of(out) == before
 
 
 def test_resuming_with_other_settings_is_refused(finished: tuple[Path, str]) -> None:
-    process = train(*SIZE, "--seed", 7, "--recipe", "nvfp4", "--out", finished[0], "--resume")
+    process = train(*EAGER, "--seed", 7, "--recipe", "nvfp4", "--out", finished[0], "--resume")
     assert_explained(process, "another run", "seed was 0, is 7", "--out")
 
 
@@ -233,17 +272,13 @@ def test_a_damaged_checkpoint_ends_with_a_message(tmp_path: Path) -> None:
 
 
 def test_a_diverged_run_ends_with_a_message(tmp_path: Path) -> None:
-    process = train(*SIZE, "--lr", 1e30, "--recipe", "baseline", "--out", tmp_path)
+    process = train(*EAGER, "--lr", 1e30, "--recipe", "baseline", "--out", tmp_path)
     assert_explained(process, "baseline", "became", "lower --lr")
 
 
 @pytest.mark.parametrize("name", ["quire", "torch", "tqdm", "matplotlib"])
 def test_a_missing_dependency_is_named_with_its_remedy(name: str, tmp_path: Path) -> None:
-    blocked = (
-        f"import runpy, sys; sys.modules[{name!r}] = None; sys.path.insert(0, {str(SCRIPT.parent)!r}); "
-        f"runpy.run_path({str(SCRIPT)!r}, run_name='__main__')"
-    )
-    process = train("--out", tmp_path, python=("-c", blocked))
+    process = train("--out", tmp_path, missing=name)
     assert_explained(process, f"cannot import {name}", "get it with")
 
 

@@ -13,8 +13,9 @@ import pytest
 import torch
 
 import quire
+import warm
 from every_recipe import DEFAULTS, VARIANTS, params
-from ranks import Ranks
+from ranks import Ranks, forget
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 
@@ -160,36 +161,6 @@ def tensor_of(device):
 
 
 @pytest.fixture
-def two_ranks(tmp_path):
-    """two_ranks("worker.py") runs tests/worker.py RANK RENDEZVOUS in two processes, which must succeed."""
-    if not torch.distributed.is_available():
-        pytest.skip("this PyTorch has no torch.distributed")
-
-    def run(worker):
-        script = Path(__file__).parents[1] / worker
-        paths = [str(script.parent), *sys.path]
-        environment = os.environ | {"PYTHONPATH": ":".join(paths), "OMP_NUM_THREADS": "1"}
-        ranks = [
-            subprocess.Popen(
-                [sys.executable, str(script), str(rank), str(tmp_path / "rendezvous")],
-                env=environment,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-            )
-            for rank in range(2)
-        ]
-        try:
-            outputs = [rank.communicate(timeout=300)[0] for rank in ranks]
-        finally:
-            for rank in ranks:
-                rank.kill()
-        assert [rank.returncode for rank in ranks] == [0, 0], "\n".join(outputs)
-
-    return run
-
-
-@pytest.fixture
 def compiler():
     """Compiles with fullgraph=True and counts graphs; starts with nothing compiled."""
     import torch._dynamo as dynamo
@@ -216,24 +187,37 @@ def compiler():
     forget()
 
 
-@pytest.fixture(scope="module")
-def two():
-    """Two processes of a group, for the tests of a file."""
-    ranks = Ranks(2)
-    yield ranks
-    ranks.close()
+@pytest.fixture(scope="session")
+def ranks():
+    """ranks(size): so many processes of a group, which tests of all files share. Each takes seconds to start."""
+    made = {}
+
+    def of(size):
+        if size not in made:
+            made[size] = Ranks(size)
+        return made[size]
+
+    yield of
+    for group in made.values():
+        group.close()
 
 
 @pytest.fixture(scope="module")
-def four():
-    ranks = Ranks(4)
-    yield ranks
-    ranks.close()
+def two(ranks):
+    """Two processes of a group, which have nothing compiled when the first test of a file gets them."""
+    ranks(2).run(forget)
+    return ranks(2)
+
+
+@pytest.fixture(scope="module")
+def four(ranks):
+    ranks(4).run(forget)
+    return ranks(4)
 
 
 @pytest.fixture
 def new():
     """Two processes for one test, which leaves them in a collective."""
-    ranks = Ranks(2)
+    ranks = Ranks(2, warm.CONTEXT)
     yield ranks
     ranks.kill()

@@ -2,8 +2,9 @@
 
 import pytest
 
+from data_parallel_ranks import trains_as_one_process
 
-@pytest.mark.alone
+
 @pytest.mark.slow
-def test_two_ranks_train_as_one_process(two_ranks):
-    two_ranks("data_parallel_ranks.py")
+def test_two_ranks_train_as_one_process(two):
+    two.run(trains_as_one_process)

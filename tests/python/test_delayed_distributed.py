@@ -2,8 +2,9 @@
 
 import pytest
 
+from delayed_ranks import uses_the_scales_of_the_largest_amax
 
-@pytest.mark.alone
+
 @pytest.mark.slow
-def test_two_ranks_use_the_scales_of_the_largest_amax(two_ranks):
-    two_ranks("delayed_ranks.py")
+def test_two_ranks_use_the_scales_of_the_largest_amax(two):
+    two.run(uses_the_scales_of_the_largest_amax)

@@ -28,6 +28,7 @@ from expert_ranks import (
     states,
 )
 from failing_ranks import SHORT
+from pairwise import pairwise
 
 SIZES = {"exact": {}, "capacity": {"ep_capacity": 64}}
 
@@ -76,11 +77,12 @@ def test_options_of_the_mixture(two, options):
             two.run(equals_one_process, Case(recipe, options=options, dtype=dtype))
 
 
-@pytest.mark.parametrize("way", [way for way in WAYS if way != "eager"])
-@pytest.mark.parametrize("sizes", SIZES)
-def test_ways_to_run(two, way, sizes):
-    for recipe in ("mxfp8", "nvfp4", "delayed"):
-        two.run(equals_one_process, Case(recipe, ep=SIZES[sizes], way=way))
+@pytest.mark.parametrize(
+    ("recipe", "way", "sizes"),
+    pairwise(("mxfp8", "nvfp4", "delayed"), [way for way in WAYS if way != "eager"], list(SIZES)),
+)
+def test_ways_to_run(two, recipe, way, sizes):
+    two.run(equals_one_process, Case(recipe, ep=SIZES[sizes], way=way))
 
 
 @pytest.mark.parametrize("recipe", IN_ANY_PRECISION)

@@ -1,15 +1,13 @@
 """quire.explain: says what ran, in which format and direction, by which kernel, and changes nothing."""
 
-import os
 import re
-import subprocess
-import sys
 import threading
 
 import pytest
 import torch
 
 import quire
+import warm
 from quire.recipe import Float8CurrentScaling, NVFP4BlockScaling
 
 # numerics.md 6.1: product -> the operands' roles, directions and [outer, contraction] for M, N, K.
@@ -223,11 +221,7 @@ with quire.autocast():
 
 
 def test_a_forced_kernel_is_said_to_be_forced():
-    environment = os.environ | {"QUIRE_KERNEL": "gemm:reference"}
-    done = subprocess.run(
-        [sys.executable, "-c", FORCED], env=environment, stdout=subprocess.PIPE, text=True, check=True
-    )
-    lines = set(done.stdout.splitlines())
+    lines = set(warm.run(FORCED, QUIRE_KERNEL="gemm:reference").splitlines())
     others = ["QUIRE_KERNEL names another"] * 5  # amx_nvfp4, int8, amx, bf16, generic
     assert f"gemm reference {[*others, 'runs']}" in lines
     assert "quantize generic ['runs', 'not asked, generic comes first']" in lines
@@ -243,12 +237,9 @@ print(*[kernel.verdict for kernel in step.kernels[:4]], sep="\\n")
 
 
 def test_what_the_machine_lacks_is_said_before_what_the_call_has_too_little_of():
-    environment = os.environ | {"QUIRE_ISA": "scalar", "PYTHONPATH": ":".join(sys.path)}
-    done = subprocess.run(
-        [sys.executable, "-c", ONE_TOKEN], env=environment, stdout=subprocess.PIPE, text=True, check=True
-    )
+    said = warm.run(ONE_TOKEN, QUIRE_ISA="scalar")
     lanes = ("bfloat16 tiles", "int8", "bfloat16 tiles", "bfloat16")
-    assert done.stdout.splitlines() == [f"instruction set scalar has no products of {kind}" for kind in lanes]
+    assert said.splitlines() == [f"instruction set scalar has no products of {kind}" for kind in lanes]
 
 
 BIAS_GRADIENT = """
@@ -261,8 +252,7 @@ assert db.tolist() == [3] * 8
 
 
 def test_a_forced_kernel_of_products_does_not_refuse_gradients_of_biases():
-    environment = os.environ | {"QUIRE_KERNEL": "gemm:int8"}
-    subprocess.run([sys.executable, "-c", BIAS_GRADIENT], env=environment, check=True)
+    warm.run(BIAS_GRADIENT, QUIRE_KERNEL="gemm:int8")
 
 
 def test_a_norm_that_quantizes_made_the_operand_of_the_product():

@@ -1,0 +1,66 @@
+"""Processes that begin with PyTorch and quire imported, which takes seconds: forks of one that has done nothing else.
+All of them hash alike."""
+
+import multiprocessing
+import os
+import runpy
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+#: What most of them use.
+MODULES = ["quire", "torch._inductor.compile_fx", "torch.distributed.fsdp", "torch.distributed.checkpoint"]
+MODULES += ["matplotlib.pyplot", "tqdm"]
+
+CONTEXT = multiprocessing.get_context("forkserver")
+CONTEXT.set_forkserver_preload(MODULES)
+
+
+class Program:
+    """A Python program in a process, as if started by `python script *arguments`, with more environment variables.
+    missing: a module that it cannot import."""
+
+    def __init__(
+        self, script: Path, *arguments: object, environment: Mapping[str, str] | None = None, missing: str = ""
+    ) -> None:
+        self.command = [str(script), *map(str, arguments)]
+        self._folder = tempfile.TemporaryDirectory()
+        self._outputs = [Path(self._folder.name) / name for name in ("stdout", "stderr")]
+        given = dict(environment or {}), missing, os.getcwd()
+        self._process = CONTEXT.Process(target=_run, args=(self.command, self._outputs, *given))
+        self._process.start()
+
+    def finished(self, seconds: float) -> subprocess.CompletedProcess:
+        """What it wrote, and its exit status, when it has ended; past the deadline it is killed."""
+        self._process.join(seconds)
+        if self._process.is_alive():
+            self._process.kill()
+            self._process.join()
+        outputs = [path.read_text(encoding="utf-8", errors="replace") for path in self._outputs]
+        return subprocess.CompletedProcess(self.command, self._process.exitcode, *outputs)
+
+
+def run(code: str, **environment: str) -> str:
+    """What `python -c code` prints, which must succeed."""
+    with tempfile.NamedTemporaryFile("w", suffix=".py") as file:
+        file.write(code)
+        file.flush()
+        done = Program(Path(file.name), environment=environment).finished(120)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def _run(command: list[str], outputs: list[Path], environment: dict[str, str], missing: str, folder: str) -> None:
+    os.environ.update(environment)
+    os.chdir(folder)
+    for number, stream, path in zip((1, 2), (sys.stdout, sys.stderr), outputs, strict=True):
+        with open(path, "wb") as file:
+            os.dup2(file.fileno(), number)
+        stream.reconfigure(encoding="utf-8", errors="surrogateescape")
+    if missing:
+        sys.modules[missing] = None
+    sys.argv = list(command)
+    sys.path.insert(0, str(Path(command[0]).parent))
+    runpy.run_path(command[0], run_name="__main__")
