@@ -13,6 +13,7 @@ from pathlib import Path
 
 import torch
 
+import capped
 import machine
 import quantizers
 import roofline
@@ -73,7 +74,8 @@ def layers(options: argparse.Namespace, peaks: machine.Peaks) -> tuple[list[dict
     torch.manual_seed(0)
     weight = torch.randn(options.n, options.k) * options.k**-0.5
     contenders = make(weight, options.weights)
-    print(f"\nlayers, N = {options.n}, K = {options.k}; inference: weights {options.weights}\n{HEADER}")
+    sizes = f"N = {options.n}, K = {options.k}; inference: weights {options.weights}"
+    print(f"\nlayers{capped.heading()}, {sizes}\n{HEADER}")
     rows: list[dict] = []
     for what, m in itertools.product(options.passes, options.m):
         peaks = peaks.best(machine.by_torch(options.peak_seconds / 4))
@@ -90,6 +92,7 @@ def layers(options: argparse.Namespace, peaks: machine.Peaks) -> tuple[list[dict
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    capped.add_option(parser)
     parser.add_argument("--m", type=int, nargs="+", default=[1, 16, 128, 2048], help="tokens")
     parser.add_argument("--n", type=int, default=4096, help="out_features")
     parser.add_argument("--k", type=int, default=4096, help="in_features")
@@ -111,9 +114,10 @@ def parse() -> argparse.Namespace:
 
 def main() -> int:
     options = parse()
+    capped.apply(options)
     torch.set_num_threads(options.threads)
     options.out.mkdir(parents=True, exist_ok=True)
-    print(machine.describe())
+    print(machine.describe() + capped.heading())
     if options.sweep:
         return 0 if sweep.run(options.out, backward=options.passes == ["training"]) else 1
     for peer, why in peers_that_lack(options.n, options.k).items():
@@ -121,11 +125,10 @@ def main() -> int:
     peaks = machine.measure(options.peak_seconds)
     print(f"this machine: {peaks}")
     if not peaks.int8:
-        print(
-            "its int8 peak is not measured, so that 4 bits may stand above the roof; ./dev bench core builds what does"
-        )
+        print("its int8 peak is not measured, so that 4 bits may stand above the roof; without --isa the loops of ")
+        print("./dev bench core, once built, measure it")
     rows, peaks = layers(options, peaks)
-    figures = {"machine": machine.describe(), "peaks": vars(peaks), "layers": rows}
+    figures = {"machine": machine.describe(), "capped": capped.isa_of(), "peaks": vars(peaks), "layers": rows}
     if not options.no_quantizers:
         figures["quantizers"] = quantizers.run(options.seconds)
     (options.out / "bench.json").write_text(json.dumps(figures, indent=1))

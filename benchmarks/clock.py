@@ -10,7 +10,7 @@ from typing import TypeVar
 T = TypeVar("T")
 
 #: A contender this many times slower than the best one is hopeless.
-HOPELESS = 10
+HOPELESS = 5
 #: More than last-level caches hold.
 COLD_BYTES = 128 * 2**20
 

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import torch
 
+import capped
 import machine
 from clock import best_seconds
 
@@ -41,12 +42,14 @@ def main() -> None:
     parser.add_argument("--moe", type=int, default=0, help="experts in each block [0: no mixture]")
     parser.add_argument("--seconds", type=float, default=60, help="in all, compiling aside [60]")
     parser.add_argument("--out", type=Path, default=Path("build/bench"))
+    capped.add_option(parser)
     options = parser.parse_args()
+    capped.apply(options)
     options.out.mkdir(parents=True, exist_ok=True)
     warnings.filterwarnings("ignore", module="torch._inductor")
     make_reproducible()
     settings = Settings(**DEFAULT, moe=options.moe, seed=0, dtype="bf16")
-    print(machine.describe())
+    print(machine.describe() + capped.heading())
     runs = contenders(settings)
     for run in runs.values():
         run.train_step()  # compiles

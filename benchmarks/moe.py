@@ -12,6 +12,7 @@ from pathlib import Path
 
 import torch
 
+import capped
 import machine
 import quire
 from clock import best_seconds, cold
@@ -147,9 +148,11 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, nargs="+", default=[8, 64])
     parser.add_argument("--seconds", type=float, default=20, help="for each table [20]")
     parser.add_argument("--out", type=Path, default=Path("build/bench"))
+    capped.add_option(parser)
     options = parser.parse_args()
+    capped.apply(options)
     options.out.mkdir(parents=True, exist_ok=True)
-    print(machine.describe())
+    print(machine.describe() + capped.heading())
     results = [products(tokens, options.seconds) for tokens in options.tokens]
     record = {"products": results, "host": host(options.seconds / 4), "targets": TARGETS}
     (options.out / "moe.json").write_text(json.dumps(record, indent=1))

@@ -1,5 +1,6 @@
 """The benchmark of layers: contenders compute what they say, take turns, run cold; cliffs are found; it runs."""
 
+import argparse
 import json
 import os
 import subprocess
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import capped
 import clock
 import contenders
 import machine
@@ -54,9 +56,9 @@ def test_a_contender_that_takes_all_the_time_is_called_once(time):
 
 def test_quick_contenders_run_more_often_until_each_has_had_its_share(time):
     log = []
-    calls = {"quick": taking(time, log, "quick", 1), "slow": taking(time, log, "slow", 10)}
+    calls = {"quick": taking(time, log, "quick", 1), "slow": taking(time, log, "slow", 5)}
     clock.best_seconds(calls, 40, least=1, most=15)
-    assert [log.count(name) for name in calls] == [15, 2]
+    assert [log.count(name) for name in calls] == [15, 4]
 
 
 @pytest.fixture
@@ -183,3 +185,48 @@ def test_the_script_prints_a_table_and_writes_figures_and_a_picture(tmp_path):
     assert {row["what"] for row in figures["quantizers"]} > {"copy", "quantize nvfp4", "dequantize mxfp8"}
     assert (tmp_path / "roofline.png").read_bytes()[:4] == b"\x89PNG"
     assert "x better" in done.stdout
+
+
+CAPPED_PROGRAM = """
+import argparse, json, sys
+sys.path.insert(0, sys.argv.pop(1))
+import capped
+parser = argparse.ArgumentParser()
+capped.add_option(parser)
+capped.apply(parser.parse_args())
+import torch
+import quire
+x = torch.ones(4, 64, dtype=torch.bfloat16)
+torch.nn.functional.linear(x, torch.ones(64, 64, dtype=torch.bfloat16))
+found = [quire.explain(lambda: None).isa, torch.backends.cpu.get_cpu_capability(), capped.heading()]
+print(json.dumps(found))
+"""
+
+
+def capped_run(isa, **environment):
+    """A program under --isa; ONEDNN_VERBOSE makes oneDNN say what it takes the CPU for."""
+    program = [sys.executable, "-c", CAPPED_PROGRAM, SCRIPT.parent, "--isa", isa]
+    return subprocess.run(program, capture_output=True, text=True, env=os.environ | environment)
+
+
+def test_capped_programs_start_anew_with_both_sides_capped():
+    done = capped_run("avx2", ONEDNN_VERBOSE="1", QUIRE_ISA="scalar")
+    if "lacks" in done.stderr:
+        pytest.skip("the machine has no AVX2")
+    assert done.returncode == 0, done.stderr
+    *said, found = done.stdout.splitlines()
+    assert json.loads(found) == ["avx2", "AVX2", " (capped: quire and PyTorch with no more than avx2)"]
+    assert any("isa:Intel AVX2" in line for line in said) or not any("isa:" in line for line in said)
+
+
+def test_a_side_that_does_not_heed_its_cap_is_refused_in_words(monkeypatch):
+    monkeypatch.setattr(capped.torch.backends.cpu, "get_cpu_capability", lambda: "AVX512")
+    monkeypatch.setenv(capped._MARK, "avx2")
+    with pytest.raises(SystemExit, match="--isa avx2: .*PyTorch has avx512, not avx2"):
+        capped.apply(argparse.Namespace(isa="avx2"))
+
+
+def test_every_instruction_set_but_the_best_and_the_scalar_one_can_be_the_cap():
+    assert set(capped.CAPS) == {"avx2", "avx2_vnni", "avx512", "avx512_vnni", "avx512_bf16"}
+    assert capped.isa_of({}) is None and capped.isa_of(capped.environment("avx512")) == "avx512"
+    assert capped.heading() == ""  # this process is not

@@ -55,7 +55,7 @@ constexpr std::array kIsas{
     Isa{"avx512_vnni", std::span(kFeatures).last<8>(), &avx512::kKernels, &avx512_vnni::kInt8},
     Isa{"avx512", std::span(kFeatures).last<7>(), &avx512::kKernels},
     Isa{"avx2_vnni", kAvx2VnniFeatures, &avx2::kKernels, &avx2_vnni::kInt8},
-    Isa{"avx2", std::span(kFeatures).last<3>(), &avx2::kKernels},
+    Isa{"avx2", std::span(kFeatures).last<3>(), &avx2::kKernels, &avx2_int8::kInt8},
     Isa{"scalar", {}, &scalar::kKernels},
 };
 #else

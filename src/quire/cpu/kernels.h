@@ -31,6 +31,9 @@ extern const Kernels kKernels;
 namespace avx512 {
 extern const Kernels kKernels;
 }
+namespace avx2_int8 {
+extern const GemmKernel kInt8;
+}
 namespace avx2_vnni {
 extern const GemmKernel kInt8;
 }

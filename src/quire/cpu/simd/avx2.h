@@ -97,3 +97,18 @@ inline F32 load_bytes_as_f16(const uint8_t* p) {
   const __m128i moved = _mm_slli_epi16(words, kShift);
   return _mm256_cvtph_ps(_mm_and_si128(moved, _mm_set1_epi16(static_cast<int16_t>(kKept))));
 }
+
+typedef uint8_t Bytes __attribute__((vector_size(4 * kLanes), aligned(1)));
+
+/// A table of 16 bytes, and what it holds at each index (below 16).
+inline Bytes repeat_table(const uint8_t* table) {
+  return reinterpret_cast<Bytes>(_mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(table))));
+}
+inline Bytes look_up(Bytes table, Bytes index) {
+  return reinterpret_cast<Bytes>(
+      _mm256_shuffle_epi8(reinterpret_cast<__m256i>(table), reinterpret_cast<__m256i>(index)));
+}
+/// The smaller of two bytes without sign.
+inline Bytes smaller(Bytes x, Bytes y) {
+  return reinterpret_cast<Bytes>(_mm256_min_epu8(reinterpret_cast<__m256i>(x), reinterpret_cast<__m256i>(y)));
+}

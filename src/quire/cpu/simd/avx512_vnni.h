@@ -1,9 +1,7 @@
 // The words of AVX-512 VNNI on top of AVX-512: four bytes a lane, multiplied and summed in int32.
 
-/// Rows of a micro-tile of bytes.
-constexpr int kInt8Rows = 8;
-
-typedef uint8_t Bytes __attribute__((vector_size(4 * kLanes), aligned(1)));
+/// Rows of a micro-tile of bytes, and of any such tile up to which its sums are kept in registers.
+constexpr int kInt8Rows = 8, kInt8RegisterRows = 16;
 
 inline Bytes load_bytes(const void* p) { return reinterpret_cast<Bytes>(_mm512_loadu_si512(p)); }
 inline void store_bytes(void* p, Bytes v) { _mm512_storeu_si512(p, reinterpret_cast<__m512i>(v)); }
@@ -15,14 +13,10 @@ inline Bytes broadcast_bytes(const void* lane) {
 }
 inline I32 broadcast_int(const void* lane) { return reinterpret_cast<I32>(broadcast_bytes(lane)); }
 
-/// A table of 16 bytes, and what it holds at each index (below 16).
-inline Bytes repeat_table(const uint8_t* table) {
-  return reinterpret_cast<Bytes>(_mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i*>(table))));
-}
-inline Bytes look_up(Bytes table, Bytes index) {
-  return reinterpret_cast<Bytes>(
-      _mm512_shuffle_epi8(reinterpret_cast<__m512i>(table), reinterpret_cast<__m512i>(index)));
-}
+/// Sums of products of bytes, what a row keeps of where they start, and what they come to.
+typedef I32 Products;
+inline I32 kept_start(I32 start) { return start; }
+inline I32 total(Products sum) { return sum; }
 
 /// sum + the products of four bytes each, those of x without sign.
 inline I32 dot(I32 sum, Bytes x, Bytes y) {

@@ -99,3 +99,15 @@ inline F32 load_bytes_as_f16(const uint8_t* p) {
     v[i] = f16_to_f32(static_cast<uint16_t>(static_cast<int8_t>(p[i]) << kShift & kKept));
   return v;
 }
+
+typedef uint8_t Bytes __attribute__((vector_size(4 * kLanes), aligned(1)));
+
+/// A table of 16 bytes, and what it holds at each index (below 16).
+inline Bytes repeat_table(const uint8_t* table) {
+  Bytes bytes;
+  std::memcpy(&bytes, table, sizeof bytes);
+  return bytes;
+}
+inline Bytes look_up(Bytes table, Bytes index) { return __builtin_shuffle(table, index); }
+/// The smaller of two bytes without sign.
+inline Bytes smaller(Bytes x, Bytes y) { return x < y ? x : y; }

@@ -105,9 +105,25 @@ inline F32 decode_finite(const uint8_t* codes) {
   return halves * static_cast<float>(quire::power_of_two(15 - f.bias));
 }
 
+/// Whether all codes of a run, whole groups of N, are finite.
+template <Format F, int64_t N>
+inline bool all_finite(const uint8_t* codes, int64_t count) {
+  typedef Vec<int8_t, N> Group;
+  constexpr auto mask = static_cast<int8_t>(row(F).magnitudes() - 1);
+  Group most{};
+  for (int64_t i = 0; i < count; i += N) most = larger<Group>(most, *reinterpret_cast<const Group*>(codes + i) & mask);
+  int8_t top[N];
+  std::memcpy(top, &most, sizeof top);
+  return *std::max_element(top, top + N) <= row(F).max_code();
+}
+
 template <Format F>
 void decode_run(const uint8_t* codes, int64_t count, float* out) {
-  for (int64_t i = 0; i < count; i += kLanes) store(out + i, decode_lanes<F>(load_u8(codes + i)));
+  if (all_finite<F, kLaneGroup>(codes, count)) {
+    for (int64_t i = 0; i < count; i += kLanes) store(out + i, decode_finite<F>(codes + i));
+  } else {
+    for (int64_t i = 0; i < count; i += kLanes) store(out + i, decode_lanes<F>(load_u8(codes + i)));
+  }
 }
 
 /// count is a multiple of 16.

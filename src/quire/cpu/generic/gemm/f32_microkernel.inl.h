@@ -2,6 +2,7 @@
 #pragma once
 
 #include "quire/cpu/generic/elements/codes.inl.h"
+#include "quire/cpu/generic/elements/quad_decoder.inl.h"
 #include "quire/cpu/generic/gemm/micro_tile.inl.h"
 #include "quire/cpu/generic/gemm/panel_codes.inl.h"
 #include "quire/cpu/generic/gemm/quads.inl.h"
@@ -28,15 +29,16 @@ struct F32MicroKernel : RegisterMicroKernel {
   /// Columns decoded as they are multiplied.
   struct Codes {
     StoredColumns<F32MicroKernel> stored;
-    Format element;
+    QuadDecoder decoder;
 
     void read(int64_t quad, F32 (&to)[4][kVectors]) const {
 #pragma GCC unroll 4
       for (int v = 0; v < kVectors; ++v) {
         const U32 codes = reinterpret_cast<U32>(load(reinterpret_cast<const float*>(stored.at(quad, v))));
+        F32 lanes[4];
+        decoder.decode(codes, lanes);
 #pragma GCC unroll 4
-        for (int c = 0; c < 4; ++c)
-          with_element<kByteElements>(element, [&](auto f) { to[c][v] = decode_lanes<f>(codes >> (8 * c) & 0xFF); });
+        for (int c = 0; c < 4; ++c) to[c][v] = lanes[c];
       }
     }
   };
@@ -46,7 +48,7 @@ struct F32MicroKernel : RegisterMicroKernel {
   template <class Body>
   static bool with_codes(const Operand& o, int64_t col, const KPanel& panel, const uint16_t* /*folded*/,
                          const Body& body) {
-    body(Codes{{o, col, panel}, o.spec.element});
+    body(Codes{{o, col, panel}, QuadDecoder(o.spec.element)});
     return true;
   }
 
@@ -60,21 +62,32 @@ struct F32MicroKernel : RegisterMicroKernel {
 
   static void pack_columns(const Operand& o, int64_t outer, const KPanel& panel, unsigned /*folded*/, float* out) {
     with_codes_of(o, outer, panel, [&](const auto& codes) {
-      with_element<kElements>(o.spec.element, [&](auto f) { decode_columns<f>(codes, panel.padded, out); });
+      if (o.spec.packed()) return decode_columns(codes, PackedDecoder{}, panel.padded, out);
+      decode_columns(codes, QuadDecoder(o.spec.element), panel.padded, out);
     });
   }
 
  private:
-  template <Format F, class Source>
-  static void decode_columns(const Source& codes, int64_t count, float* out) {
+  /// QuadDecoder's part for 4-bit codes, a byte each.
+  struct PackedDecoder {
+    void decode(U32 codes, F32 (&to)[4]) const {
+#pragma GCC unroll 4
+      for (int c = 0; c < 4; ++c) to[c] = decode_lanes<kPackedFormat>(codes >> (8 * c) & 0xFF);
+    }
+  };
+
+  template <class Source, class Decoder>
+  [[gnu::noinline]] static void decode_columns(const Source& codes, const Decoder& decoder, int64_t count, float* out) {
     for (int64_t l = 0; l < count; l += 4 * Source::kStep) {
       U32 quads[Source::kStep][kQuadVectors];
       codes.read(l, quads);
-      for (int q = 0; q < Source::kStep; ++q)
+      for (int q = 0; q < Source::kStep; ++q, out += 4 * kLaneGroup)
+        for (int v = 0; v < kQuadVectors; ++v) {
+          F32 lanes[4];
+          decoder.decode(quads[q][v], lanes);
 #pragma GCC unroll 4
-        for (int c = 0; c < 4; ++c, out += kLaneGroup)
-          for (int v = 0; v < kQuadVectors; ++v)
-            store(out + v * kLanes, decode_lanes<F>(quads[q][v] >> (8 * c) & 0xFF));
+          for (int c = 0; c < 4; ++c) store(out + c * kLaneGroup + v * kLanes, lanes[c]);
+        }
     }
   }
 };

@@ -51,8 +51,8 @@ struct Int8MicroKernel : RegisterMicroKernel {
         interleave_lanes(first, second);
         store_bytes(row + l, first);
         store_bytes(row + l + kLanes, second);
-        store_starts(dot(I32{}, offset, first), row + kPanelLanes + l / kBlockLanes);
-        store_starts(dot(I32{}, offset, second), row + kPanelLanes + (l + kLanes) / kBlockLanes);
+        store_starts(total(dot(Products{}, offset, first)), row + kPanelLanes + l / kBlockLanes);
+        store_starts(total(dot(Products{}, offset, second)), row + kPanelLanes + (l + kLanes) / kBlockLanes);
       }
     });
   }
@@ -61,7 +61,7 @@ struct Int8MicroKernel : RegisterMicroKernel {
   static void store_starts(I32 sums, float* out) {
     const I32 pairs = sums + permuted(sums, [](int i) { return i ^ 1; });
     const I32 blocks = -(pairs + permuted(pairs, [](int i) { return i ^ 2; }));
-    const I32 starts = permuted(blocks, [](int i) { return i * static_cast<int>(kBlockLanes) % kLanes; });
+    const I32 starts = permuted(kept_start(blocks), [](int i) { return i * static_cast<int>(kBlockLanes) % kLanes; });
     std::memcpy(out, &starts, sizeof(float) * kLanes / kBlockLanes);
   }
 
@@ -136,9 +136,61 @@ struct Int8MicroKernel : RegisterMicroKernel {
     return true;
   }
 
-  /// Every block of 16 is summed in integers, then scaled and added in registers. Both operands have block scales.
+  /// Every block of 16 is summed in integers, then scaled and added. Both operands have block scales.
   template <int Rows, bool Scaled, class Columns>
-  [[gnu::noinline]] static void multiply(const MicroTile& tile, const Columns& packed, const KPanel& panel) {
+  [[gnu::noinline]] static void multiply(const MicroTile& tile, const Columns& columns, const KPanel& panel) {
+    if constexpr (Rows <= kInt8RegisterRows) {
+      add_in_registers<Rows>(tile, columns, panel);
+    } else {
+      add_in_memory(tile, columns, panel);
+    }
+  }
+
+ private:
+  /// What the products of a block come to, of one row at `a` with a vector of columns each.
+  static void sum_block(const float* a, const float* start, const Block& columns, I32 (&to)[kVectors]) {
+    Products products[kVectors];
+#pragma GCC unroll 4
+    for (int v = 0; v < kVectors; ++v) products[v] = reinterpret_cast<Products>(broadcast_bytes(start));
+#pragma GCC unroll 4
+    for (int q = 0; q < kBlockLanes; ++q) {
+      const Bytes element = broadcast_bytes(a + q);
+#pragma GCC unroll 4
+      for (int v = 0; v < kVectors; ++v) products[v] = dot(products[v], columns[q][v], element);
+    }
+#pragma GCC unroll 4
+    for (int v = 0; v < kVectors; ++v) to[v] = total(products[v]);
+  }
+
+  /// Any number of rows; a block's columns stay in registers for all of them.
+  template <class Columns>
+  [[gnu::noinline]] static void add_in_memory(const MicroTile& tile, const Columns& packed, const KPanel& panel) {
+    const Columns from = packed;
+    constexpr int kCols = kVectors * kLanes;
+    const int64_t blocks = panel.blocks(), rows = tile.rows;
+    for (int64_t block = 0; block < blocks; ++block) {
+      Block columns;
+      read_block(from, block, columns);
+      F32 scale[kVectors];
+#pragma GCC unroll 4
+      for (int v = 0; v < kVectors; ++v) scale[v] = load(tile.b_scale + block * kCols + v * kLanes);
+      const float* row = tile.a;
+      const float* row_scale = tile.a_scale + block;
+      float* sum = tile.sum;
+      for (int64_t r = 0; r < rows; ++r, row += kRowLanes, row_scale += kPanelBlocks, sum += kCols) {
+        I32 products[kVectors];
+        sum_block(row + block * kBlockLanes, row + kPanelLanes + block, columns, products);
+        const F32 factor = broadcast(*row_scale);
+#pragma GCC unroll 4
+        for (int v = 0; v < kVectors; ++v)
+          store(sum + v * kLanes,
+                multiply_add(__builtin_convertvector(products[v], F32), factor * scale[v], load(sum + v * kLanes)));
+      }
+    }
+  }
+
+  template <int Rows, class Columns>
+  [[gnu::noinline]] static void add_in_registers(const MicroTile& tile, const Columns& packed, const KPanel& panel) {
     const Columns from = packed;
     constexpr int kCols = kVectors * kLanes;
     F32 sum[Rows][kVectors];
@@ -156,17 +208,9 @@ struct Int8MicroKernel : RegisterMicroKernel {
       for (int v = 0; v < kVectors; ++v) scale[v] = load(tile.b_scale + block * kCols + v * kLanes);
 #pragma GCC unroll 16
       for (int r = 0; r < Rows; ++r) {
-        const I32 start = broadcast_int(tile.a + r * kRowLanes + kPanelLanes + block);
-        const F32 row_scale = broadcast(tile.a_scale[r * kPanelBlocks + block]);
         I32 products[kVectors];
-#pragma GCC unroll 4
-        for (int v = 0; v < kVectors; ++v) products[v] = start;
-#pragma GCC unroll 4
-        for (int q = 0; q < kBlockLanes; ++q) {
-          const Bytes element = broadcast_bytes(a + r * kRowLanes + q);
-#pragma GCC unroll 4
-          for (int v = 0; v < kVectors; ++v) products[v] = dot(products[v], columns[q][v], element);
-        }
+        sum_block(a + r * kRowLanes, tile.a + r * kRowLanes + kPanelLanes + block, columns, products);
+        const F32 row_scale = broadcast(tile.a_scale[r * kPanelBlocks + block]);
 #pragma GCC unroll 4
         for (int v = 0; v < kVectors; ++v)
           sum[r][v] = multiply_add(__builtin_convertvector(products[v], F32), row_scale * scale[v], sum[r][v]);

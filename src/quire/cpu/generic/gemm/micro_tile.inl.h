@@ -155,9 +155,15 @@ template <class MicroKernel, int Rows, bool Scaled, class Columns>
     F32 t[Rows][MicroKernel::kVectors] = {};
     for (const int64_t end = std::min(quads, quad + panel.block / 4); quad < end; ++quad, a += kQuadLanes) {
       typename MicroKernel::Vector lanes[kQuadLanes][MicroKernel::kVectors];
-      from.read(quad, lanes);
+      // Lanes that are loaded are loaded when their turn comes: sixteen registers do not hold those of a quad.
+      constexpr bool kLoaded = std::is_same_v<Columns, PackedColumns<MicroKernel>>;
+      if constexpr (!kLoaded) from.read(quad, lanes);
 #pragma GCC unroll 4
-      for (int s = 0; s < kQuadLanes; ++s)
+      for (int s = 0; s < kQuadLanes; ++s) {
+        if constexpr (kLoaded)
+#pragma GCC unroll 4
+          for (int v = 0; v < MicroKernel::kVectors; ++v)
+            lanes[s][v] = MicroKernel::load_lanes(from.at(quad * kQuadLanes + s, v));
 #pragma GCC unroll 16
         for (int r = 0; r < Rows; ++r) {
           const typename MicroKernel::Vector element = MicroKernel::broadcast_lane(a + r * MicroKernel::kRowLanes + s);
@@ -165,6 +171,7 @@ template <class MicroKernel, int Rows, bool Scaled, class Columns>
           for (int v = 0; v < MicroKernel::kVectors; ++v)
             t[r][v] = MicroKernel::accumulate(element, lanes[s][v], t[r][v]);
         }
+      }
     }
 #pragma GCC unroll 16
     for (int r = 0; r < Rows; ++r) {

@@ -56,19 +56,6 @@ void block_values(const DequantizeProblem& p, const Extent& e, int64_t line, std
   }
 }
 
-/// Whether all codes of a piece, padded to whole quads, are finite.
-template <Format F>
-inline bool all_finite(const uint8_t* codes, int64_t count) {
-  typedef Vec<int8_t, kQuad> Bytes;
-  constexpr auto mask = static_cast<int8_t>(row(F).magnitudes() - 1);
-  Bytes most{};
-  for (int64_t i = 0; i < count; i += kQuad)
-    most = larger<Bytes>(most, *reinterpret_cast<const Bytes*>(codes + i) & mask);
-  int8_t top[kQuad];
-  std::memcpy(top, &most, sizeof top);
-  return *std::max_element(top, top + kQuad) <= row(F).max_code();
-}
-
 /// Values of codes, whole quads, times the scales of their blocks of N.
 template <Format F, int64_t N, Known kKnown, DType D>
 inline void decode_piece(const uint8_t* codes, int64_t count, const float* scale, const Sink<Plain<D>>& out) {
@@ -105,7 +92,7 @@ void decode_line(const uint8_t* codes, int64_t padded, const std::span<const flo
   constexpr int64_t n = block_of(S);
   constexpr bool packed = row(F).packed();
   const auto blocks = std::ssize(scale);
-  const bool finite_codes = packed || all_finite<F>(codes, padded);
+  const bool finite_codes = packed || all_finite<F, kQuad>(codes, padded);
   if constexpr (kHasWordTables && D == DType::bf16 && (packed || (S == ScaleKind::f32 && has_quarters(F))))
     if (finite_codes && all_are_moderate(scale.data(), blocks)) {
       if constexpr (packed)

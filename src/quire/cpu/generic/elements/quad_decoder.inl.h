@@ -1,0 +1,61 @@
+// Codes of 8 bits to float32, four times kLanes of them at a time.
+#pragma once
+
+#include "quire/cpu/generic/elements/codes.inl.h"
+
+/// What the upper half of a float32, a bfloat16, has to gain for it to have a code's value, once the code's magnitude
+/// lies where the fraction ends: in two bytes, by magnitude; that of 15 is that of all above. Subnormals differ.
+struct UpperHalfGains {
+  std::array<uint8_t, 16> low{}, high{};
+};
+template <Format F>
+constexpr UpperHalfGains kUpperHalfGains = [] {
+  static_assert(row(F).man_bits <= 3 && row(F).magnitudes() == 0x80 && row(F).max_code() < 0x7F);
+  UpperHalfGains gains;
+  for (uint32_t i = 0; i < 16; ++i) {
+    const uint32_t bits = std::bit_cast<uint32_t>(quire::decode(F, static_cast<int>(i))) >> 16;
+    const uint32_t gain = bits - (i << (7 - row(F).man_bits));
+    gains.low[i] = static_cast<uint8_t>(gain), gains.high[i] = static_cast<uint8_t>(gain >> 8);
+  }
+  return gains;
+}();
+
+/// decode() of four codes of 8 bits in each lane (NaN may carry another payload). By way of bfloat16, which holds each
+/// of them and half as many bits, and by tables: float32 subnormals would be slow on some machines. Members that are
+/// the same for all formats are so that loops read them from memory, where they would be made anew each time.
+class QuadDecoder {
+ public:
+  explicit QuadDecoder(Format f)
+      : up_(7 - row(f).man_bits), largest_(Signed{} + static_cast<int8_t>(row(f).max_code())) {
+    const UpperHalfGains* gains;
+    with_element<kByteElements>(f, [&](auto element) { gains = &kUpperHalfGains<element>; });
+    low_ = repeat_table(gains->low.data()), high_ = repeat_table(gains->high.data());
+    normal_ = Bytes{} + gains->high[15];
+    kept_ = U16{} + static_cast<uint16_t>(0x7F << up_);
+  }
+
+  /// to[c]: the values of the codes in byte c of the lanes.
+  void decode(U32 codes, F32 (&to)[4]) const {
+    const Bytes bytes = reinterpret_cast<Bytes>(codes), magnitude = bytes & magnitudes_;
+    const Bytes index = smaller(magnitude, last_);
+    // What a normal code gains, gained twice, makes the format's infinity or NaN one of float32.
+    const Bytes special = reinterpret_cast<Bytes>(reinterpret_cast<Signed>(magnitude) > largest_) & normal_;
+    const Bytes low = look_up(low_, index), high = (look_up(high_, index) + special) | (bytes & sign_);
+    const U16 m = reinterpret_cast<U16>(magnitude), l = reinterpret_cast<U16>(low), h = reinterpret_cast<U16>(high);
+    const U32 even = reinterpret_cast<U32>((m << up_ & kept_) + (l & lower_) + (h << 8));
+    const U32 odd = reinterpret_cast<U32>((m >> (8 - up_) & kept_) + (l >> 8) + (h & upper_));
+    to[0] = reinterpret_cast<F32>(even << 16), to[1] = reinterpret_cast<F32>(odd << 16);
+    to[2] = reinterpret_cast<F32>(even & top_), to[3] = reinterpret_cast<F32>(odd & top_);
+  }
+
+ private:
+  typedef Vec<int8_t, 4 * kLanes> Signed;
+
+  Bytes low_, high_, normal_;
+  int up_;  ///< from a code's magnitude to where a bfloat16's fraction ends
+  Signed largest_;
+  U16 kept_;
+  Bytes magnitudes_ = Bytes{} + 0x7F, sign_ = Bytes{} + 0x80, last_ = Bytes{} + 15;
+  U16 lower_ = U16{} + 0x00FF, upper_ = U16{} + 0xFF00;
+  U32 top_ = U32{} + 0xFFFF0000u;
+};
