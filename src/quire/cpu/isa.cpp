@@ -6,6 +6,8 @@
 #if defined(__linux__) && defined(__x86_64__)
 #include <sys/syscall.h>
 #include <unistd.h>
+#elif defined(__linux__) && defined(__aarch64__)
+#include <sys/auxv.h>
 #endif
 
 #include "quire/base/check.h"
@@ -56,6 +58,21 @@ constexpr std::array kIsas{
     Isa{"avx512", std::span(kFeatures).last<7>(), &avx512::kKernels},
     Isa{"avx2_vnni", kAvx2VnniFeatures, &avx2::kKernels, &avx2_vnni::kInt8},
     Isa{"avx2", std::span(kFeatures).last<3>(), &avx2::kKernels},
+    Isa{"scalar", {}, &scalar::kKernels},
+};
+#elif defined(__aarch64__)
+/// Whether Linux says that a process may use a feature. Their names here are those in /proc/cpuinfo.
+bool listed(unsigned long type, unsigned long bit) { return (getauxval(type) & bit) != 0; }
+
+constexpr std::array kFeatures{
+    Feature{"bf16", [] { return listed(AT_HWCAP2, HWCAP2_BF16); }},
+    Feature{"asimddp", [] { return listed(AT_HWCAP, HWCAP_ASIMDDP); }},
+};
+
+constexpr std::array kIsas{
+    Isa{"neon_bf16", kFeatures, &neon::kKernels, &neon_dot::kInt8, &neon_bf16::kBf16},
+    Isa{"neon_dot", std::span(kFeatures).last<1>(), &neon::kKernels, &neon_dot::kInt8},
+    Isa{"neon", {}, &neon::kKernels},
     Isa{"scalar", {}, &scalar::kKernels},
 };
 #else
