@@ -5,16 +5,13 @@
 #include <numeric>
 #include <thread>
 
+#include "float_mode.h"
 #include "inputs.h"
 #include "quantized.h"
 #include "quire/base/env.h"
 #include "quire/base/parallel.h"
 #include "quire/cpu/isa.h"
 #include "specs.h"
-
-#if defined(__SSE2__)
-#include <xmmintrin.h>
-#endif
 
 namespace quire::testing {
 namespace {
@@ -124,7 +121,6 @@ TEST_P(CpuQuantize, DecodesAsTheReferenceAcrossTiles) {
     }
 }
 
-#if defined(__SSE2__)
 TEST_P(CpuQuantize, FlushToZeroOfTheCallingThreadDoesNotReachScales) {
   // Subnormal amaxes, and reciprocals that are subnormal: flushed, they would give other scales.
   for (const float magnitude : {0x1p-140f, 0x1.FCp127f}) {
@@ -132,17 +128,16 @@ TEST_P(CpuQuantize, FlushToZeroOfTheCallingThreadDoesNotReachScales) {
     const Matrix x{values.data(), DType::f32, 20, 40, 40};
     for (const QuantSpec& spec : plain_specs()) {
       const Quantized expected = quantized(reference_runner(), spec, x, {.random = kRandom});
-      const unsigned before = _mm_getcsr();
-      _mm_setcsr(before | 0x8040u);
+      const uint64_t before = float_mode();
+      set_float_mode(before | kFlush);
       const Quantized actual = quantized(GetParam(), spec, x, {.random = kRandom});
-      _mm_setcsr(before);
+      set_float_mode(before);
       SCOPED_TRACE(text(spec.to_string(), " of ", magnitude));
       expect_same_bytes(expected, actual);
       if (HasFatalFailure()) return;
     }
   }
 }
-#endif
 
 /// Pieces of 1, 2, 3, ... tasks in an order of their own.
 void run_shuffled(int64_t count, int64_t /*grain*/, const std::function<void(int64_t, int64_t)>& body) {

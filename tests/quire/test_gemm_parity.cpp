@@ -2,13 +2,10 @@
 // states.
 #include <cmath>
 
+#include "float_mode.h"
 #include "products.h"
 #include "quire/base/parallel.h"
 #include "quire/gemm/gemm.h"
-
-#if defined(__SSE2__)
-#include <xmmintrin.h>
-#endif
 
 namespace quire::testing {
 namespace {
@@ -193,7 +190,6 @@ TEST(GemmParity, BitsDoNotDependOnHowWorkIsCut) {
   }
 }
 
-#if defined(__SSE2__)
 TEST(GemmParity, FlushToZeroOfAPoolsThreadsChangesNothing) {
   for (const std::string_view spec : kSpecs) {
     // Products of such numbers are subnormal.
@@ -210,10 +206,10 @@ TEST(GemmParity, FlushToZeroOfAPoolsThreadsChangesNothing) {
     Product plain(operands[0].view(), operands[1].view(), {}), flushing(operands[0].view(), operands[1].view(), {});
     plain.run(active_runner());
     const Executor before = set_executor([](int64_t count, int64_t, const auto& body) {
-      const unsigned mode = _mm_getcsr();
-      _mm_setcsr(mode | 0x8040u);
+      const uint64_t mode = float_mode();
+      set_float_mode(mode | kFlush);
       body(0, count);
-      _mm_setcsr(mode);
+      set_float_mode(mode);
     });
     flushing.run(active_runner());
     set_executor(before);
@@ -222,7 +218,6 @@ TEST(GemmParity, FlushToZeroOfAPoolsThreadsChangesNothing) {
     EXPECT_LT(std::fabs(plain.at(0, 0)), 0x1p-126f) << spec;
   }
 }
-#endif
 
 }  // namespace
 }  // namespace quire::testing

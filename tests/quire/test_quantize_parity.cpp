@@ -2,15 +2,12 @@
 // inputs.
 #include <thread>
 
+#include "float_mode.h"
 #include "inputs.h"
 #include "quantized.h"
 #include "quire/base/parallel.h"
 #include "quire/quantize/quantize.h"
 #include "specs.h"
-
-#if defined(__SSE2__)
-#include <xmmintrin.h>
-#endif
 
 namespace quire::testing {
 namespace {
@@ -253,25 +250,22 @@ TEST(QuantizeParity, BytesDoNotDependOnHowWorkIsCut) {
   }
 }
 
-#if defined(__SSE2__)
-constexpr unsigned kFlush = 0x8040;  // flush-to-zero and denormals-are-zero
-
 TEST(QuantizeParity, FlushToZeroOfTheCallingThreadOrOfThePoolsChangesNothingAndIsKept) {
-  const unsigned before = _mm_getcsr();
+  const uint64_t before = float_mode();
   const Executor flushing = [](int64_t count, int64_t, const auto& body) {
-    _mm_setcsr(_mm_getcsr() | kFlush);
+    set_float_mode(float_mode() | kFlush);
     body(0, count);
-    EXPECT_EQ(_mm_getcsr() & kFlush, kFlush);
-    _mm_setcsr(_mm_getcsr() & ~kFlush);
+    EXPECT_EQ(float_mode() & kFlush, kFlush);
+    set_float_mode(float_mode() & ~kFlush);
   };
   for (const QuantSpec& spec : all_specs()) {
     const Input x({20, 40}, DType::f32, Kind::wide, 23);
     SCOPED_TRACE(describe(spec, x, "flush to zero"));
     const Quantized expected = quantized(reference_runner(), spec, x);
-    _mm_setcsr(before | kFlush);
+    set_float_mode(before | kFlush);
     const Quantized by_caller = quantized(active_runner(), spec, x);
-    EXPECT_EQ(_mm_getcsr() & kFlush, kFlush);
-    _mm_setcsr(before);
+    EXPECT_EQ(float_mode() & kFlush, kFlush);
+    set_float_mode(before);
     expect_same(expected, by_caller);
     const Executor serial = set_executor(flushing);
     const Quantized by_pool = quantized(active_runner(), spec, x);
@@ -279,7 +273,6 @@ TEST(QuantizeParity, FlushToZeroOfTheCallingThreadOrOfThePoolsChangesNothingAndI
     expect_same(expected, by_pool);
   }
 }
-#endif
 
 }  // namespace
 }  // namespace quire::testing

@@ -3,6 +3,8 @@
 
 #if defined(__SSE2__)
 #include <xmmintrin.h>
+#elif defined(__aarch64__)
+#include <cstdint>
 #else
 #include <cfenv>
 #endif
@@ -16,6 +18,12 @@ class FloatMode {
 #if defined(__SSE2__)
   FloatMode() : saved_(_mm_getcsr()) { _mm_setcsr(kDefaultMxcsr); }
   ~FloatMode() { _mm_setcsr(saved_); }
+#elif defined(__aarch64__)
+  FloatMode() {
+    asm volatile("mrs %0, fpcr" : "=r"(saved_)::"memory");
+    set(0);
+  }
+  ~FloatMode() { set(saved_); }
 #else
   FloatMode() { std::feholdexcept(&saved_), std::fesetenv(FE_DFL_ENV); }
   ~FloatMode() { std::fesetenv(&saved_); }
@@ -27,6 +35,9 @@ class FloatMode {
 #if defined(__SSE2__)
   static constexpr unsigned kDefaultMxcsr = 0x1F80;
   unsigned saved_;
+#elif defined(__aarch64__)
+  static void set(uint64_t mode) { asm volatile("msr fpcr, %0" ::"r"(mode) : "memory"); }
+  uint64_t saved_;
 #else
   std::fenv_t saved_;
 #endif
