@@ -6,6 +6,8 @@
 #if defined(__linux__) && defined(__x86_64__)
 #include <sys/syscall.h>
 #include <unistd.h>
+#elif defined(__linux__) && defined(__aarch64__)
+#include <sys/auxv.h>
 #endif
 
 #include "quire/base/check.h"
@@ -48,7 +50,18 @@ constexpr std::array kAvx2VnniFeatures{
     kFeatures[12],
 };
 
+#elif defined(__aarch64__)
+/// Whether Linux says that a process may use a feature. Their names here are those in /proc/cpuinfo.
+bool listed(unsigned long type, unsigned long bit) { return (getauxval(type) & bit) != 0; }
+
+constexpr std::array kFeatures{
+    Feature{"bf16", [] { return listed(AT_HWCAP2, HWCAP2_BF16); }},
+    Feature{"asimddp", [] { return listed(AT_HWCAP, HWCAP_ASIMDDP); }},
+};
+#endif
+
 constexpr std::array kIsas{
+#if defined(__x86_64__)
     Isa{"avx512_amx", kFeatures, &avx512::kKernels, &avx512_amx::kInt8, &avx512_bf16::kBf16, &avx512_amx::kBf16,
         &avx512_amx::kNvfp4},
     Isa{"avx512_bf16", std::span(kFeatures).last<10>(), &avx512::kKernels, &avx512_vnni::kInt8, &avx512_bf16::kBf16},
@@ -56,11 +69,13 @@ constexpr std::array kIsas{
     Isa{"avx512", std::span(kFeatures).last<7>(), &avx512::kKernels},
     Isa{"avx2_vnni", kAvx2VnniFeatures, &avx2::kKernels, &avx2_vnni::kInt8},
     Isa{"avx2", std::span(kFeatures).last<3>(), &avx2::kKernels},
+#elif defined(__aarch64__)
+    Isa{"neon_bf16", kFeatures, &neon::kKernels, &neon_dot::kInt8, &neon_bf16::kBf16},
+    Isa{"neon_dot", std::span(kFeatures).last<1>(), &neon::kKernels, &neon_dot::kInt8},
+    Isa{"neon", {}, &neon::kKernels},
+#endif
     Isa{"scalar", {}, &scalar::kKernels},
 };
-#else
-constexpr std::array kIsas{Isa{"scalar", {}, &scalar::kKernels}};
-#endif
 
 const Isa& choose() {
   const std::string& wanted = env::isa();

@@ -31,6 +31,9 @@ extern const Kernels kKernels;
 namespace avx512 {
 extern const Kernels kKernels;
 }
+namespace neon {
+extern const Kernels kKernels;
+}
 namespace avx2_vnni {
 extern const GemmKernel kInt8;
 }
@@ -42,6 +45,12 @@ extern const GemmKernel kBf16;
 }
 namespace avx512_amx {
 extern const GemmKernel kBf16, kInt8, kNvfp4;
+}
+namespace neon_dot {
+extern const GemmKernel kInt8;
+}
+namespace neon_bf16 {
+extern const GemmKernel kBf16;
 }
 
 }  // namespace quire::cpu

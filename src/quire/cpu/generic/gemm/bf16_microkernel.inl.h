@@ -131,11 +131,13 @@ struct Bf16MicroKernel : RegisterMicroKernel {
   /// returns true; or false if what they were read as is wrong.
   template <class Body>
   static bool with_codes(const Operand& o, int64_t col, const KPanel& panel, const uint16_t* folded, const Body& body) {
-    const bool folds = std::any_of(folded, folded + kVectors, [](unsigned lines) { return lines != 0; });
+    constexpr int kGroups = kVectors / kQuadVectors;
+    const bool folds = std::any_of(folded, folded + kGroups, [](unsigned lines) { return lines != 0; });
     const Bf16Decoder decoder(o.spec.element, folds);
     if (!folds) return body(Codes{{o, col, panel}, decoder}), true;
     alignas(64) Halves less[kPanelPowers][kVectors];
-    for (int v = 0; v < kVectors; ++v) load_powers<kVectors>(o, col + v * kLaneGroup, panel, folded[v], &less[0][v]);
+    for (int g = 0; g < kGroups; ++g)
+      load_powers<kVectors>(o, col + g * kLaneGroup, panel, folded[g], &less[0][g * kQuadVectors]);
     Bytes largest = {};
     body(FoldedCodes{{o, col, panel}, decoder, less, &largest});
     return !decoder.any_special(largest);
@@ -155,7 +157,7 @@ struct Bf16MicroKernel : RegisterMicroKernel {
         const bool fold = folded >> i & 1;
         Halves even, odd;
         if (fold) {
-          folding.fold(codes, two_blocks(&powers[i][l / kFoldedBlock]), even, odd);
+          folding.fold(codes, powers_along(powers[i], l), even, odd);
         } else {
           plain.decode(codes, even, odd);
         }
@@ -173,14 +175,14 @@ struct Bf16MicroKernel : RegisterMicroKernel {
   static void pack_columns(const Operand& o, int64_t outer, const KPanel& panel, unsigned folded, float* out) {
     with_codes_of(o, outer, panel, [&](const auto& codes) {
       if (!folded) return decode_columns(codes, o.spec.element, panel, out);
-      alignas(64) Halves less[kPanelPowers];
-      load_powers<1>(o, outer, panel, folded, less);
+      alignas(64) Halves less[kPanelPowers][kQuadVectors];
+      load_powers<kQuadVectors>(o, outer, panel, folded, &less[0][0]);
       fold_columns(codes, o.spec.element, panel, less, out);
     });
   }
 
  private:
-  static_assert(kLanes == kLaneGroup && kFoldedBlock == 2 * kLanes);
+  static_assert(kVectors % kQuadVectors == 0 && kFoldedBlock % (2 * kLanes) == 0);
 
   // Functions of their own: inlined, the tables would not stay in registers.
 
@@ -191,19 +193,19 @@ struct Bf16MicroKernel : RegisterMicroKernel {
       U32 quads[Source::kStep][kQuadVectors];
       source.read(l, quads);
 #pragma GCC unroll 4
-      for (int q = 0; q < Source::kStep; ++q) {
-        Halves even, odd;
-        decoder.decode(reinterpret_cast<Bytes>(quads[q][0]), even, odd);
-        store_lanes(out, even);
-        store_lanes(out + kLaneGroup, odd);
-        out += 2 * kLaneGroup;
-      }
+      for (int q = 0; q < Source::kStep; ++q, out += 2 * kLaneGroup)
+        for (int v = 0; v < kQuadVectors; ++v) {
+          Halves even, odd;
+          decoder.decode(reinterpret_cast<Bytes>(quads[q][v]), even, odd);
+          store_lanes(out + v * kLanes, even);
+          store_lanes(out + kLaneGroup + v * kLanes, odd);
+        }
     }
   }
 
   template <class Source>
   [[gnu::noinline]] static void fold_columns(const Source& source, Format element, const KPanel& panel,
-                                             const Halves* less, float* out) {
+                                             const Halves (*less)[kQuadVectors], float* out) {
     const Bf16Decoder decoder(element, true);
     Bytes special = {};
     float* to = out;
@@ -211,15 +213,15 @@ struct Bf16MicroKernel : RegisterMicroKernel {
       U32 quads[Source::kStep][kQuadVectors];
       source.read(l, quads);
 #pragma GCC unroll 4
-      for (int q = 0; q < Source::kStep; ++q) {
-        const Bytes codes = reinterpret_cast<Bytes>(quads[q][0]);
-        Halves even, odd;
-        decoder.fold(codes, less[(l + 4 * q) / kFoldedBlock], even, odd);
-        special |= decoder.special(codes);
-        store_lanes(to, even);
-        store_lanes(to + kLaneGroup, odd);
-        to += 2 * kLaneGroup;
-      }
+      for (int q = 0; q < Source::kStep; ++q, to += 2 * kLaneGroup)
+        for (int v = 0; v < kQuadVectors; ++v) {
+          const Bytes codes = reinterpret_cast<Bytes>(quads[q][v]);
+          Halves even, odd;
+          decoder.fold(codes, less[(l + 4 * q) / kFoldedBlock][v], even, odd);
+          special |= decoder.special(codes);
+          store_lanes(to + v * kLanes, even);
+          store_lanes(to + kLaneGroup + v * kLanes, odd);
+        }
     }
     if (!any(special)) return;
     for (int64_t i = 0; i < kLaneGroup; ++i)
@@ -237,11 +239,13 @@ struct Bf16MicroKernel : RegisterMicroKernel {
     } else if (!stage_scale_bytes(o, outer, first, powers)) {
       transpose_square(powers);
     }
-    U32 folds = {};
-    for (int i = 0; i < kLanes; ++i) folds[i] = 1u << i;
-    folds = (folds & folded) == 0 ? U32{} : U32{} + 1;
-    for (int64_t b = 0; b < kPanelPowers; ++b)
-      less[b * kStride] = columns_of_block(folds == 1 ? load_u8(powers[b]) : U32{} + 127);
+    for (int v = 0; v < kQuadVectors; ++v) {
+      U32 folds = {};
+      for (int i = 0; i < kLanes; ++i) folds[i] = 1u << (v * kLanes + i);
+      folds = (folds & folded) == 0 ? U32{} : U32{} + 1;
+      for (int64_t b = 0; b < kPanelPowers; ++b)
+        less[b * kStride + v] = columns_of_block(folds == 1 ? load_u8(powers[b] + v * kLanes) : U32{} + 127);
+    }
   }
   static void transpose_square(uint8_t (&bytes)[kLaneGroup][kLaneGroup]) {
     transpose_codes(&bytes[0][0], kLaneGroup, &bytes[0][0], kLaneGroup);
@@ -264,9 +268,11 @@ struct Bf16MicroKernel : RegisterMicroKernel {
     const U32 less = ((kRaised + 127) - scales) << 7;
     return reinterpret_cast<Halves>(less | less << 16);
   }
-  /// The same for a row: the first half of the lanes belongs to one block, the second to the next.
-  static Halves two_blocks(const uint8_t* scales) {
-    const auto both = [](uint8_t byte) { return static_cast<uint32_t>((kRaised + 127 - byte) << 7) * 0x10001u; };
-    return reinterpret_cast<Halves>(halves_of(both(scales[0]), both(scales[1])));
+  /// The same for the positions of a row from `from` on: either half of the lanes belongs to one block.
+  static Halves powers_along(const uint8_t* scales, int64_t from) {
+    const auto of_block_at = [&](int64_t position) {
+      return static_cast<uint32_t>((kRaised + 127 - scales[position / kFoldedBlock]) << 7) * 0x10001u;
+    };
+    return reinterpret_cast<Halves>(halves_of(of_block_at(from), of_block_at(from + 2 * kLanes)));
   }
 };

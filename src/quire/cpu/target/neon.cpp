@@ -1,0 +1,17 @@
+// The generic algorithms compiled against one vocabulary.
+#include <arm_neon.h>
+
+#include "quire/cpu/generic/includes.h"
+
+namespace quire::cpu::neon {
+namespace {
+#include "quire/cpu/simd/neon.h"
+
+// The algorithms speak the vocabulary above.
+#include "quire/cpu/generic/all.inl.h"
+}  // namespace
+
+const Kernels kKernels{quantize,  dequantize, multiply<F32MicroKernel>, column_sum,  norm,
+                       norm_grad, activation, activation_grad,          fingerprint, amax};
+
+}  // namespace quire::cpu::neon
