@@ -14,6 +14,7 @@ import tree
 from workspace import (
     ROOT,
     Failure,
+    arm_tools,
     compiler,
     enter_venv,
     googlebenchmark,
@@ -58,6 +59,9 @@ SANITIZER_OPTIONS = {
     "allocator_may_return_null": 1,
     "max_allocation_size_mb": 2048,
 }
+# The CPUs that qemu imitates, and which tests run there: with one that has every feature all instruction sets, and with
+# one that has neither the dot product nor bfloat16 the best that is left.
+ARM_CPUS = {"max": [], "cortex-a72": ["--label-regex", "first_isa"]}
 # What `./dev bench NAME` runs; without a name bench.py.
 BENCHMARKS = {
     "demo": "benchmarks/demo.py",
@@ -129,8 +133,9 @@ def build(tests: bool = False) -> None:
         link.symlink_to(target)
 
 
-def ctest(folder: Path, *options: str) -> None:
-    run(tool("ctest"), "--test-dir", folder, "--output-on-failure", "--parallel", os.cpu_count(), *options)
+def ctest(folder: Path, *options: str, **environment: str) -> None:
+    command = [tool("ctest"), "--test-dir", folder, "--output-on-failure", "--parallel", os.cpu_count(), *options]
+    subprocess.run([str(part) for part in command], check=True, cwd=ROOT, env=os.environ | environment)
 
 
 def pytest(*arguments: str, **environment: str) -> bool:
@@ -177,6 +182,8 @@ def test(arguments: list[str], quick: bool = False) -> None:
 def test_of(arguments: argparse.Namespace, rest: list[str]) -> None:
     if arguments.asan:
         test_with_sanitizers()
+    elif arguments.arm:
+        test_on_arm(rest)
     elif arguments.peers:
         test_with_peers(rest)
     else:
@@ -209,6 +216,18 @@ def test_with_sanitizers() -> None:
         UBSAN_OPTIONS="print_stacktrace=1",
         QUIRE_FUZZ_SANITIZED="1",
     )
+
+
+def test_on_arm(options: list[str]) -> None:
+    """The core's tests for 64-bit ARM under qemu, with each CPU of ARM_CPUS. options: of ctest."""
+    arm_tools()
+    folder = ROOT / "build/aarch64"
+    if not (folder / "build.ninja").exists():
+        configure(folder, "aarch64")
+    compile_targets(folder)
+    for cpu, chosen in ARM_CPUS.items():
+        say(f"testing with the CPU {cpu}")
+        ctest(folder, *chosen, *options, QEMU_CPU=cpu)
 
 
 def test_with_peers(arguments: list[str]) -> None:
@@ -317,6 +336,9 @@ def parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
     )
     tests.add_argument(
         "--peers", action="store_true", help="the tests with other tools for checkpoints instead, which it installs"
+    )
+    tests.add_argument(
+        "--arm", action="store_true", help="the core's tests for 64-bit ARM under qemu instead; then options of ctest"
     )
     verbs.add_parser(
         "bench",

@@ -55,6 +55,13 @@ def googletest() -> None:
     system_package("libgtest-dev", Path("/usr/include/gtest/gtest.h").exists())
 
 
+def arm_tools() -> None:
+    """A compiler for 64-bit ARM, a program that runs what it makes, and the sources of GoogleTest."""
+    system_package("g++-aarch64-linux-gnu", shutil.which("aarch64-linux-gnu-g++") is not None)
+    system_package("qemu-user", shutil.which("qemu-aarch64") is not None)
+    system_package("libgtest-dev", Path("/usr/src/googletest/CMakeLists.txt").exists())
+
+
 def googlebenchmark() -> None:
     system_package("libbenchmark-dev", Path("/usr/include/benchmark/benchmark.h").exists())
 

@@ -88,3 +88,16 @@ def test_no_process_of_tests_fails_in_silence(runs, failing):
     with pytest.raises(dev.Failure, match="tests failed"):
         dev.test([])
     assert len(ran) == 4, "the others run too"
+
+
+def test_on_arm_a_cpu_without_the_dot_product_runs_the_best_that_is_left(monkeypatch):
+    ran = []
+    for name in ("arm_tools", "configure", "compile_targets"):
+        monkeypatch.setattr(dev, name, lambda *_, **__: None)
+    monkeypatch.setattr(dev, "ctest", lambda _, *options, **environment: ran.append((options, environment)))
+    parsed, rest = dev.parse(["test", "--arm", "--tests-regex", "norm"])
+    dev.test_of(parsed, rest)
+    assert ran == [
+        (("--tests-regex", "norm"), {"QEMU_CPU": "max"}),
+        (("--label-regex", "first_isa", "--tests-regex", "norm"), {"QEMU_CPU": "cortex-a72"}),
+    ]
