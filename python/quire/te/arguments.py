@@ -84,6 +84,15 @@ def positional(*names: str) -> Callable[[Callable[..., Result]], Callable[..., R
     return decorate
 
 
+class Given:
+    """Options as attributes."""
+
+    # No types.SimpleNamespace, which Dynamo does not trace.
+    def __init__(self, **options: object) -> None:
+        for name, value in options.items():
+            setattr(self, name, value)
+
+
 def takes(table: Mapping[str, object]) -> Callable[[Callable[..., Result]], Callable[..., Result]]:
     """For a function whose last parameter is a dict `options`. In place of it, the function takes what the table names,
     name -> default, by name, or after its other arguments by position in the table's order. Raises TypeError for other

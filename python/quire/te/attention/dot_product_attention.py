@@ -2,13 +2,13 @@
 
 import contextlib
 import math
-from types import SimpleNamespace
 
 import torch
 from torch.utils.checkpoint import checkpoint
 
 from quire.checks import describe
-from quire.te.arguments import group_size, takes
+from quire.nn.dtype import activation_dtype
+from quire.te.arguments import Given, group_size, takes
 from quire.te.attention.masks import alibi, alibi_slopes, distance, from_bottom_right, kept, mask_type_of, window_of
 from quire.te.attention.rows import Rows, separate
 from quire.te.attention.scores import Scores, attend, max_logits
@@ -114,7 +114,7 @@ class DotProductAttention(torch.nn.Module):
         self, num_attention_heads: int, kv_channels: int | tuple[int, int], options: dict[str, object]
     ) -> None:
         super().__init__()
-        given = SimpleNamespace(**options)
+        given = Given(**options)
         refuse_context_parallel(_WHAT, given.cp_group)
         _check_one_of("qkv_format", given.qkv_format, FORMATS)
         _check_one_of("attention_type", given.attention_type, ("self", "cross"))
@@ -186,7 +186,7 @@ class DotProductAttention(torch.nn.Module):
 
         Raises ValueError or TypeError for what does not fit, NotImplementedError for fp8_output and score_mod.
         """
-        call = SimpleNamespace(**options)
+        call = Given(**options)
         _refuse(call)
         q, k, v = separate((query_layer, key_layer, value_layer), call)
         layout = self.qkv_format if call.qkv_format is None else call.qkv_format
@@ -209,10 +209,7 @@ class DotProductAttention(torch.nn.Module):
     def _checked(self, qkv: tuple[torch.Tensor, ...], layout: str) -> tuple[torch.Tensor, ...]:
         """In the dtype of PyTorch's autocast, if that is enabled."""
         _check_one_of("qkv_format", layout, FORMATS)
-        kind = qkv[0].device.type
-        if torch.is_autocast_enabled(kind):
-            qkv = tuple(tensor.to(torch.get_autocast_dtype(kind)) for tensor in qkv)
-        q, k, v = qkv
+        q, k, v = qkv = tuple(tensor.to(activation_dtype(tensor)) for tensor in qkv)
         if not q.dtype == k.dtype == v.dtype:
             raise TypeError(f"{_WHAT}: q, k and v must have one dtype, got {q.dtype}, {k.dtype} and {v.dtype}")
         dim, dim_v, groups = (
@@ -230,7 +227,7 @@ class DotProductAttention(torch.nn.Module):
             raise ValueError(f"{_WHAT}: k and v must have the same tokens, got {list(k.shape)} and {list(v.shape)}")
         return qkv
 
-    def _scores(self, q: torch.Tensor, k: torch.Tensor, rows: Rows, call: SimpleNamespace) -> Scores:
+    def _scores(self, q: torch.Tensor, k: torch.Tensor, rows: Rows, call: Given) -> Scores:
         """What is done to the scores of q and k [b, h, s, d]."""
         window = self.window_size if call.window_size is None else call.window_size
         window = window_of(_WHAT, rows.mask_type, window)
@@ -251,7 +248,7 @@ class DotProductAttention(torch.nn.Module):
         dropout = self.attention_dropout if self.training else 0.0
         return Scores(self.softmax_scale, keep, bias, causal, sink, dropout)
 
-    def _bias(self, places: torch.Tensor, call: SimpleNamespace) -> torch.Tensor | None:
+    def _bias(self, places: torch.Tensor, call: Given) -> torch.Tensor | None:
         kind, given = call.core_attention_bias_type, call.core_attention_bias
         _check_one_of("core_attention_bias_type", kind, BIAS_TYPES)
         if (given is not None) != (kind in ("pre_scale_bias", "post_scale_bias")):
@@ -290,7 +287,7 @@ def _check_one_of(name: str, value: object, known: tuple[str, ...]) -> None:
         raise ValueError(f"{_WHAT}: {name} must be one of {', '.join(map(repr, known))}, got {describe(value)}")
 
 
-def _refuse(call: SimpleNamespace) -> None:
+def _refuse(call: Given) -> None:
     if call.fp8_output:
         raise NotImplementedError(
             f"{_WHAT}: fp8_output=True is not available: attention is in high precision; leave it False, and layers "

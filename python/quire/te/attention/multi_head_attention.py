@@ -1,13 +1,11 @@
 """Attention with its projections: queries, keys, values and output are quire's linear layers."""
 
-from types import SimpleNamespace
-
 import torch
 
 from quire.nn.layernorm_linear import LayerNormLinear
 from quire.nn.linear import Linear
 from quire.nn.norm import LayerNorm, RMSNorm
-from quire.te.arguments import group_size, takes
+from quire.te.arguments import Given, group_size, takes
 from quire.te.attention.dot_product_attention import DotProductAttention, refuse_context_parallel
 from quire.te.attention.rope import apply_rotary_pos_emb, positions_of, turn
 from quire.te.layers import without_extra_state
@@ -138,7 +136,7 @@ class MultiheadAttention(torch.nn.Module):
     @takes(_OPTIONS)
     def __init__(self, hidden_size: int, num_attention_heads: int, options: dict[str, object]) -> None:
         super().__init__()
-        given = SimpleNamespace(**options)
+        given = Given(**options)
         tp_size = given.tp_size if given.tp_group is None else group_size(given.tp_group)
         _check(given, tp_size)
         dim = given.kv_channels or hidden_size // num_attention_heads
@@ -171,7 +169,7 @@ class MultiheadAttention(torch.nn.Module):
         with torch.device(given.device or torch.get_default_device()):  # of softmax_offset
             self.core_attention = self._core(given)
 
-    def _qk_norms(self, given: SimpleNamespace) -> tuple[torch.nn.Module | None, torch.nn.Module | None]:
+    def _qk_norms(self, given: Given) -> tuple[torch.nn.Module | None, torch.nn.Module | None]:
         if given.qk_norm_type is None:
             return None, None
         if given.qk_norm_type not in _QK_NORMS:
@@ -182,7 +180,7 @@ class MultiheadAttention(torch.nn.Module):
         options = {"eps": given.qk_norm_eps, "params_dtype": given.params_dtype, "device": given.device}
         return kind(size, **options), kind(size, **options)
 
-    def _add_projections(self, hidden_size: int, given: SimpleNamespace) -> None:
+    def _add_projections(self, hidden_size: int, given: Given) -> None:
         names = "fuse_wgrad_accumulation tp_group tp_size get_rng_state_tracker sequence_parallel params_dtype device"
         common = {name: getattr(given, name) for name in names.split()} | {"bias": given.bias}
         overlaps = {name: getattr(given, name) for name in ("ub_overlap_ag", "ub_overlap_rs_dgrad")}
@@ -211,7 +209,7 @@ class MultiheadAttention(torch.nn.Module):
         last["init_method"] = given.output_layer_init_method or normal_values
         self.proj = Linear(q, hidden_size, parallel_mode="row" if given.set_parallel_mode else None, **last)
 
-    def _core(self, given: SimpleNamespace) -> DotProductAttention:
+    def _core(self, given: Given) -> DotProductAttention:
         names = (
             "attention_dropout qkv_format get_rng_state_tracker sequence_parallel tp_group attention_type softmax_type"
         )
@@ -249,7 +247,7 @@ class MultiheadAttention(torch.nn.Module):
             computes those of encoder_output in each call.
         All others are those of DotProductAttention.forward. Raises ValueError for what does not fit.
         """
-        call = SimpleNamespace(**options)
+        call = Given(**options)
         normed = None
         if self.attention_type == "self":
             projection = self.layernorm_qkv if self.input_layernorm else self.qkv
@@ -279,7 +277,7 @@ class MultiheadAttention(torch.nn.Module):
         parts = mixed.split([heads * dim, groups * dim, groups * dim], dim=-1)
         return tuple(part.unflatten(-1, (-1, dim)) for part in parts)
 
-    def _cross(self, x: torch.Tensor, call: SimpleNamespace) -> tuple[torch.Tensor | None, ...]:
+    def _cross(self, x: torch.Tensor, call: Given) -> tuple[torch.Tensor | None, ...]:
         """Queries of x, keys and values of encoder_output, and the result of the norm or None."""
         if call.encoder_output is None:
             raise ValueError(f"{_WHAT}: attention_type='cross' needs encoder_output, got None")
@@ -294,9 +292,7 @@ class MultiheadAttention(torch.nn.Module):
         q, normed = q if isinstance(q, tuple) else (q, None)
         return q.unflatten(-1, (-1, dim)), k, v, normed
 
-    def _with_positions(
-        self, q: torch.Tensor, k: torch.Tensor, call: SimpleNamespace
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def _with_positions(self, q: torch.Tensor, k: torch.Tensor, call: Given) -> tuple[torch.Tensor, torch.Tensor]:
         if self.q_norm is not None and self.qk_norm_before_rope:
             q, k = self.q_norm(q), self.k_norm(k)
         if call.rotary_pos_emb is not None:
@@ -307,7 +303,7 @@ class MultiheadAttention(torch.nn.Module):
             q, k = self.q_norm(q), self.k_norm(k)
         return q, k
 
-    def _turned(self, t: torch.Tensor, freqs: torch.Tensor, call: SimpleNamespace, of: str) -> torch.Tensor:
+    def _turned(self, t: torch.Tensor, freqs: torch.Tensor, call: Given, of: str) -> torch.Tensor:
         cache = None if self.attention_type == "cross" and of == "kv" else call.inference_params
         cu_seqlens = getattr(call, f"cu_seqlens_{of}")
         starts = getattr(call, f"cu_seqlens_{of}_padded")
@@ -328,7 +324,7 @@ class MultiheadAttention(torch.nn.Module):
         return turn(t, freqs, positions_of(t, self.qkv_format, before, cu_seqlens), self.rotary_pos_interleaved)
 
 
-def _check(given: SimpleNamespace, tp_size: int) -> None:
+def _check(given: Given, tp_size: int) -> None:
     if given.attention_type not in ("self", "cross"):
         raise ValueError(f"{_WHAT}: attention_type must be 'self' or 'cross', got {given.attention_type!r}")
     if given.layer_number is not None and given.layer_number < 1:

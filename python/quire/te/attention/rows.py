@@ -1,9 +1,8 @@
 """Queries, keys and values in any of TransformerEngine's layouts, as rows of equal length [b, h, s, d] and back."""
 
-from types import SimpleNamespace
-
 import torch
 
+from quire.te.arguments import Given
 from quire.te.attention.key_value_cache import InferenceParams
 from quire.te.attention.masks import Present, present, present_of_masks
 from quire.te.attention.packing import Packing, longest_of
@@ -12,7 +11,7 @@ _WHAT = "quire.DotProductAttention"
 Three = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
-def separate(given: tuple[torch.Tensor | None, ...], call: SimpleNamespace) -> Three:
+def separate(given: tuple[torch.Tensor | None, ...], call: Given) -> Three:
     """Queries, keys and values of three tensors, or of qkv_layer, or of one and kv_layer. Raises ValueError for others
     and for shapes that do not fit."""
     packed = call.qkv_layer if call.qkv_layer is not None else call.kv_layer
@@ -57,7 +56,7 @@ class Rows:
     def padded(self) -> bool:
         return "padding" in self.mask_type
 
-    def of(self, qkv: Three, call: SimpleNamespace) -> Three:
+    def of(self, qkv: Three, call: Given) -> Three:
         """The three as [b, h, s, d]. Raises ValueError if it is not said which tokens are there and must be."""
         if self.layout == "thd":
             return self._unpacked(qkv, call)
@@ -106,7 +105,7 @@ class Rows:
     def _batch_first(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor.transpose(0, 1) if self.layout == "sbhd" else tensor
 
-    def _unpacked(self, qkv: Three, call: SimpleNamespace) -> Three:
+    def _unpacked(self, qkv: Three, call: Given) -> Three:
         q_lengths, kv_lengths = call.cu_seqlens_q, call.cu_seqlens_kv
         if not self.padded or q_lengths is None or kv_lengths is None or q_lengths.shape != kv_lengths.shape:
             got = [None if one is None else list(one.shape) for one in (q_lengths, kv_lengths)]
@@ -121,7 +120,7 @@ class Rows:
         self.tokens = Present(self.packing.present(), keys.present())
         return self.packing.pad(q).transpose(1, 2), keys.pad(k).transpose(1, 2), keys.pad(v).transpose(1, 2)
 
-    def _by_lengths(self, q: torch.Tensor, k: torch.Tensor, call: SimpleNamespace) -> Present:
+    def _by_lengths(self, q: torch.Tensor, k: torch.Tensor, call: Given) -> Present:
         q_lengths, kv_lengths = call.cu_seqlens_q, call.cu_seqlens_kv
         if not self.cross and kv_lengths is None:
             kv_lengths = q_lengths

@@ -1,9 +1,12 @@
 """softmax(q k^T) v by torch.nn.functional.scaled_dot_product_attention, with all that goes into its mask."""
 
+import contextlib
 from dataclasses import dataclass
 
 import torch
 from torch.nn.functional import pad, scaled_dot_product_attention
+
+from quire.nn.dtype import uses_torch_autocast
 
 
 @dataclass(frozen=True)
@@ -40,7 +43,8 @@ def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scores: Scores) ->
         mask = _with_sink(mask, scores.sink, q, k.shape[2])
         k, v = pad(k, (0, 0, 0, 1)), pad(v, (0, 0, 0, 1))  # a key of zeros, whose score is the sink's
     # PyTorch's autocast would round the mask, to which positions belong.
-    with torch.autocast(q.device.type, enabled=False):
+    exact = torch.autocast(q.device.type, enabled=False) if uses_torch_autocast(q) else contextlib.nullcontext()
+    with exact:
         return scaled_dot_product_attention(
             q,
             k,

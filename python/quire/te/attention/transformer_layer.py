@@ -1,12 +1,11 @@
 """A transformer layer: self attention, for a decoder also attention to an encoder's output, and an MLP."""
 
-from types import SimpleNamespace
-
 import torch
 
+from quire.nn.dtype import activation_dtype
 from quire.nn.layernorm_mlp import LayerNormMLP
 from quire.nn.norm import LayerNorm, RMSNorm
-from quire.te.arguments import group_size, takes
+from quire.te.arguments import Given, group_size, takes
 from quire.te.attention.dot_product_attention import refuse_context_parallel
 from quire.te.attention.masks import mask_type_of
 from quire.te.attention.multi_head_attention import SHARED_CALL, MultiheadAttention, normal_values
@@ -136,7 +135,7 @@ class TransformerLayer(torch.nn.Module):
         self, hidden_size: int, ffn_hidden_size: int, num_attention_heads: int, options: dict[str, object]
     ) -> None:
         super().__init__()
-        given = SimpleNamespace(**options)
+        given = Given(**options)
         _check(given)
         for name in _OVERLAPS:
             setattr(given, name, given.ub_tp_comm_overlap and getattr(given, name))
@@ -202,10 +201,7 @@ class TransformerLayer(torch.nn.Module):
             cu_seqlens_kv_padded, max_seqlen_kv: of its keys.
         All others are those of MultiheadAttention.forward. With torch.autocast, x is taken in its dtype.
         """
-        kind, call = hidden_states.device.type, SimpleNamespace(**options)
-        x = hidden_states
-        if torch.is_autocast_enabled(kind):
-            x = x.to(torch.get_autocast_dtype(kind))
+        call, x = Given(**options), hidden_states.to(activation_dtype(hidden_states))
         attended = self.self_attention(x, **self._of_self_attention(options))
         if self.parallel_attention_mlp:
             mlp = self.layernorm_mlp(x, is_first_microbatch=call.is_first_microbatch)
@@ -251,7 +247,7 @@ class TransformerLayer(torch.nn.Module):
         return x + (y if drop_path is None else drop_path(y))
 
 
-def _check(given: SimpleNamespace) -> None:
+def _check(given: Given) -> None:
     if given.layer_type not in ("encoder", "decoder"):
         raise ValueError(f"{_WHAT}: layer_type must be 'encoder' or 'decoder', got {given.layer_type!r}")
     others = {
