@@ -204,7 +204,9 @@ def test_layouts_and_packed_tensors(layout):
 
 def packed(rows, sizes, space=0):
     """[b, s, *] -> [t, *], with tokens of no sequence after each of them."""
-    return torch.cat([torch.cat([row[:n], row[:1].expand(space, *row.shape[1:]) * 50]) for row, n in zip(rows, sizes)])
+    return torch.cat(
+        [torch.cat([row[:n], row[:1].expand(space, *row.shape[1:]) * 50]) for row, n in zip(rows, sizes, strict=True)]
+    )
 
 
 @pytest.mark.parametrize("space", [0, 2])
@@ -224,10 +226,10 @@ def test_thd_is_each_sequence_alone(name, space, compiler):
         y = function(*tokens, **call, **known)
         assert y.shape == (sum(LENGTHS_Q) + 2 * space, H * DV)
         begin = [0, LENGTHS_Q[0] + space]
-        rows = [torch.nn.functional.pad(y[o : o + n], (0, 0, 0, SQ - n)) for o, n in zip(begin, LENGTHS_Q)]
+        rows = [torch.nn.functional.pad(y[o : o + n], (0, 0, 0, SQ - n)) for o, n in zip(begin, LENGTHS_Q, strict=True)]
         check(torch.stack(rows), expected, given)
         between = torch.ones(len(y), dtype=torch.bool)
-        between[[o + i for o, n in zip(begin, LENGTHS_Q) for i in range(n)]] = False
+        between[[o + i for o, n in zip(begin, LENGTHS_Q, strict=True) for i in range(n)]] = False
         assert between.sum() == 2 * space and not y[between].any()
 
 
