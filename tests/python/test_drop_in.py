@@ -20,8 +20,8 @@ def test_scripts_find_every_name_in_every_module_that_transformer_engine_has():
     for module in (te, te.pytorch):
         assert set(te.__all__) <= set(quire.__all__)
         assert all(getattr(module, name) is getattr(quire, name) for name in te.__all__)
-        with pytest.raises(AttributeError, match="quire.TransformerLayer is not available: .* Use torch.nn.functional"):
-            _ = module.TransformerLayer
+        with pytest.raises(AttributeError, match="quire.onnx_export is not available: .* Use torch.export"):
+            _ = module.onnx_export
     assert {name: getattr(recipe, name) for name in recipe.__all__} == {n: getattr(recipes, n) for n in recipe.__all__}
 
 

@@ -283,9 +283,9 @@ MISTAKES = {
         "set_delayed_state: ... that the model has not: 'other'; pass what quire.delayed_state gave",
     ),
     "a misspelt name": (lambda: quire.convrt, "'quire' has no attribute 'convrt'; did you mean 'convert'"),
-    "a layer that quire has not": (
-        lambda: quire.DotProductAttention,
-        "not available: ... Use torch.nn.functional.scaled",
+    "a function that quire has not": (
+        lambda: quire.parallel_cross_entropy,
+        "not available: ... Use torch.nn.functional.cross_entropy",
     ),
 }
 

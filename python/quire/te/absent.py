@@ -1,9 +1,5 @@
 """Names of TransformerEngine that quire has nothing for: why, and what to use instead."""
 
-_ATTENTION = (
-    "quire quantizes linear layers only",
-    "torch.nn.functional.scaled_dot_product_attention between quire.Linear layers",
-)
 _USERBUFFERS = (
     "communication is PyTorch's own here",
     "torch.distributed.tensor.parallel, whose async tensor parallelism overlaps it",
@@ -12,7 +8,6 @@ _AUTOGRAD = ("saving is autograd's own here", "ctx.save_for_backward, which take
 
 #: Name -> (reason, alternative).
 NAMES: dict[str, tuple[str, str]] = {
-    **dict.fromkeys(("DotProductAttention", "MultiheadAttention", "TransformerLayer"), _ATTENTION),
     **dict.fromkeys(("initialize_ub", "destroy_ub", "UserBufferQuantizationMode"), _USERBUFFERS),
     **dict.fromkeys(("prepare_for_saving", "restore_from_saved", "restore_from_func_ctx"), _AUTOGRAD),
     "FP8GlobalStateManager": (

@@ -84,6 +84,47 @@ def positional(*names: str) -> Callable[[Callable[..., Result]], Callable[..., R
     return decorate
 
 
+class Given:
+    """Options as attributes."""
+
+    # No types.SimpleNamespace, which Dynamo does not trace.
+    def __init__(self, **options: object) -> None:
+        for name, value in options.items():
+            setattr(self, name, value)
+
+
+def takes(table: Mapping[str, object]) -> Callable[[Callable[..., Result]], Callable[..., Result]]:
+    """For a function whose last parameter is a dict `options`. In place of it, the function takes what the table names,
+    name -> default, by name, or after its other arguments by position in the table's order. Raises TypeError for other
+    names and for too many arguments."""
+
+    def decorate(function: Callable[..., Result]) -> Callable[..., Result]:
+        signature = inspect.signature(function)
+        own = [name for name in signature.parameters if name != "options"]
+        known = [name for name in (*own, *table) if name != "self"]
+        what = f"quire.{function.__qualname__.removesuffix('.__init__')}"
+
+        @functools.wraps(function)
+        def wrapper(*args: object, **keywords: object) -> Result:
+            if len(args) > len(own) + len(table):
+                raise TypeError(f"{what}: there are {len(known)} arguments, got {len(args)} by position")
+            options = {**table, **dict(zip(table, args[len(own) :], strict=False))}
+            check_options(what, known, keywords)
+            by_name = {name: value for name, value in keywords.items() if name not in table}
+            options.update({name: value for name, value in keywords.items() if name in table})
+            return function(*args[: len(own)], **by_name, options=options)
+
+        kept = [signature.parameters[name].replace(kind=inspect.Parameter.POSITIONAL_OR_KEYWORD) for name in own]
+        more = [
+            inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD, default=value)
+            for name, value in table.items()
+        ]
+        wrapper.__signature__ = signature.replace(parameters=[*kept, *more])
+        return wrapper
+
+    return decorate
+
+
 def signature_with(function: Callable[..., object], keywords: Mapping[str, object]) -> inspect.Signature:
     """A function's signature with further keywords: name -> default."""
     signature = inspect.signature(function)

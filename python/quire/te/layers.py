@@ -55,7 +55,7 @@ _SYMMETRIC = {"symmetric_ar_type": None}
 _CONSTRUCTORS: dict[type, dict[str, object]] = {
     Linear: {"refused": _SYMMETRIC},
     LayerNormLinear: {
-        "refused": _SYMMETRIC | {"parameters_split": None, "return_layernorm_output_gathered": False},
+        "refused": _SYMMETRIC | {"return_layernorm_output_gathered": False},
         "order": _LINEAR_ORDER,
     },
     LayerNormMLP: {
@@ -69,7 +69,8 @@ _CONSTRUCTORS: dict[type, dict[str, object]] = {
 
 def adopt_names() -> None:
     """Makes quire's classes take TransformerEngine's arguments and have its methods."""
-    Linear.__init__ = _with_parts(Linear.__init__)
+    for layer in (Linear, LayerNormLinear):
+        layer.__init__ = _with_parts(layer.__init__)
     for layer, dividing in ((Linear, DIVIDING), (LayerNormLinear, DIVIDING), (LayerNormMLP, MLP_DIVIDING)):
         layer.__init__ = divides(layer.__init__, f"quire.{layer.__name__}", dividing | USER_BUFFERS)
     GroupedLinear.__init__ = divides_shapes(GroupedLinear.__init__, "quire.GroupedLinear", DIVIDING)
@@ -80,7 +81,7 @@ def adopt_names() -> None:
     for layer in (*_CONSTRUCTORS, LayerNorm, RMSNorm):
         layer.reset_parameters = _deferred(layer.reset_parameters)
     for kind in (ProductModule, LayerNorm, RMSNorm):
-        kind._load_from_state_dict = _without_extra_state(kind)
+        kind._load_from_state_dict = without_extra_state(kind)
     ProductModule.set_tensor_parallel_group = set_tensor_parallel_group
     autocast.__init__ = _with_graph(autocast.__init__)
     QuantizedTensor.quantize_ = also_takes(QuantizedTensor.quantize_, "QuantizedTensor.quantize_", {"noop_flag": None})
@@ -109,7 +110,7 @@ def _with_parts(construct: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(construct)
     def __init__(
-        self: Linear,
+        self: Linear | LayerNormLinear,
         *args: object,
         parameters_split: Sequence[str] | Mapping[str, int] | None = None,
         parallel: Parallel | None = None,
@@ -118,7 +119,7 @@ def _with_parts(construct: Callable[..., None]) -> Callable[..., None]:
         if parameters_split is None:
             return construct(self, *args, parallel=parallel, **keywords)
         rows = inspect.signature(construct).bind(self, *args, **keywords).arguments["out_features"]
-        names, sizes = names_and_sizes(parameters_split, rows)
+        names, sizes = names_and_sizes(f"quire.{type(self).__name__}", parameters_split, rows)
         processes = 1
         if parallel is not None and parallel.mode == "column":
             parallel, processes = parallel.of_parts(*sizes), parallel.size
@@ -201,7 +202,7 @@ def _with_graph(construct: Callable[..., None]) -> Callable[..., None]:
     return __init__
 
 
-def _without_extra_state(kind: type[torch.nn.Module]) -> Callable[..., None]:
+def without_extra_state(kind: type[torch.nn.Module]) -> Callable[..., None]:
     """Modules whose state_dict has no extra state, and that load one which has, as TransformerEngine writes it."""
     load = kind._load_from_state_dict
 

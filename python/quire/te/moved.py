@@ -1,10 +1,12 @@
-"""Modules by the names that pickles of before have for them: they name a class by its module."""
+"""Modules by other names: those that pickles of before have for them, which name a class by its module, and
+TransformerEngine's, which scripts import from."""
 
 import sys
 from types import ModuleType
 
 from quire.conversion import report
-from quire.te import moe_padding, moe_router, names, quantizers, split, tensors
+from quire.te import attention, moe_padding, moe_router, names, quantizers, split, tensors
+from quire.te.attention import dot_product_attention, key_value_cache, multi_head_attention, rope, transformer_layer
 
 _MOVED: dict[str, ModuleType] = {
     "quire.convert": report,
@@ -14,11 +16,17 @@ _MOVED: dict[str, ModuleType] = {
     "quire.nn.split": split,
     "quire.quantizer": quantizers,
     "quire.tensor.names": tensors,
+    "quire.te.pytorch.attention": attention,
+    "quire.te.pytorch.attention.dot_product_attention": dot_product_attention,
+    "quire.te.pytorch.attention.inference": key_value_cache,
+    "quire.te.pytorch.attention.multi_head_attention": multi_head_attention,
+    "quire.te.pytorch.attention.rope": rope,
+    "quire.te.pytorch.transformer": transformer_layer,
 }
 
 
 def register_moved() -> None:
-    """Has the modules found under their older names too."""
+    """Has the modules found under their other names too."""
     for name, module in _MOVED.items():
         parent, _, last = name.rpartition(".")
         sys.modules[name] = module

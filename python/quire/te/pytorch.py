@@ -8,6 +8,14 @@ from quire.nn.linear import Linear
 from quire.nn.norm import LayerNorm, RMSNorm
 from quire.nn.weight import quantized_model_init
 from quire.te.absent import message
+from quire.te.attention import (
+    DotProductAttention,
+    InferenceParams,
+    MultiheadAttention,
+    RotaryPositionEmbedding,
+    TransformerLayer,
+    apply_rotary_pos_emb,
+)
 from quire.te.moe_padding import Fp8Padding, Fp8Unpadding
 from quire.te.moe_permutation import (
     moe_permute,
@@ -48,6 +56,7 @@ from quire.tensor import QuantizedTensor
 
 __all__ = [
     "DType",
+    "DotProductAttention",
     "Float8BlockQuantizer",
     "Float8BlockwiseQTensor",
     "Float8CurrentScalingQuantizer",
@@ -56,18 +65,23 @@ __all__ = [
     "Fp8Padding",
     "Fp8Unpadding",
     "GroupedLinear",
+    "InferenceParams",
     "LayerNorm",
     "LayerNormLinear",
     "LayerNormMLP",
     "Linear",
     "MXFP8Quantizer",
     "MXFP8Tensor",
+    "MultiheadAttention",
     "NVFP4Quantizer",
     "NVFP4Tensor",
     "QuantizedTensor",
     "Quantizer",
     "RMSNorm",
+    "RotaryPositionEmbedding",
     "RoutingMapFormat",
+    "TransformerLayer",
+    "apply_rotary_pos_emb",
     "autocast",
     "checkpoint",
     "fp8_autocast",

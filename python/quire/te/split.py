@@ -1,4 +1,4 @@
-"""A Linear whose weight and bias are several parameters, one for each part of the outputs (parameters_split)."""
+"""Layers whose weight and bias are several parameters, one for each part of the outputs (parameters_split)."""
 
 from collections.abc import Mapping, Sequence
 
@@ -6,15 +6,18 @@ import torch
 
 from quire.distributed.parallel import Parallel
 from quire.nn.initial_values import initialise
+from quire.nn.layernorm_linear import LayerNormLinear
 from quire.nn.linear import Linear
+from quire.nn.norm import reset_norm
+from quire.nn.product_module import ProductModule
 from quire.te.arguments import refuse
 from quire.tensor import QuantizedTensor
 
 _OPTIONS = {"fuse_wgrad_accumulation": False, "delay_wgrad_compute": False}
 
 
-class SplitLinear(Linear):
-    """A quire.Linear that has parameters q_weight, k_weight, q_bias, ... for parameters_split=("q", "k").
+class _Split(ProductModule):
+    """A layer that has parameters q_weight, k_weight, q_bias, ... for parameters_split=("q", "k").
 
     `weight` and `bias` are their concatenations, made anew each time they are read.
     """
@@ -36,9 +39,11 @@ class SplitLinear(Linear):
         return dict.fromkeys(self.weight_names + (self.bias_names if each.mode == "column" else ()), each)
 
     def reset_parameters(self, defer_init: bool = False) -> None:
-        """As quire.Linear's, with the values that the unsplit layer would get. With defer_init, nothing."""
+        """As the unsplit layer's, with the values that it would get. With defer_init, nothing."""
         if defer_init:
             return
+        if isinstance(self, LayerNormLinear):
+            reset_norm(self.layer_norm_weight, self.layer_norm_bias, self.zero_centered_gamma)
         with torch.no_grad():
             weight, bias = (None if own is None else torch.empty_like(own) for own in (self.weight, self.bias))
             initialise(weight, bias, self.init_method, self.parallel)
@@ -48,29 +53,43 @@ class SplitLinear(Linear):
         self._reset_sr_states()
 
 
-def split(layer: Linear, names: Sequence[str], sizes: Sequence[int]) -> None:
-    """Makes a layer that has just been constructed a SplitLinear, of parts with these names and numbers of outputs.
-    Raises NotImplementedError for what does not go with parts."""
-    given = {name: getattr(layer, name) for name in _OPTIONS}
-    refuse("quire.Linear with parameters_split", given, _OPTIONS)
-    if type(layer) is not Linear or isinstance(layer.weight, QuantizedTensor):
-        what = "within quantized_model_init" if type(layer) is Linear else f"in {type(layer).__name__}, a subclass"
+class SplitLinear(_Split, Linear):
+    """A quire.Linear with parameters_split."""
+
+
+class SplitLayerNormLinear(_Split, LayerNormLinear):
+    """A quire.LayerNormLinear with parameters_split."""
+
+
+_CLASSES: dict[type, type] = {Linear: SplitLinear, LayerNormLinear: SplitLayerNormLinear}
+
+
+def split(layer: Linear | LayerNormLinear, names: Sequence[str], sizes: Sequence[int]) -> None:
+    """Makes a layer that has just been constructed one of parts with these names and numbers of outputs. Raises
+    NotImplementedError for what does not go with parts."""
+    kind, given = type(layer), {name: getattr(layer, name) for name in _OPTIONS}
+    refuse(f"quire.{kind.__name__} with parameters_split", given, _OPTIONS)
+    if kind not in _CLASSES or isinstance(layer.weight, QuantizedTensor):
+        what = "within quantized_model_init" if kind in _CLASSES else f"in {kind.__name__}, a subclass"
         raise NotImplementedError(
-            f"quire.Linear: parameters_split is not available {what}; use a layer for each part, or split the result"
+            f"quire.{kind.__name__}: parameters_split is not available {what}; use a layer for each part, or split the "
+            "result (of MultiheadAttention and TransformerLayer: pass fuse_qkv_params=True)"
         )
-    split_up = {kind: layer._parameters.pop(kind) for kind in ("weight", "bias")}
-    layer.__class__ = SplitLinear
+    split_up = {what: layer._parameters.pop(what) for what in ("weight", "bias")}
+    layer.__class__ = _CLASSES[kind]
     layer.part_sizes, layer.weight_names, layer.bias_names = tuple(sizes), (), ()
-    for kind, values in split_up.items():
+    for what, values in split_up.items():
         if values is None:
             continue
-        kind_names = tuple(f"{name}_{kind}" for name in names)
-        setattr(layer, f"{kind}_names", kind_names)
-        for name, part in zip(kind_names, values.detach().split(sizes), strict=True):
+        part_names = tuple(f"{name}_{what}" for name in names)
+        setattr(layer, f"{what}_names", part_names)
+        for name, part in zip(part_names, values.detach().split(sizes), strict=True):
             layer.register_parameter(name, torch.nn.Parameter(part.clone()))
 
 
-def names_and_sizes(parts: Sequence[str] | Mapping[str, int], rows: int) -> tuple[list[str], tuple[int, ...]]:
+def names_and_sizes(
+    what: str, parts: Sequence[str] | Mapping[str, int], rows: int
+) -> tuple[list[str], tuple[int, ...]]:
     """Of parameters_split: names of equal parts of `rows` outputs, or name -> size. Raises ValueError where they do not
     fit."""
     wrong = isinstance(parts, str) or not isinstance(parts, Mapping | Sequence)
@@ -79,7 +98,7 @@ def names_and_sizes(parts: Sequence[str] | Mapping[str, int], rows: int) -> tupl
     whole = all(isinstance(size, int) and size >= 0 for size in sizes) and sum(sizes) == rows
     if not names or len(set(names)) < len(names) or "" in names or not whole:
         raise ValueError(
-            "quire.Linear: parameters_split must be different names of parts of equal size, or name -> size, that "
+            f"{what}: parameters_split must be different names of parts of equal size, or name -> size, that "
             f"make up out_features = {rows}; got {parts!r}"
         )
     return names, sizes

@@ -1,0 +1,115 @@
+"""Which keys a query attends to: types of masks, sliding windows, and what tokens of a padded batch are there."""
+
+from dataclasses import dataclass
+
+import torch
+
+MASK_TYPES = (
+    "no_mask",
+    "padding",
+    "causal",
+    "padding_causal",
+    "causal_bottom_right",
+    "padding_causal_bottom_right",
+    "arbitrary",
+)
+Window = tuple[int, int]
+
+
+def mask_type_of(what: str, name: str) -> str:
+    """One of MASK_TYPES; "padding,causal" and "causal,padding" are "padding_causal". Raises ValueError for others."""
+    found = name.replace(",", "_") if isinstance(name, str) else name
+    found = "padding_causal" if found == "causal_padding" else found
+    if found not in MASK_TYPES:
+        raise ValueError(f"{what}: the type of mask must be one of {', '.join(MASK_TYPES)}, got {name!r}")
+    return found
+
+
+def window_of(what: str, mask_type: str, window: Window | None) -> Window:
+    """How many keys before and after its own place a query attends to, each -1 for all; 0 after it where the mask is
+    causal. Raises ValueError for what is no window."""
+    left, right = (-1, -1) if window is None else window
+    if min(left, right) < -1 or (left >= 0 and right < 0 and "causal" not in mask_type):
+        raise ValueError(
+            f"{what}: window_size must be (left, right) with numbers of keys >= 0, or (-1, -1) for all; got {window}"
+        )
+    if "causal" in mask_type:
+        return left, 0
+    return (left, right) if left >= 0 else (-1, -1)
+
+
+def from_bottom_right(mask_type: str, given: bool | None) -> bool:
+    """Whether the last query stands beside the last key, and not the first query beside the first key."""
+    if mask_type in ("causal", "padding_causal"):
+        return False
+    return given is None or given or "bottom_right" in mask_type
+
+
+@dataclass(frozen=True)
+class Present:
+    """Which tokens of a padded batch are there: q bool [b, sq], kv bool [b, skv]."""
+
+    q: torch.Tensor
+    kv: torch.Tensor
+
+    def lead(self) -> torch.Tensor:
+        """By how many tokens the keys of a sequence are more than its queries: [b, 1, 1, 1]."""
+        return (self.kv.sum(1) - self.q.sum(1)).view(-1, 1, 1, 1)
+
+
+def present(cu_seqlens: torch.Tensor, batch: int, size: int, device: torch.device) -> torch.Tensor:
+    """bool [batch, size] for sequences of these cumulative lengths [>= batch + 1], each at the start of its row."""
+    lengths = (cu_seqlens[1 : batch + 1] - cu_seqlens[:batch]).to(device)
+    return torch.arange(size, device=device) < lengths[:, None]
+
+
+def present_of_masks(what: str, mask: torch.Tensor | tuple[torch.Tensor, torch.Tensor], cross: bool) -> Present:
+    """Of a mask [b, 1, 1, s] that is True where no token is, or of one for queries and one for keys."""
+    pair = tuple(mask) if isinstance(mask, tuple | list) else (mask, mask)
+    if (cross and isinstance(mask, torch.Tensor)) or len(pair) != 2:
+        raise ValueError(
+            f"{what}: attention_mask must be a pair of masks [b, 1, 1, seqlen_q] and [b, 1, 1, seqlen_kv] for "
+            'attention_type="cross"; got one'
+        )
+    for one in pair:
+        if one.dtype != torch.bool or one.dim() != 4 or one.shape[1] != 1 or one.shape[2] != 1:
+            raise ValueError(
+                f"{what}: attention_mask must be bool [b, 1, 1, seqlen], True where no token is; "
+                f"got {one.dtype} {list(one.shape)}"
+            )
+    q, kv = (~one[:, 0, 0] for one in pair)
+    return Present(q, kv)
+
+
+def distance(sq: int, skv: int, bottom_right: bool, tokens: Present | None, device: torch.device) -> torch.Tensor:
+    """By how many places a key is before a query: int64 [1, 1, sq, skv], or [b, 1, sq, skv] where it depends on the
+    lengths of sequences."""
+    places = torch.arange(sq, device=device)[:, None] - torch.arange(skv, device=device)
+    if not bottom_right:
+        return places[None, None]
+    return places[None, None] + (skv - sq if tokens is None else tokens.lead())
+
+
+def kept(places: torch.Tensor, window: Window, tokens: Present | None, masked: torch.Tensor | None) -> torch.Tensor:
+    """bool [1 or b, 1 or h, sq, skv]: which keys each query attends to. masked: True for those of an arbitrary mask
+    that it does not."""
+    left, right = window
+    keep = torch.ones_like(places, dtype=torch.bool) if left < 0 else places <= left
+    if right >= 0:
+        keep = keep & (places >= -right)
+    if tokens is not None:
+        keep = keep & tokens.q[:, None, :, None] & tokens.kv[:, None, None, :]
+    return keep if masked is None else keep & ~masked
+
+
+def alibi_slopes(heads: int, device: torch.device) -> torch.Tensor:
+    """The slopes of ALiBi (arXiv 2108.12409) for a number of heads: float32 [heads]."""
+    power = 1 << (heads.bit_length() - 1)
+    slopes = [2.0 ** (-8.0 * i / power) for i in range(1, power + 1)]
+    slopes += [2.0 ** (-4.0 * i / power) for i in range(1, 2 * (heads - power) + 1, 2)]
+    return torch.tensor(slopes, dtype=torch.float32, device=device)
+
+
+def alibi(slopes: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+    """-slope * |distance|, for slopes [h] or [b, h]: [1 or b, h, sq, skv]."""
+    return -slopes.view(-1, slopes.shape[-1], 1, 1) * places.abs()
