@@ -1,0 +1,85 @@
+"""tools/peer_tests.py on an invented folder of tests: every class of ends, the limit of cases and the names."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+TOOLS = Path(__file__).parents[2] / "tools"
+
+INVENTED = """
+import time
+import pytest
+import torch
+import transformer_engine.pytorch as te
+import transformer_engine_torch as tex
+from transformer_engine.common.recipe import DelayedScaling
+from transformer_engine.pytorch import no_such_layer, onnx_export
+
+@pytest.mark.parametrize("n", range(7))
+def test_passes(n):
+    assert torch.zeros(2, device="cuda").cuda().device.type == "cpu" and DelayedScaling() is not None
+    assert te.Linear(16, 16, device="cuda").weight.device.type == "cpu"
+
+def test_internal():
+    tex.quantize(1)
+
+def test_documented():
+    onnx_export(True)
+
+def test_missing():
+    no_such_layer(1)
+
+def test_wrong():
+    torch.testing.assert_close(torch.zeros(1), torch.ones(1))
+
+def test_skipped():
+    pytest.skip("here")
+
+def test_slow():
+    time.sleep(30)
+"""
+
+ROWS = """
+test_passes 3 0 0 0 0 0 0
+test_internal 0 0 1 0 0 0 0
+test_documented 0 0 0 1 0 0 0
+test_missing 0 0 0 0 1 0 0
+test_wrong 0 0 0 0 0 1 0
+test_skipped 0 1 0 0 0 0 0
+test_slow 0 0 0 0 0 0 1
+"""
+
+
+def test_each_end_of_a_case_is_counted_in_its_column(tmp_path):
+    folder = tmp_path / "te/tests/pytorch"
+    folder.mkdir(parents=True)
+    (folder / "test_invented.py").write_text(INVENTED)
+    command = [sys.executable, TOOLS / "peer_tests.py", "--te", tmp_path / "te", "--only", "test_invented"]
+    command += ["--cases", "3", "--seconds", "2", "--out", tmp_path / "out"]
+    printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    for row in ROWS.strip().splitlines():
+        name, *counts = row.split()
+        assert f"| test_invented.py::{name} | {' | '.join(counts)} |" in printed
+    assert "| all | 3 | 1 | 1 | 1 | 1 | 1 | 1 |" in printed
+
+    (folder / "test_invented.py").unlink()  # a second run reads what the first has written
+    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == printed
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        ("peer_names.InternalName: x", "internals"),
+        ("NotImplementedError: Linear: ub_name is not available", "documented"),
+        ("TypeError: f() got an unexpected keyword argument 'x'", "missing"),
+        ("AssertionError: Tensor-likes are not close!", "wrong"),
+        ("RuntimeError: other", "unknown"),
+    ],
+)
+def test_a_failure_is_classified_by_its_error(error, kind, monkeypatch):
+    monkeypatch.syspath_prepend(str(TOOLS))
+    import peer_tests
+
+    assert peer_tests.classify(error) == kind

@@ -1,0 +1,121 @@
+"""Stand-ins for TransformerEngine's modules and for CUDA, in a process that runs its tests (tools/peer_tests.py)."""
+
+import importlib.abc
+import importlib.machinery
+import sys
+import types
+from unittest import mock
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+#: Modules of TransformerEngine that are its implementation, not its interface. Their names need no counterpart.
+INTERNAL_MODULES = (
+    "transformer_engine_torch",
+    "transformer_engine.pytorch.cpp_extensions",
+    "transformer_engine.pytorch.triton",
+    "transformer_engine.pytorch.utils",
+    "transformer_engine.pytorch.jit",
+    "transformer_engine.pytorch.constants",
+    "transformer_engine.pytorch.module.",
+    "transformer_engine.pytorch.tensor.storage",
+    "transformer_engine.pytorch.tensor.utils",
+    "transformer_engine.pytorch.ops.",
+    "transformer_engine.pytorch._",
+)
+
+
+class InternalName(AttributeError):
+    """A test uses a name of an internal module."""
+
+
+class DocumentedName(AttributeError):
+    """A test uses a name that quire.te states a reason for not having."""
+
+
+class MissingName(AttributeError):
+    """A test uses a public name that quire.te does not have and does not mention."""
+
+
+def absence(module: str, name: str, documented: object) -> AttributeError:
+    """The error for `name` of `module`; documented: a container of the names that have a stated reason."""
+    if (module + ".").startswith(INTERNAL_MODULES) or name.startswith("_"):
+        return InternalName(f"{module}.{name} is internal to TransformerEngine")
+    if name in documented:
+        return DocumentedName(f"{module}.{name} is documented as not available")
+    return MissingName(f"{module}.{name} is missing in quire.te")
+
+
+class Absent:
+    """A name that can be imported, so that the rest of a test file runs. Its use raises."""
+
+    def __init__(self, error: AttributeError):
+        self._error = error
+
+    def __call__(self, *args: object, **kwargs: object) -> object:
+        raise self._error
+
+    def __getattr__(self, name: str) -> object:
+        if name.startswith("__"):  # what inspect, copy and pytest ask every object for
+            raise AttributeError(name)
+        raise self._error
+
+    def __mro_entries__(self, bases: object) -> tuple[type, ...]:
+        raise self._error
+
+
+class PeerModule(types.ModuleType):
+    """A module of TransformerEngine. Its names come from the modules of quire.te, wherever they are there."""
+
+    def __getattr__(self, name: str) -> object:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        import quire.te
+        from quire.te.absent import NAMES
+
+        for module in (quire.te.pytorch, quire.te.common.recipe, quire.te.common):
+            if name in vars(module):
+                return vars(module)[name]
+        return Absent(absence(self.__name__, name, NAMES))
+
+
+class PeerFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Gives every module whose name starts with transformer_engine."""
+
+    def find_spec(self, name: str, path: object = None, target: object = None) -> object:
+        if name.partition(".")[0] in ("transformer_engine", "transformer_engine_torch"):
+            return importlib.machinery.ModuleSpec(name, self, is_package=True)
+        return None
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> types.ModuleType:
+        return PeerModule(spec.name)
+
+    def exec_module(self, module: types.ModuleType) -> None:
+        pass
+
+
+def on_cpu(value: object) -> object:
+    """value, where it is a CUDA device or its text, as the CPU."""
+    if isinstance(value, str) and value.partition(":")[0] == "cuda":
+        return "cpu"
+    if isinstance(value, torch.device) and value.type == "cuda":
+        return torch.device("cpu")
+    return value
+
+
+class CudaIsCpu(TorchFunctionMode):
+    """Functions of PyTorch that are asked for CUDA run on the CPU."""
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):  # noqa: ANN001, ANN204 - PyTorch's signature
+        if func is torch.Tensor.cuda:
+            return args[0]
+        kwargs = {key: on_cpu(value) for key, value in (kwargs or {}).items()}
+        return func(*map(on_cpu, args), **kwargs)
+
+
+def install() -> None:
+    """Puts all of this in place for the rest of the process."""
+    sys.meta_path.insert(0, PeerFinder())
+    CudaIsCpu().__enter__()
+    for name, value in {"synchronize": None, "current_device": 0, "get_device_capability": (10, 0)}.items():
+        mock.patch.object(torch.cuda, name, lambda *args, value=value, **kwargs: value).start()
