@@ -91,6 +91,19 @@ def test_availability_is_that_of_the_device(name):
         assert answer is False and reason and available(device="cuda") is False
 
 
+@pytest.mark.parametrize(
+    ("name", "rows"),  # TransformerEngine's quantization.py
+    [("mxfp8", 32), ("nvfp4", 128), ("fp8_current", 16), ("fp8_block", 16), ("fp8_delayed", 16)],
+)
+def test_align_size_of_a_recipe(name, rows):
+    recipe = recipes.from_name(name)
+    assert quire.te.pytorch.get_align_size_for_quantization(recipe) == rows
+    with quire.autocast(recipe=recipe):
+        assert quire.Fp8Padding(1).alignment() == rows
+    with pytest.raises(TypeError, match="get_align_size_for_quantization: recipe must be"):
+        quire.te.pytorch.get_align_size_for_quantization(name)
+
+
 def test_fp8_model_init_and_get_default_recipe():
     with quire.fp8_model_init(enabled=True, recipe=recipes.MXFP8BlockScaling()):
         assert isinstance(quire.Linear(32, 32).weight, quire.QuantizedTensor)

@@ -9,9 +9,20 @@ from quire.autocast import active_recipe
 from quire.checks import check_type, check_type_or_none
 from quire.moe import primitives
 from quire.moe.permutation import permute_any
+from quire.recipe import Recipe
 from quire.te.names import get_default_recipe
 
 Splits = Sequence[int] | torch.Tensor
+
+
+def get_align_size_for_quantization(recipe: Recipe) -> int:
+    """The multiple that TransformerEngine's kernels need each expert's number of rows to be under a recipe. quire's
+    products take any number.
+
+    Raises TypeError if recipe is not a quire.recipe.Recipe.
+    """
+    check_type("quire.get_align_size_for_quantization", Recipe, recipe=recipe)
+    return 32 if recipe.mxfp8() else 128 if recipe.nvfp4() or recipe.custom() else 16
 
 
 class _Padding(torch.nn.Module):
@@ -29,8 +40,7 @@ class _Padding(torch.nn.Module):
         """align_size, or what TransformerEngine's kernels need of the active recipe."""
         if self.align_size is not None:
             return self.align_size
-        recipe = active_recipe() or get_default_recipe()
-        return 32 if recipe.mxfp8() else 128 if recipe.nvfp4() or recipe.custom() else 16
+        return get_align_size_for_quantization(active_recipe() or get_default_recipe())
 
     def check(self, m_splits: Splits) -> None:
         if len(m_splits) != self.num_gemms:

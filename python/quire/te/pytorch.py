@@ -16,7 +16,7 @@ from quire.te.attention import (
     TransformerLayer,
     apply_rotary_pos_emb,
 )
-from quire.te.moe_padding import Fp8Padding, Fp8Unpadding
+from quire.te.moe_padding import Fp8Padding, Fp8Unpadding, get_align_size_for_quantization
 from quire.te.moe_permutation import (
     moe_permute,
     moe_permute_and_pad_with_probs,
@@ -89,6 +89,7 @@ __all__ = [
     "fused_compute_score_for_moe_aux_loss",
     "fused_moe_aux_loss",
     "fused_topk_with_score_function",
+    "get_align_size_for_quantization",
     "get_default_recipe",
     "is_bf16_available",
     "is_fp8_available",
