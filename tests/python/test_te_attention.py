@@ -130,8 +130,7 @@ SLOPES = [0.25, 0.0625, 0.015625, 0.00390625]  # of 4 heads, from the paper
 
 @pytest.mark.parametrize("kind", ["pre_scale_bias", "post_scale_bias", "alibi", "alibi of the batch"])
 def test_biases_and_their_gradients(kind, compiler):
-    given, extra = inputs(), {"core_attention_bias_type": kind.partition(" ")[0]}
-    scale = 0.3
+    scale, given, extra = 0.3, inputs(), {"core_attention_bias_type": kind.partition(" ")[0]}
     if kind.startswith("alibi"):
         slopes = torch.rand(B, H) if kind != "alibi" else torch.tensor([SLOPES] * B)
         extra |= {"alibi_slopes": slopes} if kind != "alibi" else {}
