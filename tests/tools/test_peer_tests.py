@@ -74,6 +74,8 @@ def test_each_end_of_a_case_is_counted_in_its_column(tmp_path):
         ("peer_names.InternalName: x", "internals"),
         ("NotImplementedError: Linear: ub_name is not available", "documented"),
         ("TypeError: f() got an unexpected keyword argument 'x'", "missing"),
+        ("AttributeError: 'QuantizedTensor' object has no attribute '_data'", "internals"),
+        ("AttributeError: 'QuantizedTensor' object has no attribute 'data_'", "missing"),
         ("AssertionError: Tensor-likes are not close!", "wrong"),
         ("RuntimeError: other", "unknown"),
     ],
