@@ -104,6 +104,33 @@ def test_align_size_of_a_recipe(name, rows):
         quire.te.pytorch.get_align_size_for_quantization(name)
 
 
+def test_the_global_state_manager_tells_what_autocast_has_set(compiler):
+    from quire.te.pytorch.fp8 import FP8GlobalStateManager as Manager
+
+    def state():
+        return Manager.is_fp8_enabled(), Manager.is_fp8_calibration(), Manager.get_fp8_recipe(), Manager.get_fp8_group()
+
+    assert Manager.reset() is None and state() == (False, False, recipes.default(), None)
+    with quire.autocast(recipe="nvfp4"):
+        assert state() == (True, False, recipes.NVFP4BlockScaling(), None)
+        with pytest.raises(RuntimeError, match="reset: an autocast is active"):
+            Manager.reset()
+        with quire.autocast(enabled=False, calibrating=True, recipe="fp8_delayed"):
+            assert state() == (False, True, recipes.default(), None)
+    assert state()[:2] == (False, False)
+    assert Manager.is_nvfp4_available() == (True, "") == Manager.is_fp8_available()
+    with pytest.raises(AttributeError, match="FP8GlobalStateManager.is_first_fp8_module is not available: .*Use"):
+        Manager.is_first_fp8_module()
+
+    def scaled(x):
+        return x * 2 if Manager.is_fp8_enabled() else x
+
+    compiled, x = compiler(scaled), torch.ones(2)
+    assert compiled(x)[0] == 1
+    with quire.autocast(recipe="mxfp8"):
+        assert compiled(x)[0] == 2
+
+
 def test_fp8_model_init_and_get_default_recipe():
     with quire.fp8_model_init(enabled=True, recipe=recipes.MXFP8BlockScaling()):
         assert isinstance(quire.Linear(32, 32).weight, quire.QuantizedTensor)

@@ -10,10 +10,6 @@ _AUTOGRAD = ("saving is autograd's own here", "ctx.save_for_backward, which take
 NAMES: dict[str, tuple[str, str]] = {
     **dict.fromkeys(("initialize_ub", "destroy_ub", "UserBufferQuantizationMode"), _USERBUFFERS),
     **dict.fromkeys(("prepare_for_saving", "restore_from_saved", "restore_from_func_ctx"), _AUTOGRAD),
-    "FP8GlobalStateManager": (
-        "there is no global state",
-        "quire.active_recipe() for what autocast has set, quire.delayed_state(model) for scales and histories",
-    ),
     "make_graphed_callables": (
         "there are no CUDA kernels in this version, and so no CUDA graphs",
         "torch.compile(fullgraph=True)",

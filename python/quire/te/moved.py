@@ -5,7 +5,7 @@ import sys
 from types import ModuleType
 
 from quire.conversion import report
-from quire.te import attention, moe_padding, moe_router, names, quantizers, split, tensors
+from quire.te import attention, global_state, moe_padding, moe_router, names, quantizers, split, tensors
 from quire.te.attention import dot_product_attention, key_value_cache, multi_head_attention, rope, transformer_layer
 
 _MOVED: dict[str, ModuleType] = {
@@ -21,6 +21,8 @@ _MOVED: dict[str, ModuleType] = {
     "quire.te.pytorch.attention.inference": key_value_cache,
     "quire.te.pytorch.attention.multi_head_attention": multi_head_attention,
     "quire.te.pytorch.attention.rope": rope,
+    "quire.te.pytorch.fp8": global_state,
+    "quire.te.pytorch.quantization": global_state,
     "quire.te.pytorch.transformer": transformer_layer,
 }
 

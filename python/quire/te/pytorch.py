@@ -16,6 +16,7 @@ from quire.te.attention import (
     TransformerLayer,
     apply_rotary_pos_emb,
 )
+from quire.te.global_state import FP8GlobalStateManager
 from quire.te.moe_padding import Fp8Padding, Fp8Unpadding, get_align_size_for_quantization
 from quire.te.moe_permutation import (
     moe_permute,
@@ -56,6 +57,7 @@ from quire.tensor import QuantizedTensor
 
 __all__ = [
     "DType",
+    "FP8GlobalStateManager",
     "DotProductAttention",
     "Float8BlockQuantizer",
     "Float8BlockwiseQTensor",
