@@ -155,9 +155,14 @@ def test_stochastic_rounding_draws_its_seed_from_the_generator(make_x):
             "dst is quantized as nvfp4, and this quantizes as mxfp8",
         ),
         (
-            lambda: quire.quantize(ONE, "mxfp8").quantize_(ONE, noop_flag=ONE),
-            NotImplementedError,
-            "noop_flag=Tensor is not",
+            lambda: quire.quantize(ONE, "mxfp8").quantize_(ONE, noop_flag=torch.ones(2)),
+            ValueError,
+            "noop_flag must have one element, got the shape",
+        ),
+        (
+            lambda: quire.quantize(ONE, "mxfp8").update_usage(True, rowwise_usage=True),
+            TypeError,
+            "rowwise and rowwise_usage mean the same, got True and True; pass one of them",
         ),
         (lambda: quire.MXFP8Tensor(shape=(1, 2)), NotImplementedError, "quire.quantize.x, 'mxfp8'. makes one"),
     ],
@@ -165,6 +170,29 @@ def test_stochastic_rounding_draws_its_seed_from_the_generator(make_x):
 def test_what_cannot_be_done_is_refused_in_words(act, error, words):
     with pytest.raises(error, match=words):
         act()
+
+
+@pytest.mark.parametrize("spec", ["fp8_tensor", "mxfp8", "nvfp4"])
+@pytest.mark.parametrize("flag", [torch.tensor(0.0), torch.tensor([1.0]), torch.tensor(True)], ids=str)
+def test_a_flag_keeps_what_a_tensor_stores(spec, flag):
+    first, second = torch.linspace(-3, 5, 64 * 32).view(64, 32), torch.linspace(9, -1, 64 * 32).view(64, 32)
+    expected = quire.quantize(first if flag.item() else second, spec)
+    q = quire.quantize(first, spec)
+    assert q.quantize_(second, noop_flag=flag) is q and same(q, expected)
+    with quire.quantized_model_init(recipe=quire.recipe.CustomRecipe(lambda role: spec), keep_master=True):
+        weight = quire.Linear(32, 64).weight
+    weight.quantize_(first)
+    weight.quantize_(second, noop_flag=flag)
+    assert torch.equal(weight.master, first if flag.item() else second)
+    weight.update_usage(columnwise=False)
+    assert same(weight, expected)
+
+
+def test_usages_have_other_words_too():
+    q, other = (quire.quantize(torch.ones(32, 32), "mxfp8", columnwise=True) for _ in range(2))
+    q.update_usage(rowwise_usage=False, columnwise_usage=True)
+    other.update_usage(rowwise=False)
+    assert same(q, other) and not q.stores("rowwise")
 
 
 def test_what_kind_a_tensor_is_is_not_answered_wrongly_where_classes_are_compared(compiler):

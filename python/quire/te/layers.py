@@ -26,6 +26,7 @@ from quire.recipe import Recipe
 from quire.te.arguments import DIVIDING, OVERLAPPING, USER_BUFFERS, also_takes, group_size, signature_with
 from quire.te.dividing import MLP_DIVIDING, divides, divides_shapes
 from quire.te.split import names_and_sizes, split
+from quire.te.tensors import with_noop_flag, with_usages
 from quire.tensor import QuantizedTensor
 
 #: TransformerEngine's order, after eps.
@@ -84,7 +85,8 @@ def adopt_names() -> None:
         kind._load_from_state_dict = without_extra_state(kind)
     ProductModule.set_tensor_parallel_group = set_tensor_parallel_group
     autocast.__init__ = _with_graph(autocast.__init__)
-    QuantizedTensor.quantize_ = also_takes(QuantizedTensor.quantize_, "QuantizedTensor.quantize_", {"noop_flag": None})
+    QuantizedTensor.quantize_ = with_noop_flag(QuantizedTensor.quantize_)
+    QuantizedTensor.update_usage = with_usages(QuantizedTensor.update_usage)
 
 
 def set_tensor_parallel_group(self: ProductModule, tp_group: object) -> None:

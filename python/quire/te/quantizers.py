@@ -84,8 +84,8 @@ class Quantizer:
     ) -> QuantizedTensor:
         """Quantizes src into dst's storage, in the directions that dst stores, and returns dst.
 
-        Raises TypeError unless dst is a QuantizedTensor, ValueError where its spec or shape is another,
-        NotImplementedError for a noop_flag. Nothing has changed then.
+        noop_flag: a tensor of one element; if it is not 0, dst keeps what it stores. Raises TypeError unless dst is a
+        QuantizedTensor, ValueError where its spec or shape is another. Nothing has changed then.
         """
         what = f"{type(self).__name__}.update_quantized"
         if not isinstance(dst, QuantizedTensor):
