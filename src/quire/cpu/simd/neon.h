@@ -92,3 +92,11 @@ inline F32 load_bytes_as_f16(const uint8_t* p) {
   const uint16x4_t kept = vand_u16(vreinterpret_u16_s16(vget_low_s16(words)), vdup_n_u16(kKept));
   return vcvt_f32_f16(vreinterpret_f16_u16(kept));
 }
+
+typedef uint8_t Bytes __attribute__((vector_size(4 * kLanes), aligned(1)));
+
+/// A table of 16 bytes, and what it holds at each index (below 16).
+inline Bytes repeat_table(const uint8_t* table) { return vld1q_u8(table); }
+inline Bytes look_up(Bytes table, Bytes index) { return vqtbl1q_u8(table, index); }
+/// The smaller of two bytes without sign.
+inline Bytes smaller(Bytes x, Bytes y) { return vminq_u8(x, y); }

@@ -1,9 +1,8 @@
 // The words of NEON's dot product on top of NEON: four bytes a lane, multiplied and summed in int32.
 
-/// Rows of a micro-tile of bytes.
-constexpr int kInt8Rows = 4;
-
-typedef uint8_t Bytes __attribute__((vector_size(4 * kLanes), aligned(1)));
+/// Rows of a micro-tile of bytes, and of those up to which its sums are kept in registers: columns of a block take half
+/// of the registers.
+constexpr int kInt8Rows = 4, kInt8RegisterRows = 2;
 
 inline Bytes load_bytes(const void* p) { return vld1q_u8(static_cast<const uint8_t*>(p)); }
 inline void store_bytes(void* p, Bytes v) { vst1q_u8(static_cast<uint8_t*>(p), v); }
@@ -15,9 +14,10 @@ inline I32 broadcast_int(const void* lane) {
 }
 inline Bytes broadcast_bytes(const void* lane) { return reinterpret_cast<Bytes>(broadcast_int(lane)); }
 
-/// A table of 16 bytes, and what it holds at each index (below 16).
-inline Bytes repeat_table(const uint8_t* table) { return load_bytes(table); }
-inline Bytes look_up(Bytes table, Bytes index) { return vqtbl1q_u8(table, index); }
+/// Sums of products of bytes, what a row keeps of where they start, and what they come to.
+typedef I32 Products;
+inline I32 kept_start(I32 start) { return start; }
+inline I32 total(Products sum) { return sum; }
 
 /// sum + the products of four bytes each, those of x without sign and below 128: the instruction takes both with one.
 inline I32 dot(I32 sum, Bytes x, Bytes y) { return vdotq_s32(sum, vreinterpretq_s8_u8(x), vreinterpretq_s8_u8(y)); }
