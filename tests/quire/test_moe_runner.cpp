@@ -333,17 +333,15 @@ TEST(PreparedWeight, IsDecodedForInputsThatAreNotQuantized) {
   const Input x({5, 48, 3}, DType::bf16, Kind::normal, 7), w({32, 48}, DType::bf16, Kind::normal, 8);
   Guarded weights(32 * 48 * 2), out(5 * 32 * 2), expected(5 * 32 * 2);
   const std::vector<float> values = decoded(w, spec);
-  for (size_t i = 0; i < values.size(); ++i)
-    store_element(weights.data(), DType::bf16, static_cast<int64_t>(i), values[i]);
+  for (size_t i = 0; i < 32 * 48; ++i) store_element(weights.data(), DType::bf16, static_cast<int64_t>(i), values[i]);
+  const auto at = [](const void* p, int64_t i) -> double { return load_element(p, DType::bf16, i); };
   const Matrix rows = x;
-  for (int64_t i = 0; i < 5; ++i)
-    for (int64_t j = 0; j < 32; ++j) {
-      double sum = 0;
-      for (int64_t k = 0; k < 48; ++k)
-        sum += static_cast<double>(load_element(rows.data, DType::bf16, i * rows.row_stride + k)) *
-               static_cast<double>(load_element(weights.data(), DType::bf16, j * 48 + k));
-      store_element(expected.data(), DType::bf16, i * 32 + j, static_cast<float>(sum));
-    }
+  for (int64_t i = 0; i < 5 * 32; ++i) {
+    double sum = 0;
+    for (int64_t k = 0; k < 48; ++k)
+      sum += at(rows.data, i / 32 * rows.row_stride + k) * at(weights.data(), i % 32 * 48 + k);
+    store_element(expected.data(), DType::bf16, i, static_cast<float>(sum));
+  }
   LinearRunner({w, spec}, InputSpec::parse("none")).run({.x = x, .out = {out.data(), DType::bf16, 5, 32, 32}});
   EXPECT_EQ(std::memcmp(out.data(), expected.data(), 5 * 32 * 2), 0);
 }
@@ -388,8 +386,6 @@ TEST(PreparedWeight, WhatCannotBeAWeightIsRefused) {
             std::string::npos);
   EXPECT_EQ(refused([&] { LinearRunner({w, spec, {.input_scale = 0.5f}}, InputSpec::parse("none")); }),
             "runner: an input_scale is one of activations that are quantized; got x=none; leave the input_scale out");
-  EXPECT_EQ(InputSpec::parse("none").to_string(), "none");
-  EXPECT_EQ(InputSpec::parse("mxfp8").to_string(), "mxfp8");
   EXPECT_NE(refused([&] {
               PreparedWeight(Operand{.spec = spec, .outer = 32, .contraction = 48});
             }).find("rowwise_data of the weight is a null pointer; give 768 bytes"),

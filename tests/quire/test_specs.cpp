@@ -104,6 +104,12 @@ TEST(Specs, ALinearSpecNamesItsThreeRolesInOrder) {
   EXPECT_TRUE(spec.dy.stochastic && spec.w.square && spec.x.hadamard == Hadamard::signs);
 }
 
+TEST(Specs, AnInputIsQuantizedOrNot) {
+  for (const std::string_view spec : {"none", "mxfp8"}) EXPECT_EQ(InputSpec::parse(spec).to_string(), spec);
+  EXPECT_FALSE(InputSpec::parse("none").has_value());
+  EXPECT_THROW(InputSpec::parse("nothing"), Error);
+}
+
 TEST(Specs, ALinearSpecRefusesWhatDoesNotFitARole) {
   expect_contains(refusal<LinearSpec>("w=mxfp8,x=mxfp8,dy=mxfp8"), {"x=SPEC", "w=mxfp8"});
   expect_contains(refusal<LinearSpec>("x=mxfp8,w=mxfp8"), {"dy=SPEC"});
