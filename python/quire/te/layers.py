@@ -204,17 +204,18 @@ def _with_graph(construct: Callable[..., None]) -> Callable[..., None]:
     return __init__
 
 
-def without_extra_state(kind: type[torch.nn.Module]) -> Callable[..., None]:
-    """Modules whose state_dict has no extra state, and that load one which has, as TransformerEngine writes it."""
+def without_extra_state(kind: type[torch.nn.Module], *older: str) -> Callable[..., None]:
+    """Modules whose state_dict has no extra state, and that load one which has, as TransformerEngine writes it. older:
+    names that earlier versions gave it."""
     load = kind._load_from_state_dict
 
     def _load_from_state_dict(
         self: torch.nn.Module, state_dict: dict[str, object], prefix: str, *options: object
     ) -> None:
-        extra = state_dict.pop(prefix + "_extra_state", None)
-        if _holds_something(extra):
+        extra = {name: state_dict.pop(prefix + name, None) for name in ("_extra_state", *older)}
+        for name in [name for name, value in extra.items() if _holds_something(value)]:
             warnings.warn(
-                f"quire.{type(self).__name__}: {prefix}_extra_state, TransformerEngine's state of delayed scaling, is "
+                f"quire.{type(self).__name__}: {prefix}{name}, TransformerEngine's state of delayed scaling, is "
                 "pickled and not read; scales start anew. quire.set_delayed_state restores what quire.delayed_state "
                 "saved",
                 stacklevel=2,

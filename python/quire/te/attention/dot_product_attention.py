@@ -279,7 +279,7 @@ class DotProductAttention(torch.nn.Module):
         return self.get_rng_state_tracker().fork()
 
 
-DotProductAttention._load_from_state_dict = without_extra_state(DotProductAttention)
+DotProductAttention._load_from_state_dict = without_extra_state(DotProductAttention, "fused_attention._extra_state")
 
 
 def _check_one_of(name: str, value: object, known: tuple[str, ...]) -> None:

@@ -39,7 +39,8 @@ class InferenceParams:
     at the start of their rows. Each layer needs a layer_number of its own.
 
     cache: layer number -> keys [max_batch_size, max_sequence_length, num_heads_kv, head_dim_k], and values. A layer's
-    memory is allocated in its first call, on the device of its keys, or by allocate_memory() before.
+    memory is allocated in its first call, on the device of its keys, or by allocate_memory() before,
+    without which a compiled function compiles its first call twice.
     """
 
     @takes(_OPTIONS)
@@ -117,7 +118,13 @@ class InferenceParams:
         return self.pre_step_seqlens
 
     def claim(self, layer_number: int, layer: torch.nn.Module, device: torch.device) -> None:
-        """Allocates a layer's memory if it has none. Raises ValueError if another layer has the same number."""
+        """Allocates a layer's memory if it has none. Raises ValueError if another layer has the same number, and before
+        the first pre_step()."""
+        if self.batch_size == 0 and not torch.compiler.is_compiling():
+            raise ValueError(
+                f"{_WHAT}: it is not known which sequences are in the batch, got batch_size=0; call "
+                "pre_step({sequence: number of its new tokens}) before the model"
+            )
         if layer_number not in self.cache:
             self.allocate_memory(layer_number, device)
         if torch.compiler.is_compiling():

@@ -2,6 +2,7 @@
 
 import torch
 
+from quire.checks import check_type
 from quire.nn.layernorm_linear import LayerNormLinear
 from quire.nn.linear import Linear
 from quire.nn.norm import LayerNorm, RMSNorm
@@ -138,7 +139,10 @@ class MultiheadAttention(torch.nn.Module):
         super().__init__()
         given = Given(**options)
         tp_size = given.tp_size if given.tp_group is None else group_size(given.tp_group)
+        check_type(_WHAT, int, hidden_size=hidden_size, num_attention_heads=num_attention_heads)
         _check(given, tp_size)
+        if num_attention_heads < 1:
+            raise ValueError(f"{_WHAT}: num_attention_heads must be a positive number, got {num_attention_heads}")
         dim = given.kv_channels or hidden_size // num_attention_heads
         groups = num_attention_heads if given.num_gqa_groups is None else given.num_gqa_groups
         if num_attention_heads % groups or groups % tp_size:

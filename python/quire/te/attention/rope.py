@@ -2,6 +2,7 @@
 
 import torch
 
+from quire.checks import check_type
 from quire.te.arguments import takes
 from quire.te.attention.packing import places_in_sequences
 
@@ -62,7 +63,8 @@ def apply_rotary_pos_emb(t: torch.Tensor, freqs: torch.Tensor, options: dict[str
     freqs: [s2, 1, 1, d2], the angles of positions 0 to s2 - 1, with d2 <= d; features after the first d2 stay.
     start_positions: [b], the position of the first token of each sequence; None: 0.
     interleaved: as for RotaryPositionEmbedding. cu_seqlens: [b + 1], where sequences begin, for "thd".
-    fused changes nothing. Raises ValueError for shapes that do not fit, NotImplementedError for cp_size > 1.
+    fused changes nothing. Raises TypeError for a t that is not of floating point, ValueError for shapes and positions
+    that do not fit, NotImplementedError for cp_size > 1.
     """
     layout, starts, cu_seqlens = options["tensor_format"], options["start_positions"], options["cu_seqlens"]
     if options["cp_size"] != 1:
@@ -70,7 +72,7 @@ def apply_rotary_pos_emb(t: torch.Tensor, freqs: torch.Tensor, options: dict[str
             f"quire.apply_rotary_pos_emb: cp_size={options['cp_size']} is not available: sequences are not divided "
             "over processes here; leave it 1"
         )
-    _check(t, freqs, layout, cu_seqlens)
+    _check(t, freqs, layout, cu_seqlens, starts)
     positions = positions_of(t, layout, starts, cu_seqlens)
     _check_positions(positions, freqs, starts)
     return turn(t, freqs, positions, options["interleaved"])
@@ -109,8 +111,13 @@ def positions_of(
     return places + (starts[None] if layout == "sbhd" else starts[:, None])
 
 
-def _check(t: torch.Tensor, freqs: torch.Tensor, layout: str, cu_seqlens: torch.Tensor | None) -> None:
+def _check(
+    t: torch.Tensor, freqs: torch.Tensor, layout: str, cu_seqlens: torch.Tensor | None, starts: torch.Tensor | None
+) -> None:
     what = "quire.apply_rotary_pos_emb"
+    check_type(what, torch.Tensor, t=t, freqs=freqs)
+    if not t.is_floating_point():
+        raise TypeError(f"{what}: t must have a floating-point dtype, got {t.dtype}; convert it with .to()")
     if layout not in ("sbhd", "bshd", "thd"):
         raise ValueError(f"{what}: tensor_format must be 'sbhd', 'bshd' or 'thd', got {layout!r}")
     if t.dim() != len(layout):
@@ -122,6 +129,11 @@ def _check(t: torch.Tensor, freqs: torch.Tensor, layout: str, cu_seqlens: torch.
             f"{what}: freqs must be [positions, 1, 1, features], with an even number of features of at most "
             f"{t.shape[-1]}, got {list(freqs.shape)}"
         )
+    batch = cu_seqlens.shape[0] - 1 if layout == "thd" else t.shape[layout.index("b")]
+    if starts is not None and starts.shape != (batch,):
+        raise ValueError(
+            f"{what}: start_positions must have one position for each of {batch} sequences, got {list(starts.shape)}"
+        )
 
 
 def _check_positions(positions: torch.Tensor, freqs: torch.Tensor, starts: torch.Tensor | None) -> None:
@@ -130,6 +142,11 @@ def _check_positions(positions: torch.Tensor, freqs: torch.Tensor, starts: torch
     if positions.numel() == 0 or (unknown and (starts is not None or positions.dim() == 1)):
         return
     last = max(positions.shape) - 1 if starts is None and positions.dim() == 2 else int(positions.max())
+    if starts is not None and int(positions.min()) < 0:
+        raise ValueError(
+            f"quire.apply_rotary_pos_emb: start_positions must be 0 or more, got {starts.tolist()}; positions count "
+            "from the first token of a sequence"
+        )
     if last >= freqs.shape[0]:
         raise ValueError(
             f"quire.apply_rotary_pos_emb: freqs has angles for {freqs.shape[0]} positions, and t has a token at "

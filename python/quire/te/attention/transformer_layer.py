@@ -2,6 +2,7 @@
 
 import torch
 
+from quire.checks import check_type
 from quire.nn.dtype import activation_dtype
 from quire.nn.layernorm_mlp import LayerNormMLP
 from quire.nn.norm import LayerNorm, RMSNorm
@@ -201,6 +202,7 @@ class TransformerLayer(torch.nn.Module):
             cu_seqlens_kv_padded, max_seqlen_kv: of its keys.
         All others are those of MultiheadAttention.forward. With torch.autocast, x is taken in its dtype.
         """
+        check_type(_WHAT, torch.Tensor, hidden_states=hidden_states)
         call, x = Given(**options), hidden_states.to(activation_dtype(hidden_states))
         attended = self.self_attention(x, **self._of_self_attention(options))
         if self.parallel_attention_mlp:
@@ -248,6 +250,8 @@ class TransformerLayer(torch.nn.Module):
 
 
 def _check(given: Given) -> None:
+    if not 0 <= given.drop_path_rate < 1:
+        raise ValueError(f"{_WHAT}: drop_path_rate must be 0 or more and below 1, got {given.drop_path_rate}")
     if given.layer_type not in ("encoder", "decoder"):
         raise ValueError(f"{_WHAT}: layer_type must be 'encoder' or 'decoder', got {given.layer_type!r}")
     others = {
