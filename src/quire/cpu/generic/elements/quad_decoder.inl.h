@@ -9,8 +9,9 @@ struct UpperHalfGains {
   std::array<uint8_t, 16> low{}, high{};
 };
 template <Format F>
+constexpr bool kHasUpperHalfGains = row(F).man_bits <= 3 && row(F).magnitudes() == 0x80 && row(F).max_code() < 0x7F;
+template <Format F>
 constexpr UpperHalfGains kUpperHalfGains = [] {
-  static_assert(row(F).man_bits <= 3 && row(F).magnitudes() == 0x80 && row(F).max_code() < 0x7F);
   UpperHalfGains gains;
   for (uint32_t i = 0; i < 16; ++i) {
     const uint32_t bits = std::bit_cast<uint32_t>(quire::decode(F, static_cast<int>(i))) >> 16;
@@ -26,9 +27,13 @@ constexpr UpperHalfGains kUpperHalfGains = [] {
 class QuadDecoder {
  public:
   explicit QuadDecoder(Format f)
-      : up_(7 - row(f).man_bits), largest_(Signed{} + static_cast<int8_t>(row(f).max_code())) {
-    const UpperHalfGains* gains;
-    with_element<kByteElements>(f, [&](auto element) { gains = &kUpperHalfGains<element>; });
+      : format_(f), up_(7 - row(f).man_bits), largest_(Signed{} + static_cast<int8_t>(row(f).max_code())) {
+    const UpperHalfGains* gains = nullptr;
+    with_element<kByteElements>(f, [&](auto element) {
+      if constexpr (kHasUpperHalfGains<element>) gains = &kUpperHalfGains<element>;
+    });
+    one_by_one_ = gains == nullptr;
+    if (one_by_one_) return;
     low_ = repeat_table(gains->low.data()), high_ = repeat_table(gains->high.data());
     normal_ = Bytes{} + gains->high[15];
     kept_ = U16{} + static_cast<uint16_t>(0x7F << up_);
@@ -36,6 +41,7 @@ class QuadDecoder {
 
   /// to[c]: the values of the codes in byte c of the lanes.
   void decode(U32 codes, F32 (&to)[4]) const {
+    if (one_by_one_) return decode_one_by_one(codes, to);
     const Bytes bytes = reinterpret_cast<Bytes>(codes), magnitude = bytes & magnitudes_;
     const Bytes index = smaller(magnitude, last_);
     // What a normal code gains, gained twice, makes the format's infinity or NaN one of float32.
@@ -51,7 +57,15 @@ class QuadDecoder {
  private:
   typedef Vec<int8_t, 4 * kLanes> Signed;
 
-  Bytes low_, high_, normal_;
+  /// The same for formats that have no such tables.
+  [[gnu::noinline]] void decode_one_by_one(U32 codes, F32 (&to)[4]) const {
+    for (int c = 0; c < 4; ++c)
+      for (int i = 0; i < kLanes; ++i) to[c][i] = quire::decode(format_, static_cast<int>(codes[i] >> (8 * c) & 0xFF));
+  }
+
+  Bytes low_{}, high_{}, normal_{};
+  Format format_;
+  bool one_by_one_ = false;
   int up_;  ///< from a code's magnitude to where a bfloat16's fraction ends
   Signed largest_;
   U16 kept_;
