@@ -188,6 +188,18 @@ TEST(Allocations, ALinearLayerHasNoneOnceCallsOfItsSizeHaveBeenMade) {
     }
 }
 
+TEST(Allocations, ExpertsWhoseInputsAreNotQuantizedShareTheMemoryOfOneDecodedWeight) {
+  const Input w13({kExperts * 2 * kInner, kHidden}, DType::bf16, Kind::normal, 1),
+      w2({kExperts * kHidden, kInner}, DType::bf16, Kind::normal, 2), x({7, kHidden}, DType::bf16, Kind::normal, 3);
+  MoeRunner runner(experts_of(w13, w2, kExperts, QuantSpec::parse("nvfp4")),
+                   {.x = InputSpec::parse("none"), .activation = Activation::parse("swiglu")});
+  const Call call(runner, x, 1);
+  release_idle_arenas();
+  for (int i = 0; i < 3; ++i) call.run();
+  const int64_t decoded = 2 * kInner * kHidden * 2, rows = 7 * kTopK * (2 * kHidden + 2 * kInner) * 2;
+  EXPECT_LT(idle_arena_bytes(), 2 * (decoded + rows)) << "of " << kExperts << " experts";
+}
+
 TEST(Allocations, AreSeenWhereThereAreSome) {
   const Input w({640, kHidden}, DType::bf16, Kind::normal, 1), x({16, kHidden}, DType::bf16, Kind::normal, 3);
   LinearRunner runner({w, QuantSpec::parse("nvfp4")}, QuantSpec::parse("nvfp4"));

@@ -165,7 +165,6 @@ void MoeRunner::run_all(const RunnerCall& call, std::span<const Task> tasks, Are
   if (call.observer || !options_.x) {
     Context context = host();
     context.observer = call.observer;
-    context.workspace = &arena;
     for (const Task& task : tasks) run_task(task, context);
     return;
   }

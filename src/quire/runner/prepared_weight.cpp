@@ -139,17 +139,18 @@ GemmProblem PreparedWeight::product(const Side& x, const QuantSpec& spec, const 
           .role = {name, "x", "w"}};
 }
 
-void PreparedWeight::multiply(const Matrix& x, const MutableMatrix& out, const Context& context) const {
+void PreparedWeight::multiply(const Matrix& x, const MutableMatrix& out, Context context) const {
+  const HeldArena memory;
+  context.workspace = &*memory;
   const Side codes{const_cast<void*>(operand_.data), const_cast<void*>(operand_.scale),
                    const_cast<float*>(operand_.amax)};
   const Vector bias{bias_.data(), DType::f32};
-  const RowGroups one = RowGroups::equal(1, out_features());
   grouped_matmul({.groups = RowGroups::equal(1, x.rows),
                   .a = {.rows = x},
                   .b = {},
                   .transpose_b = true,
                   .codes = {.spec = operand_.spec,
-                            .groups = one,
+                            .groups = RowGroups::equal(1, out_features()),
                             .cols = in_features(),
                             .side = {.each = std::span(&codes, 1)},
                             .what = "runner: the weight"},

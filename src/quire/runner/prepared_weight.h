@@ -45,8 +45,9 @@ class PreparedWeight {
   QuantizeProblem quantization(const Matrix& x, const QuantSpec& spec, const Side& codes) const;
   /// out [T, N] = x w^T + bias (numerics.md 7.4, 6.6); x the rowwise codes of a [T, K]. name: for observers.
   GemmProblem product(const Side& x, const QuantSpec& spec, const MutableMatrix& out, const char* name = "") const;
-  /// The same of an x that is not quantized, with the decoded w (numerics.md 6.12).
-  void multiply(const Matrix& x, const MutableMatrix& out, const Context& context) const;
+  /// The same of an x that is not quantized, with the decoded w (numerics.md 6.12), whose memory is an arena of its
+  /// own: that of the largest weight serves all that are multiplied one after another.
+  void multiply(const Matrix& x, const MutableMatrix& out, Context context) const;
 
  private:
   PreparedWeight(const QuantSpec& spec, int64_t rows, int64_t cols);
