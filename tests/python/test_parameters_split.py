@@ -1,4 +1,4 @@
-"""quire.Linear with parameters_split: parts of the outputs as parameters of their own."""
+"""parameters_split of quire.Linear and LayerNormLinear: parts of the outputs as parameters of their own."""
 
 import copy
 import pickle
@@ -15,11 +15,11 @@ PARTS = {"q": 32, "k_": 16, "v": 16}
 def make_pair():
     """Layers with the same values, whole and in parts."""
 
-    def make(parts=PARTS, dtype=torch.bfloat16, bias=True):
+    def make(parts=PARTS, dtype=torch.bfloat16, bias=True, kind=quire.Linear):
         layers = []
         for options in ({}, {"parameters_split": parts}):
             torch.manual_seed(1)
-            layers.append(quire.Linear(96, 64, bias, dtype, **options))
+            layers.append(kind(96, 64, bias=bias, params_dtype=dtype, **options))
         return layers
 
     return make
@@ -59,10 +59,50 @@ def test_a_step_has_the_bits_of_the_whole_layer(make_pair, make_x, any_recipe, c
         assert all(equal_bits(a, b) for a, b in zip(*results, strict=True))
 
 
-def test_copies_and_pickles_are_split(make_pair):
-    _, split = make_pair()
+@pytest.mark.parametrize(("kind", "parameters"), [(quire.Linear, 6), (quire.LayerNormLinear, 8)])
+def test_copies_and_pickles_are_split(make_pair, kind, parameters):
+    _, split = make_pair(kind=kind)
     for other in (copy.deepcopy(split), pickle.loads(pickle.dumps(split)), split.to(torch.float32)):
-        assert torch.equal(other.weight, split.weight) and len(list(other.parameters())) == 6
+        assert torch.equal(other.weight, split.weight) and len(list(other.parameters())) == parameters
+
+
+def test_a_layer_with_a_norm_computes_as_the_whole_one(make_pair, make_x, compiler, equal_bits):
+    whole, split = make_pair(kind=quire.LayerNormLinear)
+    assert {name for name, _ in split.named_parameters()} == {
+        *("layer_norm_weight", "layer_norm_bias", "q_weight", "k_weight", "v_weight", "q_bias", "k_bias", "v_bias")
+    }
+    with torch.no_grad():
+        split.layer_norm_weight.mul_(3)
+    split.load_state_dict(make_pair(kind=quire.LayerNormLinear)[1].state_dict())
+    with torch.no_grad():
+        split.layer_norm_bias.add_(1)
+    torch.manual_seed(1)
+    split.reset_parameters()
+    for function in (split, compiler(split)):
+        results = []
+        for layer, called in ((whole, whole), (split, function)):
+            layer.zero_grad()
+            layer.sr_state[1] = 0
+            x = make_x(48, 96)
+            with quire.autocast(recipe="nvfp4"):
+                y = called(x)
+            y.square().sum().backward()
+            parts = [[getattr(layer, name).grad for name in names] for names in (layer.weight_names, layer.bias_names)]
+            norm = [layer.layer_norm_weight.grad, layer.layer_norm_bias.grad]
+            results.append((y, x.grad, *norm, *[torch.cat(part) for part in parts]))
+        assert all(equal_bits(a, b) for a, b in zip(*results, strict=True))
+
+
+@pytest.mark.parametrize("kind", [quire.Linear, quire.LayerNormLinear])
+def test_for_inference_a_layer_of_parts_is_left_in_words(make_pair, kind):
+    model = torch.nn.Sequential(make_pair(kind=kind)[1], torch.nn.Linear(64, 32))
+    x, before = torch.randn(3, 96), copy.deepcopy(model)
+    quire.convert(model.float(), "mxfp8", for_inference=True, tokens=None, min_features=0)
+    with pytest.raises(
+        ValueError, match="its weight consists of several parameters, and must be one: create the layer"
+    ):
+        quire.convert(model[:1], "mxfp8", for_inference=True, tokens=None, min_features=0)
+    assert torch.equal(model[0](x), before.float()[0](x)) and isinstance(model[1].weight, quire.QuantizedTensor)
 
 
 def test_kept_codes_of_a_changed_part_are_refused(make_pair, make_x):

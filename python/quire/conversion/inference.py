@@ -11,6 +11,7 @@ from quire.tensor import QuantizedStack, QuantizedTensor, QuantSpec
 from quire.tensor.order import reordered, same_codes
 
 DIVIDED = "its weight is divided over processes, and must stay a plain parameter"
+IN_PARTS = "its weight consists of several parameters, and must be one: create the layer without parameters_split"
 
 
 def inference_recipe(recipe: Recipe) -> Recipe:
@@ -28,6 +29,9 @@ def why_not_quantized(layer: ProductModule, recipe: Recipe, training: bool = Fal
     "" if it can."""
     if not training and layer.of(layer.products[0], "parallel") is not None:
         return DIVIDED
+    names = [name for product in layer.products for name in layer.weights(product)]
+    if not training and not all(name in layer._parameters for name in names):
+        return IN_PARTS
     for weight in layer.parameters(recurse=False):
         if isinstance(weight, QuantizedTensor):
             if not same_codes(weight.spec_text, recipe.weight_spec):
