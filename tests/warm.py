@@ -7,7 +7,9 @@ import runpy
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+import traceback
+from collections.abc import Callable, Mapping
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 #: What most of them use.
@@ -50,6 +52,25 @@ def run(code: str, **environment: str) -> str:
         done = Program(Path(file.name), environment=environment).finished(120)
     assert done.returncode == 0, done.stderr
     return done.stdout
+
+
+def call(function: Callable[..., object], *arguments: object) -> None:
+    """Calls a function of a module in a process of its own, which fails with what that raises."""
+    reading, writing = CONTEXT.Pipe(duplex=False)
+    process = CONTEXT.Process(target=_call, args=(writing, function, arguments))
+    process.start()
+    said = reading.recv() if reading.poll(120) else "no answer within 120 seconds"
+    process.kill()
+    process.join()
+    assert not said, said
+
+
+def _call(answer: Connection, function: Callable[..., object], arguments: tuple) -> None:
+    try:
+        function(*arguments)
+        answer.send("")
+    except BaseException:
+        answer.send(traceback.format_exc())
 
 
 def _run(command: list[str], outputs: list[Path], environment: dict[str, str], missing: str, folder: str) -> None:

@@ -147,8 +147,13 @@ def pytest(*arguments: str, **environment: str) -> bool:
 def test_environment() -> dict[str, str]:
     caches = {"TORCHINDUCTOR_CACHE_DIR": str(compile_caches(release_folder()))}
     # Without the first, each process that compiles starts others, which import PyTorch and compile nothing: threads
-    # compile what runs on a CPU. The second is of the code around the kernels that AOTInductor makes.
-    quick = {"TORCHINDUCTOR_COMPILE_THREADS": "1", "AOT_INDUCTOR_COMPILE_WRAPPER_OPT_LEVEL": "O0"}
+    # compile what runs on a CPU. The second is of the code around kernels that AOTInductor makes. Without the third,
+    # each process that compiles asks another one whether it can load code of the CPU's instruction set.
+    quick = {
+        "TORCHINDUCTOR_COMPILE_THREADS": "1",
+        "AOT_INDUCTOR_COMPILE_WRAPPER_OPT_LEVEL": "O0",
+        "TORCHINDUCTOR_VEC_ISA_OK": "1",
+    }
     return caches | quick | os.environ | {"QUIRE_GOLDEN_DIR": str(golden())}
 
 
