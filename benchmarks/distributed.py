@@ -7,6 +7,7 @@ and talk by gloo. Contenders take turns, those of one process too, and the best 
 
     tp      layers are divided by their features; every process has all tokens
     sp      the same, and outside of the layers each process has some of the tokens
+    ring    the same, and tokens are exchanged in pieces (overlap="ring")
     fsdp    each process has some of the tokens, and a part of every parameter (fully_shard), gathered when it is used
     codes   the same, and codes of weights are gathered (quire.distributed.gather_codes)
 
@@ -79,22 +80,30 @@ class Block(nn.Module):
         return x + self.down(nn.functional.gelu(self.up(self.norm(x)), approximate="tanh"))
 
 
-def styles(numbers: Numbers, sequence: bool) -> dict[str, ParallelStyle]:
+def styles(numbers: Numbers, sequence: bool, overlap: str | None) -> dict[str, ParallelStyle]:
     quires = (quire.distributed.ColumnParallel, quire.distributed.RowParallel)
     column, row = (ColwiseParallel, RowwiseParallel) if numbers.recipe is None else quires
     if not sequence:
         return {"up": column(), "down": row()}
     norm = SequenceParallel(sequence_dim=0, use_local_output=True)
-    return {"norm": norm, "up": column(input_layouts=Shard(0)), "down": row(output_layouts=Shard(0))}
+    pieces = {} if overlap is None else {"overlap": overlap}  # PyTorch's styles have no such option
+    column, row = column(input_layouts=Shard(0), **pieces), row(output_layouts=Shard(0), **pieces)
+    return {"norm": norm, "up": column, "down": row}
 
 
-def divide_features(model: nn.Sequential, numbers: Numbers, mesh: DeviceMesh, sequence: bool = False) -> None:
+def divide_features(
+    model: nn.Sequential, numbers: Numbers, mesh: DeviceMesh, sequence: bool = False, overlap: str | None = None
+) -> None:
     for block in model:
-        parallelize_module(block, mesh, styles(numbers, sequence))
+        parallelize_module(block, mesh, styles(numbers, sequence, overlap))
 
 
 def divide_features_and_tokens(model: nn.Sequential, numbers: Numbers, mesh: DeviceMesh) -> None:
     divide_features(model, numbers, mesh, sequence=True)
+
+
+def exchange_in_pieces(model: nn.Sequential, numbers: Numbers, mesh: DeviceMesh) -> None:
+    divide_features(model, numbers, mesh, sequence=True, overlap="ring")
 
 
 def shard(model: nn.Sequential, numbers: Numbers, mesh: DeviceMesh) -> None:
@@ -123,6 +132,7 @@ class Division:
 DIVISIONS = {
     "tp": Division(divide_features, own_tokens=False),
     "sp": Division(divide_features_and_tokens, own_tokens=True),
+    "sp, ring": Division(exchange_in_pieces, own_tokens=True, peer="sp"),
     "fsdp": Division(shard, own_tokens=True),
     "fsdp, codes": Division(shard_codes, own_tokens=True, peer="fsdp"),
 }

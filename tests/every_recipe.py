@@ -45,6 +45,17 @@ OVERRIDDEN = {
 }
 #: Recipes that quantize no x, and so no results as x.
 WEIGHT_ONLY = {"weight_only": recipes.CustomRecipe({"x": "none", "w": "nvfp4:nan", "dy": "none"}.get)}
+#: Recipes whose x has a scale of the layer, a buffer.
+STATIC = {
+    "static_fp8": recipes.CustomRecipe({"x": "fp8_tensor:given:nan", "w": "fp8_tensor:nan", "dy": "mxfp8:e5m2"}.get),
+    "static_fp8_dequantized": recipes.CustomRecipe(
+        {"x": "fp8_tensor:given", "w": "fp8_row", "dy": "fp8_row"}.get, backward_override="dequantized"
+    ),
+    "static_nvfp4": recipes.CustomRecipe(
+        {"x": "nvfp4:global=mul:given", "w": "nvfp4:16x16:nan", "dy": "nvfp4:sr:nan"}.get
+    ),
+    "static_nvfp4_swizzled": recipes.CustomRecipe({"x": "nvfp4:given:swizzled", "w": "nvfp4", "dy": "nvfp4"}.get),
+}
 #: Others, for tests that ask for them by name.
 FURTHER = {
     "fp8_current_e4m3": recipes.Float8CurrentScaling(fp8_format=recipes.Format.E4M3),

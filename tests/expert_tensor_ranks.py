@@ -14,7 +14,7 @@ from torch.distributed.tensor.parallel import parallelize_module
 import quire
 from every_recipe import TABLE
 from expert_ranks import WAYS, passes
-from parallel_layers import exact, exact_and_compiled
+from parallel_layers import RECIPES, exact, exact_and_compiled, with_scales
 from quire.distributed import ExpertParallel, name_group
 
 HIDDEN, INNER, EXPERTS, STEPS, TP = 64, 256, 4, 2, 2
@@ -42,7 +42,8 @@ class Case:
     def make(self, **groups):
         torch.manual_seed(0)
         options = {"top_k": 2, "renormalize": True} | self.options
-        return quire.MoE(HIDDEN, INNER, EXPERTS, params_dtype=self.dtype, **options, **groups)
+        made = quire.MoE(HIDDEN, INNER, EXPERTS, params_dtype=self.dtype, **options, **groups)
+        return with_scales(made, RECIPES[self.recipe])
 
     def divided(self):
         if not self.experts_are_divided:
@@ -101,7 +102,7 @@ def equals_one_process(rank, case):
         [torch.randn(sum(case.tokens), HIDDEN, generator=generator).to(case.dtype) for _ in range(STEPS)]
         for _ in range(2)
     )
-    recipe, ep = TABLE[case.recipe], place(case)[0] if case.experts_are_divided else 0
+    recipe, ep = RECIPES[case.recipe], place(case)[0] if case.experts_are_divided else 0
     expected = passes(whole, xs, dys, recipe, whole)
     own = ([t.split(case.tokens)[ep] for t in ts] for ts in (xs, dys))
     found = passes(part, *own, recipe, WAYS[case.way](part))

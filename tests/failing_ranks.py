@@ -15,6 +15,8 @@ import torch
 from torch import distributed
 
 import quire
+from every_recipe import STATIC
+from parallel_layers import with_scales
 from quire.distributed import Parallel
 
 #: Seconds that collectives of these tests wait.
@@ -162,7 +164,9 @@ def checked(rank, change):
     """Rank 1 differs by `change` in its second step, and ranks are compared."""
     os.environ["QUIRE_CHECK_RANKS"] = "1"
     try:
-        model, x, recipe = block(False), tokens(), "fp8_current"
+        model, x, recipe = block(False), tokens(), STATIC["static_fp8"] if change == "scale" else "fp8_current"
+        if change == "scale":
+            with_scales(model, recipe)
         run = torch.compile(model, fullgraph=True)
         with quire.autocast(recipe=recipe):
             expected = run(x)
@@ -170,6 +174,8 @@ def checked(rank, change):
             x = tokens(TOKENS + 16)
         if rank == 1 and change == "recipe":
             recipe = "mxfp8"
+        if rank == 1 and change == "scale":
+            model.down.input_scale.mul_(2)
         if rank == 1 and change == "stays away":
             time.sleep(2 * SHORT)
             return None

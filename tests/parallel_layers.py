@@ -8,13 +8,13 @@ from torch import distributed
 from torch.distributed.tensor import DTensor
 
 import quire
-from every_recipe import TABLE
+from every_recipe import STATIC, TABLE
 from quire.distributed import Parallel
 from quire.recipe import DelayedScaling
 
 IN, OUT, STEPS = 256, 256, 3
 #: Under the last one a step does not reduce amaxes, so layers alone can.
-RECIPES = TABLE | {"delayed_of_each_rank": DelayedScaling(amax_history_len=4, reduce_amax=False)}
+RECIPES = TABLE | STATIC | {"delayed_of_each_rank": DelayedScaling(amax_history_len=4, reduce_amax=False)}
 #: Of the outputs.
 PARTS = {"q": 128, "k": 96, "v": 32}
 
@@ -42,7 +42,7 @@ class Case:
         layer = KINDS[self.kind](params_dtype=self.dtype, **division, **self.options)
         for name, state in layer.sr_states().items():  # whose seeds depend on the rank, as they should
             state.copy_(torch.tensor([7 + len(name), 0]))
-        return layer
+        return with_scales(layer, RECIPES[self.recipe])
 
     def sums(self):
         """Results that are sums over processes, rounded once more than in one process."""
@@ -73,6 +73,22 @@ KINDS: dict[str, Callable[..., torch.nn.Module]] = {
     "LayerNormMLP": lambda **options: quire.LayerNormMLP(IN, OUT, **options),
     "LayerNormMLP swiglu": lambda **options: quire.LayerNormMLP(IN, OUT, activation="swiglu", **options),
 }
+
+
+#: A static scale that values of some units exceed.
+_LEAST = {"fp8_tensor": 0.005, "nvfp4:global=mul": 0.001, "nvfp4": 2.5}
+
+
+def with_scales(model, recipe):
+    """The model. Where x has a static scale under the recipe, its layers have some, beyond which there are values."""
+    for layer in model.modules() if recipe is not None and recipe.static_input else ():
+        if hasattr(layer, "products"):
+            layer.recipe = recipe
+            layer.add_input_scales()
+            least = next(value for spec, value in _LEAST.items() if recipe.input_spec.startswith(spec))
+            for scale in layer.buffers(recurse=False):
+                scale.copy_(least * (1 + torch.arange(len(scale)) / 4))
+    return model
 
 
 #: Of layers' constructors.
@@ -213,6 +229,31 @@ def equals_one_process(rank, case):
     expected = passes(whole, xs, dys, recipe, **case.call)
     own = ([part_of(case, "x", x) for x in xs], [part_of(case, "dy", dy) for dy in dys])
     compare(case, passes(part, *own, recipe, WAYS[case.way](part), **case.call), expected)
+
+
+def infinities_reach_every_rank(rank, recipe):
+    """An Inf among the tokens of the last rank makes NaN what it makes NaN in one process."""
+    case = Case(recipe, sequence=True)
+    whole, part = (case.make(division) for division in (None, Parallel("column", distributed.group.WORLD, True)))
+    xs, dys = data(case)
+    xs[0][-1, -1] = torch.inf
+    expected = passes(whole, xs[:1], dys[:1], RECIPES[recipe])[0]
+    (found,) = passes(part, [part_of(case, "x", xs[0])], [part_of(case, "dy", dys[0])], RECIPES[recipe])
+    assert expected["y"].isnan().all() and expected["weight"].isnan().all() and expected["dx"].isfinite().all()
+    for name, value in found.items():
+        assert torch.equal(value.isnan(), part_of(case, name, expected[name]).isnan()), name
+
+
+def calibrates_as_one_process(rank, mode, sequence):
+    """Where each process has a part of x, the largest of it is in one of them."""
+    case = Case("fp8_current", "Linear", mode, sequence)
+    x = data(case)[0][0]
+    parallel = Parallel(mode, distributed.group.WORLD, sequence)
+    part, whole = (
+        quire.calibrate(torch.nn.Sequential(case.make(division)), [own], "fp8_current").input_scales
+        for division, own in ((parallel, part_of(case, "x", x)), (None, x))
+    )
+    assert part == whole and set(whole) == {"0"}, (part, whole)
 
 
 def refuses_exact(rank, case):

@@ -37,16 +37,19 @@ def equals_the_plain_way(rank, case, reduce=""):
 
 
 def without_gradients(rank, case):
-    """y of no_grad, inference_mode and torch.autocast."""
+    """y of no_grad and inference_mode, which is that of a pass with gradients, and of torch.autocast."""
     case = dataclasses.replace(case, dtype=torch.float32)
     x = part_of(case, "x", data(case)[0][0])
     layers = [
         case.make(Parallel(case.mode, distributed.group.WORLD, True, overlap=overlap)) for overlap in (None, "ring")
     ]
+    with quire.autocast(recipe=RECIPES[case.recipe]):
+        expected = layers[0](x).detach()
     for mode in (torch.no_grad(), torch.inference_mode(), torch.autocast("cpu", torch.bfloat16)):
         with mode, quire.autocast(recipe=RECIPES[case.recipe]):
             plain, ring = (layer(x) for layer in layers)
         assert torch.equal(plain, ring) and plain.dtype == ring.dtype
+        assert plain.dtype == torch.bfloat16 or torch.equal(plain, expected)
 
 
 def a_style_equals_the_plain_way(rank, case):

@@ -298,8 +298,9 @@ def quantized_parameters_have_masters(rank, recipe):
     assert model[0].weight.dtype == torch.float32
 
 
-def static_scales_equal_one_process(rank, recipe):
-    """Layers whose x has a scale of their own, a buffer that every rank has whole; values and codes are gathered."""
+def static_scales_equal_one_process(rank, recipe, ways=("values", "codes", "in a graph", "compiled")):
+    """Layers whose x has a scale of their own, a buffer that every rank has whole; values and codes are gathered, by
+    fully_shard and within a graph."""
     xs = torch.randn(2, TOKENS, IN, generator=torch.Generator().manual_seed(7))
 
     def layers():
@@ -311,13 +312,21 @@ def static_scales_equal_one_process(rank, recipe):
 
     one = layers()
     expected = [passes(one, x, recipe) for x in xs][rank] + [parameter.grad / 2 for parameter in one.parameters()]
-    for codes in (False, True):
-        model = layers()
-        if codes:
-            gather_codes(model, recipe)
-        shard(model, Case(recipe))
-        found = passes(model, xs[rank], recipe) + [parameter.grad.full_tensor() for parameter in model.parameters()]
-        assert same(found, expected) == [], codes
+    for way in ways:
+        model = run = layers()
+        if way in ("in a graph", "compiled"):
+            shard_weights(model, mesh_of(Case(recipe)), recipe)
+            run = torch.compile(model, fullgraph=True, backend="aot_eager") if way == "compiled" else model
+        else:
+            if way == "codes":
+                gather_codes(model, recipe)
+            shard(model, Case(recipe))
+        found = passes(run, xs[rank], recipe)
+        found += [p.grad.full_tensor() if isinstance(p, DTensor) else p.grad for p in model.parameters()]
+        assert same(found, expected) == [], way
+        with torch.no_grad(), quire.autocast(recipe=recipe):
+            assert torch.equal(run(xs[rank]), expected[0]), way
+    torch._dynamo.reset()
 
 
 def explanations_change_nothing(rank, recipe):

@@ -11,7 +11,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 
 import quire
 from every_recipe import TABLE
-from parallel_layers import WAYS, compare, data, part_of, passes
+from parallel_layers import RECIPES, WAYS, compare, data, part_of, passes
 from quire.distributed import ColumnParallel, RowParallel
 
 #: Column and row styles.
@@ -36,7 +36,7 @@ def layer_equals_one_process(rank, kind, case):
         assert torch.equal(parameter.to_local(), part_of(case, name, whole.get_parameter(name))), name
         assert torch.equal(parameter.full_tensor(), whole.get_parameter(name)), name
     xs, dys = data(case)
-    recipe = TABLE[case.recipe]
+    recipe = RECIPES[case.recipe]
     expected = passes(whole, xs, dys, recipe, **case.call)
     own = ([part_of(case, "x", x) for x in xs], [part_of(case, "dy", dy) for dy in dys])
     compare(case, passes(part, *own, recipe, WAYS[case.way](part), **case.call), expected)

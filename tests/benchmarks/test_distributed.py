@@ -31,11 +31,11 @@ def finished(tmp_path_factory):
 @pytest.mark.slow
 def test_every_division_has_every_kind_of_numbers_beside_its_speed_on_one_process(finished):
     found, printed = finished
-    expected = [(division, name) for division in ("", "tp", "sp", "fsdp") for name in BYTES]
-    assert list(found) == expected + [("fsdp, codes", name) for name in RECIPES]
+    divisions = ("", "tp", "sp", "sp, ring", "fsdp", "fsdp, codes")
+    assert list(found) == [(name, each) for name in divisions for each in (RECIPES if "," in name else BYTES)]
     for (division, name), row in found.items():
         speed = row["tokens_per_second"]
-        peers = division.removesuffix(", codes")
+        peers = division.split(",")[0]
         better = max(found[peers, peer]["tokens_per_second"] for peer in ("torch float32", "torch bfloat16"))
         assert row["x_better"] == pytest.approx(speed / better)
         alone = found["", name]["tokens_per_second"]
@@ -65,6 +65,8 @@ def test_the_bytes_that_a_process_sends_are_those_of_its_collectives(finished):
     values = (2 * y // 2 + norm + bias) * 2
     assert sent["sp", "quire mxfp8"] == values + 4 * (y + y // 32) // 2
     assert sent["sp", "quire nvfp4"] == values + 4 * (y // 2 + y // 16) // 2 + 4 * 12
+    # Pieces are as many bytes as the whole.
+    assert all(sent["sp, ring", name] == sent["sp", name] for name in RECIPES)
     # Of weights codes are gathered, for each pass in one direction, and two amaxes of each are reduced.
     codes = {"quire fp8_current": weights, "quire mxfp8": weights * 33 // 32, "quire nvfp4": weights * 9 // 16}
     for name, size in codes.items():

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from every_recipe import TABLE
+from every_recipe import STATIC, TABLE
 from expert_tensor_ranks import (
     WAYS,
     Case,
@@ -27,7 +27,7 @@ OPTIONS = (
 )
 
 
-@pytest.mark.parametrize("recipe", TABLE)
+@pytest.mark.parametrize("recipe", [*TABLE, *STATIC])
 def test_gradients_of_divided_experts_are_those_of_one_process(two, recipe):
     two.run(equals_one_process, Case(recipe))
 

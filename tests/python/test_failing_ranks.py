@@ -87,6 +87,7 @@ def test_a_copy_of_a_layer_has_the_path_of_its_own_model(two):
         ("shape", ("rank 0 of the group: column", "x torch.float32 [32, 64]", "x torch.float32 [48, 64]")),
         ("recipe", ("x=fp8_tensor", "x=mxfp8", "rank 1 of the group")),
         ("layer", ("quire.Linear 'up'", "quire.Linear 'down'")),
+        ("scale", ("quire.Linear 'down'", "input_scale [0.00499", "input_scale [0.00999")),
     ],
 )
 def test_ranks_that_differ_are_told_apart_before_a_collective(two, change, said):

@@ -12,8 +12,9 @@ from torch._inductor.utils import run_and_get_code
 from torch.distributed.device_mesh import init_device_mesh
 
 import quire
-from every_recipe import IN_ANY_PRECISION
+from every_recipe import IN_ANY_PRECISION, STATIC
 from parallel_graphs import IN, OUT, TOKENS, graphs, inputs
+from parallel_layers import RECIPES, with_scales
 from quire.distributed import Parallel, name_group, shard_weights
 from ranks import rank_of
 
@@ -115,14 +116,18 @@ def test_a_rank_finds_the_compiled_graphs_of_another_in_the_cache(with_one_cache
     assert with_one_cache(ONE_RANK, "1") == [2, 0, 0, 4, 0]
 
 
-def test_an_exported_program_has_one_node_and_finds_its_group_by_name(group):
-    layer = quire.Linear(IN, OUT, parallel=Parallel("column", name_group(group, "tp")))
-    with torch.no_grad(), quire.autocast(recipe="mxfp8"):
-        program = torch.export.export(layer, (torch.randn(TOKENS, IN),))
+@pytest.mark.parametrize("name", ["mxfp8", *STATIC])
+def test_an_exported_program_has_one_node_and_finds_its_group_by_name(group, name):
+    recipe = RECIPES[name]
+    layer = with_scales(quire.Linear(IN, OUT, parallel=Parallel("column", name_group(group, "tp"))), recipe)
+    x = torch.randn(TOKENS, IN)
+    with torch.no_grad(), quire.autocast(recipe=recipe):
+        program, expected = torch.export.export(layer, (torch.randn(TOKENS, IN),)), layer(x)
     nodes = [node for node in program.graph.nodes if "quire" in str(node.target)]
     assert [str(node.target) for node in nodes] == ["quire.parallel_linear.default"]
     assert "column,group=tp,size=2" in nodes[0].args
-    assert program.module()(torch.randn(TOKENS, IN)).shape == (TOKENS, OUT // 2)
+    with torch.no_grad():
+        assert expected.shape == (TOKENS, OUT // 2) and torch.equal(program.module()(x), expected)
 
 
 def test_names_of_groups(group):
@@ -201,6 +206,21 @@ def test_wrong_arguments_of_the_operator_are_refused(group):
         call(x[:3], w, None, "", torch.float32, row, [], [])
     with pytest.raises(RuntimeError, match="each process needs its own bits: part must be an int64"):
         call(x, w.requires_grad_(), None, recipe, torch.float32, row, [], [], sr_state=torch.tensor([1, 0]))
+    given, scale, column = "x=fp8_tensor:given,w=fp8_row,dy=fp8_row", torch.ones(1), Parallel("column", group).text
+    for recipe, scales, said in (
+        ("x=fp8_tensor,w=fp8_row,dy=fp8_row", {"input_scale": scale}, "x has no scale of the layer; leave input_scale"),
+        ("", {"input_scale": scale}, "x has no scale of the layer; leave input_scale out"),
+        (given, {}, "x has its scale from the caller, and there is no input_scale; give the calibrated scale"),
+        (given, {"input_scale": scale, "fwd_scale": torch.ones(3)}, "input_scale and fwd_scale are both given"),
+        (f"{given},backward=high_precision", {"input_scale": scale}, "the gradient of w starts from x itself"),
+        (given, {"input_scale": torch.ones(2)}, r"scale must be .* \[2\]"),
+        (given, {"input_scale": torch.zeros(1)}, "given scale.*must be positive and finite"),
+    ):
+        with pytest.raises(RuntimeError, match=said):
+            call(x, w, None, recipe, torch.float32, column, [], [], **scales)
+    with pytest.raises(RuntimeError, match="parallel_grouped_linear: .* there is no input_scale"):
+        offsets, part = torch.tensor([4]), torch.tensor([0, 2])
+        torch.ops.quire.parallel_grouped_linear(x, [w], [], offsets, part, given, torch.float32, column, [], [])
     with pytest.raises(RuntimeError, match="sum_gradient: parallel must name a group, got ''"):
         torch.ops.quire.sum_gradient(x, "")
 

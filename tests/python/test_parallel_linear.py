@@ -6,12 +6,24 @@ import itertools
 import pytest
 import torch
 
-from pairwise import pairwise
-from parallel_layers import KINDS, OPTIONS, RECIPES, WAYS, Case, equals_one_process, refuses_exact
+from every_recipe import STATIC
+from pairwise import each_value, pairwise
+from parallel_layers import (
+    KINDS,
+    OPTIONS,
+    RECIPES,
+    WAYS,
+    Case,
+    calibrates_as_one_process,
+    equals_one_process,
+    infinities_reach_every_rank,
+    refuses_exact,
+)
 
 DIVIDED = list(itertools.product(("column", "row"), (False, True)))
 #: One for each way in which scales follow from a tensor, and for the random stream.
 SOME = ("high_precision", "fp8_current", "fp8_block", "mxfp8", "nvfp4", "delayed")
+NORMS = [kind for kind in KINDS if "Norm" in kind]
 
 
 @pytest.mark.parametrize(("mode", "sequence"), DIVIDED)
@@ -22,9 +34,10 @@ def test_results_are_those_of_one_process(two, recipe, mode, sequence):
         two.run(equals_one_process, Case(recipe, "Linear", mode, sequence, tokens))
 
 
-@pytest.mark.parametrize("sequence", [False, True])
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if "Norm" in kind])
-@pytest.mark.parametrize("recipe", SOME)
+@pytest.mark.parametrize(
+    ("recipe", "kind", "sequence"),
+    [*itertools.product(SOME, NORMS, (False, True)), *each_value(list(STATIC), NORMS, (True, False, True))],
+)
 def test_layers_with_a_norm(two, recipe, kind, sequence):
     for tokens in ((64,), (14,)):
         two.run(equals_one_process, Case(recipe, kind, "column", sequence, tokens))
@@ -49,7 +62,14 @@ def test_an_mlp_that_recomputes_or_defers(two, way, options):
         two.run(equals_one_process, Case(recipe, "LayerNormMLP", "column", True, options=options, way=way))
 
 
-@pytest.mark.parametrize(("recipe", "way", "divided"), pairwise(SOME, [way for way in WAYS if way != "eager"], DIVIDED))
+@pytest.mark.parametrize(
+    ("recipe", "way", "divided"),
+    [
+        row
+        for recipes in (SOME, [*STATIC])
+        for row in pairwise(recipes, [way for way in WAYS if way != "eager"], DIVIDED)
+    ],
+)
 def test_other_ways_to_run_a_layer(two, recipe, way, divided):
     mode, sequence = divided
     two.run(equals_one_process, Case(recipe, "Linear", mode, sequence, way=way))
@@ -88,3 +108,13 @@ def test_all_results_are_those_of_one_process_within_exact(two, kind, mode, sequ
 @pytest.mark.parametrize("option", ["fuse_wgrad_accumulation", "delay_wgrad_compute"])
 def test_exact_refuses_gradients_outside_of_autograd(two, option):
     two.run(refuses_exact, Case("mxfp8", options={option: True}))
+
+
+@pytest.mark.parametrize(("mode", "sequence"), DIVIDED)
+def test_calibration_of_a_divided_layer_is_that_of_one_process(two, mode, sequence):
+    two.run(calibrates_as_one_process, mode, sequence)
+
+
+@pytest.mark.parametrize("recipe", ["fp8_current", "delayed", "static_fp8"])
+def test_an_infinity_of_one_process_is_seen_by_all(two, recipe):
+    two.run(infinities_reach_every_rank, recipe)

@@ -9,7 +9,7 @@ from torch._inductor import config
 from torch._inductor.utils import run_and_get_code
 
 import quire
-from every_recipe import IN_ANY_PRECISION, TABLE
+from every_recipe import IN_ANY_PRECISION, STATIC, TABLE
 from pairwise import each_value, pairwise
 from parallel_graphs import IN, OUT, TOKENS, graphs, inputs
 from parallel_layers import OPTIONS, RECIPES, WAYS, Case
@@ -82,7 +82,8 @@ def test_a_gradient_of_x_that_is_rounded(two, mode):
 
 @pytest.mark.parametrize("mode", MODES)
 def test_passes_without_gradients(two, mode):
-    two.run(without_gradients, Case("nvfp4", "Linear", mode, True))
+    for recipe in ("nvfp4", *STATIC):
+        two.run(without_gradients, Case(recipe, "Linear", mode, True))
 
 
 @pytest.mark.parametrize(("mode", "way"), [("column", "eager"), ("row", "compiled")])

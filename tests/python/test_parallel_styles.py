@@ -10,7 +10,7 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 import quire
-from every_recipe import TABLE
+from every_recipe import STATIC, TABLE
 from pairwise import each_value, pairwise
 from parallel_layers import OPTIONS, WAYS, Case
 from quire.distributed import ColumnParallel, RowParallel
@@ -28,7 +28,10 @@ SOME = ("high_precision", "fp8_current", "fp8_block", "mxfp8", "nvfp4", "delayed
     sorted(
         {
             *pairwise(SOME, DIVIDED, list(STYLES)),
-            *((recipe, *way) for recipe, way in each_value(list(TABLE), list(itertools.product(DIVIDED, STYLES)))),
+            *(
+                (recipe, *way)
+                for recipe, way in each_value([*TABLE, *STATIC], list(itertools.product(DIVIDED, STYLES)))
+            ),
         }
     ),
 )

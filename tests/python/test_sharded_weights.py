@@ -234,9 +234,13 @@ def test_quantized_parameters_become_their_masters(two, recipe):
     two.run(quantized_parameters_have_masters, recipe)
 
 
-@pytest.mark.parametrize("x", ["fp8_tensor", "nvfp4"])
-def test_static_scales_are_those_of_one_process(two, x):
-    two.run(static_scales_equal_one_process, f"x={x}:given,w={x},dy=mxfp8:e5m2")
+@pytest.mark.parametrize("recipe", ["x=fp8_tensor:given,w=fp8_tensor", "x=nvfp4:given,w=nvfp4"])
+def test_static_scales_are_those_of_one_process(two, recipe):
+    two.run(static_scales_equal_one_process, f"{recipe},dy=mxfp8:e5m2")
+
+
+def test_static_scales_whose_codes_backward_decodes_are_those_of_one_process(two):
+    two.run(static_scales_equal_one_process, "x=nvfp4:given,w=nvfp4,dy=mxfp8:e5m2,backward=dequantized", ["in a graph"])
 
 
 @pytest.mark.parametrize(("recipe", "amaxes"), [("mxfp8", 0), ("nvfp4", 1)])

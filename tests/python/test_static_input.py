@@ -8,7 +8,6 @@ import torch
 
 import quire
 from quire import runners
-from quire.nn.static_input import static_scale
 
 K, N = 64, 48
 FP8 = "x=fp8_tensor:given,w=fp8_row,dy=mxfp8"
@@ -233,9 +232,3 @@ def test_experts_of_a_runner_have_a_static_scale_too():
         act = (torch.nn.functional.silu(h[:inner]) * h[inner:]).to(torch.bfloat16)
         expected = fp8(act, 0.5) @ v2.T
         assert (y[token].double() - expected).abs().max() <= 0.02 * expected.abs().max()
-
-
-def test_weights_that_are_divided_over_processes_are_refused_in_words():
-    match = "divided over processes, and x=fp8_tensor:given has a scale of the layer"
-    with pytest.raises(NotImplementedError, match=match):
-        static_scale(loaded(FP8, 0.01), "", FP8, divided=True, needs_dw=False)

@@ -22,7 +22,8 @@ def parallel_linear(
 
     parallel: quire.distributed.Parallel(...).text, which says what each process has of x, w, bias and y.
     state: as for grouped_linear(), of one group, without x_buffers, out and dgrad_out. part: Parallel(...).place(),
-    for gradients that round stochastically.
+    for gradients that round stochastically. input_scale: float32 [1], the scale of x under a spec with the option
+    `given`, the same on every process.
 
     Raises RuntimeError if an argument does not fit, or a collective fails.
     """
@@ -47,6 +48,7 @@ def parallel_grouped_linear(
 
     w, bias: this process's part of each, as parallel_linear() has it of one. part: Parallel(...).place(). parallel:
     Parallel(...).text, without sequence. state: as for grouped_linear(), without x_buffers, out and dgrad_out.
+    input_scale: as for parallel_linear(), one for each group: float32 [E].
 
     Raises RuntimeError if an argument does not fit, or a collective fails.
     """

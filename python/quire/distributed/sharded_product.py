@@ -10,6 +10,7 @@ from torch import distributed
 
 from quire.distributed.code_payload import axes_of, why_not
 from quire.distributed.groups import name_of
+from quire.functional import Buffers, input_buffers
 from quire.tensor import QuantSpec
 
 #: Data, scale and amax of one direction, as operators return them.
@@ -93,29 +94,36 @@ def sharded_linear(
     w: torch.Tensor,
     bias: torch.Tensor | None,
     plan: Plan,
+    *,
     sr_state: torch.Tensor | None = None,
+    input_scale: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """y [*, N] in the plan's dtype. x [*, K], w [N / size, K] of this process, bias [N]. The gradient of w is this
-    process's rows of the mean over the processes, each of which has its own x. sr_state: as for linear(). What backward
-    gathers it gathers when dy is there, so that only w is kept between the passes. First derivatives only. Raises
-    RuntimeError if x and w do not agree."""
+    process's rows of the mean over the processes, each of which has its own x. sr_state: as for linear(). input_scale:
+    of x, float32 [1], under a spec with the option `given`. What backward gathers it gathers when dy is there, so that
+    only w is kept between the passes. First derivatives only. Raises RuntimeError if x and w do not agree."""
     if x.dim() == 0 or x.shape[-1] != w.shape[-1]:
         raise RuntimeError(f"linear: x {list(x.shape)} must end with the in_features of w, {w.shape[-1]}")
-    return _Product.apply(x, w, bias, sr_state, tuple(plan))
+    return _Product.apply(x, w, bias, sr_state, input_scale, tuple(plan))
 
 
 class _Product(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, w: torch.Tensor, *others: Any) -> torch.Tensor:
-        bias, sr_state, fields = others
+        bias, sr_state, input_scale, fields = others
         plan = Plan(*fields)
         amaxes = _amaxes(w, plan)
         weights, buffers = _Gather(w, amaxes, plan, "rowwise" if plan.text else "values").operands()
         keeps_codes = plan.decodes_x or (plan.from_codes and plan.backward != "requantized")
         out, biases, save = w.shape[0] * plan.size, [] if bias is None else [bias], ctx.needs_input_grad[1]
+        given: Buffers = ()
+        if input_scale is not None:
+            given = input_buffers(x, plan.x, input_scale, None, save and plan.from_codes)
         y, *kept = torch.ops.quire.linear_fwd(
-            x, weights, biases, None, out, plan.text, plan.dtype, int(keeps_codes and save), [], buffers
+            x, weights, biases, None, out, plan.text, plan.dtype, int(keeps_codes and save), given, buffers
         )
+        if given and save:
+            kept = given[3:] if plan.from_codes else given
         of_x = kept[:3] if keeps_codes else [x, x.new_empty(0), x.new_empty(0)]
         ctx.save_for_backward(w, *amaxes, *of_x)
         ctx.fields, ctx.sizes, ctx.sr_state = fields, x.shape, sr_state
@@ -136,7 +144,7 @@ class _Product(torch.autograd.Function):
             dw = torch.ops._c10d_functional.reduce_scatter_tensor(dw.to(w.dtype), "sum", plan.size, plan.group)
         dx = None if operands is None else gradients.of_x(*operands)
         dbias = gradients.of_bias() if needs_bias else None
-        return dx, None if dw is None else wait(dw) / plan.size, dbias, None, None
+        return dx, None if dw is None else wait(dw) / plan.size, dbias, None, None, None
 
 
 class _Gradients:

@@ -60,8 +60,7 @@ class Product:
             return
         self.text = linear_text(module, call)
         if recipe.static_input:
-            divided_anyhow = self.parallel is not None or self.whole is not None or self.shards is not None
-            self.input_scale = static_scale(module, name, self.text, divided=divided_anyhow, needs_dw=self.needs_dw)
+            self.input_scale = static_scale(module, name, self.text, needs_dw=self.needs_dw)
         # A graph has no input that it does not need.
         if recipe.stochastic and grad:
             self.given["sr_state"] = module.of(name, "sr_state")
@@ -151,7 +150,9 @@ class Product:
         if self.call.recipe is None:
             return self._high_precision(x, biases, offsets)
         given = dict(self.given)
-        if self.input_scale is not None and not is_quantized(x, x_buffers):
+        if self.input_scale is not None and self.parallel is not None:
+            given["input_scale"] = self.input_scale
+        elif self.input_scale is not None and not is_quantized(x, x_buffers):
             x_buffers = input_buffers(x, self.call.recipe.input_spec, self.input_scale, offsets, self.needs_dw)
         x, text, own_amax = self._x_operand(x, x_buffers, given)
         weights = self._w_operands((x, *biases), given)
@@ -174,7 +175,8 @@ class Product:
             )
         text = "" if self.call.recipe is None else self.text
         plan = plan_of(text, self.weights[0].shape[0], self.call.dtype, self.shards)
-        return sharded_linear(x, self.weights[0], biases[0] if biases else None, plan, self.given.get("sr_state"))
+        state = {"sr_state": self.given.get("sr_state"), "input_scale": self.input_scale}
+        return sharded_linear(x, self.weights[0], biases[0] if biases else None, plan, **state)
 
     def _stateful(
         self,
@@ -310,6 +312,8 @@ def _announce(product: Product, x: torch.Tensor) -> None:
     if not check_ranks.enabled():
         return
     recipe = product.text if product.call.recipe is not None else "none"
+    if product.input_scale is not None:
+        recipe = f"{recipe}, input_scale {product.input_scale.tolist()}"
     weight, gradient = product.weights[0], "with" if torch.is_grad_enabled() else "without"
     what = f"{layer}, x {x.dtype} {list(x.shape)}, weight {weight.dtype} {list(weight.shape)}, recipe {recipe}"
     what = f"{what}, {gradient} gradient{check_ranks.drawn(product.parameters[0])}"

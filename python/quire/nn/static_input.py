@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import torch
 
+from quire.distributed.placements import local
 from quire.functional import Buffers
 from quire.nn.product_module import ProductModule, named
 from quire.tensor import QuantizedActivation, QuantizedTensor
@@ -17,9 +18,9 @@ def is_quantized(x: torch.Tensor | QuantizedActivation, given: Buffers) -> bool:
     return bool(given) or isinstance(x, QuantizedTensor | QuantizedActivation)
 
 
-def static_scale(module: ProductModule, product: str, text: str, *, divided: bool, needs_dw: bool) -> torch.Tensor:
-    """The scale of a matmul's input. text: of its recipe. divided: over processes. Raises RuntimeError if the layer has
-    no scale, NotImplementedError for what does not go with one."""
+def static_scale(module: ProductModule, product: str, text: str, *, needs_dw: bool) -> torch.Tensor:
+    """The scale of a matmul's input. text: of its recipe. Raises RuntimeError if the layer has no scale,
+    NotImplementedError for what does not go with one."""
     what, name, spec = f"quire.{type(module).__name__}", named(product, "input_scale"), text.split(",")[0]
     scale = module._buffers.get(name)
     if scale is None:
@@ -27,14 +28,9 @@ def static_scale(module: ProductModule, product: str, text: str, *, divided: boo
             f"{what}: {spec} has its scale from the layer, which has no buffer {name!r}; give the layer its recipe "
             "(recipe= of its constructor, or quire.convert), and load its state dict"
         )
-    if divided:
-        raise NotImplementedError(
-            f"{what}: its weight is divided over processes, and {spec} has a scale of the layer, which is not "
-            "available there; take a spec without the option 'given'"
-        )
     if needs_dw and text.endswith(("backward=high_precision", "backward=requantized")):
         raise NotImplementedError(
             f"{what}: the gradient of its weight starts from x itself ({text.rsplit(',', 1)[1]}), and {spec} is "
             "quantized before; take backward_override='dequantized' or None, without save_original_input"
         )
-    return scale
+    return local(scale)  # parallelize_module makes buffers DTensors, which all processes have whole

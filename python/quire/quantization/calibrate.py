@@ -83,7 +83,9 @@ def calibrate(
 
     Layers are torch.nn.Linear, quire.Linear and quire.GroupedLinear, each group of which has its own scale. Other
     layers of quire (LayerNormLinear, LayerNormMLP, the layers of MoE) compute their inputs within one operator, which
-    hooks do not see: they are among report.uncalibrated, with the layers and groups that saw no rows.
+    hooks do not see: they are among report.uncalibrated, with the layers and groups that saw no rows. Of a layer whose
+    weight is divided over processes (quire.distributed.Parallel), each process may see a part of x. The amax is the
+    largest of all processes, which must all call calibrate.
 
     Raises ValueError for a recipe whose x has no static scale, for inputs that are not finite (naming the layer), for
     no batches, or if the model has no linear layers; TypeError for arguments of a wrong type.
@@ -106,6 +108,7 @@ def calibrate(
     finally:
         for module in training:
             module.training = True
+    amaxes.reduce()
     if shared:
         amaxes.share(same)
     return amaxes.report(spec)
@@ -170,6 +173,14 @@ class _Amaxes:
                 )
             self.amax[layer][group] = max(self.amax[layer][group], amax)
             self.rows[layer][group] += len(x)
+
+    def reduce(self) -> None:
+        """Takes the largest over the processes among which a layer is divided: each may see a part of x."""
+        for layer, amaxes in self.amax.items():
+            parallel = getattr(layer, "parallel", None)
+            if parallel is not None and parallel.group:
+                device = next(layer.parameters()).device
+                self.amax[layer] = parallel.reduced(torch.tensor(amaxes, device=device)).tolist()
 
     def share(self, same: SameInput) -> None:
         for layers in same.groups():

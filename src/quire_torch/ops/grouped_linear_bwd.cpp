@@ -80,7 +80,9 @@ DirectionBuffers whole_codes(const GroupedLinear::Saved& s, Direction direction,
   const DirectionBuffers own{s.x_data, s.x_scale, s.x_amax};
   const Parallel* p = parallel_of(s);
   if (!p || !p->gathers_x()) return own;
-  return gather({tied(own[0], after), tied(own[1], after), own[2]}, (*s.recipe)->x, direction, p->group);
+  const quire::QuantSpec& spec = (*s.recipe)->x;
+  const bool given_scale = spec.given || s.bwd_scale.defined();
+  return gather({tied(own[0], after), tied(own[1], after), own[2]}, spec, direction, p->group, given_scale);
 }
 
 /// x in the direction that backward reads, quantized now as it was in forward.
@@ -93,6 +95,7 @@ DirectionBuffers quantized_x(const GroupedLinear::Saved& s, bool columnwise, con
                                   .rowwise = !columnwise,
                                   .columnwise = columnwise,
                                   .axis = p->gathers_x() ? -1 : p->axis_of_x(),
+                                  .scale = spec.given ? std::optional(s.x_scale) : std::nullopt,
                                   .offsets = s.offsets}},
                                 p->group)[0];
   const size_t first = columnwise ? 3 : 0;

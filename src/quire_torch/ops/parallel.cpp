@@ -1,5 +1,6 @@
 #include "quire_torch/ops/parallel.h"
 
+#include <ATen/ops/amax.h>
 #include <ATen/ops/cat.h>
 
 #include <charconv>
@@ -140,7 +141,23 @@ std::array<TokenAxis, 3> token_axes(const quire::QuantSpec& spec, Direction dire
 }
 
 bool needs_reduction(const quire::QuantSpec& spec, int axis) {
-  return axis >= 0 && quire::amax_count<int64_t>(spec, 1) > 0;
+  return axis >= 0 && !spec.given && quire::amax_count<int64_t>(spec, 1) > 0;
+}
+
+void check_input_scale(const OptionalRecipeText& recipe, const op::OptionalTensor& input_scale,
+                       const op::OptionalTensor& fwd_scale, bool starts_from_x, const char* what) {
+  const quire::LinearSpec* known = recipe->has_value() ? &**recipe : nullptr;
+  const bool given = known && !known->weight_only && known->x.given;
+  quire::check(given || !input_scale, what, ": input_scale is given, and under recipe '", recipe.text(),
+               "' x has no scale of the layer; leave input_scale out, or add the option 'given' to x");
+  quire::check(!given || input_scale, what, ": under recipe '", recipe.text(),
+               "' x has its scale from the caller, and there is no input_scale; give the calibrated scale, or leave ",
+               "the option 'given' out");
+  quire::check(!given || !fwd_scale, what, ": input_scale and fwd_scale are both given, and x would have two scales; ",
+               "leave one out");
+  quire::check(!given || !starts_from_x, what, ": under recipe '", recipe.text(),
+               "' the gradient of w starts from x itself, which is quantized before; take backward=dequantized, or ",
+               "none");
 }
 
 at::Tensor reduced(const at::Tensor& amax, int axis, const Group& group) {
@@ -218,19 +235,38 @@ at::Tensor gather(const at::Tensor& t, const Group& group) {
   return wait(all_gather({t}, group)[0], "all_gather", group);
 }
 
+bool has_own_scales(const quire::QuantSpec& spec, bool given) {
+  return given && spec.nan && spec.row().scope == quire::Scope::tensor;
+}
+
 DirectionBuffers gather(const DirectionBuffers& part, const quire::QuantSpec& spec, Direction direction,
-                        const Group& group) {
+                        const Group& group, bool given_scale) {
   const std::array<TokenAxis, 3> axes = token_axes(spec, direction);
+  const bool own_scales = has_own_scales(spec, given_scale);
+  const auto travels = [&](size_t i) { return axes[i].axis >= 0 || (own_scales && i == 1); };
   std::vector<at::Tensor> divided;
   for (size_t i = 0; i < part.size(); ++i)
-    if (axes[i].axis >= 0) divided.push_back(part[i].flatten().view(at::kByte));  // gloo takes one dtype in a call
+    if (travels(i)) divided.push_back(part[i].flatten().view(at::kByte));  // gloo takes one dtype in a call
   const std::vector<at::Tensor> gathered = all_gather(divided, group);
   DirectionBuffers whole = part;
-  for (size_t i = 0, next = 0; i < whole.size(); ++i)
-    if (axes[i].axis >= 0)
-      whole[i] =
-          along(wait(gathered[next++], "all_gather", group).view(part[i].scalar_type()), part[i], axes[i].axis, group);
+  for (size_t i = 0, next = 0; i < whole.size(); ++i) {
+    if (!travels(i)) continue;
+    const at::Tensor there = wait(gathered[next++], "all_gather", group).view(part[i].scalar_type());
+    // All are equal, or NaN, which is the largest.
+    whole[i] = axes[i].axis >= 0 ? along(there, part[i], axes[i].axis, group) : there.amax(0, /*keepdim=*/true);
+  }
   return whole;
+}
+
+op::OptionalTensor slot(const op::OptionalTensor& scales, int64_t i) {
+  return scales ? std::optional(scales->narrow(0, i, 1)) : std::nullopt;
+}
+
+std::vector<c10::SymInt> sizes_with(const at::Tensor& t, int64_t times, const c10::SymInt& last) {
+  auto sizes = t.sym_sizes().vec();
+  sizes.front() = sizes.front() * times;
+  sizes.back() = last;
+  return sizes;
 }
 
 at::Tensor sum(const at::Tensor& t, const Group& group) {

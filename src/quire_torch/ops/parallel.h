@@ -46,13 +46,17 @@ struct Part {
   quire::QuantSpec spec;
   bool rowwise = true, columnwise = false;
   int axis = -1;                            ///< as Parallel::axis_of_*
-  op::OptionalTensor scale = std::nullopt;  ///< of delayed scaling, float32 [1]
+  op::OptionalTensor scale = std::nullopt;  ///< of delayed scaling, or given (the option `given`): float32 [1]
   op::OptionalTensor sr_state = std::nullopt, part = std::nullopt;
   op::OptionalTensor offsets = std::nullopt;  ///< of groups of rows, each a tensor of its own, in flat buffers
 };
 
-/// Whether all amaxes above the blocks follow from this process's part alone.
+/// Whether codes of this process's part follow from amaxes of other processes too. Under a given scale they do not.
 bool needs_reduction(const quire::QuantSpec& spec, int axis);
+/// Throws unless there is an input_scale exactly where x has the option `given`, and nothing that does not go with one.
+/// fwd_scale: of delayed scaling. starts_from_x: whether backward needs x itself. what: the operator.
+void check_input_scale(const OptionalRecipeText& recipe, const op::OptionalTensor& input_scale,
+                       const op::OptionalTensor& fwd_scale, bool starts_from_x, const char* what);
 /// The six buffers of each part, under amaxes of the whole tensor: the bytes that the whole tensor has there. One
 /// collective for all amaxes.
 std::vector<op::Tensors<6>> quantize_parts(const std::vector<Part>& parts, const Group& group);
@@ -76,11 +80,20 @@ std::array<TokenAxis, 3> token_axes(const quire::QuantSpec& spec, quire::Directi
 int64_t rows_of_block(const quire::QuantSpec& spec, quire::Direction direction);
 /// Whether the codes of parts of `tokens` rows each, one after another, are the codes of the whole.
 bool gathers_codes(const quire::QuantSpec& spec, quire::Direction direction, const c10::SymInt& tokens);
-/// The three buffers of one direction of the whole, of those of each process's rows.
+/// Whether the scale of a tensor, of the processes' rows each, can be NaN in some of them alone: where it is given, and
+/// marks values that are not finite (numerics.md 1.9).
+bool has_own_scales(const quire::QuantSpec& spec, bool given);
+/// The three buffers of one direction of the whole, of those of each process's rows. given_scale: for has_own_scales;
+/// the scale of the whole is then NaN if one of them is.
 DirectionBuffers gather(const DirectionBuffers& part, const quire::QuantSpec& spec, quire::Direction direction,
-                        const Group& group);
+                        const Group& group, bool given_scale);
 /// [size * d0, ...] of t [d0, ...].
 at::Tensor gather(const at::Tensor& t, const Group& group);
+
+/// Scale i of delayed scaling, [1]; none without them.
+op::OptionalTensor slot(const op::OptionalTensor& scales, int64_t i);
+/// Sizes of t when the first dimension has come together, with another last one.
+std::vector<c10::SymInt> sizes_with(const at::Tensor& t, int64_t times, const c10::SymInt& last);
 
 /// The sum over the group of what each process has.
 at::Tensor sum(const at::Tensor& t, const Group& group);

@@ -1,5 +1,7 @@
 #include "quire_torch/ops/parallel_groups.h"
 
+#include <algorithm>
+
 #include "quire_torch/ops/reduce.h"
 
 namespace quire_torch {
@@ -33,6 +35,7 @@ void check(const ParallelGroupedLinear::Args& a, op::Needs need) {
   const Parallel& p = **a.parallel;
   quire::check(!p.sequence, "parallel_grouped_linear: groups of tokens are the same on all processes; got '",
                p.to_string(), "', leave 'sequence' out");
+  check_input_scale(a.recipe, a.input_scale, a.fwd_scale, need[kW] && keeps_x(a.recipe), "parallel_grouped_linear");
   GroupedLinear::check(own_product(a), need);
 }
 
@@ -43,7 +46,7 @@ op::GradientList once(const op::GradientList& biases, const at::Tensor& part) {
   return own;
 }
 
-/// The products, with operands that need amaxes of other processes quantized before.
+/// The products, with operands quantized before that need amaxes of other processes, or have a given scale.
 GroupedLinear::Args operands(const ParallelGroupedLinear::Args& a, op::Needs need) {
   GroupedLinear::Args args = own_product(a);
   const Parallel& p = **a.parallel;
@@ -52,7 +55,7 @@ GroupedLinear::Args operands(const ParallelGroupedLinear::Args& a, op::Needs nee
   if (!p.column) args.dtype = partial_dtype(p, a.dtype);
   if (a.fwd_scale) return args;
   const quire::LinearSpec& recipe = **a.recipe;
-  const bool x_apart = needs_reduction(recipe.x, p.axis_of_x()),
+  const bool x_apart = a.input_scale || needs_reduction(recipe.x, p.axis_of_x()),
              w_apart = a.w_buffers.empty() && needs_reduction(recipe.w, p.axis_of_w());
   std::vector<Part> parts;
   if (x_apart)
@@ -60,6 +63,7 @@ GroupedLinear::Args operands(const ParallelGroupedLinear::Args& a, op::Needs nee
                      .spec = recipe.x,
                      .columnwise = need[kW] && recipe.backward == Backward::quantized,
                      .axis = p.axis_of_x(),
+                     .scale = a.input_scale,
                      .offsets = a.offsets});
   const auto groups = w_apart ? static_cast<size_t>(a.offsets.size(0)) : 0;
   for (size_t e = 0; e < groups; ++e)
@@ -103,9 +107,11 @@ std::pair<op::Tensors<3>, ParallelGroupedLinear::Saved> ParallelGroupedLinear::f
   return {std::move(results), std::move(s)};
 }
 
-op::Tensors<11> ParallelGroupedLinear::backward(const Saved& s, const op::Tensors<3>& grads, op::Needs need) {
+op::Tensors<12> ParallelGroupedLinear::backward(const Saved& s, const op::Tensors<3>& grads, op::Needs need) {
   const Caller caller(s.layer);
-  return GroupedLinear::backward(s, grads, need);
+  op::Tensors<12> found;
+  std::ranges::copy(GroupedLinear::backward(s, grads, need), found.begin());
+  return found;
 }
 
 ParallelGradients parallel_groups_bwd(LinearBwd::Args a, const Parallel& p, const op::OptionalTensor& part) {

@@ -14,8 +14,8 @@ namespace quire_torch {
 ///   column: each w [N / size, K] and bias [N / size] is this process's, x [T, *, K] is whole; y [T, *, N / size]
 ///   row:    each w [N, K / size] is this process's, each bias [N] everybody's; x [T, *, K / size]; y [T, *, N] is the
 ///           sum over the processes, of which the first one adds bias to its part
-/// Operands have the codes that they have in one process, as in parallel_linear. The other arguments and results are
-/// those of grouped_linear. Differentiable once in x, w and bias.
+/// Operands have the codes that they have in one process, as in parallel_linear; input_scale: float32 [E]. The other
+/// arguments and results are those of grouped_linear. Differentiable once in x, w and bias.
 struct ParallelGroupedLinear : OpBase {
   static constexpr const char* kName = "parallel_grouped_linear";
   struct Args {
@@ -27,7 +27,8 @@ struct ParallelGroupedLinear : OpBase {
     OptionalParallelText parallel;
     OptionalTensors w_buffers{};
     op::TensorList main_grad{};
-    std::optional<at::Tensor> w_fingerprint{}, sr_state{}, fwd_scale{}, bwd_scale{}, bwd_amax{}, wgrad_stash{};
+    std::optional<at::Tensor> w_fingerprint{}, sr_state{}, input_scale{}, fwd_scale{}, bwd_scale{}, bwd_amax{},
+        wgrad_stash{};
     bool overwrite_main_grad = false, placeholder = false;
     static constexpr auto kFields = std::tuple{op::field<&Args::x>("x"),
                                                op::field<&Args::w>("w"),
@@ -41,6 +42,7 @@ struct ParallelGroupedLinear : OpBase {
                                                op::field<&Args::main_grad>("main_grad"),
                                                op::field<&Args::w_fingerprint>("w_fingerprint", "None"),
                                                op::field<&Args::sr_state>("sr_state", "None"),
+                                               op::field<&Args::input_scale>("input_scale", "None"),
                                                op::field<&Args::fwd_scale>("fwd_scale", "None"),
                                                op::field<&Args::bwd_scale>("bwd_scale", "None"),
                                                op::field<&Args::bwd_amax>("bwd_amax", "None"),
@@ -55,7 +57,7 @@ struct ParallelGroupedLinear : OpBase {
 
   static op::Tensors<3> inference(const Args& a);
   static std::pair<op::Tensors<3>, Saved> forward(const Args& a, op::Needs need);
-  static op::Tensors<11> backward(const Saved& s, const op::Tensors<3>& grads, op::Needs need);
+  static op::Tensors<12> backward(const Saved& s, const op::Tensors<3>& grads, op::Needs need);
 };
 
 }  // namespace quire_torch

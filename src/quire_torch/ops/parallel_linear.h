@@ -18,6 +18,7 @@ namespace quire_torch {
 /// Operands have the codes that they have in one process: amaxes above the blocks are reduced over the group, and part,
 /// int64 {index of this process, size, cuts}, says which bits a gradient rounds stochastically with (quantize.h). Where
 /// tokens are divided, codes are gathered, or, if a part ends within a block, values, which are quantized afterwards.
+/// input_scale: float32 [1], the same on all processes: what x is quantized with under a spec with the option `given`.
 /// The other arguments and results are those of grouped_linear. Differentiable once in x, w and bias.
 struct ParallelLinear : OpBase {
   static constexpr const char* kName = "parallel_linear";
@@ -29,7 +30,8 @@ struct ParallelLinear : OpBase {
     OptionalParallelText parallel;
     OptionalTensors w_buffers{};
     op::TensorList main_grad{};
-    std::optional<at::Tensor> w_fingerprint{}, sr_state{}, part{}, fwd_scale{}, bwd_scale{}, bwd_amax{}, wgrad_stash{};
+    std::optional<at::Tensor> w_fingerprint{}, sr_state{}, part{}, input_scale{}, fwd_scale{}, bwd_scale{}, bwd_amax{},
+        wgrad_stash{};
     bool overwrite_main_grad = false, placeholder = false;
     static constexpr auto kFields = std::tuple{op::field<&Args::x>("x"),
                                                op::field<&Args::w>("w"),
@@ -42,6 +44,7 @@ struct ParallelLinear : OpBase {
                                                op::field<&Args::w_fingerprint>("w_fingerprint", "None"),
                                                op::field<&Args::sr_state>("sr_state", "None"),
                                                op::field<&Args::part>("part", "None"),
+                                               op::field<&Args::input_scale>("input_scale", "None"),
                                                op::field<&Args::fwd_scale>("fwd_scale", "None"),
                                                op::field<&Args::bwd_scale>("bwd_scale", "None"),
                                                op::field<&Args::bwd_amax>("bwd_amax", "None"),
@@ -57,7 +60,7 @@ struct ParallelLinear : OpBase {
 
   static op::Tensors<3> inference(const Args& a);
   static std::pair<op::Tensors<3>, Saved> forward(const Args& a, op::Needs need);
-  static op::Tensors<10> backward(const Saved& s, const op::Tensors<3>& grads, op::Needs need);
+  static op::Tensors<11> backward(const Saved& s, const op::Tensors<3>& grads, op::Needs need);
 };
 
 /// The results of linear_bwd of a process. Where w is divided by columns dx is a sum that is under way instead.

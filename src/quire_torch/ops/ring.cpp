@@ -12,11 +12,15 @@ Arrivals::Arrivals(const at::Tensor& own, const Group& group) : own_{own, {}, {}
   for (int64_t i = 0; i < group.size; ++i) started_.push_back(broadcast(own, i, group));
 }
 
-Arrivals::Arrivals(const DirectionBuffers& own, const quire::QuantSpec& spec, const Group& group)
-    : own_(own), coded_(true), axes_(token_axes(spec, Direction::rowwise)), group_(group) {
+Arrivals::Arrivals(const DirectionBuffers& own, const quire::QuantSpec& spec, const Group& group, bool given_scale)
+    : own_(own),
+      coded_(true),
+      own_scales_(has_own_scales(spec, given_scale)),
+      axes_(token_axes(spec, Direction::rowwise)),
+      group_(group) {
   op::TensorList bytes;
   for (size_t i = 0; i < own.size(); ++i)
-    if (axes_[i].axis >= 0) bytes.push_back(own[i].flatten().view(at::kByte));
+    if (travels(i)) bytes.push_back(own[i].flatten().view(at::kByte));
   const at::Tensor packed = bytes.size() == 1 ? bytes[0] : at::cat(bytes);
   for (int64_t i = 0; i < group.size; ++i) started_.push_back(broadcast(packed, i, group));
 }
@@ -27,7 +31,7 @@ DirectionBuffers Arrivals::take(int64_t i) const {
   DirectionBuffers taken = own_;
   c10::SymInt begin = 0;
   for (size_t k = 0; k < taken.size(); ++k) {
-    if (axes_[k].axis < 0) continue;
+    if (!travels(k)) continue;
     const auto size = static_cast<int64_t>(c10::elementSize(own_[k].scalar_type()));
     const c10::SymInt length = own_[k].sym_numel() * size;
     at::Tensor bytes = there.narrow_symint(0, begin, length);

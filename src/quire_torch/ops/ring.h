@@ -13,16 +13,18 @@ class Arrivals {
  public:
   /// Starts to send this process's rows [T, *, K] to all.
   Arrivals(const at::Tensor& own, const Group& group);
-  /// The same of rowwise codes.
-  Arrivals(const DirectionBuffers& own, const quire::QuantSpec& spec, const Group& group);
+  /// The same of rowwise codes. given_scale: as of gather(); each process's rows come with its scale.
+  Arrivals(const DirectionBuffers& own, const quire::QuantSpec& spec, const Group& group, bool given_scale);
 
   int64_t count() const { return group_.size; }
   /// What process i sent, when it is there: its codes, or its values in the first place.
   DirectionBuffers take(int64_t i) const;
 
  private:
+  bool travels(size_t k) const { return axes_[k].axis >= 0 || (own_scales_ && k == 1); }
+
   DirectionBuffers own_;
-  bool coded_;
+  bool coded_, own_scales_ = false;
   std::array<TokenAxis, 3> axes_{};
   Group group_;
   std::vector<at::Tensor> started_;
