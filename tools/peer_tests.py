@@ -12,6 +12,7 @@ table with a row for each test file.
 import argparse
 import collections
 import functools
+import gc
 import json
 import os
 import pathlib
@@ -108,6 +109,9 @@ class Plugin:
             return (yield)
         finally:
             signal.alarm(0)
+            # pytest keeps the last failure there, and with it the layers of its frames.
+            sys.last_type = sys.last_value = sys.last_traceback = None
+            gc.collect()
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.failed:
