@@ -25,6 +25,10 @@ INTERNAL_MODULES = (
 )
 
 
+#: Whose names are those of layers too.
+OPERATIONS = "transformer_engine.pytorch.ops."
+
+
 class InternalName(AttributeError):
     """A test uses a name of an internal module."""
 
@@ -47,21 +51,46 @@ def absence(module: str, name: str, documented: object) -> AttributeError:
 
 
 class Absent:
-    """A name that can be imported, so that the rest of a test file runs. Its use raises."""
+    """A name that can be imported, and used while files are collected, so that the rest of a file runs. A test that
+    uses it, or what came of it, fails with the error."""
+
+    collecting = True
 
     def __init__(self, error: AttributeError):
         self._error = error
 
+    def _use(self, meanwhile: object) -> object:
+        if not Absent.collecting:
+            raise self._error
+        return meanwhile
+
     def __call__(self, *args: object, **kwargs: object) -> object:
-        raise self._error
+        return self._use(self)
 
     def __getattr__(self, name: str) -> object:
         if name.startswith("__"):  # what inspect, copy and pytest ask every object for
             raise AttributeError(name)
-        raise self._error
+        return self._use(self)
+
+    def __bool__(self) -> bool:
+        return self._use(False)
+
+    def __iter__(self) -> object:
+        return self._use(iter(()))
+
+    def _compare(self, other: object) -> bool:
+        return self._use(False)
+
+    __lt__ = __le__ = __gt__ = __ge__ = __instancecheck__ = _compare
 
     def __mro_entries__(self, bases: object) -> tuple[type, ...]:
-        raise self._error
+        error = self._error
+
+        class OfAbsent:
+            def __new__(cls, *args: object, **kwargs: object) -> object:
+                raise error
+
+        return (OfAbsent,)
 
 
 class PeerModule(types.ModuleType):
@@ -73,7 +102,10 @@ class PeerModule(types.ModuleType):
         import quire.te
         from quire.te.absent import NAMES
 
-        for module in (quire.te.pytorch, quire.te.common.recipe, quire.te.common):
+        if f"{self.__name__}.".startswith(OPERATIONS):
+            return Absent(DocumentedName(f"{self.__name__} is documented as not available"))
+        te = quire.te
+        for module in (te.pytorch, te.common.recipe, te.common, te.quantization, te.moe_router, te.attention.masks):
             if name in vars(module):
                 return vars(module)[name]
         return Absent(absence(self.__name__, name, NAMES))

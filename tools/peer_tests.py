@@ -1,13 +1,18 @@
 """Runs TransformerEngine's own tests (a checkout of its repository) against quire and counts how each case ends.
 
-    python tools/peer_tests.py --te PATH [--only FILE ...] [--cases 15] [--seconds 20] [--out FOLDER]
+    python tools/peer_tests.py --te PATH [--only FILE ...] [--cases 15] [--seconds 20] [--minutes 10] [--out FOLDER]
+        [--write FILE ...]
 
 One process of pytest at a time runs a file, with a plugin of this module and the stand-ins of peer_names.py. Results
-lie in --out as one file of JSON lines per test file; a file that is there is not run again.
+lie in --out as one file of JSON lines per test file, with the whole text of each error; a file that is there is not run
+again. --write stores a summary with the commit of the checkout: of FILE.json the counts for each function, of FILE.md a
+table with a row for each test file.
 """
 
 import argparse
 import collections
+import functools
+import gc
 import json
 import os
 import pathlib
@@ -15,14 +20,19 @@ import re
 import signal
 import subprocess
 import sys
+import time
 
 import pytest
+
+import peer_names
 
 FILES = """
     test_sanity test_numerics test_recipe test_quantized_tensor test_permutation test_fused_router test_grouped_linear
     test_grouped_mlp test_grouped_tensor test_custom_recipe test_backward_override test_checkpoint test_deferred_init
 """.split()
-COLUMNS = ("passed", "skipped", "internals", "documented", "missing", "wrong", "unknown")
+COLUMNS = ("passed", "skipped", "internals", "documented", "missing", "wrong", "unknown", "not run")
+#: Where names are documented.
+PAGE = pathlib.Path(__file__).parents[1] / "docs/from-transformer-engine.md"
 
 #: What a failure's last lines say -> its class. The first row that matches counts.
 RULES = (
@@ -30,15 +40,26 @@ RULES = (
     (r"has no attribute '_|'cpu' == 'cuda'", "internals"),
     (r"Could not find checkpoint file", "internals"),  # files that TransformerEngine itself has to write first
     (r"on CUDA device|torch\.cuda|Torch not compiled with CUDA|No CUDA GPUs|Found no NVIDIA driver", "internals"),
-    (r"DocumentedName|NotImplementedError", "documented"),
-    (r"is not available: ", "documented"),
+    (r"DocumentedName|is not available: ", "documented"),
     (r"MissingName|unexpected keyword argument|has no attribute|ImportError|ModuleNotFoundError", "missing"),
     (r"AssertionError|not close", "wrong"),
 )
 
 
+@functools.cache
+def on_page() -> frozenset[str]:
+    """The names that docs/from-transformer-engine.md mentions."""
+    text = re.sub(r"```.*?```", "", PAGE.read_text(), flags=re.DOTALL)
+    return frozenset(re.findall(r"\w+", " ".join(re.findall(r"`([^`]+)`", text))))
+
+
 def classify(text: str) -> str:
-    """The class of a failure whose error is `text`; 'unknown' says that a person must look at it."""
+    """The class of a failure whose error is `text`; 'unknown' says that a person must look at it. A NotImplementedError
+    is documented only if an option or function that it names, apart from the layer in front, is on the page."""
+    found = re.search(r"NotImplementedError: (?:[\w.]+: )?(.*)", text, re.DOTALL)
+    if found:
+        named = re.findall(r"\b(\w+)=|\b(\w*_\w*)\b|\b([A-Z]\w*[a-z][A-Z]\w*)\b", found[1])
+        return "documented" if on_page() & {name for names in named for name in names} else "unknown"
     return next((kind for pattern, kind in RULES if re.search(pattern, text)), "unknown")
 
 
@@ -49,12 +70,23 @@ class CaseTimeout(Exception):
 class Plugin:
     """Keeps `cases` cases of a function, spread evenly, and writes one line of JSON per case."""
 
-    def __init__(self, cases: int, seconds: int, out: pathlib.Path):
-        self.cases, self.seconds, self.out = cases, seconds, out
+    def __init__(self, options: argparse.Namespace):
+        self.cases, self.seconds, self.out = options.cases, options.seconds, options.child
+        self.minutes, self.end = options.minutes, float("inf")
 
-    def write(self, case: str, kind: str, error: str) -> None:
+    def write(self, case: str, kind: str, error: str, text: str = "") -> None:
         with self.out.open("a") as file:
-            file.write(json.dumps({"case": case, "kind": kind, "error": error[-500:]}) + "\n")
+            file.write(json.dumps({"case": case, "kind": kind, "error": error, "text": text}) + "\n")
+
+    def pytest_runtestloop(self) -> None:
+        self.end = time.monotonic() + 60 * self.minutes
+        peer_names.Absent.collecting = False
+
+    def pytest_runtest_protocol(self, item: pytest.Item) -> bool | None:
+        if time.monotonic() < self.end:
+            return None
+        self.write(item.nodeid, "not run", "")
+        return True
 
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
         functions = collections.defaultdict(list)
@@ -77,11 +109,14 @@ class Plugin:
             return (yield)
         finally:
             signal.alarm(0)
+            # pytest keeps the last failure there, and with it the layers of its frames.
+            sys.last_type = sys.last_value = sys.last_traceback = None
+            gc.collect()
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.failed:
             error = report.longrepr.reprcrash.message if hasattr(report.longrepr, "reprcrash") else str(report.longrepr)
-            self.write(report.nodeid, classify(error), error)
+            self.write(report.nodeid, classify(error), error, report.longreprtext)
         elif report.skipped:
             self.write(report.nodeid, "skipped", str(report.longrepr))
         elif report.when == "call":
@@ -91,28 +126,49 @@ class Plugin:
         if report.failed:
             error = str(report.longrepr)
             last = error.strip().splitlines()[-1]
-            self.write(f"{report.nodeid}::(import)", classify(last), last)
+            self.write(f"{report.nodeid}::(import)", classify(last), last, error)
 
 
-def table(records: list[dict[str, str]]) -> str:
-    """A Markdown table: a row for each function, a column for each class."""
+def counted(records: list[dict[str, str]], by_file: bool = False) -> dict[str, collections.Counter[str]]:
+    """How often each class occurs in each function, or in each file, and in all."""
     counts = collections.defaultdict(collections.Counter)
     for record in records:
         file, _, name = record["case"].partition("[")[0].rpartition("::")
-        counts[f"{pathlib.Path(file).name}::{name}"][record["kind"]] += 1
+        file = pathlib.Path(file.partition("::")[0]).name
+        counts[file if by_file else f"{file}::{name}"][record["kind"]] += 1
     counts["all"] = sum(list(counts.values()), collections.Counter())
+    return counts
+
+
+def table(counts: dict[str, collections.Counter[str]]) -> str:
+    """A Markdown table: a row for each name, a column for each class."""
     lines = [" | ".join(("| test", *COLUMNS)) + " |", "|---" * (len(COLUMNS) + 1) + "|"]
     lines += [" | ".join((f"| {name}", *(str(row[kind]) for kind in COLUMNS))) + " |" for name, row in counts.items()]
     return "\n".join(lines)
 
 
-def run_file(path: pathlib.Path, options: argparse.Namespace, out: pathlib.Path) -> int:
-    """What the child process does: all kept cases of one file."""
-    import peer_names
+def commit_of(checkout: pathlib.Path) -> str:
+    command = ["git", "-C", str(checkout), "rev-parse", "HEAD"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    return done.stdout.strip() if done.returncode == 0 else "unknown"
 
+
+def write(path: pathlib.Path, records: list[dict[str, str]], options: argparse.Namespace) -> None:
+    """A summary, as JSON or as Markdown."""
+    commit = commit_of(options.te)
+    if path.suffix == ".json":
+        counts = {name: dict(row) for name, row in counted(records).items()}
+        path.write_text(json.dumps({"commit": commit, "cases": options.cases, "counts": counts}, indent=1) + "\n")
+        return
+    head = f"Tests of TransformerEngine at commit {commit}, at most {options.cases} cases of each function:"
+    path.write_text(f"{head}\n\n{table(counted(records, by_file=True))}\n")
+
+
+def run_file(path: pathlib.Path, options: argparse.Namespace) -> int:
+    """What the child process does: all kept cases of one file."""
     peer_names.install()
     sys.path.insert(0, str(options.te / "tests/pytorch"))
-    plugin = Plugin(options.cases, options.seconds, out)
+    plugin = Plugin(options)
     return pytest.main(
         ["-q", "-p", "no:cacheprovider", "--rootdir", str(options.te), "--tb=short", str(path)], [plugin]
     )
@@ -124,13 +180,17 @@ def main() -> int:
     parser.add_argument("--only", nargs="+", default=FILES, help="names of test files below tests/pytorch")
     parser.add_argument("--cases", type=int, default=15, help="cases per test function, at most")
     parser.add_argument("--seconds", type=int, default=20, help="time limit of a case")
+    parser.add_argument("--minutes", type=float, default=10, help="no case of a file starts after that time")
     parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("build/peer_tests"))
+    parser.add_argument("--write", type=pathlib.Path, nargs="+", default=(), help="files that end in .json or .md")
     parser.add_argument("--child", type=pathlib.Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     options.te = options.te.resolve()
     if options.child:
         path = options.te / "tests/pytorch" / options.only[0]
-        return run_file(path.with_suffix(".py"), options, options.child)
+        return run_file(path.with_suffix(".py"), options)
+    if wrong := [str(path) for path in options.write if path.suffix not in (".json", ".md")]:
+        parser.error(f"--write takes names that end in .json or .md, got {', '.join(wrong)}")
     options.out.mkdir(parents=True, exist_ok=True)
     records = []
     for name in options.only:
@@ -138,7 +198,12 @@ def main() -> int:
         if not result.exists():
             part = result.with_suffix(".part").resolve()
             part.write_text("")
-            same = ["--te", str(options.te), "--cases", str(options.cases), "--seconds", str(options.seconds)]
+            numbers = {name: getattr(options, name) for name in ("cases", "seconds", "minutes")}
+            same = [
+                "--te",
+                str(options.te),
+                *(part for each in numbers.items() for part in (f"--{each[0]}", str(each[1]))),
+            ]
             command = [sys.executable, __file__, *same, "--only", name, "--child", str(part)]
             code = subprocess.run(
                 command, stdout=subprocess.DEVNULL, env={**os.environ, "OMP_NUM_THREADS": "1"}
@@ -147,7 +212,9 @@ def main() -> int:
                 raise SystemExit(f"peer_tests: the process for {name} ended with {code}; its results so far are {part}")
             part.rename(result)
         records += [json.loads(line) for line in result.read_text().splitlines()]
-    print(table(records))
+    print(table(counted(records)))
+    for path in options.write:
+        write(path, records, options)
     return 0
 
 

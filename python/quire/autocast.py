@@ -71,10 +71,12 @@ def active_recipe() -> Recipe | None:
     return _active()[1]
 
 
-def recipe_of(own: Recipe | None) -> Recipe | None:
-    """The recipe of a layer that has its own recipe: outside of any autocast its own, else active_recipe()."""
+def recipe_of(layer: torch.nn.Module) -> Recipe | None:
+    """The recipe of a layer: outside of any autocast its own, else active_recipe(), or what that one is for it."""
     inside, recipe, _ = _active() if _STATE.foreign else (_STATE.inside, _STATE.recipe, None)
-    return recipe if inside else own
+    if not inside:
+        return layer.recipe
+    return recipe if recipe is None or recipe.of_layer is None else recipe.of_layer(layer)
 
 
 def active_rule() -> delayed.Rule | None:
@@ -88,7 +90,8 @@ class autocast:
     recipe (quire.convert). It is a context manager and a decorator.
 
     enabled: False makes layers compute in high precision, also inside an enabled autocast.
-    recipe: a recipe of quire.recipe, its name or its text (quire.recipe.as_recipe); None is quire.recipe.default().
+    recipe: a recipe of quire.recipe, its name or its text (quire.recipe.as_recipe); None is quire.recipe.default(). A
+        recipe whose fields can be set (quire.te.common.recipe) is read whenever the context is entered.
     calibrating: with enabled=False and a delayed recipe, layers compute in high precision and collect the amaxes of x
         and w.
     amax_reduction_group: the process group over which a delayed recipe reduces amaxes; None is the default group.
@@ -125,15 +128,24 @@ class autocast:
                 f"autocast: amax_reduction_group must be a process group or None, got {amax_reduction_group!r}; "
                 "torch.distributed.new_group makes one"
             )
-        recipe = as_recipe("autocast", recipe)
-        if recipe is None and (enabled or calibrating):
-            recipe = default()
-        self.recipe = recipe if enabled else None
-        self._delayed = recipe if recipe is not None and recipe.delayed() and (enabled or calibrating) else None
+        self._given, self._enabled, self._calibrating = recipe, enabled, calibrating
         self._group = amax_reduction_group
         self._outer: list[_Active] = []
+        self._read()
+
+    def _read(self) -> None:
+        recipe = as_recipe("autocast", self._given, by_layer=True)
+        if recipe is None and (self._enabled or self._calibrating):
+            recipe = default()
+        self.recipe = recipe if self._enabled else None
+        self._delayed = recipe
+        if recipe is not None and not (recipe.delayed() and (self._enabled or self._calibrating)):
+            self._delayed = None
+        self._changes = self._given is not None and not isinstance(self._given, Recipe | str)
 
     def __enter__(self) -> "autocast":
+        if self._changes:
+            self._read()
         rule = None if self._delayed is None else delayed.enter(self._delayed, self._group)
         self._outer.append(_STATE.get())
         _STATE.set((True, self.recipe, rule))
@@ -147,8 +159,8 @@ class autocast:
             delayed.leave()
 
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
-        enabled, recipe, group = self.recipe is not None, self.recipe or self._delayed, self._group
-        calibrating = self._delayed is not None and not enabled
+        enabled, recipe, group = self._enabled, self._given, self._group
+        calibrating = self._calibrating
 
         # A fresh context per call: calls may run in several threads. No annotations: Dynamo cannot guard on P.
         @functools.wraps(function)

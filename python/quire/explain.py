@@ -225,7 +225,8 @@ def explain(function: Callable, *args: object, **kwargs: object) -> Explanation:
             text = torch.ops.quire.explain_end()
             mode.restore()
     isa = next(line.split(":")[0] for line in torch.ops.quire.isas().splitlines() if line.endswith(": in use"))
-    return Explanation(None if recipe is None else recipe.linear_spec(), isa, tuple(_steps(text)))
+    said = None if recipe is None else recipe.linear_spec() if recipe.of_layer is None else "another one for each layer"
+    return Explanation(said, isa, tuple(_steps(text)))
 
 
 def _needs_gradient(value: object) -> object:

@@ -22,7 +22,14 @@ def test_scripts_find_every_name_in_every_module_that_transformer_engine_has():
         assert all(getattr(module, name) is getattr(quire, name) for name in te.__all__)
         with pytest.raises(AttributeError, match="quire.onnx_export is not available: .* Use torch.export"):
             _ = module.onnx_export
-    assert {name: getattr(recipe, name) for name in recipe.__all__} == {n: getattr(recipes, n) for n in recipe.__all__}
+    from quire.te.pytorch.quantization import FP8GlobalStateManager, autocast
+    from quire.te.pytorch.tensor.mxfp8_tensor import MXFP8Quantizer
+
+    from quire.te import recipe as same
+
+    assert same is recipe and te.recipe is recipe and set(recipe.__all__) <= set(recipes.__all__)
+    assert autocast is quire.autocast and MXFP8Quantizer is quire.MXFP8Quantizer
+    assert FP8GlobalStateManager is quire.FP8GlobalStateManager
 
 
 #: Class -> the module that pickles of quire's first layout have for it.

@@ -68,9 +68,10 @@ def test_a_quantizer_gives_the_codes_of_its_spec(quantizer, spec, dtype, make_x,
     assert quantizer.quantize(2 * x, out=empty) is empty and same(empty, quire.quantize(2 * x, spec, columnwise=True))
 
 
-def test_a_scale_that_is_given_is_used_and_the_amax_collected(make_x):
+@pytest.mark.parametrize("shape", [(1,), ()], ids=["one dimension", "none"])
+def test_a_scale_that_is_given_is_used_and_the_amax_collected(shape, make_x):
     x = make_x(48, 96, dtype=torch.float32, requires_grad=False)
-    scale, amax = torch.tensor([16.0]), torch.tensor([0.5])
+    scale, amax = torch.full(shape, 16.0), torch.full(shape, 0.5)
     quantizer = quire.Float8Quantizer(scale, amax, E4M3)
     values = (x * 16).clamp(-448, 448).to(torch.float8_e4m3fn)
     q = quantizer(x)
@@ -81,8 +82,8 @@ def test_a_scale_that_is_given_is_used_and_the_amax_collected(make_x):
     scale.fill_(4)
     quantizer.update_quantized(3 * x, q)
     assert q.rowwise_scale == 1 / 4 and amax == (3 * x).abs().max()
-    columns = quire.Float8Quantizer(scale, torch.zeros(1), E4M3, rowwise=False)
-    assert not columns(x).stores("rowwise") and columns.amax == x.abs().max()
+    columns = quire.Float8Quantizer(scale, torch.zeros(shape), E4M3, rowwise=False)
+    assert not columns(x).stores("rowwise") and columns.amax == x.abs().max() and columns.amax.shape == shape
 
 
 def test_gradients_pass_as_if_nothing_were_rounded(make_x):
@@ -134,7 +135,11 @@ def test_stochastic_rounding_draws_its_seed_from_the_generator(make_x):
             NotImplementedError,
             "scale=.* is not available; Float8Quantizer takes a scale",
         ),
-        (lambda: quire.Float8Quantizer(2.0, ONE, E4M3), ValueError, r"scale must be a float32 tensor of shape \[1\]"),
+        (
+            lambda: quire.Float8Quantizer(2.0, ONE, E4M3),
+            ValueError,
+            r"scale must be a float32 tensor of shape \[1\] or",
+        ),
         (lambda: quire.Float8Quantizer(ONE, torch.ones(2), E4M3), ValueError, "amax must be .*got torch.float32"),
         (lambda: quire.Float8BlockQuantizer(E4M3, block_scaling_dim=3), ValueError, "must be 1 or 2, got 3"),
         (lambda: quire.MXFP8Quantizer(E4M3, rowwise=False, columnwise=False), ValueError, "both be False"),

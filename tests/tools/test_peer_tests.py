@@ -1,5 +1,6 @@
 """tools/peer_tests.py on an invented folder of tests: every class of ends, the limit of cases and the names."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -39,16 +40,20 @@ def test_skipped():
 
 def test_slow():
     time.sleep(30)
+
+def test_too_late():
+    pass
 """
 
 ROWS = """
-test_passes 3 0 0 0 0 0 0
-test_internal 0 0 1 0 0 0 0
-test_documented 0 0 0 1 0 0 0
-test_missing 0 0 0 0 1 0 0
-test_wrong 0 0 0 0 0 1 0
-test_skipped 0 1 0 0 0 0 0
-test_slow 0 0 0 0 0 0 1
+test_passes 3 0 0 0 0 0 0 0
+test_internal 0 0 1 0 0 0 0 0
+test_documented 0 0 0 1 0 0 0 0
+test_missing 0 0 0 0 1 0 0 0
+test_wrong 0 0 0 0 0 1 0 0
+test_skipped 0 1 0 0 0 0 0 0
+test_slow 0 0 0 0 0 0 1 0
+test_too_late 0 0 0 0 0 0 0 1
 """
 
 
@@ -57,12 +62,19 @@ def test_each_end_of_a_case_is_counted_in_its_column(tmp_path):
     folder.mkdir(parents=True)
     (folder / "test_invented.py").write_text(INVENTED)
     command = [sys.executable, TOOLS / "peer_tests.py", "--te", tmp_path / "te", "--only", "test_invented"]
-    command += ["--cases", "3", "--seconds", "2", "--out", tmp_path / "out"]
+    command += ["--cases", "3", "--seconds", "3", "--minutes", "0.05", "--out", tmp_path / "out"]
+    command += ["--write", tmp_path / "found.json", tmp_path / "found.md"]
     printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     for row in ROWS.strip().splitlines():
         name, *counts = row.split()
         assert f"| test_invented.py::{name} | {' | '.join(counts)} |" in printed
-    assert "| all | 3 | 1 | 1 | 1 | 1 | 1 | 1 |" in printed
+    assert "| all | 3 | 1 | 1 | 1 | 1 | 1 | 1 | 1 |" in printed
+    found = json.loads((tmp_path / "found.json").read_text())
+    assert found["counts"]["test_invented.py::test_passes"] == {"passed": 3} and found["commit"] == "unknown"
+    assert "| test_invented.py | 3 | 1 | 1 | 1 | 1 | 1 | 1 | 1 |" in (tmp_path / "found.md").read_text()
+    records = [json.loads(line) for line in (tmp_path / "out/test_invented.jsonl").read_text().splitlines()]
+    (wrong,) = [record for record in records if record["kind"] == "wrong"]
+    assert "Mismatched elements: 1 / 1" in wrong["text"] and "test_invented.py" in wrong["text"]
 
     (folder / "test_invented.py").unlink()  # a second run reads what the first has written
     assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == printed
@@ -72,7 +84,9 @@ def test_each_end_of_a_case_is_counted_in_its_column(tmp_path):
     ("error", "kind"),
     [
         ("peer_names.InternalName: x", "internals"),
-        ("NotImplementedError: Linear: ub_name is not available", "documented"),
+        ("NotImplementedError: quire.Linear: ub_name='a' is not available in this version", "documented"),
+        ("NotImplementedError: quire.Linear: no_such_option='a' is not available in this version", "unknown"),
+        ("NotImplementedError: something", "unknown"),
         ("TypeError: f() got an unexpected keyword argument 'x'", "missing"),
         ("AttributeError: 'QuantizedTensor' object has no attribute '_data'", "internals"),
         ("AttributeError: 'QuantizedTensor' object has no attribute 'data_'", "missing"),

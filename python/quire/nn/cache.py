@@ -102,7 +102,7 @@ def quantize_weights(
     check_type_or_none("quantize_weights", torch.optim.Optimizer, optimizer=optimizer)
     recipe = as_recipe("quantize_weights", recipe)
     chosen = [
-        (module, product, recipe or recipe_of(module.recipe) or default())
+        (module, product, recipe or recipe_of(module) or default())
         for module in model.modules()
         if isinstance(module, ProductModule)
         for product in module.products

@@ -73,7 +73,7 @@ def active_call(
     if isinstance(x, QuantizedActivation):
         x.check()
     module.place_states()
-    recipe, spec = recipe_of(module.recipe), ""
+    recipe, spec = recipe_of(module), ""
     if output_spec is not None:
         spec = _result_spec(module, output_spec)
     elif fp8_output and recipe is not None:
@@ -129,7 +129,7 @@ def taken(
 def torchs_result(layer: ProductModule, x: torch.Tensor) -> Result | None:
     """The result of a call with a DTensor x that PyTorch computes as for a torch.nn.Linear: without a recipe, for all
     placements and dtypes that it supports. None for other calls."""
-    if not is_dtensor(x) or layer.external_wgrad or recipe_of(layer.recipe) is not None or active_rule() is not None:
+    if not is_dtensor(x) or layer.external_wgrad or recipe_of(layer) is not None or active_rule() is not None:
         return None
     if layer.shards is not None or (layer.parallel is not None and (layer.parallel.sequence or one_process.enabled())):
         return None
@@ -176,7 +176,7 @@ def fast_path(layer: ProductModule, x: torch.Tensor) -> Result | None:
         return torchs_result(layer, x)
     if layer.fuse_wgrad_accumulation or layer.delay_wgrad_compute or layer.parallel is not None:
         return None
-    recipe = recipe_of(layer.recipe)
+    recipe = recipe_of(layer)
     if recipe is None:
         return torch.nn.functional.linear(x, weight, bias) if active_rule() is None else None
     text = recipe.stateless_spec

@@ -85,13 +85,22 @@ def from_text(text: str) -> CustomRecipe:
     return CustomRecipe(_Specs(**parts), backward_override=backward)
 
 
-def as_recipe(what: str, recipe: object) -> Recipe | None:
+def as_recipe(what: str, recipe: object, by_layer: bool = False) -> Recipe | None:
     """Converts an argument `recipe`, wherever one is accepted: a recipe is returned unchanged, a name is from_name(), a
-    text with "=" is from_text(), None is None.
+    text with "=" is from_text(), None is None. Of an object with a method frozen() it is what this returns now.
 
-    what: the operation, for errors. Raises TypeError for anything else, ValueError for an unknown name or a wrong text.
+    what: the operation, for errors. by_layer: whether the recipe may differ by layer (Recipe.of_layer). Raises
+    TypeError for anything else, ValueError for an unknown name or a wrong text, NotImplementedError for a recipe that
+    differs by layer.
     """
+    if not isinstance(recipe, Recipe) and hasattr(recipe, "frozen") and not isinstance(recipe, type):
+        recipe = recipe.frozen()
     if recipe is None or isinstance(recipe, Recipe):
+        if recipe is not None and recipe.of_layer is not None and not by_layer:
+            raise NotImplementedError(
+                f"{what}: the recipe differs by layer, which only quire.autocast takes; pass one that is the same for "
+                "all layers"
+            )
         return recipe
     if isinstance(recipe, str):
         try:

@@ -2,8 +2,9 @@
 
 import enum
 import functools
+from collections.abc import Callable
 from dataclasses import dataclass, fields
-from typing import NamedTuple, TypeVar, dataclass_transform
+from typing import ClassVar, NamedTuple, TypeVar, dataclass_transform
 
 from quire.checks import check_options
 
@@ -86,7 +87,11 @@ class Recipe:
     stateless_spec: linear_spec(), or None if scales are those of earlier steps, or of the layer.
     weight_only: whether x and gradients are not quantized: both specs are "none".
     static_input: whether x is quantized with a scale of the layer, `input_scale` (the option `given`).
+    of_layer: None; a subclass whose recipe differs by layer has a method of this name: layer -> the recipe of that
+        layer, or None for high precision. Only quire.autocast takes such a recipe.
     """
+
+    of_layer: ClassVar[Callable[[object], "Recipe | None"] | None] = None
 
     def __post_init__(self) -> None:
         self._check()

@@ -22,6 +22,7 @@ NAMES: dict[str, tuple[str, str]] = {
     ),
     "onnx_export": ("ONNX has no operators for these formats", "torch.export.export and AOTInductor"),
     "ops": ("norms and activations are fused inside of layers", "quire.LayerNormLinear and quire.LayerNormMLP"),
+    "QBHistogramMode": ("the router has no quantile balancing", "quire.moe.update_expert_bias_"),
     "optimizers": ("optimizers are PyTorch's own here", "torch.optim.AdamW with fused=True"),
     "parallel_cross_entropy": (
         "losses are PyTorch's own here",

@@ -84,6 +84,11 @@ def positional(*names: str) -> Callable[[Callable[..., Result]], Callable[..., R
     return decorate
 
 
+def part_name(name: str | None, part: str) -> str | None:
+    """The name of a layer within a named one."""
+    return None if name is None else f"{name}.{part}"
+
+
 class Given:
     """Options as attributes."""
 

@@ -1,8 +1,10 @@
 """What autocast has set, under the names of TransformerEngine's global state."""
 
 from quire.autocast import active_recipe, active_rule
-from quire.recipe import Recipe, default
+from quire.recipe import Recipe
+from quire.te.common.recipe import Recipe as SettableRecipe
 from quire.te.names import (
+    get_default_recipe,
     is_fp8_available,
     is_fp8_block_scaling_available,
     is_mxfp8_available,
@@ -44,9 +46,10 @@ class FP8GlobalStateManager(metaclass=_WithoutState):
         return active_recipe() is None and active_rule() is not None
 
     @staticmethod
-    def get_fp8_recipe() -> Recipe:
-        """The active recipe; quire.recipe.default() if none is active."""
-        return active_recipe() or default()
+    def get_fp8_recipe() -> Recipe | SettableRecipe:
+        """The active recipe, the object that autocast was given; get_default_recipe() if none is active."""
+        recipe = active_recipe()
+        return get_default_recipe() if recipe is None else getattr(recipe, "settable", recipe)
 
     @staticmethod
     def get_fp8_group() -> object:

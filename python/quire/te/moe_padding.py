@@ -5,24 +5,30 @@ from collections.abc import Sequence
 
 import torch
 
-from quire.autocast import active_recipe
 from quire.checks import check_type, check_type_or_none
 from quire.moe import primitives
 from quire.moe.permutation import permute_any
 from quire.recipe import Recipe
-from quire.te.names import get_default_recipe
+from quire.te.common.recipe import Recipe as SettableRecipe
+from quire.te.global_state import FP8GlobalStateManager
 
 Splits = Sequence[int] | torch.Tensor
 
 
-def get_align_size_for_quantization(recipe: Recipe) -> int:
+def get_align_size_for_quantization(recipe: Recipe | SettableRecipe) -> int:
     """The multiple that TransformerEngine's kernels need each expert's number of rows to be under a recipe. quire's
-    products take any number.
+    products take any number. Of a CustomRecipe it is what its quantization_alignment says.
 
-    Raises TypeError if recipe is not a quire.recipe.Recipe.
+    Raises TypeError if recipe is no recipe.
     """
-    check_type("quire.get_align_size_for_quantization", Recipe, recipe=recipe)
-    return 32 if recipe.mxfp8() else 128 if recipe.nvfp4() or recipe.custom() else 16
+    if not isinstance(recipe, Recipe | SettableRecipe):
+        raise TypeError(
+            "quire.get_align_size_for_quantization: recipe must be a recipe, such as MXFP8BlockScaling(), got "
+            f"{recipe!r}"
+        )
+    if recipe.custom():
+        return recipe.quantization_alignment
+    return 32 if recipe.mxfp8() else 128 if recipe.nvfp4() else 16
 
 
 class _Padding(torch.nn.Module):
@@ -40,7 +46,7 @@ class _Padding(torch.nn.Module):
         """align_size, or what TransformerEngine's kernels need of the active recipe."""
         if self.align_size is not None:
             return self.align_size
-        return get_align_size_for_quantization(active_recipe() or get_default_recipe())
+        return get_align_size_for_quantization(FP8GlobalStateManager.get_fp8_recipe())
 
     def check(self, m_splits: Splits) -> None:
         if len(m_splits) != self.num_gemms:

@@ -5,8 +5,20 @@ import sys
 from types import ModuleType
 
 from quire.conversion import report
-from quire.te import attention, global_state, moe_padding, moe_router, names, quantizers, split, tensors
+from quire.te import (
+    attention,
+    moe_padding,
+    moe_permutation,
+    moe_router,
+    names,
+    pytorch,
+    quantization,
+    quantizers,
+    split,
+    tensors,
+)
 from quire.te.attention import dot_product_attention, key_value_cache, multi_head_attention, rope, transformer_layer
+from quire.te.common import recipe
 
 _MOVED: dict[str, ModuleType] = {
     "quire.convert": report,
@@ -21,9 +33,22 @@ _MOVED: dict[str, ModuleType] = {
     "quire.te.pytorch.attention.inference": key_value_cache,
     "quire.te.pytorch.attention.multi_head_attention": multi_head_attention,
     "quire.te.pytorch.attention.rope": rope,
-    "quire.te.pytorch.fp8": global_state,
-    "quire.te.pytorch.quantization": global_state,
+    "quire.te.pytorch.fp8": quantization,
+    "quire.te.pytorch.permutation": moe_permutation,
+    "quire.te.pytorch.quantization": quantization,
+    "quire.te.pytorch.router": moe_router,
     "quire.te.pytorch.transformer": transformer_layer,
+    "quire.te.recipe": recipe,
+    # Of these, every name that is here is also one of the package.
+    "quire.te.pytorch.distributed": pytorch,
+    "quire.te.pytorch.float8_tensor": pytorch,
+    "quire.te.pytorch.module": pytorch,
+    "quire.te.pytorch.quantized_tensor": pytorch,
+    "quire.te.pytorch.tensor": pytorch,
+    "quire.te.pytorch.tensor.float8_blockwise_tensor": pytorch,
+    "quire.te.pytorch.tensor.float8_tensor": pytorch,
+    "quire.te.pytorch.tensor.mxfp8_tensor": pytorch,
+    "quire.te.pytorch.tensor.nvfp4_tensor": pytorch,
 }
 
 

@@ -1,6 +1,5 @@
 """Other words for quire's own."""
 
-import enum
 import functools
 from collections.abc import Callable
 
@@ -9,24 +8,10 @@ import torch
 from quire.autocast import autocast
 from quire.nn import recompute
 from quire.nn.weight import quantized_model_init
-from quire.recipe import Recipe, default, from_name
-
-
-class DType(enum.IntEnum):
-    """Element types by TransformerEngine's numbers (numerics.md 1.1-1.3 says what the formats are)."""
-
-    kByte = 0
-    kInt16 = 1
-    kInt32 = 2
-    kInt64 = 3
-    kFloat32 = 4
-    kFloat16 = 5
-    kBFloat16 = 6
-    kFloat8E4M3 = 7
-    kFloat8E5M2 = 8
-    kFloat8E8M0 = 9
-    kFloat4E2M1 = 10
-
+from quire.recipe import Recipe, from_name
+from quire.te.common.recipe import MXFP8BlockScaling
+from quire.te.common.recipe import Recipe as SettableRecipe
+from quire.te.element_types import DType as DType  # which older pickles look for here
 
 _OF_CHECKPOINT = {"distribute_saved_activations": False, "get_rng_state_tracker": None, "tp_group": None}
 
@@ -44,7 +29,7 @@ def checkpoint(function: Callable[..., object], *args: object, use_reentrant: bo
 def fp8_autocast(
     enabled: bool = True,
     calibrating: bool = False,
-    fp8_recipe: Recipe | None = None,
+    fp8_recipe: Recipe | SettableRecipe | str | None = None,
     fp8_group: object = None,
     _graph: bool = False,
 ) -> autocast:
@@ -56,9 +41,9 @@ def fp8_autocast(
 fp8_model_init = quantized_model_init
 
 
-def get_default_recipe() -> Recipe:
-    """quire.recipe.default()."""
-    return default()
+def get_default_recipe() -> MXFP8BlockScaling:
+    """quire.recipe.default(), as a recipe whose fields can be set."""
+    return MXFP8BlockScaling()
 
 
 @functools.cache

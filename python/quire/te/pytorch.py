@@ -16,6 +16,7 @@ from quire.te.attention import (
     TransformerLayer,
     apply_rotary_pos_emb,
 )
+from quire.te.element_types import DType
 from quire.te.global_state import FP8GlobalStateManager
 from quire.te.moe_padding import Fp8Padding, Fp8Unpadding, get_align_size_for_quantization
 from quire.te.moe_permutation import (
@@ -33,7 +34,6 @@ from quire.te.moe_router import (
     fused_topk_with_score_function,
 )
 from quire.te.names import (
-    DType,
     checkpoint,
     fp8_autocast,
     fp8_model_init,
@@ -44,6 +44,7 @@ from quire.te.names import (
     is_mxfp8_available,
     is_nvfp4_available,
 )
+from quire.te.quantizer_roles import DelayedScalingRequest, IdentityQuantizer, QuantizerRequest, QuantizerRole
 from quire.te.quantizers import (
     Float8BlockQuantizer,
     Float8CurrentScalingQuantizer,
@@ -57,6 +58,7 @@ from quire.tensor import QuantizedTensor
 
 __all__ = [
     "DType",
+    "DelayedScalingRequest",
     "FP8GlobalStateManager",
     "DotProductAttention",
     "Float8BlockQuantizer",
@@ -67,6 +69,7 @@ __all__ = [
     "Fp8Padding",
     "Fp8Unpadding",
     "GroupedLinear",
+    "IdentityQuantizer",
     "InferenceParams",
     "LayerNorm",
     "LayerNormLinear",
@@ -79,6 +82,8 @@ __all__ = [
     "NVFP4Tensor",
     "QuantizedTensor",
     "Quantizer",
+    "QuantizerRequest",
+    "QuantizerRole",
     "RMSNorm",
     "RotaryPositionEmbedding",
     "RoutingMapFormat",

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 
 from quire.functional import quantize
-from quire.te.names import DType
+from quire.te.element_types import DType
 from quire.tensor import QuantizedActivation, QuantizedTensor, QuantSpec, TensorProto
 
 _FP8 = {DType.kFloat8E4M3: "", DType.kFloat8E5M2: "e5m2"}
@@ -151,8 +151,8 @@ def _refuse(what: str, remedy: str, **options: object) -> None:
 class Float8Quantizer(Quantizer):
     """FP8 under a scale that is given (delayed scaling, numerics.md 1.5).
 
-    scale: float32 [1], multiplies before the cast, read at each call. amax: float32 [1], which becomes the maximum of
-    itself and of what was quantized.
+    scale: float32 [1] or [], multiplies before the cast, read at each call. amax: of one of these shapes too, which
+    becomes the maximum of itself and of what was quantized.
     """
 
     def __init__(
@@ -168,18 +168,19 @@ class Float8Quantizer(Quantizer):
             _spec("fp8_tensor", _element("Float8Quantizer", fp8_dtype)), rowwise=rowwise, columnwise=columnwise
         )
         for name, tensor in (("scale", scale), ("amax", amax)):
-            if not isinstance(tensor, torch.Tensor) or tensor.dtype != torch.float32 or tuple(tensor.shape) != (1,):
+            one = isinstance(tensor, torch.Tensor) and tuple(tensor.shape) in ((1,), ())
+            if not one or tensor.dtype != torch.float32:
                 got = f"{tensor.dtype} {[*tensor.shape]}" if isinstance(tensor, torch.Tensor) else repr(tensor)
-                raise ValueError(f"Float8Quantizer: {name} must be a float32 tensor of shape [1], got {got}")
+                raise ValueError(f"Float8Quantizer: {name} must be a float32 tensor of shape [1] or [], got {got}")
         self.scale, self.amax = scale, amax
 
     def _arguments(self) -> dict[str, object]:
-        return {"scale": self.scale}
+        return {"scale": self.scale.reshape(1)}
 
     def _collect(self, buffers: list[torch.Tensor | None]) -> None:
         amax = buffers[2] if buffers[2] is not None else buffers[5]
         with torch.no_grad():
-            torch.maximum(self.amax, amax, out=self.amax)
+            torch.maximum(self.amax, amax.reshape(self.amax.shape), out=self.amax)
 
 
 class Float8CurrentScalingQuantizer(Quantizer):

@@ -6,7 +6,7 @@ from quire.checks import check_type
 from quire.nn.layernorm_linear import LayerNormLinear
 from quire.nn.linear import Linear
 from quire.nn.norm import LayerNorm, RMSNorm
-from quire.te.arguments import Given, group_size, takes
+from quire.te.arguments import Given, group_size, part_name, takes
 from quire.te.attention.dot_product_attention import DotProductAttention, refuse_context_parallel
 from quire.te.attention.rope import apply_rotary_pos_emb, positions_of, turn
 from quire.te.layers import without_extra_state
@@ -198,19 +198,23 @@ class MultiheadAttention(torch.nn.Module):
         if self.attention_type == "self":
             own = {"parameters_split": None if given.fuse_qkv_params else parts}
             if self.input_layernorm:
-                self.layernorm_qkv = LayerNormLinear(hidden_size, q + 2 * kv, **normed, **own)
+                name = part_name(given.name, "layernorm_linear_qkv")
+                self.layernorm_qkv = LayerNormLinear(hidden_size, q + 2 * kv, **normed, **own, name=name)
             else:
-                self.qkv = Linear(hidden_size, q + 2 * kv, **first, **own)
+                name = part_name(given.name, "linear_qkv")
+                self.qkv = Linear(hidden_size, q + 2 * kv, **first, **own, name=name)
         else:
             if self.input_layernorm:
                 own = {"parameters_split": None if given.fuse_qkv_params else ("query",)}
-                self.layernorm_query = LayerNormLinear(hidden_size, q, **normed, **own)
+                name = part_name(given.name, "layernorm_linear_q")
+                self.layernorm_query = LayerNormLinear(hidden_size, q, **normed, **own, name=name)
             else:
-                self.query_layer = Linear(hidden_size, q, **first)
+                self.query_layer = Linear(hidden_size, q, **first, name=part_name(given.name, "linear_q"))
             own = {"parameters_split": None if given.fuse_qkv_params else ("key", "value")}
-            self.key_value = Linear(hidden_size, 2 * kv, **first, **own)
+            self.key_value = Linear(hidden_size, 2 * kv, **first, **own, name=part_name(given.name, "linear_kv"))
         last = common | {name: getattr(given, name) for name in ("return_bias", "ub_overlap_ag", "ub_overlap_rs")}
         last["init_method"] = given.output_layer_init_method or normal_values
+        last["name"] = part_name(given.name, "proj")
         self.proj = Linear(q, hidden_size, parallel_mode="row" if given.set_parallel_mode else None, **last)
 
     def _core(self, given: Given) -> DotProductAttention:

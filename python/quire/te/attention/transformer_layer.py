@@ -6,7 +6,7 @@ from quire.checks import check_type
 from quire.nn.dtype import activation_dtype
 from quire.nn.layernorm_mlp import LayerNormMLP
 from quire.nn.norm import LayerNorm, RMSNorm
-from quire.te.arguments import Given, group_size, takes
+from quire.te.arguments import Given, group_size, part_name, takes
 from quire.te.attention.dot_product_attention import refuse_context_parallel
 from quire.te.attention.masks import mask_type_of
 from quire.te.attention.multi_head_attention import SHARED_CALL, MultiheadAttention, normal_values
@@ -161,12 +161,18 @@ class TransformerLayer(torch.nn.Module):
         own = {name: getattr(given, name) for name in _OF_ATTENTION} | {"qkv_format": given.attn_input_format}
         attention = (hidden_size, num_attention_heads)
         self.self_attention = MultiheadAttention(
-            *attention, **common, **own, input_layernorm=not given.output_layernorm
+            *attention,
+            **common,
+            **own,
+            input_layernorm=not given.output_layernorm,
+            name=part_name(given.name, "self_attention"),
         )
         if given.layer_type == "decoder":
             cross = {"input_layernorm": True, "attention_type": "cross"}
+            cross["name"] = part_name(given.name, "inter_attention")
             self.inter_attention = MultiheadAttention(*attention, **common, **own, **cross)
         of_mlp = {"activation": given.activation, "activation_params": given.activation_params}
+        of_mlp["name"] = part_name(given.name, "layernorm_mlp")
         self.layernorm_mlp = LayerNormMLP(hidden_size, ffn_hidden_size, given.layernorm_epsilon, **common, **of_mlp)
         batch_dim = 1 if given.attn_input_format == "sbhd" else 0
         self.drop_path = DropPath(given.drop_path_rate, batch_dim) if given.drop_path_rate > 0 else None

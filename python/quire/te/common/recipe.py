@@ -1,17 +1,111 @@
-"""transformer_engine.common.recipe: quire's recipes, which have the same names, fields and defaults."""
+"""transformer_engine.common.recipe: recipes with the same names, fields and defaults, whose fields can be set.
 
-from quire.recipe import (
-    CustomRecipe,
-    DelayedScaling,
-    Float8BlockScaling,
-    Float8CurrentScaling,
-    Format,
-    MMParams,
-    MXFP8BlockScaling,
-    NVFP4BlockScaling,
-    QParams,
-    Recipe,
+quire.recipe has immutable recipes of the same names. quire takes both, everywhere.
+"""
+
+import quire.recipe
+from quire.recipe import Format, MMParams, QParams
+from quire.te.common.settable import Params, Recipe, settable
+from quire.te.quantizer_roles import recipe_of_factory
+
+
+@settable(quire.recipe.DelayedScaling)
+class DelayedScaling(Recipe):
+    """quire.recipe.DelayedScaling, whose fields can be set."""
+
+
+@settable(
+    quire.recipe.Float8CurrentScaling,
+    *("fp8_quant_fwd_inp", "fp8_quant_fwd_weight", "fp8_quant_bwd_grad"),
 )
+class Float8CurrentScaling(Recipe):
+    """quire.recipe.Float8CurrentScaling, whose fields can be set. fp8_quant_fwd_inp, fp8_quant_fwd_weight and
+    fp8_quant_bwd_grad can be set too: power_2_scale and amax_epsilon of x, w and dy."""
+
+    def _default_params(self) -> Params:
+        return (QParams(power_2_scale=self.use_power_2_scales),) * 3
+
+    def _fields_of(self, params: Params) -> dict[str, bool] | None:
+        power_2 = params[0].power_2_scale
+        return {"use_power_2_scales": power_2} if params == (QParams(power_2_scale=power_2),) * 3 else None
+
+
+@settable(quire.recipe.MXFP8BlockScaling)
+class MXFP8BlockScaling(Recipe):
+    """quire.recipe.MXFP8BlockScaling, whose fields can be set."""
+
+
+@settable(
+    quire.recipe.Float8BlockScaling,
+    *("fp8_quant_fwd_inp", "fp8_quant_fwd_weight", "fp8_quant_bwd_grad"),
+)
+class Float8BlockScaling(Recipe):
+    """quire.recipe.Float8BlockScaling, whose fields can be set. fp8_quant_fwd_inp, fp8_quant_fwd_weight and
+    fp8_quant_bwd_grad can be set too: power_2_scale and amax_epsilon of x, w and dy."""
+
+    def _default_params(self) -> Params:
+        return (QParams(power_2_scale=not self.use_f32_scales),) * 3
+
+    def _fields_of(self, params: Params) -> dict[str, bool] | None:
+        power_2 = params[0].power_2_scale
+        return {"use_f32_scales": not power_2} if params == (QParams(power_2_scale=power_2),) * 3 else None
+
+
+@settable(
+    quire.recipe.NVFP4BlockScaling,
+    *("fp4_quant_fwd_inp", "fp4_quant_fwd_weight", "fp4_quant_bwd_grad"),
+)
+class NVFP4BlockScaling(Recipe):
+    """quire.recipe.NVFP4BlockScaling, whose fields can be set. fp4_quant_fwd_inp, fp4_quant_fwd_weight and
+    fp4_quant_bwd_grad can be set too: random_hadamard_transform, stochastic_rounding and fp4_2d_quantization of x, w
+    and dy. They take precedence over disable_rht, disable_stochastic_rounding and disable_2d_quantization."""
+
+    def _default_params(self) -> Params:
+        transform = not self.disable_rht
+        return (
+            QParams(random_hadamard_transform=transform),
+            QParams(fp4_2d_quantization=not self.disable_2d_quantization),
+            QParams(random_hadamard_transform=transform, stochastic_rounding=not self.disable_stochastic_rounding),
+        )
+
+    def _fields_of(self, params: Params) -> dict[str, bool] | None:
+        transform, tiles = params[0].random_hadamard_transform, params[1].fp4_2d_quantization
+        stochastic = params[2].stochastic_rounding
+        same = (
+            QParams(random_hadamard_transform=transform),
+            QParams(fp4_2d_quantization=tiles),
+            QParams(random_hadamard_transform=transform, stochastic_rounding=stochastic),
+        )
+        if params != same:
+            return None
+        return {
+            "disable_rht": not transform,
+            "disable_stochastic_rounding": not stochastic,
+            "disable_2d_quantization": not tiles,
+        }
+
+    def _any_params(self) -> dict[str, bool]:
+        return {"disable_rht": True}
+
+
+@settable(quire.recipe.CustomRecipe)
+class CustomRecipe(Recipe):
+    """Quantizers by role. qfactory is called with a QuantizerRole for each input, weight and gradient of a result that
+    a matmul quantizes. It returns a quantizer, a spec of quire or its text, a DelayedScalingRequest, or None (or an
+    IdentityQuantizer) for high precision.
+
+    A qfactory that reads the name of the role is called once for each layer under whose recipe it runs, and can return
+    other quantizers for each. It must return the same ones whenever it is called with the same role.
+    quantization_alignment: what get_align_size_for_quantization() returns. The other fields are those of
+    quire.recipe.CustomRecipe. Raises NotImplementedError for combinations that no matmul of quire has.
+    """
+
+    def _recipe(self, fields: dict[str, object]) -> quire.recipe.Recipe:
+        alignment = fields.pop("quantization_alignment")
+        if not isinstance(alignment, int) or isinstance(alignment, bool) or alignment < 1:
+            raise ValueError(f"CustomRecipe: quantization_alignment must be an int of at least 1; got {alignment!r}")
+        return recipe_of_factory(**fields)
+
 
 __all__ = [
     "CustomRecipe",

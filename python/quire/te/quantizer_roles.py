@@ -1,0 +1,228 @@
+"""Quantizers that a function chooses by what is quantized (CustomRecipe), as a recipe of quire."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+import quire.recipe
+from quire.recipe import Format, Recipe
+from quire.te.quantizers import Quantizer
+from quire.tensor import QuantSpec
+
+#: Operand -> TransformerEngine's name of it.
+_TENSOR_TYPES = {"x": "input", "w": "weight", "dy": "grad_output"}
+_MODULE_TYPES = ("linear", "grouped_linear")
+
+
+@dataclass(frozen=True, eq=False)
+class QuantizerRole(str):
+    """What is quantized. As a text it is TransformerEngine's earlier name of it, such as "linear_weight".
+
+    module_type: "linear" or "grouped_linear". tensor_type: "input", "weight" or "grad_output". name: of the layer, as
+    its argument `name` says; the two matmuls of a LayerNormMLP are name.fc1 and name.fc2.
+    """
+
+    module_type: str = ""
+    tensor_type: str = ""
+    name: str = ""
+
+    def __new__(cls, module_type: str = "", tensor_type: str = "", name: str = "") -> QuantizerRole:
+        return super().__new__(cls, "_".join([part for part in (module_type, tensor_type) if part]))
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, QuantizerRole):
+            return self._parts() == other._parts()
+        return str.__eq__(self, other)
+
+    def __ne__(self, other: object) -> bool:  # str has one of its own
+        return not self == other
+
+    __hash__ = str.__hash__
+
+    def __str__(self) -> str:
+        names = zip(("module_type", "tensor_type", "name"), self._parts(), strict=True)
+        return "|".join([f"{name}={part}" for name, part in names if part]) or "QuantizerRole()"
+
+    def _parts(self) -> tuple[str, str, str]:
+        return self.module_type, self.tensor_type, self.name
+
+
+class _Probe(QuantizerRole):
+    """Remembers whether somebody has asked for the name of the layer, which is not known yet."""
+
+    def __getattribute__(self, attribute: str) -> Any:
+        if attribute == "name":
+            object.__getattribute__(self, "__dict__")["asked"] = True
+        return super().__getattribute__(attribute)
+
+
+@dataclass(frozen=True)
+class QuantizerRequest:
+    """What a qfactory can return instead of a quantizer: a way to quantize that has a state. The base class."""
+
+
+@dataclass(frozen=True)
+class DelayedScalingRequest(QuantizerRequest):
+    """Delayed scaling: the fields are those of quire.recipe.DelayedScaling. A qfactory that returns one returns equal
+    ones for all roles."""
+
+    fp8_format: Format = Format.HYBRID
+    margin: int = 0
+    amax_history_len: int = 1024
+    amax_compute_algo: str | Callable[[torch.Tensor], torch.Tensor] = "max"
+    scaling_factor_compute_algo: Callable[..., torch.Tensor] | None = None
+    reduce_amax: bool = True
+
+
+class IdentityQuantizer:
+    """What a qfactory returns for a tensor that stays in high precision. It returns tensors as they are."""
+
+    def __call__(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor
+
+    def quantize(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor
+
+
+@dataclass(frozen=True)
+class _Answers:
+    """What a qfactory returned for the three operands of a matmul: texts of specs, "none", or requests."""
+
+    x: str | QuantizerRequest
+    w: str | QuantizerRequest
+    dy: str | QuantizerRequest
+
+    def __call__(self, operand: str) -> str:
+        return getattr(self, operand)
+
+    def recipe(self, fields: dict[str, Any]) -> Recipe | None:
+        """The recipe that quantizes like this, None if nothing is quantized. fields: of quire.recipe.CustomRecipe."""
+        each = (self.x, self.w, self.dy)
+        requests = [one for one in each if isinstance(one, DelayedScalingRequest)]
+        if requests:
+            if any(one != requests[0] for one in each):
+                raise NotImplementedError(
+                    "CustomRecipe: qfactory must return equal DelayedScalingRequests for all tensors of a layer, or "
+                    f"for none: a layer has one state of delayed scaling; got {_listed(each)}"
+                )
+            attention = {name: fields[name] for name in ("fp8_dpa", "fp8_mha", "backward_override")}
+            return quire.recipe.DelayedScaling(**vars(requests[0]), **attention)
+        if each == ("none",) * 3:
+            return None
+        if self.w == "none":
+            raise NotImplementedError(
+                "CustomRecipe: qfactory must return a quantizer for the weight if it returns one for the input or for "
+                f"the gradient: a matmul has two quantized operands, or a quantized weight; got {_listed(each)}. "
+                "Return a quantizer for the weight, or None for all three"
+            )
+        return quire.recipe.CustomRecipe(self, **fields)
+
+
+def _listed(answers: tuple[object, ...]) -> str:
+    return ", ".join([f"{answer} for {tensor}" for tensor, answer in zip(_TENSOR_TYPES.values(), answers, strict=True)])
+
+
+def _answers(qfactory: Callable[[QuantizerRole], object], kind: type[QuantizerRole], *where: str) -> tuple:
+    """The _Answers for a matmul of a layer, and whether the factory has asked for the layer's name. where: type and
+    name of the layer."""
+    module_type, name = where
+    roles = {operand: kind(module_type, tensor, name) for operand, tensor in _TENSOR_TYPES.items()}
+    found = {operand: _answer(role, qfactory(role)) for operand, role in roles.items()}
+    return _Answers(**found), any(["asked" in vars(role) for role in roles.values()])
+
+
+def _answer(role: QuantizerRole, answer: object) -> str | QuantizerRequest:
+    if answer is None or isinstance(answer, IdentityQuantizer):
+        return "none"
+    if isinstance(answer, Quantizer):
+        spec = answer.spec
+        # As of all recipes: values that are not finite reach the output (numerics.md 1.9).
+        return spec.text if "nan" in spec.options else QuantSpec(f"{spec.text}:nan").text
+    if isinstance(answer, DelayedScalingRequest | str):
+        return answer if isinstance(answer, QuantizerRequest) else QuantSpec(answer).text
+    if isinstance(answer, QuantSpec):
+        return answer.text
+    raise TypeError(
+        f"CustomRecipe: qfactory must return a quantizer, a DelayedScalingRequest, a QuantSpec or its text, or None "
+        f"for high precision; got {answer!r} for {role}"
+    )
+
+
+def recipe_of_factory(qfactory: Callable[[QuantizerRole], object], **fields: Any) -> Recipe:
+    """The recipe that quantizes as the quantizers of a qfactory. The factory is called for the operands of a linear and
+    of a grouped linear layer; if its answers differ, or it asks for the name of the layer, the recipe is another one
+    for each layer (Recipe.of_layer). fields: of quire.recipe.CustomRecipe. Raises TypeError, ValueError or
+    NotImplementedError for what no recipe can do."""
+    if not callable(qfactory):
+        raise TypeError(f"CustomRecipe: qfactory must be callable with a QuantizerRole; got {qfactory!r}")
+    each = [_answers(qfactory, _Probe, module_type, "") for module_type in _MODULE_TYPES]
+    (answers, asked), (of_groups, _) = each
+    if any(asked for _, asked in each) or answers != of_groups or answers.recipe(fields) is None:
+        return _OfLayers(_ByName(qfactory), **fields)
+    return answers.recipe(fields)
+
+
+@dataclass(frozen=True)
+class _ByName:
+    """What a recipe that differs by layer says of itself: nothing is known of a layer yet."""
+
+    qfactory: Callable[[QuantizerRole], object]
+
+    def __call__(self, operand: str) -> str:
+        return "mxfp8" if operand == "w" else "none"
+
+
+class _OfLayers(quire.recipe.CustomRecipe):
+    """A recipe that asks a qfactory for each layer, once."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "given_override", self.backward_override)
+        super().__post_init__()
+        object.__setattr__(self, "made", {})
+
+    def of_layer(self, layer: torch.nn.Module) -> Recipe | None:
+        """The recipe of a layer; None for high precision. Raises NotImplementedError where the factory treats the
+        matmuls of one layer in different ways, or asks for delayed scaling."""
+        key = (
+            "grouped_linear" if hasattr(layer, "num_gemms") else "linear",
+            getattr(layer, "name", None) or "",
+            layer.products,
+        )
+        if torch.compiler.is_compiling():
+            _make(self, *key)
+        elif key not in self.made:
+            _make_now(self, *key)
+        return self.made[key]
+
+
+@torch.compiler.assume_constant_result
+def _make(recipe: _OfLayers, *key: object) -> int:
+    if key not in recipe.made:
+        _make_now(recipe, *key)
+    return 0
+
+
+def _make_now(recipe: _OfLayers, module_type: str, name: str, products: tuple[str, ...]) -> None:
+    factory = recipe.qfactory.qfactory
+    parts = [".".join([part for part in (name, product) if part]) for product in products]
+    found = [_answers(factory, QuantizerRole, module_type, part)[0] for part in parts]
+    for (first, one), (second, other) in itertools.pairwise(zip(parts, found, strict=True)):
+        if one != other:
+            raise NotImplementedError(
+                f"CustomRecipe: qfactory must return the same quantizers for {first!r} and {second!r}, which are "
+                f"matmuls of one layer; got {one} and {other}. Use two layers instead of a LayerNormMLP"
+            )
+    fields = {field: getattr(recipe, field) for field in ("fp8_format", "fp8_dpa", "fp8_mha")}
+    made = found[0].recipe({**fields, "backward_override": recipe.given_override})
+    if made is not None and made.delayed():
+        raise NotImplementedError(
+            "CustomRecipe: a qfactory that depends on the layer cannot return DelayedScalingRequests, since an "
+            f"autocast ends the steps of all layers together; got one for the layer {name or '(without a name)'}. "
+            "Return one for every layer, whatever its name, or a Float8CurrentScalingQuantizer"
+        )
+    recipe.made[(module_type, name, products)] = made
