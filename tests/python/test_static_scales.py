@@ -117,6 +117,20 @@ def test_one_call_quantizes_calibrates_and_applies(model, batches):
         assert torch.equal(model(batches[0]), other(batches[0]))
 
 
+@pytest.mark.parametrize("in_place", [False, True])
+def test_a_compiled_model_is_calibrated_eagerly(in_place, model, batches):
+    expected = quire.calibrate(model, batches, FP8).input_scales
+    compiled = torch.compile(model, fullgraph=True, backend="eager")
+    if in_place:
+        model.compile(fullgraph=True, backend="eager")
+        compiled = model
+    with torch.no_grad():
+        compiled(batches[0])
+    assert quire.calibrate(compiled, batches, FP8).input_scales == expected
+    quire.quantize_model(compiled, FP8, batches)
+    assert model.q.input_scale.item() == F32(expected["q"])
+
+
 def loaded(model: Attention, into: Attention) -> Attention:
     file = files.BytesIO()
     torch.save(model.state_dict(), file)

@@ -76,12 +76,17 @@ def matmuls(layer: torch.nn.Module) -> list[Matmul]:
 def layers_of(model: torch.nn.Module) -> dict[torch.nn.Module, str]:
     """Every layer with matmuls that can be observed, with its first name in the model."""
     kinds = torch.nn.Linear | ProductModule
-    return {module: name for name, module in model.named_modules() if isinstance(module, kinds)}
+    return {module: uncompiled(name) for name, module in model.named_modules() if isinstance(module, kinds)}
+
+
+def uncompiled(name: str) -> str:
+    """The name of a module without those of the wrappers that torch.compile puts around modules."""
+    return ".".join(part for part in name.split(".") if part != "_orig_mod")
 
 
 def foreign_experts(model: torch.nn.Module) -> dict[torch.nn.Module, str]:
     """Experts of another library's modules, whose matmuls nobody can observe before quire.convert adopts them."""
-    return {module: name for name, module in model.named_modules() if is_experts(module)}
+    return {module: uncompiled(name) for name, module in model.named_modules() if is_experts(module)}
 
 
 @contextlib.contextmanager
@@ -96,6 +101,7 @@ def watched(layers: Iterable[torch.nn.Module], seen: Seen) -> Iterator[None]:
         seen(Matmul(layer, product), x, _rows(layer, x, offsets))
 
     with contextlib.ExitStack() as stack:
+        stack.enter_context(torch.compiler.set_stance("force_eager"))  # a graph cannot show what it computes
         for layer in layers:
             if isinstance(layer, torch.nn.Linear):  # of which quire's have a faster way than a Product
                 stack.callback(layer.register_forward_pre_hook(hook, with_kwargs=True).remove)

@@ -12,7 +12,7 @@ from quire.functional import quantize
 from quire.nn.linear import own_recipe
 from quire.nn.stacked_experts import is_experts
 from quire.quantization.calibrate import calibrate
-from quire.quantization.inputs import Batch, Matmul, listed, matmuls
+from quire.quantization.inputs import Batch, Matmul, listed, matmuls, uncompiled
 from quire.quantization.sequential import Gptq, keep
 from quire.quantization.static_scales import check_missing, give, scales_of
 from quire.recipe import Recipe, names
@@ -157,7 +157,7 @@ def _scales(selection: Selection, batches: list[Batch], missing: str) -> dict[Ma
         return {}
     _check_adopted(selection, "a static scale")
     report = calibrate(selection.model, batches, recipe)
-    names = {layer: selection.found[layer] for layer in selection.chosen}
+    names = {layer: list(map(uncompiled, selection.found[layer])) for layer in selection.chosen}
     amaxes = {layer.name: layer.amax for layer in report.layers}
     return scales_of("quantize_model", names, dict.fromkeys(names, recipe.input_spec), amaxes, missing)
 

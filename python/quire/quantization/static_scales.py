@@ -6,7 +6,7 @@ import torch
 
 from quire.functional import quantize
 from quire.nn.product_module import ProductModule
-from quire.quantization.inputs import Matmul, matmuls, measured
+from quire.quantization.inputs import Matmul, matmuls, measured, uncompiled
 from quire.tensor import QuantizedTensor, QuantSpec
 
 MISSING = ("raise", "max")
@@ -37,7 +37,7 @@ def apply_amaxes(what: str, model: torch.nn.Module, amaxes: Mapping[str, float],
     names: dict[torch.nn.Module, list[str]] = {}
     for name, module in model.named_modules(remove_duplicate=False):
         if isinstance(module, ProductModule) and module.recipe is not None and module.recipe.static_input:
-            names.setdefault(module, []).append(name)
+            names.setdefault(module, []).append(uncompiled(name))
     if not names:
         raise ValueError(
             f"{what}: no layer of {type(model).__name__} has a recipe with a static scale of x; give it one, such as "
