@@ -253,12 +253,6 @@ def test_what_does_not_fit_is_refused_and_changes_nothing(stack, arguments, erro
     assert torch.equal(model(x), y) and type(model.head) is nn.Linear and model.training
 
 
-def test_layers_whose_inputs_nobody_sees_are_refused_by_name():
-    model = nn.Sequential(nn.Linear(64, 64), quire.LayerNormLinear(64, 64))
-    with pytest.raises(ValueError, match="'1', a LayerNormLinear, computes them within one operator"):
-        quire.quantize_model(model, "nvfp4", [torch.randn(4, 64)], "gptq")
-
-
 def test_a_tied_embedding_keeps_its_values():
     model = nn.Sequential(nn.Embedding(50, 32), nn.Linear(32, 50, bias=False))
     model[1].weight = model[0].weight

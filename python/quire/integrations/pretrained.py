@@ -27,7 +27,7 @@ from quire.io.into_model import LoadOptions, is_quantized, load_checkpoint
 from quire.io.reading import Checkpoint
 from quire.io.record import Record, forget, record_of
 from quire.io.writing import Plan, planned_configs
-from quire.nn.product_module import ProductModule, named
+from quire.nn.product_module import ProductModule
 from quire.nn.stacked_experts import StackedExperts
 from quire.tensor import QuantizedTensor
 
@@ -152,7 +152,7 @@ class QuireQuantizer(HfQuantizer):
                 state[entry] = _own(entries[entry])
             done |= names if known or entry in quantized else set()
         modules = ((path, module) for path, module in model.named_modules() if isinstance(module, ProductModule))
-        done |= {f"{path}.{name}" for path, module in modules for name in _input_scales(module)}
+        done |= {f"{path}.{name}" for path, module in modules for name in module.input_scales()}
         rest = {name: value for name, value in model.state_dict().items() if name not in done}
         model._weight_conversions = self.conversions
         try:
@@ -172,7 +172,7 @@ class QuireQuantizer(HfQuantizer):
                 setattr(module, name, torch.nn.Parameter(values))
             if quantized:
                 module.recipe = None
-                for name in _input_scales(module):
+                for name in module.input_scales():
                     del module._buffers[name]
         forget(model)
         model._weight_conversions = self.conversions
@@ -234,11 +234,6 @@ def _renaming(model: torch.nn.Module, quantizer: QuireQuantizer) -> Callable[[st
         return next((f"{other}.experts.{rest}" for other in others if other in modules), new)
 
     return renamed
-
-
-def _input_scales(module: ProductModule) -> list[str]:
-    """Buffers with static scales of inputs."""
-    return [name for product in module.products if (name := named(product, "input_scale")) in module._buffers]
 
 
 def _is_changed(entries: Entries, name: str) -> bool:

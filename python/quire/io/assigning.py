@@ -43,7 +43,8 @@ def load_layer(stored: StoredWeight, layout: Layout, index: int | None = None) -
         layer.bias = torch.nn.Parameter(one.bias.to(one.weight.dtype), requires_grad=False)
     layer.recipe = recipe_of(layout.static if static else layout.dynamic, one.weight.spec_text)
     layer.place_states()
-    _give_scales(layer, Layer("", scales=[one.input_scale]))
+    weight = Target(layer.weight, [("", layer, "weight")])
+    _give_scales(layer, Layer("", [weight], scales=[one.input_scale]))
     return layer
 
 
@@ -52,13 +53,14 @@ def _give_scales(module: torch.nn.Module, layer: Layer) -> None:
     module.add_input_scales()
     if not module.recipe.static_input:
         return
-    rest = list(layer.scales)
-    if isinstance(module, StackedExperts):
-        for target in layer.targets:
-            own, rest = rest[: module.groups], rest[module.groups :]
-            getattr(module, module.scale_name(target.owners[0][2])).copy_(torch.cat(own))
-    else:
-        module.input_scale.copy_(torch.cat(rest))
+    rest, found = list(layer.scales), {}
+    for target in layer.targets:
+        attribute = next(attribute for _, owner, attribute in target.owners if owner is module)
+        count = module.groups if target.value.dim() == 3 else 1
+        found.setdefault(module.scale_name(attribute), []).extend(rest[:count])
+        rest = rest[count:]
+    for name, scales in found.items():
+        getattr(module, name).copy_(torch.cat(scales))
 
 
 def recipe_of(x: str, w: str) -> Recipe:
@@ -93,10 +95,14 @@ def apply(plain: Sequence[Target], layers: Mapping[int, Layer], checkpoint: Chec
 def _plain(target: Target, checkpoint: Checkpoint) -> torch.Tensor:
     each = []
     for matrix in target.source.matrices:
-        parts = [checkpoint.container.tensor(ref.entry) for ref in matrix]
+        parts = [_tensor(ref.entry, checkpoint) for ref in matrix]
         parts = [part if ref.index is None else part[ref.index] for ref, part in zip(matrix, parts, strict=True)]
         each.append(parts[0] if len(parts) == 1 else torch.cat(parts))
     return torch.stack(each) if target.source.stacked else each[0]
+
+
+def _tensor(name: str, checkpoint: Checkpoint) -> torch.Tensor:
+    return checkpoint.bias(name) if name in checkpoint.biases else checkpoint.container.tensor(name)
 
 
 def _weight(target: Target, layer: Layer, checkpoint: Checkpoint) -> QuantizedTensor:

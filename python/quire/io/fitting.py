@@ -10,6 +10,7 @@ import torch
 from quire.io.errors import CheckpointError
 from quire.io.reading import Checkpoint
 from quire.nn.grouped_linear import GroupedLinear
+from quire.nn.layernorm_mlp import LayerNormMLP
 from quire.nn.moe import MoE
 from quire.nn.product_module import ProductModule
 from quire.nn.stacked_experts import StackedExperts, is_experts, weight_names
@@ -137,7 +138,7 @@ def parameters(model: torch.nn.Module) -> list[Target]:
 def _tensors(module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     transient = {*module._non_persistent_buffers_set}  # the only place where PyTorch says so
     if isinstance(module, ProductModule):
-        transient.add("input_scale")  # which belongs to the entry of the weight
+        transient.update(module.input_scales())  # which belong to entries of weights
     yield from ((name, value) for name, value in module._parameters.items() if value is not None)
     yield from ((n, value) for n, value in module._buffers.items() if value is not None and n not in transient)
 
@@ -179,6 +180,8 @@ def _source(
     if isinstance(mixture, MoE) or isinstance(module, MoE):
         found = _of_mixture(outer if isinstance(mixture, MoE) else path, last, module, attribute)
         return names.first(found)
+    if isinstance(module, LayerNormMLP):
+        return names.first(_of_mlp(path, module, attribute))
     if isinstance(module, GroupedLinear) and names.experts != "none":
         return names.first(_of_groups(path, module, attribute))
     if last in names.fused:
@@ -238,6 +241,34 @@ def _expert_layers(name: str) -> list[tuple[str, ...]]:
     """Of a tensor of all experts, the layers that an expert in a file has for it."""
     kinds = {"gate_up_proj": slice(0, 2), "up_proj": slice(1, 2), "down_proj": slice(2, 3)}
     return [of[kinds[name]] for of in _EXPERTS] if name in kinds else []
+
+
+def named_in_files(target: Target, modules: Mapping[str, torch.nn.Module], stacks: bool) -> Source | None:
+    """Under which names files of other tools have a parameter of a layer of quire with several weights, such that
+    load() finds them; None for its own name. stacks: whether they have all experts in one tensor."""
+    path, module, attribute = target.owners[0]
+    outer, _, last = path.rpartition(".")
+    mixture = modules.get(outer)
+    if isinstance(mixture, MoE) or isinstance(module, MoE):
+        outer, mixture = (outer, mixture) if isinstance(mixture, MoE) else (path, module)
+        gated = mixture.fc1.out_features > mixture.ffn_hidden_size
+        count = 2 if last in ("fc1", "shared_fc1") and gated and not (stacks and last == "fc1") else 1
+        whole = stacks and last in ("fc1", "fc2")
+        each = _of_mixture(outer, last, module, attribute)
+        return next((s for s in each if len(s.matrices[0]) == count and (s.refs()[0].index is not None) == whole), None)
+    if isinstance(module, LayerNormMLP):
+        return next(_of_mlp(path, module, attribute), None)
+    if isinstance(module, GroupedLinear):
+        return next(s for s in _of_groups(path, module, attribute) if (s.refs()[0].index is not None) == stacks)
+    return None
+
+
+def _of_mlp(path: str, module: LayerNormMLP, attribute: str) -> Iterator[Source]:
+    """Each of the two weights as that of a layer."""
+    for product in module.products:
+        for kind in ("weight", "bias"):
+            if attribute == f"{product}_{kind}":
+                yield Source(((Ref(f"{path}.{product}.{kind}"),),))
 
 
 def _of_groups(path: str, module: GroupedLinear, attribute: str) -> Iterator[Source]:

@@ -9,16 +9,17 @@ from pathlib import Path
 import torch
 
 from quire.checks import check_type, check_type_or_none
+from quire.io.dialect import Dialect
 from quire.io.dialects import dialect_named
 from quire.io.dialects.native import Native, layout_of
 from quire.io.errors import CheckpointError
-from quire.io.fitting import Ref, Source, Target, parameters
+from quire.io.fitting import Ref, Source, Target, named_in_files, parameters
 from quire.io.joining import split
 from quire.io.reading import Checkpoint, opened
 from quire.io.record import Record, record_of
 from quire.io.stored import StoredWeight
 from quire.io.writing import SaveReport, write_planned
-from quire.nn.stacked_experts import StackedExperts
+from quire.nn.product_module import ProductModule
 from quire.tensor import QuantizedStack, QuantizedTensor, QuantSpec
 from quire.tensor.order import is_interleaved, reordered
 from quire.tensor.origin import Origin
@@ -51,7 +52,7 @@ def save(
     record = record_of(model) or Record("", None, {})
     of_source = source.dialect.name if source is not None and source.dialect is not None else None
     chosen = dialect or of_source or record.dialect
-    entries = Entries(model, record, source)
+    entries = Entries(model, record, source, None if chosen is None else dialect_named(chosen))
     if chosen is None and entries.layers:
         raise CheckpointError("the model has quantized weights", 'pass dialect=, such as "quire" or "modelopt"')
     base = dict(source.container.configs if source is not None else record.configs)
@@ -84,7 +85,8 @@ class Piece:
         value, origin = self.target.value.detach(), self.target.value.origin
         value = reordered(value, False) if is_interleaved(value.spec_text) else value
         whole = value.part(self.matrix) if self.source.stacked else value
-        each = (None,) * len(self.source.refs()) if origin is None else origin.parts or (origin,)
+        each = () if origin is None else origin.parts or (origin,)
+        each = each if len(each) == len(self.source.refs()) else (None,) * len(self.source.refs())
         before = sum(map(len, self.source.matrices[: self.matrix]))
         count = len(self.source.matrices[self.matrix])
         specs = [whole.spec_text if one is None else _spec(one) for one in each[before : before + count]]
@@ -103,15 +105,23 @@ def _spec(origin: Origin) -> str:
 
 
 class Entries(Mapping[str, StoredWeight | torch.Tensor]):
-    """The entries of the file, made when they are asked for."""
+    """The entries of the file, made when they are asked for. dialect: in which they are to be written."""
 
-    def __init__(self, model: torch.nn.Module, record: Record, source: Checkpoint | None) -> None:
+    def __init__(
+        self, model: torch.nn.Module, record: Record, source: Checkpoint | None, dialect: Dialect | None = None
+    ) -> None:
         self.record, self.source = record, source
         self.pieces: dict[str, dict[int | None, Piece]] = {}
+        modules = dict(model.named_modules(remove_duplicate=False))
+        foreign = dialect is not None and dialect.name != Native.name
         for target in parameters(model):
             known = next((name for name in target.names() if name in record.sources), target.name)
-            whole = (Source(((Ref(known),),)), ((len(target.value) if target.value.dim() else 1,),))
-            found, rows = record.sources.get(known, whole)
+            if known in record.sources:
+                found, rows = record.sources[known]
+            else:
+                found = named_in_files(target, modules, _stacks(dialect)) if foreign else None
+                found = found or Source(((Ref(known),),))
+                rows = _equal_rows(target.value, found)
             for number, matrix in enumerate(found.matrices):
                 for part, ref in enumerate(matrix):
                     self.pieces.setdefault(ref.entry, {})[ref.index] = Piece(target, found, rows, number, part)
@@ -145,10 +155,11 @@ class Entries(Mapping[str, StoredWeight | torch.Tensor]):
             if known
             else _of_recipe(pieces[0], each[0][0].spec_text)
         )
-        scales = [_input_scale(piece) for piece in pieces]
+        scales = [_input_scale(piece, self.record) for piece in pieces]
         stacked = None not in self.pieces[name]
         weight = QuantizedStack.of([one for one, _ in each]) if stacked else each[0][0]
         scale = self.record.input_scales.get(name) if None in scales else torch.cat(scales)
+        _check_scale(name, scale)
         bias = self._tensor(self.biases[name]) if name in self.biases else None
         return StoredWeight(weight, scale, bias, each[0][1] or lost)
 
@@ -172,16 +183,49 @@ def _bias_of(name: str) -> str:
     return f"{stem}.bias" if stem != name else f"{stem}_bias"
 
 
-def _input_scale(piece: Piece) -> torch.Tensor | None:
-    """The static scale of the layer's input, [1], of a stack [E]; None if it has none, or one for several layers of the
-    file."""
+def _input_scale(piece: Piece, record: Record) -> torch.Tensor | None:
+    """The static scale of the layer's input, [1], of a stack [E]; None if it has none, or has that of layers of a file
+    which it joins, which have one each."""
     _, module, attribute = piece.target.owners[0]
-    stacked = isinstance(module, StackedExperts)
-    scales = module._buffers.get(module.scale_name(attribute) if stacked else "input_scale")
-    if scales is None or len(piece.rows[piece.matrix]) > 1:
+    scales = module._buffers.get(module.scale_name(attribute)) if isinstance(module, ProductModule) else None
+    if scales is None:
         return None
     if isinstance(piece.target.value, QuantizedStack) and not piece.source.stacked:
         return scales.clone()  # of all matrices, which are one entry
-    number = "" if stacked else attribute.removeprefix("weight")
-    group = int(number) - module.own_groups().start if number else piece.matrix
-    return scales[group : group + 1].clone()
+    number = attribute.removeprefix("weight")
+    group = int(number) - module.own_groups().start if number.isdecimal() else piece.matrix
+    own = scales[group : group + 1].clone()
+    return None if _is_joined(own, piece, record) else own
+
+
+def _is_joined(scale: torch.Tensor, piece: Piece, record: Record) -> bool:
+    """Whether the scale is the one that load() made of those of several layers of the file: nobody has given another
+    since."""
+    of_file = [record.input_scales.get(ref.entry) for ref in piece.source.matrices[piece.matrix]]
+    if len(of_file) == 1:
+        return False
+    if None in of_file:
+        return piece.target.name in record.sources
+    known = torch.cat(of_file).to(scale.device)
+    return bool((scale == known.amin()) | (scale == known.amax()))
+
+
+def _check_scale(name: str, scale: torch.Tensor | None) -> None:
+    """Raises CheckpointError for a static scale that nobody has given."""
+    if scale is not None and not bool((scale.isfinite() & (scale > 0)).all()):
+        raise CheckpointError(
+            f"the static scale of the layer's input must be finite and positive, got {scale.tolist()}",
+            "give it one: quire.calibrate(model, batches, recipe).apply(model)",
+            tensor=name,
+        )
+
+
+def _stacks(dialect: Dialect) -> bool:
+    """Whether a dialect has all experts in one tensor, and no layers of single ones."""
+    return bool(dialect.layouts) and all(layout.stacked for layout in dialect.layouts)
+
+
+def _equal_rows(value: torch.Tensor, source: Source) -> tuple[tuple[int, ...], ...]:
+    """The rows of the parts of each matrix, of a parameter that nobody has joined of parts of other sizes."""
+    rows = value.shape[1] if source.stacked else value.shape[0] if value.dim() else 1
+    return tuple((rows // len(matrix),) * len(matrix) for matrix in source.matrices)

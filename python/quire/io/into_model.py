@@ -1,4 +1,4 @@
-"""Checkpoints into models of torch.nn.Linear, quire.Linear, quire.GroupedLinear and quire.MoE."""
+"""Checkpoints into models of torch.nn.Linear and of layers of quire."""
 
 from __future__ import annotations
 
@@ -17,8 +17,7 @@ from quire.io.joining import joined_input, joined_spec
 from quire.io.load_report import LoadReport
 from quire.io.reading import MISSING, Checkpoint, opened
 from quire.io.record import Record, remember
-from quire.nn.grouped_linear import GroupedLinear
-from quire.nn.linear import Linear
+from quire.nn.product_module import ProductModule
 from quire.nn.stacked_experts import StackedExperts, is_experts, weight_names
 from quire.tensor import QuantSpec
 
@@ -50,8 +49,8 @@ def load(
     """Loads a checkpoint into a model, layer by layer: quantized weights with their codes and scales unchanged.
 
     model: its torch.nn.Linear become quire.Linear where the checkpoint has a quantized weight, and so do experts of
-        Hugging Face transformers; quire.Linear, GroupedLinear and MoE are used as they are. Each such layer gets a
-        recipe of its own. Parameters on the meta device are replaced; others keep their memory, if they are plain.
+        Hugging Face transformers; layers of quire are used as they are. Each such layer gets a recipe of its own.
+        Parameters on the meta device are replaced; others keep their memory, if they are plain.
     path: as for read().
     activations: "checkpoint", inputs are quantized as the checkpoint says; "none", they are not; else the spec of all
         inputs, such as "mxfp8". The gradient is computed from decoded weights (`backward=dequantized`).
@@ -128,8 +127,9 @@ def _has_quantized(module: torch.nn.Module, attribute: str) -> bool:
     """Whether a parameter can be a quantized weight."""
     if is_experts(module) or isinstance(module, StackedExperts):
         return attribute in weight_names(module)
-    known = type(module) is torch.nn.Linear or isinstance(module, Linear | GroupedLinear)
-    return known and attribute.startswith("weight")
+    if type(module) is torch.nn.Linear:
+        return attribute == "weight"
+    return isinstance(module, ProductModule) and attribute in module.weight_names
 
 
 def _layers(targets: Sequence[Target], checkpoint: Checkpoint) -> dict[int, Layer]:
@@ -142,7 +142,7 @@ def _layers(targets: Sequence[Target], checkpoint: Checkpoint) -> dict[int, Laye
             if not _has_quantized(module, attribute):
                 raise CheckpointError(
                     f"the checkpoint has a quantized weight for {attribute} of a {type(module).__name__}",
-                    "use torch.nn.Linear, quire.Linear, GroupedLinear or MoE, or dequantize the entry",
+                    "use torch.nn.Linear or a layer of quire, or dequantize the entry",
                     file=checkpoint.container.path,
                     tensor=target.name,
                 )

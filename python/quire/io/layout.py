@@ -104,6 +104,11 @@ class Layout:
         """Whether a layer has a static scale of its input."""
         return any(part.place == "input_scale" for part in self.parts)
 
+    @property
+    def needs_scale(self) -> bool:
+        """Whether a layer without one is incomplete."""
+        return any(part.place == "input_scale" and not part.optional for part in self.parts)
+
     def logical(self, data: Shape) -> Shape:
         """The shape of the weight, of that of its codes in the file."""
         data = (*data[:-2], data[-1], data[-2]) if self.transposed else data

@@ -49,6 +49,10 @@ class Checkpoint(Mapping[str, StoredWeight | torch.Tensor]):
             return self.dialect.read(self.groups[name], self.container.tensor, self.dtype)
         return self.container.tensor(self.plain[name].name)
 
+    def bias(self, name: str) -> torch.Tensor:
+        """The bias of a quantized layer, by its own name, as StoredWeight has it."""
+        return self.dialect.bias(self.groups[self.biases[name]], self.container.tensor(name))
+
     def outline(self, name: str) -> StoredWeight | torch.Tensor:
         """The same on the meta device: dtypes and shapes, without reading."""
         if name in self.groups:

@@ -49,18 +49,54 @@ def translated(name: str, stored: StoredWeight, layout: Layout, dialect: str) ->
     weight, input_scale = stored.weight, stored.input_scale
     if weight.spec_text != (wanted := QuantSpec(layout.spec)).text:
         buffers = weight.buffers()
-        if {MUL, DIV} <= {*weight.spec.options, *wanted.options}:
-            buffers["rowwise_amax"], lost = inverted(name, "the global scale", buffers["rowwise_amax"])
+        if wanted.family == "nvfp4":
+            ways = _way(weight.spec_text), _way(layout.spec)
+            amax = buffers["rowwise_amax"]
+            buffers["rowwise_amax"], lost = rescaled(name, "the global scale", amax, ways, _largest(weight.spec_text))
             losses += lost
         elif wanted.family == "fp8_row" and weight.spec.family == "fp8_tensor":
             del buffers["rowwise_amax"]
             scale = buffers["rowwise_scale"]
             buffers["rowwise_scale"] = scale.expand(*weight.shape[:-1]).contiguous()
         weight = type(weight).from_buffers(buffers, wanted, tuple(weight.shape), weight.dtype)
-    if input_scale is not None and source is not None and source.input_divides != layout.input_divides:
-        input_scale, lost = inverted(name, "the scale of the input", input_scale)
+    if input_scale is not None and source is not None:
+        ways = _way(source.static), _way(layout.static)
+        largest = _largest(source.static)
+        input_scale, lost = rescaled(name, "the scale of the input", input_scale, ways, largest)
         losses += lost
     return replace(stored, weight=weight, input_scale=input_scale), losses
+
+
+#: How a spec without the option `global` has the scale above those of NVFP4's blocks.
+_AMAX = "amax"
+
+
+def _way(spec: str) -> str:
+    """What the scale above the scales of blocks is: a factor, a divisor or an amax."""
+    words = spec.split(":")
+    return DIV if DIV in words else _AMAX if words[0] == "nvfp4" and MUL not in words else MUL
+
+
+def _largest(spec: str) -> int:
+    """What an NVFP4 amax is divided by (numerics.md 5.8)."""
+    return 6 * (256 if "256" in spec.split(":") else 448)
+
+
+def rescaled(
+    name: str, what: str, scale: torch.Tensor, ways: tuple[str, str], largest: int
+) -> tuple[torch.Tensor, list[Loss]]:
+    """A scale that is stored in the first way, in the second, and what that loses. largest: the amax of a factor 1."""
+    own, wanted = ways
+    if own == wanted:
+        return scale, []
+    if own != _AMAX:
+        return inverted(name, what, scale)
+    # A value is code * (S * amax) / largest there and code * (S * factor) here, each rounded in its own way.
+    all_of_it = torch.full_like(scale, largest)  # PyTorch would round a number's quotient twice
+    factor = torch.where(scale == 0, 1.0, scale / all_of_it if wanted == MUL else all_of_it / scale)
+    kind = "factor" if wanted == MUL else "divisor"
+    text = f"{what} is an amax and would be a {kind}, under which values round otherwise; nvfp4:{wanted} has one"
+    return factor, [Loss(name, text, 1)]
 
 
 def inverted(name: str, what: str, scale: torch.Tensor) -> tuple[torch.Tensor, list[Loss]]:

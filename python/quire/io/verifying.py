@@ -77,9 +77,11 @@ def verify(path: str | Path, like: str | Path | None = None) -> Verification:
 def _check(name: str, checkpoint: Checkpoint, original: Checkpoint | None) -> tuple[LayerCheck, list[str]]:
     stored, group, problems = checkpoint[name], checkpoint.groups[name], []
     for role, full in group.names.items():
-        if role in ("data", "bias"):
+        if role in ("data", "bias", "rowwise_data", "columnwise_data"):
             continue
         scale = checkpoint.container.tensor(full)
+        if role in ("rowwise_scale", "columnwise_scale") and stored.weight.spec.family == "nvfp4":
+            scale = scale.view(torch.float8_e4m3fn)
         problems += [f"{full}: {what}" for what in wrong_scales(scale, is_input=role == "input_scale")]
     values = stored.dequantize(torch.float32)
     bad = int((~torch.isfinite(values)).sum())

@@ -70,11 +70,12 @@ class Plan:
                 "the layer is quantized, and no dialect says how to write it", "pass dialect=", tensor=name
             )
         layout = self.layouts[name]
+        spec = value.weight.spec_text
         value, losses = translated(name, value, layout, self.dialect.name)
         if losses and self.exact:
             raise CheckpointError(
-                f"{self.dialect.name} cannot store the layer exactly: {losses[0].what}",
-                "pass exact=False (--allow-ulp) to accept this",
+                f"{self.dialect.name} cannot store the layer exactly, w={spec}: {losses[0].what}",
+                'pass exact=False (--allow-ulp) to accept this, or choose another dialect ("quire" has every spec)',
                 tensor=name,
             )
         self.losses.extend(losses)

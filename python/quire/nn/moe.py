@@ -253,7 +253,7 @@ class MoE(torch.nn.Module):
         """Under which spec rows are sent as codes; "" if they are sent as values. Raises NotImplementedError if the
         recipe does not allow codes."""
         call = active_call(self.fc1, tokens)
-        if self.ep_dispatch == "values" or call.recipe is None:
+        if self.ep_dispatch == "values" or call.recipe is None or self.fc1.input_observer is not None:
             return ""
         spec, text = call.recipe.input_spec, linear_text(self.fc1, call)
         trains = torch.is_grad_enabled() and any([weight.requires_grad for weight in self.fc1.weights("").values()])

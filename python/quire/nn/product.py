@@ -112,7 +112,8 @@ class Product:
         """Keyword arguments of norm() and activation() for an x that run() takes. keep: they return x itself too."""
         recipe = self.call.recipe
         divided = self.parallel is not None or self.whole is not None or self.shards is not None
-        if recipe is None or recipe.weight_only or _starts_from_x(self.text) or divided:
+        observed = self.module.input_observer is not None
+        if recipe is None or recipe.weight_only or _starts_from_x(self.text) or divided or observed:
             return {}
         scale = self.input_scale if self.scale is None else self.scale[: self.module.groups]
         return {"spec": recipe.input_spec, "rowwise": True, "columnwise": self.needs_dw, "keep_y": keep, "scale": scale}
@@ -128,6 +129,9 @@ class Product:
         for each group, or one for all groups, or none. x_buffers: what norm() or activation() returned for the
         arguments of input(). A quantized x is used directly, under its own spec."""
         biases = [self.call.part(bias) for bias in biases]
+        if self.module.input_observer is not None:
+            self.module.input_observer(self.name, x, offsets)
+            x_buffers = ()
         if self.whole is not None:
             _check_parallel(self, self.whole.parallel, x)
             whole_biases = [self.whole.bias(bias) for bias in biases]

@@ -58,6 +58,8 @@ class ProductModule(OwnParts):
     gathering: Gathering | None = None
     #: What the module runs under outside of any autocast.
     recipe: Recipe | None = None
+    #: Is shown (name of the matmul, x, offsets) before each matmul; x is then no carrier. For calibration and GPTQ.
+    input_observer: Callable[[str, torch.Tensor, torch.Tensor | None], object] | None = None
     fuse_wgrad_accumulation = delay_wgrad_compute = save_original_input = False
     #: The data-parallel rank whose random stream it draws from, and the one that was declared for it.
     stream = 0
@@ -132,9 +134,15 @@ class ProductModule(OwnParts):
             elif not wanted and name in self._buffers:
                 del self._buffers[name]
 
-    def _input_scales(self) -> list[str]:
+    def input_scales(self) -> list[str]:
+        """Names of the buffers of add_input_scales() that there are."""
         names = [named(product, "input_scale") for product in self.products]
         return [name for name in names if self._buffers.get(name) is not None]
+
+    def scale_name(self, weight: str) -> str:
+        """The buffer with the static scales of the inputs that a weight is multiplied with, for each group one."""
+        product = next(product for product in self.products if weight in self.weights(product))
+        return named(product, "input_scale")
 
     def new_delayed_state(self) -> delayed.DelayedState:
         """For each matmul. What a process alone has of a layer has amaxes that no other one has."""
@@ -206,7 +214,7 @@ class ProductModule(OwnParts):
         self.path_in_model = None
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> "ProductModule":
-        scales = {name: self._buffers.pop(name) for name in self._input_scales()}
+        scales = {name: self._buffers.pop(name) for name in self.input_scales()}
         try:
             with kept_attributes(self._parameters):
                 super()._apply(fn, recurse)

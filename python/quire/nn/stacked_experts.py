@@ -11,7 +11,7 @@ from quire.moe import permute, unpermute
 from quire.nn.call import active_call
 from quire.nn.layer_path import name_layer
 from quire.nn.product import Product
-from quire.nn.product_module import ProductModule, named
+from quire.nn.product_module import ProductModule
 from quire.recipe import Recipe
 from quire.tensor import DTYPES, QuantizedTensor
 
@@ -99,10 +99,6 @@ class StackedExperts(ProductModule):
     def biases(self, product: str) -> list[torch.Tensor]:
         """One for all experts, or none."""
         return [getattr(self, self.bias_names[self.products.index(product)])] if self.bias_names else []
-
-    def scale_name(self, weight: str) -> str:
-        """The buffer with the static scales of the inputs of that weight's layer, [E]."""
-        return named(self.products[self.weight_names.index(weight)], "input_scale")
 
     def own_groups(self) -> range:
         """The experts that this process has."""

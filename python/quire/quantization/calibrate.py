@@ -1,27 +1,39 @@
 """Static scales of activations, measured on data."""
 
+import contextlib
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
 
+from quire.autocast import autocast
 from quire.checks import check_type
-from quire.functional import quantize
-from quire.nn.grouped_linear import GroupedLinear
 from quire.nn.product_module import ProductModule
-from quire.quantization.inputs import Batch, SameInput, arguments, called_by_hooks, listed, measured, watched
+from quire.quantization.inputs import (
+    Batch,
+    Matmul,
+    SameInput,
+    arguments,
+    foreign_experts,
+    layers_of,
+    listed,
+    matmuls,
+    measured,
+    watched,
+)
+from quire.quantization.static_scales import amax_of_one, apply_amaxes
 from quire.recipe import Recipe, as_recipe
-from quire.tensor import QuantizedTensor, QuantSpec
+from quire.tensor import QuantSpec
 
 
 @dataclass(frozen=True)
 class LayerCalibration:
-    """The input of one layer, or of one group of a GroupedLinear.
+    """The input of one matmul of a layer, or of one of its groups.
 
-    name: of the layer in the model, for a group with its number: "experts[3]". amax: the largest magnitude that it was
-    fed, the largest of all layers with the same input if they share a scale. input_scale: the static scale of that
-    amax. rows: how many rows of x it saw.
+    name: of the layer in the model; with the matmul of a layer that has several, "mlp.fc1"; with the number of the
+    group, "experts.fc1[3]". amax: the largest magnitude that it was given, the largest of all layers with the same
+    input if they share a scale. input_scale: the static scale of that amax. rows: how many rows of x it saw.
     """
 
     name: str
@@ -35,7 +47,7 @@ class CalibrationReport:
     """What quire.calibrate measured. str() gives a table.
 
     spec: the spec of x. layers: those that saw rows, in the model's order. uncalibrated: names of layers and groups
-    that saw none, such as experts to which no token was sent, or whose calls hooks do not see.
+    that saw no row, or zeros only, such as experts to which no token was sent.
     """
 
     spec: str
@@ -46,6 +58,28 @@ class CalibrationReport:
     def input_scales(self) -> dict[str, float]:
         """Name -> static scale."""
         return {layer.name: layer.input_scale for layer in self.layers}
+
+    def apply(self, model: torch.nn.Module, *, missing_input_scale: str = "raise") -> torch.nn.Module:
+        """Gives every layer whose own recipe has a static scale of x (the option `given`) the scale that was measured
+        for it, in place, and returns the model.
+
+        model: the calibrated model, or one with the same names of layers, after its layers got their recipe: by
+            quire.convert, quire.quantize_model or `recipe=`. Each layer gets the scale of its own recipe: under
+            `fp8_tensor:given` and `nvfp4:global=mul:given` the largest magnitude divided by the largest value, under
+            `nvfp4:global=div:given` the inverse of that quotient, under `nvfp4:given` the largest magnitude itself
+            (numerics.md 2.5, 5.9).
+        missing_input_scale: "raise", or "max": a group for which nothing was measured gets the scale of the group of
+            its layer with the largest.
+
+        The scales are buffers, `input_scale`, so they are saved, exported and written by quire.io with the model.
+        Raises ValueError, and changes nothing, if no layer has such a recipe, if nothing was measured for one of them,
+        or if the model is on the meta device; TypeError for arguments of a wrong type.
+        """
+        check_type("CalibrationReport.apply", torch.nn.Module, model=model)
+        check_type("CalibrationReport.apply", str, missing_input_scale=missing_input_scale)
+        amaxes = {layer.name: layer.amax for layer in self.layers}
+        apply_amaxes("CalibrationReport.apply", model, amaxes, missing_input_scale)
+        return model
 
     def __str__(self) -> str:
         width = max(map(len, [layer.name for layer in self.layers] or [""]))
@@ -68,12 +102,13 @@ def calibrate(
     shared: bool = True,
 ) -> CalibrationReport:
     """Runs the model on batches and measures static scales of the inputs of its linear layers. The model does not
-    change.
+    change. report.apply(model) puts the scales into its layers.
 
     batches: inputs of the model. A tensor is its one argument, a tuple or list its arguments, a dict its arguments by
-        name. The model runs as it is, so calibrate it before it is quantized.
+        name. The model runs as it is, so calibrate it before it is quantized. If it has layers whose own recipe needs
+        static scales, all layers run with decoded weights and unquantized inputs.
     recipe: a recipe, its name or its text, whose x has a static scale: the families nvfp4 and fp8_tensor.
-    shared: layers that are fed the same tensor (q, k and v; gate and up) get one amax, the largest. They then can be
+    shared: matmuls that are given the same tensor (q, k and v; gate and up) get one amax, the largest. They then can be
         joined to one layer. An input that all of them see is the same anyway; amaxes differ only if one of the layers
         was called more often.
 
@@ -81,11 +116,12 @@ def calibrate(
     256), amax / 448 for FP8 (of five exponent bits: 57344), so that code * block scale * input_scale is the value
     (numerics.md 5.9). amax is the largest magnitude over all batches.
 
-    Layers are torch.nn.Linear, quire.Linear and quire.GroupedLinear, each group of which has its own scale. Other
-    layers of quire (LayerNormLinear, LayerNormMLP, the layers of MoE) compute their inputs within one operator, which
-    hooks do not see: they are among report.uncalibrated, with the layers and groups that saw no rows. Of a layer whose
-    weight is divided over processes (quire.distributed.Parallel), each process may see a part of x. The amax is the
-    largest of all processes, which must all call calibrate.
+    Layers are torch.nn.Linear and those of quire. The input of a LayerNormLinear or LayerNormMLP is that of its
+    matmuls, behind the norm and the activation. Each group of a GroupedLinear or expert of a MoE has its own scale.
+    Experts of Hugging Face transformers are calibrated after quire.convert(model) has made them layers of quire; until
+    then they are among report.uncalibrated, with the layers and groups that saw no rows.
+    Each rank of a layer whose weight is sharded (quire.distributed.Parallel) may see a part of x. The amax is the
+    largest of all ranks, which must all call calibrate.
 
     Raises ValueError for a recipe whose x has no static scale, for inputs that are not finite (naming the layer), for
     no batches, or if the model has no linear layers; TypeError for arguments of a wrong type.
@@ -94,14 +130,19 @@ def calibrate(
     check_type("calibrate", bool, shared=shared)
     spec = _static_spec(as_recipe("calibrate", recipe))
     found = list(listed("calibrate", batches))
-    names = _linear_layers(model)
-    visible = [layer for layer in names if called_by_hooks(layer)]
-    amaxes = _Amaxes(names)
-    same = SameInput()
+    layers, foreign = layers_of(model), foreign_experts(model)
+    if not layers and not foreign:
+        raise ValueError(f"calibrate: {type(model).__name__} has no linear layers, by itself or within")
+    amaxes, same = _Amaxes("calibrate", layers), SameInput()
+
+    def seen(matmul: Matmul, x: object, rows: list[torch.Tensor]) -> None:
+        amaxes.see(matmul, rows)
+        same.see(matmul, x)
+
     training = [module for module in model.modules() if module.training]
     model.eval()
     try:
-        with watched(visible, amaxes.see), same.watched(visible):
+        with watched(layers, seen), _unquantized(layers):
             for batch in found:
                 args, named = arguments(batch)
                 model(*args, **named)
@@ -111,7 +152,7 @@ def calibrate(
     amaxes.reduce()
     if shared:
         amaxes.share(same)
-    return amaxes.report(spec)
+    return amaxes.report(spec, tuple(foreign.values()))
 
 
 def _static_spec(recipe: Recipe | None) -> QuantSpec:
@@ -130,75 +171,58 @@ def _static_spec(recipe: Recipe | None) -> QuantSpec:
     return spec
 
 
-def amax_of_one(spec: QuantSpec) -> int:
-    """The amax that a static scale of 1 stands for: the largest code times the largest block scale."""
-    q = quantize(torch.ones(1, 1), spec, columnwise=False)
-    if q.rowwise_scale.dtype == torch.float32:
-        return round(1 / float(q.rowwise_scale))
-    # Under an amax of 1: the value of a code for 1, whose index is 2, in a block with a scale of 1, whose byte is 0x38.
-    buffers = q.buffers() | {"rowwise_data": torch.full_like(q.rowwise_data, 2)}
-    buffers["rowwise_scale"] = torch.full_like(q.rowwise_scale, 0x38)
-    return round(1 / float(QuantizedTensor.from_buffers(buffers, spec, (1, 1)).dequantize()))
-
-
-def _linear_layers(model: torch.nn.Module) -> dict[torch.nn.Module, str]:
-    """Every linear layer, with its first name."""
-    found: dict[torch.nn.Module, str] = {}
-    for name, module in model.named_modules():
-        if isinstance(module, torch.nn.Linear | ProductModule):
-            found[module] = name
-    if not found:
-        raise ValueError(f"calibrate: {type(model).__name__} has no linear layers, by itself or within")
-    return found
+def _unquantized(layers: Iterable[torch.nn.Module]) -> contextlib.AbstractContextManager:
+    """Layers that wait for a static scale cannot run under their recipe."""
+    static = any((own := getattr(layer, "recipe", None)) is not None and own.static_input for layer in layers)
+    return autocast(enabled=False) if static else contextlib.nullcontext()
 
 
 class _Amaxes:
-    """Amax and rows of each group of each layer."""
+    """Amax and rows of each group of each matmul. names: of layers."""
 
-    def __init__(self, names: dict[torch.nn.Module, str]) -> None:
-        self.names = names
-        groups = {layer: layer.groups if isinstance(layer, GroupedLinear) else 1 for layer in names}
-        self.amax = {layer: [0.0] * count for layer, count in groups.items()}
-        self.rows = {layer: [0] * count for layer, count in groups.items()}
+    def __init__(self, what: str, names: dict[torch.nn.Module, str]) -> None:
+        self.what = what
+        self.labels = {matmul: matmul.labels(name) for layer, name in names.items() for matmul in matmuls(layer)}
+        self.amax = {matmul: [0.0] * len(labels) for matmul, labels in self.labels.items()}
+        self.rows = {matmul: [0] * len(labels) for matmul, labels in self.labels.items()}
 
-    def see(self, layer: torch.nn.Module, groups: list[torch.Tensor]) -> None:
+    def see(self, matmul: Matmul, groups: list[torch.Tensor]) -> None:
         for group, x in enumerate(groups):
             if not x.numel():
                 continue
             amax = float(x.abs().amax().float())
             if not math.isfinite(amax):
                 raise ValueError(
-                    f"calibrate: the input of {self._name(layer, group)!r} is not finite, {list(x.shape)} with an amax "
-                    f"of {amax}; no scale can be derived from it. Leave out that batch, or run the model in float32"
+                    f"{self.what}: the input of {self.labels[matmul][group]!r} is not finite, {list(x.shape)} with an "
+                    f"amax of {amax}; no scale can be derived from it. Leave out that batch, or run the model in "
+                    "float32"
                 )
-            self.amax[layer][group] = max(self.amax[layer][group], amax)
-            self.rows[layer][group] += len(x)
+            self.amax[matmul][group] = max(self.amax[matmul][group], amax)
+            self.rows[matmul][group] += len(x)
 
     def reduce(self) -> None:
-        """Takes the largest over the processes among which a layer is divided: each may see a part of x."""
-        for layer, amaxes in self.amax.items():
-            parallel = getattr(layer, "parallel", None)
+        """Takes the largest over the ranks of a sharded layer: each may see a part of x."""
+        for matmul, amaxes in self.amax.items():
+            layer, product = matmul
+            parallel = layer.of(product, "parallel") if isinstance(layer, ProductModule) else None
             if parallel is not None and parallel.group:
                 device = next(layer.parameters()).device
-                self.amax[layer] = parallel.reduced(torch.tensor(amaxes, device=device)).tolist()
+                self.amax[matmul] = parallel.reduced(torch.tensor(amaxes, device=device)).tolist()
 
     def share(self, same: SameInput) -> None:
-        for layers in same.groups():
-            if len({len(self.amax[layer]) for layer in layers}) == 1:
-                each = [max(amaxes) for amaxes in zip(*(self.amax[layer] for layer in layers), strict=True)]
-                for layer in layers:
-                    self.amax[layer] = list(each)
+        for group in same.groups():
+            if len({len(self.amax[matmul]) for matmul in group}) == 1:
+                each = [max(amaxes) for amaxes in zip(*(self.amax[matmul] for matmul in group), strict=True)]
+                for matmul in group:
+                    self.amax[matmul] = list(each)
 
-    def report(self, spec: QuantSpec) -> CalibrationReport:
+    def report(self, spec: QuantSpec, foreign: tuple[str, ...]) -> CalibrationReport:
         layers, missing, largest = [], [], amax_of_one(spec)
-        for layer in self.names:
-            for group, (amax, rows) in enumerate(zip(self.amax[layer], self.rows[layer], strict=True)):
-                name = self._name(layer, group)
+        for matmul, labels in self.labels.items():
+            for name, amax, rows in zip(labels, self.amax[matmul], self.rows[matmul], strict=True):
                 if rows and amax:
-                    layers.append(LayerCalibration(name, amax, float(torch.tensor(amax) / largest), rows))
+                    scale = torch.tensor(amax, dtype=torch.float32) / largest
+                    layers.append(LayerCalibration(name, amax, float(scale), rows))
                 else:
                     missing.append(name)
-        return CalibrationReport(spec.text, tuple(layers), tuple(missing))
-
-    def _name(self, layer: torch.nn.Module, group: int) -> str:
-        return f"{self.names[layer]}[{group}]" if isinstance(layer, GroupedLinear) else self.names[layer]
+        return CalibrationReport(spec.text, tuple(layers), (*missing, *foreign))

@@ -10,8 +10,11 @@ from quire.conversion.convert import Plan, Selection, carry_out, select
 from quire.conversion.inference import inference_recipe
 from quire.functional import quantize
 from quire.nn.linear import own_recipe
-from quire.quantization.inputs import Batch, called_by_hooks, listed
-from quire.quantization.sequential import Gptq, group_weights, keep
+from quire.nn.stacked_experts import is_experts
+from quire.quantization.calibrate import calibrate
+from quire.quantization.inputs import Batch, Matmul, listed, matmuls, uncompiled
+from quire.quantization.sequential import Gptq, keep
+from quire.quantization.static_scales import check_missing, give, scales_of
 from quire.recipe import Recipe, names
 from quire.tensor import QuantizedTensor, QuantSpec
 
@@ -28,6 +31,7 @@ def quantize_model(
     filter: Callable[[torch.nn.Module, str], bool] | None = None,
     min_features: int = 1,
     damping: float = 0.01,
+    missing_input_scale: str = "raise",
 ) -> torch.nn.Module:
     """Quantizes the weights of the model's linear layers for inference, in place, and returns the model.
 
@@ -36,8 +40,10 @@ def quantize_model(
     method gives codes of the recipe's format, so files, kernels and exported programs do not depend on it.
 
     recipe: a recipe, its name or its text; weights are stored under its spec for w, and x is quantized in every call.
-    batches: for "gptq", inputs of the model that are like its later inputs: tensors, tuples of arguments or dicts of
-        named arguments. Some thousand tokens are sufficient for small models.
+        If x has a static scale (the option `given`), it is measured on the batches, as quire.calibrate does. Without
+        batches the layers have no scale yet: quire.calibrate(...).apply(model) gives them one.
+    batches: for "gptq" and static scales, inputs of the model that are like its later inputs: tensors, tuples of
+        arguments or dicts of named arguments. Some thousand tokens are sufficient for small models.
     method: "rtn" rounds every weight to nearest, as quire.convert does. "4over6" gives each block of an NVFP4 weight
         the better of two scales by its squared error (numerics.md 5.8). "gptq" minimizes the error of each layer's
         result on the batches (Frantar et al., 2022): columns are rounded one after the other, and later columns make up
@@ -46,38 +52,55 @@ def quantize_model(
     filter, min_features: as for quire.convert; here layers of every size are quantized. Pass filter=lambda module,
         name: "lm_head" not in name to keep the output layer. A weight that is tied to an embedding is untied: the
         embedding keeps its values, and the layer gets codes.
+    missing_input_scale: for static scales, as for CalibrationReport.apply: what groups get that no row reaches.
     damping: for "gptq", what is added to the diagonal of each Gram matrix, relative to its mean. More keeps the weights
         nearer to their values, which is safer with few batches.
 
-    "gptq" needs the layers' inputs, and hooks see those of torch.nn.Linear, quire.Linear and quire.GroupedLinear. Where
-    the model has a list of blocks that call each other's results, such as the layers of a transformer, the blocks are
-    quantized one by one, with the memory of one block and of the hidden states of all batches. Otherwise all layers are
-    quantized from the same runs of the unquantized model, with a matrix [in_features, in_features] in float64 for
-    each. Layers and groups that no row reaches are rounded to nearest, with a warning that names them.
+    "gptq" reads the operand of each matmul: in a LayerNormLinear and LayerNormMLP what the norm or the activation
+    gives, in a GroupedLinear and MoE the rows of each group. Experts of Hugging Face transformers need
+    quire.convert(model) before. Where the model has a list of blocks that call each other's results, such as the layers
+    of a transformer, the blocks are quantized one by one, with the memory of one block and of the hidden states of all
+    batches. Otherwise all layers are quantized from the same runs of the unquantized model, with a matrix [in_features,
+    in_features] in float64 for each. Layers and groups that no row reaches are rounded to nearest, with a warning.
 
     Raises ValueError if there is nothing to quantize, if the method does not go with the recipe or with a layer, for
     inputs that are not finite, or for an unknown method; TypeError for arguments of a wrong type. The model is then
     unchanged.
     """
     check_type("quantize_model", torch.nn.Module, model=model)
-    check_type("quantize_model", str, method=method)
+    check_type("quantize_model", str, method=method, missing_input_scale=missing_input_scale)
     check_type("quantize_model", float | int, damping=damping)
-    plan = _plan(recipe, method, batches, damping)
+    check_missing("quantize_model", missing_input_scale)
+    selection = _selection(model, _plan(recipe, method, batches, damping), filter, min_features)
+    seen = [] if batches is None else listed("quantize_model", batches)
+    scales = _scales(selection, seen, missing_input_scale)
+    report = carry_out(selection, _codes(selection, method, seen, float(damping), scales))
+    give(scales)
+    for note in report.notes:
+        warnings.warn(f"quire.quantize_model: {note}", stacklevel=3)
+    return model
+
+
+def _selection(model: torch.nn.Module, plan: Plan, filter: Callable | None, min_features: int) -> Selection:
+    """Raises ValueError if nothing is chosen, or if a layer has no values."""
     try:
         selection = select(model, plan, filter, min_features)
     except ValueError as error:
         raise ValueError(
             str(error).replace("convert: nothing to convert", "quantize_model: nothing to quantize")
         ) from None
-    made: dict[int, torch.nn.Parameter] = {}
     _check_values(selection)
-    if method == "4over6":
-        _four_over_six(selection, made)
-    elif method == "gptq":
-        made = _gptq(selection, listed("quantize_model", batches), float(damping))
-    for note in carry_out(selection, made).notes:
-        warnings.warn(f"quire.quantize_model: {note}", stacklevel=3)
-    return model
+    return selection
+
+
+def _codes(
+    selection: Selection, method: str, batches: list[Batch], damping: float, scales: dict[Matmul, torch.Tensor]
+) -> dict[int, torch.nn.Parameter]:
+    """id of each weight -> its quantized parameter; "rtn" leaves them to the conversion."""
+    if method == "rtn":
+        return {}
+    _check_adopted(selection, f"method={method!r}")
+    return _four_over_six(selection) if method == "4over6" else _gptq(selection, batches, damping, scales)
 
 
 def _plan(recipe: object, method: str, batches: object, damping: float) -> Plan:
@@ -88,10 +111,12 @@ def _plan(recipe: object, method: str, batches: object, damping: float) -> Plan:
         )
     if method not in METHODS:
         raise ValueError(f"quantize_model: method must be one of {', '.join(METHODS)}; got {method!r}")
-    if (batches is None) == (method == "gptq"):
-        remedy = "pass inputs of the model" if batches is None else "leave them out, or use method='gptq'"
+    if batches is None and method == "gptq":
+        raise ValueError("quantize_model: method='gptq' needs batches; pass inputs of the model")
+    if batches is not None and method != "gptq" and not found.static_input:
         raise ValueError(
-            f"quantize_model: method={method!r} {'needs' if batches is None else 'reads no'} batches; {remedy}"
+            f"quantize_model: method={method!r} reads no batches, and x has no static scale under the recipe; leave "
+            "them out, use method='gptq', or give x the option 'given'"
         )
     if not damping > 0:
         raise ValueError(f"quantize_model: damping must be above 0, got {damping}; the default is 0.01")
@@ -108,7 +133,7 @@ def _plan(recipe: object, method: str, batches: object, damping: float) -> Plan:
 
 def _check_values(selection: Selection) -> None:
     for layer in selection.chosen:
-        if any(weight.is_meta for weight in group_weights(layer)):
+        if any(parameter.is_meta for parameter in layer.parameters(recurse=False)):
             raise ValueError(
                 f"quantize_model: {selection.found[layer][0] or 'the model'} is on the meta device and has no values; "
                 "load the weights first"
@@ -120,32 +145,55 @@ def _new(selection: Selection) -> list[torch.nn.Module]:
     return [
         layer
         for layer in selection.chosen
-        if not any(isinstance(weight, QuantizedTensor) for weight in group_weights(layer))
+        if not any(isinstance(parameter, QuantizedTensor) for parameter in layer.parameters(recurse=False))
     ]
 
 
-def _four_over_six(selection: Selection, made: dict[int, torch.nn.Parameter]) -> None:
+def _scales(selection: Selection, batches: list[Batch], missing: str) -> dict[Matmul, torch.Tensor]:
+    """The static scales of the inputs of all chosen layers, measured on the unquantized model. None without batches, or
+    if the recipe has none."""
+    recipe = selection.plan.recipe
+    if not batches or not recipe.static_input:
+        return {}
+    _check_adopted(selection, "a static scale")
+    report = calibrate(selection.model, batches, recipe)
+    names = {layer: list(map(uncompiled, selection.found[layer])) for layer in selection.chosen}
+    amaxes = {layer.name: layer.amax for layer in report.layers}
+    return scales_of("quantize_model", names, dict.fromkeys(names, recipe.input_spec), amaxes, missing)
+
+
+def _check_adopted(selection: Selection, what: str) -> None:
+    """Raises ValueError for layers whose matmuls nobody can see."""
+    for layer in selection.chosen:
+        if is_experts(layer):
+            raise ValueError(
+                f"quantize_model: {what} is of one matmul, and {selection.found[layer][0]!r}, a {type(layer).__name__} "
+                "of another library, does not show its matmuls; call quire.convert(model, min_features=1) first, which "
+                "makes it a layer of quire, or leave it out by filter="
+            )
+
+
+def _four_over_six(selection: Selection) -> dict[int, torch.nn.Parameter]:
+    made: dict[int, torch.nn.Parameter] = {}
     spec = QuantSpec(selection.plan.recipe.weight_spec)
     both = spec.text if any(o.startswith("4over6") for o in spec.options) else f"{spec}:4over6=mse"
     for layer in _new(selection):
-        each = []
-        for weight in group_weights(layer):
-            # A code means the same with and without the option.
-            q = quantize(weight.detach(), both, columnwise=False)
-            each.append(QuantizedTensor.from_buffers(q.buffers(), spec, q.shape, q.dtype))
-        keep(made, layer, each)
+        for one in matmuls(layer):
+            each = []
+            for weight in one.weights():
+                # A code means the same with and without the option.
+                q = quantize(weight.detach(), both, columnwise=False)
+                each.append(QuantizedTensor.from_buffers(q.buffers(), spec, q.shape, q.dtype))
+            keep(made, one, each)
+    return made
 
 
-def _gptq(selection: Selection, batches: list[Batch], damping: float) -> dict[int, torch.nn.Parameter]:
+def _gptq(
+    selection: Selection, batches: list[Batch], damping: float, scales: dict[Matmul, torch.Tensor]
+) -> dict[int, torch.nn.Parameter]:
     model, layers = selection.model, _new(selection)
-    for layer in layers:
-        if not called_by_hooks(layer):
-            raise ValueError(
-                f"quantize_model: method='gptq' needs the inputs of each layer, and {selection.found[layer][0]!r}, a "
-                f"{type(layer).__name__}, computes them within one operator; leave it out by filter=, or use "
-                "method='rtn'"
-            )
-    work = Gptq(model, {layer: selection.found[layer][0] for layer in layers}, selection.plan, damping)
+    names = {layer: selection.found[layer][0] for layer in layers}
+    work = Gptq(model, names, selection.plan, damping, scales)
     training = [module for module in model.modules() if module.training]
     model.eval()
     try:

@@ -78,7 +78,9 @@ _BLOCK = _layout("fp8_block", "fp8_block:128x128", _scale(SCALES, tiles), dynami
 _POW2 = dataclasses.replace(_BLOCK, name="fp8_block:ue8m0", dynamic="fp8_block:pow2")
 _E8M0 = _layout("fp8_block:e8m0", "fp8_block:128x128", _scale(BYTES, tiles), dynamic="fp8_block:pow2")
 _TENSOR = _layout("fp8_tensor", "fp8_tensor", _SCALAR, dynamic="fp8_tensor")
-_STATIC = _layout("fp8_tensor:static", "fp8_tensor", _SCALAR, _ACTIVATION, dynamic="fp8_tensor", static="fp8_tensor")
+_STATIC = _layout(
+    "fp8_tensor:static", "fp8_tensor", _SCALAR, _ACTIVATION, dynamic="fp8_tensor", static="fp8_tensor:given"
+)
 _MXFP8 = _layout("mxfp8", "mxfp8", _scale(BYTES, blocks(32)), dynamic="mxfp8")
 _MXFP4 = _layout("mxfp4", "mxfp4", _scale(BYTES, blocks(32)), dynamic="fp8_block:pow2")
 _BLOCKED = (_BLOCK, _POW2, _E8M0, _MXFP8, _MXFP4)

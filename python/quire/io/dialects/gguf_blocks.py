@@ -37,7 +37,7 @@ _DATA = {kind: Part("data", ".weight", (BYTE,), _raw(kind), "rowwise_data") for 
 _MXFP4 = Layout("MXFP4", "mxfp4", (_DATA["MXFP4"],))
 _GLOBAL = Part("global", ".scale", (F32,), scalar, "rowwise_amax", optional=True)
 _INPUT = Part("input_scale", ".input_scale", (F32,), scalar, "input_scale", optional=True)
-_NVFP4 = Layout("NVFP4", NVFP4, (_DATA["NVFP4"], _GLOBAL, _INPUT), static=NVFP4)
+_NVFP4 = Layout("NVFP4", NVFP4, (_DATA["NVFP4"], _GLOBAL, _INPUT), static=f"{NVFP4}:given")
 _LAYOUTS = {"MXFP4": _MXFP4, "NVFP4": _NVFP4}
 
 
@@ -45,6 +45,7 @@ class Gguf(LayoutDialect):
     """The dialect "gguf"."""
 
     name = "gguf"
+    read_only = True
     layouts = (_MXFP4, _NVFP4)
 
     def detect(self, header: Header, configs: Configs) -> bool:

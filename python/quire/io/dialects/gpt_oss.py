@@ -64,6 +64,9 @@ class GptOss(LayoutDialect):
         origin = dataclasses.replace(stored.origin, shapes={**stored.origin.shapes, "data": blocked})
         return dataclasses.replace(stored, origin=origin)
 
+    def bias(self, group: Group, value: torch.Tensor) -> torch.Tensor:
+        return apart(value) if group.layout is _GATED else value
+
     def choose(self, name: str, stored: StoredWeight, source: Layout | None, notes: list[str]) -> Layout:
         found = super().choose(name, stored, source, notes)
         return _GATED if name.endswith("gate_up_proj") else found

@@ -12,7 +12,7 @@ import torch
 from quire.io.container import Header
 from quire.io.dialect import Configs, check_consumed
 from quire.io.errors import CheckpointError
-from quire.io.layout import F32, Group, Layout, Part, scalar
+from quire.io.layout import DIV, F32, Group, Layout, Part, scalar
 from quire.io.stored import StoredWeight
 from quire.tensor import BUFFER_NAMES, QuantizedStack, QuantizedTensor, TensorProto
 from quire.tensor.origin import Origin
@@ -83,6 +83,9 @@ class Native:
         origin = Origin(self.name, layout.name, names=dict(group.names))
         return StoredWeight(weight, given.get("input_scale"), given.get("bias"), origin)
 
+    def bias(self, group: Group, value: torch.Tensor) -> torch.Tensor:
+        return value
+
     def layout(self, name: str) -> Layout | None:
         """The layout of a name that _own() has made."""
         said = dict(word.partition("=")[::2] for word in name.split(","))
@@ -126,8 +129,14 @@ def _beside(weight: str, role: str) -> str:
 
 
 def layout_of(spec: str, inputs: str) -> Layout:
-    """Of a weight under a spec, and of inputs that each call quantizes under another, or "none"."""
-    return _own(spec, {"dynamic": inputs})
+    """Of a weight under a spec, and of inputs that each call quantizes under another, perhaps with a static scale, or
+    "none"."""
+    words = inputs.split(":")
+    if "given" not in words:
+        return _own(spec, {"dynamic": inputs})
+    measured = ":".join(word for word in words if word != "given")
+    said = {"dynamic": measured, "static": inputs, "input_divides": DIV in words, "has_input_scale": True}
+    return _own(spec, said)
 
 
 def _own(spec: str, said: Mapping[str, Any]) -> Layout:

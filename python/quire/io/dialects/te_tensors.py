@@ -46,6 +46,7 @@ class TeTensors(LayoutDialect):
     """The dialect "te"."""
 
     name = "te"
+    read_only = True
     layouts = ()
 
     def detect(self, header: Header, configs: Configs) -> bool:

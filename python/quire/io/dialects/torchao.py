@@ -64,8 +64,7 @@ def one_scale(shape: Shape) -> Sequence[Shape]:
 
 
 def _layout(name: str, spec: str, data: Part, scale: Part, *others: Part, dynamic: str = "none") -> Layout:
-    static = NVFP4 if spec == NVFP4 else "none"
-    return Layout(name, spec, (data, scale, *others), static=static, dynamic=dynamic)
+    return Layout(name, spec, (data, scale, *others), dynamic=dynamic)
 
 
 def _data(*dtypes: torch.dtype) -> Part:
@@ -102,7 +101,8 @@ def _layouts() -> tuple[Layout, ...]:
     for layout in tuple(found):
         kind = layout.name.split(":")[1] if layout.name.startswith("Float8") else ""
         dynamic = of_inputs.get(kind) or {"mxfp8": "mxfp8", "mxfp4": "mxfp4"}.get(layout.spec.split(":")[0], "nvfp4")
-        found.append(dataclasses.replace(layout, name=f"{layout.name}:inputs", dynamic=dynamic))
+        static = f"{NVFP4}:given" if layout.spec == NVFP4 else "none"
+        found.append(dataclasses.replace(layout, name=f"{layout.name}:inputs", dynamic=dynamic, static=static))
     return tuple(found)
 
 
@@ -174,12 +174,15 @@ class TorchAo(LayoutDialect):
         )
         return dataclasses.replace(stored, origin=origin)
 
+    def choose(self, name: str, stored: StoredWeight, source: Layout | None, notes: list[str]) -> Layout:
+        raise CheckpointError(
+            f"quire writes layers of torchao only as it has read them, w={stored.weight.spec_text}",
+            'choose another dialect ("quire" has every spec)',
+            tensor=name,
+        )
+
     def write(self, name: str, stored: StoredWeight, layout: Layout) -> dict[str, torch.Tensor]:
         origin = stored.origin
-        if (origin.dialect, origin.layout) != (self.name, layout.name):
-            raise CheckpointError(
-                "quire writes layers of torchao only as it has read them", "choose another dialect", tensor=name
-            )
         if ":swizzled" not in layout.name:
             found = super().write(name, stored, layout)
         else:
