@@ -236,6 +236,6 @@ def test_experts_of_a_runner_have_a_static_scale_too():
 
 
 def test_weights_that_are_divided_over_processes_are_refused_in_words():
-    match = "divided over processes, and x=fp8_tensor:given has a scale of the layer"
+    match = "sharded over ranks, and x=fp8_tensor:given has a scale of the layer"
     with pytest.raises(NotImplementedError, match=match):
         static_scale(loaded(FP8, 0.01), "", FP8, divided=True, needs_dw=False)

@@ -1,4 +1,4 @@
-"""Which data a process has: processes of different data round with different random numbers."""
+"""Which data a rank has: ranks of different data round with different random numbers."""
 
 import contextlib
 import threading
@@ -21,13 +21,13 @@ def data_parallel_rank(rank: int) -> Iterator[None]:
     rank. Layers of equal rank, made after the same torch.manual_seed, draw the same random numbers; layers of different
     ranks draw different ones. Per thread. A layer remembers the rank, and goes on with it when it is reset later.
 
-    rank: which data this process computes on, such as mesh["dp"].get_local_rank(). Processes of a tensor-parallel group
-        compute on the same tokens, so pass the same number in all of them. Around a layer that is not divided and
-        computes on tokens that are (sequence parallelism), pass one that no other process passes, such as
+    rank: says which data is computed on here, such as mesh["dp"].get_local_rank(). Ranks of a tensor-parallel group
+        compute on the same tokens, so pass the same number in all of them. Around a layer that is not sharded and
+        computes on tokens that are (sequence parallelism), pass one that no other rank passes, such as
         torch.distributed.get_rank().
 
-    Without it the number is the rank in torch.distributed's default group, and for a layer that is divided over a group
-    the rank of that group's first process. Raises TypeError or ValueError for what is no int of 0 or more.
+    Without it the number is the rank in torch.distributed's default group, and for a layer that is sharded over a group
+    the rank of the first member of that group. Raises TypeError or ValueError for what is no int of 0 or more.
     """
     check_type("data_parallel_rank", int, rank=rank)
     if rank < 0:

@@ -21,13 +21,13 @@ def gather_codes(model: torch.nn.Module, recipe: Recipe | str, *, recompute: boo
     recompute: forward runs again in backward (activation checkpointing). The gather of backward then has both
         directions of codes.
 
-    Parameters stay in their dtype, and are divided and updated so. Each process quantizes its own rows, and bytes of
+    Parameters stay in their dtype, and are sharded and updated so. Each rank quantizes its own rows, and bytes of
     codes and scales are gathered: rowwise ones for forward, and columnwise ones for backward if the weight is resharded
     after forward. Else both are gathered at once. Results are the same bits as if weights were gathered and then
     quantized. Amaxes of whole weights are reduced first, in one collective for all weights that are gathered together.
     Gradients are reduced and scattered in high precision.
 
-    A weight is gathered as it is, with a warning, if its rows are not divided into equal parts that end on blocks: of
+    A weight is gathered as it is, with a warning, if its rows are not sharded into equal parts that end on blocks: of
     32 rows for MXFP8 and MXFP4, 16 for NVFP4, 128 for fp8_block. So is a weight of three dimensions, the weight of a
     layer with parameters_split, and one that is shared with a module that is not quire's, such as an embedding.
 
@@ -109,7 +109,7 @@ def _check_weight(what: str, layer: torch.nn.Module, weight: torch.Tensor) -> No
         how = f"is a DTensor with {weight.placements}" if is_dtensor(weight) else "is prepared already"
         raise NotImplementedError(
             f"{what} {how}; call gather_codes once, before fully_shard, and leave out layers that parallelize_module "
-            "has divided, whose weights are gathered as they are"
+            "has sharded, whose weights are gathered as they are"
         )
     if isinstance(weight, QuantizedTensor) and (weight.master is None or weight.dtype != torch.float32):
         raise NotImplementedError(

@@ -28,8 +28,8 @@ def own_recipe(what: str, recipe: object) -> Recipe | None:
 
 
 def applied_division(layer: torch.nn.Linear) -> Parallel | None:
-    """How a parallel style has divided the weight of a torch.nn.Linear; None if none has. Raises ValueError if no
-    quire.Linear is divided like that. fully_shard makes DTensors too, which say nothing of how the layer computes."""
+    """How a parallel style has sharded the weight of a torch.nn.Linear; None if none has. Raises ValueError if no
+    quire.Linear is sharded like that. fully_shard makes DTensors too, which say nothing of how the layer computes."""
     if "parallel" in vars(layer):
         return layer.parallel
     by_a_style = getattr(layer, "_distribute_module_applied", False)
@@ -56,8 +56,8 @@ class Linear(ProductModule, torch.nn.Linear):
     save_original_input: the unquantized x is saved for backward and quantized there.
     recipe: used outside of any quire.autocast; None is high precision. Delayed scaling is not allowed.
     name: stored as an attribute.
-    parallel: how the weight is divided over processes (quire.distributed.Parallel). in_features and out_features are
-        those of the whole layer; the attributes of these names are those of this process. Every process draws the whole
+    parallel: how the weight is sharded over ranks (quire.distributed.Parallel). in_features and out_features are
+        those of the whole layer; the attributes of these names are those of this rank. Every rank draws the whole
         weight and keeps its part. x must then be a plain tensor, and forward takes no output_spec or fp8_output.
 
     Stochastic rounding of gradients uses `sr_state`, int64 [2] {seed, counter}: each backward adds 1 to the counter
@@ -99,7 +99,7 @@ class Linear(ProductModule, torch.nn.Linear):
         check_device("quire.Linear", device)
         recipe = own_recipe("quire.Linear", recipe)
         check_type_or_none("quire.Linear", Parallel, parallel=parallel)
-        self.parallel = parallel  # before the parameters, which are this process's part
+        self.parallel = parallel  # before the parameters, which are this rank's shard
         sizes = (
             (in_features, out_features)
             if parallel is None

@@ -18,8 +18,8 @@ def is_quantized(x: torch.Tensor | QuantizedActivation, given: Buffers) -> bool:
 
 
 def static_scale(module: ProductModule, product: str, text: str, *, divided: bool, needs_dw: bool) -> torch.Tensor:
-    """The scale of a matmul's input. text: of its recipe. divided: over processes. Raises RuntimeError if the layer has
-    no scale, NotImplementedError for what does not go with one."""
+    """The scale of a matmul's input. text: of its recipe. divided: whether the weight is sharded over ranks. Raises
+    RuntimeError if the layer has no scale, NotImplementedError for what does not go with one."""
     what, name, spec = f"quire.{type(module).__name__}", named(product, "input_scale"), text.split(",")[0]
     scale = module._buffers.get(name)
     if scale is None:
@@ -29,7 +29,7 @@ def static_scale(module: ProductModule, product: str, text: str, *, divided: boo
         )
     if divided:
         raise NotImplementedError(
-            f"{what}: its weight is divided over processes, and {spec} has a scale of the layer, which is not "
+            f"{what}: its weight is sharded over ranks, and {spec} has a scale of the layer, which is not "
             "available there; take a spec without the option 'given'"
         )
     if needs_dw and text.endswith(("backward=high_precision", "backward=requantized")):
