@@ -36,9 +36,10 @@ def times_are_those_of_the_layers(milliseconds):
             model(x).sum().backward()
 
     step()
-    times = milliseconds(model, step)
-    assert list(times) == ["0", "1"]
-    for small, large in zip(times["0"], times["1"], strict=True):
+    runs = [milliseconds(model, step) for _ in range(5)]
+    assert all(list(times) == ["0", "1"] for times in runs)
+    for i in range(2):
+        small, large = (min(times[name][i] for times in runs) for name in ("0", "1"))
         assert 0 < small < large
     assert "forward" not in vars(model[0])
 
