@@ -28,12 +28,14 @@ _STATE = _State()
 
 @contextlib.contextmanager
 def exact() -> Iterator[None]:
-    """Within this context, forward passes of sharded layers, and their backward passes, give the bits of one process.
+    """A sharded layer that is called within this context gives the bits of one process, in forward and in backward.
 
-    Every rank gathers the tensors whose division makes sums over ranks, computes as one process does, and keeps
-    its part of the results. This is slow and takes the memory of one process. Use it in tests, and to find out whether
-    a difference comes from the division. It holds for calls of this thread. If a forward pass is recomputed in backward
-    (torch.utils.checkpoint), call backward within the context too.
+    Without it, some results are sums over ranks, whose last bits differ. Within it, every rank gathers the whole
+    tensors, computes as one process does, and keeps its shard of the results. This is slow and takes as much memory as
+    one process. Use it in tests, and to find out whether a difference comes from the sharding.
+
+    The context holds for calls of this thread. If backward runs the forward pass again (torch.utils.checkpoint), call
+    backward within the context too.
 
     A layer with fuse_wgrad_accumulation or delay_wgrad_compute raises NotImplementedError. Kept codes of weights are
     not used.

@@ -19,23 +19,24 @@ if TYPE_CHECKING:
 
 
 def shard_weights(model: torch.nn.Module, mesh: "DeviceMesh", recipe: Recipe | str | None = None) -> None:
-    """Shards the rows of the weights of the model's layers over ranks, which have a part of the batch each.
-    Weights come together in each pass of a layer, as nodes of the graph: torch.compile(fullgraph=True) captures the
-    whole model. (fully_shard works with hooks, which a graph cannot have.)
+    """Data parallelism in one graph: shards the rows of the weights over ranks, each of which has its own batch. The
+    layers gather their weights by nodes of the graph, so torch.compile(fullgraph=True) captures the whole model.
+    (fully_shard gathers them in hooks, which cannot be part of a graph.)
 
     mesh: a mesh of one dimension.
-    recipe: the one under which the layers will run; None: high precision. Another recipe gives right results too.
+    recipe: the recipe under which the layers will run. None: high precision. Another recipe gives right results too.
 
     Weights of Linear, LayerNormLinear and LayerNormMLP become DTensors Shard(0) with the values of the first rank.
-    Rowwise codes are gathered in forward, columnwise codes in backward, and the mean of gradients is reduced and
-    scattered. Between the passes a rank keeps its rows only. Without a recipe values are gathered, and also, with a
-    warning, where parts do not end on blocks of the recipe (gather_codes). All other parameters stay whole on every
-    rank. They get the values of the first rank, and means of gradients by a hook, which copies of the model do
-    not have. So do, with a warning, weights whose rows are no multiple of the ranks, and weights that are shared
-    with a module that is not quire's.
+    Forward gathers rowwise codes, and backward columnwise codes. Backward reduces and scatters the mean of the
+    gradients. Between the passes a rank keeps only its rows. Values are gathered instead of codes without a recipe.
+    With a warning, they are gathered too if shards do not end on blocks of the recipe (gather_codes).
 
-    Raises ValueError for a mesh of several dimensions; NotImplementedError for delayed scaling, for weights that are
-    quantized or DTensors already, and for main_grad and delay_wgrad_compute. The model is then unchanged.
+    All other parameters stay whole on every rank. They get the values of the first rank. A hook computes the mean of
+    their gradients; copies of the model do not have this hook. With a warning, this also holds for weights whose number
+    of rows is not a multiple of the number of ranks, and for weights that are shared with a module that is not quire's.
+
+    Raises ValueError for a mesh of several dimensions. Raises NotImplementedError for delayed scaling, for weights that
+    are quantized or DTensors already, and for main_grad and delay_wgrad_compute. The model is then unchanged.
     """
     check_type("shard_weights", torch.nn.Module, model=model)
     recipe = as_recipe("shard_weights", recipe)

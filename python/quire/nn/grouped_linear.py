@@ -38,14 +38,14 @@ class GroupedLinear(ProductModule):
     recipe: used outside of any quire.autocast; None is high precision. Delayed scaling is not allowed.
     name: stored as an attribute.
     ep_group: a process group, or its name (quire.distributed.name_group). Each of its ranks has an equal number of
-        the groups, in order, and only their parameters, under the names of one process: the second of two ranks
-        that shard four groups has weight2 and weight3. With single_grouped_weight it has `weight` [num_gemms / size,
-        out_features, in_features]. x and m_splits are then of this rank's groups. A rank loads the state dict of
-        one process too. quire.MoE sends the rows.
+        consecutive groups, and only their parameters. Their names are those that they have in one process: of four
+        groups, the second of two ranks has weight2 and weight3. With single_grouped_weight it has `weight`
+        [num_gemms / size, out_features, in_features]. x and m_splits are those of this rank's groups. A rank can load
+        the state dict of one process. This layer sends no rows; quire.MoE does.
 
-    parallel: how each weight is sharded over ranks (quire.distributed.Parallel, without sequence); sizes are those
-        of the whole. x is whole, or for mode "row" this rank's features; m_splits are the same on all ranks. The
-        first rank adds the bias of a "row" layer to its part of y.
+    parallel: how each weight is sharded over ranks (quire.distributed.Parallel, without sequence). in_features and
+        out_features are those of the whole weight. x has all features, or for mode "row" this rank's features.
+        m_splits are the same on all ranks. The first rank adds the bias of a "row" layer to its result, before the sum.
 
     `sr_state` is as in quire.Linear; group e rounds with seed + e (numerics.md 0.19). `delayed` has the slots of each
     group.

@@ -87,8 +87,8 @@ class LayerNormLinear(ProductModule):
     return_bias: bias is returned and not added. return_layernorm_output: the norm's result is returned too, in high
         precision. forward returns y, (y, bias), (y, norm) or (y, bias, norm).
     fuse_wgrad_accumulation, delay_wgrad_compute, save_original_input: as for quire.Linear.
-    parallel: as for quire.Linear, with mode "column". Where tokens are sharded, the gradients of the norm's parameters
-        are summed over the group.
+    parallel: as for quire.Linear, with mode "column". If tokens are sharded (sequence=True), the gradients of the
+        norm's parameters are summed over the group.
     Within quire.quantized_model_init the weight is quantized.
 
     Random state and delayed scaling: as for quire.Linear.

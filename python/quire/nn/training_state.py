@@ -26,31 +26,35 @@ from quire.tensor import QuantizedTensor
 
 
 class TrainingState:
-    """The weights of a model, the state of its optimizer, and the random states and the states of delayed scaling of
-    its quire layers, for torch.distributed.checkpoint: `dcp.save({"train": state}, checkpoint_id=folder)`, and the same
-    with dcp.load. What n ranks save, m ranks load, however each shards the model. Tensors are those of the
-    model, so that loading writes to them.
+    """The state of a training run, for torch.distributed.checkpoint: the weights of a model, the state of its
+    optimizer, and of its quire layers the random states and the states of delayed scaling.
+
+    `dcp.save({"train": state}, checkpoint_id=folder)` saves it, and dcp.load with the same arguments loads it. A
+    checkpoint loads with another number of ranks and with another sharding of the model. The tensors of the state are
+    those of the model, so dcp.load writes to the model.
 
     model: a model of any layers. Weights and optimizer states go through get_model_state_dict and
-        get_optimizer_state_dict of PyTorch. Of a layer with parallel= each rank saves its shard at its place in the
-        whole weight. A quantized weight is saved as its buffers, "0.weight.mxfp8:nan.rowwise_data" and so on, so that
-        its codes are kept.
+        get_optimizer_state_dict of PyTorch. For a layer with parallel=, each rank saves its shard at its place in the
+        whole weight. A quantized weight is saved as its buffers, "0.weight.mxfp8:nan.rowwise_data" and so on. So its
+        codes are kept.
     optimizer: an optimizer of the model's parameters, a list of them, or None.
-    recipe: the recipe of the model's steps, if it is delayed scaling: amax histories are saved in its length. With None
-        or another recipe, states of delayed scaling are not saved.
-    group: the ranks that have the same layers; None: all. With pipeline parallelism, those of this stage.
-    amax_reduction_group: that of the autocast.
+    recipe: the recipe of the model's steps, if it is delayed scaling. Its amax_history_len is the length of the saved
+        histories. With None or another recipe, states of delayed scaling are not saved.
+    group: the ranks that have the same layers; None: all. With pipeline parallelism, the ranks of this stage.
+    amax_reduction_group: the one that is passed to quire.autocast.
 
-    A random state is saved as that of data-parallel rank 0, and each rank that loads it derives its own
-    (quire.distributed.data_parallel_rank). Amaxes that were collected since the last step are reduced over ranks
-    before they are saved, as the next step would.
+    The random state of data-parallel rank 0 is saved. Each rank that loads it derives its own
+    (quire.distributed.data_parallel_rank). Amaxes that were collected since the last step are reduced over ranks before
+    they are saved, as the next step would do.
 
-    state_dict() communicates: all ranks of the group must call it, as torch.distributed.checkpoint does.
-    torch.save and torch.load(weights_only=True) take its result too; of a layer with parallel= it then has this
-    rank's shard. Raises RuntimeError if ranks have different layers or different states of delayed scaling
-    (reduce_amax=False), or layers ran under another delayed scaling than `recipe`. Warns if there is no `recipe` and
-    layers ran under delayed scaling, or if the random states of ranks do not follow from one torch.manual_seed: a
-    run that loads them then draws other random numbers.
+    state_dict() communicates, so all ranks of the group must call it. torch.distributed.checkpoint does this. Its
+    result can also be saved with torch.save and loaded with torch.load(weights_only=True). For a layer with parallel=
+    this file has the rank's shard.
+
+    Raises RuntimeError if ranks have different layers, if they have different states of delayed scaling
+    (reduce_amax=False), and if layers ran under another delayed scaling than `recipe`. Warns if layers ran under
+    delayed scaling and there is no `recipe`. Warns if the random states of ranks do not follow from one
+    torch.manual_seed; a run that loads them then draws other random numbers.
     """
 
     def __init__(
