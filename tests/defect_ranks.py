@@ -198,7 +198,7 @@ def group_that_comes_later(rank):
             try:
                 act()
             except RuntimeError as error:
-                assert "made for 2 processes without their group; call set_tensor_parallel_group" in str(error)
+                assert "made for 2 ranks without their group; call set_tensor_parallel_group" in str(error)
             else:
                 raise AssertionError("a layer without its group does something")
         layer.set_tensor_parallel_group(world)

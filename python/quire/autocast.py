@@ -86,8 +86,9 @@ def active_rule() -> delayed.Rule | None:
 
 
 class autocast:
-    """Within this context quire's layers quantize their matmuls under the recipe, also layers that have their own
-    recipe (quire.convert). It is a context manager and a decorator.
+    """Within this context quire's layers quantize their matmuls under the recipe. This also holds for layers that have
+    their own recipe (recipe=, quire.convert). Of nested contexts the innermost one decides. autocast is a context
+    manager and a decorator.
 
     enabled: False makes layers compute in high precision, also inside an enabled autocast.
     recipe: a recipe of quire.recipe, its name or its text (quire.recipe.as_recipe); None is quire.recipe.default(). A
@@ -97,15 +98,17 @@ class autocast:
     amax_reduction_group: the process group over which a delayed recipe reduces amaxes; None is the default group.
 
     With a delayed recipe, entering the outermost autocast with grad enabled ends the previous step: layers get new
-    scales (numerics.md 1.7). Inside a compiled function this update is a part of the graph, which has the state of
-    every layer of the process as inputs. Outside of the compiled function it costs the graph nothing.
+    scales (numerics.md 1.7). With gradient accumulation, enter one autocast around all microbatches of an optimizer
+    step. Inside a compiled function the update is a part of the graph, and the states of all layers of the process are
+    inputs of the graph. Around a compiled function the update is not in the graph.
 
-    quire.autocast is independent of torch.autocast, which sets the dtype of activations. Its state is per thread and is
-    restored when an exception leaves. Inside a compiled function it must be constructed there (`with
-    quire.autocast(...)`) and is traced. Outside of it, there is one graph per distinct recipe. With activation
-    checkpointing use quire.checkpoint, or put checkpoint and backward inside the autocast: PyTorch's own checkpoint
-    recomputes under the recipe that is active at that time. (On a device it cannot recompute a function that is
-    compiled with fullgraph=True: torch._dynamo.exc.Unsupported.)
+    quire.autocast is independent of torch.autocast, which sets the dtype of activations. Its state is per thread. It is
+    restored if an exception is raised. Inside a compiled function, construct it there (`with quire.autocast(...)`).
+    Around a compiled function, there is one graph for each recipe.
+
+    With activation checkpointing use quire.checkpoint. PyTorch's own checkpoint recomputes under the recipe that is
+    active during backward. So with it, call backward inside the autocast. (On a device it cannot recompute a function
+    that is compiled with fullgraph=True: torch._dynamo.exc.Unsupported.)
 
     Raises TypeError if an argument has a wrong type.
     """

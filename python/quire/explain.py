@@ -52,7 +52,7 @@ class Step:
 
     operation: "quantize", "gemm", "matmul" (of unquantized matrices, by PyTorch), "dequantize", "column_sum", "norm",
         "activation" are the kernel tables; "torch" is a matmul that PyTorch computes outside of quire's operators;
-        "moe" is routing and permutation (docs/moe.md); "collective" is a collective of processes, of tensors of this
+        "moe" is routing and permutation (docs/moe.md); "collective" is a collective of ranks, of tensors of this
         one: tensors of uint8 are codes and their scales; "runner" is a call of a runner. For quire's own runners their
         steps follow (docs/runners.md).
     name: the matmul, "fprop", "dgrad", "wgrad" or "dbias", or in a runner's mixture "expert 3 w13"; the role of a

@@ -178,7 +178,7 @@ def activations() -> dict[str, tuple[int, list[str]]]:
 
 def operand_buffers(w: torch.Tensor, spec: str, columnwise: bool, parallel: str = "") -> list[torch.Tensor]:
     """The six buffers of an operand, as linear_prequantized() takes them: rowwise, and columnwise too if requested.
-    parallel: as for quire.distributed.sharded_operators.parallel_linear(); w is one process's part, and the buffers
+    parallel: as for quire.distributed.sharded_operators.parallel_linear(); w is one rank's shard, and the buffers
     have both directions."""
     if parallel:
         return torch.ops.quire.quantize_weight_part(w.detach(), spec, parallel)
@@ -249,7 +249,7 @@ def amax(
     not requested.
 
     quantize(x, spec, amax=amax(x, spec)) gives the same bytes as quantize(x, spec). Between the two calls, amaxes can
-    be reduced over processes that hold parts of one tensor. If each part is quantized with the largest amax, its bytes
+    be reduced over ranks that hold parts of one tensor. If each part is quantized with the largest amax, its bytes
     are the same as in the whole tensor. Raises RuntimeError for specs whose scales depend only on blocks (mxfp8, mxfp4,
     fp8_block).
     """

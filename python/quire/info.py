@@ -74,7 +74,7 @@ def _settings() -> Iterator[str]:
     for name, what in (("QUIRE_ISA", "the best instruction set"), ("QUIRE_KERNEL", "the first kernel that can")):
         yield f"{name}: {os.environ.get(name) or f'not set: {what} is used'}"
     checks = "compare" if check_ranks.enabled() else "do not compare"
-    yield f"{check_ranks.NAME}: {os.environ.get(check_ranks.NAME) or 'not set'}: processes {checks} their calls"
+    yield f"{check_ranks.NAME}: {os.environ.get(check_ranks.NAME) or 'not set'}: ranks {checks} their calls"
 
 
 def _isas() -> list[str]:

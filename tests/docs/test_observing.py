@@ -23,3 +23,51 @@ def test_the_python_of_the_page_runs_and_the_counts_are_those_of_the_step(page):
     assert type(model.up) is quire.Linear and type(model.pooler) is torch.nn.Linear
     counted = {f"{row.role} {row.product}" for row in scope["counts"]}
     assert counted == {"x fprop", "w fprop", "dy wgrad", "x wgrad"}
+    times_are_those_of_the_layers(scope["milliseconds"])
+
+
+def times_are_those_of_the_layers(milliseconds):
+    """Of layers of which one has sixteen times the work of the other, in both passes."""
+    model = torch.nn.Sequential(quire.Linear(256, 256), quire.Linear(256, 4096))
+    x = torch.randn(64, 256)
+
+    def step():
+        with quire.autocast(recipe="mxfp8"):
+            model(x).sum().backward()
+
+    step()
+    runs = [milliseconds(model, step) for _ in range(5)]
+    assert all(list(times) == ["0", "1"] for times in runs)
+    for i in range(2):
+        small, large = (min(times[name][i] for times in runs) for name in ("0", "1"))
+        assert 0 < small < large
+    assert "forward" not in vars(model[0])
+
+
+#: Operators that take no time worth a word.
+LOOKS = {"quire::delayed_collections", "quire::in_backward", "quire::canonical_spec"}
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_every_operator_that_a_profile_shows_is_explained(page):
+    torch.manual_seed(0)
+    dense, mixture = quire.LayerNormMLP(64, 64), quire.MoE(64, 64, num_experts=4, top_k=2)
+    layer, x = quire.Linear(64, 64), torch.randn(32, 64)
+
+    def run():
+        for recipe in ("mxfp8", "nvfp4", "fp8_delayed"):
+            for _ in range(2):
+                with quire.autocast(recipe=recipe):
+                    dense(layer(x)).sum().backward()
+        with quire.autocast(recipe="mxfp8"):
+            mixture(x).sum().backward()
+            layer(x, is_first_microbatch=True).sum().backward()
+        quire.quantize_weights(layer, "mxfp8")
+
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as found:
+        run()
+    rows = page("docs/observing.md").rows("Which layer is slow? Reading a profile")
+    explained = {name for cells in rows for name in re.findall(r"`(quire::\w+)`", cells[0])}
+    profiled = {event.name for event in found.events() if event.name.startswith("quire::")} - LOOKS
+    assert len(profiled) > 25
+    assert {name for name in profiled if re.sub("_(fwd|bwd|backward)$", "", name) not in explained} == set()

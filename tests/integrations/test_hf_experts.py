@@ -158,9 +158,9 @@ def test_experts_divided_over_processes_are_left_and_the_report_says_why():
     quire.convert(model, "mxfp8", **ALL)
     left = quire.conversion_report(model).left
     assert [(layer.names, layer.why_not) for layer in left] == [
-        (("model.layers.0.mlp.experts",), "its experts are divided over processes")
+        (("model.layers.0.mlp.experts",), "its experts are sharded over ranks")
     ]
-    with pytest.raises(NotImplementedError, match="divided over processes"):
+    with pytest.raises(NotImplementedError, match="sharded over ranks"):
         StackedExperts.adopt(experts_of(model)[0], None)
 
 

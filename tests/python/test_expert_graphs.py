@@ -145,9 +145,7 @@ def test_random_streams_are_those_of_one_process():
 
 
 def test_what_is_refused(group):
-    with pytest.raises(
-        ValueError, match="the number of experts, 5, must be a multiple of the 2 processes of 'quire:ep'"
-    ):
+    with pytest.raises(ValueError, match="the number of experts, 5, must be a multiple of the 2 ranks of 'quire:ep'"):
         quire.MoE(32, 32, 5, ep_group=group)
     with pytest.raises(ValueError, match="no process group is named 'nowhere'; pass the group, or name it"):
         quire.MoE(32, 32, 4, ep_group="nowhere")
@@ -184,9 +182,9 @@ def test_what_is_refused(group):
     ):
         parallelize_module(quire.MoE(32, 32, 4), mesh, ExpertParallel())
     parallelize_module(layer, mesh, ExpertParallel())
-    with pytest.raises(ValueError, match="its experts are divided over processes already"):
+    with pytest.raises(ValueError, match="its experts are sharded over ranks already"):
         parallelize_module(layer, mesh, ExpertParallel())
-    with pytest.raises(NotImplementedError, match=r"x is a DTensor with .* pass this process's tokens, x.to_local\(\)"):
+    with pytest.raises(NotImplementedError, match=r"x is a DTensor with .* pass this rank's tokens, x.to_local\(\)"):
         layer(distribute_tensor(torch.randn(4, 32), mesh, [Shard(0)]))
 
 

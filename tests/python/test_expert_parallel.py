@@ -180,7 +180,7 @@ def test_one_process_loads_stacks_of_experts_of_two(two, tmp_path):
 @pytest.mark.parametrize("way", ["eager", "compiled"])
 def test_every_process_raises_where_one_has_too_many_rows(two, way):
     for said in two.run(overflow, way):
-        assert "a process has more than ep_capacity=8 rows for one of the 2 processes of 'quire:ep" in said
+        assert "a rank has more than ep_capacity=8 rows for one of the 2 ranks of 'quire:ep" in said
         assert "ep_overflow='drop'" in said
 
 
@@ -195,7 +195,7 @@ def test_the_error_of_a_collective_names_the_mixture(new, where, act):
     (well, answer), _ = new.outcomes(other_rank, where, act)
     name, text, seconds = answer
     assert well and name == "DistBackendError" and seconds < SHORT + 3
-    assert "quire.MoE 'mixture', rank 0 of 2: all_to_all over the 2 processes of 'quire:ep' failed" in text
+    assert "quire.MoE 'mixture', rank 0 of 2: all_to_all over the 2 ranks of 'quire:ep' failed" in text
     assert "QUIRE_CHECK_RANKS=1" in text
 
 

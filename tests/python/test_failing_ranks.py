@@ -39,7 +39,7 @@ def test_the_error_of_a_forward_pass_names_layer_mode_rank_and_collective(
 ):
     name, text = of_rank_0(new, other_rank_in_forward, recipe, sequence, act)
     assert name == "DistBackendError"
-    assert f"quire.Linear {layer}, rank 0 of 2: {collective} over the 2 processes of 'quire:tp' failed" in text
+    assert f"quire.Linear {layer}, rank 0 of 2: {collective} over the 2 ranks of 'quire:tp' failed" in text
     assert "QUIRE_CHECK_RANKS=1" in text and "🏖" not in text
 
 
@@ -48,7 +48,7 @@ def test_the_error_of_a_backward_pass_names_them_too(new, sequence, act):
     name, text = of_rank_0(new, other_rank_in_backward, sequence, act)
     where = "'down', row" if sequence else "'up', column"  # the first that has a collective
     assert name == "DistBackendError", text
-    assert f"quire.Linear {where}, rank 0 of 2: all_reduce over the 2 processes of 'quire:tp' failed" in text
+    assert f"quire.Linear {where}, rank 0 of 2: all_reduce over the 2 ranks of 'quire:tp' failed" in text
 
 
 @pytest.mark.slow

@@ -156,7 +156,7 @@ def test_what_a_divided_layer_does_not_do_is_refused(group):
     column = Parallel("column", group)
     with pytest.raises(ValueError, match="Parallel: mode must be 'column' or 'row', got 'diagonal'"):
         Parallel("diagonal", group)
-    with pytest.raises(ValueError, match="out_features=255 must be a multiple of the 2 processes of 'quire:tp'"):
+    with pytest.raises(ValueError, match="out_features=255 must be a multiple of the 2 ranks of 'quire:tp'"):
         quire.Linear(IN, 255, parallel=column)
     with pytest.raises(ValueError, match="in_features=255 must be a multiple"):
         quire.Linear(255, OUT, parallel=Parallel("row", group))
@@ -170,10 +170,10 @@ def test_what_a_divided_layer_does_not_do_is_refused(group):
             layer(quire.quantize(x, "mxfp8"))
         with pytest.raises(NotImplementedError, match="results are not quantized"):
             layer(x, fp8_output=True)
-    plain = "a weight that is divided over processes must be a plain parameter.* keep codes with quire.quantize_weights"
+    plain = "a weight that is sharded over ranks must be a plain parameter.* keep codes with quire.quantize_weights"
     with quire.quantized_model_init(recipe="fp8_current"), pytest.raises(NotImplementedError, match=plain):
         quire.Linear(IN, OUT, parallel=column)
-    with pytest.raises(ValueError, match="its weight is divided over processes, and must stay a plain parameter"):
+    with pytest.raises(ValueError, match="its weight is sharded over ranks, and must stay a plain parameter"):
         quire.convert(torch.nn.Sequential(layer), "mxfp8", for_inference=True, tokens=None)
     assert type(layer.weight) is torch.nn.Parameter and layer.recipe is None
     layer.weight = torch.nn.Parameter(quire.quantize(layer.weight.detach(), "mxfp8"))
@@ -183,7 +183,7 @@ def test_what_a_divided_layer_does_not_do_is_refused(group):
         quire.Linear(IN, 256, parallel=column, parameters_split={"q": 255, "k": 1})
     with pytest.raises(ValueError, match="parallel.parts must make up out_features=256, got"):
         quire.Linear(IN, 256, parallel=column.of_parts(64, 64))
-    with pytest.raises(ValueError, match="parts are of the outputs, which mode 'row' does not divide"):
+    with pytest.raises(ValueError, match="parts are of the outputs, which mode 'row' does not shard"):
         Parallel("row", group, parts=(2, 2))
     with pytest.raises(ValueError, match=r"the outputs of this layer are the parts \(256, 256\), got parts=\(128,"):
         quire.LayerNormMLP(IN, 256, activation="swiglu", parallel=column.of_parts(128, 384))
@@ -193,18 +193,16 @@ def test_wrong_arguments_of_the_operator_are_refused(group):
     x, w, recipe = torch.randn(4, 32), torch.randn(32, 32), "x=nvfp4,w=nvfp4,dy=nvfp4:sr"
     call = torch.ops.quire.parallel_linear
     row = Parallel("row", group, sequence=True).text
-    with pytest.raises(RuntimeError, match="parallel must say how w is divided, got ''"):
+    with pytest.raises(RuntimeError, match="parallel must say how w is sharded, got ''"):
         call(x, w, None, "", torch.float32, "", [], [])
     for text in ("column", "column,group=,size=2", "row,group=a,size=0", "row,group=a,size=2x", "row,group=a,size=2,s"):
         with pytest.raises(RuntimeError, match=f"parallel must be .* got '{text}'"):
             call(x, w, None, "", torch.float32, text, [], [])
     with pytest.raises(RuntimeError, match=r"x is one token \[K\]; pass \[tokens, K\]"):
         call(x[0], w, None, "", torch.float32, row, [], [])
-    with pytest.raises(
-        RuntimeError, match="the first dimension of x must be a multiple of the 2 processes of 'quire:tp"
-    ):
+    with pytest.raises(RuntimeError, match="the first dimension of x must be a multiple of the 2 ranks of 'quire:tp"):
         call(x[:3], w, None, "", torch.float32, row, [], [])
-    with pytest.raises(RuntimeError, match="each process needs its own bits: part must be an int64"):
+    with pytest.raises(RuntimeError, match="each rank needs its own bits: part must be an int64"):
         call(x, w.requires_grad_(), None, recipe, torch.float32, row, [], [], sr_state=torch.tensor([1, 0]))
     given, scale, column = "x=fp8_tensor:given,w=fp8_row,dy=fp8_row", torch.ones(1), Parallel("column", group).text
     for recipe, scales, said in (
@@ -320,7 +318,7 @@ def test_the_weights_of_a_grouped_layer_are_divided_as_by_transformer_engine(mod
 
 
 def test_a_divided_grouped_layer_refuses_a_bias(group):
-    with pytest.raises(NotImplementedError, match="added once for each process; pass bias=False"):
+    with pytest.raises(NotImplementedError, match="added once for each rank; pass bias=False"):
         quire.GroupedLinear(3, IN, OUT, tp_group=group, parallel_mode="row")
 
 

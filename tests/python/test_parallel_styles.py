@@ -105,9 +105,9 @@ def fake_mesh():
 
 def test_what_cannot_be_divided_is_refused_and_stays_as_it_is(fake_mesh):
     for make, error, words in (
-        (lambda: quire.Linear(256, 255), ValueError, "multiple of the 2 processes"),
+        (lambda: quire.Linear(256, 255), ValueError, "multiple of the 2 ranks"),
         (lambda: quire.LayerNormMLP(256, 256, activation="swiglu"), NotImplementedError, "each half of fc1"),
-        (lambda: quire.GroupedLinear(2, 256, 256), NotImplementedError, "cannot be divided over processes"),
+        (lambda: quire.GroupedLinear(2, 256, 256), NotImplementedError, "cannot be sharded over ranks"),
         (lambda: torch.nn.LayerNorm(256), NotImplementedError, "only layers with a weight"),
     ):
         layer = make()

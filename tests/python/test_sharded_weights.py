@@ -305,7 +305,7 @@ def test_what_does_not_go_together_is_refused_in_words(two):
         "graph delayed": "use Float8CurrentScaling, or fully_shard with quire.distributed.gather_codes",
         "graph delayed call": "use Float8CurrentScaling, or fully_shard with quire.distributed.gather_codes",
         "graph microbatch": "leave is_first_microbatch out",
-        "graph kept": "outside of a forward pass this process has a part of it",
+        "graph kept": "outside of a forward pass this rank has a part of it",
         "graph x": "pass x.to_local()",
         "graph codes": "pass x.dequantize()",
         "graph features": "must end with the in_features of w, 256",

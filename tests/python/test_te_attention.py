@@ -360,8 +360,8 @@ WRONG = {
     "groups": (lambda: quire.DotProductAttention(4, 8, 3), ValueError, "num_gqa_groups must divide"),
     "attention_type": (lambda: module(attention_type="x"), ValueError, "attention_type must be one of"),
     "softmax_type": (lambda: module(softmax_type="x"), ValueError, "softmax_type must be one of"),
-    "context parallel": (lambda: module(cp_group=OtherSize()), NotImplementedError, "a sequence is not divided over"),
-    "group": (lambda: module().set_tensor_parallel_group(OtherSize()), ValueError, "made for 1 processes, got a group"),
+    "context parallel": (lambda: module(cp_group=OtherSize()), NotImplementedError, "a sequence is not sharded over"),
+    "group": (lambda: module().set_tensor_parallel_group(OtherSize()), ValueError, "made for 1 ranks, got a group"),
     "thd without padding": (
         lambda: module(qkv_format="thd")(*[t[0] for t in inputs()]),
         ValueError,

@@ -163,9 +163,7 @@ def test_a_divided_layer_of_several_parameters():
             assert state["model"]["q_bias"].shape == (32,)
             assert all(torch.equal(t, layer.get_parameter(name)) for name, t in layer.state_dict().items())
         torch.nn.utils.parametrizations.weight_norm(layer, "q_weight")
-        with pytest.raises(
-            NotImplementedError, match="'q_weight' is this process's part of a weight and is parametriz"
-        ):
+        with pytest.raises(NotImplementedError, match="'q_weight' is this rank's shard of a weight and is parametriz"):
             quire.TrainingState(layer).state_dict()
 
 
@@ -206,7 +204,7 @@ def test_processes_that_differ_are_told(two):
     for seeds, scales, layers in two.run(disagrees):
         assert "do not follow from one torch.manual_seed" in seeds
         assert "different states of delayed scaling" in scales and "reduce_amax=False" in scales
-        assert "the processes have different layers" in layers
+        assert "the ranks have different layers" in layers
 
 
 def test_the_random_state_of_layers_that_were_divided_later_is_that_of_one_process(two):

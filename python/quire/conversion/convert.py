@@ -213,7 +213,7 @@ def _why_too_small(layer: torch.nn.Module, min_features: int) -> str:
 
 
 def _why_not_divided(layer: torch.nn.Linear, plan: Plan) -> str:
-    """Why a layer whose weight is divided over processes is not converted; "" if it is, and for other layers."""
+    """Why a layer whose weight is sharded over ranks is not converted; "" if it is, and for other layers."""
     try:
         divided = applied_division(layer) is not None
     except ValueError as error:

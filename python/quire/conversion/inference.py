@@ -10,7 +10,7 @@ from quire.recipe import NVFP4BlockScaling, Recipe
 from quire.tensor import QuantizedStack, QuantizedTensor, QuantSpec
 from quire.tensor.order import reordered, same_codes
 
-DIVIDED = "its weight is divided over processes, and must stay a plain parameter"
+DIVIDED = "its weight is sharded over ranks, and must stay a plain parameter"
 IN_PARTS = "its weight consists of several parameters, and must be one: create the layer without parameters_split"
 
 

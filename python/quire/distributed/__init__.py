@@ -1,4 +1,4 @@
-"""Layers whose weights, experts or training states are divided over the processes of a torch.distributed group."""
+"""Layers whose weights, experts or training states are sharded over the ranks of a torch.distributed group."""
 
 from quire.distributed.data_rank import data_parallel_rank
 from quire.distributed.groups import name_group

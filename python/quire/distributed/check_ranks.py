@@ -1,4 +1,4 @@
-"""What every process of a group is about to do, compared before it begins. QUIRE_CHECK_RANKS=1 turns it on."""
+"""What every rank of a group is about to do, compared before it begins. QUIRE_CHECK_RANKS=1 turns it on."""
 
 import contextlib
 import itertools
@@ -60,7 +60,7 @@ def check_ranks(caller: str, what: str, group: "distributed.ProcessGroup", devic
         by_text = {text: [rank for rank, other in enumerate(said) if other == text] for text in said}
         listed = "; ".join(f"{_ranks(ranks)}: {text}" for text, ranks in by_text.items())
         raise RuntimeError(
-            f"{caller} ({NAME}=1): the processes of a group must make the same calls in the same order, with the same "
+            f"{caller} ({NAME}=1): the ranks of a group must make the same calls in the same order, with the same "
             "shapes, dtypes and recipes, and must draw the same weights: call torch.manual_seed with one seed in all "
             f"of them before the model is made; got {listed}"
         )

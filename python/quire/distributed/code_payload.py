@@ -1,4 +1,4 @@
-"""Codes of one process's rows of a matrix as bytes for an all-gather, and from the bytes of all processes the buffers
+"""Codes of one rank's rows of a matrix as bytes for an all-gather, and from the bytes of all ranks the buffers
 of the whole matrix."""
 
 import functools

@@ -1,4 +1,4 @@
-"""Which data a process has: processes of different data round with different random numbers."""
+"""Which data a rank has: ranks of different data round with different random numbers."""
 
 import contextlib
 import threading
@@ -17,17 +17,19 @@ _STATE = _State()
 
 @contextlib.contextmanager
 def data_parallel_rank(rank: int) -> Iterator[None]:
-    """Layers that are made, converted or reset within this context round stochastically as those of that data-parallel
-    rank. Layers of equal rank, made after the same torch.manual_seed, draw the same random numbers; layers of different
-    ranks draw different ones. Per thread. A layer remembers the rank, and goes on with it when it is reset later.
+    """Layers that are made, converted or reset within this context get this data-parallel rank, for stochastic
+    rounding. Layers with equal data-parallel rank, made after the same torch.manual_seed, draw the same random numbers.
+    Layers with different data-parallel ranks draw different ones. A layer keeps its data-parallel rank when it is reset
+    later. The context holds for this thread.
 
-    rank: which data this process computes on, such as mesh["dp"].get_local_rank(). Processes of a tensor-parallel group
-        compute on the same tokens, so pass the same number in all of them. Around a layer that is not divided and
-        computes on tokens that are (sequence parallelism), pass one that no other process passes, such as
-        torch.distributed.get_rank().
+    rank: a number that says on which data the layers compute, such as mesh["dp"].get_local_rank(). All ranks of a
+        tensor-parallel group compute on the same tokens, so they must pass the same number. If the tokens are sharded
+        and the layer is not (sequence parallelism), pass torch.distributed.get_rank().
 
-    Without it the number is the rank in torch.distributed's default group, and for a layer that is divided over a group
-    the rank of that group's first process. Raises TypeError or ValueError for what is no int of 0 or more.
+    Without this context, the data-parallel rank is the rank in torch.distributed's default group. For a layer that is
+    sharded over a group, it is the rank that the first member of the group has in the default group.
+
+    Raises TypeError or ValueError if rank is not an int of 0 or more.
     """
     check_type("data_parallel_rank", int, rank=rank)
     if rank < 0:

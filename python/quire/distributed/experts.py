@@ -1,4 +1,4 @@
-"""The experts of a mixture divided over the processes of a group, and the exchange of rows between them."""
+"""The experts of a mixture sharded over the ranks of a group, and the exchange of rows between them."""
 
 import contextlib
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ from quire.distributed.groups import name_of, named_group, the_group
 from quire.distributed.pieces import PiecesOfTensor
 from quire.moe.primitives import chunk_rows, expert_rows, limit_capacity, permute_rows, unpermute_rows
 
-#: What happens to a process's rows that exceed the capacity.
+#: What happens to a rank's rows that exceed the capacity.
 OVERFLOWS = ("raise", "drop")
 #: First of the names for groups that nobody has named.
 _NAME = "quire:ep"
@@ -21,9 +21,9 @@ _NAME = "quire:ep"
 
 @dataclass(frozen=True)
 class ExpertGroup:
-    """A group of processes that have equal parts of num_experts experts; the first process has the first ones.
+    """A group of ranks that have equal parts of num_experts experts; the first rank has the first ones.
 
-    name: of the group (quire.distributed.name_group). size: the number of processes.
+    name: of the group (quire.distributed.name_group). size: the number of ranks.
     """
 
     name: str
@@ -32,7 +32,7 @@ class ExpertGroup:
 
     @staticmethod
     def of(what: str, group: "distributed.ProcessGroup | str", num_experts: int) -> "ExpertGroup":
-        """Raises ValueError for a name that no group has, and if the processes cannot have equal parts."""
+        """Raises ValueError for a name that no group has, and if the ranks cannot have equal parts."""
         name = group if isinstance(group, str) else name_of(group, _NAME)
         known = named_group(name)
         if known is None:
@@ -42,7 +42,7 @@ class ExpertGroup:
             )
         if num_experts % known.size():
             raise ValueError(
-                f"{what}: the number of experts, {num_experts}, must be a multiple of the {known.size()} processes of "
+                f"{what}: the number of experts, {num_experts}, must be a multiple of the {known.size()} ranks of "
                 f"{name!r}; choose another number or another group"
             )
         if check_ranks.enabled():
@@ -55,40 +55,40 @@ class ExpertGroup:
         return self.num_experts // self.size
 
     def index(self) -> int:
-        """Which part this process has, 0 to size - 1. Raises RuntimeError if no group has the name now."""
+        """Which part this rank has, 0 to size - 1. Raises RuntimeError if no group has the name now."""
         return distributed.get_rank(the_group(self.name))
 
     def own(self) -> range:
-        """The experts of this process."""
+        """The experts of this rank."""
         return range(self.index() * self.each, (self.index() + 1) * self.each)
 
     def pieces(self, t: torch.Tensor) -> PiecesOfTensor:
-        """The tensor of all experts [num_experts, ...] of which t is this process's part. It shares t's memory."""
+        """The tensor of all experts [num_experts, ...] of which t is this rank's shard. It shares t's memory."""
         return PiecesOfTensor.of(t, 0, [(self.index() * self.each, 0, self.each)], self.num_experts)
 
     def first_rank(self) -> int:
-        """The rank, in the default group, of the process that has the first experts."""
+        """The rank in the default group of the rank that has the first experts."""
         return distributed.get_global_rank(the_group(self.name), 0)
 
     def broadcast(self, t: torch.Tensor, source: int = 0) -> None:
-        """Overwrites t, in every process of the group, by that of one process of it."""
+        """Overwrites t, in every rank of the group, by that of one of them."""
         if not t.is_meta:
             group = the_group(self.name)
             distributed.broadcast(t, distributed.get_global_rank(group, source), group=group)
 
     def check_ranks(self, caller: str, what: str, device: torch.device) -> None:
-        """check_ranks() of the group's processes."""
+        """check_ranks() of the group's ranks."""
         check_ranks.check_ranks(caller, f"experts over {self.name}, {what}", the_group(self.name), device)
 
 
 class Sender(NamedTuple):
-    """Sends rows between the processes of a group. caller: the layer, for errors of eager calls."""
+    """Sends rows between the ranks of a group. caller: the layer, for errors of eager calls."""
 
     group: ExpertGroup
     caller: str
 
     def start(self, rows: torch.Tensor, receive: list[int], send: list[int]) -> torch.Tensor:
-        """Begins to send the first send[0] rows to the first process, the next send[1] to the second, and so on.
+        """Begins to send the first send[0] rows to the first rank, the next send[1] to the second, and so on.
         finish() gives what comes from them: receive[0] rows from the first, and so on. Differentiable."""
         if torch.compiler.is_compiling() and _torch_differentiates():
             return torch.ops._c10d_functional.all_to_all_single(rows, receive, send, self.group.name)
@@ -119,9 +119,9 @@ class Sender(NamedTuple):
         except RuntimeError as error:
             text = str(error).partition("\n")[0].partition(". This is typically")[0]
             raise distributed.DistBackendError(
-                f"{self.caller}: all_to_all over the {self.group.size} processes of {self.group.name!r} failed: "
-                f"{text}. Another process ended or hangs, or its call has other shapes or another recipe; run all "
-                "processes with QUIRE_CHECK_RANKS=1 to see which"
+                f"{self.caller}: all_to_all over the {self.group.size} ranks of {self.group.name!r} failed: "
+                f"{text}. Another rank ended or hangs, or its call has other shapes or another recipe; run all "
+                "ranks with QUIRE_CHECK_RANKS=1 to see which"
             ) from error
 
 
@@ -199,8 +199,8 @@ class Trip(NamedTuple):
     """Where the rows of one call go.
 
     ids int32 [T, k]: as given, -1 for entries that were dropped. row_map int32 [T, k]: the row of each entry among
-    those that leave, -1 for none. send, receive: numbers of rows to and from each process. arrived int32 [received, 1]:
-    the place, sorted by expert, of each row that arrives. ends int64 [experts of this process]: where each expert's
+    those that leave, -1 for none. send, receive: numbers of rows to and from each rank. arrived int32 [received, 1]:
+    the place, sorted by expert, of each row that arrives. ends int64 [experts of this rank]: where each expert's
     rows end.
     """
 
@@ -212,7 +212,7 @@ class Trip(NamedTuple):
     ends: torch.Tensor
 
     def by_expert(self, rows: torch.Tensor) -> torch.Tensor:
-        """The rows that arrived, sorted by expert, those of each expert in the order of all processes' tokens."""
+        """The rows that arrived, sorted by expert, those of each expert in the order of all ranks' tokens."""
         return permute_rows(rows, self.arrived, sum(self.receive))
 
     def by_process(self, rows: torch.Tensor) -> torch.Tensor:
@@ -223,9 +223,9 @@ class Trip(NamedTuple):
 def plan(sender: Sender, ids: torch.Tensor, capacity: int | None, overflow: str) -> Trip:
     """ids int32 [T, k]: the experts of each token. Sends the numbers of rows.
 
-    capacity: the number of rows that a process sends to each process. Rows without an entry are 0, and no size depends
+    capacity: the number of rows that a rank sends to each rank. Rows without an entry are 0, and no size depends
         on values. None: the host reads the numbers of rows, and exactly these are sent.
-    overflow: of OVERFLOWS, what becomes of further entries, in the order of tokens: all processes raise RuntimeError,
+    overflow: of OVERFLOWS, what becomes of further entries, in the order of tokens: all ranks raise RuntimeError,
         or the entries are dropped.
     """
     group, over = sender.group, None
@@ -242,17 +242,17 @@ def plan(sender: Sender, ids: torch.Tensor, capacity: int | None, overflow: str)
         numbers = _read(torch.cat([leaving.sum(1), arriving.sum(1)]))
         send, receive = numbers[: group.size], numbers[group.size :]
         return Trip(ids, row_map, send, receive, *_sorted(arriving, arriving, sum(receive)))
-    if overflow == "raise":  # every process tells every other one whether it must
+    if overflow == "raise":  # every rank tells every other one whether it must
         arriving = sender.exchange(torch.cat([leaving, over.expand(group.size, 1)], 1), one_each, one_each)
         arriving, others_over = arriving.split([group.each, 1], 1)
         torch._assert_async(
             others_over.sum() == 0,
-            f"quire.MoE: a process has more than ep_capacity={capacity} rows for one of the {group.size} processes of "
+            f"quire.MoE: a rank has more than ep_capacity={capacity} rows for one of the {group.size} ranks of "
             f"{group.name!r}; choose a larger ep_capacity, or ep_overflow='drop'",
         )
     else:
         arriving = sender.exchange(leaving, one_each, one_each)
-    # The rows for each process begin at a multiple of the capacity.
+    # The rows for each rank begin at a multiple of the capacity.
     begin = torch.arange(0, group.size * capacity, capacity, dtype=torch.int32, device=ids.device)
     shift = begin - (leaving.sum(1).cumsum(0) - leaving.sum(1)).int()
     of_process = torch.div(ids, group.each, rounding_mode="floor").clamp(min=0).long()
@@ -273,7 +273,7 @@ def _read(numbers: torch.Tensor) -> list[int]:
 
 
 def _sorted(chunks: torch.Tensor, arriving: torch.Tensor, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """(arrived, ends) of a Trip. chunks [processes, chunks of each]: sizes, in the order in which rows arrive."""
+    """(arrived, ends) of a Trip. chunks [ranks, chunks of each]: sizes, in the order in which rows arrive."""
     order = torch.arange(chunks.numel(), device=chunks.device).view(chunks.shape).t().flatten()
     arrived = chunk_rows(chunks.flatten(), order, 1, rows)
     return arrived, arriving.sum(0).cumsum(0)

@@ -1,4 +1,4 @@
-"""What quire.explain says of collectives, and how it leaves a model whose parameters fully_shard divides."""
+"""What quire.explain says of collectives, and how it leaves a model whose parameters fully_shard shards."""
 
 import contextlib
 from collections.abc import Iterator, Sequence
@@ -8,7 +8,7 @@ import torch
 from torch import distributed
 
 #: Operators that start a collective, functional ones and those of process groups: its name, and which argument has the
-#: tensors that this process gives.
+#: tensors that this rank gives.
 _COLLECTIVES = {
     "_c10d_functional::all_gather_into_tensor": ("all_gather", 0),
     "_c10d_functional::all_gather_into_tensor_coalesced": ("all_gather", 0),
@@ -33,7 +33,7 @@ _CALLERS = ("quire::parallel_linear", "quire::parallel_grouped_linear")
 
 def described(operator: torch._ops.OpOverload, args: Sequence[Any]) -> tuple[str, object] | None:
     """Of an operator that starts a collective: the collective with its options and its group, as "{} over 'tp'", and
-    the tensors that this process gives. None for any other operator."""
+    the tensors that this rank gives. None for any other operator."""
     found = _COLLECTIVES.get(operator._schema.name)
     if found is None:
         return None

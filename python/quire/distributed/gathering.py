@@ -80,13 +80,13 @@ class Found(NamedTuple):
         return None
 
     def expect(self, size: int) -> None:
-        """That each process gives so many bytes, where it may have given others before."""
+        """That each rank gives so many bytes, where it may have given others before."""
         outputs = self.parameter.all_gather_outputs
         if outputs and outputs[0].numel() != size * self.group.mesh_info.shard_mesh_size:
             self.parameter.all_gather_outputs = []
 
     def siblings(self) -> Iterator[tuple[torch.nn.Module, str, torch.Tensor]]:
-        """Layer, name and this process's part of each parameter that is gathered with this one."""
+        """Layer, name and this rank's shard of each parameter that is gathered with this one."""
         for parameter in self.group.fsdp_params:
             info = parameter._module_info
             yield info.module, info.param_name, parameter._sharded_local_tensor
@@ -106,7 +106,7 @@ def _find(model: torch.nn.Module | None, layer: torch.nn.Module, name: str) -> F
 def reduced_amaxes(
     values: list[torch.Tensor], specs: list[str], group: "distributed.ProcessGroup | None"
 ) -> list[Amaxes]:
-    """quire.amax() of whole tensors, of which each process of the group has some of the rows; in one collective."""
+    """quire.amax() of whole tensors, of which each rank of the group has some of the rows; in one collective."""
     own = [amax(value, spec, True, True) for value, spec in zip(values, specs, strict=True)]
     # Of fp8_row and row_scaled, a row's amax is its own.
     shared = [(i, d) for i, both in enumerate(own) for d in (0, 1) if d == 1 or both[d].numel() == 1]

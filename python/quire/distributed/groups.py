@@ -11,14 +11,16 @@ _TENSOR_PARALLEL = "quire:tp"
 
 
 def name_group(group: "distributed.ProcessGroup", name: str) -> str:
-    """Registers a process group under a name, and returns the name. Operators of quire find the group by it.
+    """Registers a process group under a name, and returns the name. quire's operators find the group by its name.
 
-    PyTorch's own names of groups differ between ranks. Choose a name by the role of the group, such as "tp", and the
-    same one on every rank: then graphs, caches of compiled code and exported programs are the same on every rank. An
-    exported program runs wherever a group has that name. Calling it again with the same group changes nothing. Names
-    are forgotten with torch.distributed.destroy_process_group().
+    The names that PyTorch gives to groups differ between ranks. Use one name for the role of a group, such as "tp", on
+    every rank. Graphs, caches of compiled code and exported programs are then the same on every rank. An exported
+    program runs on every rank that has a group with this name.
 
-    Raises ValueError if another group has the name, or for a name with a comma.
+    A second call with the same group and name changes nothing. torch.distributed.destroy_process_group() removes all
+    names.
+
+    Raises ValueError if another group has the name, and for a name with a comma.
     """
     check_type("name_group", str, name=name)
     _check_group("name_group", group)

@@ -1,4 +1,4 @@
-"""The parameter that fully_shard divides where codes of weights are gathered, not weights."""
+"""The parameter that fully_shard shards where codes of weights are gathered, not weights."""
 
 import functools
 import warnings
@@ -52,7 +52,7 @@ class Options(NamedTuple):
 
 
 class Gathered(NamedTuple):
-    """What fsdp_pre_all_gather() says to fsdp_post_all_gather(). shared: buffers that no process sends, because all
+    """What fsdp_pre_all_gather() says to fsdp_post_all_gather(). shared: buffers that no rank sends, because all
     have them."""
 
     layer: torch.nn.Module
@@ -121,8 +121,8 @@ class MasterShard(torch.Tensor):
 
     def _part(self, zeros: torch.Tensor) -> torch.Tensor:
         """Memory for some of the rows, which fully_shard asks for: a plain tensor where codes of the parts are not
-        those of the whole. All processes ask for the same size."""
-        if zeros.shape == self.shape and len(zeros) > 1:  # one row may be the part of one of many processes
+        those of the whole. All ranks ask for the same size."""
+        if zeros.shape == self.shape and len(zeros) > 1:  # one row may be the part of one of many ranks
             return MasterShard(zeros, self.options)
         if zeros.dim() != 2 or self.dim() != 2 or zeros.shape[1] != self.shape[1]:
             return zeros
@@ -131,7 +131,7 @@ class MasterShard(torch.Tensor):
         if not reason and rows > 0 and whole % rows == 0 and whole > 1:
             return MasterShard(zeros, self.options)
         warnings.warn(
-            f"gather_codes: {self._named()} {list(self.shape)} is divided into parts of {rows} rows, and "
+            f"gather_codes: {self._named()} {list(self.shape)} is sharded into parts of {rows} rows, and "
             f"{reason or 'codes need equal parts'}; its values are gathered instead, in their own dtype or that of the "
             "MixedPrecisionPolicy, and quantized afterwards",
             stacklevel=2,
@@ -143,7 +143,7 @@ class MasterShard(torch.Tensor):
     def fsdp_pre_all_gather(
         self, mesh: "DeviceMesh", outer_size: torch.Size, outer_stride: Any, module: torch.nn.Module, mp_policy: Any
     ) -> tuple[tuple[torch.Tensor], Gathered]:
-        """This process's bytes for the gather."""
+        """This rank's bytes for the gather."""
         name = self.options.name
         self._check(mesh, outer_size)
         found = module.gathering.find(module, name)
@@ -187,11 +187,11 @@ class MasterShard(torch.Tensor):
         return f"{self.options.layer}.{self.options.name}"
 
     def _check(self, mesh: "DeviceMesh", outer_size: torch.Size) -> None:
-        """Raises RuntimeError, on all processes alike."""
+        """Raises RuntimeError, on all ranks alike."""
         if self.shape[0] * mesh.size() != outer_size[0]:
             raise RuntimeError(
-                f"gather_codes: {self._named()} {list(outer_size)} is not divided into equal parts by "
-                f"{mesh.size()} processes; leave its layer out of gather_codes, or use another number of processes"
+                f"gather_codes: {self._named()} {list(outer_size)} is not sharded into equal parts by "
+                f"{mesh.size()} ranks; leave its layer out of gather_codes, or use another number of ranks"
             )
 
     def _wanted(self, found: Found | None) -> Directions:
@@ -203,7 +203,7 @@ class MasterShard(torch.Tensor):
     def _quantized(
         self, sent: Directions, mesh: "DeviceMesh", layer: torch.nn.Module, found: Found | None, mp_policy: Any
     ) -> QuantizedTensor:
-        """This process's rows, with the bytes that they have in the whole weight."""
+        """This rank's rows, with the bytes that they have in the whole weight."""
         values, spec = self.to_quantize(mp_policy), self.options.spec
         amaxes = self._amaxes(mesh, layer, found, mp_policy) if self.has_amaxes() else None
         if self.options.delayed is None:

@@ -1,4 +1,4 @@
-"""Divided layers that compute what one process computes, to find out whether a difference comes from the division."""
+"""Sharded layers that compute what one process computes, to find out whether a difference comes from the division."""
 
 import contextlib
 import threading
@@ -12,7 +12,7 @@ from quire.distributed.parallel import Parallel
 
 
 class _Division(NamedTuple):
-    """How a tensor is divided along dim. pieces: sizes of this process's pieces, each a part of one of the whole's."""
+    """How a tensor is sharded along dim. pieces: sizes of this rank's pieces, each a part of one of the whole's."""
 
     parallel: Parallel
     dim: int
@@ -28,12 +28,14 @@ _STATE = _State()
 
 @contextlib.contextmanager
 def exact() -> Iterator[None]:
-    """Within this context, forward passes of divided layers, and their backward passes, give the bits of one process.
+    """A sharded layer that is called within this context gives the bits of one process, in forward and in backward.
 
-    Every process gathers the tensors whose division makes sums over processes, computes as one process does, and keeps
-    its part of the results. This is slow and takes the memory of one process. Use it in tests, and to find out whether
-    a difference comes from the division. It holds for calls of this thread. If a forward pass is recomputed in backward
-    (torch.utils.checkpoint), call backward within the context too.
+    Without it, some results are sums over ranks, whose last bits differ. Within it, every rank gathers the whole
+    tensors, computes as one process does, and keeps its shard of the results. This is slow and takes as much memory as
+    one process. Use it in tests, and to find out whether a difference comes from the sharding.
+
+    The context holds for calls of this thread. If backward runs the forward pass again (torch.utils.checkpoint), call
+    backward within the context too.
 
     A layer with fuse_wgrad_accumulation or delay_wgrad_compute raises NotImplementedError. Kept codes of weights are
     not used.
@@ -52,7 +54,7 @@ def enabled() -> bool:
 
 @dataclass(frozen=True)
 class Whole:
-    """Makes whole tensors of the parts that processes have, and parts of whole ones, along one division.
+    """Makes whole tensors of the parts that ranks have, and parts of whole ones, along one division.
 
     parallel: that division. place: its place(), on the device of the tensors.
     """
@@ -73,18 +75,18 @@ class Whole:
         return self.tokens(x)
 
     def y(self, y: torch.Tensor) -> torch.Tensor:
-        """This process's part of y."""
+        """This rank's shard of y."""
         if self.parallel.mode == "row":
             return self.own_tokens(y)
         wholes = self.parallel.parts or (y.shape[-1],)
         return self._own(y, -1, tuple(size // self.parallel.size for size in wholes))
 
     def tokens(self, x: torch.Tensor) -> torch.Tensor:
-        """x of all processes, where each has some tokens."""
+        """x of all ranks, where each has some tokens."""
         return self._whole(x, 0) if self.parallel.sequence else x
 
     def own_tokens(self, y: torch.Tensor) -> torch.Tensor:
-        """The tokens of y that this process has."""
+        """The tokens of y that this rank has."""
         return self._own(y, 0, (y.shape[0] // self.parallel.size,)) if self.parallel.sequence else y
 
     def _pieces(self, t: torch.Tensor, dim: int) -> tuple[int, ...]:

@@ -1,4 +1,4 @@
-"""How the weight of a layer is divided over the processes of a group."""
+"""How the weight of a layer is sharded over the ranks of a group."""
 
 import dataclasses
 import itertools
@@ -18,36 +18,37 @@ MODES = ("column", "row")
 
 @dataclass(frozen=True)
 class Parallel:
-    """How the weight [out_features, in_features] of a layer is divided over the processes of a group.
+    """How the weight [out_features, in_features] of a layer is sharded over the ranks of a group.
 
-    mode: "column", each process has a part of the outputs: weight [out_features / size, in_features], bias
-        [out_features / size], y [*, out_features / size]. The gradient of x is summed over the group. "row", each
-        process has a part of the inputs: weight [out_features, in_features / size], bias [out_features] on every
-        process, x [*, in_features / size]. y is summed over the group; then bias is added.
-    group: the name of a process group (quire.distributed.name_group), or the group itself, which is then named
-        quire:tp, or with several groups quire:tp1, ..., in the order in which they are first used. That order must be
-        the same on all ranks. None: the layer is made for `size` processes and cannot be called until
-        set_tensor_parallel_group() gives it a group.
-    sequence: outside of the layer every process has a part of the tokens, those along the first dimension: x of a
-        "column" layer, y of a "row" layer. Codes of x and of the gradient of y are gathered; y and the gradient of x
-        are reduced and scattered. All processes must have the same number of tokens.
-    size: the number of processes. It follows from the group.
-    parts: sizes of parts of out_features, of which each is divided by itself, for "column": (1024, 256, 256) for q, k
-        and v in one weight. Each must be a multiple of size. () is one part.
-    reduce: how processes add up y of a "row" layer and the gradient of x of a "column" layer. "": by the collective, in
-        the dtype of the result. "float32": float32 results of processes are added in the order of ranks and rounded
-        once, so that every backend gives the same bits. A spec such as "mxfp8": the same, but processes send codes of
-        their results. In high precision, results of processes have the dtype of x before they are added.
-    reduce_gradients: where tokens are divided, gradients of parameters that every process has whole (of a norm, of the
-        bias of a "row" layer) are summed over the group. False: each process gets those of its own tokens, for a
-        framework that sums them itself, as Megatron does.
-    overlap: "ring", with sequence=True: tokens are gathered, and sums over processes are scattered, in as many pieces
-        as there are processes, so that one piece travels while another one is multiplied (docs/distributed.md). None:
-        each of them is one collective.
+    mode: "column" shards the outputs. A rank has weight [out_features / size, in_features], bias [out_features / size]
+        and y [*, out_features / size]. The gradient of x is summed over the group. "row" shards the inputs. A rank has
+        weight [out_features, in_features / size], x [*, in_features / size] and the whole bias [out_features]. y is
+        summed over the group; then bias is added.
+    group: a process group or its name (quire.distributed.name_group). A group without a name gets one: quire:tp, and
+        quire:tp1, ... for further groups, in the order in which they are first used. This order must be the same on all
+        ranks. None: the layer is made for `size` ranks, and set_tensor_parallel_group() must give it a group before it
+        is called.
+    sequence: True shards the tokens outside of the layer along the first dimension: those of x of a "column" layer, and
+        those of y of a "row" layer. The layer gathers codes of x and of the gradient of y. It reduces and scatters y
+        and the gradient of x. All ranks must have the same number of tokens.
+    size: the number of ranks. With a group it follows from the group.
+    parts: for "column", if the weight consists of several matrices: the outputs of each, such as (1024, 256, 256) for
+        q, k and v. Each matrix is sharded by itself. Each number must be a multiple of size.
+    reduce: how y of a "row" layer and the gradient of x of a "column" layer are summed over ranks. "": by the
+        collective, in the dtype of the result. "float32": in float32, in the order of ranks, rounded once, so that
+        every backend gives the same bits. A spec such as "mxfp8": the same, but ranks send codes of their results.
+        Without a recipe, the results of ranks have the dtype of x before they are added.
+    reduce_gradients: with sequence=True, whether the layer sums the gradients of its whole parameters (a norm, the bias
+        of a "row" layer) over the group. False is for frameworks that sum them, such as Megatron. Each rank then has
+        the gradients of its own tokens.
+    overlap: with sequence=True, "ring" cuts each exchange into as many pieces as there are ranks. One piece travels
+        while another one is multiplied (docs/distributed.md). None: each exchange is one collective.
 
-    A quantized operand has the same codes and scales as in one process: amaxes are reduced over the group, and
-    stochastic rounding draws the bits of the whole tensor. Raises ValueError for another mode, an unknown name, a
-    reduce that is no spec, or overlap="ring" without sequence=True.
+    A quantized operand has the same codes and scales as in one process: amaxes are reduced over the group, and each
+    element uses the random bits of its place in the whole tensor.
+
+    Raises ValueError for another mode, for an unknown name, for a reduce that is not a spec, and for overlap="ring"
+    without sequence=True.
     """
 
     mode: str
@@ -68,12 +69,12 @@ class Parallel:
         if self.mode not in MODES:
             raise ValueError(f"Parallel: mode must be 'column' or 'row', got {self.mode!r}")
         if self.parts and self.mode == "row":
-            raise ValueError(f"Parallel: parts are of the outputs, which mode 'row' does not divide; got {self.parts}")
+            raise ValueError(f"Parallel: parts are of the outputs, which mode 'row' does not shard; got {self.parts}")
         _check_overlap(self.overlap, self.sequence)
         name = (self.group or "") if isinstance(self.group, str | None) else name_of(self.group)
         group = named_group(name) if name else None
         if not name and self.size < 1:
-            raise ValueError("Parallel: there is no group; pass one, or the number of its processes as size=")
+            raise ValueError("Parallel: there is no group; pass one, or the number of its ranks as size=")
         if group is None and not self.size:
             raise ValueError(
                 f"Parallel: no process group is named {name!r}; pass the group, or name it with "
@@ -81,7 +82,7 @@ class Parallel:
             )
         size = self.size or group.size()
         if group is not None and size != group.size():
-            raise ValueError(f"Parallel: the group {name!r} has {group.size()} processes, got size={size}")
+            raise ValueError(f"Parallel: the group {name!r} has {group.size()} ranks, got size={size}")
         text = f"{self.mode},group={name},size={size}"
         options = (f",reduce={self.reduce}" if self.reduce else "") + ",own_gradients" * (not self.reduce_gradients)
         self._set(group=name, size=size, parts=tuple(self.parts), text=text + options)
@@ -104,30 +105,30 @@ class Parallel:
             object.__setattr__(self, name, value)
 
     def for_tokens(self, sequence: bool | None) -> "Parallel":
-        """The same division, with tokens divided outside of the layer or not. None: as it is."""
+        """The same division, with tokens sharded outside of the layer or not. None: as it is."""
         return self if sequence is None or sequence is self.sequence else self._other
 
     def index(self) -> int:
-        """Which part this process has, 0 to size - 1; 0 before there is a group. Raises RuntimeError if no group has
+        """Which part this rank has, 0 to size - 1; 0 before there is a group. Raises RuntimeError if no group has
         the name now."""
         return distributed.get_rank(self._group()) if self.group else 0
 
     def of_group(self, group: "distributed.ProcessGroup") -> "Parallel":
-        """The same over a group. Raises ValueError if that has another number of processes."""
+        """The same over a group. Raises ValueError if that has another number of ranks."""
         return dataclasses.replace(self, group=group)
 
     def first_rank(self) -> int:
-        """The rank, in the default group, of the process that has part 0."""
+        """The rank in the default group of the rank that has part 0."""
         return distributed.get_global_rank(self._group(), 0)
 
     def part_of(self, t: torch.Tensor, bias: bool = False) -> torch.Tensor:
-        """The part of a whole weight [out_features, in_features], or of a bias, that this process has."""
+        """The part of a whole weight [out_features, in_features], or of a bias, that this rank has."""
         if self.mode == "row":
             return t if bias else t.chunk(self.size, 1)[self.index()]
         return torch.cat([part.chunk(self.size)[self.index()] for part in t.split(self.parts or len(t))])
 
     def pieces(self, t: torch.Tensor) -> PiecesOfTensor:
-        """The whole tensor of which t, a weight, a stack of weights or a divided bias, is this process's part, or a
+        """The whole tensor of which t, a weight, a stack of weights or a sharded bias, is this rank's shard, or a
         DTensor of that part. It shares t's memory."""
         self.check_group()  # without one the place is not known
         along = max(0, t.dim() - 2) if self.mode == "column" else t.dim() - 1
@@ -150,7 +151,7 @@ class Parallel:
         return dataclasses.replace(self, parts=())
 
     def then(self) -> "Parallel":
-        """How the layer behind a "column" layer is divided, which takes that one's outputs."""
+        """How the layer behind a "column" layer is sharded, which takes that one's outputs."""
         return dataclasses.replace(self, mode="row", parts=())
 
     def sizes(self, what: str, in_features: int, out_features: int) -> tuple[int, int]:
@@ -163,24 +164,24 @@ class Parallel:
         if any(size % self.size for size in self.parts):
             raise ValueError(
                 f"{what}: each of the parts {self.parts} of the outputs must be a multiple of the {self.size} "
-                f"processes of {self.group!r}; choose other sizes or another group"
+                f"ranks of {self.group!r}; choose other sizes or another group"
             )
         if whole % self.size:
             raise ValueError(
-                f"{what}: {name}={whole} must be a multiple of the {self.size} processes of {self.group!r}; choose "
+                f"{what}: {name}={whole} must be a multiple of the {self.size} ranks of {self.group!r}; choose "
                 "another size or another group"
             )
         part = whole // self.size
         return (in_features, part) if self.mode == "column" else (part, out_features)
 
     def place(self) -> torch.Tensor:
-        """int64 {index, size, cuts}: which part of a gradient this process rounds stochastically (numerics.md 0.11).
-        cuts: where all but the last of this process's pieces of `parts` end."""
+        """int64 {index, size, cuts}: which part of a gradient this rank rounds stochastically (numerics.md 0.11).
+        cuts: where all but the last of this rank's pieces of `parts` end."""
         cuts = itertools.accumulate(part // self.size for part in self.parts[:-1])
         return torch.tensor([self.index(), self.size, *cuts], device="cpu")
 
     def share_first(self, state: torch.Tensor) -> None:
-        """Overwrites a tensor, of every process of the group, by that of the process with part 0."""
+        """Overwrites a tensor, of every rank of the group, by that of the rank with part 0."""
         distributed.broadcast(state, self.first_rank(), group=self._group())
 
     def caller(self, layer: str) -> str:
@@ -188,7 +189,7 @@ class Parallel:
         return f"{layer}, {self.mode}, rank {self.index()} of {self.size}"
 
     def check_ranks(self, caller: str, what: str, device: torch.device) -> None:
-        """check_ranks() of the group's processes."""
+        """check_ranks() of the group's ranks."""
         check_ranks.check_ranks(caller, f"{self.text}, {what}", self._group(), device)
 
     def reduced(self, amax: torch.Tensor) -> torch.Tensor:
@@ -203,7 +204,7 @@ class Parallel:
     def _group(self) -> "distributed.ProcessGroup":
         if not self.group:
             raise RuntimeError(
-                f"quire: a layer was made for {self.size} processes without their group; call "
+                f"quire: a layer was made for {self.size} ranks without their group; call "
                 "set_tensor_parallel_group(group) on it in all of them"
             )
         return the_group(self.group)
@@ -214,20 +215,20 @@ def _check_overlap(overlap: str | None, sequence: bool) -> None:
         raise ValueError(f"Parallel: overlap must be None or 'ring', got {overlap!r}")
     if overlap is not None and not sequence:
         raise ValueError(
-            "Parallel: overlap='ring' exchanges tokens in pieces, and goes with sequence=True, where each process has "
-            "some of them; leave overlap out, or divide the tokens"
+            "Parallel: overlap='ring' exchanges tokens in pieces, and goes with sequence=True, where each rank has "
+            "some of them; leave overlap out, or shard the tokens"
         )
 
 
 def divided_dims(mode: str) -> dict[str, int | None]:
-    """Parameter of a Linear -> the dimension along which it is divided; None: not at all."""
+    """Parameter of a Linear -> the dimension along which it is sharded; None: not at all."""
     return {"weight": 0, "bias": 0} if mode == "column" else {"weight": 1, "bias": None}
 
 
 def refuse_quantized(what: str, how: str) -> None:
-    """Raises NotImplementedError for a weight that is stored quantized. how: how it is divided."""
+    """Raises NotImplementedError for a weight that is stored quantized. how: how it is sharded."""
     raise NotImplementedError(
-        f"{what}, {how}: a weight that is divided over processes must be a plain parameter, because its scales may "
+        f"{what}, {how}: a weight that is sharded over ranks must be a plain parameter, because its scales may "
         "follow from all parts; make the layer outside of quire.quantized_model_init, or keep codes with "
         "quire.quantize_weights"
     )

@@ -1,5 +1,5 @@
-"""Tensors of which each process of a group has pieces as a plain tensor (Parallel), and torch.distributed.checkpoint,
-which takes a plain tensor for one that all processes have whole."""
+"""Tensors of which each rank of a group has pieces as a plain tensor (Parallel), and torch.distributed.checkpoint,
+which takes a plain tensor for one that all ranks have whole."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class Piece(NamedTuple):
-    """A block of a tensor: where it begins in the whole one and in this process's part, and its sizes."""
+    """A block of a tensor: where it begins in the whole one and in this rank's shard, and its sizes."""
 
     first: tuple[int, ...]
     own: tuple[int, ...]
@@ -22,7 +22,7 @@ class Piece(NamedTuple):
 
 
 class PlainPart(torch.Tensor):
-    """What a state_dict has of a parameter that is this process's part. It is a plain tensor in everything, and
+    """What a state_dict has of a parameter that is this rank's shard. It is a plain tensor in everything, and
     torch.distributed.checkpoint, which would save or load it as the whole, gets an error."""
 
     __torch_function__ = torch._C._disabled_torch_function_impl
@@ -39,23 +39,23 @@ class PlainPart(torch.Tensor):
 
     def __create_write_items__(self, fqn: str, _: object) -> list[WriteItem]:
         raise RuntimeError(
-            f"quire: {fqn}, {list(self.shape)}, is this process's part of a weight, which torch.distributed.checkpoint "
-            "would take for the whole; save and load quire.TrainingState(model, optimizer), or divide the layer by "
+            f"quire: {fqn}, {list(self.shape)}, is this rank's shard of a weight, which torch.distributed.checkpoint "
+            "would take for the whole; save and load quire.TrainingState(model, optimizer), or shard the layer by "
             "parallelize_module instead of parallel="
         )
 
     def __create_chunk_list__(self) -> list[ChunkStorageMetadata]:
         raise RuntimeError(
-            "quire: an entry is this process's part of a weight, which torch.distributed.checkpoint would take for the "
+            "quire: an entry is this rank's shard of a weight, which torch.distributed.checkpoint would take for the "
             "whole; save and load quire.TrainingState(model, optimizer)"
         )
 
 
 class PiecesOfTensor(torch.Tensor):
-    """A tensor of which this process has pieces, with the shape of the whole: torch.distributed.checkpoint saves and
-    loads each piece at its place. It computes nothing, and is pickled as this process's part.
+    """A tensor of which this rank has pieces, with the shape of the whole: torch.distributed.checkpoint saves and
+    loads each piece at its place. It computes nothing, and is pickled as this rank's shard.
 
-    given: this process's part, or a DTensor of which it has a shard. part: what it has of that, a plain tensor.
+    given: this rank's shard, or a DTensor of which it has a shard. part: what it has of that, a plain tensor.
     """
 
     given: torch.Tensor
@@ -72,7 +72,7 @@ class PiecesOfTensor(torch.Tensor):
 
     @classmethod
     def of(cls, t: torch.Tensor, along: int, places: Sequence[tuple[int, int, int]], size: int) -> PiecesOfTensor:
-        """It shares t's memory. t: this process's part, or a DTensor of it. along: the dimension that is divided, of
+        """It shares t's memory. t: this rank's shard, or a DTensor of it. along: the dimension that is sharded, of
         `size` in the whole tensor. places: (in the whole tensor, in t, size) of pieces along it."""
         shape = (*t.shape[:along], size, *t.shape[along + 1 :])
         if type(t) in (torch.Tensor, torch.nn.Parameter):

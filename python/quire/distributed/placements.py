@@ -1,4 +1,4 @@
-"""Tensors that torch.distributed.tensor divides over processes (DTensor): this process's part of them, and calls of
+"""Tensors that torch.distributed.tensor shards over ranks (DTensor): this rank's shard of them, and calls of
 layers whose x is one."""
 
 from collections.abc import Iterable
@@ -19,7 +19,7 @@ _PLAIN = (torch.Tensor, torch.nn.Parameter, type(None))
 
 
 def is_dtensor(t: object) -> bool:
-    """Whether processes of a mesh have parts of t."""
+    """Whether ranks of a mesh have parts of t."""
     return type(t) not in _PLAIN and distributed.is_available() and isinstance(t, DTensor)
 
 
@@ -29,33 +29,33 @@ def parameters_of_others(model: torch.nn.Module) -> set[torch.nn.Parameter | Non
 
 
 def local(t: torch.Tensor | None, gradients: "Placements | None" = None) -> torch.Tensor | None:
-    """This process's part of a DTensor; another tensor itself. gradients: placements of the part's gradient, if not
+    """This rank's shard of a DTensor; another tensor itself. gradients: placements of the part's gradient, if not
     those of t."""
     return t.to_local(grad_placements=gradients) if is_dtensor(t) else t
 
 
 def placed_like(t: torch.Tensor, part: torch.Tensor) -> torch.Tensor:
-    """A tensor of t's kind, sizes and placements, of which this process has that part."""
+    """A tensor of t's kind, sizes and placements, of which this rank has that part."""
     if not is_dtensor(t):
         return part
     return DTensor.from_local(part, t.device_mesh, t.placements, run_check=False, shape=t.shape, stride=t.stride())
 
 
 def part_for(t: torch.Tensor, whole: torch.Tensor) -> torch.Tensor:
-    """Of a whole tensor that every process has, a DTensor with t's placements. Nothing is sent."""
+    """Of a whole tensor that every rank has, a DTensor with t's placements. Nothing is sent."""
     return distributed.tensor.distribute_tensor(whole, t.device_mesh, t.placements, src_data_rank=None)
 
 
 def divided_over(weight: torch.Tensor, what: str) -> Parallel | None:
-    """How a weight [out_features, in_features] is divided, by its placement on the last dimension of its mesh. None for
-    a tensor that is no DTensor, or one that all processes have whole. Raises ValueError for other placements, and if
+    """How a weight [out_features, in_features] is sharded, by its placement on the last dimension of its mesh. None for
+    a tensor that is no DTensor, or one that all ranks have whole. Raises ValueError for other placements, and if
     parts are not equal."""
     if not is_dtensor(weight) or weight.placements[-1].is_replicate():
         return None
     placement, mesh = weight.placements[-1], weight.device_mesh
     if type(placement) is not Shard or weight.dim() != 2:
         raise ValueError(
-            f"{what}: a weight is divided over processes as Shard(0), by outputs, or as Shard(1), by inputs; got "
+            f"{what}: a weight is sharded over ranks as Shard(0), by outputs, or as Shard(1), by inputs; got "
             f"{weight.placements} for a weight {list(weight.shape)}"
         )
     parallel = Parallel("column" if placement.dim == 0 else "row", mesh.get_group(mesh.ndim - 1))
@@ -64,11 +64,11 @@ def divided_over(weight: torch.Tensor, what: str) -> Parallel | None:
 
 
 class Layout(NamedTuple):
-    """How tensors of one call are divided over the processes of a mesh.
+    """How tensors of one call are sharded over the ranks of a mesh.
 
-    x, y: placements of the input that the layer computes from, and of the result. sequence: whether tokens are divided
+    x, y: placements of the input that the layer computes from, and of the result. sequence: whether tokens are sharded
     along the first dimension (Parallel); None: as the layer says. gradients: placements of the gradients of parameters
-    that all processes have whole, if not those of the parameters.
+    that all ranks have whole, if not those of the parameters.
     """
 
     mesh: "DeviceMesh"
@@ -78,17 +78,17 @@ class Layout(NamedTuple):
     gradients: "Placements | None" = None
 
     def take(self, x: "DTensor") -> torch.Tensor:
-        """This process's part of x. Sends what it needs of others, in x's dtype."""
+        """This rank's shard of x. Sends what it needs of others, in x's dtype."""
         if x.placements != self.x:
             x = x.redistribute(placements=self.x)
         return x.to_local()
 
     def give(self, y: torch.Tensor, given: "DTensor") -> "DTensor":
-        """The result of which this process computed the part y. given: the call's x."""
+        """The result of which this rank computed the part y. given: the call's x."""
         return self._whole(y, self.y, given)
 
     def give_normed(self, normed: torch.Tensor, given: "DTensor") -> "DTensor":
-        """give() of a tensor that is divided as x is."""
+        """give() of a tensor that is sharded as x is."""
         return self._whole(normed, self.x, given)
 
     def _whole(self, part: torch.Tensor, placements: "Placements", given: "DTensor") -> "DTensor":
@@ -102,9 +102,9 @@ class Layout(NamedTuple):
 def layout_of_tokens(
     x: "DTensor", parameters: Iterable[tuple[str, torch.Tensor | None]], what: str, features: int = 1
 ) -> Layout:
-    """Of a call whose parameters all processes have whole. features: the number of last dimensions that are needed
-    whole. Gradients of parameters are partial sums where tokens are divided. Raises TypeError if a named parameter is a
-    plain tensor, ValueError if it is on another mesh, NotImplementedError if it is divided."""
+    """Of a call whose parameters all ranks have whole. features: the number of last dimensions that are needed
+    whole. Gradients of parameters are partial sums where tokens are sharded. Raises TypeError if a named parameter is a
+    plain tensor, ValueError if it is on another mesh, NotImplementedError if it is sharded."""
     for name, parameter in parameters:
         if parameter is not None:
             _check_mesh(x, name, parameter, what)
@@ -118,7 +118,7 @@ def layout_of_tokens(
 def layout_of_features(
     x: "DTensor", parameters: Iterable[tuple[str, torch.Tensor | None]], what: str, first: Parallel, last: Parallel
 ) -> Layout:
-    """Of a call of matmuls that are divided over processes. first, last: how the weights of the first one and of the
+    """Of a call of matmuls that are sharded over ranks. first, last: how the weights of the first one and of the
     last one are. Raises TypeError if a named parameter is a plain tensor, ValueError if it is on another mesh."""
     for name, parameter in parameters:
         if parameter is not None:
@@ -136,7 +136,7 @@ def layout_of_features(
 
 
 def placed_for(x: "DTensor", parallel: Parallel) -> "DTensor":
-    """x with all tokens on every process, and the features that its part of the weight needs."""
+    """x with all tokens on every rank, and the features that its part of the weight needs."""
     wanted = (Replicate() if parallel.mode == "column" else Shard(x.dim() - 1),)
     return x if x.placements == wanted else x.redistribute(placements=wanted)
 
@@ -144,7 +144,7 @@ def placed_for(x: "DTensor", parallel: Parallel) -> "DTensor":
 def _check_mesh(x: "DTensor", name: str, parameter: torch.Tensor, what: str) -> None:
     if not is_dtensor(parameter):
         raise TypeError(
-            f"{what}: x is a DTensor and {name} is a plain tensor; divide the layer with "
+            f"{what}: x is a DTensor and {name} is a plain tensor; shard the layer with "
             "torch.distributed.tensor.parallel.parallelize_module, or pass x.to_local()"
         )
     if x.device_mesh != parameter.device_mesh:
@@ -154,9 +154,9 @@ def _check_mesh(x: "DTensor", name: str, parameter: torch.Tensor, what: str) -> 
 
 
 def refuse_division(what: str, name: str, t: "DTensor") -> None:
-    """Raises NotImplementedError for a parameter that is divided as no layer computes from it."""
+    """Raises NotImplementedError for a parameter that is sharded as no layer computes from it."""
     raise NotImplementedError(
         f"{what}: {name} is a DTensor with {t.placements}, and this call cannot compute from it. Use "
-        "DistributedDataParallel or fully_shard, or divide the layer with "
+        "DistributedDataParallel or fully_shard, or shard the layer with "
         "torch.distributed.tensor.parallel.parallelize_module, and pass an x that its style accepts"
     )

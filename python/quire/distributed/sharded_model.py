@@ -19,23 +19,24 @@ if TYPE_CHECKING:
 
 
 def shard_weights(model: torch.nn.Module, mesh: "DeviceMesh", recipe: Recipe | str | None = None) -> None:
-    """Divides the rows of the weights of the model's layers over processes, which have a part of the batch each.
-    Weights come together in each pass of a layer, as nodes of the graph: torch.compile(fullgraph=True) captures the
-    whole model. (fully_shard works with hooks, which a graph cannot have.)
+    """Data parallelism in one graph: shards the rows of the weights over ranks, each of which has its own batch. The
+    layers gather their weights by nodes of the graph, so torch.compile(fullgraph=True) captures the whole model.
+    (fully_shard gathers them in hooks, which cannot be part of a graph.)
 
     mesh: a mesh of one dimension.
-    recipe: the one under which the layers will run; None: high precision. Another recipe gives right results too.
+    recipe: the recipe under which the layers will run. None: high precision. Another recipe gives right results too.
 
-    Weights of Linear, LayerNormLinear and LayerNormMLP become DTensors Shard(0) with the values of the first process.
-    Rowwise codes are gathered in forward, columnwise codes in backward, and the mean of gradients is reduced and
-    scattered. Between the passes a process keeps its rows only. Without a recipe values are gathered, and also, with a
-    warning, where parts do not end on blocks of the recipe (gather_codes). All other parameters stay whole on every
-    process. They get the values of the first process, and means of gradients by a hook, which copies of the model do
-    not have. So do, with a warning, weights whose rows are no multiple of the processes, and weights that are shared
-    with a module that is not quire's.
+    Weights of Linear, LayerNormLinear and LayerNormMLP become DTensors Shard(0) with the values of the first rank.
+    Forward gathers rowwise codes, and backward columnwise codes. Backward reduces and scatters the mean of the
+    gradients. Between the passes a rank keeps only its rows. Values are gathered instead of codes without a recipe.
+    With a warning, they are gathered too if shards do not end on blocks of the recipe (gather_codes).
 
-    Raises ValueError for a mesh of several dimensions; NotImplementedError for delayed scaling, for weights that are
-    quantized or DTensors already, and for main_grad and delay_wgrad_compute. The model is then unchanged.
+    All other parameters stay whole on every rank. They get the values of the first rank. A hook computes the mean of
+    their gradients; copies of the model do not have this hook. With a warning, this also holds for weights whose number
+    of rows is not a multiple of the number of ranks, and for weights that are shared with a module that is not quire's.
+
+    Raises ValueError for a mesh of several dimensions. Raises NotImplementedError for delayed scaling, for weights that
+    are quantized or DTensors already, and for main_grad and delay_wgrad_compute. The model is then unchanged.
     """
     check_type("shard_weights", torch.nn.Module, model=model)
     recipe = as_recipe("shard_weights", recipe)
@@ -53,7 +54,7 @@ def shard_weights(model: torch.nn.Module, mesh: "DeviceMesh", recipe: Recipe | s
             weight = layer._parameters[name]
             what = f"shard_weights: quire.{type(layer).__name__}.{name}"
             if weight in others:
-                warnings.warn(f"{what} is a parameter of another module too; each process keeps all", stacklevel=2)
+                warnings.warn(f"{what} is a parameter of another module too; each rank keeps all", stacklevel=2)
             elif weight in made or _fits(what, weight, shards.size, recipe):
                 if weight not in made:
                     placed = distributed.tensor.distribute_tensor(weight.detach(), mesh, [distributed.tensor.Shard(0)])
@@ -68,7 +69,7 @@ def shard_weights(model: torch.nn.Module, mesh: "DeviceMesh", recipe: Recipe | s
 def refuse_delayed(what: str) -> None:
     """Raises NotImplementedError."""
     raise NotImplementedError(
-        f"{what}: weights that shard_weights has divided do not go with DelayedScaling; use Float8CurrentScaling, or "
+        f"{what}: weights that shard_weights has sharded do not go with DelayedScaling; use Float8CurrentScaling, or "
         "fully_shard with quire.distributed.gather_codes"
     )
 
@@ -87,20 +88,20 @@ def _check(layer: torch.nn.Module) -> None:
         if is_dtensor(weight) or isinstance(weight, QuantizedTensor) or type(weight) is not torch.nn.Parameter:
             raise NotImplementedError(
                 f"{what} must be a plain parameter, got a {type(weight).__name__}; call shard_weights once, on a model "
-                "that is made outside of quire.quantized_model_init and that nothing else has divided"
+                "that is made outside of quire.quantized_model_init and that nothing else has sharded"
             )
         if layer.external_wgrad or any(layer.of(product, "parallel") is not None for product in layer.products):
             raise NotImplementedError(
-                f"{what}: fuse_wgrad_accumulation, delay_wgrad_compute and parallel= do not go with divided rows; make "
+                f"{what}: fuse_wgrad_accumulation, delay_wgrad_compute and parallel= do not go with sharded rows; make "
                 "the layer without them"
             )
 
 
 def _fits(what: str, weight: torch.Tensor, size: int, recipe: Recipe | None) -> bool:
-    """Whether the rows are divided. Warns if they are not, or if codes of the parts are not those of the whole."""
+    """Whether the rows are sharded. Warns if they are not, or if codes of the parts are not those of the whole."""
     rows = weight.shape[0]
     if rows % size:
-        warnings.warn(f"{what}: its {rows} rows are no multiple of {size} processes; each keeps all", stacklevel=3)
+        warnings.warn(f"{what}: its {rows} rows are no multiple of {size} ranks; each keeps all", stacklevel=3)
         return False
     reason = "" if recipe is None else why_not(QuantSpec(recipe.weight_spec), rows // size)
     if reason:
@@ -112,7 +113,7 @@ def _fits(what: str, weight: torch.Tensor, size: int, recipe: Recipe | None) -> 
 
 
 def _keep_alike(parameter: torch.nn.Parameter, group: "distributed.ProcessGroup") -> None:
-    """The values of the first process, and the mean of gradients."""
+    """The values of the first rank, and the mean of gradients."""
     if not parameter.is_meta:
         distributed.broadcast(parameter.detach(), distributed.get_global_rank(group, 0), group)
     if parameter.requires_grad:

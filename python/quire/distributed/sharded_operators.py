@@ -1,4 +1,4 @@
-"""The operators of layers that are divided over processes, as plain functions of tensors and texts."""
+"""The operators of layers that are sharded over ranks, as plain functions of tensors and texts."""
 
 from collections.abc import Sequence
 
@@ -17,10 +17,10 @@ def parallel_linear(
     dtype: torch.dtype,
     **state: Buffers | torch.Tensor | bool | None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """linear() of a weight that is divided over processes: (y, x_amax, w_amax), as grouped_linear() returns them. First
+    """linear() of a weight that is sharded over ranks: (y, x_amax, w_amax), as grouped_linear() returns them. First
     derivatives only.
 
-    parallel: quire.distributed.Parallel(...).text, which says what each process has of x, w, bias and y.
+    parallel: quire.distributed.Parallel(...).text, which says what each rank has of x, w, bias and y.
     state: as for grouped_linear(), of one group, without x_buffers, out and dgrad_out. part: Parallel(...).place(),
     for gradients that round stochastically. input_scale: float32 [1], the scale of x under a spec with the option
     `given`, the same on every process.
@@ -43,10 +43,10 @@ def parallel_grouped_linear(
     dtype: torch.dtype,
     **state: Buffers | torch.Tensor | bool | None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """grouped_linear() of weights that are divided over processes, which all have the same tokens. First derivatives
+    """grouped_linear() of weights that are sharded over ranks, which all have the same tokens. First derivatives
     only.
 
-    w, bias: this process's part of each, as parallel_linear() has it of one. part: Parallel(...).place(). parallel:
+    w, bias: this rank's shard of each, as parallel_linear() has it of one. part: Parallel(...).place(). parallel:
     Parallel(...).text, without sequence. state: as for grouped_linear(), without x_buffers, out and dgrad_out.
     input_scale: as for parallel_linear(), one for each group: float32 [E].
 
@@ -64,6 +64,6 @@ def name_next_caller(layer: str) -> None:
 
 
 def sum_gradient(t: torch.Tensor, parallel: str) -> torch.Tensor:
-    """The values of t, a parameter that every process has and uses for its own tokens. Its gradient is the sum over the
+    """The values of t, a parameter that every rank has and uses for its own tokens. Its gradient is the sum over the
     group of `parallel`, which is as for parallel_linear()."""
     return torch.ops.quire.sum_gradient(t, parallel)

@@ -1,4 +1,4 @@
-"""y = x w^T + bias of a weight whose rows processes have parts of, which come together in each pass as nodes of the
+"""y = x w^T + bias of a weight whose rows ranks have parts of, which come together in each pass as nodes of the
 graph: codes where codes of the parts are those of the whole, else values."""
 
 import math
@@ -21,7 +21,7 @@ _X, _W, _BIAS = 1, 2, 4  # bits of what linear_bwd computes
 
 @dataclass(frozen=True)
 class Shards:
-    """Over which processes the rows of a weight are divided. group: a process group, or its name."""
+    """Over which ranks the rows of a weight are sharded. group: a process group, or its name."""
 
     group: "distributed.ProcessGroup | str"
     size: int = field(default=0)
@@ -66,7 +66,7 @@ class Plan(NamedTuple):
 
 
 def plan_of(text: str, rows: int, dtype: torch.dtype, shards: Shards) -> Plan:
-    """rows: of the weight that each process has. dtype: of the result."""
+    """rows: of the weight that each rank has. dtype: of the result."""
     parts = dict([part.split("=", 1) for part in text.split(",")] if text else [])
     w = parts.get("w", "")
     return Plan(
@@ -98,10 +98,10 @@ def sharded_linear(
     sr_state: torch.Tensor | None = None,
     input_scale: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """y [*, N] in the plan's dtype. x [*, K], w [N / size, K] of this process, bias [N]. The gradient of w is this
-    process's rows of the mean over the processes, each of which has its own x. sr_state: as for linear(). input_scale:
-    of x, float32 [1], under a spec with the option `given`. What backward gathers it gathers when dy is there, so that
-    only w is kept between the passes. First derivatives only. Raises RuntimeError if x and w do not agree."""
+    """y [*, N] in the plan's dtype. x [*, K], w [N / size, K] of this rank, bias [N]. The gradient of w is this
+    rank's rows of the mean over the ranks, each of which has its own x. sr_state: as for linear(). input_scale: of x,
+    float32 [1], under a spec with the option `given`. What backward gathers it gathers when dy is there, so that only w
+    is kept between the passes. First derivatives only. Raises RuntimeError if x and w do not agree."""
     if x.dim() == 0 or x.shape[-1] != w.shape[-1]:
         raise RuntimeError(f"linear: x {list(x.shape)} must end with the in_features of w, {w.shape[-1]}")
     return _Product.apply(x, w, bias, sr_state, input_scale, tuple(plan))
@@ -148,7 +148,7 @@ class _Product(torch.autograd.Function):
 
 
 class _Gradients:
-    """What backward computes on this process. sizes: of x. needs: of x, of w."""
+    """What backward computes on this rank. sizes: of x. needs: of x, of w."""
 
     def __init__(
         self, plan: Plan, dy: torch.Tensor, sizes: torch.Size, sr_state: torch.Tensor | None, needs: tuple[bool, bool]
@@ -217,7 +217,7 @@ def _amaxes(w: torch.Tensor, plan: Plan) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 class _Gather:
-    """A gather of a weight that is under way, of which w are this process's rows. form: "rowwise" or "columnwise"
+    """A gather of a weight that is under way, of which w are this rank's rows. form: "rowwise" or "columnwise"
     codes, or "values"."""
 
     def __init__(self, w: torch.Tensor, amaxes: tuple[torch.Tensor, torch.Tensor], plan: Plan, form: str) -> None:

@@ -15,28 +15,29 @@ from quire.tensor import QuantizedTensor
 
 
 def gather_codes(model: torch.nn.Module, recipe: Recipe | str, *, recompute: bool = False) -> None:
-    """Lets fully_shard gather codes of the weights of the model's layers, not the weights. Call it before fully_shard.
+    """After this call, fully_shard gathers codes of the weights of quire's layers instead of the weights. Call it
+    before fully_shard.
 
-    recipe: the one under which the layers will run.
-    recompute: forward runs again in backward (activation checkpointing). The gather of backward then has both
-        directions of codes.
+    recipe: the recipe under which the layers will run.
+    recompute: True if backward runs the forward pass again (activation checkpointing). Backward then gathers codes of
+        both directions.
 
-    Parameters stay in their dtype, and are divided and updated so. Each process quantizes its own rows, and bytes of
-    codes and scales are gathered: rowwise ones for forward, and columnwise ones for backward if the weight is resharded
-    after forward. Else both are gathered at once. Results are the same bits as if weights were gathered and then
-    quantized. Amaxes of whole weights are reduced first, in one collective for all weights that are gathered together.
-    Gradients are reduced and scattered in high precision.
+    Parameters keep their dtype, and optimizers update their values. Each rank quantizes its own rows. Codes and scales
+    are then gathered: rowwise ones for forward, columnwise ones for backward. If the weight is not resharded after
+    forward, both are gathered at once. Results have the same bits as if weights were gathered and then quantized.
+    Amaxes of whole weights are reduced before, in one collective for all weights that are gathered together. Gradients
+    are reduced and scattered in high precision.
 
-    A weight is gathered as it is, with a warning, if its rows are not divided into equal parts that end on blocks: of
-    32 rows for MXFP8 and MXFP4, 16 for NVFP4, 128 for fp8_block. So is a weight of three dimensions, the weight of a
-    layer with parameters_split, and one that is shared with a module that is not quire's, such as an embedding.
+    Some weights are gathered as values, with a warning: weights whose shards are not equal or do not end on blocks (of
+    32 rows for MXFP8 and MXFP4, 16 for NVFP4, 128 for fp8_block), weights of three dimensions, weights of layers with
+    parameters_split, and weights that are shared with a module that is not quire's, such as an embedding.
 
     A quantized weight (quantized_model_init) must have a master and the dtype float32. Its master becomes the
     parameter.
 
-    Raises ValueError if the recipe's backward pass needs weights in high precision, or the model has no layers of
-    quire; NotImplementedError for a weight that is a DTensor already, is quantized without a master, or whose gradient
-    goes to main_grad or backward_dw(). The model is then unchanged.
+    Raises ValueError if the recipe's backward pass needs weights in high precision, and if the model has no layers of
+    quire. Raises NotImplementedError for a weight that is a DTensor already, that is quantized without a master, or
+    whose gradient goes to main_grad or backward_dw(). The model is then unchanged.
     """
     check_type("gather_codes", torch.nn.Module, model=model)
     check_type("gather_codes", bool, recompute=recompute)
@@ -109,7 +110,7 @@ def _check_weight(what: str, layer: torch.nn.Module, weight: torch.Tensor) -> No
         how = f"is a DTensor with {weight.placements}" if is_dtensor(weight) else "is prepared already"
         raise NotImplementedError(
             f"{what} {how}; call gather_codes once, before fully_shard, and leave out layers that parallelize_module "
-            "has divided, whose weights are gathered as they are"
+            "has sharded, whose weights are gathered as they are"
         )
     if isinstance(weight, QuantizedTensor) and (weight.master is None or weight.dtype != torch.float32):
         raise NotImplementedError(

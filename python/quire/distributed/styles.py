@@ -53,7 +53,7 @@ class _Style(ParallelStyle):
         self.overlap = overlap
 
     def _apply(self, module: torch.nn.Module, device_mesh: "DeviceMesh") -> torch.nn.Module:
-        """Divides a module. parallelize_module() calls it."""
+        """Shards a module. parallelize_module() calls it."""
         what = f"{type(self).__name__} of a {type(module).__name__}"
         _check_mesh(what, device_mesh, "tp")
         dims = _dims(what, module, self.mode)
@@ -93,36 +93,38 @@ class _Style(ParallelStyle):
 
 
 class ColumnParallel(_Style):
-    """Divides the outputs of a layer over the processes of a mesh: of quire.Linear, quire.LayerNormLinear,
-    torch.nn.Linear, and of quire.LayerNormMLP its inner features. A style for parallelize_module, in place of PyTorch's
-    ColwiseParallel.
+    """A style for parallelize_module, like PyTorch's ColwiseParallel: it shards a layer over the ranks of a mesh. It
+    shards the outputs of a quire.Linear, quire.LayerNormLinear or torch.nn.Linear, and the inner features of a
+    quire.LayerNormMLP.
 
-    input_layouts: how a plain x is divided: Replicate() (None), or Shard(dim) by tokens. With Shard(0) codes of x are
-        gathered. With another dim x itself is gathered. A DTensor x says itself how it is divided.
-    output_layouts: of the result; None: Shard(-1), of a LayerNormMLP input_layouts.
-    use_local_output: the result is a plain tensor, this process's part; False: a DTensor.
-    reduce: how the gradient of x is added up (Parallel), of a LayerNormMLP y too.
-    overlap: "ring", with Shard(0): tokens are exchanged in pieces (Parallel).
+    input_layouts: how x is sharded if it is a plain tensor. Replicate(), or None: not at all. Shard(dim): by tokens.
+        The layer gathers codes of x with Shard(0), and x itself with another dim. A DTensor x has its own placements.
+    output_layouts: how the result is sharded. None: Shard(-1), or for a LayerNormMLP the same as input_layouts.
+    use_local_output: True: the result is a plain tensor, this rank's shard. False: it is a DTensor.
+    reduce: how the gradient of x is summed (Parallel). For a LayerNormMLP, how y is summed, too.
+    overlap: "ring" exchanges tokens in pieces (Parallel). It needs Shard(0).
 
     Parameters become DTensors: weights Shard(0) (fc2_weight Shard(1)), biases Shard(0), others Replicate(). A
-    torch.nn.Linear computes in high precision until quire.convert converts it. Raises NotImplementedError for other
-    modules, a gated LayerNormMLP and quantized weights; ValueError if sizes are not multiples of the mesh's, or the
-    mesh has several dimensions. The module is then unchanged.
+    torch.nn.Linear computes in high precision until quire.convert converts it.
+
+    Raises NotImplementedError for other modules, for a gated LayerNormMLP and for quantized weights. Raises ValueError
+    if sizes are not multiples of the mesh's size, and for a mesh of several dimensions. The module is then unchanged.
     """
 
     mode = "column"
 
 
 class RowParallel(_Style):
-    """Divides the inputs of a layer over the processes of a mesh: of quire.Linear and torch.nn.Linear. A style for
-    parallelize_module, in place of PyTorch's RowwiseParallel.
+    """A style for parallelize_module, like PyTorch's RowwiseParallel: it shards the inputs of a quire.Linear or
+    torch.nn.Linear over the ranks of a mesh.
 
-    input_layouts: how a plain x is divided, Shard(-1) (None) or another. A DTensor x says itself how it is divided.
-    output_layouts: of the result: Replicate() (None), or Shard(dim) by tokens. With Shard(0) the result is reduced and
-        scattered, and codes of its gradient are gathered. With another dim it is reduced as a whole.
-    use_local_output: the result is a plain tensor, this process's part; False: a DTensor.
-    reduce: how y is added up (Parallel).
-    overlap: "ring", with output_layouts=Shard(0): tokens are exchanged in pieces (Parallel).
+    input_layouts: how x is sharded if it is a plain tensor. None: Shard(-1). A DTensor x has its own placements.
+    output_layouts: how the result is sharded. Replicate(), or None: not at all. Shard(dim): by tokens. With Shard(0)
+        the result is reduced and scattered, and codes of its gradient are gathered. With another dim an all-reduce sums
+        the whole result.
+    use_local_output: True: the result is a plain tensor, this rank's shard. False: it is a DTensor.
+    reduce: how y is summed (Parallel).
+    overlap: "ring" exchanges tokens in pieces (Parallel). It needs output_layouts=Shard(0).
 
     The weight becomes a DTensor Shard(1), the bias Replicate(). Errors are those of ColumnParallel.
     """
@@ -131,19 +133,19 @@ class RowParallel(_Style):
 
 
 class ExpertParallel(ParallelStyle):
-    """Divides the experts of a quire.MoE over the processes of a mesh, as MoE(ep_group=) does. Over a mesh of two
-    dimensions it divides the experts along the first one, and each expert along the second one, as MoE(ep_group=,
-    tp_group=) does; shared experts stay whole. A style for parallelize_module.
+    """A style for parallelize_module: it shards the experts of a quire.MoE over the ranks of a mesh, as MoE(ep_group=)
+    does. Over a mesh of two dimensions it shards the experts along the first one, and each expert along the second one,
+    as MoE(ep_group=, tp_group=) does. But shared experts stay whole.
 
     capacity, overflow, dispatch: ep_capacity, ep_overflow and ep_dispatch of quire.MoE.
 
-    Each process keeps the parameters of its experts, fc1.weight4, ..., as plain tensors; their names differ between
-    processes. Those of a layer with single_grouped_weight become DTensors Shard(0). The router and shared experts stay
-    as they are, on every process. x and y are this process's tokens, plain tensors.
+    Each rank keeps the parameters of its experts as plain tensors. Their names, such as fc1.weight4, differ between
+    ranks. With single_grouped_weight the parameter becomes a DTensor Shard(0). The router and shared experts are whole
+    on every rank. x and y are plain tensors with this rank's tokens.
 
-    Raises NotImplementedError for another module, quantized experts and parameters that are DTensors already;
-    ValueError if the experts are no multiple of the mesh's processes, or the mesh has more than two dimensions. The
-    module is then unchanged.
+    Raises NotImplementedError for another module, for quantized experts, and for parameters that are DTensors already.
+    Raises ValueError if the number of experts is not a multiple of the number of ranks, and for a mesh of more than two
+    dimensions. The module is then unchanged.
     """
 
     def __init__(self, *, capacity: int | None = None, overflow: str = "raise", dispatch: str = "values") -> None:
@@ -152,13 +154,13 @@ class ExpertParallel(ParallelStyle):
         self.exchange = {"capacity": capacity, "overflow": overflow, "dispatch": dispatch}
 
     def _apply(self, module: torch.nn.Module, device_mesh: "DeviceMesh") -> torch.nn.Module:
-        """Divides a module. parallelize_module() calls it."""
+        """Shards a module. parallelize_module() calls it."""
         what = f"ExpertParallel of a {type(module).__name__}"
         over_two = device_mesh.ndim == 2
         if not over_two:
             _check_mesh(what, device_mesh, "ep")
         if not hasattr(module, "divide_experts"):
-            raise NotImplementedError(f"{what}: only a quire.MoE has experts that can be divided")
+            raise NotImplementedError(f"{what}: only a quire.MoE has experts that can be sharded")
 
         def shard(parameter: torch.Tensor) -> torch.Tensor:
             return distribute_tensor(parameter, device_mesh, [Shard(0)], src_data_rank=self.src_data_rank)
@@ -181,13 +183,13 @@ def _of_quire(module: torch.nn.Module) -> bool:
 
 
 def _dims(what: str, module: torch.nn.Module, mode: str) -> dict[str, int | None]:
-    """Parameter -> the dimension along which it is divided; None: not at all."""
+    """Parameter -> the dimension along which it is sharded; None: not at all."""
     if _of_quire(module):
         return module.divided_dims(mode)
     if isinstance(module, torch.nn.Linear):
         return divided_dims(mode)
     raise NotImplementedError(
-        f"{what}: only layers with a weight [out_features, in_features] can be divided; use it for a quire.Linear, "
+        f"{what}: only layers with a weight [out_features, in_features] can be sharded; use it for a quire.Linear, "
         "torch.nn.Linear, quire.LayerNormLinear or quire.LayerNormMLP"
     )
 
@@ -198,11 +200,11 @@ def _check_parameters(what: str, module: torch.nn.Module, dims: dict[str, int | 
         if isinstance(parameter, QuantizedTensor):
             refuse_quantized(what, name)
         if is_dtensor(parameter):
-            raise ValueError(f"{what}: {name} is a DTensor already, with {parameter.placements}; divide a layer once")
+            raise ValueError(f"{what}: {name} is a DTensor already, with {parameter.placements}; shard a layer once")
         if _of_quire(module) and parameter is not None and dim is not None and parameter.shape[dim] % size:
             raise ValueError(
                 f"{what}: the sizes of {name} {list(parameter.shape)} along dimension {dim} must be a multiple of the "
-                f"{size} processes of the mesh; choose another size or another mesh"
+                f"{size} ranks of the mesh; choose another size or another mesh"
             )
 
 
@@ -221,7 +223,7 @@ def _input(
     mode: str, layout: "Placement", module: torch.nn.Module, inputs: tuple[object, ...], mesh: "DeviceMesh"
 ) -> tuple[object, ...]:
     if not inputs:
-        raise TypeError(f"{type(module).__name__}, divided by a style: pass x by position")
+        raise TypeError(f"{type(module).__name__}, sharded by a style: pass x by position")
     x = inputs[0]
     if isinstance(x, QuantizedTensor | QuantizedActivation):
         return inputs  # which the layer refuses
@@ -269,7 +271,7 @@ def _computed(module: torch.nn.Module, y: torch.Tensor) -> "Placement":
 
 
 def _part_beside(t: object, layout: "Placement") -> object:
-    """This process's part of a bias or of a norm's result, which is returned beside y of that layout."""
+    """This rank's shard of a bias or of a norm's result, which is returned beside y of that layout."""
     if not is_dtensor(t):
         return t
     partial_sums = t.dim() == 1 and t.placements[0].is_replicate() and layout.is_shard()

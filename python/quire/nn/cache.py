@@ -50,7 +50,7 @@ def cache(
     parallel: Parallel | None = None,
 ) -> CachedWeight:
     """Quantizes the weight of a matmul, or the weights of its groups. scale: the state's forward scales under delayed
-    scaling (numerics.md 1.5). parallel: how the weight is divided over processes."""
+    scaling (numerics.md 1.5). parallel: how the weight is sharded over ranks."""
     stored = in_order(recipe.weight_spec, interleaved)
     each: list[list[torch.Tensor]] = []
     for group, weight in enumerate(weights):
@@ -96,7 +96,7 @@ def quantize_weights(
     If a weight has changed in any other way (load_state_dict, .data, another optimizer), a forward pass raises
     RuntimeError until this function is called again: the forward pass compares the weight with a fingerprint. Weights
     that are quantized parameters are skipped. Moving or converting the model deletes the codes. Not available within a
-    compiled function. Raises NotImplementedError for weights that fully_shard has divided.
+    compiled function. Raises NotImplementedError for weights that fully_shard has sharded.
     """
     check_type("quantize_weights", torch.nn.Module, model=model)
     check_type_or_none("quantize_weights", torch.optim.Optimizer, optimizer=optimizer)
@@ -125,7 +125,7 @@ def _check_whole(module: ProductModule, product: str) -> None:
         if is_dtensor(weight) and module.of(product, "parallel") is None:
             raise NotImplementedError(
                 f"quantize_weights: {name} of a quire.{type(module).__name__} is a DTensor with {weight.placements}, "
-                "and outside of a forward pass this process has a part of it; quantize the weights that fully_shard "
+                "and outside of a forward pass this rank has a part of it; quantize the weights that fully_shard "
                 "gathers with quire.distributed.gather_codes, or pass is_first_microbatch to the layer"
             )
 

@@ -33,7 +33,7 @@ class Call(NamedTuple):
 
     recipe: the active recipe; None means high precision. rule: the argument of delayed.collect(). dtype: of the
     results. is_first_microbatch, fp8_grad: arguments of Linear.forward. output_spec: the text of a spec for the
-    module's result, "" for none. layout: how the tensors of a call with a DTensor are divided; None for a plain x.
+    module's result, "" for none. layout: how the tensors of a call with a DTensor are sharded; None for a plain x.
     """
 
     recipe: Recipe | None
@@ -46,11 +46,11 @@ class Call(NamedTuple):
 
     @property
     def sequence(self) -> bool | None:
-        """Whether tokens are divided along the first dimension, None for what the layer says."""
+        """Whether tokens are sharded along the first dimension, None for what the layer says."""
         return None if self.layout is None else self.layout.sequence
 
     def part(self, t: torch.Tensor | None) -> torch.Tensor | None:
-        """What this process has of a parameter."""
+        """What this rank has of a parameter."""
         return local(t, None if self.layout is None else self.layout.gradients)
 
 
@@ -99,7 +99,7 @@ def active_call(
 def _check_plain(
     module: ProductModule, x: torch.Tensor | QuantizedActivation, parameters: list[tuple[str, torch.Tensor | None]]
 ) -> None:
-    """Raises NotImplementedError for a DTensor of which the layer does not take this process's part."""
+    """Raises NotImplementedError for a DTensor of which the layer does not take this rank's shard."""
     divided = module.expert_group is not None or module.of(module.products[0], "parallel") is not None
     for name, tensor in (("x", x), *(() if divided else parameters)):
         if is_dtensor(tensor) and (module.shards is None or name not in module.shards):
@@ -109,13 +109,13 @@ def _check_plain(
 def taken(
     module: ProductModule, x: torch.Tensor | QuantizedActivation
 ) -> tuple[torch.Tensor | QuantizedActivation, Layout | None]:
-    """What this process computes from, and of a DTensor x how the call is divided."""
+    """What this rank computes from, and of a DTensor x how the call is sharded."""
     if not is_dtensor(x):
         return x, None
     what, parameters = f"quire.{type(module).__name__}", list(module._parameters.items())
     if module.shards is not None:
         raise NotImplementedError(
-            f"{what}: its weights are divided by shard_weights, and x must be a plain tensor of this process's tokens, "
+            f"{what}: its weights are sharded by shard_weights, and x must be a plain tensor of this rank's tokens, "
             "got a DTensor; pass x.to_local()"
         )
     each = [module.of(product, "parallel") for product in module.products]

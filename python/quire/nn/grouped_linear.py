@@ -37,21 +37,21 @@ class GroupedLinear(ProductModule):
     save_original_input: as for quire.Linear.
     recipe: used outside of any quire.autocast; None is high precision. Delayed scaling is not allowed.
     name: stored as an attribute.
-    ep_group: a process group, or its name (quire.distributed.name_group). Each of its processes has an equal number of
-        the groups, in order, and only their parameters, under the names of one process: the second of two processes
-        that divide four groups has weight2 and weight3. With single_grouped_weight it has `weight` [num_gemms / size,
-        out_features, in_features]. x and m_splits are then of this process's groups. A process loads the state dict of
-        one process too. quire.MoE sends the rows.
+    ep_group: a process group, or its name (quire.distributed.name_group). Each of its ranks has an equal number of
+        consecutive groups, and only their parameters. Their names are those that they have in one process: of four
+        groups, the second of two ranks has weight2 and weight3. With single_grouped_weight it has `weight`
+        [num_gemms / size, out_features, in_features]. x and m_splits are those of this rank's groups. A rank can load
+        the state dict of one process. This layer sends no rows; quire.MoE does.
 
-    parallel: how each weight is divided over processes (quire.distributed.Parallel, without sequence); sizes are those
-        of the whole. x is whole, or for mode "row" this process's features; m_splits are the same on all processes. The
-        first process adds the bias of a "row" layer to its part of y.
+    parallel: how each weight is sharded over ranks (quire.distributed.Parallel, without sequence). in_features and
+        out_features are those of the whole weight. x has all features, or for mode "row" this rank's features.
+        m_splits are the same on all ranks. The first rank adds the bias of a "row" layer to its result, before the sum.
 
     `sr_state` is as in quire.Linear; group e rounds with seed + e (numerics.md 0.19). `delayed` has the slots of each
     group.
     """
 
-    #: How each weight is a part of a larger one, of which this process draws all and keeps its part.
+    #: How each weight is a part of a larger one, of which this rank draws all and keeps its part.
     drawn_as: Parallel | None = None
 
     def __init__(
@@ -119,7 +119,7 @@ class GroupedLinear(ProductModule):
         self.weight_names, self.bias_names = of_kind
 
     def own_groups(self) -> range:
-        """The groups that this process has."""
+        """The groups that this rank has."""
         return range(self.num_gemms) if self.expert_group is None else self.expert_group.own()
 
     def weights(self, product: str) -> dict[str, torch.Tensor]:
@@ -132,7 +132,7 @@ class GroupedLinear(ProductModule):
 
     def reset_parameters(self) -> None:
         """Initialises the weights as torch.nn.Linear or by init_method, and sets a new seed with the counter at 0. A
-        process draws the weights of other processes too, one after the other, so that processes together have what one
+        rank draws the weights of other ranks too, one after the other, so that ranks together have what one
         process has after the same seed."""
         weights, own = self.group_weights(""), self.own_groups()
         biases = [local(bias) for bias in self.biases()]
@@ -160,7 +160,7 @@ class GroupedLinear(ProductModule):
             self._share_stream()
 
     def _share_stream(self) -> None:
-        """Parts of one weight get the random stream of the first of them. All processes must call it."""
+        """Parts of one weight get the random stream of the first of them. All ranks must call it."""
         if not self.sr_state.is_meta:
             shared = torch.cat([self.sr_state, self.sr_state.new_tensor([self.stream])])
             self.parallel.share_first(shared)
@@ -172,17 +172,17 @@ class GroupedLinear(ProductModule):
         return self.own_groups().start
 
     def take_stream(self) -> int:
-        """As for other layers; all processes of ep_group draw from one stream, whichever data they compute on."""
+        """As for other layers; all ranks of ep_group draw from one stream, whichever data they compute on."""
         if self.expert_group is None:
             return super().take_stream()
         self.stream = self.expert_group.first_rank()
         return self.stream
 
     def own_parts(self) -> dict[str, Division]:
-        """Parameters that other processes have under the same name, with other values."""
+        """Parameters that other ranks have under the same name, with other values."""
         if self.expert_group is not None:
             stacked = {name: self._parameters.get(name) for name in ("weight", "bias")}
-            if self.drawn_as is not None:  # each group has a parameter, whose name no other process of ep_group has
+            if self.drawn_as is not None:  # each group has a parameter, whose name no other rank of ep_group has
                 return self._parts_of_groups()
             return {name: self.expert_group for name, t in stacked.items() if t is not None and not is_dtensor(t)}
         return self._parts_of_groups()
@@ -203,17 +203,17 @@ class GroupedLinear(ProductModule):
         for name, parameter in self._parameters.items():
             if isinstance(parameter, QuantizedTensor) or is_dtensor(parameter):
                 raise NotImplementedError(
-                    f"quire.GroupedLinear: {name} must be a plain parameter to be divided over processes, got a "
-                    f"{type(parameter).__name__}; divide the layer before fully_shard, or make it with ep_group= "
+                    f"quire.GroupedLinear: {name} must be a plain parameter to be sharded over ranks, got a "
+                    f"{type(parameter).__name__}; shard the layer before fully_shard, or make it with ep_group= "
                     "within quire.quantized_model_init"
                 )
 
     def divide_groups(
         self, experts: ExpertGroup, shard: Callable[[torch.Tensor], torch.Tensor], source: int | None
     ) -> None:
-        """Keeps the groups of this process, of all that it has. All processes must call it.
+        """Keeps the groups of this rank, of all that it has. All ranks must call it.
 
-        shard: makes a parameter of all groups a DTensor. source: the process of the group whose values the others take;
+        shard: makes a parameter of all groups a DTensor. source: the rank of the group whose values the others take;
         None: their own.
         """
         self.expert_group, self.groups, own = experts, experts.each, experts.own()
@@ -236,8 +236,8 @@ class GroupedLinear(ProductModule):
         self._forget_weights()
 
     def divide_weights(self, parallel: Parallel, source: int | None) -> None:
-        """Keeps this process's part of the weight of each group, of whole ones. All processes must call it. source:
-        0, the values of the first process; None, each its own."""
+        """Keeps this rank's shard of the weight of each group, of whole ones. All ranks must call it. source:
+        0, the values of the first rank; None, each its own."""
         for name in (*self.weight_names, *self.bias_names):
             whole, wanted = self._parameters[name].detach(), self._parameters[name].requires_grad
             if source is not None and not whole.is_meta:
@@ -283,7 +283,7 @@ class GroupedLinear(ProductModule):
                 product.given |= {"out": out, "dgrad_out": dgrad_out}
             elif out is not None or dgrad_out is not None:
                 raise NotImplementedError(
-                    "quire.GroupedLinear, divided over processes: out and dgrad_out are not available; copy the result"
+                    "quire.GroupedLinear, sharded over ranks: out and dgrad_out are not available; copy the result"
                 )
             biases = self.biases()
             y = product.run(x, [] if self.return_bias else biases, offsets_of(m_splits, x, self.groups))
@@ -301,7 +301,7 @@ class GroupedLinear(ProductModule):
 
     def _convert(self, state_dict: dict[str, object], name: str, single: torch.Tensor | None) -> None:
         """Gives the entries of a weight or bias the form of the module: one for all groups, or one for each; of the
-        groups that this process has. single: the module's parameter, if there is one for all groups."""
+        groups that this rank has. single: the module's parameter, if there is one for all groups."""
         own, each = self.own_groups(), [f"{name}{group}" for group in range(self.num_gemms)]
         mine, stacked = each[own.start : own.stop], state_dict.get(name)
         if single is None:
@@ -333,18 +333,18 @@ class GroupedLinear(ProductModule):
 
 def _check_parallel(parallel: Parallel | None, stacked_twice: bool, stacked_bias: bool) -> None:
     """Raises NotImplementedError for parameters whose parts have no place in a checkpoint, ValueError for tokens that
-    are divided."""
+    are sharded."""
     if parallel is None:
         return
     if parallel.sequence:
         raise ValueError(
-            f"quire.GroupedLinear: groups of tokens are the same on all processes of {parallel.group!r}; leave "
+            f"quire.GroupedLinear: groups of tokens are the same on all ranks of {parallel.group!r}; leave "
             "sequence out of parallel"
         )
     if stacked_twice or stacked_bias:
         raise NotImplementedError(
             "quire.GroupedLinear: one parameter for all groups does not go with parallel where it is a bias, or the "
-            "groups are divided too; leave single_grouped_weight and single_grouped_bias out"
+            "groups are sharded too; leave single_grouped_weight and single_grouped_bias out"
         )
 
 

@@ -1,4 +1,4 @@
-"""Initial values of weights and biases, of layers that are divided over processes too."""
+"""Initial values of weights and biases, of layers that are sharded over ranks too."""
 
 import math
 from collections.abc import Callable
@@ -18,7 +18,7 @@ def initialise(
     parallel: Parallel | None = None,
 ) -> None:
     """Initialises as torch.nn.Linear; with an init_method, weight by that method and bias with 0. parallel: draws the
-    whole weight and keeps a part, so that processes together have what one process has after the same seed."""
+    whole weight and keeps a part, so that ranks together have what one process has after the same seed."""
     check_type_or_none("quire", Callable, init_method=init_method)
     if is_dtensor(weight):
         _initialise_parts(weight, bias, init_method)
@@ -53,7 +53,7 @@ def initialise(
 def _initialise_parts(
     weight: torch.Tensor, bias: torch.Tensor | None, init_method: Callable[[torch.Tensor], object] | None
 ) -> None:
-    """initialise() of DTensors: draws whole tensors, and keeps this process's parts."""
+    """initialise() of DTensors: draws whole tensors, and keeps this rank's shards."""
     if weight.is_meta:
         return
     own = [t for t in (weight, bias) if t is not None]
@@ -71,7 +71,7 @@ def _initialise_alone(
     parallel: Parallel,
 ) -> None:
     """initialise() of a part whose number is not known: it alone is drawn, and biases are 0, because a "row" layer's is
-    the same in all processes."""
+    the same in all ranks."""
     bound = 1 / math.sqrt(max(weight.shape[1] * (parallel.size if parallel.mode == "row" else 1), 1))
     with torch.no_grad():
         (init_method or (lambda t: t.uniform_(-bound, bound)))(weight)

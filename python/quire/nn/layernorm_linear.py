@@ -59,9 +59,7 @@ def normalised(
     whole = as_one_process(module, module.products[0], parallel)
     if whole is not None:
         x = whole.tokens(x)
-    elif (
-        parallel is not None and parallel.sequence and parallel.reduce_gradients
-    ):  # each process has some of the tokens
+    elif parallel is not None and parallel.sequence and parallel.reduce_gradients:  # each rank has some of the tokens
         weight = sum_gradient(weight, parallel.text)
         bias = None if bias is None else sum_gradient(bias, parallel.text)
     y, buffers = norm(
@@ -89,8 +87,8 @@ class LayerNormLinear(ProductModule):
     return_bias: bias is returned and not added. return_layernorm_output: the norm's result is returned too, in high
         precision. forward returns y, (y, bias), (y, norm) or (y, bias, norm).
     fuse_wgrad_accumulation, delay_wgrad_compute, save_original_input: as for quire.Linear.
-    parallel: as for quire.Linear, with mode "column". Where tokens are divided, the gradients of the norm's parameters
-        are summed over the group.
+    parallel: as for quire.Linear, with mode "column". If tokens are sharded (sequence=True), the gradients of the
+        norm's parameters are summed over the group.
     Within quire.quantized_model_init the weight is quantized.
 
     Random state and delayed scaling: as for quire.Linear.

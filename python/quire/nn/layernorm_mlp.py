@@ -36,8 +36,8 @@ class LayerNormMLP(ProductModule):
     checkpoint: the forward pass saves only x for backward (and codes of cached weights). Backward recomputes the
         module, under the recipe and the scales of the forward pass.
     fuse_wgrad_accumulation, delay_wgrad_compute, save_original_input: as for quire.Linear, for both weights.
-    parallel: with mode "column", divides ffn_hidden_size over processes: fc1 is a "column" layer, fc2 a "row" layer of
-        the same group (quire.Linear). Of a gated activation each process has a part of both halves of fc1.
+    parallel: as for quire.Linear, with mode "column". It shards ffn_hidden_size over ranks: fc1 is a "column" layer,
+        fc2 a "row" layer of the same group. With a gated activation, gate and up are each sharded by themselves.
     Within quire.quantized_model_init fc1_weight and fc2_weight are quantized.
 
     Random state and delayed scaling: as for quire.Linear, for each of the two matmuls.
@@ -106,7 +106,7 @@ class LayerNormMLP(ProductModule):
         check_column("quire.LayerNormMLP", mode)
         if activation_inputs(self.activation) != 1:
             raise NotImplementedError(
-                f"quire.LayerNormMLP, activation={self.activation!r}: each half of fc1 would be divided by itself, and "
+                f"quire.LayerNormMLP, activation={self.activation!r}: each half of fc1 would be sharded by itself, and "
                 "torch.distributed.checkpoint cannot save such a DTensor; make the layer with parallel= instead"
             )
         whole = {"layer_norm_weight": None, "layer_norm_bias": None, "fc2_bias": None}

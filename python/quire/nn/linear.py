@@ -28,8 +28,8 @@ def own_recipe(what: str, recipe: object) -> Recipe | None:
 
 
 def applied_division(layer: torch.nn.Linear) -> Parallel | None:
-    """How a parallel style has divided the weight of a torch.nn.Linear; None if none has. Raises ValueError if no
-    quire.Linear is divided like that. fully_shard makes DTensors too, which say nothing of how the layer computes."""
+    """How a parallel style has sharded the weight of a torch.nn.Linear; None if none has. Raises ValueError if no
+    quire.Linear is sharded like that. fully_shard makes DTensors too, which say nothing of how the layer computes."""
     if "parallel" in vars(layer):
         return layer.parallel
     by_a_style = getattr(layer, "_distribute_module_applied", False)
@@ -42,31 +42,32 @@ class Linear(ProductModule, torch.nn.Linear):
     """y = x w^T + bias. The active recipe determines the quantization (quire.autocast). Without a recipe the layer
     computes exactly what torch.nn.Linear computes.
 
-    weight [out_features, in_features] and bias [out_features] or None, in params_dtype (or `dtype`; None: torch's
-    default). After the same torch.manual_seed they get the same initial values as in torch.nn.Linear. The state_dict
-    holds nothing else. Within quire.quantized_model_init the weight is quantized.
+    The parameters are weight [out_features, in_features] and bias [out_features] or None, in params_dtype (or `dtype`;
+    None: torch's default). After the same torch.manual_seed they have the same initial values as in torch.nn.Linear.
+    The state_dict holds nothing else. Within quire.quantized_model_init the weight is quantized.
 
-    init_method: called with weight; bias is then 0. return_bias: forward returns (y, bias), and y does not include
-    bias.
+    init_method: a function that initialises weight; bias is then 0.
+    return_bias: forward returns (y, bias), and y does not include bias.
     fuse_wgrad_accumulation: backward adds the weight's gradient to weight.main_grad (float32, float16 or bfloat16, of
         weight's shape), in the dtype of main_grad. It overwrites main_grad if weight.overwrite_main_grad or
         is_first_microbatch is true. weight.grad stays None. If weight has an attribute grad_added_to_main_grad,
         backward sets it to True and gives weight a gradient of zeros, for hooks that wait for one.
-    delay_wgrad_compute: backward keeps the operands of the weight's gradient; backward_dw() computes the oldest one.
+    delay_wgrad_compute: backward does not compute the weight's gradient, and keeps its operands. Each call of
+        backward_dw() computes the oldest gradient.
     save_original_input: the unquantized x is saved for backward and quantized there.
-    recipe: used outside of any quire.autocast; None is high precision. Delayed scaling is not allowed.
+    recipe: the recipe outside of every quire.autocast; None is high precision. Delayed scaling is not allowed.
     name: stored as an attribute.
-    parallel: how the weight is divided over processes (quire.distributed.Parallel). in_features and out_features are
-        those of the whole layer; the attributes of these names are those of this process. Every process draws the whole
-        weight and keeps its part. x must then be a plain tensor, and forward takes no output_spec or fp8_output.
+    parallel: how the weight is sharded over ranks (quire.distributed.Parallel). The arguments in_features and
+        out_features are those of the whole layer. The attributes of these names are those of this rank. Every rank
+        draws the whole weight and keeps its shard. x must be a plain tensor, and forward takes no output_spec or
+        fp8_output.
 
-    Stochastic rounding of gradients uses `sr_state`, int64 [2] {seed, counter}: each backward adds 1 to the counter
-    (numerics.md 0.11). It is not a buffer, because DistributedDataParallel would copy the first rank's state to all
-    ranks. The seed is derived from torch's generator without advancing it, and from the data-parallel rank
-    (quire.distributed.data_parallel_rank; else the rank in torch.distributed's default group). This happens in
-    reset_parameters() and when the module leaves the meta device. quire.rng_state saves the state. Modules that leave
-    the meta device together and are not reset have the same seed: set others with
-    quire.set_rng_state. `delayed` is the layer's state of delayed scaling.
+    Stochastic rounding of gradients uses `sr_state`, int64 [2] {seed, counter}. Each backward adds 1 to the counter
+    (numerics.md 0.11). quire.rng_state saves this state. It is not a buffer, because DistributedDataParallel would copy
+    the first rank's state to all ranks. reset_parameters() sets the seed. So does moving the module from the meta
+    device to another one. The seed follows from the state of torch's generator, which does not change, and from the
+    data-parallel rank (quire.distributed.data_parallel_rank). Modules that leave the meta device together and are not
+    reset have the same seed; quire.set_rng_state sets another one. `delayed` is the layer's state of delayed scaling.
     """
 
     # What adopt() leaves as it is.
@@ -99,7 +100,7 @@ class Linear(ProductModule, torch.nn.Linear):
         check_device("quire.Linear", device)
         recipe = own_recipe("quire.Linear", recipe)
         check_type_or_none("quire.Linear", Parallel, parallel=parallel)
-        self.parallel = parallel  # before the parameters, which are this process's part
+        self.parallel = parallel  # before the parameters, which are this rank's shard
         sizes = (
             (in_features, out_features)
             if parallel is None

@@ -75,39 +75,38 @@ class Router(torch.nn.Module):
 
 
 class MoE(torch.nn.Module):
-    """Each token is processed by top_k of num_experts networks fc2(activation(fc1(x))). The results are added,
-    multiplied by the routing probabilities. The active recipe determines the quantization of the experts
-    (quire.autocast). The router is never quantized.
+    """A mixture of num_experts experts, the networks fc2(activation(fc1(x))). A router chooses top_k of them for each
+    token. y is the sum of their results, each multiplied by its routing probability. The active recipe determines the
+    quantization of the experts (quire.autocast). The router is never quantized.
 
-    router.weight [num_experts, hidden_size]. fc1, fc2: GroupedLinear with the experts' weights (fc1.weight0, ...; with
-    single_grouped_weight: one fc1.weight [num_experts, ...]). With a gated activation such as "swiglu" fc1 has 2 *
-    ffn_hidden_size outputs, [gate, up] as in checkpoints. With shared_ffn_hidden_size all tokens are also processed by
-    shared_fc1 and shared_fc2, whose result is added.
+    The router has router.weight [num_experts, hidden_size]. fc1 and fc2 are GroupedLinear layers with the weights of
+    the experts: fc1.weight0, ..., or with single_grouped_weight one fc1.weight [num_experts, ...]. With a gated
+    activation such as "swiglu" fc1 has 2 * ffn_hidden_size outputs, [gate, up] as in checkpoints. With
+    shared_ffn_hidden_size there is a shared expert, shared_fc1 and shared_fc2. Its result for all tokens is added.
 
     activation, activation_params: as for LayerNormMLP ("clamped_swiglu" has limit, alpha and glu_linear_offset).
     expert_bias: a buffer expert_bias [num_experts], which is added to the scores only for the choice of experts. Update
         it with quire.moe.update_expert_bias_.
     weight_on_input: routing probabilities multiply the input of an expert instead of its result.
-    init_method: called with each weight of an expert; biases are then 0.
-    recipe: of all layers, as for quire.Linear.
-    ep_group: a process group, or its name (quire.distributed.name_group), whose processes have equal parts of the
-        experts, and tokens of their own (docs/distributed.md). x and y are this process's tokens, of any number. Rows
-        go to the processes that have their experts, and results come back. fc1 and fc2 have the parameters of this
-        process's experts only, under the names of one process (GroupedLinear).
-    ep_capacity: with an ep_group, the number of rows that a process can send to each process. All sizes then follow
-        from this number. None: the host reads how many rows there are, in each call, and exactly these are sent.
-    ep_overflow: "raise", every process raises RuntimeError if one has more rows for a process than ep_capacity; "drop",
-        further rows, in the order of its tokens, are dropped as those beyond `capacity`.
-    ep_dispatch: "values", rows are sent to experts in x's dtype; "codes", they are quantized before, and codes and
-        scales are sent. Results have the same bits. A recipe must give each row of x scales of its own: MXFP8, MXFP4,
-        fp8_block with 1 x 128 blocks, NVFP4 with row_scaled_activation. Where experts are trained,
-        backward_override="dequantized" is needed, because gradients of weights otherwise use codes of x in blocks of
-        several tokens. Without a recipe, values are sent.
-    tp_group: a process group, or its name, over which each expert is divided: the outputs of fc1 (of a gated activation
-        those of gate and up each), and the inputs of fc2, whose results are added; shared experts likewise. All its
-        processes have the same tokens, and get the same y. Parameters are this process's parts, under the names of one
-        process. With an ep_group too, processes form a mesh: those of a tp_group have the same experts, so they are in
-        different ep_groups, at the same place.
+    init_method: a function that initialises each weight of an expert; biases are then 0.
+    recipe: the recipe of all layers, as for quire.Linear.
+    ep_group: a process group, or its name (quire.distributed.name_group). Each of its ranks has an equal number of the
+        experts, and its own tokens (docs/distributed.md). x and y have this rank's tokens, of any number. Rows go to
+        the ranks that have their experts, and results come back. fc1 and fc2 have only the parameters of this rank's
+        experts. Their names are those that they have in one process (GroupedLinear).
+    ep_capacity: with an ep_group, the number of rows that each rank sends to each rank; all sizes follow from it. None:
+        exactly the rows that there are. The host must then read their number in each call.
+    ep_overflow: what happens if a rank has more rows for another rank than ep_capacity. "raise": every rank raises
+        RuntimeError. "drop": the last ones, in the order of its tokens, are dropped, as those beyond `capacity` are.
+    ep_dispatch: "values": rows are sent to experts in x's dtype. "codes": they are quantized before, and codes and
+        scales are sent. Results have the same bits. "codes" needs a recipe under which each row of x has its own
+        scales: MXFP8, MXFP4, fp8_block with 1 x 128 blocks, or NVFP4 with row_scaled_activation. If experts are
+        trained, it also needs backward_override="dequantized", because gradients of weights otherwise use codes of x
+        in blocks of several tokens. Without a recipe, values are sent.
+    tp_group: a process group, or its name, over which each expert is sharded: fc1 by its outputs (gate and up each by
+        itself), fc2 by its inputs, and shared experts likewise. All its ranks have the same tokens, and get the same y.
+        Parameters are this rank's shards, under the names that they have in one process. With an ep_group too, the
+        ranks form a mesh: those of one tp_group have the same experts.
     routing: options of quire.moe.route by keyword: score_function, softmax_after_topk, renormalize, num_groups,
         group_topk, group_best, scaling_factor, capacity (docs/moe.md lists the options of well-known models).
 
@@ -179,7 +178,7 @@ class MoE(torch.nn.Module):
                 )
             if is_dtensor(x):
                 raise NotImplementedError(
-                    f"quire.MoE: x is a DTensor with {x.placements}; pass this process's tokens, x.to_local()"
+                    f"quire.MoE: x is a DTensor with {x.placements}; pass this rank's tokens, x.to_local()"
                 )
             tokens = x.reshape(-1, self.hidden_size)
             logits = self.router(tokens)
@@ -207,12 +206,12 @@ class MoE(torch.nn.Module):
         tp_group: "torch.distributed.ProcessGroup | None" = None,
         **exchange: int | str | None,
     ) -> None:
-        """Keeps this process's experts, of all, and of each its part if there is a tp_group.
+        """Keeps this rank's experts, of all, and of each its part if there is a tp_group.
         quire.distributed.ExpertParallel calls it. Arguments are those of GroupedLinear.divide_groups; exchange:
         capacity, overflow and dispatch, the constructor's."""
         _check_exchange(**exchange, divided=True)
         if self.expert_group is not None:
-            raise ValueError("quire.MoE: its experts are divided over processes already; divide a mixture once")
+            raise ValueError("quire.MoE: its experts are sharded over ranks already; shard a mixture once")
         halves = self.fc1.out_features // max(self.ffn_hidden_size, 1)
         divisions = _divisions(tp_group, [self.ffn_hidden_size] * halves, exchange["dispatch"])
         for layer, parallel in zip((self.fc1, self.fc2), divisions, strict=True):
@@ -228,7 +227,7 @@ class MoE(torch.nn.Module):
     def _elsewhere(
         self, tokens: torch.Tensor, weights: torch.Tensor, ids: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]:
-        """With experts on several processes: (the rows of their results that this process's tokens get, row_map,
+        """With experts on several ranks: (the rows of their results that this rank's tokens get, row_map,
         weights and ids without the entries that were dropped, the result of shared experts)."""
         spec = self._sent_spec(tokens)
         sender = Sender(self.expert_group, "" if torch.compiler.is_compiling() else self._announce(tokens))
@@ -258,7 +257,7 @@ class MoE(torch.nn.Module):
         spec, text = call.recipe.input_spec, linear_text(self.fc1, call)
         trains = torch.is_grad_enabled() and any([weight.requires_grad for weight in self.fc1.weights("").values()])
         if call.recipe.weight_only or call.recipe.static_input:
-            reason = "is not quantized" if call.recipe.weight_only else "has a scale of its own in each process"
+            reason = "is not quantized" if call.recipe.weight_only else "has a scale of its own in each rank"
         else:
             reason = why_not(spec)
         if text.endswith(("backward=high_precision", "backward=requantized")) or (
@@ -311,14 +310,14 @@ class MoE(torch.nn.Module):
 def _divisions(
     group: "torch.distributed.ProcessGroup | str | None", parts: list[int], dispatch: str
 ) -> tuple[Parallel | None, Parallel | None]:
-    """How the two weights of an expert are divided over a tp_group. Raises NotImplementedError for rows that are sent
+    """How the two weights of an expert are sharded over a tp_group. Raises NotImplementedError for rows that are sent
     as codes."""
     if group is None:
         return None, None
     if dispatch == "codes":
         raise NotImplementedError(
             "quire.MoE: ep_dispatch='codes' does not go with a tp_group, because fc1 makes its codes itself where it "
-            "is divided; use ep_dispatch='values'"
+            "is sharded; use ep_dispatch='values'"
         )
     first = Parallel("column", group, parts=tuple(parts))
     return first, first.then()

@@ -58,8 +58,8 @@ class _Norm(torch.nn.Module):
         """x [*, *normalized_shape] -> the same shape, in the dtype of torch.autocast if it is enabled, else in x's
         dtype.
 
-        A DTensor x needs parameters that are DTensors which all processes have whole (PyTorch's SequenceParallel). The
-        result is one too. Where tokens are divided, gradients of parameters are partial sums.
+        A DTensor x needs parameters that are DTensors which all ranks have whole (PyTorch's SequenceParallel). The
+        result is one too. Where tokens are sharded, gradients of parameters are partial sums.
 
         x, weight and bias can each be float32, float16 or bfloat16 (weight and bias alike). Raises RuntimeError if
         shapes or devices do not fit.

@@ -1,4 +1,4 @@
-"""What state dicts have of weights of which each process holds a part as a plain tensor."""
+"""What state dicts have of weights of which each rank holds a part as a plain tensor."""
 
 import torch
 
@@ -6,20 +6,20 @@ from quire.distributed.experts import ExpertGroup
 from quire.distributed.parallel import Parallel
 from quire.distributed.pieces import PlainPart
 
-#: What says where this process's part of a parameter is in the whole: its pieces().
+#: What says where this rank's shard of a parameter is in the whole: its pieces().
 Division = Parallel | ExpertGroup
 
 
 class OwnParts(torch.nn.Module):
-    """A module some of whose parameters may be this process's parts: a ProductModule that was made with `parallel`, or
-    whose groups have one parameter together and are divided."""
+    """A module some of whose parameters may be this rank's shards: a ProductModule that was made with `parallel`, or
+    whose groups have one parameter together and are sharded."""
 
-    #: Whether it was made with weights that are this process's parts.
+    #: Whether it was made with weights that are this rank's shards.
     has_parts = False
 
     def own_parts(self) -> dict[str, Division]:
-        """Parameters that are this process's parts, by name, and how they are divided. Those that parallel styles have
-        divided are not: they are DTensors of the whole."""
+        """Parameters that are this rank's shards, by name, and how they are sharded. Those that parallel styles have
+        sharded are not: they are DTensors of the whole."""
         raise NotImplementedError
 
     def _save_to_state_dict(self, destination: dict[str, object], prefix: str, keep_vars: bool) -> None:

@@ -77,8 +77,8 @@ class Product:
             self._take_codes()
 
     def _take_whole(self) -> None:
-        """Within exact(): the weight of all processes. Raises NotImplementedError if its gradient is not for autograd,
-        which gives each process its part."""
+        """Within exact(): the weight of all ranks. Raises NotImplementedError if its gradient is not for autograd,
+        which gives each rank its part."""
         what = f"quire.{type(self.module).__name__}, within quire.distributed.exact()"
         if self.given:
             raise NotImplementedError(
@@ -174,7 +174,7 @@ class Product:
     def _sharded(self, x: torch.Tensor | QuantizedActivation, biases: Sequence[torch.Tensor]) -> torch.Tensor:
         if isinstance(x, QuantizedTensor | QuantizedActivation):
             raise NotImplementedError(
-                f"quire.{type(self.module).__name__}: its weight is divided by shard_weights, and x must be a plain "
+                f"quire.{type(self.module).__name__}: its weight is sharded by shard_weights, and x must be a plain "
                 f"tensor, got a {type(x).__name__}; pass x.dequantize()"
             )
         text = "" if self.call.recipe is None else self.text
@@ -266,7 +266,7 @@ class Product:
 
 
 def divided(module: ProductModule, product: str, call: Call) -> Parallel | None:
-    """How the weight of a matmul is divided in this call. Raises RuntimeError if the layer waits for its group."""
+    """How the weight of a matmul is sharded in this call. Raises RuntimeError if the layer waits for its group."""
     parallel = module.of(product, "parallel")
     if parallel is None:
         return None
@@ -283,19 +283,19 @@ def as_one_process(module: ProductModule, product: str, parallel: Parallel | Non
 
 
 def _check_sharded(product: Product) -> None:
-    """Raises NotImplementedError for what a layer whose weight shard_weights has divided does not do."""
+    """Raises NotImplementedError for what a layer whose weight shard_weights has sharded does not do."""
     what, call = f"quire.{type(product.module).__name__}", product.call
     if call.rule is not None or (call.recipe is not None and call.recipe.delayed()):
         refuse_delayed(what)
     if call.is_first_microbatch is not None:
         raise NotImplementedError(
-            f"{what}: its weight is divided by shard_weights, and codes are not kept from call to call; leave "
+            f"{what}: its weight is sharded by shard_weights, and codes are not kept from call to call; leave "
             "is_first_microbatch out"
         )
 
 
 def _check_parallel(product: Product, parallel: Parallel, x: torch.Tensor | QuantizedActivation) -> None:
-    """Raises NotImplementedError for what a layer that is divided over processes does not do, before anything runs."""
+    """Raises NotImplementedError for what a layer that is sharded over ranks does not do, before anything runs."""
     what = f"quire.{type(product.module).__name__}, {parallel.text}"
     if isinstance(x, QuantizedTensor | QuantizedActivation):
         raise NotImplementedError(f"{what}: x must be a plain tensor, got a {type(x).__name__}; pass x.dequantize()")

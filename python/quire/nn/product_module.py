@@ -34,7 +34,7 @@ class ProductModule(OwnParts):
     sr_state: int64 [2] {seed, counter}, for stochastic rounding of gradients (numerics.md 0.11).
     delayed: its DelayedState.
     microbatch_weight, kept_weight: CachedWeight or None (quire/nn/cache.py).
-    parallel: how the weight is divided over processes, or None. part: that one's place().
+    parallel: how the weight is sharded over ranks, or None. part: that one's place().
     wgrad_stash: int64 [2] {number, count} for deferred weight gradients, which backward_dw() computes, or None. It is
         always on the CPU: the process keeps their operands and finds them by the number.
     None of them is a buffer, because DistributedDataParallel would copy the first rank's buffers to all ranks. All
@@ -48,11 +48,11 @@ class ProductModule(OwnParts):
     #: Groups of tokens that a product has a weight for, each.
     groups = 1
     parallel: Parallel | None = None
-    #: Over which processes the groups are divided.
+    #: Over which ranks the groups are sharded.
     expert_group: ExpertGroup | None = None
     #: Of layer_path.path_of(). A copy may be part of another model, and starts without.
     path_in_model: str | None = None
-    #: Weights that shard_weights() has divided, and over which processes.
+    #: Weights that shard_weights() has sharded, and over which ranks.
     shards: dict[str, Shards] | None = None
     #: Of gather_codes().
     gathering: Gathering | None = None
@@ -80,7 +80,7 @@ class ProductModule(OwnParts):
         return {name: getattr(self, name)}
 
     def group_weights(self, product: str) -> list[torch.Tensor]:
-        """The weight of each group of a matmul: [out_features, in_features], of a DTensor this process's part."""
+        """The weight of each group of a matmul: [out_features, in_features], of a DTensor this rank's shard."""
         weights = [local(weight) for weight in self.weights(product).values()]
         return weights if weights[0].dim() == 2 else list(weights[0].unbind())
 
@@ -145,7 +145,7 @@ class ProductModule(OwnParts):
         return named(product, "input_scale")
 
     def new_delayed_state(self) -> delayed.DelayedState:
-        """For each matmul. What a process alone has of a layer has amaxes that no other one has."""
+        """For each matmul. What a rank alone has of a layer has amaxes that no other one has."""
         return delayed.DelayedState(self._device(), self.groups, reduced=self.expert_group is None)
 
     def _quantize_weights(self) -> None:
@@ -174,8 +174,8 @@ class ProductModule(OwnParts):
         return self.stream
 
     def divide(self, product: str, parallel: Parallel | None) -> None:
-        """Records how the weight of a matmul is divided from now on. The parts of the weight get one random stream, the
-        one of part 0: all processes must call it."""
+        """Records how the weight of a matmul is sharded from now on. The parts of the weight get one random stream, the
+        one of part 0: all ranks must call it."""
         setattr(self, named(product, "parallel"), parallel)
         self._forget_weights()
         if parallel is not None:
@@ -188,7 +188,7 @@ class ProductModule(OwnParts):
                 self.stream = int(shared[2])
 
     def first_stream(self) -> int:
-        """What the seed of this process's part of the layer is above the one that a single process has."""
+        """What the seed of this rank's shard of the layer is above the one that a single process has."""
         return 0
 
     def _forget_weights(self) -> None:
@@ -262,15 +262,15 @@ class ProductModule(OwnParts):
             self.divide(product, parallel)
 
     def divided_dims(self, mode: str) -> dict[str, int | None]:
-        """Parameter -> the dimension along which a "column" or "row" layer divides it over processes, None: not at all.
-        Raises NotImplementedError if the layer cannot be divided."""
+        """Parameter -> the dimension along which a "column" or "row" layer shards it over ranks, None: not at all.
+        Raises NotImplementedError if the layer cannot be sharded."""
         raise NotImplementedError(
-            f"quire.{type(self).__name__}: it cannot be divided over processes; use it for a quire.Linear, "
+            f"quire.{type(self).__name__}: it cannot be sharded over ranks; use it for a quire.Linear, "
             "quire.LayerNormLinear or quire.LayerNormMLP"
         )
 
     def _division(self, name: str, new: torch.Tensor | None) -> tuple[bool, str, Parallel | None]:
-        """Whether a new parameter divides its matmul in another way, the matmul, and how. Raises NotImplementedError if
+        """Whether a new parameter shards its matmul in another way, the matmul, and how. Raises NotImplementedError if
         the weight was quantized, ValueError for what divided_over() does not know."""
         old, what = self._parameters.get(name), f"quire.{type(self).__name__}"
         product = next((product for product in self.products if named(product, "weight") == name), None)
@@ -286,8 +286,8 @@ class ProductModule(OwnParts):
             refuse_quantized(what, str(new.placements) if parallel is None else parallel.text)
         if before is not None and not is_dtensor(old):
             raise ValueError(
-                f"{what}: {name} is this process's part already ({before.text}), and cannot become a DTensor; make the "
-                "layer without parallel= and tensor-parallel options, and divide it then"
+                f"{what}: {name} is this rank's shard already ({before.text}), and cannot become a DTensor; make the "
+                "layer without parallel= and tensor-parallel options, and shard it then"
             )
         return True, product, parallel
 
@@ -329,12 +329,12 @@ class ProductModule(OwnParts):
         """Computes the gradients of the weights for the oldest backward pass whose operands are kept. Adds them to
         weight.main_grad (fuse_wgrad_accumulation) or weight.grad. Skips weights that require no gradient; without
         delay_wgrad_compute it does nothing. Not available within a compiled function. Raises RuntimeError if no
-        operands are kept, NotImplementedError for weights that fully_shard has divided."""
+        operands are kept, NotImplementedError for weights that fully_shard has sharded."""
         for product in reversed(self.products if self.delay_wgrad_compute else ()):
             weights = self.weights(product)
             if self.of(product, "parallel") is None and any(is_dtensor(weight) for weight in weights.values()):
                 raise NotImplementedError(
-                    f"quire.{type(self).__name__}.backward_dw: fully_shard has divided {', '.join(weights)}, and "
+                    f"quire.{type(self).__name__}.backward_dw: fully_shard has sharded {', '.join(weights)}, and "
                     "reduces gradients in the backward pass only; make the layer without delay_wgrad_compute"
                 )
             if any(weight.requires_grad for weight in weights.values()):
@@ -370,7 +370,7 @@ def main_grads(module: ProductModule, weights: Mapping[str, torch.Tensor]) -> li
         is_tensor = isinstance(grad, torch.Tensor)
         fits = is_tensor and grad.shape == weight.shape and grad.dtype in DTYPES and grad.device == weight.device
         if not fits or grad.layout != torch.strided or not grad.is_contiguous():
-            part = f"this process's part of {name}" if is_dtensor(parameter) else name
+            part = f"this rank's shard of {name}" if is_dtensor(parameter) else name
             got = f"{grad.dtype} {list(grad.shape)}, {grad.layout}, on {grad.device}" if is_tensor else describe(grad)
             raise RuntimeError(
                 f"quire.{type(module).__name__}: fuse_wgrad_accumulation=True needs {name}.main_grad, a contiguous "

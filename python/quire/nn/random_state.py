@@ -11,7 +11,7 @@ def reset_streams(states: Sequence[torch.Tensor], ranks: Sequence[int]) -> None:
     """Sets new seeds and counters of 0 in random states, int64 [2] {seed, counter}.
 
     Seeds are below 2**63 and are derived from torch's default generator without advancing it, and from a data-parallel
-    rank for each: processes that start from one torch.manual_seed get different seeds for different ranks. Rank 0 gets
+    rank for each: ranks that start from one torch.manual_seed get different seeds for different ranks. Rank 0 gets
     the seeds of a single process.
     """
     fork = torch.default_generator.clone_state()
@@ -45,7 +45,7 @@ def rng_state(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     """Module name -> a copy of its int64 [2] {seed, counter}, for every quire layer with matmuls ("" is the model).
 
     A layer with several matmuls, such as quire.LayerNormMLP, has a name for each: "mlp.fc1", "mlp.fc2". Of a layer
-    whose groups are divided over processes (ep_group), the state is that of one process with all groups.
+    whose groups are sharded over ranks (ep_group), the state is that of one process with all groups.
     """
     return {name: _shifted(state, -module.first_stream()) for name, module, state in _layers(model)}
 
@@ -89,7 +89,7 @@ def seeds_of_rank_0(model: torch.nn.Module) -> dict[str, torch.Tensor]:
 
 
 def of_own_rank(model: torch.nn.Module, state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """What set_rng_state() needs in this process, of what seeds_of_rank_0() gave in any."""
+    """What set_rng_state() needs in this rank, of what seeds_of_rank_0() gave in any."""
     streams = {name: module.stream for name, module, _ in _layers(model)}
     return {name: _moved(value, streams.get(name, 0)) for name, value in state.items()}
 

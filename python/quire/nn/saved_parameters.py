@@ -1,5 +1,5 @@
 """State dicts of torch.distributed.checkpoint.state_dict with entries that torch.distributed.checkpoint saves whole and
-without a class: buffers of quantized weights, and pieces of weights that a layer divides by itself."""
+without a class: buffers of quantized weights, and pieces of weights that a layer shards by itself."""
 
 from collections.abc import Mapping
 
@@ -28,7 +28,7 @@ def _is_data_parallel(module: torch.nn.Module) -> bool:
 
 
 def divided_parameters(model: torch.nn.Module) -> dict[str, Division]:
-    """Name in state dicts -> how it is divided, of each of ProductModule.own_parts()."""
+    """Name in state dicts -> how it is sharded, of each of ProductModule.own_parts()."""
     names, found = names_of_modules(model), {}
     for name, module in model.named_modules():
         if hasattr(module, "own_parts"):
@@ -69,7 +69,7 @@ def load_model(saved: Mapping[str, object], own: Mapping[str, object]) -> dict[s
 def save_optimizer(
     state: Mapping[str, object], divided: Mapping[str, Division], shapes: Mapping[str, torch.Size]
 ) -> dict[str, object]:
-    """Of an optimizer's state dict. shapes: of the divided parameters: what has the same shape is divided too."""
+    """Of an optimizer's state dict. shapes: of the sharded parameters: what has the same shape is sharded too."""
     each = {
         name: {
             key: divided[name].pieces(value)

@@ -36,7 +36,7 @@ def why_not_adopted(module: torch.nn.Module) -> str:
     """Why experts cannot become a StackedExperts; "" if they can."""
     first, second = (module._parameters[name] for name in weight_names(module))
     if getattr(module, "_is_expert_parallel", False) or is_dtensor(first) or is_dtensor(second):
-        return "its experts are divided over processes"
+        return "its experts are sharded over ranks"
     if getattr(module, "has_post_expert_norm", False):
         return "it normalizes the result of each expert"
     if "forward" in vars(module):
@@ -101,7 +101,7 @@ class StackedExperts(ProductModule):
         return [getattr(self, self.bias_names[self.products.index(product)])] if self.bias_names else []
 
     def own_groups(self) -> range:
-        """The experts that this process has."""
+        """The experts that this rank has."""
         return range(self.groups)
 
     def forward(

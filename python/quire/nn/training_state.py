@@ -26,31 +26,35 @@ from quire.tensor import QuantizedTensor
 
 
 class TrainingState:
-    """The weights of a model, the state of its optimizer, and the random states and the states of delayed scaling of
-    its quire layers, for torch.distributed.checkpoint: `dcp.save({"train": state}, checkpoint_id=folder)`, and the same
-    with dcp.load. What n processes save, m processes load, however each divides the model. Tensors are those of the
-    model, so that loading writes to them.
+    """The state of a training run, for torch.distributed.checkpoint: the weights of a model, the state of its
+    optimizer, and of its quire layers the random states and the states of delayed scaling.
+
+    `dcp.save({"train": state}, checkpoint_id=folder)` saves it, and dcp.load with the same arguments loads it. A
+    checkpoint loads with another number of ranks and with another sharding of the model. The tensors of the state are
+    those of the model, so dcp.load writes to the model.
 
     model: a model of any layers. Weights and optimizer states go through get_model_state_dict and
-        get_optimizer_state_dict of PyTorch. Of a layer with parallel= each process saves its part at its place in the
-        whole weight. A quantized weight is saved as its buffers, "0.weight.mxfp8:nan.rowwise_data" and so on, so that
-        its codes are kept.
+        get_optimizer_state_dict of PyTorch. For a layer with parallel=, each rank saves its shard at its place in the
+        whole weight. A quantized weight is saved as its buffers, "0.weight.mxfp8:nan.rowwise_data" and so on. So its
+        codes are kept.
     optimizer: an optimizer of the model's parameters, a list of them, or None.
-    recipe: the recipe of the model's steps, if it is delayed scaling: amax histories are saved in its length. With None
-        or another recipe, states of delayed scaling are not saved.
-    group: the processes that have the same layers; None: all. With pipeline parallelism, those of this stage.
-    amax_reduction_group: that of the autocast.
+    recipe: the recipe of the model's steps, if it is delayed scaling. Its amax_history_len is the length of the saved
+        histories. With None or another recipe, states of delayed scaling are not saved.
+    group: the ranks that have the same layers; None: all. With pipeline parallelism, the ranks of this stage.
+    amax_reduction_group: the one that is passed to quire.autocast.
 
-    A random state is saved as that of data-parallel rank 0, and each process that loads it derives its own
-    (quire.distributed.data_parallel_rank). Amaxes that were collected since the last step are reduced over processes
-    before they are saved, as the next step would.
+    The random state of data-parallel rank 0 is saved. Each rank that loads it derives its own
+    (quire.distributed.data_parallel_rank). Amaxes that were collected since the last step are reduced over ranks before
+    they are saved, as the next step would do.
 
-    state_dict() communicates: all processes of the group must call it, as torch.distributed.checkpoint does.
-    torch.save and torch.load(weights_only=True) take its result too; of a layer with parallel= it then has this
-    process's part. Raises RuntimeError if processes have different layers or different states of delayed scaling
-    (reduce_amax=False), or layers ran under another delayed scaling than `recipe`. Warns if there is no `recipe` and
-    layers ran under delayed scaling, or if the random states of processes do not follow from one torch.manual_seed: a
-    run that loads them then draws other random numbers.
+    state_dict() communicates, so all ranks of the group must call it. torch.distributed.checkpoint does this. Its
+    result can also be saved with torch.save and loaded with torch.load(weights_only=True). For a layer with parallel=
+    this file has the rank's shard.
+
+    Raises RuntimeError if ranks have different layers, if they have different states of delayed scaling
+    (reduce_amax=False), and if layers ran under another delayed scaling than `recipe`. Warns if layers ran under
+    delayed scaling and there is no `recipe`. Warns if the random states of ranks do not follow from one
+    torch.manual_seed; a run that loads them then draws other random numbers.
     """
 
     def __init__(
@@ -84,8 +88,8 @@ class TrainingState:
         weights = get_model_state_dict(self.model)
         if missing := sorted(divided.keys() - weights.keys()):
             raise NotImplementedError(
-                f"TrainingState: {missing[0]!r} is this process's part of a weight and is parametrized: the state dict "
-                "has it under names that do not say how it is divided. Remove the parametrization, or divide the layer "
+                f"TrainingState: {missing[0]!r} is this rank's shard of a weight and is parametrized: the state dict "
+                "has it under names that do not say how it is sharded. Remove the parametrization, or shard the layer "
                 "by parallelize_module instead of parallel="
             )
         if self.optimizers:
@@ -108,7 +112,7 @@ class TrainingState:
         if delayed_state(self.model):
             warnings.warn(
                 "TrainingState: layers have run under delayed scaling, and without recipe= their scales and amax "
-                "histories are not in the state; pass the recipe, or save quire.delayed_state(model) of each process",
+                "histories are not in the state; pass the recipe, or save quire.delayed_state(model) of each rank",
                 stacklevel=3,
             )
         return {}
@@ -126,7 +130,7 @@ class TrainingState:
         number = torch.tensor([int.from_bytes(digest, "big")], device=self._device())
         if not self._most(number)[1]:
             raise RuntimeError(
-                f"TrainingState: the processes have different layers; this one has {names}. Pass group=, the processes "
+                f"TrainingState: the ranks have different layers; this one has {names}. Pass group=, the ranks "
                 "that have the same"
             )
 
@@ -135,7 +139,7 @@ class TrainingState:
         return torch.device("cpu") if device.type == "meta" else device
 
     def _most(self, values: torch.Tensor) -> tuple[torch.Tensor, bool]:
-        """The largest of each value over the processes, and whether all have the same."""
+        """The largest of each value over the ranks, and whether all have the same."""
         if not self._many():
             return values, True
         opposite = values.neg if values.is_floating_point() else values.bitwise_not  # of which none overflows
@@ -150,9 +154,9 @@ class TrainingState:
         most, same = self._most(torch.stack(list(states.values())))
         if not same:
             warnings.warn(
-                "TrainingState: the random states of the processes do not follow from one torch.manual_seed, so a run "
+                "TrainingState: the random states of the ranks do not follow from one torch.manual_seed, so a run "
                 "that loads this one draws other random numbers. For the same ones, call torch.manual_seed with one "
-                "number in all processes before the model is made, or save quire.rng_state(model) of each process",
+                "number in all ranks before the model is made, or save quire.rng_state(model) of each rank",
                 stacklevel=2,
             )
         return dict(zip(states, most.unbind(), strict=True))
@@ -167,9 +171,9 @@ class TrainingState:
         tensors = [t for value in states.values() for t in value.values()]
         if not self._most(torch.cat([t.flatten().double() for t in tensors]))[1]:
             raise RuntimeError(
-                "TrainingState: processes have different states of delayed scaling, of which one would be saved: the "
+                "TrainingState: ranks have different states of delayed scaling, of which one would be saved: the "
                 "recipe has reduce_amax=False, the amax_reduction_group is not all of `group`, or layers ran in some "
-                "processes only; save quire.delayed_state(model) of each process instead, and pass recipe=None"
+                "ranks only; save quire.delayed_state(model) of each rank instead, and pass recipe=None"
             )
         return states
 

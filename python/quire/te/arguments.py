@@ -10,7 +10,7 @@ from quire.nn.dtype import INSTEAD_OF_SPLITTING
 
 Result = TypeVar("Result")
 
-#: Arguments that divide a layer over processes -> the values that ask for nothing.
+#: Arguments that shard a layer over ranks -> the values that ask for nothing.
 DIVIDING = {
     "sequence_parallel": False,
     "tp_group": None,
@@ -19,7 +19,7 @@ DIVIDING = {
     "rng_tracker_name": None,
     "parallel_mode": None,
 }
-#: Arguments that overlap the communication of a layer whose tokens are divided, in pieces.
+#: Arguments that overlap the communication of a layer whose tokens are sharded, in pieces.
 IN_PIECES = {"ub_overlap_ag": False, "ub_overlap_rs": False, "ub_overlap_rs_dgrad": False}
 #: The same, and those beside them: collectives of backward run beside a whole matmul, and the name of their buffers.
 USER_BUFFERS = IN_PIECES | {"ub_bulk_dgrad": False, "ub_bulk_wgrad": False, "ub_name": None}

@@ -23,8 +23,8 @@ def divides(construct: Callable[..., None], what: str, known: dict[str, object])
 
     tp_group, tp_size, sequence_parallel, and parallel_mode "column" or "row" (of LayerNormMLP set_parallel_mode) are
     those of quire.distributed.Parallel. Groups of one process ask for nothing. tp_size alone: the layer gets its group
-    by set_tensor_parallel_group(), and each process draws its part alone, from the tracker. get_rng_state_tracker: the
-    weight is drawn within get_rng_state_tracker().fork(rng_tracker_name), so that processes may draw different ones.
+    by set_tensor_parallel_group(), and each rank draws its part alone, from the tracker. get_rng_state_tracker: the
+    weight is drawn within get_rng_state_tracker().fork(rng_tracker_name), so that ranks may draw different ones.
     ub_overlap_*: overlap="ring"; the other ub_* change nothing then. They go with sequence_parallel, otherwise
     NotImplementedError is raised for them.
     """
@@ -42,9 +42,9 @@ def divides(construct: Callable[..., None], what: str, known: dict[str, object])
 
 
 def divides_shapes(construct: Callable[..., None], what: str, known: dict[str, object]) -> Callable[..., None]:
-    """The same of a GroupedLinear, whose weights alone are divided, as in TransformerEngine: nothing is sent. y of a
-    "row" layer and the gradient of x of a "column" layer are this process's part of a sum, which the caller adds up,
-    and scales follow from this process's part of an operand. Raises NotImplementedError for a bias."""
+    """The same of a GroupedLinear, whose weights alone are sharded, as in TransformerEngine: nothing is sent. y of a
+    "row" layer and the gradient of x of a "column" layer are this rank's shard of a sum, which the caller adds up,
+    and scales follow from this rank's shard of an operand. Raises NotImplementedError for a bias."""
 
     @functools.wraps(construct)
     def __init__(
@@ -55,8 +55,8 @@ def divides_shapes(construct: Callable[..., None], what: str, known: dict[str, o
             in_features, out_features = parallel.sizes(what, in_features, out_features)
             if keywords.get("bias", True):
                 raise NotImplementedError(
-                    f"{what}: a layer that is divided over processes has no bias, which would be added once for each "
-                    "process; pass bias=False"
+                    f"{what}: a layer that is sharded over ranks has no bias, which would be added once for each "
+                    "rank; pass bias=False"
                 )
             self.drawn_as = parallel
         with drawing:
@@ -79,7 +79,7 @@ def _taken(
 
 @contextlib.contextmanager
 def _drawing(fork: contextlib.AbstractContextManager[object]) -> Iterator[None]:
-    """Within a tracker's state, which may be another one in each process."""
+    """Within a tracker's state, which may be another one in each rank."""
     with fork, check_ranks.own_draws():
         yield
 
@@ -102,9 +102,9 @@ def _parallel(what: str, given: dict[str, object], device: object) -> Parallel |
     on_meta = device is not None and torch.device(device).type == "meta"
     if size != 1 and group is None and not (given["get_rng_state_tracker"] or on_meta):
         raise NotImplementedError(
-            f"{what}: tp_size={size} without tp_group is not available without get_rng_state_tracker: all processes "
+            f"{what}: tp_size={size} without tp_group is not available without get_rng_state_tracker: all ranks "
             "would draw the same part of the weight; pass tp_group, or a tracker whose states differ between "
-            "processes, or device='meta'"
+            "ranks, or device='meta'"
         )
     overlaps = {name: given[name] for name in USER_BUFFERS if name in given}
     if size == 1 or mode is None:

@@ -90,7 +90,7 @@ def adopt_names() -> None:
 
 
 def set_tensor_parallel_group(self: ProductModule, tp_group: object) -> None:
-    """Gives a group to a layer that was made with tp_size and without tp_group; all processes of the group must call
+    """Gives a group to a layer that was made with tp_size and without tp_group; all ranks of the group must call
     it. Of other layers it takes None, groups of one process and the layer's own. Raises ValueError for a group of
     another size, NotImplementedError for other groups."""
     size, own = group_size(tp_group), self.of(self.products[0], "parallel")
@@ -101,8 +101,8 @@ def set_tensor_parallel_group(self: ProductModule, tp_group: object) -> None:
         return
     if size != 1 and (own is None or named_group(own.group) != tp_group):
         raise NotImplementedError(
-            f"quire.{type(self).__name__}: a layer is divided over processes when it is made, and this one was not; "
-            f"got a group of {size} processes. Pass tp_group and parallel_mode to the constructor"
+            f"quire.{type(self).__name__}: a layer is sharded over ranks when it is made, and this one was not; "
+            f"got a group of {size} ranks. Pass tp_group and parallel_mode to the constructor"
         )
 
 
@@ -216,8 +216,8 @@ def without_extra_state(kind: type[torch.nn.Module], *older: str) -> Callable[..
         for name in [name for name, value in extra.items() if _holds_something(value)]:
             warnings.warn(
                 f"quire.{type(self).__name__}: {prefix}{name}, TransformerEngine's state of delayed scaling, is "
-                "pickled and not read; scales start anew. quire.set_delayed_state restores what quire.delayed_state "
-                "saved",
+                "pickled and not read; scales start anew. To restore it, call "
+                "quire.set_delayed_state(model, quire.io.te_states(model, state_dict))",
                 stacklevel=2,
             )
         load(self, state_dict, prefix, *options)

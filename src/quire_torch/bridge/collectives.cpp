@@ -33,9 +33,9 @@ std::string_view failure(const std::exception& error) {
 [[noreturn]] void fail(const char* collective, const Group& group, std::string_view error) {
   throw c10::DistBackendError(
       {__func__, __FILE__, __LINE__},
-      quire::text(current, ": ", collective, " over the ", group.size, " processes of '", group.name,
+      quire::text(current, ": ", collective, " over the ", group.size, " ranks of '", group.name,
                   "' failed: ", first_sentence(error),
-                  ". Another process ended or hangs, or its call has other shapes or another recipe; run all processes "
+                  ". Another rank ended or hangs, or its call has other shapes or another recipe; run all ranks "
                   "with QUIRE_CHECK_RANKS=1 to see which"));
 }
 

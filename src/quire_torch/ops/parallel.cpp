@@ -107,7 +107,7 @@ Parallel Parallel::parse(std::string_view text) {
                    size.starts_with("size=") && error == std::errc() && end == size.data() + size.size() &&
                    p.group.size >= 1 && word.empty() && rest.empty(),
                "parallel_linear: parallel must be 'column,group=NAME,size=N' or 'row,group=NAME,size=N', with ",
-               "',sequence' behind it where tokens are divided, then ',overlap=ring' to exchange them in pieces, ",
+               "',sequence' behind it where tokens are sharded, then ',overlap=ring' to exchange them in pieces, ",
                "',reduce=float32' or ',reduce=SPEC' for sums of float32, and ',own_gradients' where somebody else adds "
                "gradients of biases; got '",
                text, "'");

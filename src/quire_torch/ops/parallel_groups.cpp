@@ -30,11 +30,11 @@ GroupedLinear::Args own_product(const ParallelGroupedLinear::Args& a) {
 }
 
 void check(const ParallelGroupedLinear::Args& a, op::Needs need) {
-  quire::check(a.parallel->has_value(), "parallel_grouped_linear: parallel must say how w is divided, got ''; call ",
+  quire::check(a.parallel->has_value(), "parallel_grouped_linear: parallel must say how w is sharded, got ''; call ",
                "grouped_linear for weights that are not");
   const Parallel& p = **a.parallel;
-  quire::check(!p.sequence, "parallel_grouped_linear: groups of tokens are the same on all processes; got '",
-               p.to_string(), "', leave 'sequence' out");
+  quire::check(!p.sequence, "parallel_grouped_linear: groups of tokens are the same on all ranks; got '", p.to_string(),
+               "', leave 'sequence' out");
   check_input_scale(a.recipe, a.input_scale, a.fwd_scale, need[kW] && keeps_x(a.recipe), "parallel_grouped_linear");
   GroupedLinear::check(own_product(a), need);
 }

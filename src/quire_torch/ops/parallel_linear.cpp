@@ -149,19 +149,19 @@ Operands operands(const ParallelLinear::Args& a, op::Needs need) {
 
 void check(const ParallelLinear::Args& a, op::Needs need) {
   quire::check(a.parallel->has_value(),
-               "parallel_linear: parallel must say how w is divided, got ''; call linear for a ", "weight that is not");
+               "parallel_linear: parallel must say how w is sharded, got ''; call linear for a ", "weight that is not");
   const Parallel& p = **a.parallel;
   check_input_scale(a.recipe, a.input_scale, a.fwd_scale, need[kW] && keeps_x(a.recipe), "parallel_linear");
   GroupedLinear::check(own_product(a), need);
   quire::check(!p.sequence || a.x.dim() >= 2,
-               "parallel_linear: tokens are divided along the first dimension, and x is ",
+               "parallel_linear: tokens are sharded along the first dimension, and x is ",
                "one token [K]; pass [tokens, K]");
   quire::check(p.column || !p.sequence || (a.x.sym_size(0) % p.group.size).sym_eq(0).guard_bool(__FILE__, __LINE__),
-               "parallel_linear: the first dimension of x must be a multiple of the ", p.group.size, " processes of '",
+               "parallel_linear: the first dimension of x must be a multiple of the ", p.group.size, " ranks of '",
                p.group.name, "', which get equal parts of y; got ", a.x.sym_sizes());
   const bool draws = a.recipe->has_value() && from_codes((*a.recipe)->backward) && (*a.recipe)->dy.stochastic;
   quire::check(a.part || !draws || p.axis_of_dy() < 0 || (!need[kX] && !need[kW]),
-               "parallel_linear: dy rounds stochastically, and each process needs its own bits: part must be an int64 ",
+               "parallel_linear: dy rounds stochastically, and each rank needs its own bits: part must be an int64 ",
                "tensor {index, size}, got none. quire.Linear has one");
 }
 

@@ -74,12 +74,12 @@ _CALL = {
 
 
 def refuse_context_parallel(what: str, cp_group: object) -> None:
-    """Raises NotImplementedError for a group, or a list of groups, of several processes."""
+    """Raises NotImplementedError for a group, or a list of groups, of several ranks."""
     groups = cp_group if isinstance(cp_group, list | tuple) else [cp_group]
     if any(group_size(group) != 1 for group in groups):
         raise NotImplementedError(
-            f"{what}: cp_group={describe(cp_group)} is not available: a sequence is not divided over processes within "
-            "attention; use tensor parallelism (tp_group), which divides heads, or "
+            f"{what}: cp_group={describe(cp_group)} is not available: a sequence is not sharded over ranks within "
+            "attention; use tensor parallelism (tp_group), which shards heads, or "
             "torch.distributed.tensor.experimental.context_parallel around scaled_dot_product_attention"
         )
 
@@ -90,7 +90,7 @@ class DotProductAttention(torch.nn.Module):
     It is torch.nn.functional.scaled_dot_product_attention, with masks and biases as its attn_mask. Softmax and sums are
     in float32. A query without any key gives 0.
 
-    num_attention_heads, num_gqa_groups: heads of queries, and of keys and values (None: as many); of all processes.
+    num_attention_heads, num_gqa_groups: heads of queries, and of keys and values (None: as many); of all ranks.
     kv_channels: features of a head, or a pair (of keys, of values).
     attention_dropout: probability that a weight is dropped in training. Drawn within get_rng_state_tracker().fork() if
         that is given and sequence_parallel is not.
@@ -104,7 +104,7 @@ class DotProductAttention(torch.nn.Module):
     softmax_scale: None: 1 / sqrt(features of keys). softmax_type: "off-by-one" adds 1 to the sum of each row,
         "learnable" exp(softmax_offset), a parameter [heads]. return_max_logit: forward returns (y, largest score of
         each head [h]) too.
-    tp_group, tp_size: over whose processes heads are divided. cp_group: only of one process.
+    tp_group, tp_size: over whose ranks heads are sharded. cp_group: only of one process.
 
     The state_dict holds nothing, or softmax_offset; `_extra_state` of TransformerEngine is accepted.
     """
@@ -127,7 +127,7 @@ class DotProductAttention(torch.nn.Module):
         if num_attention_heads % groups or groups % self.tp_size:
             raise ValueError(
                 f"{_WHAT}: num_gqa_groups must divide num_attention_heads, and be a multiple of the number of "
-                f"processes; got {groups} groups, {num_attention_heads} heads and {self.tp_size} processes"
+                f"ranks; got {groups} groups, {num_attention_heads} heads and {self.tp_size} ranks"
             )
         self.num_attention_heads, self.num_gqa_groups = num_attention_heads, groups
         self.num_gqa_groups_per_partition = groups // self.tp_size
@@ -144,10 +144,10 @@ class DotProductAttention(torch.nn.Module):
         self.register_parameter("softmax_offset", None if offset is None else torch.nn.Parameter(offset))
 
     def set_tensor_parallel_group(self, tp_group: object) -> None:
-        """The group over whose processes heads are divided. Raises ValueError for one of another size than tp_size."""
+        """The group over whose ranks heads are sharded. Raises ValueError for one of another size than tp_size."""
         if tp_group is not None and group_size(tp_group) != self.tp_size:
             raise ValueError(
-                f"{_WHAT}: it was made for {self.tp_size} processes, got a group of {group_size(tp_group)}; pass "
+                f"{_WHAT}: it was made for {self.tp_size} ranks, got a group of {group_size(tp_group)}; pass "
                 "tp_size to the constructor"
             )
         self.tp_group = tp_group
@@ -176,7 +176,7 @@ class DotProductAttention(torch.nn.Module):
             all tokens.
         core_attention_bias_type: "pre_scale_bias" or "post_scale_bias": core_attention_bias, broadcastable to
             [b, h, sq, skv], is added to q k^T before or after scaling. "alibi": -slope * distance, with alibi_slopes
-            [h] or [b, h], of this process's heads (None: those of ALiBi).
+            [h] or [b, h], of this rank's heads (None: those of ALiBi).
         checkpoint_core_attention: backward computes everything again instead of keeping it.
         inference_params: k and v are added to this cache first (InferenceParams).
         qkv_layer, kv_layer: [*, 3, h, d] or [*, 2, g, d] instead of three or two tensors; qkv_interleave_dim: the
@@ -262,7 +262,7 @@ class DotProductAttention(torch.nn.Module):
         return given * self.softmax_scale if kind == "pre_scale_bias" else given
 
     def _own_slopes(self, device: torch.device) -> torch.Tensor:
-        """ALiBi's of the heads of this process."""
+        """ALiBi's of the heads of this rank."""
         slopes = alibi_slopes(self.num_attention_heads, device)
         index = torch.distributed.get_rank(self.tp_group) if self.tp_size > 1 else 0
         return slopes.chunk(self.tp_size)[index]

@@ -110,7 +110,7 @@ class MultiheadAttention(torch.nn.Module):
     """Attention with several heads: projections of x to queries, keys and values, DotProductAttention, and a
     projection of its result. Projections run in the active recipe's formats, attention itself in high precision.
 
-    hidden_size, num_attention_heads: of all processes. kv_channels: features of a head; None: hidden_size /
+    hidden_size, num_attention_heads: of all ranks. kv_channels: features of a head; None: hidden_size /
         num_attention_heads. num_gqa_groups: heads of keys and values; None: as many as of queries.
     attention_type: "self", or "cross", where keys and values are projections of encoder_output.
     input_layernorm: x goes through a norm first (normalization, layernorm_epsilon, zero_centered_gamma);
@@ -123,8 +123,8 @@ class MultiheadAttention(torch.nn.Module):
         the rotary embedding, or with qk_norm_before_rope before it. qk_norm_eps: its epsilon.
     rotary_pos_interleaved: as apply_rotary_pos_emb()'s interleaved.
     bias, return_bias, params_dtype, device, fuse_wgrad_accumulation, ub_*: as for quire.Linear.
-    set_parallel_mode, tp_group, tp_size, sequence_parallel, get_rng_state_tracker: heads are divided over processes;
-        then qkv_weight_interleaved=False needs fuse_qkv_params=False. Each process has the gradient that its own heads
+    set_parallel_mode, tp_group, tp_size, sequence_parallel, get_rng_state_tracker: heads are sharded over ranks;
+        then qkv_weight_interleaved=False needs fuse_qkv_params=False. Each rank has the gradient that its own heads
         give to a norm of queries and keys.
     attention_dropout, attn_mask_type, window_size, bottom_right_diagonal, qkv_format, layer_number, softmax_type: as
         for DotProductAttention. seq_length and micro_batch_size change nothing.
@@ -148,7 +148,7 @@ class MultiheadAttention(torch.nn.Module):
         if num_attention_heads % groups or groups % tp_size:
             raise ValueError(
                 f"{_WHAT}: num_gqa_groups must divide num_attention_heads, and be a multiple of the number of "
-                f"processes; got {groups} groups, {num_attention_heads} heads and {tp_size} processes"
+                f"ranks; got {groups} groups, {num_attention_heads} heads and {tp_size} ranks"
             )
         self.attention_type, self.input_layernorm = given.attention_type, given.input_layernorm
         self.return_bias, self.return_layernorm_output = given.return_bias, given.return_layernorm_output
@@ -231,7 +231,7 @@ class MultiheadAttention(torch.nn.Module):
         )
 
     def set_tensor_parallel_group(self, tp_group: object) -> None:
-        """Of a layer that was made with tp_size: the group over whose processes heads are divided (as of
+        """Of a layer that was made with tp_size: the group over whose ranks heads are sharded (as of
         quire.Linear)."""
         for child in self.children():
             if hasattr(child, "set_tensor_parallel_group"):
@@ -339,11 +339,11 @@ def _check(given: Given, tp_size: int) -> None:
         raise ValueError(f"{_WHAT}: layer_number must be a positive number or None, got {given.layer_number}")
     if tp_size > 1 and not given.set_parallel_mode:
         raise NotImplementedError(
-            f"{_WHAT}: a group of {tp_size} processes without set_parallel_mode is not available, because the "
-            "projections would not be divided as the heads are; pass set_parallel_mode=True"
+            f"{_WHAT}: a group of {tp_size} ranks without set_parallel_mode is not available, because the "
+            "projections would not be sharded as the heads are; pass set_parallel_mode=True"
         )
     if tp_size > 1 and given.fuse_qkv_params and not given.qkv_weight_interleaved:
         raise NotImplementedError(
-            f"{_WHAT}: fuse_qkv_params=True with qkv_weight_interleaved=False is not available over several processes; "
+            f"{_WHAT}: fuse_qkv_params=True with qkv_weight_interleaved=False is not available over several ranks; "
             "pass qkv_weight_interleaved=True or fuse_qkv_params=False"
         )

@@ -112,7 +112,7 @@ class TransformerLayer(torch.nn.Module):
     """x + attention(norm(x)), then x + mlp(norm(x)). Linear layers run in the active recipe's formats, attention itself
     in high precision.
 
-    hidden_size, ffn_hidden_size, num_attention_heads: of all processes. activation, activation_params: as for
+    hidden_size, ffn_hidden_size, num_attention_heads: of all ranks. activation, activation_params: as for
         quire.LayerNormMLP.
     layer_type: "encoder", or "decoder", which has cross attention between self attention and MLP.
     hidden_dropout: probability that a feature of what is added to x is dropped, in training. drop_path_rate:
@@ -123,7 +123,7 @@ class TransformerLayer(torch.nn.Module):
     self_attn_mask_type, window_size, bottom_right_diagonal: of self attention; enc_dec_*: of cross attention.
     attn_input_format: qkv_format of DotProductAttention: "sbhd", "bshd" or "thd".
     set_parallel_mode, tp_group, tp_size, sequence_parallel, get_rng_state_tracker: as for quire.Linear; heads and
-        ffn_hidden_size are divided. ub_*: only with ub_tp_comm_overlap, then as for quire.Linear.
+        ffn_hidden_size are sharded. ub_*: only with ub_tp_comm_overlap, then as for quire.Linear.
     All others are those of MultiheadAttention.
 
     Parameters, with the names of TransformerEngine: those of self_attention and inter_attention (MultiheadAttention),
@@ -188,7 +188,7 @@ class TransformerLayer(torch.nn.Module):
             )
 
     def set_tensor_parallel_group(self, tp_group: object) -> None:
-        """Of a layer that was made with tp_size: the group over whose processes it is divided (as of quire.Linear)."""
+        """Of a layer that was made with tp_size: the group over whose ranks it is sharded (as of quire.Linear)."""
         for child in self.children():
             if hasattr(child, "set_tensor_parallel_group"):
                 child.set_tensor_parallel_group(tp_group)
