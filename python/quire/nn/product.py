@@ -112,8 +112,7 @@ class Product:
         """Keyword arguments of norm() and activation() for an x that run() takes. keep: they return x itself too."""
         recipe = self.call.recipe
         divided = self.parallel is not None or self.whole is not None or self.shards is not None
-        observed = self.module.input_observer is not None
-        if recipe is None or recipe.weight_only or _starts_from_x(self.text) or divided or observed:
+        if recipe is None or recipe.weight_only or _starts_from_x(self.text) or divided or self.module.input_observer:
             return {}
         scale = self.input_scale if self.scale is None else self.scale[: self.module.groups]
         return {"spec": recipe.input_spec, "rowwise": True, "columnwise": self.needs_dw, "keep_y": keep, "scale": scale}
