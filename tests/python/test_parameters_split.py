@@ -43,19 +43,23 @@ def test_parts_have_names_and_the_values_of_the_whole(make_pair):
     assert equal_parts.bias is None and equal_parts.bias_names == ()
 
 
+def step(layer, called, x, recipe):
+    """y and the gradients of x, of the whole weight and of the whole bias. called: the layer, or it compiled."""
+    layer.zero_grad()
+    layer.sr_state[1] = 0
+    with quire.autocast(recipe=recipe):
+        y = called(x)
+    y.square().sum().backward()
+    parts = [[getattr(layer, name).grad for name in names] for names in (layer.weight_names, layer.bias_names)]
+    return y, x.grad, *[torch.cat(part) for part in parts]
+
+
 def test_a_step_has_the_bits_of_the_whole_layer(make_pair, make_x, any_recipe, compiler, equal_bits):
     whole, split = make_pair()
     for function in (split, compiler(split)):
         results = []
         for layer, called in ((whole, whole), (split, function)):
-            layer.zero_grad()
-            layer.sr_state[1] = 0
-            x = make_x(48, 96)
-            with quire.autocast(recipe=any_recipe):
-                y = called(x)
-            y.square().sum().backward()
-            parts = [[getattr(layer, name).grad for name in names] for names in (layer.weight_names, layer.bias_names)]
-            results.append((y, x.grad, *[torch.cat(part) for part in parts]))
+            results.append(step(layer, called, make_x(48, 96), any_recipe))
         assert all(equal_bits(a, b) for a, b in zip(*results, strict=True))
 
 
@@ -81,15 +85,8 @@ def test_a_layer_with_a_norm_computes_as_the_whole_one(make_pair, make_x, compil
     for function in (split, compiler(split)):
         results = []
         for layer, called in ((whole, whole), (split, function)):
-            layer.zero_grad()
-            layer.sr_state[1] = 0
-            x = make_x(48, 96)
-            with quire.autocast(recipe="nvfp4"):
-                y = called(x)
-            y.square().sum().backward()
-            parts = [[getattr(layer, name).grad for name in names] for names in (layer.weight_names, layer.bias_names)]
-            norm = [layer.layer_norm_weight.grad, layer.layer_norm_bias.grad]
-            results.append((y, x.grad, *norm, *[torch.cat(part) for part in parts]))
+            found = step(layer, called, make_x(48, 96), "nvfp4")
+            results.append((*found, layer.layer_norm_weight.grad, layer.layer_norm_bias.grad))
         assert all(equal_bits(a, b) for a, b in zip(*results, strict=True))
 
 

@@ -14,20 +14,31 @@ class DelayedScaling(Recipe):
     """quire.recipe.DelayedScaling, whose fields can be set."""
 
 
-@settable(
-    quire.recipe.Float8CurrentScaling,
-    *("fp8_quant_fwd_inp", "fp8_quant_fwd_weight", "fp8_quant_bwd_grad"),
-)
-class Float8CurrentScaling(Recipe):
+class _PowersOfTwo(Recipe):
+    """Recipes with a field that says of x, w and dy alike whether scales are powers of two."""
+
+    #: The name of the field, and its value where they are.
+    _power_2 = "", True
+
+    def _default_params(self) -> Params:
+        name, value = self._power_2
+        return (QParams(power_2_scale=getattr(self, name) == value),) * 3
+
+    def _fields_of(self, params: Params) -> dict[str, bool] | None:
+        name, value = self._power_2
+        power_2 = params[0].power_2_scale
+        return {name: power_2 == value} if params == (QParams(power_2_scale=power_2),) * 3 else None
+
+
+FP8_PARAMS = "fp8_quant_fwd_inp", "fp8_quant_fwd_weight", "fp8_quant_bwd_grad"
+
+
+@settable(quire.recipe.Float8CurrentScaling, *FP8_PARAMS)
+class Float8CurrentScaling(_PowersOfTwo):
     """quire.recipe.Float8CurrentScaling, whose fields can be set. fp8_quant_fwd_inp, fp8_quant_fwd_weight and
     fp8_quant_bwd_grad can be set too: power_2_scale and amax_epsilon of x, w and dy."""
 
-    def _default_params(self) -> Params:
-        return (QParams(power_2_scale=self.use_power_2_scales),) * 3
-
-    def _fields_of(self, params: Params) -> dict[str, bool] | None:
-        power_2 = params[0].power_2_scale
-        return {"use_power_2_scales": power_2} if params == (QParams(power_2_scale=power_2),) * 3 else None
+    _power_2 = "use_power_2_scales", True
 
 
 @settable(quire.recipe.MXFP8BlockScaling)
@@ -35,20 +46,12 @@ class MXFP8BlockScaling(Recipe):
     """quire.recipe.MXFP8BlockScaling, whose fields can be set."""
 
 
-@settable(
-    quire.recipe.Float8BlockScaling,
-    *("fp8_quant_fwd_inp", "fp8_quant_fwd_weight", "fp8_quant_bwd_grad"),
-)
-class Float8BlockScaling(Recipe):
+@settable(quire.recipe.Float8BlockScaling, *FP8_PARAMS)
+class Float8BlockScaling(_PowersOfTwo):
     """quire.recipe.Float8BlockScaling, whose fields can be set. fp8_quant_fwd_inp, fp8_quant_fwd_weight and
     fp8_quant_bwd_grad can be set too: power_2_scale and amax_epsilon of x, w and dy."""
 
-    def _default_params(self) -> Params:
-        return (QParams(power_2_scale=not self.use_f32_scales),) * 3
-
-    def _fields_of(self, params: Params) -> dict[str, bool] | None:
-        power_2 = params[0].power_2_scale
-        return {"use_f32_scales": not power_2} if params == (QParams(power_2_scale=power_2),) * 3 else None
+    _power_2 = "use_f32_scales", False
 
 
 @settable(
