@@ -2,6 +2,8 @@
 
 #include <cstdlib>
 
+#include "quire/base/lazy.h"
+
 namespace quire::env {
 namespace {
 
@@ -13,13 +15,13 @@ std::string read(const char* variable) {
 }  // namespace
 
 const std::string& isa() {
-  static const std::string value = read("QUIRE_ISA");
-  return value;
+  static constinit Lazy<const std::string> value;
+  return value.get([] { return read("QUIRE_ISA"); });
 }
 
 const std::string& kernel() {
-  static const std::string value = read("QUIRE_KERNEL");
-  return value;
+  static constinit Lazy<const std::string> value;
+  return value.get([] { return read("QUIRE_KERNEL"); });
 }
 
 }  // namespace quire::env

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "quire/base/float_mode.h"
+#include "quire/base/lazy.h"
 #include "quire/base/thread_pool.h"
 
 namespace quire {
@@ -17,13 +18,13 @@ namespace {
 /// may run in destructors that come later.
 void run_on_own_threads(int64_t count, int64_t grain, FunctionRef<void(int64_t, int64_t)> body) {
   if (count <= grain) return body(0, count);
-  static const Executor& threads = *new Executor(thread_executor());
-  threads(count, grain, body);
+  static constinit Lazy<const Executor> threads;
+  threads.get([] { return Executor(thread_executor()); })(count, grain, body);
 }
 
 Executor& of_process() {
-  static Executor executor = run_on_own_threads;
-  return executor;
+  static constinit Lazy<Executor> executor;
+  return executor.get([] { return Executor(run_on_own_threads); });
 }
 
 thread_local const Executor* of_thread = nullptr;
@@ -42,9 +43,10 @@ ExecutorScope::ExecutorScope(const Executor* executor) : before_(of_thread) {
 ExecutorScope::~ExecutorScope() { of_thread = before_; }
 
 int64_t parallelism() {
-  static const int64_t processors = std::max<int64_t>(1, std::thread::hardware_concurrency());
   const Executor& executor = in_force();
-  return executor.threads ? std::max<int64_t>(1, executor.threads()) : processors;
+  if (executor.threads) return std::max<int64_t>(1, executor.threads());
+  static constinit Lazy<const int64_t> processors;
+  return processors.get([] { return std::max<int64_t>(1, std::thread::hardware_concurrency()); });
 }
 
 void parallel_for(int64_t count, int64_t grain, FunctionRef<void(int64_t, int64_t)> body) {

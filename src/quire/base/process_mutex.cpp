@@ -7,12 +7,6 @@ namespace quire {
 /// All of the process, as a list.
 class ProcessMutexes {
  public:
-  /// Never destroyed: mutexes are static objects of other libraries too, which may end later.
-  static ProcessMutexes& all() {
-    static auto* const mutexes = new ProcessMutexes;
-    return *mutexes;
-  }
-
   void add(ProcessMutex& mutex) {
     const std::lock_guard lock(mutex_);
     mutex.next_ = first_;
@@ -39,10 +33,6 @@ class ProcessMutexes {
   }
 
  private:
-  ProcessMutexes() {
-    pthread_atfork([] { all().lock(); }, [] { all().unlock(); }, [] { all().unlock(); });
-  }
-
   /// Null if it has all of them; otherwise it has none, and the result is one that another thread has.
   ProcessMutex* try_lock() {
     for (ProcessMutex* m = first_; m; m = m->next_) {
@@ -62,13 +52,15 @@ class ProcessMutexes {
 
 namespace {
 
+constinit ProcessMutexes all;
+
 /// Already when the library is loaded: handlers before a fork run in the order opposite to that of their registration,
 /// and those of libraries that use this one come first.
-[[maybe_unused]] const ProcessMutexes& registered = ProcessMutexes::all();
+[[maybe_unused]] const int registered = pthread_atfork([] { all.lock(); }, [] { all.unlock(); }, [] { all.unlock(); });
 
 }  // namespace
 
-ProcessMutex::ProcessMutex() { ProcessMutexes::all().add(*this); }
-ProcessMutex::~ProcessMutex() { ProcessMutexes::all().remove(*this); }
+ProcessMutex::ProcessMutex() { all.add(*this); }
+ProcessMutex::~ProcessMutex() { all.remove(*this); }
 
 }  // namespace quire

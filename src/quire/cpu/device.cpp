@@ -16,27 +16,21 @@
 namespace quire::cpu {
 namespace {
 
-/// active(), which every call asks.
-const Isa& in_use() {
-  static const Isa& isa = active();
-  return isa;
-}
-
 /// Whether this machine, or QUIRE_ISA, has no lanes of a kind. Asked before what a problem has, which no user can mend
 /// then.
 bool lacks(const GemmKernel* product, std::string_view lanes, std::string* why) {
-  return !product && refused(why, "instruction set ", in_use().name, " has no products of ", lanes);
+  return !product && refused(why, "instruction set ", active().name, " has no products of ", lanes);
 }
 
 bool refuses_int8(const GemmProblem& p, const Context&, std::string* why) {
-  if (lacks(in_use().int8, "int8", why)) return true;
+  if (lacks(active().int8, "int8", why)) return true;
   for (const Operand* o : {&p.a, &p.b})
     if (!o->spec.packed()) return refused(why, "takes 4-bit codes, but ", o == &p.a ? "a" : "b", " is ", o->spec);
   return false;
 }
 
 bool refuses_amx_nvfp4(const GemmProblem& p, const Context&, std::string* why) {
-  if (lacks(in_use().amx_nvfp4, "bfloat16 tiles", why)) return true;
+  if (lacks(active().amx_nvfp4, "bfloat16 tiles", why)) return true;
   for (const Operand* o : {&p.a, &p.b})
     if (o->spec.row().scale != ScaleKind::two_level)
       return refused(why, "takes two-level block scales, but ", o == &p.a ? "a" : "b", " is ", o->spec);
@@ -46,7 +40,7 @@ bool refuses_amx_nvfp4(const GemmProblem& p, const Context&, std::string* why) {
 }
 
 bool refuses_amx(const GemmProblem& p, const Context&, std::string* why) {
-  if (lacks(in_use().amx, "bfloat16 tiles", why)) return true;
+  if (lacks(active().amx, "bfloat16 tiles", why)) return true;
   constexpr int64_t depth = 32;
   for (const Operand* o : {&p.a, &p.b})
     if (o->spec.row().scope == Scope::block && o->spec.row().block < depth)
@@ -55,23 +49,23 @@ bool refuses_amx(const GemmProblem& p, const Context&, std::string* why) {
 }
 
 bool refuses_bf16(const GemmProblem&, const Context&, std::string* why) {
-  return lacks(in_use().bf16, "bfloat16", why);
+  return lacks(active().bf16, "bfloat16", why);
 }
 
 constexpr std::array kGemm{
     KernelRow<GemmProblem>{"amx_nvfp4", refuses_amx_nvfp4,
-                           [](const GemmProblem& p, const Context&) { (*in_use().amx_nvfp4)(p); }},
-    KernelRow<GemmProblem>{"int8", refuses_int8, [](const GemmProblem& p, const Context&) { (*in_use().int8)(p); }},
-    KernelRow<GemmProblem>{"amx", refuses_amx, [](const GemmProblem& p, const Context&) { (*in_use().amx)(p); }},
-    KernelRow<GemmProblem>{"bf16", refuses_bf16, [](const GemmProblem& p, const Context&) { (*in_use().bf16)(p); }},
-    KernelRow<GemmProblem>{"generic", nullptr, [](const GemmProblem& p, const Context&) { in_use().kernels->gemm(p); }},
+                           [](const GemmProblem& p, const Context&) { (*active().amx_nvfp4)(p); }},
+    KernelRow<GemmProblem>{"int8", refuses_int8, [](const GemmProblem& p, const Context&) { (*active().int8)(p); }},
+    KernelRow<GemmProblem>{"amx", refuses_amx, [](const GemmProblem& p, const Context&) { (*active().amx)(p); }},
+    KernelRow<GemmProblem>{"bf16", refuses_bf16, [](const GemmProblem& p, const Context&) { (*active().bf16)(p); }},
+    KernelRow<GemmProblem>{"generic", nullptr, [](const GemmProblem& p, const Context&) { active().kernels->gemm(p); }},
     KernelRow<GemmProblem>{"reference", nullptr, [](const GemmProblem& p, const Context&) { reference::gemm(p); }},
 };
 
 /// The kernel of the instruction set in use, then the reference.
 template <class Problem, void (*Kernels::*Generic)(const Problem&), void (*Reference)(const Problem&)>
 constexpr std::array<KernelRow<Problem>, 2> kRows{{
-    {"generic", nullptr, [](const Problem& p, const Context&) { (in_use().kernels->*Generic)(p); }},
+    {"generic", nullptr, [](const Problem& p, const Context&) { (active().kernels->*Generic)(p); }},
     {"reference", nullptr, [](const Problem& p, const Context&) { Reference(p); }},
 }};
 
@@ -87,7 +81,7 @@ constexpr std::array<KernelRow<Problem>, 2> kProducers{{
     {"generic", nullptr,
      [](const Problem& p, const Context&) {
        check_given_scale(p.out.quantization());
-       (in_use().kernels->*Generic)(p);
+       (active().kernels->*Generic)(p);
      }},
     {"reference", nullptr,
      [](const Problem& p, const Context&) {
@@ -119,12 +113,12 @@ void quantize(const QuantizeProblem& problem, const Context&) {
 }
 
 void quantize_generic(const QuantizeProblem& p) {
-  if (p.spec.interleaved) return quantize_interleaved(p, in_use().kernels->quantize);
-  in_use().kernels->quantize(p);
+  if (p.spec.interleaved) return quantize_interleaved(p, active().kernels->quantize);
+  active().kernels->quantize(p);
 }
 void dequantize_generic(const DequantizeProblem& p, const Context&) {
-  if (p.spec.interleaved) return dequantize_interleaved(p, in_use().kernels->dequantize);
-  in_use().kernels->dequantize(p);
+  if (p.spec.interleaved) return dequantize_interleaved(p, active().kernels->dequantize);
+  active().kernels->dequantize(p);
 }
 
 constexpr std::array kQuantize{
@@ -153,7 +147,7 @@ template <class Problem, void (*Run)(const Problem&, const Context&)>
 constexpr std::array<KernelRow<Problem>, 1> kByGroup{{{"by_group", nullptr, Run}}};
 
 void fingerprint(const FingerprintProblem& p, const Context&) {
-  const auto found = static_cast<int64_t>(in_use().kernels->fingerprint(p.x));
+  const auto found = static_cast<int64_t>(active().kernels->fingerprint(p.x));
   if (p.to) *p.to = found;
   check(!p.expected || *p.expected == found, p.what,
         ": the weight has changed since it was quantized, so its cached codes are stale; quantize it again "

@@ -12,6 +12,7 @@
 
 #include "quire/base/check.h"
 #include "quire/base/env.h"
+#include "quire/base/lazy.h"
 
 namespace quire::cpu {
 namespace {
@@ -110,8 +111,8 @@ std::vector<std::string_view> supported() {
 }
 
 const Isa& active() {
-  static const Isa& isa = choose();
-  return isa;
+  static constinit Lazy<const Isa* const> isa;
+  return *isa.get([] { return &choose(); });
 }
 
 }  // namespace quire::cpu

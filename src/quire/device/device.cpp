@@ -2,6 +2,7 @@
 
 #include <atomic>
 
+#include "quire/base/lazy.h"
 #include "quire/cpu/device.h"
 
 namespace quire {
@@ -34,8 +35,8 @@ void register_device(const Device& device) {
 }
 
 const Context& host() {
-  static const Context context{.device = kDevices[0]};
-  return context;
+  static constinit Lazy<const Context> context;
+  return context.get([] { return Context{.device = kDevices[0]}; });
 }
 
 }  // namespace quire

@@ -6,6 +6,7 @@
 #include <string_view>
 
 #include "quire/base/env.h"
+#include "quire/base/lazy.h"
 #include "quire/base/parallel.h"
 #include "quire/device/observer.h"
 #include "quire/spec/check_problem.h"
@@ -17,7 +18,8 @@ namespace quire {
 std::string_view forced_kernel(std::string_view setting, std::string_view op);
 /// The same of the environment, which is read once.
 inline std::string_view forced_kernel(std::string_view op) {
-  static const std::string_view setting = env::kernel();
+  static constinit Lazy<const std::string_view> read;
+  const std::string_view setting = read.get(&env::kernel);
   return setting.empty() ? std::string_view() : forced_kernel(setting, op);
 }
 

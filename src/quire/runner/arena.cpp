@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <mutex>
 
+#include "quire/base/lazy.h"
 #include "quire/base/process_mutex.h"
 #include "quire/spec/groups.h"
 
@@ -14,10 +15,9 @@ struct Pool {
   std::vector<std::unique_ptr<Arena>> idle;
 };
 
-/// Never destroyed: threads may still compute while the process ends.
 Pool& pool() {
-  static Pool* const p = new Pool;
-  return *p;
+  static constinit Lazy<Pool> one;
+  return one.get();
 }
 
 }  // namespace

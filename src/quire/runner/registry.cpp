@@ -5,6 +5,7 @@
 #include <mutex>
 
 #include "quire/base/check.h"
+#include "quire/base/lazy.h"
 #include "quire/base/process_mutex.h"
 
 namespace quire {
@@ -17,10 +18,9 @@ struct Registry {
   std::map<std::string, RegisteredRunnerPtr, std::less<>> by_name;
 };
 
-/// Never destroyed: libraries may register and unregister while others are being unloaded.
 Registry& registry() {
-  static Registry* const r = new Registry;
-  return *r;
+  static constinit Lazy<Registry> one;
+  return one.get();
 }
 
 std::string title(const RegisteredRunner& r) {

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "quire/base/check.h"
+#include "quire/base/lazy.h"
 #include "quire/base/process_mutex.h"
 #include "quire/device/dispatch.h"
 #include "quire/quantize/quantize.h"
@@ -97,8 +98,8 @@ struct Counts {
 };
 
 Counts& counts() {
-  static Counts c;
-  return c;
+  static constinit quire::Lazy<Counts> one;
+  return one.get();
 }
 
 bool counting() { return counts().on.load(std::memory_order_relaxed); }
@@ -191,8 +192,8 @@ class Listener final : public quire::Observer {
 }  // namespace
 
 quire::Observer* listener() {
-  static Listener one;
-  return &one;
+  static constinit quire::Lazy<Listener> one;
+  return &one.get();
 }
 
 void begin_explanation() {

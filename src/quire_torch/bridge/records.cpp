@@ -8,6 +8,7 @@
 #include <mutex>
 #include <utility>
 
+#include "quire/base/lazy.h"
 #include "quire/base/process_mutex.h"
 #include "quire/device/device.h"
 #include "quire_torch/bridge/tensor.h"
@@ -30,8 +31,8 @@ struct Records {
 };
 
 Records& records() {
-  static Records r;
-  return r;
+  static constinit quire::Lazy<Records> one;
+  return one.get();
 }
 
 at::Device device_of(const quire::Context& context) {

@@ -8,6 +8,7 @@
 #include <string>
 #include <string_view>
 
+#include "quire/base/lazy.h"
 #include "quire/base/process_mutex.h"
 #include "quire/spec/activation.h"
 #include "quire/spec/linear_spec.h"
@@ -41,15 +42,19 @@ class Interned {
     std::string text;
     T value;
   };
+  struct Table {
+    quire::ProcessMutex mutex;
+    std::deque<Row> rows;  ///< a deque never moves its elements
+  };
   explicit Interned(const Row* row) : row_(row) {}
 
   static const Row* find_or_add(std::string_view text) {
-    static quire::ProcessMutex mutex;
-    static std::deque<Row> rows;  // a deque never moves its elements
-    const std::lock_guard lock(mutex);
-    for (const Row& r : rows)
+    static constinit quire::Lazy<Table> made;
+    Table& table = made.get();
+    const std::lock_guard lock(table.mutex);
+    for (const Row& r : table.rows)
       if (r.text == text) return &r;
-    return &rows.emplace_back(Row{std::string(text), T::parse(text)});
+    return &table.rows.emplace_back(Row{std::string(text), T::parse(text)});
   }
 
   const Row* row_ = nullptr;

@@ -19,6 +19,7 @@
 #include <string>
 
 #include "quire/base/float_mode.h"
+#include "quire/base/lazy.h"
 #include "quire_torch/op/boxing.h"
 #include "quire_torch/op/once_differentiable.h"
 #include "quire_torch/op/outputs.h"
@@ -193,11 +194,11 @@ template <class Op, bool all = true>
 Results<Op> call(const typename Op::Args& args) {
   if constexpr (detail::HasKernel<Op>)
     if (detail::bypasses_dispatcher(args)) return detail::run_kernel<Op, all>(args);
-  static const c10::OperatorHandle op = detail::find<Op>();
+  static constinit quire::Lazy<const c10::OperatorHandle> found;
   Stack stack;
   stack.reserve(member_count<typename Op::Args>());
   for_each_field<typename Op::Args>([&](auto field) { stack.push_back(box_field(args.*(field.kMember))); });
-  op.callBoxed(stack);
+  found.get(&detail::find<Op>).callBoxed(stack);
   Results<Op> out;
   for (size_t i = 0; i < out.size(); ++i) out[i] = std::move(stack[i]).toTensor();
   return out;

@@ -6,6 +6,7 @@
 #include <map>
 #include <mutex>
 
+#include "quire/base/lazy.h"
 #include "quire/base/process_mutex.h"
 #include "quire/state/state.h"
 #include "quire_torch/op/op.h"
@@ -21,8 +22,8 @@ struct Stashes {
 };
 
 Stashes& stashes() {
-  static Stashes s;
-  return s;
+  static constinit quire::Lazy<Stashes> one;
+  return one.get();
 }
 
 /// More calls than any process waits with, so that counting one more never overflows.

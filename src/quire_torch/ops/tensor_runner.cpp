@@ -7,6 +7,7 @@
 #include <mutex>
 #include <utility>
 
+#include "quire/base/lazy.h"
 #include "quire/base/process_mutex.h"
 #include "quire_torch/bridge/tensor.h"
 
@@ -19,8 +20,8 @@ struct Dropped {
 };
 
 Dropped& dropped() {
-  static Dropped* const d = new Dropped;  // never destroyed: runners may outlive static objects
-  return *d;
+  static constinit quire::Lazy<Dropped> one;
+  return one.get();
 }
 
 /// A tensor of its own with the values of lent rows.
@@ -68,7 +69,9 @@ PythonRunner::~PythonRunner() {
 }
 
 void PythonRunner::run(const std::vector<at::Tensor>& inputs, at::Tensor& y) {
-  static const c10::OperatorHandle op = c10::Dispatcher::singleton().findSchemaOrThrow("quire::runner_call_python", "");
+  static constinit quire::Lazy<const c10::OperatorHandle> found;
+  const c10::OperatorHandle& op =
+      found.get([] { return c10::Dispatcher::singleton().findSchemaOrThrow("quire::runner_call_python", ""); });
   torch::jit::Stack stack{function_, inputs};
   op.callBoxed(stack);
   const at::Tensor& made = stack.back().toTensor();
