@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+import quick_dynamo  # noqa: F401, changes Dynamo
 from devices import DEVICES, prepare
 
 #: Tests of the test device itself, and of quire on it.

@@ -17,6 +17,8 @@ from pathlib import Path
 
 import pytest
 
+import quick_dynamo  # noqa: F401, changes Dynamo
+
 #: Seconds that a collective waits for other ranks, and that a function may take.
 PATIENCE, DEADLINE = 60, 120
 

@@ -12,6 +12,8 @@ from collections.abc import Callable, Mapping
 from multiprocessing.connection import Connection
 from pathlib import Path
 
+import quick_dynamo  # noqa: F401, changes Dynamo
+
 #: What most of them use.
 MODULES = ["quire", "torch._inductor.compile_fx", "torch.distributed.fsdp", "torch.distributed.checkpoint"]
 MODULES += ["matplotlib.pyplot", "tqdm"]
