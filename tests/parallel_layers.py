@@ -86,8 +86,9 @@ def with_scales(model, recipe):
             layer.recipe = recipe
             layer.add_input_scales()
             least = next(value for spec, value in _LEAST.items() if recipe.input_spec.startswith(spec))
+            groups = torch.tensor(layer.own_groups() if hasattr(layer, "own_groups") else [0])
             for scale in layer.buffers(recurse=False):
-                scale.copy_(least * (1 + torch.arange(len(scale)) / 4))
+                scale.copy_(least * (1 + groups / 4))
     return model
 
 
