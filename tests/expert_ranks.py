@@ -64,8 +64,9 @@ class Case:
 
 def part_of(part, name, t):
     """What this process has of a parameter or buffer of the whole mixture, or of its gradient."""
-    own = part.fc1.own_groups()
-    return t[own.start : own.stop] if name.endswith((".weight", ".bias", ".input_scale")) and "fc" in name else t
+    own, (layer, _, kind) = part.fc1.own_groups(), name.rpartition(".")
+    divided = layer in ("fc1", "fc2") and kind in ("weight", "bias", "input_scale")
+    return t[own.start : own.stop] if divided else t
 
 
 def own_tokens(case, t):
