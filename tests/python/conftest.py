@@ -57,9 +57,8 @@ def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
 def with_one_cache(tmp_path):
     """Runs programs, each in a process, that have an Inductor cache of their own. Returns the JSON that one prints. The
     first is a fork, and the others hash differently."""
-    path = ":".join([str(Path(__file__).parent), *sys.path])
     # Not where the programs run: folders of the cache have names of two letters, and PyTorch would import "z3" there.
-    environment = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache"), "PYTHONPATH": path}
+    environment = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache"), "PYTHONPATH": ":".join(sys.path)}
     script = tmp_path / "program.py"
 
     def run(program, *arguments):
