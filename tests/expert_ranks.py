@@ -16,9 +16,10 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import parallelize_module
 
 import quire
-from every_recipe import TABLE
+from parallel_layers import RECIPES, with_scales
 from quire.distributed import ExpertParallel
 from quire.distributed.experts import ExpertGroup, Sender, plan
+from quire.distributed.pieces import PlainPart
 from quire.moe import permute
 
 HIDDEN, INNER, EXPERTS, STEPS = 64, 96, 4, 2
@@ -45,7 +46,7 @@ class Case:
         layer = quire.MoE(HIDDEN, INNER, EXPERTS, params_dtype=self.dtype, **options, **ep)
         for expert in self.to:
             layer.expert_bias[expert] = 9.0
-        return layer
+        return with_scales(layer, RECIPES[self.recipe])
 
     def mixtures(self):
         """(of one process, of all processes)."""
@@ -62,9 +63,10 @@ class Case:
 
 
 def part_of(part, name, t):
-    """What this process has of a parameter of the whole mixture, or of its gradient."""
-    own = part.fc1.own_groups()
-    return t[own.start : own.stop] if name in ("fc1.weight", "fc1.bias", "fc2.weight", "fc2.bias") else t
+    """What this process has of a parameter or buffer of the whole mixture, or of its gradient."""
+    own, (layer, _, kind) = part.fc1.own_groups(), name.rpartition(".")
+    divided = layer in ("fc1", "fc2") and kind in ("weight", "bias", "input_scale")
+    return t[own.start : own.stop] if divided else t
 
 
 def own_tokens(case, t):
@@ -80,7 +82,7 @@ def data(case):
 
 
 def under(recipe):
-    return quire.autocast(enabled=TABLE[recipe] is not None, recipe=TABLE[recipe])
+    return quire.autocast(enabled=RECIPES[recipe] is not None, recipe=RECIPES[recipe])
 
 
 def in_two_dimensions(layer):
@@ -143,7 +145,7 @@ def compare(case, part, found, expected):
 def equals_one_process(rank, case):
     whole, part = case.mixtures()
     xs, dys = data(case)
-    recipe = TABLE[case.recipe]
+    recipe = RECIPES[case.recipe]
     expected = passes(whole, xs, dys, recipe, whole)
     own = ([own_tokens(case, x) for x in xs], [own_tokens(case, dy) for dy in dys])
     compare(case, part, passes(part, *own, recipe, WAYS[case.way](part)), expected)
@@ -204,7 +206,7 @@ def graphs_of_steps(rank, recipe, ep, backend):
 
     for counts in ((13, 27), (0, 8), (1, 0), (0, 0), (5, 1)):
         x = torch.randn(counts[rank], HIDDEN, generator=torch.Generator().manual_seed(rank))
-        one, other = (passes(m, [x], [x], TABLE[recipe], f)[0] for m, f in ((layer, unbacked), (eager, eager)))
+        one, other = (passes(m, [x], [x], RECIPES[recipe], f)[0] for m, f in ((layer, unbacked), (eager, eager)))
         for name, value in one.items():
             if name in ("dx", "router.weight"):  # the router's matmul is PyTorch's, which a compiler may add otherwise
                 torch.testing.assert_close(value, other[name], msg=lambda text, at=(counts, name): f"{at}: {text}")
@@ -221,7 +223,8 @@ def divided_by_style(rank, case):
     whole = case.make()
     part = case.make()
     if rank:  # whose own values are not taken
-        torch.nn.init.zeros_(next(part.fc1.parameters()))
+        for own in (next(part.fc1.parameters()), *part.fc1.buffers()):
+            torch.nn.init.ones_(own)
     part.router.load_state_dict(whole.router.state_dict())
     part = parallelize_module(part, init_device_mesh("cpu", (2,)), ExpertParallel(**case.ep))
     quire.set_rng_state(whole, quire.rng_state(part))
@@ -229,7 +232,7 @@ def divided_by_style(rank, case):
         wanted = whole.get_parameter(name)
         assert torch.equal(parameter.full_tensor() if isinstance(parameter, DTensor) else parameter, wanted), name
     xs, dys = data(case)
-    recipe = TABLE[case.recipe]
+    recipe = RECIPES[case.recipe]
     expected = passes(whole, xs, dys, recipe, whole)
     own = ([own_tokens(case, x) for x in xs], [own_tokens(case, dy) for dy in dys])
     found = passes(part, *own, recipe, WAYS[case.way](part))
@@ -244,7 +247,7 @@ def states(rank, single):
     """The state dict of this process's part, after it has loaded one process's; and the other way."""
 
     def make(single, **ep):
-        return Case("mxfp8", options={"bias": True, "single_grouped_weight": single}).make(**ep)
+        return Case("static_fp8", options={"bias": True, "single_grouped_weight": single}).make(**ep)
 
     group = distributed.group.WORLD
     whole, part, other = make(False), make(single, ep_group=group), make(not single, ep_group=group)
@@ -252,16 +255,16 @@ def states(rank, single):
         torch.nn.init.normal_(parameter)
     saved = whole.state_dict()
     for form in (saved, stacked(saved)):
-        for parameter in part.parameters():
-            torch.nn.init.zeros_(parameter)
+        for own in (*part.parameters(), *part.buffers()):
+            torch.nn.init.zeros_(own)
         assert not any(part.load_state_dict(form, strict=True))
-        for name, parameter in part.named_parameters():
+        for name, own in (*part.named_parameters(), *part.named_buffers()):
             wanted = part_of(part, name, (stacked(saved) if single else saved)[name])
-            assert torch.equal(parameter, wanted), name
+            assert torch.equal(own, wanted), name
     other.load_state_dict(part.state_dict())
     again = make(single, ep_group=group)
     again.load_state_dict(other.state_dict())
-    assert all(torch.equal(a, b) for a, b in zip(part.parameters(), again.parameters(), strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(part.state_dict().values(), again.state_dict().values(), strict=True))
     return set(saved), set(part.state_dict())
 
 
@@ -300,7 +303,7 @@ STACKED = {"single_grouped_weight": True, "bias": False}
 
 def stacks_saved_by_both(rank, folder):
     """A TrainingState of mixtures whose experts are one parameter, which has one name in all processes."""
-    _, part = Case("mxfp8", options=STACKED).mixtures()
+    _, part = Case("static_fp8", options=STACKED).mixtures()
     optimizer = torch.optim.AdamW(part.parameters())
     part(data(Case(""))[0][0][:9]).sum().backward()
     optimizer.step()
@@ -311,11 +314,13 @@ def stacks_saved_by_both(rank, folder):
     else:
         raise AssertionError("a process's experts were saved as all of them")
     checkpoint.save({"train": quire.TrainingState(part, optimizer)}, checkpoint_id=folder)
-    return {name: parameter.detach().clone() for name, parameter in part.named_parameters()}
+    return {name: value.plain() if isinstance(value, PlainPart) else value for name, value in part.state_dict().items()}
 
 
 def stacks_loaded_by_one(folder):
-    whole = Case("mxfp8", options=STACKED).make()
+    whole = Case("static_fp8", options=STACKED).make()
+    for scale in whole.buffers():
+        scale.fill_(torch.nan)
     optimizer = torch.optim.AdamW(whole.parameters())
     checkpoint.load({"train": quire.TrainingState(whole, optimizer)}, checkpoint_id=folder)
     return whole.state_dict(), [optimizer.state[parameter]["exp_avg"].any() for parameter in whole.parameters()]

@@ -74,9 +74,9 @@ def other_rank_in_backward(rank, sequence, act):
     return message(y.backward)
 
 
-def compiled(rank, backward):
-    """Rank 1 ends. What rank 0, which is compiled, tells about it: its error, the comments of the generated code above
-    the line that failed, and what TORCH_LOGS=graph_code logged."""
+def compiled(rank):
+    """Rank 1 ends. What rank 0, which is compiled, tells about it, of a forward and of a backward pass: the error, and
+    the comments of the generated code above the line that failed; and what TORCH_LOGS=graph_code logged."""
     lines = []
     handler = logging.Handler()
     handler.emit = lambda record: lines.append(record.getMessage())
@@ -89,13 +89,18 @@ def compiled(rank, backward):
         y.backward(retain_graph=True)
         if rank == 1:
             return leave("ends")
-        try:
-            y.backward() if backward else run(x)
-        except RuntimeError as error:
-            frames = traceback.extract_tb(error.__traceback__)
-            (failed,) = [frame for frame in frames if "_c10d_functional" in frame.line]
-            above = Path(failed.filename).read_text().splitlines()[: failed.lineno]
-            return str(error), [line.strip() for line in above if "Source Nodes" in line], "\n".join(lines)
+        return line_that_failed(lambda: run(x)), line_that_failed(y.backward), "\n".join(lines)
+
+
+def line_that_failed(call):
+    """(error, comments above)."""
+    try:
+        call()
+    except RuntimeError as error:
+        frames = traceback.extract_tb(error.__traceback__)
+        (failed,) = [frame for frame in frames if "_c10d_functional" in frame.line]
+        above = Path(failed.filename).read_text().splitlines()[: failed.lineno]
+        return str(error), [line.strip() for line in above if "Source Nodes" in line]
 
 
 def interrupted(rank):

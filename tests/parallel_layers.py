@@ -1,5 +1,6 @@
 """Layers of one process and the same layers divided over processes, for functions that tests/ranks.py runs."""
 
+import itertools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
@@ -86,8 +87,9 @@ def with_scales(model, recipe):
             layer.recipe = recipe
             layer.add_input_scales()
             least = next(value for spec, value in _LEAST.items() if recipe.input_spec.startswith(spec))
+            groups = torch.tensor(layer.own_groups() if hasattr(layer, "own_groups") else [0])
             for scale in layer.buffers(recurse=False):
-                scale.copy_(least * (1 + torch.arange(len(scale)) / 4))
+                scale.copy_(least * (1 + groups / 4))
     return model
 
 
@@ -231,17 +233,25 @@ def equals_one_process(rank, case):
     compare(case, passes(part, *own, recipe, WAYS[case.way](part), **case.call), expected)
 
 
-def infinities_reach_every_rank(rank, recipe):
-    """An Inf among the tokens of the last rank makes NaN what it makes NaN in one process."""
-    case = Case(recipe, sequence=True)
-    whole, part = (case.make(division) for division in (None, Parallel("column", distributed.group.WORLD, True)))
-    xs, dys = data(case)
-    xs[0][-1, -1] = torch.inf
-    expected = passes(whole, xs[:1], dys[:1], RECIPES[recipe])[0]
-    (found,) = passes(part, [part_of(case, "x", xs[0])], [part_of(case, "dy", dys[0])], RECIPES[recipe])
-    assert expected["y"].isnan().all() and expected["weight"].isnan().all() and expected["dx"].isfinite().all()
-    for name, value in found.items():
-        assert torch.equal(value.isnan(), part_of(case, name, expected[name]).isnan()), name
+def infinities_differ(rank, recipe, overlap):
+    """The results of a Linear that are not NaN on this rank where those of one process are: (mode, operand, result) if
+    the last element of that operand, which the last rank has, is Inf."""
+    found = set()
+    for mode, sequence, operand in itertools.product(("column", "row"), (False, True), ("x", "dy", "weight")):
+        case = Case(recipe, mode=mode, sequence=sequence)
+        parallel = Parallel(mode, distributed.group.WORLD, sequence, overlap=overlap if sequence else None)
+        whole, part = (case.make(division) for division in (None, parallel))
+        x, dy = (of_steps[0] for of_steps in data(case))
+        with torch.no_grad():
+            {"x": x, "dy": dy, "weight": whole.weight}[operand][-1, -1] = torch.inf
+            part.weight.copy_(part_of(case, "weight", whole.weight))
+        (expected,) = passes(whole, [x], [dy], RECIPES[recipe])
+        (results,) = passes(part, [part_of(case, "x", x)], [part_of(case, "dy", dy)], RECIPES[recipe])
+        assert any(not value.isfinite().all() for value in expected.values())
+        for name, value in results.items():
+            if name != "bias" and not torch.equal(value.isfinite(), part_of(case, name, expected[name]).isfinite()):
+                found.add((mode, operand, name))
+    return found
 
 
 def calibrates_as_one_process(rank, mode, sequence):

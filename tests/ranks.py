@@ -59,8 +59,13 @@ def _serve(rank: int, size: int, folder: str, pipe) -> None:
     torch.set_num_threads(1)
     store = distributed.FileStore(str(Path(folder) / "store"), size)
     distributed.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=PATIENCE))
+    imported = 0
     while (task := pipe.recv()) is not None:
         function, arguments = task
+        if len(sys.modules) > imported:  # no later collection looks at what imports have made
+            gc.collect()
+            gc.freeze()
+            imported = len(sys.modules)
         faulthandler.dump_traceback_later(DEADLINE - 10)
         try:
             pipe.send((True, function(rank, *arguments)))

@@ -298,7 +298,7 @@ def quantized_parameters_have_masters(rank, recipe):
     assert model[0].weight.dtype == torch.float32
 
 
-def static_scales_equal_one_process(rank, recipe, ways=("values", "codes", "in a graph", "compiled")):
+def static_scales_equal_one_process(rank, recipe, ways):
     """Layers whose x has a scale of their own, a buffer that every rank has whole; values and codes are gathered, by
     fully_shard and within a graph."""
     xs = torch.randn(2, TOKENS, IN, generator=torch.Generator().manual_seed(7))

@@ -1,6 +1,7 @@
 """Processes that begin with PyTorch and quire imported, which takes seconds: forks of one that has done nothing else.
 All of them hash alike."""
 
+import gc
 import multiprocessing
 import os
 import runpy
@@ -68,6 +69,7 @@ def call(function: Callable[..., object], *arguments: object) -> None:
 
 
 def _call(answer: Connection, function: Callable[..., object], arguments: tuple) -> None:
+    gc.freeze()  # no collection looks at what imports have made
     try:
         function(*arguments)
         answer.send("")
@@ -76,6 +78,7 @@ def _call(answer: Connection, function: Callable[..., object], arguments: tuple)
 
 
 def _run(command: list[str], outputs: list[Path], environment: dict[str, str], missing: str, folder: str) -> None:
+    gc.freeze()
     os.environ.update(environment)
     os.chdir(folder)
     for number, stream, path in zip((1, 2), (sys.stdout, sys.stderr), outputs, strict=True):

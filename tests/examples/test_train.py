@@ -1,12 +1,10 @@
 """The training example, run through its command line, in processes of its own."""
 
-import functools
 import importlib.util
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -22,9 +20,10 @@ for needed in ("tqdm", "matplotlib"):
         pytest.skip(f"examples/train needs {needed}", allow_module_level=True)
 
 SCRIPT = Path(__file__).resolve().parents[2] / "examples" / "train" / "train.py"
-SIZE = "--layers 2 --width 64 --seq 32 --batch 2 --steps 6 --validation-batches 2".split()
-#: Most of the time is that of compiling.
-EAGER = (*SIZE, "--backend", "aot_eager")
+SIZE = "--layers 2 --width 128 --seq 32 --batch 4 --steps 6 --validation-batches 2".split()
+#: Most of the time is that of compiling: test_parallel_graphs.py compiles such graphs with Inductor.
+EAGER = (*SIZE, "--dtype", "fp32", "--backend", "aot_eager")
+MIXTURE = ("--moe", 4)
 RECIPES = ("baseline", "fp8_delayed", "nvfp4")
 SECONDS = 1800
 
@@ -85,26 +84,18 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     return out, train_successfully(*EAGER, "--recipe", ",".join(RECIPES), "--out", out)
 
 
-#: The same graphs, which test_parallel_graphs.py compiles with Inductor.
-DIVIDED = (*EAGER, "--width", 128, "--dtype", "fp32")
-
-
 @pytest.fixture(scope="module")
-def one(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., dict[str, dict]]:
-    """What one process comes to with DIVIDED and these arguments."""
-
-    @functools.cache
-    def run(*arguments: object) -> dict[str, dict]:
-        out = tmp_path_factory.mktemp("one")
-        train_successfully(*DIVIDED, "--recipe", "baseline,nvfp4", *arguments, "--out", out)
-        return runs_of(out)
-
-    return run
+def mixture(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """Likewise, of a mixture of experts."""
+    out = tmp_path_factory.mktemp("mixture")
+    return out, train_successfully(*EAGER, *MIXTURE, "--recipe", "baseline,nvfp4", "--out", out)
 
 
 def assert_losses_of_one(losses: dict[str, list[float]], alone: dict[str, dict], parallel: str) -> None:
     if "baseline" in losses:
         assert losses["baseline"] == pytest.approx(alone["baseline"]["losses"], rel=1e-5)
+    if "nvfp4" not in losses:
+        return
     # The first loss has the bits of one process. A sum that differs in its last bit is then rounded to another code.
     # Where batches are divided, processes besides quantize tokens of their own, and a token may come to another expert.
     within = {"fsdp": 1e-3, "tp+fsdp": 1e-3, "ep": 5e-3}.get(parallel, 1e-6)
@@ -112,14 +103,14 @@ def assert_losses_of_one(losses: dict[str, list[float]], alone: dict[str, dict],
     assert losses["nvfp4"] == pytest.approx(alone["nvfp4"]["losses"], rel=1e-2)
 
 
-# A baseline and a resumed run where they tell most, and one as a user starts it.
+# A baseline and a resumed run where they tell most, and one that torchrun starts.
 @pytest.mark.parametrize(
     ("processes", "parallel", "recipes", "stops"),
     [
         (2, "tp", ("nvfp4",), False),
         (2, "sp", ("baseline", "nvfp4"), False),
         (2, "fsdp", ("nvfp4",), False),
-        (4, "tp+fsdp", ("baseline", "nvfp4"), True),
+        (4, "tp+fsdp", ("baseline",), True),
         (2, "ep", ("nvfp4",), False),
     ],
 )
@@ -128,17 +119,17 @@ def test_several_processes_come_to_the_losses_of_one(
     parallel: str,
     recipes: tuple[str, ...],
     stops: bool,
-    one: Callable[..., dict[str, dict]],
+    request: pytest.FixtureRequest,
     tmp_path: Path,
 ) -> None:
-    moe = ("--moe", 4) if parallel == "ep" else ()
-    alone = one(*moe)
+    moe = MIXTURE if parallel == "ep" else ()
+    alone = runs_of(request.getfixturevalue("mixture" if moe else "finished")[0])
     options = ("--recipe", ",".join(recipes), "--processes", processes, "--parallel", parallel, "--out", tmp_path)
     parts = (("--stop-after", 3), ("--resume",)) if stops else ((),)
     printed = ""
     for part in parts:
-        arguments = (*DIVIDED, *moe, *options, *part)
-        run = [train_as_a_user(*arguments)] if parallel == "tp" else train_as_torchrun(processes, *arguments)
+        arguments = (*EAGER, *moe, *options, *part)
+        run = [train(*arguments)] if parallel == "tp" else train_as_torchrun(processes, *arguments)
         printed += printed_by(*run)
     said = f"baseline in fp32, {processes} processes ({parallel}) of"
     assert printed.count(said) == len(parts), "one process alone prints"
@@ -180,8 +171,9 @@ def test_every_run_is_one_graph_forward_and_loses_what_it_learns(finished: tuple
 
 
 def test_a_run_of_a_user_is_one_graph_of_inductor_with_the_losses_of_the_other_backend(tmp_path: Path) -> None:
-    options = ("--layers", 1, "--recipe", "nvfp4", "--out")
-    printed_by(train_as_a_user(*SIZE, *options, tmp_path), train(*EAGER, *options, tmp_path / "other"))
+    options = (*SIZE, "--layers", 1, "--width", 64, "--recipe", "nvfp4", "--out")
+    other = train(*options, tmp_path / "other", "--backend", "aot_eager")
+    printed_by(train_as_a_user(*options, tmp_path), other)
     results = json.loads((tmp_path / "results.json").read_text())
     assert results["settings"]["backend"] == "inductor"
     (run,), other = results["runs"], runs_of(tmp_path / "other")["nvfp4"]
@@ -189,10 +181,12 @@ def test_a_run_of_a_user_is_one_graph_of_inductor_with_the_losses_of_the_other_b
     assert run["losses"] == pytest.approx(other["losses"], rel=1e-2)
 
 
-def test_a_mixture_of_experts_trains_in_one_graph_to_the_loss_of_its_baseline(tmp_path: Path) -> None:
-    printed = train_successfully(*EAGER, "--moe", 4, "--recipe", "baseline,nvfp4", "--out", tmp_path)
-    assert "2 layers with 4 experts of width 64" in printed
-    runs = runs_of(tmp_path)
+def test_a_mixture_of_experts_trains_in_one_graph_to_the_loss_of_its_baseline(
+    mixture: tuple[Path, str], tmp_path: Path
+) -> None:
+    out, printed = mixture
+    assert "2 layers with 4 experts of width 128" in printed
+    runs = runs_of(out)
     for run in runs.values():
         assert run["train_graphs"] == run["validation_graphs"] == 1
         assert run["graph_breaks"] == 0
@@ -228,7 +222,7 @@ def test_a_table_a_plot_and_a_checkpoint_per_recipe_are_written(finished: tuple[
 
 def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(finished: tuple[Path, str], tmp_path: Path) -> None:
     whole, _ = finished
-    arguments = (*EAGER, "--recipe", ",".join(RECIPES), "--out", tmp_path)
+    arguments = (*EAGER, "--recipe", ",".join(RECIPES[1:]), "--out", tmp_path)
     assert "--resume continues" in train_successfully(*arguments, "--stop-after", 3)
     assert not (tmp_path / "results.json").exists()
     train_successfully(*arguments, "--resume")

@@ -34,7 +34,7 @@ SIZES = {"exact": {}, "capacity": {"ep_capacity": 64}}
 
 
 @pytest.mark.parametrize("sizes", SIZES)
-@pytest.mark.parametrize("recipe", TABLE)
+@pytest.mark.parametrize("recipe", [*TABLE, "static_fp8"])
 def test_results_are_those_of_one_process(two, recipe, sizes):
     two.run(equals_one_process, Case(recipe, ep=SIZES[sizes]))
 
@@ -139,7 +139,7 @@ def test_one_graph_of_inductor_serves_them_too(two):
 
 @pytest.mark.parametrize(("single", "way"), [(False, "eager"), (True, "eager"), (True, "compiled")])
 def test_a_style_divides_a_mixture(two, single, way):
-    for recipe in ("high_precision", "nvfp4", "delayed") if way == "eager" else ("nvfp4",):
+    for recipe in ("high_precision", "nvfp4", "delayed", "static_nvfp4") if way == "eager" else ("nvfp4",):
         case = Case(recipe, options={"bias": False, "single_grouped_weight": single}, way=way)
         (names, kinds), (others, _) = two.run(divided_by_style, case)
     assert names == (
@@ -155,7 +155,8 @@ def test_a_style_divides_a_mixture(two, single, way):
 def test_state_dicts_of_processes_and_of_one_fit_together(two, single):
     (whole, first), (_, second) = two.run(states, single)
     if not single:
-        assert first | second == whole and first & second == {"router.weight"}
+        both = {"router.weight", "fc1.input_scale", "fc2.input_scale"}
+        assert first | second == whole and first & second == both
 
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
@@ -173,7 +174,7 @@ def test_one_process_loads_stacks_of_experts_of_two(two, tmp_path):
     parts = two.run(stacks_saved_by_both, str(tmp_path / "saved"))
     state, trained = stacks_loaded_by_one(str(tmp_path / "saved"))
     assert all(trained)
-    for name in ("fc1.weight", "fc2.weight"):
+    for name in ("fc1.weight", "fc2.weight", "fc1.input_scale", "fc2.input_scale"):
         assert torch.equal(state[name], torch.cat([part[name] for part in parts])), name
 
 

@@ -53,7 +53,7 @@ def test_a_mixture_is_one_graph(two):
 @pytest.mark.parametrize(
     ("recipe", "ep", "way", "style"),
     each_value(
-        ("nvfp4", "mxfp8", "delayed"),
+        ("nvfp4", "mxfp8", "delayed", "static_fp8"),
         ({}, {"capacity": 64}),
         ("eager", "compiled", "exact"),
         (False, True),
@@ -86,7 +86,7 @@ def test_training_states_of_parts_are_those_of_the_whole(two, options, tmp_path)
 
 @pytest.mark.slow
 def test_training_states_of_experts_over_two_dimensions(four, tmp_path):
-    four.run(states_travel, Case("mxfp8", (13, 27)), str(tmp_path))
+    four.run(states_travel, Case("static_fp8", (13, 27)), str(tmp_path))
 
 
 def test_what_does_not_go_with_a_tp_group_is_said_in_words(two):

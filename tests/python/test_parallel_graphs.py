@@ -96,8 +96,9 @@ def test_graphs_are_the_same_text_on_every_rank(name):
 ONE_RANK = """
 import json, sys, torch, quire
 from torch._dynamo.utils import counters
+from parallel_graphs import IN, OUT, inputs
+from quire.distributed import Parallel
 from ranks import rank_of
-from test_parallel_graphs import IN, OUT, Parallel, inputs
 with rank_of(int(sys.argv[1]), 2) as world:
     layer = quire.LayerNormMLP(IN, OUT, parallel=Parallel("column", world, sequence=True))
     for recipe in ("nvfp4", "fp8_delayed"):

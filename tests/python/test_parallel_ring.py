@@ -156,11 +156,11 @@ def test_inductor_multiplies_one_piece_while_another_one_travels(group):
 
 def test_graphs_in_pieces_are_the_same_text_on_every_rank():
     texts = []
-    for rank in (0, 1, 3):
+    for rank in (0, 3):
         with rank_of(rank, 4) as world:
             found = [graphs(ring(mode, world), inputs(mode, True, 4), TABLE["nvfp4"]) for mode in MODES]
             texts.append([text for one in found for _, _, text in one])
-    assert texts[0] == texts[1] == texts[2]
+    assert texts[0] == texts[1]
 
 
 @pytest.mark.parametrize(("tokens", "in_pieces"), [(512, True), (TOKENS, False)])

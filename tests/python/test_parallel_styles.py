@@ -20,6 +20,7 @@ from style_ranks import STYLES, all_ways_give_the_same, block_equals_one_process
 DIVIDED = list(itertools.product(("column", "row"), (False, True)))
 #: One for each way in which scales follow from a tensor, and for the random stream.
 SOME = ("high_precision", "fp8_current", "fp8_block", "mxfp8", "nvfp4", "delayed")
+FEW = ("high_precision", "mxfp8", "nvfp4")
 
 
 # The operator has the full cross in test_parallel_linear.py. Of a style only the way of scales may differ.
@@ -63,20 +64,18 @@ def test_layers_with_a_norm(two, recipe, way, kind, sequence):
         two.run(layer_equals_one_process, "own", Case(recipe, kind, "column", sequence, tokens, way=way))
 
 
-@pytest.mark.parametrize("style", STYLES)
-@pytest.mark.parametrize(("mode", "sequence"), DIVIDED)
-@pytest.mark.parametrize("options", OPTIONS, ids=lambda options: ", ".join(options))
-def test_options_of_the_layer(two, options, mode, sequence, style):
-    for recipe in ("high_precision", "nvfp4", "mxfp8"):
-        two.run(layer_equals_one_process, style, Case(recipe, "Linear", mode, sequence, options=options))
+@pytest.mark.parametrize(
+    ("option", "divided", "style", "recipe"), pairwise(range(len(OPTIONS)), DIVIDED, list(STYLES), FEW)
+)
+def test_options_of_the_layer(two, option, divided, style, recipe):
+    two.run(layer_equals_one_process, style, Case(recipe, "Linear", *divided, options=OPTIONS[option]))
 
 
-@pytest.mark.parametrize("style", STYLES)
-@pytest.mark.parametrize(("mode", "sequence"), DIVIDED)
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_dtypes(two, dtype, mode, sequence, style):
-    for recipe in ("high_precision", "nvfp4", "mxfp8"):
-        two.run(layer_equals_one_process, style, Case(recipe, "Linear", mode, sequence, dtype=dtype))
+@pytest.mark.parametrize(
+    ("dtype", "divided", "style", "recipe"), pairwise((torch.bfloat16, torch.float16), DIVIDED, list(STYLES), FEW)
+)
+def test_dtypes(two, dtype, divided, style, recipe):
+    two.run(layer_equals_one_process, style, Case(recipe, "Linear", *divided, dtype=dtype))
 
 
 @pytest.mark.parametrize(("recipe", "dim"), [*((name, 0) for name in SOME), ("nvfp4", 1), ("delayed", None)])
@@ -84,12 +83,12 @@ def test_converting_first_or_last_and_either_style_give_the_same_model(two, reci
     two.run(all_ways_give_the_same, recipe, dim)
 
 
-@pytest.mark.parametrize("norm", [torch.nn.LayerNorm, quire.LayerNorm, quire.RMSNorm])
-@pytest.mark.parametrize("dim", [None, 0, 1])
-@pytest.mark.parametrize("style", STYLES)
-def test_a_block_of_a_model_is_that_of_one_process(two, style, dim, norm):
-    for recipe in ("high_precision", "mxfp8", "nvfp4"):
-        two.run(block_equals_one_process, recipe, (style, dim), norm, None)
+@pytest.mark.parametrize(
+    ("style", "dim", "norm", "recipe"),
+    pairwise(list(STYLES), (None, 0, 1), (torch.nn.LayerNorm, quire.LayerNorm, quire.RMSNorm), FEW),
+)
+def test_a_block_of_a_model_is_that_of_one_process(two, style, dim, norm, recipe):
+    two.run(block_equals_one_process, recipe, (style, dim), norm, None)
 
 
 @pytest.mark.parametrize(("style", "dim", "recipe"), pairwise(list(STYLES), [None, 0, 1], ["high_precision", "mxfp8"]))

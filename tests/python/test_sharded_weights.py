@@ -234,13 +234,16 @@ def test_quantized_parameters_become_their_masters(two, recipe):
     two.run(quantized_parameters_have_masters, recipe)
 
 
-@pytest.mark.parametrize("recipe", ["x=fp8_tensor:given,w=fp8_tensor", "x=nvfp4:given,w=nvfp4"])
-def test_static_scales_are_those_of_one_process(two, recipe):
-    two.run(static_scales_equal_one_process, f"{recipe},dy=mxfp8:e5m2")
-
-
-def test_static_scales_whose_codes_backward_decodes_are_those_of_one_process(two):
-    two.run(static_scales_equal_one_process, "x=nvfp4:given,w=nvfp4,dy=mxfp8:e5m2,backward=dequantized", ["in a graph"])
+@pytest.mark.parametrize(
+    ("recipe", "ways"),
+    [
+        ("x=fp8_tensor:given,w=fp8_tensor,dy=mxfp8:e5m2", ("values", "codes", "in a graph")),
+        ("x=nvfp4:given,w=nvfp4,dy=mxfp8:e5m2", ("codes", "compiled")),
+        ("x=nvfp4:given,w=nvfp4,dy=mxfp8:e5m2,backward=dequantized", ("in a graph",)),
+    ],
+)
+def test_static_scales_are_those_of_one_process(two, recipe, ways):
+    two.run(static_scales_equal_one_process, recipe, ways)
 
 
 @pytest.mark.parametrize(("recipe", "amaxes"), [("mxfp8", 0), ("nvfp4", 1)])

@@ -182,7 +182,8 @@ class Parallel:
 
     def share_first(self, state: torch.Tensor) -> None:
         """Overwrites a tensor, of every rank of the group, by that of the rank with part 0."""
-        distributed.broadcast(state, self.first_rank(), group=self._group())
+        if not state.is_meta:
+            distributed.broadcast(state, self.first_rank(), group=self._group())
 
     def caller(self, layer: str) -> str:
         """Who calls a collective, for errors. layer: its class and its path."""

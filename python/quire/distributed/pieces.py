@@ -22,7 +22,7 @@ class Piece(NamedTuple):
 
 
 class PlainPart(torch.Tensor):
-    """What a state_dict has of a parameter that is this rank's shard. It is a plain tensor in everything, and
+    """What a state_dict has of a parameter or buffer that is this rank's shard. It is a plain tensor in everything, and
     torch.distributed.checkpoint, which would save or load it as the whole, gets an error."""
 
     __torch_function__ = torch._C._disabled_torch_function_impl
@@ -39,14 +39,14 @@ class PlainPart(torch.Tensor):
 
     def __create_write_items__(self, fqn: str, _: object) -> list[WriteItem]:
         raise RuntimeError(
-            f"quire: {fqn}, {list(self.shape)}, is this rank's shard of a weight, which torch.distributed.checkpoint "
-            "would take for the whole; save and load quire.TrainingState(model, optimizer), or shard the layer by "
-            "parallelize_module instead of parallel="
+            f"quire: {fqn}, {list(self.shape)}, is this rank's shard of a tensor, which torch.distributed.checkpoint "
+            "would take for the whole; save and load quire.TrainingState(model, optimizer), or, for a weight, shard "
+            "the layer by parallelize_module instead of parallel="
         )
 
     def __create_chunk_list__(self) -> list[ChunkStorageMetadata]:
         raise RuntimeError(
-            "quire: an entry is this rank's shard of a weight, which torch.distributed.checkpoint would take for the "
+            "quire: an entry is this rank's shard of a tensor, which torch.distributed.checkpoint would take for the "
             "whole; save and load quire.TrainingState(model, optimizer)"
         )
 

@@ -161,9 +161,9 @@ class GroupedLinear(ProductModule):
 
     def _share_stream(self) -> None:
         """Parts of one weight get the random stream of the first of them. All ranks must call it."""
-        if not self.sr_state.is_meta:
-            shared = torch.cat([self.sr_state, self.sr_state.new_tensor([self.stream])])
-            self.parallel.share_first(shared)
+        shared = torch.cat([self.sr_state, self.sr_state.new_tensor([self.stream])])
+        self.parallel.share_first(shared)
+        if not shared.is_meta:
             self.sr_state.copy_(shared[:2])
             self.stream = int(shared[2])
 
@@ -179,13 +179,14 @@ class GroupedLinear(ProductModule):
         return self.stream
 
     def own_parts(self) -> dict[str, Division]:
-        """Parameters that other ranks have under the same name, with other values."""
-        if self.expert_group is not None:
-            stacked = {name: self._parameters.get(name) for name in ("weight", "bias")}
-            if self.drawn_as is not None:  # each group has a parameter, whose name no other rank of ep_group has
-                return self._parts_of_groups()
-            return {name: self.expert_group for name, t in stacked.items() if t is not None and not is_dtensor(t)}
-        return self._parts_of_groups()
+        """Parameters and static scales that other ranks have under the same name, with other values."""
+        if self.expert_group is None:
+            return self._parts_of_groups()
+        found: dict[str, Division] = dict.fromkeys(self.input_scales(), self.expert_group)
+        if self.drawn_as is not None:  # each group has a parameter, whose name no other rank of ep_group has
+            return found | self._parts_of_groups()
+        stacked = [name for name in ("weight", "bias") if name in self._parameters]
+        return found | {name: self.expert_group for name in stacked if not is_dtensor(self._parameters[name])}
 
     def _parts_of_groups(self) -> dict[str, Division]:
         if self.drawn_as is None:
@@ -225,6 +226,11 @@ class GroupedLinear(ProductModule):
                 experts.broadcast(parameter.detach(), source)
             if int(name.removeprefix("weight").removeprefix("bias")) not in own:
                 del self._parameters[name]
+        for name in self.input_scales():
+            scale = self._buffers[name]
+            if source is not None:
+                experts.broadcast(scale, source)
+            self._buffers[name] = scale[own.start : own.stop].clone()
         self._find_names()
         self.delayed = self.new_delayed_state()
         if source is not None:
@@ -238,10 +244,11 @@ class GroupedLinear(ProductModule):
     def divide_weights(self, parallel: Parallel, source: int | None) -> None:
         """Keeps this rank's shard of the weight of each group, of whole ones. All ranks must call it. source:
         0, the values of the first rank; None, each its own."""
+        if source is not None:
+            for t in (*self.parameters(recurse=False), *self.buffers(recurse=False)):
+                parallel.share_first(t.detach())
         for name in (*self.weight_names, *self.bias_names):
             whole, wanted = self._parameters[name].detach(), self._parameters[name].requires_grad
-            if source is not None and not whole.is_meta:
-                parallel.share_first(whole)
             part = parallel.part_of(whole, bias=name in self.bias_names)
             self._parameters[name] = torch.nn.Parameter(part.clone(), wanted)
         self.in_features, self.out_features = parallel.sizes("quire.GroupedLinear", self.in_features, self.out_features)
@@ -297,6 +304,10 @@ class GroupedLinear(ProductModule):
         for kind, names in (("weight", self.weight_names), ("bias", self.bias_names)):
             if names:
                 self._convert(state_dict, prefix + kind, getattr(self, kind) if names == (kind,) else None)
+        own = self.own_groups()
+        for name in [prefix + name for name in self.input_scales()]:
+            if isinstance(scale := state_dict.get(name), torch.Tensor) and scale.shape == (self.num_gemms,):
+                state_dict[name] = scale[own.start : own.stop]
         super()._load_from_state_dict(state_dict, prefix, *options)
 
     def _convert(self, state_dict: dict[str, object], name: str, single: torch.Tensor | None) -> None:

@@ -1,4 +1,4 @@
-"""What state dicts have of weights of which each rank holds a part as a plain tensor."""
+"""What state dicts have of weights and static scales of which each rank holds a part as a plain tensor."""
 
 import torch
 
@@ -6,20 +6,20 @@ from quire.distributed.experts import ExpertGroup
 from quire.distributed.parallel import Parallel
 from quire.distributed.pieces import PlainPart
 
-#: What says where this rank's shard of a parameter is in the whole: its pieces().
+#: What says where this rank's shard of a tensor is in the whole: its pieces().
 Division = Parallel | ExpertGroup
 
 
 class OwnParts(torch.nn.Module):
-    """A module some of whose parameters may be this rank's shards: a ProductModule that was made with `parallel`, or
-    whose groups have one parameter together and are sharded."""
+    """A module some of whose parameters and buffers may be this rank's shards: a ProductModule that was made with
+    `parallel`, or whose groups are sharded and have one parameter, or the static scales of inputs, together."""
 
     #: Whether it was made with weights that are this rank's shards.
     has_parts = False
 
     def own_parts(self) -> dict[str, Division]:
-        """Parameters that are this rank's shards, by name, and how they are sharded. Those that parallel styles have
-        sharded are not: they are DTensors of the whole."""
+        """Parameters and buffers that are this rank's shards, by name, and how they are sharded. Those that parallel
+        styles have sharded are not: they are DTensors of the whole."""
         raise NotImplementedError
 
     def _save_to_state_dict(self, destination: dict[str, object], prefix: str, keep_vars: bool) -> None:

@@ -239,6 +239,10 @@ bool has_own_scales(const quire::QuantSpec& spec, bool given) {
   return given && spec.nan && spec.row().scope == quire::Scope::tensor;
 }
 
+at::Tensor scale_of_whole(const at::Tensor& scale, const at::Tensor& amax, const quire::QuantSpec& spec) {
+  return has_own_scales(spec, true) ? scale.add(amax.sub(amax)) : scale;  // Inf - Inf is NaN, and every other one is 0
+}
+
 DirectionBuffers gather(const DirectionBuffers& part, const quire::QuantSpec& spec, Direction direction,
                         const Group& group, bool given_scale) {
   const std::array<TokenAxis, 3> axes = token_axes(spec, direction);

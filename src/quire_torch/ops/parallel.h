@@ -83,6 +83,8 @@ bool gathers_codes(const quire::QuantSpec& spec, quire::Direction direction, con
 /// Whether the scale of a tensor, of the processes' rows each, can be NaN in some of them alone: where it is given, and
 /// marks values that are not finite (numerics.md 1.9).
 bool has_own_scales(const quire::QuantSpec& spec, bool given);
+/// The given scale of the whole tensor, of that of a part: NaN if the amax of the whole is Inf, with the option `nan`.
+at::Tensor scale_of_whole(const at::Tensor& scale, const at::Tensor& amax, const quire::QuantSpec& spec);
 /// The three buffers of one direction of the whole, of those of each process's rows. given_scale: for has_own_scales;
 /// the scale of the whole is then NaN if one of them is.
 DirectionBuffers gather(const DirectionBuffers& part, const quire::QuantSpec& spec, quire::Direction direction,

@@ -71,7 +71,6 @@ ParallelGradients parallel_bwd(const LinearBwd::Args& a, const Parallel& p, cons
   const at::Tensor dy = p.gathers_dy() && !codes ? gather(a.dy, p.group) : a.dy;
   const int axis = p.gathers_dy() && !codes ? -1 : p.axis_of_dy();
   const int64_t times = codes ? p.group.size : 1;
-  const bool given_scale = a.bwd_scale.has_value();
   ParallelGradients found;
   auto& out = found.values;
   for (at::Tensor& t : out) t = dy.new_empty({0});
@@ -87,12 +86,16 @@ ParallelGradients parallel_bwd(const LinearBwd::Args& a, const Parallel& p, cons
                                   p.group)[0];
     DirectionBuffers rows{q[0], q[1], q[2]}, columns{q[3], q[4], q[5]};
     // Before a sum is under way: gloo is to have one collective at a time (collectives.h).
-    if (a.bwd_scale) out[5] = reduced(rowwise ? q[2] : q[5], axis, p.group);
+    if (a.bwd_scale) {
+      out[5] = reduced(rowwise ? q[2] : q[5], axis, p.group);
+      if (axis >= 0) rows[1] = scale_of_whole(rows[1], out[5], recipe.dy);
+      if (axis >= 0) columns[1] = scale_of_whole(columns[1], out[5], recipe.dy);
+    }
     if (codes && rowwise && p.ring)
-      out[0] = dgrad_of_arrivals(a, Arrivals(rows, recipe.dy, p.group, given_scale));
+      out[0] = dgrad_of_arrivals(a, Arrivals(rows, recipe.dy, p.group, false));
     else if (codes && rowwise)
-      rows = gather(rows, recipe.dy, Direction::rowwise, p.group, given_scale);
-    if (codes && columnwise) columns = gather(columns, recipe.dy, Direction::columnwise, p.group, given_scale);
+      rows = gather(rows, recipe.dy, Direction::rowwise, p.group, false);
+    if (codes && columnwise) columns = gather(columns, recipe.dy, Direction::columnwise, p.group, false);
     if (rowwise && p.column)
       found.dx = scattered_dgrad(a, p, rows);
     else if (rowwise && !(codes && p.ring))
