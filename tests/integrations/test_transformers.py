@@ -41,6 +41,14 @@ def said_in(folder) -> dict:
     return json.loads((folder / "config.json").read_text())["quantization_config"]
 
 
+def attributes(model) -> tuple[dict, dict]:
+    """Of the model and of its configuration, whose architectures transformers itself sets."""
+    own = {name: value for name, value in vars(model).items() if name not in ("_modules", "_parameters", "_buffers")}
+    return {name: repr(value) for name, value in own.items() if name != "config"}, {
+        name: value for name, value in vars(model.config).items() if name not in ("architectures", "dtype")
+    }
+
+
 def modules(model) -> dict[str, torch.nn.Module]:
     return {name: module for name, module in model.named_modules() if hasattr(module, "weight_names")}
 
@@ -139,6 +147,7 @@ def test_save_pretrained_of_a_converted_model_writes_what_quire_writes(tmp_path,
     convert = {"filter": lambda module, name: "lm_head" not in name, "min_features": 1, "tokens": None}
     quire.convert(model, "mxfp8", for_inference=True, **convert)
     quire.io.save(model, tmp_path / "ours", dialect="quire")
+    before = attributes(model)
     for folder in ("first", "second"):  # a second time, as the first one
         model.save_pretrained(tmp_path / folder)
         found, codes = bytes_of(tmp_path / folder), bytes_of(tmp_path / "ours")
@@ -147,8 +156,21 @@ def test_save_pretrained_of_a_converted_model_writes_what_quire_writes(tmp_path,
         assert said_in(tmp_path / folder) == said_in(tmp_path / "ours")
         loaded = AutoModelForCausalLM.from_pretrained(tmp_path / folder)
         assert torch.equal(loaded(tiny.tokens()).logits, model(tiny.tokens()).logits)
+    assert attributes(model) == before
     plain = model.dequantize()
     assert not any(isinstance(p, quire.QuantizedTensor) for p in plain.parameters())
+
+
+@torch.no_grad()
+def test_save_pretrained_of_a_model_that_quire_io_has_loaded(tmp_path):
+    tiny.write_modelopt(tmp_path / "theirs", "llama", "MXFP8")
+    model = tiny.model_of("llama", dtype=torch.bfloat16)
+    quire.io.load(model, tmp_path / "theirs")
+    model.save_pretrained(tmp_path / "ours")
+    assert bytes_of(tmp_path / "ours") == bytes_of(tmp_path / "theirs")
+    assert not hasattr(model.config, "quantization_config")
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "ours")
+    assert torch.equal(loaded(tiny.tokens()).logits, model(tiny.tokens()).logits)
 
 
 def test_after_training_the_model_is_saved_in_the_dialect_of_quire(tmp_path):
@@ -161,7 +183,9 @@ def test_after_training_the_model_is_saved_in_the_dialect_of_quire(tmp_path):
     model(tiny.tokens()).logits.float().square().mean().backward()
     torch.optim.SGD([weight], lr=1e3 / weight.grad.float().abs().max().item()).step()
     assert not torch.equal(weight.detach().dequantize(torch.float32), before)
+    before = attributes(model)
     model.save_pretrained(tmp_path / "ours")
+    assert attributes(model) == before
     assert said_in(tmp_path / "ours")["quant_method"] == "quire"
     again = AutoModelForCausalLM.from_pretrained(tmp_path / "ours")
     with torch.no_grad():

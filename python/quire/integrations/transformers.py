@@ -65,6 +65,7 @@ def register() -> None:
     models = found["transformers.modeling_utils"].PreTrainedModel
     if not hasattr(models, "hf_quantizer"):
         models.hf_quantizer = pretrained.QuantizerOfConverted()
+        models.save_pretrained = pretrained.leaving_models(models.save_pretrained)
     if EXPERTS not in experts:
         experts.register(EXPERTS, pretrained.experts_forward)
 
