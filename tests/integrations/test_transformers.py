@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM  # noqa: E402
 import quire  # noqa: E402
 import quire.io  # noqa: E402
 import tiny_language_models as tiny  # noqa: E402
-from quire.integrations.transformers import register  # noqa: E402
+from quire.integrations.transformers import REPLACEABLE, register  # noqa: E402
 
 #: The first two quantize inputs as they come, the others with a scale of the file.
 ALGORITHMS = ("MXFP8", "FP8_PER_CHANNEL_PER_TOKEN", "FP8", "NVFP4")
@@ -159,6 +159,65 @@ def test_save_pretrained_of_a_converted_model_writes_what_quire_writes(tmp_path,
     assert attributes(model) == before
     plain = model.dequantize()
     assert not any(isinstance(p, quire.QuantizedTensor) for p in plain.parameters())
+
+
+#: Dialects whose quant_method transformers has a quantizer for: recipe, filter's end of names, family.
+REPLACED = {
+    "gpt_oss": ("x=none,w=mxfp4", ("experts",), "gpt_oss"),
+    "deepseek": ("fp8_block", ("proj", "experts"), "qwen3_moe"),
+    "compressed-tensors": ("mxfp8", ("proj",), "llama"),
+    "fbgemm_fp8": ("x=fp8_row,w=fp8_row,dy=mxfp8", ("proj",), "llama"),
+}
+
+
+def written(folder, dialect) -> torch.nn.Module:
+    """A model that quire has quantized and saved in the dialect, with its configuration."""
+    recipe, ends, family = REPLACED[dialect]
+    model = tiny.model_of(family, dtype=torch.bfloat16)
+    for name, parameter in model.named_parameters():
+        if name.endswith("bias"):  # which are 0
+            parameter.normal_(std=0.1)
+    quire.quantize_model(model, recipe, filter=lambda module, name: name.endswith(ends))
+    quire.io.save(model, folder, dialect=dialect)
+    said = json.loads((folder / "config.json").read_text())
+    config = json.loads(tiny.config_of(family).to_json_string(use_diff=False))
+    (folder / "config.json").write_text(json.dumps(config | {"architectures": [type(model).__name__]} | said))
+    return model
+
+
+@pytest.mark.parametrize("dialect", REPLACED)
+@torch.no_grad()
+def test_quire_loads_what_transformers_has_a_quantizer_for(tmp_path, dialect, monkeypatch):
+    from transformers.quantizers import auto
+
+    for table in (auto.AUTO_QUANTIZER_MAPPING, auto.AUTO_QUANTIZATION_CONFIG_MAPPING):
+        for name in REPLACEABLE.values():
+            monkeypatch.setitem(table, name, table[name])  # to be put back
+    model = written(tmp_path / "theirs", dialect)
+    register(replace=[REPLACEABLE[dialect]])
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "theirs")
+    assert torch.equal(loaded(tiny.tokens()).logits, model(tiny.tokens()).logits)
+    loaded.save_pretrained(tmp_path / "ours")
+    assert bytes_of(tmp_path / "ours") == bytes_of(tmp_path / "theirs")
+    assert said_in(tmp_path / "ours") == said_in(tmp_path / "theirs")
+
+
+@torch.no_grad()
+def test_transformers_itself_reads_experts_of_gpt_oss_that_quire_saves(tmp_path):
+    """Rows of gate and up, and of their bias, are in turn in its model, and in the file."""
+    pytest.importorskip("accelerate")
+    model = written(tmp_path, "gpt_oss")
+    theirs = AutoModelForCausalLM.from_pretrained(tmp_path)
+    for one, other in zip(model.model.layers, theirs.model.layers, strict=True):
+        for name in ("gate_up_proj", "down_proj"):
+            found, wanted = getattr(other.mlp.experts, name), getattr(one.mlp.experts, name)
+            assert torch.equal(found, wanted.dequantize(torch.bfloat16).transpose(1, 2)), name
+            assert torch.equal(*(getattr(layer.mlp.experts, f"{name}_bias") for layer in (one, other))), name
+
+
+def test_a_quantizer_that_cannot_be_replaced_is_named():
+    with pytest.raises(ValueError, match=r"replace must be of .*mxfp4, got \['gptq'\]"):
+        register(replace=["mxfp4", "gptq"])
 
 
 @torch.no_grad()

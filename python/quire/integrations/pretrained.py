@@ -129,10 +129,13 @@ class QuireQuantizer(HfQuantizer):
         """Names and bytes as in the file that was read. Once a quantized weight was written to, and where there was no
         file, all of them in quire's own dialect. The model's configuration says so while save_pretrained() runs."""
         record = record_of(model) or Record("", None, {})  # of a model that quire.convert has quantized
-        entries = Entries(model, record, None)
+        of_file = dialect_named(record.dialect) if record.dialect else None
+        entries = Entries(model, record, None, of_file)
+        changed = of_file is None or any(_is_changed(entries, name) for name in entries.layers)
+        dialect = dialect_named("quire") if changed else of_file
+        entries = Entries(model, record, None, dialect) if dialect is not of_file else entries
         values = {name: entries[name] for name in entries.layers}
-        changed = [name for name in entries.layers if _is_changed(entries, name)]
-        plan = Plan(dialect_named("quire" if changed else record.dialect), exact=True)
+        plan = Plan(dialect, exact=True)
         state = self._plain(model, entries)
         for name, stored in values.items():
             plan.choose(name, stored)

@@ -68,6 +68,13 @@ class Target:
         """The first of its names in the model."""
         return self.names()[0]
 
+    @property
+    def alternates(self) -> bool:
+        """Whether its rows are those of gate and up in turn."""
+        _, module, attribute = self.owners[0]
+        experts = is_experts(module) or isinstance(module, StackedExperts)
+        return experts and not module.is_concatenated and attribute.startswith("gate_up_proj")
+
     def names(self) -> list[str]:
         return [within(path, attribute) for path, _, attribute in self.owners]
 

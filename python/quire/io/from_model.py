@@ -14,6 +14,7 @@ from quire.io.dialects import dialect_named
 from quire.io.dialects.native import Native, layout_of
 from quire.io.errors import CheckpointError
 from quire.io.fitting import Ref, Source, Target, named_in_files, parameters
+from quire.io.gate_up import apart, of_weight
 from quire.io.joining import split
 from quire.io.reading import Checkpoint, opened
 from quire.io.record import Record, record_of
@@ -72,19 +73,22 @@ def save(
 @dataclass(frozen=True)
 class Piece:
     """A part of a parameter that is an entry of the file, or a matrix of one: rows of matrix `matrix`. rows: of all
-    parts of all matrices."""
+    parts of all matrices. apart: rows of gate and up are in turn in the parameter, and the dialect takes the gate's
+    first."""
 
     target: Target
     source: Source
     rows: tuple[tuple[int, ...], ...]
     matrix: int
     part: int
+    apart: bool
 
     def weight(self) -> tuple[QuantizedTensor, Origin | None]:
         """Of a quantized parameter."""
         value, origin = self.target.value.detach(), self.target.value.origin
         value = reordered(value, False) if is_interleaved(value.spec_text) else value
         whole = value.part(self.matrix) if self.source.stacked else value
+        whole = of_weight(apart, whole) if self.apart else whole
         each = () if origin is None else origin.parts or (origin,)
         each = each if len(each) == len(self.source.refs()) else (None,) * len(self.source.refs())
         before = sum(map(len, self.source.matrices[: self.matrix]))
@@ -96,6 +100,7 @@ class Piece:
         """Of a plain parameter."""
         value = self.target.value.detach()
         whole, rows = value[self.matrix] if self.source.stacked else value, self.rows[self.matrix]
+        whole = apart(whole, whole.dim() - 1) if self.apart else whole  # a bias
         return whole if len(rows) == 1 else whole.narrow(0, sum(rows[: self.part]), rows[self.part])
 
 
@@ -114,6 +119,7 @@ class Entries(Mapping[str, StoredWeight | torch.Tensor]):
         self.pieces: dict[str, dict[int | None, Piece]] = {}
         modules = dict(model.named_modules(remove_duplicate=False))
         foreign = dialect is not None and dialect.name != Native.name
+        ordered = dialect is not None and any(layout.alternating for layout in dialect.layouts)
         for target in parameters(model):
             known = next((name for name in target.names() if name in record.sources), target.name)
             if known in record.sources:
@@ -124,7 +130,9 @@ class Entries(Mapping[str, StoredWeight | torch.Tensor]):
                 rows = _equal_rows(target.value, found)
             for number, matrix in enumerate(found.matrices):
                 for part, ref in enumerate(matrix):
-                    self.pieces.setdefault(ref.entry, {})[ref.index] = Piece(target, found, rows, number, part)
+                    self.pieces.setdefault(ref.entry, {})[ref.index] = Piece(
+                        target, found, rows, number, part, ordered and target.alternates
+                    )
         first = {name: next(iter(each.values())).target.value for name, each in self.pieces.items()}
         self.layers = [name for name, value in first.items() if isinstance(value, QuantizedTensor)]
         self.biases = {name: bias for name in self.layers if (bias := _bias_of(name)) in self.pieces}
