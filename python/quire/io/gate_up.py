@@ -1,5 +1,5 @@
-"""The two orders of the rows of gate and up in one matrix: in turn, as in files and models of gpt-oss, or all rows of the
-gate first."""
+"""The two orders of the rows of gate and up in one matrix: in turn, as in files and models of gpt-oss, or all rows of
+the gate first."""
 
 from __future__ import annotations
 

@@ -34,8 +34,8 @@ def chosen_layout(name: str, stored: StoredWeight, dialect: Dialect, notes: list
     layout = dialect.choose(name, stored, source, notes)
     if source is not None and source.alternating and not layout.alternating:
         notes.append(
-            f"{described(stored)} -> {dialect.name} {layout.name}: rows of gate and up are in turn in the one, and in "
-            "the other all rows of the gate come first, as quire.MoE has them; experts of transformers have them in turn"
+            f"{described(stored)} -> {dialect.name} {layout.name}: rows of gate and up are in turn in the one. In the "
+            "other all rows of the gate come first, as in quire.MoE, but not in transformers"
         )
     return layout
 
