@@ -84,8 +84,8 @@ def split(weight: QuantizedTensor, rows: Sequence[int], specs: Sequence[str]) ->
 
 
 def narrowed(part: QuantizedTensor, spec: str) -> QuantizedTensor:
-    """A part that split() gave, whose scales are new, under the spec that it has in the file. FP8 whose rows have scales
-    of their own stays as it is: files can have these. Raises CheckpointError for other rows without a common scale."""
+    """A part that split() gave, whose scales are new, under the spec that it has in the file. FP8 with different scales
+    of rows stays as it is: files can have these. Raises CheckpointError for other rows without a common scale."""
     if part.spec_text == spec or row_spec(spec) != part.spec_text:
         return part
     scale = part.rowwise_scale
@@ -101,8 +101,8 @@ def _with_tensor(part: QuantizedTensor, spec: str) -> QuantizedTensor:
         scale = buffers[key]
         if row_spec(spec) != part.spec_text or not torch.equal(scale, scale[:1].expand_as(scale)):
             raise CheckpointError(
-                f"the layer joins several of the file, and the rows of one, w={part.spec_text}, have no common scale any "
-                f"more, as w={spec} needs",
+                f"the layer joins several of the file, and the rows of one, w={part.spec_text}, have no common scale "
+                f"any more, as w={spec} needs",
                 'save with dialect="quire", or load the layers apart (without fuse=) before you train',
             )
         buffers[key] = scale[:1].clone()
