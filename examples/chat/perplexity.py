@@ -37,10 +37,15 @@ def windows(tokenizer, modules: tuple[str, ...], count: int, length: int) -> tor
 
 
 @torch.no_grad()
-def perplexity(model: torch.nn.Module, tokens: torch.Tensor) -> float:
-    """exp of the mean loss of every token but the first of each row. tokens: int64 [rows, length]."""
-    losses = []
+def losses(model: torch.nn.Module, tokens: torch.Tensor) -> torch.Tensor:
+    """float64 [rows, length - 1]: the loss of every token but the first of each row. tokens: int64 [rows, length]."""
+    found = []
     for row in tokens:
         logits = model(row[None, :-1])[0].float()
-        losses.append(F.cross_entropy(logits, row[1:], reduction="none"))
-    return math.exp(torch.cat(losses).double().mean())
+        found.append(F.cross_entropy(logits, row[1:], reduction="none"))
+    return torch.stack(found).double()
+
+
+def perplexity(model: torch.nn.Module, tokens: torch.Tensor) -> float:
+    """exp of the mean loss of the tokens. tokens: int64 [rows, length]."""
+    return math.exp(losses(model, tokens).mean())

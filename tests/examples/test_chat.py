@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 import importlib.util
+import math
 import sys
 from pathlib import Path
 
@@ -21,7 +22,7 @@ def example():
     """The modules of examples/chat."""
     sys.path.insert(0, str(FOLDER))
     try:
-        names = ("llama", "checkpoint", "perplexity")
+        names = ("llama", "checkpoint", "perplexity", "compare")
         yield dict(zip(names, (importlib.import_module(name) for name in names), strict=True))
     finally:
         sys.path.remove(str(FOLDER))
@@ -141,3 +142,22 @@ def test_perplexity_stays_near_that_of_bfloat16(example, smol):
     for recipe, most in MOST.items():
         made = quire.quantize_model(copy.deepcopy(model), recipe, filter=lambda module, name: name != "lm_head")
         assert 1.0 < measure.perplexity(made, text) / exact < most, recipe
+
+
+def test_a_setting_gives_each_layer_the_recipe_of_the_last_pattern_that_matches(example, tiny):
+    compare = example["compare"]
+    made = compare.quantized(tiny, "x=none,w=mxfp8; o_proj|down_proj: nvfp4 4over6", [])
+    for name, module in made.named_modules():
+        if name.endswith("proj"):
+            wanted = "nvfp4" if name.endswith(("o_proj", "down_proj")) else "mxfp8"
+            assert module.weight.spec.family == wanted, name
+    assert type(made.lm_head) is torch.nn.Linear
+
+
+def test_a_difference_has_the_standard_error_of_windows(example):
+    base = torch.rand(5, 7, dtype=torch.float64)
+    each = torch.tensor([0.1, 0.2, 0.3, 0.4, 0.5], dtype=torch.float64)
+    row = example["compare"].row_of("name", base + each[:, None], base)
+    error = (sum((float(d) - 0.3) ** 2 for d in each) / 4) ** 0.5 / 5**0.5
+    assert row["percent"] == pytest.approx(100 * (math.exp(0.3) - 1))
+    assert row["error"] == pytest.approx(100 * math.exp(0.3) * error)

@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM  # noqa: E402
 import quire  # noqa: E402
 import quire.io  # noqa: E402
 import tiny_language_models as tiny  # noqa: E402
-from quire.integrations.transformers import register  # noqa: E402
+from quire.integrations.transformers import REPLACEABLE, register  # noqa: E402
 
 #: The first two quantize inputs as they come, the others with a scale of the file.
 ALGORITHMS = ("MXFP8", "FP8_PER_CHANNEL_PER_TOKEN", "FP8", "NVFP4")
@@ -39,6 +39,14 @@ def bytes_of(folder) -> dict[str, tuple]:
 
 def said_in(folder) -> dict:
     return json.loads((folder / "config.json").read_text())["quantization_config"]
+
+
+def attributes(model) -> tuple[dict, dict]:
+    """Of the model and of its configuration, whose architectures transformers itself sets."""
+    own = {name: value for name, value in vars(model).items() if name not in ("_modules", "_parameters", "_buffers")}
+    return {name: repr(value) for name, value in own.items() if name != "config"}, {
+        name: value for name, value in vars(model.config).items() if name not in ("architectures", "dtype")
+    }
 
 
 def modules(model) -> dict[str, torch.nn.Module]:
@@ -139,6 +147,7 @@ def test_save_pretrained_of_a_converted_model_writes_what_quire_writes(tmp_path,
     convert = {"filter": lambda module, name: "lm_head" not in name, "min_features": 1, "tokens": None}
     quire.convert(model, "mxfp8", for_inference=True, **convert)
     quire.io.save(model, tmp_path / "ours", dialect="quire")
+    before = attributes(model)
     for folder in ("first", "second"):  # a second time, as the first one
         model.save_pretrained(tmp_path / folder)
         found, codes = bytes_of(tmp_path / folder), bytes_of(tmp_path / "ours")
@@ -147,8 +156,80 @@ def test_save_pretrained_of_a_converted_model_writes_what_quire_writes(tmp_path,
         assert said_in(tmp_path / folder) == said_in(tmp_path / "ours")
         loaded = AutoModelForCausalLM.from_pretrained(tmp_path / folder)
         assert torch.equal(loaded(tiny.tokens()).logits, model(tiny.tokens()).logits)
+    assert attributes(model) == before
     plain = model.dequantize()
     assert not any(isinstance(p, quire.QuantizedTensor) for p in plain.parameters())
+
+
+#: Dialects whose quant_method transformers has a quantizer for: recipe, filter's end of names, family.
+REPLACED = {
+    "gpt_oss": ("x=none,w=mxfp4", ("experts",), "gpt_oss"),
+    "deepseek": ("fp8_block", ("proj", "experts"), "qwen3_moe"),
+    "compressed-tensors": ("mxfp8", ("proj",), "llama"),
+    "fbgemm_fp8": ("x=fp8_row,w=fp8_row,dy=mxfp8", ("proj",), "llama"),
+}
+
+
+def written(folder, dialect) -> torch.nn.Module:
+    """A model that quire has quantized and saved in the dialect, with its configuration."""
+    recipe, ends, family = REPLACED[dialect]
+    model = tiny.model_of(family, dtype=torch.bfloat16)
+    for name, parameter in model.named_parameters():
+        if name.endswith("bias"):  # which are 0
+            parameter.normal_(std=0.1)
+    quire.quantize_model(model, recipe, filter=lambda module, name: name.endswith(ends))
+    quire.io.save(model, folder, dialect=dialect)
+    said = json.loads((folder / "config.json").read_text())
+    config = json.loads(tiny.config_of(family).to_json_string(use_diff=False))
+    (folder / "config.json").write_text(json.dumps(config | {"architectures": [type(model).__name__]} | said))
+    return model
+
+
+@pytest.mark.parametrize("dialect", REPLACED)
+@torch.no_grad()
+def test_quire_loads_what_transformers_has_a_quantizer_for(tmp_path, dialect, monkeypatch):
+    from transformers.quantizers import auto
+
+    for table in (auto.AUTO_QUANTIZER_MAPPING, auto.AUTO_QUANTIZATION_CONFIG_MAPPING):
+        for name in REPLACEABLE.values():
+            monkeypatch.setitem(table, name, table[name])  # to be put back
+    model = written(tmp_path / "theirs", dialect)
+    register(replace=[REPLACEABLE[dialect]])
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "theirs")
+    assert torch.equal(loaded(tiny.tokens()).logits, model(tiny.tokens()).logits)
+    loaded.save_pretrained(tmp_path / "ours")
+    assert bytes_of(tmp_path / "ours") == bytes_of(tmp_path / "theirs")
+    assert said_in(tmp_path / "ours") == said_in(tmp_path / "theirs")
+
+
+@torch.no_grad()
+def test_transformers_itself_reads_experts_of_gpt_oss_that_quire_saves(tmp_path):
+    """Rows of gate and up, and of their bias, are in turn in its model, and in the file."""
+    pytest.importorskip("accelerate")
+    model = written(tmp_path, "gpt_oss")
+    theirs = AutoModelForCausalLM.from_pretrained(tmp_path)
+    for one, other in zip(model.model.layers, theirs.model.layers, strict=True):
+        for name in ("gate_up_proj", "down_proj"):
+            found, wanted = getattr(other.mlp.experts, name), getattr(one.mlp.experts, name)
+            assert torch.equal(found, wanted.dequantize(torch.bfloat16).transpose(1, 2)), name
+            assert torch.equal(*(getattr(layer.mlp.experts, f"{name}_bias") for layer in (one, other))), name
+
+
+def test_a_quantizer_that_cannot_be_replaced_is_named():
+    with pytest.raises(ValueError, match=r"replace must be of .*mxfp4, got \['gptq'\]"):
+        register(replace=["mxfp4", "gptq"])
+
+
+@torch.no_grad()
+def test_save_pretrained_of_a_model_that_quire_io_has_loaded(tmp_path):
+    tiny.write_modelopt(tmp_path / "theirs", "llama", "MXFP8")
+    model = tiny.model_of("llama", dtype=torch.bfloat16)
+    quire.io.load(model, tmp_path / "theirs")
+    model.save_pretrained(tmp_path / "ours")
+    assert bytes_of(tmp_path / "ours") == bytes_of(tmp_path / "theirs")
+    assert not hasattr(model.config, "quantization_config")
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "ours")
+    assert torch.equal(loaded(tiny.tokens()).logits, model(tiny.tokens()).logits)
 
 
 def test_after_training_the_model_is_saved_in_the_dialect_of_quire(tmp_path):
@@ -161,7 +242,9 @@ def test_after_training_the_model_is_saved_in_the_dialect_of_quire(tmp_path):
     model(tiny.tokens()).logits.float().square().mean().backward()
     torch.optim.SGD([weight], lr=1e3 / weight.grad.float().abs().max().item()).step()
     assert not torch.equal(weight.detach().dequantize(torch.float32), before)
+    before = attributes(model)
     model.save_pretrained(tmp_path / "ours")
+    assert attributes(model) == before
     assert said_in(tmp_path / "ours")["quant_method"] == "quire"
     again = AutoModelForCausalLM.from_pretrained(tmp_path / "ours")
     with torch.no_grad():

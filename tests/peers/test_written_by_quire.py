@@ -126,6 +126,36 @@ def test_transformers_reads_gpt_oss_that_quire_writes(inner, tmp_path):
         assert torch.equal(found.state_dict()[name], tensor), name
 
 
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        "mxfp8",
+        "mxfp4",
+        "fp8_current",
+        "x=fp8_row,w=fp8_row,dy=mxfp8",
+        "x=none,w=nvfp4:global=mul",
+        "x=nvfp4:global=mul:given,w=nvfp4:global=mul,dy=mxfp8",
+    ],
+)
+def test_torchao_reads_what_quantize_model_makes(recipe, tmp_path):
+    from safetensors import safe_open
+    from torchao.prototype.safetensors.safetensors_support import unflatten_tensor_state_dict
+
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(128, 128), torch.nn.Linear(128, 64)).requires_grad_(False)
+    quire.quantize_model(model, recipe, [torch.randn(16, 128)] if ":given" in recipe else None)
+    quire.io.save(model, tmp_path, dialect="torchao")
+    with safe_open(tmp_path / "model.safetensors", "pt") as opened:
+        flat = {name: opened.get_tensor(name) for name in opened.keys()}
+        tensors, left = unflatten_tensor_state_dict(flat, opened.metadata())
+    assert not left and tensors.keys() == {"0.weight", "0.bias", "1.weight", "1.bias"}
+    for number, layer in enumerate(model):
+        found = tensors[f"{number}.weight"]
+        assert torch.equal(found.dequantize(torch.float32), layer.weight.dequantize(torch.float32))
+        assert torch.equal(tensors[f"{number}.bias"], layer.bias)
+        assert (found.act_quant_kwargs is None) == recipe.startswith("x=none")
+
+
 def test_torchao_reads_what_quire_writes_again(tmp_path):
     """Tensors and metadata make the tensor subclasses that torchao flattened."""
     from safetensors import safe_open

@@ -179,7 +179,38 @@ def test_a_trained_weight_that_was_joined_is_refused_if_its_rows_lost_their_scal
     io.load(model, source, activations="mxfp8")
     with torch.no_grad():
         model.mlp.fc1.weight1.mul_(2.0)  # each row gets a scale of its own
-    with pytest.raises(io.CheckpointError):
+    with pytest.raises(io.CheckpointError, match="no common scale any more.*nvfp4:global=mul.*without fuse="):
         io.save(model, tmp_path / "b")
     assert not list((tmp_path / "b").glob("*"))
     io.save(model, tmp_path / "c", dialect="quire")
+
+
+@pytest.mark.parametrize("algorithm", ["NVFP4", "FP8"])
+def test_a_trained_weight_that_was_joined_is_saved_as_its_parts(algorithm, tmp_path):
+    """NVFP4 whose rows have one largest value in each part; FP8 by rows, which ModelOpt has too."""
+    tensors = {}
+    for number, name in enumerate(("q_proj", "k_proj"), start=1):
+        if algorithm == "NVFP4":
+            scales = plain_scales(FFN, HIDDEN // 16)
+            tensors |= modelopt_nvfp4(name, FFN, HIDDEN, scale2=0.001 * number, scales=scales)[0]
+        else:
+            codes = every_byte(FFN, HIDDEN) & 0x7E
+            tensors |= {f"{name}.weight": codes.view(E4M3), f"{name}.weight_scale": torch.tensor(0.01 * number)}
+    config = modelopt_config(algorithm, exclude_modules=[])
+    source = Files(tensors, config).write(tmp_path / "a")
+    model = torch.nn.ModuleDict({"qk_proj": torch.nn.Linear(HIDDEN, 2 * FFN, bias=False)})
+    options = {"activations": "mxfp8", "missing_input_scale": "dynamic", "fuse": {"qk_proj": ["q_proj", "k_proj"]}}
+    io.load(model, source, **options)
+    values = torch.randn(2 * FFN, HIDDEN).clamp(-1, 1)
+    if algorithm == "NVFP4":
+        values[:FFN, 0], values[FFN:, 0] = 1.5, 3.0
+    with torch.no_grad():
+        model["qk_proj"].weight.copy_(values)
+    io.save(model, tmp_path / "b")
+    found = io.read(tmp_path / "b", missing_input_scale="dynamic")
+    wanted = model["qk_proj"].weight.dequantize(torch.float32).detach().split(FFN)
+    for name, part in zip(("q_proj", "k_proj"), wanted, strict=True):
+        assert torch.equal(found[f"{name}.weight"].dequantize(torch.float32), part)
+    again = torch.nn.ModuleDict({"qk_proj": torch.nn.Linear(HIDDEN, 2 * FFN, bias=False)})
+    io.load(again, tmp_path / "b", **options)
+    assert torch.equal(again["qk_proj"].weight.dequantize(torch.float32), torch.cat(wanted))

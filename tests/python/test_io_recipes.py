@@ -178,6 +178,27 @@ def test_layers_of_quire_are_found_again_in_every_dialect(dialect, recipe, singl
     assert raw(tmp_path / "b") == raw(tmp_path / "a")
 
 
+@pytest.mark.parametrize(
+    ("dialect", "recipe", "make"),
+    [
+        ("modelopt", "mxfp8", lambda: quire.MoE(64, 96, 4, 2, shared_ffn_hidden_size=96)),
+        ("gpt_oss", "x=none,w=mxfp4", lambda: quire.MoE(64, 96, 4, 2, bias=True, single_grouped_weight=True)),
+        ("deepseek", "mxfp8", lambda: quire.GroupedLinear(3, 64, 96)),
+        ("modelopt", "mxfp8", lambda: quire.LayerNormMLP(64, 96)),
+    ],
+)
+def test_the_model_itself_may_be_a_layer(dialect, recipe, make, tmp_path):
+    model, other = make().requires_grad_(False), make().requires_grad_(False)
+    quire.quantize_model(model, recipe)
+    io.save(model, tmp_path, dialect=dialect)
+    assert not [name for name in raw(tmp_path) if name.startswith(".")]
+    io.load(other, tmp_path)
+    for name, value in model.state_dict().items():
+        found = other.state_dict()[name]
+        same = same_codes(value, found) if isinstance(value, quire.QuantizedTensor) else torch.equal(value, found)
+        assert same, name
+
+
 @pytest.mark.parametrize("single", [False, True])
 def test_gpt_oss_has_all_experts_in_one_tensor(single, tmp_path):
     def mixture() -> nn.Module:

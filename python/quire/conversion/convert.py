@@ -135,8 +135,11 @@ def _convert(selection: Selection, made: dict[int, torch.nn.Parameter]) -> Conve
     layers = []
     for layer, its in found.items():
         sizes = (before[layer], _weight_bytes(layer)) if layer in before else None
-        said = _now(layer, why_not[layer])
-        layers.append(LayerReport(tuple(its), *_sizes(layer), *said, sizes, seconds.get(layer)))
+        ours, why = isinstance(layer, ProductModule), why_not[layer]
+        own = layer.recipe.linear_spec() if ours and layer.recipe is not None else None
+        # A layer that an earlier call converted is not called left.
+        said = {"why_not": "", "recipe": own, "kept": why} if ours else {"why_not": why}
+        layers.append(LayerReport(tuple(its), *_sizes(layer), **said, weight_bytes=sizes, seconds=seconds.get(layer)))
     left = _left(model)
     notes = (*_notes(model, chosen), *_left_notes(left))
     text = None if plan.recipe is None else plan.recipe.linear_spec()
@@ -234,13 +237,6 @@ def _times(layers: dict[torch.nn.Module, list[str]], plan: Plan) -> dict[torch.n
             )
     kinds = measure([layer for layer in layers if has_values(layer)], [plan.recipe], plan.tokens)
     return {layer: tuple(kind.seconds) for kind in kinds for layer in kind.layers}
-
-
-def _now(layer: torch.nn.Module, why_not: str) -> tuple[str, str | None]:
-    """why_not and recipe of a LayerReport: a layer that an earlier call converted is not called left."""
-    if not isinstance(layer, ProductModule):
-        return why_not, None
-    return "", None if layer.recipe is None else layer.recipe.linear_spec()
 
 
 def _why_slower(seconds: dict[torch.nn.Module, tuple[float, float]], plan: Plan) -> dict[torch.nn.Module, str]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 
 _REPORT = "_quire_conversion"
+_OF_AUTOCAST = "that of quire.autocast, if there is one"
 
 
 @dataclass(frozen=True)
@@ -16,6 +17,7 @@ class LayerReport:
     names: all names of the layer in the model; "" is the model itself. why_not: "" if the layer is now a layer of
     quire, else the reason. recipe: the text of the layer's own recipe, None without one. weight_bytes: the bytes of its
     weights before and after a conversion for inference. seconds: the time of one call before and after, if measured.
+    kept: why this call left a layer that was quire's already as it was; "" if it did not.
     """
 
     names: tuple[str, ...]
@@ -25,6 +27,7 @@ class LayerReport:
     recipe: str | None = None
     weight_bytes: tuple[int, int] | None = None
     seconds: tuple[float, float] | None = None
+    kept: str = ""
 
     @property
     def converted(self) -> bool:
@@ -73,7 +76,7 @@ class ConversionReport:
         return tuple(layer for layer in self.layers if not layer.converted)
 
     def __str__(self) -> str:
-        run = "that of quire.autocast, if there is one" if self.recipe is None else self.recipe
+        run = self.recipe or _OF_AUTOCAST
         lines = [
             f"{self.model}: {len(self.converted)} of {len(self.layers)} linear layers are quire's",
             f"recipe: {run}",
@@ -108,9 +111,10 @@ def _kind(layer: LayerReport, recipe: str | None) -> tuple[str, ...]:
         " -> ".join(map(megabytes, layer.weight_bytes)) if layer.weight_bytes is not None else "",
         " -> ".join(map(milliseconds, layer.seconds)) if layer.seconds is not None else "",
     )
-    own = f"recipe: {layer.recipe}" if layer.converted and layer.recipe != recipe else ""
+    own = f"recipe: {layer.recipe or _OF_AUTOCAST}" if layer.converted and layer.recipe != recipe else ""
+    kept = f"as it was: {layer.kept}" if own and layer.kept else ""
     left = f"left: {layer.why_not}" if layer.why_not else ""
-    return _pattern(layer.names), f"{layer.in_features} -> {layer.out_features}", *before_and_now, own, left
+    return _pattern(layer.names), f"{layer.in_features} -> {layer.out_features}", *before_and_now, own, kept, left
 
 
 def _pattern(names: tuple[str, ...]) -> str:

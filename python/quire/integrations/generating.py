@@ -11,7 +11,7 @@ import torch
 
 from quire.checks import check_type
 from quire.integrations.missing import needed
-from quire.integrations.transformers import KNOWN, METHODS, register
+from quire.integrations.transformers import KNOWN, METHODS, REPLACEABLE, register
 from quire.io.errors import CheckpointError
 from quire.io.inspection import inspect
 
@@ -53,11 +53,11 @@ def generate(path: str | Path, prompt: str, new_tokens: int = 32) -> Answer:
     if new_tokens < 1:
         raise ValueError(f"{_CALLER}: new_tokens must be at least 1, got {new_tokens}")
     transformers = needed(_CALLER, "transformers", KNOWN)
-    register()
     dialect = inspect(path).dialect
-    if dialect not in METHODS:
+    register([REPLACEABLE[dialect]] if dialect in REPLACEABLE else [])
+    if dialect not in (*METHODS, *REPLACEABLE):
         raise CheckpointError(
-            f"a prompt needs a checkpoint of the dialect {' or '.join(METHODS)}, got {dialect}",
+            f"a prompt needs a checkpoint of a dialect of {', '.join((*METHODS, *REPLACEABLE))}, got {dialect}",
             "convert it by python -m quire.io convert SRC DST --to quire, and put the model's config.json and "
             "tokenizer beside it",
             file=str(path),

@@ -6,7 +6,9 @@ out of the model before (_process_model_before_weight_loading), and quire.io loa
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import functools
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,6 +21,7 @@ from transformers.quantizers import HfQuantizer
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from quire.io.container import INDEX, Container
+from quire.io.dialect import Configs
 from quire.io.dialects import dialect_named
 from quire.io.errors import CheckpointError
 from quire.io.fitting import Target, fit
@@ -56,8 +59,8 @@ class QuireQuantizer(HfQuantizer):
         self.checkpoint: Checkpoint | None = None
         self.rename: Callable[[str], str] | None = None
         self.taken: list[tuple[torch.nn.Module, str, torch.nn.Parameter]] = []
-        #: How transformers has renamed and merged plain parameters.
-        self.conversions: list[Any] = []
+        #: How transformers has renamed and merged plain parameters; None: as it does for such models.
+        self.conversions: list[Any] | None = None
         self.device: Any = None
 
     def validate_environment(self, *args: Any, device_map: Any = None, **kwargs: Any) -> None:
@@ -124,21 +127,23 @@ class QuireQuantizer(HfQuantizer):
 
     def get_state_dict_and_metadata(self, model: torch.nn.Module) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
         """Names and bytes as in the file that was read. Once a quantized weight was written to, and where there was no
-        file, all of them in quire's own dialect, and the model's configuration says so."""
+        file, all of them in quire's own dialect. The model's configuration says so while save_pretrained() runs."""
         record = record_of(model) or Record("", None, {})  # of a model that quire.convert has quantized
-        entries = Entries(model, record, None)
+        of_file = dialect_named(record.dialect) if record.dialect else None
+        entries = Entries(model, record, None, of_file)
+        changed = of_file is None or any(_is_changed(entries, name) for name in entries.layers)
+        dialect = dialect_named("quire") if changed else of_file
+        entries = Entries(model, record, None, dialect) if dialect is not of_file else entries
         values = {name: entries[name] for name in entries.layers}
-        changed = [name for name in entries.layers if _is_changed(entries, name)]
-        plan = Plan(dialect_named("quire" if changed else record.dialect), exact=True)
+        plan = Plan(dialect, exact=True)
         state = self._plain(model, entries)
         for name, stored in values.items():
             plan.choose(name, stored)
             state |= {key: _own(tensor) for key, tensor in plan.tensors(name, stored).items()}
         state |= {name: tensor for name, tensor in record.other.items() if name not in state}
-        if changed:
-            configs = planned_configs(plan, {}, {name: tuple(stored.shape) for name, stored in values.items()})
-            said = configs["config.json"]["quantization_config"]
-            self.quantization_config = model.config.quantization_config = StoredConfig(**said)
+        if changed or getattr(model.config, "quantization_config", None) is None:
+            shapes = {name: tuple(stored.shape) for name, stored in values.items()}
+            model.config.quantization_config = _said(plan, {} if changed else record.configs, shapes)
         return state, {}
 
     def _plain(self, model: torch.nn.Module, entries: Entries) -> dict[str, torch.Tensor]:
@@ -154,11 +159,8 @@ class QuireQuantizer(HfQuantizer):
         modules = ((path, module) for path, module in model.named_modules() if isinstance(module, ProductModule))
         done |= {f"{path}.{name}" for path, module in modules for name in module.input_scales()}
         rest = {name: value for name, value in model.state_dict().items() if name not in done}
-        model._weight_conversions = self.conversions
-        try:
+        with _with(model, {"_weight_conversions": self.conversions}):
             return state | revert_weight_conversion(model, rest)
-        finally:
-            model._weight_conversions = []
 
     def _dequantize(self, model: torch.nn.Module, dtype: torch.dtype | str | None = None) -> torch.nn.Module:
         dtype = getattr(torch, dtype) if isinstance(dtype, str) else dtype  # which save_pretrained() leaves
@@ -176,6 +178,7 @@ class QuireQuantizer(HfQuantizer):
                     del module._buffers[name]
         forget(model)
         model._weight_conversions = self.conversions
+        model.hf_quantizer = self  # which transformers takes away, of a model of its own and of a converted one
         return model
 
     def is_serializable(self) -> bool:
@@ -199,10 +202,38 @@ class QuantizerOfConverted:
         if model is None or not any(isinstance(p, QuantizedTensor) for p in model.parameters()):
             return None
         made = QuireQuantizer(StoredConfig("quire"))
-        made.conversions = getattr(model, "_weight_conversions", None) or []
-        model._weight_conversions = []  # as after from_pretrained() of a quantized checkpoint
-        model.hf_quantizer = made
+        made.conversions = getattr(model, "_weight_conversions", None)
         return made
+
+
+def leaving_models(save: Callable[..., Any]) -> Callable[..., Any]:
+    """save_pretrained() of transformers' models, after which a model that quire has quantized is as it was."""
+
+    @functools.wraps(save)
+    def save_pretrained(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+        quantizer = getattr(self, "hf_quantizer", None)
+        if not isinstance(quantizer, QuireQuantizer):
+            return save(self, *args, **kwargs)
+        # The names of the quantizer's state dict are those of the file: transformers is to rename nothing.
+        during = {"hf_quantizer": quantizer, "_weight_conversions": []}
+        said = {"quantization_config": getattr(self.config, "quantization_config", None)}
+        with _with(self, during), _with(self.config, said):
+            return save(self, *args, **kwargs)
+
+    return save_pretrained
+
+
+@contextlib.contextmanager
+def _with(owner: Any, values: dict[str, Any]) -> Iterator[None]:
+    """An object with these attributes; afterwards all of them are what they were."""
+    before = {name: vars(owner)[name] for name in values if name in vars(owner)}
+    vars(owner).update(values)
+    try:
+        yield
+    finally:
+        for name in values:
+            vars(owner).pop(name, None)
+        vars(owner).update(before)
 
 
 def experts_forward(
@@ -234,6 +265,17 @@ def _renaming(model: torch.nn.Module, quantizer: QuireQuantizer) -> Callable[[st
         return next((f"{other}.experts.{rest}" for other in others if other in modules), new)
 
     return renamed
+
+
+def _said(plan: Plan, base: Configs, shapes: dict[str, tuple[int, ...]]) -> StoredConfig:
+    """What config.json says of the layers."""
+    found = planned_configs(plan, base, shapes).get("config.json", {}).get("quantization_config")
+    if found is None:
+        raise CheckpointError(
+            f"{plan.dialect.name} does not describe its layers in config.json, where transformers looks",
+            "save the model by quire.io.save(model, path)",
+        )
+    return StoredConfig(**found)
 
 
 def _is_changed(entries: Entries, name: str) -> bool:

@@ -3,6 +3,7 @@ experts of mixtures (docs/integrations.md)."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from types import ModuleType
 
 from quire.integrations.missing import needed
@@ -11,6 +12,13 @@ from quire.integrations.missing import needed
 KNOWN = "5.23.0"
 #: Values of quant_method in config.json, as transformers knows none of them.
 METHODS = ("modelopt", "quire")
+#: Dialect of quire.io -> its quant_method, for which transformers has a quantizer of its own.
+REPLACEABLE = {
+    "gpt_oss": "mxfp4",
+    "deepseek": "fp8",
+    "compressed-tensors": "compressed-tensors",
+    "fbgemm_fp8": "fbgemm_fp8",
+}
 #: Name of the implementation of experts.
 EXPERTS = "quire"
 #: What is used of transformers: module -> names. Hooks of HfQuantizer differ from version to version.
@@ -33,7 +41,7 @@ _HOOKS = (
 )
 
 
-def register() -> None:
+def register(replace: Iterable[str] = ()) -> None:
     """Teaches transformers the checkpoints of ModelOpt and of quire, and experts that quire computes.
 
     After it, `AutoModelForCausalLM.from_pretrained(folder)` of a checkpoint with quant_method "modelopt" or "quire"
@@ -41,9 +49,15 @@ def register() -> None:
     bytes. save_pretrained() of a model that quire.convert has quantized writes a checkpoint of the dialect quire.
     experts_implementation="quire" computes the experts of a mixture by quire.
 
-    Calls after the first do nothing. Raises ImportError if transformers is missing or lacks a hook that quire uses;
-    RuntimeError if another package has registered one of the names. quire.io.load(model, path) needs no hook.
+    replace: values of quant_method for which transformers has a quantizer of its own, and that quire loads instead from
+        now on, in this process: "mxfp4" (gpt-oss), "fp8" (DeepSeek, Qwen), "compressed-tensors", "fbgemm_fp8".
+        transformers' own quantizers may need a GPU or packages for it, and else dequantize the model.
+
+    A second call with the same arguments does nothing. Raises ImportError if transformers is missing or lacks a hook
+    that quire uses; RuntimeError if another package has registered one of the names; ValueError for another name in
+    `replace`. quire.io.load(model, path) needs no hook.
     """
+    replaced = _checked(replace)
     found = {module: needed("quire.integrations.transformers.register", module, KNOWN) for module in _USED}
     _check(found)
     from quire.integrations import pretrained
@@ -58,6 +72,9 @@ def register() -> None:
     for what, (table, ours, names) in tables.items():
         for name in names:
             _check_free(what, name, table[name] if name in table else ours, ours)
+    for name in replaced:
+        auto.AUTO_QUANTIZER_MAPPING[name] = pretrained.QuireQuantizer
+        auto.AUTO_QUANTIZATION_CONFIG_MAPPING[name] = pretrained.StoredConfig
     for name in METHODS:
         if name not in auto.AUTO_QUANTIZER_MAPPING:
             found["transformers.quantizers"].register_quantizer(name)(pretrained.QuireQuantizer)
@@ -65,8 +82,19 @@ def register() -> None:
     models = found["transformers.modeling_utils"].PreTrainedModel
     if not hasattr(models, "hf_quantizer"):
         models.hf_quantizer = pretrained.QuantizerOfConverted()
+        models.save_pretrained = pretrained.leaving_models(models.save_pretrained)
     if EXPERTS not in experts:
         experts.register(EXPERTS, pretrained.experts_forward)
+
+
+def _checked(replace: Iterable[str]) -> list[str]:
+    names, known = [replace] if isinstance(replace, str) else list(replace), sorted(REPLACEABLE.values())
+    if wrong := [name for name in names if name not in known]:
+        raise ValueError(
+            f"quire.integrations.transformers.register: replace must be of {', '.join(known)}, got {wrong}; "
+            f"{' and '.join(METHODS)} are registered in any case"
+        )
+    return names
 
 
 def _check(found: dict[str, ModuleType]) -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import torch
 
 from quire.io.fitting import Target
+from quire.io.gate_up import alternating, of_weight
 from quire.io.joining import join, of_one
 from quire.io.layout import Layout
 from quire.io.reading import Checkpoint
@@ -95,14 +96,18 @@ def apply(plain: Sequence[Target], layers: Mapping[int, Layer], checkpoint: Chec
 def _plain(target: Target, checkpoint: Checkpoint) -> torch.Tensor:
     each = []
     for matrix in target.source.matrices:
-        parts = [_tensor(ref.entry, checkpoint) for ref in matrix]
+        parts = [_tensor(ref.entry, target, checkpoint) for ref in matrix]
         parts = [part if ref.index is None else part[ref.index] for ref, part in zip(matrix, parts, strict=True)]
         each.append(parts[0] if len(parts) == 1 else torch.cat(parts))
     return torch.stack(each) if target.source.stacked else each[0]
 
 
-def _tensor(name: str, checkpoint: Checkpoint) -> torch.Tensor:
-    return checkpoint.bias(name) if name in checkpoint.biases else checkpoint.container.tensor(name)
+def _tensor(name: str, target: Target, checkpoint: Checkpoint) -> torch.Tensor:
+    if name not in checkpoint.biases:
+        return checkpoint.container.tensor(name)
+    moved = target.alternates and checkpoint.groups[checkpoint.biases[name]].layout.alternating
+    bias = checkpoint.bias(name)
+    return alternating(bias) if moved else bias
 
 
 def _weight(target: Target, layer: Layer, checkpoint: Checkpoint) -> QuantizedTensor:
@@ -110,7 +115,9 @@ def _weight(target: Target, layer: Layer, checkpoint: Checkpoint) -> QuantizedTe
     for matrix in target.source.matrices:
         parts = [of_one(checkpoint[ref.entry], ref.index) for ref in matrix]
         origins += [part.origin for part in parts]
-        matrices.append(join([part.weight for part in parts], layer.spec))
+        whole = join([part.weight for part in parts], layer.spec)
+        moved = target.alternates and checkpoint.groups[matrix[0].entry].layout.alternating
+        matrices.append(of_weight(alternating, whole) if moved else whole)
     found = QuantizedStack.of(matrices) if target.source.stacked else matrices[0]
     dtype = target.value.dtype if target.value.dtype.is_floating_point else None
     found = found.to(device=None if target.value.is_meta else target.value.device, dtype=dtype)

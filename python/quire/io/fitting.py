@@ -27,6 +27,11 @@ _EXPERTS = (("gate_proj", "up_proj", "down_proj"), ("w1", "w3", "w2"))
 _ROUTERS = ("gate", "router")
 
 
+def within(path: str, name: str) -> str:
+    """The name, in the model, of something of the module at path; "" is the model itself."""
+    return f"{path}.{name}" if path else name
+
+
 @dataclass(frozen=True)
 class Ref:
     """An entry of a checkpoint, or one matrix of it."""
@@ -63,8 +68,15 @@ class Target:
         """The first of its names in the model."""
         return self.names()[0]
 
+    @property
+    def alternates(self) -> bool:
+        """Whether its rows are those of gate and up in turn."""
+        _, module, attribute = self.owners[0]
+        experts = is_experts(module) or isinstance(module, StackedExperts)
+        return experts and not module.is_concatenated and attribute.startswith("gate_up_proj")
+
     def names(self) -> list[str]:
-        return [f"{path}.{attribute}" if path else attribute for path, _, attribute in self.owners]
+        return [within(path, attribute) for path, _, attribute in self.owners]
 
 
 @dataclass(frozen=True)
@@ -170,10 +182,9 @@ def _source(
     owner: tuple[str, torch.nn.Module, str], modules: Mapping[str, torch.nn.Module], names: _Names
 ) -> Source | None:
     path, module, attribute = owner
-    full = f"{path}.{attribute}" if path else attribute
     if is_experts(module) or isinstance(module, StackedExperts):
-        return names.first(_of_stacked(full, module, attribute, names))
-    if whole := names.first([Source(((Ref(full),),))]):
+        return names.first(_of_stacked(path, module, attribute, names))
+    if whole := names.first([Source(((Ref(within(path, attribute)),),))]):
         return whole
     outer, _, last = path.rpartition(".")
     mixture = modules.get(outer)
@@ -186,7 +197,7 @@ def _source(
         return names.first(_of_groups(path, module, attribute))
     if last in names.fused:
         each = names.fused[last]
-        parts = tuple(Ref(f"{outer}.{part}.{attribute}" if outer else f"{part}.{attribute}") for part in each)
+        parts = tuple(Ref(within(outer, f"{part}.{attribute}")) for part in each)
         return names.first([Source((parts,))])
     return None
 
@@ -194,15 +205,15 @@ def _source(
 def _of_mixture(outer: str, last: str, module: torch.nn.Module, attribute: str) -> Iterator[Source]:
     """The names that files have for a part of a MoE at `outer`."""
     if last == "router":
-        yield from (Source(((Ref(f"{outer}.{name}.{attribute}"),),)) for name in _ROUTERS)
+        yield from (Source(((Ref(within(outer, f"{name}.{attribute}")),),)) for name in _ROUTERS)
     elif attribute == "expert_bias":
-        yield from (Source(((Ref(f"{outer}.{name}.e_score_correction_bias"),),)) for name in _ROUTERS)
+        yield from (Source(((Ref(within(outer, f"{name}.e_score_correction_bias")),),)) for name in _ROUTERS)
     elif last in ("fc1", "fc2"):
         yield from _experts(outer, last, module, attribute)
     elif last in ("shared_fc1", "shared_fc2"):
         for where in ("shared_experts", "shared_expert"):
             for parts in _layers(last[-1]):
-                yield Source((tuple(Ref(f"{outer}.{where}.{part}.{attribute}") for part in parts),))
+                yield Source((tuple(Ref(within(outer, f"{where}.{part}.{attribute}")) for part in parts),))
 
 
 def _layers(number: str) -> list[tuple[str, ...]]:
@@ -216,16 +227,16 @@ def _experts(outer: str, last: str, module: GroupedLinear, attribute: str) -> It
     kind, stacked = attribute.rstrip("0123456789"), attribute in ("weight", "bias")
     numbers = list(module.own_groups()) if stacked else [int(attribute.removeprefix(kind))]
     for parts in _layers(last[-1]):
-        each = [tuple(Ref(f"{outer}.experts.{e}.{part}.{kind}") for part in parts) for e in numbers]
+        each = [tuple(Ref(within(outer, f"experts.{e}.{part}.{kind}")) for part in parts) for e in numbers]
         yield Source(tuple(each), stacked)
-    name = f"{outer}.experts.{'gate_up_proj' if last == 'fc1' else 'down_proj'}"
+    name = within(outer, f"experts.{'gate_up_proj' if last == 'fc1' else 'down_proj'}")
     whole = name if kind == "weight" else f"{name}_bias"
     yield Source(tuple((Ref(whole, e),) for e in numbers), stacked)
 
 
-def _of_stacked(full: str, module: torch.nn.Module, attribute: str, names: _Names) -> Iterator[Source]:
+def _of_stacked(path: str, module: torch.nn.Module, attribute: str, names: _Names) -> Iterator[Source]:
     """Experts as transformers has them: a file has them in one tensor too, or experts.0.gate_proj and so on."""
-    path, each = full.removesuffix(f".{attribute}"), range(module.num_experts)
+    full, each = within(path, attribute), range(module.num_experts)
     if attribute in weight_names(module) and names.entries.get(full) in names.quantized:
         yield Source(tuple((Ref(full, e),) for e in each), stacked=True)
     yield Source(((Ref(full),),))
@@ -234,7 +245,8 @@ def _of_stacked(full: str, module: torch.nn.Module, attribute: str, names: _Name
     # Rows of gate and up that alternate are not joined of two layers.
     parts = [] if of_expert == "gate_up_proj" and not module.is_concatenated else _expert_layers(of_expert)
     for layers in parts if names.experts != "none" else ():
-        yield Source(tuple(tuple(Ref(f"{path}.{e}.{layer}.{kind}") for layer in layers) for e in each), stacked=True)
+        refs = [tuple(Ref(within(path, f"{e}.{layer}.{kind}")) for layer in layers) for e in each]
+        yield Source(tuple(refs), stacked=True)
 
 
 def _expert_layers(name: str) -> list[tuple[str, ...]]:
@@ -268,7 +280,7 @@ def _of_mlp(path: str, module: LayerNormMLP, attribute: str) -> Iterator[Source]
     for product in module.products:
         for kind in ("weight", "bias"):
             if attribute == f"{product}_{kind}":
-                yield Source(((Ref(f"{path}.{product}.{kind}"),),))
+                yield Source(((Ref(within(path, f"{product}.{kind}")),),))
 
 
 def _of_groups(path: str, module: GroupedLinear, attribute: str) -> Iterator[Source]:
@@ -276,6 +288,8 @@ def _of_groups(path: str, module: GroupedLinear, attribute: str) -> Iterator[Sou
     kind, stacked = attribute.rstrip("0123456789"), attribute in ("weight", "bias")
     numbers = list(module.own_groups()) if stacked else [int(attribute.removeprefix(kind))]
     outer, _, last = path.rpartition(".")
-    yield Source(tuple((Ref(f"{path}.{e}.{kind}"),) for e in numbers), stacked)
-    yield Source(tuple((Ref(f"{outer}.{e}.{last}.{kind}"),) for e in numbers), stacked)
-    yield Source(tuple((Ref(f"{path}{'' if kind == 'weight' else '_bias'}", e),) for e in numbers), stacked)
+    yield Source(tuple((Ref(within(path, f"{e}.{kind}")),) for e in numbers), stacked)
+    yield Source(tuple((Ref(within(outer, f"{e}.{last}.{kind}")),) for e in numbers), stacked)
+    # The entry of all matrices has the name of the layer; that of a layer which is the model is its own.
+    whole = f"{path}{'' if kind == 'weight' else '_bias'}" if path else kind
+    yield Source(tuple((Ref(whole, e),) for e in numbers), stacked)

@@ -14,7 +14,8 @@ from quire.io.dialects import dialect_named
 from quire.io.dialects.native import Native, layout_of
 from quire.io.errors import CheckpointError
 from quire.io.fitting import Ref, Source, Target, named_in_files, parameters
-from quire.io.joining import split
+from quire.io.gate_up import apart, of_weight
+from quire.io.joining import narrowed, split
 from quire.io.reading import Checkpoint, opened
 from quire.io.record import Record, record_of
 from quire.io.stored import StoredWeight
@@ -72,30 +73,36 @@ def save(
 @dataclass(frozen=True)
 class Piece:
     """A part of a parameter that is an entry of the file, or a matrix of one: rows of matrix `matrix`. rows: of all
-    parts of all matrices."""
+    parts of all matrices. apart: rows of gate and up are in turn in the parameter, and the dialect takes the gate's
+    first. spec: what the file that was read has, for a part that somebody has written to; None to keep its own."""
 
     target: Target
     source: Source
     rows: tuple[tuple[int, ...], ...]
     matrix: int
     part: int
+    apart: bool
+    spec: str | None
 
     def weight(self) -> tuple[QuantizedTensor, Origin | None]:
         """Of a quantized parameter."""
         value, origin = self.target.value.detach(), self.target.value.origin
         value = reordered(value, False) if is_interleaved(value.spec_text) else value
         whole = value.part(self.matrix) if self.source.stacked else value
+        whole = of_weight(apart, whole) if self.apart else whole
         each = () if origin is None else origin.parts or (origin,)
         each = each if len(each) == len(self.source.refs()) else (None,) * len(self.source.refs())
         before = sum(map(len, self.source.matrices[: self.matrix]))
         count = len(self.source.matrices[self.matrix])
         specs = [whole.spec_text if one is None else _spec(one) for one in each[before : before + count]]
-        return split(whole, self.rows[self.matrix], specs)[self.part], each[before + self.part]
+        part, own = split(whole, self.rows[self.matrix], specs)[self.part], each[before + self.part]
+        return (narrowed(part, self.spec) if own is None and self.spec is not None else part), own
 
     def tensor(self) -> torch.Tensor:
         """Of a plain parameter."""
         value = self.target.value.detach()
         whole, rows = value[self.matrix] if self.source.stacked else value, self.rows[self.matrix]
+        whole = apart(whole, whole.dim() - 1) if self.apart else whole  # a bias
         return whole if len(rows) == 1 else whole.narrow(0, sum(rows[: self.part]), rows[self.part])
 
 
@@ -113,7 +120,8 @@ class Entries(Mapping[str, StoredWeight | torch.Tensor]):
         self.record, self.source = record, source
         self.pieces: dict[str, dict[int | None, Piece]] = {}
         modules = dict(model.named_modules(remove_duplicate=False))
-        foreign = dialect is not None and dialect.name != Native.name
+        self._foreign = foreign = dialect is not None and dialect.name != Native.name
+        ordered = dialect is not None and any(layout.alternating for layout in dialect.layouts)
         for target in parameters(model):
             known = next((name for name in target.names() if name in record.sources), target.name)
             if known in record.sources:
@@ -124,7 +132,10 @@ class Entries(Mapping[str, StoredWeight | torch.Tensor]):
                 rows = _equal_rows(target.value, found)
             for number, matrix in enumerate(found.matrices):
                 for part, ref in enumerate(matrix):
-                    self.pieces.setdefault(ref.entry, {})[ref.index] = Piece(target, found, rows, number, part)
+                    of_file = record.origin(ref.entry)
+                    spec = _spec(of_file) if foreign and of_file is not None else None
+                    piece = Piece(target, found, rows, number, part, ordered and target.alternates, spec)
+                    self.pieces.setdefault(ref.entry, {})[ref.index] = piece
         first = {name: next(iter(each.values())).target.value for name, each in self.pieces.items()}
         self.layers = [name for name, value in first.items() if isinstance(value, QuantizedTensor)]
         self.biases = {name: bias for name in self.layers if (bias := _bias_of(name)) in self.pieces}
@@ -149,19 +160,16 @@ class Entries(Mapping[str, StoredWeight | torch.Tensor]):
     def _stored(self, name: str) -> StoredWeight:
         pieces = [self.pieces[name][index] for index in sorted(self.pieces[name], key=lambda i: i or 0)]
         each = [piece.weight() for piece in pieces]
-        known = name in self.record.layouts
-        lost = (
-            Origin(self.record.dialect or "", self.record.layouts[name])
-            if known
-            else _of_recipe(pieces[0], each[0][0].spec_text)
-        )
         scales = [_input_scale(piece, self.record) for piece in pieces]
         stacked = None not in self.pieces[name]
         weight = QuantizedStack.of([one for one, _ in each]) if stacked else each[0][0]
         scale = self.record.input_scales.get(name) if None in scales else torch.cat(scales)
         _check_scale(name, scale)
         bias = self._tensor(self.biases[name]) if name in self.biases else None
-        return StoredWeight(weight, scale, bias, each[0][1] or lost)
+        origin = each[0][1] or self.record.origin(name)
+        if origin is None or (each[0][1] is None and self._foreign and _spec(origin) != weight.spec_text):
+            origin = _of_recipe(pieces[0], weight.spec_text)
+        return StoredWeight(weight, scale, bias, origin)
 
     def _tensor(self, name: str) -> torch.Tensor:
         found = self.pieces[name]

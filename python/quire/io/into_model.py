@@ -171,7 +171,7 @@ def _decide(layer: Layer, checkpoint: Checkpoint, options: tuple[str, str], note
             else:
                 layer.scales.append(joined_input(target.name, inputs, layouts[0].input_divides, notes))
     kinds = sorted({layout.name for layout in layouts})
-    if len(kinds) > 1:
+    if len({(one.spec, one.static, one.dynamic, one.input_divides) for one in layouts}) > 1:
         raise CheckpointError(
             f"its weights are of {', '.join(kinds)}, and one layer has one recipe",
             "use a layer for each",

@@ -83,6 +83,17 @@ def split(weight: QuantizedTensor, rows: Sequence[int], specs: Sequence[str]) ->
     return [_with_tensor(part, spec) for part, spec in zip(parts, specs, strict=True)]
 
 
+def narrowed(part: QuantizedTensor, spec: str) -> QuantizedTensor:
+    """A part that split() gave, whose scales are new, under the spec that it has in the file. FP8 with different scales
+    of rows stays as it is: files can have these. Raises CheckpointError for other rows without a common scale."""
+    if part.spec_text == spec or row_spec(spec) != part.spec_text:
+        return part
+    scale = part.rowwise_scale
+    if part.spec.family == "fp8_row" and not (scale.is_meta or bool((scale == scale[:1]).all())):
+        return part
+    return _with_tensor(part, spec)
+
+
 def _with_tensor(part: QuantizedTensor, spec: str) -> QuantizedTensor:
     buffers = {name: tensor.clone() for name, tensor in part.buffers().items()}
     if part.spec_text != spec:
@@ -90,7 +101,9 @@ def _with_tensor(part: QuantizedTensor, spec: str) -> QuantizedTensor:
         scale = buffers[key]
         if row_spec(spec) != part.spec_text or not torch.equal(scale, scale[:1].expand_as(scale)):
             raise CheckpointError(
-                f"rows of {part.spec_text} have no common scale, as {spec} needs", "write a dialect with a scale a row"
+                f"the layer joins several of the file, and the rows of one, w={part.spec_text}, have no common scale "
+                f"any more, as w={spec} needs",
+                'save with dialect="quire", or load the layers apart (without fuse=) before you train',
             )
         buffers[key] = scale[:1].clone()
         if spec.startswith("fp8_tensor"):

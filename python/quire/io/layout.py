@@ -81,9 +81,9 @@ class Layout:
 
     name: as the dialect calls it. spec: of the weight. static, dynamic: spec of the input with and without a stored
     input scale; "none" if the input stays in high precision. input_divides: the stored scale divides the input's
-    codes. parameter: what follows the stem in the name of the
-    weight as a parameter of a module. transposed: the file has [E, K, N] of [E, N, K]. stacked: the file has all
-    experts in one tensor.
+    codes. parameter: what follows the stem in the name of the weight as a parameter of a module. transposed: the file
+    has [E, K, N] of [E, N, K]. stacked: the file has all experts in one tensor. alternating: the file has rows of gate
+    and up in turn, and the weight all rows of the gate first.
     """
 
     name: str
@@ -95,6 +95,7 @@ class Layout:
     parameter: str = ".weight"
     transposed: bool = False
     stacked: bool = False
+    alternating: bool = False
 
     def part(self, role: str) -> Part | None:
         return next((part for part in self.parts if part.role == role), None)

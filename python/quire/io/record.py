@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from quire.io.fitting import Source
+from quire.tensor.origin import Origin
 
 _ATTRIBUTE = "_quire_checkpoint"
 
@@ -28,6 +29,10 @@ class Record:
     dtypes: dict[str, torch.dtype] = field(default_factory=dict)
     input_scales: dict[str, torch.Tensor] = field(default_factory=dict)
     other: dict[str, torch.Tensor] = field(default_factory=dict)
+
+    def origin(self, name: str) -> Origin | None:
+        """Where a weight of that name was in the checkpoint; None if it was not quantized there."""
+        return Origin(self.dialect or "", self.layouts[name]) if name in self.layouts else None
 
 
 def remember(model: torch.nn.Module, record: Record) -> None:

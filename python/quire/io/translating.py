@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from quire.io.dialect import Dialect
+from quire.io.dialect import Dialect, described
 from quire.io.dialects import DIALECTS
 from quire.io.layout import DIV, MUL, Layout
 from quire.io.stored import StoredWeight
@@ -31,7 +31,13 @@ def chosen_layout(name: str, stored: StoredWeight, dialect: Dialect, notes: list
     source = source_layout(stored)
     if source is not None and stored.origin.dialect == dialect.name:
         return source
-    return dialect.choose(name, stored, source, notes)
+    layout = dialect.choose(name, stored, source, notes)
+    if source is not None and source.alternating and not layout.alternating:
+        notes.append(
+            f"{described(stored)} -> {dialect.name} {layout.name}: rows of gate and up are in turn in the one. In the "
+            "other all rows of the gate come first, as in quire.MoE, but not in transformers"
+        )
+    return layout
 
 
 def source_layout(stored: StoredWeight) -> Layout | None:

@@ -133,16 +133,18 @@ def write_planned(
     """write(), of configurations. unchanged: the layout of each layer that `base` says, so that it is written as it is
     if these are the layouts; ...: it is written in any case; None: the dialect completes it. beside: a folder whose
     small files are copied."""
-    plan, most, meta, shapes = Plan(dialect, exact), size_of(max_shard_size), {}, {}
+    plan, most, meta, shapes, outlines = Plan(dialect, exact), size_of(max_shard_size), {}, {}, {}
     for name in tensors:
         outline = tensors.outline(name) if hasattr(tensors, "outline") else outlined(name, tensors[name])
         if isinstance(outline, StoredWeight) and plan.dialect is not None:
             plan.choose(name, outline)
         meta[name], shapes[name] = plan.tensors(name, outline), tuple(outline.shape)
+        outlines[name] = outline, plan.layouts.get(name)
     shards = divided(meta.items(), most)
     same = unchanged is ... or unchanged == {name: layout.name for name, layout in plan.layouts.items()}
     configs = base if dialect is None or same else planned_configs(plan, base, shapes)
-    metadata = getattr(dialect, "texts", dict)(getattr(tensors, "metadata", {}))
+    metadata = dict(getattr(tensors, "metadata", {}))
+    metadata = dialect.texts(metadata, outlines) if hasattr(dialect, "texts") else metadata
     with replaced(path, overwrite) as folder:
         files = [
             file.name for file in write_shards(folder, shards, lambda name: plan.tensors(name, tensors[name]), metadata)

@@ -19,6 +19,7 @@ import torch
 from quire.io.container import Entry, Header
 from quire.io.dialect import Configs, LayoutDialect, check_consumed
 from quire.io.errors import CheckpointError
+from quire.io.gate_up import alternating, apart
 from quire.io.layout import BYTE, E8M0, Group, Layout, Part, Shape, bias, blocks, packed, read_group
 from quire.io.stored import StoredWeight
 from quire.tensor import QuantizedStack
@@ -30,7 +31,7 @@ _PARTS = (
     Part("bias", "_bias", (), bias, "bias", optional=True),
 )
 _PLAIN = Layout("mxfp4", "mxfp4", _PARTS, parameter="", stacked=True)
-_GATED = dataclasses.replace(_PLAIN, name="mxfp4:gate_up")
+_GATED = dataclasses.replace(_PLAIN, name="mxfp4:gate_up", alternating=True)
 _NAME = re.compile(r"^(?P<stem>.*\.(?P<kind>gate_up_proj|down_proj))_(blocks|scales)$")
 
 
@@ -93,17 +94,6 @@ class GptOss(LayoutDialect):
     def config(self, groups: Sequence[Group], plain: Sequence[str], base: Configs) -> dict[str, Any]:
         said = {"quant_method": _METHOD, "modules_to_not_convert": sorted(plain)}
         return {"config.json": {**base.get("config.json", {}), "quantization_config": said}}
-
-
-def apart(rows: torch.Tensor) -> torch.Tensor:
-    """[E, 2 I, ...] with rows gate, up, gate, up -> all of the gate, then all of up."""
-    return torch.cat([rows[:, 0::2], rows[:, 1::2]], 1)
-
-
-def alternating(rows: torch.Tensor) -> torch.Tensor:
-    """The inverse of apart()."""
-    gate, up = rows.chunk(2, 1)
-    return torch.stack([gate, up], 2).flatten(1, 2).contiguous()
 
 
 def _group(stem: str, layout: Layout, header: Header) -> Group:

@@ -30,11 +30,11 @@ from quire.io.layout import (
     Part,
     Shape,
     ShapeRule,
+    bias,
     blocks,
     codes,
     group_of,
     packed,
-    row,
     scalar,
 )
 from quire.io.stored import StoredWeight
@@ -63,8 +63,13 @@ def one_scale(shape: Shape) -> Sequence[Shape]:
     return [(*shape[:-2], 1, 1), *scalar(shape)]
 
 
+def column(shape: Shape) -> Sequence[Shape]:
+    """A scale for each row, in as many dimensions as the weight."""
+    return [(*shape[:-1], 1), shape[:-1]]
+
+
 def _layout(name: str, spec: str, data: Part, scale: Part, *others: Part, dynamic: str = "none") -> Layout:
-    return Layout(name, spec, (data, scale, *others), dynamic=dynamic)
+    return Layout(name, spec, (data, scale, *others, _BIAS), dynamic=dynamic)
 
 
 def _data(*dtypes: torch.dtype) -> Part:
@@ -76,8 +81,16 @@ def _scale(dtypes: tuple[torch.dtype, ...], shape: ShapeRule) -> Part:
     return Part("scale", "._weight_scale", dtypes, shape, "rowwise_scale")
 
 
-_GLOBAL = Part("global", "._weight_per_tensor_scale", (F32,), one_scale, "rowwise_amax", optional=True)
-_ACT = Part("input_scale", "._weight_act_per_tensor_scale", (F32,), one_scale, "input_scale", optional=True)
+def above_blocks(shape: Shape) -> Sequence[Shape]:
+    """A scale above those of blocks, without dimensions."""
+    return [*scalar(shape), (*shape[:-2], 1, 1)]
+
+
+_GLOBAL = Part("global", "._weight_per_tensor_scale", (F32,), above_blocks, "rowwise_amax", optional=True)
+_ACT = Part("input_scale", "._weight_act_per_tensor_scale", (F32,), above_blocks, "input_scale", optional=True)
+
+
+_BIAS = Part("bias", ".bias", (), bias, "bias", optional=True)
 
 
 def _layouts() -> tuple[Layout, ...]:
@@ -85,7 +98,7 @@ def _layouts() -> tuple[Layout, ...]:
     for element, dtype in (("", E4M3), (":e5m2", _E5M2)):
         for name, spec, shape in (
             ("tensor", f"fp8_tensor{element}", one_scale),
-            ("row", f"fp8_row{element}", row),
+            ("row", f"fp8_row{element}", column),
             ("block", f"fp8_block{element}:128x128", tiles),
         ):
             found.append(_layout(f"Float8Tensor:{name}{element}", spec, _data(dtype), _scale(SCALES, shape)))
@@ -174,37 +187,97 @@ class TorchAo(LayoutDialect):
         )
         return dataclasses.replace(stored, origin=origin)
 
-    def choose(self, name: str, stored: StoredWeight, source: Layout | None, notes: list[str]) -> Layout:
-        raise CheckpointError(
-            f"quire writes layers of torchao only as it has read them, w={stored.weight.spec_text}",
-            'choose another dialect ("quire" has every spec)',
-            tensor=name,
-        )
-
     def write(self, name: str, stored: StoredWeight, layout: Layout) -> dict[str, torch.Tensor]:
         origin = stored.origin
+        if not origin.names and not name.endswith(layout.parameter):
+            raise CheckpointError(
+                "quire writes new layers of torchao only under names that end in .weight", _OTHER, tensor=name
+            )
         if ":swizzled" not in layout.name:
             found = super().write(name, stored, layout)
         else:
             shapes = {role: size for role, size in origin.shapes.items() if role != "scale"}
             compact = (*stored.shape[:-1], stored.weight.rowwise_scale.shape[-1])
-            rows = dataclasses.replace(stored, origin=dataclasses.replace(origin, shapes={**shapes, "scale": compact}))
-            found = super().write(name, rows, layout)
-            scale = found[origin.names["scale"]]
-            found[origin.names["scale"]] = in_tiles(scale.flatten(0, -2)).reshape(origin.shapes["scale"])
-        return {key: value for key, value in found.items() if key in origin.names.values()}
+            rows = dataclasses.replace(origin, shapes={**shapes, "scale": compact})
+            plain = self.layout(layout.name.replace(":swizzled", "")) if not origin.shapes else layout
+            found = super().write(name, dataclasses.replace(stored, origin=rows), layout if origin.shapes else plain)
+            part = layout.part("scale")
+            key = origin.names.get("scale", name.removesuffix(layout.parameter) + part.suffix)
+            size = origin.shapes.get("scale") or layout.shapes(part, tuple(stored.shape))[0]
+            found[key] = in_tiles(found[key].flatten(0, -2)).reshape(size)
+        return {key: value for key, value in found.items() if not origin.names or key in origin.names.values()}
 
-    def texts(self, metadata: Mapping[str, str]) -> dict[str, str]:
-        """Of the header to be written, of those of the file that was read."""
-        if _NAMES not in metadata:
-            raise CheckpointError(
-                "the header of the file that was read describes tensors of torchao, and a model does not keep it",
-                'convert the file itself, or save the model with dialect="quire"',
-            )
-        return dict(metadata)
+    def texts(
+        self, metadata: Mapping[str, str], entries: Mapping[str, tuple[StoredWeight | torch.Tensor, Layout | None]]
+    ) -> dict[str, str]:
+        """Of the header to be written: those of the file that all layers were read from, or new ones. entries: name ->
+        what is written, perhaps on the meta device, and its layout if it is quantized."""
+        read = [value.origin.dialect == self.name for value, layout in entries.values() if layout is not None]
+        found = {name: _described(name, value, layout) for name, (value, layout) in entries.items()}
+        with_bias = [name for name, (value, layout) in entries.items() if layout is not None and value.bias is not None]
+        found |= {f"{name.rpartition('.')[0]}.bias": {"_type": "Tensor"} for name in with_bias}
+        if _NAMES in metadata and all(read) and set(_json(metadata, _NAMES, list)) == set(found):
+            return dict(metadata)
+        return {name: json.dumps(said) for name, said in found.items()} | {_NAMES: json.dumps(list(found))}
 
     def config(self, groups: Sequence[Group], plain: Sequence[str], base: Configs) -> dict[str, Any]:
         return dict(base)  # what describes the layers is in the header, which is copied
+
+
+_OTHER = 'choose another dialect ("quire" has every spec)'
+
+
+def _described(name: str, value: StoredWeight | torch.Tensor, layout: Layout | None) -> dict[str, Any]:
+    """What torchao's own encoder says of a tensor: class, attributes, and the tensors of it that the file has."""
+    if layout is None:
+        return {"_type": "Tensor"}
+    words, shape = layout.name.split(":"), list(value.shape)
+    said, fields, dtype = {"act_quant_kwargs": None}, ["qdata", "scale"], _enum("torch.dtype", value.weight.dtype)
+    if words[-1] == "inputs":
+        said["act_quant_kwargs"] = _of_inputs(name, words)
+    if words[0] == "Float8Tensor":
+        size = {"tensor": shape, "row": [1, shape[-1]], "block": [128, 128]}[words[1]]
+        said |= {"block_size": size, "mm_config": None, "kernel_preference": _enum("KernelPreference", "AUTO")}
+        return {"_type": words[0], "_data": said | {"dtype": dtype}, "_tensor_data_names": fields}
+    said |= {"is_swizzled_scales": "swizzled" in words, "orig_dtype": dtype}
+    if words[0] == "MXTensor":
+        said |= {"block_size": 32, "elem_dtype": _enum("torch.dtype", _element(words))}
+        said["kernel_preference"] = _enum("KernelPreference", "EMULATED")
+        return {"_type": words[0], "_data": said, "_tensor_data_names": fields}
+    said |= {"block_size": 16, "use_triton_kernel": False}
+    static = ["act_per_tensor_scale"] if value.input_scale is not None else []
+    names = value.origin.names if value.origin.dialect == TorchAo.name and value.origin.names else {"global": ""}
+    above = ["per_tensor_scale"] if "global" in names else []
+    return {"_type": words[0], "_data": said, "_tensor_data_names": [*above, *static, *fields]}
+
+
+def _enum(kind: str, value: object) -> dict[str, str]:
+    return {"_type": kind, "_data": str(value).removeprefix("torch.")}
+
+
+def _element(words: Sequence[str]) -> str:
+    return "float4_e2m1fn_x2" if "mxfp4" in words else "float8_e5m2" if "e5m2" in words else "float8_e4m3fn"
+
+
+def _of_inputs(name: str, words: Sequence[str]) -> dict[str, Any]:
+    """How torchao quantizes the layer's inputs. Fields that are not said have torchao's defaults."""
+    if words[0] == "NVFP4Tensor":
+        return {"_type": "QuantizeTensorToNVFP4Kwargs", "_data": {}}
+    if words[0] == "MXTensor":
+        said = {"elem_dtype": _enum("torch.dtype", _element(words))}
+        return {
+            "_type": "QuantizeTensorToMXKwargs",
+            "_data": said | {"kernel_preference": _enum("KernelPreference", "EMULATED")},
+        }
+    if words[1] == "block":
+        raise CheckpointError(
+            "the safetensors of torchao cannot say that inputs are quantized in blocks: its reader has no such class",
+            _OTHER,
+            tensor=name,
+        )
+    granularity = {"_type": "PerTensor" if words[1] == "tensor" else "PerRow", "_data": {}}
+    said = {"float8_dtype": _enum("torch.dtype", _element(words)), "granularity": granularity}
+    return {"_type": "QuantizeTensorToFloat8Kwargs", "_data": said}
 
 
 def _json(metadata: Mapping[str, str], name: str, kind: type) -> Any:
