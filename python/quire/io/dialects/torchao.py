@@ -234,7 +234,7 @@ def _described(name: str, value: StoredWeight | torch.Tensor, layout: Layout | N
     words, shape = layout.name.split(":"), list(value.shape)
     said, fields, dtype = {"act_quant_kwargs": None}, ["qdata", "scale"], _enum("torch.dtype", value.weight.dtype)
     if words[-1] == "inputs":
-        said["act_quant_kwargs"] = _of_inputs(name, words)
+        said["act_quant_kwargs"] = _of_inputs(name, words, value.weight.spec)
     if words[0] == "Float8Tensor":
         size = {"tensor": shape, "row": [1, shape[-1]], "block": [128, 128]}[words[1]]
         said |= {"block_size": size, "mm_config": None, "kernel_preference": _enum("KernelPreference", "AUTO")}
@@ -259,7 +259,7 @@ def _element(words: Sequence[str]) -> str:
     return "float4_e2m1fn_x2" if "mxfp4" in words else "float8_e5m2" if "e5m2" in words else "float8_e4m3fn"
 
 
-def _of_inputs(name: str, words: Sequence[str]) -> dict[str, Any]:
+def _of_inputs(name: str, words: Sequence[str], spec: str) -> dict[str, Any]:
     """How torchao quantizes the layer's inputs. Fields that are not said have torchao's defaults."""
     if words[0] == "NVFP4Tensor":
         return {"_type": "QuantizeTensorToNVFP4Kwargs", "_data": {}}
@@ -271,7 +271,7 @@ def _of_inputs(name: str, words: Sequence[str]) -> dict[str, Any]:
         }
     if words[1] == "block":
         raise CheckpointError(
-            "the safetensors of torchao cannot say that inputs are quantized in blocks: its reader has no such class",
+            f"torchao's safetensors cannot say that inputs of w={spec} are quantized in blocks: its reader has no class",
             _OTHER,
             tensor=name,
         )
