@@ -1,7 +1,9 @@
 """Stand-ins for TransformerEngine's modules and for CUDA, in a process that runs its tests (tools/peer_tests.py)."""
 
+import functools
 import importlib.abc
 import importlib.machinery
+import math
 import sys
 import types
 from unittest import mock
@@ -27,6 +29,24 @@ INTERNAL_MODULES = (
 
 #: Whose names are those of layers too.
 OPERATIONS = "transformer_engine.pytorch.ops."
+
+
+def normal(deviation: float) -> object:
+    """An init_method."""
+    return functools.partial(torch.nn.init.normal_, mean=0.0, std=deviation)
+
+
+#: Functions of TransformerEngine's that its tests prepare arguments and references with, in words of PyTorch.
+STAND_INS = {
+    "init_method_normal": normal,
+    "scaled_init_method_normal": lambda deviation, layers: normal(deviation / math.sqrt(2 * layers)),
+    "attention_mask_func": lambda scores, mask: scores.masked_fill(mask, -10000.0),
+    "get_device_compute_capability": lambda: (10, 0),
+    # Whether a layer may take a path of TransformerEngine's, which is of no consequence here.
+    "is_module_grouped_tensor_path_supported": lambda *args, **options: False,
+    "is_fp8_activation_recompute_enabled": lambda: False,
+    "in_fp8_activation_recompute_phase": lambda: False,
+}
 
 
 class InternalName(AttributeError):
@@ -102,6 +122,8 @@ class PeerModule(types.ModuleType):
         import quire.te
         from quire.te.absent import NAMES
 
+        if name in STAND_INS:
+            return STAND_INS[name]
         if f"{self.__name__}.".startswith(OPERATIONS):
             return Absent(DocumentedName(f"{self.__name__} is documented as not available"))
         te = quire.te
@@ -145,9 +167,28 @@ class CudaIsCpu(TorchFunctionMode):
         return func(*map(on_cpu, args), **kwargs)
 
 
+#: Of torch.cuda: name -> what is there instead.
+OF_CUDA = {
+    "synchronize": lambda *args: None,
+    "current_device": lambda: "cpu",
+    "get_device_capability": lambda *args: (10, 0),
+    "get_rng_state": lambda *args: torch.get_rng_state(),
+    "set_rng_state": lambda state, *args: torch.set_rng_state(state),
+    "manual_seed": torch.manual_seed,
+    "is_bf16_supported": lambda *args: True,
+    "memory_allocated": lambda *args: 0,
+}
+
+
 def install() -> None:
     """Puts all of this in place for the rest of the process."""
     sys.meta_path.insert(0, PeerFinder())
     CudaIsCpu().__enter__()
-    for name, value in {"synchronize": None, "current_device": 0, "get_device_capability": (10, 0)}.items():
-        mock.patch.object(torch.cuda, name, lambda *args, value=value, **kwargs: value).start()
+    for name, function in OF_CUDA.items():
+        mock.patch.object(torch.cuda, name, function).start()
+    construct = torch.autocast.__init__
+    mock.patch.object(
+        torch.autocast,
+        "__init__",
+        lambda self, device_type, *args, **options: construct(self, on_cpu(device_type), *args, **options),
+    ).start()
