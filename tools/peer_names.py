@@ -21,6 +21,7 @@ INTERNAL_MODULES = (
     "transformer_engine.pytorch.constants",
     "transformer_engine.pytorch.module.",
     "transformer_engine.pytorch.tensor.storage",
+    "transformer_engine.pytorch.custom_recipes.reference",
     "transformer_engine.pytorch.tensor.utils",
     "transformer_engine.pytorch.ops.",
     "transformer_engine.pytorch._",
@@ -44,9 +45,16 @@ STAND_INS = {
     "get_device_compute_capability": lambda: (10, 0),
     # Whether a layer may take a path of TransformerEngine's, which is of no consequence here.
     "is_module_grouped_tensor_path_supported": lambda *args, **options: False,
-    "is_fp8_activation_recompute_enabled": lambda: False,
-    "in_fp8_activation_recompute_phase": lambda: False,
 }
+#: Names of TransformerEngine's states, in modules that have public names too.
+INTERNAL_NAMES = (
+    "is_fp8_activation_recompute_enabled",
+    "in_fp8_activation_recompute_phase",
+    "NVFP4BlockScalingRecipeState",
+    "DelayedScalingRecipeState",
+    "CustomRecipeState",
+    "RecipeState",
+)
 
 
 class InternalName(AttributeError):
@@ -63,7 +71,7 @@ class MissingName(AttributeError):
 
 def absence(module: str, name: str, documented: object) -> AttributeError:
     """The error for `name` of `module`; documented: a container of the names that have a stated reason."""
-    if (module + ".").startswith(INTERNAL_MODULES) or name.startswith("_"):
+    if (module + ".").startswith(INTERNAL_MODULES) or name in INTERNAL_NAMES or name.startswith("_"):
         return InternalName(f"{module}.{name} is internal to TransformerEngine")
     if name in documented:
         return DocumentedName(f"{module}.{name} is documented as not available")
@@ -124,10 +132,10 @@ class PeerModule(types.ModuleType):
 
         if name in STAND_INS:
             return STAND_INS[name]
-        if f"{self.__name__}.".startswith(OPERATIONS):
-            return Absent(DocumentedName(f"{self.__name__} is documented as not available"))
         te = quire.te
-        for module in (te.pytorch, te.common.recipe, te.common, te.quantization, te.moe_router, te.attention.masks):
+        public = (te.pytorch, te.common.recipe, te.common, te.quantization, te.moe_router, te.attention.masks)
+        operations = f"{self.__name__}.".startswith(OPERATIONS)
+        for module in (te.ops,) if operations else (*public, te.quantizer_factories):
             if name in vars(module):
                 return vars(module)[name]
         return Absent(absence(self.__name__, name, NAMES))

@@ -105,7 +105,7 @@ class DropPath(torch.nn.Module):
             return x
         shape = [size if dim == self.batch_dim else 1 for dim, size in enumerate(x.shape)]
         kept = torch.rand(shape, device=x.device) >= self.rate
-        return x * (kept / (1 - self.rate)).to(x.dtype)
+        return x * (kept / (1 - self.rate or 1)).to(x.dtype)  # of the rate 1, nothing is kept
 
 
 class TransformerLayer(torch.nn.Module):
@@ -256,8 +256,8 @@ class TransformerLayer(torch.nn.Module):
 
 
 def _check(given: Given) -> None:
-    if not 0 <= given.drop_path_rate < 1:
-        raise ValueError(f"{_WHAT}: drop_path_rate must be 0 or more and below 1, got {given.drop_path_rate}")
+    if not 0 <= given.drop_path_rate <= 1:
+        raise ValueError(f"{_WHAT}: drop_path_rate must be 0 to 1, got {given.drop_path_rate}")
     if given.layer_type not in ("encoder", "decoder"):
         raise ValueError(f"{_WHAT}: layer_type must be 'encoder' or 'decoder', got {given.layer_type!r}")
     others = {
