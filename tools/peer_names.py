@@ -184,7 +184,6 @@ OF_CUDA = {
     "set_rng_state": lambda state, *args: torch.set_rng_state(state),
     "manual_seed": torch.manual_seed,
     "is_bf16_supported": lambda *args: True,
-    "memory_allocated": lambda *args: 0,
 }
 
 
