@@ -1,7 +1,9 @@
 """Stand-ins for TransformerEngine's modules and for CUDA, in a process that runs its tests (tools/peer_tests.py)."""
 
+import functools
 import importlib.abc
 import importlib.machinery
+import math
 import sys
 import types
 from unittest import mock
@@ -19,6 +21,7 @@ INTERNAL_MODULES = (
     "transformer_engine.pytorch.constants",
     "transformer_engine.pytorch.module.",
     "transformer_engine.pytorch.tensor.storage",
+    "transformer_engine.pytorch.custom_recipes.reference",
     "transformer_engine.pytorch.tensor.utils",
     "transformer_engine.pytorch.ops.",
     "transformer_engine.pytorch._",
@@ -27,6 +30,31 @@ INTERNAL_MODULES = (
 
 #: Whose names are those of layers too.
 OPERATIONS = "transformer_engine.pytorch.ops."
+
+
+def normal(deviation: float) -> object:
+    """An init_method."""
+    return functools.partial(torch.nn.init.normal_, mean=0.0, std=deviation)
+
+
+#: Functions of TransformerEngine's that its tests prepare arguments and references with, in words of PyTorch.
+STAND_INS = {
+    "init_method_normal": normal,
+    "scaled_init_method_normal": lambda deviation, layers: normal(deviation / math.sqrt(2 * layers)),
+    "attention_mask_func": lambda scores, mask: scores.masked_fill(mask, -10000.0),
+    "get_device_compute_capability": lambda: (10, 0),
+    # Whether a layer may take a path of TransformerEngine's, which is of no consequence here.
+    "is_module_grouped_tensor_path_supported": lambda *args, **options: False,
+}
+#: Names of TransformerEngine's states, in modules that have public names too.
+INTERNAL_NAMES = (
+    "is_fp8_activation_recompute_enabled",
+    "in_fp8_activation_recompute_phase",
+    "NVFP4BlockScalingRecipeState",
+    "DelayedScalingRecipeState",
+    "CustomRecipeState",
+    "RecipeState",
+)
 
 
 class InternalName(AttributeError):
@@ -43,7 +71,7 @@ class MissingName(AttributeError):
 
 def absence(module: str, name: str, documented: object) -> AttributeError:
     """The error for `name` of `module`; documented: a container of the names that have a stated reason."""
-    if (module + ".").startswith(INTERNAL_MODULES) or name.startswith("_"):
+    if (module + ".").startswith(INTERNAL_MODULES) or name in INTERNAL_NAMES or name.startswith("_"):
         return InternalName(f"{module}.{name} is internal to TransformerEngine")
     if name in documented:
         return DocumentedName(f"{module}.{name} is documented as not available")
@@ -102,10 +130,12 @@ class PeerModule(types.ModuleType):
         import quire.te
         from quire.te.absent import NAMES
 
-        if f"{self.__name__}.".startswith(OPERATIONS):
-            return Absent(DocumentedName(f"{self.__name__} is documented as not available"))
+        if name in STAND_INS:
+            return STAND_INS[name]
         te = quire.te
-        for module in (te.pytorch, te.common.recipe, te.common, te.quantization, te.moe_router, te.attention.masks):
+        public = (te.pytorch, te.common.recipe, te.common, te.quantization, te.moe_router, te.attention.masks)
+        operations = f"{self.__name__}.".startswith(OPERATIONS)
+        for module in (te.ops,) if operations else (*public, te.quantizer_factories):
             if name in vars(module):
                 return vars(module)[name]
         return Absent(absence(self.__name__, name, NAMES))
@@ -145,9 +175,27 @@ class CudaIsCpu(TorchFunctionMode):
         return func(*map(on_cpu, args), **kwargs)
 
 
+#: Of torch.cuda: name -> what is there instead.
+OF_CUDA = {
+    "synchronize": lambda *args: None,
+    "current_device": lambda: "cpu",
+    "get_device_capability": lambda *args: (10, 0),
+    "get_rng_state": lambda *args: torch.get_rng_state(),
+    "set_rng_state": lambda state, *args: torch.set_rng_state(state),
+    "manual_seed": torch.manual_seed,
+    "is_bf16_supported": lambda *args: True,
+}
+
+
 def install() -> None:
     """Puts all of this in place for the rest of the process."""
     sys.meta_path.insert(0, PeerFinder())
     CudaIsCpu().__enter__()
-    for name, value in {"synchronize": None, "current_device": 0, "get_device_capability": (10, 0)}.items():
-        mock.patch.object(torch.cuda, name, lambda *args, value=value, **kwargs: value).start()
+    for name, function in OF_CUDA.items():
+        mock.patch.object(torch.cuda, name, function).start()
+    construct = torch.autocast.__init__
+    mock.patch.object(
+        torch.autocast,
+        "__init__",
+        lambda self, device_type, *args, **options: construct(self, on_cpu(device_type), *args, **options),
+    ).start()

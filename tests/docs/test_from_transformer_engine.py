@@ -30,6 +30,7 @@ def places():
     return [
         quire,
         quire.recipe,
+        quire.te.quantizer_factories,
         layer,
         layer.weight,
         arguments,

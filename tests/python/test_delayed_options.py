@@ -1,6 +1,7 @@
 """Delayed scaling: recomputation, calibration, exceptions, threads, functions of the user (numerics.md 1.6, 1.7)."""
 
 import concurrent.futures
+import contextlib
 import functools
 import itertools
 import threading
@@ -209,6 +210,27 @@ def test_a_function_that_returns_something_else_is_named(layer, returns):
     assert active_recipe() is None and layer.delayed.fwd_scale.tolist() == [1] * 3
     with quire.autocast(recipe=DelayedScaling(amax_compute_algo=lambda history: history[0])):
         assert layer.delayed.fwd_scale[0] != 1, "entered anew, as the outermost one, with a function that is right"
+
+
+def test_a_function_that_raises_leaves_its_layers_alone_and_others_to_their_steps(layer):
+    def raises(amax, scale, largest, recipe):
+        raise ArithmeticError("of the user")
+
+    other = quire.Linear(16, 8)
+    broken = DelayedScaling(scaling_factor_compute_algo=raises)
+    with quire.autocast(recipe=broken):
+        layer(varied(0, 8, 16))
+    with contextlib.suppress(ArithmeticError), quire.autocast(recipe=RECIPE):
+        pass
+    before = quire.delayed_state(layer)
+    for _ in range(2):
+        with quire.autocast(recipe=RECIPE):
+            other(varied(1, 8, 16))
+    assert other.delayed.fwd_scale[0] != 1 and layer.delayed.fwd_scale.tolist() == [1] * 3
+    with pytest.raises(ArithmeticError, match="of the user"), quire.autocast(recipe=broken):
+        pass
+    after = quire.delayed_state(layer)
+    assert all(str(after[name]) == str(before[name]) for name in before)
 
 
 @pytest.mark.parametrize("strict", [False, True])

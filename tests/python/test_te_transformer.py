@@ -7,6 +7,7 @@ import torch
 
 import quire
 from quire.te.common import recipe as recipes
+from te_transformer_ranks import layer_equals_one_process
 from transformer_reference import Reference, angles_of, close, rotate, tokens
 
 B, S, S2, HIDDEN, FFN, HEADS = 2, 5, 6, 16, 24, 4
@@ -390,3 +391,8 @@ def test_what_does_not_fit_is_refused_in_words():
         quire.MultiheadAttention("16", HEADS)
     with pytest.raises(TypeError, match="quire.TransformerLayer: hidden_states must be a .*ensor"):
         layer_of()([1.0])
+
+
+def test_a_layer_sharded_over_processes_computes_what_one_process_does(two):
+    for recipe, sequence, bound in ((None, True, 1e-5), ("mxfp8", False, 1e-5)):
+        two.run(layer_equals_one_process, recipe, sequence, bound)

@@ -19,12 +19,13 @@ _COLUMNS = 6
 
 class Rule:
     """A recipe in a thread. number: what `usage` of the states says that ran under it last; recipe: None while known
-    from a checkpoint only."""
+    from a checkpoint only. failed: a function of the user has raised in its last step."""
 
     def __init__(self, text: str, number: int) -> None:
         self.text, self.number = text, number
         self.recipe: DelayedScaling | None = None
         self.group: object = None
+        self.failed = False
 
     def on(self, device: torch.device) -> torch.Tensor:
         """The number where kernels of the device read it: int64 scalar."""

@@ -21,7 +21,7 @@ def _activate(text: str, recipe: DelayedScaling, group: object) -> int:
     if rule.recipe is None or recipe.unfused:
         rule.recipe = recipe
         write(rule)
-    rule.group = group
+    rule.group, rule.failed = group, False
     THREAD.in_python = any([needs_python(rule) for rule in THREAD.rules.values()])
     if reduces(recipe, group):
         keep_as_other_ranks()
@@ -105,7 +105,9 @@ def step() -> None:
     if ran_graphs and THREAD.in_python:
         _read_rules(states)
         ran_graphs = False
-    own_rules = list(THREAD.rules.values())
+    # One whose function has raised waits until its recipe is entered again: others go on without it. Not so if ranks
+    # reduce, which must all take the same states.
+    own_rules = [rule for rule in THREAD.rules.values() if not rule.failed or reduces(rule.recipe, rule.group)]
     for own in _by_device(states if ran_graphs else [state for state in states if state.rule in own_rules]):
         if THREAD.in_python:
             _end_step_in_python(own)

@@ -56,7 +56,11 @@ def update_of(rules: Sequence[Rule | None], history: Tensors, scale: Tensors, am
             continue
         for place in places:
             backward = place >= len(usage)
-            window, new = _unfused(rule.recipe, history[place], scale[place], largest[place], backward)
+            try:
+                window, new = _unfused(rule.recipe, history[place], scale[place], largest[place], backward)
+            except BaseException:
+                rule.failed = True
+                raise
             unfused.append((place, window, new))
     for place, window, new in unfused:  # nothing has raised
         _roll(history[place], window)

@@ -5,23 +5,50 @@ _USERBUFFERS = (
     "torch.distributed.tensor.parallel, whose async tensor parallelism overlaps it",
 )
 _AUTOGRAD = ("saving is autograd's own here", "ctx.save_for_backward, which takes a QuantizedTensor as it is")
+_OFFLOADING = ("offloading is PyTorch's own here", "torch.autograd.graph.save_on_cpu")
+_HYBRID = (
+    "a tensor has one spec for both directions",
+    "quire.recipe.CustomRecipe, with a spec for each operand, or backward_override",
+)
+_IDENTITY = ("tensors in high precision are plain tensors", "quire.IdentityQuantizer, which returns them as they are")
+_GROUPED = (
+    "tensors of groups of rows are plain tensors with offsets",
+    "quire.functional.grouped_linear and quire.QuantizedStack",
+)
+_COLLECTIVES = (
+    "layers communicate themselves",
+    "tensor_parallel_mode of quire.te.ops.Linear, or torch.distributed.nn.functional",
+)
+_OF_FUSION = (
+    "BasicOperation FusedOperation FusibleOperation fused register_forward_fusion register_backward_fusion "
+    "register_forward_backward_fusion"
+).split()
+_FUSION = (
+    "operations are composed of layers and never fused",
+    "any torch.nn.Module in quire.te.ops.Sequential",
+)
 
 #: Name -> (reason, alternative).
 NAMES: dict[str, tuple[str, str]] = {
     **dict.fromkeys(("initialize_ub", "destroy_ub", "UserBufferQuantizationMode"), _USERBUFFERS),
     **dict.fromkeys(("prepare_for_saving", "restore_from_saved", "restore_from_func_ctx"), _AUTOGRAD),
-    "make_graphed_callables": (
-        "there are no CUDA kernels in this version, and so no CUDA graphs",
-        "torch.compile(fullgraph=True)",
+    **dict.fromkeys(("get_cpu_offload_context", "mark_not_offload", "ManualOffloadSynchronizer"), _OFFLOADING),
+    **dict.fromkeys(("HybridQuantizer", "HybridQuantizedTensor", "HybridQuantizedTensorStorage"), _HYBRID),
+    **dict.fromkeys(("IdentityTensor", "IdentityTensorStorage"), _IDENTITY),
+    **dict.fromkeys(("CusolverMpCtx", "newton_schulz"), ("optimizers are PyTorch's own here", "torch.optim.Muon")),
+    "FusedMLAQUpProjRopeQuant": (
+        "there is no multi-latent attention",
+        "quire.Linear, quire.apply_rotary_pos_emb and quire.DotProductAttention",
     ),
-    "get_cpu_offload_context": ("offloading is PyTorch's own here", "torch.autograd.graph.save_on_cpu"),
+    **dict.fromkeys(("GroupedTensor", "GroupedTensorStorage"), _GROUPED),
+    **dict.fromkeys(("AllGather", "AllReduce", "ReduceScatter"), _COLLECTIVES),
+    **dict.fromkeys(_OF_FUSION, _FUSION),
     "get_cudnn_version": ("quire does not use cuDNN", "torch.backends.cudnn.version"),
     "get_device_compute_capability": (
         "is_fp8_available() and its like try instead of looking at a version",
         "torch.cuda.get_device_capability",
     ),
     "onnx_export": ("ONNX has no operators for these formats", "torch.export.export and AOTInductor"),
-    "ops": ("norms and activations are fused inside of layers", "quire.LayerNormLinear and quire.LayerNormMLP"),
     "QBHistogramMode": ("the router has no quantile balancing", "quire.moe.update_expert_bias_"),
     "optimizers": ("optimizers are PyTorch's own here", "torch.optim.AdamW with fused=True"),
     "parallel_cross_entropy": (
@@ -31,10 +58,10 @@ NAMES: dict[str, tuple[str, str]] = {
 }
 
 
-def message(name: str) -> str:
-    """What the module says when asked for a name that it has not. An AttributeError, so that code which asks by
+def message(name: str, module: str = "quire") -> str:
+    """What a module says when asked for a name that it has not. An AttributeError, so that code which asks by
     hasattr() or catches ImportError finds its other way."""
     if name not in NAMES:
-        return f"module 'quire' has no attribute {name!r}"
+        return f"module {module!r} has no attribute {name!r}"
     reason, alternative = NAMES[name]
-    return f"quire.{name} is not available: {reason}. Use {alternative}"
+    return f"{module}.{name} is not available: {reason}. Use {alternative}"

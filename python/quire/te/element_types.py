@@ -17,3 +17,7 @@ class DType(enum.IntEnum):
     kFloat8E5M2 = 8
     kFloat8E8M0 = 9
     kFloat4E2M1 = 10
+
+
+#: Of Format.HYBRID.
+FP8, FP8_OF_GRADIENTS = DType.kFloat8E4M3, DType.kFloat8E5M2

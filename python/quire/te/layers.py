@@ -26,7 +26,7 @@ from quire.recipe import Recipe
 from quire.te.arguments import DIVIDING, OVERLAPPING, USER_BUFFERS, also_takes, group_size, signature_with
 from quire.te.dividing import MLP_DIVIDING, divides, divides_shapes
 from quire.te.split import names_and_sizes, split
-from quire.te.tensors import with_noop_flag, with_usages
+from quire.te.tensors import get_data_tensors, with_noop_flag, with_usages
 from quire.tensor import QuantizedTensor
 
 #: TransformerEngine's order, after eps.
@@ -64,7 +64,8 @@ _CONSTRUCTORS: dict[type, dict[str, object]] = {
         "ignored": _WARM_UP,
         "order": _MLP_ORDER,
     },
-    GroupedLinear: {"refused": OVERLAPPING | {"use_grouped_tensor": None}, "order": _GROUPED_ORDER},
+    # use_grouped_tensor chooses a path of TransformerEngine's, for m_splits that are tensors; they always can be here.
+    GroupedLinear: {"refused": OVERLAPPING, "ignored": {"use_grouped_tensor": None}, "order": _GROUPED_ORDER},
 }
 
 
@@ -87,6 +88,7 @@ def adopt_names() -> None:
     autocast.__init__ = _with_graph(autocast.__init__)
     QuantizedTensor.quantize_ = with_noop_flag(QuantizedTensor.quantize_)
     QuantizedTensor.update_usage = with_usages(QuantizedTensor.update_usage)
+    QuantizedTensor.get_data_tensors = get_data_tensors
 
 
 def set_tensor_parallel_group(self: ProductModule, tp_group: object) -> None:

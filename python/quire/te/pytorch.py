@@ -7,6 +7,7 @@ from quire.nn.layernorm_mlp import LayerNormMLP
 from quire.nn.linear import Linear
 from quire.nn.norm import LayerNorm, RMSNorm
 from quire.nn.weight import quantized_model_init
+from quire.te import ops
 from quire.te.absent import message
 from quire.te.attention import (
     DotProductAttention,
@@ -18,6 +19,8 @@ from quire.te.attention import (
 )
 from quire.te.element_types import DType
 from quire.te.global_state import FP8GlobalStateManager
+from quire.te.glu import deinterleave_glu_tensor, interleave_glu_tensor
+from quire.te.graphs import make_graphed_callables
 from quire.te.moe_padding import Fp8Padding, Fp8Unpadding, get_align_size_for_quantization
 from quire.te.moe_permutation import (
     moe_permute,
@@ -33,6 +36,7 @@ from quire.te.moe_router import (
     fused_moe_aux_loss,
     fused_topk_with_score_function,
 )
+from quire.te.named_generators import CudaRNGStatesTracker
 from quire.te.names import (
     checkpoint,
     fp8_autocast,
@@ -53,19 +57,32 @@ from quire.te.quantizers import (
     NVFP4Quantizer,
     Quantizer,
 )
-from quire.te.tensors import Float8BlockwiseQTensor, Float8Tensor, MXFP8Tensor, NVFP4Tensor
+from quire.te.tensors import (
+    Float8BlockwiseQTensor,
+    Float8BlockwiseQTensorStorage,
+    Float8Tensor,
+    Float8TensorStorage,
+    MXFP8Tensor,
+    MXFP8TensorStorage,
+    NVFP4Tensor,
+    NVFP4TensorStorage,
+    QuantizedTensorStorage,
+)
 from quire.tensor import QuantizedTensor
 
 __all__ = [
+    "CudaRNGStatesTracker",
     "DType",
     "DelayedScalingRequest",
-    "FP8GlobalStateManager",
     "DotProductAttention",
+    "FP8GlobalStateManager",
     "Float8BlockQuantizer",
     "Float8BlockwiseQTensor",
+    "Float8BlockwiseQTensorStorage",
     "Float8CurrentScalingQuantizer",
     "Float8Quantizer",
     "Float8Tensor",
+    "Float8TensorStorage",
     "Fp8Padding",
     "Fp8Unpadding",
     "GroupedLinear",
@@ -77,10 +94,13 @@ __all__ = [
     "Linear",
     "MXFP8Quantizer",
     "MXFP8Tensor",
+    "MXFP8TensorStorage",
     "MultiheadAttention",
     "NVFP4Quantizer",
     "NVFP4Tensor",
+    "NVFP4TensorStorage",
     "QuantizedTensor",
+    "QuantizedTensorStorage",
     "Quantizer",
     "QuantizerRequest",
     "QuantizerRole",
@@ -91,6 +111,7 @@ __all__ = [
     "apply_rotary_pos_emb",
     "autocast",
     "checkpoint",
+    "deinterleave_glu_tensor",
     "fp8_autocast",
     "fp8_model_init",
     "fused_compute_score_for_moe_aux_loss",
@@ -98,17 +119,20 @@ __all__ = [
     "fused_topk_with_score_function",
     "get_align_size_for_quantization",
     "get_default_recipe",
+    "interleave_glu_tensor",
     "is_bf16_available",
     "is_fp8_available",
     "is_fp8_block_scaling_available",
     "is_mxfp8_available",
     "is_nvfp4_available",
+    "make_graphed_callables",
     "moe_permute",
     "moe_permute_and_pad_with_probs",
     "moe_permute_with_probs",
     "moe_sort_chunks_by_index",
     "moe_sort_chunks_by_index_with_probs",
     "moe_unpermute",
+    "ops",
     "quantized_model_init",
 ]
 

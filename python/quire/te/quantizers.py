@@ -151,7 +151,7 @@ def _refuse(what: str, remedy: str, **options: object) -> None:
 class Float8Quantizer(Quantizer):
     """FP8 under a scale that is given (delayed scaling, numerics.md 1.5).
 
-    scale: float32 [1] or [], multiplies before the cast, read at each call. amax: of one of these shapes too, which
+    scale: float32 of one element, multiplies before the cast, read at each call. amax: of one element too, which
     becomes the maximum of itself and of what was quantized.
     """
 
@@ -168,10 +168,10 @@ class Float8Quantizer(Quantizer):
             _spec("fp8_tensor", _element("Float8Quantizer", fp8_dtype)), rowwise=rowwise, columnwise=columnwise
         )
         for name, tensor in (("scale", scale), ("amax", amax)):
-            one = isinstance(tensor, torch.Tensor) and tuple(tensor.shape) in ((1,), ())
+            one = isinstance(tensor, torch.Tensor) and tensor.numel() == 1
             if not one or tensor.dtype != torch.float32:
                 got = f"{tensor.dtype} {[*tensor.shape]}" if isinstance(tensor, torch.Tensor) else repr(tensor)
-                raise ValueError(f"Float8Quantizer: {name} must be a float32 tensor of shape [1] or [], got {got}")
+                raise ValueError(f"Float8Quantizer: {name} must be a float32 tensor of one element, got {got}")
         self.scale, self.amax = scale, amax
 
     def _arguments(self) -> dict[str, object]:

@@ -61,6 +61,26 @@ class NVFP4Tensor(metaclass=_Named):
     family = "nvfp4"
 
 
+#: In TransformerEngine, tensors without autograd. Here they are the same classes.
+Float8TensorStorage = Float8Tensor
+Float8BlockwiseQTensorStorage = Float8BlockwiseQTensor
+MXFP8TensorStorage = MXFP8Tensor
+NVFP4TensorStorage = NVFP4Tensor
+QuantizedTensorStorage = QuantizedTensor
+
+
+def get_data_tensors(
+    self: QuantizedTensor, rowwise_data: bool = True, columnwise_data: bool = True
+) -> torch.Tensor | None | tuple[torch.Tensor | None, torch.Tensor | None]:
+    """The codes, rowwise and columnwise, None for a direction that is not stored. One tensor if only one is asked for;
+    None if none is."""
+    if rowwise_data and columnwise_data:
+        return self.rowwise_data, self.columnwise_data
+    if rowwise_data:
+        return self.rowwise_data
+    return self.columnwise_data if columnwise_data else None
+
+
 def with_noop_flag(quantize_: Callable[..., QuantizedTensor]) -> Callable[..., QuantizedTensor]:
     """noop_flag: a tensor of one element. If it is not 0, the tensor keeps what it stores. No host reads it."""
 

@@ -3,6 +3,7 @@
 import torch
 
 from quire.checks import check_type
+from quire.distributed.sharded_operators import sum_gradient
 from quire.nn.dtype import activation_dtype
 from quire.nn.layernorm_mlp import LayerNormMLP
 from quire.nn.norm import LayerNorm, RMSNorm
@@ -105,7 +106,7 @@ class DropPath(torch.nn.Module):
             return x
         shape = [size if dim == self.batch_dim else 1 for dim, size in enumerate(x.shape)]
         kept = torch.rand(shape, device=x.device) >= self.rate
-        return x * (kept / (1 - self.rate)).to(x.dtype)
+        return x * (kept / (1 - self.rate or 1)).to(x.dtype)  # of the rate 1, nothing is kept
 
 
 class TransformerLayer(torch.nn.Module):
@@ -245,7 +246,11 @@ class TransformerLayer(torch.nn.Module):
         self, x: torch.Tensor, results: tuple[torch.Tensor | None, ...], drop_path: DropPath | None
     ) -> torch.Tensor:
         """x plus the results of a part of the layer: (y, bias), or (y, bias, what to add to instead of x)."""
-        return self._added(results[2] if len(results) > 2 else x, results[0], results[1], drop_path)
+        y, bias = results[:2]
+        parallel = self.self_attention.proj.parallel
+        if bias is not None and parallel is not None and parallel.sequence:  # it is added to own tokens only
+            bias = sum_gradient(bias, parallel.text)
+        return self._added(results[2] if len(results) > 2 else x, y, bias, drop_path)
 
     def _added(
         self, x: torch.Tensor, y: torch.Tensor, bias: torch.Tensor | None, drop_path: DropPath | None
@@ -256,8 +261,8 @@ class TransformerLayer(torch.nn.Module):
 
 
 def _check(given: Given) -> None:
-    if not 0 <= given.drop_path_rate < 1:
-        raise ValueError(f"{_WHAT}: drop_path_rate must be 0 or more and below 1, got {given.drop_path_rate}")
+    if not 0 <= given.drop_path_rate <= 1:
+        raise ValueError(f"{_WHAT}: drop_path_rate must be 0 to 1, got {given.drop_path_rate}")
     if given.layer_type not in ("encoder", "decoder"):
         raise ValueError(f"{_WHAT}: layer_type must be 'encoder' or 'decoder', got {given.layer_type!r}")
     others = {

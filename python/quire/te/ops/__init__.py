@@ -1,0 +1,68 @@
+"""transformer_engine.pytorch.ops: operations that a Sequential chains, composed of quire's layers. Nothing is fused
+across operations; te.LayerNormLinear and te.LayerNormMLP quantize in the pass that computes the norm or the activation.
+"""
+
+from quire.te.absent import message
+from quire.te.ops.curves import (
+    GEGLU,
+    GELU,
+    GLU,
+    QGEGLU,
+    QGELU,
+    ClampedSwiGLU,
+    ReGLU,
+    ReLU,
+    ScaledClampedQGeGLU,
+    ScaledSiTUGLU,
+    ScaledSReLU,
+    ScaledSwiGLU,
+    SiLU,
+    SiTUGLU,
+    SReGLU,
+    SReLU,
+    SwiGLU,
+)
+from quire.te.ops.matmuls import BasicLinear, GroupedLinear, Linear
+from quire.te.ops.normalizing import L2Normalization, LayerNorm, RMSNorm
+from quire.te.ops.op_sequence import Sequential
+from quire.te.ops.pointwise import AddExtraInput, Bias, ConstantScale, Dropout, Identity, MakeExtraOutput, Reshape
+from quire.te.ops.quantizing import Quantize
+
+__all__ = [
+    "AddExtraInput",
+    "BasicLinear",
+    "Bias",
+    "ClampedSwiGLU",
+    "ConstantScale",
+    "Dropout",
+    "GEGLU",
+    "GELU",
+    "GLU",
+    "GroupedLinear",
+    "Identity",
+    "L2Normalization",
+    "LayerNorm",
+    "Linear",
+    "MakeExtraOutput",
+    "QGEGLU",
+    "QGELU",
+    "Quantize",
+    "RMSNorm",
+    "ReGLU",
+    "ReLU",
+    "Reshape",
+    "SReGLU",
+    "SReLU",
+    "ScaledClampedQGeGLU",
+    "ScaledSReLU",
+    "ScaledSiTUGLU",
+    "ScaledSwiGLU",
+    "Sequential",
+    "SiLU",
+    "SiTUGLU",
+    "SwiGLU",
+]
+
+
+def __getattr__(name: str) -> object:
+    raise AttributeError(message(name, "quire.te.ops"))

@@ -1,0 +1,159 @@
+"""Activations as operations (numerics.md 11.3). The first half of the input of a gated one is the gate."""
+
+import math
+
+import torch
+
+from quire.functional import activation
+from quire.nn.activation_names import activation_text
+from quire.nn.dtype import activation_dtype
+from quire.te.arguments import refuse
+from quire.te.glu import deinterleaved
+from quire.te.ops.operation import Input, Operation, plain
+
+
+class _Activation(Operation, torch.nn.Module):
+    """cache_quantized_input must be False: what is saved for backward is not quantized."""
+
+    name: str
+
+    def __init__(self, *, cache_quantized_input: bool = False) -> None:
+        super().__init__()
+        what = f"te.ops.{type(self).__name__}"
+        refuse(what, {"cache_quantized_input": cache_quantized_input}, {"cache_quantized_input": False})
+        self._text = self._named()
+
+    def _named(self) -> str:
+        return activation_text(f"te.ops.{type(self).__name__}", self.name, None)
+
+    def forward(self, x: Input) -> torch.Tensor:
+        x = plain(x)
+        return activation(x, self._text, activation_dtype(x))[0]
+
+
+class GELU(_Activation):
+    """The tanh form of GELU."""
+
+    name = "gelu"
+
+
+class GLU(_Activation):
+    name = "glu"
+
+
+class GEGLU(_Activation):
+    name = "geglu"
+
+
+class QGELU(_Activation):
+    name = "qgelu"
+
+
+class QGEGLU(_Activation):
+    name = "qgeglu"
+
+
+class ReLU(_Activation):
+    name = "relu"
+
+
+class ReGLU(_Activation):
+    name = "reglu"
+
+
+class SReLU(_Activation):
+    name = "srelu"
+
+
+class SReGLU(_Activation):
+    name = "sreglu"
+
+
+class SiLU(_Activation):
+    name = "silu"
+
+
+class SwiGLU(_Activation):
+    """glu_interleave_size: gate and linear part come in turn, in blocks of that many columns."""
+
+    name = "swiglu"
+
+    def __init__(self, *, cache_quantized_input: bool = False, glu_interleave_size: int | None = None) -> None:
+        super().__init__(cache_quantized_input=cache_quantized_input)
+        self.glu_interleave_size = glu_interleave_size
+
+    def forward(self, x: Input) -> torch.Tensor:
+        if self.glu_interleave_size is not None:
+            x = deinterleaved(plain(x), self.glu_interleave_size, -1)
+        return super().forward(x)
+
+
+class ClampedSwiGLU(SwiGLU):
+    """limit, alpha, glu_linear_offset: as activation_params of quire.LayerNormMLP."""
+
+    name = "clamped_swiglu"
+
+    def __init__(
+        self, *, limit: float = 7.0, alpha: float = 1.702, glu_linear_offset: float = 1.0, **options: object
+    ) -> None:
+        self._params = {"limit": limit, "alpha": alpha, "glu_linear_offset": glu_linear_offset}
+        super().__init__(**options)
+
+    def _named(self) -> str:
+        return activation_text("te.ops.ClampedSwiGLU", self.name, self._params)
+
+
+class SiTUGLU(SwiGLU):
+    """beta1 tanh(a / beta1) sigmoid(a) * beta2 tanh(b / beta2) of the halves a and b, computed in float32."""
+
+    def __init__(self, *, beta1: float = 4.0, beta2: float = 25.0, **options: object) -> None:
+        super().__init__(**options)
+        for name, beta in (("beta1", beta1), ("beta2", beta2)):
+            if not math.isfinite(beta) or beta <= 0:
+                raise ValueError(f"te.ops.{type(self).__name__}: {name} must be finite and positive, got {beta}")
+        self.beta1, self.beta2 = float(beta1), float(beta2)
+
+    def forward(self, x: Input) -> torch.Tensor:
+        x = plain(x)
+        if self.glu_interleave_size is not None:
+            x = deinterleaved(x, self.glu_interleave_size, -1)
+        gate, linear = x.float().chunk(2, -1)
+        gate = self.beta1 * torch.tanh(gate / self.beta1) * torch.sigmoid(gate)
+        return (gate * self.beta2 * torch.tanh(linear / self.beta2)).to(activation_dtype(x))
+
+
+class _Scaled(Operation):
+    """The result is multiplied by an extra input, a number for each row. activation_recompute_in_mlp must be False."""
+
+    num_extra_inputs = 1
+
+    def __init__(self, *, activation_recompute_in_mlp: bool = False, **options: object) -> None:
+        what = f"te.ops.{type(self).__name__}"
+        given = {"activation_recompute_in_mlp": activation_recompute_in_mlp}
+        refuse(what, given, {"activation_recompute_in_mlp": False})
+        super().__init__(**options)
+
+    def forward(self, x: Input, scales: torch.Tensor) -> torch.Tensor:
+        y = super().forward(x)
+        return y * scales.unsqueeze(-1).to(y.dtype)
+
+
+class _ScaledGLU(_Scaled):
+    def __init__(self, glu_interleave_size: int | None = None, **options: object) -> None:
+        super().__init__(glu_interleave_size=glu_interleave_size, **options)
+
+
+class ScaledSReLU(_Scaled, SReLU):
+    """SReLU, scaled by rows."""
+
+
+class ScaledSwiGLU(_ScaledGLU, SwiGLU):
+    """SwiGLU, scaled by rows."""
+
+
+class ScaledClampedQGeGLU(_ScaledGLU, ClampedSwiGLU):
+    """ClampedSwiGLU, scaled by rows."""
+
+
+class ScaledSiTUGLU(_ScaledGLU, SiTUGLU):
+    """SiTUGLU, scaled by rows."""

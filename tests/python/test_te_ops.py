@@ -1,0 +1,339 @@
+"""te.ops: operations and chains of them against computations in float64, and against quire's layers; and further names
+of TransformerEngine's that are composed of PyTorch's."""
+
+import functools
+from contextlib import nullcontext
+
+import pytest
+import torch
+
+import quire
+import quire.te.pytorch as te
+from quire.te import quantizer_factories
+from quire.te.common import recipe as recipes
+from quire.te.pytorch import ops
+
+RECIPES = {
+    "none": None,
+    "current": recipes.Float8CurrentScaling(),
+    "delayed": recipes.DelayedScaling(),
+    "block": recipes.Float8BlockScaling(),
+    "mxfp8": recipes.MXFP8BlockScaling(),
+    "nvfp4": recipes.NVFP4BlockScaling(disable_stochastic_rounding=True),
+}
+
+
+def within(recipe):
+    return nullcontext() if recipe is None else te.autocast(recipe=recipe)
+
+
+def gated(curve):
+    return lambda x: curve(x.chunk(2, -1)[0]) * x.chunk(2, -1)[1]
+
+
+def tanh_gelu(x):
+    return torch.nn.functional.gelu(x, approximate="tanh")
+
+
+def quick_gelu(x):
+    return x * torch.sigmoid(1.702 * x)
+
+
+def squared_relu(x):
+    return torch.relu(x) ** 2
+
+
+def clamped(x):
+    gate, linear = x.chunk(2, -1)
+    gate, linear = gate.clamp(max=1.5), linear.clamp(-1.5, 1.5)
+    return gate * torch.sigmoid(1.2 * gate) * (linear + 0.5)
+
+
+def soft_capped(x):
+    gate, linear = x.chunk(2, -1)
+    return 2 * torch.tanh(gate / 2) * torch.sigmoid(gate) * 3 * torch.tanh(linear / 3)
+
+
+def by_turns(x, size):
+    """Columns in blocks by turns -> the gate's and then the others'."""
+    gate = [i for i in range(x.shape[-1]) if i // size % 2 == 0]
+    return x[..., gate + [i for i in range(x.shape[-1]) if i // size % 2]]
+
+
+def scaled(function):
+    return lambda x, scales: function(x) * scales[..., None]
+
+
+silu = torch.nn.functional.silu
+#: Operation, how many extra inputs of x's rows it takes -> the function in float64.
+FUNCTIONS = [
+    (ops.GELU(), tanh_gelu),
+    (ops.GEGLU(), gated(tanh_gelu)),
+    (ops.GLU(), gated(torch.sigmoid)),
+    (ops.QGELU(), quick_gelu),
+    (ops.QGEGLU(), gated(quick_gelu)),
+    (ops.ReLU(), torch.relu),
+    (ops.ReGLU(), gated(torch.relu)),
+    (ops.SReLU(), squared_relu),
+    (ops.SReGLU(), gated(squared_relu)),
+    (ops.SiLU(), silu),
+    (ops.SwiGLU(), gated(silu)),
+    (ops.SwiGLU(glu_interleave_size=4), lambda x: gated(silu)(by_turns(x, 4))),
+    (ops.ClampedSwiGLU(limit=1.5, alpha=1.2, glu_linear_offset=0.5), clamped),
+    (ops.SiTUGLU(beta1=2, beta2=3), soft_capped),
+    (ops.SiTUGLU(beta1=2, beta2=3, glu_interleave_size=2), lambda x: soft_capped(by_turns(x, 2))),
+    (ops.ScaledSReLU(), scaled(squared_relu)),
+    (ops.ScaledSwiGLU(8), scaled(lambda x: gated(silu)(by_turns(x, 8)))),
+    (ops.ScaledClampedQGeGLU(limit=1.5, alpha=1.2, glu_linear_offset=0.5), scaled(clamped)),
+    (ops.ScaledSiTUGLU(beta1=2, beta2=3), scaled(soft_capped)),
+    (ops.L2Normalization(eps=0.1), lambda x: x / (x.square().sum(-1, keepdim=True) + 0.1).sqrt()),
+    (ops.ConstantScale(0.3), lambda x: 0.3 * x),
+    (ops.Dropout(0.5).eval(), lambda x: x),
+    (ops.Identity(), lambda x: x),
+    (ops.Reshape((2, -1)), lambda x: x.reshape(2, -1)),
+]
+
+
+@pytest.mark.parametrize(("operation", "function"), FUNCTIONS, ids=lambda value: type(value).__name__)
+def test_an_operation_computes_its_formula(operation, function):
+    torch.manual_seed(0)
+    x = torch.randn(6, 16, dtype=torch.float64, requires_grad=True)
+    extra = [torch.randn(6, dtype=torch.float64, requires_grad=True)] * operation.num_extra_inputs
+    y = function(x, *extra)
+    dy = torch.randn_like(y)
+    expected = [y, *torch.autograd.grad(y, [x, *extra], dy)]
+    given = [tensor.detach().float().requires_grad_() for tensor in (x, *extra)]
+    y = ops.Sequential(operation)(*given)
+    for found, wanted in zip([y, *torch.autograd.grad(y, given, dy.float())], expected, strict=True):
+        torch.testing.assert_close(found.double(), wanted, rtol=2e-6, atol=2e-6)
+
+
+def chain():
+    torch.manual_seed(1)
+    made = ops.Sequential(
+        ops.LayerNorm(32, zero_centered_gamma=True),
+        ops.Linear(32, 48),
+        ops.SwiGLU(),
+        ops.BasicLinear(24, 32),
+        ops.Bias(32),
+        ops.MakeExtraOutput(),
+        torch.nn.ReLU(),
+        ops.RMSNorm(32),
+        ops.AddExtraInput(),
+    )
+    for parameter in made.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    return made
+
+
+def by_layers(made, linears, x, extra):
+    """The same by functions of PyTorch, with the two products of `linears`."""
+    weight = {name: parameter.to(x.dtype) for name, parameter in made.named_parameters()}
+    x = torch.nn.functional.layer_norm(x, (32,), weight["0.weight"] + 1, weight["0.bias"])
+    y = linears[1](gated(silu)(linears[0](x))) + weight["4.bias"]
+    return torch.nn.functional.rms_norm(torch.relu(y), (32,), weight["7.weight"], 1e-5) + extra, y
+
+
+def test_a_chain_computes_what_its_parts_do_in_float64():
+    made = chain()
+    x, extra = torch.randn(2, 5, 32, requires_grad=True), torch.randn(2, 5, 32, requires_grad=True)
+    wide = {name: parameter.detach().double().requires_grad_() for name, parameter in made.named_parameters()}
+
+    class Wide:
+        def named_parameters(self):
+            return wide.items()
+
+    linears = (
+        lambda x: torch.nn.functional.linear(x, wide["1.weight"], wide["1.bias"]),
+        lambda x: torch.nn.functional.linear(x, wide["3.weight"]),
+    )
+    inputs = [tensor.detach().double().requires_grad_() for tensor in (x, extra)]
+    wanted = by_layers(Wide(), linears, *inputs)
+    found = made(x, extra)
+    dy = [torch.randn_like(y) for y in found]
+    gradients = torch.autograd.grad(wanted, [*inputs, *wide.values()], [each.double() for each in dy])
+    for one, other in zip(found, wanted, strict=True):
+        torch.testing.assert_close(one.double(), other, rtol=1e-4, atol=1e-4)
+    for one, other in zip(torch.autograd.grad(found, [x, extra, *made.parameters()], dy), gradients, strict=True):
+        torch.testing.assert_close(one.double(), other, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_chain_computes_what_its_layers_do_under_each_recipe_and_in_a_graph(name):
+    recipe, made = RECIPES[name], chain()[1:5]
+    first, second = quire.Linear(32, 48), quire.Linear(24, 32)
+    first.load_state_dict(made[0].state_dict())
+    second.load_state_dict({"weight": made[2].weight, "bias": made[3].bias})
+    x = torch.randn(32, 32, requires_grad=True)
+    dy = torch.randn(32, 32)
+
+    def run(function):
+        with within(recipe):
+            y = function(x)
+        return y, *torch.autograd.grad(y, [x], dy)
+
+    # No bias in the product, as in the chain.
+    second.return_bias = True
+    expected = run(lambda x: second(ops.SwiGLU()(first(x)))[0] + second.bias)
+    found = run(made)
+    assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
+    compiled = torch.compile(made, fullgraph=True, backend="aot_eager")
+    if recipe is None or not recipe.delayed():  # a second step has other scales
+        assert all(torch.equal(one, other) for one, other in zip(run(compiled), expected, strict=True))
+
+
+def test_operations_take_x_in_the_dtype_of_their_weights_or_of_torch_autocast():
+    x = torch.randn(4, 32, dtype=torch.bfloat16)
+    for operation in (ops.LayerNorm(32), ops.RMSNorm(32), ops.Linear(32, 16), ops.BasicLinear(32, 16)):
+        assert operation(x).dtype == torch.float32
+        assert torch.equal(operation(x), operation(x.float()))
+        with torch.autocast("cpu", torch.bfloat16):
+            assert operation(x).dtype == operation(x.float()).dtype == torch.bfloat16
+
+
+def test_groups_of_rows_are_an_extra_input():
+    grouped = ops.GroupedLinear(2, 32, 16)
+    x, sizes, scales = torch.randn(7, 32), torch.tensor([3, 4]), torch.rand(7)
+    y = ops.Sequential(grouped, ops.ScaledSwiGLU())(x, sizes, scales)
+    z = torch.cat([x[:3] @ grouped.weight0.T + grouped.bias0, x[3:] @ grouped.weight1.T + grouped.bias1])
+    torch.testing.assert_close(y, gated(silu)(z) * scales[:, None])
+
+
+@pytest.mark.parametrize("name", [name for name in RECIPES if name not in ("none", "delayed")])
+def test_quantize_gives_the_codes_that_a_layer_would_use(name):
+    recipe = RECIPES[name]
+    layer = ops.BasicLinear(32, 32)
+    x = torch.randn(32, 32, requires_grad=True)
+    dy = torch.randn(32, 32)
+    with te.autocast(recipe=recipe):
+        q = ops.Quantize()(x)
+        y, alone = ops.Sequential(ops.Quantize(), layer)(x), layer(x)
+        values = ops.Sequential(ops.Quantize(), ops.ConstantScale(2))(x)
+        rounded = ops.Quantize(forward=False, backward=True)(x)
+        with torch.no_grad():
+            assert isinstance(ops.Quantize()(x), quire.QuantizedTensor)
+    spec = recipe.frozen().input_spec
+    expected = quire.quantize(x.detach(), spec)
+    assert q.spec_text == spec and torch.equal(q.detach().rowwise_data, expected.rowwise_data)
+    assert torch.equal(y, alone) and torch.equal(values, 2 * expected.dequantize())
+    for one, other in zip(
+        torch.autograd.grad(y, [x, layer.weight], dy), torch.autograd.grad(alone, [x, layer.weight], dy), strict=True
+    ):
+        assert torch.equal(one, other)
+    gradient_spec = recipe.frozen().linear_spec(fp8_grad=True).rpartition("=")[2]
+    assert torch.equal(rounded, x)
+    assert torch.equal(torch.autograd.grad(rounded, x, dy)[0], quire.quantize(dy, gradient_spec).dequantize())
+    assert ops.Quantize()(x) is x
+
+
+def test_what_an_operation_cannot_do_it_says():
+    x = torch.randn(4, 32)
+    with te.autocast(recipe=RECIPES["delayed"]), pytest.raises(NotImplementedError, match="Quantize: DelayedScaling"):
+        ops.Quantize()(x)
+    for make, error, words in (
+        (lambda: ops.BasicLinear(8, 8, bias=True), TypeError, "BasicLinear: there is no bias"),
+        (lambda: ops.BasicLinear(8, 8, userbuffers_options={}), NotImplementedError, "userbuffers_options"),
+        (lambda: ops.GroupedLinear(2, 8, 8, scale_bias=True), NotImplementedError, "scale_bias=True"),
+        (lambda: ops.SwiGLU(cache_quantized_input=True), NotImplementedError, "cache_quantized_input=True"),
+        (lambda: ops.ScaledSReLU(activation_recompute_in_mlp=True), NotImplementedError, "recompute_in_mlp"),
+        (lambda: ops.Bias(8, tensor_parallel=True), NotImplementedError, "Bias: tensor_parallel=True"),
+        (lambda: ops.SiTUGLU(beta1=0), ValueError, "beta1 must be finite and positive, got 0"),
+        (lambda: ops.SwiGLU(glu_interleave_size=5)(x), ValueError, "interleave_size=5 and a dimension of 32"),
+        (lambda: ops.Sequential(ops.AddExtraInput())(x), ValueError, "take 1 extra inputs, got 0"),
+        (lambda: ops.Sequential(ops.Identity())(x, op_kwargs={1: {}}), ValueError, "op_kwargs names 1"),
+        (lambda: ops.AllGather, AttributeError, "quire.te.ops.AllGather is not available: layers communicate"),
+        (lambda: ops.BasicOperation, AttributeError, "never fused"),
+    ):
+        with pytest.raises(error, match=words):
+            make()
+
+
+def test_a_sequential_is_a_list_of_modules_with_options_for_each():
+    linear = ops.Linear(8, 8)
+    made = ops.Sequential({"first": linear, "second": ops.Identity()})
+    assert list(made.state_dict()) == ["first.weight", "first.bias"] and len(made[:1]) == 1
+    x = torch.randn(2, 8)
+    with te.autocast(recipe=recipes.MXFP8BlockScaling()), torch.no_grad():
+        for key in (0, -2, linear):
+            assert isinstance(made(x, op_kwargs={key: {"fp8_output": True}}), quire.QuantizedTensor)
+
+
+def test_graphed_callables_are_compiled_and_run_under_their_recipe(monkeypatch):
+    compile = functools.partial(torch.compile, backend="aot_eager")
+    graphs = []
+    monkeypatch.setattr(torch, "compile", lambda *args, **options: graphs.append(options) or compile(*args, **options))
+    layer, other = te.Linear(32, 32), te.Linear(32, 32)
+    x = torch.randn(4, 32)
+    mxfp8, current = recipes.MXFP8BlockScaling(), recipes.Float8CurrentScaling()
+    with te.autocast(recipe=mxfp8):
+        expected, plain = layer(x), other(x)
+    with te.autocast(recipe=current):
+        active = layer(x)
+    keys = list(layer.state_dict())
+    made, function = te.make_graphed_callables(
+        (layer, lambda x: other(x)), ((x,), (x,)), 3, fp8_enabled=(True, False), fp8_recipe=mxfp8
+    )
+    assert graphs == [{"fullgraph": True}] * 2
+    assert made is layer and list(layer.state_dict()) == keys
+    assert torch.equal(made(x), expected) and not torch.equal(function(x), plain)
+    with te.autocast(recipe=current):
+        assert torch.equal(made(x), active)
+    for options, error in (
+        ({"pre_warmup_hook": print}, NotImplementedError),
+        ({"nothing": 1}, TypeError),
+        ({"enabled": (True, True)}, ValueError),
+        ({"enabled": True, "fp8_enabled": True}, TypeError),
+    ):
+        with pytest.raises(error, match="make_graphed_callables"):
+            te.make_graphed_callables(te.Linear(8, 8), (x,), **options)
+
+
+def test_random_states_by_name_go_on_by_themselves():
+    tracker = te.CudaRNGStatesTracker()
+    tracker.add("model-parallel-rng", 5)
+    tracker.add("other", 6)
+    torch.manual_seed(1)
+    outside = torch.get_rng_state()
+    expected = [torch.Generator().manual_seed(seed) for seed in (5, 6)]
+    saved = tracker.get_states()
+    for _ in range(2):
+        with tracker.fork():
+            assert torch.equal(torch.rand(3), torch.rand(3, generator=expected[0]))
+        with tracker.fork("other"):
+            assert torch.equal(torch.rand(3), torch.rand(3, generator=expected[1]))
+        assert torch.equal(torch.get_rng_state(), outside)
+    tracker.set_states(saved)
+    layer = te.ops.Linear(8, 8, tensor_parallel_mode="column", rng_state_tracker_function=lambda: tracker)
+    with tracker.fork("other"):
+        assert torch.equal(torch.rand(3), torch.rand(3, generator=torch.Generator().manual_seed(6)))
+    assert layer.weight.shape == (8, 8)
+    with pytest.raises(RuntimeError, match="must be new"):
+        tracker.add("third", 5)
+    with pytest.raises(KeyError, match="'third' was not added"), tracker.fork("third"):
+        pass
+    tracker.reset()
+    assert tracker.get_states() == {}
+
+
+def test_gate_and_linear_part_by_turns_go_both_ways():
+    rows = torch.arange(24.0).reshape(12, 2)
+    expected = by_turns(rows.T, 3).T
+    assert torch.equal(te.deinterleave_glu_tensor(rows, 3), expected)
+    assert torch.equal(te.interleave_glu_tensor(expected, 3), rows)
+    with pytest.raises(ValueError, match="interleave_size=4 and a dimension of 12"):
+        te.interleave_glu_tensor(rows, 4)
+
+
+FACTORIES = {
+    "current_scaling": recipes.Float8CurrentScaling(),
+    "float8_block_scaling": recipes.Float8BlockScaling(),
+    "mxfp8": recipes.MXFP8BlockScaling(),
+    "nvfp4": recipes.NVFP4BlockScaling(),
+    "delayed_scaling": recipes.DelayedScaling(),
+}
+
+
+@pytest.mark.parametrize("name", FACTORIES)
+def test_a_factory_quantizes_as_the_recipe_of_its_name(name):
+    custom = recipes.CustomRecipe(qfactory=getattr(quantizer_factories, f"{name}_factory")).frozen()
+    assert custom.linear_spec() == FACTORIES[name].frozen().linear_spec()
