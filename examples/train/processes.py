@@ -119,8 +119,8 @@ class Sharding:
         return list(batch)
 
     def backward(self, loss: torch.Tensor, model: Gpt) -> None:
-        """Computes the gradients of the mean loss of all sequences. fully_shard computes means itself. quire's layers sum
-        the gradients of what is sharded. Gradients of this rank's sequences alone are summed here."""
+        """Computes the gradients of the mean loss of all sequences. fully_shard computes means. quire's layers sum the
+        gradients of what is sharded. Gradients of this rank's sequences alone are summed here."""
         sums = self.sequence or self.experts
         (loss / self.size if sums else loss).backward()
         for parameter in self.whole_parameters(model) if sums else ():
