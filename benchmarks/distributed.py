@@ -1,20 +1,20 @@
-"""Training steps on one process and on two: PyTorch's tensor, sequence and data parallel beside quire's, in turns.
+"""Training steps on one rank and on two: PyTorch's tensor, sequence and data parallelism beside quire's, in turns.
 
 The model is a stack of residual blocks: LayerNorm, a Linear four times as wide, GELU, a Linear back. Every contender
-takes the same step of it (forward, backward, fused AdamW) with the same tokens, which its processes share as its
-division says. Parameters and activations have one dtype; under a recipe it is bfloat16. Processes have one thread each
-and talk by gloo. Contenders take turns, those of one process too, and the best step of each counts.
+takes the same step of it (forward, backward, fused AdamW) with the same tokens, sharded over its ranks. Parameters and
+activations have one dtype; under a recipe it is bfloat16. Each rank has one thread, and ranks communicate by gloo.
+Contenders take turns, those of one rank too, and the best step of each counts.
 
-    tp      layers are divided by their features; every process has all tokens
-    sp      the same, and outside of the layers each process has some of the tokens
+    tp      the features of layers are sharded; every rank has all tokens
+    sp      the same, and outside of the layers each rank has some of the tokens
     ring    the same, and tokens are exchanged in pieces (overlap="ring")
-    fsdp    each process has some of the tokens, and a part of every parameter (fully_shard), gathered when it is used
+    fsdp    each rank has some of the tokens, and a shard of every parameter (fully_shard), gathered when it is used
     codes   the same, and codes of weights are gathered (quire.distributed.gather_codes)
 
-Efficiency is the speed of two processes over twice that of one with the same numbers. Sent bytes are those of the
-collectives of one step, each around a ring of all processes.
+Efficiency is the speed of two ranks, divided by twice that of one rank with the same formats. Sent bytes are those of
+the collectives of one step, each around a ring of all ranks.
 
-"x better" compares with PyTorch's better one on as many processes, divided in the same way.
+"x better" compares with the better one of PyTorch's float32 and bfloat16 on as many ranks, sharded in the same way.
 """
 
 import argparse
@@ -91,19 +91,19 @@ def styles(numbers: Numbers, sequence: bool, overlap: str | None) -> dict[str, P
     return {"norm": norm, "up": column, "down": row}
 
 
-def divide_features(
+def shard_features(
     model: nn.Sequential, numbers: Numbers, mesh: DeviceMesh, sequence: bool = False, overlap: str | None = None
 ) -> None:
     for block in model:
         parallelize_module(block, mesh, styles(numbers, sequence, overlap))
 
 
-def divide_features_and_tokens(model: nn.Sequential, numbers: Numbers, mesh: DeviceMesh) -> None:
-    divide_features(model, numbers, mesh, sequence=True)
+def shard_features_and_tokens(model: nn.Sequential, numbers: Numbers, mesh: DeviceMesh) -> None:
+    shard_features(model, numbers, mesh, sequence=True)
 
 
 def exchange_in_pieces(model: nn.Sequential, numbers: Numbers, mesh: DeviceMesh) -> None:
-    divide_features(model, numbers, mesh, sequence=True, overlap="ring")
+    shard_features(model, numbers, mesh, sequence=True, overlap="ring")
 
 
 def shard(model: nn.Sequential, numbers: Numbers, mesh: DeviceMesh) -> None:
@@ -118,30 +118,31 @@ def shard_codes(model: nn.Sequential, numbers: Numbers, mesh: DeviceMesh) -> Non
 
 
 @dataclass(frozen=True)
-class Division:
-    """divide(model, numbers, mesh): of a model that has quire's layers already, where there is a recipe. own_tokens:
-    each process has its own. peer: where PyTorch's layers are not divided so, the division of theirs to compare with.
+class Sharding:
+    """A way to shard a training. apply(model, numbers, mesh): shards a model, which has quire's layers if there is a
+    recipe. own_tokens: each rank has its own tokens. peer: the way of PyTorch to compare with, if PyTorch does not have
+    this way.
     """
 
-    divide: Callable[[nn.Sequential, Numbers, DeviceMesh], None]
+    apply: Callable[[nn.Sequential, Numbers, DeviceMesh], None]
     own_tokens: bool
     peer: str = ""
 
 
-#: A new way to divide is a row here.
-DIVISIONS = {
-    "tp": Division(divide_features, own_tokens=False),
-    "sp": Division(divide_features_and_tokens, own_tokens=True),
-    "sp, ring": Division(exchange_in_pieces, own_tokens=True, peer="sp"),
-    "fsdp": Division(shard, own_tokens=True),
-    "fsdp, codes": Division(shard_codes, own_tokens=True, peer="fsdp"),
+#: A new way to shard is a row here.
+SHARDINGS = {
+    "tp": Sharding(shard_features, own_tokens=False),
+    "sp": Sharding(shard_features_and_tokens, own_tokens=True),
+    "sp, ring": Sharding(exchange_in_pieces, own_tokens=True, peer="sp"),
+    "fsdp": Sharding(shard, own_tokens=True),
+    "fsdp, codes": Sharding(shard_codes, own_tokens=True, peer="fsdp"),
 }
 
 
 class Training:
-    """Steps of one contender. division: None for one process."""
+    """Steps of one contender. sharding: None for one rank."""
 
-    def __init__(self, numbers: Numbers, division: Division | None, options: argparse.Namespace) -> None:
+    def __init__(self, numbers: Numbers, sharding: Sharding | None, options: argparse.Namespace) -> None:
         torch.manual_seed(0)
         self.numbers = numbers
         self.model = nn.Sequential(*(Block(options.size) for _ in range(options.blocks))).to(numbers.dtype)
@@ -151,9 +152,9 @@ class Training:
         if options.compile:
             for block in self.model:
                 block.compile(fullgraph=True, dynamic=False)  # hooks that gather parameters are no part of a graph
-        if division is not None:
-            division.divide(self.model, numbers, init_device_mesh("cpu", (PROCESSES,), mesh_dim_names=("all",)))
-        self.x = x.chunk(PROCESSES)[rank()] if division is not None and division.own_tokens else x
+        if sharding is not None:
+            sharding.apply(self.model, numbers, init_device_mesh("cpu", (PROCESSES,), mesh_dim_names=("all",)))
+        self.x = x.chunk(PROCESSES)[rank()] if sharding is not None and sharding.own_tokens else x
         kinds: dict[type, list[nn.Parameter]] = {}  # the fused step takes no DTensors beside plain ones
         for parameter in self.model.parameters():
             kinds.setdefault(type(parameter.data), []).append(parameter)
@@ -194,14 +195,14 @@ class Together:
 
 
 def rows(best: dict[tuple[str, str], float], sent: dict[tuple[str, str], int], tokens: int) -> list[dict]:
-    """best: (division, or "" for one process; numbers) -> seconds of a step."""
+    """best: (sharding, or "" for one process; numbers) -> seconds of a step."""
     found = []
-    for (division, numbers), took in best.items():
-        peer = division and (DIVISIONS[division].peer or division)
-        row = {"division": division, "numbers": numbers, "tokens_per_second": tokens / took}
+    for (sharding, numbers), took in best.items():
+        peer = sharding and (SHARDINGS[sharding].peer or sharding)
+        row = {"sharding": sharding, "numbers": numbers, "tokens_per_second": tokens / took}
         row["x_better"] = min(best[peer, name] for name in PEERS) / took
-        row["efficiency"] = best["", numbers] / took / PROCESSES if division else None
-        row["sent_bytes"] = sent[division, numbers] if division else 0
+        row["efficiency"] = best["", numbers] / took / PROCESSES if sharding else None
+        row["sent_bytes"] = sent[sharding, numbers] if sharding else 0
         found.append(row)
     return found
 
@@ -209,11 +210,11 @@ def rows(best: dict[tuple[str, str], float], sent: dict[tuple[str, str], int], t
 def show(found: list[dict]) -> None:
     print(f"{'processes':<16}{'numbers':<20}{'tokens/s':>10}{'x better':>10}{'efficiency':>12}{'MB sent':>10}")
     for row in found:
-        processes = f"{PROCESSES}, {row['division']}" if row["division"] else "1"
+        processes = f"{PROCESSES}, {row['sharding']}" if row["sharding"] else "1"
         efficiency = "" if row["efficiency"] is None else f"{row['efficiency']:.2f}"
         line = f"{processes:<16}{row['numbers']:<20}{row['tokens_per_second']:>10.0f}{row['x_better']:>10.2f}"
         print(f"{line}{efficiency:>12}{row['sent_bytes'] / 1e6:>10.2f}")
-    tp = {row["numbers"]: row for row in found if row["division"] == "tp"}
+    tp = {row["numbers"]: row for row in found if row["sharding"] == "tp"}
     peer = max((tp[name] for name in PEERS), key=lambda row: row["tokens_per_second"])
     ratios = (f"{name} {tp[name]['efficiency'] / peer['efficiency']:.2f}" for name in tp if name not in PEERS)
     print(f"\nefficiency with tp over that of {peer['numbers']}: {', '.join(ratios)}   target {TARGET}")
@@ -238,20 +239,20 @@ def main() -> None:
         os.environ["OMP_NUM_THREADS"] = "1"
         sys.exit(launch(__file__, sys.argv[1:], PROCESSES))
     torch.set_num_threads(1)
-    torch._dynamo.config.recompile_limit = 2 * len(NUMBERS) * (1 + len(DIVISIONS))  # one Block, many contenders
+    torch._dynamo.config.recompile_limit = 2 * len(NUMBERS) * (1 + len(SHARDINGS))  # one Block, many contenders
     distributed.init_process_group("gloo", timeout=PATIENCE)
-    divided = {
-        (name, numbers): Training(NUMBERS[numbers], division, options)
-        for name, division in DIVISIONS.items()
+    sharded = {
+        (name, numbers): Training(NUMBERS[numbers], sharding, options)
+        for name, sharding in SHARDINGS.items()
         for numbers in NUMBERS
-        if not (division.peer and numbers in PEERS)
+        if not (sharding.peer and numbers in PEERS)
     }
     sent = {}
-    for name, training in divided.items():
+    for name, training in sharded.items():
         training.step()  # compiles
         with torch.compiler.set_stance("force_eager"):
             sent[name] = wire_bytes(training.step)
-    together = Together(divided)
+    together = Together(sharded)
     if rank():
         together.follow()
     else:

@@ -33,11 +33,11 @@ def compare(names: list[str], settings: Settings, session: Session) -> None:
     say(corpus)
     experts = f" with {settings.moe} experts" if settings.moe else ""
     layers = "1 layer" if settings.layers == 1 else f"{settings.layers} layers"
-    divided = f"{settings.processes} processes ({settings.parallel}) of " if settings.processes > 1 else ""
+    shared = f"{settings.processes} processes ({settings.parallel}) of " if settings.processes > 1 else ""
     say(
         f"{layers}{experts} of width {settings.width}, {settings.steps} steps of "
         f"{settings.batch} x {settings.seq} tokens, seed {settings.seed}, "
-        f"baseline in {settings.dtype}, {divided}{torch.get_num_threads()} threads"
+        f"baseline in {settings.dtype}, {shared}{torch.get_num_threads()} threads"
     )
     if not session.resume and settings.processes == 1:
         print(estimate.describe(names, settings, corpus), flush=True)

@@ -53,7 +53,7 @@ def mixture(width: int, experts: int) -> nn.Module:
 class Block(nn.Module):
     """Attention, and a network or a mixture of experts, each behind a LayerNorm and added to its input.
 
-    column: how qkv and up are divided over processes, by their outputs. row: attention_out and down, by their inputs.
+    column: how qkv and up are sharded over ranks, by their outputs. row: attention_out and down, by their inputs.
     """
 
     def __init__(self, settings: Settings, column: Parallel | None = None, row: Parallel | None = None):
@@ -67,7 +67,7 @@ class Block(nn.Module):
         self.mlp = mixture(width, settings.moe) if settings.moe else Network(width, column, row)
 
     def attention(self, x: torch.Tensor, rotation: torch.Tensor) -> torch.Tensor:
-        qkv = self.qkv(x)  # of all sequences and some heads, where the layer is divided
+        qkv = self.qkv(x)  # if the layer is sharded: all sequences, and some of the heads
         qkv = qkv.view(*qkv.shape[:2], 3, -1, self.head_width)
         q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind(0)
         q, k = rotate(q, rotation), rotate(k, rotation)

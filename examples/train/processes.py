@@ -1,12 +1,12 @@
-"""Training over several processes of torch.distributed: which part of the model and of a batch each of them has.
+"""Training on several ranks of torch.distributed: which shard of the model and of a batch each of them has.
 
-    tp      tensor parallel: each process has some of the heads and of the inner features, and all tokens
-    sp      the same, and outside of divided layers each process has some of the sequences
-    fsdp    each process has some of the sequences, and a part of every parameter, which is gathered when it is used
-    tp+fsdp both: tp within pairs of processes; fsdp of what each process of a pair has, among those of other pairs
-    ep      each process has some of the sequences and some of the experts, to which all processes send their tokens
+    tp      tensor parallelism: each rank has some of the heads and of the inner features, and all tokens
+    sp      the same, and outside of sharded layers each rank has some of the sequences
+    fsdp    each rank has some of the sequences, and a shard of every parameter, which is gathered when it is used
+    tp+fsdp both: tp within pairs of ranks; fsdp shards what a rank has over the ranks of the other pairs
+    ep      each rank has some of the sequences and some of the experts, to which all ranks send their tokens
 
-`torchrun` starts the processes. They must come to the same losses as one process, but for the order of sums.
+`torchrun` starts a process for each rank. The losses are those of one process, apart from the order of sums.
 """
 
 import os
@@ -36,7 +36,7 @@ def rank() -> int:
 
 
 def launch(program: str, arguments: list[str], processes: int) -> int:
-    """Runs the program in so many processes, which share the CPU's cores. Returns the exit status."""
+    """Runs the program in this number of processes, which share the CPU's cores. Returns the exit status."""
     from torch.distributed import run
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
@@ -49,7 +49,7 @@ def launch(program: str, arguments: list[str], processes: int) -> int:
 
 
 def begin() -> None:
-    """In each of several processes, before the first run."""
+    """Joins the process group, before the first run."""
     if launched():
         distributed.init_process_group("gloo")
 
@@ -64,8 +64,8 @@ def end() -> None:
         os._exit(0)
 
 
-class Division:
-    """How the model and the batches of a run are divided; of one process, not at all."""
+class Sharding:
+    """How the model and the batches of a run are sharded over ranks; with one rank, not at all."""
 
     def __init__(self, settings: Settings) -> None:
         self.settings, self.size = settings, settings.processes
@@ -76,11 +76,11 @@ class Division:
             self.mesh = init_device_mesh("cpu", sizes, mesh_dim_names=("dp", "tp"))
 
     def make_model(self) -> Gpt:
-        """The whole model of the seed, or this process's part of it."""
+        """The whole model of the seed, or this rank's shard of it."""
         torch.manual_seed(self.settings.seed)
         model = Gpt(self.settings)
         if self.tensor:
-            model = self.divided(model)
+            model = self.sharded_by_tensor(model)
         if self.sharded:
             for block in model.blocks:  # the hooks that gather parameters are no part of a graph
                 block.compile(fullgraph=True, dynamic=False, backend=self.settings.backend)
@@ -91,7 +91,8 @@ class Division:
         return model
 
     @torch.no_grad()
-    def divided(self, whole: Gpt) -> Gpt:
+    def sharded_by_tensor(self, whole: Gpt) -> Gpt:
+        """This rank's heads and inner features of the whole model."""
         group = self.mesh["tp"].get_group()
         column, row = (Parallel(mode, group, self.sequence) for mode in ("column", "row"))
         torch.manual_seed(self.settings.seed)  # for the streams of stochastic rounding
@@ -104,25 +105,25 @@ class Division:
         return model
 
     def compiled(self, model: Gpt, recipe: object | None) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
-        """make_loss(), compiled as one graph; where parameters are gathered by hooks, of graphs for each block."""
+        """make_loss(), compiled as one graph. With fsdp, hooks gather parameters, and each block is a graph."""
         loss = make_loss(model, recipe, self.settings.dtype)
         if self.sharded:
             return loss
         return torch.compile(loss, fullgraph=True, dynamic=False, backend=self.settings.backend)
 
     def own(self, batch: tuple[torch.Tensor, torch.Tensor]) -> list[torch.Tensor]:
-        """This process's sequences of inputs and targets [batch, seq]."""
-        if self.divides_batches:
+        """This rank's sequences of inputs and targets [batch, seq]."""
+        if self.shards_batches:
             name = "tp" if self.sequence else "dp"
             return [t.chunk(self.mesh[name].size())[self.mesh.get_local_rank(name)].contiguous() for t in batch]
         return list(batch)
 
     def backward(self, loss: torch.Tensor, model: Gpt) -> None:
-        """Complete gradients of the mean loss of all sequences. fully_shard takes means itself, and quire's layers sum
-        what is divided; what each process has for its own sequences alone is summed here."""
+        """Computes the gradients of the mean loss of all sequences. fully_shard computes means. quire's layers sum the
+        gradients of what is sharded. Gradients of this rank's sequences alone are summed here."""
         sums = self.sequence or self.experts
         (loss / self.size if sums else loss).backward()
-        for parameter in self.undivided(model) if sums else ():
+        for parameter in self.whole_parameters(model) if sums else ():
             distributed.all_reduce(parameter.grad)
 
     def clip_gradients(self, model: Gpt, limit: float) -> torch.Tensor:
@@ -130,7 +131,7 @@ class Division:
         parameters = list(model.parameters())
         if not (self.tensor or self.experts):
             return whole(nn.utils.clip_grad_norm_(parameters, limit))
-        everywhere = {id(parameter) for parameter in self.undivided(model) + self.row_biases(model)}
+        everywhere = {id(parameter) for parameter in self.whole_parameters(model) + self.row_biases(model)}
         squares = [
             whole(nn.utils.get_total_norm([p.grad for p in parameters if (id(p) in everywhere) is of])) ** 2
             for of in (False, True)
@@ -143,29 +144,29 @@ class Division:
         return norm
 
     def mean(self, loss: torch.Tensor) -> torch.Tensor:
-        """That of the processes."""
+        """The mean loss of all ranks."""
         loss = loss.detach().clone()
-        if self.divides_batches:
+        if self.shards_batches:
             distributed.all_reduce(loss)
             loss /= self.size
         return loss
 
     @property
-    def divides_batches(self) -> bool:
-        """Whether a process has some of the sequences only."""
+    def shards_batches(self) -> bool:
+        """Whether a rank has only some of the sequences."""
         return self.sequence or self.sharded or self.experts
 
-    def undivided(self, model: Gpt) -> list[nn.Parameter]:
-        """Those of modules that every process has whole."""
+    def whole_parameters(self, model: Gpt) -> list[nn.Parameter]:
+        """The parameters of modules that every rank has whole."""
         experts = (quire.GroupedLinear,) if self.experts else ()
         whole = [module for module in model.modules() if not isinstance(module, experts)]
         modules = [module for module in whole if getattr(module, "parallel", None) is None]
         return [parameter for module in modules for parameter in module.parameters(recurse=False)]
 
     def row_biases(self, model: Gpt) -> list[nn.Parameter]:
-        """The only parameters of divided layers that every process has."""
-        divided = [module for module in model.modules() if getattr(module, "parallel", None) is not None]
-        return [module.bias for module in divided if module.parallel.mode == "row"]
+        """The only parameters of sharded layers that every rank has whole."""
+        sharded = [module for module in model.modules() if getattr(module, "parallel", None) is not None]
+        return [module.bias for module in sharded if module.parallel.mode == "row"]
 
 
 def whole(t: torch.Tensor) -> torch.Tensor:

@@ -16,7 +16,7 @@ import meter
 import torch
 from data import Corpus, training_windows, validation_windows
 from model import Gpt, make_loss
-from processes import Division, rank
+from processes import Sharding, rank
 from settings import BASELINE, ExampleError, Session, Settings
 from tqdm import tqdm
 
@@ -84,12 +84,12 @@ class Run:
 
     def __init__(self, name: str, settings: Settings, corpus: Corpus):
         self.name, self.settings, self.digest = name, settings, corpus.digest
-        self.division = Division(settings)
-        self.model = self.division.make_model()
+        self.sharding = Sharding(settings)
+        self.model = self.sharding.make_model()
         self.optimizer = make_optimizer(self.model, settings.lr)
         self.loss = make_loss(self.model, make_recipe(name), settings.dtype)
         meter.forget_graphs()
-        self.compiled_loss = self.division.compiled(self.model, make_recipe(name))
+        self.compiled_loss = self.sharding.compiled(self.model, make_recipe(name))
         self.batches = training_windows(corpus.train, settings.seq, settings.batch, settings.seed)
         self.validation = validation_windows(
             corpus.validation, settings.seq, settings.batch, settings.validation_batches
@@ -133,10 +133,10 @@ class Run:
         """Forward, compiled backward, clipping, update. Returns the loss before the update."""
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate(self.step, self.settings)
-        loss = self.compiled_loss(*self.division.own(self.batches[self.step]))
-        self.division.backward(loss, self.model)
-        norm = self.division.clip_gradients(self.model, CLIP)
-        loss = self.division.mean(loss)
+        loss = self.compiled_loss(*self.sharding.own(self.batches[self.step]))
+        self.sharding.backward(loss, self.model)
+        norm = self.sharding.clip_gradients(self.model, CLIP)
+        loss = self.sharding.mean(loss)
         self.check_finite("training loss", loss)
         self.check_finite("gradient norm", norm)
         self.optimizer.step()
@@ -147,10 +147,10 @@ class Run:
         """Bytes that an eager forward keeps for backward, and bytes that this process sends in a step. The checkpoint
         that follows has no trace of it."""
         random, delayed = quire.rng_state(self.model), quire.delayed_state(self.model)
-        batch = self.division.own(self.batches[0])
+        batch = self.sharding.own(self.batches[0])
         with torch.compiler.set_stance("force_eager"):
             saved = meter.saved_bytes(self.model, lambda: self.loss(*batch))
-            wire = meter.wire_bytes(lambda: self.division.backward(self.loss(*batch), self.model))
+            wire = meter.wire_bytes(lambda: self.sharding.backward(self.loss(*batch), self.model))
         self.optimizer.zero_grad()
         quire.set_rng_state(self.model, random)
         quire.set_delayed_state(self.model, delayed)
@@ -207,9 +207,9 @@ class Run:
             range(self.settings.validation_batches), desc=f"{'validation':>12}", unit="batch", leave=False
         ):
             start = time.perf_counter()
-            losses.append(self.compiled_loss(*self.division.own(self.validation[index])))
+            losses.append(self.compiled_loss(*self.sharding.own(self.validation[index])))
             seconds.append(time.perf_counter() - start)
-        mean = self.division.mean(torch.stack(losses).double().mean())
+        mean = self.sharding.mean(torch.stack(losses).double().mean())
         self.check_finite("validation loss", mean)
         return mean.item(), seconds[0] - statistics.median(seconds)
 

@@ -13,7 +13,7 @@ RECIPES = (BASELINE, "fp8_current", "fp8_delayed", "fp8_block", "mxfp8", "nvfp4"
 
 #: Of torch.compile: "aot_eager" captures the same graphs and generates no code, which is quicker for a short run.
 BACKENDS = ("inductor", "aot_eager")
-#: Ways to divide the work over processes (processes.py).
+#: Ways to share the work among processes, each of which is a rank (processes.py).
 PARALLEL = ("tp", "sp", "fsdp", "tp+fsdp", "ep")
 
 
@@ -39,7 +39,7 @@ class Settings:
     dtype: str
     validation_batches: int
     processes: int = 1
-    parallel: str = ""  #: how several processes divide the work: one of PARALLEL
+    parallel: str = ""  #: how several processes share the work: one of PARALLEL
     moe: int = 0  #: experts of each block's network, of which a token takes two; 0: one network for all tokens
     backend: str = "inductor"  #: of torch.compile: one of BACKENDS
 
@@ -54,7 +54,7 @@ class Settings:
 
     @property
     def tensor_processes(self) -> int:
-        """How many processes divide each layer."""
+        """Over how many ranks each layer is sharded."""
         return {"tp": self.processes, "sp": self.processes, "tp+fsdp": 2}.get(self.parallel, 1)
 
     @property
@@ -82,12 +82,12 @@ class Settings:
             raise ExampleError(f"--processes must be at least 1; got {self.processes}")
         if (self.processes > 1) != (self.parallel in PARALLEL):
             raise ExampleError(
-                f"--parallel {' or '.join(PARALLEL)} says how --processes 2 or more divide the work; got "
+                f"--parallel {' or '.join(PARALLEL)} says how --processes 2 or more share the work; got "
                 f"--processes {self.processes} and --parallel {self.parallel or 'nothing'}"
             )
         if self.parallel == "tp+fsdp" and (self.processes < 4 or self.processes % 2):
             raise ExampleError(
-                f"--parallel tp+fsdp divides layers over two processes, so --processes must be 4, 6, ...; got "
+                f"--parallel tp+fsdp shards layers over two ranks, so --processes must be 4, 6, ...; got "
                 f"{self.processes}"
             )
         shares = self.processes if self.parallel == "sp" else self.data_processes

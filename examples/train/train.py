@@ -5,8 +5,8 @@
     python examples/train/train.py --recipe nvfp4       one recipe (repeat the option, or separate names by commas)
     python examples/train/train.py --moe 8              blocks that are mixtures of eight experts
     python examples/train/train.py --processes 2 --parallel tp
-                                                        two processes that divide every layer (or sp, fsdp, ep;
-                                                        tp+fsdp needs four)
+                                                        two processes, over which every layer is sharded (or sp,
+                                                        fsdp, ep; tp+fsdp needs four)
     python examples/train/train.py --resume             go on after an interruption, bit for bit
     python examples/train/train.py --sample --recipe nvfp4 --prompt "def main("
 
@@ -64,7 +64,7 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
         "--out", type=Path, default=Path("train-out"), help="folder for everything written [train-out]"
     )
     session.add_argument("--processes", type=int, default=1, help="on this machine, each with a part of the work [1]")
-    session.add_argument("--parallel", choices=PARALLEL, default="", help="how they divide it")
+    session.add_argument("--parallel", choices=PARALLEL, default="", help="what is sharded over them")
     session.add_argument("--resume", action="store_true", help="continue from the checkpoints in --out")
     session.add_argument("--checkpoint-every", type=int, default=100, help="steps [100]")
     session.add_argument("--stop-after", type=int, help="stop each run after so many steps, to be resumed")

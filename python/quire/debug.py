@@ -14,31 +14,53 @@ from quire.tensor import QuantizedTensor, QuantSpec, named_buffers
 
 
 def cast(x: torch.Tensor, format: str) -> torch.Tensor:
-    """Element codes of x, unscaled and not packed: uint8 of x's shape (numerics.md 1.1, 1.2).
+    """The code of each element of x, without a scale: uint8 of x's shape, one code in each byte (numerics.md 1.1, 1.2).
 
-    format: "e4m3", "e5m2", "e2m1", ...; RuntimeError lists them.
+    x: float32, float16 or bfloat16, of any shape.
+    format: the element format: "e4m3", "e5m2", "e2m1", "e3m2" or "e2m3".
+
+    Raises RuntimeError for another dtype or format.
     """
     return torch.ops.quire.debug_cast(x, format)
 
 
 def rht(x: torch.Tensor, signs: bool = True) -> torch.Tensor:
-    """The Hadamard transform of groups of 16 tokens: x [M, K] -> bfloat16 [K, 16 * ceil(M / 16)] (numerics.md 0.10,
-    5.3)."""
+    """The Hadamard transform of groups of 16 tokens: x [M, K] -> bfloat16 [K, 16 * ceil(M / 16)], transposed
+    (numerics.md 0.10, 5.3).
+
+    x: float32, float16 or bfloat16 [*, K]; M is the number of rows. Missing rows of the last group count as 0.
+    signs: the random signs of the recipes; False: the plain Hadamard matrix.
+
+    Raises RuntimeError for another dtype.
+    """
     return torch.ops.quire.debug_rht(x, signs)
 
 
 def swizzle(scale: torch.Tensor) -> torch.Tensor:
-    """Scales [outer, blocks] in the padded 128x4 layout: uint8, sizes rounded up to 128 and 4 (numerics.md 4.5)."""
+    """Scales in the layout of tiles of 128 x 4 that block-scaled tensor cores read (numerics.md 4.5).
+
+    scale: uint8 [outer, blocks]. Returns uint8 [outer rounded up to 128, blocks rounded up to 4], padded with 0. Raises
+    RuntimeError for another dtype or number of dimensions.
+    """
     return torch.ops.quire.debug_swizzle(scale)
 
 
 def unswizzle(swizzled: torch.Tensor, rows: int, cols: int) -> torch.Tensor:
-    """The matrix [rows, cols] that was the argument of swizzle()."""
+    """The inverse of swizzle(): the uint8 matrix [rows, cols] that was its argument.
+
+    Raises RuntimeError if swizzled does not have the dtype and the number of elements that swizzle() returns.
+    """
     return torch.ops.quire.debug_unswizzle(swizzled, rows, cols)
 
 
 def philox(seed: int, offset: int, blocks: torch.Tensor) -> torch.Tensor:
-    """The four 32-bit random words of a block of 16 elements: blocks int64 [n] -> int64 [n, 4] (numerics.md 0.11)."""
+    """The random words of stochastic rounding: four 32-bit words for each block of 16 elements (numerics.md 0.11).
+
+    seed, offset: 64-bit integers, signed or unsigned.
+    blocks: int64 [n], the numbers of the blocks. Returns int64 [n, 4].
+
+    Raises TypeError or ValueError for a seed or offset that is not such an integer, RuntimeError for other blocks.
+    """
     return torch.ops.quire.debug_philox(blocks, signed64(seed, "seed"), signed64(offset, "offset"))
 
 
@@ -51,10 +73,17 @@ def delayed_update(
     maximum: float = 448.0,
     margin: int = 0,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """One update of delayed scaling's state, out of place (numerics.md 1.6): the new (history, scale).
+    """The state of delayed scaling after one step: the new (history, scale). The arguments do not change (numerics.md
+    1.6).
 
-    history float32 [L, n]; scale float32 [n]; amax float32 [n], row 0 of history, possibly reduced over ranks.
-    algorithm: "max" or "most_recent". maximum: of the element format, 448 or 57344.
+    history: float32 [L, n], the amaxes of L steps. scale: float32 [n].
+    amax: float32 [n], in place of row 0 of history: the amaxes of the present step, perhaps reduced over ranks.
+    algorithm: "max" or "most_recent".
+    maximum: the largest value of the element format, 448 or 57344.
+    margin: the scale leaves a factor of 2^margin to the largest value, -255 to 255.
+
+    Raises RuntimeError for shapes that do not agree or an unknown algorithm, TypeError or ValueError for another
+    maximum or margin.
     """
     check_type("delayed_update", int, margin=margin)
     check_type("delayed_update", float, maximum=maximum)
@@ -68,7 +97,12 @@ def delayed_update(
 
 @dataclass(frozen=True, eq=False)
 class Operand:
-    """An operand of a matmul, as the matrix [M, K] of its last dimension. role: "x", "w" or "dy"."""
+    """An operand of a matmul, as operands() records it.
+
+    role: "x", "w" or "dy".
+    tensor: a QuantizedTensor [M, K] with the codes, scales and amaxes. K is the last dimension, and M the product of
+        the others.
+    """
 
     role: str
     tensor: QuantizedTensor
@@ -81,10 +115,11 @@ _counting = threading.Lock()
 @contextlib.contextmanager
 def operands() -> Iterator[list[Operand]]:
     """Yields a list. After the context ends, the list has a copy of every operand that was quantized within the context
-    and read by a matmul, in order. Each group is one operand, except on devices whose kernels divide groups themselves.
+    and read by a matmul, in order. Each group of a GroupedLinear is one operand, except on devices whose kernels take
+    all groups at once.
 
-    Covers all threads of the process, eager and compiled code, forward and backward. Contexts cannot be nested:
-    RuntimeError.
+    It covers all threads of the process, eager and compiled code, forward and backward. Raises RuntimeError within
+    another operands().
     """
     records: list[Operand] = []
     with _alone(_recording, "operands is already recording", torch.ops.quire.debug_record):
@@ -132,11 +167,13 @@ _PRODUCTS = {
 
 @dataclass(frozen=True)
 class Counts:
-    """Counts of the values that were encoded for an operand of a matmul; docs/observing.md defines the counts.
+    """Counts of the values that were quantized for one operand of matmuls.
 
-    role: "x", "w", "dy"; "" if no matmul of a Linear has read it. spec: of the quantization. product: "fprop", "dgrad",
-    "wgrad", or "" with role "". tensors: the number of quantized tensors. elements: the number of elements of all of
-    them.
+    role: "x", "w" or "dy"; "" if no matmul of a Linear has read the codes.
+    spec: the text of the spec. direction: "rowwise" or "columnwise".
+    product: the matmul that reads the codes: "fprop", "dgrad", "wgrad", or "" if the role is "".
+    tensors: the number of quantized tensors. elements: the number of their elements.
+    saturated, underflowed, nonfinite: the numbers of such values, as docs/observing.md defines them.
     """
 
     role: str
@@ -154,7 +191,8 @@ class Counts:
 
 
 class Statistics(list[Counts]):
-    """One row for each role, spec and direction. str() gives a table with shares of the elements."""
+    """A list of Counts: one for each combination of role, spec and direction. str() gives a table, in which the counts
+    are shares of the elements."""
 
     def __str__(self) -> str:
         head = ("role", "product", "direction", "spec", "tensors", "elements", "saturated", "underflowed", "nonfinite")
@@ -174,8 +212,8 @@ def statistics() -> Iterator[Statistics]:
     """Yields a list. After the context ends, the list has the counts of all values that were quantized within the
     context.
 
-    Covers all threads of the process, eager and compiled code, forward and backward. Quantization is many times slower
-    within the context. Contexts cannot be nested: RuntimeError.
+    It covers all threads of the process, eager and compiled code, forward and backward. Within the context quantization
+    is many times slower. Raises RuntimeError within another statistics().
     """
     rows = Statistics()
     with _alone(_counting, "statistics is already counting", torch.ops.quire.debug_count):

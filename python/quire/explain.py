@@ -199,17 +199,24 @@ def _shapes(args: tuple) -> list[str]:
 def explain(function: Callable, *args: object, **kwargs: object) -> Explanation:
     """Runs function(*args, **kwargs) and, if gradients are enabled, its backward pass, and reports what quire computed.
 
-    function: a module (also one that torch.compile wraps) or any function of tensors, such as quire.quantize. It runs
-    under the active recipe, so call explain within quire.autocast. Floating-point tensors among the arguments are
-    treated as tensors that need gradients; parameters need gradients according to their requires_grad. Under
-    torch.no_grad, and of a model that quire.convert made for inference, only the forward pass runs. So it is with
-    results that a runner (quire.runners) has a part in, which have no gradients.
+    function: a module, also one that torch.compile wraps, or any function of tensors, such as quire.quantize. A layer
+        without a recipe of its own runs under the active recipe, so call explain within quire.autocast.
+    args, kwargs: its arguments. Floating-point tensors among them are treated as tensors that need gradients.
+        Parameters need gradients according to their requires_grad.
+
+    The backward pass does not run under torch.no_grad, and not for results without gradients: those of a model that was
+    converted for inference, and those of runners (quire.runners).
+
+    Returns an Explanation. str() gives the report. `products` are the matmuls, `quantizations` the quantizations, and
+    `steps` everything, in the order of execution. Each is a Step with the attributes operation, name, problem, operands
+    and kernels; `kernel` is the name of the kernel that ran.
 
     Afterwards all tensors have their previous values, including the state of layers (amaxes, counters, main_grad) and
-    torch's random state. No gradient is accumulated. Attributes that are not tensors, and hooks, see an ordinary call.
-    Other threads can compute meanwhile, but not with the same module.
+    torch's random state. No gradient is accumulated. Python attributes that the function sets keep their new values,
+    and hooks run. Other threads can compute at the same time, but not with the same module.
 
-    Raises RuntimeError for a function that calls a model that fully_shard shards: pass the model itself.
+    Raises TypeError if function cannot be called. Raises RuntimeError for a function that calls a model that
+    fully_shard shards: pass the model itself. Errors of the function reach the caller.
     """
     function = getattr(function, "_orig_mod", function)  # what torch.compile wraps does the same in eager mode
     check_type("explain", Callable, function=function)

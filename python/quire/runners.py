@@ -35,17 +35,17 @@ _AT_ONCE = 0.05
 
 @dataclass(frozen=True, eq=False)
 class LinearRunner:
-    """y = x w^T + bias from a weight that is quantized once: the same bits as quire's linear under x=X,w=W.
+    """y = x w^T + bias with a weight that is quantized once: the bits of the operator quire.linear under x=X,w=W.
 
-    weight [N, K]: float32, float16 or bfloat16, which is quantized to the spec w (None: "nvfp4"), or a QuantizedTensor
-    with rowwise codes, whose spec w may repeat. bias [N]. x: the spec of activations; with "nvfp4:row_scaled" a token's
-    result does not depend on the other tokens of its batch (with AMX except for the order of sums, which changes at 32
-    tokens; docs/numerics.md 7.4). With "none" x is not quantized: y is the matmul of PyTorch with the decoded weight.
-    Registration copies the values.
-    input_scale: a calibrated scale of x, which is then not measured: larger values saturate, and tokens do not depend
-    on each other. Under "fp8_tensor", "nvfp4:global=mul" and "nvfp4:global=div" it is stored unchanged, as the
-    `input_scale` of ModelOpt's checkpoints or the `input_global_scale` of compressed-tensors. Under "nvfp4" it is
-    amax / (6 * 448), from which the amax is computed. Options `given` are implied.
+    weight: [N, K] in float32, float16 or bfloat16, or a QuantizedTensor with rowwise codes. bias: [N] or None.
+    x: the spec of activations. Under "nvfp4" all tokens of a call share one amax; under "nvfp4:row_scaled" a token's
+        result does not depend on the others. (With AMX the order of its sums changes at 32 tokens: numerics.md 7.4.)
+        With "none" x is not quantized, and PyTorch multiplies it with the decoded weight.
+    w: the spec of the weight; None: "nvfp4", or the spec of the QuantizedTensor, from which w must not differ.
+    input_scale: a calibrated scale of x, a number or a tensor of one element (docs/runners.md). x is then not measured:
+        larger values saturate, and tokens do not depend on each other. The option `given` of x is implied.
+
+    register() copies the values. It raises TypeError, ValueError or RuntimeError for arguments that do not fit.
     """
 
     weight: torch.Tensor
@@ -62,17 +62,17 @@ class LinearRunner:
 
 @dataclass(frozen=True, eq=False)
 class MoERunner:
-    """A mixture of E experts, w2 f(w13 x), from weights that are quantized once, separately for each expert.
+    """A mixture of E experts, each of which computes w2 activation(w13 x), with weights that are quantized once.
 
-    w13 [E, 2 I, H] has the rows of the gate before the rows of the up projection ([gate, up], the order of checkpoints;
-    [E, I, H] if the activation is not gated), w2 [E, H, I], w13_bias [E, 2 I], w2_bias [E, H]. Weights are as for
-    LinearRunner, in one tensor or in a sequence with one for each expert, all under one spec.
+    w13, w2: [E, 2 I, H] and [E, H, I], as for LinearRunner, each in one tensor or in a sequence with one for each
+        expert. w13 has the rows of the gate, then those of the up projection; without a gate it is [E, I, H].
+    w13_bias, w2_bias: [E, 2 I] or [E, I], and [E, H]; None: no bias.
+    x, w: as for LinearRunner, for both matmuls. The tokens of each expert are quantized separately.
     activation: text such as "swiglu" or "clamped_swiglu:limit=7:alpha=1.702:glu_linear_offset=1" (numerics.md 11.3).
-    x: the spec of inputs and activations; the tokens of each expert are quantized separately.
     weight_on_input: a token's routing probability multiplies its input instead of the expert's result.
-    w13_input_scale, w2_input_scale: as for LinearRunner, for the inputs of w13 and of w2; one scale, or [E].
-    shared_w13 [2 Is, H], shared_w2 [H, Is], with their own biases and scales: an expert for all tokens, without routing
-    probabilities, whose result is added to the others (as quire.MoE with shared_ffn_hidden_size=Is).
+    w13_input_scale, w2_input_scale: as for LinearRunner, for the inputs of w13 and of w2; a number, or a tensor [E].
+    shared_w13, shared_w2: [2 Is, H] and [H, Is], with biases and scales of their own: an expert for all tokens, without
+        routing probabilities. Its result is added (quire.MoE: shared_ffn_hidden_size=Is).
     """
 
     w13: Weights
@@ -118,9 +118,10 @@ class PythonRunner:
     """A Python function as a runner, for experiments: each call acquires the GIL, costs some microseconds, and copies
     the result.
 
-    function(x) -> y for x [*, in_features] and y [*, out_features], or with experts > 0 function(hidden_states,
-    topk_weights, topk_ids) -> y. The function must not write to its arguments, and has no gradients. Its exceptions
-    reach the caller. device: the device of the tensors of its calls.
+    function: function(x) -> y for bfloat16 x [*, in_features] and y [*, out_features]. With experts > 0
+        function(hidden_states, topk_weights, topk_ids) -> y, as for nvfp4_moe(). It must not write to its arguments,
+        and has no gradients. Its exceptions reach the caller.
+    device: the device of the tensors. register() raises TypeError for arguments of a wrong type.
     """
 
     function: Callable[..., torch.Tensor]
@@ -147,11 +148,11 @@ class PythonRunner:
 
 
 class RunnerHandle:
-    """A registered runner. handle: its number, which this process never uses again; name: "" if it has none.
+    """A registered runner. handle: its number, which this process never uses again. name: "" if it has none.
 
-    The handle owns the registration: close(), the end of a `with` block, or the deletion of the last reference
-    unregisters the runner. Calls that are running complete normally. Copies are the same handle. A handle is valid in
-    its process only and cannot be pickled: a forked child inherits it, a spawned process registers its own runner.
+    close(), the end of a `with` block, or the deletion of the last reference to the handle unregisters the runner.
+    Calls that are running complete normally. A copy of a handle is the same object. It is valid in its own process and
+    in forks of it, and cannot be pickled (TypeError): a spawned process registers its own runner.
     """
 
     def __init__(self, handle: int, name: str) -> None:
@@ -195,11 +196,11 @@ class RunnerHandle:
 
 
 def register(runner: LinearRunner | MoERunner | PythonRunner, name: str = "") -> RunnerHandle:
-    """Prepares the runner's weights and makes the runner available to operators, by its handle and, if given, by its
-    name.
+    """Quantizes and copies the runner's weights. From then on operators find the runner by the returned handle and by
+    its name.
 
-    Other libraries register their runners themselves, in C++ (docs/runners.md). Raises TypeError for an object that is
-    not a runner, ValueError or RuntimeError for weights that do not fit, or for a name that is in use.
+    C++ libraries register their own runners in C++ (docs/runners.md). Raises TypeError for an object that is not a
+    runner, ValueError or RuntimeError for weights that do not fit, or for a name that is in use.
     """
     if not isinstance(runner, LinearRunner | MoERunner | PythonRunner):
         raise TypeError(
@@ -214,7 +215,7 @@ def register(runner: LinearRunner | MoERunner | PythonRunner, name: str = "") ->
 
 @dataclass(frozen=True)
 class RegisteredRunner:
-    """One entry of registered(). kind: "linear" or "moe"; experts: 0 if linear."""
+    """One entry of registered(). kind: "linear" or "moe". experts: their number, 0 for "linear"."""
 
     handle: int
     name: str
@@ -227,7 +228,7 @@ class RegisteredRunner:
 
 
 def registered() -> list[RegisteredRunner]:
-    """All runners of this process, including those of other libraries, by handle."""
+    """The runners of this process in the order of their handles, also those that other libraries registered."""
     runners = []
     for line in torch.ops.quire.runner_list().splitlines():
         handle, name, kind, device, *sizes, description = line.split("\t", 7)
@@ -245,12 +246,12 @@ def find(name: str) -> RegisteredRunner:
 
 
 def release_memory() -> None:
-    """Frees the memory that runners keep for their next calls. It is as large as the largest calls needed."""
+    """Frees the memory that runners keep between calls, which is as large as the largest calls so far needed."""
     torch.ops.quire.runner_release_memory()
 
 
 def named(runner: RunnerHandle | int | str) -> int | str:
-    """The argument of operators that refers to a runner."""
+    """What operators take: the number of a handle, or a number or name unchanged. TypeError for another object."""
     if isinstance(runner, RunnerHandle):
         return runner.handle
     if isinstance(runner, int | str | torch.SymInt):

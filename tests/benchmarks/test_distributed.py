@@ -25,7 +25,7 @@ def finished(tmp_path_factory):
     )
     assert done.returncode == 0, done.stderr
     found = json.loads((out / "distributed.json").read_text())["rows"]
-    return {(row["division"], row["numbers"]): row for row in found}, done.stdout
+    return {(row["sharding"], row["numbers"]): row for row in found}, done.stdout
 
 
 @pytest.mark.slow

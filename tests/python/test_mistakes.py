@@ -251,6 +251,14 @@ MISTAKES = {
         lambda: quire.moe.permute(x(), ids() + 7, 4),
         "permute ... topk_ids must be numbers of experts, from 0 to 3, or -1 for none; got 7",
     ),
+    "loads of other experts than scores": (
+        lambda: quire.moe.load_balancing_loss(x(4, 3), torch.ones(5), topk=2),
+        "load_balancing_loss: tokens_per_expert must be [E] for probs [T, E]; got [5] and [4, 3]; use ... num_experts",
+    ),
+    "loads of other experts than biases": (
+        lambda: quire.moe.update_expert_bias_(torch.zeros(3), torch.ones(4, dtype=torch.int32), 0.1),
+        "update_expert_bias_: tokens_per_expert must be [E] for expert_bias [E]; got [4] and [3]; use ... num_experts",
+    ),
     "more experts to choose than scores": (
         lambda: quire.moe.route(x(4, 3), 5),
         "route: topk must be from 1 to ... 3, g",

@@ -67,38 +67,37 @@ def convert(
     tokens: int | None = 1,
 ) -> torch.nn.Module:
     """Converts the model's torch.nn.Linear layers to quire.Linear, in place, and returns the model. The experts of
-    mixtures of Hugging Face transformers, all in one tensor for each layer, become layers of quire too.
+    mixtures of Hugging Face transformers become layers of quire too.
 
-    recipe: a recipe, its name or its text. The layers use it wherever no quire.autocast is active. Within a
+    recipe: a recipe, its name or its text. Outside of every quire.autocast the layers use this recipe. Within a
         quire.autocast, also a disabled one, the autocast decides. None: the layers have no recipe of their own. Delayed
-        scaling must come from quire.autocast.
-    filter: a function (module, its name in the model) -> whether to convert. It is called for every torch.nn.Linear and
-        all experts of a mixture. If a module has several names, it is called for each name, and all results must be
-        true. None converts all layers.
-    min_features: layers with fewer inputs or outputs are not converted. Quantization costs time for each element of x,
-        which must be saved in the multiplications by out_features; a call also costs some microseconds more than
-        torch's. In measurements no recipe was faster below 256; above 256 NVFP4 was faster with some tens of tokens;
-        from 1024 on all recipes were faster (docs/benchmarks.md). There is no other size rule: no size is padded or
-        refused, and odd sizes are as fast as others.
-    for_inference: the weights become quantized parameters, rowwise only, in the order that matmuls with few tokens read
-        fastest (quire.prepack_weights), and their values in high precision are freed. Under NVFP4 a weight gets a scale
-        for each 1 x 16 values. No parameter of a converted layer requires a gradient. The model then runs, is saved and
-        is exported without any autocast. Other layers of quire in the model (LayerNormLinear, LayerNormMLP,
-        GroupedLinear, the layers of MoE) get the recipe and such weights too.
-    tokens: with for_inference, the number of rows of x in a typical call. convert times each kind of torch.nn.Linear
-        with that many rows, in about two seconds altogether, and does not convert the kinds that would become slower.
-        Call convert within the torch.autocast that the model will run within. None converts all layers without timing,
-        which needs the least memory. quire.recommend times all recipes.
+        scaling raises an error here, because only quire.autocast can select it.
+    filter: a function (module, its name in the model) -> whether to convert it. It is called for every torch.nn.Linear
+        and for the experts of every mixture. If a module has several names, the function is called for each name, and
+        must return true for all of them. None converts all layers.
+    min_features: layers with fewer inputs or outputs are not converted, because no recipe makes such small layers
+        faster. All other sizes are converted; no size is padded.
+    for_inference: the weights are quantized once and become parameters of the class QuantizedTensor, rowwise only, in
+        the order that matmuls with few tokens read fastest (quire.prepack_weights). Their values in high precision are
+        freed. Under NVFP4 a weight gets one scale for 1 x 16 values. No parameter of a converted layer requires a
+        gradient. The model then runs without quire.autocast, and so it is saved and exported. Other layers of quire in
+        the model (LayerNormLinear, LayerNormMLP, GroupedLinear, MoE) are converted in the same way.
+    tokens: the number of rows of x in a typical call; used only with for_inference. convert times one layer of each
+        shape with that many rows, about two seconds in all, and does not convert layers that would become slower. Call
+        convert within the same torch.autocast as the model later. None: all layers are converted without timing, which
+        needs the least memory.
 
-    Each layer stays the same object, with its hooks, flags and names, and, if not for inference, with its parameters.
-    So optimizers, tied weights and other references continue to work, and state_dict does not change. The model itself
-    can be the layer. Layers on the meta device get their random state when they leave it (quire.Linear). A quire.Linear
-    that the filter selects gets the recipe. Three kinds of layers are not converted, and quire.conversion_report(model)
-    states the reason: subclasses of torch.nn.Linear, whose forward method may differ; layers whose forward method was
-    replaced; and dtypes other than float32, float16 and bfloat16.
+    Each layer stays the same object, with its hooks, flags and names. For training its parameters stay the same objects
+    too. So optimizers, tied weights and other references continue to work, and the state dict does not change. The
+    model itself can be the layer. A layer of quire that the filter selects gets the recipe. A layer on the meta device
+    gets its random state when it is moved to another device (quire.Linear).
 
-    Raises ValueError, with what was examined, if there is nothing to convert; TypeError for arguments of a wrong type.
-    The model is then unchanged.
+    Three kinds of layers are not converted: subclasses of torch.nn.Linear, whose forward method may differ; layers
+    whose forward method was replaced; and layers of other dtypes than float32, float16 and bfloat16.
+    quire.conversion_report(model) states the reason for each layer.
+
+    Raises ValueError if there is nothing to convert, also if no layer would become faster: the error lists what was
+    examined. Raises TypeError for arguments of a wrong type. The model is then unchanged.
     """
     _check(model, filter, tokens)
     check_type("convert", bool, for_inference=for_inference)

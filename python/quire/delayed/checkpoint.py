@@ -28,9 +28,10 @@ def delayed_state(model: torch.nn.Module) -> dict[str, dict[str, torch.Tensor | 
     """Name of a state, such as "0.delayed" -> copies of its tensors, for every layer that has run under a delayed
     recipe; empty if none has.
 
-    scale_fwd [3], scale_bwd [2]; amax_history_fwd [L, 3], amax_history_bwd [L, 2], whose row 0 holds the amaxes
-    collected since the last step (numerics.md 1.4); and "rule", which recipe it was. A layer of groups has so many of
-    each slot. torch.save and torch.load(weights_only=True) take it.
+    The tensors are float32: scale_fwd [3] (of x, w and y), scale_bwd [2] (of dy and dx), amax_history_fwd [L, 3] and
+    amax_history_bwd [L, 2]. Row 0 of a history has the amaxes that were collected since the last step (numerics.md
+    1.4). "rule" is the recipe as text. A GroupedLinear with E groups has E columns in place of each. torch.save and
+    torch.load(weights_only=True) accept the result.
     """
     return {name: _read(state) for name, state in _states(model) if state.rule_text()}
 
@@ -47,10 +48,11 @@ def _read(state: DelayedState) -> dict[str, torch.Tensor | str]:
 
 
 def set_delayed_state(model: torch.nn.Module, state: Mapping[str, Mapping[str, torch.Tensor | str]]) -> None:
-    """Puts back what delayed_state() returned, onto the devices where the layers are now; what it does not name is
-    afterwards as new. The thread that calls this goes on with it.
+    """Restores the result of delayed_state(), on the present devices of the layers. Layers that it does not name get a
+    new state. The thread that calls this function must be the one that trains.
 
-    Raises ValueError, and changes nothing, if a name is not that of a layer of the model, or a value does not fit.
+    Raises ValueError if a name is not that of a layer of the model, or if a value does not fit. The state is then
+    unchanged.
     """
     check_type("set_delayed_state", Mapping, state=state)
     own = dict(_states(model))

@@ -13,11 +13,12 @@ _SPEC = "fp8_tensor"
 
 
 class RecordedScales:
-    """The scales that the layers of a forward pass used, in order, for its recomputation outside of a graph, which may
-    come after other steps. (A compiled recomputation has them as inputs that its forward saved.)
+    """The scales that a forward pass used. They are used again when the forward pass is recomputed (quire.checkpoint),
+    perhaps after later steps.
 
-    with recorded: the first time records, every other time replays, and then collects no amaxes: those of the forward
-    pass have been, perhaps for an earlier step. Numbers of layers must agree.
+    The object is a context manager. The first `with` records the scales of the layers in their order. Every later
+    `with` gives the same scales to the layers, and collects no amaxes, because the first pass has collected them. Both
+    passes must call the same layers in the same order. Compiled functions do not need it: their graphs save the scales.
     """
 
     def __init__(self) -> None:
@@ -36,7 +37,7 @@ class RecordedScales:
 
     @property
     def replays(self) -> bool:
-        """Whether what runs now has run before, here or in a recorded pass around this one."""
+        """Whether the present pass is a repetition, of this record or of one around it."""
         outer = self._outer[-1]
         return self._next is not None or (outer is not None and outer.replays)
 
@@ -50,7 +51,8 @@ class RecordedScales:
 
 
 def scales(state: DelayedState) -> tuple[torch.Tensor, torch.Tensor]:
-    """The forward and backward scale for a forward pass now."""
+    """The scales that a forward pass of the layer uses now: float32 [3 * groups] for x, w and y, and [2 * groups] for
+    dy and dx. Within a recomputation they are those of the first pass."""
     check_type("delayed.scales", DelayedState, state=state)
     recorded = THREAD.scales
     return (state.fwd_scale, state.bwd_scale) if recorded is None else recorded.of(state)
@@ -59,7 +61,12 @@ def scales(state: DelayedState) -> tuple[torch.Tensor, torch.Tensor]:
 def quantize(
     x: torch.Tensor, scale: torch.Tensor, slot: int, columnwise: bool, spec: str = _SPEC
 ) -> list[torch.Tensor]:
-    """The six buffers of x under that slot of a state's forward scale (numerics.md 1.5); the third is the amax."""
+    """x quantized with a scale of delayed scaling (numerics.md 1.5). Returns its six buffers; the third is the amax.
+
+    x: float32, float16 or bfloat16. scale: fwd_scale of a state. slot: which element of it: 0 for x, 1 for w, 2 for y
+    (with groups: slot * groups + group). columnwise: whether to compute columnwise codes too. Raises TypeError if x or
+    scale is not a tensor, RuntimeError for another dtype.
+    """
     check_type("delayed.quantize", torch.Tensor, x=x, scale=scale)
     options = spec, True, columnwise, 0, 0, scale[slot : slot + 1]
     if torch.compiler.is_exporting():
@@ -69,8 +76,11 @@ def quantize(
 
 
 def collect(state: DelayedState, rule: Rule | None, x_amax: torch.Tensor, w_amax: torch.Tensor | None) -> None:
-    """Puts amaxes, float32 [1], into the state. w_amax: None if w was not quantized now; rule: as enter() returned. An
-    exported program has the scales as constants and collects nothing, and on the meta device there are no amaxes."""
+    """Adds the amaxes of a forward pass to the state: the largest of the collected one and this one remains.
+
+    rule: the result of enter(). With None it does nothing, as in a recomputation, in an exported program (whose scales
+    are constants) and on the meta device. x_amax, w_amax: float32 [groups]; w_amax is None if w was not quantized now.
+    """
     check_type("delayed.collect", DelayedState, state=state)
     if _collects(rule) and not state.fwd_amax.is_meta:
         number = rule.on(state.usage.device)
@@ -81,14 +91,14 @@ def collect(state: DelayedState, rule: Rule | None, x_amax: torch.Tensor, w_amax
 
 
 def collect_output(state: DelayedState, rule: Rule | None, y_amax: torch.Tensor) -> None:
-    """collect() for the amax of a result that is quantized."""
+    """collect() for the amax of a quantized result: y_amax, float32 [1]."""
     check_type("delayed.collect_output", DelayedState, state=state)
     if _collects(rule):
         torch.ops.quire.amax_max_(state.fwd_amax, y_amax, 2)
 
 
 def collect_weight(state: DelayedState, w_amax: torch.Tensor) -> None:
-    """collect() for a weight that is quantized apart from forward passes."""
+    """collect() for a weight that was quantized outside of a forward pass: w_amax, float32 [1]."""
     check_type("delayed.collect_weight", DelayedState, state=state)
     torch.ops.quire.amax_max_(state.fwd_amax, w_amax, 1)
 
@@ -101,9 +111,11 @@ def _collects(rule: Rule | None) -> bool:
 def measure(
     state: DelayedState, x: torch.Tensor, weights: Sequence[torch.Tensor], offsets: torch.Tensor | None
 ) -> list[torch.Tensor | None]:
-    """The amaxes of x and of each group's weight for collect() where their codes are not used, which calibrates:
-    float32 [E] each. offsets: the row at which each group ends, or None for one group. Those of weights that stay
-    quantized are None."""
+    """The amaxes of x and of the weights for collect(), where no codes are needed (calibration): two float32 [groups].
+
+    x: [*, K]. weights: one for each group. offsets: int32 [groups], the row at which each group ends; None: one group.
+    The amaxes of weights that are QuantizedTensors are None.
+    """
     check_type("delayed.measure", DelayedState, state=state)
     check_type("delayed.measure", torch.Tensor, x=x)
     groups, scale = len(weights), state.fwd_scale

@@ -18,8 +18,12 @@ _COLUMNS = 6
 
 
 class Rule:
-    """A recipe in a thread. number: what `usage` of the states says that ran under it last; recipe: None while known
-    from a checkpoint only. failed: a function of the user has raised in its last step."""
+    """A delayed recipe as the states of one thread know it.
+
+    text: identifies the recipe and its process group. number: the same as an integer, which `usage` of a state holds.
+    recipe: the recipe; None if only the text is known, from a checkpoint. group: the process group, or None.
+    failed: whether a function of the user has raised in its last step.
+    """
 
     def __init__(self, text: str, number: int) -> None:
         self.text, self.number = text, number
@@ -28,20 +32,20 @@ class Rule:
         self.failed = False
 
     def on(self, device: torch.device) -> torch.Tensor:
-        """The number where kernels of the device read it: int64 scalar."""
+        """The number as a tensor on the device, for kernels: int64 []."""
         # Tracing cannot make one: there is one wherever a state was on entering the autocast.
         if not torch.compiler.is_compiling():
             self.place(device)
         return getattr(self, _attribute("number", device))
 
     def place(self, device: torch.device) -> None:
-        """Makes on(device), once."""
+        """Makes the tensor of on(device), if there is none yet."""
         if not hasattr(self, name := _attribute("number", device)):
             with torch.inference_mode(False):
                 setattr(self, name, torch.full((), self.number, device=device))
 
     def columns(self) -> list[float]:
-        """Its row in tables."""
+        """The parameters of the recipe as numbers: its row in the tables that kernels read."""
         recipe = self.recipe
         if recipe is None or recipe.unfused:
             return [-1]

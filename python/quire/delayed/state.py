@@ -19,22 +19,25 @@ os.register_at_fork(before=STEPPING.acquire, after_in_parent=STEPPING.release, a
 
 
 class DelayedState:
-    """What delayed scaling remembers of one product of a layer, y = x w^T, and of its gradients.
+    """The state of delayed scaling of one matmul of a layer, y = x w^T, and of its gradients.
 
-    fwd_scale, fwd_amax: float32 [3], slots x, w, y. bwd_scale, bwd_amax: float32 [2], slots dy, dx. A scale multiplies
-        before the cast; it is replaced, never written. An amax is row 0 of the contract's history. A product of
-        `groups` groups of tokens has so many of each slot, slot after slot.
+    fwd_scale, fwd_amax: float32 [3], the scales and amaxes of x, w and y (*slots*). A value is multiplied by the scale
+        before it is rounded. A step replaces the tensor and never writes to it. An amax is row 0 of the history
+        (numerics.md 1.4). A matmul with `groups` groups has [3 * groups]: all groups of x, then of w, then of y.
+    bwd_scale, bwd_amax: float32 [2], the same for dy and dx.
     fwd_history, bwd_history: float32 [rows, 3], [rows, 2]; None until a delayed recipe is used in the process.
-    fwd_newest, bwd_newest: the values of fwd_scale and bwd_scale in memory that stays, which steps in Python write: one
-        that is captured once and replayed goes on from its last replay.
-    bwd_collected: the memory of bwd_amax as a tensor of its own, for the step. Backward passes have saved bwd_amax, and
-        PyTorch refuses one whose saved tensor a graph with a later step in it has written.
-    usage: int64 [3], the number of the rule that it ran under last (0: never), rows in use of the two histories.
-    rule: that rule as far as Python saw it, which sees no runs of graphs; so nobody waits for a device to learn it.
-    reduced: whether ranks that reduce amaxes take the largest of any; not if each has other groups (ep_group).
+    fwd_newest, bwd_newest: the values of fwd_scale and bwd_scale in memory that is never replaced. Steps in Python
+        write it. So a step that was captured once (CUDA graphs) continues from its last replay.
+    bwd_collected: a second tensor with the memory of bwd_amax, which steps use. Backward passes have saved bwd_amax,
+        and PyTorch raises an error if a graph with a later step has written to a saved tensor.
+    usage: int64 [3]: the number of the rule that the layer ran under last (0: none), and the rows in use of the two
+        histories.
+    rule: the same rule as Python knows it. Runs of compiled graphs do not change it, and reading `usage` would make the
+        host wait for the device.
+    reduced: whether amaxes are reduced over ranks. False if each rank has other groups (ep_group).
 
-    Not registered as buffers: DistributedDataParallel would overwrite those with the first rank's, and a state_dict has
-    to be torch.nn.Linear's. Copies and pickles of a layer keep its state.
+    The tensors are not buffers of the layer: DistributedDataParallel would overwrite them with those of the first rank,
+    and the state dict must be that of torch.nn.Linear. Copies and pickles of a layer keep its state.
     """
 
     reduced = True
@@ -45,7 +48,7 @@ class DelayedState:
         _register(self)
 
     def reset(self, device: torch.device | str | None) -> None:
-        """A new state."""
+        """Makes it a new state on the device: scales are 1, amaxes are 0, there is no history."""
         forward, backward = 3 * self.groups, 2 * self.groups
         self.fwd_newest, self.bwd_newest = torch.ones(forward, device=device), torch.ones(backward, device=device)
         self.fwd_scale, self.bwd_scale = self._lent = self.fwd_newest.clone(), self.bwd_newest.clone()
@@ -65,7 +68,7 @@ class DelayedState:
         return type(self.usage) is torch.Tensor and not self.usage.is_meta
 
     def to(self, device: torch.device) -> None:
-        """Moves the tensors. On the meta device values are lost: what leaves it is a new state."""
+        """Moves the tensors to the device. From the meta device, which has no values, it becomes a new state."""
         if self.usage.is_meta and device.type != "meta":
             self.reset(device)
         self.settle()
@@ -76,13 +79,14 @@ class DelayedState:
         self._share()
 
     def lend(self) -> None:
-        """Gives forward passes from now on the newest scales."""
+        """Later forward passes use the newest scales."""
         if self.usage.device.type not in ("cpu", "meta"):
             self._used_here()
         self.fwd_scale, self.bwd_scale = self._lent = self.fwd_newest.clone(), self.bwd_newest.clone()
 
     def settle(self) -> None:
-        """Makes newest scales what forward passes have: a step in a graph replaces those alone."""
+        """Copies the scales of forward passes to the newest scales, because a step in a graph replaces only the
+        former."""
         for scale, lent, newest in zip(
             (self.fwd_scale, self.bwd_scale), self._lent, (self.fwd_newest, self.bwd_newest), strict=True
         ):
@@ -98,7 +102,7 @@ class DelayedState:
                 value.record_stream(stream)
 
     def direction(self, backward: bool) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """(history, scale, amax) for a step, which may write them."""
+        """(history, scale, amax) of the forward or the backward direction, to which a step writes."""
         # A graph may put its own writes in the place of a later clone, which backward would then find changed.
         if torch.compiler.is_compiling():
             scale = (self.bwd_scale if backward else self.fwd_scale).clone()
@@ -107,7 +111,7 @@ class DelayedState:
         return (self.bwd_history, scale, self.bwd_collected) if backward else (self.fwd_history, scale, self.fwd_amax)
 
     def reserve(self, rows: int) -> None:
-        """Makes histories of at least so many rows, and of at least 1024. Any thread may, for all states."""
+        """Makes both histories have at least this number of rows, and at least 1024. Any thread can call it."""
         rows = max(rows, _ROWS)
         if self._has(rows):
             return
@@ -117,7 +121,7 @@ class DelayedState:
                 self.fwd_history = _grown(self.fwd_history, rows, self.fwd_amax)  # last: it says that both are there
 
     def keep(self, written: torch.Tensor, backward: bool) -> None:
-        """To be called when a step has written a history: another thread may have made a longer one meanwhile."""
+        """Keeps the history that a step has written, also if another thread has made a longer one during the step."""
         with STEPPING:
             history = self.bwd_history if backward else self.fwd_history
             if history is not written:
@@ -127,11 +131,11 @@ class DelayedState:
         return self.fwd_history is not None and self.fwd_history.shape[0] >= rows
 
     def rule_text(self) -> str:
-        """What identifies the rule that it ran under last; "" if there is none."""
+        """The text of the rule that the layer ran under last; "" if there is none."""
         return text_of(int(self.usage[0])) if self.usable else ""
 
     def set_rule(self, text: str) -> None:
-        """Makes it a state of that rule in this thread."""
+        """Sets the rule that the layer ran under last; "" for none."""
         self.rule = rule_of(text) if text else None
         self.usage[:1].fill_(0 if self.rule is None else self.rule.number)
 

@@ -54,9 +54,13 @@ def rule_text(recipe: DelayedScaling, group: object) -> str:
 
 
 def enter(recipe: DelayedScaling, group: object) -> Rule | None:
-    """Called on entering an autocast of a delayed recipe, with leave() on leaving it: ends the last step if this is the
-    outermost one and grad is enabled. Returns the rule that forward passes pass to collect(); None while exporting,
-    when scales are constants."""
+    """quire.autocast calls it when a context with a delayed recipe begins, and leave() when the context ends.
+
+    If it is the outermost such context and gradients are enabled, the previous step ends: all states get new scales
+    (numerics.md 1.7). group: the process group over which amaxes are reduced, or None. Returns the rule, which forward
+    passes pass to collect(). During torch.export it returns None, because scales are then constants. Raises TypeError
+    for another recipe.
+    """
     check_type("delayed.enter", DelayedScaling, recipe=recipe)
     if torch.compiler.is_exporting():
         THREAD.depth += 1
@@ -81,7 +85,7 @@ def enter(recipe: DelayedScaling, group: object) -> Rule | None:
 
 
 def leave() -> None:
-    """The counterpart of enter()."""
+    """Ends the context that enter() began."""
     THREAD.depth -= 1
 
 

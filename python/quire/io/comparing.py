@@ -14,9 +14,12 @@ from quire.io.stored import StoredWeight
 
 @dataclass(frozen=True)
 class Difference:
-    """What differs. only_a, only_b: names. different: name -> what differs, in words. equal_values: names of layers
-    whose bytes differ and whose values are the same, such as those of two dialects. same: how many entries have the
-    same bytes."""
+    """The result of diff(). str() gives a table; it is false if nothing differs.
+
+    only_a, only_b: names that only one checkpoint has. different: name -> what differs, in words. equal_values: names
+    of layers with different bytes and equal values, such as those of two dialects. same: the number of entries with
+    equal bytes. configs: what differs in the configurations.
+    """
 
     only_a: tuple[str, ...]
     only_b: tuple[str, ...]
@@ -42,8 +45,11 @@ class Difference:
 
 
 def diff(a: str | Path, b: str | Path) -> Difference:
-    """Compares two checkpoints entry by entry, of one dialect or of two. Layers are compared by their decoded values in
-    float32 where their bytes differ; the largest distance is given in units in the last place."""
+    """Compares two checkpoints, of the same dialect or of two dialects, one entry after another.
+
+    a, b: paths, as for read(). If the bytes of a layer differ, its decoded values are compared in float32, and the
+    result gives the largest difference in units in the last place. Raises the CheckpointError of read().
+    """
     one, other = (read(path, missing_input_scale="dynamic") for path in (a, b))
     # A bias belongs to its layer in one checkpoint, and is by itself in one where the layer is plain.
     names = [name for name in one if name in other]

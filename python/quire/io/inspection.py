@@ -31,8 +31,12 @@ class Stored:
 
 @dataclass(frozen=True)
 class Inspection:
-    """What inspect() found. dialect: None if no layer is quantized. layers: quantized ones. plain: name -> dtype, shape
-    of other tensors. caches: names of scales of caches. problems: rules that do not hold, in words."""
+    """The result of inspect(). str() gives a table.
+
+    path: as it was given. dialect: its name; None if no layer is quantized. layers: the quantized layers.
+    plain: name -> dtype and shape as text, for tensors that are not quantized. caches: the names of scales of key-value
+    caches. files, nbytes: the number of files and their size. problems: the broken rules, in words.
+    """
 
     path: str
     dialect: str | None
@@ -71,8 +75,11 @@ class Inspection:
 
 
 def inspect(path: str | Path) -> Inspection:
-    """Describes a checkpoint without reading tensors: its dialect, layers and what does not hold. Raises
-    CheckpointError only if there are no readable headers."""
+    """Describes a checkpoint from its headers, without reading tensors: the dialect, the layers and broken rules.
+
+    path: as for read(). Raises CheckpointError only if there are no readable headers; broken rules are listed in the
+    result.
+    """
     container = opened(path)
     header, problems, groups = container.header, [], []
     dialect = dialect_of(container)

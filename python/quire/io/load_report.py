@@ -1,4 +1,4 @@
-"""What quire.io.load() has done."""
+"""The report of quire.io.load()."""
 
 from __future__ import annotations
 
@@ -10,9 +10,12 @@ from quire.io.errors import some
 
 @dataclass(frozen=True)
 class LoadReport:
-    """What load() has done. quantized: name of a weight -> recipe of its layer. plain: names of other parameters.
-    missing: names in the model that the checkpoint lacks; unused: names in the checkpoint that the model lacks (scales
-    of caches are kept for saving). notes: what was decided on the way."""
+    """The result of load(). str() gives a summary.
+
+    dialect: its name, or None if no layer is quantized. quantized: name of a quantized weight -> recipe of its layer.
+    plain: names of the other parameters. missing: names that only the model has. unused: names that only the checkpoint
+    has (scales of key-value caches are kept for saving). notes: choices that load() made.
+    """
 
     path: str
     dialect: str | None

@@ -22,11 +22,13 @@ MISSING = ("raise", "dynamic", "max")
 
 
 class Checkpoint(Mapping[str, StoredWeight | torch.Tensor]):
-    """What quire.io.read() returns: name -> a StoredWeight, under the name of the weight as a parameter of its module,
-    or a plain tensor. Nothing is kept: each access reads the tensors of one entry.
+    """The result of quire.io.read(): a mapping from names to StoredWeights (quantized weights, under the names of the
+    parameters of a model, such as "proj.weight") and plain tensors. Each access reads one entry from the file; nothing
+    is kept in memory.
 
-    container: files, header and configurations. dialect: None if no layer is quantized. groups: name -> Group of the
-    quantized layers. biases: name of a bias -> name of its layer. dtype: nominal dtype of the weights.
+    container: the files, the header and the configurations. dialect: None if no layer is quantized. groups: name of a
+    quantized weight -> the names, dtypes and shapes of its tensors. biases: name of a bias -> name of its layer. dtype:
+    the dtype to which weights are decoded by default. Raises KeyError for an unknown name.
     """
 
     def __init__(self, container: Container, *, missing_input_scale: str = "raise") -> None:
@@ -96,14 +98,15 @@ class Checkpoint(Mapping[str, StoredWeight | torch.Tensor]):
 
 
 def read(path: str | Path, *, missing_input_scale: str = "raise") -> Checkpoint:
-    """The tensors of a checkpoint by name, read lazily: name of a weight -> StoredWeight, of another tensor -> itself.
+    """Opens a checkpoint and returns a mapping, which reads one entry at a time.
 
-    path: a folder with one .safetensors file, or with shards and their index; or such a file; or a GGUF file (.gguf),
-    or a file of torch.save (.pt, .pth). missing_input_scale:
-    "raise", or "dynamic": a layer may lack the static scale of its input; its input_scale is then None.
+    path: a folder with one .safetensors file, or with several and their index; or one such file, a GGUF file (.gguf) or
+        a file of torch.save (.pt, .pth).
+    missing_input_scale: what to do if a layer lacks the static scale of its input. "raise": raise an error. "dynamic":
+        its input_scale is None.
 
     Raises CheckpointError if a tensor is missing, has another dtype or shape than its dialect says, or belongs to no
-    layer, and if files are damaged. All of this is found in headers, before any tensor is read.
+    layer, and if files are damaged. These checks read only headers. Raises ValueError for another missing_input_scale.
     """
     check_type("quire.io.read", str | Path, path=path)
     check_type("quire.io.read", str, missing_input_scale=missing_input_scale)

@@ -27,7 +27,11 @@ class LayerRun:
 
 @dataclass(frozen=True)
 class Run:
-    """What run() found."""
+    """The result of run(). str() gives a table; it is true if all results are finite.
+
+    layers: for each layer its name, recipe and error. The error is the largest difference from the matmul of the
+    decoded weight with inputs that are not quantized, relative to the largest result.
+    """
 
     path: str
     layers: tuple[LayerRun, ...]
@@ -49,9 +53,11 @@ class Run:
 
 
 def run(path: str | Path, tokens: int = 4) -> Run:
-    """Computes each quantized layer with random inputs of standard deviation 1, under the recipe that load() gives it.
+    """Runs each quantized layer by itself, with random inputs of standard deviation 1, under the recipe that load()
+    would give it.
 
-    tokens: rows of inputs. Raises CheckpointError if nothing is quantized.
+    path: as for read(). tokens: the number of rows of the inputs. Raises CheckpointError if no layer is quantized, and
+    the errors of read().
     """
     from tqdm import tqdm
 

@@ -16,10 +16,10 @@ class StoredWeight:
 
     weight: [N, K], or for experts in one tensor [E, N, K]. Its codes and scales are those of the file, in the order of
         the buffers of quire (docs/specs.md).
-    input_scale: float32 [1], or [E]: the static scale of the input exactly as stored; None where there is none. Whether
-        it multiplies or divides is the layout's (quire.io.layout).
-    bias: [N], or None.
-    origin: where it was read from, or where it is to be written.
+    input_scale: float32 [1], or [E] for experts: the static scale of the input, as it is stored; None without one. The
+        spec of the weight says whether it multiplies or divides (`global=mul`, `global=div`).
+    bias: [N], in the dtype of the file, or None.
+    origin: the Origin from which it was read, or at which it is to be written.
     """
 
     weight: QuantizedTensor | QuantizedStack
@@ -29,7 +29,7 @@ class StoredWeight:
 
     @property
     def shape(self) -> torch.Size:
-        """Of the weight."""
+        """The shape of the weight."""
         return self.weight.shape
 
     def dequantize(self, dtype: torch.dtype | None = None) -> torch.Tensor:

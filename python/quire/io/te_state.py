@@ -34,7 +34,7 @@ def te_state(payload: Payload) -> State | None:
     Returns what quire.set_delayed_state takes for one layer: scale_fwd float32 [3], scale_bwd [2], amax_history_fwd
     [L, 3], amax_history_bwd [L, 2], and "rule", the recipe as text. A layer of E groups has E of each slot, slot after
     slot. None where there is no state: the payload is empty, or of a recipe without state. A LayerNormMLP has two
-    states: te_states() divides them.
+    states: te_states() separates them.
 
     Raises CheckpointError (a ValueError) for a pickle that names anything but TransformerEngine's recipes and PyTorch's
     tensors, and for tensors that are no such state. TypeError for another payload.

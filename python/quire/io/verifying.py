@@ -25,7 +25,11 @@ class LayerCheck:
 
 @dataclass(frozen=True)
 class Verification:
-    """What verify() found: problems is empty for a sound checkpoint."""
+    """The result of verify(). str() gives a table; it is true if there are no problems.
+
+    inspection: the result of inspect(). layers: for each quantized layer its name, the share of saturated codes and the
+    signal to noise ratio. problems: the broken rules, in words; empty if there are none.
+    """
 
     inspection: Inspection
     layers: tuple[LayerCheck, ...]
@@ -53,10 +57,13 @@ def _decibels(value: float | None) -> str:
 
 
 def verify(path: str | Path, like: str | Path | None = None) -> Verification:
-    """Checks names, dtypes and shapes as inspect(), and reads every quantized layer: scales must be finite and not
-    negative, codes and values must not be NaN.
+    """Checks every rule of a checkpoint: names, dtypes and shapes as inspect() does, and the values of every quantized
+    layer. Scales must be finite and not negative; codes and decoded values must not be NaN.
 
-    like: a checkpoint of the same model in high precision, for the signal to noise ratio of each layer.
+    path: as for read().
+    like: a checkpoint of the same model in high precision. The report then has the signal to noise ratio of each layer.
+
+    Broken rules are listed in the result. Raises CheckpointError only if a path has no readable checkpoint.
     """
     from tqdm import tqdm
 

@@ -86,8 +86,10 @@ def load_balancing_loss(
 
     probs [T, E]: scores of all experts, differentiable. tokens_per_expert [E]: treated as a constant. For the loss over
     all ranks, sum it over ranks, and pass total_num_tokens (a number or a tensor, T by default) for all ranks too.
+    Raises ValueError for other shapes, TypeError for arguments that are not tensors.
     """
     check_type("load_balancing_loss", torch.Tensor, probs=probs, tokens_per_expert=tokens_per_expert)
+    _check_loads("load_balancing_loss", tokens_per_expert, "probs", probs, 2)
     tokens = probs.shape[0] if total_num_tokens is None else total_num_tokens
     if not isinstance(tokens, torch.Tensor):
         tokens = torch.full((), tokens, device=probs.device)
@@ -99,9 +101,19 @@ def load_balancing_loss(
 def update_expert_bias_(expert_bias: torch.Tensor, tokens_per_expert: torch.Tensor, rate: float) -> torch.Tensor:
     """expert_bias += rate * sign(mean load - load), in place and outside of autograd: balances loads without a loss.
 
-    expert_bias [E], floating-point. tokens_per_expert [E], integers, summed over all ranks. Returns expert_bias.
+    expert_bias [E], floating-point. tokens_per_expert [E], integers, summed over all ranks. Returns expert_bias. Raises
+    ValueError for other shapes, TypeError for arguments that are not tensors.
     """
     check_type("update_expert_bias_", torch.Tensor, expert_bias=expert_bias, tokens_per_expert=tokens_per_expert)
+    _check_loads("update_expert_bias_", tokens_per_expert, "expert_bias", expert_bias, 1)
     load = tokens_per_expert.long()
     with torch.no_grad():
         return expert_bias.add_(torch.sign(load.sum() - len(load) * load).to(expert_bias.dtype), alpha=rate)
+
+
+def _check_loads(what: str, load: torch.Tensor, name: str, other: torch.Tensor, dimensions: int) -> None:
+    if load.dim() != 1 or other.dim() != dimensions or load.shape[0] != other.shape[-1]:
+        raise ValueError(
+            f"{what}: tokens_per_expert must be [E] for {name} {'[T, E]' if dimensions == 2 else '[E]'}; got "
+            f"{list(load.shape)} and {list(other.shape)}; use quire.moe.tokens_per_expert(topk_ids, num_experts)"
+        )

@@ -20,27 +20,33 @@ from quire.tensor import QuantizedActivation, QuantSpec
 
 
 class LayerNormMLP(ProductModule):
-    """fc2(activation(fc1(norm(x)))): quire.LayerNorm (or RMSNorm), quire.Linear, activation, quire.Linear, with the
-    same bits.
+    """y = fc2(activation(fc1(norm(x)))). The bits are those of quire.LayerNorm (or RMSNorm), quire.Linear, the
+    activation and quire.Linear one after the other.
 
-    Parameters: layer_norm_weight and layer_norm_bias [hidden_size] (RMSNorm has no bias), fc1_weight [F, hidden_size],
-    fc1_bias [F], fc2_weight [hidden_size, ffn_hidden_size], fc2_bias [hidden_size]. F is ffn_hidden_size, or 2 *
-    ffn_hidden_size for a gated activation, whose first half is the gate. All are in params_dtype (None: torch's
-    default). bias=False: no fc1_bias and fc2_bias.
+    The parameters are layer_norm_weight and layer_norm_bias [hidden_size] (RMSNorm has no bias), fc1_weight [F,
+    hidden_size], fc1_bias [F], fc2_weight [hidden_size, ffn_hidden_size] and fc2_bias [hidden_size]. F is
+    ffn_hidden_size. For a gated activation F is 2 * ffn_hidden_size: the rows of the gate, then those of the up
+    projection. All are in params_dtype (None: torch's default).
 
+    eps: is added to the variance. bias: False: there are no fc1_bias and fc2_bias.
+    normalization: "LayerNorm" or "RMSNorm". zero_centered_gamma: as for quire.LayerNorm.
     activation: "gelu" (its tanh form), "geglu", "glu", "qgelu", "qgeglu", "relu", "reglu", "srelu", "sreglu", "silu",
         "swiglu" or "clamped_swiglu" (numerics.md 11.3). activation_params: limit, alpha and glu_linear_offset of
         "clamped_swiglu".
     init_method, output_layer_init_method: of fc1_weight and fc2_weight, as for quire.LayerNormLinear.
-    return_bias: fc2_bias is returned and not added. return_layernorm_output: the norm's result is returned too.
-    checkpoint: the forward pass saves only x for backward (and codes of cached weights). Backward recomputes the
-        module, under the recipe and the scales of the forward pass.
+    return_bias: fc2_bias is returned and not added. return_layernorm_output: the norm's result is returned too, in high
+        precision. forward returns y, (y, bias), (y, norm) or (y, bias, norm).
+    checkpoint: the forward pass saves only x for backward (and codes of cached weights). Backward then computes the
+        forward pass again, under the same recipe and scales.
     fuse_wgrad_accumulation, delay_wgrad_compute, save_original_input: as for quire.Linear, for both weights.
     parallel: as for quire.Linear, with mode "column". It shards ffn_hidden_size over ranks: fc1 is a "column" layer,
         fc2 a "row" layer of the same group. With a gated activation, gate and up are each sharded by themselves.
-    Within quire.quantized_model_init fc1_weight and fc2_weight are quantized.
 
-    Random state and delayed scaling: as for quire.Linear, for each of the two matmuls.
+    Within quire.quantized_model_init fc1_weight and fc2_weight are quantized. Each of the two matmuls has a random
+    state and a state of delayed scaling, as quire.Linear has.
+
+    Raises NotImplementedError for an unknown activation, ValueError for another normalization and for parameters that
+    the activation does not have.
     """
 
     products = ("fc1", "fc2")

@@ -1,4 +1,4 @@
-"""A quantized tensor that gradients pass: what a layer hands to the next one where there is a backward pass."""
+"""A quantized tensor with a gradient: a layer passes it to the next layer if there is a backward pass."""
 
 from __future__ import annotations
 
@@ -18,16 +18,17 @@ from quire.tensor.spec import QuantSpec
 
 @dataclass(frozen=True, eq=False)
 class QuantizedActivation:
-    """Codes and scales of a tensor that has a gradient. Plain tensors, so that it may cross the border of a compiled
-    graph as an argument or a result; and a pytree of them.
+    """The codes and scales of a tensor that has a gradient. quire.quantize and layers return it (fp8_output,
+    output_spec), and layers accept it as x.
 
-    carrier: a tensor of the logical shape and dtype over one element, which nobody reads; in autograd's graph it stands
-        for the tensor, as if quantization were the identity (straight-through).
-    buffers: six, in the order of quire.tensor.BUFFER_NAMES, None where absent.
-    spec_text: canonical text of the spec.
+    carrier: a tensor with the shape and dtype of the decoded tensor and the memory of one element. Its value is not
+        used. Autograd passes the gradient through it, as if quantization were the identity (straight-through).
+    buffers: the six buffers in the order of quire.tensor.BUFFER_NAMES, None if absent.
+    spec_text: the canonical text of the spec.
 
-    As a pytree it may hold anything; parts that are no quantized tensor are refused where they are used, with TypeError
-    or, if shapes or dtypes do not fit the spec, RuntimeError or ValueError.
+    It consists of plain tensors and is a pytree. So it can be an argument or a result of a compiled function. Its parts
+    are checked when it is used: TypeError for parts of other types, RuntimeError or ValueError for shapes or dtypes
+    that do not fit the spec.
     """
 
     carrier: torch.Tensor
@@ -40,7 +41,7 @@ class QuantizedActivation:
 
     @property
     def dtype(self) -> torch.dtype:
-        """What it dequantizes to by default, and the dtype of its gradient."""
+        """The dtype to which it is decoded by default, and the dtype of its gradient."""
         return self.carrier.dtype
 
     @property
@@ -60,8 +61,7 @@ class QuantizedActivation:
         return list(self.buffers)
 
     def check(self) -> None:
-        """Raises TypeError unless the parts are of the kinds that they must be. Whether buffers fit the spec is checked
-        where they are read."""
+        """Raises TypeError if a part has a wrong type. The operators that read the buffers check their shapes."""
         carrier, buffers, text = self.carrier, self.buffers, self.spec_text
         tensors = isinstance(carrier, torch.Tensor) and carrier.dtype in DTYPES and isinstance(buffers, list | tuple)
         if tensors and len(buffers) == 6 and isinstance(text, str) and "," not in text:

@@ -15,14 +15,15 @@ _REMEDY = "the file is damaged or was not written by quire; save the tensor agai
 
 @dataclass(frozen=True, eq=False)
 class Origin:
-    """The place of a layer in a checkpoint, as QuantizedTensor.origin remembers it. It holds nothing that the layer's
-    buffers hold, so it cannot contradict them.
+    """Where a quantized weight was read from, as the attribute QuantizedTensor.origin keeps it. So quire.io.save can
+    write it back in the same form. It does not contain the codes and scales of the weight.
 
-    dialect, layout: who wrote it, and under which of the dialect's algorithms, such as "modelopt" and "NVFP4".
-    names: role of a tensor -> its name in the file. The roles are those of quire.io.layout.
-    dtypes, shapes: role -> as in the file. Scales of one element can be 0-d or [1], and 16 or 32 bits.
-    verbatim: role -> tensor of the file that belongs to the layer, and that the weight does not hold.
-    parts: of a weight that was joined of several layers: the origin of each, in the order of rows or matrices.
+    dialect, layout: the dialect, and which of its layouts, such as "modelopt" and "NVFP4".
+    names: role of a tensor, such as "data" or "scale" -> its name in the file.
+    dtypes, shapes: role -> the dtype and the shape in the file.
+    verbatim: role -> a tensor of the file that belongs to the layer and is not a part of the weight. It is kept for
+        saving.
+    parts: the origins of the layers from which the weight was joined, in the order of its rows or matrices; or empty.
     """
 
     dialect: str

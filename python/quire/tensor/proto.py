@@ -20,11 +20,15 @@ from quire.tensor.spec import QuantSpec
 
 @dataclass(frozen=True)
 class TensorProto:
-    """A quantized tensor without its data.
+    """A description of a quantized tensor, without its data.
 
-    shape: logical, rank >= 1. dtype: what it dequantizes to by default. rowwise, columnwise: the directions stored.
-    requires_grad: whether a tensor made of it is a leaf that collects a gradient. stacked: of a QuantizedStack, whose
-    shape is [E, N, K].
+    shape: the shape of the decoded tensor, of one dimension or more. dtype: float32, float16 or bfloat16, the dtype to
+    which it is decoded by default. spec: a QuantSpec, or its text.
+    requires_grad: whether create_tensor() makes a leaf that collects a gradient. device: of the buffers.
+    rowwise, columnwise: the directions that are stored, at least one.
+    stacked: whether it describes a QuantizedStack, of shape [E, N, K].
+
+    Raises ValueError for arguments that do not fit.
     """
 
     shape: tuple[int, ...]

@@ -13,20 +13,20 @@ from quire.tensor.quantized import Buffers, QuantizedTensor
 
 
 class QuantizedStack(QuantizedTensor):
-    """Matrices [N, K] that are quantized each for itself, as one tensor [E, N, K]: no block, transform or amax reaches
-    from one to the next, so that each has the bytes it would have alone.
+    """E quantized matrices [N, K] as one tensor [E, N, K], such as the weights of the experts of a mixture. Each matrix
+    is quantized separately and has the same bytes as alone: no block, transform or amax covers two matrices.
 
-    Each buffer is that of a matrix with E before its shape. stack[e], select() and unbind() give QuantizedTensors, and
-    slices of the first dimension QuantizedStacks, which share its memory: writing to them writes to the stack. All
-    else is as for a QuantizedTensor, which it is.
+    Each buffer has the shape that it has for one matrix, after a first dimension E. stack[e], select() and unbind()
+    return QuantizedTensors, and slices of the first dimension return QuantizedStacks. These share the memory of the
+    stack: writing to them writes to the stack. It is a subclass of QuantizedTensor, and otherwise works as one.
     """
 
     stacked = True
 
     @classmethod
     def of(cls, parts: Sequence[QuantizedTensor]) -> QuantizedStack:
-        """A stack of copies of one or more matrices. Raises TypeError for what is no QuantizedTensor, ValueError unless
-        all are matrices of one spec, shape and dtype that store the same."""
+        """A stack of copies of one or more matrices [N, K]. Raises TypeError for a part that is not a QuantizedTensor,
+        and ValueError for matrices that differ in spec, shape, dtype or stored directions."""
         plain = [part for part in parts if not isinstance(part, QuantizedTensor)]
         if plain:
             raise TypeError(f"QuantizedStack.of: parts must be QuantizedTensors, got {describe(plain[0])}; quantize it")
@@ -53,16 +53,16 @@ class QuantizedStack(QuantizedTensor):
         return QuantizedStack(spec_of(text), size, dtype, is_part=is_part, **inner)
 
     def part(self, index: int) -> QuantizedTensor:
-        """The matrix of that number, sharing the stack's memory."""
+        """Matrix number `index`. It shares the memory of the stack."""
         named = {name: None if t is None else t[index] for name, t in self.named().items()}
         return QuantizedTensor(self.spec, self.shape[1:], self.dtype, **named)
 
     def parts(self) -> list[QuantizedTensor]:
-        """All matrices, each sharing the stack's memory."""
+        """All matrices. They share the memory of the stack."""
         return [self.part(index) for index in range(self.shape[0])]
 
     def flat_buffers(self) -> list[torch.Tensor | None]:
-        """The six buffers in order, matrix after matrix in one dimension: what grouped operators take."""
+        """The six buffers in order, each flattened to one dimension, as grouped operators take them."""
         return [None if tensor is None else tensor.flatten() for tensor in self.buffer_list()]
 
     def _values(self, dtype: torch.dtype) -> torch.Tensor:

@@ -11,7 +11,7 @@
 
 namespace quire_torch {
 
-/// A process group: the name under which PyTorch knows it, the same on every rank, and how many processes it has.
+/// A process group: the name under which PyTorch knows it, the same on every rank, and how many ranks it has.
 struct Group {
   std::string name;
   int64_t size = 1;

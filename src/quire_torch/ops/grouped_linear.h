@@ -61,7 +61,7 @@ struct GroupedLinear : OpBase {
   static constexpr size_t kDifferentiable = 1;
 
   /// What backward needs: codes in the direction that it reads, or x and w themselves where it multiplies or quantizes
-  /// those (requantized, high_precision). Of a layer that is divided over processes what this one has; x_plain: x
+  /// those (requantized, high_precision). Of a layer that is sharded over ranks what this one has; x_plain: x
   /// itself, since codes of parts would not be those of the whole, and in x_scale its given scale. layer: its name for
   /// errors, where it is known.
   struct Saved {

@@ -38,7 +38,7 @@ bool external_wgrad(const GroupedLinear::Saved& s) {
 /// The process group's part in it; null for a layer of one process.
 const Parallel* parallel_of(const GroupedLinear::Saved& s) { return s.parallel->has_value() ? &**s.parallel : nullptr; }
 
-/// Rows of dy, of all processes where each has some.
+/// Rows of dy, of all ranks where each has some.
 c10::SymInt tokens_of(const GroupedLinear::Saved& s, const at::Tensor& dy) {
   const Parallel* p = parallel_of(s);
   return p && p->gathers_dy() ? rows_of(dy) * p->group.size : rows_of(dy);
@@ -69,7 +69,7 @@ at::Tensor delivered(const GroupedLinear::Saved& s, const at::Tensor& dy) {
   return at::zeros_symint(sizes, dy.options().dtype(s.dtype));
 }
 
-/// x itself, which forward kept; of all tokens where processes have some each. after: what a graph is to wait for.
+/// x itself, which forward kept; of all tokens where ranks have some each. after: what a graph is to wait for.
 at::Tensor whole_x(const GroupedLinear::Saved& s, const at::Tensor& after) {
   const Parallel* p = parallel_of(s);
   return p && p->gathers_x() ? gather(tied(s.x_data, after), p->group) : s.x_data;

@@ -1,5 +1,5 @@
 // The two products of linear_bwd apart, of operands that are quantized already: where something else is to happen
-// between them, such as the reduction of dx over processes.
+// between them, such as the reduction of dx over ranks.
 #pragma once
 
 #include "quire_torch/ops/linear_bwd.h"

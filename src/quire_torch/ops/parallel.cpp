@@ -45,7 +45,7 @@ void reduce_amaxes(const std::vector<at::Tensor*>& amaxes, const Group& group) {
   }
 }
 
-/// Rowwise and columnwise amaxes above the blocks of this process's part.
+/// Rowwise and columnwise amaxes above the blocks of this rank's part.
 op::Tensors<2> amaxes_of(const Part& one) {
   if (!one.offsets) return op::call<Amax>({one.t.detach(), text_of(one.spec), one.rowwise, one.columnwise});
   op::Tensors<2> found;
@@ -173,7 +173,7 @@ std::vector<op::Tensors<2>> amaxes_of_wholes(const std::vector<Part>& parts, con
     const Part& one = parts[i];
     if (one.scale || !needs_reduction(one.spec, one.axis)) continue;
     amaxes[i] = amaxes_of(one);
-    // Lines that one process has whole have amaxes of their own.
+    // Lines that one rank has whole have amaxes of their own.
     const bool lines = has_line_amaxes(one.spec);
     if (one.rowwise && (!lines || one.axis == 1)) shared.push_back(&amaxes[i][0]);
     if (one.columnwise && (!lines || one.axis == 0)) shared.push_back(&amaxes[i][1]);

@@ -1,4 +1,4 @@
-// A linear whose weight is divided over the processes of a group, and what its operands need of the others: amaxes of
+// A linear whose weight is sharded over the ranks of a group, and what its operands need of the others: amaxes of
 // the whole tensor, and the parts of a gathered one.
 #pragma once
 
@@ -11,8 +11,8 @@
 
 namespace quire_torch {
 
-/// "column,group=NAME,size=N[,sequence[,overlap=ring]][,reduce=R][,own_gradients]" or "row,...". column: each process
-/// has some of the outputs, row: some of the inputs. sequence: outside of the layer each process has some of the
+/// "column,group=NAME,size=N[,sequence[,overlap=ring]][,reduce=R][,own_gradients]" or "row,...". column: each rank
+/// has some of the outputs, row: some of the inputs. sequence: outside of the layer each rank has some of the
 /// tokens, those of the first dimension.
 struct Parallel {
   bool column = true;
@@ -24,12 +24,12 @@ struct Parallel {
   /// float32 in the order of ranks, sent as they are ("float32") or as codes (a spec).
   bool sums_float32 = false;
   std::optional<quire::QuantSpec> sent_as{};
-  /// Gradients of parameters that every process has are of its own tokens, and somebody else adds them.
+  /// Gradients of parameters that every rank has are of its own tokens, and somebody else adds them.
   bool own_gradients = false;
 
   static Parallel parse(std::string_view text);
   std::string to_string() const;
-  /// Along which axis of the matrix an operand is divided while it is quantized: 0 rows, 1 columns, -1 not at all.
+  /// Along which axis of the matrix an operand is sharded while it is quantized: 0 rows, 1 columns, -1 not at all.
   /// gathered: whether the tokens of the operand come together as codes.
   int axis_of_x() const { return column ? (sequence ? 0 : -1) : 1; }
   int axis_of_w() const { return column ? 0 : 1; }
@@ -40,7 +40,7 @@ struct Parallel {
 
 using OptionalParallelText = Interned<Optional<Parallel>>;
 
-/// What is quantized, as part of a tensor that a group of processes has.
+/// What is quantized, as part of a tensor that a group of ranks has.
 struct Part {
   at::Tensor t;
   quire::QuantSpec spec;
@@ -51,7 +51,7 @@ struct Part {
   op::OptionalTensor offsets = std::nullopt;  ///< of groups of rows, each a tensor of its own, in flat buffers
 };
 
-/// Whether codes of this process's part follow from amaxes of other processes too. Under a given scale they do not.
+/// Whether codes of this rank's part follow from amaxes of other ranks too. Under a given scale they do not.
 bool needs_reduction(const quire::QuantSpec& spec, int axis);
 /// Throws unless there is an input_scale exactly where x has the option `given`, and nothing that does not go with one.
 /// fwd_scale: of delayed scaling. starts_from_x: whether backward needs x itself. what: the operator.
@@ -65,7 +65,7 @@ op::Tensors<2> reduced_amaxes(const Part& part, const Group& group);
 /// The larger of each amax over the group: of delayed scaling, whose amaxes are for the next step.
 at::Tensor reduced(const at::Tensor& amax, int axis, const Group& group);
 
-/// The six buffers of the part of a weight that this process has, for the operators' w_buffers.
+/// The six buffers of the part of a weight that this rank has, for the operators' w_buffers.
 std::vector<at::Tensor> quantize_weight_part(const at::Tensor& w, c10::string_view spec, c10::string_view parallel);
 
 /// Along which axis of a buffer the rows of parts follow one another, and how many of them are one step along it. axis
@@ -80,12 +80,12 @@ std::array<TokenAxis, 3> token_axes(const quire::QuantSpec& spec, quire::Directi
 int64_t rows_of_block(const quire::QuantSpec& spec, quire::Direction direction);
 /// Whether the codes of parts of `tokens` rows each, one after another, are the codes of the whole.
 bool gathers_codes(const quire::QuantSpec& spec, quire::Direction direction, const c10::SymInt& tokens);
-/// Whether the scale of a tensor, of the processes' rows each, can be NaN in some of them alone: where it is given, and
+/// Whether the scale of a tensor, of the ranks' rows each, can be NaN in some of them alone: where it is given, and
 /// marks values that are not finite (numerics.md 1.9).
 bool has_own_scales(const quire::QuantSpec& spec, bool given);
 /// The given scale of the whole tensor, of that of a part: NaN if the amax of the whole is Inf, with the option `nan`.
 at::Tensor scale_of_whole(const at::Tensor& scale, const at::Tensor& amax, const quire::QuantSpec& spec);
-/// The three buffers of one direction of the whole, of those of each process's rows. given_scale: for has_own_scales;
+/// The three buffers of one direction of the whole, of those of each rank's rows. given_scale: for has_own_scales;
 /// the scale of the whole is then NaN if one of them is.
 DirectionBuffers gather(const DirectionBuffers& part, const quire::QuantSpec& spec, quire::Direction direction,
                         const Group& group, bool given_scale);
@@ -97,7 +97,7 @@ op::OptionalTensor slot(const op::OptionalTensor& scales, int64_t i);
 /// Sizes of t when the first dimension has come together, with another last one.
 std::vector<c10::SymInt> sizes_with(const at::Tensor& t, int64_t times, const c10::SymInt& last);
 
-/// The sum over the group of what each process has.
+/// The sum over the group of what each rank has.
 at::Tensor sum(const at::Tensor& t, const Group& group);
 
 /// t, which a graph does not see before `after`; t itself where nothing traces.

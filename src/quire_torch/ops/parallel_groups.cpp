@@ -9,7 +9,7 @@ namespace {
 
 using quire::Backward;
 
-/// The products of this process, as backward is to know them.
+/// The products of this rank, as backward is to know them.
 GroupedLinear::Args own_product(const ParallelGroupedLinear::Args& a) {
   return {.x = a.x,
           .w = a.w,
@@ -39,14 +39,14 @@ void check(const ParallelGroupedLinear::Args& a, op::Needs need) {
   GroupedLinear::check(own_product(a), need);
 }
 
-/// Biases of a "row" layer in the first process, and zeros in the others: their results are added.
+/// Biases of a "row" layer on the first rank, and zeros on the others: their results are added.
 op::GradientList once(const op::GradientList& biases, const at::Tensor& part) {
   op::GradientList own;
   for (const at::Tensor& bias : biases.tensors) own.tensors.push_back(bias.mul(part.narrow(0, 0, 1).eq(0)));
   return own;
 }
 
-/// The products, with operands quantized before that need amaxes of other processes, or have a given scale.
+/// The products, with operands quantized before that need amaxes of other ranks, or have a given scale.
 GroupedLinear::Args operands(const ParallelGroupedLinear::Args& a, op::Needs need) {
   GroupedLinear::Args args = own_product(a);
   const Parallel& p = **a.parallel;
@@ -115,7 +115,7 @@ op::Tensors<12> ParallelGroupedLinear::backward(const Saved& s, const op::Tensor
 }
 
 ParallelGradients parallel_groups_bwd(LinearBwd::Args a, const Parallel& p, const op::OptionalTensor& part) {
-  // Of weights that are divided by rows each process has all of dy, and its part of dx.
+  // Of weights that are sharded by rows each rank has all of dy, and its part of dx.
   if (!p.column) return {op::call<LinearBwd>(a)};
   const int64_t needs = a.needs;
   const bool rowwise = (needs & kNeedsX) != 0, columnwise = (needs & (kNeedsW | kKeepsDy)) != 0;

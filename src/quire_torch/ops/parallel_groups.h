@@ -1,4 +1,4 @@
-// quire::parallel_grouped_linear: linears of groups of tokens whose weights are divided over the processes of a group,
+// quire::parallel_grouped_linear: linears of groups of tokens whose weights are sharded over the ranks of a group,
 // such as the experts of a mixture. Collectives are operators of their own in every graph but an exported one.
 #pragma once
 
@@ -9,11 +9,11 @@
 
 namespace quire_torch {
 
-/// grouped_linear of weights that are divided over the `size` processes of a group, as `parallel` says (parallel.h);
-/// tokens are the same on all processes.
-///   column: each w [N / size, K] and bias [N / size] is this process's, x [T, *, K] is whole; y [T, *, N / size]
-///   row:    each w [N, K / size] is this process's, each bias [N] everybody's; x [T, *, K / size]; y [T, *, N] is the
-///           sum over the processes, of which the first one adds bias to its part
+/// grouped_linear of weights that are sharded over the `size` ranks of a group, as `parallel` says (parallel.h);
+/// tokens are the same on all ranks.
+///   column: each w [N / size, K] and bias [N / size] is this rank's, x [T, *, K] is whole; y [T, *, N / size]
+///   row:    each w [N, K / size] is this rank's, each bias [N] everybody's; x [T, *, K / size]; y [T, *, N] is the
+///           sum over the ranks, of which the first one adds bias to its part
 /// Operands have the codes that they have in one process, as in parallel_linear; input_scale: float32 [E]. The other
 /// arguments and results are those of grouped_linear. Differentiable once in x, w and bias.
 struct ParallelGroupedLinear : OpBase {

@@ -10,7 +10,7 @@ namespace {
 
 using quire::Backward, quire::Direction;
 
-/// The product of this process, as backward is to know it.
+/// The product of this rank, as backward is to know it.
 GroupedLinear::Args own_product(const ParallelLinear::Args& a) {
   return {.x = a.x,
           .w = {{a.w}},
@@ -30,7 +30,7 @@ GroupedLinear::Args own_product(const ParallelLinear::Args& a) {
           .placeholder = a.placeholder};
 }
 
-/// What the product of this process multiplies, and what is kept of x.
+/// What the product of this rank multiplies, and what is kept of x.
 struct Operands {
   GroupedLinear::Args args;
   DirectionBuffers kept;
@@ -57,7 +57,7 @@ op::OptionalTensorList rowwise_only(const DirectionBuffers& rows) {
   return {rows[0], rows[1], rows[2], std::nullopt, std::nullopt, std::nullopt};
 }
 
-/// How x is quantized apart from the product, because its scale is given, or an amax or codes of other processes are
+/// How x is quantized apart from the product, because its scale is given, or an amax or codes of other ranks are
 /// needed in between.
 Part part_of_x(const ParallelLinear::Args& a, bool keep) {
   const Parallel& p = **a.parallel;
@@ -185,7 +185,7 @@ at::Tensor product_of(GroupedLinear::Args args, const DirectionBuffers& rows, co
   return GroupedLinear::product(args, {}).first[0];
 }
 
-/// Each process's rows of y as those of x arrive.
+/// Each rank's rows of y as those of x arrive.
 at::Tensor product_of_arrivals(const ParallelLinear::Args& a, const Operands& o) {
   op::TensorList y;
   for (int64_t i = 0; i < o.arrivals->count(); ++i)
@@ -193,7 +193,7 @@ at::Tensor product_of_arrivals(const ParallelLinear::Args& a, const Operands& o)
   return at::cat(y, 0);
 }
 
-/// y of this process's tokens: the sum of one piece is under way while the next one is multiplied.
+/// y of this rank's tokens: the sum of one piece is under way while the next one is multiplied.
 at::Tensor scattered_product(const ParallelLinear::Args& a, const Operands& o) {
   const Parallel& p = **a.parallel;
   const c10::SymInt rows = rows_of(a.x) / p.group.size;

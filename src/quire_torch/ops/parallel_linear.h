@@ -1,4 +1,4 @@
-// quire::parallel_linear: a linear whose weight is divided over the processes of a group. Collectives are operators of
+// quire::parallel_linear: a linear whose weight is sharded over the ranks of a group. Collectives are operators of
 // their own in every graph but an exported one.
 #pragma once
 
@@ -10,15 +10,15 @@
 
 namespace quire_torch {
 
-/// y = x w^T + bias of a weight that is divided over the `size` processes of a group, as `parallel` says (parallel.h).
-///   column: w [N / size, K] and bias [N / size] are this process's; x [T, *, K], or where tokens are divided
+/// y = x w^T + bias of a weight that is sharded over the `size` ranks of a group, as `parallel` says (parallel.h).
+///   column: w [N / size, K] and bias [N / size] are this rank's; x [T, *, K], or where tokens are sharded
 ///           [T / size, *, K]; y [T, *, N / size]
-///   row:    w [N, K / size] is this process's, bias [N] everybody's; x [T, *, K / size]; y [T, *, N], or where tokens
-///           are divided [T / size, *, N], is the sum over the processes, in `dtype`, and then bias
+///   row:    w [N, K / size] is this rank's, bias [N] everybody's; x [T, *, K / size]; y [T, *, N], or where tokens
+///           are sharded [T / size, *, N], is the sum over the ranks, in `dtype`, and then bias
 /// Operands have the codes that they have in one process: amaxes above the blocks are reduced over the group, and part,
-/// int64 {index of this process, size, cuts}, says which bits a gradient rounds stochastically with (quantize.h). Where
-/// tokens are divided, codes are gathered, or, if a part ends within a block, values, which are quantized afterwards.
-/// input_scale: float32 [1], the same on all processes: what x is quantized with under a spec with the option `given`.
+/// int64 {index of this rank, size, cuts}, says which bits a gradient rounds stochastically with (quantize.h). Where
+/// tokens are sharded, codes are gathered, or, if a part ends within a block, values, which are quantized afterwards.
+/// input_scale: float32 [1], the same on all ranks: what x is quantized with under a spec with the option `given`.
 /// The other arguments and results are those of grouped_linear. Differentiable once in x, w and bias.
 struct ParallelLinear : OpBase {
   static constexpr const char* kName = "parallel_linear";
@@ -63,7 +63,7 @@ struct ParallelLinear : OpBase {
   static op::Tensors<11> backward(const Saved& s, const op::Tensors<3>& grads, op::Needs need);
 };
 
-/// The results of linear_bwd of a process. Where w is divided by columns dx is a sum that is under way instead.
+/// The results of linear_bwd of a rank. Where w is sharded by columns dx is a sum that is under way instead.
 struct ParallelGradients {
   op::Tensors<6> values;
   Sums dx{};
@@ -73,9 +73,9 @@ ParallelGradients parallel_bwd(const LinearBwd::Args& a, const Parallel& p, cons
 ParallelGradients parallel_groups_bwd(LinearBwd::Args a, const Parallel& p, const op::OptionalTensor& part);
 /// The same of linear_unquantized_bwd, whose dx is its values.
 op::Tensors<3> parallel_unquantized_bwd(LinearUnquantizedBwd::Args a, const Parallel& p);
-/// dx of the dy of all processes as it arrives. dy: of this process, becomes that of all.
+/// dx of the dy of all ranks as it arrives. dy: of this rank, becomes that of all.
 at::Tensor dx_of_arrivals(LinearUnquantizedBwd::Args a, const Parallel& p, at::Tensor& dy);
-/// The sizes of dx of this process where w is divided by columns. dy [T, *, N / size]: of all tokens.
+/// The sizes of dx of this rank where w is sharded by columns. dy [T, *, N / size]: of all tokens.
 std::vector<c10::SymInt> sizes_of_dx(const at::Tensor& dy, const Parallel& p, const c10::SymInt& in_features);
 
 }  // namespace quire_torch

@@ -11,7 +11,7 @@ using quire::Direction;
 
 namespace {
 
-/// The sum of dy over rows, in dy's dtype. own: dy of this process alone, whose sums are added.
+/// The sum of dy over rows, in dy's dtype. own: dy of this rank alone, whose sums are added.
 at::Tensor bias_gradient(const LinearBwd::Args& a, const at::Tensor& dy, bool own, const Parallel& p) {
   LinearBwd::Args of_bias = a;
   of_bias.dy = p.own_gradients ? a.dy : dy;
@@ -51,7 +51,7 @@ Sums scattered_dgrad(const LinearBwd::Args& a, const Parallel& p, const Directio
   return sums;
 }
 
-/// dx of each process's rows of dy as they arrive.
+/// dx of each rank's rows of dy as they arrive.
 at::Tensor dgrad_of_arrivals(const LinearBwd::Args& a, const Arrivals& dy) {
   op::TensorList dx;
   for (int64_t i = 0; i < dy.count(); ++i)

@@ -10,7 +10,7 @@ namespace {
 
 using quire::Direction;
 
-/// The rows of each process: of which it adds up the parts.
+/// The rows of each rank: of which it adds up the parts.
 c10::SymInt rows_each(const c10::SymInt& rows, const Group& group) { return (rows + (group.size - 1)) / group.size; }
 
 c10::SymInt rows_of_result(const std::vector<c10::SymInt>& sizes) {
@@ -53,7 +53,7 @@ at::Tensor start_sum(const at::Tensor& partial, const Parallel& p) {
   if (!p.sums_float32) return p.sequence ? reduce_scatter(partial, p.group) : all_reduce(partial, "sum", p.group);
   const c10::SymInt columns = partial.sym_size(-1), rows = rows_of(partial), each = rows_each(rows, p.group);
   at::Tensor matrix = partial.reshape_symint({rows, columns}).to(at::kFloat);
-  if (!p.sequence)  // where processes add up equal numbers of rows anyway
+  if (!p.sequence)  // where ranks add up equal numbers of rows anyway
     matrix = at::constant_pad_nd_symint(matrix, {0, 0, 0, each * p.group.size - rows});
   if (!p.sent_as) return all_to_all(matrix, p.group);
   std::vector<at::Tensor> parts;

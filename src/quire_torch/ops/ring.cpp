@@ -50,7 +50,7 @@ Cut cut(int64_t i, const c10::SymInt& rows, int64_t block, const Group& group) {
 
 namespace {
 
-/// Each process's rows of a piece, of a matrix or of what lies in memory as one.
+/// Each rank's rows of a piece, of a matrix or of what lies in memory as one.
 at::Tensor taken(const at::Tensor& tensor, TokenAxis along, const Cut& piece, const Group& group) {
   const at::Tensor t = tensor.dim() > 2 ? tensor.flatten(0, -2) : tensor;
   const auto axis = static_cast<size_t>(along.axis);

@@ -8,16 +8,16 @@
 
 namespace quire_torch {
 
-/// Rows of all processes, which come one process after another.
+/// Rows of all ranks, which come one rank after another.
 class Arrivals {
  public:
-  /// Starts to send this process's rows [T, *, K] to all.
+  /// Starts to send this rank's rows [T, *, K] to all.
   Arrivals(const at::Tensor& own, const Group& group);
-  /// The same of rowwise codes. given_scale: as of gather(); each process's rows come with its scale.
+  /// The same of rowwise codes. given_scale: as of gather(); each rank's rows come with its scale.
   Arrivals(const DirectionBuffers& own, const quire::QuantSpec& spec, const Group& group, bool given_scale);
 
   int64_t count() const { return group_.size; }
-  /// What process i sent, when it is there: its codes, or its values in the first place.
+  /// What rank i sent, when it is there: its codes, or its values in the first place.
   DirectionBuffers take(int64_t i) const;
 
  private:
@@ -30,11 +30,11 @@ class Arrivals {
   std::vector<at::Tensor> started_;
 };
 
-/// Piece `i` of as many as there are processes: some rows of what each of them gets of a sum, from `begin` on.
+/// Piece `i` of as many as there are ranks: some rows of what each of them gets of a sum, from `begin` on.
 struct Cut {
   c10::SymInt begin, length;
 };
-/// rows: what each process gets. Pieces end on multiples of `block`, which divides rows.
+/// rows: what each rank gets. Pieces end on multiples of `block`, which divides rows.
 Cut cut(int64_t i, const c10::SymInt& rows, int64_t block, const Group& group);
 /// The rows of a piece: [size * length, N] of t [T, *, N].
 at::Tensor rows_of(const at::Tensor& t, const Cut& piece, const Group& group);

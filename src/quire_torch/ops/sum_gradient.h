@@ -1,4 +1,4 @@
-// quire::sum_gradient: a parameter that every process of a group has, used for this process's tokens alone.
+// quire::sum_gradient: a parameter that every rank of a group has, used for this rank's tokens alone.
 #pragma once
 
 #include <utility>
@@ -8,7 +8,7 @@
 
 namespace quire_torch {
 
-/// The values of t. Its gradient is the sum over the processes that `parallel` names.
+/// The values of t. Its gradient is the sum over the ranks that `parallel` names.
 struct SumGradient : OpBase {
   static constexpr const char* kName = "sum_gradient";
   struct Args {
