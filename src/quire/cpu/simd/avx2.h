@@ -108,6 +108,10 @@ inline Bytes look_up(Bytes table, Bytes index) {
   return reinterpret_cast<Bytes>(
       _mm256_shuffle_epi8(reinterpret_cast<__m256i>(table), reinterpret_cast<__m256i>(index)));
 }
+/// The sums of the products of neighbours, x without sign and y with one.
+inline U16 multiply_pairs(Bytes x, Bytes y) {
+  return reinterpret_cast<U16>(_mm256_maddubs_epi16(reinterpret_cast<__m256i>(x), reinterpret_cast<__m256i>(y)));
+}
 /// The smaller of two bytes without sign.
 inline Bytes smaller(Bytes x, Bytes y) {
   return reinterpret_cast<Bytes>(_mm256_min_epu8(reinterpret_cast<__m256i>(x), reinterpret_cast<__m256i>(y)));

@@ -123,6 +123,10 @@ inline Bytes look_up(Bytes table, Bytes index) {
   return reinterpret_cast<Bytes>(
       _mm512_shuffle_epi8(reinterpret_cast<__m512i>(table), reinterpret_cast<__m512i>(index)));
 }
+/// The sums of the products of neighbours, x without sign and y with one.
+inline U16 multiply_pairs(Bytes x, Bytes y) {
+  return reinterpret_cast<U16>(_mm512_maddubs_epi16(reinterpret_cast<__m512i>(x), reinterpret_cast<__m512i>(y)));
+}
 /// The smaller of two bytes without sign.
 inline Bytes smaller(Bytes x, Bytes y) {
   return reinterpret_cast<Bytes>(_mm512_min_epu8(reinterpret_cast<__m512i>(x), reinterpret_cast<__m512i>(y)));

@@ -34,6 +34,11 @@ class QuadDecoder {
     });
     one_by_one_ = gains == nullptr;
     if (one_by_one_) return;
+    first_normal_ = Bytes{} + static_cast<uint8_t>(1 << row(f).man_bits);
+    normal_span_ = Bytes{} + static_cast<uint8_t>(2 * (row(f).max_code() - (1 << row(f).man_bits)));
+    for (int64_t i = 0; i < 4 * kLanes; ++i) (i % 2 ? odd_factors_ : even_factors_)[i] = static_cast<uint8_t>(1 << up_);
+    kept_signed_ = U16{} + static_cast<uint16_t>(0x8000 | 0x7F << up_);
+    normal_gain_ = U16{} + static_cast<uint16_t>(gains->high[15] << 8 | gains->low[15]);
     low_ = repeat_table(gains->low.data()), high_ = repeat_table(gains->high.data());
     normal_ = Bytes{} + gains->high[15];
     kept_ = U16{} + static_cast<uint16_t>(0x7F << up_);
@@ -41,34 +46,54 @@ class QuadDecoder {
 
   /// to[c]: the values of the codes in byte c of the lanes.
   void decode(U32 codes, F32 (&to)[4]) const {
-    if (one_by_one_) return decode_one_by_one(codes, to);
+    if (one_by_one_) return decode_one_by_one(format_, codes, to);
     const Bytes bytes = reinterpret_cast<Bytes>(codes), magnitude = bytes & magnitudes_;
     const Bytes index = smaller(magnitude, last_);
     // What a normal code gains, gained twice, makes the format's infinity or NaN one of float32.
     const Bytes special = reinterpret_cast<Bytes>(reinterpret_cast<Signed>(magnitude) > largest_) & normal_;
     const Bytes low = look_up(low_, index), high = (look_up(high_, index) + special) | (bytes & sign_);
     const U16 m = reinterpret_cast<U16>(magnitude), l = reinterpret_cast<U16>(low), h = reinterpret_cast<U16>(high);
-    const U32 even = reinterpret_cast<U32>((m << up_ & kept_) + (l & lower_) + (h << 8));
-    const U32 odd = reinterpret_cast<U32>((m >> (8 - up_) & kept_) + (l >> 8) + (h & upper_));
-    to[0] = reinterpret_cast<F32>(even << 16), to[1] = reinterpret_cast<F32>(odd << 16);
-    to[2] = reinterpret_cast<F32>(even & top_), to[3] = reinterpret_cast<F32>(odd & top_);
+    widen((m << up_ & kept_) + (l & lower_) + (h << 8), (m >> (8 - up_) & kept_) + (l >> 8) + (h & upper_), to);
+  }
+
+  /// The same of normal numbers: all of them gain the same, and need no tables.
+  void decode_normal(Bytes codes, F32 (&to)[4]) const {
+    widen((multiply_pairs(even_factors_, codes) & kept_signed_) + normal_gain_,
+          (multiply_pairs(odd_factors_, codes) & kept_signed_) + normal_gain_, to);
+  }
+
+  /// Whether codes are all normal numbers: neither 0 nor subnormal, infinite or NaN. most: larger() of normal_excess()
+  /// of each.
+  bool all_normal(Bytes most) const {
+    return !one_by_one_ && !any(reinterpret_cast<U32>(reinterpret_cast<Bytes>(most > normal_span_)));
+  }
+  Bytes normal_excess(Bytes codes) const {
+    const Bytes above = codes - first_normal_;
+    return above + above;  // without signs
   }
 
  private:
   typedef Vec<int8_t, 4 * kLanes> Signed;
 
-  /// The same for formats that have no such tables.
-  [[gnu::noinline]] void decode_one_by_one(U32 codes, F32 (&to)[4]) const {
+  /// The same for formats that have no such tables. Not of `this`, whose members could then not stay in registers.
+  [[gnu::noinline]] static void decode_one_by_one(Format format, U32 codes, F32 (&to)[4]) {
     for (int c = 0; c < 4; ++c)
-      for (int i = 0; i < kLanes; ++i) to[c][i] = quire::decode(format_, static_cast<int>(codes[i] >> (8 * c) & 0xFF));
+      for (int i = 0; i < kLanes; ++i) to[c][i] = quire::decode(format, static_cast<int>(codes[i] >> (8 * c) & 0xFF));
   }
 
-  Bytes low_{}, high_{}, normal_{};
+  /// Of codes 0 and 2, and 1 and 3, of each lane as bfloat16.
+  void widen(U16 even, U16 odd, F32 (&to)[4]) const {
+    const U32 e = reinterpret_cast<U32>(even), o = reinterpret_cast<U32>(odd);
+    to[0] = reinterpret_cast<F32>(e << 16), to[1] = reinterpret_cast<F32>(o << 16);
+    to[2] = reinterpret_cast<F32>(e & top_), to[3] = reinterpret_cast<F32>(o & top_);
+  }
+
+  Bytes low_{}, high_{}, normal_{}, first_normal_{}, normal_span_{}, even_factors_{}, odd_factors_{};
   Format format_;
   bool one_by_one_ = false;
   int up_;  ///< from a code's magnitude to where a bfloat16's fraction ends
   Signed largest_;
-  U16 kept_;
+  U16 kept_{}, kept_signed_{}, normal_gain_{};
   Bytes magnitudes_ = Bytes{} + 0x7F, sign_ = Bytes{} + 0x80, last_ = Bytes{} + 15;
   U16 lower_ = U16{} + 0x00FF, upper_ = U16{} + 0xFF00;
   U32 top_ = U32{} + 0xFFFF0000u;

@@ -141,6 +141,23 @@ inline void add_block(F32 block, const float* row_scale, const float* column_sca
   }
 }
 
+/// Adds the products of a quad of one row, a vector of columns after the other, whose lanes then need few registers.
+template <class MicroKernel, class Columns>
+inline void add_quad_of_row(const float* a, Columns& from, int64_t quad, F32 (&sum)[MicroKernel::kVectors]) {
+  constexpr int kQuadLanes = 4 / MicroKernel::kPerLane;
+  typename MicroKernel::Vector elements[kQuadLanes];
+#pragma GCC unroll 4
+  for (int s = 0; s < kQuadLanes; ++s) elements[s] = MicroKernel::broadcast_lane(a + s);
+  from.look_at(quad);
+#pragma GCC unroll 8
+  for (int v = 0; v < MicroKernel::kVectors; ++v) {
+    typename MicroKernel::Vector lanes[kQuadLanes];
+    from.read_vector(quad, v, lanes);
+#pragma GCC unroll 4
+    for (int s = 0; s < kQuadLanes; ++s) sum[v] = MicroKernel::accumulate(elements[s], lanes[s], sum[v]);
+  }
+}
+
 /// Lanes of a block are multiplied and summed in registers, then scaled and added to the sum: for 4-bit codes the
 /// block's sum is exact. Scaled: block scales exist; else they are all 1.
 template <class MicroKernel, int Rows, bool Scaled, class Columns>
@@ -154,6 +171,10 @@ template <class MicroKernel, int Rows, bool Scaled, class Columns>
   for (int64_t quad = 0; quad < quads;) {
     F32 t[Rows][MicroKernel::kVectors] = {};
     for (const int64_t end = std::min(quads, quad + panel.block / 4); quad < end; ++quad, a += kQuadLanes) {
+      if constexpr (Rows == 1 && requires { from.look_at(quad); }) {
+        add_quad_of_row<MicroKernel>(a, from, quad, t[0]);
+        continue;
+      }
       typename MicroKernel::Vector lanes[kQuadLanes][MicroKernel::kVectors];
       // Lanes that are loaded are loaded when their turn comes: sixteen registers do not hold those of a quad.
       constexpr bool kLoaded = std::is_same_v<Columns, PackedColumns<MicroKernel>>;
