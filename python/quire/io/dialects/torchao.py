@@ -271,7 +271,7 @@ def _of_inputs(name: str, words: Sequence[str], spec: str) -> dict[str, Any]:
         }
     if words[1] == "block":
         raise CheckpointError(
-            f"torchao's safetensors cannot say that inputs of w={spec} are quantized in blocks: its reader has no class",
+            f"torchao's safetensors cannot say that inputs of w={spec} are quantized in blocks: its reader has none",
             _OTHER,
             tensor=name,
         )
