@@ -181,7 +181,7 @@ def test(arguments: list[str], quick: bool = False) -> None:
         pytest(*others, *shared, "-m", "not alone", **environment),
         pytest(*others, "-m", "alone"),
         # Its device is one of the whole process: PyTorch's threads for backward passes are started for it too.
-        pytest(*tier, "--device", TEST_DEVICE, DEVICE_TESTS, *ON_ANY_DEVICE),
+        pytest(*tier, *shared, "--device", TEST_DEVICE, DEVICE_TESTS, *ON_ANY_DEVICE, **environment),
     ]
     if not all(passed):
         raise Failure("tests failed, see above")
