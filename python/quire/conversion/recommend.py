@@ -68,8 +68,8 @@ class Recommendation:
 def recommend(
     model: torch.nn.Module, tokens: int = 1, goal: str = "inference", *, min_features: int = MIN_FEATURES
 ) -> Recommendation:
-    """Times the model's torch.nn.Linear and quire.Linear layers under every recipe, with random inputs, and recommends
-    one of the recipes.
+    """Times the model's torch.nn.Linear and quire.Linear layers under every recipe except delayed scaling, with random
+    inputs, and recommends one of the recipes.
 
     tokens: rows of x in a typical call: batch size times sequence length, 1 for a model that generates token by token.
     goal: "inference" compares forward passes with weights as in quire.convert(for_inference=True); "training" compares

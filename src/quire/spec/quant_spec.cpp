@@ -119,20 +119,21 @@ constexpr std::array kOtherOptions = std::to_array<Option>({
      read_hadamard, write_hadamard},
     {"sr", "sr", "stochastic rounding of elements", kNvfp4, set_flag<&QuantSpec::stochastic>,
      flag<&QuantSpec::stochastic>},
-    {"4over6", "4over6=mae or 4over6=mse", "per block the better of two scales by that error", kNvfp4,
+    {"4over6", "4over6=mae or 4over6=mse",
+     "for each block the better of two scales (its amax becomes 6 or 4), by absolute or by square errors", kNvfp4,
      read_four_over_six, write_four_over_six},
-    {"256", "256", "block scales reach 256 instead of 448 (with 4over6)", kNvfp4,
+    {"256", "256", "the largest block scale is 256 instead of 448; needs 4over6", kNvfp4,
      set_flag<&QuantSpec::block_scale_max_256>, flag<&QuantSpec::block_scale_max_256>},
     {"global", "global=mul or global=div",
-     "a global scale, which multiplies or divides block scales, in place of the amax", kNvfp4, read_global,
+     "stores a global scale instead of the amax; block scales are multiplied or divided by it", kNvfp4, read_global,
      write_global},
     {"given", "given", "the scale of the tensor is an operand, not measured",
      family_bits({Family::fp8_tensor, Family::nvfp4}), set_flag<&QuantSpec::given>, flag<&QuantSpec::given>},
     {"nan", "nan", "a scale is NaN where its elements hold NaN or Inf", kAll, set_flag<&QuantSpec::nan>,
      flag<&QuantSpec::nan>},
-    {"swizzled", "swizzled", "scales padded and tiled 128x4", kByteScales, set_flag<&QuantSpec::swizzled>,
-     flag<&QuantSpec::swizzled>},
-    {"interleaved", "interleaved", "codes, and scales of a byte, in tiles of 16 lines x 4 bytes", kAll,
+    {"swizzled", "swizzled", "scales are padded and stored in tiles of 128x4", kByteScales,
+     set_flag<&QuantSpec::swizzled>, flag<&QuantSpec::swizzled>},
+    {"interleaved", "interleaved", "codes and one-byte scales are stored in tiles of 16 lines x 4 bytes", kAll,
      set_flag<&QuantSpec::interleaved>, flag<&QuantSpec::interleaved>},
 });
 
@@ -175,7 +176,7 @@ void check_combination(const QuantSpec& s, std::string_view text) {
     check(!wrong, "spec: '", text, "' cannot be: ", rule, "; leave one of them out");
   };
   refuse(rht && s.square,
-         "rht changes columns only, so a 16x16 tile has no single amax for both directions (rht, 16x16)");
+         "a 16x16 tile has one amax for rows and columns, and rht changes the columnwise values only (rht, 16x16)");
   refuse(rht && s.row_scaled, "row_scaled amaxes are those of the untransformed tensor (row_scaled, rht)");
   refuse(s.row_scaled && s.square, "a 16x16 tile would span several global amaxes (row_scaled, 16x16)");
   refuse(s.row_scaled && s.stochastic, "row_scaled is for forward activations, sr for gradients (row_scaled, sr)");
