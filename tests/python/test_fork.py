@@ -146,6 +146,7 @@ def fork_while_others_hold(name, times=60):
 
     others = [threading.Thread(target=work) for _ in range(2)]
     with context() if context else torch.no_grad():
+        call()  # a first call imports modules, and a child waits for one that another thread was importing
         for thread in others:
             thread.start()
         try:
@@ -169,4 +170,4 @@ def test_functions_have_no_static_variables_that_a_first_call_makes():
 @pytest.mark.parametrize("name", LOCKS)
 @pytest.mark.slow
 def test_a_child_does_not_wait_for_locks_that_other_threads_held(name):
-    warm.call(fork_while_others_hold, name)  # a small process is forked sooner, and its first calls are among these
+    warm.call(fork_while_others_hold, name)  # a small process is forked sooner than that of all tests

@@ -383,8 +383,8 @@ def test_dropout_follows_the_seed_and_stops_in_eval():
 
 
 def test_what_does_not_fit_is_refused_in_words():
-    with pytest.raises(ValueError, match="drop_path_rate must be 0 or more and below 1, got 1.0"):
-        layer_of(drop_path_rate=1.0)
+    with pytest.raises(ValueError, match="drop_path_rate must be 0 to 1, got 1.5"):
+        layer_of(drop_path_rate=1.5)
     with pytest.raises(ValueError, match="num_attention_heads must be a positive number, got 0"):
         quire.MultiheadAttention(HIDDEN, 0)
     with pytest.raises(TypeError, match="hidden_size must be an int"):

@@ -197,7 +197,7 @@ def test_saving_a_new_optimizer_leaves_codes_as_they_are():
 
 def test_parts_of_a_weight_are_not_taken_for_the_whole(two, tmp_path):
     for said in two.run(entries_are_refused, str(tmp_path)):
-        assert len(said) == 2 and all("quire.TrainingState" in text and "shard of a weight" in text for text in said)
+        assert len(said) == 2 and all("quire.TrainingState" in text and "shard of a tensor" in text for text in said)
 
 
 def test_processes_that_differ_are_told(two):

@@ -78,7 +78,7 @@ def test_the_tiers_differ_by_an_option_and_by_instruction_sets(runs):
     for one, other in zip(whole[1:], quick[1:], strict=True):
         assert other == ("--quick", *one)
     assert [call[-1] for call in whole[1:3]] == ["not alone", "alone"]
-    assert whole[3] == ("--device", "quiretest", "tests/device", "tests/python", "tests/quire_torch")
+    assert whole[3][-5:] == ("--device", "quiretest", "tests/device", "tests/python", "tests/quire_torch")
 
 
 @pytest.mark.parametrize("failing", range(3))

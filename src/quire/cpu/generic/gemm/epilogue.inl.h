@@ -64,7 +64,7 @@ int64_t tile_height(int64_t rows) {
 
 /// finish_macro_tile() with what is the same for all elements as constants.
 template <class MicroKernel, DType D, bool kBias>
-void finish_rows(const GemmProblem& p, const MacroTile& macro_tile, const float* sum) {
+[[gnu::noinline]] void finish_rows(const GemmProblem& p, const MacroTile& macro_tile, const float* sum) {
   const Columns columns(p, macro_tile);
   const F32 constant = broadcast(constant_factor(p.a, p.b) * MicroKernel::kUnit);
   constexpr int64_t cols = MicroKernel::kVectors * kLanes;
