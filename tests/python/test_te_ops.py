@@ -1,7 +1,9 @@
 """te.ops: operations and chains of them against computations in float64, and against quire's layers; and further names
 of TransformerEngine's that are composed of PyTorch's."""
 
+import copy
 import functools
+import io
 from contextlib import nullcontext
 
 import pytest
@@ -286,6 +288,22 @@ def test_graphed_callables_are_compiled_and_run_under_their_recipe(monkeypatch):
     ):
         with pytest.raises(error, match="make_graphed_callables"):
             te.make_graphed_callables(te.Linear(8, 8), (x,), **options)
+
+
+def test_copies_of_graphed_modules_do_not_compute_with_the_weights_of_the_original(monkeypatch):
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="aot_eager"))
+    made = te.make_graphed_callables(te.Linear(32, 32), enabled=True, recipe=recipes.MXFP8BlockScaling())
+    x = torch.randn(4, 32)
+    expected = made(x)
+    file = io.BytesIO()
+    torch.save(made, file)
+    file.seek(0)
+    loaded, other = torch.load(file, weights_only=False), copy.deepcopy(made)
+    with te.autocast(recipe=recipes.MXFP8BlockScaling()):
+        assert torch.equal(loaded(x), expected)
+    assert torch.equal(other(x), expected)
+    torch.nn.init.zeros_(other.weight)
+    assert torch.equal(other(x), other.bias.expand(4, 32)) and torch.equal(made(x), expected)
 
 
 def test_random_states_by_name_go_on_by_themselves():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -41,7 +42,8 @@ def make_graphed_callables(
     **options: Any,
 ) -> Callable[..., Any] | tuple[Callable[..., Any], ...]:
     """Callables that run as whole graphs of torch.compile(fullgraph=True). A module stays the same object, with the
-    same parameters and keys; other callables are wrapped. A tuple gives a tuple.
+    same parameters and keys; other callables are wrapped. A tuple gives a tuple. A copy of a module is such a module
+    too; one that was pickled and loaded runs in eager mode.
 
     enabled, recipe, calibrating, amax_reduction_group: of the autocast in which they run where no recipe is active at
         the call; enabled can be a tuple, one for each. An active recipe takes precedence.
@@ -72,7 +74,11 @@ def make_graphed_callables(
 def _graphed(function: Callable[..., Any], **context: Any) -> Callable[..., Any]:
     if not isinstance(function, torch.nn.Module):
         return _compiled(function, context)
-    function.forward = _compiled(function.forward, context)
+    own = function.forward
+    if getattr(own, "__self__", None) is function:  # a bound method again, which a copy of the module binds to itself
+        function.forward = types.MethodType(_compiled(own.__func__, context), function)
+    else:
+        function.forward = _compiled(own, context)
     return function
 
 
