@@ -80,7 +80,7 @@ def convert(
     for_inference: the weights are quantized once and become parameters of the class QuantizedTensor, rowwise only, in
         the order that matmuls with few tokens read fastest (quire.prepack_weights). Their values in high precision are
         freed. Under NVFP4 a weight gets one scale for 1 x 16 values. No parameter of a converted layer requires a
-        gradient. The model then runs without quire.autocast, and so it is saved and exported. Other layers of quire in
+        gradient. You then need no quire.autocast to run, save or export the model. Other layers of quire in
         the model (LayerNormLinear, LayerNormMLP, GroupedLinear, MoE) are converted in the same way.
     tokens: the number of rows of x in a typical call; used only with for_inference. convert times one layer of each
         shape with that many rows, about two seconds in all, and does not convert layers that would become slower. Call
