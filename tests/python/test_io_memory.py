@@ -1,5 +1,6 @@
 """Checkpoints larger than memory: no step holds more than a layer or two."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -40,7 +41,7 @@ def watch():
         peak = max(peak, own())
         time.sleep(0.0005)
 
-thread = threading.Thread(target=watch)
+thread = threading.Thread(target=watch, daemon=True)  # an error ends the program
 thread.start()
 if what == "read":
     for name in io.read(source):
@@ -67,7 +68,9 @@ def source(tmp_path_factory) -> Path:
 
 def peak(source: Path, target: Path, what: str) -> int:
     command = [sys.executable, "-c", PROGRAM, str(source), str(target), what, *map(str, (LAYERS, ROWS, COLUMNS))]
-    return int(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    # malloc raises its threshold when large blocks are freed, and keeps such blocks from then on: not with a fixed one.
+    environment = os.environ | {"MALLOC_MMAP_THRESHOLD_": "65536"}
+    return int(subprocess.run(command, check=True, capture_output=True, text=True, env=environment).stdout)
 
 
 @pytest.mark.slow
@@ -79,5 +82,5 @@ def test_a_pass_over_a_checkpoint_holds_a_layer(what, source, tmp_path):
 
 @pytest.mark.slow
 def test_a_model_is_loaded_into_its_own_memory_and_no_more(source, tmp_path):
-    # Twice its memory would be 2 * LAYERS; what malloc keeps of layers that are freed differs between runs.
-    assert LAYERS * LAYER < peak(source, tmp_path, "load") + LAYER < (LAYERS + 7) * LAYER
+    # Twice its memory would be 2 * LAYERS.
+    assert LAYERS * LAYER < peak(source, tmp_path, "load") + LAYER < (LAYERS + 4) * LAYER
