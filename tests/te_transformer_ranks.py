@@ -34,14 +34,16 @@ def trained(layer, recipe, x, dy):
 
 
 def layer_equals_one_process(rank, recipe, sequence, bound):
-    """The result and all gradients differ by at most `bound` of their largest value."""
+    """The weights are those of the whole layer, and the result and all gradients differ by at most `bound` of their
+    largest value."""
     size, group = distributed.get_world_size(), distributed.group.WORLD
     x, dy = torch.randn(2, SEQUENCE, BATCH, HIDDEN, generator=torch.Generator().manual_seed(1))
     alone = made()
     expected = trained(alone, recipe, x, dy)
     layer = made(set_parallel_mode=True, tp_group=group, tp_size=size, sequence_parallel=sequence)
-    state = {name: shard(name, whole.detach(), rank, size) for name, whole in alone.named_parameters()}
-    layer.load_state_dict(state)
+    drawn = dict(layer.named_parameters())  # after the same seed as the whole
+    for name, whole in alone.named_parameters():
+        assert torch.equal(drawn[name], shard(name, whole, rank, size)), name
     own = [part.chunk(size)[rank] if sequence else part for part in (x, dy)]
     y, dx, gradients = trained(layer, recipe, *own)
     whole = [part.chunk(size)[rank] if sequence else part for part in expected[:2]]

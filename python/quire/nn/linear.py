@@ -115,8 +115,7 @@ class Linear(ProductModule, torch.nn.Linear):
         )
         self.init_method, self.name, self.recipe = init_method, name, recipe
         self._add_states()
-        if init_method is not None or parallel is not None:
-            initialise(self.weight, self.bias, init_method, parallel)
+        initialise(self.weight, self.bias, init_method, parallel)
         self._reset_sr_states()
         self._quantize_weights()
 
@@ -135,9 +134,7 @@ class Linear(ProductModule, torch.nn.Linear):
 
     def reset_parameters(self) -> None:
         """Initialises the weights as torch.nn.Linear or by init_method, and sets a new seed with the counter at 0."""
-        if not hasattr(self, "sr_state"):  # torch.nn.Linear's constructor ends with this call
-            if self.parallel is None:
-                super().reset_parameters()
+        if not hasattr(self, "sr_state"):  # torch.nn.Linear's constructor ends with this call: too early
             return
         initialise(self.weight, self.bias, self.init_method, self.parallel)
         self._reset_sr_states()
