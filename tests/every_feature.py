@@ -7,7 +7,9 @@ import torch
 from torch import distributed
 
 import quire
+import quire.te as te
 from every_layer import LAYERS, call
+from every_recipe import STATIC
 from quire.distributed import Parallel
 
 
@@ -57,6 +59,35 @@ def _in_a_ring(name):
     return Feature(make, sharded=True, fewest=4)  # a graph has two rows or more of each piece
 
 
+class _OfTokens(torch.nn.Module):
+    """A layer of TransformerEngine's attention, of one sequence that is its only one. [tokens, 64] -> the same."""
+
+    def __init__(self):
+        super().__init__()
+        options = {"hidden_dropout": 0.0, "attention_dropout": 0.0, "self_attn_mask_type": "causal"}
+        self.layer = te.TransformerLayer(64, 96, 4, num_gqa_groups=2, activation="swiglu", **options)
+
+    def forward(self, x):
+        return self.layer(x.unsqueeze(1)).squeeze(1)
+
+
+def _operations(_):
+    return te.ops.Sequential(te.ops.RMSNorm(64), te.ops.Linear(64, 96), te.ops.GELU(), te.ops.Linear(96, 32))
+
+
+class _Calibrated(torch.nn.Module):
+    """A layer whose x has a static scale, in a model with a recipe of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = quire.Linear(64, 32, recipe=STATIC["static_nvfp4"])
+        self.layer.input_scale.fill_(0.25)
+
+    def forward(self, x):
+        with quire.autocast(recipe=STATIC["static_nvfp4"]):
+            return self.layer(x)
+
+
 MICROBATCHES = ({"is_first_microbatch": True}, {"is_first_microbatch": False}, {"is_first_microbatch": False})
 QUANTIZED_ENDS = ({"fp8_grad": True, "fp8_output": True},) * 3
 FEATURES = {name: Feature(lambda recipe, make=make: make()) for name, make in LAYERS.items()} | {
@@ -70,6 +101,9 @@ FEATURES = {name: Feature(lambda recipe, make=make: make()) for name, make in LA
     "Linear, quantized parameters": Feature(_quantized(LAYERS["Linear"])),
     "LayerNormMLP, quantized parameters": Feature(_quantized(LAYERS["LayerNormMLP"])),
     "GroupedLinear, a quantized stack": Feature(_quantized(LAYERS["GroupedLinear, one weight"])),
+    "Linear, a static scale": Feature(lambda _: _Calibrated()),
+    "TransformerLayer": Feature(lambda _: _OfTokens()),
+    "te.ops": Feature(_operations),
     "Linear, a ring": _in_a_ring("Linear"),
     "LayerNormMLP, a ring": _in_a_ring("LayerNormMLP"),
     "MoE, sharded experts": Feature(lambda _: LAYERS["MoE"](tp_group=distributed.group.WORLD), sharded=True),

@@ -37,8 +37,13 @@ def allowed(feature, way, recipe):
         return False
     if way == "unbacked" and "ring" in feature:
         return False  # the number of rows decides whether codes or values are exchanged
-    if way == "inductor" and ("MoE" in feature or recipe == "high_precision"):
+    if way == "unbacked" and feature == "TransformerLayer":
+        return False  # PyTorch's attention asks whether there are rows
+    summed = "MoE" in feature or feature == "TransformerLayer"
+    if way == "inductor" and (summed or recipe == "high_precision"):
         return False  # Inductor's own sums of products differ in last bits; for MoE see test_moe.py
+    if feature == "TransformerLayer" and recipe == "high_precision":
+        return False  # the last bits of PyTorch's matmuls depend on the alignment of loaded weights
     if way == "float64 and back" and quantized(feature):
         return False  # refused
     if recipe == "high_precision":
