@@ -1,10 +1,12 @@
 """GPTQ: weights are rounded column by column, and the columns still to come make up for each error.
 
 Frantar, Ashkboos, Hoefler, Alistarh: "GPTQ: Accurate Post-Training Quantization for Generative Pre-trained
-Transformers", 2022. One thing is added: scale bytes are chosen, for each row and block, as those with the least error
-of the block among the format's own and its neighbours.
+Transformers", 2022. Scale bytes are chosen, for each row and block, as those with the least error of the block among
+the format's own and its neighbours. The weights that are rounded are not the original ones, but those with which the
+quantized inputs come nearest to the original results (Moments.correction).
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -20,22 +22,44 @@ _COLUMNS = 128
 
 @dataclass
 class Moments:
-    """gram: float64 [K, K], the sum of x^T x over all rows x of a layer's input. rows: their number."""
+    """Sums over all rows x of a layer's input as the matmul has it, quantized, and over the rows z that the original
+    model has in their place. gram: float64 [K, K], of x^T x. drift: float64 [K, K], of (z - x)^T x. rows: their number.
+    """
 
     gram: torch.Tensor
+    drift: torch.Tensor
     rows: int = 0
 
     @classmethod
     def zeros(cls, features: int, device: torch.device) -> "Moments":
-        return cls(torch.zeros(features, features, dtype=torch.float64, device=device))
+        gram, drift = torch.zeros(2, features, features, dtype=torch.float64, device=device)
+        return cls(gram, drift)
 
-    def add(self, x: torch.Tensor) -> None:
-        """x: float32 [rows, K]."""
+    def add(self, x: torch.Tensor, original: torch.Tensor) -> None:
+        """x, original: float32 [rows, K]."""
         self.gram += x.t() @ x
+        self.drift += (original - x).t() @ x
         self.rows += len(x)
 
+    def ordered(self, order: torch.Tensor) -> "Moments":
+        """Of the same inputs with columns in another order."""
+        return Moments(self.gram[order][:, order], self.drift[order][:, order], self.rows)
+
     def finite(self) -> bool:
-        return bool(self.gram.isfinite().all())
+        return bool(self.gram.isfinite().all() and self.drift.isfinite().all())
+
+    def damped(self, damping: float) -> torch.Tensor:
+        """The Gram matrix with `damping` times the mean of its diagonal added to that, and 1 for columns of zeros."""
+        gram = self.gram.clone()
+        diagonal = gram.diagonal()
+        dead = diagonal == 0
+        diagonal += damping * diagonal.mean() + dead
+        return gram
+
+    def correction(self, factor: torch.Tensor) -> torch.Tensor:
+        """float64 [K, K]: the weights v = w + w C minimize the sum of |w z - v x|^2, plus what damping makes of the
+        distance from w. factor: the lower Cholesky factor of the damped Gram matrix."""
+        return torch.cholesky_solve(self.drift.t(), factor).t()
 
 
 def gptq(weight: torch.Tensor, moments: Moments, spec: str, damping: float) -> QuantizedTensor:
@@ -45,56 +69,78 @@ def gptq(weight: torch.Tensor, moments: Moments, spec: str, damping: float) -> Q
     Columns of x that were always 0 have no say; their weights are rounded to nearest.
     """
     grid = Grid(QuantSpec(in_order(spec, False)))
-    base = quantize(weight, grid.spec, columnwise=False)
+    order = _order(moments.gram.diagonal(), grid.bytes.count if grid.bytes else 1)
+    moments = moments.ordered(order)
+    factor = torch.linalg.cholesky(moments.damped(damping))
+    target = weight.double()[:, order]
+    target = (target + target @ moments.correction(factor)).float()
+    upper = torch.linalg.cholesky(torch.cholesky_inverse(factor), upper=True).float()
+    back = order.argsort()
+    base = quantize(target[:, back].to(weight.dtype), grid.spec, columnwise=False)
     finish = _by_bytes if grid.bytes else _by_given_scales
-    elements, scale = finish(grid, base, weight.to(torch.float32, copy=True), _inverse_factor(moments, damping))
-    buffers = base.buffers() | {"rowwise_data": grid.codes(elements)}
-    if scale is not None:
-        buffers["rowwise_scale"] = scale
+    elements, buffers = finish(grid, base, _Columns(target, order, upper))
+    buffers = base.buffers() | buffers | {"rowwise_data": grid.codes(elements[:, back])}
     return QuantizedTensor.from_buffers(buffers, grid.spec, weight.shape, weight.dtype)
 
 
-def _inverse_factor(moments: Moments, damping: float) -> torch.Tensor:
-    """float32 [K, K], the upper Cholesky factor of the inverse of the damped Gram matrix."""
-    gram = moments.gram.clone()
-    diagonal = gram.diagonal()
-    dead = diagonal == 0
-    diagonal += damping * diagonal.mean() + dead
-    inverse = torch.cholesky_inverse(torch.linalg.cholesky(gram))
-    return torch.linalg.cholesky(inverse, upper=True).float()
+def _order(diagonal: torch.Tensor, count: int) -> torch.Tensor:
+    """int64 [K], the order in which columns are rounded: those with the largest inputs first, which later ones make up
+    for. The `count` columns that share a scale byte follow each other. diagonal: of the Gram matrix."""
+    whole = len(diagonal) // count * count
+    blocks = diagonal[:whole].view(-1, count)
+    first = blocks.sum(1).argsort(descending=True, stable=True)
+    within = blocks.argsort(dim=1, descending=True, stable=True)
+    rest = diagonal[whole:].argsort(descending=True, stable=True) + whole
+    return torch.cat([(first[:, None] * count + within[first]).flatten(), rest])
+
+
+@dataclass
+class _Columns:
+    """target: float32 [N, K], what is to be rounded, which is written to. order: the column of the weight that each of
+    its columns is. upper: float32 [K, K], the upper Cholesky factor of the inverse of the damped Gram matrix."""
+
+    target: torch.Tensor
+    order: torch.Tensor
+    upper: torch.Tensor
+
+    def blocks(self, count: int) -> Iterator[slice]:
+        for begin in range(0, self.target.shape[1], count):
+            yield slice(begin, min(begin + count, self.target.shape[1]))
+
+    def spread(self, block: slice, errors: torch.Tensor) -> None:
+        """Lets the columns behind a block make up for its errors [N, columns]."""
+        self.target[:, block.stop :] -= errors @ self.upper[block, block.stop :]
 
 
 def _by_given_scales(
-    grid: Grid, base: QuantizedTensor, target: torch.Tensor, upper: torch.Tensor
-) -> tuple[torch.Tensor, None]:
-    """Elements [N, K] under the scales that the format gives the original weight. target: the weight, which is written
-    to."""
-    scales, elements = grid.scales(base), torch.empty_like(target)
-    for begin in range(0, target.shape[1], _COLUMNS):
-        block = slice(begin, min(begin + _COLUMNS, target.shape[1]))
-        rounded, errors, _ = _round(grid, target[None, :, block], scales[None, :, block], upper[block, block])
+    grid: Grid, base: QuantizedTensor, columns: _Columns
+) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    """Elements [N, K] under the scales that the format gives the target, and no other buffers."""
+    scales, elements = grid.scales(base)[:, columns.order], torch.empty_like(columns.target)
+    for block in columns.blocks(_COLUMNS):
+        own = columns.target[None, :, block], scales[None, :, block]
+        rounded, errors, _ = _round(grid, *own, columns.upper[block, block])
         elements[:, block] = rounded[0]
-        target[:, block.stop :] -= errors[0] @ upper[block, block.stop :]
-    return elements, None
+        columns.spread(block, errors[0])
+    return elements, {}
 
 
-def _by_bytes(
-    grid: Grid, base: QuantizedTensor, target: torch.Tensor, upper: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
+def _by_bytes(grid: Grid, base: QuantizedTensor, columns: _Columns) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     """Elements [N, K], and for each block of a row the scale byte with the least error. Amaxes above the bytes are
-    those of the original weight."""
+    those of the target."""
+    target, count = columns.target, grid.bytes.count
     elements, scale = torch.empty_like(target), base.rowwise_scale.clone()
     rows = torch.arange(len(target), device=target.device)
-    for number, begin in enumerate(range(0, target.shape[1], grid.bytes.count)):
-        block = slice(begin, min(begin + grid.bytes.count, target.shape[1]))
+    for block in columns.blocks(count):
         given = grid.block_bytes(target[:, block], base.rowwise_amax)
-        scales = grid.scale_of_bytes(given, base.rowwise_amax)[:, :, None].expand(-1, -1, block.stop - begin)
+        scales = grid.scale_of_bytes(given, base.rowwise_amax)[:, :, None].expand(-1, -1, block.stop - block.start)
         tried = target[None, :, block].expand(len(given), -1, -1)
-        rounded, errors, loss = _round(grid, tried, scales, upper[block, block])
+        rounded, errors, loss = _round(grid, tried, scales, columns.upper[block, block])
         best = loss.argmin(0)
-        elements[:, block], scale[:, number] = rounded[best, rows], given[best, rows]
-        target[:, block.stop :] -= errors[best, rows] @ upper[block, block.stop :]
-    return elements, scale
+        elements[:, block] = rounded[best, rows]
+        scale[:, columns.order[block.start] // count] = given[best, rows]
+        columns.spread(block, errors[best, rows])
+    return elements, {"rowwise_scale": scale}
 
 
 def _round(
