@@ -10,8 +10,14 @@ from quire import delayed
 from quire.distributed import check_ranks, one_process
 from quire.distributed.one_process import Whole
 from quire.distributed.parallel import Parallel, refuse_quantized
+from quire.distributed.placements import is_dtensor
 from quire.distributed.sharded_model import refuse_delayed
-from quire.distributed.sharded_operators import name_next_caller, parallel_grouped_linear, parallel_linear
+from quire.distributed.sharded_operators import (
+    name_next_caller,
+    parallel_grouped_linear,
+    parallel_linear,
+    sum_gradient,
+)
 from quire.distributed.sharded_product import plan_of, sharded_linear
 from quire.distributed.sharding import check_gathered, gathered_amaxes
 from quire.functional import (
@@ -272,6 +278,16 @@ def divided(module: ProductModule, product: str, call: Call) -> Parallel | None:
     if not parallel.group:
         parallel.check_group()
     return parallel.for_tokens(call.sequence)
+
+
+def returned_bias(module: ProductModule, product: str, call: Call) -> torch.Tensor | None:
+    """The bias as a layer returns it apart. Callers add it to the tokens that y has: where those are sharded over
+    ranks, its gradient is summed over them."""
+    bias, parallel = module.of(product, "bias"), divided(module, product, call)
+    if bias is None or parallel is None or is_dtensor(bias):
+        return bias
+    own_tokens = parallel.mode == "row" and parallel.sequence and parallel.reduce_gradients
+    return sum_gradient(bias, parallel.text) if own_tokens else bias
 
 
 def as_one_process(module: ProductModule, product: str, parallel: Parallel | None) -> Whole | None:
