@@ -235,10 +235,23 @@ def test_a_role_is_a_value_and_a_text():
 def test_the_alignment_is_what_the_recipe_says():
     from quire.te.pytorch.quantization import get_align_size_for_quantization
 
-    assert get_align_size_for_quantization(CustomRecipe(mxfp8)) == 128
-    recipe = CustomRecipe(mxfp8, quantization_alignment=32)
+    asked = []
+
+    def factory(role):
+        asked.append(role)
+        return mxfp8(role)
+
+    assert get_align_size_for_quantization(CustomRecipe(factory)) == 128
+    recipe = CustomRecipe(factory, quantization_alignment=32)
+    assert get_align_size_for_quantization(recipe) == 32 and not asked
+    padding = te.Fp8Padding(1)
     with te.autocast(recipe=recipe):
-        assert te.Fp8Padding(1).alignment() == 32 == get_align_size_for_quantization(recipe)
+        assert padding.align_size == 32
+        assert padding(torch.ones(3, 32), [3])[1] == [32]
+    assert padding.align_size == get_align_size_for_quantization(te.get_default_recipe())
+    recipe.quantization_alignment = 0
+    with pytest.raises(ValueError, match="quantization_alignment must be positive"), te.autocast(recipe=recipe):
+        pass
 
 
 def test_a_recipe_survives_pickle_and_deepcopy(layer, x):
@@ -257,22 +270,30 @@ def delayed_by_name(role):
     return te.DelayedScalingRequest() if role.name == "first" else current(role)
 
 
+def read(*args, **fields):
+    return CustomRecipe(*args, **fields).frozen()
+
+
 @pytest.mark.parametrize(
     ("act", "error", "words"),
     [
         (lambda: CustomRecipe("mxfp8"), TypeError, "qfactory must be callable with a QuantizerRole; got 'mxfp8'"),
-        (lambda: CustomRecipe(lambda role: 3), TypeError, "or None for high precision; got 3 for module_type=linear"),
-        (lambda: CustomRecipe(lambda role: "mxfp9"), ValueError, "unknown family in '>>mxfp9<<'"),
-        (lambda: CustomRecipe(mxfp8, quantization_alignment=0), ValueError, "must be an int of at least 1; got 0"),
-        (lambda: CustomRecipe(mxfp8, fp8_dpa=True), NotImplementedError, "CustomRecipe: fp8_dpa and fp8_mha"),
-        (lambda: CustomRecipe(mixed), NotImplementedError, "equal DelayedScalingRequests for all tensors of a layer"),
+        (lambda: read(lambda role: 3), TypeError, "or None for high precision; got 3 for module_type=linear"),
+        (lambda: read(lambda role: "mxfp9"), ValueError, "unknown family in '>>mxfp9<<'"),
         (
-            lambda: CustomRecipe(lambda role: None if role.tensor_type == "weight" else mxfp8(role)),
+            lambda: CustomRecipe(mxfp8, quantization_alignment=0),
+            ValueError,
+            "must be positive, an int of at least 1; got 0",
+        ),
+        (lambda: read(mxfp8, fp8_dpa=True), NotImplementedError, "CustomRecipe: fp8_dpa and fp8_mha"),
+        (lambda: read(mixed), NotImplementedError, "equal DelayedScalingRequests for all tensors of a layer"),
+        (
+            lambda: read(lambda role: None if role.tensor_type == "weight" else mxfp8(role)),
             NotImplementedError,
             "got mxfp8:nan for input, none for weight, mxfp8:nan for grad_output. Return a quantizer for the weight",
         ),
         (
-            lambda: CustomRecipe(lambda role: None if role.tensor_type == "input" else mxfp8(role)),
+            lambda: read(lambda role: None if role.tensor_type == "input" else mxfp8(role)),
             ValueError,
             "quantizes one of x and dy only; give both a spec, or both none",
         ),

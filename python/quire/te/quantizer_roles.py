@@ -153,13 +153,18 @@ def _answer(role: QuantizerRole, answer: object) -> str | QuantizerRequest:
     )
 
 
+def check_factory(qfactory: object) -> None:
+    """Raises TypeError for what cannot be called."""
+    if not callable(qfactory):
+        raise TypeError(f"CustomRecipe: qfactory must be callable with a QuantizerRole; got {qfactory!r}")
+
+
 def recipe_of_factory(qfactory: Callable[[QuantizerRole], object], **fields: Any) -> Recipe:
     """The recipe that quantizes as the quantizers of a qfactory. The factory is called for the operands of a linear and
     of a grouped linear layer; if its answers differ, or it asks for the name of the layer, the recipe is another one
     for each layer (Recipe.of_layer). fields: of quire.recipe.CustomRecipe. Raises TypeError, ValueError or
     NotImplementedError for what no recipe can do."""
-    if not callable(qfactory):
-        raise TypeError(f"CustomRecipe: qfactory must be callable with a QuantizerRole; got {qfactory!r}")
+    check_factory(qfactory)
     each = [_answers(qfactory, _Probe, module_type, "") for module_type in _MODULE_TYPES]
     (answers, asked), (of_groups, _) = each
     if any(asked for _, asked in each) or answers != of_groups or answers.recipe(fields) is None:
