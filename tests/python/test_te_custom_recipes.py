@@ -95,6 +95,24 @@ def test_a_layer_computes_as_under_the_recipe_of_the_same_specs(factory, same, l
     assert not equal(found, result(other, layer, x))
 
 
+@pytest.mark.parametrize("named", [False, True])
+def test_a_compiled_function_asks_the_factory_of_a_recipe_that_nobody_has_read(named, layer, x, compiler):
+    recipe = CustomRecipe(by_name if named else mxfp8)
+
+    def call(x):
+        with te.autocast(recipe=recipe):
+            return layer(x)
+
+    compiled = compiler(call)
+    for factory, same in ((recipe.qfactory, recipes.MXFP8BlockScaling()), (current, recipes.Float8CurrentScaling())):
+        recipe.qfactory = factory
+        with te.autocast(recipe=same):
+            expected = layer(x)
+        for _ in range(2):
+            assert torch.equal(compiled(x), expected)
+    assert compiler.graphs == 2
+
+
 @pytest.mark.parametrize("override", [None, "dequantized", "high_precision"])
 def test_the_backward_override_is_that_of_the_recipe(override, layer, x):
     recipe = CustomRecipe(mxfp8, backward_override=override)
@@ -286,7 +304,7 @@ def read(*args, **fields):
             "must be positive, an int of at least 1; got 0",
         ),
         (lambda: read(mxfp8, fp8_dpa=True), NotImplementedError, "CustomRecipe: fp8_dpa and fp8_mha"),
-        (lambda: read(mixed), NotImplementedError, "equal DelayedScalingRequests for all tensors of a layer"),
+        (lambda: read(mixed), NotImplementedError, "equal DelayedScalingRequests for all tensors of a matmul"),
         (
             lambda: read(lambda role: None if role.tensor_type == "weight" else mxfp8(role)),
             NotImplementedError,
@@ -309,13 +327,14 @@ def test_what_no_recipe_can_do_is_refused_in_words(act, error, words):
         act()
 
 
-def test_what_a_layer_cannot_do_is_refused_in_words(x):
-    def halves(role):
-        return mxfp8(role) if role.name.endswith("fc1") else current(role)
+def test_what_a_layer_cannot_do_is_refused_in_words(x, compiler):
+    recipe = CustomRecipe(delayed_by_name)
 
-    with pytest.raises(NotImplementedError, match="the same quantizers for 'mlp.fc1' and 'mlp.fc2', which are matmuls"):
-        result(CustomRecipe(halves), quire.LayerNormMLP(64, 64, name="mlp"), x)
-    with pytest.raises(NotImplementedError, match="cannot return DelayedScalingRequests.*got one for the layer first"):
-        result(CustomRecipe(delayed_by_name), quire.Linear(64, 32, name="first"), x)
+    def call(x, layer):
+        with te.autocast(recipe=recipe):
+            return layer(x)
+
+    with pytest.raises(Exception, match="autocast whose recipe differs by layer; enter it outside of the compiled"):
+        compiler(call)(x, quire.Linear(64, 32, name="first"))
     with pytest.raises(NotImplementedError, match="quantized_model_init: the recipe differs by layer"):
         te.quantized_model_init(recipe=CustomRecipe(by_name)).__enter__()

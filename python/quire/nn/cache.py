@@ -102,9 +102,10 @@ def quantize_weights(
     check_type_or_none("quantize_weights", torch.optim.Optimizer, optimizer=optimizer)
     recipe = as_recipe("quantize_weights", recipe)
     chosen = [
-        (module, product, recipe or recipe_of(module) or default())
+        (module, product, (None if found is None else found.of_product(product)) or default())
         for module in model.modules()
         if isinstance(module, ProductModule)
+        for found in (recipe or recipe_of(module),)
         for product in module.products
     ]
     for module, product, _ in chosen:

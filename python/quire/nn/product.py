@@ -48,6 +48,7 @@ class Product:
     """
 
     def __init__(self, module: ProductModule, name: str, call: Call) -> None:
+        call = call.of_product(name)
         recipe, grad = call.recipe, torch.is_grad_enabled()
         self.module, self.name, self.call = module, name, call
         self.parameters, self.state = list(module.weights(name).values()), module.of(name, "delayed")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -69,7 +68,7 @@ class QuantizerRequest:
 @dataclass(frozen=True)
 class DelayedScalingRequest(QuantizerRequest):
     """Delayed scaling: the fields are those of quire.recipe.DelayedScaling. A qfactory that returns one returns equal
-    ones for all roles."""
+    ones for the other tensors of the matmul."""
 
     fp8_format: Format = Format.HYBRID
     margin: int = 0
@@ -107,8 +106,8 @@ class _Answers:
         if requests:
             if any(one != requests[0] for one in each):
                 raise NotImplementedError(
-                    "CustomRecipe: qfactory must return equal DelayedScalingRequests for all tensors of a layer, or "
-                    f"for none: a layer has one state of delayed scaling; got {_listed(each)}"
+                    "CustomRecipe: qfactory must return equal DelayedScalingRequests for all tensors of a matmul, "
+                    f"or for none: a matmul has one state of delayed scaling; got {_listed(each)}"
                 )
             attention = {name: fields[name] for name in ("fp8_dpa", "fp8_mha", "backward_override")}
             return quire.recipe.DelayedScaling(**vars(requests[0]), **attention)
@@ -191,43 +190,49 @@ class _OfLayers(quire.recipe.CustomRecipe):
         object.__setattr__(self, "made", {})
 
     def of_layer(self, layer: torch.nn.Module) -> Recipe | None:
-        """The recipe of a layer; None for high precision. Raises NotImplementedError where the factory treats the
-        matmuls of one layer in different ways, or asks for delayed scaling."""
+        """The recipe of a layer; None for high precision. Raises NotImplementedError for what no recipe can do."""
         key = (
             "grouped_linear" if hasattr(layer, "num_gemms") else "linear",
             getattr(layer, "name", None) or "",
             layer.products,
         )
-        if torch.compiler.is_compiling():
-            _make(self, *key)
-        elif key not in self.made:
-            _make_now(self, *key)
-        return self.made[key]
+        return getattr(self, _make(self, *key) if torch.compiler.is_compiling() else _made(self, *key))
+
+
+def _made(recipe: _OfLayers, *key: object) -> str:
+    """The attribute of the recipe that holds the recipe of a layer."""
+    # Attributes, because Dynamo reads a whole dict at once and would miss what is added while it traces.
+    if key not in recipe.made:
+        name = f"made{len(recipe.made)}"
+        object.__setattr__(recipe, name, _recipe_of_layer(recipe, *key))
+        recipe.made[key] = name
+    return recipe.made[key]
 
 
 @torch.compiler.assume_constant_result
-def _make(recipe: _OfLayers, *key: object) -> int:
-    if key not in recipe.made:
-        _make_now(recipe, *key)
-    return 0
+def _make(recipe: _OfLayers, *key: object) -> str:
+    return _made(recipe, *key)
 
 
-def _make_now(recipe: _OfLayers, module_type: str, name: str, products: tuple[str, ...]) -> None:
+class _OfProducts(Recipe):
+    """The recipe of a layer whose matmuls have different ones. Read as one recipe, it is the first that quantizes."""
+
+    __eq__, __hash__ = object.__eq__, object.__hash__
+
+    def __init__(self, each: dict[str, Recipe | None]) -> None:
+        first = next(one for one in each.values() if one is not None)
+        vars(self).update(vars(first), each=each)
+
+    def of_product(self, product: str) -> Recipe | None:
+        return self.each[product]
+
+
+def _recipe_of_layer(recipe: _OfLayers, module_type: str, name: str, products: tuple[str, ...]) -> Recipe | None:
     factory = recipe.qfactory.qfactory
+    fields = {field: getattr(recipe, field) for field in ("fp8_format", "fp8_dpa", "fp8_mha")}
+    fields["backward_override"] = recipe.given_override
     parts = [".".join([part for part in (name, product) if part]) for product in products]
     found = [_answers(factory, QuantizerRole, module_type, part)[0] for part in parts]
-    for (first, one), (second, other) in itertools.pairwise(zip(parts, found, strict=True)):
-        if one != other:
-            raise NotImplementedError(
-                f"CustomRecipe: qfactory must return the same quantizers for {first!r} and {second!r}, which are "
-                f"matmuls of one layer; got {one} and {other}. Use two layers instead of a LayerNormMLP"
-            )
-    fields = {field: getattr(recipe, field) for field in ("fp8_format", "fp8_dpa", "fp8_mha")}
-    made = found[0].recipe({**fields, "backward_override": recipe.given_override})
-    if made is not None and made.delayed():
-        raise NotImplementedError(
-            "CustomRecipe: a qfactory that depends on the layer cannot return DelayedScalingRequests, since an "
-            f"autocast ends the steps of all layers together; got one for the layer {name or '(without a name)'}. "
-            "Return one for every layer, whatever its name, or a Float8CurrentScalingQuantizer"
-        )
-    recipe.made[(module_type, name, products)] = made
+    made = [answers.recipe(fields) for answers in found]
+    same = all([answers == found[0] for answers in found])
+    return made[0] if same else _OfProducts(dict(zip(products, made, strict=True)))

@@ -3,6 +3,8 @@
 quire.recipe has immutable recipes of the same names. quire takes both, everywhere.
 """
 
+import torch
+
 import quire.recipe
 from quire.recipe import Format, MMParams, QParams
 from quire.te.common.settable import Params, Recipe, settable
@@ -108,6 +110,11 @@ class CustomRecipe(Recipe):
         check_factory(self.qfactory)
         self._check_alignment()
 
+    def frozen(self) -> quire.recipe.Recipe:
+        if torch.compiler.is_dynamo_compiling():
+            _ask_while_tracing(self)  # before what follows looks for answers
+        return super().frozen()
+
     def _check_alignment(self) -> None:
         alignment = self.quantization_alignment
         if not isinstance(alignment, int) or isinstance(alignment, bool) or alignment < 1:
@@ -119,6 +126,13 @@ class CustomRecipe(Recipe):
         self._check_alignment()
         del fields["quantization_alignment"]
         return recipe_of_factory(**fields)
+
+
+# Factories are functions of the user's, which need not be traceable.
+@torch.compiler.assume_constant_result
+def _ask_while_tracing(recipe: CustomRecipe) -> int:
+    recipe.frozen()
+    return 0
 
 
 __all__ = [
