@@ -281,7 +281,9 @@ def test_a_recipe_survives_pickle_and_deepcopy(layer, x):
 
 
 def mixed(role):
-    return te.DelayedScalingRequest() if role.tensor_type == "weight" else current(role)
+    return (
+        te.DelayedScalingRequest(margin=int(role.tensor_type == "weight")) if role.tensor_type != "input" else "mxfp8"
+    )
 
 
 def delayed_by_name(role):
@@ -304,7 +306,7 @@ def read(*args, **fields):
             "must be positive, an int of at least 1; got 0",
         ),
         (lambda: read(mxfp8, fp8_dpa=True), NotImplementedError, "CustomRecipe: fp8_dpa and fp8_mha"),
-        (lambda: read(mixed), NotImplementedError, "equal DelayedScalingRequests for all tensors of a matmul"),
+        (lambda: read(mixed), NotImplementedError, "tensors of a matmul must be equal: .*margin=1.*margin=0"),
         (
             lambda: read(lambda role: None if role.tensor_type == "weight" else mxfp8(role)),
             NotImplementedError,

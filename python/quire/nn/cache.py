@@ -136,8 +136,9 @@ def _keep(module: ProductModule, product: str, recipe: Recipe) -> None:
     if isinstance(weights[0], QuantizedTensor):
         return
     interleaved = "swizzled" not in QuantSpec(recipe.weight_spec).options  # these scales have an order of their own
-    scale, parallel = state.fwd_scale if recipe.delayed() else None, module.of(product, "parallel")
+    with_scale = recipe.delayed() and "w" in recipe.delayed_operands
+    scale, parallel = state.fwd_scale if with_scale else None, module.of(product, "parallel")
     made = cache(weights, recipe, scale, interleaved=interleaved, parallel=parallel)
     setattr(module, named(product, "kept_weight"), made)
-    if recipe.delayed():
+    if with_scale:
         delayed.collect_weight(state, made.buffers[2])

@@ -12,6 +12,7 @@ import quire.recipe
 from quire.recipe import Format, Recipe
 from quire.te.quantizers import Quantizer
 from quire.tensor import QuantSpec
+from quire.tensor.spec import check_recipe
 
 #: Operand -> TransformerEngine's name of it.
 _TENSOR_TYPES = {"x": "input", "w": "weight", "dy": "grad_output"}
@@ -67,8 +68,8 @@ class QuantizerRequest:
 
 @dataclass(frozen=True)
 class DelayedScalingRequest(QuantizerRequest):
-    """Delayed scaling: the fields are those of quire.recipe.DelayedScaling. A qfactory that returns one returns equal
-    ones for the other tensors of the matmul."""
+    """Delayed scaling: the fields are those of quire.recipe.DelayedScaling. A qfactory that returns several for the
+    tensors of one matmul returns equal ones."""
 
     fp8_format: Format = Format.HYBRID
     margin: int = 0
@@ -102,15 +103,6 @@ class _Answers:
     def recipe(self, fields: dict[str, Any]) -> Recipe | None:
         """The recipe that quantizes like this, None if nothing is quantized. fields: of quire.recipe.CustomRecipe."""
         each = (self.x, self.w, self.dy)
-        requests = [one for one in each if isinstance(one, DelayedScalingRequest)]
-        if requests:
-            if any(one != requests[0] for one in each):
-                raise NotImplementedError(
-                    "CustomRecipe: qfactory must return equal DelayedScalingRequests for all tensors of a matmul, "
-                    f"or for none: a matmul has one state of delayed scaling; got {_listed(each)}"
-                )
-            attention = {name: fields[name] for name in ("fp8_dpa", "fp8_mha", "backward_override")}
-            return quire.recipe.DelayedScaling(**vars(requests[0]), **attention)
         if each == ("none",) * 3:
             return None
         if self.w == "none":
@@ -119,7 +111,37 @@ class _Answers:
                 f"the gradient: a matmul has two quantized operands, or a quantized weight; got {_listed(each)}. "
                 "Return a quantizer for the weight, or None for all three"
             )
+        requests = [one for one in each if isinstance(one, DelayedScalingRequest)]
+        if requests:
+            if any(one != requests[0] for one in requests):
+                raise NotImplementedError(
+                    "CustomRecipe: the DelayedScalingRequests that qfactory returns for the tensors of a matmul must "
+                    f"be equal: a matmul has one state of delayed scaling; got {_listed(each)}"
+                )
+            attention = {name: fields[name] for name in ("fp8_dpa", "fp8_mha", "backward_override")}
+            if len(requests) < 3:
+                return PartlyDelayedScaling(self, requests[0], **attention)
+            return quire.recipe.DelayedScaling(**vars(requests[0]), **attention)
         return quire.recipe.CustomRecipe(self, **fields)
+
+
+class PartlyDelayedScaling(quire.recipe.DelayedScaling):
+    """Delayed scaling of one or two operands of a matmul, and other specs for the rest."""
+
+    __eq__, __hash__ = object.__eq__, object.__hash__
+
+    def __init__(self, answers: _Answers, request: DelayedScalingRequest, **attention: object) -> None:
+        operands = [name for name in _TENSOR_TYPES if answers(name) == request]
+        object.__setattr__(self, "answers", answers)
+        object.__setattr__(self, "delayed_operands", tuple(operands))
+        super().__init__(**vars(request), **attention)
+
+    def _text(self) -> str:
+        own = dict([part.split("=", 1) for part in super()._text().split(",")])
+        each = [(name, own[name] if name in self.delayed_operands else self.answers(name)) for name in own]
+        text = ",".join([f"{name}={spec}" for name, spec in each])
+        check_recipe("CustomRecipe", text)
+        return text
 
 
 def _listed(answers: tuple[object, ...]) -> str:
