@@ -1,6 +1,7 @@
 """Sums over processes that follow Parallel.reduce, for functions that tests/ranks.py runs. What each process adds is
 computed without a group."""
 
+import contextlib
 from dataclasses import dataclass
 
 import torch
@@ -119,6 +120,22 @@ def leaves_sums_of_gradients_to_others(rank, kind, mode, recipe, tokens):
         assert not torch.equal(whole, part)
         distributed.all_reduce(part)
         torch.testing.assert_close(part, whole, rtol=1e-5, atol=1e-5)
+
+
+def sums_the_gradient_of_a_returned_bias(rank, kind, reduces, way):
+    """Callers add the bias to the tokens of their process: its gradient is that of all tokens, or of theirs alone."""
+    mode, name = ("row", "bias") if kind == "Linear" else ("column", "fc2_bias")
+    parallel = Parallel(mode, distributed.group.WORLD, sequence=True, reduce_gradients=reduces)
+    layer = KINDS[kind](parallel=parallel, return_bias=True)
+    dy = torch.randint(-8, 8, (12, LAYERS_IN), generator=_generator(0)).float()
+    own = chunk(dy, 0)
+    x = torch.randn(12 if mode == "row" else len(own), layer.get_parameter(layer.weight_names[0]).shape[1])
+    run = {"eager": layer, "compiled": compiled(layer)}.get(way, layer)
+    with quire.distributed.exact() if way == "exact" else contextlib.nullcontext():
+        y, bias = run(x)
+        assert torch.equal(bias, layer.get_parameter(name))
+        (y + bias).backward(own)
+    assert torch.equal(layer.get_parameter(name).grad, (dy if reduces else own).sum(0))
 
 
 def _generator(rank):

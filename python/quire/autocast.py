@@ -20,7 +20,7 @@ class _State(threading.local):
     def __init__(self) -> None:
         self.inside = False  # of any autocast
         self.recipe: Recipe | None = None
-        self.rule: delayed.Rule | None = None
+        self.rule: delayed.Rule | delayed.RulesByLayer | None = None
         # Autograd's threads of devices are not Python's. What they compute again belongs to the caller of backward.
         self.foreign = isinstance(threading.current_thread(), threading._DummyThread)
 
@@ -31,7 +31,7 @@ class _State(threading.local):
         self.inside, self.recipe, self.rule = active
 
 
-_Active = tuple[bool, Recipe | None, delayed.Rule | None]
+_Active = tuple[bool, Recipe | None, delayed.Rule | delayed.RulesByLayer | None]
 _STATE = _State()
 #: The attributes of _STATE in the thread whose context this is. PyTorch carries the context of the thread that calls
 #: backward to autograd's threads, which is the only way from them to that thread.
@@ -78,9 +78,9 @@ def recipe_of(layer: torch.nn.Module) -> Recipe | None:
     return found if found is None or found.of_layer is None else found.of_layer(layer)
 
 
-def active_rule() -> delayed.Rule | None:
+def active_rule() -> delayed.Rule | delayed.RulesByLayer | None:
     """The argument of delayed.collect(), if the innermost autocast of this thread has a delayed recipe and is enabled
-    or calibrating; else None."""
+    or calibrating; of a recipe that differs by layer, what knows the rule of each; else None."""
     return _active()[2]
 
 
@@ -132,7 +132,7 @@ class autocast:
             )
         self._given, self._enabled, self._calibrating = recipe, enabled, calibrating
         self._group = amax_reduction_group
-        self._outer: list[_Active] = []
+        self._outer: list[tuple[_Active, bool]] = []
         self._read()
 
     def _read(self) -> None:
@@ -143,21 +143,28 @@ class autocast:
         self._delayed = recipe
         if recipe is not None and not (recipe.delayed() and (self._enabled or self._calibrating)):
             self._delayed = None
+        self._by_layer = self.recipe is not None and self.recipe.of_layer is not None
         self._changes = self._given is not None and not isinstance(self._given, Recipe | str)
 
     def __enter__(self) -> "autocast":
         if self._changes:
             self._read()
-        rule = None if self._delayed is None else delayed.enter(self._delayed, self._group)
-        self._outer.append(_STATE.get())
+        rule, entered = None, self._delayed is not None
+        if entered:
+            rule = delayed.enter(self._delayed, self._group)
+        elif self._by_layer:
+            rule = delayed.RulesByLayer(self._group)
+            entered = rule.entered
+        self._outer.append((_STATE.get(), entered))
         _STATE.set((True, self.recipe, rule))
         if not torch.compiler.is_compiling():
             _ATTRIBUTES.set(_STATE.__dict__)
         return self
 
     def __exit__(self, *exception: object) -> None:
-        _STATE.set(self._outer.pop())
-        if self._delayed is not None:
+        active, entered = self._outer.pop()
+        _STATE.set(active)
+        if entered:
             delayed.leave()
 
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:

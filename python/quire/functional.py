@@ -15,6 +15,7 @@ from quire.tensor import (
     QuantizedActivation,
     QuantizedTensor,
     QuantSpec,
+    as_matrix,
     from_results,
     named_buffers,
 )
@@ -210,7 +211,7 @@ def quantize(
 ) -> QuantizedTensor | QuantizedActivation:
     """Codes, scales and amaxes of x under `spec` (numerics.md 1-5).
 
-    x: float32, float16 or bfloat16, rank >= 1, any sizes and strides.
+    x: float32, float16 or bfloat16, any sizes and strides. Without dimensions it has the buffers of a tensor [1].
     rowwise, columnwise: the direction of blocks, along K or along M; both directions are computed in one pass.
     seed, offset: 64-bit numbers, signed or unsigned, of the random stream (numerics.md 0.11); both directions use it. A
         spec with stochastic rounding needs a seed.
@@ -233,11 +234,13 @@ def quantize(
     check_type_or_none("quantize", torch.Tensor, rowwise_amax=rowwise_amax, columnwise_amax=columnwise_amax)
     arguments = (rowwise, columnwise, signed64(seed or 0, "seed"), signed64(offset, "offset"), scale)
     arguments += (rowwise_amax, columnwise_amax)
+    matrix = as_matrix(x)
     if x.requires_grad and torch.is_grad_enabled():
-        carrier, *results = torch.ops.quire.quantize_through(x, spec.text, *arguments)
+        carrier, *results = torch.ops.quire.quantize_through(matrix, spec.text, *arguments)
         named = named_buffers(results, rowwise, columnwise)
+        carrier = carrier if x.dim() else carrier.reshape(())
         return QuantizedActivation(carrier, tuple([named[name] for name in BUFFER_NAMES]), spec.text)
-    results = torch.ops.quire.quantize(x, spec.text, *arguments)
+    results = torch.ops.quire.quantize(matrix, spec.text, *arguments)
     return from_results(results, spec.text, x.shape, x.dtype, (rowwise, columnwise), scale=scale)
 
 
@@ -255,7 +258,7 @@ def amax(
     """
     check_type("amax", torch.Tensor, x=x)
     spec = spec if isinstance(spec, QuantSpec) else QuantSpec(spec)
-    found = torch.ops.quire.amax(x.detach(), spec.text, rowwise, columnwise)
+    found = torch.ops.quire.amax(as_matrix(x.detach()), spec.text, rowwise, columnwise)
     return found[0] if rowwise else None, found[1] if columnwise else None
 
 

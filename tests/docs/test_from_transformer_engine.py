@@ -23,6 +23,7 @@ def places():
     x = torch.ones(2, 32)
     layer.weight.main_grad, layer.weight.overwrite_main_grad = torch.zeros(32, 32), False
     layer.weight.grad_added_to_main_grad = False
+    delayed = quire.Linear(32, 32, delay_wgrad_compute=True)
     takes = (quire.Linear, quire.Linear.forward, quire.GroupedLinear, quire.GroupedLinear.forward)
     given = [name for each in takes for name in inspect.signature(each).parameters]
     arguments = type("Arguments", (), dict.fromkeys(given))
@@ -33,6 +34,7 @@ def places():
         quire.te.quantizer_factories,
         layer,
         layer.weight,
+        delayed.weight,
         arguments,
         *recipes,
         quire.MXFP8Quantizer(7),

@@ -106,9 +106,18 @@ def test_align_size_of_a_recipe(name, rows):
     recipe = recipes.from_name(name)
     assert quire.te.pytorch.get_align_size_for_quantization(recipe) == rows
     with quire.autocast(recipe=recipe):
-        assert quire.Fp8Padding(1).alignment() == rows
+        assert quire.Fp8Padding(1).align_size == rows != quire.Fp8Padding(1, 24).align_size == 24
     with pytest.raises(TypeError, match="get_align_size_for_quantization: recipe must be"):
         quire.te.pytorch.get_align_size_for_quantization(name)
+
+
+def test_a_layer_tells_whether_it_has_biases():
+    for bias in (False, True):
+        layers = [quire.Linear(8, 8, bias=bias), quire.GroupedLinear(2, 8, 8, bias=bias)]
+        layers += [quire.GroupedLinear(2, 8, 8, bias=bias, single_grouped_bias=True)]
+        layers += [quire.LayerNormLinear(8, 8, bias=bias), quire.LayerNormMLP(8, 8, bias=bias)]
+        layers += [quire.Linear(8, 8, bias=bias, parameters_split=("q", "k"))]
+        assert [layer.use_bias for layer in layers] == [bias] * len(layers)
 
 
 def test_the_global_state_manager_tells_what_autocast_has_set(compiler):

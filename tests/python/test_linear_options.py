@@ -176,6 +176,35 @@ def test_in_high_precision_dtypes_must_agree_where_gradients_go_elsewhere(make_x
     assert y.dtype == torch.bfloat16 and layer.weight.main_grad.any()
 
 
+def test_frameworks_learn_when_a_delayed_gradient_is_there(make_x):
+    layers = [
+        quire.Linear(96, 64, delay_wgrad_compute=True),
+        quire.LayerNormMLP(96, 64, delay_wgrad_compute=True),
+        quire.GroupedLinear(2, 96, 64, delay_wgrad_compute=True),
+    ]
+    for layer in layers:
+        called, arguments = [], [[3, 2]] if hasattr(layer, "num_gemms") else []
+        weights = [parameter for name, parameter in layer.named_parameters() if "weight" in name and "norm" not in name]
+        marked = [parameter for parameter in layer.parameters() if hasattr(parameter, "skip_backward_post_hook")]
+        assert len(weights) == len(marked) == len(layer.weight_names) and all(
+            a is b for a, b in zip(weights, marked, strict=True)
+        )
+        layer.register_wgrad_accumulation_and_reduce_hooks(
+            lambda weights=weights, called=called: called.append([weight.grad is not None for weight in weights])
+        )
+        layer(make_x(5, 96).float(), *arguments).sum().backward()
+        assert not called
+        layer.backward_dw()
+        assert called == [[True] * len(weights)]
+        with pytest.raises(RuntimeError, match="no backward pass has kept operands"):
+            layer.backward_dw()
+        assert len(called) == 1
+    plain = quire.Linear(96, 64)
+    plain.register_wgrad_accumulation_and_reduce_hooks(lambda: called.append("plain"))
+    plain.backward_dw()
+    assert len(called) == 1 and not hasattr(plain.weight, "skip_backward_post_hook")
+
+
 def test_a_gradient_computed_later_is_not_made_on_the_default_device(make_x):
     layer = quire.Linear(96, 64, params_dtype=torch.bfloat16, delay_wgrad_compute=True)
     with quire.autocast():

@@ -10,6 +10,7 @@ from reduce_ranks import (
     adds_float32_in_the_order_of_ranks,
     leaves_sums_of_gradients_to_others,
     refuses_what_is_no_spec,
+    sums_the_gradient_of_a_returned_bias,
 )
 
 #: Of a weight divided by rows y is a sum, by columns the gradient of x.
@@ -48,3 +49,10 @@ def test_a_reduction_that_is_no_spec_is_refused(two):
 def test_a_framework_can_sum_gradients_itself(two, recipe, tokens):
     for kind, mode in (("Linear", "row"), ("LayerNormLinear", "column"), ("LayerNormMLP", "column")):
         two.run(leaves_sums_of_gradients_to_others, kind, mode, recipe, tokens)
+
+
+@pytest.mark.parametrize("way", ["eager", "compiled", "exact"])
+@pytest.mark.parametrize("kind", ["Linear", "LayerNormMLP"])
+def test_a_bias_that_is_returned_has_the_gradient_of_all_tokens(two, kind, way):
+    for reduces in (True, False):
+        two.run(sums_the_gradient_of_a_returned_bias, kind, reduces, way)

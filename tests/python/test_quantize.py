@@ -1,5 +1,7 @@
 """quire.quantize: arguments, seeds, and independence of how a tensor lies in memory."""
 
+import pickle
+
 import pytest
 import torch
 
@@ -67,6 +69,39 @@ def test_a_gradient_passes_quantize_as_it_is(spec):
     assert torch.equal(x.grad, torch.full((16, 16), 3.0))
 
 
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("spec", ["fp8_tensor", "fp8_row", "fp8_block:128x128", "mxfp8", "mxfp8:32x32", "nvfp4"])
+def test_a_tensor_without_dimensions_is_quantized_as_one_of_one_value(spec, compiled, compiler):
+    x, other = torch.tensor(-1.3, dtype=torch.bfloat16), torch.tensor(0.4)
+    function = compiler(quire.quantize) if compiled else quire.quantize
+    q, one = function(x, spec, columnwise=True), quire.quantize(x.view(1), spec, columnwise=True)
+    assert q.shape == () and q.dequantize().shape == () and q.proto.buffers() == one.proto.buffers()
+    for copy in (q, q.clone(), q.view(1), pickle.loads(pickle.dumps(q)), one.view(()), one[0]):
+        assert isinstance(copy, quire.QuantizedTensor) and torch.equal(copy.dequantize().view(1), one.dequantize())
+    for direction in ("rowwise", "columnwise"):
+        part = quire.quantize(x, spec, rowwise=direction == "rowwise", columnwise=direction == "columnwise")
+        assert torch.equal(part.dequantize(), q.dequantize())
+    empty = q.proto.create_tensor()
+    q = empty.quantize_(other)
+    again = quire.quantize(other.view(1), spec, columnwise=True)
+    assert all(torch.equal(a, b) for a, b in zip(q.buffers().values(), again.buffers().values(), strict=True))
+    leaf = other.clone().requires_grad_()
+    y = function(leaf, spec)
+    (y.dequantize() * 3).backward()
+    assert y.shape == leaf.grad.shape == () and leaf.grad == 3 and y.detach().dequantize() == again.dequantize()
+    if "fp8_row" in spec or spec in ("fp8_tensor", "nvfp4"):
+        assert torch.equal(quire.amax(other, spec)[0], quire.amax(other.view(1), spec)[0])
+
+
+def test_a_detached_tensor_has_the_buffers_of_the_tensor():
+    q = quire.quantize(torch.randn(32, 32), "mxfp8", columnwise=True).requires_grad_()
+    detached = q.detach()
+    assert not detached.requires_grad and detached is not q
+    assert all(one is other for one, other in zip(detached.get_data_tensors(), q.get_data_tensors(), strict=True))
+    detached.zero_()
+    assert not q.dequantize().any()
+
+
 def test_a_gradient_of_codes_is_refused_in_words():
     results = torch.ops.quire.quantize(torch.randn(16, 16, requires_grad=True), "fp8_tensor", True, False)
     with pytest.raises(RuntimeError, match="quire::quantize has no gradient; use quire.Linear, or detach its input"):
@@ -77,7 +112,6 @@ REFUSED = [
     (torch.ones(4, 4, dtype=torch.int32), {}, "quantize: x must be float32, float16 or bfloat16, got Int; convert"),
     (torch.ones(4, 4, dtype=torch.uint8), {}, "quantize: x must be float32, float16 or bfloat16, got Byte"),
     (torch.ones(4, 4, dtype=torch.float64), {}, "got Double; convert it with .to"),
-    (torch.tensor(1.0), {}, "quantize: x must have at least 1 dimension, got a scalar"),
     (torch.ones(4, 4).to_sparse(), {}, "quantize: x must be a dense tensor, got one of layout Sparse; use .to_dense"),
     (torch.ones(4, 4), {"rowwise": False}, "quantize: rowwise and columnwise are both False; ask for at least one"),
     (torch.ones(4, 4), {"scale": torch.ones(1)}, "scale"),

@@ -193,6 +193,28 @@ def test_a_flag_keeps_what_a_tensor_stores(spec, flag):
     assert same(weight, expected)
 
 
+@pytest.mark.parametrize("quantizer, spec, dtype", QUANTIZERS, ids=lambda value: str(value))
+def test_a_tensor_has_a_quantizer_that_quantizes_as_it_is_quantized(quantizer, spec, dtype):
+    x = torch.randn(32, 64, generator=torch.Generator().manual_seed(0))
+    for usage in ({}, {"rowwise": False}, {"columnwise": False}):
+        quantizer = quantizer.copy()
+        quantizer.set_usage(**{"rowwise": True, "columnwise": True} | usage)
+        q = quantizer(x)
+        found = q.quantizer
+        assert type(found) is type(quantizer) and found.dtype is dtype and same(found(2 * x), quantizer(2 * x))
+        found.set_usage(rowwise=True, columnwise=True)
+        assert q.quantizer.columnwise_usage is quantizer.columnwise_usage
+    assert type(quire.quantize(x, "mxfp4").quantizer) is quire.Quantizer
+
+
+def test_the_weights_of_groups_that_are_one_parameter_have_a_quantizer():
+    with quire.quantized_model_init(recipe="mxfp8"):
+        layer = quire.GroupedLinear(2, 32, 64, single_grouped_weight=True)
+    assert isinstance(layer.weight.quantizer, quire.MXFP8Quantizer) and layer.weight.quantizer.columnwise_usage
+    x = torch.randn(64, 32)
+    assert same(layer.weight.quantizer(x), quire.quantize(x, layer.weight.spec, columnwise=True))
+
+
 def test_usages_have_other_words_too():
     q, other = (quire.quantize(torch.ones(32, 32), "mxfp8", columnwise=True) for _ in range(2))
     q.update_usage(rowwise_usage=False, columnwise_usage=True)

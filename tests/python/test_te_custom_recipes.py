@@ -95,6 +95,24 @@ def test_a_layer_computes_as_under_the_recipe_of_the_same_specs(factory, same, l
     assert not equal(found, result(other, layer, x))
 
 
+@pytest.mark.parametrize("named", [False, True])
+def test_a_compiled_function_asks_the_factory_of_a_recipe_that_nobody_has_read(named, layer, x, compiler):
+    recipe = CustomRecipe(by_name if named else mxfp8)
+
+    def call(x):
+        with te.autocast(recipe=recipe):
+            return layer(x)
+
+    compiled = compiler(call)
+    for factory, same in ((recipe.qfactory, recipes.MXFP8BlockScaling()), (current, recipes.Float8CurrentScaling())):
+        recipe.qfactory = factory
+        with te.autocast(recipe=same):
+            expected = layer(x)
+        for _ in range(2):
+            assert torch.equal(compiled(x), expected)
+    assert compiler.graphs == 2
+
+
 @pytest.mark.parametrize("override", [None, "dequantized", "high_precision"])
 def test_the_backward_override_is_that_of_the_recipe(override, layer, x):
     recipe = CustomRecipe(mxfp8, backward_override=override)
@@ -235,10 +253,23 @@ def test_a_role_is_a_value_and_a_text():
 def test_the_alignment_is_what_the_recipe_says():
     from quire.te.pytorch.quantization import get_align_size_for_quantization
 
-    assert get_align_size_for_quantization(CustomRecipe(mxfp8)) == 128
-    recipe = CustomRecipe(mxfp8, quantization_alignment=32)
+    asked = []
+
+    def factory(role):
+        asked.append(role)
+        return mxfp8(role)
+
+    assert get_align_size_for_quantization(CustomRecipe(factory)) == 128
+    recipe = CustomRecipe(factory, quantization_alignment=32)
+    assert get_align_size_for_quantization(recipe) == 32 and not asked
+    padding = te.Fp8Padding(1)
     with te.autocast(recipe=recipe):
-        assert te.Fp8Padding(1).alignment() == 32 == get_align_size_for_quantization(recipe)
+        assert padding.align_size == 32
+        assert padding(torch.ones(3, 32), [3])[1] == [32]
+    assert padding.align_size == get_align_size_for_quantization(te.get_default_recipe())
+    recipe.quantization_alignment = 0
+    with pytest.raises(ValueError, match="quantization_alignment must be positive"), te.autocast(recipe=recipe):
+        pass
 
 
 def test_a_recipe_survives_pickle_and_deepcopy(layer, x):
@@ -250,29 +281,39 @@ def test_a_recipe_survives_pickle_and_deepcopy(layer, x):
 
 
 def mixed(role):
-    return te.DelayedScalingRequest() if role.tensor_type == "weight" else current(role)
+    return (
+        te.DelayedScalingRequest(margin=int(role.tensor_type == "weight")) if role.tensor_type != "input" else "mxfp8"
+    )
 
 
 def delayed_by_name(role):
     return te.DelayedScalingRequest() if role.name == "first" else current(role)
 
 
+def read(*args, **fields):
+    return CustomRecipe(*args, **fields).frozen()
+
+
 @pytest.mark.parametrize(
     ("act", "error", "words"),
     [
         (lambda: CustomRecipe("mxfp8"), TypeError, "qfactory must be callable with a QuantizerRole; got 'mxfp8'"),
-        (lambda: CustomRecipe(lambda role: 3), TypeError, "or None for high precision; got 3 for module_type=linear"),
-        (lambda: CustomRecipe(lambda role: "mxfp9"), ValueError, "unknown family in '>>mxfp9<<'"),
-        (lambda: CustomRecipe(mxfp8, quantization_alignment=0), ValueError, "must be an int of at least 1; got 0"),
-        (lambda: CustomRecipe(mxfp8, fp8_dpa=True), NotImplementedError, "CustomRecipe: fp8_dpa and fp8_mha"),
-        (lambda: CustomRecipe(mixed), NotImplementedError, "equal DelayedScalingRequests for all tensors of a layer"),
+        (lambda: read(lambda role: 3), TypeError, "or None for high precision; got 3 for module_type=linear"),
+        (lambda: read(lambda role: "mxfp9"), ValueError, "unknown family in '>>mxfp9<<'"),
         (
-            lambda: CustomRecipe(lambda role: None if role.tensor_type == "weight" else mxfp8(role)),
+            lambda: CustomRecipe(mxfp8, quantization_alignment=0),
+            ValueError,
+            "must be positive, an int of at least 1; got 0",
+        ),
+        (lambda: read(mxfp8, fp8_dpa=True), NotImplementedError, "CustomRecipe: fp8_dpa and fp8_mha"),
+        (lambda: read(mixed), NotImplementedError, "tensors of a matmul must be equal: .*margin=1.*margin=0"),
+        (
+            lambda: read(lambda role: None if role.tensor_type == "weight" else mxfp8(role)),
             NotImplementedError,
             "got mxfp8:nan for input, none for weight, mxfp8:nan for grad_output. Return a quantizer for the weight",
         ),
         (
-            lambda: CustomRecipe(lambda role: None if role.tensor_type == "input" else mxfp8(role)),
+            lambda: read(lambda role: None if role.tensor_type == "input" else mxfp8(role)),
             ValueError,
             "quantizes one of x and dy only; give both a spec, or both none",
         ),
@@ -288,13 +329,14 @@ def test_what_no_recipe_can_do_is_refused_in_words(act, error, words):
         act()
 
 
-def test_what_a_layer_cannot_do_is_refused_in_words(x):
-    def halves(role):
-        return mxfp8(role) if role.name.endswith("fc1") else current(role)
+def test_what_a_layer_cannot_do_is_refused_in_words(x, compiler):
+    recipe = CustomRecipe(delayed_by_name)
 
-    with pytest.raises(NotImplementedError, match="the same quantizers for 'mlp.fc1' and 'mlp.fc2', which are matmuls"):
-        result(CustomRecipe(halves), quire.LayerNormMLP(64, 64, name="mlp"), x)
-    with pytest.raises(NotImplementedError, match="cannot return DelayedScalingRequests.*got one for the layer first"):
-        result(CustomRecipe(delayed_by_name), quire.Linear(64, 32, name="first"), x)
+    def call(x, layer):
+        with te.autocast(recipe=recipe):
+            return layer(x)
+
+    with pytest.raises(Exception, match="autocast whose recipe differs by layer; enter it outside of the compiled"):
+        compiler(call)(x, quire.Linear(64, 32, name="first"))
     with pytest.raises(NotImplementedError, match="quantized_model_init: the recipe differs by layer"):
         te.quantized_model_init(recipe=CustomRecipe(by_name)).__enter__()

@@ -254,10 +254,13 @@ def test_a_sequential_is_a_list_of_modules_with_options_for_each():
     linear = ops.Linear(8, 8)
     made = ops.Sequential({"first": linear, "second": ops.Identity()})
     assert list(made.state_dict()) == ["first.weight", "first.bias"] and len(made[:1]) == 1
-    x = torch.randn(2, 8)
+    x, two = torch.randn(2, 8), ops.Sequential(linear, ops.Linear(8, 8))
     with te.autocast(recipe=recipes.MXFP8BlockScaling()), torch.no_grad():
         for key in (0, -2, linear):
             assert isinstance(made(x, op_kwargs={key: {"fp8_output": True}}), quire.QuantizedTensor)
+            assert type(two(x, op_kwargs={key: {"fp8_output": True}})) is torch.Tensor
+        for key in (1, -1, two[1]):
+            assert isinstance(two(x, op_kwargs={key: {"fp8_output": True}}), quire.QuantizedTensor)
 
 
 def test_graphed_callables_are_compiled_and_run_under_their_recipe(monkeypatch):

@@ -93,7 +93,12 @@ def test_each_end_of_a_case_is_counted_in_its_column(tmp_path):
         ("AttributeError: 'CppFunction' object has no attribute 'tensor_objects'", "internals"),
         ("AttributeError: 'Linear' object has no attribute 'fp8_meta'", "documented"),
         ("AssertionError: assert isinstance(QuantizedActivation(), QuantizedTensor)", "documented"),
+        ("AttributeError: 'QuantizedActivation' object has no attribute 'cpu'", "documented"),
+        ("TypeError: unsupported operand type(s) for -: 'Tensor' and 'QuantizedActivation'", "documented"),
+        ("AssertionError: QuantizedActivation('mxfp8', shape=[2]) != tensor([1.0, 2.0])", "wrong"),
+        ("RuntimeError: QuantizedActivation: its parts are a carrier", "unknown"),
         ("AssertionError: Tensor-likes are not close!", "wrong"),
+        ("assert None == 128\n +  where None = Fp8Padding().align_size", "wrong"),
         ("RuntimeError: other", "unknown"),
     ],
 )

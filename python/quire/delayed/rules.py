@@ -22,14 +22,15 @@ class Rule:
 
     text: identifies the recipe and its process group. number: the same as an integer, which `usage` of a state holds.
     recipe: the recipe; None if only the text is known, from a checkpoint. group: the process group, or None.
-    failed: whether a function of the user has raised in its last step.
+    failed: whether a function of the user has raised in its last step. by_layer: whether layers have it under a recipe
+    that differs by layer.
     """
 
     def __init__(self, text: str, number: int) -> None:
         self.text, self.number = text, number
         self.recipe: DelayedScaling | None = None
         self.group: object = None
-        self.failed = False
+        self.failed = self.by_layer = False
 
     def on(self, device: torch.device) -> torch.Tensor:
         """The number as a tensor on the device, for kernels: int64 []."""

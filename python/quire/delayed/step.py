@@ -11,17 +11,17 @@ from quire.delayed.rules import THREAD, Rule, place, rule_of, table_on, write
 from quire.delayed.state import STEPPING, DelayedState, keep_as_other_ranks, usable_states
 from quire.delayed.update import needs_python, reduces, rules_read, update_of
 from quire.distributed.groups import name_of
-from quire.recipe import DelayedScaling, Format
+from quire.recipe import DelayedScaling, Format, Recipe
 
 
-def _activate(text: str, recipe: DelayedScaling, group: object) -> int:
+def _activate(text: str, recipe: DelayedScaling, group: object, by_layer: bool = False) -> int:
     """Prepares everything that a step under the recipe needs; returns its row in the table."""
     rule = rule_of(text)
     row = list(THREAD.rules).index(text)
     if rule.recipe is None or recipe.unfused:
         rule.recipe = recipe
         write(rule)
-    rule.group, rule.failed = group, False
+    rule.group, rule.failed, rule.by_layer = group, False, rule.by_layer or by_layer
     THREAD.in_python = any([needs_python(rule) for rule in THREAD.rules.values()])
     if reduces(recipe, group):
         keep_as_other_ranks()
@@ -36,10 +36,11 @@ def _activate(text: str, recipe: DelayedScaling, group: object) -> int:
 # A constant of the graph, computed once while tracing, on the real objects: fields, since a recipe that is made within
 # the graph is none.
 @torch.compiler.assume_constant_result
-def _activate_while_tracing(text: str, group: object, element: str, *fields: object) -> int:
+def _activate_while_tracing(text: str, group: object, by_layer: bool, element: str, *fields: object) -> int:
     gc.collect()  # or a layer that nothing refers to any more would be traced, and gone when the graph runs
     margin, *others, override = fields
-    return _activate(text, DelayedScaling(margin, Format[element], *others, backward_override=override), group)
+    recipe = DelayedScaling(margin, Format[element], *others, backward_override=override)
+    return _activate(text, recipe, group, by_layer)
 
 
 # PyTorch's own name of a group may be another one on each rank, and would make graphs of ranks differ.
@@ -65,27 +66,71 @@ def enter(recipe: DelayedScaling, group: object) -> Rule | None:
     if torch.compiler.is_exporting():
         THREAD.depth += 1
         return None
+    rule = _active_rule(recipe, group)
+    _begin()
+    return rule
+
+
+def _active_rule(recipe: DelayedScaling, group: object, by_layer: bool = False) -> Rule:
     text = rule_text(recipe, group)
     if torch.compiler.is_compiling():
         fields = (recipe.margin, recipe.amax_history_len, recipe.amax_compute_algo)
         fields += (recipe.scaling_factor_compute_algo, recipe.reduce_amax, recipe.backward_override)
-        row = _activate_while_tracing(text, group, recipe.fp8_format.name, *fields)
-        outermost = THREAD.depth == 0
+        row = _activate_while_tracing(text, group, by_layer, recipe.fp8_format.name, *fields)
     else:
-        row = _activate(text, recipe, group)
-        # An autocast that a backward pass enters belongs to a forward pass that is recomputed.
-        outermost = THREAD.depth == 0 and not torch.ops.quire.in_backward()
+        row = _activate(text, recipe, group, by_layer)
     rule = getattr(THREAD, f"rule{row}")
     if rule.text != text:  # the row is a constant of a graph, and guarded by this
         raise AssertionError("DelayedScaling: the rules of this thread are mixed up; please report it")
-    if outermost and torch.is_grad_enabled():
-        step()
-    THREAD.depth += 1  # last: what raises above has entered nothing
     return rule
 
 
+def _begin() -> None:
+    """A context begins; the outermost one ends the previous step."""
+    # An autocast that a backward pass enters belongs to a forward pass that is recomputed.
+    recomputes = not torch.compiler.is_compiling() and torch.ops.quire.in_backward()
+    if THREAD.depth == 0 and not recomputes and torch.is_grad_enabled():
+        step()
+    THREAD.depth += 1  # last: what raises above has entered nothing
+
+
+class RulesByLayer:
+    """The rules of the layers within an autocast whose recipe differs by layer. Which layers have delayed recipes is
+    known when they run: a step ends if an earlier autocast of that kind had such layers.
+
+    group: as for enter(). entered: whether leave() is to be called at the end of the context.
+    """
+
+    def __init__(self, group: object) -> None:
+        self.group, self._found = group, {}
+        self._traced = torch.compiler.is_compiling()
+        rules = () if self._traced else [rule for rule in THREAD.rules.values() if rule.by_layer]
+        for rule in rules:
+            _activate(rule.text, rule.recipe, rule.group)
+        self.entered = len(rules) > 0
+        if self.entered:
+            _begin()
+
+    def of(self, recipe: Recipe) -> Rule | None:
+        """That of a layer's recipe; None if it is not delayed, and during torch.export. Raises NotImplementedError if
+        the context began in a compiled function."""
+        if not recipe.delayed() or torch.compiler.is_exporting():
+            return None
+        if self._traced:
+            raise NotImplementedError(
+                "autocast: a compiled function does not know which layers have delayed scaling when it enters an "
+                "autocast whose recipe differs by layer; enter it outside of the compiled function"
+            )
+        if torch.compiler.is_compiling():
+            return _active_rule(recipe, self.group, by_layer=True)
+        text = rule_text(recipe, self.group)
+        if text not in self._found:
+            self._found[text] = _active_rule(recipe, self.group, by_layer=True)
+        return self._found[text]
+
+
 def leave() -> None:
-    """Ends the context that enter() began."""
+    """Ends the context that enter(), or a RulesByLayer that has `entered`, began."""
     THREAD.depth -= 1
 
 

@@ -98,6 +98,11 @@ def _named(layer: torch.nn.Module) -> set[str]:
 
 
 def _check_recipe(recipe: Recipe) -> None:
+    if recipe.delayed() and len(recipe.delayed_operands) < 3:
+        raise NotImplementedError(
+            f"gather_codes: delayed scaling of {' and '.join(recipe.delayed_operands)} alone is not available; give "
+            "all operands of a matmul delayed scaling, or none"
+        )
     if recipe.backward_override == "high_precision":
         raise ValueError(
             f"gather_codes: the backward pass of {type(recipe).__name__}(backward_override='high_precision') needs "

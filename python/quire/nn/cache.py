@@ -102,9 +102,10 @@ def quantize_weights(
     check_type_or_none("quantize_weights", torch.optim.Optimizer, optimizer=optimizer)
     recipe = as_recipe("quantize_weights", recipe)
     chosen = [
-        (module, product, recipe or recipe_of(module) or default())
+        (module, product, (None if found is None else found.of_product(product)) or default())
         for module in model.modules()
         if isinstance(module, ProductModule)
+        for found in (recipe or recipe_of(module),)
         for product in module.products
     ]
     for module, product, _ in chosen:
@@ -135,8 +136,9 @@ def _keep(module: ProductModule, product: str, recipe: Recipe) -> None:
     if isinstance(weights[0], QuantizedTensor):
         return
     interleaved = "swizzled" not in QuantSpec(recipe.weight_spec).options  # these scales have an order of their own
-    scale, parallel = state.fwd_scale if recipe.delayed() else None, module.of(product, "parallel")
+    with_scale = recipe.delayed() and "w" in recipe.delayed_operands
+    scale, parallel = state.fwd_scale if with_scale else None, module.of(product, "parallel")
     made = cache(weights, recipe, scale, interleaved=interleaved, parallel=parallel)
     setattr(module, named(product, "kept_weight"), made)
-    if recipe.delayed():
+    if with_scale:
         delayed.collect_weight(state, made.buffers[2])

@@ -31,13 +31,13 @@ Result = torch.Tensor | tuple[torch.Tensor, torch.Tensor | None]
 class Call(NamedTuple):
     """The options of one call of a module, shared by all of its matmuls.
 
-    recipe: the active recipe; None means high precision. rule: the argument of delayed.collect(). dtype: of the
+    recipe: the active recipe; None means high precision. rule: active_rule(). dtype: of the
     results. is_first_microbatch, fp8_grad: arguments of Linear.forward. output_spec: the text of a spec for the
     module's result, "" for none. layout: how the tensors of a call with a DTensor are sharded; None for a plain x.
     """
 
     recipe: Recipe | None
-    rule: delayed.Rule | None
+    rule: delayed.Rule | delayed.RulesByLayer | None
     dtype: torch.dtype
     is_first_microbatch: bool | None
     fp8_grad: bool
@@ -48,6 +48,13 @@ class Call(NamedTuple):
     def sequence(self) -> bool | None:
         """Whether tokens are sharded along the first dimension, None for what the layer says."""
         return None if self.layout is None else self.layout.sequence
+
+    def of_product(self, product: str) -> "Call":
+        """The same with the recipe of a matmul, and the argument of delayed.collect() as rule."""
+        recipe, rule = None if self.recipe is None else self.recipe.of_product(product), self.rule
+        if isinstance(rule, delayed.RulesByLayer):
+            rule = None if recipe is None else rule.of(recipe)
+        return self if recipe is self.recipe and rule is self.rule else self._replace(recipe=recipe, rule=rule)
 
     def part(self, t: torch.Tensor | None) -> torch.Tensor | None:
         """What this rank has of a parameter."""

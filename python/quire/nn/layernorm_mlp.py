@@ -13,7 +13,7 @@ from quire.nn.initial_values import initialise
 from quire.nn.layer_path import name_layer
 from quire.nn.layernorm_linear import check_column, column_parallel, norm_parameters, normalised
 from quire.nn.norm import reset_norm
-from quire.nn.product import Product
+from quire.nn.product import Product, returned_bias
 from quire.nn.product_module import ProductModule
 from quire.nn.recompute import checkpoint as recompute
 from quire.tensor import QuantizedActivation, QuantSpec
@@ -158,7 +158,8 @@ class LayerNormMLP(ProductModule):
                 product.commit()
             if layout is not None:
                 y, normed = layout.give(y, given), layout.give_normed(normed, given)
-            extra = ((self.fc2_bias,) if self.return_bias else ()) + ((normed,) if self.return_layernorm_output else ())
+            extra = (returned_bias(self, "fc2", call),) if self.return_bias else ()
+            extra += (normed,) if self.return_layernorm_output else ()
             return (y, *extra) if extra else y
         except Exception as error:
             name_layer(error, self)

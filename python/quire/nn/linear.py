@@ -10,7 +10,7 @@ from quire.distributed.placements import divided_over
 from quire.nn.call import active_call, fast_path, taken
 from quire.nn.initial_values import initialise
 from quire.nn.layer_path import name_layer
-from quire.nn.product import Product
+from quire.nn.product import Product, returned_bias
 from quire.nn.product_module import ProductModule
 from quire.recipe import Recipe, as_recipe
 from quire.tensor import QuantizedActivation, QuantSpec
@@ -168,11 +168,12 @@ class Linear(ProductModule, torch.nn.Linear):
                     return y
             given, (x, layout) = x, taken(self, x)
             options = {"fp8_output": fp8_output, "fp8_grad": fp8_grad, "output_spec": output_spec}
-            product = Product(self, "", active_call(self, x, is_first_microbatch, layout=layout, **options))
+            call = active_call(self, x, is_first_microbatch, layout=layout, **options)
+            product = Product(self, "", call)
             y = product.output(product.run(x, [] if self.return_bias else self.biases("")))
             product.commit()
             y = y if layout is None else layout.give(y, given)
-            return (y, self.bias) if self.return_bias else y
+            return (y, returned_bias(self, "", call)) if self.return_bias else y
         except Exception as error:
             name_layer(error, self)
             raise

@@ -2,7 +2,7 @@
 
 import functools
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import torch
 
@@ -10,8 +10,14 @@ from quire import delayed
 from quire.distributed import check_ranks, one_process
 from quire.distributed.one_process import Whole
 from quire.distributed.parallel import Parallel, refuse_quantized
+from quire.distributed.placements import is_dtensor
 from quire.distributed.sharded_model import refuse_delayed
-from quire.distributed.sharded_operators import name_next_caller, parallel_grouped_linear, parallel_linear
+from quire.distributed.sharded_operators import (
+    name_next_caller,
+    parallel_grouped_linear,
+    parallel_linear,
+    sum_gradient,
+)
 from quire.distributed.sharded_product import plan_of, sharded_linear
 from quire.distributed.sharding import check_gathered, gathered_amaxes
 from quire.functional import (
@@ -24,8 +30,9 @@ from quire.functional import (
 )
 from quire.nn.cache import cache, cached_weight
 from quire.nn.call import Call
+from quire.nn.external_wgrad import external_wgrad, mark_added
 from quire.nn.layer_path import path_of
-from quire.nn.product_module import ProductModule, main_grads, named
+from quire.nn.product_module import ProductModule, named
 from quire.nn.static_input import is_quantized, static_scale
 from quire.nn.weight import stored_weight, weight_operand
 from quire.tensor import QuantizedActivation, QuantizedTensor, input_operand
@@ -42,20 +49,21 @@ class Product:
     """
 
     def __init__(self, module: ProductModule, name: str, call: Call) -> None:
+        call = call.of_product(name)
         recipe, grad = call.recipe, torch.is_grad_enabled()
         self.module, self.name, self.call = module, name, call
         self.parameters, self.state = list(module.weights(name).values()), module.of(name, "delayed")
         self.weights = [call.part(parameter) for parameter in self.parameters]
         self.needs_dw = grad and any([parameter.requires_grad for parameter in self.parameters])
         self.new_cache, self.parallel = None, divided(module, name, call)
-        self.given: dict[str, object] = _external_wgrad(module, name, call) if self.needs_dw else {}
+        self.given: dict[str, object] = external_wgrad(module, name, call) if self.needs_dw else {}
         self.whole = as_one_process(module, name, self.parallel)
         if self.whole is not None:
             self._take_whole()
         self.shards = None if module.shards is None else module.shards.get(named(name, "weight"))
         if self.shards is not None:
             _check_sharded(self)
-        self.input_scale: torch.Tensor | None = None
+        self.input_scale = self.weight_scales = None
         if recipe is None:
             return
         self.text = linear_text(module, call)
@@ -67,8 +75,7 @@ class Product:
             if self.parallel is not None:
                 self.given["part"] = module.of(name, "part")
         if recipe.delayed():
-            self.given["fwd_scale"], self.given["bwd_scale"] = delayed.scales(self.state)
-            self.given["bwd_amax"] = self.state.bwd_amax
+            self._take_scales(recipe.delayed_operands)
         if isinstance(self.weights[0], QuantizedTensor):
             self.text = stored_weight(self.text, recipe, self.weights[0].spec_text)
             if module.gathering is not None:
@@ -89,6 +96,24 @@ class Product:
             refuse_quantized(what, self.parallel.text)
         self.weights, self.parallel = [self.whole.weight(weight) for weight in self.weights], None
 
+    def _take_scales(self, operands: tuple[str, ...]) -> None:
+        """The scales of delayed scaling, of these operands. If not both of x and w have one, what has is quantized
+        before the operator."""
+        forward, backward = delayed.scales(self.state)
+        if "dy" in operands:
+            self.given |= {"bwd_scale": backward, "bwd_amax": self.state.bwd_amax}
+        if "x" in operands and "w" in operands:
+            self.given["fwd_scale"] = forward
+        elif "x" in operands:
+            self.input_scale = forward[: self.module.groups]
+        elif "w" in operands:
+            self.weight_scales = forward
+        if len(operands) < 3 and (self.parallel is not None or self.whole is not None):
+            raise NotImplementedError(
+                f"quire.{type(self.module).__name__}: delayed scaling of {' and '.join(operands)} alone does not go "
+                "with weights that are sharded over ranks; give all operands of the matmul delayed scaling, or none"
+            )
+
     @property
     def scale(self) -> torch.Tensor | None:
         """Forward scales of delayed scaling."""
@@ -101,9 +126,10 @@ class Product:
         if found is not None:
             self.text = stored_weight(self.text, recipe, found.stored)
             self.given |= {"w_buffers": found.operand(), "w_fingerprint": found.fingerprint}
-        elif first is not None:
+        elif first is not None or self.weight_scales is not None:
             weights = self.module.group_weights(self.name)
-            self.new_cache = cache(weights, recipe, self.scale, parallel=self.parallel)
+            scale = self.scale if self.weight_scales is None else self.weight_scales
+            self.new_cache = cache(weights, recipe, scale, parallel=self.parallel)
             self.given["w_buffers"] = self.new_cache.buffers
             if self.text.endswith("backward=high_precision"):  # of w itself
                 self.given["w_fingerprint"] = self.new_cache.fingerprint
@@ -160,15 +186,26 @@ class Product:
         x, text, own_amax = self._x_operand(x, x_buffers, given)
         weights = self._w_operands((x, *biases), given)
         if offsets is None and given.keys() <= _SHORT and self.parallel is None:
-            operator = linear if given.keys() <= {"sr_state"} else linear_prequantized
-            return operator(x, weights[0], biases[0] if biases else None, text, self.call.dtype, **given)
-        y, x_amax, w_amax = self._stateful(x, weights, biases, text, offsets=offsets, **given)
+            operator, x_amax, w_amax = linear if given.keys() <= {"sr_state"} else linear_prequantized, None, None
+            y = operator(x, weights[0], biases[0] if biases else None, text, self.call.dtype, **given)
+        else:
+            y, x_amax, w_amax = self._stateful(x, weights, biases, text, offsets=offsets, **given)
         if self.scale is not None:  # now that the arguments are known to fit
             if "w_buffers" in given:
                 made = self.new_cache
                 w_amax = gathered_amaxes(self.module, self.name) if made is None else made.buffers[2]
             delayed.collect(self.state, self.call.rule, x_amax if own_amax is None else own_amax, w_amax)
+        elif self.call.recipe.delayed():
+            self._collect_some(own_amax)
         return y
+
+    def _collect_some(self, own_amax: torch.Tensor | None) -> None:
+        """Collects amaxes where not both of x and w have delayed scaling. own_amax: of an x quantized before."""
+        x_amax = own_amax if self.input_scale is not None else None
+        if x_amax is None:
+            x_amax = self.state.fwd_amax.new_zeros(self.module.groups)
+        w_amax = self.new_cache.buffers[2] if self.weight_scales is not None and self.new_cache is not None else None
+        delayed.collect(self.state, self.call.rule, x_amax, w_amax)
 
     def _sharded(self, x: torch.Tensor | QuantizedActivation, biases: Sequence[torch.Tensor]) -> torch.Tensor:
         if isinstance(x, QuantizedTensor | QuantizedActivation):
@@ -247,10 +284,10 @@ class Product:
     def commit(self) -> None:
         """Stores in the module what later calls need. Call it once, after run() has shown that the arguments are valid,
         and outside of any checkpoint."""
-        if self.new_cache is not None:
+        if self.new_cache is not None and self.call.is_first_microbatch is not None:
             setattr(self.module, named(self.name, "microbatch_weight"), self.new_cache)
         if "placeholder" in self.given:
-            _mark_added(self.parameters)
+            mark_added(self.parameters)
 
     def output(self, y: torch.Tensor) -> torch.Tensor | QuantizedActivation:
         """y in the form that the options of the call request."""
@@ -272,6 +309,16 @@ def divided(module: ProductModule, product: str, call: Call) -> Parallel | None:
     if not parallel.group:
         parallel.check_group()
     return parallel.for_tokens(call.sequence)
+
+
+def returned_bias(module: ProductModule, product: str, call: Call) -> torch.Tensor | None:
+    """The bias as a layer returns it apart. Callers add it to the tokens that y has: where those are sharded over
+    ranks, its gradient is summed over them."""
+    bias, parallel = module.of(product, "bias"), divided(module, product, call)
+    if bias is None or parallel is None or is_dtensor(bias):
+        return bias
+    own_tokens = parallel.mode == "row" and parallel.sequence and parallel.reduce_gradients
+    return sum_gradient(bias, parallel.text) if own_tokens else bias
 
 
 def as_one_process(module: ProductModule, product: str, parallel: Parallel | None) -> Whole | None:
@@ -331,31 +378,6 @@ def tell_decoding(layer: str) -> None:
         "within quire.autocast(recipe=...), or give it a recipe by quire.convert(model, recipe, for_inference=True)",
         stacklevel=2,
     )
-
-
-def _external_wgrad(module: ProductModule, product: str, call: Call) -> dict[str, object]:
-    """Arguments of grouped_linear() that say where the gradient of a product's weights goes, if not to autograd."""
-    weights = module.weights(product)
-    given: dict[str, object] = {}
-    if not any([weight.requires_grad for weight in weights.values()]):
-        return given
-    if module.delay_wgrad_compute:
-        given["wgrad_stash"] = module.of(product, "wgrad_stash")
-        given["overwrite_main_grad"] = call.is_first_microbatch is True
-    elif module.fuse_wgrad_accumulation:
-        given["main_grad"] = main_grads(module, weights)
-        overwrites = any([getattr(weight, "overwrite_main_grad", False) for weight in weights.values()])
-        given["overwrite_main_grad"] = overwrites or call.is_first_microbatch is True
-    if given:
-        given["placeholder"] = any([hasattr(weight, "grad_added_to_main_grad") for weight in weights.values()])
-    return given
-
-
-def _mark_added(weights: Iterable[torch.Tensor]) -> None:
-    """Tells hooks that wait for a gradient of these weights that it goes elsewhere (_external_wgrad)."""
-    for weight in weights:
-        if hasattr(weight, "grad_added_to_main_grad"):
-            weight.grad_added_to_main_grad = True
 
 
 def linear_text(module: ProductModule, call: Call) -> str:

@@ -93,6 +93,10 @@ class Recipe:
 
     of_layer: ClassVar[Callable[[object], "Recipe | None"] | None] = None
 
+    def of_product(self, product: str) -> "Recipe | None":
+        """The recipe of a matmul of the layer whose recipe this is; None for high precision."""
+        return self
+
     def __post_init__(self) -> None:
         self._check()
         text = self._text()

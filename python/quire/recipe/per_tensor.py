@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import field
+from typing import ClassVar
 
 import torch
 
@@ -77,6 +78,9 @@ class DelayedScaling(Recipe):
     reduce_amax: with torch.distributed, all ranks use the largest amax of all ranks; amax_reduction_group of autocast
         restricts this to a process group.
     """
+
+    #: Those of x, w and dy whose scales are of earlier steps. A subclass may have fewer.
+    delayed_operands: ClassVar[tuple[str, ...]] = ("x", "w", "dy")
 
     margin: int = 0
     fp8_format: Format = Format.HYBRID

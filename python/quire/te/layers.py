@@ -24,7 +24,9 @@ from quire.nn.norm import LayerNorm, RMSNorm
 from quire.nn.product_module import ProductModule
 from quire.recipe import Recipe
 from quire.te.arguments import DIVIDING, OVERLAPPING, USER_BUFFERS, also_takes, group_size, signature_with
+from quire.te.deferred_gradients import register_wgrad_accumulation_and_reduce_hooks, with_hooks, with_marks
 from quire.te.dividing import MLP_DIVIDING, divides, divides_shapes
+from quire.te.quantizers import quantizer_of
 from quire.te.split import names_and_sizes, split
 from quire.te.tensors import get_data_tensors, with_noop_flag, with_usages
 from quire.tensor import QuantizedTensor
@@ -77,6 +79,7 @@ def adopt_names() -> None:
         layer.__init__ = divides(layer.__init__, f"quire.{layer.__name__}", dividing | USER_BUFFERS)
     GroupedLinear.__init__ = divides_shapes(GroupedLinear.__init__, "quire.GroupedLinear", DIVIDING)
     for layer, further in _CONSTRUCTORS.items():
+        layer.__init__ = with_marks(layer.__init__)
         layer.__init__ = also_takes(layer.__init__, f"quire.{layer.__name__}", **further)
     for norm in (LayerNorm, RMSNorm):
         norm.__init__ = _with_sequence_parallel(norm.__init__, f"quire.{norm.__name__}")
@@ -85,10 +88,14 @@ def adopt_names() -> None:
     for kind in (ProductModule, LayerNorm, RMSNorm):
         kind._load_from_state_dict = without_extra_state(kind)
     ProductModule.set_tensor_parallel_group = set_tensor_parallel_group
+    ProductModule.register_wgrad_accumulation_and_reduce_hooks = register_wgrad_accumulation_and_reduce_hooks
+    ProductModule.backward_dw = with_hooks(ProductModule.backward_dw)
+    ProductModule.use_bias = property(_use_bias, doc="Whether the layer has biases.")
     autocast.__init__ = _with_graph(autocast.__init__)
     QuantizedTensor.quantize_ = with_noop_flag(QuantizedTensor.quantize_)
     QuantizedTensor.update_usage = with_usages(QuantizedTensor.update_usage)
     QuantizedTensor.get_data_tensors = get_data_tensors
+    QuantizedTensor.quantizer = property(quantizer_of)
 
 
 def set_tensor_parallel_group(self: ProductModule, tp_group: object) -> None:
@@ -106,6 +113,10 @@ def set_tensor_parallel_group(self: ProductModule, tp_group: object) -> None:
             f"quire.{type(self).__name__}: a layer is sharded over ranks when it is made, and this one was not; "
             f"got a group of {size} ranks. Pass tp_group and parallel_mode to the constructor"
         )
+
+
+def _use_bias(self: ProductModule) -> bool:
+    return any([self._parameters.get(name) is not None for name in self.bias_names])
 
 
 def _with_parts(construct: Callable[..., None]) -> Callable[..., None]:

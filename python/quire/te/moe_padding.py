@@ -40,12 +40,13 @@ class _Padding(torch.nn.Module):
         if align_size is not None and align_size < 1:
             raise ValueError(f"{what}: align_size must be at least 1, or None for that of the recipe, got {align_size}")
         self.num_gemms = num_gemms
-        self.align_size = align_size
+        self.given_align_size = align_size
 
-    def alignment(self) -> int:
-        """align_size, or what TransformerEngine's kernels need of the active recipe."""
-        if self.align_size is not None:
-            return self.align_size
+    @property
+    def align_size(self) -> int:
+        """What the module was given, or what TransformerEngine's kernels need of the active recipe."""
+        if self.given_align_size is not None:
+            return self.given_align_size
         return get_align_size_for_quantization(FP8GlobalStateManager.get_fp8_recipe())
 
     def check(self, m_splits: Splits) -> None:
@@ -56,17 +57,17 @@ class _Padding(torch.nn.Module):
             )
 
     def padded(self, m_splits: Splits) -> Splits:
-        align = self.alignment()
+        align = self.align_size
         if isinstance(m_splits, torch.Tensor):
             return (m_splits + align - 1) // align * align
         return [-(-size // align) * align for size in m_splits]
 
     def row_map(self, m_splits: Splits, rows: int, device: torch.device) -> torch.Tensor:
         sizes = m_splits if isinstance(m_splits, torch.Tensor) else torch.tensor(m_splits, device=device)
-        return primitives.chunk_rows(sizes, None, self.alignment(), rows)
+        return primitives.chunk_rows(sizes, None, self.align_size, rows)
 
     def extra_repr(self) -> str:
-        return f"num_gemms={self.num_gemms}, align_size={self.align_size}"
+        return f"num_gemms={self.num_gemms}, align_size={self.given_align_size}"
 
 
 class Fp8Padding(_Padding):
@@ -83,7 +84,7 @@ class Fp8Padding(_Padding):
         inp = inp.reshape(-1, inp.shape[-1]) if inp.dim() != 2 else inp
         padded, rows = self.padded(m_splits), inp.shape[0]
         if isinstance(m_splits, torch.Tensor):
-            bound = rows + self.num_gemms * (self.alignment() - 1)
+            bound = rows + self.num_gemms * (self.align_size - 1)
         elif list(m_splits) == padded:
             return inp, m_splits
         else:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +12,7 @@ import quire.recipe
 from quire.recipe import Format, Recipe
 from quire.te.quantizers import Quantizer
 from quire.tensor import QuantSpec
+from quire.tensor.spec import check_recipe
 
 #: Operand -> TransformerEngine's name of it.
 _TENSOR_TYPES = {"x": "input", "w": "weight", "dy": "grad_output"}
@@ -68,8 +68,8 @@ class QuantizerRequest:
 
 @dataclass(frozen=True)
 class DelayedScalingRequest(QuantizerRequest):
-    """Delayed scaling: the fields are those of quire.recipe.DelayedScaling. A qfactory that returns one returns equal
-    ones for all roles."""
+    """Delayed scaling: the fields are those of quire.recipe.DelayedScaling. A qfactory that returns several for the
+    tensors of one matmul returns equal ones."""
 
     fp8_format: Format = Format.HYBRID
     margin: int = 0
@@ -103,15 +103,6 @@ class _Answers:
     def recipe(self, fields: dict[str, Any]) -> Recipe | None:
         """The recipe that quantizes like this, None if nothing is quantized. fields: of quire.recipe.CustomRecipe."""
         each = (self.x, self.w, self.dy)
-        requests = [one for one in each if isinstance(one, DelayedScalingRequest)]
-        if requests:
-            if any(one != requests[0] for one in each):
-                raise NotImplementedError(
-                    "CustomRecipe: qfactory must return equal DelayedScalingRequests for all tensors of a layer, or "
-                    f"for none: a layer has one state of delayed scaling; got {_listed(each)}"
-                )
-            attention = {name: fields[name] for name in ("fp8_dpa", "fp8_mha", "backward_override")}
-            return quire.recipe.DelayedScaling(**vars(requests[0]), **attention)
         if each == ("none",) * 3:
             return None
         if self.w == "none":
@@ -120,7 +111,37 @@ class _Answers:
                 f"the gradient: a matmul has two quantized operands, or a quantized weight; got {_listed(each)}. "
                 "Return a quantizer for the weight, or None for all three"
             )
+        requests = [one for one in each if isinstance(one, DelayedScalingRequest)]
+        if requests:
+            if any(one != requests[0] for one in requests):
+                raise NotImplementedError(
+                    "CustomRecipe: the DelayedScalingRequests that qfactory returns for the tensors of a matmul must "
+                    f"be equal: a matmul has one state of delayed scaling; got {_listed(each)}"
+                )
+            attention = {name: fields[name] for name in ("fp8_dpa", "fp8_mha", "backward_override")}
+            if len(requests) < 3:
+                return PartlyDelayedScaling(self, requests[0], **attention)
+            return quire.recipe.DelayedScaling(**vars(requests[0]), **attention)
         return quire.recipe.CustomRecipe(self, **fields)
+
+
+class PartlyDelayedScaling(quire.recipe.DelayedScaling):
+    """Delayed scaling of one or two operands of a matmul, and other specs for the rest."""
+
+    __eq__, __hash__ = object.__eq__, object.__hash__
+
+    def __init__(self, answers: _Answers, request: DelayedScalingRequest, **attention: object) -> None:
+        operands = [name for name in _TENSOR_TYPES if answers(name) == request]
+        object.__setattr__(self, "answers", answers)
+        object.__setattr__(self, "delayed_operands", tuple(operands))
+        super().__init__(**vars(request), **attention)
+
+    def _text(self) -> str:
+        own = dict([part.split("=", 1) for part in super()._text().split(",")])
+        each = [(name, own[name] if name in self.delayed_operands else self.answers(name)) for name in own]
+        text = ",".join([f"{name}={spec}" for name, spec in each])
+        check_recipe("CustomRecipe", text)
+        return text
 
 
 def _listed(answers: tuple[object, ...]) -> str:
@@ -153,13 +174,18 @@ def _answer(role: QuantizerRole, answer: object) -> str | QuantizerRequest:
     )
 
 
+def check_factory(qfactory: object) -> None:
+    """Raises TypeError for what cannot be called."""
+    if not callable(qfactory):
+        raise TypeError(f"CustomRecipe: qfactory must be callable with a QuantizerRole; got {qfactory!r}")
+
+
 def recipe_of_factory(qfactory: Callable[[QuantizerRole], object], **fields: Any) -> Recipe:
     """The recipe that quantizes as the quantizers of a qfactory. The factory is called for the operands of a linear and
     of a grouped linear layer; if its answers differ, or it asks for the name of the layer, the recipe is another one
     for each layer (Recipe.of_layer). fields: of quire.recipe.CustomRecipe. Raises TypeError, ValueError or
     NotImplementedError for what no recipe can do."""
-    if not callable(qfactory):
-        raise TypeError(f"CustomRecipe: qfactory must be callable with a QuantizerRole; got {qfactory!r}")
+    check_factory(qfactory)
     each = [_answers(qfactory, _Probe, module_type, "") for module_type in _MODULE_TYPES]
     (answers, asked), (of_groups, _) = each
     if any(asked for _, asked in each) or answers != of_groups or answers.recipe(fields) is None:
@@ -186,43 +212,49 @@ class _OfLayers(quire.recipe.CustomRecipe):
         object.__setattr__(self, "made", {})
 
     def of_layer(self, layer: torch.nn.Module) -> Recipe | None:
-        """The recipe of a layer; None for high precision. Raises NotImplementedError where the factory treats the
-        matmuls of one layer in different ways, or asks for delayed scaling."""
+        """The recipe of a layer; None for high precision. Raises NotImplementedError for what no recipe can do."""
         key = (
             "grouped_linear" if hasattr(layer, "num_gemms") else "linear",
             getattr(layer, "name", None) or "",
             layer.products,
         )
-        if torch.compiler.is_compiling():
-            _make(self, *key)
-        elif key not in self.made:
-            _make_now(self, *key)
-        return self.made[key]
+        return getattr(self, _make(self, *key) if torch.compiler.is_compiling() else _made(self, *key))
+
+
+def _made(recipe: _OfLayers, *key: object) -> str:
+    """The attribute of the recipe that holds the recipe of a layer."""
+    # Attributes, because Dynamo reads a whole dict at once and would miss what is added while it traces.
+    if key not in recipe.made:
+        name = f"made{len(recipe.made)}"
+        object.__setattr__(recipe, name, _recipe_of_layer(recipe, *key))
+        recipe.made[key] = name
+    return recipe.made[key]
 
 
 @torch.compiler.assume_constant_result
-def _make(recipe: _OfLayers, *key: object) -> int:
-    if key not in recipe.made:
-        _make_now(recipe, *key)
-    return 0
+def _make(recipe: _OfLayers, *key: object) -> str:
+    return _made(recipe, *key)
 
 
-def _make_now(recipe: _OfLayers, module_type: str, name: str, products: tuple[str, ...]) -> None:
+class _OfProducts(Recipe):
+    """The recipe of a layer whose matmuls have different ones. Read as one recipe, it is the first that quantizes."""
+
+    __eq__, __hash__ = object.__eq__, object.__hash__
+
+    def __init__(self, each: dict[str, Recipe | None]) -> None:
+        first = next(one for one in each.values() if one is not None)
+        vars(self).update(vars(first), each=each)
+
+    def of_product(self, product: str) -> Recipe | None:
+        return self.each[product]
+
+
+def _recipe_of_layer(recipe: _OfLayers, module_type: str, name: str, products: tuple[str, ...]) -> Recipe | None:
     factory = recipe.qfactory.qfactory
+    fields = {field: getattr(recipe, field) for field in ("fp8_format", "fp8_dpa", "fp8_mha")}
+    fields["backward_override"] = recipe.given_override
     parts = [".".join([part for part in (name, product) if part]) for product in products]
     found = [_answers(factory, QuantizerRole, module_type, part)[0] for part in parts]
-    for (first, one), (second, other) in itertools.pairwise(zip(parts, found, strict=True)):
-        if one != other:
-            raise NotImplementedError(
-                f"CustomRecipe: qfactory must return the same quantizers for {first!r} and {second!r}, which are "
-                f"matmuls of one layer; got {one} and {other}. Use two layers instead of a LayerNormMLP"
-            )
-    fields = {field: getattr(recipe, field) for field in ("fp8_format", "fp8_dpa", "fp8_mha")}
-    made = found[0].recipe({**fields, "backward_override": recipe.given_override})
-    if made is not None and made.delayed():
-        raise NotImplementedError(
-            "CustomRecipe: a qfactory that depends on the layer cannot return DelayedScalingRequests, since an "
-            f"autocast ends the steps of all layers together; got one for the layer {name or '(without a name)'}. "
-            "Return one for every layer, whatever its name, or a Float8CurrentScalingQuantizer"
-        )
-    recipe.made[(module_type, name, products)] = made
+    made = [answers.recipe(fields) for answers in found]
+    same = all([answers == found[0] for answers in found])
+    return made[0] if same else _OfProducts(dict(zip(products, made, strict=True)))

@@ -307,3 +307,20 @@ class NVFP4Quantizer(Quantizer):
 
 def _epsilon(amax_epsilon: float) -> str:
     return f"eps={float(amax_epsilon)!r}" if amax_epsilon else ""
+
+
+_OF_FAMILIES: dict[str, type[Quantizer]] = {
+    "fp8_tensor": Float8CurrentScalingQuantizer,
+    "fp8_block": Float8BlockQuantizer,
+    "mxfp8": MXFP8Quantizer,
+    "nvfp4": NVFP4Quantizer,
+}
+
+
+def quantizer_of(tensor: QuantizedTensor) -> Quantizer:
+    """A quantizer of the tensor's spec, for the directions that it stores: a new one each time, whose changes do not
+    reach the tensor. With one scale for a tensor that is the scale of the tensor's own amax."""
+    made = object.__new__(_OF_FAMILIES.get(tensor.spec.family, Quantizer))
+    stored = {"rowwise": tensor.rowwise_data is not None, "columnwise": tensor.columnwise_data is not None}
+    Quantizer.__init__(made, tensor.spec, **stored)
+    return made

@@ -8,7 +8,7 @@ interleaved order; pickled.py says what files hold.
 """
 
 from quire.tensor.activation import QuantizedActivation, input_operand
-from quire.tensor.buffers import BUFFER_NAMES, DTYPES, named_buffers
+from quire.tensor.buffers import BUFFER_NAMES, DTYPES, as_matrix, named_buffers
 from quire.tensor.making import from_results
 from quire.tensor.operators import QuantizedTensor
 from quire.tensor.proto import TensorProto
@@ -23,6 +23,7 @@ __all__ = [
     "QuantizedStack",
     "QuantizedTensor",
     "TensorProto",
+    "as_matrix",
     "from_results",
     "input_operand",
     "named_buffers",

@@ -28,3 +28,13 @@ def named_buffers(results: Sequence[torch.Tensor], rowwise: bool, columnwise: bo
         absent = not asked[direction] or (kind == "amax" and tensor.shape[0] == 0)
         named[name] = None if absent else tensor
     return named
+
+
+def at_least_one(shape: Sequence[int]) -> tuple[int, ...]:
+    """Sizes as operators take them: a tensor without dimensions is quantized as [1]."""
+    return tuple(shape) or (1,)
+
+
+def as_matrix(t: torch.Tensor) -> torch.Tensor:
+    """t as operators take it: with one dimension or more."""
+    return t if t.dim() else t.reshape(1)

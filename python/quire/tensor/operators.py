@@ -61,6 +61,15 @@ def _to_each_buffer(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     return q.with_buffers(results, is_part=is_part).remember_like(q, alias=operator.is_view)
 
 
+def _detach(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> QuantizedTensor:
+    """A tensor of the very same buffers, which have no gradient. Tracers need tensors that the operator gave them."""
+    q = args[0]
+    named = q.named()
+    if all([type(t) is torch.Tensor for t in named.values() if t is not None]):
+        return q.with_buffers(named).remember_like(q, alias=True)
+    return _to_each_buffer(operator, args, kwargs)
+
+
 def _to_copy(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> QuantizedTensor | None:
     """Another nominal dtype, and a copy of the buffers on another device."""
     q, dtype = args[0], kwargs.get("dtype")
@@ -106,7 +115,8 @@ def _new_zeros(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
 
 
 _KEEPS_CODES: dict[Any, Callable[..., Any]] = {
-    **dict.fromkeys((aten.detach.default, aten.alias.default, aten.clone.default), _to_each_buffer),
+    **dict.fromkeys((aten.alias.default, aten.clone.default), _to_each_buffer),
+    aten.detach.default: _detach,
     aten._to_copy.default: _to_copy,
     aten.empty_like.default: _empty_like,
     **dict.fromkeys((aten.zeros_like.default, aten.ones_like.default, aten.full_like.default), _plain_like),

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from quire.checks import check_dense, check_type
-from quire.tensor.buffers import DTYPES, named_buffers
+from quire.tensor.buffers import DTYPES, at_least_one, named_buffers
 from quire.tensor.making import CLASSES, from_results
 from quire.tensor.spec import QuantSpec
 
@@ -22,8 +22,8 @@ from quire.tensor.spec import QuantSpec
 class TensorProto:
     """A description of a quantized tensor, without its data.
 
-    shape: the shape of the decoded tensor, of one dimension or more. dtype: float32, float16 or bfloat16, the dtype to
-    which it is decoded by default. spec: a QuantSpec, or its text.
+    shape: the shape of the decoded tensor. dtype: float32, float16 or bfloat16, the dtype to which it is decoded by
+    default. spec: a QuantSpec, or its text.
     requires_grad: whether create_tensor() makes a leaf that collects a gradient. device: of the buffers.
     rowwise, columnwise: the directions that are stored, at least one.
     stacked: whether it describes a QuantizedStack, of shape [E, N, K].
@@ -41,9 +41,9 @@ class TensorProto:
     stacked: bool = False
 
     def __post_init__(self) -> None:
-        sizes = tuple(self.shape) if isinstance(self.shape, Sequence) else ()
-        if not sizes or not all([isinstance(size, int | torch.SymInt) for size in sizes]):
-            raise ValueError(f"TensorProto: shape must be one or more sizes, got {self.shape!r}")
+        sizes = tuple(self.shape) if isinstance(self.shape, Sequence) else (None,)
+        if not all([isinstance(size, int | torch.SymInt) for size in sizes]):
+            raise ValueError(f"TensorProto: shape must be a sequence of sizes, got {self.shape!r}")
         if self.stacked and (len(sizes) != 3 or sizes[0] < 1):
             raise ValueError(
                 f"TensorProto: the shape of a stack is [matrices, rows, columns], one matrix or more; got {list(sizes)}"
@@ -85,7 +85,8 @@ class TensorProto:
 
     def _results(self, device: torch.device | str) -> Sequence[torch.Tensor]:
         try:
-            like = torch.empty((), dtype=self.dtype, device=device).expand(self.shape[int(self.stacked) :])
+            matrix = at_least_one(self.shape[int(self.stacked) :])
+            like = torch.empty((), dtype=self.dtype, device=device).expand(matrix)
         except RuntimeError as error:
             raise RuntimeError(f"TensorProto: no tensor has shape {tuple(self.shape)}: {error}; use less") from error
         return torch.ops.quire.empty_quantized(like, self.spec.text, self.rowwise, self.columnwise)

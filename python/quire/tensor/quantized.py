@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from quire.checks import check_type, check_type_or_none, describe
-from quire.tensor.buffers import BUFFER_NAMES, DTYPES, named_buffers
+from quire.tensor.buffers import BUFFER_NAMES, DTYPES, as_matrix, at_least_one, named_buffers
 from quire.tensor.decoded import Decoded
 from quire.tensor.directions import other_direction
 from quire.tensor.initial import InitialValues
@@ -269,7 +269,9 @@ class QuantizedTensor(Written, Memory, InitialValues, Remembered, Pickled, torch
         if amax is None:
             amax = torch.empty(0, device=data.device)
         columnwise = direction == "columnwise"
-        return torch.ops.quire.dequantize(data, scale, amax, self.spec.text, columnwise, self.shape, dtype)
+        shape = at_least_one(self.shape)
+        values = torch.ops.quire.dequantize(data, scale, amax, self.spec.text, columnwise, shape, dtype)
+        return values if self.dim() else values.reshape(())
 
     def update_usage(
         self, rowwise: bool | None = None, columnwise: bool | None = None, *, requantize: bool = False
@@ -300,7 +302,7 @@ class QuantizedTensor(Written, Memory, InitialValues, Remembered, Pickled, torch
 
     def missing_direction(self, direction: str, *, requantize: bool) -> Buffers:
         """The three buffers of a direction that is not stored; see update_usage."""
-        exact = other_direction(self.spec, self.shape, self.named(), direction)
+        exact = other_direction(self.spec, at_least_one(self.shape), self.named(), direction)
         if exact is not None:
             return exact
         if self.spec.stochastic or not (requantize or self.master is not None):
@@ -311,7 +313,7 @@ class QuantizedTensor(Written, Memory, InitialValues, Remembered, Pickled, torch
             )
         values = self.dequantize() if self.master is None else self.master
         rowwise = direction == "rowwise"
-        results = torch.ops.quire.quantize(values, self.spec.text, rowwise, not rowwise, 0, 0, None)
+        results = torch.ops.quire.quantize(as_matrix(values), self.spec.text, rowwise, not rowwise, 0, 0, None)
         named = named_buffers(results, rowwise, not rowwise)
         return {name: tensor for name, tensor in named.items() if name.startswith(direction)}
 

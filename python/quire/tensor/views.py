@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from quire.tensor.buffers import at_least_one
+
 if TYPE_CHECKING:
     from quire.tensor.quantized import QuantizedTensor
     from quire.tensor.stack import QuantizedStack
@@ -31,8 +33,8 @@ def view(q: QuantizedTensor, operator: Any, args: tuple[Any, ...], kwargs: dict[
 
 
 def _rows(q: QuantizedTensor, outline: torch.Tensor) -> QuantizedTensor | None:
-    cols = q.shape[-1]
-    if outline.dtype != q.dtype or outline.dim() == 0 or outline.shape[-1] != cols or not outline.is_contiguous():
+    cols = at_least_one(q.shape)[-1]
+    if outline.dtype != q.dtype or at_least_one(outline.shape)[-1] != cols or not outline.is_contiguous():
         return None
     rows, count = math.prod(q.shape[:-1]), math.prod(outline.shape[:-1])
     if count == rows and outline.storage_offset() == 0:

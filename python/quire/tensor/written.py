@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from quire.checks import check_dense, check_type, signed64
-from quire.tensor.buffers import DTYPES, named_buffers
+from quire.tensor.buffers import DTYPES, as_matrix, named_buffers
 
 
 class Written:
@@ -49,7 +49,7 @@ class Written:
         values = values.to(self.device, values.dtype if values.dtype in DTYPES else torch.float32)
         rowwise, columnwise = self.stores("rowwise"), self.stores("columnwise")
         random = (signed64(seed or 0, "seed"), signed64(offset, "offset"))
-        results = torch.ops.quire.quantize(values, self.spec.text, rowwise, columnwise, *random, scale)
+        results = torch.ops.quire.quantize(as_matrix(values), self.spec.text, rowwise, columnwise, *random, scale)
         new = named_buffers(results, rowwise, columnwise)
         master = self._stored("master")
         if master is not None and master is not values:

@@ -8,7 +8,7 @@ import torch
 
 from quire.checks import check_type
 from quire.te.arguments import takes
-from quire.te.attention.packing import Packing
+from quire.te.attention.packing import Packing, longest_of
 
 _OPTIONS = {
     "num_heads_kv": None,
@@ -30,7 +30,8 @@ class InferenceParams:
 
     max_batch_size, max_sequence_length: the sizes of the cache. num_heads_kv, head_dim_k, head_dim_v (None:
     head_dim_k), dtype: of keys and values. All of these are needed.
-    qkv_format: of the tokens of a call; "thd" needs max_ctx_len, at least the number of new tokens of each sequence.
+    qkv_format: of the tokens of a call. max_ctx_len: for "thd", at least the number of new tokens of each sequence in a
+        call. None: found in each call, as the largest of them, or in compiled functions as the number of all.
     is_paged, total_num_pages, page_size, custom_cache_manager are not available: they raise NotImplementedError.
 
     Before each call of the model, pre_step({sequence: number of its new tokens}) says what the rows of the batch are.
@@ -58,8 +59,6 @@ class InferenceParams:
             raise ValueError(
                 f"{_WHAT}: num_heads_kv, head_dim_k and dtype are needed, got {heads!r}, {dim!r} and {dtype!r}"
             )
-        if options["qkv_format"] == "thd" and options["max_ctx_len"] is None:
-            raise ValueError(f"{_WHAT}: qkv_format='thd' needs max_ctx_len, got None")
         self.max_batch_size, self.max_sequence_length = max_batch_size, max_sequence_length
         self.num_heads_kv, self.head_dim_k, self.dtype, self.is_paged = heads, dim, dtype, False
         self.head_dim_v = dim if options["head_dim_v"] is None else options["head_dim_v"]
@@ -146,7 +145,7 @@ class InferenceParams:
         keys, values = self.cache[layer_number]
         cu_seqlens = self.cu_seqlens_q.to(keys.device)
         if qkv_format == "thd":
-            packing = Packing(cu_seqlens, None, self.max_ctx_len)
+            packing = self.packing(cu_seqlens, new_k.shape[0])
             new_k, new_v = packing.pad(new_k), packing.pad(new_v)
         elif qkv_format == "sbhd":
             new_k, new_v = new_k.transpose(0, 1), new_v.transpose(0, 1)
@@ -167,6 +166,11 @@ class InferenceParams:
             for kept, added in ((keys, new_k), (values, new_v)):
                 kept[rows, places] = torch.where(there[..., None, None], added.to(self.dtype), kept[rows, places])
         return keys[:batch], values[:batch], cu_seqlens, self.cu_seqlens_kv.to(keys.device)
+
+    def packing(self, cu_seqlens_q: torch.Tensor, total: int) -> Packing:
+        """Where the new tokens of sequences are among the `total` tokens of a call in the format "thd"."""
+        longest = longest_of(self.max_ctx_len, self.cu_seqlens_q, total)
+        return Packing(cu_seqlens_q, None, min(longest, self.max_sequence_length))
 
     def __repr__(self) -> str:
         return (

@@ -87,7 +87,7 @@ class Rows:
         cache.claim(layer.layer_number, layer, k.device)
         k, v, cu_seqlens_q, cu_seqlens_kv = cache.step(layer.layer_number, k, v, self.layout)
         if self.layout == "thd":
-            self.packing, self.total = Packing(cu_seqlens_q, None, cache.max_ctx_len), q.shape[0]
+            self.packing, self.total = cache.packing(cu_seqlens_q, q.shape[0]), q.shape[0]
             q, here = self.packing.pad(q), self.packing.present()
         else:
             q = self._batch_first(q)

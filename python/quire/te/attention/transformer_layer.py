@@ -3,7 +3,6 @@
 import torch
 
 from quire.checks import check_type
-from quire.distributed.sharded_operators import sum_gradient
 from quire.nn.dtype import activation_dtype
 from quire.nn.layernorm_mlp import LayerNormMLP
 from quire.nn.norm import LayerNorm, RMSNorm
@@ -247,9 +246,6 @@ class TransformerLayer(torch.nn.Module):
     ) -> torch.Tensor:
         """x plus the results of a part of the layer: (y, bias), or (y, bias, what to add to instead of x)."""
         y, bias = results[:2]
-        parallel = self.self_attention.proj.parallel
-        if bias is not None and parallel is not None and parallel.sequence:  # it is added to own tokens only
-            bias = sum_gradient(bias, parallel.text)
         return self._added(results[2] if len(results) > 2 else x, y, bias, drop_path)
 
     def _added(

@@ -3,10 +3,12 @@
 quire.recipe has immutable recipes of the same names. quire takes both, everywhere.
 """
 
+import torch
+
 import quire.recipe
 from quire.recipe import Format, MMParams, QParams
 from quire.te.common.settable import Params, Recipe, settable
-from quire.te.quantizer_roles import recipe_of_factory
+from quire.te.quantizer_roles import check_factory, recipe_of_factory
 
 
 @settable(quire.recipe.DelayedScaling)
@@ -98,16 +100,39 @@ class CustomRecipe(Recipe):
     IdentityQuantizer) for high precision.
 
     A qfactory that reads the name of the role is called once for each layer under whose recipe it runs, and can return
-    other quantizers for each. It must return the same ones whenever it is called with the same role.
+    other quantizers for each. It must return the same ones whenever it is called with the same role. It is called when
+    the fields are read, and not by the constructor.
     quantization_alignment: what get_align_size_for_quantization() returns. The other fields are those of
-    quire.recipe.CustomRecipe. Raises NotImplementedError for combinations that no matmul of quire has.
+    quire.recipe.CustomRecipe. Reading raises NotImplementedError for combinations that no matmul of quire has.
     """
 
-    def _recipe(self, fields: dict[str, object]) -> quire.recipe.Recipe:
-        alignment = fields.pop("quantization_alignment")
+    def __post_init__(self) -> None:
+        check_factory(self.qfactory)
+        self._check_alignment()
+
+    def frozen(self) -> quire.recipe.Recipe:
+        if torch.compiler.is_dynamo_compiling():
+            _ask_while_tracing(self)  # before what follows looks for answers
+        return super().frozen()
+
+    def _check_alignment(self) -> None:
+        alignment = self.quantization_alignment
         if not isinstance(alignment, int) or isinstance(alignment, bool) or alignment < 1:
-            raise ValueError(f"CustomRecipe: quantization_alignment must be an int of at least 1; got {alignment!r}")
+            raise ValueError(
+                f"CustomRecipe: quantization_alignment must be positive, an int of at least 1; got {alignment!r}"
+            )
+
+    def _recipe(self, fields: dict[str, object]) -> quire.recipe.Recipe:
+        self._check_alignment()
+        del fields["quantization_alignment"]
         return recipe_of_factory(**fields)
+
+
+# Factories are functions of the user's, which need not be traceable.
+@torch.compiler.assume_constant_result
+def _ask_while_tracing(recipe: CustomRecipe) -> int:
+    recipe.frozen()
+    return 0
 
 
 __all__ = [

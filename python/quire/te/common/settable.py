@@ -69,7 +69,7 @@ class Recipe:
             return self._made[1]
         made = self._recipe(dict(zip(self._names, values, strict=False)))
         object.__setattr__(made, "settable", self)
-        if not torch.compiler.is_compiling():  # a graph would change this object at each call
+        if not torch.compiler.is_dynamo_compiling():  # a graph would change this object at each call
             object.__setattr__(self, "_made", (values, made))
         return made
 
