@@ -60,16 +60,16 @@ class CalibrationReport:
         return {layer.name: layer.input_scale for layer in self.layers}
 
     def apply(self, model: torch.nn.Module, *, missing_input_scale: str = "raise") -> torch.nn.Module:
-        """Gives every layer whose own recipe has a static scale of x (the option `given`) the scale that was measured
-        for it, in place, and returns the model.
+        """Writes the measured static scales into the layers whose own recipe has a static scale of x (the option
+        `given`), in place, and returns the model.
 
         model: the calibrated model, or one with the same names of layers, after its layers got their recipe: by
-            quire.convert, quire.quantize_model or `recipe=`. Each layer gets the scale of its own recipe: under
-            `fp8_tensor:given` and `nvfp4:global=mul:given` the largest magnitude divided by the largest value, under
-            `nvfp4:global=div:given` the inverse of that quotient, under `nvfp4:given` the largest magnitude itself
-            (numerics.md 2.5, 5.9).
-        missing_input_scale: "raise", or "max": a group for which nothing was measured gets the scale of the group of
-            its layer with the largest.
+            quire.convert, quire.quantize_model or `recipe=`. The spec of x in a layer's own recipe says how its scale
+            follows from the largest magnitude that was measured. `fp8_tensor:given` and `nvfp4:global=mul:given`: that
+            magnitude divided by the largest value of the format. `nvfp4:global=div:given`: the inverse of this
+            quotient. `nvfp4:given`: the magnitude itself (numerics.md 2.5, 5.9).
+        missing_input_scale: what happens to a group (one weight of a GroupedLinear) for which nothing was measured.
+            "raise": an error. "max": it gets the largest scale of the groups of its layer.
 
         The scales are buffers, `input_scale`, so they are saved, exported and written by quire.io with the model.
         Raises ValueError, and changes nothing, if no layer has such a recipe, if nothing was measured for one of them,

@@ -86,7 +86,7 @@ class Recipe:
     stochastic: whether gradients are rounded stochastically, which uses a Linear's random state.
     stateless_spec: linear_spec(), or None if scales are those of earlier steps, or of the layer.
     weight_only: whether x and gradients are not quantized: both specs are "none".
-    static_input: whether x is quantized with a scale of the layer, `input_scale` (the option `given`).
+    static_input: whether x has a static scale, the layer's `input_scale` (the option `given`).
     of_layer: None; a subclass whose recipe differs by layer has a method of this name: layer -> the recipe of that
         layer, or None for high precision. Only quire.autocast takes such a recipe.
     """
