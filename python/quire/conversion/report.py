@@ -17,7 +17,7 @@ class LayerReport:
     names: all names of the layer in the model; "" is the model itself. why_not: "" if the layer is now a layer of
     quire, else the reason. recipe: the text of the layer's own recipe, None without one. weight_bytes: the bytes of its
     weights before and after a conversion for inference. seconds: the time of one call before and after, if measured.
-    kept: why this call left a layer that was quire's already as it was; "" if it did not.
+    kept: why this call did not change a layer that was a layer of quire before; "" if it changed the layer.
     """
 
     names: tuple[str, ...]

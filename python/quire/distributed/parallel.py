@@ -105,7 +105,7 @@ class Parallel:
             object.__setattr__(self, name, value)
 
     def for_tokens(self, sequence: bool | None) -> "Parallel":
-        """The same division, with tokens sharded outside of the layer or not. None: as it is."""
+        """This Parallel with another value of `sequence`. None: this Parallel itself."""
         return self if sequence is None or sequence is self.sequence else self._other
 
     def index(self) -> int:
@@ -114,7 +114,7 @@ class Parallel:
         return distributed.get_rank(self._group()) if self.group else 0
 
     def of_group(self, group: "distributed.ProcessGroup") -> "Parallel":
-        """The same over a group. Raises ValueError if that has another number of ranks."""
+        """This Parallel with another group. Raises ValueError if the group has another number of ranks."""
         return dataclasses.replace(self, group=group)
 
     def first_rank(self) -> int:
@@ -141,17 +141,17 @@ class Parallel:
         return PiecesOfTensor.of(t, along, places, t.shape[along] * self.size)
 
     def of_parts(self, *parts: int) -> "Parallel":
-        """The same with these parts. Raises ValueError if it has others."""
+        """This Parallel with these parts. Raises ValueError if it has other parts."""
         if self.parts not in ((), parts):
             raise ValueError(f"Parallel: the outputs of this layer are the parts {parts}, got parts={self.parts}")
         return dataclasses.replace(self, parts=parts)
 
     def of_one_part(self) -> "Parallel":
-        """The same without parts."""
+        """This Parallel without parts."""
         return dataclasses.replace(self, parts=())
 
     def then(self) -> "Parallel":
-        """How the layer behind a "column" layer is sharded, which takes that one's outputs."""
+        """How a layer is sharded whose inputs are the outputs of a "column" layer."""
         return dataclasses.replace(self, mode="row", parts=())
 
     def sizes(self, what: str, in_features: int, out_features: int) -> tuple[int, int]:
