@@ -205,7 +205,7 @@ _LOADING = threading.Lock()
 
 
 def load_file(file: Any) -> object:
-    """The object in a file of torch.save, under the rules of load(). file: a path or a binary file. Tensors are on the
+    """The object in a file of torch.save, read as loads() reads one. file: a path or a binary file. Tensors are on the
     CPU."""
     ours = [(value, name) for name, value in _TABLE.items()]
     with _LOADING:
