@@ -47,8 +47,8 @@ def quantize_model(
     method: "rtn" rounds every weight to nearest, as quire.convert does. "4over6" gives each block of an NVFP4 weight
         the better of two scales by its squared error (numerics.md 5.8). "gptq" minimizes the error of each layer's
         result on the batches (Frantar et al., 2022): columns are rounded one after the other, and later columns make up
-        for the error. The inputs of a layer come from the quantized layers before it, and are quantized as the recipe
-        says. Scale bytes of NVFP4, MXFP4 and MXFP8 are chosen too; other scales are computed from the weight.
+        for the error. It reads the inputs that layers get from quantized layers before them, in the codes of x. Scale
+        bytes of NVFP4, MXFP4 and MXFP8 are chosen too; other scales are those of the weight.
     filter, min_features: as for quire.convert; here layers of every size are quantized. Pass filter=lambda module,
         name: "lm_head" not in name to keep the output layer. A weight that is tied to an embedding is untied: the
         embedding keeps its values, and the layer gets codes.
@@ -56,13 +56,12 @@ def quantize_model(
     damping: for "gptq", the number that is added to the diagonal of each Gram matrix, relative to the mean of the
         diagonal. A larger number keeps the weights nearer to their values, which is safer with few batches.
 
-    "gptq" reads the operands of the matmuls: in a LayerNormLinear and LayerNormMLP the result of the norm or of the
-    activation, in a GroupedLinear and MoE the rows of each group. Experts of Hugging Face transformers need
-    quire.convert(model) before. If the model has a list of blocks, each of which reads the result of the block before,
-    such as the layers of a transformer, the blocks are quantized one by one. This needs the memory of one block and of
-    the hidden states of all batches. Otherwise all layers are quantized from the same runs of the unquantized model,
-    with a matrix [in_features, in_features] in float64 for each layer. Layers and groups that no row reaches are
-    rounded to nearest, with a warning.
+    "gptq" reads the operand of each matmul: in a LayerNormLinear and LayerNormMLP what the norm or the activation
+    gives, in a GroupedLinear and MoE the rows of each group. Experts of Hugging Face transformers need
+    quire.convert(model) before. Where the model has a list of blocks that call each other's results, such as the layers
+    of a transformer, the blocks are quantized one by one, with the memory of one block and of the hidden states of all
+    batches. Otherwise all layers are quantized from the same runs of the unquantized model, with a matrix [in_features,
+    in_features] in float64 for each. Layers and groups that no row reaches are rounded to nearest, with a warning.
 
     Raises ValueError if there is nothing to quantize, if the method does not go with the recipe or with a layer, for
     inputs that are not finite, or for an unknown method; TypeError for arguments of a wrong type. The model is then
