@@ -56,7 +56,7 @@ class ConversionReport:
 
     model: the class of the model. recipe: the text of the layers' own recipe, None without one. layers: every
     torch.nn.Linear, in the model's order, including those that an earlier call converted. parameters: every parameter
-    that a matmul may read and that stays in high precision, including those of layers that were not converted. notes:
+    that a matmul may read and that stays in high precision, also of layers that were not converted. notes:
     what to know before the model runs. tokens: the rows of x in the calls that were timed, None without timing.
     """
 

@@ -28,9 +28,9 @@ class Parallel:
         quire:tp1, ... for further groups, in the order in which they are first used. This order must be the same on all
         ranks. None: the layer is made for `size` ranks, and set_tensor_parallel_group() must give it a group before it
         is called.
-    sequence: True shards the tokens outside of the layer along the first dimension: those of x of a "column" layer, and
-        those of y of a "row" layer. The layer gathers codes of x and of the gradient of y. It reduces and scatters y
-        and the gradient of x. All ranks must have the same number of tokens.
+    sequence: True shards the tokens along the first dimension, in x of a "column" layer and in y of a "row" layer. The
+        layer gathers codes of x and of the gradient of y. It reduces and scatters y and the gradient of x. All ranks
+        must have the same number of tokens.
     size: the number of ranks. With a group it follows from the group.
     parts: for "column", if the weight consists of several matrices: the outputs of each, such as (1024, 256, 256) for
         q, k and v. Each matrix is sharded by itself. Each number must be a multiple of size.
