@@ -204,8 +204,8 @@ def explain(function: Callable, *args: object, **kwargs: object) -> Explanation:
     args, kwargs: its arguments. Floating-point tensors among them are treated as tensors that need gradients.
         Parameters need gradients according to their requires_grad.
 
-    The backward pass does not run under torch.no_grad, and not for results without gradients: those of a model that was
-    converted for inference, and those of runners (quire.runners).
+    The backward pass does not run within torch.no_grad, and not for results without gradients: results of a model that
+    was converted for inference, and of runners (quire.runners).
 
     Returns an Explanation. str() gives the report. `products` are the matmuls, `quantizations` the quantizations, and
     `steps` everything, in the order of execution. Each is a Step with the attributes operation, name, problem, operands

@@ -189,7 +189,8 @@ def operand_buffers(w: torch.Tensor, spec: str, columnwise: bool, parallel: str 
 def input_buffers(
     x: torch.Tensor, spec: str, scale: torch.Tensor, offsets: torch.Tensor | None, columnwise: bool
 ) -> list[torch.Tensor | None]:
-    """The same of x under a spec with the option `given`. offsets: each group of rows has one of the scales."""
+    """The six buffers of x, which has a static scale (the option `given` of spec). offsets: each group of rows has one
+    of the scales."""
     if offsets is None:
         return torch.ops.quire.quantize(x.detach(), spec, True, columnwise, 0, 0, scale)
     rows, columns = torch.ops.quire.grouped_quantize(x.detach(), offsets, spec, False, scale), (None, None, None)
@@ -215,11 +216,13 @@ def quantize(
     rowwise, columnwise: the direction of blocks, along K or along M; both directions are computed in one pass.
     seed, offset: 64-bit numbers, signed or unsigned, of the random stream (numerics.md 0.11); both directions use it. A
         spec with stochastic rounding needs a seed.
-    scale: float32 [1], multiplies x before the cast, instead of a scale from x's own amax; fp8_tensor only (numerics.md
-        1.5). Under the option `given`, which needs it, it is instead what is stored: the scale of fp8_tensor, the amax
-        of nvfp4, or the global scale of the option `global` (numerics.md 2.5, 5.9).
+    scale: float32 [1]. Without the option `given`: multiplies x before the cast, instead of a scale from x's own amax;
+        fp8_tensor only (numerics.md 1.5). With the option `given`, which needs it: the static scale, stored unchanged.
+        It is the scale of fp8_tensor, the amax of nvfp4, or the global scale of the option `global` (numerics.md 2.5,
+        5.9).
     amax: rowwise and columnwise amaxes as amax() returns them, instead of x's own amaxes: those of a larger tensor of
-        which x is a part, or calibrated ones (numerics.md 5.9). One of the two can be None and is then measured.
+        which x is a part, or those of earlier tensors (numerics.md 5.9). One of the two can be None and is then
+        measured.
 
     Returns a QuantizedTensor. If x requires a gradient and grad mode is on, returns a QuantizedActivation; in backward
     the gradient passes through unchanged, as for the identity. Raises ValueError for a wrong spec, or a missing or

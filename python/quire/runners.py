@@ -25,7 +25,7 @@ from quire.tensor import QuantizedTensor, QuantSpec
 
 #: One weight, or a stack of them: a plain tensor, a QuantizedTensor, or a sequence of either.
 Weights = torch.Tensor | Sequence[torch.Tensor]
-#: A calibrated scale of activations, or one for each expert.
+#: A static scale of activations, or one for each expert.
 Scale = float | torch.Tensor
 
 
@@ -42,8 +42,8 @@ class LinearRunner:
         result does not depend on the others. (With AMX the order of its sums changes at 32 tokens: numerics.md 7.4.)
         With "none" x is not quantized, and PyTorch multiplies it with the decoded weight.
     w: the spec of the weight; None: "nvfp4", or the spec of the QuantizedTensor, from which w must not differ.
-    input_scale: a calibrated scale of x, a number or a tensor of one element (docs/runners.md). x is then not measured:
-        larger values saturate, and tokens do not depend on each other. The option `given` of x is implied.
+    input_scale: a static scale of x, a number or a tensor of one element (docs/runners.md). x is then not measured:
+        larger values saturate, and tokens do not depend on each other. The spec x need not have the option `given`.
 
     register() copies the values. It raises TypeError, ValueError or RuntimeError for arguments that do not fit.
     """

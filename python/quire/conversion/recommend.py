@@ -22,10 +22,12 @@ _WORTH = 1.05
 class RecipeEstimate:
     """The time and memory of all linear layers of a model under a recipe.
 
-    name: "high precision", or the name of a recipe. seconds: one call of each layer, with backward for the goal
-    "training"; layers that would be slower are counted as they are, as quire.convert(for_inference=True, tokens=...)
-    leaves them. weight_bytes: of the weights, likewise. converted: the number of layers that would not be slower; for
-    the goal "memory", of all that can be converted. seconds_of_all: as seconds, with all layers converted.
+    name: "high precision", or the name of a recipe.
+    seconds: the time of one call of each layer, with backward for the goal "training". Only layers that become faster
+        are converted, as quire.convert(for_inference=True, tokens=...) does; the others count with their present time.
+    weight_bytes: the bytes of all weights after this conversion.
+    converted: the number of layers that do not become slower. For the goal "memory", of all that can be converted.
+    seconds_of_all: the time of one call of each layer if all layers are converted.
     """
 
     name: str

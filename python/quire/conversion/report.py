@@ -17,7 +17,7 @@ class LayerReport:
     names: all names of the layer in the model; "" is the model itself. why_not: "" if the layer is now a layer of
     quire, else the reason. recipe: the text of the layer's own recipe, None without one. weight_bytes: the bytes of its
     weights before and after a conversion for inference. seconds: the time of one call before and after, if measured.
-    kept: why this call left a layer that was quire's already as it was; "" if it did not.
+    kept: why this call did not change a layer that was a layer of quire before; "" if it changed the layer.
     """
 
     names: tuple[str, ...]
@@ -56,7 +56,7 @@ class ConversionReport:
 
     model: the class of the model. recipe: the text of the layers' own recipe, None without one. layers: every
     torch.nn.Linear, in the model's order, including those that an earlier call converted. parameters: every parameter
-    that a matmul may read and that stays in high precision, including those of layers that were not converted. notes:
+    that a matmul may read and that stays in high precision, also of layers that were not converted. notes:
     what to know before the model runs. tokens: the rows of x in the calls that were timed, None without timing.
     """
 

@@ -51,7 +51,7 @@ def set_delayed_state(model: torch.nn.Module, state: Mapping[str, Mapping[str, t
     """Restores the result of delayed_state(), on the present devices of the layers. Layers that it does not name get a
     new state. The thread that calls this function must be the one that trains.
 
-    Raises ValueError if a name is not that of a layer of the model, or if a value does not fit. The state is then
+    Raises ValueError if the model has no layer of that name, or if a value does not fit. The state is then
     unchanged.
     """
     check_type("set_delayed_state", Mapping, state=state)

@@ -56,7 +56,8 @@ def _axes(spec_text: str) -> dict[str, int | None]:
 
 @torch.compiler.assume_constant_result
 def axes_of(spec_text: str, direction: str) -> tuple[int, int, int]:
-    """The same of data, scale and amax of a direction, -1 for what all parts have alike or is absent."""
+    """The axes of data, scale and amax of a direction, as _axes() has them; -1 if all parts have the buffer alike or it
+    is absent."""
     axes = [_axes(spec_text).get(f"{direction}_{kind}") for kind in ("data", "scale", "amax")]
     return tuple([-1 if axis is None else axis for axis in axes])
 

@@ -28,9 +28,9 @@ class Parallel:
         quire:tp1, ... for further groups, in the order in which they are first used. This order must be the same on all
         ranks. None: the layer is made for `size` ranks, and set_tensor_parallel_group() must give it a group before it
         is called.
-    sequence: True shards the tokens outside of the layer along the first dimension: those of x of a "column" layer, and
-        those of y of a "row" layer. The layer gathers codes of x and of the gradient of y. It reduces and scatters y
-        and the gradient of x. All ranks must have the same number of tokens.
+    sequence: True shards the tokens along the first dimension, in x of a "column" layer and in y of a "row" layer. The
+        layer gathers codes of x and of the gradient of y. It reduces and scatters y and the gradient of x. All ranks
+        must have the same number of tokens.
     size: the number of ranks. With a group it follows from the group.
     parts: for "column", if the weight consists of several matrices: the outputs of each, such as (1024, 256, 256) for
         q, k and v. Each matrix is sharded by itself. Each number must be a multiple of size.
@@ -105,7 +105,7 @@ class Parallel:
             object.__setattr__(self, name, value)
 
     def for_tokens(self, sequence: bool | None) -> "Parallel":
-        """The same division, with tokens sharded outside of the layer or not. None: as it is."""
+        """This Parallel with another value of `sequence`. None: this Parallel itself."""
         return self if sequence is None or sequence is self.sequence else self._other
 
     def index(self) -> int:
@@ -114,7 +114,7 @@ class Parallel:
         return distributed.get_rank(self._group()) if self.group else 0
 
     def of_group(self, group: "distributed.ProcessGroup") -> "Parallel":
-        """The same over a group. Raises ValueError if that has another number of ranks."""
+        """This Parallel with another group. Raises ValueError if the group has another number of ranks."""
         return dataclasses.replace(self, group=group)
 
     def first_rank(self) -> int:
@@ -141,17 +141,17 @@ class Parallel:
         return PiecesOfTensor.of(t, along, places, t.shape[along] * self.size)
 
     def of_parts(self, *parts: int) -> "Parallel":
-        """The same with these parts. Raises ValueError if it has others."""
+        """This Parallel with these parts. Raises ValueError if it has other parts."""
         if self.parts not in ((), parts):
             raise ValueError(f"Parallel: the outputs of this layer are the parts {parts}, got parts={self.parts}")
         return dataclasses.replace(self, parts=parts)
 
     def of_one_part(self) -> "Parallel":
-        """The same without parts."""
+        """This Parallel without parts."""
         return dataclasses.replace(self, parts=())
 
     def then(self) -> "Parallel":
-        """How the layer behind a "column" layer is sharded, which takes that one's outputs."""
+        """How a layer is sharded whose inputs are the outputs of a "column" layer."""
         return dataclasses.replace(self, mode="row", parts=())
 
     def sizes(self, what: str, in_features: int, out_features: int) -> tuple[int, int]:

@@ -106,7 +106,7 @@ class PiecesOfTensor(torch.Tensor):
         )
 
     def _of(self, part: torch.Tensor) -> PiecesOfTensor:
-        """The same pieces, with other values."""
+        """These pieces with other values."""
         return PiecesOfTensor(part, part, self.pieces, self.shape)
 
     def __reduce_ex__(self, protocol: Any) -> Any:

@@ -126,7 +126,7 @@ class RowParallel(_Style):
     reduce: how y is summed (Parallel).
     overlap: "ring" exchanges tokens in pieces (Parallel). It needs output_layouts=Shard(0).
 
-    The weight becomes a DTensor Shard(1), the bias Replicate(). Errors are those of ColumnParallel.
+    The weight becomes a DTensor Shard(1), the bias Replicate(). Raises the errors of ColumnParallel.
     """
 
     mode = "row"

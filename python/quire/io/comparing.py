@@ -17,7 +17,7 @@ class Difference:
     """The result of diff(). str() gives a table; it is false if nothing differs.
 
     only_a, only_b: names that only one checkpoint has. different: name -> what differs, in words. equal_values: names
-    of layers with different bytes and equal values, such as those of two dialects. same: the number of entries with
+    of layers with different bytes and equal values, for example in two dialects. same: the number of entries with
     equal bytes. configs: what differs in the configurations.
     """
 

@@ -36,12 +36,12 @@ def save(
     max_shard_size: str | int = "5GB",
     overwrite: bool = False,
 ) -> SaveReport:
-    """Writes a model as a checkpoint. Weights that load() has read, and that nobody has written to since, get the same
-    names, dtypes, shapes and bytes; others are stored by their codes, under the names of their parameters.
+    """Writes a model as a checkpoint. A weight that load() has read and that has not changed is written with the same
+    names, dtypes, shapes and bytes. Other weights are written with their codes, under the names of their parameters.
 
-    dialect: name; None: that of the checkpoint which the model was loaded from, or of `like`.
-    like: a checkpoint of the same model: entries that the model does not have are copied from it, and its
-        configuration is used. None: the configuration of the checkpoint that the model was loaded from.
+    dialect: its name. None: the dialect of the checkpoint from which the model was loaded, or of `like`.
+    like: a checkpoint of the same model. Entries that the model does not have are copied from it, and its configuration
+        is used. None: the configuration of the checkpoint from which the model was loaded.
     exact, max_shard_size, overwrite: as for write().
 
     Raises CheckpointError, with nothing written, if a quantized weight has no place in the dialect.

@@ -48,20 +48,23 @@ def load(
 ) -> LoadReport:
     """Loads a checkpoint into a model, layer by layer: quantized weights with their codes and scales unchanged.
 
-    model: its torch.nn.Linear become quire.Linear where the checkpoint has a quantized weight, and so do experts of
-        Hugging Face transformers; layers of quire are used as they are. Each such layer gets a recipe of its own.
-        Parameters on the meta device are replaced; others keep their memory, if they are plain.
+    model: where the checkpoint has a quantized weight, a torch.nn.Linear of the model becomes a quire.Linear, and the
+        experts of Hugging Face transformers become layers of quire. Layers of quire are used as they are. Each such
+        layer gets a recipe of its own. Parameters on the meta device are replaced. Other plain parameters keep their
+        memory.
     path: as for read().
-    activations: "checkpoint", inputs are quantized as the checkpoint says; "none", they are not; else the spec of all
-        inputs, such as "mxfp8". The gradient is computed from decoded weights (`backward=dequantized`).
-    experts: "auto", the experts of quire.MoE and GroupedLinear are found under the names that files have for them;
-        "none": only under their own names.
-    fuse: layers of the model that join several layers of the file, {"qkv_proj": ["q_proj", "k_proj", "v_proj"]}; True:
-        this one and "gate_up_proj". Different scales of parts become scales of rows.
-    missing_input_scale: "raise"; "dynamic", such inputs are measured in each call; "max", they get the largest scale
-        that another expert of the layer has.
-    strict: raise if the model or the checkpoint has a name that the other lacks.
-    rename: gives the name in the model for a name in the checkpoint, such as one that starts with "language_model.".
+    activations: "checkpoint": inputs are quantized as the checkpoint says. "none": they are not quantized. A spec, such
+        as "mxfp8": all inputs are quantized to it. Gradients are computed from decoded weights
+        (`backward=dequantized`).
+    experts: "auto": the experts of quire.MoE and GroupedLinear are found under the names that files have for them.
+        "none": they are found only under the names of their parameters.
+    fuse: layers of the model that join several layers of the file, {"qkv_proj": ["q_proj", "k_proj", "v_proj"]}. True:
+        this layer and "gate_up_proj". If the joined layers have different scales, each row gets its own scale.
+    missing_input_scale: what happens if a static scale of inputs is missing. "raise": an error. "dynamic": the layer
+        measures its inputs in each call. "max": an expert gets the largest scale of the other experts of its layer.
+    strict: raise CheckpointError if the model or the checkpoint has a name that the other does not have.
+    rename: a function from a name in the checkpoint to the name in the model, for example to remove a prefix
+        "language_model.".
 
     Raises CheckpointError before the model is changed: for a checkpoint that read() refuses, names or shapes that do
     not fit, scales that are NaN, infinite or negative, and layers that cannot be joined.

@@ -56,7 +56,7 @@ class Checkpoint(Mapping[str, StoredWeight | torch.Tensor]):
         return self.dialect.bias(self.groups[self.biases[name]], self.container.tensor(name))
 
     def outline(self, name: str) -> StoredWeight | torch.Tensor:
-        """The same on the meta device: dtypes and shapes, without reading."""
+        """The entry of that name on the meta device: dtypes and shapes, without reading the file."""
         if name in self.groups:
             return self.dialect.read(self.groups[name], self._meta, self.dtype)
         return self._meta(name)

@@ -14,7 +14,7 @@ from quire.tensor.origin import Origin
 class StoredWeight:
     """A quantized weight of a checkpoint, and what belongs to it.
 
-    weight: [N, K], or for experts in one tensor [E, N, K]. Its codes and scales are those of the file, in the order of
+    weight: [N, K], or for experts in one tensor [E, N, K]. It has the codes and scales of the file, in the order of
         the buffers of quire (docs/specs.md).
     input_scale: float32 [1], or [E] for experts: the static scale of the input, as it is stored; None without one. The
         spec of the weight says whether it multiplies or divides (`global=mul`, `global=div`).

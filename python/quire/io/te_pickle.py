@@ -205,7 +205,8 @@ _LOADING = threading.Lock()
 
 
 def load_file(file: Any) -> object:
-    """The same of a file of torch.save, a path or a binary file; tensors are on the CPU."""
+    """The object in a file of torch.save, read as loads() reads one. file: a path or a binary file. Tensors are on the
+    CPU."""
     ours = [(value, name) for name, value in _TABLE.items()]
     with _LOADING:
         others = torch.serialization.get_safe_globals()

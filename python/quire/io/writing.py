@@ -94,10 +94,12 @@ def write(
 ) -> SaveReport:
     """Writes layers and tensors as a checkpoint of a dialect, one entry at a time.
 
-    path: a folder. tensors: name -> StoredWeight, under the name of the weight as a parameter, or tensor; such as
-        read() returns. What was read from the same dialect gets the same names, dtypes, shapes and bytes.
-    dialect: name; None if nothing is quantized. config: of the model (config.json), to which the dialect adds what it
-        says of layers; or name of a file -> content, written unchanged; None: what `tensors` was read with.
+    path: a folder.
+    tensors: name of a parameter -> StoredWeight or plain tensor, such as the result of read(). An entry that was read
+        from the same dialect is written with the same names, dtypes, shapes and bytes.
+    dialect: its name; None if nothing is quantized.
+    config: the content of config.json, to which the dialect adds what it says about layers; or name of a file ->
+        content, written unchanged. None: the configuration with which `tensors` was read.
     exact: raise CheckpointError if the dialect cannot store a layer such that converting it back gives the same bytes.
     max_shard_size: bytes, or a text such as "5GB". overwrite: replace a checkpoint that the folder has.
 

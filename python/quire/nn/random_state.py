@@ -44,8 +44,8 @@ def _layers(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module, torc
 def rng_state(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     """Module name -> a copy of its int64 [2] {seed, counter}, for every quire layer with matmuls ("" is the model).
 
-    A layer with several matmuls, such as quire.LayerNormMLP, has a name for each: "mlp.fc1", "mlp.fc2". Of a layer
-    whose groups are sharded over ranks (ep_group), the state is that of one process with all groups.
+    A layer with several matmuls, such as quire.LayerNormMLP, has a name for each: "mlp.fc1", "mlp.fc2". If the
+    groups of a layer are sharded over ranks (ep_group), the state is the same as in one process with all groups.
     """
     return {name: _shifted(state, -module.first_stream()) for name, module, state in _layers(model)}
 

@@ -24,7 +24,7 @@ def checkpoint(function: Callable[..., object], *args: object, use_reentrant: bo
     present recipe and the present scales of delayed scaling. So backward can run outside of quire.autocast, in another
     thread, and after other forward passes.
 
-    use_reentrant and further keywords are those of torch.utils.checkpoint, or arguments of function. Within a compiled
+    use_reentrant and further keywords are arguments of torch.utils.checkpoint, or of function. Within a compiled
     function the checkpoint is a part of the graph.
     """
     check_type("quire.checkpoint", Callable, function=function)

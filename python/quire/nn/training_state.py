@@ -30,8 +30,8 @@ class TrainingState:
     optimizer, and of its quire layers the random states and the states of delayed scaling.
 
     `dcp.save({"train": state}, checkpoint_id=folder)` saves it, and dcp.load with the same arguments loads it. A
-    checkpoint loads with another number of ranks and with another sharding of the model. The tensors of the state are
-    those of the model, so dcp.load writes to the model.
+    checkpoint loads with another number of ranks and with another sharding of the model. The state has the
+    tensors of the model themselves, so dcp.load writes to the model.
 
     model: a model of any layers. Weights and optimizer states go through get_model_state_dict and
         get_optimizer_state_dict of PyTorch. For a layer with parallel=, each rank saves its shard at its place in the

@@ -35,9 +35,9 @@ def quantize_model(
 ) -> torch.nn.Module:
     """Quantizes the weights of the model's linear layers for inference, in place, and returns the model.
 
-    The result is that of quire.convert(model, recipe, for_inference=True, tokens=None): the same layers, classes and
-    state dict, and quire.conversion_report(model) lists them. The method decides which codes the weights get. Every
-    method gives codes of the recipe's format, so files, kernels and exported programs do not depend on it.
+    The model gets the same layers, classes and state dict as from quire.convert(model, recipe, for_inference=True,
+    tokens=None), and quire.conversion_report(model) lists them. Only the codes of the weights can differ: `method`
+    says how they are chosen. Files, kernels and exported programs do not depend on the method.
 
     recipe: a recipe, its name or its text; weights are stored under its spec for w, and x is quantized in every call.
         If x has a static scale (the option `given`), it is measured on the batches, as quire.calibrate does. Without
@@ -53,9 +53,9 @@ def quantize_model(
     filter, min_features: as for quire.convert; here layers of every size are quantized. Pass filter=lambda module,
         name: "lm_head" not in name to keep the output layer. A weight that is tied to an embedding is untied: the
         embedding keeps its values, and the layer gets codes.
-    missing_input_scale: for static scales, as for CalibrationReport.apply: what groups get that no row reaches.
-    damping: for "gptq", what is added to the diagonal of each Gram matrix, relative to its mean. More keeps the weights
-        nearer to their values, which is safer with few batches.
+    missing_input_scale: the static scale of groups that no row reaches, as for CalibrationReport.apply.
+    damping: for "gptq", the number that is added to the diagonal of each Gram matrix, relative to the mean of the
+        diagonal. A larger number keeps the weights nearer to their values, which is safer with few batches.
 
     "gptq" reads the operand of each matmul: in a LayerNormLinear and LayerNormMLP what the norm or the activation
     gives, in a GroupedLinear and MoE the rows of each group. Experts of Hugging Face transformers need

@@ -84,9 +84,9 @@ class Recipe:
     Two recipes of one class and text are equal for a compiled graph, because a layer reads only the text.
     input_spec, weight_spec: the canonical texts of the specs for x and w.
     stochastic: whether gradients are rounded stochastically, which uses a Linear's random state.
-    stateless_spec: linear_spec(), or None if scales are those of earlier steps, or of the layer.
+    stateless_spec: linear_spec(), or None if scales come from earlier steps, or are static scales of the layer.
     weight_only: whether x and gradients are not quantized: both specs are "none".
-    static_input: whether x is quantized with a scale of the layer, `input_scale` (the option `given`).
+    static_input: whether x has a static scale, the layer's `input_scale` (the option `given`).
     of_layer: None; a subclass whose recipe differs by layer has a method of this name: layer -> the recipe of that
         layer, or None for high precision. Only quire.autocast takes such a recipe.
     """

@@ -65,15 +65,15 @@ class FP8GlobalStateManager(metaclass=_WithoutState):
 
     @staticmethod
     def is_mxfp8_available() -> tuple[bool, str]:
-        """The same of MXFP8BlockScaling."""
+        """Whether layers train with MXFP8BlockScaling, and why not, "" if they do."""
         return is_mxfp8_available(return_reason=True)
 
     @staticmethod
     def is_fp8_block_scaling_available() -> tuple[bool, str]:
-        """The same of Float8BlockScaling."""
+        """Whether layers train with Float8BlockScaling, and why not, "" if they do."""
         return is_fp8_block_scaling_available(return_reason=True)
 
     @staticmethod
     def is_nvfp4_available() -> tuple[bool, str]:
-        """The same of NVFP4BlockScaling."""
+        """Whether layers train with NVFP4BlockScaling, and why not, "" if they do."""
         return is_nvfp4_available(return_reason=True)

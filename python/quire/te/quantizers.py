@@ -149,7 +149,7 @@ def _refuse(what: str, remedy: str, **options: object) -> None:
 
 
 class Float8Quantizer(Quantizer):
-    """FP8 under a scale that is given (delayed scaling, numerics.md 1.5).
+    """FP8 under a scale that the caller passes (delayed scaling, numerics.md 1.5).
 
     scale: float32 of one element, multiplies before the cast, read at each call. amax: of one element too, which
     becomes the maximum of itself and of what was quantized.

@@ -59,13 +59,13 @@ def _scale(dtypes: tuple[torch.dtype, ...], shape: ShapeRule) -> Part:
 
 
 def _v4(of: Layout) -> Layout:
-    """The same with the names of DeepSeek-V4."""
+    """The layout with the names of DeepSeek-V4."""
     parts = tuple(dataclasses.replace(p, suffix=".scale") if p.role == "scale" else p for p in of.parts)
     return dataclasses.replace(of, name=f"{of.name}:scale", parts=parts)
 
 
 def _experts(of: Layout) -> Layout:
-    """The same with all experts in one tensor [E, N, K]."""
+    """The layout with all experts in one tensor [E, N, K]."""
     suffixes = {"data": "", "scale": "_scale_inv", "bias": "_bias"}
     parts = tuple(dataclasses.replace(p, suffix=suffixes[p.role]) for p in of.parts)
     return dataclasses.replace(of, name=f"{of.name}:experts", parts=parts, parameter="", stacked=True)

@@ -67,7 +67,7 @@ _BLOCKS_OF_16 = _scale((E4M3,), blocks(16))
 
 
 def _experts(of: Layout) -> Layout:
-    """The same with all experts in one tensor."""
+    """The layout with all experts in one tensor."""
     suffixes = {".weight": "", ".bias": "_bias"}
     parts = tuple(
         Part(p.role, suffixes.get(p.suffix, p.suffix.replace(".", "_")), p.dtypes, p.shapes, p.place, p.optional)
