@@ -9,6 +9,7 @@ from typing import ParamSpec, TypeVar
 import torch
 
 from quire import delayed
+from quire.delayed.step import RulesByLayer
 from quire.recipe import Recipe, as_recipe, default
 
 P = ParamSpec("P")
@@ -20,7 +21,7 @@ class _State(threading.local):
     def __init__(self) -> None:
         self.inside = False  # of any autocast
         self.recipe: Recipe | None = None
-        self.rule: delayed.Rule | delayed.RulesByLayer | None = None
+        self.rule: delayed.Rule | RulesByLayer | None = None
         # Autograd's threads of devices are not Python's. What they compute again belongs to the caller of backward.
         self.foreign = isinstance(threading.current_thread(), threading._DummyThread)
 
@@ -31,7 +32,7 @@ class _State(threading.local):
         self.inside, self.recipe, self.rule = active
 
 
-_Active = tuple[bool, Recipe | None, delayed.Rule | delayed.RulesByLayer | None]
+_Active = tuple[bool, Recipe | None, delayed.Rule | RulesByLayer | None]
 _STATE = _State()
 #: The attributes of _STATE in the thread whose context this is. PyTorch carries the context of the thread that calls
 #: backward to autograd's threads, which is the only way from them to that thread.
@@ -78,7 +79,7 @@ def recipe_of(layer: torch.nn.Module) -> Recipe | None:
     return found if found is None or found.of_layer is None else found.of_layer(layer)
 
 
-def active_rule() -> delayed.Rule | delayed.RulesByLayer | None:
+def active_rule() -> delayed.Rule | RulesByLayer | None:
     """The argument of delayed.collect(), if the innermost autocast of this thread has a delayed recipe and is enabled
     or calibrating; of a recipe that differs by layer, what knows the rule of each; else None."""
     return _active()[2]
@@ -153,7 +154,7 @@ class autocast:
         if entered:
             rule = delayed.enter(self._delayed, self._group)
         elif self._by_layer:
-            rule = delayed.RulesByLayer(self._group)
+            rule = RulesByLayer(self._group)
             entered = rule.entered
         self._outer.append((_STATE.get(), entered))
         _STATE.set((True, self.recipe, rule))

@@ -7,6 +7,7 @@ import torch
 from quire import delayed
 from quire.autocast import active_rule, recipe_of
 from quire.checks import check_type, check_type_or_none
+from quire.delayed.step import RulesByLayer
 from quire.distributed import one_process
 from quire.distributed.placements import (
     Layout,
@@ -37,7 +38,7 @@ class Call(NamedTuple):
     """
 
     recipe: Recipe | None
-    rule: delayed.Rule | delayed.RulesByLayer | None
+    rule: delayed.Rule | RulesByLayer | None
     dtype: torch.dtype
     is_first_microbatch: bool | None
     fp8_grad: bool
@@ -52,7 +53,7 @@ class Call(NamedTuple):
     def of_product(self, product: str) -> "Call":
         """The same with the recipe of a matmul, and the argument of delayed.collect() as rule."""
         recipe, rule = None if self.recipe is None else self.recipe.of_product(product), self.rule
-        if isinstance(rule, delayed.RulesByLayer):
+        if isinstance(rule, RulesByLayer):
             rule = None if recipe is None else rule.of(recipe)
         return self if recipe is self.recipe and rule is self.rule else self._replace(recipe=recipe, rule=rule)
 
