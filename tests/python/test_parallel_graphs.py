@@ -209,11 +209,11 @@ def test_wrong_arguments_of_the_operator_are_refused(group):
     for recipe, scales, said in (
         ("x=fp8_tensor,w=fp8_row,dy=fp8_row", {"input_scale": scale}, "x has no scale of the layer; leave input_scale"),
         ("", {"input_scale": scale}, "x has no scale of the layer; leave input_scale out"),
-        (given, {}, "x has its scale from the caller, and there is no input_scale; give the calibrated scale"),
+        (given, {}, "x has its scale from the caller, and there is no input_scale; give the static scale"),
         (given, {"input_scale": scale, "fwd_scale": torch.ones(3)}, "input_scale and fwd_scale are both given"),
         (f"{given},backward=high_precision", {"input_scale": scale}, "the gradient of w starts from x itself"),
         (given, {"input_scale": torch.ones(2)}, r"scale must be .* \[2\]"),
-        (given, {"input_scale": torch.zeros(1)}, "given scale.*must be positive and finite"),
+        (given, {"input_scale": torch.zeros(1)}, "static scale.*must be positive and finite"),
     ):
         with pytest.raises(RuntimeError, match=said):
             call(x, w, None, recipe, torch.float32, column, [], [], **scales)

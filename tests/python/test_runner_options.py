@@ -1,4 +1,4 @@
-"""Shared experts and calibrated scales of runners."""
+"""Shared experts and static scales of runners."""
 
 import pytest
 import torch
@@ -60,7 +60,7 @@ def test_a_shared_expert_may_be_quantized_already():
     assert not torch.equal(run(runners.MoERunner(*GATED), x, weights, ids), expected)
 
 
-# ---------------------------------------------------------------- calibrated scales
+# ---------------------------------------------------------------- static scales
 
 
 def calibrated_bits(x, w, scale, bias=None):

@@ -16,7 +16,7 @@ E2M1 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6], dtype=torch.float64)
 
 
 def fp8(x: torch.Tensor, scale: float) -> torch.Tensor:
-    """Values of x under a given scale, by PyTorch's own cast; float64."""
+    """Values of x under a static scale, by PyTorch's own cast; float64."""
     multiplier = torch.tensor(1.0) / torch.tensor(scale)
     codes = (x.float() * multiplier).clamp(-448, 448).to(torch.float8_e4m3fn)
     return codes.double() * torch.tensor(scale).double()
@@ -97,7 +97,7 @@ def test_gradients_use_the_same_scale(case):
 def test_a_scale_that_is_not_loaded_or_no_scale_is_refused(case, wrong):
     layer = loaded(CASES[case][0], wrong)
     model = torch.nn.Sequential(layer)
-    match = "given scale.*must be positive and finite.*load the calibrated scale"
+    match = "static scale.*must be positive and finite.*load the static scale"
     with pytest.raises(RuntimeError, match=match) as refusal:
         model(x_of())
     assert "In the layer '0'" in "".join([str(refusal.value), *getattr(refusal.value, "__notes__", [])])

@@ -93,7 +93,7 @@ class TwoThreads {
   std::thread thread_{[this] { work(); }};
 };
 
-/// Formats of x and w, with which x has a calibrated scale or not.
+/// Formats of x and w, with which x has a static scale or not.
 struct Formats {
   std::string_view x, w;
   bool calibrated = false;

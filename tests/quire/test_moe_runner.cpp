@@ -180,7 +180,7 @@ TEST(MoeRunner, ASharedExpertHasAllTokensAndIsAdded) {
     }
 }
 
-/// The mixture's experts with the calibrated scales of their inputs.
+/// The mixture's experts with the static scales of their inputs.
 std::vector<Expert> calibrated_experts(const Mixture& m, const QuantSpec& spec) {
   std::vector<Expert> experts;
   for (int64_t e = 0; e < Mixture::kExperts; ++e) {

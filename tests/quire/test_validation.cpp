@@ -66,7 +66,7 @@ TEST(Validation, QuantizeNamesTheRuleTheValuesAndTheRemedy) {
           {[](P& p) { p.rowwise.amax = nullptr; }, {"quantize", "rowwise_amax", "[1]"}},
           {[](P& p) { p.columnwise.data = nullptr; }, {"quantize", "columnwise_data", "[40, 2]"}},
           {[](P& p) { p.columnwise.scale = nullptr; }, {"quantize", "columnwise_scale", "[40, 1]"}},
-          {[](P& p) { p.scale = &kScale; }, {"quantize", "given scale", "nvfp4", "fp8_tensor"}},
+          {[](P& p) { p.scale = &kScale; }, {"quantize", "static scale", "nvfp4", "fp8_tensor"}},
           {[](P& p) { p.spec.element = Format::e4m3; }, {"quantize", "nvfp4", "QuantSpec::parse"}},
           {[](P& p) { p.spec.pow2 = true; }, {"quantize", "nvfp4", "QuantSpec::parse"}},
           {[](P& p) { p.spec.square = p.spec.row_scaled = true; }, {"nvfp4:16x16:row_scaled", "leave one of them out"}},

@@ -71,8 +71,8 @@ constexpr std::array<KernelRow<Problem>, 2> kRows{{
 
 void check_given_scale(const QuantizeProblem& p) {
   if (!p.spec.given || !p.scale) return;
-  check(*p.scale > 0 && is_finite(*p.scale), "quantize: the given scale of ", p.spec,
-        " must be positive and finite; got ", *p.scale, "; load the calibrated scale");
+  check(*p.scale > 0 && is_finite(*p.scale), "quantize: the static scale of ", p.spec,
+        " must be positive and finite; got ", *p.scale, "; load the static scale");
 }
 
 /// The same of results that may be quantized.

@@ -14,7 +14,7 @@ namespace quire {
 /// What belongs to a weight.
 struct WeightOptions {
   Vector bias{};  ///< [N]
-  /// A calibrated scale of the weight's input x, which is then not measured. Positive and finite. Under NVFP4 it is
+  /// A static scale of the weight's input x, which is then not measured. Positive and finite. Under NVFP4 it is
   /// amax / (6 * 448) of the values it was calibrated on (numerics.md 5.9), and 2688 times it is finite too. Under
   /// fp8_tensor and under the options `given` and `global` it is what the spec stores (2.5, 5.9, 5.11).
   std::optional<float> input_scale{};
@@ -62,7 +62,7 @@ class PreparedWeight {
   Operand operand_;
   std::vector<float> bias_;
   std::optional<float> input_scale_;
-  /// The amaxes of inputs that a calibrated scale stands for, by the largest scale of a block, 256 or 448.
+  /// The amaxes of inputs that a static scale stands for, by the largest scale of a block, 256 or 448.
   struct InputAmax {
     float of_256, of_448;
   };

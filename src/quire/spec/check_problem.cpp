@@ -113,11 +113,10 @@ void check_given_amax(std::string_view op, const QuantizeProblem& p) {
 void check_quantization(std::string_view op, const QuantizeProblem& p) {
   check_spec(op, p.spec);
   if (p.scale == nullptr && p.spec.given)
-    fail(op, ": ", p.spec,
-         " has its scale from the caller, and there is none; give the calibrated scale, or leave the ",
+    fail(op, ": ", p.spec, " has its scale from the caller, and there is none; give the static scale, or leave the ",
          "option 'given' out");
   if (p.scale != nullptr && p.spec.row().scope != Scope::tensor && !p.spec.given)
-    fail(op, ": a given scale needs a family with one scale per tensor; got ", p.spec.to_string(),
+    fail(op, ": a static scale needs a family with one scale per tensor; got ", p.spec.to_string(),
          "; use fp8_tensor, or the option 'given', or leave the scale out");
   check_given_amax(op, p);
   check_side(op, p, Direction::rowwise, p.rowwise);

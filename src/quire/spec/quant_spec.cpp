@@ -183,10 +183,10 @@ void check_combination(const QuantSpec& s, std::string_view text) {
   refuse(four && s.stochastic, "4over6 compares deterministic roundings (4over6, sr)");
   refuse(four && rht, "4over6 is not defined on transformed values (4over6, rht)");
   refuse(four && s.row_scaled, "4over6 needs one global amax (4over6, row_scaled)");
-  refuse(s.given && rht, "a given scale is one of the untransformed tensor (given, rht)");
-  refuse(s.given && s.row_scaled, "a given scale is one of the whole tensor (given, row_scaled)");
-  refuse(s.given && s.pow2, "a given scale is stored as it is, not truncated (given, pow2)");
-  refuse(s.given && s.epsilon > 0, "a given scale follows from no amax (given, eps)");
+  refuse(s.given && rht, "a static scale is one of the untransformed tensor (given, rht)");
+  refuse(s.given && s.row_scaled, "a static scale is one of the whole tensor (given, row_scaled)");
+  refuse(s.given && s.pow2, "a static scale is stored as it is, not truncated (given, pow2)");
+  refuse(s.given && s.epsilon > 0, "a static scale follows from no amax (given, eps)");
   refuse(s.swizzled && s.interleaved, "scales lie in one order (swizzled, interleaved)");
   refuse(s.block_scale_max_256 && !four, "256 is an option of 4over6 (256 without 4over6)");
 }

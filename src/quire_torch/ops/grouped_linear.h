@@ -62,7 +62,7 @@ struct GroupedLinear : OpBase {
 
   /// What backward needs: codes in the direction that it reads, or x and w themselves where it multiplies or quantizes
   /// those (requantized, high_precision). Of a layer that is sharded over ranks what this one has; x_plain: x
-  /// itself, since codes of parts would not be those of the whole, and in x_scale its given scale. layer: its name for
+  /// itself, since codes of parts would not be those of the whole, and in x_scale its static scale. layer: its name for
   /// errors, where it is known.
   struct Saved {
     op::OptionalTensor offsets, part{};

@@ -151,7 +151,7 @@ void check_input_scale(const OptionalRecipeText& recipe, const op::OptionalTenso
   quire::check(given || !input_scale, what, ": input_scale is given, and under recipe '", recipe.text(),
                "' x has no scale of the layer; leave input_scale out, or add the option 'given' to x");
   quire::check(!given || input_scale, what, ": under recipe '", recipe.text(),
-               "' x has its scale from the caller, and there is no input_scale; give the calibrated scale, or leave ",
+               "' x has its scale from the caller, and there is no input_scale; give the static scale, or leave ",
                "the option 'given' out");
   quire::check(!given || !fwd_scale, what, ": input_scale and fwd_scale are both given, and x would have two scales; ",
                "leave one out");

@@ -51,7 +51,7 @@ struct Part {
   op::OptionalTensor offsets = std::nullopt;  ///< of groups of rows, each a tensor of its own, in flat buffers
 };
 
-/// Whether codes of this rank's part follow from amaxes of other ranks too. Under a given scale they do not.
+/// Whether codes of this rank's part follow from amaxes of other ranks too. Under a static scale they do not.
 bool needs_reduction(const quire::QuantSpec& spec, int axis);
 /// Throws unless there is an input_scale exactly where x has the option `given`, and nothing that does not go with one.
 /// fwd_scale: of delayed scaling. starts_from_x: whether backward needs x itself. what: the operator.
@@ -83,7 +83,7 @@ bool gathers_codes(const quire::QuantSpec& spec, quire::Direction direction, con
 /// Whether the scale of a tensor, of the ranks' rows each, can be NaN in some of them alone: where it is given, and
 /// marks values that are not finite (numerics.md 1.9).
 bool has_own_scales(const quire::QuantSpec& spec, bool given);
-/// The given scale of the whole tensor, of that of a part: NaN if the amax of the whole is Inf, with the option `nan`.
+/// The static scale of the whole tensor, of that of a part: NaN if the amax of the whole is Inf, with the option `nan`.
 at::Tensor scale_of_whole(const at::Tensor& scale, const at::Tensor& amax, const quire::QuantSpec& spec);
 /// The three buffers of one direction of the whole, of those of each rank's rows. given_scale: for has_own_scales;
 /// the scale of the whole is then NaN if one of them is.

@@ -46,7 +46,7 @@ op::GradientList once(const op::GradientList& biases, const at::Tensor& part) {
   return own;
 }
 
-/// The products, with operands quantized before that need amaxes of other ranks, or have a given scale.
+/// The products, with operands quantized before that need amaxes of other ranks, or have a static scale.
 GroupedLinear::Args operands(const ParallelGroupedLinear::Args& a, op::Needs need) {
   GroupedLinear::Args args = own_product(a);
   const Parallel& p = **a.parallel;

@@ -42,7 +42,7 @@ struct Operands {
 
 DirectionBuffers itself(const at::Tensor& x) { return {x, x.new_empty({0}), x.new_empty({0})}; }
 
-/// x itself as what is kept of it, with its given scale.
+/// x itself as what is kept of it, with its static scale.
 DirectionBuffers kept_x(const ParallelLinear::Args& a) {
   return {a.x, a.input_scale ? *a.input_scale : a.x.new_empty({0}), a.x.new_empty({0})};
 }

@@ -12,7 +12,7 @@ struct ProducedFields {
   at::ScalarType dtype;
   OptionalSpecText spec = OptionalSpecText::parse("");
   bool rowwise = false, columnwise = false, keep = false;
-  std::optional<at::Tensor> scale{};  ///< float32 [1]: a given scale (numerics.md 1.5)
+  std::optional<at::Tensor> scale{};  ///< float32 [1]: a static scale (numerics.md 1.5)
 
   bool quantized() const { return spec->has_value(); }
   bool has_y() const { return keep || !quantized(); }
