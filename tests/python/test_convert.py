@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import quire
+from every_layer import LAYERS, call
 from linears import blocks, of_codes
 from quire import recipe as recipes
 
@@ -285,6 +286,18 @@ def test_a_layer_of_quire_is_not_called_left():
     model = torch.nn.Sequential(torch.nn.Linear(256, 256), quire.GroupedLinear(4, 256, 256), torch.nn.ReLU())
     assert quire.conversion_report(quire.convert(model[:2], "mxfp8")).parameters == ()
     assert quire.conversion_report(quire.convert(model[:2], "mxfp8")).converted
+
+
+@pytest.mark.parametrize("name", [name for name in LAYERS if name != "converted"])
+def test_no_layer_of_quire_is_left_without_the_recipe(name, equal_bits):
+    torch.manual_seed(0)
+    layer, x = LAYERS[name](), torch.randn(24, 64)
+    with quire.autocast(recipe="mxfp8"):
+        expected = call(layer, x)
+    assert not equal_bits(call(layer, x), expected)
+    report = quire.conversion_report(quire.convert(torch.nn.Sequential(layer), "mxfp8"))
+    assert equal_bits(call(layer, x), expected)
+    assert report.converted and all(its.recipe for its in report.converted)
 
 
 def test_a_compiled_model_passes_its_report_on():

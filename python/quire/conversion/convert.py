@@ -67,21 +67,22 @@ def convert(
     tokens: int | None = 1,
 ) -> torch.nn.Module:
     """Converts the model's torch.nn.Linear layers to quire.Linear, in place, and returns the model. The experts of
-    mixtures of Hugging Face transformers become layers of quire too.
+    mixtures of Hugging Face transformers become layers of quire too. The model's layers of quire (Linear,
+    LayerNormLinear, LayerNormMLP, GroupedLinear, and those within MoE) get the recipe.
 
     recipe: a recipe, its name or its text. Outside of every quire.autocast the layers use this recipe. Within a
         quire.autocast, also a disabled one, the autocast decides. None: the layers have no recipe of their own. Delayed
         scaling raises an error here, because only quire.autocast can select it.
-    filter: a function (module, its name in the model) -> whether to convert it. It is called for every torch.nn.Linear
-        and for the experts of every mixture. If a module has several names, the function is called for each name, and
-        must return true for all of them. None converts all layers.
+    filter: a function (module, its name in the model) -> whether to convert it. It is called for every torch.nn.Linear,
+        for the experts of every mixture, and for every layer of quire. If a module has several names, the function is
+        called for each name, and must return true for all of them. None converts all layers. A filter can only leave
+        out layers: min_features holds besides it.
     min_features: layers with fewer inputs or outputs are not converted, because no recipe makes such small layers
         faster. All other sizes are converted; no size is padded.
     for_inference: the weights are quantized once and become parameters of the class QuantizedTensor, rowwise only, in
         the order that matmuls with few tokens read fastest (quire.prepack_weights). Their values in high precision are
         freed. Under NVFP4 a weight gets one scale for 1 x 16 values. No parameter of a converted layer requires a
-        gradient. You then need no quire.autocast to run, save or export the model. Other layers of quire in
-        the model (LayerNormLinear, LayerNormMLP, GroupedLinear, MoE) are converted in the same way.
+        gradient. You then need no quire.autocast to run, save or export the model.
     tokens: the number of rows of x in a typical call; used only with for_inference. convert times one layer of each
         shape with that many rows, about two seconds in all, and does not convert layers that would become slower. Call
         convert within the same torch.autocast as the model later. None: all layers are converted without timing, which
@@ -89,7 +90,7 @@ def convert(
 
     Each layer stays the same object, with its hooks, flags and names. For training its parameters stay the same objects
     too. So optimizers, tied weights and other references continue to work, and the state dict does not change. The
-    model itself can be the layer. A layer of quire that the filter selects gets the recipe. A layer on the meta device
+    model itself can be the layer. A layer on the meta device
     gets its random state when it is moved to another device (quire.Linear).
 
     Three kinds of layers are not converted: subclasses of torch.nn.Linear, whose forward method may differ; layers
@@ -109,7 +110,7 @@ def convert(
 
 def select(model: torch.nn.Module, plan: Plan, filter: Callable | None, min_features: int) -> Selection:
     """The layers that convert(model, filter=filter, min_features=min_features) converts. Raises its ValueErrors."""
-    found = _layers(model, plan.for_inference)
+    found = _layers(model)
     why_not = _why_each_is_left(found, plan, filter, min_features)
     chosen = {layer: its for layer, its in found.items() if not why_not[layer]}
     seconds = _times({layer: its for layer, its in chosen.items() if isinstance(layer, torch.nn.Linear)}, plan)
@@ -168,10 +169,10 @@ def _check(model: object, filter: object, tokens: object) -> None:
     check_tokens("convert", tokens)
 
 
-def _layers(model: torch.nn.Module, for_inference: bool) -> dict[torch.nn.Module, list[str]]:
-    """Every torch.nn.Linear, subclasses included, and all experts in one tensor, with all names; for inference every
-    layer of quire too."""
-    kinds = (torch.nn.Linear, ProductModule) if for_inference else (torch.nn.Linear, StackedExperts)
+def _layers(model: torch.nn.Module) -> dict[torch.nn.Module, list[str]]:
+    """Every torch.nn.Linear, subclasses included, all experts in one tensor, and every layer of quire with matmuls,
+    with all names."""
+    kinds = (torch.nn.Linear, ProductModule)
     found: dict[torch.nn.Module, list[str]] = {}
     for name, module in model.named_modules(remove_duplicate=False):
         if isinstance(module, kinds) or is_experts(module):
@@ -191,7 +192,7 @@ def _why_each_is_left(
 
 def _why_not(layer: torch.nn.Module, plan: Plan, min_features: int) -> str:
     """Why the layer is not converted, filter and time apart; "" if it is."""
-    if isinstance(layer, ProductModule) and (plan.for_inference or type(layer) in (Linear, StackedExperts)):
+    if isinstance(layer, ProductModule):
         if plan.recipe is None:
             return f"it is a quire.{type(layer).__name__} already"
         return why_not_quantized(layer, plan.recipe, training=not plan.for_inference)
@@ -321,7 +322,7 @@ def _nothing(
 ) -> str:
     name = type(model).__name__
     if not found:
-        return f"convert: nothing to convert: {name} has no torch.nn.Linear, by itself or within"
+        return f"convert: nothing to convert: {name} has no torch.nn.Linear and no layer of quire, by itself or within"
     looked_at = [LayerReport(tuple(its), *_sizes(layer), why_not[layer]) for layer, its in found.items()]
     timed = plan.tokens is not None
     untimed = (
