@@ -290,11 +290,14 @@ def test_a_layer_of_quire_is_not_called_left():
 
 @pytest.mark.parametrize("name", [name for name in LAYERS if name != "converted"])
 def test_no_layer_of_quire_is_left_without_the_recipe(name, equal_bits):
+    x = torch.randn(24, 64)
     torch.manual_seed(0)
-    layer, x = LAYERS[name](), torch.randn(24, 64)
+    layer = LAYERS[name]()
     with quire.autocast(recipe="mxfp8"):
         expected = call(layer, x)
     assert not equal_bits(call(layer, x), expected)
+    torch.manual_seed(0)
+    assert equal_bits(call(LAYERS[name](recipe="mxfp8"), x), expected)
     report = quire.conversion_report(quire.convert(torch.nn.Sequential(layer), "mxfp8"))
     assert equal_bits(call(layer, x), expected)
     assert report.converted and all(its.recipe for its in report.converted)

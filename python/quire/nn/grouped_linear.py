@@ -335,7 +335,7 @@ class GroupedLinear(ProductModule):
             state_dict[name] = stacked[own.start : own.stop]
 
     def extra_repr(self) -> str:
-        own = "" if self.recipe is None else f", recipe={type(self.recipe).__name__}"
+        own = self._recipe_text()
         own += "" if self.parallel is None else f", parallel={self.parallel.text!r}"
         own += "" if self.expert_group is None else f", ep_group={self.expert_group.name!r}, own={self.own_groups()}"
         sizes = f"num_gemms={self.num_gemms}, in_features={self.in_features}, out_features={self.out_features}"

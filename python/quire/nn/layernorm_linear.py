@@ -11,9 +11,11 @@ from quire.functional import norm
 from quire.nn.call import Call, active_call, taken
 from quire.nn.initial_values import initialise
 from quire.nn.layer_path import name_layer
+from quire.nn.linear import own_recipe
 from quire.nn.norm import reset_norm
 from quire.nn.product import Product, as_one_process, divided
 from quire.nn.product_module import ProductModule
+from quire.recipe import Recipe
 from quire.tensor import QuantizedActivation, QuantizedTensor, QuantSpec
 
 _NORMALIZATIONS = ("LayerNorm", "RMSNorm")
@@ -86,7 +88,7 @@ class LayerNormLinear(ProductModule):
     init_method: called with weight; bias is then 0. None: the initialisation of torch.nn.Linear.
     return_bias: bias is returned and not added. return_layernorm_output: the norm's result is returned too, in high
         precision. forward returns y, (y, bias), (y, norm) or (y, bias, norm).
-    fuse_wgrad_accumulation, delay_wgrad_compute, save_original_input: as for quire.Linear.
+    fuse_wgrad_accumulation, delay_wgrad_compute, save_original_input, recipe: as for quire.Linear.
     parallel: as for quire.Linear, with mode "column". If tokens are sharded (sequence=True), the gradients of the
         norm's parameters are summed over the group.
     Within quire.quantized_model_init the weight is quantized.
@@ -112,10 +114,12 @@ class LayerNormLinear(ProductModule):
         delay_wgrad_compute: bool = False,
         save_original_input: bool = False,
         name: str | None = None,
+        recipe: Recipe | str | None = None,
         parallel: Parallel | None = None,
     ) -> None:
         check_device("quire.LayerNormLinear", device)
         check_type("quire.LayerNormLinear", bool, bias=bias)
+        recipe = own_recipe("quire.LayerNormLinear", recipe)
         super().__init__()
         self._set_flags(
             return_bias=return_bias,
@@ -129,7 +133,7 @@ class LayerNormLinear(ProductModule):
         if parallel is not None:
             _, out_features = parallel.sizes("quire.LayerNormLinear", in_features, out_features)
         self.in_features, self.out_features, self.eps, self.name = in_features, out_features, eps, name
-        self.normalization, self.init_method = normalization, init_method
+        self.normalization, self.init_method, self.recipe = normalization, init_method, recipe
         factory = {"device": device, "dtype": params_dtype}
         norm_parameters(self, in_features, factory)
         self.weight = torch.nn.Parameter(torch.empty(out_features, in_features, **factory))
@@ -176,4 +180,5 @@ class LayerNormLinear(ProductModule):
             raise
 
     def extra_repr(self) -> str:
-        return f"{self.in_features}, {self.out_features}, bias={self.bias is not None}, {self.normalization}"
+        sizes = f"{self.in_features}, {self.out_features}"
+        return f"{sizes}, bias={self.bias is not None}, {self.normalization}{self._recipe_text()}"

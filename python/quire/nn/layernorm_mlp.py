@@ -12,10 +12,12 @@ from quire.nn.call import active_call, taken
 from quire.nn.initial_values import initialise
 from quire.nn.layer_path import name_layer
 from quire.nn.layernorm_linear import check_column, column_parallel, norm_parameters, normalised
+from quire.nn.linear import own_recipe
 from quire.nn.norm import reset_norm
 from quire.nn.product import Product, returned_bias
 from quire.nn.product_module import ProductModule
 from quire.nn.recompute import checkpoint as recompute
+from quire.recipe import Recipe
 from quire.tensor import QuantizedActivation, QuantSpec
 
 
@@ -39,6 +41,7 @@ class LayerNormMLP(ProductModule):
     checkpoint: the forward pass saves only x for backward (and codes of cached weights). Backward then computes the
         forward pass again, under the same recipe and scales.
     fuse_wgrad_accumulation, delay_wgrad_compute, save_original_input: as for quire.Linear, for both weights.
+    recipe: of both matmuls, as for quire.Linear.
     parallel: as for quire.Linear, with mode "column". It shards ffn_hidden_size over ranks: fc1 is a "column" layer,
         fc2 a "row" layer of the same group. With a gated activation, gate and up are each sharded by themselves.
 
@@ -76,10 +79,12 @@ class LayerNormMLP(ProductModule):
         save_original_input: bool = False,
         name: str | None = None,
         checkpoint: bool = False,
+        recipe: Recipe | str | None = None,
         parallel: Parallel | None = None,
     ) -> None:
         check_device("quire.LayerNormMLP", device)
         check_type("quire.LayerNormMLP", bool, bias=bias)
+        recipe = own_recipe("quire.LayerNormMLP", recipe)
         super().__init__()
         self._set_flags(
             return_bias=return_bias,
@@ -90,7 +95,7 @@ class LayerNormMLP(ProductModule):
             save_original_input=save_original_input,
             checkpoint=checkpoint,
         )
-        self.activation, self.eps, self.name = activation, eps, name
+        self.activation, self.eps, self.name, self.recipe = activation, eps, name, recipe
         self._activation = activation_text("quire.LayerNormMLP", activation, activation_params)
         self.normalization = normalization
         self.init_method, self.output_layer_init_method = init_method, output_layer_init_method
@@ -167,4 +172,5 @@ class LayerNormMLP(ProductModule):
 
     def extra_repr(self) -> str:
         hidden, ffn = self.fc2_weight.shape
-        return f"{hidden}, {ffn}, bias={self.fc1_bias is not None}, {self.normalization}, {self._activation}"
+        kinds = f"{self.normalization}, {self._activation}"
+        return f"{hidden}, {ffn}, bias={self.fc1_bias is not None}, {kinds}{self._recipe_text()}"

@@ -178,6 +178,5 @@ class Linear(ProductModule, torch.nn.Linear):
             raise
 
     def extra_repr(self) -> str:
-        own = "" if self.recipe is None else f", recipe={type(self.recipe).__name__}"
         divided = "" if self.parallel is None else f", parallel={self.parallel.text!r}"
-        return super().extra_repr() + own + divided
+        return super().extra_repr() + self._recipe_text() + divided

@@ -101,6 +101,10 @@ class ProductModule(OwnParts):
         self.place_states()
         return {product: self.of(product, "sr_state") for product in self.products}
 
+    def _recipe_text(self) -> str:
+        """What extra_repr() says of the layer's own recipe."""
+        return "" if self.recipe is None else f", recipe={type(self.recipe).__name__}"
+
     # ------------------------------------------------------------ what constructors call
 
     def _set_flags(self, **flags: bool) -> None:
