@@ -1,13 +1,14 @@
 """QuantizedTensor under PyTorch's operators: what keeps the codes, what decodes them, what is refused."""
 
 import copy
+import warnings
 
 import pytest
 import torch
 
 import quire
 from quire import QuantizedActivation, QuantizedTensor
-from quire.tensor import BUFFER_NAMES, input_operand
+from quire.tensor import BUFFER_NAMES, input_operand, operators
 from tensor_specs import SPECS
 
 TRANSPOSABLE = ["fp8_tensor", "fp8_tensor:e5m2:pow2", "fp8_block:128x128", "fp8_block:128x128:pow2", "mxfp8:32x32"]
@@ -267,3 +268,15 @@ def test_no_direction_is_made_with_other_bytes_than_quantizing_gives(text, direc
     _, buffers, _ = input_operand(activation, True)
     kept = range(3) if direction == "rowwise" else range(3, 6)
     assert all(again[i] is buffers[i] is None or torch.equal(again[i], buffers[i]) for i in kept)
+
+
+def test_a_layer_of_pytorch_does_not_decode_its_weight_without_a_word():
+    layer = torch.nn.Linear(64, 32)
+    layer.weight = torch.nn.Parameter(quire.quantize(layer.weight.detach(), "mxfp8"), requires_grad=False)
+    for context in (torch.enable_grad, torch.inference_mode):
+        operators._tell_decoding.cache_clear()
+        with pytest.warns(UserWarning, match="torch.nn.Linear with a quantized weight.*quire.convert"), context():
+            layer(torch.randn(2, 64))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        layer(torch.randn(2, 64))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -15,6 +16,8 @@ from quire.tensor.views import view
 
 aten = torch.ops.aten
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
+#: What a matmul of PyTorch calls with its weight; F.linear transposes it first.
+_OF_MATMULS = (aten.linear.default, aten.t.default, aten.mm.default, aten.addmm.default, aten.bmm.default)
 
 
 def run(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -44,10 +47,24 @@ def each(function: Callable[[Any], Any], value: Any) -> Any:
 
 
 def _on_values(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    if operator in _OF_MATMULS:
+        _tell_decoding()
+
     def decoded(value: Any) -> Any:
         return value.dequantize() if isinstance(value, QuantizedTensor) else value
 
     return operator(*each(decoded, args), **{name: each(decoded, value) for name, value in kwargs.items()})
+
+
+@functools.cache
+def _tell_decoding() -> None:
+    """Warns once."""
+    warnings.warn(
+        "QuantizedTensor: a matmul of PyTorch, such as that of a torch.nn.Linear with a quantized weight, decodes the "
+        "weight in every call and does not quantize x. To use the codes, convert the layer: quire.convert(model, "
+        "recipe, for_inference=True, tokens=None, min_features=1)",
+        stacklevel=2,
+    )
 
 
 # --- results that are made of the same codes
