@@ -5,6 +5,7 @@ Transformers", 2022. One thing is added: scale bytes are chosen, for each row an
 of the block among the format's own and its neighbours.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -45,18 +46,19 @@ def gptq(weight: torch.Tensor, moments: Moments, spec: str, damping: float) -> Q
     Columns of x that were always 0 have no say; their weights are rounded to nearest.
     """
     grid = Grid(QuantSpec(in_order(spec, False)))
+    order = _order(moments.gram.diagonal(), grid.bytes.count if grid.bytes else 1)
     base = quantize(weight, grid.spec, columnwise=False)
+    columns = _Columns(
+        weight.to(torch.float32)[:, order], order, _inverse_factor(moments.gram[order][:, order], damping)
+    )
     finish = _by_bytes if grid.bytes else _by_given_scales
-    elements, scale = finish(grid, base, weight.to(torch.float32, copy=True), _inverse_factor(moments, damping))
-    buffers = base.buffers() | {"rowwise_data": grid.codes(elements)}
-    if scale is not None:
-        buffers["rowwise_scale"] = scale
+    elements, buffers = finish(grid, base, columns)
+    buffers = base.buffers() | buffers | {"rowwise_data": grid.codes(elements[:, order.argsort()])}
     return QuantizedTensor.from_buffers(buffers, grid.spec, weight.shape, weight.dtype)
 
 
-def _inverse_factor(moments: Moments, damping: float) -> torch.Tensor:
-    """float32 [K, K], the upper Cholesky factor of the inverse of the damped Gram matrix."""
-    gram = moments.gram.clone()
+def _inverse_factor(gram: torch.Tensor, damping: float) -> torch.Tensor:
+    """float32 [K, K], the upper Cholesky factor of the inverse of the damped Gram matrix, which is written to."""
     diagonal = gram.diagonal()
     dead = diagonal == 0
     diagonal += damping * diagonal.mean() + dead
@@ -64,37 +66,64 @@ def _inverse_factor(moments: Moments, damping: float) -> torch.Tensor:
     return torch.linalg.cholesky(inverse, upper=True).float()
 
 
+def _order(diagonal: torch.Tensor, count: int) -> torch.Tensor:
+    """int64 [K], the order in which columns are rounded: those with the largest inputs first, which later ones make up
+    for. The `count` columns that share a scale byte follow each other. diagonal: of the Gram matrix."""
+    whole = len(diagonal) // count * count
+    blocks = diagonal[:whole].view(-1, count)
+    first = blocks.sum(1).argsort(descending=True, stable=True)
+    within = blocks.argsort(dim=1, descending=True, stable=True)
+    rest = diagonal[whole:].argsort(descending=True, stable=True) + whole
+    return torch.cat([(first[:, None] * count + within[first]).flatten(), rest])
+
+
+@dataclass
+class _Columns:
+    """target: float32 [N, K], what is to be rounded, which is written to. order: the column of the weight that each of
+    its columns is. upper: float32 [K, K], the upper Cholesky factor of the inverse of the damped Gram matrix."""
+
+    target: torch.Tensor
+    order: torch.Tensor
+    upper: torch.Tensor
+
+    def blocks(self, count: int) -> Iterator[slice]:
+        for begin in range(0, self.target.shape[1], count):
+            yield slice(begin, min(begin + count, self.target.shape[1]))
+
+    def spread(self, block: slice, errors: torch.Tensor) -> None:
+        """Lets the columns behind a block make up for its errors [N, columns]."""
+        self.target[:, block.stop :] -= errors @ self.upper[block, block.stop :]
+
+
 def _by_given_scales(
-    grid: Grid, base: QuantizedTensor, target: torch.Tensor, upper: torch.Tensor
-) -> tuple[torch.Tensor, None]:
-    """Elements [N, K] under the scales that the format gives the original weight. target: the weight, which is written
-    to."""
-    scales, elements = grid.scales(base), torch.empty_like(target)
-    for begin in range(0, target.shape[1], _COLUMNS):
-        block = slice(begin, min(begin + _COLUMNS, target.shape[1]))
-        rounded, errors, _ = _round(grid, target[None, :, block], scales[None, :, block], upper[block, block])
+    grid: Grid, base: QuantizedTensor, columns: _Columns
+) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    """Elements [N, K] under the scales that the format gives the original weight, and no other buffers."""
+    scales, elements = grid.scales(base)[:, columns.order], torch.empty_like(columns.target)
+    for block in columns.blocks(_COLUMNS):
+        own = columns.target[None, :, block], scales[None, :, block]
+        rounded, errors, _ = _round(grid, *own, columns.upper[block, block])
         elements[:, block] = rounded[0]
-        target[:, block.stop :] -= errors[0] @ upper[block, block.stop :]
-    return elements, None
+        columns.spread(block, errors[0])
+    return elements, {}
 
 
-def _by_bytes(
-    grid: Grid, base: QuantizedTensor, target: torch.Tensor, upper: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
+def _by_bytes(grid: Grid, base: QuantizedTensor, columns: _Columns) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     """Elements [N, K], and for each block of a row the scale byte with the least error. Amaxes above the bytes are
     those of the original weight."""
+    target, count = columns.target, grid.bytes.count
     elements, scale = torch.empty_like(target), base.rowwise_scale.clone()
     rows = torch.arange(len(target), device=target.device)
-    for number, begin in enumerate(range(0, target.shape[1], grid.bytes.count)):
-        block = slice(begin, min(begin + grid.bytes.count, target.shape[1]))
+    for block in columns.blocks(count):
         given = grid.block_bytes(target[:, block], base.rowwise_amax)
-        scales = grid.scale_of_bytes(given, base.rowwise_amax)[:, :, None].expand(-1, -1, block.stop - begin)
+        scales = grid.scale_of_bytes(given, base.rowwise_amax)[:, :, None].expand(-1, -1, block.stop - block.start)
         tried = target[None, :, block].expand(len(given), -1, -1)
-        rounded, errors, loss = _round(grid, tried, scales, upper[block, block])
+        rounded, errors, loss = _round(grid, tried, scales, columns.upper[block, block])
         best = loss.argmin(0)
-        elements[:, block], scale[:, number] = rounded[best, rows], given[best, rows]
-        target[:, block.stop :] -= errors[best, rows] @ upper[block, block.stop :]
-    return elements, scale
+        elements[:, block] = rounded[best, rows]
+        scale[:, columns.order[block.start] // count] = given[best, rows]
+        columns.spread(block, errors[best, rows])
+    return elements, {"rowwise_scale": scale}
 
 
 def _round(

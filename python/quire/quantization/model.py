@@ -46,9 +46,10 @@ def quantize_model(
         arguments or dicts of named arguments. Some thousand tokens are sufficient for small models.
     method: "rtn" rounds every weight to nearest, as quire.convert does. "4over6" gives each block of an NVFP4 weight
         the better of two scales by its squared error (numerics.md 5.8). "gptq" minimizes the error of each layer's
-        result on the batches (Frantar et al., 2022): columns are rounded one after the other, and later columns make up
-        for the error. It reads the inputs that layers get from quantized layers before them, in the codes of x. Scale
-        bytes of NVFP4, MXFP4 and MXFP8 are chosen too; other scales are those of the weight.
+        result on the batches (Frantar et al., 2022): columns are rounded one after the other, those with the largest
+        inputs first, and later columns make up for the error. It reads the inputs that layers get from quantized layers
+        before them, in the codes of x. Scale bytes of NVFP4, MXFP4 and MXFP8 are chosen too; other scales are those of
+        the weight.
     filter, min_features: as for quire.convert; here layers of every size are quantized. Pass filter=lambda module,
         name: "lm_head" not in name to keep the output layer. A weight that is tied to an embedding is untied: the
         embedding keeps its values, and the layer gets codes.
