@@ -39,6 +39,11 @@ _SIZES = {
 }
 #: Of tokens that are no text, in tokenizer.ggml.token_type.
 _CONTROL = 3
+#: Each letter of a token in the file -> its byte: printable ones of Latin-1 are themselves, the others come after them.
+_PRINTABLE = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+_BYTES = {chr(byte): byte for byte in _PRINTABLE} | {
+    chr(0x100 + i): byte for i, byte in enumerate(byte for byte in range(0x100) if byte not in _PRINTABLE)
+}
 
 
 def package_file() -> Path:
@@ -98,6 +103,14 @@ class Checkpoint:
         special = [token for token, kind in zip(tokens, kinds, strict=True) if kind == _CONTROL]
         made.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in special])
         return made
+
+    def texts(self) -> list[bytes]:
+        """The text of each token, UTF-8; a token may be part of a character. Those that are no text have none."""
+        kinds = self.value("tokenizer.ggml.token_type")
+        return [
+            b"" if kind == _CONTROL else bytes(_BYTES[letter] for letter in token)
+            for token, kind in zip(self.value("tokenizer.ggml.tokens"), kinds, strict=True)
+        ]
 
     @property
     def end(self) -> int:

@@ -1,46 +1,76 @@
-"""Exports the quantized model for the C++ program of examples/serve_cpp, which compares its logits with Python's.
+"""Exports the quantized model for the C++ program `generate` of examples/serve_cpp, which then answers without Python.
 
     python examples/chat/export.py FOLDER
 
-writes FOLDER/FORMAT.pt2, which takes tokens int64 [1, T] of any T from 2 on and gives logits [1, T, vocabulary], and
-FOLDER/FORMAT.cases.pt, tokens and logits of two prompts.
+writes, for each format, FOLDER/FORMAT.pt2, one step of decoding: a token int64 [1, 1] and its position int64 [1] give
+logits [1, 1, vocabulary]. Keys and values of the tokens before it are in caches of fixed size, which the exported
+program holds. FOLDER/FORMAT.greedy.pt has a prompt, and the tokens with which Python continues it by the same step.
 """
 
 import argparse
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
 from chat import PROMPT, RECIPES, quantized
 from checkpoint import chat_prompt, load
-from llama import Llama
+from llama import Llama, generate
+
+
+class Step(torch.nn.Module):
+    """A model with caches for `length` tokens in buffers."""
+
+    def __init__(self, model: Llama, length: int):
+        super().__init__()
+        self.model = model
+        for i, cache in enumerate(model.new_caches(length)):
+            for kind, kept in zip(("keys", "values"), cache, strict=True):
+                self.register_buffer(f"{kind}_{i}", kept)
+
+    def forward(self, token: torch.Tensor, position: torch.Tensor) -> torch.Tensor:
+        caches = [[getattr(self, f"{kind}_{i}") for kind in ("keys", "values")] for i in range(len(self.model.layers))]
+        return self.model(token, position, caches)
 
 
 @torch.no_grad()
-def export(model: Llama, name: str, folder: Path, prompts: list[list[int]]) -> None:
-    tokens = torch.tensor([prompts[0]])
-    length = torch.export.Dim("length", min=2, max=model.sizes.max_position_embeddings)
-    program = torch.export.export(model, (tokens,), dynamic_shapes={"tokens": {1: length}})
-    package = str(folder / f"{name}.pt2")
-    torch._inductor.aoti_compile_and_package(program, package_path=package)
-    served, cases = torch._inductor.aoti_load_package(package), []
-    for prompt in prompts:
-        tokens = torch.tensor([prompt])
-        cases += [tokens, served(tokens)]
-    torch.save(cases, folder / f"{name}.cases.pt")
+def export(model: Llama, length: int, package: Path) -> Callable[..., torch.Tensor]:
+    """Writes the step of a model with caches for `length` tokens, and returns it as Python runs the written one:
+    (tokens, positions, caches) -> logits, of which generate() makes answers. It has caches of its own."""
+    program = torch.export.export(Step(model, length), (torch.tensor([[0]]), torch.tensor([0])))
+    torch._inductor.aoti_compile_and_package(program, package_path=str(package))
+    served = torch._inductor.aoti_load_package(str(package))
+    return lambda token, position, caches: served(token, position)
+
+
+def record(prompt: list[int], answer: list[int], end: int, texts: list[bytes]) -> list[torch.Tensor]:
+    """What generate.cpp reads: the prompt, the answer, the token that ends answers, the bytes of all tokens' texts, and
+    where in these each token's begin and the last one's ends."""
+    ends = torch.tensor([0, *map(len, texts)]).cumsum(0)
+    return [
+        torch.tensor(prompt),
+        torch.tensor(answer),
+        torch.tensor(end),
+        torch.tensor(list(b"".join(texts)), dtype=torch.uint8),
+        ends,
+    ]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path, help="where to write; made if it is not there")
     parser.add_argument("--formats", nargs="+", choices=RECIPES, default=["nvfp4"])
+    parser.add_argument("--prompt", default=PROMPT)
+    parser.add_argument("--limit", type=int, default=48, help="tokens of an answer")
     options = parser.parse_args()
     options.folder.mkdir(parents=True, exist_ok=True)
     checkpoint = load()
     tokenizer, model = checkpoint.tokenizer(), checkpoint.model()
-    prompts = [tokenizer.encode(text).ids for text in (chat_prompt(PROMPT), "The sky is")]
+    prompt = tokenizer.encode(chat_prompt(options.prompt)).ids
     for name in options.formats:
-        export(quantized(model, name), name, options.folder, prompts)
-        print(f"exported {options.folder / name}.pt2")
+        step = export(quantized(model, name), len(prompt) + options.limit, options.folder / f"{name}.pt2")
+        answer = generate(step, [], prompt, options.limit, checkpoint.end)
+        torch.save(record(prompt, answer, checkpoint.end, checkpoint.texts()), options.folder / f"{name}.greedy.pt")
+        print(f"exported {options.folder / name}.pt2, which says: {tokenizer.decode(answer).strip()}")
 
 
 if __name__ == "__main__":

@@ -6,30 +6,18 @@
 #include <ATen/ops/equal.h>
 #include <c10/core/InferenceMode.h>
 #include <torch/csrc/inductor/aoti_package/model_package_loader.h>
-#include <torch/csrc/jit/serialization/pickle.h>
 
 #include <exception>
 #include <fstream>
 #include <iostream>
-#include <iterator>
 #include <stdexcept>
 #include <string>
 #include <vector>
 
 #include "runners.h"
+#include "tensors.h"
 
 namespace {
-
-/// What torch.save wrote.
-std::vector<at::Tensor> read_tensors(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  if (!file) throw std::runtime_error("cannot read " + path + "; run export.py first");
-  const std::vector<char> bytes{std::istreambuf_iterator<char>(file), {}};
-  const c10::IValue list = torch::jit::pickle_load(bytes);
-  std::vector<at::Tensor> tensors;
-  for (const c10::IValue& value : list.toListRef()) tensors.push_back(value.toTensor());
-  return tensors;
-}
 
 /// Runs all cases of a model; true if every output is exactly the expected one.
 bool serve(const std::string& folder, const std::string& name) {

