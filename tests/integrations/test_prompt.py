@@ -58,8 +58,8 @@ def test_what_a_prompt_needs_is_said_in_words(folder, tmp_path, capsys):
     add_tokenizer(folder)
     assert main(["run", str(folder), "--prompt", ""]) == 1
     assert "the prompt must have at least one token, got ''" in capsys.readouterr().err
-    assert main(["convert", str(folder), str(tmp_path / "other"), "--to", "compressed-tensors"]) == 0
+    assert main(["convert", str(folder), str(tmp_path / "other"), "--to", "torchao"]) == 0
     capsys.readouterr()
     assert main(["run", str(tmp_path / "other"), "--prompt", "w5"]) == 1
-    assert "dialect modelopt or quire, got compressed-tensors" in (said := capsys.readouterr().err)
+    assert "compressed-tensors, fbgemm_fp8, got torchao" in (said := capsys.readouterr().err)
     assert "--to quire" in said

@@ -110,6 +110,31 @@ def test_dialects_that_scale_alike_keep_every_value(kind, to, tmp_path):
         assert np.array_equal(again[name].dequantize(torch.float32).numpy(), expected, equal_nan=True)
 
 
+#: Dialects that are written. gpt-oss has stacks of experts only.
+WRITTEN = ("modelopt", "compressed-tensors", "deepseek", "gpt_oss", "fbgemm_fp8", "torchao", "quire")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_dialect_takes_a_kind_whole_or_refuses_it(kind, tmp_path):
+    files = KINDS[kind]()
+    source, taken = files.write(tmp_path / "source"), []
+    for to in WRITTEN:
+        try:
+            report = io.convert(source, tmp_path / to, to=to, exact=False)
+        except io.CheckpointError as error:
+            assert error.remedy and not (tmp_path / to).exists()
+            continue
+        taken.append(to)
+        found = io.read(tmp_path / to)
+        assert found.dialect.name == to and not io.inspect(tmp_path / to).problems
+        assert sorted(found.groups) == sorted(files.values) and report.layers == len(files.values)
+        for name, expected in files.values.items():
+            values = found[name].dequantize(torch.float32).numpy()
+            # A global scale that was inverted is off by an ulp.
+            np.testing.assert_allclose(values, expected, rtol=1e-6, atol=0)
+    assert "quire" in taken
+
+
 def test_how_inputs_are_treated_otherwise_is_a_note(tmp_path):
     source = KINDS["compressed-tensors block"]().write(tmp_path / "a")
     (note,) = io.convert(source, tmp_path / "b", to="modelopt").notes

@@ -2,6 +2,7 @@
 bits; other dialects refuse it in words."""
 
 import itertools
+import json
 from pathlib import Path
 
 import pytest
@@ -219,3 +220,37 @@ def test_gpt_oss_has_all_experts_in_one_tensor(single, tmp_path):
     gate = model["mlp"].fc1.group_weights("")[1].dequantize()[0]
     assert torch.equal(io.read(tmp_path / "a")["mlp.experts.gate_up_proj"].dequantize()[1, 0], gate)
     assert raw(tmp_path / "a")["mlp.experts.gate_up_proj_bias"][1] == (4, 192)
+
+
+class Tied(nn.Module):
+    """Whose output layer shares the embedding."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed_tokens, self.proj = nn.Embedding(48, 64), nn.Linear(64, 64)
+        self.lm_head = nn.Linear(64, 48, bias=False)
+        self.lm_head.weight = self.embed_tokens.weight
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        return self.lm_head(self.proj(self.embed_tokens(tokens)))
+
+
+LISTS = {"modelopt": "ignore", "compressed-tensors": "ignore", "deepseek": "modules_to_not_convert"}
+
+
+@pytest.mark.parametrize("dialect", LISTS)
+def test_a_layer_that_shares_the_embedding_is_listed_as_not_quantized(dialect, tmp_path):
+    """Readers expect scales for every linear layer that is not listed."""
+    model = Tied().requires_grad_(False)
+    quire.quantize_model(model, "mxfp8", filter=lambda module, name: name == "proj")
+    io.save(model, tmp_path / "saved", dialect=dialect)
+    assert "lm_head.weight" not in raw(tmp_path / "saved")
+    config = json.loads((tmp_path / "saved" / "config.json").read_text())
+    assert config["quantization_config"][LISTS[dialect]] == ["embed_tokens", "lm_head"]
+    # A conversion knows from the model's configuration that its output layer is not in the file.
+    (tmp_path / "saved" / "config.json").write_text(json.dumps(config | {"tie_word_embeddings": True}))
+    for to, key in LISTS.items():
+        if to != dialect:
+            io.convert(tmp_path / "saved", tmp_path / to, to=to)
+            said = json.loads((tmp_path / to / "config.json").read_text())["quantization_config"]
+            assert said[key] == ["embed_tokens", "lm_head"]

@@ -20,6 +20,9 @@ FORMATS = {
     "fp8_tensor": "x=fp8_row,w=fp8_tensor:e5m2,dy=fp8_row",
     "fp8_row": "x=fp8_row,w=fp8_row,dy=fp8_row",
     "fp8_block": "x=fp8_row,w=fp8_block:128x128,dy=fp8_row",
+    "recipe fp8_current": "fp8_current",
+    "recipe mxfp8": "mxfp8",
+    "recipe fp8_block": "fp8_block",
 }
 
 

@@ -112,18 +112,22 @@ def _spec(origin: Origin) -> str:
 
 
 class Entries(Mapping[str, StoredWeight | torch.Tensor]):
-    """The entries of the file, made when they are asked for. dialect: in which they are to be written."""
+    """The entries of the file, made when they are asked for. dialect: in which they are to be written. tied: modules
+    whose weight, which is not quantized, is the one of another module, under whose name the file has it."""
 
     def __init__(
         self, model: torch.nn.Module, record: Record, source: Checkpoint | None, dialect: Dialect | None = None
     ) -> None:
         self.record, self.source = record, source
         self.pieces: dict[str, dict[int | None, Piece]] = {}
+        self.tied: list[str] = []
         modules = dict(model.named_modules(remove_duplicate=False))
         self._foreign = foreign = dialect is not None and dialect.name != Native.name
         ordered = dialect is not None and any(layout.alternating for layout in dialect.layouts)
         for target in parameters(model):
             known = next((name for name in target.names() if name in record.sources), target.name)
+            if not isinstance(target.value, QuantizedTensor) and target.value.dim() == 2:
+                self.tied += [name.removesuffix(".weight") for name in target.names() if name != known]
             if known in record.sources:
                 found, rows = record.sources[known]
             else:

@@ -21,6 +21,8 @@ from quire.io.shards import divided, nbytes, replaced, size_of, write_json, writ
 from quire.io.stored import StoredWeight
 from quire.io.translating import Loss, chosen_layout, translated
 
+#: What transformers calls the output layer, which may share its weight with the embedding.
+_HEAD = "lm_head.weight"
 Tensors = Mapping[str, StoredWeight | torch.Tensor]
 
 
@@ -144,7 +146,7 @@ def write_planned(
         outlines[name] = outline, plan.layouts.get(name)
     shards = divided(meta.items(), most)
     same = unchanged is ... or unchanged == {name: layout.name for name, layout in plan.layouts.items()}
-    configs = base if dialect is None or same else planned_configs(plan, base, shapes)
+    configs = base if dialect is None or same else planned_configs(plan, base, shapes, getattr(tensors, "tied", ()))
     metadata = dict(getattr(tensors, "metadata", {}))
     metadata = dialect.texts(metadata, outlines) if hasattr(dialect, "texts") else metadata
     with replaced(path, overwrite) as folder:
@@ -174,15 +176,21 @@ def outlined(name: str, value: object) -> StoredWeight | torch.Tensor:
     return value.detach().to("meta")
 
 
-def planned_configs(plan: Plan, base: Configs, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
-    """Name of a file -> content."""
+def planned_configs(
+    plan: Plan, base: Configs, shapes: Mapping[str, tuple[int, ...]], tied: Sequence[str] = ()
+) -> dict[str, Any]:
+    """Name of a file -> content. tied: modules of the model whose weight is in the file under another name. They belong
+    to the lists of what is not quantized: readers expect scales for all other linear layers."""
     plain = [
         name.removesuffix(".weight")
         for name, shape in shapes.items()
         if name not in plan.layouts and name.endswith(".weight") and len(shape) == 2
     ]
+    says_tied = base.get("config.json", {}).get("tie_word_embeddings") is True
+    if says_tied and not any(name.endswith(_HEAD) for name in shapes):
+        tied = [*tied, _HEAD.removesuffix(".weight")]
     groups = [Group(name, layout, shapes[name], {}) for name, layout in plan.layouts.items()]
-    return plan.dialect.config(groups, plain, base)
+    return plan.dialect.config(groups, [*dict.fromkeys([*plain, *tied])], base)
 
 
 def copied(source: Path, target: Path, written: Sequence[str]) -> list[str]:

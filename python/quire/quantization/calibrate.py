@@ -31,10 +31,9 @@ from quire.tensor import QuantSpec
 class LayerCalibration:
     """The input of one matmul of a layer, or of one of its groups.
 
-    name: the name of the layer in the model. If the layer has several matmuls, the matmul follows: "mlp.fc1". If it has
-        groups, the number of the group follows: "experts.fc1[3]".
-    amax: the largest magnitude of the input. If several layers share a scale, the largest of their inputs.
-    input_scale: the static scale that follows from amax. rows: the number of rows of x that were measured.
+    name: of the layer in the model; with the matmul of a layer that has several, "mlp.fc1"; with the number of the
+    group, "experts.fc1[3]". amax: the largest magnitude that it was given, the largest of all layers with the same
+    input if they share a scale. input_scale: the static scale of that amax. rows: how many rows of x it saw.
     """
 
     name: str
@@ -61,16 +60,16 @@ class CalibrationReport:
         return {layer.name: layer.input_scale for layer in self.layers}
 
     def apply(self, model: torch.nn.Module, *, missing_input_scale: str = "raise") -> torch.nn.Module:
-        """Writes the measured static scales into the layers whose own recipe has a static scale of x (the option
-        `given`), in place, and returns the model.
+        """Gives every layer whose own recipe has a static scale of x (the option `given`) the scale that was measured
+        for it, in place, and returns the model.
 
         model: the calibrated model, or one with the same names of layers, after its layers got their recipe: by
-            quire.convert, quire.quantize_model or `recipe=`. The spec of x in a layer's own recipe says how its scale
-            follows from the largest magnitude that was measured. `fp8_tensor:given` and `nvfp4:global=mul:given`: that
-            magnitude divided by the largest value of the format. `nvfp4:global=div:given`: the inverse of this
-            quotient. `nvfp4:given`: the magnitude itself (numerics.md 2.5, 5.9).
-        missing_input_scale: what happens to a group (one weight of a GroupedLinear) for which nothing was measured.
-            "raise": an error. "max": it gets the largest scale of the groups of its layer.
+            quire.convert, quire.quantize_model or `recipe=`. Each layer gets the scale of its own recipe: under
+            `fp8_tensor:given` and `nvfp4:global=mul:given` the largest magnitude divided by the largest value, under
+            `nvfp4:global=div:given` the inverse of that quotient, under `nvfp4:given` the largest magnitude itself
+            (numerics.md 2.5, 5.9).
+        missing_input_scale: "raise", or "max": a group for which nothing was measured gets the scale of the group of
+            its layer with the largest.
 
         The scales are buffers, `input_scale`, so they are saved, exported and written by quire.io with the model.
         Raises ValueError, and changes nothing, if no layer has such a recipe, if nothing was measured for one of them,
@@ -109,20 +108,20 @@ def calibrate(
         name. The model runs as it is, so calibrate it before it is quantized. If it has layers whose own recipe needs
         static scales, all layers run with decoded weights and unquantized inputs.
     recipe: a recipe, its name or its text, whose x has a static scale: the families nvfp4 and fp8_tensor.
-    shared: matmuls with the same input tensor (q, k and v; gate and up) get the largest of their amaxes, so that they
-        can be joined to one layer. Their amaxes differ only if one of the layers was called more often.
+    shared: matmuls that are given the same tensor (q, k and v; gate and up) get one amax, the largest. They then can be
+        joined to one layer. An input that all of them see is the same anyway; amaxes differ only if one of the layers
+        was called more often.
 
-    The static scales of the report have the meaning that they have in ModelOpt's checkpoints, where the value of an
-    element is code * block scale * input_scale (numerics.md 5.9). For NVFP4 the scale is amax / (6 * 448), with the
-    option 256 amax / (6 * 256). For FP8 it is amax / 448, for E5M2 amax / 57344. amax is the largest magnitude over all
-    batches.
+    A scale has the meaning that it has in ModelOpt's checkpoints: amax / (6 * 448) for NVFP4 (with the option 256: 6 *
+    256), amax / 448 for FP8 (of five exponent bits: 57344), so that code * block scale * input_scale is the value
+    (numerics.md 5.9). amax is the largest magnitude over all batches.
 
-    Layers are torch.nn.Linear and the layers of quire. In a LayerNormLinear or LayerNormMLP the input of each matmul is
-    measured: the result of the norm or of the activation. Each group of a GroupedLinear and each expert of a MoE has
-    its own scale. Experts of Hugging Face transformers are measured only after quire.convert(model) has made them
-    layers of quire; before, report.uncalibrated lists them. It also lists layers and groups that saw no rows.
-    If a layer's weight is sharded (quire.distributed.Parallel), each rank may see a part of x. The amax is the largest
-    of all ranks, and all ranks must call calibrate.
+    Layers are torch.nn.Linear and those of quire. The input of a LayerNormLinear or LayerNormMLP is that of its
+    matmuls, behind the norm and the activation. Each group of a GroupedLinear or expert of a MoE has its own scale.
+    Experts of Hugging Face transformers are calibrated after quire.convert(model) has made them layers of quire; until
+    then they are among report.uncalibrated, with the layers and groups that saw no rows.
+    Each rank of a layer whose weight is sharded (quire.distributed.Parallel) may see a part of x. The amax is the
+    largest of all ranks, which must all call calibrate.
 
     Raises ValueError for a recipe whose x has no static scale, for inputs that are not finite (naming the layer), for
     no batches, or if the model has no linear layers; TypeError for arguments of a wrong type.

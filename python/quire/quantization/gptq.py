@@ -1,9 +1,8 @@
 """GPTQ: weights are rounded column by column, and the columns still to come make up for each error.
 
 Frantar, Ashkboos, Hoefler, Alistarh: "GPTQ: Accurate Post-Training Quantization for Generative Pre-trained
-Transformers", 2022. Scale bytes are chosen, for each row and block, as those with the least error of the block among
-the format's own and its neighbours. The weights that are rounded are not the original ones, but those with which the
-quantized inputs come nearest to the original results (Moments.correction).
+Transformers", 2022. One thing is added: scale bytes are chosen, for each row and block, as those with the least error
+of the block among the format's own and its neighbours.
 """
 
 from collections.abc import Iterator
@@ -22,44 +21,22 @@ _COLUMNS = 128
 
 @dataclass
 class Moments:
-    """Sums over all rows x of a layer's input as the matmul has it, quantized, and over the rows z that the original
-    model has in their place. gram: float64 [K, K], of x^T x. drift: float64 [K, K], of (z - x)^T x. rows: their number.
-    """
+    """gram: float64 [K, K], the sum of x^T x over all rows x of a layer's input. rows: their number."""
 
     gram: torch.Tensor
-    drift: torch.Tensor
     rows: int = 0
 
     @classmethod
     def zeros(cls, features: int, device: torch.device) -> "Moments":
-        gram, drift = torch.zeros(2, features, features, dtype=torch.float64, device=device)
-        return cls(gram, drift)
+        return cls(torch.zeros(features, features, dtype=torch.float64, device=device))
 
-    def add(self, x: torch.Tensor, original: torch.Tensor) -> None:
-        """x, original: float32 [rows, K]."""
+    def add(self, x: torch.Tensor) -> None:
+        """x: float32 [rows, K]."""
         self.gram += x.t() @ x
-        self.drift += (original - x).t() @ x
         self.rows += len(x)
 
-    def ordered(self, order: torch.Tensor) -> "Moments":
-        """Of the same inputs with columns in another order."""
-        return Moments(self.gram[order][:, order], self.drift[order][:, order], self.rows)
-
     def finite(self) -> bool:
-        return bool(self.gram.isfinite().all() and self.drift.isfinite().all())
-
-    def damped(self, damping: float) -> torch.Tensor:
-        """The Gram matrix with `damping` times the mean of its diagonal added to that, and 1 for columns of zeros."""
-        gram = self.gram.clone()
-        diagonal = gram.diagonal()
-        dead = diagonal == 0
-        diagonal += damping * diagonal.mean() + dead
-        return gram
-
-    def correction(self, factor: torch.Tensor) -> torch.Tensor:
-        """float64 [K, K]: the weights v = w + w C minimize the sum of |w z - v x|^2, plus what damping makes of the
-        distance from w. factor: the lower Cholesky factor of the damped Gram matrix."""
-        return torch.cholesky_solve(self.drift.t(), factor).t()
+        return bool(self.gram.isfinite().all())
 
 
 def gptq(weight: torch.Tensor, moments: Moments, spec: str, damping: float) -> QuantizedTensor:
@@ -70,17 +47,23 @@ def gptq(weight: torch.Tensor, moments: Moments, spec: str, damping: float) -> Q
     """
     grid = Grid(QuantSpec(in_order(spec, False)))
     order = _order(moments.gram.diagonal(), grid.bytes.count if grid.bytes else 1)
-    moments = moments.ordered(order)
-    factor = torch.linalg.cholesky(moments.damped(damping))
-    target = weight.double()[:, order]
-    target = (target + target @ moments.correction(factor)).float()
-    upper = torch.linalg.cholesky(torch.cholesky_inverse(factor), upper=True).float()
-    back = order.argsort()
-    base = quantize(target[:, back].to(weight.dtype), grid.spec, columnwise=False)
+    base = quantize(weight, grid.spec, columnwise=False)
+    columns = _Columns(
+        weight.to(torch.float32)[:, order], order, _inverse_factor(moments.gram[order][:, order], damping)
+    )
     finish = _by_bytes if grid.bytes else _by_given_scales
-    elements, buffers = finish(grid, base, _Columns(target, order, upper))
-    buffers = base.buffers() | buffers | {"rowwise_data": grid.codes(elements[:, back])}
+    elements, buffers = finish(grid, base, columns)
+    buffers = base.buffers() | buffers | {"rowwise_data": grid.codes(elements[:, order.argsort()])}
     return QuantizedTensor.from_buffers(buffers, grid.spec, weight.shape, weight.dtype)
+
+
+def _inverse_factor(gram: torch.Tensor, damping: float) -> torch.Tensor:
+    """float32 [K, K], the upper Cholesky factor of the inverse of the damped Gram matrix, which is written to."""
+    diagonal = gram.diagonal()
+    dead = diagonal == 0
+    diagonal += damping * diagonal.mean() + dead
+    inverse = torch.cholesky_inverse(torch.linalg.cholesky(gram))
+    return torch.linalg.cholesky(inverse, upper=True).float()
 
 
 def _order(diagonal: torch.Tensor, count: int) -> torch.Tensor:
@@ -115,7 +98,7 @@ class _Columns:
 def _by_given_scales(
     grid: Grid, base: QuantizedTensor, columns: _Columns
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """Elements [N, K] under the scales that the format gives the target, and no other buffers."""
+    """Elements [N, K] under the scales that the format gives the original weight, and no other buffers."""
     scales, elements = grid.scales(base)[:, columns.order], torch.empty_like(columns.target)
     for block in columns.blocks(_COLUMNS):
         own = columns.target[None, :, block], scales[None, :, block]
@@ -127,7 +110,7 @@ def _by_given_scales(
 
 def _by_bytes(grid: Grid, base: QuantizedTensor, columns: _Columns) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     """Elements [N, K], and for each block of a row the scale byte with the least error. Amaxes above the bytes are
-    those of the target."""
+    those of the original weight."""
     target, count = columns.target, grid.bytes.count
     elements, scale = torch.empty_like(target), base.rowwise_scale.clone()
     rows = torch.arange(len(target), device=target.device)

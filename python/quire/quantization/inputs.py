@@ -161,5 +161,5 @@ class SameInput:
 
 
 def measured(spec: str) -> str:
-    """The spec without the option `given`: each call measures the scale."""
+    """The spec with the scale that each call measures, of one whose scale the layer has (the option `given`)."""
     return ":".join(word for word in spec.split(":") if word != "given")

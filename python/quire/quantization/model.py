@@ -35,9 +35,9 @@ def quantize_model(
 ) -> torch.nn.Module:
     """Quantizes the weights of the model's linear layers for inference, in place, and returns the model.
 
-    The model gets the same layers, classes and state dict as from quire.convert(model, recipe, for_inference=True,
-    tokens=None), and quire.conversion_report(model) lists them. Only the codes of the weights can differ: `method`
-    says how they are chosen. Files, kernels and exported programs do not depend on the method.
+    The result is that of quire.convert(model, recipe, for_inference=True, tokens=None): the same layers, classes and
+    state dict, and quire.conversion_report(model) lists them. The method decides which codes the weights get. Every
+    method gives codes of the recipe's format, so files, kernels and exported programs do not depend on it.
 
     recipe: a recipe, its name or its text; weights are stored under its spec for w, and x is quantized in every call.
         If x has a static scale (the option `given`), it is measured on the batches, as quire.calibrate does. Without
@@ -46,24 +46,23 @@ def quantize_model(
         arguments or dicts of named arguments. Some thousand tokens are sufficient for small models.
     method: "rtn" rounds every weight to nearest, as quire.convert does. "4over6" gives each block of an NVFP4 weight
         the better of two scales by its squared error (numerics.md 5.8). "gptq" minimizes the error of each layer's
-        result on the batches (Frantar et al., 2022): columns are rounded one after the other, and later columns make up
-        for the error. It reads the inputs that layers get from quantized layers before them, in the codes of x, and
-        compares with the results of the model as it is given. So weights make up for quantized inputs too. Scale bytes
-        of NVFP4, MXFP4 and MXFP8 are chosen; other scales are those that the format gives such weights.
+        result on the batches (Frantar et al., 2022): columns are rounded one after the other, those with the largest
+        inputs first, and later columns make up for the error. It reads the inputs that layers get from quantized layers
+        before them, in the codes of x. Scale bytes of NVFP4, MXFP4 and MXFP8 are chosen too; other scales are those of
+        the weight.
     filter, min_features: as for quire.convert; here layers of every size are quantized. Pass filter=lambda module,
         name: "lm_head" not in name to keep the output layer. A weight that is tied to an embedding is untied: the
         embedding keeps its values, and the layer gets codes.
-    missing_input_scale: the static scale of groups that no row reaches, as for CalibrationReport.apply.
-    damping: for "gptq", the number that is added to the diagonal of each Gram matrix, relative to the mean of the
-        diagonal. A larger number keeps the weights nearer to their values, which is safer with few batches.
+    missing_input_scale: for static scales, as for CalibrationReport.apply: what groups get that no row reaches.
+    damping: for "gptq", what is added to the diagonal of each Gram matrix, relative to its mean. More keeps the weights
+        nearer to their values, which is safer with few batches.
 
     "gptq" reads the operand of each matmul: in a LayerNormLinear and LayerNormMLP what the norm or the activation
     gives, in a GroupedLinear and MoE the rows of each group. Experts of Hugging Face transformers need
     quire.convert(model) before. Where the model has a list of blocks that call each other's results, such as the layers
-    of a transformer, the blocks are quantized one by one, with the memory of one block and twice that of the hidden
-    states of all batches. Otherwise all layers are quantized from the same runs of the model, with two matrices
-    [in_features, in_features] in float64 for each. Layers and groups that no row reaches are rounded to nearest, with a
-    warning.
+    of a transformer, the blocks are quantized one by one, with the memory of one block and of the hidden states of all
+    batches. Otherwise all layers are quantized from the same runs of the unquantized model, with a matrix [in_features,
+    in_features] in float64 for each. Layers and groups that no row reaches are rounded to nearest, with a warning.
 
     Raises ValueError if there is nothing to quantize, if the method does not go with the recipe or with a layer, for
     inputs that are not finite, or for an unknown method; TypeError for arguments of a wrong type. The model is then

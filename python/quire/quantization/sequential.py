@@ -44,19 +44,17 @@ class Gptq:
 
         chain = find_chain(self.model, batches, set(self.names))
         blocks = [] if chain is None else chain.blocks
-        given = original = [] if chain is None else chain.inputs
+        given = [] if chain is None else chain.inputs
         for index in tqdm(range(len(blocks)), desc="quire.quantize_model", unit="block", delay=1, disable=None):
-            given, original = self._block(chain, index, given, original)
+            given = self._block(chain, index, given)
         within = {layer for block in blocks for layer in block.modules()}
         rest = [layer for layer in self.names if layer not in within]
         if rest:
-            self._rest(rest, batches, blocks[-1] if blocks else None, (given, original))
+            self._rest(rest, batches, blocks[-1] if blocks else None, given)
 
-    def _block(
-        self, chain: Chain, index: int, given: list[torch.Tensor], original: list[torch.Tensor]
-    ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-        """Quantizes the layers of a block. given: its input for each batch, after quantized blocks. original: in the
-        original model. Returns both of the next block."""
+    def _block(self, chain: Chain, index: int, given: list[torch.Tensor]) -> list[torch.Tensor]:
+        """Quantizes the layers of a block. given: its input for each batch, after quantized blocks; returns that of the
+        next block."""
         block, calls = chain.blocks[index], chain.calls[index]
         twin = copy.deepcopy(block)  # which is quantized first; the model changes when all has succeeded
         twins = dict(zip(block.modules(), twin.modules(), strict=True))
@@ -67,40 +65,34 @@ class Gptq:
         for stage in stages:
             moments = self._shared_moments(stage)
             of_twins = {Matmul(twins[one.layer], one.product): one for one in stage}
-            for call, x, z in zip(calls, given, original, strict=True):
+            for call, x in zip(calls, given, strict=True):
                 seen = _inputs(of_twins, lambda: call.run(twin, x))  # noqa: B023 (at once)
-                wanted = _paired(_inputs(stage, lambda: call.run(block, z)), z)  # noqa: B023
-                self._add(moments, {of_twins[one]: rows for one, rows in seen.items()}, wanted)
+                self._add(moments, {of_twins[one]: rows for one, rows in seen.items()})
             self._finish(moments)
             self._adopt(stage, twins)
         reached = {one for stage in stages for one in stage}
         missed = [one for layer in layers for one in matmuls(layer) if one not in reached]
         self._finish({one: self._moments(one) for one in missed})
         self._adopt(missed, twins)
-        return tuple(
-            [call.run(one, x) for call, x in zip(calls, flowing, strict=True)]
-            for one, flowing in ((twin, given), (block, original))
-        )
+        return [call.run(twin, x) for call, x in zip(calls, given, strict=True)]
 
     def _rest(
         self,
         layers: list[torch.nn.Module],
         batches: Sequence[Batch],
         last: torch.nn.Module | None,
-        flowing: tuple[list[torch.Tensor], list[torch.Tensor]],
+        given: list[torch.Tensor],
     ) -> None:
-        """Quantizes the layers outside of blocks, all by the same runs of the model. flowing: results of the last block
-        when quantized, and in the original model."""
+        """Quantizes the layers outside of blocks, all by the same runs of the model. given: results of the last block
+        when quantized."""
         moments = {one: self._moments(one) for layer in layers for one in matmuls(layer)}
         for number, batch in enumerate(batches):
-            if last is None:
-                self._add(moments, _inputs(moments, lambda: run(self.model, batch)), {})  # noqa: B023
-                continue
-            seen, wanted = (
-                _inputs(moments, lambda: _run_from(self.model, batch, last, result[number]))  # noqa: B023
-                for result in flowing
-            )
-            self._add(moments, seen, _paired(wanted, flowing[1][number]))
+            replaced = None if last is None else last.register_forward_hook(_replace(given[number]))
+            try:
+                self._add(moments, _inputs(moments, lambda: run(self.model, batch)))  # noqa: B023
+            finally:
+                if replaced is not None:
+                    replaced.remove()
         self._finish(moments)
 
     def _shared_moments(self, stage: list[Matmul]) -> dict[Matmul, list[Moments]]:
@@ -115,18 +107,12 @@ class Gptq:
     def _moments(self, one: Matmul) -> list[Moments]:
         return [Moments.zeros(weight.shape[1], weight.device) for weight in one.weights()]
 
-    def _add(
-        self, moments: dict[Matmul, list[Moments]], inputs: dict[Matmul, list[Rows]], wanted: dict[Matmul, list[Rows]]
-    ) -> None:
-        """inputs: of each matmul, in each of its calls. wanted: in the original model, of those whose rows are the same
-        ones there."""
+    def _add(self, moments: dict[Matmul, list[Moments]], inputs: dict[Matmul, list[Rows]]) -> None:
         for one, sums in {id(sums): (one, sums) for one, sums in moments.items()}.values():
-            given = inputs.get(one, [])
-            original = wanted.get(one, [])
-            for groups, others in zip(given, original if len(original) == len(given) else given, strict=True):
-                for group, (of_group, x, z) in enumerate(zip(sums, groups, others, strict=True)):
+            for groups in inputs.get(one, []):
+                for group, (of_group, x) in enumerate(zip(sums, groups, strict=True)):
                     if len(x):
-                        of_group.add(self._as_multiplied(x, one, group), (z if z.shape == x.shape else x).float())
+                        of_group.add(self._as_multiplied(x, one, group))
 
     def _as_multiplied(self, x: torch.Tensor, one: Matmul, group: int) -> torch.Tensor:
         """x as the matmul has it, in float32."""
@@ -187,28 +173,11 @@ def _inputs(wanted: Iterable[Matmul], call: Callable[[], object]) -> dict[Matmul
     return seen
 
 
-def _paired(seen: dict[Matmul, list[Rows]], flowing: torch.Tensor) -> dict[Matmul, list[Rows]]:
-    """Of matmuls with a row for each row of the tensor that flows from block to block. Others, such as experts, may get
-    other rows in the quantized model."""
-    rows = flowing.numel() // flowing.shape[-1]
-    return {
-        one: calls
-        for one, calls in seen.items()
-        if all(len(groups) == 1 and len(groups[0]) == rows for groups in calls)
-    }
-
-
-def _run_from(model: torch.nn.Module, batch: Batch, last: torch.nn.Module, flowing: torch.Tensor) -> None:
-    """Runs the model as if its last block had that result."""
-
-    def replace(block: torch.nn.Module, args: object, result: object) -> object:
+def _replace(flowing: torch.Tensor) -> Callable:
+    def hook(block: torch.nn.Module, args: object, result: object) -> object:
         return (flowing, *result[1:]) if first_tensor(result) is not result else flowing
 
-    handle = last.register_forward_hook(replace)
-    try:
-        run(model, batch)
-    finally:
-        handle.remove()
+    return hook
 
 
 def keep(made: dict[int, torch.nn.Parameter], one: Matmul, each: list[QuantizedTensor]) -> None:

@@ -24,7 +24,7 @@ def amax_of_one(spec: QuantSpec) -> int:
 
 
 def static_scale(amax: float, spec: str) -> torch.Tensor:
-    """float32 [1]: the static scale of an input with this amax. spec: of the input, with the option `given`."""
+    """float32 [1], the scale that a layer with an input under `spec`, which has the option `given`, has for an amax."""
     largest, words = amax_of_one(QuantSpec(measured(spec))), spec.split(":")
     value = torch.tensor([amax], dtype=torch.float32)
     if "global=div" in words:

@@ -189,7 +189,8 @@ class TorchAo(LayoutDialect):
 
     def write(self, name: str, stored: StoredWeight, layout: Layout) -> dict[str, torch.Tensor]:
         origin = stored.origin
-        if not origin.names and not name.endswith(layout.parameter):
+        of_file = origin.names if origin.dialect == self.name else {}
+        if not of_file and not name.endswith(layout.parameter):
             raise CheckpointError(
                 "quire writes new layers of torchao only under names that end in .weight", _OTHER, tensor=name
             )
@@ -205,7 +206,7 @@ class TorchAo(LayoutDialect):
             key = origin.names.get("scale", name.removesuffix(layout.parameter) + part.suffix)
             size = origin.shapes.get("scale") or layout.shapes(part, tuple(stored.shape))[0]
             found[key] = in_tiles(found[key].flatten(0, -2)).reshape(size)
-        return {key: value for key, value in found.items() if not origin.names or key in origin.names.values()}
+        return {key: value for key, value in found.items() if not of_file or key in of_file.values()}
 
     def texts(
         self, metadata: Mapping[str, str], entries: Mapping[str, tuple[StoredWeight | torch.Tensor, Layout | None]]
@@ -221,7 +222,11 @@ class TorchAo(LayoutDialect):
         return {name: json.dumps(said) for name, said in found.items()} | {_NAMES: json.dumps(list(found))}
 
     def config(self, groups: Sequence[Group], plain: Sequence[str], base: Configs) -> dict[str, Any]:
-        return dict(base)  # what describes the layers is in the header, which is copied
+        # The header describes the layers; what files of another dialect say of them ends.
+        model = dict(base.get("config.json", {}))
+        if (model.get("quantization_config") or {}).get("quant_method") != self.name:
+            model.pop("quantization_config", None)
+        return {"config.json": model} if "config.json" in base else {}
 
 
 _OTHER = 'choose another dialect ("quire" has every spec)'
