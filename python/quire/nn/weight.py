@@ -176,9 +176,9 @@ def weight_operand(
         return weight, ()
     if not same_codes(weight.spec_text, recipe.weight_spec):
         raise RuntimeError(
-            f"the weight is quantized as {weight.spec_text}, and the active recipe, {type(recipe).__name__}, quantizes "
-            f"weights as {recipe.weight_spec}. Use the recipe of its quantized_model_init, or construct the layer "
-            "under this one and load its state dict"
+            f"Recipe mismatch for the weight: it is quantized as {weight.spec_text}, and the active recipe, "
+            f"{type(recipe).__name__}, quantizes weights as {recipe.weight_spec}. Use the recipe of its "
+            "quantized_model_init, or construct the layer under this one and load its state dict"
         )
     wanted = any([tensor is not None and tensor.requires_grad for tensor in (weight, *others)])
     # Where nothing wants a gradient the call reaches the operator's kernel with its tensors, and that takes plain ones.
