@@ -21,13 +21,13 @@ from quire.delayed.forward import (
 )
 from quire.delayed.rules import Rule
 from quire.delayed.state import DelayedState
-from quire.delayed.step import RulesByLayer, enter, leave
+from quire.delayed.step import RulesByLayer as RulesByLayer  # no part of the interface
+from quire.delayed.step import enter, leave
 
 __all__ = [
     "DelayedState",
     "RecordedScales",
     "Rule",
-    "RulesByLayer",
     "collect",
     "collect_output",
     "collect_weight",

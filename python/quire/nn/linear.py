@@ -171,12 +171,11 @@ class Linear(ProductModule, torch.nn.Linear):
                     return y
             given, (x, layout) = x, taken(self, x)
             options = {"fp8_output": fp8_output, "fp8_grad": fp8_grad, "output_spec": output_spec}
-            call = active_call(self, x, is_first_microbatch, layout=layout, **options)
-            product = Product(self, "", call)
+            product = Product(self, "", active_call(self, x, is_first_microbatch, layout=layout, **options))
             y = product.output(product.run(x, [] if self.return_bias else self.biases("")))
             product.commit()
             y = y if layout is None else layout.give(y, given)
-            return (y, returned_bias(self, "", call)) if self.return_bias else y
+            return (y, returned_bias(product)) if self.return_bias else y
         except Exception as error:
             name_layer(error, self)
             raise
