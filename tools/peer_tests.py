@@ -45,6 +45,7 @@ RULES = (
     (r"on CUDA device|torch\.cuda|Torch not compiled with CUDA|No CUDA GPUs|Found no NVIDIA driver", "internals"),
     (r"DocumentedName|AttributeError: .* is not available: ", "documented"),
     (r"no attribute '(fp8_meta\w*|quantizers)'", "documented"),  # states are elsewhere, and layers have no quantizers
+    (r"no attribute 'split_into_quantized_tensors'", "documented"),  # there is no GroupedTensor
     # Another class of results, where it is asked for its class or its methods; values are not excused.
     (r"'QuantizedActivation' object has no|isinstance\(QuantizedActivation\(|TypeError: .*QuantizedAct", "documented"),
     (r"MissingName|unexpected keyword argument|has no attribute|ImportError|ModuleNotFoundError", "missing"),
