@@ -43,6 +43,9 @@ STAND_INS = {
     "scaled_init_method_normal": lambda deviation, layers: normal(deviation / math.sqrt(2 * layers)),
     "attention_mask_func": lambda scores, mask: scores.masked_fill(mask, -10000.0),
     "get_device_compute_capability": lambda: (10, 0),
+    "UNSAFE_PICKLE_EXTRA_STATE_ENV": "NVTE_UNSAFE_PICKLE_EXTRA_STATE",
+    "OUTPUT_BUFFER_KEY": "out",
+    "GRAD_INPUT_BUFFER_KEY": "dgrad_out",
     # Whether a layer may take a path of TransformerEngine's, which is of no consequence here.
     "is_module_grouped_tensor_path_supported": lambda *args, **options: True,
 }

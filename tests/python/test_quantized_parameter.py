@@ -195,7 +195,8 @@ def test_initial_values_are_kept_when_asked(recipe, make_pair):
     assert type(kept) is torch.Tensor and torch.equal(kept, plain.weight) and kept.dtype == plain.weight.dtype
     assert torch.equal(copy.deepcopy(layer).weight.get_high_precision_init_val(), kept)
     layer.weight.clear_high_precision_init_val()
-    assert not hasattr(layer.weight, "get_high_precision_init_val")
+    assert layer.half().weight.get_high_precision_init_val() is None
+    layer.weight.clear_high_precision_init_val()
     _, layer = make_pair(recipe)
     assert not hasattr(layer.weight, "get_high_precision_init_val")
     with pytest.raises(ValueError, match="this weight is on the meta device; construct"):

@@ -46,7 +46,7 @@ def quantized_model_init(
     enabled: False creates plain weights, also inside an enabled quantized_model_init.
     recipe: None is quire.recipe.default(). Layers with such weights run only under recipes with the same spec for w.
     preserve_high_precision_init_val: keep the initial values on the CPU, in the parameter's dtype.
-        weight.get_high_precision_init_val() returns them until weight.clear_high_precision_init_val() is called.
+        weight.get_high_precision_init_val() returns them, None after weight.clear_high_precision_init_val().
     keep_master: keep float32 master weights as weight.master. Optimizers update the master weights, and codes are
         quantized from them after each update. Without them an update is rounded to the format, so small updates are
         lost. That is sufficient for 8-bit formats with learning rates that are not too small; 4-bit formats do not
