@@ -43,6 +43,8 @@ STAND_INS = {
     "scaled_init_method_normal": lambda deviation, layers: normal(deviation / math.sqrt(2 * layers)),
     "attention_mask_func": lambda scores, mask: scores.masked_fill(mask, -10000.0),
     "get_device_compute_capability": lambda: (10, 0),
+    "is_non_tn_fp8_gemm_supported": lambda: True,
+    "is_op_fuser_grouped_tensor_path_supported": lambda *args, **options: True,
     "UNSAFE_PICKLE_EXTRA_STATE_ENV": "NVTE_UNSAFE_PICKLE_EXTRA_STATE",
     "OUTPUT_BUFFER_KEY": "out",
     "GRAD_INPUT_BUFFER_KEY": "dgrad_out",
