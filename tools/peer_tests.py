@@ -5,8 +5,8 @@
 
 One process of pytest at a time runs a file, with a plugin of this module and the stand-ins of peer_names.py. Results
 lie in --out as one file of JSON lines per test file, with the whole text of each error; a file that is there is not run
-again. --write stores a summary with the commit of the checkout: of FILE.json the counts for each function, of FILE.md a
-table with a row for each test file.
+again, and its failures are classified anew. --write stores a summary with the commit of the checkout: of FILE.json the
+counts for each function, of FILE.md a table with a row for each test file.
 """
 
 import argparse
@@ -40,7 +40,8 @@ PAGE = pathlib.Path(__file__).parents[1] / "docs/from-transformer-engine.md"
 RULES = (
     (r"InternalName|transformer_engine_torch", "internals"),
     (r"has no attribute '_|'cpu' == 'cuda'", "internals"),
-    (r"'CppFunction' object has no attribute", "internals"),  # what its own autograd functions save
+    # What its own autograd functions save.
+    (r"'CppFunction' object has no attribute|does not expose required backward context", "internals"),
     (r"Could not find checkpoint file", "internals"),  # files that TransformerEngine itself has to write first
     (r"on CUDA device|torch\.cuda|Torch not compiled with CUDA|No CUDA GPUs|Found no NVIDIA driver", "internals"),
     (r"DocumentedName|AttributeError: .* is not available: ", "documented"),
@@ -91,6 +92,11 @@ def classify(text: str, case: str = "") -> str:
         named = re.findall(r"\b(\w+)=|\b(\w*_\w*)\b|\b([A-Z]\w*[a-z][A-Z]\w*)\b", found[1])
         return "documented" if on_page() & {name for names in named for name in names} else "unknown"
     return next((kind for pattern, kind in RULES if re.search(pattern, text)), "unknown")
+
+
+def classified(record: dict[str, str]) -> dict[str, str]:
+    """A record with the class that the rules give it now: they may be newer than the record."""
+    return record | {"kind": classify(record["error"], record["case"])} if record["text"] else record
 
 
 class CaseTimeout(Exception):
@@ -241,7 +247,7 @@ def main() -> int:
             if code not in (0, 1, 2, 5):  # pytest's: passed, failed, files not importable, no cases
                 raise SystemExit(f"peer_tests: the process for {name} ended with {code}; its results so far are {part}")
             part.rename(result)
-        records += [json.loads(line) for line in result.read_text().splitlines()]
+        records += [classified(json.loads(line)) for line in result.read_text().splitlines()]
     print(table(counted(records)))
     for path in options.write:
         write(path, records, options)
