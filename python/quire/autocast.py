@@ -100,7 +100,8 @@ class autocast:
     With a delayed recipe, entering the outermost autocast with grad enabled ends the previous step: layers get new
     scales (numerics.md 1.7). With gradient accumulation, enter one autocast around all microbatches of an optimizer
     step. Inside a compiled function the update is a part of the graph, and the states of all layers of the process are
-    inputs of the graph. Around a compiled function the update is not in the graph.
+    inputs of the graph. Around a compiled function the update is not in the graph. If a recipe differs by layer and is
+    delayed for some, the same holds for these layers, but the context must be around compiled functions.
 
     quire.autocast is independent of torch.autocast, which sets the dtype of activations. Its state is per thread. It is
     restored if an exception is raised. Inside a compiled function, construct it there (`with quire.autocast(...)`).

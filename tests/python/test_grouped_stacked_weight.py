@@ -266,3 +266,18 @@ def test_a_mixture_of_experts_with_it(recipe, compiled, compiler, equal_bits):
     assert type(layers[1].fc1.weight) is quire.QuantizedStack
     assert all(equal_bits(a, b) for a, b in zip(*runs, strict=True))
     assert compiler.graphs == 2 * compiled
+
+
+def test_a_bias_of_all_groups_is_returned_as_it_is():
+    x = torch.randn(5, 32)
+    for kind in ("weight", "bias"):
+        layer = quire.GroupedLinear(2, 32, 16, return_bias=True, **{f"single_grouped_{kind}": True})
+        assert (layer.single_grouped_weight, layer.single_grouped_bias) == (kind == "weight", kind == "bias")
+        y, bias = layer(x, [2, 3])
+        if kind == "bias":
+            assert bias is layer.bias
+        else:
+            assert all(one is other for one, other in zip(bias, (layer.bias0, layer.bias1), strict=True))
+        layer.return_bias = False
+        each = bias if kind == "bias" else torch.stack(bias)
+        torch.testing.assert_close(y + each.repeat_interleave(torch.tensor([2, 3]), 0), layer(x, [2, 3]))

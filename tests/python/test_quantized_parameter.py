@@ -155,7 +155,8 @@ def test_weights_made_for_inference_have_one_direction(recipe, make_pair, make_x
 def test_another_recipe_is_refused_in_words(make_pair, make_x, compiler):
     _, layer = make_pair(MXFP8BlockScaling())
     words = (
-        "quantized as mxfp8:nan, and the active recipe, NVFP4BlockScaling, quantizes weights as nvfp4:16x16:nan. Use"
+        "Recipe mismatch for the weight: it is quantized as mxfp8:nan, and the active recipe, NVFP4BlockScaling, "
+        "quantizes weights as nvfp4:16x16:nan. Use"
     )
     for function in (layer, compiler(layer)):
         with quire.autocast(recipe=NVFP4BlockScaling()), pytest.raises(RuntimeError, match=words):
@@ -194,7 +195,8 @@ def test_initial_values_are_kept_when_asked(recipe, make_pair):
     assert type(kept) is torch.Tensor and torch.equal(kept, plain.weight) and kept.dtype == plain.weight.dtype
     assert torch.equal(copy.deepcopy(layer).weight.get_high_precision_init_val(), kept)
     layer.weight.clear_high_precision_init_val()
-    assert not hasattr(layer.weight, "get_high_precision_init_val")
+    assert layer.half().weight.get_high_precision_init_val() is None
+    layer.weight.clear_high_precision_init_val()
     _, layer = make_pair(recipe)
     assert not hasattr(layer.weight, "get_high_precision_init_val")
     with pytest.raises(ValueError, match="this weight is on the meta device; construct"):

@@ -35,6 +35,11 @@ QUANTIZERS = [
         DType.kFloat4E2M1,
     ),
     (quire.NVFP4Quantizer(row_scaled_nvfp4=True), "nvfp4:row_scaled", DType.kFloat4E2M1),
+    (
+        quire.NVFP4Quantizer(row_scaled_nvfp4=True, nvfp4_use_4over6=True),
+        "nvfp4:row_scaled:4over6=mae",
+        DType.kFloat4E2M1,
+    ),
 ]
 NAMES = {
     "fp8_tensor": quire.Float8Tensor,

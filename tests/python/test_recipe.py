@@ -100,6 +100,10 @@ TEXTS = [
     ),
     (NVFP4BlockScaling(nvfp4_4over6="weights"), "x=nvfp4:rht:nan,w=nvfp4:16x16:4over6=mae:256:nan,dy=nvfp4:rht:sr:nan"),
     (
+        NVFP4BlockScaling(disable_rht=True, row_scaled_activation=True, nvfp4_4over6="all"),
+        "x=nvfp4:row_scaled:4over6=mae:256:nan,w=nvfp4:16x16:4over6=mae:256:nan,dy=nvfp4:sr:nan",
+    ),
+    (
         NVFP4BlockScaling(disable_rht=True, nvfp4_4over6="activations", nvfp4_4over6_err_mode="MSE"),
         "x=nvfp4:4over6=mse:256:nan,w=nvfp4:16x16:nan,dy=nvfp4:sr:nan",
     ),
@@ -152,12 +156,6 @@ REFUSED = [
     ),
     (NVFP4BlockScaling, {"nvfp4_4over6_e4m3_use_256": True}, ValueError, "nvfp4_4over6_e4m3_use_256 must be one of"),
     (NVFP4BlockScaling, {"nvfp4_4over6_err_mode": "mae"}, ValueError, "'MAE', 'MSE'; got 'mae'"),
-    (
-        NVFP4BlockScaling,
-        {"disable_rht": True, "row_scaled_activation": True, "nvfp4_4over6": "activations"},
-        ValueError,
-        "exclude each other",
-    ),
     (CustomRecipe, {"qfactory": "mxfp8"}, TypeError, "qfactory must be callable"),
     (CustomRecipe, {"qfactory": lambda role: None}, TypeError, r"qfactory\('x'\) must return a QuantSpec or its text"),
     (CustomRecipe, {"qfactory": lambda role: "mxfp9"}, ValueError, "unknown family in '>>mxfp9<<'"),

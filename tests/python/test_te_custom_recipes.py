@@ -203,6 +203,23 @@ def test_layers_of_groups_have_a_role_of_their_own(x):
         assert torch.equal(found[1], linear(x))
 
 
+@pytest.mark.parametrize("own", ["linear", "grouped_linear"])
+def test_a_factory_for_one_type_of_layers_may_raise_for_the_other(own, x):
+    def factory(role):
+        assert role.module_type == own, f"no {role.module_type} here"
+        return mxfp8(role)
+
+    layers = {"linear": (quire.Linear(64, 32), ()), "grouped_linear": (quire.GroupedLinear(1, 64, 32), ([8],))}
+    layer, arguments = layers.pop(own)
+    ((other, of_other),) = layers.values()
+    with te.autocast(recipe=CustomRecipe(factory)):
+        y = layer(x, *arguments)
+        with pytest.raises(AssertionError, match="no .*linear here"):
+            other(x, *of_other)
+    with te.autocast(recipe=recipes.MXFP8BlockScaling()):
+        assert torch.equal(y, layer(x, *arguments))
+
+
 def test_names_of_a_transformer_layer_reach_the_factory():
     names = set()
 

@@ -1,6 +1,7 @@
 """CustomRecipes whose quantizers differ by layer, or by matmul of a layer, beside layers under recipes of their own."""
 
 import copy
+import threading
 
 import pytest
 import torch
@@ -135,6 +136,25 @@ def test_some_layers_can_have_delayed_scaling(made, compiled, compiler):
     )
     assert float(wanted["delayed"]["scale_fwd"][0]) not in (0.0, 1.0)
     assert compiler.graphs == (1 if compiled else 0)
+
+
+def test_training_goes_on_from_a_checkpoint_as_if_it_had_not_ended():
+    torch.manual_seed(0)
+    layer, recipe = quire.Linear(64, 96, name="first"), CustomRecipe(factory_of({"first": "delayed"}))
+    other = copy.deepcopy(layer)
+    steps(layer, list(layer.parameters()), recipe)
+    state = quire.delayed_state(layer)
+    expected = steps(layer, list(layer.parameters()), recipe)
+    found = []
+
+    def resume():  # in a thread, which knows no recipes yet, as a new process
+        quire.set_delayed_state(other, state)
+        found.extend(steps(other, list(other.parameters()), CustomRecipe(factory_of({"first": "delayed"}))))
+
+    thread = threading.Thread(target=resume)
+    thread.start()
+    thread.join()
+    assert equal(found, expected)
 
 
 def test_codes_are_kept_by_matmul():

@@ -193,7 +193,7 @@ TEST_P(CpuGemm, no_contraction_leaves_bias_and_addend) {
 }
 
 TEST_P(CpuGemm, block_sums_of_four_bit_codes_are_exact_and_the_global_factor_is_applied_in_order) {
-  for (const char* spec : {"mxfp4", "nvfp4", "nvfp4:row_scaled", "nvfp4:4over6=mae:256"}) {
+  for (const char* spec : {"mxfp4", "nvfp4", "nvfp4:4over6=mae:256", "nvfp4:row_scaled:4over6=mse:256"}) {
     const int64_t k = QuantSpec::parse(spec).row().block, m = 33, n = 40;
     const RandomOperand a(spec, Direction::rowwise, {m, k}, 11), b(spec, Direction::columnwise, {n, k}, 12);
     Output out(m, n, DType::f32);

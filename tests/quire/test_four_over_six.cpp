@@ -178,6 +178,36 @@ TEST_P(FourOverSixChoice, IsSixForZerosInfinitiesAndNans) {
     }
 }
 
+TEST_P(FourOverSixChoice, IsThatOfEachLineAloneUnderRowScaledAmaxes) {
+  constexpr int64_t rows = 37, cols = 53;
+  std::vector<float> x(rows * cols), turned(rows * cols);
+  Random random(7);
+  for (int64_t r = 0; r < rows; ++r)
+    for (int64_t c = 0; c < cols; ++c)
+      turned[static_cast<size_t>(c * rows + r)] = x[static_cast<size_t>(r * cols + c)] =
+          static_cast<float>(random.normal() * std::exp2(r % 5 - c % 3));
+  for (const std::string options : {"4over6=mae", "4over6=mse:256", "4over6=mae:global=div"}) {
+    const QuantSpec alone = QuantSpec::parse("nvfp4:" + options),
+                    both = QuantSpec::parse("nvfp4:row_scaled:" + options);
+    const Quantized q = quantized(GetParam(), both, {x.data(), DType::f32, rows, cols, cols});
+    for (const Direction d : {Direction::rowwise, Direction::columnwise}) {
+      const bool by_rows = d == Direction::rowwise;
+      const int64_t lines = by_rows ? rows : cols, length = by_rows ? cols : rows;
+      for (int64_t line = 0; line < lines; ++line) {
+        float* const own = (by_rows ? x : turned).data() + line * length;
+        const Quantized one = quantized(GetParam(), alone, {own, DType::f32, 1, length, length});
+        const auto& [data, scale, amax] = one.side(Direction::rowwise);
+        const auto same = [&](const Guarded& all, const Guarded& part) {
+          const size_t size = static_cast<size_t>(part.size());
+          return std::memcmp(all.as<uint8_t>() + static_cast<size_t>(line) * size, part.as<uint8_t>(), size) == 0;
+        };
+        EXPECT_TRUE(same(q.side(d).data, data) && same(q.side(d).scale, scale) && same(q.side(d).amax, amax))
+            << both.to_string() << ", line " << line << " of " << lines;
+      }
+    }
+  }
+}
+
 QUIRE_FOR_EVERY_RUNNER(FourOverSixChoice);
 
 }  // namespace

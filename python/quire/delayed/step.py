@@ -87,11 +87,16 @@ def _active_rule(recipe: DelayedScaling, group: object, by_layer: bool = False) 
 
 def _begin() -> None:
     """A context begins; the outermost one ends the previous step."""
-    # An autocast that a backward pass enters belongs to a forward pass that is recomputed.
-    recomputes = not torch.compiler.is_compiling() and torch.ops.quire.in_backward()
-    if THREAD.depth == 0 and not recomputes and torch.is_grad_enabled():
+    if _ends_a_step(0):
         step()
     THREAD.depth += 1  # last: what raises above has entered nothing
+
+
+def _ends_a_step(depth: int) -> bool:
+    """Whether there are no contexts around one within so many. An autocast that a backward pass enters belongs to a
+    forward pass that is recomputed."""
+    recomputes = not torch.compiler.is_compiling() and torch.ops.quire.in_backward()
+    return THREAD.depth == depth and not recomputes and torch.is_grad_enabled()
 
 
 class RulesByLayer:
@@ -125,7 +130,10 @@ class RulesByLayer:
             return _active_rule(recipe, self.group, by_layer=True)
         text = rule_text(recipe, self.group)
         if text not in self._found:
+            new = rule_of(text).recipe is None
             self._found[text] = _active_rule(recipe, self.group, by_layer=True)
+            if new and _ends_a_step(int(self.entered)):  # of states that came from a checkpoint
+                step()
         return self._found[text]
 
 

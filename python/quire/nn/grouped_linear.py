@@ -31,8 +31,8 @@ class GroupedLinear(ProductModule):
     single_grouped_bias there is one `bias` [num_gemms, out_features]. A state dict of either form loads into either
     form.
 
-    init_method: called with each weight; biases are then 0. return_bias: forward returns (y, [biases]), and y does not
-    include them.
+    init_method: called with each weight; biases are then 0. return_bias: forward returns (y, [biases]), or (y, bias)
+    with single_grouped_bias, and y does not include them.
     fuse_wgrad_accumulation, delay_wgrad_compute: as for quire.Linear, for each weight.
     save_original_input: as for quire.Linear.
     recipe: used outside of any quire.autocast; None is high precision. Delayed scaling is not allowed.
@@ -265,7 +265,7 @@ class GroupedLinear(ProductModule):
         is_first_microbatch: bool | None = None,
         out: torch.Tensor | None = None,
         dgrad_out: torch.Tensor | None = None,
-    ) -> torch.Tensor | tuple[torch.Tensor, list[torch.Tensor]]:
+    ) -> torch.Tensor | tuple[torch.Tensor, list[torch.Tensor] | torch.Tensor]:
         """x [*, in_features], whose rows are sorted by group -> [*, out_features].
 
         m_splits: the number of rows of each group, an integer tensor [num_gemms] (which stays on its device; the host
@@ -295,7 +295,7 @@ class GroupedLinear(ProductModule):
             biases = self.biases()
             y = product.run(x, [] if self.return_bias else biases, offsets_of(m_splits, x, self.groups))
             product.commit()
-            return (y, biases) if self.return_bias else y
+            return (y, biases[0] if self.bias_names == ("bias",) else biases) if self.return_bias else y
         except Exception as error:
             name_layer(error, self)
             raise

@@ -163,7 +163,7 @@ class LayerNormMLP(ProductModule):
                 product.commit()
             if layout is not None:
                 y, normed = layout.give(y, given), layout.give_normed(normed, given)
-            extra = (returned_bias(self, "fc2", call),) if self.return_bias else ()
+            extra = (returned_bias(fc2),) if self.return_bias else ()
             extra += (normed,) if self.return_layernorm_output else ()
             return (y, *extra) if extra else y
         except Exception as error:

@@ -172,7 +172,7 @@ class Linear(ProductModule, torch.nn.Linear):
             y = product.output(product.run(x, [] if self.return_bias else self.biases("")))
             product.commit()
             y = y if layout is None else layout.give(y, given)
-            return (y, returned_bias(self, "", product.call)) if self.return_bias else y
+            return (y, returned_bias(product)) if self.return_bias else y
         except Exception as error:
             name_layer(error, self)
             raise

@@ -311,10 +311,10 @@ def divided(module: ProductModule, product: str, call: Call) -> Parallel | None:
     return parallel.for_tokens(call.sequence)
 
 
-def returned_bias(module: ProductModule, product: str, call: Call) -> torch.Tensor | None:
+def returned_bias(product: Product) -> torch.Tensor | None:
     """The bias as a layer returns it apart. Callers add it to the tokens that y has: where those are sharded over
     ranks, its gradient is summed over them."""
-    bias, parallel = module.of(product, "bias"), divided(module, product, call)
+    bias, parallel = product.module.of(product.name, "bias"), divided(product.module, product.name, product.call)
     if bias is None or parallel is None or is_dtensor(bias):
         return bias
     own_tokens = parallel.mode == "row" and parallel.sequence and parallel.reduce_gradients

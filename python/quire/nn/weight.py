@@ -46,7 +46,7 @@ def quantized_model_init(
     enabled: False creates plain weights, also inside an enabled quantized_model_init.
     recipe: None is quire.recipe.default(). Layers with such weights run only under recipes with the same spec for w.
     preserve_high_precision_init_val: keep the initial values on the CPU, in the parameter's dtype.
-        weight.get_high_precision_init_val() returns them until weight.clear_high_precision_init_val() is called.
+        weight.get_high_precision_init_val() returns them, None after weight.clear_high_precision_init_val().
     keep_master: keep float32 master weights as weight.master. Optimizers update the master weights, and codes are
         quantized from them after each update. Without them an update is rounded to the format, so small updates are
         lost. That is sufficient for 8-bit formats with learning rates that are not too small; 4-bit formats do not
@@ -176,9 +176,9 @@ def weight_operand(
         return weight, ()
     if not same_codes(weight.spec_text, recipe.weight_spec):
         raise RuntimeError(
-            f"the weight is quantized as {weight.spec_text}, and the active recipe, {type(recipe).__name__}, quantizes "
-            f"weights as {recipe.weight_spec}. Use the recipe of its quantized_model_init, or construct the layer "
-            "under this one and load its state dict"
+            f"Recipe mismatch for the weight: it is quantized as {weight.spec_text}, and the active recipe, "
+            f"{type(recipe).__name__}, quantizes weights as {recipe.weight_spec}. Use the recipe of its "
+            "quantized_model_init, or construct the layer under this one and load its state dict"
         )
     wanted = any([tensor is not None and tensor.requires_grad for tensor in (weight, *others)])
     # Where nothing wants a gradient the call reaches the operator's kernel with its tensors, and that takes plain ones.

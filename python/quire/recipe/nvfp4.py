@@ -54,11 +54,6 @@ class NVFP4BlockScaling(Recipe):
                 f"NVFP4BlockScaling: nvfp4_4over6={self.nvfp4_4over6!r} needs disable_rht=True: 4over6 is not defined "
                 "on transformed activations. Set disable_rht=True, or nvfp4_4over6='weights'"
             )
-        if four_over_six and self.row_scaled_activation:
-            raise ValueError(
-                f"NVFP4BlockScaling: nvfp4_4over6={self.nvfp4_4over6!r} and row_scaled_activation=True exclude each "
-                "other: 4over6 needs one amax a tensor. Set row_scaled_activation=False, or nvfp4_4over6='weights'"
-            )
 
     def _four_over_six(self, operand: str) -> tuple[str, str]:
         if self.nvfp4_4over6 not in (operand, "all"):

@@ -91,6 +91,8 @@ def adopt_names() -> None:
     ProductModule.register_wgrad_accumulation_and_reduce_hooks = register_wgrad_accumulation_and_reduce_hooks
     ProductModule.backward_dw = with_hooks(ProductModule.backward_dw)
     ProductModule.use_bias = property(_use_bias, doc="Whether the layer has biases.")
+    for kind in ("weight", "bias"):
+        setattr(GroupedLinear, f"single_grouped_{kind}", property(functools.partial(_is_single, kind)))
     autocast.__init__ = _with_graph(autocast.__init__)
     QuantizedTensor.quantize_ = with_noop_flag(QuantizedTensor.quantize_)
     QuantizedTensor.update_usage = with_usages(QuantizedTensor.update_usage)
@@ -113,6 +115,11 @@ def set_tensor_parallel_group(self: ProductModule, tp_group: object) -> None:
             f"quire.{type(self).__name__}: a layer is sharded over ranks when it is made, and this one was not; "
             f"got a group of {size} ranks. Pass tp_group and parallel_mode to the constructor"
         )
+
+
+def _is_single(kind: str, self: GroupedLinear) -> bool:
+    """Whether all groups have one parameter."""
+    return kind in self._parameters
 
 
 def _use_bias(self: ProductModule) -> bool:

@@ -182,13 +182,21 @@ def check_factory(qfactory: object) -> None:
 
 def recipe_of_factory(qfactory: Callable[[QuantizerRole], object], **fields: Any) -> Recipe:
     """The recipe that quantizes as the quantizers of a qfactory. The factory is called for the operands of a linear and
-    of a grouped linear layer; if its answers differ, or it asks for the name of the layer, the recipe is another one
-    for each layer (Recipe.of_layer). fields: of quire.recipe.CustomRecipe. Raises TypeError, ValueError or
-    NotImplementedError for what no recipe can do."""
+    of a grouped linear layer; if its answers differ, or it asks for the name of the layer, or it raises for one of
+    them, the recipe is another one for each layer (Recipe.of_layer). fields: of quire.recipe.CustomRecipe. Raises
+    TypeError, ValueError or NotImplementedError for what no recipe can do, and what the factory raises for both."""
     check_factory(qfactory)
-    each = [_answers(qfactory, _Probe, module_type, "") for module_type in _MODULE_TYPES]
-    (answers, asked), (of_groups, _) = each
-    if any(asked for _, asked in each) or answers != of_groups or answers.recipe(fields) is None:
+    found, errors = [], []
+    for module_type in _MODULE_TYPES:
+        try:
+            found.append(_answers(qfactory, _Probe, module_type, ""))
+        except Exception as error:  # whatever a function of the user's raises; a layer of that type meets it again
+            errors.append(error)
+    if not found:
+        raise errors[0]
+    (answers, _), *others = found
+    uniform = not errors and not any([asked for _, asked in found]) and all([other == answers for other, _ in others])
+    if not uniform or answers.recipe(fields) is None:
         return _OfLayers(_ByName(qfactory), **fields)
     return answers.recipe(fields)
 

@@ -16,7 +16,7 @@ class InitialValues:
         self.__dict__["_high_precision_init_val"] = values.detach().to("cpu", copy=True)
 
     @property
-    def get_high_precision_init_val(self) -> Callable[[], torch.Tensor]:
+    def get_high_precision_init_val(self) -> Callable[[], torch.Tensor | None]:
         """get_high_precision_init_val(): the values before quantization, on the CPU. Absent where nothing was
         kept (quantized_model_init, preserve_high_precision_init_val)."""
         if "_high_precision_init_val" not in self.__dict__:
@@ -25,7 +25,7 @@ class InitialValues:
 
     @property
     def clear_high_precision_init_val(self) -> Callable[[], None]:
-        """clear_high_precision_init_val(): forgets them."""
+        """clear_high_precision_init_val(): forgets them, and get_high_precision_init_val() returns None."""
         if "_high_precision_init_val" not in self.__dict__:
             raise AttributeError("clear_high_precision_init_val")
-        return functools.partial(self.__dict__.pop, "_high_precision_init_val", None)
+        return functools.partial(self.__dict__.__setitem__, "_high_precision_init_val", None)

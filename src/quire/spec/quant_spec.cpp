@@ -182,7 +182,6 @@ void check_combination(const QuantSpec& s, std::string_view text) {
   refuse(s.row_scaled && s.stochastic, "row_scaled is for forward activations, sr for gradients (row_scaled, sr)");
   refuse(four && s.stochastic, "4over6 compares deterministic roundings (4over6, sr)");
   refuse(four && rht, "4over6 is not defined on transformed values (4over6, rht)");
-  refuse(four && s.row_scaled, "4over6 needs one global amax (4over6, row_scaled)");
   refuse(s.given && rht, "a static scale is one of the untransformed tensor (given, rht)");
   refuse(s.given && s.row_scaled, "a static scale is one of the whole tensor (given, row_scaled)");
   refuse(s.given && s.pow2, "a static scale is stored as it is, not truncated (given, pow2)");

@@ -53,7 +53,8 @@ void column_four_over_six(const Job& job, const Values<D>& v, int64_t r, ColumnN
   for (int64_t c = 0; c < v.cols; c += height) {
     const int64_t count = std::min(height, v.cols - c);
     const float* values = columns.get() + c * kLineStride;
-    const Nvfp4Scale s = four_over_six_scale(job.spec(), values, count, b.amax[c], job.rule(0).global);
+    const GlobalScale global = job.rule(v.col + c).global;
+    const Nvfp4Scale s = four_over_six_scale(job.spec(), values, count, b.amax[c], global);
     for (int64_t i = c; i < c + count; ++i) {
       b.stored[i] = s.byte;
       b.multiplier[i] = s.multiplier;

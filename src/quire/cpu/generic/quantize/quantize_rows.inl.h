@@ -108,8 +108,8 @@ inline Bits<D> row_block_amaxes(const Values<D>& v, BlockNumbers<S>& b) {
 template <DType D>
 void row_four_over_six(const Job& job, const Values<D>& v, BlockNumbers<ScaleKind::two_level>& b) {
   alignas(64) float values[kNvfp4Block * kLineStride];
-  const ScaleRule rule = job.rule(0);
-  for (int64_t line = 0; line < v.rows; line += b.height)
+  for (int64_t line = 0; line < v.rows; line += b.height) {
+    const ScaleRule rule = job.rule(v.row + line);
     for (int64_t i = 0; i < b.per_line; ++i) {
       const int64_t count = std::min(b.height, v.rows - line), at = b.first_of(line) + i;
       for (int64_t j = 0; j < count; ++j)
@@ -118,6 +118,7 @@ void row_four_over_six(const Job& job, const Values<D>& v, BlockNumbers<ScaleKin
       b.stored[at] = s.byte;
       b.multiplier[at] = s.multiplier;
     }
+  }
 }
 
 /// The blocks of some lines whose scales are NaN.
