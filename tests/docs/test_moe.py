@@ -72,7 +72,7 @@ def test_the_example_takes_one_graph_and_gives_the_bits_of_eager(example, recipe
 
 
 def test_the_calls_of_models_are_taken(page):
-    rows = page(PAGE).rows("1. Routing")
+    rows = page(PAGE).rows("Options of known models")
     assert len(rows) == 5
     for model, call in rows:
         expression = re.match(r"`(.*?)`", call)[1]

@@ -70,16 +70,19 @@ def test_the_table_of_refused_combinations_is_complete(page):
     assert is_refused(("256",)) and not is_refused(("256", "4over6=mse"))
 
 
-def test_the_documented_recipe_text_runs_and_the_role_rules_hold(page):
-    recipe = next(line for line in page(PAGE).section("Examples").splitlines() if line.startswith("x="))
+def test_the_documented_recipe_texts_run_and_the_role_rules_hold(page):
+    texts = [line for line in page(PAGE).section("Examples").splitlines() if line.startswith("x=")]
+    assert texts == [quire.recipe.from_name(name).linear_spec() for name in ("mxfp8", "nvfp4")]
     x, w = torch.randn(3, 32), torch.randn(16, 32)
-    OPS.linear(x, w, None, recipe, torch.float32)
+    for text in texts:
+        OPS.linear(x, w, None, text, torch.float32)
     for wrong, rule in (
         ("x=nvfp4:sr,w=nvfp4,dy=nvfp4", "only dy may be"),
         ("x=nvfp4,w=nvfp4:rht,dy=nvfp4", "transforms w"),
         ("x=nvfp4:rht,w=nvfp4,dy=nvfp4", "differently"),
         ("x=mxfp8,w=nvfp4:given,dy=mxfp8", "gives another operand than x a scale"),
         ("x=none,w=nvfp4,dy=mxfp8", "quantizes one of x and dy only"),
+        ("x=none,w=nvfp4", "expected 'dy=SPEC'"),
         ("x=mxfp8,w=none,dy=mxfp8", "does not quantize w"),
         ("x=none,w=nvfp4,dy=none,backward=requantized", "has another backward"),
     ):
