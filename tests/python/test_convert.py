@@ -13,6 +13,7 @@ import quire
 from every_layer import LAYERS, call
 from linears import blocks, of_codes
 from quire import recipe as recipes
+from quire.nn.weight import SAME_LAYERS
 
 NVFP4 = recipes.NVFP4BlockScaling()
 
@@ -301,6 +302,27 @@ def test_no_layer_of_quire_is_left_without_the_recipe(name, equal_bits):
     report = quire.conversion_report(quire.convert(torch.nn.Sequential(layer), "mxfp8"))
     assert equal_bits(call(layer, x), expected)
     assert report.converted and all(its.recipe for its in report.converted)
+
+
+def test_the_filter_that_errors_propose_finds_the_layers_that_were_converted(equal_bits):
+    def converted(model, **options):
+        return quire.convert(model, "mxfp8", for_inference=True, tokens=None, **options)
+
+    def made():
+        small = torch.nn.Sequential(quire.LayerNormMLP(64, 96), torch.nn.Linear(64, 64), torch.nn.Linear(64, 48))
+        return torch.nn.ModuleDict({"layers": small, "experts": quire.GroupedLinear(2, 48, 32)})
+
+    saved = converted(made(), min_features=1, filter=lambda layer, name: name != "layers.1")
+    state_dict = saved.state_dict()
+    with torch.device("meta"):
+        model = made()
+    options = eval(f"dict({SAME_LAYERS})", {"quire": quire, "state_dict": state_dict})
+    converted(model, **options).load_state_dict(state_dict, assign=True)
+    x = torch.randn(3, 64)
+    with torch.no_grad():
+        found, expected = [each["experts"](each["layers"](x), [1, 2]) for each in (model, saved)]
+    assert equal_bits(found, expected)
+    assert type(model["layers"][1]) is torch.nn.Linear and type(model["layers"][2]) is quire.Linear
 
 
 def test_a_compiled_model_passes_its_report_on():

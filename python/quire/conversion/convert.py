@@ -23,6 +23,7 @@ from quire.nn.linear import Linear, applied_division, own_recipe
 from quire.nn.product_module import ProductModule
 from quire.nn.random_state import reset_streams
 from quire.nn.stacked_experts import StackedExperts, is_experts, weight_names, why_not_adopted
+from quire.nn.weight import SAME_LAYERS
 from quire.recipe import Recipe, names
 from quire.tensor import DTYPES
 
@@ -233,7 +234,7 @@ def _times(layers: dict[torch.nn.Module, list[str]], plan: Plan) -> dict[torch.n
             raise ValueError(
                 f"convert: {its[0] or 'the model'} is on the meta device, where no time can be measured. Pass "
                 "tokens=None. If the state dict to load is of a model of which some layers were converted, convert the "
-                "same ones: filter=lambda module, name: isinstance(state_dict[f'{name}.weight'], quire.QuantizedTensor)"
+                f"same ones: {SAME_LAYERS}"
             )
     kinds = measure([layer for layer in layers if has_values(layer)], [plan.recipe], plan.tokens)
     return {layer: tuple(kind.seconds) for kind in kinds for layer in kind.layers}

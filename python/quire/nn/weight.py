@@ -71,6 +71,13 @@ def quantized_model_init(
         _STATE.options = outer
 
 
+#: Arguments of quire.convert that select the layers which have codes in a state dict.
+SAME_LAYERS = (
+    "min_features=1, filter=lambda layer, name: any(isinstance(state_dict.get(f'{name}.{own}'), quire.QuantizedTensor) "
+    "for own, _ in layer.named_parameters())"
+)
+
+
 def initial_weight(parameter: torch.nn.Parameter) -> torch.nn.Parameter:
     """The parameter that a module's constructor stores: `parameter`, or within quantized_model_init a quantized one."""
     options = _STATE.options
@@ -137,9 +144,8 @@ def why_not_loaded(module: torch.nn.Module, name: str, value: torch.Tensor, assi
             return ""
         return (
             "the layer was converted for inference, and the state dict has values in high precision. If the layer was "
-            "not converted in the model that was saved, do not convert it here either: "
-            "quire.convert(..., tokens=None, filter=lambda module, name: isinstance(state_dict[f'{name}.weight'], "
-            "quire.QuantizedTensor)). To quantize the values, leave assign False"
+            "not converted in the model that was saved, do not convert it here either: quire.convert(..., tokens=None, "
+            f"{SAME_LAYERS}). To quantize the values, leave assign False"
         )
     if same_codes(value.spec_text, weight.spec_text):
         return ""
