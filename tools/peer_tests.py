@@ -56,7 +56,8 @@ RULES = (
     (r"^assert |AssertionError|not close", "wrong"),  # pytest leaves the name out of some
 )
 
-#: Tests that fail because quire does otherwise on purpose -> words of the page that say so.
+#: Tests, or how the name of a case begins, that fail because quire does otherwise on purpose -> words of the page that
+#: say so.
 DIFFERENCES = {
     "test_view_not_implemented": "the constructor has other arguments",
     "test_quantizer_update": "and gives no warning",
@@ -67,6 +68,8 @@ DIFFERENCES = {
     "test_grouped_linear_caller_output_buffers": "receive copies of y and dx",
     "test_grouped_linear_caller_buffers": "receive copies of y and dx",
     "test_single_grouped_weight_rejects_host_m_splits": "`use_grouped_tensor` has no effect",
+    "test_gpt_fp8_parameters[DelayedScaling": "with the scale of their own amax",
+    "test_layernorm_mlp_accuracy_delay_wgrad_compute": "gradients of biases can differ in the last bit",
     "test_extra_tensors": "`in_place` has no effect",
     "test_layer_norm_autocast": "PyTorch's autocast of the CPU has no float32",
     "test_grouped_linear_delay_wgrad_rejects_implicit_fallback": "`use_grouped_tensor` has no effect",
@@ -85,7 +88,8 @@ def classify(text: str, case: str = "") -> str:
     """The class of a failure of a case whose error is `text`; 'unknown' says that a person must look at it. A
     NotImplementedError is documented only if an option or function that it names, apart from the layer in front, is on
     the page."""
-    if case.partition("[")[0].rpartition("::")[2] in DIFFERENCES:
+    name = case.rpartition("::")[2]
+    if any([name == known or name.startswith(known if "[" in known else f"{known}[") for known in DIFFERENCES]):
         return "documented"
     found = re.search(r"NotImplementedError: (?:[\w.]+: )?(.*)", text, re.DOTALL)
     if found:

@@ -129,3 +129,6 @@ def test_differences_are_those_that_the_page_says(monkeypatch):
     name = next(iter(peer_tests.DIFFERENCES))
     assert peer_tests.classify("assert 1 == 2", f"a/test_file.py::Class::{name}[x-y]") == "documented"
     assert peer_tests.classify("assert 1 == 2", f"a/test_file.py::{name}_too") == "wrong"
+    monkeypatch.setattr(peer_tests, "DIFFERENCES", {"test_some[first-": ""})
+    kinds = [peer_tests.classify("assert 1 == 2", f"a.py::test_some[{case}]") for case in ("first-2", "second-2")]
+    assert kinds == ["documented", "wrong"]
