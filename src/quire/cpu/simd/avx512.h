@@ -3,6 +3,7 @@
 constexpr int kLanes = 16;
 constexpr int kTileRows = 12;
 constexpr int kTileVectors = 2;
+constexpr int kRegisters = 32;
 
 typedef float F32 __attribute__((vector_size(4 * kLanes), aligned(4)));
 typedef int32_t I32 __attribute__((vector_size(4 * kLanes), aligned(4)));

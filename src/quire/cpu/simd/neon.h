@@ -3,6 +3,7 @@
 constexpr int kLanes = 4;
 constexpr int kTileRows = 6;
 constexpr int kTileVectors = 4;
+constexpr int kRegisters = 32;
 
 // Codes are loaded too, from any address.
 typedef float F32 __attribute__((vector_size(4 * kLanes), aligned(1)));

@@ -38,6 +38,7 @@ class QuadDecoder {
     normal_span_ = Bytes{} + static_cast<uint8_t>(2 * (row(f).max_code() - (1 << row(f).man_bits)));
     for (int64_t i = 0; i < 4 * kLanes; ++i) (i % 2 ? odd_factors_ : even_factors_)[i] = static_cast<uint8_t>(1 << up_);
     kept_signed_ = U16{} + static_cast<uint16_t>(0x8000 | 0x7F << up_);
+    fields_ = U32{} + (0x80000000u | 0x7Fu << (up_ + 16));
     normal_gain_ = U16{} + static_cast<uint16_t>(gains->high[15] << 8 | gains->low[15]);
     low_ = repeat_table(gains->low.data()), high_ = repeat_table(gains->high.data());
     normal_ = Bytes{} + gains->high[15];
@@ -61,6 +62,16 @@ class QuadDecoder {
     widen((multiply_pairs(even_factors_, codes) & kept_signed_) + normal_gain_,
           (multiply_pairs(odd_factors_, codes) & kept_signed_) + normal_gain_, to);
   }
+
+  /// Bits of a float32 whose exponent is as much too small as a code's own, without what a normal code gains: the
+  /// values of normal codes times field_unit().
+  void decode_fields(Bytes codes, F32 (&to)[4]) const {
+    const U32 even = reinterpret_cast<U32>(multiply_pairs(even_factors_, codes));
+    const U32 odd = reinterpret_cast<U32>(multiply_pairs(odd_factors_, codes));
+    to[0] = reinterpret_cast<F32>((even << 16) & fields_), to[1] = reinterpret_cast<F32>((odd << 16) & fields_);
+    to[2] = reinterpret_cast<F32>(even & fields_), to[3] = reinterpret_cast<F32>(odd & fields_);
+  }
+  float field_unit() const { return static_cast<float>(quire::power_of_two(row(format_).bias - 127)); }
 
   /// Whether codes are all normal numbers: neither 0 nor subnormal, infinite or NaN. most: larger() of normal_excess()
   /// of each.
@@ -96,5 +107,5 @@ class QuadDecoder {
   U16 kept_{}, kept_signed_{}, normal_gain_{};
   Bytes magnitudes_ = Bytes{} + 0x7F, sign_ = Bytes{} + 0x80, last_ = Bytes{} + 15;
   U16 lower_ = U16{} + 0x00FF, upper_ = U16{} + 0xFF00;
-  U32 top_ = U32{} + 0xFFFF0000u;
+  U32 top_ = U32{} + 0xFFFF0000u, fields_{};
 };

@@ -17,7 +17,7 @@ struct AmxMicroKernel : Bf16MicroKernel<kWideTile> {
   static_assert(kVectors == kWideTile.vectors);
   /// Less than a K-panel has, so that one is packed at a time: of 16 rows it stays in the first-level cache.
   static constexpr int64_t kPackedRows = 1;
-  static constexpr bool kKeepsCodes = true;
+  static constexpr Keeping kKeeping = Keeping::always;
   static constexpr int64_t kReadStep = kDepth * kPerLane;
 
   /// Blocks are at least 32 long: a tile is 16 lanes deep. What follows a K-panel's end is packed as zero.
@@ -86,7 +86,7 @@ struct AmxNvfp4MicroKernel : AmxMicroKernel {
       }
     }
   };
-  static bool reads(const QuantSpec& /*spec*/) { return true; }
+  static bool reads(const QuantSpec& /*spec*/, int64_t /*rows*/) { return true; }
 
   template <class Body>
   static bool with_codes(const Operand& o, int64_t col, const KPanel& panel, const uint16_t* /*folded*/,

@@ -124,7 +124,7 @@ struct Bf16MicroKernel : RegisterMicroKernel {
     void finish() const { *largest = larger(*largest, doubled); }
   };
 
-  static bool reads(const QuantSpec& spec) { return !spec.packed(); }
+  static bool reads(const QuantSpec& spec, int64_t /*rows*/) { return !spec.packed(); }
   static bool decodes_slowly(const Operand& columns) { return may_fold(columns); }
 
   /// Calls body with the columns [col, col + kVectors * kLanes), scales multiplied in where `folded` says so, and

@@ -3,12 +3,14 @@
 
 #include "quire/cpu/generic/elements/codes.inl.h"
 #include "quire/cpu/generic/elements/quad_decoder.inl.h"
+#include "quire/cpu/generic/gemm/f32_few_rows.inl.h"
 #include "quire/cpu/generic/gemm/gemm.inl.h"
 #include "quire/cpu/generic/gemm/micro_tile.inl.h"
 #include "quire/cpu/generic/gemm/panel_codes.inl.h"
 #include "quire/cpu/generic/gemm/quads.inl.h"
 
-template <TileShape kShape>
+/// kFewRows: of one or two rows, all in one tile, whose columns are decoded a vector after the other.
+template <TileShape kShape, bool kFewRows = false>
 struct F32MicroKernel : RegisterMicroKernel {
   using Vector = F32;
   static constexpr int kPerLane = 1;
@@ -16,17 +18,13 @@ struct F32MicroKernel : RegisterMicroKernel {
   static constexpr int kRows = kShape.rows, kVectors = kShape.vectors;
   static constexpr float kUnit = 1;
   static constexpr Folding kFolding = Folding::none;
+  static constexpr Keeping kKeeping = kFewRows ? Keeping::never : Keeping::where_needed;
   static constexpr int64_t kMaxBlock = kLongestBlock;
 
   static F32 load_lanes(const float* p) { return load(p); }
   static void store_lanes(float* p, F32 v) { store(p, v); }
   static F32 broadcast_lane(const float* p) { return broadcast(*p); }
   static F32 accumulate(F32 a, F32 b, F32 sum) { return multiply_add(a, b, sum); }
-
-  template <int Rows, bool Scaled, class Columns>
-  static void multiply(const MicroTile& tile, const Columns& columns, const KPanel& panel) {
-    multiply_micro_tile<F32MicroKernel, Rows, Scaled>(tile, columns, panel);
-  }
 
   /// Columns decoded as they are multiplied.
   struct Codes {
@@ -49,24 +47,32 @@ struct F32MicroKernel : RegisterMicroKernel {
           most = larger(most, decoder.normal_excess(reinterpret_cast<Bytes>(load_quads(stored.at(quad + q, v)))));
       normal = decoder.all_normal(most);
     }
-    /// Of one vector of columns, after look_at().
-    void read_vector(int64_t quad, int v, F32 (&to)[4]) const {
-      const U32 codes = load_quads(stored.quads[v] + quad * kQuadGroup);
-      normal ? decoder.decode_normal(reinterpret_cast<Bytes>(codes), to) : decoder.decode(codes, to);
-    }
     void read(int64_t quad, F32 (&to)[4][kVectors]) {
       look_at(quad);
 #pragma GCC unroll 8
       for (int v = 0; v < kVectors; ++v) {
         F32 lanes[4];
-        read_vector(quad, v, lanes);
+        const U32 codes = load_quads(stored.quads[v] + quad * kQuadGroup);
+        normal ? decoder.decode_normal(reinterpret_cast<Bytes>(codes), lanes) : decoder.decode(codes, lanes);
 #pragma GCC unroll 4
         for (int c = 0; c < 4; ++c) to[c][v] = lanes[c];
       }
     }
   };
 
-  static bool reads(const QuantSpec& spec) { return !spec.packed(); }
+  template <int Rows, bool Scaled, class Columns>
+  static void multiply(const MicroTile& tile, const Columns& columns, const KPanel& panel) {
+    if constexpr (kFewRows && std::is_same_v<Columns, Codes>) {
+      multiply_by_codes<F32MicroKernel, Rows, Scaled>(tile, columns, panel);
+    } else {
+      multiply_micro_tile<F32MicroKernel, Rows, Scaled>(tile, columns, panel);
+    }
+  }
+
+  /// Where the sums of a tile and a quad's lanes have registers; else columns had better be packed first.
+  static bool reads(const QuantSpec& spec, int64_t rows) {
+    return !spec.packed() && (kFewRows || (rows + 4) * kVectors <= kRegisters);
+  }
 
   template <class Body>
   static bool with_codes(const Operand& o, int64_t col, const KPanel& panel, const uint16_t* /*folded*/,
@@ -99,25 +105,57 @@ struct F32MicroKernel : RegisterMicroKernel {
     }
   };
 
+  /// Quads that are decoded together: few of their codes are not normal.
+  static constexpr int kTogether = 2;
+  using Quad = U32[kQuadVectors];
+
   template <class Source, class Decoder>
-  [[gnu::noinline]] static void decode_columns(const Source& codes, const Decoder& decoder, int64_t count, float* out) {
+  [[gnu::noinline]] static void decode_columns(const Source& codes, const Decoder& how, int64_t count, float* out) {
+    const Decoder decoder = how;  // whose members stay in registers
     for (int64_t l = 0; l < count; l += 4 * Source::kStep) {
-      U32 quads[Source::kStep][kQuadVectors];
+      Quad quads[Source::kStep];
       codes.read(l, quads);
-      for (int q = 0; q < Source::kStep; ++q, out += 4 * kLaneGroup)
-        for (int v = 0; v < kQuadVectors; ++v) {
-          F32 lanes[4];
-          decoder.decode(quads[q][v], lanes);
-#pragma GCC unroll 4
-          for (int c = 0; c < 4; ++c) store(out + c * kLaneGroup + v * kLanes, lanes[c]);
-        }
+      for (int q = 0; q < Source::kStep; q += kTogether, out += 4 * kTogether * kLaneGroup)
+        decode_quads(quads + q, decoder, out);
     }
+  }
+
+  static void decode_quads(const Quad* quads, const PackedDecoder& decoder, float* out) {
+    store_quads(quads, out, [&](U32 codes, F32(&lanes)[4]) { decoder.decode(codes, lanes); });
+  }
+  static void decode_quads(const Quad* quads, const QuadDecoder& decoder, float* out) {
+    Bytes most{};
+#pragma GCC unroll 2
+    for (int q = 0; q < kTogether; ++q)
+#pragma GCC unroll 4
+      for (int v = 0; v < kQuadVectors; ++v)
+        most = larger(most, decoder.normal_excess(reinterpret_cast<Bytes>(quads[q][v])));
+    if (decoder.all_normal(most)) {
+      store_quads(quads, out,
+                  [&](U32 codes, F32(&lanes)[4]) { decoder.decode_normal(reinterpret_cast<Bytes>(codes), lanes); });
+    } else {
+      store_quads(quads, out, [&](U32 codes, F32(&lanes)[4]) { decoder.decode(codes, lanes); });
+    }
+  }
+
+  template <class Decode>
+  static void store_quads(const Quad* quads, float* out, const Decode& decode) {
+#pragma GCC unroll 2
+    for (int q = 0; q < kTogether; ++q)
+#pragma GCC unroll 4
+      for (int v = 0; v < kQuadVectors; ++v) {
+        F32 lanes[4];
+        decode(quads[q][v], lanes);
+#pragma GCC unroll 4
+        for (int c = 0; c < 4; ++c) store(out + (4 * q + c) * kLaneGroup + v * kLanes, lanes[c]);
+      }
   }
 };
 
-/// One row in a tile of twice as many columns: a sum then waits less often for the one before it.
+/// One row in a tile of many columns, so that a sum need not wait for the one before it, and so two.
 inline void multiply_f32(const GemmProblem& p) {
-  constexpr TileShape kFlatTile{1, 2 * kTileVectors};
-  const bool flat = p.a.outer == 1 && p.b.spec.interleaved && !p.b.spec.packed();
-  flat ? multiply<F32MicroKernel<kFlatTile>>(p) : multiply<F32MicroKernel<kWideTile>>(p);
+  const int64_t rows = p.b.spec.interleaved && !p.b.spec.packed() ? p.a.outer : 0;
+  if (rows == 1) return multiply<F32MicroKernel<TileShape{1, 4 * kLaneGroup / kLanes}, true>>(p);
+  if (rows == 2) return multiply<F32MicroKernel<TileShape{2, 2 * kTileVectors}, true>>(p);
+  multiply<F32MicroKernel<kWideTile>>(p);
 }

@@ -176,7 +176,8 @@ struct MacroKernel {
 
   /// Whether a tile's columns are decoded as they are multiplied.
   bool reads_codes(const KPanel& s) const {
-    return p.b.spec.interleaved && MicroKernel::reads(p.b.spec) && s.size % MicroKernel::kReadStep == 0;
+    const int64_t rows = macro_tile.rows - (tiles.down - 1) * tiles.height;
+    return p.b.spec.interleaved && MicroKernel::reads(p.b.spec, rows) && s.size % MicroKernel::kReadStep == 0;
   }
 
   /// Adds one K-panel to a column of tiles.
@@ -184,31 +185,32 @@ struct MacroKernel {
     pack_scales(tile, s);
     const PackedColumns<MicroKernel> packed{w.b};
     const int64_t col = tile * tiles.kCols;
-    int64_t i = 0;
-    if constexpr (MicroKernel::kReadsCodes)
-      if (reads_codes(s)) i = multiply_codes(tile, d, s, packed);
-    for (int64_t k = col; i == 0 && k < col + tiles.kCols; k += kLaneGroup)
+    bool last_is_done = false;
+    if constexpr (MicroKernel::kReadsCodes) last_is_done = reads_codes(s) && multiply_codes(tile, d, s, packed);
+    for (int64_t k = col; !last_is_done && k < col + tiles.kCols; k += kLaneGroup)
       MicroKernel::pack_columns(p.b, macro_tile.col + k, s, tiles.cols.folded[k / kLaneGroup],
                                 w.b + (k - col) * MicroKernel::kPanelLanes);
-    for (; i < tiles.down; ++i) multiply(tile, i, d, s, packed);
+    for (int64_t i = 0; i < tiles.down - last_is_done; ++i) multiply(tile, i, d, s, packed);
   }
 
-  /// Adds one K-panel to the first tile of a column of them while the columns are decoded, and packs them if other
-  /// tiles follow or the lanes want them packed. Returns how many tiles are done: one, or none if the columns cannot be
+  /// Adds one K-panel to the last tile of a column of them, which has the fewest rows, while the columns are decoded,
+  /// and packs them if there are other tiles or the lanes want them packed. Returns false if the columns cannot be
   /// decoded so.
-  int64_t multiply_codes(int64_t tile, int64_t d, const KPanel& s, const PackedColumns<MicroKernel>& packed) const {
-    const int64_t col = tile * tiles.kCols, size = std::min(tiles.height, macro_tile.rows) * tiles.kCols;
-    float* const sum = w.sum + tile * tiles.down * tiles.height * tiles.kCols;
+  bool multiply_codes(int64_t tile, int64_t d, const KPanel& s, const PackedColumns<MicroKernel>& packed) const {
+    const int64_t col = tile * tiles.kCols, last = tiles.down - 1, row = last * tiles.height,
+                  size = (macro_tile.rows - row) * tiles.kCols;
+    float* const sum = w.sum + (tile * tiles.down * tiles.height + row) * tiles.kCols;
     alignas(64) float before[MicroKernel::kRows * tiles.kCols];
     if (MicroKernel::kFolding == Folding::powers) std::copy_n(sum, size, before);
     const auto body = [&]<class Codes>(const Codes& codes) {
-      if constexpr (!MicroKernel::kKeepsCodes)
-        if (tiles.down == 1) return multiply(tile, 0, d, s, codes);
-      multiply(tile, 0, d, s, KeptColumns<MicroKernel, Codes>{codes, packed});
+      if constexpr (MicroKernel::kKeeping != Keeping::always)
+        if (MicroKernel::kKeeping == Keeping::never || last == 0) return multiply(tile, last, d, s, codes);
+      if constexpr (MicroKernel::kKeeping != Keeping::never)
+        multiply(tile, last, d, s, KeptColumns<MicroKernel, Codes>{codes, packed});
     };
-    if (MicroKernel::with_codes(p.b, macro_tile.col + col, s, tiles.cols.folded + col / kLaneGroup, body)) return 1;
+    if (MicroKernel::with_codes(p.b, macro_tile.col + col, s, tiles.cols.folded + col / kLaneGroup, body)) return true;
     std::copy_n(before, size, sum);
-    return 0;
+    return false;
   }
 
   /// Adds one K-panel to the i-th tile of a column of them.

@@ -7,6 +7,7 @@
 #pragma once
 
 #include "quire/cpu/generic/elements/codes.inl.h"
+#include "quire/cpu/generic/gemm/gemm.inl.h"
 #include "quire/cpu/generic/gemm/micro_tile.inl.h"
 #include "quire/cpu/generic/gemm/panel_codes.inl.h"
 #include "quire/cpu/generic/gemm/quads.inl.h"
@@ -94,20 +95,17 @@ struct Int8MicroKernel : RegisterMicroKernel {
   }
 
   using Block = Bytes[kBlockLanes][kVectors];
+  using BlockOfVector = Bytes[kBlockLanes];
 
-  static void read_block(const PackedColumns<Int8MicroKernel>& columns, int64_t block, Block& to) {
+  static void read_vector(const PackedColumns<Int8MicroKernel>& columns, int64_t block, int v, BlockOfVector& to) {
 #pragma GCC unroll 4
-    for (int v = 0; v < kVectors; ++v)
-#pragma GCC unroll 4
-      for (int q = 0; q < kBlockLanes; ++q) to[q][v] = load_bytes(columns.at(block * kBlockLanes + q, v));
+    for (int q = 0; q < kBlockLanes; ++q) to[q] = load_bytes(columns.at(block * kBlockLanes + q, v));
   }
   template <class Codes>
-  static void read_block(const KeptColumns<Int8MicroKernel, Codes>& columns, int64_t block, Block& to) {
-    read_block(columns.codes, block, to);
+  static void read_vector(const KeptColumns<Int8MicroKernel, Codes>& columns, int64_t block, int v, BlockOfVector& to) {
+    read_vector(columns.codes, block, v, to);
 #pragma GCC unroll 4
-    for (int v = 0; v < kVectors; ++v)
-#pragma GCC unroll 4
-      for (int q = 0; q < kBlockLanes; ++q) store_bytes(columns.kept.at(block * kBlockLanes + q, v), to[q][v]);
+    for (int q = 0; q < kBlockLanes; ++q) store_bytes(columns.kept.at(block * kBlockLanes + q, v), to[q]);
   }
 
   /// Columns decoded as they are multiplied.
@@ -115,18 +113,27 @@ struct Int8MicroKernel : RegisterMicroKernel {
     StoredColumns<Int8MicroKernel> stored;
     Bytes table;
   };
-  static void read_block(const Codes& columns, int64_t block, Block& to) {
-#pragma GCC unroll 4
-    for (int v = 0; v < kVectors; ++v)
+  static void read_vector(const Codes& columns, int64_t block, int v, BlockOfVector& to) {
 #pragma GCC unroll 2
-      for (int half = 0; half < 2; ++half) {
-        const Bytes codes = load_bytes(columns.stored.at(2 * block + half, v));
-        to[2 * half][v] = look_up(columns.table, codes & 0xF);
-        to[2 * half + 1][v] = look_up(columns.table, codes >> 4);
-      }
+    for (int half = 0; half < 2; ++half) {
+      const Bytes codes = load_bytes(columns.stored.at(2 * block + half, v));
+      to[2 * half] = look_up(columns.table, codes & 0xF);
+      to[2 * half + 1] = look_up(columns.table, codes >> 4);
+    }
   }
 
-  static bool reads(const QuantSpec& /*spec*/) { return true; }
+  template <class Columns>
+  static void read_block(const Columns& columns, int64_t block, Block& to) {
+#pragma GCC unroll 4
+    for (int v = 0; v < kVectors; ++v) {
+      BlockOfVector lanes;
+      read_vector(columns, block, v, lanes);
+#pragma GCC unroll 4
+      for (int q = 0; q < kBlockLanes; ++q) to[q][v] = lanes[q];
+    }
+  }
+
+  static bool reads(const QuantSpec& /*spec*/, int64_t /*rows*/) { return true; }
   static bool decodes_slowly(const Operand& /*columns*/) { return true; }
 
   template <class Body>
@@ -139,7 +146,9 @@ struct Int8MicroKernel : RegisterMicroKernel {
   /// Every block of 16 is summed in integers, then scaled and added. Both operands have block scales.
   template <int Rows, bool Scaled, class Columns>
   [[gnu::noinline]] static void multiply(const MicroTile& tile, const Columns& columns, const KPanel& panel) {
-    if constexpr (Rows <= kInt8RegisterRows) {
+    if constexpr (Rows == 1) {
+      add_row(tile, columns, panel);
+    } else if constexpr (Rows <= kInt8RegisterRows) {
       add_in_registers<Rows>(tile, columns, panel);
     } else {
       add_in_memory(tile, columns, panel);
@@ -160,6 +169,38 @@ struct Int8MicroKernel : RegisterMicroKernel {
     }
 #pragma GCC unroll 4
     for (int v = 0; v < kVectors; ++v) to[v] = total(products[v]);
+  }
+
+  /// One row: a vector of columns after the other, whose lanes then need few registers.
+  template <class Columns>
+  [[gnu::noinline]] static void add_row(const MicroTile& tile, const Columns& packed, const KPanel& panel) {
+    const Columns from = packed;
+    constexpr int kCols = kVectors * kLanes;
+    F32 sum[kVectors];
+#pragma GCC unroll 4
+    for (int v = 0; v < kVectors; ++v) sum[v] = load(tile.sum + v * kLanes);
+    const float* a = tile.a;
+    const float* scale = tile.b_scale;
+    const int64_t blocks = panel.blocks();
+    for (int64_t block = 0; block < blocks; ++block, a += kBlockLanes, scale += kCols) {
+      const auto start = reinterpret_cast<Products>(broadcast_bytes(tile.a + kPanelLanes + block));
+      const F32 row_scale = broadcast(tile.a_scale[block]);
+      Bytes element[kBlockLanes];
+#pragma GCC unroll 4
+      for (int q = 0; q < kBlockLanes; ++q) element[q] = broadcast_bytes(a + q);
+#pragma GCC unroll 4
+      for (int v = 0; v < kVectors; ++v) {
+        BlockOfVector columns;
+        read_vector(from, block, v, columns);
+        Products products = start;
+#pragma GCC unroll 4
+        for (int q = 0; q < kBlockLanes; ++q) products = dot(products, columns[q], element[q]);
+        sum[v] =
+            multiply_add(__builtin_convertvector(total(products), F32), row_scale * load(scale + v * kLanes), sum[v]);
+      }
+    }
+#pragma GCC unroll 4
+    for (int v = 0; v < kVectors; ++v) store(tile.sum + v * kLanes, sum[v]);
   }
 
   /// Any number of rows; a block's columns stay in registers for all of them.
@@ -222,3 +263,10 @@ struct Int8MicroKernel : RegisterMicroKernel {
       for (int v = 0; v < kVectors; ++v) store(tile.sum + r * kCols + v * kLanes, sum[r][v]);
   }
 };
+
+/// One row in a tile of more columns, for which its lanes are loaded once.
+template <void (*MultiplyRows)(const GemmProblem&)>
+void multiply_any_height(const GemmProblem& p) {
+  constexpr TileShape kFlatTile{1, kTileVectors};
+  p.a.outer == 1 ? multiply<Int8MicroKernel<kFlatTile>>(p) : MultiplyRows(p);
+}

@@ -14,7 +14,7 @@
 //   kFolding          which scales are multiplied into the codes
 //   kReadsCodes       whether columns may be decoded as they are multiplied
 //   kReadStep         positions that they are decoded at a time
-//   kKeepsCodes       whether they are packed then in any case
+//   kKeeping          when they are packed then, for tiles that follow
 //   reads             those of which specs
 //   decodes_slowly    whether a tall tile pays, of lanes that have one
 //   with_codes        calls its argument with such columns and returns true; or false if what they were read as is
@@ -38,6 +38,10 @@ constexpr TileShape kWideTile{kTileRows, kTileVectors};
 /// Of up to 16 rows: columns are decoded for all of them at once. For 32 registers.
 constexpr TileShape kTallTile{16, 1};
 
+/// When columns that are decoded as they are multiplied are packed too: where other tiles follow; always, because that
+/// is how they are multiplied; or never, because there is one tile.
+enum class Keeping : uint8_t { where_needed, always, never };
+
 struct NoSession {
   explicit NoSession(int64_t /*rows*/) {}
 };
@@ -47,7 +51,8 @@ struct RegisterMicroKernel {
   using Session = NoSession;
   static constexpr int64_t kPackedRows = int64_t{1} << 16;
   static constexpr int kRowStep = 1;
-  static constexpr bool kReadsCodes = true, kKeepsCodes = false;
+  static constexpr bool kReadsCodes = true;
+  static constexpr Keeping kKeeping = Keeping::where_needed;
   static constexpr int64_t kReadStep = kLaneGroup;
 };
 
@@ -126,7 +131,7 @@ struct StoredColumns {
   }
   const uint8_t* at(int64_t quad, int v) const {
     const uint8_t* const from = quads[v] + quad * kQuadGroup;
-    __builtin_prefetch(from + kQuadsAhead);
+    if (v * kLanes % kLaneGroup == 0) __builtin_prefetch(from + kQuadsAhead);  // once for each group of lines
     return from;
   }
 };
@@ -138,23 +143,6 @@ inline void add_block(F32 block, const float* row_scale, const float* column_sca
     store(sum, multiply_add(block * broadcast(*row_scale), load(column_scales), load(sum)));
   } else {
     store(sum, load(sum) + block);
-  }
-}
-
-/// Adds the products of a quad of one row, a vector of columns after the other, whose lanes then need few registers.
-template <class MicroKernel, class Columns>
-inline void add_quad_of_row(const float* a, Columns& from, int64_t quad, F32 (&sum)[MicroKernel::kVectors]) {
-  constexpr int kQuadLanes = 4 / MicroKernel::kPerLane;
-  typename MicroKernel::Vector elements[kQuadLanes];
-#pragma GCC unroll 4
-  for (int s = 0; s < kQuadLanes; ++s) elements[s] = MicroKernel::broadcast_lane(a + s);
-  from.look_at(quad);
-#pragma GCC unroll 8
-  for (int v = 0; v < MicroKernel::kVectors; ++v) {
-    typename MicroKernel::Vector lanes[kQuadLanes];
-    from.read_vector(quad, v, lanes);
-#pragma GCC unroll 4
-    for (int s = 0; s < kQuadLanes; ++s) sum[v] = MicroKernel::accumulate(elements[s], lanes[s], sum[v]);
   }
 }
 
@@ -171,10 +159,6 @@ template <class MicroKernel, int Rows, bool Scaled, class Columns>
   for (int64_t quad = 0; quad < quads;) {
     F32 t[Rows][MicroKernel::kVectors] = {};
     for (const int64_t end = std::min(quads, quad + panel.block / 4); quad < end; ++quad, a += kQuadLanes) {
-      if constexpr (Rows == 1 && requires { from.look_at(quad); }) {
-        add_quad_of_row<MicroKernel>(a, from, quad, t[0]);
-        continue;
-      }
       typename MicroKernel::Vector lanes[kQuadLanes][MicroKernel::kVectors];
       // Lanes that are loaded are loaded when their turn comes: sixteen registers do not hold those of a quad.
       constexpr bool kLoaded = std::is_same_v<Columns, PackedColumns<MicroKernel>>;
@@ -182,13 +166,13 @@ template <class MicroKernel, int Rows, bool Scaled, class Columns>
 #pragma GCC unroll 4
       for (int s = 0; s < kQuadLanes; ++s) {
         if constexpr (kLoaded)
-#pragma GCC unroll 4
+#pragma GCC unroll 16
           for (int v = 0; v < MicroKernel::kVectors; ++v)
             lanes[s][v] = MicroKernel::load_lanes(from.at(quad * kQuadLanes + s, v));
 #pragma GCC unroll 16
         for (int r = 0; r < Rows; ++r) {
           const typename MicroKernel::Vector element = MicroKernel::broadcast_lane(a + r * MicroKernel::kRowLanes + s);
-#pragma GCC unroll 4
+#pragma GCC unroll 16
           for (int v = 0; v < MicroKernel::kVectors; ++v)
             t[r][v] = MicroKernel::accumulate(element, lanes[s][v], t[r][v]);
         }
@@ -196,7 +180,7 @@ template <class MicroKernel, int Rows, bool Scaled, class Columns>
     }
 #pragma GCC unroll 16
     for (int r = 0; r < Rows; ++r) {
-#pragma GCC unroll 4
+#pragma GCC unroll 16
       for (int v = 0; v < MicroKernel::kVectors; ++v)
         add_block<Scaled>(t[r][v], a_scale + r * kPanelBlocks, b_scale + v * kLanes, tile.sum + r * kCols + v * kLanes);
     }

@@ -109,20 +109,22 @@ void load_scale_square(const Operand& o, int64_t outer, int64_t first, int64_t w
     }
 }
 
-/// decode_scale_lanes() of E4M3 codes in the uppermost bytes of lanes, none of them NaN: as the fields of a float32,
-/// whose exponent is then 120 too small.
-inline F32 decode_top_bytes(U32 codes) {
-  const I32 fields = (reinterpret_cast<I32>(codes) >> 4) & static_cast<int32_t>(0x87F00000);
+/// decode_scale_lanes() of byte c of each lane, where excess() is at most kMostExcess.
+template <ScaleKind S>
+inline F32 decode_ordinary_scales(U32 four, int c) {
+  if constexpr (S == ScaleKind::e8m0) return float_of((c == 3 ? four >> 1 : four << (23 - 8 * c)) & 0x7F800000u);
+  // The fields of a float32, whose exponent is then 120 too small.
+  const I32 fields = (reinterpret_cast<I32>(four << (24 - 8 * c)) >> 4) & static_cast<int32_t>(0x87F00000);
   return reinterpret_cast<F32>(fields) * 0x1p120f;
 }
-
-/// Whether a byte of whole groups of quads is NaN in E4M3.
-inline bool any_nan(const uint8_t* quads, int64_t groups) {
-  U32 found{};
-  for (int64_t i = 0; i < groups * kQuadGroup; i += kLanes * kQuadBytes)
-    found |= ((load_quads(quads + i) & 0x7F7F7F7Fu) + 0x01010101u) & 0x80808080u;
-  return any(found);
+/// Large for bytes that are no scale as others are: NaN, and of powers of two the least, which is subnormal.
+template <ScaleKind S>
+inline Bytes excess(U32 four) {
+  const Bytes bytes = reinterpret_cast<Bytes>(four);
+  if constexpr (S == ScaleKind::e8m0) return bytes - 1;
+  return bytes + bytes;
 }
+constexpr uint8_t kMostExcess = 253;
 
 /// Where scales of a tile's columns go, block by block.
 struct ScaleColumns {
@@ -135,41 +137,55 @@ struct ScaleColumns {
 /// Groups of quads with the scales of 16 lines, four blocks in each; those of the next tile's lines are `ahead` of
 /// them.
 struct ScaleQuads {
-  ScaleKind kind;
   const uint8_t* bytes;
   int64_t groups, ahead;
 };
 
-/// Scales of whole groups of quads, which are those of four blocks each, every one for `repeat` blocks. kNumbers: they
-/// are E4M3 and none is NaN.
-template <bool kNumbers>
-void decode_quads(const ScaleQuads& quads, int64_t repeat, ScaleColumns out) {
+/// Scales of whole groups of quads, which are those of four blocks each, every one for `repeat` blocks. kOnce: that
+/// is 1.
+template <bool kOnce, class Decode>
+void decode_quads(const ScaleQuads& quads, int64_t repeat, ScaleColumns out, const Decode& decode) {
   const uint8_t* from = quads.bytes;
-  for (int64_t g = 0; g < quads.groups; ++g, from += kQuadGroup) {
+  const int64_t times = kOnce ? 1 : repeat;
+  for (int64_t block = 0; block < quads.groups * kQuadBytes * times; block += kQuadBytes * times, from += kQuadGroup) {
     __builtin_prefetch(from + quads.ahead, 0, 2);
-    for (int64_t i = 0; i < kLaneGroup; i += kLanes) {
-      const U32 four = load_quads(from + i * kQuadBytes);
 #pragma GCC unroll 4
-      for (int c = 0; c < kQuadBytes; ++c) {
-        const F32 scale =
-            kNumbers ? decode_top_bytes(four << (24 - 8 * c)) : decode_scale_lanes(quads.kind, four >> (8 * c) & 0xFF);
-        for (int64_t r = 0; r < repeat; ++r) store(out.block((g * kQuadBytes + c) * repeat + r) + i, scale);
-      }
+    for (int64_t i = 0; i < kLaneGroup; i += kLanes) {
+      F32 scales[kQuadBytes];
+      decode(load_quads(from + i * kQuadBytes), scales);
+#pragma GCC unroll 4
+      for (int c = 0; c < kQuadBytes; ++c)
+        for (int64_t r = 0; r < times; ++r) store(out.block(block + c * times + r) + i, scales[c]);
     }
   }
 }
+template <ScaleKind S>
+void decode_quads_of(const ScaleQuads& quads, int64_t repeat, ScaleColumns out) {
+  Bytes most{};
+  const auto ordinary = [&](U32 four, F32(&scales)[kQuadBytes]) {
+    most = larger(most, excess<S>(four));
+#pragma GCC unroll 4
+    for (int c = 0; c < kQuadBytes; ++c) scales[c] = decode_ordinary_scales<S>(four, c);
+  };
+  repeat == 1 ? decode_quads<true>(quads, repeat, out, ordinary) : decode_quads<false>(quads, repeat, out, ordinary);
+  if (!any(reinterpret_cast<U32>(reinterpret_cast<Bytes>(most > kMostExcess)))) return;
+  decode_quads<false>(quads, repeat, out, [](U32 four, F32(&scales)[kQuadBytes]) {
+    for (int c = 0; c < kQuadBytes; ++c) scales[c] = decode_scale_lanes(S, four >> (8 * c) & 0xFF);
+  });
+}
 
 /// decode_scales() across a whole tile of interleaved lines: their bytes are lanes already. `out` has room for
-/// kPanelBlocks blocks; those of padding become 0.
+/// kPanelBlocks blocks; those of padding become 0. Shifts instead of divisions, which took as long as all the rest.
 inline void decode_scale_quads(const Operand& o, int64_t outer, const KPanel& panel, ScaleColumns out) {
-  const int64_t own = block_length(o.spec, o.contraction), repeat = own / panel.block;
-  const int64_t all = block_count(o.spec, o.contraction), first = panel.begin / own;
-  const int64_t at = interleaved_offset(outer, first, all);
-  const ScaleQuads quads{o.spec.row().scale, static_cast<const uint8_t*>(o.scale) + at,
-                         ceil_div(panel.size, own * kQuadBytes),
+  const auto bits_of = [](int64_t power) { return std::bit_width(static_cast<uint64_t>(power - 1)); };
+  // The operand's own blocks are powers of two, and so are those of a K-panel of more than one block.
+  const int64_t own = o.spec.row().block, repeat = own >> bits_of(panel.block);
+  const int64_t all = (o.contraction + own - 1) >> bits_of(own), first = panel.begin >> bits_of(own);
+  const int64_t at = interleaved_offset(outer, first, all), group = own * kQuadBytes;
+  const ScaleQuads quads{static_cast<const uint8_t*>(o.scale) + at, (panel.size + group - 1) >> bits_of(group),
                          interleaved_offset(outer + out.stride, first, all) - at};
-  const bool numbers = quads.kind == ScaleKind::two_level && repeat == 1 && !any_nan(quads.bytes, quads.groups);
-  numbers ? decode_quads<true>(quads, 1, out) : decode_quads<false>(quads, repeat, out);
+  o.spec.row().scale == ScaleKind::e8m0 ? decode_quads_of<ScaleKind::e8m0>(quads, repeat, out)
+                                        : decode_quads_of<ScaleKind::two_level>(quads, repeat, out);
   for (int64_t b = panel.blocks(); b < quads.groups * kQuadBytes * repeat; ++b)
     std::fill_n(out.block(b), kLaneGroup, 0.0f);
 }

@@ -49,7 +49,7 @@ struct StoredQuads {
     const uint8_t* next = bytes + from * kLaneGroup;
 #pragma GCC unroll 8
     for (int i = 0; i < kStep * kQuadVectors; ++i, next += kLanes * kQuadBytes) {
-      __builtin_prefetch(next + kQuadsAhead);
+      if (i % kQuadVectors == 0) __builtin_prefetch(next + kQuadsAhead);  // once for a quad of 16 lines
       to[i / kQuadVectors][i % kQuadVectors] = load_quads(next);
     }
   }

@@ -92,10 +92,13 @@ inline Bits<D> row_block_amaxes(const Values<D>& v, BlockNumbers<S>& b) {
   alignas(64) Bits<D> found[BlockNumbers<S>::kMost];
   for (int64_t line = 0; line < v.rows; line += b.height) {
     Bits<D>* at = found + b.first_of(line);
-    for (int64_t i = 0; i < b.per_line; ++i) at[i] = block_magnitude<D, n, kNan>(v.line(line) + i * n);
-    for (int64_t other = line + 1; other < std::min(line + b.height, v.rows); ++other)
-      for (int64_t i = 0; i < b.per_line; ++i)
-        at[i] = std::max(at[i], block_magnitude<D, n, kNan>(v.line(other) + i * n));
+    const Plain<D>* x = v.line(line);
+    alignas(64) Bits<D> of_columns[kTile];
+    if (b.height > 1) {  // squares of a tile: whole vectors first, then along one line
+      column_magnitudes<D, kNan>(x, v.stride, std::min(b.height, v.rows - line), kTile, of_columns);
+      x = reinterpret_cast<const Plain<D>*>(of_columns);
+    }
+    for (int64_t i = 0; i < b.per_line; ++i) at[i] = block_magnitude<D, n, kNan>(x + i * n);
   }
   const int64_t count = b.count(v.rows), padded = round_up(count, kLanes);
   std::fill(found + count, found + padded, Bits<D>{});
