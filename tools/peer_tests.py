@@ -71,7 +71,7 @@ DIFFERENCES = {
     "test_gpt_fp8_parameters[DelayedScaling": "with the scale of their own amax",
     "test_layernorm_mlp_accuracy_delay_wgrad_compute": "gradients of biases can differ in the last bit",
     "test_extra_tensors": "`in_place` has no effect",
-    "test_layer_norm_autocast": "PyTorch's autocast of the CPU has no float32",
+    "test_layer_norm_autocast": "PyTorch's autocast on CPUs has no float32",
     "test_grouped_linear_delay_wgrad_rejects_implicit_fallback": "`use_grouped_tensor` has no effect",
     "test_grouped_linear_fused_path_fp8_block_scaling_blackwell_error": "`use_grouped_tensor` has no effect",
 }
