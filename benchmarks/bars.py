@@ -13,7 +13,7 @@ DIARY = ROOT / "docs/benchmarks-diary.md"
 #: Heading in the diary -> what the picture calls it.
 CPUS = {
     "Figures with AVX2 alone": "AVX2 (capped)",
-    "Figures with AVX2 and VNNI": "AVX2, VNNI (capped)",
+    "Figures with AVX2 and VNNI": "AVX2-VNNI (capped)",
     "Figures on Zen 4": "AVX-512 (Zen 4)",
     "Figures on Zen 5": "AVX-512 (Zen 5)",
     "Figures with AMX": "AMX",
