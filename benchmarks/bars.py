@@ -12,7 +12,8 @@ ROOT = Path(__file__).parents[1]
 DIARY = ROOT / "docs/benchmarks-diary.md"
 #: Heading in the diary -> what the picture calls it.
 CPUS = {
-    "Figures with AVX2 alone": "AVX2 (Zen 3)",
+    "Figures with AVX2 alone": "AVX2 (capped)",
+    "Figures with AVX2 and VNNI": "AVX2-VNNI (capped)",
     "Figures on Zen 4": "AVX-512 (Zen 4)",
     "Figures on Zen 5": "AVX-512 (Zen 5)",
     "Figures with AMX": "AMX",
@@ -33,10 +34,10 @@ def draw(path: Path) -> None:
     text = DIARY.read_text()
     # Whatever else has drawn in this process, the file is the same.
     with matplotlib.rc_context(matplotlib.rcParamsDefault | {"svg.hashsalt": "quire", "font.size": 12}):
-        figure = Figure(figsize=(11, 4.2))
+        figure = Figure(figsize=(12, 4.2))
         FigureCanvasSVG(figure)
         both = figure.subplots(1, 2)
-        for axes, column, title in zip(both, (0, -1), ("one token", "many tokens (512 or 2048)"), strict=True):
+        for axes, column, title in zip(both, (0, -1), ("one token", "2048 tokens"), strict=True):
             for i, (name, label) in enumerate(RECIPES.items()):
                 heights = [figures(heading, text)[name][column] for heading in CPUS]
                 bars = axes.bar([x + 0.27 * (i - 1) for x in range(len(CPUS))], heights, 0.25, label=label)

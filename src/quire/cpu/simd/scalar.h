@@ -5,6 +5,7 @@ constexpr int kLanes = 4;
 /// Shape of the product's micro-tile: kTileRows rows by kTileVectors vectors (a multiple of 16 columns).
 constexpr int kTileRows = 2;
 constexpr int kTileVectors = 4;
+/// Vectors that a loop can keep.
 constexpr int kRegisters = 16;
 
 // Codes are loaded too, from any address.
