@@ -37,6 +37,11 @@ CASES = {
     "quantize a list": (lambda: quire.quantize([1.0], "mxfp8"), TypeError, "quantize: x must be a tensor, got [1.0]"),
     "quantize with a seed that is text": (lambda: q("nvfp4:sr", seed="1"), TypeError, "seed must be an int, got '1'"),
     "a mixture of a number": (lambda: quire.MoE(32, 32, 2)(3), TypeError, "quire.MoE: x must be a tensor, got 3"),
+    "a layer that torch.fx traces": (
+        lambda: torch.fx.symbolic_trace(torch.nn.Sequential(layer())),
+        TypeError,
+        "take torch.export, or a Tracer whose is_leaf_module() is true",
+    ),
     "loads of no ids": (lambda: quire.moe.tokens_per_expert(3, 2), TypeError, "topk_ids must be a tensor, got 3"),
     "scores of no logits": (lambda: quire.moe.scores([1.0]), TypeError, "scores: logits must be a tensor, got [1.0]"),
     "a loss of no scores": (

@@ -14,11 +14,17 @@ _INPUTS = (torch.Tensor, QuantizedActivation)
 def uses_torch_autocast(x: torch.Tensor | QuantizedActivation) -> bool:
     """Whether torch.autocast is enabled for x's device."""
     if not isinstance(x, _INPUTS):
-        raise TypeError(f"quire: the input of a layer must be a tensor, got {describe(x)}; torch.as_tensor() makes one")
+        raise TypeError(f"quire: the input of a layer must be a tensor, got {describe(x)}; {_remedy(x)}")
     if not torch._C._is_any_autocast_enabled():  # of one device or another; a fifth of the time of what follows
         return False
     device = x.device.type
     return _knows_autocast(device) and torch.is_autocast_enabled(device)
+
+
+def _remedy(x: object) -> str:
+    if isinstance(x, torch.fx.Proxy):
+        return "torch.fx cannot trace it: take torch.export, or a Tracer whose is_leaf_module() is true for the layer"
+    return "torch.as_tensor() makes one"
 
 
 @torch.compiler.assume_constant_result  # Dynamo of PyTorch 2.11 cannot look inside
