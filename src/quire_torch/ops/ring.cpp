@@ -33,7 +33,8 @@ DirectionBuffers Arrivals::take(int64_t i) const {
   for (size_t k = 0; k < taken.size(); ++k) {
     if (!travels(k)) continue;
     const auto size = static_cast<int64_t>(c10::elementSize(own_[k].scalar_type()));
-    const c10::SymInt length = own_[k].sym_numel() * size;
+    // A product of sizes, because Dynamo cannot trace aten::sym_numel, which compiled autograd would call.
+    const c10::SymInt length = c10::multiply_integers(own_[k].sym_sizes()) * size;
     at::Tensor bytes = there.narrow_symint(0, begin, length);
     if (size > 1) bytes = bytes.clone();  // which may not lie as the dtype wants them to
     taken[k] = bytes.view(own_[k].scalar_type()).view_symint(own_[k].sym_sizes());
