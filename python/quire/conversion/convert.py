@@ -91,8 +91,8 @@ def convert(
 
     Each layer stays the same object, with its hooks, flags and names. For training its parameters stay the same objects
     too. So optimizers, tied weights and other references continue to work, and the state dict does not change. The
-    model itself can be the layer. A layer on the meta device
-    gets its random state when it is moved to another device (quire.Linear).
+    model itself can be the layer. A layer on the meta device gets its random state when it is moved to another device
+    (quire.Linear).
 
     Three kinds of layers are not converted: subclasses of torch.nn.Linear, whose forward method may differ; layers
     whose forward method was replaced; and layers of other dtypes than float32, float16 and bfloat16.
