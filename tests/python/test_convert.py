@@ -324,6 +324,10 @@ def test_the_filter_that_errors_propose_finds_the_layers_that_were_converted(equ
     assert equal_bits(found, expected)
     assert type(model["layers"][1]) is torch.nn.Linear and type(model["layers"][2]) is quire.Linear
 
+    state_dict = converted(torch.nn.Linear(64, 64), min_features=1).state_dict()  # the model is the layer
+    options = eval(f"dict({SAME_LAYERS})", {"quire": quire, "state_dict": state_dict})
+    assert type(converted(torch.nn.Linear(64, 64), **options)) is quire.Linear
+
 
 def test_a_compiled_model_passes_its_report_on():
     model = quire.convert(blocks(), NVFP4)

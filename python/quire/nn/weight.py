@@ -73,8 +73,8 @@ def quantized_model_init(
 
 #: Arguments of quire.convert that select the layers which have codes in a state dict.
 SAME_LAYERS = (
-    "min_features=1, filter=lambda layer, name: any(isinstance(state_dict.get(f'{name}.{own}'), quire.QuantizedTensor) "
-    "for own, _ in layer.named_parameters())"
+    "min_features=1, filter=lambda layer, name: any(isinstance(state_dict.get(f'{name}.{own}'.lstrip('.')), "
+    "quire.QuantizedTensor) for own, _ in layer.named_parameters())"
 )
 
 
