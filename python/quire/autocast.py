@@ -75,7 +75,7 @@ def active_recipe() -> Recipe | None:
 def recipe_of(layer: torch.nn.Module) -> Recipe | None:
     """The recipe of a layer: outside of any autocast its own, else active_recipe(), or what that one is for it."""
     inside, recipe, _ = _active() if _STATE.foreign else (_STATE.inside, _STATE.recipe, None)
-    found = recipe if inside else layer.recipe
+    found = recipe if inside else layer.own_recipe
     return found if found is None or found.of_layer is None else found.of_layer(layer)
 
 

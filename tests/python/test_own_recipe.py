@@ -1,9 +1,13 @@
 """The recipe of a layer itself, of quire.convert mostly: when it counts, what respects it, in graphs too."""
 
+import copy
+import pickle
+
 import pytest
 import torch
 
 import quire
+from every_layer import LAYERS
 from linears import blocks, of_codes
 from quire import recipe as recipes
 
@@ -100,6 +104,19 @@ def test_a_linear_made_with_a_recipe_runs_under_it():
     assert "recipe=NVFP4BlockScaling" in repr(layer)
 
 
+@pytest.mark.parametrize("kind", [kind for kind in LAYERS if kind not in ("MoE", "converted")])
+def test_what_is_assigned_as_the_recipe_is_checked_then(kind):
+    layer = LAYERS[kind]()
+    for given in ("mxfp8", "x=none,w=nvfp4:16x16,dy=none", NVFP4):
+        layer.recipe = given
+        assert layer.recipe == recipes.as_recipe("test", given)
+    copies = copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))
+    for wrong, error in (("mxfp9", ValueError), (3, TypeError), (recipes.DelayedScaling(), ValueError)):
+        with pytest.raises(error, match=rf"quire.{type(layer).__name__}.recipe: "):
+            layer.recipe = wrong
+    assert all(one.recipe == NVFP4 for one in (layer, *copies)) and "recipe=NVFP4BlockScaling" in repr(layer)
+
+
 def test_delayed_scaling_comes_from_autocast():
     model = quire.convert(blocks())
     for _ in range(2):
@@ -133,6 +150,16 @@ def test_what_was_compiled_before_runs_converted_after(compiler):
         high = bits(compiled(x))
         quire.convert(model, NVFP4)
         assert torch.equal(bits(compiled(x)), bits(model(x))) and not torch.equal(bits(compiled(x)), high)
+
+
+def test_compiled_code_follows_an_assigned_text(compiler):
+    model, x = quire.Linear(256, 512), torch.randn(16, 256)
+    compiled = compiler(model)
+    with torch.no_grad():
+        for recipe in ("mxfp8", "nvfp4", None):
+            model.recipe = recipe
+            of_recipe = model(x) if recipe is None else of_codes(model, x, recipes.from_name(recipe))
+            torch.testing.assert_close(compiled(x).double(), of_recipe.double(), rtol=1e-5, atol=1e-5)
 
 
 def test_compiled_code_follows_autocast_and_another_recipe(compiler):

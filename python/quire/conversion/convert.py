@@ -19,7 +19,8 @@ from quire.conversion.report import (
     percent,
 )
 from quire.conversion.timing import check_tokens, has_values, measure, slower
-from quire.nn.linear import Linear, applied_division, own_recipe
+from quire.nn.linear import Linear, applied_division
+from quire.nn.own_recipe import own_recipe
 from quire.nn.product_module import ProductModule
 from quire.nn.random_state import reset_streams
 from quire.nn.stacked_experts import StackedExperts, is_experts, weight_names, why_not_adopted

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from quire.integrations.missing import needed
-from quire.nn.linear import own_recipe
+from quire.nn.own_recipe import own_recipe
 from quire.quantization.model import quantize_model
 
 #: The newest version when this was written.

@@ -12,8 +12,8 @@ from quire.distributed.placements import is_dtensor, local, part_for
 from quire.nn.call import active_call
 from quire.nn.initial_values import initialise
 from quire.nn.layer_path import name_layer
-from quire.nn.linear import own_recipe
 from quire.nn.own_parts import Division
+from quire.nn.own_recipe import own_recipe
 from quire.nn.product import Product
 from quire.nn.product_module import ProductModule
 from quire.recipe import Recipe

@@ -11,8 +11,8 @@ from quire.functional import norm
 from quire.nn.call import Call, active_call, taken
 from quire.nn.initial_values import initialise
 from quire.nn.layer_path import name_layer
-from quire.nn.linear import own_recipe
 from quire.nn.norm import reset_norm
+from quire.nn.own_recipe import own_recipe
 from quire.nn.product import Product, as_one_process, divided
 from quire.nn.product_module import ProductModule
 from quire.recipe import Recipe

@@ -12,8 +12,8 @@ from quire.nn.call import active_call, taken
 from quire.nn.initial_values import initialise
 from quire.nn.layer_path import name_layer
 from quire.nn.layernorm_linear import check_column, column_parallel, norm_parameters, normalised
-from quire.nn.linear import own_recipe
 from quire.nn.norm import reset_norm
+from quire.nn.own_recipe import own_recipe
 from quire.nn.product import Product, returned_bias
 from quire.nn.product_module import ProductModule
 from quire.nn.recompute import checkpoint as recompute

@@ -10,21 +10,11 @@ from quire.distributed.placements import divided_over
 from quire.nn.call import active_call, fast_path, taken
 from quire.nn.initial_values import initialise
 from quire.nn.layer_path import name_layer
+from quire.nn.own_recipe import own_recipe
 from quire.nn.product import Product, returned_bias
 from quire.nn.product_module import ProductModule
-from quire.recipe import Recipe, as_recipe
+from quire.recipe import Recipe
 from quire.tensor import QuantizedActivation, QuantSpec
-
-
-def own_recipe(what: str, recipe: object) -> Recipe | None:
-    """as_recipe() of a layer's own recipe. Also raises ValueError for delayed scaling."""
-    found = as_recipe(what, recipe)
-    if found is not None and found.delayed():
-        raise ValueError(
-            f"{what}: a layer's own recipe cannot be {type(found).__name__}, whose scales change on entering "
-            "quire.autocast. Leave recipe None and run the model within quire.autocast(recipe=...)"
-        )
-    return found
 
 
 def applied_division(layer: torch.nn.Linear) -> Parallel | None:

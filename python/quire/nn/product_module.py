@@ -15,9 +15,9 @@ from quire.distributed.placements import divided_over, is_dtensor, local, placed
 from quire.distributed.sharded_product import Shards
 from quire.ends import at_the_end
 from quire.nn.own_parts import Division, OwnParts
+from quire.nn.own_recipe import HasRecipe
 from quire.nn.random_state import own_rank, reset_streams
 from quire.nn.weight import initial_weight, kept_attributes, why_not_loaded
-from quire.recipe import Recipe
 from quire.tensor import DTYPES, QuantizedTensor
 
 
@@ -26,7 +26,7 @@ def named(product: str, what: str) -> str:
     return f"{product}_{what}" if product else what
 
 
-class ProductModule(OwnParts):
+class ProductModule(HasRecipe, OwnParts):
     """A module with matmuls, named in `products`: "" for the matmul of `weight`, else "fc1" for that of `fc1_weight`.
 
     Besides weight and bias it has these attributes for each matmul, with names of the same form. They are in no
@@ -56,8 +56,6 @@ class ProductModule(OwnParts):
     shards: dict[str, Shards] | None = None
     #: Of gather_codes().
     gathering: Gathering | None = None
-    #: What the module runs under outside of any autocast.
-    recipe: Recipe | None = None
     #: Is shown (name of the matmul, x, offsets) before each matmul; x is then no carrier. For calibration and GPTQ.
     input_observer: Callable[[str, torch.Tensor, torch.Tensor | None], object] | None = None
     fuse_wgrad_accumulation = delay_wgrad_compute = save_original_input = False
@@ -100,10 +98,6 @@ class ProductModule(OwnParts):
         """Matmul -> its {seed, counter}."""
         self.place_states()
         return {product: self.of(product, "sr_state") for product in self.products}
-
-    def _recipe_text(self) -> str:
-        """What extra_repr() says of the layer's own recipe."""
-        return "" if self.recipe is None else f", recipe={type(self.recipe).__name__}"
 
     # ------------------------------------------------------------ what constructors call
 

@@ -9,7 +9,7 @@ from quire.checks import check_type
 from quire.conversion.convert import Plan, Selection, carry_out, select
 from quire.conversion.inference import inference_recipe
 from quire.functional import quantize
-from quire.nn.linear import own_recipe
+from quire.nn.own_recipe import own_recipe
 from quire.nn.stacked_experts import is_experts
 from quire.quantization.calibrate import calibrate
 from quire.quantization.inputs import Batch, Matmul, listed, matmuls, uncompiled
