@@ -76,7 +76,7 @@ def recipe_of(layer: torch.nn.Module) -> Recipe | None:
     """The recipe of a layer: outside of any autocast its own, else active_recipe(), or what that one is for it."""
     inside, recipe, _ = _active() if _STATE.foreign else (_STATE.inside, _STATE.recipe, None)
     found = recipe if inside else layer.own_recipe
-    return found if found is None or found.of_layer is None else found.of_layer(layer)
+    return found if found is None or not found.by_layer else found.of_layer(layer)
 
 
 def active_rule() -> delayed.Rule | RulesByLayer | None:
@@ -145,7 +145,7 @@ class autocast:
         self._delayed = recipe
         if recipe is not None and not (recipe.delayed() and (self._enabled or self._calibrating)):
             self._delayed = None
-        self._by_layer = self.recipe is not None and self.recipe.of_layer is not None
+        self._by_layer = self.recipe is not None and self.recipe.by_layer
         self._changes = self._given is not None and not isinstance(self._given, Recipe | str)
 
     def __enter__(self) -> "autocast":

@@ -232,7 +232,7 @@ def explain(function: Callable, *args: object, **kwargs: object) -> Explanation:
             text = torch.ops.quire.explain_end()
             mode.restore()
     isa = next(line.split(":")[0] for line in torch.ops.quire.isas().splitlines() if line.endswith(": in use"))
-    said = None if recipe is None else recipe.linear_spec() if recipe.of_layer is None else "another one for each layer"
+    said = None if recipe is None else "another one for each layer" if recipe.by_layer else recipe.linear_spec()
     return Explanation(said, isa, tuple(_steps(text)))
 
 

@@ -28,6 +28,24 @@ Buffers = Sequence[torch.Tensor | None]
 DIRECT = library.direct()
 
 
+def _try_directly(name: str) -> None:
+    """Lets code that Inductor generates try a direct call. Such code calls torch.ops.quire.NAME.default, which calls
+    its attribute _op. PyTorch has no public way to do this (docs/design.md 5)."""
+    operator = getattr(torch.ops.quire, name).default
+    dispatched = operator._op
+
+    def call(*args: Any, **kwargs: Any) -> torch.Tensor:
+        y = None if DIRECT is None else getattr(DIRECT, name)(*args, **kwargs)
+        return dispatched(*args, **kwargs) if y is None else y
+
+    operator._op = call
+
+
+if DIRECT is not None:
+    for _name in ("linear", "linear_prequantized"):
+        _try_directly(_name)
+
+
 def linear(
     x: torch.Tensor,
     w: torch.Tensor,

@@ -3,6 +3,8 @@
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
+from torch.nn import Parameter
 
 from quire import delayed
 from quire.autocast import active_rule, recipe_of
@@ -24,6 +26,9 @@ from quire.nn.product_module import ProductModule
 from quire.nn.weight import stored_weight
 from quire.recipe import Recipe
 from quire.tensor import QuantizedActivation, QuantSpec
+
+# A graph has a guard for each step of torch._C._is_any_autocast_enabled.
+_is_any_autocast_enabled = torch._C._is_any_autocast_enabled
 
 #: y, and where the layer returns it apart, the bias.
 Result = torch.Tensor | tuple[torch.Tensor, torch.Tensor | None]
@@ -179,8 +184,8 @@ def fast_path(layer: ProductModule, x: torch.Tensor) -> Result | None:
     if "weight" not in parameters or "bias" not in parameters:
         return torchs_result(layer, x)
     weight, bias = parameters["weight"], parameters["bias"]
-    own = type(weight) is torch.nn.Parameter and (bias is None or type(bias) is torch.nn.Parameter)
-    if not own or type(x) is not torch.Tensor or layer.return_bias:
+    own = type(weight) is Parameter and (bias is None or type(bias) is Parameter)
+    if not own or type(x) is not Tensor or layer.return_bias:
         return torchs_result(layer, x)
     if layer.fuse_wgrad_accumulation or layer.delay_wgrad_compute or layer.parallel is not None:
         return None
@@ -190,7 +195,7 @@ def fast_path(layer: ProductModule, x: torch.Tensor) -> Result | None:
     text = recipe.stateless_spec
     if layer.save_original_input or text is None:
         return None
-    if torch._C._is_any_autocast_enabled() and uses_torch_autocast(x):
+    if _is_any_autocast_enabled() and uses_torch_autocast(x):
         dtype = torch.get_autocast_dtype(x.device.type)
     else:
         dtype = x.dtype

@@ -96,7 +96,7 @@ def as_recipe(what: str, recipe: object, by_layer: bool = False) -> Recipe | Non
     if not isinstance(recipe, Recipe) and hasattr(recipe, "frozen") and not isinstance(recipe, type):
         recipe = recipe.frozen()
     if recipe is None or isinstance(recipe, Recipe):
-        if recipe is not None and recipe.of_layer is not None and not by_layer:
+        if recipe is not None and recipe.by_layer and not by_layer:
             raise NotImplementedError(
                 f"{what}: the recipe differs by layer, which only quire.autocast takes; pass one that is the same for "
                 "all layers"

@@ -88,7 +88,7 @@ class Recipe:
     weight_only: whether x and gradients are not quantized: both specs are "none".
     static_input: whether x has a static scale, the layer's `input_scale` (the option `given`).
     of_layer: None; a subclass whose recipe differs by layer has a method of this name: layer -> the recipe of that
-        layer, or None for high precision. Only quire.autocast takes such a recipe.
+        layer, or None for high precision. Only quire.autocast takes such a recipe. by_layer: whether there is one.
     """
 
     of_layer: ClassVar[Callable[[object], "Recipe | None"] | None] = None
@@ -113,6 +113,7 @@ class Recipe:
         if self.weight_only and self.backward_override is None:
             object.__setattr__(self, "backward_override", "dequantized")
         stateful = self.delayed() or self.static_input
+        object.__setattr__(self, "by_layer", self.of_layer is not None)
         object.__setattr__(self, "stateless_spec", None if stateful else self.linear_spec())
 
     def _check(self) -> None:

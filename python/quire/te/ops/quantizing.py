@@ -56,7 +56,7 @@ class Quantize(Operation, torch.nn.Module):
 
 
 def _check(recipe: Recipe) -> None:
-    if recipe.delayed() or recipe.static_input or recipe.of_layer is not None:
+    if recipe.delayed() or recipe.static_input or recipe.by_layer:
         raise NotImplementedError(
             f"te.ops.Quantize: {type(recipe).__name__} has scales or specs of single layers, and this operation is "
             "none. Remove it, since layers quantize their inputs themselves, or use Float8CurrentScaling"
