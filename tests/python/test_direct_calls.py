@@ -39,10 +39,11 @@ def heard(monkeypatch):
     return heard
 
 
-def make(kept=True, recipe=RECIPE, **options):
+def make(kept=True, recipe=RECIPE, *, quantized=False, **options):
     torch.manual_seed(5)
-    layer = quire.Linear(48, 40, **options)
-    if kept:
+    with quire.quantized_model_init(quantized, recipe=recipe):
+        layer = quire.Linear(48, 40, **options)
+    if kept and not quantized:
         quire.quantize_weights(layer, recipe)
     return layer
 
@@ -74,10 +75,11 @@ def same_without(monkeypatch, call):
 
 
 @every_recipe
-@pytest.mark.parametrize("kept", [False, True], ids=["quantized_now", "kept"])
+@pytest.mark.parametrize("codes", ["of now", "kept", "of a quantized weight"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_direct_call_gives_the_bits_of_the_operator(monkeypatch, heard, recipe, kept, dtype):
-    layer = make(kept, recipe, bias=dtype == torch.float32, params_dtype=dtype)
+def test_a_direct_call_gives_the_bits_of_the_operator(monkeypatch, heard, recipe, codes, dtype):
+    of_weight = codes == "of a quantized weight"
+    layer = make(codes == "kept", recipe, quantized=of_weight, bias=dtype == torch.float32, params_dtype=dtype)
     for shape in ((48,), (1, 48), (3, 5, 48), (0, 48)):
         x = torch.randn(shape, dtype=dtype)
         with torch.no_grad():
@@ -85,6 +87,16 @@ def test_a_direct_call_gives_the_bits_of_the_operator(monkeypatch, heard, recipe
         monkeypatch.setattr(functional, "DIRECT", heard)
     if not recipe.delayed():
         assert len(heard.gave) == 4 and None not in heard.gave
+
+
+@every_recipe
+def test_a_quantized_weight_gives_the_same_bits_where_a_gradient_is_wanted(heard, recipe):
+    layer, x = make(recipe=recipe, quantized=True), torch.randn(3, 48)
+    with quire.autocast(recipe=recipe):
+        with torch.no_grad():
+            y = layer(x)
+        recorded = layer(x.requires_grad_())
+    assert torch.equal(y, recorded) and (recipe.delayed() or (heard.gave[0] is y and recorded.requires_grad))
 
 
 def test_a_frozen_layer_is_called_directly_with_grad_enabled_too(heard):
@@ -108,9 +120,10 @@ def test_under_torch_autocast_it_has_that_dtype(monkeypatch, heard):
     assert heard.gave[0] is not None
 
 
+@pytest.mark.parametrize("quantized", [False, True], ids=["kept", "quantized weight"])
 @pytest.mark.parametrize("wanted", ["x", "weight", "bias"])
-def test_a_call_that_wants_a_gradient_is_recorded(heard, wanted):
-    layer, x = make().requires_grad_(False), torch.randn(2, 48)
+def test_a_call_that_wants_a_gradient_is_recorded(heard, wanted, quantized):
+    layer, x = make(quantized=quantized).requires_grad_(False), torch.randn(2, 48)
     given = {"x": x, "weight": layer.weight, "bias": layer.bias}[wanted].requires_grad_()
     y = run(layer, x)
     assert heard.gave == [None] and y.requires_grad
