@@ -4,7 +4,7 @@ import contextvars
 import functools
 import threading
 from collections.abc import Callable
-from typing import ParamSpec, TypeVar
+from typing import NoReturn, ParamSpec, TypeVar
 
 import torch
 
@@ -72,10 +72,21 @@ def active_recipe() -> Recipe | None:
     return _active()[1]
 
 
+#: What the attribute `recipe` of a layer can be.
+_OWN = (Recipe, type(None))
+
+
+def _refuse(layer: torch.nn.Module) -> NoReturn:
+    raise TypeError(
+        f"quire.{type(layer).__name__}: the attribute `recipe` must be a recipe of quire.recipe or None, got "
+        f"{layer.recipe!r}; assign quire.recipe.as_recipe('recipe', {layer.recipe!r})"
+    )
+
+
 def recipe_of(layer: torch.nn.Module) -> Recipe | None:
     """The recipe of a layer: outside of any autocast its own, else active_recipe(), or what that one is for it."""
     inside, recipe, _ = _active() if _STATE.foreign else (_STATE.inside, _STATE.recipe, None)
-    found = recipe if inside else layer.recipe
+    found = recipe if inside else layer.recipe if isinstance(layer.recipe, _OWN) else _refuse(layer)
     return found if found is None or found.of_layer is None else found.of_layer(layer)
 
 

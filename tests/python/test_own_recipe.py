@@ -92,6 +92,17 @@ def test_an_own_recipe_is_a_recipe_and_not_delayed_scaling(make):
         make(3)
 
 
+def test_a_text_that_was_assigned_is_refused_with_a_remedy_that_works():
+    layer, x = quire.Linear(64, 32), torch.randn(4, 64)
+    layer.recipe = "x=mxfp8,w=mxfp4,dy=mxfp8"
+    with pytest.raises(TypeError, match=r"quire.Linear: the attribute `recipe` must be .* got 'x=mxfp8,") as error:
+        layer(x)
+    layer.recipe = eval(str(error.value).rpartition("assign ")[2])
+    with quire.autocast(recipe="x=mxfp8,w=mxfp4,dy=mxfp8"):
+        expected = layer(x)
+    assert torch.equal(layer(x), expected)
+
+
 def test_a_linear_made_with_a_recipe_runs_under_it():
     torch.manual_seed(2)
     layer, x = quire.Linear(256, 512, recipe=NVFP4), torch.randn(16, 256)
