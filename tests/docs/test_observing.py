@@ -23,13 +23,16 @@ def test_the_python_of_the_page_runs_and_the_counts_are_those_of_the_step(page):
     assert type(model.up) is quire.Linear and type(model.pooler) is torch.nn.Linear
     counted = {f"{row.role} {row.product}" for row in scope["counts"]}
     assert counted == {"x fprop", "w fprop", "dy wgrad", "x wgrad"}
-    times_are_those_of_the_layers(scope["milliseconds"])
+    times_are_those_of_the_layers(scope["milliseconds"], quire.Linear(256, 128), quire.Linear(128, 16384))
+    times_are_those_of_the_layers(
+        scope["milliseconds"], quire.LayerNormMLP(256, 64), torch.nn.Linear(256, 16384, bias=False)
+    )
 
 
-def times_are_those_of_the_layers(milliseconds):
+def times_are_those_of_the_layers(milliseconds, *layers):
     """Of layers of which one has 64 times the work of the other, in both passes. The best of many runs: other processes
     may interrupt any of them."""
-    model = torch.nn.Sequential(quire.Linear(256, 128), quire.Linear(128, 16384))
+    model = torch.nn.Sequential(*layers)
     x = torch.randn(64, 256)
 
     def step():

@@ -175,6 +175,10 @@ MISTAKES = {
         lambda: quire.MoE(64, 64, 4, score="a"),
         "'score'; options of routing are score_f",
     ),
+    "the dtype of a mixture": (
+        lambda: quire.MoE(64, 64, 4, dtype=torch.bfloat16),
+        "argument 'dtype'; ... capacity; the dtype of parameters is params_dtype",
+    ),
     "tensor parallelism": (
         lambda: linear(tp_size=2),
         "Linear: tp_size=2 without tp_group is not available without parallel_mode; pass parallel_mode, and",

@@ -89,6 +89,7 @@ class MoE(torch.nn.Module):
         it with quire.moe.update_expert_bias_.
     weight_on_input: routing probabilities multiply the input of an expert instead of its result.
     init_method: a function that initialises each weight of an expert; biases are then 0.
+    params_dtype, device: of the parameters; None is torch's default.
     recipe: the recipe of all layers, as for quire.Linear.
     ep_group: a process group, or its name (quire.distributed.name_group). Each of its ranks has an equal number of the
         experts, and its own tokens (docs/distributed.md). x and y have this rank's tokens, of any number. Rows go to
@@ -344,6 +345,6 @@ def _check(num_experts: int, top_k: int, routing: Mapping[str, object], **flags:
     if unknown := [name for name in routing if name not in _ROUTE_OPTIONS]:
         raise TypeError(
             f"quire.MoE got an unexpected keyword argument {unknown[0]!r}; options of routing are "
-            f"{', '.join(_ROUTE_OPTIONS)}"
+            f"{', '.join(_ROUTE_OPTIONS)}; the dtype of parameters is params_dtype"
         )
     check_type_or_none("quire.MoE", int, capacity=routing.get("capacity"))

@@ -45,7 +45,7 @@ NAMES: dict[str, tuple[str, str]] = {
     **dict.fromkeys(_OF_FUSION, _FUSION),
     "get_cudnn_version": ("quire does not use cuDNN", "torch.backends.cudnn.version"),
     "get_device_compute_capability": (
-        "is_fp8_available() and its like try instead of looking at a version",
+        "is_fp8_available(), is_mxfp8_available() and so on run a computation, and look at no version",
         "torch.cuda.get_device_capability",
     ),
     "onnx_export": ("ONNX has no operators for these formats", "torch.export.export and AOTInductor"),
