@@ -322,6 +322,26 @@ def test_a_name_and_a_text_mean_the_recipe_wherever_one_is_taken(said, same, way
         assert equal_bits(found, expected)
 
 
+@pytest.mark.parametrize(
+    ("layer", "part", "splits"),
+    [
+        (quire.Linear(64, 32), "", ()),
+        (quire.LayerNormMLP(64, 32), "", ()),
+        (quire.GroupedLinear(1, 64, 32), "", ([8],)),
+        (quire.MoE(64, 32, num_experts=2), "fc1", ()),
+    ],
+)
+def test_a_text_assigned_to_the_attribute_of_a_layer_is_named_by_the_error_of_its_call(layer, part, splits):
+    x = torch.randn(8, 64)
+    layer.get_submodule(part).recipe = "mxfp8"
+    with pytest.raises(AttributeError, match="'str'") as raised:
+        layer(x, *splits)
+    assert "recipe must be None or a recipe of quire.recipe, and is the text 'mxfp8'" in raised.value.__notes__[1]
+    quire.convert(layer, "mxfp8")
+    assert layer.get_submodule(part).recipe == recipes.MXFP8BlockScaling()
+    layer(x, *splits)
+
+
 def test_recipes_of_one_text_are_equal_also_after_pickling():
     for text in (TEXT, f"{TEXT},backward=dequantized"):
         made = recipes.as_recipe("test", text)

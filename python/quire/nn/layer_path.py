@@ -20,6 +20,12 @@ def name_layer(error: Exception, layer: torch.nn.Module) -> None:
         if path is not None:
             where = f"{path!r} of {type(module).__name__}: "
     error.add_note(f"In the layer {where}quire.{type(layer).__name__}({layer.extra_repr()}).")
+    own = (getattr(module, "recipe", None) for module in layer.modules())
+    if text := next((recipe for recipe in own if isinstance(recipe, str)), None):
+        error.add_note(
+            f"Its attribute recipe must be None or a recipe of quire.recipe, and is the text {text!r}: call "
+            f"quire.convert(layer, {text!r}), which sets it to the recipe of this text."
+        )
     if any(parameter.is_meta for parameter in layer.parameters()):
         error.add_note(
             "Its parameters are on the meta device and have no values: call to_empty(device=...) on the model, then "
