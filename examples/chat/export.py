@@ -34,8 +34,8 @@ class Step(torch.nn.Module):
 
 @torch.no_grad()
 def export(model: Llama, length: int, package: Path) -> Callable[..., torch.Tensor]:
-    """Writes the step of a model with caches for `length` tokens, and returns it as Python runs the written one:
-    (tokens, positions, caches) -> logits, of which generate() makes answers. It has caches of its own."""
+    """Writes the step of a model with caches for `length` tokens. Loads the written step, and returns it as a function
+    for generate(): (tokens, positions, caches) -> logits. It ignores `caches`, because the step has its own."""
     program = torch.export.export(Step(model, length), (torch.tensor([[0]]), torch.tensor([0])))
     torch._inductor.aoti_compile_and_package(program, package_path=str(package))
     served = torch._inductor.aoti_load_package(str(package))
@@ -43,15 +43,15 @@ def export(model: Llama, length: int, package: Path) -> Callable[..., torch.Tens
 
 
 def record(prompt: list[int], answer: list[int], end: int, texts: list[bytes]) -> list[torch.Tensor]:
-    """What generate.cpp reads: the prompt, the answer, the token that ends answers, the bytes of all tokens' texts, and
-    where in these each token's begin and the last one's ends."""
-    ends = torch.tensor([0, *map(len, texts)]).cumsum(0)
+    """What generate.cpp reads: the prompt, the answer, the token that ends answers, the bytes of all tokens' texts, one
+    after another, and offsets: the text of token i is bytes[offsets[i] : offsets[i + 1]]."""
+    offsets = torch.tensor([0, *map(len, texts)]).cumsum(0)
     return [
         torch.tensor(prompt),
         torch.tensor(answer),
         torch.tensor(end),
         torch.tensor(list(b"".join(texts)), dtype=torch.uint8),
-        ends,
+        offsets,
     ]
 
 

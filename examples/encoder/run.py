@@ -1,7 +1,7 @@
-"""Converts a sentence encoder with quire.convert: how much its embeddings change, and what a sentence costs.
+"""Converts a sentence encoder with quire.convert: how much its embeddings change, and how fast it is.
 
-Every contender encodes the same sentences, in turns, in one process; of each the best round counts. Quantized ones hold
-their weights quantized (quire.quantize_weights), and quantize activations in every call.
+All models encode the same sentences in one process, in turns. The time of a model is that of its fastest round. Models
+with a recipe keep quantized weights (quire.quantize_weights), and quantize activations in every call.
 """
 
 import argparse

@@ -2,8 +2,8 @@
 
     python examples/serve_cpp/export.py FOLDER
 
-writes, for each model, FOLDER/MODEL.pt2, compiled, and FOLDER/MODEL.cases.pt, a list of inputs and of what the compiled
-model says to them in Python: [input, output, input, output, ...], batches of 1, 16 and 100 rows. Two models are named
+writes for each model FOLDER/MODEL.pt2, the compiled model, and FOLDER/MODEL.cases.pt, inputs with the outputs of the
+compiled model in Python: [input, output, input, output, ...], batches of 1, 16 and 100 rows. Two models are named
 after their recipe. The third, "mixture", is a mixture of experts. The fourth, "runners", has no weights for its
 products, only the names of runners, which the program registers from FOLDER/runners.weights.pt: [w, w13, w2].
 """
@@ -23,7 +23,7 @@ WIDTHS = (64, 128, 32)
 
 
 class Served(nn.Module):
-    """Linear, GELU, Linear under one recipe. What runs under `quire.autocast` is exported as it runs."""
+    """Linear, GELU, Linear under one recipe. `quire.autocast` can be a part of an exported model."""
 
     def __init__(self, recipe: str):
         super().__init__()

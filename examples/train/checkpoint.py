@@ -34,8 +34,8 @@ def checksum(data: bytes) -> bytes:
 
 
 def load(path: Path) -> dict:
-    """Read a checkpoint; plain data and tensors only, so a file from elsewhere cannot run code. One that is not, byte
-    for byte, what was written is refused: a run that went on with it would belong to nothing."""
+    """Read a checkpoint; plain data and tensors only, so a file from elsewhere cannot run code. Raises ExampleError if
+    the bytes are not those that save() wrote: a run that continues from damaged bytes gives wrong results."""
     try:
         data, seal, found = path.read_bytes().rpartition(SEAL)
     except OSError as error:

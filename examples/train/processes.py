@@ -3,7 +3,7 @@
     tp      tensor parallelism: each rank has some of the heads and of the inner features, and all tokens
     sp      the same, and outside of sharded layers each rank has some of the sequences
     fsdp    each rank has some of the sequences, and a shard of every parameter, which is gathered when it is used
-    tp+fsdp both: tp within pairs of ranks; fsdp shards what a rank has over the ranks of the other pairs
+    tp+fsdp both: tp in pairs of ranks, and fsdp in groups that have one rank of each pair
     ep      each rank has some of the sequences and some of the experts, to which all ranks send their tokens
 
 `torchrun` starts a process for each rank. The losses are those of one process, apart from the order of sums.
@@ -55,8 +55,8 @@ def begin() -> None:
 
 
 def end() -> None:
-    """The end of each of several processes, without Python's own: beside that, threads of gloo, which functional
-    collectives keep alive, can abort the process (PyTorch 2.13: now and then, on a busy machine)."""
+    """Ends each of several processes by os._exit, without the shutdown of Python. Functional collectives of PyTorch
+    2.13 keep threads of gloo alive, and a thread that still runs during the shutdown can abort the process."""
     if distributed.is_initialized():
         distributed.destroy_process_group()
         sys.stdout.flush()
@@ -132,12 +132,9 @@ class Sharding:
         if not (self.tensor or self.experts):
             return whole(nn.utils.clip_grad_norm_(parameters, limit))
         everywhere = {id(parameter) for parameter in self.whole_parameters(model) + self.row_biases(model)}
-        squares = [
-            whole(nn.utils.get_total_norm([p.grad for p in parameters if (id(p) in everywhere) is of])) ** 2
-            for of in (False, True)
-        ]
-        distributed.all_reduce(squares[0], group=self.mesh["tp" if self.tensor else "dp"].get_group())
-        norm = sum(squares).sqrt()
+        of_shards = squared_norm([p for p in parameters if id(p) not in everywhere])
+        distributed.all_reduce(of_shards, group=self.mesh["tp" if self.tensor else "dp"].get_group())
+        norm = (of_shards + squared_norm([p for p in parameters if id(p) in everywhere])).sqrt()
         factor = (limit / (norm + 1e-6)).clamp(max=1)
         for parameter in parameters:
             local(parameter.grad).mul_(factor)
@@ -167,6 +164,11 @@ class Sharding:
         """The only parameters of sharded layers that every rank has whole."""
         sharded = [module for module in model.modules() if getattr(module, "parallel", None) is not None]
         return [module.bias for module in sharded if module.parallel.mode == "row"]
+
+
+def squared_norm(parameters: list[nn.Parameter]) -> torch.Tensor:
+    """Of the gradients of the parameters."""
+    return whole(nn.utils.get_total_norm([parameter.grad for parameter in parameters])) ** 2
 
 
 def whole(t: torch.Tensor) -> torch.Tensor:

@@ -100,8 +100,9 @@ class autocast:
     With a delayed recipe, entering the outermost autocast with grad enabled ends the previous step: layers get new
     scales (numerics.md 1.7). With gradient accumulation, enter one autocast around all microbatches of an optimizer
     step. Inside a compiled function the update is a part of the graph, and the states of all layers of the process are
-    inputs of the graph. Around a compiled function the update is not in the graph. If a recipe differs by layer and is
-    delayed for some, the same holds for these layers, but the context must be around compiled functions.
+    inputs of the graph. Around a compiled function the update is not in the graph. A recipe can differ by layer
+    (quire.te) and be delayed for some layers only. The same rules hold for these layers, with one exception: the
+    context must be around compiled functions, not inside.
 
     quire.autocast is independent of torch.autocast, which sets the dtype of activations. Its state is per thread. It is
     restored if an exception is raised. Inside a compiled function, construct it there (`with quire.autocast(...)`).

@@ -61,8 +61,7 @@ def _everywhere(why: Callable[[str], str]) -> str:
 def _versions() -> Iterator[str]:
     built = library.built()
     yield f"quire {built['quire']}, built against PyTorch {built['torch']}, in {library.FOLDER.resolve()}"
-    direct = "yes" if functional.DIRECT else "no, it was built without Python's headers: small calls take longer"
-    yield f"operators called past PyTorch's binding: {direct}"
+    yield f"fast path for small calls: {'yes' if functional.DIRECT else 'no, quire was built without Python headers'}"
     yield f"PyTorch {torch.__version__}, Python {platform.python_version()}, {platform.platform()}"
 
 

@@ -32,7 +32,7 @@ def text():
 def test_it_says_versions_threads_and_devices(text):
     assert f"quire {quire.__version__}, built against PyTorch " in text
     assert f"PyTorch {torch.__version__}" in text
-    assert f"operators called past PyTorch's binding: {'yes' if functional.DIRECT else 'no, '}" in text
+    assert f"fast path for small calls: {'yes' if functional.DIRECT else 'no, '}" in text
     assert "  cpu (1): usable\n" in text
     if not torch.accelerator.is_available():
         assert "no accelerator: PyTorch finds none" in text

@@ -23,10 +23,11 @@ class RecipeEstimate:
     """The time and memory of all linear layers of a model under a recipe.
 
     name: "high precision", or the name of a recipe.
-    seconds: the time of one call of each layer, with backward for the goal "training". Only layers that become faster
-        are converted, as quire.convert(for_inference=True, tokens=...) does; the others count with their present time.
+    seconds: the time of one call of each layer, with backward for the goal "training". Layers that become more than 5 %
+        slower are not converted, as in quire.convert(for_inference=True, tokens=...): they count with their present
+        time.
     weight_bytes: the bytes of all weights after this conversion.
-    converted: the number of layers that do not become slower. For the goal "memory", of all that can be converted.
+    converted: the number of layers that are converted. For the goal "memory", of all that can be converted.
     seconds_of_all: the time of one call of each layer if all layers are converted.
     """
 
@@ -41,8 +42,9 @@ class RecipeEstimate:
 class Recommendation:
     """The result of quire.recommend. str() gives a table.
 
-    recipe: the name of the recommended recipe, or None if no recipe gains. layers: the number of layers that can be
-    converted. estimates: high precision first, then the recipes, the best for the goal first.
+    recipe: the name of the recommended recipe, or None if no recipe is better. layers: the number of layers that can be
+    converted, those of at least min_features. estimates: high precision first, then the recipes, the best for the goal
+    first.
     """
 
     goal: str
@@ -62,7 +64,8 @@ class Recommendation:
                 layers += f"; with all, {plain.seconds / it.seconds_of_all:.2f} times"
             sizes = f"{milliseconds(it.seconds):>9}  {ratio}  {megabytes(it.weight_bytes):>8}{layers}"
             lines.append(f"  {it.name:<15} {sizes}")
-        return "\n".join([*lines, f"for {self.goal}: {self.recipe or 'high precision: no recipe pays'}"])
+        why_not = "has smaller weights" if self.goal == "memory" else "is more than 5 % faster"
+        return "\n".join([*lines, f"for {self.goal}: {self.recipe or f'high precision, since no recipe {why_not}'}"])
 
     __repr__ = __str__
 
@@ -76,7 +79,7 @@ def recommend(
     tokens: rows of x in a typical call: batch size times sequence length, 1 for a model that generates token by token.
     goal: "inference" compares forward passes with weights as in quire.convert(for_inference=True); "training" compares
         forward and backward passes; "memory" selects the smallest weights for inference.
-    min_features: as for quire.convert.
+    min_features: layers with fewer inputs or outputs are not counted, since quire.convert does not convert them.
 
     One layer of each kind is timed, as quire.convert(for_inference=True, tokens=...) does, about two seconds in all;
     large layers and many rows take longer. Delayed scaling takes the time of fp8_current or less and is not timed: a

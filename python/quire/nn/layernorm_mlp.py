@@ -43,7 +43,7 @@ class LayerNormMLP(ProductModule):
     fuse_wgrad_accumulation, delay_wgrad_compute, save_original_input: as for quire.Linear, for both weights.
     recipe: of both matmuls, as for quire.Linear.
     parallel: as for quire.Linear, with mode "column". It shards ffn_hidden_size over ranks: fc1 is a "column" layer,
-        fc2 a "row" layer of the same group. With a gated activation, gate and up are each sharded by themselves.
+        fc2 a "row" layer of the same group. With a gated activation, gate and up are sharded separately.
 
     Within quire.quantized_model_init fc1_weight and fc2_weight are quantized. Each of the two matmuls has a random
     state and a state of delayed scaling, as quire.Linear has.

@@ -207,7 +207,7 @@ def _with_graph(construct: Callable[..., None]) -> Callable[..., None]:
         self: autocast,
         enabled: bool = True,
         calibrating: bool = False,
-        recipe: Recipe | None = None,
+        recipe: Recipe | str | None = None,
         amax_reduction_group: object = None,
         _graph: bool = False,
         **unknown: object,
