@@ -183,28 +183,25 @@ def fast_path(layer: ProductModule, x: torch.Tensor) -> Result | None:
     """
     # Twenty times as quick as Module.__getattr__. A weight that is computed (parametrized, split) is not there.
     parameters = layer._parameters
-    if "weight" not in parameters or "bias" not in parameters:
-        return torchs_result(layer, x)
-    weight, bias = parameters["weight"], parameters["bias"]
-    quantized = type(weight) is QuantizedTensor
-    own = (quantized or type(weight) is Parameter) and (bias is None or type(bias) is Parameter)
+    weight, bias = parameters.get("weight"), parameters.get("bias", ...)
+    plain = type(weight) is Parameter
+    own = (plain or type(weight) is QuantizedTensor) and (bias is None or type(bias) is Parameter)
     if not own or type(x) is not Tensor or layer.return_bias:
         return torchs_result(layer, x)
     if layer.fuse_wgrad_accumulation or layer.delay_wgrad_compute or layer.parallel is not None:
         return None
     recipe = recipe_of(layer)
     if recipe is None:
-        return torch.nn.functional.linear(x, weight, bias) if active_rule() is None and not quantized else None
+        return torch.nn.functional.linear(x, weight, bias) if plain and active_rule() is None else None
     text = recipe.stateless_spec
     if layer.save_original_input or text is None:
         return None
+    dtype = x.dtype
     if _is_any_autocast_enabled() and uses_torch_autocast(x):
         dtype = torch.get_autocast_dtype(x.device.type)
-    else:
-        dtype = x.dtype
-        if weight.dtype != dtype or (bias is not None and bias.dtype != dtype):
-            return None
-    if quantized:
+    elif weight.dtype != dtype or (bias is not None and bias.dtype != dtype):
+        return None
+    if not plain:
         return _of_codes(layer, x, recipe, text, dtype)
     sr_state = layer.sr_state if recipe.stochastic and torch.is_grad_enabled() else None
     if sr_state is not None and sr_state.device != weight.device:
