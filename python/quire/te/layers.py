@@ -29,7 +29,7 @@ from quire.te.dividing import MLP_DIVIDING, divides, divides_shapes
 from quire.te.quantizers import quantizer_of
 from quire.te.split import names_and_sizes, split
 from quire.te.tensors import get_data_tensors, with_noop_flag, with_usages
-from quire.tensor import QuantizedTensor
+from quire.tensor import QuantizedActivation, QuantizedTensor
 
 #: TransformerEngine's order, after eps.
 _LINEAR_ORDER = (
@@ -96,8 +96,9 @@ def adopt_names() -> None:
     autocast.__init__ = _with_graph(autocast.__init__)
     QuantizedTensor.quantize_ = with_noop_flag(QuantizedTensor.quantize_)
     QuantizedTensor.update_usage = with_usages(QuantizedTensor.update_usage)
-    QuantizedTensor.get_data_tensors = get_data_tensors
-    QuantizedTensor.quantizer = property(quantizer_of)
+    for kind in (QuantizedTensor, QuantizedActivation):
+        kind.get_data_tensors = get_data_tensors
+        kind.quantizer = property(quantizer_of)
 
 
 def set_tensor_parallel_group(self: ProductModule, tp_group: object) -> None:

@@ -317,7 +317,7 @@ _OF_FAMILIES: dict[str, type[Quantizer]] = {
 }
 
 
-def quantizer_of(tensor: QuantizedTensor) -> Quantizer:
+def quantizer_of(tensor: QuantizedTensor | QuantizedActivation) -> Quantizer:
     """A quantizer of the tensor's spec, for the directions that it stores: a new one each time, whose changes do not
     reach the tensor. With one scale for a tensor that is the scale of the tensor's own amax."""
     made = object.__new__(_OF_FAMILIES.get(tensor.spec.family, Quantizer))

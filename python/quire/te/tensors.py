@@ -10,7 +10,10 @@ from typing import Any
 import torch
 
 from quire.checks import check_type
-from quire.tensor.quantized import QuantizedTensor
+from quire.tensor import QuantizedActivation, QuantizedTensor
+
+#: What can be of a family: without a gradient, and with one.
+_KINDS = (QuantizedTensor, QuantizedActivation)
 
 
 class _Named(type):
@@ -19,12 +22,12 @@ class _Named(type):
     family: str
 
     def __instancecheck__(cls, tensor: Any) -> bool:
-        return isinstance(tensor, QuantizedTensor) and tensor.spec_text.split(":")[0] == cls.family
+        return isinstance(tensor, _KINDS) and tensor.spec_text.split(":")[0] == cls.family
 
     def __subclasscheck__(cls, other: type) -> bool:
-        if issubclass(other, QuantizedTensor):  # which Dynamo asks for isinstance(), and a class has no spec
+        if issubclass(other, _KINDS):  # which Dynamo asks for isinstance(), and a class has no spec
             raise NotImplementedError(
-                f"{cls.__name__}: whether a QuantizedTensor is one depends on its spec, not on its class, and cannot "
+                f"{cls.__name__}: whether a {other.__name__} is one depends on its spec, not on its class, and cannot "
                 "be asked of a class or within a compiled function; read tensor.spec_text there, which starts with "
                 f"{cls.family!r}"
             )
@@ -38,25 +41,25 @@ class _Named(type):
 
 
 class Float8Tensor(metaclass=_Named):
-    """A QuantizedTensor with one scale a tensor (fp8_tensor)."""
+    """A QuantizedTensor or QuantizedActivation with one scale a tensor (fp8_tensor)."""
 
     family = "fp8_tensor"
 
 
 class Float8BlockwiseQTensor(metaclass=_Named):
-    """A QuantizedTensor with a scale for each 1 x 128 or 128 x 128 values (fp8_block)."""
+    """A QuantizedTensor or QuantizedActivation with a scale for each 1 x 128 or 128 x 128 values (fp8_block)."""
 
     family = "fp8_block"
 
 
 class MXFP8Tensor(metaclass=_Named):
-    """A QuantizedTensor with spec mxfp8."""
+    """A QuantizedTensor or QuantizedActivation with spec mxfp8."""
 
     family = "mxfp8"
 
 
 class NVFP4Tensor(metaclass=_Named):
-    """A QuantizedTensor with spec nvfp4."""
+    """A QuantizedTensor or QuantizedActivation with spec nvfp4."""
 
     family = "nvfp4"
 
@@ -70,7 +73,7 @@ QuantizedTensorStorage = QuantizedTensor
 
 
 def get_data_tensors(
-    self: QuantizedTensor, rowwise_data: bool = True, columnwise_data: bool = True
+    self: QuantizedTensor | QuantizedActivation, rowwise_data: bool = True, columnwise_data: bool = True
 ) -> torch.Tensor | None | tuple[torch.Tensor | None, torch.Tensor | None]:
     """The codes, rowwise and columnwise, None for a direction that is not stored. One tensor if only one is asked for;
     None if none is."""
