@@ -26,6 +26,7 @@ from quire.recipe import Recipe
 from quire.te.arguments import DIVIDING, OVERLAPPING, USER_BUFFERS, also_takes, group_size, signature_with
 from quire.te.deferred_gradients import register_wgrad_accumulation_and_reduce_hooks, with_hooks, with_marks
 from quire.te.dividing import MLP_DIVIDING, divides, divides_shapes
+from quire.te.fp8_meta import fp8_meta
 from quire.te.quantizers import quantizer_of
 from quire.te.split import names_and_sizes, split
 from quire.te.tensors import get_data_tensors, with_noop_flag, with_usages
@@ -91,6 +92,7 @@ def adopt_names() -> None:
     ProductModule.register_wgrad_accumulation_and_reduce_hooks = register_wgrad_accumulation_and_reduce_hooks
     ProductModule.backward_dw = with_hooks(ProductModule.backward_dw)
     ProductModule.use_bias = property(_use_bias, doc="Whether the layer has biases.")
+    ProductModule.fp8_meta = property(fp8_meta)
     for kind in ("weight", "bias"):
         setattr(GroupedLinear, f"single_grouped_{kind}", property(functools.partial(_is_single, kind)))
     autocast.__init__ = _with_graph(autocast.__init__)
