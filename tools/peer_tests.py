@@ -46,7 +46,7 @@ RULES = (
     (r"on CUDA device|torch\.cuda|Torch not compiled with CUDA|No CUDA GPUs|Found no NVIDIA driver", "internals"),
     (r"dummy base class CUDA", "internals"),
     (r"DocumentedName|AttributeError: .* is not available: ", "documented"),
-    (r"no attribute '(fp8_meta_tensors_initialized|init_fp8_meta_tensors)'", "internals"),
+    (r"no attribute '(fp8_meta_tensors_initialized|init_fp8_meta_tensors|fsdp_extract_buffers)'", "internals"),
     # Layers have no quantizers, and operations do not recompute.
     (r"no attribute '(quantizers|get_quantizer|activation_recompute_in_mlp)'", "documented"),
     # There is no GroupedTensor, and extra tensors have no names.

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from quire.checks import check_type
+from quire.te import tensor_constructors
 from quire.tensor import QuantizedActivation, QuantizedTensor
 
 #: What can be of a family: without a gradient, and with one.
@@ -20,6 +21,7 @@ class _Named(type):
     """isinstance(tensor, cls) asks for the spec: classes of quantized tensors do not differ by it."""
 
     family: str
+    construct: Callable[..., QuantizedTensor]
 
     def __instancecheck__(cls, tensor: Any) -> bool:
         return isinstance(tensor, _KINDS) and tensor.spec_text.split(":")[0] == cls.family
@@ -33,35 +35,36 @@ class _Named(type):
             )
         return other is cls
 
-    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
-        raise NotImplementedError(
-            f"{cls.__name__} is a name for isinstance(): tensors with spec {cls.family!r} are QuantizedTensors. "
-            f"quire.quantize(x, {cls.family!r}) makes one, QuantizedTensor.from_buffers() one of given codes"
-        )
+    def __call__(cls, *args: Any, **kwargs: Any) -> QuantizedTensor:
+        return cls.construct(*args, **kwargs)
 
 
 class Float8Tensor(metaclass=_Named):
     """A QuantizedTensor or QuantizedActivation with one scale a tensor (fp8_tensor)."""
 
     family = "fp8_tensor"
+    construct = tensor_constructors.float8_tensor
 
 
 class Float8BlockwiseQTensor(metaclass=_Named):
     """A QuantizedTensor or QuantizedActivation with a scale for each 1 x 128 or 128 x 128 values (fp8_block)."""
 
     family = "fp8_block"
+    construct = tensor_constructors.blockwise_tensor
 
 
 class MXFP8Tensor(metaclass=_Named):
     """A QuantizedTensor or QuantizedActivation with spec mxfp8."""
 
     family = "mxfp8"
+    construct = tensor_constructors.mxfp8_tensor
 
 
 class NVFP4Tensor(metaclass=_Named):
     """A QuantizedTensor or QuantizedActivation with spec nvfp4."""
 
     family = "nvfp4"
+    construct = tensor_constructors.nvfp4_tensor
 
 
 #: In TransformerEngine, tensors without autograd. Here they are the same classes.
