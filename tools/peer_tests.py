@@ -44,11 +44,13 @@ RULES = (
     (r"'CppFunction' object has no attribute|does not expose required backward context", "internals"),
     (r"Could not find checkpoint file", "internals"),  # files that TransformerEngine itself has to write first
     (r"on CUDA device|torch\.cuda|Torch not compiled with CUDA|No CUDA GPUs|Found no NVIDIA driver", "internals"),
-    (r"dummy base class CUDA", "internals"),
+    (r"dummy base class CUDA|\.is_cuda", "internals"),
+    (r"no attribute '(fp8_meta_tensors_initialized|get_quantizer|fsdp_extract_buffers)'", "internals"),
+    # What its layers note for a recomputation.
+    (r"copy_forward_fp8_meta_tensors_for_recompute|global_fp8_buffer_pos", "internals"),
     (r"DocumentedName|AttributeError: .* is not available: ", "documented"),
-    (r"no attribute '(fp8_meta_tensors_initialized|init_fp8_meta_tensors|fsdp_extract_buffers)'", "internals"),
     # Layers have no quantizers, and operations do not recompute.
-    (r"no attribute '(quantizers|get_quantizer|activation_recompute_in_mlp)'", "documented"),
+    (r"no attribute '(quantizers|activation_recompute_in_mlp)'", "documented"),
     # There is no GroupedTensor, and extra tensors have no names.
     (r"no attribute '(split_into_)?quantized_tensors'|no attribute 'make_grouped_weights'", "documented"),
     (r"'Parameter' object has no attribute 'rowwise_data'|no attribute 'set_extra_", "documented"),

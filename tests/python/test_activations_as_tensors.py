@@ -30,18 +30,31 @@ USES = {
 }
 
 
-@ways
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("use", USES)
-def test_functions_and_methods_take_the_decoded_values(use, dtype, compiled, compiler):
+def agree(function, dtype):
+    """The results of USES, and their gradients, are those of a plain tensor."""
     q, x, plain = make(dtype=dtype)
     z = torch.randn(4, 8, 64, generator=torch.Generator().manual_seed(1)).to(dtype)
-    function = compiler(USES[use], "aot_eager") if compiled else USES[use]
-    found, expected = function(q, z), USES[use](plain, z)
-    assert type(found) is torch.Tensor and torch.equal(found, expected)
-    dy = torch.randn(found.shape, generator=torch.Generator().manual_seed(2)).to(found.dtype)
-    dx, wanted = torch.autograd.grad(found, x, dy)[0], torch.autograd.grad(expected, plain, dy)[0]
-    torch.testing.assert_close(dx, wanted)  # several uses of it decode several times, and sum in another order
+    for found, expected in zip(function(q, z), [use(plain, z) for use in USES.values()], strict=True):
+        assert type(found) is torch.Tensor and torch.equal(found, expected)
+        dy = torch.randn(found.shape, generator=torch.Generator().manual_seed(2)).to(found.dtype)
+        dx = torch.autograd.grad(found, x, dy, retain_graph=True)[0]
+        wanted = torch.autograd.grad(expected, plain, dy, retain_graph=True)[0]
+        torch.testing.assert_close(dx, wanted)  # several uses of it decode several times, and sum in another order
+
+
+def every_use(q, z):
+    return [use(q, z) for use in USES.values()]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_functions_and_methods_take_the_decoded_values(dtype):
+    agree(every_use, dtype)
+
+
+def test_functions_and_methods_take_the_decoded_values_in_a_graph(compiler):
+    with torch._functorch.config.patch(donated_buffer=False):  # as for all graphs, with retain_graph
+        agree(compiler(every_use), torch.float32)
+    assert compiler.graphs == 1
 
 
 @pytest.mark.parametrize("product", [lambda y, z: y @ z, lambda y, z: z @ y], ids=["left", "right"])
