@@ -44,14 +44,18 @@ RULES = (
     (r"'CppFunction' object has no attribute|does not expose required backward context", "internals"),
     (r"Could not find checkpoint file", "internals"),  # files that TransformerEngine itself has to write first
     (r"on CUDA device|torch\.cuda|Torch not compiled with CUDA|No CUDA GPUs|Found no NVIDIA driver", "internals"),
+    (r"dummy base class CUDA|\.is_cuda", "internals"),
+    (r"no attribute '(fp8_meta_tensors_initialized|get_quantizer|fsdp_extract_buffers)'", "internals"),
+    # What its layers note for a recomputation.
+    (r"copy_forward_fp8_meta_tensors_for_recompute|global_fp8_buffer_pos", "internals"),
     (r"DocumentedName|AttributeError: .* is not available: ", "documented"),
-    # States are elsewhere, layers have no quantizers, and operations do not recompute.
-    (r"no attribute '(fp8_meta\w*|quantizers|get_quantizer|activation_recompute_in_mlp)'", "documented"),
+    # Layers have no quantizers, and operations do not recompute.
+    (r"no attribute '(quantizers|activation_recompute_in_mlp)'", "documented"),
     # There is no GroupedTensor, and extra tensors have no names.
     (r"no attribute '(split_into_)?quantized_tensors'|no attribute 'make_grouped_weights'", "documented"),
     (r"'Parameter' object has no attribute 'rowwise_data'|no attribute 'set_extra_", "documented"),
-    # Another class of results, where it is asked for its class or its methods; values are not excused.
-    (r"'QuantizedActivation' object has no|isinstance\(QuantizedActivation\(|TypeError: .*QuantizedAct", "documented"),
+    # Another class of results, where it is asked for its class or written to; its values are not excused.
+    (r"isinstance\(QuantizedActivation\(|QuantizedActivation: its decoded values are not in memory", "documented"),
     (r"MissingName|unexpected keyword argument|has no attribute|ImportError|ModuleNotFoundError", "missing"),
     (r"^assert |AssertionError|not close", "wrong"),  # pytest leaves the name out of some
 )
@@ -61,6 +65,7 @@ RULES = (
 DIFFERENCES = {
     "test_view_not_implemented": "the constructor has other arguments",
     "test_quantizer_update": "and gives no warning",
+    "test_fp8_scale_update_with_linear_module": "`fp8_meta` of a layer has read-only copies",
     "test_custom_recipe_factory_invocation_counts_and_cycling": "`qfactory` is called when the recipe is read",
     "test_custom_recipe_quantization_targets": "whatever layers there are",
     "test_grouped_linear_module_type_dispatch": "whatever layers there are",

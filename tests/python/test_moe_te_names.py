@@ -262,8 +262,6 @@ def test_the_loss_of_sequences_is_the_sum_of_theirs():
 def test_what_is_not_taken_says_so():
     logits, mask = random(4, 8), torch.ones(4, 8, dtype=torch.int32)
     topk = (logits, 2, False, None, None, None)
-    with pytest.raises(NotImplementedError, match="quantile balancing .*update_expert_bias_"):
-        quire.fused_topk_with_score_function(*topk, "sigmoid", torch.zeros(8), qb_histogram_mode="two_kernel")
     with pytest.raises(ValueError, match="expert_bias is for score_function 'sigmoid'"):
         quire.fused_topk_with_score_function(*topk, "softmax", torch.zeros(8))
     with pytest.raises(ValueError, match="routing_map_format must be 'bytemap' .* got 'words'"):

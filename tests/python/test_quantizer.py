@@ -174,7 +174,6 @@ def test_stochastic_rounding_draws_its_seed_from_the_generator(make_x):
             TypeError,
             "rowwise and rowwise_usage mean the same, got True and True; pass one of them",
         ),
-        (lambda: quire.MXFP8Tensor(shape=(1, 2)), NotImplementedError, "quire.quantize.x, 'mxfp8'. makes one"),
     ],
 )
 def test_what_cannot_be_done_is_refused_in_words(act, error, words):

@@ -49,7 +49,6 @@ NAMES: dict[str, tuple[str, str]] = {
         "torch.cuda.get_device_capability",
     ),
     "onnx_export": ("ONNX has no operators for these formats", "torch.export.export and AOTInductor"),
-    "QBHistogramMode": ("the router has no quantile balancing", "quire.moe.update_expert_bias_"),
     "optimizers": ("optimizers are PyTorch's own here", "torch.optim.AdamW with fused=True"),
     "parallel_cross_entropy": (
         "losses are PyTorch's own here",

@@ -3,6 +3,7 @@
 from quire.autocast import active_recipe, active_rule
 from quire.recipe import Recipe
 from quire.te.common.recipe import Recipe as SettableRecipe
+from quire.te.fp8_meta import KEYS
 from quire.te.names import (
     get_default_recipe,
     is_fp8_available,
@@ -33,6 +34,11 @@ class FP8GlobalStateManager(metaclass=_WithoutState):
                 "FP8GlobalStateManager.reset: an autocast is active, and only leaving it ends it; call reset() outside "
                 "of the `with` block"
             )
+
+    @staticmethod
+    def get_meta_tensor_key(forward: bool = True) -> str:
+        """The key in fp8_meta of a layer."""
+        return KEYS[bool(forward)]
 
     @staticmethod
     def is_fp8_enabled() -> bool:

@@ -26,10 +26,11 @@ from quire.recipe import Recipe
 from quire.te.arguments import DIVIDING, OVERLAPPING, USER_BUFFERS, also_takes, group_size, signature_with
 from quire.te.deferred_gradients import register_wgrad_accumulation_and_reduce_hooks, with_hooks, with_marks
 from quire.te.dividing import MLP_DIVIDING, divides, divides_shapes
+from quire.te.fp8_meta import fp8_meta
 from quire.te.quantizers import quantizer_of
 from quire.te.split import names_and_sizes, split
 from quire.te.tensors import get_data_tensors, with_noop_flag, with_usages
-from quire.tensor import QuantizedTensor
+from quire.tensor import QuantizedActivation, QuantizedTensor
 
 #: TransformerEngine's order, after eps.
 _LINEAR_ORDER = (
@@ -91,13 +92,15 @@ def adopt_names() -> None:
     ProductModule.register_wgrad_accumulation_and_reduce_hooks = register_wgrad_accumulation_and_reduce_hooks
     ProductModule.backward_dw = with_hooks(ProductModule.backward_dw)
     ProductModule.use_bias = property(_use_bias, doc="Whether the layer has biases.")
+    ProductModule.fp8_meta = property(fp8_meta)
     for kind in ("weight", "bias"):
         setattr(GroupedLinear, f"single_grouped_{kind}", property(functools.partial(_is_single, kind)))
     autocast.__init__ = _with_graph(autocast.__init__)
     QuantizedTensor.quantize_ = with_noop_flag(QuantizedTensor.quantize_)
     QuantizedTensor.update_usage = with_usages(QuantizedTensor.update_usage)
-    QuantizedTensor.get_data_tensors = get_data_tensors
-    QuantizedTensor.quantizer = property(quantizer_of)
+    for kind in (QuantizedTensor, QuantizedActivation):
+        kind.get_data_tensors = get_data_tensors
+        kind.quantizer = property(quantizer_of)
 
 
 def set_tensor_parallel_group(self: ProductModule, tp_group: object) -> None:

@@ -7,6 +7,8 @@ import torch
 from quire.checks import check_type
 from quire.moe import primitives, routing
 from quire.te.arguments import positional
+from quire.te.moe_quantile_balancing import QBHistogramMode as QBHistogramMode  # transformer_engine.pytorch.router's
+from quire.te.moe_quantile_balancing import check_quantile_balancing, count_required_biases
 
 
 class RoutingMapFormat(enum.IntEnum):
@@ -40,12 +42,23 @@ def fused_topk_with_score_function(
     topk_indices [*, topk], written to, if that is given). quire.moe.route() gives weights and ids as they are.
 
     use_pre_softmax: softmax over all experts, not over the chosen ones. "sigmoid" and "sqrtsoftplus" scores are divided
-    by their sum if topk > 1, and take an expert_bias. Raises NotImplementedError for the qb_ options.
+    by their sum if topk > 1, and take an expert_bias.
+
+    qb_histogram: int32 [E, bins], to which the biases that each expert would need are added: for each token, the bias
+    with which its score would equal the first choice score that is not chosen. qb_bin_bounds: float32 [2], the bounds
+    of the bins, which have equal widths; the outer bins count what is beyond. qb_histogram_mode: "two_kernel" or
+    "fused_atomic", which count alike. The three go together, with "sigmoid", an expert_bias and no groups.
     """
-    if any([option is not None for option in (qb_histogram, qb_bin_bounds, qb_histogram_mode)]):
-        raise NotImplementedError(
-            "fused_topk_with_score_function: quantile balancing (qb_histogram, qb_bin_bounds, qb_histogram_mode) is "
-            "not available; balance loads with quire.moe.update_expert_bias_ or quire.moe.load_balancing_loss"
+    balancing = (qb_histogram, qb_bin_bounds, qb_histogram_mode)
+    counts = any([option is not None for option in balancing])
+    if counts:
+        check_quantile_balancing(
+            logits,
+            topk,
+            *balancing,
+            score_function=score_function,
+            expert_bias=expert_bias,
+            grouped=num_groups is not None or group_topk is not None,
         )
     softmax = score_function == "softmax"
     if expert_bias is not None and softmax:
@@ -65,13 +78,10 @@ def fused_topk_with_score_function(
         scaling_factor=1.0 if scaling_factor is None else scaling_factor,
     )
     probs = torch.zeros_like(logits).scatter(-1, ids.long(), weights.to(logits.dtype))
-    if topk_indices is None:
-        return probs, _routing_map(ids, logits.shape[-1], routing_map_format)
-    if _format(routing_map_format) != RoutingMapFormat.BYTEMAP:
-        raise ValueError(
-            "fused_topk_with_score_function: topk_indices replace the routing map; leave routing_map_format out"
-        )
-    return probs, topk_indices.copy_(ids)
+    routing_output = _routing_of(ids, logits.shape[-1], routing_map_format, topk_indices)
+    if counts:  # last: what raises above has counted nothing
+        count_required_biases(qb_histogram, logits, topk, expert_bias, qb_bin_bounds)
+    return probs, routing_output
 
 
 def fused_compute_score_for_moe_aux_loss(
@@ -120,6 +130,18 @@ def _format(value: str | int) -> RoutingMapFormat:
     if not isinstance(value, str) and value in list(RoutingMapFormat):
         return RoutingMapFormat(value)
     raise ValueError(f"routing_map_format must be 'bytemap' (0) or 'bitmap_u8' (1), got {value!r}")
+
+
+def _routing_of(
+    ids: torch.Tensor, num_experts: int, routing_map_format: str | int, topk_indices: torch.Tensor | None
+) -> torch.Tensor:
+    if topk_indices is None:
+        return _routing_map(ids, num_experts, routing_map_format)
+    if _format(routing_map_format) != RoutingMapFormat.BYTEMAP:
+        raise ValueError(
+            "fused_topk_with_score_function: topk_indices replace the routing map; leave routing_map_format out"
+        )
+    return topk_indices.copy_(ids)
 
 
 def _routing_map(ids: torch.Tensor, num_experts: int, routing_map_format: str | int) -> torch.Tensor:

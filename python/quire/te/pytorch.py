@@ -30,6 +30,7 @@ from quire.te.moe_permutation import (
     moe_sort_chunks_by_index_with_probs,
     moe_unpermute,
 )
+from quire.te.moe_quantile_balancing import QBHistogramMode
 from quire.te.moe_router import (
     RoutingMapFormat,
     fused_compute_score_for_moe_aux_loss,
@@ -99,6 +100,7 @@ __all__ = [
     "NVFP4Quantizer",
     "NVFP4Tensor",
     "NVFP4TensorStorage",
+    "QBHistogramMode",
     "QuantizedTensor",
     "QuantizedTensorStorage",
     "Quantizer",

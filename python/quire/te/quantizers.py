@@ -130,14 +130,14 @@ class Quantizer:
         return f"{type(self).__name__}({self.spec.text!r}, {usage})"
 
 
-def _element(what: str, dtype: DType | int) -> str:
+def element(what: str, dtype: DType | int) -> str:
     """The option of a spec for an FP8 format."""
     if dtype not in _FP8:
         raise ValueError(f"{what}: fp8_dtype must be DType.kFloat8E4M3 or DType.kFloat8E5M2, got {dtype!r}")
     return _FP8[dtype]
 
 
-def _spec(family: str, *options: str) -> str:
+def spec_text(family: str, *options: str) -> str:
     return ":".join([family, *filter(None, options)])
 
 
@@ -165,7 +165,7 @@ class Float8Quantizer(Quantizer):
         columnwise: bool = True,
     ) -> None:
         super().__init__(
-            _spec("fp8_tensor", _element("Float8Quantizer", fp8_dtype)), rowwise=rowwise, columnwise=columnwise
+            spec_text("fp8_tensor", element("Float8Quantizer", fp8_dtype)), rowwise=rowwise, columnwise=columnwise
         )
         for name, tensor in (("scale", scale), ("amax", amax)):
             one = isinstance(tensor, torch.Tensor) and tensor.numel() == 1
@@ -213,7 +213,7 @@ class Float8CurrentScalingQuantizer(Quantizer):
         _refuse(what, "reduce the amax yourself, and give Float8Quantizer the scale", **reduced)
         options = ("pow2" if force_pow_2_scales else "", _epsilon(amax_epsilon))
         super().__init__(
-            _spec("fp8_tensor", _element(what, fp8_dtype), *options), rowwise=rowwise, columnwise=columnwise
+            spec_text("fp8_tensor", element(what, fp8_dtype), *options), rowwise=rowwise, columnwise=columnwise
         )
 
 
@@ -234,7 +234,7 @@ class Float8BlockQuantizer(Quantizer):
         if block_scaling_dim not in (1, 2):
             raise ValueError(f"{what}: block_scaling_dim must be 1 or 2, got {block_scaling_dim!r}")
         tile, pow2 = "128x128" if block_scaling_dim == 2 else "", "pow2" if force_pow_2_scales else ""
-        spec = _spec("fp8_block", _element(what, fp8_dtype), tile, pow2, _epsilon(amax_epsilon))
+        spec = spec_text("fp8_block", element(what, fp8_dtype), tile, pow2, _epsilon(amax_epsilon))
         super().__init__(spec, rowwise=rowwise, columnwise=columnwise)
 
 
@@ -249,7 +249,7 @@ class MXFP8Quantizer(Quantizer):
         columnwise: bool = True,
         with_2d_quantization: bool = False,
     ) -> None:
-        spec = _spec("mxfp8", _element("MXFP8Quantizer", fp8_dtype), "32x32" if with_2d_quantization else "")
+        spec = spec_text("mxfp8", element("MXFP8Quantizer", fp8_dtype), "32x32" if with_2d_quantization else "")
         super().__init__(spec, rowwise=rowwise, columnwise=columnwise)
 
 
@@ -293,7 +293,7 @@ class NVFP4Quantizer(Quantizer):
             )
         if nvfp4_e4m3_max not in (448, 256):
             raise ValueError(f"{what}: nvfp4_e4m3_max must be 448 or 256, got {nvfp4_e4m3_max!r}")
-        spec = _spec(
+        spec = spec_text(
             "nvfp4",
             "16x16" if with_2d_quantization else "",
             "row_scaled" if row_scaled_nvfp4 else "",
@@ -317,7 +317,7 @@ _OF_FAMILIES: dict[str, type[Quantizer]] = {
 }
 
 
-def quantizer_of(tensor: QuantizedTensor) -> Quantizer:
+def quantizer_of(tensor: QuantizedTensor | QuantizedActivation) -> Quantizer:
     """A quantizer of the tensor's spec, for the directions that it stores: a new one each time, whose changes do not
     reach the tensor. With one scale for a tensor that is the scale of the tensor's own amax."""
     made = object.__new__(_OF_FAMILIES.get(tensor.spec.family, Quantizer))

@@ -10,55 +10,61 @@ from typing import Any
 import torch
 
 from quire.checks import check_type
-from quire.tensor.quantized import QuantizedTensor
+from quire.te import tensor_constructors
+from quire.tensor import QuantizedActivation, QuantizedTensor
+
+#: What can be of a family: without a gradient, and with one.
+_KINDS = (QuantizedTensor, QuantizedActivation)
 
 
 class _Named(type):
     """isinstance(tensor, cls) asks for the spec: classes of quantized tensors do not differ by it."""
 
     family: str
+    construct: Callable[..., QuantizedTensor]
 
     def __instancecheck__(cls, tensor: Any) -> bool:
-        return isinstance(tensor, QuantizedTensor) and tensor.spec_text.split(":")[0] == cls.family
+        return isinstance(tensor, _KINDS) and tensor.spec_text.split(":")[0] == cls.family
 
     def __subclasscheck__(cls, other: type) -> bool:
-        if issubclass(other, QuantizedTensor):  # which Dynamo asks for isinstance(), and a class has no spec
+        if issubclass(other, _KINDS):  # which Dynamo asks for isinstance(), and a class has no spec
             raise NotImplementedError(
-                f"{cls.__name__}: whether a QuantizedTensor is one depends on its spec, not on its class, and cannot "
+                f"{cls.__name__}: whether a {other.__name__} is one depends on its spec, not on its class, and cannot "
                 "be asked of a class or within a compiled function; read tensor.spec_text there, which starts with "
                 f"{cls.family!r}"
             )
         return other is cls
 
-    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
-        raise NotImplementedError(
-            f"{cls.__name__} is a name for isinstance(): tensors with spec {cls.family!r} are QuantizedTensors. "
-            f"quire.quantize(x, {cls.family!r}) makes one, QuantizedTensor.from_buffers() one of given codes"
-        )
+    def __call__(cls, *args: Any, **kwargs: Any) -> QuantizedTensor:
+        return cls.construct(*args, **kwargs)
 
 
 class Float8Tensor(metaclass=_Named):
-    """A QuantizedTensor with one scale a tensor (fp8_tensor)."""
+    """A QuantizedTensor or QuantizedActivation with one scale a tensor (fp8_tensor)."""
 
     family = "fp8_tensor"
+    construct = tensor_constructors.float8_tensor
 
 
 class Float8BlockwiseQTensor(metaclass=_Named):
-    """A QuantizedTensor with a scale for each 1 x 128 or 128 x 128 values (fp8_block)."""
+    """A QuantizedTensor or QuantizedActivation with a scale for each 1 x 128 or 128 x 128 values (fp8_block)."""
 
     family = "fp8_block"
+    construct = tensor_constructors.blockwise_tensor
 
 
 class MXFP8Tensor(metaclass=_Named):
-    """A QuantizedTensor with spec mxfp8."""
+    """A QuantizedTensor or QuantizedActivation with spec mxfp8."""
 
     family = "mxfp8"
+    construct = tensor_constructors.mxfp8_tensor
 
 
 class NVFP4Tensor(metaclass=_Named):
-    """A QuantizedTensor with spec nvfp4."""
+    """A QuantizedTensor or QuantizedActivation with spec nvfp4."""
 
     family = "nvfp4"
+    construct = tensor_constructors.nvfp4_tensor
 
 
 #: In TransformerEngine, tensors without autograd. Here they are the same classes.
@@ -70,7 +76,7 @@ QuantizedTensorStorage = QuantizedTensor
 
 
 def get_data_tensors(
-    self: QuantizedTensor, rowwise_data: bool = True, columnwise_data: bool = True
+    self: QuantizedTensor | QuantizedActivation, rowwise_data: bool = True, columnwise_data: bool = True
 ) -> torch.Tensor | None | tuple[torch.Tensor | None, torch.Tensor | None]:
     """The codes, rowwise and columnwise, None for a direction that is not stored. One tensor if only one is asked for;
     None if none is."""

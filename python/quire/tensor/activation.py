@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch.utils import _pytree  # the registry of containers; torch.export.register_dataclass takes no static fields
@@ -14,10 +15,11 @@ from quire.tensor.making import from_list
 from quire.tensor.proto import TensorProto, check_buffers
 from quire.tensor.quantized import QuantizedTensor
 from quire.tensor.spec import QuantSpec
+from quire.tensor.used_as_tensor import UsedAsTensor
 
 
 @dataclass(frozen=True, eq=False)
-class QuantizedActivation:
+class QuantizedActivation(UsedAsTensor):
     """The codes and scales of a tensor that has a gradient. quire.quantize and layers return it (fp8_output,
     output_spec), and layers accept it as x.
 
@@ -25,6 +27,11 @@ class QuantizedActivation:
         used. Autograd passes the gradient through it, as if quantization were the identity (straight-through).
     buffers: the six buffers in the order of quire.tensor.BUFFER_NAMES, None if absent.
     spec_text: the canonical text of the spec.
+
+    rowwise_data, rowwise_scale and so on: the buffers by name.
+
+    PyTorch's functions, arithmetic and the methods of a tensor take its decoded values and return plain tensors, whose
+    gradient reaches the carrier: y.sum(), x + y, torch.cat([x, y]). They raise TypeError if they would write to it.
 
     It consists of plain tensors and is a pytree. So it can be an argument or a result of a compiled function. Its parts
     are checked when it is used: TypeError for parts of other types, RuntimeError or ValueError for shapes or dtypes
@@ -55,6 +62,9 @@ class QuantizedActivation:
     @property
     def spec(self) -> QuantSpec:
         return QuantSpec(self.spec_text)
+
+    def __getattr__(self, name: str) -> Any:
+        return self.buffers[BUFFER_NAMES.index(name)] if name in BUFFER_NAMES else super().__getattr__(name)
 
     def buffer_list(self) -> list[torch.Tensor | None]:
         """The six buffers, as operators take them."""

@@ -1,7 +1,8 @@
-"""Decoding as a function that autograd knows."""
+"""Decoding as a function that autograd knows, and of each argument of an operator."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -18,3 +19,10 @@ class Decoded(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:
         return gradient.to(ctx.dtype), None, None
+
+
+def each(function: Callable[[Any], Any], value: Any) -> Any:
+    """function of a value, or of each in a list or tuple."""
+    if isinstance(value, list | tuple):
+        return type(value)([each(function, item) for item in value])
+    return function(value)

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from quire.tensor.buffers import DTYPES
+from quire.tensor.decoded import each
 from quire.tensor.order import is_interleaved, reordered, same_codes
 from quire.tensor.quantized import QuantizedTensor
 from quire.tensor.views import view
@@ -37,13 +38,6 @@ def run(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     else:
         result = None
     return _on_values(operator, args, kwargs) if result is None else result
-
-
-def each(function: Callable[[Any], Any], value: Any) -> Any:
-    """function of a value, or of each in a list or tuple."""
-    if isinstance(value, list | tuple):
-        return type(value)([each(function, item) for item in value])
-    return function(value)
 
 
 def _on_values(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
