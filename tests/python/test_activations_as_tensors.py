@@ -26,6 +26,7 @@ USES = {
     "methods": lambda y, z: y.float().sum(-1, keepdim=True) * y.view(4, -1, 64).transpose(0, 1).reshape(z.shape),
     "matmuls": lambda y, z: torch.matmul(y, z.mT) + torch.nn.functional.linear(y, z[0]) + torch.matmul(z, y.mT),
     "parts": lambda y, z: y[1:, ::2] * y[0, 0] + z[1:, ::2],
+    "rows": lambda y, z: sum(row * index for index, row in enumerate(y)) + z[0],
     "sizes": lambda y, z: z.reshape(y.size(0), y.dim() * 0 + y.numel() // y.shape[0]) * y.ndim + y.flatten(1),
 }
 

@@ -102,5 +102,5 @@ def _operator(name: str) -> Callable[..., torch.Tensor]:
 for _name in "add sub mul truediv floordiv pow matmul mod".split():
     for _prefix in ("", "r"):
         setattr(UsedAsTensor, f"__{_prefix}{_name}__", _operator(f"__{_prefix}{_name}__"))
-for _name in "neg abs getitem lt le gt ge".split():
+for _name in "neg abs getitem iter lt le gt ge".split():
     setattr(UsedAsTensor, f"__{_name}__", _operator(f"__{_name}__"))
