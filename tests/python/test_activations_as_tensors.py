@@ -85,6 +85,19 @@ def test_the_result_of_a_layer_can_be_used_as_it_is_in_a_graph(compiler):
     assert compiler.graphs == 1
 
 
+@pytest.mark.parametrize("strict", [False, True])
+def test_it_can_be_an_input_of_an_exported_program(strict, tmp_path):
+    class Uses(torch.nn.Module):
+        def forward(self, q, x):
+            return (q - x).square().sum(-1) + q.mean(-1)
+
+    q, x, plain = make("nvfp4")
+    program = torch.export.export(Uses(), (q, x), strict=strict)
+    torch.export.save(program, tmp_path / "program.pt2")
+    for each in (program, torch.export.load(tmp_path / "program.pt2")):
+        assert torch.equal(each.module()(q, x), Uses()(plain, x))
+
+
 def test_backward_and_hooks_are_those_of_the_tensor():
     q, x, _ = make()
     seen = []

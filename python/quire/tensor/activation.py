@@ -105,12 +105,16 @@ class QuantizedActivation(UsedAsTensor):
         )
 
 
+#: For torch.export, which names the parts of inputs.
+_KEYS = [_pytree.GetAttrKey(name) for name in ("carrier", *BUFFER_NAMES)]
 _pytree.register_pytree_node(
     QuantizedActivation,
     lambda q: ([q.carrier, *q.buffers], q.spec_text),
     lambda tensors, text: QuantizedActivation(tensors[0], tuple(tensors[1:]), text),
     serialized_type_name="quire.QuantizedActivation",
+    flatten_with_keys_fn=lambda q: (list(zip(_KEYS, [q.carrier, *q.buffers], strict=True)), q.spec_text),
 )
+torch.serialization.add_safe_globals([QuantizedActivation])  # an exported program stores its inputs
 
 
 def input_operand(
