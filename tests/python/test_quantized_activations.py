@@ -171,3 +171,57 @@ def test_a_quantized_input_of_another_spec_is_multiplied_under_its_own(equal_bit
         y.square().sum().backward()
         results.append([y, layer.weight.grad])
     assert_same(*results, equal_bits)
+
+
+FUNCTIONS = {
+    "relu": torch.relu,
+    "cat": lambda q: torch.cat([q, q + 1], dim=-1),
+    "linear": lambda q: torch.nn.functional.linear(q, torch.ones(5, 64)),
+    "matmul": lambda q: torch.ones(3, 33) @ q @ torch.ones(64, 2),
+    "arithmetic": lambda q: (1 - q * q) / 2 + torch.ones(64) * -q - abs(q) ** 2,
+    "float64": lambda q: q.to(torch.float64).sum(-1),
+    "rows": lambda q: q[1:] + list(q)[0],
+    "view": lambda q: q.view(-1)[: len(q) * q.dim()],
+}
+
+
+@ways
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_functions_of_pytorch_compute_on_decoded_values_with_the_gradient(name, compiled, compiler):
+    x, function = torch.randn(33, 64, requires_grad=True), FUNCTIONS[name]
+    plain = quire.quantize(x.detach(), "mxfp8").dequantize().requires_grad_()
+
+    def run(x):
+        return function(quire.quantize(x, "mxfp8"))
+
+    y, wanted = (compiler(run) if compiled else run)(x), function(plain)
+    assert type(y) is torch.Tensor and torch.equal(y, wanted)
+    dy = torch.randn_like(y)
+    assert torch.equal(torch.autograd.grad(y, x, dy)[0], torch.autograd.grad(wanted, plain, dy)[0])
+
+
+def test_a_quantized_activation_is_the_end_of_a_backward_pass_like_a_tensor():
+    x = torch.randn(4, 32, requires_grad=True)
+    q, seen = quire.quantize(x, "mxfp8"), []
+    q.retain_grad()
+    q.register_hook(seen.append)
+    dy = torch.randn(4, 32)
+    q.backward(dy)
+    assert torch.equal(x.grad, dy) and torch.equal(q.grad, dy) and torch.equal(seen[0], dy)
+    assert q.size() == q.shape and q.numel() == 128 and q.ndim == 2 and not q.is_leaf and q.grad_fn is not None
+
+
+def test_codes_of_a_quantized_activation_are_not_written_or_taken_for_values():
+    q = quire.quantize(torch.randn(4, 32, requires_grad=True), "mxfp8")
+    for write in (lambda: q.add_(1), lambda: torch.relu_(q), lambda: q.copy_(q), lambda: q.requires_grad_()):
+        with pytest.raises(TypeError, match="codes that have a gradient cannot be changed; use dequantize"):
+            write()
+    with pytest.raises(TypeError, match="does not support item assignment"):
+        q[0] = 1
+    for call in (lambda: torch.ops.quire.fingerprint(q), lambda: torch.ops.aten.relu.default(q)):
+        with pytest.raises(TypeError, match="was given a QuantizedActivation; operators take plain tensors"):
+            call()
+    for name in ("_data", "no_such_name", "rowwise_data", "data"):
+        with pytest.raises(AttributeError, match=f"no attribute '{name}'; dequantize"):
+            getattr(q, name)
+    assert torch.equal(q.dequantize(), q.detach().dequantize())

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch.utils import _pytree  # the registry of containers; torch.export.register_dataclass takes no static fields
@@ -25,6 +27,10 @@ class QuantizedActivation:
         used. Autograd passes the gradient through it, as if quantization were the identity (straight-through).
     buffers: the six buffers in the order of quire.tensor.BUFFER_NAMES, None if absent.
     spec_text: the canonical text of the spec.
+
+    Functions, methods and operators of PyTorch compute on the decoded values, with the gradient, and return plain
+    tensors: torch.relu(q), q.float(), q + 1. Methods that write in place raise TypeError. backward(), register_hook()
+    and the like are those of the carrier.
 
     It consists of plain tensors and is a pytree. So it can be an argument or a result of a compiled function. Its parts
     are checked when it is used: TypeError for parts of other types, RuntimeError or ValueError for shapes or dtypes
@@ -88,12 +94,69 @@ class QuantizedActivation:
         dtype = self.dtype if dtype is None else dtype
         return Decoded.apply(self.carrier, self.detach(), dtype)
 
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if isinstance(func, torch._ops.OpOverload | torch._ops.OpOverloadPacket):
+            raise TypeError(
+                f"{func} was given a QuantizedActivation; operators take plain tensors. Pass its carrier and "
+                "buffer_list(), or dequantize()"
+            )
+        # Dynamo does not read names of functions.
+        if args and isinstance(args[0], cls) and not torch.compiler.is_compiling() and _writes(func.__name__):
+            raise _not_written(func.__name__)
+        args, kwargs = _pytree.tree_map(_decoded, (args, kwargs or {}), is_leaf=lambda part: isinstance(part, cls))
+        return func(*args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        if name in _OF_CARRIER:
+            return getattr(self.carrier, name)
+        if name.startswith("_") or not callable(getattr(torch.Tensor, name, None)):
+            raise AttributeError(f"'QuantizedActivation' object has no attribute {name!r}; dequantize() gives a tensor")
+        if _writes(name):
+            raise _not_written(name)
+        return getattr(self.dequantize(), name)
+
     def __repr__(self) -> str:
         return (
             f"QuantizedActivation({self.spec_text!r}, shape={list(self.shape)}, dtype={self.dtype}, "
             f"requires_grad={self.requires_grad})"
         )
 
+
+#: Attributes and methods of torch.Tensor that need no values.
+_OF_CARRIER = frozenset(
+    "backward dim grad grad_fn is_cpu is_cuda is_leaf is_meta layout ndim numel register_hook retain_grad size".split()
+)
+_OPERATORS = "add radd sub rsub mul rmul truediv rtruediv pow rpow matmul rmatmul neg abs getitem len iter".split()
+
+
+def _writes(method: str) -> bool:
+    """Whether a method of torch.Tensor of that name writes to the tensor."""
+    return method.endswith("_") and not method.endswith("__") or method == "__setitem__"
+
+
+def _not_written(method: str) -> TypeError:
+    return TypeError(
+        f"QuantizedActivation.{method}: codes that have a gradient cannot be changed; use dequantize(), which gives a "
+        "tensor, and quantize that again"
+    )
+
+
+def _decoded(part: Any) -> Any:
+    return part.dequantize() if isinstance(part, QuantizedActivation) else part
+
+
+def _operator(name: str) -> Callable[..., Any]:
+    def compute(self: QuantizedActivation, *others: Any) -> Any:
+        return getattr(torch.Tensor, name)(self.dequantize(), *map(_decoded, others))
+
+    return compute
+
+
+for _name in _OPERATORS:
+    setattr(QuantizedActivation, f"__{_name}__", _operator(f"__{_name}__"))
 
 _pytree.register_pytree_node(
     QuantizedActivation,
