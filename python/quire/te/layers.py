@@ -26,6 +26,7 @@ from quire.recipe import Recipe
 from quire.te.arguments import DIVIDING, OVERLAPPING, USER_BUFFERS, also_takes, group_size, signature_with
 from quire.te.deferred_gradients import register_wgrad_accumulation_and_reduce_hooks, with_hooks, with_marks
 from quire.te.dividing import MLP_DIVIDING, divides, divides_shapes
+from quire.te.grouped_tensor import adopt_grouped_names
 from quire.te.quantizers import quantizer_of
 from quire.te.split import names_and_sizes, split
 from quire.te.tensors import get_data_tensors, with_noop_flag, with_usages
@@ -98,6 +99,7 @@ def adopt_names() -> None:
     QuantizedTensor.update_usage = with_usages(QuantizedTensor.update_usage)
     QuantizedTensor.get_data_tensors = get_data_tensors
     QuantizedTensor.quantizer = property(quantizer_of)
+    adopt_grouped_names()
 
 
 def set_tensor_parallel_group(self: ProductModule, tp_group: object) -> None:

@@ -3,21 +3,19 @@
 import torch
 
 from quire.nn.dtype import uses_torch_autocast
+from quire.te.ops.channels import Channels
 from quire.tensor import QuantizedActivation, QuantizedTensor
 
 #: What an operation takes: Quantize gives quantized ones.
 Input = torch.Tensor | QuantizedActivation
 
 
-class Operation:
+class Operation(Channels):
     """A mixin of modules that a Sequential gives further tensors to, and takes further ones from.
 
     num_extra_inputs: how many tensors forward takes after the first. num_extra_outputs: how many it returns after the
     first, in a tuple.
     """
-
-    num_extra_inputs: int = 0
-    num_extra_outputs: int = 0
 
 
 def plain(x: Input) -> torch.Tensor:

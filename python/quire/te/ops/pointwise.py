@@ -1,6 +1,7 @@
 """Further operations on single tensors, and those that add an input or an output to a Sequential."""
 
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 
@@ -69,24 +70,50 @@ class Reshape(Operation, torch.nn.Module):
 
 
 class AddExtraInput(Operation, torch.nn.Module):
-    """The sum of x and an extra input. in_place: of no effect."""
+    """The sum of x and an extra input.
+
+    in_place: the sum is written to the memory of the extra input, and is a view of it; autograd takes it as a new
+    tensor. Within a compiled function it is a copy. The dtype is then that of the extra input.
+    """
 
     num_extra_inputs = 1
 
     def __init__(self, *, in_place: bool = False) -> None:
         super().__init__()
+        self.in_place = in_place
 
     def forward(self, x: Input, extra: torch.Tensor) -> torch.Tensor:
-        return plain(x) + extra
+        if not self.in_place:
+            return plain(x) + extra
+        if torch.compiler.is_compiling():
+            y = (plain(x) + extra).to(extra.dtype)
+            with torch.no_grad():
+                extra.copy_(y)
+            return y
+        return _AddedInPlace.apply(plain(x), extra)
+
+
+class _AddedInPlace(torch.autograd.Function):
+    """x + extra, in the memory of extra."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, extra: torch.Tensor) -> torch.Tensor:
+        ctx.dtype = x.dtype
+        return extra.detach().add_(x)
+
+    @staticmethod
+    def backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return dy.to(ctx.dtype), dy
 
 
 class MakeExtraOutput(Operation, torch.nn.Module):
-    """x, which is an extra output too. in_place: of no effect."""
+    """x, which is an extra output too. in_place: of no effect, since autograd adds the gradients."""
 
     num_extra_outputs = 1
 
     def __init__(self, *, in_place: bool = False) -> None:
         super().__init__()
+        self.in_place = in_place
 
     def forward(self, x: Input) -> tuple[Input, Input]:
         return x, x
