@@ -215,7 +215,8 @@ def test_a_fused_operation_computes_its_parts_one_by_one(compiled, compiler):
 
     scale, add = Scale(), ops.AddExtraInput()
     fused = Fused(scale, add)
-    assert isinstance(fused, ops.FusibleOperation) and fused.is_fused_op and not scale.is_fused_op
+    assert all([isinstance(each, ops.FusibleOperation) for each in (fused, scale, add, ops.Linear(8, 8), ops.GELU())])
+    assert fused.is_fused_op and not scale.is_fused_op
     x, extra = torch.randn(3), torch.randn(3)
     model = ops.Sequential(ops.Identity(), fused)
     same([(compiler(model) if compiled else model)(x, extra)], [1.5 * x + extra])

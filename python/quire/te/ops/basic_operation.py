@@ -12,13 +12,7 @@ Tensors = Sequence[torch.Tensor | None]
 Context = Any
 
 
-class FusibleOperation(Operation, torch.nn.Module):
-    """The base class of BasicOperation and FusedOperation."""
-
-    is_fused_op = False
-
-
-class BasicOperation(FusibleOperation):
+class BasicOperation(Operation):
     """An operation that a subclass defines by op_forward and op_backward, or with extra inputs or outputs by
     fuser_forward and fuser_backward. num_extra_inputs, num_extra_outputs: how many it has, attributes of the class.
 

@@ -13,7 +13,7 @@ from quire.te.ops.from_codes import ActivationOfCodes, SoftCapsOfCodes, soft_cap
 from quire.te.ops.operation import Input, Operation, plain
 
 
-class _Activation(Operation, torch.nn.Module):
+class _Activation(Operation):
     """cache_quantized_input: backward computes from codes of the input with one FP8 scale, instead of the input."""
 
     name: str

@@ -5,12 +5,11 @@ from collections.abc import Callable, Iterable
 
 import torch
 
-from quire.te.ops.basic_operation import FusibleOperation
 from quire.te.ops.op_sequence import Sequential
-from quire.te.ops.operation import Input
+from quire.te.ops.operation import Input, Operation
 
 
-class FusedOperation(FusibleOperation):
+class FusedOperation(Operation):
     """Operations one after another, as one module. The functions fuser_forward and fuser_backward of a subclass, which
     must compute the same, are not called.
 

@@ -10,12 +10,15 @@ from quire.tensor import QuantizedActivation, QuantizedTensor
 Input = torch.Tensor | QuantizedActivation
 
 
-class Operation(Channels):
-    """A mixin of modules that a Sequential gives further tensors to, and takes further ones from.
+class Operation(Channels, torch.nn.Module):
+    """A module that a Sequential gives further tensors to, and takes further ones from. TransformerEngine's
+    FusibleOperation.
 
     num_extra_inputs: how many tensors forward takes after the first. num_extra_outputs: how many it returns after the
-    first, in a tuple.
+    first, in a tuple. is_fused_op: whether it is a FusedOperation.
     """
+
+    is_fused_op = False
 
 
 def plain(x: Input) -> torch.Tensor:

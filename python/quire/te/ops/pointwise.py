@@ -9,7 +9,7 @@ from quire.te.arguments import refuse
 from quire.te.ops.operation import Input, Operation, plain
 
 
-class Bias(Operation, torch.nn.Module):
+class Bias(Operation):
     """x + bias [size], in x's dtype. bias is 0 at first. tensor_parallel must be False, tensor_parallel_group None."""
 
     def __init__(
@@ -36,7 +36,7 @@ class Bias(Operation, torch.nn.Module):
         return x + self.bias.to(x.dtype)
 
 
-class ConstantScale(Operation, torch.nn.Module):
+class ConstantScale(Operation):
     """x * scale."""
 
     def __init__(self, scale: float) -> None:
@@ -58,7 +58,7 @@ class Identity(Operation, torch.nn.Identity):
     """torch.nn.Identity."""
 
 
-class Reshape(Operation, torch.nn.Module):
+class Reshape(Operation):
     """x.reshape(shape)."""
 
     def __init__(self, shape: Iterable[int]) -> None:
@@ -69,7 +69,7 @@ class Reshape(Operation, torch.nn.Module):
         return plain(x).reshape(self.shape)
 
 
-class AddExtraInput(Operation, torch.nn.Module):
+class AddExtraInput(Operation):
     """The sum of x and an extra input.
 
     in_place: the sum is written to the memory of the extra input, and is a view of it; autograd takes it as a new
@@ -106,7 +106,7 @@ class _AddedInPlace(torch.autograd.Function):
         return dy.to(ctx.dtype), dy
 
 
-class MakeExtraOutput(Operation, torch.nn.Module):
+class MakeExtraOutput(Operation):
     """x, which is an extra output too. in_place: of no effect, since autograd adds the gradients."""
 
     num_extra_outputs = 1

@@ -33,7 +33,7 @@ class _RoundedGradient(torch.autograd.Function):
         return q.dequantize(gradient.dtype), None, None, None
 
 
-class Quantize(Operation, torch.nn.Module):
+class Quantize(Operation):
     """Quantizes as the active recipe quantizes inputs of layers; without one it returns x.
 
     forward: whether the result is quantized: a QuantizedActivation if there will be a backward pass, else a
