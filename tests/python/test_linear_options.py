@@ -200,7 +200,10 @@ def test_frameworks_learn_when_a_delayed_gradient_is_there(make_x):
             layer.backward_dw()
         assert len(called) == 1
     options = {"device": "meta", "delay_wgrad_compute": True}
-    for made in (quire.Linear(96, 64, **options), quire.GroupedLinear(2, 96, 64, single_grouped_weight=True, **options)):
+    for made in (
+        quire.Linear(96, 64, **options),
+        quire.GroupedLinear(2, 96, 64, single_grouped_weight=True, **options),
+    ):
         assert made.to_empty(device="cpu").weight.skip_backward_post_hook
         made.load_state_dict({name: t.detach().clone() for name, t in made.state_dict().items()}, assign=True)
         assert made.weight.skip_backward_post_hook

@@ -10,21 +10,24 @@ from typing import Any
 import torch
 
 from quire.checks import check_type
-from quire.tensor.quantized import QuantizedTensor
+from quire.tensor import QuantizedActivation, QuantizedTensor
+
+_QUANTIZED = (QuantizedTensor, QuantizedActivation)
 
 
 class _Named(type):
-    """isinstance(tensor, cls) asks for the spec: classes of quantized tensors do not differ by it."""
+    """isinstance(tensor, cls) asks for the spec, also of a QuantizedActivation: classes of quantized tensors do not
+    differ by it."""
 
     family: str
 
     def __instancecheck__(cls, tensor: Any) -> bool:
-        return isinstance(tensor, QuantizedTensor) and tensor.spec_text.split(":")[0] == cls.family
+        return isinstance(tensor, _QUANTIZED) and tensor.spec_text.split(":")[0] == cls.family
 
     def __subclasscheck__(cls, other: type) -> bool:
-        if issubclass(other, QuantizedTensor):  # which Dynamo asks for isinstance(), and a class has no spec
+        if issubclass(other, _QUANTIZED):  # which Dynamo asks for isinstance(), and a class has no spec
             raise NotImplementedError(
-                f"{cls.__name__}: whether a QuantizedTensor is one depends on its spec, not on its class, and cannot "
+                f"{cls.__name__}: whether a {other.__name__} is one depends on its spec, not on its class, and cannot "
                 "be asked of a class or within a compiled function; read tensor.spec_text there, which starts with "
                 f"{cls.family!r}"
             )
