@@ -28,7 +28,7 @@ class _Activation(Operation):
 
     def forward(self, x: Input) -> torch.Tensor:
         x = plain(x)
-        if self.cache_quantized_input:
+        if self.cache_quantized_input and torch.is_grad_enabled() and x.requires_grad:
             return ActivationOfCodes.apply(x, self._text, activation_dtype(x))
         return activation(x, self._text, activation_dtype(x))[0]
 
@@ -119,7 +119,8 @@ class SiTUGLU(SwiGLU):
         x = plain(x)
         if self.glu_interleave_size is not None:
             x = deinterleaved(x, self.glu_interleave_size, -1)
-        compute = SoftCapsOfCodes.apply if self.cache_quantized_input else soft_caps
+        cached = self.cache_quantized_input and torch.is_grad_enabled() and x.requires_grad
+        compute = SoftCapsOfCodes.apply if cached else soft_caps
         return compute(x, self.beta1, self.beta2, activation_dtype(x))
 
 
