@@ -208,6 +208,8 @@ def test_a_quantized_activation_is_the_end_of_a_backward_pass_like_a_tensor():
     dy = torch.randn(4, 32)
     q.backward(dy)
     assert torch.equal(x.grad, dy) and torch.equal(q.grad, dy) and torch.equal(seen[0], dy)
+    with pytest.raises(RuntimeError, match="more than one value is ambiguous"):
+        bool(q)
     assert q.size() == q.shape and q.numel() == 128 and q.ndim == 2 and not q.is_leaf and q.grad_fn is not None
 
 

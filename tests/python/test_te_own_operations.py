@@ -307,6 +307,16 @@ def test_an_activation_that_is_computed_again_is_not_kept(recipe, compiled, comp
             operation(activation_recompute_in_mlp=True)
 
 
+def test_groups_take_decoded_values():
+    grouped, x, sizes = ops.GroupedLinear(2, 32, 16), torch.randn(6, 32, requires_grad=True), torch.tensor([2, 4])
+    with te.autocast(recipe=quire.recipe.MXFP8BlockScaling()):
+        q, found = ops.Quantize()(x), ops.Sequential(ops.Quantize(), grouped)(x, sizes)
+        wanted = grouped(q.dequantize(), sizes)
+    assert torch.equal(found, wanted)
+    dy = torch.randn(6, 16)
+    assert torch.equal(torch.autograd.grad(found, x, dy)[0], torch.autograd.grad(wanted, x, dy)[0])
+
+
 @ways
 @pytest.mark.parametrize("single", [False, True])
 def test_a_bias_of_groups_is_scaled_by_row(single, compiled, compiler):

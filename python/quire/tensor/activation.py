@@ -129,7 +129,7 @@ class QuantizedActivation:
 _OF_CARRIER = frozenset(
     "backward dim grad grad_fn is_cpu is_cuda is_leaf is_meta layout ndim numel register_hook retain_grad size".split()
 )
-_OPERATORS = "add radd sub rsub mul rmul truediv rtruediv pow rpow matmul rmatmul neg abs getitem len iter".split()
+_OPERATORS = "bool add radd sub rsub mul rmul truediv rtruediv pow rpow matmul rmatmul neg abs getitem len iter".split()
 
 
 def _writes(method: str) -> bool:

@@ -6,7 +6,7 @@ import torch
 
 from quire.nn import grouped_linear, linear
 from quire.te.arguments import refuse
-from quire.te.ops.operation import Input, Operation, in_dtype_of
+from quire.te.ops.operation import Input, Operation, in_dtype_of, plain
 
 
 class Linear(Operation, linear.Linear):
@@ -111,7 +111,7 @@ class GroupedLinear(Operation, grouped_linear.GroupedLinear):
             self.num_extra_inputs = 2
 
     def forward(self, x: Input, split_sizes: torch.Tensor, *scales: torch.Tensor, **options: object) -> torch.Tensor:
-        x = in_dtype_of(x, getattr(self, self.weight_names[0]))
+        x = in_dtype_of(plain(x), getattr(self, self.weight_names[0]))
         if len(scales) != self.num_extra_inputs - 1:
             raise TypeError(
                 f"te.ops.GroupedLinear: it takes {self.num_extra_inputs} extra inputs, split_sizes"
