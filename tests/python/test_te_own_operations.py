@@ -307,6 +307,26 @@ def test_an_activation_that_is_computed_again_is_not_kept(recipe, compiled, comp
             operation(activation_recompute_in_mlp=True)
 
 
+@pytest.mark.parametrize("in_place", [False, True])
+def test_extra_inputs_can_be_quantized(in_place):
+    x, extra = torch.randn(4, 32, requires_grad=True), torch.randn(4, 32, requires_grad=True)
+    q = quire.quantize(extra, "mxfp8")
+    values = q.dequantize().detach()
+    y = ops.AddExtraInput(in_place=in_place)(x, q)
+    product = Products()(x, q)[2]
+    assert torch.equal(y, x + values) and torch.equal(product, x * values)
+    for result, wanted in ((y, (torch.ones(4, 32), torch.ones(4, 32))), (product, (values, x))):
+        found = torch.autograd.grad(result, [x, extra], torch.ones(4, 32), retain_graph=True)
+        assert all([torch.equal(one, other) for one, other in zip(found, wanted, strict=True)])
+    stored = quire.quantize(extra.detach(), "mxfp8")
+    y = ops.AddExtraInput(in_place=in_place)(x.detach(), stored)
+    wanted = x.detach() + values
+    if in_place:
+        wanted = quire.quantize(wanted, "mxfp8").dequantize()
+        assert torch.equal(stored.dequantize(), wanted)
+    assert torch.equal(y.dequantize() if in_place else y, wanted)
+
+
 def test_groups_take_decoded_values():
     grouped, x, sizes = ops.GroupedLinear(2, 32, 16), torch.randn(6, 32, requires_grad=True), torch.tensor([2, 4])
     with te.autocast(recipe=quire.recipe.MXFP8BlockScaling()):

@@ -83,7 +83,7 @@ class BasicOperation(Operation):
             raise TypeError(
                 f"{type(self).__name__}: it takes {self.num_extra_inputs} extra inputs, got {len(extra_inputs)}"
             )
-        results = _Call.apply(self, kwargs, plain(x), *extra_inputs, *self.parameters())
+        results = _Call.apply(self, kwargs, plain(x), *map(plain, extra_inputs), *self.parameters())
         return results if self.num_extra_outputs else results[0]
 
 

@@ -7,6 +7,7 @@ import torch
 
 from quire.te.arguments import refuse
 from quire.te.ops.operation import Input, Operation, plain
+from quire.tensor import QuantizedActivation
 
 
 class Bias(Operation):
@@ -73,7 +74,8 @@ class AddExtraInput(Operation):
     """The sum of x and an extra input.
 
     in_place: the sum is written to the memory of the extra input, and is a view of it; autograd takes it as a new
-    tensor. Within a compiled function it is a copy. The dtype is then that of the extra input.
+    tensor. Within a compiled function it is a copy. The dtype is then that of the extra input. A QuantizedActivation is
+    not written.
     """
 
     num_extra_inputs = 1
@@ -82,9 +84,9 @@ class AddExtraInput(Operation):
         super().__init__()
         self.in_place = in_place
 
-    def forward(self, x: Input, extra: torch.Tensor) -> torch.Tensor:
-        if not self.in_place:
-            return plain(x) + extra
+    def forward(self, x: Input, extra: Input) -> torch.Tensor:
+        if not self.in_place or isinstance(extra, QuantizedActivation):
+            return plain(x) + plain(extra)
         if torch.compiler.is_compiling():
             y = (plain(x) + extra).to(extra.dtype)
             with torch.no_grad():
