@@ -65,7 +65,7 @@ DIFFERENCES = {
     "test_single_grouped_weight_rejects_host_m_splits": "`use_grouped_tensor` has no effect",
     "test_gpt_fp8_parameters[DelayedScaling": "with the scale of their own amax",
     "test_layernorm_mlp_accuracy_delay_wgrad_compute": "gradients of biases can differ in the last bit",
-    "test_quantize[True-False": "the gradient that it rounds is a plain tensor",
+    "test_quantize[True-False": "The gradient that `ops.Quantize` rounds is a plain tensor",
     "test_fused_op_cannot_omit_required_channel_output": "an `ops.FusedOperation` computes its operations one by one",
     "test_layer_norm_autocast": "PyTorch's autocast on CPUs has no float32",
     "test_grouped_linear_delay_wgrad_rejects_implicit_fallback": "`use_grouped_tensor` has no effect",

@@ -64,6 +64,11 @@ def check_device(what: str, device: torch.device | str | int | None) -> None:
         )
 
 
+def is_plain(value: object) -> bool:
+    """Whether it is a tensor of no special class, such as DTensor, or such a one as a parameter."""
+    return type(value) is torch.Tensor or issubclass(type(value), torch.nn.Parameter)
+
+
 def check_dense(what: str, **tensors: torch.Tensor) -> None:
     """Raises TypeError unless each tensor has its values in plain memory, before anybody asks for its shape."""
     for name, tensor in tensors.items():

@@ -204,6 +204,14 @@ def test_single_parameters_have_the_attributes_however_they_came(quantized):
     assert type(te.GroupedLinear(2, 8, 8).weight0) is torch.nn.Parameter
 
 
+def test_files_take_single_parameters_as_tensors(tmp_path):
+    made = layer()
+    parameters = dict(made.named_parameters())
+    quire.io.write(tmp_path / "a", parameters, dialect="quire")
+    found = quire.io.read(tmp_path / "a")
+    assert all([torch.equal(found[name], parameter) for name, parameter in parameters.items()])
+
+
 @ways
 @pytest.mark.parametrize("quantized", [False, True])
 def test_writing_to_the_tensors_of_groups_writes_to_the_parameter(quantized, compiled, compiler):

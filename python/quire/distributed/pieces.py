@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
+from quire.checks import is_plain
+
 if TYPE_CHECKING:
     from torch.distributed.checkpoint.metadata import ChunkStorageMetadata
     from torch.distributed.checkpoint.planner import WriteItem
@@ -75,7 +77,7 @@ class PiecesOfTensor(torch.Tensor):
         """It shares t's memory. t: this rank's shard, or a DTensor of it. along: the dimension that is sharded, of
         `size` in the whole tensor. places: (in the whole tensor, in t, size) of pieces along it."""
         shape = (*t.shape[:along], size, *t.shape[along + 1 :])
-        if type(t) in (torch.Tensor, torch.nn.Parameter):
+        if is_plain(t):
             part, starts = t, (0,) * t.dim()
         else:
             part, (chunk,) = t.to_local(), t.__create_chunk_list__()

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 import torch
 from torch import distributed
 
-from quire.checks import check_type
+from quire.checks import check_type, is_plain
 from quire.distributed.code_payload import why_not
 from quire.distributed.placements import is_dtensor, parameters_of_others
 from quire.distributed.sharded_product import Shards
 from quire.recipe import Recipe, as_recipe
-from quire.tensor import QuantizedTensor, QuantSpec
+from quire.tensor import QuantSpec
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -85,7 +85,7 @@ def _rows_of_products(layer: torch.nn.Module) -> list[str]:
 def _check(layer: torch.nn.Module) -> None:
     for name in layer.weight_names:
         weight, what = layer._parameters[name], f"shard_weights: quire.{type(layer).__name__}.{name}"
-        if is_dtensor(weight) or isinstance(weight, QuantizedTensor) or type(weight) is not torch.nn.Parameter:
+        if not is_plain(weight):
             raise NotImplementedError(
                 f"{what} must be a plain parameter, got a {type(weight).__name__}; call shard_weights once, on a model "
                 "that is made outside of quire.quantized_model_init and that nothing else has sharded"

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from quire.checks import check_type
+from quire.checks import check_type, is_plain
 from quire.io.container import INDEX, Container
 from quire.io.dialect import Configs, Dialect
 from quire.io.dialects import dialect_named
@@ -168,7 +168,7 @@ def outlined(name: str, value: object) -> StoredWeight | torch.Tensor:
         beside = [None if t is None else t.to("meta") for t in (value.input_scale, value.bias)]
         origin = value.origin
         return StoredWeight(value.weight.to("meta"), *beside, origin)
-    if type(value) not in (torch.Tensor, torch.nn.Parameter):
+    if not is_plain(value):
         raise TypeError(
             f"quire.io.write: {name} must be a StoredWeight or a plain tensor, got {type(value).__name__}; a "
             "QuantizedTensor needs an origin, StoredWeight(weight, None, None, Origin(dialect, layout))"
