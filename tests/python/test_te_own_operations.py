@@ -117,7 +117,8 @@ class Scale(ops.BasicOperation):
         self.scale = torch.nn.Parameter(torch.tensor(start))
 
     def op_forward(self, ctx, input_, *, plus=0.0, **unused):
-        ctx.save_for_backward(self.scale, input_)
+        if ctx.requires_grad:
+            ctx.save_for_backward(self.scale, input_)
         return self.scale * input_ + plus
 
     def op_backward(self, ctx, grad_output):

@@ -22,12 +22,11 @@ class BasicOperation(Operation):
     fuser_forward(basic_op_ctxs, input_, *, basic_op_extra_inputs, prev_op_grad_output_quantizer,
     next_op_input_quantizer, basic_op_kwargs) -> y, [extra outputs]. fuser_backward(basic_op_ctxs, grad_output, *,
     basic_op_grad_extra_outputs) -> gradients of the input, [of each parameter], [of each extra input]. The arguments
-    are lists with one entry, this operation's. The gradient of an extra output that nothing used is None,
-    or within a compiled function zero.
+    are lists with one entry, this operation's. The gradient of an extra output that nothing used is None, or within a
+    compiled function zero.
 
-    ctx is that of a torch.autograd.Function: save_for_backward(), saved_tensors, and attributes of any names.
-    Quantizers of other operations are None. Gradients may be None. There are no second
-    derivatives.
+    ctx is that of a torch.autograd.Function: save_for_backward(), saved_tensors, requires_grad, and attributes of other
+    names. Quantizers of other operations are None. Gradients may be None. There are no second derivatives.
     """
 
     def op_forward(
