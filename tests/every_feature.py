@@ -71,8 +71,21 @@ class _OfTokens(torch.nn.Module):
         return self.layer(x.unsqueeze(1)).squeeze(1)
 
 
+class _Half(te.ops.BasicOperation):
+    """An operation that a script defines."""
+
+    def op_forward(self, ctx, input_, **unused):
+        return 0.5 * input_
+
+    def op_backward(self, ctx, grad_output):
+        return 0.5 * grad_output, ()
+
+
 def _operations(_):
-    return te.ops.Sequential(te.ops.RMSNorm(64), te.ops.Linear(64, 96), te.ops.GELU(), te.ops.Linear(96, 32))
+    kept = te.ops.MakeExtraOutput().set_extra_output_channel(0, "x", output_to_caller=False)
+    added = te.ops.AddExtraInput().set_extra_input_channel(0, "x")
+    first = (te.ops.RMSNorm(64), kept, te.ops.Quantize(), te.ops.Linear(64, 64), te.ops.GELU(), added)
+    return te.ops.Sequential(*first, _Half(), te.ops.Linear(64, 32))
 
 
 class _Calibrated(torch.nn.Module):

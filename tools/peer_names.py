@@ -37,6 +37,14 @@ def normal(deviation: float) -> object:
     return functools.partial(torch.nn.init.normal_, mean=0.0, std=deviation)
 
 
+class NoKernel:
+    """A fused operation of TransformerEngine's whose kernel is not there. Tests that ask skip what needs it."""
+
+    @staticmethod
+    def is_supported() -> bool:
+        return False
+
+
 #: Functions of TransformerEngine's that its tests prepare arguments and references with, in words of PyTorch.
 STAND_INS = {
     "init_method_normal": normal,
@@ -50,6 +58,11 @@ STAND_INS = {
     "GRAD_INPUT_BUFFER_KEY": "dgrad_out",
     # Whether a layer may take a path of TransformerEngine's, which is of no consequence here.
     "is_module_grouped_tensor_path_supported": lambda *args, **options: True,
+    # Which kernels of cuDNN there are. Without them TransformerEngine computes the same by others.
+    "_cudnn_frontend_version_supported": lambda: False,
+    "_cudnn_frontend_supports_grouped_gemm_srelu": lambda: False,
+    "_cudnn_frontend_supports_single_group_runtime_offsets": lambda *args: False,
+    "GroupedMLP_CuTeGEMMGLU": NoKernel,
 }
 #: Names of TransformerEngine's states, in modules that have public names too.
 INTERNAL_NAMES = (

@@ -189,6 +189,11 @@ def activation(
     return y, buffers
 
 
+def activation_gradient(dy: torch.Tensor, x: torch.Tensor, name: str) -> torch.Tensor:
+    """The gradient of activation() by x, in x's dtype; dy is that of y (numerics.md 11.3). It has no gradient."""
+    return torch.ops.quire.activation_bwd(dy, x, name)
+
+
 def activations() -> dict[str, tuple[int, list[str]]]:
     """The names that activation() takes -> input columns for one column of y, names of parameters."""
     rows = map(str.split, torch.ops.quire.activations().splitlines())

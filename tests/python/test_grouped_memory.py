@@ -48,11 +48,12 @@ def test_results_are_there_and_have_the_same_bits(compiled, options, recipe, com
         runs.append([])
         for scale in (1, 40):  # the same memory in every step
             results = step(layer, x * scale, dy, SPLITS, recipe, function=function, **given)
-            runs[-1] += results
+            runs[-1] += [result if result is None else result.clone() for result in results]
             runs[-1] += [weight.main_grad.clone() for weight in layer.weights("").values()]
             if given:
                 assert equal_bits(out, results[0]) and equal_bits(dgrad_out, results[1])
-                assert not out.requires_grad and out.grad_fn is None and results[0].data_ptr() != out.data_ptr()
+                assert not out.requires_grad and out.grad_fn is None
+                assert (results[0].data_ptr() == out.data_ptr()) != compiled
                 out.fill_(7), dgrad_out.fill_(7)
     for ours, wanted in zip(runs[1], runs[0], strict=True):
         assert (ours is None and wanted is None) or equal_bits(ours, wanted)
@@ -115,6 +116,16 @@ def test_memory_is_left_alone_where_x_needs_no_gradient(recipe):
     assert dgrad_out.isnan().all() and layer.weight0.grad.any()
 
 
+def test_a_result_that_backward_needs_is_not_overwritten_unnoticed():
+    layer, (x, dy) = grouped(), inputs(SPLITS, beyond=0)
+    out = memory(len(x), 64)
+    y = layer(x, SPLITS, out=out)
+    squared = y * y
+    layer(x, SPLITS, out=out)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        squared.backward(dy)
+
+
 def test_what_saved_the_memory_for_its_backward_finds_it_changed():
     layer, out = grouped(), torch.zeros(sum(SPLITS), 64, dtype=torch.bfloat16)
     x = inputs(SPLITS, beyond=0)[0]
@@ -163,14 +174,18 @@ def shared(x):
     return base[: 8 * 64].view(8, 64), base.view(8, 96)
 
 
-@pytest.mark.parametrize(("given", "message"), WRONG.values(), ids=WRONG)
+@pytest.mark.parametrize(
+    ("given", "message", "error"),
+    [(*wrong, ValueError if name in ("shape", "rows") else RuntimeError) for name, wrong in WRONG.items()],
+    ids=WRONG,
+)
 @pytest.mark.parametrize("recipe", [None, DELAYED], ids=["high_precision", "delayed"])
-def test_memory_that_does_not_fit_is_refused_before_anything_is_written(recipe, given, message):
+def test_memory_that_does_not_fit_is_refused_before_anything_is_written(recipe, given, message, error):
     layer = grouped([4, 4])
     x = inputs([8], beyond=0)[0].requires_grad_()
     before = x.detach().clone()
     given = given(x)
-    with quire.autocast(enabled=recipe is not None, recipe=recipe), pytest.raises(RuntimeError, match=message):
+    with quire.autocast(enabled=recipe is not None, recipe=recipe), pytest.raises(error, match=message):
         layer(x, [4, 4], **given)
     assert torch.equal(x.detach(), before) and not layer.delayed.fwd_amax.any()
     assert all(t.is_meta or t.isnan().all() or torch.equal(t, before) for t in (g.detach() for g in given.values()))

@@ -199,6 +199,16 @@ def test_frameworks_learn_when_a_delayed_gradient_is_there(make_x):
         with pytest.raises(RuntimeError, match="no backward pass has kept operands"):
             layer.backward_dw()
         assert len(called) == 1
+    options = {"device": "meta", "delay_wgrad_compute": True}
+    for made in (
+        quire.Linear(96, 64, **options),
+        quire.GroupedLinear(2, 96, 64, single_grouped_weight=True, **options),
+    ):
+        assert made.to_empty(device="cpu").weight.skip_backward_post_hook
+        made.load_state_dict({name: t.detach().clone() for name, t in made.state_dict().items()}, assign=True)
+        assert made.weight.skip_backward_post_hook
+        made.weight = torch.nn.Parameter(made.weight.detach().clone())
+        assert made.weight.skip_backward_post_hook
     plain = quire.Linear(96, 64)
     plain.register_wgrad_accumulation_and_reduce_hooks(lambda: called.append("plain"))
     plain.backward_dw()

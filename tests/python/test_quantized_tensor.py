@@ -280,3 +280,19 @@ def test_a_layer_of_pytorch_does_not_decode_its_weight_without_a_word():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         layer(torch.randn(2, 64))
+
+
+@pytest.mark.parametrize("stacked", [False, True])
+def test_inference_mode_detaches_what_was_made_outside_of_it(stacked):
+    q = quire.quantize(torch.randn(4, 64), "mxfp8", columnwise=True)
+    q = torch.nn.Parameter(quire.QuantizedStack.of([q, q]) if stacked else q)
+    expected = q.dequantize().detach()
+    with torch.inference_mode():
+        for found in (q.detach(), q.data, q.detach().detach()):
+            assert (
+                type(found) is type(q.detach())
+                and not found.requires_grad
+                and not isinstance(found, torch.nn.Parameter)
+            )
+            assert torch.equal(found.dequantize(), expected)
+            assert found.rowwise_data.data_ptr() == q.rowwise_data.data_ptr()

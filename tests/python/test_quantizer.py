@@ -226,10 +226,17 @@ def test_usages_have_other_words_too():
     assert same(q, other) and not q.stores("rowwise")
 
 
-def test_what_kind_a_tensor_is_is_not_answered_wrongly_where_classes_are_compared(compiler):
-    q = quire.quantize(torch.ones(2, 32), "mxfp8")
+@pytest.mark.parametrize("grad", [False, True])
+def test_what_kind_a_tensor_is_is_not_answered_wrongly_where_classes_are_compared(grad, compiler):
+    q = quire.quantize(torch.ones(2, 32, requires_grad=grad), "mxfp8")
+    assert isinstance(q, quire.MXFP8Tensor) and not isinstance(q, quire.NVFP4Tensor)
     with pytest.raises(NotImplementedError, match="depends on its spec, not on its class"):
         issubclass(type(q), quire.MXFP8Tensor)
-    with pytest.raises(Exception, match="read tensor.spec_text there"):
-        compiler(lambda q: q.dequantize() + isinstance(q, quire.MXFP8Tensor))(q)
+    for kind, answer in ((quire.MXFP8Tensor, 1), (quire.NVFP4Tensor, 0)):
+        asked = compiler(lambda q, kind=kind: q.dequantize() + isinstance(q, kind))
+        if grad:  # of other objects than tensors it asks Python
+            assert torch.equal(asked(q), q.dequantize() + answer)
+        else:
+            with pytest.raises(Exception, match="read tensor.spec_text there"):
+                asked(q)
     assert not isinstance(q.dequantize(), quire.MXFP8Tensor)

@@ -228,23 +228,61 @@ def test_quantize_gives_the_codes_that_a_layer_would_use(name):
     assert ops.Quantize()(x) is x
 
 
-def test_what_an_operation_cannot_do_it_says():
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+def test_quantize_has_scales_of_its_own_under_delayed_scaling(compiled, compiler):
+    recipe = recipes.DelayedScaling(amax_history_len=3, amax_compute_algo="max", fp8_format=recipes.Format.HYBRID)
+    made = ops.Sequential(ops.Quantize(backward=not compiled), ops.Identity())
+    function, maxima = compiler(made) if compiled else made, {448.0: [], 57344.0: []}
+    for step in range(6):
+        x = (torch.randn(8, 32) * 3.0 ** (step % 4)).requires_grad_()
+        dy = torch.randn(8, 32) / 5.0**step
+        scales = [limit / max(seen[-3:]) if seen else 1.0 for limit, seen in maxima.items()]
+        with te.autocast(recipe=recipe):
+            y = function(x)
+        wanted = quire.quantize(x.detach(), "fp8_tensor", scale=torch.tensor([scales[0]]))
+        assert torch.equal(y.detach().rowwise_data, wanted.rowwise_data)
+        if not compiled:
+            y.backward(dy)
+            rounded = (dy.double() * scales[1]).to(torch.float8_e5m2).double() / scales[1]
+            torch.testing.assert_close(x.grad.double(), rounded, rtol=1e-6, atol=0)
+        for seen, values in zip(maxima.values(), (x, dy), strict=True):
+            seen.append(values.abs().max().item())
+    state = quire.delayed_state(made)
+    assert list(state) == ["0.delayed"]
+    other = ops.Sequential(ops.Quantize(), ops.Identity())
+    quire.set_delayed_state(other, state)
+    for copied in (other, copy.deepcopy(made)):
+        assert torch.equal(quire.delayed_state(copied)["0.delayed"]["scale_fwd"], state["0.delayed"]["scale_fwd"])
+    assert made.to("meta")[0].delayed.usage.is_meta
+
+
+def test_quantize_rounds_no_gradient_that_is_quantized():
+    x = torch.randn(8, 32, requires_grad=True)
+    with te.autocast(recipe=RECIPES["current"]):
+        y = ops.Quantize(forward=False, backward=True)(x)
+    dy = quire.quantize(torch.randn(8, 32), "mxfp8")
+    y.backward(dy)
+    assert torch.equal(x.grad, dy.dequantize())
+
+
+def test_what_an_operation_cannot_do_it_says(compiler):
+    with te.autocast(recipe=RECIPES["delayed"]), pytest.raises(Exception, match="Quantize: backward=True is not avail"):
+        compiler(ops.Quantize(backward=True))(torch.ones(4, 32))
+
     x = torch.randn(4, 32)
-    with te.autocast(recipe=RECIPES["delayed"]), pytest.raises(NotImplementedError, match="Quantize: DelayedScaling"):
+    static = quire.recipe.CustomRecipe({"x": "fp8_tensor:given", "w": "fp8_tensor", "dy": "fp8_tensor"}.get)
+    with te.autocast(recipe=static), pytest.raises(NotImplementedError, match="Quantize: CustomRecipe"):
         ops.Quantize()(x)
     for make, error, words in (
         (lambda: ops.BasicLinear(8, 8, bias=True), TypeError, "BasicLinear: there is no bias"),
         (lambda: ops.BasicLinear(8, 8, userbuffers_options={}), NotImplementedError, "userbuffers_options"),
-        (lambda: ops.GroupedLinear(2, 8, 8, scale_bias=True), NotImplementedError, "scale_bias=True"),
-        (lambda: ops.SwiGLU(cache_quantized_input=True), NotImplementedError, "cache_quantized_input=True"),
-        (lambda: ops.ScaledSReLU(activation_recompute_in_mlp=True), NotImplementedError, "recompute_in_mlp"),
         (lambda: ops.Bias(8, tensor_parallel=True), NotImplementedError, "Bias: tensor_parallel=True"),
         (lambda: ops.SiTUGLU(beta1=0), ValueError, "beta1 must be finite and positive, got 0"),
         (lambda: ops.SwiGLU(glu_interleave_size=5)(x), ValueError, "interleave_size=5 and a dimension of 32"),
         (lambda: ops.Sequential(ops.AddExtraInput())(x), ValueError, "take 1 extra inputs, got 0"),
         (lambda: ops.Sequential(ops.Identity())(x, op_kwargs={1: {}}), ValueError, "op_kwargs names 1"),
         (lambda: ops.AllGather, AttributeError, "quire.te.ops.AllGather is not available: layers communicate"),
-        (lambda: ops.BasicOperation, AttributeError, "never fused"),
+        (lambda: ops.fused, AttributeError, "never fused"),
     ):
         with pytest.raises(error, match=words):
             make()

@@ -136,3 +136,17 @@ def test_codes_of_a_first_microbatch_are_used_again(delayed):
     with te.autocast(recipe=recipe):
         other(x)
     assert other.microbatch_weight is None
+
+
+@pytest.mark.parametrize("delayed", [("x",), ("dy",), ("x", "dy")])
+def test_an_operation_that_quantizes_knows_which_operands_have_delayed_scaling(delayed):
+    operation, scales, recipe = te.ops.Quantize(backward=True), Scales(delayed, "mxfp8"), recipe_of(delayed, "mxfp8")
+    torch.manual_seed(0)
+    for step in range(STEPS):
+        x, dy = (torch.randn(8, 32) * 3.0 ** (step % 3)).requires_grad_(), torch.randn(8, 32) / 5.0**step
+        with te.autocast(recipe=recipe):
+            y = operation(x)
+        y.backward(dy)
+        assert torch.equal(y.detach().dequantize().double(), scales.decoded("x", x.detach())[0])
+        assert torch.equal(x.grad.double(), scales.decoded("dy", dy)[0])
+        scales.step()

@@ -10,6 +10,7 @@ from quire.distributed.experts import ExpertGroup
 from quire.distributed.parallel import Parallel
 from quire.distributed.placements import is_dtensor, local, part_for
 from quire.nn.call import active_call
+from quire.nn.caller_memory import check_memory, in_memory
 from quire.nn.initial_values import initialise
 from quire.nn.layer_path import name_layer
 from quire.nn.own_parts import Division
@@ -272,19 +273,19 @@ class GroupedLinear(ProductModule):
             reads no value of it) or a list. Groups can be empty. Rows after the last group belong to no group, give
             zero and get a zero gradient. Raises RuntimeError if the sum exceeds the rows of x.
         is_first_microbatch: as for quire.Linear.
-        out: contiguous memory to which y is copied, [rows of x, out_features] or of y's shape, in y's dtype. It must
-            not need a gradient or share memory with another argument. The returned result is a separate tensor and has
-            the gradient. `out` has no gradient and can be passed again in the next call.
+        out: contiguous memory for y, [rows of x, out_features] or of y's shape, in y's dtype. It must not need a
+            gradient or share memory with another argument. Rows after the last group get 0. The result is a view of
+            it (in a compiled function a copy), and `out` itself gets no gradient: it can be passed again.
         dgrad_out: the same for dx, [rows of x, in_features] or of x's shape; the backward pass copies dx there. This is
-            the dx of this matmul only; autograd adds the gradients from other uses of x elsewhere. If x needs no
-            gradient, dgrad_out is not changed.
+            the dx of this matmul only; autograd adds other gradients of x elsewhere. Not used if x needs no gradient.
 
-        The dtype of the result is as for quire.Linear. Raises RuntimeError, before any computation, if shapes, dtypes
-        or devices do not fit.
+        The dtype of the result is as for quire.Linear. Raises, before any computation, ValueError if out or dgrad_out
+        has another shape, and RuntimeError if other shapes, dtypes or devices do not fit.
         """
         try:
             check_type("quire.GroupedLinear.forward", torch.Tensor, x=x)
             check_type_or_none("quire.GroupedLinear.forward", torch.Tensor, out=out, dgrad_out=dgrad_out)
+            check_memory(x, out=(out, self.out_features), dgrad_out=(dgrad_out, self.in_features))
             product = Product(self, "", active_call(self, x, is_first_microbatch))
             if self.parallel is None:
                 product.given |= {"out": out, "dgrad_out": dgrad_out}
@@ -295,6 +296,7 @@ class GroupedLinear(ProductModule):
             biases = self.biases()
             y = product.run(x, [] if self.return_bias else biases, offsets_of(m_splits, x, self.groups))
             product.commit()
+            y = y if out is None else in_memory(y, out)
             return (y, biases[0] if self.bias_names == ("bias",) else biases) if self.return_bias else y
         except Exception as error:
             name_layer(error, self)

@@ -11,18 +11,10 @@ _HYBRID = (
     "quire.recipe.CustomRecipe, with a spec for each operand, or backward_override",
 )
 _IDENTITY = ("tensors in high precision are plain tensors", "quire.IdentityQuantizer, which returns them as they are")
-_GROUPED = (
-    "tensors of groups of rows are plain tensors with offsets",
-    "quire.functional.grouped_linear and quire.QuantizedStack",
-)
 _COLLECTIVES = (
     "layers communicate themselves",
     "tensor_parallel_mode of quire.te.ops.Linear, or torch.distributed.nn.functional",
 )
-_OF_FUSION = (
-    "BasicOperation FusedOperation FusibleOperation fused register_forward_fusion register_backward_fusion "
-    "register_forward_backward_fusion"
-).split()
 _FUSION = (
     "operations are composed of layers and never fused",
     "any torch.nn.Module in quire.te.ops.Sequential",
@@ -40,9 +32,9 @@ NAMES: dict[str, tuple[str, str]] = {
         "there is no multi-latent attention",
         "quire.Linear, quire.apply_rotary_pos_emb and quire.DotProductAttention",
     ),
-    **dict.fromkeys(("GroupedTensor", "GroupedTensorStorage"), _GROUPED),
+    "GroupedTensorStorage": ("a GroupedTensor has no other class for internal use", "quire.GroupedTensor"),
     **dict.fromkeys(("AllGather", "AllReduce", "ReduceScatter"), _COLLECTIVES),
-    **dict.fromkeys(_OF_FUSION, _FUSION),
+    "fused": _FUSION,
     "get_cudnn_version": ("quire does not use cuDNN", "torch.backends.cudnn.version"),
     "get_device_compute_capability": (
         "is_fp8_available(), is_mxfp8_available() and so on run a computation, and look at no version",

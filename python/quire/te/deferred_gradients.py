@@ -15,17 +15,19 @@ def register_wgrad_accumulation_and_reduce_hooks(
     vars(self).setdefault(_HOOKS, []).append(wgrad_accumulation_and_reduce_hook)
 
 
-def with_marks(construct: Callable[..., None]) -> Callable[..., None]:
-    """A constructor whose layer, with delay_wgrad_compute, marks its weights by skip_backward_post_hook: hooks of the
-    backward pass then know that there is no gradient yet."""
+def marking(method: Callable[..., object]) -> Callable[..., object]:
+    """A method that may give a layer weights. With delay_wgrad_compute, skip_backward_post_hook marks them: hooks of
+    the backward pass then know that there is no gradient yet."""
 
-    @functools.wraps(construct)
-    def __init__(self: ProductModule, *args: object, **options: object) -> None:
-        construct(self, *args, **options)
+    @functools.wraps(method)
+    def marked(self: ProductModule, *args: object, **options: object) -> object:
+        result = method(self, *args, **options)
         for name in self.weight_names if self.delay_wgrad_compute else ():
-            getattr(self, name).skip_backward_post_hook = True
+            if self._parameters.get(name) is not None:
+                self._parameters[name].skip_backward_post_hook = True
+        return result
 
-    return __init__
+    return marked
 
 
 def with_hooks(compute: Callable[[ProductModule], None]) -> Callable[[ProductModule], None]:

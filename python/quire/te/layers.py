@@ -24,9 +24,10 @@ from quire.nn.norm import LayerNorm, RMSNorm
 from quire.nn.product_module import ProductModule
 from quire.recipe import Recipe
 from quire.te.arguments import DIVIDING, OVERLAPPING, USER_BUFFERS, also_takes, group_size, signature_with
-from quire.te.deferred_gradients import register_wgrad_accumulation_and_reduce_hooks, with_hooks, with_marks
+from quire.te.deferred_gradients import marking, register_wgrad_accumulation_and_reduce_hooks, with_hooks
 from quire.te.dividing import MLP_DIVIDING, divides, divides_shapes
 from quire.te.fp8_meta import fp8_meta
+from quire.te.grouped_tensor import adopt_grouped_names
 from quire.te.quantizers import quantizer_of
 from quire.te.split import names_and_sizes, split
 from quire.te.tensors import get_data_tensors, with_noop_flag, with_usages
@@ -80,7 +81,7 @@ def adopt_names() -> None:
         layer.__init__ = divides(layer.__init__, f"quire.{layer.__name__}", dividing | USER_BUFFERS)
     GroupedLinear.__init__ = divides_shapes(GroupedLinear.__init__, "quire.GroupedLinear", DIVIDING)
     for layer, further in _CONSTRUCTORS.items():
-        layer.__init__ = with_marks(layer.__init__)
+        layer.__init__ = marking(layer.__init__)
         layer.__init__ = also_takes(layer.__init__, f"quire.{layer.__name__}", **further)
     for norm in (LayerNorm, RMSNorm):
         norm.__init__ = _with_sequence_parallel(norm.__init__, f"quire.{norm.__name__}")
@@ -88,6 +89,8 @@ def adopt_names() -> None:
         layer.reset_parameters = _deferred(layer.reset_parameters)
     for kind in (ProductModule, LayerNorm, RMSNorm):
         kind._load_from_state_dict = without_extra_state(kind)
+    for name in ("register_parameter", "_apply"):
+        setattr(ProductModule, name, marking(getattr(ProductModule, name)))
     ProductModule.set_tensor_parallel_group = set_tensor_parallel_group
     ProductModule.register_wgrad_accumulation_and_reduce_hooks = register_wgrad_accumulation_and_reduce_hooks
     ProductModule.backward_dw = with_hooks(ProductModule.backward_dw)
@@ -101,6 +104,7 @@ def adopt_names() -> None:
     for kind in (QuantizedTensor, QuantizedActivation):
         kind.get_data_tensors = get_data_tensors
         kind.quantizer = property(quantizer_of)
+    adopt_grouped_names()
 
 
 def set_tensor_parallel_group(self: ProductModule, tp_group: object) -> None:

@@ -21,6 +21,7 @@ from quire.te.element_types import DType
 from quire.te.global_state import FP8GlobalStateManager
 from quire.te.glu import deinterleave_glu_tensor, interleave_glu_tensor
 from quire.te.graphs import make_graphed_callables
+from quire.te.grouped_tensor import GroupedTensor
 from quire.te.moe_padding import Fp8Padding, Fp8Unpadding, get_align_size_for_quantization
 from quire.te.moe_permutation import (
     moe_permute,
@@ -87,6 +88,7 @@ __all__ = [
     "Fp8Padding",
     "Fp8Unpadding",
     "GroupedLinear",
+    "GroupedTensor",
     "IdentityQuantizer",
     "InferenceParams",
     "LayerNorm",

@@ -18,7 +18,8 @@ _KINDS = (QuantizedTensor, QuantizedActivation)
 
 
 class _Named(type):
-    """isinstance(tensor, cls) asks for the spec: classes of quantized tensors do not differ by it."""
+    """isinstance(tensor, cls) asks for the spec, also of a QuantizedActivation: classes of quantized tensors do not
+    differ by it."""
 
     family: str
     construct: Callable[..., QuantizedTensor]

@@ -219,6 +219,13 @@ class QuantizedTensor(Written, Memory, InitialValues, Remembered, Pickled, torch
         """Bytes of all buffers; `master` and `given_scale` are not counted."""
         return sum(t.numel() * t.element_size() for t in self.buffers().values())  # symbolic sizes have no t.nbytes
 
+    def detach(self) -> QuantizedTensor:
+        """A tensor of the same buffers, without a gradient."""
+        # Within inference mode PyTorch detaches no tensor without storage that was made outside of it.
+        if torch.is_inference_mode_enabled() and not torch.compiler.is_compiling() and not self.is_inference():
+            return self.with_buffers(self.named()).remember_like(self, alias=True)
+        return super().detach()
+
     @property
     def data(self) -> QuantizedTensor:
         """A tensor of the same buffers without autograd history. Assigning a QuantizedTensor of the same shape and

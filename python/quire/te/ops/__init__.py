@@ -3,6 +3,7 @@ across operations; te.LayerNormLinear and te.LayerNormMLP quantize in the pass t
 """
 
 from quire.te.absent import message
+from quire.te.ops.basic_operation import BasicOperation
 from quire.te.ops.curves import (
     GEGLU,
     GELU,
@@ -22,19 +23,29 @@ from quire.te.ops.curves import (
     SReLU,
     SwiGLU,
 )
+from quire.te.ops.fused_operation import (
+    FusedOperation,
+    register_backward_fusion,
+    register_forward_backward_fusion,
+    register_forward_fusion,
+)
 from quire.te.ops.matmuls import BasicLinear, GroupedLinear, Linear
 from quire.te.ops.normalizing import L2Normalization, LayerNorm, RMSNorm
 from quire.te.ops.op_sequence import Sequential
+from quire.te.ops.operation import Operation as FusibleOperation
 from quire.te.ops.pointwise import AddExtraInput, Bias, ConstantScale, Dropout, Identity, MakeExtraOutput, Reshape
 from quire.te.ops.quantizing import Quantize
 
 __all__ = [
     "AddExtraInput",
+    "BasicOperation",
     "BasicLinear",
     "Bias",
     "ClampedSwiGLU",
     "ConstantScale",
     "Dropout",
+    "FusedOperation",
+    "FusibleOperation",
     "GEGLU",
     "GELU",
     "GLU",
@@ -61,6 +72,9 @@ __all__ = [
     "SiLU",
     "SiTUGLU",
     "SwiGLU",
+    "register_backward_fusion",
+    "register_forward_backward_fusion",
+    "register_forward_fusion",
 ]
 
 

@@ -7,20 +7,20 @@ import torch
 from quire.functional import activation
 from quire.nn.activation_names import activation_text
 from quire.nn.dtype import activation_dtype
-from quire.te.arguments import refuse
+from quire.nn.recompute import checkpoint
 from quire.te.glu import deinterleaved
+from quire.te.ops.from_codes import ActivationOfCodes, SoftCapsOfCodes, soft_caps
 from quire.te.ops.operation import Input, Operation, plain
 
 
-class _Activation(Operation, torch.nn.Module):
-    """cache_quantized_input must be False: what is saved for backward is not quantized."""
+class _Activation(Operation):
+    """cache_quantized_input: backward computes from codes of the input with one FP8 scale, instead of the input."""
 
     name: str
 
     def __init__(self, *, cache_quantized_input: bool = False) -> None:
         super().__init__()
-        what = f"te.ops.{type(self).__name__}"
-        refuse(what, {"cache_quantized_input": cache_quantized_input}, {"cache_quantized_input": False})
+        self.cache_quantized_input = cache_quantized_input
         self._text = self._named()
 
     def _named(self) -> str:
@@ -28,6 +28,8 @@ class _Activation(Operation, torch.nn.Module):
 
     def forward(self, x: Input) -> torch.Tensor:
         x = plain(x)
+        if self.cache_quantized_input and torch.is_grad_enabled() and x.requires_grad:
+            return ActivationOfCodes.apply(x, self._text, activation_dtype(x))
         return activation(x, self._text, activation_dtype(x))[0]
 
 
@@ -117,34 +119,54 @@ class SiTUGLU(SwiGLU):
         x = plain(x)
         if self.glu_interleave_size is not None:
             x = deinterleaved(x, self.glu_interleave_size, -1)
-        gate, linear = x.float().chunk(2, -1)
-        gate = self.beta1 * torch.tanh(gate / self.beta1) * torch.sigmoid(gate)
-        return (gate * self.beta2 * torch.tanh(linear / self.beta2)).to(activation_dtype(x))
+        cached = self.cache_quantized_input and torch.is_grad_enabled() and x.requires_grad
+        compute = SoftCapsOfCodes.apply if cached else soft_caps
+        return compute(x, self.beta1, self.beta2, activation_dtype(x))
 
 
 class _Scaled(Operation):
-    """The result is multiplied by an extra input, a number for each row. activation_recompute_in_mlp must be False."""
+    """The result is multiplied by an extra input, a number for each row."""
 
     num_extra_inputs = 1
-
-    def __init__(self, *, activation_recompute_in_mlp: bool = False, **options: object) -> None:
-        what = f"te.ops.{type(self).__name__}"
-        given = {"activation_recompute_in_mlp": activation_recompute_in_mlp}
-        refuse(what, given, {"activation_recompute_in_mlp": False})
-        super().__init__(**options)
+    #: Whether backward computes the result again.
+    activation_recompute_in_mlp = False
 
     def forward(self, x: Input, scales: torch.Tensor) -> torch.Tensor:
+        return self.scaled(plain(x), scales)
+
+    def scaled(self, x: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+        """forward() without recomputation."""
         y = super().forward(x)
         return y * scales.unsqueeze(-1).to(y.dtype)
 
 
 class _ScaledGLU(_Scaled):
-    def __init__(self, glu_interleave_size: int | None = None, **options: object) -> None:
+    def __init__(
+        self, glu_interleave_size: int | None = None, *, activation_recompute_in_mlp: bool = False, **options: object
+    ) -> None:
+        if activation_recompute_in_mlp:
+            raise ValueError(
+                f"te.ops.{type(self).__name__}: it does not support activation recomputation; leave "
+                "activation_recompute_in_mlp False, and call it within te.checkpoint"
+            )
         super().__init__(glu_interleave_size=glu_interleave_size, **options)
 
 
 class ScaledSReLU(_Scaled, SReLU):
-    """SReLU, scaled by rows."""
+    """SReLU, scaled by rows.
+
+    activation_recompute_in_mlp: backward computes the result again (te.checkpoint), with the matmul of a GroupedLinear
+    that follows in a Sequential: it would save the result otherwise.
+    """
+
+    def __init__(self, *, activation_recompute_in_mlp: bool = False, **options: object) -> None:
+        super().__init__(**options)
+        self.activation_recompute_in_mlp = activation_recompute_in_mlp
+
+    def forward(self, x: Input, scales: torch.Tensor) -> torch.Tensor:
+        if self.activation_recompute_in_mlp:
+            return checkpoint(self.scaled, plain(x), scales)
+        return super().forward(x, scales)
 
 
 class ScaledSwiGLU(_ScaledGLU, SwiGLU):

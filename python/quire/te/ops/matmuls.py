@@ -6,7 +6,7 @@ import torch
 
 from quire.nn import grouped_linear, linear
 from quire.te.arguments import refuse
-from quire.te.ops.operation import Input, Operation, in_dtype_of
+from quire.te.ops.operation import Input, Operation, in_dtype_of, plain
 
 
 class Linear(Operation, linear.Linear):
@@ -74,7 +74,11 @@ class BasicLinear(Linear):
 
 class GroupedLinear(Operation, grouped_linear.GroupedLinear):
     """quire.GroupedLinear, with its parameters and numerics. The number of rows of each group, int [num_groups], is an
-    extra input. scale_bias must be False."""
+    extra input.
+
+    scale_bias: there is a second extra input, a number for each row, that the bias is multiplied with. It and the sum
+    are computed in float32. Without a bias this has no effect.
+    """
 
     num_extra_inputs = 1
 
@@ -88,19 +92,49 @@ class GroupedLinear(Operation, grouped_linear.GroupedLinear):
         accumulate_into_main_grad: bool = False,
         dtype: torch.dtype | None = None,
         scale_bias: bool = False,
+        bias: bool = True,
         **options: object,
     ) -> None:
-        refuse("te.ops.GroupedLinear", {"scale_bias": scale_bias}, {"scale_bias": False})
         if rng_state_tracker_function is not None:
             options["get_rng_state_tracker"] = rng_state_tracker_function
         super().__init__(
             num_groups,
             in_features,
             out_features,
+            bias=bias,
             params_dtype=dtype,
             fuse_wgrad_accumulation=accumulate_into_main_grad,
+            return_bias=scale_bias and bias,
             **options,
         )
+        if self.return_bias:
+            self.num_extra_inputs = 2
 
-    def forward(self, x: Input, split_sizes: torch.Tensor, **options: object) -> torch.Tensor:
-        return super().forward(in_dtype_of(x, getattr(self, self.weight_names[0])), split_sizes, **options)
+    def forward(self, x: Input, split_sizes: torch.Tensor, *scales: torch.Tensor, **options: object) -> torch.Tensor:
+        x = in_dtype_of(plain(x), getattr(self, self.weight_names[0]))
+        if len(scales) != self.num_extra_inputs - 1:
+            raise TypeError(
+                f"te.ops.GroupedLinear: it takes {self.num_extra_inputs} extra inputs, split_sizes"
+                f"{' and scales of the bias' if self.return_bias else ''}; got {len(scales) + 1}"
+            )
+        if not scales:
+            return super().forward(x, split_sizes, **options)
+        if scales[0].shape not in (x.shape[:-1], (x.shape[:-1].numel(),)):
+            raise ValueError(
+                f"te.ops.GroupedLinear: scales must have a number for each of the {x.shape[:-1].numel()} rows, got "
+                f"{[*scales[0].shape]}"
+            )
+        y, biases = super().forward(x, split_sizes, **options)
+        wide = (y.float() + _scaled_bias(biases, split_sizes, scales[0], y)).to(y.dtype)
+        return wide if options.get("out") is None else y.copy_(wide)
+
+
+def _scaled_bias(
+    biases: torch.Tensor | list[torch.Tensor], split_sizes: torch.Tensor, scales: torch.Tensor, y: torch.Tensor
+) -> torch.Tensor:
+    """The bias of each row's group, multiplied by the row's number; 0 for rows after the last group."""
+    biases = biases if isinstance(biases, torch.Tensor) else torch.stack(biases)
+    rows = torch.arange(y.shape[:-1].numel(), device=y.device)
+    group = torch.searchsorted(torch.as_tensor(split_sizes, device=y.device).cumsum(0), rows, right=True)
+    each = torch.nn.functional.pad(biases.float(), (0, 0, 0, 1))[group].view(y.shape)
+    return each * scales.float().view(*y.shape[:-1], 1)

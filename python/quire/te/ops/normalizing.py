@@ -34,7 +34,7 @@ class RMSNorm(_Norm, norm.RMSNorm):
     """quire.RMSNorm. x is taken in the dtype of the weight."""
 
 
-class L2Normalization(Operation, torch.nn.Module):
+class L2Normalization(Operation):
     """x / sqrt(sum of x^2 + eps) over the last dimension, computed in float32, in x's dtype. seq_length,
     micro_batch_size: sizes to warm up kernels for, of no effect."""
 

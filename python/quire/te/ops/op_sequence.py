@@ -1,19 +1,25 @@
 """A chain of modules."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 
 from quire.nn import linear
+from quire.nn.recompute import checkpoint
+from quire.te.ops.channels import Channels, check_routes
+from quire.te.ops.curves import ScaledSReLU
+from quire.te.ops.matmuls import GroupedLinear
 from quire.te.ops.operation import Input, Operation, plain
 
 Key = int | torch.nn.Module
+Options = Mapping[str, object]
 
 
 class Sequential(torch.nn.Sequential):
     """Modules one after another, each a single call: nothing is fused across them. A dict gives them names.
 
     Extra inputs of operations follow the first in the order of the operations, and extra outputs are returned likewise.
+    Those with a name (set_extra_input_channel, set_extra_output_channel) connect operations instead.
     """
 
     def __init__(self, *modules: torch.nn.Module | Mapping[str, torch.nn.Module]) -> None:
@@ -28,38 +34,98 @@ class Sequential(torch.nn.Sequential):
         self,
         input: Input,
         *extra_inputs: torch.Tensor,
-        op_kwargs: Mapping[Key, Mapping[str, object]] | None = None,
+        op_kwargs: Mapping[Key, Options] | None = None,
     ) -> Input | tuple[Input, ...]:
         """The result of the last module, or a tuple of that and the extra outputs.
 
         op_kwargs: module or index -> further arguments of its forward. Raises ValueError for extra inputs of another
-        number than the operations take, and for a module that is not here.
+        number than the operations take, for names of extra inputs and outputs that do not fit, and for a module that is
+        not here. Nothing has been computed then.
         """
-        wanted = sum([getattr(module, "num_extra_inputs", 0) for module in self])
+        modules = [each for module in self for each in getattr(module, "basic_ops", (module,))]
+        wanted = check_routes(modules)
         if len(extra_inputs) != wanted:
             raise ValueError(f"te.ops.Sequential: its operations take {wanted} extra inputs, got {len(extra_inputs)}")
-        given = self._by_index(op_kwargs or {})
-        x, outputs, taken = input, [], 0
-        for index, module in enumerate(self):
-            options, extra = given.get(index, {}), ()
-            if isinstance(module, Operation):
-                extra = extra_inputs[taken : taken + module.num_extra_inputs]
-                taken += module.num_extra_inputs
-            elif not isinstance(module, linear.Linear):
-                x = plain(x)
-            x = module(x, *extra, **options)
-            if getattr(module, "num_extra_outputs", 0):
-                x, *more = x
-                outputs += more
-        return (x, *outputs) if outputs else x
+        given = self._by_module(op_kwargs or {}, modules)
+        tensors = _ExtraTensors(extra_inputs)
+        x, recomputed = input, None
+        for index, module in enumerate(modules):
+            extra, options = tensors.of(module), given.get(index, {})
+            if recomputed is not None:
+                x, recomputed = _recomputing(recomputed, module, x, extra, options), None
+            elif _is_recomputed(modules[index : index + 2]):
+                recomputed = (module, extra, options)
+            else:
+                x = tensors.keep(module, _call(module, x, extra, options))
+        return (x, *tensors.outputs) if tensors.outputs else x
 
-    def _by_index(self, op_kwargs: Mapping[Key, Mapping[str, object]]) -> dict[int, Mapping[str, object]]:
-        found, modules = {}, list(self)
+    def _by_module(self, op_kwargs: Mapping[Key, Options], modules: list[torch.nn.Module]) -> dict[int, Options]:
+        """Place in modules -> further arguments."""
+        found = {}
         for key, options in op_kwargs.items():
-            places = [i for i, module in enumerate(modules) if module is key]
-            if isinstance(key, int) and -len(modules) <= key < len(modules):
-                places = [key % len(modules)]
+            module = self[key] if isinstance(key, int) and -len(self) <= key < len(self) else key
+            places = [i for i, each in enumerate(modules) if each is module]
             if not places:
                 raise ValueError(f"te.ops.Sequential: op_kwargs names {key!r}, which is not one of its modules")
             found[places[0]] = options
         return found
+
+
+class _ExtraTensors:
+    """The extra inputs and outputs of one call, after check_routes()."""
+
+    def __init__(self, inputs: Sequence[torch.Tensor]) -> None:
+        self.inputs, self.taken = inputs, 0
+        self.outputs: list[torch.Tensor] = []
+        self.named: dict[str, torch.Tensor] = {}
+
+    def of(self, module: torch.nn.Module) -> list[torch.Tensor]:
+        """The extra inputs of a module."""
+        if not isinstance(module, Channels):
+            return []
+        found = []
+        for place in range(module.num_extra_inputs):
+            name = module.input_channels.get(place)
+            found.append(self.inputs[self.taken] if name is None else self.named[name])
+            self.taken += name is None
+        return found
+
+    def keep(self, module: torch.nn.Module, result: Input | tuple[Input, ...]) -> Input:
+        """The first result of a module, after the extra ones have been put where they belong."""
+        if not getattr(module, "num_extra_outputs", 0):
+            return result
+        x, *more = result
+        channels, hidden = getattr(module, "output_channels", {}), getattr(module, "hidden_outputs", ())
+        for place, tensor in enumerate(more):
+            if place in channels:
+                self.named[channels[place]] = tensor
+            if place not in hidden:
+                self.outputs.append(tensor)
+        return x
+
+
+def _call(module: torch.nn.Module, x: Input, extra: Sequence[torch.Tensor], options: Options) -> object:
+    if not isinstance(module, Operation | linear.Linear):
+        x = plain(x)
+    return module(x, *extra, **options)
+
+
+def _is_recomputed(modules: Sequence[torch.nn.Module]) -> bool:
+    """Whether the result of the first module, which the second saves for backward, is computed again there."""
+    first, second = modules if len(modules) == 2 else (None, None)
+    return isinstance(first, ScaledSReLU) and first.activation_recompute_in_mlp and isinstance(second, GroupedLinear)
+
+
+def _recomputing(
+    first: tuple[ScaledSReLU, Sequence[torch.Tensor], Options],
+    module: GroupedLinear,
+    x: Input,
+    extra: Sequence[torch.Tensor],
+    options: Options,
+) -> torch.Tensor:
+    activation, scales, own = first
+
+    def both(x: torch.Tensor, *extra: torch.Tensor) -> torch.Tensor:
+        return module(activation.scaled(x, *extra[: len(scales)], **own), *extra[len(scales) :], **options)
+
+    return checkpoint(both, plain(x), *scales, *extra)

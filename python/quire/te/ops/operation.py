@@ -3,21 +3,22 @@
 import torch
 
 from quire.nn.dtype import uses_torch_autocast
+from quire.te.ops.channels import Channels
 from quire.tensor import QuantizedActivation, QuantizedTensor
 
 #: What an operation takes: Quantize gives quantized ones.
 Input = torch.Tensor | QuantizedActivation
 
 
-class Operation:
-    """A mixin of modules that a Sequential gives further tensors to, and takes further ones from.
+class Operation(Channels, torch.nn.Module):
+    """A module that a Sequential gives further tensors to, and takes further ones from. TransformerEngine's
+    FusibleOperation.
 
     num_extra_inputs: how many tensors forward takes after the first. num_extra_outputs: how many it returns after the
-    first, in a tuple.
+    first, in a tuple. is_fused_op: whether it is a FusedOperation.
     """
 
-    num_extra_inputs: int = 0
-    num_extra_outputs: int = 0
+    is_fused_op = False
 
 
 def plain(x: Input) -> torch.Tensor:

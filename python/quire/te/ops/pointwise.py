@@ -1,14 +1,16 @@
 """Further operations on single tensors, and those that add an input or an output to a Sequential."""
 
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 
 from quire.te.arguments import refuse
 from quire.te.ops.operation import Input, Operation, plain
+from quire.tensor import QuantizedActivation
 
 
-class Bias(Operation, torch.nn.Module):
+class Bias(Operation):
     """x + bias [size], in x's dtype. bias is 0 at first. tensor_parallel must be False, tensor_parallel_group None."""
 
     def __init__(
@@ -35,7 +37,7 @@ class Bias(Operation, torch.nn.Module):
         return x + self.bias.to(x.dtype)
 
 
-class ConstantScale(Operation, torch.nn.Module):
+class ConstantScale(Operation):
     """x * scale."""
 
     def __init__(self, scale: float) -> None:
@@ -57,7 +59,7 @@ class Identity(Operation, torch.nn.Identity):
     """torch.nn.Identity."""
 
 
-class Reshape(Operation, torch.nn.Module):
+class Reshape(Operation):
     """x.reshape(shape)."""
 
     def __init__(self, shape: Iterable[int]) -> None:
@@ -68,25 +70,52 @@ class Reshape(Operation, torch.nn.Module):
         return plain(x).reshape(self.shape)
 
 
-class AddExtraInput(Operation, torch.nn.Module):
-    """The sum of x and an extra input. in_place: of no effect."""
+class AddExtraInput(Operation):
+    """The sum of x and an extra input.
+
+    in_place: the sum is written to the memory of the extra input, and is a view of it; autograd takes it as a new
+    tensor. Within a compiled function it is a copy. The dtype is then that of the extra input. A QuantizedActivation is
+    not written.
+    """
 
     num_extra_inputs = 1
 
     def __init__(self, *, in_place: bool = False) -> None:
         super().__init__()
+        self.in_place = in_place
 
-    def forward(self, x: Input, extra: torch.Tensor) -> torch.Tensor:
-        return plain(x) + extra
+    def forward(self, x: Input, extra: Input) -> torch.Tensor:
+        if not self.in_place or isinstance(extra, QuantizedActivation):
+            return plain(x) + plain(extra)
+        if torch.compiler.is_compiling():
+            y = (plain(x) + extra).to(extra.dtype)
+            with torch.no_grad():
+                extra.copy_(y)
+            return y
+        return _AddedInPlace.apply(plain(x), extra)
 
 
-class MakeExtraOutput(Operation, torch.nn.Module):
-    """x, which is an extra output too. in_place: of no effect."""
+class _AddedInPlace(torch.autograd.Function):
+    """x + extra, in the memory of extra."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, extra: torch.Tensor) -> torch.Tensor:
+        ctx.dtype = x.dtype
+        return extra.detach().add_(x)
+
+    @staticmethod
+    def backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return dy.to(ctx.dtype), dy
+
+
+class MakeExtraOutput(Operation):
+    """x, which is an extra output too. in_place: of no effect, since autograd adds the gradients."""
 
     num_extra_outputs = 1
 
     def __init__(self, *, in_place: bool = False) -> None:
         super().__init__()
+        self.in_place = in_place
 
     def forward(self, x: Input) -> tuple[Input, Input]:
         return x, x

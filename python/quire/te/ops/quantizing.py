@@ -1,10 +1,12 @@
 """Quantization as an operation."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from quire.autocast import active_recipe
+from quire import delayed
+from quire.autocast import active_recipe, active_rule
 from quire.functional import quantize
 from quire.recipe import Recipe
 from quire.te.ops.operation import Input, Operation, plain
@@ -12,19 +14,26 @@ from quire.tensor import QuantizedActivation, QuantizedTensor
 
 
 class _RoundedGradient(torch.autograd.Function):
-    """The identity, whose gradient is rounded under a spec."""
+    """The identity, whose gradient is rounded under a spec. scale: of delayed scaling, or None. With one, the first of
+    the amaxes becomes the maximum of itself and of the gradient's."""
 
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, spec: str) -> torch.Tensor:
-        ctx.spec = spec
+    def forward(ctx: Any, x: torch.Tensor, spec: str, scale: torch.Tensor | None, amaxes: torch.Tensor) -> torch.Tensor:
+        ctx.spec, ctx.scale, ctx.amaxes = spec, scale, amaxes
         return x.view_as(x)
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
-        return quantize(gradient, ctx.spec).dequantize(gradient.dtype), None
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
+        if isinstance(gradient, QuantizedTensor):
+            return gradient.dequantize(), None, None, None
+        q = quantize(gradient, ctx.spec, scale=ctx.scale)
+        if ctx.scale is not None:
+            first = ctx.amaxes[:1]
+            first.copy_(torch.maximum(first, q.rowwise_amax))
+        return q.dequantize(gradient.dtype), None, None, None
 
 
-class Quantize(Operation, torch.nn.Module):
+class Quantize(Operation):
     """Quantizes as the active recipe quantizes inputs of layers; without one it returns x.
 
     forward: whether the result is quantized: a QuantizedActivation if there will be a backward pass, else a
@@ -32,13 +41,17 @@ class Quantize(Operation, torch.nn.Module):
     backward: whether the gradient is rounded to the recipe's format of gradients, along rows, to nearest and without a
         transform, as by fp8_grad of te.Linear; not under a recipe with a backward_override.
 
-    Raises NotImplementedError under delayed scaling and recipes with static scales, whose scales are states of layers,
-    and under recipes that differ by layer.
+    `delayed` is its DelayedState, with the slots of x and dy, for delayed scaling. Under it, compiled functions cannot
+    have backward=True.
+
+    Raises NotImplementedError under recipes with static scales, which are buffers of layers, and under recipes that
+    differ by layer.
     """
 
     def __init__(self, forward: bool = True, backward: bool = False) -> None:
         super().__init__()
         self.quantize_forward, self.quantize_backward = forward, backward
+        self.delayed = delayed.DelayedState()
 
     def forward(self, x: Input) -> Input:
         recipe = active_recipe()
@@ -47,17 +60,48 @@ class Quantize(Operation, torch.nn.Module):
         _check(recipe)
         if recipe.weight_only:
             return x
+        operands, x_scale, dy_scale = recipe.delayed_operands if recipe.delayed() else (), None, None
+        if operands:
+            self._move(x.device)
+            scales = delayed.scales(self.delayed)
+            x_scale, dy_scale = (
+                s[:1] if name in operands else None for s, name in zip(scales, ("x", "dy"), strict=True)
+            )
         if self.quantize_backward and recipe.backward_override is None:
+            _check_graph(dy_scale)
             gradient = recipe.linear_spec(fp8_grad=True).rpartition(",dx=")[2]
-            x = _RoundedGradient.apply(plain(x), gradient)
-        if not self.quantize_forward or isinstance(x, QuantizedActivation | QuantizedTensor):
-            return x
-        return quantize(x, recipe.input_spec, columnwise=torch.is_grad_enabled())
+            x = _RoundedGradient.apply(plain(x), gradient, dy_scale, self.delayed.bwd_amax)
+        found = x
+        if self.quantize_forward and not isinstance(x, QuantizedActivation | QuantizedTensor):
+            found = quantize(x, recipe.input_spec, columnwise=torch.is_grad_enabled(), scale=x_scale)
+        if operands:
+            measured = found is not x and x_scale is not None
+            amax = found.buffer_list()[2] if measured else self.delayed.fwd_amax.new_zeros(1)
+            delayed.collect(self.delayed, active_rule(), amax, None)
+        return found
+
+    def _move(self, device: torch.device) -> None:
+        """Has the state where x is: no parameter says where the operation is."""
+        if self.delayed.usage.device != device and device.type != "meta":
+            self.delayed.to(device)
+
+    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> "Quantize":
+        super()._apply(fn, recurse)
+        self.delayed.to(fn(self.delayed.usage).device)
+        return self
 
 
 def _check(recipe: Recipe) -> None:
-    if recipe.delayed() or recipe.static_input or recipe.by_layer:
+    if recipe.static_input or recipe.by_layer:
         raise NotImplementedError(
             f"te.ops.Quantize: {type(recipe).__name__} has scales or specs of single layers, and this operation is "
             "none. Remove it, since layers quantize their inputs themselves, or use Float8CurrentScaling"
+        )
+
+
+def _check_graph(scale: torch.Tensor | None) -> None:
+    if scale is not None and torch.compiler.is_compiling():
+        raise NotImplementedError(
+            "te.ops.Quantize: backward=True is not available under delayed scaling within a compiled function, whose "
+            "backward pass cannot write to the amaxes; leave it False, or use Float8CurrentScaling"
         )
