@@ -79,16 +79,16 @@ def convert(
         for the experts of every mixture, and for every layer of quire. If a module has several names, the function is
         called for each name, and must return true for all of them. None converts all layers. A filter can only leave
         out layers: min_features holds besides it.
-    min_features: layers with fewer inputs or outputs are not converted, because no recipe makes such small layers
-        faster. All other sizes are converted; no size is padded.
+    min_features: a torch.nn.Linear with fewer inputs or outputs is not converted, because no recipe makes such small
+        layers faster. Layers of quire get the recipe whatever their size. No size is padded.
     for_inference: the weights are quantized once and become parameters of the class QuantizedTensor, rowwise only, in
         the order that matmuls with few tokens read fastest (quire.prepack_weights). Their values in high precision are
         freed. Under NVFP4 a weight gets one scale for 1 x 16 values. No parameter of a converted layer requires a
         gradient. You then need no quire.autocast to run, save or export the model.
     tokens: the number of rows of x in a typical call; used only with for_inference. convert times one layer of each
-        shape with that many rows, about two seconds in all, and does not convert layers that would become slower. Call
-        convert within the same torch.autocast as the model later. None: all layers are converted without timing, which
-        needs the least memory.
+        shape with that many rows, about two seconds in all, and does not convert layers that would become more than
+        5 % slower. Call convert within the same torch.autocast as the model later. None: all layers are converted
+        without timing, which needs the least memory.
 
     Each layer stays the same object, with its hooks, flags and names. For training its parameters stay the same objects
     too. So optimizers, tied weights and other references continue to work, and the state dict does not change. The
@@ -99,14 +99,14 @@ def convert(
     whose forward method was replaced; and layers of other dtypes than float32, float16 and bfloat16.
     quire.conversion_report(model) states the reason for each layer.
 
-    Raises ValueError if there is nothing to convert, also if no layer would become faster: the error lists what was
-    examined. Raises TypeError for arguments of a wrong type. The model is then unchanged.
+    Raises ValueError if there is nothing to convert, also if all layers would become slower: the error lists what
+    was examined. Raises TypeError for arguments of a wrong type. The model is then unchanged.
     """
     _check(model, filter, tokens)
     check_type("convert", bool, for_inference=for_inference)
     selection = select(model, _plan(own_recipe("convert", recipe), for_inference, tokens), filter, min_features)
     for note in carry_out(selection, {}).notes:
-        warnings.warn(f"quire.convert: {note}", stacklevel=2)
+        warnings.warn(f"quire.convert: {note}; see quire.conversion_report(model)", stacklevel=2)
     return model
 
 
@@ -155,7 +155,7 @@ def _plan(recipe: Recipe | None, for_inference: bool, tokens: int | None) -> Pla
     if recipe is None:
         raise ValueError(
             f"convert: for_inference=True needs a recipe, one of {', '.join(names(delayed=False))}; "
-            "quire.recommend(model, tokens) measures which pays on this machine"
+            "quire.recommend(model, tokens) measures which one is fastest on this machine"
         )
     return Plan(inference_recipe(recipe), True, tokens)
 
@@ -312,7 +312,7 @@ def _left_notes(left: tuple[ParameterReport, ...]) -> Iterator[str]:
         largest = max(left, key=lambda p: p.share)
         yield (
             f"{percent(share)} of the weights that matmuls may read stay in high precision, the most in "
-            f"{largest.names[0]} {list(largest.shape)} of {largest.owner}; quire.conversion_report(model) lists them"
+            f"{largest.names[0]} {list(largest.shape)} of {largest.owner}"
         )
 
 

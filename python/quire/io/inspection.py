@@ -54,7 +54,7 @@ class Inspection:
             f"{len(self.layers)} quantized layers of {_size(quantized)}, {len(self.plain)} plain tensors, "
             f"{len(self.caches)} scales of caches"
         )
-        rows = [("layers", "", "shape", "stored as", "inputs", "bytes")]
+        rows = [("layers", "count", "shape", "stored as", "inputs", "bytes")]
         kinds: dict[tuple[str, ...], list[Stored]] = {}
         for layer in self.layers:
             key = (_pattern(layer.name), layer.layout, layer.spec, layer.inputs, str(list(layer.shape)))

@@ -287,7 +287,8 @@ def _compare(targets: Sequence[Target], checkpoint: Checkpoint, options: LoadOpt
         rule = "; ".join(f"{text} {some(names)} ({len(names)})" for names, text in what if names)
         raise CheckpointError(
             f"names of model and checkpoint differ: {rule}",
-            "make the model with the configuration of the checkpoint, pass fuse= for joined layers, or strict=False",
+            "make the model with the configuration of the checkpoint, or pass rename= for other names, fuse= for "
+            "joined layers, or strict=False",
             file=checkpoint.container.path,
             tensor=left[0],
         )

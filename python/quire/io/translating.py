@@ -101,7 +101,10 @@ def rescaled(
     all_of_it = torch.full_like(scale, largest)  # PyTorch would round a number's quotient twice
     factor = torch.where(scale == 0, 1.0, scale / all_of_it if wanted == MUL else all_of_it / scale)
     kind = "factor" if wanted == MUL else "divisor"
-    text = f"{what} is an amax and would be a {kind}, under which values round otherwise; nvfp4:{wanted} has one"
+    text = (
+        f"{what} is stored as an amax. The dialect stores a {kind}, with which values are rounded differently; a "
+        f"weight quantized as nvfp4:{wanted} has such a {kind}"
+    )
     return factor, [Loss(name, text, 1)]
 
 

@@ -53,16 +53,16 @@ def quantize_model(
     filter, min_features: as for quire.convert; here layers of every size are quantized. Pass filter=lambda module,
         name: "lm_head" not in name to keep the output layer. A weight that is tied to an embedding is untied: the
         embedding keeps its values, and the layer gets codes.
-    missing_input_scale: for static scales, as for CalibrationReport.apply: what groups get that no row reaches.
+    missing_input_scale: for static scales: the scale of experts that got no tokens, as for CalibrationReport.apply.
     damping: for "gptq", what is added to the diagonal of each Gram matrix, relative to its mean. More keeps the weights
         nearer to their values, which is safer with few batches.
 
     "gptq" reads the operand of each matmul: in a LayerNormLinear and LayerNormMLP what the norm or the activation
     gives, in a GroupedLinear and MoE the rows of each group. Experts of Hugging Face transformers need
-    quire.convert(model) before. Where the model has a list of blocks that call each other's results, such as the layers
-    of a transformer, the blocks are quantized one by one, with the memory of one block and of the hidden states of all
+    quire.convert(model) before. If the model has a list of blocks, each of which gets the output of the one before, as
+    transformers have, the blocks are quantized one by one, with the memory of one block and of the hidden states of all
     batches. Otherwise all layers are quantized from the same runs of the unquantized model, with a matrix [in_features,
-    in_features] in float64 for each. Layers and groups that no row reaches are rounded to nearest, with a warning.
+    in_features] in float64 for each. Layers and groups that got no rows are rounded to nearest, with a warning.
 
     Raises ValueError if there is nothing to quantize, if the method does not go with the recipe or with a layer, for
     inputs that are not finite, or for an unknown method; TypeError for arguments of a wrong type. The model is then
