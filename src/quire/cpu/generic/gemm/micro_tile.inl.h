@@ -121,6 +121,7 @@ struct KeptColumns {
 template <class MicroKernel>
 struct StoredColumns {
   const uint8_t* quads[MicroKernel::kVectors];
+  int64_t ahead = kQuadsAhead;
 
   StoredColumns(const Operand& o, int64_t col, const KPanel& panel) {
     for (int v = 0; v < MicroKernel::kVectors; ++v) {
@@ -128,10 +129,14 @@ struct StoredColumns {
       // Where no columns are, sums are not used, and any codes will do.
       quads[v] = stored_quads(o, outer < o.outer ? outer : col, panel.begin) + v * kLanes % kLaneGroup * kQuadBytes;
     }
+    // What follows the end of these columns' memory is that of their neighbours, or of the next tile's columns.
+    const uint8_t *const first = stored_quads(o, col, 0), *const next = stored_quads(o, col + kLaneGroup, 0);
+    constexpr int64_t kGroups = MicroKernel::kVectors * kLanes / kLaneGroup;
+    if (quads[0] + kQuadsAhead >= next) ahead += (kGroups - 1) * (next - first);
   }
   const uint8_t* at(int64_t quad, int v) const {
     const uint8_t* const from = quads[v] + quad * kQuadGroup;
-    if (v * kLanes % kLaneGroup == 0) __builtin_prefetch(from + kQuadsAhead);  // once for each group of lines
+    if (v * kLanes % kLaneGroup == 0) __builtin_prefetch(from + ahead);  // once for each group of lines
     return from;
   }
 };
