@@ -19,6 +19,9 @@ inline void store(float* p, F32 v) { *reinterpret_cast<F32*>(p) = v; }
 inline F32 broadcast(float x) { return vdupq_n_f32(x); }
 inline F32 multiply_add(F32 a, F32 b, F32 c) { return vfmaq_f32(c, a, b); }
 
+/// Whether multiply_add() takes no longer where a factor is subnormal.
+inline bool has_quick_subnormals() { return true; }
+
 /// Whether any bit is set.
 inline bool any(U32 v) { return vmaxvq_u32(v) != 0; }
 

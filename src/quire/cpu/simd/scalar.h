@@ -19,6 +19,9 @@ inline F32 broadcast(float x) { return F32{x, x, x, x}; }
 /// a * b + c; rounded once where the machine can, twice here. Only sums whose order is free may use it.
 inline F32 multiply_add(F32 a, F32 b, F32 c) { return a * b + c; }
 
+/// Whether multiply_add() takes no longer where a factor is subnormal.
+inline bool has_quick_subnormals() { return false; }
+
 /// Whether any bit is set.
 inline bool any(U32 v) { return (v[0] | v[1] | v[2] | v[3]) != 0; }
 

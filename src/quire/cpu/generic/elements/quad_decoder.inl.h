@@ -21,13 +21,55 @@ constexpr UpperHalfGains kUpperHalfGains = [] {
   return gains;
 }();
 
+/// Decodes four codes of 8 bits in each lane to float32 whose exponents are as much too small as the codes' own: to
+/// their values times unit(). Not what is infinite or NaN; subnormals are subnormal in float32 too.
+class FieldDecoder {
+ public:
+  /// Codes of even bytes, and of odd ones, in the upper halves of words: sign, exponent, fraction, each with other bits
+  /// above the exponent and below the fraction.
+  struct Pairs {
+    U32 even, odd;
+  };
+  explicit FieldDecoder(Format f)
+      : finite_(Bytes{} + static_cast<uint8_t>(2 * row(f).max_code())),
+        even_(reinterpret_cast<Bytes>(U16{} + static_cast<uint16_t>(1 << up(f)))),
+        odd_(reinterpret_cast<Bytes>(U16{} + static_cast<uint16_t>(256 << up(f)))),
+        kept_(U32{} + (0x80000000u | 0x7Fu << (up(f) + 16))) {}
+
+  static bool takes(Format f) {
+    bool taken = false;
+    with_element<kByteElements>(f, [&](auto element) { taken = kHasUpperHalfGains<element>; });
+    return taken;
+  }
+  static float unit(Format f) { return static_cast<float>(quire::power_of_two(row(f).bias - 127)); }
+
+  Pairs pairs(Bytes codes) const {
+    return {reinterpret_cast<U32>(multiply_pairs(even_, codes)), reinterpret_cast<U32>(multiply_pairs(odd_, codes))};
+  }
+  /// Of byte c of the lanes.
+  F32 lane(const Pairs& codes, int c) const {
+    const U32 pair = c % 2 ? codes.odd : codes.even;
+    return reinterpret_cast<F32>((c < 2 ? pair << 16 : pair) & kept_);
+  }
+
+  /// Whether no code is infinite or NaN. most: larger() of magnitude() of each.
+  bool all_finite(Bytes most) const { return !any(reinterpret_cast<U32>(reinterpret_cast<Bytes>(most > finite_))); }
+  static Bytes magnitude(Bytes codes) { return codes + codes; }  // doubled, which takes the sign away
+
+ private:
+  static int up(Format f) { return 7 - row(f).man_bits; }
+
+  Bytes finite_, even_, odd_;
+  U32 kept_;
+};
+
 /// decode() of four codes of 8 bits in each lane (NaN may carry another payload). By way of bfloat16, which holds each
 /// of them and half as many bits, and by tables: float32 subnormals would be slow on some machines. Members that are
 /// the same for all formats are so that loops read them from memory, where they would be made anew each time.
 class QuadDecoder {
  public:
   explicit QuadDecoder(Format f)
-      : format_(f), up_(7 - row(f).man_bits), largest_(Signed{} + static_cast<int8_t>(row(f).max_code())) {
+      : fields_(f), format_(f), up_(7 - row(f).man_bits), largest_(Signed{} + static_cast<int8_t>(row(f).max_code())) {
     const UpperHalfGains* gains = nullptr;
     with_element<kByteElements>(f, [&](auto element) {
       if constexpr (kHasUpperHalfGains<element>) gains = &kUpperHalfGains<element>;
@@ -36,9 +78,7 @@ class QuadDecoder {
     if (one_by_one_) return;
     first_normal_ = Bytes{} + static_cast<uint8_t>(1 << row(f).man_bits);
     normal_span_ = Bytes{} + static_cast<uint8_t>(2 * (row(f).max_code() - (1 << row(f).man_bits)));
-    for (int64_t i = 0; i < 4 * kLanes; ++i) (i % 2 ? odd_factors_ : even_factors_)[i] = static_cast<uint8_t>(1 << up_);
     kept_signed_ = U16{} + static_cast<uint16_t>(0x8000 | 0x7F << up_);
-    fields_ = U32{} + (0x80000000u | 0x7Fu << (up_ + 16));
     normal_gain_ = U16{} + static_cast<uint16_t>(gains->high[15] << 8 | gains->low[15]);
     low_ = repeat_table(gains->low.data()), high_ = repeat_table(gains->high.data());
     normal_ = Bytes{} + gains->high[15];
@@ -59,19 +99,17 @@ class QuadDecoder {
 
   /// The same of normal numbers: all of them gain the same, and need no tables.
   void decode_normal(Bytes codes, F32 (&to)[4]) const {
-    widen((multiply_pairs(even_factors_, codes) & kept_signed_) + normal_gain_,
-          (multiply_pairs(odd_factors_, codes) & kept_signed_) + normal_gain_, to);
+    const FieldDecoder::Pairs pairs = fields_.pairs(codes);
+    widen((reinterpret_cast<U16>(pairs.even) & kept_signed_) + normal_gain_,
+          (reinterpret_cast<U16>(pairs.odd) & kept_signed_) + normal_gain_, to);
   }
 
-  /// Bits of a float32 whose exponent is as much too small as a code's own, without what a normal code gains: the
-  /// values of normal codes times field_unit().
+  /// By a FieldDecoder.
   void decode_fields(Bytes codes, F32 (&to)[4]) const {
-    const U32 even = reinterpret_cast<U32>(multiply_pairs(even_factors_, codes));
-    const U32 odd = reinterpret_cast<U32>(multiply_pairs(odd_factors_, codes));
-    to[0] = reinterpret_cast<F32>((even << 16) & fields_), to[1] = reinterpret_cast<F32>((odd << 16) & fields_);
-    to[2] = reinterpret_cast<F32>(even & fields_), to[3] = reinterpret_cast<F32>(odd & fields_);
+    const FieldDecoder::Pairs pairs = fields_.pairs(codes);
+#pragma GCC unroll 4
+    for (int c = 0; c < 4; ++c) to[c] = fields_.lane(pairs, c);
   }
-  float field_unit() const { return static_cast<float>(quire::power_of_two(row(format_).bias - 127)); }
 
   /// Whether codes are all normal numbers: neither 0 nor subnormal, infinite or NaN. most: larger() of normal_excess()
   /// of each.
@@ -99,7 +137,8 @@ class QuadDecoder {
     to[2] = reinterpret_cast<F32>(e & top_), to[3] = reinterpret_cast<F32>(o & top_);
   }
 
-  Bytes low_{}, high_{}, normal_{}, first_normal_{}, normal_span_{}, even_factors_{}, odd_factors_{};
+  Bytes low_{}, high_{}, normal_{}, first_normal_{}, normal_span_{};
+  FieldDecoder fields_;
   Format format_;
   bool one_by_one_ = false;
   int up_;  ///< from a code's magnitude to where a bfloat16's fraction ends
@@ -107,5 +146,5 @@ class QuadDecoder {
   U16 kept_{}, kept_signed_{}, normal_gain_{};
   Bytes magnitudes_ = Bytes{} + 0x7F, sign_ = Bytes{} + 0x80, last_ = Bytes{} + 15;
   U16 lower_ = U16{} + 0x00FF, upper_ = U16{} + 0xFF00;
-  U32 top_ = U32{} + 0xFFFF0000u, fields_{};
+  U32 top_ = U32{} + 0xFFFF0000u;
 };

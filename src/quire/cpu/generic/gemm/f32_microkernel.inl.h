@@ -9,7 +9,7 @@
 #include "quire/cpu/generic/gemm/panel_codes.inl.h"
 #include "quire/cpu/generic/gemm/quads.inl.h"
 
-/// kFewRows: of one or two rows, all in one tile, whose columns are decoded a vector after the other.
+/// kFewRows: of all rows, whose columns are decoded a vector after the other.
 template <TileShape kShape, bool kFewRows = false>
 struct F32MicroKernel : RegisterMicroKernel {
   using Vector = F32;
@@ -27,7 +27,7 @@ struct F32MicroKernel : RegisterMicroKernel {
   static F32 accumulate(F32 a, F32 b, F32 sum) { return multiply_add(a, b, sum); }
 
   /// Columns decoded as they are multiplied.
-  struct Codes {
+  struct DecodedCodes {
     StoredColumns<F32MicroKernel> stored;
     QuadDecoder decoder;
 
@@ -60,6 +60,12 @@ struct F32MicroKernel : RegisterMicroKernel {
     }
   };
 
+  struct FewRowsCodes {
+    StoredColumns<F32MicroKernel> stored;
+    Format format;
+  };
+  using Codes = std::conditional_t<kFewRows, FewRowsCodes, DecodedCodes>;
+
   template <int Rows, bool Scaled, class Columns>
   static void multiply(const MicroTile& tile, const Columns& columns, const KPanel& panel) {
     if constexpr (kFewRows && std::is_same_v<Columns, Codes>) {
@@ -77,7 +83,11 @@ struct F32MicroKernel : RegisterMicroKernel {
   template <class Body>
   static bool with_codes(const Operand& o, int64_t col, const KPanel& panel, const uint16_t* /*folded*/,
                          const Body& body) {
-    body(Codes{{o, col, panel}, QuadDecoder(o.spec.element)});
+    if constexpr (kFewRows) {
+      body(Codes{{o, col, panel}, o.spec.element});
+    } else {
+      body(Codes{{o, col, panel}, QuadDecoder(o.spec.element)});
+    }
     return true;
   }
 
@@ -152,10 +162,12 @@ struct F32MicroKernel : RegisterMicroKernel {
   }
 };
 
-/// One row in a tile of many columns, so that a sum need not wait for the one before it, and so two.
+/// A few rows in a tile of many columns. Three or four where a subnormal factor costs nothing: tables take as long as
+/// what they save then.
 inline void multiply_f32(const GemmProblem& p) {
   const int64_t rows = p.b.spec.interleaved && !p.b.spec.packed() ? p.a.outer : 0;
   if (rows == 1) return multiply<F32MicroKernel<TileShape{1, 4 * kLaneGroup / kLanes}, true>>(p);
-  if (rows == 2) return multiply<F32MicroKernel<TileShape{2, 2 * kTileVectors}, true>>(p);
+  if (rows >= 1 && rows <= (has_quick_subnormals() ? kMostFewRows : 2))
+    return multiply<F32MicroKernel<TileShape{kMostFewRows, kFewRowsVectors}, true>>(p);
   multiply<F32MicroKernel<kWideTile>>(p);
 }

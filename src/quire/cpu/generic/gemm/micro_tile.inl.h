@@ -120,7 +120,10 @@ struct KeptColumns {
 /// Codes of a micro-tile's columns as they are stored, interleaved: of each vector of columns its quads.
 template <class MicroKernel>
 struct StoredColumns {
+  static constexpr int64_t kGroups = MicroKernel::kVectors * kLanes / kLaneGroup;
   const uint8_t* quads[MicroKernel::kVectors];
+  /// Of one group of lines more is asked for: of several as much as this is on its way together.
+  int64_t ahead = kGroups == 1 ? 2 * kQuadsAhead : kQuadsAhead;
 
   StoredColumns(const Operand& o, int64_t col, const KPanel& panel) {
     for (int v = 0; v < MicroKernel::kVectors; ++v) {
@@ -128,10 +131,13 @@ struct StoredColumns {
       // Where no columns are, sums are not used, and any codes will do.
       quads[v] = stored_quads(o, outer < o.outer ? outer : col, panel.begin) + v * kLanes % kLaneGroup * kQuadBytes;
     }
+    // What follows the end of these columns' memory is that of their neighbours, or of the next tile's columns.
+    const uint8_t *const first = stored_quads(o, col, 0), *const next = stored_quads(o, col + kLaneGroup, 0);
+    if (quads[0] + ahead >= next) ahead += (kGroups - 1) * (next - first);
   }
   const uint8_t* at(int64_t quad, int v) const {
     const uint8_t* const from = quads[v] + quad * kQuadGroup;
-    if (v * kLanes % kLaneGroup == 0) __builtin_prefetch(from + kQuadsAhead);  // once for each group of lines
+    if (v * kLanes % kLaneGroup == 0) __builtin_prefetch(from + ahead);  // once for each group of lines
     return from;
   }
 };
