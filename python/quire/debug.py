@@ -77,13 +77,14 @@ def delayed_update(
     1.6).
 
     history: float32 [L, n], the amaxes of L steps. scale: float32 [n].
-    amax: float32 [n], in place of row 0 of history: the amaxes of the present step, perhaps reduced over ranks.
+    amax: float32 [n], the amaxes of the present step, perhaps reduced over ranks. They are used instead of row 0 of
+        history, and become the last row of the result.
     algorithm: "max" or "most_recent".
-    maximum: the largest value of the element format, 448 or 57344.
+    maximum: the largest value of the element format: 448 for E4M3, 57344 for E5M2.
     margin: the scale leaves a factor of 2^margin to the largest value, -255 to 255.
 
-    Raises RuntimeError for shapes that do not agree or an unknown algorithm, TypeError or ValueError for another
-    maximum or margin.
+    Raises RuntimeError for shapes that do not agree or an unknown algorithm, ValueError for a maximum that is not
+    positive and finite or a margin out of range, TypeError if one of the two is not a number.
     """
     check_type("delayed_update", int, margin=margin)
     check_type("delayed_update", float, maximum=maximum)

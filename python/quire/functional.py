@@ -249,7 +249,7 @@ def quantize(
 
     Returns a QuantizedTensor. If x requires a gradient and grad mode is on, returns a QuantizedActivation; in backward
     the gradient passes through unchanged, as for the identity. Raises ValueError for a wrong spec, or a missing or
-    out-of-range seed; RuntimeError for a wrong x or scale; TypeError if x is not a tensor.
+    out-of-range seed; RuntimeError for a wrong x or scale; TypeError if one of them is not a tensor.
     """
     check_type("quantize", torch.Tensor, x=x)
     check_type_or_none("quantize", torch.Tensor, scale=scale)

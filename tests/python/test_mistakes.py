@@ -267,6 +267,24 @@ MISTAKES = {
         lambda: quire.moe.route(x(4, 3), 5),
         "route: topk must be from 1 to ... 3, g",
     ),
+    "no experts to choose": (lambda: quire.moe.route(x(4, 3), 0), "route: topk must be from 1 to ... 3, got 0"),
+    "a text for a number of experts": (lambda: quire.moe.route(x(4, 3), "2"), "route: topk must be an int, got '2'"),
+    "a text for a factor": (
+        lambda: quire.moe.route(x(4, 3), 2, scaling_factor="3"),
+        "route: scaling_factor must be a number, got '3'",
+    ),
+    "an option in a score function": (
+        lambda: quire.moe.route(x(4, 3), 2, score_function="softmax:renormalize"),
+        "route: score_function must be one of ('softmax', ... got 'softmax:renormalize'",
+    ),
+    "loads that are fractions": (
+        lambda: quire.moe.update_expert_bias_(torch.zeros(3), torch.rand(3), 0.1),
+        "update_expert_bias_: tokens_per_expert must hold integers, ... got torch.float32 ... convert them with .long",
+    ),
+    "biases that are integers": (
+        lambda: quire.moe.update_expert_bias_(torch.zeros(3).int(), torch.ones(3).int(), 0.1),
+        "update_expert_bias_: ... expert_bias floating-point numbers; got torch.int32 and torch.int32",
+    ),
     # Tensors, states, names.
     "integers to quantize": (
         lambda: quire.quantize(ids(), "mxfp8"),

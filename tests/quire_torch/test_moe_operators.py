@@ -139,7 +139,11 @@ CASES = {
         (torch.ones(5, 3), LOGITS, torch.zeros(5, 2, dtype=torch.int32), "softmax:topk=2"),
         ["route_bwd: dweights and topk_ids must be", "[5, 2]", "[5, 3]"],
     ),
-    "a negative capacity": (ops.limit_capacity, (IDS, 3, -1), ["capacity must not be negative, got -1"]),
+    "a negative capacity": (
+        ops.limit_capacity,
+        (IDS, 3, -1),
+        ["route (limit_capacity): capacity must not be negative, got -1", "pass None"],
+    ),
     "ids beyond the experts": (
         ops.expert_rows,
         (IDS, 2),
@@ -157,7 +161,7 @@ CASES = {
     "too few rows": (
         ops.permute,
         (X, MAP, None, 6),
-        ["row_map must hold rows from 0 to 5", "got 6", "token 2, slot 1"],
+        ["row_map must hold rows from 0 to 5", "got 6", "token 2, slot 1", "there are 6 rows", "larger num_rows"],
     ),
     "negative rows": (ops.permute, (X, MAP, None, -6), ["permute: rows must not be negative, got -6"]),
     "a row of two tokens": (
@@ -168,7 +172,11 @@ CASES = {
     "a map of another length": (ops.permute, (X, MAP[:4], None, 6), ["the same tokens; got 5 and 4"]),
     "a map of int64": (ops.permute, (X, MAP.long(), None, 10), ["row_map must be dense int32", "Long"]),
     "a map of one dimension": (ops.permute, (X, MAP[:, 0], None, 10), ["row_map must be [tokens, slots]"]),
-    "rows of three dimensions": (ops.permute, (X[None], MAP, None, 10), ["rows must be a matrix, got 3", ".reshape()"]),
+    "rows of three dimensions": (
+        ops.permute,
+        (X[None], MAP, None, 10),
+        ["permute: x must be a matrix, got 3", ".reshape()"],
+    ),
     "integer rows": (ops.permute, (X.int(), MAP, None, 10), ["permute: x must be float32", "got Int"]),
     "weighted codes": (
         ops.permute,
@@ -180,7 +188,11 @@ CASES = {
         (X, MAP, torch.ones(5, 2).bfloat16(), 10),
         ["weights must be float32", "BFloat16", ".float()"],
     ),
-    "weights of another size": (ops.unpermute, (X, MAP, torch.ones(5, 3)), ["weights", "[5, 2]", "[5, 3]"]),
+    "weights of another size": (
+        ops.unpermute,
+        (X, MAP, torch.ones(5, 3)),
+        ["unpermute: weights must", "[5, 2]", "[5, 3]"],
+    ),
     "codes to be summed": (ops.unpermute, (X.to(torch.uint8), MAP, None), ["unpermute: y must be float32", "Byte"]),
     "rows that are missing": (
         ops.unpermute,

@@ -79,8 +79,8 @@ def convert(
         for the experts of every mixture, and for every layer of quire. If a module has several names, the function is
         called for each name, and must return true for all of them. None converts all layers. A filter can only leave
         out layers: min_features holds besides it.
-    min_features: a torch.nn.Linear with fewer inputs or outputs is not converted, because no recipe makes such small
-        layers faster. Layers of quire get the recipe whatever their size. No size is padded.
+    min_features: layers of PyTorch and transformers with fewer inputs or outputs are not converted, because no recipe
+        makes such small layers faster. Layers of quire are converted whatever their size. No size is padded.
     for_inference: the weights are quantized once and become parameters of the class QuantizedTensor, rowwise only, in
         the order that matmuls with few tokens read fastest (quire.prepack_weights). Their values in high precision are
         freed. Under NVFP4 a weight gets one scale for 1 x 16 values. No parameter of a converted layer requires a

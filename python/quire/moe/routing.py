@@ -5,6 +5,8 @@ import torch
 from quire.checks import check_type, check_type_or_none
 from quire.moe import primitives
 
+SCORE_FUNCTIONS = ("softmax", "sigmoid", "sqrtsoftplus")
+
 
 def route(
     logits: torch.Tensor,
@@ -33,11 +35,20 @@ def route(
     capacity: the number of entries that each expert accepts, in token order. Further entries get the id -1 and the
         weight 0. None: no entry is dropped.
 
-    Of equal scores the expert with the smaller index is first. Raises RuntimeError if an argument does not fit.
+    Of equal scores the expert with the smaller index is first. Raises RuntimeError if an argument does not fit,
+    TypeError if one has a wrong type.
     """
     check_type("route", torch.Tensor, logits=logits)
     check_type_or_none("route", torch.Tensor, expert_bias=expert_bias)
     numbers = {"topk": topk, "num_groups": num_groups, "group_topk": group_topk, "group_best": group_best}
+    check_type("route", int, topk=topk)
+    check_type_or_none("route", int, **numbers)
+    check_type("route", float | int, scaling_factor=scaling_factor)
+    # These two would be errors about the operator's text, which the caller has not written.
+    if topk < 1:
+        raise RuntimeError(f"route: topk must be from 1 to the number of experts, {logits.shape[-1]}, got {topk}")
+    if score_function not in SCORE_FUNCTIONS:
+        raise RuntimeError(f"route: score_function must be one of {SCORE_FUNCTIONS}, got {score_function!r}")
     options = [f"{name}={int(value)}" for name, value in numbers.items() if value is not None]
     options += ["after_topk"] * softmax_after_topk + ["renormalize"] * renormalize
     text = ":".join([score_function, *options, f"scaling_factor={float(scaling_factor)}"])
@@ -49,7 +60,10 @@ def route(
 
 
 def scores(logits: torch.Tensor, score_function: str = "softmax") -> torch.Tensor:
-    """float32 scores of all experts with sum 1, differentiable, for load_balancing_loss(). logits [*, E]."""
+    """float32 scores [*, E] of logits [*, E], divided by their sum, differentiable: for load_balancing_loss().
+
+    score_function: that of route(). Raises ValueError for another one, TypeError if logits is not a tensor.
+    """
     check_type("scores", torch.Tensor, logits=logits)
     logits = logits.float()
     if score_function == "softmax":
@@ -59,9 +73,7 @@ def scores(logits: torch.Tensor, score_function: str = "softmax") -> torch.Tenso
     elif score_function == "sqrtsoftplus":
         values = torch.nn.functional.softplus(logits).sqrt()
     else:
-        raise ValueError(
-            f"scores: score_function must be 'softmax', 'sigmoid' or 'sqrtsoftplus', got {score_function!r}"
-        )
+        raise ValueError(f"scores: score_function must be one of {SCORE_FUNCTIONS}, got {score_function!r}")
     return values / (values.sum(-1, keepdim=True) + 1e-20)
 
 
@@ -102,10 +114,16 @@ def update_expert_bias_(expert_bias: torch.Tensor, tokens_per_expert: torch.Tens
     """expert_bias += rate * sign(mean load - load), in place and outside of autograd: balances loads without a loss.
 
     expert_bias [E], floating-point. tokens_per_expert [E], integers, summed over all ranks. Returns expert_bias. Raises
-    ValueError for other shapes, TypeError for arguments that are not tensors.
+    ValueError for other shapes or dtypes, TypeError for arguments that are not tensors.
     """
     check_type("update_expert_bias_", torch.Tensor, expert_bias=expert_bias, tokens_per_expert=tokens_per_expert)
     _check_loads("update_expert_bias_", tokens_per_expert, "expert_bias", expert_bias, 1)
+    loads = tokens_per_expert.dtype
+    if loads.is_floating_point or loads.is_complex or loads == torch.bool or not expert_bias.is_floating_point():
+        raise ValueError(
+            "update_expert_bias_: tokens_per_expert must hold integers, and expert_bias floating-point numbers; got "
+            f"{loads} and {expert_bias.dtype}; convert them with .long() and .float()"
+        )
     load = tokens_per_expert.long()
     with torch.no_grad():
         return expert_bias.add_(torch.sign(load.sum() - len(load) * load).to(expert_bias.dtype), alpha=rate)

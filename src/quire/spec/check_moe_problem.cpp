@@ -29,7 +29,8 @@ void check_problem(const RouteGradProblem& p) {
 }
 
 void check_problem(const CapacityProblem& p) {
-  check(p.capacity >= 0, "limit_capacity: capacity must not be negative, got ", p.capacity);
+  check(p.capacity >= 0, "route (limit_capacity): capacity must not be negative, got ", p.capacity,
+        "; pass None to keep every entry");
   check_memory(p.kOp, "topk_ids", p.ids, p.count);
   check_memory(p.kOp, "kept", p.kept, p.count);
 }

@@ -115,13 +115,15 @@ constexpr std::array kOtherOptions = std::to_array<Option>({
     {"eps", "eps=F", "amax is at least F, a non-negative float", kFp8F32, read_epsilon, write_epsilon},
     {"row_scaled", "row_scaled", "one global amax per row (columnwise: per column)", kNvfp4,
      set_flag<&QuantSpec::row_scaled>, flag<&QuantSpec::row_scaled>},
-    {"rht", "rht or rht=unsigned", "random Hadamard transform of 16 tokens before columnwise quantization", kNvfp4,
-     read_hadamard, write_hadamard},
+    {"rht", "rht or rht=unsigned",
+     "random Hadamard transform of 16 tokens before columnwise quantization; unsigned: without the random signs",
+     kNvfp4, read_hadamard, write_hadamard},
     {"sr", "sr", "stochastic rounding of elements", kNvfp4, set_flag<&QuantSpec::stochastic>,
      flag<&QuantSpec::stochastic>},
     {"4over6", "4over6=mae or 4over6=mse",
-     "for each block the better of two scales (its amax becomes 6 or 4), by absolute or by square errors", kNvfp4,
-     read_four_over_six, write_four_over_six},
+     "each block has the better of two scales, under which its largest code is 6 or 4; mae: by absolute errors, "
+     "mse: by squared errors",
+     kNvfp4, read_four_over_six, write_four_over_six},
     {"256", "256", "the largest block scale is 256 instead of 448; needs 4over6", kNvfp4,
      set_flag<&QuantSpec::block_scale_max_256>, flag<&QuantSpec::block_scale_max_256>},
     {"global", "global=mul or global=div",
@@ -187,7 +189,9 @@ void check_combination(const QuantSpec& s, std::string_view text) {
   refuse(s.given && s.pow2, "a static scale is stored as it is, not truncated (given, pow2)");
   refuse(s.given && s.epsilon > 0, "a static scale follows from no amax (given, eps)");
   refuse(s.swizzled && s.interleaved, "scales lie in one order (swizzled, interleaved)");
-  refuse(s.block_scale_max_256 && !four, "256 is an option of 4over6 (256 without 4over6)");
+  check(four || !s.block_scale_max_256, "spec: '", text,
+        "' cannot be: 256 is an option of 4over6 (256 without 4over6); ",
+        "add 4over6=mae or 4over6=mse, or leave 256 out");
 }
 
 }  // namespace

@@ -10,20 +10,22 @@
 namespace quire_torch {
 
 /// Throws unless row_map is int32 [tokens, slots] and weights, if any, float32 of the same sizes, both on the device of
-/// `rows`, which is [*, K].
+/// `rows`, which is [*, K]. what, name: the operator, and its name of `rows`.
 template <class Int>
-void check_row_map(const at::Tensor& rows, const at::Tensor& row_map, const op::OptionalTensor& weights) {
-  quire::check(rows.dim() == 2, "permute: rows must be a matrix, got ", rows.dim(), " dimensions; use .reshape()");
-  check_ids(row_map, "permute: row_map");
-  quire::check(row_map.dim() == 2, "permute: row_map must be [tokens, slots], got ", op::sizes<Int>(row_map));
-  check_one_device(row_map.device(), rows.device(), "permute: row_map and rows");
+void check_row_map(const char* what, const char* name, const at::Tensor& rows, const at::Tensor& row_map,
+                   const op::OptionalTensor& weights) {
+  quire::check(rows.dim() == 2, what, ": ", name, " must be a matrix, got ", rows.dim(), " dimensions; use .reshape()");
+  check_ids(row_map, what, ": row_map");
+  quire::check(row_map.dim() == 2, what, ": row_map must be [tokens, slots], got ", op::sizes<Int>(row_map));
+  check_one_device(row_map.device(), rows.device(), what, ": row_map and ", name);
   if (!weights) return;
-  check_one_device(weights->device(), rows.device(), "permute: weights and rows");
+  check_one_device(weights->device(), rows.device(), what, ": weights and ", name);
   quire::check(weights->scalar_type() == at::kFloat && weights->dim() == 2 &&
                    may_equal(op::size<Int>(*weights, 0), op::size<Int>(row_map, 0)) &&
                    may_equal(op::size<Int>(*weights, 1), op::size<Int>(row_map, 1)),
-               "permute: weights must be float32 with the sizes of row_map, ", op::sizes<Int>(row_map), "; got ",
-               weights->scalar_type(), " ", op::sizes<Int>(*weights), "; convert them with .float()");
+               what, ": weights must be float32 with the sizes of row_map, ", op::sizes<Int>(row_map), "; got ",
+               weights->scalar_type(), " ", op::sizes<Int>(*weights),
+               "; pass one weight for each id, converted with .float()");
 }
 
 template <class Int>
@@ -51,7 +53,7 @@ struct PermuteFwd : OpBase {
 
   template <class Int>
   static std::array<op::Result<Int>, 1> results(const Args& a) {
-    check_row_map<Int>(a.x, a.row_map, a.weights);
+    check_row_map<Int>("permute", "x", a.x, a.row_map, a.weights);
     check_tokens<Int>(a.x, a.row_map);
     if (dtype(a.x.scalar_type(), "permute: x") == quire::DType::u8)
       quire::check(!a.weights, "permute: x of uint8 has no weights; leave them out, or dequantize x");
@@ -79,7 +81,7 @@ struct UnpermuteFwd : OpBase {
   template <class Int>
   static std::array<op::Result<Int>, 1> results(const Args& a) {
     check_input(a.y, "unpermute: y");
-    check_row_map<Int>(a.y, a.row_map, a.weights);
+    check_row_map<Int>("unpermute", "y", a.y, a.row_map, a.weights);
     return {op::Result<Int>{{op::size<Int>(a.row_map, 0), op::size<Int>(a.y, 1)}, a.y.scalar_type()}};
   }
   static void run(const Args& a, op::Tensors<1>& out, const quire::Context& context);
@@ -101,7 +103,7 @@ struct UnpermuteDot : OpBase {
   static std::array<op::Result<Int>, 1> results(const Args& a) {
     check_input(a.x, "unpermute_dot: x");
     check_input(a.y, "unpermute_dot: y");
-    check_row_map<Int>(a.y, a.row_map, {});
+    check_row_map<Int>("unpermute_dot", "y", a.y, a.row_map, {});
     check_tokens<Int>(a.x, a.row_map);
     return {op::Result<Int>{{op::size<Int>(a.row_map, 0), op::size<Int>(a.row_map, 1)}, at::kFloat}};
   }

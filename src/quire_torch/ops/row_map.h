@@ -6,8 +6,9 @@
 namespace quire_torch {
 
 /// Throws unless `t` is dense int32; `what` is "op: argument".
-inline void check_ids(const at::Tensor& t, const char* what) {
-  quire::check(t.scalar_type() == at::kInt && t.layout() == at::kStrided, what, " must be dense int32, got ",
+template <class... What>
+void check_ids(const at::Tensor& t, const What&... what) {
+  quire::check(t.scalar_type() == at::kInt && t.layout() == at::kStrided, what..., " must be dense int32, got ",
                t.scalar_type(), " with layout ", t.layout(), "; convert it with .to(torch.int32)");
 }
 

@@ -64,7 +64,8 @@ void store(std::span<const float> from, const MutableMatrix& x, const Place& at)
 
 void check_row(const char* op, const RowMap& map, int64_t place, int64_t rows) {
   check(map.rows[place] >= -1 && map.rows[place] < rows, op, ": row_map must hold rows from 0 to ", rows - 1,
-        ", or -1 for none; got ", map.rows[place], " at token ", place / map.slots, ", slot ", place % map.slots);
+        ", or -1 for none; got ", map.rows[place], " at token ", place / map.slots, ", slot ", place % map.slots,
+        "; there are ", rows, " rows: pass permute a larger num_rows, or unpermute the row_map that permute returned");
 }
 
 /// The place of the map that goes to each row, or -1.
