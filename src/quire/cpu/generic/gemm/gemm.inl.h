@@ -16,14 +16,20 @@ struct Cut {
   int64_t count = 0;           ///< macro-tiles in all
 };
 
+/// Multiplications of codes that pay for another thread, which takes microseconds to begin and to wait for, and much
+/// longer where other programs use its core.
+constexpr int64_t kWorkOfThread = int64_t{1} << 18;
+
 /// As few macro-tiles as the sizes above allow, but some per thread where there is enough work.
 template <class MicroKernel>
-Cut cut_output(int64_t rows, int64_t cols) {
+Cut cut_output(int64_t rows, int64_t cols, int64_t contraction) {
   constexpr int64_t tile_cols = MicroKernel::kVectors * kLanes, min_rows = 8 * MicroKernel::kRows,
                     min_cols = 4 * tile_cols;
   static_assert(kMacroTileRows % MicroKernel::kRows == 0 && kMacroTileCols % tile_cols == 0 &&
                 tile_cols % kLaneGroup == 0);
-  const int64_t wanted = 2 * parallelism();
+  // Decoding a column takes about as long as multiplying it by eight rows.
+  const int64_t work = cols * contraction * (8 + rows) / 8;
+  const int64_t wanted = std::min(2 * parallelism(), work / kWorkOfThread);
   int64_t down = ceil_div(rows, kMacroTileRows), across = ceil_div(cols, kMacroTileCols);
   while (down * across < wanted) {
     const bool can_rows = rows >= 2 * min_rows * down, can_cols = cols >= 2 * min_cols * across;
@@ -262,7 +268,7 @@ struct MacroKernel {
 template <class MicroKernel>
 void multiply(const GemmProblem& p) {
   if (p.a.outer == 0 || p.b.outer == 0) return;
-  const Cut cut = cut_output<MicroKernel>(p.a.outer, p.b.outer);
+  const Cut cut = cut_output<MicroKernel>(p.a.outer, p.b.outer, p.a.contraction);
   parallel_for(cut.count, 1, [&](int64_t begin, int64_t end) {
     [[maybe_unused]] const typename MicroKernel::Session session(p.a.outer);
     const Workspace<MicroKernel> w(cut, p.a.contraction);
