@@ -52,8 +52,10 @@ RULES = (
     (r"no attribute 'quantizers'", "documented"),  # layers have none
     # Plain single parameters of a GroupedLinear are plain.
     (r"'Parameter' object has no attribute '(rowwise_data|(split_into_)?quantized_tensors)'", "documented"),
+    (r"no attribute 'make_grouped_weights'", "documented"),
     # Another class of results, where it is asked for its class or written to; its values are not excused.
     (r"isinstance\(QuantizedActivation\(|QuantizedActivation: its decoded values are not in memory", "documented"),
+    (r"No comparison pair was able to handle inputs of type <class '[\w.]*QuantizedActivation'>", "documented"),
     (r"MissingName|unexpected keyword argument|has no attribute|ImportError|ModuleNotFoundError", "missing"),
     (r"^assert |AssertionError|not close", "wrong"),  # pytest leaves the name out of some
 )
@@ -63,6 +65,8 @@ RULES = (
 DIFFERENCES = {
     "test_view_not_implemented": "the constructor has other arguments",
     "test_quantizer_update": "and gives no warning",
+    # The mean of a few random numbers, where TransformerEngine has zeros.
+    "test_reset_parameters_doesnt_change_parameter_stats": "initialised as torch.nn.Linear by default",
     # It passes float32 numbers as scale bytes.
     "test_mxfp8_fsdp_extract_keeps_partial_columnwise_scale_block": "whose dtypes are checked",
     "test_fp8_scale_update_with_linear_module": "`fp8_meta` of a layer has read-only copies",

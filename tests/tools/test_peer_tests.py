@@ -103,6 +103,12 @@ def test_each_end_of_a_case_is_counted_in_its_column(tmp_path):
         ("AssertionError: assert 'global_fp8_buffer_pos_fwd_recompute' in {}", "internals"),
         ("AttributeError: 'Linear' object has no attribute 'fp8_meta_tensors_initialized'", "internals"),
         ("AttributeError: 'QuantizedTensor' object has no attribute 'rowwise_data'", "missing"),
+        ("AttributeError: 'Parameter' object has no attribute 'rowwise_data'", "documented"),
+        ("AttributeError: 'GroupedLinear' object has no attribute 'make_grouped_weights'", "documented"),
+        (
+            "TypeError: No comparison pair was able to handle inputs of type <class 'a.QuantizedActivation'>",
+            "documented",
+        ),
         ("AssertionError: assert isinstance(QuantizedActivation(), QuantizedTensor)", "documented"),
         ("AttributeError: 'QuantizedActivation' object has no attribute 'data_ptr'", "missing"),
         ("TypeError: QuantizedActivation: its decoded values are not in memory", "documented"),
