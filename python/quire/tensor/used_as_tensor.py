@@ -70,7 +70,7 @@ def _call(self: UsedAsTensor, name: str, *args: Any, **kwargs: Any) -> Any:
 # Dynamo knows functions, and not their names.
 @torch.compiler.assume_constant_result
 def _kind(func: Callable[..., Any]) -> str:
-    """quire", "@", "writes" or "" for all others."""
+    """Whether it is an operator of "quire", the operator "@", or "writes" to its first argument; "" for all others."""
     if func is torch.Tensor.matmul:  # what Dynamo calls for the operator
         return "@"
     if str(func).startswith("quire."):
