@@ -116,6 +116,9 @@ class Recipe:
         object.__setattr__(self, "by_layer", self.of_layer is not None)
         object.__setattr__(self, "stateless_spec", None if stateful else self.linear_spec())
 
+    def __setstate__(self, state: dict[str, object]) -> None:
+        vars(self).update({"by_layer": self.of_layer is not None} | state)  # older pickles do not have it
+
     def _check(self) -> None:
         """Raises ValueError, TypeError or NotImplementedError, naming recipe, field, value and remedy."""
         raise TypeError("Recipe is abstract; construct one of its subclasses, or one by name: quire.recipe.from_name")
