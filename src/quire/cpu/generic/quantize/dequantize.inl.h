@@ -100,7 +100,7 @@ void decode_line(const uint8_t* codes, int64_t padded, const std::span<const flo
   constexpr bool packed = row(F).packed();
   const auto blocks = std::ssize(scale);
   const bool finite_codes = packed || all_finite<F, kQuad>(codes, padded);
-  if constexpr (kHasWordTables && D == DType::bf16 && (packed || (S == ScaleKind::f32 && has_quarters(F))))
+  if constexpr (D == DType::bf16 && ((packed && kHasWordTables) || (S == ScaleKind::f32 && has_tables(F))))
     if (finite_codes && all_are_moderate(scale.data(), blocks)) {
       if constexpr (packed)
         return decode_nibbles<n>(codes, padded, scale.data(), out);
