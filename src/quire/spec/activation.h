@@ -75,16 +75,20 @@ constexpr CurvePoint times_sigmoid(float x, float g, float dg) {
   return {y, s + (y * (1.0f - s)) * dg};
 }
 
+/// The sigmoid of which gelu is x times: of x * (a + b * x * x).
+struct GeluRule {
+  // The tanh form: (1 + tanh(h)) / 2 is sigmoid(2 h). a = 2 sqrt(2 / pi), b = 0.044715 a.
+  static constexpr float a = 0x1.988454p0f, b = 0x1.2444f2p-4f, b3 = 0x1.b6676cp-3f;
+};
+
 template <Curve C>
 constexpr CurvePoint curve_at(float x, float alpha) {
   if constexpr (C == Curve::sigmoid) {
     const float s = sigmoid_f32(x);
     return {s, s * (1.0f - s)};
   } else if constexpr (C == Curve::gelu) {
-    // The tanh form: (1 + tanh(h)) / 2 is sigmoid(2 h). a = 2 sqrt(2 / pi), b = 0.044715 a.
-    constexpr float a = 0x1.988454p0f, b = 0x1.2444f2p-4f, b3 = 0x1.b6676cp-3f;
     const float square = x * x;
-    return times_sigmoid(x, x * (a + b * square), a + b3 * square);
+    return times_sigmoid(x, x * (GeluRule::a + GeluRule::b * square), GeluRule::a + GeluRule::b3 * square);
   } else if constexpr (C == Curve::swish) {
     return times_sigmoid(x, alpha * x, alpha);
   } else {

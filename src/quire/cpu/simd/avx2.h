@@ -39,6 +39,10 @@ inline F32 limited_magnitude(F32 x, float limit) {
   return _mm256_min_ps(_mm256_andnot_ps(_mm256_set1_ps(-0.0f), x), _mm256_set1_ps(limit));
 }
 
+/// x, or the limit if x is below it, or above; NaN stays NaN.
+inline F32 at_least(F32 x, float limit) { return _mm256_max_ps(_mm256_set1_ps(limit), x); }
+inline F32 at_most(F32 x, float limit) { return _mm256_min_ps(_mm256_set1_ps(limit), x); }
+
 /// Products of the low 32 bits of each lane.
 inline U64 multiply_low(U64 a, U64 b) {
   return reinterpret_cast<U64>(_mm256_mul_epu32(reinterpret_cast<__m256i>(a), reinterpret_cast<__m256i>(b)));

@@ -42,6 +42,10 @@ inline F32 limited_magnitude(F32 x, float limit) {
   return _mm512_range_ps(x, _mm512_set1_ps(limit), kSmallerMagnitude | kSignCleared);
 }
 
+/// x, or the limit if x is below it, or above; NaN stays NaN.
+inline F32 at_least(F32 x, float limit) { return _mm512_max_ps(_mm512_set1_ps(limit), x); }
+inline F32 at_most(F32 x, float limit) { return _mm512_min_ps(_mm512_set1_ps(limit), x); }
+
 /// Products of the low 32 bits of each lane.
 inline U64 multiply_low(U64 a, U64 b) {
   // With a mask of all lanes, because g++ 12 takes the plain word for uninitialized.

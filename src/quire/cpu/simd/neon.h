@@ -63,6 +63,10 @@ inline F32 limited_magnitude(F32 x, float limit) {
   return vreinterpretq_f32_u32(vminq_u32(magnitude, vdupq_n_u32(std::bit_cast<uint32_t>(limit))));
 }
 
+/// x, or the limit if x is below it, or above; NaN stays NaN.
+inline F32 at_least(F32 x, float limit) { return vmaxq_f32(x, vdupq_n_f32(limit)); }
+inline F32 at_most(F32 x, float limit) { return vminq_f32(x, vdupq_n_f32(limit)); }
+
 /// Products of the low 32 bits of each lane.
 inline U64 multiply_low(U64 a, U64 b) { return vmull_u32(vmovn_u64(a), vmovn_u64(b)); }
 

@@ -60,6 +60,10 @@ inline F32 limited_magnitude(F32 x, float limit) {
   return magnitude < limit ? magnitude : broadcast(limit);
 }
 
+/// x, or the limit if x is below it, or above; NaN stays NaN.
+inline F32 at_least(F32 x, float limit) { return x < limit ? broadcast(limit) : x; }
+inline F32 at_most(F32 x, float limit) { return x > limit ? broadcast(limit) : x; }
+
 /// Products of the low 32 bits of each lane.
 inline U64 multiply_low(U64 a, U64 b) { return (a & 0xFFFFFFFFu) * (b & 0xFFFFFFFFu); }
 

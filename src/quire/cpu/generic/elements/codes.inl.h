@@ -112,9 +112,11 @@ inline bool all_finite(const uint8_t* codes, int64_t count) {
   constexpr auto mask = static_cast<int8_t>(row(F).magnitudes() - 1);
   Group most{};
   for (int64_t i = 0; i < count; i += N) most = larger<Group>(most, *reinterpret_cast<const Group*>(codes + i) & mask);
-  int8_t top[N];
-  std::memcpy(top, &most, sizeof top);
-  return *std::max_element(top, top + N) <= row(F).max_code();
+  const Group beyond = most > static_cast<int8_t>(row(F).max_code());
+  uint64_t bits[N / 8], found = 0;
+  std::memcpy(bits, &beyond, sizeof bits);
+  for (const uint64_t some : bits) found |= some;
+  return found == 0;
 }
 
 template <Format F>

@@ -3,18 +3,20 @@
 
 #include "quire/cpu/generic/elements/lines.inl.h"
 #include "quire/cpu/generic/pointwise/produce.inl.h"
+#include "quire/cpu/generic/pointwise/sigmoid.inl.h"
 
-/// Elements between memory and memory.
-constexpr int64_t kPiece = 256;
-
-/// Values and slopes of a curve at x.
+/// Values of a curve at x, and its slopes if they are wanted.
 template <Curve C>
 [[gnu::flatten]] void curve_values(float alpha, const float* __restrict x, float* __restrict value,
                                    float* __restrict slope) {
-  for (int64_t j = 0; j < kPiece; ++j) {
-    const CurvePoint p = curve_at<C>(x[j], alpha);
-    value[j] = p.value;
-    slope[j] = p.slope;
+  if constexpr (is_of_sigmoid(C)) {
+    if (slope)
+      sigmoid_curve<C, true>(alpha, x, value, slope);
+    else
+      sigmoid_curve<C, false>(alpha, x, value, nullptr);
+  } else {
+    for (int64_t j = 0; j < kPiece; ++j) value[j] = curve_at<C>(x[j], alpha).value;
+    for (int64_t j = 0; slope && j < kPiece; ++j) slope[j] = curve_at<C>(x[j], alpha).slope;
   }
 }
 
@@ -58,12 +60,20 @@ struct Place {
   int64_t row, col, count;
 };
 
+/// Reads a piece of a row; asks for the same of the next row where rows are pieces of several streams, which a
+/// processor does not foresee while a piece is computed.
+inline void read_columns(const Matrix& x, const Place& at, bool asks, float* to) {
+  if (asks) prefetch(element_of(x, at.row + 1, at.col), at.count * size_of(x.dtype));
+  read_line(x.dtype, element_of(x, at.row, at.col), at.count, to);
+}
+
 /// Reads a piece of x and takes it through the curve.
-inline void read_piece(const Activation& a, const Matrix& x, const Place& at, Piece& p) {
-  read_line(x.dtype, element_of(x, at.row, at.col), at.count, p.x);
-  if (a.row().gated) read_line(x.dtype, element_of(x, at.row, x.cols / 2 + at.col), at.count, p.up);
+inline void read_piece(const Activation& a, const Matrix& x, const Place& at, bool sloped, Piece& p) {
+  const bool gated = a.row().gated;
+  read_columns(x, at, gated, p.x);
+  if (gated) read_columns(x, {at.row, x.cols / 2 + at.col, at.count}, gated, p.up);
   if (a.row().clamped) clamp(a, p);
-  curve_values_of(a.row().curve)(a.alpha, p.x, p.value, p.slope);
+  curve_values_of(a.row().curve)(a.alpha, p.x, p.value, sloped ? p.slope : nullptr);
 }
 
 [[gnu::flatten]] inline void multiply(const float* a, float* b) {
@@ -76,7 +86,7 @@ void activation(const ActivationProblem& p) {
     for (int64_t r = 0; r < y.rows; ++r)
       for (int64_t col = 0; col < y.cols; col += kPiece) {
         const int64_t count = std::min(kPiece, y.cols - col);
-        read_piece(p.activation, p.x, {first + r, col, count}, piece);
+        read_piece(p.activation, p.x, {first + r, col, count}, false, piece);
         if (p.activation.row().gated) multiply(piece.up, piece.value);
         write_line(y.dtype, piece.value, count, static_cast<char*>(rows_of(y, r, 1).data) + col * size_of(y.dtype));
       }
@@ -106,8 +116,8 @@ void activation_grad(const ActivationGradProblem& p) {
     for (int64_t r = begin; r < end; ++r)
       for (int64_t col = 0; col < p.dy.cols; col += kPiece) {
         const int64_t count = std::min(kPiece, p.dy.cols - col);
-        read_piece(p.activation, p.x, {r, col, count}, piece);
-        read_line(p.dy.dtype, element_of(p.dy, r, col), count, dy);
+        read_piece(p.activation, p.x, {r, col, count}, true, piece);
+        read_columns(p.dy, {r, col, count}, p.activation.row().gated, dy);
         gradients(p.activation, dy, piece);
         write(piece.slope, {r, col, count});
         if (p.activation.row().gated) write(piece.value, {r, p.dy.cols + col, count});

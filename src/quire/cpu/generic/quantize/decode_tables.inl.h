@@ -2,14 +2,20 @@
 // differ in nothing else, so that a few products, rounded, give all of them.
 #pragma once
 
+#include "quire/cpu/generic/elements/codes.inl.h"
 #include "quire/cpu/generic/elements/encode.inl.h"
 #include "quire/cpu/generic/elements/plain.inl.h"
 #include "quire/cpu/generic/elements/vectors.inl.h"
 #include "quire/cpu/generic/quantize/amax.inl.h"
 #include "quire/cpu/generic/quantize/quantize_rows.inl.h"
 
-/// Whether a vector holds the words of such a table.
-constexpr bool kHasWordTables = kLanes == 16;
+/// Whether a vector holds the words of such a table; or tables are of 16 bytes, of which an instruction looks up many.
+constexpr bool kHasWordTables = kLanes == 16, kHasByteTables = kLanes == 8;
+
+/// Whether codes of 8 bits have such tables: every fraction is in the first quarter of the codes, or eighth.
+constexpr bool has_tables(Format f) {
+  return row(f).bits() == 8 && ((kHasWordTables && row(f).man_bits <= 4) || (kHasByteTables && row(f).man_bits <= 3));
+}
 
 /// Whether no product of any code and one of the scales is subnormal or overflows.
 inline bool all_are_moderate(const float* scale, int64_t count) {
@@ -37,9 +43,6 @@ inline U16 rounded_words(F32 first, F32 second) {
 struct ByteProducts {
   U16 part[4];
 };
-
-/// Whether products of a quarter of the codes give all others: every fraction of normal numbers is among the first 32.
-constexpr bool has_quarters(Format f) { return row(f).bits() == 8 && row(f).man_bits <= 4; }
 
 /// Where the table's second quarter finds codes of the same fractions in the first, behind the subnormal ones, and how
 /// many powers of two lie between.
@@ -81,17 +84,82 @@ inline U16 look_up(const ByteProducts& table, U16 code) {
   return reinterpret_cast<U16>(blend_bits(0x80008000u, sign, reinterpret_cast<U32>(magnitude)));
 }
 
+template <Format F>
+inline void look_up(const ByteProducts& table, const uint8_t* codes, U16 (&to)[2]) {
+  for (int h = 0; h < 2; ++h) to[h] = look_up(table, load_u8_words(codes + h * 2 * kLanes));
+}
+
+/// The bytes of the magnitudes of the first 16 codes times a scale, among which every fraction is.
+struct FirstProducts {
+  Bytes low, high;
+};
+template <Format F>
+alignas(64) constexpr std::array<float, 16> kFirstValues = [] {
+  std::array<float, 16> values{};
+  for (int i = 0; i < 16; ++i) values[static_cast<size_t>(i)] = quire::decode(F, i);
+  return values;
+}();
+
+template <Format F>
+inline FirstProducts first_products(float scale) {
+  typedef Vec<uint16_t, 16> Words;
+  alignas(64) uint16_t words[16];
+  for (int i = 0; i < 16; i += 2 * kLanes) {
+    const F32 *values = reinterpret_cast<const F32*>(kFirstValues<F>.data() + i), s = broadcast(scale);
+    store_as<DType::bf16, Known::no_nan>(words + i, values[0] * s, values[1] * s);
+  }
+  const Words all = *reinterpret_cast<const Words*>(words);
+  alignas(16) uint8_t low[16], high[16];
+  store_codes(low, __builtin_convertvector(all, Codes));
+  store_codes(high, __builtin_convertvector(all >> 8, Codes));
+  return {repeat_table(low), repeat_table(high)};
+}
+
+/// Codes, eight by eight in the order in which byte_pairs() takes them.
+template <int... I>
+inline Bytes load_for_pairs(const uint8_t* codes, std::integer_sequence<int, I...>) {
+  typedef Vec<uint64_t, kLanes / 2> Eights;
+  const Eights eights = *reinterpret_cast<const Eights*>(codes);
+  return reinterpret_cast<Bytes>(__builtin_shufflevector(eights, eights, (I / 2 + I % 2 * kLanes / 4)...));
+}
+
+/// Bytes of a, each below one of b, of the first halves of groups of 16 or of the second ones.
+template <int kHalf, int... I>
+inline U16 byte_pairs(Bytes a, Bytes b, std::integer_sequence<int, I...>) {
+  return reinterpret_cast<U16>(
+      __builtin_shufflevector(a, b, (I / 16 * 16 + kHalf * 8 + I % 16 / 2 + I % 2 * 4 * kLanes)...));
+}
+
+/// A code's product is that of the one of the same fraction among the first 16, and their difference in the exponent.
+template <Format F>
+inline void look_up(const FirstProducts& table, const uint8_t* codes, U16 (&to)[2]) {
+  constexpr auto lanes = std::make_integer_sequence<int, 4 * kLanes>();
+  constexpr uint8_t least_normal = 1 << row(F).man_bits, fraction = least_normal - 1;
+  const Bytes code = load_for_pairs(codes, std::make_integer_sequence<int, kLanes / 2>());
+  const Bytes magnitude = code & 0x7F, first = smaller(magnitude, (magnitude & fraction) | least_normal);
+  const Bytes low = look_up(table.low, first), high = look_up(table.high, first) | (code & 0x80);
+  const Bytes powers = magnitude - first, zero{};
+  to[0] = byte_pairs<0>(low, high, lanes) + (byte_pairs<0>(powers, zero, lanes) << (7 - row(F).man_bits));
+  to[1] = byte_pairs<1>(low, high, lanes) + (byte_pairs<1>(powers, zero, lanes) << (7 - row(F).man_bits));
+}
+
 /// bfloat16 of finite codes of 8 bits, whole quads, times the moderate scales of their blocks of N.
 template <Format F, int64_t N>
 inline void decode_bytes(const uint8_t* codes, int64_t count, const float* scale, const Sink<uint16_t>& out) {
+  const auto products = [](float s) {
+    if constexpr (kHasWordTables)
+      return byte_products<F>(s);
+    else
+      return first_products<F>(s);
+  };
   float table_scale = scale[0];
-  ByteProducts table = byte_products<F>(table_scale);
+  auto table = products(table_scale);
   for (int64_t block = 0; block < count; block += N) {
-    if (block > 0 && scale[block / N] != table_scale) table = byte_products<F>(table_scale = scale[block / N]);
+    if (block > 0 && scale[block / N] != table_scale) table = products(table_scale = scale[block / N]);
     for (int64_t i = block; i < std::min(block + N, count); i += kQuad) {
       alignas(64) U16 quad[2];
       ask_ahead(codes + i);
-      for (int64_t h = 0; h < 2; ++h) quad[h] = look_up(table, load_u8_words(codes + i + h * 2 * kLanes));
+      look_up<F>(table, codes + i, quad);
       out.put(i, reinterpret_cast<const uint16_t*>(quad));
     }
   }

@@ -24,24 +24,15 @@ Extent extent_of(const DequantizeProblem& p) {
   return {outer, contraction, block_count(p.spec, contraction)};
 }
 
-/// Scales of `count` blocks of a line from block `first` on, as what multiplies codes; whole vectors.
+/// Scales of `count` stored blocks of a line, as what multiplies codes; whole vectors.
 template <ScaleKind S>
-void block_values(const DequantizeProblem& p, const Extent& e, int64_t line, std::array<int64_t, 2> blocks,
-                  float* values) {
-  const auto* stored = static_cast<const Stored<S>*>(p.scale);
-  const int64_t count = blocks[1] - blocks[0];
-  const SideGrid grid{p.spec, p.direction, e.outer, e.blocks};
-  alignas(64) Stored<S> gathered[kPieceOfLine / kNvfp4Block + kLanes] = {};
-  if (S != ScaleKind::f32 && !p.spec.swizzled && !blocks_first(p.spec, p.direction))
-    std::memcpy(gathered, stored + scale_index(grid, line, blocks[0]), static_cast<size_t>(count));
-  else
-    for (int64_t i = 0; i < count; ++i) gathered[i] = stored[scale_index(grid, line, blocks[0] + i)];
+void block_values(const DequantizeProblem& p, int64_t line, const Stored<S>* stored, int64_t count, float* values) {
   if constexpr (S == ScaleKind::f32) {
-    std::copy_n(gathered, count, values);
+    std::copy_n(stored, count, values);
   } else {
     const float g = S == ScaleKind::two_level ? p.amax[amax_index(p.spec, line)] : 0.0f;
     const auto decode = [&](const auto& value) {
-      for (int64_t i = 0; i < count; i += kLanes) store(values + i, value(load_u8(gathered + i)));
+      for (int64_t i = 0; i < count; i += kLanes) store(values + i, value(load_u8(stored + i)));
     };
     if constexpr (S == ScaleKind::e8m0)
       decode([&](U32 byte) { return e8m0_values(byte); });
@@ -86,6 +77,22 @@ inline bool all_products_are_bf16(const float* scale, int64_t count) {
   return rest == 0 && smallest >= least;
 }
 
+/// What is known of the products of codes and scales. What is no number may be a code, a scale, or a product of both.
+template <Format F, DType D>
+inline Known known_of(bool finite_codes, const std::span<const float>& scale) {
+  const auto count = std::ssize(scale);
+  if (!finite_codes || line_magnitude<DType::f32, false>(scale.data(), count) >= kInfinity<DType::f32>)
+    return Known::nothing;
+  return D == DType::bf16 && all_products_are_bf16<F>(scale.data(), count) ? Known::exact : Known::no_nan;
+}
+
+template <class Body>
+inline void with_known(Known known, const Body& body) {
+  if (known == Known::nothing) return body(std::integral_constant<Known, Known::nothing>{});
+  if (known == Known::exact) return body(std::integral_constant<Known, Known::exact>{});
+  body(std::integral_constant<Known, Known::no_nan>{});
+}
+
 /// Values of codes, packed if they are of 4 bits, whole quads, times the scales of `count` blocks.
 template <Format F, ScaleKind S, DType D>
 void decode_line(const uint8_t* codes, int64_t padded, const std::span<const float>& scale, const Sink<Plain<D>>& out) {
@@ -93,7 +100,7 @@ void decode_line(const uint8_t* codes, int64_t padded, const std::span<const flo
   constexpr bool packed = row(F).packed();
   const auto blocks = std::ssize(scale);
   const bool finite_codes = packed || all_finite<F, kQuad>(codes, padded);
-  if constexpr (kHasWordTables && D == DType::bf16 && (packed || (S == ScaleKind::f32 && has_quarters(F))))
+  if constexpr (D == DType::bf16 && ((packed && kHasWordTables) || (S == ScaleKind::f32 && has_tables(F))))
     if (finite_codes && all_are_moderate(scale.data(), blocks)) {
       if constexpr (packed)
         return decode_nibbles<n>(codes, padded, scale.data(), out);
@@ -105,34 +112,48 @@ void decode_line(const uint8_t* codes, int64_t padded, const std::span<const flo
     unpack_line(codes, padded, unpacked);
     codes = unpacked;
   }
-  // What is no number may be a code, a scale, or a product of both.
-  if (!finite_codes || line_magnitude<DType::f32, false>(scale.data(), blocks) >= kInfinity<DType::f32>)
-    return decode_piece<F, n, Known::nothing, D>(codes, padded, scale.data(), out);
-  if (D == DType::bf16 && all_products_are_bf16<F>(scale.data(), blocks))
-    return decode_piece<F, n, Known::exact, D>(codes, padded, scale.data(), out);
-  decode_piece<F, n, Known::no_nan, D>(codes, padded, scale.data(), out);
+  with_known(known_of<F, D>(finite_codes, scale),
+             [&](auto known) { decode_piece<F, n, known, D>(codes, padded, scale.data(), out); });
+}
+
+/// Scales of blocks [blocks[0], blocks[1]) of a line, in a row.
+template <ScaleKind S>
+void gather_scales(const DequantizeProblem& p, const Extent& e, int64_t line, std::array<int64_t, 2> blocks,
+                   Stored<S>* to) {
+  const auto* stored = static_cast<const Stored<S>*>(p.scale);
+  const int64_t count = blocks[1] - blocks[0];
+  const SideGrid grid{p.spec, p.direction, e.outer, e.blocks};
+  if (S != ScaleKind::f32 && !p.spec.swizzled && !blocks_first(p.spec, p.direction))
+    std::memcpy(to, stored + scale_index(grid, line, blocks[0]), static_cast<size_t>(count));
+  else
+    for (int64_t i = 0; i < count; ++i) to[i] = stored[scale_index(grid, line, blocks[0] + i)];
+}
+
+/// Calls decode(sink), which writes whole quads, for a piece of a line of the result.
+template <DType D, class Decode>
+inline void with_sink(const DequantizeProblem& p, const Tile& at, const Decode& decode) {
+  auto* to = static_cast<Plain<D>*>(p.out.data) + at.row * p.out.row_stride + at.col;
+  const bool streams = p.out.rows * p.out.cols * size_of(D) >= kStreamBytes;
+  if (at.cols % kQuad == 0 && (!streams || reinterpret_cast<uintptr_t>(to) % 64 == 0)) return decode({to, streams});
+  alignas(64) Plain<D> values[kPieceOfLine];
+  decode({values, false});
+  put(reinterpret_cast<const uint8_t*>(values), at.cols * size_of(D), reinterpret_cast<uint8_t*>(to), streams);
 }
 
 /// Decodes a piece of a line whose codes are padded to whole quads, and packed if they are of 4 bits.
 template <Format F, ScaleKind S, DType D>
 void dequantize_piece(const DequantizeProblem& p, const Extent& e, const Tile& at, const uint8_t* codes) {
   constexpr int64_t n = block_of(S);
-  alignas(64) float scale[kPieceOfLine / n + kLanes];
   const int64_t padded = round_up(at.cols, kQuad), count = ceil_div(at.cols, n);
-  if (p.spec.row().scope == Scope::block) {
-    block_values<S>(p, e, at.row, {at.col / n, at.col / n + count}, scale);
-  } else {
-    block_values<S>(p, e, at.row, {0, 1}, scale);
-    std::fill(scale + 1, scale + ceil_div(padded, n), scale[0]);
-  }
+  const bool by_blocks = p.spec.row().scope == Scope::block;
+  const int64_t first = by_blocks ? at.col / n : 0, stored = by_blocks ? count : 1;
+  alignas(64) Stored<S> gathered[kPieceOfLine / n + kLanes] = {};
+  alignas(64) float scale[kPieceOfLine / n + kLanes];
+  gather_scales<S>(p, e, at.row, {first, first + stored}, gathered);
+  block_values<S>(p, at.row, gathered, stored, scale);
+  if (!by_blocks) std::fill(scale + 1, scale + ceil_div(padded, n), scale[0]);
   const std::span<const float> scales(scale, static_cast<size_t>(count));
-  auto* to = static_cast<Plain<D>*>(p.out.data) + at.row * p.out.row_stride + at.col;
-  const bool streams = p.out.rows * p.out.cols * size_of(D) >= kStreamBytes;
-  if (padded == at.cols && (!streams || reinterpret_cast<uintptr_t>(to) % 64 == 0))
-    return decode_line<F, S, D>(codes, padded, scales, {to, streams});
-  alignas(64) Plain<D> values[kPieceOfLine];
-  decode_line<F, S, D>(codes, padded, scales, {values, false});
-  put(reinterpret_cast<const uint8_t*>(values), at.cols * size_of(D), reinterpret_cast<uint8_t*>(to), streams);
+  with_sink<D>(p, at, [&](const Sink<Plain<D>>& out) { decode_line<F, S, D>(codes, padded, scales, out); });
 }
 
 using DequantizePiece = void (*)(const DequantizeProblem&, const Extent&, const Tile&, const uint8_t* codes);
@@ -155,23 +176,67 @@ void dequantize_along(const DequantizeProblem& p, const Extent& e, const Tile& a
   decode(p, e, at, codes);
 }
 
-/// A tile whose lines run against memory.
-void dequantize_across(const DequantizeProblem& p, const Extent& e, const Tile& tile, DequantizePiece decode) {
-  alignas(64) uint8_t transposed[kTile][kTile] = {}, codes[kTile][kTile];
-  const SideGrid grid{p.spec, p.direction, e.outer, e.contraction};
-  for (int64_t j = 0; j < tile.cols; ++j) {
-    const uint8_t* from = static_cast<const uint8_t*>(p.data) + data_index(grid, tile.row, tile.col + j);
-    prefetch(from + kTile, kTile);
-    std::memcpy(transposed[j], from, static_cast<size_t>(tile.rows));
+/// A tile whose lines run against memory, transposed: codes, and the bytes of the scales of a line's blocks.
+struct CodedTile {
+  alignas(64) uint8_t codes[kTile][kTile], scales[kTile][kLaneGroup];
+};
+
+template <Format F, ScaleKind S, DType D>
+void dequantize_tile(const DequantizeProblem& p, const Tile& tile, const CodedTile& from) {
+  if constexpr (!row(F).packed() && S != ScaleKind::f32) {
+    constexpr int64_t n = block_of(S), per_line = round_up(kTile / n, kLanes);
+    alignas(64) float scale[kTile][per_line];
+    for (int64_t i = 0; i < tile.rows; ++i) block_values<S>(p, tile.row + i, from.scales[i], per_line, scale[i]);
+    const bool finite_codes = all_finite<F, kQuad>(from.codes[0], tile.rows * kTile);
+    with_known(known_of<F, D>(finite_codes, {scale[0], static_cast<size_t>(tile.rows * per_line)}), [&](auto known) {
+      for (int64_t i = 0; i < tile.rows; ++i)
+        with_sink<D>(p, {tile.row + i, tile.col, 1, tile.cols}, [&](const Sink<Plain<D>>& out) {
+          decode_piece<F, n, known, D>(from.codes[i], round_up(tile.cols, kQuad), scale[i], out);
+        });
+    });
   }
-  transpose_tile(transposed, kTile, tile.rows, codes);
-  for (int64_t i = 0; i < tile.rows; ++i) decode(p, e, {tile.row + i, tile.col, 1, tile.cols}, codes[i]);
+}
+
+using DequantizeTile = void (*)(const DequantizeProblem&, const Tile&, const CodedTile&);
+
+DequantizeTile tile_dequantizer(const QuantSpec& spec, DType dtype) {
+  DequantizeTile found = nullptr;
+  with_kinds(spec, dtype, [&](auto f, auto s, auto d) { found = dequantize_tile<f, s, d>; });
+  return found;
+}
+
+/// A tile whose lines run against memory, and so do their scales unless these are swizzled.
+void dequantize_across(const DequantizeProblem& p, const Extent& e, const Tile& tile, DequantizeTile decode) {
+  alignas(64) uint8_t rows[kTile][kTile] = {};
+  CodedTile coded;
+  const auto read = [&](const void* from, int64_t stride, int64_t count) {
+    for (int64_t j = 0; j < count; ++j) {
+      const uint8_t* line = static_cast<const uint8_t*>(from) + j * stride;
+      prefetch(line + kTile, kTile);
+      std::memcpy(rows[j], line, static_cast<size_t>(tile.rows));
+    }
+  };
+  const SideGrid codes{p.spec, p.direction, e.outer, e.contraction}, scales{p.spec, p.direction, e.outer, e.blocks};
+  const auto *data = static_cast<const uint8_t*>(p.data), *scale = static_cast<const uint8_t*>(p.scale);
+  read(data + data_index(codes, tile.row, tile.col), e.outer, tile.cols);
+  transpose_tile(rows, kTile, tile.rows, coded.codes);
+  const int64_t block = p.spec.row().block, first = tile.col / block, blocks = ceil_div(tile.cols, block);
+  // What lies past the last block is looked at too: the byte of an ordinary scale of any kind.
+  std::memset(rows, 0x40, kLaneGroup * kTile);
+  if (p.spec.swizzled)
+    for (int64_t b = 0; b < blocks; ++b)
+      for (int64_t i = 0; i < tile.rows; ++i) rows[b][i] = scale[scale_index(scales, tile.row + i, first + b)];
+  else
+    read(scale + scale_index(scales, tile.row, first), e.outer, blocks);
+  for (int64_t i = 0; i < tile.rows; i += kLaneGroup) transpose_codes(rows[0] + i, kTile, coded.scales[i], kLaneGroup);
+  decode(p, tile, coded);
 }
 
 void dequantize(const DequantizeProblem& p) {
   const Extent e = extent_of(p);
   const bool across = blocks_first(p.spec, p.direction);
-  const DequantizePiece decode = piece_dequantizer(p.spec, p.out.dtype);
+  const DequantizePiece along = piece_dequantizer(p.spec, p.out.dtype);
+  const DequantizeTile turned = tile_dequantizer(p.spec, p.out.dtype);
   // Tiles in the order in which codes lie in memory: as lines, or as rows that cross them.
   const Matrix lines{nullptr, DType::u8, e.outer, e.contraction, 0},
       rows{nullptr, DType::u8, e.contraction, e.outer, 0};
@@ -182,9 +247,9 @@ void dequantize(const DequantizeProblem& p) {
     for (int64_t t = begin; t < end; ++t) {
       const Tile at = tile_at(memory, height, width, t);
       if (across)
-        dequantize_across(p, e, {at.col, at.row, at.cols, at.rows}, decode);
+        dequantize_across(p, e, {at.col, at.row, at.cols, at.rows}, turned);
       else
-        dequantize_along(p, e, at, decode);
+        dequantize_along(p, e, at, along);
     }
     finish_streams();
   });
