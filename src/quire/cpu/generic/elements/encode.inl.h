@@ -1,6 +1,7 @@
 // Codes of vectors of f32.
 #pragma once
 
+#include "quire/cpu/generic/elements/encode_packed.inl.h"
 #include "quire/cpu/generic/elements/plain.inl.h"
 #include "quire/cpu/generic/elements/vectors.inl.h"
 
@@ -29,6 +30,7 @@ inline Rounded round_magnitudes(F32 a) {
 /// encode() of every lane. Without kNan no lane is NaN.
 template <Format F, bool kNan>
 inline U32 encode_lanes(F32 x) {
+  if constexpr (F == kPackedFormat) return encode_packed_lanes<kNan>(x);
   constexpr FormatRow f = row(F);
   constexpr auto mask = static_cast<uint32_t>(f.magnitudes() - 1);
   const U32 sum = reinterpret_cast<U32>(round_magnitudes<F>(limited_magnitude(x, largest(F))).sum);

@@ -65,7 +65,7 @@ constexpr int64_t kPieceOfLine = 1024;
 /// Numbers of the blocks of the lines that are quantized at once, line after line.
 template <ScaleKind S>
 struct BlockNumbers {
-  static constexpr int64_t kMost = std::max(kPieceOfLine, kTile* kTile) / block_of(S) + 16;
+  static constexpr int64_t kMost = std::max(kPieceOfLine, kTile* kTile) / block_of(S) + 32;
 
   int64_t per_line, height;  ///< blocks of a line, and lines that share them
   alignas(64) float amax[kMost];
@@ -98,13 +98,27 @@ inline Bits<D> row_block_amaxes(const Values<D>& v, BlockNumbers<S>& b) {
       column_magnitudes<D, kNan>(x, v.stride, std::min(b.height, v.rows - line), kTile, of_columns);
       x = reinterpret_cast<const Plain<D>*>(of_columns);
     }
-    for (int64_t i = 0; i < b.per_line; ++i) at[i] = block_magnitude<D, n, kNan>(x + i * n);
+    if constexpr (n == kNvfp4Block) {
+      // Lines are padded to kTile elements, and what is found past the last block gives way to the next line.
+      constexpr int64_t group = kTile / n, half = kWidth<D> / 2;
+      if (b.per_line % (2 * group) == 0)
+        block_magnitudes<D, n, kWidth<D>, kNan>(x, b.per_line, at);
+      else
+        block_magnitudes<D, n, 16 * half <= kTile ? kWidth<D> : half, kNan>(x, round_up(b.per_line, group), at);
+    } else {
+      for (int64_t i = 0; i < b.per_line; ++i) at[i] = block_magnitude<D, n, kNan>(x + i * n);
+    }
   }
-  const int64_t count = b.count(v.rows), padded = round_up(count, kLanes);
+  constexpr int64_t width = kWidth<D>;
+  const int64_t count = b.count(v.rows), padded = round_up(count, width);
   std::fill(found + count, found + padded, Bits<D>{});
-  for (int64_t i = 0; i < padded; i += kLanes)
-    store(b.amax + i, load_as<D>(reinterpret_cast<const Plain<D>*>(found + i)));
-  return *std::max_element(found, found + count);
+  Vec<Bits<D>, width> all{};
+  for (int64_t i = 0; i < padded; i += width) {
+    all = larger(all, *reinterpret_cast<const Vec<Bits<D>, width>*>(found + i));
+    for (int64_t j = i; j < i + width; j += kLanes)
+      store(b.amax + j, load_as<D>(reinterpret_cast<const Plain<D>*>(found + j)));
+  }
+  return largest<Bits<D>, width>(all);
 }
 
 /// The better of both candidates for every block (numerics.md 5.8).
