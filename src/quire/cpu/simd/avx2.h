@@ -117,3 +117,14 @@ inline U16 multiply_pairs(Bytes x, Bytes y) {
 inline Bytes smaller(Bytes x, Bytes y) {
   return reinterpret_cast<Bytes>(_mm256_min_epu8(reinterpret_cast<__m256i>(x), reinterpret_cast<__m256i>(y)));
 }
+
+/// The low halves of the lanes of two vectors, in alternation.
+inline U16 low_halves(U32 even, U32 odd) {
+  return reinterpret_cast<U16>(
+      _mm256_blend_epi16(reinterpret_cast<__m256i>(even), reinterpret_cast<__m256i>(odd << 16), 0xAA));
+}
+
+/// Neighbouring words below 16 as a byte in each lane, the first one in its low bits.
+inline U32 join_nibbles(U16 nibbles) {
+  return reinterpret_cast<U32>(_mm256_madd_epi16(reinterpret_cast<__m256i>(nibbles), _mm256_set1_epi32(16 << 16 | 1)));
+}

@@ -132,3 +132,15 @@ inline U16 multiply_pairs(Bytes x, Bytes y) {
 inline Bytes smaller(Bytes x, Bytes y) {
   return reinterpret_cast<Bytes>(_mm512_min_epu8(reinterpret_cast<__m512i>(x), reinterpret_cast<__m512i>(y)));
 }
+
+/// The low halves of the lanes of two vectors, in alternation.
+inline U16 low_halves(U32 even, U32 odd) {
+  constexpr __mmask32 kOdd = 0xAAAAAAAAu;
+  return reinterpret_cast<U16>(
+      _mm512_mask_blend_epi16(kOdd, reinterpret_cast<__m512i>(even), reinterpret_cast<__m512i>(odd << 16)));
+}
+
+/// Neighbouring words below 16 as a byte in each lane, the first one in its low bits.
+inline U32 join_nibbles(U16 nibbles) {
+  return reinterpret_cast<U32>(_mm512_madd_epi16(reinterpret_cast<__m512i>(nibbles), _mm512_set1_epi32(16 << 16 | 1)));
+}

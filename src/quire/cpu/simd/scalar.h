@@ -118,3 +118,12 @@ inline Bytes look_up(Bytes table, Bytes index) { return __builtin_shuffle(table,
 
 /// The smaller of two bytes without sign.
 inline Bytes smaller(Bytes x, Bytes y) { return x < y ? x : y; }
+
+/// The low halves of the lanes of two vectors, in alternation.
+inline U16 low_halves(U32 even, U32 odd) { return reinterpret_cast<U16>((even & 0xFFFFu) | odd << 16); }
+
+/// Neighbouring words below 16 as a byte in each lane, the first one in its low bits.
+inline U32 join_nibbles(U16 nibbles) {
+  const U32 pairs = reinterpret_cast<U32>(nibbles);
+  return (pairs | pairs >> 12) & 0xFFu;
+}

@@ -51,16 +51,10 @@ constexpr int64_t kStreamBytes = int64_t{4} << 20;
 inline void put(const uint8_t* from, int64_t count, uint8_t* to, bool stream) {
   if (!stream) return void(std::memcpy(to, from, static_cast<size_t>(count)));
   const int64_t head = std::min<int64_t>(count, static_cast<int64_t>(-reinterpret_cast<uintptr_t>(to) & 63u));
-  std::memcpy(to, from, static_cast<size_t>(head));
+  if (head > 0) std::memcpy(to, from, static_cast<size_t>(head));
   int64_t i = head;
   for (; i + 64 <= count; i += 64) stream_64(to + i, from + i);
-  std::memcpy(to + i, from + i, static_cast<size_t>(count - i));
-}
-
-/// Asks for memory that a loop over a line will read next but some: processors stop foreseeing at the end of a page.
-inline void ask_ahead(const uint8_t* from) {
-  constexpr int64_t kAhead = 4096;
-  __builtin_prefetch(from + kAhead);
+  if (i < count) std::memcpy(to + i, from + i, static_cast<size_t>(count - i));
 }
 
 /// Where a line of results goes, a quad at a time: to any memory, or past the caches to memory on a boundary of 64

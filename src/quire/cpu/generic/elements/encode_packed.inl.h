@@ -33,3 +33,49 @@ inline U32 encode_packed_lanes(F32 x) {
   if constexpr (!kNan) return code;
   return x != x ? U32{} + 7u : code;
 }
+
+/// Codes of bfloat16 under the multipliers of those in the low halves of lanes and of those in the upper ones. None is
+/// NaN.
+inline U16 encode_packed_words(U16 x, F32 even, F32 odd) {
+  const U32 lanes = reinterpret_cast<U32>(x);
+  const U16 code = low_halves(packed_magnitudes(float_of(lanes << 16) * even),
+                              packed_magnitudes(float_of(lanes & 0xFFFF0000u) * odd));
+  return code | (x >> 12 & 8);
+}
+
+template <int... I>
+constexpr I32 numbers_of_blocks(int first, int64_t n, std::integer_sequence<int, I...>) {
+  return I32{(first + 2 * I / static_cast<int>(n))...};
+}
+
+/// Asks for memory that a loop over a line will read next but some: processors stop foreseeing at the end of a page.
+inline void ask_ahead(const uint8_t* from) {
+  constexpr int64_t kAhead = 4096;
+  __builtin_prefetch(from + kAhead);
+}
+
+/// Codes of bfloat16 that are handled at once.
+constexpr int64_t kPackedGroup = 8 * kLanes;
+
+/// Two codes per byte of x times the multiplier of its block of N elements, whole groups. Multipliers are read up to a
+/// whole vector.
+template <int64_t N>
+inline void encode_packed_line(const uint16_t* x, const float* multiplier, int64_t count, uint8_t* to) {
+  constexpr int64_t width = 2 * kLanes;
+  constexpr auto lanes = std::make_integer_sequence<int, kLanes>();
+  for (int64_t i = 0; i < count; i += kPackedGroup) {
+    U32 bytes[4];
+    for (int64_t j = 0; j < kPackedGroup; j += 32) ask_ahead(reinterpret_cast<const uint8_t*>(x + i + j));
+#pragma GCC unroll 4
+    for (int q = 0; q < 4; ++q) {
+      const int64_t at = i + q * width;
+      F32 m;
+      if constexpr (N >= width)
+        m = broadcast(multiplier[at / N]);
+      else
+        m = __builtin_shuffle(load(multiplier + i / N), numbers_of_blocks(q * static_cast<int>(width / N), N, lanes));
+      bytes[q] = join_nibbles(encode_packed_words(*reinterpret_cast<const U16*>(x + at), m, m));
+    }
+    store_u8(to + i / 2, bytes);
+  }
+}

@@ -203,6 +203,13 @@ template <Format F, ScaleKind S, bool kNan, DType D>
     const float *given = job.given(v.row + r), *multiplier = b.multiplier + b.first_of(r);
     if (stochastic && r == drawn) drawn += draw_lines(job, v, from = r, random);
     uint8_t *codes = kept ? kept[r] : memory, *to = job.code_at(v.row + r, v.col);
+    if constexpr (row(F).packed() && D == DType::bf16 && !kNan) {
+      if (!stochastic && !kept) {
+        encode_packed_line<n>(v.line(r), multiplier, round_up(v.cols, kPackedGroup), memory);
+        put(memory, bytes, to, job.streams);
+        continue;
+      }
+    }
     // Whole quads go where they belong at once, unless they are kept or packed first.
     const bool direct = !row(F).packed() && !kept && padded == v.cols && reinterpret_cast<uintptr_t>(to) % 64 == 0;
     const Sink<uint8_t> out{direct ? to : codes, direct && job.streams};
