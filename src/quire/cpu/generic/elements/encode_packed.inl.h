@@ -34,9 +34,12 @@ inline U32 encode_packed_lanes(F32 x) {
   return x != x ? U32{} + 7u : code;
 }
 
-/// Codes of bfloat16 under the multipliers of those in the low halves of lanes and of those in the upper ones. None is
-/// NaN.
+/// Codes of bfloat16 under the multipliers of those in the low halves of lanes and of those in the upper ones. Without
+/// kNan none is NaN.
+template <bool kNan>
 inline U16 encode_packed_words(U16 x, F32 even, F32 odd) {
+  // Infinity has the code of NaN.
+  if constexpr (kNan) x = (x & 0x7FFF) > 0x7F80 ? U16{} + static_cast<uint16_t>(0x7F80) : x;
   const U32 lanes = reinterpret_cast<U32>(x);
   const U16 code = low_halves(packed_magnitudes(float_of(lanes << 16) * even),
                               packed_magnitudes(float_of(lanes & 0xFFFF0000u) * odd));
@@ -59,7 +62,7 @@ constexpr int64_t kPackedGroup = 8 * kLanes;
 
 /// Two codes per byte of x times the multiplier of its block of N elements, whole groups. Multipliers are read up to a
 /// whole vector.
-template <int64_t N>
+template <bool kNan, int64_t N>
 inline void encode_packed_line(const uint16_t* x, const float* multiplier, int64_t count, uint8_t* to) {
   constexpr int64_t width = 2 * kLanes;
   constexpr auto lanes = std::make_integer_sequence<int, kLanes>();
@@ -74,8 +77,29 @@ inline void encode_packed_line(const uint16_t* x, const float* multiplier, int64
         m = broadcast(multiplier[at / N]);
       else
         m = __builtin_shuffle(load(multiplier + i / N), numbers_of_blocks(q * static_cast<int>(width / N), N, lanes));
-      bytes[q] = join_nibbles(encode_packed_words(*reinterpret_cast<const U16*>(x + at), m, m));
+      bytes[q] = join_nibbles(encode_packed_words<kNan>(*reinterpret_cast<const U16*>(x + at), m, m));
     }
     store_u8(to + i / 2, bytes);
   }
+}
+
+/// Words of the codes of 8 rows, 2 kLanes of them, under the multipliers of columns.
+template <bool kNan>
+inline void encode_packed_down(const uint16_t* x, int64_t stride, const float* multiplier, uint32_t* words) {
+  constexpr auto lanes = std::make_integer_sequence<int, kLanes>();
+  const F32 first = load(multiplier), second = load(multiplier + kLanes);
+  const F32 even = every_second<0>(first, second, lanes), odd = every_second<1>(first, second, lanes);
+  U16 half[2];
+#pragma GCC unroll 2
+  for (int h = 0; h < 2; ++h) {
+    half[h] = U16{};
+#pragma GCC unroll 4
+    for (int i = 3; i >= 0; --i)
+      half[h] = half[h] << 4 |
+                encode_packed_words<kNan>(*reinterpret_cast<const U16*>(x + (4 * h + i) * stride), even, odd);
+  }
+  const U32 low = reinterpret_cast<U32>(half[0]), high = reinterpret_cast<U32>(half[1]);
+  const U32 evens = reinterpret_cast<U32>(low_halves(low, high)), odds = blend_bits(0xFFFFu, low >> 16, high);
+  *reinterpret_cast<U32*>(words) = interleaved_parts<kLanes, 0>(evens, odds, lanes);
+  *reinterpret_cast<U32*>(words + kLanes) = interleaved_parts<kLanes, kLanes / 2>(evens, odds, lanes);
 }

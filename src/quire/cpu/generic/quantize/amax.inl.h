@@ -56,13 +56,6 @@ inline Bits<D> block_magnitude(const Plain<D>* x) {
   return largest<Bits<D>, width>(m);
 }
 
-/// Of every 16 bytes of a and b, kPart elements each, the half from kFirst on, in alternation.
-template <int kPart, int kFirst, class V, int... I>
-inline V interleaved_parts(V a, V b, std::integer_sequence<int, I...>) {
-  return __builtin_shufflevector(
-      a, b, (I / kPart * kPart + kFirst + I % kPart / 2 + I % 2 * static_cast<int>(sizeof...(I)))...);
-}
-
 /// Element j of every 16 bytes: the largest of those that vector j has there; of the kPart vectors, those kStride apart.
 template <int kPart, int kStride, class T, int64_t N>
 inline Vec<T, N> largest_of_parts(const Vec<T, N>* v) {

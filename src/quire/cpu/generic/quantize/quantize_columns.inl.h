@@ -140,6 +140,11 @@ inline void encode_across(const Plain<D>* x, const float* multiplier, uint8_t* c
 template <Format F, bool kNan, DType D>
 inline void encode_down(const Values<D>& v, int64_t r, const float* multiplier, uint32_t* words) {
   constexpr int bits = row(F).stored_bits();
+  if constexpr (row(F).packed() && D == DType::bf16) {
+    for (int64_t c = 0; c < kTile; c += 2 * kLanes)
+      encode_packed_down<kNan>(v.line(r) + c, v.stride, multiplier + c, words + c);
+    return;
+  }
   for (int64_t c = 0; c < kTile; c += kLanes) {
     const F32 m = load(multiplier + c);
     U32 word{};

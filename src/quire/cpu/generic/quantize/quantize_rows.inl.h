@@ -203,9 +203,9 @@ template <Format F, ScaleKind S, bool kNan, DType D>
     const float *given = job.given(v.row + r), *multiplier = b.multiplier + b.first_of(r);
     if (stochastic && r == drawn) drawn += draw_lines(job, v, from = r, random);
     uint8_t *codes = kept ? kept[r] : memory, *to = job.code_at(v.row + r, v.col);
-    if constexpr (row(F).packed() && D == DType::bf16 && !kNan) {
+    if constexpr (row(F).packed() && D == DType::bf16) {
       if (!stochastic && !kept) {
-        encode_packed_line<n>(v.line(r), multiplier, round_up(v.cols, kPackedGroup), memory);
+        encode_packed_line<kNan, n>(v.line(r), multiplier, round_up(v.cols, kPackedGroup), memory);
         put(memory, bytes, to, job.streams);
         continue;
       }
