@@ -24,7 +24,8 @@ inline U32 load_u8(const uint8_t* p) {
 
 /// float16: exact widening; narrowing rounds to nearest even and keeps NaN quiet, as format/half.h.
 inline F32 load_f16(const uint16_t* p) {
-  return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+  // With a mask of all lanes, because g++ 12 takes the plain word for uninitialized.
+  return _mm512_maskz_cvtph_ps(0xFFFF, _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
 }
 inline void store_f16(uint16_t* p, F32 v) {
   const __m256i half = _mm512_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
@@ -44,7 +45,7 @@ inline F32 limited_magnitude(F32 x, float limit) {
 
 /// Products of the low 32 bits of each lane.
 inline U64 multiply_low(U64 a, U64 b) {
-  // With a mask of all lanes, because g++ 12 takes the plain word for uninitialized.
+  // As load_f16().
   return reinterpret_cast<U64>(
       _mm512_maskz_mul_epu32(0xFF, reinterpret_cast<__m512i>(a), reinterpret_cast<__m512i>(b)));
 }

@@ -40,6 +40,17 @@ struct Job {
     for (size_t i = 0; i < Count; ++i)
       numbers[i] = r.cuts == 0 ? first + i * stride : block_number(line + static_cast<int64_t>(i), block);
   }
+  /// The same for consecutive blocks of a line, and for what else fits into whole vectors: by vectors, because they are
+  /// read as such at once, and a processor would wait for numbers that it stored one by one.
+  void block_numbers_along(int64_t line, int64_t block, int64_t count, uint64_t* numbers) const {
+    U64 place;
+    for (int64_t j = 0; j < kDraws; ++j) place[j] = static_cast<uint64_t>(j);
+    for (int64_t i = 0; i < count; i += kDraws) {
+      U64 next = block_number(line, block + i) + place;
+      for (int64_t j = 0; problem.random.cuts > 0 && j < kDraws; ++j) next[j] = block_number(line, block + i + j);
+      *reinterpret_cast<U64*>(numbers + i) = next;
+    }
+  }
   /// Amaxes instead of those of x; null if there are none.
   const float* given_amaxes() const { return problem.amax.of(direction); }
   /// How many numbers are known before the blocks that multiply elements: one of a tensor, or one for each line.
@@ -181,10 +192,9 @@ template <DType D>
 int64_t draw_lines(const Job& job, const Values<D>& v, int64_t first, uint8_t* bytes) {
   constexpr int64_t most = kPieceOfLine / kNvfp4Block;
   const int64_t per_line = round_up(v.cols, kQuad) / kNvfp4Block, lines = std::min(most / per_line, v.rows - first);
-  alignas(64) uint64_t numbers[most] = {};
+  alignas(64) uint64_t numbers[most + kDraws] = {};
   for (int64_t i = 0; i < lines; ++i)
-    for (int64_t j = 0; j < per_line; ++j)
-      numbers[i * per_line + j] = job.block_number(v.row + first + i, v.col / kNvfp4Block + j);
+    job.block_numbers_along(v.row + first + i, v.col / kNvfp4Block, per_line, numbers + i * per_line);
   draw_blocks({job.problem.random.seed, job.offset}, numbers, lines * per_line, bytes);
   return lines;
 }
