@@ -13,3 +13,16 @@ template <class V>
 inline V larger(V a, V b) {
   return a > b ? a : b;
 }
+
+/// Of every kPart elements of a and b, half of them from kFirst on, in alternation.
+template <int kPart, int kFirst, class V, int... I>
+inline V interleaved_parts(V a, V b, std::integer_sequence<int, I...>) {
+  return __builtin_shufflevector(
+      a, b, (I / kPart * kPart + kFirst + I % kPart / 2 + I % 2 * static_cast<int>(sizeof...(I)))...);
+}
+
+/// Elements kFirst, kFirst + 2 ... of a, then of b.
+template <int kFirst, class V, int... I>
+inline V every_second(V a, V b, std::integer_sequence<int, I...>) {
+  return __builtin_shufflevector(a, b, (kFirst + 2 * I)...);
+}

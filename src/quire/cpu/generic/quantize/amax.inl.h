@@ -56,6 +56,59 @@ inline Bits<D> block_magnitude(const Plain<D>* x) {
   return largest<Bits<D>, width>(m);
 }
 
+/// Element j of every 16 bytes: the largest of those that vector j has there; of the kPart vectors, those kStride apart.
+template <int kPart, int kStride, class T, int64_t N>
+inline Vec<T, N> largest_of_parts(const Vec<T, N>* v) {
+  constexpr auto all = std::make_integer_sequence<int, N>();
+  if constexpr (kStride == kPart) {
+    return *v;
+  } else {
+    const Vec<T, N> a = largest_of_parts<kPart, 2 * kStride, T, N>(v);
+    const Vec<T, N> b = largest_of_parts<kPart, 2 * kStride, T, N>(v + kStride);
+    return larger(interleaved_parts<kPart, 0>(a, b, all), interleaved_parts<kPart, kPart / 2>(a, b, all));
+  }
+}
+
+/// Parts kNth of every kParts parts of kPart elements; the elements of different parts that remain, in alternation.
+template <int kPart, int kParts, int kNth, class V, int... I>
+inline auto nth_parts(V v, std::integer_sequence<int, I...>) {
+  constexpr int remaining = static_cast<int>(sizeof...(I)) / kPart;
+  return __builtin_shufflevector(v, v, ((I % remaining * kParts + kNth) * kPart + I / remaining)...);
+}
+
+/// The largest of kParts neighbouring parts each.
+template <int kPart, int kParts, int kNth, class T, int64_t N>
+inline auto largest_of_neighbours(Vec<T, N> v) {
+  constexpr auto kept = std::make_integer_sequence<int, N / kParts>();
+  const Vec<T, N / kParts> part = nth_parts<kPart, kParts, kNth>(v, kept);
+  if constexpr (kNth + 1 == kParts)
+    return part;
+  else
+    return larger<Vec<T, N / kParts>>(part, largest_of_neighbours<kPart, kParts, kNth + 1, T, N>(v));
+}
+
+/// The largest magnitudes of blocks of N elements: of as many at once as lie in kPart vectors of kWide elements, so that
+/// a vector of them results without a search in each.
+template <DType D, int64_t N, int64_t kWide, bool kNan>
+inline void block_magnitudes(const Plain<D>* x, int64_t blocks, Bits<D>* found) {
+  constexpr int part = 16 / sizeof(Bits<D>);
+  constexpr int64_t width = std::min(N, kWide), elements = std::max(N, kWide), results = part * elements / N;
+  using V = Vec<Bits<D>, kWide>;
+  for (int64_t i = 0; i < blocks; i += results) {
+    V v[part];
+#pragma GCC unroll 8
+    for (int j = 0; j < part; ++j) {
+      const Plain<D>* at = x + i * N + j * elements;
+      v[j] = magnitudes<D, kWide, kNan>(at);
+#pragma GCC unroll 8
+      for (int64_t k = kWide; k < N; k += kWide) v[j] = larger(v[j], magnitudes<D, kWide, kNan>(at + k));
+    }
+    const V all = largest_of_parts<part, 1, Bits<D>, kWide>(v);
+    *reinterpret_cast<Vec<Bits<D>, results>*>(found + i) =
+        largest_of_neighbours<part, static_cast<int>(width) / part, 0, Bits<D>, kWide>(all);
+  }
+}
+
 template <DType D, bool kNan>
 inline Bits<D> line_magnitude(const Plain<D>* x, int64_t count) {
   constexpr int64_t width = kWidth<D>;

@@ -6,6 +6,7 @@
 #include "quire/cpu/generic/elements/lines.inl.h"
 #include "quire/cpu/generic/elements/plain.inl.h"
 #include "quire/cpu/generic/quantize/amax.inl.h"
+#include "quire/cpu/generic/quantize/hadamard.inl.h"
 #include "quire/cpu/generic/quantize/quantize_columns.inl.h"
 #include "quire/cpu/generic/quantize/quantize_rows.inl.h"
 #include "quire/cpu/generic/quantize/values.inl.h"

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "quire/cpu/generic/elements/encode.inl.h"
+#include "quire/cpu/generic/elements/encode_bf16.inl.h"
 #include "quire/cpu/generic/elements/lines.inl.h"
 #include "quire/cpu/generic/elements/plain.inl.h"
 #include "quire/cpu/generic/quantize/amax.inl.h"
@@ -40,6 +41,17 @@ struct Job {
     for (size_t i = 0; i < Count; ++i)
       numbers[i] = r.cuts == 0 ? first + i * stride : block_number(line + static_cast<int64_t>(i), block);
   }
+  /// The same for consecutive blocks of a line, and for what else fits into whole vectors: by vectors, because they are
+  /// read as such at once, and a processor would wait for numbers that it stored one by one.
+  void block_numbers_along(int64_t line, int64_t block, int64_t count, uint64_t* numbers) const {
+    U64 place;
+    for (int64_t j = 0; j < kDraws; ++j) place[j] = static_cast<uint64_t>(j);
+    for (int64_t i = 0; i < count; i += kDraws) {
+      U64 next = block_number(line, block + i) + place;
+      for (int64_t j = 0; problem.random.cuts > 0 && j < kDraws; ++j) next[j] = block_number(line, block + i + j);
+      *reinterpret_cast<U64*>(numbers + i) = next;
+    }
+  }
   /// Amaxes instead of those of x; null if there are none.
   const float* given_amaxes() const { return problem.amax.of(direction); }
   /// How many numbers are known before the blocks that multiply elements: one of a tensor, or one for each line.
@@ -65,7 +77,7 @@ constexpr int64_t kPieceOfLine = 1024;
 /// Numbers of the blocks of the lines that are quantized at once, line after line.
 template <ScaleKind S>
 struct BlockNumbers {
-  static constexpr int64_t kMost = std::max(kPieceOfLine, kTile* kTile) / block_of(S) + 16;
+  static constexpr int64_t kMost = std::max(kPieceOfLine, kTile* kTile) / block_of(S) + 32;
 
   int64_t per_line, height;  ///< blocks of a line, and lines that share them
   alignas(64) float amax[kMost];
@@ -98,13 +110,30 @@ inline Bits<D> row_block_amaxes(const Values<D>& v, BlockNumbers<S>& b) {
       column_magnitudes<D, kNan>(x, v.stride, std::min(b.height, v.rows - line), kTile, of_columns);
       x = reinterpret_cast<const Plain<D>*>(of_columns);
     }
-    for (int64_t i = 0; i < b.per_line; ++i) at[i] = block_magnitude<D, n, kNan>(x + i * n);
+    if constexpr (n == kNvfp4Block) {
+      // Lines are padded to kTile elements, and what is found past the last block gives way to the next line.
+      constexpr int64_t group = kTile / n, half = kWidth<D> / 2;
+      if (b.per_line % (2 * group) == 0)
+        block_magnitudes<D, n, kWidth<D>, kNan>(x, b.per_line, at);
+      else
+        block_magnitudes<D, n, 16 * half <= kTile ? kWidth<D> : half, kNan>(x, round_up(b.per_line, group), at);
+    } else {
+      constexpr int64_t group = 16 / static_cast<int64_t>(sizeof(Bits<D>));
+      const int64_t whole = b.per_line / group * group;
+      block_magnitudes<D, n, kWidth<D>, kNan>(x, whole, at);
+      for (int64_t i = whole; i < b.per_line; ++i) at[i] = block_magnitude<D, n, kNan>(x + i * n);
+    }
   }
-  const int64_t count = b.count(v.rows), padded = round_up(count, kLanes);
+  constexpr int64_t width = kWidth<D>;
+  const int64_t count = b.count(v.rows), padded = round_up(count, width);
   std::fill(found + count, found + padded, Bits<D>{});
-  for (int64_t i = 0; i < padded; i += kLanes)
-    store(b.amax + i, load_as<D>(reinterpret_cast<const Plain<D>*>(found + i)));
-  return *std::max_element(found, found + count);
+  Vec<Bits<D>, width> all{};
+  for (int64_t i = 0; i < padded; i += width) {
+    all = larger(all, *reinterpret_cast<const Vec<Bits<D>, width>*>(found + i));
+    for (int64_t j = i; j < i + width; j += kLanes)
+      store(b.amax + j, load_as<D>(reinterpret_cast<const Plain<D>*>(found + j)));
+  }
+  return largest<Bits<D>, width>(all);
 }
 
 /// The better of both candidates for every block (numerics.md 5.8).
@@ -167,37 +196,82 @@ template <DType D>
 int64_t draw_lines(const Job& job, const Values<D>& v, int64_t first, uint8_t* bytes) {
   constexpr int64_t most = kPieceOfLine / kNvfp4Block;
   const int64_t per_line = round_up(v.cols, kQuad) / kNvfp4Block, lines = std::min(most / per_line, v.rows - first);
-  alignas(64) uint64_t numbers[most] = {};
+  alignas(64) uint64_t numbers[most + kDraws] = {};
   for (int64_t i = 0; i < lines; ++i)
-    for (int64_t j = 0; j < per_line; ++j)
-      numbers[i * per_line + j] = job.block_number(v.row + first + i, v.col / kNvfp4Block + j);
+    job.block_numbers_along(v.row + first + i, v.col / kNvfp4Block, per_line, numbers + i * per_line);
   draw_blocks({job.problem.random.seed, job.offset}, numbers, lines * per_line, bytes);
   return lines;
 }
+
+/// Encodes lines whose multipliers are known and whose elements are all finite, or else with kNan.
+template <Format F, ScaleKind S, bool kNan, DType D>
+class LineEncoder {
+ public:
+  /// Of `count` blocks, or of all elements if count is 0. Multipliers are read up to a whole vector.
+  LineEncoder(const float* multiplier, int64_t count) : multiplier_(multiplier) {
+    if constexpr (!kWords) return;
+    powers_ = S == ScaleKind::e8m0 || are_powers(multiplier, std::max(count, int64_t{1}));
+    if (count == 0) find_limits(broadcast(*multiplier), limits_);
+    for (int64_t i = 0; i < count; i += kLanes) find_limits(load(multiplier + i), limits_ + i);
+  }
+
+  /// Codes of whole quads from block `first` on, whose blocks have N elements, or from any element if N is 0.
+  template <int64_t N>
+  void encode(const Plain<D>* x, int64_t first, int64_t count, const Sink<uint8_t>& out) const {
+    const float* m = multiplier_ + first;
+    if constexpr (!kWords)
+      encode_line<F, kNan, N, D>(x, m, count, out);
+    else if (S == ScaleKind::e8m0 || powers_)
+      encode_line_of_words<F, true>(x, BlockFactors<N>{m, limits_ + first}, count, out);
+    else if constexpr (S != ScaleKind::e8m0)
+      encode_line_of_words<F, false>(x, BlockFactors<N>{m, limits_ + first}, count, out);
+  }
+
+ private:
+  static constexpr bool kWords = D == DType::bf16 && !kNan && !row(F).packed();
+
+  void find_limits(F32 multiplier, uint32_t* to) const {
+    *reinterpret_cast<U32*>(to) = word_limits<F>(multiplier, powers_);
+  }
+
+  const float* multiplier_;
+  bool powers_ = false;
+  alignas(64) uint32_t limits_[kWords ? BlockNumbers<S>::kMost : 1];
+};
 
 /// Codes of all lines, and a byte of each in `kept` if that is not null. Not inlined: quantize_rows() would hold the
 /// loop twice.
 template <Format F, ScaleKind S, bool kNan, DType D>
 [[gnu::noinline]] void encode_rows(const Job& job, const Values<D>& v, const BlockNumbers<S>& b,
                                    uint8_t (*kept)[kTile]) {
-  constexpr int64_t n = block_of(S);
+  using Encoder = LineEncoder<F, S, kNan, D>;
   const int64_t padded = round_up(v.cols, kQuad), bytes = row(F).packed() ? ceil_div(v.cols, 2) : v.cols;
   const bool stochastic = S == ScaleKind::two_level && job.spec().stochastic;
   alignas(64) uint8_t random[kPieceOfLine], memory[kPieceOfLine];
   int64_t drawn = 0, from = 0;  // random bytes are those of lines [from, drawn)
+  const bool by_blocks = job.multipliers() == 0;
+  const Encoder blocks(by_blocks ? b.multiplier : job.given(v.row), by_blocks ? b.count(v.rows) : 0);
   for (int64_t r = 0; r < v.rows; ++r) {
-    const float *given = job.given(v.row + r), *multiplier = b.multiplier + b.first_of(r);
     if (stochastic && r == drawn) drawn += draw_lines(job, v, from = r, random);
     uint8_t *codes = kept ? kept[r] : memory, *to = job.code_at(v.row + r, v.col);
+    if constexpr (row(F).packed() && D == DType::bf16) {
+      if (!stochastic && !kept) {
+        const float* multiplier = b.multiplier + b.first_of(r);
+        encode_packed_line<kNan, block_of(S)>(v.line(r), multiplier, round_up(v.cols, kPackedGroup), memory);
+        put(memory, bytes, to, job.streams);
+        continue;
+      }
+    }
     // Whole quads go where they belong at once, unless they are kept or packed first.
     const bool direct = !row(F).packed() && !kept && padded == v.cols && reinterpret_cast<uintptr_t>(to) % 64 == 0;
     const Sink<uint8_t> out{direct ? to : codes, direct && job.streams};
-    if (given)
-      encode_line<F, kNan, 0, D>(v.line(r), given, padded, out);
+    if (!by_blocks)
+      Encoder(job.given(v.row + r), 0).template encode<0>(v.line(r), 0, padded, out);
     else if (stochastic)
-      encode_line_stochastic<kNan, D>(v.line(r), multiplier, padded, random + (r - from) * padded, codes);
+      encode_line_stochastic<kNan, D>(v.line(r), b.multiplier + b.first_of(r), padded, random + (r - from) * padded,
+                                      codes);
     else
-      encode_line<F, kNan, n, D>(v.line(r), multiplier, padded, out);
+      blocks.template encode<block_of(S)>(v.line(r), b.first_of(r), padded, out);
     if (direct) continue;
     if constexpr (row(F).packed()) pack_codes(std::exchange(codes, memory), padded, memory);
     put(codes, bytes, to, job.streams);
@@ -205,13 +279,13 @@ template <Format F, ScaleKind S, bool kNan, DType D>
 }
 
 /// Whether a multiplier of lines from `line` on, known before their blocks, is no ordinary number: then it may make NaN
-/// of what is none.
+/// of what is none, or change signs.
 inline bool makes_nan(const Job& job, int64_t line, int64_t count) {
   if (job.multipliers() == 0) return false;
   bool ordinary = true;
   for (int64_t i = 0; i < (job.multipliers() == 1 ? 1 : count); ++i) {
     const float given = *job.given(line + i);
-    ordinary &= is_finite(given) && given != 0;
+    ordinary &= is_finite(given) && given > 0;
   }
   return !ordinary;
 }
@@ -230,7 +304,7 @@ float quantize_rows(const Job& job, const Values<D>& v, BlockNumbers<S>& b, uint
   if (nonfinite && !given && job.spec().nan) lost.find(b.amax, b.count(v.rows));
   if (nan) all = amaxes(std::true_type{});
   if (!given) row_scales<S, D>(job, v, lost, b);
-  if (nan || makes_nan(job, v.row, v.rows))
+  if (nonfinite || makes_nan(job, v.row, v.rows))
     encode_rows<F, S, true, D>(job, v, b, kept);
   else
     encode_rows<F, S, false, D>(job, v, b, kept);
