@@ -108,9 +108,7 @@ inline Bytes look_up(Bytes table, Bytes index) { return vqtbl1q_u8(table, index)
 inline Bytes smaller(Bytes x, Bytes y) { return vminq_u8(x, y); }
 
 /// The low halves of the lanes of two vectors, in alternation.
-inline U16 low_halves(U32 even, U32 odd) {
-  return vtrn1q_u16(vreinterpretq_u16_u32(even), vreinterpretq_u16_u32(odd));
-}
+inline U16 low_halves(U32 even, U32 odd) { return vtrn1q_u16(vreinterpretq_u16_u32(even), vreinterpretq_u16_u32(odd)); }
 
 /// Neighbouring words below 16 as a byte in each lane, the first one in its low bits.
 inline U32 join_nibbles(U16 nibbles) {
