@@ -95,8 +95,8 @@ inline void encode_packed_down(const uint16_t* x, int64_t stride, const float* m
     half[h] = U16{};
 #pragma GCC unroll 4
     for (int i = 3; i >= 0; --i)
-      half[h] = half[h] << 4 |
-                encode_packed_words<kNan>(*reinterpret_cast<const U16*>(x + (4 * h + i) * stride), even, odd);
+      half[h] =
+          half[h] << 4 | encode_packed_words<kNan>(*reinterpret_cast<const U16*>(x + (4 * h + i) * stride), even, odd);
   }
   const U32 low = reinterpret_cast<U32>(half[0]), high = reinterpret_cast<U32>(half[1]);
   const U32 evens = reinterpret_cast<U32>(low_halves(low, high)), odds = blend_bits(0xFFFFu, low >> 16, high);

@@ -56,7 +56,8 @@ inline Bits<D> block_magnitude(const Plain<D>* x) {
   return largest<Bits<D>, width>(m);
 }
 
-/// Element j of every 16 bytes: the largest of those that vector j has there; of the kPart vectors, those kStride apart.
+/// Element j of every 16 bytes: the largest of those that vector j has there; of the kPart vectors, those kStride
+/// apart.
 template <int kPart, int kStride, class T, int64_t N>
 inline Vec<T, N> largest_of_parts(const Vec<T, N>* v) {
   constexpr auto all = std::make_integer_sequence<int, N>();
@@ -87,8 +88,8 @@ inline auto largest_of_neighbours(Vec<T, N> v) {
     return larger<Vec<T, N / kParts>>(part, largest_of_neighbours<kPart, kParts, kNth + 1, T, N>(v));
 }
 
-/// The largest magnitudes of blocks of N elements: of as many at once as lie in kPart vectors of kWide elements, so that
-/// a vector of them results without a search in each.
+/// The largest magnitudes of blocks of N elements: of as many at once as lie in kPart vectors of kWide elements, so
+/// that a vector of them results without a search in each.
 template <DType D, int64_t N, int64_t kWide, bool kNan>
 inline void block_magnitudes(const Plain<D>* x, int64_t blocks, Bits<D>* found) {
   constexpr int part = 16 / sizeof(Bits<D>);

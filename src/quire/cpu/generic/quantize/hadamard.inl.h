@@ -141,7 +141,8 @@ template <DType D>
       hadamard_stages<half>(v);
 #pragma GCC unroll 8
       for (int i = 0; i < half; ++i) {
-        const F32 a = reinterpret_cast<F32>(magnitude_bits(v[i])), b = reinterpret_cast<F32>(magnitude_bits(v[i + half]));
+        const F32 a = reinterpret_cast<F32>(magnitude_bits(v[i])),
+                  b = reinterpret_cast<F32>(magnitude_bits(v[i + half]));
         largest_bits = larger(largest_bits, reinterpret_cast<I32>(a + b));
       }
     }
@@ -183,8 +184,8 @@ Amaxes transformed_amaxes(const Matrix& x, Hadamard hadamard) {
         }
         for (int64_t r = 0; r < kGroupRows; ++r) prefetch(at + r * stride + kTile, kTile * size_of(d));
         const Bits<d> magnitude = group_magnitude<d>(at, stride);
-        plain_amax = std::max(plain_amax, magnitude <= kInfinity<d> ? magnitude_value<d>(magnitude)
-                                                                    : group_amax<d>(at, stride));
+        plain_amax =
+            std::max(plain_amax, magnitude <= kInfinity<d> ? magnitude_value<d>(magnitude) : group_amax<d>(at, stride));
         int32_t bits = may_scale_last<d>(magnitude, hadamard) ? transformed_magnitude<d>(at, stride)
                                                               : transformed_magnitude<d, false>(at, stride, signs);
         if (bits > kInfinity<DType::f32>) bits = transformed_magnitude<d, true>(at, stride, signs);
