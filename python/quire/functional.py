@@ -26,6 +26,8 @@ Buffers = Sequence[torch.Tensor | None]
 #: Operators as functions that give None where anybody but the kernel has a say in the call (src/quire_python); not for
 #: Dynamo, which knows operators only.
 DIRECT = library.direct()
+# A graph has guards for each step of torch.ops.quire.linear.
+_LINEAR, _LINEAR_PREQUANTIZED = torch.ops.quire.linear, torch.ops.quire.linear_prequantized
 
 
 def _try_directly(name: str) -> None:
@@ -68,7 +70,7 @@ def linear(
         y = DIRECT.linear(x, w, bias, recipe, dtype, sr_state)
         if y is not None:
             return y
-    return torch.ops.quire.linear(x, w, bias, recipe, dtype, sr_state)
+    return _LINEAR(x, w, bias, recipe, dtype, sr_state)
 
 
 def linear_prequantized(
@@ -100,7 +102,7 @@ def linear_prequantized(
         )
         if y is not None:
             return y
-    return torch.ops.quire.linear_prequantized(
+    return _LINEAR_PREQUANTIZED(
         x, w, bias, recipe, dtype, x_buffers, w_buffers, sr_state, w_fingerprint=w_fingerprint
     )
 

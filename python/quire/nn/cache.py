@@ -34,7 +34,9 @@ class CachedWeight(NamedTuple):
 
     @classmethod
     def of(cls, spec: str, stored: str, buffers: tuple[torch.Tensor, ...], fingerprint: torch.Tensor) -> "CachedWeight":
-        return cls(spec, stored, buffers, (*buffers[:3], None, None, None), fingerprint)
+        # A graph has no input that it does not need. Flat buffers of several weights are passed whole.
+        amax = buffers[2] if QuantSpec(spec).scaled_by_amax or len(fingerprint) > 1 else None
+        return cls(spec, stored, buffers, (*buffers[:2], amax, None, None, None), fingerprint)
 
     def operand(self) -> Buffers:
         """The buffers that a matmul needs now: both directions only if there may be a backward pass."""

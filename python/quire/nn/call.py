@@ -20,7 +20,7 @@ from quire.distributed.placements import (
     placed_for,
     refuse_division,
 )
-from quire.functional import linear, linear_prequantized
+from quire.functional import grouped_linear, linear, linear_prequantized
 from quire.nn.dtype import activation_dtype, check_dtypes, uses_torch_autocast
 from quire.nn.product_module import ProductModule
 from quire.nn.weight import stored_weight
@@ -186,21 +186,23 @@ def fast_path(layer: ProductModule, x: torch.Tensor) -> Result | None:
     weight, bias = parameters.get("weight"), parameters.get("bias", ...)
     plain = type(weight) is Parameter
     own = (plain or type(weight) is QuantizedTensor) and (bias is None or type(bias) is Parameter)
-    if not own or type(x) is not Tensor or layer.return_bias:
+    if not own or x.__class__ is not Tensor or layer.return_bias:
         return torchs_result(layer, x)
     if layer.fuse_wgrad_accumulation or layer.delay_wgrad_compute or layer.parallel is not None:
         return None
     recipe = recipe_of(layer)
     if recipe is None:
         return torch.nn.functional.linear(x, weight, bias) if plain and active_rule() is None else None
-    text = recipe.stateless_spec
-    if layer.save_original_input or text is None:
+    text, delayed_text = recipe.stateless_spec, recipe.delayed_spec
+    if layer.save_original_input or (text is None and delayed_text is None):
         return None
     dtype = x.dtype
     if _is_any_autocast_enabled() and uses_torch_autocast(x):
         dtype = torch.get_autocast_dtype(x.device.type)
     elif weight.dtype != dtype or (bias is not None and bias.dtype != dtype):
         return None
+    if delayed_text is not None:
+        return _delayed(layer, x, delayed_text, dtype) if plain else None
     if not plain:
         return _of_codes(layer, x, recipe, text, dtype)
     sr_state = layer.sr_state if recipe.stochastic and torch.is_grad_enabled() else None
@@ -210,9 +212,24 @@ def fast_path(layer: ProductModule, x: torch.Tensor) -> Result | None:
     if kept is None or kept.spec != recipe.weight_spec:
         return linear(x, weight, bias, text, dtype, sr_state=sr_state)
     text = stored_weight(text, recipe, kept.stored)
+    codes = kept.operand()
     return linear_prequantized(
-        x, weight, bias, text, dtype, w_buffers=kept.operand(), w_fingerprint=kept.fingerprint, sr_state=sr_state
+        x, weight, bias, text, dtype, x_buffers=(), w_buffers=codes, w_fingerprint=kept.fingerprint, sr_state=sr_state
     )
+
+
+def _delayed(layer: ProductModule, x: Tensor, text: str, dtype: torch.dtype) -> Tensor | None:
+    """fast_path() of delayed scaling, where no codes of the weight are kept."""
+    rule, state, parameters = active_rule(), layer.delayed, layer._parameters
+    weight, bias = parameters["weight"], parameters["bias"]
+    if isinstance(rule, RulesByLayer) or layer.kept_weight is not None or state.usage.device != weight.device:
+        return None
+    forward, backward = delayed.scales(state)
+    given = {"fwd_scale": forward, "bwd_scale": backward, "bwd_amax": state.bwd_amax}
+    biases = [] if bias is None else [bias]
+    y, x_amax, w_amax = grouped_linear(x, [weight], biases, None, text, dtype=dtype, **given)
+    delayed.collect(state, rule, x_amax, w_amax)
+    return y
 
 
 def _of_codes(layer: ProductModule, x: Tensor, recipe: Recipe, text: str, dtype: torch.dtype) -> Tensor | None:

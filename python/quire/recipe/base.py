@@ -85,6 +85,7 @@ class Recipe:
     input_spec, weight_spec: the canonical texts of the specs for x and w.
     stochastic: whether gradients are rounded stochastically, which uses a Linear's random state.
     stateless_spec: linear_spec(), or None if scales come from earlier steps, or are static scales of the layer.
+    delayed_spec: linear_spec() if the scales of x, w and dy all come from earlier steps, else None.
     weight_only: whether x and gradients are not quantized: both specs are "none".
     static_input: whether x has a static scale, the layer's `input_scale` (the option `given`).
     of_layer: None; a subclass whose recipe differs by layer has a method of this name: layer -> the recipe of that
@@ -115,9 +116,12 @@ class Recipe:
         stateful = self.delayed() or self.static_input
         object.__setattr__(self, "by_layer", self.of_layer is not None)
         object.__setattr__(self, "stateless_spec", None if stateful else self.linear_spec())
+        whole = self.delayed() and len(self.delayed_operands) == 3
+        object.__setattr__(self, "delayed_spec", self.linear_spec() if whole else None)
 
     def __setstate__(self, state: dict[str, object]) -> None:
-        vars(self).update({"by_layer": self.of_layer is not None} | state)  # older pickles do not have it
+        # Older pickles do not have them.
+        vars(self).update({"by_layer": self.of_layer is not None, "delayed_spec": None} | state)
 
     def _check(self) -> None:
         """Raises ValueError, TypeError or NotImplementedError, naming recipe, field, value and remedy."""

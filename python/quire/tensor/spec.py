@@ -69,6 +69,12 @@ class QuantSpec:
         """Whether columnwise codes hold the tensor's Hadamard transform (numerics.md 5.3, 0.10)."""
         return any(option.split("=")[0] == "rht" for option in self.options)
 
+    @property
+    def scaled_by_amax(self) -> bool:
+        """Whether the amax is a factor of values, as in nvfp4 (numerics.md 5.1). Other amaxes only tell how scales came
+        about."""
+        return self.family == "nvfp4"
+
     def __str__(self) -> str:
         return self.text
 

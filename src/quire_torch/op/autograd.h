@@ -3,6 +3,7 @@
 //   Saved                          what its backward needs: a struct with kFields like Args
 //   forward(args, needs) -> {Results, Saved}
 //   backward(saved, grads, needs)  one gradient per Tensor, Tensor? or GradientList argument in order, as Tensors<N>.
+//                                  That of a list of several tensors has a leading dimension of them.
 //                                  grads has one per result, undefined where none arrived; at least one is defined
 // and, if only some results have a gradient, kDifferentiable: the number of those, which come first. Its gradients have
 // none, and say so, unless kTwiceDifferentiable = true: backward is then made of differentiable functions alone.
@@ -146,6 +147,8 @@ class TypedNode : public torch::autograd::Node {
       using T = typename decltype(field)::Type;
       if constexpr (HasGradient<T>) {
         if constexpr (SingleTensor<T>) {
+          if (needs[i]) out[edge] = std::move(computed[i]);
+        } else if (counts_[i] == 1) {
           if (needs[i]) out[edge] = std::move(computed[i]);
         } else if (needs[i] && computed[i].defined()) {
           std::vector<at::Tensor> parts = computed[i].unbind();

@@ -19,7 +19,7 @@ using OptionalTensor = std::optional<at::Tensor>;
 using TensorList = std::vector<at::Tensor>;
 using OptionalTensorList = std::vector<OptionalTensor>;
 
-/// A list of tensors with gradients, which the operator returns as one tensor with a leading dimension for the list.
+/// A list of tensors with gradients. Of several the operator returns one tensor with a leading dimension for the list.
 struct GradientList {
   TensorList tensors;
 };

@@ -226,9 +226,9 @@ op::Tensors<3> GroupedLinear::gradients(const Saved& s, const at::Tensor& dy, op
 
 op::Tensors<11> GroupedLinear::backward(const Saved& s, const op::Tensors<3>& grads, op::Needs need) {
   op::Tensors<3> g = gradients(s, grads[0], need);
-  // The gradient of a list has a leading dimension of its tensors: of one tensor for all groups, one.
+  // With ends of groups a gradient has a leading dimension of groups, which the only w of one group has not.
   const auto listed = [&](at::Tensor& gradient, bool stacked) {
-    if (gradient.defined() && (!s.offsets || stacked)) gradient = gradient.unsqueeze(0);
+    if (gradient.defined() && s.offsets && !stacked && gradient.sym_size(0) == 1) gradient = gradient.select(0, 0);
   };
   listed(g[1], s.stacked_w);
   if (need[kBias]) listed(g[2], s.stacked_bias);
