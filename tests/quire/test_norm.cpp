@@ -1,6 +1,7 @@
 // LayerNorm and RMSNorm: against double within the bound of numerics.md 11.2, kernels against the reference bit for
 // bit, and quantized results against quantizing the result.
 #include <cmath>
+#include <cstring>
 #include <numeric>
 
 #include "inputs.h"
@@ -216,6 +217,18 @@ TEST(NormParity, EveryInputGivesTheBitsOfTheReference) {
     expect_same(c, expected, normed(active_runner(), c));
     expect_same(c, gradients(reference_runner(), c, expected), gradients(active_runner(), c, expected));
   });
+}
+
+TEST(NormParity, ANaNAmongParametersGivesTheBitsOfTheReference) {
+  // Rounded to bfloat16 as a number, this NaN would become -0.
+  constexpr uint32_t nan = 0x7FFFFFFFu;
+  for (const NormKind kind : kKinds)
+    for (const uint64_t seed : {6, 7}) {  // without beta, and with it
+      const Case c(kind, {5, 70}, {DType::bf16, DType::f32, DType::bf16}, Kind::normal, seed);
+      const Matrix parameters = c.has_beta ? c.beta : c.gamma;
+      std::memcpy(static_cast<float*>(const_cast<void*>(parameters.data)) + 13, &nan, sizeof nan);
+      expect_same(c, normed(reference_runner(), c), normed(active_runner(), c));
+    }
 }
 
 void run_backwards(int64_t count, int64_t grain, const std::function<void(int64_t, int64_t)>& body) {

@@ -23,26 +23,46 @@ void sum_chunks(const float* parts, int64_t chunks, int64_t stride, const Mutabl
   });
 }
 
+/// Adds kRows rows, whose first elements are at x, to a total; asks for as many that follow.
+template <DType D, int kRows>
+inline void add_rows(const Plain<D>* x, int64_t stride, int64_t count, float* total) {
+  int64_t j = 0;
+  for (; j + kLanes <= count; j += kLanes) {
+    F32 sum = load(total + j);
+#pragma GCC unroll 2
+    for (int i = 0; i < kRows; ++i) {
+      __builtin_prefetch(x + (i + kRows) * stride + j);
+      sum += load_as<D>(x + i * stride + j);
+    }
+    store(total + j, sum);
+  }
+  for (; j < count; ++j)
+    for (int i = 0; i < kRows; ++i) total[j] += widen<D>(x[i * stride + j]);
+}
+
 /// Sums of rows [first, last) of columns [col, col + count).
 template <DType D>
 inline void sum_rows(const Matrix& x, std::array<int64_t, 2> rows, int64_t col, int64_t count, float* total) {
+  constexpr int kRows = 2;
   std::fill_n(total, count, 0.0f);
-  for (int64_t r = rows[0]; r < rows[1]; ++r) {
-    const auto* line = static_cast<const Plain<D>*>(element_of(x, r, col));
-    int64_t j = 0;
-    for (; j + kLanes <= count; j += kLanes) store(total + j, load(total + j) + load_as<D>(line + j));
-    for (; j < count; ++j) total[j] += widen<D>(line[j]);
-  }
+  const auto line = [&](int64_t r) { return static_cast<const Plain<D>*>(element_of(x, r, col)); };
+  int64_t r = rows[0];
+  for (; r + kRows <= rows[1]; r += kRows) add_rows<D, kRows>(line(r), x.row_stride, count, total);
+  for (; r < rows[1]; ++r) add_rows<D, 1>(line(r), x.row_stride, count, total);
 }
 
-/// Tasks are pieces of chunks, so that memory is read in long runs; the chunks' sums are added afterwards.
+/// Tasks are pieces of chunks, as long as they can be so that memory is read in long runs and all threads have some;
+/// the chunks' sums are added afterwards.
 void column_sum(const ColumnSumProblem& p) {
-  constexpr int64_t kRun = 1024;
-  const int64_t chunks = ceil_div(p.x.rows, kSumRows), pieces = ceil_div(p.x.cols, kRun);
+  constexpr int64_t kLongestRun = 4096, kShortestRun = 1024;
+  const int64_t chunks = ceil_div(p.x.rows, kSumRows);
+  int64_t run = kLongestRun;
+  while (run > kShortestRun && chunks * ceil_div(p.x.cols, run) < 4 * parallelism()) run /= 2;
+  const int64_t pieces = ceil_div(p.x.cols, run);
   const Scratch parts(chunks * p.x.cols);
   parallel_for(chunks * pieces, 1, [&](int64_t begin, int64_t end) {
     for (int64_t t = begin; t < end; ++t) {
-      const int64_t chunk = t / pieces, col = t % pieces * kRun, count = std::min(kRun, p.x.cols - col);
+      const int64_t chunk = t / pieces, col = t % pieces * run, count = std::min(run, p.x.cols - col);
       const std::array rows{chunk * kSumRows, std::min((chunk + 1) * kSumRows, p.x.rows)};
       with_dtype(p.x.dtype, [&](auto d) { sum_rows<d>(p.x, rows, col, count, parts.get() + chunk * p.x.cols + col); });
     }

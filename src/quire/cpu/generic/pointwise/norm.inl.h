@@ -4,25 +4,40 @@
 #include "quire/cpu/generic/elements/lines.inl.h"
 #include "quire/cpu/generic/gemm/column_sum.inl.h"
 #include "quire/cpu/generic/pointwise/produce.inl.h"
+#include "quire/cpu/generic/quantize/amax.inl.h"
 
 /// Partial sums of a row: element j goes to sum j mod 16. The number is that of the contract, not of a vector's lanes.
 constexpr int64_t kPartialSums = 16;
 
-/// Sum over j of term(a[j], b[j]), where term takes two floats or two vectors of them: the partial sums in order, then
-/// their halves added until one is left.
-template <class Term>
-inline float sum_of(const float* a, const float* b, int64_t count, const Term& term) {
-  F32 sums[kPartialSums / kLanes] = {};
-  int64_t j = 0;
-  for (; j + kPartialSums <= count; j += kPartialSums)
-    for (int64_t v = 0; v < kPartialSums / kLanes; ++v)
-      sums[v] += term(load(a + j + v * kLanes), load(b + j + v * kLanes));
-  float s[kPartialSums];
-  for (int64_t v = 0; v < kPartialSums / kLanes; ++v) store(s + v * kLanes, sums[v]);
-  for (int64_t l = 0; j + l < count; ++l) s[l] += term(a[j + l], b[j + l]);
+/// Rows whose sums are found together: additions of one wait for each other.
+constexpr int kNormRows = 4;
+
+/// Adds the partial sums of a row by halves until one is left.
+inline float sum_of_partial(float (&s)[kPartialSums]) {
   for (int64_t half = kPartialSums / 2; half > 0; half /= 2)
     for (int64_t l = 0; l < half; ++l) s[l] += s[l + half];
   return s[0];
+}
+
+/// sums[i] = the sum over j of term(i, x[i][j]), where term takes a float or a vector of them: the partial sums in
+/// order, then these.
+template <DType D, class Term>
+inline void sum_rows_of(const Plain<D>* const (&x)[kNormRows], int64_t count, const Term& term,
+                        float (&sums)[kNormRows]) {
+  constexpr int vectors = kPartialSums / kLanes;
+  F32 partial[kNormRows][vectors] = {};
+  int64_t j = 0;
+  for (; j + kPartialSums <= count; j += kPartialSums)
+#pragma GCC unroll 4
+    for (int i = 0; i < kNormRows; ++i)
+#pragma GCC unroll 4
+      for (int v = 0; v < vectors; ++v) partial[i][v] += term(i, load_as<D>(x[i] + j + v * kLanes));
+  for (int i = 0; i < kNormRows; ++i) {
+    float s[kPartialSums];
+    for (int v = 0; v < vectors; ++v) store(s + v * kLanes, partial[i][v]);
+    for (int64_t l = 0; j + l < count; ++l) s[l] += term(i, widen<D>(x[i][j + l]));
+    sums[i] = sum_of_partial(s);
+  }
 }
 
 /// A vector of parameters as f32; with `centered`, plus 1.
@@ -38,21 +53,99 @@ struct Moments {
   float mean, rstd;
 };
 
-[[gnu::flatten]] inline Moments moments(NormKind kind, const float* x, int64_t count, float eps) {
+template <DType D>
+[[gnu::flatten]] inline void moments(const NormProblem& p, const Plain<D>* const (&x)[kNormRows],
+                                     Moments (&m)[kNormRows]) {
+  const int64_t count = p.x.cols;
   const float n = static_cast<float>(std::max<int64_t>(1, count));
-  const float mean = kind == NormKind::layer ? sum_of(x, x, count, [](auto v, auto) { return v; }) / n : 0.0f;
-  const float squares = sum_of(x, x, count, [mean](auto v, auto) {
-    const auto d = v - mean;
+  float mean[kNormRows] = {}, squares[kNormRows];
+  if (p.kind == NormKind::layer) {
+    sum_rows_of<D>(x, count, [](int, auto v) { return v; }, mean);
+    for (float& each : mean) each /= n;
+  }
+  const auto square = [&](int i, auto v) {
+    const auto d = v - mean[i];
     return d * d;
-  });
-  return {mean, 1.0f / std::sqrt(squares / n + eps)};
+  };
+  sum_rows_of<D>(x, count, square, squares);
+  for (int i = 0; i < kNormRows; ++i) m[i] = {mean[i], 1.0f / std::sqrt(squares[i] / n + p.eps)};
 }
 
-[[gnu::flatten]] inline void normalize(const Moments& m, const float* gamma, const float* beta, int64_t count,
-                                       float* line) {
-  for (int64_t j = 0; j < count; ++j) line[j] = ((line[j] - m.mean) * m.rstd) * gamma[j];
-  if (beta)
-    for (int64_t j = 0; j < count; ++j) line[j] += beta[j];
+/// Parameters of a norm in f32.
+struct Gains {
+  const float *gamma, *beta;  ///< beta: null if there is none
+  bool finite;                ///< so that finite elements give no NaN
+};
+
+/// A row normalized; asks for the row that is as far ahead as rows are handled together.
+template <DType D>
+[[gnu::flatten]] inline void normalize(const Moments& m, const Gains& g, std::span<const Plain<D>> x, int64_t stride,
+                                       Plain<D>* to) {
+  const auto value = [&](auto v, auto gamma) { return ((v - m.mean) * m.rstd) * gamma; };
+  const int64_t count = std::ssize(x), whole = count / (2 * kLanes) * (2 * kLanes);
+  const auto run = [&](auto known, auto has_beta) {
+    const auto lanes = [&](int64_t j) {
+      const F32 y = value(load_as<D>(x.data() + j), load(g.gamma + j));
+      return has_beta ? y + load(g.beta + j) : y;
+    };
+    for (int64_t j = 0; j < whole; j += 2 * kLanes) {
+      __builtin_prefetch(x.data() + kNormRows * stride + j, 0, 2);
+      store_as<D, known>(to + j, lanes(j), lanes(j + kLanes));
+    }
+  };
+  // A row whose rstd is an ordinary number has finite elements, at most sqrt(count) once normalized.
+  constexpr std::integral_constant<Known, Known::nothing> nothing;
+  constexpr std::integral_constant<Known, Known::no_nan> no_nan;
+  const bool ordinary = g.finite && m.rstd > 0 && is_finite(m.rstd);
+  if (g.beta)
+    ordinary ? run(no_nan, std::true_type{}) : run(nothing, std::true_type{});
+  else
+    ordinary ? run(no_nan, std::false_type{}) : run(nothing, std::false_type{});
+  float rest[2 * kLanes];
+  for (int64_t j = whole; j < count; ++j) {
+    const float y = value(widen<D>(x[static_cast<size_t>(j)]), g.gamma[j]);
+    rest[j - whole] = g.beta ? y + g.beta[j] : y;
+  }
+  write_as<D>(rest, count - whole, to + whole);
+}
+
+/// Rows of the result from `first` on, as many as y has; x and y are of one dtype.
+template <DType D>
+void norm_rows(const NormProblem& p, const Gains& g, int64_t first, const MutableMatrix& y) {
+  const int64_t count = p.x.cols;
+  for (int64_t r = 0; r < y.rows; r += kNormRows) {
+    const Plain<D>* x[kNormRows];
+    // Past the last row it is taken again.
+    for (int i = 0; i < kNormRows; ++i)
+      x[i] = static_cast<const Plain<D>*>(element_of(p.x, first + std::min(r + i, y.rows - 1), 0));
+    Moments m[kNormRows];
+    moments<D>(p, x, m);
+    for (int i = 0; i < std::min<int64_t>(kNormRows, y.rows - r); ++i) {
+      if (p.mean) p.mean[first + r + i] = m[i].mean;
+      if (p.rstd) p.rstd[first + r + i] = m[i].rstd;
+      auto* to = static_cast<Plain<D>*>(rows_of(y, r + i, 1).data);
+      normalize<D>(m[i], g, {x[i], static_cast<size_t>(count)}, p.x.row_stride, to);
+    }
+  }
+}
+
+/// The same of two dtypes: by way of f32.
+void norm_rows_widened(const NormProblem& p, const Gains& g, int64_t first, const MutableMatrix& y) {
+  const Scratch lines(kNormRows * p.x.cols);
+  NormProblem part = p;
+  part.x = {lines.get(), DType::f32, kNormRows, p.x.cols, p.x.cols};
+  const MutableMatrix out{lines.get(), DType::f32, 0, p.x.cols, p.x.cols};
+  for (int64_t r = 0; r < y.rows; r += kNormRows) {
+    MutableMatrix some = out;
+    some.rows = std::min<int64_t>(kNormRows, y.rows - r);
+    for (int64_t i = 0; i < some.rows; ++i)
+      read_line(p.x.dtype, element_of(p.x, first + r + i, 0), p.x.cols, lines.get() + i * p.x.cols);
+    if (p.mean) part.mean = p.mean + first + r;
+    if (p.rstd) part.rstd = p.rstd + first + r;
+    norm_rows<DType::f32>(part, g, 0, some);
+    for (int64_t i = 0; i < some.rows; ++i)
+      write_line(y.dtype, lines.get() + i * p.x.cols, p.x.cols, rows_of(y, r + i, 1).data);
+  }
 }
 
 void norm(const NormProblem& p) {
@@ -60,58 +153,136 @@ void norm(const NormProblem& p) {
   const int64_t count = p.x.cols;
   const std::vector<float> gamma = widened(p.gamma, count, p.zero_centered);
   const std::vector<float> beta = p.beta.data ? widened(p.beta, count, false) : std::vector<float>();
+  const auto finite = [](const std::vector<float>& v) {
+    return line_magnitude<DType::f32, false>(v.data(), std::ssize(v)) < kInfinity<DType::f32>;
+  };
+  const Gains gains{gamma.data(), p.beta.data ? beta.data() : nullptr, p.eps >= 0 && finite(gamma) && finite(beta)};
   produce(p.out, [&](int64_t first, const MutableMatrix& y) {
-    const Scratch line(count);
-    for (int64_t r = 0; r < y.rows; ++r) {
-      read_line(p.x.dtype, element_of(p.x, first + r, 0), count, line.get());
-      const Moments m = moments(p.kind, line.get(), count, p.eps);
-      if (p.mean) p.mean[first + r] = m.mean;
-      if (p.rstd) p.rstd[first + r] = m.rstd;
-      normalize(m, gamma.data(), beta.empty() ? nullptr : beta.data(), count, line.get());
-      write_line(y.dtype, line.get(), count, rows_of(y, r, 1).data);
-    }
+    if (p.x.dtype != y.dtype) return norm_rows_widened(p, gains, first, y);
+    with_dtype(y.dtype, [&](auto d) { norm_rows<d>(p, gains, first, y); });
   });
 }
 
-/// A row of the gradient in f32, and where its terms of dgamma and dbeta are added.
-struct GradRow {
-  NormKind kind;
-  int64_t count;
-  const float* gamma;
-  float *dy, *x;  ///< read; dx is left in dy
+/// Rows of gradients whose sums are found together.
+constexpr int kGradRows = 2;
+
+/// Rows of dy and x, all of one dtype, and what the norm made of them.
+template <DType D>
+struct GradRows {
+  const Plain<D>*dy[kGradRows], *x[kGradRows];
+  Moments m[kGradRows];
+  float c1[kGradRows] = {}, c2[kGradRows];
+};
+
+/// Where terms of dgamma and dbeta are added.
+struct GradSums {
   float *dgamma, *dbeta;
 };
 
-[[gnu::flatten]] inline void norm_grad_row(const GradRow& row, const Moments& m) {
-  const int64_t count = row.count;
-  const float* gamma = row.gamma;
-  float* __restrict dy = row.dy, * __restrict x = row.x;
-  float* __restrict dgamma = row.dgamma, * __restrict dbeta = row.dbeta;
-  for (int64_t j = 0; j < count; ++j) {
-    x[j] = (x[j] - m.mean) * m.rstd;
-    dgamma[j] += dy[j] * x[j];
-    dbeta[j] += dy[j];
-    dy[j] *= gamma[j];
-  }
+/// Adds the terms of the first `rows` rows to the sums over rows, in order, and finds c1 and c2 (numerics.md 11.2).
+template <DType D, bool kLayer, int kRows>
+inline void add_grad_rows(const float* gamma, int64_t count, const GradSums& sums, GradRows<D>& rows) {
+  constexpr int vectors = kPartialSums / kLanes;
+  const auto add = [&](int i, auto dy, auto x, auto g, auto& partial_w, auto& partial_wx, auto& dgamma, auto& dbeta) {
+    const auto normalized = (x - rows.m[i].mean) * rows.m[i].rstd, w = dy * g;
+    dgamma += dy * normalized;
+    dbeta += dy;
+    if constexpr (kLayer) partial_w += w;
+    partial_wx += w * normalized;
+  };
+  F32 w[kRows][vectors] = {}, wx[kRows][vectors] = {};
+  int64_t j = 0;
+  for (; j + kPartialSums <= count; j += kPartialSums)
+#pragma GCC unroll 4
+    for (int v = 0; v < vectors; ++v) {
+      const int64_t at = j + v * kLanes;
+      F32 dgamma = load(sums.dgamma + at), dbeta = load(sums.dbeta + at);
+#pragma GCC unroll 2
+      for (int i = 0; i < kRows; ++i)
+        add(i, load_as<D>(rows.dy[i] + at), load_as<D>(rows.x[i] + at), load(gamma + at), w[i][v], wx[i][v], dgamma,
+            dbeta);
+      store(sums.dgamma + at, dgamma);
+      store(sums.dbeta + at, dbeta);
+    }
   const float n = static_cast<float>(std::max<int64_t>(1, count));
-  const float c1 = row.kind == NormKind::layer ? sum_of(dy, x, count, [](auto g, auto) { return g; }) / n : 0.0f;
-  const float c2 = sum_of(dy, x, count, [](auto g, auto v) { return g * v; }) / n;
-  for (int64_t j = 0; j < count; ++j) dy[j] = (dy[j] - (c1 + x[j] * c2)) * m.rstd;
+  for (int i = 0; i < kRows; ++i) {
+    float s[kPartialSums], sx[kPartialSums];
+    for (int v = 0; v < vectors; ++v) store(s + v * kLanes, w[i][v]), store(sx + v * kLanes, wx[i][v]);
+    for (int64_t l = 0; j + l < count; ++l)
+      add(i, widen<D>(rows.dy[i][j + l]), widen<D>(rows.x[i][j + l]), gamma[j + l], s[l], sx[l], sums.dgamma[j + l],
+          sums.dbeta[j + l]);
+    if (kLayer) rows.c1[i] = sum_of_partial(s) / n;
+    rows.c2[i] = sum_of_partial(sx) / n;
+  }
+}
+
+/// dx of a row; asks for the rows that follow.
+template <DType D>
+[[gnu::flatten]] inline void write_grad_row(const NormGradProblem& p, const GradRows<D>& rows, int i,
+                                            const float* gamma, Plain<D>* to) {
+  const int64_t count = p.x.cols;
+  const Plain<D>*dy = rows.dy[i], *x = rows.x[i];
+  const Moments m = rows.m[i];
+  const float c1 = rows.c1[i], c2 = rows.c2[i];
+  const auto value = [&](auto d, auto v, auto g) { return (d * g - (c1 + (v - m.mean) * m.rstd * c2)) * m.rstd; };
+  const int64_t whole = count / (2 * kLanes) * (2 * kLanes);
+  const auto lanes = [&](int64_t j) { return value(load_as<D>(dy + j), load_as<D>(x + j), load(gamma + j)); };
+  for (int64_t j = 0; j < whole; j += 2 * kLanes) {
+    __builtin_prefetch(dy + kGradRows * p.dy.row_stride + j, 0, 2);
+    __builtin_prefetch(x + kGradRows * p.x.row_stride + j, 0, 2);
+    store_as<D, Known::nothing>(to + j, lanes(j), lanes(j + kLanes));
+  }
+  float rest[2 * kLanes];
+  for (int64_t j = whole; j < count; ++j) rest[j - whole] = value(widen<D>(dy[j]), widen<D>(x[j]), gamma[j]);
+  write_as<D>(rest, count - whole, to + whole);
+}
+
+/// kRows rows from row r on, all of one dtype.
+template <DType D, int kRows>
+[[gnu::flatten]] void norm_grad_rows(const NormGradProblem& p, const float* gamma, int64_t r, const GradSums& sums) {
+  const int64_t count = p.x.cols;
+  GradRows<D> rows;
+  for (int i = 0; i < kRows; ++i) {
+    rows.dy[i] = static_cast<const Plain<D>*>(element_of(p.dy, r + i, 0));
+    rows.x[i] = static_cast<const Plain<D>*>(element_of(p.x, r + i, 0));
+    rows.m[i] = {p.kind == NormKind::layer ? p.mean[r + i] : 0.0f, p.rstd[r + i]};
+  }
+  if (p.kind == NormKind::layer)
+    add_grad_rows<D, true, kRows>(gamma, count, sums, rows);
+  else
+    add_grad_rows<D, false, kRows>(gamma, count, sums, rows);
+  for (int i = 0; p.dx.data && i < kRows; ++i)
+    write_grad_row<D>(p, rows, i, gamma, static_cast<Plain<D>*>(rows_of(p.dx, r + i, 1).data));
+}
+
+/// A row by way of f32.
+void norm_grad_row_widened(const NormGradProblem& p, const float* gamma, int64_t r, const GradSums& sums) {
+  const int64_t count = p.x.cols;
+  const Scratch dy(count), x(count);
+  read_line(p.dy.dtype, element_of(p.dy, r, 0), count, dy.get());
+  read_line(p.x.dtype, element_of(p.x, r, 0), count, x.get());
+  NormGradProblem row = p;
+  row.dy = {dy.get(), DType::f32, 1, count, count};
+  row.x = {x.get(), DType::f32, 1, count, count};
+  if (p.mean) row.mean = p.mean + r;
+  row.rstd = p.rstd + r;
+  if (p.dx.data) row.dx = {dy.get(), DType::f32, 1, count, count};
+  norm_grad_rows<DType::f32, 1>(row, gamma, 0, sums);
+  if (p.dx.data) write_line(p.dx.dtype, dy.get(), count, rows_of(p.dx, r, 1).data);
 }
 
 /// Rows of one chunk of the sums over rows (6.6): dx of them, and their part of dgamma and dbeta.
-void norm_grad_chunk(const NormGradProblem& p, const float* gamma, int64_t chunk, float* dgamma, float* dbeta) {
-  const int64_t count = p.x.cols;
-  const Scratch dy(count), x(count);
-  std::fill_n(dgamma, count, 0.0f);
-  std::fill_n(dbeta, count, 0.0f);
-  for (int64_t r = chunk * kSumRows; r < std::min((chunk + 1) * kSumRows, p.x.rows); ++r) {
-    read_line(p.dy.dtype, element_of(p.dy, r, 0), count, dy.get());
-    read_line(p.x.dtype, element_of(p.x, r, 0), count, x.get());
-    const Moments m{p.kind == NormKind::layer ? p.mean[r] : 0.0f, p.rstd[r]};
-    norm_grad_row({p.kind, count, gamma, dy.get(), x.get(), dgamma, dbeta}, m);
-    if (p.dx.data) write_line(p.dx.dtype, dy.get(), count, rows_of(p.dx, r, 1).data);
-  }
+void norm_grad_chunk(const NormGradProblem& p, const float* gamma, int64_t chunk, const GradSums& sums) {
+  std::fill_n(sums.dgamma, p.x.cols, 0.0f);
+  std::fill_n(sums.dbeta, p.x.cols, 0.0f);
+  const bool alike = p.x.dtype == p.dy.dtype && (!p.dx.data || p.x.dtype == p.dx.dtype);
+  int64_t r = chunk * kSumRows;
+  const int64_t last = std::min(r + kSumRows, p.x.rows);
+  for (; !alike && r < last; ++r) norm_grad_row_widened(p, gamma, r, sums);
+  with_dtype(p.x.dtype, [&](auto d) {
+    for (; r + kGradRows <= last; r += kGradRows) norm_grad_rows<d, kGradRows>(p, gamma, r, sums);
+    for (; r < last; ++r) norm_grad_rows<d, 1>(p, gamma, r, sums);
+  });
 }
 
 void norm_grad(const NormGradProblem& p) {
@@ -123,7 +294,7 @@ void norm_grad(const NormGradProblem& p) {
   parallel_for(chunks, 1, [&](int64_t begin, int64_t end) {
     for (int64_t c = begin; c < end; ++c) {
       float* part = parts.get() + 2 * c * count;
-      norm_grad_chunk(p, gamma.data(), c, part, part + count);
+      norm_grad_chunk(p, gamma.data(), c, {part, part + count});
     }
   });
   if (p.dgamma) sum_chunks(parts.get(), chunks, 2 * count, {p.dgamma, p.gamma.dtype, 1, count, count});
