@@ -46,6 +46,7 @@ inline U16 encode_packed_words(U16 x, F32 even, F32 odd) {
   return code | (x >> 12 & 8);
 }
 
+/// The numbers of the blocks of n elements that the lanes of encode_packed_words() belong to, from a first one on.
 template <int... I>
 constexpr I32 numbers_of_blocks(int first, int64_t n, std::integer_sequence<int, I...>) {
   return I32{(first + 2 * I / static_cast<int>(n))...};
