@@ -2,6 +2,7 @@
 // tiles, however the work is cut.
 #include <algorithm>
 #include <atomic>
+#include <cmath>
 #include <numeric>
 #include <thread>
 
@@ -11,6 +12,8 @@
 #include "quire/base/env.h"
 #include "quire/base/parallel.h"
 #include "quire/cpu/isa.h"
+#include "quire/format/codec.h"
+#include "quire/format/half.h"
 #include "specs.h"
 
 namespace quire::testing {
@@ -69,6 +72,32 @@ TEST_P(CpuQuantize, GivesTheBytesOfTheReferenceOnLongLines) {
       expect_same_bytes(expected, quantized(GetParam(), spec, x, {.random = kRandom}));
       if (HasFatalFailure()) return;
     }
+}
+
+/// All finite bfloat16 numbers in the order of their bits, so that lines hold numbers of one sign and of few exponents.
+std::vector<uint16_t> finite_words() {
+  std::vector<uint16_t> words;
+  for (uint32_t w = 0; w < 65536; ++w)
+    if ((w & 0x7F80u) != 0x7F80u) words.push_back(static_cast<uint16_t>(w));
+  return words;
+}
+
+TEST_P(CpuQuantize, EveryBfloat16NumberHasItsCodeUnderAnyMultiplier) {
+  const std::vector<uint16_t> words = finite_words();
+  constexpr int64_t kCols = 1020;
+  const Matrix x{words.data(), DType::bf16, std::ssize(words) / kCols, kCols, kCols};
+  for (const std::string_view text : {"fp8_tensor", "fp8_tensor:e5m2"})
+    for (const float fraction : {1.0f, 1.37f})
+      for (int exponent = -127; exponent < 128; exponent += 3) {
+        const float multiplier = std::ldexp(fraction, exponent);
+        const QuantSpec spec = QuantSpec::parse(text);
+        const Quantized q = quantized(GetParam(), spec, x, {.directions = {true, false}, .scale = &multiplier});
+        const uint8_t* codes = q.side(Direction::rowwise).data.as<uint8_t>();
+        for (size_t i = 0; i < words.size(); ++i) {
+          const volatile float product = bf16_to_f32(words[i]) * multiplier;
+          ASSERT_EQ(int{codes[i]}, encode(spec.element, product)) << words[i] << " times " << multiplier;
+        }
+      }
 }
 
 /// Every byte of a part's direction is where the whole has it: a part is rows [first, first + part.rows).

@@ -44,15 +44,6 @@ inline U64 multiply_low(U64 a, U64 b) {
   return reinterpret_cast<U64>(_mm256_mul_epu32(reinterpret_cast<__m256i>(a), reinterpret_cast<__m256i>(b)));
 }
 
-/// The low bytes of four vectors, which are below 256, in order.
-inline void store_u8(uint8_t* p, const U32 (&v)[4]) {
-  const auto bits = [&](int q) { return reinterpret_cast<__m256i>(v[q]); };
-  const __m256i low = _mm256_packus_epi32(bits(0), bits(1)), high = _mm256_packus_epi32(bits(2), bits(3));
-  const __m256i bytes = _mm256_packus_epi16(low, high);
-  const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
-  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm256_permutevar8x32_epi32(bytes, order));
-}
-
 /// Writes 64 aligned bytes past the caches; finish_streams() before others read them.
 inline void stream_64(uint8_t* to, const uint8_t* from) {
   const auto* lines = reinterpret_cast<const __m256i*>(from);
@@ -117,6 +108,56 @@ inline U16 multiply_pairs(Bytes x, Bytes y) {
 inline Bytes smaller(Bytes x, Bytes y) {
   return reinterpret_cast<Bytes>(_mm256_min_epu8(reinterpret_cast<__m256i>(x), reinterpret_cast<__m256i>(y)));
 }
+/// The smaller of two words without sign.
+inline U16 smaller(U16 x, U16 y) {
+  return reinterpret_cast<U16>(_mm256_min_epu16(reinterpret_cast<__m256i>(x), reinterpret_cast<__m256i>(y)));
+}
+/// x - y, or 0 where y is larger.
+inline U16 excess(U16 x, U16 y) {
+  return reinterpret_cast<U16>(_mm256_subs_epu16(reinterpret_cast<__m256i>(x), reinterpret_cast<__m256i>(y)));
+}
+inline Bytes excess(Bytes x, Bytes y) {
+  return reinterpret_cast<Bytes>(_mm256_subs_epu8(reinterpret_cast<__m256i>(x), reinterpret_cast<__m256i>(y)));
+}
+
+/// Words below 2^15 as bytes, 255 if they are above it, and bytes with the sign of words; in an order of their own.
+inline Bytes low_bytes(U16 first, U16 second) {
+  return reinterpret_cast<Bytes>(
+      _mm256_packus_epi16(reinterpret_cast<__m256i>(first), reinterpret_cast<__m256i>(second)));
+}
+inline Bytes upper_bytes(U16 first, U16 second) {
+  return reinterpret_cast<Bytes>(
+      _mm256_packs_epi16(reinterpret_cast<__m256i>(first), reinterpret_cast<__m256i>(second)));
+}
+/// Stores bytes of two vectors in the order of the words.
+inline void store_bytes_of_words(uint8_t* p, Bytes v) {
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm256_permute4x64_epi64(reinterpret_cast<__m256i>(v), 0xD8));
+}
+
+/// Lanes below 256 as bytes, and bytes with the sign of lanes; in an order of their own.
+inline Bytes low_bytes(const U32 (&v)[4]) {
+  const auto words = [&](int q) {
+    return reinterpret_cast<U16>(
+        _mm256_packus_epi32(reinterpret_cast<__m256i>(v[q]), reinterpret_cast<__m256i>(v[q + 1])));
+  };
+  return low_bytes(words(0), words(2));
+}
+inline Bytes upper_bytes(const U32 (&v)[4]) {
+  const auto words = [&](int q) {
+    return reinterpret_cast<U16>(
+        _mm256_packs_epi32(reinterpret_cast<__m256i>(v[q]), reinterpret_cast<__m256i>(v[q + 1])));
+  };
+  return upper_bytes(words(0), words(2));
+}
+/// Stores bytes of four vectors in the order of the lanes.
+inline void store_bytes_of_lanes(uint8_t* p, Bytes v) {
+  const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
+  const __m256i bytes = _mm256_permutevar8x32_epi32(reinterpret_cast<__m256i>(v), order);
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), bytes);
+}
+
+/// The low bytes of four vectors, which are below 256, in order.
+inline void store_u8(uint8_t* p, const U32 (&v)[4]) { store_bytes_of_lanes(p, low_bytes(v)); }
 
 /// The low halves of the lanes of two vectors, in alternation.
 inline U16 low_halves(U32 even, U32 odd) {

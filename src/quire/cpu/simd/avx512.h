@@ -50,15 +50,6 @@ inline U64 multiply_low(U64 a, U64 b) {
       _mm512_maskz_mul_epu32(0xFF, reinterpret_cast<__m512i>(a), reinterpret_cast<__m512i>(b)));
 }
 
-/// The low bytes of four vectors, which are below 256, in order.
-inline void store_u8(uint8_t* p, const U32 (&v)[4]) {
-  const auto bits = [&](int q) { return reinterpret_cast<__m512i>(v[q]); };
-  const __m512i low = _mm512_packus_epi32(bits(0), bits(1)), high = _mm512_packus_epi32(bits(2), bits(3));
-  const __m512i bytes = _mm512_packus_epi16(low, high);
-  const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
-  _mm512_storeu_si512(p, _mm512_permutexvar_epi32(order, bytes));
-}
-
 /// Writes 64 aligned bytes past the caches; finish_streams() before others read them.
 inline void stream_64(uint8_t* to, const uint8_t* from) {
   _mm512_stream_si512(reinterpret_cast<__m512i*>(to), _mm512_loadu_si512(from));
@@ -133,6 +124,56 @@ inline U16 multiply_pairs(Bytes x, Bytes y) {
 inline Bytes smaller(Bytes x, Bytes y) {
   return reinterpret_cast<Bytes>(_mm512_min_epu8(reinterpret_cast<__m512i>(x), reinterpret_cast<__m512i>(y)));
 }
+/// The smaller of two words without sign.
+inline U16 smaller(U16 x, U16 y) {
+  return reinterpret_cast<U16>(_mm512_min_epu16(reinterpret_cast<__m512i>(x), reinterpret_cast<__m512i>(y)));
+}
+/// x - y, or 0 where y is larger.
+inline U16 excess(U16 x, U16 y) {
+  return reinterpret_cast<U16>(_mm512_subs_epu16(reinterpret_cast<__m512i>(x), reinterpret_cast<__m512i>(y)));
+}
+inline Bytes excess(Bytes x, Bytes y) {
+  return reinterpret_cast<Bytes>(_mm512_subs_epu8(reinterpret_cast<__m512i>(x), reinterpret_cast<__m512i>(y)));
+}
+
+/// Words below 2^15 as bytes, 255 if they are above it, and bytes with the sign of words; in an order of their own.
+inline Bytes low_bytes(U16 first, U16 second) {
+  return reinterpret_cast<Bytes>(
+      _mm512_packus_epi16(reinterpret_cast<__m512i>(first), reinterpret_cast<__m512i>(second)));
+}
+inline Bytes upper_bytes(U16 first, U16 second) {
+  return reinterpret_cast<Bytes>(
+      _mm512_packs_epi16(reinterpret_cast<__m512i>(first), reinterpret_cast<__m512i>(second)));
+}
+/// Stores bytes of two vectors in the order of the words.
+inline void store_bytes_of_words(uint8_t* p, Bytes v) {
+  const __m512i order = _mm512_setr_epi64(0, 2, 4, 6, 1, 3, 5, 7);
+  _mm512_storeu_si512(p, _mm512_permutexvar_epi64(order, reinterpret_cast<__m512i>(v)));
+}
+
+/// Lanes below 256 as bytes, and bytes with the sign of lanes; in an order of their own.
+inline Bytes low_bytes(const U32 (&v)[4]) {
+  const auto words = [&](int q) {
+    return reinterpret_cast<U16>(
+        _mm512_packus_epi32(reinterpret_cast<__m512i>(v[q]), reinterpret_cast<__m512i>(v[q + 1])));
+  };
+  return low_bytes(words(0), words(2));
+}
+inline Bytes upper_bytes(const U32 (&v)[4]) {
+  const auto words = [&](int q) {
+    return reinterpret_cast<U16>(
+        _mm512_packs_epi32(reinterpret_cast<__m512i>(v[q]), reinterpret_cast<__m512i>(v[q + 1])));
+  };
+  return upper_bytes(words(0), words(2));
+}
+/// Stores bytes of four vectors in the order of the lanes.
+inline void store_bytes_of_lanes(uint8_t* p, Bytes v) {
+  const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+  _mm512_storeu_si512(p, _mm512_permutexvar_epi32(order, reinterpret_cast<__m512i>(v)));
+}
+
+/// The low bytes of four vectors, which are below 256, in order.
+inline void store_u8(uint8_t* p, const U32 (&v)[4]) { store_bytes_of_lanes(p, low_bytes(v)); }
 
 /// The low halves of the lanes of two vectors, in alternation.
 inline U16 low_halves(U32 even, U32 odd) {

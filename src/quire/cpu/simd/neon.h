@@ -42,13 +42,6 @@ inline U32 load_u8(const uint8_t* p) { return vmovl_u16(vget_low_u16(vmovl_u8(lo
 /// 2 kLanes bytes, widened.
 inline U16 load_u8_words(const uint8_t* p) { return vmovl_u8(vld1_u8(p)); }
 
-/// The low bytes of four vectors, which are below 256, in order.
-inline void store_u8(uint8_t* p, const U32 (&v)[4]) {
-  const auto words = [&](int q) { return vreinterpretq_u16_u32(v[q]); };
-  const uint16x8_t low = vuzp1q_u16(words(0), words(1)), high = vuzp1q_u16(words(2), words(3));
-  vst1q_u8(p, vuzp1q_u8(vreinterpretq_u8_u16(low), vreinterpretq_u8_u16(high)));
-}
-
 /// float16: exact widening; narrowing rounds to nearest even and keeps NaN quiet, as format/half.h.
 inline F32 load_f16(const uint16_t* p) { return vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(p))); }
 inline void store_f16(uint16_t* p, F32 v) { vst1_u16(p, vreinterpret_u16_f16(vcvt_f16_f32(v))); }
@@ -106,11 +99,38 @@ inline Bytes look_up(Bytes table, Bytes index) { return vqtbl1q_u8(table, index)
 
 /// The smaller of two bytes without sign.
 inline Bytes smaller(Bytes x, Bytes y) { return vminq_u8(x, y); }
+/// The smaller of two words without sign.
+inline U16 smaller(U16 x, U16 y) { return vminq_u16(x, y); }
+/// x - y, or 0 where y is larger.
+inline U16 excess(U16 x, U16 y) { return vqsubq_u16(x, y); }
+inline Bytes excess(Bytes x, Bytes y) { return vqsubq_u8(x, y); }
+
+/// Words below 2^15 as bytes, 255 if they are above it, and bytes with the sign of words; in an order of their own.
+inline Bytes low_bytes(U16 first, U16 second) { return vqmovn_high_u16(vqmovn_u16(first), second); }
+inline Bytes upper_bytes(U16 first, U16 second) {
+  return vuzp2q_u8(vreinterpretq_u8_u16(first), vreinterpretq_u8_u16(second));
+}
+/// Stores bytes of two vectors in the order of the words.
+inline void store_bytes_of_words(uint8_t* p, Bytes v) { vst1q_u8(p, v); }
+
+/// Lanes below 256 as bytes, and bytes with the sign of lanes; in an order of their own.
+inline Bytes low_bytes(const U32 (&v)[4]) {
+  const auto words = [&](int q) { return vreinterpretq_u16_u32(v[q]); };
+  const uint16x8_t low = vuzp1q_u16(words(0), words(1)), high = vuzp1q_u16(words(2), words(3));
+  return vuzp1q_u8(vreinterpretq_u8_u16(low), vreinterpretq_u8_u16(high));
+}
+inline Bytes upper_bytes(const U32 (&v)[4]) {
+  const auto words = [&](int q) { return vreinterpretq_u16_u32(v[q]); };
+  return upper_bytes(vuzp2q_u16(words(0), words(1)), vuzp2q_u16(words(2), words(3)));
+}
+/// Stores bytes of four vectors in the order of the lanes.
+inline void store_bytes_of_lanes(uint8_t* p, Bytes v) { vst1q_u8(p, v); }
+
+/// The low bytes of four vectors, which are below 256, in order.
+inline void store_u8(uint8_t* p, const U32 (&v)[4]) { store_bytes_of_lanes(p, low_bytes(v)); }
 
 /// The low halves of the lanes of two vectors, in alternation.
-inline U16 low_halves(U32 even, U32 odd) {
-  return vtrn1q_u16(vreinterpretq_u16_u32(even), vreinterpretq_u16_u32(odd));
-}
+inline U16 low_halves(U32 even, U32 odd) { return vtrn1q_u16(vreinterpretq_u16_u32(even), vreinterpretq_u16_u32(odd)); }
 
 /// Neighbouring words below 16 as a byte in each lane, the first one in its low bits.
 inline U32 join_nibbles(U16 nibbles) {

@@ -63,12 +63,6 @@ inline F32 limited_magnitude(F32 x, float limit) {
 /// Products of the low 32 bits of each lane.
 inline U64 multiply_low(U64 a, U64 b) { return (a & 0xFFFFFFFFu) * (b & 0xFFFFFFFFu); }
 
-/// The low bytes of four vectors, which are below 256, in order.
-inline void store_u8(uint8_t* p, const U32 (&v)[4]) {
-  for (int q = 0; q < 4; ++q)
-    for (int i = 0; i < kLanes; ++i) p[q * kLanes + i] = static_cast<uint8_t>(v[q][i]);
-}
-
 /// Writes 64 aligned bytes past the caches, where the machine can; finish_streams() before others read them.
 inline void stream_64(uint8_t* to, const uint8_t* from) { std::memcpy(to, from, 64); }
 inline void finish_streams() {}
@@ -118,6 +112,40 @@ inline Bytes look_up(Bytes table, Bytes index) { return __builtin_shuffle(table,
 
 /// The smaller of two bytes without sign.
 inline Bytes smaller(Bytes x, Bytes y) { return x < y ? x : y; }
+/// The smaller of two words without sign.
+inline U16 smaller(U16 x, U16 y) { return x < y ? x : y; }
+/// x - y, or 0 where y is larger.
+inline U16 excess(U16 x, U16 y) { return x > y ? x - y : U16{}; }
+inline Bytes excess(Bytes x, Bytes y) { return x > y ? x - y : Bytes{}; }
+
+/// Words below 2^15 as bytes, 255 if they are above it, and bytes with the sign of words; in an order of their own.
+inline Bytes low_bytes(U16 first, U16 second) {
+  Bytes bytes;
+  for (int i = 0; i < 2 * kLanes; ++i) {
+    bytes[i] = static_cast<uint8_t>(std::min<uint16_t>(first[i], 255));
+    bytes[i + 2 * kLanes] = static_cast<uint8_t>(std::min<uint16_t>(second[i], 255));
+  }
+  return bytes;
+}
+inline Bytes upper_bytes(U16 first, U16 second) { return low_bytes(first >> 8, second >> 8); }
+/// Stores bytes of two vectors in the order of the words.
+inline void store_bytes_of_words(uint8_t* p, Bytes v) { *reinterpret_cast<Bytes*>(p) = v; }
+
+/// Lanes below 256 as bytes, and bytes with the sign of lanes; in an order of their own.
+inline Bytes low_bytes(const U32 (&v)[4]) {
+  Bytes bytes;
+  for (int i = 0; i < 4 * kLanes; ++i) bytes[i] = static_cast<uint8_t>(v[i / kLanes][i % kLanes]);
+  return bytes;
+}
+inline Bytes upper_bytes(const U32 (&v)[4]) {
+  const U32 upper[4] = {v[0] >> 24, v[1] >> 24, v[2] >> 24, v[3] >> 24};
+  return low_bytes(upper);
+}
+/// Stores bytes of four vectors in the order of the lanes.
+inline void store_bytes_of_lanes(uint8_t* p, Bytes v) { *reinterpret_cast<Bytes*>(p) = v; }
+
+/// The low bytes of four vectors, which are below 256, in order.
+inline void store_u8(uint8_t* p, const U32 (&v)[4]) { store_bytes_of_lanes(p, low_bytes(v)); }
 
 /// The low halves of the lanes of two vectors, in alternation.
 inline U16 low_halves(U32 even, U32 odd) { return reinterpret_cast<U16>((even & 0xFFFFu) | odd << 16); }

@@ -22,9 +22,17 @@ inline Rounded round_magnitudes(F32 a) {
   constexpr auto mask = static_cast<uint32_t>(f.magnitudes() - 1);
   constexpr uint32_t last = (0u - static_cast<uint32_t>((128 - f.bias + shift) << f.man_bits)) & mask;
   static_assert(last % 2 == 0);
-  const I32 power = larger(reinterpret_cast<I32>(a) & 0x7F800000, I32{} + least_normal);
-  const F32 rounder = reinterpret_cast<F32>(power + static_cast<int32_t>((shift << 23) | last));
-  return {a + rounder, rounder};
+  // Times a power of two it is the rounder exactly, so that the sum is rounded once whether it is fused or not.
+  constexpr float factor = std::bit_cast<float>(static_cast<uint32_t>(127 + shift) << 23 | last);
+  const F32 power = reinterpret_cast<F32>(larger(reinterpret_cast<I32>(a) & 0x7F800000, I32{} + least_normal));
+  return {multiply_add(power, broadcast(factor), a), power * factor};
+}
+
+/// Codes of magnitudes up to the largest of the format, with other bits above them.
+template <Format F>
+inline U32 encode_magnitudes(F32 a) {
+  const U32 sum = bits_of(round_magnitudes<F>(a).sum);
+  return sum + (sum >> (23 - row(F).man_bits));
 }
 
 /// encode() of every lane. Without kNan no lane is NaN.
@@ -33,9 +41,8 @@ inline U32 encode_lanes(F32 x) {
   if constexpr (F == kPackedFormat) return encode_packed_lanes<kNan>(x);
   constexpr FormatRow f = row(F);
   constexpr auto mask = static_cast<uint32_t>(f.magnitudes() - 1);
-  const U32 sum = reinterpret_cast<U32>(round_magnitudes<F>(limited_magnitude(x, largest(F))).sum);
   const U32 sign = reinterpret_cast<U32>(x) >> (31 - f.exp_bits - f.man_bits);
-  const U32 code = blend_bits(mask, sum + (sum >> (23 - f.man_bits)), sign);
+  const U32 code = blend_bits(mask, encode_magnitudes<F>(limited_magnitude(x, largest(F))), sign);
   if constexpr (!kNan) return code;
   return x != x ? U32{} + static_cast<uint32_t>(f.nan_code()) : code;
 }
@@ -73,24 +80,62 @@ struct Sink {
   }
 };
 
+/// Signs where codes have them, from bytes that have them in their top bits.
+template <Format F>
+inline Bytes code_signs(Bytes upper) {
+  return reinterpret_cast<Bytes>(reinterpret_cast<U16>(upper & 0x80) >> (8 - row(F).bits()));
+}
+
+/// Stores the codes of four vectors. Without kNan no lane is NaN.
+template <Format F, bool kNan>
+inline void encode_quad(const F32 (&v)[4], uint8_t* codes) {
+  U32 code[4];
+  if constexpr (kNan || row(F).packed()) {
+#pragma GCC unroll 4
+    for (int q = 0; q < 4; ++q) code[q] = encode_lanes<F, kNan>(v[q]);
+    return store_u8(codes, code);
+  }
+  // Signs of four vectors at once.
+  U32 bits[4];
+#pragma GCC unroll 4
+  for (int q = 0; q < 4; ++q) {
+    bits[q] = bits_of(v[q]);
+    code[q] =
+        encode_magnitudes<F>(limited_magnitude(v[q], largest(F))) & static_cast<uint32_t>(row(F).magnitudes() - 1);
+  }
+  store_bytes_of_lanes(codes, low_bytes(code) | code_signs<F>(upper_bytes(bits)));
+}
+
+/// Calls encode(at, codes) for the quads in a range of a line, until it returns false; returns where it did, or the
+/// end.
+template <class T, class Encode>
+inline int64_t encode_quads(const T* x, std::array<int64_t, 2> range, const Sink<uint8_t>& out, const Encode& encode) {
+  constexpr int64_t bytes = kQuad * static_cast<int64_t>(sizeof(T));
+  int64_t at = range[0];
+  for (; at < range[1]; at += kQuad) {
+    alignas(64) uint8_t codes[kQuad];
+    for (int64_t j = 0; j < bytes; j += 64) ask_ahead(reinterpret_cast<const uint8_t*>(x + at) + j);
+    if (!encode(at, codes)) break;
+    out.put(at, codes);
+  }
+  return at;
+}
+
 /// Codes of x times the multiplier of its block of N elements, or times the first one if N is 0; one per byte, whole
 /// quads.
 template <Format F, bool kNan, int64_t N, DType D>
 inline void encode_line(const Plain<D>* x, const float* multiplier, int64_t count, const Sink<uint8_t>& out) {
-  for (int64_t i = 0; i < count; i += kQuad) {
+  encode_quads(x, {0, count}, out, [&](int64_t at, uint8_t* codes) {
     F32 v[4];
-    U32 code[4];
-    alignas(64) uint8_t quad[kQuad];
-    for (int64_t j = 0; j < kQuad * size_of(D); j += 64) ask_ahead(reinterpret_cast<const uint8_t*>(x + i) + j);
-    load_as<D>(x + i, v);
+    load_as<D>(x + at, v);
 #pragma GCC unroll 4
     for (int q = 0; q < 4; ++q) {
-      const int64_t block = N == 0 ? 0 : (i + q * kLanes) / std::max(N, int64_t{1});
-      code[q] = encode_lanes<F, kNan>(v[q] * broadcast(multiplier[block]));
+      const int64_t block = N == 0 ? 0 : (at + q * kLanes) / std::max(N, int64_t{1});
+      v[q] = v[q] * broadcast(multiplier[block]);
     }
-    store_u8(quad, code);
-    out.put(i, quad);
-  }
+    encode_quad<F, kNan>(v, codes);
+    return true;
+  });
 }
 
 /// Two codes per byte, whole quads. A code past an odd end is that of +0.

@@ -123,18 +123,65 @@ void store_transposed_scales(const Job& job, const Tile& at, int64_t blocks, Col
     std::memcpy(to + c * job.blocks, s.transposed_scales[c], static_cast<size_t>(blocks));
 }
 
-/// Codes of one row under the multipliers of its columns.
-template <Format F, bool kNan, DType D>
-inline void encode_across(const Plain<D>* x, const float* multiplier, uint8_t* codes) {
-  for (int64_t c = 0; c < kTile; c += kQuad) {
-    U32 code[4];
-    for (int q = 0; q < 4; ++q) {
-      const int64_t at = c + q * kLanes;
-      code[q] = encode_lanes<F, kNan>(load_as<D>(x + at) * load(multiplier + at));
+/// Encodes rows under the multipliers of their columns. Elements are finite, or else with kNan.
+template <Format F, ScaleKind S, bool kNan, DType D>
+class ColumnEncoder {
+ public:
+  static constexpr bool kAlike = false;  ///< as in BlockFactors
+
+  /// Of at most kPieceOfLine columns, whole quads.
+  ColumnEncoder(const float* multiplier, int64_t count) : multiplier_(multiplier), count_(count) {
+    if constexpr (!kWords) return;
+    powers_ = S == ScaleKind::e8m0 || are_powers(multiplier, count);
+    for (int64_t c = 0; c < count; c += 2 * kLanes) {
+      const F32 first = load(multiplier + c), second = load(multiplier + c + kLanes);
+      const F32 even = every_second<0>(first, second, kAll), odd = every_second<1>(first, second, kAll);
+      store(halves_ + c, even);
+      store(halves_ + c + kLanes, odd);
+      *reinterpret_cast<U16*>(limits_ + c) = low_halves(word_limits<F>(even, powers_), word_limits<F>(odd, powers_));
     }
-    store_u8(codes + c, code);
   }
-}
+
+  /// Codes of one row, a byte each.
+  void encode(const Plain<D>* x, const Sink<uint8_t>& out) const {
+    if constexpr (!kWords)
+      encode_by_lanes(x, out);
+    else if (S == ScaleKind::e8m0 || powers_)
+      encode_line_of_words<F, true>(x, *this, count_, out);
+    else if constexpr (S != ScaleKind::e8m0)
+      encode_line_of_words<F, false>(x, *this, count_, out);
+  }
+
+  /// Of the words from column c on.
+  U16 limit(int64_t c) const { return *reinterpret_cast<const U16*>(limits_ + c); }
+  Factor factor(int64_t c) const { return {load(halves_ + c), load(halves_ + c + kLanes), limit(c)}; }
+
+ private:
+  static constexpr bool kWords = D == DType::bf16 && !kNan && !row(F).packed();
+  static constexpr auto kAll = std::make_integer_sequence<int, kLanes>();
+
+  template <int kFirst, int... I>
+  static F32 every_second(F32 a, F32 b, std::integer_sequence<int, I...>) {
+    return __builtin_shufflevector(a, b, (2 * I + kFirst)...);
+  }
+  void encode_by_lanes(const Plain<D>* x, const Sink<uint8_t>& out) const {
+    encode_quads(x, {0, count_}, out, [&](int64_t at, uint8_t* codes) {
+      F32 v[4];
+      load_as<D>(x + at, v);
+#pragma GCC unroll 4
+      for (int q = 0; q < 4; ++q) v[q] = v[q] * load(multiplier_ + at + q * kLanes);
+      encode_quad<F, kNan>(v, codes);
+      return true;
+    });
+  }
+
+  const float* multiplier_;
+  int64_t count_;
+  bool powers_ = false;
+  /// Multipliers of even and of odd columns, a vector each in turn.
+  alignas(64) float halves_[kWords ? kPieceOfLine : 1];
+  alignas(64) uint16_t limits_[kWords ? kPieceOfLine : 1];
+};
 
 /// Words of consecutive codes of each column, from as many rows as fit into one.
 template <Format F, bool kNan, DType D>
@@ -177,9 +224,10 @@ void encode_rows_of_columns(const Job& job, const Values<D>& v, std::array<int64
                             ColumnScratch& s) {
   constexpr int64_t per_word = 32 / row(F).stored_bits();
   if (blocks_first(job.spec(), job.direction)) {
+    const ColumnEncoder<F, S, kNan, D> encoder(multiplier, kTile);
     for (int64_t i = rows[0]; i < std::min(rows[1], v.rows); ++i) {
       alignas(64) uint8_t codes[kTile];
-      encode_across<F, kNan, D>(v.line(i), multiplier, codes);
+      encoder.encode(v.line(i), {codes, false});
       put(codes, v.cols, job.code_at(v.col, v.row + i), job.streams);
     }
     return;
@@ -232,7 +280,7 @@ float quantize_columns(const Job& job, const Values<D>& v, ColumnScratch& s) {
       std::memcpy(s.scales[r / n], b.stored, kTile);
     else if (!given)
       store_column_scales<S>(job, {v.row + r, v.col, n, v.cols}, b.stored);
-    if (nan || makes_nan(job, v.col, v.cols))
+    if (nonfinite || makes_nan(job, v.col, v.cols))
       encode_rows_of_columns<F, S, true, D>(job, v, rows, b.multiplier, s);
     else
       encode_rows_of_columns<F, S, false, D>(job, v, rows, b.multiplier, s);

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "quire/cpu/generic/elements/encode.inl.h"
+#include "quire/cpu/generic/elements/encode_bf16.inl.h"
 #include "quire/cpu/generic/elements/lines.inl.h"
 #include "quire/cpu/generic/elements/plain.inl.h"
 #include "quire/cpu/generic/quantize/amax.inl.h"
@@ -117,7 +118,10 @@ inline Bits<D> row_block_amaxes(const Values<D>& v, BlockNumbers<S>& b) {
       else
         block_magnitudes<D, n, 16 * half <= kTile ? kWidth<D> : half, kNan>(x, round_up(b.per_line, group), at);
     } else {
-      for (int64_t i = 0; i < b.per_line; ++i) at[i] = block_magnitude<D, n, kNan>(x + i * n);
+      constexpr int64_t group = 16 / static_cast<int64_t>(sizeof(Bits<D>));
+      const int64_t whole = b.per_line / group * group;
+      block_magnitudes<D, n, kWidth<D>, kNan>(x, whole, at);
+      for (int64_t i = whole; i < b.per_line; ++i) at[i] = block_magnitude<D, n, kNan>(x + i * n);
     }
   }
   constexpr int64_t width = kWidth<D>;
@@ -199,23 +203,61 @@ int64_t draw_lines(const Job& job, const Values<D>& v, int64_t first, uint8_t* b
   return lines;
 }
 
+/// Encodes lines whose multipliers are known and whose elements are all finite, or else with kNan.
+template <Format F, ScaleKind S, bool kNan, DType D>
+class LineEncoder {
+ public:
+  /// Of `count` blocks, or of all elements if count is 0. Multipliers are read up to a whole vector.
+  LineEncoder(const float* multiplier, int64_t count) : multiplier_(multiplier) {
+    if constexpr (!kWords) return;
+    powers_ = S == ScaleKind::e8m0 || are_powers(multiplier, std::max(count, int64_t{1}));
+    if (count == 0) find_limits(broadcast(*multiplier), limits_);
+    for (int64_t i = 0; i < count; i += kLanes) find_limits(load(multiplier + i), limits_ + i);
+  }
+
+  /// Codes of whole quads from block `first` on, whose blocks have N elements, or from any element if N is 0.
+  template <int64_t N>
+  void encode(const Plain<D>* x, int64_t first, int64_t count, const Sink<uint8_t>& out) const {
+    const float* m = multiplier_ + first;
+    if constexpr (!kWords)
+      encode_line<F, kNan, N, D>(x, m, count, out);
+    else if (S == ScaleKind::e8m0 || powers_)
+      encode_line_of_words<F, true>(x, BlockFactors<N>{m, limits_ + first}, count, out);
+    else if constexpr (S != ScaleKind::e8m0)
+      encode_line_of_words<F, false>(x, BlockFactors<N>{m, limits_ + first}, count, out);
+  }
+
+ private:
+  static constexpr bool kWords = D == DType::bf16 && !kNan && !row(F).packed();
+
+  void find_limits(F32 multiplier, uint32_t* to) const {
+    *reinterpret_cast<U32*>(to) = word_limits<F>(multiplier, powers_);
+  }
+
+  const float* multiplier_;
+  bool powers_ = false;
+  alignas(64) uint32_t limits_[kWords ? BlockNumbers<S>::kMost : 1];
+};
+
 /// Codes of all lines, and a byte of each in `kept` if that is not null. Not inlined: quantize_rows() would hold the
 /// loop twice.
 template <Format F, ScaleKind S, bool kNan, DType D>
 [[gnu::noinline]] void encode_rows(const Job& job, const Values<D>& v, const BlockNumbers<S>& b,
                                    uint8_t (*kept)[kTile]) {
-  constexpr int64_t n = block_of(S);
+  using Encoder = LineEncoder<F, S, kNan, D>;
   const int64_t padded = round_up(v.cols, kQuad), bytes = row(F).packed() ? ceil_div(v.cols, 2) : v.cols;
   const bool stochastic = S == ScaleKind::two_level && job.spec().stochastic;
   alignas(64) uint8_t random[kPieceOfLine], memory[kPieceOfLine];
   int64_t drawn = 0, from = 0;  // random bytes are those of lines [from, drawn)
+  const bool by_blocks = job.multipliers() == 0;
+  const Encoder blocks(by_blocks ? b.multiplier : job.given(v.row), by_blocks ? b.count(v.rows) : 0);
   for (int64_t r = 0; r < v.rows; ++r) {
-    const float *given = job.given(v.row + r), *multiplier = b.multiplier + b.first_of(r);
     if (stochastic && r == drawn) drawn += draw_lines(job, v, from = r, random);
     uint8_t *codes = kept ? kept[r] : memory, *to = job.code_at(v.row + r, v.col);
     if constexpr (row(F).packed() && D == DType::bf16) {
       if (!stochastic && !kept) {
-        encode_packed_line<kNan, n>(v.line(r), multiplier, round_up(v.cols, kPackedGroup), memory);
+        const float* multiplier = b.multiplier + b.first_of(r);
+        encode_packed_line<kNan, block_of(S)>(v.line(r), multiplier, round_up(v.cols, kPackedGroup), memory);
         put(memory, bytes, to, job.streams);
         continue;
       }
@@ -223,12 +265,13 @@ template <Format F, ScaleKind S, bool kNan, DType D>
     // Whole quads go where they belong at once, unless they are kept or packed first.
     const bool direct = !row(F).packed() && !kept && padded == v.cols && reinterpret_cast<uintptr_t>(to) % 64 == 0;
     const Sink<uint8_t> out{direct ? to : codes, direct && job.streams};
-    if (given)
-      encode_line<F, kNan, 0, D>(v.line(r), given, padded, out);
+    if (!by_blocks)
+      Encoder(job.given(v.row + r), 0).template encode<0>(v.line(r), 0, padded, out);
     else if (stochastic)
-      encode_line_stochastic<kNan, D>(v.line(r), multiplier, padded, random + (r - from) * padded, codes);
+      encode_line_stochastic<kNan, D>(v.line(r), b.multiplier + b.first_of(r), padded, random + (r - from) * padded,
+                                      codes);
     else
-      encode_line<F, kNan, n, D>(v.line(r), multiplier, padded, out);
+      blocks.template encode<block_of(S)>(v.line(r), b.first_of(r), padded, out);
     if (direct) continue;
     if constexpr (row(F).packed()) pack_codes(std::exchange(codes, memory), padded, memory);
     put(codes, bytes, to, job.streams);
@@ -236,13 +279,13 @@ template <Format F, ScaleKind S, bool kNan, DType D>
 }
 
 /// Whether a multiplier of lines from `line` on, known before their blocks, is no ordinary number: then it may make NaN
-/// of what is none.
+/// of what is none, or change signs.
 inline bool makes_nan(const Job& job, int64_t line, int64_t count) {
   if (job.multipliers() == 0) return false;
   bool ordinary = true;
   for (int64_t i = 0; i < (job.multipliers() == 1 ? 1 : count); ++i) {
     const float given = *job.given(line + i);
-    ordinary &= is_finite(given) && given != 0;
+    ordinary &= is_finite(given) && given > 0;
   }
   return !ordinary;
 }
@@ -261,7 +304,7 @@ float quantize_rows(const Job& job, const Values<D>& v, BlockNumbers<S>& b, uint
   if (nonfinite && !given && job.spec().nan) lost.find(b.amax, b.count(v.rows));
   if (nan) all = amaxes(std::true_type{});
   if (!given) row_scales<S, D>(job, v, lost, b);
-  if (nan || makes_nan(job, v.row, v.rows))
+  if (nonfinite || makes_nan(job, v.row, v.rows))
     encode_rows<F, S, true, D>(job, v, b, kept);
   else
     encode_rows<F, S, false, D>(job, v, b, kept);
