@@ -64,14 +64,14 @@ struct PowerRule {
   static constexpr auto largest_word = static_cast<uint16_t>(f.max_code() << shift);
   static constexpr auto almost_half = static_cast<uint16_t>((1 << (shift - 1)) - 1);
   static constexpr auto least_normal = static_cast<uint8_t>(1 << f.man_bits);
-  /// The limit under 2^-127, if its exponent were 0 without a fraction.
+  /// The limit under a multiplier without exponent.
   static constexpr uint32_t most = (static_cast<uint32_t>(254 - f.bias) << 7) + largest_word;
   static_assert(most >= (255u << 7), "limits are normal");
 
-  /// word_limits() of powers of two. That of 2^-127, whose fraction is not 0, is one under which encode() does nothing.
+  /// word_limits() of normal powers of two. The multiplier 2^-127 of E8M0 is that of an infinite amax.
   static U32 limits(F32 multiplier) {
-    const U32 exponent = bits_of(multiplier) >> 16, limit = most - exponent;
-    return exponent < 0x80u ? ~U32{} : limit | limit << 16;
+    const U32 limit = most - (bits_of(multiplier) >> 16);
+    return limit | limit << 16;
   }
 
   /// Codes that are normal or of 0. The word's last place that stays rounds ties to even.
