@@ -6,6 +6,7 @@
 #include "quire/cpu/generic/elements/encode.inl.h"
 #include "quire/cpu/generic/elements/lines.inl.h"
 #include "quire/cpu/generic/elements/plain.inl.h"
+#include "quire/cpu/generic/elements/transpose.inl.h"
 #include "quire/cpu/generic/quantize/amax.inl.h"
 #include "quire/cpu/generic/quantize/nvfp4.inl.h"
 #include "quire/cpu/generic/quantize/quantize_rows.inl.h"
