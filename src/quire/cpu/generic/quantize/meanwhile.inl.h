@@ -42,6 +42,7 @@ struct Finished {
 /// What a loop over the rows of a tile does beside its own work.
 struct Meanwhile {
   Ahead ahead = {};
+  bool one_line = false;  ///< whether the tile is a piece of a line, which asks for the rest of the line by itself
   Finished* finished = nullptr;
 
   void at_row(int64_t r) const {

@@ -120,7 +120,7 @@ float quantize_values(const Plan& plan, const Values<D>& v, QuantizeScratch& scr
     if (job.direction == Direction::rowwise) {
       const int64_t height = plan.across() ? 1 : v.rows;
       for (int64_t r = 0; r < v.rows; r += height)
-        amax = std::max(amax, quantize_rows<F, S, D>(job, v.part(r, height)));
+        amax = std::max(amax, quantize_rows<F, S, D>(job, plan.by_lines() ? v : v.part(r, height)));
     } else if (S == ScaleKind::two_level && plan.problem.spec.hadamard != Hadamard::off) {
       if constexpr (S == ScaleKind::two_level)
         quantize_columns<F, S, DType::bf16>(job, transformed<D>(v, plan.problem.spec.hadamard, scratch.transform),
@@ -140,7 +140,10 @@ float quantize_tile(const Plan& plan, const Rows& from, const Tile& tile, Quanti
   const bool in_place = plan.by_lines() || !row(F).packed() || tile.rows % block == 0;
   const int64_t whole = in_place ? tile.cols / kTile * kTile : 0;
   const auto quantize_part = [&](Values<D> v, const Tile& part) {
-    if (!plan.by_lines()) v.meanwhile = {next_tile(from.x, part), &scratch.columns.finished};
+    if (tile_rows(plan) == 1)
+      v.meanwhile.one_line = true;
+    else
+      v.meanwhile = {next_tile(from.x, part), false, &scratch.columns.finished};
     return quantize_values<F, S, D>(plan, v, scratch);
   };
   float amax = 0;

@@ -265,7 +265,7 @@ template <Format F, ScaleKind S, bool kNan, DType D>
     }
     // Whole quads go where they belong at once, unless they are kept or packed first.
     const bool direct = !row(F).packed() && !kept && padded == v.cols && reinterpret_cast<uintptr_t>(to) % 64 == 0;
-    const Sink<uint8_t> out{direct ? to : codes, direct && job.streams};
+    const Sink<uint8_t> out{direct ? to : codes, direct && job.streams, v.meanwhile.one_line};
     if (!by_blocks)
       Encoder(job.given(v.row + r), 0).template encode<0>(v.line(r), 0, padded, out);
     else if (stochastic)
