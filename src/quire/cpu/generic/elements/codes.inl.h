@@ -1,4 +1,4 @@
-// Codes in bytes: out of nibbles, transposed between rows and columns, decoded.
+// Codes in bytes: out of nibbles, decoded.
 #pragma once
 
 #include "quire/cpu/generic/elements/lines.inl.h"
@@ -19,34 +19,6 @@ inline void store_low(uint8_t* to, U32 v) {
   *reinterpret_cast<Low*>(to) = __builtin_convertvector(v, Low);
 }
 
-/// The first 8 bytes of a and b, alternating; and the last 8.
-inline Codes interleave_low(Codes a, Codes b) {
-  return __builtin_shufflevector(a, b, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
-}
-inline Codes interleave_high(Codes a, Codes b) {
-  return __builtin_shufflevector(a, b, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
-}
-
-/// Transposes 16 x 16 bytes. Interleaving the halves of the rows rotates the 8 bits of an element's address by one, so
-/// that four rounds exchange row and column.
-inline void transpose_codes(const uint8_t* in, int64_t in_stride, uint8_t* out, int64_t out_stride) {
-  Codes x[kLaneGroup], y[kLaneGroup];
-#pragma GCC unroll 16
-  for (int i = 0; i < kLaneGroup; ++i) x[i] = load_codes(in + i * in_stride);
-#pragma GCC unroll 4
-  for (int round = 0; round < 4; ++round) {
-#pragma GCC unroll 8
-    for (int i = 0; i < kLaneGroup / 2; ++i) {
-      y[2 * i] = interleave_low(x[i], x[i + kLaneGroup / 2]);
-      y[2 * i + 1] = interleave_high(x[i], x[i + kLaneGroup / 2]);
-    }
-#pragma GCC unroll 16
-    for (int i = 0; i < kLaneGroup; ++i) x[i] = y[i];
-  }
-#pragma GCC unroll 16
-  for (int i = 0; i < kLaneGroup; ++i) store_codes(out + i * out_stride, x[i]);
-}
-
 /// `count` codes that start at an even element of a packed line.
 inline void unpack_line(const uint8_t* packed, int64_t count, uint8_t* codes) {
   int64_t i = 0;
@@ -56,13 +28,6 @@ inline void unpack_line(const uint8_t* packed, int64_t count, uint8_t* codes) {
     std::memcpy(codes + i, &apart, sizeof apart);
   }
   for (; i < count; ++i) codes[i] = static_cast<uint8_t>(unpack(packed, i));
-}
-
-/// Transposes whole groups of 16 x 16 bytes that cover rows x cols.
-inline void transpose_tile(const uint8_t (&in)[kTile][kTile], int64_t rows, int64_t cols,
-                           uint8_t (&out)[kTile][kTile]) {
-  for (int64_t i = 0; i < rows; i += kLaneGroup)
-    for (int64_t j = 0; j < cols; j += kLaneGroup) transpose_codes(&in[i][j], kTile, &out[j][i], kTile);
 }
 
 constexpr auto kPackedValues = [] {

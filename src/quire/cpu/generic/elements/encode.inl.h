@@ -70,6 +70,7 @@ template <class T>
 struct Sink {
   T* to;
   bool streams;
+  bool asks = false;  ///< whether the elements that are encoded are asked for ahead
 
   void put(int64_t at, const T* quad) const {
     constexpr int64_t bytes = kQuad * static_cast<int64_t>(sizeof(T));
@@ -114,7 +115,7 @@ inline int64_t encode_quads(const T* x, std::array<int64_t, 2> range, const Sink
   int64_t at = range[0];
   for (; at < range[1]; at += kQuad) {
     alignas(64) uint8_t codes[kQuad];
-    for (int64_t j = 0; j < bytes; j += 64) ask_ahead(reinterpret_cast<const uint8_t*>(x + at) + j);
+    for (int64_t j = 0; out.asks && j < bytes; j += 64) ask_ahead(reinterpret_cast<const uint8_t*>(x + at) + j);
     if (!encode(at, codes)) break;
     out.put(at, codes);
   }

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "quire/cpu/generic/elements/codes.inl.h"
+#include "quire/cpu/generic/elements/transpose.inl.h"
 
 /// Positions along the contraction that are decoded at a time: a panel of them stays in the first-level cache.
 constexpr int64_t kPanelDepth = 256;

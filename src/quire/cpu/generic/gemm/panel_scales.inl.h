@@ -3,6 +3,7 @@
 #pragma once
 
 #include "quire/cpu/generic/elements/codes.inl.h"
+#include "quire/cpu/generic/elements/transpose.inl.h"
 #include "quire/cpu/generic/elements/vectors.inl.h"
 #include "quire/cpu/generic/gemm/panel_codes.inl.h"
 #include "quire/cpu/generic/gemm/quads.inl.h"

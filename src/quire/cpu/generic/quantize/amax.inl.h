@@ -184,10 +184,17 @@ template <DType D, bool kNan>
 inline void column_magnitudes(const Plain<D>* x, int64_t stride, int64_t rows, int64_t count, Bits<D>* found) {
   constexpr int64_t width = kWidth<D>;
   using V = Vec<Bits<D>, width>;
-  for (int64_t c = 0; c < count; c += width) {
-    V m{};
-    for (int64_t r = 0; r < rows; ++r) m = larger(m, magnitudes<D, width, kNan>(x + r * stride + c));
-    *reinterpret_cast<V*>(found + c) = m;
+  std::fill_n(found, count, Bits<D>{});
+  for (int64_t r = 0; r < rows; r += 4) {
+    // Rows beyond the last one are the last one again, whose magnitudes count but once.
+    const Plain<D>* line[4];
+    for (int64_t i = 0; i < 4; ++i) line[i] = x + std::min(r + i, rows - 1) * stride;
+    for (int64_t c = 0; c < count; c += width) {
+      V m = *reinterpret_cast<const V*>(found + c);
+#pragma GCC unroll 4
+      for (int i = 0; i < 4; ++i) m = larger(m, magnitudes<D, width, kNan>(line[i] + c));
+      *reinterpret_cast<V*>(found + c) = m;
+    }
   }
 }
 

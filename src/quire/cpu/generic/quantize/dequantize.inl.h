@@ -5,6 +5,7 @@
 #include "quire/cpu/generic/elements/encode.inl.h"
 #include "quire/cpu/generic/elements/lines.inl.h"
 #include "quire/cpu/generic/elements/plain.inl.h"
+#include "quire/cpu/generic/elements/transpose.inl.h"
 #include "quire/cpu/generic/elements/vectors.inl.h"
 #include "quire/cpu/generic/quantize/amax.inl.h"
 #include "quire/cpu/generic/quantize/decode_tables.inl.h"

@@ -104,7 +104,7 @@ Values<DType::bf16> transformed(const Values<D>& from, Hadamard hadamard, TileSc
     else
       transform_group<D, false>(from.line(r), from.stride, hadamard == Hadamard::signs, to + r * kValueStride);
   }
-  return {to, kValueStride, rows, from.cols, from.row, from.col};
+  return {to, kValueStride, rows, from.cols, from.row, from.col, from.meanwhile};
 }
 
 inline I32 magnitude_bits(F32 x) { return reinterpret_cast<I32>(x) & std::numeric_limits<int32_t>::max(); }

@@ -22,8 +22,12 @@ struct Plan {
     const size_t first = has(Direction::rowwise) ? 0 : 1, end = has(Direction::columnwise) ? 2 : 1;
     return std::span(both).subspan(first, end - first);
   }
-  /// Whether lines are rows and scales their own, so that a line is read where it lies.
+  /// Whether lines are rows and scales their own.
   bool by_lines() const { return !has(Direction::columnwise) && !problem.spec.square; }
+  /// Whether columnwise codes lie along rows too, and scales are their own.
+  bool across() const {
+    return has(Direction::columnwise) && blocks_first(problem.spec, Direction::columnwise) && !problem.spec.square;
+  }
   /// Whether both directions are wanted, multiply an element by the same number and round it alike: then they have the
   /// same codes.
   bool codes_are_shared() const {
@@ -51,7 +55,10 @@ int64_t tile_rows(const Plan& plan) {
   const bool transposed = plan.has(Direction::columnwise) && plan.problem.spec.row().transposed;
   return transposed ? kTile : plan.problem.spec.row().block;
 }
-int64_t tile_cols(const Plan& plan) { return plan.by_lines() ? kPieceOfLine / (tile_rows(plan) > 1 ? 2 : 1) : kTile; }
+int64_t tile_cols(const Plan& plan) {
+  if (plan.across()) return kPieceOfLine;
+  return plan.by_lines() ? kPieceOfLine / (tile_rows(plan) > 1 ? 2 : 1) : kTile;
+}
 
 /// Whether what is stored above the blocks comes with the problem, which is then no multiplier.
 bool has_given_global(const QuantizeProblem& p) { return p.spec.given && p.spec.row().scale == ScaleKind::two_level; }
@@ -99,25 +106,9 @@ struct QuantizeScratch {
   ColumnScratch columns;
 };
 
-/// Pieces of rows: where they lie, but for an end that is no whole tile.
+/// Returns the amax of the elements.
 template <Format F, ScaleKind S, DType D>
-float quantize_piece(const Job& job, const Rows& from, const Tile& tile, TileScratch& scratch) {
-  const int64_t whole = tile.cols / kTile * kTile;
-  float amax = 0;
-  if (whole > 0) {
-    const auto* x = static_cast<const Plain<D>*>(element_of(from.x, tile.row, tile.col));
-    amax = quantize_rows<F, S, D>(job, {x, from.x.row_stride, tile.rows, whole, from.first + tile.row, tile.col});
-  }
-  if (whole == tile.cols) return amax;
-  const Tile rest{tile.row, tile.col + whole, tile.rows, tile.cols - whole};
-  return std::max(amax, quantize_rows<F, S, D>(job, load_tile<D>(from, rest, tile.rows, scratch)));
-}
-
-/// Returns the amax of the tile's elements.
-template <Format F, ScaleKind S, DType D>
-float quantize_tile(const Plan& plan, const Rows& from, const Tile& tile, QuantizeScratch& scratch) {
-  if (plan.by_lines()) return quantize_piece<F, S, D>(plan.jobs().front(), from, tile, scratch.tile);
-  const Values<D> v = load_tile<D>(from, tile, round_up(tile.rows, 32), scratch.tile);
+float quantize_values(const Plan& plan, const Values<D>& v, QuantizeScratch& scratch) {
   if (plan.codes_are_shared()) {
     BlockNumbers<S> numbers;
     const float amax = quantize_rows<F, S, D>(plan.jobs()[0], v, numbers, scratch.columns.codes);
@@ -127,7 +118,9 @@ float quantize_tile(const Plan& plan, const Rows& from, const Tile& tile, Quanti
   float amax = 0;
   for (const Job& job : plan.jobs()) {
     if (job.direction == Direction::rowwise) {
-      amax = quantize_rows<F, S, D>(job, v);
+      const int64_t height = plan.across() ? 1 : v.rows;
+      for (int64_t r = 0; r < v.rows; r += height)
+        amax = std::max(amax, quantize_rows<F, S, D>(job, plan.by_lines() ? v : v.part(r, height)));
     } else if (S == ScaleKind::two_level && plan.problem.spec.hadamard != Hadamard::off) {
       if constexpr (S == ScaleKind::two_level)
         quantize_columns<F, S, DType::bf16>(job, transformed<D>(v, plan.problem.spec.hadamard, scratch.transform),
@@ -137,6 +130,31 @@ float quantize_tile(const Plan& plan, const Rows& from, const Tile& tile, Quanti
     }
   }
   return amax;
+}
+
+/// Returns the amax of the tile's elements. They are read where they lie, but for columns that are no whole tile and
+/// for packed columns of rows that are no whole blocks: those are copied and padded.
+template <Format F, ScaleKind S, DType D>
+float quantize_tile(const Plan& plan, const Rows& from, const Tile& tile, QuantizeScratch& scratch) {
+  constexpr int64_t block = 32;  // a multiple of the rows of every packed block
+  const bool in_place = plan.by_lines() || !row(F).packed() || tile.rows % block == 0;
+  const int64_t whole = in_place ? tile.cols / kTile * kTile : 0;
+  const auto quantize_part = [&](Values<D> v, const Tile& part) {
+    if (tile_rows(plan) == 1)
+      v.meanwhile.one_line = true;
+    else
+      v.meanwhile = {next_tile(from.x, part), false, &scratch.columns.finished};
+    return quantize_values<F, S, D>(plan, v, scratch);
+  };
+  float amax = 0;
+  if (whole > 0) {
+    const Tile part{tile.row, tile.col, tile.rows, whole};
+    amax = quantize_part(values_at<D>(from, part), part);
+  }
+  if (whole == tile.cols) return amax;
+  const Tile rest{tile.row, tile.col + whole, tile.rows, tile.cols - whole};
+  const int64_t rows = in_place ? tile.rows : round_up(tile.rows, block);
+  return std::max(amax, quantize_part(load_tile<D>(from, rest, rows, scratch.tile), rest));
 }
 
 using QuantizeTile = float (*)(const Plan&, const Rows&, const Tile&, QuantizeScratch&);
@@ -155,6 +173,7 @@ float quantize_strip(const Plan& plan, const Rows& strip, QuantizeScratch& scrat
   float amax = 0;
   for (int64_t t = 0; t < tiles; ++t)
     amax = std::max(amax, quantize_one(plan, strip, tile_at(strip.x, rows, cols, t), scratch));
+  scratch.columns.finished.put_all();
   return amax;
 }
 
@@ -170,6 +189,7 @@ float quantize_tiles(const Plan& plan) {
     float amax = 0;
     for (int64_t t = begin; t < end; ++t)
       amax = std::max(amax, quantize_one(plan, {x, 0}, tile_at(x, rows, cols, t), scratch));
+    scratch.columns.finished.put_all();
     found.add(amax);
     finish_streams();
   });

@@ -6,6 +6,7 @@
 #include "quire/cpu/generic/elements/encode.inl.h"
 #include "quire/cpu/generic/elements/lines.inl.h"
 #include "quire/cpu/generic/elements/plain.inl.h"
+#include "quire/cpu/generic/elements/transpose.inl.h"
 #include "quire/cpu/generic/quantize/amax.inl.h"
 #include "quire/cpu/generic/quantize/nvfp4.inl.h"
 #include "quire/cpu/generic/quantize/quantize_rows.inl.h"
@@ -14,34 +15,35 @@
 
 /// What a tile needs while its columns are quantized.
 struct ColumnScratch {
-  alignas(64) uint32_t words[kTile / 4][kTile + 16];  ///< consecutive codes of a column
-  alignas(64) uint8_t codes[kTile][kTile], transposed[kTile][kTile];
+  Finished finished;
+  alignas(64) uint32_t words[kTile / 8][kTile + 16];  ///< packed codes of 8 rows of a column
+  alignas(64) uint8_t codes[kTile][kTile];
   alignas(64) uint8_t scales[kLaneGroup][kTile], transposed_scales[kTile][kLaneGroup];  ///< bytes of blocks of rows
   alignas(64) uint32_t random[4][kTile];
 };
 
-/// Numbers of the blocks of kTile columns.
+/// Numbers of the blocks of the columns that are quantized at once, whole kTile of them: more than kTile where codes
+/// lie along rows.
 template <ScaleKind S>
 struct ColumnNumbers {
-  alignas(64) float amax[kTile];
-  alignas(64) float multiplier[kTile];
-  alignas(64) Stored<S> stored[kTile];
+  int64_t count;
+  alignas(64) float amax[kPieceOfLine];
+  alignas(64) float multiplier[kPieceOfLine];
+  alignas(64) Stored<S> stored[kPieceOfLine];
 };
 
 /// amax of every column of rows [r, r + height); returns the largest bits, with NaN above infinity without kNan.
 template <DType D, bool kNan>
-inline Bits<D> column_block_amaxes(const Values<D>& v, int64_t r, int64_t height, float* amax) {
-  alignas(64) Bits<D> found[kTile];
-  column_magnitudes<D, kNan>(v.line(r), v.stride, height, kTile, found);
-  for (int64_t c = 0; c < kTile; c += kLanes) store(amax + c, load_as<D>(reinterpret_cast<const Plain<D>*>(found + c)));
-  Bits<D> all{};
-  for (int64_t c = 0; c < kTile; ++c) all = std::max(all, found[c]);
-  return all;
+inline Bits<D> column_block_amaxes(const Values<D>& v, int64_t r, int64_t height, int64_t count, float* amax) {
+  alignas(64) Bits<D> found[kPieceOfLine];
+  column_magnitudes<D, kNan>(v.line(r), v.stride, height, count, found);
+  for (int64_t c = 0; c < count; c += kLanes) store(amax + c, load_as<D>(reinterpret_cast<const Plain<D>*>(found + c)));
+  return line_magnitude<D, false>(reinterpret_cast<const Plain<D>*>(found), count);
 }
 
 /// Neighbours of a square tile share their largest amax.
-inline void share_amaxes(int64_t n, float* amax) {
-  for (int64_t c = 0; c < kTile; c += n) std::fill_n(amax + c, n, *std::max_element(amax + c, amax + c + n));
+inline void share_amaxes(int64_t n, int64_t count, float* amax) {
+  for (int64_t c = 0; c < count; c += n) std::fill_n(amax + c, n, *std::max_element(amax + c, amax + c + n));
 }
 
 template <DType D>
@@ -62,9 +64,9 @@ void column_four_over_six(const Job& job, const Values<D>& v, int64_t r, ColumnN
   }
 }
 
-/// The blocks of kTile columns whose scales are NaN.
+/// The blocks of columns whose scales are NaN.
 template <ScaleKind S>
-using LostColumnBlocks = LostBlocks<S, kTile>;
+using LostColumnBlocks = LostBlocks<S, kPieceOfLine>;
 
 /// Multipliers of the columns of a block of rows, and their scales.
 template <ScaleKind S, DType D>
@@ -72,10 +74,10 @@ void column_scales(const Job& job, const Values<D>& v, int64_t r, const LostColu
                    ColumnNumbers<S>& b) {
   if (job.given(v.col)) {
     const bool one = job.multipliers() == 1;
-    for (int64_t c = 0; c < kTile; ++c) b.multiplier[c] = *job.given(one ? 0 : v.col + std::min(c, v.cols - 1));
+    for (int64_t c = 0; c < b.count; ++c) b.multiplier[c] = *job.given(one ? 0 : v.col + std::min(c, v.cols - 1));
     return;
   }
-  if (job.spec().square) share_amaxes(block_of(S), b.amax);
+  if (job.spec().square) share_amaxes(block_of(S), b.count, b.amax);
   if (S == ScaleKind::two_level && job.spec().four_over_six != FourOverSix::off) {
     if constexpr (S == ScaleKind::two_level) column_four_over_six(job, v, r, b);
   } else if (job.spec().row_scaled) {
@@ -87,18 +89,18 @@ void column_scales(const Job& job, const Values<D>& v, int64_t r, const LostColu
       b.multiplier[c] = multiplier[0];
     }
   } else {
-    block_scales<S>(job.rule(0), b.amax, kTile, b.stored, b.multiplier);
+    block_scales<S>(job.rule(0), b.amax, b.count, b.stored, b.multiplier);
   }
-  lost.apply(kTile, b.stored);
+  lost.apply(b.count, b.stored);
 }
 
 /// Neighbours of a square tile are lost together.
 template <ScaleKind S>
-LostColumnBlocks<S> lost_columns(const Job& job, float* amax) {
+LostColumnBlocks<S> lost_columns(const Job& job, const ColumnNumbers<S>& b) {
   LostColumnBlocks<S> lost;
-  lost.find(amax, kTile);
+  lost.find(b.amax, b.count);
   constexpr int64_t n = block_of(S);
-  for (int64_t c = 0; job.spec().square && c < kTile; c += n)
+  for (int64_t c = 0; job.spec().square && c < b.count; c += n)
     std::fill_n(lost.lost + c, n, std::count(lost.lost + c, lost.lost + c + n, true) > 0);
   return lost;
 }
@@ -183,11 +185,10 @@ class ColumnEncoder {
   alignas(64) uint16_t limits_[kWords ? kPieceOfLine : 1];
 };
 
-/// Words of consecutive codes of each column, from as many rows as fit into one.
+/// Words of the packed codes of 8 rows of each column.
 template <Format F, bool kNan, DType D>
 inline void encode_down(const Values<D>& v, int64_t r, const float* multiplier, uint32_t* words) {
-  constexpr int bits = row(F).stored_bits();
-  if constexpr (row(F).packed() && D == DType::bf16) {
+  if constexpr (D == DType::bf16) {
     for (int64_t c = 0; c < kTile; c += 2 * kLanes)
       encode_packed_down<kNan>(v.line(r) + c, v.stride, multiplier + c, words + c);
     return;
@@ -196,7 +197,7 @@ inline void encode_down(const Values<D>& v, int64_t r, const float* multiplier, 
     const F32 m = load(multiplier + c);
     U32 word{};
 #pragma GCC unroll 8
-    for (int i = 0; i < 32 / bits; ++i) word |= encode_lanes<F, kNan>(load_as<D>(v.line(r + i) + c) * m) << (i * bits);
+    for (int i = 0; i < 8; ++i) word |= encode_lanes<F, kNan>(load_as<D>(v.line(r + i) + c) * m) << (i * 4);
     *reinterpret_cast<U32*>(words + c) = word;
   }
 }
@@ -218,62 +219,85 @@ inline void encode_down_stochastic(const Values<D>& v, int64_t r, const float* m
   }
 }
 
-/// Codes of rows [r, r + height): stored where they belong if rows are contiguous, else left in `s.words`.
+/// Packed codes of rows, left in `s.words`.
 template <Format F, ScaleKind S, bool kNan, DType D>
-void encode_rows_of_columns(const Job& job, const Values<D>& v, std::array<int64_t, 2> rows, const float* multiplier,
-                            ColumnScratch& s) {
-  constexpr int64_t per_word = 32 / row(F).stored_bits();
-  if (blocks_first(job.spec(), job.direction)) {
-    const ColumnEncoder<F, S, kNan, D> encoder(multiplier, kTile);
-    for (int64_t i = rows[0]; i < std::min(rows[1], v.rows); ++i) {
-      alignas(64) uint8_t codes[kTile];
-      encoder.encode(v.line(i), {codes, false});
-      put(codes, v.cols, job.code_at(v.col, v.row + i), job.streams);
-    }
-    return;
-  }
-  if (S == ScaleKind::two_level && job.spec().stochastic) {
+void encode_packed_columns(const Job& job, const Values<D>& v, std::array<int64_t, 2> rows, const float* multiplier,
+                           ColumnScratch& s) {
+  const bool stochastic = S == ScaleKind::two_level && job.spec().stochastic;
+  if (stochastic) {
     uint64_t numbers[kTile];
     job.block_numbers(v.col, (v.row + rows[0]) / kNvfp4Block, numbers);
     draw_columns({job.problem.random.seed, job.offset}, numbers, s.random);
-    for (int64_t i = rows[0]; i < rows[1]; i += 8)
-      encode_down_stochastic<kNan, D>(v, i, multiplier, s.random, s.words[i / 8]);
-    return;
   }
-  for (int64_t i = rows[0]; i < rows[1]; i += per_word)
-    encode_down<F, kNan, D>(v, i, multiplier, s.words[i / per_word]);
+  for (int64_t r = rows[0]; r < rows[1]; r += 8) {
+    for (int64_t i = 0; i < 8; ++i) v.meanwhile.at_row(r + i);
+    if (stochastic)
+      encode_down_stochastic<kNan, D>(v, r, multiplier, s.random, s.words[r / 8]);
+    else
+      encode_down<F, kNan, D>(v, r, multiplier, s.words[r / 8]);
+  }
 }
 
-/// Turns words of codes, `count` of each of kTile columns, and puts each column's codes in place.
-void store_transposed(const Job& job, const Tile& at, int64_t words, ColumnScratch& s) {
+/// Codes of rows: stored where they belong if rows are contiguous, else left in `s`.
+template <Format F, ScaleKind S, bool kNan, DType D>
+void encode_rows_of_columns(const Job& job, const Values<D>& v, std::array<int64_t, 2> rows, const float* multiplier,
+                            ColumnScratch& s) {
+  if constexpr (row(F).packed()) return encode_packed_columns<F, S, kNan, D>(job, v, rows, multiplier, s);
+  const bool across = blocks_first(job.spec(), job.direction);
+  alignas(64) uint8_t memory[kPieceOfLine];
+  const int64_t padded = round_up(v.cols, kQuad);
+  const ColumnEncoder<F, S, kNan, D> encoder(multiplier, padded);
+  for (int64_t r = rows[0]; r < rows[1]; ++r) {
+    v.meanwhile.at_row(r);
+    uint8_t* to = across ? job.code_at(v.col, v.row + r) : nullptr;
+    const bool direct = across && padded == v.cols && reinterpret_cast<uintptr_t>(to) % 64 == 0;
+    uint8_t* codes = across ? memory : s.codes[r];
+    encoder.encode(v.line(r), {direct ? to : codes, direct && job.streams});
+    if (across && !direct) put(codes, v.cols, to, job.streams);
+  }
+}
+
+/// Says where the finished codes of the columns of a tile belong.
+inline void finish_columns(const Job& job, const Tile& at, Finished& finished) {
+  finished.to = job.code_at(at.col, at.row);
+  finished.stride = at.cols > 1 ? job.code_at(at.col + 1, at.row) - finished.to : 0;
+  finished.bytes = job.spec().packed() ? ceil_div(at.rows, 2) : at.rows;
+  finished.lines = at.cols;
+  finished.streams = job.streams;
+  finished.done = 0;
+}
+
+/// Turns words of packed codes, which are in `s.words` for kTile columns.
+inline void transpose_words(int64_t words, ColumnScratch& s) {
   for (int64_t w = 0; w < words; w += kLanes)
     for (int64_t c = 0; c < kTile; c += kLanes) {
       alignas(64) F32 v[kLanes];
       for (int i = 0; i < kLanes; ++i) v[i] = load(reinterpret_cast<const float*>(&s.words[w + i][c]));
       transpose(v);
-      for (int i = 0; i < kLanes; ++i) store(reinterpret_cast<float*>(&s.transposed[c + i][w * 4]), v[i]);
+      for (int i = 0; i < kLanes; ++i) store(reinterpret_cast<float*>(&s.finished.codes[c + i][w * 4]), v[i]);
     }
-  const int64_t bytes = job.spec().packed() ? ceil_div(at.rows, 2) : at.rows;
-  for (int64_t c = 0; c < at.cols; ++c) put(s.transposed[c], bytes, job.code_at(at.col + c, at.row), job.streams);
 }
 
-/// Scales and codes of the columns of at most kTile x kTile values. Returns their amax.
+/// Scales and codes of the columns of at most kTile x kTile values, or of one block of rows of kPieceOfLine columns.
+/// Returns their amax.
 template <Format F, ScaleKind S, DType D>
 float quantize_columns(const Job& job, const Values<D>& v, ColumnScratch& s) {
   const float* given = job.given(v.col);
-  const int64_t n = given ? kTile : block_of(S), end = round_up(v.rows, int64_t{8});
+  const int64_t n = given ? kTile : block_of(S);
   const Tile at{v.row, v.col, v.rows, v.cols};
   const bool transposed = !blocks_first(job.spec(), job.direction),
              transposed_scales = transposed && S != ScaleKind::f32 && !job.spec().swizzled;
+  const int64_t end = row(F).packed() ? round_up(v.rows, int64_t{8}) : v.rows;
   Bits<D> largest_of_tile{};
   ColumnNumbers<S> b;
+  b.count = round_up(v.cols, kTile);
   for (int64_t r = 0; r < end; r += n) {
     const std::array rows{r, std::min(r + n, end)};
-    Bits<D> all = column_block_amaxes<D, false>(v, r, rows[1] - r, b.amax);
+    Bits<D> all = column_block_amaxes<D, false>(v, r, rows[1] - r, b.count, b.amax);
     const bool nan = all > kInfinity<D>, nonfinite = all >= kInfinity<D>;
     LostColumnBlocks<S> lost;
-    if (nonfinite && !given && job.spec().nan) lost = lost_columns<S>(job, b.amax);
-    if (nan) all = column_block_amaxes<D, true>(v, r, rows[1] - r, b.amax);
+    if (nonfinite && !given && job.spec().nan) lost = lost_columns<S>(job, b);
+    if (nan) all = column_block_amaxes<D, true>(v, r, rows[1] - r, b.count, b.amax);
     largest_of_tile = std::max(largest_of_tile, all);
     column_scales<S, D>(job, v, r, lost, b);
     if (transposed_scales && !given)
@@ -286,7 +310,13 @@ float quantize_columns(const Job& job, const Values<D>& v, ColumnScratch& s) {
       encode_rows_of_columns<F, S, false, D>(job, v, rows, b.multiplier, s);
   }
   if (transposed_scales && !given) store_transposed_scales(job, at, ceil_div(v.rows, n), s);
-  if (transposed) store_transposed(job, at, ceil_div(end * row(F).stored_bits(), int64_t{32}), s);
+  if (!transposed) return magnitude_value<D>(largest_of_tile);
+  s.finished.put_all();
+  if constexpr (row(F).packed())
+    transpose_words(end / 8, s);
+  else
+    transpose_tile(s.codes, end, kTile, s.finished.codes);
+  finish_columns(job, at, s.finished);
   return magnitude_value<D>(largest_of_tile);
 }
 
@@ -315,11 +345,12 @@ void transpose_quantized(const Job& job, const Values<D>& v, const BlockNumbers<
     for (int64_t r = 0; r < v.rows; ++r) put(s.codes[r], v.cols, job.code_at(v.col, v.row + r), job.streams);
     return;
   }
-  const int64_t padded = round_up(v.rows, kQuad), bytes = row(F).packed() ? ceil_div(v.rows, 2) : v.rows;
+  const int64_t padded = round_up(v.rows, kQuad);
   for (int64_t r = v.rows; r < padded; ++r) std::fill_n(s.codes[r], kTile, uint8_t{0});
-  transpose_tile(s.codes, padded, kTile, s.transposed);
-  for (int64_t c = 0; c < v.cols; ++c) {
-    if constexpr (row(F).packed()) pack_codes(s.transposed[c], padded, s.transposed[c]);
-    put(s.transposed[c], bytes, job.code_at(v.col + c, v.row), job.streams);
-  }
+  s.finished.put_all();
+  transpose_tile(s.codes, padded, kTile, s.finished.codes);
+  if constexpr (row(F).packed())
+    for (auto& line : s.finished.codes) pack_codes(line, padded, line);
+  finish_columns(job, {v.row, v.col, v.rows, v.cols}, s.finished);
+  if (!job.streams) s.finished.put_all();
 }

@@ -252,6 +252,7 @@ template <Format F, ScaleKind S, bool kNan, DType D>
   const bool by_blocks = job.multipliers() == 0;
   const Encoder blocks(by_blocks ? b.multiplier : job.given(v.row), by_blocks ? b.count(v.rows) : 0);
   for (int64_t r = 0; r < v.rows; ++r) {
+    v.meanwhile.at_row(r);
     if (stochastic && r == drawn) drawn += draw_lines(job, v, from = r, random);
     uint8_t *codes = kept ? kept[r] : memory, *to = job.code_at(v.row + r, v.col);
     if constexpr (row(F).packed() && D == DType::bf16) {
@@ -264,7 +265,7 @@ template <Format F, ScaleKind S, bool kNan, DType D>
     }
     // Whole quads go where they belong at once, unless they are kept or packed first.
     const bool direct = !row(F).packed() && !kept && padded == v.cols && reinterpret_cast<uintptr_t>(to) % 64 == 0;
-    const Sink<uint8_t> out{direct ? to : codes, direct && job.streams};
+    const Sink<uint8_t> out{direct ? to : codes, direct && job.streams, v.meanwhile.one_line};
     if (!by_blocks)
       Encoder(job.given(v.row + r), 0).template encode<0>(v.line(r), 0, padded, out);
     else if (stochastic)
