@@ -102,9 +102,7 @@ def linear_prequantized(
         )
         if y is not None:
             return y
-    return _LINEAR_PREQUANTIZED(
-        x, w, bias, recipe, dtype, x_buffers, w_buffers, sr_state, w_fingerprint=w_fingerprint
-    )
+    return _LINEAR_PREQUANTIZED(x, w, bias, recipe, dtype, x_buffers, w_buffers, sr_state, w_fingerprint=w_fingerprint)
 
 
 def grouped_linear(

@@ -99,6 +99,19 @@ def test_operands_that_are_given_quantized_give_the_same_bits(name):
     assert all(torch.equal(here, given) for here, given in zip(*results, strict=True))
 
 
+@pytest.mark.parametrize("spec", ["fp8_tensor", "nvfp4"])
+def test_only_an_amax_that_scales_nothing_may_be_absent(spec):
+    text, x, w = f"x={spec},w={spec},dy={spec}", torch.randn(5, 64), torch.randn(40, 64)
+    whole = buffers(w, spec)
+    without = [*whole[:2], None, *whole[3:]]
+    expected = linear(x, w, None, text, torch.float32, [], whole)
+    if spec == "nvfp4":
+        with pytest.raises(RuntimeError, match="linear: w does not fit its spec: rowwise_amax .*, got nothing"):
+            linear(x, w, None, text, torch.float32, [], without)
+    else:
+        assert torch.equal(linear(x, w, None, text, torch.float32, [], without), expected)
+
+
 def test_given_buffers_that_do_not_fit_are_refused_in_words():
     x, w = torch.randn(5, 64), torch.randn(40, 64, requires_grad=True)
     xq = buffers(x[:4], "mxfp8")

@@ -175,8 +175,8 @@ def _result_spec(module: ProductModule, output_spec: QuantSpec | str) -> str:
 
 def fast_path(layer: ProductModule, x: torch.Tensor) -> Result | None:
     """The result of an ordinary call, faster than with a Product, or torchs_result(). An ordinary call has a plain
-    tensor x, a plain weight or, if no gradient is wanted, a quantized one, no option that needs a Product, and no
-    delayed scaling.
+    tensor x, a plain weight or, if no gradient is wanted, a quantized one, and no option that needs a Product. Under
+    delayed scaling the weight is plain, and no codes of it are kept.
 
     It repeats the steps of active_call() and Product for such a call, because these cost more than the call: 12 us on
     top of 10 without a recipe, 30 us on top of 19 with cached codes (./dev bench host, 1x16x16, forward, Zen 3).
@@ -186,40 +186,37 @@ def fast_path(layer: ProductModule, x: torch.Tensor) -> Result | None:
     weight, bias = parameters.get("weight"), parameters.get("bias", ...)
     plain = type(weight) is Parameter
     own = (plain or type(weight) is QuantizedTensor) and (bias is None or type(bias) is Parameter)
-    if not own or x.__class__ is not Tensor or layer.return_bias:
+    if not own or x.__class__ is not Tensor or layer.return_bias:  # for type(x) a graph has a guard in Python
         return torchs_result(layer, x)
     if layer.fuse_wgrad_accumulation or layer.delay_wgrad_compute or layer.parallel is not None:
         return None
     recipe = recipe_of(layer)
     if recipe is None:
         return torch.nn.functional.linear(x, weight, bias) if plain and active_rule() is None else None
-    text, delayed_text = recipe.stateless_spec, recipe.delayed_spec
-    if layer.save_original_input or (text is None and delayed_text is None):
+    text = recipe.stateless_spec or recipe.delayed_spec
+    if layer.save_original_input or text is None:
         return None
     dtype = x.dtype
     if _is_any_autocast_enabled() and uses_torch_autocast(x):
         dtype = torch.get_autocast_dtype(x.device.type)
     elif weight.dtype != dtype or (bias is not None and bias.dtype != dtype):
         return None
-    if delayed_text is not None:
-        return _delayed(layer, x, delayed_text, dtype) if plain else None
-    if not plain:
-        return _of_codes(layer, x, recipe, text, dtype)
+    if not plain or recipe.stateless_spec is None:
+        return (_delayed if plain else _of_codes)(layer, x, recipe, dtype)
     sr_state = layer.sr_state if recipe.stochastic and torch.is_grad_enabled() else None
     if sr_state is not None and sr_state.device != weight.device:
         return None
     kept = layer.kept_weight
     if kept is None or kept.spec != recipe.weight_spec:
         return linear(x, weight, bias, text, dtype, sr_state=sr_state)
-    text = stored_weight(text, recipe, kept.stored)
-    codes = kept.operand()
+    text, codes = stored_weight(text, recipe, kept.stored), kept.operand()
     return linear_prequantized(
         x, weight, bias, text, dtype, x_buffers=(), w_buffers=codes, w_fingerprint=kept.fingerprint, sr_state=sr_state
     )
 
 
-def _delayed(layer: ProductModule, x: Tensor, text: str, dtype: torch.dtype) -> Tensor | None:
-    """fast_path() of delayed scaling, where no codes of the weight are kept."""
+def _delayed(layer: ProductModule, x: Tensor, recipe: Recipe, dtype: torch.dtype) -> Tensor | None:
+    """fast_path() of delayed scaling."""
     rule, state, parameters = active_rule(), layer.delayed, layer._parameters
     weight, bias = parameters["weight"], parameters["bias"]
     if isinstance(rule, RulesByLayer) or layer.kept_weight is not None or state.usage.device != weight.device:
@@ -227,17 +224,19 @@ def _delayed(layer: ProductModule, x: Tensor, text: str, dtype: torch.dtype) -> 
     forward, backward = delayed.scales(state)
     given = {"fwd_scale": forward, "bwd_scale": backward, "bwd_amax": state.bwd_amax}
     biases = [] if bias is None else [bias]
-    y, x_amax, w_amax = grouped_linear(x, [weight], biases, None, text, dtype=dtype, **given)
+    y, x_amax, w_amax = grouped_linear(x, [weight], biases, None, recipe.delayed_spec, dtype=dtype, **given)
     delayed.collect(state, rule, x_amax, w_amax)
     return y
 
 
-def _of_codes(layer: ProductModule, x: Tensor, recipe: Recipe, text: str, dtype: torch.dtype) -> Tensor | None:
+def _of_codes(layer: ProductModule, x: Tensor, recipe: Recipe, dtype: torch.dtype) -> Tensor | None:
     """fast_path() of a quantized weight, in calls that want no gradient."""
     weight, bias = layer._parameters["weight"], layer._parameters["bias"]
     if torch.is_grad_enabled() and any([t is not None and t.requires_grad for t in (x, weight, bias)]):
         return None
     if layer.gathering is not None or layer.shards is not None or not same_codes(weight.spec_text, recipe.weight_spec):
         return None
-    text = stored_weight(text, recipe, weight.spec_text)
+    if recipe.stateless_spec is None:
+        return None
+    text = stored_weight(recipe.stateless_spec, recipe, weight.spec_text)
     return linear_prequantized(x, weight.carrier(), bias, text, dtype, w_buffers=weight.buffer_list())

@@ -148,10 +148,8 @@ class TypedNode : public torch::autograd::Node {
       if constexpr (HasGradient<T>) {
         if constexpr (SingleTensor<T>) {
           if (needs[i]) out[edge] = std::move(computed[i]);
-        } else if (counts_[i] == 1) {
-          if (needs[i]) out[edge] = std::move(computed[i]);
         } else if (needs[i] && computed[i].defined()) {
-          std::vector<at::Tensor> parts = computed[i].unbind();
+          std::vector<at::Tensor> parts = counts_[i] == 1 ? std::vector{computed[i]} : computed[i].unbind();
           quire::check(parts.size() == counts_[i], Op::kName, ": a list of ", counts_[i], " tensors has ", parts.size(),
                        " gradients; report this, the operator should have refused the list");
           std::move(parts.begin(), parts.end(), out.begin() + static_cast<ptrdiff_t>(edge));
