@@ -207,8 +207,9 @@ int64_t draw_lines(const Job& job, const Values<D>& v, int64_t first, uint8_t* b
 template <Format F, ScaleKind S, bool kNan, DType D>
 class LineEncoder {
  public:
-  /// Of `count` blocks, or of all elements if count is 0. Multipliers are read up to a whole vector.
-  LineEncoder(const float* multiplier, int64_t count) : multiplier_(multiplier) {
+  /// Multipliers of `count` blocks, or of all elements if count is 0. They are read up to a whole vector.
+  void prepare(const float* multiplier, int64_t count) {
+    multiplier_ = multiplier;
     if constexpr (!kWords) return;
     powers_ = S == ScaleKind::e8m0 || are_powers(multiplier, std::max(count, int64_t{1}));
     if (count == 0) find_limits(broadcast(*multiplier), limits_);
@@ -234,7 +235,7 @@ class LineEncoder {
     *reinterpret_cast<U32*>(to) = word_limits<F>(multiplier, powers_);
   }
 
-  const float* multiplier_;
+  const float* multiplier_ = nullptr;
   bool powers_ = false;
   alignas(64) uint32_t limits_[kWords ? BlockNumbers<S>::kMost : 1];
 };
@@ -244,13 +245,13 @@ class LineEncoder {
 template <Format F, ScaleKind S, bool kNan, DType D>
 [[gnu::noinline]] void encode_rows(const Job& job, const Values<D>& v, const BlockNumbers<S>& b,
                                    uint8_t (*kept)[kTile]) {
-  using Encoder = LineEncoder<F, S, kNan, D>;
   const int64_t padded = round_up(v.cols, kQuad), bytes = row(F).packed() ? ceil_div(v.cols, 2) : v.cols;
   const bool stochastic = S == ScaleKind::two_level && job.spec().stochastic;
   alignas(64) uint8_t random[kPieceOfLine], memory[kPieceOfLine];
   int64_t drawn = 0, from = 0;  // random bytes are those of lines [from, drawn)
   const bool by_blocks = job.multipliers() == 0;
-  const Encoder blocks(by_blocks ? b.multiplier : job.given(v.row), by_blocks ? b.count(v.rows) : 0);
+  LineEncoder<F, S, kNan, D> encoder;
+  if (by_blocks) encoder.prepare(b.multiplier, b.count(v.rows));
   for (int64_t r = 0; r < v.rows; ++r) {
     v.meanwhile.at_row(r);
     if (stochastic && r == drawn) drawn += draw_lines(job, v, from = r, random);
@@ -266,13 +267,15 @@ template <Format F, ScaleKind S, bool kNan, DType D>
     // Whole quads go where they belong at once, unless they are kept or packed first.
     const bool direct = !row(F).packed() && !kept && padded == v.cols && reinterpret_cast<uintptr_t>(to) % 64 == 0;
     const Sink<uint8_t> out{direct ? to : codes, direct && job.streams, v.meanwhile.one_line};
-    if (!by_blocks)
-      Encoder(job.given(v.row + r), 0).template encode<0>(v.line(r), 0, padded, out);
-    else if (stochastic)
+    if (!by_blocks) {
+      encoder.prepare(job.given(v.row + r), 0);
+      encoder.template encode<0>(v.line(r), 0, padded, out);
+    } else if (stochastic) {
       encode_line_stochastic<kNan, D>(v.line(r), b.multiplier + b.first_of(r), padded, random + (r - from) * padded,
                                       codes);
-    else
-      blocks.template encode<block_of(S)>(v.line(r), b.first_of(r), padded, out);
+    } else {
+      encoder.template encode<block_of(S)>(v.line(r), b.first_of(r), padded, out);
+    }
     if (direct) continue;
     if constexpr (row(F).packed()) pack_codes(std::exchange(codes, memory), padded, memory);
     put(codes, bytes, to, job.streams);
