@@ -6,7 +6,6 @@ namespace quire {
 
 void ask_for_huge_pages(void* memory, int64_t bytes) {
   constexpr uintptr_t kPage = uintptr_t{2} << 20;
-  if (bytes < static_cast<int64_t>(2 * kPage)) return;
   const auto first = reinterpret_cast<uintptr_t>(memory);
   const uintptr_t begin = (first + kPage - 1) / kPage * kPage;
   const uintptr_t end = (first + static_cast<uintptr_t>(bytes)) / kPage * kPage;

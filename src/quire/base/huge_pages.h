@@ -5,10 +5,12 @@
 
 namespace quire {
 
+/// From how many bytes on results ask for such pages. PyTorch returns so large a tensor to the system when it is freed.
+inline constexpr int64_t kHugePageBytes = int64_t{4} << 20;
+
 /// Asks the system to back `bytes` of fresh memory with pages of 2 MiB where it has them (madvise). The first touch of
-/// each page of 4 KiB costs more than writing it: the gradient of a 4096 x 4096 weight in bfloat16 has 8192 of them, and
-/// PyTorch returns so large a tensor to the system in every step. Memory below 4 MiB, which allocators keep, is left
-/// alone.
+/// each page of 4 KiB costs more than writing it: the gradient of a 4096 x 4096 weight in bfloat16 has 8192 of them.
+/// bytes: at least kHugePageBytes.
 void ask_for_huge_pages(void* memory, int64_t bytes);
 
 }  // namespace quire
