@@ -74,8 +74,8 @@ at::Device device_of(const Args& args) {
 }
 
 /// On the CPU what at::empty comes to in the end: results are many and mostly small or absent, and a way through the
-/// dispatcher costs more than their memory.
-inline at::Tensor allocate(at::IntArrayRef sizes, at::TensorOptions o) {
+/// dispatcher costs more than their memory. Inlined for the same reason.
+[[gnu::always_inline]] inline at::Tensor allocate(at::IntArrayRef sizes, at::TensorOptions o) {
   at::Tensor t = o.device().is_cpu() ? at::Tensor(at::detail::empty_cpu(sizes, o)) : at::empty(sizes, o);
   const auto bytes = static_cast<int64_t>(t.nbytes());
   if (bytes >= quire::kHugePageBytes && t.is_cpu()) quire::ask_for_huge_pages(t.mutable_data_ptr(), bytes);
