@@ -144,6 +144,13 @@ def test_a_subclass_keeps_its_say(heard):
     assert type(y) is Subclass and all(gave is None for gave in heard.gave)
 
 
+def test_a_subclass_compiles():
+    layer, x = make(), torch.randn(2, 48)
+    compiled = torch.compile(lambda x: run(layer, x), backend="aot_eager", fullgraph=True)
+    with torch.no_grad():
+        assert torch.equal(compiled(x.as_subclass(Subclass)), run(layer, x))
+
+
 class Functions(TorchFunctionMode):
     def __init__(self):
         super().__init__()

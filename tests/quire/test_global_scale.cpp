@@ -223,5 +223,22 @@ TEST_P(GlobalScaleOption, AnInfiniteAmaxIsStoredAsWhatItGives) {
   }
 }
 
+/// Block scales and multipliers are 0 or NaN there, and infinities make NaN of them.
+TEST_P(GlobalScaleOption, InfinitiesUnderNumbersAtTheEndsHaveTheBytesOfTheReference) {
+  for (const DType dtype : {DType::f32, DType::bf16, DType::f16})
+    for (const std::string options : {"global=mul", "global=div", "16x16:global=mul", "16x16:global=div"})
+      for (const float g : {1e36f, 0x1.FFFFFEp127f, 7.5e-37f, 1e-38f, 0x1p-149f}) {
+        SCOPED_TRACE(text(options, " of ", g, " and dtype ", static_cast<int>(dtype)));
+        const Input x({32, 256}, dtype, Kind::special, 11);
+        const QuantSpec spec = QuantSpec::parse("nvfp4:given:" + options);
+        const Quantized q = quantized(GetParam(), spec, x, {.scale = &g});
+        const Quantized expected = quantized(reference_runner(), spec, x, {.scale = &g});
+        for (const Direction d : {Direction::rowwise, Direction::columnwise}) {
+          EXPECT_EQ(difference(expected.side(d).scale, q.side(d).scale), "");
+          EXPECT_EQ(difference(expected.side(d).data, q.side(d).data), "");
+        }
+      }
+}
+
 }  // namespace
 }  // namespace quire::testing

@@ -22,8 +22,9 @@ class CachedWeight(NamedTuple):
 
     spec, stored: texts; the recipe's spec for w, and the same spec with the order in which the codes are stored.
     buffers: the six buffers; for groups flat buffers, group after group. rowwise: the same buffers without the
-    columnwise ones. fingerprint: int64 [weights], of each weight when it was quantized. A matmul refuses the codes if
-    the fingerprint differs, so no kind of write to a weight can leave stale codes in use.
+    columnwise ones and without an amax that scales nothing. fingerprint: int64 [weights], of each weight when it was
+    quantized. A matmul refuses the codes if the fingerprint differs, so no kind of write to a weight can leave stale
+    codes in use.
     """
 
     spec: str

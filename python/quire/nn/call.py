@@ -186,7 +186,7 @@ def fast_path(layer: ProductModule, x: torch.Tensor) -> Result | None:
     weight, bias = parameters.get("weight"), parameters.get("bias", ...)
     plain = type(weight) is Parameter
     own = (plain or type(weight) is QuantizedTensor) and (bias is None or type(bias) is Parameter)
-    if not own or x.__class__ is not Tensor or layer.return_bias:  # for type(x) a graph has a guard in Python
+    if not own or type(x) is not Tensor or layer.return_bias:
         return torchs_result(layer, x)
     if layer.fuse_wgrad_accumulation or layer.delay_wgrad_compute or layer.parallel is not None:
         return None
@@ -201,8 +201,10 @@ def fast_path(layer: ProductModule, x: torch.Tensor) -> Result | None:
         dtype = torch.get_autocast_dtype(x.device.type)
     elif weight.dtype != dtype or (bias is not None and bias.dtype != dtype):
         return None
-    if not plain or recipe.stateless_spec is None:
-        return (_delayed if plain else _of_codes)(layer, x, recipe, dtype)
+    if not plain:
+        return _of_codes(layer, x, recipe, dtype)
+    if recipe.stateless_spec is None:
+        return _delayed(layer, x, recipe, dtype)
     sr_state = layer.sr_state if recipe.stochastic and torch.is_grad_enabled() else None
     if sr_state is not None and sr_state.device != weight.device:
         return None
@@ -216,7 +218,7 @@ def fast_path(layer: ProductModule, x: torch.Tensor) -> Result | None:
 
 
 def _delayed(layer: ProductModule, x: Tensor, recipe: Recipe, dtype: torch.dtype) -> Tensor | None:
-    """fast_path() of delayed scaling."""
+    """fast_path() of delayed scaling; None if codes of the weight are kept or scales differ by layer."""
     rule, state, parameters = active_rule(), layer.delayed, layer._parameters
     weight, bias = parameters["weight"], parameters["bias"]
     if isinstance(rule, RulesByLayer) or layer.kept_weight is not None or state.usage.device != weight.device:

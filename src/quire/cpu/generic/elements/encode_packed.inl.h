@@ -38,24 +38,24 @@ inline U32 encode_packed_lanes(F32 x) {
 /// kNan none is NaN.
 template <bool kNan>
 inline U16 encode_packed_words(U16 x, F32 even, F32 odd) {
-  // Infinity has the code of NaN.
-  if constexpr (kNan) x = (x & 0x7FFF) > 0x7F80 ? U16{} + static_cast<uint16_t>(0x7F80) : x;
   const U32 lanes = reinterpret_cast<U32>(x);
-  const U16 code = low_halves(packed_magnitudes(float_of(lanes << 16) * even),
-                              packed_magnitudes(float_of(lanes & 0xFFFF0000u) * odd));
-  return code | (x >> 12 & 8);
+  const U16 magnitude = low_halves(packed_magnitudes(float_of(lanes << 16) * even),
+                                   packed_magnitudes(float_of(lanes & 0xFFFF0000u) * odd));
+  const U16 code = magnitude | (x >> 12 & 8);
+  if constexpr (!kNan) return code;
+  // The product of infinity and 0 is NaN too, whose code has no sign.
+  const U16 zero = reinterpret_cast<U16>(
+      blend_bits(0xFFFFu, reinterpret_cast<U32>(even == F32{}), reinterpret_cast<U32>(odd == F32{})));
+  const U16 infinite = reinterpret_cast<U16>((x & 0x7FFF) == 0x7F80),
+            nan = reinterpret_cast<U16>((x & 0x7FFF) > 0x7F80);
+  const U16 lost = nan | (infinite & zero);
+  return (code & ~lost) | (lost & 7);
 }
 
 /// The numbers of the blocks of n elements that the lanes of encode_packed_words() belong to, from a first one on.
 template <int... I>
 constexpr I32 numbers_of_blocks(int first, int64_t n, std::integer_sequence<int, I...>) {
   return I32{(first + 2 * I / static_cast<int>(n))...};
-}
-
-/// Asks for memory that a loop over a line will read next but some: processors stop foreseeing at the end of a page.
-inline void ask_ahead(const uint8_t* from) {
-  constexpr int64_t kAhead = 4096;
-  __builtin_prefetch(from + kAhead);
 }
 
 /// Codes of bfloat16 that are handled at once.

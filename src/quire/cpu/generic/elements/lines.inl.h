@@ -87,6 +87,12 @@ inline void prefetch(const void* from, int64_t bytes) {
   for (int64_t i = 0; i < bytes; i += kCacheLine) __builtin_prefetch(static_cast<const char*>(from) + i, 0, 2);
 }
 
+/// Asks for memory that a loop over a line will read next but some: processors stop foreseeing at the end of a page.
+inline void ask_ahead(const uint8_t* from) {
+  constexpr int64_t kAhead = 4096;
+  __builtin_prefetch(from + kAhead);
+}
+
 /// One stage of a transposition: exchanges the off-diagonal quarters of every 2 x 2 block of S x S lanes.
 template <int S, int... I>
 inline void exchange(F32& a, F32& b, std::integer_sequence<int, I...>) {

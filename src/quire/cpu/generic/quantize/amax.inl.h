@@ -178,8 +178,8 @@ float tensor_amax(const Matrix& x) {
   return found.value();
 }
 
-/// found[i] = the largest magnitude of column i of `rows` rows; returns whether there is a NaN, and then ignores it.
-/// count is a multiple of the vector's elements.
+/// found[i] = the largest magnitude of column i of `rows` rows. count is a multiple of the vector's elements. Four rows
+/// at a time, because each time all maxima are read and written.
 template <DType D, bool kNan>
 inline void column_magnitudes(const Plain<D>* x, int64_t stride, int64_t rows, int64_t count, Bits<D>* found) {
   constexpr int64_t width = kWidth<D>;

@@ -15,7 +15,8 @@ struct Ahead {
   }
 };
 
-/// The rows of the tile after this one: beside it, or of the next band.
+/// The rows of the tile after this one: beside it, or of the next band. They may lie beyond the tensor: they are only
+/// prefetched.
 inline Ahead next_tile(const Matrix& x, const Tile& tile) {
   const int64_t col = tile.col + tile.cols;
   const void* first = col < x.cols ? element_of(x, tile.row, col) : element_of(x, tile.row + tile.rows, 0);

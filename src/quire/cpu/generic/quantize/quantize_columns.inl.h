@@ -162,10 +162,6 @@ class ColumnEncoder {
   static constexpr bool kWords = D == DType::bf16 && !kNan && !row(F).packed();
   static constexpr auto kAll = std::make_integer_sequence<int, kLanes>();
 
-  template <int kFirst, int... I>
-  static F32 every_second(F32 a, F32 b, std::integer_sequence<int, I...>) {
-    return __builtin_shufflevector(a, b, (2 * I + kFirst)...);
-  }
   void encode_by_lanes(const Plain<D>* x, const Sink<uint8_t>& out) const {
     encode_quads(x, {0, count_}, out, [&](int64_t at, uint8_t* codes) {
       F32 v[4];

@@ -77,8 +77,10 @@ inline F32 e8m0_values(U32 byte) {
 inline U32 nvfp4_scales(const GlobalScale& g, F32 wanted, float* multiplier) {
   const Rounded r = round_magnitudes<kBlockScaleFormat>(limited_magnitude(wanted, largest(kBlockScaleFormat)));
   const F32 m = 1.0f / ((r.sum - r.rounder) * g.decode);
-  store(multiplier, m < kFloatMax ? m : broadcast(kFloatMax));
-  return (bits_of(r.sum) + (bits_of(r.sum) >> 20)) & 0x7Fu;
+  // An infinite amax times a multiplier that is 0 is NaN.
+  const I32 nan = wanted != wanted;
+  store(multiplier, ~nan & (m < kFloatMax) ? m : broadcast(kFloatMax));
+  return nan ? U32{} + kBlockScaleNan : (bits_of(r.sum) + (bits_of(r.sum) >> 20)) & 0x7Fu;
 }
 
 /// Scales and multipliers of blocks, whole vectors of them (numerics.md 2.1, 4.1, 5.1).

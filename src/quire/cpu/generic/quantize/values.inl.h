@@ -13,7 +13,7 @@ template <DType D>
 struct Values {
   const Plain<D>* data;
   int64_t stride, rows, cols, row, col;
-  Meanwhile meanwhile = {};  ///< for the last loop over the rows
+  Meanwhile meanwhile = {};  ///< for the loop that encodes the rows
 
   const Plain<D>* line(int64_t r) const { return data + r * stride; }
   /// Some of the rows, and nothing to do meanwhile.
