@@ -201,10 +201,8 @@ def fast_path(layer: ProductModule, x: torch.Tensor) -> Result | None:
         dtype = torch.get_autocast_dtype(x.device.type)
     elif weight.dtype != dtype or (bias is not None and bias.dtype != dtype):
         return None
-    if not plain:
-        return _of_codes(layer, x, recipe, dtype)
-    if recipe.stateless_spec is None:
-        return _delayed(layer, x, recipe, dtype)
+    if not plain or recipe.stateless_spec is None:
+        return (_delayed if plain else _of_codes)(layer, x, recipe, dtype)
     sr_state = layer.sr_state if recipe.stochastic and torch.is_grad_enabled() else None
     if sr_state is not None and sr_state.device != weight.device:
         return None
