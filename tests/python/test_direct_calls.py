@@ -146,7 +146,7 @@ def test_a_subclass_keeps_its_say(heard):
 
 def test_a_subclass_compiles():
     layer, x = make(), torch.randn(2, 48)
-    compiled = torch.compile(lambda x: run(layer, x), backend="eager", fullgraph=True)  # what AOTAutograd refuses
+    compiled = torch.compile(lambda x: run(layer, x), backend="eager", fullgraph=True)  # AOTAutograd refuses subclasses
     with torch.no_grad():
         assert torch.equal(compiled(x.as_subclass(Subclass)), run(layer, x))
 

@@ -7,7 +7,7 @@
 
 namespace quire {
 
-/// From how many bytes on results ask for such pages. PyTorch returns so large a tensor to the system when it is freed.
+/// From how many bytes on results ask for such pages: two of them, so that one is whole wherever the memory begins.
 inline constexpr int64_t kHugePageBytes = int64_t{4} << 20;
 
 /// Asks the system to back `bytes` of fresh memory with pages of 2 MiB where it has them (madvise). The first touch of
