@@ -16,8 +16,8 @@ typedef uint32_t U32 __attribute__((vector_size(4 * kLanes), aligned(1)));
 inline F32 load(const float* p) { return *reinterpret_cast<const F32*>(p); }
 inline void store(float* p, F32 v) { *reinterpret_cast<F32*>(p) = v; }
 inline F32 broadcast(float x) { return F32{x, x, x, x}; }
-/// a * b + c; rounded once where the machine can, twice here. Only sums whose order is free
-/// and exact products may use it.
+/// a * b + c; rounded once where the machine can, twice here. Only sums whose order is free and sums
+/// with an exact product may use it.
 inline F32 multiply_add(F32 a, F32 b, F32 c) { return a * b + c; }
 
 /// Whether multiply_add() takes no longer where a factor is subnormal.
