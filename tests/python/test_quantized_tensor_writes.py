@@ -132,22 +132,10 @@ def test_stochastic_rounding_in_place_needs_a_seed(device):
     assert same(q, quire.quantize(values(32, 48, seed=2), "nvfp4:sr", columnwise=True, seed=5, offset=7))
 
 
-def test_a_view_writes_through_to_its_base_or_refuses(device):
-    q = quantized("mxfp8", 4, 8, 32, device=device)
-    q.view(32, 32).mul_(0)
-    assert not q.dequantize().any()
-    q.fill_(1.0)
-    for part in (q[:2], q[:2].detach(), q.split(2)[1].view(16, 32)):
-        with pytest.raises(RuntimeError, match="a view of some of the rows cannot be written to.*clone"):
-            part.zero_()
-    q[:2].clone().zero_()
-    assert torch.equal(q.dequantize().cpu(), torch.ones(4, 8, 32))
-
-
 def test_a_failing_write_changes_nothing():
     q = quantized("nvfp4", 32, 48)
     before = q.clone()
-    with pytest.raises(RuntimeError, match=r"shape \[32, 48\] the shape \[48, 32\]; it keeps its shape"):
+    with pytest.raises(RuntimeError, match=r"shape \[32, 48\] the shape \[48, 32\] and .*; it keeps its shape"):
         q.t_()
     with pytest.raises(RuntimeError, match="it keeps its shape"):
         q.resize_(2, 2)

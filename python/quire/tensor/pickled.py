@@ -21,7 +21,15 @@ _REMEDY = "the file is damaged or was not written by quire; save the tensor agai
 class Pickled:
     """A quantized tensor, of any class, that is pickled as the tensors it stores."""
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> torch.Tensor:
+        """As of any tensor; the copy of a view of some rows has only these."""
+        if self.is_part and self.is_leaf and id(self) not in memo:
+            memo[id(self)] = self.detach().clone().requires_grad_(self.requires_grad)
+        return super().__deepcopy__(memo)
+
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        if self.is_part:
+            return self.detach().clone().requires_grad_(self.requires_grad).__reduce_ex__(protocol)
         flags = (type(self), self.requires_grad, isinstance(self, torch.nn.Parameter))
         parts = (flags, self.spec_text, tuple(self.shape), self.dtype, list(self.named().values()))
         return rebuild, parts if self.origin is None else (*parts, self.origin.state())

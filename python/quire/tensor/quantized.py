@@ -19,6 +19,7 @@ from quire.tensor.origin import Remembered
 from quire.tensor.pickled import STORED_NAMES, Pickled
 from quire.tensor.proto import TensorProto, check_buffers
 from quire.tensor.spec import QuantSpec
+from quire.tensor.window import Window
 from quire.tensor.written import Written
 
 Buffers = dict[str, torch.Tensor | None]
@@ -37,13 +38,15 @@ class QuantizedTensor(Written, Memory, InitialValues, Remembered, Pickled, torch
     PyTorch's operators treat it as follows. quire's own operators accept only buffers (buffer_list()) and raise an
     error for a QuantizedTensor.
 
-    * detach, clone, .to, empty_like and views of whole rows (view, as_strided, slice, split, select, ...) return a
-      QuantizedTensor. A view of some of the rows has only rowwise codes, and cannot be written to.
+    * detach, clone, .to, empty_like, new_empty of the same shape and views of whole rows (view, as_strided, slice,
+      split, select, ...) return a QuantizedTensor. A view of some of the rows has only rowwise codes.
+    * Other views (.t(), columns, view(-1), ...) return a DecodedView, which is read as decoded values.
     * Operators that write to it (copy_, add_, _foreach_*, _fused_adamw_, ...) compute on `master` if there is one, else
       on the decoded values in `dtype`, and quantize the result into the same storage. copy_ from a tensor of the same
-      spec and shape copies bytes.
-    * All other operators compute on the decoded values and return plain tensors. This includes other views: writing to
-      the result of .t() does not change this tensor.
+      spec and shape copies bytes. A write to a view is a write to all of the tensor.
+    * Collectives that would write to it (torch.distributed.broadcast, all_reduce, recv, ...) raise TypeError.
+      all_gather and gather copy values into a list of them. All read its decoded values.
+    * All other operators compute on the decoded values and return plain tensors.
 
     The gradient of a leaf is a plain tensor.
     """
@@ -59,6 +62,7 @@ class QuantizedTensor(Written, Memory, InitialValues, Remembered, Pickled, torch
     master: torch.Tensor | None
     given_scale: torch.Tensor | None
     is_part: bool  #: whether it is a view of some rows of another one
+    window: Window | None  #: of a part: where it lies, so that a write to it is one to the other tensor
     stacked = False  #: whether it is a QuantizedStack
     #: What PyTorch's operators do with tensors of this class; operators.py, which knows the class, puts it here.
     run_operator: Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
@@ -84,7 +88,7 @@ class QuantizedTensor(Written, Memory, InitialValues, Remembered, Pickled, torch
             cls, shape, dtype=dtype, device=data.device, requires_grad=requires_grad
         )
         self.spec, self.spec_text, self.master, self.is_part = spec, spec.text, master, is_part
-        self.given_scale = given_scale
+        self.given_scale, self.window = given_scale, None
         for name in BUFFER_NAMES:
             setattr(self, name, buffers.get(name))
         return self
@@ -144,6 +148,11 @@ class QuantizedTensor(Written, Memory, InitialValues, Remembered, Pickled, torch
         options = {"is_part": self.is_part, **options}
         return type(self)(spec or self.spec, shape or self.shape, dtype or self.dtype, **buffers, **options)
 
+    def lies_like(self, other: QuantizedTensor | None) -> QuantizedTensor:
+        """Takes over where a tensor of the same memory lies. Returns self."""
+        self.window = None if other is None else other.window
+        return self
+
     def named(self) -> Buffers:
         """All that it stores, by name, None if absent: the six buffers in order, then "master", "given_scale"."""
         return {name: self._stored(name) for name in STORED_NAMES}
@@ -189,7 +198,10 @@ class QuantizedTensor(Written, Memory, InitialValues, Remembered, Pickled, torch
 
     def buffer_list(self) -> list[torch.Tensor | None]:
         """The six buffers in the order of BUFFER_NAMES, None if absent: the form that operators take."""
-        return [self._stored(name) for name in BUFFER_NAMES]
+        listed = [self._stored(name) for name in BUFFER_NAMES]
+        if self.is_part and listed[1] is not None:
+            listed[1] = listed[1].contiguous()  # that of fp8_block has a stride, which operators do not take
+        return listed
 
     def carrier(self) -> torch.Tensor:
         """A plain tensor with this shape, dtype and device and the memory of one element. It represents this tensor
@@ -219,13 +231,6 @@ class QuantizedTensor(Written, Memory, InitialValues, Remembered, Pickled, torch
         """Bytes of all buffers; `master` and `given_scale` are not counted."""
         return sum(t.numel() * t.element_size() for t in self.buffers().values())  # symbolic sizes have no t.nbytes
 
-    def detach(self) -> QuantizedTensor:
-        """A tensor of the same buffers, without a gradient."""
-        # Within inference mode PyTorch detaches no tensor without storage that was made outside of it.
-        if torch.is_inference_mode_enabled() and not torch.compiler.is_compiling() and not self.is_inference():
-            return self.with_buffers(self.named()).remember_like(self, alias=True)
-        return super().detach()
-
     @property
     def data(self) -> QuantizedTensor:
         """A tensor of the same buffers without autograd history. Assigning a QuantizedTensor of the same shape and
@@ -245,6 +250,7 @@ class QuantizedTensor(Written, Memory, InitialValues, Remembered, Pickled, torch
                 f"{type(other).__name__} {list(other.shape)} on {other.device}; plain ones may be of 16 or 32 bits"
             )
         self.spec, self.spec_text, self.is_part = other.spec, other.spec_text, other.is_part
+        self.window = other.window
         for name, tensor in other.named().items():
             setattr(self, name, tensor)
         self.remember_like(other, alias=True)
@@ -272,10 +278,10 @@ class QuantizedTensor(Written, Memory, InitialValues, Remembered, Pickled, torch
         return self._decode("columnwise", dtype).t().reshape(self.shape)
 
     def _decode(self, direction: str, dtype: torch.dtype) -> torch.Tensor:
-        data, scale, amax = (self._stored(f"{direction}_{kind}") for kind in ("data", "scale", "amax"))
+        columnwise = direction == "columnwise"
+        data, scale, amax = self.buffer_list()[3 * columnwise :][:3]
         if amax is None:
             amax = torch.empty(0, device=data.device)
-        columnwise = direction == "columnwise"
         shape = at_least_one(self.shape)
         values = torch.ops.quire.dequantize(data, scale, amax, self.spec.text, columnwise, shape, dtype)
         return values if self.dim() else values.reshape(())
@@ -325,7 +331,10 @@ class QuantizedTensor(Written, Memory, InitialValues, Remembered, Pickled, torch
         return {name: tensor for name, tensor in named.items() if name.startswith(direction)}
 
     def __setitem__(self, index: Any, value: Any) -> None:
-        values = self.dequantize()  # a view that is decoded could not be written through
+        base = self if self.window is None else self.window.base
+        master = base._stored("master")
+        values = base.dequantize() if master is None else master
+        values = (values if self.window is None else self.window.of(values)).clone()
         values[index] = value
         self.copy_(values)
 

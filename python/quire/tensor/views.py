@@ -1,5 +1,5 @@
-"""Views of a quantized tensor that keep its codes: consecutive whole rows, with any leading sizes; of a stack whole
-matrices."""
+"""Views of a quantized tensor. Consecutive whole rows, with any leading sizes, and of a stack whole matrices, keep its
+codes; all others are read as decoded values."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from quire.tensor.buffers import at_least_one
+from quire.tensor.decoded_view import DecodedView
+from quire.tensor.window import Window
 
 if TYPE_CHECKING:
     from quire.tensor.quantized import QuantizedTensor
@@ -19,17 +21,48 @@ TILES = {"128x128": 128, "32x32": 32, "16x16": 16, "swizzled": 128, "interleaved
 
 
 def view(q: QuantizedTensor, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The result of a view operator on q, sharing its storage; None where q's codes are not those of the result.
+    """The result of a view operator on q, sharing its storage: a QuantizedTensor where q's codes are those of the
+    result, else a DecodedView.
 
     PyTorch computes the geometry, on a tensor without values: all views of whole rows are then one case.
     """
     outline = torch.empty(q.shape, dtype=q.dtype, device="meta")
     found = operator(outline, *args[1:], **kwargs)
     of = _matrices if q.stacked else _rows
-    if isinstance(found, torch.Tensor):
-        return of(q, found)
-    results = [of(q, part) for part in found]
-    return None if None in results else type(found)(results)
+    each = [found] if isinstance(found, torch.Tensor) else list(found)
+    results = [of(q, part) for part in each]
+    decoded = any([result is None for result in results])
+    if decoded or any([result.is_part for result in results]):
+        for i, window in enumerate(_windows(q, operator, args, kwargs, each)):
+            if decoded:
+                results[i] = DecodedView(window)
+            else:
+                results[i].window = window
+    return results[0] if isinstance(found, torch.Tensor) else type(found)(results)
+
+
+def _windows(
+    q: QuantizedTensor, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any], found: list[torch.Tensor]
+) -> list[Window]:
+    """Where the results of the operator lie; found: as views of q."""
+    # PyTorch counts the offset of as_strided from the beginning of memory, which is not where a part of q begins. Such
+    # a view of a part is read only.
+    if q.window is None or operator.name().startswith("aten::as_strided"):
+        return [Window.like(q, outline) for outline in found]
+    return _within(q.window, operator, args, kwargs)[1]
+
+
+def view_of_view(of: DecodedView, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The result of a view operator on a DecodedView."""
+    found, windows = _within(of.window, operator, args, kwargs)
+    results = [DecodedView(window) for window in windows]
+    return results[0] if isinstance(found, torch.Tensor) else type(found)(results)
+
+
+def _within(window: Window, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, list[Window]]:
+    found = operator(window.outline(), *args[1:], **kwargs)
+    each = [found] if isinstance(found, torch.Tensor) else list(found)
+    return found, [Window.like(window.base, outline) for outline in each]
 
 
 def _rows(q: QuantizedTensor, outline: torch.Tensor) -> QuantizedTensor | None:
@@ -95,6 +128,6 @@ def _scale(q: QuantizedTensor, first: int, count: int) -> torch.Tensor:
     if "128x128" in options:
         return scale.narrow(0, first // 128, -(-count // 128))
     if q.spec.family == "fp8_block":  # blocks come first (numerics.md 3.3)
-        return scale.narrow(1, first, count).contiguous()
+        return scale.narrow(1, first, count)
     tile = 128 if "swizzled" in options else 16 if "interleaved" in options and scale.dim() == 2 else 1
     return scale.narrow(0, first, -(-count // tile) * tile)

@@ -1,0 +1,204 @@
+"""Operators of PyTorch that write to a QuantizedTensor or to a view of one: they compute on values, and what they have
+written is quantized into the same storage."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+
+from quire.tensor.decoded import each
+from quire.tensor.decoded_view import DecodedView
+from quire.tensor.order import is_interleaved, reordered, same_codes
+from quire.tensor.quantized import QuantizedTensor
+from quire.tensor.window import Window
+
+Written = tuple[tuple[int, str], ...]
+_KINDS = (QuantizedTensor, DecodedView)
+
+
+def values_of(argument: Any) -> Any:
+    """The decoded values of an argument, to read; any other argument itself."""
+    if isinstance(argument, DecodedView):
+        return argument.read()
+    return argument.dequantize() if isinstance(argument, QuantizedTensor) else argument
+
+
+def write(operator: Any, written: Written, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Computes on values in place of each quantized tensor, then quantizes those that were written to. written:
+    positions and names of these arguments."""
+    if operator is torch.ops.aten.copy_.default and _copy_codes(*args[:2]):
+        return args[0]
+    if operator.name().startswith("aten::_fused_"):
+        return _write_one_by_one(operator, written, args, kwargs)
+    values = _Values()
+    new_args, new_kwargs = list(args), dict(kwargs)
+    for position, name in written:  # first, so that add_(q, q) finds one value for both
+        place, key = (new_args, position) if position < len(args) else (new_kwargs, name)
+        if place is new_args or name in new_kwargs:
+            place[key] = each(values.to_write, place[key])
+    new_args = each(values.to_read, new_args)
+    new_kwargs = {name: each(values.to_read, value) for name, value in new_kwargs.items()}
+    if values.bases and "lerp_" in operator.name():
+        new_args = _of_one_dtype(new_args)
+    result = operator(*new_args, **new_kwargs)
+    if values.changed_form(operator) or torch.Tag.inplace_view not in operator.tags:
+        values.store()
+    return each(values.back, result)
+
+
+class _Values:
+    """The plain tensors that stand for the quantized ones in one call."""
+
+    def __init__(self) -> None:
+        self.bases: dict[int, tuple[QuantizedTensor, torch.Tensor]] = {}  # what is written, and its values
+        self._plain: dict[int, torch.Tensor] = {}  # by id of what they stand for
+        self._written: list[tuple[Any, torch.Tensor, tuple[Any, ...]]] = []
+
+    def to_write(self, argument: Any) -> Any:
+        """In place of an argument that is written: values in memory that are quantized afterwards."""
+        if not isinstance(argument, _KINDS):
+            return argument
+        if id(argument) not in self._plain:
+            window, base = _window(argument)
+            if id(base) not in self.bases:
+                base.check_writable()
+                self.bases[id(base)] = base, base.dequantize() if base.master is None else base.master
+            new = self.bases[id(base)][1]
+            plain = self._plain[id(argument)] = new if window is None else window.of(new)
+            self._written.append((argument, plain, _geometry(plain)))
+        return self._plain[id(argument)]
+
+    def to_read(self, argument: Any) -> Any:
+        """In place of one that is read. Where a master is written, masters are read too, and not what is left of them
+        in the nominal dtype."""
+        if not isinstance(argument, _KINDS):
+            return argument
+        if id(argument) not in self._plain:
+            window, base = _window(argument)
+            exact = any([written.master is not None for written, _ in self.bases.values()])
+            if id(base) in self.bases:
+                new = self.bases[id(base)][1]
+            elif base.master is not None:
+                new = base.master if exact else base.master.to(base.dtype)
+            else:
+                new = base.dequantize()
+            self._plain[id(argument)] = new if window is None else window.of(new)
+        return self._plain[id(argument)]
+
+    def changed_form(self, operator: Any) -> bool:
+        """Whether an operator gave an argument other strides or another memory. Raises RuntimeError, before anything is
+        stored, where that cannot be done to the tensor that the argument stands for."""
+        changed = False
+        for argument, plain, geometry in self._written:
+            other = _geometry(plain) != geometry
+            whole = isinstance(argument, QuantizedTensor) and not argument.is_part
+            if plain.shape != argument.shape or (other and not whole):
+                raise RuntimeError(
+                    f"{operator} would give a {type(argument).__name__} of shape {list(argument.shape)} the shape "
+                    f"{list(plain.shape)} and the strides {list(plain.stride())}; it keeps its shape. Use an operator "
+                    "that returns a new tensor"
+                )
+            changed |= other
+        return changed
+
+    def store(self) -> None:
+        """Quantizes what was written. An operator such as resize_ that changes no value does not come here: codes that
+        are quantized once more are others."""
+        for base, new in self.bases.values():
+            base.store(new, scale=base.given_scale)
+
+    def back(self, result: Any) -> Any:
+        """The argument whose values an operator returned."""
+        return next((argument for argument, plain, _ in self._written if plain is result), result)
+
+
+def _window(argument: QuantizedTensor | DecodedView) -> tuple[Window | None, QuantizedTensor]:
+    """The tensor whose storage an argument shares, and where in it the argument lies; None for all of it."""
+    window = argument.window
+    return window, argument if window is None else window.base
+
+
+def _geometry(tensor: torch.Tensor) -> tuple[Any, ...]:
+    return tensor.shape, tensor.stride(), tensor.storage_offset(), tensor.untyped_storage()._cdata
+
+
+def _of_one_dtype(args: list[Any]) -> list[Any]:
+    """lerp_'s, or _foreach_lerp_'s, which take tensors of one dtype only, where others promote: that of the first."""
+    if isinstance(args[0], torch.Tensor):
+        return [arg.to(args[0].dtype) if isinstance(arg, torch.Tensor) else arg for arg in args]
+    each = []
+    for i in range(len(args[0])):
+        each.append(_of_one_dtype([arg[i] if isinstance(arg, list | tuple) else arg for arg in args]))
+    return [[one[i] for one in each] if isinstance(arg, list | tuple) else arg for i, arg in enumerate(args)]
+
+
+def _write_one_by_one(operator: Any, written: Written, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """An optimizer's fused step over lists: one call a parameter, since its dtypes must agree and masters differ."""
+    count = len(args[0])
+    names = {name for _, name in written}
+    schema = [argument.name for argument in operator._schema.arguments]
+    for i in range(count):
+        call = dict(zip(schema, args, strict=False)) | kwargs
+        call = {name: value[i : i + 1] if isinstance(value, list | tuple) else value for name, value in call.items()}
+        if isinstance(call[schema[0]][0], _KINDS):
+            _fused_step(operator, call, names)
+        else:
+            operator(**call)
+
+
+def _fused_step(operator: Any, call: dict[str, Any], written: set[str]) -> None:
+    values, first = _Values(), next(iter(call))
+    argument = call[first][0]
+    plain = values.to_write(argument)
+
+    def fits(tensor: Any) -> Any:
+        same = isinstance(tensor, torch.Tensor) and tensor.shape == argument.shape
+        return tensor.to(plain.dtype) if same else tensor
+
+    new = {name: each(fits, value) for name, value in call.items()} | {first: [plain]}
+    operator(**new)
+    for name in written - {first}:
+        for old, tensor in zip(call[name], new[name], strict=True):
+            if old is not tensor:
+                old.copy_(tensor)
+    values.store()
+
+
+def _copy_codes(target: Any, source: Any) -> bool:
+    """Copies bytes between tensors of one shape and spec, whatever the order of codes; False if they are not."""
+    quantized = isinstance(target, QuantizedTensor) and isinstance(source, QuantizedTensor)
+    if not quantized or target.is_part or target.stacked != source.stacked or target.shape != source.shape:
+        return False
+    if not same_codes(target.spec_text, source.spec_text):
+        return False
+    target.check_writable(seeded=True)  # nothing is rounded
+    source = reordered(source, is_interleaved(target.spec_text))
+    new = source.named()
+    for direction in ("rowwise", "columnwise"):
+        if target.stores(direction) and not source.stores(direction):
+            new |= source.missing_direction(direction, requantize=True)
+    if target.master is not None:
+        target.master.copy_(source.dequantize(torch.float32) if source.master is None else source.master)
+    target.forget_origin()
+    for name, tensor in target.buffers().items():
+        tensor.copy_(new[name])
+    target.remember_like(source)
+    if target.given_scale is not None and source.given_scale is not None:
+        target.given_scale.copy_(source.given_scale)
+    return True
+
+
+# --- which arguments an operator writes to
+
+
+@functools.cache
+def written_arguments(operator: Any) -> Written:
+    """Positions and names of the arguments that an operator writes to, by its schema."""
+    arguments = operator._schema.arguments  # the only place where PyTorch says so
+    return tuple(
+        (position, argument.name)
+        for position, argument in enumerate(arguments)
+        if argument.alias_info is not None and argument.alias_info.is_write
+    )
