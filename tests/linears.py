@@ -1,8 +1,20 @@
 """A model of torch.nn.Linear layers to convert, and the product of codes that a layer is compared with."""
 
+import contextlib
+import re
+from collections.abc import Iterator
+
 import torch
 
 import quire
+
+#: Half the step of E4M3 relative to a value. Below the normal numbers half a step is 2^-10 times the scale of the
+#: block, which is at most 2 amax / 448 (a power of two): less than 2^-17 amax.
+HALF_STEP_OF_E4M3 = 2.0**-4 + 2.0**-17
+#: NVFP4: half the widest step of E2M1 is 1 scale of the block. This scale is amax / 6, rounded to E4M3.
+HALF_STEP_OF_NVFP4 = (1 + 2.0**-4) / 6
+#: How many elements along a line share a scale.
+BLOCKS = {"nvfp4": 16, "mxfp8": 32, "fp8_block": 128}
 
 
 class Block(torch.nn.Module):
@@ -20,10 +32,67 @@ def blocks(count=2, **options):
     return torch.nn.Sequential(*(Block(**options) for _ in range(count)))
 
 
-def of_codes(layer, x, recipe):
-    """x w^T + bias of quantized operands, in float64."""
-    x, w = (
-        quire.quantize(t.detach(), spec).dequantize().double()
-        for t, spec in ((x, recipe.input_spec), (layer.weight, recipe.weight_spec))
-    )
-    return x @ w.T + (0 if layer.bias is None else layer.bias.double())
+def decoded(t: torch.Tensor, spec: object, scale: torch.Tensor | None = None) -> torch.Tensor:
+    """The values of t under spec, or of the codes that it has, in float64."""
+    t = t.detach()
+    if not isinstance(t, quire.QuantizedTensor):
+        if str(spec) == "none":
+            return t.double()
+        t = quire.quantize(t, spec, scale=scale)
+    return t.dequantize(torch.float32).double()
+
+
+def assert_of_codes(y: torch.Tensor, layer: torch.nn.Module, x: torch.Tensor, recipe=None) -> None:
+    """y [*, N] is x w^T + bias of the operands' decoded values within the bound of numerics.md 7.5, whatever the order
+    of the sums. recipe: if it is not the layer's own."""
+    recipe = layer.recipe if recipe is None else recipe
+    x_spec, w_spec = ("none", "none") if recipe is None else (recipe.input_spec, recipe.weight_spec)
+    scale = layer.input_scale if ":given" in str(x_spec) else None
+    a, b = decoded(x, x_spec, scale), decoded(layer.weight, w_spec)
+    if str(x_spec) == "none":  # then the product is PyTorch's, of weights decoded in the dtype of x
+        b = b.to(x.dtype).double()
+    bias = torch.zeros(len(b), dtype=torch.float64) if layer.bias is None else layer.bias.detach().double()
+    exact = a @ b.T + bias
+    bound = (b.shape[1] + 12) * 2.0**-24 * (a.abs() @ b.abs().T + bias.abs())
+    bound += torch.finfo(y.dtype).eps / 2 * (exact.abs() + bound)
+    error = (y.detach().double() - exact).abs()
+    assert bool((error <= bound).all()), f"{float((error / bound).max())} times the bound"
+
+
+@contextlib.contextmanager
+def products_checked(model: torch.nn.Module) -> Iterator[set[str]]:
+    """Each quire.Linear that runs here must give the product of its codes (assert_of_codes), for the inputs that it has
+    within the model. Yields a set that gets the layers' names. A bound for the outputs of a whole model would be a
+    guess: every layer amplifies the rounding of the layers before it."""
+    checked: set[str] = set()
+
+    def check(name: str):
+        def hook(layer, arguments, y):
+            assert_of_codes(y, layer, arguments[0])
+            checked.add(name)
+
+        return hook
+
+    layers = [(name, layer) for name, layer in model.named_modules() if type(layer) is quire.Linear]
+    hooks = [layer.register_forward_hook(check(name)) for name, layer in layers]
+    try:
+        yield checked
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def assert_nearest(found: quire.QuantizedTensor, values: torch.Tensor) -> None:
+    """The codes of a matrix that was rounded to nearest stand for values by at most half a step of their format from
+    `values` [N, K]."""
+    size, square = BLOCKS[found.spec.family], re.search(r":\d+x\d+", found.spec.text) is not None
+    lines = size if square else 1
+    values, decoded_values = values.double(), decoded(found, found.spec)
+    padded = torch.nn.functional.pad(values.abs(), (0, -values.shape[1] % size, 0, -len(values) % lines))
+    amax = padded.unflatten(0, (-1, lines)).unflatten(-1, (-1, size)).amax(dim=(1, 3))
+    amax = amax.repeat_interleave(lines, 0).repeat_interleave(size, 1)[: len(values), : values.shape[1]]
+    if found.spec.family == "nvfp4":  # a scale below the normal numbers of E4M3 is off by 2^-10 of the tensor's unit
+        bound = HALF_STEP_OF_NVFP4 * amax + 2.0**-10 * values.abs().max() / 448
+    else:
+        bound = HALF_STEP_OF_E4M3 * amax
+    assert bool(((decoded_values - values).abs() <= bound * (1 + 2.0**-20)).all())

@@ -12,6 +12,7 @@ import checkpoint_models
 import quire
 from checkpoint_files import BF16, F32, Files, configs, e4m3, every_byte, modelopt_config, raw
 from checkpoint_models import INPUT_SCALE, Model, files, reference, tokens, write
+from linears import products_checked
 from quire import io
 
 SHAPES = [{"fused": fused, "single": single} for fused in (False, True) for single in (False, True)]
@@ -31,8 +32,25 @@ def loaded(source, device: str = "cpu", dtype: torch.dtype = torch.float32, **op
     return model
 
 
+def by_plain_layers(source, **options) -> torch.Tensor:
+    """What the model gives with a quire.Linear for each expert and part, each of which gives the product of its codes
+    for the inputs that it has."""
+    model = Model(dense=True)
+    io.load(model, source, **options)
+    with torch.no_grad(), products_checked(model) as checked:
+        y = model(tokens())
+    assert len(checked) == 2 * (4 + 3 * 4)
+    return y
+
+
 def distance(y: torch.Tensor, true: torch.Tensor) -> float:
     return float((y.detach().float() - true).norm() / true.norm())
+
+
+def most_are_alike(y: torch.Tensor, other: torch.Tensor) -> bool:
+    """Most tokens differ by sums of float32 alone. In the others a value next to a tie can have another code, or
+    another expert."""
+    return float(((y - other).norm(dim=-1) / other.norm(dim=-1)).median()) < 1e-5
 
 
 @pytest.fixture
@@ -50,8 +68,7 @@ def test_every_shape_of_a_model_computes_what_the_values_say(shape, device, sour
         with quire.autocast(enabled=False):
             assert distance(model(tokens()), expected()) < 1e-5  # decoded weights, nothing else is quantized
         y = model(tokens())
-        # A token that is near a tie gets another expert.
-        assert float(((y - expected()).norm(dim=-1) / expected().norm(dim=-1)).median()) < 0.06
+        assert most_are_alike(y, by_plain_layers(source, activations="mxfp8"))
         assert torch.equal(y, loaded(source, activations="mxfp8")(tokens()))  # whichever layers are joined
 
 
@@ -137,7 +154,7 @@ def test_inputs_have_the_scales_of_the_file(shape, device, source, tmp_path):
     assert torch.equal(model.model.layers[1].mlp.fc1.input_scale, torch.full((4,), INPUT_SCALE))
     with torch.no_grad():
         y = model(tokens())
-        assert float(((y - expected()).norm(dim=-1) / expected().norm(dim=-1)).median()) < 0.4  # 4-bit inputs
+        assert most_are_alike(y, by_plain_layers(source))
         assert torch.equal(y, loaded(source)(tokens()))
     # A scale that is calibrated anew is saved; of joined layers, those of the file stay.
     with torch.no_grad():

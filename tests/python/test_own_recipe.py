@@ -8,7 +8,7 @@ import torch
 
 import quire
 from every_layer import LAYERS
-from linears import blocks, of_codes
+from linears import assert_of_codes, blocks
 from quire import recipe as recipes
 
 NVFP4 = recipes.NVFP4BlockScaling()
@@ -24,7 +24,7 @@ def test_a_layer_runs_under_its_own_recipe_without_an_autocast():
     for recipe in (recipes.Float8CurrentScaling(), recipes.MXFP8BlockScaling(), NVFP4):
         with torch.no_grad():
             y = quire.convert(layer, recipe)(x)
-        torch.testing.assert_close(y.double(), of_codes(layer, x, recipe), rtol=1e-5, atol=1e-5)
+        assert_of_codes(y, layer, x, recipe)
         assert not torch.allclose(y, high, rtol=1e-3, atol=1e-3)
 
 
@@ -100,7 +100,7 @@ def test_a_linear_made_with_a_recipe_runs_under_it():
     torch.manual_seed(2)
     layer, x = quire.Linear(256, 512, recipe=NVFP4), torch.randn(16, 256)
     with torch.no_grad():
-        torch.testing.assert_close(layer(x).double(), of_codes(layer, x, NVFP4), rtol=1e-5, atol=1e-5)
+        assert_of_codes(layer(x), layer, x, NVFP4)
     assert "recipe=NVFP4BlockScaling" in repr(layer)
 
 
@@ -178,8 +178,7 @@ def test_compiled_code_follows_an_assigned_text(compiler):
     with torch.no_grad():
         for recipe in ("mxfp8", "nvfp4", None):
             model.recipe = recipe
-            of_recipe = model(x) if recipe is None else of_codes(model, x, recipes.from_name(recipe))
-            torch.testing.assert_close(compiled(x).double(), of_recipe.double(), rtol=1e-5, atol=1e-5)
+            assert_of_codes(compiled(x), model, x)
 
 
 def test_compiled_code_follows_autocast_and_another_recipe(compiler):
