@@ -62,6 +62,7 @@ def drops(rank, capacity):
         kept.append(expert if sent[process] < capacity else -1)
         sent[process] += 1
     assert routing.topk_ids.flatten().tolist() == kept
+    assert torch.equal(routing.tokens_per_expert, torch.bincount(undropped.topk_ids.flatten(), minlength=EXPERTS))
     assert torch.equal(routing.topk_weights, torch.where(routing.topk_ids >= 0, undropped.topk_weights, 0.0))
     everywhere = [None, None]
     distributed.all_gather_object(everywhere, (routing.topk_ids, routing.topk_weights))

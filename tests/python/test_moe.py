@@ -1,6 +1,7 @@
 """quire.MoE against a loop over tokens in float64, its parts one by one, and golden vectors."""
 
 import copy
+import math
 
 import pytest
 import torch
@@ -204,14 +205,12 @@ def test_shared_experts_and_other_activations(recipe_or_none, equal_bits):
 
 def test_the_bias_of_experts_moves_the_choice_only():
     layer, x = layer_of(expert_bias=True, score_function="sigmoid"), tokens(64)
-    before = layer(x, return_routing=True)[1]
-    load = moe.tokens_per_expert(before.topk_ids, 5)
+    before = load = layer(x, return_routing=True)[1].tokens_per_expert
     for _ in range(200):
         moe.update_expert_bias_(layer.expert_bias, load, 0.002)
         routing = layer(x, return_routing=True)[1]
-        load = moe.tokens_per_expert(routing.topk_ids, 5)
-    assert load.max() - load.min() < moe.tokens_per_expert(before.topk_ids, 5).max()
-    assert float(load.max()) < 1.3 * 64 * 2 / 5
+        load = routing.tokens_per_expert
+    assert load.max() - load.min() < before.max() - before.min()
     chosen = routing.logits.sigmoid().gather(1, routing.topk_ids.long())
     torch.testing.assert_close(routing.topk_weights, chosen / chosen.sum(1, keepdim=True), rtol=1e-5, atol=1e-6)
 
@@ -219,8 +218,7 @@ def test_the_bias_of_experts_moves_the_choice_only():
 def test_the_balancing_loss_reaches_the_router():
     layer, x = layer_of(), tokens(64)
     _, routing = layer(x, return_routing=True)
-    load = moe.tokens_per_expert(routing.topk_ids, 5)
-    loss = moe.load_balancing_loss(moe.scores(routing.logits), load, topk=2, coeff=0.1)
+    loss = moe.load_balancing_loss(moe.scores(routing.logits), routing.tokens_per_expert, topk=2, coeff=0.1)
     loss.backward()
     assert layer.router.weight.grad.any()
     assert all(parameter.grad is None for parameter in layer.fc1.parameters())
@@ -233,6 +231,32 @@ def test_capacity_drops_tokens(recipe_or_none):
     assert int(moe.tokens_per_expert(routing.topk_ids, 5).max()) == 3
     dropped = (routing.topk_ids == -1).all(1)
     assert dropped.any() and not y[dropped].any() and y[~dropped].any(1).all()
+
+
+@pytest.mark.parametrize("capacity", [None, 0, 1, 3, 100])
+@pytest.mark.parametrize("options", [{}, {"weight_on_input": True}, {"expert_bias": True}], ids=str)
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+def test_loads_are_those_that_the_router_chose_whatever_is_dropped(capacity, options, compiled, compiler):
+    """With the loads after dropping, the loss would be least where most is dropped."""
+    layer = quire.MoE(8, 16, 4, 1, capacity=capacity, score_function="sigmoid", params_dtype=torch.float32, **options)
+    with torch.no_grad():
+        layer.router.weight.copy_(torch.eye(4, 8))
+    x = 2 * torch.eye(8)[[0, 0, 1, 0, 2, 0, 3, 0]]
+    run = compiler(layer, "aot_eager") if compiled else layer
+    routing = run(x, return_routing=True)[1]
+    assert routing.tokens_per_expert.tolist() == [5, 1, 1, 1] and routing.tokens_per_expert.dtype == torch.int32
+    kept = 8 if capacity is None else min(capacity, 5) + 3 * min(capacity, 1)
+    assert int((routing.topk_ids >= 0).sum()) == int((routing.topk_weights > 0).sum()) == kept
+    loss = moe.load_balancing_loss(moe.scores(routing.logits), routing.tokens_per_expert, topk=1)
+    high, low = math.exp(2) / (3 + math.exp(2)), 1 / (3 + math.exp(2))
+    probs = [5 * high + 3 * low] + 3 * [high + 7 * low]
+    exact = 4 / 64 * sum(load * p for load, p in zip([5, 1, 1, 1], probs, strict=True))
+    assert abs(float(loss.detach()) - exact) <= 16 * 2.0**-24 * exact and exact > 1.4
+    loss.backward()
+    assert layer.router.weight.grad[0].any()
+    if layer.expert_bias is not None:
+        moe.update_expert_bias_(layer.expert_bias, routing.tokens_per_expert, 0.5)
+        assert layer.expert_bias.tolist() == [-0.5, 0.5, 0.5, 0.5]
 
 
 def test_quantized_experts_and_kept_codes(equal_bits):

@@ -43,10 +43,13 @@ def both(function, compiled, tokens, mark):
 
 
 def agree(eager, compiled):
-    """What quire computes is equal; Inductor's and eager's sums and sines may differ in last bits."""
+    """What quire computes is equal; Inductor's and eager's sums and sines may differ in last bits: by one rounding of
+    each of at most `terms` terms."""
+    terms = 2 * max(eager[-2].numel(), 64)
     for e, c in zip(eager, compiled, strict=True):
         assert e.shape == c.shape and e.dtype == c.dtype
-        torch.testing.assert_close(c, e, rtol=1e-5, atol=1e-6) if e.is_floating_point() else None
+        if e.is_floating_point() and e.numel():
+            assert float((c - e).abs().max()) <= terms * 2.0**-24 * float(e.abs().max())
         assert e.is_floating_point() or torch.equal(e, c)
 
 

@@ -112,6 +112,8 @@ def test_with_a_capacity_the_later_tokens_are_dropped(logits, capacity, data):
     assert torch.equal(kept, reference.limit(ids, capacity))
     assert torch.equal(kept_weights, torch.where(kept >= 0, weights, 0.0))
     assert moe.tokens_per_expert(kept, logits.shape[1]).max() <= capacity
+    limited_weights, limited = moe.limit_capacity(weights, ids, logits.shape[1], capacity)
+    assert torch.equal(limited_weights, kept_weights) and torch.equal(limited, kept)
 
 
 def test_dropped_weights_have_no_gradient_and_the_others_theirs():

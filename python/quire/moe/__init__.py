@@ -2,6 +2,7 @@
 
 from quire.moe.permutation import Permuted, permute, unpermute
 from quire.moe.routing import (
+    limit_capacity,
     load_balancing_loss,
     route,
     scores,
@@ -11,6 +12,7 @@ from quire.moe.routing import (
 
 __all__ = [
     "Permuted",
+    "limit_capacity",
     "load_balancing_loss",
     "permute",
     "route",

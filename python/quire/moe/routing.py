@@ -32,8 +32,9 @@ def route(
     num_groups, group_topk: a token chooses from the group_topk best of num_groups equal groups of consecutive experts.
         The score of a group is the sum over its group_best best experts, topk // group_topk by default.
     scaling_factor: multiplies the weights last.
-    capacity: the number of entries that each expert accepts, in token order. Further entries get the id -1 and the
-        weight 0. None: no entry is dropped.
+    capacity: the number of entries that each expert accepts; limit_capacity() then drops the others. None: no entry is
+        dropped. For a loss or an expert_bias that balances loads, leave it None, count the loads of these topk_ids, and
+        call limit_capacity() afterwards.
 
     Of equal scores the expert with the smaller index is first. Raises RuntimeError if an argument does not fit,
     TypeError if one has a wrong type.
@@ -53,10 +54,29 @@ def route(
     options += ["after_topk"] * softmax_after_topk + ["renormalize"] * renormalize
     text = ":".join([score_function, *options, f"scaling_factor={float(scaling_factor)}"])
     weights, ids = primitives.route(logits, expert_bias, text)
-    if capacity is None:
-        return weights, ids
-    ids = primitives.limit_capacity(ids, logits.shape[-1], capacity)
-    return torch.where(ids >= 0, weights, 0.0), ids
+    return (weights, ids) if capacity is None else limit_capacity(weights, ids, logits.shape[-1], capacity)
+
+
+def limit_capacity(
+    topk_weights: torch.Tensor, topk_ids: torch.Tensor, num_experts: int, capacity: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(topk_weights, topk_ids) of the entries that experts accept: each accepts `capacity` entries, in token order.
+    Further entries have the id -1 and the weight 0.
+
+    topk_weights float32 and topk_ids int32 [*, topk]: those of route(). topk_weights are differentiable. The numbers
+    that load_balancing_loss() and update_expert_bias_() need are those of topk_ids before this call: an expert whose
+    entries are dropped would otherwise seem to have no more load than the others.
+
+    Raises RuntimeError for ids or a capacity that do not fit, TypeError for arguments of a wrong type.
+    """
+    check_type("limit_capacity", torch.Tensor, topk_weights=topk_weights, topk_ids=topk_ids)
+    if topk_weights.shape != topk_ids.shape:
+        raise RuntimeError(
+            "limit_capacity: topk_weights and topk_ids must have the same shape; got "
+            f"{list(topk_weights.shape)} and {list(topk_ids.shape)}; pass both results of route()"
+        )
+    ids = primitives.limit_capacity(topk_ids, num_experts, capacity)
+    return torch.where(ids >= 0, topk_weights, 0.0), ids
 
 
 def scores(logits: torch.Tensor, score_function: str = "softmax") -> torch.Tensor:
@@ -78,7 +98,8 @@ def scores(logits: torch.Tensor, score_function: str = "softmax") -> torch.Tenso
 
 
 def tokens_per_expert(topk_ids: torch.Tensor, num_experts: int) -> torch.Tensor:
-    """int32 [num_experts]: the number of entries of topk_ids, int32 [*, k], for each expert; -1 is not counted."""
+    """int32 [num_experts]: the number of entries of topk_ids, int32 [*, k], for each expert; -1 is not counted. To
+    balance loads, pass ids of which limit_capacity() has dropped none (or Routing.tokens_per_expert)."""
     check_type("tokens_per_expert", torch.Tensor, topk_ids=topk_ids)
     _, ends = primitives.expert_rows(topk_ids.reshape(-1, 1), num_experts)
     return ends.diff(prepend=ends.new_zeros(1))
@@ -96,8 +117,10 @@ def load_balancing_loss(
     is `coeff` when experts have equal loads, and larger when tokens prefer loaded experts. It is 0 if there are no
     tokens.
 
-    probs [T, E]: scores of all experts, differentiable. tokens_per_expert [E]: treated as a constant. For the loss over
-    all ranks, sum it over ranks, and pass total_num_tokens (a number or a tensor, T by default) for all ranks too.
+    probs [T, E]: scores of all experts, differentiable. tokens_per_expert [E]: the loads that the router chose, before
+    entries are dropped (Routing.tokens_per_expert); treated as a constant. With loads after dropping, the loss would be
+    smaller where more is dropped. For the loss over all ranks, sum it over ranks, and pass total_num_tokens (a number
+    or a tensor, T by default) for all ranks too.
     Raises ValueError for other shapes, TypeError for arguments that are not tensors.
     """
     check_type("load_balancing_loss", torch.Tensor, probs=probs, tokens_per_expert=tokens_per_expert)
@@ -113,8 +136,9 @@ def load_balancing_loss(
 def update_expert_bias_(expert_bias: torch.Tensor, tokens_per_expert: torch.Tensor, rate: float) -> torch.Tensor:
     """expert_bias += rate * sign(mean load - load), in place and outside of autograd: balances loads without a loss.
 
-    expert_bias [E], floating-point. tokens_per_expert [E], integers, summed over all ranks. Returns expert_bias. Raises
-    ValueError for other shapes or dtypes, TypeError for arguments that are not tensors.
+    expert_bias [E], floating-point. tokens_per_expert [E], integers: the loads that the router chose, before entries
+    are dropped (Routing.tokens_per_expert), summed over all ranks. Returns expert_bias. Raises ValueError for other
+    shapes or dtypes, TypeError for arguments that are not tensors.
     """
     check_type("update_expert_bias_", torch.Tensor, expert_bias=expert_bias, tokens_per_expert=tokens_per_expert)
     _check_loads("update_expert_bias_", tokens_per_expert, "expert_bias", expert_bias, 1)

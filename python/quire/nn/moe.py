@@ -13,7 +13,7 @@ from quire.distributed.placements import is_dtensor
 from quire.distributed.row_codes import pack, unpack, why_not
 from quire.functional import Buffers
 from quire.functional import activation as activate
-from quire.moe import permute, route, unpermute
+from quire.moe import limit_capacity, permute, route, tokens_per_expert, unpermute
 from quire.moe.primitives import permute_rows
 from quire.nn.activation_names import activation_inputs, activation_text
 from quire.nn.call import active_call
@@ -34,12 +34,14 @@ class Routing(NamedTuple):
     """The routing of the tokens, for losses and statistics (quire.moe.load_balancing_loss,
     quire.moe.update_expert_bias_).
 
-    logits float32 [T, E], differentiable; topk_weights float32 and topk_ids int32 [T, top_k], -1 for a dropped entry.
+    logits float32 [T, E], differentiable; topk_weights float32 and topk_ids int32 [T, top_k], 0 and -1 for a dropped
+    entry. tokens_per_expert int32 [E]: the loads that the router chose, which count entries that were dropped too.
     """
 
     logits: torch.Tensor
     topk_weights: torch.Tensor
     topk_ids: torch.Tensor
+    tokens_per_expert: torch.Tensor
 
 
 class Router(torch.nn.Module):
@@ -183,7 +185,10 @@ class MoE(torch.nn.Module):
                 )
             tokens = x.reshape(-1, self.hidden_size)
             logits = self.router(tokens)
-            weights, ids = route(logits, self.top_k, expert_bias=self.expert_bias, **self.routing)
+            weights, ids = route(logits, self.top_k, expert_bias=self.expert_bias, **self.routing | {"capacity": None})
+            load = tokens_per_expert(ids, self.num_experts) if return_routing else None  # dropped entries count
+            if self.routing.get("capacity") is not None:
+                weights, ids = limit_capacity(weights, ids, self.num_experts, self.routing["capacity"])
             if self.expert_group is None:
                 rows, offsets, row_map = permute(
                     tokens, ids, self.num_experts, weights=weights if self.weight_on_input else None
@@ -194,7 +199,7 @@ class MoE(torch.nn.Module):
                 rows, row_map, weights, ids, shared = self._elsewhere(tokens, weights, ids)
             y = unpermute(rows, row_map, None if self.weight_on_input else weights)
             y = (y if shared is None else y + shared).reshape(x.shape)
-            return (y, Routing(logits, weights, ids)) if return_routing else y
+            return (y, Routing(logits, weights, ids, load)) if return_routing else y
         except Exception as error:
             name_layer(error, self)
             raise
