@@ -1,5 +1,6 @@
 """What ranks do in tests of ranks that end, hang, or call other things than the rest. For tests/ranks.py."""
 
+import contextlib
 import copy
 import logging
 import os
@@ -163,6 +164,62 @@ def states_differ(rank):
         return message(next_step)
     finally:
         del os.environ["QUIRE_CHECK_RANKS"]
+
+
+def alike_sizes(rank, kind):
+    """Rank 1 differs by `kind`, and QUIRE_CHECK_RANKS is not set. What the call says on each rank."""
+    torch.manual_seed(0)
+    differs, recipe, x = rank == 1, "mxfp8", tokens()
+    if kind in ("sequence", "exact", "tokens", "recipe", "later", "earlier"):
+        model = block(kind in ("sequence", "exact"))
+        if kind in ("later", "earlier"):
+            with quire.autocast(recipe=recipe):
+                model(x)
+            differs = (rank == 1) is (kind == "later")
+        x = tokens(TOKENS + 16) if differs and kind != "recipe" else x
+        recipe = "nvfp4" if differs and kind == "recipe" else recipe
+    elif kind in ("capacity", "features"):
+        group = distributed.new_group(timeout=timedelta(seconds=SHORT))
+        hidden, capacity = (96 if differs else 64, 8) if kind == "features" else (64, 9 if differs else 8)
+        model = quire.MoE(hidden, 32, 4, ep_group=group, ep_capacity=capacity, ep_overflow="drop")
+        x = torch.randn(4, hidden)
+    else:
+        return whole_models(kind, differs)
+
+    def step():
+        with quire.autocast(recipe=recipe), quire.distributed.exact() if kind == "exact" else contextlib.nullcontext():
+            model(x).sum().backward()
+
+    return message(step)
+
+
+def whole_models(kind, differs):
+    mesh = distributed.device_mesh.init_device_mesh("cpu", (2,))
+    model = torch.nn.Sequential(quire.Linear(128, 96 if differs and kind == "shard_weights" else 64))
+    recipe = "nvfp4" if differs and kind in ("rows", "gather_codes") else "mxfp8"
+    if kind == "delayed":
+        recipe = quire.recipe.DelayedScaling()
+        model.append(quire.Linear(64, 128))
+
+        def steps():
+            for _ in range(2):
+                with quire.autocast(recipe=recipe):
+                    (model[0] if differs else model)(torch.randn(32, 128))
+
+        return message(steps)
+    if kind == "gather_codes":
+        quire.distributed.gather_codes(model, recipe)
+        distributed.fsdp.fully_shard(model, mesh=mesh)
+    else:
+        found = message(lambda: quire.distributed.shard_weights(model, mesh, recipe))
+        if kind == "shard_weights":
+            return found
+
+    def step():
+        with quire.autocast(recipe=recipe):
+            model(torch.randn(32, 128)).sum().backward()
+
+    return message(step)
 
 
 def checked(rank, change):

@@ -6,6 +6,7 @@ import pytest
 
 from failing_ranks import (
     SHORT,
+    alike_sizes,
     checked,
     compiled,
     interrupted,
@@ -82,23 +83,60 @@ def test_a_copy_of_a_layer_has_the_path_of_its_own_model(two):
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ("shape", ("rank 0 of the group: column", "x torch.float32 [32, 64]", "x torch.float32 [48, 64]")),
-        ("recipe", ("x=fp8_tensor", "x=mxfp8", "rank 1 of the group")),
-        ("layer", ("quire.Linear 'up'", "quire.Linear 'down'")),
-        ("scale", ("quire.Linear 'down'", "input_scale [0.00499", "input_scale [0.00999")),
+        ("shape", "differ in x: torch.float32 [32, 64] on rank 0 of the group, torch.float32 [48, 64] on rank 1 of"),
+        ("recipe", "differ in recipe x: fp8_tensor:nan on rank 0 of the group, mxfp8:nan on rank 1 of the group; rec"),
+        ("layer", "differ in layer: quire.Linear 'up' on rank 0 of the group, quire.Linear 'down' on rank 1 of the"),
+        ("scale", "differ in input_scale: [0.00499"),
     ],
 )
 def test_ranks_that_differ_are_told_apart_before_a_collective(two, change, said):
     for name, text, seconds in two.run(checked, change):
         assert name == "RuntimeError" and "QUIRE_CHECK_RANKS=1" in text and seconds < SHORT
-        assert "must make the same calls" in text
-        assert not [part for part in said if part not in text], text
+        assert "must make the same calls" in text and len(text) < 600
+        assert said in text and "weight:" not in text, text
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        ("sequence", "x: torch.float32 [32, 64] on rank 0 of the group, torch.float32 [48, 64] on rank 1 of the group"),
+        ("tokens", "x: torch.float32 [32, 64] on rank 0 of the group, torch.float32 [48, 64] on rank 1 of the group"),
+        ("recipe", "recipe x: mxfp8:nan on rank 0 of the group, nvfp4:rht:nan on rank 1 of the group"),
+        ("capacity", "capacity: 8 on rank 0 of the group, 9 on rank 1 of the group"),
+        ("features", "tokens: torch.float32 [*, 64] on rank 0 of the group, torch.float32 [*, 96] on rank 1"),
+        ("delayed", "states: 4 on rank 0 of the group, 2 on rank 1 of the group"),
+        (
+            "shard_weights",
+            "parameter 0.weight: torch.float32 [64, 128] on rank 0 of the group, torch.float32 [96, 128]",
+        ),
+        ("rows", "recipe x: mxfp8:nan on rank 0 of the group, nvfp4"),
+        ("gather_codes", "recipe w: mxfp8:nan on rank 0 of the group, nvfp4"),
+        ("exact", "x: torch.float32 [32, 64] on rank 0 of the group, torch.float32 [48, 64] on rank 1 of the group"),
+    ],
+    ids=lambda text: text.partition(":")[0],
+)
+def test_no_difference_of_sizes_ends_a_process(new, kind, said):
+    """Each rank raises an error with both values, although QUIRE_CHECK_RANKS is not set."""
+    for well, answer in new.outcomes(alike_sizes, kind):
+        assert well, answer
+        name, text, seconds = answer
+        assert name == "RuntimeError" and said in text and seconds < SHORT + 20, text
+
+
+@pytest.mark.parametrize("kind", ["later", "earlier"])
+def test_a_rank_that_alone_has_other_sizes_than_before_says_so(new, kind):
+    """The other is in its collective then, and waits as for a rank that does not come."""
+    (well, alone), (also_well, other) = new.outcomes(alike_sizes, kind)[:: 1 if kind == "earlier" else -1]
+    assert well and also_well, (alone, other)
+    assert alone[0] == "RuntimeError" and "it still has the sizes of its last call" in alone[1], alone
+    assert "x torch.float32 [48, 64]" in alone[1]
+    assert other[0] == "DistBackendError" and "quire.Linear" in other[1], other
 
 
 def test_ranks_that_ran_different_layers_with_delayed_scaling_are_told_apart(two):
     for name, text, seconds in two.run(states_differ):
         assert name == "RuntimeError" and seconds < SHORT, text
-        assert "rank 0 of the group: the step of delayed scaling" in text and "rank 1 of the group: the step" in text
+        assert "states: 4 on rank 0 of the group, 2 on rank 1 of the group" in text
 
 
 def test_a_rank_that_does_not_come_is_named(two):
@@ -116,8 +154,8 @@ def test_ranks_that_drew_different_weights_are_told_apart(two, kind, layer):
     for name, text, seconds in two.run(seeds_differ, kind, "nothing"):
         assert name == "RuntimeError" and seconds < SHORT, text
         assert text.startswith(layer) and "call torch.manual_seed with one seed" in text
-        drawn = re.findall(r"rank (\d) of the group: [^;]*, weight drawn as ([^;]*)", text)
-        assert [rank for rank, _ in drawn] == ["0", "1"] and drawn[0][1] != drawn[1][1]
+        drawn = re.search(r"differ in weight drawn as: (.*) on rank 0 of the group, (.*) on rank 1 of", text)
+        assert drawn[1] != drawn[2] and drawn[1].count(",") == drawn[2].count(",") == 3
     assert [name for name, _, _ in two.run(seeds_differ, kind, "one seed")] == ["", ""]
 
 

@@ -98,10 +98,12 @@ def _reduced(amaxes: Tensors, group: object) -> list[torch.Tensor]:
     if not amaxes:
         return []
     flat = torch.cat(list(amaxes))
+    whole = torch.distributed.group.WORLD if group is None else group
+    fields = {"call": "the step of delayed scaling", "states": len(amaxes), "amaxes": len(flat)}
     if check_ranks.enabled():
-        what = f"the step of delayed scaling, {len(flat)} amaxes of {len(amaxes)} states"
-        whole = torch.distributed.group.WORLD if group is None else group
-        check_ranks.check_ranks("DelayedScaling", what, whole, flat.device)
+        check_ranks.check_ranks("DelayedScaling", fields, whole)
+    else:
+        check_ranks.agree(whole, "delayed scaling", (len(flat),), lambda: ("DelayedScaling", fields), whole)
     torch.distributed.all_reduce(flat, torch.distributed.ReduceOp.MAX, group)
     return [most.clone() for most in flat.split([len(amax) for amax in amaxes])]
 

@@ -2,11 +2,13 @@
 
 import contextlib
 import itertools
+import json
 import os
 import time
+import weakref
 import zlib
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from datetime import timedelta
 
@@ -14,10 +16,17 @@ import torch
 from torch import distributed
 
 NAME = "QUIRE_CHECK_RANKS"
+#: What a call is, name -> value.
+Fields = dict[str, str | int]
+_DRAWN = "weight drawn as"
+#: How many differences an error lists.
+_LISTED = 4
 #: Values of a whole weight that say what it was drawn as.
 _VALUES = 64
-#: Name of a group -> the numbers of its comparisons to come.
-_numbers: dict[str, Iterator[int]] = defaultdict(itertools.count)
+#: Kind of comparison and name of a group -> the numbers of the comparisons to come.
+_numbers: dict[tuple[str, str], Iterator[int]] = defaultdict(itertools.count)
+#: Owner -> part of it -> the sizes of which all ranks have said the same last.
+_agreed: "weakref.WeakKeyDictionary[object, dict[str, tuple[object, ...]]]" = weakref.WeakKeyDictionary()
 _own_draws: ContextVar[bool] = ContextVar("quire_own_draws", default=False)
 
 
@@ -34,36 +43,82 @@ def run_eagerly() -> None:
     torch.compiler.set_stance("force_eager")
 
 
-def check_ranks(caller: str, what: str, group: "distributed.ProcessGroup", device: torch.device) -> None:
-    """Returns when every rank of the group has come here with the same `what`. It uses the group's store, and not a
+def check_ranks(caller: str, fields: Fields, group: "distributed.ProcessGroup") -> None:
+    """Returns when every rank of the group has come here with the same fields. It uses the group's store, and not a
     collective: so it can name the ranks that do not come.
 
-    caller: who asks, for errors. Raises RuntimeError, on every rank, if one has another `what`; and on those that came,
-    if one does not come within the timeout of the group.
+    caller: who asks, for errors. fields: what is to be computed, name -> value. Raises RuntimeError, on every rank, if
+    one has another value; and on those that came, if one does not come within the timeout of the group.
     """
+    _compare(f"{caller} ({NAME}=1)", fields, group, "check")
+
+
+def agree(
+    owner: object,
+    part: str,
+    sizes: tuple[object, ...],
+    said: Callable[[], tuple[str, Fields]],
+    group: "distributed.ProcessGroup",
+) -> None:
+    """check_ranks() of what the sizes of collectives follow from, without the variable, where `sizes` are others than
+    in the last call of this part of the owner. A rank that gets more bytes than it expects would not get an error from
+    gloo: its process would end.
+
+    said: gives the caller and the fields of check_ranks(). Where nothing has changed it is not called, and the group's
+    store is not asked. Other backends than gloo compare nothing.
+    """
+    known = _agreed.setdefault(owner, {})
+    if known.get(part) == sizes or group.size() == 1 or "gloo" not in distributed.get_backend_config(group):
+        return
+    _compare(*said(), group, "agree")
+    known[part] = sizes
+
+
+def _compare(caller: str, fields: Fields, group: "distributed.ProcessGroup", kind: str) -> None:
     store = distributed.distributed_c10d._get_process_group_store(group)
-    own, number = distributed.get_rank(group), next(_numbers[group.group_name])
-    keys = [f"quire:check/{number}/{rank}" for rank in range(group.size())]
-    store.set(keys[own], what)
-    timeout = group._get_backend(device).options._timeout
+    own, number = distributed.get_rank(group), next(_numbers[kind, group.group_name])
+    keys = [f"quire:{kind}/{number}/{rank}" for rank in range(group.size())]
+    store.set(keys[own], json.dumps(fields))
+    timeout = group._get_backend(group._device_types[0]).options._timeout
     end = time.monotonic() + timeout.total_seconds()
     missing = [rank for rank, key in enumerate(keys) if not _has(store, key, end)]
     if missing:
+        listed = ", ".join(f"{name} {value}" for name, value in fields.items())
         raise RuntimeError(
-            f"{caller} ({NAME}=1): {_ranks(missing)} did not come to this call within {timeout.total_seconds():g} "
-            f"seconds. It ended, it hangs, or it leaves out a call that the others make. The call here: {what}"
+            f"{caller}: {_ranks(missing)} did not come to this call within {timeout.total_seconds():g} seconds. It "
+            "ended, it hangs, it leaves out a call that the others make, or it still has the sizes of its last call. "
+            f"The call here: {listed}"
         )
-    said = [store.get(key).decode() for key in keys]
+    said = [json.loads(store.get(key)) for key in keys]
     if number:  # every rank that is here has read what was said before
-        store.delete_key(f"quire:check/{number - 1}/{own}")
-    if len(set(said)) > 1:
-        by_text = {text: [rank for rank, other in enumerate(said) if other == text] for text in said}
-        listed = "; ".join(f"{_ranks(ranks)}: {text}" for text, ranks in by_text.items())
-        raise RuntimeError(
-            f"{caller} ({NAME}=1): the ranks of a group must make the same calls in the same order, with the same "
-            "shapes, dtypes and recipes, and must draw the same weights: call torch.manual_seed with one seed in all "
-            f"of them before the model is made; got {listed}"
-        )
+        store.delete_key(f"quire:{kind}/{number - 1}/{own}")
+    if different := _differences(said):
+        remedy = "They must make the same calls in the same order, with the same shapes, dtypes and recipes"
+        if _DRAWN in different:
+            remedy += "; for the same weights call torch.manual_seed with one seed in all before the model is made"
+        raise RuntimeError(f"{caller}: the ranks of the group differ in {different}. {remedy}")
+
+
+def _differences(said: list[Fields]) -> str:
+    """The fields that differ, each with its values; "" if there are none. If the layers are others, so is the rest."""
+    names = list(dict.fromkeys(name for fields in said for name in fields))
+    texts = []
+    for name in names:
+        ranks_of: dict[str, list[int]] = defaultdict(list)
+        for rank, fields in enumerate(said):
+            ranks_of[str(fields.get(name, "none"))].append(rank)
+        if len(ranks_of) > 1:
+            texts.append(f"{name}: " + ", ".join(f"{value} on {_ranks(ranks)}" for value, ranks in ranks_of.items()))
+            if name == "layer":
+                break
+    more = f"; and in {len(texts) - _LISTED} other things" if len(texts) > _LISTED else ""
+    return "; ".join(texts[:_LISTED]) + more
+
+
+def fields_of_recipe(text: str) -> Fields:
+    """A recipe as text, such as 'x=mxfp8,w=mxfp8,dy=mxfp8', as fields."""
+    parts = (part.partition("=") for part in text.split(","))
+    return {f"recipe {name}" if value else "recipe": value or name for name, _, value in parts}
 
 
 @contextlib.contextmanager
@@ -83,18 +138,18 @@ def note_drawn(weight: torch.Tensor, whole: torch.Tensor) -> None:
     """
     if not enabled() or _own_draws.get() or weight.is_meta:
         return
-    text = drawn(whole)
+    text = drawn(whole).get(_DRAWN)
     if not text:
         values = whole.detach().flatten()[:_VALUES].float().tolist()
         listed = ", ".join(f"{value:.3g}" for value in values[:3])
-        text = f", weight drawn as {listed}, ... ({zlib.crc32(repr(values).encode()):08x})"
+        text = f"{listed}, ... ({zlib.crc32(repr(values).encode()):08x})"
     weight.quire_drawn = (text, weight._version)
 
 
-def drawn(weight: torch.Tensor) -> str:
-    """The note of note_drawn(); "" if there is none, or the weight was written to."""
+def drawn(weight: torch.Tensor) -> Fields:
+    """The note of note_drawn() as a field; none if there is no note, or the weight was written to."""
     text, version = getattr(weight, "quire_drawn", ("", None))
-    return text if version == weight._version else ""
+    return {_DRAWN: text} if text and version == weight._version else {}
 
 
 def _has(store: "distributed.Store", key: str, end: float) -> bool:

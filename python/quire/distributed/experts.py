@@ -1,7 +1,7 @@
 """The experts of a mixture sharded over the ranks of a group, and the exchange of rows between them."""
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -9,6 +9,7 @@ import torch
 from torch import distributed
 
 from quire.distributed import check_ranks
+from quire.distributed.check_ranks import Fields
 from quire.distributed.groups import name_of, named_group, the_group
 from quire.distributed.pieces import PiecesOfTensor
 from quire.moe.primitives import chunk_rows, expert_rows, limit_capacity, permute_rows, unpermute_rows
@@ -76,9 +77,18 @@ class ExpertGroup:
             group = the_group(self.name)
             distributed.broadcast(t, distributed.get_global_rank(group, source), group=group)
 
-    def check_ranks(self, caller: str, what: str, device: torch.device) -> None:
+    def check_ranks(self, caller: str, fields: Fields) -> None:
         """check_ranks() of the group's ranks."""
-        check_ranks.check_ranks(caller, f"experts over {self.name}, {what}", the_group(self.name), device)
+        check_ranks.check_ranks(caller, fields, the_group(self.name))
+
+    def agree(
+        self,
+        module: torch.nn.Module,
+        sizes: tuple[object, ...],
+        said: Callable[[], tuple[str, Fields]],
+    ) -> None:
+        """agree() of the group's ranks about a mixture."""
+        check_ranks.agree(module, "experts", sizes, said, the_group(self.name))
 
 
 class Sender(NamedTuple):

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch.utils._pytree import tree_map
 
+from quire.distributed import check_ranks
 from quire.distributed.code_payload import alike, pack, unpack, why_not
 from quire.distributed.gathering import BOTH, COLUMNWISE, ROWWISE, Amaxes, Directions, Found, reduced_amaxes
 from quire.functional import quantize
@@ -151,6 +152,9 @@ class MasterShard(torch.Tensor):
         sent = ROWWISE if wanted == BOTH and _columnwise_follows(self.options.spec) else wanted
         part = self._quantized(sent, mesh, module, found, mp_policy)
         payload = pack(part)
+        fields = {"weight": name, "recipe w": str(self.options.spec), "shape": str(list(outer_size)), "sent": str(sent)}
+        said = f"quire.distributed.gather_codes, {type(module).__name__}.{name}", fields | {"bytes": payload.numel()}
+        check_ranks.agree(module, f"{name} {sent}", (payload.numel(),), lambda: said, mesh.get_group())
         if found is not None:
             found.expect(payload.numel())
         return (payload,), Gathered(module, name, sent, wanted, mesh.size(), outer_size, alike(part))

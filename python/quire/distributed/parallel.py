@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
@@ -9,6 +10,7 @@ from torch import distributed
 
 from quire.checks import check_type
 from quire.distributed import check_ranks
+from quire.distributed.check_ranks import Fields
 from quire.distributed.groups import name_of, named_group, the_group
 from quire.distributed.pieces import PiecesOfTensor
 from quire.tensor.spec import check_parallel
@@ -189,9 +191,25 @@ class Parallel:
         """Who calls a collective, for errors. layer: its class and its path."""
         return f"{layer}, {self.mode}, rank {self.index()} of {self.size}"
 
-    def check_ranks(self, caller: str, what: str, device: torch.device) -> None:
+    def check_ranks(self, caller: str, fields: Fields) -> None:
         """check_ranks() of the group's ranks."""
-        check_ranks.check_ranks(caller, f"{self.text}, {what}", self._group(), device)
+        check_ranks.check_ranks(caller, fields, self._group())
+
+    def agree(
+        self,
+        module: torch.nn.Module,
+        part: str,
+        operands: tuple[torch.Tensor, torch.Tensor, str],
+        said: Callable[[], tuple[str, Fields]],
+    ) -> None:
+        """agree() of the group's ranks about a matmul of x, weight and recipe: about the number of tokens as soon as it
+        changes in the group, about the rest as soon as it changes in the layer."""
+        (x, weight, recipe), group = operands, self._group()
+        sizes = (x.dtype, x.shape[-1], weight.dtype, weight.shape, recipe, self.text)
+        check_ranks.agree(module, part, sizes, said, group)
+        # Of all ranks, which a column and a row layer have in common.
+        tokens = x.shape[:-1].numel() * (self.size if self.sequence and self.mode == "column" else 1)
+        check_ranks.agree(group, "tokens", (tokens,), said, group)
 
     def reduced(self, amax: torch.Tensor) -> torch.Tensor:
         """The largest of each amax over the group."""

@@ -8,6 +8,7 @@ import torch
 from torch import distributed
 
 from quire.checks import check_type
+from quire.distributed import check_ranks
 from quire.distributed.code_payload import why_not
 from quire.distributed.placements import is_dtensor, parameters_of_others
 from quire.distributed.sharded_product import Shards
@@ -47,6 +48,8 @@ def shard_weights(model: torch.nn.Module, mesh: "DeviceMesh", recipe: Recipe | s
     layers = [module for module in model.modules() if hasattr(module, "products")]
     for layer in layers:
         _check(layer)
+    fields = {f"parameter {name}": f"{p.dtype} {list(p.shape)}" for name, p in model.named_parameters()}
+    check_ranks.agree(model, "shard_weights", (object(),), lambda: ("shard_weights", fields), mesh.get_group())
     shards, others = Shards(mesh.get_group()), parameters_of_others(model)
     made: dict[torch.nn.Parameter, torch.nn.Parameter] = {}  # layers may share one
     for layer in layers:

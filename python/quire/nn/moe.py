@@ -278,17 +278,26 @@ class MoE(torch.nn.Module):
         return spec
 
     def _announce(self, tokens: torch.Tensor) -> str:
-        """Who calls collectives, for errors. With QUIRE_CHECK_RANKS=1 says to other ranks what is to be computed."""
+        """Who calls collectives, for errors. Says to the other ranks what is to be computed: with QUIRE_CHECK_RANKS=1
+        in each call, and otherwise where it has changed."""
         path = path_of(self.fc1).rpartition(".")[0]
         layer = f"quire.MoE {path!r}" if path else "quire.MoE"
         caller = f"{layer}, rank {self.expert_group.index()} of {self.expert_group.size}"
+        call = active_call(self.fc1, tokens)
+        recipe = "none" if call.recipe is None else linear_text(self.fc1, call)
+
+        def said() -> check_ranks.Fields:
+            fields = {"layer": layer, "experts over": f"{self.expert_group.name}, {self.num_experts} experts"}
+            fields |= {"tokens": f"{tokens.dtype} [*, {self.hidden_size}]", "capacity": str(self.ep_capacity)}
+            fields |= {"dispatch": self.ep_dispatch} | check_ranks.fields_of_recipe(recipe)
+            return fields | {"gradient": "yes" if torch.is_grad_enabled() else "no"}
+
         if check_ranks.enabled():
-            call = active_call(self.fc1, tokens)
-            text = "none" if call.recipe is None else linear_text(self.fc1, call)
-            gradient = "with" if torch.is_grad_enabled() else "without"
-            what = f"{layer}, tokens {tokens.dtype} [*, {self.hidden_size}], capacity {self.ep_capacity}, recipe {text}"
             drawn = check_ranks.drawn(next(iter(self.fc1.weights("").values())))
-            self.expert_group.check_ranks(caller, f"{what}, {gradient} gradient{drawn}", tokens.device)
+            self.expert_group.check_ranks(caller, said() | drawn)
+        else:
+            sizes = (tokens.dtype, self.hidden_size, self.num_experts, self.ep_capacity, self.ep_dispatch, recipe)
+            self.expert_group.agree(self, sizes, lambda: (caller, said()))
         return caller
 
     def _shared(self, tokens: torch.Tensor) -> torch.Tensor | None:
