@@ -67,11 +67,12 @@ def test_a_quantized_model_decodes_in_one_compiled_graph(tiny, method):
     batches = [torch.randint(97, (1, 32)) for _ in range(4)] if method == "gptq" else None
     model = quire.quantize_model(tiny, "mxfp8", batches, method, filter=lambda module, name: name != "lm_head")
     assert len(quire.conversion_report(model).converted) == 8
-    step = torch.compile(model, fullgraph=True)
+    step = torch.compile(model, fullgraph=True, backend="aot_eager")  # Inductor's sums would differ in last bits
     caches = [model.new_caches(8) for _ in range(2)]
     for position, token in enumerate([3, 1, 4, 1, 5]):
         arguments = torch.tensor([[token]]), torch.tensor([position])
-        torch.testing.assert_close(step(*arguments, caches[0]), model(*arguments, caches[1]), rtol=0.02, atol=0.02)
+        assert torch.equal(step(*arguments, caches[0]), model(*arguments, caches[1]))
+    assert torch.compile(model, fullgraph=True)(*arguments, caches[0]).isfinite().all()
 
 
 @pytest.fixture(scope="module")

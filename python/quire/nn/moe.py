@@ -289,12 +289,12 @@ class MoE(torch.nn.Module):
         def said() -> check_ranks.Fields:
             fields = {"layer": layer, "experts over": f"{self.expert_group.name}, {self.num_experts} experts"}
             fields |= {"tokens": f"{tokens.dtype} [*, {self.hidden_size}]", "capacity": str(self.ep_capacity)}
-            fields |= {"dispatch": self.ep_dispatch} | check_ranks.fields_of_recipe(recipe)
-            return fields | {"gradient": "yes" if torch.is_grad_enabled() else "no"}
+            return fields | {"dispatch": self.ep_dispatch} | check_ranks.fields_of_recipe(recipe)
 
         if check_ranks.enabled():
             drawn = check_ranks.drawn(next(iter(self.fc1.weights("").values())))
-            self.expert_group.check_ranks(caller, said() | drawn)
+            gradient = {"gradient": "yes" if torch.is_grad_enabled() else "no"}
+            self.expert_group.check_ranks(caller, said() | gradient | drawn)
         else:
             sizes = (tokens.dtype, self.hidden_size, self.num_experts, self.ep_capacity, self.ep_dispatch, recipe)
             self.expert_group.agree(self, sizes, lambda: (caller, said()))

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from quire import delayed
-from quire.distributed import check_ranks, one_process
-from quire.distributed.groups import the_group
+from quire.distributed import one_process
 from quire.distributed.one_process import Whole
 from quire.distributed.parallel import Parallel, refuse_quantized
 from quire.distributed.placements import is_dtensor
@@ -19,7 +18,7 @@ from quire.distributed.sharded_operators import (
     parallel_linear,
     sum_gradient,
 )
-from quire.distributed.sharded_product import Plan, plan_of, sharded_linear
+from quire.distributed.sharded_product import plan_of, sharded_linear
 from quire.distributed.sharding import check_gathered, gathered_amaxes
 from quire.functional import (
     Buffers,
@@ -29,10 +28,10 @@ from quire.functional import (
     linear_prequantized,
     quantize,
 )
+from quire.nn.announcing import agree_on_shards, announce
 from quire.nn.cache import cache, cached_weight
 from quire.nn.call import Call
 from quire.nn.external_wgrad import external_wgrad, mark_added
-from quire.nn.layer_path import path_of
 from quire.nn.product_module import ProductModule, named
 from quire.nn.static_input import is_quantized, static_scale
 from quire.nn.weight import stored_weight, weight_operand
@@ -161,13 +160,13 @@ class Product:
         if self.whole is not None:
             _check_parallel(self, self.whole.parallel, x)
             if not torch.compiler.is_compiling():
-                _announce(self, x, self.whole.parallel)
+                announce(self, x, self.whole.parallel)
             whole_biases = [self.whole.bias(bias) for bias in biases]
             return self.whole.y(self._run(self.whole.x(x), whole_biases, offsets, ()))
         if self.parallel is not None:
             _check_parallel(self, self.parallel, x)
             if not torch.compiler.is_compiling():
-                name_next_caller(_announce(self, x, self.parallel))
+                name_next_caller(announce(self, x, self.parallel))
         if self.shards is not None:
             return self._sharded(x, biases)
         return self._run(x, biases, offsets, x_buffers)
@@ -219,7 +218,7 @@ class Product:
         text = "" if self.call.recipe is None else self.text
         plan = plan_of(text, self.weights[0].shape[0], self.call.dtype, self.shards)
         if not torch.compiler.is_compiling():
-            _agree_on_shards(self, plan)
+            agree_on_shards(self, plan)
         state = {"sr_state": self.given.get("sr_state"), "input_scale": self.input_scale}
         return sharded_linear(x, self.weights[0], biases[0] if biases else None, plan, **state)
 
@@ -354,42 +353,6 @@ def _check_parallel(product: Product, parallel: Parallel, x: torch.Tensor | Quan
         refuse_quantized(f"quire.{type(product.module).__name__}", parallel.text)
     if product.call.output_spec:
         raise NotImplementedError(f"{what}: results are not quantized; leave fp8_output and output_spec out")
-
-
-def _announce(product: Product, x: torch.Tensor, parallel: Parallel) -> str:
-    """Which layer calls collectives, for their errors. Says to the other ranks what is to be computed: with
-    QUIRE_CHECK_RANKS=1 in each call, and otherwise where sizes have changed."""
-    module = product.module
-    path = ".".join(filter(None, (path_of(module), product.name)))
-    layer = f"quire.{type(module).__name__} {path!r}" if path else f"quire.{type(module).__name__}"
-    caller = parallel.caller(layer)
-    recipe, weight = product.text if product.call.recipe is not None else "none", product.weights[0]
-
-    def said() -> check_ranks.Fields:
-        fields = {"layer": layer, "sharded as": parallel.text, "x": f"{x.dtype} {list(x.shape)}"}
-        fields |= {"weight": f"{weight.dtype} {list(weight.shape)}"} | check_ranks.fields_of_recipe(recipe)
-        if product.input_scale is not None:
-            fields["input_scale"] = str(product.input_scale.tolist())
-        return fields | {"gradient": "yes" if torch.is_grad_enabled() else "no"}
-
-    if check_ranks.enabled():
-        parallel.check_ranks(caller, said() | check_ranks.drawn(product.parameters[0]))
-    else:
-        parallel.agree(module, product.name, (x, weight, recipe), lambda: (caller, said()))
-    return caller
-
-
-def _agree_on_shards(product: Product, plan: Plan) -> None:
-    """Sizes of what the ranks gather of a weight follow from these."""
-    layer, weight = f"quire.{type(product.module).__name__} {path_of(product.module)!r}", product.weights[0]
-
-    def said() -> tuple[str, check_ranks.Fields]:
-        fields = {"layer": layer, "shard of the weight": f"{weight.dtype} {list(weight.shape)}"}
-        return layer, fields | check_ranks.fields_of_recipe(plan.text or "none")
-
-    check_ranks.agree(
-        product.module, product.name, (weight.dtype, weight.shape, plan.text), said, the_group(plan.group)
-    )
 
 
 @functools.cache
