@@ -1,6 +1,7 @@
 """What a matmul of a layer that is sharded over ranks says to the other ranks, before its first collective."""
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import Protocol
 
 import torch
 
@@ -9,13 +10,23 @@ from quire.distributed.check_ranks import Fields
 from quire.distributed.groups import the_group
 from quire.distributed.parallel import Parallel
 from quire.distributed.sharded_product import Plan
+from quire.nn.call import Call
 from quire.nn.layer_path import path_of
 
-if TYPE_CHECKING:
-    from quire.nn.product import Product
+
+class Announced(Protocol):
+    """What ranks say of a Product (quire.nn.product)."""
+
+    module: torch.nn.Module
+    name: str
+    call: Call
+    text: str
+    weights: Sequence[torch.Tensor]
+    parameters: Sequence[torch.Tensor]
+    input_scale: torch.Tensor | None
 
 
-def announce(product: "Product", x: torch.Tensor, parallel: Parallel) -> str:
+def announce(product: Announced, x: torch.Tensor, parallel: Parallel) -> str:
     """Which layer calls collectives, for their errors. Says to the other ranks what is to be computed: with
     QUIRE_CHECK_RANKS=1 all of it in each call, and otherwise what sizes follow from, where it has changed."""
     module, weight = product.module, product.weights[0]
@@ -39,7 +50,7 @@ def announce(product: "Product", x: torch.Tensor, parallel: Parallel) -> str:
     return caller
 
 
-def agree_on_shards(product: "Product", plan: Plan) -> None:
+def agree_on_shards(product: Announced, plan: Plan) -> None:
     """Raises RuntimeError if the ranks would gather parts of different sizes of a weight of shard_weights."""
     layer, weight = _named(product), product.weights[0]
 
@@ -51,7 +62,7 @@ def agree_on_shards(product: "Product", plan: Plan) -> None:
     check_ranks.agree(product.module, product.name, sizes, said, the_group(plan.group))
 
 
-def _named(product: "Product") -> str:
+def _named(product: Announced) -> str:
     path = ".".join(filter(None, (path_of(product.module), product.name)))
     layer = f"quire.{type(product.module).__name__}"
     return f"{layer} {path!r}" if path else layer
