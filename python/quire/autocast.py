@@ -10,6 +10,7 @@ import torch
 
 from quire import delayed
 from quire.delayed.step import RulesByLayer
+from quire.loading.for_dynamo import assume_constant_result
 from quire.recipe import Recipe, as_recipe, default
 
 P = ParamSpec("P")
@@ -49,7 +50,7 @@ def _active() -> _Active:
     return _STATE.get() if _STATE.inside or not _STATE.foreign else _of_caller()
 
 
-@torch.compiler.assume_constant_result
+@assume_constant_result
 def _in_backward() -> bool:
     """Asked by foreign threads alone: always true of autograd's, and of those that a C++ program made hardly ever."""
     return torch._C._current_graph_task_id() != -1

@@ -11,6 +11,7 @@ from quire.delayed.rules import THREAD, Rule, place, rule_of, table_on, write
 from quire.delayed.state import STEPPING, DelayedState, keep_as_other_ranks, usable_states
 from quire.delayed.update import needs_python, reduces, rules_read, update_of
 from quire.distributed.groups import name_of
+from quire.loading.for_dynamo import assume_constant_result
 from quire.recipe import DelayedScaling, Format, Recipe
 
 
@@ -35,7 +36,7 @@ def _activate(text: str, recipe: DelayedScaling, group: object, by_layer: bool =
 
 # A constant of the graph, computed once while tracing, on the real objects: fields, since a recipe that is made within
 # the graph is none.
-@torch.compiler.assume_constant_result
+@assume_constant_result
 def _activate_while_tracing(text: str, group: object, by_layer: bool, element: str, *fields: object) -> int:
     gc.collect()  # or a layer that nothing refers to any more would be traced, and gone when the graph runs
     margin, *others, override = fields
@@ -44,7 +45,7 @@ def _activate_while_tracing(text: str, group: object, by_layer: bool, element: s
 
 
 # PyTorch's own name of a group may be another one on each rank, and would make graphs of ranks differ.
-@torch.compiler.assume_constant_result
+@assume_constant_result
 def _name(group: object) -> str:
     return name_of(group)
 

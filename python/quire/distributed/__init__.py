@@ -1,12 +1,17 @@
 """Layers whose weights, experts or training states are sharded over the ranks of a torch.distributed group."""
 
+import importlib
+from typing import TYPE_CHECKING
+
 from quire.distributed.data_rank import data_parallel_rank
 from quire.distributed.groups import name_group
 from quire.distributed.one_process import exact
 from quire.distributed.parallel import Parallel
 from quire.distributed.sharded_model import shard_weights
 from quire.distributed.sharding import gather_codes
-from quire.distributed.styles import ColumnParallel, ExpertParallel, RowParallel
+
+if TYPE_CHECKING:
+    from quire.distributed.styles import ColumnParallel, ExpertParallel, RowParallel
 
 __all__ = [
     "ColumnParallel",
@@ -19,3 +24,13 @@ __all__ = [
     "name_group",
     "shard_weights",
 ]
+
+
+def __getattr__(name: str) -> object:
+    if name in ("ColumnParallel", "ExpertParallel", "RowParallel"):  # subclasses of what takes long to import
+        return getattr(importlib.import_module("quire.distributed.styles"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

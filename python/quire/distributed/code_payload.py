@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 import torch
 
+from quire.loading.for_dynamo import assume_constant_result
 from quire.tensor import BUFFER_NAMES, QuantizedTensor, QuantSpec, TensorProto
 
 #: Options that store lines in tiles: parts cannot be put together along both axes.
@@ -54,7 +55,7 @@ def _axes(spec_text: str) -> dict[str, int | None]:
     return axes
 
 
-@torch.compiler.assume_constant_result
+@assume_constant_result
 def axes_of(spec_text: str, direction: str) -> tuple[int, int, int]:
     """The axes of data, scale and amax of a direction, as _axes() has them; -1 if all parts have the buffer alike or it
     is absent."""

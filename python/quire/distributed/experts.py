@@ -12,6 +12,7 @@ from quire.distributed import check_ranks
 from quire.distributed.check_ranks import Fields
 from quire.distributed.groups import name_of, named_group, the_group
 from quire.distributed.pieces import PiecesOfTensor
+from quire.loading.for_dynamo import assume_constant_result
 from quire.moe.primitives import chunk_rows, expert_rows, limit_capacity, permute_rows, unpermute_rows
 
 #: What happens to a rank's rows that exceed the capacity.
@@ -197,7 +198,7 @@ def _finish(started: torch.Tensor, sender: Sender) -> torch.Tensor:
         return torch.ops._c10d_functional.wait_tensor(started)
 
 
-@torch.compiler.assume_constant_result
+@assume_constant_result
 def _torch_differentiates() -> bool:
     """Whether PyTorch's own operators have gradients, as since 2.13. A graph with them can be cached; one with
     functions of Python cannot."""

@@ -2,25 +2,38 @@
 layers whose x is one."""
 
 from collections.abc import Iterable
-from typing import NamedTuple
+from types import ModuleType
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import distributed
 
 from quire.distributed.parallel import Parallel
+from quire.loading.when_imported import when_imported
 
-if distributed.is_available():
+if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
 
     Placements = tuple[Placement, ...]
+else:
+    DTensor = Partial = Replicate = Shard = ()  # isinstance(t, ()) is False
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter, type(None))
 
 
+def _take_classes(module: ModuleType) -> None:
+    for name in ("DTensor", "Partial", "Replicate", "Shard"):
+        globals()[name] = getattr(module, name)
+
+
+# It takes longer to import than all of quire. Before it is imported, no tensor is a DTensor.
+when_imported("torch.distributed.tensor", _take_classes)
+
+
 def is_dtensor(t: object) -> bool:
     """Whether ranks of a mesh have parts of t."""
-    return type(t) not in _PLAIN and distributed.is_available() and isinstance(t, DTensor)
+    return type(t) not in _PLAIN and isinstance(t, DTensor)
 
 
 def parameters_of_others(model: torch.nn.Module) -> set[torch.nn.Parameter | None]:

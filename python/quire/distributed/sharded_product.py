@@ -11,6 +11,7 @@ from torch import distributed
 from quire.distributed.code_payload import axes_of, why_not
 from quire.distributed.groups import name_of
 from quire.functional import Buffers, input_buffers
+from quire.loading.for_dynamo import assume_constant_result
 from quire.tensor import QuantSpec
 
 #: Data, scale and amax of one direction, as operators return them.
@@ -84,7 +85,7 @@ def plan_of(text: str, rows: int, dtype: torch.dtype, shards: Shards) -> Plan:
     )
 
 
-@torch.compiler.assume_constant_result
+@assume_constant_result
 def _ends_on_blocks(spec: str, rows: int) -> bool:
     return not why_not(QuantSpec(spec), rows)
 

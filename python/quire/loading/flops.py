@@ -3,18 +3,26 @@ Inductor, which overlaps communication only with operators that have such a form
 
 import math
 from collections.abc import Callable
+from types import ModuleType
 
 import torch
-from torch.utils.flop_counter import register_flop_formula
+
+from quire.loading.when_imported import when_imported
 
 Given = dict[str, object]
 
 
 def register() -> None:
-    """Registers a formula for every operator that multiplies matrices. The operators must have been loaded."""
+    """Registers a formula for every operator that multiplies matrices, when somebody imports torch.utils.flop_counter
+    (which loads Triton, if there is one). The operators must have been loaded."""
+    when_imported("torch.utils.flop_counter", _register)
+
+
+def _register(flop_counter: ModuleType) -> None:
     for name, multiplications in _MULTIPLICATIONS.items():
         packet = getattr(torch.ops.quire, name)
-        register_flop_formula(packet, get_raw=True)(_formula(packet.default._schema, multiplications))
+        formula = _formula(packet.default._schema, multiplications)
+        flop_counter.register_flop_formula(packet, get_raw=True)(formula)
 
 
 def _formula(schema: torch.FunctionSchema, multiplications: Callable[[Given], int]) -> Callable[..., int]:

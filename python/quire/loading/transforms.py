@@ -21,10 +21,13 @@ def register() -> None:
 
 
 def _operators() -> Iterator[torch._ops.OpOverload]:
-    for schema in torch._C._jit_get_all_schemas():
-        if schema.name.startswith(_NAMESPACE) and any("Tensor" in str(a.type) for a in schema.arguments):
-            packet = getattr(torch.ops.quire, schema.name.removeprefix(_NAMESPACE))
-            yield getattr(packet, schema.overload_name or "default")
+    # Names only: a list of the schemas of all of PyTorch's operators would take longer than all the rest.
+    for name in torch._C._dispatch_get_all_op_names():
+        if name.startswith(_NAMESPACE):
+            packet, _, overload = name.removeprefix(_NAMESPACE).partition(".")
+            op = getattr(getattr(torch.ops.quire, packet), overload or "default")
+            if any("Tensor" in str(a.type) for a in op._schema.arguments):
+                yield op
 
 
 def _written(op: torch._ops.OpOverload) -> list[str]:

@@ -5,6 +5,7 @@ from collections.abc import Iterable
 import torch
 
 from quire.checks import describe
+from quire.loading.for_dynamo import assume_constant_result
 from quire.tensor import DTYPES, QuantizedActivation
 
 INSTEAD_OF_SPLITTING = "Use DistributedDataParallel, fully_shard or torch.distributed.tensor.parallel"
@@ -27,7 +28,7 @@ def _remedy(x: object) -> str:
     return "torch.as_tensor() makes one"
 
 
-@torch.compiler.assume_constant_result  # Dynamo of PyTorch 2.11 cannot look inside
+@assume_constant_result  # Dynamo of PyTorch 2.11 cannot look inside
 def _knows_autocast(device_type: str) -> bool:
     return torch.amp.is_autocast_available(device_type)
 

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 import quire.recipe
+from quire.loading.for_dynamo import assume_constant_result
 from quire.recipe import Format, Recipe
 from quire.te.quantizers import Quantizer
 from quire.tensor import QuantSpec
@@ -239,7 +240,7 @@ def _made(recipe: _OfLayers, *key: object) -> str:
     return recipe.made[key]
 
 
-@torch.compiler.assume_constant_result
+@assume_constant_result
 def _make(recipe: _OfLayers, *key: object) -> str:
     return _made(recipe, *key)
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import torch
 
+from quire.loading.for_dynamo import allow_in_graph
 from quire.tensor.buffers import BUFFER_NAMES, named_buffers
 from quire.tensor.spec import QuantSpec
 
@@ -22,7 +23,7 @@ def spec_of(text: str) -> QuantSpec:
 
 # Dynamo does not trace the making of a tensor without storage, so these are nodes of its graph; AOTAutograd looks into
 # them and sees buffers only.
-@torch.compiler.allow_in_graph
+@allow_in_graph
 def from_results(
     results: Sequence[torch.Tensor],
     text: str,
@@ -38,7 +39,7 @@ def from_results(
     return CLASSES[False](spec_of(text), shape, dtype, given_scale=kept, **named_buffers(results, *directions))
 
 
-@torch.compiler.allow_in_graph
+@allow_in_graph
 def from_list(
     buffers: Sequence[torch.Tensor | None], text: str, shape: Sequence[int], dtype: torch.dtype, stacked: bool = False
 ) -> torch.Tensor:

@@ -4,8 +4,10 @@ from dataclasses import dataclass
 
 import torch
 
+from quire.loading.for_dynamo import assume_constant_result
 
-@torch.compiler.assume_constant_result  # text in, text out: while tracing it is a constant
+
+@assume_constant_result  # text in, text out: while tracing it is a constant
 def _canonical(text: str) -> str:
     try:
         return torch.ops.quire.canonical_spec(text)
@@ -13,7 +15,7 @@ def _canonical(text: str) -> str:
         raise ValueError(str(error)) from None
 
 
-@torch.compiler.assume_constant_result
+@assume_constant_result
 def check_recipe(what: str, text: str) -> None:
     """Raises ValueError where specs do not fit their roles: "x=SPEC,w=SPEC,dy=SPEC" (docs/specs.md)."""
     try:

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from quire.loading.for_dynamo import assume_constant_result
 from quire.tensor.decoded import each
 
 #: Attributes and methods of a tensor that do not depend on its values, and hooks on its gradient.
@@ -68,7 +69,7 @@ def _call(self: UsedAsTensor, name: str, *args: Any, **kwargs: Any) -> Any:
 
 
 # Dynamo knows functions, and not their names.
-@torch.compiler.assume_constant_result
+@assume_constant_result
 def _kind(func: Callable[..., Any]) -> str:
     """Whether it is an operator of "quire", the operator "@", or "writes" to its first argument; "" for all others."""
     if func is torch.Tensor.matmul:  # what Dynamo calls for the operator

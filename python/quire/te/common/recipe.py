@@ -6,6 +6,7 @@ quire.recipe has immutable recipes of the same names. quire takes both, everywhe
 import torch
 
 import quire.recipe
+from quire.loading.for_dynamo import assume_constant_result
 from quire.recipe import Format, MMParams, QParams
 from quire.te.common.settable import Params, Recipe, settable
 from quire.te.quantizer_roles import check_factory, recipe_of_factory
@@ -129,7 +130,7 @@ class CustomRecipe(Recipe):
 
 
 # Factories are functions of the user's, which need not be traceable.
-@torch.compiler.assume_constant_result
+@assume_constant_result
 def _ask_while_tracing(recipe: CustomRecipe) -> int:
     recipe.frozen()
     return 0

@@ -1,0 +1,21 @@
+"""What torch.compiler's decorators of these names do. Those of PyTorch import Dynamo, which takes more than a second;
+these wait until somebody else imports it."""
+
+from collections.abc import Callable
+from typing import TypeVar
+
+from quire.loading.when_imported import when_imported
+
+Function = TypeVar("Function", bound=Callable[..., object])
+
+
+def allow_in_graph(function: Function) -> Function:
+    """Dynamo makes calls of the function nodes of its graph."""
+    when_imported("torch._dynamo", lambda dynamo: dynamo.allow_in_graph(function))
+    return function
+
+
+def assume_constant_result(function: Function) -> Function:
+    """Dynamo calls the function while it traces, and takes the result for a constant."""
+    when_imported("torch._dynamo", lambda dynamo: dynamo.assume_constant_result(function))
+    return function

@@ -1,0 +1,68 @@
+"""What needs a module of PyTorch that `import quire` does not load, because that takes long: it runs when somebody else
+imports the module."""
+
+import importlib
+import importlib.util
+import sys
+from collections.abc import Callable, Sequence
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
+
+#: By name of a module, what has not run yet.
+_WAITING: dict[str, list[Callable[[Any], object]]] = {}
+
+
+def when_imported(name: str, action: Callable[[Any], object]) -> None:
+    """Calls action(module) once: now if the module has been imported, else as soon as its code has run, before the
+    statement that imports it returns. The module is not an attribute of its package by then."""
+    if _FINDER not in sys.meta_path:
+        sys.meta_path.insert(0, _FINDER)
+    _WAITING.setdefault(name, []).append(action)
+    if sys.modules.get(name) is not None:
+        _run(importlib.import_module(name))  # which waits for another thread that imports it at this moment
+
+
+def _run(module: ModuleType) -> None:
+    for action in _WAITING.pop(module.__name__, ()):
+        action(module)
+
+
+class _Finder:
+    """An entry of sys.meta_path. It finds what the other entries find."""
+
+    def __init__(self) -> None:
+        self.asked: set[str] = set()
+
+    def find_spec(self, name: str, path: Sequence[str] | None = None, target: Any = None) -> ModuleSpec | None:
+        if name not in _WAITING or name in self.asked:
+            return None
+        self.asked.add(name)
+        try:
+            spec = importlib.util.find_spec(name)
+        finally:
+            self.asked.remove(name)
+        if spec is not None and spec.loader is not None:
+            spec.loader = _Loader(spec.loader)
+        return spec
+
+
+class _Loader:
+    """Loads a module by its own loader, and leaves that one in the module."""
+
+    def __init__(self, own: Any) -> None:
+        self.own = own
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.own, name)
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        return self.own.create_module(spec)
+
+    def exec_module(self, module: ModuleType) -> None:
+        module.__spec__.loader = module.__loader__ = self.own
+        self.own.exec_module(module)
+        _run(module)
+
+
+_FINDER = _Finder()
