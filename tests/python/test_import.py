@@ -1,5 +1,5 @@
-"""What `import quire` loads, and what it leaves until somebody needs it. In every order of imports PyTorch treats quire's
-classes and operators alike."""
+"""What `import quire` loads, and what it leaves until somebody needs it. In every order of imports PyTorch treats
+quire's classes and operators alike."""
 
 import importlib
 import subprocess

@@ -70,9 +70,9 @@ class QuantizedTensor(Written, Memory, InitialValues, Remembered, Pickled, torch
     @staticmethod
     def __new__(
         cls,
-        spec: QuantSpec,
-        shape: Sequence[int],
-        dtype: torch.dtype,
+        spec: QuantSpec | torch.Tensor,
+        shape: Sequence[int] = (),
+        dtype: torch.dtype = torch.float32,
         *,
         requires_grad: bool = False,
         master: torch.Tensor | None = None,
@@ -80,7 +80,12 @@ class QuantizedTensor(Written, Memory, InitialValues, Remembered, Pickled, torch
         is_part: bool = False,
         **buffers: torch.Tensor | None,
     ) -> QuantizedTensor:
-        """For buffers that come from an operator: nothing is checked. from_buffers() checks."""
+        """For buffers that come from an operator: nothing is checked. from_buffers() checks.
+
+        type(parameter)(tensor, requires_grad=...) makes a parameter of a QuantizedTensor, without a copy: frameworks
+        that move parameters call it, such as accelerate. Raises TypeError for a plain tensor."""
+        if isinstance(spec, torch.Tensor):
+            return cls._parameter(spec, requires_grad)
         data = next(tensor for tensor in buffers.values() if tensor is not None)
         # The one way to make a tensor that has shape, dtype and device but no storage; PyTorch documents it by that
         # name ("Extending PyTorch", subclasses with __torch_dispatch__).
@@ -92,6 +97,17 @@ class QuantizedTensor(Written, Memory, InitialValues, Remembered, Pickled, torch
         for name in BUFFER_NAMES:
             setattr(self, name, buffers.get(name))
         return self
+
+    @classmethod
+    def _parameter(cls, tensor: torch.Tensor, requires_grad: bool) -> torch.nn.Parameter:
+        if type(tensor) is not cls:
+            raise TypeError(
+                f"{cls.__name__}(tensor): expected a {cls.__name__}, got {describe(tensor)}, whose values have no codes "
+                "of a known spec. Offloading to disk (accelerate's disk_offload, or 'disk' in a device_map) stores "
+                "decoded values: offload quantized weights to the CPU. Load a checkpoint with values by "
+                "load_state_dict(), or quantize them with quire.quantize"
+            )
+        return torch.nn.Parameter(tensor, requires_grad)
 
     @classmethod
     def from_buffers(
