@@ -9,6 +9,7 @@ from torch.compiler import is_dynamo_compiling
 
 from quire.checks import check_type, check_type_or_none, describe, signed64
 from quire.loading import library
+from quire.loading.transforms import requires_grad
 from quire.runners import RunnerHandle, named
 from quire.tensor import (
     BUFFER_NAMES,
@@ -261,7 +262,7 @@ def quantize(
     arguments = (rowwise, columnwise, signed64(seed or 0, "seed"), signed64(offset, "offset"), scale)
     arguments += (rowwise_amax, columnwise_amax)
     matrix = as_matrix(x)
-    if x.requires_grad and torch.is_grad_enabled():
+    if torch.is_grad_enabled() and requires_grad(x):
         carrier, *results = torch.ops.quire.quantize_through(matrix, spec.text, *arguments)
         named = named_buffers(results, rowwise, columnwise)
         carrier = carrier if x.dim() else carrier.reshape(())

@@ -20,6 +20,14 @@ def register() -> None:
             op.py_impl(DispatchKey.Functionalize)(_on_copies(op))
 
 
+def requires_grad(t: torch.Tensor) -> bool:
+    """Whether anything wants the gradient of t: also of what vmap has batched, which only the tensor in it tells."""
+    if t.requires_grad or torch.compiler.is_compiling():
+        return t.requires_grad
+    batched = torch._C._functorch.is_batchedtensor(t)
+    return batched and requires_grad(torch._C._functorch.get_unwrapped(t))
+
+
 def _operators() -> Iterator[torch._ops.OpOverload]:
     # Names only: a list of the schemas of all of PyTorch's operators would take longer than all the rest.
     for name in torch._C._dispatch_get_all_op_names():

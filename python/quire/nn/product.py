@@ -29,6 +29,7 @@ from quire.functional import (
     quantize,
 )
 from quire.nn.announcing import agree_on_shards, announce
+from quire.loading.transforms import requires_grad
 from quire.nn.cache import cache, cached_weight
 from quire.nn.call import Call
 from quire.nn.external_wgrad import external_wgrad, mark_added
@@ -54,7 +55,7 @@ class Product:
         self.module, self.name, self.call = module, name, call
         self.parameters, self.state = list(module.weights(name).values()), module.of(name, "delayed")
         self.weights = [call.part(parameter) for parameter in self.parameters]
-        self.needs_dw = grad and any([parameter.requires_grad for parameter in self.parameters])
+        self.needs_dw = grad and any([requires_grad(parameter) for parameter in self.parameters])
         self.new_cache, self.parallel = None, divided(module, name, call)
         self.given: dict[str, object] = external_wgrad(module, name, call) if self.needs_dw else {}
         self.whole = as_one_process(module, name, self.parallel)

@@ -305,7 +305,12 @@ class ProductModule(HasRecipe, OwnParts):
         self._move_states(device)
 
     def _move_states(self, device: torch.device) -> None:
-        """What leaves the meta device is new."""
+        """What leaves the meta device is new. States outlast a transform of torch.func in which a functional_call moves
+        them, so it does not see this: vmap would refuse to draw a seed."""
+        with torch._C._DisableFuncTorch():
+            self._move_states_now(device)
+
+    def _move_states_now(self, device: torch.device) -> None:
         leave_meta = self.of(self.products[0], "sr_state").is_meta and device.type != "meta"
         for product in self.products:
             name = named(product, "sr_state")

@@ -102,10 +102,10 @@ class QuantizedTensor(Written, Memory, InitialValues, Remembered, Pickled, torch
     def _parameter(cls, tensor: torch.Tensor, requires_grad: bool) -> torch.nn.Parameter:
         if type(tensor) is not cls:
             raise TypeError(
-                f"{cls.__name__}(tensor): expected a {cls.__name__}, got {describe(tensor)}, whose values have no codes "
-                "of a known spec. Offloading to disk (accelerate's disk_offload, or 'disk' in a device_map) stores "
-                "decoded values: offload quantized weights to the CPU. Load a checkpoint with values by "
-                "load_state_dict(), or quantize them with quire.quantize"
+                f"{cls.__name__}(tensor): expected a {cls.__name__}, got {describe(tensor)}, which has no codes. "
+                "Offloading to disk (accelerate's disk_offload, or 'disk' in a device_map) stores decoded values: "
+                "offload quantized weights to the CPU. Load a checkpoint with values by load_state_dict(), or quantize "
+                "them with quire.quantize"
             )
         return torch.nn.Parameter(tensor, requires_grad)
 
