@@ -24,6 +24,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--device", choices=DEVICES, default="cpu", help="where tests that take `device` compute; not cpu: only these"
     )
+    parser.addoption(
+        "--default",
+        choices=["bfloat16", "float16", "float64", "meta"],
+        help="what quire sees in each test as torch's default dtype, or device",
+    )
     parser.addoption("--quick", action="store_true", help="of each test one case that is cheap")
 
 
@@ -77,6 +82,19 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def pytest_collection_finish() -> None:
     gc.freeze()  # no collection looks at what imports have made, which is most of what there is
+
+
+@pytest.fixture(autouse=True)
+def default(request: pytest.FixtureRequest):
+    """The option --default: a test that compiles is left as it is, because Dynamo would trace it."""
+    name = request.config.getoption("--default")
+    if name is None or "compiler" in request.fixturenames:
+        yield
+        return
+    from defaults import seen_by_quire_only
+
+    with seen_by_quire_only(name):
+        yield
 
 
 @pytest.fixture

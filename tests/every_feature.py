@@ -37,7 +37,7 @@ class Feature:
 def _with_main_grads(model):
     for parameter in model.parameters():
         if parameter.dim() > 1:
-            parameter.main_grad = torch.full(parameter.shape, 0.5)
+            parameter.main_grad = torch.full(parameter.shape, 0.5, dtype=torch.float32, device=parameter.device)
 
 
 def _quantized(make):

@@ -284,10 +284,13 @@ WAYS = {
 
 # ---- What is compared.
 
+#: Of inputs, whatever the defaults are.
+PLAIN = {"dtype": torch.float32, "device": "cpu"}
+
 
 def inputs(index, rows):
     generator = torch.Generator().manual_seed(index)
-    return torch.randn(rows, 64, generator=generator) * 4.0**index, generator
+    return torch.randn(rows, 64, generator=generator, **PLAIN) * 4.0**index, generator
 
 
 def train(model, setting, steps, *, function=None, backward=contextlib.nullcontext):
@@ -301,7 +304,7 @@ def train(model, setting, steps, *, function=None, backward=contextlib.nullconte
         with setting.autocast():
             y = (model if function is None else function)(x, **options)
         with backward():
-            y.backward(torch.randn(y.shape, generator=generator))
+            y.backward(torch.randn(y.shape, generator=generator, **PLAIN))
         for module in model.modules():
             if getattr(module, "delay_wgrad_compute", False):
                 module.backward_dw()

@@ -26,7 +26,7 @@ from workspace import (
     version_of,
 )
 
-CHECKS = ["check_layers", "check_budgets", "check_formats", "check_duplicates", "check_words"]
+CHECKS = ["check_layers", "check_budgets", "check_formats", "check_factories", "check_duplicates", "check_words"]
 LIBRARIES = ["quire", "quire_torch", "quire_debug", "quire_python"]
 #: The device for machines without one: its own tests, and those that take a device and then run on it too.
 TEST_DEVICE = "quiretest"

@@ -39,7 +39,10 @@ def why_not(recipe: Recipe | None, device: str | torch.device) -> str:
 def why_no_spec(spec: str, device: str | torch.device) -> str:
     """Why a tensor cannot be quantized under that spec on that device; empty if it can."""
     return _reason(
-        lambda: functional.quantize(torch.ones(32, 32, device=device), spec, columnwise=True, seed=0), device
+        lambda: functional.quantize(
+            torch.ones(32, 32, dtype=torch.float32, device=device), spec, columnwise=True, seed=0
+        ),
+        device,
     )
 
 

@@ -27,8 +27,6 @@ from quire.tensor import QuantizedTensor, QuantSpec
 Weights = torch.Tensor | Sequence[torch.Tensor]
 #: A static scale of activations, or one for each expert.
 Scale = float | torch.Tensor
-
-
 #: Seconds after which a handle that ends was meant to live.
 _AT_ONCE = 0.05
 
@@ -302,7 +300,7 @@ def _stack(
     input_scale: Scale | None,
 ) -> _Stack:
     check_type_or_none("runners", torch.Tensor, bias=bias)
-    options = torch.empty(0) if bias is None else bias.detach(), _scales(what, input_scale)
+    options = _absent() if bias is None else bias.detach(), _scales(what, input_scale)
     if isinstance(weights, QuantizedTensor) or not isinstance(weights, torch.Tensor):
         weights = list(weights)
         for weight in weights:
@@ -318,10 +316,14 @@ def _stack(
     return _Stack(*_quantized(what, weights, w), *options)
 
 
+def _absent() -> torch.Tensor:
+    return torch.empty(0, dtype=torch.float32, device="cpu")
+
+
 def _scales(what: str, scale: Scale | None) -> torch.Tensor:
     """[1] or [E]; [0] without. What is float64, the operator rounds to float32: Python's mode may be another."""
     if scale is None:
-        return torch.empty(0)
+        return _absent()
     if isinstance(scale, torch.Tensor):
         if scale.numel() == 0 or not scale.is_floating_point():
             raise ValueError(
@@ -331,7 +333,7 @@ def _scales(what: str, scale: Scale | None) -> torch.Tensor:
         scale = scale.detach().reshape(-1)
         return scale if scale.dtype == torch.float64 else scale.float()
     check_type(what, float | int, input_scale=scale)
-    return torch.tensor([float(scale)], dtype=torch.float64)
+    return torch.tensor([float(scale)], dtype=torch.float64, device="cpu")
 
 
 def _quantized(
@@ -349,8 +351,7 @@ def _quantized(
             raise ValueError(f"{what}: {weight.spec_text} has no rowwise codes; quantize it with rowwise=True")
     if w is not None and _text(w) != first.spec_text:
         raise ValueError(f"{what}: is quantized as {first.spec_text} but w says {_text(w)}; leave w out")
-    absent = torch.empty(0)
-    buffers = [absent if b is None else b.detach() for weight in weights for b in weight.buffer_list()[:3]]
+    buffers = [_absent() if b is None else b.detach() for weight in weights for b in weight.buffer_list()[:3]]
     return buffers, [len(weights), *first.shape], first.spec_text
 
 

@@ -4,9 +4,11 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from torch.utils._device import _device_constructors
 
 import check_budgets
 import check_duplicates
+import check_factories
 import check_formats
 import check_layers
 import check_words
@@ -188,6 +190,43 @@ FORMATS = """constexpr auto kFormats = std::to_array<FormatRow>({
     {"e8m0", 8, 0, 127, Specials::nan_only, false},
 });
 """
+
+
+@pytest.mark.parametrize(
+    ("call", "missing"),
+    [
+        ("torch.zeros(3)", "dtype= and device="),
+        ("torch.full((), 2.0, device=x.device)", "dtype="),
+        ("torch.tensor([1, 2], dtype=torch.int32)", "device="),
+        ("f(lambda: torch.as_tensor(1.5))", "dtype= and device="),
+    ],
+)
+def test_a_tensor_whose_dtype_or_device_the_caller_decides_is_found(tree, call, missing):
+    (finding,) = check_factories.check(tree({"python/quire/a.py": f"import torch\n\nx = {call}\n"}))
+    assert finding.startswith("python/quire/a.py:3: torch.") and f"without {missing}, which" in finding
+
+
+def test_a_factory_that_is_imported_by_its_name_is_found(tree):
+    (finding,) = check_factories.check(tree({"python/quire/a.py": "from torch import Tensor, zeros\n"}))
+    assert finding == "python/quire/a.py:1: imports zeros from torch, which hides its calls; write torch.zeros"
+
+
+def test_tensors_that_say_both_or_take_both_from_another_pass(tree):
+    calls = [
+        "torch.zeros(3, dtype=torch.int64, device=d)",
+        "torch.empty(3, dtype=None, device=None)",
+        "torch.empty(3, **options)",
+        "x.new_zeros(3)",
+        "torch.zeros_like(x)",
+        "self.full(3)",
+    ]
+    assert (
+        list(check_factories.check(tree({"python/quire/a.py": "\n".join(calls), "tests/a.py": "torch.ones(1)"}))) == []
+    )
+
+
+def test_every_function_that_follows_the_default_device_is_checked():
+    assert {function.__name__ for function in _device_constructors()} <= check_factories.FACTORIES
 
 
 def test_more_files_than_eight_that_name_an_element_format_are_found(tree):

@@ -64,7 +64,7 @@ def best_of(calls: Sequence[Callable[[], object]], others: Sequence[int], second
     others: for each call, how many bytes the model reads between two calls of the same layer. A layer of a small model
     finds its weights in a cache, one of a large model does not.
     """
-    rest = torch.zeros(min(max(others), _CACHES) // 8, dtype=torch.int64)
+    rest = torch.zeros(min(max(others), _CACHES) // 8, dtype=torch.int64, device="cpu")
     best, end, rounds = [float("inf")] * len(calls), time.perf_counter() + seconds, 0
     while rounds < _LEAST_ROUNDS or time.perf_counter() < end:
         for i, call in enumerate(calls):
@@ -90,7 +90,8 @@ def input_of(layer: torch.nn.Linear, tokens: int) -> torch.Tensor:
     """Normally distributed values [tokens, in_features] in the dtype and on the device of the layer."""
     shape = (tokens, layer.in_features)
     generator = torch.Generator().manual_seed(0)
-    return torch.randn(shape, generator=generator).to(layer.weight.device, layer.weight.dtype)
+    values = torch.randn(shape, generator=generator, dtype=torch.float32, device="cpu")
+    return values.to(layer.weight.device, layer.weight.dtype)
 
 
 def inference_call(layer: torch.nn.Linear, x: torch.Tensor, recipe: Recipe | None) -> tuple[Callable[[], object], int]:

@@ -43,7 +43,7 @@ class Rule:
         """Makes the tensor of on(device), if there is none yet."""
         if not hasattr(self, name := _attribute("number", device)):
             with torch.inference_mode(False):
-                setattr(self, name, torch.full((), self.number, device=device))
+                setattr(self, name, torch.full((), self.number, dtype=torch.int64, device=device))
 
     def columns(self) -> list[float]:
         """The parameters of the recipe as numbers: its row in the tables that kernels read."""

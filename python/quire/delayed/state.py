@@ -50,9 +50,10 @@ class DelayedState:
     def reset(self, device: torch.device | str | None) -> None:
         """Makes it a new state on the device: scales are 1, amaxes are 0, there is no history."""
         forward, backward = 3 * self.groups, 2 * self.groups
-        self.fwd_newest, self.bwd_newest = torch.ones(forward, device=device), torch.ones(backward, device=device)
+        options = {"dtype": torch.float32, "device": device}
+        self.fwd_newest, self.bwd_newest = torch.ones(forward, **options), torch.ones(backward, **options)
         self.fwd_scale, self.bwd_scale = self._lent = self.fwd_newest.clone(), self.bwd_newest.clone()
-        self.fwd_amax, self.bwd_amax = torch.zeros(forward, device=device), torch.zeros(backward, device=device)
+        self.fwd_amax, self.bwd_amax = torch.zeros(forward, **options), torch.zeros(backward, **options)
         self.usage = torch.zeros(3, dtype=torch.int64, device=device)
         self.rule: Rule | None = None
         self._share()

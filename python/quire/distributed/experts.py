@@ -285,6 +285,6 @@ def _read(numbers: torch.Tensor) -> list[int]:
 
 def _sorted(chunks: torch.Tensor, arriving: torch.Tensor, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
     """(arrived, ends) of a Trip. chunks [ranks, chunks of each]: sizes, in the order in which rows arrive."""
-    order = torch.arange(chunks.numel(), device=chunks.device).view(chunks.shape).t().flatten()
+    order = torch.arange(chunks.numel(), dtype=torch.int64, device=chunks.device).view(chunks.shape).t().flatten()
     arrived = chunk_rows(chunks.flatten(), order, 1, rows)
     return arrived, arriving.sum(0).cumsum(0)

@@ -180,7 +180,7 @@ class Parallel:
         """int64 {index, size, cuts}: which part of a gradient this rank rounds stochastically (numerics.md 0.11).
         cuts: where all but the last of this rank's pieces of `parts` end."""
         cuts = itertools.accumulate(part // self.size for part in self.parts[:-1])
-        return torch.tensor([self.index(), self.size, *cuts], device="cpu")
+        return torch.tensor([self.index(), self.size, *cuts], dtype=torch.int64, device="cpu")
 
     def share_first(self, state: torch.Tensor) -> None:
         """Overwrites a tensor, of every rank of the group, by that of the rank with part 0."""

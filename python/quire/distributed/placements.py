@@ -108,7 +108,7 @@ class Layout(NamedTuple):
         if self.sequence is not None:  # then all parts are equal
             return DTensor.from_local(part, self.mesh, placements, run_check=False)
         shape = torch.Size((*given.shape[:-1], part.shape[-1]))
-        strides = torch.empty(shape, device="meta").stride()
+        strides = torch.empty(shape, dtype=part.dtype, device="meta").stride()
         return DTensor.from_local(part, self.mesh, placements, run_check=False, shape=shape, stride=strides)
 
 

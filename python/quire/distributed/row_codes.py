@@ -61,9 +61,9 @@ def _blocks_first(scale: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
     rows, blocks = scale.shape
     begins = torch.cat([ends.new_zeros(1), ends])
     sizes = torch.cat([ends, ends.new_full((1,), rows)]) - begins
-    row = torch.arange(rows, device=ends.device)
+    row = torch.arange(rows, dtype=torch.int64, device=ends.device)
     group = torch.searchsorted(ends, row, right=True)  # the last one has what is behind all groups
     first = begins[group]
-    block = torch.arange(blocks, device=ends.device)
+    block = torch.arange(blocks, dtype=torch.int64, device=ends.device)
     place = (first * blocks + row - first)[:, None] + sizes[group][:, None] * block
     return torch.empty_like(scale.flatten()).scatter_(0, place.flatten(), scale.flatten())

@@ -70,7 +70,8 @@ def run(path: str | Path, tokens: int = 4) -> Run:
         stored = checkpoint[name]
         for index in range(stored.shape[0]) if len(stored.shape) == 3 else [None]:
             layer = load_layer(stored, checkpoint.groups[name].layout, index)
-            x = torch.randn(tokens, layer.in_features, generator=generator).to(checkpoint.dtype)
+            x = torch.randn(tokens, layer.in_features, generator=generator, dtype=torch.float32, device="cpu")
+            x = x.to(checkpoint.dtype)
             with torch.no_grad():
                 y = layer(x).float()
                 true = torch.nn.functional.linear(x.float(), layer.weight.dequantize(torch.float32))

@@ -127,7 +127,7 @@ def load_balancing_loss(
     _check_loads("load_balancing_loss", tokens_per_expert, "probs", probs, 2)
     tokens = probs.shape[0] if total_num_tokens is None else total_num_tokens
     if not isinstance(tokens, torch.Tensor):
-        tokens = torch.full((), tokens, device=probs.device)
+        tokens = torch.full((), tokens, dtype=torch.float32, device=probs.device)
     tokens = tokens.float().clamp(min=1)
     load = tokens_per_expert.detach().float() / tokens
     return (probs.float().sum(0) / tokens * load).sum() * (coeff * probs.shape[1] / topk)

@@ -18,6 +18,7 @@ from quire.moe.primitives import permute_rows
 from quire.nn.activation_names import activation_inputs, activation_text
 from quire.nn.call import active_call
 from quire.nn.dtype import uses_torch_autocast
+from quire.nn.float32_buffers import Float32Buffers
 from quire.nn.grouped_linear import GroupedLinear
 from quire.nn.layer_path import name_layer, path_of
 from quire.nn.linear import Linear
@@ -76,7 +77,7 @@ class Router(torch.nn.Module):
         return f"hidden_size={self.weight.shape[1]}, num_experts={self.weight.shape[0]}"
 
 
-class MoE(torch.nn.Module):
+class MoE(Float32Buffers):
     """A mixture of num_experts experts, the networks fc2(activation(fc1(x))). A router chooses top_k of them for each
     token. y is the sum of their results, each multiplied by its routing probability. The active recipe determines the
     quantization of the experts (quire.autocast). The router is never quantized.
@@ -87,8 +88,8 @@ class MoE(torch.nn.Module):
     shared_ffn_hidden_size there is a shared expert, shared_fc1 and shared_fc2. Its result for all tokens is added.
 
     activation, activation_params: as for LayerNormMLP ("clamped_swiglu" has limit, alpha and glu_linear_offset).
-    expert_bias: a buffer expert_bias [num_experts], which is added to the scores only for the choice of experts. Update
-        it with quire.moe.update_expert_bias_.
+    expert_bias: a buffer expert_bias, float32 [num_experts], which is added to the scores only for the choice of
+        experts. It stays float32 when the model is converted. Update it with quire.moe.update_expert_bias_.
     weight_on_input: routing probabilities multiply the input of an expert instead of its result.
     init_method: a function that initialises each weight of an expert; biases are then 0.
     params_dtype, device: of the parameters; None is torch's default.
@@ -157,7 +158,10 @@ class MoE(torch.nn.Module):
         halves = activation_inputs(activation)
         factory = {"params_dtype": params_dtype, "device": device}
         self.router = Router(hidden_size, num_experts, dtype=params_dtype, device=device)
-        self.register_buffer("expert_bias", torch.zeros(num_experts, device=device) if expert_bias else None)
+        if expert_bias:
+            self.add_float32_buffer("expert_bias", num_experts, device)
+        else:
+            self.register_buffer("expert_bias", None)
         options = {"bias": bias, "init_method": init_method, "recipe": recipe} | factory
         single = {"single_grouped_weight": single_grouped_weight, "single_grouped_bias": single_grouped_weight}
         each = options | single | {"ep_group": None if self.expert_group is None else self.expert_group.name}
@@ -183,6 +187,8 @@ class MoE(torch.nn.Module):
                 raise NotImplementedError(
                     f"quire.MoE: x is a DTensor with {x.placements}; pass this rank's tokens, x.to_local()"
                 )
+            if self.expert_bias is not None:
+                self.check_float32("quire.MoE", "expert_bias")
             tokens = x.reshape(-1, self.hidden_size)
             logits = self.router(tokens)
             weights, ids = route(logits, self.top_k, expert_bias=self.expert_bias, **self.routing | {"capacity": None})
@@ -203,6 +209,12 @@ class MoE(torch.nn.Module):
         except Exception as error:
             name_layer(error, self)
             raise
+
+    def float32_buffers(self) -> list[str]:
+        return [] if self.expert_bias is None else ["expert_bias"]
+
+    def fill_new(self, name: str, buffer: torch.Tensor) -> None:
+        buffer.zero_()
 
     def divide_experts(
         self,

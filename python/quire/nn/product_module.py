@@ -14,6 +14,7 @@ from quire.distributed.parallel import Parallel, refuse_quantized
 from quire.distributed.placements import divided_over, is_dtensor, local, placed_like
 from quire.distributed.sharded_product import Shards
 from quire.ends import at_the_end
+from quire.nn.float32_buffers import Float32Buffers
 from quire.nn.own_parts import Division, OwnParts
 from quire.nn.own_recipe import HasRecipe
 from quire.nn.random_state import own_rank, reset_streams
@@ -26,7 +27,7 @@ def named(product: str, what: str) -> str:
     return f"{product}_{what}" if product else what
 
 
-class ProductModule(HasRecipe, OwnParts):
+class ProductModule(HasRecipe, OwnParts, Float32Buffers):
     """A module with matmuls, named in `products`: "" for the matmul of `weight`, else "fc1" for that of `fc1_weight`.
 
     Besides weight and bias it has these attributes for each matmul, with names of the same form. They are in no
@@ -128,7 +129,7 @@ class ProductModule(HasRecipe, OwnParts):
         for product in self.products:
             name = named(product, "input_scale")
             if wanted and name not in self._buffers:
-                self.register_buffer(name, torch.full((self.groups,), torch.nan, device=self._device()))
+                self.add_float32_buffer(name, self.groups, self._device())
             elif not wanted and name in self._buffers:
                 del self._buffers[name]
 
@@ -136,6 +137,12 @@ class ProductModule(HasRecipe, OwnParts):
         """Names of the buffers of add_input_scales() that there are."""
         names = [named(product, "input_scale") for product in self.products]
         return [name for name in names if self._buffers.get(name) is not None]
+
+    def float32_buffers(self) -> list[str]:
+        return self.input_scales()
+
+    def fill_new(self, name: str, buffer: torch.Tensor) -> None:
+        buffer.fill_(torch.nan)  # which every matmul refuses
 
     def scale_name(self, weight: str) -> str:
         """The buffer with the static scales of the inputs that a weight is multiplied with, for each group one."""
@@ -200,7 +207,7 @@ class ProductModule(HasRecipe, OwnParts):
             stash = None
             if self.delay_wgrad_compute:
                 number = secrets.randbits(62)
-                stash = torch.tensor([number, 0], device="cpu")
+                stash = torch.tensor([number, 0], dtype=torch.int64, device="cpu")
                 at_the_end(self, functional.drop_stashed_wgrads, number)
             setattr(self, named(product, "wgrad_stash"), stash)
 
@@ -212,18 +219,9 @@ class ProductModule(HasRecipe, OwnParts):
         self.path_in_model = None
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> "ProductModule":
-        scales = {name: self._buffers.pop(name) for name in self.input_scales()}
-        try:
-            with kept_attributes(self._parameters):
-                super()._apply(fn, recurse)
-        finally:
-            for name, scale in scales.items():
-                self._buffers[name] = scale
-        device = self._device()
-        for name, scale in scales.items():  # of their dtype; what leaves the meta device is not loaded yet
-            leaves_meta = scale.is_meta and device.type != "meta"
-            self._buffers[name] = torch.full_like(scale, torch.nan, device=device) if leaves_meta else scale.to(device)
-        self._move_states(device)
+        with kept_attributes(self._parameters):
+            super()._apply(fn, recurse)
+        self._move_states(self._device())
         self._forget_weights()
         return self
 

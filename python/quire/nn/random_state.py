@@ -17,7 +17,9 @@ def reset_streams(states: Sequence[torch.Tensor], ranks: Sequence[int]) -> None:
     fork = torch.default_generator.clone_state()
     with torch.no_grad():
         for state, rank in zip(states, ranks, strict=True):
-            state[:1].copy_(torch.randint(2**63 - 1, (1,), generator=fork, device="cpu") ^ _of_rank(rank))
+            state[:1].copy_(
+                torch.randint(2**63 - 1, (1,), generator=fork, dtype=torch.int64, device="cpu") ^ _of_rank(rank)
+            )
             state[1:].zero_()
 
 

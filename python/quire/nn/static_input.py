@@ -28,6 +28,7 @@ def static_scale(module: ProductModule, product: str, text: str, *, needs_dw: bo
             f"{what}: {spec} has its scale from the layer, which has no buffer {name!r}; give the layer its recipe "
             "(recipe= of its constructor, or quire.convert), and load its state dict"
         )
+    module.check_float32(what, name)
     if needs_dw and text.endswith(("backward=high_precision", "backward=requantized")):
         raise NotImplementedError(
             f"{what}: the gradient of its weight starts from x itself ({text.rsplit(',', 1)[1]}), and {spec} is "

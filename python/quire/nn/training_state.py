@@ -127,7 +127,7 @@ class TrainingState:
 
     def _check_layers(self, names: list[str]) -> None:
         digest = hashlib.blake2b(repr(names).encode(), digest_size=7).digest()
-        number = torch.tensor([int.from_bytes(digest, "big")], device=self._device())
+        number = torch.tensor([int.from_bytes(digest, "big")], dtype=torch.int64, device=self._device())
         if not self._most(number)[1]:
             raise RuntimeError(
                 f"TrainingState: the ranks have different layers; this one has {names}. Pass group=, the ranks "

@@ -207,7 +207,7 @@ class _Amaxes:
             parallel = layer.of(product, "parallel") if isinstance(layer, ProductModule) else None
             if parallel is not None and parallel.group:
                 device = next(layer.parameters()).device
-                self.amax[matmul] = parallel.reduced(torch.tensor(amaxes, device=device)).tolist()
+                self.amax[matmul] = parallel.reduced(torch.tensor(amaxes, dtype=torch.float32, device=device)).tolist()
 
     def share(self, same: SameInput) -> None:
         for group in same.groups():
@@ -221,7 +221,7 @@ class _Amaxes:
         for matmul, labels in self.labels.items():
             for name, amax, rows in zip(labels, self.amax[matmul], self.rows[matmul], strict=True):
                 if rows and amax:
-                    scale = torch.tensor(amax, dtype=torch.float32) / largest
+                    scale = torch.tensor(amax, dtype=torch.float32, device="cpu") / largest
                     layers.append(LayerCalibration(name, amax, float(scale), rows))
                 else:
                     missing.append(name)

@@ -113,7 +113,7 @@ def _by_bytes(grid: Grid, base: QuantizedTensor, columns: _Columns) -> tuple[tor
     those of the original weight."""
     target, count = columns.target, grid.bytes.count
     elements, scale = torch.empty_like(target), base.rowwise_scale.clone()
-    rows = torch.arange(len(target), device=target.device)
+    rows = torch.arange(len(target), dtype=torch.int64, device=target.device)
     for block in columns.blocks(count):
         given = grid.block_bytes(target[:, block], base.rowwise_amax)
         scales = grid.scale_of_bytes(given, base.rowwise_amax)[:, :, None].expand(-1, -1, block.stop - block.start)

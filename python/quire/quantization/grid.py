@@ -39,12 +39,13 @@ class Grid:
         self.spec = spec
         self.bytes = None if _TILES.intersection(spec.options) else _BYTES.get(spec.family)
         self.packed, codes, elements = _elements(spec.text)
-        self._codes, self._elements = torch.tensor(codes, dtype=torch.uint8), torch.tensor(elements)
+        self._codes = torch.tensor(codes, dtype=torch.uint8, device="cpu")
+        self._elements = torch.tensor(elements, dtype=torch.float32, device="cpu")
         self._unit = codes[elements.index(1.0)]
         between = (self._elements[1:] + self._elements[:-1]) / 2
         # A tie goes to the even code: where that is the lower one, the upper one begins above the tie.
         upper_is_even = self._codes[1:] % 2 == 0
-        self._ends = torch.where(upper_is_even, between, torch.nextafter(between, torch.tensor(torch.inf)))
+        self._ends = torch.where(upper_is_even, between, torch.nextafter(between, torch.full_like(between, torch.inf)))
 
     def rounded(self, u: torch.Tensor) -> torch.Tensor:
         """The element nearest to each value of u, ties to even, saturated."""
@@ -94,9 +95,9 @@ def _elements(spec: str) -> tuple[bool, list[int], list[float]]:
     """Whether two codes share a byte; the codes in ascending order of their elements, each element once; and the
     elements."""
     count = 256
-    q = quantize(torch.ones(1, count), spec, columnwise=False)
+    q = quantize(torch.ones(1, count, dtype=torch.float32, device="cpu"), spec, columnwise=False)
     packed = q.rowwise_data.shape[-1] < count
-    codes = torch.arange(count, dtype=torch.uint8)
+    codes = torch.arange(count, dtype=torch.uint8, device="cpu")
     data = codes[: count // 2] % 16 if packed else codes
     decoded = QuantizedTensor.from_buffers(q.buffers() | {"rowwise_data": data[None]}, spec, q.shape).dequantize()[0]
     values = decoded[::2][:16] if packed else decoded

@@ -14,7 +14,7 @@ MISSING = ("raise", "max")
 
 def amax_of_one(spec: QuantSpec) -> int:
     """The amax that a static scale of 1 stands for: the largest code times the largest block scale."""
-    q = quantize(torch.ones(1, 1), spec, columnwise=False)
+    q = quantize(torch.ones(1, 1, dtype=torch.float32, device="cpu"), spec, columnwise=False)
     if q.rowwise_scale.dtype == torch.float32:
         return round(1 / float(q.rowwise_scale))
     # Under an amax of 1: the value of a code for 1, whose index is 2, in a block with a scale of 1, whose byte is 0x38.
@@ -26,7 +26,7 @@ def amax_of_one(spec: QuantSpec) -> int:
 def static_scale(amax: float, spec: str) -> torch.Tensor:
     """float32 [1], the scale that a layer with an input under `spec`, which has the option `given`, has for an amax."""
     largest, words = amax_of_one(QuantSpec(measured(spec))), spec.split(":")
-    value = torch.tensor([amax], dtype=torch.float32)
+    value = torch.tensor([amax], dtype=torch.float32, device="cpu")
     if "global=div" in words:
         return torch.full_like(value, largest) / value  # PyTorch would round a number's quotient twice
     return value / largest if "global=mul" in words or words[0] == "fp8_tensor" else value

@@ -63,7 +63,9 @@ class _Padding(torch.nn.Module):
         return [-(-size // align) * align for size in m_splits]
 
     def row_map(self, m_splits: Splits, rows: int, device: torch.device) -> torch.Tensor:
-        sizes = m_splits if isinstance(m_splits, torch.Tensor) else torch.tensor(m_splits, device=device)
+        sizes = (
+            m_splits if isinstance(m_splits, torch.Tensor) else torch.tensor(m_splits, dtype=torch.int64, device=device)
+        )
         return primitives.chunk_rows(sizes, None, self.align_size, rows)
 
     def extra_repr(self) -> str:

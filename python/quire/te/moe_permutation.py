@@ -169,6 +169,6 @@ def _permute_with_probs(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     wanted = torch.where(probs != 0, row_map, -1)
     # The probs of the rows are a column of ones, weighted: float32 holds the value of a narrower dtype.
-    ones = torch.ones(probs.shape[0], 1, device=probs.device)
+    ones = torch.ones(probs.shape[0], 1, dtype=torch.float32, device=probs.device)
     moved = primitives.permute_rows(ones, row_map, rows, probs.float())[:, 0]
     return permute_any(inp, wanted, rows), moved.to(probs.dtype)

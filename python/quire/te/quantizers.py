@@ -120,7 +120,7 @@ class Quantizer:
         """What quire.quantize() is given besides."""
         if not self.spec.stochastic:
             return {}
-        return {"seed": int(torch.randint(2**63 - 1, (), device="cpu"))}
+        return {"seed": int(torch.randint(2**63 - 1, (), dtype=torch.int64, device="cpu"))}
 
     def _collect(self, buffers: list[torch.Tensor | None]) -> None:
         """What the quantizer remembers of a tensor that it has quantized."""

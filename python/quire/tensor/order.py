@@ -46,7 +46,7 @@ def reordered(q: QuantizedTensor, interleaved: bool) -> QuantizedTensor:
         data, scale, amax = (named[f"{direction}_{kind}"] for kind in ("data", "scale", "amax"))
         if data is None:
             continue
-        given = (data, scale, torch.empty(0, device=data.device) if amax is None else amax)
+        given = (data, scale, torch.empty(0, dtype=torch.float32, device=data.device) if amax is None else amax)
         columnwise = direction == "columnwise"
         data, scale = torch.ops.quire.reorder(*given, q.spec_text, columnwise, q.shape)
         named[f"{direction}_data"], named[f"{direction}_scale"] = data, scale

@@ -297,7 +297,7 @@ class QuantizedTensor(Written, Memory, InitialValues, Remembered, Pickled, torch
         columnwise = direction == "columnwise"
         data, scale, amax = self.buffer_list()[3 * columnwise :][:3]
         if amax is None:
-            amax = torch.empty(0, device=data.device)
+            amax = torch.empty(0, dtype=torch.float32, device=data.device)
         shape = at_least_one(self.shape)
         values = torch.ops.quire.dequantize(data, scale, amax, self.spec.text, columnwise, shape, dtype)
         return values if self.dim() else values.reshape(())

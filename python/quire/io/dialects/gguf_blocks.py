@@ -81,7 +81,7 @@ class Gguf(LayoutDialect):
         }
         count = math.prod(shape[:-2])
         if kind == "NVFP4":
-            value = raw.get("global", torch.ones(1, device=codes.device))
+            value = raw.get("global", torch.ones(1, dtype=torch.float32, device=codes.device))
             buffers["rowwise_amax"] = value.reshape(-1).expand(count).reshape((*shape[:-2], 1)).contiguous()
         stacked = len(shape) == 3
         weight = (QuantizedStack if stacked else QuantizedTensor).from_buffers(buffers, group.layout.spec, shape, dtype)

@@ -176,7 +176,7 @@ class TorchAo(LayoutDialect):
             values["scale"] = in_rows(scale.view(BYTE), rows, -(-shape[-1] // size)).view(scale.dtype)
             values["scale"] = values["scale"].reshape(*shape[:-1], -1)
         if group.layout.spec == NVFP4 and "global" not in names:
-            names["global"], values["global"] = "", torch.ones((), device=given["data"].device)
+            names["global"], values["global"] = "", torch.ones((), dtype=torch.float32, device=given["data"].device)
         by_name = {name: values[role] for role, name in names.items()}
         stored = super().read(dataclasses.replace(group, names=names), by_name.__getitem__, dtype)
         origin = dataclasses.replace(

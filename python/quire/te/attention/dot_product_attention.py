@@ -140,8 +140,10 @@ class DotProductAttention(torch.nn.Module):
         self.layer_number = 1 if given.layer_number is None else given.layer_number
         self.get_rng_state_tracker, self.name = given.get_rng_state_tracker, given.name
         self.sequence_parallel = given.sequence_parallel
-        offset = torch.zeros(num_attention_heads // self.tp_size) if self.softmax_type == "learnable" else None
-        self.register_parameter("softmax_offset", None if offset is None else torch.nn.Parameter(offset))
+        offset = None
+        if self.softmax_type == "learnable":
+            offset = torch.nn.Parameter(torch.zeros(num_attention_heads // self.tp_size, dtype=None, device=None))
+        self.register_parameter("softmax_offset", offset)
 
     def set_tensor_parallel_group(self, tp_group: object) -> None:
         """The group over whose ranks heads are sharded. Raises ValueError for one of another size than tp_size."""

@@ -66,9 +66,9 @@ class InferenceParams:
         self.cache: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         self.sequences: OrderedDict[object, int] = OrderedDict()
         self.batch_size = 0
-        self.cu_seqlens_q = torch.zeros(max_batch_size + 1, dtype=torch.int32)
-        self.cu_seqlens_kv = torch.zeros(max_batch_size + 1, dtype=torch.int32)
-        self.pre_step_seqlens = torch.zeros(max_batch_size, dtype=torch.int32)
+        self.cu_seqlens_q = torch.zeros(max_batch_size + 1, dtype=torch.int32, device="cpu")
+        self.cu_seqlens_kv = torch.zeros(max_batch_size + 1, dtype=torch.int32, device="cpu")
+        self.pre_step_seqlens = torch.zeros(max_batch_size, dtype=torch.int32, device="cpu")
         self._owners: dict[int, weakref.ref[torch.nn.Module]] = {}
 
     def reset(self) -> None:
@@ -97,9 +97,9 @@ class InferenceParams:
             )
         self._reorder(list(after))
         self.sequences, self.batch_size = after, len(after)
-        self.pre_step_seqlens[: len(after)].copy_(torch.tensor(list(before.values()), dtype=torch.int32))
+        self.pre_step_seqlens[: len(after)].copy_(torch.tensor(list(before.values()), dtype=torch.int32, device="cpu"))
         for buffer, lengths in ((self.cu_seqlens_q, step_dict.values()), (self.cu_seqlens_kv, after.values())):
-            ends = torch.tensor([*lengths], dtype=torch.int32).cumsum(0)
+            ends = torch.tensor([*lengths], dtype=torch.int32, device="cpu").cumsum(0)
             buffer[1 : len(after) + 1].copy_(ends)
             buffer[len(after) + 1 :].fill_(int(ends[-1]) if len(after) else 0)
 
@@ -157,11 +157,11 @@ class InferenceParams:
                 f"tokens, {self.num_heads_kv} heads, keys of {self.head_dim_k} and values of {self.head_dim_v} "
                 f"features; got keys {list(new_k.shape)} and values {list(new_v.shape)} as [b, s, heads, features]"
             )
-        tokens = torch.arange(new, device=keys.device)
+        tokens = torch.arange(new, dtype=torch.int64, device=keys.device)
         there = tokens < (cu_seqlens[1 : batch + 1] - cu_seqlens[:batch])[:, None]
         # Places are all different, so that those of tokens that are not there can keep what they have.
         places = (self.pre_step_seqlens.to(keys.device)[:batch, None] + tokens) % self.max_sequence_length
-        rows = torch.arange(batch, device=keys.device)[:, None]
+        rows = torch.arange(batch, dtype=torch.int64, device=keys.device)[:, None]
         with torch.no_grad():
             for kept, added in ((keys, new_k), (values, new_v)):
                 kept[rows, places] = torch.where(there[..., None, None], added.to(self.dtype), kept[rows, places])

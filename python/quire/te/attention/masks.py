@@ -60,7 +60,7 @@ class Present:
 def present(cu_seqlens: torch.Tensor, batch: int, size: int, device: torch.device) -> torch.Tensor:
     """bool [batch, size] for sequences of these cumulative lengths [>= batch + 1], each at the start of its row."""
     lengths = (cu_seqlens[1 : batch + 1] - cu_seqlens[:batch]).to(device)
-    return torch.arange(size, device=device) < lengths[:, None]
+    return torch.arange(size, dtype=torch.int64, device=device) < lengths[:, None]
 
 
 def present_of_masks(what: str, mask: torch.Tensor | tuple[torch.Tensor, torch.Tensor], cross: bool) -> Present:
@@ -84,7 +84,8 @@ def present_of_masks(what: str, mask: torch.Tensor | tuple[torch.Tensor, torch.T
 def distance(sq: int, skv: int, bottom_right: bool, tokens: Present | None, device: torch.device) -> torch.Tensor:
     """By how many places a key is before a query: int64 [1, 1, sq, skv], or [b, 1, sq, skv] where it depends on the
     lengths of sequences."""
-    places = torch.arange(sq, device=device)[:, None] - torch.arange(skv, device=device)
+    queries = torch.arange(sq, dtype=torch.int64, device=device)
+    places = queries[:, None] - torch.arange(skv, dtype=torch.int64, device=device)
     if not bottom_right:
         return places[None, None]
     return places[None, None] + (skv - sq if tokens is None else tokens.lead())

@@ -25,13 +25,13 @@ class Packing:
 
     def present(self) -> torch.Tensor:
         """bool [b, longest]."""
-        return torch.arange(self.longest, device=self.lengths.device) < self.lengths[:, None]
+        return torch.arange(self.longest, dtype=torch.int64, device=self.lengths.device) < self.lengths[:, None]
 
     def pad(self, tokens: torch.Tensor) -> torch.Tensor:
         """[t, *] -> [b, longest, *], with zeros where no token is."""
         if tokens.shape[0] == 0:
             return tokens.new_zeros(len(self.lengths), self.longest, *tokens.shape[1:])
-        places = self.offsets[:-1, None] + torch.arange(self.longest, device=self.offsets.device)
+        places = self.offsets[:-1, None] + torch.arange(self.longest, dtype=torch.int64, device=self.offsets.device)
         rows = tokens[places.clamp(max=tokens.shape[0] - 1)]
         return torch.where(self._like(self.present(), rows), rows, 0)
 
@@ -40,7 +40,8 @@ class Packing:
         if rows.shape[0] * rows.shape[1] == 0:
             return rows.new_zeros(total, *rows.shape[2:])
         sequence, place = self.places(total)
-        there = (place < self.lengths[sequence]) & (torch.arange(total, device=place.device) < self.offsets[-1])
+        token = torch.arange(total, dtype=torch.int64, device=place.device)
+        there = (place < self.lengths[sequence]) & (token < self.offsets[-1])
         flat = sequence * self.longest + place.clamp(0, self.longest - 1)
         tokens = rows.flatten(0, 1)[flat]
         return torch.where(self._like(there, tokens), tokens, 0)
@@ -57,7 +58,7 @@ class Packing:
 def places_in_sequences(offsets: torch.Tensor, total: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Of each of `total` tokens the sequence that begins before it, and its place in that: int64 [total] each.
     offsets [b + 1]: where sequences begin; b > 0."""
-    token = torch.arange(total, device=offsets.device)
+    token = torch.arange(total, dtype=torch.int64, device=offsets.device)
     sequence = torch.searchsorted(offsets[1:].contiguous(), token, right=True).clamp(max=len(offsets) - 2)
     return sequence, token - offsets[sequence]
 

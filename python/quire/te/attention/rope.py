@@ -3,6 +3,7 @@
 import torch
 
 from quire.checks import check_type
+from quire.nn.float32_buffers import Float32Buffers
 from quire.te.arguments import takes
 from quire.te.attention.packing import places_in_sequences
 
@@ -24,13 +25,13 @@ _APPLY = {
 }
 
 
-class RotaryPositionEmbedding(torch.nn.Module):
+class RotaryPositionEmbedding(Float32Buffers):
     """The angles by which features of queries and keys are turned, which depend on their positions.
 
     dim: of a head. rotary_percent: the part of it that is turned. seq_len_interpolation_factor: positions are divided
     by this factor, or if pretrained_max_position_embeddings * factor is exceeded by what makes them fit (arXiv
     2306.15595); both options are needed. rotary_base: the base of the wave lengths. interleaved: features 2i and 2i + 1
-    form a pair, else i and i + dim / 2. inv_freq is a buffer on torch's default device.
+    form a pair, else i and i + dim / 2. inv_freq is a buffer on torch's default device; it stays float32.
     """
 
     @takes(_EMBEDDING)
@@ -38,14 +39,23 @@ class RotaryPositionEmbedding(torch.nn.Module):
         super().__init__()
         percent, base = options["rotary_percent"], options["rotary_base"]
         dim = int(dim * percent) if percent < 1.0 else dim
-        self.register_buffer("inv_freq", 1.0 / base ** (torch.arange(0, dim, 2, dtype=torch.float32) / dim))
         self.rotary_base, self.interleaved = base, options["interleaved"]
         self.seq_len_interpolation_factor = options["seq_len_interpolation_factor"]
         self.pretrained_max_position_embeddings = options["pretrained_max_position_embeddings"]
+        self._dim = dim
+        self.add_float32_buffer("inv_freq", len(range(0, dim, 2)), None)
+
+    def float32_buffers(self) -> list[str]:
+        return ["inv_freq"]
+
+    def fill_new(self, name: str, buffer: torch.Tensor) -> None:
+        pairs = torch.arange(0, self._dim, 2, dtype=torch.float32, device=buffer.device)
+        buffer.copy_(1.0 / self.rotary_base ** (pairs / self._dim))
 
     def forward(self, max_seq_len: int, offset: int = 0) -> torch.Tensor:
         """Angles of positions offset, offset + 1, ...: float32 [max_seq_len, 1, 1, dim]."""
-        frequencies = self.inv_freq.float()
+        self.check_float32("quire.RotaryPositionEmbedding", "inv_freq")
+        frequencies = self.inv_freq
         positions = torch.arange(max_seq_len, device=frequencies.device, dtype=torch.float32) + offset
         factor, known = self.seq_len_interpolation_factor, self.pretrained_max_position_embeddings
         if factor is not None and known is not None:
@@ -103,7 +113,7 @@ def positions_of(
     if layout == "thd":
         sequence, place = places_in_sequences(cu_seqlens.long(), t.shape[0])
         return place.clamp(min=0) if starts is None else place.clamp(min=0) + starts.long()[sequence]
-    places = torch.arange(t.shape[0 if layout == "sbhd" else 1], device=t.device)
+    places = torch.arange(t.shape[0 if layout == "sbhd" else 1], dtype=torch.int64, device=t.device)
     places = places[:, None] if layout == "sbhd" else places[None]
     if starts is None:
         return places

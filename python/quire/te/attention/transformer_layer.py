@@ -104,8 +104,8 @@ class DropPath(torch.nn.Module):
         if not self.training or self.rate == 0:
             return x
         shape = [size if dim == self.batch_dim else 1 for dim, size in enumerate(x.shape)]
-        kept = torch.rand(shape, device=x.device) >= self.rate
-        return x * (kept / (1 - self.rate or 1)).to(x.dtype)  # of the rate 1, nothing is kept
+        kept = torch.rand(shape, dtype=torch.float32, device=x.device) >= self.rate
+        return x * (kept.float() / (1 - self.rate or 1)).to(x.dtype)  # of the rate 1, nothing is kept
 
 
 class TransformerLayer(torch.nn.Module):

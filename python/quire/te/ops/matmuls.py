@@ -134,7 +134,8 @@ def _scaled_bias(
 ) -> torch.Tensor:
     """The bias of each row's group, multiplied by the row's number; 0 for rows after the last group."""
     biases = biases if isinstance(biases, torch.Tensor) else torch.stack(biases)
-    rows = torch.arange(y.shape[:-1].numel(), device=y.device)
-    group = torch.searchsorted(torch.as_tensor(split_sizes, device=y.device).cumsum(0), rows, right=True)
+    rows = torch.arange(y.shape[:-1].numel(), dtype=torch.int64, device=y.device)
+    ends = torch.as_tensor(split_sizes, dtype=torch.int64, device=y.device).cumsum(0)
+    group = torch.searchsorted(ends, rows, right=True)
     each = torch.nn.functional.pad(biases.float(), (0, 0, 0, 1))[group].view(y.shape)
     return each * scales.float().view(*y.shape[:-1], 1)
