@@ -1,12 +1,15 @@
 """What a caller can change for a whole process: torch.set_default_dtype and torch.set_default_device."""
 
 import contextlib
+import functools
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from unittest import mock
 
 import torch
-from torch.overrides import TorchFunctionMode
+import torch._decomp.decompositions_for_jvp  # which a patched function would break
+from torch._dynamo import trace_rules
 from torch.utils._device import _device_constructors
 
 import quire
@@ -27,61 +30,51 @@ DEFAULTS: dict[str, Callable[[], contextlib.AbstractContextManager]] = {
     **{str(dtype)[6:]: lambda dtype=dtype: _dtype(dtype) for dtype in (torch.bfloat16, torch.float16, torch.float64)},
     "meta": lambda: torch.device("meta"),
 }
-_LIBRARY, _TORCH = Path(quire.__file__).parent, Path(torch.__file__).parent
-
-
-def _made_by_quire() -> bool:
-    """Whether the innermost frame that is not PyTorch's, nor this file's, is of the library."""
-    frame = sys._getframe(2)
-    while frame is not None:
-        path = Path(frame.f_code.co_filename)
-        if not path.is_relative_to(_TORCH):
-            return path.is_relative_to(_LIBRARY)
-        frame = frame.f_back
-    return False
-
-
-class _FromTheTest(TorchFunctionMode):
-    """Tensors of a test, and parameters, are float32 on the CPU where nothing is said. What quire makes, and says
-    nothing, goes to `device`, and has the default dtype."""
-
-    def __init__(self, device: str | None) -> None:
-        super().__init__()
-        self.device = device
-
-    def __torch_function__(self, function, types, args=(), kwargs=None):
-        kwargs = dict(kwargs or {})
-        if function in _device_constructors():
-            by_quire = _made_by_quire()
-            if kwargs.get("dtype") is None and ("dtype" in kwargs or not by_quire):
-                if _of_default_dtype(function, args, kwargs):
-                    kwargs["dtype"] = torch.float32
-            if self.device is not None and by_quire and "device" not in kwargs:
-                kwargs["device"] = self.device
-        return function(*args, **kwargs)
-
-
-def _of_default_dtype(function, args, kwargs) -> bool:
-    if function in (torch.tensor, torch.as_tensor, torch.asarray):
-        given = args[0] if args else kwargs.get("data", kwargs.get("obj"))
-        return not hasattr(given, "dtype") and _has_floats(given)
-    if function in (torch.arange, torch.range, torch.full, torch.scalar_tensor):
-        return _has_floats(args) or _has_floats(list(kwargs.values()))
-    return function in (torch.empty, torch.zeros, torch.ones, torch.rand, torch.randn, torch.eye, torch.linspace)
-
-
-def _has_floats(values) -> bool:
-    if isinstance(values, list | tuple):
-        return any(map(_has_floats, values))
-    return isinstance(values, float) or (isinstance(values, torch.Tensor) and values.dtype == torch.float32)
+_LIBRARY, _TORCH = str(Path(quire.__file__).parent), str(Path(torch.__file__).parent)
+#: Functions whose result has the default dtype, and those where that depends on the numbers that they are given.
+_OF_SIZES = ("empty", "zeros", "ones", "rand", "randn", "eye", "linspace", "logspace")
+_OF_NUMBERS = ("tensor", "as_tensor", "asarray", "scalar_tensor", "full", "arange")
 
 
 @contextlib.contextmanager
 def seen_by_quire_only(name: str) -> Iterator[None]:
-    """The context of that name for what the library does, while tests make the tensors that they always make."""
-    if name == "meta":
-        with _FromTheTest("meta"):
-            yield
-    else:
-        with DEFAULTS[name](), _FromTheTest(None):
-            yield
+    """A default for what the library does. Tensors of tests are made as without it, and so are parameters, of which the
+    library says that they follow the default (dtype=None)."""
+    for remembers in (trace_rules.get_torch_obj_rule_map, _device_constructors):  # functions, as they are at first
+        remembers()
+    device = "meta" if name == "meta" else None
+    seen = {function: _seen(getattr(torch, function), device) for function in (*_OF_SIZES, *_OF_NUMBERS)}
+    with mock.patch.multiple(torch, **seen), contextlib.nullcontext() if device else DEFAULTS[name]():
+        yield
+
+
+def _seen(function: Callable, device: str | None) -> Callable:
+    @functools.wraps(function)
+    def make(*args, **kwargs):
+        if torch.compiler.is_compiling():  # Dynamo cannot look at frames
+            return function(*args, **kwargs)
+        by_quire = _made_by_quire()
+        follows = "dtype" in kwargs or not by_quire
+        if follows and kwargs.get("dtype") is None and _has_default_dtype(function, args, kwargs):
+            kwargs["dtype"] = torch.float32
+        if device is not None and by_quire and "device" not in kwargs:
+            kwargs["device"] = device
+        return function(*args, **kwargs)
+
+    return make
+
+
+def _made_by_quire() -> bool:
+    """Whether the innermost frame that is neither PyTorch's nor this file's is the library's."""
+    frame = sys._getframe(2)
+    while frame is not None and frame.f_code.co_filename.startswith(_TORCH):
+        frame = frame.f_back
+    return frame is not None and frame.f_code.co_filename.startswith(_LIBRARY)
+
+
+def _has_default_dtype(function: Callable, args: tuple, kwargs: dict) -> bool:
+    return function.__name__ in _OF_SIZES or any(map(_has_floats, [*args, *kwargs.values()]))
+
+
+def _has_floats(values: object) -> bool:
+    return any(map(_has_floats, values)) if isinstance(values, list | tuple) else isinstance(values, float)

@@ -46,5 +46,5 @@ def test_an_offset_and_interpolated_positions():
     factor = {"seq_len_interpolation_factor": 2, "pretrained_max_position_embeddings": 4}
     for length, divisor in ((8, 2), (12, 3)):
         freqs = quire.RotaryPositionEmbedding(DIM, rotary_base=100.0, **factor)(length)
-        wanted = angles_of(torch.arange(length) / divisor, DIM, base=100.0)
+        wanted = angles_of(torch.arange(length, dtype=torch.float32) / divisor, DIM, base=100.0)
         close(freqs[:, 0, 0], torch.cat([wanted, wanted], -1), 1e-6)
