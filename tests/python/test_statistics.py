@@ -85,7 +85,7 @@ def make_wild(make_x):
 
     def make(*shape, special=False, dtype=torch.float32):
         x = make_x(*shape, dtype=torch.float32, requires_grad=False)
-        x = x * torch.exp2(torch.randint(-40, 18, shape, generator=torch.Generator().manual_seed(3)))
+        x = x * torch.exp2(torch.randint(-40, 18, shape, generator=torch.Generator().manual_seed(3)).float())
         x.view(-1)[::7] = 0
         if special:
             x.view(-1)[5], x.view(-1)[-3] = float("inf"), float("nan")
