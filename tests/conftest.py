@@ -85,7 +85,7 @@ def pytest_collection_finish() -> None:
 
 
 @pytest.fixture(autouse=True)
-def default(request: pytest.FixtureRequest):
+def seen_default(request: pytest.FixtureRequest):
     """What --default says."""
     if (name := request.config.getoption("--default")) is None:
         yield

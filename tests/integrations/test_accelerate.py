@@ -36,3 +36,34 @@ def test_a_model_converted_before_prepare_trains_with_quire(precision):
         high = plain(x)
         quire.convert(plain, "mxfp8", min_features=1)
         assert torch.equal(model(x).float(), plain(x).float()) and not torch.equal(plain(x), high)
+
+
+def mixture():
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(quire.MoE(64, 96, 4, 2, expert_bias=True))
+    model[0].expert_bias.copy_(1 + torch.arange(4) * 2**-20)  # of 21 bits
+    return model
+
+
+@pytest.mark.parametrize("dtype", [None, torch.float32, torch.bfloat16])
+def test_a_bias_that_accelerate_loads_is_float32_or_refused(dtype, tmp_path):
+    torch.save(mixture().state_dict(), tmp_path / "model.bin")
+    with accelerate.init_empty_weights(include_buffers=True):
+        model = mixture()
+    accelerate.load_checkpoint_in_model(model, str(tmp_path / "model.bin"), device_map={"": "cpu"}, dtype=dtype)
+    if dtype == torch.bfloat16:
+        with pytest.raises(TypeError, match="expert_bias must be float32, got torch.bfloat16.*accelerate"):
+            model(torch.randn(8, 64, dtype=dtype))
+        return
+    assert model(torch.randn(8, 64)).isfinite().all()
+    assert torch.equal(model[0].expert_bias, mixture()[0].expert_bias)
+
+
+@pytest.mark.parametrize("precision", ["no", "bf16"])
+def test_a_bias_stays_float32_in_a_prepared_model(precision):
+    accelerate.state.AcceleratorState._reset_state(reset_partial_state=True)
+    accelerator = accelerate.Accelerator(cpu=True, mixed_precision=precision)
+    model = accelerator.prepare(mixture())
+    model(torch.randn(8, 64)).sum().backward()
+    bias = accelerator.unwrap_model(model)[0].expert_bias
+    assert torch.equal(bias, mixture()[0].expert_bias) and bias.dtype == torch.float32
