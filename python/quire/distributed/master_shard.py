@@ -247,12 +247,8 @@ class MasterShard(torch.Tensor):
 def _columnwise_follows(spec_text: str) -> bool:
     """Whether columnwise codes are the rowwise ones in another order."""
     spec = QuantSpec(spec_text)
-    return (
-        other_direction(
-            spec, (1, 1), quantize(torch.zeros(1, 1, dtype=torch.float32, device="cpu"), spec).named(), "columnwise"
-        )
-        is not None
-    )
+    q = quantize(torch.zeros(1, 1, dtype=torch.float32, device="cpu"), spec)
+    return other_direction(spec, (1, 1), q.named(), "columnwise") is not None
 
 
 def _fill(q: QuantizedTensor, payload: torch.Tensor, metadata: Gathered) -> None:
