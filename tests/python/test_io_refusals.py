@@ -234,6 +234,55 @@ def test_targets_choose_by_name_then_pattern_then_class(tmp_path):
     assert "`ignore`" in refused(tmp_path / "d", Files(four | eight, config)).rule
 
 
+def _fp8_group(inputs):
+    weights = {"num_bits": 8, "type": "float", "strategy": "channel"}
+    return {"format": "float-quantized", "weights": weights, "input_activations": inputs}
+
+
+def _fp8_layer(stem: str, static: bool) -> dict[str, torch.Tensor]:
+    tensors = {f"{stem}.weight": torch.ones(32, 64).to(E4M3), f"{stem}.weight_scale": torch.ones(32, 1)}
+    return tensors | ({f"{stem}.input_scale": torch.ones(1)} if static else {})
+
+
+def _nvfp4_group(inputs):
+    weights = {"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": 16}
+    return {"format": "nvfp4-pack-quantized", "weights": weights, "input_activations": inputs}
+
+
+def _nvfp4_layer(stem: str, static: bool) -> dict[str, torch.Tensor]:
+    return checkpoint_files.compressed_nvfp4(stem, static=static)[0]
+
+
+_TENSOR, _DYNAMIC = {"num_bits": 8, "strategy": "tensor", "dynamic": False}, {"strategy": "token", "dynamic": True}
+#: How a layer is stored, a group, and its inputs with and without a stored scale, and what layouts these are.
+_OVERLAPPING = {
+    "fp8": (_fp8_layer, _fp8_group, (_TENSOR, "static"), (_DYNAMIC, "token")),
+    "fp8 without inputs": (_fp8_layer, _fp8_group, (_TENSOR, "static"), (None, "none")),
+    "nvfp4": (_nvfp4_layer, _nvfp4_group, ({"num_bits": 4, "dynamic": "local"}, "local"), (None, "none")),
+}
+
+
+@pytest.mark.parametrize("broad_first", [True, False])
+@pytest.mark.parametrize("narrow_is_static", [True, False])
+@pytest.mark.parametrize("kind", _OVERLAPPING)
+def test_of_two_patterns_that_match_a_layer_the_one_holds_whose_tensors_the_layer_has(
+    kind, narrow_is_static, broad_first, tmp_path
+):
+    layer, group, static, dynamic = _OVERLAPPING[kind]
+    broad, narrow = (dynamic, static) if narrow_is_static else (static, dynamic)
+    groups = {
+        "broad": {"targets": ["re:m"], **group(broad[0])},
+        "narrow": {"targets": ["re:.*down"], **group(narrow[0])},
+    }
+    config = compressed_config("mixed-precision", {}, None)
+    order = groups if broad_first else dict(reversed(groups.items()))
+    config["config.json"]["quantization_config"]["config_groups"] = order
+    tensors = layer("m.up", not narrow_is_static) | layer("m.down", narrow_is_static)
+    found = io.read(Files(tensors, config).write(tmp_path / "a")).groups
+    kinds = {name: found[f"m.{name}.weight"].layout.name.split(":")[-1] for name in ("up", "down")}
+    assert kinds == {"up": broad[1], "down": narrow[1]}
+
+
 def test_writing_into_a_folder_with_a_checkpoint_needs_to_be_asked_for(tmp_path):
     source = KINDS["modelopt FP8"]().write(tmp_path / "a")
     target = KINDS["modelopt NVFP4"]().write(tmp_path / "b", 3)

@@ -28,6 +28,7 @@ from quire.io.layout import (
     blocks,
     codes,
     group_of,
+    missing_inputs,
     packed,
 )
 
@@ -89,6 +90,7 @@ def _layouts() -> Iterator[Layout]:
 
 
 LAYOUTS = tuple(_layouts())
+_ENDINGS = sorted({part.suffix for layout in LAYOUTS for part in layout.parts})
 _FORMATS = sorted({layout.name.partition(":")[0] for layout in LAYOUTS})
 
 
@@ -172,8 +174,8 @@ def is_class(target: str) -> bool:
     return target.isidentifier() and target[0].isupper()
 
 
-def _schemes(stem: str, said: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """The groups of a layer, those that name it first, then patterns, then classes."""
+def _schemes(stem: str, said: Mapping[str, Any]) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    """The groups of a layer with their ranks: those that name it are first, then patterns, then classes."""
     groups = [group for group in (said.get("config_groups") or {}).values() if isinstance(group, Mapping)]
 
     def rank(group: Mapping[str, Any]) -> int:
@@ -183,18 +185,28 @@ def _schemes(stem: str, said: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
 
     for group in sorted(groups, key=rank):
         if rank(group) < 3:
-            yield {"format": said.get("format"), **{key: value for key, value in group.items() if value is not None}}
+            yield (
+                rank(group),
+                {"format": said.get("format"), **{key: value for key, value in group.items() if value is not None}},
+            )
 
 
-def _first_that_fits(stem: str, schemes: Sequence[Mapping[str, Any]], header: Header) -> Group:
-    """Groups can overlap: the first whose tensors are there. Raises the error of the first if none is."""
+def _first_that_fits(stem: str, schemes: Sequence[tuple[int, Mapping[str, Any]]], header: Header) -> Group:
+    """Groups can overlap: of the best rank whose tensors are there, the first group that has all tensors of the layer
+    and lacks none, else the first. So static and dynamic inputs are told apart. Raises the error of the first group if
+    none fits."""
+    there = {stem + ending for ending in _ENDINGS if stem + ending in header}
+    fitting: dict[int, list[Group]] = {}
     errors = []
-    for scheme in schemes:
+    for rank, scheme in schemes:
         try:
-            return group_of(_layout(stem, scheme), stem, header)
+            fitting.setdefault(rank, []).append(group_of(_layout(stem, scheme), stem, header))
         except CheckpointError as error:
             errors.append(error)
-    raise errors[0]
+    if not any(fitting.values()):
+        raise errors[0]
+    best = next(filter(None, fitting.values()))
+    return next((one for one in best if not missing_inputs([one]) and there <= set(one.names.values())), best[0])
 
 
 def _layout(stem: str, scheme: Mapping[str, Any]) -> Layout:
