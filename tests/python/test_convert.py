@@ -13,7 +13,7 @@ import quire
 from every_layer import LAYERS, call
 from linears import assert_of_codes, blocks
 from quire import recipe as recipes
-from quire.nn.weight import SAME_LAYERS
+from quire.tensor.loading import SAME_LAYERS
 
 NVFP4 = recipes.NVFP4BlockScaling()
 

@@ -1,22 +1,39 @@
 """Conversion of a model's torch.nn.Linear layers to quire.Linear, for training or for inference."""
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 import torch
 
 from quire.checks import check_type
-from quire.conversion.inference import DIVIDED, inference_recipe, quantize_for_inference, why_not_quantized
+from quire.conversion.held import Places, held_bytes, places_of, untied
+from quire.conversion.high_precision import left_notes, left_parameters, notes_on_fast_paths
+from quire.conversion.inference import (
+    DIVIDED,
+    inference_recipe,
+    quantize_for_inference,
+    why_not_quantized,
+    why_other_codes,
+)
+from quire.conversion.reparametrized import (
+    NO_WEIGHT_YET,
+    PARAMETRIZED,
+    has_no_weight_yet,
+    plain_class,
+    plain_weights,
+    steady_weights,
+    why_not_converted,
+)
 from quire.conversion.report import (
     ConversionReport,
     LayerReport,
-    ParameterReport,
     counted,
     keep_report,
     layer_lines,
     milliseconds,
-    percent,
+    untied_notes,
 )
 from quire.conversion.timing import check_tokens, has_values, measure, slower
 from quire.nn.linear import Linear, applied_division
@@ -24,14 +41,12 @@ from quire.nn.own_recipe import own_recipe
 from quire.nn.product_module import ProductModule
 from quire.nn.random_state import reset_streams
 from quire.nn.stacked_experts import StackedExperts, is_experts, weight_names, why_not_adopted
-from quire.nn.weight import SAME_LAYERS
 from quire.recipe import Recipe, names
 from quire.tensor import DTYPES
+from quire.tensor.loading import SAME_LAYERS
 
 #: Layers with fewer inputs or outputs are left alone.
 MIN_FEATURES = 256
-#: A model of which more stays in high precision gets a note.
-_MOST = 0.5
 
 
 @dataclass(frozen=True)
@@ -46,17 +61,24 @@ class Plan:
 @dataclass(frozen=True)
 class Selection:
     """Which layers are to be converted. found: every layer that may be, with all its names. why_not: why each is left,
-    "" if it is converted. seconds: of one call before and after, of layers that were timed."""
+    "" if it is converted. seconds: of one call before and after, of layers that were timed. places, nbytes: of the
+    model's parameters and of all its tensors, before."""
 
     model: torch.nn.Module
     found: dict[torch.nn.Module, list[str]]
     why_not: dict[torch.nn.Module, str]
     seconds: dict[torch.nn.Module, tuple[float, float]]
     plan: Plan
+    places: Places
+    nbytes: int
 
     @property
     def chosen(self) -> list[torch.nn.Module]:
         return [layer for layer, why in self.why_not.items() if not why]
+
+    def plain_weights(self) -> AbstractContextManager[dict[torch.nn.Module, str]]:
+        """Those of the chosen layers, for inference: see quire/conversion/reparametrized.py."""
+        return plain_weights(self.chosen if self.plan.for_inference else ())
 
 
 def convert(
@@ -105,7 +127,9 @@ def convert(
     _check(model, filter, tokens)
     check_type("convert", bool, for_inference=for_inference)
     selection = select(model, _plan(own_recipe("convert", recipe), for_inference, tokens), filter, min_features)
-    for note in carry_out(selection, {}).notes:
+    with selection.plain_weights() as computed:
+        report = carry_out(selection, {}, computed)
+    for note in report.notes:
         warnings.warn(f"quire.convert: {note}; see quire.conversion_report(model)", stacklevel=2)
     return model
 
@@ -113,23 +137,30 @@ def convert(
 def select(model: torch.nn.Module, plan: Plan, filter: Callable | None, min_features: int) -> Selection:
     """The layers that convert(model, filter=filter, min_features=min_features) converts. Raises its ValueErrors."""
     found = _layers(model)
-    why_not = _why_each_is_left(found, plan, filter, min_features)
-    chosen = {layer: its for layer, its in found.items() if not why_not[layer]}
-    seconds = _times({layer: its for layer, its in chosen.items() if isinstance(layer, torch.nn.Linear)}, plan)
-    why_not |= _why_slower(seconds, plan)
-    if all(why_not.values()):
-        raise ValueError(_nothing(model, found, why_not, plan))
-    return Selection(model, found, why_not, seconds, plan)
+    with steady_weights(model):
+        why_not = _why_each_is_left(found, plan, filter, min_features)
+        chosen = {layer: its for layer, its in found.items() if not why_not[layer]}
+        seconds = _times({layer: its for layer, its in chosen.items() if isinstance(layer, torch.nn.Linear)}, plan)
+        why_not |= _why_slower(seconds, plan)
+        if all(why_not.values()):
+            raise ValueError(_nothing(model, found, why_not, plan))
+    return Selection(model, found, why_not, seconds, plan, places_of(model), held_bytes(model))
 
 
-def carry_out(selection: Selection, made: dict[int, torch.nn.Parameter]) -> ConversionReport:
-    """Converts the selected layers, and keeps the report. made: as for quantize_for_inference."""
-    report = _convert(selection, made)
+def carry_out(
+    selection: Selection, made: dict[int, torch.nn.Parameter], computed: dict[torch.nn.Module, str]
+) -> ConversionReport:
+    """Converts the selected layers, and keeps the report. made: as for quantize_for_inference. computed: what
+    Selection.plain_weights() gave."""
+    with steady_weights(selection.model):
+        report = _convert(selection, made, computed)
     keep_report(selection.model, report)
     return report
 
 
-def _convert(selection: Selection, made: dict[int, torch.nn.Parameter]) -> ConversionReport:
+def _convert(
+    selection: Selection, made: dict[int, torch.nn.Parameter], computed: dict[torch.nn.Module, str]
+) -> ConversionReport:
     model, found, why_not = selection.model, selection.found, selection.why_not
     seconds, plan, chosen = selection.seconds, selection.plan, selection.chosen
     before = {layer: _weight_bytes(layer) for layer in chosen if plan.for_inference}
@@ -141,12 +172,14 @@ def _convert(selection: Selection, made: dict[int, torch.nn.Parameter]) -> Conve
         own = layer.recipe.linear_spec() if ours and layer.recipe is not None else None
         # A layer that an earlier call converted is not called left.
         said = {"why_not": "", "recipe": own, "kept": why} if ours else {"why_not": why}
-        layers.append(LayerReport(tuple(its), *_sizes(layer), **said, weight_bytes=sizes, seconds=seconds.get(layer)))
-    left = _left(model)
-    notes = (*_notes(model, chosen), *_left_notes(left))
+        said |= {"weight_bytes": sizes, "seconds": seconds.get(layer), "computed": computed.get(layer, "")}
+        layers.append(LayerReport(tuple(its), *_sizes(layer), **said))
+    left, apart = left_parameters(model), untied(model, selection.places)
+    notes = (*notes_on_fast_paths(model, chosen), *untied_notes(apart), *left_notes(left))
     text = None if plan.recipe is None else plan.recipe.linear_spec()
     timed = plan.tokens if seconds else None
-    return ConversionReport(type(model).__name__, text, tuple(layers), notes, left, timed)
+    held = (selection.nbytes, held_bytes(model))
+    return ConversionReport(type(model).__name__, text, tuple(layers), notes, left, timed, held, apart)
 
 
 def _plan(recipe: Recipe | None, for_inference: bool, tokens: int | None) -> Plan:
@@ -200,15 +233,26 @@ def _why_not(layer: torch.nn.Module, plan: Plan, min_features: int) -> str:
         return why_not_quantized(layer, plan.recipe, training=not plan.for_inference)
     if is_experts(layer):
         return why_not_adopted(layer) or _why_too_small(layer, min_features)
-    if type(layer) is not torch.nn.Linear:
+    return _why_not_linear(layer, plan) or _why_too_small(layer, min_features)
+
+
+def _why_not_linear(layer: torch.nn.Linear, plan: Plan) -> str:
+    training = not plan.for_inference
+    if has_no_weight_yet(layer):
+        return NO_WEIGHT_YET
+    if plain_class(layer) is not torch.nn.Linear:
         return f"{type(layer).__name__} is a subclass of torch.nn.Linear, and may compute something else"
+    if type(layer) is not torch.nn.Linear and training:
+        return PARAMETRIZED
     if "forward" in vars(layer):
         return "its forward was replaced, and would not run quire.Linear's"
+    if why := why_not_converted(layer, ("weight",), training):
+        return why
     if layer.weight.dtype not in DTYPES:
         return f"its weight is {str(layer.weight.dtype).removeprefix('torch.')}, not float32, float16 or bfloat16"
-    if why := _why_not_divided(layer, plan):
+    if plan.recipe is not None and (why := why_other_codes(layer, plan.recipe, training)):
         return why
-    return _why_too_small(layer, min_features)
+    return _why_not_divided(layer, plan)
 
 
 def _why_too_small(layer: torch.nn.Module, min_features: int) -> str:
@@ -265,55 +309,12 @@ def _weight_bytes(layer: torch.nn.Module) -> int:
 
 
 def _sizes(layer: torch.nn.Module) -> tuple[int, int]:
-    """in_features and out_features, of several weights the first one's and the last one's."""
+    """in_features and out_features, of several weights the first one's and the last one's. What a torch.nn.Linear says
+    of itself, if its weight does not: uninitialised, None, packed by another library."""
     weights = _weights(layer)
+    if isinstance(layer, torch.nn.Linear) and (has_no_weight_yet(layer) or weights[0] is None or weights[0].dim() != 2):
+        return layer.in_features, layer.out_features
     return weights[0].shape[-1], weights[-1].shape[-2]
-
-
-def _notes(model: torch.nn.Module, chosen: list[torch.nn.Module]) -> Iterator[str]:
-    past = [
-        module
-        for module in model.modules()
-        if isinstance(module, torch.nn.TransformerEncoderLayer)
-        and not set(chosen).isdisjoint((module.linear1, module.linear2))
-    ]
-    if past and torch.backends.mha.get_fastpath_enabled():
-        yield (
-            "in inference torch.nn.TransformerEncoderLayer may compute past its layers, in high precision; "
-            "torch.backends.mha.set_fastpath_enabled(False) makes it call them"
-        )
-
-
-def _left(model: torch.nn.Module) -> tuple[ParameterReport, ...]:
-    """What ParameterReport describes, in the model's order. Layers of quire quantize their weights themselves."""
-    names: dict[torch.Tensor, list[str]] = {}
-    owners: dict[torch.Tensor, list[torch.nn.Module]] = {}
-    for prefix, module in model.named_modules(remove_duplicate=False):
-        for name, p in module.named_parameters(recurse=False):
-            if torch.nn.parameter.is_lazy(p) or not p.is_floating_point() or p.dim() < 2:
-                continue
-            if isinstance(module, torch.nn.Linear) or min(p.shape[-2:]) > 1:
-                names.setdefault(p, []).append(f"{prefix}.{name}" if prefix else name)
-                owners.setdefault(p, []).append(module)
-    lookups = (torch.nn.Embedding, torch.nn.EmbeddingBag)
-    read = [p for p, modules in owners.items() if not all([isinstance(m, lookups) for m in modules])]
-    total = sum(p.numel() for p in read)
-    left = []
-    for p in read:
-        modules = [m for m in owners[p] if not isinstance(m, lookups)]
-        if not all([isinstance(m, ProductModule) for m in modules]):
-            left.append(ParameterReport(tuple(names[p]), tuple(p.shape), p.numel() / total, type(modules[0]).__name__))
-    return tuple(left)
-
-
-def _left_notes(left: tuple[ParameterReport, ...]) -> Iterator[str]:
-    share = sum(p.share for p in left)
-    if share >= _MOST:
-        largest = max(left, key=lambda p: p.share)
-        yield (
-            f"{percent(share)} of the weights that matmuls may read stay in high precision, the most in "
-            f"{largest.names[0]} {list(largest.shape)} of {largest.owner}"
-        )
 
 
 def _nothing(

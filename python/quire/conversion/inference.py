@@ -4,6 +4,7 @@ import dataclasses
 
 import torch
 
+from quire.conversion.reparametrized import why_not_converted
 from quire.functional import quantize
 from quire.nn.product_module import ProductModule
 from quire.recipe import NVFP4BlockScaling, Recipe
@@ -11,7 +12,6 @@ from quire.tensor import QuantizedStack, QuantizedTensor, QuantSpec
 from quire.tensor.order import reordered, same_codes
 
 DIVIDED = "its weight is sharded over ranks, and must stay a plain parameter"
-IN_PARTS = "its weight consists of several parameters, and must be one: create the layer without parameters_split"
 
 
 def inference_recipe(recipe: Recipe) -> Recipe:
@@ -30,8 +30,11 @@ def why_not_quantized(layer: ProductModule, recipe: Recipe, training: bool = Fal
     if not training and layer.of(layer.products[0], "parallel") is not None:
         return DIVIDED
     names = [name for product in layer.products for name in layer.weights(product)]
-    if not training and not all(name in layer._parameters for name in names):
-        return IN_PARTS
+    return why_not_converted(layer, names, training) or why_other_codes(layer, recipe, training)
+
+
+def why_other_codes(layer: torch.nn.Module, recipe: Recipe, training: bool) -> str:
+    """The reason why codes that a layer has already do not go with the recipe. "" if they do, and without codes."""
     for weight in layer.parameters(recurse=False):
         if isinstance(weight, QuantizedTensor):
             if not same_codes(weight.spec_text, recipe.weight_spec):

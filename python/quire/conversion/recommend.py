@@ -7,6 +7,7 @@ import torch
 from quire.checks import check_type, near
 from quire.conversion.convert import MIN_FEATURES
 from quire.conversion.inference import inference_recipe
+from quire.conversion.reparametrized import plain_class, steady_weights, why_not_converted
 from quire.conversion.report import counted, megabytes, milliseconds
 from quire.conversion.timing import Kind, check_tokens, has_values, measure, slower
 from quire.nn.linear import Linear
@@ -96,7 +97,8 @@ def recommend(
         raise ValueError(
             f"recommend: goal must be one of {', '.join(map(repr, GOALS))}, got {goal!r}{near(goal, GOALS)}"
         )
-    layers = [layer for layer in model.modules() if _timed(layer, min_features)]
+    with steady_weights(model):
+        layers = [layer for layer in model.modules() if _timed(layer, min_features)]
     if not layers:
         raise ValueError(
             f"recommend: {type(model).__name__} has no torch.nn.Linear with {min_features} inputs and outputs and "
@@ -105,7 +107,8 @@ def recommend(
     by_name = {name: from_name(name) for name in names(delayed=False)}
     training = goal == "training"
     recipes = [it if training else inference_recipe(it) for it in by_name.values()]
-    kinds = measure(layers, recipes, tokens, training)
+    with steady_weights(model):
+        kinds = measure(layers, recipes, tokens, training)
     plain, *found = [_estimate(name, i, kinds, goal) for i, name in enumerate(("high precision", *by_name))]
     best = sorted(found, key=lambda it: (it.weight_bytes, it.seconds) if goal == "memory" else (it.seconds, 0))
     pays = best[0].weight_bytes < plain.weight_bytes if goal == "memory" else plain.seconds > _WORTH * best[0].seconds
@@ -113,7 +116,9 @@ def recommend(
 
 
 def _timed(layer: torch.nn.Module, min_features: int) -> bool:
-    if type(layer) not in (torch.nn.Linear, Linear) or layer.weight.dtype not in DTYPES:
+    if plain_class(layer) not in (torch.nn.Linear, Linear) or why_not_converted(layer, ("weight",), training=False):
+        return False
+    if layer.weight.dtype not in DTYPES:
         return False
     return has_values(layer) and min(layer.in_features, layer.out_features) >= min_features
 

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 import torch
 
+from quire.conversion.held import Untied
+
 _REPORT = "_quire_conversion"
 _OF_AUTOCAST = "that of quire.autocast, if there is one"
 
@@ -17,7 +19,8 @@ class LayerReport:
     names: all names of the layer in the model; "" is the model itself. why_not: "" if the layer is now a layer of
     quire, else the reason. recipe: the text of the layer's own recipe, None without one. weight_bytes: the bytes of its
     weights before and after a conversion for inference. seconds: the time of one call before and after, if measured.
-    kept: why this call did not change a layer that was a layer of quire before; "" if it changed the layer.
+    kept: why this call did not change a layer that was a layer of quire before; "" if it changed the layer. computed:
+    what computed its weight in every call and was removed, such as "weight by prune"; "" if nothing did.
     """
 
     names: tuple[str, ...]
@@ -28,6 +31,7 @@ class LayerReport:
     weight_bytes: tuple[int, int] | None = None
     seconds: tuple[float, float] | None = None
     kept: str = ""
+    computed: str = ""
 
     @property
     def converted(self) -> bool:
@@ -57,7 +61,9 @@ class ConversionReport:
     model: the class of the model. recipe: the text of the layers' own recipe, None without one. layers: every
     torch.nn.Linear, in the model's order, including those that an earlier call converted. parameters: every parameter
     that a matmul may read and that stays in high precision, also of layers that were not converted. notes:
-    what to know before the model runs. tokens: the rows of x in the calls that were timed, None without timing.
+    what to know before the model runs. tokens: the rows of x in the calls that were timed, None without timing. nbytes:
+    the bytes of all tensors that the model holds, before and after: parameters, buffers, gradients and the state of
+    layers; memory that several share counts once. untied: parameters that shared memory before and no longer do.
     """
 
     model: str
@@ -66,6 +72,8 @@ class ConversionReport:
     notes: tuple[str, ...] = ()
     parameters: tuple[ParameterReport, ...] = ()
     tokens: int | None = None
+    nbytes: tuple[int, int] | None = None
+    untied: tuple[Untied, ...] = ()
 
     @property
     def converted(self) -> tuple[LayerReport, ...]:
@@ -81,10 +89,9 @@ class ConversionReport:
             f"{self.model}: {len(self.converted)} of {len(self.layers)} linear layers are quire's",
             f"recipe: {run}",
         ]
-        sizes = [layer.weight_bytes for layer in self.converted if layer.weight_bytes is not None]
-        if sizes:
-            before, now = (sum(size) for size in zip(*sizes, strict=True))
-            lines.append(f"weights: {megabytes(before)} before, {megabytes(now)} now")
+        if self.nbytes is not None and any(layer.weight_bytes is not None for layer in self.converted):
+            before, now = map(megabytes, self.nbytes)
+            lines.append(f"memory: {before} before, {now} now, of all that the model holds")
         if self.tokens is not None:
             lines.append(f"times: of one call of a layer with {counted(self.tokens, 'row')}, before and now")
         lines += [*layer_lines(self.layers, self.recipe), *_parameter_lines(self.parameters)]
@@ -114,7 +121,16 @@ def _kind(layer: LayerReport, recipe: str | None) -> tuple[str, ...]:
     own = f"recipe: {layer.recipe or _OF_AUTOCAST}" if layer.converted and layer.recipe != recipe else ""
     kept = f"as it was: {layer.kept}" if own and layer.kept else ""
     left = f"left: {layer.why_not}" if layer.why_not else ""
-    return _pattern(layer.names), f"{layer.in_features} -> {layer.out_features}", *before_and_now, own, kept, left
+    fixed = f"no longer computed: {layer.computed}" if layer.computed else ""
+    return (
+        _pattern(layer.names),
+        f"{layer.in_features} -> {layer.out_features}",
+        *before_and_now,
+        own,
+        kept,
+        fixed,
+        left,
+    )
 
 
 def _pattern(names: tuple[str, ...]) -> str:
@@ -139,6 +155,24 @@ def _parameter_lines(parameters: tuple[ParameterReport, ...]) -> Iterator[str]:
     for name, ((_, shape, owner), alike) in zip(names, groups.items(), strict=True):
         times = f" x {len(alike)}" if len(alike) > 1 else ""
         yield f"  {name:<{width}}  {list(shape)}{times} of {owner}: {percent(sum(p.share for p in alike))}"
+
+
+def untied_notes(untied: tuple[Untied, ...]) -> Iterator[str]:
+    """What to know of parameters that no longer share memory, of those with numbers in their names once."""
+    seen = set()
+    for one in untied:
+        names = _pattern(one.quantized), _pattern(one.others)
+        if names in seen:
+            continue
+        seen.add(names)
+        codes, size = " and ".join(one.quantized), megabytes(one.nbytes)
+        if one.others:
+            yield (
+                f"{codes} shared memory with {' and '.join(one.others)}, and has codes of its own now ({size}), while "
+                "the other keeps its values; to keep them tied, leave the layer out by filter="
+            )
+        else:
+            yield f"{codes} shared memory, and have codes of their own now ({size})"
 
 
 def counted(n: int, what: str) -> str:

@@ -79,10 +79,13 @@ def best_of(calls: Sequence[Callable[[], object]], others: Sequence[int], second
 
 
 def twin(layer: torch.nn.Linear) -> Linear:
-    """A quire.Linear with the same parameters."""
+    """A quire.Linear with the same parameters, or with the values of those that are computed in every call."""
     with torch.device("meta"):
         other = Linear(layer.in_features, layer.out_features, bias=layer.bias is not None)
-    other.weight, other.bias = layer.weight, layer.bias
+    for name in ("weight", "bias"):
+        value = getattr(layer, name)
+        parameter = value is None or isinstance(value, torch.nn.Parameter)
+        setattr(other, name, value if parameter else torch.nn.Parameter(value.detach()))
     return other
 
 

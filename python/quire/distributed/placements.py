@@ -41,6 +41,17 @@ def parameters_of_others(model: torch.nn.Module) -> set[torch.nn.Parameter | Non
     return {own for module in model.modules() if not hasattr(module, "products") for own in module._parameters.values()}
 
 
+def check_own_parameter(what: str, layer: torch.nn.Module, name: str) -> None:
+    """Raises NotImplementedError if a weight is no parameter of the layer, as one that hooks or parametrizations
+    compute in every call."""
+    if layer._parameters.get(name) is None:
+        raise NotImplementedError(
+            f"{what} is not a parameter of the layer: it is computed from others (pruned, weight_norm, parametrized), "
+            "or a plain tensor; remove what computes it before the layer is sharded "
+            "(torch.nn.utils.prune.remove, torch.nn.utils.parametrize.remove_parametrizations)"
+        )
+
+
 def local(t: torch.Tensor | None, gradients: "Placements | None" = None) -> torch.Tensor | None:
     """This rank's shard of a DTensor; another tensor itself. gradients: placements of the part's gradient, if not
     those of t."""

@@ -10,7 +10,7 @@ from torch import distributed
 from quire.checks import check_type
 from quire.distributed import check_ranks
 from quire.distributed.code_payload import why_not
-from quire.distributed.placements import is_dtensor, parameters_of_others
+from quire.distributed.placements import check_own_parameter, is_dtensor, parameters_of_others
 from quire.distributed.sharded_product import Shards
 from quire.recipe import Recipe, as_recipe
 from quire.tensor import QuantizedTensor, QuantSpec
@@ -87,7 +87,9 @@ def _rows_of_products(layer: torch.nn.Module) -> list[str]:
 
 def _check(layer: torch.nn.Module) -> None:
     for name in layer.weight_names:
-        weight, what = layer._parameters[name], f"shard_weights: quire.{type(layer).__name__}.{name}"
+        what = f"shard_weights: quire.{type(layer).__name__}.{name}"
+        check_own_parameter(what, layer, name)
+        weight = layer._parameters[name]
         if is_dtensor(weight) or isinstance(weight, QuantizedTensor) or type(weight) is not torch.nn.Parameter:
             raise NotImplementedError(
                 f"{what} must be a plain parameter, got a {type(weight).__name__}; call shard_weights once, on a model "

@@ -9,7 +9,7 @@ import torch
 from quire.checks import check_type
 from quire.distributed.gathering import COLUMNWISE, Gathering
 from quire.distributed.master_shard import MasterShard, Options
-from quire.distributed.placements import is_dtensor, parameters_of_others, placed_like
+from quire.distributed.placements import check_own_parameter, is_dtensor, parameters_of_others, placed_like
 from quire.recipe import Recipe, as_recipe
 from quire.tensor import QuantizedTensor
 
@@ -68,7 +68,9 @@ def _weights(
     """Name, parameter and new parameter of the weights of a layer that can be gathered as codes."""
     kind = type(layer).__name__
     for name in layer.weight_names:
-        weight, what = layer._parameters[name], f"gather_codes: quire.{kind}.{name}"
+        what = f"gather_codes: quire.{kind}.{name}"
+        check_own_parameter(what, layer, name)
+        weight = layer._parameters[name]
         _check_weight(what, layer, weight)
         if weight.dim() != 2 or name not in _named(layer) or weight in others:
             why = "has three dimensions" if weight.dim() != 2 else "is a part of a weight"

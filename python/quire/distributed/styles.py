@@ -9,7 +9,7 @@ from torch import distributed
 
 from quire.checks import check_type, check_type_or_none
 from quire.distributed.parallel import Parallel, divided_dims, refuse_quantized
-from quire.distributed.placements import is_dtensor
+from quire.distributed.placements import check_own_parameter, is_dtensor
 from quire.tensor import QuantizedActivation, QuantizedTensor
 
 if distributed.is_available():
@@ -197,6 +197,8 @@ def _dims(what: str, module: torch.nn.Module, mode: str) -> dict[str, int | None
 def _check_parameters(what: str, module: torch.nn.Module, dims: dict[str, int | None], size: int) -> None:
     for name, dim in dims.items():
         parameter = getattr(module, name)
+        if parameter is not None:
+            check_own_parameter(f"{what}: {name}", module, name)
         if isinstance(parameter, QuantizedTensor):
             refuse_quantized(what, name)
         if is_dtensor(parameter):

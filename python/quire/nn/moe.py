@@ -17,6 +17,7 @@ from quire.moe import limit_capacity, permute, route, tokens_per_expert, unpermu
 from quire.moe.primitives import permute_rows
 from quire.nn.activation_names import activation_inputs, activation_text
 from quire.nn.call import active_call
+from quire.nn.computed_weights import compute_weights
 from quire.nn.dtype import uses_torch_autocast
 from quire.nn.float32_buffers import Float32Buffers
 from quire.nn.grouped_linear import GroupedLinear
@@ -320,6 +321,8 @@ class MoE(Float32Buffers):
 
     def _experts(self, rows: torch.Tensor, offsets: torch.Tensor, codes: Buffers = ()) -> torch.Tensor:
         """codes: buffers of rows, which are then not read."""
+        for layer in (self.fc1, self.fc2):
+            compute_weights(layer)
         fc1, fc2 = (Product(layer, "", active_call(layer, rows)) for layer in (self.fc1, self.fc2))
         h = fc1.run(rows, self.fc1.biases(""), offsets, codes)
         wanted = fc2.input()

@@ -13,6 +13,7 @@ from quire.checks import check_type
 from quire.functional import Buffers, quantize
 from quire.recipe import Recipe, as_recipe, default
 from quire.tensor import QuantizedStack, QuantizedTensor
+from quire.tensor.loading import SAME_LAYERS
 from quire.tensor.order import same_codes
 
 
@@ -69,13 +70,6 @@ def quantized_model_init(
         yield
     finally:
         _STATE.options = outer
-
-
-#: Arguments of quire.convert that select the layers which have codes in a state dict.
-SAME_LAYERS = (
-    "min_features=1, filter=lambda layer, name: any(isinstance(state_dict.get(f'{name}.{own}'.lstrip('.')), "
-    "quire.QuantizedTensor) for own, _ in layer.named_parameters())"
-)
 
 
 def initial_weight(parameter: torch.nn.Parameter) -> torch.nn.Parameter:

@@ -74,9 +74,10 @@ def quantize_model(
     check_missing("quantize_model", missing_input_scale)
     selection = _selection(model, _plan(recipe, method, batches, damping), filter, min_features)
     seen = [] if batches is None else listed("quantize_model", batches)
-    scales = _scales(selection, seen, missing_input_scale)
-    report = carry_out(selection, _codes(selection, method, seen, float(damping), scales))
-    give(scales)
+    with selection.plain_weights() as computed:
+        scales = _scales(selection, seen, missing_input_scale)
+        report = carry_out(selection, _codes(selection, method, seen, float(damping), scales), computed)
+        give(scales)
     for note in report.notes:
         warnings.warn(f"quire.quantize_model: {note}", stacklevel=3)
     return model

@@ -19,18 +19,19 @@ _OPTIONS = {"fuse_wgrad_accumulation": False, "delay_wgrad_compute": False}
 class _Split(ProductModule):
     """A layer that has parameters q_weight, k_weight, q_bias, ... for parameters_split=("q", "k").
 
-    `weight` and `bias` are their concatenations, made anew each time they are read.
+    `weight` and `bias` are their concatenations, made anew each time they are read. The parts may be computed from
+    other parameters (pruned, parametrized).
     """
 
     part_sizes: tuple[int, ...]
 
     @property
     def weight(self) -> torch.Tensor:
-        return torch.cat([self._parameters[name] for name in self.weight_names])
+        return torch.cat([getattr(self, name) for name in self.weight_names])
 
     @property
     def bias(self) -> torch.Tensor | None:
-        return torch.cat([self._parameters[name] for name in self.bias_names]) if self.bias_names else None
+        return torch.cat([getattr(self, name) for name in self.bias_names]) if self.bias_names else None
 
     def own_parts(self) -> dict[str, Parallel]:
         if not self.has_parts:

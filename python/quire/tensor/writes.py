@@ -10,6 +10,7 @@ import torch
 
 from quire.tensor.decoded import each
 from quire.tensor.decoded_view import DecodedView
+from quire.tensor.loading import tell_decoding
 from quire.tensor.order import is_interleaved, reordered, same_codes
 from quire.tensor.quantized import QuantizedTensor
 from quire.tensor.window import Window
@@ -28,8 +29,11 @@ def values_of(argument: Any) -> Any:
 def write(operator: Any, written: Written, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Computes on values in place of each quantized tensor, then quantizes those that were written to. written:
     positions and names of these arguments."""
-    if operator is torch.ops.aten.copy_.default and _copy_codes(*args[:2]):
-        return args[0]
+    if operator is torch.ops.aten.copy_.default:
+        if _copy_codes(*args[:2]):
+            return args[0]
+        if isinstance(args[1], QuantizedTensor) and not isinstance(args[0], _KINDS):
+            tell_decoding(args[1].spec_text)
     if operator.name().startswith("aten::_fused_"):
         return _write_one_by_one(operator, written, args, kwargs)
     values = _Values()
