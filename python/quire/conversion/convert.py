@@ -106,7 +106,10 @@ def convert(
     for_inference: the weights are quantized once and become parameters of the class QuantizedTensor, rowwise only, in
         the order that matmuls with few tokens read fastest (quire.prepack_weights). Their values in high precision are
         freed. Under NVFP4 a weight gets one scale for 1 x 16 values. No parameter of a converted layer requires a
-        gradient. You then need no quire.autocast to run, save or export the model.
+        gradient. You then need no quire.autocast to run, save or export the model. A weight that is tied to an
+        embedding is untied, with a warning: the embedding keeps its values, and the layer gets codes. A weight that
+        PyTorch computes in every call (torch.nn.utils.prune, weight_norm, spectral_norm, parametrize) is replaced by
+        its value in evaluation mode, and what computes it is removed.
     tokens: the number of rows of x in a typical call; used only with for_inference. convert times one layer of each
         shape with that many rows, about two seconds in all, and does not convert layers that would become more than
         5 % slower. Call convert within the same torch.autocast as the model later. None: all layers are converted
@@ -117,9 +120,10 @@ def convert(
     model itself can be the layer. A layer on the meta device gets its random state when it is moved to another device
     (quire.Linear).
 
-    Three kinds of layers are not converted: subclasses of torch.nn.Linear, whose forward method may differ; layers
-    whose forward method was replaced; and layers of other dtypes than float32, float16 and bfloat16.
-    quire.conversion_report(model) states the reason for each layer.
+    Some layers are not converted: subclasses of torch.nn.Linear, whose forward method may differ; layers whose forward
+    method was replaced; layers of other dtypes than float32, float16 and bfloat16; layers whose weight is no plain
+    parameter (a buffer, a sparse tensor, of another library's class, not initialised yet); and for training
+    parametrized layers. quire.conversion_report(model) states the reason for each layer.
 
     Raises ValueError if there is nothing to convert, also if all layers would become slower: the error lists what
     was examined. Raises TypeError for arguments of a wrong type. The model is then unchanged.

@@ -63,7 +63,9 @@ class ConversionReport:
     that a matmul may read and that stays in high precision, also of layers that were not converted. notes:
     what to know before the model runs. tokens: the rows of x in the calls that were timed, None without timing. nbytes:
     the bytes of all tensors that the model holds, before and after: parameters, buffers, gradients and the state of
-    layers; memory that several share counts once. untied: parameters that shared memory before and no longer do.
+    layers; memory that several share counts once. untied: of parameters that shared memory before and no longer do, a
+    named tuple each of the names that are codes now (quantized), the names that keep their values (others), and the
+    bytes of the codes (nbytes).
     """
 
     model: str
