@@ -70,7 +70,8 @@ def _of_caller() -> _Active:
 def active_recipe() -> Recipe | None:
     """The recipe of the innermost autocast of this thread; None if there is none or it is disabled. In an autograd
     thread, the recipe of the thread that called backward."""
-    return _active()[1]
+    found = _active()[1]
+    return found.in_force() if hasattr(found, "in_force") else found
 
 
 def recipe_of(layer: torch.nn.Module) -> Recipe | None:
@@ -110,8 +111,9 @@ class autocast:
     Around a compiled function, there is one graph for each recipe.
 
     With activation checkpointing use quire.checkpoint. PyTorch's own checkpoint recomputes under the recipe that is
-    active during backward. So with it, call backward inside the autocast. (On a device it cannot recompute a function
-    that is compiled with fullgraph=True: torch._dynamo.exc.Unsupported.)
+    active during backward. So with it, call backward inside the autocast; elsewhere a layer that would compute another
+    forward pass raises torch.utils.checkpoint.CheckpointError. (On a device it cannot recompute a function that is
+    compiled with fullgraph=True: torch._dynamo.exc.Unsupported.)
 
     Raises TypeError if an argument has a wrong type.
     """
@@ -186,16 +188,34 @@ class autocast:
 
 class Reentered:
     """A context that restores the recipe that was active when the context was created: for a forward pass that backward
-    recomputes, possibly in another thread. Unlike autocast it ends no step of delayed scaling."""
+    recomputes, possibly in another thread. Unlike autocast it ends no step of delayed scaling.
 
-    def __init__(self) -> None:
-        self._state = _active()
-        self._outer: list[_Active] = []
+    recipe: one that is active instead.
+    """
+
+    def __init__(self, recipe: Recipe | None = None) -> None:
+        self._state = _active() if recipe is None else (True, recipe, active_rule())
+        self._outer: list[tuple[_Active, bool]] = []
 
     def __enter__(self) -> "Reentered":
-        self._outer.append(_STATE.get())
+        self._outer.append((_STATE.get(), _STATE.foreign))
         _STATE.set(self._state)
+        _STATE.foreign = False  # also where nothing was active: the caller of backward is not asked
         return self
 
     def __exit__(self, *exception: object) -> None:
-        _STATE.set(self._outer.pop())
+        active, _STATE.foreign = self._outer.pop()
+        _STATE.set(active)
+
+    def same_as(self, other: "Reentered") -> bool:
+        return self._state == other._state
+
+    def active_recipe(self) -> Recipe | None:
+        """active_recipe() within this context."""
+        with self:
+            return active_recipe()
+
+    def recipe_of(self, layer: torch.nn.Module) -> Recipe | None:
+        """recipe_of() within this context."""
+        with self:
+            return recipe_of(layer)

@@ -1,10 +1,16 @@
 """quire.checkpoint: a forward pass computed again is the forward pass that was."""
 
+import contextlib
+import functools
+
 import pytest
 import torch
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+from torch.utils.checkpoint import checkpoint_sequential
 
 import quire
-from every_recipe import DEFAULTS, DELAYED, each, some
+import quire.te.ops
+from every_recipe import DEFAULTS, DELAYED, VARIANTS, each, some
 
 
 def make():
@@ -85,13 +91,116 @@ def test_it_compiles(recipe, compiler):
     assert all(torch.equal(a, b) for a, b in zip(got, expected, strict=True))
 
 
-def test_pytorchs_own_checkpoint_outside_of_autocast_shows_why():
-    """The control: without the recipe, what is computed again is another forward pass."""
-    model, x = make(), torch.randn(33, 64, requires_grad=True)
-    with quire.autocast():
-        y = torch.utils.checkpoint.checkpoint(model, x, use_reentrant=False)
-    with pytest.raises(torch.utils.checkpoint.CheckpointError):
+# ---- PyTorch's own checkpoint repeats a forward pass under what is active then.
+
+
+def by_pytorch(reentrant):
+    return functools.partial(torch.utils.checkpoint.checkpoint, use_reentrant=reentrant)
+
+
+REENTRANT, OTHER = by_pytorch(True), by_pytorch(False)
+#: Ways to run a model with a checkpoint of PyTorch's in it.
+WAYS = {
+    "reentrant": REENTRANT,
+    "not reentrant": OTHER,
+    "without a comparison": functools.partial(OTHER, determinism_check="none"),
+    "in segments, reentrant": lambda model, x: checkpoint_sequential(model, 2, x, use_reentrant=True),
+    "in segments": lambda model, x: checkpoint_sequential(model, 2, x, use_reentrant=False),
+    "reentrant in reentrant": lambda model, x: REENTRANT(lambda x: REENTRANT(model, x), x),
+    "not reentrant in reentrant": lambda model, x: REENTRANT(lambda x: OTHER(model, x), x),
+    "reentrant in not reentrant": lambda model, x: OTHER(lambda x: REENTRANT(model, x), x),
+    "reentrant in quire's": lambda model, x: quire.checkpoint(lambda x: REENTRANT(model, x), x),
+    "quire's in reentrant": lambda model, x: REENTRANT(lambda x: quire.checkpoint(model, x), x),
+    "with a wrapper": lambda model, x: checkpoint_wrapper(model)(x),
+}
+#: The context of the forward pass, and that of the backward pass where it is to be another one.
+PAIRS = {
+    "no recipe": ("mxfp8", None),
+    "disabled": ("mxfp8", {"enabled": False}),
+    "of the same shapes": ("nvfp4", {"recipe": VARIANTS["nvfp4_no_sr"]}),
+    "a recipe only then": (None, {"recipe": DEFAULTS["fp8_current"]}),
+    "by layer": ("by layer", None),
+    "delayed": ("delayed", None),
+    "the next step": ("delayed", {"recipe": DELAYED}),
+}
+
+
+class ByLayer(quire.recipe.MXFP8BlockScaling):
+    def of_layer(self, layer):
+        return DEFAULTS["mxfp8" if layer.in_features == 64 else "nvfp4"]
+
+
+ACTIVE = {"by layer": ByLayer(), "mxfp8": DEFAULTS["mxfp8"], "nvfp4": DEFAULTS["nvfp4"], "delayed": DELAYED, None: None}
+
+
+def active(options):
+    return contextlib.nullcontext() if options is None else quire.autocast(**options)
+
+
+def forward(way, first, model=None):
+    model = make() if model is None else model
+    x = torch.randn(33, 64, generator=torch.Generator().manual_seed(3)).requires_grad_()
+    recipe = ACTIVE[first]
+    with active(None if recipe is None else {"recipe": recipe}):
+        return model, x, way(model, x)
+
+
+@pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
+@pytest.mark.parametrize(("first", "then"), PAIRS.values(), ids=PAIRS)
+def test_pytorchs_checkpoint_does_not_recompute_another_forward_pass(way, first, then):
+    model, x, y = forward(way, first)
+    with active(then), pytest.raises(torch.utils.checkpoint.CheckpointError, match="Use quire.checkpoint, or call"):
         y.sum().backward()
+    assert x.grad is None and model[0].weight.grad is None
+
+
+@pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
+@each(some("mxfp8", "nvfp4", "delayed", "high_precision"))
+def test_pytorchs_checkpoint_within_the_same_autocast_gives_the_gradients_without_it(way, recipe):
+    results = []
+    for call in (lambda model, x: model(x), way):
+        model = make()
+        x = torch.randn(33, 64, generator=torch.Generator().manual_seed(3)).requires_grad_()
+        with quire.autocast(recipe=recipe, enabled=recipe is not None):
+            call(model, x).sum().backward()
+        results.append([x.grad, *(p.grad for p in model.parameters())])
+    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
+
+
+@pytest.mark.parametrize("way", [REENTRANT, OTHER], ids=["reentrant", "not reentrant"])
+def test_what_no_layer_would_notice_is_recomputed(way):
+    """Other modules than quire's; layers that have an autocast of their own; one that is the same to these layers."""
+    own = quire.convert(make(), "mxfp8", min_features=1)
+
+    def within(model, x):
+        return way(lambda x: quire.autocast(recipe="mxfp8")(model)(x), x)
+
+    cases = [(torch.nn.Linear(64, 64), way, "nvfp4", None), (make(), within, None, {"enabled": False})]
+    cases += [(own, way, None, {"recipe": "mxfp8"}), (own, way, "mxfp8", None)]
+    for model, call, first, then in cases:
+        _, x, y = forward(call, first, model)
+        with active(then):
+            y.sum().backward()
+        _, expected, y = forward(lambda model, x: model(x), first or "mxfp8", model)
+        y.sum().backward()
+        assert torch.equal(x.grad, expected.grad)
+
+
+@pytest.mark.parametrize("way", [REENTRANT, OTHER], ids=["reentrant", "not reentrant"])
+@pytest.mark.parametrize("what", ["a function", "te.ops", "compiled"])
+def test_whoever_asks_for_the_recipe_is_not_recomputed_under_another_one(way, what):
+    def asking(x):
+        return (x * (1.0 if quire.active_recipe() is None else 2.0)).square()
+
+    def quantizing(x):
+        return quire.te.ops.Quantize()(x).dequantize().square()
+
+    compiled = torch.compile(make(), backend="aot_eager")
+    function = {"a function": asking, "te.ops": quantizing, "compiled": compiled}[what]
+    _, x, y = forward(way, "mxfp8", function)
+    with pytest.raises(torch.utils.checkpoint.CheckpointError, match="that ran under 'x=mxfp8:nan"):
+        y.sum().backward()
+    assert x.grad is None and quire.active_recipe() is None
 
 
 def test_saved_tensors_are_plain_and_may_leave_the_device(make_x):

@@ -12,6 +12,18 @@ from quire.tensor import QuantizedTensor
 _SPEC = "fp8_tensor"
 
 
+class PresentStep:
+    """The step whose scales forward passes of this thread use now, to notice later that others are in use."""
+
+    def __init__(self) -> None:
+        recorded = None if THREAD.scales is None else THREAD.scales.step
+        self._steps = THREAD.steps if recorded is None else recorded._steps
+        self._number = self._steps[0] if recorded is None else recorded._number
+
+    def ended(self) -> bool:
+        return self._steps[0] != self._number
+
+
 class RecordedScales:
     """The scales that a forward pass used. They are used again when the forward pass is recomputed (quire.checkpoint),
     perhaps after later steps.
@@ -25,6 +37,7 @@ class RecordedScales:
         self._scales: list[tuple[torch.Tensor, torch.Tensor]] = []
         self._next: int | None = None
         self._outer: list[RecordedScales | None] = []
+        self.step = PresentStep()
 
     def __enter__(self) -> "RecordedScales":
         self._outer.append(THREAD.scales)

@@ -64,6 +64,7 @@ class _Thread(threading.local):
         self.rules: dict[str, Rule] = {}
         self.devices: list[torch.device] = []  # that have a table
         self.collections = 0  # calls of delayed_collect_ that this thread has made, but for those of graphs
+        self.steps = [0]  # how many have ended; a list, because other threads may ask for it (forward.py)
         self.scales = None  # or a RecordedScales (forward.py), which replays those of an earlier pass
         self.in_python = False  # whether there is a rule whose step delayed_update_ alone cannot do
 

@@ -159,6 +159,7 @@ def step() -> None:
             operator = torch.ops.quire.delayed_update_in_python_ if THREAD.in_python else _update
             _end_step(own, operator)
         return
+    THREAD.steps[0] += 1
     ran_graphs = torch.ops.quire.delayed_collections() != THREAD.collections
     if ran_graphs and THREAD.in_python:
         _read_rules(states)

@@ -10,6 +10,7 @@ import torch.utils.checkpoint
 from quire.autocast import Reentered
 from quire.checks import check_type
 from quire.delayed import RecordedScales
+from quire.nn import same_recipe
 
 #: Keywords that torch.utils.checkpoint.checkpoint has for itself.
 _OWN = {"preserve_rng_state"} | {
@@ -17,6 +18,8 @@ _OWN = {"preserve_rng_state"} | {
     for name, parameter in inspect.signature(torch.utils.checkpoint.checkpoint).parameters.items()
     if parameter.kind is parameter.KEYWORD_ONLY
 }
+
+same_recipe.notice()
 
 
 def checkpoint(function: Callable[..., object], *args: object, use_reentrant: bool = False, **kwargs: object) -> object:
