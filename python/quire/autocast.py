@@ -219,3 +219,11 @@ class Reentered:
         """recipe_of() within this context."""
         with self:
             return recipe_of(layer)
+
+
+class Outside(Reentered):
+    """A context that is outside of every autocast, wherever it is entered."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._state = (False, None, None)

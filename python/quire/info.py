@@ -12,6 +12,7 @@ from quire.autocast import autocast
 from quire.distributed import check_ranks
 from quire.loading import library
 from quire.nn.linear import Linear
+from quire.nn.own_context import running
 from quire.recipe import Recipe, from_name, names
 
 
@@ -48,7 +49,7 @@ def why_no_spec(spec: str, device: str | torch.device) -> str:
 
 def _reason(attempt: Callable[[], object], device: str | torch.device) -> str:
     try:
-        with torch.random.fork_rng(devices=[]):
+        with running():
             attempt()
     except Exception as error:  # whatever it is, it is the reason
         if "Could not run 'quire::" in str(error):  # the dispatcher's page of text

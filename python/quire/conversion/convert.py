@@ -37,6 +37,7 @@ from quire.conversion.report import (
 )
 from quire.conversion.timing import check_tokens, has_values, measure, slower
 from quire.nn.linear import Linear, applied_division
+from quire.nn.own_context import own_context
 from quire.nn.own_recipe import own_recipe
 from quire.nn.product_module import ProductModule
 from quire.nn.random_state import reset_streams
@@ -112,8 +113,8 @@ def convert(
         its value in evaluation mode, and what computes it is removed.
     tokens: the number of rows of x in a typical call; used only with for_inference. convert times one layer of each
         shape with that many rows, about two seconds in all, and does not convert layers that would become more than
-        5 % slower. Call convert within the same torch.autocast as the model later. None: all layers are converted
-        without timing, which needs the least memory.
+        5 % slower. Call convert within the same torch.autocast as the model later; a quire.autocast has no effect on
+        the times. None: all layers are converted without timing, which needs the least memory.
 
     Each layer stays the same object, with its hooks, flags and names. For training its parameters stay the same objects
     too. So optimizers, tied weights and other references continue to work, and the state dict does not change. The
@@ -341,6 +342,7 @@ def _nothing(
     )
 
 
+@own_context()
 def adopt(layers: list[torch.nn.Module], plan: Plan, made: dict[int, torch.nn.Parameter]) -> None:
     """Makes the layers quire's. made: as for quantize_for_inference."""
     from tqdm import tqdm

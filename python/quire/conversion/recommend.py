@@ -85,7 +85,8 @@ def recommend(
     One layer of each kind is timed, as quire.convert(for_inference=True, tokens=...) does, about two seconds in all;
     large layers and many rows take longer. Delayed scaling takes the time of fp8_current or less and is not timed: a
     layer cannot have it as its own recipe. Accuracy is not measured: 8-bit recipes are closer to high precision than
-    4-bit recipes. Call it within the torch.autocast that the model will run within.
+    4-bit recipes. Call it within the torch.autocast that the model will run within. A quire.autocast around the call
+    has no effect.
 
     Raises ValueError if the model has no layer that can be converted and timed, or for an unknown goal.
     """

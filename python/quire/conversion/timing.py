@@ -9,6 +9,7 @@ import torch
 from quire.checks import check_type_or_none
 from quire.conversion.inference import quantize_for_inference
 from quire.nn.linear import Linear
+from quire.nn.own_context import running
 from quire.recipe import Recipe
 from quire.tensor import QuantizedTensor
 
@@ -125,16 +126,16 @@ def training_call(layer: torch.nn.Linear, x: torch.Tensor, recipe: Recipe | None
 def measure(
     layers: Sequence[torch.nn.Linear], recipes: Sequence[Recipe], tokens: int, training: bool = False
 ) -> list[Kind]:
-    """Times one layer of each kind with `tokens` rows, in about SECONDS altogether.
+    """Times one layer of each kind with `tokens` rows, in about SECONDS altogether, within the caller's torch.autocast.
 
     layers: all layers of the model that are to be timed. training: forward and backward passes.
     """
     kinds, total = alike(layers), sum(layer.weight.nbytes for layer in layers)
     call_of = training_call if training else inference_call
     found = []
-    for same in kinds:
-        x, own = input_of(same[0], tokens), max(1, same[0].weight.nbytes)
-        with torch.set_grad_enabled(training):
+    with running(torch_autocast=True), torch.set_grad_enabled(training):
+        for same in kinds:
+            x, own = input_of(same[0], tokens), max(1, same[0].weight.nbytes)
             calls, sizes = zip(*[call_of(same[0], x, it) for it in (None, *recipes)], strict=True)
             others = [total * size // own - size for size in sizes]
             found.append(Kind(same, best_of(calls, others, SECONDS / len(kinds)), list(sizes)))

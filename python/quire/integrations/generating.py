@@ -7,13 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from quire.checks import check_type
 from quire.integrations.missing import needed
 from quire.integrations.transformers import KNOWN, METHODS, REPLACEABLE, register
 from quire.io.errors import CheckpointError
 from quire.io.inspection import inspect
+from quire.nn.own_context import running
 
 _CALLER = "python -m quire.io run --prompt"
 
@@ -76,7 +75,7 @@ def generate(path: str | Path, prompt: str, new_tokens: int = 32) -> Answer:
     model = transformers.AutoModelForCausalLM.from_pretrained(path, local_files_only=True).eval()
     options = {"max_new_tokens": new_tokens, "do_sample": False, "cache_implementation": "static"}
     options |= {"attention_mask": given["attention_mask"], "disable_compile": True}
-    with torch.no_grad():
+    with running(model):
         began = time.perf_counter()
         ids = model.generate(given["input_ids"], **options)
         seconds = time.perf_counter() - began

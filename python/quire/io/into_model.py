@@ -17,6 +17,7 @@ from quire.io.joining import joined_input, joined_spec
 from quire.io.load_report import LoadReport
 from quire.io.reading import MISSING, Checkpoint, opened
 from quire.io.record import Record, remember
+from quire.nn.own_context import own_context
 from quire.nn.product_module import ProductModule
 from quire.nn.stacked_experts import StackedExperts, is_experts, weight_names
 from quire.tensor import QuantSpec
@@ -88,7 +89,7 @@ def load_checkpoint(model: torch.nn.Module, checkpoint: Checkpoint, options: Loa
     for target in plain:
         _check_plain(target, checkpoint)
     record = _record(targets, checkpoint, unused)
-    with torch.no_grad():
+    with own_context():
         apply(plain, layers, checkpoint)
     remember(model, record)
     quantized = {t.name: layer.recipe.linear_spec() for layer in layers.values() for t in layer.targets}

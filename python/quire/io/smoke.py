@@ -12,6 +12,7 @@ from quire.io.assigning import load_layer
 from quire.io.errors import CheckpointError
 from quire.io.inspection import table
 from quire.io.reading import read
+from quire.nn.own_context import running
 
 
 @dataclass(frozen=True)
@@ -52,9 +53,10 @@ class Run:
         return {"path": self.path, "layers": [vars(layer) for layer in self.layers]}
 
 
+@running()
 def run(path: str | Path, tokens: int = 4) -> Run:
     """Runs each quantized layer by itself, with random inputs of standard deviation 1, under the recipe that load()
-    would give it.
+    would give it, outside of every autocast of the caller.
 
     path: as for read(). tokens: the number of rows of the inputs. Raises CheckpointError if no layer is quantized, and
     the errors of read().
@@ -72,9 +74,8 @@ def run(path: str | Path, tokens: int = 4) -> Run:
             layer = load_layer(stored, checkpoint.groups[name].layout, index)
             x = torch.randn(tokens, layer.in_features, generator=generator, dtype=torch.float32, device="cpu")
             x = x.to(checkpoint.dtype)
-            with torch.no_grad():
-                y = layer(x).float()
-                true = torch.nn.functional.linear(x.float(), layer.weight.dequantize(torch.float32))
+            y = layer(x).float()
+            true = torch.nn.functional.linear(x.float(), layer.weight.dequantize(torch.float32))
             true = true if layer.bias is None else true + layer.bias.float()
             error = float((y - true).abs().max() / true.abs().max().clamp_min(1e-30))
             full = name if index is None else f"{name}[{index}]"

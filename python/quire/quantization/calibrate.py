@@ -9,6 +9,7 @@ import torch
 
 from quire.autocast import autocast
 from quire.checks import check_type
+from quire.nn.own_context import callers_defaults, running
 from quire.nn.product_module import ProductModule
 from quire.quantization.inputs import (
     Batch,
@@ -93,7 +94,6 @@ class CalibrationReport:
     __repr__ = __str__
 
 
-@torch.no_grad()
 def calibrate(
     model: torch.nn.Module,
     batches: Iterable[Batch],
@@ -106,7 +106,9 @@ def calibrate(
 
     batches: inputs of the model. A tensor is its one argument, a tuple or list its arguments, a dict its arguments by
         name. The model runs as it is, so calibrate it before it is quantized. If it has layers whose own recipe needs
-        static scales, all layers run with decoded weights and unquantized inputs.
+        static scales, all layers run with decoded weights and unquantized inputs. It runs in eval mode and outside of
+        every quire.autocast and torch.autocast, wherever calibrate is called; decorate the forward of a model that
+        needs torch.autocast. Its random numbers come from a seed of 0. All of this is afterwards as before.
     recipe: a recipe, its name or its text, whose x has a static scale: the families nvfp4 and fp8_tensor.
     shared: matmuls that are given the same tensor (q, k and v; gate and up) get one amax, the largest. They then can be
         joined to one layer. An input that all of them see is the same anyway; amaxes differ only if one of the layers
@@ -139,20 +141,15 @@ def calibrate(
         amaxes.see(matmul, rows)
         same.see(matmul, x)
 
-    training = [module for module in model.modules() if module.training]
-    model.eval()
-    try:
-        with watched(layers, seen), _unquantized(layers):
+    with running(model):
+        with watched(layers, seen), _unquantized(layers), callers_defaults():
             for batch in found:
                 args, named = arguments(batch)
                 model(*args, **named)
-    finally:
-        for module in training:
-            module.training = True
-    amaxes.reduce()
-    if shared:
-        amaxes.share(same)
-    return amaxes.report(spec, tuple(foreign.values()))
+        amaxes.reduce()
+        if shared:
+            amaxes.share(same)
+        return amaxes.report(spec, tuple(foreign.values()))
 
 
 def _static_spec(recipe: Recipe | None) -> QuantSpec:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from quire.nn.own_context import callers_defaults
 from quire.quantization.inputs import Batch, arguments
 
 #: The method by which a cache of keys and values is known, of transformers: blocks write to it.
@@ -24,7 +25,8 @@ class BlockCall:
     named: dict[str, object]
 
     def run(self, block: torch.nn.Module, flowing: torch.Tensor) -> torch.Tensor:
-        return first_tensor(block(flowing, *self.others, **self.named))
+        with callers_defaults():
+            return first_tensor(block(flowing, *self.others, **self.named))
 
 
 @dataclass
@@ -43,7 +45,7 @@ def first_tensor(result: object) -> object:
 
 def run(model: torch.nn.Module, batch: Batch) -> None:
     args, named = arguments(batch)
-    with contextlib.suppress(Stop):
+    with contextlib.suppress(Stop), callers_defaults():
         model(*args, **named)
 
 

@@ -9,6 +9,7 @@ from quire.checks import check_type
 from quire.conversion.convert import Plan, Selection, carry_out, select
 from quire.conversion.inference import inference_recipe
 from quire.functional import quantize
+from quire.nn.own_context import own_context, running
 from quire.nn.own_recipe import own_recipe
 from quire.nn.stacked_experts import is_experts
 from quire.quantization.calibrate import calibrate
@@ -21,7 +22,6 @@ from quire.tensor import QuantizedTensor, QuantSpec
 METHODS = ("rtn", "4over6", "gptq")
 
 
-@torch.no_grad()
 def quantize_model(
     model: torch.nn.Module,
     recipe: Recipe | str,
@@ -43,7 +43,8 @@ def quantize_model(
         If x has a static scale (the option `given`), it is measured on the batches, as quire.calibrate does. Without
         batches the layers have no scale yet: quire.calibrate(...).apply(model) gives them one.
     batches: for "gptq" and static scales, inputs of the model that are like its later inputs: tensors, tuples of
-        arguments or dicts of named arguments. Some thousand tokens are sufficient for small models.
+        arguments or dicts of named arguments. Some thousand tokens are sufficient for small models. The model runs as
+        in quire.calibrate: in eval mode, and outside of every autocast.
     method: "rtn" rounds every weight to nearest, as quire.convert does. "4over6" gives each block of an NVFP4 weight
         the better of two scales by its squared error (numerics.md 5.8). "gptq" minimizes the error of each layer's
         result on the batches (Frantar et al., 2022): columns are rounded one after the other, those with the largest
@@ -79,7 +80,7 @@ def quantize_model(
         report = carry_out(selection, _codes(selection, method, seen, float(damping), scales), computed)
         give(scales)
     for note in report.notes:
-        warnings.warn(f"quire.quantize_model: {note}", stacklevel=3)
+        warnings.warn(f"quire.quantize_model: {note}", stacklevel=2)
     return model
 
 
@@ -175,6 +176,7 @@ def _check_adopted(selection: Selection, what: str) -> None:
             )
 
 
+@own_context()
 def _four_over_six(selection: Selection) -> dict[int, torch.nn.Parameter]:
     made: dict[int, torch.nn.Parameter] = {}
     spec = QuantSpec(selection.plan.recipe.weight_spec)
@@ -196,13 +198,8 @@ def _gptq(
     model, layers = selection.model, _new(selection)
     names = {layer: selection.found[layer][0] for layer in layers}
     work = Gptq(model, names, selection.plan, damping, scales)
-    training = [module for module in model.modules() if module.training]
-    model.eval()
-    try:
+    with running(model):
         work.quantize(batches)
-    finally:
-        for module in training:
-            module.training = True
     if work.unseen:
         warnings.warn(
             f"quire.quantize_model: no row of the batches reached {', '.join(work.unseen)}; these weights are rounded "

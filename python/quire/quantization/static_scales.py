@@ -5,6 +5,7 @@ from collections.abc import Mapping
 import torch
 
 from quire.functional import quantize
+from quire.nn.own_context import own_context
 from quire.nn.product_module import ProductModule
 from quire.quantization.inputs import Matmul, matmuls, measured, uncompiled
 from quire.tensor import QuantizedTensor, QuantSpec
@@ -23,6 +24,7 @@ def amax_of_one(spec: QuantSpec) -> int:
     return round(1 / float(QuantizedTensor.from_buffers(buffers, spec, (1, 1)).dequantize()))
 
 
+@own_context()
 def static_scale(amax: float, spec: str) -> torch.Tensor:
     """float32 [1], the scale that a layer with an input under `spec`, which has the option `given`, has for an amax."""
     largest, words = amax_of_one(QuantSpec(measured(spec))), spec.split(":")
@@ -79,7 +81,7 @@ def check_missing(what: str, missing: str) -> None:
         raise ValueError(f"{what}: missing_input_scale must be one of {', '.join(MISSING)}; got {missing!r}")
 
 
-@torch.no_grad()
+@own_context()
 def give(scales: Mapping[Matmul, torch.Tensor]) -> None:
     """Writes the scales into layers whose recipe has them."""
     for matmul, scale in scales.items():
