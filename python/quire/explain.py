@@ -1,6 +1,7 @@
 """Reports what a layer or a function of quire runs: matmuls and quantizations, their operands, and their kernels."""
 
-from collections.abc import Callable
+import inspect
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -84,12 +85,14 @@ class Step:
 class Explanation:
     """The steps that ran, in order. str() gives a report.
 
-    recipe: the active recipe's text, None without one. isa: the instruction set of kernels named "generic".
+    recipe: the active recipe's text, None without one. isa: the instruction set of kernels named "generic". notes: what
+    to know before results are compared with those of another run.
     """
 
     recipe: str | None
     isa: str
     steps: tuple[Step, ...]
+    notes: tuple[str, ...] = ()
 
     @property
     def products(self) -> tuple[Step, ...]:
@@ -106,7 +109,7 @@ class Explanation:
             or "none is active in this thread (quire.autocast): layers run under their own, else in high precision"
         )
         head = f"recipe: {recipe}\ninstruction set: {self.isa}"
-        return "\n".join([head, *map(str, self.steps)])
+        return "\n".join([head, *map(str, self.steps), *(f"note: {note}" for note in self.notes)])
 
     __repr__ = __str__
 
@@ -200,7 +203,8 @@ def explain(function: Callable, *args: object, **kwargs: object) -> Explanation:
     """Runs function(*args, **kwargs) and, if gradients are enabled, its backward pass, and reports what quire computed.
 
     function: a module, also one that torch.compile wraps, or any function of tensors, such as quire.quantize. A layer
-        without a recipe of its own runs under the active recipe, so call explain within quire.autocast.
+        without a recipe of its own runs under the active recipe, so call explain within quire.autocast. A compiled
+        module runs in eager mode; a note says if its compiled results can differ (docs/inference.md).
     args, kwargs: its arguments. Floating-point tensors among them are treated as tensors that need gradients.
         Parameters need gradients according to their requires_grad.
 
@@ -218,8 +222,9 @@ def explain(function: Callable, *args: object, **kwargs: object) -> Explanation:
     Raises TypeError if function cannot be called. Raises RuntimeError for a function that calls a model that
     fully_shard shards: pass the model itself. Errors of the function reach the caller.
     """
-    function = getattr(function, "_orig_mod", function)  # what torch.compile wraps does the same in eager mode
     check_type("explain", Callable, function=function)
+    notes = (_FUSED,) if _keeps_float32(function, (args, kwargs)) else ()
+    function = getattr(function, "_orig_mod", function)  # what torch.compile wraps does the same in eager mode
     recipe = active_recipe()
     mode = _Restoring(function)
     torch.ops.quire.explain_begin()
@@ -233,7 +238,40 @@ def explain(function: Callable, *args: object, **kwargs: object) -> Explanation:
             mode.restore()
     isa = next(line.split(":")[0] for line in torch.ops.quire.isas().splitlines() if line.endswith(": in use"))
     said = None if recipe is None else "another one for each layer" if recipe.by_layer else recipe.linear_spec()
-    return Explanation(said, isa, tuple(_steps(text)))
+    return Explanation(said, isa, tuple(_steps(text)), notes)
+
+
+_ROUNDS = "emulate_precision_casts"
+_FUSED = (
+    "Inductor compiles this, and keeps float32 between operators that it fuses, where eager mode rounds to 16 bits. "
+    "Layers then quantize other values, and results differ from eager ones by several percent. To compare them, set "
+    f"torch._inductor.config.{_ROUNDS} = True before compiling"
+)
+
+
+def _keeps_float32(function: Callable, arguments: object) -> bool:
+    """Whether Inductor compiles the function, or a module of it, with 16-bit values that it does not round between
+    operators."""
+    modules = list(function.modules()) if isinstance(function, torch.nn.Module) else []
+    options = [found for one in (function, *modules) for found in _inductor_options(one)]
+    if not options or all([found.get(_ROUNDS, getattr(torch._inductor.config, _ROUNDS)) for found in options]):
+        return False
+    tensors = [t for t in pytree.tree_leaves(arguments) if isinstance(t, torch.Tensor)]
+    parameters = function.parameters() if isinstance(function, torch.nn.Module) else ()
+    halves = any([t.dtype in (torch.bfloat16, torch.float16) for t in (*tensors, *parameters)])
+    return halves or torch._C._is_any_autocast_enabled()
+
+
+def _inductor_options(compiled: object) -> Iterator[dict[str, object]]:
+    """The options of what torch.compile or Module.compile has made for Inductor; nothing for other backends. PyTorch
+    has no public way to ask for a backend."""
+    for one in (compiled, getattr(compiled, "_compiled_call_impl", None)):
+        if hasattr(one, "get_compiler_config"):
+            backend = inspect.getclosurevars(one.get_compiler_config).nonlocals["self"].callback
+            while hasattr(backend, "_torchdynamo_orig_backend"):
+                backend = backend._torchdynamo_orig_backend
+            if isinstance(backend, torch._TorchCompileInductorWrapper):
+                yield backend.config
 
 
 def _needs_gradient(value: object) -> object:

@@ -175,6 +175,84 @@ def test_a_compiled_module_is_explained_like_an_eager_one(make_layer, make_x, co
         assert str(quire.explain(compiler(layer), x)) == str(quire.explain(layer, x))
 
 
+class Block(torch.nn.Module):
+    """Of operators that Inductor fuses, between layers."""
+
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = quire.Linear(64, 256, recipe="nvfp4"), quire.Linear(256, 64, recipe="nvfp4")
+        self.norm = torch.nn.RMSNorm(64)
+
+    def forward(self, x):
+        return x + self.down(torch.nn.functional.silu(self.up(self.norm(x))) * 1.1)
+
+
+def blocks(dtype=torch.bfloat16):
+    torch.manual_seed(0)
+    return torch.nn.Sequential(Block(), Block()).to(dtype)
+
+
+def a_function(**options):
+    model = blocks()
+    return torch.compile(lambda x: model(x), **options)
+
+
+def in_place(model, **options):
+    model.compile(**options)
+    return model
+
+
+def one_in_place(model):
+    model[1].compile()
+    return model
+
+
+ROUNDS = {"options": {"emulate_precision_casts": True}}
+#: A compiled model, the dtype of x, and whether its results can differ from eager ones.
+COMPILED = {
+    "eager": (blocks, torch.bfloat16, False),
+    "inductor": (lambda: torch.compile(blocks()), torch.bfloat16, True),
+    "in place": (lambda: in_place(blocks()), torch.bfloat16, True),
+    "a block in place": (lambda: one_in_place(blocks()), torch.bfloat16, True),
+    "whole": (lambda: torch.compile(blocks(), fullgraph=True), torch.bfloat16, True),
+    "a whole function": (lambda: a_function(fullgraph=True, dynamic=True), torch.bfloat16, True),
+    "a function": (a_function, torch.bfloat16, True),
+    "float16": (lambda: torch.compile(blocks(torch.float16)), torch.float16, True),
+    "float32": (lambda: torch.compile(blocks(torch.float32)), torch.float32, False),
+    "as eager rounds": (lambda: torch.compile(blocks(), **ROUNDS), torch.bfloat16, False),
+    "in place as eager rounds": (lambda: in_place(blocks(), **ROUNDS), torch.bfloat16, False),
+    "whole as eager rounds": (lambda: torch.compile(blocks(), fullgraph=True, **ROUNDS), torch.bfloat16, False),
+    "another backend": (lambda: torch.compile(blocks(), backend="aot_eager"), torch.bfloat16, False),
+}
+
+
+@pytest.mark.parametrize(("make", "dtype", "differs"), COMPILED.values(), ids=COMPILED)
+def test_a_note_tells_that_compiled_results_can_differ_from_eager_ones(make, dtype, differs):
+    x, model = torch.randn(8, 64, dtype=dtype), make()
+    with torch.no_grad(), torch.compiler.set_stance("force_eager"):
+        found = quire.explain(model, x)
+        assert len(found.notes) == ("note: Inductor compiles this" in str(found)) == differs
+        if differs:
+            assert "emulate_precision_casts = True" in found.notes[0]
+            with torch._inductor.config.patch(emulate_precision_casts=True):
+                assert quire.explain(model, x).notes == ()
+
+
+def test_torch_autocast_gives_a_compiled_float32_model_the_note():
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        assert quire.explain(torch.compile(blocks(torch.float32)), torch.randn(8, 64)).notes
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("emulated", [False, True])
+def test_the_note_is_true(emulated):
+    model, x = blocks(), torch.randn(64, 64, dtype=torch.bfloat16, generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        compiled = torch.compile(model, fullgraph=True, options={"emulate_precision_casts": emulated})
+        same = torch.equal(compiled(x), model(x))
+        assert same == emulated == (not quire.explain(compiled, x).notes)
+
+
 def test_an_exception_ends_the_explanation_and_restores(make_layer, make_x):
     layer, x = make_layer(), make_x(16, 96)
 
