@@ -1,0 +1,62 @@
+"""Layers within PyTorch's operators of control flow, in graphs."""
+
+import pytest
+import torch
+from torch._higher_order_ops import while_loop
+from torch._higher_order_ops.map import map as map_
+from torch._higher_order_ops.scan import scan
+
+import quire
+from every_recipe import each, some
+
+
+def thrice(layer, x):
+    return while_loop(lambda i, x: i < 3, lambda i, x: (i + 1, layer(x)), (torch.zeros((), dtype=torch.int64), x))[1]
+
+
+def summed(layer, x):
+    return scan(lambda carry, a: (layer(carry) + a, carry.clone()), x, torch.ones(3, 4, 32))[0]
+
+
+def summed_in_python(layer, x):
+    for _ in range(3):
+        x = layer(x) + 1
+    return x
+
+
+#: Operator -> a function of a layer and x [4, 32] that calls it, and the same in Python.
+OPERATORS = {
+    "cond": (lambda f, x: torch.cond(x.sum() > -1e9, lambda x: f(x), lambda x: x.clone(), (x,)), lambda f, x: f(x)),
+    "while_loop": (thrice, lambda f, x: f(f(f(x)))),
+    "scan": (summed, summed_in_python),
+    "map": (lambda f, x: map_(lambda a: f(a), x.reshape(2, 2, 32)), lambda f, x: torch.stack([f(x[:2]), f(x[2:])])),
+}
+operators = pytest.mark.parametrize(("graph", "python"), OPERATORS.values(), ids=OPERATORS)
+
+
+def gradients(function, recipe):
+    torch.manual_seed(0)
+    layer, x = quire.Linear(32, 32, recipe=recipe), torch.randn(4, 32, requires_grad=True)
+    y = function(layer, x)
+    y.sum().backward()
+    return [y.detach(), x.grad, layer.weight.grad, layer.bias.grad]
+
+
+@operators
+@each(some("fp8_current", "fp8_block", "mxfp4", "mxfp8", "nvfp4_no_sr"))
+def test_layers_in_control_flow_give_the_bits_of_python(graph, python, recipe):
+    torch.compiler.reset()
+    compiled = torch.compile(graph, backend="aot_eager", fullgraph=True)
+    assert all(torch.equal(a, b) for a, b in zip(gradients(compiled, recipe), gradients(python, recipe), strict=True))
+
+
+@operators
+def test_stochastic_rounding_in_control_flow_needs_a_graph_without_gradients(graph, python):
+    """docs/troubleshooting.md says so. Should PyTorch learn it, compare with Python above, and delete it there."""
+    torch.compiler.reset()
+    compiled = torch.compile(graph, backend="aot_eager", fullgraph=True)
+    with pytest.raises(RuntimeError, match="might be modifying the input|Expected . outputs"):
+        gradients(compiled, quire.recipe.NVFP4BlockScaling())
+    layer, x = quire.Linear(32, 32, recipe="nvfp4"), torch.randn(4, 32)
+    with torch.no_grad():
+        assert torch.equal(compiled(layer, x), python(layer, x))
