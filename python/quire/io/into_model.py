@@ -89,7 +89,9 @@ def load_checkpoint(model: torch.nn.Module, checkpoint: Checkpoint, options: Loa
     for target in plain:
         _check_plain(target, checkpoint)
     record = _record(targets, checkpoint, unused)
-    with own_context():
+    # Tensors that were made in inference mode can be written to only there.
+    made_in_it = any([target.value.is_inference() for target in plain])
+    with torch.no_grad() if made_in_it else own_context():
         apply(plain, layers, checkpoint)
     remember(model, record)
     quantized = {t.name: layer.recipe.linear_spec() for layer in layers.values() for t in layer.targets}
