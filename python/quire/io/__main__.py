@@ -62,6 +62,7 @@ def _convert(options: argparse.Namespace) -> tuple[Any, int]:
         exact=not options.allow_ulp,
         requantize=options.requantize,
         missing_input_scale=options.missing_input_scale,
+        scale=options.scale,
         max_shard_size=options.max_shard_size,
         overwrite=options.overwrite,
     )
@@ -108,6 +109,7 @@ def _parser() -> argparse.ArgumentParser:
     one.add_argument("--allow-ulp", action="store_true", help="accept scales that do not convert back exactly")
     one.add_argument("--requantize", metavar="SPEC", help="quantize the decoded values again")
     one.add_argument("--missing-input-scale", choices=MISSING[:2], default="raise")
+    one.add_argument("--scale", type=float, choices=[1], help="1: codes without a scale are values")
     one.add_argument("--max-shard-size", default="5GB", metavar="SIZE")
     one.add_argument("--overwrite", action="store_true", help="replace a checkpoint in DST")
     return parser

@@ -104,7 +104,9 @@ def _plain(target: Target, checkpoint: Checkpoint) -> torch.Tensor:
 
 def _tensor(name: str, target: Target, checkpoint: Checkpoint) -> torch.Tensor:
     if name not in checkpoint.biases:
-        return checkpoint.container.tensor(name)
+        value = checkpoint.container.tensor(name)
+        # PyTorch joins no codes.
+        return value.to(target.value.dtype) if name in checkpoint.unscaled else value
     moved = target.alternates and checkpoint.groups[checkpoint.biases[name]].layout.alternating
     bias = checkpoint.bias(name)
     return alternating(bias) if moved else bias

@@ -42,19 +42,23 @@ DTYPES = {
 
 @dataclass(frozen=True)
 class Entry:
-    """A tensor of a file, without its data. shape: of the torch tensor (a file counts two elements in a byte of F4)."""
+    """A tensor of a file, without its data. shape: of the torch tensor (a file counts two elements in a byte of F4).
+    stored: the type of a tensor that is decoded when it is read, such as "Q8_0", of `size` bytes; dtype and shape are
+    those of its values."""
 
     name: str
     file: Path
     dtype: torch.dtype
     shape: tuple[int, ...]
+    stored: str = ""
+    size: int = 0
 
     @property
     def nbytes(self) -> int:
-        return torch.Size(self.shape).numel() * self.dtype.itemsize
+        return self.size if self.stored else torch.Size(self.shape).numel() * self.dtype.itemsize
 
     def __str__(self) -> str:
-        return f"{str(self.dtype).removeprefix('torch.')} {list(self.shape)}"
+        return f"{self.stored or str(self.dtype).removeprefix('torch.')} {list(self.shape)}"
 
 
 Header = Mapping[str, Entry]

@@ -12,7 +12,7 @@ from quire.functional import quantize
 from quire.io.dialect import Dialect, meaning
 from quire.io.dialects import dialect_named
 from quire.io.errors import CheckpointError
-from quire.io.reading import Checkpoint, opened
+from quire.io.reading import Checkpoint, check_scale, opened
 from quire.io.stored import StoredWeight
 from quire.io.writing import SaveReport, write_planned
 from quire.tensor import QuantizedStack, QuantizedTensor, QuantSpec
@@ -28,6 +28,7 @@ def convert(
     exact: bool = True,
     requantize: str | None = None,
     missing_input_scale: str = "raise",
+    scale: float | None = None,
     max_shard_size: str | int = "5GB",
     overwrite: bool = False,
 ) -> SaveReport:
@@ -38,12 +39,14 @@ def convert(
     exact: raise CheckpointError for a layer that converting back would not give the same bytes; False: the report lists
         what was lost, in ulps.
     requantize: a spec; the decoded values are quantized again, with another rounding. None: never.
-    missing_input_scale, max_shard_size, overwrite: as for read() and write().
+    missing_input_scale, scale, max_shard_size, overwrite: as for read() and write().
 
     Raises CheckpointError, with nothing written, if the dialect has no layout for a layer.
     """
     check_type("quire.io.convert", str, to=to)
-    checkpoint, target = Checkpoint(opened(src), missing_input_scale=missing_input_scale), dialect_named(to)
+    check_scale("quire.io.convert", scale)
+    checkpoint = Checkpoint(opened(src), missing_input_scale=missing_input_scale, scale=scale)
+    target = dialect_named(to)
     entries: Mapping[str, StoredWeight | torch.Tensor] = checkpoint
     if requantize is not None:
         entries = Requantized(checkpoint, target, requantize, filter)

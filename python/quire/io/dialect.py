@@ -2,26 +2,18 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
 
 from quire.io.container import Header
-from quire.io.errors import CheckpointError, some
+from quire.io.errors import CheckpointError
 from quire.io.layout import DIV, MUL, Group, Layout, read_group, write_group
 from quire.io.stored import StoredWeight
 
 #: Name of a file -> what its JSON holds.
 Configs = Mapping[str, Mapping[str, Any]]
-#: What only a quantized layer has.
-OF_LAYERS = re.compile(
-    r"(weight|input|activation|pre_quant|proj)_(global_)?scale(_2|_inv)?$|_scales$|_blocks$|_scale_inv$|_packed$|"
-    r"_zero_point$|_qdata$|svdquant_lora_[ab]$|_g_idx$|\.(qweight|qzeros|scales|g_idx|quant_state.*)$"
-)
-#: Scales of caches of keys and values, which are not of a layer and are copied as they are.
-OF_CACHES = re.compile(r"(^|[._])(k|v|q|kv|kv_cache|p|prob)_(scale|bias|zero_point)$|[kv]_proj\.output_scale$")
 
 
 class Dialect(Protocol):
@@ -145,16 +137,3 @@ def meaning(spec: str) -> str:
 
 def _fits(spec: str, wanted: str) -> bool:
     return of_codes(spec) == of_codes(wanted) or (of_codes(spec), of_codes(wanted)) == ("fp8_tensor", "fp8_row")
-
-
-def check_consumed(groups: Sequence[Group], header: Header) -> None:
-    """Raises CheckpointError if a tensor that only a quantized layer has belongs to none."""
-    consumed = {name for group in groups for name in group.names.values()}
-    left = [name for name in header if name not in consumed and OF_LAYERS.search(name) and not OF_CACHES.search(name)]
-    if left:
-        raise CheckpointError(
-            f"the tensor belongs to no quantized layer ({len(left)} such tensors: {some(left)})",
-            "its weight is missing, or the layer is stored in a way that quire does not read",
-            file=header[left[0]].file,
-            tensor=left[0],
-        )

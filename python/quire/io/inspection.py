@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from quire.io.container import Entry
-from quire.io.dialect import OF_CACHES, check_consumed
 from quire.io.dialects import dialect_of
 from quire.io.errors import CheckpointError
 from quire.io.layout import Group, missing_inputs
 from quire.io.reading import opened
+from quire.io.unclaimed import OF_CACHES, check_consumed, check_unscaled, unscaled
 
 
 @dataclass(frozen=True)
@@ -86,6 +86,7 @@ def inspect(path: str | Path) -> Inspection:
     try:
         groups = [] if dialect is None else dialect.groups(header, container.descriptions)
         check_consumed(groups, header)
+        check_unscaled(unscaled(groups, header), header)
     except CheckpointError as error:
         problems.append(str(error))
     problems += [f"{name}: the static scale of an input is missing" for name in missing_inputs(groups)]

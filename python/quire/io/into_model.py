@@ -10,14 +10,14 @@ import torch
 
 from quire.checks import check_type
 from quire.io.assigning import Layer, apply, recipe_of
-from quire.io.dialect import OF_CACHES
 from quire.io.errors import CheckpointError, some
 from quire.io.fitting import Ref, Target, fit
 from quire.io.joining import joined_input, joined_spec
 from quire.io.load_report import LoadReport
-from quire.io.reading import MISSING, Checkpoint, opened
+from quire.io.reading import MISSING, Checkpoint, check_scale, opened
 from quire.io.record import Record, remember
 from quire.nn.own_context import own_context
+from quire.io.unclaimed import OF_CACHES
 from quire.nn.product_module import ProductModule
 from quire.nn.stacked_experts import StackedExperts, is_experts, weight_names
 from quire.tensor import QuantSpec
@@ -46,6 +46,7 @@ def load(
     missing_input_scale: str = "raise",
     strict: bool = True,
     rename: Callable[[str], str] | None = None,
+    scale: float | None = None,
 ) -> LoadReport:
     """Loads a checkpoint into a model, layer by layer: quantized weights with their codes and scales unchanged.
 
@@ -66,12 +67,15 @@ def load(
     strict: raise CheckpointError if the model or the checkpoint has a name that the other does not have.
     rename: a function from a name in the checkpoint to the name in the model, for example to remove a prefix
         "language_model.".
+    scale: as for read(). With 1, parameters get the codes of tensors without a scale as their values, in the
+        parameter's dtype.
 
     Raises CheckpointError before the model is changed: for a checkpoint that read() refuses, names or shapes that do
     not fit, scales that are NaN, infinite or negative, and layers that cannot be joined.
     """
     activations = _checked(model, activations, experts, missing_input_scale)
-    checkpoint = Checkpoint(opened(path), missing_input_scale=missing_input_scale)
+    check_scale("quire.io.load", scale)
+    checkpoint = Checkpoint(opened(path), missing_input_scale=missing_input_scale, scale=scale)
     return load_checkpoint(
         model, checkpoint, LoadOptions(activations, experts, fuse, missing_input_scale, strict, rename)
     )
@@ -96,6 +100,7 @@ def load_checkpoint(model: torch.nn.Module, checkpoint: Checkpoint, options: Loa
     remember(model, record)
     quantized = {t.name: layer.recipe.linear_spec() for layer in layers.values() for t in layer.targets}
     notes += [f"{t.name}: the parameter was tied, and is not any more" for t in targets if t.untied]
+    notes += _of_values(plain, checkpoint)
     dialect = None if checkpoint.dialect is None else checkpoint.dialect.name
     names = tuple(target.name for target in plain)
     path = str(checkpoint.container.path)
@@ -269,7 +274,37 @@ def _check_plain(target: Target, checkpoint: Checkpoint) -> None:
             "do not join them (fuse=)",
             tensor=target.name,
         )
+    _check_values(target, checkpoint)
     _check_shape(target, checkpoint)
+
+
+def _check_values(target: Target, checkpoint: Checkpoint) -> None:
+    """Raises CheckpointError for a parameter whose values the file does not have as numbers."""
+    if not target.value.dtype.is_floating_point or not isinstance(target.value, torch.nn.Parameter):
+        return
+    for ref in target.source.refs():
+        entry = checkpoint.container.header[ref.entry]
+        counts = not (entry.dtype.is_floating_point or entry.dtype.is_complex) and ref.entry not in checkpoint.unscaled
+        if counts or entry.dtype == torch.float4_e2m1fn_x2:
+            raise CheckpointError(
+                f"the parameter has {target.value.dtype}, and the checkpoint has {entry}, which are codes or counts",
+                "quire does not read the dialect of this checkpoint; export the model in floating point",
+                file=entry.file,
+                tensor=ref.entry,
+            )
+
+
+def _of_values(plain: Sequence[Target], checkpoint: Checkpoint) -> list[str]:
+    """Notes on the parameters that were stored as something else than their values."""
+    loaded = {ref.entry for target in plain for ref in target.source.refs()}
+    kinds: dict[str, list[str]] = {}
+    for name in loaded:
+        entry = checkpoint.container.header[name]
+        if entry.stored:
+            kinds.setdefault(f"of type {entry.stored}, and are decoded", []).append(name)
+        elif name in checkpoint.unscaled:
+            kinds.setdefault(f"{entry.dtype} without a scale: their codes are values (scale=1)", []).append(name)
+    return [f"{len(names)} tensors are {what}: {some(sorted(names))}" for what, names in sorted(kinds.items())]
 
 
 def _compare(targets: Sequence[Target], checkpoint: Checkpoint, options: LoadOptions) -> tuple[list[str], list[str]]:

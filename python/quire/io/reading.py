@@ -7,14 +7,15 @@ from pathlib import Path
 
 import torch
 
-from quire.checks import check_type
+from quire.checks import check_type, check_type_or_none
 from quire.io.container import Container, Entry
-from quire.io.dialect import Dialect, check_consumed
+from quire.io.dialect import Dialect
 from quire.io.dialects import dialect_of
 from quire.io.gguf_file import GgufFile
 from quire.io.layout import check_inputs
 from quire.io.stored import StoredWeight
 from quire.io.te_file import TeFile
+from quire.io.unclaimed import check_consumed, check_unscaled, unscaled
 from quire.tensor.buffers import DTYPES
 
 #: What to do about static scales of inputs that a checkpoint should have and has not.
@@ -31,12 +32,16 @@ class Checkpoint(Mapping[str, StoredWeight | torch.Tensor]):
     the dtype to which weights are decoded by default. Raises KeyError for an unknown name.
     """
 
-    def __init__(self, container: Container, *, missing_input_scale: str = "raise") -> None:
+    def __init__(self, container: Container, *, missing_input_scale: str = "raise", scale: float | None = None) -> None:
         self.container = container
         self.dialect: Dialect | None = dialect_of(container)
         header = container.header
         found = [] if self.dialect is None else self.dialect.groups(header, container.descriptions)
         check_consumed(found, header)
+        #: Names of tensors with codes that are values, because scale=1 says so.
+        self.unscaled = unscaled(found, header)
+        if scale is None:
+            check_unscaled(self.unscaled, header)
         if missing_input_scale == "raise":
             check_inputs(found, header)
         self.groups = {group.name: group for group in found}
@@ -97,22 +102,37 @@ class Checkpoint(Mapping[str, StoredWeight | torch.Tensor]):
         )
 
 
-def read(path: str | Path, *, missing_input_scale: str = "raise") -> Checkpoint:
+def read(path: str | Path, *, missing_input_scale: str = "raise", scale: float | None = None) -> Checkpoint:
     """Opens a checkpoint and returns a mapping, which reads one entry at a time.
 
     path: a folder with one .safetensors file, or with several and their index; or one such file, a GGUF file (.gguf) or
         a file of torch.save (.pt, .pth).
     missing_input_scale: what to do if a layer lacks the static scale of its input. "raise": raise an error. "dynamic":
         its input_scale is None.
+    scale: None: a tensor of codes (FP8, FP4, E8M0, or a weight of bytes) without a scale is an error. 1: its codes are
+        its values, as in a file whose tensors were only cast to FP8. It is a plain tensor of the mapping, in the dtype
+        of the file.
 
     Raises CheckpointError if a tensor is missing, has another dtype or shape than its dialect says, or belongs to no
-    layer, and if files are damaged. These checks read only headers. Raises ValueError for another missing_input_scale.
+    layer, and if files are damaged. These checks read only headers. Raises ValueError for another missing_input_scale
+    or scale.
     """
     check_type("quire.io.read", str | Path, path=path)
     check_type("quire.io.read", str, missing_input_scale=missing_input_scale)
     if missing_input_scale not in MISSING:
         raise ValueError(f"quire.io.read: missing_input_scale must be one of {MISSING}, got {missing_input_scale!r}")
-    return Checkpoint(opened(path), missing_input_scale=missing_input_scale)
+    check_scale("quire.io.read", scale)
+    return Checkpoint(opened(path), missing_input_scale=missing_input_scale, scale=scale)
+
+
+def check_scale(what: str, scale: float | None) -> None:
+    """Raises TypeError or ValueError for an argument scale that is neither None nor 1."""
+    check_type_or_none(what, int | float, scale=scale)
+    if scale is not None and (isinstance(scale, bool) or scale != 1):
+        raise ValueError(
+            f"{what}: scale must be None or 1 (the codes of tensors without a scale are their values), got {scale!r}; "
+            "read with scale=1 and multiply the tensors"
+        )
 
 
 def opened(path: str | Path) -> Container:

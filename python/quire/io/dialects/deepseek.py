@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from quire.io.container import Entry, Header
-from quire.io.dialect import Configs, LayoutDialect, check_consumed
+from quire.io.dialect import Configs, LayoutDialect
 from quire.io.errors import CheckpointError, some
 from quire.io.layout import (
     BYTE,
@@ -35,6 +35,7 @@ from quire.io.layout import (
     scalar,
 )
 from quire.io.stored import StoredWeight
+from quire.io.unclaimed import check_consumed
 
 METHODS = ("fp8", "mxfp8")
 BYTES = (E8M0, BYTE)

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from quire.io.container import METADATA, Header
-from quire.io.dialect import Configs, LayoutDialect, check_consumed
+from quire.io.dialect import Configs, LayoutDialect
 from quire.io.dialects.deepseek import tiles
 from quire.io.dialects.modelopt import NVFP4
 from quire.io.errors import CheckpointError
@@ -39,6 +39,7 @@ from quire.io.layout import (
 )
 from quire.io.stored import StoredWeight
 from quire.io.swizzle import in_rows, in_tiles, padded
+from quire.io.unclaimed import check_consumed
 
 _NAMES = "tensor_names"
 _PACKED = (BYTE, torch.float4_e2m1fn_x2)
