@@ -342,7 +342,8 @@ def _record(targets: Sequence[Target], checkpoint: Checkpoint, unused: Sequence[
             rows = tuple(tuple(_rows(ref, checkpoint) for ref in matrix) for matrix in target.source.matrices)
             record.sources |= {name: (target.source, rows) for name in target.names()}
     record.layouts = {name: group.layout.name for name, group in checkpoint.groups.items()}
-    record.dtypes = {name: header[name].dtype for name in (*checkpoint.plain, *checkpoint.biases)}
+    stored = (*checkpoint.plain, *checkpoint.biases)
+    record.dtypes = {name: header[name].dtype for name in stored if not header[name].stored}
     caches = [name for name in checkpoint.plain if OF_CACHES.search(name)]
     calibrated = [group for group in checkpoint.groups.values() if "input_scale" in group.names]
     record.input_scales = {group.name: checkpoint.scalars(group.name)["input_scale"] for group in calibrated}

@@ -105,8 +105,8 @@ class Checkpoint(Mapping[str, StoredWeight | torch.Tensor]):
 def read(path: str | Path, *, missing_input_scale: str = "raise", scale: float | None = None) -> Checkpoint:
     """Opens a checkpoint and returns a mapping, which reads one entry at a time.
 
-    path: a folder with one .safetensors file, or with several and their index; or one such file, a GGUF file (.gguf) or
-        a file of torch.save (.pt, .pth).
+    path: a folder with one .safetensors file, or with several and their index; or one such file, a GGUF file (.gguf; of
+        a model that llama.cpp has split, any of its files, or the folder) or a file of torch.save (.pt, .pth).
     missing_input_scale: what to do if a layer lacks the static scale of its input. "raise": raise an error. "dynamic":
         its input_scale is None.
     scale: None: a tensor of codes (FP8, FP4, E8M0, or a weight of bytes) without a scale is an error. 1: its codes are
@@ -139,6 +139,8 @@ def opened(path: str | Path) -> Container:
     """The tensors of a checkpoint: of safetensors files, or by its name of a GGUF file or a file of torch.save."""
     file = Path(path)
     kinds = {".gguf": GgufFile, ".pt": TeFile, ".pth": TeFile}
+    if file.is_dir() and any(file.glob("*.gguf")) and not any(file.glob("*.safetensors")):
+        return GgufFile(file)
     return kinds[file.suffix](file) if file.is_file() and file.suffix in kinds else Container(path)
 
 

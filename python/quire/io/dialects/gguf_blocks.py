@@ -1,4 +1,4 @@
-"""MXFP4 and NVFP4 of GGUF files, for reading.
+"""MXFP4 and NVFP4 of GGUF files, for reading. Tensors of other types are plain values (quire.io.gguf_file).
 
 MXFP4 has for 32 elements a byte of the scale (E8M0) and 16 bytes of codes; NVFP4 for 64 elements four scales (E4M3
 without a sign) and 32 bytes of codes. A byte holds element j in its low bits and j + 16 (NVFP4: j + 8) in its high
@@ -55,12 +55,13 @@ class Gguf(LayoutDialect):
         types, found = configs[KEY], []
         for name, entry in header.items():
             kind = types[name]
-            if kind in DTYPES:
+            if kind in DTYPES or entry.stored:
                 continue
             if kind not in _LAYOUTS or not name.endswith(".weight"):
                 raise CheckpointError(
-                    f"the tensor is of type {kind}; quire reads {', '.join(_LAYOUTS)} and plain tensors",
-                    "convert the model to one of these types",
+                    f"the tensor is of type {kind}; quire reads weights of {', '.join(_LAYOUTS)}, and other types that "
+                    "the package gguf decodes",
+                    "convert the model to one of these types, or install a newer gguf",
                     file=entry.file,
                     tensor=name,
                 )
