@@ -7,7 +7,8 @@ import sys
 import pytest
 import torch
 
-from checkpoint_files import KINDS, Files, modelopt_config, modelopt_nvfp4, plain_scales, raw
+from checkpoint_files import Files, modelopt_config, modelopt_nvfp4, plain_scales, raw
+from checkpoint_kinds import KINDS
 from quire.io.__main__ import main
 
 

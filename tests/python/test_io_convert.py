@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from checkpoint_files import KINDS, Files, compressed_config, compressed_nvfp4, modelopt_config, modelopt_nvfp4, raw
+from checkpoint_files import Files, compressed_config, compressed_nvfp4, modelopt_config, modelopt_nvfp4, raw
+from checkpoint_kinds import KINDS
 from quire import io
 
 ONE = np.float32(1)
@@ -111,7 +112,17 @@ def test_dialects_that_scale_alike_keep_every_value(kind, to, tmp_path):
 
 
 #: Dialects that are written. gpt-oss has stacks of experts only.
-WRITTEN = ("modelopt", "compressed-tensors", "deepseek", "gpt_oss", "fbgemm_fp8", "torchao", "quire")
+WRITTEN = (
+    "modelopt",
+    "compressed-tensors",
+    "deepseek",
+    "autofp8",
+    "comfyui",
+    "gpt_oss",
+    "fbgemm_fp8",
+    "torchao",
+    "quire",
+)
 
 
 @pytest.mark.parametrize("kind", KINDS)

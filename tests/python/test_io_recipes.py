@@ -13,41 +13,56 @@ import quire
 from checkpoint_files import raw
 from quire import io
 
-DIALECTS = ("modelopt", "compressed-tensors", "deepseek", "fbgemm_fp8", "gpt_oss", "torchao", "gguf", "te", "quire")
+DIALECTS = (
+    "modelopt",
+    "compressed-tensors",
+    "deepseek",
+    "autofp8",
+    "comfyui",
+    "fbgemm_fp8",
+    "gpt_oss",
+    "torchao",
+    "gguf",
+    "te",
+    "quire",
+)
 FP8 = ("modelopt", "compressed-tensors", "deepseek")
 #: Recipe -> dialects that hold weights and inputs, dialects that hold the weights alone and say so.
 HOLD = {
-    "fp8_current": (("compressed-tensors", "deepseek", "torchao"), ("modelopt", "fbgemm_fp8")),
+    "fp8_current": (("compressed-tensors", "deepseek", "autofp8", "comfyui", "torchao"), ("modelopt", "fbgemm_fp8")),
     "fp8_block": (("deepseek",), ("modelopt", "compressed-tensors", "torchao")),
-    "mxfp8": ((*FP8, "torchao"), ()),
+    "mxfp8": ((*FP8, "comfyui", "torchao"), ()),
     "mxfp4": (("compressed-tensors", "torchao"), ("deepseek",)),
     "nvfp4": ((), ()),
     "x=fp8_row,w=fp8_row,dy=mxfp8": (("modelopt", "compressed-tensors", "fbgemm_fp8", "torchao"), ()),
     "x=fp8_block,w=fp8_block:128x128,dy=mxfp8": (("compressed-tensors", "deepseek"), ("modelopt",)),
-    "x=fp8_tensor:given,w=fp8_tensor,dy=mxfp8": (FP8, ()),
+    "x=fp8_tensor:given,w=fp8_tensor,dy=mxfp8": ((*FP8, "autofp8", "comfyui"), ()),
     "x=fp8_tensor:given,w=fp8_row,dy=mxfp8": (("modelopt", "compressed-tensors"), ()),
-    "x=nvfp4:global=mul:given,w=nvfp4:global=mul,dy=mxfp8": (("modelopt", "torchao"), ()),
+    "x=nvfp4:global=mul:given,w=nvfp4:global=mul,dy=mxfp8": (("modelopt", "comfyui", "torchao"), ()),
     "x=nvfp4:global=div:given,w=nvfp4:global=div,dy=mxfp8": (("compressed-tensors",), ()),
     "x=nvfp4:given,w=nvfp4:global=mul,dy=mxfp8": ((), ()),
-    "x=fp8_tensor:given,w=nvfp4:global=mul,dy=mxfp8": (("modelopt",), ("torchao",)),
-    "x=nvfp4,w=nvfp4:global=mul,dy=mxfp8": (("torchao",), ("modelopt",)),
-    "x=none,w=nvfp4:global=mul": (("modelopt", "torchao"), ()),
+    "x=fp8_tensor:given,w=nvfp4:global=mul,dy=mxfp8": (("modelopt",), ("comfyui", "torchao")),
+    "x=nvfp4,w=nvfp4:global=mul,dy=mxfp8": (("comfyui", "torchao"), ("modelopt",)),
+    "x=none,w=nvfp4:global=mul": (("modelopt", "comfyui", "torchao"), ()),
     "x=none,w=nvfp4:global=div": (("compressed-tensors",), ()),
-    "x=none,w=nvfp4:4over6=mse:256:global=mul": (("modelopt", "torchao"), ()),
-    "x=none,w=nvfp4:16x16:global=mul": (("modelopt", "torchao"), ()),
+    "x=none,w=nvfp4:4over6=mse:256:global=mul": (("modelopt", "comfyui", "torchao"), ()),
+    "x=none,w=nvfp4:16x16:global=mul": (("modelopt", "comfyui", "torchao"), ()),
     "x=none,w=nvfp4:row_scaled:global=mul": ((), ()),
-    "x=none,w=mxfp8": (("compressed-tensors", "torchao"), ("modelopt", "deepseek")),
-    "x=none,w=mxfp8:32x32": (("compressed-tensors", "torchao"), ("modelopt", "deepseek")),
+    "x=none,w=mxfp8": (("compressed-tensors", "comfyui", "torchao"), ("modelopt", "deepseek")),
+    "x=none,w=mxfp8:32x32": (("compressed-tensors", "comfyui", "torchao"), ("modelopt", "deepseek")),
     "x=none,w=mxfp8:e5m2": (("torchao",), ()),
     "x=none,w=mxfp4": (("compressed-tensors", "torchao"), ("deepseek",)),
     "x=fp8_block:pow2,w=mxfp4,dy=mxfp8": (("deepseek",), ("compressed-tensors", "torchao")),
     "x=none,w=fp8_block:128x128": (("modelopt", "compressed-tensors", "torchao"), ("deepseek",)),
     "x=none,w=fp8_block": ((), ()),
     "x=none,w=fp8_row": (("compressed-tensors", "torchao"), ("modelopt", "fbgemm_fp8")),
-    "x=none,w=fp8_tensor": (("compressed-tensors", "torchao"), ("modelopt", "deepseek", "fbgemm_fp8")),
+    "x=none,w=fp8_tensor": (
+        ("compressed-tensors", "comfyui", "torchao"),
+        ("modelopt", "deepseek", "autofp8", "fbgemm_fp8"),
+    ),
 }
 #: What has a factor where quire has a divisor, or the other way round: exact for scales whose inverse comes back.
-INVERTED = {("modelopt", "div"), ("compressed-tensors", "mul"), ("torchao", "div")}
+INVERTED = {("modelopt", "div"), ("compressed-tensors", "mul"), ("torchao", "div"), ("comfyui", "div")}
 PAIRS = list(itertools.product(HOLD, DIALECTS))
 
 
@@ -158,6 +173,9 @@ class Layers(nn.Module):
         ("compressed-tensors", "x=none,w=nvfp4:global=div"),
         ("deepseek", "fp8_block"),
         ("deepseek", "mxfp8"),
+        ("autofp8", "x=fp8_tensor:given,w=fp8_tensor,dy=mxfp8"),
+        ("comfyui", "x=nvfp4:global=mul:given,w=nvfp4:global=mul,dy=mxfp8"),
+        ("comfyui", "mxfp8"),
         ("fbgemm_fp8", "x=fp8_row,w=fp8_row,dy=mxfp8"),
         ("quire", "x=fp8_tensor:given,w=nvfp4:row_scaled,dy=mxfp8"),
     ],

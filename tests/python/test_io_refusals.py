@@ -10,17 +10,25 @@ import torch
 from safetensors.torch import save_file
 
 import checkpoint_files
-from checkpoint_files import BF16, E4M3, KINDS, Files, compressed_config, modelopt_config, modelopt_nvfp4
+from checkpoint_files import BF16, E4M3, Files, compressed_config, modelopt_config, modelopt_nvfp4
+from checkpoint_kinds import KINDS
 from quire import io
 
-SCALES = ("_scale", "_scale_2", "_scale_inv")
+SCALES = ("_scale", "_scale_2", "_scale_inv", ".scale_weight")
 
 
 def scales_of(kind: str) -> list[str]:
     return [n for n in KINDS[kind]().tensors if n.endswith(SCALES) and not n.endswith(("k_scale", "v_scale"))]
 
 
-WITHOUT = [(kind, name) for kind in KINDS for name in scales_of(kind) if "unused" not in kind or "input" not in name]
+#: Kinds whose layers may lack the scale of their input.
+OPTIONAL = ("unused", "comfyui")
+WITHOUT = [
+    (kind, name)
+    for kind in KINDS
+    for name in scales_of(kind)
+    if "input" not in name or not any(word in kind for word in OPTIONAL)
+]
 
 
 def refused(tmp_path, files: Files, **options) -> io.CheckpointError:
@@ -56,7 +64,9 @@ def test_each_weight_that_is_missing_leaves_scales_that_nobody_reads(kind, tmp_p
     name = next(iter(files.values))
     data = [n for n in (name, name + "_packed") if n in files.tensors][0]
     del files.tensors[data]
-    assert "belongs to no quantized layer" in refused(tmp_path, files).rule
+    error = refused(tmp_path, files)
+    # Where the file says that there is a layer, perhaps without the prefix of its name, the weight is missing.
+    assert "belongs to no quantized layer" in error.rule or (data.endswith(error.tensor) and "missing" in error.rule)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -177,7 +187,7 @@ def test_other_formats_of_compressed_tensors_are_refused_by_name(kind, tmp_path)
     assert kind in refused(tmp_path, files).rule
 
 
-def test_transforms_sparsity_and_zero_points_are_refused(tmp_path):
+def test_transforms_and_sparsity_are_refused(tmp_path):
     for number, (key, value, word) in enumerate(
         (
             ("transform_config", {"config_groups": {"u": {}}}, "transform_config"),
@@ -187,9 +197,31 @@ def test_transforms_sparsity_and_zero_points_are_refused(tmp_path):
         files = KINDS["compressed-tensors nvfp4"]()
         files.configs["config.json"]["quantization_config"][key] = value
         assert word in refused(tmp_path / str(number), files).rule
-    files = KINDS["compressed-tensors channel token"]()
-    files.tensors["model.layers.0.self_attn.q_proj.weight_zero_point"] = torch.zeros(192, 1)
-    assert refused(tmp_path / "zero", files).tensor.endswith("weight_zero_point")
+
+
+ZERO_POINTS = [kind for kind in KINDS if "zero points" in kind]
+
+
+@pytest.mark.parametrize("end", ["weight_zero_point", "input_zero_point"])
+@pytest.mark.parametrize("kind", ZERO_POINTS)
+def test_zero_points_that_are_not_zero_are_refused(kind, end, tmp_path):
+    files = KINDS[kind]()
+    name = next(iter(files.values)).removesuffix("weight") + end
+    zeros = files.tensors[name]
+    wrong = zeros.clone()
+    wrong.reshape(-1).view(torch.uint8)[-1] = 1  # the smallest number that is not 0
+    files.tensors[name] = wrong
+    error = refused(tmp_path / "a", files)
+    assert error.tensor == name and "1 of" in error.rule and "not zero" in error.rule
+    assert name in " ".join(io.inspect(tmp_path / "a/x").problems)
+    files.tensors[name] = zeros.to(torch.float64)
+    assert refused(tmp_path / "b", files).tensor == name
+
+
+def test_asymmetric_weights_need_their_zero_points(tmp_path):
+    files = KINDS["compressed-tensors zero points"]()
+    files.tensors = {name: t for name, t in files.tensors.items() if not name.endswith("weight_zero_point")}
+    assert "without zero points" in refused(tmp_path, files).rule
 
 
 def test_targets_choose_by_name_then_pattern_then_class(tmp_path):

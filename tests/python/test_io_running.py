@@ -5,7 +5,8 @@ import pytest
 import torch
 
 import quire
-from checkpoint_files import BF16, E4M3, KINDS, U8, Files
+from checkpoint_files import BF16, E4M3, U8, Files
+from checkpoint_kinds import KINDS
 from quire import io
 from quire.io.assigning import load_layer
 
@@ -18,6 +19,9 @@ def finite(files: Files) -> Files:
             codes = torch.where((codes & 0x7F) == 0x7F, codes & 0x80, codes)
             codes = (codes % 24) + 0x28 if "_scale" in name else codes
             files.tensors[name] = codes.to(U8).view(E4M3)
+        elif tensor.dtype == torch.float8_e5m2:
+            codes = tensor.view(U8)
+            files.tensors[name] = torch.where((codes & 0x7C) == 0x7C, codes & 0x80, codes).view(tensor.dtype)
         elif tensor.dtype == U8 and name.endswith("_scale"):
             files.tensors[name] = (tensor % 8) + 120
     return files

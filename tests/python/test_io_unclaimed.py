@@ -7,17 +7,13 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from checkpoint_files import BF16, E4M3, KINDS, U8, Files, bytes_of, e4m3, e8m0, every_byte, raw
+from checkpoint_files import BF16, E4M3, U8, Files, bytes_of, e4m3, e5m2, e8m0, every_byte, raw
+from checkpoint_kinds import KINDS
 from quire import io
 from quire.io.__main__ import main
 
 E5M2, E8M0, F4 = torch.float8_e5m2, torch.float8_e8m0fnu, torch.float4_e2m1fn_x2
 FNUZ = (torch.float8_e4m3fnuz, torch.float8_e5m2fnuz)
-
-
-def e5m2(codes: np.ndarray) -> np.ndarray:
-    """The upper byte of float16."""
-    return (codes.astype(np.uint16) << 8).view(np.float16).astype(np.float32)
 
 
 def fnuz(codes: np.ndarray, bits: int) -> np.ndarray:

@@ -10,6 +10,7 @@ import torch
 
 from quire.io.reading import Checkpoint, read
 from quire.io.stored import StoredWeight
+from quire.io.unclaimed import OF_FILES
 
 
 @dataclass(frozen=True)
@@ -62,8 +63,8 @@ def diff(a: str | Path, b: str | Path) -> Difference:
             equal.append(name)
         else:
             different[name] = what
-    only_a = tuple(name for name in one if name not in other)
-    only_b = tuple(name for name in other if name not in one)
+    only_a = tuple(name for name in one if name not in other and not OF_FILES.search(name))
+    only_b = tuple(name for name in other if name not in one and not OF_FILES.search(name))
     configs = one.container.configs.keys() | other.container.configs.keys()
     unlike = tuple(sorted(c for c in configs if one.container.configs.get(c) != other.container.configs.get(c)))
     return Difference(only_a, only_b, different, tuple(equal), same, unlike)

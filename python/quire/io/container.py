@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -15,6 +16,9 @@ from quire.io.errors import CheckpointError, some
 INDEX = "model.safetensors.index.json"
 #: Where descriptions have the texts of the headers.
 METADATA = "__metadata__"
+#: Where descriptions have what tensors of bytes say that are JSON texts, by their names.
+TEXTS = "__texts__"
+_IS_TEXT = ".comfy_quant"
 #: Names of dtypes in files, which safetensors has no public table of.
 DTYPES = {
     "BOOL": torch.bool,
@@ -136,10 +140,23 @@ class Container:
                 ) from error
         return self._handles[file]
 
-    @property
+    @functools.cached_property
     def descriptions(self) -> Mapping[str, Mapping[str, Any]]:
-        """All that says how tensors are to be read: the configurations, and the texts of the headers."""
-        return {**self.configs, METADATA: self.metadata}
+        """All that says how tensors are to be read: the configurations, the texts of the headers, and those that are
+        tensors."""
+        names = [name for name, entry in self.header.items() if name.endswith(_IS_TEXT) and entry.dtype == torch.uint8]
+        return {**self.configs, METADATA: self.metadata, TEXTS: {name: self._text(name) for name in names}}
+
+    def _text(self, name: str) -> Any:
+        try:
+            return json.loads(bytes(self.tensor(name).reshape(-1).tolist()))
+        except ValueError as error:
+            raise CheckpointError(
+                f"the bytes of the tensor are no JSON text: {error}",
+                "download the file again",
+                file=self.header[name].file,
+                tensor=name,
+            ) from error
 
     def tensor(self, name: str) -> torch.Tensor:
         """The tensor of that name, in memory of its own (file pages are given back)."""
@@ -156,7 +173,10 @@ def _files(path: Path) -> tuple[dict[str, str] | None, list[Path]]:
         raise CheckpointError("there is no such file or folder", "pass the folder of a checkpoint", file=path)
     if path.is_file() and path.suffix == ".safetensors":
         return None, [path]
-    index = path / INDEX if path.is_dir() else path
+    index = path
+    if path.is_dir():  # under the name of transformers, or the only one
+        others = list(path.glob("*.safetensors.index.json"))
+        index = others[0] if len(others) == 1 else path / INDEX
     if not index.is_file():
         found = sorted(path.glob("*.safetensors"))
         if len(found) == 1:

@@ -58,6 +58,10 @@ class LayoutDialect:
     layouts: Sequence[Layout]
     #: Whether quire does not write it.
     read_only = False
+    #: Whether its files keep what says of a whole file how layers are stored (quire.io.unclaimed.OF_FILES).
+    marks_files = False
+    #: The layouts in which layers of other dialects are written; None: all.
+    offered: Sequence[Layout] | None = None
 
     def read(self, group: Group, tensor: Callable[[str], torch.Tensor], dtype: torch.dtype) -> StoredWeight:
         return read_group(group, tensor, self.name, dtype)
@@ -84,7 +88,8 @@ class LayoutDialect:
         if self.read_only:
             raise CheckpointError(f"quire reads {self.name} and does not write it, w={spec}", _OTHER, tensor=name)
         stacked = stored.weight.dim() == 3
-        alike = [one for one in self.layouts if one.stacked == stacked and _fits(spec, one.spec)]
+        offered = self.layouts if self.offered is None else self.offered
+        alike = [one for one in offered if one.stacked == stacked and _fits(spec, one.spec)]
         fits = [one for one in alike if one.calibrated] if static else [one for one in alike if not one.needs_scale]
         if not fits:
             what = f"{'a stack of ' * stacked}{spec}{' with static scales of inputs' * static}, x={inputs(source)}"
@@ -101,7 +106,7 @@ class LayoutDialect:
         if alike:
             remedy = f"it has them with x={' or x='.join(inputs)}: calibrate the model (quire.calibrate), or"
         else:
-            specs = sorted({one.spec for one in self.layouts})
+            specs = sorted({one.spec for one in self.offered or self.layouts})
             remedy = f"it has w={', w='.join(specs)}: quantize the values again, or"
         return CheckpointError(f"{self.name} has no layout for {what}", f"{remedy} {_OTHER}", tensor=name)
 

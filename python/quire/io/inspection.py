@@ -11,7 +11,7 @@ from typing import Any
 from quire.io.container import Entry
 from quire.io.dialects import dialect_of
 from quire.io.errors import CheckpointError
-from quire.io.layout import Group, missing_inputs
+from quire.io.layout import Group, check_zero_points, missing_inputs
 from quire.io.reading import opened
 from quire.io.unclaimed import OF_CACHES, check_consumed, check_unscaled, unscaled
 
@@ -87,6 +87,7 @@ def inspect(path: str | Path) -> Inspection:
         groups = [] if dialect is None else dialect.groups(header, container.descriptions)
         check_consumed(groups, header)
         check_unscaled(unscaled(groups, header), header)
+        check_zero_points(groups, header, container.tensor)
     except CheckpointError as error:
         problems.append(str(error))
     problems += [f"{name}: the static scale of an input is missing" for name in missing_inputs(groups)]

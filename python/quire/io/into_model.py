@@ -16,8 +16,8 @@ from quire.io.joining import joined_input, joined_spec
 from quire.io.load_report import LoadReport
 from quire.io.reading import MISSING, Checkpoint, check_scale, opened
 from quire.io.record import Record, remember
+from quire.io.unclaimed import is_kept
 from quire.nn.own_context import own_context
-from quire.io.unclaimed import OF_CACHES
 from quire.nn.product_module import ProductModule
 from quire.nn.stacked_experts import StackedExperts, is_experts, weight_names
 from quire.tensor import QuantSpec
@@ -312,7 +312,7 @@ def _compare(targets: Sequence[Target], checkpoint: Checkpoint, options: LoadOpt
     used = {ref.entry for target in targets if target.source is not None for ref in target.source.refs()}
     used |= {name for target in targets for name in target.same}
     biases = {name for name, layer in checkpoint.biases.items() if layer in used and name not in used}
-    unused = [name for name in checkpoint if name not in used and not OF_CACHES.search(name)]
+    unused = [name for name in checkpoint if name not in used and not is_kept(name)]
     if not options.plain:
         missing, unused, biases = [], [name for name in unused if name in checkpoint.groups], set()
     left = [*missing, *unused, *sorted(biases)]
@@ -344,10 +344,10 @@ def _record(targets: Sequence[Target], checkpoint: Checkpoint, unused: Sequence[
     record.layouts = {name: group.layout.name for name, group in checkpoint.groups.items()}
     stored = (*checkpoint.plain, *checkpoint.biases)
     record.dtypes = {name: header[name].dtype for name in stored if not header[name].stored}
-    caches = [name for name in checkpoint.plain if OF_CACHES.search(name)]
+    kept = [name for name in checkpoint.plain if is_kept(name)]
     calibrated = [group for group in checkpoint.groups.values() if "input_scale" in group.names]
     record.input_scales = {group.name: checkpoint.scalars(group.name)["input_scale"] for group in calibrated}
-    record.other = {name: checkpoint.container.tensor(name) for name in caches}
+    record.other = {name: checkpoint.container.tensor(name) for name in kept}
     return record
 
 

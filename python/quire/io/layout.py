@@ -63,16 +63,29 @@ class Part:
     """One tensor of a layer.
 
     suffix: what follows the layer's stem in the tensor's name. dtypes: that it may have, the one that is written first;
-    none: any of floating point. place: the buffer of the weight that holds it, "input_scale" or "bias" of StoredWeight,
-    or "verbatim". optional: the layer may lack it.
+    none: any of floating point. shapes: None: any. place: the buffer of the weight that holds it, "input_scale" or
+    "bias" of StoredWeight, or "verbatim". optional: the layer may lack it.
     """
 
     role: str
     suffix: str
     dtypes: tuple[torch.dtype, ...]
-    shapes: ShapeRule
+    shapes: ShapeRule | None
     place: str
     optional: bool = False
+
+
+#: Of tools that write them for symmetric formats too. check_zero_points() sees that they are zero, and that is all that
+#: they may be.
+ZERO_POINTS = tuple(
+    Part(role, suffix, (torch.int8, BYTE, E4M3, torch.int32, torch.int64, *SCALES), None, "verbatim", optional=True)
+    for role, suffix in (("zero_point", ".weight_zero_point"), ("input_zero_point", ".input_zero_point"))
+)
+
+#: Says how a layer is stored.
+MARKER = "marker"
+#: Roles of tensors without which a layer has the same values: a dialect that has no place for them loses nothing.
+WITHOUT_VALUES = (MARKER, *(part.role for part in ZERO_POINTS))
 
 
 @dataclass(frozen=True)
@@ -162,7 +175,7 @@ def group_of(layout: Layout, stem: str, header: Header) -> Group:
     shape = layout.logical(of_data.shape)
     for role, name in names.items():
         part, entry = layout.part(role), header[name]
-        allowed = layout.shapes(part, shape)
+        allowed = [entry.shape] if part.shapes is None else layout.shapes(part, shape)
         fits = entry.dtype in part.dtypes if part.dtypes else entry.dtype.is_floating_point
         if not fits or entry.shape not in allowed:
             expected = " or ".join(str(dtype).removeprefix("torch.") for dtype in part.dtypes) or "floating point"
@@ -183,6 +196,22 @@ def missing_inputs(groups: Sequence[Group]) -> list[str]:
     """Names of the static scales of inputs that a checkpoint should have and has not."""
     lacking = [(group, part) for group in groups for part in group.layout.parts if part.place == "input_scale"]
     return [group.stem + part.suffix for group, part in lacking if part.role not in group.names and not part.optional]
+
+
+def check_zero_points(groups: Sequence[Group], header: Header, tensor: Callable[[str], torch.Tensor]) -> None:
+    """Raises CheckpointError for a zero point that is not zero. tensor: reads one by its name."""
+    roles = [part.role for part in ZERO_POINTS]
+    for name in [group.names[role] for group in groups for role in roles if role in group.names]:
+        values = tensor(name).float()
+        if bool((values != 0).any()):
+            wrong = values[values != 0].reshape(-1)
+            raise CheckpointError(
+                f"{len(wrong)} of {values.numel()} zero points are not zero, such as {wrong[0].item()}; quire has no "
+                "matmul of these",
+                "export the model with symmetric quantization",
+                file=header[name].file,
+                tensor=name,
+            )
 
 
 def check_inputs(groups: Sequence[Group], header: Header) -> None:
@@ -217,7 +246,7 @@ def read_group(group: Group, tensor: Callable[[str], torch.Tensor], dialect: str
         else:
             (beside if place == "bias" else verbatim)[role if place == "verbatim" else place] = value
     if "rowwise_amax" in wanted and "rowwise_amax" not in buffers:  # of fp8_tensor, which no product reads
-        buffers["rowwise_amax"] = buffers["rowwise_scale"] * 448
+        buffers["rowwise_amax"] = buffers["rowwise_scale"] * torch.finfo(layout.parts[0].dtypes[0]).max
     weight = (QuantizedStack if len(shape) == 3 else QuantizedTensor).from_buffers(buffers, layout.spec, shape, dtype)
     origin = Origin(
         dialect,
@@ -276,7 +305,8 @@ def write_group(name: str, stored: StoredWeight, layout: Layout, dialect: str) -
     for part in layout.parts:
         value = _value(stored, part, same)
         if value is None:
-            if part.role not in origin.dtypes and (part.optional or part.place == "input_scale"):
+            known = same and part.role in origin.dtypes
+            if not known and (part.optional or part.place == "input_scale"):
                 continue
             raise CheckpointError(f"{layout.name} needs {part.suffix}, got none", "read it again", tensor=name)
         kind, size = value.dtype, tuple(value.shape)

@@ -8,7 +8,7 @@ import torch
 
 from quire.io.dialect import Dialect, described
 from quire.io.dialects import DIALECTS
-from quire.io.layout import DIV, MUL, Layout
+from quire.io.layout import DIV, MUL, WITHOUT_VALUES, Layout
 from quire.io.stored import StoredWeight
 from quire.tensor import QuantSpec
 
@@ -51,7 +51,8 @@ def translated(name: str, stored: StoredWeight, layout: Layout, dialect: str) ->
     if (stored.origin.dialect, stored.origin.layout) == (dialect, layout.name):
         return stored, []
     source = source_layout(stored)
-    losses = [Loss(name, f"{stored.origin.names[role]} has no place there", 0) for role in stored.origin.verbatim]
+    kept = [stored.origin.names[role] for role in stored.origin.verbatim if role not in WITHOUT_VALUES]
+    losses = [Loss(name, f"{tensor} has no place there", 0) for tensor in kept]
     weight, input_scale = stored.weight, stored.input_scale
     if weight.spec_text != (wanted := QuantSpec(layout.spec)).text:
         buffers = weight.buffers()

@@ -14,10 +14,12 @@ from quire.io.layout import Group
 #: What only a quantized layer has.
 OF_LAYERS = re.compile(
     r"(weight|input|activation|pre_quant|proj)_(global_)?scale(_2|_inv)?$|_scales$|_blocks$|_scale_inv$|_packed$|"
-    r"_zero_point$|_qdata$|svdquant_lora_[ab]$|_g_idx$|\.(qweight|qzeros|scales|g_idx|quant_state.*)$"
+    r"(^|\.)scale_(weight|input)$|\.comfy_quant$|_zero_point$|_qdata$|svdquant_lora_[ab]$|_g_idx$|\.(qweight|qzeros|scales|g_idx|quant_state.*)$"
 )
 #: Scales of caches of keys and values, which are not of a layer and are copied as they are.
 OF_CACHES = re.compile(r"(^|[._])(k|v|q|kv|kv_cache|p|prob)_(scale|bias|zero_point)$|[kv]_proj\.output_scale$")
+#: Tensors and texts of headers that say how the layers of a whole file are stored, and are of no layer.
+OF_FILES = re.compile(r"(^|\.)scaled_fp8$|^_quantization_metadata$")
 #: Dtypes of codes: a scale says which values they are.
 CODES = (
     torch.float8_e4m3fn,
@@ -32,16 +34,20 @@ _BYTES = (torch.uint8, torch.int8)
 
 def is_code(entry: Entry) -> bool:
     """Whether a tensor has codes: by its dtype, or as a weight of bytes, such as packed FP4."""
-    return entry.dtype in CODES or (
-        entry.dtype in _BYTES and len(entry.shape) > 1 and entry.name.rpartition(".")[2] == "weight"
-    )
+    of_bytes = entry.dtype in _BYTES and len(entry.shape) > 1 and entry.name.rpartition(".")[2] == "weight"
+    return (entry.dtype in CODES or of_bytes) and not OF_FILES.search(entry.name)
+
+
+def is_kept(name: str) -> bool:
+    """Whether no parameter is made of a tensor, and a file of the model needs it."""
+    return bool(OF_CACHES.search(name) or OF_FILES.search(name))
 
 
 def check_consumed(groups: Sequence[Group], header: Header) -> None:
     """Raises CheckpointError if a tensor that only a quantized layer has belongs to none, or if a scale lies beside a
     quantized weight that does not read it."""
     consumed = _consumed(groups)
-    rest = [name for name in header if name not in consumed and not OF_CACHES.search(name)]
+    rest = [name for name in header if name not in consumed and not is_kept(name)]
     left = [name for name in rest if OF_LAYERS.search(name)]
     if left:
         raise CheckpointError(

@@ -20,6 +20,7 @@ from quire.io.reading import Checkpoint
 from quire.io.shards import divided, nbytes, replaced, size_of, write_json, write_shards
 from quire.io.stored import StoredWeight
 from quire.io.translating import Loss, chosen_layout, translated
+from quire.io.unclaimed import OF_FILES
 
 #: What transformers calls the output layer, which may share its weight with the embedding.
 _HEAD = "lm_head.weight"
@@ -138,7 +139,8 @@ def write_planned(
     if these are the layouts; ...: it is written in any case; None: the dialect completes it. beside: a folder whose
     small files are copied."""
     plan, most, meta, shapes, outlines = Plan(dialect, exact), size_of(max_shard_size), {}, {}, {}
-    for name in tensors:
+    marked = getattr(dialect, "marks_files", False)
+    for name in [name for name in tensors if marked or not OF_FILES.search(name)]:
         outline = tensors.outline(name) if hasattr(tensors, "outline") else outlined(name, tensors[name])
         if isinstance(outline, StoredWeight) and plan.dialect is not None:
             plan.choose(name, outline)
@@ -148,6 +150,7 @@ def write_planned(
     same = unchanged is ... or unchanged == {name: layout.name for name, layout in plan.layouts.items()}
     configs = base if dialect is None or same else planned_configs(plan, base, shapes, getattr(tensors, "tied", ()))
     metadata = dict(getattr(tensors, "metadata", {}))
+    metadata = {name: text for name, text in metadata.items() if marked or not OF_FILES.search(name)}
     metadata = dialect.texts(metadata, outlines) if hasattr(dialect, "texts") else metadata
     with replaced(path, overwrite) as folder:
         files = [

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from quire.io.container import Container
 from quire.io.dialect import Dialect
+from quire.io.dialects.autofp8 import AutoFp8
+from quire.io.dialects.comfyui import ComfyUi
 from quire.io.dialects.compressed_tensors import CompressedTensors
 from quire.io.dialects.deepseek import DeepSeek
 from quire.io.dialects.fbgemm import Fbgemm
@@ -24,8 +26,10 @@ DIALECTS: tuple[Dialect, ...] = (
     TorchAo(),
     Gguf(),
     TeTensors(),
+    ComfyUi(),
     ModelOpt(),
     CompressedTensors(),
+    AutoFp8(),
     DeepSeek(),
     GptOss(),
     Fbgemm(),

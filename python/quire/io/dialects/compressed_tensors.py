@@ -20,6 +20,7 @@ from quire.io.layout import (
     E8M0,
     F32,
     SCALES,
+    ZERO_POINTS,
     Group,
     Layout,
     Part,
@@ -54,7 +55,7 @@ def tiles(shape: Shape) -> Sequence[Shape]:
     return [(-(-shape[0] // 128), -(-shape[1] // 128))]
 
 
-_BIAS = Part("bias", ".bias", (), bias, "bias", optional=True)
+_LAST = (Part("bias", ".bias", (), bias, "bias", optional=True), *ZERO_POINTS)
 _PACKED = Part("data", ".weight_packed", (BYTE,), packed, "rowwise_data")
 _CODES = Part("data", ".weight", (E4M3,), codes, "rowwise_data")
 _GLOBAL = Part("global", ".weight_global_scale", (F32,), one, "rowwise_amax")
@@ -70,14 +71,14 @@ def _layouts() -> Iterator[Layout]:
     of_nvfp4 = (_PACKED, _scale((E4M3,), blocks(16)), _GLOBAL)
     name = "nvfp4-pack-quantized:tensor_group"
     yield Layout(
-        f"{name}:local", NVFP4, (*of_nvfp4, _GLOBAL_INPUT, _BIAS), STATIC_NVFP4, dynamic="nvfp4", input_divides=True
+        f"{name}:local", NVFP4, (*of_nvfp4, _GLOBAL_INPUT, *_LAST), STATIC_NVFP4, dynamic="nvfp4", input_divides=True
     )
-    yield Layout(f"{name}:none", NVFP4, (*of_nvfp4, _BIAS))
+    yield Layout(f"{name}:none", NVFP4, (*of_nvfp4, *_LAST))
     for spec, name, data in (
         ("mxfp4", "mxfp4-pack-quantized", _PACKED),
         ("mxfp8", "mxfp8-quantized", _CODES),
     ):
-        parts = (data, _scale((BYTE, E8M0), blocks(32)), _BIAS)
+        parts = (data, _scale((BYTE, E8M0), blocks(32)), *_LAST)
         yield Layout(f"{name}:group:group", spec, parts, dynamic=spec)
         yield Layout(f"{name}:group:none", spec, parts)
     weights = {"tensor": ("fp8_tensor", one), "channel": ("fp8_row", channel), "block": ("fp8_block:128x128", tiles)}
@@ -85,9 +86,9 @@ def _layouts() -> Iterator[Layout]:
     for name in ("float-quantized", "naive-quantized"):
         for way, (spec, shape) in weights.items():
             parts = (_CODES, _scale(SCALES, shape))
-            yield Layout(f"{name}:{way}:static", spec, (*parts, _INPUT, _BIAS), STATIC_FP8, dynamic="fp8_tensor")
+            yield Layout(f"{name}:{way}:static", spec, (*parts, _INPUT, *_LAST), STATIC_FP8, dynamic="fp8_tensor")
             for kind, dynamic in inputs.items():
-                yield Layout(f"{name}:{way}:{kind}", spec, (*parts, _BIAS), dynamic=dynamic)
+                yield Layout(f"{name}:{way}:{kind}", spec, (*parts, *_LAST), dynamic=dynamic)
 
 
 LAYOUTS = tuple(_layouts())
@@ -201,7 +202,7 @@ def _first_that_fits(stem: str, schemes: Sequence[tuple[int, Mapping[str, Any]]]
     errors = []
     for rank, scheme in schemes:
         try:
-            fitting.setdefault(rank, []).append(group_of(_layout(stem, scheme), stem, header))
+            fitting.setdefault(rank, []).append(group_of(_layout(stem, scheme, header), stem, header))
         except CheckpointError as error:
             errors.append(error)
     if not any(fitting.values()):
@@ -210,7 +211,7 @@ def _first_that_fits(stem: str, schemes: Sequence[tuple[int, Mapping[str, Any]]]
     return next((one for one in best if not missing_inputs([one]) and there <= set(one.names.values())), best[0])
 
 
-def _layout(stem: str, scheme: Mapping[str, Any]) -> Layout:
+def _layout(stem: str, scheme: Mapping[str, Any], header: Header) -> Layout:
     weights, inputs = scheme.get("weights") or {}, scheme.get("input_activations")
     kind, way = scheme.get("format"), weights.get("strategy")
     if kind not in _FORMATS:  # older files have none, or "mixed-precision" and none in the group
@@ -218,7 +219,9 @@ def _layout(stem: str, scheme: Mapping[str, Any]) -> Layout:
     name = f"{kind}:{way}:{_of_inputs(kind, inputs)}"
     found = next((layout for layout in LAYOUTS if layout.name == name), None)
     sizes = weights.get("block_structure")
-    if found is None or (way == "block" and list(sizes or ()) != [128, 128]) or weights.get("symmetric") is False:
+    # Zero points that are there may be zero, which check_zero_points() finds out.
+    unknown = weights.get("symmetric") is False and stem + ".weight_zero_point" not in header
+    if found is None or (way == "block" and list(sizes or ()) != [128, 128]) or unknown:
         raise CheckpointError(
             f"{name} {'' if way != 'block' else sizes} is not supported: weights {dict(weights)}; supported are "
             f"{', '.join(_FORMATS)}, with tiles of 128 x 128 and without zero points",
