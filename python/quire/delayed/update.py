@@ -11,6 +11,7 @@ import torch
 from quire.delayed.rules import THREAD, Rule, table_on
 from quire.delayed.state import usable_states
 from quire.distributed import check_ranks
+from quire.loading.float_mode import subnormals_kept
 from quire.recipe import DelayedScaling
 
 Tensors = Sequence[torch.Tensor]
@@ -30,8 +31,18 @@ def needs_python(rule: Rule) -> bool:
 
 
 def update(history: Tensors, scale: Tensors, amax: Tensors, usage: Tensors) -> None:
-    """update_of() states of which only `usage` says under which rules they ran."""
-    update_of(rules_read(usage), history, scale, amax, usage)
+    """update_of() states of which only `usage` says under which rules they ran. Raises ValueError for tensors that are
+    not those of states; nothing has changed then."""
+    _check_states(history, scale, amax, usage)
+    rules = rules_read(usage)
+    for place, one in enumerate(history):
+        rule = rules[place % len(rules)]
+        if rule is not None and rule.recipe is not None and len(one) < rule.recipe.amax_history_len:
+            raise ValueError(
+                f"delayed_update_in_python_: a history of {len(one)} rows is shorter than amax_history_len="
+                f"{rule.recipe.amax_history_len} of its recipe; pass the states that ran under it"
+            )
+    update_of(rules, history, scale, amax, usage)
 
 
 def update_of(rules: Sequence[Rule | None], history: Tensors, scale: Tensors, amax: Tensors, usage: Tensors) -> None:
@@ -74,6 +85,36 @@ def update_of(rules: Sequence[Rule | None], history: Tensors, scale: Tensors, am
         torch.ops.quire.delayed_update_(*lists, own, reduced, table_on(own[0].device), backward)
 
 
+def _check_states(history: Tensors, scale: Tensors, amax: Tensors, usage: Tensors) -> None:
+    counts = [len(each) for each in (history, scale, amax)]
+    if counts != [2 * len(usage)] * 3:
+        raise ValueError(
+            "delayed_update_in_python_: history, scale and amax must have two entries for each of usage, forward and "
+            f"backward; got {counts} and {len(usage)}"
+        )
+    for rows, *each in zip(history, scale, amax, strict=True):
+        sizes = rows.shape[1:] if rows.dim() == 2 else None
+        if rows.numel() == 0 or not (_is_state(rows, rows.shape) and all(_is_state(one, sizes) for one in each)):
+            got = [f"{one.dtype} {list(one.shape)}" for one in (rows, *each)]
+            raise ValueError(
+                "delayed_update_in_python_: a state must have a history [rows, n], a scale [n] and an amax [n], all "
+                f"contiguous float32 with memory; got {', '.join(got)}"
+            )
+    for one in usage:
+        if not _is_state(one, torch.Size([3]), torch.int64):
+            raise ValueError(
+                "delayed_update_in_python_: usage must be contiguous int64 [3] with memory, got "
+                f"{one.dtype} {list(one.shape)}"
+            )
+
+
+def _is_state(t: torch.Tensor, sizes: torch.Size | None, dtype: torch.dtype = torch.float32) -> bool:
+    """Whether PyTorch can compute in place on it: a storage that was freed would end the process."""
+    if t.dtype != dtype or t.shape != sizes or t.layout != torch.strided or not t.is_contiguous():
+        return False
+    return (t.storage_offset() + t.numel()) * t.itemsize <= t.untyped_storage().nbytes()
+
+
 _library = torch.library.Library("quire", "IMPL")
 _library.impl("delayed_update_in_python_", update, "CompositeExplicitAutograd")
 _library.impl("delayed_update_in_python_", lambda *_: None, "Meta")
@@ -108,6 +149,7 @@ def _reduced(amaxes: Tensors, group: object) -> list[torch.Tensor]:
     return [most.clone() for most in flat.split([len(amax) for amax in amaxes])]
 
 
+@subnormals_kept()
 def _unfused(
     recipe: DelayedScaling, history: torch.Tensor, scale: torch.Tensor, amax: torch.Tensor, backward: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:

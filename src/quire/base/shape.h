@@ -8,6 +8,7 @@
 #include <initializer_list>
 #include <iterator>
 #include <limits>
+#include <optional>
 #include <type_traits>
 #include <vector>
 
@@ -54,24 +55,52 @@ class Shape {
   std::size_t size_ = 0;
 };
 
-/// a times b. Of integers, the largest where the product would be larger: no memory is so large, so that whoever
-/// allocates or checks refuses it. (A tensor with a size of 0 may have any other sizes.)
+/// The most bytes of a tensor, with sizes of 0 counted as 1: more than processors address. Sizes within it can be
+/// rounded up to blocks, and be counted in bytes, in int64.
+inline constexpr int64_t kMostBytes = int64_t{1} << 56;
+
+namespace detail {
+
+/// The value of a size; of a symbolic one, if it is known.
+template <class Int>
+constexpr std::optional<int64_t> value_of(const Int& size) {
+  if constexpr (std::is_same_v<Int, int64_t>)
+    return size;
+  else
+    return size.maybe_as_int();
+}
+
+/// f(a, b), or the largest integer where it would be larger. f says whether it is, and writes the result.
+template <class Int, class F>
+constexpr std::optional<Int> limited(const Int& a, const Int& b, F&& f) {
+  const std::optional<int64_t> known_a = value_of(a), known_b = value_of(b);
+  if (!known_a || !known_b) return std::nullopt;
+  int64_t n = 0;
+  return Int(f(*known_a, *known_b, &n) ? std::numeric_limits<int64_t>::max() : n);
+}
+
+}  // namespace detail
+
+/// a * b and a + b of sizes, which are not negative: the only arithmetic of shapes that can leave int64. What is known
+/// is then the largest integer, not a small one: no memory is so large, so that whoever allocates or checks refuses it.
+/// (A tensor with a size of 0 may have any other sizes.)
 template <class Int>
 constexpr Int times(const Int& a, const Int& b) {
-  if constexpr (std::is_same_v<Int, int64_t>) {
-    int64_t n = 0;
-    return __builtin_mul_overflow(a, b, &n) ? std::numeric_limits<int64_t>::max() : n;
-  } else {
-    return a * b;
-  }
+  const auto n =
+      detail::limited(a, b, [](int64_t x, int64_t y, int64_t* to) { return __builtin_mul_overflow(x, y, to); });
+  return n ? *n : a * b;
+}
+template <class Int>
+constexpr Int plus(const Int& a, const Int& b) {
+  const auto n =
+      detail::limited(a, b, [](int64_t x, int64_t y, int64_t* to) { return __builtin_add_overflow(x, y, to); });
+  return n ? *n : a + b;
 }
 
 template <class Int>
 constexpr Int ceil_div(const Int& a, int64_t b) {
-  if constexpr (std::is_same_v<Int, int64_t>)
-    return a / b + (a % b > 0 ? 1 : 0);
-  else
-    return b == 1 ? a : (a + Int(b - 1)) / Int(b);
+  if (const auto n = detail::value_of(a)) return Int(*n / b + (*n % b > 0 ? 1 : 0));
+  return b == 1 ? a : (a + Int(b - 1)) / Int(b);
 }
 
 template <class Int>
@@ -84,6 +113,19 @@ Int product(const Shape<Int>& sizes, std::size_t first, std::size_t last) {
   Int n(1);
   for (std::size_t i = first; i < last; ++i) n = times(n, sizes[i]);
   return n;
+}
+
+/// Whether a tensor of elements of `width` bytes may have these sizes: none is negative, and it has at most kMostBytes.
+/// Symbolic sizes count if their values are known.
+template <class Sizes>
+bool is_possible(const Sizes& sizes, int64_t width) {
+  int64_t bytes = width;
+  for (const auto& size : sizes) {
+    const int64_t n = detail::value_of(size).value_or(1);
+    if (n < 0) return false;
+    bytes = times(bytes, std::max<int64_t>(n, 1));
+  }
+  return bytes <= kMostBytes;
 }
 
 }  // namespace quire

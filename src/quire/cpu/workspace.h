@@ -6,6 +6,7 @@
 #include <span>
 
 #include "quire/base/context.h"
+#include "quire/base/shape.h"
 
 namespace quire::cpu {
 
@@ -16,7 +17,7 @@ class WorkspaceSpan {
   WorkspaceSpan(const Context& context, int64_t count) {
     const auto size = static_cast<size_t>(count);
     if (context.workspace) {
-      span_ = {static_cast<T*>(context.workspace->allocate(count * static_cast<int64_t>(sizeof(T)))), size};
+      span_ = {static_cast<T*>(context.workspace->allocate(times(count, static_cast<int64_t>(sizeof(T))))), size};
     } else {
       own_ = std::make_unique_for_overwrite<T[]>(size);
       span_ = {own_.get(), size};

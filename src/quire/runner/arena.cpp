@@ -32,7 +32,7 @@ std::array<int64_t, 3> rowwise_bytes(const QuantSpec& spec, int64_t rows, int64_
 
 void* Arena::take_bytes(int64_t count) {
   const int64_t size = round_up(std::max<int64_t>(count, 1), kAlign);
-  if (blocks_.empty() || used_ + size > blocks_.back().size) {
+  if (blocks_.empty() || size > blocks_.back().size - used_) {
     constexpr int64_t kSmallest = int64_t{1} << 12;
     add_block(std::max({size, kSmallest, blocks_.empty() ? merged_ : 2 * blocks_.back().size}));
   }
@@ -42,8 +42,8 @@ void* Arena::take_bytes(int64_t count) {
 
 Side Arena::take_rowwise(const QuantSpec& spec, int64_t rows, int64_t cols) {
   const auto [data, scale, amax] = rowwise_bytes(spec, rows, cols);
-  const int64_t scale_at = round_up(data, kAlign), amax_at = scale_at + round_up(scale, kAlign);
-  auto* memory = static_cast<std::byte*>(take_bytes(amax_at + amax));
+  const int64_t scale_at = round_up(data, kAlign), amax_at = plus(scale_at, round_up(scale, kAlign));
+  auto* memory = static_cast<std::byte*>(take_bytes(plus(amax_at, amax)));
   return {memory, memory + scale_at, reinterpret_cast<float*>(memory + amax_at)};
 }
 

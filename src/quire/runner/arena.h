@@ -25,11 +25,11 @@ class Arena final : public Workspace {
   void* take_bytes(int64_t count);
   template <class T>
   T* take(int64_t count) {
-    return static_cast<T*>(take_bytes(count * static_cast<int64_t>(sizeof(T))));
+    return static_cast<T*>(take_bytes(times(count, static_cast<int64_t>(sizeof(T)))));
   }
   /// A contiguous matrix.
   MutableMatrix take_matrix(DType dtype, int64_t rows, int64_t cols) {
-    return {take_bytes(rows * cols * size_of(dtype)), dtype, rows, cols, cols};
+    return {take_bytes(times(times(rows, cols), size_of(dtype))), dtype, rows, cols, cols};
   }
   /// The rowwise buffers of a quantized [rows, cols].
   Side take_rowwise(const QuantSpec& spec, int64_t rows, int64_t cols);

@@ -7,6 +7,7 @@
 #include "quire/base/check.h"
 #include "quire/base/lazy.h"
 #include "quire/base/process_mutex.h"
+#include "quire/spec/check_problem.h"
 
 namespace quire {
 namespace {
@@ -56,7 +57,7 @@ void check_info(const RunnerInfo& info) {
 }
 
 void check_ids(std::string_view op, const RunnerCall& call, int64_t experts) {
-  for (int64_t i = 0; i < call.x.rows * call.top_k; ++i) {
+  for (int64_t i = 0; i < times(call.x.rows, call.top_k); ++i) {
     const int32_t id = call.expert_ids[i];
     if (id >= -1 && id < experts) continue;
     fail(op, ": topk_ids must be in [0, ", experts, "), or -1 for no expert; got ", id, " for token ", i / call.top_k,
@@ -135,6 +136,8 @@ void check_request(const RegisteredRunner& registered, const RunnerRequest& requ
   // Texts of errors cost more than a small call: they are made only for one.
   const RunnerInfo& info = registered.runner->info();
   const RunnerCall& call = request.call;
+  check_matrix(request.op, "x", call.x);
+  check_matrix(request.op, "the result", call.out);
   if (info.kind != request.kind)
     fail(request.op, ": runner ", title(registered), " is of kind ", name(info.kind), ", and this operator needs ",
          name(request.kind), "; ", listing(), "; pass one of that kind");

@@ -30,17 +30,17 @@ void check_same_groups(std::string_view op, const RowGroups& a, const RowGroups&
 template <class Grouped>
 void check_matrices(std::string_view op, std::string_view what, const Grouped& m, const RowGroups& groups) {
   check_list(op, what, m.each, groups);
+  for (const auto& one : m.each) check_extent(op, what, one);
   if (!m.each.empty()) return;
   check(m.rows.rows == groups.rows, op, ": ", what, " must have the ", groups.rows, " rows of the groups, got ",
         m.rows.rows);
-  check(m.rows.data != nullptr || m.rows.rows * m.rows.cols == 0, op, ": ", what,
-        " is a null pointer; give its memory");
+  check_extent(op, what, m.rows);
 }
 
 void check_operand(std::string_view op, const GroupedOperand& o) {
   check_groups(op, o.groups);
   check_list(op, o.what, o.side.each, o.groups);
-  check(o.cols >= 0, op, ": ", o.what, " must not have a negative number of columns, got ", o.cols);
+  check_sizes(op, o.what, o.groups.rows, o.cols);
 }
 
 bool is_float(DType t) { return t == DType::f32 || t == DType::f16 || t == DType::bf16; }
@@ -89,9 +89,7 @@ void check_problem(const MatmulProblem& p) {
         ": a, b and out must be float32, float16 or bfloat16; convert them");
   check(length == other && p.out.rows == rows && p.out.cols == cols, p.kOp, ": sizes do not agree; got ", to_string(p),
         " to [", p.out.rows, ", ", p.out.cols, "]");
-  for (const Matrix& m : {p.a, p.b, Matrix(p.out)})
-    check(m.data != nullptr || m.rows == 0 || m.cols == 0, p.kOp, ": a matrix of [", m.rows, ", ", m.cols,
-          "] is a null pointer; give its memory");
+  for (const Matrix& m : {p.a, p.b, Matrix(p.out)}) check_extent(p.kOp, "a matrix", m);
 }
 
 void check_problem(const GroupedMatmulProblem& p) {
@@ -109,13 +107,14 @@ void check_problem(const GroupedMatmulProblem& p) {
 void check_problem(const GroupedColumnSumProblem& p) {
   check_groups(p.kOp, p.groups);
   check_matrices(p.kOp, "x", GroupedMatrix{.rows = p.x}, p.groups);
-  check(p.out.rows == p.groups.count && p.out.cols == p.x.cols, p.kOp, ": out must be [", p.groups.count, ", ",
-        p.x.cols, "], got [", p.out.rows, ", ", p.out.cols, "]");
+  check_matrix(p.kOp, "out", p.out);
+  check_shape(p.kOp, "out", p.out, p.groups.count, p.x.cols);
 }
 
 void check_problem(const GroupedActivationProblem& p) {
   check_groups(p.kOp, p.groups);
   check_matrices(p.kOp, "x", GroupedMatrix{.rows = p.x}, p.groups);
+  check_sizes(p.kOp, "y", p.y.rows, p.y.cols);
   check(p.y.rows == p.groups.rows, p.kOp, ": y must have the ", p.groups.rows, " rows of the groups, got ", p.y.rows);
   check_list(p.kOp, "the rowwise side", p.rowwise.each, p.groups);
   check_list(p.kOp, "the columnwise side", p.columnwise.each, p.groups);

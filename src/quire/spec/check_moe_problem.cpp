@@ -6,49 +6,79 @@ namespace quire {
 namespace {
 
 void check_map(std::string_view op, const RowMap& map) {
-  int64_t places = 0;
-  check(map.tokens >= 0 && map.slots >= 0 && !__builtin_mul_overflow(map.tokens, map.slots, &places), op,
-        ": row_map must be [tokens, slots]; got [", map.tokens, ", ", map.slots, "]; correct its sizes");
-  check_memory(op, "row_map", map.rows, places);
+  check_sizes(op, "row_map", map.tokens, map.slots);
+  check_memory(op, "row_map", map.rows, map.tokens * map.slots);
+}
+
+/// Two matrices of the same dtype and columns, between which rows move.
+void check_alike(std::string_view op, const Matrix& from, const Matrix& to) {
+  check(from.dtype == to.dtype && from.cols == to.cols, op, ": from and to must have the same dtype and columns; got ",
+        name(from.dtype), " [", from.rows, ", ", from.cols, "] and ", name(to.dtype), " [", to.rows, ", ", to.cols,
+        "]; convert or reshape one");
+}
+
+/// Throws unless a matrix has a row for each token of the map.
+void check_tokens(std::string_view op, std::string_view what, const Matrix& m, const RowMap& map) {
+  check(m.rows == map.tokens, op, ": ", what, " must have a row for each of the ", map.tokens,
+        " tokens of row_map, got ", m.rows, "; pass a map of the same tokens");
+}
+
+/// Logits and what is chosen of them.
+void check_routing(std::string_view op, const Routing& routing, const Matrix& logits) {
+  check_matrix(op, "logits", logits);
+  routing.check_experts(logits.cols);
+  check_sizes(op, "ids", logits.rows, routing.topk);
 }
 
 }  // namespace
 
 void check_problem(const RouteProblem& p) {
-  p.routing.check_experts(p.logits.cols);
-  check_memory(p.kOp, "logits", p.logits.data, p.logits.rows * p.logits.cols);
+  check_routing(p.kOp, p.routing, p.logits);
   check_memory(p.kOp, "weights", p.weights, p.logits.rows * p.routing.topk);
   check_memory(p.kOp, "ids", p.ids, p.logits.rows * p.routing.topk);
 }
 
 void check_problem(const RouteGradProblem& p) {
-  p.routing.check_experts(p.logits.cols);
-  check_memory(p.kOp, "logits", p.logits.data, p.logits.rows * p.logits.cols);
+  check_routing(p.kOp, p.routing, p.logits);
   check_memory(p.kOp, "dweights", p.dweights, p.logits.rows * p.routing.topk);
   check_memory(p.kOp, "ids", p.ids, p.logits.rows * p.routing.topk);
+  check_matrix(p.kOp, "dlogits", p.dlogits);
+  check_shape(p.kOp, "dlogits", p.dlogits, p.logits.rows, p.logits.cols);
 }
 
 void check_problem(const CapacityProblem& p) {
   check(p.capacity >= 0, "route (limit_capacity): capacity must not be negative, got ", p.capacity,
         "; pass None to keep every entry");
+  check(p.num_experts >= 0 && p.num_experts <= kMostRows,
+        "route (limit_capacity): num_experts must be from 0 to 2^31 - 1, got ", p.num_experts, "; correct it");
   check_memory(p.kOp, "topk_ids", p.ids, p.count);
   check_memory(p.kOp, "kept", p.kept, p.count);
 }
 
 void check_problem(const PermuteProblem& p) {
   check_map(p.kOp, p.map);
-  check_memory(p.kOp, "from", p.from.data, p.from.rows * p.from.cols);
-  check_memory(p.kOp, "to", p.to.data, p.to.rows * p.to.cols);
+  check_extent(p.kOp, "from", p.from);
+  check_extent(p.kOp, "to", p.to);
+  check(p.to.rows <= kMostRows, p.kOp, ": rows must be fewer than 2^31, got ", p.to.rows, "; use fewer tokens");
+  check_alike(p.kOp, p.from, p.to);
+  check_tokens(p.kOp, "from", p.from, p.map);
+  if (p.weights != nullptr) check_matrix(p.kOp, "from, which has weights,", p.from);
 }
 
 void check_problem(const UnpermuteProblem& p) {
   check_map("unpermute", p.map);
-  check_memory("unpermute", "from", p.from.data, p.from.rows * p.from.cols);
-  check_memory("unpermute", "to", p.to.data, p.to.rows * p.to.cols);
+  check_matrix("unpermute", "from", p.from);
+  check_matrix("unpermute", "to", p.to);
+  check_alike("unpermute", p.from, p.to);
+  check_tokens("unpermute", "to", p.to, p.map);
 }
 
 void check_problem(const PermutedDotProblem& p) {
   check_map("unpermute_dot", p.map);
+  check_matrix("unpermute_dot", "permuted", p.permuted);
+  check_matrix("unpermute_dot", "tokens", p.tokens);
+  check_tokens("unpermute_dot", "tokens", p.tokens, p.map);
+  check_shape("unpermute_dot", "permuted", p.permuted, p.permuted.rows, p.tokens.cols);
   check_memory("unpermute_dot", "to", p.to, p.map.tokens * p.map.slots);
 }
 

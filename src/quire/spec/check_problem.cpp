@@ -26,28 +26,6 @@ void check_float(std::string_view op, std::string_view what, DType dtype) {
        dtype == DType::u8 ? std::string(name(dtype)) : "DType " + std::to_string(number), "; convert it first");
 }
 
-/// Every buffer made from rows x cols has at most (rows + 128) * (cols + 128) entries of at most 8 bytes.
-void check_sizes(std::string_view op, std::string_view what, int64_t rows, int64_t cols) {
-  check(rows >= 0 && cols >= 0, op, ": sizes of ", what, " must not be negative; got [", rows, ", ", cols,
-        "]; correct them");
-  constexpr int64_t kMost = std::numeric_limits<int64_t>::max() / 8 - 128;
-  check(rows <= kMost && cols <= kMost && rows + 128 <= kMost / (cols + 128), op, ": ", what, " of [", rows, ", ", cols,
-        "] has more bytes than int64 can count; split it");
-}
-
-/// Reach of a strided matrix, and a pointer where there is something to reach.
-void check_matrix(std::string_view op, std::string_view what, const Matrix& m) {
-  check_float(op, what, m.dtype);
-  check_sizes(op, what, m.rows, m.cols);
-  check(m.data != nullptr || m.rows == 0 || m.cols == 0, op, ": ", what, " of [", m.rows, ", ", m.cols,
-        "] is a null pointer; give its memory");
-  int64_t reach = 0;
-  const bool overflows = m.rows > 1 && (__builtin_mul_overflow(m.rows - 1, m.row_stride, &reach) ||
-                                        __builtin_mul_overflow(reach, int64_t{8}, &reach));
-  check(!overflows, op, ": row stride ", m.row_stride, " of ", what, " with ", m.rows,
-        " rows reaches further than int64 can count; correct it");
-}
-
 void check_output(std::string_view op, std::string_view what, const MutableMatrix& m) {
   check_matrix(op, what, m);
   check(m.rows <= 1 || m.row_stride >= m.cols, op, ": rows of ", what, " overlap: ", m.cols, " columns but row stride ",
@@ -123,11 +101,6 @@ void check_quantization(std::string_view op, const QuantizeProblem& p) {
   check_side(op, p, Direction::columnwise, p.columnwise);
 }
 
-void check_shape(std::string_view op, std::string_view what, const Matrix& m, int64_t rows, int64_t cols) {
-  check(m.rows == rows && m.cols == cols, op, ": ", what, " must be [", rows, ", ", cols, "]; got [", m.rows, ", ",
-        m.cols, "]; reshape it");
-}
-
 void check_destination(std::string_view op, const Destination& to, int64_t rows, int64_t cols) {
   check_float(op, "y", to.y.dtype);
   check_sizes(op, "y", to.y.rows, to.y.cols);
@@ -164,6 +137,36 @@ void check_operand(std::string_view op, std::string_view what, const Operand& o)
 }
 
 }  // namespace
+
+// Every buffer made from rows x cols has at most (rows + 128) * (cols + 128) entries of at most 8 bytes.
+void check_sizes(std::string_view op, std::string_view what, int64_t rows, int64_t cols) {
+  check(rows >= 0 && cols >= 0, op, ": sizes of ", what, " must not be negative; got [", rows, ", ", cols,
+        "]; correct them");
+  constexpr int64_t kMost = std::numeric_limits<int64_t>::max() / 8 - 128;
+  check(rows <= kMost && cols <= kMost && rows + 128 <= kMost / (cols + 128), op, ": ", what, " of [", rows, ", ", cols,
+        "] has more bytes than int64 can count; split it");
+}
+
+void check_extent(std::string_view op, std::string_view what, const Matrix& m) {
+  check_sizes(op, what, m.rows, m.cols);
+  check(m.data != nullptr || m.rows == 0 || m.cols == 0, op, ": ", what, " of [", m.rows, ", ", m.cols,
+        "] is a null pointer; give its memory");
+  int64_t reach = 0;
+  const bool overflows = m.rows > 1 && (__builtin_mul_overflow(m.rows - 1, m.row_stride, &reach) ||
+                                        __builtin_mul_overflow(reach, int64_t{8}, &reach));
+  check(!overflows, op, ": row stride ", m.row_stride, " of ", what, " with ", m.rows,
+        " rows reaches further than int64 can count; correct it");
+}
+
+void check_matrix(std::string_view op, std::string_view what, const Matrix& m) {
+  check_float(op, what, m.dtype);
+  check_extent(op, what, m);
+}
+
+void check_shape(std::string_view op, std::string_view what, const Matrix& m, int64_t rows, int64_t cols) {
+  check(m.rows == rows && m.cols == cols, op, ": ", what, " must be [", rows, ", ", cols, "]; got [", m.rows, ", ",
+        m.cols, "]; reshape it");
+}
 
 void check_memory(std::string_view op, std::string_view what, const void* memory, int64_t count) {
   check(count >= 0, op, ": the size of ", what, " must not be negative; got ", count, "; correct it");
@@ -260,7 +263,7 @@ void check_problem(const ActivationGradProblem& p) {
 }
 
 void check_problem(const FingerprintProblem& p) {
-  check_memory(p.what, "x", p.x.data, p.x.rows * p.x.cols);
+  check_extent(p.what, "x", p.x);
   check(p.to != nullptr || p.expected != nullptr, p.what, ": nowhere to put the fingerprint; give its memory");
 }
 
@@ -277,8 +280,9 @@ void check_problem(const CopyNumberProblem& p) {
 }
 
 void check_problem(const DelayedUpdateProblem& p) {
-  check_memory(p.kOp, "rules", p.rules, p.rule_count * kRuleColumns);
+  check_memory(p.kOp, "rules", p.rules, times(p.rule_count, int64_t{kRuleColumns}));
   for (const DelayedState& s : p.states) {
+    check_sizes(p.kOp, "history", s.rows, s.slots);
     check_memory(p.kOp, "history", s.history, s.rows * s.slots);
     check_memory(p.kOp, "scale", s.scale, s.slots);
     check_memory(p.kOp, "amax", s.amax, s.slots);

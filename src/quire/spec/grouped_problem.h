@@ -20,7 +20,7 @@ struct RowGroups {
   const char* what = "groups";  ///< the operation that was given the ends, for errors
 
   /// `count` groups of `each` rows.
-  static RowGroups equal(int64_t count, int64_t each) { return {.count = count, .rows = count * each}; }
+  static RowGroups equal(int64_t count, int64_t each) { return {.count = count, .rows = times(count, each)}; }
 };
 
 /// Whether no end says where the one group lies: it has all rows.

@@ -50,9 +50,12 @@ template <class Int>
 BufferCounts<Int> grouped_counts(const QuantSpec& spec, const GroupSizes<Int>& sizes, Direction direction) {
   const auto [data_step, scale_step] = token_steps(spec, direction);
   const auto of = [&](const Int& m) { return counts(buffers(spec, Shape<Int>{m, sizes.k}, direction)); };
-  const auto none = of(Int(0)), data = of(sizes.tokens + Int((data_step - 1) * sizes.groups)),
-             scale = of(sizes.tokens + Int((scale_step - 1) * sizes.groups)), amax = of(sizes.tokens);
-  const auto bound = [&](size_t i, const BufferCounts<Int>& most) { return most[i] + none[i] * Int(sizes.groups - 1); };
+  // Tokens, if each group has as many more as it needs to begin a step.
+  const auto with = [&](int64_t step) { return plus(sizes.tokens, times(Int(step - 1), Int(sizes.groups))); };
+  const auto none = of(Int(0)), data = of(with(data_step)), scale = of(with(scale_step)), amax = of(sizes.tokens);
+  const auto bound = [&](size_t i, const BufferCounts<Int>& most) {
+    return plus(most[i], times(none[i], Int(sizes.groups - 1)));
+  };
   return {bound(0, data), bound(1, scale), bound(2, amax)};
 }
 
@@ -63,8 +66,8 @@ inline bool has_amax_per_line(const QuantSpec& spec) { return amax_count<int64_t
 /// each group), or one for each group (amax_count).
 template <class Int>
 Int grouped_amax_count(const QuantSpec& spec, const GroupSizes<Int>& sizes, Direction direction) {
-  if (!has_amax_per_line(spec)) return amax_count<Int>(spec, Int(1)) * Int(sizes.groups);
-  return direction == Direction::rowwise ? sizes.tokens : sizes.k * Int(sizes.groups);
+  if (!has_amax_per_line(spec)) return times(amax_count<Int>(spec, Int(1)), Int(sizes.groups));
+  return direction == Direction::rowwise ? sizes.tokens : times(sizes.k, Int(sizes.groups));
 }
 
 }  // namespace quire

@@ -72,14 +72,14 @@ MatrixView::MatrixView(const at::Tensor& t, const char* what) : holder_(t) {
   }
   const int64_t cols = t.size(-1);
   int64_t rows = 1;
-  for (int64_t d = 0; d + 1 < t.dim(); ++d) rows *= t.size(d);
+  for (int64_t d = 0; d + 1 < t.dim(); ++d) rows = quire::times(rows, t.size(d));
   matrix_ = {holder_.const_data_ptr(), dtype(t.scalar_type(), what), rows, cols, stride};
 }
 
 quire::MutableMatrix mutable_matrix(at::Tensor& t) {
   const int64_t cols = t.size(-1);
   int64_t rows = 1;
-  for (int64_t d = 0; d + 1 < t.dim(); ++d) rows *= t.size(d);
+  for (int64_t d = 0; d + 1 < t.dim(); ++d) rows = quire::times(rows, t.size(d));
   return {t.mutable_data_ptr(), dtype(t.scalar_type(), "result"), rows, cols, cols};
 }
 
@@ -89,10 +89,11 @@ namespace {
 
 /// The bytes of its storage from a tensor's first element to its last.
 std::pair<int64_t, int64_t> extent(const at::Tensor& t) {
+  const int64_t begin = t.storage_offset() * t.element_size();
+  if (t.numel() == 0) return {begin, begin};
   int64_t last = 0;
   for (int64_t d = 0; d < t.dim(); ++d) last += (t.size(d) - 1) * t.stride(d);
-  const int64_t begin = t.storage_offset() * t.element_size();
-  return {begin, t.numel() == 0 ? begin : begin + (last + 1) * t.element_size()};
+  return {begin, begin + (last + 1) * t.element_size()};
 }
 
 }  // namespace

@@ -31,6 +31,13 @@ at::ScalarType scalar_type(quire::DType t);
 /// f32, f16, bf16 or u8; throws for others, naming `what`.
 quire::DType dtype(at::ScalarType t, const char* what);
 
+/// Throws unless results can have this dtype, f32, f16 or bf16; `what`, in parts, is "op: argument".
+template <class... What>
+void check_result_dtype(at::ScalarType t, const What&... what) {
+  quire::check(t == at::kFloat || t == at::kHalf || t == at::kBFloat16, what...,
+               " must be float32, float16 or bfloat16, got ", t, "; pass one of these");
+}
+
 /// A tensor seen as the matrix [M, K] with K its last dimension. Holds a contiguous copy where the strides do not allow
 /// it.
 class MatrixView {

@@ -248,6 +248,7 @@ consteval size_t differentiable_results() {
 
 template <class Op>
 Results<Op> record(const typename Op::Args& args) {
+  check_memory<Op>(args);
   typename TypedNode<Op>::Counts counts{};
   const variable_list inputs = node_inputs<Op>(args, counts);
   const Needs needs =
@@ -268,6 +269,13 @@ Results<Op> record(const typename Op::Args& args) {
   }
   node->save(std::move(computed.second), computed.first);
   return std::move(computed.first);
+}
+
+/// What it computes where nothing needs a gradient.
+template <class Op>
+Results<Op> infer(const typename Op::Args& args) {
+  check_memory<Op>(args);
+  return Op::inference(args);
 }
 
 template <class Op>
@@ -304,13 +312,13 @@ void register_outer(torch::Library& m) {
   detail::implement_refusals<Op>(m);
   // An implicit composite is decomposed by whoever traces; an explicit one stays a node of the graph.
   if constexpr (requires { requires Op::kComposite; }) {
-    detail::implement<Op, &boxed<Op, &Op::inference>>(m, c10::DispatchKey::CompositeImplicitAutograd);
+    detail::implement<Op, &boxed<Op, &detail::infer<Op>>>(m, c10::DispatchKey::CompositeImplicitAutograd);
     // Under the alias Autograd it would come after the composite.
     using enum c10::DispatchKey;
     for (const auto key : {AutogradCPU, AutogradCUDA, AutogradMeta, AutogradPrivateUse1, AutogradOther})
       detail::implement<Op, &detail::autograd_of_outer<Op>>(m, key);
   } else {
-    detail::implement<Op, &boxed<Op, &Op::inference>>(m, c10::DispatchKey::CompositeExplicitAutograd);
+    detail::implement<Op, &boxed<Op, &detail::infer<Op>>>(m, c10::DispatchKey::CompositeExplicitAutograd);
     detail::implement<Op, &detail::autograd_of_outer<Op>>(m, c10::DispatchKey::Autograd);
   }
 }

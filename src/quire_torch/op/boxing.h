@@ -22,13 +22,15 @@ void for_each_tensor_in(at::ArrayRef<at::IValue> values, F&& f) {
   }
 }
 
-/// Takes the arguments off the stack.
-template <class Args>
-Args unbox(Stack& stack) {
+/// Takes the arguments off the stack. Throws where one is no value of its kind (unbox_field).
+template <class Op>
+typename Op::Args unbox(Stack& stack) {
+  using Args = typename Op::Args;
   constexpr size_t n = member_count<Args>();
   Args args{};
   at::IValue* next = stack.data() + stack.size() - n;
-  for_each_field<Args>([&](auto f) { args.*(f.kMember) = unbox_field<typename decltype(f)::Type>(*next++); });
+  for_each_field<Args>(
+      [&](auto f) { args.*(f.kMember) = unbox_field<typename decltype(f)::Type>(*next++, {Op::kName, f.name}); });
   torch::jit::drop(stack, n);
   return args;
 }
@@ -36,7 +38,7 @@ Args unbox(Stack& stack) {
 /// Run(const Args&) -> Results<Op> as a kernel.
 template <class Op, auto Run>
 void boxed(const c10::OperatorHandle&, c10::DispatchKeySet, Stack* stack) {
-  for (at::Tensor& t : Run(unbox<typename Op::Args>(*stack))) stack->emplace_back(std::move(t));
+  for (at::Tensor& t : Run(unbox<Op>(*stack))) stack->emplace_back(std::move(t));
 }
 
 }  // namespace quire_torch::op

@@ -67,15 +67,48 @@ consteval std::string_view word() {
   return {};
 }
 
+/// Which argument a value is, for errors.
+struct ArgumentName {
+  const char* op;
+  const char* name;
+};
+
+/// Throws where a number that is a size, or how many of something there are, is known and negative.
+inline void check_size(const c10::SymInt& size, const ArgumentName& where) {
+  const std::optional<int64_t> value = size.maybe_as_int();
+  TORCH_CHECK(!value || *value >= 0, where.op, ": ", where.name, " must not be negative, got ", *value,
+              "; pass a size of at least 0");
+}
+
+/// A dtype, which travels as a number. Throws for one that is no dtype: PyTorch would read beyond its tables of dtypes.
+inline at::ScalarType unbox_dtype(const at::IValue& v, const ArgumentName& where) {
+  const int64_t number = v.toInt();
+  TORCH_CHECK(number >= 0 && number < static_cast<int64_t>(at::ScalarType::NumOptions) &&
+                  number != static_cast<int64_t>(at::ScalarType::Undefined),
+              where.op, ": ", where.name, " must be a dtype, got the number ", number,
+              ", which is none; pass a dtype such as torch.bfloat16");
+  return static_cast<at::ScalarType>(number);
+}
+
 template <class T>
-T unbox_field(at::IValue& v) {
+T unbox_field(at::IValue& v, const ArgumentName& where) {
   static_assert(!word<T>().empty(), "an operator has no field of this type: op/fields.h lists the kinds");
   if constexpr (Written<T>) {
-    return {unbox_field<decltype(T::value)>(v)};
+    return {unbox_field<decltype(T::value)>(v, where)};
   } else if constexpr (std::same_as<T, GradientList>) {
-    return {unbox_field<TensorList>(v)};
+    return {unbox_field<TensorList>(v, where)};
   } else if constexpr (Textual<T>) {
     return T::parse(v.toStringView());
+  } else if constexpr (std::same_as<T, at::ScalarType>) {
+    return unbox_dtype(v, where);
+  } else if constexpr (std::same_as<T, c10::SymInt>) {
+    T size = std::move(v).to<T>();
+    check_size(size, where);
+    return size;
+  } else if constexpr (std::same_as<T, std::vector<c10::SymInt>>) {
+    T sizes = std::move(v).to<T>();
+    for (const c10::SymInt& size : sizes) check_size(size, where);
+    return sizes;
   } else if constexpr (SeveralTensors<T>) {
     // AOTInductor's runtime hands over an empty list of tensors as None.
     return v.isNone() ? T() : std::move(v).to<T>();

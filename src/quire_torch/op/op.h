@@ -72,6 +72,35 @@ inline bool wants_gradient(const c10::OperatorHandle& op, const Stack& stack) {
   return wanted;
 }
 
+/// Throws unless the storage of a tensor reaches as far as its elements do.
+inline void check_memory(const at::Tensor& t, const ArgumentName& where) {
+  if (!t.defined() || !t.has_storage() || t.unsafeGetTensorImpl()->has_symbolic_sizes_strides()) return;
+  if (t.numel() == 0) return;
+  const auto width = static_cast<int64_t>(t.element_size()), held = static_cast<int64_t>(t.storage().nbytes());
+  const int64_t end =
+      t.is_contiguous()
+          ? (t.storage_offset() + t.numel()) * width
+          : static_cast<int64_t>(at::detail::computeStorageNbytes(t.sizes(), t.strides(), static_cast<size_t>(width),
+                                                                  static_cast<size_t>(t.storage_offset())));
+  if (end <= held) [[likely]]
+    return;
+  // A wrapper has no memory, and whoever unwraps it asks again.
+  if (t.key_set().has_any(c10::python_ks | c10::DispatchKeySet(c10::DispatchKey::Functionalize))) return;
+  TORCH_CHECK(false, where.op, ": ", where.name, " of size ", t.sizes(), " needs ", end,
+              " bytes, and its storage holds ", held,
+              "; it was freed or made smaller, as FSDP does with parameters that are not gathered. Pass a tensor ",
+              "whose storage is complete");
+}
+
+/// The same of all tensors, before anything is read or written: kernels would follow a null pointer, or refuse the
+/// second of two tensors when they have written the first.
+template <class Op>
+void check_memory(const typename Op::Args& args) {
+  for_each_field<typename Op::Args>([&](auto field) {
+    for_each_tensor_of(args.*(field.kMember), [&](const at::Tensor& t) { check_memory(t, {Op::kName, field.name}); });
+  });
+}
+
 /// The kernel of every device.
 template <class Op, bool all = true>
 Results<Op> run_kernel(const typename Op::Args& args) {
@@ -80,6 +109,7 @@ Results<Op> run_kernel(const typename Op::Args& args) {
   // A kernel converts and compares numbers between its parallel regions too.
   const quire::FloatMode mode;
   const typename Op::Context context(device_of(args));
+  check_memory<Op>(args);
   Results<Op> out = allocate_results<Op, int64_t, all>(args);
   if constexpr (out.size() > 0) {
     Op::run(args, out, context);
@@ -138,7 +168,7 @@ void autograd_of_inner(const c10::OperatorHandle& op, c10::DispatchKeySet keys, 
 template <class Op>
 void run_value(const c10::OperatorHandle&, c10::DispatchKeySet, Stack* stack) {
   const quire::FloatMode mode;
-  stack->push_back(box_field<typename Op::Value>(Op::run(unbox<typename Op::Args>(*stack))));
+  stack->push_back(box_field<typename Op::Value>(Op::run(unbox<Op>(*stack))));
 }
 
 template <class Op>

@@ -9,6 +9,7 @@
 #include <array>
 
 #include "quire/base/huge_pages.h"
+#include "quire/base/shape.h"
 #include "quire_torch/op/fields.h"
 
 namespace quire_torch::op {
@@ -90,13 +91,19 @@ Results<Op> allocate_results(const typename Op::Args& args) {
   if constexpr (out.size() > 0) {
     const std::array<Result<Int>, out.size()> results = Op::template results<Int>(args);
     const at::Device device = device_of(args);
-    for (size_t i = 0; i < out.size(); ++i) try {
-        if (!all && i > 0 && results[i].sizes.size() == 1 && results[i].sizes[0] == 0) continue;
+    for (size_t i = 0; i < out.size(); ++i) {
+      if (!quire::is_possible(results[i].sizes, static_cast<int64_t>(c10::elementSize(results[i].dtype)))) [[unlikely]]
+        TORCH_CHECK(false, Op::kName, ": ", Op::kResults[i], " cannot be of size ", results[i].sizes, " in ",
+                    results[i].dtype, ": sizes must not be negative, and those that are not 0 make ", quire::kMostBytes,
+                    " bytes at most; use smaller sizes");
+      if (!all && i > 0 && results[i].sizes.size() == 1 && results[i].sizes[0] == 0) continue;
+      try {
         out[i] = allocate(results[i].sizes, at::device(device).dtype(results[i].dtype));
       } catch (const c10::Error& e) {
         TORCH_CHECK(false, Op::kName, ": no memory for ", Op::kResults[i], " of size ", results[i].sizes,
                     "; use smaller tensors (", e.what_without_backtrace(), ")");
       }
+    }
   }
   return out;
 }

@@ -92,8 +92,7 @@ struct GroupedDequantize : OpBase {
   static std::array<op::Result<Int>, 1> results(const Args& a) {
     group_count(a.offsets, a.data, "grouped_dequantize");
     quire::check(!a.shape.empty(), "grouped_dequantize: shape must have at least 1 dimension, got []");
-    quire::check(dtype(a.dtype, "grouped_dequantize: dtype") != quire::DType::u8,
-                 "grouped_dequantize: dtype must be float32, float16 or bfloat16, got uint8");
+    check_result_dtype(a.dtype, "grouped_dequantize: dtype");
     op::Result<Int> r{{}, a.dtype};
     for (const auto& n : a.shape) r.sizes.push_back(op::as<Int>(n));
     return {r};

@@ -88,7 +88,7 @@ std::array<op::Result<Int>, 3> stacked_results(const quire::QuantSpec& spec, con
   if (!wanted) return r;
   for (auto& one : r) {
     const quire::Shape<Int> sizes(one.sizes.begin(), one.sizes.end());
-    one.sizes = {quire::product(sizes, 0, sizes.size()) * Int(groups)};
+    one.sizes = {quire::times(quire::product(sizes, 0, sizes.size()), Int(groups))};
   }
   return r;
 }

@@ -31,8 +31,8 @@ inline void check_needs(int64_t needs, const char* op) {
 
 /// The rows of the matrix [M, K] that t is.
 inline c10::SymInt rows_of(const at::Tensor& t) {
-  const auto sizes = t.sym_sizes();
-  return c10::multiply_integers(sizes.slice(0, sizes.size() - 1));
+  const auto sizes = shape<c10::SymInt>(t);
+  return quire::product(sizes, 0, sizes.size() - 1);
 }
 
 inline SpecText text_of(const quire::QuantSpec& spec) { return SpecText::parse(spec.to_string()); }
@@ -53,6 +53,7 @@ op::Result<Int> needed(int64_t wanted, const quire::Shape<Int>& sizes, at::Scala
 /// dx, dw and dbias of a backward operator, as `needs` says; op: its name, for errors.
 template <class Int, class Args>
 std::array<op::Result<Int>, 3> gradient_results(const Args& a, const char* op) {
+  check_result_dtype(a.dtype, op, ": dtype");
   const int64_t groups = group_count(a.offsets, a.dy, op);
   const Int n = op::size<Int>(a.dy, -1), k = op::as<Int>(a.in_features);
   auto dx = shape<Int>(a.dy);

@@ -128,8 +128,7 @@ struct LinearFwd : OpBase {
     quire::check(buffers == 0 || buffers == 6 || buffers == 6 * groups,
                  "linear: w_buffers must be the six of quire.TensorProto for each of ", groups,
                  " groups, or six flat ones of all; got ", buffers);
-    quire::check(dtype(a.dtype, "linear: dtype") != quire::DType::u8,
-                 "linear: dtype must be float32, float16 or bfloat16");
+    check_result_dtype(a.dtype, "linear: dtype");
   }
 };
 

@@ -29,6 +29,7 @@ struct LinearDgrad : OpBase {
   template <class Int>
   static std::array<op::Result<Int>, 1> results(const Args& a) {
     quire::check(!a.shape.empty(), "linear_dgrad: shape must have at least 1 dimension, got []");
+    check_result_dtype(a.dtype, "linear_dgrad: dtype");
     op::Result<Int> dx{{}, a.dtype};
     for (const auto& n : a.shape) dx.sizes.push_back(op::as<Int>(n));
     return {dx};
@@ -62,6 +63,7 @@ struct LinearWgrad : OpBase {
 
   template <class Int>
   static std::array<op::Result<Int>, 1> results(const Args& a) {
+    check_result_dtype(a.dtype, "linear_wgrad: dtype");
     return {op::Result<Int>{{op::as<Int>(a.out_features), op::as<Int>(a.in_features)}, a.dtype}};
   }
   static void run(const Args& a, op::Tensors<1>& out, const quire::Context& context);

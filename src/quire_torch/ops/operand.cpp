@@ -21,7 +21,8 @@ void check_saved(const std::array<at::Tensor, 3>& three, const Stored& stored, c
   const auto expected = results(stored.spec, stored.shape, stored.direction, true);
   for (size_t i = 0; i < expected.size(); ++i) {
     const at::Tensor& t = three[i];
-    const int64_t count = c10::multiply_integers(sizes(expected[i]));
+    const quire::Shape<int64_t> sizes(expected[i].sizes.begin(), expected[i].sizes.end());
+    const int64_t count = quire::product(sizes, 0, sizes.size());
     const bool absent = count == 0 && (!t.defined() || t.numel() == 0);
     if (absent || (t.defined() && t.scalar_type() == expected[i].dtype && t.is_contiguous() && t.numel() == count))
       continue;

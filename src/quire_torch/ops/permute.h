@@ -57,7 +57,7 @@ struct PermuteFwd : OpBase {
     check_tokens<Int>(a.x, a.row_map);
     if (dtype(a.x.scalar_type(), "permute: x") == quire::DType::u8)
       quire::check(!a.weights, "permute: x of uint8 has no weights; leave them out, or dequantize x");
-    return {op::Result<Int>{{number_of_rows<Int>(a.rows, "permute"), op::size<Int>(a.x, 1)}, a.x.scalar_type()}};
+    return {op::Result<Int>{{op::as<Int>(a.rows), op::size<Int>(a.x, 1)}, a.x.scalar_type()}};
   }
   static void run(const Args& a, op::Tensors<1>& out, const quire::Context& context);
 };

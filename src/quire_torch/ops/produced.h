@@ -24,7 +24,7 @@ inline constexpr std::array kProducedResults = before_buffers("y");
 template <class Int>
 std::array<op::Result<Int>, 7> produced_results(const ProducedFields& f, const quire::Shape<Int>& sizes,
                                                 const char* what) {
-  quire::check(dtype(f.dtype, what) != quire::DType::u8, what, ": dtype must be float32, float16 or bfloat16");
+  check_result_dtype(f.dtype, what, ": dtype");
   quire::check(f.quantized() == (f.rowwise || f.columnwise), what,
                f.quantized() ? ": rowwise and columnwise are both False; ask for at least one direction of the spec"
                              : ": a direction is asked for without a spec; pass both or neither");

@@ -129,8 +129,7 @@ struct Dequantize : OpBase {
   template <class Int>
   static std::array<op::Result<Int>, 1> results(const Args& a) {
     quire::check(!a.shape.empty(), "dequantize: shape must have at least 1 dimension, got []");
-    quire::check(dtype(a.dtype, "dequantize: dtype") != quire::DType::u8,
-                 "dequantize: dtype must be float32, float16 or bfloat16, got uint8");
+    check_result_dtype(a.dtype, "dequantize: dtype");
     quire::Shape<Int> s;
     for (const auto& n : a.shape) s.push_back(op::as<Int>(n));
     op::Result<Int> r{{}, a.dtype};

@@ -22,14 +22,6 @@ bool may_equal(const Int& a, const Int& b) {
   }
 }
 
-/// A number of rows that the caller gave; throws where it is known and negative.
-template <class Int>
-Int number_of_rows(const c10::SymInt& rows, const char* op) {
-  const Int n = op::as<Int>(rows);
-  if constexpr (std::same_as<Int, int64_t>) quire::check(n >= 0, op, ": rows must not be negative, got ", n);
-  return n;
-}
-
 /// topk_ids int32 [T, k], numbers of experts or -1 for none -> row_map int32 [T, k]: the row of each place when places
 /// are sorted by expert, stably, or -1; offsets int32 [num_experts]: the row where each expert's rows end. num_experts
 /// 0: not known; offsets is absent.
@@ -83,7 +75,7 @@ struct ChunkRows : OpBase {
       check_numbers(*a.order, "chunk_rows: order");
       check_one_device(a.order->device(), a.sizes.device(), "chunk_rows: order and sizes");
     }
-    return {op::Result<Int>{{number_of_rows<Int>(a.rows, "chunk_rows"), Int(1)}, at::kInt}};
+    return {op::Result<Int>{{op::as<Int>(a.rows), Int(1)}, at::kInt}};
   }
   static void run(const Args& a, op::Tensors<1>& out, const quire::Context& context);
 

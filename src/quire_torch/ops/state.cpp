@@ -36,6 +36,7 @@ int64_t* check_stash(const at::Tensor& t, const char* op) {
                "; use the one that wgrad_stash_ wrote");
   quire::check(t.scalar_type() == at::kLong && t.sizes() == at::IntArrayRef({2}) && t.is_contiguous(), op,
                ": stash must be a contiguous int64 [2] tensor {number, count}, got ", t.scalar_type(), " ", t.sizes());
+  op::detail::check_memory(t, {op, "stash"});
   auto* stash = static_cast<int64_t*>(t.mutable_data_ptr());
   quire::check(stash[1] >= 0 && stash[1] < kMostStashed, op, ": the count of stash must be from 0 to ",
                kMostStashed - 1, ", got {", stash[0], ", ", stash[1], "}; use the one that wgrad_stash_ wrote");
@@ -75,10 +76,10 @@ void WgradStash::run(const Args& a, const quire::Context&) {
   int64_t* stash = check_stash(a.stash.value, "wgrad_stash_");
   op::TensorList copies;
   for (const at::Tensor& t : a.operands) copies.push_back(t.clone());
+  Stashed call(std::move(copies), op::as<int64_t>(a.tokens), a.recipe.text(), a.overwrite);
   Stashes& s = stashes();
   const std::lock_guard lock(s.mutex);
-  s.kept[stash[0]].emplace_back(std::move(copies), op::as<int64_t>(a.tokens), std::string(a.recipe.text()),
-                                a.overwrite);
+  s.kept[stash[0]].push_back(std::move(call));
   ++stash[1];
 }
 

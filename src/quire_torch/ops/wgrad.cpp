@@ -42,7 +42,7 @@ void check_addend(const at::Tensor& main_grad, const at::Tensor& value) {
 
 int64_t most_tokens(const at::Tensor& dy_data, const at::Tensor& x_data) {
   constexpr int64_t kEmpty = int64_t{1} << 31;  // rows without columns have no codes
-  return std::max(kEmpty, 2 * std::max(dy_data.numel(), x_data.numel()));
+  return std::max(kEmpty, quire::times<int64_t>(2, std::max(dy_data.numel(), x_data.numel())));
 }
 
 template <class Into>

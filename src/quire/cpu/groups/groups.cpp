@@ -12,13 +12,13 @@
 namespace quire::cpu {
 namespace {
 
-int64_t cost_of(const QuantizeProblem& p) { return p.x.rows * p.x.cols; }
-int64_t cost_of(const AmaxProblem& p) { return p.x.rows * p.x.cols; }
-int64_t cost_of(const DequantizeProblem& p) { return p.rows * p.cols; }
-int64_t cost_of(const ActivationProblem& p) { return p.x.rows * p.x.cols; }
-int64_t cost_of(const ColumnSumProblem& p) { return p.x.rows * p.x.cols; }
+int64_t cost_of(const QuantizeProblem& p) { return times(p.x.rows, p.x.cols); }
+int64_t cost_of(const AmaxProblem& p) { return times(p.x.rows, p.x.cols); }
+int64_t cost_of(const DequantizeProblem& p) { return times(p.rows, p.cols); }
+int64_t cost_of(const ActivationProblem& p) { return times(p.x.rows, p.x.cols); }
+int64_t cost_of(const ColumnSumProblem& p) { return times(p.x.rows, p.x.cols); }
 /// A product of few rows takes as long as reading its columns.
-int64_t cost_of(const GemmProblem& p) { return (p.out.rows + 8) * p.out.cols * p.a.contraction; }
+int64_t cost_of(const GemmProblem& p) { return times(times(p.out.rows + 8, p.out.cols), p.a.contraction); }
 
 void run(const ActivationProblem& p, const Context& context) { run_producer(p, context); }
 template <class Problem>
@@ -146,7 +146,7 @@ void grouped_matmul(const GroupedMatmulProblem& p, const Context& context) {
   if (p.codes.groups.count > 0) codes.emplace(p.codes);
   const MutableMatrix out = p.out.each.empty() ? p.out.rows : p.out.each[0];
   const int64_t rows = codes ? codes->ends().rows(0) : 0, cols = codes ? p.codes.cols : 0;
-  const WorkspaceSpan<char> memory(context, rows * cols * size_of(out.dtype));
+  const WorkspaceSpan<char> memory(context, times(times(rows, cols), size_of(out.dtype)));
   const MutableMatrix decoded{std::span<char>(memory).data(), out.dtype, rows, cols, cols};
   std::vector<DequantizeProblem> decodings;
   std::vector<MatmulProblem> products;
