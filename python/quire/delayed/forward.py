@@ -116,6 +116,12 @@ def collect_weight(state: DelayedState, w_amax: torch.Tensor) -> None:
     torch.ops.quire.amax_max_(state.fwd_amax, w_amax, 1)
 
 
+def keep_largest(amax: torch.Tensor, value: torch.Tensor) -> None:
+    """amax[0] = max(amax[0], value[0]) for float32 vectors. By an operator, which keeps subnormal amaxes in every
+    floating-point mode of the caller, unlike torch.maximum (numerics.md 0.7)."""
+    torch.ops.quire.amax_max_(amax, value, 0)
+
+
 def _collects(rule: Rule | None) -> bool:
     recomputes = THREAD.scales is not None and THREAD.scales.replays
     return rule is not None and not recomputes and not torch.compiler.is_exporting()

@@ -11,6 +11,7 @@ import torch
 from quire.io.reading import Checkpoint, read
 from quire.io.stored import StoredWeight
 from quire.io.unclaimed import OF_FILES
+from quire.loading.float_mode import subnormals_kept
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,7 @@ class Difference:
         return {key: list(value) if isinstance(value, tuple) else value for key, value in vars(self).items()}
 
 
+@subnormals_kept()
 def diff(a: str | Path, b: str | Path) -> Difference:
     """Compares two checkpoints, of the same dialect or of two dialects, one entry after another.
 

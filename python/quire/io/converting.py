@@ -15,10 +15,12 @@ from quire.io.errors import CheckpointError
 from quire.io.reading import Checkpoint, check_scale, opened
 from quire.io.stored import StoredWeight
 from quire.io.writing import SaveReport, write_planned
+from quire.loading.float_mode import subnormals_kept
 from quire.tensor import QuantizedStack, QuantizedTensor, QuantSpec
 from quire.tensor.origin import Origin
 
 
+@subnormals_kept()
 def convert(
     src: str | Path,
     dst: str | Path,

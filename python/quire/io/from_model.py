@@ -20,12 +20,14 @@ from quire.io.reading import Checkpoint, opened
 from quire.io.record import Record, record_of
 from quire.io.stored import StoredWeight
 from quire.io.writing import SaveReport, write_planned
+from quire.loading.float_mode import subnormals_kept
 from quire.nn.product_module import ProductModule
 from quire.tensor import QuantizedStack, QuantizedTensor, QuantSpec
 from quire.tensor.order import is_interleaved, reordered
 from quire.tensor.origin import Origin
 
 
+@subnormals_kept()
 def save(
     model: torch.nn.Module,
     path: str | Path,

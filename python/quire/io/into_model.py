@@ -17,6 +17,7 @@ from quire.io.load_report import LoadReport
 from quire.io.reading import MISSING, Checkpoint, check_scale, opened
 from quire.io.record import Record, remember
 from quire.io.unclaimed import is_kept
+from quire.loading.float_mode import subnormals_kept
 from quire.nn.own_context import own_context
 from quire.nn.product_module import ProductModule
 from quire.nn.stacked_experts import StackedExperts, is_experts, weight_names
@@ -36,6 +37,7 @@ class LoadOptions:
     plain: bool = True
 
 
+@subnormals_kept()
 def load(
     model: torch.nn.Module,
     path: str | Path,

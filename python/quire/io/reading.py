@@ -16,6 +16,7 @@ from quire.io.layout import check_inputs, check_zero_points
 from quire.io.stored import StoredWeight
 from quire.io.te_file import TeFile
 from quire.io.unclaimed import check_consumed, check_unscaled, unscaled
+from quire.loading.float_mode import subnormals_kept
 from quire.tensor.buffers import DTYPES
 
 #: What to do about static scales of inputs that a checkpoint should have and has not.
@@ -52,6 +53,7 @@ class Checkpoint(Mapping[str, StoredWeight | torch.Tensor]):
         self.biases = {group.names["bias"]: group.name for group in found if "bias" in group.names}
         self.dtype = _nominal(container)
 
+    @subnormals_kept()
     def __getitem__(self, name: str) -> StoredWeight | torch.Tensor:
         if name in self.groups:
             return self.dialect.read(self.groups[name], self.container.tensor, self.dtype)

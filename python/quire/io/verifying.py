@@ -11,6 +11,7 @@ import torch
 from quire.io.inspection import Inspection, inspect, table
 from quire.io.reading import Checkpoint, read
 from quire.io.stored import StoredWeight
+from quire.loading.float_mode import subnormals_kept
 
 
 @dataclass(frozen=True)
@@ -56,6 +57,7 @@ def _decibels(value: float | None) -> str:
     return "" if value is None else f"{value:.1f} dB"
 
 
+@subnormals_kept()
 def verify(path: str | Path, like: str | Path | None = None) -> Verification:
     """Checks every rule of a checkpoint: names, dtypes and shapes as inspect() does, and the values of every quantized
     layer. Scales must be finite and not negative; codes and decoded values must not be NaN.

@@ -21,6 +21,7 @@ from quire.io.shards import divided, nbytes, replaced, size_of, write_json, writ
 from quire.io.stored import StoredWeight
 from quire.io.translating import Loss, chosen_layout, translated
 from quire.io.unclaimed import OF_FILES
+from quire.loading.float_mode import subnormals_kept
 
 #: What transformers calls the output layer, which may share its weight with the embedding.
 _HEAD = "lm_head.weight"
@@ -85,6 +86,7 @@ class Plan:
         return self.dialect.write(name, value, layout)
 
 
+@subnormals_kept()
 def write(
     path: str | Path,
     tensors: Tensors,

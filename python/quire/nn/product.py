@@ -28,8 +28,8 @@ from quire.functional import (
     linear_prequantized,
     quantize,
 )
-from quire.nn.announcing import agree_on_shards, announce
 from quire.loading.transforms import requires_grad
+from quire.nn.announcing import agree_on_shards, announce
 from quire.nn.cache import cache, cached_weight
 from quire.nn.call import Call
 from quire.nn.external_wgrad import external_wgrad, mark_added

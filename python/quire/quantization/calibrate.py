@@ -9,6 +9,7 @@ import torch
 
 from quire.autocast import autocast
 from quire.checks import check_type
+from quire.loading.float_mode import subnormals_kept
 from quire.nn.own_context import callers_defaults, running
 from quire.nn.product_module import ProductModule
 from quire.quantization.inputs import (
@@ -183,6 +184,7 @@ class _Amaxes:
         self.amax = {matmul: [0.0] * len(labels) for matmul, labels in self.labels.items()}
         self.rows = {matmul: [0] * len(labels) for matmul, labels in self.labels.items()}
 
+    @subnormals_kept()
     def see(self, matmul: Matmul, groups: list[torch.Tensor]) -> None:
         for group, x in enumerate(groups):
             if not x.numel():
@@ -197,6 +199,7 @@ class _Amaxes:
             self.amax[matmul][group] = max(self.amax[matmul][group], amax)
             self.rows[matmul][group] += len(x)
 
+    @subnormals_kept()
     def reduce(self) -> None:
         """Takes the largest over the ranks of a sharded layer: each may see a part of x."""
         for matmul, amaxes in self.amax.items():
@@ -206,6 +209,7 @@ class _Amaxes:
                 device = next(layer.parameters()).device
                 self.amax[matmul] = parallel.reduced(torch.tensor(amaxes, dtype=torch.float32, device=device)).tolist()
 
+    @subnormals_kept()
     def share(self, same: SameInput) -> None:
         for group in same.groups():
             if len({len(self.amax[matmul]) for matmul in group}) == 1:
@@ -213,6 +217,7 @@ class _Amaxes:
                 for matmul in group:
                     self.amax[matmul] = list(each)
 
+    @subnormals_kept()
     def report(self, spec: QuantSpec, foreign: tuple[str, ...]) -> CalibrationReport:
         layers, missing, largest = [], [], amax_of_one(spec)
         for matmul, labels in self.labels.items():

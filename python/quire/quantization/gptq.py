@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from quire.functional import quantize
+from quire.loading.float_mode import subnormals_kept
 from quire.quantization.grid import Grid
 from quire.tensor import QuantizedTensor, QuantSpec
 from quire.tensor.order import in_order
@@ -39,6 +40,7 @@ class Moments:
         return bool(self.gram.isfinite().all())
 
 
+@subnormals_kept()
 def gptq(weight: torch.Tensor, moments: Moments, spec: str, damping: float) -> QuantizedTensor:
     """The weight [N, K] under `spec`, rowwise, with the least squared error of the layer's result that this order of
     columns finds. damping: what is added to the diagonal of the Gram matrix, relative to its mean.

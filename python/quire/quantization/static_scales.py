@@ -5,6 +5,7 @@ from collections.abc import Mapping
 import torch
 
 from quire.functional import quantize
+from quire.loading.float_mode import subnormals_kept
 from quire.nn.own_context import own_context
 from quire.nn.product_module import ProductModule
 from quire.quantization.inputs import Matmul, matmuls, measured, uncompiled
@@ -25,6 +26,7 @@ def amax_of_one(spec: QuantSpec) -> int:
 
 
 @own_context()
+@subnormals_kept()
 def static_scale(amax: float, spec: str) -> torch.Tensor:
     """float32 [1], the scale that a layer with an input under `spec`, which has the option `given`, has for an amax."""
     largest, words = amax_of_one(QuantSpec(measured(spec))), spec.split(":")

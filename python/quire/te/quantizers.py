@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import torch
 
+from quire.delayed.forward import keep_largest
 from quire.functional import quantize
 from quire.te.element_types import DType
 from quire.tensor import QuantizedActivation, QuantizedTensor, QuantSpec, TensorProto
@@ -179,8 +180,7 @@ class Float8Quantizer(Quantizer):
 
     def _collect(self, buffers: list[torch.Tensor | None]) -> None:
         amax = buffers[2] if buffers[2] is not None else buffers[5]
-        with torch.no_grad():
-            torch.maximum(self.amax, amax.reshape(self.amax.shape), out=self.amax)
+        keep_largest(self.amax.detach().reshape(1), amax.reshape(1))
 
 
 class Float8CurrentScalingQuantizer(Quantizer):

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from quire.checks import check_type, check_type_or_none
+from quire.functional import amax as amaxes
 from quire.te.element_types import DType
 from quire.te.quantizers import MXFP8Quantizer, NVFP4Quantizer, Quantizer, element, spec_text
 from quire.tensor import QuantizedTensor, QuantSpec, TensorProto
@@ -34,7 +35,8 @@ def float8_tensor(
     scale = fp8_scale_inv.to(device=one.device, dtype=torch.float32)
     given = {"rowwise": (data, scale, scale.new_zeros(1)), "columnwise": (data_transpose, scale, scale.new_zeros(1))}
     made = _made(what, spec_text("fp8_tensor", element(what, fp8_dtype)), given, (shape, dtype), options)
-    amax = made.detach().dequantize(torch.float32).abs().amax().reshape(1)  # which the codes say, up to rounding
+    values = made.detach().dequantize(torch.float32).reshape(1, -1)  # which say the amax, up to rounding
+    amax, _ = amaxes(values, "fp8_tensor", columnwise=False)
     for buffer in (made.rowwise_amax, made.columnwise_amax):
         if buffer is not None:
             buffer.copy_(amax)

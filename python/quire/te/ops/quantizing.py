@@ -7,6 +7,7 @@ import torch
 
 from quire import delayed
 from quire.autocast import active_recipe, active_rule
+from quire.delayed.forward import keep_largest
 from quire.functional import quantize
 from quire.recipe import Recipe
 from quire.te.ops.operation import Input, Operation, plain
@@ -28,8 +29,7 @@ class _RoundedGradient(torch.autograd.Function):
             return gradient.dequantize(), None, None, None
         q = quantize(gradient, ctx.spec, scale=ctx.scale)
         if ctx.scale is not None:
-            first = ctx.amaxes[:1]
-            first.copy_(torch.maximum(first, q.rowwise_amax))
+            keep_largest(ctx.amaxes, q.rowwise_amax)
         return q.dequantize(gradient.dtype), None, None, None
 
 
