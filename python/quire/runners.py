@@ -240,7 +240,7 @@ def find(name: str) -> RegisteredRunner:
         if name and runner.name == name:
             return runner
     names = ", ".join(repr(runner.name) for runner in registered() if runner.name) or "none"
-    raise LookupError(f"runners.find: no runner has the name {name!r}; registered are {names}")
+    raise LookupError(f"runners.find: no runner has the name {name!r}; registered are {names}; register one first")
 
 
 def release_memory() -> None:
@@ -363,6 +363,8 @@ _functions: dict[int, Callable[..., torch.Tensor]] = {}
 
 def _call_function(function: int, inputs: list[torch.Tensor]) -> torch.Tensor:
     """The kernel of quire::runner_call_python."""
+    if function not in _functions:
+        raise LookupError(f"runners: no Python function has the number {function}; register() a PythonRunner of it")
     y = _functions[function](*inputs)
     check_type("PythonRunner: the function's result", torch.Tensor, y=y)
     return y

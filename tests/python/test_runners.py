@@ -226,6 +226,19 @@ def test_runners_are_listed_and_found():
             runners.find("b")
 
 
+def test_a_number_of_no_python_function_is_refused_in_words():
+    """Not by a KeyError: the operator is called with a number that somebody else has registered."""
+    x = torch.ones(2, 16, dtype=torch.bfloat16)
+    with pytest.raises(LookupError, match="runners: no Python function has the number 12345678; register"):
+        torch.ops.quire.runner_call_python(12345678, [x])
+    handle = torch.ops.quire.runner_register_python("", 12345678, 16, 16, 0, "cpu", "somebody else's")
+    try:
+        with pytest.raises(LookupError, match="no Python function has the number 12345678"):
+            quire.nvfp4_linear(x, handle, 16)
+    finally:
+        torch.ops.quire.runner_unregister(handle)
+
+
 def test_memory_of_calls_can_be_given_back():
     x, (weights, ids) = rand(7, H), choices()
     with runners.register(runners.MoERunner(*GATED)) as runner:
