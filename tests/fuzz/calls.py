@@ -1,5 +1,6 @@
 """Calls of operators that are right, recorded while layers run: what the fuzzer changes something about."""
 
+import os
 import random
 from collections import defaultdict
 from collections.abc import Callable, Iterator
@@ -14,9 +15,8 @@ import quire
 
 ops = torch.ops.quire
 
-#: Operators whose kernels are Python's, or whose only effect is to switch something on in the process.
-LEFT_OUT = ("delayed_update_in_python_", "runner_call_python", "runner_unregister", "explain_", "debug_count")
-LEFT_OUT += ("debug_record", "in_backward")
+#: Operators whose only effect is to switch something on in the process, or to take a runner of other calls away.
+LEFT_OUT = ("runner_unregister", "explain_", "debug_count", "debug_record", "in_backward")
 
 
 @dataclass
@@ -58,6 +58,19 @@ class Recorder(TorchDispatchMode):
 
 def plain(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().clone()
+
+
+def recorded_once(seed: int, store: str) -> dict[str, list[Call]]:
+    """The same, kept in a file for the process that goes on where this one ends."""
+    if os.path.exists(store):
+        runners()  # a file does not keep them
+        found = torch.load(store, weights_only=True)
+        every = {str(operator): operator for operator in operators()}
+        return {name: [Call(every[name], arguments) for arguments in kept] for name, kept in found.items()}
+    calls = recorded(seed)
+    known = {str(operator) for operator in operators()}
+    torch.save({name: [c.arguments for c in kept] for name, kept in calls.items() if name in known}, store)
+    return calls
 
 
 def recorded(seed: int) -> dict[str, list[Call]]:

@@ -7,6 +7,8 @@ import torch
 
 NUMBERS = (0, 1, -1, 2, 3, 7, 2**16, 2**31 - 1, 2**31, 2**32, 2**32 + 3, 2**60, 2**62, 2**63 - 1, -(2**62), -(2**63))
 NUMBERS += ((2**64 + 2) // 3, 2**58 + 1)  # which wrap to small ones when they are multiplied by 3, and by 64
+#: Which wrap to 0 when they are multiplied by the bytes of an element: a result without elements may have such a size.
+WRAPPING = (2**60, 2**61, 2**62, -(2**62))
 FLOATS = (0.0, -1.0, 1e-45, 1e308, math.inf, -math.inf, math.nan)
 DTYPES = (
     torch.float32,
@@ -19,6 +21,8 @@ DTYPES = (
     torch.int64,
 )
 DTYPES += (torch.bool, torch.complex64, torch.float8_e4m3fn, torch.bits8, torch.uint16)
+#: Numbers where a dtype stands: of no dtype, and of one if only their last byte counted.
+NO_DTYPES = (-1, -2, -128, 44, 46, 47, 100, 127, 128, 255, 256, 262, 2**31, 2**32 + 6, 2**62, -(2**63))
 LETTERS = ":=,.;\0 \n\t09azé∞-+"
 
 
@@ -43,7 +47,7 @@ def argument(kind: str, value: object, others: list[object], source: random.Rand
     if kind == "float":
         return source.choice(FLOATS)
     if kind == "ScalarType":
-        return source.choice(DTYPES)
+        return source.choice(DTYPES if source.random() < 0.5 else NO_DTYPES)
     near = [value + 1, value - 1, 2 * value] if isinstance(value, int) and abs(value) < 2**60 else [0]
     return source.choice([*NUMBERS, *near])
 
@@ -108,6 +112,58 @@ def huge(t: torch.Tensor, source: random.Random) -> torch.Tensor:
     return torch.empty(1, dtype=t.dtype, device="meta").as_strided(sizes, [0] * len(sizes))
 
 
+def is_plain(t: torch.Tensor) -> bool:
+    """Whether its values lie in memory as its strides say."""
+    kinds = t.layout != torch.strided or t.is_nested or t.is_quantized or t._is_zerotensor()
+    return not (kinds or t.is_neg() or t.is_conj())
+
+
+def huge_number(value: object, source: random.Random) -> object:
+    """A number, or one of a list of numbers, that wraps."""
+    if not isinstance(value, list | tuple) or not value:
+        return source.choice(WRAPPING)
+    new = list(value)
+    new[source.randrange(len(new))] = source.choice(WRAPPING)
+    return new
+
+
+def freed(t: torch.Tensor, source: random.Random) -> torch.Tensor:
+    """Of a storage that has been freed, as FSDP does with parameters that are gathered, or in part."""
+    new = t.detach().clone()
+    if not new.is_meta:
+        new.untyped_storage().resize_(0 if source.random() < 0.7 else new.untyped_storage().nbytes() // 2)
+    return new
+
+
+def is_freed(t: torch.Tensor) -> bool:
+    """Whether its storage does not hold all of it."""
+    if t.is_meta or not is_plain(t) or t.numel() == 0:
+        return False
+    last = t.storage_offset() + sum((n - 1) * stride for n, stride in zip(t.shape, t.stride(), strict=True))
+    return (last + 1) * t.element_size() > t.untyped_storage().nbytes()
+
+
+def hollow(arguments: list[object], source: random.Random) -> list[object]:
+    """The same call with one of its sizes 0 wherever it stands, in tensors and among the numbers."""
+    sizes = sorted({n for t in tensors_of(arguments) if t.layout == torch.strided for n in t.shape})
+    gone = source.choice(sizes) if sizes else 0
+
+    def without(value: object) -> object:
+        if isinstance(value, list | tuple):
+            return [without(one) for one in value]
+        if isinstance(value, torch.Tensor) and value.layout == torch.strided:
+            return value.new_empty([0 if n == gone else n for n in value.shape]) if gone in value.shape else value
+        return 0 if type(value) is int and value == gone else value
+
+    return [without(value) for value in arguments]
+
+
+def tensors_of(value: object) -> list[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        return [value]
+    return [t for one in value for t in tensors_of(one)] if isinstance(value, list | tuple) else []
+
+
 def strided(t: torch.Tensor, source: random.Random) -> torch.Tensor:
     """The same values in another way."""
     if t.dim() == 0:
@@ -158,7 +214,7 @@ def wrapped(t: torch.Tensor, source: random.Random) -> torch.Tensor:
 
 
 def tensor(t: object, source: random.Random) -> torch.Tensor:
-    if not isinstance(t, torch.Tensor):
+    if not isinstance(t, torch.Tensor) or is_freed(t):
         return source.choice(PLAIN)
     way = source.randrange(20)
     try:
@@ -177,7 +233,7 @@ def tensor(t: object, source: random.Random) -> torch.Tensor:
         if way == 17:
             return t.unsqueeze(source.randrange(t.dim() + 1)) if source.random() < 0.5 else t.reshape(-1)
         if way == 18:
-            return t.clone().requires_grad_()
+            return t.clone().requires_grad_() if source.random() < 0.5 else freed(t, source)
         return torch.empty(0, dtype=t.dtype) if source.random() < 0.5 else t.new_zeros(()) + 1
     except (RuntimeError, TypeError, ValueError, IndexError):
         return source.choice(PLAIN)  # PyTorch has not that tensor

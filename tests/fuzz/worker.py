@@ -17,6 +17,7 @@ import torch
 from torch.utils._pytree import tree_map_only
 
 from fuzz import calls, mutate, planted
+from fuzz.mutate import tensors_of
 
 POISON = -6  # mallopt's M_PERTURB: bytes that malloc fills memory with
 MEMORY = 3 << 30
@@ -43,12 +44,6 @@ def check_poison() -> None:
     poison(0)
 
 
-def tensors_of(value: object) -> list[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
-        return [value]
-    return [t for one in value for t in tensors_of(one)] if isinstance(value, list | tuple) else []
-
-
 def copied(value: object, made: dict[int, torch.Tensor]) -> object:
     """The same arguments with memory of their own, and as much shared among them as before."""
     if isinstance(value, list):
@@ -61,13 +56,13 @@ def copied(value: object, made: dict[int, torch.Tensor]) -> object:
 
 
 def copy_of(t: torch.Tensor) -> torch.Tensor:
-    if t.is_meta or t.layout != torch.strided or t.is_nested or t.is_quantized or t._is_zerotensor() or t.is_neg():
-        return t
-    if t.is_conj():
+    if t.is_meta or not mutate.is_plain(t):
         return t
     with torch.no_grad():
-        storage = t.untyped_storage().clone()
-        return t.new_empty(0).set_(storage, t.storage_offset(), t.shape, t.stride()).requires_grad_(t.requires_grad)
+        storage, size = t.untyped_storage().clone(), t.untyped_storage().nbytes()
+        new = t.new_empty(0).set_(storage, t.storage_offset(), t.shape, t.stride()).requires_grad_(t.requires_grad)
+        new.untyped_storage().resize_(size)  # set_ has made it as large as the sizes ask for
+        return new
 
 
 def bytes_of(value: object) -> list[bytes | None]:
@@ -84,6 +79,7 @@ def memory(t: torch.Tensor) -> bytes | None:
 def describe(value: object) -> str:
     if isinstance(value, torch.Tensor):
         kind = "" if value.layout == torch.strided else f", {value.layout}"
+        kind += ", freed" if mutate.is_freed(value) else ""
         kind += ", nested" if value.is_nested else ", zeros without memory" if value._is_zerotensor() else ""
         small = not value.is_meta and not kind and value.dtype in (torch.int32, torch.int64) and 0 < value.numel() < 9
         kind += f", {value.tolist()}" if small else ""
@@ -101,10 +97,9 @@ def described(operator: torch._ops.OpOverload, arguments: list[object]) -> str:
 
 
 class Fuzzer:
-    def __init__(self, seed: int, only: str) -> None:
-        if only.startswith("planted"):
-            planted.plant()
-        self.seed, self.known = seed, {} if only.startswith("planted") else calls.recorded(seed)
+    def __init__(self, seed: int, only: str, store: str) -> None:
+        self.seed = seed
+        self.known = planted.plant() if only.startswith("planted") else calls.recorded_once(seed, store)
         self.operators = [operator for operator in calls.operators() if only in str(operator)]
         self.others: dict[tuple[str, str], list[object]] = {}
         for kept in self.known.values():
@@ -122,7 +117,15 @@ class Fuzzer:
             arguments = list(source.choice(kept).arguments)
         else:
             arguments = [self.any_value(one, source) for one in declared]
+        numbers = [i for i, one in enumerate(declared) if calls_kind(one) in ("int", "SymInt", "SymInt[]")]
+        is_hollow = source.random() < (0.3 if numbers else 0.1)
+        if is_hollow:
+            arguments = mutate.hollow(arguments, source)
         for _ in range(source.choice((0, 1, 1, 1, 2, 3)) if declared else 0):
+            if is_hollow and numbers and source.random() < 0.7:  # huge ones beside what has no elements
+                at = source.choice(numbers)
+                arguments[at] = mutate.huge_number(arguments[at], source)
+                continue
             at = source.randrange(len(declared))
             one = declared[at]
             kind = calls_kind(one)
@@ -132,6 +135,9 @@ class Fuzzer:
             places = [i for i, value in enumerate(arguments) if isinstance(value, torch.Tensor)]
             if places:
                 arguments[source.choice(places)] = source.choice(every)
+        if source.random() < 0.05:  # as tracing calls it
+            dense = tree_map_only(torch.Tensor, lambda t: t.to("meta") if mutate.is_plain(t) else t, arguments)
+            return operator, without_negated_views(operator, dense)
         return operator, without_negated_views(operator, arguments)
 
     def any_value(self, declared: torch._C.Argument, source: random.Random) -> object:
@@ -168,6 +174,7 @@ def outcome(operator: torch._ops.OpOverload, arguments: list[object], fail, byte
         poison(0)
         if bytes_of(arguments) != before:
             fail(f"a refused call has written: {error}")
+        check_words(error, fail)
         return str(error)
     finally:
         poison(0)
@@ -199,7 +206,7 @@ def gradients(results: object, arguments: list[object], fail, byte: int) -> obje
         poison(0)
         if bytes_of(arguments) != before:
             fail(f"a refused backward pass has written: {error}")
-        check_words(str(error), fail)
+        check_words(error, fail)
         return str(error)
     finally:
         poison(0)
@@ -221,7 +228,14 @@ def not_to_be_written(operator: torch._ops.OpOverload, arguments: list[object], 
 STRAY = ("INTERNAL ASSERT", "vector::", "basic_string", "please report a bug", "std::exception", "Unknown exception")
 
 
-def check_words(words: str, fail) -> None:
+#: What Python raises by itself, without a sentence.
+BARE = (LookupError, AttributeError, AssertionError, ArithmeticError, UnboundLocalError)
+
+
+def check_words(error: Exception, fail) -> None:
+    words = str(error)
+    if isinstance(error, BARE) and len(words.split()) < 5:
+        fail(f"no sentence but {type(error).__name__}: {words}")
     for stray in STRAY:
         if stray in words:
             fail(f"stray words: {words[:300]}")
@@ -239,7 +253,7 @@ def main() -> None:
     torch.set_num_threads(2)
     journal = Journal(path)
     journal.say("0\tstart")
-    fuzzer, number, seen = Fuzzer(seed, only), first, set()
+    fuzzer, number, seen = Fuzzer(seed, only, f"{path}.calls"), first, set()
     if "QUIRE_FUZZ_SANITIZED" not in os.environ:  # a sanitizer has memory and an allocator of its own
         limit_memory()
         check_poison()
@@ -255,9 +269,11 @@ def main() -> None:
                 print(f"{number}\t{what}\t{words}", flush=True)
 
         pair = [outcome(operator, copied(arguments, {}), fail, byte) for byte in (0x11, 0xEE)]
-        if isinstance(pair[0], str):
-            check_words(pair[0], fail)
-        elif pair[0] != pair[1] and operator.overloadpacket is not torch.ops.quire.wgrad_take_:  # takes one a call
+        if (
+            not isinstance(pair[0], str)
+            and pair[0] != pair[1]
+            and operator.overloadpacket is not torch.ops.quire.wgrad_take_
+        ):  # takes one a call
             fail("two equal calls differ: a result is not written, or not by its arguments alone")
         number += 1
     journal.say(f"{number}\tdone")

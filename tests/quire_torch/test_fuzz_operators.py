@@ -19,11 +19,15 @@ def test_no_call_of_an_operator_ends_the_process_or_writes_when_refused_or_leave
     "only, faults",
     [
         ("planted_ends", ["the process ended with SIGABRT\tquire.planted_ends"]),
+        ("planted_hollow", ["the process ended with SIGABRT\tquire.planted_hollow_ends"]),
+        ("planted_dtype", ["\tquire.planted_dtype_ends"]),
         (
             "planted_quiet",
             [
-                "a refused call has written: refused\tquire.planted_quiet_writes_",
+                "a refused call has written: refused\tquire.planted_quiet_writes_.",
+                "a refused call has written: refused\tquire.planted_quiet_writes_first_",
                 "stray words: INTERNAL ASSERT",
+                "no sentence but KeyError",
             ],
         ),
         pytest.param(
@@ -36,5 +40,5 @@ def test_no_call_of_an_operator_ends_the_process_or_writes_when_refused_or_leave
     ],
 )
 def test_the_fuzzer_does_not_miss_operators_with_faults(only, faults):
-    _, failures = fuzz(1, 0, only)
+    _, failures = fuzz(2, 0, only)
     assert all(any(fault in failure for failure in failures) for fault in faults), "\n".join(failures)
