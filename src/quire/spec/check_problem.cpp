@@ -26,6 +26,18 @@ void check_float(std::string_view op, std::string_view what, DType dtype) {
        dtype == DType::u8 ? std::string(name(dtype)) : "DType " + std::to_string(number), "; convert it first");
 }
 
+/// check_extent(), inlined where it is called.
+[[gnu::always_inline]] inline void check_reach(std::string_view op, std::string_view what, const Matrix& m) {
+  check_sizes(op, what, m.rows, m.cols);
+  check(m.data != nullptr || m.rows == 0 || m.cols == 0, op, ": ", what, " of [", m.rows, ", ", m.cols,
+        "] is a null pointer; give its memory");
+  int64_t reach = 0;
+  const bool overflows = m.rows > 1 && (__builtin_mul_overflow(m.rows - 1, m.row_stride, &reach) ||
+                                        __builtin_mul_overflow(reach, int64_t{8}, &reach));
+  check(!overflows, op, ": row stride ", m.row_stride, " of ", what, " with ", m.rows,
+        " rows reaches further than int64 can count; correct it");
+}
+
 void check_output(std::string_view op, std::string_view what, const MutableMatrix& m) {
   check_matrix(op, what, m);
   check(m.rows <= 1 || m.row_stride >= m.cols, op, ": rows of ", what, " overlap: ", m.cols, " columns but row stride ",
@@ -147,20 +159,11 @@ void check_sizes(std::string_view op, std::string_view what, int64_t rows, int64
         "] has more bytes than int64 can count; split it");
 }
 
-void check_extent(std::string_view op, std::string_view what, const Matrix& m) {
-  check_sizes(op, what, m.rows, m.cols);
-  check(m.data != nullptr || m.rows == 0 || m.cols == 0, op, ": ", what, " of [", m.rows, ", ", m.cols,
-        "] is a null pointer; give its memory");
-  int64_t reach = 0;
-  const bool overflows = m.rows > 1 && (__builtin_mul_overflow(m.rows - 1, m.row_stride, &reach) ||
-                                        __builtin_mul_overflow(reach, int64_t{8}, &reach));
-  check(!overflows, op, ": row stride ", m.row_stride, " of ", what, " with ", m.rows,
-        " rows reaches further than int64 can count; correct it");
-}
+void check_extent(std::string_view op, std::string_view what, const Matrix& m) { check_reach(op, what, m); }
 
 void check_matrix(std::string_view op, std::string_view what, const Matrix& m) {
   check_float(op, what, m.dtype);
-  check_extent(op, what, m);
+  check_reach(op, what, m);
 }
 
 void check_shape(std::string_view op, std::string_view what, const Matrix& m, int64_t rows, int64_t cols) {

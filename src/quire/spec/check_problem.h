@@ -8,14 +8,18 @@ namespace quire {
 
 /// Throws Error unless there is memory where `count` elements lie.
 void check_memory(std::string_view op, std::string_view what, const void* memory, int64_t count);
+
+// Those of matrices are hidden, so that the library can inline them.
+
 /// Throws Error unless sizes are not negative, and everything that is made of them fits int64.
-void check_sizes(std::string_view op, std::string_view what, int64_t rows, int64_t cols);
+[[gnu::visibility("hidden")]] void check_sizes(std::string_view op, std::string_view what, int64_t rows, int64_t cols);
 /// The same of a matrix, whose memory is there and does not reach further than int64 can count.
-void check_extent(std::string_view op, std::string_view what, const Matrix& m);
+[[gnu::visibility("hidden")]] void check_extent(std::string_view op, std::string_view what, const Matrix& m);
 /// The same of one whose elements are float32, float16 or bfloat16.
-void check_matrix(std::string_view op, std::string_view what, const Matrix& m);
+[[gnu::visibility("hidden")]] void check_matrix(std::string_view op, std::string_view what, const Matrix& m);
 /// Throws Error unless the matrix has these sizes.
-void check_shape(std::string_view op, std::string_view what, const Matrix& m, int64_t rows, int64_t cols);
+[[gnu::visibility("hidden")]] void check_shape(std::string_view op, std::string_view what, const Matrix& m, int64_t rows,
+                                               int64_t cols);
 
 /// Throws Error, naming the operation, the rule, the values and the remedy, unless the problem is valid: dtypes are
 /// floating where values are read or written, sizes are not negative and their byte counts fit int64, shapes agree,

@@ -248,14 +248,13 @@ consteval size_t differentiable_results() {
 
 template <class Op>
 Results<Op> record(const typename Op::Args& args) {
-  check_memory<Op>(args);
   typename TypedNode<Op>::Counts counts{};
   const variable_list inputs = node_inputs<Op>(args, counts);
   const Needs needs =
       needs_of(counts, [&](size_t edge) { return inputs[edge].defined() && inputs[edge].requires_grad(); });
   std::pair<Results<Op>, typename Op::Saved> computed = [&] {
     const at::AutoDispatchBelowADInplaceOrView below;
-    return Op::forward(args, needs);
+    return check_memory<Op>(args), Op::forward(args, needs);
   }();
   auto node = make_node<TypedNode<Op>>(counts);
   node->set_next_edges(torch::autograd::collect_next_edges(inputs));

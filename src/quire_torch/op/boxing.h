@@ -22,15 +22,19 @@ void for_each_tensor_in(at::ArrayRef<at::IValue> values, F&& f) {
   }
 }
 
+/// Gives one field its value from the stack.
+template <class Op, class Field>
+[[gnu::always_inline]] inline void unbox_into(typename Op::Args& args, Field field, at::IValue& value) {
+  args.*(field.kMember) = unbox_field<typename Field::Type>(value, {Op::kName, field.name});
+}
+
 /// Takes the arguments off the stack. Throws where one is no value of its kind (unbox_field).
-template <class Op>
-typename Op::Args unbox(Stack& stack) {
-  using Args = typename Op::Args;
+template <class Op, class Args = typename Op::Args>
+Args unbox(Stack& stack) {
   constexpr size_t n = member_count<Args>();
   Args args{};
   at::IValue* next = stack.data() + stack.size() - n;
-  for_each_field<Args>(
-      [&](auto f) { args.*(f.kMember) = unbox_field<typename decltype(f)::Type>(*next++, {Op::kName, f.name}); });
+  for_each_field<Args>([&](auto field) { unbox_into<Op>(args, field, *next++); });
   torch::jit::drop(stack, n);
   return args;
 }

@@ -81,7 +81,7 @@ inline void check_size(const c10::SymInt& size, const ArgumentName& where) {
 }
 
 /// A dtype, which travels as a number. Throws for one that is no dtype: PyTorch would read beyond its tables of dtypes.
-inline at::ScalarType unbox_dtype(const at::IValue& v, const ArgumentName& where) {
+[[gnu::always_inline]] inline at::ScalarType unbox_dtype(const at::IValue& v, const ArgumentName& where) {
   const int64_t number = v.toInt();
   TORCH_CHECK(number >= 0 && number < static_cast<int64_t>(at::ScalarType::NumOptions) &&
                   number != static_cast<int64_t>(at::ScalarType::Undefined),
@@ -91,7 +91,7 @@ inline at::ScalarType unbox_dtype(const at::IValue& v, const ArgumentName& where
 }
 
 template <class T>
-T unbox_field(at::IValue& v, const ArgumentName& where) {
+[[gnu::always_inline]] inline T unbox_field(at::IValue& v, const ArgumentName& where) {
   static_assert(!word<T>().empty(), "an operator has no field of this type: op/fields.h lists the kinds");
   if constexpr (Written<T>) {
     return {unbox_field<decltype(T::value)>(v, where)};
@@ -174,9 +174,9 @@ consteval size_t occurrences(const std::tuple<Fields...>&) {
 
 /// Calls f(field) for every field of S in the order of the list. Does not compile unless the list is complete.
 template <class S, class F>
-constexpr void for_each_field(F&& f) {
+[[gnu::always_inline]] constexpr void for_each_field(F&& f) {
   std::apply(
-      [&]<class... Fields>(Fields... fields) {
+      [&]<class... Fields>(Fields... fields) __attribute__((always_inline)) {
         static_assert(sizeof...(Fields) == member_count<S>(),
                       "kFields must list every member of its struct (up to 32)");
         static_assert(((occurrences<Fields>(S::kFields) == 1) && ...), "kFields must list every member only once");

@@ -72,30 +72,32 @@ inline bool wants_gradient(const c10::OperatorHandle& op, const Stack& stack) {
   return wanted;
 }
 
-/// Throws unless the storage of a tensor reaches as far as its elements do.
-inline void check_memory(const at::Tensor& t, const ArgumentName& where) {
-  if (!t.defined() || !t.has_storage() || t.unsafeGetTensorImpl()->has_symbolic_sizes_strides()) return;
-  if (t.numel() == 0) return;
-  const auto width = static_cast<int64_t>(t.element_size()), held = static_cast<int64_t>(t.storage().nbytes());
-  const int64_t end =
-      t.is_contiguous()
-          ? (t.storage_offset() + t.numel()) * width
-          : static_cast<int64_t>(at::detail::computeStorageNbytes(t.sizes(), t.strides(), static_cast<size_t>(width),
-                                                                  static_cast<size_t>(t.storage_offset())));
-  if (end <= held) [[likely]]
-    return;
+/// check_memory() of a tensor that is not contiguous, or whose storage is too small.
+[[gnu::noinline]] inline void check_reach(const at::Tensor& t, const ArgumentName& where) {
+  const auto held = static_cast<int64_t>(t.storage().nbytes());
+  const auto end = static_cast<int64_t>(at::detail::computeStorageNbytes(
+      t.sizes(), t.strides(), static_cast<size_t>(t.element_size()), static_cast<size_t>(t.storage_offset())));
+  if (end <= held) return;
   // A wrapper has no memory, and whoever unwraps it asks again.
   if (t.key_set().has_any(c10::python_ks | c10::DispatchKeySet(c10::DispatchKey::Functionalize))) return;
   TORCH_CHECK(false, where.op, ": ", where.name, " of size ", t.sizes(), " needs ", end,
-              " bytes, and its storage holds ", held,
-              "; it was freed or made smaller, as FSDP does with parameters that are not gathered. Pass a tensor ",
-              "whose storage is complete");
+              " bytes, and its storage holds ", held, "; it was freed or made smaller, as FSDP does with parameters ",
+              "that are not gathered. Pass a tensor whose storage is complete");
+}
+
+/// Throws unless the storage of a tensor reaches as far as its elements do. Inlined: every tensor of every call is asked.
+[[gnu::always_inline]] inline void check_memory(const at::Tensor& t, const ArgumentName& where) {
+  const c10::TensorImpl& impl = *t.unsafeGetTensorImpl();
+  if (!t.defined() || !impl.has_storage() || impl.has_symbolic_sizes_strides() || impl.numel() == 0) return;
+  const int64_t end = (impl.storage_offset() + impl.numel()) * static_cast<int64_t>(impl.itemsize());
+  if (!impl.is_contiguous() || end > static_cast<int64_t>(impl.unsafe_storage().nbytes())) [[unlikely]]
+    check_reach(t, where);
 }
 
 /// The same of all tensors, before anything is read or written: kernels would follow a null pointer, or refuse the
 /// second of two tensors when they have written the first.
 template <class Op>
-void check_memory(const typename Op::Args& args) {
+[[gnu::always_inline]] inline void check_memory(const typename Op::Args& args) {
   for_each_field<typename Op::Args>([&](auto field) {
     for_each_tensor_of(args.*(field.kMember), [&](const at::Tensor& t) { check_memory(t, {Op::kName, field.name}); });
   });
