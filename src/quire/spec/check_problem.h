@@ -18,8 +18,8 @@ void check_memory(std::string_view op, std::string_view what, const void* memory
 /// The same of one whose elements are float32, float16 or bfloat16.
 [[gnu::visibility("hidden")]] void check_matrix(std::string_view op, std::string_view what, const Matrix& m);
 /// Throws Error unless the matrix has these sizes.
-[[gnu::visibility("hidden")]] void check_shape(std::string_view op, std::string_view what, const Matrix& m, int64_t rows,
-                                               int64_t cols);
+[[gnu::visibility("hidden")]] void check_shape(std::string_view op, std::string_view what, const Matrix& m,
+                                               int64_t rows, int64_t cols);
 
 /// Throws Error, naming the operation, the rule, the values and the remedy, unless the problem is valid: dtypes are
 /// floating where values are read or written, sizes are not negative and their byte counts fit int64, shapes agree,

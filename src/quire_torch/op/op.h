@@ -85,7 +85,8 @@ inline bool wants_gradient(const c10::OperatorHandle& op, const Stack& stack) {
               "that are not gathered. Pass a tensor whose storage is complete");
 }
 
-/// Throws unless the storage of a tensor reaches as far as its elements do. Inlined: every tensor of every call is asked.
+/// Throws unless the storage of a tensor reaches as far as its elements do. Inlined: every tensor of every call is
+/// asked.
 [[gnu::always_inline]] inline void check_memory(const at::Tensor& t, const ArgumentName& where) {
   const c10::TensorImpl& impl = *t.unsafeGetTensorImpl();
   if (!t.defined() || !impl.has_storage() || impl.has_symbolic_sizes_strides() || impl.numel() == 0) return;
