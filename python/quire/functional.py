@@ -141,7 +141,7 @@ def grouped_linear(
     fwd_scale, bwd_scale, bwd_amax: delayed scaling (numerics.md 1.5), float32 [3 E], [2 E], [2 E]. Backward uses the
         present scales and writes its amaxes to bwd_amax. x_amax and w_amax are the amaxes [E] of this call; without
         fwd_scale they have no meaning.
-    out, dgrad_out: memory to which y and dx are copied (GroupedLinear.forward).
+    out, dgrad_out: memory to which the rows of groups of y and dx are copied (GroupedLinear.forward).
 
     Raises RuntimeError if an argument does not fit.
     """

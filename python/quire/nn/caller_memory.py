@@ -15,10 +15,26 @@ class _InMemory(torch.autograd.Function):
         return dy, None
 
 
-def in_memory(y: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
-    """y, which an operator has copied to out, as a view of out. In a graph it stays y: a graph cannot return its
-    arguments' memory as a new tensor with a gradient."""
-    return y if torch.compiler.is_compiling() else _InMemory.apply(y, out)
+def in_memory(y: torch.Tensor, out: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
+    """y, whose rows of groups an operator has copied to out, as a view of out. In a graph a tensor of its own with the
+    same values: a graph cannot return its arguments' memory as a new tensor with a gradient."""
+    if not torch.compiler.is_compiling():
+        return _InMemory.apply(y, out)
+    return torch.where(_in_groups(y, ends), y, out.view(y.shape))
+
+
+def copied(y: torch.Tensor, out: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
+    """The same of a y that no operator has copied."""
+    memory = out.view(y.shape)
+    with torch.no_grad():
+        memory.copy_(torch.where(_in_groups(y, ends), y, memory))
+    return in_memory(y, out, ends)
+
+
+def _in_groups(y: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
+    """Whether each row of y [*, N] belongs to a group: bool [*, 1]."""
+    rows = torch.arange(y.shape[:-1].numel(), device=y.device)
+    return (rows < ends[-1]).view(*y.shape[:-1], 1)
 
 
 def check_memory(x: torch.Tensor, **memory: tuple[torch.Tensor | None, int]) -> None:

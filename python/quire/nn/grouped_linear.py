@@ -274,8 +274,8 @@ class GroupedLinear(ProductModule):
             zero and get a zero gradient. Raises RuntimeError if the sum exceeds the rows of x.
         is_first_microbatch: as for quire.Linear.
         out: contiguous memory for y, [rows of x, out_features] or of y's shape, in y's dtype. It must not need a
-            gradient or share memory with another argument. Rows after the last group get 0. The result is a view of
-            it (in a compiled function a copy), and `out` itself gets no gradient: it can be passed again.
+            gradient or share memory with another argument. Its rows after the last group stay as they are. The result
+            is a view of it (in a compiled function a copy), and `out` itself gets no gradient: it can be passed again.
         dgrad_out: the same for dx, [rows of x, in_features] or of x's shape; the backward pass copies dx there. This is
             the dx of this matmul only; autograd adds other gradients of x elsewhere. Not used if x needs no gradient.
 
@@ -293,10 +293,10 @@ class GroupedLinear(ProductModule):
                 raise NotImplementedError(
                     "quire.GroupedLinear, sharded over ranks: out and dgrad_out are not available; copy the result"
                 )
-            biases = self.biases()
-            y = product.run(x, [] if self.return_bias else biases, offsets_of(m_splits, x, self.groups))
+            biases, ends = self.biases(), offsets_of(m_splits, x, self.groups)
+            y = product.run(x, [] if self.return_bias else biases, ends)
             product.commit()
-            y = y if out is None else in_memory(y, out)
+            y = y if out is None else in_memory(y, out, ends)
             return (y, biases[0] if self.bias_names == ("bias",) else biases) if self.return_bias else y
         except Exception as error:
             name_layer(error, self)

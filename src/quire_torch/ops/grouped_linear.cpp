@@ -1,5 +1,7 @@
 #include "quire_torch/ops/grouped_linear.h"
 
+#include <ATen/ops/arange.h>
+#include <ATen/ops/where.h>
 #include <c10/core/InferenceMode.h>
 
 #include "quire_torch/ops/destinations.h"
@@ -142,22 +144,30 @@ void GroupedLinear::check(const Args& a, op::Needs need) {
                 "' and needs sr_state, an int64 [2] tensor {seed, counter}; got none. quire.GroupedLinear has one");
 }
 
-void copy_result(const at::Tensor& memory, const at::Tensor& result) {
-  memory.view_symint(result.sym_sizes()).copy_(result);
+void copy_result(const at::Tensor& memory, const at::Tensor& result, const op::OptionalTensor& offsets) {
+  at::Tensor to = memory.view_symint(result.sym_sizes());
+  if (offsets) {
+    const at::Tensor rows = at::arange(rows_of(result), offsets->options());
+    auto sizes = result.sym_sizes().vec();
+    sizes.back() = 1;
+    at::where_out(to, rows.lt(offsets->select(0, -1)).view_symint(sizes), result, to);
+  } else {
+    to.copy_(result);
+  }
   memory.unsafeGetTensorImpl()->bump_version();  // who saved it for a backward pass has to know
 }
 
 op::Tensors<3> GroupedLinear::inference(const Args& a) {
   check(a, {});
   const auto r = op::call<LinearFwd>(inner(a, 0));
-  if (a.out.value) copy_result(*a.out.value, r[0]);
+  if (a.out.value) copy_result(*a.out.value, r[0], a.offsets);
   return {r[0], r[3], r[6]};
 }
 
 std::pair<op::Tensors<3>, GroupedLinear::Saved> GroupedLinear::forward(const Args& a, op::Needs need) {
   check(a, need);
   const auto [r, x] = product(a, need);
-  if (a.out.value) copy_result(*a.out.value, r[0]);
+  if (a.out.value) copy_result(*a.out.value, r[0], a.offsets);
   return {{r[0], r[3], r[6]}, saved(a, x, r, need)};
 }
 

@@ -132,7 +132,8 @@ inline bool keeps_x(const OptionalRecipeText& recipe) {
   return mode == quire::Backward::high_precision || mode == quire::Backward::requantized || (*recipe)->weight_only;
 }
 
-/// A copy of a result in memory of the caller's.
-void copy_result(const at::Tensor& memory, const at::Tensor& result);
+/// Copies the rows of groups of a result to memory of the caller's; its other rows stay as they are. A condition on the
+/// device selects them, since the host reads no offset.
+void copy_result(const at::Tensor& memory, const at::Tensor& result, const op::OptionalTensor& offsets);
 
 }  // namespace quire_torch

@@ -220,7 +220,7 @@ op::Tensors<3> GroupedLinear::gradients(const Saved& s, const at::Tensor& dy, op
   check_backward(s, dy);
   op::Tensors<3> g =
       from_codes(mode_of(s.recipe)) ? quantized_backward(s, dy, need) : unquantized_backward(s, dy, need);
-  if (need[kX] && s.dgrad_out.tensor.defined()) copy_result(s.dgrad_out.tensor, g[0]);
+  if (need[kX] && s.dgrad_out.tensor.defined()) copy_result(s.dgrad_out.tensor, g[0], s.offsets);
   return g;
 }
 

@@ -5,6 +5,7 @@ from collections.abc import Callable
 import torch
 
 from quire.nn import grouped_linear, linear
+from quire.nn.caller_memory import copied
 from quire.te.arguments import refuse
 from quire.te.ops.operation import Input, Operation, in_dtype_of, plain
 
@@ -125,17 +126,17 @@ class GroupedLinear(Operation, grouped_linear.GroupedLinear):
                 f"{[*scales[0].shape]}"
             )
         y, biases = super().forward(x, split_sizes, **options)
-        wide = (y.float() + _scaled_bias(biases, split_sizes, scales[0], y)).to(y.dtype)
-        return wide if options.get("out") is None else y.copy_(wide)
+        ends, out = torch.as_tensor(split_sizes, device=y.device).cumsum(0), options.get("out")
+        wide = (y.float() + _scaled_bias(biases, ends, scales[0], y)).to(y.dtype)
+        return wide if out is None else copied(wide, out, ends)
 
 
 def _scaled_bias(
-    biases: torch.Tensor | list[torch.Tensor], split_sizes: torch.Tensor, scales: torch.Tensor, y: torch.Tensor
+    biases: torch.Tensor | list[torch.Tensor], ends: torch.Tensor, scales: torch.Tensor, y: torch.Tensor
 ) -> torch.Tensor:
     """The bias of each row's group, multiplied by the row's number; 0 for rows after the last group."""
     biases = biases if isinstance(biases, torch.Tensor) else torch.stack(biases)
     rows = torch.arange(y.shape[:-1].numel(), dtype=torch.int64, device=y.device)
-    ends = torch.as_tensor(split_sizes, dtype=torch.int64, device=y.device).cumsum(0)
     group = torch.searchsorted(ends, rows, right=True)
     each = torch.nn.functional.pad(biases.float(), (0, 0, 0, 1))[group].view(y.shape)
     return each * scales.float().view(*y.shape[:-1], 1)
