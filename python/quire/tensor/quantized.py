@@ -39,7 +39,8 @@ class QuantizedTensor(Written, Memory, InitialValues, Remembered, Pickled, torch
     error for a QuantizedTensor.
 
     * detach, clone, .to, empty_like, new_empty of the same shape and views of whole rows (view, as_strided, slice,
-      split, select, ...) return a QuantizedTensor. A view of some of the rows has only rowwise codes.
+      split, select, ...) return a QuantizedTensor, and of fp8_tensor also views of other parts (chunk(2, dim=-1),
+      [:, 8:24]). A view of a part has only rowwise codes.
     * Other views (.t(), columns, view(-1), ...) return a DecodedView, which is read as decoded values.
     * Operators that write to it (copy_, add_, _foreach_*, _fused_adamw_, ...) compute on `master` if there is one, else
       on the decoded values in `dtype`, and quantize the result into the same storage. copy_ from a tensor of the same
@@ -215,8 +216,8 @@ class QuantizedTensor(Written, Memory, InitialValues, Remembered, Pickled, torch
     def buffer_list(self) -> list[torch.Tensor | None]:
         """The six buffers in the order of BUFFER_NAMES, None if absent: the form that operators take."""
         listed = [self._stored(name) for name in BUFFER_NAMES]
-        if self.is_part and listed[1] is not None:
-            listed[1] = listed[1].contiguous()  # that of fp8_block has a stride, which operators do not take
+        if self.is_part:  # codes of some columns, and scales of fp8_block, have strides, which operators do not take
+            listed[:2] = [None if tensor is None else tensor.contiguous() for tensor in listed[:2]]
         return listed
 
     def carrier(self) -> torch.Tensor:

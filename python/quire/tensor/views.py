@@ -1,5 +1,5 @@
-"""Views of a quantized tensor. Consecutive whole rows, with any leading sizes, and of a stack whole matrices, keep its
-codes; all others are read as decoded values."""
+"""Views of a quantized tensor. Consecutive whole rows, with any leading sizes, of a stack whole matrices, and of a tensor
+with one scale any part keep its codes; all others are read as decoded values."""
 
 from __future__ import annotations
 
@@ -12,12 +12,17 @@ from quire.tensor.buffers import at_least_one
 from quire.tensor.decoded_view import DecodedView
 from quire.tensor.window import Window
 
+aten = torch.ops.aten
+
 if TYPE_CHECKING:
     from quire.tensor.quantized import QuantizedTensor
     from quire.tensor.stack import QuantizedStack
 
 #: Rows that share scales, or lie in one tile, by option of a spec.
 TILES = {"128x128": 128, "32x32": 32, "16x16": 16, "swizzled": 128, "interleaved": 16}
+#: Views that cut a tensor along one dimension; in inference mode PyTorch does not replace some by others.
+_CUTS = (aten.slice, aten.select, aten.narrow, aten.split, aten.split_with_sizes, aten.unbind, aten.chunk)
+_CUTS += (aten.tensor_split, aten.hsplit, aten.vsplit, aten.dsplit)
 
 
 def view(q: QuantizedTensor, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -32,6 +37,8 @@ def view(q: QuantizedTensor, operator: Any, args: tuple[Any, ...], kwargs: dict[
     each = [found] if isinstance(found, torch.Tensor) else list(found)
     results = [of(q, part) for part in each]
     decoded = any([result is None for result in results])
+    if decoded and (parts := _under_one_scale(q, operator, args, kwargs)) is not None:
+        results, decoded = parts, False
     if decoded or any([result.is_part for result in results]):
         for i, window in enumerate(_windows(q, operator, args, kwargs, each)):
             if decoded:
@@ -69,12 +76,31 @@ def _rows(q: QuantizedTensor, outline: torch.Tensor) -> QuantizedTensor | None:
     cols = at_least_one(q.shape)[-1]
     if outline.dtype != q.dtype or at_least_one(outline.shape)[-1] != cols or not outline.is_contiguous():
         return None
+    if q.is_part and not q.rowwise_data.is_contiguous():
+        return None
     rows, count = math.prod(q.shape[:-1]), math.prod(outline.shape[:-1])
     if count == rows and outline.storage_offset() == 0:
         return _reshaped(q, outline.shape)
     if cols == 0 or count == 0 or outline.storage_offset() % cols != 0:
         return None
     return _part(q, outline.shape, outline.storage_offset() // cols, count)
+
+
+def _under_one_scale(
+    q: QuantizedTensor, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> list[QuantizedTensor] | None:
+    """Parts that are not whole rows, such as columns, of a tensor with one scale. Their codes have strides."""
+    data = q.rowwise_data
+    if q.spec.family != "fp8_tensor" or q.stacked or data is None or data.shape != q.shape:
+        return None
+    if operator.overloadpacket not in _CUTS:
+        return None
+    codes = operator(data, *args[1:], **kwargs)
+    parts = [codes] if isinstance(codes, torch.Tensor) else list(codes)
+    if any([part.dim() == 0 or part.numel() == 0 for part in parts]):
+        return None
+    named = dict.fromkeys(q.named()) | {"rowwise_scale": q.rowwise_scale, "rowwise_amax": q.rowwise_amax}
+    return [q.with_buffers({**named, "rowwise_data": part}, shape=part.shape, is_part=True) for part in parts]
 
 
 def _matrices(q: QuantizedStack, outline: torch.Tensor) -> QuantizedTensor | None:
