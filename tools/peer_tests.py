@@ -1,12 +1,13 @@
 """Runs TransformerEngine's own tests (a checkout of its repository) against quire and counts how each case ends.
 
-    python tools/peer_tests.py --te PATH [--only FILE ...] [--cases 15] [--seconds 20] [--minutes 10] [--out FOLDER]
+    python tools/peer_tests.py --te PATH [--only FILE ...] [--cases 6] [--seconds 200] [--minutes 60] [--out FOLDER]
         [--write FILE ...]
 
 One process of pytest at a time runs a file, with a plugin of this module and the stand-ins of peer_names.py. Results
 lie in --out as one file of JSON lines per test file, with the whole text of each error; a file that is there is not run
-again, and its failures are classified anew. --write stores a summary with the commit of the checkout: of FILE.json the
-counts for each function, of FILE.md a table with a row for each test file.
+again, and its failures are classified anew. Limits are of the CPU's time, so that other programs on the machine do not
+change results. --write stores a summary with the commit of the checkout: of FILE.json the counts for each function, of
+FILE.md a table with a row for each test file.
 """
 
 import argparse
@@ -58,6 +59,7 @@ RULES = (
     (r"No comparison pair was able to handle inputs of type <class '[\w.]*QuantizedActivation'>", "documented"),
     (r"MissingName|unexpected keyword argument|has no attribute|ImportError|ModuleNotFoundError", "missing"),
     (r"^assert |AssertionError|not close", "wrong"),  # pytest leaves the name out of some
+    (r"^UnboundLocalError.*'msg'", "wrong"),  # what assert_allclose of test_numerics.py says within its own rounding
 )
 
 #: Tests, or how the name of a case begins, that fail because quire does otherwise on purpose -> words of the page that
@@ -80,6 +82,11 @@ DIFFERENCES = {
     "test_quantize[True-False": "The gradient that `ops.Quantize` rounds is a plain tensor",
     "test_fused_op_cannot_omit_required_channel_output": "an `ops.FusedOperation` computes its operations one by one",
     "test_layer_norm_autocast": "PyTorch's autocast on CPUs has no float32",
+    # In bfloat16 only.
+    **dict.fromkeys(
+        [f"test_gpt_accuracy[{parallel}-small-{batch}-dtype2]" for parallel in (True, False) for batch in (1, 2)],
+        "those of `torch.nn.LayerNorm` are further from float64",
+    ),
     "test_grouped_linear_delay_wgrad_rejects_implicit_fallback": "`use_grouped_tensor` has no effect",
     "test_grouped_linear_fused_path_fp8_block_scaling_blackwell_error": "`use_grouped_tensor` has no effect",
 }
@@ -127,11 +134,11 @@ class Plugin:
             file.write(json.dumps({"case": case, "kind": kind, "error": error, "text": text}) + "\n")
 
     def pytest_runtestloop(self) -> None:
-        self.end = time.monotonic() + 60 * self.minutes
+        self.end = time.process_time() + 60 * self.minutes
         peer_names.Absent.collecting = False
 
     def pytest_runtest_protocol(self, item: pytest.Item) -> bool | None:
-        if time.monotonic() < self.end:
+        if time.process_time() < self.end:
             return None
         self.write(item.nodeid, "not run", "")
         return True
@@ -153,12 +160,16 @@ class Plugin:
         def stop(signum: int, frame: object) -> None:
             raise CaseTimeout(f"over {self.seconds} s")
 
-        signal.signal(signal.SIGALRM, stop)
-        signal.alarm(self.seconds)
+        # A case that only waits takes no time of the CPU.
+        timers = {signal.ITIMER_PROF: (signal.SIGPROF, 1), signal.ITIMER_REAL: (signal.SIGALRM, 10)}
+        for timer, (number, times) in timers.items():
+            signal.signal(number, stop)
+            signal.setitimer(timer, times * self.seconds)
         try:
             return (yield)
         finally:
-            signal.alarm(0)
+            for timer in timers:
+                signal.setitimer(timer, 0)
             # pytest keeps the last failure there, and with it the layers of its frames.
             sys.last_type = sys.last_value = sys.last_traceback = None
             gc.collect()
@@ -228,9 +239,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--te", type=pathlib.Path, required=True, help="a checkout of TransformerEngine")
     parser.add_argument("--only", nargs="+", default=FILES, help="names of test files below tests/pytorch")
-    parser.add_argument("--cases", type=int, default=15, help="cases per test function, at most")
-    parser.add_argument("--seconds", type=int, default=20, help="time limit of a case")
-    parser.add_argument("--minutes", type=float, default=10, help="no case of a file starts after that time")
+    parser.add_argument("--cases", type=int, default=6, help="cases per test function, at most")
+    parser.add_argument("--seconds", type=float, default=200, help="the CPU's time for a case; it may wait 10 times that")
+    parser.add_argument("--minutes", type=float, default=60, help="the CPU's time after which no case of a file starts")
     parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("build/peer_tests"))
     parser.add_argument("--write", type=pathlib.Path, nargs="+", default=(), help="files that end in .json or .md")
     parser.add_argument("--child", type=pathlib.Path, help=argparse.SUPPRESS)

@@ -1,5 +1,6 @@
 """quire.LayerNorm and quire.RMSNorm: PyTorch's numbers, TransformerEngine's signature, compiled equals eager."""
 
+import copy
 import inspect
 
 import pytest
@@ -52,6 +53,24 @@ def test_result_and_gradients_are_those_of_float64(kind, make, shape, zero_cente
     got = torch.autograd.grad(y, inputs, dy.to(device))
     for g, e in zip(got, torch.autograd.grad(expected, inputs, dy.double()), strict=True):
         torch.testing.assert_close(g.cpu(), e.cpu(), rtol=3e-6, atol=1e-5)
+
+
+# Half an ulp of the result is 2^-9 of it; the sums in float32 add less than that again. PyTorch's sums on CPUs are of
+# bfloat16, which docs/from-transformer-engine.md says.
+@pytest.mark.parametrize("rows", [64, 4096])
+def test_gradients_of_bfloat16_parameters_are_rounded_once(rows, kind, make, device):
+    module = make(128).bfloat16()
+    exact = copy.deepcopy(module).cpu().double()
+    x, dy = torch.randn(rows, 128).bfloat16(), (torch.randn(rows, 128) + 0.1).bfloat16()
+    expected = torch.autograd.grad(reference(kind, exact, x), [*exact.parameters()], dy.double())
+    found = torch.autograd.grad(module(x.to(device)), [*module.parameters()], dy.to(device))
+    for got, e in zip(found, expected, strict=True):
+        assert (got.cpu().double() - e).norm() <= 2**-8 * e.norm()
+    if kind == "layer":
+        theirs = torch.nn.LayerNorm(128, eps=module.eps).bfloat16()
+        theirs.load_state_dict(module.state_dict())
+        for got, e in zip(torch.autograd.grad(theirs(x), [*theirs.parameters()], dy), expected, strict=True):
+            assert (got.double() - e).norm() > 2**-8 * e.norm()
 
 
 def test_the_result_has_the_dtype_of_autocast_or_of_x(make):
