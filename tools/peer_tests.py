@@ -30,6 +30,7 @@ import peer_names
 FILES = """
     test_sanity test_numerics test_recipe test_quantized_tensor test_permutation test_fused_router test_grouped_linear
     test_grouped_mlp test_grouped_tensor test_custom_recipe test_backward_override test_checkpoint test_deferred_init
+    test_fusible_ops
 """.split()
 COLUMNS = ("passed", "skipped", "internals", "documented", "missing", "wrong", "unknown", "not run")
 #: Of a child. TransformerEngine's tests of single parameters for all groups skip without the second.
@@ -85,7 +86,7 @@ DIFFERENCES = {
     # In bfloat16 only.
     **dict.fromkeys(
         [f"test_gpt_accuracy[{parallel}-small-{batch}-dtype2]" for parallel in (True, False) for batch in (1, 2)],
-        "those of `torch.nn.LayerNorm` are further from float64",
+        "so those of `torch.nn.LayerNorm` are further from float64",
     ),
     "test_grouped_linear_delay_wgrad_rejects_implicit_fallback": "`use_grouped_tensor` has no effect",
     "test_grouped_linear_fused_path_fp8_block_scaling_blackwell_error": "`use_grouped_tensor` has no effect",
