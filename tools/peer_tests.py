@@ -241,7 +241,9 @@ def main() -> int:
     parser.add_argument("--te", type=pathlib.Path, required=True, help="a checkout of TransformerEngine")
     parser.add_argument("--only", nargs="+", default=FILES, help="names of test files below tests/pytorch")
     parser.add_argument("--cases", type=int, default=6, help="cases per test function, at most")
-    parser.add_argument("--seconds", type=float, default=200, help="the CPU's time for a case; it may wait 10 times that")
+    parser.add_argument(
+        "--seconds", type=float, default=200, help="the CPU's time for a case; it may wait 10 times that"
+    )
     parser.add_argument("--minutes", type=float, default=60, help="the CPU's time after which no case of a file starts")
     parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("build/peer_tests"))
     parser.add_argument("--write", type=pathlib.Path, nargs="+", default=(), help="files that end in .json or .md")
