@@ -1,6 +1,6 @@
 """Runs TransformerEngine's own tests (a checkout of its repository) against quire and counts how each case ends.
 
-    python tools/peer_tests.py --te PATH [--only FILE ...] [--cases 6] [--seconds 200] [--minutes 60] [--out FOLDER]
+    python tools/peer_tests.py --te PATH [--only FILE ...] [--cases 6] [--seconds 2000] [--minutes 120] [--out FOLDER]
         [--write FILE ...]
 
 One process of pytest at a time runs a file, with a plugin of this module and the stand-ins of peer_names.py. Results
@@ -242,9 +242,9 @@ def main() -> int:
     parser.add_argument("--only", nargs="+", default=FILES, help="names of test files below tests/pytorch")
     parser.add_argument("--cases", type=int, default=6, help="cases per test function, at most")
     parser.add_argument(
-        "--seconds", type=float, default=200, help="the CPU's time for a case; it may wait 10 times that"
+        "--seconds", type=float, default=2000, help="the CPU's time for a case; it may wait 10 times that"
     )
-    parser.add_argument("--minutes", type=float, default=60, help="the CPU's time after which no case of a file starts")
+    parser.add_argument("--minutes", type=float, default=120, help="the CPU's time after which no case of a file starts")
     parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("build/peer_tests"))
     parser.add_argument("--write", type=pathlib.Path, nargs="+", default=(), help="files that end in .json or .md")
     parser.add_argument("--child", type=pathlib.Path, help=argparse.SUPPRESS)
