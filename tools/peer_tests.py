@@ -43,7 +43,7 @@ RULES = (
     (r"InternalName|transformer_engine_torch", "internals"),
     (r"has no attribute '_|'cpu' == 'cuda'", "internals"),
     # What its own autograd functions save.
-    (r"'CppFunction' object has no attribute|does not expose required backward context", "internals"),
+    (r"'(CppFunction|\w+Backward)' object has no attribute|does not expose required backward context", "internals"),
     (r"Could not find checkpoint file", "internals"),  # files that TransformerEngine itself has to write first
     (r"on CUDA device|torch\.cuda|Torch not compiled with CUDA|No CUDA GPUs|Found no NVIDIA driver", "internals"),
     (r"dummy base class CUDA|\.is_cuda", "internals"),

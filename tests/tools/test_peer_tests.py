@@ -97,6 +97,7 @@ def test_each_end_of_a_case_is_counted_in_its_column(tmp_path):
         ("AttributeError: 'QuantizedTensor' object has no attribute '_data'", "internals"),
         ("AttributeError: 'QuantizedTensor' object has no attribute 'data_'", "missing"),
         ("AttributeError: 'CppFunction' object has no attribute 'tensor_objects'", "internals"),
+        ("AttributeError: '_AddedInPlaceBackward' object has no attribute 'tensor_objects'", "internals"),
         ("RuntimeError: Tried to instantiate dummy base class CUDAGraph", "internals"),
         ("AttributeError: 'Linear' object has no attribute 'fp8_meta'", "missing"),
         ("AttributeError: 'Linear' object has no attribute 'quantizers'", "documented"),
