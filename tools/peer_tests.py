@@ -244,7 +244,7 @@ def main() -> int:
     parser.add_argument(
         "--seconds", type=float, default=2000, help="the CPU's time for a case; it may wait 10 times that"
     )
-    parser.add_argument("--minutes", type=float, default=120, help="the CPU's time after which no case of a file starts")
+    parser.add_argument("--minutes", type=float, default=120, help="of the CPU, after which no case of a file starts")
     parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("build/peer_tests"))
     parser.add_argument("--write", type=pathlib.Path, nargs="+", default=(), help="files that end in .json or .md")
     parser.add_argument("--child", type=pathlib.Path, help=argparse.SUPPRESS)
