@@ -83,6 +83,10 @@ DIFFERENCES = {
     "test_quantize[True-False": "The gradient that `ops.Quantize` rounds is a plain tensor",
     "test_fused_op_cannot_omit_required_channel_output": "an `ops.FusedOperation` computes its operations one by one",
     "test_layer_norm_autocast": "PyTorch's autocast on CPUs has no float32",
+    **dict.fromkeys(
+        [f"test_pyt_autocast[{quantization}-autocast_dtype0-" for quantization in ("fp8_delayed_scaling", "mxfp8")],
+        "PyTorch's autocast on CPUs has no float32",
+    ),
     # In bfloat16 only.
     **dict.fromkeys(
         [f"test_gpt_accuracy[{parallel}-small-{batch}-dtype2]" for parallel in (True, False) for batch in (1, 2)],
