@@ -29,6 +29,7 @@ Weights = torch.Tensor | Sequence[torch.Tensor]
 Scale = float | torch.Tensor
 #: Seconds after which a handle that ends was meant to live.
 _AT_ONCE = 0.05
+_ABSENT = torch.empty(0, dtype=torch.float32, device="cpu")
 
 
 @dataclass(frozen=True, eq=False)
@@ -300,7 +301,7 @@ def _stack(
     input_scale: Scale | None,
 ) -> _Stack:
     check_type_or_none("runners", torch.Tensor, bias=bias)
-    options = _absent() if bias is None else bias.detach(), _scales(what, input_scale)
+    options = _ABSENT if bias is None else bias.detach(), _scales(what, input_scale)
     if isinstance(weights, QuantizedTensor) or not isinstance(weights, torch.Tensor):
         weights = list(weights)
         for weight in weights:
@@ -316,14 +317,10 @@ def _stack(
     return _Stack(*_quantized(what, weights, w), *options)
 
 
-def _absent() -> torch.Tensor:
-    return torch.empty(0, dtype=torch.float32, device="cpu")
-
-
 def _scales(what: str, scale: Scale | None) -> torch.Tensor:
     """[1] or [E]; [0] without. What is float64, the operator rounds to float32: Python's mode may be another."""
     if scale is None:
-        return _absent()
+        return _ABSENT
     if isinstance(scale, torch.Tensor):
         if scale.numel() == 0 or not scale.is_floating_point():
             raise ValueError(
@@ -351,7 +348,7 @@ def _quantized(
             raise ValueError(f"{what}: {weight.spec_text} has no rowwise codes; quantize it with rowwise=True")
     if w is not None and _text(w) != first.spec_text:
         raise ValueError(f"{what}: is quantized as {first.spec_text} but w says {_text(w)}; leave w out")
-    buffers = [_absent() if b is None else b.detach() for weight in weights for b in weight.buffer_list()[:3]]
+    buffers = [_ABSENT if b is None else b.detach() for weight in weights for b in weight.buffer_list()[:3]]
     return buffers, [len(weights), *first.shape], first.spec_text
 
 

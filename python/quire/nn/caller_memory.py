@@ -33,7 +33,7 @@ def copied(y: torch.Tensor, out: torch.Tensor, ends: torch.Tensor) -> torch.Tens
 
 def _in_groups(y: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
     """Whether each row of y [*, N] belongs to a group: bool [*, 1]."""
-    rows = torch.arange(y.shape[:-1].numel(), device=y.device)
+    rows = torch.arange(y.shape[:-1].numel(), dtype=torch.int64, device=y.device)
     return (rows < ends[-1]).view(*y.shape[:-1], 1)
 
 

@@ -1,5 +1,5 @@
-"""Views of a quantized tensor. Consecutive whole rows, with any leading sizes, of a stack whole matrices, and of a tensor
-with one scale any part keep its codes; all others are read as decoded values."""
+"""Views of a quantized tensor. Consecutive whole rows, with any leading sizes, of a stack whole matrices, and of a
+tensor with one scale any part keep its codes; all others are read as decoded values."""
 
 from __future__ import annotations
 

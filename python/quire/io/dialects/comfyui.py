@@ -160,8 +160,8 @@ class ComfyUi(LayoutDialect):
         old = layout.name.startswith("scaled_fp8")
         same = (stored.origin.dialect, stored.origin.layout) == (self.name, layout.name) and stored.origin.names
         if not old and not same:
-            text = torch.tensor(list(json.dumps(_text(layout)).encode()), dtype=BYTE)
-            found[stem + _MARKER] = text.to(stored.weight.device)
+            text = torch.tensor(list(json.dumps(_text(layout)).encode()), dtype=BYTE, device=stored.weight.device)
+            found[stem + _MARKER] = text
         return found
 
     def texts(

@@ -126,7 +126,8 @@ class GroupedLinear(Operation, grouped_linear.GroupedLinear):
                 f"{[*scales[0].shape]}"
             )
         y, biases = super().forward(x, split_sizes, **options)
-        ends, out = torch.as_tensor(split_sizes, device=y.device).cumsum(0), options.get("out")
+        ends = torch.as_tensor(split_sizes, dtype=torch.int64, device=y.device).cumsum(0)
+        out = options.get("out")
         wide = (y.float() + _scaled_bias(biases, ends, scales[0], y)).to(y.dtype)
         return wide if out is None else copied(wide, out, ends)
 
