@@ -1,14 +1,18 @@
 """How PyTorch's transforms of functions pass our operators, where the dispatcher's own ways do not serve."""
 
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch._C import DispatchKey
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch._subclasses.functional_tensor import CppFunctionalizeAPI
 from torch.utils import _pytree as pytree
 
 _NAMESPACE = "quire::"
+#: Modules of PyTorch's operators whose functions may not write to their inputs in a graph with gradients.
+_CONTROL_FLOW = {f"torch._higher_order_ops.{name}" for name in ("cond", "map", "scan", "while_loop")}
 
 
 def register() -> None:
@@ -18,6 +22,26 @@ def register() -> None:
             torch.library.register_vmap(op.name(), _one_by_one(op))
         if _written(op) and not op._schema.returns:
             op.py_impl(DispatchKey.Functionalize)(_on_copies(op))
+    refuse_control_flow()
+
+
+def refuse_control_flow() -> None:
+    """Registers what says why a graph with control flow cannot advance the random state of a backward pass."""
+    torch.ops.quire.sr_advance_.default.py_impl(FakeTensorMode)(_advance_in_control_flow)
+
+
+def _advance_in_control_flow(mode: FakeTensorMode, *args: Any) -> None:
+    """What sr_advance_ does while a graph is traced: nothing, or it raises RuntimeError. Otherwise PyTorch would raise
+    an error about inputs of its own functions, which names no operator and no remedy."""
+    frame = sys._getframe()
+    while frame is not None:
+        if frame.f_globals.get("__name__") in _CONTROL_FLOW:
+            raise RuntimeError(
+                "quire: the backward pass of a layer with stochastic rounding advances the layer's random state, and "
+                f"PyTorch allows no write within {frame.f_globals['__name__'].rpartition('.')[2]} in a graph with "
+                "gradients; use a recipe with disable_stochastic_rounding=True, or a loop or condition of Python"
+            )
+        frame = frame.f_back
 
 
 def requires_grad(t: torch.Tensor) -> bool:
