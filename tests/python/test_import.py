@@ -4,10 +4,11 @@ quire's classes and operators alike."""
 import importlib
 import subprocess
 import sys
+import threading
 
 import pytest
 
-from quire.loading.when_imported import when_imported
+from quire.loading.when_imported import _FINDER, when_imported
 
 #: These take longer to import than quire, or are optional.
 LATER = ("torch._dynamo", "torch._inductor", "torch.distributed.", "torch.onnx", "sympy", "triton", "numpy.random")
@@ -152,3 +153,17 @@ def test_what_waits_goes_on_waiting_where_an_import_fails(module):
     assert seen == []
     write("value = 22")
     assert seen == [importlib.import_module(name)]
+
+
+def test_what_waits_runs_although_another_thread_looks_for_the_module(module):
+    name, _ = module
+    ran, found = [], []
+    when_imported(name, ran.append)
+    _FINDER.asked.add(name)  # as while this thread looks for it
+    try:
+        thread = threading.Thread(target=lambda: found.append(importlib.import_module(name)))
+        thread.start()
+        thread.join()
+    finally:
+        _FINDER.asked.remove(name)
+    assert ran == found and len(ran) == 1

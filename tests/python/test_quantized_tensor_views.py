@@ -49,6 +49,7 @@ WRITES = {
     "a mask": lambda w: w.__setitem__(torch.ones(ROWS, COLUMNS, device=w.device).triu() > 0, 1.0),
     "indices": lambda w: w[0].index_fill_(0, torch.tensor([1, 5], device=w.device), 2.0),
     "foreach": lambda w: torch._foreach_mul_([w[0], w[1], w.t()[3]], 2),
+    "aliases": lambda w: torch._foreach_mul_([w.detach()[:128], w.view(2, 128, COLUMNS)[1], w.data.t()[3]], 2),
     "out": lambda w: torch.mul(w[0], 3, out=w[1]),
     "a copy within": lambda w: w[3].copy_(w[4]),
     "a square and its transpose": lambda w: w[:64, :64].t().add_(w[:64, 64:128]),
@@ -166,6 +167,28 @@ def test_a_view_keeps_its_place(change):
         except RuntimeError as error:
             assert "it keeps its shape" in str(error) or "t_() expects a tensor with <= 2" in str(error)
         assert same(q, before)
+
+
+@pytest.mark.parametrize("refused", [lambda q: q.unsqueeze_(0), lambda q: torch.add(torch.ones(3, 3), 1, out=q)])
+def test_a_refused_change_of_form_leaves_the_master(refused):
+    q = quire.quantize(values(32, 32), "mxfp8", columnwise=True)
+    q.master = values(32, 32)
+    before = q.clone()
+    with pytest.raises(RuntimeError, match="it keeps its shape"):
+        refused(q)
+    assert same(q, before) and q.master.shape == (32, 32) and torch.equal(q.master, values(32, 32))
+    q.t_()
+    assert torch.equal(q.master, values(32, 32).t())
+
+
+def test_a_copy_of_a_parameter_that_is_a_view_is_a_parameter():
+    layer = torch.nn.Linear(32, 16)
+    layer.weight = torch.nn.Parameter(quire.quantize(values(64, 32), "mxfp8")[:16])
+    for again in (copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))):
+        assert isinstance(again.weight, torch.nn.Parameter) and isinstance(again.weight, QuantizedTensor)
+        assert torch.equal(again.weight.dequantize(), layer.weight.dequantize())
+        again.weight.data.zero_()
+        assert layer.weight.dequantize().any()
 
 
 def test_gradients_pass_through_views():

@@ -11,6 +11,7 @@ import quire.info
 import quire.io
 from every_recipe import DELAYED
 from quire.delayed.rules import THREAD
+from quire.nn.own_context import own_context, running
 
 N = 64
 STATIC = "x=nvfp4:global=mul:given,w=nvfp4,dy=nvfp4"
@@ -274,3 +275,13 @@ def test_the_callers_model_runs_with_its_defaults_and_outside_of_its_autocasts(n
         torch.manual_seed(0)
         drawn = torch.get_rng_state().tolist()
     assert seen and all(one == (None, True, torch.bfloat16, torch.device("meta"), True, False, drawn) for one in seen)
+
+
+def test_what_belongs_to_the_process_is_not_changed_for_a_while():
+    """Other threads would see it, and two tools that overlap would put back each other's settings."""
+    generator = torch.cuda._lazy_seed_tracker.get_calls()
+    with default_dtype(torch.bfloat16), running():
+        assert torch.get_default_dtype() == torch.bfloat16
+        assert torch.cuda._lazy_seed_tracker.get_calls() == generator, "PyTorch seeds a device with it when it is used"
+    with default_dtype(torch.float64), own_context():
+        assert torch.get_default_dtype() == torch.float64

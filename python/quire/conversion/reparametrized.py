@@ -13,6 +13,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from quire.distributed.master_shard import MasterShard
 from quire.distributed.placements import is_dtensor
 from quire.nn.computed_weights import computing_hooks
+from quire.nn.own_context import own_context
 from quire.tensor import QuantizedTensor
 
 NO_WEIGHT_YET = "it has no weight yet: call the model once before it is converted"
@@ -107,7 +108,7 @@ def plain_weights(layers: Iterable[torch.nn.Module]) -> Iterator[dict[torch.nn.M
     changed = {layer: _said(computed(layer)) for layer in layers if computed(layer)}
     before = [(layer, type(layer), _contents(layer)) for layer in changed]
     try:
-        with torch.no_grad():
+        with own_context():
             for layer in changed:
                 _make_plain(layer)
         yield changed

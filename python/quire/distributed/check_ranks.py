@@ -27,6 +27,8 @@ _VALUES = 64
 _numbers: dict[tuple[str, str], Iterator[int]] = defaultdict(itertools.count)
 #: Owner -> part of it -> the sizes of which all ranks have said the same last.
 _agreed: "weakref.WeakKeyDictionary[object, dict[str, tuple[object, ...]]]" = weakref.WeakKeyDictionary()
+#: Name of a group -> why its ranks no longer count the same comparisons.
+_apart: dict[str, str] = {}
 _own_draws: ContextVar[bool] = ContextVar("quire_own_draws", default=False)
 
 
@@ -76,6 +78,10 @@ def agree(
 
 def _compare(caller: str, fields: Fields, group: "distributed.ProcessGroup", kind: str) -> None:
     store = distributed.distributed_c10d._get_process_group_store(group)
+    if group.group_name in _apart:
+        raise RuntimeError(
+            f"{caller}: the ranks of this group are apart since an earlier call: {_apart[group.group_name]}"
+        )
     own, number = distributed.get_rank(group), next(_numbers[kind, group.group_name])
     keys = [f"quire:{kind}/{number}/{rank}" for rank in range(group.size())]
     store.set(keys[own], json.dumps(fields))
@@ -84,6 +90,8 @@ def _compare(caller: str, fields: Fields, group: "distributed.ProcessGroup", kin
     missing = [rank for rank, key in enumerate(keys) if not _has(store, key, end)]
     if missing:
         listed = ", ".join(f"{name} {value}" for name, value in fields.items())
+        store.delete_key(keys[own])  # a rank that comes later does not take it for what is said then
+        _apart[group.group_name] = f"{_ranks(missing)} did not come to {caller}. End these processes, and begin again"
         raise RuntimeError(
             f"{caller}: {_ranks(missing)} did not come to this call within {timeout.total_seconds():g} seconds. It "
             "ended, it hangs, it leaves out a call that the others make, or it still has the sizes of its last call. "
@@ -94,6 +102,8 @@ def _compare(caller: str, fields: Fields, group: "distributed.ProcessGroup", kin
         store.delete_key(f"quire:{kind}/{number - 1}/{own}")
     if different := _differences(said):
         remedy = "They must make the same calls in the same order, with the same shapes, dtypes and recipes"
+        if "tokens" in different:
+            remedy += "; pad tokens, or leave some out, so that all ranks have as many"
         if _DRAWN in different:
             remedy += "; for the same weights call torch.manual_seed with one seed in all before the model is made"
         raise RuntimeError(f"{caller}: the ranks of the group differ in {different}. {remedy}")

@@ -103,7 +103,7 @@ def check_unscaled(names: Sequence[str], header: Header) -> None:
         raise CheckpointError(
             f"the tensor is {entry}, and the checkpoint has no scale for it ({len(names)} such tensors: {some(names)})",
             "quire takes no scale to be 1: download all files and config.json, or export the checkpoint again with its "
-            "scales; if the codes are the values, pass scale=1",
+            "scales; if the codes are the values, pass scale=1 to quire.io.load, read or convert",
             file=entry.file,
             tensor=entry.name,
         )

@@ -4,6 +4,7 @@ imports the module."""
 import importlib
 import importlib.util
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from importlib.machinery import ModuleSpec
 from types import ModuleType
@@ -24,15 +25,22 @@ def when_imported(name: str, action: Callable[[Any], object]) -> None:
 
 
 def _run(module: ModuleType) -> None:
-    for action in _WAITING.pop(module.__name__, ()):
-        action(module)
+    waiting = _WAITING.get(module.__name__, [])
+    while waiting:
+        waiting[0](module)
+        waiting.pop(0)  # not before it has run: a failed import is tried again
+    _WAITING.pop(module.__name__, None)
 
 
 class _Finder:
     """An entry of sys.meta_path. It finds what the other entries find."""
 
     def __init__(self) -> None:
-        self.asked: set[str] = set()
+        self._asked = threading.local()  # another thread may look for the same module
+
+    @property
+    def asked(self) -> set[str]:
+        return self._asked.__dict__.setdefault("names", set())
 
     def find_spec(self, name: str, path: Sequence[str] | None = None, target: Any = None) -> ModuleSpec | None:
         if name not in _WAITING or name in self.asked:

@@ -70,6 +70,7 @@ def limit_capacity(
     Raises RuntimeError for ids or a capacity that do not fit, TypeError for arguments of a wrong type.
     """
     check_type("limit_capacity", torch.Tensor, topk_weights=topk_weights, topk_ids=topk_ids)
+    check_type("limit_capacity", int, num_experts=num_experts, capacity=capacity)
     if topk_weights.shape != topk_ids.shape:
         raise RuntimeError(
             "limit_capacity: topk_weights and topk_ids must have the same shape; got "

@@ -10,63 +10,37 @@ from quire.autocast import Outside
 
 
 class _Callers(threading.local):
-    """The defaults outside of the outermost own_context() of this thread; None outside of all."""
+    """The default device outside of the outermost own_context() of this thread; None outside of all."""
 
-    defaults: "_Defaults | None" = None
+    device: torch.device | None = None
 
 
 _CALLERS = _Callers()
 
 
-class _Defaults:
-    """PyTorch's default dtype and device, and whether only deterministic algorithms may run."""
-
-    def __init__(self, dtype: torch.dtype, device: torch.device, deterministic: tuple[bool, bool]) -> None:
-        self.dtype, self.device, self.deterministic = dtype, device, deterministic
-
-    @classmethod
-    def now(cls) -> "_Defaults":
-        deterministic = torch.are_deterministic_algorithms_enabled()
-        only_warns = torch.is_deterministic_algorithms_warn_only_enabled()
-        return cls(torch.get_default_dtype(), torch.get_default_device(), (deterministic, only_warns))
-
-    @contextlib.contextmanager
-    def active(self) -> Iterator[None]:
-        before = _Defaults.now()
-        # A mode of PyTorch's functions, which slows down every call: only where it is needed.
-        with self.device if before.device != self.device else contextlib.nullcontext():
-            self._set(before)
-            try:
-                yield
-            finally:
-                before._set(self)
-
-    def _set(self, other: "_Defaults") -> None:
-        torch.set_default_dtype(self.dtype)
-        if self.deterministic != other.deterministic:  # which imports PyTorch's compiler
-            enabled, only_warns = self.deterministic
-            torch.use_deterministic_algorithms(enabled, warn_only=only_warns)
-
-
-_OWN = _Defaults(torch.float32, torch.device("cpu"), (False, False))
+def _default_device(device: torch.device) -> contextlib.AbstractContextManager[object]:
+    # A mode of PyTorch's functions, which slows down every call: only where it is needed.
+    return contextlib.nullcontext() if device == torch.get_default_device() else device
 
 
 @contextlib.contextmanager
 def own_context() -> Iterator[None]:
     """What is computed within does not depend on what the caller has set: quire's autocast (none is active within, so
-    layers run under their own recipes), gradients and inference mode (both off), the default dtype and device, and
-    deterministic algorithms. Afterwards all of them are as before.
+    layers run under their own recipes), gradients and inference mode (both off), and the default device. Afterwards all
+    of them are as before.
 
-    torch.autocast and random states are the caller's; running() sets these too.
+    The default dtype and the choice of deterministic algorithms belong to the process, so other threads would see a
+    change of them: they stay, and quire's code depends on neither (tools/check_factories.py). torch.autocast and random
+    states are the caller's; running() sets these too.
     """
-    before = _CALLERS.defaults
+    before = _CALLERS.device
     if before is None:
-        _CALLERS.defaults = _Defaults.now()
+        _CALLERS.device = torch.get_default_device()
     try:
-        with Outside(), torch.inference_mode(False), torch.no_grad(), _OWN.active():
+        with Outside(), torch.inference_mode(False), torch.no_grad(), _default_device(torch.device("cpu")):
             yield
     finally:
-        _CALLERS.defaults = before
+        _CALLERS.device = before
 
 
 @contextlib.contextmanager
@@ -90,10 +64,10 @@ def running(*models: torch.nn.Module, torch_autocast: bool = False) -> Iterator[
                 module.training = True
 
 
-def callers_defaults() -> contextlib.AbstractContextManager[None]:
-    """Within own_context(): a context with the caller's default dtype, default device and choice of algorithms, for
-    calls of the caller's model, whose forward may be written for them."""
-    return contextlib.nullcontext() if _CALLERS.defaults is None else _CALLERS.defaults.active()
+def callers_device() -> contextlib.AbstractContextManager[object]:
+    """Within own_context(): a context with the caller's default device, for calls of the caller's model, whose forward
+    may be written for it."""
+    return contextlib.nullcontext() if _CALLERS.device is None else _default_device(_CALLERS.device)
 
 
 def _device_types() -> set[str]:
@@ -105,7 +79,10 @@ def _device_types() -> set[str]:
 
 @contextlib.contextmanager
 def _own_random_numbers() -> Iterator[None]:
+    """Generators of the CPU and of CUDA devices that are in use begin at a seed of 0. (torch.manual_seed would also
+    seed devices whose state cannot be put back.)"""
     devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
     with torch.random.fork_rng(devices):
-        torch.manual_seed(0)
+        for generator in (torch.default_generator, *(torch.cuda.default_generators[device] for device in devices)):
+            generator.manual_seed(0)
         yield

@@ -10,7 +10,7 @@ import torch
 from quire.autocast import autocast
 from quire.checks import check_type
 from quire.loading.float_mode import subnormals_kept
-from quire.nn.own_context import callers_defaults, running
+from quire.nn.own_context import callers_device, running
 from quire.nn.product_module import ProductModule
 from quire.quantization.inputs import (
     Batch,
@@ -143,7 +143,7 @@ def calibrate(
         same.see(matmul, x)
 
     with running(model):
-        with watched(layers, seen), _unquantized(layers), callers_defaults():
+        with watched(layers, seen), _unquantized(layers), callers_device():
             for batch in found:
                 args, named = arguments(batch)
                 model(*args, **named)

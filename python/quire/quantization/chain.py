@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from quire.nn.own_context import callers_defaults
+from quire.nn.own_context import callers_device
 from quire.quantization.inputs import Batch, arguments
 
 #: The method by which a cache of keys and values is known, of transformers: blocks write to it.
@@ -25,7 +25,7 @@ class BlockCall:
     named: dict[str, object]
 
     def run(self, block: torch.nn.Module, flowing: torch.Tensor) -> torch.Tensor:
-        with callers_defaults():
+        with callers_device():
             return first_tensor(block(flowing, *self.others, **self.named))
 
 
@@ -45,7 +45,7 @@ def first_tensor(result: object) -> object:
 
 def run(model: torch.nn.Module, batch: Batch) -> None:
     args, named = arguments(batch)
-    with contextlib.suppress(Stop), callers_defaults():
+    with contextlib.suppress(Stop), callers_device():
         model(*args, **named)
 
 

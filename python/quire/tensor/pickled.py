@@ -24,12 +24,19 @@ class Pickled:
     def __deepcopy__(self, memo: dict[int, Any]) -> torch.Tensor:
         """As of any tensor; the copy of a view of some rows has only these."""
         if self.is_part and self.is_leaf and id(self) not in memo:
-            memo[id(self)] = self.detach().clone().requires_grad_(self.requires_grad)
+            memo[id(self)] = self._apart()
         return super().__deepcopy__(memo)
+
+    def _apart(self) -> torch.Tensor:
+        """A copy of a view of some rows, with memory of its own."""
+        copied = self.detach().clone()
+        if isinstance(self, torch.nn.Parameter):
+            return torch.nn.Parameter(copied, self.requires_grad)
+        return copied.requires_grad_(self.requires_grad)
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
         if self.is_part:
-            return self.detach().clone().requires_grad_(self.requires_grad).__reduce_ex__(protocol)
+            return self._apart().__reduce_ex__(protocol)
         flags = (type(self), self.requires_grad, isinstance(self, torch.nn.Parameter))
         parts = (flags, self.spec_text, tuple(self.shape), self.dtype, list(self.named().values()))
         return rebuild, parts if self.origin is None else (*parts, self.origin.state())

@@ -62,7 +62,7 @@ class QuantizedTensor(Written, Memory, InitialValues, Remembered, Pickled, torch
     columnwise_amax: torch.Tensor | None
     master: torch.Tensor | None
     given_scale: torch.Tensor | None
-    is_part: bool  #: whether it is a view of some rows of another one
+    is_part: bool  #: whether it is a view of some rows, or of other parts, of another one
     window: Window | None  #: of a part: where it lies, so that a write to it is one to the other tensor
     stacked = False  #: whether it is a QuantizedStack
     #: What PyTorch's operators do with tensors of this class; operators.py, which knows the class, puts it here.
@@ -79,6 +79,7 @@ class QuantizedTensor(Written, Memory, InitialValues, Remembered, Pickled, torch
         master: torch.Tensor | None = None,
         given_scale: torch.Tensor | None = None,
         is_part: bool = False,
+        strides: Sequence[int] | None = None,
         **buffers: torch.Tensor | None,
     ) -> QuantizedTensor:
         """For buffers that come from an operator: nothing is checked. from_buffers() checks.
@@ -91,7 +92,7 @@ class QuantizedTensor(Written, Memory, InitialValues, Remembered, Pickled, torch
         # The one way to make a tensor that has shape, dtype and device but no storage; PyTorch documents it by that
         # name ("Extending PyTorch", subclasses with __torch_dispatch__).
         self = torch.Tensor._make_wrapper_subclass(
-            cls, shape, dtype=dtype, device=data.device, requires_grad=requires_grad
+            cls, shape, strides=strides, dtype=dtype, device=data.device, requires_grad=requires_grad
         )
         self.spec, self.spec_text, self.master, self.is_part = spec, spec.text, master, is_part
         self.given_scale, self.window = given_scale, None
@@ -163,6 +164,8 @@ class QuantizedTensor(Written, Memory, InitialValues, Remembered, Pickled, torch
     ) -> QuantizedTensor:
         """A tensor with other buffers, in the form of named(), and optionally another shape, dtype and spec."""
         options = {"is_part": self.is_part, **options}
+        if options["is_part"] and shape is None:
+            options.setdefault("strides", self.stride())
         return type(self)(spec or self.spec, shape or self.shape, dtype or self.dtype, **buffers, **options)
 
     def lies_like(self, other: QuantizedTensor | None) -> QuantizedTensor:
@@ -192,7 +195,7 @@ class QuantizedTensor(Written, Memory, InitialValues, Remembered, Pickled, torch
         inner: dict[str, torch.Tensor], metadata: tuple[Any, ...], size: Sequence[int], stride: Sequence[int]
     ) -> QuantizedTensor:
         text, dtype, is_part, _ = metadata
-        return QuantizedTensor(spec_of(text), size, dtype, is_part=is_part, **inner)
+        return QuantizedTensor(spec_of(text), size, dtype, is_part=is_part, strides=stride, **inner)
 
     def _stable_hash_for_caching(self) -> str:
         """What AOTAutograd's cache of graphs tells tensors apart by: all but values, alike in every process."""

@@ -11,7 +11,7 @@ import torch
 from quire.tensor.decoded import each
 from quire.tensor.decoded_view import DecodedView
 from quire.tensor.quantized import QuantizedTensor
-from quire.tensor.writes import values_of, written_arguments
+from quire.tensor.writes import exact_values, values_of, written_arguments
 
 #: Operators, of all overloads, and the arguments that they write. Of those whose names end in "_" it is the first one.
 _WRITTEN = {
@@ -64,7 +64,9 @@ def write_undeclared(operator: Any, names: tuple[str, ...], args: tuple[Any, ...
         if not isinstance(argument, QuantizedTensor | DecodedView):
             return argument
         check_received(operator, argument)
-        plain = values_of(argument)
+        # A collective of several processes takes values of the nominal dtype; others keep what a master has.
+        collective = _COLLECTIVE.match(operator._schema.name)
+        plain = values_of(argument) if collective else exact_values(argument).clone()
         copies.append((argument, plain, plain.clone()))
         return plain
 

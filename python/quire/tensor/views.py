@@ -31,7 +31,7 @@ def view(q: QuantizedTensor, operator: Any, args: tuple[Any, ...], kwargs: dict[
 
     PyTorch computes the geometry, on a tensor without values: all views of whole rows are then one case.
     """
-    outline = torch.empty(q.shape, dtype=q.dtype, device="meta")
+    outline = torch.empty_strided(q.shape, q.stride(), dtype=q.dtype, device="meta")
     found = operator(outline, *args[1:], **kwargs)
     of = _matrices if q.stacked else _rows
     each = [found] if isinstance(found, torch.Tensor) else list(found)
@@ -100,7 +100,10 @@ def _under_one_scale(
     if any([part.dim() == 0 or part.numel() == 0 for part in parts]):
         return None
     named = dict.fromkeys(q.named()) | {"rowwise_scale": q.rowwise_scale, "rowwise_amax": q.rowwise_amax}
-    return [q.with_buffers({**named, "rowwise_data": part}, shape=part.shape, is_part=True) for part in parts]
+    return [
+        q.with_buffers({**named, "rowwise_data": part}, shape=part.shape, strides=part.stride(), is_part=True)
+        for part in parts
+    ]
 
 
 def _matrices(q: QuantizedStack, outline: torch.Tensor) -> QuantizedTensor | None:

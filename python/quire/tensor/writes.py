@@ -26,17 +26,24 @@ def values_of(argument: Any) -> Any:
     return argument.dequantize() if isinstance(argument, QuantizedTensor) else argument
 
 
+def exact_values(argument: QuantizedTensor | DecodedView) -> torch.Tensor:
+    """What a write to the argument begins with: values of the master where there is one."""
+    return _Values().to_write(argument)
+
+
 def write(operator: Any, written: Written, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Computes on values in place of each quantized tensor, then quantizes those that were written to. written:
     positions and names of these arguments."""
     if operator is torch.ops.aten.copy_.default:
         if _copy_codes(*args[:2]):
             return args[0]
-        if isinstance(args[1], QuantizedTensor) and not isinstance(args[0], _KINDS):
+        if isinstance(args[1], QuantizedTensor) and not isinstance(args[0], _KINDS) and args[1].master is None:
             tell_decoding(args[1].spec_text)
     if operator.name().startswith("aten::_fused_"):
         return _write_one_by_one(operator, written, args, kwargs)
-    values = _Values()
+    # Operators that change a tensor's form may fail after they have changed that of a master.
+    names = [name for _, name in written]
+    values = _Values(apart="out" in names or torch.Tag.inplace_view in operator.tags)
     new_args, new_kwargs = list(args), dict(kwargs)
     for position, name in written:  # first, so that add_(q, q) finds one value for both
         place, key = (new_args, position) if position < len(args) else (new_kwargs, name)
@@ -53,10 +60,11 @@ def write(operator: Any, written: Written, args: tuple[Any, ...], kwargs: dict[s
 
 
 class _Values:
-    """The plain tensors that stand for the quantized ones in one call."""
+    """The plain tensors that stand for the quantized ones in one call. apart: masters are copied first."""
 
-    def __init__(self) -> None:
-        self.bases: dict[int, tuple[QuantizedTensor, torch.Tensor]] = {}  # what is written, and its values
+    def __init__(self, apart: bool = False) -> None:
+        self._apart = apart
+        self.bases: dict[Any, tuple[QuantizedTensor, torch.Tensor]] = {}  # by memory: what is written, and its values
         self._plain: dict[int, torch.Tensor] = {}  # by id of what they stand for
         self._written: list[tuple[Any, torch.Tensor, tuple[Any, ...]]] = []
 
@@ -66,10 +74,12 @@ class _Values:
             return argument
         if id(argument) not in self._plain:
             window, base = _window(argument)
-            if id(base) not in self.bases:
+            memory = _memory(base)
+            if memory not in self.bases:
                 base.check_writable()
-                self.bases[id(base)] = base, base.dequantize() if base.master is None else base.master
-            new = self.bases[id(base)][1]
+                new = base.dequantize() if base.master is None else base.master
+                self.bases[memory] = base, new.clone() if self._apart and base.master is not None else new
+            new = _shaped(self.bases[memory][1], base)
             plain = self._plain[id(argument)] = new if window is None else window.of(new)
             self._written.append((argument, plain, _geometry(plain)))
         return self._plain[id(argument)]
@@ -82,8 +92,8 @@ class _Values:
         if id(argument) not in self._plain:
             window, base = _window(argument)
             exact = any([written.master is not None for written, _ in self.bases.values()])
-            if id(base) in self.bases:
-                new = self.bases[id(base)][1]
+            if (memory := _memory(base)) in self.bases:
+                new = _shaped(self.bases[memory][1], base)
             elif base.master is not None:
                 new = base.master if exact else base.master.to(base.dtype)
             else:
@@ -122,6 +132,19 @@ def _window(argument: QuantizedTensor | DecodedView) -> tuple[Window | None, Qua
     """The tensor whose storage an argument shares, and where in it the argument lies; None for all of it."""
     window = argument.window
     return window, argument if window is None else window.base
+
+
+def _shaped(values: torch.Tensor, base: QuantizedTensor) -> torch.Tensor:
+    """Values of a tensor with the same memory, which may have other leading sizes."""
+    return values if values.shape == base.shape else values.view(base.shape)
+
+
+def _memory(base: QuantizedTensor) -> Any:
+    """Equal for tensors that share their codes: detach() and views of all rows are others of the same memory."""
+    data = next(iter(base.buffers().values()))
+    if type(data) is not torch.Tensor or data.is_meta or data.numel() == 0:
+        return id(base)
+    return data.device, data.data_ptr(), base.dtype
 
 
 def _geometry(tensor: torch.Tensor) -> tuple[Any, ...]:

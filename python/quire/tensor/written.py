@@ -30,6 +30,8 @@ class Written:
             raise ValueError(
                 f"QuantizedTensor.quantize_: values must have shape {list(self.shape)}, got {list(values.shape)}"
             )
+        if self.is_part and self.window is not None and not options:
+            return self.copy_(values)
         with torch.no_grad():
             self.store(values.dequantize() if isinstance(values, Written) else values, **options)
             self._keep_scale(options.get("scale"))
@@ -59,12 +61,13 @@ class Written:
             tensor.copy_(new[name])
 
     def check_writable(self, *, seeded: bool = False) -> None:
-        """Raises RuntimeError for a view of some of the rows, whose scales are shared with the others, ValueError where
-        rounding needs a seed and there is none."""
+        """Raises RuntimeError for a part that does not know the tensor which it is a part of, ValueError where rounding
+        needs a seed and there is none."""
         if self.is_part:
             raise RuntimeError(
-                "QuantizedTensor: a view of some of the rows cannot be written to, since rows share scales; write to "
-                "the whole tensor, or to a clone() of the view"
+                "QuantizedTensor: a view of some of the rows cannot be written to, since rows share scales, where it "
+                "was made in a compiled function or by as_strided of another view, or is quantized anew with a seed or "
+                "a scale; write to the whole tensor, or to a clone() of the view"
             )
         if self.spec.stochastic and not seeded:
             raise ValueError(
