@@ -30,10 +30,14 @@ def run(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if operator.namespace == "quire":
         return _of_quire(operator, args, kwargs)
     if args and isinstance(args[0], QuantizedTensor | DecodedView):
-        if operator.is_view and torch.is_inference_mode_enabled():
+        of_inference = args[0].is_inference()
+        if operator.is_view and (of_inference or torch.is_inference_mode_enabled()):
             # A view counts writes with the tensor that it is a view of, where that one counts them.
-            with torch.inference_mode(args[0].is_inference()):
-                result = _of_codes(operator, args, kwargs)
+            with torch.inference_mode(of_inference):
+                # Functions of several operators, such as reshape, come as they are; some copy where there is no view.
+                result = operator.decompose(*args, **kwargs)
+                if result is NotImplemented:
+                    result = _of_codes(operator, args, kwargs)
         else:
             result = _of_codes(operator, args, kwargs)
         if result is not NotImplemented:

@@ -20,9 +20,8 @@ if TYPE_CHECKING:
 
 #: Rows that share scales, or lie in one tile, by option of a spec.
 TILES = {"128x128": 128, "32x32": 32, "16x16": 16, "swizzled": 128, "interleaved": 16}
-#: Views that cut a tensor along one dimension; in inference mode PyTorch does not replace some by others.
-_CUTS = (aten.slice, aten.select, aten.narrow, aten.split, aten.split_with_sizes, aten.unbind, aten.chunk)
-_CUTS += (aten.tensor_split, aten.hsplit, aten.vsplit, aten.dsplit)
+#: Views that cut a tensor along one dimension. The others that do so are made of them.
+_CUTS = (aten.slice, aten.select, aten.split, aten.split_with_sizes, aten.unbind)
 
 
 def view(q: QuantizedTensor, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
