@@ -58,8 +58,10 @@ def layer_of(weight: torch.Tensor, recipe: quire.recipe.Recipe | None = None) ->
     """A layer with that weight [N, K]; with a recipe, quire's."""
     n, k = weight.shape
     layer = torch.nn.Linear(k, n, bias=False, device="meta")
+    if recipe is not None:
+        layer = quire.convert(layer, recipe, min_features=0)
     layer.weight = torch.nn.Parameter(weight)
-    return layer if recipe is None else quire.convert(layer, recipe, min_features=0)
+    return layer
 
 
 def quantized(weight: torch.Tensor, recipe: quire.recipe.Recipe) -> quire.QuantizedTensor:

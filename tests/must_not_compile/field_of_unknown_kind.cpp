@@ -4,14 +4,17 @@
 
 namespace op = quire_torch::op;
 
-struct Args {
-  at::Tensor x;
+struct Scaled {
+  static constexpr const char* kName = "scaled";
+  struct Args {
+    at::Tensor x;
 #ifdef MISUSE
-  float eps;
+    float eps;
 #else
-  double eps;
+    double eps;
 #endif
-  static constexpr auto kFields = std::tuple{op::field<&Args::x>("x"), op::field<&Args::eps>("eps")};
+    static constexpr auto kFields = std::tuple{op::field<&Args::x>("x"), op::field<&Args::eps>("eps")};
+  };
 };
 
-Args use(op::Stack& stack) { return op::unbox<Args>(stack); }
+Scaled::Args use(op::Stack& stack) { return op::unbox<Scaled>(stack); }

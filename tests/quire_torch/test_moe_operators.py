@@ -142,7 +142,7 @@ CASES = {
     "a negative capacity": (
         ops.limit_capacity,
         (IDS, 3, -1),
-        ["route (limit_capacity): capacity must not be negative, got -1", "pass None"],
+        ["limit_capacity: capacity must not be negative, got -1", "pass a size of at least 0"],
     ),
     "ids beyond the experts": (
         ops.expert_rows,

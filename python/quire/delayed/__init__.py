@@ -11,7 +11,6 @@ Which recipe a state ran under last is therefore a number in a tensor of the sta
 
 from quire.delayed.checkpoint import delayed_state, set_delayed_state
 from quire.delayed.forward import (
-    PresentStep,
     RecordedScales,
     collect,
     collect_output,
@@ -26,7 +25,6 @@ from quire.delayed.step import enter, leave
 
 __all__ = [
     "DelayedState",
-    "PresentStep",
     "RecordedScales",
     "Rule",
     "collect",

@@ -370,7 +370,7 @@ def offsets_of(m_splits: torch.Tensor | Sequence[int], x: torch.Tensor, groups: 
     Operators check the values of a tensor."""
     sizes = None if isinstance(m_splits, torch.Tensor) else m_splits
     if isinstance(sizes, Sequence):
-        m_splits = torch.tensor(sizes, dtype=torch.int64, device=x.device)
+        m_splits = torch.tensor(sizes, dtype=None, device=x.device)  # of ints int64, of others refused below
     if not isinstance(m_splits, torch.Tensor) or m_splits.dtype not in _INTEGERS or m_splits.dim() != 1:
         is_tensor = isinstance(m_splits, torch.Tensor)
         got = f"{m_splits.dtype} of shape {list(m_splits.shape)}" if is_tensor else describe(m_splits)

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import torch
 import torch.utils.checkpoint as pytorchs
 
-from quire import delayed
 from quire.autocast import Reentered
+from quire.delayed.forward import PresentStep
 from quire.recipe import Recipe
 
 
@@ -19,7 +19,7 @@ class _Differing(Recipe):
 
     first: Reentered
     now: Reentered
-    step: delayed.PresentStep
+    step: PresentStep
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "by_layer", True)
@@ -59,7 +59,7 @@ def _error(what: str, difference: str) -> pytorchs.CheckpointError:
 
 def _checked(function: Callable[..., object]) -> Callable[..., object]:
     """The function, whose layers raise CheckpointError in later calls that would not compute what they compute now."""
-    first, step = Reentered(), delayed.PresentStep()
+    first, step = Reentered(), PresentStep()
 
     @functools.wraps(function)
     def checked(*args: object, **kwargs: object) -> object:

@@ -92,7 +92,7 @@ def _under_one_scale(
     data = q.rowwise_data
     if q.spec.family != "fp8_tensor" or q.stacked or data is None or data.shape != q.shape:
         return None
-    if operator.overloadpacket not in _CUTS:
+    if operator.overloadpacket not in _CUTS or "interleaved" in q.spec.options:
         return None
     codes = operator(data, *args[1:], **kwargs)
     parts = [codes] if isinstance(codes, torch.Tensor) else list(codes)
