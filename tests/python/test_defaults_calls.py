@@ -7,7 +7,7 @@ import torch
 
 import quire
 import quire.te as te
-from checkpoint_files import KINDS
+from checkpoint_kinds import KINDS
 from defaults import DEFAULTS
 from every_recipe import DEFAULTS as RECIPES
 from every_recipe import STATIC, assert_same

@@ -28,7 +28,7 @@ def own():
 source, target, what, layers, rows, columns = sys.argv[1:]
 small = io.read(source)  # all that is imported late
 small["norm.weight"], small.outline("m.0.weight")
-import torch.distributed.tensor  # which PyTorch imports where it first meets a class of tensors
+import torch._dynamo, torch.distributed.tensor  # PyTorch imports these late
 if what == "load":
     with torch.device("meta"):
         model = torch.nn.Module()
