@@ -54,7 +54,7 @@ def test_training_is_that_of_eager(compiler, equal_bits, place, body, backend):
 
 @pytest.mark.parametrize("place", ["outside", "inside"])
 def test_batches_of_any_size_share_a_graph_and_the_state(compiler, equal_bits, place):
-    tokens = (8, 5, 33, 2, 16)
+    tokens = (13, 5, 33, 2, 16)  # the first is no size of a state: Dynamo would take equal sizes for one
     eager, model = make_model(), make_model()
     expected = train(eager, eager, tokens, around=delayed)
 
