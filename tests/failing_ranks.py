@@ -18,7 +18,7 @@ from torch import distributed
 import quire
 from every_recipe import STATIC
 from parallel_layers import with_scales
-from quire.distributed import Parallel
+from quire.distributed import Parallel, check_ranks
 
 #: Seconds that collectives of these tests wait.
 SHORT = 3
@@ -191,6 +191,19 @@ def alike_sizes(rank, kind):
             model(x).sum().backward()
 
     return message(step)
+
+
+def apart(rank):
+    """Rank 0 compares sizes once more than rank 1, which does not come. What both say of the next sizes."""
+    group = distributed.new_group(timeout=timedelta(seconds=SHORT))
+    owner = torch.nn.Module()
+
+    def ask(size):
+        return message(lambda: check_ranks.agree(owner, "part", (size,), lambda: ("a call", {"tokens": size}), group))
+
+    first = ask(2) if rank == 0 else None
+    distributed.barrier()
+    return first, ask(7)
 
 
 def whole_models(kind, differs):

@@ -7,6 +7,7 @@ import pytest
 from failing_ranks import (
     SHORT,
     alike_sizes,
+    apart,
     checked,
     compiled,
     interrupted,
@@ -134,6 +135,13 @@ def test_a_rank_that_alone_has_other_sizes_than_before_says_so(new, kind):
     assert alone[0] == "RuntimeError" and "it still has the sizes of its last call" in alone[1], alone
     assert "tokens 48" in alone[1]
     assert other[0] == "DistBackendError" and "quire.Linear" in other[1], other
+
+
+def test_ranks_that_are_apart_do_not_take_what_was_said_then_for_what_is_said_now(two):
+    (first, again), (_, other) = two.run(apart)
+    assert first[0] == "RuntimeError" and "rank 1 of the group did not come to this call" in first[1]
+    assert again[0] == "RuntimeError" and "no longer make the same calls" in again[1] and again[2] < 1
+    assert other[0] == "RuntimeError" and "rank 0 of the group did not come to this call" in other[1]
 
 
 def test_ranks_that_ran_different_layers_with_delayed_scaling_are_told_apart(two):

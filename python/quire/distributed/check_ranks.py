@@ -27,8 +27,8 @@ _VALUES = 64
 _numbers: dict[tuple[str, str], Iterator[int]] = defaultdict(itertools.count)
 #: Owner -> part of it -> the sizes of which all ranks have said the same last.
 _agreed: "weakref.WeakKeyDictionary[object, dict[str, tuple[object, ...]]]" = weakref.WeakKeyDictionary()
-#: Name of a group -> why its ranks no longer count the same comparisons.
-_apart: dict[str, str] = {}
+#: Group -> why its ranks no longer count the same comparisons.
+_apart: "weakref.WeakKeyDictionary[object, str]" = weakref.WeakKeyDictionary()
 _own_draws: ContextVar[bool] = ContextVar("quire_own_draws", default=False)
 
 
@@ -70,18 +70,17 @@ def agree(
     store is not asked. Other backends than gloo compare nothing.
     """
     known = _agreed.setdefault(owner, {})
-    if known.get(part) == sizes or group.size() == 1 or "gloo" not in distributed.get_backend_config(group):
+    if known.get(part) == sizes:
         return
-    _compare(*said(), group, "agree")
+    if group.size() > 1 and "gloo" in distributed.get_backend_config(group):
+        _compare(*said(), group, "agree")
     known[part] = sizes
 
 
 def _compare(caller: str, fields: Fields, group: "distributed.ProcessGroup", kind: str) -> None:
     store = distributed.distributed_c10d._get_process_group_store(group)
-    if group.group_name in _apart:
-        raise RuntimeError(
-            f"{caller}: the ranks of this group are apart since an earlier call: {_apart[group.group_name]}"
-        )
+    if group in _apart:
+        raise RuntimeError(f"{caller}: the ranks of this group no longer make the same calls: {_apart[group]}")
     own, number = distributed.get_rank(group), next(_numbers[kind, group.group_name])
     keys = [f"quire:{kind}/{number}/{rank}" for rank in range(group.size())]
     store.set(keys[own], json.dumps(fields))
@@ -91,7 +90,7 @@ def _compare(caller: str, fields: Fields, group: "distributed.ProcessGroup", kin
     if missing:
         listed = ", ".join(f"{name} {value}" for name, value in fields.items())
         store.delete_key(keys[own])  # a rank that comes later does not take it for what is said then
-        _apart[group.group_name] = f"{_ranks(missing)} did not come to {caller}. End these processes, and begin again"
+        _apart[group] = f"{_ranks(missing)} did not come to {caller}. End these processes, and begin again"
         raise RuntimeError(
             f"{caller}: {_ranks(missing)} did not come to this call within {timeout.total_seconds():g} seconds. It "
             "ended, it hangs, it leaves out a call that the others make, or it still has the sizes of its last call. "

@@ -113,9 +113,12 @@ def reduced_amaxes(
     shared = [(i, d) for i, both in enumerate(own) for d in (0, 1) if d == 1 or both[d].numel() == 1]
     flat = torch.cat([own[i][d] for i, d in shared])
     if group is not None and distributed.get_world_size(group) > 1:
-        fields = {"weights": len(values), "recipe w": " ".join(dict.fromkeys(specs)), "amaxes": len(flat)}
-        said = "quire.distributed.gather_codes", fields
-        check_ranks.agree(group, "gathered amaxes", (len(flat),), lambda: said, group)
+
+        def said() -> tuple[str, check_ranks.Fields]:
+            fields = {"weights": len(values), "recipe w": " ".join(dict.fromkeys(specs)), "amaxes": len(flat)}
+            return "quire.distributed.gather_codes", fields
+
+        check_ranks.agree(group, "gathered amaxes", (len(flat),), said, group)
         distributed.all_reduce(flat, distributed.ReduceOp.MAX, group=group)
     pieces = iter(flat.split([own[i][d].numel() for i, d in shared]))
     whole = [list(both) for both in own]

@@ -152,9 +152,13 @@ class MasterShard(torch.Tensor):
         sent = ROWWISE if wanted == BOTH and _columnwise_follows(self.options.spec) else wanted
         part = self._quantized(sent, mesh, module, found, mp_policy)
         payload = pack(part)
-        fields = {"weight": name, "recipe w": str(self.options.spec), "shape": str(list(outer_size)), "sent": str(sent)}
-        said = f"quire.distributed.gather_codes, {type(module).__name__}.{name}", fields | {"bytes": payload.numel()}
-        check_ranks.agree(module, f"{name} {sent}", (payload.numel(),), lambda: said, mesh.get_group())
+
+        def said() -> tuple[str, check_ranks.Fields]:
+            fields = {"weight": name, "recipe w": str(self.options.spec), "shape": str(list(outer_size))}
+            fields |= {"sent": str(sent), "bytes": payload.numel()}
+            return f"quire.distributed.gather_codes, {type(module).__name__}.{name}", fields
+
+        check_ranks.agree(module, f"{name} {sent}", (payload.numel(),), said, mesh.get_group())
         if found is not None:
             found.expect(payload.numel())
         return (payload,), Gathered(module, name, sent, wanted, mesh.size(), outer_size, alike(part))

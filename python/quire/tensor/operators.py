@@ -28,7 +28,7 @@ _OF_MATMULS = (aten.linear.default, aten.t.default, aten.mm.default, aten.addmm.
 def run(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The result of an operator that was given at least one QuantizedTensor or DecodedView."""
     if operator.namespace == "quire":
-        return _of_quire(operator, args, kwargs)
+        _refuse_codes(operator, args, kwargs)
     if args and isinstance(args[0], QuantizedTensor | DecodedView):
         of_inference = args[0].is_inference()
         if operator.is_view and (of_inference or torch.is_inference_mode_enabled()):
@@ -66,8 +66,8 @@ def _on_values(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
     return operator(*each(values_of, args), **named)
 
 
-def _of_quire(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """quire's operators take plain values, and a view that has no codes is no other thing."""
+def _refuse_codes(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """quire's operators take plain values. A view that has no codes has no others."""
 
     def check(value: Any) -> None:
         if isinstance(value, QuantizedTensor):
@@ -77,8 +77,6 @@ def _of_quire(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
             )
 
     each(check, [*args, *kwargs.values()])
-    written = written_arguments(operator)
-    return write(operator, written, args, kwargs) if written else _on_values(operator, args, kwargs)
 
 
 @functools.cache
