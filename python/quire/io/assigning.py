@@ -105,7 +105,7 @@ def _plain(target: Target, checkpoint: Checkpoint) -> torch.Tensor:
 def _tensor(name: str, target: Target, checkpoint: Checkpoint) -> torch.Tensor:
     if name not in checkpoint.biases:
         value = checkpoint.container.tensor(name)
-        # PyTorch joins no codes.
+        # torch.cat, which joins the parts of a parameter, takes no tensors of codes.
         return value.to(target.value.dtype) if name in checkpoint.unscaled else value
     moved = target.alternates and checkpoint.groups[checkpoint.biases[name]].layout.alternating
     bias = checkpoint.bias(name)

@@ -11,7 +11,7 @@ from typing import Any
 from quire.io.container import Entry
 from quire.io.dialects import dialect_of
 from quire.io.errors import CheckpointError
-from quire.io.layout import Group, check_zero_points, missing_inputs
+from quire.io.layout import Group, check_zero_points, consumed, missing_inputs
 from quire.io.reading import opened
 from quire.io.unclaimed import OF_CACHES, check_consumed, check_unscaled, unscaled
 
@@ -91,9 +91,9 @@ def inspect(path: str | Path) -> Inspection:
     except CheckpointError as error:
         problems.append(str(error))
     problems += [f"{name}: the static scale of an input is missing" for name in missing_inputs(groups)]
-    consumed = {name for group in groups for name in group.names.values()}
-    caches = tuple(name for name in header if OF_CACHES.search(name) and name not in consumed)
-    plain = {name: str(entry) for name, entry in header.items() if name not in consumed and name not in caches}
+    used = consumed(groups)
+    caches = tuple(name for name in header if OF_CACHES.search(name) and name not in used)
+    plain = {name: str(entry) for name, entry in header.items() if name not in used and name not in caches}
     layers = tuple(_stored(group, header) for group in groups)
     files = {entry.file for entry in header.values()}
     total = sum(entry.nbytes for entry in header.values())

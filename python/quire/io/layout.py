@@ -7,7 +7,7 @@ Roles: "data" (codes), "scale" (of blocks, lines or the tensor), "global" (the s
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -152,6 +152,11 @@ class Group:
     @property
     def stem(self) -> str:
         return self.name.removesuffix(self.layout.parameter)
+
+
+def consumed(groups: Iterable[Group]) -> set[str]:
+    """Names of the tensors that belong to quantized layers."""
+    return {name for group in groups for name in group.names.values()}
 
 
 def group_of(layout: Layout, stem: str, header: Header) -> Group:

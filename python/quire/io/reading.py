@@ -12,7 +12,7 @@ from quire.io.container import Container, Entry
 from quire.io.dialect import Dialect
 from quire.io.dialects import dialect_of
 from quire.io.gguf_file import GgufFile
-from quire.io.layout import check_inputs, check_zero_points
+from quire.io.layout import check_inputs, check_zero_points, consumed
 from quire.io.stored import StoredWeight
 from quire.io.te_file import TeFile
 from quire.io.unclaimed import check_consumed, check_unscaled, unscaled
@@ -39,16 +39,17 @@ class Checkpoint(Mapping[str, StoredWeight | torch.Tensor]):
         header = container.header
         found = [] if self.dialect is None else self.dialect.groups(header, container.descriptions)
         check_consumed(found, header)
-        #: Names of tensors with codes that are values, because scale=1 says so.
-        self.unscaled = unscaled(found, header)
+        without = unscaled(found, header)
         if scale is None:
-            check_unscaled(self.unscaled, header)
+            check_unscaled(without, header)
+        #: Names of tensors with codes that are values, because scale=1 says so.
+        self.unscaled = frozenset(without)
         if missing_input_scale == "raise":
             check_inputs(found, header)
         check_zero_points(found, header, container.tensor)
         self.groups = {group.name: group for group in found}
-        consumed = {name for group in found for name in group.names.values()}
-        self.plain = {name: entry for name, entry in header.items() if name not in consumed}
+        used = consumed(found)
+        self.plain = {name: entry for name, entry in header.items() if name not in used}
         #: Name of the tensor -> name of the layer that it is the bias of.
         self.biases = {group.names["bias"]: group.name for group in found if "bias" in group.names}
         self.dtype = _nominal(container)
@@ -117,8 +118,8 @@ def read(path: str | Path, *, missing_input_scale: str = "raise", scale: float |
         of the file.
 
     Raises CheckpointError if a tensor is missing, has another dtype or shape than its dialect says, or belongs to no
-    layer, and if files are damaged. These checks read only headers and zero points. Raises ValueError for another
-    missing_input_scale or scale.
+    layer, and if files are damaged. These checks read only headers, zero points and the tensors that describe layers.
+    Raises ValueError for another missing_input_scale or scale.
     """
     check_type("quire.io.read", str | Path, path=path)
     check_type("quire.io.read", str, missing_input_scale=missing_input_scale)

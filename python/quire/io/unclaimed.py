@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import torch
 
 from quire.io.container import Entry, Header
 from quire.io.errors import CheckpointError, some
-from quire.io.layout import Group
+from quire.io.layout import Group, consumed
 
 #: What only a quantized layer has.
 OF_LAYERS = re.compile(
@@ -46,8 +46,8 @@ def is_kept(name: str) -> bool:
 def check_consumed(groups: Sequence[Group], header: Header) -> None:
     """Raises CheckpointError if a tensor that only a quantized layer has belongs to none, or if a scale lies beside a
     quantized weight that does not read it."""
-    consumed = _consumed(groups)
-    rest = [name for name in header if name not in consumed and not is_kept(name)]
+    used = consumed(groups)
+    rest = [name for name in header if name not in used and not is_kept(name)]
     left = [name for name in rest if OF_LAYERS.search(name)]
     if left:
         raise CheckpointError(
@@ -57,7 +57,7 @@ def check_consumed(groups: Sequence[Group], header: Header) -> None:
             tensor=left[0],
         )
     weights = {group.name: group.stem for group in groups}
-    weights |= {n: _stem(n) for n, entry in header.items() if n not in consumed and (is_code(entry) or entry.stored)}
+    weights |= {n: _stem(n) for n, entry in header.items() if n not in used and (is_code(entry) or entry.stored)}
     layers = {stem: name for name, stem in weights.items()}
     for name in rest:
         if owner := _owner(name, weights, layers):
@@ -92,8 +92,8 @@ def _owner(name: str, weights: Collection[str], layers: Mapping[str, str]) -> st
 
 def unscaled(groups: Sequence[Group], header: Header) -> list[str]:
     """Names of tensors with codes that belong to no quantized layer."""
-    consumed = _consumed(groups)
-    return [name for name, entry in header.items() if name not in consumed and is_code(entry)]
+    used = consumed(groups)
+    return [name for name, entry in header.items() if name not in used and is_code(entry)]
 
 
 def check_unscaled(names: Sequence[str], header: Header) -> None:
@@ -107,7 +107,3 @@ def check_unscaled(names: Sequence[str], header: Header) -> None:
             file=entry.file,
             tensor=entry.name,
         )
-
-
-def _consumed(groups: Iterable[Group]) -> set[str]:
-    return {name for group in groups for name in group.names.values()}

@@ -30,6 +30,7 @@ from quire.io.layout import (
     bias,
     blocks,
     codes,
+    consumed,
     group_of,
     packed,
     scalar,
@@ -126,8 +127,8 @@ class DeepSeek(LayoutDialect):
             group = group_of(self.layout(kind + suffix), name if stacked else stem, header)
             _check_size(group, header, said, size)
             found.append(group)
-        consumed = {name for group in found for name in group.names.values()}
-        left = [name for name in header if _is_v4(header, name) and name not in consumed]
+        used = consumed(found)
+        left = [name for name in header if _is_v4(header, name) and name not in used]
         if left:
             raise CheckpointError(
                 f"the scale belongs to no quantized weight ({len(left)} such tensors: {some(left)})",
