@@ -14,7 +14,7 @@ from quire.functional import Buffers, quantize
 from quire.recipe import Recipe, as_recipe, default
 from quire.tensor import QuantizedStack, QuantizedTensor
 from quire.tensor.loading import SAME_LAYERS
-from quire.tensor.order import same_codes
+from quire.tensor.order import kept_directions, same_codes
 
 
 @dataclass(frozen=True)
@@ -148,7 +148,7 @@ def why_not_loaded(module: torch.nn.Module, name: str, value: torch.Tensor, assi
             f"the state dict has a weight that is quantized as {value.spec_text}, and the layer's recipe quantizes "
             f"weights as {recipe.weight_spec}; convert the model with the recipe of the model that was saved"
         )
-    if not assign:
+    if not assign and not kept_directions(weight.spec, value):
         warnings.warn(
             f"load_state_dict: weights that are quantized as {value.spec_text} are decoded and quantized again as "
             f"{weight.spec_text}, which rounds twice; load values in high precision, or use the recipe of the model "

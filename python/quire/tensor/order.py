@@ -1,7 +1,9 @@
-"""The two orders in which codes lie, plain and interleaved: the same numbers in either (numerics.md 2.4)."""
+"""Which specs mean the same by their bytes, and the two orders in which codes lie, plain and interleaved: the same
+numbers in either (numerics.md 2.4)."""
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING
 
 import torch
@@ -12,6 +14,10 @@ if TYPE_CHECKING:
     from quire.tensor.quantized import QuantizedTensor
 
 _OPTION = ":interleaved"  # the last one of a canonical text
+#: Options that say how codes and scales are chosen, and not what they mean.
+_CHOICE = ("eps", "4over6", "sr", "given", "nan")
+#: Options that promise more of scales whose bytes mean the same without them: powers of two, or one value for a square.
+_PROMISES = frozenset({"pow2", "32x32", "16x16"})
 
 
 def in_order(spec: str, interleaved: bool) -> str:
@@ -28,6 +34,38 @@ def same_codes(spec: str, other: str) -> bool:
 
 def _meaning(spec: str) -> list[str]:
     return [word for word in spec.split(":") if word not in ("nan", "interleaved")]
+
+
+def kept_directions(spec: QuantSpec, source: QuantizedTensor) -> list[str]:
+    """The directions of a tensor whose bytes a tensor of that spec can take over; a copy rounds nothing if there are
+    any."""
+    each = ("rowwise", "columnwise")
+    return [direction for direction in each if source.stores(direction) and _holds(spec, source.spec, direction)]
+
+
+@functools.lru_cache
+def _holds(spec: QuantSpec, other: QuantSpec, direction: str) -> bool:
+    """Whether the bytes of a direction of a tensor of spec `other` decode to the same values under `spec`, and keep
+    what `spec` promises of scales. The order of codes may differ."""
+    own, theirs = _stored(spec, direction), _stored(other, direction)
+    if direction == "columnwise" and _is_tied(spec) and not _is_tied(other):
+        return False
+    return own <= theirs and theirs - own <= _PROMISES
+
+
+def _stored(spec: QuantSpec, direction: str) -> set[str]:
+    """The family, and the options that the bytes of a direction depend on."""
+    options = {option for option in spec.options if option.split("=")[0] not in (*_CHOICE, "interleaved")}
+    if direction == "rowwise":
+        options = {option for option in options if option.split("=")[0] != "rht"}  # which is of columns
+    if any(option.startswith("global") for option in options):
+        options.discard("256")  # a factor of values only where the amax is one (numerics.md 5.11)
+    return options | {spec.family}
+
+
+def _is_tied(spec: QuantSpec) -> bool:
+    """Whether columnwise codes of square tiles are those of the rows: 4over6 decides for each direction (5.8)."""
+    return "16x16" in spec.options and not any(option.startswith("4over6") for option in spec.options)
 
 
 def is_interleaved(spec: str) -> bool:

@@ -71,8 +71,10 @@ def rebuild(
                 f"{_WHAT}: {name} must be float32 {list(of)} on {device}, got {value.dtype} {list(value.shape)} on "
                 f"{value.device}; {_REMEDY}"
             )
-    if named.get("given_scale") is not None and spec.family != "fp8_tensor":
-        raise ValueError(f"{_WHAT}: given_scale is of fp8_tensor only, got one with {spec}; {_REMEDY}")
+    if named.get("given_scale") is not None and spec.family != "fp8_tensor" and "given" not in spec.options:
+        raise ValueError(
+            f"{_WHAT}: given_scale is of fp8_tensor and of the option given only, got one with {spec}; {_REMEDY}"
+        )
     tensor = kind(spec, shape, dtype, requires_grad=requires_grad, **named)
     if origin:
         tensor.remember(Origin.of_state(origin[0]))

@@ -335,7 +335,8 @@ class QuantizedTensor(Written, Memory, InitialValues, Remembered, Pickled, torch
 
     def missing_direction(self, direction: str, *, requantize: bool) -> Buffers:
         """The three buffers of a direction that is not stored; see update_usage."""
-        exact = other_direction(self.spec, at_least_one(self.shape), self.named(), direction)
+        named, rowwise = self.named(), direction == "rowwise"
+        exact = other_direction(self.spec, at_least_one(self.shape), named, direction)
         if exact is not None:
             return exact
         if self.spec.stochastic or not (requantize or self.master is not None):
@@ -345,8 +346,9 @@ class QuantizedTensor(Written, Memory, InitialValues, Remembered, Pickled, torch
                 + ("" if self.spec.stochastic else ", or pass requantize=True to round the decoded values once more")
             )
         values = self.dequantize() if self.master is None else self.master
-        rowwise = direction == "rowwise"
-        results = torch.ops.quire.quantize(as_matrix(values), self.spec.text, rowwise, not rowwise, 0, 0, None)
+        # Both directions have the number that was given (numerics.md 5.9).
+        scale = named["columnwise_amax" if rowwise else "rowwise_amax"] if "given" in self.spec.options else None
+        results = torch.ops.quire.quantize(as_matrix(values), self.spec.text, rowwise, not rowwise, 0, 0, scale)
         named = named_buffers(results, rowwise, not rowwise)
         return {name: tensor for name, tensor in named.items() if name.startswith(direction)}
 

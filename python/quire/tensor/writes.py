@@ -11,8 +11,10 @@ import torch
 from quire.tensor.decoded import each
 from quire.tensor.decoded_view import DecodedView
 from quire.tensor.loading import tell_decoding
-from quire.tensor.order import is_interleaved, reordered, same_codes
+from quire.tensor.making import spec_of
+from quire.tensor.order import in_order, is_interleaved, kept_directions, reordered, same_codes
 from quire.tensor.quantized import QuantizedTensor
+from quire.tensor.spec import QuantSpec
 from quire.tensor.window import Window
 
 Written = tuple[tuple[int, str], ...]
@@ -194,18 +196,19 @@ def _fused_step(operator: Any, call: dict[str, Any], written: set[str]) -> None:
 
 
 def _copy_codes(target: Any, source: Any) -> bool:
-    """Copies bytes between tensors of one shape and spec, whatever the order of codes; False if they are not."""
+    """Copies bytes between tensors of one shape where they mean the same under both specs; False if they do not."""
     quantized = isinstance(target, QuantizedTensor) and isinstance(source, QuantizedTensor)
     if not quantized or target.is_part or target.stacked != source.stacked or target.shape != source.shape:
         return False
-    if not same_codes(target.spec_text, source.spec_text):
+    source = _under(target.spec, source)
+    if source is None:
         return False
-    target.check_writable(seeded=True)  # nothing is rounded
+    missing = [d for d in ("rowwise", "columnwise") if target.stores(d) and not source.stores(d)]
+    target.check_writable(seeded=not missing)  # what is copied is not rounded
     source = reordered(source, is_interleaved(target.spec_text))
     new = source.named()
-    for direction in ("rowwise", "columnwise"):
-        if target.stores(direction) and not source.stores(direction):
-            new |= source.missing_direction(direction, requantize=True)
+    for direction in missing:
+        new |= source.missing_direction(direction, requantize=True)
     if target.master is not None:
         target.master.copy_(source.dequantize(torch.float32) if source.master is None else source.master)
     target.forget_origin()
@@ -215,6 +218,21 @@ def _copy_codes(target: Any, source: Any) -> bool:
     if target.given_scale is not None and source.given_scale is not None:
         target.given_scale.copy_(source.given_scale)
     return True
+
+
+def _under(spec: QuantSpec, source: QuantizedTensor) -> QuantizedTensor | None:
+    """The source as a tensor of that spec, in its own order of codes and without directions whose bytes mean something
+    else there; None if no direction is left."""
+    if same_codes(spec.text, source.spec_text):
+        return source
+    kept = kept_directions(spec, source)
+    if not kept:
+        return None
+    stored = (*kept, "master", "given")
+    named = {name: tensor if name.split("_")[0] in stored else None for name, tensor in source.named().items()}
+    if source.given_scale is not None and ("given" in spec.options) != ("given" in source.spec.options):
+        named["given_scale"] = source.given_scale.reciprocal()  # a scale by one, a multiplier by the other
+    return source.with_buffers(named, spec=spec_of(in_order(spec.text, is_interleaved(source.spec_text))))
 
 
 # --- which arguments an operator writes to
