@@ -206,6 +206,18 @@ def apart(rank):
     return first, ask(7)
 
 
+def agreed_before(rank):
+    """Sizes change twice on both ranks; then rank 1 alone is back at the first ones. What each says of its last call."""
+    group = distributed.new_group(timeout=timedelta(seconds=SHORT))
+    owner = torch.nn.Module()
+
+    def ask(size):
+        return message(lambda: check_ranks.agree(owner, "part", (size,), lambda: ("a call", {"tokens": size}), group))
+
+    assert [ask(size)[0] for size in (2, 7, 2, 7)] == [""] * 4
+    return ask(7 if rank == 0 else 2)
+
+
 def whole_models(kind, differs):
     mesh = distributed.device_mesh.init_device_mesh("cpu", (2,))
     model = torch.nn.Sequential(quire.Linear(128, 96 if differs and kind == "shard_weights" else 64))

@@ -71,7 +71,7 @@ def active_recipe() -> Recipe | None:
     """The recipe of the innermost autocast of this thread; None if there is none or it is disabled. In an autograd
     thread, the recipe of the thread that called backward."""
     found = _active()[1]
-    return found.in_force() if hasattr(found, "in_force") else found
+    return None if found is None else found.in_force()
 
 
 def recipe_of(layer: torch.nn.Module) -> Recipe | None:

@@ -6,6 +6,7 @@ import pytest
 
 from failing_ranks import (
     SHORT,
+    agreed_before,
     alike_sizes,
     apart,
     checked,
@@ -135,6 +136,11 @@ def test_a_rank_that_alone_has_other_sizes_than_before_says_so(new, kind):
     assert alone[0] == "RuntimeError" and "it still has the sizes of its last call" in alone[1], alone
     assert "tokens 48" in alone[1]
     assert other[0] == "DistBackendError" and "quire.Linear" in other[1], other
+
+
+def test_sizes_that_all_ranks_had_before_are_compared_again_when_one_rank_alone_has_them(two):
+    (other, _, _), (name, text, _) = two.run(agreed_before)
+    assert other == "" and name == "RuntimeError" and "it still has the sizes of its last call" in text, text
 
 
 def test_ranks_that_are_apart_do_not_take_what_was_said_then_for_what_is_said_now(two):

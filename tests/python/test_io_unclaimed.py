@@ -202,3 +202,29 @@ def test_vectors_of_bytes_are_plain(tmp_path):
     save_file(tensors, tmp_path / "model.safetensors")
     (tmp_path / "config.json").write_text(json.dumps({}))
     assert io.read(tmp_path).plain.keys() == tensors.keys()
+
+
+@pytest.mark.parametrize("shape", [(8, 4, 3, 3), (8, 4, 3), (8, 4, 1, 3, 3), (8,)], ids=str)
+@pytest.mark.parametrize(
+    ("scale", "beside"),
+    [
+        ("scale_weight", {"scaled_fp8": torch.zeros(0, dtype=E4M3)}),
+        ("weight_scale", {"c.comfy_quant": torch.tensor([*b'{"format": "float8_e4m3fn"}'], dtype=U8)}),
+        ("scale", {}),
+    ],
+    ids=["older ComfyUI", "ComfyUI", "no dialect"],
+)
+def test_codes_of_convolutions_are_refused_by_the_name_of_their_weight(shape, scale, beside, tmp_path):
+    weight = torch.ones(shape).to(E4M3)
+    tensors = {"a.weight": codes(E4M3), f"a.{scale}": torch.ones(1), "c.weight": weight, f"c.{scale}": torch.ones(1)}
+    if "c.comfy_quant" in beside:
+        tensors["a.comfy_quant"] = beside["c.comfy_quant"].clone()
+    if scale == "scale":  # which no layer has
+        del tensors["a.weight"], tensors["a.scale"]
+    source = Files(tensors | beside).write(tmp_path / "a")
+    for call in (io.read, lambda path: io.load(model(), path, strict=False)):
+        with pytest.raises(io.CheckpointError, match="quantized weights of two dimensions only") as caught:
+            call(source)
+        assert caught.value.tensor == "c.weight" and f"float8_e4m3fn {list(shape)}" in str(caught.value)
+        assert "export the model with this layer in bfloat16" in caught.value.remedy
+        assert caught.value.file.endswith("model.safetensors")

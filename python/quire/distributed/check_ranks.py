@@ -68,6 +68,10 @@ def agree(
 
     said: gives the caller and the fields of check_ranks(). Where nothing has changed it is not called, and the group's
     store is not asked. Other backends than gloo compare nothing.
+
+    Each rank decides alone whether it compares. So it may leave a comparison out only for sizes that it knows the
+    others have too if they leave it out: these are the last ones, and no earlier ones. If ranks remembered several, one
+    could come with the first and one with the second, each known to both, and neither would ask.
     """
     known = _agreed.setdefault(owner, {})
     if known.get(part) == sizes:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
-from quire.io.container import Header
+from quire.io.container import Entry, Header
 from quire.io.errors import CheckpointError, some
 from quire.io.stored import StoredWeight
 from quire.tensor import QuantizedStack, QuantizedTensor, TensorProto
@@ -176,7 +176,7 @@ def group_of(layout: Layout, stem: str, header: Header) -> Group:
     of_data = header[names[data.role]]
     rank = 3 if layout.stacked else 2
     if len(of_data.shape) != rank:
-        raise _wrong(layout, data, of_data, f"{rank} dimensions")
+        raise no_matrix(of_data) if rank == 2 else _wrong(layout, data, of_data, f"{rank} dimensions")
     shape = layout.logical(of_data.shape)
     for role, name in names.items():
         part, entry = layout.part(role), header[name]
@@ -186,6 +186,18 @@ def group_of(layout: Layout, stem: str, header: Header) -> Group:
             expected = " or ".join(str(dtype).removeprefix("torch.") for dtype in part.dtypes) or "floating point"
             raise _wrong(layout, part, entry, f"{expected} {' or '.join(str(list(one)) for one in allowed)}")
     return Group(stem + layout.parameter, layout, shape, names)
+
+
+def no_matrix(entry: Entry) -> CheckpointError:
+    """The error for a weight of codes that has a scale and other than two dimensions."""
+    return CheckpointError(
+        f"the weight is {entry} and has a scale, such as that of a convolution in FP8; quire reads quantized weights of "
+        "two dimensions only",
+        "export the model with this layer in bfloat16, float16 or float32, or replace its codes in the file by codes "
+        "times scale and remove the scale",
+        file=entry.file,
+        tensor=entry.name,
+    )
 
 
 def _wrong(layout: Layout, part: Part, entry: object, expected: str) -> CheckpointError:

@@ -9,7 +9,7 @@ import torch
 
 from quire.io.container import Entry, Header
 from quire.io.errors import CheckpointError, some
-from quire.io.layout import Group, consumed
+from quire.io.layout import Group, consumed, no_matrix
 
 #: What only a quantized layer has.
 OF_LAYERS = re.compile(
@@ -49,6 +49,13 @@ def check_consumed(groups: Sequence[Group], header: Header) -> None:
     used = consumed(groups)
     rest = [name for name in header if name not in used and not is_kept(name)]
     left = [name for name in rest if OF_LAYERS.search(name)]
+    weights = {group.name: group.stem for group in groups}
+    weights |= {n: _stem(n) for n, entry in header.items() if n not in used and (is_code(entry) or entry.stored)}
+    layers = {stem: name for name, stem in weights.items()}
+    for name in rest:
+        owner = _owner(name, weights, layers)
+        if owner in header and owner not in used and len(header[owner].shape) != 2:
+            raise no_matrix(header[owner])
     if left:
         raise CheckpointError(
             f"the tensor belongs to no quantized layer ({len(left)} such tensors: {some(left)})",
@@ -56,9 +63,6 @@ def check_consumed(groups: Sequence[Group], header: Header) -> None:
             file=header[left[0]].file,
             tensor=left[0],
         )
-    weights = {group.name: group.stem for group in groups}
-    weights |= {n: _stem(n) for n, entry in header.items() if n not in used and (is_code(entry) or entry.stored)}
-    layers = {stem: name for name, stem in weights.items()}
     for name in rest:
         if owner := _owner(name, weights, layers):
             raise CheckpointError(

@@ -29,7 +29,7 @@ class _Differing(Recipe):
         return self._the_same(f"quire.{type(layer).__name__}", before, now, layer.products)
 
     def in_force(self) -> Recipe | None:
-        """What quire.active_recipe() returns."""
+        """As Recipe.in_force(). Raises RuntimeError where it is another recipe than in the first pass."""
         return self._the_same("quire.active_recipe", self.first.active_recipe(), self.now.active_recipe(), ("",))
 
     def _the_same(

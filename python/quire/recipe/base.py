@@ -94,6 +94,10 @@ class Recipe:
 
     of_layer: ClassVar[Callable[[object], "Recipe | None"] | None] = None
 
+    def in_force(self) -> "Recipe | None":
+        """What quire.active_recipe() returns where this is the recipe of the innermost autocast."""
+        return self
+
     def of_product(self, product: str) -> "Recipe | None":
         """The recipe of a matmul of the layer whose recipe this is; None for high precision."""
         return self
