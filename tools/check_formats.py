@@ -12,8 +12,9 @@ import tree
 #: Beside the table.
 FILES = 8
 TABLE = "src/quire/format/format.h"
-#: Files of other tools name what they hold: a new element of quire's changes none of them.
-CHECKPOINTS = "python/quire/io/"
+#: Files of other tools name what they hold, and a GPU's headers have types of these names: a new element of quire's
+#: changes none of them.
+NAMED_BY_OTHERS = ("python/quire/io/", "src/quire/cuda/")
 #: A row of the table, of numbers with a sign: those of scales alone have none.
 ROW = re.compile(r'^\s*\{"(\w+)",.*\btrue\},$', re.MULTILINE)
 COMMENT_OR_TEXT = re.compile(r'//[^\n]*|/\*.*?\*/|("(?:\\.|[^"\\\n])*")', re.DOTALL)
@@ -39,7 +40,7 @@ def naming(root: Path) -> Iterator[str]:
         for path in tree.files(root / folder, ".py", *tree.CPP):
             code = (python_code if path.suffix == ".py" else cpp_code)(path.read_text())
             name = str(path.relative_to(root))
-            if name != TABLE and not name.startswith(CHECKPOINTS) and names.search(code):
+            if name != TABLE and not name.startswith(NAMED_BY_OTHERS) and names.search(code):
                 yield name
 
 

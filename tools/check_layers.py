@@ -18,6 +18,7 @@ CORE = {
     "quire/reference": VALUES,
     "quire/device": VALUES,
     "quire/cpu": VALUES | {"quire/reference", "quire/device"},
+    "quire/cuda": VALUES | {"quire/device"},
     "quire/quantize": VALUES | {"quire/device", "quire/reference"},
     "quire/gemm": VALUES | {"quire/device"},
     "quire/pointwise": VALUES | {"quire/device"},
@@ -27,7 +28,9 @@ CORE = {
     "quire/runner": VALUES | OPERATIONS,
     "quire/info": VALUES | OPERATIONS | {"quire/device", "quire/cpu"},
 }
-PUBLIC_CORE = CORE.keys() - {"quire/cpu"}
+#: Folders that compute.
+DEVICES = {"quire/cpu", "quire/cuda"}
+PUBLIC_CORE = CORE.keys() - DEVICES
 ALLOWED = CORE | {
     "quire_torch/op": {"quire/base"},
     "quire_torch/bridge": PUBLIC_CORE | {"quire_torch/op"},
@@ -69,7 +72,7 @@ def check_includes(source: Path, name: str) -> Iterator[str]:
     if folder not in ALLOWED:
         yield f"src/{name}: its folder is not in the table of tools/check_layers.py"
         return
-    allowed = ALLOWED[folder] | {folder} | ({"quire/cpu"} if name in DEVICE_TABLES else set())
+    allowed = ALLOWED[folder] | {folder} | (DEVICES if name in DEVICE_TABLES else set())
     for quote, path in INCLUDE.findall(source.read_text()):
         if TORCH.match(path):
             if folder in CORE:

@@ -4,7 +4,8 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-CPP = (".h", ".cpp", ".hpp")
+#: C++ and CUDA.
+CPP = (".h", ".cpp", ".hpp", ".cu", ".cuh")
 SKIPPED = {".git", ".venv", "build", "dist", "__pycache__", ".hypothesis", ".pytest_cache", ".ruff_cache"}
 
 

@@ -124,7 +124,7 @@ def test_every_section_that_the_code_cites_exists(page, root):
     cited = {}
     for folder in ("src", "python", "tests", "docs"):
         for source in (root / folder).rglob("*"):
-            if source.suffix not in (".h", ".cpp", ".py", ".md"):
+            if source.suffix not in (".h", ".cpp", ".cu", ".cuh", ".py", ".md"):
                 continue
             for numbers in re.findall(r"numerics\.md[)`]* ((?:\d+(?:\.\d+)*(?:, |-| and )?)+)", source.read_text()):
                 for number in re.findall(r"\d+(?:\.\d+)?", numbers):

@@ -12,6 +12,7 @@ import check_factories
 import check_formats
 import check_layers
 import check_words
+import cpp_functions
 
 
 @pytest.fixture
@@ -42,6 +43,12 @@ def tree(tmp_path):
         ("quire_torch/bridge/tensor.h", '"quire_torch/ops/linear.h"', "got quire_torch/ops/linear.h"),
         ("quire_torch/ops/linear.cpp", '"quire/cpu/isa.h"', "got quire/cpu/isa.h"),
         ("quire/gemm/gemm.cpp", '"gemm.h"', "includes start at src/"),
+        ("quire/cuda/gemm.cu", '"quire/cpu/isa.h"', "got quire/cpu/isa.h"),
+        ("quire/cuda/gemm.cuh", '"quire/gemm/gemm.h"', "got quire/gemm/gemm.h"),
+        ("quire/cuda/gemm.cu", "<ATen/core/Tensor.h>", "the core includes no PyTorch; got ATen/core/Tensor.h"),
+        ("quire/cuda/gemm.cu", '"gemm.cuh"', "includes start at src/"),
+        ("quire/gemm/gemm.cpp", '"quire/cuda/device.h"', "got quire/cuda/device.h"),
+        ("quire_torch/bridge/context.cpp", '"quire/cuda/device.h"', "got quire/cuda/device.h"),
         ("quire/attention/softmax.h", '"quire/base/check.h"', "not in the table"),
     ],
 )
@@ -52,7 +59,10 @@ def test_an_include_from_above_is_found(tree, name, include, complaint):
 
 def test_includes_from_below_and_kernel_tables_pass(tree):
     allowed = {
-        "src/quire/device/device.cpp": '#include <span>\n#include "quire/cpu/isa.h"\n#include "quire/spec/problem.h"\n',
+        "src/quire/device/device.cpp": '#include <span>\n#include "quire/cpu/isa.h"\n#include "quire/spec/problem.h"\n'
+        '#include "quire/cuda/device.h"\n',
+        "src/quire/cuda/gemm.cu": '#include <cuda_fp8.h>\n\n#include "quire/cuda/tile.cuh"\n'
+        '#include "quire/spec/problem.h"\n#include "quire/device/device.h"\n',
         "src/quire_torch/library.cpp": '#include <torch/library.h>\n\n#include "quire_torch/ops/linear.h"\n',
     }
     assert list(check_layers.check(tree(allowed))) == []
@@ -124,6 +134,7 @@ def test_modules_in_their_places_pass(tree):
 
 
 LONG_BODY = "  f();\n" * 60
+KERNEL = "template <int N>\n__global__ void __launch_bounds__(256) f(const float* x) {{\n{}}}\n"
 CONSTRUCTOR = "struct S {{\n  S() : a_{{1}}, b_(2) {{\n{}  }}\n  int a_, b_;\n}};\n"
 
 
@@ -141,6 +152,13 @@ CONSTRUCTOR = "struct S {{\n  S() : a_{{1}}, b_(2) {{\n{}  }}\n  int a_, b_;\n}}
         ("src/a.cpp", 'auto* x = std::getenv("HOME");', "src/a.cpp: reads the environment"),
         ("src/a.cpp", "static std::shared_mutex m;", "src/a.cpp: has a std::mutex"),
         ("src/quire/utils.h", "", "src/quire/utils.h: name the file after what is in it"),
+        ("src/quire/cuda/a.cu", "int x;\n" * 401, "src/quire/cuda/a.cu: 401 lines, at most 400"),
+        ("src/quire/cuda/a.cu", KERNEL.format(LONG_BODY), "src/quire/cuda/a.cu:1: f: 63 lines, at most 60"),
+        ("src/quire/cuda/a.cuh", "__device__ int f(int, int, int, int, int, int);\n", "f: 6 positional parameters"),
+        ("src/quire/cuda/a.cuh", "#pragma once\n#define SIX 6\n", "a.cuh: defines the macro SIX"),
+        ("src/quire/cuda/a.cu", 'auto* x = std::getenv("HOME");', "a.cu: reads the environment"),
+        ("src/quire/cuda/a.cu", "static std::mutex m;", "a.cu: has a std::mutex"),
+        ("src/quire/cuda/helpers.cuh", "", "helpers.cuh: name the file after what is in it"),
         ("python/a.py", "def f():\n" + "    g()\n" * 60, "python/a.py:1: f: 61 lines, at most 60"),
         ("python/a.py", "class A:\n    def f(self, a, b, c, d, e, f): ...\n", "a.py:2: f: 6 positional parameters"),
         ("python/misc.py", "", "python/misc.py: name the file after what is in it"),
@@ -168,6 +186,21 @@ struct S { S(int a, int b) : a_{a, 1, 2, 3, 4, 5}, b_(b) { call(a, b, 1, 2, 3, 4
 
 def test_what_only_looks_like_a_function_passes(tree):
     assert list(check_budgets.check(tree({"src/quire/cpu/region.h": FINE}))) == []
+
+
+FINE_KERNEL = """
+template <QuantSpec kSpec>
+__global__ void __launch_bounds__(256, 2) scale(const float* x, float* y, int n) {
+  extern __shared__ float tile[];
+}
+void launch(const Problem& p, cudaStream_t stream) { scale<kSpec><<<dim3(1, 2, 3), 256, 0, stream>>>(p.x, p.y, p.n); }
+__constant__ float table[6] = {1, 2, 3, 4, 5, 6};
+"""
+
+
+def test_a_kernel_and_its_launch_are_read_as_functions(tree):
+    assert list(check_budgets.check(tree({"src/quire/cuda/scale.cu": FINE_KERNEL}))) == []
+    assert [f.name for f in cpp_functions.scan(FINE_KERNEL)] == ["scale", "launch"]
 
 
 def test_keywords_and_the_fixtures_of_a_test_are_no_positional_parameters(tree):
@@ -238,7 +271,7 @@ def test_more_files_than_eight_that_name_an_element_format_are_found(tree):
         "int e4m3_max;",
     ]
     python = ["Format.E4M3", "s = 'mxfp8:e4m3'", "kFloat8E4M3 = 7", "def f():\n    return 'E2M1'"]
-    files = {f"src/quire/a{i}.h": text for i, text in enumerate(cpp)}
+    files = {f"src/quire/a{i}.{'cu' if i == 4 else 'h'}": text for i, text in enumerate(cpp)}
     files |= {f"python/quire/a{i}.py": f"{text}\n" for i, text in enumerate(python)}
     root = tree({check_formats.TABLE: FORMATS, **files})
     (finding,) = check_formats.check(root)
@@ -253,11 +286,19 @@ def test_comments_docstrings_and_formats_of_scales_name_no_element_format(tree):
     python = (
         '"""Of E4M3."""\n\n\nclass C:\n    """E2M1."""\n    #: E4M3\n    def f(self):\n        """E4M3."""  # e2m1\n'
     )
-    root = tree({check_formats.TABLE: FORMATS, "src/quire/a.h": cpp, "python/quire/a.py": python})
+    files = {"src/quire/a.h": cpp, "src/quire/a.cu": cpp, "python/quire/a.py": python}
+    root = tree({check_formats.TABLE: FORMATS, **files})
     assert list(check_formats.naming(root)) == []
 
 
-@pytest.mark.parametrize("suffix, line", [(".py", "a{} = {}"), (".h", "int a{} = {};")])
+def test_a_gpu_names_the_types_of_its_headers(tree):
+    names = "__nv_fp8_e4m3 x;"
+    files = {f"src/quire/{folder}/a.{suffix}": names for folder in ("cuda", "cpu") for suffix in ("h", "cu", "cuh")}
+    named = check_formats.naming(tree({check_formats.TABLE: FORMATS, **files}))
+    assert list(named) == ["src/quire/cpu/a.cu", "src/quire/cpu/a.cuh", "src/quire/cpu/a.h"]
+
+
+@pytest.mark.parametrize("suffix, line", [(".py", "a{} = {}"), (".h", "int a{} = {};"), (".cu", "int a{} = {};")])
 def test_lines_that_stand_in_many_places_are_found(tree, suffix, line):
     def written(length):
         places = check_duplicates.PAIRS + 1
