@@ -234,3 +234,48 @@ def test_a_wrong_number_of_weights_in_backward_is_refused(count):
     message = f"w must be one tensor for each of the 3 groups.* got {count}" if count else "w is absent; pass it"
     with pytest.raises(RuntimeError, match=f"linear_unquantized_bwd: {message}"):
         ops.linear_unquantized_bwd(y, offsets, x, *of_w, 32, "", torch.float32, 7)
+
+
+#: Every kind of buffer: families, orders, tiles.
+LAYOUTS = ["fp8_tensor", "fp8_row", "fp8_block", "fp8_block:128x128", "mxfp8", "mxfp4", "nvfp4", "nvfp4:rht"]
+LAYOUTS += ["mxfp8:swizzled", "nvfp4:rht:swizzled", "mxfp8:interleaved", "nvfp4:interleaved"]
+every_layout = pytest.mark.parametrize("spec", LAYOUTS)
+
+
+def buffers_of(x, spec, columnwise):
+    return ops.quantize(x, spec, not columnwise, columnwise)[3 * columnwise : 3 * columnwise + 3]
+
+
+@every_layout
+@pytest.mark.parametrize("columnwise", [False, True])
+@pytest.mark.parametrize("k", [32, 48, 128, 256])
+def test_groups_begin_where_the_contract_says_whatever_their_tokens(device, spec, columnwise, k):
+    packed = "fp4" in spec
+    unit = k // 2 if packed and not columnwise else 8 * k if "rht" in spec and columnwise else k
+    sizes = [3, 0, 1, 40, 17, 128, 2]
+    x = torch.randn(sum(sizes), k).to(device)
+    got = ops.grouped_quantize(x, torch.tensor(sizes).cumsum(0).to(device), spec, columnwise)
+    begins = [0, 0, 0]
+    for part in x.split(sizes):
+        assert begins[0] % unit == 0
+        assert "swizzled" not in spec or begins[1] % 512 == 0
+        for i, own in enumerate(buffers_of(part, spec, columnwise)):
+            flat = got[i].flatten()[begins[i] :]
+            if len(part) > 0:
+                assert torch.equal(flat[: own.numel()].cpu(), own.flatten().cpu())
+            begins[i] += own.numel()
+    assert (unit % 16 == 0) == (k % (32 if packed and not columnwise else 16) == 0)  # what asynchronous copies take
+
+
+#: quire.dequantize gives no values of x where these were transformed along the tokens.
+DECODED = [(spec, columnwise) for spec in LAYOUTS for columnwise in (False, True) if not (columnwise and "rht" in spec)]
+
+
+@pytest.mark.parametrize(("spec", "columnwise"), DECODED)
+@pytest.mark.parametrize("tokens", [3, 17, 40])
+def test_zero_rows_at_the_end_of_a_group_change_no_value_of_its_other_rows(device, spec, columnwise, tokens):
+    x = torch.randn(tokens, 48)
+    padded = torch.cat([x, torch.zeros(-tokens % 128, 48)])
+    usage = {"rowwise": not columnwise, "columnwise": columnwise}
+    values = [quire.quantize(t.to(device), spec, **usage).dequantize().cpu() for t in (x, padded)]
+    assert torch.equal(values[0], values[1][:tokens]) and not values[1][tokens:].any()
