@@ -24,13 +24,15 @@ PATIENCE, DEADLINE = 60, 120
 
 
 @contextlib.contextmanager
-def rank_of(rank: int, size: int):
-    """This process as a rank of the fake group, whose collectives move nothing. Yields the group of all."""
+def rank_of(rank: int, size: int, device: str = "cpu"):
+    """This process as a rank of the fake group, whose collectives move nothing. Yields the group of all. device: where
+    its tensors may lie besides the CPU."""
     import torch
     from torch import distributed
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
-    distributed.init_process_group("fake", rank=rank, world_size=size, store=FakeStore())
+    backends = ",".join(f"{place}:fake" for place in dict.fromkeys(["cpu", device]))
+    distributed.init_process_group(backends, rank=rank, world_size=size, store=FakeStore())
     try:
         yield distributed.group.WORLD
     finally:

@@ -140,6 +140,25 @@ concept HasKernel = requires { &Op::run; } && requires { typename Op::Context; }
 /// The device whose kernels are quick enough for the dispatcher's cost to count.
 inline constexpr c10::DispatchKey kHostKey = c10::DispatchKey::CPU;
 
+/// Keys whose kernels for our operators fall through, or do so where nothing wants a gradient.
+inline constexpr c10::DispatchKeySet kPassing = c10::autograd_dispatch_keyset_with_ADInplaceOrView |
+                                                c10::autocast_dispatch_keyset |
+                                                c10::DispatchKeySet(c10::DispatchKey::BackendSelect);
+
+/// The keys at which the dispatcher would stop for tensors of these keys.
+inline c10::DispatchKeySet stops(c10::DispatchKeySet of_tensors, const c10::impl::LocalDispatchKeySet& local) {
+  return (of_tensors | local.included_) - local.excluded_ - kPassing;
+}
+
+/// Whether somebody besides a device's kernel sees the call: a tracer, a mode, a transform or a subclass. A profiler
+/// only watches, and does not count.
+template <class Args>
+bool is_traced(const Args& args) {
+  c10::DispatchKeySet keys;
+  for_each_tensor(args, [&](const at::Tensor& t) { keys = keys | t.key_set(); });
+  return stops(keys, c10::impl::tls_local_dispatch_key_set()).highestFunctionalityKey() != c10::DispatchKey::Dense;
+}
+
 /// Whether the dispatcher would pass these arguments on to the kernel of the host and do nothing else: no tracer, mode,
 /// transform, subclass or profiler, and no gradient. Boxing, the search for kernels and unboxing then cost more than a
 /// small kernel itself.
@@ -147,18 +166,14 @@ template <class Args>
 bool bypasses_dispatcher(const Args& args) {
   const c10::impl::LocalDispatchKeySet local = c10::impl::tls_local_dispatch_key_set();
   const bool autograd = !local.excluded_.has(c10::DispatchKey::AutogradFunctionality);
-  c10::DispatchKeySet keys = local.included_;
+  c10::DispatchKeySet keys;
   bool gradient = false;
   for_each_tensor(args, [&](const at::Tensor& t) {
     keys = keys | t.key_set();
     if (autograd && t.defined())
       gradient |= (c10::GradMode::is_enabled() && t.requires_grad()) || t._fw_grad(/*level=*/0).defined();
   });
-  // Keys whose kernels for our operators fall through, or do so where nothing wants a gradient.
-  constexpr c10::DispatchKeySet kPassing = c10::autograd_dispatch_keyset_with_ADInplaceOrView |
-                                           c10::autocast_dispatch_keyset |
-                                           c10::DispatchKeySet(c10::DispatchKey::BackendSelect);
-  return !gradient && (keys - local.excluded_ - kPassing).highestPriorityTypeId() == kHostKey && !at::hasCallbacks();
+  return !gradient && stops(keys, local).highestPriorityTypeId() == kHostKey && !at::hasCallbacks();
 }
 
 template <class Op>

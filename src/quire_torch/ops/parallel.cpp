@@ -279,7 +279,7 @@ at::Tensor sum(const at::Tensor& t, const Group& group) {
 
 at::Tensor tied(const at::Tensor& t, const at::Tensor& after) {
   const Tie::Args args{.t = t, .after = after};
-  return op::detail::bypasses_dispatcher(args) ? t : op::call<Tie>(args)[0];
+  return op::detail::is_traced(args) ? op::call<Tie>(args)[0] : t;
 }
 
 }  // namespace quire_torch
