@@ -102,7 +102,7 @@ PyObject* direct(PyObject*, PyObject* const* objects, Py_ssize_t count, PyObject
   try {
     typename Op::Args args{};
     if (!at::impl::torch_function_mode_enabled() && read_all({objects, count, names}, args) &&
-        op::detail::bypasses_dispatcher(args)) {
+        op::detail::bypasses_dispatcher(args, op::detail::kAnyDevice)) {
       const WithoutGil released;
       y = std::move(Op::inference(args)[0]);
     }

@@ -16,6 +16,7 @@
 #include <torch/library.h>
 
 #include <algorithm>
+#include <atomic>
 #include <string>
 
 #include "quire/base/float_mode.h"
@@ -137,8 +138,16 @@ Results<Op> trace(const typename Op::Args& args) {
 template <class Op>
 concept HasKernel = requires { &Op::run; } && requires { typename Op::Context; };
 
-/// The device whose kernels are quick enough for the dispatcher's cost to count.
-inline constexpr c10::DispatchKey kHostKey = c10::DispatchKey::CPU;
+/// The keys of the devices that Op has a kernel for (implement_kernel).
+template <class Op>
+inline std::atomic<uint64_t> kernel_keys{0};
+template <class Op>
+c10::DispatchKeySet devices_of() {
+  return c10::DispatchKeySet::from_raw_repr(kernel_keys<Op>.load(std::memory_order_relaxed));
+}
+/// Those of an operator that only calls others.
+inline constexpr auto kAnyDevice =
+    c10::DispatchKeySet(c10::DispatchKeySet::RAW, c10::full_backend_mask).add(c10::DispatchKey::Dense);
 
 /// Keys whose kernels for our operators fall through, or do so where nothing wants a gradient.
 inline constexpr c10::DispatchKeySet kPassing = c10::autograd_dispatch_keyset_with_ADInplaceOrView |
@@ -159,11 +168,11 @@ bool is_traced(const Args& args) {
   return stops(keys, c10::impl::tls_local_dispatch_key_set()).highestFunctionalityKey() != c10::DispatchKey::Dense;
 }
 
-/// Whether the dispatcher would pass these arguments on to the kernel of the host and do nothing else: no tracer, mode,
-/// transform, subclass or profiler, and no gradient. Boxing, the search for kernels and unboxing then cost more than a
-/// small kernel itself.
+/// Whether the dispatcher would pass these arguments on to the kernel for one of `devices` and do nothing else: no
+/// tracer, mode, transform, subclass or profiler, and no gradient. Boxing, the search for kernels and unboxing then
+/// cost more than a small kernel itself.
 template <class Args>
-bool bypasses_dispatcher(const Args& args) {
+bool bypasses_dispatcher(const Args& args, c10::DispatchKeySet devices) {
   const c10::impl::LocalDispatchKeySet local = c10::impl::tls_local_dispatch_key_set();
   const bool autograd = !local.excluded_.has(c10::DispatchKey::AutogradFunctionality);
   c10::DispatchKeySet keys;
@@ -173,7 +182,9 @@ bool bypasses_dispatcher(const Args& args) {
     if (autograd && t.defined())
       gradient |= (c10::GradMode::is_enabled() && t.requires_grad()) || t._fw_grad(/*level=*/0).defined();
   });
-  return !gradient && stops(keys, local).highestPriorityTypeId() == kHostKey && !at::hasCallbacks();
+  keys = stops(keys, local);
+  const bool dense = keys.has_any(c10::DispatchKeySet(c10::DispatchKey::Dense)) && devices.has_all(keys);
+  return !gradient && dense && !at::hasCallbacks();
 }
 
 template <class Op>
@@ -215,13 +226,14 @@ void implement_refusals(torch::Library& m) {
 template <class Op>
 void implement_kernel(torch::Library& m, c10::DispatchKey key) {
   implement<Op, &boxed<Op, &run_kernel<Op, true>>>(m, key);
+  kernel_keys<Op>.fetch_or(c10::DispatchKeySet(key).raw_repr(), std::memory_order_relaxed);
 }
 
 template <class Op>
 void define_with_kernels(torch::Library& m) {
   define<Op>(m);
   implement_refusals<Op>(m);
-  implement_kernel<Op>(m, kHostKey);
+  implement_kernel<Op>(m, c10::DispatchKey::CPU);
   implement<Op, &boxed<Op, &trace<Op>>>(m, c10::DispatchKey::Meta);
 }
 
@@ -241,7 +253,7 @@ c10::OperatorHandle find() {
 template <class Op, bool all = true>
 Results<Op> call(const typename Op::Args& args) {
   if constexpr (detail::HasKernel<Op>)
-    if (detail::bypasses_dispatcher(args)) return detail::run_kernel<Op, all>(args);
+    if (detail::bypasses_dispatcher(args, detail::devices_of<Op>())) return detail::run_kernel<Op, all>(args);
   static constinit quire::Lazy<const c10::OperatorHandle> found;
   Stack stack;
   stack.reserve(member_count<typename Op::Args>());
