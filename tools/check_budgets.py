@@ -15,6 +15,8 @@ BAD_NAMES = {"utils", "util", "common", "misc", "helpers", "helper"}
 #: Who may have a std::mutex: the one that forks wait for, and what belongs to one call.
 MUTEXES = {f"src/quire/base/{name}" for name in ("process_mutex.h", "process_mutex.cpp", "thread_pool.cpp")}
 MUTEX = re.compile(r"\bstd::\w*mutex\b")
+#: Target regions, and the words of nvcc, which are no C++.
+MACRO_FILES = ("quire/cpu/region.h", "quire/base/host_device.h")
 MACRO = re.compile(r"^[ \t]*#[ \t]*define[ \t]+(\w+)", re.MULTILINE)
 CONDITIONAL = re.compile(r"^[ \t]*#[ \t]*if", re.MULTILINE)
 
@@ -22,9 +24,9 @@ CONDITIONAL = re.compile(r"^[ \t]*#[ \t]*if", re.MULTILINE)
 def check_cpp(name: str, text: str) -> Iterator[str]:
     for function in cpp_functions.scan(text):
         yield from check_function(f"{name}:{function.line}: {function.name}", function.lines, function.parameters)
-    if name.startswith("src/") and not name.endswith("region.h"):  # tests name suites, which only macros can
+    if name.startswith("src/") and not name.endswith(MACRO_FILES):  # tests name suites, which only macros can
         for macro in MACRO.findall(text):
-            yield f"{name}: defines the macro {macro}; only quire/cpu/region.h may define macros"
+            yield f"{name}: defines the macro {macro}; only {' and '.join(MACRO_FILES)} may define macros"
     if "/generic/" in name and CONDITIONAL.search(text):
         yield f"{name}: #if in generic code; put the word into each vocabulary of cpu/simd instead"
     if name.startswith("src/") and not name.endswith("base/env.cpp") and "getenv" in text:

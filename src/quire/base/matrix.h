@@ -24,7 +24,7 @@ struct MutableMatrix {
   int64_t cols = 0;
   int64_t row_stride = 0;
 
-  operator Matrix() const { return {data, dtype, rows, cols, row_stride}; }
+  constexpr operator Matrix() const { return {data, dtype, rows, cols, row_stride}; }
 };
 
 }  // namespace quire

@@ -72,7 +72,7 @@ constexpr std::optional<int64_t> value_of(const Int& size) {
 
 /// f(a, b), or the largest integer where it would be larger. f says whether it is, and writes the result.
 template <class Int, class F>
-constexpr std::optional<Int> limited(const Int& a, const Int& b, F&& f) {
+std::optional<Int> limited(const Int& a, const Int& b, F&& f) {
   const std::optional<int64_t> known_a = value_of(a), known_b = value_of(b);
   if (!known_a || !known_b) return std::nullopt;
   int64_t n = 0;
@@ -83,15 +83,16 @@ constexpr std::optional<Int> limited(const Int& a, const Int& b, F&& f) {
 
 /// a * b and a + b of sizes, which are not negative: the only arithmetic of shapes that can leave int64. What is known
 /// is then the largest integer, not a small one: no memory is so large, so that whoever allocates or checks refuses it.
-/// (A tensor with a size of 0 may have any other sizes.)
+/// (A tensor with a size of 0 may have any other sizes.) Not constexpr: device code has no such builtin, and nvcc says
+/// so of functions of the host alone.
 template <class Int>
-constexpr Int times(const Int& a, const Int& b) {
+Int times(const Int& a, const Int& b) {
   const auto n =
       detail::limited(a, b, [](int64_t x, int64_t y, int64_t* to) { return __builtin_mul_overflow(x, y, to); });
   return n ? *n : a * b;
 }
 template <class Int>
-constexpr Int plus(const Int& a, const Int& b) {
+Int plus(const Int& a, const Int& b) {
   const auto n =
       detail::limited(a, b, [](int64_t x, int64_t y, int64_t* to) { return __builtin_add_overflow(x, y, to); });
   return n ? *n : a + b;
@@ -103,9 +104,15 @@ constexpr Int ceil_div(const Int& a, int64_t b) {
   return b == 1 ? a : (a + Int(b - 1)) / Int(b);
 }
 
+/// The next multiple of b > 0, for index maps: `a` is a size or a place in memory that exists.
+constexpr int64_t padded(int64_t a, int64_t b) { return ceil_div(a, b) * b; }
+
+/// The same of sizes that memory is asked for; of those near the largest integer that integer, as for times().
 template <class Int>
 constexpr Int round_up(const Int& a, int64_t b) {
-  return times(ceil_div(a, b), Int(b));
+  constexpr int64_t most = std::numeric_limits<int64_t>::max();
+  if (const auto n = detail::value_of(a); n && *n > most - (b - 1)) return Int(most);
+  return ceil_div(a, b) * Int(b);
 }
 
 template <class Int>

@@ -5,6 +5,8 @@
 #include <cstdint>
 #include <string_view>
 
+#include "quire/base/table.h"
+
 namespace quire {
 
 enum class Format : uint8_t { e4m3, e5m2, e2m1, e8m0, e3m2, e2m3 };
@@ -52,7 +54,7 @@ inline constexpr auto kFormats = std::to_array<FormatRow>({
     {"e2m3", 2, 3, 1, Specials::none, true},
 });
 
-constexpr const FormatRow& row(Format f) { return kFormats[static_cast<size_t>(f)]; }
+constexpr FormatRow row(Format f) { return entry<kFormats>(static_cast<size_t>(f)); }
 
 /// The format of packed codes, of which kernels have all 16 values in tables (spec/kinds.h sees to it that specs reach
 /// no other).

@@ -7,6 +7,7 @@
 #include <string>
 #include <string_view>
 
+#include "quire/base/table.h"
 #include "quire/spec/elementary.h"
 
 namespace quire {
@@ -56,7 +57,7 @@ struct Activation {
 
   bool operator==(const Activation&) const = default;
 
-  constexpr const ActivationRow& row() const { return kActivations[kind]; }
+  constexpr ActivationRow row() const { return entry<kActivations>(kind); }
   /// Columns of the input for one column of the result.
   constexpr int64_t inputs() const { return row().inputs(); }
 };

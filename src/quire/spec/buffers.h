@@ -36,7 +36,7 @@ struct Buffers {
 
 /// Tokens that a columnwise buffer holds for m: whole groups of 16 under the Hadamard transform (numerics.md 0.10).
 template <class Int>
-Int columnwise_tokens(const QuantSpec& spec, const Int& m) {
+constexpr Int columnwise_tokens(const QuantSpec& spec, const Int& m) {
   return spec.hadamard == Hadamard::off ? m : round_up(m, 16);
 }
 
@@ -51,7 +51,7 @@ Shape<Int> interleaved_sizes(const Int& lines, const Int& bytes) {
 /// Scales of outer x contraction (numerics.md 3.3, 4.3, 5.5).
 template <class Int>
 Shape<Int> scale_sizes(const QuantSpec& spec, Direction direction, const Int& outer, const Int& contraction) {
-  const FamilyRow& row = spec.row();
+  const FamilyRow row = spec.row();
   if (row.scope == Scope::tensor) return {Int(1)};
   if (row.scope == Scope::row) return {outer};
   const Int blocks = ceil_div(contraction, row.block);
@@ -69,8 +69,8 @@ Shape<Int> scale_sizes(const QuantSpec& spec, Direction direction, const Int& ou
 /// Amaxes above the blocks that one direction's scales follow from: one of the tensor, one for each of `outer` lines,
 /// or none.
 template <class Int>
-Int amax_count(const QuantSpec& spec, const Int& outer) {
-  const FamilyRow& row = spec.row();
+constexpr Int amax_count(const QuantSpec& spec, const Int& outer) {
+  const FamilyRow row = spec.row();
   if (spec.row_scaled || row.scope == Scope::row) return outer;
   return Int(row.has_amax || row.scope == Scope::tensor ? 1 : 0);
 }
@@ -78,7 +78,7 @@ Int amax_count(const QuantSpec& spec, const Int& outer) {
 /// Buffers of one direction of a tensor of `shape` (rank >= 1; M = product of all but the last size, K = the last).
 template <class Int>
 Buffers<Int> buffers(const QuantSpec& spec, const Shape<Int>& shape, Direction direction) {
-  const FamilyRow& row = spec.row();
+  const FamilyRow row = spec.row();
   const Int k = shape.back(), m = product(shape, 0, shape.size() - 1);
   const bool columnwise = direction == Direction::columnwise;
   const Int outer = columnwise ? k : m, contraction = columnwise ? columnwise_tokens(spec, m) : k;

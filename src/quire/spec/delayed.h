@@ -2,7 +2,7 @@
 // floats; who calls them and when is the layer's business.
 #pragma once
 
-#include <cmath>
+#include <algorithm>
 #include <cstdint>
 
 #include "quire/spec/scale.h"
@@ -25,24 +25,28 @@ struct AmaxHistory {
   int64_t length = 0;
   int64_t stride = 1;
 
-  float& operator[](int64_t i) const { return data[i * stride]; }
+  constexpr float& operator[](int64_t i) const { return data[i * stride]; }
 };
 
 /// Ends a step: rolls the history and returns the next scale. `reduced` is row 0 after a reduction over devices;
 /// without one, row 0 itself. A slot that saw nothing (amax 0) keeps its history and its scale; an amax that is not
 /// finite keeps the scale. length >= 1.
-inline float delayed_update(const DelayedRule& rule, AmaxHistory history, float reduced, float scale) {
+constexpr float delayed_update(const DelayedRule& rule, AmaxHistory history, float reduced, float scale) {
   const float last = reduced != 0 ? reduced : history[0];
   if (last == 0) return scale;
   float amax = last;
-  // fmax drops NaN, whichever side it is on.
+  // NaN is dropped, whichever side it is on.
   if (rule.algorithm == AmaxAlgorithm::max)
-    for (int64_t i = 1; i < history.length; ++i) amax = std::fmax(amax, history[i]);
+    for (int64_t i = 1; i < history.length; ++i)
+      if (history[i] > amax || amax != amax) amax = history[i];
   for (int64_t i = 1; i + 1 < history.length; ++i) history[i] = history[i + 1];
   history[history.length - 1] = last;
   history[0] = 0;
   if (!is_finite(amax) || !(amax > 0)) return scale;
-  const float next = std::ldexp(rule.largest, -rule.margin) / amax;
+  // Exact in float64; beyond 2^1000 all margins give the same float32.
+  const int exponent = std::clamp(-rule.margin, -1000, 1000);
+  const float largest = static_cast<float>(static_cast<double>(rule.largest) * power_of_two(exponent));
+  const float next = largest / amax;
   return is_finite(next) ? next : kFloatMax;
 }
 

@@ -5,6 +5,8 @@
 #include <bit>
 #include <cstdint>
 
+#include "quire/base/table.h"
+
 namespace quire {
 
 /// The numbers of exp (numerics.md 11.1): how many powers of two e^x is, and what is left of x.
@@ -26,8 +28,8 @@ constexpr float exp_f32(float x) {
   const float shifted = v * Rule::log2_e + Rule::rounder;
   const float n = shifted - Rule::rounder;
   const float r = (v - n * Rule::ln2_high) - n * Rule::ln2_low;
-  float p = Rule::polynomial[0];
-  for (int i = 1; i < 5; ++i) p = p * r + Rule::polynomial[i];
+  float p = entry<Rule::polynomial>(0);
+  for (size_t i = 1; i < 5; ++i) p = p * r + entry<Rule::polynomial>(i);
   p = ((p * r) * r + r) + 1.0f;
   // 2^n in two factors: n reaches from -150 to 128, the exponents of normal numbers from -126 to 127.
   const int32_t whole = std::bit_cast<int32_t>(shifted) - std::bit_cast<int32_t>(Rule::rounder);

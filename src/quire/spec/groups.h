@@ -60,7 +60,7 @@ BufferCounts<Int> grouped_counts(const QuantSpec& spec, const GroupSizes<Int>& s
 }
 
 /// Whether amaxes above the blocks are of lines rather than of the tensor.
-inline bool has_amax_per_line(const QuantSpec& spec) { return amax_count<int64_t>(spec, 2) == 2; }
+constexpr bool has_amax_per_line(const QuantSpec& spec) { return amax_count<int64_t>(spec, 2) == 2; }
 
 /// What is measured above the blocks of groups: a number for each line of the matrix (of its rows, or of its columns in
 /// each group), or one for each group (amax_count).

@@ -4,6 +4,8 @@
 #include <array>
 #include <cstdint>
 
+#include "quire/base/host_device.h"
+
 namespace quire {
 
 inline constexpr int64_t kHadamardSize = 16;
@@ -14,19 +16,20 @@ inline constexpr uint32_t kHadamardSigns = 0xD7E8u;
 template <class T>
 constexpr void hadamard16(T (&v)[16], bool signs) {
   // Unrolled, so that v stays in registers.
-#pragma GCC unroll 16
+  QUIRE_UNROLL
   for (unsigned i = 0; i < 16; ++i) v[i] = v[i] * (signs && (kHadamardSigns >> i & 1u) ? -0.25f : 0.25f);
-#pragma GCC unroll 4
-  for (unsigned stride = 1; stride < 16; stride *= 2)
-#pragma GCC unroll 16
+  QUIRE_UNROLL
+  for (unsigned stride = 1; stride < 16; stride *= 2) {
+    QUIRE_UNROLL
     for (unsigned i = 0; i < 16; ++i)
       if (!(i & stride)) {
         const T a = v[i], b = v[i + stride];
         v[i] = a + b;
         v[i + stride] = a - b;
       }
+  }
   // A zero sum is +0 whatever the signs of its terms.
-#pragma GCC unroll 16
+  QUIRE_UNROLL
   for (T& x : v) x = x + 0.0f;
 }
 

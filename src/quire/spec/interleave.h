@@ -13,8 +13,8 @@ inline constexpr int64_t kInterleavedBytes = 4;
 /// Offset of a byte of a line, in a matrix of lines that hold `bytes` each: [line / 16][byte / 4][line % 16][byte % 4],
 /// padded to whole tiles (numerics.md 2.4).
 constexpr int64_t interleaved_offset(int64_t line, int64_t byte, int64_t bytes) {
-  const int64_t padded = round_up(bytes, kInterleavedBytes);
-  return line / kInterleavedLines * (kInterleavedLines * padded) + byte / kInterleavedBytes * 64 +
+  const int64_t length = padded(bytes, kInterleavedBytes);
+  return line / kInterleavedLines * (kInterleavedLines * length) + byte / kInterleavedBytes * 64 +
          line % kInterleavedLines * kInterleavedBytes + byte % kInterleavedBytes;
 }
 

@@ -22,7 +22,7 @@ struct Side {
 
   /// A side of an empty tensor has no codes and may have no memory for them, but its scale and amax are still written:
   /// the same side, with data that is not null if anything is there.
-  Side with_sentinel_data() const { return {data ? data : scale ? scale : amax, scale, amax}; }
+  constexpr Side with_sentinel_data() const { return {data ? data : scale ? scale : amax, scale, amax}; }
 };
 
 /// Where stochastic rounding takes its bits (numerics.md 0.11): Philox of seed and offset. The offsets of the two
@@ -43,7 +43,7 @@ struct Randomness {
   const int64_t* ends = nullptr;
 
   /// The numbers to draw with. Follows pointers: for kernels.
-  Randomness read() const {
+  constexpr Randomness read() const {
     Randomness r = *this;
     r.state = r.part = nullptr;
     if (state) {
@@ -56,9 +56,9 @@ struct Randomness {
 
   /// How far the numbers of a block and of the block below it in the same piece are apart, of lines of `blocks` in a
   /// buffer.
-  int64_t stride(Direction d, int64_t blocks) const { return divides_lines(d) ? blocks : blocks * count; }
+  constexpr int64_t stride(Direction d, int64_t blocks) const { return divides_lines(d) ? blocks : blocks * count; }
   /// The number of a block of a buffer of `lines` lines of `blocks` blocks.
-  int64_t number(Direction d, std::array<int64_t, 2> lines_and_blocks, int64_t line, int64_t block) const {
+  constexpr int64_t number(Direction d, std::array<int64_t, 2> lines_and_blocks, int64_t line, int64_t block) const {
     const auto [lines, blocks] = lines_and_blocks;
     if (divides_lines(d)) return in_whole(line, lines, 1) * blocks + block;
     return line * blocks * count + in_whole(block, blocks, kBlock);
@@ -68,7 +68,7 @@ struct Randomness {
   static constexpr int64_t kBlock = 16;  ///< elements that draw together
 
   /// Where place `at` of `size` is in the larger tensor; unit: elements of a place.
-  int64_t in_whole(int64_t at, int64_t size, int64_t unit) const {
+  constexpr int64_t in_whole(int64_t at, int64_t size, int64_t unit) const {
     int64_t begin = 0, end = size;
     for (int64_t i = 0; i < cuts; ++i) {
       const int64_t cut = ends[i] / unit;
@@ -80,7 +80,7 @@ struct Randomness {
     }
     return begin * count + index * (end - begin) + at - begin;
   }
-  bool divides_lines(Direction d) const { return (axis == 0) == (d == Direction::rowwise); }
+  constexpr bool divides_lines(Direction d) const { return (axis == 0) == (d == Direction::rowwise); }
 };
 
 /// Amaxes of each direction that a caller knows, as AmaxProblem gives them: not negative, not NaN. Null: measured.
@@ -88,7 +88,7 @@ struct GivenAmax {
   const float* rowwise = nullptr;
   const float* columnwise = nullptr;
 
-  const float* of(Direction d) const { return d == Direction::rowwise ? rowwise : columnwise; }
+  constexpr const float* of(Direction d) const { return d == Direction::rowwise ? rowwise : columnwise; }
 };
 
 /// Quantize x [M, K] (f32, f16, bf16) into the sides that are present.

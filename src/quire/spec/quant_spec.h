@@ -8,6 +8,7 @@
 #include <string>
 #include <string_view>
 
+#include "quire/base/table.h"
 #include "quire/format/format.h"
 
 namespace quire {
@@ -112,8 +113,8 @@ struct QuantSpec {
     return other;
   }
 
-  constexpr const FamilyRow& row() const { return kFamilies[static_cast<size_t>(family)]; }
-  constexpr const FormatRow& element_row() const { return quire::row(element); }
+  constexpr FamilyRow row() const { return entry<kFamilies>(static_cast<size_t>(family)); }
+  constexpr FormatRow element_row() const { return quire::row(element); }
   constexpr bool packed() const { return element_row().packed(); }
   /// The largest two-level block scale: 448, or 256.
   constexpr float block_scale_max() const { return block_scale_max_256 ? 256.0f : 448.0f; }

@@ -43,7 +43,7 @@ struct SideGrid {
 
 /// Element index, in the scale buffer, of the scale of block `block` of line `outer` (numerics.md 3.3, 4.3, 4.5, 5.5).
 constexpr int64_t scale_index(const SideGrid& scales, int64_t outer, int64_t block) {
-  const FamilyRow& row = scales.spec.row();
+  const FamilyRow row = scales.spec.row();
   if (row.scope == Scope::tensor) return 0;
   if (row.scope == Scope::row) return outer;
   if (row.scale == ScaleKind::f32)
@@ -61,7 +61,7 @@ constexpr int64_t data_index(const SideGrid& codes, int64_t outer, int64_t l) {
     return interleaved_offset(outer, l / in_byte, ceil_div(codes.along, in_byte)) * in_byte + l % in_byte;
   }
   if (blocks_first(codes.spec, codes.direction)) return l * codes.outer + outer;
-  return outer * (codes.spec.packed() ? round_up(codes.along, 2) : codes.along) + l;
+  return outer * (codes.spec.packed() ? padded(codes.along, 2) : codes.along) + l;
 }
 
 /// The code at an index of data_index.

@@ -1,0 +1,105 @@
+// What the kernels of kernels.cu are given, and how many threads have work: for both sides of a launch.
+#pragma once
+
+#include <cstdint>
+
+#include "quire/spec/activation.h"
+#include "quire/spec/block_codes.h"
+#include "quire/spec/delayed.h"
+#include "quire/spec/groups.h"
+#include "quire/spec/problem.h"
+
+namespace quire::testing {
+
+/// One direction of `problem`. above: bits of the amaxes above the blocks, as many as amax_count(), 0 at first.
+struct QuantizeJob {
+  QuantizeProblem problem;
+  Direction direction;
+  uint32_t* above;
+};
+
+/// Values that one thread handles where a scale covers more than a block.
+inline constexpr int64_t kPiece = 128;
+
+/// How the values of a direction are shared among threads: all values of a scale, or a piece of a line.
+struct Parts {
+  int64_t length, along, lines, count;
+
+  constexpr explicit Parts(const ValueLines& t)
+      : length(t.spec.row().scope == Scope::block ? t.block : kPiece),
+        along(ceil_div(t.contraction, length)),
+        lines(t.spec.square ? t.block : 1),
+        count(along * ceil_div(t.outer, lines)) {}
+
+  constexpr ValueTile operator[](int64_t i) const {
+    const int64_t begin = i % along * length;
+    return {i / along * lines, lines, begin, begin + length};
+  }
+};
+
+/// The activation and its slope of each x, which is not gated, or of the curve of a gated one.
+struct CurveJob {
+  Activation activation;
+  const float* x;
+  CurvePoint* points;
+  int64_t count;
+};
+
+/// Every conversion of a number: to the formats and halves, and back.
+struct Conversions {
+  uint16_t f16, bf16;
+  uint8_t e4m3, e5m2, e2m1;
+  float from_f16, from_bf16, from_e4m3, from_e5m2, from_e2m1;
+};
+struct ConversionJob {
+  const float* x;
+  Conversions* results;
+  int64_t count;
+};
+
+/// The update of each of `count` slots. history: [length, count]; scale: of each slot, read and written.
+struct DelayedJob {
+  DelayedRule rule;
+  float* history;
+  float* scale;
+  int64_t length, count;
+};
+
+/// The codes and scales of `from` in the order of `to`, another spec with the same numbers.
+struct ReorderJob {
+  Operand from;
+  QuantSpec to;
+  uint8_t* data;
+  uint8_t* scale;
+};
+
+// What both compilers make of the same code; the test compares the results.
+
+template <class Point>
+constexpr CurvePoint curve_of(const Activation& a, Point x) {
+  switch (a.row().curve) {
+    case Curve::sigmoid:
+      return curve_at<Curve::sigmoid>(x, a.alpha);
+    case Curve::gelu:
+      return curve_at<Curve::gelu>(x, a.alpha);
+    case Curve::swish:
+      return curve_at<Curve::swish>(x, a.alpha);
+    case Curve::relu:
+      return curve_at<Curve::relu>(x, a.alpha);
+    case Curve::squared_relu:
+      return curve_at<Curve::squared_relu>(x, a.alpha);
+  }
+  return {};
+}
+
+constexpr Conversions conversions_of(float x) {
+  Conversions c{};
+  c.f16 = f32_to_f16(x), c.bf16 = f32_to_bf16(x);
+  c.e4m3 = encode_fast<Format::e4m3>(x), c.e5m2 = encode_fast<Format::e5m2>(x), c.e2m1 = encode_fast<Format::e2m1>(x);
+  c.from_f16 = f16_to_f32(c.f16), c.from_bf16 = bf16_to_f32(c.bf16);
+  c.from_e4m3 = decode_fast<Format::e4m3>(c.e4m3), c.from_e5m2 = decode_fast<Format::e5m2>(c.e5m2);
+  c.from_e2m1 = decode_fast<Format::e2m1>(c.e2m1);
+  return c;
+}
+
+}  // namespace quire::testing

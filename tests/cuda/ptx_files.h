@@ -1,0 +1,32 @@
+// The PTX that the build has made of the files of this folder.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <fstream>
+#include <iterator>
+#include <map>
+#include <string>
+
+#include "cuda/emulator/machine.h"
+
+namespace quire::testing {
+
+/// `name` such as "kernels.ptx", or "kernels.debug.ptx" for what -G makes.
+inline std::string ptx_of(const std::string& name) {
+  std::ifstream file(std::string(QUIRE_PTX_DIR) + "/" + name);
+  EXPECT_TRUE(file) << name << " is not in " << QUIRE_PTX_DIR;
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+/// Runs a kernel of kernels.cu over a struct of its parameters, on as many threads as have work, but not more than 80:
+/// then some have a second turn.
+template <class Job>
+uint64_t run_kernel(const std::string& kernel, const Job& job, int64_t work, const emulator::Memory& memory) {
+  static const std::map<std::string, emulator::Program> kernels = emulator::parse(ptx_of("kernels.ptx"));
+  const unsigned threads = static_cast<unsigned>(work < 1 ? 1 : work > 80 ? 80 : work);
+  const emulator::Launch launch{.blocks = (threads + 15) / 16, .threads = 16};
+  return emulator::run(kernels.at(kernel), launch, &job, sizeof job, memory);
+}
+
+}  // namespace quire::testing

@@ -1,0 +1,137 @@
+// Rules that are functions of numbers: nvcc's code of them, run by the emulator, against g++'s.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <numeric>
+
+#include "cuda/kernels.h"
+#include "cuda/ptx_files.h"
+#include "quire/quantize/quantize.h"
+
+namespace quire::testing {
+namespace {
+
+template <class T>
+T* device_array(emulator::Memory& memory, const std::vector<T>& values) {
+  auto* to = reinterpret_cast<T*>(memory.allocate(values.size() * sizeof(T)));
+  std::copy(values.begin(), values.end(), to);
+  return to;
+}
+
+/// Numbers of every exponent and sign, with zeros, NaN and infinities.
+std::vector<float> numbers() {
+  std::vector<float> all{NAN, INFINITY, -INFINITY, 0.0f, -0.0f};
+  for (uint32_t i = 0; i < 3000; ++i) all.push_back(std::bit_cast<float>(i * 1431655u + 77u * i * i));
+  for (int i = -200; i < 200; ++i) all.push_back(static_cast<float>(i) * 0.53f);
+  return all;
+}
+
+void expect_same(float expected, float value, float x) {
+  if (std::isnan(expected) && std::isnan(value)) return;
+  EXPECT_EQ(std::bit_cast<uint32_t>(expected), std::bit_cast<uint32_t>(value)) << "of " << x;
+}
+
+TEST(Functions, EveryActivationAndItsSlopeAreThoseOfTheCpu) {
+  const std::vector<float> x = numbers();
+  for (uint8_t kind = 0; kind < kActivations.size(); ++kind) {
+    SCOPED_TRACE(kActivations[kind].name);
+    emulator::Memory memory;
+    const CurveJob job{{.kind = kind, .alpha = kActivations[kind].alpha},
+                       device_array(memory, x),
+                       device_array(memory, std::vector<CurvePoint>(x.size())),
+                       static_cast<int64_t>(x.size())};
+    run_kernel("curves", job, job.count, memory);
+    for (size_t i = 0; i < x.size(); ++i) {
+      const CurvePoint expected = curve_of(job.activation, x[i]);
+      expect_same(expected.value, job.points[i].value, x[i]);
+      expect_same(expected.slope, job.points[i].slope, x[i]);
+    }
+  }
+}
+
+TEST(Functions, EveryConversionIsThatOfTheCpu) {
+  const std::vector<float> x = numbers();
+  emulator::Memory memory;
+  const ConversionJob job{device_array(memory, x), device_array(memory, std::vector<Conversions>(x.size())),
+                          static_cast<int64_t>(x.size())};
+  run_kernel("convert", job, job.count, memory);
+  for (size_t i = 0; i < x.size(); ++i) {
+    const Conversions expected = conversions_of(x[i]), &found = job.results[i];
+    EXPECT_EQ(expected.f16, found.f16) << x[i];
+    EXPECT_EQ(expected.bf16, found.bf16) << x[i];
+    EXPECT_EQ(encode(Format::e4m3, x[i]), found.e4m3) << x[i];
+    EXPECT_EQ(encode(Format::e5m2, x[i]), found.e5m2) << x[i];
+    EXPECT_EQ(encode(Format::e2m1, x[i]), found.e2m1) << x[i];
+    expect_same(expected.from_f16, found.from_f16, x[i]);
+    expect_same(expected.from_bf16, found.from_bf16, x[i]);
+    expect_same(decode(Format::e4m3, found.e4m3), found.from_e4m3, x[i]);
+    expect_same(decode(Format::e5m2, found.e5m2), found.from_e5m2, x[i]);
+    expect_same(decode(Format::e2m1, found.e2m1), found.from_e2m1, x[i]);
+  }
+}
+
+TEST(Functions, AnUpdateOfDelayedScalingIsThatOfTheCpu) {
+  constexpr int64_t kLength = 5;
+  for (const AmaxAlgorithm algorithm : {AmaxAlgorithm::max, AmaxAlgorithm::most_recent})
+    for (const int margin : {0, 3, -2, 140, -1200}) {
+      std::vector<float> history = numbers();
+      history.resize(history.size() / kLength * kLength);
+      for (float& x : history) x = std::fabs(x);
+      const auto count = static_cast<int64_t>(history.size()) / kLength;
+      std::vector<float> scale(static_cast<size_t>(count), 2.5f);
+      emulator::Memory memory;
+      const DelayedJob job{
+          {algorithm, 57344, margin}, device_array(memory, history), device_array(memory, scale), kLength, count};
+      run_kernel("update_delayed", job, count, memory);
+      for (int64_t i = 0; i < count; ++i)
+        expect_same(delayed_update(job.rule, {history.data() + i, kLength, count}, 0, 2.5f), job.scale[i],
+                    static_cast<float>(margin));
+      for (size_t i = 0; i < history.size(); ++i) expect_same(history[i], job.history[i], static_cast<float>(margin));
+    }
+}
+
+TEST(Functions, CodesThatAreReorderedAreThoseThatTheCpuWritesInThatOrder) {
+  constexpr int64_t kRows = 37, kCols = 75;
+  std::vector<float> x(kRows * kCols);
+  for (size_t i = 0; i < x.size(); ++i) x[i] = std::sin(static_cast<float>(i));
+  for (const char* text : {"mxfp8", "mxfp4", "nvfp4:rht", "mxfp8:e5m2:swizzled"})
+    for (const Direction direction : {Direction::rowwise, Direction::columnwise}) {
+      SCOPED_TRACE(text);
+      QuantSpec plain = QuantSpec::parse(text), interleaved = plain;
+      interleaved.swizzled = false, interleaved.interleaved = true;
+      const auto memory_of = [&](const QuantSpec& spec) {
+        const auto sizes = counts(buffers<int64_t>(spec, {kRows, kCols}, direction));
+        return std::array{std::vector<uint8_t>(static_cast<size_t>(sizes[0])),
+                          std::vector<uint8_t>(static_cast<size_t>(sizes[1]))};
+      };
+      float amax = 0;
+      const auto quantized = [&](const QuantSpec& spec) {
+        auto parts = memory_of(spec);
+        QuantizeProblem p{.spec = spec,
+                          .x = {x.data(), DType::f32, kRows, kCols, kCols},
+                          .rowwise = {},
+                          .columnwise = {},
+                          .random = {}};
+        (direction == Direction::rowwise ? p.rowwise : p.columnwise) = {parts[0].data(), parts[1].data(), &amax};
+        quantize(p);
+        return parts;
+      };
+      const auto from = quantized(plain), expected = quantized(interleaved);
+      emulator::Memory memory;
+      const ValueLines lines(plain, {x.data(), DType::f32, kRows, kCols, kCols}, direction);
+      const Operand operand{.spec = plain,
+                            .direction = direction,
+                            .outer = lines.outer,
+                            .contraction = lines.contraction,
+                            .data = device_array(memory, from[0]),
+                            .scale = device_array(memory, from[1])};
+      const auto empty = memory_of(interleaved);
+      const ReorderJob job{operand, interleaved, device_array(memory, empty[0]), device_array(memory, empty[1])};
+      run_kernel("reorder", job, lines.outer, memory);
+      EXPECT_TRUE(std::equal(expected[0].begin(), expected[0].end(), job.data));
+      EXPECT_TRUE(std::equal(expected[1].begin(), expected[1].end(), job.scale));
+    }
+}
+
+}  // namespace
+}  // namespace quire::testing

@@ -1,0 +1,38 @@
+// The gate: nvcc is silent about some errors in device code; they are found in its PTX, planted ones too.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+
+#include "cuda/emulator/gate.h"
+#include "cuda/ptx_files.h"
+
+namespace quire::testing {
+namespace {
+
+TEST(Gate, KernelsOverTheHeadersReferToNothingOfTheHost) {
+  const std::string optimised = ptx_of("kernels.ptx");
+  EXPECT_EQ(emulator::host_references(ptx_of("kernels.debug.ptx")), std::vector<std::string>{});
+  EXPECT_EQ(emulator::traps(optimised), std::vector<std::string>{});
+  // The 16 values of a block and the errors of the 16 lines of a tile, in loops that are too long to be unrolled. A
+  // kernel of a known spec has all in registers.
+  const std::map<std::string, size_t> allowed{{"quantize_any", 128}};
+  EXPECT_EQ(emulator::local_memory(optimised), allowed);
+}
+
+TEST(Gate, EachPlantedViolationIsFoundInItsFunction) {
+  const std::vector<std::string> found = emulator::host_references(ptx_of("violations.debug.ptx"));
+  const auto names = [&](const std::string& function, const std::string& what) {
+    return std::any_of(found.begin(), found.end(), [&](const std::string& finding) {
+      return finding.find(function) != std::string::npos && finding.find(what) != std::string::npos;
+    });
+  };
+  EXPECT_EQ(found.size(), 2u);
+  EXPECT_TRUE(names("checked_product(long, long)", "calls a function that only the host has"));
+  EXPECT_TRUE(names("mantissa_bits(int)", "reads a table of the host"));
+  const std::string optimised = ptx_of("violations.ptx");
+  EXPECT_EQ(emulator::traps(optimised), (std::vector<std::string>{"reads_an_array_of_the_host", "traps"}));
+  EXPECT_EQ(emulator::local_memory(optimised), (std::map<std::string, size_t>{{"indexes_a_local_array", 64}}));
+}
+
+}  // namespace
+}  // namespace quire::testing
