@@ -59,7 +59,7 @@ CASES = {
     "experts without number": (
         lambda: torch.ops.quire.limit_capacity(torch.zeros(4, 2, dtype=torch.int32), 2**62, 1),
         RuntimeError,
-        "limit_capacity: num_experts must be from 1 to 1048576, got 4611686018427387904",
+        "route (limit_capacity): num_experts must be from 1 to 1048576, got 4611686018427387904",
     ),
     "gradients of bits": (
         lambda: torch.ops.quire.accumulate_(torch.zeros(2, 2), BYTES[:2, :2].view(torch.bits8)),

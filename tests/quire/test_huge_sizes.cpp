@@ -162,13 +162,16 @@ TEST(HugeSizes, RoutingRefusesThem) {
   expect_refusals<G>(grad, {{[](G& p) { p.dlogits.cols = 3; }, "dlogits must be [1, 4]"}}, route_grad);
   using C = CapacityProblem;
   const C capacity{.ids = ids.data(), .count = 2, .num_experts = 4, .capacity = 1, .kept = ids.data()};
-  expect_refusals<C>(capacity,
-                     {
-                         {[](C& p) { p.num_experts = kHuge; }, "num_experts must be"},
-                         {[](C& p) { p.num_experts = -1; }, "num_experts must be"},
-                         {[](C& p) { p.count = -1; }, "must not be negative"},
-                     },
-                     limit_capacity);
+  expect_refusals<C>(
+      capacity,
+      {
+          {[](C& p) { p.num_experts = kHuge; }, "num_experts must be from 1 to 1048576"},
+          {[](C& p) { p.num_experts = (1 << 20) + 1; }, "num_experts must be from 1 to 1048576, got 1048577"},
+          {[](C& p) { p.num_experts = 0; }, "num_experts must be from 1 to 1048576, got 0"},
+          {[](C& p) { p.num_experts = -1; }, "num_experts must be from 1 to 1048576, got -1"},
+          {[](C& p) { p.count = -1; }, "must not be negative"},
+      },
+      limit_capacity);
 }
 
 TEST(HugeSizes, ProblemsOfGroupsRefuseThem) {

@@ -49,8 +49,9 @@ void check_problem(const RouteGradProblem& p) {
 void check_problem(const CapacityProblem& p) {
   check(p.capacity >= 0, "route (limit_capacity): capacity must not be negative, got ", p.capacity,
         "; pass None to keep every entry");
-  check(p.num_experts >= 0 && p.num_experts <= kMostRows,
-        "route (limit_capacity): num_experts must be from 0 to 2^31 - 1, got ", p.num_experts, "; correct it");
+  constexpr int64_t kMost = int64_t{1} << 20;  // loads are counted in memory that is taken at once
+  check(p.num_experts >= 1 && p.num_experts <= kMost, "route (limit_capacity): num_experts must be from 1 to ", kMost,
+        ", got ", p.num_experts, "; pass the number of experts that topk_ids chooses from");
   check_memory(p.kOp, "topk_ids", p.ids, p.count);
   check_memory(p.kOp, "kept", p.kept, p.count);
 }

@@ -109,9 +109,6 @@ struct LimitCapacity : OpBase {
   template <class Int>
   static std::array<op::Result<Int>, 1> results(const Args& a) {
     check_ids(a.topk_ids, "limit_capacity: topk_ids");
-    constexpr int64_t kMost = int64_t{1} << 20;  // loads are counted in memory that is taken at once
-    quire::check(a.num_experts >= 1 && a.num_experts <= kMost, "limit_capacity: num_experts must be from 1 to ", kMost,
-                 ", got ", a.num_experts);
     op::Result<Int> r{{}, at::kInt};
     r.sizes.append(op::sizes<Int>(a.topk_ids).begin(), op::sizes<Int>(a.topk_ids).end());
     return {r};
