@@ -207,7 +207,7 @@ def apart(rank):
 
 
 def agreed_before(rank):
-    """Sizes change twice on both ranks; then rank 1 alone is back at the first ones. What each says of its last call."""
+    """Sizes change on both ranks; then rank 1 alone is back at the first ones. What each says of its last call."""
     group = distributed.new_group(timeout=timedelta(seconds=SHORT))
     owner = torch.nn.Module()
 

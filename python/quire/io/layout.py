@@ -191,8 +191,8 @@ def group_of(layout: Layout, stem: str, header: Header) -> Group:
 def no_matrix(entry: Entry) -> CheckpointError:
     """The error for a weight of codes that has a scale and other than two dimensions."""
     return CheckpointError(
-        f"the weight is {entry} and has a scale, such as that of a convolution in FP8; quire reads quantized weights of "
-        "two dimensions only",
+        f"the weight is {entry} and has a scale, such as that of a convolution in FP8; quire reads "
+        "quantized weights of two dimensions only",
         "export the model with this layer in bfloat16, float16 or float32, or replace its codes in the file by codes "
         "times scale and remove the scale",
         file=entry.file,
