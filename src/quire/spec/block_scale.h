@@ -2,6 +2,7 @@
 // is ValueLines, or any type with its members that are used here: spec, x.dtype, outer, contraction, block and read.
 #pragma once
 
+#include <bit>
 #include <cstdint>
 #include <limits>
 
