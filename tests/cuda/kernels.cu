@@ -24,7 +24,7 @@ __device__ AboveBlock above(const ValueLines& t, const QuantizeJob& job, int64_t
 
 /// What does not belong to a part: amaxes, and the scales of lines or of the tensor.
 __device__ void write_above(const ValueLines& t, const QuantizeJob& job, const Side& side) {
-  const FamilyRow row = t.spec.row();
+  const FamilyRow& row = t.spec.row();
   const int64_t amaxes = row.has_amax ? amax_count(t.spec, t.outer) : 0;
   for (int64_t o = thread(); o < amaxes; o += threads()) side.amax[o] = above(t, job, o).number;
   const int64_t scales = row.scope == Scope::block ? 0 : row.scope == Scope::tensor ? 1 : t.outer;

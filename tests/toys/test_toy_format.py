@@ -30,7 +30,7 @@ def add_row(folder, name: str, row: str) -> None:
         folder,
         FORMATS,
         (" };\n\n/// Which codes", f", {name}"),
-        ("});\n\nconstexpr FormatRow row", f"    {row},\n"),
+        ("});\n\n/// The FormatRow of a format.", f"    {row},\n"),
     )
 
 

@@ -12,6 +12,8 @@
 #include <type_traits>
 #include <vector>
 
+#include "quire/base/host_device.h"
+
 namespace quire {
 
 /// Sizes of a tensor, outermost first. Int is int64_t or a symbolic integer with + - * / (floor) and comparison.
@@ -72,7 +74,7 @@ constexpr std::optional<int64_t> value_of(const Int& size) {
 
 /// f(a, b), or the largest integer where it would be larger. f says whether it is, and writes the result.
 template <class Int, class F>
-std::optional<Int> limited(const Int& a, const Int& b, F&& f) {
+constexpr std::optional<Int> limited(const Int& a, const Int& b, F&& f) {
   const std::optional<int64_t> known_a = value_of(a), known_b = value_of(b);
   if (!known_a || !known_b) return std::nullopt;
   int64_t n = 0;
@@ -107,12 +109,18 @@ constexpr Int ceil_div(const Int& a, int64_t b) {
 /// The next multiple of b > 0, for index maps: `a` is a size or a place in memory that exists.
 constexpr int64_t padded(int64_t a, int64_t b) { return ceil_div(a, b) * b; }
 
-/// The same of sizes that memory is asked for; of those near the largest integer that integer, as for times().
+/// The same of sizes that memory is asked for; of those near the largest integer that integer, as for times(). A device
+/// is given sizes that exist.
 template <class Int>
 constexpr Int round_up(const Int& a, int64_t b) {
-  constexpr int64_t most = std::numeric_limits<int64_t>::max();
-  if (const auto n = detail::value_of(a); n && *n > most - (b - 1)) return Int(most);
-  return ceil_div(a, b) * Int(b);
+  if constexpr (kDeviceCode) {
+    return padded(a, b);
+  } else {
+    const Int count = ceil_div(a, b);
+    const auto n = detail::limited(
+        count, Int(b), [](int64_t x, int64_t y, int64_t* to) { return __builtin_mul_overflow(x, y, to); });
+    return n ? *n : count * Int(b);
+  }
 }
 
 template <class Int>

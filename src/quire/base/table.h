@@ -9,10 +9,10 @@
 
 namespace quire {
 
-/// kTable[i]. Device code has no table of the host, and would copy a local one to memory before it reads from it. So it
+/// kTable[i]: on the host the entry itself, in device code a copy. Device code has no table of the host, and would copy a local one to memory before it reads from it. So it
 /// compares i with the index of each entry.
 template <const auto& kTable>
-constexpr auto entry(std::size_t i) {
+constexpr decltype(auto) entry(std::size_t i) {
   if constexpr (kDeviceCode) {
     return [i]<std::size_t... kIndex>(std::index_sequence<kIndex...>) {
       auto found = [] {
@@ -29,7 +29,7 @@ constexpr auto entry(std::size_t i) {
       return found;
     }(std::make_index_sequence<std::size(kTable)>());
   } else {
-    return kTable[i];
+    return (kTable[i]);
   }
 }
 

@@ -54,7 +54,8 @@ inline constexpr auto kFormats = std::to_array<FormatRow>({
     {"e2m3", 2, 3, 1, Specials::none, true},
 });
 
-constexpr FormatRow row(Format f) { return entry<kFormats>(static_cast<size_t>(f)); }
+/// The FormatRow of a format.
+constexpr decltype(auto) row(Format f) { return entry<kFormats>(static_cast<size_t>(f)); }
 
 /// The format of packed codes, of which kernels have all 16 values in tables (spec/kinds.h sees to it that specs reach
 /// no other).

@@ -57,7 +57,8 @@ struct Activation {
 
   bool operator==(const Activation&) const = default;
 
-  constexpr ActivationRow row() const { return entry<kActivations>(kind); }
+  /// The ActivationRow.
+  constexpr decltype(auto) row() const { return entry<kActivations>(kind); }
   /// Columns of the input for one column of the result.
   constexpr int64_t inputs() const { return row().inputs(); }
 };

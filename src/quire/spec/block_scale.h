@@ -129,7 +129,7 @@ QUIRE_HOST_DEVICE BlockScale nvfp4_scale(const Lines& t, const ValueTile& tile, 
 /// (numerics.md 1.9).
 template <class Lines>
 QUIRE_HOST_DEVICE BlockScale block_scale(const Lines& t, const ValueTile& tile, const AboveBlock& above) {
-  const FamilyRow row = t.spec.row();
+  const FamilyRow& row = t.spec.row();
   if (row.scope != Scope::block) return f32_scale(t, above.number, above.given);
   const Measured measured = measure(t, tile);
   BlockScale found;

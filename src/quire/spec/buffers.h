@@ -51,7 +51,7 @@ Shape<Int> interleaved_sizes(const Int& lines, const Int& bytes) {
 /// Scales of outer x contraction (numerics.md 3.3, 4.3, 5.5).
 template <class Int>
 Shape<Int> scale_sizes(const QuantSpec& spec, Direction direction, const Int& outer, const Int& contraction) {
-  const FamilyRow row = spec.row();
+  const FamilyRow& row = spec.row();
   if (row.scope == Scope::tensor) return {Int(1)};
   if (row.scope == Scope::row) return {outer};
   const Int blocks = ceil_div(contraction, row.block);
@@ -70,7 +70,7 @@ Shape<Int> scale_sizes(const QuantSpec& spec, Direction direction, const Int& ou
 /// or none.
 template <class Int>
 constexpr Int amax_count(const QuantSpec& spec, const Int& outer) {
-  const FamilyRow row = spec.row();
+  const FamilyRow& row = spec.row();
   if (spec.row_scaled || row.scope == Scope::row) return outer;
   return Int(row.has_amax || row.scope == Scope::tensor ? 1 : 0);
 }
@@ -78,7 +78,7 @@ constexpr Int amax_count(const QuantSpec& spec, const Int& outer) {
 /// Buffers of one direction of a tensor of `shape` (rank >= 1; M = product of all but the last size, K = the last).
 template <class Int>
 Buffers<Int> buffers(const QuantSpec& spec, const Shape<Int>& shape, Direction direction) {
-  const FamilyRow row = spec.row();
+  const FamilyRow& row = spec.row();
   const Int k = shape.back(), m = product(shape, 0, shape.size() - 1);
   const bool columnwise = direction == Direction::columnwise;
   const Int outer = columnwise ? k : m, contraction = columnwise ? columnwise_tokens(spec, m) : k;

@@ -113,8 +113,9 @@ struct QuantSpec {
     return other;
   }
 
-  constexpr FamilyRow row() const { return entry<kFamilies>(static_cast<size_t>(family)); }
-  constexpr FormatRow element_row() const { return quire::row(element); }
+  /// The FamilyRow and the FormatRow.
+  constexpr decltype(auto) row() const { return entry<kFamilies>(static_cast<size_t>(family)); }
+  constexpr decltype(auto) element_row() const { return quire::row(element); }
   constexpr bool packed() const { return element_row().packed(); }
   /// The largest two-level block scale: 448, or 256.
   constexpr float block_scale_max() const { return block_scale_max_256 ? 256.0f : 448.0f; }

@@ -43,7 +43,7 @@ struct SideGrid {
 
 /// Element index, in the scale buffer, of the scale of block `block` of line `outer` (numerics.md 3.3, 4.3, 4.5, 5.5).
 constexpr int64_t scale_index(const SideGrid& scales, int64_t outer, int64_t block) {
-  const FamilyRow row = scales.spec.row();
+  const FamilyRow& row = scales.spec.row();
   if (row.scope == Scope::tensor) return 0;
   if (row.scope == Scope::row) return outer;
   if (row.scale == ScaleKind::f32)
