@@ -126,7 +126,10 @@ void translate(Translator to, Kept<quire::ChunkRowsProblem>& k) {
 void translate(Translator to, Kept<quire::FingerprintProblem>& k) { to(k.problem.x, k.problem.to, k.problem.expected); }
 void translate(Translator to, Kept<quire::AdvanceProblem>& k) { to(k.problem.value); }
 void translate(Translator to, Kept<quire::MaximumProblem>& k) { to(k.problem.to, k.problem.values); }
-void translate(Translator to, Kept<quire::CopyNumberProblem>& k) { to(k.problem.to, k.problem.from); }
+void translate(Translator to, Kept<quire::CollectProblem>& k) {
+  auto& p = k.problem;
+  to(p.amax, p.of_x, p.of_w, p.number, p.rule);
+}
 void translate(Translator to, Kept<quire::DelayedUpdateProblem>& k) { to(k.problem.states, k.problem.rules); }
 void translate(Translator to, Kept<quire::GroupedQuantizeProblem>& k) {
   auto& p = k.problem;
@@ -164,8 +167,8 @@ const quire::KernelRow<Problem>& host_row(size_t number) {
 }
 
 template <class Problem, size_t number>
-bool refuses(const Problem& problem, const quire::Context&, std::string* why) {
-  return !host_row<Problem>(number).takes(problem, quire::host(), why);
+bool refuses(const Problem& problem, const quire::Context&, quire::Refusal* refusal) {
+  return !host_row<Problem>(number).takes(problem, quire::host(), refusal);
 }
 
 template <class Problem, size_t number>

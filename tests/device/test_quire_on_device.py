@@ -78,6 +78,22 @@ def test_a_delayed_step_with_functions_of_the_user_waits_for_nothing(name):
         thread.submit(check, name, "default", recipe, steps=3).result()
 
 
+@pytest.mark.parametrize("of_w", [True, False])
+@everywhere
+def test_amaxes_of_a_call_are_collected_by_one_launch(place, of_w):
+    amax, x_amax, w_amax = [1.0, 4.0, 5.0, 6.0, 7.0, 8.0], [2.0, float("nan")], [9.0, 3.0]
+    usage, rule = torch.tensor([0, 5, 6]), torch.tensor(7)
+    given = (torch.tensor(amax), usage, rule, torch.tensor(x_amax), torch.tensor(w_amax))
+    on_device = [t.to(device_of(place)) for t in given]
+    synchronize()
+    testdevice.counts()
+    with stream_of(place), testdevice.Launches() as launches:
+        torch.ops.quire.delayed_collect_(*on_device[:4], on_device[4] if of_w else None)
+    assert testdevice.waits() == {} and launches.names == ["delayed_collect"]
+    assert on_device[0].tolist() == [2.0, 4.0, *([9.0, 6.0] if of_w else [5.0, 6.0]), 7.0, 8.0]
+    assert on_device[1].tolist() == [7, 5, 6]
+
+
 @pytest.mark.parametrize("spec", ["mxfp8", "nvfp4", "fp8_tensor", "fp8_block", "fp8_row", "mxfp4", "mxfp8:e5m2"])
 @everywhere
 def test_codes_are_those_of_the_cpu(spec, place):

@@ -14,12 +14,15 @@ struct Toy {
 };
 std::string to_string(const Toy& toy) { return text("toy of ", toy.size); }
 
-bool only_small(const Toy& toy, const Context&, std::string* why) {
-  return toy.size >= 10 && refused(why, "size ", toy.size, " is not below 10");
+bool only_small(const Toy& toy, const Context&, Refusal* refusal) {
+  return toy.size >= 10 && refused(refusal, "size ", toy.size, " is not below 10");
 }
+bool elsewhere(const Toy&, const Context&, Refusal* refusal) { return refused_here(refusal, "there are no tiles"); }
 
 const std::array<KernelRow<Toy>, 2> kSmallFirst{{{"small", only_small, nullptr}, {"any", nullptr, nullptr}}};
 const std::array<KernelRow<Toy>, 1> kSmallOnly{{{"small", only_small, nullptr}}};
+const std::array<KernelRow<Toy>, 1> kTilesOnly{{{"tiles", elsewhere, nullptr}}};
+const std::array<KernelRow<Toy>, 2> kTilesOrSmall{{{"tiles", elsewhere, nullptr}, {"small", only_small, nullptr}}};
 
 template <size_t N>
 std::string chosen(const std::array<KernelRow<Toy>, N>& rows, std::string_view forced, const Toy& toy) {
@@ -45,6 +48,17 @@ TEST(KernelChoice, AForcedRowIsChosenOrTheErrorSaysWhyNot) {
             "toy: QUIRE_KERNEL names kernel 'large', which does not exist; use one of small, any");
 }
 
+TEST(KernelChoice, TheRemedyIsTheProblemOnlyWhereAnotherOneWouldBeTaken) {
+  EXPECT_EQ(chosen(kTilesOrSmall, "", {50}),
+            "toy: no kernel takes toy of 50 (tiles: there are no tiles; small: size 50 is not below 10); change the "
+            "problem");
+  EXPECT_EQ(chosen(kTilesOnly, "", {5}),
+            "toy: no kernel takes toy of 5 (tiles: there are no tiles); move the tensors to a device that has a kernel "
+            "for them, such as the CPU");
+  EXPECT_EQ(chosen(kTilesOrSmall, "tiles", {5}),
+            "toy: no kernel takes toy of 5 (tiles: there are no tiles); unset QUIRE_KERNEL");
+}
+
 TEST(KernelChoice, ExplainSaysOfEveryRowWhetherItTakesTheProblem) {
   const std::span<const KernelRow<Toy>> rows(kSmallFirst);
   EXPECT_EQ(explain_rows<Toy>({rows, ""}, {50}, host()), "small: size 50 is not below 10\nany: runs\n");
@@ -61,6 +75,30 @@ TEST(KernelChoice, TheSettingNamesOneRowPerOperation) {
   for (const std::string_view wrong :
        {"reference", "gemm", "gemm:", ":generic", "quantise:reference", "gemm:a,,", "gemm:a;b:c,d"})
     EXPECT_THROW(forced_kernel(wrong, "gemm"), Error) << wrong;
+}
+
+TEST(KernelChoice, OfTwoOperationsOneCanBeForced) {
+  for (const auto& [one, other] : {std::pair{"quantize", "dequantize"},
+                                   {"norm", "norm_grad"},
+                                   {"activation", "activation_grad"},
+                                   {"route", "route_grad"},
+                                   {"permute", "unpermute"},
+                                   {"unpermute", "unpermute_dot"}})
+    for (const auto& [forced, left] : {std::pair{one, other}, {other, one}}) {
+      EXPECT_EQ(forced_kernel(text(forced, ":reference"), forced), "reference");
+      EXPECT_EQ(forced_kernel(text(forced, ":reference"), left), "") << left << " is forced with " << forced;
+    }
+}
+
+TEST(KernelChoice, ADequantizationThatNoKernelTakesSaysSo) {
+  static const Device none{.name = "none", .kernels = {}};
+  try {
+    run_checked(DequantizeProblem{}, {.device = &none});
+    FAIL() << "a kernel of another device ran";
+  } catch (const Error& e) {
+    EXPECT_EQ(std::string(e.what()),
+              "dequantize: this device has no kernels for it; move the tensors to one that has, such as the CPU");
+  }
 }
 
 TEST(KernelChoice, TheReferenceIsTheLastRowOfEveryTable) {

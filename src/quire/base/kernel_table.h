@@ -10,23 +10,37 @@
 
 namespace quire {
 
+/// Why a row does not take a problem.
+struct Refusal {
+  std::string why;
+  /// Whether the row takes no problem where it is: the machine, the device or the program lacks something.
+  bool of_place = false;
+};
+
 template <class Problem>
 struct KernelRow {
   std::string_view name;
-  /// Whether this row cannot take the problem. Says why in *why, unless that is null: every call asks, few want words.
-  /// Null: it takes all.
-  bool (*refuses)(const Problem&, const Context&, std::string* why);
+  /// Whether this row cannot take the problem. Says why in *refusal, unless that is null: every call asks, few want
+  /// words. Null: it takes all.
+  bool (*refuses)(const Problem&, const Context&, Refusal* refusal);
   void (*run)(const Problem&, const Context&);
 
-  bool takes(const Problem& problem, const Context& context, std::string* why = nullptr) const {
-    return !refuses || !refuses(problem, context, why);
+  bool takes(const Problem& problem, const Context& context, Refusal* refusal = nullptr) const {
+    return !refuses || !refuses(problem, context, refusal);
   }
 };
 
-/// For rows: refuses, for a reason made of these parts.
+/// For rows: refuses, for a reason made of these parts, which lies in the problem.
 template <class... Parts>
-bool refused(std::string* why, const Parts&... parts) {
-  if (why) *why = text(parts...);
+bool refused(Refusal* refusal, const Parts&... parts) {
+  if (refusal) *refusal = {.why = text(parts...)};
+  return true;
+}
+
+/// The same of a reason that lies in the place, which is asked before the problem is.
+template <class... Parts>
+bool refused_here(Refusal* refusal, const Parts&... parts) {
+  if (refusal) *refusal = {.why = text(parts...), .of_place = true};
   return true;
 }
 
@@ -51,17 +65,21 @@ template <class Problem>
 [[noreturn]] void refuse(std::string_view op, const Choice<Problem>& choice, const Problem& problem,
                          const Context& context) {
   std::string reasons;
+  bool problem_helps = false;
   for (const auto& row : choice.rows) {
-    std::string why;
-    if (choice.asked(row) && !row.takes(problem, context, &why))
-      reasons += text(reasons.empty() ? "" : "; ", row.name, ": ", why);
+    Refusal refusal;
+    if (!choice.asked(row) || row.takes(problem, context, &refusal)) continue;
+    reasons += text(reasons.empty() ? "" : "; ", row.name, ": ", refusal.why);
+    problem_helps |= !refusal.of_place;
   }
   check(!choice.rows.empty(), op,
         ": this device has no kernels for it; move the tensors to one that has, such as the CPU");
   check(!reasons.empty(), op, ": QUIRE_KERNEL names kernel '", choice.forced, "', which does not exist; use one of ",
         row_names(choice.rows));
   fail(op, ": no kernel takes ", to_string(problem), " (", reasons, "); ",
-       choice.forced.empty() ? "change the problem" : "unset QUIRE_KERNEL");
+       !choice.forced.empty() ? "unset QUIRE_KERNEL"
+       : problem_helps        ? "change the problem"
+                              : "move the tensors to a device that has a kernel for them, such as the CPU");
 }
 
 /// The first row that takes the problem, or the one that is forced. Throws Error, beginning with `op`, if there is
@@ -80,14 +98,14 @@ std::string explain_rows(const Choice<Problem>& choice, const Problem& problem, 
   std::string out;
   std::string_view running;
   for (const auto& row : choice.rows) {
-    std::string verdict;
+    Refusal verdict;
     if (!choice.asked(row)) {
-      verdict = "QUIRE_KERNEL names another";
+      verdict.why = "QUIRE_KERNEL names another";
     } else if (row.takes(problem, context, &verdict)) {
-      verdict = running.empty() ? "runs" : text("not asked, ", running, " comes first");
+      verdict.why = running.empty() ? "runs" : text("not asked, ", running, " comes first");
       if (running.empty()) running = row.name;
     }
-    out += text(row.name, ": ", verdict, "\n");
+    out += text(row.name, ": ", verdict.why, "\n");
   }
   return out;
 }

@@ -18,38 +18,38 @@ namespace {
 
 /// Whether this machine, or QUIRE_ISA, has no lanes of a kind. Asked before what a problem has, which no user can mend
 /// then.
-bool lacks(const GemmKernel* product, std::string_view lanes, std::string* why) {
-  return !product && refused(why, "instruction set ", active().name, " has no products of ", lanes);
+bool lacks(const GemmKernel* product, std::string_view lanes, Refusal* refusal) {
+  return !product && refused_here(refusal, "instruction set ", active().name, " has no products of ", lanes);
 }
 
-bool refuses_int8(const GemmProblem& p, const Context&, std::string* why) {
-  if (lacks(active().int8, "int8", why)) return true;
+bool refuses_int8(const GemmProblem& p, const Context&, Refusal* refusal) {
+  if (lacks(active().int8, "int8", refusal)) return true;
   for (const Operand* o : {&p.a, &p.b})
-    if (!o->spec.packed()) return refused(why, "takes 4-bit codes, but ", o == &p.a ? "a" : "b", " is ", o->spec);
+    if (!o->spec.packed()) return refused(refusal, "takes 4-bit codes, but ", o == &p.a ? "a" : "b", " is ", o->spec);
   return false;
 }
 
-bool refuses_amx_nvfp4(const GemmProblem& p, const Context&, std::string* why) {
-  if (lacks(active().amx_nvfp4, "bfloat16 tiles", why)) return true;
+bool refuses_amx_nvfp4(const GemmProblem& p, const Context&, Refusal* refusal) {
+  if (lacks(active().amx_nvfp4, "bfloat16 tiles", refusal)) return true;
   for (const Operand* o : {&p.a, &p.b})
     if (o->spec.row().scale != ScaleKind::two_level)
-      return refused(why, "takes two-level block scales, but ", o == &p.a ? "a" : "b", " is ", o->spec);
+      return refused(refusal, "takes two-level block scales, but ", o == &p.a ? "a" : "b", " is ", o->spec);
   constexpr int64_t least = 32;  // below, decoding the weight takes most of the time, and less of it in int8
   return p.a.outer < least &&
-         refused(why, "takes ", least, " rows or more, but a has ", p.a.outer, ", which int8 multiplies faster");
+         refused(refusal, "takes ", least, " rows or more, but a has ", p.a.outer, ", which int8 multiplies faster");
 }
 
-bool refuses_amx(const GemmProblem& p, const Context&, std::string* why) {
-  if (lacks(active().amx, "bfloat16 tiles", why)) return true;
+bool refuses_amx(const GemmProblem& p, const Context&, Refusal* refusal) {
+  if (lacks(active().amx, "bfloat16 tiles", refusal)) return true;
   constexpr int64_t depth = 32;
   for (const Operand* o : {&p.a, &p.b})
     if (o->spec.row().scope == Scope::block && o->spec.row().block < depth)
-      return refused(why, "takes blocks of at least ", depth, ", but ", o == &p.a ? "a" : "b", " is ", o->spec);
+      return refused(refusal, "takes blocks of at least ", depth, ", but ", o == &p.a ? "a" : "b", " is ", o->spec);
   return false;
 }
 
-bool refuses_bf16(const GemmProblem&, const Context&, std::string* why) {
-  return lacks(active().bf16, "bfloat16", why);
+bool refuses_bf16(const GemmProblem&, const Context&, Refusal* refusal) {
+  return lacks(active().bf16, "bfloat16", refusal);
 }
 
 constexpr std::array kGemm{
@@ -131,8 +131,8 @@ constexpr std::array kDequantize{
                                  [](const DequantizeProblem& p, const Context&) { reference::dequantize(p); }},
 };
 
-bool refuses_matmul(const MatmulProblem&, const Context&, std::string* why) {
-  return !matmul_in_use() && refused(why, "no library is lent to multiply plain matrices (set_matmul)");
+bool refuses_matmul(const MatmulProblem&, const Context&, Refusal* refusal) {
+  return !matmul_in_use() && refused_here(refusal, "no library is lent to multiply plain matrices (set_matmul)");
 }
 
 constexpr std::array kMatmul{
@@ -179,7 +179,7 @@ const Device& device() {
                                    kPortable<FingerprintProblem, fingerprint>,
                                    kPortable<AdvanceProblem, advance>,
                                    kPortable<MaximumProblem, maximum>,
-                                   kPortable<CopyNumberProblem, copy_number>,
+                                   kPortable<CollectProblem, delayed_collect>,
                                    kPortable<DelayedUpdateProblem, delayed_update>,
                                    kByGroup<GroupedQuantizeProblem, grouped_quantize>,
                                    kByGroup<GroupedAmaxProblem, grouped_amax>,

@@ -48,7 +48,11 @@ void maximum(const MaximumProblem& p, const Context&) {
   for (int64_t i = 0; i < p.count; ++i) p.to[i] = std::fmax(p.to[i], p.values[i]);
 }
 
-void copy_number(const CopyNumberProblem& p, const Context&) { *p.to = *p.from; }
+void delayed_collect(const CollectProblem& p, const Context& context) {
+  maximum({.to = p.amax, .values = p.of_x, .count = p.count}, context);
+  if (p.of_w) maximum({.to = p.amax + p.count, .values = p.of_w, .count = p.count}, context);
+  *p.number = *p.rule;
+}
 
 void delayed_update(const DelayedUpdateProblem& p, const Context&) {
   const FloatMode mode;

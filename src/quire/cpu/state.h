@@ -8,7 +8,7 @@ namespace quire::cpu {
 
 void advance(const AdvanceProblem& problem, const Context& context);
 void maximum(const MaximumProblem& problem, const Context& context);
-void copy_number(const CopyNumberProblem& problem, const Context& context);
+void delayed_collect(const CollectProblem& problem, const Context& context);
 void delayed_update(const DelayedUpdateProblem& problem, const Context& context);
 
 }  // namespace quire::cpu

@@ -19,7 +19,7 @@ using ForAllProblems =
     List<QuantizeProblem, AmaxProblem, DequantizeProblem, ReorderProblem, GemmProblem, ColumnSumProblem, NormProblem,
          NormGradProblem, ActivationProblem, ActivationGradProblem, RouteProblem, RouteGradProblem, CapacityProblem,
          PermuteProblem, UnpermuteProblem, PermutedDotProblem, ExpertRowsProblem, ChunkRowsProblem, FingerprintProblem,
-         AdvanceProblem, MaximumProblem, CopyNumberProblem, DelayedUpdateProblem, GroupedQuantizeProblem,
+         AdvanceProblem, MaximumProblem, CollectProblem, DelayedUpdateProblem, GroupedQuantizeProblem,
          GroupedAmaxProblem, GroupedDequantizeProblem, GroupedGemmProblem, MatmulProblem, GroupedMatmulProblem,
          GroupedColumnSumProblem, GroupedActivationProblem, GroupedFingerprintProblem>;
 

@@ -277,9 +277,11 @@ void check_problem(const MaximumProblem& p) {
   check_memory(p.kOp, "values", p.values, p.count);
 }
 
-void check_problem(const CopyNumberProblem& p) {
-  check_memory(p.kOp, "to", p.to, 1);
-  check_memory(p.kOp, "from", p.from, 1);
+void check_problem(const CollectProblem& p) {
+  check_memory(p.kOp, "amax", p.amax, times(p.count, int64_t{2}));
+  check_memory(p.kOp, "x_amax", p.of_x, p.count);
+  check_memory(p.kOp, "usage", p.number, 1);
+  check_memory(p.kOp, "rule", p.rule, 1);
 }
 
 void check_problem(const DelayedUpdateProblem& p) {

@@ -45,7 +45,7 @@ void check_problem(const ChunkRowsProblem& problem);
 void check_problem(const FingerprintProblem& problem);
 void check_problem(const AdvanceProblem& problem);
 void check_problem(const MaximumProblem& problem);
-void check_problem(const CopyNumberProblem& problem);
+void check_problem(const CollectProblem& problem);
 void check_problem(const DelayedUpdateProblem& problem);
 /// Of problems of groups: what can be known without their ends. Kernels check the problem of each group.
 void check_problem(const GroupedQuantizeProblem& problem);

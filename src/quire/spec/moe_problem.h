@@ -38,7 +38,7 @@ struct RouteProblem {
 
 /// The gradient of the weights with respect to the logits; choices are constants.
 struct RouteGradProblem {
-  static constexpr std::string_view kOp = "route";
+  static constexpr std::string_view kOp = "route_grad";
   Routing routing;
   Matrix logits;
   const int32_t* ids = nullptr;     ///< [T, topk], as route() gave them
@@ -75,7 +75,7 @@ struct PermuteProblem {
 
 /// to[t] = sum over s, in this order and in float32, of weights(t, s) * from[map(t, s)], then rounded.
 struct UnpermuteProblem {
-  static constexpr std::string_view kOp = "permute";
+  static constexpr std::string_view kOp = "unpermute";
   Matrix from;  ///< [rows, K], f32, f16 or bf16
   RowMap map;
   const float* weights = nullptr;  ///< [tokens, slots] or null: 1
@@ -84,7 +84,7 @@ struct UnpermuteProblem {
 
 /// to(t, s) = the dot product of permuted[map(t, s)] and tokens[t], 0 where there is none: the gradient of weights.
 struct PermutedDotProblem {
-  static constexpr std::string_view kOp = "permute";
+  static constexpr std::string_view kOp = "unpermute_dot";
   Matrix permuted;  ///< [rows, K]
   Matrix tokens;    ///< [tokens, K]
   RowMap map;

@@ -48,7 +48,7 @@ struct NormProblem {
 
 /// The gradients of a norm, each computed where its pointer is not null.
 struct NormGradProblem {
-  static constexpr std::string_view kOp = "norm";
+  static constexpr std::string_view kOp = "norm_grad";
   NormKind kind = NormKind::layer;
   Matrix dy, x;
   Vector gamma;
@@ -71,7 +71,7 @@ struct ActivationProblem {
 
 /// dx, shaped like x, from dy [M, H].
 struct ActivationGradProblem {
-  static constexpr std::string_view kOp = "activation";
+  static constexpr std::string_view kOp = "activation_grad";
   Activation activation;
   Matrix dy, x;
   MutableMatrix dx;

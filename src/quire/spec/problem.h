@@ -121,7 +121,7 @@ struct AmaxProblem {
 /// Decode one direction into `out` (f32, f16, bf16; rounded once, to nearest even): rowwise [M, K]; columnwise [K, L]
 /// with L = columnwise_tokens(M), before any inverse transform.
 struct DequantizeProblem {
-  static constexpr std::string_view kOp = "quantize";
+  static constexpr std::string_view kOp = "dequantize";
   QuantSpec spec;
   Direction direction = Direction::rowwise;
   int64_t rows = 0, cols = 0;  ///< M, K of the logical tensor

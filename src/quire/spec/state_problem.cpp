@@ -10,7 +10,9 @@ std::string to_string(const FingerprintProblem& p) {
 }
 std::string to_string(const AdvanceProblem&) { return "advance of a counter"; }
 std::string to_string(const MaximumProblem& p) { return text("maximum of ", p.count, " values"); }
-std::string to_string(const CopyNumberProblem&) { return "copy of a number"; }
+std::string to_string(const CollectProblem& p) {
+  return text("collection of ", p.count, " amaxes of x", p.of_w ? " and of w" : "");
+}
 std::string to_string(const DelayedUpdateProblem& p) {
   return text("delayed_update of ", p.states.size(), p.backward ? " backward" : " forward", " states");
 }

@@ -36,11 +36,15 @@ struct MaximumProblem {
   int64_t count = 0;
 };
 
-/// *to = *from, int64.
-struct CopyNumberProblem {
-  static constexpr std::string_view kOp = "copy_number";
-  int64_t* to = nullptr;
-  const int64_t* from = nullptr;
+/// The amaxes of x and w of one call join those of the state, as with MaximumProblem, and the state notes its rule.
+struct CollectProblem {
+  static constexpr std::string_view kOp = "delayed_collect";
+  float* amax = nullptr;        ///< [2 * count]: of x, then of w
+  const float* of_x = nullptr;  ///< [count]
+  const float* of_w = nullptr;  ///< [count]; null: those of w stay
+  int64_t count = 0;
+  int64_t* number = nullptr;  ///< becomes *rule
+  const int64_t* rule = nullptr;
 };
 
 /// Columns of the table of rules of delayed scaling, float64 with one row a rule; the first row whose number is 0 ends
@@ -70,7 +74,7 @@ struct DelayedUpdateProblem {
 std::string to_string(const FingerprintProblem& p);
 std::string to_string(const AdvanceProblem& p);
 std::string to_string(const MaximumProblem& p);
-std::string to_string(const CopyNumberProblem& p);
+std::string to_string(const CollectProblem& p);
 std::string to_string(const DelayedUpdateProblem& p);
 
 }  // namespace quire

@@ -6,7 +6,7 @@ namespace quire {
 
 void advance(const AdvanceProblem& problem, const Context& context) { dispatch(problem, context); }
 void maximum(const MaximumProblem& problem, const Context& context) { dispatch(problem, context); }
-void copy_number(const CopyNumberProblem& problem, const Context& context) { dispatch(problem, context); }
+void delayed_collect(const CollectProblem& problem, const Context& context) { dispatch(problem, context); }
 void delayed_update(const DelayedUpdateProblem& problem, const Context& context) { dispatch(problem, context); }
 
 }  // namespace quire

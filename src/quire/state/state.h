@@ -8,7 +8,7 @@ namespace quire {
 
 void advance(const AdvanceProblem& problem, const Context& context = host());
 void maximum(const MaximumProblem& problem, const Context& context = host());
-void copy_number(const CopyNumberProblem& problem, const Context& context = host());
+void delayed_collect(const CollectProblem& problem, const Context& context = host());
 
 /// Throws Error for a rule whose length is not from 1 to the rows of a history (a device reports that at its next
 /// synchronisation); no state has changed then.

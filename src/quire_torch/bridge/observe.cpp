@@ -160,10 +160,10 @@ class Listener final : public quire::Observer {
     explain_step("dequantize\t", p, "", context);
   }
   static void heard(const quire::NormGradProblem& p, const quire::Context& context) {
-    explain_step(quire::text(p.kOp, "\tgrad"), p, "", context);
+    explain_step("norm\tgrad", p, "", context);
   }
   static void heard(const quire::ActivationGradProblem& p, const quire::Context& context) {
-    explain_step(quire::text(p.kOp, "\tgrad"), p, "", context);
+    explain_step("activation\tgrad", p, "", context);
   }
   /// Of groups, where the ends are read elsewhere: the host's kernels tell of each group by itself.
   static void heard(const quire::GroupedQuantizeProblem& p, const quire::Context& context) {

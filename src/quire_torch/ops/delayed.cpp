@@ -62,10 +62,13 @@ void DelayedCollect::run(const Args& a, const quire::Context& context) {
   const int64_t groups = std::max<int64_t>(1, amax.size(0) / 3);
   check_vector(a.x_amax, groups, "delayed_collect_: x_amax");
   if (a.w_amax) check_vector(*a.w_amax, groups, "delayed_collect_: w_amax");
-  float* const slots = floats(amax);
-  quire::maximum({.to = slots, .values = floats(a.x_amax), .count = groups}, context);
-  if (a.w_amax) quire::maximum({.to = slots + groups, .values = floats(*a.w_amax), .count = groups}, context);
-  quire::copy_number({.to = usage_of(a.usage.value), .from = rule.const_data_ptr<int64_t>()}, context);
+  quire::delayed_collect({.amax = floats(amax),
+                          .of_x = floats(a.x_amax),
+                          .of_w = a.w_amax ? floats(*a.w_amax) : nullptr,
+                          .count = groups,
+                          .number = usage_of(a.usage.value),
+                          .rule = rule.const_data_ptr<int64_t>()},
+                         context);
   ++collections;
 }
 
