@@ -31,8 +31,8 @@ def rank_of(rank: int, size: int, device: str = "cpu"):
     from torch import distributed
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
-    backends = ",".join(f"{place}:fake" for place in dict.fromkeys(["cpu", device]))
-    distributed.init_process_group(backends, rank=rank, world_size=size, store=FakeStore())
+    backend = "fake" if device == "cpu" else f"cpu:fake,{device}:fake"
+    distributed.init_process_group(backend, rank=rank, world_size=size, store=FakeStore())
     try:
         yield distributed.group.WORLD
     finally:
