@@ -10,7 +10,7 @@ import python_imports
 import tree
 
 VALUES = {"quire/base", "quire/format", "quire/spec"}
-OPERATIONS = {"quire/quantize", "quire/gemm", "quire/pointwise", "quire/groups", "quire/moe", "quire/state"}
+OPERATIONS = {"quire/quantize", "quire/gemm", "quire/pointwise", "quire/moe", "quire/state"}
 CORE = {
     "quire/base": set(),
     "quire/format": {"quire/base"},
@@ -22,7 +22,6 @@ CORE = {
     "quire/quantize": VALUES | {"quire/device", "quire/reference"},
     "quire/gemm": VALUES | {"quire/device"},
     "quire/pointwise": VALUES | {"quire/device"},
-    "quire/groups": VALUES | {"quire/device"},
     "quire/moe": VALUES | {"quire/device"},
     "quire/state": VALUES | {"quire/device"},
     "quire/runner": VALUES | OPERATIONS,

@@ -107,7 +107,7 @@ def waits() -> dict[str, int]:
 
 @dataclass
 class Violation:
-    """kind: "host access", "host memory", "race", "beyond memory" or "device address in a kernel"."""
+    """kind: "host access", "host memory", "race", "beyond memory", "list kept" or "device address in a kernel"."""
 
     kind: str
     detail: str
@@ -129,6 +129,11 @@ def violations() -> list[Violation]:
         else:
             found.append(Violation(*line.split(": ", 1), frames=[]))
     return found
+
+
+def lists() -> int:
+    """Arrays of the host that launches were given since the last call."""
+    return _ops.lists()
 
 
 class Launches:

@@ -1,10 +1,11 @@
 // quire on the device: for each kernel that the host has, one of the same name, which checks the pointers of a problem,
-// translates them and launches the host's. What such a kernel finds in memory (a stale fingerprint) is raised when
-// somebody waits for it.
+// translates them and launches the host's, with copies of its lists. What such a kernel finds in memory (a stale
+// fingerprint) is raised when somebody waits for it.
 #include <torch/library.h>
 
 #include <array>
 #include <memory>
+#include <optional>
 #include <span>
 #include <utility>
 #include <vector>
@@ -16,8 +17,34 @@
 namespace testdevice {
 namespace {
 
-/// Lists of a problem, which lie on the host and may be gone when the kernel runs.
+/// Copies of a problem's lists, for the kernel: the lists are gone when it runs.
 using Lists = std::vector<std::shared_ptr<void>>;
+
+/// Puts in the place of every list of a problem one that is there for the launch alone.
+class Lender {
+ public:
+  explicit Lender(HostLists& lists) : lists_(lists) {}
+
+  template <class... Parts>
+  void operator()(Parts&... parts) {
+    (lend(parts), ...);
+  }
+
+ private:
+  template <class T>
+  void lend(std::span<const T>& list) {
+    list = lists_.lend(list);
+  }
+  void lend(quire::Operand& o) { lend(o.each); }
+  template <class T>
+  void lend(std::optional<T>& one) {
+    if (one) lend(*one);
+  }
+  template <class T>
+  void lend(T&) {}
+
+  HostLists& lists_;
+};
 
 /// Calls itself with every pointer of a problem, and puts in its place where the kernel finds that memory.
 class Translator {
@@ -40,15 +67,15 @@ class Translator {
   void translate(quire::Integers& i) { translate(i.data); }
   void translate(quire::RowMap& m) { translate(m.rows); }
   void translate(quire::Side& s) { (*this)(s.data, s.scale, s.amax); }
-  void translate(quire::Operand& o) { (*this)(o.data, o.scale, o.amax); }
+  void translate(quire::Operand& o) { (*this)(o.data, o.scale, o.amax, o.groups, o.each); }
+  template <class T>
+  void translate(std::optional<T>& one) {
+    if (one) translate(*one);
+  }
   void translate(quire::GivenAmax& a) { (*this)(a.rowwise, a.columnwise); }
   void translate(quire::Destination& d) { (*this)(d.y, d.rowwise, d.columnwise, d.scale, d.amax); }
   void translate(quire::DelayedState& s) { (*this)(s.history, s.scale, s.amax, s.reduced, s.usage); }
   void translate(quire::RowGroups& g) { translate(g.ends); }
-  void translate(quire::GroupedMatrix& m) { (*this)(m.rows, m.each); }
-  void translate(quire::MutableGroupedMatrix& m) { (*this)(m.rows, m.each); }
-  void translate(quire::GroupedSide& s) { (*this)(s.flat, s.each); }
-  void translate(quire::GroupedOperand& o) { (*this)(o.groups, o.side); }
   template <class T>
   void translate(std::span<const T>& list) {
     const auto copy = std::make_shared<std::vector<T>>(list.begin(), list.end());
@@ -77,89 +104,34 @@ struct Kept<quire::FingerprintProblem> {
   Lists lists;
   std::string what;
 };
-void translate(Translator to, Kept<quire::QuantizeProblem>& k) {
-  auto& p = k.problem;
-  to(p.x, p.rowwise, p.columnwise, p.random.state, p.scale, p.amax);
+
+// Every pointer of a problem, and every list.
+void parts(auto to, quire::QuantizeProblem& p) {
+  to(p.x, p.rowwise, p.columnwise, p.random.state, p.random.part, p.scale, p.amax, p.groups, p.each, p.only);
 }
-void translate(Translator to, Kept<quire::AmaxProblem>& k) { to(k.problem.x, k.problem.rowwise, k.problem.columnwise); }
-void translate(Translator to, Kept<quire::DequantizeProblem>& k) {
-  to(k.problem.data, k.problem.scale, k.problem.amax, k.problem.out);
-}
-void translate(Translator to, Kept<quire::ReorderProblem>& k) { to(k.problem.from, k.problem.data, k.problem.scale); }
-void translate(Translator to, Kept<quire::GemmProblem>& k) {
-  auto& p = k.problem;
-  to(p.a, p.b, p.out, p.bias, p.addend);
-}
-void translate(Translator to, Kept<quire::ColumnSumProblem>& k) { to(k.problem.x, k.problem.out); }
-void translate(Translator to, Kept<quire::NormProblem>& k) {
-  auto& p = k.problem;
-  to(p.x, p.gamma, p.beta, p.out, p.mean, p.rstd);
-}
-void translate(Translator to, Kept<quire::NormGradProblem>& k) {
-  auto& p = k.problem;
-  to(p.dy, p.x, p.gamma, p.mean, p.rstd, p.dx, p.dgamma, p.dbeta);
-}
-void translate(Translator to, Kept<quire::ActivationProblem>& k) { to(k.problem.x, k.problem.out); }
-void translate(Translator to, Kept<quire::ActivationGradProblem>& k) { to(k.problem.dy, k.problem.x, k.problem.dx); }
-void translate(Translator to, Kept<quire::RouteProblem>& k) {
-  to(k.problem.logits, k.problem.bias, k.problem.weights, k.problem.ids);
-}
-void translate(Translator to, Kept<quire::RouteGradProblem>& k) {
-  to(k.problem.logits, k.problem.ids, k.problem.dweights, k.problem.dlogits);
-}
-void translate(Translator to, Kept<quire::CapacityProblem>& k) { to(k.problem.ids, k.problem.kept); }
-void translate(Translator to, Kept<quire::PermuteProblem>& k) {
-  to(k.problem.from, k.problem.map, k.problem.weights, k.problem.to);
-}
-void translate(Translator to, Kept<quire::UnpermuteProblem>& k) {
-  to(k.problem.from, k.problem.map, k.problem.weights, k.problem.to);
-}
-void translate(Translator to, Kept<quire::PermutedDotProblem>& k) {
-  to(k.problem.permuted, k.problem.tokens, k.problem.map, k.problem.to);
-}
-void translate(Translator to, Kept<quire::ExpertRowsProblem>& k) {
-  to(k.problem.ids, k.problem.row_map, k.problem.offsets);
-}
-void translate(Translator to, Kept<quire::ChunkRowsProblem>& k) {
-  to(k.problem.sizes, k.problem.order, k.problem.row_map);
-}
-void translate(Translator to, Kept<quire::FingerprintProblem>& k) { to(k.problem.x, k.problem.to, k.problem.expected); }
-void translate(Translator to, Kept<quire::AdvanceProblem>& k) { to(k.problem.value); }
-void translate(Translator to, Kept<quire::MaximumProblem>& k) { to(k.problem.to, k.problem.values); }
-void translate(Translator to, Kept<quire::CollectProblem>& k) {
-  auto& p = k.problem;
-  to(p.amax, p.of_x, p.of_w, p.number, p.rule);
-}
-void translate(Translator to, Kept<quire::DelayedUpdateProblem>& k) { to(k.problem.states, k.problem.rules); }
-void translate(Translator to, Kept<quire::GroupedQuantizeProblem>& k) {
-  auto& p = k.problem;
-  to(p.x, p.groups, p.rowwise, p.columnwise, p.random.state, p.scale, p.amax, p.only);
-}
-void translate(Translator to, Kept<quire::GroupedAmaxProblem>& k) {
-  auto& p = k.problem;
-  to(p.x, p.groups, p.rowwise, p.columnwise);
-}
-void translate(Translator to, Kept<quire::GroupedDequantizeProblem>& k) { to(k.problem.from, k.problem.out); }
-void translate(Translator to, Kept<quire::GroupedGemmProblem>& k) {
-  to(k.problem.a, k.problem.b, k.problem.out, k.problem.bias);
-}
-void translate(Translator to, Kept<quire::MatmulProblem>& k) {
-  to(k.problem.a, k.problem.b, k.problem.bias, k.problem.out);
-}
-void translate(Translator to, Kept<quire::GroupedMatmulProblem>& k) {
-  auto& p = k.problem;
-  to(p.groups, p.a, p.b, p.codes, p.bias, p.out);
-}
-void translate(Translator to, Kept<quire::GroupedColumnSumProblem>& k) {
-  to(k.problem.x, k.problem.groups, k.problem.out);
-}
-void translate(Translator to, Kept<quire::GroupedActivationProblem>& k) {
-  auto& p = k.problem;
-  to(p.x, p.groups, p.y, p.rowwise, p.columnwise, p.scale);
-}
-void translate(Translator to, Kept<quire::GroupedFingerprintProblem>& k) {
-  to(k.problem.x, k.problem.groups, k.problem.expected);
-}
+void parts(auto to, quire::AmaxProblem& p) { to(p.x, p.rowwise, p.columnwise, p.groups); }
+void parts(auto to, quire::DequantizeProblem& p) { to(p.data, p.scale, p.amax, p.out, p.groups); }
+void parts(auto to, quire::ReorderProblem& p) { to(p.from, p.data, p.scale); }
+void parts(auto to, quire::GemmProblem& p) { to(p.a, p.b, p.out, p.bias, p.addend, p.outs, p.biases); }
+void parts(auto to, quire::MatmulProblem& p) { to(p.a, p.b, p.bias, p.out, p.groups, p.codes, p.bs, p.outs, p.biases); }
+void parts(auto to, quire::ColumnSumProblem& p) { to(p.x, p.out, p.groups); }
+void parts(auto to, quire::NormProblem& p) { to(p.x, p.gamma, p.beta, p.out, p.mean, p.rstd); }
+void parts(auto to, quire::NormGradProblem& p) { to(p.dy, p.x, p.gamma, p.mean, p.rstd, p.dx, p.dgamma, p.dbeta); }
+void parts(auto to, quire::ActivationProblem& p) { to(p.x, p.out, p.groups); }
+void parts(auto to, quire::ActivationGradProblem& p) { to(p.dy, p.x, p.dx); }
+void parts(auto to, quire::RouteProblem& p) { to(p.logits, p.bias, p.weights, p.ids); }
+void parts(auto to, quire::RouteGradProblem& p) { to(p.logits, p.ids, p.dweights, p.dlogits); }
+void parts(auto to, quire::CapacityProblem& p) { to(p.ids, p.kept); }
+void parts(auto to, quire::PermuteProblem& p) { to(p.from, p.map, p.weights, p.to); }
+void parts(auto to, quire::UnpermuteProblem& p) { to(p.from, p.map, p.weights, p.to); }
+void parts(auto to, quire::PermutedDotProblem& p) { to(p.permuted, p.tokens, p.map, p.to); }
+void parts(auto to, quire::ExpertRowsProblem& p) { to(p.ids, p.row_map, p.offsets); }
+void parts(auto to, quire::ChunkRowsProblem& p) { to(p.sizes, p.order, p.row_map); }
+void parts(auto to, quire::FingerprintProblem& p) { to(p.x, p.to, p.expected, p.groups, p.each, p.only); }
+void parts(auto to, quire::AdvanceProblem& p) { to(p.value); }
+void parts(auto to, quire::MaximumProblem& p) { to(p.to, p.values); }
+void parts(auto to, quire::CollectProblem& p) { to(p.amax, p.of_x, p.of_w, p.number, p.rule); }
+void parts(auto to, quire::DelayedUpdateProblem& p) { to(p.states, p.rules); }
 
 template <class Problem>
 const quire::KernelRow<Problem>& host_row(size_t number) {
@@ -174,10 +146,13 @@ bool refuses(const Problem& problem, const quire::Context&, quire::Refusal* refu
 template <class Problem, size_t number>
 void run(const Problem& problem, const quire::Context& context) {
   const quire::KernelRow<Problem>& row = host_row<Problem>(number);
+  HostLists lists;
+  Problem given = problem;
+  parts(Lender(lists), given);
   Launch launch(std::string(Problem::kOp),
                 {context.index, static_cast<int64_t>(reinterpret_cast<uintptr_t>(context.stream))});
-  const auto kept = std::make_shared<Kept<Problem>>(problem);
-  translate(Translator(launch, kept->lists), *kept);
+  const auto kept = std::make_shared<Kept<Problem>>(given);
+  parts(Translator(launch, kept->lists), kept->problem);
   std::move(launch).run([kept, &row] { row.run(kept->problem, quire::host()); });
 }
 

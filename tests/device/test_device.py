@@ -242,6 +242,24 @@ def test_a_kernel_with_an_address_that_was_not_translated_is_found():
     assert kinds() == ["device address in a kernel"]
 
 
+@pytest.mark.parametrize("captured", [False, True])
+def test_a_kernel_that_keeps_a_list_of_the_host_is_found_and_one_that_copies_it_is_not(captured):
+    def launch(keep):
+        ops.add_listed(x.data_ptr(), [1, 2, 4], keep)
+
+    x = torch.zeros(1, device=NAME)
+    for keep, expected in ((False, []), (True, ["list kept"])):
+        if captured:
+            with testdevice.Graph() as graph:
+                launch(keep)
+            graph.replay()
+        else:
+            launch(keep)
+        synchronize()
+        assert kinds() == expected
+    assert x.tolist() == [14]
+
+
 # ---- Capture.
 
 

@@ -106,6 +106,19 @@ def test_codes_are_those_of_the_cpu(spec, place):
         assert_same(codes, torch.ops.quire.quantize(x, spec, True, True))
 
 
+@pytest.mark.parametrize("recipe", [None, ALL["mxfp8"], ALL["nvfp4"]], ids=["high_precision", "mxfp8", "nvfp4"])
+def test_a_stacked_weight_is_one_matrix_and_no_list_of_the_host(recipe):
+    lists = {}
+    for stacked in (False, True):
+        options = {"single_grouped_weight": stacked, "single_grouped_bias": stacked}
+        cpu, there = twins("GroupedLinear", testdevice.NAME, **options)
+        testdevice.lists()
+        got = step(there, Inputs("GroupedLinear", testdevice.NAME), recipe)
+        lists[stacked] = testdevice.lists()
+        assert_same(got, reference(cpu, Inputs("GroupedLinear"), recipe))
+    assert lists[True] == 0 < lists[False]
+
+
 def test_backward_runs_on_the_stream_of_forward_and_its_caller_waits():
     cpu, there = twins("Linear", testdevice.NAME)
     ours, side = Inputs("Linear", testdevice.NAME), torch.Stream(device=testdevice.NAME)

@@ -7,8 +7,9 @@
 #include <vector>
 
 #include "quire/base/check.h"
-#include "quire/groups/groups.h"
+#include "quire/gemm/gemm.h"
 #include "quire/moe/moe.h"
+#include "quire/quantize/quantize.h"
 
 namespace quire::testing {
 namespace {
@@ -176,26 +177,28 @@ TEST(HugeSizes, RoutingRefusesThem) {
 
 TEST(HugeSizes, ProblemsOfGroupsRefuseThem) {
   std::vector<float> x(12), sums(3);
-  using P = GroupedColumnSumProblem;
-  const P valid{.x = {x.data(), DType::f32, 4, 3, 3},
-                .groups = RowGroups::equal(1, 4),
-                .out = {sums.data(), DType::f32, 1, 3, 3}};
-  expect_refusals<P>(valid,
-                     {
-                         {[](P& p) { p.groups = RowGroups::equal(2, kHuge); }, "rows"},
-                         {[](P& p) { p.groups.count = 2, p.out = {nullptr, DType::f32, 2, 3, 3}; }, "null pointer"},
-                         {[](P& p) { p.groups.count = 2, p.x.cols = p.out.cols = kHuge; }, "more bytes than int64"},
-                     },
-                     grouped_column_sum);
-  using D = GroupedDequantizeProblem;
-  const D decoded{.from = {.spec = QuantSpec::parse("mxfp8"), .groups = RowGroups::equal(2, 0), .cols = 32, .side = {}},
-                  .out = {nullptr, DType::f32, 0, 32, 32}};
+  using P = ColumnSumProblem;
+  const P valid{.x = {x.data(), DType::f32, 4, 3, 3}, .out = sums.data(), .groups = RowGroups::equal(1, 4)};
+  expect_refusals<P>(
+      valid,
+      {
+          {[](P& p) { p.groups = RowGroups::equal(2, kHuge); }, "rows"},
+          {[](P& p) { p.groups.count = 2, p.out = nullptr; }, "null pointer"},
+          {[](P& p) { p.groups.count = 2, p.x.cols = kHuge, p.x.rows = kHuge; }, "more bytes than int64"},
+      },
+      column_sum);
+  using D = DequantizeProblem;
+  const D decoded{.spec = QuantSpec::parse("mxfp8"),
+                  .rows = 0,
+                  .cols = 32,
+                  .out = {nullptr, DType::f32, 0, 32, 32},
+                  .groups = RowGroups::equal(2, 0)};
   expect_refusals<D>(decoded,
                      {
-                         {[](D& p) { p.from.cols = -1; }, "must not be negative"},
-                         {[](D& p) { p.from.cols = kMost, p.out.cols = kMost; }, "more bytes than int64"},
+                         {[](D& p) { p.cols = -1; }, "must not be negative"},
+                         {[](D& p) { p.cols = kMost, p.out.cols = kMost; }, "more bytes than int64"},
                      },
-                     grouped_dequantize);
+                     dequantize);
 }
 
 }  // namespace

@@ -27,4 +27,22 @@ struct MutableMatrix {
   constexpr operator Matrix() const { return {data, dtype, rows, cols, row_stride}; }
 };
 
+/// f32, f16 or bf16, one element per column of a matrix; data == nullptr: absent.
+struct Vector {
+  const void* data = nullptr;
+  DType dtype = DType::f32;
+};
+
+/// Integers of a tensor: int32, or int64 where `wide`.
+struct Integers {
+  const void* data = nullptr;
+  int64_t count = 0;
+  bool wide = false;
+
+  /// The i-th. Follows `data`: for kernels.
+  int64_t operator[](int64_t i) const {
+    return wide ? static_cast<const int64_t*>(data)[i] : static_cast<const int32_t*>(data)[i];
+  }
+};
+
 }  // namespace quire

@@ -52,21 +52,41 @@ bool refuses_bf16(const GemmProblem&, const Context&, Refusal* refusal) {
   return lacks(active().bf16, "bfloat16", refusal);
 }
 
+/// What a row runs: a kernel that takes a tensor, and groups where problems may have them, which it cuts.
+template <class Problem, auto Run>
+void taking_groups(const Problem& p, const Context& context) {
+  if constexpr (requires { p.in_groups(); }) {
+    if (p.in_groups()) [[unlikely]]
+      return run_groups(p, context);
+  }
+  if constexpr (requires { Run(p, context); })
+    Run(p, context);
+  else
+    Run(p);
+}
+
+template <const GemmKernel* Isa::* Product>
+void multiply(const GemmProblem& p) {
+  (*(active().*Product))(p);
+}
+
+template <auto Run>
+constexpr auto kMultiply = taking_groups<GemmProblem, Run>;
+
 constexpr std::array kGemm{
-    KernelRow<GemmProblem>{"amx_nvfp4", refuses_amx_nvfp4,
-                           [](const GemmProblem& p, const Context&) { (*active().amx_nvfp4)(p); }},
-    KernelRow<GemmProblem>{"int8", refuses_int8, [](const GemmProblem& p, const Context&) { (*active().int8)(p); }},
-    KernelRow<GemmProblem>{"amx", refuses_amx, [](const GemmProblem& p, const Context&) { (*active().amx)(p); }},
-    KernelRow<GemmProblem>{"bf16", refuses_bf16, [](const GemmProblem& p, const Context&) { (*active().bf16)(p); }},
-    KernelRow<GemmProblem>{"generic", nullptr, [](const GemmProblem& p, const Context&) { active().kernels->gemm(p); }},
-    KernelRow<GemmProblem>{"reference", nullptr, [](const GemmProblem& p, const Context&) { reference::gemm(p); }},
+    KernelRow<GemmProblem>{"amx_nvfp4", refuses_amx_nvfp4, kMultiply<multiply<&Isa::amx_nvfp4>>},
+    KernelRow<GemmProblem>{"int8", refuses_int8, kMultiply<multiply<&Isa::int8>>},
+    KernelRow<GemmProblem>{"amx", refuses_amx, kMultiply<multiply<&Isa::amx>>},
+    KernelRow<GemmProblem>{"bf16", refuses_bf16, kMultiply<multiply<&Isa::bf16>>},
+    KernelRow<GemmProblem>{"generic", nullptr, kMultiply<[](const GemmProblem& p) { active().kernels->gemm(p); }>},
+    KernelRow<GemmProblem>{"reference", nullptr, kMultiply<reference::gemm>},
 };
 
 /// The kernel of the instruction set in use, then the reference.
 template <class Problem, void (*Kernels::*Generic)(const Problem&), void (*Reference)(const Problem&)>
 constexpr std::array<KernelRow<Problem>, 2> kRows{{
-    {"generic", nullptr, [](const Problem& p, const Context&) { (active().kernels->*Generic)(p); }},
-    {"reference", nullptr, [](const Problem& p, const Context&) { Reference(p); }},
+    {"generic", nullptr, taking_groups<Problem, [](const Problem& p) { (active().kernels->*Generic)(p); }>},
+    {"reference", nullptr, taking_groups<Problem, Reference>},
 }};
 
 void check_given_scale(const QuantizeProblem& p) {
@@ -79,20 +99,22 @@ void check_given_scale(const QuantizeProblem& p) {
 template <class Problem, void (*Kernels::*Generic)(const Problem&), void (*Reference)(const Problem&)>
 constexpr std::array<KernelRow<Problem>, 2> kProducers{{
     {"generic", nullptr,
-     [](const Problem& p, const Context&) {
-       check_given_scale(p.out.quantization());
-       (active().kernels->*Generic)(p);
-     }},
+     taking_groups<Problem,
+                   [](const Problem& p) {
+                     check_given_scale(p.out.quantization());
+                     (active().kernels->*Generic)(p);
+                   }>},
     {"reference", nullptr,
-     [](const Problem& p, const Context&) {
-       check_given_scale(p.out.quantization());
-       Reference(p);
-     }},
+     taking_groups<Problem,
+                   [](const Problem& p) {
+                     check_given_scale(p.out.quantization());
+                     Reference(p);
+                   }>},
 }};
 
 /// The one kernel of a problem, in plain C++.
 template <class Problem, void (*Run)(const Problem&, const Context&)>
-constexpr std::array<KernelRow<Problem>, 1> kPortable{{{"portable", nullptr, Run}}};
+constexpr std::array<KernelRow<Problem>, 1> kPortable{{{"portable", nullptr, taking_groups<Problem, Run>}}};
 
 void check_given_amax(const float* amax, int64_t count) {
   for (int64_t i = 0; amax && i < count; ++i)
@@ -116,19 +138,18 @@ void quantize_generic(const QuantizeProblem& p) {
   if (p.spec.interleaved) return quantize_interleaved(p, active().kernels->quantize);
   active().kernels->quantize(p);
 }
-void dequantize_generic(const DequantizeProblem& p, const Context&) {
+void dequantize_generic(const DequantizeProblem& p) {
   if (p.spec.interleaved) return dequantize_interleaved(p, active().kernels->dequantize);
   active().kernels->dequantize(p);
 }
 
 constexpr std::array kQuantize{
-    KernelRow<QuantizeProblem>{"generic", nullptr, quantize<quantize_generic>},
-    KernelRow<QuantizeProblem>{"reference", nullptr, quantize<reference::quantize>},
+    KernelRow<QuantizeProblem>{"generic", nullptr, taking_groups<QuantizeProblem, quantize<quantize_generic>>},
+    KernelRow<QuantizeProblem>{"reference", nullptr, taking_groups<QuantizeProblem, quantize<reference::quantize>>},
 };
 constexpr std::array kDequantize{
-    KernelRow<DequantizeProblem>{"generic", nullptr, dequantize_generic},
-    KernelRow<DequantizeProblem>{"reference", nullptr,
-                                 [](const DequantizeProblem& p, const Context&) { reference::dequantize(p); }},
+    KernelRow<DequantizeProblem>{"generic", nullptr, taking_groups<DequantizeProblem, dequantize_generic>},
+    KernelRow<DequantizeProblem>{"reference", nullptr, taking_groups<DequantizeProblem, reference::dequantize>},
 };
 
 bool refuses_matmul(const MatmulProblem&, const Context&, Refusal* refusal) {
@@ -137,14 +158,9 @@ bool refuses_matmul(const MatmulProblem&, const Context&, Refusal* refusal) {
 
 constexpr std::array kMatmul{
     KernelRow<MatmulProblem>{"library", refuses_matmul,
-                             [](const MatmulProblem& p, const Context&) { matmul_in_use()(p); }},
-    KernelRow<MatmulProblem>{"reference", nullptr,
-                             [](const MatmulProblem& p, const Context&) { reference::matmul(p); }},
+                             taking_groups<MatmulProblem, [](const MatmulProblem& p) { matmul_in_use()(p); }>},
+    KernelRow<MatmulProblem>{"reference", nullptr, taking_groups<MatmulProblem, reference::matmul>},
 };
-
-/// The one kernel of a problem of groups.
-template <class Problem, void (*Run)(const Problem&, const Context&)>
-constexpr std::array<KernelRow<Problem>, 1> kByGroup{{{"by_group", nullptr, Run}}};
 
 void fingerprint(const FingerprintProblem& p, const Context&) {
   const auto found = static_cast<int64_t>(active().kernels->fingerprint(p.x));
@@ -163,6 +179,7 @@ const Device& device() {
                                    kDequantize,
                                    kPortable<ReorderProblem, reorder>,
                                    kGemm,
+                                   kMatmul,
                                    kRows<ColumnSumProblem, &Kernels::column_sum, reference::column_sum>,
                                    kProducers<NormProblem, &Kernels::norm, reference::norm>,
                                    kRows<NormGradProblem, &Kernels::norm_grad, reference::norm_grad>,
@@ -180,16 +197,7 @@ const Device& device() {
                                    kPortable<AdvanceProblem, advance>,
                                    kPortable<MaximumProblem, maximum>,
                                    kPortable<CollectProblem, delayed_collect>,
-                                   kPortable<DelayedUpdateProblem, delayed_update>,
-                                   kByGroup<GroupedQuantizeProblem, grouped_quantize>,
-                                   kByGroup<GroupedAmaxProblem, grouped_amax>,
-                                   kByGroup<GroupedDequantizeProblem, grouped_dequantize>,
-                                   kByGroup<GroupedGemmProblem, grouped_gemm>,
-                                   kMatmul,
-                                   kByGroup<GroupedMatmulProblem, grouped_matmul>,
-                                   kByGroup<GroupedColumnSumProblem, grouped_column_sum>,
-                                   kByGroup<GroupedActivationProblem, grouped_activation>,
-                                   kByGroup<GroupedFingerprintProblem, grouped_fingerprint>}};
+                                   kPortable<DelayedUpdateProblem, delayed_update>}};
   return kDevice;
 }
 

@@ -8,7 +8,8 @@
 #include <tuple>
 
 #include "quire/base/kernel_table.h"
-#include "quire/spec/grouped_problem.h"
+#include "quire/spec/moe_problem.h"
+#include "quire/spec/pointwise_problem.h"
 #include "quire/spec/state_problem.h"
 
 namespace quire {
@@ -16,12 +17,10 @@ namespace quire {
 /// Everything that is asked of a device.
 template <template <class...> class List>
 using ForAllProblems =
-    List<QuantizeProblem, AmaxProblem, DequantizeProblem, ReorderProblem, GemmProblem, ColumnSumProblem, NormProblem,
-         NormGradProblem, ActivationProblem, ActivationGradProblem, RouteProblem, RouteGradProblem, CapacityProblem,
-         PermuteProblem, UnpermuteProblem, PermutedDotProblem, ExpertRowsProblem, ChunkRowsProblem, FingerprintProblem,
-         AdvanceProblem, MaximumProblem, CollectProblem, DelayedUpdateProblem, GroupedQuantizeProblem,
-         GroupedAmaxProblem, GroupedDequantizeProblem, GroupedGemmProblem, MatmulProblem, GroupedMatmulProblem,
-         GroupedColumnSumProblem, GroupedActivationProblem, GroupedFingerprintProblem>;
+    List<QuantizeProblem, AmaxProblem, DequantizeProblem, ReorderProblem, GemmProblem, MatmulProblem, ColumnSumProblem,
+         NormProblem, NormGradProblem, ActivationProblem, ActivationGradProblem, RouteProblem, RouteGradProblem,
+         CapacityProblem, PermuteProblem, UnpermuteProblem, PermutedDotProblem, ExpertRowsProblem, ChunkRowsProblem,
+         FingerprintProblem, AdvanceProblem, MaximumProblem, CollectProblem, DelayedUpdateProblem>;
 
 /// The kernels of one problem, in order of preference.
 template <class Problem>

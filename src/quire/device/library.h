@@ -2,7 +2,7 @@
 // (base/parallel.h). The PyTorch layer lends PyTorch's.
 #pragma once
 
-#include "quire/spec/grouped_problem.h"
+#include "quire/spec/problem.h"
 
 namespace quire {
 

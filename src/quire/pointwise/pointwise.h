@@ -5,7 +5,7 @@
 #include <string>
 
 #include "quire/base/context.h"
-#include "quire/spec/grouped_problem.h"
+#include "quire/spec/pointwise_problem.h"
 
 namespace quire {
 

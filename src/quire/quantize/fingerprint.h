@@ -2,7 +2,6 @@
 #pragma once
 
 #include "quire/base/context.h"
-#include "quire/spec/grouped_problem.h"
 #include "quire/spec/state_problem.h"
 
 namespace quire {

@@ -4,7 +4,7 @@
 #include <string>
 
 #include "quire/base/context.h"
-#include "quire/spec/grouped_problem.h"
+#include "quire/spec/problem.h"
 #include "quire/spec/statistics.h"
 
 namespace quire {

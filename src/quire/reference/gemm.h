@@ -1,7 +1,7 @@
 // The contract's products in double: slow, obvious, the oracle of every kernel and the last row of the kernel table.
 #pragma once
 
-#include "quire/spec/grouped_problem.h"
+#include "quire/spec/problem.h"
 
 namespace quire::reference {
 

@@ -6,7 +6,7 @@
 
 #include "quire/base/check.h"
 #include "quire/format/element.h"
-#include "quire/groups/groups.h"
+#include "quire/gemm/gemm.h"
 #include "quire/quantize/quantize.h"
 #include "quire/quantize/reorder.h"
 
@@ -142,21 +142,13 @@ GemmProblem PreparedWeight::product(const Side& x, const QuantSpec& spec, const 
 void PreparedWeight::multiply(const Matrix& x, const MutableMatrix& out, Context context) const {
   const HeldArena memory;
   context.workspace = &*memory;
-  const Side codes{const_cast<void*>(operand_.data), const_cast<void*>(operand_.scale),
-                   const_cast<float*>(operand_.amax)};
-  const Vector bias{bias_.data(), DType::f32};
-  grouped_matmul({.groups = RowGroups::equal(1, x.rows),
-                  .a = {.rows = x},
-                  .b = {},
-                  .transpose_b = true,
-                  .codes = {.spec = operand_.spec,
-                            .groups = RowGroups::equal(1, out_features()),
-                            .cols = in_features(),
-                            .side = {.each = std::span(&codes, 1)},
-                            .what = "runner: the weight"},
-                  .bias = std::span(&bias, bias_.empty() ? 0 : 1),
-                  .out = {.rows = out}},
-                 context);
+  matmul({.a = x,
+          .b = {},
+          .transpose_b = true,
+          .bias = {bias_.empty() ? nullptr : bias_.data(), DType::f32},
+          .out = out,
+          .codes = operand_},
+         context);
 }
 
 }  // namespace quire

@@ -6,6 +6,7 @@
 #include <limits>
 
 #include "quire/base/check.h"
+#include "quire/spec/check_groups.h"
 
 namespace quire {
 namespace {
@@ -18,14 +19,6 @@ std::string shape_text(const Shape<int64_t>& sizes) {
   return "[" + out + "]";
 }
 
-void check_float(std::string_view op, std::string_view what, DType dtype) {
-  if (dtype == DType::f32 || dtype == DType::f16 || dtype == DType::bf16) return;
-  // A problem that was made by hand may hold a number that is no DType and has no name.
-  const int number = static_cast<int>(dtype);
-  fail(op, ": ", what, " must be float32, float16 or bfloat16; got ",
-       dtype == DType::u8 ? std::string(name(dtype)) : "DType " + std::to_string(number), "; convert it first");
-}
-
 /// check_extent(), inlined where it is called.
 [[gnu::always_inline]] inline void check_reach(std::string_view op, std::string_view what, const Matrix& m) {
   check_sizes(op, what, m.rows, m.cols);
@@ -36,12 +29,6 @@ void check_float(std::string_view op, std::string_view what, DType dtype) {
                                         __builtin_mul_overflow(reach, int64_t{8}, &reach));
   check(!overflows, op, ": row stride ", m.row_stride, " of ", what, " with ", m.rows,
         " rows reaches further than int64 can count; correct it");
-}
-
-void check_output(std::string_view op, std::string_view what, const MutableMatrix& m) {
-  check_matrix(op, what, m);
-  check(m.rows <= 1 || m.row_stride >= m.cols, op, ": rows of ", what, " overlap: ", m.cols, " columns but row stride ",
-        m.row_stride, "; make the row stride at least the number of columns");
 }
 
 /// A spec built by hand may break the rules of the grammar; one that survives its own text cannot.
@@ -99,7 +86,7 @@ void check_given_amax(std::string_view op, const QuantizeProblem& p) {
         "leave one out");
 }
 
-/// All of a quantization but the memory of x.
+/// All of a quantization but the memory of x, and but the sides of groups, whose sizes follow from the ends.
 void check_quantization(std::string_view op, const QuantizeProblem& p) {
   check_spec(op, p.spec);
   if (p.scale == nullptr && p.spec.given)
@@ -109,19 +96,24 @@ void check_quantization(std::string_view op, const QuantizeProblem& p) {
     fail(op, ": a static scale needs a family with one scale per tensor; got ", p.spec.to_string(),
          "; use fp8_tensor, or the option 'given', or leave the scale out");
   check_given_amax(op, p);
+  if (p.in_groups()) [[unlikely]]
+    return;
   check_side(op, p, Direction::rowwise, p.rowwise);
   check_side(op, p, Direction::columnwise, p.columnwise);
 }
 
-void check_destination(std::string_view op, const Destination& to, int64_t rows, int64_t cols) {
+void check_destination(std::string_view op, const Destination& to, const std::array<int64_t, 2>& sizes,
+                       const RowGroups& groups = {}) {
   check_float(op, "y", to.y.dtype);
   check_sizes(op, "y", to.y.rows, to.y.cols);
-  check_shape(op, "y", to.y, rows, cols);
+  check_shape(op, "y", to.y, sizes[0], sizes[1]);
   if (to.y.data != nullptr) check_output(op, "y", to.y);
   check(!to.spec.stochastic, op, ": ", to.spec, " rounds stochastically, which is for gradients; leave sr out");
   check(!to.spec.interleaved, op, ": ", to.spec,
         " is interleaved, which is for operands that are kept; leave interleaved out");
-  check_quantization(op, to.quantization());
+  QuantizeProblem quantization = to.quantization();
+  quantization.groups = groups;
+  check_quantization(op, quantization);
 }
 
 void check_vector(std::string_view op, std::string_view what, const Vector& v, int64_t count) {
@@ -142,6 +134,8 @@ Hadamard hadamard_of(const Operand& o) { return transformed(o) ? o.spec.hadamard
 void check_operand(std::string_view op, std::string_view what, const Operand& o) {
   check_spec(op, o.spec);
   check_sizes(op, what, o.outer, o.contraction);
+  if (o.in_groups()) [[unlikely]]
+    return check_groups(op, o);
   check(!transformed(o) || o.contraction % 16 == 0, op, ": ", what,
         " is Hadamard-transformed in groups of 16 tokens but ", "contracts ", o.contraction,
         "; use columnwise_tokens() of its rows");
@@ -149,6 +143,20 @@ void check_operand(std::string_view op, std::string_view what, const Operand& o)
 }
 
 }  // namespace
+
+void check_float(std::string_view op, std::string_view what, DType dtype) {
+  if (dtype == DType::f32 || dtype == DType::f16 || dtype == DType::bf16) return;
+  // A problem that was made by hand may hold a number that is no DType and has no name.
+  const int number = static_cast<int>(dtype);
+  fail(op, ": ", what, " must be float32, float16 or bfloat16; got ",
+       dtype == DType::u8 ? std::string(name(dtype)) : "DType " + std::to_string(number), "; convert it first");
+}
+
+void check_output(std::string_view op, std::string_view what, const MutableMatrix& m) {
+  check_matrix(op, what, m);
+  check(m.rows <= 1 || m.row_stride >= m.cols, op, ": rows of ", what, " overlap: ", m.cols, " columns but row stride ",
+        m.row_stride, "; make the row stride at least the number of columns");
+}
 
 // Every buffer made from rows x cols has at most (rows + 128) * (cols + 128) entries of at most 8 bytes.
 void check_sizes(std::string_view op, std::string_view what, int64_t rows, int64_t cols) {
@@ -177,12 +185,16 @@ void check_memory(std::string_view op, std::string_view what, const void* memory
 }
 
 void check_problem(const QuantizeProblem& p) {
-  check_matrix("quantize", "x", p.x);
+  if (p.in_groups()) [[unlikely]]
+    check_groups("quantize", p);
+  else
+    check_matrix("quantize", "x", p.x);
   check_quantization("quantize", p);
 }
 
 void check_problem(const AmaxProblem& p) {
   check_matrix("amax", "x", p.x);
+  check_groups("amax", p.groups, p.x.rows);
   check_spec("amax", p.spec);
   check_has_amax("amax", p.spec);
 }
@@ -196,11 +208,16 @@ void check_problem(const DequantizeProblem& p) {
   check(p.out.rows == rows && p.out.cols == cols, "dequantize: out must be [", rows, ", ", cols, "] (",
         kHalves[columnwise ? 1 : 0], " of [", p.rows, ", ", p.cols, "]); got [", p.out.rows, ", ", p.out.cols,
         "]; reshape out");
+  if (p.in_groups()) [[unlikely]] {
+    check(!columnwise, "dequantize: of groups, rowwise codes are decoded; got columnwise ones");
+    return check_groups("dequantize", p.groups, p.rows);
+  }
   check_stored("dequantize", p.spec, {p.rows, p.cols}, p.direction, {p.data, p.scale, p.amax});
 }
 
 void check_problem(const ReorderProblem& p) {
   static constexpr float kAnyAmax = 0;
+  check(!p.from.in_groups(), "reorder: takes one tensor, got ", p.from.groups.count, " groups; reorder each by itself");
   Operand from = p.from;
   from.amax = &kAnyAmax;  // it is not read
   check_operand("reorder", "from", from);
@@ -212,19 +229,41 @@ void check_problem(const ReorderProblem& p) {
 void check_problem(const GemmProblem& p) {
   check_operand("gemm", "a", p.a);
   check_operand("gemm", "b", p.b);
-  check(p.a.contraction == p.b.contraction, "gemm: a and b must agree on the contraction; got ", p.a.contraction,
-        " and ", p.b.contraction, "; pass operands of the same product");
+  const bool in_groups = p.in_groups();
+  check(in_groups || p.a.contraction == p.b.contraction, "gemm: a and b must agree on the contraction; got ",
+        p.a.contraction, " and ", p.b.contraction, "; pass operands of the same product");
   check(hadamard_of(p.a) == hadamard_of(p.b),
         "gemm: a and b must be Hadamard-transformed alike, or the transform does not ",
         "cancel; quantize both with the same 'rht' option, or none");
+  if (p.bias != nullptr) check_float("gemm", "bias", p.bias_dtype);
+  if (in_groups) [[unlikely]]
+    return check_groups("gemm", p);
   check_output("gemm", "out", p.out);
   check(p.out.rows == p.a.outer && p.out.cols == p.b.outer, "gemm: out must be [", p.a.outer, ", ", p.b.outer,
         "]; got [", p.out.rows, ", ", p.out.cols, "]; reshape out");
-  if (p.bias != nullptr) check_float("gemm", "bias", p.bias_dtype);
+}
+
+void check_problem(const MatmulProblem& p) {
+  const bool in_groups = p.in_groups();
+  const int64_t count = in_groups ? std::max<int64_t>(p.groups.count, 1) : 1;
+  const std::array<int64_t, 2> all =
+      p.codes ? std::array{p.codes->rows(), p.codes->cols()} : std::array{p.b.rows, p.b.cols};
+  const std::array<int64_t, 2> b{p.transpose_a ? all[0] : all[0] / count, all[1]};
+  const int64_t rows = p.transpose_a ? times(count, p.a.cols) : p.a.rows, length = p.transpose_a ? p.a.rows : p.a.cols;
+  const int64_t cols = p.transpose_b ? b[0] : b[1], other = p.transpose_b ? b[1] : b[0];
+  for (const Matrix& m : {p.a, p.b, Matrix(p.out)}) check_float("matmul", "a matrix", m.dtype);
+  check(length == other && p.out.rows == rows && p.out.cols == cols, "matmul: sizes do not agree; got ", to_string(p),
+        " to [", p.out.rows, ", ", p.out.cols, "]");
+  check_extent("matmul", "a", p.a);
+  if (!p.codes && p.bs.empty()) check_extent("matmul", "b", p.b);
+  if (p.outs.empty()) check_extent("matmul", "out", p.out);
+  if (in_groups) [[unlikely]]
+    check_groups("matmul", p);
 }
 
 void check_problem(const ColumnSumProblem& p) {
   check_matrix("column_sum", "x", p.x);
+  check_groups("column_sum", p.groups, p.x.rows);
   check_float("column_sum", "out", p.out_dtype);
   check(p.out != nullptr || p.x.cols == 0, "column_sum: out of [", p.x.cols, "] is a null pointer; give its memory");
 }
@@ -234,7 +273,7 @@ void check_problem(const NormProblem& p) {
   check_vector("norm", "gamma", p.gamma, p.x.cols);
   if (p.beta.data != nullptr) check_vector("norm", "beta", p.beta, p.x.cols);
   check(std::isfinite(p.eps) && p.eps >= 0, "norm: eps must be finite and not negative; got ", p.eps);
-  check_destination("norm", p.out, p.x.rows, p.x.cols);
+  check_destination("norm", p.out, {p.x.rows, p.x.cols});
 }
 
 void check_problem(const NormGradProblem& p) {
@@ -254,7 +293,8 @@ void check_problem(const ActivationProblem& p) {
   check_matrix("activation", "x", p.x);
   check(p.x.cols % p.activation.inputs() == 0, "activation: ", p.activation.row().name,
         " is gated and takes two halves of x; got ", p.x.cols, " columns; make their number even");
-  check_destination("activation", p.out, p.x.rows, p.x.cols / p.activation.inputs());
+  check_groups("activation", p.groups, p.x.rows);
+  check_destination("activation", p.out, {p.x.rows, p.x.cols / p.activation.inputs()}, p.groups);
 }
 
 void check_problem(const ActivationGradProblem& p) {
@@ -266,7 +306,10 @@ void check_problem(const ActivationGradProblem& p) {
 }
 
 void check_problem(const FingerprintProblem& p) {
-  check_extent(p.what, "x", p.x);
+  if (p.in_groups()) [[unlikely]]
+    check_groups(p.what, p);
+  else
+    check_extent(p.what, "x", p.x);
   check(p.to != nullptr || p.expected != nullptr, p.what, ": nowhere to put the fingerprint; give its memory");
 }
 

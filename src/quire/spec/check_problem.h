@@ -1,7 +1,8 @@
 // The rules a problem must obey before a kernel may see it.
 #pragma once
 
-#include "quire/spec/grouped_problem.h"
+#include "quire/spec/moe_problem.h"
+#include "quire/spec/pointwise_problem.h"
 #include "quire/spec/state_problem.h"
 
 namespace quire {
@@ -20,15 +21,21 @@ void check_memory(std::string_view op, std::string_view what, const void* memory
 /// Throws Error unless the matrix has these sizes.
 [[gnu::visibility("hidden")]] void check_shape(std::string_view op, std::string_view what, const Matrix& m,
                                                int64_t rows, int64_t cols);
+/// Throws Error unless this is float32, float16 or bfloat16.
+[[gnu::visibility("hidden")]] void check_float(std::string_view op, std::string_view what, DType dtype);
+/// check_matrix() of one that is written: its rows do not overlap.
+[[gnu::visibility("hidden")]] void check_output(std::string_view op, std::string_view what, const MutableMatrix& m);
 
 /// Throws Error, naming the operation, the rule, the values and the remedy, unless the problem is valid: dtypes are
 /// floating where values are read or written, sizes are not negative and their byte counts fit int64, shapes agree,
-/// pointers are null only where nothing is stored, and specs are ones that QuantSpec::parse can give.
+/// pointers are null only where nothing is stored, and specs are ones that QuantSpec::parse can give. Of groups: what
+/// can be known without their ends; kernels check the ends, and the problem of each group.
 void check_problem(const QuantizeProblem& problem);
 void check_problem(const AmaxProblem& problem);
 void check_problem(const DequantizeProblem& problem);
 void check_problem(const ReorderProblem& problem);
 void check_problem(const GemmProblem& problem);
+void check_problem(const MatmulProblem& problem);
 void check_problem(const ColumnSumProblem& problem);
 void check_problem(const NormProblem& problem);
 void check_problem(const NormGradProblem& problem);
@@ -47,15 +54,5 @@ void check_problem(const AdvanceProblem& problem);
 void check_problem(const MaximumProblem& problem);
 void check_problem(const CollectProblem& problem);
 void check_problem(const DelayedUpdateProblem& problem);
-/// Of problems of groups: what can be known without their ends. Kernels check the problem of each group.
-void check_problem(const GroupedQuantizeProblem& problem);
-void check_problem(const GroupedAmaxProblem& problem);
-void check_problem(const GroupedDequantizeProblem& problem);
-void check_problem(const GroupedGemmProblem& problem);
-void check_problem(const MatmulProblem& problem);
-void check_problem(const GroupedMatmulProblem& problem);
-void check_problem(const GroupedColumnSumProblem& problem);
-void check_problem(const GroupedActivationProblem& problem);
-void check_problem(const GroupedFingerprintProblem& problem);
 
 }  // namespace quire

@@ -6,9 +6,26 @@
 #include <algorithm>
 #include <array>
 
+#include "quire/base/matrix.h"
 #include "quire/spec/buffers.h"
 
 namespace quire {
+
+/// Groups of consecutive rows of one matrix. One group without ends is the matrix itself, which is what problems ask
+/// for unless they say otherwise; nothing else is then read here. Where each group ends lies in a tensor, which kernels
+/// alone read and check: ends do not decrease and are from 0 to `rows`.
+struct RowGroups {
+  int64_t count = 1;            ///< E
+  int64_t rows = 0;             ///< of the matrix
+  Integers ends{};              ///< [E]; no data: each group has rows / count
+  const char* what = "groups";  ///< the operation that was given the ends, for errors
+
+  /// `count` groups of `each` rows.
+  static RowGroups equal(int64_t count, int64_t each) { return {.count = count, .rows = times(count, each)}; }
+};
+
+/// Whether no end says where the one group lies: it has all rows.
+inline bool is_one(const RowGroups& g) { return g.count == 1 && g.ends.data == nullptr; }
 
 /// Elements of data, scale and amax of one direction, all groups together.
 template <class Int>
@@ -19,6 +36,13 @@ BufferCounts<Int> counts(const Buffers<Int>& b) {
   const auto count = [](const Buffer<Int>& one) { return product(one.sizes, 0, one.sizes.size()); };
   return {count(b.data), count(b.scale), count(b.amax)};
 }
+
+/// Elements that the flat buffers of groups have room for, in each direction.
+struct Room {
+  BufferCounts<int64_t> rowwise{}, columnwise{};
+
+  const BufferCounts<int64_t>& of(Direction d) const { return d == Direction::rowwise ? rowwise : columnwise; }
+};
 
 /// Tokens after which the size of a buffer grows: of data, and of scales.
 inline std::array<int64_t, 2> token_steps(const QuantSpec& spec, Direction direction) {

@@ -15,18 +15,6 @@ namespace quire {
 /// Rows are numbered in 32 bits.
 inline constexpr int64_t kMostRows = std::numeric_limits<int32_t>::max();
 
-/// Integers of a tensor: int32, or int64 where `wide`.
-struct Integers {
-  const void* data = nullptr;
-  int64_t count = 0;
-  bool wide = false;
-
-  /// The i-th. Follows `data`: for kernels.
-  int64_t operator[](int64_t i) const {
-    return wide ? static_cast<const int64_t*>(data)[i] : static_cast<const int32_t*>(data)[i];
-  }
-};
-
 struct RouteProblem {
   static constexpr std::string_view kOp = "route";
   Routing routing;

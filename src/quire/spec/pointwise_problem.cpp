@@ -20,7 +20,8 @@ std::string to_string(const NormProblem& p) { return text(name(p.kind), " ", to_
 std::string to_string(const NormGradProblem& p) { return text("gradient of ", name(p.kind), " ", to_string(p.x)); }
 
 std::string to_string(const ActivationProblem& p) {
-  return text(p.activation.to_string(), " ", to_string(p.x), to_string(p.out));
+  const std::string groups = is_one(p.groups) ? "" : text(" in ", p.groups.count, " groups");
+  return text(p.activation.to_string(), " ", to_string(p.x), groups, to_string(p.out));
 }
 
 std::string to_string(const ActivationGradProblem& p) {

@@ -24,12 +24,6 @@ struct Destination {
   }
 };
 
-/// f32, f16 or bf16, one element per column of a matrix; data == nullptr: absent.
-struct Vector {
-  const void* data = nullptr;
-  DType dtype = DType::f32;
-};
-
 enum class NormKind : uint8_t { layer, rms };
 constexpr std::string_view name(NormKind kind) { return kind == NormKind::layer ? "LayerNorm" : "RMSNorm"; }
 
@@ -61,12 +55,16 @@ struct NormGradProblem {
 };
 
 /// y [M, H] from x [M, H], or [M, 2H] for a gated activation (numerics.md 11.3). y may take the place of x's first H
-/// columns.
+/// columns. Of groups: a tensor of its own each, as in QuantizeProblem; rows of no group are zero in y.
 struct ActivationProblem {
   static constexpr std::string_view kOp = "activation";
   Activation activation;
   Matrix x;
   Destination out;
+  RowGroups groups{};
+  Room room{};  ///< of groups: of out's sides
+
+  bool in_groups() const { return !is_one(groups); }
 };
 
 /// dx, shaped like x, from dy [M, H].

@@ -1,15 +1,27 @@
 // What is asked of a kernel: plain structs of views and specs, printable in errors and in explain(). Whatever lives in
 // a tensor is a pointer, which kernels alone follow: it is memory of the device they run on. kOp: the name of the
 // operation in errors and in QUIRE_KERNEL.
+//
+// Groups. A problem may be one of groups of rows (RowGroups), such as the tokens of each expert: for each group what
+// the problem of one tensor asks (numerics.md 0.19). A kernel takes one tensor, equal groups and ends. Rows that belong
+// to no group are zero in results, and so is what no group writes of flat buffers, so that a call always gives the same
+// bytes. in_groups(): whether there is more than one tensor.
+//
+// Lists. A std::span of a problem is an array of the host, whose members have pointers to the device's memory. It is
+// there until the kernel's `run` returns, which may be before the kernel has run: a kernel takes what it needs of a
+// list into the parameters of its launches (several launches where one has not room for all), and keeps no pointer to
+// it.
 #pragma once
 
 #include <array>
 #include <cstdint>
+#include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 
 #include "quire/base/matrix.h"
-#include "quire/spec/buffers.h"
+#include "quire/spec/groups.h"
 #include "quire/spec/quant_spec.h"
 
 namespace quire {
@@ -106,16 +118,28 @@ struct QuantizeProblem {
   GivenAmax amax{};
   const char* role =
       "";  ///< "x", "w", "dy", or "" where only the product that reads the codes will know; for observers
+  /// Of x. Group e draws with seed + e and has scale[e]; the sides are flat buffers of all groups (groups.h).
+  RowGroups groups{};
+  std::span<const Matrix> each{};  ///< a matrix for each of equal groups, instead of x's memory
+  Room room{};                     ///< of groups: of the sides
+  RowGroups only{};                ///< with ends: groups that have no rows here are left out
+  const char* what = "quantize: x";
+
+  bool in_groups() const { return !is_one(groups) || only.ends.data || !each.empty(); }
 };
 
 /// What scales above the blocks follow from (numerics.md 1.2, 5.2): amax_count() numbers for each direction whose
-/// pointer is not null, columnwise those of the transformed values. x: f32, f16 or bf16.
+/// pointer is not null, columnwise those of the transformed values. x: f32, f16 or bf16. Of groups:
+/// grouped_amax_count() numbers, 0 where there are no rows.
 struct AmaxProblem {
   static constexpr std::string_view kOp = "amax";
   QuantSpec spec;
   Matrix x;
   float* rowwise = nullptr;
   float* columnwise = nullptr;
+  RowGroups groups{};
+
+  bool in_groups() const { return !is_one(groups); }
 };
 
 /// Decode one direction into `out` (f32, f16, bf16; rounded once, to nearest even): rowwise [M, K]; columnwise [K, L]
@@ -129,10 +153,16 @@ struct DequantizeProblem {
   const void* scale = nullptr;
   const float* amax = nullptr;
   MutableMatrix out;
+  RowGroups groups{};               ///< of the rows; rowwise, in flat buffers
+  BufferCounts<int64_t> room{};     ///< of groups
+  const char* what = "dequantize";  ///< for errors
+
+  bool in_groups() const { return !is_one(groups); }
 };
 
 /// One operand of a product, seen as [outer, contraction]: a rowwise side of [outer, contraction] or the columnwise
-/// side of [contraction, outer].
+/// side of [contraction, outer]. Of groups of the rows of a quantized tensor: all rows of it, which are the outer ones
+/// of a rowwise operand, and are contracted, group by group, by a columnwise one.
 struct Operand {
   QuantSpec spec;
   Direction direction = Direction::rowwise;
@@ -140,6 +170,15 @@ struct Operand {
   const void* data = nullptr;
   const void* scale = nullptr;
   const float* amax = nullptr;
+  RowGroups groups{};
+  BufferCounts<int64_t> room{};     ///< of groups
+  std::span<const Side> each{};     ///< a side for each group, instead of flat buffers
+  const char* what = "an operand";  ///< for errors
+
+  bool in_groups() const { return !is_one(groups) || !each.empty(); }
+  /// Of the quantized tensor.
+  int64_t rows() const { return direction == Direction::rowwise ? outer : contraction; }
+  int64_t cols() const { return direction == Direction::rowwise ? contraction : outer; }
 };
 
 /// What `from` stores, codes and scales, in the order that its spec does not have: interleaved, or plain again.
@@ -162,23 +201,55 @@ inline constexpr GemmRole kFprop{"fprop", "x", "w"}, kDgrad{"dgrad", "dy", "w"},
 /// within blocks of the scale's length (at most 128), block sums scaled and added in f32 (scales that are powers of two
 /// may be multiplied into the codes instead, exactly, and then blocks are 128 long); bias added in f32 before the
 /// one rounding to out's dtype; the addend is added after that rounding (7.4), in f32.
+///
+/// Of groups: a product of each. Where a is rowwise, its groups are the rows of out, [a.outer, columns of a product];
+/// where it is columnwise, the products are one after another, [E * a.outer, b.outer].
 struct GemmProblem {
   static constexpr std::string_view kOp = "gemm";
   Operand a, b;
   MutableMatrix out;           ///< [a.outer, b.outer], f32, f16 or bf16
   const void* bias = nullptr;  ///< [b.outer] or null
   DType bias_dtype = DType::f32;
-  const void* addend = nullptr;  ///< same shape, strides and dtype as out; may be out itself
+  /// Same shape, strides and dtype as out; may be out itself. Of groups: nothing else, or the memory of the first of
+  /// `outs`.
+  const void* addend = nullptr;
   GemmRole role{};
+  std::span<const MutableMatrix> outs{};  ///< one for each group, instead of out's memory
+  std::span<const Vector> biases{};       ///< one for each group; of `bias`, they are one after another
+
+  bool in_groups() const { return a.in_groups() || b.in_groups() || !outs.empty() || !biases.empty(); }
+};
+
+/// out = a b + bias, of plain matrices: a [M, K], b [K, N], or transposed. Operands are rounded to out's dtype first;
+/// the order of summation is that of the library that multiplies.
+///
+/// Of groups of the rows of a: a product of each. The matrices b are one after another, and groups are the rows of out;
+/// where a is transposed, groups are rows of b too, and the products are one after another.
+struct MatmulProblem {
+  static constexpr std::string_view kOp = "matmul";
+  Matrix a, b;
+  bool transpose_a = false, transpose_b = false;
+  Vector bias{};      ///< [N], or absent; of groups: one after another
+  MutableMatrix out;  ///< [M, N], f32, f16 or bf16
+  RowGroups groups{};
+  std::optional<Operand> codes{};         ///< rowwise, of equal groups: decoded to out's dtype, they are b
+  std::span<const Matrix> bs{};           ///< one for each group, instead of b's memory
+  std::span<const MutableMatrix> outs{};  ///< the same of out
+  std::span<const Vector> biases{};       ///< the same of bias
+
+  bool in_groups() const { return !is_one(groups) || codes || !bs.empty() || !outs.empty() || !biases.empty(); }
 };
 
 /// out[j] = sum_i x[i, j] in f32, rounded once to out_dtype. The order of the sum is fixed: it does not depend on
-/// threads.
+/// threads. Of groups: out[e, j], the sum over the rows of group e.
 struct ColumnSumProblem {
   static constexpr std::string_view kOp = "column_sum";
   Matrix x;
   void* out = nullptr;
   DType out_dtype = DType::f32;
+  RowGroups groups{};
+
+  bool in_groups() const { return !is_one(groups); }
 };
 
 std::string to_string(const QuantizeProblem& p);
@@ -186,6 +257,7 @@ std::string to_string(const AmaxProblem& p);
 std::string to_string(const DequantizeProblem& p);
 std::string to_string(const ReorderProblem& p);
 std::string to_string(const GemmProblem& p);
+std::string to_string(const MatmulProblem& p);
 std::string to_string(const ColumnSumProblem& p);
 
 }  // namespace quire

@@ -6,7 +6,7 @@ namespace quire {
 
 std::string to_string(const FingerprintProblem& p) {
   return text(p.expected ? "comparison of the fingerprint of " : "fingerprint of ", name(p.x.dtype), " [", p.x.rows,
-              ", ", p.x.cols, "]");
+              ", ", p.x.cols, "]", is_one(p.groups) ? "" : text(" in ", p.groups.count, " groups"));
 }
 std::string to_string(const AdvanceProblem&) { return "advance of a counter"; }
 std::string to_string(const MaximumProblem& p) { return text("maximum of ", p.count, " values"); }

@@ -7,7 +7,7 @@
 #include <string>
 #include <string_view>
 
-#include "quire/base/matrix.h"
+#include "quire/spec/groups.h"
 
 namespace quire {
 
@@ -19,7 +19,12 @@ struct FingerprintProblem {
   /// Where the fingerprint goes; or, if `expected` is given, null: the two are compared.
   int64_t* to = nullptr;
   const int64_t* expected = nullptr;
-  std::string_view what = kOp;  ///< whose weight x is, for the error
+  std::string_view what = kOp;     ///< whose weight x is, for the error
+  RowGroups groups{};              ///< of x: a number of each
+  std::span<const Matrix> each{};  ///< a matrix for each of equal groups, instead of x's memory
+  RowGroups only{};                ///< with ends: groups that have no rows here are not compared
+
+  bool in_groups() const { return !is_one(groups) || only.ends.data || !each.empty(); }
 };
 
 /// value += 1.
@@ -65,8 +70,8 @@ struct DelayedState {
 /// rows are used and the others zeroed, so that the length may change between steps (numerics.md 1.4, 1.6).
 struct DelayedUpdateProblem {
   static constexpr std::string_view kOp = "delayed_update";
-  std::span<const DelayedState> states;
-  const double* rules = nullptr;  ///< [rule_count, kRuleColumns]
+  std::span<const DelayedState> states;  ///< a list (problem.h): it is gone when `run` has returned
+  const double* rules = nullptr;         ///< [rule_count, kRuleColumns]
   int64_t rule_count = 0;
   bool backward = false;
 };

@@ -107,6 +107,7 @@ bool counting() { return counts().on.load(std::memory_order_relaxed); }
 /// Counts what was quantized; returns it as lines of an explanation. If counting began after a producer did, nobody has
 /// asked that one for the values, and it is not counted.
 std::string observe_sides(const char* role, const QuantizeProblem& p, const quire::Context& context) {
+  if (p.in_groups()) return {};  // whose sizes only kernels know
   const bool kept = p.x.data != nullptr || p.x.rows * p.x.cols == 0;
   const bool count = counting() && kept && on_host(context);
   if (recording()) record_quantized(role, p, context);
@@ -124,7 +125,14 @@ class Listener final : public quire::Observer {
  public:
   bool reads_values() const override { return counting(); }
   void ran(const quire::AnyProblem& problem, const quire::Context& context) override {
-    std::visit([&](const auto* p) { heard(*p, context); }, problem);
+    std::visit(
+        [&](const auto* p) {
+          // The host's kernels tell of each group by itself.
+          if constexpr (requires { p->in_groups(); })
+            if (p->in_groups() && on_host(context)) return;
+          heard(*p, context);
+        },
+        problem);
   }
 
  private:
@@ -133,8 +141,8 @@ class Listener final : public quire::Observer {
   }
   static void heard(const GemmProblem& p, const quire::Context& context) {
     const std::string_view part = context.part;
-    explain_step(quire::text("gemm\t", part, part.empty() ? "" : " ", p.role.name), p,
-                 operand_line(p.role.a, p.a) + operand_line(p.role.b, p.b), context);
+    const std::string operands = p.in_groups() ? "" : operand_line(p.role.a, p.a) + operand_line(p.role.b, p.b);
+    explain_step(quire::text("gemm\t", part, part.empty() ? "" : " ", p.role.name), p, operands, context);
     for (const auto& [role, operand] : {std::pair{p.role.a, &p.a}, std::pair{p.role.b, &p.b}}) {
       if (counting()) counts().claim(role, operand->data);
       if (recording()) record_read(role, operand->data);
@@ -145,7 +153,8 @@ class Listener final : public quire::Observer {
     explain_step(quire::text(p.kOp, "\t"), p, observe_sides("", p.out.quantization(), context), context);
   }
   static void heard(const quire::ActivationProblem& p, const quire::Context& context) {
-    explain_step(quire::text(p.kOp, "\t"), p, observe_sides("", p.out.quantization(), context), context);
+    const std::string operands = p.in_groups() ? "" : observe_sides("", p.out.quantization(), context);
+    explain_step(quire::text(p.kOp, "\t"), p, operands, context);
   }
   static void heard(const quire::ColumnSumProblem& p, const quire::Context& context) {
     explain_step("column_sum\tdbias", p, "", context);
@@ -164,25 +173,6 @@ class Listener final : public quire::Observer {
   }
   static void heard(const quire::ActivationGradProblem& p, const quire::Context& context) {
     explain_step("activation\tgrad", p, "", context);
-  }
-  /// Of groups, where the ends are read elsewhere: the host's kernels tell of each group by itself.
-  static void heard(const quire::GroupedQuantizeProblem& p, const quire::Context& context) {
-    if (!on_host(context)) explain_step(quire::text("quantize\t", p.role), p, "", context);
-  }
-  static void heard(const quire::GroupedGemmProblem& p, const quire::Context& context) {
-    if (!on_host(context)) explain_step(quire::text("gemm\t", p.role.name), p, "", context);
-  }
-  static void heard(const quire::GroupedActivationProblem& p, const quire::Context& context) {
-    if (!on_host(context)) explain_step("activation\t", p, "", context);
-  }
-  static void heard(const quire::GroupedColumnSumProblem& p, const quire::Context& context) {
-    if (!on_host(context)) explain_step("column_sum\tdbias", p, "", context);
-  }
-  static void heard(const quire::GroupedAmaxProblem& p, const quire::Context& context) {
-    if (!on_host(context)) explain_step("amax\t", p, "", context);
-  }
-  static void heard(const quire::GroupedDequantizeProblem& p, const quire::Context& context) {
-    if (!on_host(context)) explain_step("dequantize\t", p, "", context);
   }
   /// What is no part of an explanation: states, routes, rows that move.
   template <class Problem>

@@ -64,6 +64,8 @@ int64_t row_stride(const at::Tensor& t) {
 
 }  // namespace
 
+bool MatrixView::takes(const at::Tensor& t) { return row_stride(t) >= 0; }
+
 MatrixView::MatrixView(const at::Tensor& t, const char* what) : holder_(t) {
   int64_t stride = row_stride(t);
   if (stride < 0) {

@@ -43,6 +43,8 @@ void check_result_dtype(at::ScalarType t, const What&... what) {
 class MatrixView {
  public:
   MatrixView(const at::Tensor& t, const char* what);
+  /// Whether the strides allow it.
+  static bool takes(const at::Tensor& t);
   const quire::Matrix& matrix() const { return matrix_; }
 
  private:

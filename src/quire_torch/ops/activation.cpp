@@ -1,6 +1,5 @@
 #include "quire_torch/ops/activation.h"
 
-#include "quire/groups/groups.h"
 #include "quire/pointwise/pointwise.h"
 
 namespace quire_torch {
@@ -13,18 +12,21 @@ void activate_groups(const ActivationArgs& a, op::Tensors<7>& out, const quire::
   clear_carrier(a.out(), out[0]);
   const quire::QuantSpec spec = a.spec->value_or(quire::QuantSpec{});
   const auto side_of = [&](size_t first, quire::Direction direction, bool wanted) {
-    return wanted ? flat_side(std::span(out).subspan(first, 3), spec, direction, "activation") : quire::GroupedSide{};
+    return wanted ? flat_side(std::span(out).subspan(first, 3), spec, direction, "activation") : FlatSide{};
   };
+  const FlatSide rowwise = side_of(1, quire::Direction::rowwise, a.rowwise),
+                 columnwise = side_of(4, quire::Direction::columnwise, a.columnwise);
   void* y = a.out().has_y() ? out[0].mutable_data_ptr() : nullptr;
-  quire::grouped_activation({.activation = *a.activation,
-                             .x = x.matrix(),
-                             .groups = groups,
-                             .y = {y, dtype(a.dtype, "activation: dtype"), rows, cols, cols},
+  quire::activation({.activation = *a.activation,
+                     .x = x.matrix(),
+                     .out = {.y = {y, dtype(a.dtype, "activation: dtype"), rows, cols, cols},
                              .spec = spec,
-                             .rowwise = side_of(1, quire::Direction::rowwise, a.rowwise),
-                             .columnwise = side_of(4, quire::Direction::columnwise, a.columnwise),
+                             .rowwise = rowwise.side,
+                             .columnwise = columnwise.side,
                              .scale = group_scales(a.scale, 1, groups.count(), 0, "activation: scale")},
-                            context);
+                     .groups = groups,
+                     .room = {.rowwise = rowwise.room, .columnwise = columnwise.room}},
+                    context);
 }
 
 }  // namespace

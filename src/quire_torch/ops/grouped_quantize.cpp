@@ -1,6 +1,6 @@
 #include "quire_torch/ops/grouped_quantize.h"
 
-#include "quire/groups/groups.h"
+#include "quire/quantize/quantize.h"
 
 namespace quire_torch {
 
@@ -23,18 +23,18 @@ void GroupedAmax::run(const Args& a, op::Tensors<1>& out, const quire::Context& 
   const MatrixView x(a.x, "grouped_amax: x");
   const GroupsView groups(a.offsets, x.matrix().rows, "grouped_amax");
   auto* const amax = out[0].mutable_data_ptr<float>();
-  quire::grouped_amax({.spec = *a.spec,
-                       .x = x.matrix(),
-                       .groups = groups,
-                       .rowwise = a.columnwise ? nullptr : amax,
-                       .columnwise = a.columnwise ? amax : nullptr},
-                      context);
+  quire::amax({.spec = *a.spec,
+               .x = x.matrix(),
+               .rowwise = a.columnwise ? nullptr : amax,
+               .columnwise = a.columnwise ? amax : nullptr,
+               .groups = groups},
+              context);
 }
 
 void GroupedQuantize::run(const Args& a, op::Tensors<3>& out, const quire::Context& context) {
   const MatrixView x(a.x, "grouped_quantize: x");
   const GroupsView groups(a.offsets, x.matrix().rows, "grouped_quantize");
-  GroupedCodes({.rows = x.matrix()}, groups, x.matrix().cols,
+  GroupedCodes(x.matrix(), {}, groups,
                {.what = "grouped_quantize: x",
                 .role = "",
                 .device = a.x.device(),
@@ -52,15 +52,20 @@ void GroupedDequantize::run(const Args& a, op::Tensors<1>& out, const quire::Con
   const quire::MutableMatrix m = mutable_matrix(out[0]);
   const GroupsView groups(a.offsets, m.rows, "grouped_dequantize");
   const auto rowwise = quire::Direction::rowwise;
-  quire::grouped_dequantize(
-      {.from = {.spec = *a.spec,
-                .direction = rowwise,
-                .groups = groups,
-                .cols = m.cols,
-                .side = flat_side(std::array{a.data, a.scale, a.amax}, *a.spec, rowwise, "grouped_dequantize: data"),
-                .what = "grouped_dequantize: data"},
-       .out = m},
-      context);
+  constexpr const char* kData = "grouped_dequantize: data";
+  const auto [side, room] = flat_side(std::array{a.data, a.scale, a.amax}, *a.spec, rowwise, kData);
+  quire::dequantize({.spec = *a.spec,
+                     .direction = rowwise,
+                     .rows = m.rows,
+                     .cols = m.cols,
+                     .data = side.data,
+                     .scale = side.scale,
+                     .amax = side.amax,
+                     .out = m,
+                     .groups = groups,
+                     .room = room,
+                     .what = kData},
+                    context);
 }
 
 }  // namespace quire_torch

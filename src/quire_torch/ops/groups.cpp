@@ -1,6 +1,6 @@
 #include "quire_torch/ops/groups.h"
 
-#include "quire/groups/groups.h"
+#include "quire/quantize/quantize.h"
 #include "quire_torch/bridge/tensor.h"
 
 namespace quire_torch {
@@ -23,29 +23,65 @@ at::Tensor member(const op::TensorList& list, size_t group, int64_t rank) {
   return list.size() == 1 && list[0].dim() > rank ? list[0].select(0, static_cast<int64_t>(group)) : list[group];
 }
 
-MatrixList::MatrixList(const op::TensorList& list, int64_t groups, const char* what) {
-  for (size_t e = 0; e < static_cast<size_t>(groups); ++e)
-    matrices_.push_back(views_.emplace_back(member(list, e, 2), what).matrix());
+namespace {
+
+/// Whether one tensor has what is of rank `rank` in each group, stacked if there are several.
+bool is_of_all(const op::TensorList& list, int64_t groups, int64_t rank) {
+  return list.size() == 1 && (groups == 1 || list[0].dim() > rank);
 }
 
-BiasList::BiasList(const op::TensorList& list, int64_t groups, const char* what) {
-  for (size_t e = 0; e < static_cast<size_t>(groups) && !list.empty(); ++e) {
+/// A list of matrices of one size as one that has no memory.
+template <class Matrices>
+auto without_memory(const Matrices& list) {
+  auto all = list[0];
+  all.data = nullptr;
+  all.rows = quire::times(all.rows, static_cast<int64_t>(list.size()));
+  all.row_stride = all.cols;
+  return all;
+}
+
+}  // namespace
+
+GroupMatrices::GroupMatrices(const op::TensorList& list, int64_t groups, const char* what) {
+  if (is_of_all(list, groups, 2) && (groups == 1 || MatrixView::takes(list[0]))) {
+    all_ = views_.emplace_back(list[0], what).matrix();
+    return;
+  }
+  for (size_t e = 0; e < static_cast<size_t>(groups); ++e)
+    matrices_.push_back(views_.emplace_back(member(list, e, 2), what).matrix());
+  all_ = without_memory(matrices_);
+}
+
+GroupBiases::GroupBiases(const op::TensorList& list, int64_t groups, const char* what) {
+  if (list.empty()) return;
+  if (is_of_all(list, groups, 1) && (groups == 1 || list[0].is_contiguous())) {
+    const quire::Matrix& m = views_.emplace_back(list[0], what).matrix();
+    all_ = {m.data, m.dtype};
+    return;
+  }
+  for (size_t e = 0; e < static_cast<size_t>(groups); ++e) {
     const quire::Matrix& m = views_.emplace_back(member(list, e, 1), what).matrix();
     vectors_.push_back({m.data, m.dtype});
   }
 }
 
-MutableMatrixList::MutableMatrixList(const op::TensorList& list, int64_t groups) {
+MutableGroupMatrices::MutableGroupMatrices(const op::TensorList& list, int64_t groups) {
+  if (is_of_all(list, groups, 2) && list[0].is_contiguous()) {
+    at::Tensor all = list[0];
+    all_ = mutable_matrix(all);
+    return;
+  }
   for (size_t e = 0; e < static_cast<size_t>(groups); ++e) {
     at::Tensor one = member(list, e, 2);
     matrices_.push_back(mutable_matrix(one));
   }
+  all_ = without_memory(matrices_);
 }
 
-quire::GroupedSide flat_side(std::span<const at::Tensor> three, const quire::QuantSpec& spec, Direction direction,
-                             const char* what) {
+FlatSide flat_side(std::span<const at::Tensor> three, const quire::QuantSpec& spec, Direction direction,
+                   const char* what) {
   const std::array dtypes{at::kByte, spec.row().scale == quire::ScaleKind::f32 ? at::kFloat : at::kByte, at::kFloat};
-  quire::GroupedSide out;
+  FlatSide out;
   std::array<void*, 3> memory{};
   for (size_t i = 0; i < 3; ++i) {
     const at::Tensor& t = three[i];
@@ -57,7 +93,7 @@ quire::GroupedSide flat_side(std::span<const at::Tensor> three, const quire::Qua
     memory[i] = t.mutable_data_ptr();
     out.room[i] = t.numel();
   }
-  out.flat = {memory[0], memory[1], static_cast<float*>(memory[2])};
+  out.side = {memory[0], memory[1], static_cast<float*>(memory[2])};
   return out;
 }
 
@@ -69,9 +105,40 @@ const float* group_scales(const std::optional<at::Tensor>& scale, int64_t slots,
   return scale->const_data_ptr<float>() + slot * groups;
 }
 
-GivenOperand::GivenOperand(const op::OptionalTensorList& buffers, const GivenGroups& given, const char* what) {
+namespace {
+
+/// The operand of groups, without memory.
+quire::Operand operand_of(const GivenGroups& given, const char* what) {
   const auto& [spec, direction, groups, cols, shape] = given;
-  operand_ = {.spec = spec, .direction = direction, .groups = groups, .cols = cols, .side = {}, .what = what};
+  const bool rowwise = direction == Direction::rowwise;
+  const int64_t contracted = quire::is_one(groups) ? quire::columnwise_tokens(spec, groups.rows) : groups.rows;
+  return {.spec = spec,
+          .direction = direction,
+          .outer = rowwise ? groups.rows : cols,
+          .contraction = rowwise ? cols : contracted,
+          .groups = groups,
+          .what = what};
+}
+
+void put(const FlatSide& from, quire::Operand& to) {
+  to.data = from.side.data, to.scale = from.side.scale, to.amax = from.side.amax, to.room = from.room;
+}
+
+/// Throws unless flat buffers are those of the one tensor.
+void check_room(const quire::BufferCounts<int64_t>& room, const GivenGroups& given, const char* what) {
+  const auto& [spec, direction, groups, cols, shape] = given;
+  const auto wanted = quire::counts(quire::buffers<int64_t>(spec, {groups.rows, cols}, direction));
+  for (size_t i = 0; i < wanted.size(); ++i)
+    if (room[i] != wanted[i])
+      quire::fail(what, ": ", quire::kBufferNames[quire::first_buffer(direction) + i], " of ", spec.to_string(),
+                  " for [", groups.rows, ", ", cols, "] must hold ", wanted[i], " elements, got ", room[i]);
+}
+
+}  // namespace
+
+GivenOperand::GivenOperand(const op::OptionalTensorList& buffers, const GivenGroups& given, const char* what)
+    : operand_(operand_of(given, what)) {
+  const auto& [spec, direction, groups, cols, shape] = given;
   const size_t first = quire::first_buffer(direction);
   const bool divided = groups.ends.data != nullptr;
   // Those of one group have shapes of their own where a caller gives them, and are flat where forward returned them.
@@ -82,7 +149,9 @@ GivenOperand::GivenOperand(const op::OptionalTensorList& buffers, const GivenGro
     for (size_t i = 0; i < 3; ++i) three[i] = buffers[first + i].value_or(at::Tensor());
     check(!divided || (three[0].defined() && three[1].defined()), what, " is given without ",
           quire::kBufferNames[first], "; quantize it in that direction");
-    operand_.side = flat_side(three, spec, direction, what);
+    put(flat_side(three, spec, direction, what), operand_);
+    if (quire::is_one(groups) && operand_.room != quire::BufferCounts<int64_t>{})
+      check_room(operand_.room, given, what);
     // Those that are for backward are not refused as late as there.
     const std::array<at::Tensor, 3> columnwise{buffers[3].value_or(at::Tensor()), buffers[4].value_or(at::Tensor()),
                                                buffers[5].value_or(at::Tensor())};
@@ -96,20 +165,20 @@ GivenOperand::GivenOperand(const op::OptionalTensorList& buffers, const GivenGro
   check(!divided && (groups.count == 1 || static_cast<int64_t>(buffers.size()) == 6 * groups.count), what,
         " must be given as the six buffers of quire.TensorProto for each of ", groups.count,
         " groups, or six flat ones of all; got ", buffers.size());
+  if (groups.count == 1) {
+    put({side(given_buffers(buffers, {spec, direction, shape}, what), direction)}, operand_);
+    return;
+  }
   const int64_t each = static_cast<int64_t>(buffers.size()) / groups.count;
   for (auto next = buffers.begin(); next != buffers.end(); next += each)
     each_.push_back(side(given_buffers({next, next + each}, {spec, direction, shape}, what), direction));
-  operand_.side.each = {each_.data(), each_.size()};
+  operand_.each = {each_.data(), each_.size()};
 }
 
-GivenOperand::GivenOperand(const std::array<at::Tensor, 3>& three, const GivenGroups& given, const char* what) {
+GivenOperand::GivenOperand(const std::array<at::Tensor, 3>& three, const GivenGroups& given, const char* what)
+    : operand_(operand_of(given, what)) {
   const auto& [spec, direction, groups, cols, shape] = given;
-  operand_ = {.spec = spec,
-              .direction = direction,
-              .groups = groups,
-              .cols = cols,
-              .side = flat_side(three, spec, direction, what),
-              .what = what};
+  put(flat_side(three, spec, direction, what), operand_);
   if (!groups.ends.data) check_saved(three, {spec, direction, {groups.rows, cols}}, what);
 }
 
@@ -128,36 +197,39 @@ void GroupedCodes::allocate(Direction direction, const GroupedRole& q) {
   only_[static_cast<size_t>(direction)] = present_side(buffers_[first], buffers_[first + 1], buffers_[first + 2]);
 }
 
-quire::GroupedSide GroupedCodes::side(Direction direction) const {
+FlatSide GroupedCodes::side(Direction direction) const {
   const size_t first = quire::first_buffer(direction);
   if (!buffers_[first].defined()) return {};
-  if (quire::is_one(groups_)) return {.each = {&only_[static_cast<size_t>(direction)], 1}};
+  if (quire::is_one(groups_)) return {only_[static_cast<size_t>(direction)]};
   return flat_side(std::span(buffers_).subspan(first, 3), spec_, direction, what_);
 }
 
-GroupedCodes::GroupedCodes(const quire::GroupedMatrix& x, const quire::RowGroups& groups, int64_t cols,
+GroupedCodes::GroupedCodes(const quire::Matrix& x, std::span<const quire::Matrix> each, const quire::RowGroups& groups,
                            const GroupedRole& q, const quire::Context& context)
-    : spec_(q.spec), groups_(groups), cols_(cols), what_(q.what) {
+    : spec_(q.spec), groups_(groups), cols_(x.cols), what_(q.what) {
   if (q.rowwise) allocate(Direction::rowwise, q);
   if (q.columnwise) allocate(Direction::columnwise, q);
-  quire::grouped_quantize(
-      {.spec = spec_,
-       .x = x,
-       .groups = groups_,
-       .rowwise = side(Direction::rowwise),
-       .columnwise = side(Direction::columnwise),
-       .random = q.random,
-       .scale = q.scale,
-       .amax = {.rowwise = q.rowwise ? q.amax : nullptr, .columnwise = q.columnwise ? q.amax : nullptr},
-       .only = q.only,
-       .role = q.role,
-       .what = q.what},
-      context);
+  const FlatSide rowwise = side(Direction::rowwise), columnwise = side(Direction::columnwise);
+  quire::quantize({.spec = spec_,
+                   .x = x,
+                   .rowwise = rowwise.side,
+                   .columnwise = columnwise.side,
+                   .random = q.random,
+                   .scale = q.scale,
+                   .amax = {.rowwise = q.rowwise ? q.amax : nullptr, .columnwise = q.columnwise ? q.amax : nullptr},
+                   .role = q.role,
+                   .groups = groups_,
+                   .each = each,
+                   .room = {.rowwise = rowwise.room, .columnwise = columnwise.room},
+                   .only = q.only,
+                   .what = q.what},
+                  context);
 }
 
-quire::GroupedOperand GroupedCodes::operand(Direction direction) const {
-  return {
-      .spec = spec_, .direction = direction, .groups = groups_, .cols = cols_, .side = side(direction), .what = what_};
+quire::Operand GroupedCodes::operand(Direction direction) const {
+  quire::Operand out = operand_of({spec_, direction, groups_, cols_}, what_);
+  put(side(direction), out);
+  return out;
 }
 
 }  // namespace quire_torch

@@ -5,7 +5,7 @@
 
 #include <span>
 
-#include "quire/spec/grouped_problem.h"
+#include "quire/spec/problem.h"
 #include "quire_torch/ops/operand.h"
 
 namespace quire_torch {
@@ -18,8 +18,7 @@ int64_t group_count(const op::OptionalTensor& offsets, const at::Tensor& x, cons
 class GroupsView {
  public:
   GroupsView(const op::OptionalTensor& offsets, int64_t rows, const char* what) {
-    groups_ = quire::RowGroups::equal(1, rows);
-    groups_.what = what;
+    groups_ = {.rows = rows, .what = what};
     if (!offsets) return;
     offsets_ = offsets->contiguous();
     groups_.count = offsets_.numel();
@@ -27,6 +26,7 @@ class GroupsView {
   }
   operator const quire::RowGroups&() const { return groups_; }
   int64_t count() const { return groups_.count; }
+  int64_t rows() const { return groups_.rows; }
 
  private:
   at::Tensor offsets_;
@@ -36,36 +36,44 @@ class GroupsView {
 /// The tensor of a group, of rank `rank`, in a list of one for each or of one for all.
 at::Tensor member(const op::TensorList& list, size_t group, int64_t rank);
 
-/// The matrix of each group in such a list, for the time of a call.
-class MatrixList {
+/// The matrices of equal groups in such a list, for the time of a call: one of all, where a tensor stacks them, or each
+/// by itself.
+class GroupMatrices {
  public:
-  MatrixList(const op::TensorList& list, int64_t groups, const char* what);
-  operator std::span<const quire::Matrix>() const { return {matrices_.data(), matrices_.size()}; }
+  GroupMatrices(const op::TensorList& list, int64_t groups, const char* what);
+  /// Has no memory where there is a list.
+  const quire::Matrix& all() const { return all_; }
+  std::span<const quire::Matrix> each() const { return {matrices_.data(), matrices_.size()}; }
 
  private:
   c10::SmallVector<MatrixView, 1> views_;
   c10::SmallVector<quire::Matrix, 1> matrices_;
+  quire::Matrix all_;
 };
 
 /// The same of biases: a vector of each group, or none.
-class BiasList {
+class GroupBiases {
  public:
-  BiasList(const op::TensorList& list, int64_t groups, const char* what);
-  operator std::span<const quire::Vector>() const { return {vectors_.data(), vectors_.size()}; }
+  GroupBiases(const op::TensorList& list, int64_t groups, const char* what);
+  const quire::Vector& all() const { return all_; }
+  std::span<const quire::Vector> each() const { return {vectors_.data(), vectors_.size()}; }
 
  private:
   c10::SmallVector<MatrixView, 1> views_;
   c10::SmallVector<quire::Vector, 1> vectors_;
+  quire::Vector all_;
 };
 
 /// The same of contiguous matrices that are written.
-class MutableMatrixList {
+class MutableGroupMatrices {
  public:
-  MutableMatrixList(const op::TensorList& list, int64_t groups);
-  operator std::span<const quire::MutableMatrix>() const { return {matrices_.data(), matrices_.size()}; }
+  MutableGroupMatrices(const op::TensorList& list, int64_t groups);
+  const quire::MutableMatrix& all() const { return all_; }
+  std::span<const quire::MutableMatrix> each() const { return {matrices_.data(), matrices_.size()}; }
 
  private:
   c10::SmallVector<quire::MutableMatrix, 1> matrices_;
+  quire::MutableMatrix all_;
 };
 
 /// DirectionBuffers flat results with room for the buffers of one direction of all groups, however their tokens are
@@ -102,10 +110,15 @@ std::array<op::Result<Int>, 3> rows_results(const quire::QuantSpec& spec, const 
                  : stacked_results<Int>(spec, {sizes.tokens, sizes.k}, 1, direction, wanted);
 }
 
-/// The flat buffers of one direction of groups. Throws unless they are contiguous, of the dtypes of `spec`. what: "op:
-/// argument".
-quire::GroupedSide flat_side(std::span<const at::Tensor> three, const quire::QuantSpec& spec,
-                             quire::Direction direction, const char* what);
+/// Flat buffers of one direction of groups, and the elements they have room for.
+struct FlatSide {
+  quire::Side side{};
+  quire::BufferCounts<int64_t> room{};
+};
+
+/// Those in three tensors. Throws unless they are contiguous, of the dtypes of `spec`. what: "op: argument".
+FlatSide flat_side(std::span<const at::Tensor> three, const quire::QuantSpec& spec, quire::Direction direction,
+                   const char* what);
 
 /// The scales of a slot, one for each group, in the scales of a state of delayed scaling; null if there is none. Throws
 /// unless it is float32 [slots * groups].
@@ -137,11 +150,11 @@ class GivenOperand {
   GivenOperand(const std::array<at::Tensor, 3>& three, const GivenGroups& given, const char* what);
   GivenOperand(const GivenOperand&) = delete;  // the operand points into each_
   GivenOperand& operator=(const GivenOperand&) = delete;
-  operator const quire::GroupedOperand&() const { return operand_; }
+  operator const quire::Operand&() const { return operand_; }
 
  private:
   c10::SmallVector<quire::Side, 1> each_;
-  quire::GroupedOperand operand_;
+  quire::Operand operand_;
 };
 
 /// How the matrices of several groups are quantized, all of them alike.
@@ -158,19 +171,20 @@ struct GroupedRole {
   /// and the amaxes if there are scales.
   std::span<at::Tensor> results{};
   std::optional<quire::Direction> kept{};
-  quire::RowGroups only{};  ///< as in GroupedQuantizeProblem
+  quire::RowGroups only{};  ///< as in QuantizeProblem
 };
 
 /// Groups of rows, quantized: memory and sides of the wanted directions.
 class GroupedCodes {
  public:
-  GroupedCodes(const quire::GroupedMatrix& x, const quire::RowGroups& groups, int64_t cols, const GroupedRole& q,
-               const quire::Context& context);
-  quire::GroupedOperand operand(quire::Direction direction) const;
+  /// each: a matrix for each of equal groups, instead of x's memory.
+  GroupedCodes(const quire::Matrix& x, std::span<const quire::Matrix> each, const quire::RowGroups& groups,
+               const GroupedRole& q, const quire::Context& context);
+  quire::Operand operand(quire::Direction direction) const;
 
  private:
   void allocate(quire::Direction direction, const GroupedRole& q);
-  quire::GroupedSide side(quire::Direction direction) const;
+  FlatSide side(quire::Direction direction) const;
 
   quire::QuantSpec spec_;
   quire::RowGroups groups_;

@@ -1,6 +1,6 @@
 #include "quire_torch/ops/linear_bwd.h"
 
-#include "quire/groups/groups.h"
+#include "quire/gemm/gemm.h"
 #include "quire_torch/ops/state.h"
 
 namespace quire_torch {
@@ -45,9 +45,9 @@ const float* given_amax(const LinearBwd::Args& a, const quire::GroupSizes<int64_
 GroupedCodes quantize_dy(const LinearBwd::Args& a, const GroupsView& groups, op::Tensors<6>& out,
                          const quire::Context& context) {
   const MatrixView dy(a.dy, "linear_bwd: dy");
-  return {{.rows = dy.matrix()},
+  return {dy.matrix(),
+          {},
           groups,
-          dy.matrix().cols,
           {.what = "linear_bwd: dy",
            .role = "dy",
            .device = a.dy.device(),
@@ -65,7 +65,8 @@ GroupedCodes quantize_dy(const LinearBwd::Args& a, const GroupsView& groups, op:
 /// The sum of dy over the rows of each group.
 void sum_dy(const at::Tensor& t, const quire::RowGroups& groups, at::Tensor& dbias, const quire::Context& context) {
   const MatrixView dy(t, "linear_bwd: dy");
-  quire::grouped_column_sum({.x = dy.matrix(), .groups = groups, .out = mutable_matrix(dbias)}, context);
+  const quire::MutableMatrix out = mutable_matrix(dbias);
+  quire::column_sum({.x = dy.matrix(), .out = out.data, .out_dtype = out.dtype, .groups = groups}, context);
 }
 
 }  // namespace
@@ -85,15 +86,12 @@ void LinearBwd::run(const Args& a, op::Tensors<6>& out, const quire::Context& co
                 "linear_bwd: x");
     const GroupedCodes dy = quantize_dy(a, groups, out, context);
     if (w)
-      quire::grouped_gemm({.a = dy.operand(Direction::rowwise),
-                           .b = *w,
-                           .out = {.rows = mutable_matrix(out[0])},
-                           .role = quire::kDgrad},
-                          context);
-    const MutableMatrixList dw({out[1]}, x ? groups.count() : 0);
+      quire::gemm({.a = dy.operand(Direction::rowwise), .b = *w, .out = mutable_matrix(out[0]), .role = quire::kDgrad},
+                  context);
     if (x)
-      quire::grouped_gemm({.a = dy.operand(Direction::columnwise), .b = *x, .out = {.each = dw}, .role = quire::kWgrad},
-                          context);
+      quire::gemm(
+          {.a = dy.operand(Direction::columnwise), .b = *x, .out = mutable_matrix(out[1]), .role = quire::kWgrad},
+          context);
   }
   if (a.needs & kNeedsBias) sum_dy(a.dy, groups, out[2], context);
 }
@@ -110,28 +108,23 @@ void LinearUnquantizedBwd::run(const Args& a, op::Tensors<3>& out, const quire::
                  "]; got [", x->matrix().rows, ", ", x->matrix().cols, "]");
   }
   if (a.needs & kNeedsX) {
-    quire::GroupedMatmulProblem dx{
-        .groups = groups, .a = {.rows = dy.matrix()}, .b = {}, .out = {.rows = mutable_matrix(out[0])}};
+    quire::MatmulProblem dx{.a = dy.matrix(), .b = {}, .out = mutable_matrix(out[0]), .groups = groups};
     if (a.w.empty()) {
       const GivenOperand w(a.w_buffers,
                            GivenGroups::matrices((*a.recipe)->w, Direction::rowwise, groups.count(), {n, k}),
                            "linear_unquantized_bwd: w");
       dx.codes = w;
-      quire::grouped_matmul(dx, context);
+      quire::matmul(dx, context);
     } else {
-      const MatrixList w(a.w, groups.count(), "linear_unquantized_bwd: w");
-      dx.b.each = w;
-      quire::grouped_matmul(dx, context);
+      const GroupMatrices w(a.w, groups.count(), "linear_unquantized_bwd: w");
+      dx.b = w.all(), dx.bs = w.each();
+      quire::matmul(dx, context);
     }
   }
-  const MutableMatrixList dw({out[1]}, x ? groups.count() : 0);
   if (x)
-    quire::grouped_matmul({.groups = groups,
-                           .a = {.rows = dy.matrix()},
-                           .b = {.rows = x->matrix()},
-                           .transpose_a = true,
-                           .out = {.each = dw}},
-                          context);
+    quire::matmul(
+        {.a = dy.matrix(), .b = x->matrix(), .transpose_a = true, .out = mutable_matrix(out[1]), .groups = groups},
+        context);
   if (a.needs & kNeedsBias) sum_dy(a.dy, groups, out[2], context);
 }
 

@@ -1,6 +1,7 @@
 #include "quire_torch/ops/linear_fwd.h"
 
-#include "quire/groups/groups.h"
+#include "quire/gemm/gemm.h"
+#include "quire/quantize/fingerprint.h"
 
 namespace quire_torch {
 namespace {
@@ -15,39 +16,48 @@ void check_fresh(const LinearFwd::Args& a, const GroupsView& groups, const quire
       made.scalar_type() == at::kLong && made.numel() == groups.count() && made.is_contiguous() && !a.w.empty(),
       "linear: w_fingerprint must be what quire::fingerprint returned for each w, int64 of size [", groups.count(),
       "], and w be given; got ", made.scalar_type(), " ", made.sizes());
-  const MatrixList w(a.w, groups.count(), "linear: w");
-  quire::grouped_fingerprint({.x = w, .groups = groups, .expected = made.const_data_ptr<int64_t>(), .what = "linear"},
-                             context);
+  if (!a.offsets && groups.rows() == 0) return;  // w is not read either
+  const GroupMatrices w(a.w, groups.count(), "linear: w");
+  quire::fingerprint({.x = w.all(),
+                      .expected = made.const_data_ptr<int64_t>(),
+                      .what = "linear",
+                      .groups = {.count = groups.count(), .rows = w.all().rows},
+                      .each = w.each(),
+                      .only = groups},
+                     context);
 }
 
 /// The forward product without a recipe.
 void plain(const LinearFwd::Args& a, const GroupsView& groups, const quire::MutableMatrix& y,
            const quire::Context& context) {
   const MatrixView x(a.x, "linear: x");
-  const MatrixList w(a.w, groups.count(), "linear: w");
-  const BiasList bias(a.bias, groups.count(), "linear: bias");
-  quire::grouped_matmul({.groups = groups,
-                         .a = {.rows = x.matrix()},
-                         .b = {.each = w},
-                         .transpose_b = true,
-                         .bias = bias,
-                         .out = {.rows = y}},
-                        context);
+  const GroupMatrices w(a.w, groups.count(), "linear: w");
+  const GroupBiases bias(a.bias, groups.count(), "linear: bias");
+  quire::matmul({.a = x.matrix(),
+                 .b = w.all(),
+                 .transpose_b = true,
+                 .bias = bias.all(),
+                 .out = y,
+                 .groups = groups,
+                 .bs = w.each(),
+                 .biases = bias.each()},
+                context);
 }
 
 /// The product of x itself and of decoded codes of w.
-void weight_only(const LinearFwd::Args& a, const GroupsView& groups, const quire::GroupedOperand& codes,
+void weight_only(const LinearFwd::Args& a, const GroupsView& groups, const quire::Operand& codes,
                  const quire::MutableMatrix& y, const quire::Context& context) {
   const MatrixView x(a.x, "linear: x");
-  const BiasList bias(a.bias, groups.count(), "linear: bias");
-  quire::grouped_matmul({.groups = groups,
-                         .a = {.rows = x.matrix()},
-                         .b = {},
-                         .transpose_b = true,
-                         .codes = codes,
-                         .bias = bias,
-                         .out = {.rows = y}},
-                        context);
+  const GroupBiases bias(a.bias, groups.count(), "linear: bias");
+  quire::matmul({.a = x.matrix(),
+                 .b = {},
+                 .transpose_b = true,
+                 .bias = bias.all(),
+                 .out = y,
+                 .groups = groups,
+                 .codes = codes,
+                 .biases = bias.each()},
+                context);
 }
 
 /// The direction that `save` asks to keep of an operand.
@@ -61,9 +71,9 @@ GroupedCodes quantize_x(const LinearFwd::Args& a, const GroupsView& groups, op::
                         const quire::Context& context) {
   const MatrixView x(a.x, "linear: x");
   const auto kept = saved(a, kSaveX);
-  return {{.rows = x.matrix()},
+  return {x.matrix(),
+          {},
           groups,
-          x.matrix().cols,
           {.what = "linear: x",
            .role = "x",
            .device = a.x.device(),
@@ -80,10 +90,10 @@ GroupedCodes quantize_x(const LinearFwd::Args& a, const GroupsView& groups, op::
 GroupedCodes quantize_w(const LinearFwd::Args& a, const GroupsView& groups, op::Tensors<7>& out,
                         const quire::Context& context) {
   const auto kept = saved(a, kSaveW);
-  const MatrixList w(a.w, groups.count(), "linear: w");
-  return {{.each = w},
+  const GroupMatrices w(a.w, groups.count(), "linear: w");
+  return {w.all(),
+          w.each(),
           quire::RowGroups::equal(groups.count(), op::as<int64_t>(a.out_features)),
-          a.x.size(-1),
           {.what = "linear: w",
            .role = "w",
            .device = a.x.device(),
@@ -129,15 +139,17 @@ void LinearFwd::run(const Args& a, op::Tensors<7>& out, const quire::Context& co
                     "linear: w");
   if (!given_x && !recipe.weight_only) x.emplace(quantize_x(a, groups, out, context));
   if (!given_w) w.emplace(quantize_w(a, groups, out, context));
-  const quire::GroupedOperand w_codes = w ? w->operand(Direction::rowwise) : quire::GroupedOperand(*given_w);
+  const quire::Operand w_codes = w ? w->operand(Direction::rowwise) : quire::Operand(*given_w);
   if (recipe.weight_only) return weight_only(a, groups, w_codes, y, context);
-  const BiasList bias(a.bias, groups.count(), "linear: bias");
-  quire::grouped_gemm({.a = x ? x->operand(Direction::rowwise) : quire::GroupedOperand(*given_x),
-                       .b = w_codes,
-                       .out = {.rows = y},
-                       .bias = bias,
-                       .role = quire::kFprop},
-                      context);
+  const GroupBiases bias(a.bias, groups.count(), "linear: bias");
+  quire::gemm({.a = x ? x->operand(Direction::rowwise) : quire::Operand(*given_x),
+               .b = w_codes,
+               .out = y,
+               .bias = bias.all().data,
+               .bias_dtype = bias.all().dtype,
+               .role = quire::kFprop,
+               .biases = bias.each()},
+              context);
 }
 
 }  // namespace quire_torch

@@ -1,6 +1,6 @@
 #include "quire_torch/ops/linear_grads.h"
 
-#include "quire/groups/groups.h"
+#include "quire/gemm/gemm.h"
 #include "quire_torch/ops/wgrad.h"
 
 namespace quire_torch {
@@ -14,7 +14,7 @@ void LinearDgrad::run(const Args& a, op::Tensors<1>& out, const quire::Context& 
   const GivenOperand dy(std::array{a.dy_data, a.dy_scale, a.dy_amax}, {a.recipe->dy, Direction::rowwise, groups, n},
                         "linear_dgrad: dy"),
       w(a.w_buffers, GivenGroups::matrices(a.recipe->w, Direction::columnwise, 1, {n, dx.cols}), "linear_dgrad: w");
-  quire::grouped_gemm({.a = dy, .b = w, .out = {.rows = dx}, .role = quire::kDgrad}, context);
+  quire::gemm({.a = dy, .b = w, .out = dx, .role = quire::kDgrad}, context);
 }
 
 void LinearWgrad::run(const Args& a, op::Tensors<1>& out, const quire::Context& context) {
@@ -26,8 +26,7 @@ void LinearWgrad::run(const Args& a, op::Tensors<1>& out, const quire::Context& 
                         {a.recipe->dy, Direction::columnwise, groups, out[0].size(0)}, "linear_wgrad: dy"),
       x(std::array{a.x_data, a.x_scale, a.x_amax}, {a.recipe->x, Direction::columnwise, groups, out[0].size(1)},
         "linear_wgrad: x");
-  const MutableMatrixList dw({out[0]}, 1);
-  quire::grouped_gemm({.a = dy, .b = x, .out = {.each = dw}, .role = quire::kWgrad}, context);
+  quire::gemm({.a = dy, .b = x, .out = mutable_matrix(out[0]), .role = quire::kWgrad}, context);
 }
 
 }  // namespace quire_torch

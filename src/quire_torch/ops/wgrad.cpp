@@ -4,7 +4,7 @@
 
 #include <algorithm>
 
-#include "quire/groups/groups.h"
+#include "quire/gemm/gemm.h"
 #include "quire_torch/ops/groups.h"
 
 namespace quire_torch {
@@ -64,9 +64,15 @@ void Wgrad<Into>::run(const Args& a, const quire::Context& context) {
   const GivenOperand dy(std::array{a.dy_data, a.dy_scale, a.dy_amax},
                         {a.recipe->dy, columnwise, groups, dw[0].size(-2)}, "wgrad_: dy"),
       x(std::array{a.x_data, a.x_scale, a.x_amax}, {a.recipe->x, columnwise, groups, dw[0].size(-1)}, "wgrad_: x");
-  const MutableMatrixList out(dw, count);
-  quire::grouped_gemm({.a = dy, .b = x, .out = {.each = out}, .accumulate = !a.overwrite, .role = quire::kWgrad},
-                      context);
+  const MutableGroupMatrices out(dw, count);
+  const void* first = out.each().empty() ? out.all().data : out.each()[0].data;
+  quire::gemm({.a = dy,
+               .b = x,
+               .out = out.all(),
+               .addend = a.overwrite ? nullptr : first,
+               .role = quire::kWgrad,
+               .outs = out.each()},
+              context);
 }
 
 template <class Into>

@@ -1,6 +1,9 @@
 // What tests ask of the device, and mistakes for them to make.
 #include <torch/library.h>
 
+#include <span>
+#include <vector>
+
 #include "backend/backend.h"
 
 namespace testdevice {
@@ -16,6 +19,7 @@ TORCH_LIBRARY(testdevice, m) {
   m.def("device_name() -> str", [] { return std::string(kName); });
   m.def("counts() -> str", [] { return counts(); });
   m.def("violations() -> str", [] { return violations(); });
+  m.def("lists() -> int", [] { return lists(); });
   m.def("launches(bool keep) -> str", [](bool keep) { return launches(keep); });
   m.def("set_delay(int microseconds) -> ()", [](int64_t us) { set_delay(static_cast<int>(us)); });
   m.def("set_delay_of(int device, int stream, int microseconds) -> ()",
@@ -38,6 +42,21 @@ TORCH_LIBRARY(testdevice, m) {
           Launch launch("add_one", place(device, stream));
           float* p = launch(reinterpret_cast<float*>(address));
           std::move(launch).run([=] { add_one(p, count); });
+        });
+  // Launches with a list, whose kernel reads its own copy, or the list itself.
+  m.def("add_listed(int address, int[] values, bool keep) -> ()",
+        [](int64_t address, at::IntArrayRef values, bool keep) {
+          HostLists lists;
+          const std::span<const int64_t> list = lists.lend(std::span<const int64_t>(values));
+          Launch launch("add_listed", current_stream());
+          float* p = launch(reinterpret_cast<float*>(address));
+          const auto add = [p](const auto& numbers) {
+            for (const int64_t number : numbers) *p += static_cast<float>(number);
+          };
+          if (keep)
+            std::move(launch).run([=] { add(list); });
+          else
+            std::move(launch).run([add, own = std::vector<int64_t>(list.begin(), list.end())] { add(own); });
         });
   m.def("add_one_untranslated(int address, int count) -> ()", [](int64_t address, int64_t count) {
     Launch("add_one_untranslated", current_stream()).run([=] { add_one(reinterpret_cast<float*>(address), count); });

@@ -58,7 +58,9 @@ void on_fault(int signal, siginfo_t* info, void* context) {
   void* const p = info->si_addr;
   std::array<char, 64> detail;
   std::snprintf(detail.data(), detail.size(), "at %p", p);
-  if (in_worker_arena(p)) {
+  if (in_lists(p)) {
+    report("list kept", detail.data());
+  } else if (in_worker_arena(p)) {
     report("beyond memory", detail.data());
   } else if (device_of(p) < 0) {
     if ((previous.sa_flags & SA_SIGINFO) != 0 && previous.sa_sigaction)
@@ -115,6 +117,7 @@ void install_fault_handler() {
   std::array<void*, 2> frames;
   backtrace(frames.data(), 2);  // loads what it needs, outside of a signal
   device_of(nullptr);           // makes the arenas
+  in_lists(nullptr);
   struct sigaction action{};
   action.sa_sigaction = on_fault;
   action.sa_flags = SA_SIGINFO | SA_NODEFER;

@@ -11,8 +11,10 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <span>
 #include <string>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
 namespace testdevice {
@@ -84,8 +86,31 @@ class Launch {
   bool uses_host_memory_ = false;
 };
 
-// ---- Events.
+// ---- Lists: arrays of the host that are there while a kernel is launched, and no longer.
 struct Flag;
+/// For its lifetime, lends copies of lists to what the calling thread launches. Their pages are closed at its end, and
+/// what was launched runs only then: a kernel that kept a pointer to a list is found, as "list kept", whenever it runs.
+class HostLists {
+ public:
+  HostLists();
+  ~HostLists();
+  HostLists(const HostLists&) = delete;
+  HostLists& operator=(const HostLists&) = delete;
+  template <class T>
+  std::span<const T> lend(std::span<const T> list) {
+    return {static_cast<const T*>(lend(list.data(), list.size_bytes())), list.size()};
+  }
+  const std::shared_ptr<Flag>& gone() const { return gone_; }
+
+ private:
+  const void* lend(const void* list, size_t bytes);
+
+  HostLists* before_;
+  std::shared_ptr<Flag> gone_;
+  std::vector<std::pair<char*, size_t>> lent_;
+};
+
+// ---- Events.
 class Event {
  public:
   void record(Place at);
@@ -122,6 +147,8 @@ std::string counts();
 /// Mistakes since the last call: a line "KIND: DETAIL" each, then its frames, innermost first: "  SYMBOL
 /// (LIBRARY+OFFSET)".
 std::string violations();
+/// Lists lent since the last call.
+int64_t lists();
 /// Kernels launched since names are kept, in order: "NAME @DEVICE/STREAM".
 std::string launches(bool keep);
 

@@ -86,6 +86,9 @@ struct Runtime {
   using Shelf = std::tuple<Place, int64_t, size_t>;      ///< stream, graph, pages
   std::map<Shelf, std::vector<std::shared_ptr<Block>>> free;
 
+  int64_t lists = 0;
+  size_t lists_used = 0;  ///< bytes
+
   std::map<int64_t, Graph> graphs;
   int64_t last_graph = 0, capture = 0;
 
@@ -124,6 +127,11 @@ void check_order(Runtime& r, Place at, const Node& node);
 char* worker_address(const void* p);
 /// Kernels find memory here. All that is closed there are the pages between blocks.
 bool in_worker_arena(const void* p);
+
+// ---- lists.cpp
+bool in_lists(const void* p);
+/// Done when the lists that the calling thread lends are gone; null if it lends none.
+std::shared_ptr<Flag> lists_gone();
 
 // ---- capture.cpp
 Graph* graph_of(Runtime& r, Place at);

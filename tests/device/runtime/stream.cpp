@@ -144,7 +144,8 @@ void Launch::run(Kernel kernel) && {
   Locked r;
   if (uses_host_memory_) refuse(*r, "memory of the host in a launch");
   if (!graph_of(*r, at_)) refuse(*r, "launching '" + name_ + "' on stream " + text(at_) + ", which is not captured,");
-  submit(*r, at_, {std::move(name_), std::move(kernel), std::move(accesses_)});
+  const bool now = uses_host_memory_ || graph_of(*r, at_);
+  submit(*r, at_, {std::move(name_), std::move(kernel), std::move(accesses_), now ? nullptr : lists_gone()});
   if (uses_host_memory_) wait_for(r, at_);
 }
 

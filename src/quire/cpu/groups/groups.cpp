@@ -7,7 +7,7 @@
 #include "quire/base/parallel.h"
 #include "quire/cpu/groups/layout.h"
 #include "quire/cpu/workspace.h"
-#include "quire/device/producer.h"
+#include "quire/device/dispatch.h"
 
 namespace quire::cpu {
 namespace {
@@ -20,12 +20,6 @@ int64_t cost_of(const ColumnSumProblem& p) { return times(p.x.rows, p.x.cols); }
 /// A product of few rows takes as long as reading its columns.
 int64_t cost_of(const GemmProblem& p) { return times(times(p.out.rows + 8, p.out.cols), p.a.contraction); }
 
-void run(const ActivationProblem& p, const Context& context) { run_producer(p, context); }
-template <class Problem>
-void run(const Problem& p, const Context& context) {
-  run_checked(p, context);
-}
-
 template <class Problem>
 void check_each(const std::vector<Problem>& problems) {
   for (const Problem& p : problems) check_problem(p);
@@ -36,16 +30,36 @@ void run_each(const std::vector<Problem>& problems, const Context& context) {
   std::vector<int64_t> costs;
   costs.reserve(problems.size());
   for (const Problem& p : problems) costs.push_back(cost_of(p));
-  parallel_tasks(costs, [&](size_t i) { run(problems[i], context); });
+  parallel_tasks(costs, [&](size_t i) { run_checked(problems[i], context); });
 }
 
-const float* at(const float* values, size_t group) { return values ? values + group : nullptr; }
-
-/// None where the direction is absent.
-std::vector<Side> wanted_sides(const GroupedSide& side, const GroupedLayout& layout) {
-  return side.present() ? sides_of(side, layout) : std::vector<Side>();
+/// The group's number of one for each.
+template <class Number>
+Number* at(Number* numbers, size_t group) {
+  return numbers ? numbers + group : nullptr;
 }
-Side at(const std::vector<Side>& sides, size_t group) { return sides.empty() ? Side{} : sides[group]; }
+
+/// The group's one of biases of `cols` elements.
+Vector at(const Vector& all, std::span<const Vector> each, size_t group, int64_t cols) {
+  if (!each.empty()) return each[group];
+  const int64_t first = static_cast<int64_t>(group) * cols * size_of(all.dtype);
+  return {all.data ? static_cast<const char*>(all.data) + first : nullptr, all.dtype};
+}
+
+/// The group's one of matrices of `rows` rows, one after another or in a list.
+template <class AnyMatrix>
+AnyMatrix equal_part(const AnyMatrix& all, std::span<const AnyMatrix> each, size_t group, int64_t rows) {
+  return matrix_of(all, each, group, {static_cast<int64_t>(group) * rows, rows});
+}
+
+/// Zeros of a product: rows that belong to no group; or the products, each of which out_of() gives, of groups that have
+/// no rows.
+template <class OutOf>
+void zero_unwritten(const MutableMatrix& out, bool by_rows, const Ends& ends, const OutOf& out_of) {
+  if (by_rows) return zero_beyond(out, ends);
+  for (size_t e = 0; e < ends.size(); ++e)
+    if (ends.rows(e) == 0) zero(out_of(e));
+}
 
 /// Where the amaxes of a group begin.
 template <class Float>
@@ -60,109 +74,160 @@ void clear(float* values, int64_t count) {
   if (values) std::fill_n(values, count, 0.0f);
 }
 
+/// Flat sides that are results, cut into those of groups.
+class CutSides {
+ public:
+  CutSides(const QuantSpec& spec, const RowGroups& groups, const Ends& ends, int64_t cols, std::string_view what)
+      : one_(is_one(groups)),
+        rowwise_{spec, Direction::rowwise, ends, cols, what},
+        columnwise_{spec, Direction::columnwise, ends, cols, what} {}
+
+  /// Throws Error if they are too small.
+  void cut(const Side& rowwise, const Side& columnwise, const Room& room) {
+    rows_ = sides({rowwise, room.rowwise}, rowwise_), columns_ = sides({columnwise, room.columnwise}, columnwise_);
+  }
+  Side rowwise(size_t group) const { return rows_.empty() ? Side{} : rows_[group]; }
+  Side columnwise(size_t group) const { return columns_.empty() ? Side{} : columns_[group]; }
+  GivenAmax amax(const GivenAmax& all, size_t group) const {
+    return {.rowwise = amaxes_of(all.rowwise, rowwise_, group),
+            .columnwise = amaxes_of(all.columnwise, columnwise_, group)};
+  }
+  void clear_unwritten(const Side& rowwise, const Side& columnwise, const Room& room) const {
+    cpu::clear_unwritten({rowwise, room.rowwise}, rowwise_);
+    cpu::clear_unwritten({columnwise, room.columnwise}, columnwise_);
+  }
+
+ private:
+  /// None where the direction is absent.
+  std::vector<Side> sides(const FlatSide& side, const GroupedLayout& layout) const {
+    if (!side.present()) return {};
+    return one_ ? std::vector{side.memory} : sides_of(side, layout);
+  }
+
+  bool one_;  ///< whose sides are no flat ones
+  GroupedLayout rowwise_, columnwise_;
+  std::vector<Side> rows_, columns_;
+};
+
 }  // namespace
 
-void grouped_amax(const GroupedAmaxProblem& p, const Context& context) {
-  const Ends ends(p.groups);
+void run_groups(const AmaxProblem& p, const Context& context) {
+  const Ends ends(p.groups, p.x.rows);
   const GroupedLayout rowwise{p.spec, Direction::rowwise, ends, p.x.cols, p.kOp},
       columnwise{p.spec, Direction::columnwise, ends, p.x.cols, p.kOp};
-  const GroupedMatrix x{.rows = p.x};
   std::vector<AmaxProblem> problems;
   for (size_t e = 0; e < ends.size(); ++e)
     if (ends.rows(e) > 0)
       problems.push_back({.spec = p.spec,
-                          .x = matrix_of(x, ends, e),
+                          .x = matrix_of(p.x, ends, e),
                           .rowwise = amaxes_of(p.rowwise, rowwise, e),
                           .columnwise = amaxes_of(p.columnwise, columnwise, e)});
   check_each(problems);
-  const GroupSizes<int64_t> sizes{p.groups.rows, p.x.cols, p.groups.count};
+  const GroupSizes<int64_t> sizes{p.x.rows, p.x.cols, p.groups.count};
   clear(p.rowwise, grouped_amax_count(p.spec, sizes, Direction::rowwise));
   clear(p.columnwise, grouped_amax_count(p.spec, sizes, Direction::columnwise));
   run_each(problems, context);
 }
 
-void grouped_quantize(const GroupedQuantizeProblem& p, const Context& context) {
-  const Ends ends(p.groups);
-  const std::optional<Ends> only = p.only.count > 0 ? std::optional<Ends>(p.only) : std::nullopt;
-  const int64_t cols = p.x.each.empty() ? p.x.rows.cols : p.x.each[0].cols;
-  const GroupedLayout rowwise{p.spec, Direction::rowwise, ends, cols, p.what},
-      columnwise{p.spec, Direction::columnwise, ends, cols, p.what};
-  const std::vector<Side> rows = wanted_sides(p.rowwise, rowwise), columns = wanted_sides(p.columnwise, columnwise);
+void run_groups(const QuantizeProblem& p, const Context& context) {
+  const Ends ends(p.groups, p.x.rows);
+  const std::optional<Ends> only = p.only.ends.data ? std::optional<Ends>({p.only, p.only.rows}) : std::nullopt;
+  CutSides sides(p.spec, p.groups, ends, p.x.cols, p.what);
+  sides.cut(p.rowwise, p.columnwise, p.room);
   std::vector<QuantizeProblem> problems;
   for (size_t e = 0; e < ends.size(); ++e) {
     if (ends.rows(e) == 0 || (only && only->rows(e) == 0)) continue;
     Randomness random = p.random;
     random.seed += e;
     problems.push_back({.spec = p.spec,
-                        .x = matrix_of(p.x, ends, e),
-                        .rowwise = at(rows, e),
-                        .columnwise = at(columns, e),
+                        .x = matrix_of(p.x, p.each, e, {ends.begin(e), ends.rows(e)}),
+                        .rowwise = sides.rowwise(e),
+                        .columnwise = sides.columnwise(e),
                         .random = random,
                         .scale = at(p.scale, e),
-                        .amax = {.rowwise = amaxes_of(p.amax.rowwise, rowwise, e),
-                                 .columnwise = amaxes_of(p.amax.columnwise, columnwise, e)},
+                        .amax = sides.amax(p.amax, e),
                         .role = p.role});
   }
   check_each(problems);
-  clear_unwritten(p.rowwise, rowwise);
-  clear_unwritten(p.columnwise, columnwise);
+  sides.clear_unwritten(p.rowwise, p.columnwise, p.room);
   run_each(problems, context);
 }
 
-void grouped_dequantize(const GroupedDequantizeProblem& p, const Context& context) {
-  const CutOperand from(p.from);
-  const MutableGroupedMatrix out{.rows = p.out};
+void run_groups(const DequantizeProblem& p, const Context& context) {
+  const Operand from{.spec = p.spec,
+                     .outer = p.rows,
+                     .contraction = p.cols,
+                     .data = p.data,
+                     .scale = p.scale,
+                     .amax = p.amax,
+                     .groups = p.groups,
+                     .room = p.room,
+                     .what = p.what};
+  const CutOperand cut(from);
   std::vector<DequantizeProblem> problems;
-  for (size_t e = 0; e < from.ends().size(); ++e)
-    if (from.ends().rows(e) > 0) problems.push_back(from.decoded(e, matrix_of(out, from.ends(), e)));
+  for (size_t e = 0; e < cut.ends().size(); ++e)
+    if (cut.ends().rows(e) > 0) problems.push_back(cut.decoded(e, matrix_of(p.out, cut.ends(), e)));
   check_each(problems);
-  zero_beyond(p.out, from.ends());
+  zero_beyond(p.out, cut.ends());
   run_each(problems, context);
 }
 
-void grouped_gemm(const GroupedGemmProblem& p, const Context& context) {
+void run_groups(const GemmProblem& p, const Context& context) {
   const CutOperand a(p.a), b(p.b);
+  const bool rows = p.a.direction == Direction::rowwise;
+  const auto out_of = [&](size_t e) {
+    return rows ? matrix_of(p.out, p.outs, e, {a.ends().begin(e), a.ends().rows(e)})
+                : equal_part(p.out, p.outs, e, p.a.outer);
+  };
   std::vector<GemmProblem> problems;
   for (size_t e = 0; e < a.ends().size(); ++e) {
     if (a.ends().rows(e) == 0) continue;
-    const MutableMatrix out = matrix_of(p.out, a.ends(), e);
-    const Vector bias = p.bias.empty() ? Vector{} : p.bias[e];
+    const MutableMatrix out = out_of(e);
+    const Vector bias = at({p.bias, p.bias_dtype}, p.biases, e, p.out.cols);
     problems.push_back({.a = a[e],
                         .b = b[e],
                         .out = out,
                         .bias = bias.data,
                         .bias_dtype = bias.dtype,
-                        .addend = p.accumulate ? out.data : nullptr,
+                        .addend = p.addend ? out.data : nullptr,
                         .role = p.role});
   }
   check_each(problems);
-  if (!p.accumulate) zero_unwritten(p.out, a.ends());
+  if (!p.addend) zero_unwritten(p.out, rows, a.ends(), out_of);
   run_each(problems, context);
 }
 
-void grouped_matmul(const GroupedMatmulProblem& p, const Context& context) {
-  const Ends ends(p.groups);
+void run_groups(const MatmulProblem& p, const Context& context) {
+  const Ends ends(p.groups, p.a.rows);
+  const int64_t count = p.groups.count;
   std::optional<CutOperand> codes;
-  if (p.codes.groups.count > 0) codes.emplace(p.codes);
-  const MutableMatrix out = p.out.each.empty() ? p.out.rows : p.out.each[0];
-  const int64_t rows = codes ? codes->ends().rows(0) : 0, cols = codes ? p.codes.cols : 0;
-  const WorkspaceSpan<char> memory(context, times(times(rows, cols), size_of(out.dtype)));
-  const MutableMatrix decoded{std::span<char>(memory).data(), out.dtype, rows, cols, cols};
+  if (p.codes) codes.emplace(*p.codes);
+  const int64_t rows = codes ? codes->ends().rows(0) : 0, cols = codes ? p.codes->cols() : 0;
+  const WorkspaceSpan<char> memory(context, times(times(rows, cols), size_of(p.out.dtype)));
+  const MutableMatrix decoded{std::span<char>(memory).data(), p.out.dtype, rows, cols, cols};
+  const auto b_of = [&](size_t e) {
+    return p.transpose_a ? matrix_of(p.b, p.bs, e, {ends.begin(e), ends.rows(e)})
+                         : equal_part(p.b, p.bs, e, p.b.rows / count);
+  };
+  const auto out_of = [&](size_t e) {
+    return p.transpose_a ? equal_part(p.out, p.outs, e, p.a.cols)
+                         : matrix_of(p.out, p.outs, e, {ends.begin(e), ends.rows(e)});
+  };
   std::vector<DequantizeProblem> decodings;
   std::vector<MatmulProblem> products;
   for (size_t e = 0; e < ends.size(); ++e) {
     if (ends.rows(e) == 0) continue;
     if (codes) decodings.push_back(codes->decoded(e, decoded));
     products.push_back({.a = matrix_of(p.a, ends, e),
-                        .b = codes ? Matrix(decoded) : matrix_of(p.b, ends, e),
+                        .b = codes ? Matrix(decoded) : b_of(e),
                         .transpose_a = p.transpose_a,
                         .transpose_b = p.transpose_b,
-                        .bias = p.bias.empty() ? Vector{} : p.bias[e],
-                        .out = matrix_of(p.out, ends, e)});
+                        .bias = at(p.bias, p.biases, e, p.out.cols),
+                        .out = out_of(e)});
   }
   check_each(decodings);
   check_each(products);
-  zero_unwritten(p.out, ends);
+  zero_unwritten(p.out, !p.transpose_a, ends, out_of);
   // One after the other: the library that multiplies has threads of its own, and one matrix is decoded at a time.
   for (size_t i = 0; i < products.size(); ++i) {
     if (codes) run_checked(decodings[i], context);
@@ -170,50 +235,52 @@ void grouped_matmul(const GroupedMatmulProblem& p, const Context& context) {
   }
 }
 
-void grouped_column_sum(const GroupedColumnSumProblem& p, const Context& context) {
-  const Ends ends(p.groups);
-  const GroupedMatrix x{.rows = p.x};
+void run_groups(const ColumnSumProblem& p, const Context& context) {
+  const Ends ends(p.groups, p.x.rows);
   std::vector<ColumnSumProblem> problems;
   for (size_t e = 0; e < ends.size(); ++e) {
-    const auto row = static_cast<int64_t>(e) * p.out.row_stride * size_of(p.out.dtype);
-    problems.push_back({.x = matrix_of(x, ends, e),
-                        .out = p.out.data ? static_cast<char*>(p.out.data) + row : nullptr,
-                        .out_dtype = p.out.dtype});
+    const auto row = static_cast<int64_t>(e) * p.x.cols * size_of(p.out_dtype);
+    problems.push_back({.x = matrix_of(p.x, ends, e),
+                        .out = p.out ? static_cast<char*>(p.out) + row : nullptr,
+                        .out_dtype = p.out_dtype});
   }
   check_each(problems);
   run_each(problems, context);
 }
 
-void grouped_activation(const GroupedActivationProblem& p, const Context& context) {
-  const Ends ends(p.groups);
-  const GroupedLayout rowwise{p.spec, Direction::rowwise, ends, p.y.cols, "activation"},
-      columnwise{p.spec, Direction::columnwise, ends, p.y.cols, "activation"};
-  const std::vector<Side> rows = wanted_sides(p.rowwise, rowwise), columns = wanted_sides(p.columnwise, columnwise);
-  const GroupedMatrix x{.rows = p.x};
-  const MutableGroupedMatrix y{.rows = p.y};
+void run_groups(const ActivationProblem& p, const Context& context) {
+  const Destination& out = p.out;
+  const Ends ends(p.groups, p.x.rows);
+  CutSides sides(out.spec, p.groups, ends, out.y.cols, p.kOp);
+  sides.cut(out.rowwise, out.columnwise, p.room);
   std::vector<ActivationProblem> problems;
   for (size_t e = 0; e < ends.size(); ++e) {
     if (ends.rows(e) == 0) continue;
     problems.push_back({.activation = p.activation,
-                        .x = matrix_of(x, ends, e),
-                        .out = {.y = matrix_of(y, ends, e),
-                                .spec = p.spec,
-                                .rowwise = at(rows, e),
-                                .columnwise = at(columns, e),
-                                .scale = at(p.scale, e)}});
+                        .x = matrix_of(p.x, ends, e),
+                        .out = {.y = matrix_of(out.y, ends, e),
+                                .spec = out.spec,
+                                .rowwise = sides.rowwise(e),
+                                .columnwise = sides.columnwise(e),
+                                .scale = at(out.scale, e),
+                                .amax = sides.amax(out.amax, e)}});
   }
   check_each(problems);
-  zero_beyond(p.y, ends);
-  clear_unwritten(p.rowwise, rowwise);
-  clear_unwritten(p.columnwise, columnwise);
+  zero_beyond(out.y, ends);
+  sides.clear_unwritten(out.rowwise, out.columnwise, p.room);
   run_each(problems, context);
 }
 
-void grouped_fingerprint(const GroupedFingerprintProblem& p, const Context& context) {
-  const Ends ends(p.groups);
+void run_groups(const FingerprintProblem& p, const Context& context) {
+  const Ends ends(p.groups, p.x.rows);
+  const std::optional<Ends> only = p.only.ends.data ? std::optional<Ends>({p.only, p.only.rows}) : std::nullopt;
   for (size_t e = 0; e < ends.size(); ++e)
-    if (ends.rows(e) > 0)
-      dispatch(FingerprintProblem{.x = p.x[e], .expected = p.expected + e, .what = p.what}, context);
+    if (!only || only->rows(e) > 0)
+      dispatch(FingerprintProblem{.x = matrix_of(p.x, p.each, e, {ends.begin(e), ends.rows(e)}),
+                                  .to = at(p.to, e),
+                                  .expected = at(p.expected, e),
+                                  .what = p.what},
+               context);
 }
 
 }  // namespace quire::cpu

@@ -6,21 +6,19 @@
 
 namespace quire::cpu {
 
-Ends::Ends(const RowGroups& groups) {
+Ends::Ends(const RowGroups& groups, int64_t rows) {
   ends_.reserve(static_cast<size_t>(groups.count));
-  const int64_t each = groups.count == 0 ? 0 : groups.rows / groups.count;
+  const int64_t each = rows / groups.count;
   for (int64_t e = 0; e < groups.count; ++e) {
     ends_.push_back(groups.ends.data ? groups.ends[e] : (e + 1) * each);
     const auto group = static_cast<size_t>(e);
-    check(begin(group) <= ends_[group] && ends_[group] <= groups.rows, groups.what,
-          ": offsets must not decrease and be from 0 to ", groups.rows, ", the number of rows of x; group ", e,
-          " ends at ", ends_[group], ", the one before at ", begin(group),
-          "; offsets is the cumulative sum of the groups' sizes, which must not be negative and add up to ",
-          groups.rows, " at most");
+    check(begin(group) <= ends_[group] && ends_[group] <= rows, groups.what,
+          ": offsets must not decrease and be from 0 to ", rows, ", the number of rows of x; group ", e, " ends at ",
+          ends_[group], ", the one before at ", begin(group),
+          "; offsets is the cumulative sum of the groups' sizes, which must not be negative and add up to ", rows,
+          " at most");
   }
 }
-
-namespace {
 
 void zero(const MutableMatrix& m) {
   const auto width = static_cast<size_t>(m.cols * size_of(m.dtype));
@@ -29,18 +27,10 @@ void zero(const MutableMatrix& m) {
     std::memset(static_cast<char*>(m.data) + r * m.row_stride * size_of(m.dtype), 0, width);
 }
 
-}  // namespace
-
 void zero_beyond(const MutableMatrix& m, const Ends& ends) {
   if (m.data == nullptr) return;
   zero({static_cast<char*>(m.data) + ends.end() * m.row_stride * size_of(m.dtype), m.dtype, m.rows - ends.end(), m.cols,
         m.row_stride});
-}
-
-void zero_unwritten(const MutableGroupedMatrix& m, const Ends& ends) {
-  if (m.each.empty()) return zero_beyond(m.rows, ends);
-  for (size_t e = 0; e < m.each.size(); ++e)
-    if (ends.rows(e) == 0) zero(m.each[e]);
 }
 
 namespace {
@@ -67,7 +57,7 @@ std::array<int64_t, 3> widths(const QuantSpec& spec) {
   return {1, spec.row().scale == ScaleKind::f32 ? int64_t{4} : 1, 4};
 }
 
-void check_room(const GroupedSide& side, const GroupedLayout& layout, const BufferCounts<int64_t>& wanted) {
+void check_room(const FlatSide& side, const GroupedLayout& layout, const BufferCounts<int64_t>& wanted) {
   for (size_t i = 0; i < wanted.size(); ++i) {
     if (side.room[i] >= wanted[i]) continue;  // formatting costs more than a small product
     fail(layout.what, ": ", kBufferNames[first_buffer(layout.direction) + i], " of ", layout.spec.to_string(), " for ",
@@ -78,10 +68,9 @@ void check_room(const GroupedSide& side, const GroupedLayout& layout, const Buff
 
 }  // namespace
 
-std::vector<Side> sides_of(const GroupedSide& side, const GroupedLayout& layout) {
-  if (!side.each.empty()) return {side.each.begin(), side.each.end()};
-  std::array<char*, 3> next{static_cast<char*>(side.flat.data), static_cast<char*>(side.flat.scale),
-                            reinterpret_cast<char*>(side.flat.amax)};
+std::vector<Side> sides_of(const FlatSide& side, const GroupedLayout& layout) {
+  std::array<char*, 3> next{static_cast<char*>(side.memory.data), static_cast<char*>(side.memory.scale),
+                            reinterpret_cast<char*>(side.memory.amax)};
   const auto width = widths(layout.spec);
   CountsOf counts_of(layout);
   BufferCounts<int64_t> all{};
@@ -100,7 +89,7 @@ std::vector<Side> sides_of(const GroupedSide& side, const GroupedLayout& layout)
   return sides;
 }
 
-void clear_unwritten(const GroupedSide& side, const GroupedLayout& layout) {
+void clear_unwritten(const FlatSide& side, const GroupedLayout& layout) {
   if (!side.present()) return;
   CountsOf counts_of(layout);
   int64_t used = 0;
@@ -109,10 +98,21 @@ void clear_unwritten(const GroupedSide& side, const GroupedLayout& layout) {
     if (begin < end) std::memset(static_cast<char*>(data) + begin, 0, static_cast<size_t>(end - begin));
   };
   const auto width = widths(layout.spec);
-  clear(side.flat.data, used, side.room[0]);
+  clear(side.memory.data, used, side.room[0]);
   // All of these: groups without rows are not quantized.
-  clear(side.flat.scale, 0, side.room[1] * width[1]);
-  clear(side.flat.amax, 0, side.room[2] * width[2]);
+  clear(side.memory.scale, 0, side.room[1] * width[1]);
+  clear(side.memory.amax, 0, side.room[2] * width[2]);
+}
+
+CutOperand::CutOperand(const Operand& operand) : operand_(operand), ends_(operand.groups, operand.rows()) {
+  // Those that an operand reads are not written.
+  const Side all{const_cast<void*>(operand.data), const_cast<void*>(operand.scale), const_cast<float*>(operand.amax)};
+  if (!operand.each.empty())
+    sides_.assign(operand.each.begin(), operand.each.end());
+  else if (is_one(operand.groups))
+    sides_ = {all};
+  else
+    sides_ = sides_of({all, operand.room}, {operand.spec, operand.direction, ends_, operand.cols(), operand.what});
 }
 
 Operand CutOperand::operator[](size_t group) const {
@@ -121,8 +121,8 @@ Operand CutOperand::operator[](size_t group) const {
   const Side& side = sides_[group];
   return {.spec = operand_.spec,
           .direction = operand_.direction,
-          .outer = rowwise ? rows : operand_.cols,
-          .contraction = rowwise ? operand_.cols : columnwise_tokens(operand_.spec, rows),
+          .outer = rowwise ? rows : operand_.cols(),
+          .contraction = rowwise ? operand_.cols() : columnwise_tokens(operand_.spec, rows),
           .data = side.data,
           .scale = side.scale,
           .amax = side.amax};
@@ -133,7 +133,7 @@ DequantizeProblem CutOperand::decoded(size_t group, const MutableMatrix& out) co
   return {.spec = operand_.spec,
           .direction = operand_.direction,
           .rows = ends_.rows(group),
-          .cols = operand_.cols,
+          .cols = operand_.cols(),
           .data = side.data,
           .scale = side.scale,
           .amax = side.amax,

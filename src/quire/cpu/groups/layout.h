@@ -1,19 +1,21 @@
 // Where the rows and the buffers of each group lie, which depends on values that only kernels read.
 #pragma once
 
+#include <array>
 #include <concepts>
+#include <span>
 #include <string_view>
 #include <type_traits>
 #include <vector>
 
-#include "quire/spec/grouped_problem.h"
+#include "quire/spec/problem.h"
 
 namespace quire::cpu {
 
-/// The ends of groups, read. Throws Error unless they obey RowGroups.
+/// The ends of groups of `rows` rows, read. Throws Error unless they obey RowGroups.
 class Ends {
  public:
-  explicit Ends(const RowGroups& groups);
+  Ends(const RowGroups& groups, int64_t rows);
 
   size_t size() const { return ends_.size(); }
   int64_t begin(size_t group) const { return group == 0 ? 0 : ends_[group - 1]; }
@@ -25,22 +27,27 @@ class Ends {
   std::vector<int64_t> ends_;
 };
 
-/// The matrix of a group, of a GroupedMatrix or a MutableGroupedMatrix.
-template <class Grouped>
-auto matrix_of(const Grouped& m, const Ends& ends, size_t group) {
-  if (!m.each.empty()) return m.each[group];
-  auto part = m.rows;
-  using Byte = std::conditional_t<std::same_as<Grouped, GroupedMatrix>, const char, char>;
-  const int64_t first = ends.begin(group) * part.row_stride * size_of(part.dtype);
-  if (part.data) part.data = static_cast<Byte*>(part.data) + first;
-  part.rows = ends.rows(group);
+/// The matrix of a group: one of the list, or `rows` rows from `begin` on.
+template <class AnyMatrix>
+AnyMatrix matrix_of(AnyMatrix part, std::span<const AnyMatrix> each, size_t group,
+                    std::array<int64_t, 2> begin_and_rows) {
+  if (!each.empty()) return each[group];
+  using Byte = std::conditional_t<std::same_as<AnyMatrix, Matrix>, const char, char>;
+  const auto [begin, rows] = begin_and_rows;
+  if (part.data) part.data = static_cast<Byte*>(part.data) + begin * part.row_stride * size_of(part.dtype);
+  part.rows = rows;
   return part;
+}
+/// The rows of a group.
+template <class AnyMatrix>
+AnyMatrix matrix_of(const AnyMatrix& all, const Ends& ends, size_t group) {
+  return matrix_of<AnyMatrix>(all, {}, group, {ends.begin(group), ends.rows(group)});
 }
 
 /// Sets the rows that belong to no group to zero.
 void zero_beyond(const MutableMatrix& m, const Ends& ends);
-/// The same, or the matrices of groups that have no rows.
-void zero_unwritten(const MutableGroupedMatrix& m, const Ends& ends);
+/// Sets a matrix to zero.
+void zero(const MutableMatrix& m);
 
 /// One direction of quantized matrices [rows of the group, cols].
 struct GroupedLayout {
@@ -51,19 +58,24 @@ struct GroupedLayout {
   std::string_view what;  ///< "op: argument", for errors
 };
 
+/// Flat buffers of one direction of groups, and the elements they have room for.
+struct FlatSide {
+  const Side& memory;
+  const BufferCounts<int64_t>& room;
+
+  bool present() const { return memory.data || memory.scale || memory.amax; }
+};
+
 /// The side of each group. Throws Error if flat buffers are too small.
-std::vector<Side> sides_of(const GroupedSide& side, const GroupedLayout& layout);
+std::vector<Side> sides_of(const FlatSide& side, const GroupedLayout& layout);
 
 /// Sets to zero what no group will write of flat buffers that are results.
-void clear_unwritten(const GroupedSide& side, const GroupedLayout& layout);
+void clear_unwritten(const FlatSide& side, const GroupedLayout& layout);
 
 /// An operand of products whose ends and sides are known.
 class CutOperand {
  public:
-  explicit CutOperand(const GroupedOperand& operand)
-      : operand_(operand),
-        ends_(operand.groups),
-        sides_(sides_of(operand.side, {operand.spec, operand.direction, ends_, operand.cols, operand.what})) {}
+  explicit CutOperand(const Operand& operand);
 
   const Ends& ends() const { return ends_; }
   /// A group of it as an operand.
@@ -72,7 +84,7 @@ class CutOperand {
   DequantizeProblem decoded(size_t group, const MutableMatrix& out) const;
 
  private:
-  const GroupedOperand& operand_;
+  const Operand& operand_;
   Ends ends_;
   std::vector<Side> sides_;
 };
