@@ -16,7 +16,15 @@ from quire.conversion.recommend import RecipeEstimate, Recommendation, recommend
 from quire.conversion.report import ConversionReport, LayerReport, ParameterReport, conversion_report  # noqa: E402
 from quire.delayed import delayed_state, set_delayed_state  # noqa: E402
 from quire.explain import explain  # noqa: E402
-from quire.functional import amax, dequantize, nvfp4_linear, nvfp4_moe, nvfp4_moe_routed, quantize  # noqa: E402
+from quire.functional import (  # noqa: E402
+    amax,
+    dequantize,
+    nvfp4_linear,
+    nvfp4_moe,
+    nvfp4_moe_routed,
+    quantize,
+    synchronize,
+)
 from quire.nn.cache import quantize_weights  # noqa: E402
 from quire.nn.grouped_linear import GroupedLinear  # noqa: E402
 from quire.nn.layernorm_linear import LayerNormLinear  # noqa: E402
@@ -93,6 +101,7 @@ __all__ = [
     "runners",
     "set_delayed_state",
     "set_rng_state",
+    "synchronize",
     "unpack_weights",
 ]
 

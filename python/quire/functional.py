@@ -294,6 +294,19 @@ def fingerprint(x: torch.Tensor) -> torch.Tensor:
     return torch.ops.quire.fingerprint(x)
 
 
+def synchronize(device: torch.device | str | None = None) -> None:
+    """Waits for a device, and raises the error in the values of a tensor that a kernel of quire has found there, if any
+    (docs/troubleshooting.md). device: None: the current accelerator. On a CPU there is nothing to wait for.
+
+    Raises RuntimeError for that error, and for a device on which quire cannot compute.
+    """
+    device = torch.accelerator.current_accelerator() if device is None else torch.device(device)
+    if device is not None and device.type != "cpu":
+        if device.type != "meta":
+            torch.accelerator.synchronize(device)
+        torch.ops.quire.raise_reported(device)
+
+
 def _of(operator: Any, runner: object) -> Any:
     """The overload that takes the runner: PyTorch would find it by trying, which costs more than a small product."""
     return operator.by_name if isinstance(runner, str) else operator.default

@@ -7,6 +7,7 @@
 #include "quire/runner/arena.h"
 #include "quire/runner/registry.h"
 #include "quire_torch/bridge/collectives.h"
+#include "quire_torch/bridge/context.h"
 #include "quire_torch/bridge/matmul.h"
 #include "quire_torch/bridge/observe.h"
 #include "quire_torch/bridge/parallel.h"
@@ -81,6 +82,7 @@ void register_functions(torch::Library& m) {
   m.def("delayed_collections() -> int", delayed_collections);
   m.def("in_backward() -> bool", in_backward);
   m.def("next_caller(str layer) -> ()", next_caller);
+  m.def("raise_reported(Device device) -> ()", raise_reported);
   m.def("isas() -> str", quire::explain_isas);
   m.def("kernel_tables() -> str", quire::kernel_tables);
   m.def("spec_families() -> str", quire::explain_families);

@@ -1,17 +1,22 @@
 // quire on the device: for each kernel that the host has, one of the same name, which checks the pointers of a problem,
-// translates them and launches the host's, with copies of its lists. What such a kernel finds in memory (a stale
-// fingerprint) is raised when somebody waits for it.
+// translates them and launches the host's, with copies of its lists. A value that breaks a rule is written where a kernel
+// on a GPU would write it, and raised by quire's next call or when somebody waits.
 #include <torch/library.h>
 
+#include <algorithm>
 #include <array>
 #include <memory>
 #include <optional>
 #include <span>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
 #include "backend/backend.h"
+#include "quire/base/fault.h"
 #include "quire/device/device.h"
+#include "quire/device/library.h"
+#include "quire_torch/bridge/context.h"
 #include "quire_torch/library.h"
 
 namespace testdevice {
@@ -153,7 +158,25 @@ void run(const Problem& problem, const quire::Context& context) {
                 {context.index, static_cast<int64_t>(reinterpret_cast<uintptr_t>(context.stream))});
   const auto kept = std::make_shared<Kept<Problem>>(given);
   parts(Translator(launch, kept->lists), kept->problem);
-  std::move(launch).run([kept, &row] { row.run(kept->problem, quire::host()); });
+  std::move(launch).run([kept, &row, faults = context.faults] {
+    try {
+      row.run(kept->problem, quire::host());
+    } catch (const quire::FaultError& e) {
+      quire::report(*faults, e.operation, e.rule, e.fault);
+    }
+  });
+}
+
+/// The library computes on the device itself; groups, whose ends the host does not read, are launched.
+void run_library(const quire::MatmulProblem& problem, const quire::Context& context) {
+  if (problem.in_groups()) return run<quire::MatmulProblem, 0>(problem, context);
+  quire::matmul_in_use()(problem, context);
+}
+
+/// Memory of the host that kernels write, as pinned memory is.
+quire::FaultRecord* faults(int index) {
+  static std::array<quire::FaultRecord, kDevices> all;
+  return &all.at(static_cast<size_t>(index));
 }
 
 constexpr size_t kMostRows = 8;
@@ -165,6 +188,7 @@ quire::KernelRows<Problem> make_rows(std::index_sequence<numbers...>) {
   const quire::KernelRows<Problem> host_rows = quire::kernels<Problem>(quire::host());
   quire::check(host_rows.size() <= kMostRows, "test device: raise kMostRows of rows.cpp to ", host_rows.size());
   for (size_t i = 0; i < host_rows.size(); ++i) rows[i].name = host_rows[i].name;
+  if constexpr (std::is_same_v<Problem, quire::MatmulProblem>) rows[0].run = run_library;
   return std::span(rows).first(host_rows.size());
 }
 
@@ -174,10 +198,41 @@ struct Rows {
 };
 
 const bool registered = [] {
-  static const quire::Device device{kName, quire::ForAllProblems<Rows>::make()};
+  static const quire::Device device{kName, quire::ForAllProblems<Rows>::make(), faults};
   quire::register_device(device);
+  set_after_wait([](int index) { quire::raise_reported(*faults(index)); });
   return true;
 }();
+
+/// Uses memory of zeros as a kernel should: finds zeros, fills it and leaves zeros. found[0]: what was not 0.
+int64_t use_zeroed(at::Tensor found, int64_t bytes) {
+  const quire_torch::CallContext call(found.device());
+  const quire::Context& context = call;
+  Launch launch("use_zeroed", stream_of(found));
+  void* const lent = context.workspace->zeroed(bytes);
+  auto* const memory = static_cast<uint8_t*>(launch(lent));
+  auto* const to = static_cast<int64_t*>(launch(found.mutable_data_ptr()));
+  std::move(launch).run([=] {
+    *to = bytes - std::count(memory, memory + bytes, 0);
+    std::fill_n(memory, bytes, uint8_t{7});
+    std::fill_n(memory, bytes, uint8_t{0});
+  });
+  return reinterpret_cast<int64_t>(lent);
+}
+
+std::string value_rules() {
+  std::string lines;
+  for (const quire::RuleText& row : quire::rule_texts()) lines += quire::text(row.name, "\t", row.text, "\n");
+  return lines;
+}
+
+TORCH_LIBRARY_FRAGMENT(testdevice, m) {
+  m.def("value_rules() -> str", value_rules);
+  m.def("use_zeroed(Tensor(a!) found, int bytes) -> int", use_zeroed);
+  m.def("is_captured(Tensor t) -> bool", [](const at::Tensor& t) {
+    return static_cast<const quire::Context&>(quire_torch::CallContext(t.device())).capturing;
+  });
+}
 
 TORCH_LIBRARY_IMPL(quire, PrivateUse1, m) { quire_torch::implement_kernels(m, c10::DispatchKey::PrivateUse1); }
 

@@ -212,7 +212,7 @@ WITHOUT_NUMBERS = {
     "activations", "canonical_parallel", "canonical_recipe",
     "canonical_spec", "debug_count", "debug_counted", "debug_record", "debug_recorded", "debug_recorded_text",
     "delayed_collections", "delayed_update_in_python_", "explain_begin", "explain_end", "explain_note", "in_backward",
-    "isas", "kernel_tables", "next_caller",
+    "isas", "kernel_tables", "next_caller", "raise_reported",
     "runner_call_python", "runner_dropped_functions", "runner_list", "runner_register_linear", "runner_register_moe",
     "runner_register_python", "runner_release_memory", "runner_unregister", "spec_families", "spec_grammar", "tie",
     "wgrad_drop", "wgrad_stash_", "wgrad_take_",

@@ -249,7 +249,7 @@ TEST(Matmul, IsTheLibrarysThatAProgramLendsAndElseTheReferences) {
                         .out = {out.data(), DType::f32, 2, 2, 2}};
   matmul(p);
   EXPECT_EQ(out, (std::array<float, 4>{8, 32, 8, 50}));
-  Matmul* const before = set_matmul([](const MatmulProblem& q) { multiplied += q.out.rows; });
+  Matmul* const before = set_matmul([](const MatmulProblem& q, const Context&) { multiplied += q.out.rows; });
   matmul(p);
   EXPECT_EQ(set_matmul(before) == nullptr, false);
   EXPECT_EQ(multiplied, 2);

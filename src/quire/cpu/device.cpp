@@ -2,6 +2,7 @@
 
 #include <array>
 
+#include "quire/base/fault.h"
 #include "quire/cpu/groups/groups.h"
 #include "quire/cpu/isa.h"
 #include "quire/cpu/moe/moe.h"
@@ -91,8 +92,8 @@ constexpr std::array<KernelRow<Problem>, 2> kRows{{
 
 void check_given_scale(const QuantizeProblem& p) {
   if (!p.spec.given || !p.scale) return;
-  check(*p.scale > 0 && is_finite(*p.scale), "quantize: the static scale of ", p.spec,
-        " must be positive and finite; got ", *p.scale, "; load the static scale");
+  if (!(*p.scale > 0 && is_finite(*p.scale)))
+    raise(text("quantize: the static scale of ", p.spec), ValueRule::given_scale, {.number = *p.scale});
 }
 
 /// The same of results that may be quantized.
@@ -118,8 +119,7 @@ constexpr std::array<KernelRow<Problem>, 1> kPortable{{{"portable", nullptr, tak
 
 void check_given_amax(const float* amax, int64_t count) {
   for (int64_t i = 0; amax && i < count; ++i)
-    check(amax[i] >= 0, "quantize: a given amax must not be negative or NaN; got ", amax[i],
-          "; calibrate it, or leave it out");
+    if (!(amax[i] >= 0)) raise("quantize", ValueRule::given_amax, {.index = i, .number = amax[i]});
 }
 
 /// A quantization whose values have been read and checked.
@@ -158,16 +158,15 @@ bool refuses_matmul(const MatmulProblem&, const Context&, Refusal* refusal) {
 
 constexpr std::array kMatmul{
     KernelRow<MatmulProblem>{"library", refuses_matmul,
-                             taking_groups<MatmulProblem, [](const MatmulProblem& p) { matmul_in_use()(p); }>},
+                             taking_groups<MatmulProblem, [](const MatmulProblem& p,
+                                                             const Context& c) { matmul_in_use()(p, c); }>},
     KernelRow<MatmulProblem>{"reference", nullptr, taking_groups<MatmulProblem, reference::matmul>},
 };
 
 void fingerprint(const FingerprintProblem& p, const Context&) {
   const auto found = static_cast<int64_t>(active().kernels->fingerprint(p.x));
   if (p.to) *p.to = found;
-  check(!p.expected || *p.expected == found, p.what,
-        ": the weight has changed since it was quantized, so its cached codes are stale; quantize it again "
-        "(quire.quantize_weights, or is_first_microbatch=True)");
+  if (p.expected && *p.expected != found) raise(p.what, ValueRule::stale_codes, {});
 }
 
 }  // namespace

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "quire/base/check.h"
+#include "quire/base/fault.h"
 #include "quire/base/float_mode.h"
 #include "quire/spec/delayed.h"
 
@@ -58,9 +58,8 @@ void delayed_update(const DelayedUpdateProblem& p, const Context&) {
   const FloatMode mode;
   for (const DelayedState& state : p.states) {
     const double* rule = find_rule(p, state);
-    check(!rule || (rule[kLength] >= 1 && rule[kLength] <= static_cast<double>(state.rows)),
-          "delayed_update_: a rule's length must be from 1 to the rows of the history, ", state.rows, "; got ",
-          rule ? rule[kLength] : 0);
+    if (rule && !(rule[kLength] >= 1 && rule[kLength] <= static_cast<double>(state.rows)))
+      raise("delayed_update_", ValueRule::history_length, {.number = rule[kLength], .limit = state.rows});
   }
   for (const DelayedState& state : p.states)
     if (const double* rule = find_rule(p, state)) end_step(state, rule, p.backward);

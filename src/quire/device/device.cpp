@@ -34,6 +34,8 @@ void register_device(const Device& device) {
   while (!registered.compare_exchange_weak(added->next, added)) continue;
 }
 
+bool on_host(const Context& context) { return !context.device || context.device == kDevices[0]; }
+
 const Context& host() {
   static constinit Lazy<const Context> context;
   return context.get([] { return Context{.device = kDevices[0]}; });

@@ -34,7 +34,14 @@ using KernelTables = ForAllProblems<RowsOf>;
 struct Device {
   std::string_view name;  ///< as PyTorch calls it: "cpu", "cuda"
   KernelTables kernels;
+  /// Where the kernels of the index-th of its kind report values that break a rule (base/fault.h). One for all streams,
+  /// for as long as the process lives: captured kernels refer to it. Null: its kernels throw.
+  FaultRecord* (*faults)(int index) = nullptr;
 };
+
+/// Whether the pointers of a problem are memory of the host, and its kernels run before the call returns. The only way
+/// to ask: a null stream is the default stream of a device.
+bool on_host(const Context& context);
 
 /// The device of that name; null if there is none.
 const Device* find_device(std::string_view name);

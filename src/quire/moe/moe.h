@@ -1,6 +1,6 @@
 // What a mixture of experts needs beside products (docs/moe.md 1, 2). All throw Error on a problem that breaks a rule.
-// Errors that depend on values of tensors (ids and rows out of range) are found by the kernels: on the host at once,
-// by a device at its next synchronisation.
+// Errors that depend on values of tensors (ids and rows out of range) are found by the kernels (base/fault.h): on the
+// host at once, on another device later.
 #pragma once
 
 #include "quire/base/context.h"

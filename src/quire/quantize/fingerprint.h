@@ -7,7 +7,7 @@
 namespace quire {
 
 /// Writes the fingerprint of x, which it reads once; or compares it with the expected one, and throws Error where they
-/// differ (a device reports that at its next synchronisation).
+/// differ (on another device later: base/fault.h).
 void fingerprint(const FingerprintProblem& problem, const Context& context = host());
 
 /// The fingerprint of a matrix in the host's memory.

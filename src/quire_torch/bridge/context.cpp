@@ -1,8 +1,17 @@
 #include "quire_torch/bridge/context.h"
 
+#include <ATen/ops/zeros.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
-#include "quire/base/check.h"
+#include <algorithm>
+#include <map>
+#include <mutex>
+#include <tuple>
+#include <vector>
+
+#include "quire/base/fault.h"
+#include "quire/base/lazy.h"
+#include "quire/base/process_mutex.h"
 #include "quire/device/device.h"
 #include "quire_torch/bridge/observe.h"
 #include "quire_torch/op/outputs.h"
@@ -17,7 +26,42 @@ const quire::Device* core_device(at::DeviceType type) {
   return found;
 }
 
+at::Tensor zeros(int64_t bytes, at::Device device) {
+  return at::zeros(at::IntArrayRef({bytes}), at::device(device).dtype(at::kByte));
+}
+
+/// Memory that kernels leave as they found it, of each stream.
+class Zeros {
+ public:
+  void* lend(int64_t bytes, at::Device device, const void* stream) {
+    const std::lock_guard lock(mutex_);
+    std::vector<at::Tensor>& made = of_stream_[{device.type(), device.index(), stream}];
+    // Smaller ones stay: another thread may be about to launch a kernel that uses one.
+    if (made.empty() || made.back().numel() < bytes)
+      made.push_back(zeros(std::max(bytes, made.empty() ? kLeast : 2 * made.back().numel()), device));
+    return made.back().mutable_data_ptr();
+  }
+
+ private:
+  static constexpr int64_t kLeast = 4096;
+  quire::ProcessMutex mutex_;
+  std::map<std::tuple<at::DeviceType, at::DeviceIndex, const void*>, std::vector<at::Tensor>> of_stream_;
+};
+
 }  // namespace
+
+at::Device device_of(const quire::Context& context) {
+  if (quire::on_host(context)) return at::kCPU;
+  return at::Device(quire::text(context.device->name, ":", context.index));
+}
+
+void raise_reported(at::Device device) {
+  if (device.is_cpu()) return;
+  const quire::Device* const kind = core_device(device.type());
+  if (!kind->faults) return;
+  const c10::impl::VirtualGuardImpl guard(device.type());
+  quire::raise_reported(*kind->faults(device.has_index() ? device.index() : guard.getDevice().index()));
+}
 
 CallContext::CallContext(at::Device device) : device_(device) {
   context_ = quire::host();
@@ -28,11 +72,23 @@ CallContext::CallContext(at::Device device) : device_(device) {
   const c10::impl::VirtualGuardImpl guard(device.type());
   context_.device = core_device(device.type());
   context_.index = device.index();
-  context_.stream = guard.getStreamNativeHandle(guard.getStream(device));
+  const c10::Stream stream = guard.getStream(device);
+  context_.stream = guard.getStreamNativeHandle(stream);
+  context_.capturing = guard.isStreamCapturing(stream);
+  if (!context_.device->faults) return;
+  context_.faults = context_.device->faults(context_.index);
+  quire::raise_reported(*context_.faults);
 }
 
 void* CallContext::allocate(int64_t bytes) {
   lent_.push_back(op::allocate(at::IntArrayRef({bytes}), at::device(device_).dtype(at::kByte)));
+  return lent_.back().mutable_data_ptr();
+}
+
+void* CallContext::zeroed(int64_t bytes) {
+  static constinit quire::Lazy<Zeros> kept;
+  if (!device_.is_cpu() && !context_.capturing) return kept.get().lend(bytes, device_, context_.stream);
+  lent_.push_back(zeros(bytes, device_));
   return lent_.back().mutable_data_ptr();
 }
 

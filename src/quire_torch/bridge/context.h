@@ -9,17 +9,24 @@
 
 namespace quire_torch {
 
+/// Where a context computes, as PyTorch calls it.
+at::Device device_of(const quire::Context& context);
+
+/// Throws what a kernel has found on that device, if anything, and nobody has thrown yet. Waits for nothing.
+void raise_reported(at::Device device);
+
 /// For the time of one operator's call: makes the device of its tensors current, and lends memory of PyTorch's
 /// allocator that goes back, in the order of the stream, when the call has returned.
 class CallContext final : public quire::Workspace {
  public:
-  /// Throws for a device that the core has no kernels for.
+  /// Throws for a device that the core has no kernels for; and what an earlier call's kernel has found there.
   explicit CallContext(at::Device device);
   CallContext(const CallContext&) = delete;
   CallContext& operator=(const CallContext&) = delete;
 
   operator const quire::Context&() const { return context_; }
   void* allocate(int64_t bytes) override;
+  void* zeroed(int64_t bytes) override;
 
  private:
   c10::OptionalDeviceGuard guard_;

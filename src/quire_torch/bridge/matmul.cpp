@@ -1,24 +1,22 @@
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/addmm.h>
-#include <ATen/ops/from_blob.h>
 #include <ATen/ops/mm.h>
 
 #include "quire/device/library.h"
+#include "quire_torch/bridge/context.h"
 #include "quire_torch/bridge/matmul.h"
 #include "quire_torch/bridge/tensor.h"
 
 namespace quire_torch {
 namespace {
 
-at::Tensor tensor(const quire::Matrix& m, bool transpose = false) {
-  auto* data = const_cast<void*>(m.data);
-  const at::Tensor t =
-      at::from_blob(data, {m.rows, m.cols}, {m.row_stride, 1}, at::device(at::kCPU).dtype(scalar_type(m.dtype)));
-  return transpose ? t.t() : t;
-}
-
-void matmul(const quire::MatmulProblem& p) {
+void matmul(const quire::MatmulProblem& p, const quire::Context& context) {
   const at::AutoDispatchBelowADInplaceOrView below;
+  const at::Device device = device_of(context);
+  const auto tensor = [device](const quire::Matrix& m, bool transpose = false) {
+    const at::Tensor t = tensor_over(m, device);
+    return transpose ? t.t() : t;
+  };
   const at::ScalarType dtype = scalar_type(p.out.dtype);
   at::Tensor out = tensor(p.out);
   const at::Tensor a = tensor(p.a, p.transpose_a).to(dtype), b = tensor(p.b, p.transpose_b).to(dtype);

@@ -3,7 +3,7 @@
 
 namespace quire_torch {
 
-/// Makes the core's host kernels multiply plain matrices by at::mm.
+/// Makes kernels multiply plain matrices by at::mm, on any device.
 void install_matmul();
 
 }  // namespace quire_torch

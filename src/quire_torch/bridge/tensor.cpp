@@ -1,6 +1,7 @@
 #include "quire_torch/bridge/tensor.h"
 
 #include <ATen/ops/empty.h>
+#include <ATen/ops/from_blob.h>
 
 #include <algorithm>
 
@@ -76,6 +77,22 @@ MatrixView::MatrixView(const at::Tensor& t, const char* what) : holder_(t) {
   int64_t rows = 1;
   for (int64_t d = 0; d + 1 < t.dim(); ++d) rows = quire::times(rows, t.size(d));
   matrix_ = {holder_.const_data_ptr(), dtype(t.scalar_type(), what), rows, cols, stride};
+}
+
+at::Tensor tensor_over(const void* data, at::IntArrayRef sizes, at::ScalarType dtype, at::Device device) {
+  return at::for_blob(const_cast<void*>(data), sizes)
+      .options(at::device(device).dtype(dtype))
+      .target_device(device)
+      .make_tensor();
+}
+
+at::Tensor tensor_over(const quire::Matrix& m, at::Device device) {
+  const std::array<int64_t, 2> sizes{m.rows, m.cols}, strides{m.row_stride, 1};
+  return at::for_blob(const_cast<void*>(m.data), sizes)
+      .strides(strides)
+      .options(at::device(device).dtype(scalar_type(m.dtype)))
+      .target_device(device)
+      .make_tensor();
 }
 
 quire::MutableMatrix mutable_matrix(at::Tensor& t) {

@@ -52,6 +52,11 @@ class MatrixView {
   quire::Matrix matrix_;
 };
 
+/// Memory of a problem seen as a contiguous tensor of the device where it lies, which does not own it.
+at::Tensor tensor_over(const void* data, at::IntArrayRef sizes, at::ScalarType dtype, at::Device device);
+/// The same of a matrix, with its row stride.
+at::Tensor tensor_over(const quire::Matrix& m, at::Device device);
+
 /// A contiguous tensor seen as a writable [M, K].
 quire::MutableMatrix mutable_matrix(at::Tensor& t);
 

@@ -43,6 +43,8 @@ Place next_stream(int device);
 // ---- Waiting. Counted, refused in a capture, and errors of kernels are thrown here.
 void synchronize(Place at);
 void synchronize_device(int device);
+/// What is called with the device after each wait, and may throw.
+void set_after_wait(void (*after)(int device));
 bool idle(Place at);
 /// Every kernel of the stream sleeps first.
 void set_delay(Place at, int microseconds);

@@ -1,5 +1,6 @@
 // Streams are threads that run one kernel after another.
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <stdexcept>
 #include <thread>
@@ -9,6 +10,7 @@
 namespace testdevice {
 namespace {
 
+std::atomic<void (*)(int)> after_wait{nullptr};
 thread_local int the_device = 0;
 thread_local std::array<int64_t, kDevices> the_streams{};
 
@@ -87,20 +89,27 @@ Place next_stream(int device) {
   return {device, r->lent_streams[index(device)]++ % kPool + 1};
 }
 
+void set_after_wait(void (*after)(int device)) { after_wait = after; }
 void synchronize(Place at) {
-  Locked r;
-  refuse(*r, "synchronising a stream");
-  ++r->counts["synchronize"];
-  wait_for(r, at);
-  throw_kernel_error(*r);
+  {
+    Locked r;
+    refuse(*r, "synchronising a stream");
+    ++r->counts["synchronize"];
+    wait_for(r, at);
+    throw_kernel_error(*r);
+  }
+  if (after_wait) after_wait.load()(at.device);
 }
 void synchronize_device(int device) {
-  Locked r;
-  refuse(*r, "synchronising a device");
-  ++r->counts["synchronize"];
-  for (int64_t id = 0; id <= kPool; ++id)
-    if (r->streams.contains({device, id})) wait_for(r, {device, id});
-  throw_kernel_error(*r);
+  {
+    Locked r;
+    refuse(*r, "synchronising a device");
+    ++r->counts["synchronize"];
+    for (int64_t id = 0; id <= kPool; ++id)
+      if (r->streams.contains({device, id})) wait_for(r, {device, id});
+    throw_kernel_error(*r);
+  }
+  if (after_wait) after_wait.load()(device);
 }
 bool idle(Place at) {
   const Locked r;

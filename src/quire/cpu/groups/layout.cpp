@@ -2,7 +2,7 @@
 
 #include <cstring>
 
-#include "quire/base/check.h"
+#include "quire/base/fault.h"
 
 namespace quire::cpu {
 
@@ -12,11 +12,9 @@ Ends::Ends(const RowGroups& groups, int64_t rows) {
   for (int64_t e = 0; e < groups.count; ++e) {
     ends_.push_back(groups.ends.data ? groups.ends[e] : (e + 1) * each);
     const auto group = static_cast<size_t>(e);
-    check(begin(group) <= ends_[group] && ends_[group] <= rows, groups.what,
-          ": offsets must not decrease and be from 0 to ", rows, ", the number of rows of x; group ", e, " ends at ",
-          ends_[group], ", the one before at ", begin(group),
-          "; offsets is the cumulative sum of the groups' sizes, which must not be negative and add up to ", rows,
-          " at most");
+    if (begin(group) > ends_[group] || ends_[group] > rows)
+      raise(groups.what, ValueRule::group_end,
+            {.index = e, .value = ends_[group], .limit = rows, .more = {begin(group)}});
   }
 }
 
@@ -60,9 +58,12 @@ std::array<int64_t, 3> widths(const QuantSpec& spec) {
 void check_room(const FlatSide& side, const GroupedLayout& layout, const BufferCounts<int64_t>& wanted) {
   for (size_t i = 0; i < wanted.size(); ++i) {
     if (side.room[i] >= wanted[i]) continue;  // formatting costs more than a small product
-    fail(layout.what, ": ", kBufferNames[first_buffer(layout.direction) + i], " of ", layout.spec.to_string(), " for ",
-         layout.ends.size(), " groups of ", layout.ends.end(), " rows of ", layout.cols, " must hold ", wanted[i],
-         " elements, got ", side.room[i], "; pass what the forward operator returned");
+    const std::string_view buffer = kBufferNames[first_buffer(layout.direction) + i];
+    raise(text(layout.what, ": ", buffer, " of ", layout.spec), ValueRule::group_room,
+          {.index = static_cast<int64_t>(i),
+           .value = side.room[i],
+           .limit = wanted[i],
+           .more = {std::ssize(layout.ends), layout.ends.end(), layout.cols}});
   }
 }
 

@@ -4,7 +4,7 @@
 #include <cstring>
 #include <vector>
 
-#include "quire/base/check.h"
+#include "quire/base/fault.h"
 #include "quire/base/parallel.h"
 #include "quire/base/shape.h"
 #include "quire/cpu/moe/sum.h"
@@ -63,9 +63,9 @@ void store(std::span<const float> from, const MutableMatrix& x, const Place& at)
 }
 
 void check_row(const char* op, const RowMap& map, int64_t place, int64_t rows) {
-  check(map.rows[place] >= -1 && map.rows[place] < rows, op, ": row_map must hold rows from 0 to ", rows - 1,
-        ", or -1 for none; got ", map.rows[place], " at token ", place / map.slots, ", slot ", place % map.slots,
-        "; there are ", rows, " rows: pass permute a larger num_rows, or unpermute the row_map that permute returned");
+  if (map.rows[place] < -1 || map.rows[place] >= rows) [[unlikely]]
+    raise(op, ValueRule::row_map,
+          {.index = place / map.slots, .value = map.rows[place], .limit = rows, .more = {place % map.slots}});
 }
 
 /// The place of the map that goes to each row, or -1.
@@ -76,8 +76,8 @@ void find_sources(const RowMap& map, std::span<int64_t> source) {
     check_row("permute", map, place, rows);
     if (map.rows[place] < 0) continue;
     int64_t& of_row = source[static_cast<size_t>(map.rows[place])];
-    check(of_row < 0, "permute: row_map must not name a row twice; got row ", map.rows[place], " at places ", of_row,
-          " and ", place);
+    if (of_row >= 0) [[unlikely]]
+      raise("permute", ValueRule::row_once, {.index = place, .value = map.rows[place], .more = {of_row}});
     of_row = place;
   }
 }

@@ -5,7 +5,7 @@
 #include <span>
 #include <vector>
 
-#include "quire/base/check.h"
+#include "quire/base/fault.h"
 #include "quire/base/parallel.h"
 #include "quire/cpu/moe/sum.h"
 #include "quire/format/element.h"
@@ -167,9 +167,10 @@ class RouterGrad {
     load(p_.logits, token, line_);
     ids_ = {p_.ids + token * r_.topk, static_cast<size_t>(r_.topk)};
     for (size_t i = 0; i < ids_.size(); ++i) {
-      check_expert_id("route_bwd", ids_[i], token * r_.topk + static_cast<int64_t>(i), p_.logits.cols);
-      check(ids_[i] >= 0, "route_bwd: topk_ids must be those that route_fwd returned, got -1");
-      dscores_[i] = p_.dweights[token * r_.topk + static_cast<int64_t>(i)] * r_.scaling_factor;
+      const int64_t place = token * r_.topk + static_cast<int64_t>(i);
+      check_expert_id("route_bwd", ids_[i], place, p_.logits.cols);
+      if (ids_[i] < 0) raise("route_bwd", ValueRule::chosen_expert, {.index = place, .value = ids_[i]});
+      dscores_[i] = p_.dweights[place] * r_.scaling_factor;
     }
     std::fill(dlogits_.begin(), dlogits_.end(), 0.0f);
     if (r_.score != ScoreFunction::softmax) {
@@ -237,8 +238,8 @@ void for_each_token(const Problem& p, void (Worker::*run)(int64_t)) {
 }  // namespace
 
 void check_expert_id(const char* op, int32_t id, int64_t place, int64_t num_experts) {
-  check(id >= -1 && id < num_experts, op, ": topk_ids must be numbers of experts, from 0 to ", num_experts - 1,
-        ", or -1 for none; got ", id, " at place ", place);
+  if (id < -1 || id >= num_experts) [[unlikely]]
+    raise(op, ValueRule::expert_id, {.index = place, .value = id, .limit = num_experts});
 }
 
 void route(const RouteProblem& problem, const Context&) { for_each_token(problem, &Router::route); }

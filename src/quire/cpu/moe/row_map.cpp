@@ -5,7 +5,7 @@
 #include <span>
 #include <vector>
 
-#include "quire/base/check.h"
+#include "quire/base/fault.h"
 #include "quire/base/shape.h"
 
 namespace quire::cpu {
@@ -29,8 +29,8 @@ std::vector<int64_t> chunks_in_order(const ChunkRowsProblem& p) {
   std::iota(natural.begin(), natural.end(), 0);
   if (p.order.count == 0) return natural;
   for (int64_t i = 0; i < p.order.count; ++i) order.push_back(p.order[i]);
-  check(std::is_permutation(order.begin(), order.end(), natural.begin(), natural.end()),
-        "chunk_rows: order must hold each of the numbers from 0 to ", count - 1, " once");
+  if (!std::is_permutation(order.begin(), order.end(), natural.begin(), natural.end()))
+    raise("chunk_rows", ValueRule::chunk_order, {.limit = count});
   return order;
 }
 
@@ -54,10 +54,8 @@ void chunk_rows(const ChunkRowsProblem& p, const Context&) {
   int64_t total = 0;
   for (int64_t chunk = 0; chunk < p.sizes.count; ++chunk) {
     const int64_t size = p.sizes[chunk];
-    check(size >= 0 && size <= p.rows - total,
-          "chunk_rows: sizes must not be negative and have a sum of at most the "
-          "number of rows, ",
-          p.rows, "; got ", size, " after chunks of ", total, " rows");
+    if (size < 0 || size > p.rows - total)
+      raise("chunk_rows", ValueRule::chunk_size, {.index = chunk, .value = size, .limit = p.rows, .more = {total}});
     total += size;
   }
   std::vector<int64_t> start(at(p.sizes.count));
@@ -66,8 +64,8 @@ void chunk_rows(const ChunkRowsProblem& p, const Context&) {
     start[at(chunk)] = end;
     end += round_up(p.sizes[chunk], p.align);
   }
-  check(end + p.rows - total <= kMostRows, "chunk_rows: rows must be fewer than 2^31, got ", end,
-        " with align=", p.align);
+  if (end + p.rows - total > kMostRows)
+    raise("chunk_rows", ValueRule::chunk_rows, {.value = end, .limit = kMostRows, .more = {p.align}});
   int64_t row = 0;
   for (int64_t chunk = 0; chunk < p.sizes.count; ++chunk)
     for (int64_t i = 0; i < p.sizes[chunk]; ++i) p.row_map[row++] = static_cast<int32_t>(start[at(chunk)] + i);
