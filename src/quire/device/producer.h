@@ -8,14 +8,18 @@
 namespace quire {
 
 /// Runs a problem that has been checked. An observer may need the result that is quantized, also where nobody else
-/// does.
+/// does; not where kernels are captured, which run later and more than once.
 template <class Problem>
 void run_producer(Problem problem, const Context& context) {
   MutableMatrix& y = problem.out.y;
   std::vector<char> memory;
-  if (context.observer && !y.data && !context.stream && context.observer->reads_values()) [[unlikely]] {
-    memory.resize(static_cast<size_t>(y.rows * y.cols * size_of(y.dtype)));
-    y = {memory.data(), y.dtype, y.rows, y.cols, y.cols};
+  if (context.observer && !y.data && !context.capturing && context.observer->reads_values()) [[unlikely]] {
+    const int64_t bytes = y.rows * y.cols * size_of(y.dtype);
+    if (context.workspace)
+      y.data = context.workspace->allocate(bytes);
+    else if (on_host(context))
+      memory.resize(static_cast<size_t>(bytes)), y.data = memory.data();
+    y.row_stride = y.cols;
   }
   problem.out.rowwise = problem.out.rowwise.with_sentinel_data();
   problem.out.columnwise = problem.out.columnwise.with_sentinel_data();

@@ -12,16 +12,15 @@
 #include "quire/base/process_mutex.h"
 #include "quire/device/dispatch.h"
 #include "quire/quantize/quantize.h"
+#include "quire_torch/bridge/copies.h"
 #include "quire_torch/bridge/records.h"
 
 namespace quire_torch {
 namespace {
 
-using quire::Direction, quire::GemmProblem, quire::QuantizeProblem;
+using quire::Direction, quire::GemmProblem, quire::on_host, quire::QuantizeProblem;
 
 thread_local std::optional<std::string> explanation;
-
-bool on_host(const quire::Context& context) { return context.device == quire::host().device; }
 
 const char* name(Direction d) { return d == Direction::rowwise ? "rowwise" : "columnwise"; }
 
@@ -109,14 +108,17 @@ bool counting() { return counts().on.load(std::memory_order_relaxed); }
 std::string observe_sides(const char* role, const QuantizeProblem& p, const quire::Context& context) {
   if (p.in_groups()) return {};  // whose sizes only kernels know
   const bool kept = p.x.data != nullptr || p.x.rows * p.x.cols == 0;
-  const bool count = counting() && kept && on_host(context);
+  const bool count = counting() && kept && !context.capturing;
+  // What runs later is waited for: to count is slow in any case.
+  std::optional<HostCopy> copy;
+  if (count && !on_host(context)) copy.emplace(p, context);
   if (recording()) record_quantized(role, p, context);
   std::string operands;
   for (const Direction d : {Direction::rowwise, Direction::columnwise}) {
     if ((d == Direction::rowwise ? p.rowwise : p.columnwise).data == nullptr) continue;
     const quire::Operand o = operand_of(p, d);
     operands += operand_line(role, o);
-    if (count) counts().add(role, p.spec.to_string(), d, {1, quire::statistics(p, d)}, o.data);
+    if (count) counts().add(role, p.spec.to_string(), d, {1, quire::statistics(copy ? copy->problem() : p, d)}, o.data);
   }
   return operands;
 }

@@ -26,7 +26,8 @@ void note_step(std::string step);
 /// NAME: VERDICT" for each row.
 std::string end_explanation();
 
-/// Turns counting on (from zero) or off, for the whole process. Counts what the host's kernels quantize.
+/// Turns counting on (from zero) or off, for the whole process. Counts what kernels quantize, of
+/// groups only what the host's do; not what is captured.
 void set_counting(bool on);
 /// A line per operand since counting was turned on: "ROLE\tSPEC\tDIRECTION\tTENSORS\tELEMENTS\tSATURATED\tUNDERFLOWED\t
 /// NONFINITE".
