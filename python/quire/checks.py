@@ -52,6 +52,14 @@ def near(name: str, known: Iterable[str]) -> str:
     return f"; did you mean {' or '.join(map(repr, likely))}?" if likely else ""
 
 
+def devices() -> list[str]:
+    """The kinds of device that PyTorch can use here: "cpu", and an accelerator's where there is one."""
+    found = ["cpu"]
+    if torch.accelerator.is_available():
+        found.append(torch.accelerator.current_accelerator().type)
+    return found
+
+
 def check_device(what: str, device: torch.device | str | int | None) -> None:
     """Raises RuntimeError for a device that this PyTorch or this machine does not have."""
     if device is None or (kind := torch.device(device).type) in ("cpu", "meta"):

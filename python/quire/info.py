@@ -9,19 +9,12 @@ import torch
 
 from quire import functional, runners
 from quire.autocast import autocast
+from quire.checks import devices
 from quire.distributed import check_ranks
 from quire.loading import library
 from quire.nn.linear import Linear
 from quire.nn.own_context import running
 from quire.recipe import Recipe, from_name, names
-
-
-def devices() -> list[str]:
-    """The kinds of device that PyTorch can use here: "cpu", and an accelerator's where there is one."""
-    found = ["cpu"]
-    if torch.accelerator.is_available():
-        found.append(torch.accelerator.current_accelerator().type)
-    return found
 
 
 def why_not(recipe: Recipe | None, device: str | torch.device) -> str:
@@ -98,6 +91,14 @@ def _devices() -> Iterator[str]:
         )
 
 
+def _kernels() -> Iterator[str]:
+    for device in devices():
+        try:
+            yield from (f"{device}: {line}" for line in torch.ops.quire.kernel_tables(device).splitlines())
+        except RuntimeError:  # the section of devices says so
+            continue
+
+
 def _recipes() -> Iterator[str]:
     for name in names():
         recipe = from_name(name)
@@ -126,7 +127,7 @@ def sections() -> dict[str, list[str]]:
         "Threads": list(_threads()),
         "Environment": list(_settings()),
         "Devices": list(_devices()),
-        "Kernels, in order of preference": torch.ops.quire.kernel_tables().splitlines(),
+        "Kernels, in order of preference": list(_kernels()),
         "Recipes": list(_recipes()),
         "Formats": list(_formats()),
         "Runners": list(_runners()) or ["none is registered in this process"],

@@ -41,6 +41,7 @@ std::string canonical_parallel(c10::string_view text) { return Parallel::parse(t
 bool in_backward() { return torch::autograd::get_current_graph_task_id() != -1; }
 void next_caller(c10::string_view layer) { set_next_caller(layer); }
 std::string spec_grammar() { return quire::spec_grammar(); }
+std::string kernel_tables(c10::string_view device) { return quire::kernel_tables(device); }
 
 template <class... Ops>
 struct Operators {
@@ -84,7 +85,7 @@ void register_functions(torch::Library& m) {
   m.def("next_caller(str layer) -> ()", next_caller);
   m.def("raise_reported(Device device) -> ()", raise_reported);
   m.def("isas() -> str", quire::explain_isas);
-  m.def("kernel_tables() -> str", quire::kernel_tables);
+  m.def("kernel_tables(str device) -> str", kernel_tables);
   m.def("spec_families() -> str", quire::explain_families);
   m.def("explain_begin() -> ()", begin_explanation);
   m.def("explain_note(str step) -> ()", note_step);

@@ -40,8 +40,10 @@ def test_it_says_versions_threads_and_devices(text):
 
 def test_it_lists_every_kernel_row_recipe_and_format(text):
     for table in ("quantize", "dequantize", "column_sum", "norm", "activation"):
-        assert f"  {table}: generic, reference\n" in text
-    assert "  gemm: amx_nvfp4, int8, amx, bf16, generic, reference\n" in text
+        assert f"  cpu: {table}: generic, reference\n" in text
+    assert "  cpu: gemm: amx_nvfp4, int8, amx, bf16, generic, reference\n" in text
+    for table in ("amax", "reorder", "route", "permute", "fingerprint", "delayed_update", "matmul"):
+        assert f"  cpu: {table}: " in text
     for name in names():
         assert f"  {name} (cpu: " in text
     for name in ("nvfp4", "mxfp8", "fp8_current", "fp8_block"):

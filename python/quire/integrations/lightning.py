@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 import torch
 
 from quire.autocast import autocast
+from quire.checks import devices
 from quire.conversion.convert import MIN_FEATURES, convert
 from quire.integrations.missing import needed
 from quire.recipe import Recipe, as_recipe, default
@@ -54,8 +55,7 @@ class QuirePrecision(Precision):
         """What a step runs within."""
         with contextlib.ExitStack() as stack:
             if self.dtype is not None:
-                stack.enter_context(torch.autocast("cpu", self.dtype))
-                if torch.cuda.is_available():
-                    stack.enter_context(torch.autocast("cuda", self.dtype))
+                for device in devices():
+                    stack.enter_context(torch.autocast(device, self.dtype))
             stack.enter_context(autocast(recipe=self.recipe))
             yield

@@ -24,6 +24,18 @@ std::string scale_of(const FamilyRow& row) {
               row.scale == ScaleKind::two_level ? " under a float32 amax" : "");
 }
 
+template <class... Problems>
+struct Tables {
+  static std::string text_of(const Device& device) {
+    std::string out;
+    const auto add = [&](std::string_view op, const std::string& rows) {
+      if (!rows.empty()) out += text(op, ": ", rows, "\n");
+    };
+    (add(Problems::kOp, row_names(std::get<KernelRows<Problems>>(device.kernels))), ...);
+    return out;
+  }
+};
+
 }  // namespace
 
 std::string isa_in_use() { return std::string(cpu::active().name); }
@@ -42,11 +54,10 @@ std::string explain_isas() {
   return out;
 }
 
-std::string kernel_tables() {
-  return text("quantize: ", row_names(kernels<QuantizeProblem>()),
-              "\ndequantize: ", row_names(kernels<DequantizeProblem>()), "\ngemm: ", row_names(kernels<GemmProblem>()),
-              "\ncolumn_sum: ", row_names(kernels<ColumnSumProblem>()), "\nnorm: ", row_names(kernels<NormProblem>()),
-              "\nactivation: ", row_names(kernels<ActivationProblem>()), "\n");
+std::string kernel_tables(std::string_view device) {
+  const Device* const found = find_device(device);
+  check(found, "info: quire has no kernels for ", device);
+  return ForAllProblems<Tables>::text_of(*found);
 }
 
 std::string explain_families() {
