@@ -135,6 +135,23 @@ def test_backward_runs_on_the_stream_of_forward_and_its_caller_waits():
     torch.accelerator.current_stream().wait_stream(side)
 
 
+@pytest.mark.parametrize("bias", [False, True])
+@everywhere
+def test_plain_products_are_pytorchs_on_the_device_and_stream_of_the_call(place, bias):
+    cpu, there = twins("Linear", device_of(place), bias=bias)
+    ours, recipe = Inputs("Linear", device_of(place)), RECIPES["kept_high_precision"]
+    synchronize()
+    testdevice.counts()
+    with stream_of(place):
+        stream = torch.accelerator.current_stream(device_of(place)).stream_id
+        with testdevice.Launches() as launches:
+            got = step(there, ours, recipe)
+        assert testdevice.waits() == {}
+    ran = dict(zip(launches.names, launches.streams, strict=True))
+    assert ran["aten::mm.out"] == f"{device_of(place).index}/{stream}" and "matmul" not in ran
+    assert_same(got, reference(cpu, Inputs("Linear"), recipe))
+
+
 # ---- Options.
 
 
