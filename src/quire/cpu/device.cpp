@@ -56,10 +56,9 @@ bool refuses_bf16(const GemmProblem&, const Context&, Refusal* refusal) {
 /// What a row runs: a kernel that takes a tensor, and groups where problems may have them, which it cuts.
 template <class Problem, auto Run>
 void taking_groups(const Problem& p, const Context& context) {
-  if constexpr (requires { p.in_groups(); }) {
+  if constexpr (requires { p.in_groups(); })
     if (p.in_groups()) [[unlikely]]
       return run_groups(p, context);
-  }
   if constexpr (requires { Run(p, context); })
     Run(p, context);
   else
@@ -72,15 +71,17 @@ void multiply(const GemmProblem& p) {
 }
 
 template <auto Run>
-constexpr auto kMultiply = taking_groups<GemmProblem, Run>;
+void product(const GemmProblem& p, const Context& context) {
+  taking_groups<GemmProblem, Run>(p, context);
+}
 
 constexpr std::array kGemm{
-    KernelRow<GemmProblem>{"amx_nvfp4", refuses_amx_nvfp4, kMultiply<multiply<&Isa::amx_nvfp4>>},
-    KernelRow<GemmProblem>{"int8", refuses_int8, kMultiply<multiply<&Isa::int8>>},
-    KernelRow<GemmProblem>{"amx", refuses_amx, kMultiply<multiply<&Isa::amx>>},
-    KernelRow<GemmProblem>{"bf16", refuses_bf16, kMultiply<multiply<&Isa::bf16>>},
-    KernelRow<GemmProblem>{"generic", nullptr, kMultiply<[](const GemmProblem& p) { active().kernels->gemm(p); }>},
-    KernelRow<GemmProblem>{"reference", nullptr, kMultiply<reference::gemm>},
+    KernelRow<GemmProblem>{"amx_nvfp4", refuses_amx_nvfp4, product<multiply<&Isa::amx_nvfp4>>},
+    KernelRow<GemmProblem>{"int8", refuses_int8, product<multiply<&Isa::int8>>},
+    KernelRow<GemmProblem>{"amx", refuses_amx, product<multiply<&Isa::amx>>},
+    KernelRow<GemmProblem>{"bf16", refuses_bf16, product<multiply<&Isa::bf16>>},
+    KernelRow<GemmProblem>{"generic", nullptr, product<[](const GemmProblem& p) { active().kernels->gemm(p); }>},
+    KernelRow<GemmProblem>{"reference", nullptr, product<reference::gemm>},
 };
 
 /// The kernel of the instruction set in use, then the reference.

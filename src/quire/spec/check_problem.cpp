@@ -194,7 +194,8 @@ void check_problem(const QuantizeProblem& p) {
 
 void check_problem(const AmaxProblem& p) {
   check_matrix("amax", "x", p.x);
-  check_groups("amax", p.groups, p.x.rows);
+  if (p.in_groups()) [[unlikely]]
+    check_groups("amax", p.groups, p.x.rows);
   check_spec("amax", p.spec);
   check_has_amax("amax", p.spec);
 }
@@ -263,7 +264,8 @@ void check_problem(const MatmulProblem& p) {
 
 void check_problem(const ColumnSumProblem& p) {
   check_matrix("column_sum", "x", p.x);
-  check_groups("column_sum", p.groups, p.x.rows);
+  if (p.in_groups()) [[unlikely]]
+    check_groups("column_sum", p.groups, p.x.rows);
   check_float("column_sum", "out", p.out_dtype);
   check(p.out != nullptr || p.x.cols == 0, "column_sum: out of [", p.x.cols, "] is a null pointer; give its memory");
 }
@@ -293,7 +295,8 @@ void check_problem(const ActivationProblem& p) {
   check_matrix("activation", "x", p.x);
   check(p.x.cols % p.activation.inputs() == 0, "activation: ", p.activation.row().name,
         " is gated and takes two halves of x; got ", p.x.cols, " columns; make their number even");
-  check_groups("activation", p.groups, p.x.rows);
+  if (p.in_groups()) [[unlikely]]
+    check_groups("activation", p.groups, p.x.rows);
   check_destination("activation", p.out, {p.x.rows, p.x.cols / p.activation.inputs()}, p.groups);
 }
 

@@ -124,16 +124,6 @@ void put(const FlatSide& from, quire::Operand& to) {
   to.data = from.side.data, to.scale = from.side.scale, to.amax = from.side.amax, to.room = from.room;
 }
 
-/// Throws unless flat buffers are those of the one tensor.
-void check_room(const quire::BufferCounts<int64_t>& room, const GivenGroups& given, const char* what) {
-  const auto& [spec, direction, groups, cols, shape] = given;
-  const auto wanted = quire::counts(quire::buffers<int64_t>(spec, {groups.rows, cols}, direction));
-  for (size_t i = 0; i < wanted.size(); ++i)
-    if (room[i] != wanted[i])
-      quire::fail(what, ": ", quire::kBufferNames[quire::first_buffer(direction) + i], " of ", spec.to_string(),
-                  " for [", groups.rows, ", ", cols, "] must hold ", wanted[i], " elements, got ", room[i]);
-}
-
 }  // namespace
 
 GivenOperand::GivenOperand(const op::OptionalTensorList& buffers, const GivenGroups& given, const char* what)
@@ -150,8 +140,7 @@ GivenOperand::GivenOperand(const op::OptionalTensorList& buffers, const GivenGro
     check(!divided || (three[0].defined() && three[1].defined()), what, " is given without ",
           quire::kBufferNames[first], "; quantize it in that direction");
     put(flat_side(three, spec, direction, what), operand_);
-    if (quire::is_one(groups) && operand_.room != quire::BufferCounts<int64_t>{})
-      check_room(operand_.room, given, what);
+    if (quire::is_one(groups) && three[0].defined()) check_saved(three, {spec, direction, shape}, what);
     // Those that are for backward are not refused as late as there.
     const std::array<at::Tensor, 3> columnwise{buffers[3].value_or(at::Tensor()), buffers[4].value_or(at::Tensor()),
                                                buffers[5].value_or(at::Tensor())};

@@ -116,6 +116,7 @@ void run_groups(const AmaxProblem& p, const Context& context) {
   const GroupedLayout rowwise{p.spec, Direction::rowwise, ends, p.x.cols, p.kOp},
       columnwise{p.spec, Direction::columnwise, ends, p.x.cols, p.kOp};
   std::vector<AmaxProblem> problems;
+  problems.reserve(ends.size());
   for (size_t e = 0; e < ends.size(); ++e)
     if (ends.rows(e) > 0)
       problems.push_back({.spec = p.spec,
@@ -135,6 +136,7 @@ void run_groups(const QuantizeProblem& p, const Context& context) {
   CutSides sides(p.spec, p.groups, ends, p.x.cols, p.what);
   sides.cut(p.rowwise, p.columnwise, p.room);
   std::vector<QuantizeProblem> problems;
+  problems.reserve(ends.size());
   for (size_t e = 0; e < ends.size(); ++e) {
     if (ends.rows(e) == 0 || (only && only->rows(e) == 0)) continue;
     Randomness random = p.random;
@@ -165,6 +167,7 @@ void run_groups(const DequantizeProblem& p, const Context& context) {
                      .what = p.what};
   const CutOperand cut(from);
   std::vector<DequantizeProblem> problems;
+  problems.reserve(cut.ends().size());
   for (size_t e = 0; e < cut.ends().size(); ++e)
     if (cut.ends().rows(e) > 0) problems.push_back(cut.decoded(e, matrix_of(p.out, cut.ends(), e)));
   check_each(problems);
@@ -180,6 +183,7 @@ void run_groups(const GemmProblem& p, const Context& context) {
                 : equal_part(p.out, p.outs, e, p.a.outer);
   };
   std::vector<GemmProblem> problems;
+  problems.reserve(a.ends().size());
   for (size_t e = 0; e < a.ends().size(); ++e) {
     if (a.ends().rows(e) == 0) continue;
     const MutableMatrix out = out_of(e);
@@ -215,6 +219,7 @@ void run_groups(const MatmulProblem& p, const Context& context) {
   };
   std::vector<DequantizeProblem> decodings;
   std::vector<MatmulProblem> products;
+  products.reserve(ends.size());
   for (size_t e = 0; e < ends.size(); ++e) {
     if (ends.rows(e) == 0) continue;
     if (codes) decodings.push_back(codes->decoded(e, decoded));
@@ -238,6 +243,7 @@ void run_groups(const MatmulProblem& p, const Context& context) {
 void run_groups(const ColumnSumProblem& p, const Context& context) {
   const Ends ends(p.groups, p.x.rows);
   std::vector<ColumnSumProblem> problems;
+  problems.reserve(ends.size());
   for (size_t e = 0; e < ends.size(); ++e) {
     const auto row = static_cast<int64_t>(e) * p.x.cols * size_of(p.out_dtype);
     problems.push_back({.x = matrix_of(p.x, ends, e),
@@ -254,6 +260,7 @@ void run_groups(const ActivationProblem& p, const Context& context) {
   CutSides sides(out.spec, p.groups, ends, out.y.cols, p.kOp);
   sides.cut(out.rowwise, out.columnwise, p.room);
   std::vector<ActivationProblem> problems;
+  problems.reserve(ends.size());
   for (size_t e = 0; e < ends.size(); ++e) {
     if (ends.rows(e) == 0) continue;
     problems.push_back({.activation = p.activation,
