@@ -117,8 +117,8 @@ constexpr Int round_up(const Int& a, int64_t b) {
     return padded(a, b);
   } else {
     const Int count = ceil_div(a, b);
-    const auto n = detail::limited(
-        count, Int(b), [](int64_t x, int64_t y, int64_t* to) { return __builtin_mul_overflow(x, y, to); });
+    const auto n = detail::limited(count, Int(b),
+                                   [](int64_t x, int64_t y, int64_t* to) { return __builtin_mul_overflow(x, y, to); });
     return n ? *n : count * Int(b);
   }
 }

@@ -9,8 +9,8 @@
 
 namespace quire {
 
-/// kTable[i]: on the host the entry itself, in device code a copy. Device code has no table of the host, and would copy a local one to memory before it reads from it. So it
-/// compares i with the index of each entry.
+/// kTable[i]: on the host the entry itself, in device code a copy. Device code has no table of the host, and would copy
+/// a local one to memory before it reads from it. So it compares i with the index of each entry.
 template <const auto& kTable>
 constexpr decltype(auto) entry(std::size_t i) {
   if constexpr (kDeviceCode) {
