@@ -1,4 +1,5 @@
-// Kernels over the headers of the core, one for each of their rules: what nvcc makes of them gives the bytes of the CPU.
+// Kernels over the headers of the core, one for each of their rules: what nvcc makes of them gives the bytes of the
+// CPU.
 #include "cuda/kernels.h"
 
 using namespace quire;
@@ -118,7 +119,7 @@ __global__ void reorder(const __grid_constant__ ReorderJob job) {
 }
 
 __global__ void curves(const __grid_constant__ CurveJob job) {
-  for (int64_t i = thread(); i < job.count; i += threads()) job.points[i] = curve_of(job.activation, job.x[i]);
+  for (int64_t i = thread(); i < job.count; i += threads()) job.points[i] = point_of(job.activation, job.x[i]);
 }
 
 __global__ void convert(const __grid_constant__ ConversionJob job) {

@@ -3,8 +3,8 @@
 
 #include <cstdint>
 
-#include "quire/spec/activation.h"
 #include "quire/spec/block_codes.h"
+#include "quire/spec/curve.h"
 #include "quire/spec/delayed.h"
 #include "quire/spec/groups.h"
 #include "quire/spec/problem.h"
@@ -74,23 +74,6 @@ struct ReorderJob {
 };
 
 // What both compilers make of the same code; the test compares the results.
-
-template <class Point>
-constexpr CurvePoint curve_of(const Activation& a, Point x) {
-  switch (a.row().curve) {
-    case Curve::sigmoid:
-      return curve_at<Curve::sigmoid>(x, a.alpha);
-    case Curve::gelu:
-      return curve_at<Curve::gelu>(x, a.alpha);
-    case Curve::swish:
-      return curve_at<Curve::swish>(x, a.alpha);
-    case Curve::relu:
-      return curve_at<Curve::relu>(x, a.alpha);
-    case Curve::squared_relu:
-      return curve_at<Curve::squared_relu>(x, a.alpha);
-  }
-  return {};
-}
 
 constexpr Conversions conversions_of(float x) {
   Conversions c{};

@@ -42,7 +42,7 @@ TEST(Functions, EveryActivationAndItsSlopeAreThoseOfTheCpu) {
                        static_cast<int64_t>(x.size())};
     run_kernel("curves", job, job.count, memory);
     for (size_t i = 0; i < x.size(); ++i) {
-      const CurvePoint expected = curve_of(job.activation, x[i]);
+      const CurvePoint expected = point_of(job.activation, x[i]);
       expect_same(expected.value, job.points[i].value, x[i]);
       expect_same(expected.slope, job.points[i].slope, x[i]);
     }

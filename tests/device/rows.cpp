@@ -1,6 +1,6 @@
 // quire on the device: for each kernel that the host has, one of the same name, which checks the pointers of a problem,
-// translates them and launches the host's, with copies of its lists. A value that breaks a rule is written where a kernel
-// on a GPU would write it, and raised by quire's next call or when somebody waits.
+// translates them and launches the host's, with copies of its lists. A value that breaks a rule is written where a
+// kernel on a GPU would write it, and raised by quire's next call or when somebody waits.
 #include <torch/library.h>
 
 #include <algorithm>

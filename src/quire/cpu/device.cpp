@@ -158,9 +158,9 @@ bool refuses_matmul(const MatmulProblem&, const Context&, Refusal* refusal) {
 }
 
 constexpr std::array kMatmul{
-    KernelRow<MatmulProblem>{"library", refuses_matmul,
-                             taking_groups<MatmulProblem, [](const MatmulProblem& p,
-                                                             const Context& c) { matmul_in_use()(p, c); }>},
+    KernelRow<MatmulProblem>{
+        "library", refuses_matmul,
+        taking_groups<MatmulProblem, [](const MatmulProblem& p, const Context& c) { matmul_in_use()(p, c); }>},
     KernelRow<MatmulProblem>{"reference", nullptr, taking_groups<MatmulProblem, reference::matmul>},
 };
 

@@ -8,6 +8,7 @@
 #include "quire/base/float_mode.h"
 #include "quire/format/element.h"
 #include "quire/reference/quantize.h"
+#include "quire/spec/curve.h"
 
 namespace quire::reference {
 namespace {
@@ -66,22 +67,6 @@ struct Gated {
   float up = 1;
   bool x_moves = true, up_moves = true;
 };
-
-CurvePoint point_of(const Activation& a, float x) {
-  switch (a.row().curve) {
-    case Curve::sigmoid:
-      return curve_at<Curve::sigmoid>(x, a.alpha);
-    case Curve::gelu:
-      return curve_at<Curve::gelu>(x, a.alpha);
-    case Curve::swish:
-      return curve_at<Curve::swish>(x, a.alpha);
-    case Curve::relu:
-      return curve_at<Curve::relu>(x, a.alpha);
-    case Curve::squared_relu:
-      return curve_at<Curve::squared_relu>(x, a.alpha);
-  }
-  return {};
-}
 
 Gated gated_at(const Activation& a, const Matrix& x, int64_t r, int64_t c) {
   Gated out;
