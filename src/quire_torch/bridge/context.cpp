@@ -67,12 +67,15 @@ CallContext::CallContext(at::Device device) : device_(device) {
   context_ = quire::host();
   context_.workspace = this;
   context_.observer = observer();
-  if (device.is_cpu()) return;
-  guard_.reset_device(device);
-  const c10::impl::VirtualGuardImpl guard(device.type());
-  context_.device = core_device(device.type());
-  context_.index = device.index();
-  const c10::Stream stream = guard.getStream(device);
+  if (!device.is_cpu()) enter_device();
+}
+
+void CallContext::enter_device() {
+  guard_.reset_device(device_);
+  const c10::impl::VirtualGuardImpl guard(device_.type());
+  context_.device = core_device(device_.type());
+  context_.index = device_.index();
+  const c10::Stream stream = guard.getStream(device_);
   context_.stream = guard.getStreamNativeHandle(stream);
   context_.capturing = guard.isStreamCapturing(stream);
   if (!context_.device->faults) return;

@@ -29,6 +29,8 @@ class CallContext final : public quire::Workspace {
   void* zeroed(int64_t bytes) override;
 
  private:
+  void enter_device();
+
   c10::OptionalDeviceGuard guard_;
   at::Device device_;
   c10::SmallVector<at::Tensor, 2> lent_;
