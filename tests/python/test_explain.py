@@ -10,6 +10,8 @@ import quire
 import warm
 from quire.recipe import Float8CurrentScaling, NVFP4BlockScaling
 
+pytestmark = pytest.mark.any_device
+
 # numerics.md 6.1: product -> the operands' roles, directions and [outer, contraction] for M, N, K.
 PRODUCTS = {
     "fprop": [("x", "rowwise", "MK"), ("w", "rowwise", "NK")],
@@ -66,6 +68,7 @@ def test_only_gradients_that_are_wanted_have_products(make_layer, make_x):
         assert products() == ["fprop"]
 
 
+@pytest.mark.cpu_only
 def test_nothing_changes(make_layer, make_x, equal_bits):
     """State of layers, gradients, random state, versions: a backward pass that was pending gives the same bits."""
     layer, x = make_layer(96, 64), make_x(16, 96)
@@ -314,6 +317,7 @@ print(*[kernel.verdict for kernel in step.kernels[:4]], sep="\\n")
 """
 
 
+@pytest.mark.cpu_only
 def test_what_the_machine_lacks_is_said_before_what_the_call_has_too_little_of():
     said = warm.run(ONE_TOKEN, QUIRE_ISA="scalar")
     lanes = ("bfloat16 tiles", "int8", "bfloat16 tiles", "bfloat16")
@@ -329,6 +333,7 @@ assert db.tolist() == [3] * 8
 """
 
 
+@pytest.mark.cpu_only
 def test_a_forced_kernel_of_products_does_not_refuse_gradients_of_biases():
     warm.run(BIAS_GRADIENT, QUIRE_KERNEL="gemm:int8")
 

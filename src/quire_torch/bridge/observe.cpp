@@ -1,10 +1,15 @@
 #include "quire_torch/bridge/observe.h"
 
+#include <c10/util/ThreadLocalDebugInfo.h>
+
 #include <atomic>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <optional>
+#include <string_view>
 #include <tuple>
+#include <type_traits>
 #include <vector>
 
 #include "quire/base/check.h"
@@ -20,7 +25,31 @@ namespace {
 
 using quire::Direction, quire::GemmProblem, quire::on_host, quire::QuantizeProblem;
 
-thread_local std::optional<std::string> explanation;
+/// PyTorch's threads that run backward passes (of a device they are not the thread that asks for one) have what the
+/// asking thread has here.
+struct Explanation final : c10::DebugInfoBase {
+  quire::ProcessMutex mutex;
+  std::string text;
+};
+constexpr std::string_view kName = "quire.explain";
+/// Older versions of PyTorch have no kinds for others; of theirs, PyTorch itself never sets this one.
+template <class Kind = c10::DebugInfoKind>
+Kind kind() {
+  if constexpr (std::is_enum_v<Kind>)
+    return Kind::TEST_INFO_2;
+  else
+    return Kind(&kName);
+}
+
+/// What this thread, and the backward passes that it asks for, write.
+Explanation* explanation() { return static_cast<Explanation*>(c10::ThreadLocalDebugInfo::get(kind())); }
+/// Of the thread that began one.
+thread_local std::optional<c10::DebugInfoGuard> explaining;
+
+void write(Explanation& to, const std::string& text) {
+  const std::lock_guard lock(to.mutex);
+  to.text += text;
+}
 
 const char* name(Direction d) { return d == Direction::rowwise ? "rowwise" : "columnwise"; }
 
@@ -28,11 +57,13 @@ const char* name(Direction d) { return d == Direction::rowwise ? "rowwise" : "co
 template <class Problem>
 void explain_step(const std::string& name, const Problem& p, const std::string& operands,
                   const quire::Context& context) {
-  if (!explanation) return;
-  *explanation += quire::text("step ", name, "\t", to_string(p), "\n", operands);
+  Explanation* const to = explanation();
+  if (!to) return;
+  std::string step = quire::text("step ", name, "\t", to_string(p), "\n", operands);
   const std::string rows = quire::explain_choice(p, context);
   for (size_t begin = 0, end = 0; (end = rows.find('\n', begin)) != std::string::npos; begin = end + 1)
-    *explanation += "kernel " + rows.substr(begin, end + 1 - begin);
+    step += "kernel " + rows.substr(begin, end + 1 - begin);
+  write(*to, step);
 }
 
 std::string operand_line(const char* role, const quire::Operand& o) {
@@ -189,20 +220,21 @@ quire::Observer* listener() {
 }
 
 void begin_explanation() {
-  quire::check(!explanation, "explain: this thread is inside quire.explain already; call it once at a time");
-  explanation.emplace();
+  quire::check(!explanation(), "explain: this thread is inside quire.explain already; call it once at a time");
+  explaining.emplace(kind(), std::make_shared<Explanation>());
   ++observers;
 }
 
 void note_step(std::string step) {
-  if (explanation) *explanation += "step " + step + "\n";
+  if (Explanation* const to = explanation()) write(*to, "step " + step + "\n");
 }
 
 std::string end_explanation() {
-  if (!explanation) return {};
+  Explanation* const written = explanation();
+  if (!written || !explaining) return {};
   --observers;
-  std::string text = std::move(*explanation);
-  explanation.reset();
+  std::string text = std::move(written->text);
+  explaining.reset();
   return text;
 }
 
