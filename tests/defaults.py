@@ -2,8 +2,9 @@
 
 import contextlib
 import functools
+import itertools
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from unittest import mock
 
@@ -30,6 +31,14 @@ DEFAULTS: dict[str, Callable[[], contextlib.AbstractContextManager]] = {
     **{str(dtype)[6:]: lambda dtype=dtype: _dtype(dtype) for dtype in (torch.bfloat16, torch.float16, torch.float64)},
     "meta": lambda: torch.device("meta"),
 }
+
+
+def in_turn(names: Iterable[str]) -> list[tuple[str, str]]:
+    """Each name under the meta device and under one dtype, the next one each time."""
+    dtypes = itertools.cycle(name for name in DEFAULTS if name != "meta")
+    return [(name, default) for name in names for default in (next(dtypes), "meta")]
+
+
 _LIBRARY, _TORCH = str(Path(quire.__file__).parent), str(Path(torch.__file__).parent)
 #: Functions whose result has the default dtype, and those where that depends on the numbers that they are given.
 _OF_SIZES = ("empty", "zeros", "ones", "rand", "randn", "eye", "linspace", "logspace")

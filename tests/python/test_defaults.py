@@ -6,14 +6,13 @@ import pytest
 import torch
 
 import quire
-from defaults import DEFAULTS
+from defaults import DEFAULTS, in_turn
 from every_feature import FEATURES, Model
 from every_recipe import IN_ANY_PRECISION, STATIC, TABLE, assert_same
 from every_way import PLAIN, Setting, train
 from pairwise import pairwise
 from ranks import rank_of
 
-every_default = pytest.mark.parametrize("default", DEFAULTS)
 STEPS = 3
 
 
@@ -63,8 +62,7 @@ def test_a_model_made_and_trained_under_a_default_has_the_bits_of_one_that_was_n
         assert_same(found, trained(made, reference, recipe), equal_bits)
 
 
-@every_default
-@pytest.mark.parametrize("name", [*TABLE, *STATIC])
+@pytest.mark.parametrize(("name", "default"), in_turn([*TABLE, *STATIC]))
 def test_a_layer_with_any_recipe_has_the_bits_it_has_without_the_default(name, default, equal_bits):
     recipe = (TABLE | STATIC)[name]
 

@@ -8,14 +8,13 @@ import torch
 import quire
 import quire.te as te
 from checkpoint_kinds import KINDS
-from defaults import DEFAULTS
+from defaults import DEFAULTS, in_turn
 from every_recipe import DEFAULTS as RECIPES
 from every_recipe import STATIC, assert_same
 from every_way import PLAIN
 from quire import io, moe
 from stored_golden import CASES, FOLDER
 
-every_default = pytest.mark.parametrize("default", DEFAULTS)
 SPECS = ("mxfp8", "nvfp4", "nvfp4:sr", "nvfp4:row_scaled", "fp8_block", "fp8_tensor", "fp8_row", "mxfp4")
 
 
@@ -129,8 +128,7 @@ def run(call):
     return [tensor.detach() for tensor in call()]
 
 
-@every_default
-@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize(("name", "default"), in_turn(CALLS))
 def test_a_call_under_a_default_has_the_bits_of_one_without(name, default, equal_bits):
     with DEFAULTS[default]():
         found = run(CALLS[name])
@@ -147,8 +145,7 @@ def read(path):
     return stored(found)
 
 
-@every_default
-@pytest.mark.parametrize("case", [*KINDS, *CASES])
+@pytest.mark.parametrize(("case", "default"), in_turn([*KINDS, *CASES]))
 def test_a_checkpoint_that_is_read_and_run_under_a_default_has_the_same_bits(case, default, equal_bits, tmp_path):
     path = FOLDER / case if case in CASES else KINDS[case]().write(tmp_path / "files")
     path = next(path.glob("*.gguf"), path)

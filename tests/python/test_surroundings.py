@@ -179,6 +179,27 @@ STATES = {
     "deterministic": deterministic,
     "random numbers": drawn_from,
 }
+#: Each state, with others that tools must not confuse it with.
+TOGETHER = [
+    ("quire.autocast", "no_grad", "bfloat16", "deterministic"),
+    ("quire.autocast with scales of steps", "inference_mode", "meta"),
+    ("quire.autocast disabled", "float16", "random numbers"),
+    ("quire.autocast calibrating", "float64", "deterministic"),
+    ("torch.autocast", "inference_mode", "a device of a block"),
+]
+together = pytest.mark.parametrize("states", TOGETHER, ids=" and ".join)
+
+
+@contextlib.contextmanager
+def within(states):
+    with contextlib.ExitStack() as stack:
+        for state in states:
+            stack.enter_context(STATES[state]())
+        yield
+
+
+def test_every_state_is_there():
+    assert {state for states in TOGETHER for state in states} == STATES.keys()
 
 
 def surroundings(model):
@@ -224,10 +245,10 @@ def shortly(monkeypatch):
 
 
 @pytest.mark.parametrize("name", TOOLS)
-@pytest.mark.parametrize("state", STATES.values(), ids=STATES)
-def test_a_tool_gives_the_same_bytes_wherever_it_is_called_and_leaves_its_caller_alone(name, state, folder, plainly):
+@together
+def test_a_tool_gives_the_same_bytes_wherever_it_is_called_and_leaves_its_caller_alone(name, states, folder, plainly):
     model = net()
-    with state():
+    with within(states):
         before = surroundings(model)
         found = result(TOOLS[name], model, folder)
         assert surroundings(model) == before
@@ -238,11 +259,11 @@ RUNNING_A_MODEL = ["calibrate", "quantize_model gptq", "quantize_model static"]
 
 
 @pytest.mark.parametrize("name", RUNNING_A_MODEL)
-@pytest.mark.parametrize("state", STATES.values(), ids=STATES)
-def test_a_tool_that_fails_leaves_its_caller_alone(name, state, monkeypatch):
+@together
+def test_a_tool_that_fails_leaves_its_caller_alone(name, states, monkeypatch):
     model = net()
     monkeypatch.setitem(globals(), "INPUTS", [*INPUTS, torch.full((2, N), torch.nan)])
-    with state():
+    with within(states):
         before = surroundings(model)
         with pytest.raises(ValueError, match="is not finite"):
             TOOLS[name](model, None)
