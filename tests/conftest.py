@@ -6,16 +6,18 @@ import inspect
 import re
 import subprocess
 import zlib
+from collections import defaultdict
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 
 import quick_dynamo  # noqa: F401, changes Dynamo
-from devices import DEVICES, prepare
+from devices import DEVICES, launched, prepare
 
 #: Tests of the test device itself, and of quire on it.
 OF_DEVICE = Path(__file__).parent / "device"
-TAKES_DEVICE = re.compile(r"def test_\w+\([^)]*\bdevice\b")
+TAKES_DEVICE = re.compile(r"def test_\w+\([^)]*\bdevice\b|pytest\.mark\.any_device")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -45,7 +47,14 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 def takes_device(item: pytest.Item) -> bool:
     """Whether a test says itself that it computes on any device: fixtures that it takes do not say so for it."""
-    return "device" in inspect.signature(item.function).parameters or item.path.parent == OF_DEVICE
+    if item.path.parent == OF_DEVICE or "device" in inspect.signature(item.function).parameters:
+        return True
+    return on_default_device(item)
+
+
+def on_default_device(item: pytest.Item) -> bool:
+    """Whether a test computes wherever torch makes its tensors."""
+    return bool(item.get_closest_marker("any_device")) and not item.get_closest_marker("cpu_only")
 
 
 def compiles(item: pytest.Item) -> bool:
@@ -61,9 +70,12 @@ def cheap(item: pytest.Item) -> bool:
     return not (item.get_closest_marker("slow") or compiles(item))
 
 
-def one_of(cases: list[pytest.Item]) -> list[pytest.Item]:
-    """Always the same, and of different tests different ones, so that all recipes are seen."""
-    return [cases[zlib.crc32(cases[0].nodeid.encode()) % len(cases)]] if cases else []
+def one_of_each_test(items: Iterable[pytest.Item]) -> list[pytest.Item]:
+    """Always the same case of a test, and of different tests different ones, so that all recipes are seen."""
+    tests = defaultdict(list)
+    for item in items:
+        tests[item.nodeid.partition("[")[0]].append(item)
+    return [cases[zlib.crc32(cases[0].nodeid.encode()) % len(cases)] for cases in tests.values()]
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -71,10 +83,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if config.getoption("--device") != "cpu":
         chosen = [item for item in items if takes_device(item)]
     if config.getoption("--quick"):
-        tests = {}
-        for item in chosen:
-            tests.setdefault(item.nodeid.partition("[")[0], []).extend([item] if cheap(item) else [])
-        chosen = [item for cases in tests.values() for item in one_of(cases)]
+        chosen = one_of_each_test(filter(cheap, chosen))
+    elif config.getoption("--device") != "cpu":  # the other cases run on the CPU
+        some = set(one_of_each_test(item for item in chosen if on_default_device(item) and cheap(item)))
+        chosen = [item for item in chosen if item in some or not on_default_device(item)]
     kept = set(chosen)
     config.hook.pytest_deselected(items=[item for item in items if item not in kept])
     items[:] = chosen
@@ -101,6 +113,17 @@ def device(request: pytest.FixtureRequest):
     """Where a test computes: inputs are made on the CPU and moved to it, and results come back by .cpu()."""
     with DEVICES[request.config.getoption("--device")]() as place:
         yield place
+
+
+@pytest.fixture(autouse=True)
+def default_device(request: pytest.FixtureRequest):
+    """Makes the device torch's default one in tests marked any_device, and sees that they launch something there."""
+    if request.config.getoption("--device") == "cpu" or not on_default_device(request.node):
+        yield
+        return
+    with request.getfixturevalue("device") as place:  # torch's default device
+        yield
+    assert launched(place), "it is marked any_device, but launched nothing there: mark it cpu_only"
 
 
 @pytest.fixture(scope="session")

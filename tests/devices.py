@@ -22,6 +22,13 @@ def _quiretest():
 DEVICES = {"cpu": _cpu, "quiretest": _quiretest}
 
 
+def launched(place: torch.device) -> bool:
+    """Whether a kernel was launched since the test began, or its launches were last counted."""
+    from device.device import counts
+
+    return place.type == "cpu" or counts().get("launch", 0) > 0
+
+
 def prepare(name: str) -> None:
     """Makes the device known to PyTorch, which must be before the first backward pass of the process."""
     if name == "quiretest":

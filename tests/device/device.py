@@ -47,6 +47,12 @@ def _set_current(device: int | str | torch.device) -> None:
     _ops.set_device(device if isinstance(device, int) else torch.device(device).index)
 
 
+def _index(device: int | str | torch.device | None) -> int:
+    """None, and a device without an index: the current one."""
+    index = device if isinstance(device, int) else torch.device(device or NAME).index
+    return _ops.current_device() if index is None else index
+
+
 def _module() -> types.ModuleType:
     """torch.quiretest, with the functions that PyTorch asks of a device."""
     module = types.ModuleType(f"torch.{NAME}")
@@ -61,9 +67,9 @@ def _module() -> types.ModuleType:
         "device": _current,
         "synchronize": lambda device=None: torch.accelerator.synchronize(device or NAME),
         "current_stream": lambda device=None: torch.accelerator.current_stream(device or NAME),
-        "manual_seed_all": lambda seed: None,
-        "get_rng_state": lambda device=None: torch.Generator(device=NAME).get_state(),
-        "set_rng_state": lambda state, device=None: None,
+        "manual_seed_all": _ops.manual_seed,
+        "get_rng_state": lambda device=None: _ops.get_rng_state(_index(device)),
+        "set_rng_state": lambda state, device=None: _ops.set_rng_state(_index(device), state),
         "get_amp_supported_dtype": lambda: [torch.bfloat16, torch.float16],
         "Stream": torch.Stream,
         "Event": torch.Event,

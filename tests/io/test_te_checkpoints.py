@@ -22,6 +22,8 @@ from te_classes import (
     state,
 )
 
+pytestmark = pytest.mark.any_device
+
 # --------------------------------------------------------------- states of delayed scaling
 
 
@@ -71,6 +73,7 @@ def test_enumerations_by_name_are_read(te, monkeypatch):
     assert te_state(payload(state()))["rule"] == recipes.DelayedScaling(amax_history_len=16).rule()
 
 
+@pytest.mark.cpu_only
 def test_states_without_scales_are_none(te):
     assert te_state(b"") is None and te_state(torch.empty(0, dtype=torch.uint8)) is None
     assert te_state(payload({})) is None and te_state(payload(None)) is None
@@ -130,6 +133,7 @@ def test_states_that_do_not_fit_are_refused(te, change):
         te_state(payload(state() | change))
 
 
+@pytest.mark.cpu_only
 @pytest.mark.parametrize("value", ["text", 3, torch.zeros(3), torch.zeros(2, 2, dtype=torch.uint8)], ids=str)
 def test_payloads_of_another_kind_are_refused(value):
     with pytest.raises(TypeError, match="te_state: expected bytes or a uint8 tensor of one dimension"):

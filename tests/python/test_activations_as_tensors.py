@@ -10,6 +10,8 @@ import quire
 import quire.te as te
 from every_recipe import ways
 
+pytestmark = pytest.mark.any_device
+
 
 def make(spec="mxfp8", dtype=torch.float32):
     """A quantized tensor that has a gradient, the tensor that it is of, and a leaf with the decoded values."""
@@ -98,6 +100,7 @@ def test_it_can_be_an_input_of_an_exported_program(strict, tmp_path):
         assert torch.equal(each.module()(q, x), Uses()(plain, x))
 
 
+@pytest.mark.cpu_only
 def test_backward_and_hooks_are_those_of_the_tensor():
     q, x, _ = make()
     seen = []

@@ -8,6 +8,8 @@ from torch import nn
 
 import quire
 
+pytestmark = pytest.mark.any_device
+
 
 class Gated(nn.Module):
     """gate and up have the same input; extra is called in batches of more than 4 rows only."""

@@ -12,6 +12,8 @@ import quire
 import quire.te.ops
 from every_recipe import DEFAULTS, DELAYED, VARIANTS, each, some
 
+pytestmark = pytest.mark.any_device
+
 
 def make():
     torch.manual_seed(1)

@@ -9,6 +9,8 @@ from torch._higher_order_ops.scan import scan
 import quire
 from every_recipe import each, some
 
+pytestmark = pytest.mark.any_device
+
 
 def thrice(layer, x):
     return while_loop(lambda i, x: i < 3, lambda i, x: (i + 1, layer(x)), (torch.zeros((), dtype=torch.int64), x))[1]

@@ -12,7 +12,10 @@ from torch import nn
 
 import quire
 
-pytestmark = pytest.mark.filterwarnings("ignore:quire..*shared memory", "ignore:.*stay in high precision")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:quire..*shared memory", "ignore:.*stay in high precision"),
+    pytest.mark.any_device,
+]
 _NOT_OF_THE_MODEL = (type, types.ModuleType, types.FunctionType, types.FrameType, types.MethodType)
 
 
@@ -99,6 +102,7 @@ def test_the_report_counts_every_byte_that_the_model_holds_before_and_after(kind
     assert report.nbytes == (before, reachable_bytes(model))
 
 
+@pytest.mark.cpu_only
 @pytest.mark.filterwarnings("ignore:Sparse")
 def test_a_sparse_weight_counts_by_what_it_stores():
     model = _sparse()

@@ -15,6 +15,8 @@ from linears import assert_of_codes, blocks
 from quire import recipe as recipes
 from quire.tensor.loading import SAME_LAYERS
 
+pytestmark = pytest.mark.any_device
+
 NVFP4 = recipes.NVFP4BlockScaling()
 
 
@@ -114,6 +116,7 @@ def test_the_model_itself_may_be_the_layer():
     assert "(the model)" in str(quire.conversion_report(layer))
 
 
+@pytest.mark.cpu_only
 def test_on_the_meta_device_layers_convert_and_get_values_and_random_state_later():
     trained, model = blocks(), quire.convert(blocks(device="meta"), NVFP4)
     assert model[0].up.weight.is_meta and model[0].up.sr_state.is_meta
@@ -355,6 +358,7 @@ def test_a_bar_shows_where_someone_watches_and_it_takes_long(stream, monkeypatch
     assert ("quire.convert:" in sys.stderr.getvalue()) == (stream is Terminal)
 
 
+@pytest.mark.cpu_only
 def test_layers_that_torch_computes_past_are_noted():
     layer = torch.nn.TransformerEncoderLayer(256, 4, 512, batch_first=True).eval()
     with pytest.warns(UserWarning, match="may compute past its layers"):

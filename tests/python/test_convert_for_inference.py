@@ -18,6 +18,8 @@ from quire.conversion import timing
 from quire.conversion.inference import inference_recipe
 from quire.nn import product
 
+pytestmark = pytest.mark.any_device
+
 every_recipe = each(DEFAULTS)
 
 
@@ -83,6 +85,7 @@ def test_the_dtype_of_a_model_stays(recipe, dtype, equal_bits):
     assert y.dtype == dtype and equal_bits(y, expected)
 
 
+@pytest.mark.cpu_only
 def test_torch_autocast_says_the_dtype_of_results(equal_bits):
     model, x = blocks(), torch.randn(5, 256)
     with torch.autocast("cpu", torch.bfloat16):
@@ -114,6 +117,7 @@ def test_layers_of_quire_in_the_model_are_converted_too(recipe, kind, equal_bits
     assert len(quire.conversion_report(model).converted) == len(layers)
 
 
+@pytest.mark.cpu_only
 def test_aotinductor_compiles_a_converted_model(tmp_path, equal_bits):
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(256, 256), quire.LayerNormMLP(256, 64), quire.MoE(256, 64, 3))
@@ -360,6 +364,7 @@ def test_the_remedy_converts_the_layers_that_the_saved_model_converted(equal_bit
     assert equal_bits(other(x), saved(x))
 
 
+@pytest.mark.cpu_only
 def test_time_is_not_measured_on_meta():
     with torch.device("meta"), pytest.raises(ValueError, match=r"0\.up is on the meta device.* Pass tokens=None"):
         quire.convert(blocks(), "mxfp8", for_inference=True)

@@ -15,6 +15,8 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_
 import quire
 from quire import QuantizedStack, QuantizedTensor
 
+pytestmark = pytest.mark.any_device
+
 SPECS = [
     "fp8_tensor",
     "fp8_row",

@@ -8,7 +8,10 @@ import torch
 import quire
 from quire.recipe import MXFP8BlockScaling, NVFP4BlockScaling
 
+pytestmark = pytest.mark.any_device
 
+
+@pytest.mark.cpu_only
 def test_cast_keeps_shape_and_lists_formats():
     x = torch.tensor([[[1.0, -0.0], [1e9, float("nan")]]])
     assert quire.debug.cast(x, "e4m3").tolist() == [[[0x38, 0x80], [0x7E, 0x7F]]]
@@ -25,6 +28,7 @@ def test_the_hadamard_transform_pads_to_16_tokens_and_keeps_the_norm():
     assert torch.equal(quire.debug.rht(torch.eye(16), signs=False)[0].float(), torch.full((16,), 0.25))
 
 
+@pytest.mark.cpu_only
 def test_swizzle_rounds_sizes_up_and_pads_with_zero():
     swizzled = quire.debug.swizzle(torch.ones(130, 5, dtype=torch.uint8))
     assert swizzled.shape == (256, 8) and swizzled.sum() == 650

@@ -8,6 +8,8 @@ from delayed_reference import varied
 from delayed_training import equal, make_model, nothing, snapshot, train
 from quire.recipe import DelayedScaling
 
+pytestmark = pytest.mark.any_device
+
 
 def mean(history):
     return history.mean(0)

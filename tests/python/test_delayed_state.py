@@ -15,6 +15,8 @@ from delayed_reference import RECIPE, varied
 from every_layer import LAYERS
 from quire.recipe import DelayedScaling, Float8CurrentScaling
 
+pytestmark = pytest.mark.any_device
+
 STATE = ("fwd_scale", "bwd_scale", "fwd_amax", "bwd_amax", "usage")
 
 
@@ -57,6 +59,7 @@ def same(a, b, equal_bits):
     return len(a) == len(b) and all(equal_bits(p, q) for p, q in zip(a, b, strict=True))
 
 
+@pytest.mark.cpu_only
 @pytest.mark.parametrize("recipe", [RECIPE, DelayedScaling(), DelayedScaling(amax_history_len=1)], ids=str)
 def test_a_run_is_resumed_exactly_from_a_file(equal_bits, recipe):
     model, file = make_model(), io.BytesIO()
@@ -166,6 +169,7 @@ def test_a_state_that_does_not_fit_is_refused_in_words_and_changes_nothing(wrong
     assert str(after) == str(before)
 
 
+@pytest.mark.cpu_only
 @pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
 def test_copies_go_on_as_the_original_would_and_apart_from_it(duplicate, equal_bits):
     model = make_model()
@@ -195,6 +199,7 @@ def test_casting_a_model_leaves_its_scales_in_float32(equal_bits):
     assert same([getattr(model[0].delayed, name) for name in STATE], before, equal_bits)
 
 
+@pytest.mark.cpu_only
 def test_what_leaves_the_meta_device_is_new_and_what_is_there_is_left_alone():
     with torch.device("meta"):
         model = make_model()
@@ -241,6 +246,7 @@ def test_the_state_of_a_layer_that_is_gone_is_forgotten():
     assert len(quire.delayed.state._STATES) == before
 
 
+@pytest.mark.cpu_only
 def test_too_many_recipes_are_refused_in_words():
     def run():
         try:

@@ -12,6 +12,8 @@ import quire
 from every_layer import LAYERS, call
 from every_recipe import ALL
 
+pytestmark = pytest.mark.any_device
+
 MODELS = 3
 RECIPES = [*ALL, "none"]
 #: Without what transforms of functions cannot pass: gradients that backward_dw() computes, and torch.utils.checkpoint.

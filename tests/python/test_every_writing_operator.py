@@ -10,6 +10,8 @@ import torch
 import quire
 from quire.tensor.undeclared_writes import undeclared_writes
 
+pytestmark = pytest.mark.any_device
+
 N = 32
 #: Operators that change what a tensor is and not its values, or that leave values undefined.
 NOT_VALUES = (
@@ -163,6 +165,7 @@ def test_a_batch_norm_writes_its_running_statistics():
     torch.testing.assert_close(q.dequantize(), plain, rtol=2**-4, atol=2**-6)  # E4M3 has 4 significant bits
 
 
+@pytest.mark.cpu_only
 def test_each_collective_is_known_to_write():
     """Its schema does not say so; the names of all of them end as those of operators that write do."""
     names = [schema.name for schema in torch._C._jit_get_all_schemas() if schema.name.startswith("c10d::")]

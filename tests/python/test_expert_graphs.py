@@ -18,6 +18,8 @@ from quire.distributed import ExpertParallel, name_group
 from quire.distributed.row_codes import pack, unpack
 from ranks import rank_of
 
+pytestmark = pytest.mark.any_device
+
 SIZES = {"exact": {}, "capacity": {"ep_capacity": 64}}
 
 
@@ -144,6 +146,7 @@ def test_random_streams_are_those_of_one_process():
     assert seeds[0] == seeds[1] == alone
 
 
+@pytest.mark.cpu_only
 def test_what_is_refused(group):
     with pytest.raises(ValueError, match="the number of experts, 5, must be a multiple of the 2 ranks of 'quire:ep'"):
         quire.MoE(32, 32, 5, ep_group=group)

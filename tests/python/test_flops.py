@@ -9,6 +9,8 @@ from every_recipe import TABLE
 from quire.distributed import Parallel
 from ranks import rank_of
 
+pytestmark = pytest.mark.any_device
+
 TOKENS, IN, OUT = 64, 128, 256
 #: Of one matmul.
 ONE = 2 * TOKENS * IN * OUT
@@ -73,6 +75,7 @@ def test_kept_codes_and_quantized_weights():
         assert flops(lambda one=one: passes(one, TABLE["mxfp8"])) == 3 * ONE
 
 
+@pytest.mark.cpu_only
 @pytest.mark.parametrize("recipe", ["mxfp8", "delayed", "high_precision"])
 @pytest.mark.parametrize("mode", ["column", "row"])
 def test_a_process_counts_its_part(mode, recipe):

@@ -11,6 +11,8 @@ from quire import QuantizedStack, QuantizedTensor
 from quire.tensor.pickled import rebuild
 from tensor_specs import SPECS
 
+pytestmark = pytest.mark.any_device
+
 WORDS = "a saved QuantizedTensor: .*(damaged or was not written by quire|use .to_dense)"
 
 

@@ -9,6 +9,8 @@ from torch import nn
 import quire
 from quire.quantization import gptq
 
+pytestmark = pytest.mark.any_device
+
 
 def inputs(rows: int, features: int, seed: int) -> torch.Tensor:
     """Most of whose variance is in a few directions, with columns of different sizes."""

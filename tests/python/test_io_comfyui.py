@@ -10,6 +10,8 @@ from checkpoint_files import E4M3, U8, Files, bytes_of, e4m3, every_byte, plain_
 from checkpoint_kinds import KINDS
 from quire import io
 
+pytestmark = pytest.mark.any_device
+
 COMFYUI = [kind for kind in KINDS if kind.startswith("comfyui")]
 STEMS = ("blocks.0.attn.qkv", "blocks.1.mlp")
 

@@ -21,6 +21,8 @@ from checkpoint_files import (
 )
 from quire import io
 
+pytestmark = pytest.mark.any_device
+
 HIDDEN, FFN, EXPERTS = 32, 48, 4
 
 

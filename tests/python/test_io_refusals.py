@@ -14,6 +14,8 @@ from checkpoint_files import BF16, E4M3, Files, compressed_config, modelopt_conf
 from checkpoint_kinds import KINDS
 from quire import io
 
+pytestmark = pytest.mark.any_device
+
 SCALES = ("_scale", "_scale_2", "_scale_inv", ".scale_weight")
 
 
@@ -39,6 +41,7 @@ def refused(tmp_path, files: Files, **options) -> io.CheckpointError:
     return error
 
 
+@pytest.mark.cpu_only
 @pytest.mark.parametrize(("kind", "name"), WITHOUT)
 def test_each_scale_that_is_missing_is_named(kind, name, tmp_path):
     files = KINDS[kind]()
@@ -315,6 +318,7 @@ def test_of_two_patterns_that_match_a_layer_the_one_holds_whose_tensors_the_laye
     assert kinds == {"up": broad[1], "down": narrow[1]}
 
 
+@pytest.mark.cpu_only
 def test_writing_into_a_folder_with_a_checkpoint_needs_to_be_asked_for(tmp_path):
     source = KINDS["modelopt FP8"]().write(tmp_path / "a")
     target = KINDS["modelopt NVFP4"]().write(tmp_path / "b", 3)
@@ -362,12 +366,14 @@ def test_wrong_arguments_are_refused(tmp_path):
     assert not (tmp_path / "b").exists()
 
 
+@pytest.mark.cpu_only
 def test_errors_survive_pickling():
     error = io.CheckpointError("a rule", "a remedy", file="f", tensor="t")
     again = pickle.loads(pickle.dumps(error))
     assert (str(again), again.file, again.tensor) == (str(error), "f", "t")
 
 
+@pytest.mark.cpu_only
 def test_a_byte_type_without_counterpart_is_refused(tmp_path):
     text = json.dumps({"a": {"dtype": "F6_E2M3", "shape": [4], "data_offsets": [0, 3]}}).encode()
     (tmp_path / "model.safetensors").write_bytes(struct.pack("<Q", len(text)) + text + bytes(3))

@@ -12,6 +12,8 @@ from checkpoint_files import configs, raw
 from checkpoint_kinds import KINDS
 from quire import io
 
+pytestmark = pytest.mark.any_device
+
 
 @pytest.fixture(params=KINDS)
 def kind(request) -> str:
@@ -45,6 +47,7 @@ def test_decoded_values_are_those_of_the_formula(kind, tmp_path):
         assert np.array_equal(values, expected.astype(np.float32), equal_nan=True)
 
 
+@pytest.mark.cpu_only
 def test_the_outline_has_the_shapes_and_dtypes_of_what_is_read(kind, tmp_path):
     checkpoint = io.read(KINDS[kind]().write(tmp_path))
     for name, value in checkpoint.items():
@@ -57,6 +60,7 @@ def test_the_outline_has_the_shapes_and_dtypes_of_what_is_read(kind, tmp_path):
             assert one.is_meta and (one.shape, one.dtype) == (other.shape, other.dtype)
 
 
+@pytest.mark.cpu_only
 def test_quires_own_dialect_holds_every_kind(kind, tmp_path):
     files = KINDS[kind]()
     source = files.write(tmp_path / "a")
@@ -131,6 +135,7 @@ def test_every_dtype_of_the_container_is_kept(tmp_path):
             assert (8 + length + entry["data_offsets"][0]) % tensors[name].element_size() == 0, name
 
 
+@pytest.mark.cpu_only
 def test_without_safetensors_an_error_says_what_to_install(tmp_path, monkeypatch):
     source = KINDS["modelopt FP8"]().write(tmp_path)
     monkeypatch.setitem(sys.modules, "safetensors", None)

@@ -12,6 +12,8 @@ from checkpoint_kinds import KINDS
 from quire import io
 from quire.io.__main__ import main
 
+pytestmark = pytest.mark.any_device
+
 E5M2, E8M0, F4 = torch.float8_e5m2, torch.float8_e8m0fnu, torch.float4_e2m1fn_x2
 FNUZ = (torch.float8_e4m3fnuz, torch.float8_e5m2fnuz)
 
@@ -86,6 +88,7 @@ def test_with_scale_1_codes_are_values(dtype, of_model, tmp_path):
     assert torch.equal(io.read(source, scale=1)["a.weight"].view(U8), tensor.view(U8))
 
 
+@pytest.mark.cpu_only
 def test_codes_of_joined_layers_are_values_too(tmp_path):
     tensors = {f"{name}_proj.weight": every_byte(16, 64, seed=number).view(E4M3) for number, name in enumerate("qkv")}
     source = Files(tensors).write(tmp_path)
@@ -182,6 +185,7 @@ def test_a_scale_of_another_module_is_a_plain_tensor(tmp_path):
     assert raw(tmp_path / "b") == raw(tmp_path / "a")
 
 
+@pytest.mark.cpu_only
 def test_a_checkpoint_of_a_dialect_may_have_no_other_codes(tmp_path):
     """As with E5M2 in a file of a dialect that has E4M3 only."""
     for number, dtype in enumerate((E5M2, *FNUZ)):

@@ -12,6 +12,8 @@ import quire
 from every_recipe import ALL, IN_ANY_PRECISION, params, some
 from layernorm_parts import Parts, make_linear, make_mlp
 
+pytestmark = pytest.mark.any_device
+
 ACTIVATIONS = ["gelu", "geglu", "glu", "qgelu", "qgeglu", "relu", "reglu", "srelu", "sreglu", "silu", "swiglu"]
 
 
@@ -155,6 +157,7 @@ def test_options_of_transformer_engine_are_taken_or_refused_by_name(make):
     make_mlp(seq_length=128, micro_batch_size=2, set_parallel_mode=False)
 
 
+@pytest.mark.cpu_only
 def test_options_are_taken_by_position_in_transformer_engines_order():
     """Values are ones that only the right option takes: TransformerEngine's order after eps, up to device."""
     ones, dtype = torch.nn.init.ones_, torch.bfloat16

@@ -12,6 +12,8 @@ from every_recipe import ALL, OVERRIDDEN, WEIGHT_ONLY, each, some
 from layernorm_parts import Parts, make_linear, make_mlp
 from pairwise import pairwise
 
+pytestmark = pytest.mark.any_device
+
 MODULES = {
     "linear": make_linear,
     "mlp": make_mlp,
@@ -182,6 +184,7 @@ def load(module):
     module.load_state_dict({name: 2 * value for name, value in module.state_dict().items()})
 
 
+@pytest.mark.cpu_only
 @pytest.mark.parametrize("name", ["fc1_weight", "fc2_weight", "load_state_dict"])
 @pytest.mark.parametrize("way", [None, False], ids=["quantize_weights", "is_first_microbatch"])
 @pytest.mark.parametrize("compiled", [False, True])

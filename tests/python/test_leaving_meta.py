@@ -7,6 +7,8 @@ import quire
 from every_layer import LAYERS, call, train
 from every_recipe import ALL, assert_same, in_any_precision
 
+pytestmark = pytest.mark.any_device
+
 every_layer = pytest.mark.parametrize("name", LAYERS)
 
 
@@ -86,6 +88,7 @@ def test_what_left_the_meta_device_does_not_train_otherwise_than_what_was_never_
     assert quire.delayed_state(there).keys() == quire.delayed_state(later).keys()
 
 
+@pytest.mark.cpu_only
 @every_layer
 @every_way
 def test_no_state_stays_behind_on_the_meta_device(name, way):

@@ -12,6 +12,8 @@ import quire
 from quire.recipe import MXFP8BlockScaling, NVFP4BlockScaling
 from quire.te.arguments import OVERLAPPING
 
+pytestmark = pytest.mark.any_device
+
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
 
@@ -104,6 +106,7 @@ def test_conversions_leave_the_random_state_alone(move):
     assert torch.equal(move(layer).sr_state, state) and layer.sr_state.dtype == torch.int64
 
 
+@pytest.mark.cpu_only
 def test_the_meta_device_works_up_to_real_memory(equal_bits):
     with torch.device("meta"):
         layer = quire.Linear(24, 16)
@@ -118,6 +121,7 @@ def test_the_meta_device_works_up_to_real_memory(equal_bits):
     assert equal_bits(layer.weight, quire.Linear(24, 16).weight)
 
 
+@pytest.mark.cpu_only
 def test_skip_init_and_fake_tensors_work():
     assert torch.nn.utils.skip_init(quire.Linear, 4, 4).sr_state[1] == 0
     with FakeTensorMode():
@@ -155,6 +159,7 @@ def test_the_number_of_threads_does_not_change_a_bit(make_layer, make_x, step, r
     assert done[0] == done[1] == done[2]
 
 
+@pytest.mark.cpu_only
 def test_without_a_recipe_it_follows_torch_autocast(make_layer, make_x, equal_bits):
     layer, x = make_layer(dtype=torch.float32), make_x(8, 96, dtype=torch.float32)
     plain = torch.nn.Linear(96, 64)
@@ -181,6 +186,7 @@ def test_outside_torch_autocast_parameters_must_have_the_dtype_of_x(part, make_l
         layer(make_x(8, 96))
 
 
+@pytest.mark.cpu_only
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("x_dtype", DTYPES)
 @pytest.mark.parametrize("w_dtype", DTYPES)

@@ -12,6 +12,8 @@ from torch.utils.checkpoint import CheckpointError, checkpoint
 import quire
 from quire.recipe import NVFP4BlockScaling
 
+pytestmark = pytest.mark.any_device
+
 SIZES = [(8, 96, 64), (33, 50, 17), (1, 16, 16), (128, 256, 128)]
 
 

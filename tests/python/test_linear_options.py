@@ -12,6 +12,8 @@ from every_recipe import ALL, DELAYED, IN_ANY_PRECISION, assert_same, every_reci
 from pairwise import pairwise
 from quire import recipe as recipes
 
+pytestmark = pytest.mark.any_device
+
 
 @pytest.fixture
 def run(compiler):
@@ -165,6 +167,7 @@ def test_gradients_go_elsewhere_in_high_precision_too(compiled, compiler, make_x
     assert not fused(x.detach()).requires_grad
 
 
+@pytest.mark.cpu_only
 def test_in_high_precision_dtypes_must_agree_where_gradients_go_elsewhere(make_x):
     layer = quire.Linear(96, 64, params_dtype=torch.float32, fuse_wgrad_accumulation=True)
     layer.weight.main_grad = torch.zeros(64, 96)

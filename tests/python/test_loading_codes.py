@@ -12,6 +12,8 @@ from torch.distributed.checkpoint.state_dict import set_model_state_dict
 import quire
 from quire.tensor import loading
 
+pytestmark = pytest.mark.any_device
+
 
 @pytest.fixture(autouse=True)
 def not_told_yet():
@@ -111,6 +113,7 @@ def test_what_decodes_by_intention_says_nothing():
     assert torch.equal(target, state_dict["1.weight"].dequantize())
 
 
+@pytest.mark.cpu_only
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 def test_a_distributed_checkpoint_that_is_read_into_plain_tensors_is_said(tmp_path):
     state_dict = saved()

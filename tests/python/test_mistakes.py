@@ -10,6 +10,8 @@ import quire
 from quire import recipe as recipes
 from quire.recipe import DelayedScaling, MXFP8BlockScaling, NVFP4BlockScaling
 
+pytestmark = pytest.mark.any_device
+
 
 def x(rows=4, columns=64, dtype=torch.float32):
     return torch.ones(rows, columns, dtype=dtype)
@@ -337,6 +339,7 @@ def test_a_mistake_is_refused_with_a_remedy(name):
         place = text.index(part, place) + len(part)
 
 
+@pytest.mark.cpu_only
 def test_there_are_sixty():
     assert len(MISTAKES) >= 60
 

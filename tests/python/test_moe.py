@@ -12,6 +12,8 @@ from every_recipe import IN_ANY_PRECISION, TABLE, params
 from quire import moe
 from quire import recipe as recipes
 
+pytestmark = pytest.mark.any_device
+
 #: Largest error of y relative to y's norm, against unquantized experts.
 ERROR = {None: 1e-6, "fp8": 0.08, "fp4": 0.35}
 
@@ -273,6 +275,7 @@ def test_quantized_experts_and_kept_codes(equal_bits):
     assert type(quantized.router.weight) is torch.nn.Parameter
 
 
+@pytest.mark.cpu_only
 def test_golden_mixture(golden, tensor_of):
     """Golden group moe: the NVFP4, FP8 and MXFP8 forward passes of a routed layer, whose experts' tokens are known."""
     seen = 0

@@ -9,6 +9,8 @@ import moe_reference as reference
 import quire
 from quire import moe
 
+pytestmark = pytest.mark.any_device
+
 #: Every option at least once.
 OPTIONS = {
     "softmax": {"topk": 2},
@@ -84,6 +86,7 @@ def settings(examples=60):
     return hypothesis.settings(max_examples=examples, deadline=None, database=None, derandomize=True)
 
 
+@pytest.mark.cpu_only
 @settings()
 @hypothesis.given(
     coarse_logits(),
@@ -169,6 +172,7 @@ def test_nan_is_chosen_last_and_stays_visible():
     torch.testing.assert_close(weights[1].double(), torch.tensor([1.0, 0], dtype=torch.double).sub(2).softmax(0))
 
 
+@pytest.mark.cpu_only
 @pytest.mark.parametrize("recipe", ["current", "block", "mxfp8", "nvfp4"])
 def test_golden_routing(golden, recipe):
     case = golden.get(f"moe/{recipe}")
@@ -178,6 +182,7 @@ def test_golden_routing(golden, recipe):
     torch.testing.assert_close(weights, torch.from_numpy(case["expert_weight"].copy()), rtol=1e-6, atol=0)
 
 
+@pytest.mark.cpu_only
 @pytest.mark.parametrize("function", ["softmax", "sigmoid", "sqrtsoftplus"])
 def test_load_balancing_loss_is_that_of_float64(function):
     logits = logits_of(50, 8).requires_grad_()

@@ -8,6 +8,8 @@ from hypothesis import strategies as st
 import moe_reference as reference
 import quire
 
+pytestmark = pytest.mark.any_device
+
 
 def settled(test):
     return hypothesis.settings(max_examples=50, deadline=None, database=None, derandomize=True)(test)
@@ -187,6 +189,7 @@ def test_padding_is_to_what_the_recipe_asks_for():
 SCORING = [("softmax", True), ("softmax", False), ("sigmoid", False), ("sqrtsoftplus", False)]
 
 
+@pytest.mark.cpu_only
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("function, pre_softmax", SCORING)
 @pytest.mark.parametrize("groups", [(None, None), (4, 2)])
@@ -230,6 +233,7 @@ def test_a_routing_map_may_be_bits(experts):
     assert torch.equal(quire.fused_compute_score_for_moe_aux_loss(logits, 3, "softmax", 1)[0], bitmap)
 
 
+@pytest.mark.cpu_only
 @pytest.mark.parametrize("function", ["softmax", "sigmoid", "sqrtsoftplus"])
 def test_scores_and_loss(function):
     logits = random(30, 8).bfloat16().requires_grad_()
@@ -259,6 +263,7 @@ def test_the_loss_of_sequences_is_the_sum_of_theirs():
     torch.testing.assert_close(both, sum(each))
 
 
+@pytest.mark.cpu_only
 def test_what_is_not_taken_says_so():
     logits, mask = random(4, 8), torch.ones(4, 8, dtype=torch.int32)
     topk = (logits, 2, False, None, None, None)
@@ -304,6 +309,7 @@ def test_an_index_that_is_no_integer_is_not_rounded():
         quire.moe_permute(random(3, 6), torch.tensor([[0.5], [1.0], [0.0]]), 3, map_type="index")
 
 
+@pytest.mark.cpu_only
 @pytest.mark.parametrize("offset", [2**32, -(2**32), 2**63 - 1])
 def test_offsets_of_padding_of_64_bits_do_not_wrap(offset):
     row_map = torch.tensor([[0, 3], [1, 4], [2, 5]], dtype=torch.int32)

@@ -8,6 +8,8 @@ import torch
 import quire
 from every_recipe import ALL, DEFAULTS, VARIANTS, each
 
+pytestmark = pytest.mark.any_device
+
 every_kind = each(ALL | {name: recipe for name, recipe in VARIANTS.items() if name != "custom"})
 each_value = pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 

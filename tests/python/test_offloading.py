@@ -11,6 +11,8 @@ import quire
 from every_recipe import ALL
 from tensor_specs import SPECS
 
+pytestmark = pytest.mark.any_device
+
 
 def away_and_back(model):
     """What accelerate's cpu_offload does around each forward pass: weights on the meta device, then those it kept."""
@@ -55,6 +57,7 @@ def test_the_class_of_a_quantized_parameter_makes_one_of_a_quantized_tensor(spec
                 assert tensor is None or tensor.data_ptr() == given.named()[name].data_ptr()
 
 
+@pytest.mark.cpu_only
 @pytest.mark.parametrize("keep_master", [False, True], ids=["codes", "master"])
 @pytest.mark.parametrize("recipe", ["mxfp8", "nvfp4", "fp8_current"])
 def test_weights_that_went_away_and_came_back_have_the_same_bytes_and_results(recipe, keep_master):

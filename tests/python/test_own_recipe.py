@@ -11,6 +11,8 @@ from every_layer import LAYERS
 from linears import assert_of_codes, blocks
 from quire import recipe as recipes
 
+pytestmark = pytest.mark.any_device
+
 NVFP4 = recipes.NVFP4BlockScaling()
 
 
@@ -62,6 +64,7 @@ def test_converting_again_gives_layers_another_recipe():
         quire.convert(model)
 
 
+@pytest.mark.cpu_only
 def test_weights_are_quantized_once_under_the_layers_own_recipes():
     model = quire.convert(blocks(), NVFP4)
     quire.convert(model, "mxfp8", lambda module, name: name.endswith("up"))

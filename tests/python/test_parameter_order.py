@@ -8,6 +8,8 @@ import torch
 import quire
 from every_layer import call
 
+pytestmark = pytest.mark.any_device
+
 ONE = {"single_grouped_weight": True}
 ORDERS = {
     "each": ({}, "weight0 bias0 weight1 bias1 weight2 bias2"),

@@ -9,6 +9,8 @@ import quire
 from every_recipe import ALL, every_recipe
 from quire import recipe as recipes
 
+pytestmark = pytest.mark.any_device
+
 
 def make(recipe, grad=False, **options):
     """A model of quantized weights; ragged sizes, so that tiles are padded."""

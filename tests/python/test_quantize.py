@@ -7,6 +7,8 @@ import torch
 
 import quire
 
+pytestmark = pytest.mark.any_device
+
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
 
@@ -119,6 +121,7 @@ REFUSED = [
 ]
 
 
+@pytest.mark.cpu_only
 @pytest.mark.parametrize("x, options, words", REFUSED)
 def test_wrong_arguments_are_refused_in_words(x, options, words):
     with pytest.raises(RuntimeError, match=words):
@@ -158,6 +161,7 @@ def test_parts_under_the_largest_amax_of_all_have_the_bytes_of_the_whole(spec):
     assert torch.equal(values, quire.quantize(x, spec).dequantize())
 
 
+@pytest.mark.cpu_only
 def test_amaxes_that_do_not_fit_are_refused():
     x, one = torch.randn(16, 32), torch.ones(1)
     with pytest.raises(RuntimeError, match="amax: scales of mxfp8 follow from blocks alone.*use fp8_tensor"):

@@ -8,6 +8,8 @@ import torch
 import quire
 from every_recipe import ALL, DELAYED, assert_same, each, every_recipe, some, ways
 
+pytestmark = pytest.mark.any_device
+
 
 @every_recipe
 @pytest.mark.parametrize("grad", [False, True])

@@ -11,6 +11,8 @@ from quire import QuantizedTensor, QuantSpec
 from quire.functional import linear_prequantized
 from quire.recipe import CustomRecipe, DelayedScaling, Float8BlockScaling, MXFP8BlockScaling, NVFP4BlockScaling
 
+pytestmark = pytest.mark.any_device
+
 
 @pytest.fixture
 def make_pair(device):
@@ -130,6 +132,7 @@ def test_without_a_recipe_the_layer_computes_with_decoded_values(recipe, make_pa
     assert step(layer, make_x(40, 96), None) == step(plain, make_x(40, 96), None)
 
 
+@pytest.mark.cpu_only
 def test_without_a_recipe_torch_autocast_decodes_to_its_dtype(recipe, make_pair, make_x):
     plain, layer = make_pair(recipe)
     with torch.no_grad():

@@ -10,6 +10,8 @@ from torch.optim.swa_utils import AveragedModel, get_ema_avg_fn, get_ema_multi_a
 
 import quire
 
+pytestmark = pytest.mark.any_device
+
 RECIPE = quire.recipe.MXFP8BlockScaling()
 every_dtype = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 every_master = pytest.mark.parametrize("master", [True, False], ids=["master", "no master"])

@@ -7,6 +7,8 @@ import quire
 from every_layer import LAYERS
 from quire import QuantizedTensor
 
+pytestmark = pytest.mark.any_device
+
 RECIPE = quire.recipe.MXFP8BlockScaling()
 MOVES = {
     "to the same": lambda m: m.to("cpu"),

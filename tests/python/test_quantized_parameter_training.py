@@ -6,6 +6,8 @@ import torch
 import quire
 from quire import QuantizedTensor
 
+pytestmark = pytest.mark.any_device
+
 OPTIMIZERS = {
     "sgd": lambda p: torch.optim.SGD(p, lr=0.1),
     "sgd_foreach": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, foreach=True),

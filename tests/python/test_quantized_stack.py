@@ -9,6 +9,8 @@ import torch
 import quire
 from quire import QuantizedStack, QuantizedTensor, TensorProto, quantize
 
+pytestmark = pytest.mark.any_device
+
 SPECS = [
     *("fp8_tensor", "fp8_row", "fp8_block", "fp8_block:128x128", "mxfp8", "mxfp8:32x32", "mxfp4"),
     *("nvfp4", "nvfp4:16x16", "nvfp4:rht", "nvfp4:swizzled", "nvfp4:16x16:interleaved"),

@@ -11,6 +11,8 @@ from quire import QuantizedActivation, QuantizedTensor
 from quire.tensor import BUFFER_NAMES, input_operand, operators
 from tensor_specs import SPECS
 
+pytestmark = pytest.mark.any_device
+
 TRANSPOSABLE = ["fp8_tensor", "fp8_tensor:e5m2:pow2", "fp8_block:128x128", "fp8_block:128x128:pow2", "mxfp8:32x32"]
 TRANSPOSABLE += ["mxfp8:e5m2:32x32", "nvfp4:16x16", "nvfp4:16x16:global=mul"]
 

@@ -6,6 +6,8 @@ import torch
 import quire
 from quire import QuantizedTensor, QuantSpec
 
+pytestmark = pytest.mark.any_device
+
 SPECS = ["fp8_tensor", "fp8_row", "fp8_block:128x128", "mxfp8", "mxfp4", "nvfp4:16x16", "nvfp4:rht", "nvfp4:row_scaled"]
 
 

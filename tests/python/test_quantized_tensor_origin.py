@@ -10,6 +10,8 @@ import torch
 import quire
 from quire.tensor.origin import Origin
 
+pytestmark = pytest.mark.any_device
+
 SPECS = ("fp8_tensor", "mxfp8", "mxfp4", "nvfp4")
 
 

@@ -12,6 +12,8 @@ import torch
 import quire
 from quire import QuantizedTensor
 
+pytestmark = pytest.mark.any_device
+
 SPECS = ["fp8_tensor", "fp8_row", "fp8_block:128x128:pow2", "mxfp8", "mxfp8:swizzled", "mxfp4", "nvfp4:16x16"]
 SPECS += ["nvfp4:interleaved"]
 SPECS += ["nvfp4:row_scaled", "nvfp4:rht"]
@@ -75,6 +77,7 @@ def test_a_copy_keeps_gradient_master_and_attributes():
     assert torch.equal(through_file(parameter).master, parameter.master)
 
 
+@pytest.mark.cpu_only
 def test_a_file_is_loaded_by_a_process_that_only_imports_quire(tmp_path):
     q = quire.quantize(values(32, 48), "nvfp4:16x16")
     torch.save({"w": q}, tmp_path / "file.pt")

@@ -9,6 +9,8 @@ import torch
 import quire
 from quire import QuantizedTensor
 
+pytestmark = pytest.mark.any_device
+
 SPECS = ["fp8_tensor", "fp8_row", "fp8_block", "fp8_block:128x128", "mxfp8", "mxfp4", "nvfp4", "nvfp4:16x16"]
 SPECS += ["nvfp4:row_scaled", "nvfp4:rht", "mxfp8:swizzled", "fp8_block:interleaved"]
 
@@ -145,6 +147,7 @@ def test_a_failing_write_changes_nothing():
     assert same(q, before)
 
 
+@pytest.mark.cpu_only
 def test_data_takes_over_another_tensors_buffers():
     q, other = quantized("mxfp8", 32, 48), quire.quantize(values(32, 48, seed=8), "nvfp4")
     q.data.copy_(values(32, 48, seed=5))

@@ -6,6 +6,8 @@ import torch
 import quire
 from quire import DType
 
+pytestmark = pytest.mark.any_device
+
 E4M3, E5M2 = DType.kFloat8E4M3, DType.kFloat8E5M2
 ONE = torch.ones(1)
 
@@ -112,6 +114,7 @@ def test_stochastic_rounding_draws_its_seed_from_the_generator(make_x):
     assert same(quantizer.update_quantized(x, empty), first)
 
 
+@pytest.mark.cpu_only
 @pytest.mark.parametrize(
     "act, error, words",
     [

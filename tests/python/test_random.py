@@ -6,6 +6,8 @@ import torch
 import quire
 from quire.recipe import MXFP8BlockScaling, NVFP4BlockScaling
 
+pytestmark = pytest.mark.any_device
+
 NV = NVFP4BlockScaling()
 
 
@@ -36,6 +38,7 @@ def counters(model):
     return [state[1].item() for state in quire.rng_state(model).values()]
 
 
+@pytest.mark.cpu_only
 def test_seeds_differ_between_layers_and_repeat_with_torch_seed(model):
     seeds = [state[0].item() for state in quire.rng_state(model).values()]
     assert len(set(seeds)) == 2 and all(seed >= 0 for seed in seeds)

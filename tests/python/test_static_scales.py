@@ -14,6 +14,8 @@ import quire
 from checkpoint_files import raw
 from quire import io
 
+pytestmark = pytest.mark.any_device
+
 F32 = np.float32
 #: Spec of x -> the scale of an amax, by numerics.md 2.5, 5.9 and 5.11.
 SCALES = {
@@ -174,6 +176,7 @@ FILES = {
 }
 
 
+@pytest.mark.cpu_only
 @pytest.mark.parametrize(("dialect", "recipe"), FILES, ids=str)
 def test_files_have_the_scales_and_give_the_same_bits(dialect, recipe, model, batches, tmp_path):
     name, scale = FILES[dialect, recipe]
@@ -275,6 +278,7 @@ def test_layers_that_compute_their_inputs_have_scales_of_these(single):
         assert bool(model(batches[0]).isfinite().all())
 
 
+@pytest.mark.cpu_only
 def test_a_blocks_gptq_uses_the_static_scales(model, batches):
     torch.manual_seed(3)
     chain = nn.Sequential(*(Attention() for _ in range(3))).requires_grad_(False)

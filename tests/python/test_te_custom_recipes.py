@@ -13,6 +13,8 @@ import quire
 import quire.te as te
 from quire import recipe as recipes
 
+pytestmark = pytest.mark.any_device
+
 E4M3, E5M2 = te.DType.kFloat8E4M3, te.DType.kFloat8E5M2
 
 
@@ -251,6 +253,7 @@ def explained(recipe, layer, x):
         return quire.explain(layer, x)
 
 
+@pytest.mark.cpu_only
 def test_a_role_is_a_value_and_a_text():
     role = te.QuantizerRole("linear", "weight", name="first")
     assert (role.module_type, role.tensor_type, role.name) == ("linear", "weight", "first")
@@ -311,6 +314,7 @@ def read(*args, **fields):
     return CustomRecipe(*args, **fields).frozen()
 
 
+@pytest.mark.cpu_only
 @pytest.mark.parametrize(
     ("act", "error", "words"),
     [

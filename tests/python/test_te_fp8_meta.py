@@ -9,6 +9,8 @@ import quire
 import quire.te as te
 from quire.te.common.recipe import DelayedScaling, MXFP8BlockScaling
 
+pytestmark = pytest.mark.any_device
+
 FORWARD, BACKWARD = (te.FP8GlobalStateManager.get_meta_tensor_key(forward=way) for way in (True, False))
 LENGTH = 3
 

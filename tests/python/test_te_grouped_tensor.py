@@ -11,6 +11,8 @@ import quire
 import quire.te.pytorch as te
 from every_recipe import ways
 
+pytestmark = pytest.mark.any_device
+
 SHAPES = {"same": [(32, 64)] * 3, "rows": [(32, 64), (0, 64), (65, 64)], "columns": [(16, 32), (16, 128)]}
 SHAPES["both"] = [(16, 32), (5, 64), (1, 96)]
 QUANTIZERS = {
@@ -31,6 +33,7 @@ def values(shapes):
     return [torch.randn(shape, generator=generator) * 2.0**i for i, shape in enumerate(shapes)]
 
 
+@pytest.mark.cpu_only
 @pytest.mark.parametrize("shapes", SHAPES.values(), ids=SHAPES)
 def test_plain_tensors_share_memory_in_their_order(shapes):
     grouped, given = made(shapes, dtype=torch.float16), values(shapes)
@@ -99,6 +102,7 @@ def test_tensors_are_quantized_as_alone_and_in_place(name, shapes):
     )
 
 
+@pytest.mark.cpu_only
 def test_copies_have_memory_of_their_own():
     grouped = made(SHAPES["rows"], QUANTIZERS["mxfp8"])
     grouped.quantize(values(SHAPES["rows"]))

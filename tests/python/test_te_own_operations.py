@@ -12,6 +12,8 @@ import quire.te.pytorch as te
 from every_recipe import ways
 from quire.te.pytorch import ops
 
+pytestmark = pytest.mark.any_device
+
 
 def same(found, wanted, **tolerances):
     for one, other in zip(found, wanted, strict=True):

@@ -10,6 +10,8 @@ from quire.te.recipe import CustomRecipe
 import quire
 import quire.te as te
 
+pytestmark = pytest.mark.any_device
+
 NAMES = {"input": "x", "weight": "w", "grad_output": "dy"}
 SUBSETS = [*itertools.combinations(("x", "w", "dy"), 1), *itertools.combinations(("x", "w", "dy"), 2)]
 LARGEST = {"x": 448.0, "w": 448.0, "dy": 57344.0}

@@ -11,6 +11,8 @@ import quire
 import quire.te as te
 from quire import recipe as recipes
 
+pytestmark = pytest.mark.any_device
+
 E4M3, E5M2 = te.DType.kFloat8E4M3, te.DType.kFloat8E5M2
 CURRENT, MXFP8 = recipes.Float8CurrentScaling(), recipes.MXFP8BlockScaling()
 DELAYED = {"amax_history_len": 3, "margin": 1}
@@ -138,6 +140,7 @@ def test_some_layers_can_have_delayed_scaling(made, compiled, compiler):
     assert compiler.graphs == (1 if compiled else 0)
 
 
+@pytest.mark.cpu_only
 def test_training_goes_on_from_a_checkpoint_as_if_it_had_not_ended():
     torch.manual_seed(0)
     layer, recipe = quire.Linear(64, 96, name="first"), CustomRecipe(factory_of({"first": "delayed"}))

@@ -8,6 +8,8 @@ import torch
 
 import quire.te as te
 
+pytestmark = pytest.mark.any_device
+
 E4M3, E5M2 = te.DType.kFloat8E4M3, te.DType.kFloat8E5M2
 FLOATS = {E4M3: torch.float8_e4m3fn, E5M2: torch.float8_e5m2}
 E2M1 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6], dtype=torch.float64)
@@ -90,6 +92,7 @@ def test_a_scale_for_each_128_values(tiles):
     assert isinstance(q, te.Float8BlockwiseQTensor) and q.shape == (130, 200)
 
 
+@pytest.mark.cpu_only
 @pytest.mark.parametrize("row_scaled", [False, True])
 @pytest.mark.parametrize("most", [448, 256])
 def test_two_levels_of_scales(row_scaled, most):

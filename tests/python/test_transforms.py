@@ -9,6 +9,8 @@ from torch.func import functional_call, grad, vmap
 import quire
 from quire.recipe import DelayedScaling, MXFP8BlockScaling, NVFP4BlockScaling
 
+pytestmark = pytest.mark.any_device
+
 SAMPLES = 3
 LAYERS = {
     "linear": lambda: quire.Linear(64, 32),

@@ -8,6 +8,8 @@ import torch
 import quire
 from every_recipe import ALL, DELAYED, every_recipe
 
+pytestmark = pytest.mark.any_device
+
 ways = pytest.mark.parametrize("forward", ["eager", "compiled"], indirect=True)
 
 

@@ -7,6 +7,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import quire
 from every_recipe import ALL, every_recipe
 
+pytestmark = pytest.mark.any_device
+
 
 class WeightQuantizations(TorchDispatchMode):
     """Counts how often a weight of that shape is quantized, apart or within a product."""
@@ -155,6 +157,7 @@ def one_element(layer):
     layer.weight.data.view(-1)[17] += 1e-3
 
 
+@pytest.mark.cpu_only
 @pytest.mark.parametrize("change", [write_through_data, load, fused_step, one_element])
 @pytest.mark.parametrize("way", ["quantize_weights", "is_first_microbatch"])
 @pytest.mark.parametrize("compiled", [False, True])

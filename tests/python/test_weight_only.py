@@ -8,6 +8,8 @@ import torch
 import quire
 from every_layer import LAYERS, call
 
+pytestmark = pytest.mark.any_device
+
 K, N = 64, 32
 W_SPECS = ["nvfp4", "mxfp4", "fp8_block:128x128", "fp8_row", "mxfp8", "nvfp4:row_scaled:global=div"]
 dtypes = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
@@ -96,6 +98,7 @@ def test_a_mixture_computes_as_with_decoded_experts():
     torch.testing.assert_close(y, plain(x), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.cpu_only
 @pytest.mark.parametrize("grad", [False, True])
 def test_graphs_give_the_same_bits(grad):
     layer = quire.Linear(K, N, recipe="x=none,w=nvfp4", dtype=torch.bfloat16)
@@ -117,6 +120,7 @@ def test_graphs_give_the_same_bits(grad):
             assert torch.equal(torch.export.export(layer, (x,)).module()(x), layer(x))
 
 
+@pytest.mark.cpu_only
 def test_quantized_parameters_stay_as_they_are():
     with quire.quantized_model_init(recipe="x=none,w=nvfp4:global=mul"):
         layer = quire.Linear(K, N, recipe="x=none,w=nvfp4:global=mul")

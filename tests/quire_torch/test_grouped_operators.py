@@ -9,6 +9,8 @@ import quire  # noqa: F401  loads the operators
 from every_recipe import SPECS_OF_ONE_FAMILY, TABLE, linear_specs
 from one_group import backward, forward, linear
 
+pytestmark = pytest.mark.any_device
+
 RECIPES = {
     "high_precision": "",
     **linear_specs("fp8_current", "fp8_block", "fp8_block_x2d", "mxfp8", "nvfp4", "nvfp4_row_scaled"),
@@ -48,6 +50,7 @@ def sr_state():
     return torch.tensor([7, 0])
 
 
+@pytest.mark.cpu_only
 @pytest.mark.parametrize("name", RECIPES)
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
 def test_grouped_linear_passes_opcheck(name, dtype):
@@ -161,6 +164,7 @@ def test_buffers_hold_any_division_into_groups(name, sizes, beyond):
         assert torch.equal(dw[group], dw_of_one)
 
 
+@pytest.mark.cpu_only
 def test_buffers_of_another_operand_are_refused():
     x, w, _ = tensors(grad=False)
     offsets, text = torch.tensor([4, 4, 8]), RECIPES["mxfp8"]
@@ -174,6 +178,7 @@ def test_buffers_of_another_operand_are_refused():
         ops.linear_bwd(y, offsets, *x_codes, columnwise(w_codes[3][:-1], *w_codes[4:]), 32, text, y.dtype, 3)
 
 
+@pytest.mark.cpu_only
 @pytest.mark.parametrize(
     ("change", "message"),
     [

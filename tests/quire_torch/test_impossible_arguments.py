@@ -11,6 +11,8 @@ from torch.utils._pytree import tree_map_only
 import quire  # noqa: F401  (registers the operators)
 from forked import in_child
 
+pytestmark = pytest.mark.any_device
+
 ops = torch.ops.quire
 
 NEGATIVE = (-1, -7, -(2**62), -(2**63))

@@ -13,6 +13,8 @@ import quire
 from one_group import backward, forward, linear
 from quire import recipe
 
+pytestmark = pytest.mark.any_device
+
 ops = torch.ops.quire
 MXFP8 = recipe.MXFP8BlockScaling().linear_spec()
 DELAYED = "x=fp8_tensor,w=fp8_tensor,dy=fp8_tensor:e5m2"
@@ -43,6 +45,7 @@ def given(t, spec, scale):
     return list(ops.quantize(t, spec, True, True, 0, 0, scale))
 
 
+@pytest.mark.cpu_only
 def test_given_scales_meet_the_golden_delayed_case(delayed):
     spec, tensor = delayed
     scale = {role: torch.tensor([float(spec[f"scale_{role}"])]) for role in ("x", "w", "dy")}
@@ -151,6 +154,7 @@ def test_the_weight_gradient_goes_into_main_grad(dtype, overwrite, mode):
     assert torch.equal(main_grad, dw.to(dtype) if overwrite else (before.float() + rounded).to(dtype))
 
 
+@pytest.mark.cpu_only
 @pytest.mark.parametrize("mode", ["", ",backward=requantized", ",backward=dequantized", ",backward=high_precision"])
 def test_stashed_operands_give_the_weight_gradient_later_and_in_order(mode):
     w, text = torch.randn(40, 64, requires_grad=True), MXFP8 + mode
@@ -218,6 +222,7 @@ def test_dx_is_not_rounded_under_the_scale_of_dy():
     assert state["bwd_amax"].tolist() == [dy.abs().max(), plain.abs().max()]
 
 
+@pytest.mark.cpu_only
 def test_operands_that_wait_do_not_change_with_the_memory_they_came_from():
     stash, dy, x = torch.tensor([4242, 0]), torch.ones(5, 40), torch.ones(5, 64)
     ops.wgrad_stash_(stash, [dy, x], 5, "", False)
@@ -237,6 +242,7 @@ def test_results_that_were_not_asked_for_are_empty():
     assert torch.equal(dy_data, codes.flatten()) and torch.equal(dy_scale, scale.flatten())
 
 
+@pytest.mark.cpu_only
 def test_codes_of_a_weight_that_has_changed_are_refused():
     x, w = torch.randn(5, 64), torch.randn(40, 64)
     codes, mark = buffers(w, "mxfp8"), ops.fingerprint(w)

@@ -6,6 +6,8 @@ import torch
 import quire
 from quire.functional import grouped_linear, norm, quantize
 
+pytestmark = pytest.mark.any_device
+
 ops = torch.ops.quire
 NVFP4 = "x=nvfp4,w=nvfp4,dy=nvfp4:sr"
 FP8 = "x=fp8_tensor,w=fp8_tensor,dy=fp8_tensor"

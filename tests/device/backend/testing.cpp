@@ -1,6 +1,8 @@
 // What tests ask of the device, and mistakes for them to make.
+#include <ATen/Context.h>
 #include <torch/library.h>
 
+#include <mutex>
 #include <span>
 #include <vector>
 
@@ -10,6 +12,10 @@ namespace testdevice {
 namespace {
 
 Place place(int64_t device, int64_t stream) { return {static_cast<int>(device), stream}; }
+
+at::Generator default_generator(int64_t device) {
+  return at::globalContext().defaultGenerator(c10::Device(kType, static_cast<c10::DeviceIndex>(device)));
+}
 
 void add_one(float* p, int64_t count) {
   for (int64_t i = 0; i < count; ++i) p[i] += 1;
@@ -28,6 +34,16 @@ TORCH_LIBRARY(testdevice, m) {
   m.def("set_device(int device) -> int",
         [](int64_t d) { return static_cast<int64_t>(exchange_device(static_cast<int>(d))); });
 
+  m.def("manual_seed(int seed) -> ()", [](int64_t seed) {
+    for (int device = 0; device < kDevices; ++device) {
+      at::Generator generator = default_generator(device);
+      const std::lock_guard lock(generator.mutex());
+      generator.set_current_seed(static_cast<uint64_t>(seed));
+    }
+  });
+  m.def("get_rng_state(int device) -> Tensor", [](int64_t device) { return default_generator(device).get_state(); });
+  m.def("set_rng_state(int device, Tensor state) -> ()",
+        [](int64_t device, const at::Tensor& state) { default_generator(device).set_state(state); });
   m.def("begin_capture() -> int", [] { return begin_capture(current_stream()); });
   m.def("end_capture() -> ()", [] { end_capture(); });
   m.def("replay(int graph) -> ()", [](int64_t graph) { replay(graph, current_stream()); });
