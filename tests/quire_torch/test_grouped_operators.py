@@ -128,6 +128,16 @@ def test_values_of_groups_are_those_of_tensors(spec):
     assert not values[67:].any()
 
 
+@pytest.mark.parametrize("spec", ["fp8_tensor", "mxfp8", "nvfp4:rht:nan", "fp8_block"])
+@pytest.mark.parametrize("rows", [3, 40])
+def test_buffers_of_a_tensor_of_another_size_are_refused(spec, rows):
+    """Without offsets there is one group, whose buffers are those of the tensor."""
+    buffers = ops.grouped_quantize(torch.randn(rows, 64), None, spec, False)
+    with pytest.raises(RuntimeError, match=r"grouped_dequantize: data.*\[5, 64\]"):
+        ops.grouped_dequantize(*buffers, None, spec, (5, 64), torch.float32)
+    assert ops.grouped_dequantize(*buffers, None, spec, (rows, 64), torch.float32).shape == (rows, 64)
+
+
 @pytest.mark.parametrize("scaled", [False, True])
 def test_dx_is_rounded_in_each_group(scaled):
     x, w, _ = tensors()

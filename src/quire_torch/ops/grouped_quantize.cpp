@@ -1,6 +1,7 @@
 #include "quire_torch/ops/grouped_quantize.h"
 
 #include "quire/quantize/quantize.h"
+#include "quire_torch/ops/operand.h"
 
 namespace quire_torch {
 
@@ -53,7 +54,9 @@ void GroupedDequantize::run(const Args& a, op::Tensors<1>& out, const quire::Con
   const GroupsView groups(a.offsets, m.rows, "grouped_dequantize");
   const auto rowwise = quire::Direction::rowwise;
   constexpr const char* kData = "grouped_dequantize: data";
-  const auto [side, room] = flat_side(std::array{a.data, a.scale, a.amax}, *a.spec, rowwise, kData);
+  const std::array three{a.data, a.scale, a.amax};
+  const auto [side, room] = flat_side(three, *a.spec, rowwise, kData);
+  if (quire::is_one(groups)) check_saved(three, {*a.spec, rowwise, {m.rows, m.cols}}, kData);
   quire::dequantize({.spec = *a.spec,
                      .direction = rowwise,
                      .rows = m.rows,
