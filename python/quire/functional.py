@@ -304,7 +304,7 @@ def synchronize(device: torch.device | str | None = None) -> None:
     if device is not None and device.type != "cpu":
         if device.type != "meta":
             torch.accelerator.synchronize(device)
-        torch.ops.quire.raise_reported(device)
+        torch.ops.quire.raise_reported(str(device))
 
 
 def _of(operator: Any, runner: object) -> Any:

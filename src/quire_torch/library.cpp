@@ -83,7 +83,7 @@ void register_functions(torch::Library& m) {
   m.def("delayed_collections() -> int", delayed_collections);
   m.def("in_backward() -> bool", in_backward);
   m.def("next_caller(str layer) -> ()", next_caller);
-  m.def("raise_reported(Device device) -> ()", raise_reported);
+  m.def("raise_reported(str device) -> ()", [](const std::string& device) { raise_reported(at::Device(device)); });
   m.def("isas() -> str", quire::explain_isas);
   m.def("kernel_tables(str device) -> str", kernel_tables);
   m.def("spec_families() -> str", quire::explain_families);

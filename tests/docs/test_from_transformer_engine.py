@@ -56,7 +56,7 @@ def test_every_name_that_is_here_is_found(page):
 
 def test_every_public_name_of_quire_that_transformer_engine_has_is_documented(page):
     own = {"active_recipe", "debug", "delayed", "dequantize", "explain", "quantize", "quantize_weights", "recipe"}
-    own |= {"prepack_weights", "unpack_weights"}
+    own |= {"prepack_weights", "unpack_weights", "synchronize"}
     own |= {"calibrate", "CalibrationReport", "LayerCalibration", "quantize_model"}
     own |= {
         "QuantSpec",
