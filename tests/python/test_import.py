@@ -89,11 +89,9 @@ assert sharded.parallel.mode == "column" and isinstance(sharded(x), DTensor)
 print("done")
 """
 ORDERS = {
-    "quire": ["quire"],
-    "dynamo": ["torch._dynamo"],
-    "export": ["torch.export"],
+    "quire": ["quire", "torch.distributed.tensor"],
+    "compilers": ["torch._dynamo", "torch.export"],
     "distributed": ["torch.distributed.tensor", "torch.utils.flop_counter"],
-    "quire, distributed": ["quire", "torch.distributed.tensor"],
 }
 
 

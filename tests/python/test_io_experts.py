@@ -75,6 +75,7 @@ SINGLE = pytest.mark.parametrize("single", [False, True])
 DEVICE = pytest.mark.parametrize("device", ["cpu", "meta"])
 
 
+@pytest.mark.cpu_only
 @SINGLE
 @DEVICE
 @pytest.mark.parametrize("shared", ["", "shared_expert", "shared_experts"])
@@ -103,6 +104,7 @@ def test_experts_one_by_one(single, device, shared, names, tmp_path):
     assert raw(tmp_path / "b") == raw(source)
 
 
+@pytest.mark.cpu_only
 @SINGLE
 @DEVICE
 def test_experts_in_one_tensor(single, device, tmp_path):

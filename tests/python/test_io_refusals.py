@@ -98,6 +98,7 @@ def test_a_truncated_shard(tmp_path):
     assert caught.value.file == str(file)
 
 
+@pytest.mark.cpu_only
 def test_overlapping_offsets(tmp_path):
     header = {n: {"dtype": "U8", "shape": [4], "data_offsets": [o, o + 4]} for n, o in (("a", 0), ("b", 2))}
     text = json.dumps(header).encode()

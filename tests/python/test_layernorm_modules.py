@@ -49,6 +49,7 @@ def test_equals_its_parts_bit_for_bit(make, normalization, zero_centered, recipe
     assert all(map(equal_bits, expected, train(fused.to(device), recipe)))
 
 
+@pytest.mark.cpu_only
 @pytest.mark.parametrize("make", [make_linear, make_mlp])
 def test_with_quantized_weights_they_equal_their_parts_too(make, recipe, equal_bits, device):
     if recipe is None:
@@ -92,6 +93,7 @@ def test_a_recomputed_pass_has_the_recipe_and_the_scales_of_the_first(equal_bits
     assert all(map(equal_bits, *results))
 
 
+@pytest.mark.cpu_only
 @pytest.mark.parametrize("name", [*ACTIVATIONS, "clamped_swiglu"])
 def test_high_precision_is_that_of_float64(name, device):
     parameters = {"limit": 0.5, "alpha": 1.5, "glu_linear_offset": 0.25} if name == "clamped_swiglu" else None
@@ -243,6 +245,7 @@ def test_gradients_of_the_returned_norm_are_added(recipe):
     torch.testing.assert_close(both.layer_norm_weight.grad.float(), expected, rtol=0.02, atol=0.05)
 
 
+@pytest.mark.cpu_only
 def test_under_torch_autocast_float32_parameters_get_float32_gradients(recipe, equal_bits, device):
     if recipe is None and device.type != "cpu":
         pytest.skip("the test device has no autocast for PyTorch's own matmul")

@@ -58,6 +58,7 @@ def test_products_are_those_of_the_quantized_operands(
     check_product(done.dw, operands, [("dy", "columnwise"), ("x", "columnwise")])
 
 
+@pytest.mark.cpu_only
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_bias_gradient_sums_the_unquantized_gradient(dtype, make_layer, make_x, recipe, device):
     layer, x = make_layer(dtype=dtype), make_x(200, 96, dtype=dtype)

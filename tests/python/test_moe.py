@@ -70,6 +70,7 @@ def swiglu(h):
     return torch.nn.functional.silu(gate) * up
 
 
+@pytest.mark.cpu_only
 @pytest.mark.parametrize("bias", [False, True])
 def test_in_high_precision_it_is_a_loop_over_tokens(bias, device):
     layer, x = layer_of(bias=bias), tokens(23)
@@ -89,6 +90,7 @@ def test_in_high_precision_it_is_a_loop_over_tokens(bias, device):
         torch.testing.assert_close(ours.double(), theirs, rtol=2e-4, atol=2e-5, msg=lambda text, n=name: f"{n}: {text}")
 
 
+@pytest.mark.cpu_only
 def test_every_recipe_stays_close_to_high_precision(recipe_or_none, device):
     layer, x = layer_of(), tokens(40)
     y, _ = reference(layer, x, swiglu)

@@ -41,6 +41,7 @@ def there(options, device):
     return options if bias is None else options | {"expert_bias": bias.to(device)}
 
 
+@pytest.mark.cpu_only
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 def test_choices_and_weights_are_those_of_float64(options, dtype, device):

@@ -59,6 +59,7 @@ def test_an_update_is_that_of_the_decoded_values_quantized(recipe, make_optimize
     assert state and not any(isinstance(t, QuantizedTensor) for t in state) or make_optimizer is OPTIMIZERS["sgd"]
 
 
+@pytest.mark.cpu_only
 @pytest.mark.parametrize("make_optimizer", [OPTIMIZERS["adamw"], OPTIMIZERS["adamw_fused"]], ids=["single", "fused"])
 def test_a_master_in_float32_takes_the_updates_of_a_bfloat16_parameter(make_optimizer, device):
     initial = torch.randn(64, 96, generator=torch.Generator().manual_seed(0)).to(device)
