@@ -301,6 +301,7 @@ with quire.autocast():
 """
 
 
+@pytest.mark.cpu_only
 def test_a_forced_kernel_is_said_to_be_forced():
     lines = set(warm.run(FORCED, QUIRE_KERNEL="gemm:reference").splitlines())
     others = ["QUIRE_KERNEL names another"] * 5  # amx_nvfp4, int8, amx, bf16, generic
