@@ -31,7 +31,7 @@ LIBRARIES = ["quire", "quire_torch", "quire_debug", "quire_python"]
 #: The device for machines without one: its own tests, and those that take a device and then run on it too.
 TEST_DEVICE = "quiretest"
 DEVICE_TESTS = "tests/device"
-ON_ANY_DEVICE = ["tests/python", "tests/quire_torch"]
+ON_ANY_DEVICE = ["tests/io", "tests/python", "tests/quire_torch"]
 #: With packages that are in an environment of their own; and, of the others, those that read what these have written.
 PEER_TESTS = ("tests/peers", "tests/integrations", "tests/io/test_other_tools.py", "tests/docs/test_integrations.py")
 #: Processes that share the tests; each takes up to two GiB.
