@@ -7,11 +7,11 @@ import torch
 from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import quire
 from every_recipe import every_recipe
 from quire import functional
+from seen_operators import Operators
 
 pytestmark = pytest.mark.skipif(functional.DIRECT is None, reason="built without Python's development headers")
 
@@ -157,16 +157,6 @@ class Functions(TorchFunctionMode):
         self.seen = []
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
-        self.seen.append(str(func))
-        return func(*args, **(kwargs or {}))
-
-
-class Operators(TorchDispatchMode):
-    def __init__(self):
-        super().__init__()
-        self.seen = []
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         self.seen.append(str(func))
         return func(*args, **(kwargs or {}))
 

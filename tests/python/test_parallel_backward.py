@@ -5,13 +5,13 @@ import contextlib
 import pytest
 import torch
 from torch.autograd.graph import saved_tensors_hooks
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import quire
 from every_recipe import some
 from parallel_graphs import IN, OUT, TOKENS
 from quire.distributed import Parallel
 from ranks import rank_of
+from seen_operators import Operators
 
 SIZE = 2
 #: Those that round to nearest, and so give the same bits in one process, whichever its random states are.
@@ -35,13 +35,6 @@ def gathered(device):
         library.impl(name, kernel, "CPU" if device.type == "cpu" else "PrivateUse1")
     yield starts
     library._destroy()
-
-
-class Operators(TorchDispatchMode):
-    """Somebody who traces."""
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        return func(*args, **(kwargs or {}))
 
 
 def weight_gradient(device, recipe, gathered, watch):

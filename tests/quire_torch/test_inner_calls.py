@@ -5,9 +5,9 @@ import pytest
 import torch
 from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import quire  # noqa: F401  loads the operators
+from seen_operators import Operators
 
 ops = torch.ops.quire
 MAP = torch.tensor([1, 0, 3, 2, 5, 4, 7, 6], dtype=torch.int32).view(8, 1)
@@ -61,16 +61,6 @@ def test_inner_operators_are_called_past_the_dispatcher(device, x, dispatched, c
     assert dispatched == []
     if expected is not None:
         assert all(torch.equal(a.cpu(), b) for a, b in zip(got, expected, strict=True))
-
-
-class Operators(TorchDispatchMode):
-    def __init__(self):
-        super().__init__()
-        self.seen = []
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        self.seen.append(str(func))
-        return func(*args, **(kwargs or {}))
 
 
 @every_call
