@@ -301,6 +301,21 @@ with quire.autocast():
 """
 
 
+def test_a_profiler_that_begins_within_goes_on_afterwards(make_layer, make_x):
+    layer, profile = make_layer(32, 32), torch.profiler.profile()
+
+    def function():
+        profile.start()
+        return layer(make_x(4, 32))
+
+    explained = quire.explain(function)
+    torch.ones(3).cosh()
+    profile.stop()
+    assert "aten::cosh" in {event.key for event in profile.key_averages()}
+    assert [step.name for step in quire.explain(function).steps] == [step.name for step in explained.steps]
+    profile.stop()
+
+
 @pytest.mark.cpu_only
 def test_a_forced_kernel_is_said_to_be_forced():
     lines = set(warm.run(FORCED, QUIRE_KERNEL="gemm:reference").splitlines())

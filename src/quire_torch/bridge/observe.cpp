@@ -30,6 +30,7 @@ using quire::Direction, quire::GemmProblem, quire::on_host, quire::QuantizeProbl
 struct Explanation final : c10::DebugInfoBase {
   quire::ProcessMutex mutex;
   std::string text;
+  std::atomic<bool> ended{false};
 };
 constexpr std::string_view kName = "quire.explain";
 /// Older versions of PyTorch have no kinds for others; of theirs, PyTorch itself never sets this one.
@@ -42,9 +43,12 @@ Kind kind() {
 }
 
 /// What this thread, and the backward passes that it asks for, write.
-Explanation* explanation() { return static_cast<Explanation*>(c10::ThreadLocalDebugInfo::get(kind())); }
-/// Of the thread that began one.
-thread_local std::optional<c10::DebugInfoGuard> explaining;
+Explanation* explanation() {
+  auto* const found = static_cast<Explanation*>(c10::ThreadLocalDebugInfo::get(kind()));
+  return found && !found->ended ? found : nullptr;
+}
+/// Of the thread that began one: PyTorch's entry for it.
+thread_local std::shared_ptr<c10::ThreadLocalDebugInfo> explaining;
 
 void write(Explanation& to, const std::string& text) {
   const std::lock_guard lock(to.mutex);
@@ -221,7 +225,8 @@ quire::Observer* listener() {
 
 void begin_explanation() {
   quire::check(!explanation(), "explain: this thread is inside quire.explain already; call it once at a time");
-  explaining.emplace(kind(), std::make_shared<Explanation>());
+  c10::ThreadLocalDebugInfo::_push(kind(), std::make_shared<Explanation>());
+  explaining = c10::ThreadLocalDebugInfo::current();
   ++observers;
 }
 
@@ -233,7 +238,10 @@ std::string end_explanation() {
   Explanation* const written = explanation();
   if (!written || !explaining) return {};
   --observers;
+  written->ended = true;
   std::string text = std::move(written->text);
+  // A profiler that has begun since lies above the entry, which then stays below it and says nothing.
+  if (c10::ThreadLocalDebugInfo::current() == explaining) c10::ThreadLocalDebugInfo::_pop(kind());
   explaining.reset();
   return text;
 }
