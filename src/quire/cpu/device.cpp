@@ -53,16 +53,21 @@ bool refuses_bf16(const GemmProblem&, const Context&, Refusal* refusal) {
   return lacks(active().bf16, "bfloat16", refusal);
 }
 
-/// What a row runs: a kernel that takes a tensor, and groups where problems may have them, which it cuts.
-template <class Problem, auto Run>
-void taking_groups(const Problem& p, const Context& context) {
-  if constexpr (requires { p.in_groups(); })
-    if (p.in_groups()) [[unlikely]]
-      return run_groups(p, context);
+/// Kernels take a problem, and a context if they need one.
+template <auto Run, class Problem>
+void run(const Problem& p, const Context& context) {
   if constexpr (requires { Run(p, context); })
     Run(p, context);
   else
     Run(p);
+}
+
+/// What a row runs: a kernel that takes a tensor, and groups where problems may have them, which it cuts.
+template <class Problem, auto Run>
+void taking_groups(const Problem& p, const Context& context) {
+  if constexpr (requires { p.in_groups(); })
+    if (p.in_groups()) return run_groups(p, context);
+  run<Run>(p, context);
 }
 
 template <const GemmKernel* Isa::* Product>
@@ -70,18 +75,14 @@ void multiply(const GemmProblem& p) {
   (*(active().*Product))(p);
 }
 
-template <auto Run>
-void product(const GemmProblem& p, const Context& context) {
-  taking_groups<GemmProblem, Run>(p, context);
-}
-
 constexpr std::array kGemm{
-    KernelRow<GemmProblem>{"amx_nvfp4", refuses_amx_nvfp4, product<multiply<&Isa::amx_nvfp4>>},
-    KernelRow<GemmProblem>{"int8", refuses_int8, product<multiply<&Isa::int8>>},
-    KernelRow<GemmProblem>{"amx", refuses_amx, product<multiply<&Isa::amx>>},
-    KernelRow<GemmProblem>{"bf16", refuses_bf16, product<multiply<&Isa::bf16>>},
-    KernelRow<GemmProblem>{"generic", nullptr, product<[](const GemmProblem& p) { active().kernels->gemm(p); }>},
-    KernelRow<GemmProblem>{"reference", nullptr, product<reference::gemm>},
+    KernelRow<GemmProblem>{"amx_nvfp4", refuses_amx_nvfp4, taking_groups<GemmProblem, multiply<&Isa::amx_nvfp4>>},
+    KernelRow<GemmProblem>{"int8", refuses_int8, taking_groups<GemmProblem, multiply<&Isa::int8>>},
+    KernelRow<GemmProblem>{"amx", refuses_amx, taking_groups<GemmProblem, multiply<&Isa::amx>>},
+    KernelRow<GemmProblem>{"bf16", refuses_bf16, taking_groups<GemmProblem, multiply<&Isa::bf16>>},
+    KernelRow<GemmProblem>{"generic", nullptr,
+                           taking_groups<GemmProblem, [](const GemmProblem& p) { active().kernels->gemm(p); }>},
+    KernelRow<GemmProblem>{"reference", nullptr, taking_groups<GemmProblem, reference::gemm>},
 };
 
 /// The kernel of the instruction set in use, then the reference.
@@ -91,10 +92,11 @@ constexpr std::array<KernelRow<Problem>, 2> kRows{{
     {"reference", nullptr, taking_groups<Problem, Reference>},
 }};
 
+[[noreturn]] void raise_given_scale(const QuantizeProblem& p) {
+  raise(text("quantize: the static scale of ", p.spec), ValueRule::given_scale, {.number = *p.scale});
+}
 void check_given_scale(const QuantizeProblem& p) {
-  if (!p.spec.given || !p.scale) return;
-  if (!(*p.scale > 0 && is_finite(*p.scale)))
-    raise(text("quantize: the static scale of ", p.spec), ValueRule::given_scale, {.number = *p.scale});
+  if (p.spec.given && p.scale && !(*p.scale > 0 && is_finite(*p.scale))) raise_given_scale(p);
 }
 
 /// The same of results that may be quantized.

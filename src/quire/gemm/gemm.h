@@ -3,8 +3,7 @@
 
 #include <string>
 
-#include "quire/base/context.h"
-#include "quire/spec/problem.h"
+#include "quire/device/dispatch.h"
 
 namespace quire {
 
@@ -12,16 +11,20 @@ namespace quire {
 ///   |error before the output rounding| <= (K + 6) * 2^-24 * sum_l |a[i, l] * b[j, l]|,
 /// and block sums of 4-bit elements are exact. The result does not depend on the number of threads.
 /// A contraction of length 0 gives bias (+ addend). Throws Error on a problem that breaks a rule.
-void gemm(const GemmProblem& problem, const Context& context = host());
+inline void gemm(const GemmProblem& problem, const Context& context = host()) { dispatch(problem, context); }
 
 /// Products of plain matrices, by the library that the program lends (device/library.h).
-void matmul(const MatmulProblem& problem, const Context& context = host());
+inline void matmul(const MatmulProblem& problem, const Context& context = host()) { dispatch(problem, context); }
 
 /// Sum over rows, for bias gradients (numerics.md 6.6).
-void column_sum(const ColumnSumProblem& problem, const Context& context = host());
+inline void column_sum(const ColumnSumProblem& problem, const Context& context = host()) { dispatch(problem, context); }
 
 /// One line per kernel row, as for quantize.
-std::string explain(const GemmProblem& problem, const Context& context = host());
-std::string explain(const ColumnSumProblem& problem, const Context& context = host());
+inline std::string explain(const GemmProblem& problem, const Context& context = host()) {
+  return explain_choice(problem, context);
+}
+inline std::string explain(const ColumnSumProblem& problem, const Context& context = host()) {
+  return explain_choice(problem, context);
+}
 
 }  // namespace quire

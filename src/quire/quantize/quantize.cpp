@@ -1,17 +1,10 @@
 #include "quire/quantize/quantize.h"
 
-#include "quire/device/dispatch.h"
 #include "quire/quantize/fingerprint.h"
 #include "quire/quantize/reorder.h"
 #include "quire/reference/quantize.h"
 
 namespace quire {
-
-void quantize(const QuantizeProblem& problem, const Context& context) { dispatch(problem, context); }
-
-void amax(const AmaxProblem& problem, const Context& context) { dispatch(problem, context); }
-
-void dequantize(const DequantizeProblem& problem, const Context& context) { dispatch(problem, context); }
 
 void reorder(const ReorderProblem& problem, const Context& context) { dispatch(problem, context); }
 
@@ -21,11 +14,6 @@ uint64_t fingerprint(const Matrix& x) {
   int64_t found = 0;
   fingerprint({.x = x, .to = &found});
   return static_cast<uint64_t>(found);
-}
-
-std::string explain(const QuantizeProblem& problem, const Context& context) { return explain_choice(problem, context); }
-std::string explain(const DequantizeProblem& problem, const Context& context) {
-  return explain_choice(problem, context);
 }
 
 Statistics statistics(const QuantizeProblem& problem, Direction direction) {

@@ -96,8 +96,7 @@ void check_quantization(std::string_view op, const QuantizeProblem& p) {
     fail(op, ": a static scale needs a family with one scale per tensor; got ", p.spec.to_string(),
          "; use fp8_tensor, or the option 'given', or leave the scale out");
   check_given_amax(op, p);
-  if (p.in_groups()) [[unlikely]]
-    return;
+  if (p.in_groups()) return;
   check_side(op, p, Direction::rowwise, p.rowwise);
   check_side(op, p, Direction::columnwise, p.columnwise);
 }
@@ -134,8 +133,7 @@ Hadamard hadamard_of(const Operand& o) { return transformed(o) ? o.spec.hadamard
 void check_operand(std::string_view op, std::string_view what, const Operand& o) {
   check_spec(op, o.spec);
   check_sizes(op, what, o.outer, o.contraction);
-  if (o.in_groups()) [[unlikely]]
-    return check_groups(op, o);
+  if (o.in_groups()) return check_groups(op, o);
   check(!transformed(o) || o.contraction % 16 == 0, op, ": ", what,
         " is Hadamard-transformed in groups of 16 tokens but ", "contracts ", o.contraction,
         "; use columnwise_tokens() of its rows");
@@ -185,17 +183,13 @@ void check_memory(std::string_view op, std::string_view what, const void* memory
 }
 
 void check_problem(const QuantizeProblem& p) {
-  if (p.in_groups()) [[unlikely]]
-    check_groups("quantize", p);
-  else
-    check_matrix("quantize", "x", p.x);
+  p.in_groups() ? check_groups("quantize", p) : check_matrix("quantize", "x", p.x);
   check_quantization("quantize", p);
 }
 
 void check_problem(const AmaxProblem& p) {
   check_matrix("amax", "x", p.x);
-  if (p.in_groups()) [[unlikely]]
-    check_groups("amax", p.groups, p.x.rows);
+  if (p.in_groups()) check_groups("amax", p.groups, p.x.rows);
   check_spec("amax", p.spec);
   check_has_amax("amax", p.spec);
 }
@@ -209,7 +203,7 @@ void check_problem(const DequantizeProblem& p) {
   check(p.out.rows == rows && p.out.cols == cols, "dequantize: out must be [", rows, ", ", cols, "] (",
         kHalves[columnwise ? 1 : 0], " of [", p.rows, ", ", p.cols, "]); got [", p.out.rows, ", ", p.out.cols,
         "]; reshape out");
-  if (p.in_groups()) [[unlikely]] {
+  if (p.in_groups()) {
     check(!columnwise, "dequantize: of groups, rowwise codes are decoded; got columnwise ones");
     return check_groups("dequantize", p.groups, p.rows);
   }
@@ -230,15 +224,13 @@ void check_problem(const ReorderProblem& p) {
 void check_problem(const GemmProblem& p) {
   check_operand("gemm", "a", p.a);
   check_operand("gemm", "b", p.b);
-  const bool in_groups = p.in_groups();
-  check(in_groups || p.a.contraction == p.b.contraction, "gemm: a and b must agree on the contraction; got ",
+  check(p.in_groups() || p.a.contraction == p.b.contraction, "gemm: a and b must agree on the contraction; got ",
         p.a.contraction, " and ", p.b.contraction, "; pass operands of the same product");
   check(hadamard_of(p.a) == hadamard_of(p.b),
-        "gemm: a and b must be Hadamard-transformed alike, or the transform does not ",
-        "cancel; quantize both with the same 'rht' option, or none");
+        "gemm: a and b must be Hadamard-transformed alike, or the transform does ",
+        "not cancel; quantize both with the same 'rht' option, or none");
   if (p.bias != nullptr) check_float("gemm", "bias", p.bias_dtype);
-  if (in_groups) [[unlikely]]
-    return check_groups("gemm", p);
+  if (p.in_groups()) return check_groups("gemm", p);
   check_output("gemm", "out", p.out);
   check(p.out.rows == p.a.outer && p.out.cols == p.b.outer, "gemm: out must be [", p.a.outer, ", ", p.b.outer,
         "]; got [", p.out.rows, ", ", p.out.cols, "]; reshape out");
@@ -258,14 +250,12 @@ void check_problem(const MatmulProblem& p) {
   check_extent("matmul", "a", p.a);
   if (!p.codes && p.bs.empty()) check_extent("matmul", "b", p.b);
   if (p.outs.empty()) check_extent("matmul", "out", p.out);
-  if (in_groups) [[unlikely]]
-    check_groups("matmul", p);
+  if (in_groups) check_groups("matmul", p);
 }
 
 void check_problem(const ColumnSumProblem& p) {
   check_matrix("column_sum", "x", p.x);
-  if (p.in_groups()) [[unlikely]]
-    check_groups("column_sum", p.groups, p.x.rows);
+  if (p.in_groups()) check_groups("column_sum", p.groups, p.x.rows);
   check_float("column_sum", "out", p.out_dtype);
   check(p.out != nullptr || p.x.cols == 0, "column_sum: out of [", p.x.cols, "] is a null pointer; give its memory");
 }
@@ -295,8 +285,7 @@ void check_problem(const ActivationProblem& p) {
   check_matrix("activation", "x", p.x);
   check(p.x.cols % p.activation.inputs() == 0, "activation: ", p.activation.row().name,
         " is gated and takes two halves of x; got ", p.x.cols, " columns; make their number even");
-  if (p.in_groups()) [[unlikely]]
-    check_groups("activation", p.groups, p.x.rows);
+  if (p.in_groups()) check_groups("activation", p.groups, p.x.rows);
   check_destination("activation", p.out, {p.x.rows, p.x.cols / p.activation.inputs()}, p.groups);
 }
 

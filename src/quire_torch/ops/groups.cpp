@@ -30,6 +30,9 @@ bool is_of_all(const op::TensorList& list, int64_t groups, int64_t rank) {
   return list.size() == 1 && (groups == 1 || list[0].dim() > rank);
 }
 
+/// A vector seen as a matrix of one row.
+quire::Vector vector_of(const MatrixView& view) { return {view.matrix().data, view.matrix().dtype}; }
+
 /// A list of matrices of one size as one that has no memory.
 template <class Matrices>
 auto without_memory(const Matrices& list) {
@@ -43,10 +46,13 @@ auto without_memory(const Matrices& list) {
 }  // namespace
 
 GroupMatrices::GroupMatrices(const op::TensorList& list, int64_t groups, const char* what) {
-  if (is_of_all(list, groups, 2) && (groups == 1 || MatrixView::takes(list[0]))) {
+  if (groups == 1 || (is_of_all(list, groups, 2) && MatrixView::takes(list[0])))
     all_ = views_.emplace_back(list[0], what).matrix();
-    return;
-  }
+  else
+    take_each(list, groups, what);
+}
+
+void GroupMatrices::take_each(const op::TensorList& list, int64_t groups, const char* what) {
   for (size_t e = 0; e < static_cast<size_t>(groups); ++e)
     matrices_.push_back(views_.emplace_back(member(list, e, 2), what).matrix());
   all_ = without_memory(matrices_);
@@ -54,15 +60,15 @@ GroupMatrices::GroupMatrices(const op::TensorList& list, int64_t groups, const c
 
 GroupBiases::GroupBiases(const op::TensorList& list, int64_t groups, const char* what) {
   if (list.empty()) return;
-  if (is_of_all(list, groups, 1) && (groups == 1 || list[0].is_contiguous())) {
-    const quire::Matrix& m = views_.emplace_back(list[0], what).matrix();
-    all_ = {m.data, m.dtype};
-    return;
-  }
-  for (size_t e = 0; e < static_cast<size_t>(groups); ++e) {
-    const quire::Matrix& m = views_.emplace_back(member(list, e, 1), what).matrix();
-    vectors_.push_back({m.data, m.dtype});
-  }
+  if (groups == 1 || (is_of_all(list, groups, 1) && list[0].is_contiguous()))
+    all_ = vector_of(views_.emplace_back(list[0], what));
+  else
+    take_each(list, groups, what);
+}
+
+void GroupBiases::take_each(const op::TensorList& list, int64_t groups, const char* what) {
+  for (size_t e = 0; e < static_cast<size_t>(groups); ++e)
+    vectors_.push_back(vector_of(views_.emplace_back(member(list, e, 1), what)));
 }
 
 MutableGroupMatrices::MutableGroupMatrices(const op::TensorList& list, int64_t groups) {
@@ -120,8 +126,10 @@ quire::Operand operand_of(const GivenGroups& given, const char* what) {
           .what = what};
 }
 
-void put(const FlatSide& from, quire::Operand& to) {
-  to.data = from.side.data, to.scale = from.side.scale, to.amax = from.side.amax, to.room = from.room;
+quire::Operand with_side(quire::Operand operand, const FlatSide& from) {
+  const auto& [data, scale, amax] = from.side;
+  operand.data = data, operand.scale = scale, operand.amax = amax, operand.room = from.room;
+  return operand;
 }
 
 }  // namespace
@@ -139,7 +147,7 @@ GivenOperand::GivenOperand(const op::OptionalTensorList& buffers, const GivenGro
     for (size_t i = 0; i < 3; ++i) three[i] = buffers[first + i].value_or(at::Tensor());
     check(!divided || (three[0].defined() && three[1].defined()), what, " is given without ",
           quire::kBufferNames[first], "; quantize it in that direction");
-    put(flat_side(three, spec, direction, what), operand_);
+    operand_ = with_side(operand_, flat_side(three, spec, direction, what));
     if (quire::is_one(groups) && three[0].defined()) check_saved(three, {spec, direction, shape}, what);
     // Those that are for backward are not refused as late as there.
     const std::array<at::Tensor, 3> columnwise{buffers[3].value_or(at::Tensor()), buffers[4].value_or(at::Tensor()),
@@ -155,7 +163,7 @@ GivenOperand::GivenOperand(const op::OptionalTensorList& buffers, const GivenGro
         " must be given as the six buffers of quire.TensorProto for each of ", groups.count,
         " groups, or six flat ones of all; got ", buffers.size());
   if (groups.count == 1) {
-    put({side(given_buffers(buffers, {spec, direction, shape}, what), direction)}, operand_);
+    operand_ = with_side(operand_, {side(given_buffers(buffers, {spec, direction, shape}, what), direction)});
     return;
   }
   const int64_t each = static_cast<int64_t>(buffers.size()) / groups.count;
@@ -167,7 +175,7 @@ GivenOperand::GivenOperand(const op::OptionalTensorList& buffers, const GivenGro
 GivenOperand::GivenOperand(const std::array<at::Tensor, 3>& three, const GivenGroups& given, const char* what)
     : operand_(operand_of(given, what)) {
   const auto& [spec, direction, groups, cols, shape] = given;
-  put(flat_side(three, spec, direction, what), operand_);
+  operand_ = with_side(operand_, flat_side(three, spec, direction, what));
   if (!groups.ends.data) check_saved(three, {spec, direction, {groups.rows, cols}}, what);
 }
 
@@ -216,9 +224,7 @@ GroupedCodes::GroupedCodes(const quire::Matrix& x, std::span<const quire::Matrix
 }
 
 quire::Operand GroupedCodes::operand(Direction direction) const {
-  quire::Operand out = operand_of({spec_, direction, groups_, cols_}, what_);
-  put(side(direction), out);
-  return out;
+  return with_side(operand_of({spec_, direction, groups_, cols_}, what_), side(direction));
 }
 
 }  // namespace quire_torch

@@ -46,6 +46,8 @@ class GroupMatrices {
   std::span<const quire::Matrix> each() const { return {matrices_.data(), matrices_.size()}; }
 
  private:
+  void take_each(const op::TensorList& list, int64_t groups, const char* what);
+
   c10::SmallVector<MatrixView, 1> views_;
   c10::SmallVector<quire::Matrix, 1> matrices_;
   quire::Matrix all_;
@@ -59,6 +61,8 @@ class GroupBiases {
   std::span<const quire::Vector> each() const { return {vectors_.data(), vectors_.size()}; }
 
  private:
+  void take_each(const op::TensorList& list, int64_t groups, const char* what);
+
   c10::SmallVector<MatrixView, 1> views_;
   c10::SmallVector<quire::Vector, 1> vectors_;
   quire::Vector all_;
