@@ -78,7 +78,8 @@ def test_the_tiers_differ_by_an_option_and_by_instruction_sets(runs):
     for one, other in zip(whole[1:], quick[1:], strict=True):
         assert other == ("--quick", *one)
     assert [call[-1] for call in whole[1:3]] == ["not alone", "alone"]
-    assert whole[3][-5:] == ("--device", "quiretest", "tests/device", "tests/python", "tests/quire_torch")
+    folders = ("tests/device", "tests/io", "tests/python", "tests/quire_torch")
+    assert whole[3][-6:] == ("--device", "quiretest", *folders)
 
 
 @pytest.mark.parametrize("failing", range(3))
