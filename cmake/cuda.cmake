@@ -1,21 +1,39 @@
 # How CUDA sources are compiled, in one place. nvcc is called by commands of its own: as a language of the project, CMake
 # would demand it of everyone who configures.
+set(QUIRE_CUDA auto CACHE STRING "libquire_cuda: auto (where nvcc is found), require or off")
 find_program(QUIRE_NVCC nvcc HINTS /usr/local/cuda/bin)
+if(QUIRE_CUDA STREQUAL "require" AND NOT QUIRE_NVCC)
+  message(FATAL_ERROR "quire: QUIRE_CUDA=require, and nvcc is not on PATH or in /usr/local/cuda/bin. Install CUDA 13.0, "
+                      "or configure with -DQUIRE_CUDA=off.")
+endif()
+set(QUIRE_HAS_NVCC OFF)
+if(QUIRE_NVCC AND NOT QUIRE_CUDA STREQUAL "off" AND NOT CMAKE_CROSSCOMPILING)
+  set(QUIRE_HAS_NVCC ON)
+endif()
 
 # constexpr functions of the core are device code too. Without -fmad=false ptxas may fuse a multiplication and an addition,
 # which then round once: other bytes than on the CPU.
 set(QUIRE_NVCC_FLAGS -std=c++20 --expt-relaxed-constexpr -fmad=false -ccbin ${CMAKE_CXX_COMPILER})
-set(QUIRE_NVCC_ARCHITECTURES -gencode arch=compute_90a,code=sm_90a)
+# Kernels that use nothing of one chip: PTX of the oldest, which ptxas assembles for each, and which newer ones than
+# these assemble themselves. The emulator runs this PTX.
+set(QUIRE_PTX_ARCHITECTURE -gencode arch=compute_80,code=compute_80)
+set(QUIRE_CHIPS sm_80,sm_89,sm_90,sm_100,sm_103,sm_120,compute_80)
 
-# quire_ptx(OUTPUT SOURCE FLAGS...): PTX of a source with includes that start at src/ and tests/, in the build folder.
-function(quire_ptx output source)
-  set(ptx ${CMAKE_CURRENT_BINARY_DIR}/${output})
+# quire_nvcc(OUTPUT SOURCE FLAGS...): what nvcc makes of a source, with includes that start at src/ and tests/.
+function(quire_nvcc output source)
+  cmake_path(GET output FILENAME name)
   add_custom_command(
-    OUTPUT ${ptx}
-    COMMAND ${QUIRE_NVCC} ${QUIRE_NVCC_FLAGS} ${QUIRE_NVCC_ARCHITECTURES} ${ARGN} -I ${PROJECT_SOURCE_DIR}/src -I
-            ${PROJECT_SOURCE_DIR}/tests -MD -MF ${ptx}.d -MT ${ptx} -ptx ${CMAKE_CURRENT_SOURCE_DIR}/${source} -o ${ptx}
-    DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/${source}
-    DEPFILE ${ptx}.d
-    COMMENT "Compiling ${source} to ${output}"
+    OUTPUT ${output}
+    COMMAND ${QUIRE_NVCC} ${QUIRE_NVCC_FLAGS} ${ARGN} -I ${PROJECT_SOURCE_DIR}/src -I ${PROJECT_SOURCE_DIR}/tests -MD -MF
+            ${output}.d -MT ${output} ${source} -o ${output}
+    DEPENDS ${source}
+    DEPFILE ${output}.d
+    COMMENT "Compiling ${name}"
     VERBATIM)
+endfunction()
+
+# quire_ptx(OUTPUT SOURCE FLAGS...): PTX in the current folder of the build.
+function(quire_ptx output source)
+  quire_nvcc(${CMAKE_CURRENT_BINARY_DIR}/${output} ${CMAKE_CURRENT_SOURCE_DIR}/${source} ${QUIRE_PTX_ARCHITECTURE} ${ARGN}
+             -ptx)
 endfunction()

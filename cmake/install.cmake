@@ -2,7 +2,10 @@
 include(CMakePackageConfigHelpers)
 
 install(TARGETS quire LIBRARY DESTINATION lib)
-install(DIRECTORY src/quire DESTINATION include FILES_MATCHING PATTERN "*.h" PATTERN cpu EXCLUDE)
+install(DIRECTORY src/quire DESTINATION include FILES_MATCHING PATTERN "*.h" PATTERN cpu EXCLUDE PATTERN cuda EXCLUDE)
+if(TARGET quire_cuda)
+  install(TARGETS quire_cuda LIBRARY DESTINATION lib)
+endif()
 if(QUIRE_TORCH)
   install(TARGETS quire_torch LIBRARY DESTINATION lib)
   install(FILES ${CMAKE_LIBRARY_OUTPUT_DIRECTORY}/build.json DESTINATION lib)

@@ -27,7 +27,6 @@ from workspace import (
 )
 
 CHECKS = ["check_layers", "check_budgets", "check_formats", "check_factories", "check_duplicates", "check_words"]
-LIBRARIES = ["quire", "quire_torch", "quire_debug", "quire_python"]
 #: The device for machines without one: its own tests, and those that take a device and then run on it too.
 TEST_DEVICE = "quiretest"
 DEVICE_TESTS = "tests/device"
@@ -125,7 +124,7 @@ def build(tests: bool = False) -> None:
         googletest()
     if not (folder / "build.ninja").exists() or (tests and "QUIRE_TESTS:BOOL=ON" not in cache.read_text()):
         configure(folder, "cpu-release", QUIRE_TESTS="ON" if tests else "OFF", Python_EXECUTABLE=sys.executable)
-    compile_targets(folder, *([] if tests else LIBRARIES))
+    compile_targets(folder, *([] if tests else ["libraries"]))
 
     link, target = ROOT / "python/quire/lib", os.path.relpath(folder / "lib", ROOT / "python/quire")
     if not link.is_symlink() or os.readlink(link) != target:

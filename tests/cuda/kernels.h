@@ -11,32 +11,6 @@
 
 namespace quire::testing {
 
-/// One direction of `problem`. above: bits of the amaxes above the blocks, as many as amax_count(), 0 at first.
-struct QuantizeJob {
-  QuantizeProblem problem;
-  Direction direction;
-  uint32_t* above;
-};
-
-/// Values that one thread handles where a scale covers more than a block.
-inline constexpr int64_t kPiece = 128;
-
-/// How the values of a direction are shared among threads: all values of a scale, or a piece of a line.
-struct Parts {
-  int64_t length, along, lines, count;
-
-  constexpr explicit Parts(const ValueLines& t)
-      : length(t.spec.row().scope == Scope::block ? t.block : kPiece),
-        along(ceil_div(t.contraction, length)),
-        lines(t.spec.square ? t.block : 1),
-        count(along * ceil_div(t.outer, lines)) {}
-
-  constexpr ValueTile operator[](int64_t i) const {
-    const int64_t begin = i % along * length;
-    return {i / along * lines, lines, begin, begin + length};
-  }
-};
-
 /// The activation and its slope of each x, which is not gated, or of the curve of a gated one.
 struct CurveJob {
   Activation activation;
@@ -63,14 +37,6 @@ struct DelayedJob {
   float* history;
   float* scale;
   int64_t length, count;
-};
-
-/// The codes and scales of `from` in the order of `to`, another spec with the same numbers.
-struct ReorderJob {
-  Operand from;
-  QuantSpec to;
-  uint8_t* data;
-  uint8_t* scale;
 };
 
 // What both compilers make of the same code; the test compares the results.

@@ -1,6 +1,9 @@
 #include "quire/device/device.h"
 
+#include <dlfcn.h>
+
 #include <atomic>
+#include <filesystem>
 
 #include "quire/base/lazy.h"
 #include "quire/cpu/device.h"
@@ -18,14 +21,43 @@ struct Registered {
 };
 std::atomic<const Registered*> registered{nullptr};
 
-}  // namespace
-
-const Device* find_device(std::string_view name) {
+const Device* known_device(std::string_view name) {
   for (const Device* device : kDevices)
     if (device->name == name) return device;
   for (const Registered* r = registered; r; r = r->next)
     if (r->device.name == name) return &r->device;
   return nullptr;
+}
+
+/// A kind whose kernels lie in a library beside this one, which registers it when it is opened.
+struct Apart {
+  std::string_view name;
+  const char* library;
+  Lazy<const std::string> absence;  ///< once it has been looked for
+};
+constinit Apart apart[] = {{"cuda", "libquire_cuda.so", {}}};
+
+/// Opens the library of a kind. Returns why there is none, or "".
+std::string open(const Apart& kind) {
+  Dl_info here;
+  if (!dladdr(reinterpret_cast<const void*>(&open), &here)) return "the folder of libquire.so is not known";
+  const std::filesystem::path path = std::filesystem::path(here.dli_fname).parent_path() / kind.library;
+  if (!std::filesystem::exists(path)) return text("this build has no ", kind.library, ", which needs nvcc");
+  return dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL) ? "" : dlerror();
+}
+
+}  // namespace
+
+const Device* find_device(std::string_view name) {
+  if (const Device* const device = known_device(name)) return device;
+  return absence_of(name).empty() ? known_device(name) : nullptr;
+}
+
+std::string_view absence_of(std::string_view name) {
+  if (known_device(name)) return "";
+  for (Apart& kind : apart)
+    if (kind.name == name) return kind.absence.get([&] { return open(kind); });
+  return "there is no such kind of device";
 }
 
 void register_device(const Device& device) {

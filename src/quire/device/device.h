@@ -43,8 +43,11 @@ struct Device {
 /// to ask: a null stream is the default stream of a device.
 bool on_host(const Context& context);
 
-/// The device of that name; null if there is none.
+/// The device of that name; null if there is none. Kinds that lie in a library of their own, such as "cuda", are opened
+/// when they are first asked for.
 const Device* find_device(std::string_view name);
+/// Why there is no device of that name; empty if there is one.
+std::string_view absence_of(std::string_view name);
 
 /// Adds a kind of device that is not in device.cpp's table, which must live as long as the process. Throws Error if the
 /// name is taken.

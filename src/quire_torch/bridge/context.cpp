@@ -22,7 +22,9 @@ namespace {
 const quire::Device* core_device(at::DeviceType type) {
   const std::string name = c10::DeviceTypeName(type, /*lower_case=*/true);
   const quire::Device* const found = quire::find_device(name);
-  quire::check(found != nullptr, "quire has no kernels for ", name, "; move the tensors to the CPU with .cpu()");
+  if (!found)
+    quire::fail("quire has no kernels for ", name, " here: ", quire::absence_of(name),
+                "; move the tensors to the CPU with .cpu()");
   return found;
 }
 

@@ -51,6 +51,8 @@ void Thread::start(unsigned block, unsigned thread, const Launch& launch) {
   set_if_used(program_, *this, "%ctaid.x", block);
   set_if_used(program_, *this, "%ntid.x", launch.threads);
   set_if_used(program_, *this, "%nctaid.x", launch.blocks);
+  set_if_used(program_, *this, "%ctaid.y", 0);
+  set_if_used(program_, *this, "%nctaid.y", 1);
 }
 
 std::byte* Thread::address(const Instruction& i, int slot, std::size_t bytes) {

@@ -213,9 +213,23 @@ void memory(Table& table, const std::string& type) {
   for (const char* vector : {"", "v2.", "v4."})
     for (const char* space : {"", "global.", "local.", "param."}) {
       table[std::string("ld.") + space + vector + type] = load<T>;
-      if (space != std::string("param.")) table[std::string("st.") + space + vector + type] = store<T>;
+      if (space != std::string("param.")) {
+        table[std::string("st.") + space + vector + type] = store<T>;
+        table[std::string("st.volatile.") + space + vector + type] = store<T>;
+      }
     }
 }
+
+void compare_and_swap(Thread& t, const Instruction& i) {
+  std::byte* at = t.address(i, i.at[1], 4);
+  uint32_t old;
+  std::memcpy(&old, at, 4);
+  const auto next = t.read<uint32_t>(i.at[3]);
+  if (old == t.read<uint32_t>(i.at[2])) std::memcpy(at, &next, 4);
+  t.write(i.at[0], old);
+}
+
+void nothing(Thread&, const Instruction&) {}
 
 void atomic_max(Thread& t, const Instruction& i) {
   std::byte* at = t.address(i, i.at[1], sizeof(uint32_t));
@@ -277,6 +291,9 @@ Table all() {
   for (const char* type : {"u32", "b32", "s32", "f32"}) memory<uint32_t>(table, type);
   for (const char* type : {"u64", "b64", "s64", "f64"}) memory<uint64_t>(table, type);
   table["atom.global.max.u32"] = atomic_max;
+  table["atom.global.sys.cas.b32"] = compare_and_swap;
+  table["membar.sys"] = nothing;
+  table["fence.sc.sys"] = nothing;
   for (const char* name : {"cvta.to.global.u64", "cvta.global.u64", "cvta.to.local.u64", "cvta.local.u64"})
     table[name] = move<uint64_t>;
   table["bra"] = table["bra.uni"] = branch;

@@ -1,0 +1,27 @@
+#include "quire/cuda/device.h"
+
+#include "quire/cuda/driver.h"
+#include "quire/cuda/rows.h"
+
+namespace quire::cuda {
+namespace {
+
+FaultRecord* faults(int index) { return driver().faults(index); }
+
+/// Whoever loads this library has one more kind of device.
+const bool registered = [] {
+  register_device(device());
+  return true;
+}();
+
+}  // namespace
+
+const Device& device() {
+  static constexpr Device kDevice{"cuda",
+                                  {kQuantize, kAmax, kDequantize, kReorder, {}, {}, {}, {}, {}, {}, {}, {},
+                                   {},        {},    {},          {},       {}, {}, {}, {}, {}, {}, {}, {}},
+                                  faults};
+  return kDevice;
+}
+
+}  // namespace quire::cuda

@@ -1,0 +1,60 @@
+// What the host asks of NVIDIA's driver, and nothing else does: an emulator can stand in for a GPU.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <string_view>
+
+#include "quire/base/context.h"
+
+namespace quire::cuda {
+
+/// A kernel, by the names of its module (MODULE.cu in kernels/) and of itself. Lives as long as the process.
+struct Kernel {
+  std::string_view module;
+  std::string_view name;
+  /// What the driver has found under these names; the same on all devices.
+  mutable std::atomic<void*> found{nullptr};
+};
+
+/// Threads of a launch.
+struct Grid {
+  unsigned blocks = 1;
+  unsigned blocks_y = 1;
+  unsigned threads = 1;       ///< of a block
+  unsigned shared_bytes = 0;  ///< of a block, beside what the kernel declares
+};
+
+/// What a device is, for rows that not every device can run.
+struct Capability {
+  int major = 0, minor = 0;
+  int multiprocessors = 0;
+
+  constexpr int number() const { return 10 * major + minor; }  ///< as in sm_90
+};
+
+class Driver {
+ public:
+  virtual ~Driver() = default;
+
+  /// Launches on the context's stream. parameters: the one parameter of the kernel, a struct of `bytes`, which is
+  /// copied.
+  virtual void launch(const Kernel& kernel, const Grid& grid, const void* parameters, size_t bytes,
+                      const Context& context) = 0;
+  /// Fills memory of the device, in the order of the context's stream.
+  virtual void fill(void* memory, uint8_t value, int64_t bytes, const Context& context) = 0;
+  virtual Capability capability(int index) = 0;
+  /// The device's record of faults, in memory of the host that kernels write. One for as long as the process lives.
+  virtual FaultRecord* faults(int index) = 0;
+};
+
+/// The one in use. Throws Error if there is none.
+Driver& driver();
+/// Replaces it for the whole process and returns the one before; null: NVIDIA's.
+Driver* set_driver(Driver* driver);
+
+/// NVIDIA's driver of this machine (nvidia.cpp). Throws Error, with what is missing, if there is none.
+Driver& nvidia_driver();
+
+}  // namespace quire::cuda

@@ -1,0 +1,37 @@
+// Problems of groups: what the host launches before the kernel that computes.
+#pragma once
+
+#include <span>
+
+#include "quire/cuda/kernels/groups.h"
+#include "quire/cuda/launch.h"
+#include "quire/spec/problem.h"
+
+namespace quire::cuda {
+
+/// One direction of quantized groups in flat buffers, for place_groups().
+struct FlatGroups {
+  const QuantSpec& spec;
+  Direction direction;
+  int64_t cols;
+  const BufferCounts<int64_t>& room;
+  std::string_view what;  ///< "op: argument", for errors
+};
+
+/// The places of groups of `rows` rows of a matrix, in memory of the workspace; for one tensor nothing is launched.
+Places place_groups(const RowGroups& groups, int64_t rows, const Context& context);
+/// The same with their places in flat buffers.
+Places place_groups(const RowGroups& groups, int64_t rows, const FlatGroups& flat, const Context& context);
+
+/// Zeroes the rows of `m` that belong to no group; nothing for one tensor.
+void zero_beyond(const MutableMatrix& m, const Places& groups, const Context& context);
+
+/// A list of the host in memory of the workspace; null for an empty one.
+const void* list_on_device(std::span<const std::byte> list, const Context& context);
+template <class T>
+const T* list_on_device(std::span<const T> list, const Context& context) {
+  static_assert(std::is_trivially_copyable_v<T>);
+  return static_cast<const T*>(list_on_device(std::as_bytes(list), context));
+}
+
+}  // namespace quire::cuda

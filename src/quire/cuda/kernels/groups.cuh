@@ -1,0 +1,31 @@
+// What kernels of groups share.
+#pragma once
+
+#include "quire/cuda/kernels/groups.h"
+
+namespace quire::cuda {
+
+/// The end of a group, as it was given.
+__device__ inline int64_t end_of(const RowGroups& groups, int64_t group, int64_t rows) {
+  if (!groups.ends.data) return (group + 1) * (rows / groups.count);
+  return groups.ends.wide ? static_cast<const int64_t*>(groups.ends.data)[group]
+                          : static_cast<const int32_t*>(groups.ends.data)[group];
+}
+
+/// Whether a group has rows of `only`, or `only` has no ends (QuantizeProblem::only).
+__device__ inline bool is_wanted(const RowGroups& only, int64_t group) {
+  if (!only.ends.data) return true;
+  return end_of(only, group, only.rows) > (group == 0 ? 0 : end_of(only, group - 1, only.rows));
+}
+
+/// The rows of a group.
+template <class AnyMatrix>
+__device__ AnyMatrix matrix_of(AnyMatrix m, const GroupPlace& place) {
+  if (m.data)
+    m.data = reinterpret_cast<decltype(m.data)>(reinterpret_cast<uintptr_t>(m.data) +
+                                                static_cast<uintptr_t>(place.begin * m.row_stride * size_of(m.dtype)));
+  m.rows = place.rows;
+  return m;
+}
+
+}  // namespace quire::cuda

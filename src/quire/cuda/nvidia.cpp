@@ -1,0 +1,206 @@
+// NVIDIA's driver: libcuda.so.1, opened when it is first needed. Its interface does not change, so that one binary runs
+// beside every PyTorch and every driver from CUDA 12 on.
+#include <cuda.h>
+#include <dlfcn.h>
+
+#include <array>
+#include <map>
+#include <string>
+
+#include "quire/base/fault.h"
+#include "quire/base/lazy.h"
+#include "quire/base/process_mutex.h"
+#include "quire/cuda/driver.h"
+#include "quire/cuda/modules.h"
+
+namespace quire::cuda {
+namespace {
+
+/// The functions of libcuda that are called here, by their names there.
+struct Library {
+  decltype(&cuGetErrorString) get_error_string = nullptr;
+  decltype(&cuInit) init = nullptr;
+  decltype(&cuDeviceGet) device_get = nullptr;
+  decltype(&cuDeviceGetAttribute) device_attribute = nullptr;
+  decltype(&cuDevicePrimaryCtxRetain) retain_primary = nullptr;
+  decltype(&cuCtxGetCurrent) get_current = nullptr;
+  decltype(&cuCtxSetCurrent) set_current = nullptr;
+  decltype(&cuThreadExchangeStreamCaptureMode) exchange_capture_mode = nullptr;
+  decltype(&cuMemHostAlloc) host_alloc = nullptr;
+  decltype(&cuMemsetD8Async) memset_async = nullptr;
+  decltype(&cuLibraryLoadData) library_load = nullptr;
+  decltype(&cuLibraryGetKernel) library_kernel = nullptr;
+  decltype(&cuKernelSetAttribute) kernel_attribute = nullptr;
+  decltype(&cuLaunchKernel) launch = nullptr;
+
+  Library() {
+    void* const handle = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
+    check(handle != nullptr, "cuda: NVIDIA's driver (libcuda.so.1) is not on this machine; install it, or move the ",
+          "tensors to the CPU with .cpu()");
+    const auto find = [&](auto& function, const char* name) {
+      function = reinterpret_cast<std::remove_reference_t<decltype(function)>>(dlsym(handle, name));
+      check(function != nullptr, "cuda: NVIDIA's driver has no ", name, "; install one for CUDA 12.4 or newer");
+    };
+    find(get_error_string, "cuGetErrorString"), find(init, "cuInit"), find(device_get, "cuDeviceGet");
+    find(device_attribute, "cuDeviceGetAttribute"), find(retain_primary, "cuDevicePrimaryCtxRetain");
+    find(get_current, "cuCtxGetCurrent"), find(set_current, "cuCtxSetCurrent");
+    find(exchange_capture_mode, "cuThreadExchangeStreamCaptureMode"), find(host_alloc, "cuMemHostAlloc");
+    find(memset_async, "cuMemsetD8Async"), find(library_load, "cuLibraryLoadData");
+    find(library_kernel, "cuLibraryGetKernel"), find(kernel_attribute, "cuKernelSetAttribute");
+    find(launch, "cuLaunchKernel");
+  }
+};
+
+class Nvidia final : public Driver {
+ public:
+  Nvidia() { expect(cuda_.init(0), "cuInit"); }
+
+  void launch(const Kernel& kernel, const Grid& grid, const void* parameters, size_t, const Context& context) override {
+    const Current current(*this, context.index);
+    const CUkernel found = kernel_of(kernel);
+    ask_for_shared(found, grid, context.index);
+    void* arguments[] = {const_cast<void*>(parameters)};
+    const CUresult result =
+        cuda_.launch(reinterpret_cast<CUfunction>(found), grid.blocks, grid.blocks_y, 1, grid.threads, 1, 1,
+                     grid.shared_bytes, static_cast<CUstream>(context.stream), arguments, nullptr);
+    if (result != CUDA_SUCCESS) [[unlikely]]
+      expect(result, text("launch of ", kernel.name));
+  }
+
+  void fill(void* memory, uint8_t value, int64_t bytes, const Context& context) override {
+    const Current current(*this, context.index);
+    expect(cuda_.memset_async(reinterpret_cast<CUdeviceptr>(memory), value, static_cast<size_t>(bytes),
+                              static_cast<CUstream>(context.stream)),
+           "cuMemsetD8Async");
+  }
+
+  Capability capability(int index) override { return of(index).capability; }
+  FaultRecord* faults(int index) override { return of(index).faults; }
+
+ private:
+  /// What is known of a device; made at its first use.
+  struct Known {
+    CUcontext primary = nullptr;
+    Capability capability;
+    FaultRecord* faults = nullptr;
+  };
+
+  /// A device whose primary context, which is PyTorch's, is current for this long.
+  class Current {
+   public:
+    Current(Nvidia& driver, int index) : cuda_(driver.cuda_) {
+      const CUcontext wanted = driver.of(index).primary;
+      cuda_.get_current(&before_);
+      if (before_ == wanted) return;
+      driver.expect(cuda_.set_current(wanted), "cuCtxSetCurrent");
+      changed_ = true;
+    }
+    ~Current() {
+      if (changed_) cuda_.set_current(before_);
+    }
+    Current(const Current&) = delete;
+    Current& operator=(const Current&) = delete;
+
+   private:
+    const Library& cuda_;
+    CUcontext before_ = nullptr;
+    bool changed_ = false;
+  };
+
+  /// Allows, for this long, what a capture of another thread would forbid and does not hear of.
+  class Uncaptured {
+   public:
+    explicit Uncaptured(const Library& cuda) : cuda_(cuda) { cuda_.exchange_capture_mode(&mode_); }
+    ~Uncaptured() { cuda_.exchange_capture_mode(&mode_); }
+    Uncaptured(const Uncaptured&) = delete;
+    Uncaptured& operator=(const Uncaptured&) = delete;
+
+   private:
+    const Library& cuda_;
+    CUstreamCaptureMode mode_ = CU_STREAM_CAPTURE_MODE_RELAXED;
+  };
+
+  static constexpr size_t kDevices = 64;
+
+  void expect(CUresult result, std::string_view what) const {
+    if (result == CUDA_SUCCESS) return;
+    const char* words = nullptr;
+    cuda_.get_error_string(result, &words);
+    fail("cuda: ", what, " failed: ", words ? words : "unknown error", " (", static_cast<int>(result), ")");
+  }
+
+  int attribute(CUdevice_attribute which, CUdevice device) const {
+    int value = 0;
+    expect(cuda_.device_attribute(&value, which, device), "cuDeviceGetAttribute");
+    return value;
+  }
+
+  const Known& of(int index) {
+    check(index >= 0 && static_cast<size_t>(index) < kDevices, "cuda: there is no device ", index);
+    std::atomic<const Known*>& slot = known_[static_cast<size_t>(index)];
+    if (const Known* found = slot.load(std::memory_order_acquire)) return *found;
+    const std::lock_guard lock(mutex_);
+    if (!slot.load(std::memory_order_relaxed)) slot.store(new Known(learn(index)), std::memory_order_release);
+    return *slot.load(std::memory_order_relaxed);
+  }
+
+  Known learn(int index) {
+    const Uncaptured uncaptured(cuda_);
+    CUdevice device = 0;
+    expect(cuda_.device_get(&device, index), text("device ", index));
+    Known known;
+    expect(cuda_.retain_primary(&known.primary, device), "cuDevicePrimaryCtxRetain");
+    known.capability = {.major = attribute(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, device),
+                        .minor = attribute(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, device),
+                        .multiprocessors = attribute(CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, device)};
+    CUcontext before = nullptr;
+    cuda_.get_current(&before);
+    expect(cuda_.set_current(known.primary), "cuCtxSetCurrent");
+    void* memory = nullptr;
+    const CUresult allocated =
+        cuda_.host_alloc(&memory, sizeof(FaultRecord), CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP);
+    cuda_.set_current(before);
+    expect(allocated, "cuMemHostAlloc");
+    known.faults = new (memory) FaultRecord{};
+    return known;
+  }
+
+  /// More shared memory than every device has for a block is asked for, on each device.
+  void ask_for_shared(CUkernel kernel, const Grid& grid, int index) const {
+    constexpr unsigned without_asking = 48 << 10;
+    if (grid.shared_bytes <= without_asking) return;
+    CUdevice device = 0;
+    expect(cuda_.device_get(&device, index), "cuDeviceGet");
+    expect(cuda_.kernel_attribute(CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, static_cast<int>(grid.shared_bytes),
+                                  kernel, device),
+           "cuKernelSetAttribute");
+  }
+
+  CUkernel kernel_of(const Kernel& kernel) {
+    if (void* const found = kernel.found.load(std::memory_order_acquire)) return static_cast<CUkernel>(found);
+    const std::lock_guard lock(mutex_);
+    const Uncaptured uncaptured(cuda_);
+    CUlibrary& library = libraries_[std::string(kernel.module)];
+    if (!library)
+      expect(cuda_.library_load(&library, module_code(kernel.module), nullptr, nullptr, 0, nullptr, nullptr, 0),
+             text("loading of ", kernel.module));
+    CUkernel found = nullptr;
+    expect(cuda_.library_kernel(&found, library, std::string(kernel.name).c_str()), kernel.name);
+    kernel.found.store(found, std::memory_order_release);
+    return found;
+  }
+
+  Library cuda_;
+  ProcessMutex mutex_;
+  std::array<std::atomic<const Known*>, kDevices> known_{};
+  std::map<std::string, CUlibrary> libraries_;
+};
+
+}  // namespace
+
+Driver& nvidia_driver() {
+  static constinit Lazy<Nvidia> driver;
+  return driver.get();
+}
+
+}  // namespace quire::cuda

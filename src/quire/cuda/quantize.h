@@ -1,0 +1,12 @@
+// Quantization as a step of other rows, such as norms whose result is quantized.
+#pragma once
+
+#include "quire/base/context.h"
+#include "quire/spec/problem.h"
+
+namespace quire::cuda {
+
+/// Launches what a QuantizeProblem asks for, which has been checked.
+void quantize(const QuantizeProblem& problem, const Context& context);
+
+}  // namespace quire::cuda

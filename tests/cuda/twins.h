@@ -1,0 +1,92 @@
+// One problem on the CPU and on the emulated device, over the same memory: what both write is compared.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
+
+#include "cuda/emulated_device.h"
+#include "quire/device/dispatch.h"
+
+namespace quire::testing {
+
+/// Memory that a problem writes.
+struct Written {
+  const char* what;
+  void* data;
+  int64_t bytes;
+};
+
+class Twins {
+ public:
+  Twins() : device(memory) {}
+
+  /// An array of the device's memory, which the CPU reads and writes too.
+  template <class T>
+  T* array(const std::vector<T>& values) {
+    auto* const to = reinterpret_cast<T*>(memory.allocate(values.size() * sizeof(T)));
+    std::copy(values.begin(), values.end(), to);
+    return to;
+  }
+  /// `count` elements of nothing in particular.
+  template <class T>
+  T* room(int64_t count) {
+    return reinterpret_cast<T*>(memory.allocate(static_cast<size_t>(count) * sizeof(T)));
+  }
+
+  /// Runs the problem on both; each begins with what `written` holds now, and must leave the same bytes there.
+  template <class Problem>
+  void expect_same(const Problem& problem, const std::vector<Written>& written) {
+    const std::vector<std::string> before = contents(written);
+    dispatch(problem, host());
+    const std::vector<std::string> expected = contents(written);
+    for (size_t i = 0; i < written.size(); ++i) std::memcpy(written[i].data, before[i].data(), before[i].size());
+    run_on_device(problem);
+    const std::vector<std::string> found = contents(written);
+    for (size_t i = 0; i < written.size(); ++i) {
+      const auto differs = std::mismatch(expected[i].begin(), expected[i].end(), found[i].begin());
+      EXPECT_EQ(differs.first, expected[i].end())
+          << to_string(problem) << ": " << written[i].what << " differs at byte " << differs.first - expected[i].begin()
+          << " of " << expected[i].size();
+    }
+  }
+
+  /// Both refuse the problem with the same words: the CPU at once, the device once somebody waits.
+  template <class Problem>
+  void expect_same_error(const Problem& problem) {
+    EXPECT_EQ(error_of([&] { dispatch(problem, host()); }), error_of([&] { run_on_device(problem); }));
+  }
+
+  emulator::Memory memory;
+  EmulatedContext device;
+
+ private:
+  template <class Problem>
+  void run_on_device(const Problem& problem) {
+    try {
+      dispatch(problem, device);
+    } catch (const emulator::Error& e) {
+      ADD_FAILURE() << to_string(problem) << ": " << e.what();
+    }
+    device.synchronize();
+  }
+  template <class Call>
+  static std::string error_of(const Call& call) {
+    try {
+      call();
+    } catch (const Error& e) {
+      return e.what();
+    }
+    ADD_FAILURE() << "no error";
+    return "";
+  }
+  static std::vector<std::string> contents(const std::vector<Written>& written) {
+    std::vector<std::string> all;
+    for (const Written& one : written)
+      all.emplace_back(static_cast<const char*>(one.data), static_cast<size_t>(one.bytes));
+    return all;
+  }
+};
+
+}  // namespace quire::testing
