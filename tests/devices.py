@@ -18,12 +18,25 @@ def _quiretest():
         yield device
 
 
+@contextlib.contextmanager
+def _cuda():
+    import quire
+
+    yield torch.device("cuda", 0)
+    quire.synchronize("cuda")  # raises what a kernel has found and nobody has heard
+
+
 #: What a test runs within, which gives its device.
-DEVICES = {"cpu": _cpu, "quiretest": _quiretest}
+DEVICES = {"cpu": _cpu, "quiretest": _quiretest, "cuda": _cuda}
+_allocations = 0
 
 
 def launched(place: torch.device) -> bool:
     """Whether a kernel was launched since the test began, or its launches were last counted."""
+    global _allocations
+    if place.type == "cuda":  # whoever launches something has allocated its result
+        before, _allocations = _allocations, torch.cuda.memory_stats()["allocation.all.allocated"]
+        return _allocations > before
     from device.device import counts
 
     return place.type == "cpu" or counts().get("launch", 0) > 0

@@ -85,6 +85,7 @@ def _devices() -> Iterator[str]:
         count = 1 if device == "cpu" else torch.accelerator.device_count()
         missing = why_not(from_name("mxfp8"), device)
         yield f"{device} ({count}): {missing or 'usable'}"
+    yield f"kernels for CUDA: {torch.ops.quire.absence_of('cuda') or 'in libquire_cuda.so'}"
     if devices() == ["cpu"]:
         yield "no accelerator: PyTorch finds none" + (
             "" if torch.backends.cuda.is_built() else ", and is built without CUDA"

@@ -3,6 +3,7 @@
 
 #include <torch/library.h>
 
+#include "quire/device/device.h"
 #include "quire/info/info.h"
 #include "quire/runner/arena.h"
 #include "quire/runner/registry.h"
@@ -42,6 +43,7 @@ bool in_backward() { return torch::autograd::get_current_graph_task_id() != -1; 
 void next_caller(c10::string_view layer) { set_next_caller(layer); }
 std::string spec_grammar() { return quire::spec_grammar(); }
 std::string kernel_tables(c10::string_view device) { return quire::kernel_tables(device); }
+std::string absence_of(c10::string_view device) { return std::string(quire::absence_of(device)); }
 
 template <class... Ops>
 struct Operators {
@@ -86,6 +88,7 @@ void register_functions(torch::Library& m) {
   m.def("raise_reported(str device) -> ()", [](const std::string& device) { raise_reported(at::Device(device)); });
   m.def("isas() -> str", quire::explain_isas);
   m.def("kernel_tables(str device) -> str", kernel_tables);
+  m.def("absence_of(str device) -> str", absence_of);
   m.def("spec_families() -> str", quire::explain_families);
   m.def("explain_begin() -> ()", begin_explanation);
   m.def("explain_note(str step) -> ()", note_step);
@@ -128,3 +131,7 @@ TORCH_LIBRARY(quire, m) {
   quire_torch::register_functions(m);
   quire_torch::register_runner_functions(m);
 }
+
+// One libquire_torch serves builds of PyTorch with CUDA and without: the kernels lie in libquire_cuda, which the first
+// CUDA tensor opens.
+TORCH_LIBRARY_IMPL(quire, CUDA, m) { quire_torch::implement_kernels(m, c10::DispatchKey::CUDA); }

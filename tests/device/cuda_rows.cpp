@@ -1,0 +1,111 @@
+// quire's CUDA kernels on this device: what a GPU would launch is launched here, and the emulator runs its PTX. So
+// PyTorch's side, the host's code and the kernels run together, without a GPU. QUIRE_TEST_DEVICE_ROWS=cuda chooses it.
+#include "cuda_rows.h"
+
+#include <array>
+#include <cstring>
+#include <fstream>
+#include <iterator>
+#include <map>
+#include <mutex>
+#include <string>
+
+#include "cuda/emulator/emulator.h"
+#include "quire/base/check.h"
+#include "quire/base/fault.h"
+#include "quire/cuda/device.h"
+#include "quire/cuda/driver.h"
+#include "runtime/runtime.h"
+#include "runtime/state.h"
+
+namespace testdevice {
+namespace {
+
+Place place_of(const quire::Context& context) {
+  return {context.index, static_cast<int64_t>(reinterpret_cast<uintptr_t>(context.stream))};
+}
+
+/// Records of faults, which kernels write and the host reads.
+std::array<quire::FaultRecord, kDevices> records;
+
+/// Memory as a kernel sees it: what is lent, by its device address.
+class KernelMemory final : public quire::emulator::Memory {
+ public:
+  explicit KernelMemory(int device) : device_(device) {}
+  std::byte* translate(const std::byte* address, size_t bytes, bool) override {
+    const auto* const record = reinterpret_cast<const std::byte*>(&records[static_cast<size_t>(device_)]);
+    if (address >= record && address + bytes <= record + sizeof(quire::FaultRecord))
+      return const_cast<std::byte*>(address);
+    if (device_of(address) != device_) return nullptr;
+    return reinterpret_cast<std::byte*>(worker_address(address));
+  }
+
+ private:
+  int device_;
+};
+
+class Driver final : public quire::cuda::Driver {
+ public:
+  void launch(const quire::cuda::Kernel& kernel, const quire::cuda::Grid& grid, const void* parameters, size_t bytes,
+              const quire::Context& context) override {
+    Launch launch(std::string(kernel.name), place_of(context));
+    const std::string copy(static_cast<const char*>(parameters), bytes);
+    use_pointers(launch, copy, context.index);
+    const quire::emulator::Launch shape{.grid = {grid.blocks, grid.blocks_y},
+                                        .block = {grid.threads},
+                                        .shared_bytes = grid.shared_bytes};
+    const quire::emulator::Program& code = program(kernel);
+    std::move(launch).run([copy, shape, &code, device = context.index] {
+      KernelMemory memory(device);
+      quire::emulator::run(code, shape, copy.data(), copy.size(), memory);
+    });
+  }
+
+  void fill(void* memory, uint8_t value, int64_t bytes, const quire::Context& context) override {
+    Launch launch("fill", place_of(context));
+    void* const to = launch(memory);
+    std::move(launch).run([=] { std::memset(to, value, static_cast<size_t>(bytes)); });
+  }
+
+  quire::cuda::Capability capability(int) override { return {.major = 9, .minor = 0, .multiprocessors = 2}; }
+  quire::FaultRecord* faults(int index) override { return &records.at(static_cast<size_t>(index)); }
+
+ private:
+  /// Words of the parameters that are memory of a device are its pointers: this launch uses what they point into.
+  static void use_pointers(Launch& launch, const std::string& parameters, int) {
+    for (size_t at = 0; at + sizeof(void*) <= parameters.size(); at += sizeof(void*)) {
+      const void* word;
+      std::memcpy(&word, parameters.data() + at, sizeof word);
+      if (device_of(word) >= 0) launch(word);
+    }
+  }
+
+  const quire::emulator::Program& program(const quire::cuda::Kernel& kernel) {
+    const std::lock_guard lock(mutex_);
+    const std::string module(kernel.module);
+    auto found = modules_.find(module);
+    if (found == modules_.end()) {
+      const std::string path = std::string(QUIRE_PTX_DIR) + "/" + module + ".ptx";
+      std::ifstream file(path);
+      quire::check(file.good(), "test device: there is no ", path);
+      const std::string text{std::istreambuf_iterator<char>(file), {}};
+      found = modules_.emplace(module, quire::emulator::parse(text)).first;
+    }
+    return found->second.at(std::string(kernel.name));
+  }
+
+  std::mutex mutex_;
+  std::map<std::string, std::map<std::string, quire::emulator::Program>> modules_;
+};
+
+}  // namespace
+
+const quire::KernelTables& cuda_rows() {
+  static Driver driver;
+  quire::cuda::set_driver(&driver);
+  return quire::cuda::device().kernels;
+}
+
+quire::FaultRecord* cuda_faults(int index) { return &records.at(static_cast<size_t>(index)); }
+
+}  // namespace testdevice

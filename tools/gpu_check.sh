@@ -1,0 +1,47 @@
+#!/bin/bash
+# What an NVIDIA GPU says of this commit, as one text: tests of the kernels, then of the operators and layers, then the
+# questions that wait for hardware. For a machine that is at hand for minutes: everything is built before.
+#
+#     tools/gpu_check.sh BUILD > docs/gpu/CARD-DATE.txt
+#
+# BUILD: a folder of ./dev build's with tests, made for this machine's minor version of PyTorch.
+set -u
+root=$(cd "$(dirname "$0")/.." && pwd)
+build=$(cd "${1:?the folder of the build}" && pwd)
+cd "$root" || exit 1
+failed=0
+
+# part TITLE SECONDS COMMAND...: its output, and whether it passed within that time.
+part() {
+  local title=$1 seconds=$2 begin=$SECONDS
+  shift 2
+  printf '\n== %s\n' "$title"
+  timeout --kill-after=5 "$seconds" "$@" 2>&1
+  local status=$?
+  [ $status -eq 0 ] || failed=$((failed + 1))
+  printf '== %s: %s in %d s\n' "$title" "$([ $status -eq 0 ] && echo passed || echo "FAILED, status $status")" $((SECONDS - begin))
+}
+
+printf 'commit %s\ndate %s\n' "${QUIRE_COMMIT:-$(git rev-parse HEAD 2>/dev/null)}" "$(date -u +%F)"
+nvidia-smi --query-gpu=name,driver_version,memory.total,compute_cap --format=csv,noheader
+python3 -c 'import sys, torch; print("PyTorch", torch.__version__, "Python", sys.version.split()[0])'
+
+ln -sfn "$build/lib" python/quire/lib
+export PYTHONPATH=$root/python QUIRE_GOLDEN_DIR=$build/golden LD_LIBRARY_PATH=$build/lib:${LD_LIBRARY_PATH:-}
+part "kernels against the CPU" 90 env QUIRE_CUDA_TESTS=gpu "$build/tests/cuda/test_cuda" --gtest_brief=1
+part "what is installed" 30 python3 -m quire.info
+part "golden vectors and operators" 120 python3 -m pytest -q --maxfail=40 --device cuda tests
+for question in tools/gpu_questions/*; do
+  case $question in
+    *.py) part "question: $(basename "$question")" 60 python3 "$question" ;;
+    *.sh) part "question: $(basename "$question")" 60 bash "$question" "$build" ;;
+  esac
+done
+if command -v compute-sanitizer >/dev/null; then
+  for check in memcheck racecheck; do
+    part "compute-sanitizer $check" 60 env QUIRE_CUDA_TESTS=gpu QUIRE_CUDA_CASES=few compute-sanitizer --tool $check \
+      --error-exitcode 9 "$build/tests/cuda/test_cuda" --gtest_brief=1
+  done
+fi
+printf '\n%d parts failed\n' "$failed"
+exit $((failed > 0))

@@ -1,0 +1,46 @@
+"""How far the rows that run today are from a device copy (quantizers) and from bfloat16 (products), in turns.
+
+Expected: the reference rows are one to three orders of magnitude slower; they are there to be right. The table says
+which row to replace first.
+"""
+
+import torch
+
+import quire
+
+
+def seconds(call, repeats: int = 5) -> float:
+    """The best of a few, by events of the stream."""
+    call()
+    best = float("inf")
+    for _ in range(repeats):
+        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        begin.record()
+        call()
+        end.record()
+        end.synchronize()
+        best = min(best, begin.elapsed_time(end) / 1e3)
+    return best
+
+
+def main() -> None:
+    x = torch.randn(4096, 4096, device="cuda", dtype=torch.bfloat16)
+    copy = seconds(lambda: x.clone())
+    print(f"copy of 32 MiB: {copy * 1e6:.0f} us")
+    for spec in ("fp8_tensor", "fp8_row", "fp8_block", "mxfp8", "mxfp4", "nvfp4"):
+        for columnwise in (False, True):
+            took = seconds(lambda s=spec, c=columnwise: quire.functional.quantize(x, s, columnwise=c, seed=0), 2)
+            print(f"quantize {spec} {'both' if columnwise else 'rowwise'}: {took * 1e6:.0f} us, {copy / took:.4f} of copy")
+    w = torch.randn(2048, 2048, device="cuda", dtype=torch.bfloat16)
+    for rows in (1, 16, 512):
+        a = torch.randn(rows, 2048, device="cuda", dtype=torch.bfloat16)
+        plain = seconds(lambda a=a: a @ w)
+        for recipe in ("fp8_current", "mxfp8", "nvfp4"):
+            layer = quire.Linear(2048, 2048, bias=False, device="cuda", dtype=torch.bfloat16)
+            with quire.autocast(recipe=recipe), torch.no_grad():
+                took = seconds(lambda a=a, layer=layer: layer(a), 2)
+            print(f"Linear {recipe} of {rows} rows: {took * 1e6:.0f} us, {plain / took:.4f} of bfloat16's speed")
+
+
+if __name__ == "__main__":
+    main()
