@@ -8,7 +8,7 @@
 #include <map>
 #include <string>
 
-#include "cuda/emulator/machine.h"
+#include "cuda/emulator/emulator.h"
 
 namespace quire::testing {
 
@@ -22,10 +22,10 @@ inline std::string ptx_of(const std::string& name) {
 /// Runs a kernel of kernels.cu over a struct of its parameters, on as many threads as have work, but not more than 80:
 /// then some have a second turn.
 template <class Job>
-uint64_t run_kernel(const std::string& kernel, const Job& job, int64_t work, const emulator::Memory& memory) {
+uint64_t run_kernel(const std::string& kernel, const Job& job, int64_t work, emulator::Memory& memory) {
   static const std::map<std::string, emulator::Program> kernels = emulator::parse(ptx_of("kernels.ptx"));
   const unsigned threads = static_cast<unsigned>(work < 1 ? 1 : work > 80 ? 80 : work);
-  const emulator::Launch launch{.blocks = (threads + 15) / 16, .threads = 16};
+  const emulator::Launch launch{.grid = {(threads + 15) / 16}, .block = {16}};
   return emulator::run(kernels.at(kernel), launch, &job, sizeof job, memory);
 }
 

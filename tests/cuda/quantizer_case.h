@@ -45,10 +45,10 @@ class QuantizerComparison {
 
  private:
   float* floats(int64_t count) {
-    return reinterpret_cast<float*>(twins_.memory.allocate(static_cast<size_t>(count) * sizeof(float)));
+    return reinterpret_cast<float*>(twins_.device.memory().allocate(static_cast<size_t>(count) * sizeof(float)));
   }
   int64_t* integers(std::initializer_list<int64_t> values) {
-    auto* to = reinterpret_cast<int64_t*>(twins_.memory.allocate(values.size() * sizeof(int64_t)));
+    auto* to = reinterpret_cast<int64_t*>(twins_.device.memory().allocate(values.size() * sizeof(int64_t)));
     std::copy(values.begin(), values.end(), to);
     return to;
   }
@@ -68,7 +68,7 @@ inline QuantizeProblem QuantizerComparison::problem_of(const QuantizerCase& c) {
   QuantizeProblem p;
   p.spec = QuantSpec::parse(c.spec);
   const int64_t elements = c.rows == 0 ? 0 : (c.rows - 1) * c.stride + c.cols;
-  p.x = {twins_.memory.allocate(static_cast<size_t>(elements * size_of(c.dtype))), c.dtype, c.rows, c.cols, c.stride};
+  p.x = {twins_.device.memory().allocate(static_cast<size_t>(elements * size_of(c.dtype))), c.dtype, c.rows, c.cols, c.stride};
   p.random.seed = 5, p.random.rowwise_offset = 7, p.random.columnwise_offset = uint64_t{1} << 40;
   if (c.scale || p.spec.given) {
     float* scale = floats(1);
@@ -127,13 +127,12 @@ inline void QuantizerComparison::compare(const QuantizerCase& c, QuantizeProblem
   const int64_t scale_bytes = count[1] * (has_byte_scales(p.spec) ? 1 : 4);
   Side& side = rowwise ? p.rowwise : p.columnwise;
   side = {twins_.room<std::byte>(count[0]), twins_.room<std::byte>(scale_bytes), count[2] ? floats(count[2]) : nullptr};
-  twins_.device.driver.instead.clear();
-  if (!c.kernel.empty()) twins_.device.driver.instead["quantize_any"] = c.kernel;
+  if (!on_gpu()) twins_.device.replace("quantize_any", c.kernel);
   twins_.expect_same(
       p, {{"data", side.data, count[0]}, {"scale", side.scale, scale_bytes}, {"amax", side.amax, count[2] * 4}});
   compare_values(p, direction, side);
   compared += 3;
-  steps = twins_.device.driver.steps;
+  steps = twins_.device.steps();
 }
 
 template <class Values>

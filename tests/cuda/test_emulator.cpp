@@ -1,7 +1,7 @@
 // The emulator against the PTX ISA: what operations give, and what is refused.
 #include <gtest/gtest.h>
 
-#include "cuda/emulator/machine.h"
+#include "cuda/emulator/emulator.h"
 
 namespace quire::testing {
 namespace {
@@ -13,17 +13,17 @@ struct Parameters {
 /// A kernel that computes %rd5 of the parameters a, b and c (%rd2 to %rd4) and stores it.
 std::string kernel_of(const std::string& body) {
   return ".version 9.0\n.visible .entry k(\n.param .u64 k_param_0,\n.param .u64 k_param_1,\n.param .u64 k_param_2,\n"
-         ".param .u64 k_param_3\n)\n{\n.reg .b64 %rd<9>;\nld.param.u64 %rd1, [k_param_0];\n"
+         ".param .u64 k_param_3\n)\n{\n.reg .b64 %rd<9>;\n.reg .pred %p<3>;\nld.param.u64 %rd1, [k_param_0];\n"
          "ld.param.u64 %rd2, [k_param_1];\nld.param.u64 %rd3, [k_param_2];\nld.param.u64 %rd4, [k_param_3];\n" +
          body + "\nret;\n\n}\n";
 }
 
 uint64_t result_of(const std::string& body, uint64_t a, uint64_t b = 0, uint64_t c = 0) {
-  emulator::Memory memory;
+  emulator::HostMemory memory;
   auto* to = reinterpret_cast<uint64_t*>(memory.allocate(sizeof(uint64_t)));
   const Parameters parameters{reinterpret_cast<uint64_t>(to), a, b, c};
   const auto kernels = emulator::parse(kernel_of(body + "\nst.global.u64 [%rd1], %rd5;"));
-  emulator::run(kernels.at("k"), {.blocks = 1, .threads = 1}, &parameters, sizeof parameters, memory);
+  emulator::run(kernels.at("k"), {}, &parameters, sizeof parameters, memory);
   return *to;
 }
 

@@ -4,7 +4,7 @@
 #include <cmath>
 #include <numeric>
 
-#include "cuda/emulated_device.h"
+#include "cuda/cuda_device.h"
 #include "cuda/kernels.h"
 #include "cuda/ptx_files.h"
 #include "quire/quantize/quantize.h"
@@ -13,7 +13,7 @@ namespace quire::testing {
 namespace {
 
 template <class T>
-T* device_array(emulator::Memory& memory, const std::vector<T>& values) {
+T* device_array(auto& memory, const std::vector<T>& values) {
   auto* to = reinterpret_cast<T*>(memory.allocate(values.size() * sizeof(T)));
   std::copy(values.begin(), values.end(), to);
   return to;
@@ -36,7 +36,7 @@ TEST(Functions, EveryActivationAndItsSlopeAreThoseOfTheCpu) {
   const std::vector<float> x = numbers();
   for (uint8_t kind = 0; kind < kActivations.size(); ++kind) {
     SCOPED_TRACE(kActivations[kind].name);
-    emulator::Memory memory;
+    emulator::HostMemory memory;
     const CurveJob job{{.kind = kind, .alpha = kActivations[kind].alpha},
                        device_array(memory, x),
                        device_array(memory, std::vector<CurvePoint>(x.size())),
@@ -52,7 +52,7 @@ TEST(Functions, EveryActivationAndItsSlopeAreThoseOfTheCpu) {
 
 TEST(Functions, EveryConversionIsThatOfTheCpu) {
   const std::vector<float> x = numbers();
-  emulator::Memory memory;
+  emulator::HostMemory memory;
   const ConversionJob job{device_array(memory, x), device_array(memory, std::vector<Conversions>(x.size())),
                           static_cast<int64_t>(x.size())};
   run_kernel("convert", job, job.count, memory);
@@ -80,7 +80,7 @@ TEST(Functions, AnUpdateOfDelayedScalingIsThatOfTheCpu) {
       for (float& x : history) x = std::fabs(x);
       const auto count = static_cast<int64_t>(history.size()) / kLength;
       std::vector<float> scale(static_cast<size_t>(count), 2.5f);
-      emulator::Memory memory;
+      emulator::HostMemory memory;
       const DelayedJob job{
           {algorithm, 57344, margin}, device_array(memory, history), device_array(memory, scale), kLength, count};
       run_kernel("update_delayed", job, count, memory);
@@ -118,7 +118,8 @@ TEST(Functions, CodesThatAreReorderedAreThoseThatTheCpuWritesInThatOrder) {
         return parts;
       };
       const auto from = quantized(plain), expected = quantized(interleaved);
-      emulator::Memory memory;
+      CudaDevice device;
+      DeviceMemory& memory = device.memory();
       const ValueLines lines(plain, {x.data(), DType::f32, kRows, kCols, kCols}, direction);
       const Operand operand{.spec = plain,
                             .direction = direction,
@@ -128,7 +129,8 @@ TEST(Functions, CodesThatAreReorderedAreThoseThatTheCpuWritesInThatOrder) {
                             .scale = device_array(memory, from[1])};
       const auto empty = memory_of(interleaved);
       const ReorderProblem problem{operand, device_array(memory, empty[0]), device_array(memory, empty[1])};
-      dispatch(problem, EmulatedContext(memory));
+      dispatch(problem, device);
+      device.synchronize();
       EXPECT_TRUE(std::equal(expected[0].begin(), expected[0].end(), static_cast<uint8_t*>(problem.data)));
       EXPECT_TRUE(std::equal(expected[1].begin(), expected[1].end(), static_cast<uint8_t*>(problem.scale)));
     }

@@ -1,12 +1,13 @@
-// One problem on the CPU and on the emulated device, over the same memory: what both write is compared.
+// One problem on the CPU and on the CUDA device, over the same memory: what both write is compared.
 #pragma once
 
 #include <gtest/gtest.h>
 
+#include <cstring>
 #include <string>
 #include <vector>
 
-#include "cuda/emulated_device.h"
+#include "cuda/cuda_device.h"
 #include "quire/device/dispatch.h"
 
 namespace quire::testing {
@@ -20,19 +21,17 @@ struct Written {
 
 class Twins {
  public:
-  Twins() : device(memory) {}
-
   /// An array of the device's memory, which the CPU reads and writes too.
   template <class T>
   T* array(const std::vector<T>& values) {
-    auto* const to = reinterpret_cast<T*>(memory.allocate(values.size() * sizeof(T)));
+    auto* const to = reinterpret_cast<T*>(device.memory().allocate(values.size() * sizeof(T)));
     std::copy(values.begin(), values.end(), to);
     return to;
   }
   /// `count` elements of nothing in particular.
   template <class T>
   T* room(int64_t count) {
-    return reinterpret_cast<T*>(memory.allocate(static_cast<size_t>(count) * sizeof(T)));
+    return reinterpret_cast<T*>(device.memory().allocate(static_cast<size_t>(count) * sizeof(T)));
   }
 
   /// Runs the problem on both; each begins with what `written` holds now, and must leave the same bytes there.
@@ -58,8 +57,7 @@ class Twins {
     EXPECT_EQ(error_of([&] { dispatch(problem, host()); }), error_of([&] { run_on_device(problem); }));
   }
 
-  emulator::Memory memory;
-  EmulatedContext device;
+  CudaDevice device;
 
  private:
   template <class Problem>

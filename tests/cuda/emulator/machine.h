@@ -1,52 +1,26 @@
-// A device of one thread at a time: memory of its own, and kernels that run on it.
+// A thread as operations see it, and the block that it waits in.
 #pragma once
 
 #include <bit>
 #include <cstring>
-#include <memory>
 #include <type_traits>
-#include <vector>
 
 #include "cuda/emulator/program.h"
 
 namespace quire::emulator {
 
-/// What kernels may read and write. Its addresses are those of the host, so the host reads and writes it too.
-class Memory {
- public:
-  /// `bytes` of it, aligned to 256 and filled with 0xA5. An access one byte beyond it is an error.
-  std::byte* allocate(std::size_t bytes);
-  void clear();
-  bool contains(const std::byte* at, std::size_t bytes) const;
+class Block;
 
- private:
-  struct Block {
-    std::unique_ptr<std::byte[]> owned;
-    std::byte* begin;
-    std::byte* end;
-  };
-  std::vector<Block> blocks_;
-  mutable std::size_t last_ = 0;  ///< the block of the access before, where the next one is likely to be
-};
+enum class Space { generic, global, shared, local, constants };
+enum class Touch : uint8_t;
 
-struct Launch {
-  unsigned blocks = 1;
-  unsigned threads = 32;  ///< of each block
-};
-
-/// Runs a kernel to its end, thread after thread. parameters: the kernel's parameters as a struct. Throws Error where a
-/// device would fault. Returns how many instructions ran.
-uint64_t run(const Program& program, const Launch& launch, const void* parameters, std::size_t bytes,
-             const Memory& memory);
-
-/// One thread, as operations see it.
 class Thread {
  public:
-  Thread(const Program& program, const std::byte* parameters, const Memory& memory);
+  /// As thread number `index` of a block, at the start of a kernel.
+  void start(Block& block, unsigned index);
 
-  void start(unsigned block, unsigned thread, const Launch& launch);
-  void set(int slot, uint64_t bits) { registers_[static_cast<std::size_t>(slot)] = bits; }
-  uint64_t bits(int slot) const { return registers_[static_cast<std::size_t>(slot)]; }
+  void set(int slot, uint64_t bits) { registers_[slot] = bits; }
+  uint64_t bits(int slot) const { return registers_[slot]; }
 
   /// A register as a number of T; integers take its low bits.
   template <class T>
@@ -69,17 +43,50 @@ class Thread {
       set(slot, static_cast<uint64_t>(value));
   }
 
-  /// Memory at the address in a register: the device's, this thread's or the parameters. Checked.
-  std::byte* address(const Instruction& i, int slot, std::size_t bytes);
+  /// Memory at the address in a register, checked.
+  std::byte* address(Space space, const Instruction& i, int slot, std::size_t bytes, Touch touch);
+  /// A variable of the function's parameters, or one that it gives to a function that it calls.
+  std::byte* area(const Instruction& i, int slot, std::size_t bytes);
 
-  std::size_t next = 0;  ///< the instruction to run
+  const Instruction* call(const Instruction& i);
+  /// From a function to its caller. Null where the kernel ends.
+  const Instruction* leave();
+
+  Block& block() { return *block_; }
+  const Block& block() const { return *block_; }
+  const Function& function() const { return *frames_.back().function; }
+  uint64_t local_base() const { return frames_.back().local; }
+  const std::string& text(const Instruction* i) const;
+
+  unsigned index = 0;               ///< in its block
+  Dim3 place;                       ///< %tid
+  const Instruction* at = nullptr;  ///< where it goes on, or what it waits in
+  bool carry = false;               ///< of add.cc
+  bool ended = false;
+  struct Copy {
+    uint64_t to;
+    const std::byte* from;
+    std::size_t valid, bytes;
+  };
+  std::vector<std::vector<Copy>> copies;  ///< asynchronous ones, by group; the last group is open
 
  private:
-  const Program& program_;
-  const std::byte* parameters_;
-  const Memory& memory_;
-  std::vector<uint64_t> registers_;
-  std::vector<std::byte> local_;
+  struct Frame {
+    const Function* function;
+    const Instruction* back;
+    const Call* call;
+    std::size_t registers, area, local;  ///< where they begin
+  };
+  void enter(const Function& function, const Instruction* back, const Call* call);
+  std::byte* generic(uint64_t at, std::size_t bytes, Touch touch);
+  std::byte* local(uint64_t at, std::size_t bytes);
+  std::byte* constants(uint64_t at, std::size_t bytes, Touch touch);
+
+  Block* block_ = nullptr;
+  uint64_t* registers_ = nullptr;  ///< of the last frame
+  std::vector<Frame> frames_;
+  std::vector<uint64_t> register_stack_;
+  std::vector<std::byte> area_stack_, local_stack_;
 };
 
 }  // namespace quire::emulator
