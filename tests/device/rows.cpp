@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cstdlib>
 #include <memory>
 #include <optional>
 #include <span>
@@ -13,6 +14,7 @@
 #include <vector>
 
 #include "backend/backend.h"
+#include "cuda_rows.h"
 #include "quire/base/fault.h"
 #include "quire/device/device.h"
 #include "quire/device/library.h"
@@ -197,10 +199,22 @@ struct Rows {
   static quire::KernelTables make() { return {make_rows<Problems>(std::make_index_sequence<kMostRows>())...}; }
 };
 
+/// The rows that QUIRE_TEST_DEVICE_ROWS asks for: the host's, or those of a GPU ("cuda").
+quire::Device chosen_rows() {
+  const char* const rows = std::getenv("QUIRE_TEST_DEVICE_ROWS");
+  if (!rows || std::string_view(rows) == "host") return {kName, quire::ForAllProblems<Rows>::make(), faults};
+  quire::check(std::string_view(rows) == "cuda", "QUIRE_TEST_DEVICE_ROWS is '", rows, "'; it may be host or cuda");
+#ifdef QUIRE_PTX_DIR
+  return {kName, cuda_rows(), cuda_faults};
+#else
+  quire::fail("QUIRE_TEST_DEVICE_ROWS=cuda: this build has no CUDA kernels, because it found no nvcc");
+#endif
+}
+
 const bool registered = [] {
-  static const quire::Device device{kName, quire::ForAllProblems<Rows>::make(), faults};
+  static const quire::Device device = chosen_rows();
   quire::register_device(device);
-  set_after_wait([](int index) { quire::raise_reported(*faults(index)); });
+  set_after_wait([](int index) { quire::raise_reported(*device.faults(index)); });
   return true;
 }();
 

@@ -58,6 +58,10 @@ Thread& Block::next() {
 }
 
 void Block::run_some(Thread& thread) {
+  if (!thread.has_begun()) {
+    thread.begin(idle_.empty() ? nullptr : std::move(idle_.back()));
+    if (!idle_.empty()) idle_.pop_back();
+  }
   const Instruction* i = thread.at;
   uint64_t left = kTurn;
   try {
@@ -69,6 +73,7 @@ void Block::run_some(Thread& thread) {
     throw Error(e.what() + where(thread, i));
   }
   steps_ += kTurn - left;
+  if (thread.ended) idle_.push_back(thread.take_stacks());
   if (!i) return;
   if (steps_ > kMostSteps) throw Error("the kernel does not end" + where(thread, i));
   thread.at = i;

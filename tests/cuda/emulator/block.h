@@ -91,6 +91,7 @@ class Block {
   std::string where(const Thread& thread, const Instruction* i) const;
 
   std::vector<Thread> threads_;
+  std::vector<std::unique_ptr<Thread::Stacks>> idle_;  ///< of threads that have ended
   std::vector<Warp> warps_;
   std::array<Barrier, 16> barriers_;
   std::deque<Thread*> ready_;

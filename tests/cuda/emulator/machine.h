@@ -3,6 +3,7 @@
 
 #include <bit>
 #include <cstring>
+#include <memory>
 #include <type_traits>
 
 #include "cuda/emulator/program.h"
@@ -15,9 +16,28 @@ enum class Space { generic, global, shared, local, constants };
 enum class Touch : uint8_t;
 
 class Thread {
+ private:
+  struct Frame {
+    const Function* function;
+    const Instruction* back;
+    const Call* call;
+    std::size_t registers, area, local;  ///< where they begin
+  };
+
  public:
-  /// As thread number `index` of a block, at the start of a kernel.
+  /// What a thread holds from its first instruction to its last. Whoever ends first leaves it to the next.
+  struct Stacks {
+    std::vector<Frame> frames;
+    std::vector<uint64_t> registers;
+    std::vector<std::byte> area, local;
+  };
+
+  /// As thread number `index` of a block.
   void start(Block& block, unsigned index);
+  /// At the start of the kernel, with the stacks of a thread that has ended, or new ones.
+  void begin(std::unique_ptr<Stacks> stacks);
+  bool has_begun() const { return stacks_ != nullptr; }
+  std::unique_ptr<Stacks> take_stacks() { return std::move(stacks_); }
 
   void set(int slot, uint64_t bits) { registers_[slot] = bits; }
   uint64_t bits(int slot) const { return registers_[slot]; }
@@ -54,8 +74,8 @@ class Thread {
 
   Block& block() { return *block_; }
   const Block& block() const { return *block_; }
-  const Function& function() const { return *frames_.back().function; }
-  uint64_t local_base() const { return frames_.back().local; }
+  const Function& function() const { return *stacks_->frames.back().function; }
+  uint64_t local_base() const { return stacks_->frames.back().local; }
   const std::string& text(const Instruction* i) const;
 
   unsigned index = 0;               ///< in its block
@@ -71,12 +91,6 @@ class Thread {
   std::vector<std::vector<Copy>> copies;  ///< asynchronous ones, by group; the last group is open
 
  private:
-  struct Frame {
-    const Function* function;
-    const Instruction* back;
-    const Call* call;
-    std::size_t registers, area, local;  ///< where they begin
-  };
   void enter(const Function& function, const Instruction* back, const Call* call);
   std::byte* generic(uint64_t at, std::size_t bytes, Touch touch);
   std::byte* local(uint64_t at, std::size_t bytes);
@@ -84,9 +98,7 @@ class Thread {
 
   Block* block_ = nullptr;
   uint64_t* registers_ = nullptr;  ///< of the last frame
-  std::vector<Frame> frames_;
-  std::vector<uint64_t> register_stack_;
-  std::vector<std::byte> area_stack_, local_stack_;
+  std::unique_ptr<Stacks> stacks_;
 };
 
 }  // namespace quire::emulator

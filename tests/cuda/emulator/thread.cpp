@@ -20,58 +20,63 @@ void Thread::start(Block& block, unsigned number) {
   place = {number % size.x, number / size.x % size.y, number / size.x / size.y};
   carry = ended = false;
   copies.assign(1, {});
-  frames_.clear();
-  const Function& kernel = block.program.kernel();
+  at = nullptr;
+}
+
+void Thread::begin(std::unique_ptr<Stacks> stacks) {
+  stacks_ = stacks ? std::move(stacks) : std::make_unique<Stacks>();
+  stacks_->frames.clear();
+  const Function& kernel = block_->program.kernel();
   enter(kernel, nullptr, nullptr);
-  if (kernel.parameter_bytes) std::memcpy(area_stack_.data(), block.parameters, kernel.parameter_bytes);
+  if (kernel.parameter_bytes) std::memcpy(stacks_->area.data(), block_->parameters, kernel.parameter_bytes);
   at = kernel.code.data();
 }
 
 void Thread::enter(const Function& f, const Instruction* back, const Call* call) {
   Frame frame{&f, back, call, 0, 0, 0};
-  if (!frames_.empty()) {
-    const Frame& last = frames_.back();
+  if (!stacks_->frames.empty()) {
+    const Frame& last = stacks_->frames.back();
     frame.registers = last.registers + last.function->registers.size();
     frame.area = last.area + aligned(last.function->area_bytes);
     frame.local = last.local + aligned(last.function->local_bytes);
   }
-  if (frames_.size() > kDeepest) throw Error("more than " + std::to_string(kDeepest) + " calls within calls");
-  frames_.push_back(frame);
+  if (stacks_->frames.size() > kDeepest) throw Error("more than " + std::to_string(kDeepest) + " calls within calls");
+  stacks_->frames.push_back(frame);
   const auto grow = [](auto& stack, std::size_t size) {
     if (stack.size() < size) stack.resize(size);
   };
-  grow(register_stack_, frame.registers + f.registers.size());
-  grow(area_stack_, frame.area + f.area_bytes);
-  grow(local_stack_, frame.local + f.local_bytes);
-  registers_ = register_stack_.data() + frame.registers;
+  grow(stacks_->registers, frame.registers + f.registers.size());
+  grow(stacks_->area, frame.area + f.area_bytes);
+  grow(stacks_->local, frame.local + f.local_bytes);
+  registers_ = stacks_->registers.data() + frame.registers;
   std::copy(f.registers.begin(), f.registers.end(), registers_);
-  std::fill_n(area_stack_.begin() + static_cast<std::ptrdiff_t>(frame.area), f.area_bytes, kPoison);
-  std::fill_n(local_stack_.begin() + static_cast<std::ptrdiff_t>(frame.local), f.local_bytes, kPoison);
+  std::fill_n(stacks_->area.begin() + static_cast<std::ptrdiff_t>(frame.area), f.area_bytes, kPoison);
+  std::fill_n(stacks_->local.begin() + static_cast<std::ptrdiff_t>(frame.local), f.local_bytes, kPoison);
   for (const Special& s : f.specials) set(s.slot, s.value(*this));
 }
 
 const Instruction* Thread::call(const Instruction& i) {
   const Call& call = function().calls[static_cast<std::size_t>(i.target)];
   if (!call.callee) throw Error("a call of a function that this module does not have");
-  const std::size_t caller = frames_.back().area;
+  const std::size_t caller = stacks_->frames.back().area;
   enter(*call.callee, &i + 1, &call);
-  std::byte* const areas = area_stack_.data();
+  std::byte* const areas = stacks_->area.data();
   for (const Call::Copy& c : call.arguments)
-    std::memcpy(areas + frames_.back().area + c.to, areas + caller + c.from, c.bytes);
+    std::memcpy(areas + stacks_->frames.back().area + c.to, areas + caller + c.from, c.bytes);
   return call.callee->code.data();
 }
 
 const Instruction* Thread::leave() {
-  const Frame callee = frames_.back();
-  if (frames_.size() == 1) {
+  const Frame callee = stacks_->frames.back();
+  if (stacks_->frames.size() == 1) {
     block_->end(*this);
     return nullptr;
   }
-  frames_.pop_back();
-  const Frame& caller = frames_.back();
+  stacks_->frames.pop_back();
+  const Frame& caller = stacks_->frames.back();
   for (const Call::Copy& c : callee.call->results)
-    std::memcpy(area_stack_.data() + caller.area + c.to, area_stack_.data() + callee.area + c.from, c.bytes);
-  registers_ = register_stack_.data() + caller.registers;
+    std::memcpy(stacks_->area.data() + caller.area + c.to, stacks_->area.data() + callee.area + c.from, c.bytes);
+  registers_ = stacks_->registers.data() + caller.registers;
   return callee.back;
 }
 
@@ -87,13 +92,13 @@ std::byte* Thread::area(const Instruction& i, int slot, std::size_t bytes) {
   if (begin % bytes != 0) throw Error("an address that is not aligned");
   if (begin > function().area_bytes || bytes > function().area_bytes - begin)
     throw Error("an address outside of the parameters");
-  return area_stack_.data() + frames_.back().area + begin;
+  return stacks_->area.data() + stacks_->frames.back().area + begin;
 }
 
 std::byte* Thread::local(uint64_t begin, std::size_t bytes) {
-  const std::size_t size = frames_.back().local + function().local_bytes;
+  const std::size_t size = stacks_->frames.back().local + function().local_bytes;
   if (begin >= size || bytes > size - begin) throw Error("an address outside of local memory");
-  return local_stack_.data() + begin;
+  return stacks_->local.data() + begin;
 }
 
 std::byte* Thread::constants(uint64_t begin, std::size_t bytes, Touch touch) {
@@ -116,7 +121,7 @@ std::byte* Thread::generic(uint64_t from, std::size_t bytes, Touch touch) {
       const std::size_t size = block_->program.kernel().parameter_bytes;
       if (touch != Touch::read || begin > size || bytes > size - begin)
         throw Error("an address outside of the parameters");
-      return area_stack_.data() + begin;
+      return stacks_->area.data() + begin;
     }
     default:
       break;
