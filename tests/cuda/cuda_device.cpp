@@ -31,7 +31,9 @@ Function* driver_function(const char* name) {
   return reinterpret_cast<Function*>(found);
 }
 
-void expect_success(CUresult result, const char* what) { check(result == CUDA_SUCCESS, what, " failed: ", int(result)); }
+void expect_success(CUresult result, const char* what) {
+  check(result == CUDA_SUCCESS, what, " failed: ", int(result));
+}
 
 /// Pinned memory of the host that a GPU reads and writes too. Slow, but of tests nobody asks for speed.
 class PinnedMemory final : public DeviceMemory {
@@ -56,8 +58,9 @@ class PinnedMemory final : public DeviceMemory {
                      "cuDevicePrimaryCtxRetain");
       expect_success(driver_function<decltype(cuCtxSetCurrent)>("cuCtxSetCurrent")(primary), "cuCtxSetCurrent");
       void* at = nullptr;
-      expect_success(driver_function<decltype(cuMemHostAlloc)>("cuMemHostAlloc")(&at, kBytes, CU_MEMHOSTALLOC_DEVICEMAP),
-                     "cuMemHostAlloc");
+      expect_success(
+          driver_function<decltype(cuMemHostAlloc)>("cuMemHostAlloc")(&at, kBytes, CU_MEMHOSTALLOC_DEVICEMAP),
+          "cuMemHostAlloc");
       return static_cast<std::byte*>(at);
     }();
     return memory;
@@ -83,8 +86,10 @@ class CudaDevice::Emulated final : public cuda::Driver {
     const auto other = instead.find(std::string(kernel.name));
     const emulator::Program& code =
         other == instead.end() ? program(kernel.module, kernel.name) : program("kernels", other->second);
-    const emulator::Launch shape{
-        .grid = {grid.blocks, grid.blocks_y}, .block = {grid.threads}, .shared_bytes = grid.shared_bytes, .seed = launches};
+    const emulator::Launch shape{.grid = {grid.blocks, grid.blocks_y},
+                                 .block = {grid.threads},
+                                 .shared_bytes = grid.shared_bytes,
+                                 .seed = launches};
     steps += emulator::run(code, shape, parameters, bytes, memory_.memory);
     ++launches;
   }

@@ -68,7 +68,8 @@ inline QuantizeProblem QuantizerComparison::problem_of(const QuantizerCase& c) {
   QuantizeProblem p;
   p.spec = QuantSpec::parse(c.spec);
   const int64_t elements = c.rows == 0 ? 0 : (c.rows - 1) * c.stride + c.cols;
-  p.x = {twins_.device.memory().allocate(static_cast<size_t>(elements * size_of(c.dtype))), c.dtype, c.rows, c.cols, c.stride};
+  p.x = {twins_.device.memory().allocate(static_cast<size_t>(elements * size_of(c.dtype))), c.dtype, c.rows, c.cols,
+         c.stride};
   p.random.seed = 5, p.random.rowwise_offset = 7, p.random.columnwise_offset = uint64_t{1} << 40;
   if (c.scale || p.spec.given) {
     float* scale = floats(1);

@@ -51,9 +51,8 @@ class Driver final : public quire::cuda::Driver {
     Launch launch(std::string(kernel.name), place_of(context));
     const std::string copy(static_cast<const char*>(parameters), bytes);
     use_pointers(launch, copy, context.index);
-    const quire::emulator::Launch shape{.grid = {grid.blocks, grid.blocks_y},
-                                        .block = {grid.threads},
-                                        .shared_bytes = grid.shared_bytes};
+    const quire::emulator::Launch shape{
+        .grid = {grid.blocks, grid.blocks_y}, .block = {grid.threads}, .shared_bytes = grid.shared_bytes};
     const quire::emulator::Program& code = program(kernel);
     std::move(launch).run([copy, shape, &code, device = context.index] {
       KernelMemory memory(device);

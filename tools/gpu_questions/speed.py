@@ -30,7 +30,9 @@ def main() -> None:
     for spec in ("fp8_tensor", "fp8_row", "fp8_block", "mxfp8", "mxfp4", "nvfp4"):
         for columnwise in (False, True):
             took = seconds(lambda s=spec, c=columnwise: quire.functional.quantize(x, s, columnwise=c, seed=0), 2)
-            print(f"quantize {spec} {'both' if columnwise else 'rowwise'}: {took * 1e6:.0f} us, {copy / took:.4f} of copy")
+            print(
+                f"quantize {spec} {'both' if columnwise else 'rowwise'}: {took * 1e6:.0f} us, {copy / took:.4f} of copy"
+            )
     w = torch.randn(2048, 2048, device="cuda", dtype=torch.bfloat16)
     for rows in (1, 16, 512):
         a = torch.randn(rows, 2048, device="cuda", dtype=torch.bfloat16)

@@ -7,6 +7,7 @@ namespace {
 
 constinit const Kernel kPlaceGroups{"groups", "place_groups"};
 constinit const Kernel kZeroBeyond{"groups", "zero_beyond"};
+constinit const Kernel kZeroRest{"groups", "zero_rest"};
 constinit const Kernel kCopyList{"groups", "copy_list"};
 
 Places place(PlaceJob job, const Context& context) {
@@ -35,6 +36,11 @@ Places place_groups(const RowGroups& groups, int64_t rows, const FlatGroups& fla
 void zero_beyond(const MutableMatrix& m, const Places& groups, const Context& context) {
   if (!groups.places || !m.data || m.rows == 0 || m.cols == 0) return;
   launch(kZeroBeyond, grid_of(m.rows * m.cols), BeyondJob{m, groups}, context);
+}
+
+void zero_rest(void* data, int64_t room, const Places& groups, const Context& context) {
+  if (!groups.places || !data || room == 0) return;
+  launch(kZeroRest, grid_of(room), RestJob{static_cast<unsigned char*>(data), room, groups}, context);
 }
 
 const void* list_on_device(std::span<const std::byte> list, const Context& context) {

@@ -26,6 +26,9 @@ Places place_groups(const RowGroups& groups, int64_t rows, const FlatGroups& fla
 /// Zeroes the rows of `m` that belong to no group; nothing for one tensor.
 void zero_beyond(const MutableMatrix& m, const Places& groups, const Context& context);
 
+/// Zeroes what no group has of a flat buffer of `room` bytes of codes; nothing for one tensor.
+void zero_rest(void* data, int64_t room, const Places& groups, const Context& context);
+
 /// A list of the host in memory of the workspace; null for an empty one.
 const void* list_on_device(std::span<const std::byte> list, const Context& context);
 template <class T>

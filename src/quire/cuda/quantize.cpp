@@ -59,7 +59,7 @@ class SideOf {
     const Matrix x = all_of(p_);
     const Places groups =
         place_groups(p_.groups, x.rows, FlatGroups{p_.spec, direction_, x.cols, room_, p_.what}, context_);
-    clear();
+    clear(groups);
     const float* const amaxes = amaxes_above(x, each, groups);
     const QuantizeJob job{.spec = p_.spec,
                           .x = x,
@@ -85,12 +85,16 @@ class SideOf {
     return reinterpret_cast<const float*>(measured);
   }
 
-  /// What no thread writes is zero: padding, and in flat buffers what is left of them.
-  void clear() const {
+  /// What no thread writes is zero: padding, and what is left of flat buffers. Codes of groups that are left out stay
+  /// what they are; nobody reads them.
+  void clear(const Places& groups) const {
     const bool flat = !is_one(p_.groups), bytes = has_byte_scales(p_.spec);
     BufferCounts<int64_t> count = room_;
     if (!flat) count = counts(buffers<int64_t>(p_.spec, {p_.x.rows, p_.x.cols}, direction_));
-    if (flat || p_.spec.interleaved) fill(side_.data, 0, count[0], context_);
+    if (p_.spec.interleaved)
+      fill(side_.data, 0, count[0], context_);
+    else
+      zero_rest(side_.data, count[0], groups, context_);
     if (flat || bytes) fill(side_.scale, 0, count[1] * (bytes ? 1 : 4), context_);
     if (flat) fill(side_.amax, 0, count[2] * 4, context_);
   }

@@ -63,6 +63,11 @@ __global__ void zero_beyond(const __grid_constant__ BeyondJob job) {
   });
 }
 
+__global__ void zero_rest(const __grid_constant__ RestJob job) {
+  const int64_t first = job.groups[job.groups.count].at[0];
+  each_of(job.room - first, [&](int64_t i) { job.data[first + i] = 0; });
+}
+
 __global__ void copy_list(const __grid_constant__ ListJob job) {
   each_of(job.count, [&](int64_t i) { job.to[i] = job.bytes[i]; });
 }

@@ -45,6 +45,13 @@ struct BeyondJob {
   Places groups;
 };
 
+/// Zeroes what no group has of a flat buffer of codes.
+struct RestJob {
+  unsigned char* data = nullptr;
+  int64_t room = 0;
+  Places groups;
+};
+
 /// A part of a list of the host, which is gone before a kernel runs.
 struct ListJob {
   static constexpr int64_t kBytes = 3840;
