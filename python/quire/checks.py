@@ -61,8 +61,11 @@ def devices() -> list[str]:
 
 
 def check_device(what: str, device: torch.device | str | int | None) -> None:
-    """Raises RuntimeError for a device that this PyTorch or this machine does not have."""
+    """Raises RuntimeError for a device that this PyTorch or this machine does not have. Tensors of a FakeTensorMode
+    have no memory, so they may be on any device, as torch.nn's layers may."""
     if device is None or (kind := torch.device(device).type) in ("cpu", "meta"):
+        return
+    if torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None:
         return
     module = getattr(torch, kind, None)
     if hasattr(module, "is_available") and not module.is_available():

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -34,6 +35,9 @@ def test_it_says_versions_threads_and_devices(text):
     assert f"PyTorch {torch.__version__}" in text
     assert f"fast path for small calls: {'yes' if functional.DIRECT else 'no, '}" in text
     assert "  cpu (1): usable\n" in text
+    library = Path(quire.__file__).with_name("lib") / "libquire_cuda.so"
+    missing = "this build has no libquire_cuda.so, which needs nvcc"
+    assert f"  kernels for CUDA: {'in libquire_cuda.so' if library.exists() else missing}\n" in text
     if not torch.accelerator.is_available():
         assert "no accelerator: PyTorch finds none" in text
 

@@ -4,6 +4,8 @@ import copy
 import io
 import pickle
 
+import re
+
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -128,6 +130,22 @@ def test_skip_init_and_fake_tensors_work():
         layer = quire.Linear(24, 16)
         with quire.autocast(recipe=NVFP4BlockScaling()):
             assert layer(torch.empty(5, 24)).shape == (5, 16)
+
+
+@pytest.mark.cpu_only
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has the device")
+def test_a_layer_of_fake_tensors_may_be_on_a_device_that_this_machine_lacks():
+    # A build of PyTorch without CUDA cannot fill fake CUDA tensors, with torch.nn.Linear as with quire's.
+    with pytest.raises(RuntimeError, match="device 'cuda' is not available"):
+        quire.Linear(24, 16, device="cuda")
+    with FakeTensorMode():
+        try:
+            layer = quire.Linear(24, 16, device="cuda")
+        except RuntimeError as error:
+            with pytest.raises(RuntimeError, match=re.escape(str(error))):
+                torch.nn.Linear(24, 16, device="cuda")
+        else:
+            assert layer.weight.device.type == "cuda"
 
 
 @pytest.mark.parametrize("shape", [(24,), (5, 24), (2, 3, 24), (2, 1, 3, 24), (0, 24), (2, 0, 24), (1, 24)])

@@ -135,6 +135,15 @@ TEST(Context, BringsTheObserverThatHearsOfEveryProblemThatRan) {
   EXPECT_EQ(log.text, "a: advance of a counter\nb: fingerprint of float32 [1, 1]\n");
 }
 
+TEST(Devices, ThatLieInALibraryApartAreFoundOrSayWhatIsMissing) {
+  EXPECT_EQ(absence_of("cpu"), "");
+  EXPECT_EQ(absence_of("tpu"), "there is no such kind of device");
+  EXPECT_EQ(find_device("tpu"), nullptr);
+  const Device* const cuda = find_device("cuda");
+  EXPECT_EQ(cuda == nullptr, !absence_of("cuda").empty()) << absence_of("cuda");
+  if (cuda) EXPECT_EQ(cuda->name, "cuda");
+}
+
 TEST(Randomness, OfAModuleIsReadByTheKernelFromWhereItsCounterIs) {
   const QuantSpec spec = QuantSpec::parse("nvfp4:sr");
   std::vector<float> x(32 * 32);
