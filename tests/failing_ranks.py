@@ -2,6 +2,7 @@
 
 import contextlib
 import copy
+import functools
 import logging
 import os
 import signal
@@ -191,6 +192,26 @@ def alike_sizes(rank, kind):
             model(x).sum().backward()
 
     return message(step)
+
+
+def compiled_sizes(rank, parts, options, recipe, backend):
+    """Compiled layers get other tokens on rank 1 than on rank 0: in their first call, and after calls that all ranks
+    make alike. What each of the calls says, and at last one where rank 1 alone has other tokens than before."""
+    torch.manual_seed(0)
+    torch.compiler.reset()
+    group = distributed.new_group(timeout=timedelta(seconds=SHORT))
+    sizes = {"column": (64, 128), "row": (128, 64)}
+    model = torch.nn.Sequential(
+        *[quire.Linear(*sizes[mode], parallel=Parallel(mode, group, **options)) for mode in parts.split("+")]
+    )
+    run = torch.compile(model, fullgraph=True, backend=backend, dynamic=True)
+
+    def step(count):
+        with quire.autocast(enabled=recipe is not None, recipe=recipe or "mxfp8"):
+            run(torch.randn(count, 64, requires_grad=True)).sum().backward()
+
+    counts = [64 if rank else 32, 32, 32, 64, 96 if rank else 32, 64, 80 if rank else 64]
+    return [message(functools.partial(step, count)) for count in counts]
 
 
 def apart(rank):

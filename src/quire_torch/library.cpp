@@ -15,6 +15,7 @@
 #include "quire_torch/bridge/records.h"
 #include "quire_torch/op/op.h"
 #include "quire_torch/ops/activation.h"
+#include "quire_torch/ops/agree.h"
 #include "quire_torch/ops/delayed.h"
 #include "quire_torch/ops/grouped_linear.h"
 #include "quire_torch/ops/grouped_quantize.h"
@@ -61,8 +62,9 @@ using Inner = Operators<LinearFwd, LinearBwd, LinearDgrad, LinearWgrad, Tie, Lin
                         GroupedAmax, GroupedDequantize, NormFwd, NormBwd, ActivationFwd, ActivationBwd, RouteFwd,
                         RouteBwd, LimitCapacity, ExpertRows, ChunkRows, PermuteFwd, UnpermuteFwd, UnpermuteDot,
                         Quantize, Amax, Fingerprint, Dequantize, Reorder, EmptyQuantized>;
-using Mutations = Operators<Wgrad<at::Tensor>, Wgrad<op::TensorList>, Accumulate<at::Tensor>,
-                            Accumulate<op::TensorList>, SrAdvance, DelayedCollect, DelayedUpdate, AmaxMax, WgradStash>;
+using Mutations =
+    Operators<Wgrad<at::Tensor>, Wgrad<op::TensorList>, Accumulate<at::Tensor>, Accumulate<op::TensorList>, Agree,
+              SrAdvance, DelayedCollect, DelayedUpdate, AmaxMax, WgradStash>;
 /// With kernels for the host alone: runners, whose weights lie there.
 using Runners = Operators<Nvfp4Linear<c10::SymInt>, Nvfp4Linear<RunnerNameText>, Nvfp4Moe<c10::SymInt>,
                           Nvfp4Moe<RunnerNameText>, Nvfp4MoeRouted<c10::SymInt>, Nvfp4MoeRouted<RunnerNameText>>;
@@ -85,6 +87,11 @@ void register_functions(torch::Library& m) {
   m.def("delayed_collections() -> int", delayed_collections);
   m.def("in_backward() -> bool", in_backward);
   m.def("next_caller(str layer) -> ()", next_caller);
+  // Python's (quire/distributed/check_ranks.py): whether the ranks of a group compare what they are about to send, and
+  // the comparison.
+  m.def("ranks_compare(str group) -> bool");
+  m.def("compare_ranks(str group, int tokens, int[] weight, str recipe, str parallel) -> ()");
+  m.def("forget_agreed(str group) -> ()", forget_agreed);
   m.def("raise_reported(str device) -> ()", [](const std::string& device) { raise_reported(at::Device(device)); });
   m.def("isas() -> str", quire::explain_isas);
   m.def("kernel_tables(str device) -> str", kernel_tables);

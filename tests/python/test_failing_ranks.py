@@ -11,6 +11,7 @@ from failing_ranks import (
     apart,
     checked,
     compiled,
+    compiled_sizes,
     interrupted,
     other_rank_in_backward,
     other_rank_in_forward,
@@ -126,6 +127,36 @@ def test_no_difference_of_sizes_ends_a_process(new, kind, said):
         assert well, answer
         name, text, seconds = answer
         assert name == "RuntimeError" and said in text and seconds < SHORT + 20, text
+
+
+SEQUENCE, RING = {"sequence": True}, {"sequence": True, "overlap": "ring"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("parts", "options", "recipe", "backend"),
+    [
+        ("column+row", SEQUENCE, "mxfp8", "inductor"),
+        ("column+row", SEQUENCE, "fp8_current", "aot_eager"),
+        ("column", SEQUENCE, None, "aot_eager"),  # values are gathered
+        ("column", RING, "nvfp4", "aot_eager"),
+        ("column", {}, "mxfp8", "aot_eager"),  # the first collective that tokens change is one of backward
+        ("row", {}, "x=fp8_row,w=fp8_row,dy=fp8_row", "aot_eager"),  # it is the reduction of one amax for each token
+        ("row", SEQUENCE, "mxfp8", "inductor"),
+        ("row", RING, "mxfp8", "aot_eager"),
+        ("row", SEQUENCE | {"reduce": "float32"}, "nvfp4", "aot_eager"),
+    ],
+)
+def test_no_number_of_tokens_ends_a_process_that_runs_compiled_code(two, parts, options, recipe, backend):
+    for rank, calls in enumerate(two.run(compiled_sizes, parts, options, recipe, backend)):
+        first, *alike, later, again, alone = calls
+        for (name, text, seconds), other in ((first, 64), (later, 96)):
+            assert name == "RuntimeError" and seconds < SHORT + 60, text
+            assert "compiled function" in text and f"rank {rank} of 2" in text
+            assert f"differ in tokens: 32 on rank 0 of the group, {other} on rank 1 of the group. They" in text
+        assert [name for name, _, _ in (*alike, again)] == [""] * 4, calls
+        assert alone[0] == "RuntimeError", alone
+        assert rank == 0 or "it still has the sizes of its last call. The call here: " in alone[1], alone
 
 
 @pytest.mark.parametrize("kind", ["later", "earlier"])

@@ -209,10 +209,11 @@ SCENES = [quantizers, gradients_apart, linears, grouped, producers, mixtures, st
 
 #: Operators that compute nothing in floating point.
 WITHOUT_NUMBERS = {
-    "activations", "canonical_parallel", "canonical_recipe",
-    "canonical_spec", "debug_count", "debug_counted", "debug_record", "debug_recorded", "debug_recorded_text",
-    "delayed_collections", "delayed_update_in_python_", "explain_begin", "explain_end", "explain_note", "in_backward",
-    "isas", "kernel_tables", "next_caller", "raise_reported",
+    "activations", "agree_", "canonical_parallel", "canonical_recipe", "canonical_spec", "compare_ranks",
+    "debug_count", "debug_counted", "debug_record", "debug_recorded", "debug_recorded_text",
+    "delayed_collections", "delayed_update_in_python_", "explain_begin", "explain_end", "explain_note",
+    "forget_agreed", "in_backward",
+    "isas", "kernel_tables", "next_caller", "raise_reported", "ranks_compare",
     "runner_call_python", "runner_dropped_functions", "runner_list", "runner_register_linear", "runner_register_moe",
     "runner_register_python", "runner_release_memory", "runner_unregister", "spec_families", "spec_grammar", "tie",
     "wgrad_drop", "wgrad_stash_", "wgrad_take_",

@@ -66,7 +66,7 @@ def calls():
 
 
 #: Of ranks, or with runners for numbers: their sizes are those of operators above, or are compared with the runner's.
-ELSEWHERE = {"parallel_linear", "parallel_grouped_linear"}
+ELSEWHERE = {"parallel_linear", "parallel_grouped_linear", "agree_"}
 ELSEWHERE |= {"nvfp4_linear", "nvfp4_moe", "nvfp4_moe_routed", "runner_register_linear", "runner_register_moe"}
 
 

@@ -15,6 +15,8 @@ from datetime import timedelta
 import torch
 from torch import distributed
 
+from quire.distributed.groups import named_group, the_group
+
 NAME = "QUIRE_CHECK_RANKS"
 #: What a call is, name -> value.
 Fields = dict[str, str | int]
@@ -76,9 +78,37 @@ def agree(
     known = _agreed.setdefault(owner, {})
     if known.get(part) == sizes:
         return
-    if group.size() > 1 and "gloo" in distributed.get_backend_config(group):
+    if _would_end(group):
         _compare(*said(), group, "agree")
     known[part] = sizes
+
+
+def _would_end(group: "distributed.ProcessGroup") -> bool:
+    """Whether a process of the group would end that gets more than it expects."""
+    return group.size() > 1 and "gloo" in distributed.get_backend_config(group)
+
+
+def _ranks_compare(name: str) -> bool:
+    """The kernel of quire::ranks_compare."""
+    group = named_group(name)
+    return group is not None and _would_end(group)
+
+
+def _compare_compiled(name: str, tokens: int, weight: list[int], recipe: str, parallel: str) -> None:
+    """The kernel of quire::compare_ranks, which agree_ calls: agree() of a layer in compiled code, whose class and path
+    nobody knows there."""
+    group = the_group(name)
+    if not _would_end(group):
+        return
+    fields: Fields = {"sharded as": parallel, "tokens": tokens, "weight": str(list(weight))}
+    mode = parallel.partition(",")[0]
+    caller = f"a sharded layer of a compiled function, {mode}, rank {group.rank()} of {group.size()}"
+    _compare(caller, fields | fields_of_recipe(recipe or "none"), group, "compiled")
+
+
+_library = torch.library.Library("quire", "IMPL")
+_library.impl("ranks_compare", _ranks_compare, "CompositeExplicitAutograd")
+_library.impl("compare_ranks", _compare_compiled, "CompositeExplicitAutograd")
 
 
 def _compare(caller: str, fields: Fields, group: "distributed.ProcessGroup", kind: str) -> None:

@@ -5,6 +5,7 @@ import itertools
 from torch import distributed
 
 from quire.checks import check_type
+from quire.distributed.sharded_operators import forget_agreed
 
 #: First of the names for groups that nobody has named.
 _TENSOR_PARALLEL = "quire:tp"
@@ -34,6 +35,7 @@ def name_group(group: "distributed.ProcessGroup", name: str) -> str:
         )
     if known is None:
         distributed.distributed_c10d._register_process_group(name, group)
+        forget_agreed(name)
     return name
 
 

@@ -63,6 +63,12 @@ def name_next_caller(layer: str) -> None:
     torch.ops.quire.next_caller(layer)
 
 
+def forget_agreed(group: str) -> None:
+    """Forgets what the ranks of the group of that name have said to one another in compiled code: the name is now
+    another group's."""
+    torch.ops.quire.forget_agreed(group)
+
+
 def sum_gradient(t: torch.Tensor, parallel: str) -> torch.Tensor:
     """The values of t, a parameter that every rank has and uses for its own tokens. Its gradient is the sum over the
     group of `parallel`, which is as for parallel_linear()."""

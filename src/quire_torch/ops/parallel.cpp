@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "quire/spec/buffers.h"
+#include "quire_torch/ops/agree.h"
 #include "quire_torch/ops/grouped_quantize.h"
 #include "quire_torch/ops/linear_grads.h"
 
@@ -176,6 +177,7 @@ std::vector<op::Tensors<2>> amaxes_of_wholes(const std::vector<Part>& parts, con
     // Lines that one rank has whole have amaxes of their own.
     const bool lines = has_line_amaxes(one.spec);
     if (one.rowwise && (!lines || one.axis == 1)) shared.push_back(&amaxes[i][0]);
+    if (one.rowwise && lines && one.axis == 1) agree_before(amaxes[i][0]);
     if (one.columnwise && (!lines || one.axis == 0)) shared.push_back(&amaxes[i][1]);
   }
   reduce_amaxes(shared, group);
@@ -251,6 +253,7 @@ DirectionBuffers gather(const DirectionBuffers& part, const quire::QuantSpec& sp
   std::vector<at::Tensor> divided;
   for (size_t i = 0; i < part.size(); ++i)
     if (travels(i)) divided.push_back(part[i].flatten().view(at::kByte));  // gloo takes one dtype in a call
+  agree_before(divided.back());                                            // the smallest
   const std::vector<at::Tensor> gathered = all_gather(divided, group);
   DirectionBuffers whole = part;
   for (size_t i = 0, next = 0; i < whole.size(); ++i) {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "quire_torch/ops/agree.h"
 #include "quire_torch/ops/reduce.h"
 
 namespace quire_torch {
@@ -89,8 +90,15 @@ std::pair<op::Tensors<3>, ParallelGroupedLinear::Saved> ParallelGroupedLinear::f
   check(a, need);
   const Caller caller(layer);
   const Parallel& p = **a.parallel;
+  const Agreement agreement(layer, {.t = {a.x},
+                                    .tokens = rows_of(a.x),
+                                    .in_features = a.w.tensors.front().sym_size(-1),
+                                    .out_features = a.w.tensors.front().sym_size(-2),
+                                    .recipe = a.recipe,
+                                    .parallel = a.parallel});
   const GroupedLinear::Args args = operands(a, need);
   const auto [r, x] = GroupedLinear::product(args, need);
+  agree_before(r[0]);
   GroupedLinear::Args given = mode_of(a.recipe) == Backward::high_precision ? own_product(a) : args;
   given.dtype = a.dtype;
   given.bias = a.bias;

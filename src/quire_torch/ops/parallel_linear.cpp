@@ -2,6 +2,7 @@
 
 #include <ATen/ops/cat.h>
 
+#include "quire_torch/ops/agree.h"
 #include "quire_torch/ops/reduce.h"
 #include "quire_torch/ops/ring.h"
 
@@ -96,10 +97,11 @@ void take_x(const ParallelLinear::Args& a, bool keep, const Part& part, const op
 /// The product's x, and what is kept of it, of values that come together, because codes cannot.
 void take_values(const ParallelLinear::Args& a, bool keep, bool quantizes_x, Operands& o) {
   const Parallel& p = **a.parallel;
+  const at::Tensor x = agreed(a.x);
   if (p.ring && !quantizes_x)
-    o.arrivals.emplace(a.x, p.group);
+    o.arrivals.emplace(x, p.group);
   else
-    o.args.x = gather(a.x, p.group);
+    o.args.x = gather(x, p.group);
   if (keep) o.kept = kept_x(a), o.keeps = o.plain = true;
   if (!a.input_scale) return;
   const auto q = quantize_parts({{.t = o.args.x, .spec = (*a.recipe)->x, .scale = a.input_scale}}, p.group)[0];
@@ -206,7 +208,9 @@ at::Tensor scattered_product(const ParallelLinear::Args& a, const Operands& o) {
     const Cut piece = cut(i, rows, block, p.group);
     const DirectionBuffers own =
         codes ? rows_of(x, (*a.recipe)->x, piece, p.group) : itself(rows_of(a.x, piece, p.group));
-    sums.start(product_of(o.args, own, {piece.length * p.group.size, a.x.sym_size(-1)}), p, piece);
+    const at::Tensor y = product_of(o.args, own, {piece.length * p.group.size, a.x.sym_size(-1)});
+    if (i == 0) agree_before(y);
+    sums.start(y, p, piece);
   }
   auto sizes = sizes_with(a.x, 1, a.w.sym_size(0));
   sizes[0] = sizes[0] / p.group.size;
@@ -221,6 +225,12 @@ std::pair<op::Tensors<3>, ParallelLinear::Saved> ParallelLinear::forward(const A
   std::string layer = take_next_caller();
   check(a, need);
   const Caller caller(layer);
+  const Agreement agreement(layer, {.t = {a.x},
+                                    .tokens = rows_of(a.x),
+                                    .in_features = a.w.sym_size(1),
+                                    .out_features = a.w.sym_size(0),
+                                    .recipe = a.recipe,
+                                    .parallel = a.parallel});
   const Operands o = operands(a, need);
   op::Needs of_product = need;
   if (o.keeps) of_product.bits &= ~(int64_t{1} << kW);
@@ -231,7 +241,7 @@ std::pair<op::Tensors<3>, ParallelLinear::Saved> ParallelLinear::forward(const A
   if (pieces)
     r[0] = arrive ? product_of_arrivals(a, o) : scattered_product(a, o), x = itself(need[kW] ? a.x : absent());
   else
-    std::tie(r, x) = GroupedLinear::product(o.args, of_product);
+    std::tie(r, x) = GroupedLinear::product(o.args, of_product), agree_before(r[0]);
   const bool high = mode_of(a.recipe) == Backward::high_precision;
   GroupedLinear::Args given = high ? own_product(a) : o.args;
   given.dtype = a.dtype;

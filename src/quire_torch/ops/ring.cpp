@@ -2,6 +2,7 @@
 
 #include <ATen/ops/cat.h>
 
+#include "quire_torch/ops/agree.h"
 #include "quire_torch/ops/reduce.h"
 
 namespace quire_torch {
@@ -22,6 +23,7 @@ Arrivals::Arrivals(const DirectionBuffers& own, const quire::QuantSpec& spec, co
   for (size_t i = 0; i < own.size(); ++i)
     if (travels(i)) bytes.push_back(own[i].flatten().view(at::kByte));
   const at::Tensor packed = bytes.size() == 1 ? bytes[0] : at::cat(bytes);
+  agree_before(packed);
   for (int64_t i = 0; i < group.size; ++i) started_.push_back(broadcast(packed, i, group));
 }
 
