@@ -81,6 +81,14 @@ DIFFERENCES = {
     "test_gpt_fp8_parameters[DelayedScaling": "with the scale of their own amax",
     # Plain values that are exact under the scale 1 are copied to such a weight.
     "test_dtype_cast[fp8_delayed_scaling-": "with the scale of their own amax",
+    **dict.fromkeys(
+        [
+            f"test_basic_linear_quantized[False-{gradient}-False-True-{given}-False-fp8_delayed_scaling"
+            for gradient in (False, True)
+            for given in (False, True)
+        ],
+        "with the scale of their own amax",
+    ),
     "test_layernorm_mlp_accuracy_delay_wgrad_compute": "gradients of biases can differ in the last bit",
     "test_quantize[True-False": "The gradient that `ops.Quantize` rounds is a plain tensor",
     "test_fused_op_cannot_omit_required_channel_output": "an `ops.FusedOperation` computes its operations one by one",

@@ -155,10 +155,26 @@ def test_a_quantized_activation_decodes_with_a_gradient_and_is_a_pytree(make_x, 
     assert "mxfp8" in repr(q) and q.carrier.untyped_storage().nbytes() == 2
 
 
-def test_a_quantized_tensor_that_wants_a_gradient_is_refused_as_input(make_layer, make_x):
-    q = quire.quantize(make_x(5, 96, requires_grad=False), "mxfp8").requires_grad_()
-    with quire.autocast(), pytest.raises(RuntimeError, match="has no gradient; quantize the tensor that has one with"):
-        make_layer()(q)
+@every_recipe
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_quantized_tensor_that_wants_a_gradient_gets_that_of_its_values(
+    recipe, compiled, compiler, make_layer, make_x, equal_bits, device
+):
+    original, x = make_layer(), make_x(33, 96, requires_grad=False)
+    scale = torch.ones(1, device=device) if recipe.delayed() else None
+    leaves = [x.clone(), quire.quantize(x, recipe.input_spec, columnwise=True, scale=scale)]
+    results = []
+    for leaf in leaves:
+        layer = copy.deepcopy(original)
+        function = compiler(layer, backend="aot_eager") if compiled else layer
+        with quire.autocast(recipe=recipe):
+            y = function(leaf.requires_grad_())
+        y.sum().backward()
+        assert type(leaf.grad) is torch.Tensor and leaf.grad.dtype == x.dtype
+        results.append([y.detach(), leaf.grad, layer.weight.grad])
+    assert_same(*results, equal_bits)
+    with torch.no_grad(), quire.autocast(recipe=recipe):
+        assert not layer(leaves[1]).requires_grad
 
 
 def test_a_quantized_input_of_another_spec_is_multiplied_under_its_own(equal_bits, device):

@@ -140,7 +140,8 @@ class Linear(ProductModule, torch.nn.Linear):
     ) -> torch.Tensor | QuantizedActivation | tuple[torch.Tensor | QuantizedActivation, torch.Tensor | None]:
         """x [*, in_features] -> [*, out_features].
 
-        x: a plain tensor, or a QuantizedTensor or QuantizedActivation, which is used directly, under its own spec.
+        x: a plain tensor, or a QuantizedTensor or QuantizedActivation, which is used directly, under its own spec. One
+            that requires a gradient gets that of its decoded values.
         is_first_microbatch: True quantizes the weight and keeps the codes; False uses the kept codes (and quantizes if
             there are none); None does neither. Codes of a weight that has changed since raise an error.
         output_spec: the result is quantized under this spec: a QuantizedTensor, or if there will be a backward pass a

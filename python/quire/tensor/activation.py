@@ -9,7 +9,7 @@ import torch
 from torch.utils import _pytree  # the registry of containers; torch.export.register_dataclass takes no static fields
 
 from quire.tensor.buffers import BUFFER_NAMES, DTYPES, named_buffers
-from quire.tensor.decoded import Decoded
+from quire.tensor.decoded import Carried, Decoded
 from quire.tensor.directions import other_direction
 from quire.tensor.making import from_list
 from quire.tensor.proto import TensorProto, check_buffers
@@ -124,19 +124,15 @@ def input_operand(
 
     columnwise: the gradient of the weight will need that direction. Where it is not stored it is made: without loss
     where its codes follow from the stored ones (QuantizedTensor.update_usage), else by quantizing the decoded values.
-    The same goes for a missing rowwise direction. Raises RuntimeError for a QuantizedTensor that requires a gradient,
-    ValueError where the missing direction cannot be made. Sizes and dtypes of buffers are checked by the operators that
+    The same goes for a missing rowwise direction. Raises ValueError where the missing direction cannot be made. Sizes and dtypes of buffers are checked by the operators that
     take them.
     """
     if isinstance(x, QuantizedActivation):
         carrier, buffers, text = x.carrier, list(x.buffers), x.spec_text
     else:
-        if x.requires_grad and torch.is_grad_enabled():
-            raise RuntimeError(
-                "quire: a QuantizedTensor as the input of a layer has no gradient; quantize the tensor that has one "
-                "with quire.quantize, which gives a QuantizedActivation, or detach() it"
-            )
-        carrier, buffers, text = x.carrier(), x.buffer_list(), x.spec_text
+        wanted = x.requires_grad and torch.is_grad_enabled()
+        carrier = Carried.apply(x) if wanted else x.carrier()
+        buffers, text = x.buffer_list(), x.spec_text
     for first, name, wanted in ((0, "rowwise", True), (3, "columnwise", columnwise)):
         if wanted and buffers[first] is None:
             # Not assigned to a slice, which Dynamo cannot trace.

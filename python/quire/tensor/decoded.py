@@ -21,6 +21,18 @@ class Decoded(torch.autograd.Function):
         return gradient.to(ctx.dtype), None, None
 
 
+class Carried(torch.autograd.Function):
+    """The carrier of a QuantizedTensor, which has that one's gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, q: Any) -> torch.Tensor:
+        return q.carrier()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        return gradient
+
+
 def each(function: Callable[[Any], Any], value: Any) -> Any:
     """function of a value, or of each in a list or tuple."""
     if isinstance(value, list | tuple):
