@@ -124,8 +124,8 @@ def input_operand(
 
     columnwise: the gradient of the weight will need that direction. Where it is not stored it is made: without loss
     where its codes follow from the stored ones (QuantizedTensor.update_usage), else by quantizing the decoded values.
-    The same goes for a missing rowwise direction. Raises ValueError where the missing direction cannot be made. Sizes and dtypes of buffers are checked by the operators that
-    take them.
+    The same goes for a missing rowwise direction. Raises ValueError where the missing direction cannot be made. Sizes
+    and dtypes of buffers are checked by the operators that take them.
     """
     if isinstance(x, QuantizedActivation):
         carrier, buffers, text = x.carrier, list(x.buffers), x.spec_text
