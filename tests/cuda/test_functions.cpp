@@ -5,19 +5,12 @@
 #include <numeric>
 
 #include "cuda/cuda_device.h"
+#include "cuda/device_arrays.h"
 #include "cuda/kernels.h"
-#include "cuda/ptx_files.h"
 #include "quire/quantize/quantize.h"
 
 namespace quire::testing {
 namespace {
-
-template <class T>
-T* device_array(auto& memory, const std::vector<T>& values) {
-  auto* to = reinterpret_cast<T*>(memory.allocate(values.size() * sizeof(T)));
-  std::copy(values.begin(), values.end(), to);
-  return to;
-}
 
 /// Numbers of every exponent and sign, with zeros, NaN and infinities.
 std::vector<float> numbers() {
