@@ -17,7 +17,8 @@ struct Fault {
 /// What running a kernel of faults.cu over 128 numbers says; "" where it runs to its end.
 std::string error_of(const Fault& fault, uint64_t seed, emulator::Memory& memory, const int* x, int* out) {
   try {
-    launch(kernel_of("faults.ptx", fault.kernel), {{1}, {fault.threads}, 4 * fault.threads, seed}, memory, x, out);
+    launch(kernel_of("faults.ptx", fault.kernel), {{1}, {fault.threads}, 4 * fault.threads, seed, 10'000'000}, memory,
+           x, out);
   } catch (const emulator::Error& e) {
     return e.what();
   }
@@ -37,6 +38,7 @@ constexpr Fault kFaults[] = {
     {"waits_in_divergent_code", "divergent code"},
     {"shuffles_with_a_lane_elsewhere", "lanes of one warp at different words"},
     {"shuffles_with_a_mask_without_itself", "a mask of lanes without the lane"},
+    {"spins_for_ever", "does not end"},
     {"asks_for_the_time", "%clock64"},
     {"is_not_exact", "not exact"},
 };

@@ -9,8 +9,6 @@ namespace {
 
 /// Instructions of one thread before others run: it may wait in a loop for what they write.
 constexpr uint64_t kTurn = 1 << 20;
-/// A block of a test runs a thousand times less.
-constexpr uint64_t kMostSteps = 4'000'000'000;
 
 std::string text_of(Dim3 d) {
   return "(" + std::to_string(d.x) + ", " + std::to_string(d.y) + ", " + std::to_string(d.z) + ")";
@@ -75,7 +73,7 @@ void Block::run_some(Thread& thread) {
   steps_ += kTurn - left;
   if (thread.ended) idle_.push_back(thread.take_stacks());
   if (!i) return;
-  if (steps_ > kMostSteps) throw Error("the kernel does not end" + where(thread, i));
+  if (steps_ > launch.most_steps) throw Error("the kernel does not end" + where(thread, i));
   thread.at = i;
   ready_.push_back(&thread);
 }

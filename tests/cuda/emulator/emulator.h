@@ -48,10 +48,11 @@ struct Dim3 {
 };
 
 struct Launch {
-  Dim3 grid;                     ///< in blocks
-  Dim3 block;                    ///< in threads
+  Dim3 grid{};                   ///< in blocks
+  Dim3 block{};                  ///< in threads
   std::size_t shared_bytes = 0;  ///< dynamic shared memory of a block
   uint64_t seed = 0;             ///< 0: blocks and threads run in ascending order; else in an order that it gives
+  uint64_t most_steps = 4'000'000'000;  ///< instructions of a block: a test needs a thousandth
 };
 
 /// Of a kernel: where it lies in the bytes of all parameters, as C++ lays them out too.

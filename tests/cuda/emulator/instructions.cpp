@@ -29,11 +29,10 @@ void FunctionBuilder::compare(const std::string& name, std::vector<std::string> 
   const bool has_other = operands[0].find('|') != std::string::npos;
   if (has_other) emit("not.pred", {{other, result}});
   if (join.empty()) return;
-  int with = 0;
-  if (const std::string& c = operands.at(3); c.starts_with('!'))
-    emit("not.pred", {{with = fresh(0), slot(c.substr(1))}});
-  else
-    with = slot(c);
+  // A copy, because c may be a result too.
+  const std::string& c = operands.at(3);
+  const int with = fresh(0);
+  emit(c.starts_with('!') ? "not.pred" : "mov.pred", {{with, slot(c.starts_with('!') ? c.substr(1) : c)}});
   emit(join, {{first, result, with}});
   if (has_other) emit(join, {{other, other, with}});
 }
