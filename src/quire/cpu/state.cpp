@@ -1,42 +1,10 @@
 #include "quire/cpu/state.h"
 
-#include <algorithm>
-#include <cmath>
-
 #include "quire/base/fault.h"
 #include "quire/base/float_mode.h"
-#include "quire/spec/delayed.h"
+#include "quire/spec/delayed_step.h"
 
 namespace quire::cpu {
-namespace {
-
-/// The row of a state's rule in the table, or null.
-const double* find_rule(const DelayedUpdateProblem& p, const DelayedState& state) {
-  const auto number = static_cast<double>(state.usage[0]);
-  for (const double* row = p.rules; row < p.rules + p.rule_count * kRuleColumns && row[kNumber] != 0;
-       row += kRuleColumns)
-    if (row[kNumber] == number) return row;
-  return nullptr;
-}
-
-/// One state, slot by slot: its amaxes become row 0, which the update rolls on.
-void end_step(const DelayedState& s, const double* row, bool backward) {
-  const DelayedRule rule{.algorithm = row[kMostRecent] != 0 ? AmaxAlgorithm::most_recent : AmaxAlgorithm::max,
-                         .largest = static_cast<float>(row[backward ? kLargestBackward : kLargestForward]),
-                         .margin = static_cast<int>(row[kMargin])};
-  const auto length = static_cast<int64_t>(row[kLength]);
-  int64_t& in_use = s.usage[backward ? 2 : 1];
-  if (in_use > length) std::fill(s.history + length * s.slots, s.history + std::min(in_use, s.rows) * s.slots, 0.0F);
-  in_use = length;
-  for (int64_t i = 0; i < s.slots; ++i) {
-    s.history[i] = s.amax[i];
-    const AmaxHistory history{.data = s.history + i, .length = length, .stride = s.slots};
-    s.scale[i] = quire::delayed_update(rule, history, s.reduced[i], s.scale[i]);
-    s.amax[i] = s.history[i];
-  }
-}
-
-}  // namespace
 
 // After the last counter comes the first again (numerics.md 0.11: all its 64 bits count).
 void advance(const AdvanceProblem& p, const Context&) {
@@ -45,7 +13,7 @@ void advance(const AdvanceProblem& p, const Context&) {
 
 void maximum(const MaximumProblem& p, const Context&) {
   const FloatMode mode;
-  for (int64_t i = 0; i < p.count; ++i) p.to[i] = std::fmax(p.to[i], p.values[i]);
+  for (int64_t i = 0; i < p.count; ++i) p.to[i] = maximum_of(p.to[i], p.values[i]);
 }
 
 void delayed_collect(const CollectProblem& p, const Context& context) {
@@ -56,13 +24,19 @@ void delayed_collect(const CollectProblem& p, const Context& context) {
 
 void delayed_update(const DelayedUpdateProblem& p, const Context&) {
   const FloatMode mode;
+  const auto rule_of = [&](const DelayedState& state) { return find_rule(p.rules, p.rule_count, state); };
   for (const DelayedState& state : p.states) {
-    const double* rule = find_rule(p, state);
-    if (rule && !(rule[kLength] >= 1 && rule[kLength] <= static_cast<double>(state.rows)))
+    const double* rule = rule_of(state);
+    if (rule && !has_length(state, rule))
       raise("delayed_update_", ValueRule::history_length, {.number = rule[kLength], .limit = state.rows});
   }
-  for (const DelayedState& state : p.states)
-    if (const double* rule = find_rule(p, state)) end_step(state, rule, p.backward);
+  for (const DelayedState& state : p.states) {
+    const double* rule = rule_of(state);
+    if (!rule) continue;
+    int64_t& in_use = rows_in_use(state, p.backward);
+    for (int64_t slot = 0; slot < state.slots; ++slot) end_step(state, rule, p.backward, in_use, slot);
+    in_use = static_cast<int64_t>(rule[kLength]);
+  }
 }
 
 }  // namespace quire::cpu

@@ -18,8 +18,30 @@ const bool registered = [] {
 
 const Device& device() {
   static constexpr Device kDevice{"cuda",
-                                  {kQuantize, kAmax, kDequantize, kReorder, {}, {}, {}, {}, {}, {}, {}, {},
-                                   {},        {},    {},          {},       {}, {}, {}, {}, {}, {}, {}, {}},
+                                  {kQuantize,
+                                   kAmax,
+                                   kDequantize,
+                                   kReorder,
+                                   {},  // GemmProblem
+                                   {},  // MatmulProblem
+                                   {},  // ColumnSumProblem
+                                   {},  // NormProblem
+                                   {},  // NormGradProblem
+                                   {},  // ActivationProblem
+                                   {},  // ActivationGradProblem
+                                   kRoute,
+                                   kRouteGrad,
+                                   kLimitCapacity,
+                                   kPermute,
+                                   kUnpermute,
+                                   kPermutedDot,
+                                   kExpertRows,
+                                   kChunkRows,
+                                   kFingerprint,
+                                   kAdvance,
+                                   kMaximum,
+                                   kCollect,
+                                   kDelayedUpdate},
                                   faults};
   return kDevice;
 }

@@ -16,4 +16,21 @@ extern const Rows<AmaxProblem> kAmax;
 extern const Rows<DequantizeProblem> kDequantize;
 extern const Rows<ReorderProblem> kReorder;
 
+// moe.cpp
+extern const Rows<RouteProblem> kRoute;
+extern const Rows<RouteGradProblem> kRouteGrad;
+extern const Rows<CapacityProblem> kLimitCapacity;
+extern const Rows<PermuteProblem> kPermute;
+extern const Rows<UnpermuteProblem> kUnpermute;
+extern const Rows<PermutedDotProblem> kPermutedDot;
+extern const Rows<ExpertRowsProblem> kExpertRows;
+extern const Rows<ChunkRowsProblem> kChunkRows;
+
+// state.cpp
+extern const Rows<FingerprintProblem> kFingerprint;
+extern const Rows<AdvanceProblem> kAdvance;
+extern const Rows<MaximumProblem> kMaximum;
+extern const Rows<CollectProblem> kCollect;
+extern const Rows<DelayedUpdateProblem> kDelayedUpdate;
+
 }  // namespace quire::cuda

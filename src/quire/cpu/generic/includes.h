@@ -27,6 +27,7 @@
 #include "quire/format/pack.h"
 #include "quire/spec/activation.h"
 #include "quire/spec/buffers.h"
+#include "quire/spec/fingerprint_rule.h"
 #include "quire/spec/hadamard.h"
 #include "quire/spec/interleave.h"
 #include "quire/spec/kinds.h"

@@ -7,9 +7,10 @@
 #include "quire/base/fault.h"
 #include "quire/base/parallel.h"
 #include "quire/base/shape.h"
-#include "quire/cpu/moe/sum.h"
 #include "quire/cpu/workspace.h"
 #include "quire/format/element.h"
+#include "quire/spec/row_map.h"
+#include "quire/spec/sums.h"
 
 namespace quire::cpu {
 namespace {
@@ -63,7 +64,7 @@ void store(std::span<const float> from, const MutableMatrix& x, const Place& at)
 }
 
 void check_row(const char* op, const RowMap& map, int64_t place, int64_t rows) {
-  if (map.rows[place] < -1 || map.rows[place] >= rows) [[unlikely]]
+  if (!is_number_or_none(map.rows[place], rows)) [[unlikely]]
     raise(op, ValueRule::row_map,
           {.index = place / map.slots, .value = map.rows[place], .limit = rows, .more = {place % map.slots}});
 }
@@ -111,12 +112,9 @@ class Combiner {
   void add_up(int64_t first, int64_t end, const Place& to) const {
     float sums[kPiece], rows[kPiece];
     const auto count = static_cast<size_t>(std::min(kPiece, p_.to.cols - to.col));
-    const std::span sum(sums, count), row(rows, count);
-    load_weighted(first, to.col, sum);
-    for (int64_t place = next(first + 1, end); place < end; place = next(place + 1, end)) {
-      load_weighted(place, to.col, row);
-      for (size_t i = 0; i < count; ++i) sum[i] += row[i];
-    }
+    std::span sum(sums, count), row(rows, count);
+    add_rows({first, end}, sum, row, [&](int64_t place) { return next(place, end); },
+             [&](int64_t place, std::span<float> piece) { load_weighted(place, to.col, piece); });
     store(sum, p_.to, to);
   }
 
@@ -181,7 +179,7 @@ void permuted_dot(const PermutedDotProblem& p, const Context&) {
         if (p.map.rows[place] < 0) continue;
         load(p.permuted, {p.map.rows[place]}, y);
         p.to[place] =
-            sum(p.tokens.cols, [&](int64_t i) { return x[static_cast<size_t>(i)] * y[static_cast<size_t>(i)]; });
+            SumOfRow{}(p.tokens.cols, [&](int64_t i) { return x[static_cast<size_t>(i)] * y[static_cast<size_t>(i)]; });
       }
     }
   });

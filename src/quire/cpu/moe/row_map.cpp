@@ -7,12 +7,10 @@
 
 #include "quire/base/fault.h"
 #include "quire/base/shape.h"
+#include "quire/spec/row_map.h"
 
 namespace quire::cpu {
 namespace {
-
-/// Experts whose number nobody said are fewer than this.
-constexpr int64_t kMostExperts = 1 << 16;
 
 size_t at(int64_t i) { return static_cast<size_t>(i); }
 

@@ -5,11 +5,14 @@
 
 namespace quire::cuda {
 
+/// Integers::operator[] of the host.
+__device__ inline int64_t at(const Integers& integers, int64_t i) {
+  return integers.wide ? static_cast<const int64_t*>(integers.data)[i] : static_cast<const int32_t*>(integers.data)[i];
+}
+
 /// The end of a group, as it was given.
 __device__ inline int64_t end_of(const RowGroups& groups, int64_t group, int64_t rows) {
-  if (!groups.ends.data) return (group + 1) * (rows / groups.count);
-  return groups.ends.wide ? static_cast<const int64_t*>(groups.ends.data)[group]
-                          : static_cast<const int32_t*>(groups.ends.data)[group];
+  return groups.ends.data ? at(groups.ends, group) : (group + 1) * (rows / groups.count);
 }
 
 /// Whether a group has rows of `only`, or `only` has no ends (QuantizeProblem::only).

@@ -3,15 +3,6 @@
 
 #include "quire/cpu/generic/elements/lines.inl.h"
 
-constexpr uint64_t kPlace = 0x9E3779B97F4A7C15u, kMix = 0xD6E8FEB86659FD93u;  // odd, bits well spread
-
-/// A bijection of `word` for every place, so that one changed word always changes the sum.
-inline uint64_t mixed(uint64_t word, uint64_t place) {
-  uint64_t v = word + place * kPlace;
-  v = (v ^ (v >> 32)) * kMix;
-  return v ^ (v >> 32);
-}
-
 /// The sum of mixed words of `bytes` bytes, the last filled up with zeros.
 inline uint64_t sum_of_words(const char* from, int64_t bytes, uint64_t place) {
   uint64_t sum = 0;
@@ -30,8 +21,8 @@ inline uint64_t sum_of_words(const char* from, int64_t bytes, uint64_t place) {
 }
 
 uint64_t fingerprint(const Matrix& x) {
-  const uint64_t sizes = static_cast<uint64_t>(x.rows) * 31 + static_cast<uint64_t>(x.cols);
-  if (x.rows == 0 || x.cols == 0) return mixed(0, sizes);  // the other size may be any, also one that no memory has
+  // The other size may be any, also one that no memory has.
+  if (x.rows == 0 || x.cols == 0) return fingerprint_of(0, x.rows, x.cols);
   const int64_t bytes = x.cols * size_of(x.dtype), words = ceil_div(bytes, 8);
   const bool one_line = x.row_stride == x.cols && bytes % 8 == 0;
   std::atomic<uint64_t> sum{0};
@@ -43,5 +34,5 @@ uint64_t fingerprint(const Matrix& x) {
       part += sum_of_words(static_cast<const char*>(element_of(x, i, 0)), length, static_cast<uint64_t>(i * words));
     sum += part;
   });
-  return mixed(sum, sizes);
+  return fingerprint_of(sum, x.rows, x.cols);
 }

@@ -1,0 +1,355 @@
+// Routing, and the order of rows. Nothing is added in an order that depends on threads.
+#include "quire/cuda/kernels/moe.h"
+
+#include "quire/cuda/kernels/fault.cuh"
+#include "quire/cuda/kernels/groups.cuh"
+#include "quire/cuda/kernels/threads.cuh"
+#include "quire/spec/router.h"
+#include "quire/spec/row_map.h"
+
+using namespace quire;
+using namespace quire::cuda;
+
+namespace {
+
+/// Whether a token's ids are those of experts; reports the first that is not.
+__device__ bool obey(const RouteGradJob& job, int64_t token) {
+  const RouteGradProblem& p = job.problem;
+  for (int64_t place = token * p.routing.topk; place < (token + 1) * p.routing.topk; ++place) {
+    const int32_t id = p.ids[place];
+    if (id >= 0 && id < p.logits.cols) continue;
+    const Fault fault{.index = place, .value = id, .limit = p.logits.cols};
+    report(job.site, id == -1 ? ValueRule::chosen_expert : ValueRule::expert_id, fault);
+    return false;
+  }
+  return true;
+}
+
+__device__ int64_t experts_of(const RankJob& job) { return job.most ? *job.most : job.experts; }
+
+/// Calls each(i, id, rank) for the places of a chunk: the rank is what `counts` has for its expert, plus its places in
+/// the chunk before this one. Afterwards `counts` has those of the chunk too. Ids that break the rule are none.
+template <class Each>
+__device__ void each_rank(const RankJob& job, int64_t chunk, const Each& each) {
+  const int64_t experts = experts_of(job), begin = chunk * job.chunk;
+  const int64_t end = begin + job.chunk < job.count ? begin + job.chunk : job.count;
+  for (int64_t first = begin; first < end; first += kWarp) {
+    const int64_t i = first + lane();
+    int32_t id = i < end ? job.ids[i] : -1;
+    if (id < 0 || id >= experts) id = -1;
+    const unsigned same = __match_any_sync(kAllLanes, id), before_me = (1u << lane()) - 1;
+    int64_t* const count = job.counts + id * job.chunks + chunk;
+    const int64_t before = id < 0 ? 0 : *count;
+    __syncwarp();
+    if (id >= 0 && (same & before_me) == 0) *count = before + __popc(same);
+    __syncwarp();
+    if (i < end) each(i, id, before + __popc(same & before_me));
+  }
+}
+
+/// The row of a place of a map, -1 for none. A number that breaks the rule is reported by one lane, and none.
+__device__ int64_t row_of(const RowMap& map, int64_t place, int64_t rows, const FaultSite& site, bool reports) {
+  const int32_t row = map.rows[place];
+  if (is_number_or_none(row, rows)) return row;
+  if (reports)
+    report(site, ValueRule::row_map,
+           {.index = place / map.slots, .value = row, .limit = rows, .more = {place % map.slots}});
+  return -1;
+}
+
+template <class AnyMatrix>
+__device__ auto* row_at(const AnyMatrix& m, int64_t row) {
+  using Byte = std::conditional_t<std::is_same_v<AnyMatrix, Matrix>, const std::byte, std::byte>;
+  return static_cast<Byte*>(m.data) + row * m.row_stride * size_of(m.dtype);
+}
+
+/// Calls each(piece) with this lane's ones of a segment.
+template <class Each>
+__device__ void each_piece(const Segments& row, int64_t segment, const Each& each) {
+  const int64_t first = segment * Segments::kPieces * kWarp + lane();
+  for (int64_t i = 0; i < Segments::kPieces; ++i)
+    if (const int64_t piece = first + i * kWarp; piece < row.pieces) each(piece);
+}
+
+/// How a row is copied: units of `bytes`.
+struct Copy {
+  const Segments& row;
+  int64_t bytes;
+
+  /// A segment, or zeros.
+  __device__ void operator()(const std::byte* from, std::byte* to, int64_t segment) const {
+    switch (bytes) {
+      case 16:
+        return copy<uint4>(from, to, segment);
+      case 4:
+        return copy<uint32_t>(from, to, segment);
+      case 2:
+        return copy<uint16_t>(from, to, segment);
+      default:
+        return copy<uint8_t>(from, to, segment);
+    }
+  }
+
+ private:
+  template <class Unit>
+  __device__ void copy(const std::byte* from, std::byte* to, int64_t segment) const {
+    each_piece(row, segment, [&](int64_t i) {
+      reinterpret_cast<Unit*>(to)[i] = from ? reinterpret_cast<const Unit*>(from)[i] : Unit{};
+    });
+  }
+};
+
+/// Some columns of a row in float32.
+using Piece = std::array<float, Segments::kPieces>;
+
+/// A segment of the sum of a token's rows.
+struct Sum {
+  const UnpermuteJob& job;
+  Slots slots;        ///< of the token
+  bool reports;       ///< whether this lane does
+  int64_t first_col;  ///< of this lane; the next one is kWarp to the right
+
+  __device__ int64_t row(int64_t slot) const {
+    return row_of(job.problem.map, slot, job.problem.from.rows, job.site, reports);
+  }
+  /// The first slot that has a row, from this one on.
+  __device__ int64_t next(int64_t slot) const {
+    while (slot < slots.end && row(slot) < 0) ++slot;
+    return slot;
+  }
+  __device__ void load(int64_t slot, Piece& to) const {
+    const UnpermuteProblem& p = job.problem;
+    const int64_t from = row(slot);
+    for (int64_t i = 0; i < Segments::kPieces; ++i)
+      if (const int64_t col = first_col + i * kWarp; col < p.from.cols) {
+        to[i] = load_element(p.from, from, col);
+        if (p.weights) to[i] *= p.weights[slot];
+      }
+  }
+  __device__ void store(const Piece& sum, int64_t token) const {
+    for (int64_t i = 0; i < Segments::kPieces; ++i)
+      if (const int64_t col = first_col + i * kWarp; col < job.problem.to.cols)
+        store_element(job.problem.to, token, col, sum[i]);
+  }
+};
+
+}  // namespace
+
+extern "C" {
+
+__global__ void route_any(const __grid_constant__ RouteJob job) {
+  const Router router(job.problem, job.memory + thread() * Router::bytes(job.problem));
+  each_of(job.problem.logits.rows, [&](int64_t token) { router.route(token); });
+}
+
+__global__ void route_grad_any(const __grid_constant__ RouteGradJob job) {
+  RouterGrad router(job.problem, job.memory + thread() * RouterGrad::bytes(job.problem));
+  each_of(job.problem.logits.rows, [&](int64_t token) {
+    if (obey(job, token)) router.run(token);
+  });
+}
+
+__global__ void find_most(const __grid_constant__ RankJob job) {
+  each_of(job.count, [&](int64_t i) {
+    const int64_t id = job.ids[i];
+    if (id >= 0) atomicMax(job.most, static_cast<uint32_t>(id < kMostExperts ? id + 1 : kMostExperts));
+  });
+}
+
+__global__ void count_places(const __grid_constant__ RankJob job) {
+  const int64_t experts = experts_of(job);
+  each_of_warps(job.chunks, [&](int64_t chunk) {
+    each_rank(job, chunk, [&](int64_t i, int32_t, int64_t) {
+      const int32_t id = job.ids[i];
+      if (!is_number_or_none(id, experts))
+        report(job.site, ValueRule::expert_id, {.index = i, .value = id, .limit = experts});
+    });
+  });
+}
+
+/// A warp for each expert: from the counts of chunks to those of all chunks before.
+__global__ void sum_chunks(const __grid_constant__ RankJob job) {
+  each_of_warps(experts_of(job), [&](int64_t expert) {
+    int64_t* const counts = job.counts + expert * job.chunks;
+    int64_t before = 0;
+    for (int64_t first = 0; first < job.chunks; first += kWarp) {
+      const int64_t chunk = first + lane(), mine = chunk < job.chunks ? counts[chunk] : 0;
+      const int64_t sum = sum_in_warp(mine);
+      if (chunk < job.chunks) counts[chunk] = before + sum - mine;
+      before += __shfl_sync(kAllLanes, sum, kWarp - 1);
+    }
+    if (job.starts && lane() == 0) job.starts[expert] = before;
+  });
+}
+
+/// One block: from the places of each expert to those of all experts before it.
+__global__ void start_experts(const __grid_constant__ RankJob job) {
+  const int64_t experts = experts_of(job), length = ceil_div(experts, blockDim.x), begin = threadIdx.x * length;
+  const int64_t end = begin + length < experts ? begin + length : experts;
+  int64_t mine = 0;
+  for (int64_t e = begin; e < end; ++e) mine += job.starts[e];
+  int64_t start = SumInBlock(mine).before;
+  for (int64_t e = begin; e < end; ++e) {
+    const int64_t places = job.starts[e];
+    job.starts[e] = start;
+    start += places;
+    if (job.offsets) job.offsets[e] = static_cast<int32_t>(start);
+  }
+}
+
+__global__ void place_rows(const __grid_constant__ RankJob job) {
+  each_of_warps(job.chunks, [&](int64_t chunk) {
+    each_rank(job, chunk, [&](int64_t i, int32_t id, int64_t rank) {
+      job.row_map[i] = id < 0 ? -1 : static_cast<int32_t>(job.starts[id] + rank);
+    });
+  });
+}
+
+__global__ void keep_places(const __grid_constant__ RankJob job) {
+  each_of_warps(job.chunks, [&](int64_t chunk) {
+    each_rank(job, chunk, [&](int64_t i, int32_t id, int64_t rank) { job.kept[i] = rank < job.capacity ? id : -1; });
+  });
+}
+
+/// One block. Each thread has consecutive chunks, and later consecutive places of the order.
+__global__ void start_chunks(const __grid_constant__ ChunkJob job) {
+  __shared__ unsigned long long first_broken;
+  __shared__ unsigned out_of_order;
+  const ChunkRowsProblem& p = job.problem;
+  const int64_t count = p.sizes.count, length = ceil_div(count, blockDim.x), begin = threadIdx.x * length;
+  const int64_t end = begin + length < count ? begin + length : count;
+  if (threadIdx.x == 0) first_broken = count, out_of_order = 0, job.starts[count] = -1;
+  // What breaks the rule of sizes counts as a size that does not overflow.
+  const auto size_of_chunk = [&](int64_t chunk) {
+    const int64_t size = at(p.sizes, chunk);
+    return size < 0 ? 0 : size > p.rows ? p.rows : size;
+  };
+  int64_t mine = 0;
+  for (int64_t c = begin; c < end; ++c) mine += size_of_chunk(c);
+  const SumInBlock sizes(mine);
+  int64_t row = sizes.before;
+  for (int64_t c = begin; c < end; ++c) {
+    const int64_t size = at(p.sizes, c);
+    if (size < 0 || size > p.rows - row) atomicMin(&first_broken, static_cast<unsigned long long>(c));
+    job.begins[c] = row;
+    row += size_of_chunk(c);
+  }
+  const auto chunk_at = [&](int64_t place) { return p.order.count ? at(p.order, place) : place; };
+  for (int64_t i = begin; i < end; ++i) {
+    const int64_t chunk = chunk_at(i);
+    if (chunk < 0 || chunk >= count || atomicExch(&job.seen[chunk], 1u) != 0) atomicOr(&out_of_order, 1u);
+  }
+  __syncthreads();
+  if (const auto c = static_cast<int64_t>(first_broken); c < count) {
+    if (c >= begin && c < end)
+      report(job.site, ValueRule::chunk_size,
+             {.index = c, .value = at(p.sizes, c), .limit = p.rows, .more = {job.begins[c]}});
+    return;
+  }
+  if (out_of_order != 0) {
+    if (threadIdx.x == 0) report(job.site, ValueRule::chunk_order, {.limit = count});
+    return;
+  }
+  mine = 0;
+  for (int64_t i = begin; i < end; ++i) mine += padded(size_of_chunk(chunk_at(i)), p.align);
+  const SumInBlock aligned(mine);
+  int64_t start = aligned.before;
+  for (int64_t i = begin; i < end; ++i) {
+    const int64_t chunk = chunk_at(i);
+    job.starts[chunk] = start;
+    start += padded(size_of_chunk(chunk), p.align);
+  }
+  if (threadIdx.x != 0) return;
+  if (aligned.all + p.rows - sizes.all > kMostRows)
+    report(job.site, ValueRule::chunk_rows, {.value = aligned.all, .limit = kMostRows, .more = {p.align}});
+  else
+    job.begins[count] = sizes.all, job.starts[count] = aligned.all;
+}
+
+__global__ void map_chunks(const __grid_constant__ ChunkJob job) {
+  const int64_t count = job.problem.sizes.count;
+  each_of(job.problem.rows, [&](int64_t row) {
+    if (job.starts[count] < 0) {
+      job.problem.row_map[row] = -1;
+      return;
+    }
+    // The last chunk that begins at the row or before it. Those without rows begin where the next one does.
+    int64_t chunk = 0;
+    for (int64_t end = count + 1; chunk + 1 < end;) {
+      const int64_t middle = chunk + (end - chunk) / 2;
+      (job.begins[middle] <= row ? chunk : end) = middle;
+    }
+    job.problem.row_map[row] = static_cast<int32_t>(job.starts[chunk] + row - job.begins[chunk]);
+  });
+}
+
+__global__ void find_sources(const __grid_constant__ PermuteJob job) {
+  const RowMap& map = job.problem.map;
+  each_of(map.tokens * map.slots, [&](int64_t place) {
+    const int64_t row = row_of(map, place, job.problem.to.rows, job.site, true);
+    if (row >= 0) job.source[row] = place;
+  });
+}
+
+__global__ void permute_rows(const __grid_constant__ PermuteJob job) {
+  const PermuteProblem& p = job.problem;
+  const Copy copy{job.row, job.unit};
+  // Of two places of one row, the one that find_sources() wrote first is no longer there.
+  each_of(p.map.tokens * p.map.slots, [&](int64_t place) {
+    const int64_t row = p.map.rows[place];
+    if (row < 0 || row >= p.to.rows || job.source[row] == place) return;
+    const int64_t other = job.source[row];
+    report(job.site, ValueRule::row_once,
+           {.index = place < other ? other : place, .value = row, .more = {place < other ? place : other}});
+  });
+  each_of_warps(p.to.rows * job.row.segments, [&](int64_t i) {
+    const int64_t row = i / job.row.segments, segment = i % job.row.segments, place = job.source[row];
+    std::byte* const to = row_at(p.to, row);
+    if (place < 0 || !p.weights)
+      return copy(place < 0 ? nullptr : row_at(p.from, place / p.map.slots), to, segment);
+    each_piece(job.row, segment, [&](int64_t col) {
+      store_element(p.to, row, col, load_element(p.from, place / p.map.slots, col) * p.weights[place]);
+    });
+  });
+}
+
+__global__ void unpermute_rows(const __grid_constant__ UnpermuteJob job) {
+  const UnpermuteProblem& p = job.problem;
+  each_of_warps(p.to.rows * job.row.segments, [&](int64_t i) {
+    const int64_t token = i / job.row.segments, segment = i % job.row.segments;
+    Sum sum{.job = job,
+            .slots = {token * p.map.slots, (token + 1) * p.map.slots},
+            .reports = segment == 0 && lane() == 0,
+            .first_col = segment * Segments::kPieces * kWarp + lane()};
+    sum.slots.begin = sum.next(sum.slots.begin);
+    const auto next = [&](int64_t slot) { return sum.next(slot); };
+    const bool none = sum.slots.begin == sum.slots.end;
+    // Each bit of a row that stands alone stays.
+    if (none || (!p.weights && next(sum.slots.begin + 1) == sum.slots.end))
+      return Copy{job.row, size_of(p.to.dtype)}(none ? nullptr : row_at(p.from, sum.row(sum.slots.begin)),
+                                                row_at(p.to, token), segment);
+    Piece total, row;
+    add_rows(sum.slots, total, row, next, [&](int64_t slot, Piece& to) { sum.load(slot, to); });
+    sum.store(total, token);
+  });
+}
+
+/// Half a warp for each place. A lane has one of the 16 partial sums of SumOfRow, which are added by halves.
+__global__ void permuted_dots(const __grid_constant__ PermutedDotJob job) {
+  const PermutedDotProblem& p = job.problem;
+  constexpr int half_warp = kWarp / 2;
+  static_assert(half_warp == kRowSums);
+  const int64_t places = p.map.tokens * p.map.slots;
+  each_of_warps(ceil_div(places, 2), [&](int64_t pair) {
+    const int64_t place = pair * 2 + lane() / half_warp;
+    const int part = lane() % half_warp;
+    const int64_t row = place < places ? row_of(p.map, place, p.permuted.rows, job.site, part == 0) : -1;
+    float sum = 0;
+    for (int64_t i = part; row >= 0 && i < p.tokens.cols; i += half_warp)
+      sum += load_element(p.tokens, place / p.map.slots, i) * load_element(p.permuted, row, i);
+    for (int half = half_warp / 2; half > 0; half /= 2) sum += __shfl_down_sync(kAllLanes, sum, half, half_warp);
+    if (part == 0 && place < places) p.to[place] = sum;
+  });
+}
+
+}  // extern "C"

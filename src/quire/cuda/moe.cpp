@@ -1,0 +1,145 @@
+#include "quire/base/shape.h"
+#include "quire/cuda/kernels/moe.h"
+#include "quire/cuda/launch.h"
+#include "quire/cuda/rows.h"
+#include "quire/spec/router.h"
+#include "quire/spec/row_map.h"
+
+namespace quire::cuda {
+namespace {
+
+constinit const Kernel kRouteAny{"moe", "route_any"};
+constinit const Kernel kRouteGradAny{"moe", "route_grad_any"};
+constinit const Kernel kFindMost{"moe", "find_most"};
+constinit const Kernel kCountPlaces{"moe", "count_places"};
+constinit const Kernel kSumChunks{"moe", "sum_chunks"};
+constinit const Kernel kStartExperts{"moe", "start_experts"};
+constinit const Kernel kPlaceRows{"moe", "place_rows"};
+constinit const Kernel kKeepPlaces{"moe", "keep_places"};
+constinit const Kernel kStartChunks{"moe", "start_chunks"};
+constinit const Kernel kMapChunks{"moe", "map_chunks"};
+constinit const Kernel kFindSources{"moe", "find_sources"};
+constinit const Kernel kPermuteRows{"moe", "permute_rows"};
+constinit const Kernel kUnpermuteRows{"moe", "unpermute_rows"};
+constinit const Kernel kPermutedDots{"moe", "permuted_dots"};
+
+constexpr int64_t kWarp = 32;
+
+Grid grid_of_warps(int64_t work) { return grid_of(times(work, kWarp)); }
+
+/// Threads for tokens, and memory for each thread.
+template <class Worker, class Job>
+void launch_routing(const Kernel& kernel, Job job, const Context& context) {
+  constexpr int64_t most = 4096;  // threads that have memory at a time
+  const int64_t tokens = job.problem.logits.rows;
+  if (tokens == 0) return;
+  const Grid grid = grid_of(std::min(tokens, most));
+  job.memory = lend<std::byte>(context, int64_t{grid.blocks} * grid.threads * Worker::bytes(job.problem));
+  launch(kernel, grid, job, context);
+}
+
+void route(const RouteProblem& p, const Context& context) {
+  launch_routing<Router>(kRouteAny, RouteJob{p, nullptr}, context);
+}
+
+void route_grad(const RouteGradProblem& p, const Context& context) {
+  launch_routing<RouterGrad>(kRouteGradAny, RouteGradJob{p, nullptr, fault_site(context, "route_bwd")}, context);
+}
+
+/// Cuts the places into chunks, and counts each expert's of all chunks before. experts: how many there can be.
+void rank_places(RankJob& job, int64_t experts, const Context& context) {
+  constexpr int64_t least = 128, most_chunks = 1024, most_counts = int64_t{1} << 21;
+  const int64_t most = std::clamp<int64_t>(most_counts / experts, 1, most_chunks);
+  job.chunk = round_up(std::max(least, ceil_div(job.count, most)), kWarp);
+  job.chunks = ceil_div(job.count, job.chunk);
+  job.counts = lend<int64_t>(context, experts * job.chunks);
+  fill(job.counts, 0, experts * job.chunks * static_cast<int64_t>(sizeof(int64_t)), context);
+  launch(kCountPlaces, grid_of_warps(job.chunks), job, context);
+  launch(kSumChunks, grid_of_warps(experts), job, context);
+}
+
+void limit_capacity(const CapacityProblem& p, const Context& context) {
+  RankJob job{.ids = p.ids, .count = p.count, .experts = p.num_experts, .site = fault_site(context, p.kOp)};
+  job.kept = p.kept, job.capacity = p.capacity;
+  rank_places(job, p.num_experts, context);
+  launch(kKeepPlaces, grid_of_warps(job.chunks), job, context);
+}
+
+void expert_rows(const ExpertRowsProblem& p, const Context& context) {
+  RankJob job{.ids = p.ids,
+              .count = p.count,
+              .experts = p.num_experts,
+              .site = fault_site(context, "permute or tokens_per_expert (expert_rows)")};
+  job.row_map = p.row_map, job.offsets = p.offsets;
+  if (!p.offsets) {
+    job.most = lend<uint32_t>(context, 1);
+    fill(job.most, 0, sizeof(uint32_t), context);
+    launch(kFindMost, grid_of(p.count), job, context);
+  }
+  const int64_t experts = p.offsets ? p.num_experts : kMostExperts;
+  if (experts == 0) return;
+  job.starts = lend<int64_t>(context, experts);
+  rank_places(job, experts, context);
+  launch(kStartExperts, {.threads = 256}, job, context);
+  launch(kPlaceRows, grid_of_warps(job.chunks), job, context);
+}
+
+void chunk_rows(const ChunkRowsProblem& p, const Context& context) {
+  const int64_t count = p.sizes.count;
+  const ChunkJob job{.problem = p,
+                     .begins = lend<int64_t>(context, count + 1),
+                     .starts = lend<int64_t>(context, count + 1),
+                     .seen = lend<unsigned>(context, count),
+                     .site = fault_site(context, p.kOp)};
+  fill(job.seen, 0, count * static_cast<int64_t>(sizeof(unsigned)), context);
+  launch(kStartChunks, {.threads = 256}, job, context);
+  if (p.rows > 0) launch(kMapChunks, grid_of(p.rows), job, context);
+}
+
+/// The largest unit that rows of a matrix can be copied in.
+int64_t unit_of(const Matrix& m) {
+  const int64_t width = size_of(m.dtype);
+  const uint64_t all = reinterpret_cast<uintptr_t>(m.data) | static_cast<uint64_t>(m.cols * width) |
+                       static_cast<uint64_t>(m.row_stride * width);
+  return all % 16 == 0 ? 16 : width;
+}
+
+void permute(const PermuteProblem& p, const Context& context) {
+  const int64_t places = p.map.tokens * p.map.slots, width = size_of(p.to.dtype);
+  const int64_t unit = p.weights ? width : std::min(unit_of(p.from), unit_of(p.to));
+  const PermuteJob job{.problem = p,
+                       .unit = unit,
+                       .row = Segments(p.to.cols * width / unit),
+                       .source = lend<int64_t>(context, p.to.rows),
+                       .site = fault_site(context, p.kOp)};
+  fill(job.source, 0xFF, p.to.rows * static_cast<int64_t>(sizeof(int64_t)), context);
+  if (places > 0) launch(kFindSources, grid_of(places), job, context);
+  const int64_t work = std::max(p.to.rows * job.row.segments, ceil_div(places, kWarp));
+  if (work > 0) launch(kPermuteRows, grid_of_warps(work), job, context);
+}
+
+void unpermute(const UnpermuteProblem& p, const Context& context) {
+  const Segments row(p.to.cols);
+  if (p.to.rows == 0 || p.to.cols == 0) return;
+  launch(kUnpermuteRows, grid_of_warps(p.to.rows * row.segments), UnpermuteJob{p, row, fault_site(context, p.kOp)},
+         context);
+}
+
+void permuted_dot(const PermutedDotProblem& p, const Context& context) {
+  const int64_t places = p.map.tokens * p.map.slots;
+  if (places == 0) return;
+  launch(kPermutedDots, grid_of_warps(ceil_div(places, 2)), PermutedDotJob{p, fault_site(context, p.kOp)}, context);
+}
+
+}  // namespace
+
+constinit const Rows<RouteProblem> kRoute{{{"reference", nullptr, route}}};
+constinit const Rows<RouteGradProblem> kRouteGrad{{{"reference", nullptr, route_grad}}};
+constinit const Rows<CapacityProblem> kLimitCapacity{{{"reference", nullptr, limit_capacity}}};
+constinit const Rows<PermuteProblem> kPermute{{{"reference", nullptr, permute}}};
+constinit const Rows<UnpermuteProblem> kUnpermute{{{"reference", nullptr, unpermute}}};
+constinit const Rows<PermutedDotProblem> kPermutedDot{{{"reference", nullptr, permuted_dot}}};
+constinit const Rows<ExpertRowsProblem> kExpertRows{{{"reference", nullptr, expert_rows}}};
+constinit const Rows<ChunkRowsProblem> kChunkRows{{{"reference", nullptr, chunk_rows}}};
+
+}  // namespace quire::cuda
