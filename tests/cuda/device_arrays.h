@@ -13,7 +13,7 @@ namespace quire::testing {
 
 /// A copy of values that kernels can reach.
 template <class T>
-T* device_array(emulator::HostMemory& memory, const std::vector<T>& values) {
+T* device_array(auto& memory, const std::vector<T>& values) {
   auto* to = reinterpret_cast<T*>(memory.allocate(values.size() * sizeof(T)));
   std::copy(values.begin(), values.end(), to);
   return to;
