@@ -41,6 +41,28 @@ __global__ void has_a_barrier_of_too_few(const int* x, int* out) {
   out[threadIdx.x] = values[127 - threadIdx.x];
 }
 
+/// All read before and after a barrier of their warps alone.
+__global__ void overwrites_after_a_barrier_of_the_warp(const int* x, int* out) {
+  __shared__ int values[2];
+  if (threadIdx.x < 2) values[threadIdx.x] = x[threadIdx.x];
+  __syncthreads();
+  const int before = values[0];
+  __syncwarp();
+  const int after = *static_cast<volatile int*>(values) + before;
+  __syncwarp();
+  if (threadIdx.x == 70) values[0] = after;
+  out[threadIdx.x] = after;
+}
+
+/// Neighbours write single bytes, then one writes the word of four of them.
+__global__ void writes_bytes_that_others_write(const int* x, int* out) {
+  __shared__ __align__(4) char values[128];
+  values[threadIdx.x] = static_cast<char>(x[threadIdx.x]);
+  if (threadIdx.x == 12) *reinterpret_cast<int*>(values) = 5;
+  __syncthreads();
+  out[threadIdx.x] = values[threadIdx.x];
+}
+
 __global__ void shuffles_instead_of_waiting(const int* x, int* out) {
   __shared__ int values[32];
   values[threadIdx.x % 32] = x[threadIdx.x];

@@ -29,6 +29,8 @@ constexpr Fault kFaults[] = {
     {"has_no_barrier", "without a barrier in between"},
     {"overwrites_what_others_read", "without a barrier in between"},
     {"has_a_barrier_of_too_few", "without a barrier in between"},
+    {"overwrites_after_a_barrier_of_the_warp", "without a barrier in between"},
+    {"writes_bytes_that_others_write", "without a barrier in between"},
     {"shuffles_instead_of_waiting", "without a barrier in between", 32},
     {"reads_what_nobody_wrote", "which nobody has written"},
     {"adds_without_atomics", "without a barrier in between"},

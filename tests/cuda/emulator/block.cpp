@@ -26,8 +26,11 @@ void Block::start(uint64_t seed) {
   shuffled_ = seed != 0;
   const auto count = static_cast<unsigned>(threads_.size());
   shared.start(program.shared_bytes() + launch.shared_bytes, count);
-  for (Barrier& b : barriers_) b = {};
   warps_.assign((count + kWarp - 1) / kWarp, {});
+  for (Barrier& b : barriers_) {
+    b = {};
+    b.at.resize(warps_.size());
+  }
   ready_.clear();
   live_ = count;
   steps_ = 0;
@@ -125,9 +128,9 @@ const Instruction* Block::arrive(Thread& thread, const Instruction& i, const Arr
     throw Error("a barrier for " + std::to_string(a.count) + " threads, at which others wait for " +
                 std::to_string(b.count));
   // All lanes of a warp come to a barrier at once.
-  for (const Waiting& w : b.waiting)
-    if (w.thread->index / kWarp == thread.index / kWarp && w.thread->at != &i)
-      throw Error("a barrier in divergent code: lanes of one warp are at different instructions");
+  const Instruction*& at = b.at[thread.index / kWarp];
+  if (at && at != &i) throw Error("a barrier in divergent code: lanes of one warp are at different instructions");
+  at = &i;
   b.count = a.count;
   ++b.votes.all;
   b.votes.yes += a.yes;
@@ -144,10 +147,14 @@ bool Block::finish(Barrier& b, const Thread* current) {
     shared.all_meet();
   else
     for (const Waiting& w : b.waiting) shared.acquire(w.thread->index, b.seen);
-  const std::vector<Waiting> waiting = std::move(b.waiting);
   const Votes votes = b.votes;
-  b = {};
-  for (const Waiting& w : waiting) {
+  released_.swap(b.waiting);
+  b.waiting.clear();
+  b.votes = {};
+  b.count = 0;
+  b.seen.clear();
+  std::fill(b.at.begin(), b.at.end(), nullptr);
+  for (const Waiting& w : released_) {
     if (w.finish) w.finish(*w.thread, *w.thread->at, votes);
     go_on(*w.thread, current);
   }

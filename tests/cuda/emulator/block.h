@@ -78,6 +78,7 @@ class Block {
     uint32_t count = 0;
     Votes votes;
     std::vector<Waiting> waiting;
+    std::vector<const Instruction*> at;  ///< of each warp that waits
     Clock seen;
   };
 
@@ -94,6 +95,7 @@ class Block {
   std::vector<std::unique_ptr<Thread::Stacks>> idle_;  ///< of threads that have ended
   std::vector<Warp> warps_;
   std::array<Barrier, 16> barriers_;
+  std::vector<Waiting> released_;
   std::deque<Thread*> ready_;
   std::mt19937_64 dice_;
   bool shuffled_ = false;

@@ -89,7 +89,7 @@ const std::string& Thread::text(const Instruction* i) const {
 
 std::byte* Thread::area(const Instruction& i, int slot, std::size_t bytes) {
   const std::size_t begin = bits(slot) + static_cast<uint64_t>(i.offset);
-  if (begin % bytes != 0) throw Error("an address that is not aligned");
+  if ((begin & (bytes - 1)) != 0) throw Error("an address that is not aligned");
   if (begin > function().area_bytes || bytes > function().area_bytes - begin)
     throw Error("an address outside of the parameters");
   return stacks_->area.data() + stacks_->frames.back().area + begin;
@@ -133,7 +133,7 @@ std::byte* Thread::generic(uint64_t from, std::size_t bytes, Touch touch) {
 
 std::byte* Thread::address(Space space, const Instruction& i, int slot, std::size_t bytes, Touch touch) {
   const uint64_t begin = bits(slot) + static_cast<uint64_t>(i.offset);
-  if (begin % bytes != 0) throw Error("an address that is not aligned");
+  if ((begin & (bytes - 1)) != 0) throw Error("an address that is not aligned");
   switch (space) {
     case Space::shared:
       return block_->shared.access(begin, bytes, touch, index);
