@@ -41,17 +41,16 @@ __global__ void has_a_barrier_of_too_few(const int* x, int* out) {
   out[threadIdx.x] = values[127 - threadIdx.x];
 }
 
-/// All read before and after a barrier of their warps alone.
+/// All read after a barrier of their warps, which orders nothing between warps.
 __global__ void overwrites_after_a_barrier_of_the_warp(const int* x, int* out) {
   __shared__ int values[2];
   if (threadIdx.x < 2) values[threadIdx.x] = x[threadIdx.x];
   __syncthreads();
-  const int before = values[0];
   __syncwarp();
-  const int after = *static_cast<volatile int*>(values) + before;
+  const int mine = values[0];
   __syncwarp();
-  if (threadIdx.x == 70) values[0] = after;
-  out[threadIdx.x] = after;
+  if (threadIdx.x == 70) values[0] = mine + 1;
+  out[threadIdx.x] = mine;
 }
 
 /// Neighbours write single bytes, then one writes the word of four of them.

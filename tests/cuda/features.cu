@@ -113,7 +113,26 @@ __global__ void sums_of_warps(const int* x, int* out) {
     if (lane < step) values[warp][lane] += values[warp][lane + step];
     __syncwarp();
   }
-  if (lane == 0) out[warp] = values[warp][0];
+  // All lanes read it, and one changes it.
+  const int sum = values[warp][0];
+  __syncwarp();
+  if (lane == 7) values[warp][0] = sum + 1;
+  __syncwarp();
+  if (lane == 0) out[warp] = values[warp][0] - 1;
+}
+
+/// Who arrives at a barrier does not wait there.
+__global__ void arrives_and_goes_on(int* out) {
+  __shared__ int value;
+  if (threadIdx.x < 32) {
+    if (threadIdx.x == 0) value = 5;
+    asm volatile("bar.arrive 1, 64;" ::: "memory");
+    asm volatile("bar.sync 2, 64;" ::: "memory");
+  } else {
+    asm volatile("bar.sync 2, 64;" ::: "memory");
+    asm volatile("bar.sync 1, 64;" ::: "memory");
+    out[threadIdx.x - 32] = value;
+  }
 }
 
 __global__ void atomics(const int* x, uint32_t* words, uint64_t* wide, float* real, double* real64) {

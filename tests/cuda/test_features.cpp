@@ -121,6 +121,9 @@ TEST_P(Features, NamedBarriersAndWarpBarriersOrderWhatThreadsDo) {
   auto* out = zeros<int>(x.size());
   run("hand_over", {1}, {128}, array(x), out, 5);
   for (int i = 0; i < 64 * 5; ++i) EXPECT_EQ(out[i], x[static_cast<size_t>(i / 64 * 64 + 63 - i % 64)]);
+  auto* fives = zeros<int>(32);
+  run("arrives_and_goes_on", {1}, {64}, fives);
+  EXPECT_EQ(std::count(fives, fives + 32, 5), 32);
   auto* sums = zeros<int>(4);
   run("sums_of_warps", {1}, {128}, array(x), sums);
   for (int w = 0; w < 4; ++w) EXPECT_EQ(sums[w], std::accumulate(x.begin() + 32 * w, x.begin() + 32 * w + 32, 0));
