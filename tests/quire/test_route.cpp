@@ -1,5 +1,6 @@
 // Routing against double, the text of its options, and independence of how work is cut.
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <numeric>
 
@@ -10,6 +11,7 @@
 #include "quire/base/check.h"
 #include "quire/base/parallel.h"
 #include "quire/moe/moe.h"
+#include "quire/spec/logarithm.h"
 
 namespace quire::testing {
 namespace {
@@ -97,6 +99,19 @@ struct Routed {
     EXPECT_TRUE(weights.intact() && ids.intact());
   }
 };
+
+TEST(Route, LogIsWithinItsBoundOfDouble) {
+  // Each magnitude that e^x of a logit can have, and what is neither.
+  for (uint32_t bits = 0; bits < std::bit_cast<uint32_t>(0x1p30f); bits += 10007) {
+    const float x = std::bit_cast<float>(bits), found = log1p_f32(x);
+    const double expected = std::log1p(static_cast<double>(x));
+    // Below the normal numbers the result is the nearest number.
+    const double bound = std::max(expected * 1.01 * 0x1p-24, 0x1p-150);
+    ASSERT_LE(std::abs(static_cast<double>(found) - expected), bound) << x;
+  }
+  EXPECT_EQ(log1p_f32(INFINITY), INFINITY);
+  EXPECT_TRUE(std::isnan(log1p_f32(NAN)));
+}
 
 TEST(Route, ChoosesAndWeighsAsInDouble) {
   uint64_t seed = 0;

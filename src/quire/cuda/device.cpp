@@ -17,32 +17,18 @@ const bool registered = [] {
 }  // namespace
 
 const Device& device() {
-  static constexpr Device kDevice{"cuda",
-                                  {kQuantize,
-                                   kAmax,
-                                   kDequantize,
-                                   kReorder,
-                                   {},  // GemmProblem
-                                   {},  // MatmulProblem
-                                   {},  // ColumnSumProblem
-                                   {},  // NormProblem
-                                   {},  // NormGradProblem
-                                   {},  // ActivationProblem
-                                   {},  // ActivationGradProblem
-                                   kRoute,
-                                   kRouteGrad,
-                                   kLimitCapacity,
-                                   kPermute,
-                                   kUnpermute,
-                                   kPermutedDot,
-                                   kExpertRows,
-                                   kChunkRows,
-                                   kFingerprint,
-                                   kAdvance,
-                                   kMaximum,
-                                   kCollect,
-                                   kDelayedUpdate},
-                                  faults};
+  static constexpr Device kDevice{
+      "cuda",
+      {kQuantize,  kAmax,        kDequantize,    kReorder, {},  // GemmProblem
+       {},                                                      // MatmulProblem
+       {},                                                      // ColumnSumProblem
+       {},                                                      // NormProblem
+       {},                                                      // NormGradProblem
+       {},                                                      // ActivationProblem
+       {},                                                      // ActivationGradProblem
+       kRoute,     kRouteGrad,   kLimitCapacity, kPermute, kUnpermute, kPermutedDot,  kExpertRows,
+       kChunkRows, kFingerprint, kAdvance,       kMaximum, kCollect,   kDelayedUpdate},
+      faults};
   return kDevice;
 }
 

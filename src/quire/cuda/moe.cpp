@@ -1,5 +1,5 @@
-#include "quire/base/shape.h"
 #include "quire/cuda/kernels/moe.h"
+#include "quire/base/shape.h"
 #include "quire/cuda/launch.h"
 #include "quire/cuda/rows.h"
 #include "quire/spec/router.h"
@@ -55,7 +55,8 @@ void rank_places(RankJob& job, int64_t experts, const Context& context) {
   job.counts = lend<int64_t>(context, experts * job.chunks);
   fill(job.counts, 0, experts * job.chunks * static_cast<int64_t>(sizeof(int64_t)), context);
   launch(kCountPlaces, grid_of_warps(job.chunks), job, context);
-  launch(kSumChunks, grid_of_warps(experts), job, context);
+  constexpr int64_t likely = 1024;  // experts, where nobody said how many there are
+  launch(kSumChunks, grid_of_warps(job.most ? likely : experts), job, context);
 }
 
 void limit_capacity(const CapacityProblem& p, const Context& context) {

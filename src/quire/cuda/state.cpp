@@ -1,6 +1,6 @@
+#include "quire/cuda/kernels/state.h"
 #include "quire/base/shape.h"
 #include "quire/cuda/groups.h"
-#include "quire/cuda/kernels/state.h"
 #include "quire/cuda/rows.h"
 
 namespace quire::cuda {

@@ -1,4 +1,5 @@
-// The fingerprint of a matrix (FingerprintProblem): a sum over the words of 8 bytes of its rows, so that no order shows.
+// The fingerprint of a matrix (FingerprintProblem): a sum over the words of 8 bytes of its rows, so that no order
+// shows.
 #pragma once
 
 #include <cstdint>

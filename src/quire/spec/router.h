@@ -131,8 +131,7 @@ class Router {
   }
 
   QUIRE_HOST_DEVICE void offer(int64_t first, int64_t count, Best& to) const {
-    for (int64_t e = first; e < first + count; ++e)
-      to.offer(p_.bias ? scores_.at[e] + p_.bias[e] : scores_.at[e], e);
+    for (int64_t e = first; e < first + count; ++e) to.offer(p_.bias ? scores_.at[e] + p_.bias[e] : scores_.at[e], e);
   }
 
   QUIRE_HOST_DEVICE void weigh(const int32_t* ids, const Numbers& weights) const {

@@ -113,8 +113,9 @@ class Combiner {
     float sums[kPiece], rows[kPiece];
     const auto count = static_cast<size_t>(std::min(kPiece, p_.to.cols - to.col));
     std::span sum(sums, count), row(rows, count);
-    add_rows({first, end}, sum, row, [&](int64_t place) { return next(place, end); },
-             [&](int64_t place, std::span<float> piece) { load_weighted(place, to.col, piece); });
+    add_rows(
+        {first, end}, sum, row, [&](int64_t place) { return next(place, end); },
+        [&](int64_t place, std::span<float> piece) { load_weighted(place, to.col, piece); });
     store(sum, p_.to, to);
   }
 

@@ -305,8 +305,7 @@ __global__ void permute_rows(const __grid_constant__ PermuteJob job) {
   each_of_warps(p.to.rows * job.row.segments, [&](int64_t i) {
     const int64_t row = i / job.row.segments, segment = i % job.row.segments, place = job.source[row];
     std::byte* const to = row_at(p.to, row);
-    if (place < 0 || !p.weights)
-      return copy(place < 0 ? nullptr : row_at(p.from, place / p.map.slots), to, segment);
+    if (place < 0 || !p.weights) return copy(place < 0 ? nullptr : row_at(p.from, place / p.map.slots), to, segment);
     each_piece(job.row, segment, [&](int64_t col) {
       store_element(p.to, row, col, load_element(p.from, place / p.map.slots, col) * p.weights[place]);
     });

@@ -20,8 +20,8 @@ struct RouteGradJob {
   FaultSite site;
 };
 
-/// The rank of each place of `ids` among those of its expert, in the order of places. They are counted chunk by chunk: a
-/// warp for each.
+/// The rank of each place of `ids` among those of its expert, in the order of places. They are counted chunk by chunk:
+/// a warp for each.
 struct RankJob {
   const int32_t* ids = nullptr;  ///< [count]
   int64_t count = 0;
@@ -59,8 +59,8 @@ struct Segments {
 
 struct PermuteJob {
   PermuteProblem problem;
-  int64_t unit;  ///< bytes that are copied at once; with weights those of an element
-  Segments row;  ///< in units
+  int64_t unit;     ///< bytes that are copied at once; with weights those of an element
+  Segments row;     ///< in units
   int64_t* source;  ///< [rows]: the place of the map that goes there, -1 at first
   FaultSite site;
 };

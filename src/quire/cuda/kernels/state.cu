@@ -70,9 +70,8 @@ __global__ void maximum(const __grid_constant__ MaximumProblem p) {
 }
 
 __global__ void collect(const __grid_constant__ CollectProblem p) {
-  each_of(p.of_w ? 2 * p.count : p.count, [&](int64_t i) {
-    p.amax[i] = maximum_of(p.amax[i], i < p.count ? p.of_x[i] : p.of_w[i - p.count]);
-  });
+  each_of(p.of_w ? 2 * p.count : p.count,
+          [&](int64_t i) { p.amax[i] = maximum_of(p.amax[i], i < p.count ? p.of_x[i] : p.of_w[i - p.count]); });
   if (thread() == 0) *p.number = *p.rule;
 }
 

@@ -11,7 +11,7 @@ struct FingerprintJob {
   Matrix x;
   const Matrix* each;  ///< a matrix for each group, instead of x's memory; or null
   Places groups;
-  Places only;  ///< with places: groups that have no rows here are left out
+  Places only;     ///< with places: groups that have no rows here are left out
   uint64_t* sums;  ///< of mixed words, of each group, 0 at first
   int64_t* to;
   const int64_t* expected;
