@@ -4,6 +4,7 @@
 #include <numeric>
 
 #include "cuda/device_matrix.h"
+#include "quire/spec/router.h"
 
 namespace quire::testing {
 namespace {
@@ -18,60 +19,114 @@ constexpr std::array kRoutings{"softmax:topk=2",
                                "sigmoid:topk=4:renormalize:num_groups=6:group_topk=3:group_best=2",
                                "sqrtsoftplus:topk=3:renormalize",
                                "sqrtsoftplus:topk=24:scaling_factor=2.5"};
+const float* floats_of(Twins& twins, const InputShape& shape, Kind kind, uint64_t seed) {
+  return static_cast<const float*>(on_device(twins, shape, DType::f32, kind, seed).data);
+}
+
 constexpr std::array kLogits{Kind::normal, Kind::special, Kind::ties, Kind::huge, Kind::zeros, Kind::nans, Kind::wide};
+
+/// The kernels of routing by their names: all but the last one refuse some problems.
+constexpr std::array kRouters{"warp", "reference"};
 
 TEST(CudaRoute, ChoosesAndWeighsAsTheCpu) {
   Twins twins;
   uint64_t seed = 0;
   for (const char* text : kRoutings)
     for (const DType dtype : kFloatTypes)
-      for (const Kind kind : kLogits) {
-        SCOPED_TRACE(quire::text(text, " of ", name(dtype), " ", kKindNames[static_cast<size_t>(kind)]));
-        twins.device.clear();
-        const Routing r = Routing::parse(text);
-        const int64_t tokens = 1 + static_cast<int64_t>(seed % 3) * 67, entries = tokens * r.topk;
-        const MutableMatrix logits =
-            on_device(twins, {tokens, 24, static_cast<int64_t>(seed % 2) * 3}, dtype, kind, seed);
-        RouteProblem p{.routing = r, .logits = logits, .bias = nullptr};
-        p.weights = twins.room<float>(entries), p.ids = twins.room<int32_t>(entries);
-        if (seed % 2) p.bias = static_cast<const float*>(on_device(twins, {1, 24}, DType::f32, Kind::ties, seed).data);
-        const Written weights{"weights", p.weights, entries * 4, DType::f32};
-        twins.expect_same(p, {weights, {"ids", p.ids, entries * 4}});
-        RouteGradProblem grad{.routing = r, .logits = logits, .ids = p.ids};
-        grad.dweights = static_cast<const float*>(
-            on_device(twins, {tokens, r.topk}, DType::f32, seed % 4 ? Kind::normal : Kind::special, seed).data);
-        grad.dlogits = on_device(twins, {tokens, 24, static_cast<int64_t>(seed % 3)}, dtype, Kind::normal, seed);
-        twins.expect_same(grad, {written("dlogits", grad.dlogits)});
-        ++seed;
-      }
+      for (const Kind kind : kLogits)
+        for (const char* kernel : kRouters) {
+          SCOPED_TRACE(quire::text(text, " of ", name(dtype), " ", kKindNames[static_cast<size_t>(kind)]));
+          twins.device.clear();
+          twins.kernel = kernel;
+          const Routing r = Routing::parse(text);
+          const int64_t tokens = 1 + static_cast<int64_t>(seed % 3) * 67, entries = tokens * r.topk;
+          const MutableMatrix logits = on_device(twins, {tokens, 24, seed % 2 ? 3 : 0}, dtype, kind, seed);
+          RouteProblem p{.routing = r, .logits = logits, .bias = nullptr};
+          p.weights = twins.room<float>(entries), p.ids = twins.room<int32_t>(entries);
+          if (seed / 2 % 2) p.bias = floats_of(twins, {1, 24}, Kind::ties, seed);
+          twins.expect_same(p, {{"weights", p.weights, entries * 4, DType::f32}, {"ids", p.ids, entries * 4}});
+          RouteGradProblem grad{.routing = r, .logits = logits, .ids = p.ids};
+          grad.dweights = floats_of(twins, {tokens, r.topk}, seed % 4 ? Kind::normal : Kind::special, seed);
+          grad.dlogits = on_device(twins, {tokens, 24, seed % 5 ? 0 : 4}, dtype, Kind::normal, seed);
+          twins.expect_same(grad, {written("dlogits", grad.dlogits)});
+          ++seed;
+        }
 }
 
-TEST(CudaRoute, TakesMoreTokensThanItHasThreadsAndNone) {
+TEST(CudaRoute, TakesAnyNumberOfTokensAndExperts) {
+  struct Sizes {
+    int64_t tokens, experts;
+    const char* routing;
+    bool by_warps = true;
+  };
+  constexpr std::array sizes{Sizes{0, 5, "sigmoid:topk=2"},
+                             Sizes{5000, 5, "sigmoid:topk=2"},  // more than threads that have memory
+                             Sizes{3, 1, "softmax:topk=1"},
+                             Sizes{9, 32, "softmax:topk=32:renormalize"},
+                             Sizes{9, 33, "softmax:topk=17:after_topk"},
+                             Sizes{5, 256, "sigmoid:topk=8:renormalize:num_groups=8:group_topk=4:scaling_factor=2.5"},
+                             Sizes{5, 160, "softmax:topk=6:num_groups=40:group_topk=3:group_best=1"},
+                             Sizes{5, 1530, "softmax:topk=6:num_groups=6:group_topk=2"},
+                             Sizes{5, 40, "softmax:topk=33", false},
+                             Sizes{3, 1537, "softmax:topk=4:renormalize", false}};
   Twins twins;
-  for (const int64_t tokens : {0, 5000}) {
+  for (const Sizes& c : sizes) {
+    SCOPED_TRACE(text(c.tokens, " tokens, ", c.experts, " experts, ", c.routing));
     twins.device.clear();
-    RouteProblem p{.routing = Routing::parse("sigmoid:topk=2"),
-                   .logits = on_device(twins, {tokens, 5}, DType::bf16, Kind::normal, 1)};
-    p.weights = twins.room<float>(tokens * 2), p.ids = twins.room<int32_t>(tokens * 2);
-    twins.expect_same(p, {{"weights", p.weights, tokens * 8}, {"ids", p.ids, tokens * 8}});
+    RouteProblem p{.routing = Routing::parse(c.routing),
+                   .logits = on_device(twins, {c.tokens, c.experts}, DType::bf16, Kind::normal, 1)};
+    const int64_t entries = c.tokens * p.routing.topk;
+    p.weights = twins.room<float>(entries), p.ids = twins.room<int32_t>(entries);
+    EXPECT_EQ(explain_choice(p, twins.device).starts_with("warp: runs"), c.by_warps);
+    twins.expect_same(p, {{"weights", p.weights, entries * 4}, {"ids", p.ids, entries * 4}});
     RouteGradProblem grad{.routing = p.routing, .logits = p.logits, .ids = p.ids, .dweights = p.weights};
-    grad.dlogits = on_device(twins, {tokens, 5}, DType::bf16, Kind::normal, 2);
+    grad.dlogits = on_device(twins, {c.tokens, c.experts}, DType::bf16, Kind::normal, 2);
+    EXPECT_EQ(explain_choice(grad, twins.device).starts_with("warp: runs"), c.by_warps);
     twins.expect_same(grad, {written("dlogits", grad.dlogits)});
   }
 }
 
+/// Ids for the gradients of 40 tokens, two each.
+RouteGradProblem gradient_of(Twins& twins, const char* routing, const std::vector<int32_t>& ids) {
+  RouteGradProblem p{.routing = Routing::parse(routing),
+                     .logits = on_device(twins, {40, 7}, DType::f32, Kind::normal, 1)};
+  p.ids = twins.array(ids), p.dweights = floats_of(twins, {40, 2}, Kind::normal, 3);
+  p.dlogits = on_device(twins, {40, 7}, DType::f32, Kind::normal, 2);
+  return p;
+}
+
+TEST(CudaRoute, OfAnExpertThatIsNamedTwiceTheLastWeightHasTheGradient) {
+  Twins twins;
+  for (const char* kernel : kRouters)
+    for (const char* routing : {"softmax:topk=2:renormalize", "softmax:topk=2:after_topk", "sigmoid:topk=2"}) {
+      twins.device.clear();
+      twins.kernel = kernel;
+      std::vector<int32_t> ids(80);
+      for (size_t i = 0; i < ids.size(); ++i) ids[i] = static_cast<int32_t>(i / 2 % 7);
+      const RouteGradProblem p = gradient_of(twins, routing, ids);
+      twins.expect_same(p, {written("dlogits", p.dlogits)});
+    }
+}
+
 TEST(CudaRoute, IdsThatRouteDidNotReturnAreReported) {
   Twins twins;
-  for (const int32_t wrong : {-1, -2, 7, 1 << 30}) {
-    twins.device.clear();
-    RouteGradProblem p{.routing = Routing::parse("softmax:topk=2"),
-                       .logits = on_device(twins, {40, 7}, DType::f32, Kind::normal, 1)};
-    std::vector<int32_t> ids(80);
-    for (size_t i = 0; i < ids.size(); ++i) ids[i] = static_cast<int32_t>(i % 7);
-    ids[53] = wrong;
-    p.ids = twins.array(ids), p.dweights = twins.array(std::vector<float>(80, 1.0f));
-    p.dlogits = on_device(twins, {40, 7}, DType::f32, Kind::normal, 2);
-    twins.expect_same_error(p);
+  for (const char* kernel : kRouters)
+    for (const int32_t wrong : {-1, -2, 7, 1 << 30}) {
+      twins.device.clear();
+      twins.kernel = kernel;
+      std::vector<int32_t> ids(80);
+      for (size_t i = 0; i < ids.size(); ++i) ids[i] = static_cast<int32_t>(i % 7);
+      ids[53] = wrong;
+      twins.expect_same_error(gradient_of(twins, "softmax:topk=2", ids));
+    }
+}
+
+TEST(CudaRoute, TheOrderOfWarpsIsThatOfTheRule) {
+  const std::vector<float> values{NAN,    -NAN,  INFINITY, -INFINITY, 0.0f, -0.0f,
+                                  1e-45f, -1e-45f, 1.0f,   -1.0f,     3e38f, -3e38f};
+  for (const float a : values) {
+    EXPECT_NE(order_of(a), 0u);
+    for (const float b : values) EXPECT_EQ(order_of(a) > order_of(b), exceeds(a, b)) << a << " and " << b;
   }
 }
 
@@ -218,10 +273,6 @@ RowMap on_device(Twins& twins, const RowsCase& c, const std::vector<int32_t>& ma
   return {twins.array(map), c.tokens, c.slots};
 }
 
-const float* weights_of(Twins& twins, const RowsCase& c, Kind kind) {
-  return static_cast<const float*>(on_device(twins, {c.tokens, c.slots}, DType::f32, kind, 8).data);
-}
-
 TEST(CudaRows, MoveAndAreSummedAsOnTheCpu) {
   Twins twins;
   uint64_t seed = 0;
@@ -242,7 +293,7 @@ TEST(CudaRows, MoveAndAreSummedAsOnTheCpu) {
             return m;
           };
           const RowMap map = on_device(twins, c, map_of(c, seed));
-          const float* const weights = weighted ? weights_of(twins, c, kind) : nullptr;
+          const float* const weights = weighted ? floats_of(twins, {c.tokens, c.slots}, kind, 8) : nullptr;
           const PermuteProblem permute{
               .from = matrix(c.tokens, 1), .map = map, .weights = weights, .to = matrix(c.rows, 2)};
           twins.expect_same(permute, {written("rows", permute.to)});

@@ -72,12 +72,20 @@ class Twins {
   }
 
   CudaDevice device;
+  /// The kernel that the device runs, by its name in the table; empty: the first one that takes the problem.
+  std::string kernel;
 
  private:
   template <class Problem>
   void run_on_device(const Problem& problem) {
+    const Context& context = device;
     try {
-      dispatch(problem, device);
+      if (kernel.empty()) {
+        dispatch(problem, context);
+      } else {
+        const Choice<Problem> forced{kernels<Problem>(context), kernel};
+        choose(Problem::kOp, forced, problem, context).run(problem, context);
+      }
     } catch (const emulator::Error& e) {
       ADD_FAILURE() << to_string(problem) << ": " << e.what();
     }

@@ -10,6 +10,8 @@ namespace {
 
 constinit const Kernel kRouteAny{"moe", "route_any"};
 constinit const Kernel kRouteGradAny{"moe", "route_grad_any"};
+constinit const Kernel kRouteWarps{"route", "route_warps"};
+constinit const Kernel kRouteGradWarps{"route", "route_grad_warps"};
 constinit const Kernel kFindMost{"moe", "find_most"};
 constinit const Kernel kCountPlaces{"moe", "count_places"};
 constinit const Kernel kSumChunks{"moe", "sum_chunks"};
@@ -23,7 +25,7 @@ constinit const Kernel kPermuteRows{"moe", "permute_rows"};
 constinit const Kernel kUnpermuteRows{"moe", "unpermute_rows"};
 constinit const Kernel kPermutedDots{"moe", "permuted_dots"};
 
-constexpr int64_t kWarp = 32;
+constexpr int64_t kWarp = 32, kWarps = kBlockThreads / kWarp;  ///< threads, and of a block
 
 Grid grid_of_warps(int64_t work) { return grid_of(times(work, kWarp)); }
 
@@ -44,6 +46,32 @@ void route(const RouteProblem& p, const Context& context) {
 
 void route_grad(const RouteGradProblem& p, const Context& context) {
   launch_routing<RouterGrad>(kRouteGradAny, RouteGradJob{p, nullptr, fault_site(context, "route_bwd")}, context);
+}
+
+/// Warps keep a token's numbers in the shared memory that every device has, and what is chosen in their lanes.
+template <class Problem>
+bool refuses_warp(const Problem& p, const Context&, Refusal* refusal) {
+  constexpr int64_t most_bytes = 48 << 10;
+  if (p.routing.topk > kWarp)
+    return refused(refusal, "takes topk up to ", kWarp, ", but got ", p.routing.topk);
+  return warp_bytes(p) * kWarps > most_bytes &&
+         refused(refusal, "a token must fit into ", most_bytes / kWarps, " bytes, but takes ", warp_bytes(p));
+}
+
+template <class Job>
+void launch_warps(const Kernel& kernel, const Job& job, const Context& context) {
+  if (job.problem.logits.rows == 0) return;
+  Grid grid = grid_of_warps(job.problem.logits.rows);
+  grid.shared_bytes = static_cast<unsigned>(warp_bytes(job.problem) * kWarps);
+  launch(kernel, grid, job, context);
+}
+
+void route_by_warps(const RouteProblem& p, const Context& context) {
+  launch_warps(kRouteWarps, RouteJob{p, nullptr}, context);
+}
+
+void route_grad_by_warps(const RouteGradProblem& p, const Context& context) {
+  launch_warps(kRouteGradWarps, RouteGradJob{p, nullptr, fault_site(context, "route_bwd")}, context);
 }
 
 /// Cuts the places into chunks, and counts each expert's of all chunks before. experts: how many there can be.
@@ -134,8 +162,10 @@ void permuted_dot(const PermutedDotProblem& p, const Context& context) {
 
 }  // namespace
 
-constinit const Rows<RouteProblem> kRoute{{{"reference", nullptr, route}}};
-constinit const Rows<RouteGradProblem> kRouteGrad{{{"reference", nullptr, route_grad}}};
+constinit const Rows<RouteProblem, 2> kRoute{
+    {{"warp", refuses_warp<RouteProblem>, route_by_warps}, {"reference", nullptr, route}}};
+constinit const Rows<RouteGradProblem, 2> kRouteGrad{
+    {{"warp", refuses_warp<RouteGradProblem>, route_grad_by_warps}, {"reference", nullptr, route_grad}}};
 constinit const Rows<CapacityProblem> kLimitCapacity{{{"reference", nullptr, limit_capacity}}};
 constinit const Rows<PermuteProblem> kPermute{{{"reference", nullptr, permute}}};
 constinit const Rows<UnpermuteProblem> kUnpermute{{{"reference", nullptr, unpermute}}};

@@ -17,8 +17,8 @@ extern const Rows<DequantizeProblem> kDequantize;
 extern const Rows<ReorderProblem> kReorder;
 
 // moe.cpp
-extern const Rows<RouteProblem> kRoute;
-extern const Rows<RouteGradProblem> kRouteGrad;
+extern const Rows<RouteProblem, 2> kRoute;
+extern const Rows<RouteGradProblem, 2> kRouteGrad;
 extern const Rows<CapacityProblem> kLimitCapacity;
 extern const Rows<PermuteProblem> kPermute;
 extern const Rows<UnpermuteProblem> kUnpermute;

@@ -2,6 +2,7 @@
 // token, for the kernels of every device, which lend it memory.
 #pragma once
 
+#include <bit>
 #include <cmath>
 #include <cstdint>
 
@@ -31,6 +32,13 @@ QUIRE_HOST_DEVICE inline Score score_of(ScoreFunction function, float x) {
 
 /// Whether a comes before b where the greatest is first. NaN comes after everything.
 constexpr bool exceeds(float a, float b) { return a > b || (b != b && a == a); }
+
+/// A number that orders floats as exceeds() does: a greater one comes earlier. Never 0.
+constexpr uint32_t order_of(float x) {
+  if (x != x) return 1;
+  const uint32_t bits = std::bit_cast<uint32_t>(x + 0.0f), sign = 0x80000000u;  // both zeros are one
+  return (bits & sign) != 0 ? ~bits : bits | sign;
+}
 
 /// The greatest of what it was offered, greatest first; of equals those offered earlier. `values` and `places` have
 /// `room` elements each, at least one.

@@ -8,10 +8,10 @@
 
 namespace quire::cuda {
 
-/// A thread for each token.
+/// A thread for each token, or a warp.
 struct RouteJob {
   RouteProblem problem;
-  std::byte* memory;  ///< Router::bytes() for each thread
+  std::byte* memory;  ///< Router::bytes() for each thread; not for warps
 };
 
 struct RouteGradJob {
@@ -19,6 +19,10 @@ struct RouteGradJob {
   std::byte* memory;  ///< RouterGrad::bytes() for each thread
   FaultSite site;
 };
+
+/// Shared memory of a warp that routes a token.
+constexpr int64_t warp_bytes(const RouteProblem& p) { return 4 * (2 * p.logits.cols + p.routing.num_groups); }
+constexpr int64_t warp_bytes(const RouteGradProblem& p) { return 4 * 2 * p.logits.cols; }
 
 /// The rank of each place of `ids` among those of its expert, in the order of places. They are counted chunk by chunk:
 /// a warp for each.
