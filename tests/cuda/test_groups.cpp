@@ -5,8 +5,10 @@
 #include <numeric>
 #include <random>
 
+#include "cuda/grammar.h"
 #include "cuda/twins.h"
 #include "quire/spec/block_codes.h"
+#include "quire/spec/flat_counts.h"
 
 namespace quire::testing {
 namespace {
@@ -218,6 +220,22 @@ TEST(Groups, WhoseGivenScaleOrAmaxIsNoneAreReported) {
     p.amax.rowwise = twins.array(std::vector<float>{amax});
     twins.expect_same_error(p);
   }
+}
+
+TEST(FlatCounts, OfEverySpecAreThoseOfBuffers) {
+  for (const std::string& text : whole_grammar())
+    for (const Direction direction : {Direction::rowwise, Direction::columnwise})
+      for (const int64_t cols : {1, 48, 129}) {
+        const QuantSpec spec = QuantSpec::parse(text);
+        const FlatCounts found = flat_counts(spec, cols, direction);
+        for (const int64_t rows :
+             {0, 1, 2, 4, 7, 15, 16, 17, 31, 32, 33, 64, 100, 127, 128, 129, 511, 512, 513, 2049}) {
+          const auto expected = counts(buffers<int64_t>(spec, {rows, cols}, direction));
+          for (size_t i = 0; i < found.size(); ++i)
+            ASSERT_EQ(found[i](rows), expected[i])
+                << text << ", buffer " << i << " of [" << rows << ", " << cols << "]";
+        }
+      }
 }
 
 }  // namespace
