@@ -7,6 +7,7 @@
 #include <iostream>
 #include <sstream>
 
+#include "cuda/drawn.h"
 #include "cuda/grammar.h"
 #include "cuda/quantizer_case.h"
 
@@ -17,32 +18,6 @@ namespace {
 int64_t times_as_many(int64_t factor) {
   const char* cases = std::getenv("QUIRE_CUDA_CASES");
   return cases && std::string(cases) == "many" ? factor : 1;
-}
-
-/// A number of a kind: 0 normal, 1 with what is not finite, 2 of many magnitudes, 3 any bits, 4 subnormal, 5 zero, 6 of
-/// few bits, so that ties are common, 7 at the ends of float16.
-float draw(QuantizerComparison& cases, uint64_t kind) {
-  const float sign = cases.die(2) ? 1.0f : -1.0f, normal = sign * static_cast<float>(cases.die(1 << 20)) / (1 << 18);
-  const auto bits = [&](uint64_t n) { return std::bit_cast<float>(static_cast<uint32_t>(cases.die(n))); };
-  constexpr std::array special{NAN, INFINITY, -INFINITY, -0.0f, 0.0f};
-  switch (kind) {
-    case 1:
-      return cases.die(8) == 0 ? special[cases.die(special.size())] : normal;
-    case 2:
-      return std::ldexp(normal, static_cast<int>(cases.die(60)) - 30);
-    case 3:
-      return bits(uint64_t{1} << 32);
-    case 4:
-      return sign * bits(1 << 24);
-    case 5:
-      return 0;
-    case 6:
-      return static_cast<float>(static_cast<int>(cases.die(129)) - 64) / 16;
-    case 7:
-      return sign * (cases.die(8) ? 65504.0f / static_cast<float>(1 << cases.die(17)) : std::ldexp(normal, -24));
-    default:
-      return normal;
-  }
 }
 
 QuantizerCase random_case(QuantizerComparison& cases, const std::string& text) {

@@ -95,8 +95,15 @@ constexpr std::array<KernelRow<Problem>, 2> kRows{{
 [[noreturn]] void raise_given_scale(const QuantizeProblem& p) {
   raise(text("quantize: the static scale of ", p.spec), ValueRule::given_scale, {.number = *p.scale});
 }
-void check_given_scale(const QuantizeProblem& p) {
+void check_given_amax(const float* amax, int64_t count) {
+  for (int64_t i = 0; amax && i < count; ++i)
+    if (!(amax[i] >= 0)) raise("quantize", ValueRule::given_amax, {.index = i, .number = amax[i]});
+}
+/// The rules of values that the caller gives to a quantization.
+void check_given(const QuantizeProblem& p) {
   if (p.spec.given && p.scale && !(*p.scale > 0 && is_finite(*p.scale))) raise_given_scale(p);
+  check_given_amax(p.amax.rowwise, amax_count(p.spec, p.x.rows));
+  check_given_amax(p.amax.columnwise, amax_count(p.spec, p.x.cols));
 }
 
 /// The same of results that may be quantized.
@@ -105,13 +112,13 @@ constexpr std::array<KernelRow<Problem>, 2> kProducers{{
     {"generic", nullptr,
      taking_groups<Problem,
                    [](const Problem& p) {
-                     check_given_scale(p.out.quantization());
+                     check_given(p.out.quantization());
                      (active().kernels->*Generic)(p);
                    }>},
     {"reference", nullptr,
      taking_groups<Problem,
                    [](const Problem& p) {
-                     check_given_scale(p.out.quantization());
+                     check_given(p.out.quantization());
                      Reference(p);
                    }>},
 }};
@@ -120,17 +127,10 @@ constexpr std::array<KernelRow<Problem>, 2> kProducers{{
 template <class Problem, void (*Run)(const Problem&, const Context&)>
 constexpr std::array<KernelRow<Problem>, 1> kPortable{{{"portable", nullptr, taking_groups<Problem, Run>}}};
 
-void check_given_amax(const float* amax, int64_t count) {
-  for (int64_t i = 0; amax && i < count; ++i)
-    if (!(amax[i] >= 0)) raise("quantize", ValueRule::given_amax, {.index = i, .number = amax[i]});
-}
-
 /// A quantization whose values have been read and checked.
 template <void (*Run)(const QuantizeProblem&)>
 void quantize(const QuantizeProblem& problem, const Context&) {
-  check_given_scale(problem);
-  check_given_amax(problem.amax.rowwise, amax_count(problem.spec, problem.x.rows));
-  check_given_amax(problem.amax.columnwise, amax_count(problem.spec, problem.x.cols));
+  check_given(problem);
   if (!problem.random.state && !problem.random.part) return Run(problem);
   QuantizeProblem p = problem;
   p.random = problem.random.read();

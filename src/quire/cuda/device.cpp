@@ -19,15 +19,9 @@ const bool registered = [] {
 const Device& device() {
   static constexpr Device kDevice{
       "cuda",
-      {kQuantize,  kAmax,        kDequantize,    kReorder, {},  // GemmProblem
-       {},                                                      // MatmulProblem
-       {},                                                      // ColumnSumProblem
-       {},                                                      // NormProblem
-       {},                                                      // NormGradProblem
-       {},                                                      // ActivationProblem
-       {},                                                      // ActivationGradProblem
-       kRoute,     kRouteGrad,   kLimitCapacity, kPermute, kUnpermute, kPermutedDot,  kExpertRows,
-       kChunkRows, kFingerprint, kAdvance,       kMaximum, kCollect,   kDelayedUpdate},
+      {kQuantize, kAmax, kDequantize, kReorder, {}, {}, kColumnSum, kNorm, kNormGrad, kActivation, kActivationGrad,
+       kRoute, kRouteGrad, kLimitCapacity, kPermute, kUnpermute, kPermutedDot, kExpertRows, kChunkRows, kFingerprint,
+       kAdvance, kMaximum, kCollect, kDelayedUpdate},
       faults};
   return kDevice;
 }

@@ -16,6 +16,13 @@ extern const Rows<AmaxProblem> kAmax;
 extern const Rows<DequantizeProblem> kDequantize;
 extern const Rows<ReorderProblem> kReorder;
 
+// pointwise.cpp
+extern const Rows<ColumnSumProblem> kColumnSum;
+extern const Rows<NormProblem> kNorm;
+extern const Rows<NormGradProblem> kNormGrad;
+extern const Rows<ActivationProblem> kActivation;
+extern const Rows<ActivationGradProblem> kActivationGrad;
+
 // moe.cpp
 extern const Rows<RouteProblem, 2> kRoute;
 extern const Rows<RouteGradProblem, 2> kRouteGrad;
