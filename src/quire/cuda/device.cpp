@@ -19,7 +19,7 @@ const bool registered = [] {
 const Device& device() {
   static constexpr Device kDevice{
       "cuda",
-      {kQuantize, kAmax, kDequantize, kReorder, {}, {}, kColumnSum, kNorm, kNormGrad, kActivation, kActivationGrad,
+      {kQuantize, kAmax, kDequantize, kReorder, kGemm, kMatmul, kColumnSum, kNorm, kNormGrad, kActivation, kActivationGrad,
        kRoute, kRouteGrad, kLimitCapacity, kPermute, kUnpermute, kPermutedDot, kExpertRows, kChunkRows, kFingerprint,
        kAdvance, kMaximum, kCollect, kDelayedUpdate},
       faults};

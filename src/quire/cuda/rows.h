@@ -16,6 +16,10 @@ extern const Rows<AmaxProblem> kAmax;
 extern const Rows<DequantizeProblem> kDequantize;
 extern const Rows<ReorderProblem> kReorder;
 
+// gemm.cpp
+extern const Rows<GemmProblem> kGemm;
+extern const Rows<MatmulProblem, 2> kMatmul;
+
 // pointwise.cpp
 extern const Rows<ColumnSumProblem> kColumnSum;
 extern const Rows<NormProblem> kNorm;

@@ -1,0 +1,80 @@
+#include "quire/cuda/kernels/gemm.h"
+#include "quire/cuda/groups.h"
+#include "quire/cuda/rows.h"
+#include "quire/device/library.h"
+
+namespace quire::cuda {
+namespace {
+
+constinit const Kernel kGemmAny{"gemm", "gemm_any"};
+constinit const Kernel kMatmulAny{"gemm", "matmul_any"};
+
+/// An operand whose groups have been placed and whose lists lie on the device.
+GroupedOperand on_device(const Operand& o, const Context& context) {
+  GroupedOperand g{.all = o, .each = list_on_device(o.each, context), .groups = {}};
+  g.all.each = {};
+  g.groups = o.each.empty()
+                 ? place_groups(o.groups, o.rows(), FlatGroups{o.spec, o.direction, o.cols(), o.room, o.what}, context)
+                 : place_groups(o.groups, o.rows(), context);
+  return g;
+}
+
+template <class Problem>
+GroupedOutput on_device(const Problem& p, const Vector& bias, const Context& context) {
+  return {.all = p.out,
+          .each = list_on_device(p.outs, context),
+          .bias = bias,
+          .biases = list_on_device(p.biases, context),
+          .in_groups = p.in_groups()};
+}
+
+/// Blocks along y take groups.
+Grid with_groups(Grid grid, int64_t groups) {
+  constexpr int64_t most = 1 << 15;
+  grid.blocks_y = static_cast<unsigned>(std::clamp<int64_t>(groups, 1, most));
+  return grid;
+}
+
+/// Operands and outputs of products; rows that belong to no group are zero from here on.
+GemmJob job_of(const GemmProblem& p, const Context& context) {
+  GemmJob job{on_device(p.a, context), on_device(p.b, context), on_device(p, {p.bias, p.bias_dtype}, context)};
+  job.out.addend = p.addend;
+  job.out.by_rows = p.a.direction == Direction::rowwise;
+  if (job.out.by_rows && !p.addend && p.outs.empty()) zero_beyond(p.out, job.a.groups, context);
+  return job;
+}
+
+void gemm_reference(const GemmProblem& p, const Context& context) {
+  const GemmJob job = job_of(p, context);
+  launch(kGemmAny, with_groups(grid_of(p.out.rows * p.out.cols), job.a.groups.count), job, context);
+}
+
+void matmul_reference(const MatmulProblem& p, const Context& context) {
+  MatmulJob job{.a = p.a,
+                .b = p.b,
+                .bs = list_on_device(p.bs, context),
+                .has_codes = p.codes.has_value(),
+                .transpose_a = p.transpose_a,
+                .transpose_b = p.transpose_b,
+                .groups = place_groups(p.groups, p.a.rows, context),
+                .out = on_device(p, p.bias, context)};
+  job.out.by_rows = !p.transpose_a;
+  if (p.codes) job.codes = on_device(*p.codes, context);
+  if (job.out.by_rows && p.outs.empty()) zero_beyond(p.out, job.groups, context);
+  launch(kMatmulAny, with_groups(grid_of(p.out.rows * p.out.cols), p.groups.count), job, context);
+}
+
+bool refuses_library(const MatmulProblem& p, const Context&, Refusal* refusal) {
+  if (!matmul_in_use()) return refused_here(refusal, "no library is lent to multiply plain matrices (set_matmul)");
+  return p.in_groups() && refused(refusal, "takes one tensor, but the problem has groups");
+}
+
+void matmul_library(const MatmulProblem& p, const Context& context) { matmul_in_use()(p, context); }
+
+}  // namespace
+
+constinit const Rows<GemmProblem> kGemm{{{"reference", nullptr, gemm_reference}}};
+constinit const Rows<MatmulProblem, 2> kMatmul{
+    {{"library", refuses_library, matmul_library}, {"reference", nullptr, matmul_reference}}};
+
+}  // namespace quire::cuda

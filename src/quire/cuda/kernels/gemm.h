@@ -1,0 +1,54 @@
+// What the host asks the kernels of gemm.cu for.
+#pragma once
+
+#include "quire/cuda/kernels/groups.h"
+#include "quire/spec/problem.h"
+
+namespace quire::cuda {
+
+/// One operand of products of groups. Lists are memory of the device here.
+struct GroupedOperand {
+  Operand all;
+  const Side* each = nullptr;
+  Places groups;
+};
+
+/// Outputs of products of groups, and what is added to them.
+struct GroupedOutput {
+  MutableMatrix all;
+  const MutableMatrix* each = nullptr;
+  Vector bias{};
+  const Vector* biases = nullptr;
+  const void* addend = nullptr;  ///< of groups: not null says that there is one, which is the output
+  bool by_rows = true;           ///< groups are rows of `all`; else the products are one after another
+  bool in_groups = false;
+};
+
+struct GemmJob {
+  GroupedOperand a, b;
+  GroupedOutput out;
+};
+
+struct MatmulJob {
+  Matrix a;
+  Matrix b;
+  const Matrix* bs = nullptr;
+  GroupedOperand codes{};  ///< instead of b, with has_codes
+  bool has_codes = false;
+  bool transpose_a = false, transpose_b = false;
+  Places groups;  ///< of the rows of a
+  GroupedOutput out;
+};
+
+/// Outputs that a block of decode32 computes: so many rows and columns, by as many terms at a time, 16 of them by each
+/// thread.
+inline constexpr int64_t kProductTile = 64, kProductDepth = 32;
+inline constexpr unsigned kProductThreads = kProductTile * kProductTile / 16;
+
+/// Columns that a block of few_rows computes, a lane each, and the warps that share the contraction.
+inline constexpr int64_t kFewRowsColumns = 32, kFewRowsWarps = 8;
+inline constexpr unsigned kFewRowsThreads = kFewRowsColumns * kFewRowsWarps;
+/// Rows that few_rows takes. Above, decoding each row's codes for every 32 columns takes more time than the products.
+inline constexpr int64_t kMostFewRows = 16;
+
+}  // namespace quire::cuda

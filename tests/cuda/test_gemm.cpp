@@ -1,0 +1,308 @@
+// Products on the CUDA device: the reference's bits are those of the CPU's reference, in double; the other rows give
+// the bits of numerics.md 7.4 in float32.
+#include <array>
+#include <iostream>
+
+#include "cuda/product_case.h"
+#include "quire/device/library.h"
+
+namespace quire::testing {
+namespace {
+
+constexpr Direction kRows = Direction::rowwise, kColumns = Direction::columnwise;
+constexpr std::array kDTypes{DType::f32, DType::f16, DType::bf16};
+
+struct Recipe {
+  const char *x, *w, *dy;
+};
+/// Those of numerics.md 6.4 with their options, and specs that no recipe has.
+constexpr std::array kRecipes{
+    Recipe{"fp8_tensor:nan", "fp8_tensor:nan", "fp8_tensor:e5m2:nan"},
+    Recipe{"fp8_tensor:given", "fp8_tensor:pow2", "fp8_tensor"},
+    Recipe{"fp8_row", "fp8_row:pow2", "fp8_row:e5m2"},
+    Recipe{"fp8_block:pow2:nan", "fp8_block:128x128:pow2:nan", "fp8_block:pow2:nan"},
+    Recipe{"fp8_block", "fp8_block", "fp8_block:e5m2:128x128"},
+    Recipe{"mxfp4:nan", "mxfp4:nan", "mxfp8:nan"},
+    Recipe{"mxfp8", "mxfp4", "mxfp8:e5m2"},
+    Recipe{"mxfp8:nan", "mxfp8:nan", "mxfp8:nan"},
+    Recipe{"mxfp8", "mxfp8:32x32", "mxfp8:e5m2"},
+    Recipe{"nvfp4:rht:nan", "nvfp4:16x16:nan", "nvfp4:rht:sr:nan"},
+    Recipe{"nvfp4", "nvfp4", "nvfp4:sr"},
+    Recipe{"nvfp4:row_scaled", "nvfp4:4over6=mae:256", "nvfp4:rht=unsigned"},
+    Recipe{"nvfp4:global=div", "nvfp4:global=mul", "nvfp4"},
+    Recipe{"nvfp4", "mxfp8", "fp8_tensor"},
+    Recipe{"mxfp8:swizzled", "mxfp8:swizzled", "mxfp8:e5m2:swizzled"},
+    Recipe{"nvfp4:rht:swizzled", "nvfp4:16x16:swizzled", "nvfp4:rht:sr:swizzled"},
+    Recipe{"mxfp8:interleaved", "mxfp8:interleaved", "mxfp8:interleaved"},
+    Recipe{"nvfp4:rht:interleaved", "nvfp4:16x16:interleaved", "nvfp4:rht:interleaved"},
+    Recipe{"mxfp4:interleaved", "fp8_block:interleaved", "fp8_row:interleaved"},
+};
+
+struct Shape3 {
+  int64_t m, n, k;
+};
+/// Tokens, outputs and inputs of a Linear.
+constexpr std::array kShapes{Shape3{5, 7, 33},  Shape3{1, 40, 130}, Shape3{17, 3, 64}, Shape3{33, 18, 272},
+                             Shape3{3, 5, 300}, Shape3{4, 6, 1},    Shape3{2, 3, 0},   Shape3{0, 3, 5},
+                             Shape3{3, 0, 16},  Shape3{70, 66, 20}};
+
+/// Operands of the three products of a Linear.
+std::array<std::array<Operand, 2>, 3> products(ProductCases& cases, const Recipe& r, const Shape3& s, uint64_t kind) {
+  return {{{cases.operand(r.x, kRows, s.m, s.k, {}, kind), cases.operand(r.w, kRows, s.n, s.k, {}, kind)},
+           {cases.operand(r.dy, kRows, s.m, s.n, {}, kind), cases.operand(r.w, kColumns, s.n, s.k, {}, kind)},
+           {cases.operand(r.dy, kColumns, s.m, s.n, {}, kind), cases.operand(r.x, kColumns, s.m, s.k, {}, kind)}}};
+}
+
+bool transformed(const Operand& o) { return o.direction == kColumns && o.spec.hadamard != Hadamard::off; }
+
+/// Calls each(problem, output) with products of every recipe, with every option in turn.
+template <class Each>
+void each_product(ProductCases& cases, const Each& each) {
+  uint64_t turn = 0;
+  for (const Recipe& r : kRecipes)
+    for (const Shape3& s : kShapes) {
+      if (++turn % 3 == 0 && s.m * s.n * s.k > 100'000) continue;
+      cases.clear();
+      const uint64_t kind = cases.die(4);
+      for (const auto& [a, b] : products(cases, r, s, kind)) {
+        if (transformed(a) != transformed(b)) continue;
+        const Output o = cases.output(kDTypes[turn % 3], a.outer, b.outer);
+        GemmProblem p{.a = a, .b = b, .out = o.out};
+        if (cases.die(2)) {
+          const Vector bias = cases.vector(kDTypes[cases.die(3)], b.outer);
+          p.bias = bias.data, p.bias_dtype = bias.dtype;
+        }
+        const Output other = cases.output(o.out.dtype, a.outer, o.out.row_stride);
+        if (const uint64_t added = cases.die(4); added < 2) p.addend = added ? o.out.data : other.out.data;
+        each(p, o);
+        if (::testing::Test::HasFatalFailure()) return;
+      }
+    }
+}
+
+TEST(Products, OfTheReferenceHaveTheBitsOfTheCpusForEverySpecOfARecipe) {
+  ProductCases cases(1);
+  each_product(cases, [&](const GemmProblem& p, const Output& o) {
+    cases.expect_bits(p, o, "reference", [&] { reference::gemm(p); });
+  });
+  std::cout << cases.compared << " outputs compared\n";
+}
+
+constexpr int64_t kTokens = 37, kInputs = 48, kOutputs = 21;
+
+struct Grouping {
+  const char* what;
+  std::vector<int64_t> ends;
+  bool wide = false;
+};
+const std::vector<Grouping>& groupings() {
+  static const std::vector<Grouping> all{{"balanced", {10, 19, 28, 37}, false},
+                                         {"unbalanced, wide ends, rows of none", {1, 30, 34}, true},
+                                         {"with empty ones", {0, 16, 16, 35, 35}, false},
+                                         {"all empty", {0, 0, 0}, true},
+                                         {"one", {20}, false}};
+  return all;
+}
+
+/// The three grouped products of a recipe: what a row must give each of them, for every grouping.
+template <class Each>
+void each_grouped_product(ProductCases& cases, const Recipe& r, const Each& each) {
+  for (const Grouping& g : groupings()) {
+    SCOPED_TRACE(g.what);
+    const int64_t count = std::ssize(g.ends);
+    for (int n = 0; n < 2; ++n) {
+      const uint64_t turn = cases.die(4);
+      cases.clear();
+      const RowGroups groups = cases.groups(g.ends, kTokens, g.wide), weights = RowGroups::equal(count, kOutputs);
+      const DType dtype = kDTypes[turn % 3];
+      const Vector bias = cases.vector(DType::bf16, count * kOutputs);
+      const Output y = cases.output(dtype, kTokens, kOutputs), dx = cases.output(dtype, kTokens, kInputs);
+      GemmProblem fprop{.a = cases.operand(r.x, kRows, kTokens, kInputs, groups),
+                        .b = cases.operand(r.w, kRows, count * kOutputs, kInputs, weights),
+                        .out = y.out,
+                        .addend = turn == 1 ? y.out.data : nullptr};
+      if (turn % 2) fprop.bias = bias.data, fprop.bias_dtype = bias.dtype;
+      each(fprop, y);
+      each(GemmProblem{.a = cases.operand(r.dy, kRows, kTokens, kOutputs, groups),
+                       .b = cases.operand(r.w, kColumns, count * kOutputs, kInputs, weights),
+                       .out = dx.out},
+           dx);
+      const Operand dy = cases.operand(r.dy, kColumns, kTokens, kOutputs, groups),
+                    x = cases.operand(r.x, kColumns, kTokens, kInputs, groups);
+      if (transformed(dy) != transformed(x)) continue;
+      const Output dw = cases.output(dtype, count * kOutputs, kInputs, turn == 2 ? 0 : count);
+      each(GemmProblem{.a = dy, .b = x, .out = dw.out, .addend = turn % 2 ? dw.out.data : nullptr, .outs = dw.each},
+           dw);
+    }
+  }
+}
+
+TEST(Products, OfGroupsWhoseEndsAreOnTheDeviceHaveTheBitsOfTheCpusReference) {
+  ProductCases cases(2);
+  for (const Recipe& r : kRecipes)
+    each_grouped_product(cases, r, [&](const GemmProblem& p, const Output& o) {
+      cases.expect_bits(p, o, "reference", [&] { each_group_by(p, reference::gemm); });
+    });
+  std::cout << cases.compared << " outputs compared\n";
+}
+
+/// Weights, biases and outputs as lists of the host: memory of the device, one by one.
+TEST(Products, OfListsHaveTheBitsOfTheCpusReference) {
+  ProductCases cases(3);
+  for (const char* spec : {"fp8_tensor", "mxfp8", "nvfp4:16x16", "mxfp4:swizzled"})
+    for (const int64_t count : {1, 3, 150}) {
+      cases.clear();
+      const int64_t each = count > 100 ? 1 : 6;
+      std::vector<Side> sides;
+      std::vector<Vector> biases;
+      for (int64_t e = 0; e < count; ++e) {
+        const Operand o = cases.operand(spec, kRows, kOutputs, kInputs);
+        sides.push_back({const_cast<void*>(o.data), const_cast<void*>(o.scale), const_cast<float*>(o.amax)});
+        biases.push_back(cases.vector(kDTypes[static_cast<size_t>(e) % 3], kOutputs));
+      }
+      Operand w = cases.operand(spec, kRows, kOutputs, kInputs);
+      w.outer = count * kOutputs, w.groups = RowGroups::equal(count, kOutputs), w.each = sides;
+      const Output o = cases.output(DType::bf16, count * each, kOutputs, count);
+      const RowGroups groups = RowGroups::equal(count, each);
+      const GemmProblem p{.a = cases.operand(spec, kRows, count * each, kInputs, groups),
+                          .b = w,
+                          .out = o.out,
+                          .outs = o.each,
+                          .biases = biases};
+      for (const char* row : {"reference"}) cases.expect_bits(p, o, row, [&] { each_group_by(p, reference::gemm); });
+    }
+}
+
+TEST(Products, OfGroupsWithBrokenEndsOrTooSmallBuffersRaiseTheErrorOfTheCpu) {
+  ProductCases cases(4);
+  for (const std::vector<int64_t>& ends : {std::vector<int64_t>{5, 4, 37}, {-1, 4, 37}, {5, 6, 38}, {5, INT32_MAX, 37}})
+    for (const Direction d : {kRows, kColumns}) {
+      cases.clear();
+      const RowGroups sound = cases.groups({5, 6, 37}, kTokens), broken = cases.groups(ends, kTokens);
+      const Output o =
+          d == kRows ? cases.output(DType::f32, kTokens, kOutputs) : cases.output(DType::f32, 3 * kOutputs, kOutputs);
+      GemmProblem p{.a = cases.operand("mxfp8", d, kTokens, d == kRows ? kInputs : kOutputs, sound),
+                    .b = d == kRows
+                             ? cases.operand("mxfp8", kRows, 3 * kOutputs, kInputs, RowGroups::equal(3, kOutputs))
+                             : cases.operand("mxfp8", d, kTokens, kOutputs, sound),
+                    .out = o.out};
+      GemmProblem bad = p;
+      bad.a.groups = broken;
+      if (d == kColumns) bad.b.groups = broken;
+      cases.twins().expect_same_error(bad);
+      for (size_t buffer = 0; buffer < 2; ++buffer) {
+        bad = p;
+        bad.a.room[buffer] = 7, bad.a.what = "grouped_linear_bwd_dw: dy";
+        cases.twins().expect_same_error(bad);
+        bad = p;
+        bad.b.room[buffer] = 7;
+        cases.twins().expect_same_error(bad);
+      }
+    }
+}
+
+/// The CPU's reference: no library is lent here.
+void expect_reference(ProductCases& cases, const MatmulProblem& p, const Output& o) {
+  cases.expect_bits(p, o, "reference", [&] { dispatch(p, host()); });
+}
+
+TEST(Matmuls, HaveTheBitsOfTheCpusReference) {
+  ProductCases cases(5);
+  int64_t turn = 0;
+  for (const Shape3& s : kShapes)
+    for (const bool ta : {false, true})
+      for (const bool tb : {false, true}) {
+        cases.clear();
+        const auto dtype = [&] { return kDTypes[cases.die(3)]; };
+        const uint64_t kind = cases.die(3);
+        const Matrix a = ta ? cases.matrix(dtype(), s.k, s.m, kind) : cases.matrix(dtype(), s.m, s.k, kind);
+        const Matrix b = tb ? cases.matrix(dtype(), s.n, s.k, kind) : cases.matrix(dtype(), s.k, s.n, kind);
+        const Output o = cases.output(kDTypes[static_cast<size_t>(++turn) % 3], s.m, s.n);
+        const Vector bias = turn % 2 ? cases.vector(dtype(), s.n) : Vector{};
+        expect_reference(cases, {.a = a, .b = b, .transpose_a = ta, .transpose_b = tb, .bias = bias, .out = o.out}, o);
+      }
+}
+
+TEST(Matmuls, OfGroupsHaveTheBitsOfTheCpusReference) {
+  ProductCases cases(6);
+  for (const Grouping& g : groupings())
+    for (size_t turn = 0; turn < 6; ++turn) {
+      cases.clear();
+      SCOPED_TRACE(text(g.what, ", turn ", turn));
+      const auto count = std::ssize(g.ends);
+      const DType dtype = kDTypes[turn % 3];
+      const bool transposed = turn >= 3;
+      MatmulProblem p{.a = cases.matrix(DType::bf16, kTokens, kInputs),
+                      .b = transposed ? cases.matrix(DType::f32, count * kOutputs, kInputs)
+                                      : cases.matrix(DType::f32, count * kInputs, kOutputs),
+                      .transpose_b = transposed,
+                      .out = {},
+                      .groups = cases.groups(g.ends, kTokens, g.wide)};
+      const Output y = cases.output(dtype, kTokens, kOutputs);
+      p.out = y.out;
+      if (turn % 2) p.bias = cases.vector(DType::f16, count * kOutputs);
+      expect_reference(cases, p, y);
+      // The same of a list of matrices, and of codes.
+      std::vector<Matrix> list;
+      std::vector<Vector> biases;
+      for (int64_t e = 0; e < count; ++e) {
+        list.push_back(transposed ? cases.matrix(DType::f32, kOutputs, kInputs)
+                                  : cases.matrix(DType::f32, kInputs, kOutputs));
+        biases.push_back(cases.vector(DType::bf16, kOutputs));
+      }
+      MatmulProblem lists = p;
+      lists.bs = list, lists.bias = {}, lists.biases = biases;
+      expect_reference(cases, lists, y);
+      for (const char* spec : {"fp8_tensor", "mxfp8:swizzled", "nvfp4:16x16", "mxfp4:interleaved"}) {
+        MatmulProblem codes = p;
+        const int64_t rows = transposed ? kOutputs : kInputs, cols = transposed ? kInputs : kOutputs;
+        codes.b = {}, codes.b.dtype = dtype;
+        codes.codes = cases.operand(spec, kRows, count * rows, cols, RowGroups::equal(count, rows));
+        expect_reference(cases, codes, y);
+      }
+      // The gradient of weights.
+      const Output dw = cases.output(dtype, count * kOutputs, kInputs, turn % 2 ? count : 0);
+      expect_reference(cases,
+                       {.a = cases.matrix(DType::bf16, kTokens, kOutputs),
+                        .b = cases.matrix(DType::bf16, kTokens, kInputs),
+                        .transpose_a = true,
+                        .out = dw.out,
+                        .groups = p.groups,
+                        .outs = dw.each},
+                       dw);
+    }
+}
+
+TEST(Matmuls, OfGroupsWithBrokenEndsRaiseTheErrorOfTheCpu) {
+  ProductCases cases(7);
+  for (const std::vector<int64_t>& ends : {std::vector<int64_t>{5, 4, 37}, {0, 0, 38}}) {
+    const Output y = cases.output(DType::f32, kTokens, kOutputs);
+    cases.twins().expect_same_error(MatmulProblem{.a = cases.matrix(DType::bf16, kTokens, kInputs),
+                                                  .b = cases.matrix(DType::f32, 3 * kInputs, kOutputs),
+                                                  .out = y.out,
+                                                  .groups = cases.groups(ends, kTokens)});
+  }
+}
+
+/// Puts its own mark into the output.
+void lent_matmul(const MatmulProblem& p, const Context&) { static_cast<float*>(p.out.data)[0] = 12345; }
+
+TEST(Matmuls, OfOneTensorGoToTheLibraryThatIsLentAndGroupsDoNot) {
+  ProductCases cases(8);
+  const Output y = cases.output(DType::f32, 4, 6);
+  MatmulProblem p{.a = cases.matrix(DType::f32, 4, 3), .b = cases.matrix(DType::f32, 3, 6), .out = y.out};
+  const Context& context = cases.twins().device;
+  EXPECT_NE(explain_choice(p, context).find("library: no library is lent"), std::string::npos);
+  Matmul* const before = set_matmul(lent_matmul);
+  dispatch(p, context);
+  EXPECT_EQ(static_cast<float*>(y.out.data)[0], 12345);
+  MatmulProblem grouped = p;
+  grouped.groups = cases.groups({1, 4}, 4);
+  grouped.b = cases.matrix(DType::f32, 6, 6);
+  EXPECT_EQ(explain_choice(grouped, context),
+            "library: takes one tensor, but the problem has groups\nreference: runs\n");
+  set_matmul(before);
+}
+
+}  // namespace
+}  // namespace quire::testing
