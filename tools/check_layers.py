@@ -24,7 +24,7 @@ CORE = {
     "quire/pointwise": VALUES | {"quire/device"},
     "quire/moe": VALUES | {"quire/device"},
     "quire/state": VALUES | {"quire/device"},
-    "quire/runner": VALUES | OPERATIONS,
+    "quire/runner": VALUES | OPERATIONS | {"quire/device"},
     "quire/info": VALUES | OPERATIONS | {"quire/device", "quire/cpu"},
 }
 #: Folders that compute.

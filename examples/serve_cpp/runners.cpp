@@ -9,11 +9,11 @@
 
 namespace {
 
-/// A weight [N, K], quantized for products.
+/// A weight [N, K], or those of E experts [E, N, K], quantized for products.
 quire::PreparedWeight prepared(const at::Tensor& w) {
-  const at::Tensor rows = w.contiguous();
+  const at::Tensor rows = w.reshape({-1, w.size(-1)}).contiguous();
   const quire::Matrix view{rows.const_data_ptr(), quire::DType::bf16, rows.size(0), rows.size(1), rows.size(1)};
-  return {view, quire::QuantSpec::parse("nvfp4")};
+  return {view, quire::QuantSpec::parse("nvfp4"), {.count = w.dim() == 3 ? w.size(0) : 1}};
 }
 
 }  // namespace
@@ -23,8 +23,7 @@ void register_runners(const std::vector<at::Tensor>& weights) {
   const quire::QuantSpec x = quire::QuantSpec::parse("nvfp4");
   quire::register_runner(std::make_shared<quire::LinearRunner>(prepared(w), x), "served.linear");
 
-  std::vector<quire::Expert> experts;
-  for (int64_t e = 0; e < w13.size(0); ++e) experts.push_back({prepared(w13[e]), prepared(w2[e])});
   const quire::MoeOptions options{.x = x, .activation = quire::Activation::parse("swiglu")};
-  quire::register_runner(std::make_shared<quire::MoeRunner>(std::move(experts), options), "served.experts");
+  quire::register_runner(std::make_shared<quire::MoeRunner>(quire::Experts{prepared(w13), prepared(w2)}, options),
+                         "served.experts");
 }

@@ -120,7 +120,8 @@ class PythonRunner:
     function: function(x) -> y for bfloat16 x [*, in_features] and y [*, out_features]. With experts > 0
         function(hidden_states, topk_weights, topk_ids) -> y, as for nvfp4_moe(). It must not write to its arguments,
         and has no gradients. Its exceptions reach the caller.
-    device: the device of the tensors. register() raises TypeError for arguments of a wrong type.
+    device: the device of the tensors; None: torch's default device. register() raises TypeError for arguments of a
+        wrong type.
     """
 
     function: Callable[..., torch.Tensor]
@@ -128,18 +129,19 @@ class PythonRunner:
     out_features: int
     _: KW_ONLY
     experts: int = 0
-    device: str = "cpu"
+    device: str | torch.device | None = None
 
     def _register(self, name: str) -> int:
         check_type("PythonRunner", Callable, function=self.function)
         sizes = {"in_features": self.in_features, "out_features": self.out_features, "experts": self.experts}
         check_type("PythonRunner", int, **sizes)
+        device = torch.get_default_device() if self.device is None else torch.device(self.device)
         number = next(_numbers)
         _functions[number] = self.function
         described = getattr(self.function, "__qualname__", type(self.function).__name__)
         try:
             return torch.ops.quire.runner_register_python(
-                name, number, *sizes.values(), str(self.device), f"Python {described}"
+                name, number, *sizes.values(), str(device), f"Python {described}"
             )
         except Exception:
             _functions.pop(number, None)
@@ -242,11 +244,6 @@ def find(name: str) -> RegisteredRunner:
             return runner
     names = ", ".join(repr(runner.name) for runner in registered() if runner.name) or "none"
     raise LookupError(f"runners.find: no runner has the name {name!r}; registered are {names}; register one first")
-
-
-def release_memory() -> None:
-    """Frees the memory that runners keep between calls, which is as large as the largest calls so far needed."""
-    torch.ops.quire.runner_release_memory()
 
 
 def named(runner: RunnerHandle | int | str) -> int | str:

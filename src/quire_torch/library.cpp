@@ -5,7 +5,6 @@
 
 #include "quire/device/device.h"
 #include "quire/info/info.h"
-#include "quire/runner/arena.h"
 #include "quire/runner/registry.h"
 #include "quire_torch/bridge/collectives.h"
 #include "quire_torch/bridge/context.h"
@@ -65,7 +64,7 @@ using Inner = Operators<LinearFwd, LinearBwd, LinearDgrad, LinearWgrad, Tie, Lin
 using Mutations =
     Operators<Wgrad<at::Tensor>, Wgrad<op::TensorList>, Accumulate<at::Tensor>, Accumulate<op::TensorList>, Agree,
               SrAdvance, DelayedCollect, DelayedUpdate, AmaxMax, WgradStash>;
-/// With kernels for the host alone: runners, whose weights lie there.
+/// Those that name a runner: of the device where its weights lie.
 using Runners = Operators<Nvfp4Linear<c10::SymInt>, Nvfp4Linear<RunnerNameText>, Nvfp4Moe<c10::SymInt>,
                           Nvfp4Moe<RunnerNameText>, Nvfp4MoeRouted<c10::SymInt>, Nvfp4MoeRouted<RunnerNameText>>;
 
@@ -115,7 +114,6 @@ void register_runner_functions(torch::Library& m) {
   m.def("runner_unregister(int handle) -> ()", quire::unregister_runner);
   m.def("runner_list() -> str", list_runners);
   m.def("runner_dropped_functions() -> int[]", dropped_python_functions);
-  m.def("runner_release_memory() -> ()", quire::release_idle_arenas);
   m.def("runner_call_python(int function, Tensor[] inputs) -> Tensor");  // its kernel is Python's: PythonRunner
 }
 
@@ -124,6 +122,7 @@ void register_runner_functions(torch::Library& m) {
 void implement_kernels(torch::Library& m, c10::DispatchKey key) {
   Inner::implement_kernels(m, key);
   Mutations::implement_kernels(m, key);
+  Runners::implement_kernels(m, key);
 }
 
 }  // namespace quire_torch

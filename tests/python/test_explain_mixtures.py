@@ -91,10 +91,12 @@ def test_the_experts_of_a_runner_are_explained_in_order(threads):
         torch.set_num_threads(before)
     call, *steps = explanation.steps
     assert "[3, 48], 2 experts a token, by runner" in call.problem and call.problem.endswith(", shared expert")
-    parts = ["expert 0", "expert 2", "shared expert"]
-    assert [step.name for step in explanation.products] == [f"{part} {w}" for part in parts for w in ("w13", "w2")]
-    assert [step.operation for step in steps] == 3 * ["quantize", "gemm", "activation", "gemm"]
-    assert [step.operands[0].outer for step in explanation.products] == [2, 2, 3, 3, 3, 3]
+    # Each problem is one of all experts, which the host computes one after the other.
+    experts = [f"expert {e} {w}" for w in ("w13", "w2") for e in (0, 2)]
+    assert [step.name for step in explanation.products] == [*experts, "shared expert w13", "shared expert w2"]
+    stages = ["quantize", "gemm", "activation", "gemm"]
+    assert [step.operation for step in steps] == [stage for stage in stages for _ in range(2)] + stages
+    assert [step.operands[0].outer for step in explanation.products] == [2, 3, 2, 3, 3, 3]
     assert all(product.operands[0].made for product in explanation.products)
     scaled = ["under a given amax" in step.problem for step in explanation.quantizations]
     assert scaled == [True, True, False]

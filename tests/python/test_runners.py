@@ -130,7 +130,11 @@ def test_experts_come_in_one_tensor_or_one_by_one_quantized_or_not():
             ValueError,
             "has no rowwise codes; quantize it with rowwise=True",
         ),
-        (lambda: runners.LinearRunner(rand(N, H).to("meta")), RuntimeError, "must be on the CPU, got meta"),
+        (
+            lambda: runners.LinearRunner(rand(N, H).to("meta")),
+            RuntimeError,
+            "weight must have values, and is on the meta device",
+        ),
         (lambda: runners.MoERunner([], []), ValueError, "the sequence is empty"),
         (lambda: runners.MoERunner(rand(N, H), GATED[1]), ValueError, "must be a matrix for each expert"),
         (lambda: runners.MoERunner(GATED[0], GATED[1][:3]), RuntimeError, "as many experts, got 4 and 3"),
@@ -237,11 +241,3 @@ def test_a_number_of_no_python_function_is_refused_in_words():
             quire.nvfp4_linear(x, handle, 16)
     finally:
         torch.ops.quire.runner_unregister(handle)
-
-
-def test_memory_of_calls_can_be_given_back():
-    x, (weights, ids) = rand(7, H), choices()
-    with runners.register(runners.MoERunner(*GATED)) as runner:
-        y = quire.nvfp4_moe(x, weights, ids, runner, H)
-        runners.release_memory()
-        assert torch.equal(quire.nvfp4_moe(x, weights, ids, runner, H), y)

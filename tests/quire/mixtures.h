@@ -30,21 +30,9 @@ inline double at(const Matrix& m, int64_t r, int64_t c) {
   return static_cast<double>(load_element(m.data, m.dtype, r * m.row_stride + c));
 }
 
-/// A weight of each expert from a stack [E * N, K].
-inline std::vector<PreparedWeight> prepared(const Matrix& stack, int64_t experts, const QuantSpec& spec) {
-  std::vector<PreparedWeight> out;
-  for (int64_t e = 0; e < experts; ++e) {
-    const int64_t rows = stack.rows / experts;
-    out.emplace_back(slice(stack, e * rows, rows), spec);
-  }
-  return out;
-}
-
-inline std::vector<Expert> experts_of(const Matrix& w13, const Matrix& w2, int64_t count, const QuantSpec& spec) {
-  std::vector<PreparedWeight> a = prepared(w13, count, spec), b = prepared(w2, count, spec);
-  std::vector<Expert> out;
-  for (size_t e = 0; e < a.size(); ++e) out.push_back({std::move(a[e]), std::move(b[e])});
-  return out;
+/// The weights of `count` experts from stacks [E * N, K].
+inline Experts experts_of(const Matrix& w13, const Matrix& w2, int64_t count, const QuantSpec& spec) {
+  return {PreparedWeight(w13, spec, {.count = count}), PreparedWeight(w2, spec, {.count = count})};
 }
 
 /// The mixture's result for x, in x's dtype.

@@ -1,4 +1,5 @@
-// Once calls of a size have been made, a runner's calls allocate nothing, whatever goes where.
+// A runner's calls take memory from the workspace of their context alone, once threads have their scratch: as much
+// whatever goes where.
 #include <atomic>
 #include <condition_variable>
 #include <cstdlib>
@@ -111,8 +112,26 @@ constexpr Formats kFormats[] = {
     {"fp8_block", "fp8_block:128x128"},
 };
 WeightOptions options_of(const Formats& f) {
-  return {.input_scale = f.calibrated ? std::optional(0.01f) : std::nullopt};
+  return {.input_scales = f.calibrated ? std::vector{0.01f} : std::vector<float>{}};
 }
+
+/// Memory that is there before a call.
+class LentMemory final : public Workspace {
+ public:
+  void* allocate(int64_t bytes) override {
+    const int64_t begin = used_;
+    used_ += round_up(bytes, 64);
+    check(used_ <= std::ssize(memory_) - 64, "the test lends too little memory");
+    auto* const first = memory_.data() + 64 - reinterpret_cast<uintptr_t>(memory_.data()) % 64;
+    return first + begin;
+  }
+  int64_t used() const { return used_; }
+  void reset() { used_ = 0; }
+
+ private:
+  std::vector<std::byte> memory_{size_t{1} << 23};
+  int64_t used_ = 0;
+};
 
 /// A call of a runner with memory of its own.
 class Call {
@@ -128,44 +147,56 @@ class Call {
              .expert_ids = ids_.data(),
              .expert_weights = weights_.data(),
              .top_k = kTopK};
+    call_.context = host();
+    call_.context.workspace = lent_.get();
   }
-  void run() const { runner_.run(call_); }
+  void run() const {
+    lent_->reset();
+    runner_.run(call_);
+  }
+  /// Without a workspace.
+  void run_on_the_heap() const {
+    RunnerCall call = call_;
+    call.context.workspace = nullptr;
+    runner_.run(call);
+  }
+  /// Bytes of the workspace that the last call took.
+  int64_t taken() const { return lent_->used(); }
 
  private:
   quire::Runner& runner_;
+  std::unique_ptr<LentMemory> lent_ = std::make_unique<LentMemory>();
   std::vector<uint16_t> out_;
   std::vector<int32_t> ids_;
   std::vector<float> weights_;
   RunnerCall call_;
 };
 
-/// Allocations of calls with other loads, once both threads have made calls of that size.
+/// Allocations of calls with other loads, once both threads have computed.
 int64_t allocations_of(quire::Runner& runner, const Matrix& x, TwoThreads& threads) {
   const Call all_to_one(runner, x, 0), some(runner, x, 1), others(runner, x, 2);
-  for (int warm_up = 0; warm_up < 2; ++warm_up) threads.both([&] { some.run(); }, [&] { some.run(); });
+  for (int warm_up = 0; warm_up < 2; ++warm_up) threads.both([&] { some.run(); }, [&] { others.run(); });
   for (int warm_up = 0; warm_up < 2; ++warm_up) some.run();
   const int64_t before = allocations;
   for (int round = 0; round < 5; ++round)
     for (const Call* call : {&all_to_one, &some, &others}) call->run();
+  EXPECT_TRUE(all_to_one.taken() == some.taken() && some.taken() == others.taken())
+      << all_to_one.taken() << ", " << some.taken() << " and " << others.taken() << " bytes of the workspace";
   return allocations - before;
 }
 
-TEST(Allocations, AMixtureHasNoneOnceCallsOfItsSizeHaveBeenMade) {
+TEST(Allocations, AMixtureHasNoneBesideItsWorkspace) {
   const Input w13({kExperts * 2 * kInner, kHidden}, DType::bf16, Kind::normal, 1),
       w2({kExperts * kHidden, kInner}, DType::bf16, Kind::normal, 2);
   TwoThreads threads;
   for (const Formats& f : kFormats)
     for (const bool on_input : {false, true}) {
       const QuantSpec x_spec = QuantSpec::parse(f.x), w_spec = QuantSpec::parse(f.w);
-      std::vector<Expert> experts;
-      for (int64_t e = 0; e <= kExperts; ++e) {  // the last is shared
-        const int64_t from = e % kExperts;
-        experts.push_back({PreparedWeight(slice(w13, from * 2 * kInner, 2 * kInner), w_spec, options_of(f)),
-                           PreparedWeight(slice(w2, from * kHidden, kHidden), w_spec, options_of(f))});
-      }
-      std::optional<Expert> shared(std::move(experts.back()));
-      experts.pop_back();
-      MoeRunner runner(std::move(experts),
+      WeightOptions all = options_of(f);
+      all.count = kExperts;
+      Experts shared{PreparedWeight(slice(w13, 0, 2 * kInner), w_spec, options_of(f)),
+                     PreparedWeight(slice(w2, 0, kHidden), w_spec, options_of(f))};
+      MoeRunner runner({PreparedWeight(w13, w_spec, all), PreparedWeight(w2, w_spec, all)},
                        {.x = x_spec, .activation = Activation::parse("swiglu"), .weight_on_input = on_input},
                        std::move(shared));
       for (const int64_t tokens : {1, 7, 300}) {
@@ -176,7 +207,7 @@ TEST(Allocations, AMixtureHasNoneOnceCallsOfItsSizeHaveBeenMade) {
     }
 }
 
-TEST(Allocations, ALinearLayerHasNoneOnceCallsOfItsSizeHaveBeenMade) {
+TEST(Allocations, ALinearLayerHasNoneBesideItsWorkspace) {
   const Input w({640, kHidden}, DType::bf16, Kind::normal, 1);
   TwoThreads threads;
   for (const Formats& f : kFormats)
@@ -194,23 +225,23 @@ TEST(Allocations, ExpertsWhoseInputsAreNotQuantizedShareTheMemoryOfOneDecodedWei
   MoeRunner runner(experts_of(w13, w2, kExperts, QuantSpec::parse("nvfp4")),
                    {.x = InputSpec::parse("none"), .activation = Activation::parse("swiglu")});
   const Call call(runner, x, 1);
-  release_idle_arenas();
-  for (int i = 0; i < 3; ++i) call.run();
+  call.run();
   const int64_t decoded = 2 * kInner * kHidden * 2, rows = 7 * kTopK * (2 * kHidden + 2 * kInner) * 2;
-  EXPECT_LT(idle_arena_bytes(), 2 * (decoded + rows)) << "of " << kExperts << " experts";
+  EXPECT_LT(call.taken(), 2 * (decoded + rows)) << "of " << kExperts << " experts";
 }
 
 TEST(Allocations, AreSeenWhereThereAreSome) {
-  const Input w({640, kHidden}, DType::bf16, Kind::normal, 1), x({16, kHidden}, DType::bf16, Kind::normal, 3);
+  const Input w({640, kHidden}, DType::bf16, Kind::normal, 1), x({512, kHidden}, DType::bf16, Kind::normal, 3);
   LinearRunner runner({w, QuantSpec::parse("nvfp4")}, QuantSpec::parse("nvfp4"));
   const Call call(runner, x, 0);
   for (int warm_up = 0; warm_up < 2; ++warm_up) call.run();
-  release_idle_arenas();
   const int64_t before = allocations;
-  call.run();  // its arena, of the library's code
-  EXPECT_GT(allocations - before, 0);
   std::thread([&] { call.run(); }).join();
-  EXPECT_GT(allocations - before, 3) << "a new thread's scratch";
+  const int64_t of_thread = allocations - before;
+  EXPECT_GT(of_thread, 1) << "a new thread's scratch";
+  EXPECT_GT(call.taken(), 512 * kHidden / 2) << "bytes of the workspace";
+  call.run_on_the_heap();
+  EXPECT_EQ(allocations - before - of_thread, 2) << "its memory, and who owns it";
 }
 
 }  // namespace

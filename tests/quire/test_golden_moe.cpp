@@ -47,10 +47,20 @@ std::vector<double> product_bound(const Matrix& x, const QuantSpec& x_spec, cons
   return out;
 }
 
+/// Rows in bfloat16, in memory of their own.
+struct Rows {
+  Rows(int64_t rows, int64_t cols)
+      : memory(static_cast<size_t>(rows * cols)), matrix{memory.data(), DType::bf16, rows, cols, cols} {}
+  std::vector<uint16_t> memory;
+  MutableMatrix matrix;
+};
+
 /// x quantized, times the weight.
 void run_product(const PreparedWeight& w, const Matrix& x, const QuantSpec& spec, const MutableMatrix& out) {
-  Arena arena;
-  const Side codes = arena.take_rowwise(spec, x.rows, x.cols);
+  CallMemory memory;
+  const PlannedCodes planned(memory, spec, {x.rows, x.cols}, 0);
+  memory.lend(host());
+  const RowCodes codes = planned.in(memory, {});
   quantize(w.quantization(x, spec, codes));
   gemm(w.product(codes, spec, out));
 }
@@ -64,31 +74,34 @@ TEST(GoldenMoe, EveryStageOfEveryExpertIsWithinAStepOfTheGoldenOne) {
     const QuantSpec x_spec = QuantSpec::parse(f.x), w_spec = QuantSpec::parse(f.w);
     const int64_t count = c.at("w13").shape[0];
     const Matrix x = matrix(c, "x", "bf16"), w13 = matrix(c, "w13", "bf16"), w2 = matrix(c, "w2", "bf16");
-    const std::vector<Expert> experts = experts_of(w13, w2, count, w_spec);
     for (int64_t e = 0; e < count; ++e) {
       const std::string suffix = "_" + std::to_string(e);
-      const Expert& expert = experts[static_cast<size_t>(e)];
+      const PreparedWeight first(slice(w13, e * w13.rows / count, w13.rows / count), w_spec),
+          second(slice(w2, e * x.cols, x.cols), w_spec);
       const golden::Tensor& tokens = c.at("tokens" + suffix);
-      Arena arena;
-      const MutableMatrix rows = arena.take_matrix(DType::bf16, tokens.numel(), x.cols);
+      const Rows rows_memory(tokens.numel(), x.cols);
+      const MutableMatrix rows = rows_memory.matrix;
       for (int64_t i = 0; i < rows.rows; ++i)
         for (int64_t j = 0; j < x.cols; ++j)
           store_element(rows.data, DType::bf16, i * x.cols + j,
                         static_cast<float>(at(x, c.data<int32_t>("tokens" + suffix)[i], j)));
 
-      const MutableMatrix h = arena.take_matrix(DType::bf16, rows.rows, expert.w13.out_features());
-      run_product(expert.w13, rows, x_spec, h);
+      const Rows h_memory(rows.rows, first.out_features());
+      const MutableMatrix h = h_memory.matrix;
+      run_product(first, rows, x_spec, h);
       expect_within_a_step(c, "h" + suffix, h, product_bound(rows, x_spec, slice(w13, e * h.cols, h.cols), w_spec));
 
-      const MutableMatrix act = arena.take_matrix(DType::bf16, rows.rows, expert.w2.in_features());
+      const Rows act_memory(rows.rows, second.in_features());
+      const MutableMatrix act = act_memory.matrix;
       activation({.activation = Activation::parse("swiglu"),
                   .x = slice(matrix(c, "h" + suffix, "bf16"), 0, rows.rows),
                   .out = {.y = act}});
       expect_within_a_step(c, "act" + suffix, act);
 
-      const MutableMatrix out = arena.take_matrix(DType::bf16, rows.rows, x.cols);
+      const Rows out_memory(rows.rows, x.cols);
+      const MutableMatrix out = out_memory.matrix;
       const Matrix golden_act = slice(matrix(c, "act" + suffix, "bf16"), 0, rows.rows);
-      run_product(expert.w2, golden_act, x_spec, out);
+      run_product(second, golden_act, x_spec, out);
       expect_within_a_step(c, "out" + suffix, out,
                            product_bound(golden_act, x_spec, slice(w2, e * x.cols, x.cols), w_spec));
     }

@@ -171,7 +171,7 @@ TEST(MoeRunner, ASharedExpertHasAllTokensAndIsAdded) {
       Mixture m(17, 3, 8);
       MoeRunner runner(experts_of(m.w13, m.w2, Mixture::kExperts, spec),
                        {.x = spec, .activation = Activation::parse("swiglu"), .weight_on_input = on_input},
-                       Expert{PreparedWeight(w13, spec), PreparedWeight(w2, spec)});
+                       Experts{PreparedWeight(w13, spec), PreparedWeight(w2, spec)});
       const MixtureOptions options{.on_input = on_input, .shared = Network{w13, w2}};
       const double bound = spec.packed() ? 1.5e-2 : 6e-3;
       EXPECT_LT(relative_error(expected(m, spec, options), result_of(runner, m.x, m.choices())), bound);
@@ -181,14 +181,13 @@ TEST(MoeRunner, ASharedExpertHasAllTokensAndIsAdded) {
 }
 
 /// The mixture's experts with the static scales of their inputs.
-std::vector<Expert> calibrated_experts(const Mixture& m, const QuantSpec& spec) {
-  std::vector<Expert> experts;
+Experts calibrated_experts(const Mixture& m, const QuantSpec& spec) {
+  WeightOptions first{.count = Mixture::kExperts}, second = first;
   for (int64_t e = 0; e < Mixture::kExperts; ++e) {
-    const Network n = network(m, e);
-    experts.push_back({PreparedWeight(n.w13, spec, {.input_scale = Mixture::x_scale(e)}),
-                       PreparedWeight(n.w2, spec, {.input_scale = Mixture::act_scale(e)})});
+    first.input_scales.push_back(Mixture::x_scale(e));
+    second.input_scales.push_back(Mixture::act_scale(e));
   }
-  return experts;
+  return {PreparedWeight(m.w13, spec, first), PreparedWeight(m.w2, spec, second)};
 }
 
 TEST(MoeRunner, CalibratedScalesOfEachExpertTakeThePlaceOfMeasuredAmaxes) {
@@ -250,23 +249,22 @@ TEST(MoeRunner, ATokensResultDoesNotDependOnTheOthersWhereScalesAreItsOwn) {
 TEST(MoeRunner, ExpertsThatDoNotFitEachOtherAreRefused) {
   const Mixture m(1, 1, 1);
   const QuantSpec spec = QuantSpec::parse("nvfp4");
-  const auto refused = [&](std::vector<Expert> experts, std::string_view f) -> std::string {
+  const auto refused = [&](const PreparedWeight& w13, const PreparedWeight& w2, std::string_view f) -> std::string {
     try {
-      MoeRunner(std::move(experts), {.x = spec, .activation = Activation::parse(f)});
+      MoeRunner({w13, w2}, {.x = spec, .activation = Activation::parse(f)});
     } catch (const Error& e) {
       return e.what();
     }
     return "accepted";
   };
-  EXPECT_EQ(refused({}, "swiglu"), "runner: a mixture needs at least 1 expert, got none; pass their weights");
-  EXPECT_EQ(refused(experts_of(m.w13, m.w2, Mixture::kExperts, spec), "gelu"),
+  const WeightOptions all{.count = Mixture::kExperts};
+  const PreparedWeight w13(m.w13, spec, all), w2(m.w2, spec, all);
+  EXPECT_EQ(refused(w13, w2, "gelu"),
             "runner: an expert's weights must be w13 [1 * I, H] and w2 [H, I] for gelu; got [80, 48] and [48, 40] for "
-            "expert 0");
-  std::vector<Expert> experts = experts_of(m.w13, m.w2, Mixture::kExperts, spec);
-  const Input small_w13({32, 48}, DType::bf16, Kind::normal, 1), small_w2({48, 16}, DType::bf16, Kind::normal, 2);
-  experts[2] = {PreparedWeight(small_w13, spec), PreparedWeight(small_w2, spec)};
-  EXPECT_EQ(refused(std::move(experts), "swiglu"),
-            "runner: all experts must have the same sizes; w13 of expert 2 is [32, 48] and that of expert 0 [80, 48]");
+            "the experts");
+  const PreparedWeight fewer(slice(m.w2, 0, 3 * Mixture::kHidden), spec, {.count = 3});
+  EXPECT_EQ(refused(w13, fewer, "swiglu"), "runner: w13 and w2 must have as many experts, got 6 and 3 for the experts");
+  EXPECT_EQ(refused(w13, w2, "swiglu"), "accepted");
 }
 
 TEST(MoeRunner, ASharedExpertThatDoesNotFitIsRefused) {
@@ -277,7 +275,7 @@ TEST(MoeRunner, ASharedExpertThatDoesNotFitIsRefused) {
     try {
       MoeRunner(experts_of(m.w13, m.w2, Mixture::kExperts, spec),
                 {.x = spec, .activation = Activation::parse("swiglu")},
-                Expert{PreparedWeight(a, spec), PreparedWeight(b, spec)});
+                Experts{PreparedWeight(a, spec), PreparedWeight(b, spec)});
     } catch (const Error& e) {
       return e.what();
     }
@@ -286,20 +284,6 @@ TEST(MoeRunner, ASharedExpertThatDoesNotFitIsRefused) {
   EXPECT_EQ(refused({32, 48}, {48, 16}), "accepted");
   EXPECT_EQ(refused({32, 64}, {64, 16}), "runner: the shared expert must have the experts' H, 48; got 64");
   EXPECT_NE(refused({24, 48}, {48, 16}).find("[24, 48] and [48, 16] for the shared expert"), std::string::npos);
-}
-
-TEST(MoeRunner, TheSecondCallTakesNoMemoryThatTheFirstDidNot) {
-  release_idle_arenas();
-  const Mixture m(64, 3, 7);
-  MoeRunner runner = runner_of(m, "nvfp4");
-  EXPECT_EQ(idle_arena_bytes(), 0);
-  for (int warm_up = 0; warm_up < 2; ++warm_up) result_of(runner, m.x, m.choices());
-  const int64_t held = idle_arena_bytes();
-  EXPECT_GT(held, 64 * 3 * Mixture::kHidden * 2);
-  for (int call = 0; call < 3; ++call) result_of(runner, m.x, m.choices());
-  EXPECT_EQ(idle_arena_bytes(), held);
-  release_idle_arenas();
-  EXPECT_EQ(idle_arena_bytes(), 0);
 }
 
 // ---------------------------------------------------------------- weights
@@ -358,6 +342,16 @@ TEST(PreparedWeight, WhatCannotBeAWeightIsRefused) {
   const QuantSpec spec = QuantSpec::parse("nvfp4");
   const Input w({32, 48}, DType::bf16, Kind::normal, 2), none({0, 48}, DType::bf16, Kind::normal, 2);
   EXPECT_NE(refused([&] { PreparedWeight(none, spec); }).find("at least one of each; got [0, 48]"), std::string::npos);
+  for (const int64_t count : {0, 5})
+    EXPECT_EQ(refused([&] { PreparedWeight(w, spec, {.count = count}); }),
+              text("runner: 32 rows do not make ", count,
+                   " weights of one size; give a row for each output feature of each"));
+  EXPECT_EQ(refused([&] { PreparedWeight(w, spec, {.count = 4, .input_scales = {1, 2, 3}}); }),
+            "runner: there is one input_scale, or one for each of 4 weights; got 3");
+  EXPECT_EQ(refused([&] { PreparedWeight(Operand{.spec = spec, .outer = 32, .contraction = 48}, {.count = 4}); }),
+            "runner: each of 4 weights has a side; got 0");
+  EXPECT_EQ(refused([&] { LinearRunner({w, spec, {.count = 4}}, spec); }),
+            "runner: a linear runner has one weight, got 4");
   EXPECT_NE(refused([&] { PreparedWeight(w, QuantSpec::parse("nvfp4:sr")); }).find("rounds stochastically"),
             std::string::npos);
   EXPECT_NE(refused([&] { LinearRunner({w, spec}, QuantSpec::parse("nvfp4:sr")); }).find("activation spec"),
@@ -366,12 +360,12 @@ TEST(PreparedWeight, WhatCannotBeAWeightIsRefused) {
             std::string::npos);
   for (const float scale : {0.0f, -1.0f, std::nanf(""), HUGE_VALF})
     EXPECT_NE(refused([&] {
-                PreparedWeight(w, spec, {.input_scale = scale});
+                PreparedWeight(w, spec, {.input_scales = {scale}});
               }).find("an input_scale must be positive and finite; got "),
               std::string::npos)
         << scale;
   const auto under = [&](std::string_view x, float scale) {
-    return refused([&] { LinearRunner({w, spec, {.input_scale = scale}}, QuantSpec::parse(x)); });
+    return refused([&] { LinearRunner({w, spec, {.input_scales = {scale}}}, QuantSpec::parse(x)); });
   };
   EXPECT_NE(under("nvfp4", 3e38f).find("2688 times an input_scale must be positive and finite; got "),
             std::string::npos);
@@ -384,7 +378,7 @@ TEST(PreparedWeight, WhatCannotBeAWeightIsRefused) {
               LinearRunner({w, spec}, QuantSpec::parse("fp8_tensor:given"));
             }).find("has its scale from the caller, and there is no input_scale"),
             std::string::npos);
-  EXPECT_EQ(refused([&] { LinearRunner({w, spec, {.input_scale = 0.5f}}, InputSpec::parse("none")); }),
+  EXPECT_EQ(refused([&] { LinearRunner({w, spec, {.input_scales = {0.5f}}}, InputSpec::parse("none")); }),
             "runner: an input_scale is one of activations that are quantized; got x=none; leave the input_scale out");
   EXPECT_NE(refused([&] {
               PreparedWeight(Operand{.spec = spec, .outer = 32, .contraction = 48});

@@ -63,7 +63,7 @@ RunnerRequest request(RunnerKind kind = RunnerKind::linear) {
   static const float memory[32] = {};
   static const int32_t ids[4] = {0, 2, -1, 1};
   static float out[32];
-  RunnerRequest r{.op = "the_op", .kind = kind, .device = "cpu", .call = {}};
+  RunnerRequest r{.op = "the_op", .kind = kind, .call = {}};
   const int64_t n = kind == RunnerKind::moe ? 4 : 2;
   r.call.x = {memory, DType::f32, 2, 4, 4};
   r.call.out = {out, DType::f32, 2, n, n};

@@ -10,23 +10,25 @@ namespace quire {
 
 LinearRunner::LinearRunner(PreparedWeight weight, const InputSpec& x)
     : Runner({.kind = RunnerKind::linear,
+              .device = weight.place(),
               .in_features = weight.in_features(),
               .out_features = weight.out_features(),
               .description = text("x=", x.to_string(), ",w=", weight.spec().to_string())}),
       weight_(std::move(weight)),
       x_(x) {
+  check(weight_.count() == 1, "runner: a linear runner has one weight, got ", weight_.count());
   weight_.check_input_spec(x);
 }
 
 void LinearRunner::run(const RunnerCall& call) {
-  const HeldArena arena;
-  Context context = host();
-  context.workspace = &*arena;
-  context.observer = call.observer;
-  if (!x_) return weight_.multiply(call.x, call.out, context);
-  const Side codes = arena->take_rowwise(*x_, call.x.rows, call.x.cols);
-  quantize(weight_.quantization(call.x, *x_, codes), context);
-  gemm(weight_.product(codes, *x_, call.out, "fprop"), context);
+  const RowGroups all{.rows = call.x.rows};
+  if (!x_) return matmul(weight_.plain_product(call.x, all, call.out), call.context);
+  CallMemory memory;
+  const PlannedCodes planned(memory, *x_, {call.x.rows, call.x.cols}, 0);
+  memory.lend(call.context);
+  const RowCodes codes = planned.in(memory, all);
+  quantize(weight_.quantization(call.x, *x_, codes), call.context);
+  gemm(weight_.product(codes, *x_, call.out, "fprop"), call.context);
 }
 
 }  // namespace quire

@@ -10,7 +10,7 @@ namespace quire {
 /// Without a spec of x the weight is decoded and multiplied by the library that the program lends (device/library.h).
 class LinearRunner final : public Runner {
  public:
-  /// x: how activations are quantized. Throws Error if the weight cannot take them so.
+  /// x: how activations are quantized. Throws Error if the weight cannot take them so, or is not one.
   LinearRunner(PreparedWeight weight, const InputSpec& x);
 
   void run(const RunnerCall& call) override;

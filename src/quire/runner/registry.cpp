@@ -7,6 +7,7 @@
 #include "quire/base/check.h"
 #include "quire/base/lazy.h"
 #include "quire/base/process_mutex.h"
+#include "quire/device/place.h"
 #include "quire/spec/check_problem.h"
 
 namespace quire {
@@ -141,9 +142,9 @@ void check_request(const RegisteredRunner& registered, const RunnerRequest& requ
   if (info.kind != request.kind)
     fail(request.op, ": runner ", title(registered), " is of kind ", name(info.kind), ", and this operator needs ",
          name(request.kind), "; ", listing(), "; pass one of that kind");
-  if (info.device != request.device)
-    fail(request.op, ": runner ", title(registered), " computes on ", info.device, " and x lies on ", request.device,
-         "; ", listing(), "; move x, or register a runner for ", request.device);
+  if (const std::string place = place_of(call.context); info.device != place)
+    fail(request.op, ": runner ", title(registered), " computes on ", info.device, " and x lies on ", place, "; ",
+         listing(), "; move x, or register a runner for ", place);
   if (call.x.cols != info.in_features || call.out.cols != info.out_features)
     fail(request.op, ": runner ", title(registered), " takes ", info.in_features, " features and gives ",
          info.out_features, "; got x with ", call.x.cols, " and a result of ", call.out.cols, "; ", listing(),
@@ -152,7 +153,7 @@ void check_request(const RegisteredRunner& registered, const RunnerRequest& requ
   if (call.top_k < 1 || call.top_k > info.experts)
     fail(request.op, ": runner ", title(registered), " has ", info.experts, " experts, of which a token chooses 1 to ",
          info.experts, "; got ", call.top_k, " choices per token");
-  if (info.device == "cpu") check_ids(request.op, call, info.experts);
+  if (on_host(call.context)) check_ids(request.op, call, info.experts);
 }
 
 void run(const RegisteredRunner& registered, const RunnerRequest& request) {

@@ -44,7 +44,6 @@ std::vector<RegisteredRunnerPtr> registered_runners();
 struct RunnerRequest {
   std::string_view op;  ///< for errors
   RunnerKind kind = RunnerKind::linear;
-  std::string_view device = "cpu";  ///< where its memory lies
   RunnerCall call;
 };
 

@@ -25,15 +25,16 @@ struct RunnerInfo {
   std::string description{};   ///< one line for listings, such as its formats
 };
 
-/// One call: out [T, N] of x [T, K], T >= 1. Its memory lies on the runner's device and is lent until run() returns.
+/// One call: out [T, N] of x [T, K], T >= 1. Its memory lies on the runner's device and is lent until run() returns; on
+/// another device than the host, for what run() puts on the context's stream.
 struct RunnerCall {
   Matrix x;
   MutableMatrix out;
   const int32_t* expert_ids = nullptr;    ///< moe: [T, top_k], contiguous; an expert below E, or -1 for none
   const float* expert_weights = nullptr;  ///< moe: [T, top_k], contiguous; the weight of each expert's result
   int64_t top_k = 0;                      ///< moe: 1 <= top_k <= E
-  void* stream = nullptr;                 ///< of the device, on which to run; null on the CPU
-  Observer* observer = nullptr;           ///< who hears of the steps (quire.explain); only quire's runners tell
+  /// Where to run: device, stream, memory for the time of the call. Without a device: the host.
+  Context context{};
 };
 
 /// Owns prepared weights and computes with them.

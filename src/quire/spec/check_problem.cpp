@@ -49,6 +49,8 @@ void check_spec(std::string_view op, const QuantSpec& spec) {
 /// Throws unless every buffer that holds something has memory.
 void check_buffers(std::string_view op, const QuantSpec& spec, const Shape<int64_t>& shape, Direction direction,
                    const std::array<const void*, 3>& memory) {
+  // Sizes take longer to find than a small tensor to quantize.
+  if (memory[0] && memory[1] && (memory[2] || !spec.row().has_amax)) return;
   const Buffers<int64_t> b = buffers<int64_t>(spec, shape, direction);
   const std::array<const Buffer<int64_t>*, 3> all{&b.data, &b.scale, &b.amax};
   for (size_t i = 0; i < all.size(); ++i) {

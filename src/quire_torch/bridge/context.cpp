@@ -12,7 +12,7 @@
 #include "quire/base/fault.h"
 #include "quire/base/lazy.h"
 #include "quire/base/process_mutex.h"
-#include "quire/device/device.h"
+#include "quire/device/place.h"
 #include "quire_torch/bridge/observe.h"
 #include "quire_torch/op/outputs.h"
 
@@ -54,7 +54,7 @@ class Zeros {
 
 at::Device device_of(const quire::Context& context) {
   if (quire::on_host(context)) return at::kCPU;
-  return at::Device(quire::text(context.device->name, ":", context.index));
+  return at::Device(quire::place_of(context));
 }
 
 void raise_reported(at::Device device) {

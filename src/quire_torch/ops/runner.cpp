@@ -24,9 +24,9 @@ void compute(const RegisteredRunner& registered, RunnerRequest request, const st
                      request.kind == quire::RunnerKind::moe ? "nvfp4_moe: hidden_states" : "nvfp4_linear: x");
   request.call.x = x.matrix();
   request.call.out = mutable_matrix(y);
+  request.call.context = context;
   check_request(registered, request);
-  request.call.observer = context.observer;
-  if (request.call.observer) note_runner(registered, request);
+  if (context.observer) note_runner(registered, request);
   if (request.call.x.rows == 0) return;
   if (auto* runner = dynamic_cast<TensorRunner*>(registered.runner.get()))
     runner->run(inputs, y);
@@ -37,7 +37,7 @@ void compute(const RegisteredRunner& registered, RunnerRequest request, const st
 /// Same for a mixture of experts: hidden_states, topk_weights and topk_ids, the latter two contiguous.
 void compute_moe(const RegisteredRunner& registered, const std::vector<at::Tensor>& inputs, at::Tensor& y,
                  const quire::Context& context) {
-  RunnerRequest request{.op = "nvfp4_moe", .kind = quire::RunnerKind::moe, .device = "cpu", .call = {}};
+  RunnerRequest request{.op = "nvfp4_moe", .kind = quire::RunnerKind::moe, .call = {}};
   request.call.expert_weights = inputs[1].const_data_ptr<float>();
   request.call.expert_ids = inputs[2].const_data_ptr<int32_t>();
   request.call.top_k = inputs[2].size(1);
@@ -61,8 +61,7 @@ quire::RegisteredRunnerPtr find_runner(const char* op, const RunnerNameText& nam
 template <class Which>
 void Nvfp4Linear<Which>::run(const Args& a, op::Tensors<1>& out, const quire::Context& context) {
   const auto runner = find_runner("nvfp4_linear", a.runner);
-  compute(*runner, {.op = "nvfp4_linear", .kind = quire::RunnerKind::linear, .device = "cpu", .call = {}}, {a.x},
-          out[0], context);
+  compute(*runner, {.op = "nvfp4_linear", .kind = quire::RunnerKind::linear, .call = {}}, {a.x}, out[0], context);
 }
 
 template <class Which>

@@ -3,12 +3,12 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/empty.h>
 
-#include <cstring>
 #include <mutex>
 #include <utility>
 
 #include "quire/base/lazy.h"
 #include "quire/base/process_mutex.h"
+#include "quire_torch/bridge/context.h"
 #include "quire_torch/bridge/tensor.h"
 
 namespace quire_torch {
@@ -24,39 +24,21 @@ Dropped& dropped() {
   return one.get();
 }
 
-/// A tensor of its own with the values of lent rows.
-at::Tensor copy_of(const quire::Matrix& m) {
-  at::Tensor t = at::empty({m.rows, m.cols}, scalar_type(m.dtype));
-  const auto row_bytes = static_cast<size_t>(m.cols * size_of(m.dtype));
-  for (int64_t i = 0; i < m.rows; ++i)
-    std::memcpy(static_cast<char*>(t.mutable_data_ptr()) + static_cast<size_t>(i) * row_bytes,
-                static_cast<const char*>(m.data) + i * m.row_stride * size_of(m.dtype), row_bytes);
-  return t;
-}
-
-template <class T>
-at::Tensor copy_of(const T* values, const quire::RunnerCall& call, at::ScalarType dtype) {
-  at::Tensor t = at::empty({call.x.rows, call.top_k}, dtype);
-  std::copy_n(values, call.x.rows * call.top_k, t.mutable_data_ptr<T>());
-  return t;
-}
-
 }  // namespace
 
 void TensorRunner::run(const quire::RunnerCall& call) {
-  quire::check(info().device == "cpu", "runner: views of memory on ", info().device,
-               " are not turned into tensors; call the operator");
-  std::vector<at::Tensor> inputs{copy_of(call.x)};
+  const at::Device device = device_of(call.context);
+  const auto lent = [&](const void* values, at::ScalarType dtype) {
+    return tensor_over(values, {call.x.rows, call.top_k}, dtype, device).clone();
+  };
+  std::vector<at::Tensor> inputs{tensor_over(call.x, device).clone(at::MemoryFormat::Contiguous)};
   if (info().kind == quire::RunnerKind::moe) {
-    inputs.push_back(copy_of(call.expert_weights, call, at::kFloat));
-    inputs.push_back(copy_of(call.expert_ids, call, at::kInt));
+    inputs.push_back(lent(call.expert_weights, at::kFloat));
+    inputs.push_back(lent(call.expert_ids, at::kInt));
   }
-  at::Tensor y = at::empty({call.out.rows, call.out.cols}, scalar_type(call.out.dtype));
+  at::Tensor out = tensor_over(call.out, device), y = at::empty(out.sizes(), out.options());
   run(inputs, y);
-  const auto row_bytes = static_cast<size_t>(call.out.cols * size_of(call.out.dtype));
-  for (int64_t i = 0; i < call.out.rows; ++i)
-    std::memcpy(static_cast<char*>(call.out.data) + i * call.out.row_stride * size_of(call.out.dtype),
-                static_cast<const char*>(y.const_data_ptr()) + static_cast<size_t>(i) * row_bytes, row_bytes);
+  out.copy_(y);
 }
 
 PythonRunner::PythonRunner(quire::RunnerInfo info, int64_t function)

@@ -1,7 +1,10 @@
 #include "quire/cpu/groups/groups.h"
 
 #include <algorithm>
+#include <memory_resource>
+#include <numeric>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "quire/base/parallel.h"
@@ -20,17 +23,52 @@ int64_t cost_of(const ColumnSumProblem& p) { return times(p.x.rows, p.x.cols); }
 /// A product of few rows takes as long as reading its columns.
 int64_t cost_of(const GemmProblem& p) { return times(times(p.out.rows + 8, p.out.cols), p.a.contraction); }
 
+/// What a thread of its own is worth, in the same units.
 template <class Problem>
-void check_each(const std::vector<Problem>& problems) {
-  for (const Problem& p : problems) check_problem(p);
+constexpr int64_t kWorthAThread = int64_t{1} << 15;
+template <>
+constexpr int64_t kWorthAThread<GemmProblem> = int64_t{1} << 21;  // 2^18 multiplications of one row
+
+/// The problem of a group.
+template <class Problem>
+struct Cut {
+  size_t group;
+  Problem problem;
+};
+
+template <class Problem>
+using Cuts = std::pmr::vector<Cut<Problem>>;
+
+/// Room for a problem of each group that has rows.
+template <class Problem>
+Cuts<Problem> cuts_of(const Ends& ends, ListMemory& memory) {
+  Cuts<Problem> cuts(memory);
+  cuts.reserve(ends.filled());
+  return cuts;
 }
 
 template <class Problem>
-void run_each(const std::vector<Problem>& problems, const Context& context) {
-  std::vector<int64_t> costs;
-  costs.reserve(problems.size());
-  for (const Problem& p : problems) costs.push_back(cost_of(p));
-  parallel_tasks(costs, [&](size_t i) { run_checked(problems[i], context); });
+void check_each(const Cuts<Problem>& cuts) {
+  for (const Cut<Problem>& cut : cuts) check_problem(cut.problem);
+}
+
+template <class Problem>
+void run_one(const Cut<Problem>& cut, Context context) {
+  std::string part;
+  if (context.observer && !context.part.empty()) context.part = part = text(context.part, " ", cut.group);
+  run_checked(cut.problem, context);
+}
+
+template <class Problem>
+void run_each(const Cuts<Problem>& cuts, const Context& context) {
+  std::pmr::vector<int64_t> costs(cuts.get_allocator().resource());
+  costs.reserve(cuts.size());
+  for (const Cut<Problem>& cut : cuts) costs.push_back(cost_of(cut.problem));
+  // Observers hear of the groups in order, and in the thread that asked.
+  if (context.observer || std::accumulate(costs.begin(), costs.end(), int64_t{0}) < 2 * kWorthAThread<Problem>)
+    for (const Cut<Problem>& cut : cuts) run_one(cut, context);
+  else
+    parallel_tasks(costs, [&](size_t i) { run_one(cuts[i], context); });
 }
 
 /// The group's number of one for each.
@@ -77,52 +115,55 @@ void clear(float* values, int64_t count) {
 /// Flat sides that are results, cut into those of groups.
 class CutSides {
  public:
-  CutSides(const QuantSpec& spec, const RowGroups& groups, const Ends& ends, int64_t cols, std::string_view what)
-      : one_(is_one(groups)),
-        rowwise_{spec, Direction::rowwise, ends, cols, what},
-        columnwise_{spec, Direction::columnwise, ends, cols, what} {}
+  CutSides(const GroupedLayout& rowwise, bool one, ListMemory& memory)
+      : one_(one), memory_(memory), rowwise_(rowwise), columnwise_(rowwise), rows_(none()), columns_(none()) {
+    columnwise_.direction = Direction::columnwise;
+  }
 
   /// Throws Error if they are too small.
   void cut(const Side& rowwise, const Side& columnwise, const Room& room) {
     rows_ = sides({rowwise, room.rowwise}, rowwise_), columns_ = sides({columnwise, room.columnwise}, columnwise_);
   }
-  Side rowwise(size_t group) const { return rows_.empty() ? Side{} : rows_[group]; }
-  Side columnwise(size_t group) const { return columns_.empty() ? Side{} : columns_[group]; }
+  Side rowwise(size_t group) const { return rows_.sides.empty() ? Side{} : rows_.sides[group]; }
+  Side columnwise(size_t group) const { return columns_.sides.empty() ? Side{} : columns_.sides[group]; }
   GivenAmax amax(const GivenAmax& all, size_t group) const {
     return {.rowwise = amaxes_of(all.rowwise, rowwise_, group),
             .columnwise = amaxes_of(all.columnwise, columnwise_, group)};
   }
   void clear_unwritten(const Side& rowwise, const Side& columnwise, const Room& room) const {
-    cpu::clear_unwritten({rowwise, room.rowwise}, rowwise_);
-    cpu::clear_unwritten({columnwise, room.columnwise}, columnwise_);
+    cpu::clear_unwritten({rowwise, room.rowwise}, rowwise_.spec, rows_.taken);
+    cpu::clear_unwritten({columnwise, room.columnwise}, rowwise_.spec, columns_.taken);
   }
 
  private:
+  CutSide none() const { return {std::pmr::vector<Side>(memory_)}; }
   /// None where the direction is absent.
-  std::vector<Side> sides(const FlatSide& side, const GroupedLayout& layout) const {
-    if (!side.present()) return {};
-    return one_ ? std::vector{side.memory} : sides_of(side, layout);
+  CutSide sides(const FlatSide& side, const GroupedLayout& layout) const {
+    if (!side.present()) return none();
+    return one_ ? CutSide{{1u, side.memory, memory_}} : sides_of(side, layout, memory_);
   }
 
   bool one_;  ///< whose sides are no flat ones
+  ListMemory& memory_;
   GroupedLayout rowwise_, columnwise_;
-  std::vector<Side> rows_, columns_;
+  CutSide rows_, columns_;
 };
 
 }  // namespace
 
 void run_groups(const AmaxProblem& p, const Context& context) {
-  const Ends ends(p.groups, p.x.rows);
+  ListMemory memory;
+  const Ends ends(p.groups, p.x.rows, memory);
   const GroupedLayout rowwise{p.spec, Direction::rowwise, ends, p.x.cols, p.kOp},
       columnwise{p.spec, Direction::columnwise, ends, p.x.cols, p.kOp};
-  std::vector<AmaxProblem> problems;
-  problems.reserve(ends.size());
+  Cuts<AmaxProblem> problems = cuts_of<AmaxProblem>(ends, memory);
   for (size_t e = 0; e < ends.size(); ++e)
     if (ends.rows(e) > 0)
-      problems.push_back({.spec = p.spec,
-                          .x = matrix_of(p.x, ends, e),
-                          .rowwise = amaxes_of(p.rowwise, rowwise, e),
-                          .columnwise = amaxes_of(p.columnwise, columnwise, e)});
+      problems.push_back({e,
+                          {.spec = p.spec,
+                           .x = matrix_of(p.x, ends, e),
+                           .rowwise = amaxes_of(p.rowwise, rowwise, e),
+                           .columnwise = amaxes_of(p.columnwise, columnwise, e)}});
   check_each(problems);
   const GroupSizes<int64_t> sizes{p.x.rows, p.x.cols, p.groups.count};
   clear(p.rowwise, grouped_amax_count(p.spec, sizes, Direction::rowwise));
@@ -131,24 +172,25 @@ void run_groups(const AmaxProblem& p, const Context& context) {
 }
 
 void run_groups(const QuantizeProblem& p, const Context& context) {
-  const Ends ends(p.groups, p.x.rows);
-  const std::optional<Ends> only = p.only.ends.data ? std::optional<Ends>({p.only, p.only.rows}) : std::nullopt;
-  CutSides sides(p.spec, p.groups, ends, p.x.cols, p.what);
+  ListMemory memory;
+  const Ends ends(p.groups, p.x.rows, memory);
+  const std::optional<Ends> only = p.only.ends.data ? std::optional<Ends>({p.only, p.only.rows, memory}) : std::nullopt;
+  CutSides sides({p.spec, Direction::rowwise, ends, p.x.cols, p.what}, is_one(p.groups), memory);
   sides.cut(p.rowwise, p.columnwise, p.room);
-  std::vector<QuantizeProblem> problems;
-  problems.reserve(ends.size());
+  Cuts<QuantizeProblem> problems = cuts_of<QuantizeProblem>(ends, memory);
   for (size_t e = 0; e < ends.size(); ++e) {
     if (ends.rows(e) == 0 || (only && only->rows(e) == 0)) continue;
     Randomness random = p.random;
     random.seed += e;
-    problems.push_back({.spec = p.spec,
-                        .x = matrix_of(p.x, p.each, e, {ends.begin(e), ends.rows(e)}),
-                        .rowwise = sides.rowwise(e),
-                        .columnwise = sides.columnwise(e),
-                        .random = random,
-                        .scale = at(p.scale, e),
-                        .amax = sides.amax(p.amax, e),
-                        .role = p.role});
+    problems.push_back({e,
+                        {.spec = p.spec,
+                         .x = matrix_of(p.x, p.each, e, {ends.begin(e), ends.rows(e)}),
+                         .rowwise = sides.rowwise(e),
+                         .columnwise = sides.columnwise(e),
+                         .random = random,
+                         .scale = at(p.scale, e),
+                         .amax = sides.amax(p.amax, e),
+                         .role = p.role}});
   }
   check_each(problems);
   sides.clear_unwritten(p.rowwise, p.columnwise, p.room);
@@ -165,36 +207,37 @@ void run_groups(const DequantizeProblem& p, const Context& context) {
                      .groups = p.groups,
                      .room = p.room,
                      .what = p.what};
-  const CutOperand cut(from);
-  std::vector<DequantizeProblem> problems;
-  problems.reserve(cut.ends().size());
+  ListMemory memory;
+  const CutOperand cut(from, memory);
+  Cuts<DequantizeProblem> problems = cuts_of<DequantizeProblem>(cut.ends(), memory);
   for (size_t e = 0; e < cut.ends().size(); ++e)
-    if (cut.ends().rows(e) > 0) problems.push_back(cut.decoded(e, matrix_of(p.out, cut.ends(), e)));
+    if (cut.ends().rows(e) > 0) problems.push_back({e, cut.decoded(e, matrix_of(p.out, cut.ends(), e))});
   check_each(problems);
   zero_beyond(p.out, cut.ends());
   run_each(problems, context);
 }
 
 void run_groups(const GemmProblem& p, const Context& context) {
-  const CutOperand a(p.a), b(p.b);
+  ListMemory memory;
+  const CutOperand a(p.a, memory), b(p.b, memory);
   const bool rows = p.a.direction == Direction::rowwise;
   const auto out_of = [&](size_t e) {
     return rows ? matrix_of(p.out, p.outs, e, {a.ends().begin(e), a.ends().rows(e)})
                 : equal_part(p.out, p.outs, e, p.a.outer);
   };
-  std::vector<GemmProblem> problems;
-  problems.reserve(a.ends().size());
+  Cuts<GemmProblem> problems = cuts_of<GemmProblem>(a.ends(), memory);
   for (size_t e = 0; e < a.ends().size(); ++e) {
     if (a.ends().rows(e) == 0) continue;
     const MutableMatrix out = out_of(e);
     const Vector bias = at({p.bias, p.bias_dtype}, p.biases, e, p.out.cols);
-    problems.push_back({.a = a[e],
-                        .b = b[e],
-                        .out = out,
-                        .bias = bias.data,
-                        .bias_dtype = bias.dtype,
-                        .addend = p.addend ? out.data : nullptr,
-                        .role = p.role});
+    problems.push_back({e,
+                        {.a = a[e],
+                         .b = b[e],
+                         .out = out,
+                         .bias = bias.data,
+                         .bias_dtype = bias.dtype,
+                         .addend = p.addend ? out.data : nullptr,
+                         .role = p.role}});
   }
   check_each(problems);
   if (!p.addend) zero_unwritten(p.out, rows, a.ends(), out_of);
@@ -202,13 +245,14 @@ void run_groups(const GemmProblem& p, const Context& context) {
 }
 
 void run_groups(const MatmulProblem& p, const Context& context) {
-  const Ends ends(p.groups, p.a.rows);
+  ListMemory memory;
+  const Ends ends(p.groups, p.a.rows, memory);
   const int64_t count = p.groups.count;
   std::optional<CutOperand> codes;
-  if (p.codes) codes.emplace(*p.codes);
+  if (p.codes) codes.emplace(*p.codes, memory);
   const int64_t rows = codes ? codes->ends().rows(0) : 0, cols = codes ? p.codes->cols() : 0;
-  const WorkspaceSpan<char> memory(context, times(times(rows, cols), size_of(p.out.dtype)));
-  const MutableMatrix decoded{std::span<char>(memory).data(), p.out.dtype, rows, cols, cols};
+  const WorkspaceSpan<char> values(context, times(times(rows, cols), size_of(p.out.dtype)));
+  const MutableMatrix decoded{std::span<char>(values).data(), p.out.dtype, rows, cols, cols};
   const auto b_of = [&](size_t e) {
     return p.transpose_a ? matrix_of(p.b, p.bs, e, {ends.begin(e), ends.rows(e)})
                          : equal_part(p.b, p.bs, e, p.b.rows / count);
@@ -217,38 +261,40 @@ void run_groups(const MatmulProblem& p, const Context& context) {
     return p.transpose_a ? equal_part(p.out, p.outs, e, p.a.cols)
                          : matrix_of(p.out, p.outs, e, {ends.begin(e), ends.rows(e)});
   };
-  std::vector<DequantizeProblem> decodings;
-  std::vector<MatmulProblem> products;
-  products.reserve(ends.size());
+  Cuts<DequantizeProblem> decodings(memory);
+  Cuts<MatmulProblem> products = cuts_of<MatmulProblem>(ends, memory);
+  if (codes) decodings.reserve(ends.filled());
   for (size_t e = 0; e < ends.size(); ++e) {
     if (ends.rows(e) == 0) continue;
-    if (codes) decodings.push_back(codes->decoded(e, decoded));
-    products.push_back({.a = matrix_of(p.a, ends, e),
-                        .b = codes ? Matrix(decoded) : b_of(e),
-                        .transpose_a = p.transpose_a,
-                        .transpose_b = p.transpose_b,
-                        .bias = at(p.bias, p.biases, e, p.out.cols),
-                        .out = out_of(e)});
+    if (codes) decodings.push_back({e, codes->decoded(e, decoded)});
+    products.push_back({e,
+                        {.a = matrix_of(p.a, ends, e),
+                         .b = codes ? Matrix(decoded) : b_of(e),
+                         .transpose_a = p.transpose_a,
+                         .transpose_b = p.transpose_b,
+                         .bias = at(p.bias, p.biases, e, p.out.cols),
+                         .out = out_of(e)}});
   }
   check_each(decodings);
   check_each(products);
   zero_unwritten(p.out, !p.transpose_a, ends, out_of);
   // One after the other: the library that multiplies has threads of its own, and one matrix is decoded at a time.
   for (size_t i = 0; i < products.size(); ++i) {
-    if (codes) run_checked(decodings[i], context);
-    run_checked(products[i], context);
+    if (codes) run_one(decodings[i], context);
+    run_one(products[i], context);
   }
 }
 
 void run_groups(const ColumnSumProblem& p, const Context& context) {
-  const Ends ends(p.groups, p.x.rows);
-  std::vector<ColumnSumProblem> problems;
-  problems.reserve(ends.size());
+  ListMemory memory;
+  const Ends ends(p.groups, p.x.rows, memory);
+  Cuts<ColumnSumProblem> problems = cuts_of<ColumnSumProblem>(ends, memory);
   for (size_t e = 0; e < ends.size(); ++e) {
     const auto row = static_cast<int64_t>(e) * p.x.cols * size_of(p.out_dtype);
-    problems.push_back({.x = matrix_of(p.x, ends, e),
-                        .out = p.out ? static_cast<char*>(p.out) + row : nullptr,
-                        .out_dtype = p.out_dtype});
+    problems.push_back({e,
+                        {.x = matrix_of(p.x, ends, e),
+                         .out = p.out ? static_cast<char*>(p.out) + row : nullptr,
+                         .out_dtype = p.out_dtype}});
   }
   check_each(problems);
   run_each(problems, context);
@@ -256,21 +302,22 @@ void run_groups(const ColumnSumProblem& p, const Context& context) {
 
 void run_groups(const ActivationProblem& p, const Context& context) {
   const Destination& out = p.out;
-  const Ends ends(p.groups, p.x.rows);
-  CutSides sides(out.spec, p.groups, ends, out.y.cols, p.kOp);
+  ListMemory memory;
+  const Ends ends(p.groups, p.x.rows, memory);
+  CutSides sides({out.spec, Direction::rowwise, ends, out.y.cols, p.kOp}, is_one(p.groups), memory);
   sides.cut(out.rowwise, out.columnwise, p.room);
-  std::vector<ActivationProblem> problems;
-  problems.reserve(ends.size());
+  Cuts<ActivationProblem> problems = cuts_of<ActivationProblem>(ends, memory);
   for (size_t e = 0; e < ends.size(); ++e) {
     if (ends.rows(e) == 0) continue;
-    problems.push_back({.activation = p.activation,
-                        .x = matrix_of(p.x, ends, e),
-                        .out = {.y = matrix_of(out.y, ends, e),
-                                .spec = out.spec,
-                                .rowwise = sides.rowwise(e),
-                                .columnwise = sides.columnwise(e),
-                                .scale = at(out.scale, e),
-                                .amax = sides.amax(out.amax, e)}});
+    problems.push_back({e,
+                        {.activation = p.activation,
+                         .x = matrix_of(p.x, ends, e),
+                         .out = {.y = matrix_of(out.y, ends, e),
+                                 .spec = out.spec,
+                                 .rowwise = sides.rowwise(e),
+                                 .columnwise = sides.columnwise(e),
+                                 .scale = at(out.scale, e),
+                                 .amax = sides.amax(out.amax, e)}}});
   }
   check_each(problems);
   zero_beyond(out.y, ends);
@@ -279,8 +326,9 @@ void run_groups(const ActivationProblem& p, const Context& context) {
 }
 
 void run_groups(const FingerprintProblem& p, const Context& context) {
-  const Ends ends(p.groups, p.x.rows);
-  const std::optional<Ends> only = p.only.ends.data ? std::optional<Ends>({p.only, p.only.rows}) : std::nullopt;
+  ListMemory memory;
+  const Ends ends(p.groups, p.x.rows, memory);
+  const std::optional<Ends> only = p.only.ends.data ? std::optional<Ends>({p.only, p.only.rows, memory}) : std::nullopt;
   for (size_t e = 0; e < ends.size(); ++e)
     if (!only || only->rows(e) > 0)
       dispatch(FingerprintProblem{.x = matrix_of(p.x, p.each, e, {ends.begin(e), ends.rows(e)}),

@@ -6,7 +6,7 @@
 
 namespace quire::cpu {
 
-Ends::Ends(const RowGroups& groups, int64_t rows) {
+Ends::Ends(const RowGroups& groups, int64_t rows, ListMemory& memory) : ends_(memory) {
   ends_.reserve(static_cast<size_t>(groups.count));
   const int64_t each = rows / groups.count;
   for (int64_t e = 0; e < groups.count; ++e) {
@@ -15,6 +15,7 @@ Ends::Ends(const RowGroups& groups, int64_t rows) {
     if (begin(group) > ends_[group] || ends_[group] > rows)
       raise(groups.what, ValueRule::group_end,
             {.index = e, .value = ends_[group], .limit = rows, .more = {begin(group)}});
+    filled_ += begin(group) < ends_[group];
   }
 }
 
@@ -33,21 +34,25 @@ void zero_beyond(const MutableMatrix& m, const Ends& ends) {
 
 namespace {
 
-/// Elements of the buffers of each group; neighbours often have as many rows.
+/// Elements of the buffers of each group. Neighbours often have as many rows, and most of few tokens' groups have none.
 class CountsOf {
  public:
   explicit CountsOf(const GroupedLayout& layout) : layout_(layout) {}
   const BufferCounts<int64_t>& operator()(size_t group) {
     const int64_t rows = layout_.ends.rows(group);
-    if (rows != rows_) counts_ = counts(buffers<int64_t>(layout_.spec, {rows, layout_.cols}, layout_.direction));
-    rows_ = rows;
-    return counts_;
+    Known& known = rows == 0 ? none_ : last_;
+    if (rows != known.rows)
+      known = {rows, counts(buffers<int64_t>(layout_.spec, {rows, layout_.cols}, layout_.direction))};
+    return known.counts;
   }
 
  private:
+  struct Known {
+    int64_t rows = -1;
+    BufferCounts<int64_t> counts{};
+  };
   const GroupedLayout& layout_;
-  int64_t rows_ = -1;
-  BufferCounts<int64_t> counts_{};
+  Known none_, last_;
 };
 
 /// Bytes of one element of data, scale and amax.
@@ -69,13 +74,13 @@ void check_room(const FlatSide& side, const GroupedLayout& layout, const BufferC
 
 }  // namespace
 
-std::vector<Side> sides_of(const FlatSide& side, const GroupedLayout& layout) {
+CutSide sides_of(const FlatSide& side, const GroupedLayout& layout, ListMemory& memory) {
   std::array<char*, 3> next{static_cast<char*>(side.memory.data), static_cast<char*>(side.memory.scale),
                             reinterpret_cast<char*>(side.memory.amax)};
   const auto width = widths(layout.spec);
   CountsOf counts_of(layout);
-  BufferCounts<int64_t> all{};
-  std::vector<Side> sides;
+  CutSide cut{std::pmr::vector<Side>(memory)};
+  auto& [sides, all] = cut;
   sides.reserve(layout.ends.size());
   for (size_t e = 0; e < layout.ends.size(); ++e) {
     // A side is present by its codes, also where there are none.
@@ -87,25 +92,23 @@ std::vector<Side> sides_of(const FlatSide& side, const GroupedLayout& layout) {
     }
   }
   check_room(side, layout, all);
-  return sides;
+  return cut;
 }
 
-void clear_unwritten(const FlatSide& side, const GroupedLayout& layout) {
+void clear_unwritten(const FlatSide& side, const QuantSpec& spec, const BufferCounts<int64_t>& taken) {
   if (!side.present()) return;
-  CountsOf counts_of(layout);
-  int64_t used = 0;
-  for (size_t e = 0; e < layout.ends.size(); ++e) used += counts_of(e)[0];
   const auto clear = [](void* data, int64_t begin, int64_t end) {
     if (begin < end) std::memset(static_cast<char*>(data) + begin, 0, static_cast<size_t>(end - begin));
   };
-  const auto width = widths(layout.spec);
-  clear(side.memory.data, used, side.room[0]);
+  const auto width = widths(spec);
+  clear(side.memory.data, taken[0], side.room[0]);
   // All of these: groups without rows are not quantized.
   clear(side.memory.scale, 0, side.room[1] * width[1]);
   clear(side.memory.amax, 0, side.room[2] * width[2]);
 }
 
-CutOperand::CutOperand(const Operand& operand) : operand_(operand), ends_(operand.groups, operand.rows()) {
+CutOperand::CutOperand(const Operand& operand, ListMemory& memory)
+    : operand_(operand), ends_(operand.groups, operand.rows(), memory), sides_(memory) {
   // Those that an operand reads are not written.
   const Side all{const_cast<void*>(operand.data), const_cast<void*>(operand.scale), const_cast<float*>(operand.amax)};
   if (!operand.each.empty())
@@ -113,7 +116,9 @@ CutOperand::CutOperand(const Operand& operand) : operand_(operand), ends_(operan
   else if (is_one(operand.groups))
     sides_ = {all};
   else
-    sides_ = sides_of({all, operand.room}, {operand.spec, operand.direction, ends_, operand.cols(), operand.what});
+    sides_ =
+        sides_of({all, operand.room}, {operand.spec, operand.direction, ends_, operand.cols(), operand.what}, memory)
+            .sides;
 }
 
 Operand CutOperand::operator[](size_t group) const {

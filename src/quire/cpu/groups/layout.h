@@ -3,6 +3,8 @@
 
 #include <array>
 #include <concepts>
+#include <cstddef>
+#include <memory_resource>
 #include <span>
 #include <string_view>
 #include <type_traits>
@@ -12,19 +14,35 @@
 
 namespace quire::cpu {
 
+/// Memory of the lists that a problem is cut into: of the stack, unless they are long. All of it goes back at once.
+class ListMemory {
+ public:
+  template <class T>
+  operator std::pmr::polymorphic_allocator<T>() {
+    return &all_;
+  }
+
+ private:
+  alignas(std::max_align_t) std::array<std::byte, size_t{1} << 14> first_;
+  std::pmr::monotonic_buffer_resource all_{first_.data(), first_.size()};
+};
+
 /// The ends of groups of `rows` rows, read. Throws Error unless they obey RowGroups.
 class Ends {
  public:
-  Ends(const RowGroups& groups, int64_t rows);
+  Ends(const RowGroups& groups, int64_t rows, ListMemory& memory);
 
   size_t size() const { return ends_.size(); }
   int64_t begin(size_t group) const { return group == 0 ? 0 : ends_[group - 1]; }
   int64_t rows(size_t group) const { return ends_[group] - begin(group); }
   /// Rows that belong to any group.
   int64_t end() const { return ends_.empty() ? 0 : ends_.back(); }
+  /// Groups that have rows.
+  size_t filled() const { return filled_; }
 
  private:
-  std::vector<int64_t> ends_;
+  std::pmr::vector<int64_t> ends_;
+  size_t filled_ = 0;
 };
 
 /// The matrix of a group: one of the list, or `rows` rows from `begin` on.
@@ -66,16 +84,21 @@ struct FlatSide {
   bool present() const { return memory.data || memory.scale || memory.amax; }
 };
 
-/// The side of each group. Throws Error if flat buffers are too small.
-std::vector<Side> sides_of(const FlatSide& side, const GroupedLayout& layout);
+/// The side of each group, and the elements that all of them take.
+struct CutSide {
+  std::pmr::vector<Side> sides;
+  BufferCounts<int64_t> taken{};
+};
+/// Throws Error if flat buffers are too small.
+CutSide sides_of(const FlatSide& side, const GroupedLayout& layout, ListMemory& memory);
 
 /// Sets to zero what no group will write of flat buffers that are results.
-void clear_unwritten(const FlatSide& side, const GroupedLayout& layout);
+void clear_unwritten(const FlatSide& side, const QuantSpec& spec, const BufferCounts<int64_t>& taken);
 
 /// An operand of products whose ends and sides are known.
 class CutOperand {
  public:
-  explicit CutOperand(const Operand& operand);
+  CutOperand(const Operand& operand, ListMemory& memory);
 
   const Ends& ends() const { return ends_; }
   /// A group of it as an operand.
@@ -86,7 +109,7 @@ class CutOperand {
  private:
   const Operand& operand_;
   Ends ends_;
-  std::vector<Side> sides_;
+  std::pmr::vector<Side> sides_;
 };
 
 }  // namespace quire::cpu
