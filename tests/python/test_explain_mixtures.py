@@ -103,6 +103,21 @@ def test_the_experts_of_a_runner_are_explained_in_order(threads):
     assert "\nexpert 2 w13 gemm nvfp4 rowwise [3, 48] x nvfp4:interleaved rowwise [32, 48]" in str(explanation)
 
 
+@pytest.mark.parametrize("threads", [1, 2])
+def test_groups_that_threads_would_share_are_explained_in_order(threads):
+    splits, before = [64, 0, 72, 80, 88, 96, 104, 112], torch.get_num_threads()
+    layer = quire.GroupedLinear(len(splits), 256, 128)
+    torch.set_num_threads(threads)
+    try:
+        with torch.no_grad(), quire.autocast(recipe="mxfp8"):
+            explanation = quire.explain(layer, torch.randn(sum(splits), 256), torch.tensor(splits))
+    finally:
+        torch.set_num_threads(before)
+    outer = [step.operands[0].outer for step in explanation.products]
+    assert outer == [rows for rows in splits if rows > 0]
+    assert [step.operation for step in explanation.steps] == ["quantize"] * 14 + ["gemm"] * 7
+
+
 def test_who_chooses_inside_and_functions_are_calls_too():
     x, logits = rand(3, H), torch.randn(3, E)
     with (

@@ -46,11 +46,9 @@ void check_spec(std::string_view op, const QuantSpec& spec) {
   oldest = (oldest + 1) % known.size();
 }
 
-/// Throws unless every buffer that holds something has memory.
-void check_buffers(std::string_view op, const QuantSpec& spec, const Shape<int64_t>& shape, Direction direction,
+/// check_buffers() where one has no memory.
+void check_missing(std::string_view op, const QuantSpec& spec, const Shape<int64_t>& shape, Direction direction,
                    const std::array<const void*, 3>& memory) {
-  // Sizes take longer to find than a small tensor to quantize.
-  if (memory[0] && memory[1] && (memory[2] || !spec.row().has_amax)) return;
   const Buffers<int64_t> b = buffers<int64_t>(spec, shape, direction);
   const std::array<const Buffer<int64_t>*, 3> all{&b.data, &b.scale, &b.amax};
   for (size_t i = 0; i < all.size(); ++i) {
@@ -59,6 +57,14 @@ void check_buffers(std::string_view op, const QuantSpec& spec, const Shape<int64
     fail(op, ": ", kBufferNames[first_buffer(direction) + i], " of ", spec.to_string(), " is null but has shape ",
          shape_text(sizes), "; give all buffers of a direction, shaped as buffers() says, or none");
   }
+}
+
+/// Throws unless every buffer that holds something has memory. Asks for sizes, which take longer to find than a small
+/// tensor to quantize, only where one has none.
+void check_buffers(std::string_view op, const QuantSpec& spec, const Shape<int64_t>& shape, Direction direction,
+                   const std::array<const void*, 3>& memory) {
+  if (memory[0] && memory[1] && (memory[2] || !spec.row().has_amax)) return;
+  check_missing(op, spec, shape, direction, memory);
 }
 
 /// An operand's codes and scales are read only if it has elements; an amax only where it scales them.
