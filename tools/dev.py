@@ -30,6 +30,14 @@ CHECKS = ["check_layers", "check_budgets", "check_formats", "check_factories", "
 #: The device for machines without one: its own tests, and those that take a device and then run on it too.
 TEST_DEVICE = "quiretest"
 DEVICE_TESTS = "tests/device"
+#: Tests that run on it once more with quire's CUDA kernels, on the emulator, and the CPU's sums in their order.
+ON_CUDA_ROWS = [
+    "tests/device/test_quire_on_device.py",
+    "tests/device/test_value_rules.py",
+    "tests/python/test_golden_linear.py",
+    "tests/python/test_golden_quantize.py",
+]
+CUDA_ROWS = {"QUIRE_TEST_DEVICE_ROWS": "cuda", "QUIRE_KERNEL": "gemm:reference,matmul:reference"}
 ON_ANY_DEVICE = ["tests/io", "tests/python", "tests/quire_torch"]
 #: With packages that are in an environment of their own; and, of the others, those that read what these have written.
 PEER_TESTS = ("tests/peers", "tests/integrations", "tests/io/test_other_tools.py", "tests/docs/test_integrations.py")
@@ -182,6 +190,10 @@ def test(arguments: list[str], quick: bool = False) -> None:
         # Its device is one of the whole process: PyTorch's threads for backward passes are started for it too.
         pytest(*tier, *shared, "--device", TEST_DEVICE, DEVICE_TESTS, *ON_ANY_DEVICE, **environment),
     ]
+    if (release_folder() / "lib/libquire_cuda.so").exists():
+        passed.append(
+            pytest(*tier, *shared, "--device", TEST_DEVICE, *ON_CUDA_ROWS, **environment, **CUDA_ROWS),
+        )
     if not all(passed):
         raise Failure("tests failed, see above")
 

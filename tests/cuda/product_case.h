@@ -222,7 +222,8 @@ class ProductCases {
 template <class One>
 void each_group_by(const GemmProblem& p, const One& one) {
   if (!p.in_groups()) return one(p);
-  const cpu::CutOperand a(p.a), b(p.b);
+  cpu::ListMemory memory;
+  const cpu::CutOperand a(p.a, memory), b(p.b, memory);
   const bool by_rows = p.a.direction == Direction::rowwise;
   const auto zero_unless_added = [&](const MutableMatrix& m) {
     if (!p.addend) cpu::zero(m);

@@ -122,8 +122,8 @@ TEST(CudaRoute, IdsThatRouteDidNotReturnAreReported) {
 }
 
 TEST(CudaRoute, TheOrderOfWarpsIsThatOfTheRule) {
-  const std::vector<float> values{NAN,    -NAN,  INFINITY, -INFINITY, 0.0f, -0.0f,
-                                  1e-45f, -1e-45f, 1.0f,   -1.0f,     3e38f, -3e38f};
+  const std::vector<float> values{NAN,    -NAN,    INFINITY, -INFINITY, 0.0f,  -0.0f,
+                                  1e-45f, -1e-45f, 1.0f,     -1.0f,     3e38f, -3e38f};
   for (const float a : values) {
     EXPECT_NE(order_of(a), 0u);
     for (const float b : values) EXPECT_EQ(order_of(a) > order_of(b), exceeds(a, b)) << a << " and " << b;

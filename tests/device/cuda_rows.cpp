@@ -70,12 +70,14 @@ class Driver final : public quire::cuda::Driver {
   quire::FaultRecord* faults(int index) override { return &records.at(static_cast<size_t>(index)); }
 
  private:
-  /// Words of the parameters that are memory of a device are its pointers: this launch uses what they point into.
-  static void use_pointers(Launch& launch, const std::string& parameters, int) {
+  /// Words of the parameters that point into memory of the device are its pointers: this launch uses that memory. Bytes
+  /// between the members of a struct may look like one, so that what was freed counts for nothing here; the kernel's
+  /// own accesses are checked. Whether it reads or writes is not known, and counts as a read.
+  static void use_pointers(Launch& launch, const std::string& parameters, int device) {
     for (size_t at = 0; at + sizeof(void*) <= parameters.size(); at += sizeof(void*)) {
       const void* word;
       std::memcpy(&word, parameters.data() + at, sizeof word);
-      if (device_of(word) >= 0) launch(word);
+      if (device_of(word) == device && is_lent(word)) launch(word);
     }
   }
 

@@ -29,6 +29,8 @@ def _library() -> Path:
 torch.ops.load_library(_library())
 _ops = torch.ops.testdevice
 NAME: str = _ops.device_name()
+#: Whether its kernels are those of the CPU, and not quire's CUDA kernels on an emulator.
+HOST_ROWS = os.environ.get("QUIRE_TEST_DEVICE_ROWS", "host") == "host"
 COUNT = 2
 
 

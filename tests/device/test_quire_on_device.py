@@ -22,6 +22,8 @@ RECIPES = {
     "kept_high_precision": recipes.MXFP8BlockScaling(backward_override="high_precision"),
     "custom": recipes.CustomRecipe({"x": "fp8_row", "w": "mxfp4", "dy": "mxfp8:e5m2"}.get),
 }
+#: Launches by the names of the CPU's kernels, their lists, and products by PyTorch.
+of_host_rows = pytest.mark.skipif(not testdevice.HOST_ROWS, reason="asks for launches that CUDA's rows have not")
 every_module = pytest.mark.parametrize("name", MODULES)
 in_each_class = pytest.mark.parametrize("recipe", ALL.values(), ids=ALL)
 PLACES = ["default", "side", "other"]
@@ -78,6 +80,7 @@ def test_a_delayed_step_with_functions_of_the_user_waits_for_nothing(name):
         thread.submit(check, name, "default", recipe, steps=3).result()
 
 
+@of_host_rows
 @pytest.mark.parametrize("of_w", [True, False])
 @everywhere
 def test_amaxes_of_a_call_are_collected_by_one_launch(place, of_w):
@@ -106,6 +109,7 @@ def test_codes_are_those_of_the_cpu(spec, place):
         assert_same(codes, torch.ops.quire.quantize(x, spec, True, True))
 
 
+@of_host_rows
 @pytest.mark.parametrize("recipe", [None, ALL["mxfp8"], ALL["nvfp4"]], ids=["high_precision", "mxfp8", "nvfp4"])
 def test_a_stacked_weight_is_one_matrix_and_no_list_of_the_host(recipe):
     lists = {}
@@ -135,6 +139,7 @@ def test_backward_runs_on_the_stream_of_forward_and_its_caller_waits():
     torch.accelerator.current_stream().wait_stream(side)
 
 
+@of_host_rows
 @pytest.mark.parametrize("bias", [False, True])
 @everywhere
 def test_plain_products_are_pytorchs_on_the_device_and_stream_of_the_call(place, bias):

@@ -3,7 +3,6 @@
 import copy
 import io
 import pickle
-
 import re
 
 import pytest

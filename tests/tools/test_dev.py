@@ -58,14 +58,17 @@ def test_bench_core_builds_and_becomes_the_program_of_the_core(monkeypatch):
 
 
 @pytest.fixture
-def runs(monkeypatch):
+def runs(monkeypatch, tmp_path):
     """What dev.test() runs, and the results that it is given."""
-    ran, results = [], [True, True, True]
+    ran, results = [], [True, True, True, True]
     for name in ("check", "build", "compile_caches"):
         monkeypatch.setattr(dev, name, lambda *_, **__: None)
     monkeypatch.setattr(dev.os, "chdir", lambda folder: None)
     monkeypatch.setattr(dev, "ctest", lambda *call: ran.append(call[1:]))
-    monkeypatch.setattr(dev, "pytest", lambda *call, **_: ran.append(call) or results[(len(ran) - 2) % 4])
+    monkeypatch.setattr(dev, "pytest", lambda *call, **_: ran.append(call) or results[(len(ran) - 2) % 5])
+    (tmp_path / "lib").mkdir()
+    (tmp_path / "lib/libquire_cuda.so").touch()
+    monkeypatch.setattr(dev, "release_folder", lambda: tmp_path)
     return ran, results
 
 
@@ -73,22 +76,29 @@ def test_the_tiers_differ_by_an_option_and_by_instruction_sets(runs):
     ran, _ = runs
     dev.test([])
     dev.test([], quick=True)
-    whole, quick = ran[:4], ran[4:]
+    whole, quick = ran[:5], ran[5:]
     assert whole[0] == () and quick[0] == ("--label-exclude", "other_isa")
     for one, other in zip(whole[1:], quick[1:], strict=True):
         assert other == ("--quick", *one)
     assert [call[-1] for call in whole[1:3]] == ["not alone", "alone"]
     folders = ("tests/device", "tests/io", "tests/python", "tests/quire_torch")
     assert whole[3][-6:] == ("--device", "quiretest", *folders)
+    assert whole[4][-6:] == ("--device", "quiretest", *dev.ON_CUDA_ROWS)
 
 
-@pytest.mark.parametrize("failing", range(3))
+def test_a_build_without_cuda_kernels_runs_nothing_on_them(runs, tmp_path):
+    (tmp_path / "lib/libquire_cuda.so").unlink()
+    dev.test([])
+    assert len(runs[0]) == 4
+
+
+@pytest.mark.parametrize("failing", range(4))
 def test_no_process_of_tests_fails_in_silence(runs, failing):
     ran, results = runs
     results[failing] = False
     with pytest.raises(dev.Failure, match="tests failed"):
         dev.test([])
-    assert len(ran) == 4, "the others run too"
+    assert len(ran) == 5, "the others run too"
 
 
 def test_on_arm_a_cpu_without_the_dot_product_runs_the_best_that_is_left(monkeypatch):

@@ -19,9 +19,10 @@ const bool registered = [] {
 const Device& device() {
   static constexpr Device kDevice{
       "cuda",
-      {kQuantize, kAmax, kDequantize, kReorder, kGemm, kMatmul, kColumnSum, kNorm, kNormGrad, kActivation, kActivationGrad,
-       kRoute, kRouteGrad, kLimitCapacity, kPermute, kUnpermute, kPermutedDot, kExpertRows, kChunkRows, kFingerprint,
-       kAdvance, kMaximum, kCollect, kDelayedUpdate},
+      {kQuantize,  kAmax,          kDequantize, kReorder,    kGemm,           kMatmul,
+       kColumnSum, kNorm,          kNormGrad,   kActivation, kActivationGrad, kRoute,
+       kRouteGrad, kLimitCapacity, kPermute,    kUnpermute,  kPermutedDot,    kExpertRows,
+       kChunkRows, kFingerprint,   kAdvance,    kMaximum,    kCollect,        kDelayedUpdate},
       faults};
   return kDevice;
 }

@@ -47,7 +47,7 @@ const void* list_on_device(std::span<const std::byte> list, const Context& conte
   if (list.empty()) return nullptr;
   auto* const memory = lend<unsigned char>(context, std::ssize(list));
   for (size_t done = 0; done < list.size();) {
-    ListJob job;
+    ListJob job{};
     job.count = std::min<int64_t>(ListJob::kBytes, std::ssize(list) - static_cast<int64_t>(done));
     job.to = memory + done;
     std::memcpy(job.bytes.data(), list.data() + done, static_cast<size_t>(job.count));

@@ -52,8 +52,7 @@ void route_grad(const RouteGradProblem& p, const Context& context) {
 template <class Problem>
 bool refuses_warp(const Problem& p, const Context&, Refusal* refusal) {
   constexpr int64_t most_bytes = 48 << 10;
-  if (p.routing.topk > kWarp)
-    return refused(refusal, "takes topk up to ", kWarp, ", but got ", p.routing.topk);
+  if (p.routing.topk > kWarp) return refused(refusal, "takes topk up to ", kWarp, ", but got ", p.routing.topk);
   return warp_bytes(p) * kWarps > most_bytes &&
          refused(refusal, "a token must fit into ", most_bytes / kWarps, " bytes, but takes ", warp_bytes(p));
 }

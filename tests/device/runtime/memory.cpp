@@ -76,6 +76,13 @@ char* worker_address(const void* p) {
   return arena.worker + (static_cast<const char*>(p) - arena.device);
 }
 
+bool is_lent(const void* p) {
+  if (device_of(p) < 0) return false;
+  const Locked r;
+  const std::shared_ptr<Block> b = block_of(*r, p);
+  return b && b->live && p < b->begin + b->bytes();
+}
+
 const void* Launch::translate(const void* p, bool writes, int expected_device) {
   if (!p) return p;
   const int device = device_of(p);

@@ -56,6 +56,8 @@ using Kernel = std::function<void()>;
 struct Block;
 /// -1: no memory of a device.
 int device_of(const void* p);
+/// Whether p points into memory that is lent.
+bool is_lent(const void* p);
 /// What a kernel does with memory of the device.
 struct Access {
   std::shared_ptr<Block> block;

@@ -1,5 +1,5 @@
-// Routing by warps: one for each token, whose numbers are in shared memory and in the lanes. The arithmetic and its order
-// are those of spec/router.h.
+// Routing by warps: one for each token, whose numbers are in shared memory and in the lanes. The arithmetic and its
+// order are those of spec/router.h.
 #include "quire/cuda/kernels/fault.cuh"
 #include "quire/cuda/kernels/moe.h"
 #include "quire/cuda/kernels/threads.cuh"
@@ -177,8 +177,8 @@ struct WarpRouter {
 struct WarpRouterGrad {
   const RouteGradProblem& p;
   int experts, topk;
-  float* line;      ///< [experts]
-  float* dlogits;   ///< [experts]
+  float* line;     ///< [experts]
+  float* dlogits;  ///< [experts]
 
   __device__ WarpRouterGrad(const RouteGradProblem& problem)
       : p(problem),
