@@ -105,15 +105,15 @@ class CountingWorkspace final : public Workspace {
 
 TEST(Context, BringsTheMemoryThatKernelsWorkIn) {
   const std::array<float, 4> from{1, 2, 3, 4};
-  std::array<float, 6> to{};
+  std::array<float, 100> to{};  // of more rows than a kernel has memory of its own for
   const std::array<int32_t, 2> rows{2, 0};
   CountingWorkspace workspace;
   permute({.from = {from.data(), DType::f32, 2, 2, 2},
            .map = {.rows = rows.data(), .tokens = 2, .slots = 1},
-           .to = {to.data(), DType::f32, 3, 2, 2}},
+           .to = {to.data(), DType::f32, 50, 2, 2}},
           {.workspace = &workspace});
-  EXPECT_EQ(workspace.asked, int64_t{3 * sizeof(int64_t)});
-  EXPECT_EQ(to, (std::array<float, 6>{3, 4, 0, 0, 1, 2}));
+  EXPECT_EQ(workspace.asked, int64_t{50 * sizeof(int64_t)});
+  EXPECT_EQ(to, (std::array<float, 100>{3, 4, 0, 0, 1, 2}));
 }
 
 class Log final : public Observer {
