@@ -52,29 +52,6 @@ def near(name: str, known: Iterable[str]) -> str:
     return f"; did you mean {' or '.join(map(repr, likely))}?" if likely else ""
 
 
-def devices() -> list[str]:
-    """The kinds of device that PyTorch can use here: "cpu", and an accelerator's where there is one."""
-    found = ["cpu"]
-    if torch.accelerator.is_available():
-        found.append(torch.accelerator.current_accelerator().type)
-    return found
-
-
-def check_device(what: str, device: torch.device | str | int | None) -> None:
-    """Raises RuntimeError for a device that this PyTorch or this machine does not have. Tensors of a FakeTensorMode
-    have no memory, so they may be on any device, as torch.nn's layers may."""
-    if device is None or (kind := torch.device(device).type) in ("cpu", "meta"):
-        return
-    if torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None:
-        return
-    module = getattr(torch, kind, None)
-    if hasattr(module, "is_available") and not module.is_available():
-        raise RuntimeError(
-            f"{what}: device {str(device)!r} is not available: PyTorch {torch.__version__} finds no {kind} device on "
-            "this machine; pass device='cpu', or leave device None for torch's default"
-        )
-
-
 def check_dense(what: str, **tensors: torch.Tensor) -> None:
     """Raises TypeError unless each tensor has its values in plain memory, before anybody asks for its shape."""
     for name, tensor in tensors.items():

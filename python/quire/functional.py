@@ -9,6 +9,7 @@ from torch.compiler import is_dynamo_compiling
 
 from quire.checks import check_type, check_type_or_none, describe, signed64
 from quire.loading import library
+from quire.loading.devices import runs_later
 from quire.loading.transforms import requires_grad
 from quire.runners import RunnerHandle, named
 from quire.tensor import (
@@ -301,10 +302,11 @@ def synchronize(device: torch.device | str | None = None) -> None:
     Raises RuntimeError for that error, and for a device on which quire cannot compute.
     """
     device = torch.accelerator.current_accelerator() if device is None else torch.device(device)
-    if device is not None and device.type != "cpu":
-        if device.type != "meta":
-            torch.accelerator.synchronize(device)
-        torch.ops.quire.raise_reported(str(device))
+    if device is None:
+        return
+    if runs_later(device):
+        torch.accelerator.synchronize(device)
+    torch.ops.quire.raise_reported(str(device))
 
 
 def _of(operator: Any, runner: object) -> Any:

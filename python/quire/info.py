@@ -9,9 +9,9 @@ import torch
 
 from quire import functional, runners
 from quire.autocast import autocast
-from quire.checks import devices
 from quire.distributed import check_ranks
 from quire.loading import library
+from quire.loading.devices import count, devices
 from quire.nn.linear import Linear
 from quire.nn.own_context import running
 from quire.recipe import Recipe, from_name, names
@@ -82,11 +82,10 @@ def _isas() -> list[str]:
 
 def _devices() -> Iterator[str]:
     for device in devices():
-        count = 1 if device == "cpu" else torch.accelerator.device_count()
         missing = why_not(from_name("mxfp8"), device)
-        yield f"{device} ({count}): {missing or 'usable'}"
+        yield f"{device} ({count(device)}): {missing or 'usable'}"
     yield f"kernels for CUDA: {torch.ops.quire.absence_of('cuda') or 'in libquire_cuda.so'}"
-    if devices() == ["cpu"]:
+    if len(devices()) == 1:
         yield "no accelerator: PyTorch finds none" + (
             "" if torch.backends.cuda.is_built() else ", and is built without CUDA"
         )

@@ -21,6 +21,7 @@ import torch
 
 from quire.checks import check_type, check_type_or_none, describe
 from quire.ends import at_the_end
+from quire.loading.devices import HOST
 from quire.tensor import QuantizedTensor, QuantSpec
 
 #: One weight, or a stack of them: a plain tensor, a QuantizedTensor, or a sequence of either.
@@ -29,7 +30,7 @@ Weights = torch.Tensor | Sequence[torch.Tensor]
 Scale = float | torch.Tensor
 #: Seconds after which a handle that ends was meant to live.
 _AT_ONCE = 0.05
-_ABSENT = torch.empty(0, dtype=torch.float32, device="cpu")
+_ABSENT = torch.empty(0, dtype=torch.float32, device=HOST)
 
 
 @dataclass(frozen=True, eq=False)
@@ -327,7 +328,7 @@ def _scales(what: str, scale: Scale | None) -> torch.Tensor:
         scale = scale.detach().reshape(-1)
         return scale if scale.dtype == torch.float64 else scale.float()
     check_type(what, float | int, input_scale=scale)
-    return torch.tensor([float(scale)], dtype=torch.float64, device="cpu")
+    return torch.tensor([float(scale)], dtype=torch.float64, device=HOST)
 
 
 def _quantized(

@@ -9,6 +9,7 @@ import weakref
 import torch
 
 from quire.delayed.rules import Rule, rule_of, text_of
+from quire.loading.devices import runs_later
 
 #: Rows of a history, of which `usage` says how many are in use: another amax_history_len is then another value and not
 #: another shape, for which graphs would be compiled again. Only longer ones make it grow.
@@ -81,7 +82,7 @@ class DelayedState:
 
     def lend(self) -> None:
         """Later forward passes use the newest scales."""
-        if self.usage.device.type not in ("cpu", "meta"):
+        if runs_later(self.usage.device):
             self._used_here()
         self.fwd_scale, self.bwd_scale = self._lent = self.fwd_newest.clone(), self.bwd_newest.clone()
 

@@ -13,6 +13,7 @@ from quire.distributed import check_ranks
 from quire.distributed.check_ranks import Fields
 from quire.distributed.groups import name_of, named_group, the_group
 from quire.distributed.pieces import PiecesOfTensor
+from quire.loading.devices import HOST, with_values
 from quire.tensor.spec import check_parallel
 
 MODES = ("column", "row")
@@ -176,11 +177,12 @@ class Parallel:
         part = whole // self.size
         return (in_features, part) if self.mode == "column" else (part, out_features)
 
-    def place(self) -> torch.Tensor:
+    def place(self, device: torch.device = HOST) -> torch.Tensor:
         """int64 {index, size, cuts}: which part of a gradient this rank rounds stochastically (numerics.md 0.11).
-        cuts: where all but the last of this rank's pieces of `parts` end."""
+        cuts: where all but the last of this rank's pieces of `parts` end. device: that of the layer, which may be the
+        meta device."""
         cuts = itertools.accumulate(part // self.size for part in self.parts[:-1])
-        return torch.tensor([self.index(), self.size, *cuts], dtype=torch.int64, device="cpu")
+        return torch.tensor([self.index(), self.size, *cuts], dtype=torch.int64, device=with_values(device))
 
     def share_first(self, state: torch.Tensor) -> None:
         """Overwrites a tensor, of every rank of the group, by that of the rank with part 0."""

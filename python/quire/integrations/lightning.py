@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterator
 import torch
 
 from quire.autocast import autocast
-from quire.checks import devices
 from quire.conversion.convert import MIN_FEATURES, convert
 from quire.integrations.missing import needed
+from quire.loading.devices import devices
 from quire.recipe import Recipe, as_recipe, default
 
 #: The version that tests run with.

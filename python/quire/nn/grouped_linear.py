@@ -4,11 +4,12 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from quire.checks import check_device, check_type, check_type_or_none, describe
+from quire.checks import check_type, check_type_or_none, describe
 from quire.distributed import check_ranks
 from quire.distributed.experts import ExpertGroup
 from quire.distributed.parallel import Parallel
 from quire.distributed.placements import is_dtensor, local, part_for
+from quire.loading.devices import check_device
 from quire.nn.call import active_call
 from quire.nn.caller_memory import check_memory, in_memory
 from quire.nn.initial_values import initialise
@@ -254,8 +255,7 @@ class GroupedLinear(ProductModule):
             self._parameters[name] = torch.nn.Parameter(part.clone(), wanted)
         self.in_features, self.out_features = parallel.sizes("quire.GroupedLinear", self.in_features, self.out_features)
         self.parallel = self.drawn_as = parallel
-        self.has_parts = True
-        self.part = parallel.place().to("cpu" if self.sr_state.is_meta else self.sr_state.device)
+        self.has_parts, self.part = True, parallel.place(self.sr_state.device)
         self._share_stream()
         self._forget_weights()
 

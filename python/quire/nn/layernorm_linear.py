@@ -4,10 +4,11 @@ from collections.abc import Callable
 
 import torch
 
-from quire.checks import check_device, check_type, check_type_or_none
+from quire.checks import check_type, check_type_or_none
 from quire.distributed.parallel import Parallel
 from quire.distributed.sharded_operators import sum_gradient
 from quire.functional import norm
+from quire.loading.devices import check_device
 from quire.nn.call import Call, active_call, taken
 from quire.nn.initial_values import initialise
 from quire.nn.layer_path import name_layer

@@ -4,9 +4,10 @@ from collections.abc import Callable, Mapping
 
 import torch
 
-from quire.checks import check_device, check_type
+from quire.checks import check_type
 from quire.distributed.parallel import Parallel
 from quire.functional import activation
+from quire.loading.devices import check_device
 from quire.nn.activation_names import activation_inputs, activation_text
 from quire.nn.call import active_call, taken
 from quire.nn.initial_values import initialise

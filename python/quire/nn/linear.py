@@ -4,9 +4,10 @@ from collections.abc import Callable
 
 import torch
 
-from quire.checks import check_device, check_type_or_none
+from quire.checks import check_type_or_none
 from quire.distributed.parallel import Parallel, divided_dims
 from quire.distributed.placements import divided_over
+from quire.loading.devices import check_device
 from quire.nn.call import active_call, fast_path, taken
 from quire.nn.initial_values import initialise
 from quire.nn.layer_path import name_layer

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import torch
 
-from quire.checks import check_device, check_type, check_type_or_none
+from quire.checks import check_type, check_type_or_none
 from quire.distributed import check_ranks
 from quire.distributed.experts import OVERFLOWS, ExpertGroup, Sender, plan
 from quire.distributed.parallel import Parallel
@@ -13,6 +13,7 @@ from quire.distributed.placements import is_dtensor
 from quire.distributed.row_codes import pack, unpack, why_not
 from quire.functional import Buffers
 from quire.functional import activation as activate
+from quire.loading.devices import check_device
 from quire.moe import limit_capacity, permute, route, tokens_per_expert, unpermute
 from quire.moe.primitives import permute_rows
 from quire.nn.activation_names import activation_inputs, activation_text

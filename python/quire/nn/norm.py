@@ -4,9 +4,10 @@ from collections.abc import Iterable
 
 import torch
 
-from quire.checks import check_dense, check_device
+from quire.checks import check_dense
 from quire.distributed.placements import is_dtensor, layout_of_tokens, local, refuse_division
 from quire.functional import norm
+from quire.loading.devices import check_device
 from quire.nn.dtype import activation_dtype
 from quire.nn.layer_path import name_layer
 

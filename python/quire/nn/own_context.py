@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import torch
 
 from quire.autocast import Outside
+from quire.loading.devices import HOST, devices
 
 
 class _Callers(threading.local):
@@ -37,7 +38,7 @@ def own_context() -> Iterator[None]:
     if before is None:
         _CALLERS.device = torch.get_default_device()
     try:
-        with Outside(), torch.inference_mode(False), torch.no_grad(), _default_device(torch.device("cpu")):
+        with Outside(), torch.inference_mode(False), torch.no_grad(), _default_device(HOST):
             yield
     finally:
         _CALLERS.device = before
@@ -53,7 +54,7 @@ def running(*models: torch.nn.Module, torch_autocast: bool = False) -> Iterator[
     """
     training = [module for model in models for module in model.modules() if module.training]
     with own_context(), _own_random_numbers(), contextlib.ExitStack() as stack:
-        for device in () if torch_autocast else _device_types():
+        for device in () if torch_autocast else filter(torch.amp.is_autocast_available, devices()):
             stack.enter_context(torch.autocast(device, enabled=False))
         for model in models:
             model.eval()
@@ -68,13 +69,6 @@ def callers_device() -> contextlib.AbstractContextManager[object]:
     """Within own_context(): a context with the caller's default device, for calls of the caller's model, whose forward
     may be written for it."""
     return contextlib.nullcontext() if _CALLERS.device is None else _default_device(_CALLERS.device)
-
-
-def _device_types() -> set[str]:
-    found = {"cpu"}
-    if torch.accelerator.is_available():
-        found.add(torch.accelerator.current_accelerator().type)
-    return {device for device in found if torch.amp.is_autocast_available(device)}
 
 
 @contextlib.contextmanager

@@ -14,6 +14,7 @@ from quire.distributed.parallel import Parallel, refuse_quantized
 from quire.distributed.placements import divided_over, is_dtensor, local, placed_like
 from quire.distributed.sharded_product import Shards
 from quire.ends import at_the_end
+from quire.loading.devices import HOST
 from quire.nn.float32_buffers import Float32Buffers
 from quire.nn.own_parts import Division, OwnParts
 from quire.nn.own_recipe import HasRecipe
@@ -117,7 +118,7 @@ class ProductModule(HasRecipe, OwnParts, Float32Buffers):
             setattr(self, named(product, "sr_state"), torch.empty(2, dtype=torch.int64, device=device))
             setattr(self, named(product, "delayed"), self.new_delayed_state())
             if (parallel := self.of(product, "parallel")) is not None:
-                setattr(self, named(product, "part"), parallel.place().to("cpu" if device.type == "meta" else device))
+                setattr(self, named(product, "part"), parallel.place(device))
         self.add_input_scales()
         self._forget_weights()
         self._number_stashes()
@@ -185,7 +186,7 @@ class ProductModule(HasRecipe, OwnParts, Float32Buffers):
         self._forget_weights()
         if parallel is not None:
             state = self.of(product, "sr_state")
-            setattr(self, named(product, "part"), parallel.place().to("cpu" if state.is_meta else state.device))
+            setattr(self, named(product, "part"), parallel.place(state.device))
             if not state.is_meta:
                 shared = torch.cat([state, state.new_tensor([self.stream])])
                 parallel.share_first(shared)
@@ -207,7 +208,7 @@ class ProductModule(HasRecipe, OwnParts, Float32Buffers):
             stash = None
             if self.delay_wgrad_compute:
                 number = secrets.randbits(62)
-                stash = torch.tensor([number, 0], dtype=torch.int64, device="cpu")
+                stash = torch.tensor([number, 0], dtype=torch.int64, device=HOST)
                 at_the_end(self, functional.drop_stashed_wgrads, number)
             setattr(self, named(product, "wgrad_stash"), stash)
 

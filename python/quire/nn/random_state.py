@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import torch
 
 from quire.checks import check_type
+from quire.loading.devices import HOST
 
 
 def reset_streams(states: Sequence[torch.Tensor], ranks: Sequence[int]) -> None:
@@ -18,7 +19,7 @@ def reset_streams(states: Sequence[torch.Tensor], ranks: Sequence[int]) -> None:
     with torch.no_grad():
         for state, rank in zip(states, ranks, strict=True):
             state[:1].copy_(
-                torch.randint(2**63 - 1, (1,), generator=fork, dtype=torch.int64, device="cpu") ^ _of_rank(rank)
+                torch.randint(2**63 - 1, (1,), generator=fork, dtype=torch.int64, device=HOST) ^ _of_rank(rank)
             )
             state[1:].zero_()
 

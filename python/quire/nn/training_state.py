@@ -12,6 +12,7 @@ from quire.checks import check_type, check_type_or_none
 from quire.delayed.checkpoint import delayed_state, padded_state, set_delayed_state, unpadded_state
 from quire.delayed.step import rule_text
 from quire.delayed.update import reduces
+from quire.loading.devices import HOST, with_values
 from quire.nn.random_state import of_own_rank, seeds_of_rank_0, set_rng_state
 from quire.nn.saved_parameters import (
     divided_parameters,
@@ -135,8 +136,7 @@ class TrainingState:
             )
 
     def _device(self) -> torch.device:
-        device = next((p.device for p in self.model.parameters()), torch.device("cpu"))
-        return torch.device("cpu") if device.type == "meta" else device
+        return with_values(next((p.device for p in self.model.parameters()), HOST))
 
     def _most(self, values: torch.Tensor) -> tuple[torch.Tensor, bool]:
         """The largest of each value over the ranks, and whether all have the same."""

@@ -8,6 +8,7 @@ Every field has an effect, or raises an error (numerics.md 0.14).
 import dataclasses
 
 from quire.checks import near
+from quire.loading.devices import HOST
 from quire.recipe.base import Format, MMParams, QParams, Recipe
 from quire.recipe.block import Float8BlockScaling, MXFP4BlockScaling, MXFP8BlockScaling
 from quire.recipe.custom import CustomRecipe
@@ -116,9 +117,9 @@ def as_recipe(what: str, recipe: object, by_layer: bool = False) -> Recipe | Non
     )
 
 
-def default(device_type: str = "cpu") -> Recipe:
+def default(device_type: str = HOST.type) -> Recipe:
     """The recipe that autocast uses by default: MXFP8 on the CPU. Raises NotImplementedError for other devices."""
-    if device_type != "cpu":
+    if device_type != HOST.type:
         raise NotImplementedError(
             f"quire has no default recipe for device {device_type!r} in this version; name a recipe"
         )

@@ -5,6 +5,7 @@ import enum
 import torch
 
 from quire.checks import check_type
+from quire.loading.devices import is_known
 
 _WHAT = "fused_topk_with_score_function"
 
@@ -69,7 +70,7 @@ def check_quantile_balancing(
 def _check_values(bin_bounds: torch.Tensor) -> None:
     lower, upper = bin_bounds.unbind()
     valid, rule = bin_bounds.isfinite().all() & (lower < upper), "qb_bin_bounds must be finite with lower < upper"
-    if torch.compiler.is_compiling() or bin_bounds.device.type != "cpu":
+    if not is_known(bin_bounds):
         torch._assert_async(valid, f"{_WHAT}: {rule}")
     elif not valid:
         raise ValueError(f"{_WHAT}: {rule}; got {bin_bounds.tolist()}")

@@ -2,6 +2,8 @@
 
 import torch
 
+from quire.loading.devices import is_known
+
 
 class Packing:
     """Where sequences are among tokens [t, *].
@@ -16,8 +18,7 @@ class Packing:
         self.lengths = (cu_seqlens[1:] - cu_seqlens[:-1]).long()
         self.offsets = (cu_seqlens if offsets is None else offsets).long()
         self.longest = longest
-        here = not torch.compiler.is_compiling() and cu_seqlens.device.type == "cpu" and len(self.lengths) > 0
-        if here and int(self.lengths.max()) > longest:
+        if is_known(cu_seqlens) and len(self.lengths) > 0 and int(self.lengths.max()) > longest:
             raise ValueError(
                 f"quire.DotProductAttention: max_seqlen must be at least the length of each sequence, got {longest} "
                 f"for sequences of {self.lengths.tolist()} tokens"

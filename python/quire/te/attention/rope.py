@@ -3,6 +3,7 @@
 import torch
 
 from quire.checks import check_type
+from quire.loading.devices import is_known
 from quire.nn.float32_buffers import Float32Buffers
 from quire.te.arguments import takes
 from quire.te.attention.packing import places_in_sequences
@@ -148,8 +149,7 @@ def _check(
 
 def _check_positions(positions: torch.Tensor, freqs: torch.Tensor, starts: torch.Tensor | None) -> None:
     """Of tokens that follow the first ones by shapes alone; starts are known in eager mode on the CPU only."""
-    unknown = positions.device.type != "cpu" or torch.compiler.is_compiling()
-    if positions.numel() == 0 or (unknown and (starts is not None or positions.dim() == 1)):
+    if positions.numel() == 0 or (not is_known(positions) and (starts is not None or positions.dim() == 1)):
         return
     last = max(positions.shape) - 1 if starts is None and positions.dim() == 2 else int(positions.max())
     if starts is not None and int(positions.min()) < 0:

@@ -1,0 +1,50 @@
+"""What quire asks about devices, each question once."""
+
+import torch
+
+#: Where numbers lie that Python reads, whichever device computes.
+HOST = torch.device("cpu")
+_META = "meta"
+
+
+def devices() -> list[str]:
+    """The kinds of device that PyTorch can use here: the host's, and an accelerator's where there is one."""
+    found = [HOST.type]
+    if torch.accelerator.is_available():
+        found.append(torch.accelerator.current_accelerator().type)
+    return found
+
+
+def count(kind: str) -> int:
+    """How many devices of a kind of devices() there are."""
+    return 1 if kind == HOST.type else torch.accelerator.device_count()
+
+
+def with_values(device: torch.device) -> torch.device:
+    """The device; the host for the meta device, whose tensors have no values."""
+    return HOST if device.type == _META else device
+
+
+def runs_later(device: torch.device) -> bool:
+    """Whether a call may return before the device has computed its result."""
+    return device.type not in (HOST.type, _META)
+
+
+def is_known(t: torch.Tensor) -> bool:
+    """Whether Python can read a tensor's values without waiting: on the host, in eager mode."""
+    return not torch.compiler.is_compiling() and t.device.type == HOST.type
+
+
+def check_device(what: str, device: torch.device | str | int | None) -> None:
+    """Raises RuntimeError for a device that this PyTorch or this machine does not have. Tensors of a FakeTensorMode
+    have no memory, so they may be on any device, as those of torch.nn's layers may."""
+    if device is None or not runs_later(given := torch.device(device)):
+        return
+    if torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None:
+        return
+    module = getattr(torch, given.type, None)
+    if hasattr(module, "is_available") and not module.is_available():
+        raise RuntimeError(
+            f"{what}: device {str(device)!r} is not available: PyTorch {torch.__version__} finds no {given.type} "
+            f"device on this machine; pass device={HOST.type!r}, or leave device None for torch's default"
+        )
