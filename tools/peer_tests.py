@@ -94,7 +94,10 @@ DIFFERENCES = {
     "test_fused_op_cannot_omit_required_channel_output": "an `ops.FusedOperation` computes its operations one by one",
     "test_layer_norm_autocast": "PyTorch's autocast on CPUs has no float32",
     **dict.fromkeys(
-        [f"test_pyt_autocast[{quantization}-autocast_dtype0-" for quantization in ("fp8_delayed_scaling", "mxfp8")],
+        [
+            f"test_pyt_autocast[{quantization}-autocast_dtype0-"
+            for quantization in ("None", "fp8_delayed_scaling", "fp8_current_scaling", "mxfp8")
+        ],
         "PyTorch's autocast on CPUs has no float32",
     ),
     # In bfloat16 only.
