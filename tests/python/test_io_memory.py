@@ -1,21 +1,19 @@
 """Checkpoints larger than memory: no step holds more than a layer or two."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 
+import warm
 from checkpoint_files import Files, modelopt_config, modelopt_nvfp4
 
-LAYERS, ROWS, COLUMNS = 12, 4096, 2048
+LAYERS, ROWS, COLUMNS = 8, 4096, 2048
 LAYER = ROWS * COLUMNS // 2 * 9 // 8
 
 #: Memory of its own, which files that are mapped do not count for, while something runs.
 PROGRAM = """
-import sys, threading, time
+import ctypes, threading, time
 from pathlib import Path
 import torch
 import quire
@@ -25,14 +23,16 @@ def own():
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith("RssAnon")) * 1024
 
-source, target, what, layers, rows, columns = sys.argv[1:]
+# malloc raises its threshold when large blocks are freed, and keeps such blocks from then on: not with a fixed one.
+assert ctypes.CDLL(None).mallopt(-3, 65536)  # M_MMAP_THRESHOLD
+source, target, what, layers, rows, columns = {arguments!r}
 small = io.read(source)  # all that is imported late
 small["norm.weight"], small.outline("m.0.weight")
 import torch._dynamo, torch.distributed.tensor  # PyTorch imports these late
 if what == "load":
     with torch.device("meta"):
         model = torch.nn.Module()
-        model.m = torch.nn.ModuleList(torch.nn.Linear(int(columns), int(rows), bias=False) for _ in range(int(layers)))
+        model.m = torch.nn.ModuleList(torch.nn.Linear(columns, rows, bias=False) for _ in range(layers))
         model.norm = torch.nn.RMSNorm(64)
 start, peak, running = own(), 0, True
 
@@ -68,10 +68,7 @@ def source(tmp_path_factory) -> Path:
 
 
 def peak(source: Path, target: Path, what: str) -> int:
-    command = [sys.executable, "-c", PROGRAM, str(source), str(target), what, *map(str, (LAYERS, ROWS, COLUMNS))]
-    # malloc raises its threshold when large blocks are freed, and keeps such blocks from then on: not with a fixed one.
-    environment = os.environ | {"MALLOC_MMAP_THRESHOLD_": "65536"}
-    return int(subprocess.run(command, check=True, capture_output=True, text=True, env=environment).stdout)
+    return int(warm.run(PROGRAM.format(arguments=(str(source), str(target), what, LAYERS, ROWS, COLUMNS))))
 
 
 @pytest.mark.slow
