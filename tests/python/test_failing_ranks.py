@@ -137,14 +137,12 @@ SEQUENCE, RING = {"sequence": True}, {"sequence": True, "overlap": "ring"}
     ("parts", "options", "recipe", "backend"),
     [
         ("column+row", SEQUENCE, "mxfp8", "inductor"),
-        ("column+row", SEQUENCE, "fp8_current", "aot_eager"),
         ("column", SEQUENCE, None, "aot_eager"),  # values are gathered
         ("column", RING, "nvfp4", "aot_eager"),
         ("column", {}, "mxfp8", "aot_eager"),  # the first collective that tokens change is one of backward
         ("row", {}, "x=fp8_row,w=fp8_row,dy=fp8_row", "aot_eager"),  # it is the reduction of one amax for each token
-        ("row", SEQUENCE, "mxfp8", "inductor"),
+        ("row", SEQUENCE, "mxfp8", "aot_eager"),
         ("row", RING, "mxfp8", "aot_eager"),
-        ("row", SEQUENCE | {"reduce": "float32"}, "nvfp4", "aot_eager"),
     ],
 )
 def test_no_number_of_tokens_ends_a_process_that_runs_compiled_code(two, parts, options, recipe, backend):
