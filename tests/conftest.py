@@ -17,6 +17,7 @@ from devices import DEVICES, launched, prepare
 
 #: Tests of the test device itself, and of quire on it.
 OF_DEVICE = Path(__file__).parent / "device"
+ALONE = "pytest.mark.alone"
 TAKES_DEVICE = re.compile(r"def test_\w+\([^)]*\bdevice\b|pytest\.mark\.any_device")
 
 
@@ -39,8 +40,13 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """On another device, files where no test takes it."""
-    if config.getoption("--device") == "cpu" or collection_path.is_dir() or collection_path.parent == OF_DEVICE:
+    """Files where no test takes the device, or none is marked alone where only those are asked for: to import all files
+    takes longer than such tests."""
+    if collection_path.suffix != ".py":
+        return None
+    if config.option.markexpr == "alone" and ALONE not in collection_path.read_text():
+        return True
+    if config.getoption("--device") == "cpu" or collection_path.parent == OF_DEVICE:
         return None
     return None if TAKES_DEVICE.search(collection_path.read_text()) else True
 
