@@ -16,7 +16,6 @@ endif()
 set(QUIRE_NVCC_FLAGS -std=c++20 --expt-relaxed-constexpr -fmad=false -ccbin ${CMAKE_CXX_COMPILER})
 # Kernels that use nothing of one chip: PTX of the oldest, which ptxas assembles for each, and which newer ones than
 # these assemble themselves. The emulator runs this PTX.
-set(QUIRE_PTX_ARCHITECTURE -gencode arch=compute_80,code=compute_80)
 set(QUIRE_CHIPS sm_80,sm_89,sm_90,sm_100,sm_103,sm_120,compute_80)
 
 # quire_nvcc(OUTPUT SOURCE FLAGS...): what nvcc makes of a source, with includes that start at src/ and tests/.
@@ -32,8 +31,8 @@ function(quire_nvcc output source)
     VERBATIM)
 endfunction()
 
-# quire_ptx(OUTPUT SOURCE FLAGS...): PTX in the current folder of the build.
-function(quire_ptx output source)
-  quire_nvcc(${CMAKE_CURRENT_BINARY_DIR}/${output} ${CMAKE_CURRENT_SOURCE_DIR}/${source} ${QUIRE_PTX_ARCHITECTURE} ${ARGN}
-             -ptx)
+# quire_ptx(OUTPUT SOURCE CHIP FLAGS...): PTX for a compute capability such as 80, in the current folder of the build.
+function(quire_ptx output source chip)
+  quire_nvcc(${CMAKE_CURRENT_BINARY_DIR}/${output} ${CMAKE_CURRENT_SOURCE_DIR}/${source} -gencode
+             arch=compute_${chip},code=compute_${chip} ${ARGN} -ptx)
 endfunction()

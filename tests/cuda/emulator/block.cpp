@@ -164,7 +164,8 @@ bool Block::finish(Barrier& b, const Thread* current) {
 void Block::end(Thread& thread) {
   thread.ended = true;
   --live_;
-  if (!thread.copies.front().empty()) throw Error("a thread that ends before its asynchronous copies");
+  if (std::any_of(thread.copies.begin(), thread.copies.end(), [](const auto& group) { return !group.empty(); }))
+    throw Error("a thread that ends before its asynchronous copies");
   Warp& warp = warps_[thread.index / kWarp];
   warp.live &= ~(1u << thread.index % kWarp);
   for (std::size_t n = warp.meetings.size(); n-- > 0;) finish(warp, n, nullptr);

@@ -74,6 +74,7 @@ class FunctionBuilder {
   int slot(const std::string& name);
   int special(const std::string& name);
   int pair(const std::string& text, Operands& to);
+  int address(const std::string& text, int64_t& offset);
   Area area(const std::string& name) const;
 
   const Variables& variables_;

@@ -50,31 +50,36 @@ void FunctionBuilder::move(const std::string& name, const std::vector<std::strin
   emit((packs ? "pack.b" : "unpack.b") + std::to_string(bits), all);
 }
 
+/// Such as [%rd1+8]: the register, and the number behind it.
+int FunctionBuilder::address(const std::string& text, int64_t& offset) {
+  std::string at = trimmed(std::string_view(text).substr(1, text.size() - 2));
+  if (const auto plus = at.find('+'); plus != std::string::npos) {
+    offset = std::stoll(at.substr(plus + 1));
+    at = trimmed(at.substr(0, plus));
+  }
+  return slot(at);
+}
+
 /// Loads, stores and atomic operations: values, then the address; of atomic ones the result, the address, the values.
 void FunctionBuilder::access(const std::string& name, std::vector<std::string> operands) {
   const bool is_atomic = name.starts_with("atom.");
   Operands all;
-  std::vector<int> address;
+  std::vector<int> address_slots;
   for (const std::string& operand : operands) {
     if (operand.starts_with('[')) {
-      std::string at = trimmed(std::string_view(operand).substr(1, operand.size() - 2));
-      if (const auto plus = at.find('+'); plus != std::string::npos) {
-        all.offset = std::stoll(at.substr(plus + 1));
-        at = trimmed(at.substr(0, plus));
-      }
-      address.push_back(slot(at));
+      address_slots.push_back(address(operand, all.offset));
       if (!is_atomic) continue;
       if (all.slots.empty()) all.slots.push_back(slot("_"));  // red has no result
-      all.slots.push_back(address[0]);
+      all.slots.push_back(address_slots[0]);
     } else if (is_list(operand)) {
       for (const std::string& part : list(operand)) all.slots.push_back(slot(part));
-    } else if (address.empty() || name.starts_with("st.") || is_atomic) {
+    } else if (address_slots.empty() || name.starts_with("st.") || is_atomic) {
       // What follows the address of a load is a policy for caches.
       if (all.slots.empty() || is_atomic) all.slots.push_back(slot(operand));
     }
   }
-  if (address.size() != 1) throw Error("an access of other than one address");
-  if (!is_atomic) all.slots.push_back(address[0]);
+  if (address_slots.size() != 1) throw Error("an access of other than one address");
+  if (!is_atomic) all.slots.push_back(address_slots[0]);
   emit(name, all);
 }
 
@@ -120,7 +125,10 @@ void FunctionBuilder::plain(const std::string& name, const std::vector<std::stri
     } else if (is_list(operand)) {
       for (const std::string& part : list(operand)) all.slots.push_back(slot(part));
     } else if (operand.starts_with('[')) {
-      all.slots.push_back(slot(trimmed(std::string_view(operand).substr(1, operand.size() - 2))));
+      int64_t offset = 0;
+      const int base = address(operand, offset), sum = offset ? fresh(0) : base;
+      if (offset) emit("add.s64", {{sum, base, slot(std::to_string(offset))}});
+      all.slots.push_back(sum);
     } else {
       all.slots.push_back(slot(operand));
     }

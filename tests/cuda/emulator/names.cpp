@@ -44,6 +44,10 @@ std::string plain_name(const std::string& name) {
     for (std::string& word : words) word = word.substr(0, word.find("::"));
     if (head == "red") words[0] = "atom";
   }
+  if (head == "cp" || head == "ldmatrix") {
+    std::erase_if(words, [](const std::string& w) { return w.starts_with("L2::"); });
+    for (std::string& word : words) word = word.substr(0, word.find("::"));
+  }
   if (head == "barrier" || head == "bar") {
     words[0] = "bar";
     std::erase_if(words, [](const std::string& w) { return w == "cta" || w == "aligned"; });

@@ -22,6 +22,7 @@ void add_memory(Table& table);
 void add_atomics(Table& table);
 void add_control(Table& table);
 void add_warp_words(Table& table);
+void add_tensor_words(Table& table);
 
 /// An operation that ends with the next instruction.
 template <auto kBody>

@@ -192,10 +192,12 @@ std::byte* SharedMemory::begin_copy(uint64_t address, std::size_t bytes, unsigne
   return to;
 }
 
-void SharedMemory::end_copy(uint64_t address, std::size_t bytes, unsigned thread) {
-  each_cell(offset(address, bytes), bytes, [&](Cell& cell, std::size_t) {
+std::byte* SharedMemory::end_copy(uint64_t address, std::size_t bytes, unsigned thread) {
+  const std::size_t begin = offset(address, bytes);
+  each_cell(begin, bytes, [&](Cell& cell, std::size_t) {
     cell = {time_[thread], epoch_, 0, 0, static_cast<uint16_t>(thread), kNobody, false, false};
   });
+  return bytes_of_block_.data() + begin;
 }
 
 }  // namespace quire::emulator

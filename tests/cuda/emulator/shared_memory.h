@@ -21,7 +21,7 @@ class SharedMemory {
   std::byte* access(uint64_t address, std::size_t bytes, Touch touch, unsigned thread);
   /// Of an asynchronous copy: whoever touches the bytes before it ends is in error.
   std::byte* begin_copy(uint64_t address, std::size_t bytes, unsigned thread);
-  void end_copy(uint64_t address, std::size_t bytes, unsigned thread);
+  std::byte* end_copy(uint64_t address, std::size_t bytes, unsigned thread);
 
   /// All threads wait for each other.
   void all_meet();
