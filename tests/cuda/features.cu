@@ -125,11 +125,11 @@ __global__ void sums_of_warps(const int* x, int* out) {
 __global__ void arrives_and_goes_on(int* out) {
   __shared__ int value;
   if (threadIdx.x < 32) {
-    if (threadIdx.x == 0) value = 5;
+    if (threadIdx.x == 0) value = out[32];
     asm volatile("bar.arrive 1, 64;" ::: "memory");
     asm volatile("bar.sync 2, 64;" ::: "memory");
   } else {
-    asm volatile("bar.sync 2, 64;" ::: "memory");
+    asm volatile("bar.arrive 2, 64;" ::: "memory");
     asm volatile("bar.sync 1, 64;" ::: "memory");
     out[threadIdx.x - 32] = value;
   }

@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <cstdlib>
 #include <fstream>
 #include <iterator>
 #include <map>
@@ -12,10 +13,13 @@
 
 namespace quire::testing {
 
-/// `name` such as "kernels.ptx", or "kernels.debug.ptx" for what -G makes.
+/// `name` such as "kernels.ptx", or "kernels.debug.ptx" for what -G makes. QUIRE_PTX_INSTEAD=NAME=PATH: another file.
 inline std::string ptx_of(const std::string& name) {
-  std::ifstream file(std::string(QUIRE_PTX_DIR) + "/" + name);
-  EXPECT_TRUE(file) << name << " is not in " << QUIRE_PTX_DIR;
+  std::string path = std::string(QUIRE_PTX_DIR) + "/" + name;
+  if (const char* instead = std::getenv("QUIRE_PTX_INSTEAD"); instead && std::string(instead).starts_with(name + "="))
+    path = instead + name.size() + 1;
+  std::ifstream file(path);
+  EXPECT_TRUE(file) << "no file " << path;
   return {std::istreambuf_iterator<char>(file), {}};
 }
 

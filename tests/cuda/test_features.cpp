@@ -117,11 +117,14 @@ TEST_P(Features, LanesAndThreadsVote) {
 }
 
 TEST_P(Features, NamedBarriersAndWarpBarriersOrderWhatThreadsDo) {
-  const std::vector<int> x = integers(64 * 5, 1000);
-  auto* out = zeros<int>(x.size());
-  run("hand_over", {1}, {128}, array(x), out, 5);
-  for (int i = 0; i < 64 * 5; ++i) EXPECT_EQ(out[i], x[static_cast<size_t>(i / 64 * 64 + 63 - i % 64)]);
-  auto* fives = zeros<int>(32);
+  const std::vector<int> x = integers(64 * 7, 1000);
+  for (const int rounds : {1, 2, 3, 4, 5, 7}) {
+    auto* out = zeros<int>(x.size());
+    run("hand_over", {1}, {128}, array(x), out, rounds);
+    for (int i = 0; i < 64 * rounds; ++i) EXPECT_EQ(out[i], x[static_cast<size_t>(i / 64 * 64 + 63 - i % 64)]);
+  }
+  auto* fives = array(std::vector<int>(33));
+  fives[32] = 5;
   run("arrives_and_goes_on", {1}, {64}, fives);
   EXPECT_EQ(std::count(fives, fives + 32, 5), 32);
   auto* sums = zeros<int>(4);

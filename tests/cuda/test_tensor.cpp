@@ -47,7 +47,7 @@ TEST_P(Tensor, ProductsOfBfloat16AreThoseOfIntegers) {
 }
 
 TEST_P(Tensor, ProductsOfCodesThatCopiesBringAheadAreThoseOfIntegers) {
-  for (const int columns : {32, 16, 144, 160, 7}) {
+  for (const int columns : {32, 16, 64, 96, 144, 160, 224, 7}) {
     const auto stride = static_cast<unsigned>(columns + 15) / 16 * 16;
     const std::vector<int> a = integers(16 * stride), b = integers(8 * stride);
     const auto code = [](float x) { return encode(Format::e4m3, x); };
