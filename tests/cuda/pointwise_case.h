@@ -4,7 +4,9 @@
 
 #include <algorithm>
 #include <array>
+#include <map>
 #include <random>
+#include <sstream>
 
 #include "cuda/drawn.h"
 #include "cuda/grammar.h"
@@ -27,17 +29,23 @@ class PointwiseComparison {
 
   uint64_t die(uint64_t n) { return dice_() % n; }
   bool coin() { return die(2) == 0; }
-  DType dtype() { return kFloats[die(3)]; }
+  DType any_dtype() { return kFloats[die(3)]; }
+  /// Of a large matrix.
+  DType dtype() { return aligned_ ? *aligned_ : any_dtype(); }
+  /// A number of columns near this one.
+  int64_t columns(int64_t cols) const { return aligned_ ? round_up(cols, int64_t{8}) : cols; }
 
-  /// Begins a case: frees the memory of the one before.
-  void begin(uint64_t kind) {
+  /// Begins a case: frees the memory of the one before. aligned: large matrices are of one dtype, and each row begins
+  /// at a multiple of 16 bytes.
+  void begin(uint64_t kind, bool aligned) {
     twins.device.clear();
     written.clear();
     kind_ = kind;
+    aligned_ = aligned ? std::optional(any_dtype()) : std::nullopt;
   }
   /// Numbers of the kind. A matrix has a larger stride half of the time, and a stride of 0 now and then.
   Matrix matrix(DType dtype, int64_t rows, int64_t cols) {
-    const int64_t stride = die(9) == 0 ? 0 : cols + static_cast<int64_t>(coin() ? die(9) : 0);
+    const int64_t stride = die(9) == 0 ? 0 : wider(cols);
     return numbers({nullptr, dtype, rows, cols, stride});
   }
   Vector vector(DType dtype, int64_t count) { return {numbers({nullptr, dtype, 1, count, count}).data, dtype}; }
@@ -51,7 +59,7 @@ class PointwiseComparison {
     return written.back().data;
   }
   MutableMatrix result_matrix(const char* what, DType dtype, int64_t rows, int64_t cols) {
-    const int64_t stride = cols + static_cast<int64_t>(coin() ? die(9) : 0);
+    const int64_t stride = wider(cols);
     return {result(what, dtype, rows == 0 ? 0 : (rows - 1) * stride + cols), dtype, rows, cols, stride};
   }
   /// Somewhere for y, its codes in one or both directions, or all of it.
@@ -61,6 +69,9 @@ class PointwiseComparison {
 
   template <class Problem>
   void compare(const Problem& problem) {
+    std::istringstream rows(explain_choice(problem, twins.device));
+    for (std::string row; std::getline(rows, row);)
+      if (row.ends_with(": runs")) ++ran[row.substr(0, row.find(':'))];
     try {
       twins.expect_same(problem, written);
     } catch (const std::exception& e) {
@@ -71,9 +82,14 @@ class PointwiseComparison {
 
   Twins twins;
   std::vector<Written> written;
-  uint64_t compared = 0;
+  uint64_t compared = 0, turn = 0;
+  std::map<std::string, uint64_t> ran;  ///< how often each row of the device
 
  private:
+  int64_t wider(int64_t cols) {
+    const auto more = static_cast<int64_t>(coin() ? die(9) : 0);
+    return cols + (aligned_ ? 8 * more : more);
+  }
   Matrix numbers(const Matrix& m) {
     const int64_t count = m.rows == 0 ? 0 : (m.rows - 1) * m.row_stride + m.cols;
     auto* const to = twins.room<std::byte>(count * size_of(m.dtype));
@@ -94,6 +110,7 @@ class PointwiseComparison {
   std::mt19937_64 dice_;
   std::vector<QuantSpec> specs_;
   uint64_t kind_ = 0;
+  std::optional<DType> aligned_;
 };
 
 inline Destination PointwiseComparison::destination(int64_t rows, int64_t cols, const RowGroups& groups, Room* room) {

@@ -1,7 +1,7 @@
-// Norms, activations, their gradients, and sums over rows: reference rows, whose bits are those of the CPU.
-#include "quire/cuda/kernels/pointwise.h"
+// Norms, activations, their gradients, and sums over rows. The bits of every row are those of the CPU.
 
 #include "quire/cuda/groups.h"
+#include "quire/cuda/kernels/pointwise_vector.h"
 #include "quire/cuda/quantize.h"
 #include "quire/cuda/rows.h"
 
@@ -17,6 +17,10 @@ constinit const Kernel kColumnChunks{"pointwise", "column_chunks_of"};
 constinit const Kernel kColumnSums{"pointwise", "column_sums"};
 constinit const Kernel kActivationOf{"pointwise", "activation"};
 constinit const Kernel kActivationGradOf{"pointwise", "activation_grad"};
+constinit const Kernel kNormVector{"pointwise_vector", "norm_vector"};
+constinit const Kernel kNormGradVector{"pointwise_vector", "norm_grad_vector"};
+constinit const Kernel kActivationVector{"pointwise_vector", "activation_vector"};
+constinit const Kernel kActivationGradVector{"pointwise_vector", "activation_grad_vector"};
 
 /// Launches a kernel over some work, unless there is none.
 template <class Job>
@@ -37,6 +41,73 @@ MutableMatrix computed_y(const Destination& to, const Context& context) {
   return y;
 }
 
+bool is_aligned(const void* data) { return reinterpret_cast<uintptr_t>(data) % 16 == 0; }
+
+/// Whether kernels of vectors cannot take a matrix.
+bool refuses_vectors(std::string_view what, const Matrix& m, DType dtype, Refusal* refusal) {
+  if (m.dtype != dtype)
+    return refused(refusal, "takes matrices of one dtype, but x is ", name(dtype), " and ", what, " ", name(m.dtype));
+  if (m.cols % kVector != 0)
+    return refused(refusal, "takes multiples of ", kVector, " columns, but ", what, " has ", m.cols);
+  if (!is_aligned(m.data) || (m.rows > 1 && m.row_stride * size_of(m.dtype) % 16 != 0))
+    return refused(refusal, "takes rows that begin at multiples of 16 bytes, but those of ", what, " do not");
+  return m.rows * (m.cols / kVector) > INT32_MAX &&
+         refused(refusal, "takes fewer than 2^34 elements, but ", what, " has ", m.rows * m.cols);
+}
+
+/// The shared memory for rows of some matrices like x.
+RowMemory row_memory(const Matrix& x, int64_t matrices) {
+  constexpr int64_t without_asking = 48 << 10, most_warps = 4;
+  RowMemory memory{.stride = RowMemory::stride_of(x.cols, x.dtype)};
+  const int64_t bytes = kWarpRows * matrices * memory.stride * size_of(x.dtype);
+  memory.warps = std::clamp<int64_t>(without_asking / bytes, 1, most_warps);
+  return memory;
+}
+
+Grid grid_of_rows(const RowMemory& memory, const Matrix& x, int64_t matrices) {
+  Grid grid = grid_of(ceil_div(x.rows, kWarpRows) * 32, static_cast<unsigned>(memory.warps * 32));
+  grid.shared_bytes = static_cast<unsigned>(memory.warps * kWarpRows * matrices * memory.stride * size_of(x.dtype));
+  return grid;
+}
+
+/// Whether the shared memory that every device has for a block has no room for one warp's rows.
+bool refuses_length(const Matrix& x, int64_t matrices, Refusal* refusal) {
+  constexpr int64_t most = 96 << 10;
+  return kWarpRows * matrices * RowMemory::stride_of(x.cols, x.dtype) * size_of(x.dtype) > most &&
+         refused(refusal, "takes rows of which ", kWarpRows * matrices, " fit into ", most, " bytes, but x has ",
+                 x.cols, " columns of ", name(x.dtype));
+}
+
+bool refuses_norm(const NormProblem& p, const Context&, Refusal* refusal) {
+  MutableMatrix y = p.out.y;
+  if (!y.data) y.row_stride = y.cols;
+  if (refuses_vectors("x", p.x, p.x.dtype, refusal) || refuses_vectors("y", y, p.x.dtype, refusal)) return true;
+  if (!is_aligned(p.gamma.data) || !is_aligned(p.beta.data))
+    return refused(refusal, "takes gamma and beta that begin at multiples of 16 bytes");
+  return refuses_length(p.x, 1, refusal);
+}
+
+bool refuses_norm_grad(const NormGradProblem& p, const Context&, Refusal* refusal) {
+  if (!p.dx.data) return refused(refusal, "takes problems with dx; the sums over rows have one kernel");
+  for (const auto& [what, m] : {std::pair<std::string_view, Matrix>{"x", p.x}, {"dy", p.dy}, {"dx", p.dx}})
+    if (refuses_vectors(what, m, p.x.dtype, refusal)) return true;
+  if (!is_aligned(p.gamma.data)) return refused(refusal, "takes a gamma that begins at a multiple of 16 bytes");
+  return refuses_length(p.x, 2, refusal);
+}
+
+/// x, and what it is made of or made to: a gated one has two halves, each of whole vectors.
+bool refuses_activation(const Matrix& x, const Matrix& half, std::string_view what, Refusal* refusal) {
+  return refuses_vectors(what, half, x.dtype, refusal) || refuses_vectors("x", x, x.dtype, refusal);
+}
+bool refuses_activation(const ActivationProblem& p, const Context&, Refusal* refusal) {
+  MutableMatrix y = p.out.y;
+  if (!y.data) y.row_stride = y.cols;
+  return refuses_activation(p.x, y, "y", refusal);
+}
+bool refuses_activation_grad(const ActivationGradProblem& p, const Context&, Refusal* refusal) {
+  return refuses_activation(p.x, p.dy, "dy", refusal) || refuses_vectors("dx", p.dx, p.x.dtype, refusal);
+}
+
 void norm(const NormProblem& problem, const Context& context) {
   NormProblem p = problem;
   p.out.y = computed_y(p.out, context);
@@ -47,26 +118,41 @@ void norm(const NormProblem& problem, const Context& context) {
   quantize(p.out.quantization(), context);
 }
 
-ChunkLines lines_of(const Places& groups, int64_t cols) { return {.groups = groups, .cols = cols}; }
+void norm_by_vectors(const NormProblem& problem, const Context& context) {
+  NormVectorJob job{problem, row_memory(problem.x, 1)};
+  NormProblem& p = job.problem;
+  p.out.y = computed_y(p.out, context);
+  if (p.x.rows > 0) launch(kNormVector, grid_of_rows(job.memory, p.x, 1), job, context);
+  quantize(p.out.quantization(), context);
+}
 
-void norm_grad(const NormGradProblem& p, const Context& context) {
-  GammaJob job{.problem = p, .lines = lines_of({.rows = p.x.rows}, p.x.cols), .gamma_chunks = {}, .beta_chunks = {}};
+/// dgamma and dbeta.
+void sum_gamma(const NormGradProblem& p, const Context& context) {
+  if (!p.dgamma && !p.dbeta) return;
+  GammaJob job{.problem = p, .lines = {{.rows = p.x.rows}, p.x.cols}, .gamma_chunks = {}, .beta_chunks = {}};
   const int64_t sums = job.lines.count() * p.x.cols;
   if (p.dgamma) job.gamma_chunks = lend<float>(context, sums);
   if (p.dbeta) job.beta_chunks = lend<float>(context, sums);
-  if (p.dgamma || p.dbeta) {
-    launch_over(sums, kGammaChunks, job, context);
-    launch_over(p.x.cols, kGammaSums, job, context);
-  }
-  // dx may take the place of dy or x, which the sums have read.
+  launch_over(sums, kGammaChunks, job, context);
+  launch_over(p.x.cols, kGammaSums, job, context);
+}
+
+// dx may take the place of dy or x: the sums read them before.
+void norm_grad(const NormGradProblem& p, const Context& context) {
+  sum_gamma(p, context);
   if (p.dx.data) launch_over(p.x.rows, kNormGradRows, p, context);
+}
+void norm_grad_by_vectors(const NormGradProblem& p, const Context& context) {
+  sum_gamma(p, context);
+  const NormGradVectorJob job{p, row_memory(p.x, 2)};
+  if (p.x.rows > 0) launch(kNormGradVector, grid_of_rows(job.memory, p.x, 2), job, context);
 }
 
 void column_sum(const ColumnSumProblem& p, const Context& context) {
   ColumnSumJob job{.x = p.x,
                    .out = p.out,
                    .dtype = p.out_dtype,
-                   .lines = lines_of(place_groups(p.groups, p.x.rows, context), p.x.cols),
+                   .lines = {place_groups(p.groups, p.x.rows, context), p.x.cols},
                    .chunks = nullptr};
   const int64_t sums = job.lines.count() * p.x.cols;
   job.chunks = lend<float>(context, sums);
@@ -74,25 +160,36 @@ void column_sum(const ColumnSumProblem& p, const Context& context) {
   launch_over(job.lines.groups.count * p.x.cols, kColumnSums, job, context);
 }
 
-void activation(const ActivationProblem& p, const Context& context) {
+/// kernel: of which each thread takes `each` elements.
+void activation(const ActivationProblem& p, const Kernel& kernel, int64_t each, const Context& context) {
   const ActivationJob job{p.activation, p.x, computed_y(p.out, context), place_groups(p.groups, p.x.rows, context)};
   zero_beyond(p.out.y, job.groups, context);
-  if (job.y.data) launch_over(job.y.rows * job.y.cols, kActivationOf, job, context);
+  if (job.y.data) launch_over(job.y.rows * job.y.cols / each, kernel, job, context);
   QuantizeProblem quantization = p.out.quantization();
   quantization.x = job.y, quantization.groups = p.groups, quantization.room = p.room, quantization.what = "activation";
   quantize(quantization, context);
+}
+void activation(const ActivationProblem& p, const Context& context) { activation(p, kActivationOf, 1, context); }
+void activation_by_vectors(const ActivationProblem& p, const Context& context) {
+  activation(p, kActivationVector, kVector, context);
 }
 
 void activation_grad(const ActivationGradProblem& p, const Context& context) {
   launch_over(p.dy.rows * p.dy.cols, kActivationGradOf, p, context);
 }
+void activation_grad_by_vectors(const ActivationGradProblem& p, const Context& context) {
+  launch_over(p.dy.rows * p.dy.cols / kVector, kActivationGradVector, p, context);
+}
 
 }  // namespace
 
 constinit const Rows<ColumnSumProblem> kColumnSum{{{"reference", nullptr, column_sum}}};
-constinit const Rows<NormProblem> kNorm{{{"reference", nullptr, norm}}};
-constinit const Rows<NormGradProblem> kNormGrad{{{"reference", nullptr, norm_grad}}};
-constinit const Rows<ActivationProblem> kActivation{{{"reference", nullptr, activation}}};
-constinit const Rows<ActivationGradProblem> kActivationGrad{{{"reference", nullptr, activation_grad}}};
+constinit const Rows<NormProblem, 2> kNorm{{{"vector", refuses_norm, norm_by_vectors}, {"reference", nullptr, norm}}};
+constinit const Rows<NormGradProblem, 2> kNormGrad{
+    {{"vector", refuses_norm_grad, norm_grad_by_vectors}, {"reference", nullptr, norm_grad}}};
+constinit const Rows<ActivationProblem, 2> kActivation{
+    {{"vector", refuses_activation, activation_by_vectors}, {"reference", nullptr, activation}}};
+constinit const Rows<ActivationGradProblem, 2> kActivationGrad{
+    {{"vector", refuses_activation_grad, activation_grad_by_vectors}, {"reference", nullptr, activation_grad}}};
 
 }  // namespace quire::cuda

@@ -22,10 +22,10 @@ extern const Rows<MatmulProblem, 2> kMatmul;
 
 // pointwise.cpp
 extern const Rows<ColumnSumProblem> kColumnSum;
-extern const Rows<NormProblem> kNorm;
-extern const Rows<NormGradProblem> kNormGrad;
-extern const Rows<ActivationProblem> kActivation;
-extern const Rows<ActivationGradProblem> kActivationGrad;
+extern const Rows<NormProblem, 2> kNorm;
+extern const Rows<NormGradProblem, 2> kNormGrad;
+extern const Rows<ActivationProblem, 2> kActivation;
+extern const Rows<ActivationGradProblem, 2> kActivationGrad;
 
 // moe.cpp
 extern const Rows<RouteProblem, 2> kRoute;

@@ -54,7 +54,8 @@ void norm_grad(const NormGradProblem& p) {
   for (int64_t r = 0; p.dx.data && r < p.x.rows; ++r) {
     const RowMoments m = moments_of(p, r);
     const GradMeans means = grad_means(p, m, r, SumOfRow());
-    for (int64_t c = 0; c < p.x.cols; ++c) store_element(p.dx, r, c, norm_grad_value(p, m, means, r, c));
+    for (int64_t c = 0; c < p.x.cols; ++c)
+      store_element(p.dx, r, c, grad_of(gained(p, r, c), normalized(p, m, r, c), m, means));
   }
 }
 

@@ -1,25 +1,32 @@
 // Activations that are known at run time, an element at a time (numerics.md 11.3): the reference of every device.
 #pragma once
 
+#include <type_traits>
+
 #include "quire/spec/activation.h"
 #include "quire/spec/matrix_element.h"
 
 namespace quire {
 
-constexpr CurvePoint point_of(const Activation& a, float x) {
-  switch (a.row().curve) {
+/// body(curve as an integral_constant).
+template <class Body>
+constexpr auto with_curve(Curve curve, const Body& body) {
+  switch (curve) {
     case Curve::sigmoid:
-      return curve_at<Curve::sigmoid>(x, a.alpha);
+      return body(std::integral_constant<Curve, Curve::sigmoid>());
     case Curve::gelu:
-      return curve_at<Curve::gelu>(x, a.alpha);
+      return body(std::integral_constant<Curve, Curve::gelu>());
     case Curve::swish:
-      return curve_at<Curve::swish>(x, a.alpha);
+      return body(std::integral_constant<Curve, Curve::swish>());
     case Curve::relu:
-      return curve_at<Curve::relu>(x, a.alpha);
-    case Curve::squared_relu:
-      return curve_at<Curve::squared_relu>(x, a.alpha);
+      return body(std::integral_constant<Curve, Curve::relu>());
+    default:
+      return body(std::integral_constant<Curve, Curve::squared_relu>());
   }
-  return {};
+}
+
+constexpr CurvePoint point_of(const Activation& a, float x) {
+  return with_curve(a.row().curve, [&](auto curve) { return curve_at<curve>(x, a.alpha); });
 }
 
 /// What an activation makes of an element of its argument and, if it is gated, of the factor beside it.
@@ -35,21 +42,27 @@ struct ActivationPoint {
   constexpr float up_grad(float dy) const { return up_moves ? dy * point.value : 0.0f; }
 };
 
+/// Of x and, if it is gated, up. curve(x): a point of the activation's curve; kind: a.row().
+template <class PointOf>
+constexpr ActivationPoint activation_of(const ActivationRow& kind, const Activation& a, float x, float up,
+                                        const PointOf& curve) {
+  ActivationPoint out{.up = up, .gated = kind.gated};
+  if (kind.clamped) {
+    out.x_moves = !(x > a.limit);
+    if (!out.x_moves) x = a.limit;
+    out.up_moves = !(up > a.limit || up < -a.limit);
+    if (!out.up_moves) out.up = up > 0 ? a.limit : -a.limit;
+    out.up += a.offset;
+  }
+  out.point = curve(x);
+  return out;
+}
+
 /// Of the element of the result at (row, col).
 QUIRE_HOST_DEVICE inline ActivationPoint activation_at(const Activation& a, const Matrix& x, int64_t row, int64_t col) {
   const ActivationRow kind = a.row();
-  ActivationPoint out{.gated = kind.gated};
-  float value = load_element(x, row, col);
-  if (kind.gated) out.up = load_element(x, row, x.cols / 2 + col);
-  if (kind.clamped) {
-    out.x_moves = !(value > a.limit);
-    if (!out.x_moves) value = a.limit;
-    out.up_moves = !(out.up > a.limit || out.up < -a.limit);
-    if (!out.up_moves) out.up = out.up > 0 ? a.limit : -a.limit;
-    out.up += a.offset;
-  }
-  out.point = point_of(a, value);
-  return out;
+  const float up = kind.gated ? load_element(x, row, x.cols / 2 + col) : 1.0f;
+  return activation_of(kind, a, load_element(x, row, col), up, [&](float value) { return point_of(a, value); });
 }
 
 }  // namespace quire

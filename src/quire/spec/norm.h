@@ -35,9 +35,12 @@ QUIRE_HOST_DEVICE RowMoments moments_of(const NormProblem& p, int64_t row, const
   return m;
 }
 
+/// x without what its row has in common.
+constexpr float normalized_of(float x, const RowMoments& m) { return (x - m.mean) * m.rstd; }
+
 /// An element of y before its rounding.
 QUIRE_HOST_DEVICE inline float norm_value(const NormProblem& p, const RowMoments& m, int64_t row, int64_t col) {
-  const float y = ((load_element(p.x, row, col) - m.mean) * m.rstd) * gain_of(p.gamma, p.zero_centered, col);
+  const float y = normalized_of(load_element(p.x, row, col), m) * gain_of(p.gamma, p.zero_centered, col);
   return p.beta.data ? y + load_element(p.beta, col) : y;
 }
 
@@ -46,9 +49,8 @@ QUIRE_HOST_DEVICE inline RowMoments moments_of(const NormGradProblem& p, int64_t
   return {p.kind == NormKind::layer ? p.mean[row] : 0.0f, p.rstd[row]};
 }
 
-/// An element of x as the norm has it before its gain.
 QUIRE_HOST_DEVICE inline float normalized(const NormGradProblem& p, const RowMoments& m, int64_t row, int64_t col) {
-  return (load_element(p.x, row, col) - m.mean) * m.rstd;
+  return normalized_of(load_element(p.x, row, col), m);
 }
 
 /// The gradient of an element that has been normalized.
@@ -71,10 +73,9 @@ QUIRE_HOST_DEVICE GradMeans grad_means(const NormGradProblem& p, const RowMoment
   return c;
 }
 
-/// An element of dx before its rounding.
-QUIRE_HOST_DEVICE inline float norm_grad_value(const NormGradProblem& p, const RowMoments& m, const GradMeans& c,
-                                               int64_t row, int64_t col) {
-  return (gained(p, row, col) - (c.c1 + normalized(p, m, row, col) * c.c2)) * m.rstd;
+/// An element of dx before its rounding, of the numbers of gained() and normalized().
+constexpr float grad_of(float w, float xh, const RowMoments& m, const GradMeans& c) {
+  return (w - (c.c1 + xh * c.c2)) * m.rstd;
 }
 
 /// A term of dgamma.

@@ -3,6 +3,7 @@
 
 #include "quire/cuda/kernels/groups.cuh"
 #include "quire/cuda/kernels/threads.cuh"
+#include "quire/cuda/kernels/vectors.cuh"
 #include "quire/spec/curve.h"
 
 using namespace quire;
@@ -60,18 +61,25 @@ __global__ void norm_grad_rows(const __grid_constant__ NormGradProblem p) {
   each_of(p.x.rows, [&](int64_t row) {
     const RowMoments m = moments_of(p, row);
     const GradMeans means = grad_means(p, m, row, SumOfRow());
-    for (int64_t col = 0; col < p.x.cols; ++col) store_element(p.dx, row, col, norm_grad_value(p, m, means, row, col));
+    for (int64_t col = 0; col < p.x.cols; ++col)
+      store_element(p.dx, row, col, grad_of(gained(p, row, col), normalized(p, m, row, col), m, means));
   });
 }
 
 __global__ void gamma_chunks(const __grid_constant__ GammaJob job) {
-  const NormGradProblem& p = job.problem;
-  each_chunk(job.lines, [&](int64_t line, int64_t col, int64_t chunk, const GroupPlace& place) {
-    const int64_t to = line * job.lines.cols + col;
-    if (job.gamma_chunks)
-      job.gamma_chunks[to] = sum_of_chunk(chunk, place.rows, [&](int64_t row) { return gamma_term(p, row, col); });
-    if (job.beta_chunks)
-      job.beta_chunks[to] = sum_of_chunk(chunk, place.rows, [&](int64_t row) { return load_element(p.dy, row, col); });
+  with_dtype(job.problem.x.dtype, [&](auto of_x) {
+    with_dtype(job.problem.dy.dtype, [&](auto of_dy) {
+      NormGradProblem p = job.problem;
+      p.x.dtype = of_x, p.dy.dtype = of_dy;
+      each_chunk(job.lines, [&](int64_t line, int64_t col, int64_t chunk, const GroupPlace& place) {
+        const int64_t to = line * job.lines.cols + col;
+        if (job.gamma_chunks)
+          job.gamma_chunks[to] = sum_of_chunk(chunk, place.rows, [&](int64_t row) { return gamma_term(p, row, col); });
+        if (job.beta_chunks)
+          job.beta_chunks[to] =
+              sum_of_chunk(chunk, place.rows, [&](int64_t row) { return load_element(p.dy, row, col); });
+      });
+    });
   });
 }
 
@@ -82,9 +90,13 @@ __global__ void gamma_sums(const __grid_constant__ GammaJob job) {
 }
 
 __global__ void column_chunks_of(const __grid_constant__ ColumnSumJob job) {
-  each_chunk(job.lines, [&](int64_t line, int64_t col, int64_t chunk, const GroupPlace& place) {
-    job.chunks[line * job.lines.cols + col] =
-        sum_of_chunk(chunk, place.rows, [&](int64_t row) { return load_element(job.x, place.begin + row, col); });
+  with_dtype(job.x.dtype, [&](auto dtype) {
+    Matrix x = job.x;
+    x.dtype = dtype;
+    each_chunk(job.lines, [&](int64_t line, int64_t col, int64_t chunk, const GroupPlace& place) {
+      job.chunks[line * job.lines.cols + col] =
+          sum_of_chunk(chunk, place.rows, [&](int64_t row) { return load_element(x, place.begin + row, col); });
+    });
   });
 }
 
