@@ -45,7 +45,7 @@ TEST(CudaRoute, ChoosesAndWeighsAsTheCpu) {
           p.weights = twins.room<float>(entries), p.ids = twins.room<int32_t>(entries);
           if (seed / 2 % 2) p.bias = floats_of(twins, {1, 24}, Kind::ties, seed);
           twins.expect_same(p, {{"weights", p.weights, entries * 4, DType::f32}, {"ids", p.ids, entries * 4}});
-          RouteGradProblem grad{.routing = r, .logits = logits, .ids = p.ids};
+          RouteGradProblem grad{.routing = r, .logits = logits, .ids = p.ids, .dlogits = {}};
           grad.dweights = floats_of(twins, {tokens, r.topk}, seed % 4 ? Kind::normal : Kind::special, seed);
           grad.dlogits = on_device(twins, {tokens, 24, seed % 5 ? 0 : 4}, dtype, Kind::normal, seed);
           twins.expect_same(grad, {written("dlogits", grad.dlogits)});
@@ -79,7 +79,7 @@ TEST(CudaRoute, TakesAnyNumberOfTokensAndExperts) {
     p.weights = twins.room<float>(entries), p.ids = twins.room<int32_t>(entries);
     EXPECT_EQ(explain_choice(p, twins.device).starts_with("warp: runs"), c.by_warps);
     twins.expect_same(p, {{"weights", p.weights, entries * 4}, {"ids", p.ids, entries * 4}});
-    RouteGradProblem grad{.routing = p.routing, .logits = p.logits, .ids = p.ids, .dweights = p.weights};
+    RouteGradProblem grad{.routing = p.routing, .logits = p.logits, .ids = p.ids, .dweights = p.weights, .dlogits = {}};
     grad.dlogits = on_device(twins, {c.tokens, c.experts}, DType::bf16, Kind::normal, 2);
     EXPECT_EQ(explain_choice(grad, twins.device).starts_with("warp: runs"), c.by_warps);
     twins.expect_same(grad, {written("dlogits", grad.dlogits)});
@@ -89,9 +89,9 @@ TEST(CudaRoute, TakesAnyNumberOfTokensAndExperts) {
 /// Ids for the gradients of 40 tokens, two each.
 RouteGradProblem gradient_of(Twins& twins, const char* routing, const std::vector<int32_t>& ids) {
   RouteGradProblem p{.routing = Routing::parse(routing),
-                     .logits = on_device(twins, {40, 7}, DType::f32, Kind::normal, 1)};
+                     .logits = on_device(twins, {40, 7}, DType::f32, Kind::normal, 1),
+                     .dlogits = on_device(twins, {40, 7}, DType::f32, Kind::normal, 2)};
   p.ids = twins.array(ids), p.dweights = floats_of(twins, {40, 2}, Kind::normal, 3);
-  p.dlogits = on_device(twins, {40, 7}, DType::f32, Kind::normal, 2);
   return p;
 }
 
@@ -145,46 +145,69 @@ std::vector<int32_t> ids_of(const Choices& c, uint64_t seed) {
   return ids;
 }
 
+/// The kernels that rank places by their names.
+constexpr std::array kRankers{"block", "reference"};
+
 TEST(CudaRows, AreSortedByExpertStably) {
   Twins twins;
   for (const Choices& c : kChoices)
-    for (const bool known : {true, false}) {
-      SCOPED_TRACE(text(c.count, " places of ", c.experts, known ? " experts" : " experts, which nobody says"));
-      twins.device.clear();
-      ExpertRowsProblem p{.ids = twins.array(ids_of(c, 3)), .count = c.count};
-      p.row_map = twins.room<int32_t>(c.count);
-      if (known) p.offsets = twins.room<int32_t>(c.experts), p.num_experts = c.experts;
-      twins.expect_same(p, {{"row_map", p.row_map, c.count * 4}, {"offsets", p.offsets, known ? c.experts * 4 : 0}});
-    }
+    for (const char* kernel : kRankers)
+      for (const bool known : {true, false}) {
+        if (kernel == kRankers[0] && (!known || c.experts > 512)) continue;
+        SCOPED_TRACE(text(c.count, " places of ", c.experts, known ? " experts" : " experts, which nobody says"));
+        twins.device.clear();
+        twins.kernel = kernel;
+        ExpertRowsProblem p{.ids = twins.array(ids_of(c, 3)), .count = c.count};
+        p.row_map = twins.room<int32_t>(c.count);
+        if (known) p.offsets = twins.room<int32_t>(c.experts), p.num_experts = c.experts;
+        twins.expect_same(p, {{"row_map", p.row_map, c.count * 4}, {"offsets", p.offsets, known ? c.experts * 4 : 0}});
+      }
 }
 
 TEST(CudaRows, AreKeptUpToACapacity) {
   Twins twins;
   for (const Choices& c : kChoices)
-    for (const int64_t capacity : {int64_t{0}, int64_t{1}, c.count / c.experts + 1, int64_t{1} << 40}) {
-      SCOPED_TRACE(text(c.count, " places of ", c.experts, " experts, ", capacity, " each"));
-      twins.device.clear();
-      CapacityProblem p{.ids = twins.array(ids_of(c, 4)), .count = c.count, .num_experts = c.experts};
-      p.capacity = capacity, p.kept = twins.room<int32_t>(c.count);
-      twins.expect_same(p, {{"kept", p.kept, c.count * 4}});
-    }
+    for (const char* kernel : kRankers)
+      for (const int64_t capacity : {int64_t{0}, int64_t{1}, c.count / c.experts + 1, int64_t{1} << 40}) {
+        if (kernel == kRankers[0] && c.experts > 512) continue;
+        SCOPED_TRACE(text(c.count, " places of ", c.experts, " experts, ", capacity, " each"));
+        twins.device.clear();
+        twins.kernel = kernel;
+        CapacityProblem p{.ids = twins.array(ids_of(c, 4)), .count = c.count, .num_experts = c.experts};
+        p.capacity = capacity, p.kept = twins.room<int32_t>(c.count);
+        twins.expect_same(p, {{"kept", p.kept, c.count * 4}});
+      }
+}
+
+TEST(CudaRows, FewAreRankedByOneBlock) {
+  Twins twins;
+  const auto runs = [&](int64_t count, int64_t experts) {
+    const std::string why = explain_choice(CapacityProblem{.count = count, .num_experts = experts}, twins.device);
+    return why.substr(0, why.find('\n'));
+  };
+  EXPECT_EQ(runs(8192, 512), "block: runs");
+  EXPECT_EQ(runs(8193, 512), "block: takes up to 8192 places, but got 8193");
+  EXPECT_EQ(runs(8192, 513), "block: takes from 1 to 512 experts, but got 513");
 }
 
 TEST(CudaRows, IdsThatAreNoExpertsAreReported) {
   Twins twins;
-  for (const int32_t wrong : {-2, 9, 1 << 30}) {
-    twins.device.clear();
-    std::vector<int32_t> ids = ids_of({700, 9}, 5);
-    ids[411] = wrong;
-    ExpertRowsProblem sort{.ids = twins.array(ids), .count = 700};
-    sort.row_map = twins.room<int32_t>(700);
-    if (wrong != 9) twins.expect_same_error(sort);  // else there are ten of them
-    sort.offsets = twins.room<int32_t>(9), sort.num_experts = 9;
-    twins.expect_same_error(sort);
-    CapacityProblem limit{.ids = sort.ids, .count = 700, .num_experts = 9, .capacity = 3};
-    limit.kept = twins.room<int32_t>(700);
-    twins.expect_same_error(limit);
-  }
+  for (const char* kernel : kRankers)
+    for (const int32_t wrong : {-2, 9, 1 << 30}) {
+      twins.device.clear();
+      std::vector<int32_t> ids = ids_of({700, 9}, 5);
+      ids[411] = wrong;
+      ExpertRowsProblem sort{.ids = twins.array(ids), .count = 700};
+      sort.row_map = twins.room<int32_t>(700);
+      twins.kernel = kRankers.back();
+      if (wrong != 9 && kernel == twins.kernel) twins.expect_same_error(sort);  // nobody says that there are not ten
+      sort.offsets = twins.room<int32_t>(9), sort.num_experts = 9;
+      twins.kernel = kernel;
+      twins.expect_same_error(sort);
+      CapacityProblem limit{.ids = sort.ids, .count = 700, .num_experts = 9, .capacity = 3};
+      limit.kept = twins.room<int32_t>(700);
+      twins.expect_same_error(limit);
+    }
 }
 
 struct Chunks {

@@ -8,8 +8,8 @@
 namespace quire::cuda {
 namespace {
 
-constinit const Kernel kRouteAny{"moe", "route_any"};
-constinit const Kernel kRouteGradAny{"moe", "route_grad_any"};
+constinit const Kernel kRouteAny{"route", "route_any"};
+constinit const Kernel kRouteGradAny{"route", "route_grad_any"};
 constinit const Kernel kRouteWarps{"route", "route_warps"};
 constinit const Kernel kRouteGradWarps{"route", "route_grad_warps"};
 constinit const Kernel kFindMost{"moe", "find_most"};
@@ -17,7 +17,7 @@ constinit const Kernel kCountPlaces{"moe", "count_places"};
 constinit const Kernel kSumChunks{"moe", "sum_chunks"};
 constinit const Kernel kStartExperts{"moe", "start_experts"};
 constinit const Kernel kPlaceRows{"moe", "place_rows"};
-constinit const Kernel kKeepPlaces{"moe", "keep_places"};
+constinit const Kernel kRankInBlock{"moe", "rank_in_block"};
 constinit const Kernel kStartChunks{"moe", "start_chunks"};
 constinit const Kernel kMapChunks{"moe", "map_chunks"};
 constinit const Kernel kFindSources{"moe", "find_sources"};
@@ -73,43 +73,67 @@ void route_grad_by_warps(const RouteGradProblem& p, const Context& context) {
   launch_warps(kRouteGradWarps, RouteGradJob{p, nullptr, fault_site(context, "route_bwd")}, context);
 }
 
-/// Cuts the places into chunks, and counts each expert's of all chunks before. experts: how many there can be.
-void rank_places(RankJob& job, int64_t experts, const Context& context) {
-  constexpr int64_t least = 128, most_chunks = 1024, most_counts = int64_t{1} << 21;
-  const int64_t most = std::clamp<int64_t>(most_counts / experts, 1, most_chunks);
-  job.chunk = round_up(std::max(least, ceil_div(job.count, most)), kWarp);
-  job.chunks = ceil_div(job.count, job.chunk);
-  job.counts = lend<int64_t>(context, experts * job.chunks);
-  fill(job.counts, 0, experts * job.chunks * static_cast<int64_t>(sizeof(int64_t)), context);
-  launch(kCountPlaces, grid_of_warps(job.chunks), job, context);
-  constexpr int64_t likely = 1024;  // experts, where nobody said how many there are
-  launch(kSumChunks, grid_of_warps(job.most ? likely : experts), job, context);
-}
-
-void limit_capacity(const CapacityProblem& p, const Context& context) {
+RankJob job_of(const CapacityProblem& p, const Context& context) {
   RankJob job{.ids = p.ids, .count = p.count, .experts = p.num_experts, .site = fault_site(context, p.kOp)};
   job.kept = p.kept, job.capacity = p.capacity;
-  rank_places(job, p.num_experts, context);
-  launch(kKeepPlaces, grid_of_warps(job.chunks), job, context);
+  return job;
 }
 
-void expert_rows(const ExpertRowsProblem& p, const Context& context) {
+RankJob job_of(const ExpertRowsProblem& p, const Context& context) {
   RankJob job{.ids = p.ids,
               .count = p.count,
-              .experts = p.num_experts,
+              .experts = p.offsets ? p.num_experts : -1,
               .site = fault_site(context, "permute or tokens_per_expert (expert_rows)")};
   job.row_map = p.row_map, job.offsets = p.offsets;
-  if (!p.offsets) {
+  return job;
+}
+
+/// Cuts the places into at most `most` chunks of `least` places or more.
+ChunkCounts cut(int64_t places, int64_t least, int64_t most) {
+  const int64_t chunk = round_up(std::max(least, ceil_div(places, most)), kWarp);
+  return {.chunk = chunk, .chunks = ceil_div(places, chunk)};
+}
+
+/// One block ranks all places, in the shared memory that every device has.
+constexpr int64_t kBlockWarps = 8, kBlockPlaces = 1 << 13, kBlockExperts = 512;
+
+template <class Problem>
+bool refuses_block(const Problem& p, const Context&, Refusal* refusal) {
+  if (p.num_experts < 1 || p.num_experts > kBlockExperts)
+    return refused(refusal, "takes from 1 to ", kBlockExperts, " experts, but got ", p.num_experts);
+  return p.count > kBlockPlaces && refused(refusal, "takes up to ", kBlockPlaces, " places, but got ", p.count);
+}
+
+template <class Problem>
+void rank_by_block(const Problem& p, const Context& context) {
+  RankJob job = job_of(p, context);
+  job.of_chunks = cut(job.count, kWarp, kBlockWarps);
+  launch(kRankInBlock, {.threads = kBlockWarps * kWarp, .shared_bytes = static_cast<unsigned>(block_bytes(job))}, job,
+         context);
+}
+
+/// Any number of places and experts.
+template <class Problem>
+void rank_places(const Problem& p, const Context& context) {
+  constexpr int64_t least = 128, most_chunks = 1024, most_counts = int64_t{1} << 21;
+  RankJob job = job_of(p, context);
+  if (job.experts < 0) {
     job.most = lend<uint32_t>(context, 1);
     fill(job.most, 0, sizeof(uint32_t), context);
     launch(kFindMost, grid_of(p.count), job, context);
   }
-  const int64_t experts = p.offsets ? p.num_experts : kMostExperts;
-  if (experts == 0) return;
-  job.starts = lend<int64_t>(context, experts);
-  rank_places(job, experts, context);
-  launch(kStartExperts, {.threads = 256}, job, context);
-  launch(kPlaceRows, grid_of_warps(job.chunks), job, context);
+  const int64_t experts = job.most ? kMostExperts : job.experts;
+  job.of_chunks =
+      cut(job.count, least, std::clamp<int64_t>(most_counts / std::max<int64_t>(experts, 1), 1, most_chunks));
+  const int64_t counts = experts * job.of_chunks.chunks;
+  job.of_chunks.counts = lend<int64_t>(context, counts);
+  fill(job.of_chunks.counts, 0, counts * static_cast<int64_t>(sizeof(int64_t)), context);
+  if (job.row_map) job.starts = lend<int64_t>(context, experts);
+  launch(kCountPlaces, grid_of_warps(job.of_chunks.chunks), job, context);
+  constexpr int64_t likely = 1024;  // experts, where nobody said how many there are
+  launch(kSumChunks, grid_of_warps(job.most ? likely : experts), job, context);
+  if (job.row_map) launch(kStartExperts, {.threads = kBlockWarps * kWarp}, job, context);
+  launch(kPlaceRows, grid_of_warps(job.of_chunks.chunks), job, context);
 }
 
 void chunk_rows(const ChunkRowsProblem& p, const Context& context) {
@@ -165,11 +189,13 @@ constinit const Rows<RouteProblem, 2> kRoute{
     {{"warp", refuses_warp<RouteProblem>, route_by_warps}, {"reference", nullptr, route}}};
 constinit const Rows<RouteGradProblem, 2> kRouteGrad{
     {{"warp", refuses_warp<RouteGradProblem>, route_grad_by_warps}, {"reference", nullptr, route_grad}}};
-constinit const Rows<CapacityProblem> kLimitCapacity{{{"reference", nullptr, limit_capacity}}};
+constinit const Rows<CapacityProblem, 2> kLimitCapacity{
+    {{"block", refuses_block<CapacityProblem>, rank_by_block}, {"reference", nullptr, rank_places}}};
 constinit const Rows<PermuteProblem> kPermute{{{"reference", nullptr, permute}}};
 constinit const Rows<UnpermuteProblem> kUnpermute{{{"reference", nullptr, unpermute}}};
 constinit const Rows<PermutedDotProblem> kPermutedDot{{{"reference", nullptr, permuted_dot}}};
-constinit const Rows<ExpertRowsProblem> kExpertRows{{{"reference", nullptr, expert_rows}}};
+constinit const Rows<ExpertRowsProblem, 2> kExpertRows{
+    {{"block", refuses_block<ExpertRowsProblem>, rank_by_block}, {"reference", nullptr, rank_places}}};
 constinit const Rows<ChunkRowsProblem> kChunkRows{{{"reference", nullptr, chunk_rows}}};
 
 }  // namespace quire::cuda

@@ -30,11 +30,11 @@ extern const Rows<ActivationGradProblem, 2> kActivationGrad;
 // moe.cpp
 extern const Rows<RouteProblem, 2> kRoute;
 extern const Rows<RouteGradProblem, 2> kRouteGrad;
-extern const Rows<CapacityProblem> kLimitCapacity;
+extern const Rows<CapacityProblem, 2> kLimitCapacity;
 extern const Rows<PermuteProblem> kPermute;
 extern const Rows<UnpermuteProblem> kUnpermute;
 extern const Rows<PermutedDotProblem> kPermutedDot;
-extern const Rows<ExpertRowsProblem> kExpertRows;
+extern const Rows<ExpertRowsProblem, 2> kExpertRows;
 extern const Rows<ChunkRowsProblem> kChunkRows;
 
 // state.cpp

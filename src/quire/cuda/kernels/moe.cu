@@ -1,49 +1,68 @@
-// Routing, and the order of rows. Nothing is added in an order that depends on threads.
+// The order of rows, and sums of them. Nothing is added in an order that depends on threads.
 #include "quire/cuda/kernels/moe.h"
 
 #include "quire/cuda/kernels/fault.cuh"
 #include "quire/cuda/kernels/groups.cuh"
 #include "quire/cuda/kernels/threads.cuh"
-#include "quire/spec/router.h"
+#include "quire/spec/matrix_element.h"
 #include "quire/spec/row_map.h"
+#include "quire/spec/sums.h"
 
 using namespace quire;
 using namespace quire::cuda;
 
 namespace {
 
-/// Whether a token's ids are those of experts; reports the first that is not.
-__device__ bool obey(const RouteGradJob& job, int64_t token) {
-  const RouteGradProblem& p = job.problem;
-  for (int64_t place = token * p.routing.topk; place < (token + 1) * p.routing.topk; ++place) {
-    const int32_t id = p.ids[place];
-    if (id >= 0 && id < p.logits.cols) continue;
-    const Fault fault{.index = place, .value = id, .limit = p.logits.cols};
-    report(job.site, id == -1 ? ValueRule::chosen_expert : ValueRule::expert_id, fault);
-    return false;
-  }
-  return true;
-}
-
 __device__ int64_t experts_of(const RankJob& job) { return job.most ? *job.most : job.experts; }
 
 /// Calls each(i, id, rank) for the places of a chunk: the rank is what `counts` has for its expert, plus its places in
 /// the chunk before this one. Afterwards `counts` has those of the chunk too. Ids that break the rule are none.
 template <class Each>
-__device__ void each_rank(const RankJob& job, int64_t chunk, const Each& each) {
-  const int64_t experts = experts_of(job), begin = chunk * job.chunk;
-  const int64_t end = begin + job.chunk < job.count ? begin + job.chunk : job.count;
+__device__ void each_rank(const RankJob& job, const ChunkCounts& of, int64_t chunk, const Each& each) {
+  const int64_t experts = experts_of(job), begin = chunk * of.chunk;
+  const int64_t end = begin + of.chunk < job.count ? begin + of.chunk : job.count;
   for (int64_t first = begin; first < end; first += kWarp) {
     const int64_t i = first + lane();
     int32_t id = i < end ? job.ids[i] : -1;
     if (id < 0 || id >= experts) id = -1;
     const unsigned same = __match_any_sync(kAllLanes, id), before_me = (1u << lane()) - 1;
-    int64_t* const count = job.counts + id * job.chunks + chunk;
+    int64_t* const count = of.counts + id * of.chunks + chunk;
     const int64_t before = id < 0 ? 0 : *count;
     __syncwarp();
     if (id >= 0 && (same & before_me) == 0) *count = before + __popc(same);
     __syncwarp();
     if (i < end) each(i, id, before + __popc(same & before_me));
+  }
+}
+
+__device__ void count_chunk(const RankJob& job, const ChunkCounts& of, int64_t chunk) {
+  const int64_t experts = experts_of(job);
+  each_rank(job, of, chunk, [&](int64_t i, int32_t, int64_t) {
+    const int32_t id = job.ids[i];
+    if (!is_number_or_none(id, experts))
+      report(job.site, ValueRule::expert_id, {.index = i, .value = id, .limit = experts});
+  });
+}
+
+__device__ void place_chunk(const RankJob& job, const ChunkCounts& of, const int64_t* starts, int64_t chunk) {
+  each_rank(job, of, chunk, [&](int64_t i, int32_t id, int64_t rank) {
+    if (job.row_map) job.row_map[i] = id < 0 ? -1 : static_cast<int32_t>(starts[id] + rank);
+    if (job.kept) job.kept[i] = rank < job.capacity ? id : -1;
+  });
+}
+
+/// For all threads of a block: from the places of each expert to those of all experts before it.
+__device__ void start_experts_of(const RankJob& job, int64_t* starts) {
+  const int64_t experts = experts_of(job), length = ceil_div(experts, blockDim.x), begin = threadIdx.x * length;
+  const int64_t end = begin + length < experts ? begin + length : experts;
+  int64_t mine = 0;
+  for (int64_t e = begin; e < end; ++e) mine += starts[e];
+  int64_t start = SumInBlock(mine).before;
+  for (int64_t e = begin; e < end; ++e) {
+    const int64_t places = starts[e];
+    starts[e] = start;
+    start += places;
+    if (job.offsets) job.offsets[e] = static_cast<int32_t>(start);
   }
 }
 
@@ -137,18 +156,6 @@ struct Sum {
 
 extern "C" {
 
-__global__ void route_any(const __grid_constant__ RouteJob job) {
-  const Router router(job.problem, job.memory + thread() * Router::bytes(job.problem));
-  each_of(job.problem.logits.rows, [&](int64_t token) { router.route(token); });
-}
-
-__global__ void route_grad_any(const __grid_constant__ RouteGradJob job) {
-  RouterGrad router(job.problem, job.memory + thread() * RouterGrad::bytes(job.problem));
-  each_of(job.problem.logits.rows, [&](int64_t token) {
-    if (obey(job, token)) router.run(token);
-  });
-}
-
 __global__ void find_most(const __grid_constant__ RankJob job) {
   each_of(job.count, [&](int64_t i) {
     const int64_t id = job.ids[i];
@@ -157,58 +164,55 @@ __global__ void find_most(const __grid_constant__ RankJob job) {
 }
 
 __global__ void count_places(const __grid_constant__ RankJob job) {
-  const int64_t experts = experts_of(job);
-  each_of_warps(job.chunks, [&](int64_t chunk) {
-    each_rank(job, chunk, [&](int64_t i, int32_t, int64_t) {
-      const int32_t id = job.ids[i];
-      if (!is_number_or_none(id, experts))
-        report(job.site, ValueRule::expert_id, {.index = i, .value = id, .limit = experts});
-    });
-  });
+  each_of_warps(job.of_chunks.chunks, [&](int64_t chunk) { count_chunk(job, job.of_chunks, chunk); });
 }
 
 /// A warp for each expert: from the counts of chunks to those of all chunks before.
 __global__ void sum_chunks(const __grid_constant__ RankJob job) {
+  const int64_t chunks = job.of_chunks.chunks;
   each_of_warps(experts_of(job), [&](int64_t expert) {
-    int64_t* const counts = job.counts + expert * job.chunks;
+    int64_t* const counts = job.of_chunks.counts + expert * chunks;
     int64_t before = 0;
-    for (int64_t first = 0; first < job.chunks; first += kWarp) {
-      const int64_t chunk = first + lane(), mine = chunk < job.chunks ? counts[chunk] : 0;
+    for (int64_t first = 0; first < chunks; first += kWarp) {
+      const int64_t chunk = first + lane(), mine = chunk < chunks ? counts[chunk] : 0;
       const int64_t sum = sum_in_warp(mine);
-      if (chunk < job.chunks) counts[chunk] = before + sum - mine;
+      if (chunk < chunks) counts[chunk] = before + sum - mine;
       before += __shfl_sync(kAllLanes, sum, kWarp - 1);
     }
     if (job.starts && lane() == 0) job.starts[expert] = before;
   });
 }
 
-/// One block: from the places of each expert to those of all experts before it.
-__global__ void start_experts(const __grid_constant__ RankJob job) {
-  const int64_t experts = experts_of(job), length = ceil_div(experts, blockDim.x), begin = threadIdx.x * length;
-  const int64_t end = begin + length < experts ? begin + length : experts;
-  int64_t mine = 0;
-  for (int64_t e = begin; e < end; ++e) mine += job.starts[e];
-  int64_t start = SumInBlock(mine).before;
-  for (int64_t e = begin; e < end; ++e) {
-    const int64_t places = job.starts[e];
-    job.starts[e] = start;
-    start += places;
-    if (job.offsets) job.offsets[e] = static_cast<int32_t>(start);
-  }
-}
+/// One block.
+__global__ void start_experts(const __grid_constant__ RankJob job) { start_experts_of(job, job.starts); }
 
 __global__ void place_rows(const __grid_constant__ RankJob job) {
-  each_of_warps(job.chunks, [&](int64_t chunk) {
-    each_rank(job, chunk, [&](int64_t i, int32_t id, int64_t rank) {
-      job.row_map[i] = id < 0 ? -1 : static_cast<int32_t>(job.starts[id] + rank);
-    });
-  });
+  each_of_warps(job.of_chunks.chunks, [&](int64_t chunk) { place_chunk(job, job.of_chunks, job.starts, chunk); });
 }
 
-__global__ void keep_places(const __grid_constant__ RankJob job) {
-  each_of_warps(job.chunks, [&](int64_t chunk) {
-    each_rank(job, chunk, [&](int64_t i, int32_t id, int64_t rank) { job.kept[i] = rank < job.capacity ? id : -1; });
+/// One block does it all, in shared memory.
+__global__ void rank_in_block(const __grid_constant__ RankJob job) {
+  extern __shared__ int64_t shared[];
+  const ChunkCounts of{.chunk = job.of_chunks.chunk, .chunks = job.of_chunks.chunks, .counts = shared};
+  int64_t* const starts = shared + job.experts * of.chunks;
+  each_of(job.experts * of.chunks, [&](int64_t i) { of.counts[i] = 0; });
+  __syncthreads();
+  each_of_warps(of.chunks, [&](int64_t chunk) { count_chunk(job, of, chunk); });
+  __syncthreads();
+  each_of(job.experts, [&](int64_t expert) {
+    int64_t before = 0;
+    for (int64_t chunk = 0; chunk < of.chunks; ++chunk) {
+      int64_t& count = of.counts[expert * of.chunks + chunk];
+      const int64_t mine = count;
+      count = before;
+      before += mine;
+    }
+    starts[expert] = before;
   });
+  __syncthreads();
+  start_experts_of(job, starts);
+  __syncthreads();
+  each_of_warps(of.chunks, [&](int64_t chunk) { place_chunk(job, of, starts, chunk); });
 }
 
 /// One block. Each thread has consecutive chunks, and later consecutive places of the order.

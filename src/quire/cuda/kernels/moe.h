@@ -24,16 +24,20 @@ struct RouteGradJob {
 constexpr int64_t warp_bytes(const RouteProblem& p) { return 4 * (2 * p.logits.cols + p.routing.num_groups); }
 constexpr int64_t warp_bytes(const RouteGradProblem& p) { return 4 * 2 * p.logits.cols; }
 
-/// The rank of each place of `ids` among those of its expert, in the order of places. They are counted chunk by chunk:
-/// a warp for each.
+/// How places are cut into chunks, a warp for each, and how many places of each expert they have.
+struct ChunkCounts {
+  int64_t chunk = 0, chunks = 0;  ///< places of each, and how many of them
+  int64_t* counts = nullptr;      ///< [experts, chunks], 0 at first: of a chunk, then of all before it, then of all
+};
+
+/// The rank of each place of `ids` among those of its expert, in the order of places.
 struct RankJob {
   const int32_t* ids = nullptr;  ///< [count]
   int64_t count = 0;
-  int64_t experts = 0;            ///< how many there are, or
-  uint32_t* most = nullptr;       ///< one more than the largest id, 0 at first
-  int64_t chunk = 0, chunks = 0;  ///< places of each, and how many of them
-  int64_t* counts = nullptr;      ///< [experts, chunks], 0 at first: of a chunk, then of all before it, then of all
-  int64_t* starts = nullptr;      ///< [experts] or null: places of an expert, then of all experts before it
+  int64_t experts = 0;        ///< how many there are; negative: as `most` says
+  uint32_t* most = nullptr;   ///< one more than the largest id, 0 at first
+  ChunkCounts of_chunks{};    ///< for one block: without memory
+  int64_t* starts = nullptr;  ///< [experts] or null: places of an expert, then of all experts before it
   FaultSite site{};
 
   // Results.
@@ -42,6 +46,9 @@ struct RankJob {
   int32_t* kept = nullptr;  ///< of CapacityProblem
   int64_t capacity = 0;
 };
+
+/// Shared memory of one block that ranks all places: counts, and starts.
+constexpr int64_t block_bytes(const RankJob& job) { return 8 * job.experts * (job.of_chunks.chunks + 1); }
 
 struct ChunkJob {
   ChunkRowsProblem problem;

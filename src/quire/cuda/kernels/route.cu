@@ -1,5 +1,5 @@
-// Routing by warps: one for each token, whose numbers are in shared memory and in the lanes. The arithmetic and its
-// order are those of spec/router.h.
+// Routing: a thread for each token, as spec/router.h has it; or a warp for each, whose numbers are in shared memory and
+// in the lanes. Its arithmetic and the order of its sums are the same.
 #include "quire/cuda/kernels/fault.cuh"
 #include "quire/cuda/kernels/moe.h"
 #include "quire/cuda/kernels/threads.cuh"
@@ -223,6 +223,19 @@ struct WarpRouterGrad {
   }
 };
 
+/// Whether a token's ids are those of experts; reports the first that is not.
+__device__ bool obey(const RouteGradJob& job, int64_t token) {
+  const RouteGradProblem& p = job.problem;
+  for (int64_t place = token * p.routing.topk; place < (token + 1) * p.routing.topk; ++place) {
+    const int32_t id = p.ids[place];
+    if (id >= 0 && id < p.logits.cols) continue;
+    const Fault fault{.index = place, .value = id, .limit = p.logits.cols};
+    report(job.site, id == -1 ? ValueRule::chosen_expert : ValueRule::expert_id, fault);
+    return false;
+  }
+  return true;
+}
+
 /// Whether all lanes' ids are those of experts; reports the first that is not.
 __device__ bool obey(const RouteGradJob& job, int64_t place, int id) {
   const auto experts = static_cast<int>(job.problem.logits.cols);
@@ -236,6 +249,18 @@ __device__ bool obey(const RouteGradJob& job, int64_t place, int id) {
 }  // namespace
 
 extern "C" {
+
+__global__ void route_any(const __grid_constant__ RouteJob job) {
+  const Router router(job.problem, job.memory + thread() * Router::bytes(job.problem));
+  each_of(job.problem.logits.rows, [&](int64_t token) { router.route(token); });
+}
+
+__global__ void route_grad_any(const __grid_constant__ RouteGradJob job) {
+  RouterGrad router(job.problem, job.memory + thread() * RouterGrad::bytes(job.problem));
+  each_of(job.problem.logits.rows, [&](int64_t token) {
+    if (obey(job, token)) router.run(token);
+  });
+}
 
 __global__ void route_warps(const __grid_constant__ RouteJob job) {
   const WarpRouter router(job.problem);
