@@ -41,27 +41,26 @@ __device__ float sum_of_lanes(float mine, int count) {
   return add_by_halves(s);
 }
 
-/// What a softmax subtracts: the greatest of the lanes' numbers, or the first number if that is NaN.
-__device__ float greatest_of(float mine, float first) {
+/// What a softmax subtracts: the greatest of the lanes' numbers. NaN is left out, because it makes the sum NaN anyway.
+__device__ float greatest_of(float mine) {
   for (int by = kWarp / 2; by > 0; by /= 2) {
     const float other = __shfl_xor_sync(kAllLanes, mine, by);
     mine = other > mine ? other : mine;
   }
-  return first != first ? first : mine;
+  return mine;
 }
 
 /// Numbers::make_softmax(), each lane having written its own numbers (i modulo 32).
 __device__ void make_softmax(float* at, int count) {
   float mine = -INFINITY;
   for (int i = lane(); i < count; i += kWarp) mine = at[i] > mine ? at[i] : mine;
-  const float greatest = greatest_of(mine, __shfl_sync(kAllLanes, lane() == 0 ? at[0] : 0, 0));
+  const float greatest = greatest_of(mine);
   for (int i = lane(); i < count; i += kWarp) at[i] = exp_f32(at[i] - greatest);
   const float divisor = sum_of(at, count);
   for (int i = lane(); i < count; i += kWarp) at[i] /= divisor;
 }
 __device__ float softmax_of_lanes(float mine, int count) {
-  const float greatest = greatest_of(lane() < count ? mine : -INFINITY, __shfl_sync(kAllLanes, mine, 0));
-  const float power = exp_f32(mine - greatest);
+  const float power = exp_f32(mine - greatest_of(lane() < count && mine == mine ? mine : -INFINITY));
   return power / sum_of_lanes(power, count);
 }
 

@@ -54,8 +54,7 @@ __global__ void sum_words(const __grid_constant__ FingerprintJob job) {
 __global__ void end_fingerprints(const __grid_constant__ FingerprintJob job) {
   each_of(job.groups.count, [&](int64_t e) {
     if (job.only.places && job.only[e].rows == 0) return;
-    const int64_t rows = job.each ? job.each[e].rows : job.groups[e].rows;
-    const auto found = static_cast<int64_t>(fingerprint_of(job.sums[e], rows, job.x.cols));
+    const auto found = static_cast<int64_t>(fingerprint_of(job.sums[e], job.groups[e].rows, job.x.cols));
     if (job.to) job.to[e] = found;
     if (job.expected && job.expected[e] != found) report(job.site, ValueRule::stale_codes, {});
   });
