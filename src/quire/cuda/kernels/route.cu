@@ -112,7 +112,6 @@ struct WarpRouter {
   __device__ void route(int64_t token) const {
     score(token);
     if (p.routing.num_groups > 0) close_groups();
-    __syncwarp();
     int mine = 0;
     uint64_t key = kBeforeAll;
     for (int i = 0; i < topk; ++i) {
@@ -120,7 +119,7 @@ struct WarpRouter {
       if (lane() == i) mine = place_of(key);
     }
     weigh(token, mine);
-    __syncwarp();
+    __syncwarp();  // the next token's scores are written where these have been read
   }
 
  private:
