@@ -88,6 +88,105 @@ TEST(Products, OfTheReferenceHaveTheBitsOfTheCpusForEverySpecOfARecipe) {
   std::cout << cases.compared << " outputs compared\n";
 }
 
+/// The rows that sum in float32, which take `p`.
+std::vector<std::string_view> quick_rows(ProductCases& cases, const GemmProblem& p) {
+  std::vector<std::string_view> found;
+  for (const KernelRow<GemmProblem>& row : kernels<GemmProblem>(cases.twins().device))
+    if (row.name != "reference" && row.takes(p, cases.twins().device)) found.push_back(row.name);
+  return found;
+}
+
+void expect_contract(ProductCases& cases, const GemmProblem& p, const Output& o) {
+  for (const std::string_view row : quick_rows(cases, p))
+    cases.expect_bits(p, o, row, [&] { each_group_by(p, contract); });
+}
+
+TEST(Products, OfQuickRowsHaveTheBitsOfTheContractInFloat32ForEverySpecOfARecipe) {
+  ProductCases cases(11);
+  each_product(cases, [&](const GemmProblem& p, const Output& o) { expect_contract(cases, p, o); });
+  std::cout << cases.compared << " outputs compared\n";
+}
+
+/// Every byte is some code, also those that no quantizer writes: infinite ones and NaN.
+TEST(Products, OfQuickRowsDecodeEveryCode) {
+  ProductCases cases(12);
+  for (const char* spec : {"fp8_tensor", "fp8_tensor:e5m2", "mxfp8:e5m2", "mxfp4", "nvfp4"})
+    for (const int64_t m : {16, 300}) {
+      cases.clear();
+      const Operand a = cases.operand(spec, kRows, m, 2, {}, 3), b = cases.operand(spec, kRows, 3, 2, {}, 3);
+      auto* const codes = static_cast<uint8_t*>(const_cast<void*>(a.data));
+      for (int64_t i = 0; i < a.room[0]; ++i) codes[i] = static_cast<uint8_t>(i);
+      const Output o = cases.output(DType::f32, m, 3);
+      expect_contract(cases, {.a = a, .b = b, .out = o.out}, o);
+    }
+}
+
+TEST(Products, OfQuickRowsAreWithinTheBoundOfTheContract) {
+  ProductCases cases(13);
+  for (const Recipe& r : kRecipes)
+    for (const Shape3& s : {Shape3{3, 5, 300}, Shape3{20, 33, 1000}}) {
+      cases.clear();
+      for (const auto& [a, b] : products(cases, r, s, 1)) {
+        if (transformed(a) != transformed(b)) continue;
+        const Output o = cases.output(DType::f32, a.outer, b.outer);
+        const GemmProblem p{.a = a, .b = b, .out = o.out};
+        for (const std::string_view row : quick_rows(cases, p)) {
+          cases.run(p, row);
+          for (int64_t i = 0; i < a.outer; ++i)
+            for (int64_t j = 0; j < b.outer; ++j) {
+              double sum = 0, magnitude = 0;
+              for (int64_t l = 0; l < a.contraction; ++l) {
+                const double product = OperandReader{a}.value(i, l) * OperandReader{b}.value(j, l);
+                sum += product, magnitude += std::fabs(product);
+              }
+              const double bound = static_cast<double>(a.contraction + 6) * 0x1p-24 * magnitude;
+              const auto y = static_cast<double>(load_element(o.out.data, DType::f32, i * o.out.row_stride + j));
+              ASSERT_LE(std::fabs(y - sum), bound) << row << " of " << to_string(p) << " at " << i << ", " << j;
+            }
+        }
+      }
+    }
+}
+
+/// The first rows of a batch alone give the bits that they have in it, whichever row of the table takes them.
+TEST(Products, OfARowDoNotDependOnItsBatch) {
+  ProductCases cases(14);
+  for (const char* spec : {"fp8_row", "mxfp8", "nvfp4:row_scaled", "mxfp4:swizzled"}) {
+    cases.clear();
+    constexpr int64_t rows = 130, cols = 40, length = 400;
+    const Operand a = cases.operand(spec, kRows, rows, length), b = cases.operand(spec, kRows, cols, length);
+    const Output all = cases.output(DType::f32, rows, cols);
+    dispatch(GemmProblem{.a = a, .b = b, .out = all.out}, cases.twins().device);
+    for (const int64_t few : {1, 2, 4, 5, 16, 17, 64}) {
+      Operand part = a;
+      part.outer = few;
+      const Output o = cases.output(DType::f32, few, cols);
+      dispatch(GemmProblem{.a = part, .b = b, .out = o.out}, cases.twins().device);
+      for (int64_t i = 0; i < few; ++i)
+        for (int64_t j = 0; j < cols; ++j)
+          ASSERT_EQ(load_element(o.out.data, DType::f32, i * o.out.row_stride + j),
+                    load_element(all.out.data, DType::f32, i * all.out.row_stride + j))
+              << spec << ", " << few << " rows, at " << i << ", " << j;
+    }
+  }
+}
+
+TEST(Products, SayWhichRowRuns) {
+  ProductCases cases(15);
+  const Operand w = cases.operand("mxfp8", kRows, 32, 64);
+  const auto explained = [&](int64_t rows) {
+    const Output o = cases.output(DType::f32, rows, 32);
+    return explain_choice(GemmProblem{.a = cases.operand("nvfp4", kRows, rows, 64), .b = w, .out = o.out},
+                          cases.twins().device);
+  };
+  EXPECT_EQ(explained(16),
+            "few_rows: runs\ndecode32: not asked, few_rows comes first\n"
+            "reference: not asked, few_rows comes first\n");
+  EXPECT_EQ(explained(17),
+            "few_rows: takes at most 16 rows of a, which can have 17; decode32 reads their codes less "
+            "often\ndecode32: runs\nreference: not asked, decode32 comes first\n");
+}
+
 constexpr int64_t kTokens = 37, kInputs = 48, kOutputs = 21;
 
 struct Grouping {
@@ -143,6 +242,13 @@ TEST(Products, OfGroupsWhoseEndsAreOnTheDeviceHaveTheBitsOfTheCpusReference) {
     each_grouped_product(cases, r, [&](const GemmProblem& p, const Output& o) {
       cases.expect_bits(p, o, "reference", [&] { each_group_by(p, reference::gemm); });
     });
+  std::cout << cases.compared << " outputs compared\n";
+}
+
+TEST(Products, OfGroupsByQuickRowsHaveTheBitsOfTheContractInFloat32) {
+  ProductCases cases(16);
+  for (const Recipe& r : kRecipes)
+    each_grouped_product(cases, r, [&](const GemmProblem& p, const Output& o) { expect_contract(cases, p, o); });
   std::cout << cases.compared << " outputs compared\n";
 }
 

@@ -8,6 +8,10 @@ namespace {
 
 constinit const Kernel kGemmAny{"gemm", "gemm_any"};
 constinit const Kernel kMatmulAny{"gemm", "matmul_any"};
+constinit const Kernel kDecode32{"decode32", "decode32"};
+/// By the rows that they take at a time.
+constinit const std::array<Kernel, 4> kFewRows{
+    {{"few_rows", "few_rows_1"}, {"few_rows", "few_rows_2"}, {"few_rows", "few_rows_4"}, {"few_rows", "few_rows_8"}}};
 
 /// An operand whose groups have been placed and whose lists lie on the device.
 GroupedOperand on_device(const Operand& o, const Context& context) {
@@ -49,6 +53,32 @@ void gemm_reference(const GemmProblem& p, const Context& context) {
   launch(kGemmAny, with_groups(grid_of(p.out.rows * p.out.cols), job.a.groups.count), job, context);
 }
 
+/// Rows of the largest product that groups can have.
+int64_t most_rows(const Operand& a) {
+  const bool equal = a.direction == Direction::rowwise && !a.groups.ends.data && !is_one(a.groups);
+  return equal ? a.outer / a.groups.count : a.outer;
+}
+
+bool refuses_few_rows(const GemmProblem& p, const Context&, Refusal* refusal) {
+  return most_rows(p.a) > kMostFewRows &&
+         refused(refusal, "takes at most ", kMostFewRows, " rows of a, which can have ", most_rows(p.a),
+                 "; decode32 reads their codes less often");
+}
+
+void gemm_few_rows(const GemmProblem& p, const Context& context) {
+  const GemmJob job = job_of(p, context);
+  const int64_t rows = most_rows(p.a);
+  const Kernel& kernel = kFewRows[rows <= 1 ? 0 : rows <= 2 ? 1 : rows <= 4 ? 2 : 3];
+  const Grid grid = grid_of(ceil_div(p.out.cols, kFewRowsColumns) * kFewRowsThreads, kFewRowsThreads);
+  launch(kernel, with_groups(grid, job.a.groups.count), job, context);
+}
+
+void gemm_decode32(const GemmProblem& p, const Context& context) {
+  const GemmJob job = job_of(p, context);
+  const int64_t tiles = ceil_div(most_rows(p.a), kProductTile) * ceil_div(p.out.cols, kProductTile);
+  launch(kDecode32, with_groups(grid_of(tiles * kProductThreads, kProductThreads), job.a.groups.count), job, context);
+}
+
 void matmul_reference(const MatmulProblem& p, const Context& context) {
   MatmulJob job{.a = p.a,
                 .b = p.b,
@@ -73,7 +103,12 @@ void matmul_library(const MatmulProblem& p, const Context& context) { matmul_in_
 
 }  // namespace
 
-constinit const Rows<GemmProblem> kGemm{{{"reference", nullptr, gemm_reference}}};
+// few_rows and decode32 sum as numerics.md 7.4 writes it: in float32, each cut in the order of the contraction, cuts in
+// order, every operation rounded by itself. So their error is within the bound of 7.5, both give the same bits, and a
+// row's bits depend on no other row. The reference sums in double.
+constinit const Rows<GemmProblem, 3> kGemm{{{"few_rows", refuses_few_rows, gemm_few_rows},
+                                            {"decode32", nullptr, gemm_decode32},
+                                            {"reference", nullptr, gemm_reference}}};
 constinit const Rows<MatmulProblem, 2> kMatmul{
     {{"library", refuses_library, matmul_library}, {"reference", nullptr, matmul_reference}}};
 

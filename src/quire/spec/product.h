@@ -2,7 +2,6 @@
 // references of all devices sum in double, kernels in float32.
 #pragma once
 
-#include <algorithm>
 #include <cstdint>
 
 #include "quire/base/host_device.h"
@@ -29,7 +28,7 @@ struct OperandValues {
         blocks(block_count(operand.spec, operand.contraction)) {}
 
   constexpr bool has_block_scales() const { return from.spec.row().scope == Scope::block; }
-  /// How often a scale changes along the contraction, or has to be applied.
+  /// Elements after which sums of codes must be scaled: a power of two.
   constexpr int64_t longest_cut() const { return has_block_scales() && block < kLongestCut ? block : kLongestCut; }
 
   /// The value of a code, without scales.
@@ -41,15 +40,15 @@ struct OperandValues {
 
   /// The scale of element (o, l), without the constant of product_constant().
   QUIRE_HOST_DEVICE double scale(int64_t o, int64_t l) const {
-    const double scale = static_cast<double>(stored_scale(o, l));
+    const double scale = static_cast<double>(stored_scale(o, l / block));
     if (from.spec.row().scale != ScaleKind::two_level) return scale;
     const double global = static_cast<double>(from.amax[amax_index(from.spec, o)]);
     return from.spec.global == Global::divisor ? scale / global : scale * global;
   }
 
-  /// The part of it that changes along the contraction: what a kernel multiplies the sum of a block by.
-  QUIRE_HOST_DEVICE float block_scale(int64_t o, int64_t l) const {
-    return has_block_scales() ? stored_scale(o, l) : 1.0f;
+  /// The part of it that changes along the contraction: what a kernel multiplies the sum of block `b` by.
+  QUIRE_HOST_DEVICE float block_scale(int64_t o, int64_t b) const {
+    return has_block_scales() ? stored_scale(o, b) : 1.0f;
   }
 
   /// The part that does not: what a kernel multiplies finished sums by.
@@ -60,8 +59,8 @@ struct OperandValues {
   }
 
  private:
-  QUIRE_HOST_DEVICE float stored_scale(int64_t o, int64_t l) const {
-    const int64_t i = scale_index({from.spec, from.direction, from.outer, blocks}, o, l / block);
+  QUIRE_HOST_DEVICE float stored_scale(int64_t o, int64_t b) const {
+    const int64_t i = scale_index({from.spec, from.direction, from.outer, blocks}, o, b);
     const ScaleKind kind = from.spec.row().scale;
     if (kind == ScaleKind::f32) return static_cast<const float*>(from.scale)[i];
     const uint8_t byte = static_cast<const uint8_t*>(from.scale)[i];
