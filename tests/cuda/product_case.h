@@ -4,6 +4,7 @@
 
 #include <gtest/gtest.h>
 
+#include <array>
 #include <cmath>
 #include <optional>
 #include <random>
@@ -21,6 +22,33 @@
 #include "quire/spec/scale_index.h"
 
 namespace quire::testing {
+
+inline constexpr Direction kRows = Direction::rowwise, kColumns = Direction::columnwise;
+inline constexpr std::array kDTypes{DType::f32, DType::f16, DType::bf16};
+
+struct Shape3 {
+  int64_t m, n, k;
+};
+/// Tokens, outputs and inputs of a Linear.
+inline constexpr std::array kShapes{Shape3{5, 7, 33},  Shape3{1, 40, 130}, Shape3{17, 3, 64}, Shape3{33, 18, 272},
+                                    Shape3{3, 5, 300}, Shape3{4, 6, 1},    Shape3{2, 3, 0},   Shape3{0, 3, 5},
+                                    Shape3{3, 0, 16},  Shape3{70, 66, 20}};
+
+inline constexpr int64_t kTokens = 37, kInputs = 48, kOutputs = 21;
+
+struct Grouping {
+  const char* what;
+  std::vector<int64_t> ends;
+  bool wide = false;
+};
+inline const std::vector<Grouping>& groupings() {
+  static const std::vector<Grouping> all{{"balanced", {10, 19, 28, 37}, false},
+                                         {"unbalanced, wide ends, rows of none", {1, 30, 34}, true},
+                                         {"with empty ones", {0, 16, 16, 35, 35}, false},
+                                         {"all empty", {0, 0, 0}, true},
+                                         {"one", {20}, false}};
+  return all;
+}
 
 /// One number of an operand, and what 7.4 multiplies it by: read apart from the code under test.
 struct OperandReader {

@@ -41,7 +41,8 @@ Grid with_groups(Grid grid, int64_t groups) {
 
 /// Operands and outputs of products; rows that belong to no group are zero from here on.
 GemmJob job_of(const GemmProblem& p, const Context& context) {
-  GemmJob job{on_device(p.a, context), on_device(p.b, context), on_device(p, {p.bias, p.bias_dtype}, context)};
+  GemmJob job{on_device(p.a, context), on_device(p.b, context), on_device(p, {p.bias, p.bias_dtype}, context),
+              fault_site(context, text(p.kOp, ": the contraction of b"))};
   job.out.addend = p.addend;
   job.out.by_rows = p.a.direction == Direction::rowwise;
   if (job.out.by_rows && !p.addend && p.outs.empty()) zero_beyond(p.out, job.a.groups, context);

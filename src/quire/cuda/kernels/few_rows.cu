@@ -169,16 +169,16 @@ __device__ void multiply_few_rows(const GemmJob& job) {
 
 extern "C" {
 
-__global__ void __launch_bounds__(kFewRowsThreads) few_rows_1(const __grid_constant__ GemmJob job) {
+__global__ void __launch_bounds__(kFewRowsThreads, 1) few_rows_1(const __grid_constant__ GemmJob job) {
   multiply_few_rows<1>(job);
 }
-__global__ void __launch_bounds__(kFewRowsThreads) few_rows_2(const __grid_constant__ GemmJob job) {
+__global__ void __launch_bounds__(kFewRowsThreads, 1) few_rows_2(const __grid_constant__ GemmJob job) {
   multiply_few_rows<2>(job);
 }
-__global__ void __launch_bounds__(kFewRowsThreads) few_rows_4(const __grid_constant__ GemmJob job) {
+__global__ void __launch_bounds__(kFewRowsThreads, 1) few_rows_4(const __grid_constant__ GemmJob job) {
   multiply_few_rows<4>(job);
 }
-__global__ void __launch_bounds__(kFewRowsThreads) few_rows_8(const __grid_constant__ GemmJob job) {
+__global__ void __launch_bounds__(kFewRowsThreads, 1) few_rows_8(const __grid_constant__ GemmJob job) {
   multiply_few_rows<8>(job);
 }
 

@@ -46,13 +46,24 @@ struct OneProduct {
   ProductOutput to;
 };
 
+/// Groups end elsewhere in b than in a.
+__device__ inline void report_contraction(const GemmJob& job, int64_t a, int64_t b) {
+  const Operand& of = job.b.all;
+  const bool columnwise = of.direction == Direction::columnwise;
+  report(
+      job.contraction, ValueRule::group_room,
+      {.value = b,
+       .limit = a,
+       .more = {job.b.groups.count, columnwise ? of.contraction : of.outer, columnwise ? of.outer : of.contraction}});
+}
+
 /// Calls each(product) for the groups of this block. Outputs of groups that contract nothing are zeroed, by each thread
 /// of the block's row.
 template <class Each>
 __device__ void each_product(const GemmJob& job, Each&& each) {
   for (int64_t e = blockIdx.y; e < job.a.groups.count; e += gridDim.y) {
     const GroupPlace place = job.a.groups[e];
-    Operand a = operand_of(job.a, e, place), b = operand_of(job.b, e, job.b.groups[e]);
+    const Operand a = operand_of(job.a, e, place), b = operand_of(job.b, e, job.b.groups[e]);
     const ProductOutput to = output_of(job.out, e, place, a.outer);
     if (job.out.in_groups && place.rows == 0) {
       if (job.out.by_rows || job.out.addend) continue;
@@ -61,8 +72,10 @@ __device__ void each_product(const GemmJob& job, Each&& each) {
       });
       continue;
     }
-    // Of groups whose ends differ in the two operands nothing is read that one of them does not have.
-    a.contraction = b.contraction = a.contraction < b.contraction ? a.contraction : b.contraction;
+    if (a.contraction != b.contraction) {
+      if (thread() == 0) report_contraction(job, a.contraction, b.contraction);
+      continue;
+    }
     each(OneProduct{OperandValues(a), OperandValues(b), to});
   }
 }

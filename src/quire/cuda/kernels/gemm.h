@@ -27,6 +27,7 @@ struct GroupedOutput {
 struct GemmJob {
   GroupedOperand a, b;
   GroupedOutput out;
+  FaultSite contraction;  ///< of groups that end elsewhere in b than in a
 };
 
 struct MatmulJob {
