@@ -136,10 +136,9 @@ class ProductCases {
   Vector vector(DType dtype, int64_t count) { return {matrix(dtype, 1, count).data, dtype}; }
 
   /// `rows` rows of the quantized tensor, and `cols` columns.
-  Operand operand(const std::string& spec, Direction d, int64_t rows, int64_t cols, RowGroups groups = {},
-                  uint64_t kind = 0) {
+  Operand operand(const std::string& spec, Direction d, int64_t rows, int64_t cols, RowGroups groups = {}) {
     QuantizeProblem q;
-    q.spec = QuantSpec::parse(spec), q.x = matrix(DType::f32, rows, cols, kind);
+    q.spec = QuantSpec::parse(spec), q.x = matrix(DType::f32, rows, cols, numbers);
     const bool one = is_one(groups), rowwise = d == Direction::rowwise;
     const BufferCounts<int64_t> count = one ? counts(buffers<int64_t>(q.spec, {rows, cols}, d))
                                             : grouped_counts<int64_t>(q.spec, {rows, cols, groups.count}, d);
@@ -222,6 +221,7 @@ class ProductCases {
     ADD_FAILURE() << "there is no row " << row;
   }
 
+  uint64_t numbers = 0;  ///< the kind of those of operands
   int64_t compared = 0;
 
  private:

@@ -35,9 +35,10 @@ constexpr std::array kRecipes{
 
 /// Operands of the three products of a Linear.
 std::array<std::array<Operand, 2>, 3> products(ProductCases& cases, const Recipe& r, const Shape3& s, uint64_t kind) {
-  return {{{cases.operand(r.x, kRows, s.m, s.k, {}, kind), cases.operand(r.w, kRows, s.n, s.k, {}, kind)},
-           {cases.operand(r.dy, kRows, s.m, s.n, {}, kind), cases.operand(r.w, kColumns, s.n, s.k, {}, kind)},
-           {cases.operand(r.dy, kColumns, s.m, s.n, {}, kind), cases.operand(r.x, kColumns, s.m, s.k, {}, kind)}}};
+  cases.numbers = kind;
+  return {{{cases.operand(r.x, kRows, s.m, s.k), cases.operand(r.w, kRows, s.n, s.k)},
+           {cases.operand(r.dy, kRows, s.m, s.n), cases.operand(r.w, kColumns, s.n, s.k)},
+           {cases.operand(r.dy, kColumns, s.m, s.n), cases.operand(r.x, kColumns, s.m, s.k)}}};
 }
 
 bool transformed(const Operand& o) { return o.direction == kColumns && o.spec.hadamard != Hadamard::off; }
@@ -97,10 +98,11 @@ TEST(Products, OfQuickRowsHaveTheBitsOfTheContractInFloat32ForEverySpecOfARecipe
 /// Every byte is some code, also those that no quantizer writes: infinite ones and NaN.
 TEST(Products, OfQuickRowsDecodeEveryCode) {
   ProductCases cases(12);
+  cases.numbers = 3;
   for (const char* spec : {"fp8_tensor", "fp8_tensor:e5m2", "mxfp8:e5m2", "mxfp4", "nvfp4"})
     for (const int64_t m : {16, 300}) {
       cases.clear();
-      const Operand a = cases.operand(spec, kRows, m, 2, {}, 3), b = cases.operand(spec, kRows, 3, 2, {}, 3);
+      const Operand a = cases.operand(spec, kRows, m, 2), b = cases.operand(spec, kRows, 3, 2);
       auto* const codes = static_cast<uint8_t*>(const_cast<void*>(a.data));
       for (int64_t i = 0; i < a.room[0]; ++i) codes[i] = static_cast<uint8_t>(i);
       const Output o = cases.output(DType::f32, m, 3);
@@ -227,9 +229,10 @@ TEST(Products, OfGroupsByQuickRowsHaveTheBitsOfTheContractInFloat32) {
 TEST(Products, OfListsHaveTheBitsOfTheCpusReference) {
   ProductCases cases(3);
   for (const char* spec : {"fp8_tensor", "mxfp8", "nvfp4:16x16", "mxfp4:swizzled"})
-    for (const int64_t count : {1, 3, 150}) {
+    for (const int64_t count : {1, 3, 100}) {
+      if (count == 100 && spec != std::string_view("nvfp4:16x16")) continue;  // more than a launch takes along
       cases.clear();
-      const int64_t each = count > 100 ? 1 : 6;
+      const int64_t each = count == 100 ? 1 : 6;
       std::vector<Side> sides;
       std::vector<Vector> biases;
       for (int64_t e = 0; e < count; ++e) {

@@ -47,7 +47,7 @@ void matmul(const MatmulProblem& p) {
   const ProductOutput to{p.out, p.bias};
   const int64_t length = p.transpose_a ? p.a.rows : p.a.cols;
   for (int64_t i = 0; i < p.out.rows; ++i)
-    for (int64_t j = 0; j < p.out.cols; ++j) store_matmul(to, a, b, length, i, j);
+    for (int64_t j = 0; j < p.out.cols; ++j) store_matmul(to, a, b, length, {i, j});
 }
 
 void column_sum(const ColumnSumProblem& p) {

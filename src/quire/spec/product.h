@@ -2,6 +2,7 @@
 // references of all devices sum in double, kernels in float32.
 #pragma once
 
+#include <array>
 #include <cstdint>
 
 #include "quire/base/host_device.h"
@@ -132,10 +133,11 @@ struct PlainValues {
   }
 };
 
-/// One output of a plain product, of `length` terms a(i, l) b(l, j); no addend.
+/// Output (i, j) of a plain product, of `length` terms a(i, l) b(l, j); no addend.
 template <class A, class B>
-QUIRE_HOST_DEVICE void store_matmul(const ProductOutput& to, const A& a, const B& b, int64_t length, int64_t i,
-                                    int64_t j) {
+QUIRE_HOST_DEVICE void store_matmul(const ProductOutput& to, const A& a, const B& b, int64_t length,
+                                    std::array<int64_t, 2> row_and_column) {
+  const auto [i, j] = row_and_column;
   double sum = 0;
   for (int64_t l = 0; l < length; ++l) sum += static_cast<double>(a(i, l)) * static_cast<double>(b(l, j));
   if (to.bias.data) sum += static_cast<double>(rounded(to.out.dtype, load_element(to.bias.data, to.bias.dtype, j)));

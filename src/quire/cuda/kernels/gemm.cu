@@ -41,7 +41,7 @@ __device__ Matrix b_of(const MatmulJob& job, int64_t e, const GroupPlace& place)
 template <class B>
 __device__ void multiply(const ProductOutput& to, const PlainValues& a, const B& b, int64_t length) {
   each_of(to.out.rows * to.out.cols,
-          [&](int64_t n) { store_matmul(to, a, b, length, n / to.out.cols, n % to.out.cols); });
+          [&](int64_t n) { store_matmul(to, a, b, length, {n / to.out.cols, n % to.out.cols}); });
 }
 
 }  // namespace
