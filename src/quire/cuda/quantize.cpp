@@ -3,13 +3,14 @@
 #include "quire/cuda/groups.h"
 #include "quire/cuda/kernels/quantize.h"
 #include "quire/cuda/rows.h"
+#include "quire/cuda/sides.h"
+#include "quire/cuda/tiles.h"
 
 namespace quire::cuda {
 namespace {
 
 constinit const Kernel kMeasureAmax{"quantize", "measure_amax"};
 constinit const Kernel kQuantizeAny{"quantize", "quantize_any"};
-constinit const Kernel kCheckGiven{"quantize", "check_given"};
 constinit const Kernel kDequantizeAny{"quantize", "dequantize_any"};
 constinit const Kernel kReorderAny{"quantize", "reorder"};
 
@@ -26,10 +27,6 @@ Grid grid_of_parts(const QuantSpec& spec, const Matrix& x, Direction direction, 
   return grid_of_groups(Parts(ValueLines(spec, x, direction)).count, groups);
 }
 
-int64_t amaxes_of(const QuantSpec& spec, const Matrix& x, const RowGroups& groups, Direction direction) {
-  return grouped_amax_count(spec, GroupSizes<int64_t>{x.rows, x.cols, groups.count}, direction);
-}
-
 /// Amaxes above the blocks of a direction, with zeros of groups without rows.
 void measure(AmaxJob job, int64_t count, const Context& context) {
   fill(job.to, 0, count * static_cast<int64_t>(sizeof(uint32_t)), context);
@@ -37,86 +34,38 @@ void measure(AmaxJob job, int64_t count, const Context& context) {
   launch(kMeasureAmax, grid_of_parts(job.spec, job.x, job.direction, job.groups), job, context);
 }
 
-/// A matrix that has as many rows as all of a list, for sizes alone.
-Matrix all_of(const QuantizeProblem& p) {
-  Matrix x = p.x;
-  if (!p.each.empty()) x.dtype = p.each[0].dtype;
-  return x;
+/// Given or measured; null where the spec has none.
+const float* amaxes_above(const QuantizeProblem& p, AmaxJob job, const Context& context) {
+  const int64_t count = amaxes_of(p.spec, job.x, p.groups, job.direction);
+  const float* const given = p.amax.of(job.direction);
+  if (count == 0 || given) return given;
+  job.to = lend<uint32_t>(context, count);
+  measure(job, count, context);
+  return reinterpret_cast<const float*>(job.to);
 }
 
-/// One direction of a quantization that is asked for.
-class SideOf {
- public:
-  SideOf(const QuantizeProblem& problem, Direction direction, const Context& context)
-      : p_(problem),
-        direction_(direction),
-        side_(direction == Direction::rowwise ? problem.rowwise : problem.columnwise),
-        room_(problem.room.of(direction)),
-        context_(context) {}
+void quantize_side(const QuantizeProblem& p, Direction direction, const Matrix* each, const Context& context) {
+  if (!is_present(side_of(p, direction))) return;
+  const Matrix x = all_of(p);
+  const Places groups = place_side(p, direction, context);
+  const QuantizeJob job{.spec = p.spec,
+                        .x = x,
+                        .direction = direction,
+                        .side = side_of(p, direction),
+                        .random = p.random,
+                        .scale = p.scale,
+                        .amaxes = amaxes_above(p, {p.spec, x, direction, groups, each, nullptr}, context),
+                        .groups = groups,
+                        .each = each,
+                        .only = p.only};
+  launch(kQuantizeAny, grid_of_parts(p.spec, x, direction, groups), job, context);
+}
 
-  void run(const Matrix* each) const {
-    if (!side_.data && !side_.scale && !side_.amax) return;
-    const Matrix x = all_of(p_);
-    const Places groups =
-        place_groups(p_.groups, x.rows, FlatGroups{p_.spec, direction_, x.cols, room_, p_.what}, context_);
-    clear(groups);
-    const float* const amaxes = amaxes_above(x, each, groups);
-    const QuantizeJob job{.spec = p_.spec,
-                          .x = x,
-                          .direction = direction_,
-                          .side = side_,
-                          .random = p_.random,
-                          .scale = p_.scale,
-                          .amaxes = amaxes,
-                          .groups = groups,
-                          .each = each,
-                          .only = p_.only};
-    launch(kQuantizeAny, grid_of_parts(p_.spec, x, direction_, groups), job, context_);
-  }
-
- private:
-  /// Given or measured; null where the spec has none.
-  const float* amaxes_above(const Matrix& x, const Matrix* each, const Places& groups) const {
-    const int64_t count = amaxes_of(p_.spec, x, p_.groups, direction_);
-    const float* const given = p_.amax.of(direction_);
-    if (count == 0 || given) return given;
-    auto* const measured = lend<uint32_t>(context_, count);
-    measure({p_.spec, x, direction_, groups, each, measured}, count, context_);
-    return reinterpret_cast<const float*>(measured);
-  }
-
-  /// What no thread writes is zero: padding, and what is left of flat buffers. Codes of groups that are left out stay
-  /// what they are; nobody reads them.
-  void clear(const Places& groups) const {
-    const bool flat = !is_one(p_.groups), bytes = has_byte_scales(p_.spec);
-    BufferCounts<int64_t> count = room_;
-    if (!flat) count = counts(buffers<int64_t>(p_.spec, {p_.x.rows, p_.x.cols}, direction_));
-    if (p_.spec.interleaved)
-      fill(side_.data, 0, count[0], context_);
-    else
-      zero_rest(side_.data, count[0], groups, context_);
-    if (flat || bytes) fill(side_.scale, 0, count[1] * (bytes ? 1 : 4), context_);
-    if (flat) fill(side_.amax, 0, count[2] * 4, context_);
-  }
-
-  const QuantizeProblem& p_;
-  const Direction direction_;
-  const Side& side_;
-  const BufferCounts<int64_t>& room_;
-  const Context& context_;
-};
-
-/// The rules of values that the caller gives, each direction by itself.
-void check_given(const QuantizeProblem& p, const Context& context) {
-  GivenJob job{.scale = p.spec.given ? p.scale : nullptr,
-               .scales = p.groups.count,
-               .of_scale = fault_site(context, text("quantize: the static scale of ", p.spec)),
-               .of_amax = fault_site(context, p.kOp)};
-  for (const Direction d : {Direction::rowwise, Direction::columnwise}) {
-    job.amaxes = p.amax.of(d), job.count = amaxes_of(p.spec, p.x, p.groups, d);
-    if (job.scale || job.amaxes) launch(kCheckGiven, grid_of(std::max(job.scales, job.count)), job, context);
-    job.scale = nullptr;
-  }
+/// Any spec, any problem.
+void quantize_reference(const QuantizeProblem& p, const Context& context) {
+  check_given(p, context);
+  const Matrix* const each = list_on_device(p.each, context);
+  for (const Direction d : kDirections) quantize_side(p, d, each, context);
 }
 
 void amax(const AmaxProblem& p, const Context& context) {
@@ -154,14 +103,12 @@ void reorder(const ReorderProblem& p, const Context& context) {
 }  // namespace
 
 void quantize(const QuantizeProblem& p, const Context& context) {
-  check_given(p, context);
-  const Matrix* const each = list_on_device(p.each, context);
-  SideOf(p, Direction::rowwise, context).run(each);
-  SideOf(p, Direction::columnwise, context).run(each);
+  (refuses_tiles(p, context, nullptr) ? quantize_reference : quantize_tiles)(p, context);
 }
 
-constinit const Rows<QuantizeProblem> kQuantize{{{"reference", nullptr, quantize}}};
-constinit const Rows<AmaxProblem> kAmax{{{"reference", nullptr, amax}}};
+constinit const Rows<QuantizeProblem, 2> kQuantize{
+    {{"tiles", refuses_tiles, quantize_tiles}, {"reference", nullptr, quantize_reference}}};
+constinit const Rows<AmaxProblem, 2> kAmax{{{"tiles", refuses_amax_tiles, amax_tiles}, {"reference", nullptr, amax}}};
 constinit const Rows<DequantizeProblem> kDequantize{{{"reference", nullptr, dequantize}}};
 constinit const Rows<ReorderProblem> kReorder{{{"reference", nullptr, reorder}}};
 

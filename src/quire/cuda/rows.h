@@ -11,8 +11,8 @@ template <class Problem, size_t kCount = 1>
 using Rows = std::array<KernelRow<Problem>, kCount>;
 
 // quantize.cpp
-extern const Rows<QuantizeProblem> kQuantize;
-extern const Rows<AmaxProblem> kAmax;
+extern const Rows<QuantizeProblem, 2> kQuantize;
+extern const Rows<AmaxProblem, 2> kAmax;
 extern const Rows<DequantizeProblem> kDequantize;
 extern const Rows<ReorderProblem> kReorder;
 

@@ -31,4 +31,9 @@ __device__ AnyMatrix matrix_of(AnyMatrix m, const GroupPlace& place) {
   return m;
 }
 
+/// The matrix of a group: one of a list, if there is one.
+__device__ inline Matrix group_matrix(const Matrix& x, const Matrix* each, int64_t group, const GroupPlace& place) {
+  return each ? each[group] : matrix_of(x, place);
+}
+
 }  // namespace quire::cuda

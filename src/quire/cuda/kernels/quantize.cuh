@@ -14,11 +14,6 @@ __device__ void each_group(const Places& groups, Each&& each) {
   for (int64_t e = blockIdx.y; e < groups.count; e += gridDim.y) each(e, groups[e]);
 }
 
-/// The matrix of a group.
-__device__ inline Matrix group_matrix(const Matrix& x, const Matrix* each, int64_t group, const GroupPlace& place) {
-  return each ? each[group] : matrix_of(x, place);
-}
-
 /// One group of a quantization.
 struct Group {
   ValueLines values;

@@ -1,0 +1,59 @@
+#include "quire/cuda/kernels/tiles.cuh"
+
+using namespace quire;
+using namespace quire::cuda;
+
+namespace {
+
+template <DType kDType>
+__device__ void measure_tile(const TileAmaxJob& job) {
+  extern __shared__ uint4 tile[];
+  const TilePlace place(job.groups, job.x.cols);
+  if (place.group < 0) return;
+  const Matrix x = group_matrix(job.x, job.each, place.group, job.groups[place.group]);
+  Seen<kDType> seen;
+  each_run<kDType>(x, place, [&](int row, int col, const auto& words) {
+    if (job.transformed) keep<kDType>(tile, row, col, words);
+    QUIRE_UNROLL
+    for (const uint32_t word : words) seen.add(word);
+  });
+  seen.merge(false);
+  if (job.plain) {
+    const uint32_t bits = largest_of_block(seen.amax(0));
+    if (threadIdx.x == 0) atomicMax(job.plain + place.group, bits);
+  }
+  if (!job.transformed) return;
+  __syncthreads();
+  Seen<DType::bf16> columnwise;
+  using Share = ColumnShare<false>;
+#pragma unroll 1
+  for (int turn = 0; turn < Share::kTurns; ++turn) {
+    const Share share(turn);
+    const Columns<kDType, Share::kCols> columns(tile, share.row, share.col);
+    QUIRE_UNROLL
+    for (int c = 0; c < Share::kCols; ++c) {
+      const auto words = transformed(columns, c, job.signs);
+      QUIRE_UNROLL
+      for (const uint32_t word : words) columnwise.add(word);
+    }
+  }
+  columnwise.merge(false);
+  const uint32_t bits = largest_of_block(columnwise.amax(0));
+  if (threadIdx.x == 0) atomicMax(job.transformed + place.group, bits);
+}
+
+}  // namespace
+
+extern "C" {
+
+__global__ void __launch_bounds__(kTileThreads) amax_f32(const __grid_constant__ TileAmaxJob job) {
+  measure_tile<DType::f32>(job);
+}
+__global__ void __launch_bounds__(kTileThreads) amax_f16(const __grid_constant__ TileAmaxJob job) {
+  measure_tile<DType::f16>(job);
+}
+__global__ void __launch_bounds__(kTileThreads) amax_bf16(const __grid_constant__ TileAmaxJob job) {
+  measure_tile<DType::bf16>(job);
+}
+
+}  // extern "C"

@@ -1,0 +1,10 @@
+#include "quire/cuda/kernels/tile_quantize.cuh"
+
+using namespace quire;
+
+QUIRE_TILE_KERNELS(mxfp4, {.family = Family::mxfp4, .element = Format::e2m1})
+QUIRE_TILE_KERNELS(nvfp4, {.family = Family::nvfp4, .element = Format::e2m1})
+QUIRE_TILE_KERNELS(nvfp4_sr, {.family = Family::nvfp4, .element = Format::e2m1, .stochastic = true})
+QUIRE_TILE_KERNELS(nvfp4_rht, {.family = Family::nvfp4, .element = Format::e2m1, .hadamard = Hadamard::signs})
+QUIRE_TILE_KERNELS(nvfp4_rht_sr,
+                   {.family = Family::nvfp4, .element = Format::e2m1, .hadamard = Hadamard::signs, .stochastic = true})

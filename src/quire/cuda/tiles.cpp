@@ -1,0 +1,161 @@
+#include "quire/cuda/tiles.h"
+
+#include <limits>
+
+#include "quire/cuda/groups.h"
+#include "quire/cuda/kernels/tiles.h"
+#include "quire/cuda/sides.h"
+
+namespace quire::cuda {
+namespace {
+
+/// Kernels of f32, f16 and bf16.
+using OfDTypes = std::array<Kernel, 3>;
+
+const Kernel& of_dtype(const OfDTypes& kernels, DType dtype) {
+  return kernels[dtype == DType::f32 ? 0 : dtype == DType::f16 ? 1 : 2];
+}
+
+#define QUIRE_OF_DTYPES(module, name)                                      \
+  {                                                                        \
+    {                                                                      \
+      {module, name "_f32"}, {module, name "_f16"}, {module, name "_bf16"} \
+    }                                                                      \
+  }
+
+/// What of a spec is compiled into its kernels.
+struct TileKernels {
+  Family family;
+  Format element;
+  Hadamard hadamard;
+  bool stochastic;
+  OfDTypes kernels;
+
+  bool take(const QuantSpec& s) const {
+    return s.family == family && s.element == element && s.hadamard == hadamard && s.stochastic == stochastic;
+  }
+};
+
+constinit const TileKernels kTileKernels[] = {
+    {Family::fp8_tensor, Format::e4m3, Hadamard::off, false, QUIRE_OF_DTYPES("tiles_fp8", "fp8_tensor")},
+    {Family::fp8_tensor, Format::e5m2, Hadamard::off, false, QUIRE_OF_DTYPES("tiles_fp8", "fp8_tensor_e5m2")},
+    {Family::fp8_block, Format::e4m3, Hadamard::off, false, QUIRE_OF_DTYPES("tiles_fp8", "fp8_block")},
+    {Family::fp8_block, Format::e5m2, Hadamard::off, false, QUIRE_OF_DTYPES("tiles_fp8", "fp8_block_e5m2")},
+    {Family::mxfp8, Format::e4m3, Hadamard::off, false, QUIRE_OF_DTYPES("tiles_fp8", "mxfp8")},
+    {Family::mxfp8, Format::e5m2, Hadamard::off, false, QUIRE_OF_DTYPES("tiles_fp8", "mxfp8_e5m2")},
+    {Family::mxfp4, Format::e2m1, Hadamard::off, false, QUIRE_OF_DTYPES("tiles_fp4", "mxfp4")},
+    {Family::nvfp4, Format::e2m1, Hadamard::off, false, QUIRE_OF_DTYPES("tiles_fp4", "nvfp4")},
+    {Family::nvfp4, Format::e2m1, Hadamard::off, true, QUIRE_OF_DTYPES("tiles_fp4", "nvfp4_sr")},
+    {Family::nvfp4, Format::e2m1, Hadamard::signs, false, QUIRE_OF_DTYPES("tiles_fp4", "nvfp4_rht")},
+    {Family::nvfp4, Format::e2m1, Hadamard::signs, true, QUIRE_OF_DTYPES("tiles_fp4", "nvfp4_rht_sr")},
+};
+constinit const OfDTypes kTileAmax = QUIRE_OF_DTYPES("tile_amax", "amax");
+
+const TileKernels* kernels_of(const QuantSpec& spec) {
+  for (const TileKernels& row : kTileKernels)
+    if (row.take(spec)) return &row;
+  return nullptr;
+}
+
+/// Tiles of groups at most, however their rows are divided.
+int64_t tiles_of(const Matrix& x, const RowGroups& groups) {
+  const int64_t down = is_one(groups) ? ceil_div(x.rows, kTile) : x.rows / kTile + groups.count;
+  return down * ceil_div(x.cols, kTile);
+}
+
+bool refuses_sizes(const Matrix& x, const RowGroups& groups, Refusal* refusal) {
+  if (x.rows == 0 || x.cols == 0) return refused(refusal, "takes tensors with elements, but x is empty");
+  return tiles_of(x, groups) > std::numeric_limits<int32_t>::max() &&
+         refused(refusal, "takes as many tiles as a launch has blocks, but x has ", tiles_of(x, groups));
+}
+
+Grid grid_of_tiles(const Matrix& x, const RowGroups& groups, bool across) {
+  return {.blocks = static_cast<unsigned>(tiles_of(x, groups)),
+          .threads = kTileThreads,
+          .shared_bytes = across ? tile_bytes(x.dtype) : 0};
+}
+
+/// Launches what measures amaxes of a matrix; a null pointer is not measured.
+void measure(TileAmaxJob job, const RowGroups& groups, const Context& context) {
+  for (uint32_t* const to : {job.plain, job.transformed})
+    fill(to, 0, groups.count * static_cast<int64_t>(sizeof(uint32_t)), context);
+  if (job.plain || job.transformed)
+    launch(of_dtype(kTileAmax, job.x.dtype), grid_of_tiles(job.x, groups, job.transformed != nullptr), job, context);
+}
+
+bool transforms(const QuantSpec& spec, Direction direction) {
+  return direction == Direction::columnwise && spec.hadamard != Hadamard::off;
+}
+
+/// Whether amaxes are wanted before codes are written. A scale that is known needs none, unless it is NaN where x is
+/// not finite: then they are measured by the kernel that writes the codes.
+bool measures_before(const QuantizeProblem& p, Direction direction) {
+  if (!is_present(side_of(p, direction)) || p.amax.of(direction)) return false;
+  if (amax_count<int64_t>(p.spec, 1) == 0) return false;
+  return !p.scale || (p.spec.nan && p.spec.row().scope == Scope::tensor);
+}
+
+/// Measures what both directions follow from, in one read.
+void measure_above(const QuantizeProblem& p, TileJob& job, const Context& context) {
+  const Places& groups = job.rowwise.present() ? job.rowwise.groups : job.columnwise.groups;
+  TileAmaxJob amax{.x = job.x, .groups = groups, .each = job.each, .signs = p.spec.hadamard == Hadamard::signs};
+  for (const Direction d : kDirections) {
+    TileSide& side = d == Direction::rowwise ? job.rowwise : job.columnwise;
+    side.amaxes = p.amax.of(d);
+    if (!measures_before(p, d)) continue;
+    uint32_t*& to = transforms(p.spec, d) ? amax.transformed : amax.plain;
+    if (!to) to = lend<uint32_t>(context, p.groups.count);
+    side.amaxes = reinterpret_cast<const float*>(to);
+  }
+  measure(amax, p.groups, context);
+}
+
+}  // namespace
+
+bool refuses_tiles(const QuantizeProblem& p, const Context&, Refusal* refusal) {
+  const QuantSpec& s = p.spec;
+  if (s.square) return refused(refusal, "takes blocks of one line, but ", s, " has square ones");
+  if (s.interleaved) return refused(refusal, "writes codes in the plain order, but ", s, " is interleaved");
+  if (s.row_scaled) return refused(refusal, "takes one amax of the tensor, but ", s, " has one for each line");
+  if (s.four_over_six != FourOverSix::off) return refused(refusal, "tries one scale for a block, but ", s, " two");
+  if (!kernels_of(s)) return refused(refusal, "no kernel is compiled for ", s);
+  return refuses_sizes(p.x, p.groups, refusal);
+}
+
+void quantize_tiles(const QuantizeProblem& p, const Context& context) {
+  check_given(p, context);
+  TileJob job{.spec = p.spec, .x = all_of(p), .random = p.random, .scale = p.scale, .only = p.only};
+  job.each = list_on_device(p.each, context);
+  for (const Direction d : kDirections) {
+    if (!is_present(side_of(p, d))) continue;
+    TileSide& side = d == Direction::rowwise ? job.rowwise : job.columnwise;
+    side.side = side_of(p, d), side.groups = place_side(p, d, context);
+  }
+  if (!job.rowwise.present() && !job.columnwise.present()) return;
+  measure_above(p, job, context);
+  for (const TileSide* side : {&job.rowwise, &job.columnwise})
+    if (side->present() && !side->amaxes && p.spec.row().scope == Scope::tensor && is_one(p.groups))
+      fill(side->side.amax, 0, sizeof(float), context);
+  launch(of_dtype(kernels_of(p.spec)->kernels, job.x.dtype), grid_of_tiles(job.x, p.groups, job.columnwise.present()),
+         job, context);
+}
+
+bool refuses_amax_tiles(const AmaxProblem& p, const Context&, Refusal* refusal) {
+  if (has_amax_per_line(p.spec))
+    return refused(refusal, "takes one amax of the tensor, but ", p.spec, " has one for each line");
+  if (amax_count<int64_t>(p.spec, 1) == 0)
+    return refused(refusal, "takes specs with an amax, but ", p.spec, " has none");
+  return refuses_sizes(p.x, p.groups, refusal);
+}
+
+void amax_tiles(const AmaxProblem& p, const Context& context) {
+  TileAmaxJob job{.x = p.x, .signs = p.spec.hadamard == Hadamard::signs};
+  job.groups = place_groups(p.groups, p.x.rows, context);
+  auto* const columnwise = reinterpret_cast<uint32_t*>(p.columnwise);
+  job.plain = reinterpret_cast<uint32_t*>(p.rowwise);
+  job.transformed = transforms(p.spec, Direction::columnwise) ? columnwise : nullptr;
+  measure(job, p.groups, context);
+  if (columnwise && !job.transformed) measure({.x = p.x, .groups = job.groups, .plain = columnwise}, p.groups, context);
+}
+
+}  // namespace quire::cuda
