@@ -64,8 +64,11 @@ RowMemory row_memory(const Matrix& x, int64_t matrices) {
   return memory;
 }
 
-Grid grid_of_rows(const RowMemory& memory, const Matrix& x, int64_t matrices) {
+/// Not more blocks than keep a device busy: each warp then takes rows in turn.
+Grid grid_of_rows(const RowMemory& memory, const Matrix& x, int64_t matrices, const Context& context) {
+  constexpr unsigned busy = 16;
   Grid grid = grid_of(ceil_div(x.rows, kWarpRows) * 32, static_cast<unsigned>(memory.warps * 32));
+  grid.blocks = std::min(grid.blocks, busy * static_cast<unsigned>(driver().capability(context.index).multiprocessors));
   grid.shared_bytes = static_cast<unsigned>(memory.warps * kWarpRows * matrices * memory.stride * size_of(x.dtype));
   return grid;
 }
@@ -122,7 +125,7 @@ void norm_by_vectors(const NormProblem& problem, const Context& context) {
   NormVectorJob job{problem, row_memory(problem.x, 1)};
   NormProblem& p = job.problem;
   p.out.y = computed_y(p.out, context);
-  if (p.x.rows > 0) launch(kNormVector, grid_of_rows(job.memory, p.x, 1), job, context);
+  if (p.x.rows > 0) launch(kNormVector, grid_of_rows(job.memory, p.x, 1, context), job, context);
   quantize(p.out.quantization(), context);
 }
 
@@ -145,7 +148,7 @@ void norm_grad(const NormGradProblem& p, const Context& context) {
 void norm_grad_by_vectors(const NormGradProblem& p, const Context& context) {
   sum_gamma(p, context);
   const NormGradVectorJob job{p, row_memory(p.x, 2)};
-  if (p.x.rows > 0) launch(kNormGradVector, grid_of_rows(job.memory, p.x, 2), job, context);
+  if (p.x.rows > 0) launch(kNormGradVector, grid_of_rows(job.memory, p.x, 2, context), job, context);
 }
 
 void column_sum(const ColumnSumProblem& p, const Context& context) {
