@@ -20,6 +20,7 @@ import quire
 from every_recipe import STATIC
 from parallel_layers import with_scales
 from quire.distributed import Parallel, check_ranks
+from ranks import PATIENCE
 
 #: Seconds that collectives of these tests wait.
 SHORT = 3
@@ -199,7 +200,7 @@ def compiled_sizes(rank, parts, options, recipe, backend):
     make alike. What each of the calls says, and at last one where rank 1 alone has other tokens than before."""
     torch.manual_seed(0)
     torch.compiler.reset()
-    group = distributed.new_group(timeout=timedelta(seconds=SHORT))
+    group = distributed.new_group(timeout=timedelta(seconds=PATIENCE))  # ranks compile at different speeds
     sizes = {"column": (64, 128), "row": (128, 64)}
     model = torch.nn.Sequential(
         *[quire.Linear(*sizes[mode], parallel=Parallel(mode, group, **options)) for mode in parts.split("+")]
@@ -210,8 +211,10 @@ def compiled_sizes(rank, parts, options, recipe, backend):
         with quire.autocast(enabled=recipe is not None, recipe=recipe or "mxfp8"):
             run(torch.randn(count, 64, requires_grad=True)).sum().backward()
 
-    counts = [64 if rank else 32, 32, 32, 64, 96 if rank else 32, 64, 80 if rank else 64]
-    return [message(functools.partial(step, count)) for count in counts]
+    counts = [64 if rank else 32, 32, 32, 64, 96 if rank else 32, 64]
+    said = [message(functools.partial(step, count)) for count in counts]
+    distributed.distributed_c10d._set_pg_timeout(timedelta(seconds=SHORT), group)
+    return [*said, message(functools.partial(step, 80 if rank else 64))]
 
 
 def apart(rank):
