@@ -52,11 +52,9 @@ def _fused(name, calls=({}, {}, {}), **options):
     return Feature(lambda _: LAYERS[name](fuse_wgrad_accumulation=True, **options), calls, _with_main_grads)
 
 
-def _in_a_ring(name):
-    def make(recipe):
-        return LAYERS[name](parallel=Parallel("column", distributed.group.WORLD, sequence=True, overlap="ring"))
-
-    return Feature(make, sharded=True, fewest=4)  # a graph has two rows or more of each piece
+def _in_a_ring(_):
+    """A column and a row layer."""
+    return LAYERS["LayerNormMLP"](parallel=Parallel("column", distributed.group.WORLD, sequence=True, overlap="ring"))
 
 
 class _OfTokens(torch.nn.Module):
@@ -117,8 +115,8 @@ FEATURES = {name: Feature(lambda recipe, make=make: make()) for name, make in LA
     "Linear, a static scale": Feature(lambda _: _Calibrated()),
     "TransformerLayer": Feature(lambda _: _OfTokens()),
     "te.ops": Feature(_operations),
-    "Linear, a ring": _in_a_ring("Linear"),
-    "LayerNormMLP, a ring": _in_a_ring("LayerNormMLP"),
+    # A graph has two rows or more of each piece.
+    "LayerNormMLP, a ring": Feature(_in_a_ring, sharded=True, fewest=4),
     "MoE, sharded experts": Feature(lambda _: LAYERS["MoE"](tp_group=distributed.group.WORLD), sharded=True),
 }
 
