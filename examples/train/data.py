@@ -6,6 +6,7 @@ to validation: a model cannot score well by remembering the other half of a file
 
 import dataclasses
 import hashlib
+import os
 import sysconfig
 import zlib
 from pathlib import Path
@@ -38,9 +39,11 @@ class Corpus:
 
 def standard_library_files(root: Path) -> list[Path]:
     """All Python files under `root` but installed packages, by relative path: an order that every system shares."""
-    files = (path.relative_to(root) for path in root.rglob("*.py"))
-    kept = (path for path in files if not SKIPPED_FOLDERS.intersection(path.parts))
-    return sorted(kept, key=lambda path: path.as_posix())
+    files = []
+    for folder, folders, names in os.walk(root):
+        folders[:] = set(folders) - SKIPPED_FOLDERS  # not entered: installed packages may be many
+        files += [(Path(folder) / name).relative_to(root) for name in names if name.endswith(".py")]
+    return sorted(files, key=lambda path: path.as_posix())
 
 
 def is_validation_file(path: Path) -> bool:

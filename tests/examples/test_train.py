@@ -20,7 +20,8 @@ for needed in ("tqdm", "matplotlib"):
         pytest.skip(f"examples/train needs {needed}", allow_module_level=True)
 
 SCRIPT = Path(__file__).resolve().parents[2] / "examples" / "train" / "train.py"
-SIZE = "--layers 2 --width 128 --seq 32 --batch 4 --steps 6 --validation-batches 2".split()
+#: One layer has every kind of matmul and of norm.
+SIZE = "--layers 1 --width 128 --seq 32 --batch 4 --steps 6 --validation-batches 2".split()
 #: Most of the time is that of compiling: test_parallel_graphs.py compiles such graphs with Inductor.
 EAGER = (*SIZE, "--dtype", "fp32", "--backend", "aot_eager")
 MIXTURE = ("--moe", 4)
@@ -91,16 +92,25 @@ def mixture(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     return out, train_successfully(*EAGER, *MIXTURE, "--recipe", "baseline,nvfp4", "--out", out)
 
 
+def assert_alike(losses: list[float], others: list[float]) -> None:
+    """They differ by less than half of what a step changes. A run that leaves a step out differs by a whole one. There
+    is no bound of roundings: a sum that differs in its last bit can be rounded to another code, and each step amplifies
+    what the last one changed."""
+    step = (others[0] - others[-1]) / (len(others) - 1)
+    assert step > 0 and losses == pytest.approx(others, rel=0, abs=step / 2)
+
+
 def assert_losses_of_one(losses: dict[str, list[float]], alone: dict[str, dict], parallel: str) -> None:
     if "baseline" in losses:
+        # Sums of float32 in another order, in six steps of an optimizer that divides by the gradient's size: nothing is
+        # rounded to codes, and no bound is derived.
         assert losses["baseline"] == pytest.approx(alone["baseline"]["losses"], rel=1e-5)
-    if "nvfp4" not in losses:
-        return
-    # The first loss has the bits of one process. A sum that differs in its last bit is then rounded to another code.
-    # Where batches are divided, processes besides quantize tokens of their own, and a token may come to another expert.
-    within = {"fsdp": 1e-3, "tp+fsdp": 1e-3, "ep": 5e-3}.get(parallel, 1e-6)
-    assert losses["nvfp4"][0] == pytest.approx(alone["nvfp4"]["losses"][0], rel=within)
-    assert losses["nvfp4"] == pytest.approx(alone["nvfp4"]["losses"], rel=1e-2)
+    if "nvfp4" in losses:
+        assert_alike(losses["nvfp4"], alone["nvfp4"]["losses"])
+        # The first loss comes of codes that are those of one process, unless batches are divided, so that processes
+        # quantize tokens of their own. It is a mean of 128 positive float32 numbers in another order.
+        if parallel in ("tp", "sp"):
+            assert losses["nvfp4"][0] == pytest.approx(alone["nvfp4"]["losses"][0], rel=128 * 2**-24)
 
 
 # A baseline and a resumed run where they tell most, and one that torchrun starts.
@@ -171,27 +181,27 @@ def test_every_run_is_one_graph_forward_and_loses_what_it_learns(finished: tuple
 
 
 def test_a_run_of_a_user_is_one_graph_of_inductor_with_the_losses_of_the_other_backend(tmp_path: Path) -> None:
-    options = (*SIZE, "--layers", 1, "--width", 64, "--recipe", "nvfp4", "--out")
+    options = (*SIZE, "--width", 64, "--recipe", "nvfp4", "--out")
     other = train(*options, tmp_path / "other", "--backend", "aot_eager")
     printed_by(train_as_a_user(*options, tmp_path), other)
     results = json.loads((tmp_path / "results.json").read_text())
     assert results["settings"]["backend"] == "inductor"
     (run,), other = results["runs"], runs_of(tmp_path / "other")["nvfp4"]
     assert run["train_graphs"] == run["validation_graphs"] == 1 and run["graph_breaks"] == 0
-    assert run["losses"] == pytest.approx(other["losses"], rel=1e-2)
+    assert_alike(run["losses"], other["losses"])
 
 
 def test_a_mixture_of_experts_trains_in_one_graph_to_the_loss_of_its_baseline(
     mixture: tuple[Path, str], tmp_path: Path
 ) -> None:
     out, printed = mixture
-    assert "2 layers with 4 experts of width 128" in printed
+    assert "1 layer with 4 experts of width 128" in printed
     runs = runs_of(out)
     for run in runs.values():
         assert run["train_graphs"] == run["validation_graphs"] == 1
         assert run["graph_breaks"] == 0
         assert run["losses"][-1] < run["losses"][0]
-        assert run["losses"] == pytest.approx(runs["baseline"]["losses"], rel=0.01)
+        assert_alike(run["losses"], runs["baseline"]["losses"])
         assert run["losses"] != runs["baseline"]["losses"] or run is runs["baseline"]
     assert_explained(train(*SIZE, "--moe", "1", "--out", tmp_path), "--moe must be 0 or at least 2", "got 1")
 
