@@ -161,7 +161,8 @@ def test_environment() -> dict[str, str]:
         "AOT_INDUCTOR_COMPILE_WRAPPER_OPT_LEVEL": "O0",
         "TORCHINDUCTOR_VEC_ISA_OK": "1",
     }
-    return caches | quick | os.environ | {"QUIRE_GOLDEN_DIR": str(golden())}
+    # Whatever the caller's environment says of bytecode: the several processes of pytest would each rewrite every file.
+    return caches | quick | os.environ | {"QUIRE_GOLDEN_DIR": str(golden()), "PYTHONDONTWRITEBYTECODE": ""}
 
 
 def workers() -> tuple[list[str], dict[str, str]]:
