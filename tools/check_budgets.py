@@ -15,8 +15,8 @@ BAD_NAMES = {"utils", "util", "common", "misc", "helpers", "helper"}
 #: Who may have a std::mutex: the one that forks wait for, and what belongs to one call.
 MUTEXES = {f"src/quire/base/{name}" for name in ("process_mutex.h", "process_mutex.cpp", "thread_pool.cpp")}
 MUTEX = re.compile(r"\bstd::\w*mutex\b")
-#: Target regions, and the words of nvcc, which are no C++.
-MACRO_FILES = ("quire/cpu/region.h", "quire/base/host_device.h")
+#: Target regions; the words of nvcc, which are no C++; kernels, whose names in C no template can make.
+MACRO_FILES = ("quire/cpu/region.h", "quire/base/host_device.h", "quire/cuda/kernels/tile_quantize.cuh")
 MACRO = re.compile(r"^[ \t]*#[ \t]*define[ \t]+(\w+)", re.MULTILINE)
 CONDITIONAL = re.compile(r"^[ \t]*#[ \t]*if", re.MULTILINE)
 

@@ -34,7 +34,7 @@ ALLOWED = CORE | {
     "quire_torch/op": {"quire/base"},
     "quire_torch/bridge": PUBLIC_CORE | {"quire_torch/op"},
     "quire_torch/ops": PUBLIC_CORE | {"quire_torch/op", "quire_torch/bridge"},
-    "quire_torch": {"quire/info", "quire/runner"}
+    "quire_torch": {"quire/device", "quire/info", "quire/runner"}
     | {"quire_torch", "quire_torch/op", "quire_torch/bridge", "quire_torch/ops"},
     "quire_debug": {"quire/format", "quire/spec", "quire_debug", "quire_torch/op", "quire_torch/ops"},
     "quire_python": {"quire_torch/op", "quire_torch/ops"},

@@ -31,12 +31,8 @@ CHECKS = ["check_layers", "check_budgets", "check_formats", "check_factories", "
 TEST_DEVICE = "quiretest"
 DEVICE_TESTS = "tests/device"
 #: Tests that run on it once more with quire's CUDA kernels, on the emulator, and the CPU's sums in their order.
-ON_CUDA_ROWS = [
-    "tests/device/test_quire_on_device.py",
-    "tests/device/test_value_rules.py",
-    "tests/python/test_golden_linear.py",
-    "tests/python/test_golden_quantize.py",
-]
+ON_CUDA_ROWS = ["tests/device/test_quire_on_device.py", "tests/device/test_value_rules.py"]
+ON_CUDA_ROWS += ["tests/python/test_golden_linear.py", "tests/python/test_golden_quantize.py"]
 CUDA_ROWS = {"QUIRE_TEST_DEVICE_ROWS": "cuda", "QUIRE_KERNEL": "gemm:reference,matmul:reference"}
 ON_ANY_DEVICE = ["tests/io", "tests/python", "tests/quire_torch"]
 #: With packages that are in an environment of their own; and, of the others, those that read what these have written.
@@ -49,13 +45,8 @@ NO_TESTS = 5
 SANITIZED_TESTS = [
     f"tests/quire_torch/test_{name}.py"
     for name in (
-        "fuzz_operators",
-        "grouped_operators",
-        "linear_operands",
-        "moe_operators",
-        "pointwise_operators",
-        "refusals",
-        "runner_operators",
+        *("fuzz_operators", "grouped_operators", "linear_operands", "moe_operators", "pointwise_operators"),
+        *("refusals", "runner_operators"),
     )
 ]
 SANITIZER_OPTIONS = {
@@ -192,9 +183,7 @@ def test(arguments: list[str], quick: bool = False) -> None:
         pytest(*tier, *shared, "--device", TEST_DEVICE, DEVICE_TESTS, *ON_ANY_DEVICE, **environment),
     ]
     if (release_folder() / "lib/libquire_cuda.so").exists():
-        passed.append(
-            pytest(*tier, *shared, "--device", TEST_DEVICE, *ON_CUDA_ROWS, **environment, **CUDA_ROWS),
-        )
+        passed.append(pytest(*tier, *shared, "--device", TEST_DEVICE, *ON_CUDA_ROWS, **environment, **CUDA_ROWS))
     if not all(passed):
         raise Failure("tests failed, see above")
 

@@ -21,6 +21,20 @@ void clear(const QuantizeProblem& p, Direction direction, const Places& groups, 
   if (flat) fill(side.amax, 0, count[2] * 4, context);
 }
 
+/// Reports numbers of the caller that break their rule: of groups that have rows.
+void check_given(const QuantizeProblem& p, Direction direction, const Places& groups, const Context& context) {
+  const GivenJob job{.spec = p.spec,
+                     .direction = direction,
+                     .groups = groups,
+                     .cols = p.x.cols,
+                     .scale = p.spec.given ? p.scale : nullptr,
+                     .amaxes = p.amax.of(direction),
+                     .count = amaxes_of(p.spec, p.x, p.groups, direction),
+                     .of_scale = fault_site(context, text("quantize: the static scale of ", p.spec)),
+                     .of_amax = fault_site(context, p.kOp)};
+  if (job.scale || job.amaxes) launch(kCheckGiven, grid_of(std::max(groups.count, job.count)), job, context);
+}
+
 }  // namespace
 
 Matrix all_of(const QuantizeProblem& p) {
@@ -33,21 +47,10 @@ int64_t amaxes_of(const QuantSpec& spec, const Matrix& x, const RowGroups& group
   return grouped_amax_count(spec, GroupSizes<int64_t>{x.rows, x.cols, groups.count}, direction);
 }
 
-void check_given(const QuantizeProblem& p, const Context& context) {
-  GivenJob job{.scale = p.spec.given ? p.scale : nullptr,
-               .scales = p.groups.count,
-               .of_scale = fault_site(context, text("quantize: the static scale of ", p.spec)),
-               .of_amax = fault_site(context, p.kOp)};
-  for (const Direction d : kDirections) {
-    job.amaxes = p.amax.of(d), job.count = amaxes_of(p.spec, p.x, p.groups, d);
-    if (job.scale || job.amaxes) launch(kCheckGiven, grid_of(std::max(job.scales, job.count)), job, context);
-    job.scale = nullptr;
-  }
-}
-
 Places place_side(const QuantizeProblem& p, Direction direction, const Context& context) {
   const Places groups =
       place_groups(p.groups, p.x.rows, FlatGroups{p.spec, direction, p.x.cols, p.room.of(direction), p.what}, context);
+  check_given(p, direction, groups, context);
   clear(p, direction, groups, context);
   return groups;
 }

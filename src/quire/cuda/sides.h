@@ -21,11 +21,9 @@ Matrix all_of(const QuantizeProblem& p);
 /// Amaxes above the blocks of one direction, of all groups.
 int64_t amaxes_of(const QuantSpec& spec, const Matrix& x, const RowGroups& groups, Direction direction);
 
-/// Reports values that a caller gives against their rules, each direction by itself.
-void check_given(const QuantizeProblem& p, const Context& context);
-
-/// The groups of a direction that is asked for. What no thread writes of its buffers is zero then: padding, and what is
-/// left of flat buffers. Codes of groups that are left out stay what they are; nobody reads them.
+/// The groups of a direction that is asked for. Numbers that the caller gives are checked. What no thread writes of its
+/// buffers is zero then: padding, and what is left of flat buffers. Codes of groups that are left out stay what they
+/// are; nobody reads them.
 Places place_side(const QuantizeProblem& p, Direction direction, const Context& context);
 
 }  // namespace quire::cuda

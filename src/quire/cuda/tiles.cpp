@@ -123,7 +123,6 @@ bool refuses_tiles(const QuantizeProblem& p, const Context&, Refusal* refusal) {
 }
 
 void quantize_tiles(const QuantizeProblem& p, const Context& context) {
-  check_given(p, context);
   TileJob job{.spec = p.spec, .x = all_of(p), .random = p.random, .scale = p.scale, .only = p.only};
   job.each = list_on_device(p.each, context);
   for (const Direction d : kDirections) {

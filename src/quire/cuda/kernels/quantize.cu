@@ -25,13 +25,17 @@ __global__ void measure_amax(const __grid_constant__ AmaxJob job) {
 __global__ void quantize_any(const __grid_constant__ QuantizeJob job) { quantize_as(job.spec, job); }
 
 __global__ void check_given(const __grid_constant__ GivenJob job) {
-  each_of(job.scale ? job.scales : 0, [&](int64_t i) {
-    const float scale = job.scale[i];
-    if (!(scale > 0 && is_finite(scale))) report(job.of_scale, ValueRule::given_scale, {.number = scale});
+  const auto counts = [&](int64_t group) { return !job.groups.places || job.groups[group].rows > 0; };
+  each_of(job.scale ? job.groups.count : 0, [&](int64_t e) {
+    const float scale = job.scale[e];
+    if (counts(e) && !(scale > 0 && is_finite(scale))) report(job.of_scale, ValueRule::given_scale, {.number = scale});
   });
+  const bool lines = has_amax_per_line(job.spec), rows = lines && job.direction == Direction::rowwise;
   each_of(job.amaxes ? job.count : 0, [&](int64_t i) {
     const float amax = job.amaxes[i];
-    if (!(amax >= 0)) report(job.of_amax, ValueRule::given_amax, {.index = i, .number = amax});
+    const bool counted = rows ? !job.groups.places || i < job.groups[job.groups.count].begin
+                              : counts(lines && job.cols > 0 ? i / job.cols : i);
+    if (counted && !(amax >= 0)) report(job.of_amax, ValueRule::given_amax, {.index = i, .number = amax});
   });
 }
 

@@ -31,13 +31,16 @@ struct QuantizeJob {
   RowGroups only;      ///< as in QuantizeProblem
 };
 
-/// The rules of values that a caller gives to a quantization.
+/// The rules of values that a caller gives to one direction of a quantization, for each group that has rows.
 struct GivenJob {
-  const float* scale = nullptr;
-  int64_t scales = 0;
-  const float* amaxes = nullptr;
-  int64_t count = 0;
-  FaultSite of_scale{}, of_amax{};
+  QuantSpec spec;
+  Direction direction;
+  Places groups;
+  int64_t cols;
+  const float* scale;   ///< of each group; or null
+  const float* amaxes;  ///< [count] as grouped_amax_count() says; or null
+  int64_t count;
+  FaultSite of_scale, of_amax;
 };
 
 struct DequantizeJob {

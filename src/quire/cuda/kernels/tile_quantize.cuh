@@ -100,11 +100,20 @@ struct TileLines {
   }
 };
 
-/// The rows of a tile; what columns need is kept in `tile`. Returns what it has seen of all, where nothing else
+/// The tile of a block of threads.
+struct TileWork {
+  const QuantSpec& spec;
+  Matrix x;  ///< of its group
+  TilePlace place;
+  Randomness random;
+  void* memory;  ///< shared, for what columns need
+};
+
+/// The rows of a tile; what columns need is kept. Returns what it has seen of all, where nothing else
 /// measures the amax.
 template <QuantSpec kSpec, DType kDType>
-__device__ Seen<kDType> quantize_rows(const TileJob& job, const QuantSpec& spec, const Matrix& x,
-                                      const TilePlace& place, const Randomness& random, void* tile) {
+__device__ Seen<kDType> quantize_rows(const TileJob& job, const TileWork& tile) {
+  const auto& [spec, x, place, random, memory] = tile;
   using Lines = TileLines<kSpec, kDType>;
   constexpr unsigned lanes = Lines::kOfBlocks ? static_cast<unsigned>(kSpec.row().block / kRun) : 1;
   const Lines lines(spec, job, Direction::rowwise, x, place.group);
@@ -112,7 +121,7 @@ __device__ Seen<kDType> quantize_rows(const TileJob& job, const QuantSpec& spec,
   const bool wanted = job.rowwise.present() && job.rowwise.groups[place.group].rows > 0;
   Seen<kDType> seen_of_all;
   each_run<kDType>(x, place, [&](int row, int col, const auto& words) {
-    if (job.columnwise.present()) keep<kDType>(tile, row, col, words);
+    if (job.columnwise.present()) keep<kDType>(tile.memory, row, col, words);
     Seen<kDType> seen;
     QUIRE_UNROLL
     for (const uint32_t word : words) seen.add(word);
@@ -141,81 +150,95 @@ __device__ Seen<kDType> quantize_rows(const TileJob& job, const QuantSpec& spec,
   return seen_of_all;
 }
 
-/// 16 rows of columns of a tile whose lines run across memory.
+/// The scales of a share of columns: of their blocks, or the tensor's. Transformed columns find theirs later.
+template <class Share, QuantSpec kSpec, DType kDType>
+__device__ void find_scales(const TileLines<kSpec, kDType>& lines, const Columns<kDType, Share::kCols>& columns,
+                            BlockScale (&scales)[Share::kCols]) {
+  using Lines = TileLines<kSpec, kDType>;
+  if constexpr (!Lines::kOfBlocks) {
+    QUIRE_UNROLL
+    for (BlockScale& scale : scales) scale = lines.scale_of(lines.above, true);
+  } else if constexpr (kSpec.hadamard == Hadamard::off) {
+    Seen<kDType> seen[columns.kPerRow];
+    QUIRE_UNROLL
+    for (int w = 0; w < columns.kPerRow; ++w) {
+      QUIRE_UNROLL
+      for (int r = 0; r < kRun; ++r) seen[w].add(columns.rows[r][w]);
+      if (lines.spec.nan) {
+        QUIRE_UNROLL
+        for (int r = 0; r < kRun; ++r) seen[w].add_to_all(columns.rows[r][w]);
+      }
+      QUIRE_UNROLL
+      for (unsigned n = 1; n < kSpec.row().block / kRun; n *= 2) seen[w].join(n * Share::kRowBit, lines.spec.nan);
+    }
+    constexpr int series = Share::kCols / columns.kPerRow;
+    QUIRE_UNROLL
+    for (int c = 0; c < Share::kCols; ++c)
+      scales[c] = lines.scale_of(seen[c / series].amax(c % series), seen[c / series].finite(c % series));
+  }
+}
+
+/// 16 rows of transformed column c, multiplied by the scale of its block, which this finds.
+template <QuantSpec kSpec, class AnyColumns, class Lines>
+__device__ BlockScale transform(const Lines& lines, const AnyColumns& columns, int c, float (&v)[kRun]) {
+  const auto words = transformed(columns, c, kSpec.hadamard == Hadamard::signs);
+  Seen<DType::bf16> seen;
+  QUIRE_UNROLL
+  for (const uint32_t word : words) seen.add(word);
+  if (lines.spec.nan) {
+    QUIRE_UNROLL
+    for (const uint32_t word : words) seen.add_to_all(word);
+  }
+  seen.merge(lines.spec.nan);
+  const BlockScale scale = lines.scale_of(seen.amax(0), seen.finite(0));
+  QUIRE_UNROLL
+  for (int r = 0; r < kRun; ++r) v[r] = value_at<DType::bf16>(words, r) * scale.multiplier;
+  return scale;
+}
+
+/// Codes of a share whose lines run against memory: those of a row are written together.
+template <class Share, QuantSpec kSpec, DType kDType>
+__device__ void write_across(const TileLines<kSpec, kDType>& lines, const Columns<kDType, Share::kCols>& columns,
+                             const BlockScale (&scales)[Share::kCols], int64_t line, int64_t position) {
+  QUIRE_UNROLL
+  for (int r = 0; r < kRun; ++r) {
+    if (position + r >= lines.contraction || line >= lines.outer) continue;
+    float v[Share::kCols];
+    QUIRE_UNROLL
+    for (int c = 0; c < Share::kCols; ++c) v[c] = columns.value(r, c) * scales[c].multiplier;
+    const uint32_t word = two_bytes<kSpec.element>(v[0], v[1]) | two_bytes<kSpec.element>(v[2], v[3]) << 16;
+    const int64_t at = data_index({lines.spec, lines.direction, lines.outer, lines.contraction}, line, position + r);
+    write_words<false>(static_cast<uint8_t*>(lines.side.data) + at, std::array{word}, lines.outer - line);
+  }
+}
+
+/// The columns of a tile, 16 rows of some of them at a time.
 template <QuantSpec kSpec, DType kDType>
 __device__ void quantize_columns(const TileLines<kSpec, kDType>& lines, const Randomness& random,
                                  const TilePlace& place, const void* tile) {
   using Lines = TileLines<kSpec, kDType>;
   using Share = ColumnShare<!kSpec.row().transposed>;
-  constexpr bool hadamard = kSpec.hadamard != Hadamard::off;
   constexpr int64_t block = Lines::kOfBlocks ? kSpec.row().block : kRun;
-  const QuantSpec& spec = lines.spec;
 #pragma unroll 1
   for (int turn = 0; turn < Share::kTurns; ++turn) {
     const Share share(turn);
     const Columns<kDType, Share::kCols> columns(tile, share.row, share.col);
     const int64_t position = place.row + share.row, line = place.col + share.col;
     BlockScale scales[Share::kCols];
-    if constexpr (!Lines::kOfBlocks) {
-      QUIRE_UNROLL
-      for (BlockScale& scale : scales) scale = lines.scale_of(lines.above, true);
-    } else if constexpr (!hadamard) {
-      Seen<kDType> seen[columns.kPerRow];
-      QUIRE_UNROLL
-      for (int w = 0; w < columns.kPerRow; ++w) {
+    find_scales<Share>(lines, columns, scales);
+    QUIRE_UNROLL
+    for (int c = 0; c < Share::kCols; ++c) {
+      float v[kRun];
+      if constexpr (kSpec.hadamard != Hadamard::off) {
+        scales[c] = transform<kSpec>(lines, columns, c, v);
+      } else if constexpr (kSpec.row().transposed) {
         QUIRE_UNROLL
-        for (int r = 0; r < kRun; ++r) seen[w].add(columns.rows[r][w]);
-        if (spec.nan) {
-          QUIRE_UNROLL
-          for (int r = 0; r < kRun; ++r) seen[w].add_to_all(columns.rows[r][w]);
-        }
-        QUIRE_UNROLL
-        for (unsigned n = 1; n < block / kRun; n *= 2) seen[w].join(n * Share::kRowBit, spec.nan);
+        for (int r = 0; r < kRun; ++r) v[r] = columns.value(r, c) * scales[c].multiplier;
       }
-      constexpr int series = Share::kCols / columns.kPerRow;
-      QUIRE_UNROLL
-      for (int c = 0; c < Share::kCols; ++c)
-        scales[c] = lines.scale_of(seen[c / series].amax(c % series), seen[c / series].finite(c % series));
+      if (Lines::kOfBlocks && share.row % block == 0) lines.write_scale(scales[c], line + c, position);
+      if constexpr (kSpec.row().transposed) lines.write_run(v, random, line + c, position);
     }
-    if constexpr (kSpec.row().transposed) {
-      QUIRE_UNROLL
-      for (int c = 0; c < Share::kCols; ++c) {
-        float v[kRun];
-        if constexpr (hadamard) {
-          const auto words = transformed(columns, c, kSpec.hadamard == Hadamard::signs);
-          Seen<DType::bf16> seen;
-          QUIRE_UNROLL
-          for (const uint32_t word : words) seen.add(word);
-          if (spec.nan) {
-            QUIRE_UNROLL
-            for (const uint32_t word : words) seen.add_to_all(word);
-          }
-          seen.merge(spec.nan);
-          scales[c] = lines.scale_of(seen.amax(0), seen.finite(0));
-          QUIRE_UNROLL
-          for (int r = 0; r < kRun; ++r) v[r] = value_at<DType::bf16>(words, r) * scales[c].multiplier;
-        } else {
-          QUIRE_UNROLL
-          for (int r = 0; r < kRun; ++r) v[r] = columns.value(r, c) * scales[c].multiplier;
-        }
-        if (Lines::kOfBlocks && share.row % block == 0) lines.write_scale(scales[c], line + c, position);
-        lines.write_run(v, random, line + c, position);
-      }
-    } else {
-      QUIRE_UNROLL
-      for (int c = 0; c < Share::kCols; ++c)
-        if (share.row % block == 0) lines.write_scale(scales[c], line + c, position);
-      QUIRE_UNROLL
-      for (int r = 0; r < kRun; ++r) {
-        if (position + r >= lines.contraction || line >= lines.outer) continue;
-        float v[Share::kCols];
-        QUIRE_UNROLL
-        for (int c = 0; c < Share::kCols; ++c) v[c] = columns.value(r, c) * scales[c].multiplier;
-        const uint32_t word = two_bytes<kSpec.element>(v[0], v[1]) | two_bytes<kSpec.element>(v[2], v[3]) << 16;
-        const int64_t at = data_index({spec, lines.direction, lines.outer, lines.contraction}, line, position + r);
-        write_words<false>(static_cast<uint8_t*>(lines.side.data) + at, std::array{word}, lines.outer - line);
-      }
-    }
+    if constexpr (!kSpec.row().transposed) write_across<Share>(lines, columns, scales, line, position);
   }
 }
 
@@ -249,7 +272,7 @@ __device__ void quantize_tile(const TileJob& job) {
     random.seed += static_cast<uint64_t>(place.group);
     random = random.read();
   }
-  const Seen<kDType> seen = quantize_rows<kSpec, kDType>(job, spec, x, place, random, tile);
+  const Seen<kDType> seen = quantize_rows<kSpec, kDType>(job, {spec, x, place, random, tile});
   if constexpr (kSpec.row().scope == Scope::tensor) store_amax<kDType>(job, seen, place.group);
   if (!job.columnwise.present() || job.columnwise.groups[place.group].rows == 0) return;
   __syncthreads();

@@ -29,21 +29,21 @@ struct TileSide {
 struct TileJob {
   QuantSpec spec;  ///< of which a kernel reads what is not compiled into it
   Matrix x;
-  TileSide rowwise, columnwise;
-  Randomness random;
-  const float* scale;  ///< QuantizeProblem::scale
-  const Matrix* each;  ///< as in AmaxJob
-  RowGroups only;      ///< as in QuantizeProblem
+  TileSide rowwise{}, columnwise{};
+  Randomness random{};
+  const float* scale = nullptr;  ///< QuantizeProblem::scale
+  const Matrix* each = nullptr;  ///< as in AmaxJob
+  RowGroups only{};              ///< as in QuantizeProblem
 };
 
 /// Amaxes of each group: of its values, and of its transformed columns.
 struct TileAmaxJob {
   Matrix x;
-  Places groups;
-  const Matrix* each;
-  uint32_t* plain;        ///< bits, 0 at first; or null
-  uint32_t* transformed;  ///< the same
-  bool signs;             ///< of the transform
+  Places groups{};
+  const Matrix* each = nullptr;
+  uint32_t* plain = nullptr;        ///< bits, 0 at first; or null
+  uint32_t* transformed = nullptr;  ///< the same
+  bool signs = false;               ///< of the transform
 };
 
 }  // namespace quire::cuda
