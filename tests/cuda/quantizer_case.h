@@ -22,12 +22,14 @@ struct QuantizerCase {
   bool scale = false;       ///< from the caller, instead of one that follows from the amax
   bool amax = false;        ///< from the caller
   bool state = false;       ///< random numbers of a module's state, and of a part of a larger tensor
-  std::string kernel = "";  ///< of kernels.cu, in the place of quantize_any
+  std::string kernel = "";  ///< of kernels.cu, in the place of the reference's quantize_any
+  bool reference = false;   ///< by the reference alone
 
   std::string text() const {
     return spec + " of " + std::string(name(dtype)) + " [" + std::to_string(rows) + ", " + std::to_string(cols) +
            "], stride " + std::to_string(stride) + (scale ? ", scale" : "") + (amax ? ", amax" : "") +
-           (state ? ", state" : "") + (kernel.empty() ? "" : ", by " + kernel);
+           (state ? ", state" : "") + (kernel.empty() ? "" : ", by " + kernel) +
+           (reference ? ", by the reference" : "");
   }
 };
 
@@ -140,6 +142,7 @@ template <class Values>
 void QuantizerComparison::run(const QuantizerCase& c, Values&& x) {
   SCOPED_TRACE(c.text());
   twins_.device.clear();
+  twins_.kernel = c.reference || !c.kernel.empty() ? "reference" : "";
   const QuantizeProblem p = problem_of(c);
   for (int64_t i = 0; i < c.rows; ++i)
     for (int64_t j = 0; j < c.cols; ++j) store_element(const_cast<void*>(p.x.data), c.dtype, i * c.stride + j, x(i, j));

@@ -1,0 +1,101 @@
+// The row "tiles": which problems it takes, that each place of a thread meets every value, and what it costs.
+#include <gtest/gtest.h>
+
+#include <iostream>
+
+#include "cuda/quantizer_case.h"
+
+namespace quire::testing {
+namespace {
+
+struct Taken {
+  const char* spec;
+  const char* why;  ///< that the row refuses with; empty: it takes the spec
+  double steps;     ///< most instructions of an element of bfloat16, both directions, with amaxes measured before
+};
+constexpr Taken kTaken[]{
+    {"fp8_tensor", "", 70},
+    {"fp8_tensor:e5m2", "", 70},
+    {"fp8_block", "", 72},
+    {"fp8_block:e5m2:pow2:nan", "", 75},
+    {"mxfp8", "", 75},
+    {"mxfp8:e5m2:swizzled:nan", "", 78},
+    {"mxfp4", "", 74},
+    {"nvfp4", "", 80},
+    {"nvfp4:rht", "", 102},
+    {"nvfp4:sr", "", 110},
+    {"nvfp4:rht:sr:swizzled", "", 135},
+    {"nvfp4:given:nan", "", 78},
+    {"fp8_row", "no kernel is compiled for fp8_row", 0},
+    {"mxfp8:32x32", "takes blocks of one line, but mxfp8:32x32 has square ones", 0},
+    {"mxfp8:interleaved", "writes codes in the plain order, but mxfp8:interleaved is interleaved", 0},
+    {"nvfp4:row_scaled", "takes one amax of the tensor, but nvfp4:row_scaled has one for each line", 0},
+    {"nvfp4:4over6=mae", "tries one scale for a block, but nvfp4:4over6=mae two", 0},
+    {"nvfp4:rht=unsigned", "no kernel is compiled for nvfp4:rht=unsigned", 0},
+};
+
+/// Both directions of a matrix of bfloat16.
+QuantizeProblem problem_of(Twins& twins, const char* spec, int64_t rows, int64_t cols) {
+  QuantizeProblem p;
+  p.spec = QuantSpec::parse(spec), p.x = {nullptr, DType::bf16, rows, cols, cols};
+  std::vector<uint16_t> x(static_cast<size_t>(rows * cols));
+  for (size_t i = 0; i < x.size(); ++i) x[i] = static_cast<uint16_t>(0x3F00 + i * 37 % 256 + (i % 3) * 0x8000);
+  p.x.data = twins.array(x);
+  if (p.spec.given) p.scale = twins.array(std::vector{0.5f});
+  for (const Direction d : {Direction::rowwise, Direction::columnwise}) {
+    const auto count = counts(buffers<int64_t>(p.spec, {rows, cols}, d));
+    (d == Direction::rowwise ? p.rowwise : p.columnwise) = {
+        twins.room<std::byte>(count[0]), twins.room<float>(count[1]), count[2] ? twins.room<float>(count[2]) : nullptr};
+  }
+  return p;
+}
+
+TEST(Tiles, TakeTheSpecsOfTheRecipesAndSayWhyTheyTakeNoOther) {
+  Twins twins;
+  for (const Taken& taken : kTaken) {
+    const std::string verdict = *taken.why ? taken.why : "runs";
+    const std::string rest = *taken.why ? "runs" : "not asked, tiles comes first";
+    EXPECT_EQ(explain_choice(problem_of(twins, taken.spec, 16, 32), twins.device),
+              "tiles: " + verdict + "\nreference: " + rest + "\n");
+  }
+  EXPECT_EQ(explain_choice(problem_of(twins, "mxfp8", 0, 32), twins.device),
+            "tiles: takes tensors with elements, but x is empty\nreference: runs\n");
+}
+
+TEST(Tiles, WriteBothDirectionsOfWholeTilesInFewInstructions) {
+  if (on_gpu()) GTEST_SKIP() << "a GPU counts no instructions";
+  for (const Taken& taken : kTaken) {
+    if (*taken.why) continue;
+    Twins twins;
+    const QuantizeProblem p = problem_of(twins, taken.spec, 256, 256);
+    const auto row = counts(buffers<int64_t>(p.spec, {256, 256}, Direction::rowwise));
+    const auto column = counts(buffers<int64_t>(p.spec, {256, 256}, Direction::columnwise));
+    const int64_t width = has_byte_scales(p.spec) ? 1 : 4;
+    twins.expect_same(p, {{"rowwise data", p.rowwise.data, row[0]},
+                          {"rowwise scale", p.rowwise.scale, row[1] * width},
+                          {"rowwise amax", p.rowwise.amax, row[2] * 4},
+                          {"columnwise data", p.columnwise.data, column[0]},
+                          {"columnwise scale", p.columnwise.scale, column[1] * width},
+                          {"columnwise amax", p.columnwise.amax, column[2] * 4}});
+    const double steps = static_cast<double>(twins.device.steps()) / (256 * 256);
+    std::cout << taken.spec << ": " << steps << " instructions an element\n";
+    EXPECT_LT(steps, taken.steps) << taken.spec;
+  }
+}
+
+TEST(Tiles, GiveEachPlaceOfARunTheBytesOfTheCpuForEveryValueOfItsDtype) {
+  QuantizerComparison cases(5);
+  const int64_t rows = 64, cols = 1024;
+  for (const char* spec : {"mxfp8", "fp8_block:nan", "fp8_tensor", "mxfp4", "nvfp4:rht:sr", "nvfp4:nan"})
+    for (const DType dtype : {DType::bf16, DType::f16})
+      for (int64_t place = 0; place < 16; place += 8) {
+        const QuantizerCase c{.spec = spec, .dtype = dtype, .rows = rows, .cols = cols, .stride = cols};
+        cases.run(c, [&](int64_t i, int64_t j) {
+          const auto bits = static_cast<uint16_t>((i * cols + j + place * (cols + 1)) * 9);
+          return dtype == DType::f16 ? f16_to_f32(bits) : bf16_to_f32(bits);
+        });
+      }
+}
+
+}  // namespace
+}  // namespace quire::testing
