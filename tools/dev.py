@@ -30,7 +30,7 @@ CHECKS = ["check_layers", "check_budgets", "check_formats", "check_factories", "
 #: The device for machines without one: its own tests, and those that take a device and then run on it too.
 TEST_DEVICE = "quiretest"
 DEVICE_TESTS = "tests/device"
-#: Tests that run on it once more with quire's CUDA kernels, on the emulator, and the CPU's sums in their order.
+#: Tests whose quick cases run on it once more with quire's CUDA kernels, on the emulator, and sums in their order.
 ON_CUDA_ROWS = ["tests/device/test_quire_on_device.py", "tests/device/test_value_rules.py"]
 ON_CUDA_ROWS += ["tests/python/test_golden_linear.py", "tests/python/test_golden_quantize.py"]
 CUDA_ROWS = {"QUIRE_TEST_DEVICE_ROWS": "cuda", "QUIRE_KERNEL": "gemm:reference,matmul:reference"}
@@ -183,7 +183,7 @@ def test(arguments: list[str], quick: bool = False) -> None:
         pytest(*tier, *shared, "--device", TEST_DEVICE, DEVICE_TESTS, *ON_ANY_DEVICE, **environment),
     ]
     if (release_folder() / "lib/libquire_cuda.so").exists():
-        passed.append(pytest(*tier, *shared, "--device", TEST_DEVICE, *ON_CUDA_ROWS, **environment, **CUDA_ROWS))
+        passed.append(pytest("--quick", *shared, "--device", TEST_DEVICE, *ON_CUDA_ROWS, **environment, **CUDA_ROWS))
     if not all(passed):
         raise Failure("tests failed, see above")
 

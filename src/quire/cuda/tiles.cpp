@@ -1,5 +1,6 @@
 #include "quire/cuda/tiles.h"
 
+#include <algorithm>
 #include <limits>
 
 #include "quire/cuda/groups.h"
@@ -9,19 +10,35 @@
 namespace quire::cuda {
 namespace {
 
+/// Text that a template takes.
+template <size_t kSize>
+struct Text {
+  char text[kSize]{};
+
+  consteval Text(const char (&from)[kSize]) { std::copy_n(from, kSize, text); }
+  consteval Text() = default;
+};
+
+template <Text kFirst, Text kSecond>
+consteval auto joined() {
+  Text<sizeof kFirst.text + sizeof kSecond.text - 1> all;
+  std::copy_n(kFirst.text, sizeof kFirst.text - 1, all.text);
+  std::copy_n(kSecond.text, sizeof kSecond.text, all.text + sizeof kFirst.text - 1);
+  return all;
+}
+template <Text kFirst, Text kSecond>
+constexpr auto kJoined = joined<kFirst, kSecond>();
+
 /// Kernels of f32, f16 and bf16.
 using OfDTypes = std::array<Kernel, 3>;
+template <Text kModule, Text kName>
+constinit const OfDTypes kOfDTypes{{{kModule.text, kJoined<kName, "_f32">.text},
+                                    {kModule.text, kJoined<kName, "_f16">.text},
+                                    {kModule.text, kJoined<kName, "_bf16">.text}}};
 
 const Kernel& of_dtype(const OfDTypes& kernels, DType dtype) {
   return kernels[dtype == DType::f32 ? 0 : dtype == DType::f16 ? 1 : 2];
 }
-
-#define QUIRE_OF_DTYPES(module, name)                                      \
-  {                                                                        \
-    {                                                                      \
-      {module, name "_f32"}, {module, name "_f16"}, {module, name "_bf16"} \
-    }                                                                      \
-  }
 
 /// What of a spec is compiled into its kernels.
 struct TileKernels {
@@ -29,7 +46,7 @@ struct TileKernels {
   Format element;
   Hadamard hadamard;
   bool stochastic;
-  OfDTypes kernels;
+  const OfDTypes& kernels;
 
   bool take(const QuantSpec& s) const {
     return s.family == family && s.element == element && s.hadamard == hadamard && s.stochastic == stochastic;
@@ -37,19 +54,18 @@ struct TileKernels {
 };
 
 constinit const TileKernels kTileKernels[] = {
-    {Family::fp8_tensor, Format::e4m3, Hadamard::off, false, QUIRE_OF_DTYPES("tiles_fp8", "fp8_tensor")},
-    {Family::fp8_tensor, Format::e5m2, Hadamard::off, false, QUIRE_OF_DTYPES("tiles_fp8", "fp8_tensor_e5m2")},
-    {Family::fp8_block, Format::e4m3, Hadamard::off, false, QUIRE_OF_DTYPES("tiles_fp8", "fp8_block")},
-    {Family::fp8_block, Format::e5m2, Hadamard::off, false, QUIRE_OF_DTYPES("tiles_fp8", "fp8_block_e5m2")},
-    {Family::mxfp8, Format::e4m3, Hadamard::off, false, QUIRE_OF_DTYPES("tiles_fp8", "mxfp8")},
-    {Family::mxfp8, Format::e5m2, Hadamard::off, false, QUIRE_OF_DTYPES("tiles_fp8", "mxfp8_e5m2")},
-    {Family::mxfp4, Format::e2m1, Hadamard::off, false, QUIRE_OF_DTYPES("tiles_fp4", "mxfp4")},
-    {Family::nvfp4, Format::e2m1, Hadamard::off, false, QUIRE_OF_DTYPES("tiles_fp4", "nvfp4")},
-    {Family::nvfp4, Format::e2m1, Hadamard::off, true, QUIRE_OF_DTYPES("tiles_fp4", "nvfp4_sr")},
-    {Family::nvfp4, Format::e2m1, Hadamard::signs, false, QUIRE_OF_DTYPES("tiles_fp4", "nvfp4_rht")},
-    {Family::nvfp4, Format::e2m1, Hadamard::signs, true, QUIRE_OF_DTYPES("tiles_fp4", "nvfp4_rht_sr")},
+    {Family::fp8_tensor, Format::e4m3, Hadamard::off, false, kOfDTypes<"tiles_fp8", "fp8_tensor">},
+    {Family::fp8_tensor, Format::e5m2, Hadamard::off, false, kOfDTypes<"tiles_fp8", "fp8_tensor_e5m2">},
+    {Family::fp8_block, Format::e4m3, Hadamard::off, false, kOfDTypes<"tiles_fp8", "fp8_block">},
+    {Family::fp8_block, Format::e5m2, Hadamard::off, false, kOfDTypes<"tiles_fp8", "fp8_block_e5m2">},
+    {Family::mxfp8, Format::e4m3, Hadamard::off, false, kOfDTypes<"tiles_fp8", "mxfp8">},
+    {Family::mxfp8, Format::e5m2, Hadamard::off, false, kOfDTypes<"tiles_fp8", "mxfp8_e5m2">},
+    {Family::mxfp4, Format::e2m1, Hadamard::off, false, kOfDTypes<"tiles_fp4", "mxfp4">},
+    {Family::nvfp4, Format::e2m1, Hadamard::off, false, kOfDTypes<"tiles_fp4", "nvfp4">},
+    {Family::nvfp4, Format::e2m1, Hadamard::off, true, kOfDTypes<"tiles_fp4", "nvfp4_sr">},
+    {Family::nvfp4, Format::e2m1, Hadamard::signs, false, kOfDTypes<"tiles_fp4", "nvfp4_rht">},
+    {Family::nvfp4, Format::e2m1, Hadamard::signs, true, kOfDTypes<"tiles_fp4", "nvfp4_rht_sr">},
 };
-constinit const OfDTypes kTileAmax = QUIRE_OF_DTYPES("tile_amax", "amax");
 
 const TileKernels* kernels_of(const QuantSpec& spec) {
   for (const TileKernels& row : kTileKernels)
@@ -80,7 +96,8 @@ void measure(TileAmaxJob job, const RowGroups& groups, const Context& context) {
   for (uint32_t* const to : {job.plain, job.transformed})
     fill(to, 0, groups.count * static_cast<int64_t>(sizeof(uint32_t)), context);
   if (job.plain || job.transformed)
-    launch(of_dtype(kTileAmax, job.x.dtype), grid_of_tiles(job.x, groups, job.transformed != nullptr), job, context);
+    launch(of_dtype(kOfDTypes<"tile_amax", "amax">, job.x.dtype),
+           grid_of_tiles(job.x, groups, job.transformed != nullptr), job, context);
 }
 
 bool transforms(const QuantSpec& spec, Direction direction) {
