@@ -2,12 +2,16 @@
 # would demand it of everyone who configures.
 set(QUIRE_CUDA auto CACHE STRING "libquire_cuda: auto (where nvcc is found), require or off")
 find_program(QUIRE_NVCC nvcc HINTS /usr/local/cuda/bin)
-if(QUIRE_CUDA STREQUAL "require" AND NOT QUIRE_NVCC)
-  message(FATAL_ERROR "quire: QUIRE_CUDA=require, and nvcc is not on PATH or in /usr/local/cuda/bin. Install CUDA 13.0, "
-                      "or configure with -DQUIRE_CUDA=off.")
+if(QUIRE_NVCC)
+  cmake_path(GET QUIRE_NVCC PARENT_PATH folder)
+  find_path(QUIRE_CUDA_INCLUDE cuda.h HINTS ${folder}/../targets/x86_64-linux/include ${folder}/../include)
+endif()
+if(QUIRE_CUDA STREQUAL "require" AND NOT QUIRE_CUDA_INCLUDE)
+  message(FATAL_ERROR "quire: QUIRE_CUDA=require, and nvcc with its header cuda.h is not on PATH or in "
+                      "/usr/local/cuda/bin. Install CUDA 13.0, or configure with -DQUIRE_CUDA=off.")
 endif()
 set(QUIRE_HAS_NVCC OFF)
-if(QUIRE_NVCC AND NOT QUIRE_CUDA STREQUAL "off" AND NOT CMAKE_CROSSCOMPILING)
+if(QUIRE_CUDA_INCLUDE AND NOT QUIRE_CUDA STREQUAL "off" AND NOT CMAKE_CROSSCOMPILING)
   set(QUIRE_HAS_NVCC ON)
 endif()
 

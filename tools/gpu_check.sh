@@ -4,7 +4,8 @@
 #
 #     tools/gpu_check.sh BUILD > docs/gpu/CARD-DATE.txt
 #
-# BUILD: a folder of ./dev build's with tests, made for this machine's minor version of PyTorch.
+# BUILD: a folder of the build with tests (./dev test makes one), for this machine's minor version of PyTorch, such as
+# build/torch-2.11.0+cpu: a build against PyTorch for CPUs serves its builds with CUDA too.
 set -u
 root=$(cd "$(dirname "$0")/.." && pwd)
 build=$(cd "${1:?the folder of the build}" && pwd)
@@ -30,7 +31,7 @@ ln -sfn "$build/lib" python/quire/lib
 export PYTHONPATH=$root/python QUIRE_GOLDEN_DIR=$build/golden LD_LIBRARY_PATH=$build/lib:${LD_LIBRARY_PATH:-}
 part "kernels against the CPU" 90 env QUIRE_CUDA_TESTS=gpu "$build/tests/cuda/test_cuda" --gtest_brief=1
 part "what is installed" 30 python3 -m quire.info
-part "golden vectors and operators" 120 python3 -m pytest -q --maxfail=40 --device cuda tests
+part "golden vectors, operators and layers" 150 python3 -m pytest -q --quick --maxfail=40 --device cuda tests/python tests/quire_torch tests/io
 for question in tools/gpu_questions/*; do
   case $question in
     *.py) part "question: $(basename "$question")" 60 python3 "$question" ;;

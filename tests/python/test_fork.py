@@ -164,7 +164,7 @@ def test_functions_have_no_static_variables_that_a_first_call_makes():
         ["readelf", "-sW", "--demangle", *LIBRARIES], stdout=subprocess.PIPE, text=True, check=True
     )
     guards = re.findall(r" OBJECT .*guard variable for (quire.*\).*)", symbols.stdout)
-    assert len(LIBRARIES) == 4 and " FUNC " in symbols.stdout and not guards
+    assert len(LIBRARIES) >= 4 and " FUNC " in symbols.stdout and not guards
 
 
 @pytest.mark.parametrize("name", LOCKS)
