@@ -1,9 +1,10 @@
 """How far quire's rows are from a device copy (quantizers) and from bfloat16 (products), in turns.
 
-Expected on an H100, where about 40 instructions an element for both directions run as fast as the copy of as many bytes:
-the row "tiles" executes 68 for MXFP8, 66 for fp8_block, 74 for NVFP4 (95 and 126 in recipes, with the Hadamard transform
-and stochastic rounding), so 0.6, 0.6, 0.5, 0.4 and 0.3 of a copy. decode32 multiplies in float32 without tensor cores: at
-most 0.06 of bfloat16 for 512 rows. few_rows reads half or a quarter of bfloat16's bytes: 0.5 to 1.5 for one row.
+Expected on an H100, where about 40 instructions an element for both directions run as fast as the copy of as many
+bytes: the row "tiles" executes 68 for MXFP8, 66 for fp8_block, 74 for NVFP4 (95 and 126 in recipes, with the Hadamard
+transform and stochastic rounding), so 0.6, 0.6, 0.5, 0.4 and 0.3 of a copy. decode32 multiplies in float32 without
+tensor cores: at most 0.06 of bfloat16 for 512 rows. few_rows reads half or a quarter of bfloat16's bytes: 0.5 to 1.5
+for one row.
 """
 
 import torch
