@@ -32,13 +32,6 @@ GroupedOutput on_device(const Problem& p, const Vector& bias, const Context& con
           .in_groups = p.in_groups()};
 }
 
-/// Blocks along y take groups.
-Grid with_groups(Grid grid, int64_t groups) {
-  constexpr int64_t most = 1 << 15;
-  grid.blocks_y = static_cast<unsigned>(std::clamp<int64_t>(groups, 1, most));
-  return grid;
-}
-
 /// Operands and outputs of products; rows that belong to no group are zero from here on.
 GemmJob job_of(const GemmProblem& p, const Context& context) {
   GemmJob job{on_device(p.a, context), on_device(p.b, context), on_device(p, {p.bias, p.bias_dtype}, context),

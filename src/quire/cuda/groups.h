@@ -23,6 +23,13 @@ Places place_groups(const RowGroups& groups, int64_t rows, const Context& contex
 /// The same with their places in flat buffers.
 Places place_groups(const RowGroups& groups, int64_t rows, const FlatGroups& flat, const Context& context);
 
+/// Blocks along y take groups in turns: as many as there are, up to what a launch may have.
+inline Grid with_groups(Grid grid, int64_t groups) {
+  constexpr int64_t most = 1 << 15;
+  grid.blocks_y = static_cast<unsigned>(std::clamp<int64_t>(groups, 1, most));
+  return grid;
+}
+
 /// Zeroes the rows of `m` that belong to no group; nothing for one tensor.
 void zero_beyond(const MutableMatrix& m, const Places& groups, const Context& context);
 

@@ -4,6 +4,7 @@
 #include "quire/cuda/kernels/pointwise_vector.h"
 #include "quire/cuda/quantize.h"
 #include "quire/cuda/rows.h"
+#include "quire/cuda/sides.h"
 
 namespace quire::cuda {
 namespace {
@@ -28,10 +29,7 @@ void launch_over(int64_t work, const Kernel& kernel, const Job& job, const Conte
   if (work > 0) launch(kernel, grid_of(work), job, context);
 }
 
-bool is_quantized(const Destination& to) {
-  const auto present = [](const Side& s) { return s.data || s.scale || s.amax; };
-  return present(to.rowwise) || present(to.columnwise);
-}
+bool is_quantized(const Destination& to) { return is_present(to.rowwise) || is_present(to.columnwise); }
 
 /// Where y is computed: memory of the workspace if only its quantization is wanted, and none if nothing is.
 MutableMatrix computed_y(const Destination& to, const Context& context) {

@@ -14,17 +14,9 @@ constinit const Kernel kQuantizeAny{"quantize", "quantize_any"};
 constinit const Kernel kDequantizeAny{"quantize", "dequantize_any"};
 constinit const Kernel kReorderAny{"quantize", "reorder"};
 
-/// Blocks along y take groups: more than one only where there are groups.
-Grid grid_of_groups(int64_t work, const Places& groups) {
-  constexpr int64_t most = 1 << 15;
-  Grid grid = grid_of(work);
-  grid.blocks_y = static_cast<unsigned>(std::clamp<int64_t>(groups.count, 1, most));
-  return grid;
-}
-
 /// Threads for the parts of a direction of a matrix, or of the largest of groups: all rows at most.
 Grid grid_of_parts(const QuantSpec& spec, const Matrix& x, Direction direction, const Places& groups) {
-  return grid_of_groups(Parts(ValueLines(spec, x, direction)).count, groups);
+  return with_groups(grid_of(Parts(ValueLines(spec, x, direction)).count), groups.count);
 }
 
 /// Amaxes above the blocks of a direction, with zeros of groups without rows.
@@ -81,7 +73,8 @@ void dequantize(const DequantizeProblem& p, const Context& context) {
   const Places groups =
       place_groups(p.groups, p.rows, FlatGroups{p.spec, p.direction, p.cols, p.room, p.what}, context);
   zero_beyond(p.out, groups, context);
-  launch(kDequantizeAny, grid_of_groups(p.out.rows * p.out.cols, groups), DequantizeJob{p, groups}, context);
+  launch(kDequantizeAny, with_groups(grid_of(p.out.rows * p.out.cols), groups.count), DequantizeJob{p, groups},
+         context);
 }
 
 void reorder(const ReorderProblem& p, const Context& context) {
