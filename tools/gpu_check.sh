@@ -2,13 +2,23 @@
 # What an NVIDIA GPU says of this commit, as one text: tests of the kernels, then of the operators and layers, then the
 # questions that wait for hardware. For a machine that is at hand for minutes: everything is built before.
 #
-#     tools/gpu_check.sh BUILD > docs/gpu/CARD-DATE.txt
+#     tools/gpu_check.sh pack BUILD > build/gpu.tar.gz         here
+#     tools/gpu_check.sh build/gpu.tar.gz > docs/gpu/CARD-DATE.txt   there
 #
-# BUILD: a folder of the build with tests (./dev test makes one), for this machine's minor version of PyTorch, such as
-# build/torch-2.11.0+cpu: a build against PyTorch for CPUs serves its builds with CUDA too.
+# BUILD: a folder of the build with tests (./dev test makes one), for that machine's minor version of PyTorch, such as
+# build/torch-2.11.0+cpu: a build against PyTorch for CPUs serves its builds with CUDA too. On a machine that builds for
+# itself the folder takes the place of the archive.
 set -u
 root=$(cd "$(dirname "$0")/.." && pwd)
-build=$(cd "${1:?the folder of the build}" && pwd)
+if [ "${1:?pack, an archive or the folder of a build}" = pack ]; then
+  exec tar -C "${2:?the folder of the build}" --dereference -cz lib golden tests/cuda/test_cuda
+fi
+if [ -f "$1" ]; then
+  build=$(mktemp -d)
+  tar -C "$build" -xzf "$1" || exit 1
+else
+  build=$(cd "$1" && pwd) || exit 1
+fi
 cd "$root" || exit 1
 failed=0
 
@@ -31,7 +41,7 @@ ln -sfn "$build/lib" python/quire/lib
 export PYTHONPATH=$root/python QUIRE_GOLDEN_DIR=$build/golden LD_LIBRARY_PATH=$build/lib:${LD_LIBRARY_PATH:-}
 part "kernels against the CPU" 90 env QUIRE_CUDA_TESTS=gpu "$build/tests/cuda/test_cuda" --gtest_brief=1
 part "what is installed" 30 python3 -m quire.info
-part "golden vectors, operators and layers" 150 python3 -m pytest -q --quick --maxfail=40 --device cuda tests/python tests/quire_torch tests/io
+part "golden vectors, operators and layers" 150 python3 -m pytest -q -n 8 --tb=short --quick --maxfail=40 --device cuda tests/python tests/quire_torch tests/io
 for question in tools/gpu_questions/*; do
   case $question in
     *.py) part "question: $(basename "$question")" 60 python3 "$question" ;;
