@@ -6,7 +6,7 @@
 #     tools/gpu_check.sh build/gpu.tar.gz > docs/gpu/CARD-DATE.txt   there
 #
 # BUILD: a folder of the build with tests (./dev test makes one), for that machine's minor version of PyTorch, such as
-# build/torch-2.11.0+cpu: a build against PyTorch for CPUs serves its builds with CUDA too. On a machine that builds for
+# build/torch-2.11.0: a build against PyTorch for CPUs serves its builds with CUDA too. On a machine that builds for
 # itself the folder takes the place of the archive.
 set -u
 root=$(cd "$(dirname "$0")/.." && pwd)

@@ -100,6 +100,7 @@ class CudaDevice::Emulated final : public cuda::Driver {
   }
   cuda::Capability capability(int) override { return {.major = 9, .minor = 0, .multiprocessors = 2}; }
   FaultRecord* faults(int) override { return faults_; }
+  bool capturing(int, void*) override { return false; }
 
   /// To be called when the memory has been cleared.
   void renew() { faults_ = new (memory_.allocate(sizeof(FaultRecord))) FaultRecord{}; }
@@ -132,6 +133,7 @@ class CudaDevice::Gpu final : public cuda::Driver {
   }
   cuda::Capability capability(int index) override { return cuda::nvidia_driver().capability(index); }
   FaultRecord* faults(int index) override { return cuda::nvidia_driver().faults(index); }
+  bool capturing(int index, void* stream) override { return cuda::nvidia_driver().capturing(index, stream); }
 
   void synchronize() const {
     expect_success(driver_function<decltype(cuCtxSynchronize)>("cuCtxSynchronize")(), "cuCtxSynchronize");

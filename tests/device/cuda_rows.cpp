@@ -21,10 +21,6 @@
 namespace testdevice {
 namespace {
 
-Place place_of(const quire::Context& context) {
-  return {context.index, static_cast<int64_t>(reinterpret_cast<uintptr_t>(context.stream))};
-}
-
 /// Records of faults, which kernels write and the host reads.
 std::array<quire::FaultRecord, kDevices> records;
 
@@ -48,7 +44,7 @@ class Driver final : public quire::cuda::Driver {
  public:
   void launch(const quire::cuda::Kernel& kernel, const quire::cuda::Grid& grid, const void* parameters, size_t bytes,
               const quire::Context& context) override {
-    Launch launch(std::string(kernel.name), place_of(context));
+    Launch launch(std::string(kernel.name), place_of(context.index, context.stream));
     const std::string copy(static_cast<const char*>(parameters), bytes);
     use_pointers(launch, copy, context.index);
     const quire::emulator::Launch shape{
@@ -61,12 +57,13 @@ class Driver final : public quire::cuda::Driver {
   }
 
   void fill(void* memory, uint8_t value, int64_t bytes, const quire::Context& context) override {
-    Launch launch("fill", place_of(context));
+    Launch launch("fill", place_of(context.index, context.stream));
     void* const to = launch(memory);
     std::move(launch).run([=] { std::memset(to, value, static_cast<size_t>(bytes)); });
   }
 
   quire::cuda::Capability capability(int) override { return {.major = 9, .minor = 0, .multiprocessors = 2}; }
+  bool capturing(int index, void* stream) override { return testdevice::capturing(place_of(index, stream)); }
   quire::FaultRecord* faults(int index) override { return &records.at(static_cast<size_t>(index)); }
 
  private:

@@ -156,8 +156,7 @@ void run(const Problem& problem, const quire::Context& context) {
   HostLists lists;
   Problem given = problem;
   parts(Lender(lists), given);
-  Launch launch(std::string(Problem::kOp),
-                {context.index, static_cast<int64_t>(reinterpret_cast<uintptr_t>(context.stream))});
+  Launch launch(std::string(Problem::kOp), place_of(context.index, context.stream));
   const auto kept = std::make_shared<Kept<Problem>>(given);
   parts(Translator(launch, kept->lists), kept->problem);
   std::move(launch).run([kept, &row, faults = context.faults] {
@@ -181,6 +180,8 @@ quire::FaultRecord* faults(int index) {
   return &all.at(static_cast<size_t>(index));
 }
 
+bool captures(int index, void* stream) { return capturing(place_of(index, stream)); }
+
 constexpr size_t kMostRows = 8;
 
 template <class Problem, size_t... numbers>
@@ -202,10 +203,10 @@ struct Rows {
 /// The rows that QUIRE_TEST_DEVICE_ROWS asks for: the host's, or those of a GPU ("cuda").
 quire::Device chosen_rows() {
   const char* const rows = std::getenv("QUIRE_TEST_DEVICE_ROWS");
-  if (!rows || std::string_view(rows) == "host") return {kName, quire::ForAllProblems<Rows>::make(), faults};
+  if (!rows || std::string_view(rows) == "host") return {kName, quire::ForAllProblems<Rows>::make(), faults, captures};
   quire::check(std::string_view(rows) == "cuda", "QUIRE_TEST_DEVICE_ROWS is '", rows, "'; it may be host or cuda");
 #ifdef QUIRE_PTX_DIR
-  return {kName, cuda_rows(), cuda_faults};
+  return {kName, cuda_rows(), cuda_faults, captures};
 #else
   quire::fail("QUIRE_TEST_DEVICE_ROWS=cuda: this build has no CUDA kernels, because it found no nvcc");
 #endif

@@ -7,6 +7,7 @@ namespace quire::cuda {
 namespace {
 
 FaultRecord* faults(int index) { return driver().faults(index); }
+bool capturing(int index, void* stream) { return driver().capturing(index, stream); }
 
 /// Whoever loads this library has one more kind of device.
 const bool registered = [] {
@@ -23,7 +24,8 @@ const Device& device() {
        kColumnSum, kNorm,          kNormGrad,   kActivation, kActivationGrad, kRoute,
        kRouteGrad, kLimitCapacity, kPermute,    kUnpermute,  kPermutedDot,    kExpertRows,
        kChunkRows, kFingerprint,   kAdvance,    kMaximum,    kCollect,        kDelayedUpdate},
-      faults};
+      faults,
+      capturing};
   return kDevice;
 }
 

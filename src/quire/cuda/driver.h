@@ -45,6 +45,8 @@ class Driver {
   /// Fills memory of the device, in the order of the context's stream.
   virtual void fill(void* memory, uint8_t value, int64_t bytes, const Context& context) = 0;
   virtual Capability capability(int index) = 0;
+  /// Whether a stream of a device is being captured.
+  virtual bool capturing(int index, void* stream) = 0;
   /// The device's record of faults, in memory of the host that kernels write. One for as long as the process lives.
   virtual FaultRecord* faults(int index) = 0;
 };

@@ -26,6 +26,7 @@ struct Library {
   decltype(&cuCtxGetCurrent) get_current = nullptr;
   decltype(&cuCtxSetCurrent) set_current = nullptr;
   decltype(&cuThreadExchangeStreamCaptureMode) exchange_capture_mode = nullptr;
+  decltype(&cuStreamIsCapturing) is_capturing = nullptr;
   decltype(&cuMemHostAlloc) host_alloc = nullptr;
   decltype(&cuMemsetD8Async) memset_async = nullptr;
   decltype(&cuLibraryLoadData) library_load = nullptr;
@@ -45,6 +46,7 @@ struct Library {
     find(device_attribute, "cuDeviceGetAttribute"), find(retain_primary, "cuDevicePrimaryCtxRetain");
     find(get_current, "cuCtxGetCurrent"), find(set_current, "cuCtxSetCurrent");
     find(exchange_capture_mode, "cuThreadExchangeStreamCaptureMode"), find(host_alloc, "cuMemHostAlloc");
+    find(is_capturing, "cuStreamIsCapturing");
     find(memset_async, "cuMemsetD8Async"), find(library_load, "cuLibraryLoadData");
     find(library_kernel, "cuLibraryGetKernel"), find(kernel_attribute, "cuKernelSetAttribute");
     find(launch, "cuLaunchKernel");
@@ -72,6 +74,13 @@ class Nvidia final : public Driver {
     expect(cuda_.memset_async(reinterpret_cast<CUdeviceptr>(memory), value, static_cast<size_t>(bytes),
                               static_cast<CUstream>(context.stream)),
            "cuMemsetD8Async");
+  }
+
+  bool capturing(int index, void* stream) override {
+    const Current current(*this, index);
+    CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
+    expect(cuda_.is_capturing(static_cast<CUstream>(stream), &status), "cuStreamIsCapturing");
+    return status != CU_STREAM_CAPTURE_STATUS_NONE;
   }
 
   Capability capability(int index) override { return of(index).capability; }

@@ -37,6 +37,8 @@ struct Device {
   /// Where the kernels of the index-th of its kind report values that break a rule (base/fault.h). One for all streams,
   /// for as long as the process lives: captured kernels refer to it. Null: its kernels throw.
   FaultRecord* (*faults)(int index) = nullptr;
+  /// Whether a stream of the index-th is being captured. Null: this kind captures none.
+  bool (*capturing)(int index, void* stream) = nullptr;
 };
 
 /// Whether the pointers of a problem are memory of the host, and its kernels run before the call returns. The only way

@@ -79,7 +79,8 @@ void CallContext::enter_device() {
   context_.index = device_.index();
   const c10::Stream stream = guard.getStream(device_);
   context_.stream = guard.getStreamNativeHandle(stream);
-  context_.capturing = guard.isStreamCapturing(stream);
+  const auto capturing = context_.device->capturing;
+  context_.capturing = capturing && capturing(context_.index, context_.stream);
   if (!context_.device->faults) return;
   context_.faults = context_.device->faults(context_.index);
   quire::raise_reported(*context_.faults);

@@ -28,6 +28,10 @@ struct Place {
   auto operator<=>(const Place&) const = default;
 };
 std::string text(Place at);
+/// The stream whose handle this is: its number, so that the default stream's is null, as CUDA has it.
+inline Place place_of(int device, const void* stream) {
+  return {device, static_cast<int64_t>(reinterpret_cast<uintptr_t>(stream))};
+}
 
 // ---- What the calling thread has chosen.
 int current_device();
