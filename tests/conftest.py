@@ -22,7 +22,7 @@ TAKES_DEVICE = re.compile(r"def test_\w+\([^)]*\bdevice\b|pytest\.mark\.any_devi
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--fuzz-seconds", type=float, default=60, help="how long the fuzzer of operators calls them")
+    parser.addoption("--fuzz-seconds", type=float, default=20, help="how long the fuzzer of operators calls them")
     parser.addoption("--fuzz-seed", type=int, default=0, help="which calls it makes")
     parser.addoption(
         "--device", choices=DEVICES, default="cpu", help="where tests that take `device` compute; not cpu: only these"

@@ -75,15 +75,17 @@ def run(*command) -> None:
     subprocess.run([str(part) for part in command], check=True, cwd=ROOT)
 
 
-def compile_caches(folder: Path) -> Path:
-    """PyTorch's compile caches know an operator by its schema, not by its code: each build has caches of its own."""
+def compile_caches(folder: Path) -> dict[str, str]:
+    """PyTorch's compile caches know an operator by its schema, not by its code: each build has keys of its own. All
+    share the folder, where the compiler's results are found by the generated code."""
     library = (folder / "lib/libquire_torch.so").read_bytes()
-    return folder / "compiled" / hashlib.sha256(library).hexdigest()[:16]
+    tag = hashlib.sha256(library).hexdigest()[:16]
+    return {"TORCHINDUCTOR_CACHE_DIR": str(folder / "compiled"), "TORCH_COMPILE_CACHE_KEY_TAG": tag}
 
 
 def hand_over(*command, folder: Path | None = None, **environment: str) -> None:
     """Goes on as another program, whose output and exit status are then those of ./dev. folder: of the build."""
-    caches = {"TORCHINDUCTOR_CACHE_DIR": str(compile_caches(folder or release_folder()))}
+    caches = compile_caches(folder or release_folder())
     arguments = [sys.executable, *(str(part) for part in command)]
     os.execve(sys.executable, arguments, caches | os.environ | environment)
 
@@ -143,7 +145,6 @@ def pytest(*arguments: str, **environment: str) -> bool:
 
 
 def test_environment() -> dict[str, str]:
-    caches = {"TORCHINDUCTOR_CACHE_DIR": str(compile_caches(release_folder()))}
     # Without the first, each process that compiles starts others, which import PyTorch and compile nothing: threads
     # compile what runs on a CPU. The second is of the code around kernels that AOTInductor makes. Without the third,
     # each process that compiles asks another one whether it can load code of the CPU's instruction set.
@@ -153,7 +154,12 @@ def test_environment() -> dict[str, str]:
         "TORCHINDUCTOR_VEC_ISA_OK": "1",
     }
     # Whatever the caller's environment says of bytecode: the several processes of pytest would each rewrite every file.
-    return caches | quick | os.environ | {"QUIRE_GOLDEN_DIR": str(golden()), "PYTHONDONTWRITEBYTECODE": ""}
+    return (
+        compile_caches(release_folder())
+        | quick
+        | os.environ
+        | {"QUIRE_GOLDEN_DIR": str(golden()), "PYTHONDONTWRITEBYTECODE": ""}
+    )
 
 
 def workers() -> tuple[list[str], dict[str, str]]:
