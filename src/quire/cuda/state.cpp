@@ -15,7 +15,7 @@ constinit const Kernel kPlanSteps{"state", "plan_steps"};
 constinit const Kernel kEndSteps{"state", "end_steps"};
 
 void fingerprint(const FingerprintProblem& p, const Context& context) {
-  constexpr int64_t words = 8, most_groups = 1 << 15;  // of a thread, and along y
+  constexpr int64_t words = 8;  // of a thread
   const int64_t count = p.groups.count;
   const Matrix x{p.x.data, p.each.empty() ? p.x.dtype : p.each[0].dtype, p.x.rows, p.x.cols, p.x.row_stride};
   FingerprintJob job{.x = x,
@@ -28,11 +28,8 @@ void fingerprint(const FingerprintProblem& p, const Context& context) {
                      .site = fault_site(context, p.what)};
   if (p.only.ends.data) job.only = place_groups(p.only, p.only.rows, context);
   fill(job.sums, 0, count * static_cast<int64_t>(sizeof(uint64_t)), context);
-  if (x.rows > 0 && x.cols > 0) {
-    Grid grid = grid_of(ceil_div(x.rows * ceil_div(x.cols * size_of(x.dtype), 8), words * count));
-    grid.blocks_y = static_cast<unsigned>(std::clamp<int64_t>(count, 1, most_groups));
-    launch(kSumWords, grid, job, context);
-  }
+  const int64_t threads = ceil_div(x.rows * ceil_div(x.cols * size_of(x.dtype), 8), words * count);
+  if (threads > 0) launch(kSumWords, with_groups(grid_of(threads), count), job, context);
   launch(kEndFingerprints, grid_of(count), job, context);
 }
 

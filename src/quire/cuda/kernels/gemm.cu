@@ -60,15 +60,14 @@ __global__ void gemm_any(const __grid_constant__ GemmJob job) {
 
 __global__ void matmul_any(const __grid_constant__ MatmulJob job) {
   const DType dtype = job.out.all.dtype;
-  for (int64_t e = blockIdx.y; e < job.groups.count; e += gridDim.y) {
-    const GroupPlace place = job.groups[e];
+  each_group(job.groups, [&](int64_t e, const GroupPlace& place) {
     const ProductOutput to = output_of(job.out, e, place, job.transpose_a ? job.a.cols : place.rows);
     if (job.out.in_groups && place.rows == 0) {
       if (job.transpose_a)
         each_of(to.out.rows * to.out.cols, [&](int64_t n) {
           store_element(to.out.data, dtype, n / to.out.cols * to.out.row_stride + n % to.out.cols, 0.0f);
         });
-      continue;
+      return;
     }
     const PlainValues a{matrix_of(job.a, place), job.transpose_a, dtype};
     const int64_t length = job.transpose_a ? place.rows : job.a.cols;
@@ -77,7 +76,7 @@ __global__ void matmul_any(const __grid_constant__ MatmulJob job) {
                length);
     else
       multiply(to, a, PlainValues{b_of(job, e, place), job.transpose_b, dtype}, length);
-  }
+  });
 }
 
 }  // extern "C"

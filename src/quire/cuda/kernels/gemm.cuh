@@ -61,23 +61,22 @@ __device__ inline void report_contraction(const GemmJob& job, int64_t a, int64_t
 /// of the block's row.
 template <class Each>
 __device__ void each_product(const GemmJob& job, Each&& each) {
-  for (int64_t e = blockIdx.y; e < job.a.groups.count; e += gridDim.y) {
-    const GroupPlace place = job.a.groups[e];
+  each_group(job.a.groups, [&](int64_t e, const GroupPlace& place) {
     const Operand a = operand_of(job.a, e, place), b = operand_of(job.b, e, job.b.groups[e]);
     const ProductOutput to = output_of(job.out, e, place, a.outer);
     if (job.out.in_groups && place.rows == 0) {
-      if (job.out.by_rows || job.out.addend) continue;
+      if (job.out.by_rows || job.out.addend) return;
       each_of(to.out.rows * to.out.cols, [&](int64_t i) {
         store_element(to.out.data, to.out.dtype, i / to.out.cols * to.out.row_stride + i % to.out.cols, 0.0f);
       });
-      continue;
+      return;
     }
     if (a.contraction != b.contraction) {
       if (thread() == 0) report_contraction(job, a.contraction, b.contraction);
-      continue;
+      return;
     }
     each(OneProduct{OperandValues(a), OperandValues(b), to});
-  }
+  });
 }
 
 }  // namespace quire::cuda

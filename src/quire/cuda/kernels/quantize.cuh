@@ -1,5 +1,5 @@
 // The reference of quantization on a GPU: the rules of quire/spec, a thread for the values of each scale. It takes
-// every spec, known at run time or when it is compiled. blockIdx.y counts groups.
+// every spec, known at run time or when it is compiled.
 #pragma once
 
 #include "quire/cuda/kernels/groups.cuh"
@@ -7,12 +7,6 @@
 #include "quire/cuda/kernels/threads.cuh"
 
 namespace quire::cuda {
-
-/// Calls each(group, place) for the groups of this block.
-template <class Each>
-__device__ void each_group(const Places& groups, Each&& each) {
-  for (int64_t e = blockIdx.y; e < groups.count; e += gridDim.y) each(e, groups[e]);
-}
 
 /// One group of a quantization.
 struct Group {

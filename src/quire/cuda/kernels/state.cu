@@ -15,10 +15,9 @@ namespace {
 /// Calls each(group, its matrix) for the groups of this block that are wanted.
 template <class Each>
 __device__ void each_wanted(const FingerprintJob& job, const Each& each) {
-  for (int64_t e = blockIdx.y; e < job.groups.count; e += gridDim.y) {
-    if (job.only.places && job.only[e].rows == 0) continue;
-    each(e, job.each ? job.each[e] : matrix_of(job.x, job.groups[e]));
-  }
+  each_group(job.groups, [&](int64_t e, const GroupPlace& place) {
+    if (!job.only.places || job.only[e].rows > 0) each(e, group_matrix(job.x, job.each, e, place));
+  });
 }
 
 /// The 8 bytes at `from`, or the `bytes` that are left of a row, as one number.
