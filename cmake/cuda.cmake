@@ -18,25 +18,54 @@ endif()
 # constexpr functions of the core are device code too. Without -fmad=false ptxas may fuse a multiplication and an addition,
 # which then round once: other bytes than on the CPU.
 set(QUIRE_NVCC_FLAGS -std=c++20 --expt-relaxed-constexpr -fmad=false -ccbin ${CMAKE_CXX_COMPILER})
-# Kernels that use nothing of one chip: PTX of the oldest, which ptxas assembles for each, and which newer ones than
-# these assemble themselves. The emulator runs this PTX.
-set(QUIRE_CHIPS sm_80,sm_89,sm_90,sm_100,sm_103,sm_120,compute_80)
+# Chips that kernels are assembled for; newer ones assemble the PTX beside them.
+set(QUIRE_CHIPS 80 89 90 100 103 120 CACHE STRING "libquire_cuda: chips that kernels are assembled for, such as 80 and 90")
+# Modules that have code of their own for chips from 8.9 on, with instructions that older ones lack.
+set(QUIRE_MODULES_OF_89 tiles_fp4 tiles_fp8)
 
-# quire_nvcc(OUTPUT SOURCE FLAGS...): what nvcc makes of a source, with includes that start at src/ and tests/.
+# quire_nvcc(OUTPUT SOURCE FLAGS...): what nvcc makes of a source, with includes that start at src/ and tests/. OUTPUT.ptxas
+# holds what ptxas says of each kernel.
 function(quire_nvcc output source)
   cmake_path(GET output FILENAME name)
+  set(script ${PROJECT_SOURCE_DIR}/cmake/nvcc.sh)
   add_custom_command(
     OUTPUT ${output}
-    COMMAND ${QUIRE_NVCC} ${QUIRE_NVCC_FLAGS} ${ARGN} -I ${PROJECT_SOURCE_DIR}/src -I ${PROJECT_SOURCE_DIR}/tests -MD -MF
-            ${output}.d -MT ${output} ${source} -o ${output}
-    DEPENDS ${source}
+    BYPRODUCTS ${output}.ptxas
+    COMMAND ${script} ${output} ${QUIRE_NVCC} ${QUIRE_NVCC_FLAGS} -Xptxas -v ${ARGN} -I ${PROJECT_SOURCE_DIR}/src -I
+            ${PROJECT_SOURCE_DIR}/tests -MD -MF ${output}.d -MT ${output} ${source} -o ${output}
+    DEPENDS ${source} ${script}
     DEPFILE ${output}.d
     COMMENT "Compiling ${name}"
     VERBATIM)
 endfunction()
 
-# quire_ptx(OUTPUT SOURCE CHIP FLAGS...): PTX for a compute capability such as 80, in the current folder of the build.
-function(quire_ptx output source chip)
+# quire_fatbin(OUTPUT SOURCE NAME): one binary for all chips, of a module. Each chip gets the newest code that it runs. By
+# --compress-mode=size it is a third as large. Drivers from CUDA 12.4 on read that, and machine code of CUDA 13 demands one
+# of CUDA 13 anyway.
+function(quire_fatbin output source module)
+  set(newest 80)
+  if(module IN_LIST QUIRE_MODULES_OF_89)
+    set(newest 89)
+  endif()
+  foreach(chip ${QUIRE_CHIPS})
+    set(from 80)
+    if(chip GREATER_EQUAL 89)
+      set(from ${newest})
+    endif()
+    list(APPEND code_${from} sm_${chip})
+  endforeach()
+  list(APPEND code_${newest} compute_${newest})
+  foreach(from 80 89)
+    if(code_${from})
+      list(JOIN code_${from} "," code)
+      list(APPEND flags -gencode arch=compute_${from},code=[${code}])
+    endif()
+  endforeach()
+  quire_nvcc(${output} ${source} -O3 ${flags} --compress-mode=size -fatbin)
+endfunction()
+
+# quire_ptx(OUTPUT SOURCE CAPABILITY FLAGS...): PTX for a compute capability such as 80, in the current folder of the build.
+function(quire_ptx output source capability)
   quire_nvcc(${CMAKE_CURRENT_BINARY_DIR}/${output} ${CMAKE_CURRENT_SOURCE_DIR}/${source} -gencode
-             arch=compute_${chip},code=compute_${chip} ${ARGN} -ptx)
+             arch=compute_${capability},code=compute_${capability} ${ARGN} -ptx)
 endfunction()

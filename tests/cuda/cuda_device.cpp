@@ -107,13 +107,15 @@ class CudaDevice::Emulated final : public cuda::Driver {
 
   uint64_t steps = 0, launches = 0;
   std::map<std::string, std::string> instead;
+  int code_of = 90;  ///< run_code_of()
 
  private:
-  static const emulator::Program& program(std::string_view module, std::string_view kernel) {
+  const emulator::Program& program(std::string_view module, std::string_view kernel) const {
     static std::map<std::string, std::map<std::string, emulator::Program>> modules;
-    const std::string name(module);
-    if (!modules.contains(name)) modules[name] = emulator::parse(ptx_of(name + ".ptx"));
-    return modules.at(name).at(std::string(kernel));
+    std::string file(module);
+    if (code_of >= 89 && has_ptx(file + ".89.ptx")) file += ".89";
+    if (!modules.contains(file)) modules[file] = emulator::parse(ptx_of(file + ".ptx"));
+    return modules.at(file).at(std::string(kernel));
   }
 
   EmulatedMemory& memory_;
@@ -181,6 +183,10 @@ void CudaDevice::replace(const std::string& kernel, const std::string& by) {
   check(emulated_ != nullptr, "kernels of tests run on the emulator alone");
   emulated_->instead.clear();
   if (!by.empty()) emulated_->instead[kernel] = by;
+}
+
+void CudaDevice::run_code_of(int capability) {
+  if (emulated_) emulated_->code_of = capability;
 }
 
 uint64_t CudaDevice::steps() const { return emulated_ ? emulated_->steps : 0; }

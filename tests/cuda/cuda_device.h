@@ -45,6 +45,8 @@ class CudaDevice final : public Workspace {
   void synchronize();
   /// Launches a kernel of kernels.cu in the place of another; empty names: no more. On the emulator alone.
   void replace(const std::string& kernel, const std::string& by);
+  /// The emulator runs what modules have for chips of a compute capability such as 80; at first, for the newest.
+  void run_code_of(int capability);
   /// Instructions that the emulator has run, and launches.
   uint64_t steps() const;
   uint64_t launches() const;

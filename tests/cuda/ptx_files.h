@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <cstdlib>
+#include <filesystem>
 #include <fstream>
 #include <iterator>
 #include <map>
@@ -21,6 +22,10 @@ inline std::string ptx_of(const std::string& name) {
   std::ifstream file(path);
   EXPECT_TRUE(file) << "no file " << path;
   return {std::istreambuf_iterator<char>(file), {}};
+}
+
+inline bool has_ptx(const std::string& name) {
+  return std::filesystem::exists(std::string(QUIRE_PTX_DIR) + "/" + name);
 }
 
 /// Runs a kernel of kernels.cu over a struct of its parameters, on as many threads as have work, but not more than 80:

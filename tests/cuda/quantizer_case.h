@@ -43,6 +43,8 @@ class QuantizerComparison {
   template <class Values>
   void run(const QuantizerCase& c, Values&& x);
 
+  CudaDevice& device() { return twins_.device; }
+
   uint64_t compared = 0, steps = 0;
 
  private:

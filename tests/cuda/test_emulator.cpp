@@ -1,7 +1,13 @@
 // The emulator against the PTX ISA: what operations give, and what is refused.
 #include <gtest/gtest.h>
 
+#include <cmath>
+
 #include "cuda/emulator/emulator.h"
+#include "cuda/emulator/small_floats.h"
+#include "quire/format/codec.h"
+#include "quire/format/fast.h"
+#include "quire/format/half.h"
 
 namespace quire::testing {
 namespace {
@@ -260,6 +266,33 @@ TEST(Emulator, WhatIsUnknownOrNotExactOrOutsideOfMemoryIsRefused) {
     } catch (const emulator::Error& e) {
       EXPECT_NE(std::string(e.what()).find(text), std::string::npos) << body << ": " << e.what();
     }
+}
+
+/// The emulator has its own rule, written from the text of PTX. A GPU's instructions gave the core's code for every
+/// float32.
+template <Format kFormat, const emulator::SmallFormat& kSmall>
+void expect_codes_of_the_core() {
+  std::vector<float> points{NAN, -NAN, INFINITY, -INFINITY};
+  for (uint32_t bits = 0; bits < 0x10000; ++bits) {
+    points.push_back(f16_to_f32(static_cast<uint16_t>(bits)));
+    points.push_back(bf16_to_f32(static_cast<uint16_t>(bits)));
+  }
+  for (int code = 0; code < row(kFormat).max_code(); ++code) {
+    const float low = decode(kFormat, code), high = decode(kFormat, code + 1), middle = low + (high - low) / 2;
+    for (const float x : {std::nextafter(middle, 0.0f), middle, std::nextafter(middle, high)})
+      points.insert(points.end(), {x, -x});
+  }
+  for (const float x : points) {
+    const auto expected = static_cast<uint32_t>(encode(kFormat, x));
+    ASSERT_EQ(emulator::encode_small<kSmall>(static_cast<double>(x)), expected) << x;
+    ASSERT_EQ(encode_fast<kFormat>(x), expected) << x;
+  }
+}
+
+TEST(Emulator, GivesEveryNumberOf16BitsAndEachHalfwayPointTheCodeOfTheCore) {
+  expect_codes_of_the_core<Format::e4m3, emulator::kE4m3>();
+  expect_codes_of_the_core<Format::e5m2, emulator::kE5m2>();
+  expect_codes_of_the_core<Format::e2m1, emulator::kE2m1>();
 }
 
 }  // namespace

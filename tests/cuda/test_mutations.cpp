@@ -11,6 +11,7 @@
 #include <iostream>
 #include <random>
 
+#include "cuda/many_cases.h"
 #include "cuda/mutation.h"
 #include "cuda/ptx_files.h"
 
@@ -74,11 +75,7 @@ std::vector<Mutant> some_mutants(const Subject& subject, const std::string& kind
   return mutants;
 }
 
-/// QUIRE_CUDA_CASES=many: all of them.
-std::size_t most_mutants() {
-  const char* cases = std::getenv("QUIRE_CUDA_CASES");
-  return cases && std::string(cases) == "many" ? 100000 : 12;
-}
+std::size_t most_mutants() { return many_cases() ? 100000 : 12; }
 
 TEST(Mutations, EachIsNoticedWhereTestsComeToIt) {
   for (const Subject& s : subjects()) {

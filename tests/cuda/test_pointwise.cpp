@@ -1,8 +1,7 @@
 // Norms, activations, their gradients and column sums: what a GPU computes has the bits of the CPU.
 #include <gtest/gtest.h>
 
-#include <cstdlib>
-
+#include "cuda/many_cases.h"
 #include "cuda/pointwise_case.h"
 
 namespace quire::testing {
@@ -25,8 +24,7 @@ struct Amount {
 template <class Body>
 void for_each_case(PointwiseComparison& cases, Amount amount, std::initializer_list<const char*> rows,
                    const Body& body) {
-  const char* const many = std::getenv("QUIRE_CUDA_CASES");
-  if (many && std::string_view(many) == "many") amount.rounds *= 10;
+  if (many_cases()) amount.rounds *= 10;
   for (uint64_t round = 0; round < 2 * amount.rounds; ++round)
     for (const Size& size : kSizes)
       for (uint64_t kind = 0; kind < 8 && !::testing::Test::HasFailure(); ++kind) {

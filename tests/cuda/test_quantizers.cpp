@@ -3,22 +3,18 @@
 
 #include <algorithm>
 #include <array>
-#include <cstdlib>
 #include <iostream>
 #include <sstream>
 
 #include "cuda/drawn.h"
 #include "cuda/grammar.h"
+#include "cuda/many_cases.h"
 #include "cuda/quantizer_case.h"
 
 namespace quire::testing {
 namespace {
 
-/// QUIRE_CUDA_CASES=many: a longer run with more cases.
-int64_t times_as_many(int64_t factor) {
-  const char* cases = std::getenv("QUIRE_CUDA_CASES");
-  return cases && std::string(cases) == "many" ? factor : 1;
-}
+int64_t times_as_many(int64_t factor) { return many_cases() ? factor : 1; }
 
 QuantizerCase random_case(QuantizerComparison& cases, const std::string& text) {
   constexpr std::array heights{1, 16, 33, 5, 17, 40, 130, 0}, widths{31, 64, 1, 130, 16, 48, 7, 0};
@@ -101,13 +97,17 @@ std::vector<float> critical_points(Format f) {
 /// Unrolled code has a copy of a rule for each value of a block: each has to meet each value.
 TEST(Quantizers, EachPlaceOfABlockRoundsEveryValueHalfwayBetweenTwoCodes) {
   QuantizerComparison cases(3);
-  for (const auto& [text, format] :
-       {std::pair{"mxfp8", Format::e4m3}, {"mxfp8:e5m2", Format::e5m2}, {"mxfp4", Format::e2m1}}) {
+  for (const auto& [text, format] : {std::pair{"mxfp8", Format::e4m3},
+                                     {"mxfp8:e5m2", Format::e5m2},
+                                     {"mxfp8:32x32", Format::e4m3},
+                                     {"mxfp8:e5m2:32x32", Format::e5m2},
+                                     {"mxfp4", Format::e2m1}}) {
     // A power of two above 2^-6 of the largest value in each block makes its scale 1: the rest are as they are.
     const std::vector<float> points = critical_points(format);
     const int64_t per_row = 31, rows = ceil_div(static_cast<int64_t>(points.size()), per_row);
     for (int64_t place = 0; place < 32; place += 4 / times_as_many(4)) {
       const QuantizerCase c{.spec = text, .rows = rows, .cols = 32, .stride = 32};
+      cases.device().run_code_of(place % 8 == 0 ? 80 : 89);
       cases.run(c, [&](int64_t i, int64_t j) {
         if (j == place) return largest(format);
         const int64_t n = i * per_row + (j + 32 - place) % 32 - 1;

@@ -42,29 +42,39 @@ const Kernel& of_dtype(const OfDTypes& kernels, DType dtype) {
 
 /// What of a spec is compiled into its kernels.
 struct TileKernels {
-  Family family;
-  Format element;
-  Hadamard hadamard;
-  bool stochastic;
+  QuantSpec spec;
   const OfDTypes& kernels;
 
   bool take(const QuantSpec& s) const {
-    return s.family == family && s.element == element && s.hadamard == hadamard && s.stochastic == stochastic;
+    return s.family == spec.family && s.element == spec.element && s.square == spec.square &&
+           s.hadamard == spec.hadamard && s.stochastic == spec.stochastic;
   }
 };
 
+constexpr QuantSpec fp8(Family family, Format element, bool square = false) {
+  return {.family = family, .element = element, .square = square};
+}
+constexpr QuantSpec fp4(Family family, Hadamard hadamard = Hadamard::off, bool stochastic = false) {
+  return {.family = family, .element = Format::e2m1, .hadamard = hadamard, .stochastic = stochastic};
+}
+
 constinit const TileKernels kTileKernels[] = {
-    {Family::fp8_tensor, Format::e4m3, Hadamard::off, false, kOfDTypes<"tiles_fp8", "fp8_tensor">},
-    {Family::fp8_tensor, Format::e5m2, Hadamard::off, false, kOfDTypes<"tiles_fp8", "fp8_tensor_e5m2">},
-    {Family::fp8_block, Format::e4m3, Hadamard::off, false, kOfDTypes<"tiles_fp8", "fp8_block">},
-    {Family::fp8_block, Format::e5m2, Hadamard::off, false, kOfDTypes<"tiles_fp8", "fp8_block_e5m2">},
-    {Family::mxfp8, Format::e4m3, Hadamard::off, false, kOfDTypes<"tiles_fp8", "mxfp8">},
-    {Family::mxfp8, Format::e5m2, Hadamard::off, false, kOfDTypes<"tiles_fp8", "mxfp8_e5m2">},
-    {Family::mxfp4, Format::e2m1, Hadamard::off, false, kOfDTypes<"tiles_fp4", "mxfp4">},
-    {Family::nvfp4, Format::e2m1, Hadamard::off, false, kOfDTypes<"tiles_fp4", "nvfp4">},
-    {Family::nvfp4, Format::e2m1, Hadamard::off, true, kOfDTypes<"tiles_fp4", "nvfp4_sr">},
-    {Family::nvfp4, Format::e2m1, Hadamard::signs, false, kOfDTypes<"tiles_fp4", "nvfp4_rht">},
-    {Family::nvfp4, Format::e2m1, Hadamard::signs, true, kOfDTypes<"tiles_fp4", "nvfp4_rht_sr">},
+    {fp8(Family::fp8_tensor, Format::e4m3), kOfDTypes<"tiles_fp8", "fp8_tensor">},
+    {fp8(Family::fp8_tensor, Format::e5m2), kOfDTypes<"tiles_fp8", "fp8_tensor_e5m2">},
+    {fp8(Family::fp8_block, Format::e4m3), kOfDTypes<"tiles_fp8", "fp8_block">},
+    {fp8(Family::fp8_block, Format::e5m2), kOfDTypes<"tiles_fp8", "fp8_block_e5m2">},
+    {fp8(Family::fp8_block, Format::e4m3, true), kOfDTypes<"tiles_fp8", "fp8_block_2d">},
+    {fp8(Family::fp8_block, Format::e5m2, true), kOfDTypes<"tiles_fp8", "fp8_block_2d_e5m2">},
+    {fp8(Family::mxfp8, Format::e4m3), kOfDTypes<"tiles_fp8", "mxfp8">},
+    {fp8(Family::mxfp8, Format::e5m2), kOfDTypes<"tiles_fp8", "mxfp8_e5m2">},
+    {fp8(Family::mxfp8, Format::e4m3, true), kOfDTypes<"tiles_fp8", "mxfp8_2d">},
+    {fp8(Family::mxfp8, Format::e5m2, true), kOfDTypes<"tiles_fp8", "mxfp8_2d_e5m2">},
+    {fp4(Family::mxfp4), kOfDTypes<"tiles_fp4", "mxfp4">},
+    {fp4(Family::nvfp4), kOfDTypes<"tiles_fp4", "nvfp4">},
+    {{.family = Family::nvfp4, .element = Format::e2m1, .square = true}, kOfDTypes<"tiles_fp4", "nvfp4_2d">},
+    {fp4(Family::nvfp4, Hadamard::off, true), kOfDTypes<"tiles_fp4", "nvfp4_sr">},
+    {fp4(Family::nvfp4, Hadamard::signs), kOfDTypes<"tiles_fp4", "nvfp4_rht">},
+    {fp4(Family::nvfp4, Hadamard::signs, true), kOfDTypes<"tiles_fp4", "nvfp4_rht_sr">},
 };
 
 const TileKernels* kernels_of(const QuantSpec& spec) {
@@ -85,10 +95,11 @@ bool refuses_sizes(const Matrix& x, const RowGroups& groups, Refusal* refusal) {
          refused(refusal, "takes as many tiles as a launch has blocks, but x has ", tiles_of(x, groups));
 }
 
-Grid grid_of_tiles(const Matrix& x, const RowGroups& groups, bool across) {
+/// keeps: whether blocks of threads keep their tiles, for columns or squares.
+Grid grid_of_tiles(const Matrix& x, const RowGroups& groups, bool keeps) {
   return {.blocks = static_cast<unsigned>(tiles_of(x, groups)),
           .threads = kTileThreads,
-          .shared_bytes = across ? tile_bytes(x.dtype) : 0};
+          .shared_bytes = keeps ? tile_bytes(x.dtype) : 0};
 }
 
 /// Launches what measures amaxes of a matrix; a null pointer is not measured.
@@ -131,7 +142,6 @@ void measure_above(const QuantizeProblem& p, TileJob& job, const Context& contex
 
 bool refuses_tiles(const QuantizeProblem& p, const Context&, Refusal* refusal) {
   const QuantSpec& s = p.spec;
-  if (s.square) return refused(refusal, "takes blocks of one line, but ", s, " has square ones");
   if (s.interleaved) return refused(refusal, "writes codes in the plain order, but ", s, " is interleaved");
   if (s.row_scaled) return refused(refusal, "takes one amax of the tensor, but ", s, " has one for each line");
   if (s.four_over_six != FourOverSix::off) return refused(refusal, "tries one scale for a block, but ", s, " two");
@@ -152,8 +162,8 @@ void quantize_tiles(const QuantizeProblem& p, const Context& context) {
   for (const TileSide* side : {&job.rowwise, &job.columnwise})
     if (side->present() && !side->amaxes && p.spec.row().scope == Scope::tensor && is_one(p.groups))
       fill(side->side.amax, 0, sizeof(float), context);
-  launch(of_dtype(kernels_of(p.spec)->kernels, job.x.dtype), grid_of_tiles(job.x, p.groups, job.columnwise.present()),
-         job, context);
+  launch(of_dtype(kernels_of(p.spec)->kernels, job.x.dtype),
+         grid_of_tiles(job.x, p.groups, job.columnwise.present() || p.spec.square), job, context);
 }
 
 bool refuses_amax_tiles(const AmaxProblem& p, const Context&, Refusal* refusal) {

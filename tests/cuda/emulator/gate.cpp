@@ -2,6 +2,7 @@
 
 #include <cxxabi.h>
 
+#include <cstdio>
 #include <cstdlib>
 #include <memory>
 #include <sstream>
@@ -64,6 +65,22 @@ std::vector<std::string> traps(std::string_view optimised) {
     if (line == "trap;") findings.push_back(function);
   });
   return findings;
+}
+
+std::vector<Assembled> assembled(std::string_view ptxas) {
+  std::vector<Assembled> all;
+  for_each_line(ptxas, [&](const std::string&, const std::string& line) {
+    // Such as "ptxas info : Compiling entry function 'k' for 'sm_90'", then a line of numbers.
+    if (line.find("Compiling entry function") != std::string::npos) {
+      const auto name = line.find('\'') + 1, end = line.find('\'', name), chip = line.find('\'', end + 1) + 1;
+      all.push_back({line.substr(name, end - name), line.substr(chip, line.find('\'', chip) - chip)});
+    }
+    unsigned long stack = 0, stores = 0, loads = 0;
+    const char* const numbers = "%lu bytes stack frame, %lu bytes spill stores, %lu bytes spill loads";
+    if (!all.empty() && std::sscanf(line.c_str(), numbers, &stack, &stores, &loads) == 3)
+      all.back().stack = stack, all.back().spilled = stores + loads;
+  });
+  return all;
 }
 
 std::map<std::string, std::size_t> local_memory(std::string_view optimised) {

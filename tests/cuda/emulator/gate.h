@@ -20,4 +20,13 @@ std::vector<std::string> traps(std::string_view optimised);
 /// Bytes of local memory that each kernel of optimised PTX needs for arrays that registers cannot hold; 0 is left out.
 std::map<std::string, std::size_t> local_memory(std::string_view optimised);
 
+/// What ptxas -v says of a kernel of a chip: bytes of its stack, and of registers that are kept there.
+struct Assembled {
+  std::string kernel, chip;
+  std::size_t stack = 0, spilled = 0;
+
+  bool operator==(const Assembled&) const = default;
+};
+std::vector<Assembled> assembled(std::string_view ptxas);
+
 }  // namespace quire::emulator

@@ -1,6 +1,7 @@
 // Numbers of 16 bits and fewer, by the rules of PTX. Written from its text alone: what is tested with it has its own.
 #pragma once
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <cstdint>
@@ -31,7 +32,8 @@ inline uint32_t encode_small(double x) {
   const uint64_t bits = std::bit_cast<uint64_t>(x);
   const uint32_t sign = bits >> 63 ? kFormat.sign : 0;
   const double magnitude = std::fabs(x);
-  const int exponent = std::max(static_cast<int>(bits >> 52 & 0x7FF) - 1023, kFormat.least);
+  // That of infinity is one too large for power().
+  const int exponent = std::clamp(static_cast<int>(bits >> 52 & 0x7FF) - 1023, kFormat.least, 1023);
   // How many of the smallest steps at this exponent; adding 2^52 rounds it to an integer.
   const auto power = [](int e) { return std::bit_cast<double>(static_cast<uint64_t>(e + 1023) << 52); };
   const double exact = magnitude * power(kFormat.mantissa - exponent);

@@ -21,7 +21,8 @@ __device__ inline bool is_wanted(const RowGroups& only, int64_t group) {
   return end_of(only, group, only.rows) > (group == 0 ? 0 : end_of(only, group - 1, only.rows));
 }
 
-/// Calls each(group, place) for the groups of this block of threads: blockIdx.y counts them (with_groups() of the host).
+/// Calls each(group, place) for the groups of this block of threads: blockIdx.y counts them (with_groups() of the
+/// host).
 template <class Each>
 __device__ void each_group(const Places& groups, Each&& each) {
   for (int64_t e = blockIdx.y; e < groups.count; e += gridDim.y) each(e, groups[e]);

@@ -21,6 +21,16 @@ __device__ uint32_t two_bytes(float low, float high) {
 #endif
 }
 
+/// One code of 8 bits.
+template <Format kFormat>
+__device__ uint8_t one_byte(float x) {
+#if __CUDA_ARCH__ >= 890
+  return static_cast<uint8_t>(two_bytes<kFormat>(x, 0));
+#else
+  return encode_fast<kFormat>(x);
+#endif
+}
+
 /// encode_stochastic() with integers: codes of E2M1 from 1 on are the upper bits of their values.
 __device__ inline uint32_t stochastic_code(float x, uint32_t random) {
   const uint32_t u = std::bit_cast<uint32_t>(x);

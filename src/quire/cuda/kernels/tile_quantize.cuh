@@ -1,156 +1,67 @@
 // Quantization of tiles, both directions from one read, for specs whose families and ways of rounding are compiled in.
 #pragma once
 
-#include "quire/cuda/kernels/tile_codes.cuh"
-#include "quire/spec/block_scale.h"
+#include "quire/cuda/kernels/tile_squares.cuh"
 
 namespace quire::cuda {
 
-/// The spec that a kernel is compiled for, with what is cheap to ask at run time from the one that is asked for.
-template <QuantSpec kSpec>
-__device__ QuantSpec with_flags(const QuantSpec& asked) {
-  QuantSpec spec = kSpec;
-  spec.nan = asked.nan, spec.swizzled = asked.swizzled, spec.given = asked.given, spec.global = asked.global;
-  spec.pow2 = asked.pow2, spec.epsilon = asked.epsilon;
-  return spec;
+/// Codes of a run of a row, and its scale where that is its turn.
+template <class Lines, size_t kCount>
+__device__ void write_row(const Lines& lines, const TileWork& tile, std::array<int, 2> row_and_col,
+                          const std::array<uint32_t, kCount>& words, const BlockScale& scale) {
+  const auto [row, col] = row_and_col;
+  const int64_t line = tile.place.row + row, position = tile.place.col + col;
+  if (lines.writes_scale(line, position)) lines.write_scale(scale, line, position);
+  float v[kRun];
+  QUIRE_UNROLL
+  for (int i = 0; i < kRun; ++i) v[i] = value_at<Lines::kOfDType>(words, i) * scale.multiplier;
+  lines.write_run(v, tile.random, line, position);
 }
-
-/// One direction of one group.
-template <QuantSpec kSpec, DType kDType>
-struct TileLines {
-  struct Values {
-    DType dtype;
-  };
-  static constexpr bool kOfBlocks = kSpec.row().scope == Scope::block;
-
-  const QuantSpec& spec;
-  Direction direction;
-  Values x{kDType};  ///< for f32_scale()
-  int64_t outer, contraction, blocks;
-  Side side;
-  const float* given;
-  float above = 0;       ///< number_above()
-  GlobalScale global{};  ///< of two levels
-
-  __device__ TileLines(const QuantSpec& of, const TileJob& job, Direction along, const Matrix& m, int64_t group)
-      : spec(of), direction(along) {
-    const TileSide& from = along == Direction::rowwise ? job.rowwise : job.columnwise;
-    const GroupPlace place = from.groups[group];
-    outer = along == Direction::rowwise ? m.rows : m.cols;
-    contraction = along == Direction::rowwise ? m.cols : columnwise_tokens(spec, m.rows);
-    blocks = block_count(spec, contraction);
-    constexpr int64_t width = has_byte_scales(kSpec) ? 1 : 4;
-    side = {static_cast<uint8_t*>(from.side.data) + place.at[0],
-            static_cast<uint8_t*>(from.side.scale) + place.at[1] * width,
-            from.side.amax ? from.side.amax + place.at[2] : nullptr};
-    given = job.scale ? job.scale + group : nullptr;
-    above = number_above(spec, from.amaxes ? from.amaxes[group] : 0, given);
-    if constexpr (kSpec.row().scale == ScaleKind::two_level) global = global_scale(above, spec);
-  }
-
-  __device__ BlockScale scale_of(float amax, bool finite) const {
-    BlockScale found;
-    if constexpr (kSpec.row().scale == ScaleKind::f32) found = f32_scale(*this, amax, given);
-    if constexpr (kSpec.row().scale == ScaleKind::e8m0) {
-      found.byte = e8m0_scale(amax, kSpec.element), found.multiplier = e8m0_multiplier(found.byte);
-    }
-    if constexpr (kSpec.row().scale == ScaleKind::two_level) {
-      const float target = amax * global.block_mult;
-      found.byte = encode_fast<kBlockScaleFormat>(kFloatMax < target ? kFloatMax : target);
-      found.multiplier = nvfp4_multiplier(decode_fast<kBlockScaleFormat>(found.byte), global);
-    }
-    if (kOfBlocks && spec.nan && !finite) {
-      found.stored = std::numeric_limits<float>::quiet_NaN();
-      found.byte = kSpec.row().scale == ScaleKind::e8m0 ? kE8m0Nan : kBlockScaleNan;
-    }
-    return found;
-  }
-
-  /// Of the block that holds a position of a line.
-  __device__ void write_scale(const BlockScale& scale, int64_t line, int64_t position) const {
-    if (line >= outer || position >= contraction) return;
-    constexpr int64_t block = kOfBlocks ? kSpec.row().block : 1;
-    const int64_t i = scale_index({spec, direction, outer, blocks}, line, kOfBlocks ? position / block : 0);
-    if constexpr (has_byte_scales(kSpec))
-      static_cast<uint8_t*>(side.scale)[i] = scale.byte;
-    else
-      static_cast<float*>(side.scale)[i] = scale.stored;
-  }
-
-  /// What is stored of the whole group; its amax unless the blocks of threads measure it together.
-  __device__ void write_above(bool measured) const {
-    if (kSpec.row().has_amax && (kOfBlocks || measured)) *side.amax = above;
-    if constexpr (!kOfBlocks) write_scale(f32_scale(*this, above, given), 0, 0);
-  }
-
-  __device__ std::array<uint32_t, 4> random_words(const Randomness& random, int64_t line, int64_t position) const {
-    if constexpr (!kSpec.stochastic) return {};
-    const uint64_t offset = direction == Direction::rowwise ? random.rowwise_offset : random.columnwise_offset;
-    const int64_t number = random.number(direction, {outer, blocks}, line, position / kRun);
-    return philox(random.seed, offset, static_cast<uint64_t>(number));
-  }
-
-  /// 16 values of a line, multiplied already.
-  __device__ void write_run(const float (&x)[kRun], const Randomness& random, int64_t line, int64_t position) const {
-    if (line >= outer || position >= contraction) return;
-    const auto words = codes_of<kSpec>(x, random_words(random, line, position));
-    const int64_t at = data_index({spec, direction, outer, contraction}, line, position);
-    write_words<kSpec.packed()>(static_cast<uint8_t*>(side.data) + at / (kSpec.packed() ? 2 : 1), words,
-                                contraction - position);
-  }
-};
-
-/// The tile of a block of threads.
-struct TileWork {
-  const QuantSpec& spec;
-  Matrix x;  ///< of its group
-  TilePlace place;
-  Randomness random;
-  void* memory;  ///< shared, for what columns need
-};
 
 /// The rows of a tile; what columns need is kept. Returns what it has seen of all, where nothing else
 /// measures the amax.
 template <QuantSpec kSpec, DType kDType>
 __device__ Seen<kDType> quantize_rows(const TileJob& job, const TileWork& tile) {
-  const auto& [spec, x, place, random, memory] = tile;
   using Lines = TileLines<kSpec, kDType>;
   constexpr unsigned lanes = Lines::kOfBlocks ? static_cast<unsigned>(kSpec.row().block / kRun) : 1;
-  const Lines lines(spec, job, Direction::rowwise, x, place.group);
+  const bool nan = tile.spec.nan, wanted = tile.wants(job.rowwise);
+  const Lines lines(tile.spec, job, Direction::rowwise, tile.x, tile.place.group);
   const BlockScale of_tensor = Lines::kOfBlocks ? BlockScale{} : lines.scale_of(lines.above, true);
-  const bool wanted = job.rowwise.present() && job.rowwise.groups[place.group].rows > 0;
   Seen<kDType> seen_of_all;
-  each_run<kDType>(x, place, [&](int row, int col, const auto& words) {
+  each_run<kDType>(tile.x, tile.place, [&](int row, int col, const auto& words) {
     if (job.columnwise.present()) keep<kDType>(tile.memory, row, col, words);
     Seen<kDType> seen;
-    QUIRE_UNROLL
-    for (const uint32_t word : words) seen.add(word);
+    seen.add(words, Lines::kOfBlocks && nan);
     if constexpr (!Lines::kOfBlocks) seen_of_all.add(seen.most);
     if (!wanted) return;
     BlockScale scale = of_tensor;
-    const int64_t line = place.row + row, position = place.col + col;
     if constexpr (Lines::kOfBlocks) {
-      if (spec.nan) {
-        QUIRE_UNROLL
-        for (const uint32_t word : words) seen.add_to_all(word);
-      }
-      seen.merge(spec.nan);
+      seen.merge(nan);
       QUIRE_UNROLL
-      for (unsigned bit = 1; bit < lanes; bit *= 2) seen.join(bit, spec.nan);
+      for (unsigned bit = 1; bit < lanes; bit *= 2) seen.join(bit, nan);
       scale = lines.scale_of(seen.amax(0), seen.finite(0));
-      if (col % kSpec.row().block == 0) lines.write_scale(scale, line, position);
     }
-    float v[kRun];
-    QUIRE_UNROLL
-    for (int i = 0; i < kRun; ++i) v[i] = value_at<kDType>(words, i) * scale.multiplier;
-    lines.write_run(v, random, line, position);
+    write_row(lines, tile, {row, col}, words, scale);
   });
-  if (wanted && place.first() && threadIdx.x == 0) lines.write_above(job.rowwise.amaxes != nullptr);
+  if (wanted && tile.place.first() && threadIdx.x == 0) lines.write_above(job.rowwise.amaxes != nullptr);
   seen_of_all.merge(false);
   return seen_of_all;
 }
 
-/// The scales of a share of columns: of their blocks, or the tensor's. Transformed columns find theirs later.
+/// The same of squares, whose tile is kept.
+template <QuantSpec kSpec, DType kDType>
+__device__ void quantize_rows(const TileJob& job, const TileWork& tile, Squares<kSpec, kDType>& squares) {
+  if (!tile.wants(job.rowwise)) return;
+  const TileLines<kSpec, kDType> lines(tile.spec, job, Direction::rowwise, tile.x, tile.place.group);
+  squares.find_scales(lines);
+  each_place([&](int row, int col) {
+    write_row(lines, tile, {row, col}, kept<kDType>(tile.memory, row, col), squares.scale(row, col));
+  });
+  if (tile.place.first() && threadIdx.x == 0) lines.write_above(true);
+}
+
+/// The scales of a share of columns: of their blocks, or the tensor's. Squares have theirs, transformed columns find
+/// them later.
 template <class Share, QuantSpec kSpec, DType kDType>
 __device__ void find_scales(const TileLines<kSpec, kDType>& lines, const Columns<kDType, Share::kCols>& columns,
                             BlockScale (&scales)[Share::kCols]) {
@@ -158,7 +69,7 @@ __device__ void find_scales(const TileLines<kSpec, kDType>& lines, const Columns
   if constexpr (!Lines::kOfBlocks) {
     QUIRE_UNROLL
     for (BlockScale& scale : scales) scale = lines.scale_of(lines.above, true);
-  } else if constexpr (kSpec.hadamard == Hadamard::off) {
+  } else if constexpr (kSpec.hadamard == Hadamard::off && !kSpec.square) {
     Seen<kDType> seen[columns.kPerRow];
     QUIRE_UNROLL
     for (int w = 0; w < columns.kPerRow; ++w) {
@@ -214,29 +125,28 @@ __device__ void write_across(const TileLines<kSpec, kDType>& lines, const Column
 
 /// The columns of a tile, 16 rows of some of them at a time.
 template <QuantSpec kSpec, DType kDType>
-__device__ void quantize_columns(const TileLines<kSpec, kDType>& lines, const Randomness& random,
-                                 const TilePlace& place, const void* tile) {
-  using Lines = TileLines<kSpec, kDType>;
+__device__ void quantize_columns(const TileLines<kSpec, kDType>& lines, const TileWork& tile,
+                                 const Squares<kSpec, kDType>* squares) {
   using Share = ColumnShare<!kSpec.row().transposed>;
-  constexpr int64_t block = Lines::kOfBlocks ? kSpec.row().block : kRun;
 #pragma unroll 1
   for (int turn = 0; turn < Share::kTurns; ++turn) {
     const Share share(turn);
-    const Columns<kDType, Share::kCols> columns(tile, share.row, share.col);
-    const int64_t position = place.row + share.row, line = place.col + share.col;
+    const Columns<kDType, Share::kCols> columns(tile.memory, share.row, share.col);
+    const int64_t position = tile.place.row + share.row, line = tile.place.col + share.col;
     BlockScale scales[Share::kCols];
     find_scales<Share>(lines, columns, scales);
     QUIRE_UNROLL
     for (int c = 0; c < Share::kCols; ++c) {
       float v[kRun];
+      if constexpr (kSpec.square) scales[c] = squares->scale(share.row, share.col + c);
       if constexpr (kSpec.hadamard != Hadamard::off) {
         scales[c] = transform<kSpec>(lines, columns, c, v);
       } else if constexpr (kSpec.row().transposed) {
         QUIRE_UNROLL
         for (int r = 0; r < kRun; ++r) v[r] = columns.value(r, c) * scales[c].multiplier;
       }
-      if (Lines::kOfBlocks && share.row % block == 0) lines.write_scale(scales[c], line + c, position);
-      if constexpr (kSpec.row().transposed) lines.write_run(v, random, line + c, position);
+      if (lines.writes_scale(line + c, position)) lines.write_scale(scales[c], line + c, position);
+      if constexpr (kSpec.row().transposed) lines.write_run(v, tile.random, line + c, position);
     }
     if constexpr (!kSpec.row().transposed) write_across<Share>(lines, columns, scales, line, position);
   }
@@ -260,7 +170,7 @@ __device__ void store_amax(const TileJob& job, const Seen<kDType>& seen, int64_t
 
 template <QuantSpec kSpec, DType kDType>
 __device__ void quantize_tile(const TileJob& job) {
-  extern __shared__ uint4 tile[];
+  extern __shared__ uint4 memory[];
   const QuantSpec spec = with_flags<kSpec>(job.spec);
   const TilePlace place(job.rowwise.present() ? job.rowwise.groups : job.columnwise.groups, job.x.cols);
   if (place.group < 0 || !is_wanted(job.only, place.group)) return;
@@ -272,13 +182,23 @@ __device__ void quantize_tile(const TileJob& job) {
     random.seed += static_cast<uint64_t>(place.group);
     random = random.read();
   }
-  const Seen<kDType> seen = quantize_rows<kSpec, kDType>(job, {spec, x, place, random, tile});
-  if constexpr (kSpec.row().scope == Scope::tensor) store_amax<kDType>(job, seen, place.group);
-  if (!job.columnwise.present() || job.columnwise.groups[place.group].rows == 0) return;
+  const TileWork tile{spec, x, place, random, memory};
+  Squares<kSpec, kDType>* squares = nullptr;
+  if constexpr (kSpec.square) {
+    __shared__ Squares<kSpec, kDType> of_tile;
+    squares = &of_tile;
+    squares->measure(tile);
+    quantize_rows(job, tile, *squares);
+  } else {
+    const Seen<kDType> seen = quantize_rows<kSpec, kDType>(job, tile);
+    if constexpr (kSpec.row().scope == Scope::tensor) store_amax<kDType>(job, seen, place.group);
+  }
+  if (!tile.wants(job.columnwise)) return;
   __syncthreads();
   const TileLines<kSpec, kDType> lines(spec, job, Direction::columnwise, x, place.group);
+  if constexpr (kSpec.square) squares->find_scales(lines);
   if (place.first() && threadIdx.x == 0) lines.write_above(job.columnwise.amaxes != nullptr);
-  quantize_columns<kSpec, kDType>(lines, random, place, tile);
+  quantize_columns<kSpec, kDType>(lines, tile, squares);
 }
 
 }  // namespace quire::cuda

@@ -55,6 +55,14 @@ struct Seen {
 
   __device__ void add(uint32_t word) { most = larger<kDType>(most, word & kMagnitudes); }
   __device__ void add_to_all(uint32_t word) { all = larger_or_nan<kDType>(all, word & kMagnitudes); }
+  template <size_t kCount>
+  __device__ void add(const std::array<uint32_t, kCount>& words, bool nan) {
+    QUIRE_UNROLL
+    for (const uint32_t word : words) add(word);
+    if (!nan) return;
+    QUIRE_UNROLL
+    for (const uint32_t word : words) add_to_all(word);
+  }
 
   /// Takes what the lanes have that differ in one bit of their numbers; every lane of the warp calls this.
   __device__ void join(unsigned bit, bool nan) {
@@ -63,7 +71,8 @@ struct Seen {
   }
 
   __device__ float amax(int series) const { return value_at<kDType>(std::array{most}, series); }
-  __device__ bool finite(int series) const { return is_finite(value_at<kDType>(std::array{all}, series)); }
+  __device__ float total(int series) const { return value_at<kDType>(std::array{all}, series); }
+  __device__ bool finite(int series) const { return is_finite(total(series)); }
   /// Of all series, which are one then.
   __device__ void merge(bool nan) {
     if constexpr (kDType == DType::f32) return;
@@ -117,18 +126,27 @@ struct TilePlace {
 /// Where value (row, col) of a tile lies in its shared memory (tile_bytes).
 __device__ inline int in_tile(int row, int col) { return row * static_cast<int>(kTile) + row / 16 * 8 + col; }
 
-/// Calls each(row, col, words) of the tile for this thread's runs of rows; every lane of a warp is called as often, and
-/// 8 consecutive lanes have a whole row.
+/// Lanes that have the runs of a row of a tile.
+inline constexpr int kRowLanes = static_cast<int>(kTile) / kRun;
+
+/// Calls each(row, col) for the runs of rows of a tile that this thread has. Every lane of a warp is called as often,
+/// and kRowLanes consecutive lanes have a whole row.
+template <class Each>
+__device__ void each_place(Each&& each) {
+  constexpr int rows = static_cast<int>(kTileThreads) / kRowLanes;
+  const int col = static_cast<int>(threadIdx.x) % kRowLanes * kRun;
+#pragma unroll 1
+  for (int row = static_cast<int>(threadIdx.x) / kRowLanes; row < kTile; row += rows) each(row, col);
+}
+
+/// The same with the values: each(row, col, words).
 template <DType kDType, class Each>
 __device__ void each_run(const Matrix& x, const TilePlace& place, Each&& each) {
-  constexpr int lanes = static_cast<int>(kTile) / kRun, rows = static_cast<int>(kTileThreads) / lanes;
-  const int col = static_cast<int>(threadIdx.x) % lanes * kRun;
-#pragma unroll 1
-  for (int row = static_cast<int>(threadIdx.x) / lanes; row < kTile; row += rows) {
+  each_place([&](int row, int col) {
     const int64_t line = place.row + row;
     each(row, col,
          read_run<kDType>(x.data, line * x.row_stride + place.col + col, line < x.rows ? x.cols - place.col - col : 0));
-  }
+  });
 }
 
 /// Keeps a run of a row in the tile's shared memory.
@@ -138,6 +156,20 @@ __device__ void keep(void* tile, int row, int col, const std::array<uint32_t, kW
   QUIRE_UNROLL
   for (int i = 0; i < kWords<kDType> / 4; ++i)
     to[i] = {words[4 * i], words[4 * i + 1], words[4 * i + 2], words[4 * i + 3]};
+}
+
+/// A run of a row that was kept.
+template <DType kDType>
+__device__ std::array<uint32_t, kWords<kDType>> kept(const void* tile, int row, int col) {
+  const auto* const from =
+      reinterpret_cast<const uint4*>(static_cast<const char*>(tile) + in_tile(row, col) * size_of(kDType));
+  std::array<uint32_t, kWords<kDType>> words;
+  QUIRE_UNROLL
+  for (int i = 0; i < kWords<kDType> / 4; ++i) {
+    const uint4 four = from[i];
+    words[4 * i] = four.x, words[4 * i + 1] = four.y, words[4 * i + 2] = four.z, words[4 * i + 3] = four.w;
+  }
+  return words;
 }
 
 /// kCols columns of 16 rows of a tile: words of a row, row by row.
