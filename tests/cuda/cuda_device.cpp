@@ -17,6 +17,9 @@ namespace {
 class EmulatedMemory final : public DeviceMemory {
  public:
   std::byte* allocate(size_t bytes) override { return memory.allocate(bytes); }
+  bool has(const void* data, size_t bytes) override {
+    return memory.translate(static_cast<const std::byte*>(data), bytes, false) != nullptr;
+  }
   void clear() override { memory.clear(); }
 
   emulator::HostMemory memory;
@@ -45,6 +48,10 @@ class PinnedMemory final : public DeviceMemory {
     std::fill_n(at, bytes, std::byte{0xA5});
     return at;
   }
+  bool has(const void* data, size_t bytes) override {
+    const auto* const begin = static_cast<const std::byte*>(data);
+    return begin >= arena() && begin + bytes <= arena() + used_;
+  }
   void clear() override { used_ = 0; }
 
  private:
@@ -52,7 +59,7 @@ class PinnedMemory final : public DeviceMemory {
 
   static std::byte* arena() {
     static std::byte* const memory = [] {
-      cuda::nvidia_driver().capability(0);  // which makes the context
+      cuda::nvidia_driver().machine(0);  // which makes the context
       CUcontext primary = nullptr;
       expect_success(driver_function<decltype(cuDevicePrimaryCtxRetain)>("cuDevicePrimaryCtxRetain")(&primary, 0),
                      "cuDevicePrimaryCtxRetain");
@@ -98,7 +105,8 @@ class CudaDevice::Emulated final : public cuda::Driver {
     check(at != nullptr, "fill: ", bytes, " bytes are not memory of the device");
     std::memset(at, value, static_cast<size_t>(bytes));
   }
-  cuda::Capability capability(int) override { return {.major = 9, .minor = 0, .multiprocessors = 2}; }
+  cuda::Machine machine(int) override { return seen; }
+  const cuda::lt::Functions* cublaslt() override { return library; }
   FaultRecord* faults(int) override { return faults_; }
   bool capturing(int, void*) override { return false; }
 
@@ -106,14 +114,15 @@ class CudaDevice::Emulated final : public cuda::Driver {
   void renew() { faults_ = new (memory_.allocate(sizeof(FaultRecord))) FaultRecord{}; }
 
   uint64_t steps = 0, launches = 0;
+  cuda::Machine seen{.major = 9, .minor = 0, .multiprocessors = 2};
+  const cuda::lt::Functions* library = nullptr;
   std::map<std::string, std::string> instead;
-  int code_of = 90;  ///< run_code_of()
 
  private:
   const emulator::Program& program(std::string_view module, std::string_view kernel) const {
     static std::map<std::string, std::map<std::string, emulator::Program>> modules;
     std::string file(module);
-    if (code_of >= 89 && has_ptx(file + ".89.ptx")) file += ".89";
+    if (seen.number() >= 89 && has_ptx(file + ".89.ptx")) file += ".89";
     if (!modules.contains(file)) modules[file] = emulator::parse(ptx_of(file + ".ptx"));
     return modules.at(file).at(std::string(kernel));
   }
@@ -133,7 +142,11 @@ class CudaDevice::Gpu final : public cuda::Driver {
   void fill(void* memory, uint8_t value, int64_t bytes, const Context& context) override {
     cuda::nvidia_driver().fill(memory, value, bytes, context);
   }
-  cuda::Capability capability(int index) override { return cuda::nvidia_driver().capability(index); }
+  cuda::Machine machine(int index) override { return cuda::nvidia_driver().machine(index); }
+  const cuda::lt::Functions* cublaslt() override { return cuda::nvidia_driver().cublaslt(); }
+  void within(const Context& context, FunctionRef<void()> call) override {
+    cuda::nvidia_driver().within(context, call);
+  }
   FaultRecord* faults(int index) override { return cuda::nvidia_driver().faults(index); }
   bool capturing(int index, void* stream) override { return cuda::nvidia_driver().capturing(index, stream); }
 
@@ -186,7 +199,12 @@ void CudaDevice::replace(const std::string& kernel, const std::string& by) {
 }
 
 void CudaDevice::run_code_of(int capability) {
-  if (emulated_) emulated_->code_of = capability;
+  if (emulated_) pretend({.major = capability / 10, .minor = capability % 10, .multiprocessors = 2}, nullptr);
+}
+
+void CudaDevice::pretend(const cuda::Machine& machine, const cuda::lt::Functions* cublaslt) {
+  check(emulated_ != nullptr, "a GPU is what it is: other machines are described on the emulator alone");
+  emulated_->seen = machine, emulated_->library = cublaslt;
 }
 
 uint64_t CudaDevice::steps() const { return emulated_ ? emulated_->steps : 0; }

@@ -21,6 +21,8 @@ class DeviceMemory {
   virtual ~DeviceMemory() = default;
   /// `bytes` of it, aligned to 256 and filled with 0xA5.
   virtual std::byte* allocate(size_t bytes) = 0;
+  /// Whether all of these bytes are such memory.
+  virtual bool has(const void* data, size_t bytes) = 0;
   /// Frees all.
   virtual void clear() = 0;
 };
@@ -45,8 +47,10 @@ class CudaDevice final : public Workspace {
   void synchronize();
   /// Launches a kernel of kernels.cu in the place of another; empty names: no more. On the emulator alone.
   void replace(const std::string& kernel, const std::string& by);
-  /// The emulator runs what modules have for chips of a compute capability such as 80; at first, for the newest.
+  /// The emulator runs what modules have for chips of a compute capability such as 80. A GPU is what it is.
   void run_code_of(int capability);
+  /// Rows see this machine from here on, with that cuBLASLt. On the emulator alone.
+  void pretend(const cuda::Machine& machine, const cuda::lt::Functions* cublaslt);
   /// Instructions that the emulator has run, and launches.
   uint64_t steps() const;
   uint64_t launches() const;

@@ -62,7 +62,7 @@ class Driver final : public quire::cuda::Driver {
     std::move(launch).run([=] { std::memset(to, value, static_cast<size_t>(bytes)); });
   }
 
-  quire::cuda::Capability capability(int) override { return {.major = 9, .minor = 0, .multiprocessors = 2}; }
+  quire::cuda::Machine machine(int) override { return {.major = 9, .minor = 0, .multiprocessors = 2}; }
   bool capturing(int index, void* stream) override { return testdevice::capturing(place_of(index, stream)); }
   quire::FaultRecord* faults(int index) override { return &records.at(static_cast<size_t>(index)); }
 

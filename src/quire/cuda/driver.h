@@ -7,6 +7,8 @@
 #include <string_view>
 
 #include "quire/base/context.h"
+#include "quire/base/function_ref.h"
+#include "quire/cuda/cublaslt.h"
 
 namespace quire::cuda {
 
@@ -26,10 +28,12 @@ struct Grid {
   unsigned shared_bytes = 0;  ///< of a block, beside what the kernel declares
 };
 
-/// What a device is, for rows that not every device can run.
-struct Capability {
-  int major = 0, minor = 0;
+/// What a device is and what libraries are beside it, for rows that not every one can run. Rows ask nothing else before
+/// they take a problem, so that one can ask what would run on a machine that is not there.
+struct Machine {
+  int major = 0, minor = 0;  ///< of its compute capability
   int multiprocessors = 0;
+  int cublaslt = 0;  ///< the version of cuBLASLt, such as 130100 for 13.1.0; 0: there is none
 
   constexpr int number() const { return 10 * major + minor; }  ///< as in sm_90
 };
@@ -44,9 +48,14 @@ class Driver {
                       const Context& context) = 0;
   /// Fills memory of the device, in the order of the context's stream.
   virtual void fill(void* memory, uint8_t value, int64_t bytes, const Context& context) = 0;
-  virtual Capability capability(int index) = 0;
   /// Whether a stream of a device is being captured.
   virtual bool capturing(int index, void* stream) = 0;
+  virtual Machine machine(int index) = 0;
+  /// Null if the machine has none.
+  virtual const lt::Functions* cublaslt() { return nullptr; }
+  /// Calls `call` while the context's device is current in this thread, and what a capture of another thread would
+  /// forbid is allowed: for libraries that ask which device is current, and may allocate.
+  virtual void within(const Context&, FunctionRef<void()> call) { call(); }
   /// The device's record of faults, in memory of the host that kernels write. One for as long as the process lives.
   virtual FaultRecord* faults(int index) = 0;
 };

@@ -1,4 +1,5 @@
 #include "quire/cuda/kernels/gemm.h"
+#include "quire/cuda/cublaslt_product.h"
 #include "quire/cuda/groups.h"
 #include "quire/cuda/rows.h"
 #include "quire/device/library.h"
@@ -99,8 +100,9 @@ void matmul_library(const MatmulProblem& p, const Context& context) { matmul_in_
 
 // few_rows and decode32 sum as numerics.md 7.4 writes it: in float32, each cut in the order of the contraction, cuts in
 // order, every operation rounded by itself. So their error is within the bound of 7.5, both give the same bits, and a
-// row's bits depend on no other row. The reference sums in double.
-constinit const Rows<GemmProblem, 3> kGemm{{{"few_rows", refuses_few_rows, gemm_few_rows},
+// row's bits depend on no other row. cublaslt sums as the chip does (7.6), the reference in double.
+constinit const Rows<GemmProblem, 4> kGemm{{{"few_rows", refuses_few_rows, gemm_few_rows},
+                                            {"cublaslt", refuses_cublaslt, gemm_cublaslt},
                                             {"decode32", nullptr, gemm_decode32},
                                             {"reference", nullptr, gemm_reference}}};
 constinit const Rows<MatmulProblem, 2> kMatmul{

@@ -83,14 +83,22 @@ class Nvidia final : public Driver {
     return status != CU_STREAM_CAPTURE_STATUS_NONE;
   }
 
-  Capability capability(int index) override { return of(index).capability; }
+  Machine machine(int index) override { return of(index).machine; }
+  const lt::Functions* cublaslt() override { return lt::find(); }
+
+  void within(const Context& context, FunctionRef<void()> call) override {
+    const Current current(*this, context.index);
+    const Uncaptured uncaptured(cuda_);
+    call();
+  }
+
   FaultRecord* faults(int index) override { return of(index).faults; }
 
  private:
   /// What is known of a device; made at its first use.
   struct Known {
     CUcontext primary = nullptr;
-    Capability capability;
+    Machine machine;
     FaultRecord* faults = nullptr;
   };
 
@@ -159,9 +167,11 @@ class Nvidia final : public Driver {
     expect(cuda_.device_get(&device, index), text("device ", index));
     Known known;
     expect(cuda_.retain_primary(&known.primary, device), "cuDevicePrimaryCtxRetain");
-    known.capability = {.major = attribute(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, device),
-                        .minor = attribute(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, device),
-                        .multiprocessors = attribute(CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, device)};
+    known.machine = {.major = attribute(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, device),
+                     .minor = attribute(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, device),
+                     .multiprocessors = attribute(CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, device)};
+    if (const lt::Functions* const library = lt::find())
+      known.machine.cublaslt = static_cast<int>(library->GetVersion());
     CUcontext before = nullptr;
     cuda_.get_current(&before);
     expect(cuda_.set_current(known.primary), "cuCtxSetCurrent");

@@ -66,7 +66,7 @@ RowMemory row_memory(const Matrix& x, int64_t matrices) {
 Grid grid_of_rows(const RowMemory& memory, const Matrix& x, int64_t matrices, const Context& context) {
   constexpr unsigned busy = 16;
   Grid grid = grid_of(ceil_div(x.rows, kWarpRows) * 32, static_cast<unsigned>(memory.warps * 32));
-  grid.blocks = std::min(grid.blocks, busy * static_cast<unsigned>(driver().capability(context.index).multiprocessors));
+  grid.blocks = std::min(grid.blocks, busy * static_cast<unsigned>(driver().machine(context.index).multiprocessors));
   grid.shared_bytes = static_cast<unsigned>(memory.warps * kWarpRows * matrices * memory.stride * size_of(x.dtype));
   return grid;
 }

@@ -1,0 +1,87 @@
+// Which row of a table runs on which machine: asked of descriptions of machines.
+#include <fstream>
+#include <iterator>
+
+#include "cuda/cublaslt_case.h"
+
+namespace quire::testing {
+namespace {
+
+/// The rows that run the products of a Linear: "cublaslt", or "f: cublaslt; d, w: decode32" where they differ.
+std::string rows_that_run(LtCases& cases, const std::array<GemmProblem, 3>& products) {
+  std::array<std::string_view, 3> rows;
+  for (size_t i = 0; i < 3; ++i)
+    rows[i] = choose("gemm", Choice<GemmProblem>{kernels<GemmProblem>(cases.twins().device)}, products[i],
+                     cases.twins().device)
+                  .name;
+  if (rows[0] == rows[1] && rows[1] == rows[2]) return std::string(rows[0]);
+  std::string cell;
+  for (size_t i = 0; i < 3; ++i) {
+    const bool same_as_before = i > 0 && rows[i] == rows[i - 1], same_as_next = i < 2 && rows[i] == rows[i + 1];
+    cell += text(i == 0 ? "" : same_as_before ? ", " : "; ", "fdw"[i], same_as_next ? "" : text(": ", rows[i]));
+  }
+  return cell;
+}
+
+/// The products of a Linear of 4096 inputs and outputs, of which only what rows ask for is there.
+std::array<GemmProblem, 3> products_of(const std::array<std::string_view, 3>& specs, int64_t tokens, DType dtype,
+                                       bool groups) {
+  constexpr int64_t features = 4096;
+  const auto operand = [&](size_t role, Direction d) {
+    const int64_t rows = role == 1 ? features : tokens;
+    Operand o{.spec = QuantSpec::parse(specs[role]),
+              .direction = d,
+              .outer = d == kRows ? rows : features,
+              .contraction = d == kRows ? features : rows};
+    if (groups && role != 1) o.groups = {.count = 8, .rows = tokens, .ends = {&features, 8, true}};
+    return o;
+  };
+  const auto product = [&](const Operand& a, const Operand& b) {
+    return GemmProblem{.a = a, .b = b, .out = {nullptr, dtype, a.outer, b.outer, b.outer}};
+  };
+  return {product(operand(0, kRows), operand(1, kRows)), product(operand(2, kRows), operand(1, kColumns)),
+          product(operand(2, kColumns), operand(0, kColumns))};
+}
+
+TEST(Products, RunOnEachChipByTheRowsThatTheDocumentNames) {
+  if (on_gpu()) GTEST_SKIP() << "other machines are described on the emulator";
+  LtCases cases(6);
+  struct Line {
+    const char* what;
+    std::array<std::string_view, 3> specs;
+    int64_t tokens = 512;
+    bool groups = false;
+  };
+  constexpr std::array lines{
+      Line{"at most 16 tokens, any spec, f and d", {"nvfp4", "mxfp8", "fp8_row"}, 16},
+      Line{"`fp8_tensor`", {"fp8_tensor", "fp8_tensor", "fp8_tensor:e5m2"}},
+      Line{"`fp8_row`", {"fp8_row", "fp8_row", "fp8_row:e5m2"}},
+      Line{"`fp8_block`, w `128x128`", {"fp8_block", "fp8_block:128x128", "fp8_block"}},
+      Line{"`mxfp8`", {"mxfp8", "mxfp8", "mxfp8"}},
+      Line{"`mxfp4`", {"mxfp4", "mxfp4", "mxfp4"}},
+      Line{"`nvfp4`, w `16x16`", {"nvfp4:rht", "nvfp4:16x16", "nvfp4:rht:sr"}},
+      Line{"`nvfp4:row_scaled` of x and dy", {"nvfp4:row_scaled", "nvfp4", "nvfp4:row_scaled"}},
+      Line{"two families", {"nvfp4", "mxfp8", "fp8_tensor"}},
+      Line{"groups of tokens, any spec", {"fp8_tensor", "fp8_tensor", "fp8_tensor"}, 512, true},
+  };
+  std::string table = "| operands | 8.0 | 8.9 | 9.0 | 10.0, 10.3 | 12.0 |\n|---|---|---|---|---|---|\n";
+  for (const Line& line : lines) {
+    table += text("| ", line.what);
+    for (const int number : {80, 89, 90, 100, 120}) {
+      cases.pretend(chip(number));
+      auto products = products_of(line.specs, line.tokens, DType::bf16, line.groups);
+      if (line.tokens <= 16) products[2] = products[0];  // w has as many rows as there are outputs
+      table += text(" | ", rows_that_run(cases, products));
+      if (number != 100) continue;
+      cases.pretend(chip(103));
+      EXPECT_TRUE(table.ends_with(rows_that_run(cases, products))) << line.what << " on 10.3";
+    }
+    table += " |\n";
+  }
+  std::ifstream file(QUIRE_DOCS_DIR "/numerics.md");
+  const std::string page{std::istreambuf_iterator<char>(file), {}};
+  EXPECT_NE(page.find(table), std::string::npos) << "numerics.md 7.6 should have this table:\n" << table;
+}
+
+}  // namespace
+}  // namespace quire::testing
