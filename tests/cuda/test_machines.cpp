@@ -83,5 +83,25 @@ TEST(Products, RunOnEachChipByTheRowsThatTheDocumentNames) {
   EXPECT_NE(page.find(table), std::string::npos) << "numerics.md 7.6 should have this table:\n" << table;
 }
 
+TEST(Products, AreExplainedRowByRow) {
+  if (on_gpu()) GTEST_SKIP() << "other machines are described on the emulator";
+  LtCases cases(9);
+  const auto explained = [&](int number, std::string_view forced) {
+    cases.pretend(chip(number));
+    const GemmProblem p = products_of({"fp8_tensor", "fp8_tensor", "fp8_tensor"}, 512, DType::bf16, false)[0];
+    return explain_rows(Choice<GemmProblem>{kernels<GemmProblem>(cases.twins().device), forced}, p,
+                        cases.twins().device);
+  };
+  const std::string few =
+      "few_rows: takes at most 16 rows of a, which can have 512; decode32 reads their codes less often\n";
+  EXPECT_TRUE(explained(90, "").starts_with(few + "cublaslt: runs\n")) << explained(90, "");
+  EXPECT_TRUE(explained(80, "").starts_with(few +
+                                            "cublaslt: multiplies fp8_tensor on compute capability 8.9 and newer, "
+                                            "but the device has 8.0\n"))
+      << explained(80, "");
+  EXPECT_NE(explained(90, "decode32").find("cublaslt: QUIRE_KERNEL names another\n"), std::string::npos);
+  EXPECT_NE(explained(90, "decode32").find("decode32: runs\n"), std::string::npos);
+}
+
 }  // namespace
 }  // namespace quire::testing

@@ -102,29 +102,40 @@ class Wishes {
   const lt::Functions& lt_;
 };
 
-/// cuBLASLt of each device, and what it has answered there. Of each library, because tests replace it.
+/// cuBLASLt of each device, and what it has answered there. Of each library, because tests replace it. The library is
+/// called without the lock (ProcessMutex): of threads that ask at the same time, the first answer is kept.
 class Plans {
  public:
   ProductPlan of(const ProductShape& shape, const ProductMemory& memory, const Context& context) {
-    const std::lock_guard lock(mutex_);
-    Known& known = known_[{&functions(), context.index}];
-    if (const auto found = known.plans.find(shape); found != known.plans.end()) return found->second;
-    // The handle is made once, because it allocates memory of the device. Several threads may use it.
-    if (!known.handle) {
-      int status = lt::kSuccess;
-      driver().within(context, [&] { status = functions().Create(&known.handle); });
-      if (status != lt::kSuccess) return {.status = status};
+    lt::Handle handle = nullptr;
+    {
+      const std::lock_guard lock(mutex_);
+      const Known& known = of_device(context);
+      if (const auto found = known.plans.find(shape); found != known.plans.end()) return found->second;
+      handle = known.handle;
     }
-    const ProductPlan plan = ask(known.handle, shape, memory, context);
-    if (known.plans.size() >= kMostPlans) known.plans.clear();
-    return known.plans.emplace(shape, plan).first->second;
+    Status status;
+    if (!handle) driver().within(context, [&] { status.then(functions().Create(&handle)); });
+    if (status.first() != lt::kSuccess) return {.status = status.first()};
+    return keep(shape, ask(handle, shape, memory, context), context);
   }
 
  private:
   struct Known {
+    /// Made once and never destroyed, which would wait for the device. Several threads use it.
     lt::Handle handle = nullptr;
     std::map<ProductShape, ProductPlan> plans;
   };
+
+  Known& of_device(const Context& context) { return known_[{&functions(), context.index}]; }
+
+  ProductPlan keep(const ProductShape& shape, const ProductPlan& plan, const Context& context) {
+    const std::lock_guard lock(mutex_);
+    Known& known = of_device(context);
+    if (!known.handle) known.handle = plan.handle;
+    if (known.plans.size() >= kMostPlans) known.plans.clear();
+    return known.plans.emplace(shape, plan).first->second;
+  }
 
   static ProductPlan ask(lt::Handle handle, const ProductShape& shape, const ProductMemory& memory,
                          const Context& context) {

@@ -5,6 +5,7 @@
 
 #include <array>
 #include <map>
+#include <memory>
 #include <string>
 
 #include "quire/base/fault.h"
@@ -156,8 +157,13 @@ class Nvidia final : public Driver {
     check(index >= 0 && static_cast<size_t>(index) < kDevices, "cuda: there is no device ", index);
     std::atomic<const Known*>& slot = known_[static_cast<size_t>(index)];
     if (const Known* found = slot.load(std::memory_order_acquire)) return *found;
+    const lt::Functions* const library = lt::find();
     const std::lock_guard lock(mutex_);
-    if (!slot.load(std::memory_order_relaxed)) slot.store(new Known(learn(index)), std::memory_order_release);
+    if (!slot.load(std::memory_order_relaxed)) {
+      auto known = std::make_unique<Known>(learn(index));
+      if (library) known->machine.cublaslt = static_cast<int>(library->GetVersion());
+      slot.store(known.release(), std::memory_order_release);
+    }
     return *slot.load(std::memory_order_relaxed);
   }
 
@@ -170,8 +176,6 @@ class Nvidia final : public Driver {
     known.machine = {.major = attribute(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, device),
                      .minor = attribute(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, device),
                      .multiprocessors = attribute(CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, device)};
-    if (const lt::Functions* const library = lt::find())
-      known.machine.cublaslt = static_cast<int>(library->GetVersion());
     CUcontext before = nullptr;
     cuda_.get_current(&before);
     expect(cuda_.set_current(known.primary), "cuCtxSetCurrent");
