@@ -69,6 +69,10 @@ def _threads() -> Iterator[str]:
 def _settings() -> Iterator[str]:
     for name, what in (("QUIRE_ISA", "the best instruction set"), ("QUIRE_KERNEL", "the first kernel that can")):
         yield f"{name}: {os.environ.get(name) or f'not set: {what} is used'}"
+    checks = (
+        "are used as they are" if os.environ.get("QUIRE_SELF_CHECK") == "off" else "are compared at their first use"
+    )
+    yield f"QUIRE_SELF_CHECK: {os.environ.get('QUIRE_SELF_CHECK') or 'not set'}: kernels of a GPU {checks}"
     checks = "compare" if check_ranks.enabled() else "do not compare"
     yield f"{check_ranks.NAME}: {os.environ.get(check_ranks.NAME) or 'not set'}: ranks {checks} their calls"
 

@@ -4,6 +4,7 @@
 #include <torch/library.h>
 
 #include "quire/device/device.h"
+#include "quire/device/warning.h"
 #include "quire/info/info.h"
 #include "quire/runner/registry.h"
 #include "quire_torch/bridge/collectives.h"
@@ -130,6 +131,7 @@ void implement_kernels(torch::Library& m, c10::DispatchKey key) {
 TORCH_LIBRARY(quire, m) {
   quire_torch::install_executor();
   quire_torch::install_matmul();
+  quire::set_warn([](const std::string& text) { TORCH_WARN(text); });
   quire_torch::Outer::register_outer(m);
   quire_torch::Inner::register_inner(m);
   quire_torch::Mutations::register_mutations(m);

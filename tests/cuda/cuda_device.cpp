@@ -10,6 +10,7 @@
 
 #include "cuda/ptx_files.h"
 #include "quire/cuda/device.h"
+#include "quire/cuda/self_check.h"
 
 namespace quire::testing {
 namespace {
@@ -107,21 +108,31 @@ class CudaDevice::Emulated final : public cuda::Driver {
   }
   cuda::Machine machine(int) override { return seen; }
   const cuda::lt::Functions* cublaslt() override { return library; }
+  void read(void* to, const void* from, size_t bytes, const Context&) override {
+    const std::byte* const at = memory_.memory.translate(static_cast<const std::byte*>(from), bytes, false);
+    check(at != nullptr, "read: ", bytes, " bytes are not memory of the device");
+    std::memcpy(to, at, bytes);
+    ++reads;
+  }
   FaultRecord* faults(int) override { return faults_; }
   bool capturing(int, void*) override { return false; }
 
   /// To be called when the memory has been cleared.
   void renew() { faults_ = new (memory_.allocate(sizeof(FaultRecord))) FaultRecord{}; }
 
-  uint64_t steps = 0, launches = 0;
+  using Programs = std::map<std::string, emulator::Program>;
+
+  uint64_t steps = 0, launches = 0, reads = 0;
   cuda::Machine seen{.major = 9, .minor = 0, .multiprocessors = 2};
   const cuda::lt::Functions* library = nullptr;
   std::map<std::string, std::string> instead;
+  std::map<std::string, Programs> planted;
 
  private:
   const emulator::Program& program(std::string_view module, std::string_view kernel) const {
-    static std::map<std::string, std::map<std::string, emulator::Program>> modules;
+    static std::map<std::string, Programs> modules;
     std::string file(module);
+    if (const auto other = planted.find(file); other != planted.end()) return other->second.at(std::string(kernel));
     if (seen.number() >= 89 && has_ptx(file + ".89.ptx")) file += ".89";
     if (!modules.contains(file)) modules[file] = emulator::parse(ptx_of(file + ".ptx"));
     return modules.at(file).at(std::string(kernel));
@@ -147,6 +158,9 @@ class CudaDevice::Gpu final : public cuda::Driver {
   void within(const Context& context, FunctionRef<void()> call) override {
     cuda::nvidia_driver().within(context, call);
   }
+  void read(void* to, const void* from, size_t bytes, const Context& context) override {
+    cuda::nvidia_driver().read(to, from, bytes, context);
+  }
   FaultRecord* faults(int index) override { return cuda::nvidia_driver().faults(index); }
   bool capturing(int index, void* stream) override { return cuda::nvidia_driver().capturing(index, stream); }
 
@@ -158,6 +172,7 @@ class CudaDevice::Gpu final : public cuda::Driver {
 };
 
 CudaDevice::CudaDevice() : context_(host()) {
+  cuda::set_self_check(false);
   if (on_gpu()) {
     memory_ = std::make_unique<PinnedMemory>();
     gpu_ = std::make_unique<Gpu>();
@@ -207,6 +222,13 @@ void CudaDevice::pretend(const cuda::Machine& machine, const cuda::lt::Functions
   emulated_->seen = machine, emulated_->library = cublaslt;
 }
 
+void CudaDevice::plant(const std::string& module, const std::string& ptx) {
+  check(emulated_ != nullptr, "kernels of tests run on the emulator alone");
+  emulated_->planted.clear();
+  emulated_->planted[module] = emulator::parse(ptx);
+}
+
+uint64_t CudaDevice::reads() const { return emulated_ ? emulated_->reads : 0; }
 uint64_t CudaDevice::steps() const { return emulated_ ? emulated_->steps : 0; }
 uint64_t CudaDevice::launches() const { return emulated_ ? emulated_->launches : gpu_->launches; }
 

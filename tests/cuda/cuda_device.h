@@ -27,7 +27,7 @@ class DeviceMemory {
   virtual void clear() = 0;
 };
 
-/// The device, while it lives: all rows launch there. One at a time.
+/// The device, while it lives: all rows launch there. One at a time. Rows are used without their self-check.
 class CudaDevice final : public Workspace {
  public:
   CudaDevice();
@@ -51,9 +51,12 @@ class CudaDevice final : public Workspace {
   void run_code_of(int capability);
   /// Rows see this machine from here on, with that cuBLASLt. On the emulator alone.
   void pretend(const cuda::Machine& machine, const cuda::lt::Functions* cublaslt);
-  /// Instructions that the emulator has run, and launches.
+  /// Takes all kernels of a module from other PTX, until the next module. On the emulator alone.
+  void plant(const std::string& module, const std::string& ptx);
+  /// Instructions that the emulator has run, launches, and waits for numbers.
   uint64_t steps() const;
   uint64_t launches() const;
+  uint64_t reads() const;
 
  private:
   class Emulated;

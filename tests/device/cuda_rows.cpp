@@ -3,12 +3,15 @@
 #include "cuda_rows.h"
 
 #include <array>
+#include <cstdlib>
 #include <cstring>
 #include <fstream>
 #include <iterator>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <string>
+#include <thread>
 
 #include "cuda/emulator/emulator.h"
 #include "quire/base/check.h"
@@ -62,6 +65,20 @@ class Driver final : public quire::cuda::Driver {
     std::move(launch).run([=] { std::memset(to, value, static_cast<size_t>(bytes)); });
   }
 
+  /// The only wait that is not counted as one: the self-check of a row waits at the row's first use.
+  void read(void* to, const void* from, size_t bytes, const quire::Context& context) override {
+    const Place at = place_of(context.index, context.stream);
+    refuse_in_capture("the self-check of a kernel");
+    count("self-check");
+    Launch launch("self-check", at);
+    const void* const memory = launch(from);
+    const auto copy = std::make_shared<std::string>();
+    std::move(launch).run([=] { copy->assign(static_cast<const char*>(memory), bytes); });
+    while (!idle(at)) std::this_thread::yield();
+    quire::check(copy->size() == bytes, "test device: a kernel of a self-check has failed");
+    std::memcpy(to, copy->data(), bytes);
+  }
+
   quire::cuda::Machine machine(int) override { return {.major = 9, .minor = 0, .multiprocessors = 2}; }
   bool capturing(int index, void* stream) override { return testdevice::capturing(place_of(index, stream)); }
   quire::FaultRecord* faults(int index) override { return &records.at(static_cast<size_t>(index)); }
@@ -78,12 +95,19 @@ class Driver final : public quire::cuda::Driver {
     }
   }
 
+  /// Of a file of PTX. QUIRE_PTX_INSTEAD=NAME=PATH: another file.
+  static std::string path_of(const std::string& name) {
+    const char* const instead = std::getenv("QUIRE_PTX_INSTEAD");
+    if (instead && std::string_view(instead).starts_with(name + "=")) return instead + name.size() + 1;
+    return std::string(QUIRE_PTX_DIR) + "/" + name;
+  }
+
   const quire::emulator::Program& program(const quire::cuda::Kernel& kernel) {
     const std::lock_guard lock(mutex_);
     const std::string module(kernel.module);
     auto found = modules_.find(module);
     if (found == modules_.end()) {
-      const std::string path = std::string(QUIRE_PTX_DIR) + "/" + module + ".ptx";
+      const std::string path = path_of(module + ".ptx");
       std::ifstream file(path);
       quire::check(file.good(), "test device: there is no ", path);
       const std::string text{std::istreambuf_iterator<char>(file), {}};

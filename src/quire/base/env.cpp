@@ -24,4 +24,9 @@ const std::string& kernel() {
   return value.get([] { return read("QUIRE_KERNEL"); });
 }
 
+const std::string& self_check() {
+  static constinit Lazy<const std::string> value;
+  return value.get([] { return read("QUIRE_SELF_CHECK"); });
+}
+
 }  // namespace quire::env

@@ -12,4 +12,8 @@ const std::string& isa();
 /// Read once.
 const std::string& kernel();
 
+/// QUIRE_SELF_CHECK: `off` uses rows of a GPU without comparing them with its reference first (cuda/self_check.h). Read
+/// once.
+const std::string& self_check();
+
 }  // namespace quire::env

@@ -48,6 +48,9 @@ class Driver {
                       const Context& context) = 0;
   /// Fills memory of the device, in the order of the context's stream.
   virtual void fill(void* memory, uint8_t value, int64_t bytes, const Context& context) = 0;
+  /// Copies memory of the device to the host once everything before it on the context's stream has run. Waits for it,
+  /// as nothing else here does.
+  virtual void read(void* to, const void* from, size_t bytes, const Context& context) = 0;
   /// Whether a stream of a device is being captured.
   virtual bool capturing(int index, void* stream) = 0;
   virtual Machine machine(int index) = 0;

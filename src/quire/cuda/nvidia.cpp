@@ -30,6 +30,8 @@ struct Library {
   decltype(&cuStreamIsCapturing) is_capturing = nullptr;
   decltype(&cuMemHostAlloc) host_alloc = nullptr;
   decltype(&cuMemsetD8Async) memset_async = nullptr;
+  decltype(&cuMemcpyDtoHAsync) copy_to_host = nullptr;
+  decltype(&cuStreamSynchronize) wait_for_stream = nullptr;
   decltype(&cuLibraryLoadData) library_load = nullptr;
   decltype(&cuLibraryGetKernel) library_kernel = nullptr;
   decltype(&cuKernelSetAttribute) kernel_attribute = nullptr;
@@ -47,8 +49,9 @@ struct Library {
     find(device_attribute, "cuDeviceGetAttribute"), find(retain_primary, "cuDevicePrimaryCtxRetain");
     find(get_current, "cuCtxGetCurrent"), find(set_current, "cuCtxSetCurrent");
     find(exchange_capture_mode, "cuThreadExchangeStreamCaptureMode"), find(host_alloc, "cuMemHostAlloc");
-    find(is_capturing, "cuStreamIsCapturing");
-    find(memset_async, "cuMemsetD8Async"), find(library_load, "cuLibraryLoadData");
+    find(is_capturing, "cuStreamIsCapturing"), find(memset_async, "cuMemsetD8Async");
+    find(copy_to_host, "cuMemcpyDtoHAsync_v2"), find(wait_for_stream, "cuStreamSynchronize");
+    find(library_load, "cuLibraryLoadData");
     find(library_kernel, "cuLibraryGetKernel"), find(kernel_attribute, "cuKernelSetAttribute");
     find(launch, "cuLaunchKernel");
   }
@@ -75,6 +78,14 @@ class Nvidia final : public Driver {
     expect(cuda_.memset_async(reinterpret_cast<CUdeviceptr>(memory), value, static_cast<size_t>(bytes),
                               static_cast<CUstream>(context.stream)),
            "cuMemsetD8Async");
+  }
+
+  void read(void* to, const void* from, size_t bytes, const Context& context) override {
+    const Current current(*this, context.index);
+    const Uncaptured uncaptured(cuda_);
+    const auto stream = static_cast<CUstream>(context.stream);
+    expect(cuda_.copy_to_host(to, reinterpret_cast<CUdeviceptr>(from), bytes, stream), "cuMemcpyDtoHAsync");
+    expect(cuda_.wait_for_stream(stream), "cuStreamSynchronize");
   }
 
   bool capturing(int index, void* stream) override {

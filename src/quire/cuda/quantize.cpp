@@ -95,7 +95,8 @@ void reorder(const ReorderProblem& p, const Context& context) {
 }  // namespace
 
 void quantize(const QuantizeProblem& p, const Context& context) {
-  (refuses_tiles(p, context, nullptr) ? quantize_reference : quantize_tiles)(p, context);
+  if (!is_present(p.rowwise) && !is_present(p.columnwise)) return;
+  choose(p.kOp, Choice<QuantizeProblem>{kernels<QuantizeProblem>(context)}, p, context).run(p, context);
 }
 
 constinit const Rows<QuantizeProblem, 2> kQuantize{
