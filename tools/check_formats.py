@@ -12,9 +12,9 @@ import tree
 #: Beside the table.
 FILES = 8
 TABLE = "src/quire/format/format.h"
-#: Files of other tools name what they hold, and a GPU's headers have types of these names: a new element of quire's
-#: changes none of them.
-NAMED_BY_OTHERS = ("python/quire/io/", "src/quire/cuda/")
+#: Files of other tools and golden vectors name what they hold, and a GPU's headers have types of these names: a new
+#: element of quire's changes none of them.
+NAMED_BY_OTHERS = ("python/quire/golden/", "python/quire/io/", "src/quire/cuda/")
 #: A row of the table, of numbers with a sign: those of scales alone have none.
 ROW = re.compile(r'^\s*\{"(\w+)",.*\btrue\},$', re.MULTILINE)
 COMMENT_OR_TEXT = re.compile(r'//[^\n]*|/\*.*?\*/|("(?:\\.|[^"\\\n])*")', re.DOTALL)

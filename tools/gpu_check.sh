@@ -41,6 +41,7 @@ ln -sfn "$build/lib" python/quire/lib
 export PYTHONPATH=$root/python QUIRE_GOLDEN_DIR=$build/golden LD_LIBRARY_PATH=$build/lib:${LD_LIBRARY_PATH:-}
 part "kernels against the CPU" 90 env QUIRE_CUDA_TESTS=gpu "$build/tests/cuda/test_cuda" --gtest_brief=1
 part "what is installed" 30 python3 -m quire.info
+part "golden vectors of quantizers" 60 python3 -m quire.info --check --device cuda
 part "golden vectors, operators and layers" 150 python3 -m pytest -q -n 8 --tb=short --quick --maxfail=40 --device cuda tests/python tests/quire_torch tests/io
 for question in tools/gpu_questions/*; do
   case $question in

@@ -1,5 +1,7 @@
-"""What is installed and what it can do here: `python -m quire.info`."""
+"""What is installed and what it can do here: `python -m quire.info`, and whether a device computes the golden vectors:
+`python -m quire.info --check [--device DEVICE]`."""
 
+import argparse
 import os
 import platform
 import sys
@@ -139,7 +141,15 @@ def sections() -> dict[str, list[str]]:
     }
 
 
-def main() -> int:
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m quire.info", description="What is installed, and what it can do.")
+    parser.add_argument("--check", action="store_true", help="compare a device's bytes with the golden vectors instead")
+    parser.add_argument("--device", help="for --check: such as cuda:1 [cuda if there is one, else cpu]")
+    options = parser.parse_args(argv)
+    if options.check:
+        from quire.golden import comparison
+
+        return comparison.main(options.device)
     for title, lines in sections().items():
         print(title, *(f"  {line}" for line in lines), "", sep="\n")
     return 0

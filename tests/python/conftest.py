@@ -1,6 +1,5 @@
 """Recipes under test, one training step, an independent product of operands, golden vectors, a fresh compiler."""
 
-import importlib.util
 import json
 import os
 import subprocess
@@ -15,9 +14,10 @@ import torch
 import quire
 import warm
 from every_recipe import DEFAULTS, VARIANTS, params
+from quire.golden import cases
+from quire.golden.comparison import VECTORS
+from quire.golden.reader import Golden
 from ranks import Ranks, forget
-
-GOLDEN = Path(__file__).parents[1] / "golden"
 
 
 @pytest.fixture(params=params(DEFAULTS))
@@ -143,28 +143,20 @@ def decode():
 
 @pytest.fixture(scope="session")
 def golden(tmp_path_factory):
-    """The reader of the golden vectors (tests/golden/golden.py)."""
+    """The reader of the golden vectors."""
     folder = Path(os.environ.get("QUIRE_GOLDEN_DIR", "does not exist"))
     if not (folder / "manifest.json").exists():
         folder = tmp_path_factory.mktemp("golden")
-        with tarfile.open(GOLDEN / "golden.tar.xz") as archive:
+        with tarfile.open(VECTORS) as archive:
             archive.extractall(folder, filter="data")
-    spec = importlib.util.spec_from_file_location("quire_golden", GOLDEN / "golden.py")
-    reader = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(reader)
-    return reader.Golden(folder)
+    return Golden(folder)
 
 
 @pytest.fixture
 def tensor_of(device):
     """(golden case, name) -> the tensor that the vector stores, in the case's own dtype."""
 
-    def read(case, name):
-        array = torch.from_numpy(case[name].copy())
-        bits = {"bf16": torch.bfloat16, "f16": torch.float16}.get(case.spec.get("input", "bf16"))
-        return (array.view(bits) if array.dtype == torch.uint16 else array).to(device)
-
-    return read
+    return lambda case, name: cases.tensor_of(case, name, device)
 
 
 @pytest.fixture

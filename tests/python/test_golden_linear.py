@@ -1,4 +1,4 @@
-"""The golden Linear: every quantized operand byte for byte, outputs and gradients within their bound (tests/golden)."""
+"""The golden Linear: every quantized operand byte for byte, outputs and gradients within their bound."""
 
 import pytest
 import torch

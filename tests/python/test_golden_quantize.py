@@ -1,88 +1,24 @@
-"""The golden vectors of quantizers, layouts and random numbers, through the Python interface (tests/golden)."""
+"""The golden vectors of quantizers, layouts and random numbers, through the Python interface."""
 
 import numpy as np
 import pytest
 import torch
 
 import quire
-
-# The vectors' names for buffers, of cases with both directions and with one.
-KINDS = [("codes", "data"), ("scale", "scale"), ("scale_inv", "scale"), ("amax", "amax")]
-SIDES = [("_row", "rowwise"), ("_col", "columnwise")]
-BOTH = [(kind + side, f"{direction}_{buffer}") for side, direction in SIDES for kind, buffer in KINDS]
-ONE = [("codes", "rowwise_data"), ("scale_inv", "rowwise_scale"), ("amax", "rowwise_amax")]
-
-
-def per_tensor(s):
-    return "fp8_tensor" + element(s) + (":pow2" if s.get("pow2") else "") + (f":eps={s['eps']}" if s.get("eps") else "")
-
-
-def element(s):
-    return ":e5m2" if s["elem"] == "e5m2" else ""
-
-
-def block(s):
-    tile, pow2 = ":128x128" if s["dim"] == 2 else "", ":pow2" if s["pow2"] else ""
-    return "fp8_block" + element(s) + tile + pow2 + (f":eps={s['eps']}" if s["eps"] else "")
-
-
-def nvfp4(s):
-    tile, row_scaled = ":16x16" if s["two_d"] else "", ":row_scaled" if s.get("row_scaled") else ""
-    return "nvfp4" + tile + row_scaled + (":rht" if s["rht"] else "") + (":sr" if "seed" in s else "")
-
-
-def hadamard(s):
-    return "nvfp4:rht" + ("" if int(s["sign_mask"], 16) else "=unsigned")
-
-
-SPEC_OF = {
-    "current": per_tensor,
-    "delayed_cast": per_tensor,
-    "block": block,
-    "mxfp8": lambda s: "mxfp8" + element(s) + (":32x32" if s["two_d"] else ""),
-    "nvfp4": nvfp4,
-    "nvfp4_4over6": lambda s: (
-        f"nvfp4{':16x16' if s['two_d'] else ''}:4over6={s['mode'].lower()}{':256' if s['e4m3_max'] == 256 else ''}"
-    ),
-    "nvfp4_rht": hadamard,
-    "rht_butterfly": hadamard,
-    "sr_mapping": nvfp4,
-}
-
-
-def quantized(case, group, x):
-    """The case's tensor in both directions. None where the vector gives random bytes instead of a seed."""
-    if case.spec.get("sr") or case.spec["kind"] == "sr_words":
-        return None
-    seeds = {name: int(case.spec[name]) for name in ("seed", "offset") if name in case.spec}
-    scale = torch.from_numpy(case["scale"].copy()).to(x.device) if group == "delayed_cast" else None
-    return quire.quantize(x, SPEC_OF[group](case.spec), columnwise=True, scale=scale, **seeds)
+from quire.golden.cases import SPEC_OF, compared
 
 
 def same(a, b):
     return a.dtype == b.dtype and np.array_equal(a, b, equal_nan=a.dtype.kind == "f")
 
 
-def check(case, group, x):
-    """Compares every stored tensor and dequantized value; returns how many."""
-    q = quantized(case, group, x)
-    if q is None:
-        return 0
-    compared = 0
-    for name, buffer in BOTH + ONE:
-        if name in case:
-            assert same(case[name], getattr(q, buffer).cpu().numpy()), f"{case.id}: {name} under {q.spec}"
-            compared += 1
-    for name in ("dequant", "dequant_row"):
-        if name in case:
-            assert same(case[name], q.dequantize(torch.float32).cpu().numpy()), f"{case.id}: {name} under {q.spec}"
-            compared += 1
-    return compared
-
-
 @pytest.mark.parametrize("group", SPEC_OF)
-def test_quantized_bytes_are_golden(group, golden, tensor_of, device):
-    counts = [check(case, group, tensor_of(case, "x") if "x" in case else None) for case in golden.cases(group)]
+def test_quantized_bytes_are_golden(group, golden, device):
+    counts = []
+    for case in golden.cases(group):
+        results = list(compared(case, group, device))
+        assert [result.what for result in results if result.differing] == []
+        counts.append(len(results))
     assert sum(count > 0 for count in counts) >= 8 and max(counts) >= 3
 
 

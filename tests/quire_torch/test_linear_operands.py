@@ -12,6 +12,7 @@ import torch
 import quire
 from one_group import backward, forward, linear
 from quire import recipe
+from quire.golden.comparison import VECTORS
 
 pytestmark = pytest.mark.any_device
 
@@ -26,7 +27,7 @@ def delayed(tmp_path_factory):
     folder = Path(os.environ.get("QUIRE_GOLDEN_DIR", "does not exist"))
     if not (folder / "manifest.json").exists():
         folder = tmp_path_factory.mktemp("golden")
-        with tarfile.open(Path(__file__).parents[1] / "golden/golden.tar.xz") as archive:
+        with tarfile.open(VECTORS) as archive:
             archive.extractall(folder, filter="data")
     entries = json.loads((folder / "manifest.json").read_text())["cases"]
     case = next(entry for entry in entries if entry["id"] == "linear/delayed_hybrid")
