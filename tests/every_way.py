@@ -219,11 +219,20 @@ def program(then):
     return wrap
 
 
-def reloaded(exported_program, setting):
+def in_each_form(exported_program, setting):
+    """As it is, saved and loaded, and decomposed, which must say the same."""
     file = io.BytesIO()
     torch.export.save(exported_program, file)
     file.seek(0)
-    return torch.export.load(file).module()
+    forms = [exported_program, torch.export.load(file), exported_program.run_decompositions()]
+    modules = [form.module() for form in forms]
+
+    def run(x):
+        y, *others = (module(x) for module in modules)
+        assert all(torch.equal(y, other) for other in others)
+        return y
+
+    return run
 
 
 def packaged(exported_program, setting):
@@ -273,11 +282,7 @@ WAYS = {
     "inference_mode": inference(within(torch.inference_mode)),
     "two threads": inference(in_two_threads),
     "fork": inference(forked),
-    "export": inference(program(lambda exported_program, _: exported_program.module())),
-    "export, decomposed": inference(
-        program(lambda exported_program, _: exported_program.run_decompositions().module())
-    ),
-    "export, saved": inference(program(reloaded)),
+    "export": inference(program(in_each_form)),
     "AOTInductor": inference(program(packaged), costly=True, rounds=True),
 }
 
