@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 import quire  # noqa: F401  loads the operators
 from every_recipe import SPECS_OF_ONE_FAMILY, TABLE, linear_specs
 from one_group import backward, forward, linear
+from pairwise import each_value
 
 pytestmark = pytest.mark.any_device
 
@@ -51,8 +52,7 @@ def sr_state():
 
 
 @pytest.mark.cpu_only
-@pytest.mark.parametrize("name", RECIPES)
-@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+@pytest.mark.parametrize(("name", "dtype"), each_value(list(RECIPES), [torch.int32, torch.int64]))
 def test_grouped_linear_passes_opcheck(name, dtype):
     x, w, bias = tensors()
     offsets = torch.tensor([4, 4, 8], dtype=dtype)
@@ -63,8 +63,7 @@ def test_grouped_linear_passes_opcheck(name, dtype):
     check(ops.grouped_linear, *arguments, sr_state=sr_state(), **memory)
 
 
-@pytest.mark.parametrize("name", QUANTIZED)
-@pytest.mark.parametrize("rows", [0, 9])
+@pytest.mark.parametrize(("name", "rows"), each_value(list(QUANTIZED), [9, 0]))
 def test_inner_operators_pass_opcheck(name, rows):
     x, w, bias = tensors(rows, grad=False)
     offsets, text = torch.tensor([rows // 2, rows // 2, rows]), QUANTIZED[name]

@@ -84,8 +84,7 @@ def test_gradients_have_the_shapes_of_what_they_are_of(shape, device):
     assert [tensor.shape for tensor in found] == [tensor.shape for tensor in given]
 
 
-@pytest.mark.parametrize("name", RECIPES)
-@pytest.mark.parametrize("shape", [(2, 3, 32), (0, 32)], ids=str)
+@pytest.mark.parametrize(("name", "shape"), each_value(list(RECIPES), [(2, 3, 32), (0, 32)]), ids=str)
 def test_linear_of_given_operands_and_state_passes_opcheck(name, shape):
     x, w, bias = tensors(shape)
     specs = dict(part.split("=", 1) for part in RECIPES[name].split(","))
