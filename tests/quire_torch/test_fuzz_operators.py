@@ -1,4 +1,4 @@
-"""The fuzzer of operators (tests/fuzz), for 20 seconds. ./dev test tests/quire_torch --fuzz-seconds 3600 --fuzz-seed 7"""
+"""The fuzzer of operators (tests/fuzz). ./dev test tests/quire_torch --fuzz-seconds 3600 --fuzz-seed 7"""
 
 import os
 
