@@ -1,8 +1,9 @@
 #include "cuda/cublaslt_stand_in.h"
 
+#include <array>
 #include <cstring>
 #include <memory>
-#include <vector>
+#include <mutex>
 
 #include "quire/base/check.h"
 #include "quire/format/codec.h"
@@ -33,6 +34,7 @@ constexpr int kInvalid = 7, kNotSupported = 15;
 constexpr uint64_t kFound = 0x5EED;
 
 LtState* current = nullptr;
+std::mutex mutex;  ///< of *current
 
 template <class T>
 T value_of(const std::map<int, std::string>& attributes, int which, T otherwise) {
@@ -161,10 +163,29 @@ struct Product {
   }
 };
 
-void expect_of_device(const void* data, size_t bytes, const char* what) {
-  check(reinterpret_cast<uintptr_t>(data) % (bytes > 4 ? 16 : 4) == 0, "cuBLASLt: ", what, " is not aligned");
-  check(current->memory->has(data, bytes), "cuBLASLt: ", what, " of ", bytes, " bytes is not memory of the device");
-}
+/// A product that is put on a stream: what describes it may be gone when it runs.
+struct Work {
+  lt::DescOf desc;
+  lt::LayoutOf a, b, c, d;
+
+  /// In the order of `uses` of multiply().
+  void operator()(const std::vector<const void*>& where) const {
+    Product p(desc, a, b, d);
+    p.a.data = where[0], p.b.data = where[1], p.a.scales = where[2], p.b.scales = where[3];
+    const void* const addend = where[4];
+    void* const out = const_cast<void*>(where[5]);
+    const auto by = static_cast<double>(*static_cast<const float*>(where[6]));
+    const auto of_c = static_cast<double>(*static_cast<const float*>(where[7]));
+    const DType dtype = dtype_of(d.type), bias_dtype = dtype_of(p.bias_type());
+    for (int64_t j = 0; j < d.cols; ++j)
+      for (int64_t i = 0; i < d.rows; ++i) {
+        double y = by * p.sum(i, j);
+        if (of_c != 0) y += of_c * static_cast<double>(load_element(addend, dtype, j * c.ld + i));
+        if (p.has_bias()) y += static_cast<double>(load_element(where.at(9), bias_dtype, i));
+        store_element(out, dtype, j * d.ld + i, static_cast<float>(y));
+      }
+  }
+};
 
 int set_attribute(lt::Desc desc, int which, const void* value, size_t bytes) {
   desc->attributes[which].assign(static_cast<const char*>(value), bytes);
@@ -183,6 +204,7 @@ int create_layout(lt::Layout* layout, int type, uint64_t rows, uint64_t cols, in
 
 int find_algorithm(lt::Handle, lt::Desc desc, lt::Layout a, lt::Layout b, lt::Layout, lt::Layout d,
                    lt::Preference preference, int most, lt::Heuristic* answer, int* found) {
+  const std::lock_guard lock(mutex);
   ++current->asked;
   current->last.wishes = preference->attributes;
   *found = 0;
@@ -196,35 +218,41 @@ int find_algorithm(lt::Handle, lt::Desc desc, lt::Layout a, lt::Layout b, lt::La
 
 int multiply(lt::Handle, lt::Desc desc, const void* alpha, const void* a, lt::Layout a_layout, const void* b,
              lt::Layout b_layout, const void* beta, const void* c, lt::Layout c_layout, void* d, lt::Layout d_layout,
-             const lt::Algorithm* algorithm, void* workspace, size_t workspace_bytes, lt::Stream) {
-  Product p(*desc, *a_layout, *b_layout, *d_layout);
-  p.a.data = a, p.b.data = b;
+             const lt::Algorithm* algorithm, void* workspace, size_t workspace_bytes, lt::Stream stream) {
+  const std::lock_guard lock(mutex);
+  const Product p(*desc, *a_layout, *b_layout, *d_layout);
   if (algorithm->data[0] != kFound || workspace_bytes < current->workspace) return kInvalid;
   if (const int status = p.status(current->machine); status != 0) return status;
   if (current->result != 0) return current->result;
   current->last.product = desc->attributes;
-  const DType dtype = dtype_of(p.d.type);
-  const auto out_bytes = static_cast<size_t>(((p.d.cols - 1) * p.d.ld + p.d.rows) * size_of(dtype));
+  const auto out_bytes = static_cast<size_t>(((p.d.cols - 1) * p.d.ld + p.d.rows) * size_of(dtype_of(p.d.type)));
   check(reinterpret_cast<uintptr_t>(workspace) % 256 == 0, "cuBLASLt: the workspace is not aligned");
-  expect_of_device(workspace, workspace_bytes, "the workspace");
-  expect_of_device(a, p.a.bytes(), "A"), expect_of_device(b, p.b.bytes(), "B");
-  expect_of_device(p.a.scales, p.a.scale_bytes(), "A's scales");
-  expect_of_device(p.b.scales, p.b.scale_bytes(), "B's scales");
-  expect_of_device(c, out_bytes, "C"), expect_of_device(d, out_bytes, "D");
-  const DType bias_dtype = dtype_of(p.bias_type());
-  if (p.has_bias()) expect_of_device(p.bias(), static_cast<size_t>(p.d.rows * size_of(bias_dtype)), "the bias");
   const bool on_device = value_of<int32_t>(desc->attributes, lt::kPointerMode, 0) == lt::kPointersOfDevice;
   for (const void* const factor : {alpha, beta})
-    check(current->memory->has(factor, sizeof(float)) == on_device, "cuBLASLt: alpha and beta are elsewhere");
-  const auto by = static_cast<double>(*static_cast<const float*>(alpha));
-  const auto of_c = static_cast<double>(*static_cast<const float*>(beta));
-  for (int64_t j = 0; j < p.d.cols; ++j)
-    for (int64_t i = 0; i < p.d.rows; ++i) {
-      double y = by * p.sum(i, j);
-      if (of_c != 0) y += of_c * static_cast<double>(load_element(c, dtype, j * c_layout->ld + i));
-      if (p.has_bias()) y += static_cast<double>(load_element(p.bias(), bias_dtype, i));
-      store_element(d, dtype, j * p.d.ld + i, static_cast<float>(y));
-    }
+    check(current->place->has(factor) == on_device, "cuBLASLt: alpha and beta are elsewhere");
+  // Factors of the host are read now, as by the library.
+  const auto of_host = std::make_shared<std::array<float, 2>>();
+  if (!on_device) *of_host = {*static_cast<const float*>(alpha), *static_cast<const float*>(beta)};
+  std::vector<LtUse> uses{{"A", a, p.a.bytes()},
+                          {"B", b, p.b.bytes()},
+                          {"scales of A", p.a.scales, p.a.scale_bytes()},
+                          {"scales of B", p.b.scales, p.b.scale_bytes()},
+                          {"C", c, out_bytes},
+                          {"D", d, out_bytes, true},
+                          {"alpha", on_device ? alpha : nullptr, sizeof(float)},
+                          {"beta", on_device ? beta : nullptr, sizeof(float)},
+                          {"the workspace", workspace, workspace_bytes, true}};
+  if (p.has_bias())
+    uses.push_back({"the bias", p.bias(), static_cast<size_t>(p.d.rows * size_of(dtype_of(p.bias_type())))});
+  for (const LtUse& use : uses)
+    check(reinterpret_cast<uintptr_t>(use.data) % (use.bytes > 4 ? 16 : 4) == 0, "cuBLASLt: ", use.what,
+          " is not aligned");
+  current->place->run(uses, stream,
+                      [work = Work{*desc, *a_layout, *b_layout, *c_layout, *d_layout}, of_host,
+                       on_device](std::vector<const void*> where) {
+                        if (!on_device) where[6] = of_host->data(), where[7] = of_host->data() + 1;
+                        work(where);
+                      });
   return 0;
 }
 

@@ -2,11 +2,14 @@
 // from nothing else: so it shows whether a product was described rightly.
 #pragma once
 
-#include <array>
+#include <cstddef>
+#include <functional>
 #include <map>
+#include <span>
 #include <string>
+#include <vector>
 
-#include "cuda/cuda_device.h"
+#include "quire/cuda/driver.h"
 
 namespace quire::testing {
 
@@ -15,10 +18,29 @@ struct LtCall {
   std::map<int, std::string> product, wishes;
 };
 
+/// Memory that a product uses.
+struct LtUse {
+  const char* what;
+  const void* data;
+  size_t bytes;
+  bool written = false;
+};
+
+/// The device where products run.
+class LtPlace {
+ public:
+  virtual ~LtPlace() = default;
+  /// Whether this is memory of it.
+  virtual bool has(const void* data) = 0;
+  /// Runs compute(where), now or later, in the order of the stream; where: of each use, where the host finds it.
+  virtual void run(std::span<const LtUse> uses, void* stream,
+                   std::function<void(const std::vector<const void*>& where)> compute) = 0;
+};
+
 /// What it saw and does, of all products.
 struct LtState {
   cuda::Machine machine;
-  DeviceMemory* memory = nullptr;
+  LtPlace* place = nullptr;
   int creation = 0;  ///< the status of each handle that is made
   int answer = 0;    ///< of each algorithm that is found
   int result = 0;    ///< of each product

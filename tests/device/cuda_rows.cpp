@@ -1,5 +1,6 @@
 // quire's CUDA kernels on this device: what a GPU would launch is launched here, and the emulator runs its PTX. So
 // PyTorch's side, the host's code and the kernels run together, without a GPU. QUIRE_TEST_DEVICE_ROWS=cuda chooses it.
+// QUIRE_TEST_DEVICE_CHIP=100 makes it a chip of compute capability 10.0 with a cuBLASLt, which is a stand-in.
 #include "cuda_rows.h"
 
 #include <array>
@@ -12,7 +13,10 @@
 #include <mutex>
 #include <string>
 #include <thread>
+#include <utility>
+#include <vector>
 
+#include "cuda/cublaslt_stand_in.h"
 #include "cuda/emulator/emulator.h"
 #include "quire/base/check.h"
 #include "quire/base/fault.h"
@@ -43,8 +47,34 @@ class KernelMemory final : public quire::emulator::Memory {
   int device_;
 };
 
+/// The device that is current in this thread for libraries.
+thread_local int current_index = 0;
+
+/// Products of the stand-in of cuBLASLt, as launches.
+class LtOnDevice final : public quire::testing::LtPlace {
+ public:
+  bool has(const void* data) override { return device_of(data) >= 0; }
+  void run(std::span<const quire::testing::LtUse> uses, void* stream,
+           std::function<void(const std::vector<const void*>& where)> compute) override {
+    Launch launch("cublaslt", place_of(current_index, stream));
+    std::vector<const void*> where;
+    for (const quire::testing::LtUse& use : uses)
+      where.push_back(!use.data ? nullptr : use.written ? launch(const_cast<void*>(use.data)) : launch(use.data));
+    std::move(launch).run([where, compute = std::move(compute)] { compute(where); });
+  }
+};
+
 class Driver final : public quire::cuda::Driver {
  public:
+  Driver() {
+    const char* const chip = std::getenv("QUIRE_TEST_DEVICE_CHIP");
+    const int number = chip ? std::atoi(chip) : 90;
+    lt_.machine = {.major = number / 10, .minor = number % 10, .multiprocessors = 2, .cublaslt = chip ? 130100 : 0};
+    if (!chip) return;
+    lt_.place = &lt_place_;
+    cublaslt_ = &quire::testing::lt_stand_in(lt_);
+  }
+
   void launch(const quire::cuda::Kernel& kernel, const quire::cuda::Grid& grid, const void* parameters, size_t bytes,
               const quire::Context& context) override {
     Launch launch(std::string(kernel.name), place_of(context.index, context.stream));
@@ -79,8 +109,14 @@ class Driver final : public quire::cuda::Driver {
     std::memcpy(to, copy->data(), bytes);
   }
 
-  quire::cuda::Machine machine(int) override { return {.major = 9, .minor = 0, .multiprocessors = 2}; }
   bool capturing(int index, void* stream) override { return testdevice::capturing(place_of(index, stream)); }
+  quire::cuda::Machine machine(int) override { return lt_.machine; }
+  const quire::cuda::lt::Functions* cublaslt() override { return cublaslt_; }
+  void within(const quire::Context& context, quire::FunctionRef<void()> call) override {
+    const int before = std::exchange(current_index, context.index);
+    call();
+    current_index = before;
+  }
   quire::FaultRecord* faults(int index) override { return &records.at(static_cast<size_t>(index)); }
 
  private:
@@ -116,6 +152,9 @@ class Driver final : public quire::cuda::Driver {
     return found->second.at(std::string(kernel.name));
   }
 
+  LtOnDevice lt_place_;
+  quire::testing::LtState lt_;
+  const quire::cuda::lt::Functions* cublaslt_ = nullptr;
   std::mutex mutex_;
   std::map<std::string, std::map<std::string, quire::emulator::Program>> modules_;
 };
