@@ -38,7 +38,9 @@ nvidia-smi --query-gpu=name,driver_version,memory.total,compute_cap --format=csv
 python3 -c 'import sys, torch; print("PyTorch", torch.__version__, "Python", sys.version.split()[0])'
 
 ln -sfn "$build/lib" python/quire/lib
-export PYTHONPATH=$root/python QUIRE_GOLDEN_DIR=$build/golden LD_LIBRARY_PATH=$build/lib:${LD_LIBRARY_PATH:-}
+# PyTorch's cuBLASLt, also for programs without PyTorch.
+cublaslt=$(python3 -c 'import pathlib, torch; print(pathlib.Path(torch.__file__).parents[1] / "nvidia/cu13/lib")')
+export PYTHONPATH=$root/python QUIRE_GOLDEN_DIR=$build/golden LD_LIBRARY_PATH=$build/lib:$cublaslt:${LD_LIBRARY_PATH:-}
 part "kernels against the CPU" 90 env QUIRE_CUDA_TESTS=gpu "$build/tests/cuda/test_cuda" --gtest_brief=1
 part "what is installed" 30 python3 -m quire.info
 part "golden vectors of quantizers" 60 python3 -m quire.info --check --device cuda

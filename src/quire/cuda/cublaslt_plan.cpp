@@ -19,6 +19,8 @@ const lt::Functions& functions() {
   return *found;
 }
 
+constexpr int kNotSupported = 15;  ///< CUBLAS_STATUS_NOT_SUPPORTED
+
 /// The first failure of several calls, as cublasStatus_t.
 class Status {
  public:
@@ -117,7 +119,10 @@ class Plans {
     Status status;
     if (!handle) driver().within(context, [&] { status.then(functions().Create(&handle)); });
     if (status.first() != lt::kSuccess) return {.status = status.first()};
-    return keep(shape, ask(handle, shape, memory, context), context);
+    const ProductPlan plan = ask(handle, shape, memory, context);
+    // Whatever else failed, such as memory that was short, may be there the next time.
+    const bool lasting = plan.status == lt::kSuccess || plan.status == kNotSupported;
+    return lasting ? keep(shape, plan, context) : plan;
   }
 
  private:
@@ -150,8 +155,7 @@ class Plans {
         status.then(functions().MatmulAlgoGetHeuristic(handle, product.desc, product.a, product.b, product.d, product.d,
                                                        wishes.preference, 1, &answer, &found));
       });
-    constexpr int not_supported = 15;
-    status.then(found == 0 ? not_supported : answer.status);
+    status.then(found == 0 ? kNotSupported : answer.status);
     return {handle, answer.algorithm, answer.workspace, status.first()};
   }
 
