@@ -38,10 +38,11 @@ constexpr Taken kTaken[]{
     {"nvfp4:sr", "", {104, 102}},
     {"nvfp4:rht:sr:swizzled", "", {127, 125}},
     {"nvfp4:given:nan", "", {73, 71}},
-    {"fp8_row", "no kernel is compiled for fp8_row", {}},
+    {"fp8_row", "", {71, 30}},
+    {"fp8_row:e5m2:pow2:nan", "", {72, 31}},
+    {"nvfp4:row_scaled:nan", "", {83, 81}},
     {"nvfp4:16x16:sr", "no kernel is compiled for nvfp4:16x16:sr", {}},
     {"mxfp8:interleaved", "writes codes in the plain order, but mxfp8:interleaved is interleaved", {}},
-    {"nvfp4:row_scaled", "takes one amax of the tensor, but nvfp4:row_scaled has one for each line", {}},
     {"nvfp4:4over6=mae", "tries one scale for a block, but nvfp4:4over6=mae two", {}},
     {"nvfp4:rht=unsigned", "no kernel is compiled for nvfp4:rht=unsigned", {}},
 };
@@ -105,7 +106,7 @@ TEST(Tiles, GiveEachPlaceOfARunTheBytesOfTheCpuForEveryValueOfItsDtype) {
   QuantizerComparison cases(5);
   const int64_t rows = 64, cols = 1024, step = many_cases() ? 1 : 16;
   for (const char* spec : {"mxfp8", "fp8_block:nan", "fp8_tensor", "mxfp8:e5m2:32x32", "fp8_block:128x128:nan", "mxfp4",
-                           "nvfp4:rht:sr", "nvfp4:nan", "nvfp4:16x16"})
+                           "fp8_row", "nvfp4:rht:sr", "nvfp4:nan", "nvfp4:16x16"})
     for (const DType dtype : {DType::bf16, DType::f16})
       for (const int code : kCodes)
         for (int64_t place = code % 16; place < code % 16 + 16; place += step) {

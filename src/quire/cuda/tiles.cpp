@@ -47,7 +47,7 @@ struct TileKernels {
 
   bool take(const QuantSpec& s) const {
     return s.family == spec.family && s.element == spec.element && s.square == spec.square &&
-           s.hadamard == spec.hadamard && s.stochastic == spec.stochastic;
+           s.row_scaled == spec.row_scaled && s.hadamard == spec.hadamard && s.stochastic == spec.stochastic;
   }
 };
 
@@ -61,6 +61,8 @@ constexpr QuantSpec fp4(Family family, Hadamard hadamard = Hadamard::off, bool s
 constinit const TileKernels kTileKernels[] = {
     {fp8(Family::fp8_tensor, Format::e4m3), kOfDTypes<"tiles_fp8", "fp8_tensor">},
     {fp8(Family::fp8_tensor, Format::e5m2), kOfDTypes<"tiles_fp8", "fp8_tensor_e5m2">},
+    {fp8(Family::fp8_row, Format::e4m3), kOfDTypes<"tiles_fp8", "fp8_row">},
+    {fp8(Family::fp8_row, Format::e5m2), kOfDTypes<"tiles_fp8", "fp8_row_e5m2">},
     {fp8(Family::fp8_block, Format::e4m3), kOfDTypes<"tiles_fp8", "fp8_block">},
     {fp8(Family::fp8_block, Format::e5m2), kOfDTypes<"tiles_fp8", "fp8_block_e5m2">},
     {fp8(Family::fp8_block, Format::e4m3, true), kOfDTypes<"tiles_fp8", "fp8_block_2d">},
@@ -72,6 +74,7 @@ constinit const TileKernels kTileKernels[] = {
     {fp4(Family::mxfp4), kOfDTypes<"tiles_fp4", "mxfp4">},
     {fp4(Family::nvfp4), kOfDTypes<"tiles_fp4", "nvfp4">},
     {{.family = Family::nvfp4, .element = Format::e2m1, .square = true}, kOfDTypes<"tiles_fp4", "nvfp4_2d">},
+    {{.family = Family::nvfp4, .element = Format::e2m1, .row_scaled = true}, kOfDTypes<"tiles_fp4", "nvfp4_row">},
     {fp4(Family::nvfp4, Hadamard::off, true), kOfDTypes<"tiles_fp4", "nvfp4_sr">},
     {fp4(Family::nvfp4, Hadamard::signs), kOfDTypes<"tiles_fp4", "nvfp4_rht">},
     {fp4(Family::nvfp4, Hadamard::signs, true), kOfDTypes<"tiles_fp4", "nvfp4_rht_sr">},
@@ -123,19 +126,33 @@ bool measures_before(const QuantizeProblem& p, Direction direction) {
   return !p.scale || (p.spec.nan && p.spec.row().scope == Scope::tensor);
 }
 
+/// Measures amaxes of lines; a null pointer is not measured.
+void measure_lines(const QuantSpec& spec, const TileAmaxJob& job, const RowGroups& groups, const Context& context) {
+  for (const Direction d : kDirections)
+    fill(d == Direction::rowwise ? job.rows : job.columns, 0,
+         amaxes_of(spec, job.x, groups, d) * static_cast<int64_t>(sizeof(uint32_t)), context);
+  if (job.rows || job.columns)
+    launch(of_dtype(kOfDTypes<"tile_amax", "lines">, job.x.dtype), grid_of_tiles(job.x, groups, false), job, context);
+}
+
 /// Measures what both directions follow from, in one read.
 void measure_above(const QuantizeProblem& p, TileJob& job, const Context& context) {
   const Places& groups = job.rowwise.present() ? job.rowwise.groups : job.columnwise.groups;
   TileAmaxJob amax{.x = job.x, .groups = groups, .each = job.each, .signs = p.spec.hadamard == Hadamard::signs};
+  const bool lines = has_amax_per_line(p.spec);
   for (const Direction d : kDirections) {
     TileSide& side = d == Direction::rowwise ? job.rowwise : job.columnwise;
     side.amaxes = p.amax.of(d);
     if (!measures_before(p, d)) continue;
-    uint32_t*& to = transforms(p.spec, d) ? amax.transformed : amax.plain;
-    if (!to) to = lend<uint32_t>(context, p.groups.count);
+    uint32_t*& to = lines ? (d == Direction::rowwise ? amax.rows : amax.columns)
+                          : (transforms(p.spec, d) ? amax.transformed : amax.plain);
+    if (!to) to = lend<uint32_t>(context, amaxes_of(p.spec, job.x, p.groups, d));
     side.amaxes = reinterpret_cast<const float*>(to);
   }
-  measure(amax, p.groups, context);
+  if (lines)
+    measure_lines(p.spec, amax, p.groups, context);
+  else
+    measure(amax, p.groups, context);
 }
 
 }  // namespace
@@ -143,7 +160,6 @@ void measure_above(const QuantizeProblem& p, TileJob& job, const Context& contex
 bool refuses_tiles(const QuantizeProblem& p, const Context&, Refusal* refusal) {
   const QuantSpec& s = p.spec;
   if (s.interleaved) return refused(refusal, "writes codes in the plain order, but ", s, " is interleaved");
-  if (s.row_scaled) return refused(refusal, "takes one amax of the tensor, but ", s, " has one for each line");
   if (s.four_over_six != FourOverSix::off) return refused(refusal, "tries one scale for a block, but ", s, " two");
   if (!kernels_of(s)) return refused(refusal, "no kernel is compiled for ", s);
   return refuses_sizes(p.x, p.groups, refusal);
@@ -167,8 +183,6 @@ void quantize_tiles(const QuantizeProblem& p, const Context& context) {
 }
 
 bool refuses_amax_tiles(const AmaxProblem& p, const Context&, Refusal* refusal) {
-  if (has_amax_per_line(p.spec))
-    return refused(refusal, "takes one amax of the tensor, but ", p.spec, " has one for each line");
   if (amax_count<int64_t>(p.spec, 1) == 0)
     return refused(refusal, "takes specs with an amax, but ", p.spec, " has none");
   return refuses_sizes(p.x, p.groups, refusal);
@@ -178,6 +192,10 @@ void amax_tiles(const AmaxProblem& p, const Context& context) {
   TileAmaxJob job{.x = p.x, .signs = p.spec.hadamard == Hadamard::signs};
   job.groups = place_groups(p.groups, p.x.rows, context);
   auto* const columnwise = reinterpret_cast<uint32_t*>(p.columnwise);
+  if (has_amax_per_line(p.spec)) {
+    job.rows = reinterpret_cast<uint32_t*>(p.rowwise), job.columns = columnwise;
+    return measure_lines(p.spec, job, p.groups, context);
+  }
   job.plain = reinterpret_cast<uint32_t*>(p.rowwise);
   job.transformed = transforms(p.spec, Direction::columnwise) ? columnwise : nullptr;
   measure(job, p.groups, context);

@@ -42,6 +42,43 @@ __device__ void measure_tile(const TileAmaxJob& job) {
   if (threadIdx.x == 0) atomicMax(job.transformed + place.group, bits);
 }
 
+template <DType kDType>
+__device__ void measure_lines(const TileAmaxJob& job) {
+  __shared__ uint32_t most[kTile];
+  const TilePlace place(job.groups, job.x.cols);
+  if (place.group < 0) return;
+  const GroupPlace group = job.groups[place.group];
+  const Matrix x = group_matrix(job.x, job.each, place.group, group);
+  if (threadIdx.x < kTile) most[threadIdx.x] = 0;
+  __syncthreads();
+  constexpr int words = kWords<kDType>, series = kRun / words;
+  constexpr unsigned lanes = kRowLanes;
+  Seen<kDType> columns[words];
+  each_run<kDType>(x, place, [&](int row, int, const auto& run) {
+    QUIRE_UNROLL
+    for (int w = 0; w < words; ++w) columns[w].add(run[w]);
+    Seen<kDType> seen;
+    seen.add(run, false);
+    seen.merge(false);
+    QUIRE_UNROLL
+    for (unsigned bit = 1; bit < lanes; bit *= 2) seen.join(bit, false);
+    if (job.rows && threadIdx.x % lanes == 0 && place.row + row < x.rows)
+      atomicMax(job.rows + group.begin + place.row + row, std::bit_cast<uint32_t>(seen.amax(0)));
+  });
+  if (!job.columns) return;
+  QUIRE_UNROLL
+  for (int w = 0; w < words; ++w) {
+    QUIRE_UNROLL
+    for (unsigned bit = lanes; bit < 32; bit *= 2) columns[w].join(bit, false);
+    QUIRE_UNROLL
+    for (int s = 0; s < series && threadIdx.x % 32 < lanes; ++s)
+      atomicMax(&most[threadIdx.x % lanes * kRun + w * series + s], std::bit_cast<uint32_t>(columns[w].amax(s)));
+  }
+  __syncthreads();
+  if (threadIdx.x < kTile && place.col + threadIdx.x < x.cols)
+    atomicMax(job.columns + place.group * x.cols + place.col + threadIdx.x, most[threadIdx.x]);
+}
+
 }  // namespace
 
 extern "C" {
@@ -54,6 +91,16 @@ __global__ void __launch_bounds__(kTileThreads) amax_f16(const __grid_constant__
 }
 __global__ void __launch_bounds__(kTileThreads) amax_bf16(const __grid_constant__ TileAmaxJob job) {
   measure_tile<DType::bf16>(job);
+}
+
+__global__ void __launch_bounds__(kTileThreads) lines_f32(const __grid_constant__ TileAmaxJob job) {
+  measure_lines<DType::f32>(job);
+}
+__global__ void __launch_bounds__(kTileThreads) lines_f16(const __grid_constant__ TileAmaxJob job) {
+  measure_lines<DType::f16>(job);
+}
+__global__ void __launch_bounds__(kTileThreads) lines_bf16(const __grid_constant__ TileAmaxJob job) {
+  measure_lines<DType::bf16>(job);
 }
 
 }  // extern "C"

@@ -2,6 +2,7 @@
 // written.
 #pragma once
 
+#include "quire/cuda/kernels/quantize.h"
 #include "quire/cuda/kernels/tile_codes.cuh"
 #include "quire/spec/block_scale.h"
 
@@ -24,6 +25,7 @@ struct TileLines {
   };
   static constexpr DType kOfDType = kDType;
   static constexpr bool kOfBlocks = kSpec.row().scope == Scope::block;
+  static constexpr bool kPerLine = kSpec.row_scaled || kSpec.row().scope == Scope::row;  ///< amaxes
 
   const QuantSpec& spec;
   Direction direction;
@@ -31,8 +33,9 @@ struct TileLines {
   int64_t outer, contraction, blocks;
   Side side;
   const float* given;
-  float above = 0;       ///< number_above()
-  GlobalScale global{};  ///< of two levels
+  const float* amaxes = nullptr;  ///< of lines
+  float above = 0;                ///< number_above()
+  GlobalScale global{};           ///< of two levels
 
   __device__ TileLines(const QuantSpec& of, const TileJob& job, Direction along, const Matrix& m, int64_t group)
       : spec(of), direction(along) {
@@ -46,8 +49,17 @@ struct TileLines {
             static_cast<uint8_t*>(from.side.scale) + place.at[1] * width,
             from.side.amax ? from.side.amax + place.at[2] : nullptr};
     given = job.scale ? job.scale + group : nullptr;
-    above = number_above(spec, from.amaxes ? from.amaxes[group] : 0, given);
-    if constexpr (kSpec.row().scale == ScaleKind::two_level) global = global_scale(above, spec);
+    if constexpr (kPerLine)
+      amaxes = from.amaxes + first_amax(spec, along, group, place.begin, m.cols);
+    else
+      take(from.amaxes ? from.amaxes[group] : 0);
+  }
+
+  /// The same with what is above the blocks of one line.
+  __device__ TileLines of_line(int64_t line) const {
+    TileLines own = *this;
+    if constexpr (kPerLine) own.take(line < outer ? amaxes[line] : 0);
+    return own;
   }
 
   __device__ BlockScale scale_of(float amax, bool finite) const {
@@ -68,11 +80,11 @@ struct TileLines {
     return found;
   }
 
-  /// Whether the scale of a block is written with the run of a line that begins at a position: with the first one of
-  /// the block, of the first line that shares a scale of float32.
+  /// Whether a scale is written with the run of a line that begins at a position: with the first one of the block, or
+  /// of the line, and of the first line that shares a scale of float32.
   static __device__ bool writes_scale(int64_t line, int64_t position) {
     constexpr int64_t block = kOfBlocks ? kSpec.row().block : 1;
-    if constexpr (!kOfBlocks) return false;
+    if constexpr (!kOfBlocks) return kPerLine && position == 0;
     return position % block == 0 && (!kSpec.square || has_byte_scales(kSpec) || line % block == 0);
   }
 
@@ -80,6 +92,7 @@ struct TileLines {
   __device__ void write_scale(const BlockScale& scale, int64_t line, int64_t position) const {
     if (line >= outer || position >= contraction) return;
     constexpr int64_t block = kOfBlocks ? kSpec.row().block : 1;
+    if (kPerLine && kSpec.row().has_amax && position == 0) side.amax[line] = above;
     const int64_t i = scale_index({spec, direction, outer, blocks}, line, kOfBlocks ? position / block : 0);
     if constexpr (has_byte_scales(kSpec))
       static_cast<uint8_t*>(side.scale)[i] = scale.byte;
@@ -89,6 +102,7 @@ struct TileLines {
 
   /// What is stored of the whole group; its amax unless the blocks of threads measure it together.
   __device__ void write_above(bool measured) const {
+    if constexpr (kPerLine) return;
     if (kSpec.row().has_amax && (kOfBlocks || measured)) *side.amax = above;
     if constexpr (!kOfBlocks) write_scale(f32_scale(*this, above, given), 0, 0);
   }
@@ -107,6 +121,12 @@ struct TileLines {
     const int64_t at = data_index({spec, direction, outer, contraction}, line, position);
     write_words<kSpec.packed()>(static_cast<uint8_t*>(side.data) + at / (kSpec.packed() ? 2 : 1), words,
                                 contraction - position);
+  }
+
+ private:
+  __device__ void take(float amax) {
+    above = number_above(spec, amax, given);
+    if constexpr (kSpec.row().scale == ScaleKind::two_level) global = global_scale(above, spec);
   }
 };
 

@@ -26,7 +26,7 @@ __device__ Seen<kDType> quantize_rows(const TileJob& job, const TileWork& tile) 
   constexpr unsigned lanes = Lines::kOfBlocks ? static_cast<unsigned>(kSpec.row().block / kRun) : 1;
   const bool nan = tile.spec.nan, wanted = tile.wants(job.rowwise);
   const Lines lines(tile.spec, job, Direction::rowwise, tile.x, tile.place.group);
-  const BlockScale of_tensor = Lines::kOfBlocks ? BlockScale{} : lines.scale_of(lines.above, true);
+  const BlockScale of_tensor = kSpec.row().scope == Scope::tensor ? lines.scale_of(lines.above, true) : BlockScale{};
   Seen<kDType> seen_of_all;
   each_run<kDType>(tile.x, tile.place, [&](int row, int col, const auto& words) {
     if (job.columnwise.present()) keep<kDType>(tile.memory, row, col, words);
@@ -34,14 +34,16 @@ __device__ Seen<kDType> quantize_rows(const TileJob& job, const TileWork& tile) 
     seen.add(words, Lines::kOfBlocks && nan);
     if constexpr (!Lines::kOfBlocks) seen_of_all.add(seen.most);
     if (!wanted) return;
+    const Lines own = lines.of_line(tile.place.row + row);
     BlockScale scale = of_tensor;
+    if constexpr (kSpec.row().scope == Scope::row) scale = own.scale_of(own.above, true);
     if constexpr (Lines::kOfBlocks) {
       seen.merge(nan);
       QUIRE_UNROLL
       for (unsigned bit = 1; bit < lanes; bit *= 2) seen.join(bit, nan);
-      scale = lines.scale_of(seen.amax(0), seen.finite(0));
+      scale = own.scale_of(seen.amax(0), seen.finite(0));
     }
-    write_row(lines, tile, {row, col}, words, scale);
+    write_row(own, tile, {row, col}, words, scale);
   });
   if (wanted && tile.place.first() && threadIdx.x == 0) lines.write_above(job.rowwise.amaxes != nullptr);
   seen_of_all.merge(false);
@@ -63,12 +65,15 @@ __device__ void quantize_rows(const TileJob& job, const TileWork& tile, Squares<
 /// The scales of a share of columns: of their blocks, or the tensor's. Squares have theirs, transformed columns find
 /// them later.
 template <class Share, QuantSpec kSpec, DType kDType>
-__device__ void find_scales(const TileLines<kSpec, kDType>& lines, const Columns<kDType, Share::kCols>& columns,
-                            BlockScale (&scales)[Share::kCols]) {
+__device__ void find_scales(const TileLines<kSpec, kDType>& lines, int64_t line,
+                            const Columns<kDType, Share::kCols>& columns, BlockScale (&scales)[Share::kCols]) {
   using Lines = TileLines<kSpec, kDType>;
   if constexpr (!Lines::kOfBlocks) {
     QUIRE_UNROLL
-    for (BlockScale& scale : scales) scale = lines.scale_of(lines.above, true);
+    for (int c = 0; c < Share::kCols; ++c) {
+      const Lines own = lines.of_line(line + c);
+      scales[c] = own.scale_of(own.above, true);
+    }
   } else if constexpr (kSpec.hadamard == Hadamard::off && !kSpec.square) {
     Seen<kDType> seen[columns.kPerRow];
     QUIRE_UNROLL
@@ -85,7 +90,8 @@ __device__ void find_scales(const TileLines<kSpec, kDType>& lines, const Columns
     constexpr int series = Share::kCols / columns.kPerRow;
     QUIRE_UNROLL
     for (int c = 0; c < Share::kCols; ++c)
-      scales[c] = lines.scale_of(seen[c / series].amax(c % series), seen[c / series].finite(c % series));
+      scales[c] =
+          lines.of_line(line + c).scale_of(seen[c / series].amax(c % series), seen[c / series].finite(c % series));
   }
 }
 
@@ -134,7 +140,7 @@ __device__ void quantize_columns(const TileLines<kSpec, kDType>& lines, const Ti
     const Columns<kDType, Share::kCols> columns(tile.memory, share.row, share.col);
     const int64_t position = tile.place.row + share.row, line = tile.place.col + share.col;
     BlockScale scales[Share::kCols];
-    find_scales<Share>(lines, columns, scales);
+    find_scales<Share>(lines, line, columns, scales);
     QUIRE_UNROLL
     for (int c = 0; c < Share::kCols; ++c) {
       float v[kRun];
@@ -145,7 +151,7 @@ __device__ void quantize_columns(const TileLines<kSpec, kDType>& lines, const Ti
         QUIRE_UNROLL
         for (int r = 0; r < kRun; ++r) v[r] = columns.value(r, c) * scales[c].multiplier;
       }
-      if (lines.writes_scale(line + c, position)) lines.write_scale(scales[c], line + c, position);
+      if (lines.writes_scale(line + c, position)) lines.of_line(line + c).write_scale(scales[c], line + c, position);
       if constexpr (kSpec.row().transposed) lines.write_run(v, tile.random, line + c, position);
     }
     if constexpr (!kSpec.row().transposed) write_across<Share>(lines, columns, scales, line, position);

@@ -36,7 +36,7 @@ struct TileJob {
   RowGroups only{};              ///< as in QuantizeProblem
 };
 
-/// Amaxes of each group: of its values, and of its transformed columns.
+/// Amaxes of each group: of its values, and of its transformed columns. Of lines: of rows, and of columns.
 struct TileAmaxJob {
   Matrix x;
   Places groups{};
@@ -44,6 +44,8 @@ struct TileAmaxJob {
   uint32_t* plain = nullptr;        ///< bits, 0 at first; or null
   uint32_t* transformed = nullptr;  ///< the same
   bool signs = false;               ///< of the transform
+  uint32_t* rows = nullptr;         ///< the same of each row of the matrix; or null
+  uint32_t* columns = nullptr;      ///< the same of each column of each group; or null
 };
 
 }  // namespace quire::cuda
