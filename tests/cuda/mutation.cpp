@@ -30,9 +30,8 @@ int bytes_of(const std::string& name) {
   return digits < name.size() ? std::stoi(name.substr(digits)) / 8 : 4;
 }
 
-std::optional<std::string> another_address(const std::string& name, const std::string& operands) {
+std::optional<std::string> another_address(int bytes, const std::string& operands) {
   static const std::regex register_alone(R"(\[(%\w+)\])");
-  const int bytes = bytes_of(name);
   static const std::regex offset(R"((\[%?\w+\+)(-?\d+)(\]))");
   if (const auto moved = with_next_number(operands, offset, bytes)) return moved;
   if (!std::regex_search(operands, register_alone)) return std::nullopt;
@@ -123,7 +122,9 @@ void Search::instruction(std::size_t n, const std::string& name, const std::stri
   }
   const bool loads = starts_with_one_of(name, {"ld.global", "ld.shared"});
   if (loads || starts_with_one_of(name, {"st.global", "st.shared", "atom.", "red."}))
-    if (const auto other = another_address(name, operands)) add("index", n, with(*other));
+    if (const auto other = another_address(bytes_of(name), operands)) add("index", n, with(*other));
+  if (name.starts_with("ldmatrix."))
+    if (const auto other = another_address(16, operands)) add("matrix", n, with(*other));
   if (loads) swap(n, name, operands);
   if (is_arithmetic(name))
     if (const auto other = with_next_number(operands, last, 1)) add("constant", n, with(*other));

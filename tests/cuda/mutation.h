@@ -19,9 +19,10 @@ struct Mutant {
 };
 
 /// All of PTX as nvcc writes it. Kinds: "barrier" (deleted; also a wait for copies), "shuffle" (of another lane),
-/// "index" (the address of a load or store of memory that threads share, one value further), "swap" (two loads of the
-/// same kind exchange their results), "constant" (an operand of integer arithmetic, one more), "comparison" (at its
-/// border), "operation" (the opposite one).
+/// "index" (the address of a load or store of memory that threads share, one value further), "matrix" (the same of a
+/// row of a matrix for tensor cores, 16 bytes further), "swap" (two loads of the same kind exchange their results),
+/// "constant" (an operand of integer arithmetic, one more), "comparison" (at its border), "operation" (the opposite
+/// one).
 std::vector<Mutant> mutants_of(const std::string& ptx);
 
 /// The PTX with one change.

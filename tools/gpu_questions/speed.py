@@ -5,6 +5,14 @@ bytes: the row "tiles" executes 68 for MXFP8, 66 for fp8_block, 74 for NVFP4 (95
 transform and stochastic rounding), so 0.6, 0.6, 0.5, 0.4 and 0.3 of a copy. decode32 multiplies in float32 without
 tensor cores: at most 0.06 of bfloat16 for 512 rows. few_rows reads half or a quarter of bfloat16's bytes: 0.5 to 1.5
 for one row.
+
+decode executes, for each 16 x 8 x 16 that a warp multiplies in a tile of 128 x 128, so many instructions of PTX: 16 for
+fp8_tensor, 20 for MXFP8, MXFP4 and NVFP4, 21 for fp8_block, of which ptxas removes about a third, because they move
+registers. An H100 can start such a multiplication every 4 cycles in each quarter of a multiprocessor, and every 6 by
+this instruction; the quarter starts one instruction a cycle. So 11 and 14 cycles: 0.36 and 0.29 of the peak, which is
+0.45 and 0.36 of bfloat16's speed for 4096 rows if no cycle is lost, and 0.3 if a quarter of them is. exact adds four
+numbers for each multiplication, six where scales are E8M0, in tiles that decode each code twice as often: 0.2. Products
+of 17 to 64 rows have too few tiles for the GPU, and each waits for memory at each of its steps: 0.1 to 0.3.
 """
 
 import torch
@@ -45,6 +53,29 @@ def main() -> None:
             with quire.autocast(recipe=recipe), torch.no_grad():
                 took = seconds(lambda a=a, layer=layer: layer(a), 2)
             print(f"Linear {recipe} of {rows} rows: {took * 1e6:.0f} us, {plain / took:.4f} of bfloat16's speed")
+    products()
+
+
+def products() -> None:
+    """The products alone, of operands that are quantized: QUIRE_KERNEL=gemm:exact,... measures other rows."""
+    for rows, outputs, inputs in ((16, 4096, 4096), (64, 4096, 4096), (512, 4096, 4096), (4096, 4096, 4096)):
+        x = torch.randn(rows, inputs, device="cuda", dtype=torch.bfloat16)
+        w = torch.randn(outputs, inputs, device="cuda", dtype=torch.bfloat16)
+        plain = seconds(lambda x=x, w=w: x @ w.t())
+        for spec in ("fp8_tensor", "fp8_block", "mxfp8", "mxfp4", "nvfp4"):
+            of_x, of_w = (quire.functional.operand_buffers(t, spec, columnwise=False) for t in (x, w))
+            with torch.no_grad():
+                took = seconds(
+                    lambda x=x, w=w, s=spec, a=of_x, b=of_w: quire.functional.linear_prequantized(
+                        x, w, None, f"x={s},w={s},dy={s}", torch.bfloat16, x_buffers=a, w_buffers=b
+                    ),
+                    2,
+                )
+            speed = 2e-12 * rows * outputs * inputs / took
+            print(
+                f"product {spec} of {rows} x {outputs} x {inputs}: {took * 1e6:.0f} us, {speed:.0f} TFLOP/s, "
+                f"{plain / took:.4f} of bfloat16's speed"
+            )
 
 
 if __name__ == "__main__":

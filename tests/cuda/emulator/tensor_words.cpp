@@ -1,6 +1,7 @@
 // Words of the tensor cores, and asynchronous copies. Layouts as in the PTX ISA 9.0, 9.7.14 and 9.7.9.25; hardware has
 // confirmed them on integers.
 #include <algorithm>
+#include <cmath>
 
 #include "cuda/emulator/block.h"
 #include "cuda/emulator/operations.h"
@@ -22,8 +23,26 @@ void check_whole(const Lanes& lanes) {
   if (lanes.mask != 0xFFFFFFFF) throw Error("a word of a whole warp, of which some lanes have ended or do not exist");
 }
 
+/// x without its bits below `unit`, which is a power of two.
+double cut_off(double x, double unit) { return std::trunc(x / unit) * unit; }
+
+/// c and so many products, as a tensor core adds them that keeps no more than it must: terms are aligned to the largest
+/// one, with the 24 bits of a float32, and what is below is cut off, as it is of the sum. Chips differ, and keep a few
+/// bits more, so only what is exact is the same there.
+template <unsigned kTerms>
+float aligned_sum(const std::array<double, kTerms>& products, float c) {
+  double largest = std::fabs(static_cast<double>(c)), plain = static_cast<double>(c);
+  for (const double x : products) largest = std::max(largest, std::fabs(x)), plain += x;
+  if (!std::isfinite(plain) || largest == 0) return static_cast<float>(plain);
+  const double unit = std::ldexp(1.0, std::max(std::ilogb(largest) - 23, -149));
+  double sum = cut_off(static_cast<double>(c), unit);
+  for (const double x : products) sum += cut_off(x, unit);
+  if (sum == 0) return 0;
+  return static_cast<float>(cut_off(sum, std::ldexp(1.0, std::max(std::ilogb(sum) - 23, -149))));
+}
+
 /// d = a b + c for a of 16 rows and b of 8 columns, kBits of each of their numbers. Operands: four of d, four of a, two
-/// of b, four of c. The sum is rounded once: a chip may round more, so only what is exact is the same there.
+/// of b, four of c. Half of the products are added first, as sm_80 does.
 template <int kBits, float (*kA)(uint32_t), float (*kB)(uint32_t)>
 void multiply(const Lanes& lanes) {
   check_whole(lanes);
@@ -43,9 +62,13 @@ void multiply(const Lanes& lanes) {
   lanes.each([&](unsigned lane, Thread& t, const Instruction& i) {
     std::array<float, 4> results{};
     for (unsigned r = 0; r < 4; ++r) {
-      double sum = t.read<float>(named(t, i, 10 + static_cast<int>(r)));
-      for (unsigned k = 0; k < depth; ++k) sum += a[lane / 4 + r / 2 * 8][k] * b[lane % 4 * 2 + r % 2][k];
-      results[r] = static_cast<float>(sum);
+      results[r] = t.read<float>(named(t, i, 10 + static_cast<int>(r)));
+      for (unsigned half = 0; half < depth; half += depth / 2) {
+        std::array<double, depth / 2> products;
+        for (unsigned k = 0; k < depth / 2; ++k)
+          products[k] = a[lane / 4 + r / 2 * 8][half + k] * b[lane % 4 * 2 + r % 2][half + k];
+        results[r] = aligned_sum<depth / 2>(products, results[r]);
+      }
     }
     for (unsigned r = 0; r < 4; ++r) t.write<float>(named(t, i, static_cast<int>(r)), results[r]);
   });

@@ -53,6 +53,12 @@ class CodeLine {
   }
 
   __device__ bool packed() const { return packed_; }
+  __device__ const uint8_t* begin() const { return at_; }
+  /// Bytes from a word to the next one, and from a byte of a word to the next one.
+  __device__ int64_t word_step() const { return word_step_; }
+  __device__ int64_t byte_step() const { return byte_step_; }
+  /// Of words, in bytes; 16 where those of a line follow each other.
+  __device__ int alignment() const { return alignment_; }
 
   /// Bytes 4 w to 4 w + 3.
   __device__ uint32_t word(int64_t w) const {

@@ -46,6 +46,9 @@ struct MatmulJob {
 inline constexpr int64_t kProductTile = 64, kProductDepth = 32;
 inline constexpr unsigned kProductThreads = kProductTile * kProductTile / 16;
 
+/// Blocks of decode and exact compute tiles of so many rows and columns, by two threads for each row.
+inline constexpr int64_t kTensorTile = 64, kLargeTensorTile = 128;
+
 /// Columns that a block of few_rows computes, a lane each, and the warps that share the contraction.
 inline constexpr int64_t kFewRowsColumns = 32, kFewRowsWarps = 8;
 inline constexpr unsigned kFewRowsThreads = kFewRowsColumns * kFewRowsWarps;

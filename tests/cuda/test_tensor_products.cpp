@@ -1,0 +1,236 @@
+// Products by tensor cores: within the bound that numerics.md 7.5 gives for them. The emulator adds as coarsely as the
+// bound takes for granted.
+#include <iostream>
+#include <map>
+
+#include "cuda/grammar.h"
+#include "cuda/product_recipes.h"
+
+namespace quire::testing {
+namespace {
+
+constexpr double kUnit = 0x1p-24;
+
+/// How many roundings of kUnit, of all magnitudes together, an output of `decode` may be off by (numerics.md 7.5).
+double decode_bound(int64_t contraction) {
+  return static_cast<double>(18 * std::min<int64_t>(ceil_div(contraction, int64_t{8}), 16) +
+                             ceil_div(contraction, int64_t{128}) + 6);
+}
+
+/// What an output may be.
+struct Limits {
+  double value = 0, off = 0;
+  double magnitude = 0;  ///< of all terms together
+  bool beyond = false;   ///< an operand has a value that float32 does not
+};
+
+/// One step of rounding to a dtype: half a place of a number of this magnitude.
+double half_a_place(DType dtype, double magnitude) {
+  if (dtype == DType::f32) return magnitude * 0x1p-24 + 0x1p-149;
+  return dtype == DType::f16 ? magnitude * 0x1p-11 + 0x1p-25 : magnitude * 0x1p-8 + 0x1p-134;
+}
+
+/// The lines of an operand in double.
+std::vector<double> values_of(const Operand& o) {
+  std::vector<double> all;
+  for (int64_t i = 0; i < o.outer; ++i)
+    for (int64_t l = 0; l < o.contraction; ++l) all.push_back(OperandReader{o}.value(i, l));
+  return all;
+}
+
+Limits limits_of(const GemmProblem& p, const double* a, const double* b, int64_t i, int64_t j) {
+  Limits out;
+  for (int64_t l = 0; l < p.a.contraction; ++l) {
+    out.value += a[l] * b[l], out.magnitude += std::fabs(a[l] * b[l]);
+    out.beyond |= std::max(std::fabs(a[l]), std::fabs(b[l])) > static_cast<double>(kFloatMax);
+  }
+  const double bias = p.bias ? static_cast<double>(load_element(p.bias, p.bias_dtype, j)) : 0;
+  out.value += bias, out.magnitude += std::fabs(bias);
+  out.off = decode_bound(p.a.contraction) * kUnit * out.magnitude;
+  out.off += half_a_place(p.out.dtype, std::fabs(out.value) + out.off);
+  if (!p.addend) return out;
+  out.value += static_cast<double>(load_element(p.addend, p.out.dtype, i * p.out.row_stride + j));
+  out.off += half_a_place(p.out.dtype, std::fabs(out.value) + out.off);
+  return out;
+}
+
+/// What an output was off by, at most: so many roundings of all magnitudes together.
+double worst = 0;
+
+/// Runs decode: outputs are within their limits, and everything else is what the contract says, which is zero or as it
+/// was.
+void expect_within(ProductCases& cases, const GemmProblem& p, const Output& o) {
+  SCOPED_TRACE(text(to_string(p), " to ", name(p.out.dtype)));
+  auto* const begin = static_cast<char*>(o.out.data);
+  const std::string before(begin, static_cast<size_t>(o.bytes));
+  std::map<const char*, Limits> limits;
+  each_group_by(p, [&](const GemmProblem& q) {
+    const std::vector<double> a = values_of(q.a), b = values_of(q.b);
+    for (int64_t i = 0; i < q.out.rows; ++i)
+      for (int64_t j = 0; j < q.out.cols; ++j)
+        limits[static_cast<const char*>(q.out.data) + (i * q.out.row_stride + j) * size_of(q.out.dtype)] =
+            limits_of(q, a.data() + i * q.a.contraction, b.data() + j * q.a.contraction, i, j);
+  });
+  const std::string rest(begin, static_cast<size_t>(o.bytes));
+  std::memcpy(begin, before.data(), before.size());
+  cases.run(p, "decode");
+  const int64_t width = size_of(o.out.dtype);
+  for (int64_t at = 0; at < o.bytes; at += width) {
+    const auto found = limits.find(begin + at);
+    if (found == limits.end()) {
+      ASSERT_EQ(std::memcmp(begin + at, &rest[static_cast<size_t>(at)], static_cast<size_t>(width)), 0)
+          << "at " << at / width << ", beside the products";
+      continue;
+    }
+    const auto& [value, off, magnitude, beyond] = found->second;
+    const auto y = static_cast<double>(load_element(begin + at, o.out.dtype, 0));
+    ++cases.compared;
+    if (beyond && !std::isfinite(y)) continue;
+    if (!std::isfinite(value)) {
+      ASSERT_TRUE(std::isnan(value) ? std::isnan(y) : y == value) << y << " instead of " << value;
+    } else if (std::fabs(value) + off < 65504) {
+      ASSERT_LE(std::fabs(y - value), off)
+          << y << " instead of " << value << ", element " << at / width << " of rows of " << o.out.row_stride;
+      if (o.out.dtype == DType::f32 && !p.addend && magnitude > 0)
+        worst = std::max(worst, std::fabs(y - value) / (magnitude * kUnit));
+    }
+  }
+}
+
+/// Each spec is an operand twice, beside the one before it and the one after it.
+TEST(TensorProducts, OfEverySpecAreWithinTheirBound) {
+  ProductCases cases(21);
+  std::string other = "mxfp8";
+  size_t turn = 0;
+  for (const std::string& spec : whole_grammar()) {
+    cases.clear();
+    const Direction d = ++turn % 2 ? kRows : kColumns;
+    const int64_t outer = 9, length = 35 + static_cast<int64_t>(turn % 3) * 13;
+    const auto operand = [&](const std::string& s, Direction to) {
+      return to == kRows ? cases.operand(s, to, outer, length) : cases.operand(s, to, length, outer);
+    };
+    Operand a = operand(other, d), b = operand(spec, d);
+    if (transformed(a) != transformed(b)) a = operand(other, kRows), b = operand(spec, kRows);
+    other = spec;
+    const Output o = cases.output(kDTypes[turn % 3], outer, outer);
+    expect_within(cases, {.a = a, .b = b, .out = o.out}, o);
+    if (HasFatalFailure()) return;
+  }
+  std::cout << cases.compared << " outputs compared, off by at most " << worst << " roundings\n";
+}
+
+TEST(TensorProducts, OfEveryRecipeInEveryDirectionAreWithinTheirBound) {
+  ProductCases cases(22);
+  each_product(cases, 3, [&](const GemmProblem& p, const Output& o) { expect_within(cases, p, o); });
+  std::cout << cases.compared << " outputs compared, off by at most " << worst << " roundings\n";
+}
+
+TEST(TensorProducts, OfGroupsWhoseEndsAreOnTheDeviceAreWithinTheirBound) {
+  ProductCases cases(23);
+  for (size_t i = 0; i < kRecipes.size(); i += 2)
+    each_grouped_product(cases, kRecipes[i],
+                         [&](const GemmProblem& p, const Output& o) { expect_within(cases, p, o); });
+  std::cout << cases.compared << " outputs compared, off by at most " << worst << " roundings\n";
+}
+
+/// Every byte is some code, also those that no quantizer writes: infinite ones and NaN.
+TEST(TensorProducts, DecodeEveryCode) {
+  ProductCases cases(24);
+  cases.numbers = 3;
+  for (const char* spec : {"fp8_tensor", "fp8_tensor:e5m2", "fp8_block", "mxfp8", "mxfp8:e5m2", "mxfp4", "nvfp4"}) {
+    cases.clear();
+    const Operand a = cases.operand(spec, kRows, 70, 8), b = cases.operand(spec, kRows, 3, 8);
+    auto* const codes = static_cast<uint8_t*>(const_cast<void*>(a.data));
+    for (int64_t i = 0; i < a.room[0]; ++i) codes[i] = static_cast<uint8_t>(i);
+    const Output o = cases.output(DType::f32, 70, 3);
+    expect_within(cases, {.a = a, .b = b, .out = o.out}, o);
+  }
+}
+
+/// Every byte of a scale, also the smallest, the largest and NaN.
+TEST(TensorProducts, ScaleByEveryByteOfAScale) {
+  ProductCases cases(25);
+  cases.numbers = 3;
+  for (const char* spec : {"mxfp8", "mxfp4", "nvfp4", "mxfp8:e5m2:swizzled"}) {
+    cases.clear();
+    const Operand a = cases.operand(spec, kRows, 256, 16), b = cases.operand("fp8_tensor:given", kRows, 3, 16);
+    auto* const scales = static_cast<uint8_t*>(const_cast<void*>(a.scale));
+    for (int64_t i = 0; i < a.room[1]; ++i) scales[i] = static_cast<uint8_t>(i);
+    const Output o = cases.output(DType::f32, 256, 3);
+    expect_within(cases, {.a = a, .b = b, .out = o.out}, o);
+  }
+}
+
+using Pairs = std::vector<std::pair<const char*, const char*>>;
+
+/// Some steps of a contraction and a part of one, and a part alone.
+constexpr int64_t kSteps = 166, kPart = 25;
+
+/// Operands of a whole tile.
+template <class Each>
+void each_pair(const Pairs& specs, Direction d, int64_t length, const Each& each) {
+  ProductCases cases(27);
+  constexpr int64_t rows = 64, cols = 64;
+  for (const auto& [x, w] : specs) {
+    cases.clear();
+    const auto operand = [&](const char* spec, int64_t outer) {
+      return d == kRows ? cases.operand(spec, d, outer, length) : cases.operand(spec, d, length, outer);
+    };
+    const Output o = cases.output(DType::f32, rows, cols);
+    const Vector bias = cases.vector(DType::f32, cols);
+    each(cases, GemmProblem{.a = operand(x, rows), .b = operand(w, cols), .out = o.out, .bias = bias.data}, o);
+  }
+}
+
+TEST(TensorProducts, OfEachKindOfOperandAreWithinTheirBound) {
+  const auto within = [](ProductCases& cases, const GemmProblem& p, const Output& o) { expect_within(cases, p, o); };
+  each_pair({{"fp8_block:e5m2", "nvfp4:row_scaled"},
+             {"fp8_row", "fp8_block:128x128"},
+             {"mxfp8:interleaved", "fp8_row:e5m2"},
+             {"nvfp4:swizzled", "mxfp4"}},
+            kRows, kSteps, within);
+  each_pair({{"mxfp8", "mxfp8:e5m2:swizzled"}, {"nvfp4:rht", "nvfp4:rht"}}, kColumns, kSteps, within);
+  each_pair({{"fp8_block", "fp8_row"}}, kRows, kPart, within);
+}
+
+TEST(TensorProducts, OfFourBitCodesHaveTheBitsOfTheContract) {
+  each_pair({{"nvfp4", "nvfp4:4over6=mae:swizzled"}, {"mxfp4", "mxfp4:interleaved"}, {"nvfp4:row_scaled", "mxfp4"}},
+            kRows, kSteps, [](ProductCases& cases, const GemmProblem& p, const Output& o) {
+              cases.expect_bits(p, o, "exact", [&] { contract(p); });
+            });
+}
+
+TEST(TensorProducts, OfLargeTilesAreWithinTheirBoundAndTakeFewInstructions) {
+  struct Counted {
+    const char *a, *b;
+    Direction direction;
+    double most;  ///< instructions of PTX that a thread runs for each 16 x 8 x 16 that its warp multiplies
+  };
+  for (const Counted& c :
+       {Counted{"fp8_tensor", "fp8_tensor", kRows, 17}, Counted{"fp8_block", "fp8_block:128x128", kRows, 22},
+        Counted{"mxfp8", "mxfp8", kRows, 21}, Counted{"mxfp8", "mxfp8", kColumns, 25},
+        Counted{"nvfp4", "nvfp4:16x16", kRows, 21}, Counted{"mxfp4:swizzled", "mxfp4:swizzled", kRows, 21}}) {
+    constexpr int64_t rows = 256, cols = 128;
+    const auto steps_of = [&](int64_t length) {
+      ProductCases cases(26);
+      const auto operand = [&](const char* spec, int64_t outer) {
+        return c.direction == kRows ? cases.operand(spec, kRows, outer, length)
+                                    : cases.operand(spec, kColumns, length, outer);
+      };
+      const Output o = cases.output(DType::f32, rows, cols);
+      const GemmProblem p{.a = operand(c.a, rows), .b = operand(c.b, cols), .out = o.out};
+      if (length == 128)
+        expect_within(cases, p, o);
+      else
+        cases.run(p, "decode");
+      return static_cast<double>(cases.twins().device.steps());
+    };
+    const double few = (steps_of(256) - steps_of(128)) / (rows * cols * 128 / (16 * 8 * 16)) / 32;
+    std::cout << c.a << " x " << c.b << ": " << few << " instructions a multiplication\n";
+    if (on_gpu()) continue;
+    EXPECT_LT(few, c.most) << c.a;
+  }
+}
+
+}  // namespace
+}  // namespace quire::testing
