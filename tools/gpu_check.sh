@@ -41,7 +41,9 @@ ln -sfn "$build/lib" python/quire/lib
 # PyTorch's cuBLASLt, also for programs without PyTorch.
 cublaslt=$(python3 -c 'import pathlib, torch; print(pathlib.Path(torch.__file__).parents[1] / "nvidia/cu13/lib")')
 export PYTHONPATH=$root/python QUIRE_GOLDEN_DIR=$build/golden LD_LIBRARY_PATH=$build/lib:$cublaslt:${LD_LIBRARY_PATH:-}
-part "kernels against the CPU" 90 env QUIRE_CUDA_TESTS=gpu "$build/tests/cuda/test_cuda" --gtest_brief=1
+of_the_emulator='*Emulator*:*Faults*:*Features*:*Gate*:*Mutations*:*Orders*:*/Tensor*'
+kernels=("$build/tests/cuda/test_cuda" --gtest_brief=1 "--gtest_filter=-$of_the_emulator")
+part "kernels against the CPU" 90 env QUIRE_CUDA_TESTS=gpu "${kernels[@]}"
 part "what is installed" 30 python3 -m quire.info
 part "golden vectors of quantizers" 60 python3 -m quire.info --check --device cuda
 quick="python3 -m pytest -q -n 8 --tb=short --quick --maxfail=40 --device cuda tests/python tests/quire_torch tests/io"
@@ -57,7 +59,7 @@ done
 if command -v compute-sanitizer >/dev/null; then
   for check in memcheck racecheck; do
     part "compute-sanitizer $check" 60 env QUIRE_CUDA_TESTS=gpu QUIRE_CUDA_CASES=few compute-sanitizer --tool $check \
-      --error-exitcode 9 "$build/tests/cuda/test_cuda" --gtest_brief=1
+      --error-exitcode 9 "${kernels[@]}"
   done
 fi
 printf '\n%d parts failed\n' "$failed"
