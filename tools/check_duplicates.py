@@ -2,15 +2,29 @@
 
 import re
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import tree
-from workspace import tool
 
 LINES = 8
 #: Of places, in all languages together. Those of today are signatures and lists of names.
 PAIRS = 5
+#: symilar, told by Python itself which lines are imports: pylint's parser reads all modules that a file imports.
+SYMILAR = """
+import ast
+from pylint.checkers import symilar
+
+class Module:
+    def __init__(self, text):
+        self.tree = ast.parse(text)
+    def nodes_of_class(self, _):
+        return [node for node in ast.walk(self.tree) if isinstance(node, ast.Import | ast.ImportFrom)]
+
+symilar.astroid.parse = Module
+symilar.Run()
+"""
 FOUND = re.compile(r"^(\d+) similar lines in \d+ files\n((?:==.*\n)+)", re.MULTILINE)
 
 
@@ -18,7 +32,7 @@ def similar(root: Path, *options: str, suffixes: tuple[str, ...]) -> Iterator[st
     names = [str(path.relative_to(root)) for path in tree.files(root, *suffixes)]
     if len(names) < 2:
         return
-    command = [tool("symilar"), f"--duplicates={LINES}", "--ignore-comments", *options, *names]
+    command = [sys.executable, "-c", SYMILAR, f"--duplicates={LINES}", "--ignore-comments", *options, *names]
     output = subprocess.run(command, cwd=root, capture_output=True, text=True, check=True).stdout
     for lines, places in FOUND.findall(output):
         yield f"{lines} lines: {', '.join(place.strip('=') for place in places.splitlines())}"

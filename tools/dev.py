@@ -148,18 +148,13 @@ def test_environment() -> dict[str, str]:
     # Without the first, each process that compiles starts others, which import PyTorch and compile nothing: threads
     # compile what runs on a CPU. The second is of the code around kernels that AOTInductor makes. Without the third,
     # each process that compiles asks another one whether it can load code of the CPU's instruction set.
-    quick = {
+    quick = compile_caches(release_folder()) | {
         "TORCHINDUCTOR_COMPILE_THREADS": "1",
         "AOT_INDUCTOR_COMPILE_WRAPPER_OPT_LEVEL": "O0",
         "TORCHINDUCTOR_VEC_ISA_OK": "1",
     }
     # Whatever the caller's environment says of bytecode: the several processes of pytest would each rewrite every file.
-    return (
-        compile_caches(release_folder())
-        | quick
-        | os.environ
-        | {"QUIRE_GOLDEN_DIR": str(golden()), "PYTHONDONTWRITEBYTECODE": ""}
-    )
+    return quick | os.environ | {"QUIRE_GOLDEN_DIR": str(golden()), "PYTHONDONTWRITEBYTECODE": ""}
 
 
 def workers() -> tuple[list[str], dict[str, str]]:
