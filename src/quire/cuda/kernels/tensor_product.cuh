@@ -221,15 +221,15 @@ class TensorProduct {
 template <int kTile, int kCut, class Folds>
 __device__ void multiply_tiles(const GemmJob& job, const Folds& folds) {
   __shared__ TensorMemory<kTile, kCut> memory;
-  bool used = false;  // by a tile that other threads may not have finished
+  bool held = false;  // a product, which other threads may not have finished
   each_product(job, [&](const OneProduct& one) {
-    if (used) __syncthreads();
+    if (held) __syncthreads();
+    held = true;
     const OneProduct& p = memory.hold(one, folds);
     const int64_t across = ceil_div(p.to.out.cols, int64_t{kTile}), down = ceil_div(p.to.out.rows, int64_t{kTile});
     for (int64_t t = blockIdx.x; t < across * down; t += gridDim.x) {
-      if (used) __syncthreads();
+      if (t != blockIdx.x) __syncthreads();
       TensorProduct<kTile, kCut>(p, memory, t / across * kTile, t % across * kTile).run();
-      used = true;
     }
   });
 }
