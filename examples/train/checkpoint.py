@@ -51,7 +51,7 @@ def load(path: Path) -> dict:
             f"{checksum(data).decode()[:12]}; delete it and train again"
         )
     try:
-        content = torch.load(io.BytesIO(data), weights_only=True)
+        content = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
     except Exception as error:  # of a file that somebody made by hand: anything
         raise ExampleError(f"checkpoint {path} holds no checkpoint ({type(error).__name__}); delete it") from error
     if not isinstance(content, dict) or content.get("version") != VERSION:

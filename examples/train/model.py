@@ -122,7 +122,7 @@ def make_logits(model: Gpt, recipe: object | None, dtype: str) -> Callable[[torc
 
     def logits(tokens: torch.Tensor) -> torch.Tensor:
         with (
-            torch.autocast("cpu", dtype=torch.bfloat16, enabled=bf16),
+            torch.autocast(tokens.device.type, dtype=torch.bfloat16, enabled=bf16),
             quire.autocast(enabled=recipe is not None, recipe=recipe),
         ):
             return model(tokens)

@@ -85,7 +85,7 @@ class Run:
     def __init__(self, name: str, settings: Settings, corpus: Corpus):
         self.name, self.settings, self.digest = name, settings, corpus.digest
         self.sharding = Sharding(settings)
-        self.model = self.sharding.make_model()
+        self.model = self.sharding.make_model().to(settings.device)
         self.optimizer = make_optimizer(self.model, settings.lr)
         self.loss = make_loss(self.model, make_recipe(name), settings.dtype)
         meter.forget_graphs()
@@ -95,6 +95,10 @@ class Run:
             corpus.validation, settings.seq, settings.batch, settings.validation_batches
         )
         self.progress = Progress()
+
+    def own(self, batch: tuple[torch.Tensor, torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        """What this process has of a batch, on its device."""
+        return tuple(part.to(self.settings.device) for part in self.sharding.own(batch))
 
     @property
     def step(self) -> int:
@@ -133,7 +137,7 @@ class Run:
         """Forward, compiled backward, clipping, update. Returns the loss before the update."""
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate(self.step, self.settings)
-        loss = self.compiled_loss(*self.sharding.own(self.batches[self.step]))
+        loss = self.compiled_loss(*self.own(self.batches[self.step]))
         self.sharding.backward(loss, self.model)
         norm = self.sharding.clip_gradients(self.model, CLIP)
         loss = self.sharding.mean(loss)
@@ -147,7 +151,7 @@ class Run:
         """Bytes that an eager forward keeps for backward, and bytes that this process sends in a step. The checkpoint
         that follows has no trace of it."""
         random, delayed = quire.rng_state(self.model), quire.delayed_state(self.model)
-        batch = self.sharding.own(self.batches[0])
+        batch = self.own(self.batches[0])
         with torch.compiler.set_stance("force_eager"):
             saved = meter.saved_bytes(self.model, lambda: self.loss(*batch))
             wire = meter.wire_bytes(lambda: self.sharding.backward(self.loss(*batch), self.model))
@@ -207,7 +211,7 @@ class Run:
             range(self.settings.validation_batches), desc=f"{'validation':>12}", unit="batch", leave=False
         ):
             start = time.perf_counter()
-            losses.append(self.compiled_loss(*self.sharding.own(self.validation[index])))
+            losses.append(self.compiled_loss(*self.own(self.validation[index])))
             seconds.append(time.perf_counter() - start)
         mean = self.sharding.mean(torch.stack(losses).double().mean())
         self.check_finite("validation loss", mean)

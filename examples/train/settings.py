@@ -42,6 +42,7 @@ class Settings:
     parallel: str = ""  #: how several processes share the work: one of PARALLEL
     moe: int = 0  #: experts of each block's network, of which a token takes two; 0: one network for all tokens
     backend: str = "inductor"  #: of torch.compile: one of BACKENDS
+    device: str = "cpu"  #: where the model and its batches are, as PyTorch calls it
 
     @property
     def heads(self) -> int:
@@ -80,6 +81,11 @@ class Settings:
     def check_processes(self) -> None:
         if self.processes < 1:
             raise ExampleError(f"--processes must be at least 1; got {self.processes}")
+        if self.processes > 1 and self.device != "cpu":
+            raise ExampleError(
+                f"--processes {self.processes} share the CPU; got --device {self.device}, leave it out or train with "
+                "one process"
+            )
         if (self.processes > 1) != (self.parallel in PARALLEL):
             raise ExampleError(
                 f"--parallel {' or '.join(PARALLEL)} says how --processes 2 or more share the work; got "

@@ -4,6 +4,7 @@
     python examples/train/train.py --quick              six shorter runs of a smaller model, about two minutes
     python examples/train/train.py --recipe nvfp4       one recipe (repeat the option, or separate names by commas)
     python examples/train/train.py --moe 8              blocks that are mixtures of eight experts
+    python examples/train/train.py --device cuda        on a GPU
     python examples/train/train.py --processes 2 --parallel tp
                                                         two processes, over which every layer is sharded (or sp,
                                                         fsdp, ep; tp+fsdp needs four)
@@ -59,6 +60,7 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     )
     model.add_argument("--recipe", action="append", help=f"what to train; repeatable [{','.join(RECIPES)}]")
     model.add_argument("--quick", action="store_true", help="a smaller model and fewer steps, to see that it works")
+    model.add_argument("--device", default="cpu", help="where to train, such as cuda [cpu]")
     session = parser.add_argument_group("this call")
     session.add_argument(
         "--out", type=Path, default=Path("train-out"), help="folder for everything written [train-out]"
@@ -89,12 +91,31 @@ def check_dependencies() -> None:
         )
 
 
+def check_device(name: str) -> None:
+    """Say in one sentence why nothing can be trained on that device, if so."""
+    import torch
+
+    import quire
+
+    try:
+        device = torch.device(name)
+        torch.zeros(1, device=device).item()
+    except (RuntimeError, AssertionError, ImportError) as error:
+        reason = str(error).splitlines()[0].rstrip(".")
+        raise ExampleError(
+            f"--device {name}: PyTorch {torch.__version__} cannot use it on this machine ({reason}); leave it out to "
+            "train on the CPU"
+        ) from error
+    if reason := quire.info.why_not(quire.recipe.from_name("mxfp8"), device):
+        raise ExampleError(f"--device {name}: {reason}")
+
+
 def make_settings(options: argparse.Namespace, fastest_dtype: str) -> Settings:
     """The defaults of the chosen size, overridden by every option that was given."""
     chosen = dict(QUICK if options.quick else DEFAULT)
     chosen.update({name: getattr(options, name) for name in chosen if getattr(options, name) is not None})
     several = {"processes": int(os.environ.get("WORLD_SIZE", options.processes)), "parallel": options.parallel}
-    others = {name: getattr(options, name) for name in ("moe", "seed", "backend")}
+    others = {name: getattr(options, name) for name in ("moe", "seed", "backend", "device")}
     settings = Settings(**chosen, **several, **others, dtype=options.dtype or fastest_dtype)
     settings.check()
     return settings
@@ -126,7 +147,8 @@ def run(options: argparse.Namespace) -> int:
             print(f"--- {name}")
             sample.generate(name, options.prompt, options.length, session)
         return 0
-    settings = make_settings(options, experiment.fastest_dtype())
+    check_device(options.device)
+    settings = make_settings(options, experiment.fastest_dtype(options.device))
     if settings.processes > 1 and not processes.launched():
         return processes.launch(__file__, sys.argv[1:], settings.processes)
     if settings.processes > 1:
