@@ -19,8 +19,7 @@ TEST(Products, OfTheReferenceHaveTheBitsOfTheCpusForEverySpecOfARecipe) {
 std::vector<std::string_view> quick_rows(ProductCases& cases, const GemmProblem& p) {
   std::vector<std::string_view> found;
   for (const KernelRow<GemmProblem>& row : kernels<GemmProblem>(cases.twins().device))
-    if (row.name != "reference" && row.name != "decode" && row.name != "cublaslt" &&
-        row.takes(p, cases.twins().device))
+    if (row.name != "reference" && row.name != "decode" && row.name != "cublaslt" && row.takes(p, cases.twins().device))
       found.push_back(row.name);
   return found;
 }
@@ -78,7 +77,8 @@ TEST(Products, OfQuickRowsAreWithinTheBoundOfTheContract) {
     }
 }
 
-/// The first rows of a batch alone give the bits that they have in it, by each row of the table that takes both.
+/// The first rows of a batch alone give the bits that they have in it, by each row of the table that takes both. (Of
+/// NVIDIA's library nothing is promised: numerics.md 7.6.)
 TEST(Products, OfARowDoNotDependOnItsBatch) {
   ProductCases cases(14);
   constexpr int64_t rows = 66, cols = 130, length = 144;
@@ -95,7 +95,7 @@ TEST(Products, OfARowDoNotDependOnItsBatch) {
     for (const KernelRow<GemmProblem>& row : kernels<GemmProblem>(cases.twins().device)) {
       const Output o = cases.output(DType::f32, rows, cols);
       const GemmProblem whole{.a = a, .b = b, .out = o.out};
-      if (row.name != "few_rows" && !row.takes(whole, cases.twins().device)) continue;
+      if (row.name == "cublaslt" || (row.name == "exact" && !row.takes(whole, cases.twins().device))) continue;
       const bool few_rows = row.name == "few_rows";
       const MutableMatrix all = product_of(few_rows ? 16 : rows, row.name);
       for (const int64_t few : few_rows ? std::vector<int64_t>{1, 2, 4, 5} : std::vector<int64_t>{1, 17}) {
@@ -107,6 +107,7 @@ TEST(Products, OfARowDoNotDependOnItsBatch) {
                 << row.name << ", " << spec << ", " << few << " rows, at " << i << ", " << j;
       }
     }
+  }
 }
 
 TEST(Products, SayWhichRowRuns) {
@@ -118,12 +119,11 @@ TEST(Products, SayWhichRowRuns) {
         GemmProblem{.a = cases.operand(x, kRows, rows, 64), .b = cases.operand(w, kRows, 32, 64), .out = o.out},
         cases.twins().device);
   };
-  EXPECT_EQ(
-      explained("nvfp4", "mxfp8", 16),
-      "few_rows: runs\ncublaslt: cuBLASLt (libcublasLt.so.13 or .12) is not on this machine\n"
-      "decode: not asked, few_rows comes first\nexact: takes 4-bit codes, whose block sums are exact "
-      "in any order, but an operand is mxfp8\ndecode32: not asked, few_rows comes first\n"
-      "reference: not asked, few_rows comes first\n");
+  EXPECT_EQ(explained("nvfp4", "mxfp8", 16),
+            "few_rows: runs\ncublaslt: cuBLASLt (libcublasLt.so.13 or .12) is not on this machine\n"
+            "decode: not asked, few_rows comes first\nexact: takes 4-bit codes, whose block sums are exact "
+            "in any order, but an operand is mxfp8\ndecode32: not asked, few_rows comes first\n"
+            "reference: not asked, few_rows comes first\n");
   EXPECT_EQ(explained("nvfp4", "mxfp8", 17),
             "few_rows: takes at most 16 rows of a, which can have 17; decode reads their codes less often\n"
             "cublaslt: cuBLASLt (libcublasLt.so.13 or .12) is not on this machine\n"

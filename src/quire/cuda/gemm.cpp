@@ -82,7 +82,7 @@ void gemm_decode(const GemmProblem& p, const Context& context) {
   const int64_t products = std::max<int64_t>(p.a.groups.count, 1);
   const int64_t rows = p.a.direction == Direction::rowwise ? p.a.outer / products : p.a.outer;  // of equal groups
   const int64_t tiles = ceil_div(rows, kLargeTensorTile) * ceil_div(p.out.cols, kLargeTensorTile) * products;
-  const bool large = rows > kTensorTile && tiles >= driver().capability(context.index).multiprocessors;
+  const bool large = rows > kTensorTile && tiles >= driver().machine(context.index).multiprocessors;
   launch_tiles(large ? kDecodeLarge : kDecode, large ? kLargeTensorTile : kTensorTile, p, context);
 }
 

@@ -17,7 +17,9 @@
 
 #include <algorithm>
 #include <atomic>
+#include <optional>
 #include <string>
+#include <string_view>
 
 #include "quire/base/float_mode.h"
 #include "quire/base/lazy.h"
@@ -86,22 +88,42 @@ inline bool wants_gradient(const c10::OperatorHandle& op, const Stack& stack) {
               "that are not gathered. Pass a tensor whose storage is complete");
 }
 
-/// Throws unless the storage of a tensor reaches as far as its elements do. Inlined: every tensor of every call is
-/// asked.
-[[gnu::always_inline]] inline void check_memory(const at::Tensor& t, const ArgumentName& where) {
+/// check_memory() of a tensor that is elsewhere than the first. What is on the meta device has errors of its own.
+[[gnu::noinline]] inline void check_place(const at::Tensor& t, at::Device first, const ArgumentName& where) {
+  TORCH_CHECK(t.is_meta() || first.is_meta(), where.op, ": tensors must be on one device; got ", first, " and, as ",
+              where.name, ", ", t.device(), "; move one with .to()");
+}
+
+/// Throws unless the storage of a tensor reaches as far as its elements do, on the device of the first tensor that has
+/// elements, which it becomes if there is none. Inlined: every tensor of every call is asked.
+[[gnu::always_inline]] inline void check_memory(const at::Tensor& t, std::optional<at::Device>& first,
+                                                const ArgumentName& where) {
   const c10::TensorImpl& impl = *t.unsafeGetTensorImpl();
   if (!t.defined() || !impl.has_storage() || impl.has_symbolic_sizes_strides() || impl.numel() == 0) return;
   const int64_t end = (impl.storage_offset() + impl.numel()) * static_cast<int64_t>(impl.itemsize());
   if (!impl.is_contiguous() || end > static_cast<int64_t>(impl.unsafe_storage().nbytes())) [[unlikely]]
     check_reach(t, where);
+  if (!first) first = impl.device();
+  if (*first != impl.device()) [[unlikely]]
+    check_place(t, *first, where);
 }
 
-/// The same of all tensors, before anything is read or written: kernels would follow a null pointer, or refuse the
-/// second of two tensors when they have written the first.
+/// Whether an argument of an operator is the host's, whichever device computes.
+template <class Op>
+constexpr bool is_of_host(std::string_view argument) {
+  if constexpr (requires { Op::kOnHost; }) return argument == Op::kOnHost;
+  return false;
+}
+
+/// The same of all tensors before anything is read or written: kernels would follow a null pointer or one of other
+/// memory, or refuse the second of two tensors when they have written the first.
 template <class Op>
 [[gnu::always_inline]] inline void check_memory(const typename Op::Args& args) {
+  std::optional<at::Device> of_call, of_host;
   for_each_field<typename Op::Args>([&](auto field) {
-    for_each_tensor_of(args.*(field.kMember), [&](const at::Tensor& t) { check_memory(t, {Op::kName, field.name}); });
+    for_each_tensor_of(args.*(field.kMember), [&](const at::Tensor& t) {
+      check_memory(t, is_of_host<Op>(field.name) ? of_host : of_call, {Op::kName, field.name});
+    });
   });
 }
 

@@ -20,6 +20,8 @@ namespace quire_torch {
 struct OpBase {
   static constexpr const char* kNamespace = "quire";
   using Context = CallContext;
+  /// Stashed operands are listed by the host, whichever device has them.
+  static constexpr std::string_view kOnHost = "stash";
 };
 
 /// Names of the results that hold a quantized tensor: quire::kBufferNames.

@@ -90,10 +90,11 @@ class Stacks {
     const size_t tensors = values ? 1 : static_cast<size_t>(3 * s.count);
     s.tensors = rest_.first(tensors);
     rest_ = rest_.subspan(tensors);
+    std::optional<at::Device> place;
     for (const at::Tensor& t : s.tensors) {
       check(!t.is_meta(), what, " must have values, and is on the meta device; load or initialise it first");
       check_one_device(t.device(), s.device(), what);
-      op::detail::check_memory(t, {"runners.register", what});
+      op::detail::check_memory(t, place, {"runners.register", what});
     }
     if (values) check_input(s.tensors[0], what);
     take_options(s);

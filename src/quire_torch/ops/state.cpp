@@ -5,6 +5,7 @@
 #include <deque>
 #include <map>
 #include <mutex>
+#include <optional>
 
 #include "quire/base/lazy.h"
 #include "quire/base/process_mutex.h"
@@ -36,7 +37,8 @@ int64_t* check_stash(const at::Tensor& t, const char* op) {
                "; use the one that wgrad_stash_ wrote");
   quire::check(t.scalar_type() == at::kLong && t.sizes() == at::IntArrayRef({2}) && t.is_contiguous(), op,
                ": stash must be a contiguous int64 [2] tensor {number, count}, got ", t.scalar_type(), " ", t.sizes());
-  op::detail::check_memory(t, {op, "stash"});
+  std::optional<at::Device> place;
+  op::detail::check_memory(t, place, {op, "stash"});
   auto* stash = static_cast<int64_t*>(t.mutable_data_ptr());
   quire::check(stash[1] >= 0 && stash[1] < kMostStashed, op, ": the count of stash must be from 0 to ",
                kMostStashed - 1, ", got {", stash[0], ", ", stash[1], "}; use the one that wgrad_stash_ wrote");
