@@ -7,7 +7,7 @@
 namespace quire::testing {
 namespace {
 
-/// The rows that run the products of a Linear: "cublaslt", or "f: cublaslt; d, w: decode32" where they differ.
+/// The rows that run the products of a Linear: "cublaslt", or "f: cublaslt; d, w: decode" where they differ.
 std::string rows_that_run(LtCases& cases, const std::array<GemmProblem, 3>& products) {
   std::array<std::string_view, 3> rows;
   for (size_t i = 0; i < 3; ++i)
@@ -93,7 +93,7 @@ TEST(Products, AreExplainedRowByRow) {
                         cases.twins().device);
   };
   const std::string few =
-      "few_rows: takes at most 16 rows of a, which can have 512; decode32 reads their codes less often\n";
+      "few_rows: takes at most 16 rows of a, which can have 512; decode reads their codes less often\n";
   EXPECT_TRUE(explained(90, "").starts_with(few + "cublaslt: runs\n")) << explained(90, "");
   EXPECT_TRUE(explained(80, "").starts_with(few +
                                             "cublaslt: multiplies fp8_tensor on compute capability 8.9 and newer, "
