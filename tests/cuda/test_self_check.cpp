@@ -210,6 +210,34 @@ TEST_F(SelfCheck, RefusesAProductThatIsBroken) {
   EXPECT_NE(warnings[0].find("kernel 'few_rows' of gemm failed"), std::string::npos) << warnings[0];
 }
 
+/// Products of many rows and columns go to a kernel of their own, whichever of its groups' ends the host knows.
+TEST_F(SelfCheck, RefusesAProductWhoseLargeTilesAreBroken) {
+  if (on_gpu()) GTEST_SKIP() << "kernels are changed on the emulator alone";
+  std::string ptx = ptx_of("decode.ptx");
+  const size_t begin = ptx.find(".visible .entry decode_128("), end = ptx.find(".visible .entry ", begin + 1);
+  ASSERT_NE(begin, std::string::npos);
+  for (size_t at = begin; (at = ptx.find("add.rn.f32", at)) < std::min(end, ptx.size()); ++at)
+    ptx.replace(at, 3, "sub");
+  device().plant("decode", ptx);
+  const auto product = [&](const RowGroups& groups, int64_t rows, int64_t cols) {
+    const RowGroups of_w = is_one(groups) ? RowGroups{} : RowGroups::equal(2, cols);
+    return GemmProblem{.a = cases.operand("mxfp8", kRows, rows, 32, groups),
+                       .b = cases.operand("mxfp8", kRows, groups.count * cols, 32, of_w),
+                       .out = cases.output(DType::f32, rows, cols).out};
+  };
+  for (const RowGroups& groups : {RowGroups{}, RowGroups::equal(2, 80), cases.groups({70, 160}, 160, true)}) {
+    if (!is_one(groups) && !many_cases()) continue;
+    const GemmProblem p = product(groups, is_one(groups) ? 80 : 160, 200);
+    dispatch(p, context);
+    EXPECT_NE(explain_choice(p, context).find("decode: its self-check failed"), std::string::npos) << groups.count;
+    EXPECT_NE(explain_choice(p, context).find("decode32: runs"), std::string::npos) << groups.count;
+  }
+  const GemmProblem small = product({}, 80, 16);
+  dispatch(small, context);
+  EXPECT_NE(explain_choice(small, context).find("decode: runs"), std::string::npos) << explain_choice(small, context);
+  EXPECT_EQ(warnings.size(), 1u);
+}
+
 TEST_F(SelfCheck, WaitsForAnEagerUseWhereAStreamIsCaptured) {
   if (on_gpu()) GTEST_SKIP() << "kernels are exchanged on the emulator alone";
   device().plant("tiles_fp8", exchanged("tiles_fp8", "mxfp8_bf16", "mxfp8_e5m2_bf16"));

@@ -1,6 +1,8 @@
-#include "quire/cuda/kernels/gemm.h"
+#include "quire/cuda/gemm.h"
+
 #include "quire/cuda/cublaslt_product.h"
 #include "quire/cuda/groups.h"
+#include "quire/cuda/kernels/gemm.h"
 #include "quire/cuda/rows.h"
 #include "quire/device/library.h"
 
@@ -77,12 +79,8 @@ void launch_tiles(const Kernel& kernel, int64_t tile, const GemmProblem& p, cons
          context);
 }
 
-/// Large tiles decode each code half as often, and so are taken where there are enough of them for all multiprocessors.
 void gemm_decode(const GemmProblem& p, const Context& context) {
-  const int64_t products = std::max<int64_t>(p.a.groups.count, 1);
-  const int64_t rows = p.a.direction == Direction::rowwise ? p.a.outer / products : p.a.outer;  // of equal groups
-  const int64_t tiles = ceil_div(rows, kLargeTensorTile) * ceil_div(p.out.cols, kLargeTensorTile) * products;
-  const bool large = rows > kTensorTile && tiles >= driver().machine(context.index).multiprocessors;
+  const bool large = takes_large_tiles(p, context);
   launch_tiles(large ? kDecodeLarge : kDecode, large ? kLargeTensorTile : kTensorTile, p, context);
 }
 
@@ -128,6 +126,14 @@ bool refuses_library(const MatmulProblem& p, const Context&, Refusal* refusal) {
 void matmul_library(const MatmulProblem& p, const Context& context) { matmul_in_use()(p, context); }
 
 }  // namespace
+
+// They decode each code half as often, and so are taken where there are enough of them for all multiprocessors.
+bool takes_large_tiles(const GemmProblem& p, const Context& context) {
+  const int64_t products = std::max<int64_t>(p.a.groups.count, 1);
+  const int64_t rows = p.a.direction == Direction::rowwise ? p.a.outer / products : p.a.outer;  // of equal groups
+  const int64_t tiles = ceil_div(rows, kLargeTensorTile) * ceil_div(p.out.cols, kLargeTensorTile) * products;
+  return rows > kTensorTile && tiles >= driver().machine(context.index).multiprocessors;
+}
 
 // few_rows and decode32 sum as numerics.md 7.4 writes it: in float32, each cut in the order of the contraction, cuts in
 // order, every operation rounded by itself. So their error is within the bound of 7.5, both give the same bits, and a

@@ -94,7 +94,7 @@ void ask(Question question, const KernelRow<Problem>& row, const KernelRow<Probl
 template <class Problem>
 bool distrusts(const KernelRow<Problem>& row, const KernelRow<Problem>& reference, const Problem& p,
                const Context& context, Refusal* refusal) {
-  const Question question(&row, kind_of(p), context);
+  const Question question(&row, kind_of(p, context), context);
   Verdict verdict = verdict_of(question);
   // Whoever wants words asks what would run, and computes nothing.
   if (!verdict.known && !refusal && may_ask(context)) {

@@ -3,6 +3,9 @@
 #include <bit>
 #include <initializer_list>
 
+#include "quire/cuda/driver.h"
+#include "quire/cuda/gemm.h"
+#include "quire/cuda/kernels/gemm.h"
 #include "quire/cuda/sides.h"
 #include "quire/cuda/trial.h"
 #include "quire/spec/fingerprint_rule.h"
@@ -111,16 +114,19 @@ AmaxProblem small_like(const AmaxProblem& like, Trial& trial) {
   return p;
 }
 
-uint64_t kind_of(const GemmProblem& p) {
-  return kind(kind(p.a), kind(p.b), p.out.dtype, kind(Vector{p.bias, p.bias_dtype}), bits(p.addend),
-              small_rows(rows_of_each(p)));
+uint64_t kind_of(const GemmProblem& p, const Context& context) {
+  return kind(kind(p.a), kind(p.b), p.out.dtype, kind(Vector{p.bias, p.bias_dtype}),
+              bits(p.addend, takes_large_tiles(p, context)), small_rows(rows_of_each(p)));
 }
 
 GemmProblem small_like(const GemmProblem& like, Trial& trial) {
-  const auto [rows, n, k] = sizes_of(small_rows(rows_of_each(like)), trial);
+  const Context& context = trial.terms.context;
+  const bool large_tiles = takes_large_tiles(like, context);
+  auto [rows, n, k] = sizes_of(small_rows(rows_of_each(like)), trial);
+  if (large_tiles) n = kLargeTensorTile * driver().machine(context.index).multiprocessors;
   const bool by_rows = like.a.direction == Direction::rowwise, result = trial.terms.wanted == Wanted::result;
   // Groups of a are rows of the result, or of the contraction; those of b are weights, or the same contraction.
-  const int64_t m = by_rows && !is_one(like.a.groups) && !like.a.groups.ends.data ? 2 * rows : rows;
+  const int64_t m = by_rows && !is_one(like.a.groups) && (large_tiles || !like.a.groups.ends.data) ? 2 * rows : rows;
   const RowGroups tokens = trial.groups(like.a.groups, by_rows ? m : k);
   const int64_t count = tokens.count;
   GemmProblem p;

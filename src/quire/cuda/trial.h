@@ -78,7 +78,7 @@ ExpertRowsProblem small_like(const ExpertRowsProblem& like, Trial& trial);
 
 uint64_t kind_of(const QuantizeProblem& p);
 uint64_t kind_of(const AmaxProblem& p);
-uint64_t kind_of(const GemmProblem& p);
+uint64_t kind_of(const GemmProblem& p, const Context& context);
 uint64_t kind_of(const MatmulProblem& p);
 uint64_t kind_of(const NormProblem& p);
 uint64_t kind_of(const NormGradProblem& p);
@@ -88,6 +88,12 @@ uint64_t kind_of(const RouteProblem& p);
 uint64_t kind_of(const RouteGradProblem& p);
 uint64_t kind_of(const CapacityProblem& p);
 uint64_t kind_of(const ExpertRowsProblem& p);
+
+/// Of what a device has no part in.
+template <class Problem>
+uint64_t kind_of(const Problem& p, const Context&) {
+  return kind_of(p);
+}
 
 /// Whether results of the problem's rows differ by roundings: products, whose order of sums is a row's own.
 template <class Problem>
