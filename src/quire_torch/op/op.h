@@ -108,10 +108,10 @@ inline bool wants_gradient(const c10::OperatorHandle& op, const Stack& stack) {
     check_place(t, *first, where);
 }
 
-/// Whether an argument of an operator is the host's, whichever device computes.
+/// Whether an argument of an operator is the host's, whichever device computes: Op::kOnHost ends the names of these.
 template <class Op>
 constexpr bool is_of_host(std::string_view argument) {
-  if constexpr (requires { Op::kOnHost; }) return argument == Op::kOnHost;
+  if constexpr (requires { Op::kOnHost; }) return argument.ends_with(Op::kOnHost);
   return false;
 }
 

@@ -20,7 +20,7 @@ namespace quire_torch {
 struct OpBase {
   static constexpr const char* kNamespace = "quire";
   using Context = CallContext;
-  /// Stashed operands are listed by the host, whichever device has them.
+  /// Stashed operands are listed by the host, whichever device has them: stash, wgrad_stash.
   static constexpr std::string_view kOnHost = "stash";
 };
 
