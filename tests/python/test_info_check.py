@@ -76,9 +76,10 @@ def test_it_says_what_is_missing(capsys, monkeypatch, tmp_path):
     ]
 
 
-def test_a_device_without_kernels_is_named(capsys):
-    status, out = lines("meta", capsys)
-    assert status == 2 and len(out) == 1 and out[0].startswith("meta cannot compute them: ")
+@pytest.mark.parametrize("name", ["meta", "none"])
+def test_a_device_without_kernels_is_named(name, capsys):
+    status, out = lines(name, capsys)
+    assert status == 2 and len(out) == 1 and out[0].startswith(f"{name} cannot compute them: ")
 
 
 def test_the_vectors_are_part_of_the_package():

@@ -51,7 +51,7 @@ def table(found: list[Family]) -> list[str]:
 def main(device: torch.device | str | None = None) -> int:
     """Prints the table of a device, by default CUDA's if there is one. Returns 0 if nothing differs, 1 if something
     does, 2 if nothing could be compared."""
-    device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     if not VECTORS.exists():
         print(f"the golden vectors are not installed: no {VECTORS}; install quire from its sources or its wheel")
         return 2
@@ -64,7 +64,7 @@ def main(device: torch.device | str | None = None) -> int:
         with tarfile.open(VECTORS) as archive:
             archive.extractall(folder, filter="data")
         try:
-            found = families(device, Path(folder))
+            found = families(torch.device(device), Path(folder))
         except (RuntimeError, AssertionError) as error:
             print(f"{device} cannot compute them: {str(error).splitlines()[0]}")
             return 2
