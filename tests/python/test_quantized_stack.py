@@ -134,8 +134,9 @@ def test_directions_are_those_of_the_matrices(spec, equal_bits, device):
     assert same(stack, parts, equal_bits)
 
 
-def test_a_stack_and_a_tensor_of_three_dimensions_are_not_confused(equal_bits):
-    stack, tensor = QuantizedStack.of(matrices("mxfp8")), quantize(values(), "mxfp8", columnwise=True)
+def test_a_stack_and_a_tensor_of_three_dimensions_are_not_confused(equal_bits, device):
+    stack = QuantizedStack.of(matrices("mxfp8", device))
+    tensor = quantize(values().to(device), "mxfp8", columnwise=True)
     with pytest.raises(ValueError, match="must be contiguous|is missing|should be absent"):
         QuantizedStack.from_buffers(tensor.buffers(), "mxfp8", tensor.shape)
     with pytest.raises(TypeError, match="expected a QuantizedStack of shape"):
