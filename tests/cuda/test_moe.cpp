@@ -158,7 +158,7 @@ TEST(CudaRows, AreSortedByExpertStably) {
         twins.device.clear();
         twins.kernel = kernel;
         ExpertRowsProblem p{.ids = twins.array(ids_of(c, 3)), .count = c.count};
-        p.row_map = twins.room<int32_t>(c.count);
+        if (c.count > 0) p.row_map = twins.room<int32_t>(c.count);  // an empty tensor has no memory
         if (known) p.offsets = twins.room<int32_t>(c.experts), p.num_experts = c.experts;
         twins.expect_same(p, {{"row_map", p.row_map, c.count * 4}, {"offsets", p.offsets, known ? c.experts * 4 : 0}});
       }

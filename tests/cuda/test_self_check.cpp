@@ -238,6 +238,22 @@ TEST_F(SelfCheck, RefusesAProductWhoseLargeTilesAreBroken) {
   EXPECT_EQ(warnings.size(), 1u);
 }
 
+/// An empty tensor has no memory, which a small problem of its kind has all the same.
+TEST_F(SelfCheck, SolvesSmallProblemsWhereTheFirstOfTheirKindIsEmpty) {
+  Examples e(cases);
+  ExpertRowsProblem sort{.num_experts = 3};
+  sort.offsets = cases.twins().room<int32_t>(3);
+  dispatch(sort, context);
+  device().synchronize();
+  EXPECT_EQ(std::vector<int32_t>(sort.offsets, sort.offsets + 3), std::vector<int32_t>(3));
+  NormGradProblem norm = e.norm_grad();
+  norm.kind = NormKind::layer;
+  norm.dy.rows = norm.x.rows = norm.dx.rows = 0;
+  norm.mean = norm.rstd = nullptr, norm.dgamma = nullptr;
+  EXPECT_EQ(reads_of(norm), 1u);
+  EXPECT_EQ(warnings, std::vector<std::string>());
+}
+
 TEST_F(SelfCheck, WaitsForAnEagerUseWhereAStreamIsCaptured) {
   if (on_gpu()) GTEST_SKIP() << "kernels are exchanged on the emulator alone";
   device().plant("tiles_fp8", exchanged("tiles_fp8", "mxfp8_bf16", "mxfp8_e5m2_bf16"));

@@ -128,11 +128,12 @@ void rank_places(const Problem& p, const Context& context) {
   const int64_t counts = experts * job.of_chunks.chunks;
   job.of_chunks.counts = lend<int64_t>(context, counts);
   fill(job.of_chunks.counts, 0, counts * static_cast<int64_t>(sizeof(int64_t)), context);
-  if (job.row_map) job.starts = lend<int64_t>(context, experts);
+  const bool starts = job.row_map || job.offsets;  // the map of no place has no memory, where offsets have
+  if (starts) job.starts = lend<int64_t>(context, experts);
   launch(kCountPlaces, grid_of_warps(job.of_chunks.chunks), job, context);
   constexpr int64_t likely = 1024;  // experts, where nobody said how many there are
   launch(kSumChunks, grid_of_warps(job.most ? likely : experts), job, context);
-  if (job.row_map) launch(kStartExperts, {.threads = kBlockWarps * kWarp}, job, context);
+  if (starts) launch(kStartExperts, {.threads = kBlockWarps * kWarp}, job, context);
   launch(kPlaceRows, grid_of_warps(job.of_chunks.chunks), job, context);
 }
 

@@ -186,7 +186,7 @@ NormProblem small_like(const NormProblem& like, Trial& trial) {
 
 uint64_t kind_of(const NormGradProblem& p) {
   return kind(p.kind, p.dy.dtype, p.x.dtype, kind(p.gamma), p.dx.dtype,
-              bits(p.zero_centered, p.mean, p.dx.data, p.dgamma, p.dbeta));
+              bits(p.zero_centered, p.dx.data, p.dgamma, p.dbeta));
 }
 
 NormGradProblem small_like(const NormGradProblem& like, Trial& trial) {
@@ -194,7 +194,7 @@ NormGradProblem small_like(const NormGradProblem& like, Trial& trial) {
   p.kind = like.kind;
   p.dy = trial.matrix(like.dy.dtype, kRows, kCols), p.x = trial.matrix(like.x.dtype, kRows, kCols);
   p.gamma = trial.vector(like.gamma, kCols), p.zero_centered = like.zero_centered;
-  if (like.mean) p.mean = static_cast<const float*>(trial.values(DType::f32, kRows));
+  if (p.kind == NormKind::layer) p.mean = static_cast<const float*>(trial.values(DType::f32, kRows));
   p.rstd = static_cast<const float*>(trial.values(DType::f32, kRows, true));
   if (like.dx.data) p.dx = trial.output(like.dx.dtype, kRows, kCols);
   if (like.dgamma) p.dgamma = trial.output(like.gamma.dtype, kCols);
@@ -270,11 +270,11 @@ CapacityProblem small_like(const CapacityProblem& like, Trial& trial) {
           .kept = trial.output<int32_t>(kPlaces)};
 }
 
-uint64_t kind_of(const ExpertRowsProblem& p) { return kind(p.num_experts, bits(p.row_map, p.offsets)); }
+uint64_t kind_of(const ExpertRowsProblem& p) { return kind(p.num_experts, bits(p.offsets)); }
 
 ExpertRowsProblem small_like(const ExpertRowsProblem& like, Trial& trial) {
   ExpertRowsProblem p{.ids = trial.ids(kPlaces, 1, std::max<int64_t>(like.num_experts, 1)), .count = kPlaces};
-  if (like.row_map) p.row_map = trial.output<int32_t>(kPlaces);
+  p.row_map = trial.output<int32_t>(kPlaces);  // like's may be empty, which has no memory
   if (like.offsets) p.offsets = trial.output<int32_t>(like.num_experts);
   p.num_experts = like.num_experts;
   return p;
