@@ -70,7 +70,7 @@ def check_quantized(rank, recipe):
     for a, b in zip(parallel.parameters(), expected, strict=True):
         if isinstance(a, quire.QuantizedTensor):
             a, b = a.master, b.master
-        torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-7)
+        torch.testing.assert_close(a, b, rtol=0, atol=0)
     check_synchronized(rank, recipe)
     model = quantized(recipe)
     try:
@@ -100,10 +100,10 @@ def check_synchronized(rank, recipe):
     parallel = torch.nn.parallel.DistributedDataParallel(model)
     for parameter, value in zip(model.parameters(), first, strict=True):
         if isinstance(parameter, quire.QuantizedTensor):
-            torch.testing.assert_close(parameter.master, value)  # what the codes of the first rank say
+            torch.testing.assert_close(parameter.master, value, rtol=0, atol=0)  # what the codes of the first rank say
             assert same_on_all_ranks(parameter.detach().dequantize())
         else:
-            torch.testing.assert_close(parameter, value)
+            torch.testing.assert_close(parameter, value, rtol=0, atol=0)
     train(parallel, rank, recipe)
     for parameter in model.parameters():
         assert same_on_all_ranks(parameter.master if isinstance(parameter, quire.QuantizedTensor) else parameter)
@@ -127,10 +127,10 @@ def trains_as_one_process(rank):
         train(parallel, rank, recipe)
         assert torch.equal(parallel.module[0].sr_state, seed), "DistributedDataParallel wrote the random state"
         for a, b in zip(parallel.parameters(), expected, strict=True):
-            torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-7)
+            torch.testing.assert_close(a, b, rtol=0, atol=0)
         for compiled in (False, True):
             model = sharded(copy.deepcopy(make()), compiled)
             train(model, rank, recipe)
             for a, b in zip(model.parameters(), expected, strict=True):
-                torch.testing.assert_close(a.full_tensor(), b, rtol=1e-6, atol=1e-7)
+                torch.testing.assert_close(a.full_tensor(), b, rtol=0, atol=0)
         check_quantized(rank, recipe)

@@ -16,6 +16,7 @@ import quire
 import style_ranks
 from every_recipe import TABLE
 from quire.distributed import gather_codes, shard_weights
+from sums import assert_same_sums
 
 IN, OUT, TOKENS, STEPS = 256, 512, 48, 2
 _GATHER = getattr(distributed, "all_gather_single", distributed.all_gather_into_tensor)
@@ -185,7 +186,7 @@ def values_equal_one_process(rank, case):
     if processes == 2:  # a sum of two has one order
         assert same(found, expected) == []
     for a, b in zip(found, expected, strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
+        assert_same_sums(a, b, OUT)
 
 
 def shards_equal_replicas(rank, recipe):
@@ -238,7 +239,7 @@ def weights_of_a_graph_equal_values(rank, case, divided, warned=0):
     if TABLE[case.recipe] is not None:
         assert same(found, expected) == []
     for a, b in zip(found, expected, strict=True):  # matmuls of PyTorch and of quire
-        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
+        assert_same_sums(a, b, OUT)
 
 
 def linears_share_their_gathers(rank, recipe):
@@ -280,10 +281,10 @@ def divided_features_and_shards(rank, kind, dim, recipe):
         # The mean is over all tokens.
         ((y - x.detach()).square().sum() / xs[replica].numel()).backward()
         for a, b in zip((y, x.grad), expected, strict=True):
-            torch.testing.assert_close(a, own(b), rtol=1e-4, atol=1e-6)
+            assert_same_sums(a, own(b), OUT)
         for (name, a), b in zip(model.named_parameters(), one.parameters(), strict=True):
             found = a.grad.full_tensor()
-            torch.testing.assert_close(found, b.grad / 2, rtol=1e-4, atol=1e-7, msg=lambda text, name=name: name + text)
+            assert_same_sums(found, b.grad / 2, OUT, name)
         step(one.parameters(), 2)
         step(model.parameters())
 

@@ -13,6 +13,7 @@ import quire
 from every_recipe import TABLE
 from parallel_layers import RECIPES, WAYS, compare, data, part_of, passes
 from quire.distributed import ColumnParallel, RowParallel
+from sums import assert_same_sums
 
 #: Column and row styles.
 STYLES = {"own": (ColumnParallel, RowParallel), "torch": (ColwiseParallel, RowwiseParallel)}
@@ -131,11 +132,10 @@ def seeds(made):
 def assert_close(found, expected, sums, where):
     """Equal, but for those whose names begin with one of `sums`: within the rounding of sums."""
     for name, value in expected.items():
-        off = found[name] - value
         if name.startswith(tuple(sums)):
-            assert off.norm() <= 1e-6 * value.norm(), (*where, name, off.norm() / value.norm())
+            assert_same_sums(found[name], value, HIDDEN, (*where, name))
         else:
-            assert torch.equal(found[name], value), (*where, name, off.abs().max())
+            assert torch.equal(found[name], value), (*where, name, (found[name] - value).abs().max())
 
 
 def all_ways_give_the_same(rank, recipe, dim):
