@@ -23,6 +23,15 @@ set(QUIRE_CHIPS 80 89 90 100 103 120 CACHE STRING "libquire_cuda: chips that ker
 # Modules that have code of their own for chips from 8.9 on, with instructions that older ones lack.
 set(QUIRE_MODULES_OF_89 tiles_fp4 tiles_fp8)
 
+# A command that starts nvcc. ccache keeps what nvcc makes, as it does for C++, if -c is among the options, which changes
+# nothing beside -fatbin or -ptx. It compares the files that nvcc has read (CCACHE_DEPEND): `nvcc -E` shows what the host
+# sees, and not what __CUDA_ARCH__ chooses. nvcc is asked for its version, because the one on PATH may be a script.
+set(QUIRE_NVCC_CALL ${QUIRE_NVCC})
+if(QUIRE_CCACHE)
+  set(QUIRE_NVCC_CALL ${CMAKE_COMMAND} -E env CCACHE_DEPEND=1 "CCACHE_COMPILERCHECK=%compiler% --version" ${QUIRE_CCACHE}
+      ${QUIRE_NVCC} -c)
+endif()
+
 # quire_nvcc(OUTPUT SOURCE FLAGS...): what nvcc makes of a source, with includes that start at src/ and tests/. OUTPUT.ptxas
 # holds what ptxas says of each kernel.
 function(quire_nvcc output source)
@@ -31,7 +40,7 @@ function(quire_nvcc output source)
   add_custom_command(
     OUTPUT ${output}
     BYPRODUCTS ${output}.ptxas
-    COMMAND ${script} ${output} ${QUIRE_NVCC} ${QUIRE_NVCC_FLAGS} -Xptxas -v ${ARGN} -I ${PROJECT_SOURCE_DIR}/src -I
+    COMMAND ${script} ${output} ${QUIRE_NVCC_CALL} ${QUIRE_NVCC_FLAGS} -Xptxas -v ${ARGN} -I ${PROJECT_SOURCE_DIR}/src -I
             ${PROJECT_SOURCE_DIR}/tests -MD -MF ${output}.d -MT ${output} ${source} -o ${output}
     DEPENDS ${source} ${script}
     DEPFILE ${output}.d

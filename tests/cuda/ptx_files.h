@@ -10,13 +10,14 @@
 #include <map>
 #include <string>
 
+#include "build_folders.h"
 #include "cuda/emulator/emulator.h"
 
 namespace quire::testing {
 
 /// `name` such as "kernels.ptx", or "kernels.debug.ptx" for what -G makes. QUIRE_PTX_INSTEAD=NAME=PATH: another file.
 inline std::string ptx_of(const std::string& name) {
-  std::string path = std::string(QUIRE_PTX_DIR) + "/" + name;
+  std::string path = std::string(kPtxFolder) + "/" + name;
   if (const char* instead = std::getenv("QUIRE_PTX_INSTEAD"); instead && std::string(instead).starts_with(name + "="))
     path = instead + name.size() + 1;
   std::ifstream file(path);
@@ -25,7 +26,7 @@ inline std::string ptx_of(const std::string& name) {
 }
 
 inline bool has_ptx(const std::string& name) {
-  return std::filesystem::exists(std::string(QUIRE_PTX_DIR) + "/" + name);
+  return std::filesystem::exists(std::string(kPtxFolder) + "/" + name);
 }
 
 /// Runs a kernel of kernels.cu over a struct of its parameters, on as many threads as have work, but not more than 80:

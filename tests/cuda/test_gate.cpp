@@ -7,6 +7,7 @@
 #include <iterator>
 #include <set>
 
+#include "build_folders.h"
 #include "cuda/emulator/gate.h"
 #include "cuda/ptx_files.h"
 
@@ -19,7 +20,7 @@ const std::map<std::string, size_t> kAllowed{{"quantize_any", 128}};
 
 TEST(Gate, KernelsReferToNothingOfTheHost) {
   int modules = 0;
-  for (const auto& file : std::filesystem::directory_iterator(QUIRE_PTX_DIR)) {
+  for (const auto& file : std::filesystem::directory_iterator(kPtxFolder)) {
     const std::string name = file.path().filename();
     const std::string module = name.substr(0, name.find('.'));
     // The others are about the emulator and the gate.
@@ -39,7 +40,7 @@ TEST(Gate, KernelsReferToNothingOfTheHost) {
 /// The build fails where ptxas spills or warns (cmake/nvcc.sh). Local memory that it gives to arrays is looked at here.
 TEST(Gate, PtxasGivesKernelsOfEachChipNoLocalMemory) {
   int kernels = 0;
-  for (const auto& file : std::filesystem::directory_iterator(QUIRE_FATBIN_DIR)) {
+  for (const auto& file : std::filesystem::directory_iterator(kFatbinFolder)) {
     if (file.path().extension() != ".ptxas") continue;
     SCOPED_TRACE(file.path().filename());
     std::ifstream stream(file.path());

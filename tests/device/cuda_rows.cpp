@@ -16,6 +16,7 @@
 #include <utility>
 #include <vector>
 
+#include "build_folders.h"
 #include "cuda/cublaslt_stand_in.h"
 #include "cuda/emulator/emulator.h"
 #include "quire/base/check.h"
@@ -135,7 +136,7 @@ class Driver final : public quire::cuda::Driver {
   static std::string path_of(const std::string& name) {
     const char* const instead = std::getenv("QUIRE_PTX_INSTEAD");
     if (instead && std::string_view(instead).starts_with(name + "=")) return instead + name.size() + 1;
-    return std::string(QUIRE_PTX_DIR) + "/" + name;
+    return std::string(quire::testing::kPtxFolder) + "/" + name;
   }
 
   const quire::emulator::Program& program(const quire::cuda::Kernel& kernel) {

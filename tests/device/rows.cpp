@@ -205,7 +205,7 @@ quire::Device chosen_rows() {
   const char* const rows = std::getenv("QUIRE_TEST_DEVICE_ROWS");
   if (!rows || std::string_view(rows) == "host") return {kName, quire::ForAllProblems<Rows>::make(), faults, captures};
   quire::check(std::string_view(rows) == "cuda", "QUIRE_TEST_DEVICE_ROWS is '", rows, "'; it may be host or cuda");
-#ifdef QUIRE_PTX_DIR
+#ifdef QUIRE_CUDA_ROWS
   return {kName, cuda_rows(), cuda_faults, captures};
 #else
   quire::fail("QUIRE_TEST_DEVICE_ROWS=cuda: this build has no CUDA kernels, because it found no nvcc");

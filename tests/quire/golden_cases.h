@@ -7,6 +7,7 @@
 #include <string_view>
 #include <vector>
 
+#include "build_folders.h"
 #include "golden/golden.hpp"
 #include "quire/base/matrix.h"
 #include "quire/base/shape.h"
@@ -14,7 +15,7 @@
 namespace quire::testing {
 
 inline const golden::Pack& golden_pack() {
-  static const golden::Pack pack(QUIRE_GOLDEN_DIR);
+  static const golden::Pack pack(kGoldenFolder);
   return pack;
 }
 

@@ -39,7 +39,6 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   }
   bool queryStream(const c10::Stream& s) const override { return idle(place(s)); }
   void synchronizeStream(const c10::Stream& s) const override { synchronize(place(s)); }
-  bool isStreamCapturing(const c10::Stream& s) const override { return capturing(place(s)); }
   void recordDataPtrOnStream(const c10::DataPtr& p, const c10::Stream& s) const override {
     record_stream(p.get(), place(s));
   }
