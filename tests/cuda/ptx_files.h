@@ -25,9 +25,7 @@ inline std::string ptx_of(const std::string& name) {
   return {std::istreambuf_iterator<char>(file), {}};
 }
 
-inline bool has_ptx(const std::string& name) {
-  return std::filesystem::exists(std::string(kPtxFolder) + "/" + name);
-}
+inline bool has_ptx(const std::string& name) { return std::filesystem::exists(std::string(kPtxFolder) + "/" + name); }
 
 /// Runs a kernel of kernels.cu over a struct of its parameters, on as many threads as have work, but not more than 80:
 /// then some have a second turn.
