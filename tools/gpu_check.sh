@@ -2,12 +2,15 @@
 # What an NVIDIA GPU says of this commit, as one text: tests of the kernels, then of the operators and layers, then the
 # questions that wait for hardware. For a machine that is at hand for minutes: everything is built before.
 #
-#     tools/gpu_check.sh pack BUILD > build/gpu.tar.gz         here
-#     tools/gpu_check.sh build/gpu.tar.gz > docs/gpu/CARD-DATE.txt   there
+#     QUIRE_TORCH=2.11.0 ./dev test --quick tests/quire_torch/test_refusals.py            here: builds, with tests
+#     tools/gpu_check.sh pack build/torch-2.11.0 > build/gpu.tar.gz                       here
+#     QUIRE_COMMIT=HASH tools/gpu_check.sh build/gpu.tar.gz > docs/gpu/CARD-DATE.txt      there
+#     QUIRE_TORCH=2.13.0 ./dev build                                                      here: back to this PyTorch
 #
-# BUILD: a folder of the build with tests (./dev test makes one), for that machine's minor version of PyTorch, such as
-# build/torch-2.11.0: a build against PyTorch for CPUs serves its builds with CUDA too. On a machine that builds for
-# itself the folder takes the place of the archive.
+# 2.11.0 stands for that machine's minor version of PyTorch: a build against PyTorch for CPUs serves its builds with CUDA
+# too. Python may be another one, from 3.11 on; its packages numpy, pytest, pytest-xdist, hypothesis, safetensors and tqdm
+# are needed. HASH is the commit, where git is not there to say it. On a machine that builds for itself the folder of the
+# build takes the place of the archive. Without a driver every part fails for want of one, but "what is installed".
 set -u
 root=$(cd "$(dirname "$0")/.." && pwd)
 if [ "${1:?pack, an archive or the folder of a build}" = pack ]; then
