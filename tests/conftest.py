@@ -3,6 +3,7 @@
 import fcntl
 import gc
 import inspect
+import os
 import re
 import subprocess
 import zlib
@@ -13,11 +14,13 @@ from pathlib import Path
 import pytest
 
 import quick_dynamo  # noqa: F401, changes Dynamo
-from devices import DEVICES, launched, prepare
+from devices import DEVICES, absence_of, launched, prepare
 
 #: Tests of the test device itself, and of quire on it.
 OF_DEVICE = Path(__file__).parent / "device"
 ALONE = "pytest.mark.alone"
+#: How many cases of this run wait for a machine with a GPU.
+WAITING = pytest.StashKey[int]()
 TAKES_DEVICE = re.compile(r"def test_\w+\([^)]*\bdevice\b|pytest\.mark\.any_device")
 
 
@@ -46,14 +49,18 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
         return None
     if config.option.markexpr == "alone" and ALONE not in collection_path.read_text():
         return True
-    if config.getoption("--device") == "cpu" or collection_path.parent == OF_DEVICE:
+    if collection_path.parent == OF_DEVICE:
+        return True if config.getoption("--device") == "cuda" else None
+    if config.getoption("--device") == "cpu":
         return None
     return None if TAKES_DEVICE.search(collection_path.read_text()) else True
 
 
-def takes_device(item: pytest.Item) -> bool:
-    """Whether a test says itself that it computes on any device: fixtures that it takes do not say so for it."""
-    if item.path.parent == OF_DEVICE or "device" in inspect.signature(item.function).parameters:
+def takes_device(item: pytest.Item, device: str) -> bool:
+    """Whether a test says itself that it computes on the device: fixtures that it takes do not say so for it."""
+    if item.path.parent == OF_DEVICE:
+        return device == "quiretest"
+    if "device" in inspect.signature(item.function).parameters:
         return True
     return on_default_device(item)
 
@@ -84,18 +91,50 @@ def one_of_each_test(items: Iterable[pytest.Item]) -> list[pytest.Item]:
     return [cases[zlib.crc32(cases[0].nodeid.encode()) % len(cases)] for cases in tests.values()]
 
 
+def chosen(items: list[pytest.Item], device: str, quick: bool) -> set[pytest.Item]:
+    """Which cases run on a device."""
+    if device != "cpu":
+        items = [item for item in items if takes_device(item, device)]
+    if quick:
+        return set(one_of_each_test(filter(cheap, items)))
+    if device != "cpu":  # the other cases run on the CPU
+        some = set(one_of_each_test(item for item in items if on_default_device(item) and cheap(item)))
+        items = [item for item in items if item in some or not on_default_device(item)]
+    return set(items)
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    chosen = items
-    if config.getoption("--device") != "cpu":
-        chosen = [item for item in items if takes_device(item)]
-    if config.getoption("--quick"):
-        chosen = one_of_each_test(filter(cheap, chosen))
-    elif config.getoption("--device") != "cpu":  # the other cases run on the CPU
-        some = set(one_of_each_test(item for item in chosen if on_default_device(item) and cheap(item)))
-        chosen = [item for item in chosen if item in some or not on_default_device(item)]
-    kept = set(chosen)
+    device, quick = config.getoption("--device"), config.getoption("--quick")
+    kept = chosen(items, device, quick)
+    if absence_of("cuda") and device != "quiretest":
+        config.stash[WAITING] = len(chosen(items, "cuda", quick))
+    if absence_of(device):
+        kept = set()
     config.hook.pytest_deselected(items=[item for item in items if item not in kept])
-    items[:] = chosen
+    items[:] = [item for item in items if item in kept]
+
+
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    """Without a GPU its cases are no failures, unless QUIRE_REQUIRE_CUDA=1 says so."""
+    waiting = session.config.stash.get(WAITING, 0)
+    if hasattr(session.config, "workeroutput"):  # of pytest-xdist
+        session.config.workeroutput["waiting"] = waiting
+    elif waiting and os.environ.get("QUIRE_REQUIRE_CUDA") == "1":
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+    elif waiting and exitstatus == pytest.ExitCode.NO_TESTS_COLLECTED:
+        session.exitstatus = pytest.ExitCode.OK
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: object) -> None:
+    """Each process of pytest-xdist has seen all cases."""
+    node.config.stash[WAITING] = getattr(node, "workeroutput", {}).get("waiting", 0)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    if waiting := config.stash.get(WAITING, 0):
+        failed = ", which QUIRE_REQUIRE_CUDA=1 makes a failure" * (os.environ.get("QUIRE_REQUIRE_CUDA") == "1")
+        terminalreporter.write_line(f"cuda: {waiting} cases skipped, {absence_of('cuda')}{failed}", yellow=True)
 
 
 def pytest_collection_finish() -> None:

@@ -31,6 +31,13 @@ DEVICES = {"cpu": _cpu, "quiretest": _quiretest, "cuda": _cuda}
 _allocations = 0
 
 
+def absence_of(name: str) -> str:
+    """Why no test computes on the device here; "" where tests do."""
+    if name != "cuda" or torch.cuda.is_available():
+        return ""
+    return "there is no GPU" if torch.version.cuda else f"PyTorch {torch.__version__} was built without CUDA"
+
+
 def launched(place: torch.device) -> bool:
     """Whether a kernel was launched since the test began, or its launches were last counted."""
     global _allocations

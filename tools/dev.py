@@ -176,12 +176,12 @@ def test(arguments: list[str], quick: bool = False) -> None:
         hand_over("-m", "pytest", *tier, *arguments, **test_environment())
     ctest(release_folder(), *(["--label-exclude", "other_isa"] if quick else []))
     shared, environment = workers()
-    others = [*tier, f"--ignore={DEVICE_TESTS}"]
+    others, devices = [*tier, f"--ignore={DEVICE_TESTS}"], [TEST_DEVICE, *["cuda"] * bool(shutil.which("nvidia-smi"))]
     passed = [
         pytest(*others, *shared, "-m", "not alone", **environment),
         pytest(*others, "-m", "alone"),
         # Its device is one of the whole process: PyTorch's threads for backward passes are started for it too.
-        pytest(*tier, *shared, "--device", TEST_DEVICE, DEVICE_TESTS, *ON_ANY_DEVICE, **environment),
+        *(pytest(*tier, *shared, "--device", name, DEVICE_TESTS, *ON_ANY_DEVICE, **environment) for name in devices),
     ]
     if (release_folder() / "lib/libquire_cuda.so").exists():
         passed.append(pytest("--quick", *shared, "--device", TEST_DEVICE, *ON_CUDA_ROWS, **environment, **CUDA_ROWS))
