@@ -5,9 +5,9 @@ import copy
 import io
 import pickle
 import subprocess
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -21,14 +21,18 @@ from forked import in_child
 
 @dataclass(frozen=True)
 class Setting:
-    """What ways are made of: the model's recipe; another(), a model like it with other values; compiler, for one graph;
-    an empty folder; serve(), the program of examples/serve_cpp."""
+    """What ways are made of: the model's recipe; make(), a model like it with other values, where torch makes tensors;
+    compiler, for one graph; an empty folder; serve(), the program of examples/serve_cpp; device, where models are."""
 
     recipe: object
-    another: Callable
+    make: Callable
     compiler: Callable
     folder: Path
     serve: Callable
+    device: torch.device
+
+    def another(self):
+        return self.make().to(self.device)
 
     def autocast(self):
         return quire.autocast(self.recipe is not None, recipe=self.recipe)
@@ -42,7 +46,7 @@ class Way:
     a backward pass runs within. trains: whether there is one; else y alone is compared, and each call starts from what
     the model was when it was wrapped. one_graph: whether kinds of calls are graphs of `compiler`. costly: whether each
     model costs so much that features share one (every_feature.Together). rounds: whether sums that are not quire's are
-    computed otherwise than in eager mode.
+    computed otherwise than in eager mode. missing: devices that have no such way, and why.
     """
 
     wrap: Callable
@@ -53,6 +57,7 @@ class Way:
     one_graph: bool = False
     costly: bool = False
     rounds: bool = False
+    missing: Mapping[str, str] = field(default_factory=dict)
 
 
 # ---- Compiled.
@@ -99,15 +104,15 @@ def state_dict(model, setting):
 
 def assigned(model, setting):
     with torch.device("meta"):
-        other = setting.another()
+        other = setting.make()
     other.load_state_dict({name: value.clone() for name, value in model.state_dict().items()}, assign=True)
     return _states_of(model, other)
 
 
 def emptied(model, setting):
     with torch.device("meta"):
-        other = setting.another()
-    other.to_empty(device="cpu").load_state_dict(model.state_dict())
+        other = setting.make()
+    other.to_empty(device=setting.device).load_state_dict(model.state_dict())
     return _states_of(model, other)
 
 
@@ -198,7 +203,7 @@ def exported(model, setting, **options):
 
     shapes = {"x": {0: torch.export.Dim.DYNAMIC}}
     with torch.no_grad():
-        return torch.export.export(Bound(), (torch.randn(24, 64),), dynamic_shapes=shapes)
+        return torch.export.export(Bound(), (torch.randn(24, 64, device=setting.device),), dynamic_shapes=shapes)
 
 
 def program(then):
@@ -258,11 +263,20 @@ def inference(wrap, **options):
     return Way(wrap, rows=(24, 1, 40), trains=False, **options)
 
 
+NO_CODE = {"quiretest": "Inductor generates no code for this device"}
+NO_CHILDREN = {
+    "quiretest": "the device's threads are the parent's",
+    "cuda": "PyTorch refuses CUDA in a forked child of a process that has used it",
+}
 WAYS = {
     "fullgraph": Way(lambda model, setting: setting.compiler(model), after=0, one_graph=True),
     "unbacked": Way(unbacked, rows=(24, 1, 40), after=0, one_graph=True),
     "inductor": Way(
-        lambda model, setting: setting.compiler(model, backend="inductor"), after=0, one_graph=True, rounds=True
+        lambda model, setting: setting.compiler(model, backend="inductor"),
+        after=0,
+        one_graph=True,
+        rounds=True,
+        missing=NO_CODE,
     ),
     "compiled autograd": Way(lambda model, _: model, after=0, backward=compiled_autograd),
     "deepcopy": Way(lambda model, _: copy.deepcopy(model)),
@@ -272,7 +286,7 @@ WAYS = {
     "meta, assign": Way(assigned),
     "meta, to_empty": Way(emptied),
     "float64 and back": Way(lambda model, _: model.double().float()),
-    "to where it is": Way(lambda model, _: model.to("cpu")),
+    "to the CPU and back": Way(lambda model, setting: model.to("cpu").to(setting.device)),
     "functional_call": Way(functional_call),
     "quire.checkpoint": Way(checkpointed(False)),
     "quire.checkpoint, reentrant": Way(checkpointed(True)),
@@ -281,21 +295,21 @@ WAYS = {
     "no_grad": inference(within(torch.no_grad)),
     "inference_mode": inference(within(torch.inference_mode)),
     "two threads": inference(in_two_threads),
-    "fork": inference(forked),
+    "fork": inference(forked, missing=NO_CHILDREN),
     "export": inference(program(in_each_form)),
-    "AOTInductor": inference(program(packaged), costly=True, rounds=True),
+    "AOTInductor": inference(program(packaged), costly=True, rounds=True, missing=NO_CODE),
 }
 
 
 # ---- What is compared.
 
-#: Of inputs, whatever the defaults are.
+#: Of inputs as they are made, whatever the defaults are.
 PLAIN = {"dtype": torch.float32, "device": "cpu"}
 
 
-def inputs(index, rows):
+def inputs(index, rows, device):
     generator = torch.Generator().manual_seed(index)
-    return torch.randn(rows, 64, generator=generator, **PLAIN) * 4.0**index, generator
+    return (torch.randn(rows, 64, generator=generator, **PLAIN) * 4.0**index).to(device), generator
 
 
 def train(model, setting, steps, *, function=None, backward=contextlib.nullcontext):
@@ -303,13 +317,13 @@ def train(model, setting, steps, *, function=None, backward=contextlib.nullconte
     main_grad."""
     results = []
     for index, rows, options in steps:
-        x, generator = inputs(index, rows)
+        x, generator = inputs(index, rows, setting.device)
         x.requires_grad_()
         model.zero_grad()
         with setting.autocast():
             y = (model if function is None else function)(x, **options)
         with backward():
-            y.backward(torch.randn(y.shape, generator=generator, **PLAIN))
+            y.backward(torch.randn(y.shape, generator=generator, **PLAIN).to(setting.device))
         for module in model.modules():
             if getattr(module, "delay_wgrad_compute", False):
                 module.backward_dw()
@@ -322,5 +336,5 @@ def infer(function, setting, steps):
     results = []
     for index, rows, options in steps:
         with setting.autocast():
-            results.append(function(inputs(index, rows)[0], **options).detach())
+            results.append(function(inputs(index, rows, setting.device)[0], **options).detach())
     return results

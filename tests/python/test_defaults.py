@@ -29,7 +29,7 @@ def allowed(feature, recipe, default):
 
 
 def setting(recipe):
-    return Setting(recipe, None, None, None, None)
+    return Setting(recipe, None, None, None, None, torch.device("cpu"))
 
 
 def trained(feature, model, recipe):

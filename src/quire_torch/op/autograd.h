@@ -112,7 +112,7 @@ class TypedNode : public torch::autograd::Node {
 
   variable_list apply_with_saved(const variable_list& grads, torch::autograd::SwapSavedVariables& swap) override {
     for_each_traced([&](auto& value) { swap.before(value); });
-    variable_list out = apply(variable_list(grads));
+    variable_list out = apply(where_results_are(grads));
     for_each_traced([&](auto& value) { swap.after(value); });
     return out;
   }
@@ -122,6 +122,14 @@ class TypedNode : public torch::autograd::Node {
     torch::autograd::SavedVariable variable;
     bool is_result;
   };
+
+  /// While compiled autograd traces, what a node of PyTorch gives as a gradient is a placeholder on the CPU. No operator
+  /// takes tensors of two devices.
+  variable_list where_results_are(variable_list grads) const {
+    for (size_t i = 0; i < grads.size(); ++i)
+      if (grads[i].defined()) grads[i] = grads[i].to(input_metadata(i).device());
+    return grads;
+  }
 
   /// Whether backward may record a graph of its own.
   static constexpr bool kTwice = requires { requires Op::kTwiceDifferentiable; };
