@@ -33,6 +33,18 @@ struct Examples {
     return {
         .a = cases.operand(a, kRows, m, 96), .b = cases.operand(b, kRows, 24, 96), .out = matrix(DType::bf16, m, 24)};
   }
+  /// Of a weight: in codes, or of the result's dtype. `groups`: of which there are two, with ends on the device.
+  MatmulProblem matmul(const char* spec, DType dtype, int64_t m, bool groups) {
+    MatmulProblem p{.a = cases.matrix(dtype, m, 96), .b = {}, .transpose_b = true, .out = matrix(dtype, m, 24)};
+    const int64_t count = groups ? 2 : 1;
+    if (*spec)
+      p.codes = cases.operand(spec, kRows, count * 24, 96, groups ? RowGroups::equal(2, 24) : RowGroups{});
+    else
+      p.b = cases.matrix(dtype, count * 24, 96);
+    p.b.dtype = dtype;
+    if (groups) p.groups = cases.groups({m / 3, m}, m);
+    return p;
+  }
   NormProblem norm() {
     NormProblem p;
     p.x = aligned(9, 64), p.gamma = {aligned(1, 64).data, DType::f32}, p.beta = p.gamma;
@@ -117,6 +129,8 @@ void each_example(ProductCases& cases, const Each& each) {
   with([](Examples& e) { return e.amax(); });
   for (const int64_t rows : {1, 40}) with([&](Examples& e) { return e.gemm("mxfp8", "mxfp8", rows); });
   with([](Examples& e) { return e.gemm("nvfp4", "nvfp4", 40); });
+  with([](Examples& e) { return e.matmul("nvfp4", DType::bf16, 40, true); });
+  with([](Examples& e) { return e.matmul("", DType::f16, 40, true); });
   with([](Examples& e) { return e.norm(); });
   with([](Examples& e) { return e.norm_grad(); });
   with([](Examples& e) { return e.activation(); });

@@ -1,5 +1,6 @@
-// Products of plain matrices on the CUDA device: the bits of the CPU's reference, or the library that is lent.
-#include "cuda/product_case.h"
+// Products of plain matrices on the CUDA device: the reference has the bits of the CPU's, and the library that is lent
+// gets plain matrices.
+#include "cuda/plain_case.h"
 #include "quire/device/library.h"
 
 namespace quire::testing {
@@ -88,24 +89,78 @@ TEST(Matmuls, OfGroupsWithBrokenEndsRaiseTheErrorOfTheCpu) {
   }
 }
 
-/// Puts its own mark into the output.
-void lent_matmul(const MatmulProblem& p, const Context&) { static_cast<float*>(p.out.data)[0] = 12345; }
+/// What was lent problems, with the bits of the CPU's reference.
+std::vector<std::string>* lent = nullptr;
+void lent_matmul(const MatmulProblem& p, const Context&) {
+  lent->push_back(to_string(p));
+  reference::matmul(p);
+}
+
+/// A library that is lent for as long as this lives.
+class Lent {
+ public:
+  Lent() : before_(set_matmul(lent_matmul)) { lent = &problems; }
+  ~Lent() { set_matmul(before_); }
+  Lent(const Lent&) = delete;
+  Lent& operator=(const Lent&) = delete;
+
+  std::vector<std::string> problems;
+
+ private:
+  Matmul* before_;
+};
 
 TEST(Matmuls, OfOneTensorGoToTheLibraryThatIsLentAndGroupsDoNot) {
   ProductCases cases(8);
-  const Output y = cases.output(DType::f32, 4, 6);
-  MatmulProblem p{.a = cases.matrix(DType::f32, 4, 3), .b = cases.matrix(DType::f32, 3, 6), .out = y.out};
+  const Output y = cases.output(DType::bf16, 20, 6);
+  MatmulProblem p{.a = cases.matrix(DType::bf16, 20, 3), .b = cases.matrix(DType::bf16, 3, 6), .out = y.out};
   const Context& context = cases.twins().device;
-  EXPECT_NE(explain_choice(p, context).find("library: no library is lent"), std::string::npos);
-  Matmul* const before = set_matmul(lent_matmul);
-  dispatch(p, context);
-  EXPECT_EQ(static_cast<float*>(y.out.data)[0], 12345);
+  EXPECT_EQ(explain_choice(p, context),
+            "few_rows: takes at most 16 rows of a, which can have 20\n"
+            "library: no library is lent to multiply plain matrices (set_matmul)\ntiles: runs\n"
+            "tiles32: not asked, tiles comes first\nreference: not asked, tiles comes first\n");
+  const Lent library;
+  cases.expect_bits(p, y, "library", [&] { reference::matmul(p); });
+  EXPECT_EQ(library.problems, std::vector<std::string>{to_string(p)});
   MatmulProblem grouped = p;
-  grouped.groups = cases.groups({1, 4}, 4);
-  grouped.b = cases.matrix(DType::f32, 6, 6);
+  grouped.groups = cases.groups({1, 20}, 20);
+  grouped.b = cases.matrix(DType::bf16, 6, 6);
   EXPECT_EQ(explain_choice(grouped, context),
-            "library: takes one tensor, but the problem has groups\nreference: runs\n");
-  set_matmul(before);
+            "few_rows: takes at most 16 rows of a, which can have 20\n"
+            "library: takes one product, but the problem has groups\ntiles: runs\n"
+            "tiles32: not asked, tiles comes first\nreference: not asked, tiles comes first\n");
+  grouped.out.dtype = DType::f32, grouped.a.dtype = DType::f32;
+  EXPECT_NE(explain_choice(grouped, context).find("tiles: multiplies in float16 or bfloat16"), std::string::npos);
+  EXPECT_NE(explain_choice(grouped, context).find("tiles32: runs"), std::string::npos);
+}
+
+/// Whatever is in lists or in codes: the library sees plain matrices.
+TEST(Matmuls, OfOneTensorInCodesAreDecodedForTheLibrary) {
+  ProductCases cases(9);
+  for (const char* spec : {"fp8_tensor", "mxfp8:swizzled", "nvfp4:16x16", "mxfp4:interleaved"})
+    for (const DType dtype : kDTypes)
+      for (const bool transposed : {false, true}) {
+        cases.clear();
+        const Output y = cases.output(dtype, 20, kOutputs);
+        MatmulProblem p{.a = cases.matrix(dtype, 20, kInputs), .b = {}, .transpose_b = transposed, .out = y.out};
+        p.codes = cases.operand(spec, kRows, transposed ? kOutputs : kInputs, transposed ? kInputs : kOutputs);
+        const std::vector<Vector> biases{cases.vector(DType::f16, kOutputs)};
+        p.biases = biases;
+        std::string expected;
+        const auto by_cpu = [&] {
+          each_matmul(p, [&](const MatmulProblem& q) { expected = to_string(q), reference::matmul(q); });
+        };
+        const Lent library;
+        cases.expect_bits(p, y, "library", by_cpu);
+        EXPECT_EQ(library.problems, std::vector<std::string>{expected});
+        const std::vector<Side> sides{
+            {const_cast<void*>(p.codes->data), const_cast<void*>(p.codes->scale), const_cast<float*>(p.codes->amax)}};
+        const std::vector<MutableMatrix> outs{y.out};
+        MatmulProblem lists = p;
+        lists.codes->data = lists.codes->scale = nullptr, lists.codes->amax = nullptr, lists.codes->each = sides;
+        lists.outs = outs, lists.out.data = nullptr;
+        cases.expect_bits(lists, y, "library", by_cpu);
+      }
 }
 
 }  // namespace

@@ -55,6 +55,7 @@ const std::vector<Subject>& subjects() {
        {"reorder", "curves", "convert", "update_delayed", "quantize_mxfp8", "quantize_nvfp4_rht_sr_swizzled"}},
       {"decode.ptx", "TensorProducts.OfEachKind*", {"barrier", "index", "matrix"}, {"decode_64"}},
       {"exact.ptx", "TensorProducts.OfFourBit*", {"barrier", "index", "matrix"}, {"exact_16"}},
+      {"plain_tiles.ptx", "PlainProducts.OfOneTensor*", {"barrier", "index", "matrix"}, {"plain_bf16_64"}},
   };
   return all;
 }

@@ -77,9 +77,10 @@ TEST_F(SelfCheck, ComparesEachRowOfTheTablesOnceForAKindOfProblemAndADevice) {
     EXPECT_EQ(launches_of(p), unchecked);
   });
   EXPECT_EQ(warnings, std::vector<std::string>());
-  for (const char* row : {"quantize:tiles", "amax:tiles", "gemm:few_rows", "gemm:decode32", "norm:vector",
-                          "norm_grad:vector", "activation:vector", "activation_grad:vector", "route:warp",
-                          "route_grad:warp", "limit_capacity:block", "expert_rows:block"})
+  for (const char* row :
+       {"quantize:tiles", "amax:tiles", "gemm:few_rows", "gemm:decode32", "matmul:tiles", "matmul:tiles32",
+        "norm:vector", "norm_grad:vector", "activation:vector", "activation_grad:vector", "route:warp",
+        "route_grad:warp", "limit_capacity:block", "expert_rows:block"})
     EXPECT_TRUE(compared.contains(row)) << row;
 }
 

@@ -1,41 +1,19 @@
 #include "quire/cuda/gemm.h"
 
 #include "quire/cuda/cublaslt_product.h"
-#include "quire/cuda/groups.h"
-#include "quire/cuda/kernels/gemm.h"
+#include "quire/cuda/grouped.h"
 #include "quire/cuda/rows.h"
-#include "quire/device/library.h"
 
 namespace quire::cuda {
 namespace {
 
 constinit const Kernel kGemmAny{"gemm", "gemm_any"};
-constinit const Kernel kMatmulAny{"gemm", "matmul_any"};
 constinit const Kernel kDecode32{"decode32", "decode32"};
 constinit const Kernel kDecode{"decode", "decode_64"}, kDecodeLarge{"decode", "decode_128"};
 constinit const Kernel kExact16{"exact", "exact_16"}, kExact32{"exact", "exact_32"};
 /// By the rows that they take at a time.
 constinit const std::array<Kernel, 4> kFewRows{
     {{"few_rows", "few_rows_1"}, {"few_rows", "few_rows_2"}, {"few_rows", "few_rows_4"}, {"few_rows", "few_rows_8"}}};
-
-/// An operand whose groups have been placed and whose lists lie on the device.
-GroupedOperand on_device(const Operand& o, const Context& context) {
-  GroupedOperand g{.all = o, .each = list_on_device(o.each, context), .groups = {}};
-  g.all.each = {};
-  g.groups = o.each.empty()
-                 ? place_groups(o.groups, o.rows(), FlatGroups{o.spec, o.direction, o.cols(), o.room, o.what}, context)
-                 : place_groups(o.groups, o.rows(), context);
-  return g;
-}
-
-template <class Problem>
-GroupedOutput on_device(const Problem& p, const Vector& bias, const Context& context) {
-  return {.all = p.out,
-          .each = list_on_device(p.outs, context),
-          .bias = bias,
-          .biases = list_on_device(p.biases, context),
-          .in_groups = p.in_groups()};
-}
 
 /// Operands and outputs of products; rows that belong to no group are zero from here on.
 GemmJob job_of(const GemmProblem& p, const Context& context) {
@@ -103,36 +81,18 @@ void gemm_decode32(const GemmProblem& p, const Context& context) {
   launch(kDecode32, with_groups(grid_of(tiles * kProductThreads, kProductThreads), job.a.groups.count), job, context);
 }
 
-void matmul_reference(const MatmulProblem& p, const Context& context) {
-  MatmulJob job{.a = p.a,
-                .b = p.b,
-                .bs = list_on_device(p.bs, context),
-                .has_codes = p.codes.has_value(),
-                .transpose_a = p.transpose_a,
-                .transpose_b = p.transpose_b,
-                .groups = place_groups(p.groups, p.a.rows, context),
-                .out = on_device(p, p.bias, context)};
-  job.out.by_rows = !p.transpose_a;
-  if (p.codes) job.codes = on_device(*p.codes, context);
-  if (job.out.by_rows && p.outs.empty()) zero_beyond(p.out, job.groups, context);
-  launch(kMatmulAny, with_groups(grid_of(p.out.rows * p.out.cols), p.groups.count), job, context);
-}
-
-bool refuses_library(const MatmulProblem& p, const Context&, Refusal* refusal) {
-  if (!matmul_in_use()) return refused_here(refusal, "no library is lent to multiply plain matrices (set_matmul)");
-  return p.in_groups() && refused(refusal, "takes one tensor, but the problem has groups");
-}
-
-void matmul_library(const MatmulProblem& p, const Context& context) { matmul_in_use()(p, context); }
-
 }  // namespace
 
 // They decode each code half as often, and so are taken where there are enough of them for all multiprocessors.
+bool enough_for_large_tiles(int64_t products, int64_t rows, int64_t cols, const Context& context) {
+  const int64_t tiles = ceil_div(rows, kLargeTensorTile) * ceil_div(cols, kLargeTensorTile) * products;
+  return rows > kTensorTile && tiles >= driver().machine(context.index).multiprocessors;
+}
+
 bool takes_large_tiles(const GemmProblem& p, const Context& context) {
   const int64_t products = std::max<int64_t>(p.a.groups.count, 1);
-  const int64_t rows = p.a.direction == Direction::rowwise ? p.a.outer / products : p.a.outer;  // of equal groups
-  const int64_t tiles = ceil_div(rows, kLargeTensorTile) * ceil_div(p.out.cols, kLargeTensorTile) * products;
-  return rows > kTensorTile && tiles >= driver().machine(context.index).multiprocessors;
+  const bool by_rows = p.a.direction == Direction::rowwise;
+  return enough_for_large_tiles(products, by_rows ? p.a.outer / products : p.a.outer, p.out.cols, context);
 }
 
 // few_rows and decode32 sum as numerics.md 7.4 writes it: in float32, each cut in the order of the contraction, cuts in
@@ -147,7 +107,5 @@ constinit const Rows<GemmProblem, 6> kGemm{{{"few_rows", refuses_few_rows, gemm_
                                             {"exact", refuses_exact, gemm_exact},
                                             {"decode32", nullptr, gemm_decode32},
                                             {"reference", nullptr, gemm_reference}}};
-constinit const Rows<MatmulProblem, 2> kMatmul{
-    {{"library", refuses_library, matmul_library}, {"reference", nullptr, matmul_reference}}};
 
 }  // namespace quire::cuda

@@ -6,7 +6,10 @@
 
 namespace quire::cuda {
 
-/// Whether the row "decode" computes a product by its kernel of large tiles.
+/// Whether the row "decode", or "tiles", computes a product by its kernel of large tiles.
 bool takes_large_tiles(const GemmProblem& p, const Context& context);
+bool takes_large_tiles(const MatmulProblem& p, const Context& context);
+/// Whether that many products of `rows` rows fill the device with large tiles.
+bool enough_for_large_tiles(int64_t products, int64_t rows, int64_t cols, const Context& context);
 
 }  // namespace quire::cuda

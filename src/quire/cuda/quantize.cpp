@@ -69,7 +69,7 @@ void amax(const AmaxProblem& p, const Context& context) {
   }
 }
 
-void dequantize(const DequantizeProblem& p, const Context& context) {
+void dequantize_reference(const DequantizeProblem& p, const Context& context) {
   const Places groups =
       place_groups(p.groups, p.rows, FlatGroups{p.spec, p.direction, p.cols, p.room, p.what}, context);
   zero_beyond(p.out, groups, context);
@@ -99,10 +99,14 @@ void quantize(const QuantizeProblem& p, const Context& context) {
   choose(p.kOp, Choice<QuantizeProblem>{kernels<QuantizeProblem>(context)}, p, context).run(p, context);
 }
 
+void dequantize(const DequantizeProblem& p, const Context& context) {
+  choose(p.kOp, Choice<DequantizeProblem>{kernels<DequantizeProblem>(context)}, p, context).run(p, context);
+}
+
 constinit const Rows<QuantizeProblem, 2> kQuantize{
     {{"tiles", refuses_tiles, quantize_tiles}, {"reference", nullptr, quantize_reference}}};
 constinit const Rows<AmaxProblem, 2> kAmax{{{"tiles", refuses_amax_tiles, amax_tiles}, {"reference", nullptr, amax}}};
-constinit const Rows<DequantizeProblem> kDequantize{{{"reference", nullptr, dequantize}}};
+constinit const Rows<DequantizeProblem> kDequantize{{{"reference", nullptr, dequantize_reference}}};
 constinit const Rows<ReorderProblem> kReorder{{{"reference", nullptr, reorder}}};
 
 }  // namespace quire::cuda

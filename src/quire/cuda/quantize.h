@@ -1,4 +1,4 @@
-// Quantization as a step of other rows, such as norms whose result is quantized.
+// Quantization and its inverse as steps of other rows, such as norms whose result is quantized.
 #pragma once
 
 #include "quire/base/context.h"
@@ -8,5 +8,7 @@ namespace quire::cuda {
 
 /// Launches what a QuantizeProblem asks for, which has been checked.
 void quantize(const QuantizeProblem& problem, const Context& context);
+/// The same of a DequantizeProblem.
+void dequantize(const DequantizeProblem& problem, const Context& context);
 
 }  // namespace quire::cuda

@@ -18,7 +18,9 @@ extern const Rows<ReorderProblem> kReorder;
 
 // gemm.cpp
 extern const Rows<GemmProblem, 6> kGemm;
-extern const Rows<MatmulProblem, 2> kMatmul;
+
+// matmul.cpp
+extern const Rows<MatmulProblem, 5> kMatmul;
 
 // pointwise.cpp
 extern const Rows<ColumnSumProblem> kColumnSum;

@@ -142,30 +142,46 @@ GemmProblem small_like(const GemmProblem& like, Trial& trial) {
   return p;
 }
 
-uint64_t kind_of(const MatmulProblem& p) {
+/// Of b, or of a list of them.
+static DType dtype_of_b(const MatmulProblem& p) { return p.bs.empty() ? p.b.dtype : p.bs[0].dtype; }
+
+static int64_t rows_of_each(const MatmulProblem& p) {
+  if (p.transpose_a) return p.a.cols;
+  return p.groups.ends.data ? p.a.rows : p.a.rows / p.groups.count;
+}
+
+uint64_t kind_of(const MatmulProblem& p, const Context& context) {
   const uint64_t codes = p.codes ? kind(p.codes->spec) : 0;
-  return kind(p.a.dtype, p.b.dtype, p.out.dtype, bits(p.transpose_a, p.transpose_b), kind(p.bias), codes,
-              small_rows(p.out.rows));
+  return kind(p.a.dtype, dtype_of_b(p), p.out.dtype, bits(p.transpose_a, p.transpose_b, takes_large_tiles(p, context)),
+              kind(p.bias), kind(p.groups), codes, small_rows(rows_of_each(p)));
 }
 
 MatmulProblem small_like(const MatmulProblem& like, Trial& trial) {
-  const auto [m, n, k] = sizes_of(small_rows(like.out.rows), trial);
-  const bool positive = trial.terms.wanted == Wanted::magnitude;
-  const auto matrix = [&](DType dtype, int64_t rows, int64_t cols) {
-    return Matrix{trial.values(dtype, rows * cols, positive), dtype, rows, cols, cols};
+  const Context& context = trial.terms.context;
+  const bool large_tiles = takes_large_tiles(like, context), positive = trial.terms.wanted == Wanted::magnitude;
+  auto [rows, n, k] = sizes_of(small_rows(rows_of_each(like)), trial);
+  if (large_tiles) n = kLargeTensorTile * driver().machine(context.index).multiprocessors;
+  const auto matrix = [&](DType dtype, int64_t of_rows, int64_t cols) {
+    return Matrix{trial.values(dtype, of_rows * cols, positive), dtype, of_rows, cols, cols};
   };
+  // Groups are rows of the result, or of the contraction.
+  const bool several = !is_one(like.groups), by_rows = !like.transpose_a;
+  const int64_t m = by_rows && several && (large_tiles || !like.groups.ends.data) ? 2 * rows : rows;
   MatmulProblem p;
+  p.groups = trial.groups(like.groups, by_rows ? m : k);
   p.transpose_a = like.transpose_a, p.transpose_b = like.transpose_b;
   p.a = p.transpose_a ? matrix(like.a.dtype, k, m) : matrix(like.a.dtype, m, k);
-  const int64_t rows = p.transpose_b ? n : k, cols = p.transpose_b ? k : n;
+  const int64_t count = p.groups.count, weights = by_rows ? count : 1;
+  const int64_t b_rows = weights * (p.transpose_b ? n : k), b_cols = p.transpose_b ? k : n;
   if (like.codes) {
-    p.codes = trial.operand(*like.codes, rows, cols, {});
-    p.b = {nullptr, like.b.dtype, rows, cols, cols};
+    p.codes =
+        trial.operand(*like.codes, b_rows, b_cols, several ? RowGroups::equal(count, b_rows / count) : RowGroups{});
+    p.b = {nullptr, like.b.dtype, b_rows, b_cols, b_cols};
   } else {
-    p.b = matrix(like.b.dtype, rows, cols);
+    p.b = matrix(dtype_of_b(like), b_rows, b_cols);
   }
-  if (!positive) p.bias = trial.vector(like.bias, n);
-  p.out = product_of(like.out, trial, m, n);
+  if (!positive) p.bias = trial.vector(like.bias, (several ? count : 1) * n);
+  p.out = product_of(like.out, trial, by_rows ? m : count * m, n);
   return p;
 }
 

@@ -79,7 +79,7 @@ ExpertRowsProblem small_like(const ExpertRowsProblem& like, Trial& trial);
 uint64_t kind_of(const QuantizeProblem& p);
 uint64_t kind_of(const AmaxProblem& p);
 uint64_t kind_of(const GemmProblem& p, const Context& context);
-uint64_t kind_of(const MatmulProblem& p);
+uint64_t kind_of(const MatmulProblem& p, const Context& context);
 uint64_t kind_of(const NormProblem& p);
 uint64_t kind_of(const NormGradProblem& p);
 uint64_t kind_of(const ActivationProblem& p);

@@ -133,6 +133,14 @@ struct PlainValues {
   }
 };
 
+/// Output (i, j) of a plain product whose terms have this sum, as double or float: the bias has out's dtype, as
+/// operands have, and there is no addend.
+template <class Number>
+QUIRE_HOST_DEVICE void store_plain(const ProductOutput& to, int64_t i, int64_t j, Number sum) {
+  if (to.bias.data) sum += static_cast<Number>(rounded(to.out.dtype, load_element(to.bias.data, to.bias.dtype, j)));
+  store_element(to.out.data, to.out.dtype, i * to.out.row_stride + j, static_cast<float>(sum));
+}
+
 /// Output (i, j) of a plain product, of `length` terms a(i, l) b(l, j); no addend.
 template <class A, class B>
 QUIRE_HOST_DEVICE void store_matmul(const ProductOutput& to, const A& a, const B& b, int64_t length,
@@ -140,8 +148,7 @@ QUIRE_HOST_DEVICE void store_matmul(const ProductOutput& to, const A& a, const B
   const auto [i, j] = row_and_column;
   double sum = 0;
   for (int64_t l = 0; l < length; ++l) sum += static_cast<double>(a(i, l)) * static_cast<double>(b(l, j));
-  if (to.bias.data) sum += static_cast<double>(rounded(to.out.dtype, load_element(to.bias.data, to.bias.dtype, j)));
-  store_element(to.out.data, to.out.dtype, i * to.out.row_stride + j, static_cast<float>(sum));
+  store_plain(to, i, j, sum);
 }
 
 }  // namespace quire

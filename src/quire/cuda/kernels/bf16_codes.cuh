@@ -42,9 +42,12 @@ class Bf16Decoder {
         above_(static_cast<uint32_t>(row(spec.element).magnitudes() - 1 - row(spec.element).max_code()) * 0x01010101u) {
   }
 
-  __device__ uint4 operator()(const RawUnit& raw) const {
+  __device__ uint4 operator()(const RawUnit& raw) const { return packed_ ? of<true>(raw) : of<false>(raw); }
+  /// The same where it is known whether codes are packed.
+  template <bool kPacked>
+  __device__ uint4 of(const RawUnit& raw) const {
     uint32_t pairs[4];
-    if (packed_) {
+    if constexpr (kPacked) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) pairs[i] = numbers(raw.low << (12 - 4 * i), 0x70007000u);
     } else {

@@ -1,6 +1,5 @@
 // Products. The references: a thread for each output, which sums in double as the CPU's do.
-#include "quire/cuda/kernels/gemm.cuh"
-
+#include "quire/cuda/kernels/plain.cuh"
 #include "quire/spec/block_codes.h"
 
 using namespace quire;
@@ -30,14 +29,6 @@ __device__ DequantizeProblem decoded(const Operand& o) {
           .out = {nullptr, DType::f32, o.outer, o.contraction, o.contraction}};
 }
 
-/// The matrix of a group of plain ones: rows of all where they are contracted, else one of equal ones.
-__device__ Matrix b_of(const MatmulJob& job, int64_t e, const GroupPlace& place) {
-  if (job.bs) return job.bs[e];
-  if (job.transpose_a) return matrix_of(job.b, place);
-  const int64_t rows = job.b.rows / job.groups.count;
-  return matrix_of(job.b, GroupPlace{e * rows, rows, {}});
-}
-
 template <class B>
 __device__ void multiply(const ProductOutput& to, const PlainValues& a, const B& b, int64_t length) {
   each_of(to.out.rows * to.out.cols,
@@ -59,23 +50,13 @@ __global__ void gemm_any(const __grid_constant__ GemmJob job) {
 }
 
 __global__ void matmul_any(const __grid_constant__ MatmulJob job) {
-  const DType dtype = job.out.all.dtype;
-  each_group(job.groups, [&](int64_t e, const GroupPlace& place) {
-    const ProductOutput to = output_of(job.out, e, place, job.transpose_a ? job.a.cols : place.rows);
-    if (job.out.in_groups && place.rows == 0) {
-      if (job.transpose_a)
-        each_of(to.out.rows * to.out.cols, [&](int64_t n) {
-          store_element(to.out.data, dtype, n / to.out.cols * to.out.row_stride + n % to.out.cols, 0.0f);
-        });
-      return;
-    }
-    const PlainValues a{matrix_of(job.a, place), job.transpose_a, dtype};
-    const int64_t length = job.transpose_a ? place.rows : job.a.cols;
-    if (job.has_codes)
-      multiply(to, a, CodeValues{decoded(operand_of(job.codes, e, job.codes.groups[e])), job.transpose_b, dtype},
-               length);
+  each_plain_product(job, [&](const OnePlainProduct& p) {
+    const DType dtype = p.to.out.dtype;
+    const PlainValues a{p.a.m, p.a.across, dtype};
+    if (p.b.has_codes)
+      multiply(p.to, a, CodeValues{decoded(p.b.codes), !p.b.across, dtype}, p.contraction);
     else
-      multiply(to, a, PlainValues{b_of(job, e, place), job.transpose_b, dtype}, length);
+      multiply(p.to, a, PlainValues{p.b.m, !p.b.across, dtype}, p.contraction);
   });
 }
 

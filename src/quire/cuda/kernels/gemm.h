@@ -54,5 +54,8 @@ inline constexpr int64_t kFewRowsColumns = 32, kFewRowsWarps = 8;
 inline constexpr unsigned kFewRowsThreads = kFewRowsColumns * kFewRowsWarps;
 /// Rows that few_rows takes. Above, decoding each row's codes for every 32 columns takes more time than the products.
 inline constexpr int64_t kMostFewRows = 16;
+/// Columns that a block of few_rows computes of a plain product, with a thread for each output that there can be.
+inline constexpr int64_t kPlainFewColumns = 16;
+inline constexpr unsigned kPlainFewThreads = kPlainFewColumns * kMostFewRows;
 
 }  // namespace quire::cuda

@@ -17,10 +17,27 @@ __device__ inline void load_matrices(uint32_t (&to)[4], uint32_t row) {
                : "memory");
 }
 
+/// Four matrices that memory has transposed: the lane gets of each one the pair `lane % 4` of column lane / 4 of what
+/// lies there.
+__device__ inline void load_transposed(uint32_t (&to)[4], uint32_t row) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
+               : "r"(row)
+               : "memory");
+}
+
 /// d += a b for a [16, 16] and b [16, 8] of bfloat16. The lane has columns 2 (lane % 4) and the next one of d's rows
 /// lane / 4 and the eighth after it.
 __device__ inline void multiply_add(float (&d)[4], const uint32_t (&a)[4], uint32_t b_low, uint32_t b_high) {
   asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+      "{%0, %1, %2, %3};"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b_low), "r"(b_high));
+}
+
+/// The same of float16.
+__device__ inline void multiply_add_f16(float (&d)[4], const uint32_t (&a)[4], uint32_t b_low, uint32_t b_high) {
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
       "{%0, %1, %2, %3};"
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b_low), "r"(b_high));

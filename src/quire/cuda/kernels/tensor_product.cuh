@@ -4,6 +4,7 @@
 #pragma once
 
 #include "quire/cuda/kernels/bf16_codes.cuh"
+#include "quire/cuda/kernels/tensor_sums.cuh"
 
 namespace quire::cuda {
 
@@ -78,12 +79,10 @@ class TensorProduct {
 
  private:
   static constexpr int kDepth = Memory::kDepth, kCuts = Memory::kCuts, kEach = UnitReader<kTile>::kEach;
-  /// Of a warp: matrices of 16 rows, and of 8 columns.
-  static constexpr int kDown = kTile / 32, kAcross = 4;
+  using Sums = TensorSums<kTile>;
+  static constexpr int kDown = Sums::kDown, kAcross = Sums::kAcross;
   static constexpr int kHalves = kDepth / 16;  ///< of a step: instructions multiply 16 codes
-  /// Outputs of a row of a warp. One more, so that rows begin in different banks.
-  using Row = float[8 * kAcross + 1];
-  static_assert(kTile / 16 * 16 * sizeof(Row) <= sizeof(Memory::codes) && 8 * kAcross == kWarp);
+  static_assert(Sums::stored_bytes() <= sizeof(Memory::codes));
 
   /// What this thread has read of a step that is not yet in shared memory.
   struct Ahead {
@@ -124,8 +123,8 @@ class TensorProduct {
   /// A step. `ends`: a cut ends with it.
   __device__ void multiply(int buffer, bool ends) {
     const int lane = cuda::lane(), chunk = lane >> 1 & 3;
-    const uint32_t of_a = in_shared(m_.codes[buffer][0]) + (down() + lane % 16) * 64,
-                   of_b = in_shared(m_.codes[buffer][1]) + (across() + lane / 16 * 8 + lane % 8) * 64;
+    const uint32_t of_a = in_shared(m_.codes[buffer][0]) + (Sums::down() + lane % 16) * 64,
+                   of_b = in_shared(m_.codes[buffer][1]) + (Sums::across() + lane / 16 * 8 + lane % 8) * 64;
 #pragma unroll
     for (int half = 0; half < kHalves; ++half) {
       uint32_t a[kDown][4], b[kAcross / 2][4];
@@ -137,19 +136,15 @@ class TensorProduct {
 #pragma unroll
       for (int m = 0; m < kDown; ++m)
 #pragma unroll
-        for (int n = 0; n < kAcross; ++n) multiply_add(cut_[m][n], a[m], b[n / 2][n % 2 * 2], b[n / 2][n % 2 * 2 + 1]);
+        for (int n = 0; n < kAcross; ++n)
+          multiply_add(sums_.cut[m][n], a[m], b[n / 2][n % 2 * 2], b[n / 2][n % 2 * 2 + 1]);
       if (kCut <= 16 || (half == kHalves - 1 && (kCut <= kDepth || ends))) end_cut(buffer, half * 16 / kCut % kCuts);
     }
   }
 
   __device__ void end_cut(int buffer, int c) {
     if (scaled_) scale_cut(m_.scales[buffer][c]);
-#pragma unroll
-    for (int m = 0; m < kDown; ++m)
-#pragma unroll
-      for (int n = 0; n < kAcross; ++n)
-#pragma unroll
-        for (int e = 0; e < 4; ++e) all_[m][n][e] += cut_[m][n][e], cut_[m][n][e] = 0;
+    sums_.end_cut();
   }
 
   __device__ void scale_cut(const float* scales) {
@@ -157,14 +152,14 @@ class TensorProduct {
 #pragma unroll
     for (int n = 0; n < kAcross; ++n)
 #pragma unroll
-      for (int e = 0; e < 2; ++e) of_b[n][e] = scales[kTile + column_of(n, e)];
+      for (int e = 0; e < 2; ++e) of_b[n][e] = scales[kTile + Sums::column_of(n, e)];
 #pragma unroll
     for (int m = 0; m < kDown; ++m) {
-      const float of_a[2] = {scales[line_of(m, 0)], scales[line_of(m, 2)]};
+      const float of_a[2] = {scales[Sums::line_of(m, 0)], scales[Sums::line_of(m, 2)]};
 #pragma unroll
       for (int n = 0; n < kAcross; ++n)
 #pragma unroll
-        for (int e = 0; e < 4; ++e) cut_[m][n][e] = cut_[m][n][e] * of_a[e / 2] * of_b[n][e % 2];
+        for (int e = 0; e < 4; ++e) sums_.cut[m][n][e] = sums_.cut[m][n][e] * of_a[e / 2] * of_b[n][e % 2];
     }
   }
 
@@ -173,48 +168,26 @@ class TensorProduct {
     m_.factors[threadIdx.x] = my_line() < v.from.outer ? v.line_factor(my_line()) : 0.0f;
   }
 
-  /// 16 rows of this warp at a time, which lanes then store along the rows.
   __device__ void store() {
-    auto* const rows = reinterpret_cast<Row*>(m_.codes) + threadIdx.x / 32 * 16;
-    __syncthreads();  // nobody multiplies any more
-#pragma unroll
-    for (int m = 0; m < kDown; ++m) {
-      if (m > 0) __syncwarp();
-#pragma unroll
-      for (int n = 0; n < kAcross; ++n)
-#pragma unroll
-        for (int e = 0; e < 4; ++e) rows[lane() / 4 + e / 2 * 8][n * 8 + lane() % 4 * 2 + e % 2] = all_[m][n][e];
-      __syncwarp();
-      store_rows(rows, down() + m * 16);
-    }
-  }
-
-  __device__ void store_rows(const Row* rows, int line) const {
     const float constant = product_constant(p_.a.from.spec, p_.b.from.spec);
-    const int column = across() + lane();
+    const int column = Sums::stored_column();
     const float factor = m_.factors[kTile + column];
-#pragma unroll 1
-    for (int r = 0; r < 16; ++r)
-      if (row_ + line + r < p_.to.out.rows && col_ + column < p_.to.out.cols)
-        p_.to.store(row_ + line + r, col_ + column, rows[r][lane()] * constant * m_.factors[line + r] * factor);
+    sums_.store(m_.codes, [&](int line, float sum) {
+      if (row_ + line < p_.to.out.rows && col_ + column < p_.to.out.cols)
+        p_.to.store(row_ + line, col_ + column, sum * constant * m_.factors[line] * factor);
+    });
   }
 
   /// This thread's line of a or b, whose scales it reads.
   __device__ const OperandValues& mine() const { return threadIdx.x < kTile ? p_.a : p_.b; }
   __device__ int64_t my_line() const { return (threadIdx.x < kTile ? row_ : col_) + threadIdx.x % kTile; }
 
-  /// Where this warp's outputs begin in the tile, and where its lane's ones lie.
-  static __device__ int down() { return static_cast<int>(threadIdx.x) / 32 % 2 * (kTile / 2); }
-  static __device__ int across() { return static_cast<int>(threadIdx.x) / 64 * (8 * kAcross); }
-  static __device__ int line_of(int m, int e) { return down() + m * 16 + lane() / 4 + e / 2 * 8; }
-  static __device__ int column_of(int n, int e) { return across() + n * 8 + lane() % 4 * 2 + e % 2; }
-
   const OneProduct& p_;
   Memory& m_;
   int64_t row_, col_;
   UnitReader<kTile> a_, b_;
   bool scaled_;  ///< sums are
-  float cut_[kDown][kAcross][4] = {}, all_[kDown][kAcross][4] = {};
+  Sums sums_;
 };
 
 /// The tiles of this block, of every product of a job.

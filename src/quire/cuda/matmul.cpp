@@ -1,0 +1,161 @@
+#include <algorithm>
+#include <optional>
+
+#include "quire/cuda/gemm.h"
+#include "quire/cuda/grouped.h"
+#include "quire/cuda/quantize.h"
+#include "quire/cuda/rows.h"
+#include "quire/device/library.h"
+
+namespace quire::cuda {
+namespace {
+
+constinit const Kernel kMatmulAny{"gemm", "matmul_any"}, kTiles32{"plain_tiles32", "plain_tiles32"};
+constinit const Kernel kBf16{"plain_tiles", "plain_bf16_64"}, kBf16Large{"plain_tiles", "plain_bf16_128"};
+constinit const Kernel kF16{"plain_tiles", "plain_f16_64"}, kF16Large{"plain_tiles", "plain_f16_128"};
+
+/// By the dtype, and the bits of an element of the columns: codes of 4 or 8, or 16.
+constinit const std::array<std::array<Kernel, 3>, 2> kFewRows{{{{{"plain_few_rows", "plain_few_bf16_4"},
+                                                                 {"plain_few_rows", "plain_few_bf16_8"},
+                                                                 {"plain_few_rows", "plain_few_bf16_16"}}},
+                                                               {{{"plain_few_rows", "plain_few_f16_4"},
+                                                                 {"plain_few_rows", "plain_few_f16_8"},
+                                                                 {"plain_few_rows", "plain_few_f16_16"}}}}};
+
+MatmulJob job_of(const MatmulProblem& p, const Context& context) {
+  MatmulJob job{.a = p.a,
+                .b = p.b,
+                .bs = list_on_device(p.bs, context),
+                .has_codes = p.codes.has_value(),
+                .transpose_a = p.transpose_a,
+                .transpose_b = p.transpose_b,
+                .groups = place_groups(p.groups, p.a.rows, context),
+                .out = on_device(p, p.bias, context)};
+  job.out.by_rows = !p.transpose_a;
+  if (p.codes) job.codes = on_device(*p.codes, context);
+  if (job.out.by_rows && p.outs.empty()) zero_beyond(p.out, job.groups, context);
+  return job;
+}
+
+void matmul_reference(const MatmulProblem& p, const Context& context) {
+  launch(kMatmulAny, with_groups(grid_of(p.out.rows * p.out.cols), p.groups.count), job_of(p, context), context);
+}
+
+bool refuses_library(const MatmulProblem& p, const Context&, Refusal* refusal) {
+  if (!matmul_in_use()) return refused_here(refusal, "no library is lent to multiply plain matrices (set_matmul)");
+  return !is_one(p.groups) && refused(refusal, "takes one product, but the problem has groups");
+}
+
+/// The numbers of one weight in codes, in memory that is lent for the call.
+Matrix decoded(const Operand& codes, DType dtype, const Context& context) {
+  const int64_t rows = codes.rows(), cols = codes.cols();
+  const MutableMatrix to{lend<std::byte>(context, times(times(rows, cols), size_of(dtype))), dtype, rows, cols, cols};
+  const Side side = codes.each.empty() ? Side{const_cast<void*>(codes.data), const_cast<void*>(codes.scale),
+                                              const_cast<float*>(codes.amax)}
+                                       : codes.each[0];
+  dequantize({.spec = codes.spec,
+              .direction = codes.direction,
+              .rows = rows,
+              .cols = cols,
+              .data = side.data,
+              .scale = side.scale,
+              .amax = side.amax,
+              .out = to,
+              .what = codes.what},
+             context);
+  return to;
+}
+
+/// Lists of one product are its matrices.
+void matmul_library(const MatmulProblem& p, const Context& context) {
+  const Matrix b = p.codes ? decoded(*p.codes, p.out.dtype, context) : p.bs.empty() ? p.b : p.bs[0];
+  matmul_in_use()({.a = p.a,
+                   .b = b,
+                   .transpose_a = p.transpose_a,
+                   .transpose_b = p.transpose_b,
+                   .bias = p.biases.empty() ? p.bias : p.biases[0],
+                   .out = p.outs.empty() ? p.out : p.outs[0]},
+                  context);
+}
+
+/// The dtype of a matrix, or of all of a list; nothing where they differ.
+std::optional<DType> common_dtype(const Matrix& m, std::span<const Matrix> each) {
+  if (each.empty()) return m.dtype;
+  const bool same = std::ranges::all_of(each, [&](const Matrix& one) { return one.dtype == each[0].dtype; });
+  return same ? std::optional(each[0].dtype) : std::nullopt;
+}
+
+/// The dtype of 16 bits in which tensor cores can multiply: out's; of float32 results, that of both operands, which
+/// float32 holds exactly.
+std::optional<DType> dtype_of_16_bits(const MatmulProblem& p) {
+  if (p.out.dtype != DType::f32) return p.out.dtype;
+  const std::optional<DType> of_b = common_dtype(p.b, p.bs);
+  return !p.codes && p.a.dtype != DType::f32 && of_b == p.a.dtype ? of_b : std::nullopt;
+}
+
+/// Rows of each product, at most.
+int64_t most_rows(const MatmulProblem& p) {
+  if (p.transpose_a) return p.a.cols;
+  return p.groups.ends.data ? p.a.rows : p.a.rows / p.groups.count;
+}
+
+/// Where a library multiplies one product of matrices, it does so for few rows too.
+bool refuses_few_rows(const MatmulProblem& p, const Context&, Refusal* refusal) {
+  if (most_rows(p) > kMostFewRows)
+    return refused(refusal, "takes at most ", kMostFewRows, " rows of a, which can have ", most_rows(p));
+  if (!p.codes && is_one(p.groups)) return refused(refusal, "takes weights in codes or groups, but b is one matrix");
+  if (p.transpose_a || !p.transpose_b)
+    return refused(refusal, "reads the terms of an output along rows of a and of b, but they lie across them");
+  const std::optional<DType> dtype = dtype_of_16_bits(p), of_b = common_dtype(p.b, p.bs);
+  return (!dtype || p.a.dtype != dtype || (!p.codes && of_b != dtype)) &&
+         refused(refusal, "takes operands in the result's dtype, float16 or bfloat16, but they have others");
+}
+
+void matmul_few_rows(const MatmulProblem& p, const Context& context) {
+  const size_t bits = !p.codes ? 2 : p.codes->spec.packed() ? 0 : 1;
+  const Kernel& kernel = kFewRows[dtype_of_16_bits(p) == DType::bf16 ? 0 : 1][bits];
+  const Grid grid = grid_of(ceil_div(p.out.cols, kPlainFewColumns) * kPlainFewThreads, kPlainFewThreads);
+  launch(kernel, with_groups(grid, p.groups.count), job_of(p, context), context);
+}
+
+void launch_tiles(const Kernel& kernel, int64_t tile, int64_t threads, const MatmulProblem& p, const Context& context) {
+  const MatmulJob job = job_of(p, context);
+  const int64_t tiles = ceil_div(most_rows(p), tile) * ceil_div(p.out.cols, tile);
+  launch(kernel, with_groups(grid_of(tiles * threads, static_cast<unsigned>(threads)), p.groups.count), job, context);
+}
+
+bool refuses_tiles(const MatmulProblem& p, const Context&, Refusal* refusal) {
+  return !dtype_of_16_bits(p) &&
+         refused(
+             refusal,
+             "multiplies in float16 or bfloat16, but the result is float32 and not both operands are in one of them");
+}
+
+void matmul_tiles(const MatmulProblem& p, const Context& context) {
+  const bool large = takes_large_tiles(p, context), bf16 = dtype_of_16_bits(p) == DType::bf16;
+  const int64_t tile = large ? kLargeTensorTile : kTensorTile;
+  launch_tiles(large ? (bf16 ? kBf16Large : kF16Large) : bf16 ? kBf16 : kF16, tile, 2 * tile, p, context);
+}
+
+void matmul_tiles32(const MatmulProblem& p, const Context& context) {
+  launch_tiles(kTiles32, kProductTile, kProductThreads, p, context);
+}
+
+}  // namespace
+
+bool takes_large_tiles(const MatmulProblem& p, const Context& context) {
+  const int64_t rows = p.transpose_a ? p.a.cols : p.a.rows / p.groups.count;  // of equal groups
+  return enough_for_large_tiles(p.groups.count, rows, p.out.cols, context);
+}
+
+// few_rows reads a weight once, and the tensor cores sum its cuts: in which order depends on the contraction alone.
+// library is PyTorch's product, with a weight in codes decoded first. It takes one product: where groups end is known
+// to kernels alone. Tensor cores sum the cuts of tiles, as those of decode; tiles32 sums as decode32 does, and rounds
+// operands to out's dtype before. In both nothing depends on other rows. The reference sums in double.
+constinit const Rows<MatmulProblem, 5> kMatmul{{{"few_rows", refuses_few_rows, matmul_few_rows},
+                                                {"library", refuses_library, matmul_library},
+                                                {"tiles", refuses_tiles, matmul_tiles},
+                                                {"tiles32", nullptr, matmul_tiles32},
+                                                {"reference", nullptr, matmul_reference}}};
+
+}  // namespace quire::cuda
