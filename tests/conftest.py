@@ -93,7 +93,9 @@ def one_of_each_test(items: Iterable[pytest.Item]) -> list[pytest.Item]:
 
 def chosen(items: list[pytest.Item], device: str, quick: bool) -> set[pytest.Item]:
     """Which cases run on a device."""
-    if device != "cpu":
+    if device == "cpu":
+        items = [item for item in items if not item.get_closest_marker("off_cpu")]
+    else:
         items = [item for item in items if takes_device(item, device)]
     if quick:
         return set(one_of_each_test(filter(cheap, items)))

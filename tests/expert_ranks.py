@@ -21,6 +21,7 @@ from quire.distributed import ExpertParallel
 from quire.distributed.experts import ExpertGroup, Sender, plan
 from quire.distributed.pieces import PlainPart
 from quire.moe import permute
+from ranks import here
 from sums import assert_same_sums
 
 HIDDEN, INNER, EXPERTS, STEPS = 64, 96, 4, 2
@@ -47,7 +48,7 @@ class Case:
         layer = quire.MoE(HIDDEN, INNER, EXPERTS, params_dtype=self.dtype, **options, **ep)
         for expert in self.to:
             layer.expert_bias[expert] = 9.0
-        return with_scales(layer, RECIPES[self.recipe])
+        return here(with_scales(layer, RECIPES[self.recipe]))
 
     def mixtures(self):
         """(of one process, of all processes)."""
@@ -55,7 +56,8 @@ class Case:
         quire.set_rng_state(whole, quire.rng_state(part))
         for name, parameter in whole.named_parameters():
             if "bias" in name:
-                torch.nn.init.normal_(parameter, generator=torch.Generator().manual_seed(sum(name.encode())))
+                drawn = torch.randn(parameter.shape, generator=torch.Generator().manual_seed(sum(name.encode())))
+                parameter.data.copy_(drawn)
         for name, parameter in part.named_parameters():
             if "bias" in name:
                 parameter.data.copy_(part_of(part, name, whole.get_parameter(name)))
@@ -77,7 +79,7 @@ def own_tokens(case, t):
 def data(case):
     generator = torch.Generator().manual_seed(1)
     return [
-        [torch.randn(sum(case.tokens), HIDDEN, generator=generator).to(case.dtype) for _ in range(STEPS)]
+        [here(torch.randn(sum(case.tokens), HIDDEN, generator=generator).to(case.dtype)) for _ in range(STEPS)]
         for _ in range(2)
     ]
 

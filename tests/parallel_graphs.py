@@ -31,6 +31,6 @@ def graphs(layer, x, recipe):
     return found
 
 
-def inputs(mode, sequence, size=2):
+def inputs(mode, sequence, size=2, device="cpu"):
     tokens = TOKENS // size if mode == "column" and sequence else TOKENS
-    return torch.randn(tokens, IN if mode == "column" else IN // size, requires_grad=True)
+    return torch.randn(tokens, IN if mode == "column" else IN // size).to(device).requires_grad_()

@@ -12,6 +12,7 @@ import quire
 from every_recipe import STATIC, TABLE
 from quire.distributed import Parallel
 from quire.recipe import DelayedScaling
+from ranks import here
 
 IN, OUT, STEPS = 256, 256, 3
 #: Under the last one a step does not reduce amaxes, so layers alone can.
@@ -43,7 +44,7 @@ class Case:
         layer = KINDS[self.kind](params_dtype=self.dtype, **division, **self.options)
         for name, state in layer.sr_states().items():  # whose seeds depend on the rank, as they should
             state.copy_(torch.tensor([7 + len(name), 0]))
-        return with_scales(layer, RECIPES[self.recipe])
+        return here(with_scales(layer, RECIPES[self.recipe]))
 
     def sums(self):
         """Results that are sums over processes, rounded once more than in one process."""
@@ -202,7 +203,7 @@ WAYS: dict[str, Callable[[torch.nn.Module], Callable[..., torch.Tensor] | None]]
 def data(case):
     generator = torch.Generator().manual_seed(1)
     return [
-        [torch.randn(*case.tokens, size, generator=generator).to(case.dtype) for _ in range(STEPS)]
+        [here(torch.randn(*case.tokens, size, generator=generator).to(case.dtype)) for _ in range(STEPS)]
         for size in (IN, IN if "MLP" in case.kind else OUT)
     ]
 

@@ -1,6 +1,6 @@
-"""Processes of a torch.distributed group (gloo) that run functions of tests, one after another. No test can hang:
-past a deadline the processes are killed, and the error has what each of them was doing. And one process that is any
-rank of PyTorch's fake group, for graphs."""
+"""Processes of a torch.distributed group that run functions of tests, one after another. No test can hang: past a
+deadline the processes are killed, and the error has what each of them was doing. And one process that is any rank of
+PyTorch's fake group, for graphs."""
 
 import contextlib
 import faulthandler
@@ -19,26 +19,64 @@ from pathlib import Path
 import pytest
 
 import quick_dynamo  # noqa: F401, changes Dynamo
+from devices import DEVICES, prepare
 
 #: Seconds that a collective waits for other ranks, and that a function may take.
 PATIENCE, DEADLINE = 60, 120
+#: The type of device on which this process computes, if it is one of Ranks.
+place = "cpu"
+#: Type of device -> what sends tensors between processes.
+BACKENDS = {"cpu": "gloo", "quiretest": "relay", "cuda": "gloo"}
 
 
 @contextlib.contextmanager
-def rank_of(rank: int, size: int, device: str = "cpu"):
+def rank_of(rank: int, size: int, device: str = "cpu", backend: str = ""):
     """This process as a rank of the fake group, whose collectives move nothing. Yields the group of all. device: where
-    its tensors may lie besides the CPU."""
+    its tensors may lie besides the CPU. backend: of the group, if it is another one."""
     import torch
     from torch import distributed
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
-    backend = "fake" if device == "cpu" else f"cpu:fake,{device}:fake"
+    backend = backend or ("fake" if device == "cpu" else f"cpu:fake,{device}:fake")
     distributed.init_process_group(backend, rank=rank, world_size=size, store=FakeStore())
     try:
         yield distributed.group.WORLD
     finally:
         distributed.destroy_process_group()
         torch.compiler.reset()
+
+
+def here(t):
+    """A tensor or module on the device of this process."""
+    return t.to(place)
+
+
+def settle() -> None:
+    """Before gradients of fully_shard are freed, whose memory is of another stream than the optimizer's: the test
+    device overwrites at once what is freed, which PyTorch's allocator does not."""
+    import torch
+
+    if place == "quiretest":
+        torch.accelerator.synchronize()
+
+
+def _begin(rank: int, size: int, store, device: str, backend: str) -> None:
+    """Makes the group of all."""
+    import torch
+    from torch import distributed
+
+    global place
+    place = device
+    prepare(device)
+    if backend == "relay":
+        import relay
+
+        relay.register(device)
+    if device == "cuda":
+        torch.cuda.set_device(0)
+    distributed.init_process_group(
+        backend, store=store, rank=rank, world_size=size, timeout=timedelta(seconds=PATIENCE)
+    )
 
 
 def end() -> None:
@@ -52,7 +90,7 @@ def end() -> None:
     os._exit(0)
 
 
-def _serve(rank: int, size: int, folder: str, pipe) -> None:
+def _serve(rank: int, size: int, folder: str, pipe, where: tuple[str, str]) -> None:
     import torch
     from torch import distributed
 
@@ -61,7 +99,7 @@ def _serve(rank: int, size: int, folder: str, pipe) -> None:
     faulthandler.enable()
     torch.set_num_threads(1)
     store = distributed.FileStore(str(Path(folder) / "store"), size)
-    distributed.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=PATIENCE))
+    _begin(rank, size, store, *where)
     groups = Groups(distributed.new_group).install()
     imported = 0
     while (task := pipe.recv()) is not None:
@@ -72,7 +110,9 @@ def _serve(rank: int, size: int, folder: str, pipe) -> None:
             imported = len(sys.modules)
         faulthandler.dump_traceback_later(DEADLINE - 10)
         try:
-            pipe.send((True, function(rank, *arguments)))
+            with DEVICES[where[0]]():
+                result = function(rank, *arguments)
+            pipe.send((True, result))
         except BaseException:
             pipe.send((False, traceback.format_exc()))
         groups.end_function()
@@ -120,10 +160,18 @@ def forget(rank: int) -> None:
 
 class Ranks:
     """size processes. run() calls a function of a module in each of them. context: how multiprocessing starts them.
-    Spawned ones hash differently, so that the order of a set is another in each, as it is for users."""
+    Spawned ones hash differently, so that the order of a set is another in each, as it is for users. device: where they
+    compute, one of it for all. backend: what sends tensors; "" for that of BACKENDS."""
 
-    def __init__(self, size: int, context: multiprocessing.context.BaseContext | None = None) -> None:
+    def __init__(
+        self,
+        size: int,
+        context: multiprocessing.context.BaseContext | None = None,
+        device: str = "cpu",
+        backend: str = "",
+    ) -> None:
         self.size, self._folder = size, tempfile.TemporaryDirectory()
+        self._where = (device, backend or BACKENDS[device])
         self._context = context or multiprocessing.get_context("spawn")
         self._start()
 
@@ -132,7 +180,7 @@ class Ranks:
         self._pipes = [own for own, _ in ends]
         folder = tempfile.mkdtemp(dir=self._folder.name)
         self._processes = [
-            self._context.Process(target=_serve, args=(rank, self.size, folder, other), daemon=True)
+            self._context.Process(target=_serve, args=(rank, self.size, folder, other, self._where), daemon=True)
             for rank, (_, other) in enumerate(ends)
         ]
         self._stderr = [Path(folder) / f"stderr{rank}" for rank in range(self.size)]

@@ -13,9 +13,11 @@ from torch.distributed.tensor.parallel import parallelize_module
 from torch.utils.checkpoint import checkpoint
 
 import quire
+import ranks
 import style_ranks
 from every_recipe import TABLE
 from quire.distributed import gather_codes, shard_weights
+from ranks import here
 from sums import assert_same_sums
 
 IN, OUT, TOKENS, STEPS = 256, 512, 48, 2
@@ -79,16 +81,15 @@ def make(case):
         for name in ("sr_state", "fc1_sr_state", "fc2_sr_state"):
             if hasattr(state, name):
                 getattr(state, name).copy_(torch.tensor([i, 0]))
-    return model
+    return here(model)
 
 
 def mesh_of(case):
     names = ("replicate", "shard")[-len(case.mesh) :]
     if case.mesh == (1,):
-        return init_device_mesh("cpu", (distributed.get_world_size(), 1), mesh_dim_names=("replicate", "shard"))[
-            "shard"
-        ]
-    return init_device_mesh("cpu", case.mesh, mesh_dim_names=names)
+        sizes = (distributed.get_world_size(), 1)
+        return init_device_mesh(ranks.place, sizes, mesh_dim_names=("replicate", "shard"))["shard"]
+    return init_device_mesh(ranks.place, case.mesh, mesh_dim_names=names)
 
 
 def shard(model, case, **options):
@@ -136,7 +137,19 @@ def batches(case):
     generator = torch.Generator().manual_seed(7)
     dtype = torch.bfloat16 if case.low else torch.float32
     shape = (STEPS, case.accumulate, math.prod(case.mesh), TOKENS, IN)
-    return torch.randn(shape, generator=generator).to(dtype)
+    return here(torch.randn(shape, generator=generator).to(dtype))
+
+
+def whole(t):
+    """All rows of a tensor of which each rank has some, or which each has."""
+    if not isinstance(t, DTensor):
+        return t.detach()
+    if ranks.place == "cpu":
+        return t.full_tensor()
+    own = t.to_local().detach() * 1  # a plain tensor; and gloo has the gather of full_tensor() for the CPU alone
+    parts = [torch.empty_like(own) for _ in range(t.device_mesh.size())]
+    distributed.all_gather(parts, own, group=t.device_mesh.get_group())
+    return torch.cat(parts)
 
 
 def passes(model, x, recipe):
@@ -151,8 +164,11 @@ def passes(model, x, recipe):
 
 @torch.no_grad()
 def step(parameters, processes=1):
+    parameters = list(parameters)
     for parameter in parameters:
         parameter -= parameter.grad * (0.125 / processes)
+    ranks.settle()
+    for parameter in parameters:
         parameter.grad = None
 
 
@@ -164,7 +180,7 @@ def train(model, rank, case):
             model.set_requires_gradient_sync(i == len(xs) - 1)
             found += passes(model, each[rank % len(each)], TABLE[case.recipe])
         step(model.parameters())
-    return found + [p.full_tensor() if isinstance(p, DTensor) else p.detach() for p in model.parameters()]
+    return found + [whole(parameter) for parameter in model.parameters()]
 
 
 def same(a, b):
@@ -200,8 +216,7 @@ def shards_equal_replicas(rank, recipe):
         for xs in batches(case):
             results += passes(run, xs[0, rank], TABLE[recipe])
             step(model.parameters())
-        whole = [p.full_tensor() if isinstance(p, DTensor) else p.detach() for p in model.parameters()]
-        found.append([*results, *whole])
+        found.append([*results, *map(whole, model.parameters())])
     assert same(found[0], found[1]) == [] and same(found[1], found[2]) == []
 
 
@@ -233,8 +248,7 @@ def weights_of_a_graph_equal_values(rank, case, divided, warned=0):
         for each in xs:
             found += passes(run, each[rank % len(each)], TABLE[case.recipe])
         step(model.parameters())
-    for parameter in model.parameters():
-        found.append(parameter.full_tensor() if isinstance(parameter, DTensor) else parameter.detach())
+    found += [whole(parameter) for parameter in model.parameters()]
     torch._dynamo.reset()
     if TABLE[case.recipe] is not None:
         assert same(found, expected) == []

@@ -53,6 +53,7 @@ quick="python3 -m pytest -q -n 8 --tb=short --quick --maxfail=40 --device cuda t
 # decode32 has the bound that the tests have; rows that sum by tensor cores have others (docs/numerics.md 7.6).
 part "golden vectors, operators and layers, products by decode32" 120 env QUIRE_KERNEL=gemm:decode32 $quick
 part "the same, products by the rows that come first" 120 $quick
+part "ranks that share the GPU, and NCCL" 60 python3 -m pytest -q --tb=short --device cuda tests/python/test_ranks_on_a_device.py
 for question in tools/gpu_questions/*; do
   case $question in
     *.py) part "question: $(basename "$question")" 60 python3 "$question" ;;

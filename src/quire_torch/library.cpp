@@ -87,9 +87,9 @@ void register_functions(torch::Library& m) {
   m.def("delayed_collections() -> int", delayed_collections);
   m.def("in_backward() -> bool", in_backward);
   m.def("next_caller(str layer) -> ()", next_caller);
-  // Python's (quire/distributed/check_ranks.py): whether the ranks of a group compare what they are about to send, and
-  // the comparison.
-  m.def("ranks_compare(str group) -> bool");
+  // Python's (quire/distributed/check_ranks.py): whether gloo sends the tensors of a device for a group, and what
+  // compares what its ranks are about to send.
+  m.def("sent_by_gloo(str group, Device device) -> bool");
   m.def("compare_ranks(str group, int tokens, int[] weight, str recipe, str parallel) -> ()");
   m.def("forget_agreed(str group) -> ()", forget_agreed);
   m.def("raise_reported(str device) -> ()", [](const std::string& device) { raise_reported(at::Device(device)); });

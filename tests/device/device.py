@@ -73,6 +73,7 @@ def _module() -> types.ModuleType:
         "get_rng_state": lambda device=None: _ops.get_rng_state(_index(device)),
         "set_rng_state": lambda state, device=None: _ops.set_rng_state(_index(device), state),
         "get_amp_supported_dtype": lambda: [torch.bfloat16, torch.float16],
+        "stream": lambda stream: contextlib.nullcontext() if stream is None else stream,
         "Stream": torch.Stream,
         "Event": torch.Event,
     }

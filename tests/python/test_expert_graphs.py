@@ -53,14 +53,15 @@ def graphs(layer, x):
 
 # With exact numbers a graph has sizes for each process, which take long to trace.
 @pytest.mark.parametrize(("sizes", "processes"), [("exact", 8), ("capacity", 64)])
-def test_graphs_are_the_same_text_on_every_rank(sizes, processes):
+def test_graphs_are_the_same_text_on_every_rank(sizes, processes, device):
     texts = []
     for rank in (0, 1, processes - 1):
-        with rank_of(rank, processes) as world:
+        with rank_of(rank, processes, device.type) as world:
             others = distributed.new_group([(rank + i) % processes for i in range(2)])  # of another name on each rank
             del others
-            layer = quire.MoE(32, 32, 64, ep_group=world, **SIZES[sizes])
-            texts.append([str(graph.code) for graph in graphs(layer, torch.randn(5, 32, requires_grad=True))])
+            layer = quire.MoE(32, 32, 64, ep_group=world, **SIZES[sizes]).to(device)
+            x = torch.randn(5, 32).to(device).requires_grad_()
+            texts.append([str(graph.code) for graph in graphs(layer, x)])
     assert texts[0] == texts[1] == texts[2] and len(texts[0]) == 2
 
 

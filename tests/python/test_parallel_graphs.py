@@ -16,20 +16,20 @@ from every_recipe import IN_ANY_PRECISION, STATIC
 from linears import decoded
 from parallel_graphs import IN, OUT, TOKENS, graphs, inputs
 from parallel_layers import RECIPES, with_scales
-from quire.distributed import Parallel, name_group, shard_weights
+from quire.distributed import Parallel, check_ranks, name_group, shard_weights
 from ranks import rank_of
 
 
 @pytest.fixture
-def group():
-    with rank_of(0, 2) as group:
+def group(device):
+    with rank_of(0, 2, device.type) as group:
         yield group
 
 
 @pytest.mark.parametrize("name", [name for name in IN_ANY_PRECISION if name != "delayed"])
-def test_the_gradient_of_the_weight_is_computed_while_that_of_x_is_reduced(group, name):
-    layer = quire.Linear(IN, OUT, parallel=Parallel("column", group, sequence=True))
-    _, (names, _, _) = graphs(layer, inputs("column", True), IN_ANY_PRECISION[name])
+def test_the_gradient_of_the_weight_is_computed_while_that_of_x_is_reduced(group, name, device):
+    layer = quire.Linear(IN, OUT, parallel=Parallel("column", group, sequence=True)).to(device)
+    _, (names, _, _) = graphs(layer, inputs("column", True, device=device), IN_ANY_PRECISION[name])
     dgrad, wgrad = ("linear_unquantized_bwd",) * 2 if name == "high_precision" else ("linear_dgrad", "linear_wgrad")
     begin = names.index("reduce_scatter_tensor")
     assert names[begin - 1] == dgrad and wgrad in names[begin:] and names[-1] == "wait_tensor"
@@ -55,9 +55,9 @@ def test_inductor_computes_the_gradient_of_the_weight_during_the_reduction(group
 
 
 @pytest.mark.parametrize("name", IN_ANY_PRECISION)
-def test_what_lasts_from_forward_to_backward_is_of_this_process(group, name):
-    layer = quire.Linear(IN, OUT, bias=False, parallel=Parallel("column", group, sequence=True))
-    (_, shapes, _), (names, _, _) = graphs(layer, inputs("column", True), IN_ANY_PRECISION[name])
+def test_what_lasts_from_forward_to_backward_is_of_this_process(group, name, device):
+    layer = quire.Linear(IN, OUT, bias=False, parallel=Parallel("column", group, sequence=True)).to(device)
+    (_, shapes, _), (names, _, _) = graphs(layer, inputs("column", True, device=device), IN_ANY_PRECISION[name])
     shapes.remove((TOKENS, OUT // 2))  # y
     assert any("all_gather" in name for name in names)
     most = max(torch.Size(shape).numel() for shape in shapes)
@@ -66,10 +66,10 @@ def test_what_lasts_from_forward_to_backward_is_of_this_process(group, name):
 
 @pytest.mark.parametrize("sequence", [False, True])
 @pytest.mark.parametrize("mode", ["column", "row"])
-def test_collectives_are_nodes_without_gradients_too(group, mode, sequence):
-    layer = quire.Linear(IN, OUT, parallel=Parallel(mode, group, sequence))
+def test_collectives_are_nodes_without_gradients_too(group, mode, sequence, device):
+    layer = quire.Linear(IN, OUT, parallel=Parallel(mode, group, sequence)).to(device)
     with torch.no_grad():
-        ((names, _, _),) = graphs(layer, inputs(mode, sequence), IN_ANY_PRECISION["mxfp8"])
+        ((names, _, _),) = graphs(layer, inputs(mode, sequence, device=device), IN_ANY_PRECISION["mxfp8"])
     wanted = {
         ("column", False): [],
         ("column", True): ["all_gather_into_tensor_coalesced"],
@@ -80,15 +80,34 @@ def test_collectives_are_nodes_without_gradients_too(group, mode, sequence):
     assert "linear_fwd" in names and "parallel_linear" not in names
 
 
+@pytest.mark.parametrize("sends", ["gloo", "nccl"])
+def test_a_graph_has_the_collectives_of_what_sends_tensors_of_its_device(sends, group, device, monkeypatch):
+    others = {"cpu": "gloo", "cuda": "gloo", "quiretest": "gloo"} if sends == "nccl" else {}
+    config = ",".join(f"{name}:{backend}" for name, backend in (others | {device.type: sends}).items())
+    monkeypatch.setattr(distributed, "get_backend_config", lambda _=None: config)
+    monkeypatch.setattr(check_ranks, "_compare", lambda *_: None)  # the other rank is not there
+    found = {}
+    for mode in ("column", "row"):
+        layer = quire.Linear(IN, OUT, parallel=Parallel(mode, group, sequence=True)).to(device)
+        with torch.no_grad():
+            ((names, _, code),) = graphs(layer, inputs(mode, True, device=device), IN_ANY_PRECISION["mxfp8"])
+        assert ("quire.agree_" in code) == (sends == "gloo")
+        found[mode] = [name for name in names if name.startswith(("all_", "reduce_"))]
+    gather = ["all_gather_into_tensor_coalesced"]
+    if sends == "gloo" and device.type != "cpu":  # of codes, and then of scales
+        gather = ["all_to_all_single"] * 2
+    assert found == {"column": gather, "row": ["reduce_scatter_tensor"]}
+
+
 @pytest.mark.parametrize("name", ["high_precision", "fp8_current", "mxfp8", "nvfp4"])
-def test_graphs_are_the_same_text_on_every_rank(name):
+def test_graphs_are_the_same_text_on_every_rank(name, device):
     texts = []
     for rank in (0, 1, 63):
-        with rank_of(rank, 64) as world:
+        with rank_of(rank, 64, device.type) as world:
             others = distributed.new_group([(rank + i) % 64 for i in range(2)])  # of another name on each rank
             del others
-            layer = quire.Linear(IN, 64, parallel=Parallel("row", world, sequence=True))
-            found = graphs(layer, inputs("row", True, 64), IN_ANY_PRECISION[name])
+            layer = quire.Linear(IN, 64, parallel=Parallel("row", world, sequence=True)).to(device)
+            found = graphs(layer, inputs("row", True, 64, device), IN_ANY_PRECISION[name])
             texts.append([text for _, _, text in found])
     assert texts[0] == texts[1] == texts[2]
 

@@ -11,6 +11,7 @@ import torch
 from quire.delayed.rules import THREAD, Rule, table_on
 from quire.delayed.state import usable_states
 from quire.distributed import check_ranks
+from quire.distributed.groups import sendable
 from quire.loading.float_mode import subnormals_kept
 from quire.recipe import DelayedScaling
 
@@ -144,9 +145,11 @@ def _reduced(amaxes: Tensors, group: object) -> list[torch.Tensor]:
     if check_ranks.enabled():
         check_ranks.check_ranks("DelayedScaling", fields, whole)
     else:
-        check_ranks.agree(whole, "delayed scaling", (len(flat),), lambda: ("DelayedScaling", fields), whole)
-    torch.distributed.all_reduce(flat, torch.distributed.ReduceOp.MAX, group)
-    return [most.clone() for most in flat.split([len(amax) for amax in amaxes])]
+        said = ("DelayedScaling", fields)
+        check_ranks.agree(whole, "delayed scaling", (len(flat),), lambda: said, whole, device=flat.device)
+    sent = sendable(flat, whole)
+    torch.distributed.all_reduce(sent, torch.distributed.ReduceOp.MAX, group)
+    return [most.clone() for most in sent.to(flat.device).split([len(amax) for amax in amaxes])]
 
 
 @subnormals_kept()

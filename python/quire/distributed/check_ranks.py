@@ -15,7 +15,7 @@ from datetime import timedelta
 import torch
 from torch import distributed
 
-from quire.distributed.groups import named_group, the_group
+from quire.distributed.groups import backend_of, named_group, the_group
 
 NAME = "QUIRE_CHECK_RANKS"
 #: What a call is, name -> value.
@@ -63,13 +63,15 @@ def agree(
     sizes: tuple[object, ...],
     said: Callable[[], tuple[str, Fields]],
     group: "distributed.ProcessGroup",
+    *,
+    device: torch.device,
 ) -> None:
     """check_ranks() of what the sizes of collectives follow from, without the variable, where `sizes` are others than
     in the last call of this part of the owner. A rank that gets more bytes than it expects would not get an error from
     gloo: its process would end.
 
     said: gives the caller and the fields of check_ranks(). Where nothing has changed it is not called, and the group's
-    store is not asked. Other backends than gloo compare nothing.
+    store is not asked. device: of what is sent. Ranks whose group does not send its tensors by gloo compare nothing.
 
     Each rank decides alone whether it compares. So it may leave a comparison out only for sizes that it knows the
     others have too if they leave it out: these are the last ones, and no earlier ones. If ranks remembered several, one
@@ -78,27 +80,27 @@ def agree(
     known = _agreed.setdefault(owner, {})
     if known.get(part) == sizes:
         return
-    if _would_end(group):
+    if _would_end(group, device):
         _compare(*said(), group, "agree")
     known[part] = sizes
 
 
-def _would_end(group: "distributed.ProcessGroup") -> bool:
-    """Whether a process of the group would end that gets more than it expects."""
-    return group.size() > 1 and "gloo" in distributed.get_backend_config(group)
+def _would_end(group: "distributed.ProcessGroup", device: torch.device) -> bool:
+    """Whether a process of the group would end that gets more than it expects, in tensors of a device."""
+    return group.size() > 1 and backend_of(group, device) == "gloo"
 
 
-def _ranks_compare(name: str) -> bool:
-    """The kernel of quire::ranks_compare."""
+def _sent_by_gloo(name: str, device: torch.device) -> bool:
+    """The kernel of quire::sent_by_gloo."""
     group = named_group(name)
-    return group is not None and _would_end(group)
+    return group is not None and backend_of(group, device) == "gloo"
 
 
 def _compare_compiled(name: str, tokens: int, weight: list[int], recipe: str, parallel: str) -> None:
-    """The kernel of quire::compare_ranks, which agree_ calls: agree() of a layer in compiled code, whose class and path
-    nobody knows there."""
+    """The kernel of quire::compare_ranks, which agree_ calls where gloo sends: agree() of a layer in compiled code,
+    whose class and path nobody knows there."""
     group = the_group(name)
-    if not _would_end(group):
+    if group.size() == 1:
         return
     fields: Fields = {"sharded as": parallel, "tokens": tokens, "weight": str(list(weight))}
     mode = parallel.partition(",")[0]
@@ -107,7 +109,7 @@ def _compare_compiled(name: str, tokens: int, weight: list[int], recipe: str, pa
 
 
 _library = torch.library.Library("quire", "IMPL")
-_library.impl("ranks_compare", _ranks_compare, "CompositeExplicitAutograd")
+_library.impl("sent_by_gloo", _sent_by_gloo, "CompositeExplicitAutograd")
 _library.impl("compare_ranks", _compare_compiled, "CompositeExplicitAutograd")
 
 

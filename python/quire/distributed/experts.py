@@ -10,7 +10,7 @@ from torch import distributed
 
 from quire.distributed import check_ranks
 from quire.distributed.check_ranks import Fields
-from quire.distributed.groups import name_of, named_group, the_group
+from quire.distributed.groups import broadcast, name_of, named_group, the_group
 from quire.distributed.pieces import PiecesOfTensor
 from quire.loading.for_dynamo import assume_constant_result
 from quire.moe.primitives import chunk_rows, expert_rows, limit_capacity, permute_rows, unpermute_rows
@@ -75,8 +75,7 @@ class ExpertGroup:
     def broadcast(self, t: torch.Tensor, source: int = 0) -> None:
         """Overwrites t, in every rank of the group, by that of one of them."""
         if not t.is_meta:
-            group = the_group(self.name)
-            distributed.broadcast(t, distributed.get_global_rank(group, source), group=group)
+            broadcast(t, source, the_group(self.name))
 
     def check_ranks(self, caller: str, fields: Fields) -> None:
         """check_ranks() of the group's ranks."""
@@ -87,9 +86,10 @@ class ExpertGroup:
         module: torch.nn.Module,
         sizes: tuple[object, ...],
         said: Callable[[], tuple[str, Fields]],
+        device: torch.device,
     ) -> None:
         """agree() of the group's ranks about a mixture."""
-        check_ranks.agree(module, "experts", sizes, said, the_group(self.name))
+        check_ranks.agree(module, "experts", sizes, said, the_group(self.name), device=device)
 
 
 class Sender(NamedTuple):

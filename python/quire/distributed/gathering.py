@@ -118,7 +118,7 @@ def reduced_amaxes(
             fields = {"weights": len(values), "recipe w": " ".join(dict.fromkeys(specs)), "amaxes": len(flat)}
             return "quire.distributed.gather_codes", fields
 
-        check_ranks.agree(group, "gathered amaxes", (len(flat),), said, group)
+        check_ranks.agree(group, "gathered amaxes", (len(flat),), said, group, device=flat.device)
         distributed.all_reduce(flat, distributed.ReduceOp.MAX, group=group)
     pieces = iter(flat.split([own[i][d].numel() for i, d in shared]))
     whole = [list(both) for both in own]

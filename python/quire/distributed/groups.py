@@ -2,6 +2,7 @@
 
 import itertools
 
+import torch
 from torch import distributed
 
 from quire.checks import check_type
@@ -67,6 +68,33 @@ def name_of(group: "distributed.ProcessGroup", first: str = _TENSOR_PARALLEL) ->
         if known is None or known == group:
             return name_group(group, name)
     raise AssertionError("unreachable")
+
+
+def backend_of(group: "distributed.ProcessGroup", device: torch.device) -> str:
+    """What sends tensors of a device for the group, such as "gloo" or "nccl"; "" if nothing does."""
+    return _backends(group).get(device.type, "")
+
+
+def sendable(t: torch.Tensor, group: "distributed.ProcessGroup | None") -> torch.Tensor:
+    """t, or its copy on a device of the group, if the group sends no tensors of t's device: NCCL sends none of the CPU,
+    where models are often made. None: the default group."""
+    backends = _backends(distributed.group.WORLD if group is None else group)
+    return t if t.device.type in backends else t.to(next(iter(backends)))
+
+
+def broadcast(t: torch.Tensor, source: int, group: "distributed.ProcessGroup") -> None:
+    """Overwrites t, in every rank of the group, by that of one of them. Nothing is sent of a meta tensor."""
+    if t.is_meta:
+        return
+    sent = sendable(t, group)
+    distributed.broadcast(sent, distributed.get_global_rank(group, source), group=group)
+    if sent is not t:
+        t.copy_(sent)
+
+
+def _backends(group: "distributed.ProcessGroup") -> dict[str, str]:
+    """Type of device -> what sends its tensors."""
+    return dict(pair.split(":") for pair in distributed.get_backend_config(group).split(","))
 
 
 def _check_group(what: str, group: object) -> None:

@@ -158,7 +158,7 @@ class MasterShard(torch.Tensor):
             fields |= {"sent": str(sent), "bytes": payload.numel()}
             return f"quire.distributed.gather_codes, {type(module).__name__}.{name}", fields
 
-        check_ranks.agree(module, f"{name} {sent}", (payload.numel(),), said, mesh.get_group())
+        check_ranks.agree(module, f"{name} {sent}", (payload.numel(),), said, mesh.get_group(), device=payload.device)
         if found is not None:
             found.expect(payload.numel())
         return (payload,), Gathered(module, name, sent, wanted, mesh.size(), outer_size, alike(part))
@@ -265,6 +265,8 @@ def _fill(q: QuantizedTensor, payload: torch.Tensor, metadata: Gathered) -> None
     unpack(payload, metadata.parts, q.spec_text, got)
     for name, tensor in metadata.shared.items():
         buffers[name].copy_(tensor)
+        if tensor.device.type != "cpu":  # made on fully_shard's own stream, whose next gather would overwrite it
+            tensor.record_stream(torch.accelerator.current_stream(tensor.device))
     if metadata.wanted == BOTH and metadata.sent != BOTH:
         named = dict.fromkeys(q.named()) | got
         for name, tensor in other_direction(q.spec, q.shape, named, "columnwise").items():

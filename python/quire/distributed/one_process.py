@@ -9,6 +9,7 @@ from typing import NamedTuple
 import torch
 
 from quire.distributed.parallel import Parallel
+from quire.distributed.sharded_operators import start_gather
 
 
 class _Division(NamedTuple):
@@ -102,7 +103,7 @@ class Whole:
 def _gathered(t: torch.Tensor, division: _Division) -> torch.Tensor:
     parallel, dim, pieces = division
     own = t.movedim(dim, 0).contiguous()
-    gathered = torch.ops._c10d_functional.all_gather_into_tensor(own, parallel.size, parallel.group)
+    gathered = start_gather(own, parallel.size, parallel.group)
     of_ranks = torch.ops._c10d_functional.wait_tensor(gathered).unflatten(0, (parallel.size, own.shape[0]))
     whole = torch.cat([piece.flatten(0, 1) for piece in of_ranks.split(pieces, 1)])
     return whole.movedim(0, dim).contiguous()

@@ -11,7 +11,7 @@ from torch import distributed
 from quire.checks import check_type
 from quire.distributed import check_ranks
 from quire.distributed.check_ranks import Fields
-from quire.distributed.groups import name_of, named_group, the_group
+from quire.distributed.groups import broadcast, name_of, named_group, the_group
 from quire.distributed.pieces import PiecesOfTensor
 from quire.loading.devices import HOST, with_values
 from quire.tensor.spec import check_parallel
@@ -187,7 +187,7 @@ class Parallel:
     def share_first(self, state: torch.Tensor) -> None:
         """Overwrites a tensor, of every rank of the group, by that of the rank with part 0."""
         if not state.is_meta:
-            distributed.broadcast(state, self.first_rank(), group=self._group())
+            broadcast(state, 0, self._group())
 
     def caller(self, layer: str) -> str:
         """Who calls a collective, for errors. layer: its class and its path."""
@@ -208,10 +208,10 @@ class Parallel:
         changes in the group, about the rest as soon as it changes in the layer."""
         (x, weight, recipe), group = operands, self._group()
         sizes = (x.dtype, x.shape[-1], weight.dtype, weight.shape, recipe, self.text)
-        check_ranks.agree(module, part, sizes, said, group)
+        check_ranks.agree(module, part, sizes, said, group, device=x.device)
         # Of all ranks, which a column and a row layer have in common.
         tokens = x.shape[:-1].numel() * (self.size if self.sequence and self.mode == "column" else 1)
-        check_ranks.agree(group, "tokens", (tokens,), said, group)
+        check_ranks.agree(group, "tokens", (tokens,), said, group, device=x.device)
 
     def reduced(self, amax: torch.Tensor) -> torch.Tensor:
         """The largest of each amax over the group."""

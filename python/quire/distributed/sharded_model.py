@@ -10,6 +10,7 @@ from torch import distributed
 from quire.checks import check_type
 from quire.distributed import check_ranks
 from quire.distributed.code_payload import why_not
+from quire.distributed.groups import broadcast
 from quire.distributed.placements import check_own_parameter, is_dtensor, parameters_of_others
 from quire.distributed.sharded_product import Shards
 from quire.recipe import Recipe, as_recipe
@@ -49,8 +50,9 @@ def shard_weights(model: torch.nn.Module, mesh: "DeviceMesh", recipe: Recipe | s
     for layer in layers:
         _check(layer)
     fields = {f"parameter {name}": f"{p.dtype} {list(p.shape)}" for name, p in model.named_parameters()}
-    check_ranks.agree(model, "shard_weights", (object(),), lambda: ("shard_weights", fields), mesh.get_group())
-    shards, others = Shards(mesh.get_group()), parameters_of_others(model)
+    group, device = mesh.get_group(), torch.device(mesh.device_type)
+    check_ranks.agree(model, "shard_weights", (object(),), lambda: ("shard_weights", fields), group, device=device)
+    shards, others = Shards(group), parameters_of_others(model)
     made: dict[torch.nn.Parameter, torch.nn.Parameter] = {}  # layers may share one
     for layer in layers:
         for name in _rows_of_products(layer):
@@ -66,7 +68,7 @@ def shard_weights(model: torch.nn.Module, mesh: "DeviceMesh", recipe: Recipe | s
                 layer.shards = {**(layer.shards or {}), name: shards}
     for parameter in model.parameters():
         if not is_dtensor(parameter):
-            _keep_alike(parameter, mesh.get_group())
+            _keep_alike(parameter, group)
 
 
 def refuse_delayed(what: str) -> None:
@@ -119,8 +121,7 @@ def _fits(what: str, weight: torch.Tensor, size: int, recipe: Recipe | None) -> 
 
 def _keep_alike(parameter: torch.nn.Parameter, group: "distributed.ProcessGroup") -> None:
     """The values of the first rank, and the mean of gradients."""
-    if not parameter.is_meta:
-        distributed.broadcast(parameter.detach(), distributed.get_global_rank(group, 0), group)
+    broadcast(parameter.detach(), 0, group)
     if parameter.requires_grad:
         parameter.register_post_accumulate_grad_hook(functools.partial(_take_mean, group))
 

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import torch
 
 from quire.functional import Buffers
+from quire.loading.for_dynamo import assume_constant_result
 
 
 def parallel_linear(
@@ -55,6 +56,21 @@ def parallel_grouped_linear(
     lists = [state.pop(name, ()) for name in ("w_buffers", "main_grad")]
     call = torch.ops.quire.parallel_grouped_linear
     return call(x, w, bias, offsets, part, recipe, dtype, parallel, *lists, **state)
+
+
+def start_gather(t: torch.Tensor, size: int, group: str) -> torch.Tensor:
+    """Begins to gather [size * d0, ...] of each rank's [d0, ...]; wait() of sharded_product gives them. With gloo on
+    another device than the CPU by an all-to-all: gloo's gather reads memory of the device by the host there."""
+    t = t.contiguous()
+    if t.device.type == "cpu" or not _sent_by_gloo(group, t.device.type):
+        return torch.ops._c10d_functional.all_gather_into_tensor(t, size, group)
+    splits = [t.shape[0]] * size
+    return torch.ops._c10d_functional.all_to_all_single(torch.cat([t] * size), splits, splits, group)
+
+
+@assume_constant_result
+def _sent_by_gloo(group: str, device: str) -> bool:
+    return torch.ops.quire.sent_by_gloo(group, device)
 
 
 def name_next_caller(layer: str) -> None:

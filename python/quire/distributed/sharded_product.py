@@ -10,6 +10,7 @@ from torch import distributed
 
 from quire.distributed.code_payload import axes_of, why_not
 from quire.distributed.groups import name_of
+from quire.distributed.sharded_operators import start_gather
 from quire.functional import Buffers, input_buffers
 from quire.loading.for_dynamo import assume_constant_result
 from quire.tensor import QuantSpec
@@ -231,7 +232,7 @@ class _Gather:
                     sent.append(t.flatten().view(torch.uint8))
             # One collective of one dtype: gloo is to have one gather at a time.
             w = torch.cat(sent)
-        self.started = torch.ops._c10d_functional.all_gather_into_tensor(w.contiguous(), plan.size, plan.group)
+        self.started = start_gather(w, plan.size, plan.group)
 
     def operands(self) -> tuple[list[torch.Tensor], list[torch.Tensor | None]]:
         """The whole weight as operators take it: values, or six buffers."""

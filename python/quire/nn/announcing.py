@@ -59,7 +59,7 @@ def agree_on_shards(product: Announced, plan: Plan) -> None:
         return layer, fields | check_ranks.fields_of_recipe(plan.text or "none")
 
     sizes = (weight.dtype, weight.shape, plan.text)
-    check_ranks.agree(product.module, product.name, sizes, said, the_group(plan.group))
+    check_ranks.agree(product.module, product.name, sizes, said, the_group(plan.group), device=weight.device)
 
 
 def _named(product: Announced) -> str:

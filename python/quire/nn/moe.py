@@ -311,7 +311,7 @@ class MoE(Float32Buffers):
             self.expert_group.check_ranks(caller, said() | gradient | drawn)
         else:
             sizes = (tokens.dtype, self.hidden_size, self.num_experts, self.ep_capacity, self.ep_dispatch, recipe)
-            self.expert_group.agree(self, sizes, lambda: (caller, said()))
+            self.expert_group.agree(self, sizes, lambda: (caller, said()), tokens.device)
         return caller
 
     def _shared(self, tokens: torch.Tensor) -> torch.Tensor | None:

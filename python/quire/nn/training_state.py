@@ -12,6 +12,7 @@ from quire.checks import check_type, check_type_or_none
 from quire.delayed.checkpoint import delayed_state, padded_state, set_delayed_state, unpadded_state
 from quire.delayed.step import rule_text
 from quire.delayed.update import reduces
+from quire.distributed.groups import sendable
 from quire.loading.devices import HOST, with_values
 from quire.nn.random_state import of_own_rank, seeds_of_rank_0, set_rng_state
 from quire.nn.saved_parameters import (
@@ -143,9 +144,9 @@ class TrainingState:
         if not self._many():
             return values, True
         opposite = values.neg if values.is_floating_point() else values.bitwise_not  # of which none overflows
-        both = torch.cat([values, opposite()])
+        both = sendable(torch.cat([values, opposite()]), self.group)
         distributed.all_reduce(both, distributed.ReduceOp.MAX, self.group)
-        most, least = both.chunk(2)
+        most, least = both.to(values.device).chunk(2)
         return most, torch.equal(most, -least if values.is_floating_point() else ~least)
 
     def _agreed_rng(self, states: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -164,7 +165,7 @@ class TrainingState:
     def _agreed_delayed(self, states: dict[str, dict[str, torch.Tensor]]) -> dict[str, dict[str, torch.Tensor]]:
         collected = [value[kind][0] for value in states.values() for kind in ("amax_history_fwd", "amax_history_bwd")]
         if reduces(self.recipe, self.amax_reduction_group):
-            flat = torch.cat(collected)
+            flat = sendable(torch.cat(collected), self.amax_reduction_group)
             distributed.all_reduce(flat, distributed.ReduceOp.MAX, self.amax_reduction_group)
             for row, most in zip(collected, flat.split([len(row) for row in collected]), strict=True):
                 row.copy_(most)

@@ -123,8 +123,8 @@ class TypedNode : public torch::autograd::Node {
     bool is_result;
   };
 
-  /// While compiled autograd traces, what a node of PyTorch gives as a gradient is a placeholder on the CPU. No operator
-  /// takes tensors of two devices.
+  /// While compiled autograd traces, what a node of PyTorch gives as a gradient is a placeholder on the CPU. No
+  /// operator takes tensors of two devices.
   variable_list where_results_are(variable_list grads) const {
     for (size_t i = 0; i < grads.size(); ++i)
       if (grads[i].defined()) grads[i] = grads[i].to(input_metadata(i).device());

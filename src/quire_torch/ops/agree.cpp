@@ -17,11 +17,13 @@
 namespace quire_torch {
 namespace {
 
-/// What all ranks of a group have said. Only the last number of tokens: if ranks remembered several, one could come
-/// with the first and one with the second, each known to both, and neither would ask.
+/// What all ranks of a group have said, and what sends their tensors. Only the last number of tokens: if ranks
+/// remembered several, one could come with the first and one with the second, each known to both, and neither would
+/// ask.
 struct Said {
   int64_t tokens = -1;
   std::unordered_set<size_t> layers;
+  std::map<c10::DeviceType, bool> by_gloo;
 };
 
 struct Groups {
@@ -44,11 +46,6 @@ bool call_python(const char* name, torch::jit::Stack& stack) {
   if (!found || !found->hasKernelForDispatchKey(c10::DispatchKey::CompositeExplicitAutograd)) return false;
   found->callBoxed(stack);
   return true;
-}
-
-bool compares(const Group& group) {
-  torch::jit::Stack stack{group.name};
-  return call_python("quire::ranks_compare", stack) && stack[0].toBool();
 }
 
 size_t layer_of(const Agree::Args& a) {
@@ -77,6 +74,7 @@ void Agree::run(const Args& a, const quire::Context&) {
     const auto known = g.said.find(p.group.name);
     if (known != g.said.end() && known->second.tokens == tokens && known->second.layers.contains(layer)) return;
   }
+  if (!sent_by_gloo(p.group, a.t.value.device())) return;
   torch::jit::Stack stack{p.group.name, rows,
                           std::vector{op::as<int64_t>(a.out_features), op::as<int64_t>(a.in_features)},
                           std::string(a.recipe.text()), std::string(a.parallel.text())};
@@ -87,8 +85,26 @@ void Agree::run(const Args& a, const quire::Context&) {
   now.layers.insert(layer);
 }
 
+bool sent_by_gloo(const Group& group, at::Device device) {
+  Groups& g = groups();
+  {
+    const std::lock_guard lock(g.mutex);
+    const auto known = g.said.find(group.name);
+    if (known != g.said.end())
+      if (const auto found = known->second.by_gloo.find(device.type()); found != known->second.by_gloo.end())
+        return found->second;
+  }
+  torch::jit::Stack stack{group.name, device};
+  const bool by_gloo = call_python("quire::sent_by_gloo", stack) && stack[0].toBool();
+  const std::lock_guard lock(g.mutex);
+  return g.said[group.name].by_gloo[device.type()] = by_gloo;
+}
+
 Agreement::Agreement(const std::string& layer, Agree::Args what) : outer_(std::exchange(pending, std::nullopt)) {
-  if (layer.empty() && (!is_traced(what.t.value) || compares((*what.parallel)->group))) pending = std::move(what);
+  const Group& group = (*what.parallel)->group;
+  if (!layer.empty()) return;
+  if (!is_traced(what.t.value) || (group.size > 1 && sent_by_gloo(group, what.t.value.device())))
+    pending = std::move(what);
 }
 Agreement::~Agreement() { pending = std::move(outer_); }
 

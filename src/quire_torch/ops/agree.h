@@ -43,6 +43,9 @@ class Agreement {
   std::optional<Agree::Args> outer_;
 };
 
+/// Whether gloo sends the tensors of a device for the group.
+bool sent_by_gloo(const Group& group, at::Device device);
+
 /// The ranks compare before t, which nobody else has yet, is sent, or what is computed of it.
 void agree_before(const at::Tensor& t);
 /// The same of a t that others have: what to send in its place.

@@ -233,8 +233,20 @@ bool gathers_codes(const quire::QuantSpec& spec, Direction direction, const c10:
   return block == 1 || (tokens % block).sym_eq(0).guard_bool(__FILE__, __LINE__);
 }
 
+namespace {
+
+/// Whether a gather would read memory of a device by the host: gloo's does, unlike its all-to-all.
+bool host_gathers(const at::Tensor& t, const Group& group) {
+  return !t.device().is_cpu() && sent_by_gloo(group, t.device());
+}
+
+}  // namespace
+
 at::Tensor gather(const at::Tensor& t, const Group& group) {
-  return wait(all_gather({t}, group)[0], "all_gather", group);
+  const at::Tensor started = host_gathers(t, group)
+                                 ? all_to_all(at::cat(op::TensorList(static_cast<size_t>(group.size), t)), group)
+                                 : all_gather({t}, group)[0];
+  return wait(started, "all_gather", group);
 }
 
 bool has_own_scales(const quire::QuantSpec& spec, bool given) {
@@ -254,11 +266,15 @@ DirectionBuffers gather(const DirectionBuffers& part, const quire::QuantSpec& sp
   for (size_t i = 0; i < part.size(); ++i)
     if (travels(i)) divided.push_back(part[i].flatten().view(at::kByte));  // gloo takes one dtype in a call
   agree_before(divided.back());                                            // the smallest
-  const std::vector<at::Tensor> gathered = all_gather(divided, group);
+  const bool one_by_one = host_gathers(divided[0], group);
+  std::vector<at::Tensor> gathered;
+  if (!one_by_one) gathered = all_gather(divided, group);
   DirectionBuffers whole = part;
   for (size_t i = 0, next = 0; i < whole.size(); ++i) {
     if (!travels(i)) continue;
-    const at::Tensor there = wait(gathered[next++], "all_gather", group).view(part[i].scalar_type());
+    const size_t k = next++;
+    const at::Tensor bytes = one_by_one ? gather(divided[k], group) : wait(gathered[k], "all_gather", group);
+    const at::Tensor there = bytes.view(part[i].scalar_type());
     // All are equal, or NaN, which is the largest.
     whole[i] = axes[i].axis >= 0 ? along(there, part[i], axes[i].axis, group) : there.amax(0, /*keepdim=*/true);
   }
