@@ -223,7 +223,9 @@ def apart(rank):
     owner = torch.nn.Module()
 
     def ask(size):
-        return message(lambda: check_ranks.agree(owner, "part", (size,), lambda: ("a call", {"tokens": size}), group))
+        said = ("a call", {"tokens": size})
+        device = torch.device("cpu")
+        return message(lambda: check_ranks.agree(owner, "part", (size,), lambda: said, group, device=device))
 
     first = ask(2) if rank == 0 else None
     distributed.barrier()
@@ -236,7 +238,9 @@ def agreed_before(rank):
     owner = torch.nn.Module()
 
     def ask(size):
-        return message(lambda: check_ranks.agree(owner, "part", (size,), lambda: ("a call", {"tokens": size}), group))
+        said = ("a call", {"tokens": size})
+        device = torch.device("cpu")
+        return message(lambda: check_ranks.agree(owner, "part", (size,), lambda: said, group, device=device))
 
     assert [ask(size)[0] for size in (2, 7, 2, 7)] == [""] * 4
     return ask(7 if rank == 0 else 2)
