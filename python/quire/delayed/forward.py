@@ -7,6 +7,7 @@ import torch
 from quire.checks import check_type
 from quire.delayed.rules import THREAD, Rule
 from quire.delayed.state import DelayedState
+from quire.loading.for_dynamo import is_exporting
 from quire.tensor import QuantizedTensor
 
 _SPEC = "fp8_tensor"
@@ -82,7 +83,7 @@ def quantize(
     """
     check_type("delayed.quantize", torch.Tensor, x=x, scale=scale)
     options = spec, True, columnwise, 0, 0, scale[slot : slot + 1]
-    if torch.compiler.is_exporting():
+    if is_exporting():
         # run_decompositions() turns detach() into an alias, whose codes would want a gradient again.
         return torch.ops.quire.quantize_through(x, *options)[1:]
     return torch.ops.quire.quantize(x.detach(), *options)
@@ -124,7 +125,7 @@ def keep_largest(amax: torch.Tensor, value: torch.Tensor) -> None:
 
 def _collects(rule: Rule | None) -> bool:
     recomputes = THREAD.scales is not None and THREAD.scales.replays
-    return rule is not None and not recomputes and not torch.compiler.is_exporting()
+    return rule is not None and not recomputes and not is_exporting()
 
 
 def measure(

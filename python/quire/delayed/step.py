@@ -11,7 +11,7 @@ from quire.delayed.rules import THREAD, Rule, place, rule_of, table_on, write
 from quire.delayed.state import STEPPING, DelayedState, keep_as_other_ranks, usable_states
 from quire.delayed.update import needs_python, reduces, rules_read, update_of
 from quire.distributed.groups import name_of
-from quire.loading.for_dynamo import assume_constant_result
+from quire.loading.for_dynamo import assume_constant_result, is_exporting
 from quire.recipe import DelayedScaling, Format, Recipe
 
 
@@ -64,7 +64,7 @@ def enter(recipe: DelayedScaling, group: object) -> Rule | None:
     for another recipe.
     """
     check_type("delayed.enter", DelayedScaling, recipe=recipe)
-    if torch.compiler.is_exporting():
+    if is_exporting():
         THREAD.depth += 1
         return None
     rule = _active_rule(recipe, group)
@@ -120,7 +120,7 @@ class RulesByLayer:
     def of(self, recipe: Recipe) -> Rule | None:
         """That of a layer's recipe; None if it is not delayed, and during torch.export. Raises NotImplementedError if
         the context began in a compiled function."""
-        if not recipe.delayed() or torch.compiler.is_exporting():
+        if not recipe.delayed() or is_exporting():
             return None
         if self._traced:
             raise NotImplementedError(

@@ -1,8 +1,10 @@
-"""What torch.compiler's decorators of these names do. Those of PyTorch import Dynamo, which takes more than a second;
+"""What torch.compiler's functions of these names do. Its decorators import Dynamo, which takes more than a second;
 these wait until somebody else imports it."""
 
 from collections.abc import Callable
 from typing import TypeVar
+
+import torch
 
 from quire.loading.when_imported import when_imported
 
@@ -19,3 +21,9 @@ def assume_constant_result(function: Function) -> Function:
     """Dynamo calls the function while it traces, and takes the result for a constant."""
     when_imported("torch._dynamo", lambda dynamo: dynamo.assume_constant_result(function))
     return function
+
+
+@assume_constant_result  # Dynamo of PyTorch 2.11 takes torch.compiler's for True in every compiled function
+def is_exporting() -> bool:
+    """Whether torch.export traces what calls this."""
+    return torch.compiler.is_exporting()
