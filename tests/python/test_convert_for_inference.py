@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import quire
+import torch_versions
 from every_recipe import DEFAULTS, each
 from linears import blocks
 from quire.conversion import timing
@@ -118,6 +119,7 @@ def test_layers_of_quire_in_the_model_are_converted_too(recipe, kind, equal_bits
 
 
 @pytest.mark.cpu_only
+@torch_versions.aotinductor
 def test_aotinductor_compiles_a_converted_model(tmp_path, equal_bits):
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(256, 256), quire.LayerNormMLP(256, 64), quire.MoE(256, 64, 3))
