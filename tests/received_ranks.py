@@ -41,8 +41,9 @@ RECEIVE = {
     "all_to_all_single": lambda q, x, rank: distributed.all_to_all_single(q, x),
     "functional all_reduce_": lambda q, x, rank: torch.ops._c10d_functional.all_reduce_(q, "sum", "0"),
     "functional broadcast_": lambda q, x, rank: torch.ops._c10d_functional.broadcast_(q, 0, "0"),
-    "functional irecv": lambda q, x, rank: torch.ops._c10d_functional.irecv(q, 1 - rank, 0, "0"),
 }
+if hasattr(torch.ops._c10d_functional, "irecv"):  # not in PyTorch 2.11
+    RECEIVE["functional irecv"] = lambda q, x, rank: torch.ops._c10d_functional.irecv(q, 1 - rank, 0, "0")
 #: What PyTorch writes to a view, from each rank's x.
 RECEIVE_IN_VIEW = {
     "broadcast": lambda v, x, rank: distributed.broadcast(v, 0),
