@@ -55,7 +55,8 @@ const std::vector<Subject>& subjects() {
        {"reorder", "curves", "convert", "update_delayed", "quantize_mxfp8", "quantize_nvfp4_rht_sr_swizzled"}},
       {"decode.ptx", "TensorProducts.OfEachKind*", {"barrier", "index", "matrix"}, {"decode_64"}},
       {"exact.ptx", "TensorProducts.OfFourBit*", {"barrier", "index", "matrix"}, {"exact_16"}},
-      {"plain_tiles.ptx", "PlainProducts.OfOneTensor*", {"barrier", "index", "matrix"}, {"plain_bf16_64"}},
+      {"plain_tiles.ptx", "PlainProducts.OfAWholeTile*", {"barrier", "index", "matrix"}, {"plain_bf16_64"}},
+      {"plain_few_rows.ptx", "PlainProducts.OfFewRows*", {"barrier", "index"}, {"plain_few_bf16_4"}},
   };
   return all;
 }
@@ -68,7 +69,7 @@ bool changes_nothing(const Mutant& m) {
   // neighbour or may not need. Products of every spec do, and take too long for each mutant. Scales are loaded as
   // float32.
   const auto has = [&](const char* part) { return m.before.find(part) != std::string::npos; };
-  const bool of_product = m.function == "decode_64" || m.function == "exact_16";
+  const bool of_product = m.function == "decode_64" || m.function == "exact_16" || m.function.starts_with("plain_");
   return of_product && (has("6memory+") || (has("ld.shared.") && !has(".f32")));
 }
 

@@ -8,7 +8,7 @@ from torch._dynamo.decorators import mark_unbacked
 
 import quire
 from every_recipe import DEFAULTS, params, some
-from grouped import SPLITS, check_equal, grouped, inputs, linears, of_linears, slices, stacked, step
+from grouped import SPLITS, check_equal, equal_or_rounded, grouped, inputs, linears, of_linears, slices, stacked, step
 from pairwise import pairwise
 from quire import recipe as recipes
 
@@ -140,7 +140,7 @@ def test_groups_are_linears_where_backward_is_overridden(override, options, equa
     layer = grouped(**options).to(device)
     x, dy = inputs(SPLITS, device=device)
     expected = of_linears(linears(layer), x, dy, SPLITS, override)
-    check_equal(layer, step(layer, x, dy, SPLITS, override), expected, equal_bits)
+    check_equal(layer, step(layer, x, dy, SPLITS, override), expected, equal_or_rounded(equal_bits, device))
     quantized_backward = step(layer, x, dy, SPLITS, type(override)())
     assert not equal_bits(quantized_backward[1], expected[1])
 

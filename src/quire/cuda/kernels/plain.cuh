@@ -257,9 +257,22 @@ class RowLayout {
 /// A product and the layouts of its operands in shared memory.
 class PlainMemory {
  public:
-  /// By all threads of a block, none of which reads the one before any more after this has begun.
+  /// Calls each() with every product of a job in turn, by all threads of a block.
+  template <class Each>
+  __device__ void each_held(const MatmulJob& job, const Each& each) {
+    bool held = false;  // a product, which other threads may not have finished
+    each_plain_product(job, [&](const OnePlainProduct& p) {
+      if (held) __syncthreads();
+      held = true;
+      hold(p);
+      each();
+    });
+  }
+  __device__ const OnePlainProduct& product() const { return reinterpret_cast<const OnePlainProduct&>(product_); }
+  __device__ const RowLayout& layout(int side) const { return reinterpret_cast<const RowLayout&>(layouts_[side]); }
+
+ private:
   __device__ void hold(const OnePlainProduct& p) {
-    __syncthreads();
     if (threadIdx.x == 0) {
       reinterpret_cast<OnePlainProduct&>(product_) = p;
       reinterpret_cast<RowLayout&>(layouts_[0]) = RowLayout(p.a);
@@ -267,10 +280,7 @@ class PlainMemory {
     }
     __syncthreads();
   }
-  __device__ const OnePlainProduct& product() const { return reinterpret_cast<const OnePlainProduct&>(product_); }
-  __device__ const RowLayout& layout(int side) const { return reinterpret_cast<const RowLayout&>(layouts_[side]); }
 
- private:
   alignas(OnePlainProduct) unsigned char product_[sizeof(OnePlainProduct)];
   alignas(RowLayout) unsigned char layouts_[2][sizeof(RowLayout)];  ///< of a and b
 };

@@ -137,18 +137,16 @@ __device__ void store(const Memory& m, int64_t column) {
 template <int kBits, DType kNumber>
 __device__ void multiply_few_rows(const MatmulJob& job) {
   __shared__ Memory memory;
-  each_plain_product(job, [&](const OnePlainProduct& p) {
-    memory.plain.hold(p);
-    for (int64_t column = int64_t{blockIdx.x} * kColumns; column < p.to.out.cols;
-         column += int64_t{gridDim.x} * kColumns) {
+  memory.plain.each_held(job, [&] {
+    const int64_t columns = memory.plain.product().to.out.cols;
+    for (int64_t column = int64_t{blockIdx.x} * kColumns; column < columns; column += int64_t{gridDim.x} * kColumns) {
       const int thread = static_cast<int>(threadIdx.x);
       if (thread < kColumns) memory.columns[thread] = memory.plain.layout(1).row(column + thread);
       if (thread < kMostFewRows) memory.rows[thread] = memory.plain.layout(0).row(thread);
-      __syncthreads();
+      __syncthreads();  // that is there, and nobody reads the sums of columns before any more
       multiply_cuts<kBits, kNumber>(memory);
       __syncthreads();
       store(memory, column);
-      __syncthreads();
     }
   });
 }

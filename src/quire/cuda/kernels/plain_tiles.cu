@@ -90,7 +90,7 @@ class Tile {
     const int side = static_cast<int>(threadIdx.x) / kTile, line = static_cast<int>(threadIdx.x) % kTile;
     if (const RowLayout& layout = m_.plain.layout(side); !layout.across())
       m_.starts[side][line] = layout.row((side == 0 ? row_ : col_) + line);
-    __syncthreads();
+    __syncthreads();  // that is there, and nobody stores the tile before any more
     const auto steps = static_cast<int>(ceil_div(p.contraction, int64_t{kDepth}));
     for (int step = 0; step <= steps; ++step) {  // one is fetched while the one before is multiplied
       typename Side<kTile, kNumber>::Units a, b;
@@ -144,14 +144,11 @@ class Tile {
 template <int kTile, DType kNumber>
 __device__ void multiply_tiles(const MatmulJob& job) {
   __shared__ Memory<kTile> memory;
-  each_plain_product(job, [&](const OnePlainProduct& p) {
-    memory.plain.hold(p);
-    const MutableMatrix& out = p.to.out;
+  memory.plain.each_held(job, [&] {
+    const MutableMatrix& out = memory.plain.product().to.out;
     const int64_t across = ceil_div(out.cols, int64_t{kTile}), down = ceil_div(out.rows, int64_t{kTile});
-    for (int64_t t = blockIdx.x; t < across * down; t += gridDim.x) {
-      if (t != blockIdx.x) __syncthreads();
+    for (int64_t t = blockIdx.x; t < across * down; t += gridDim.x)
       Tile<kTile, kNumber>(memory, t / across * kTile, t % across * kTile).run();
-    }
   });
 }
 

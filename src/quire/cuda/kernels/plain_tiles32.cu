@@ -86,8 +86,7 @@ __device__ void multiply_tile(const OnePlainProduct& p, int64_t row, int64_t col
 
 extern "C" __global__ void __launch_bounds__(kProductThreads) plain_tiles32(const __grid_constant__ MatmulJob job) {
   __shared__ Memory memory;
-  each_plain_product(job, [&](const OnePlainProduct& one) {
-    memory.plain.hold(one);
+  memory.plain.each_held(job, [&] {
     const OnePlainProduct& p = memory.plain.product();
     const int64_t across = ceil_div(p.to.out.cols, int64_t{kTile}), down = ceil_div(p.to.out.rows, int64_t{kTile});
     for (int64_t t = blockIdx.x; t < across * down; t += gridDim.x)
