@@ -200,6 +200,33 @@ TEST(PlainProducts, OfFewRowsAreWithinTheirBound) {
   std::cout << cases.compared << " outputs compared\n";
 }
 
+TEST(PlainProducts, OfFewRowsTakeFewInstructionsForAWeight) {
+  struct Counted {
+    const char* spec;
+    double most;  ///< instructions of PTX of all threads, for each weight
+  };
+  for (const Counted& c : {Counted{"fp8_row", 16}, Counted{"mxfp4", 16}, Counted{"nvfp4", 16}})
+    for (const int64_t rows : {1, 16}) {
+      constexpr int64_t cols = 16, step = 1024;
+      const auto steps_of = [&](int64_t length) {
+        ProductCases cases(39);
+        const Output o = cases.output(DType::bf16, rows, cols);
+        auto* const x = cases.twins().array(std::vector<uint16_t>(static_cast<size_t>(rows * length), 0x3F80));
+        cases.run(MatmulProblem{.a = {x, DType::bf16, rows, length, length},
+                                .b = {},
+                                .transpose_b = true,
+                                .out = o.out,
+                                .codes = cases.operand(c.spec, kRows, cols, length)},
+                  "few_rows");
+        return static_cast<double>(cases.twins().device.steps());
+      };
+      const double few = (steps_of(3 * step) - steps_of(2 * step)) / (cols * step);
+      std::cout << c.spec << ", " << rows << " rows: " << few << " instructions a weight\n";
+      if (on_gpu()) continue;
+      EXPECT_LT(few, c.most) << c.spec;
+    }
+}
+
 /// The first rows of a batch alone give the bits that they have in it.
 TEST(PlainProducts, OfARowDoNotDependOnItsBatch) {
   ProductCases cases(35);
