@@ -170,10 +170,16 @@ class RowLayout {
     const uint8_t* const scale = start.scale + (block >> 2) * scale_step_4_ + (block & 3) * scale_step_;
     return kind_ == ScaleKind::f32 ? *reinterpret_cast<const uint32_t*>(scale) : *scale;
   }
-  /// pairs() of codes of which it is known whether they are packed.
+  /// What multiplies codes under a scale and an amax, as read_codes() gives them.
+  __device__ float scale_of(uint32_t stored, uint32_t amax) const {
+    if (kind_ == ScaleKind::f32) return std::bit_cast<float>(stored);
+    if (kind_ == ScaleKind::e8m0) return e8m0_value(static_cast<uint8_t>(stored));
+    return nvfp4_value(Decoder(kBlockScaleFormat)(stored), std::bit_cast<float>(amax), spec_);
+  }
+  /// pairs() of codes under such a number, where it is known whether they are packed.
   template <DType kDType, bool kPacked>
-  __device__ uint4 pairs_of(const uint4& read) const {
-    return scaled(decoder_.of<kPacked>({read.x, read.y, 0}), read).template pairs<kDType>();
+  __device__ uint4 pairs_of(uint2 codes, float scale) const {
+    return scaled(decoder_.of<kPacked>({codes.x, codes.y, 0}), scale).template pairs<kDType>();
   }
   /// A unit as float32.
   __device__ UnitValues values_at(const RowStart& start, int64_t col) const {
@@ -208,9 +214,10 @@ class RowLayout {
   }
 
   /// Numbers of codes, as dequantize gives them in float32.
-  __device__ UnitValues values(const uint4& raw) const { return scaled(decoder_({raw.x, raw.y, 0}), raw); }
-  __device__ UnitValues scaled(const uint4& codes, const uint4& raw) const {
-    const float scale = scale_of(raw.z, std::bit_cast<float>(raw.w));
+  __device__ UnitValues values(const uint4& raw) const {
+    return scaled(decoder_({raw.x, raw.y, 0}), scale_of(raw.z, raw.w));
+  }
+  static __device__ UnitValues scaled(const uint4& codes, float scale) {
     const uint32_t pairs[kUnit / 2] = {codes.x, codes.y, codes.z, codes.w};
     UnitValues out;
 #pragma unroll
@@ -219,11 +226,6 @@ class RowLayout {
       out.v[k + kUnit / 2] = std::bit_cast<float>(pairs[k] & 0xFFFF0000u) * scale;
     }
     return out;
-  }
-  __device__ float scale_of(uint32_t stored, float amax) const {
-    if (kind_ == ScaleKind::f32) return std::bit_cast<float>(stored);
-    if (kind_ == ScaleKind::e8m0) return e8m0_value(static_cast<uint8_t>(stored));
-    return nvfp4_value(Decoder(kBlockScaleFormat)(stored), amax, spec_);
   }
 
   /// Numbers of a matrix in float32, which has as many.

@@ -27,7 +27,7 @@ struct Piece {
   static constexpr int kVectors = kPiece * kBits / 128;
 
   uint4 vectors[kVectors];
-  uint32_t scales[kCodes ? 2 : 1];  ///< of each half, as stored
+  uint32_t scales[2];  ///< of each half, as stored
 
   __device__ void read(const RowLayout& layout, const RowStart& start, int64_t col) {
     if (layout.has_vectors(start, col, kPiece)) {
@@ -51,12 +51,15 @@ struct Piece {
     }
   }
 
-  /// Unit u as pairs of numbers.
-  __device__ uint4 pairs(const RowLayout& layout, const RowStart& start, int u) const {
+  /// What multiplies the codes of a half.
+  __device__ float scale(const RowLayout& layout, const RowStart& start, int half) const {
+    return kCodes ? layout.scale_of(scales[half % 2], start.amax) : 1.0f;
+  }
+  /// Unit u as pairs of numbers, under the scale of its half.
+  __device__ uint4 pairs(const RowLayout& layout, float scale, int u) const {
     if constexpr (kBits == 16) return vectors[u];
-    if constexpr (kBits == 8)
-      return layout.template pairs_of<kNumber, false>({get<0>(u), get<1>(u), scales[u / 2 % 2], start.amax});
-    return layout.template pairs_of<kNumber, true>({get<0>(u), 0, scales[u / 2 % 2], start.amax});
+    if constexpr (kBits == 8) return layout.template pairs_of<kNumber, false>({get<0>(u), get<1>(u)}, scale);
+    return layout.template pairs_of<kNumber, true>({get<0>(u), 0}, scale);
   }
 
  private:
@@ -100,9 +103,11 @@ __device__ void multiply_cuts(Memory& m) {
       next[0].read(of_w, w[0], after + part), next[1].read(of_w, w[8], after + part);
     if (cut < 0) continue;
     float sum[2][4] = {};
+    float first_scale, second_scale;
 #pragma unroll
     for (int u = 0; u < kUnits; ++u) {
-      const uint4 first = now[0].pairs(of_w, w[0], u), second = now[1].pairs(of_w, w[8], u);
+      if (u % 2 == 0) first_scale = now[0].scale(of_w, w[0], u / 2), second_scale = now[1].scale(of_w, w[8], u / 2);
+      const uint4 first = now[0].pairs(of_w, first_scale, u), second = now[1].pairs(of_w, second_scale, u);
       const uint32_t low[4] = {first.x, second.x, first.y, second.y}, high[4] = {first.z, second.z, first.w, second.w};
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
