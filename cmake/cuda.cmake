@@ -24,8 +24,9 @@ set(QUIRE_CHIPS 80 89 90 100 103 120 CACHE STRING "libquire_cuda: chips that ker
 set(QUIRE_MODULES_OF_89 tiles_fp4 tiles_fp8)
 
 # A command that starts nvcc. ccache keeps what nvcc makes, as it does for C++, if -c is among the options, which changes
-# nothing beside -fatbin or -ptx. It compares the files that nvcc has read (CCACHE_DEPEND): `nvcc -E` shows what the host
-# sees, and not what __CUDA_ARCH__ chooses. nvcc is asked for its version, because the one on PATH may be a script.
+# nothing beside -fatbin or -ptx. It compares the files that nvcc has read (CCACHE_DEPEND): for several chips `nvcc -E`
+# shows what one of them compiles, and a change for another one would go unnoticed. nvcc is asked for its version, because
+# the one on PATH may be a script.
 set(QUIRE_NVCC_CALL ${QUIRE_NVCC})
 if(QUIRE_CCACHE)
   set(QUIRE_NVCC_CALL ${CMAKE_COMMAND} -E env CCACHE_DEPEND=1 "CCACHE_COMPILERCHECK=%compiler% --version" ${QUIRE_CCACHE}
