@@ -171,10 +171,9 @@ class TensorProduct {
   __device__ void store() {
     const float constant = product_constant(p_.a.from.spec, p_.b.from.spec);
     const int column = Sums::stored_column();
-    const float factor = m_.factors[kTile + column];
     sums_.store(m_.codes, [&](int line, float sum) {
       if (row_ + line < p_.to.out.rows && col_ + column < p_.to.out.cols)
-        p_.to.store(row_ + line, col_ + column, sum * constant * m_.factors[line] * factor);
+        p_.to.store(row_ + line, col_ + column, sum * constant * m_.factors[line] * m_.factors[kTile + column]);
     });
   }
 
