@@ -43,7 +43,10 @@ constexpr Taken kTaken[]{
     {"nvfp4:row_scaled:nan", "", {83, 81}},
     {"nvfp4:16x16:sr", "no kernel is compiled for nvfp4:16x16:sr", {}},
     {"mxfp8:interleaved", "writes codes in the plain order, but mxfp8:interleaved is interleaved", {}},
-    {"nvfp4:4over6=mae", "tries one scale for a block, but nvfp4:4over6=mae two", {}},
+    {"nvfp4:4over6=mae", "", {230, 230}},
+    {"nvfp4:4over6=mse:256:nan", "", {255, 255}},
+    {"nvfp4:16x16:4over6=mae:256", "", {272, 272}},
+    {"nvfp4:row_scaled:4over6=mse", "", {209, 209}},
     {"nvfp4:rht=unsigned", "no kernel is compiled for nvfp4:rht=unsigned", {}},
 };
 
@@ -106,7 +109,8 @@ TEST(Tiles, GiveEachPlaceOfARunTheBytesOfTheCpuForEveryValueOfItsDtype) {
   QuantizerComparison cases(5);
   const int64_t rows = 64, cols = 1024, step = many_cases() ? 1 : 16;
   for (const char* spec : {"mxfp8", "fp8_block:nan", "fp8_tensor", "mxfp8:e5m2:32x32", "fp8_block:128x128:nan", "mxfp4",
-                           "fp8_row", "nvfp4:rht:sr", "nvfp4:nan", "nvfp4:16x16"})
+                           "fp8_row", "nvfp4:rht:sr", "nvfp4:nan", "nvfp4:16x16", "nvfp4:4over6=mae",
+                           "nvfp4:16x16:4over6=mse:256", "nvfp4:4over6=mse:nan"})
     for (const DType dtype : {DType::bf16, DType::f16})
       for (const int code : kCodes)
         for (int64_t place = code % 16; place < code % 16 + 16; place += step) {

@@ -47,7 +47,8 @@ struct TileKernels {
 
   bool take(const QuantSpec& s) const {
     return s.family == spec.family && s.element == spec.element && s.square == spec.square &&
-           s.row_scaled == spec.row_scaled && s.hadamard == spec.hadamard && s.stochastic == spec.stochastic;
+           s.row_scaled == spec.row_scaled && s.hadamard == spec.hadamard && s.stochastic == spec.stochastic &&
+           (s.four_over_six == FourOverSix::off) == (spec.four_over_six == FourOverSix::off);
   }
 };
 
@@ -56,6 +57,14 @@ constexpr QuantSpec fp8(Family family, Format element, bool square = false) {
 }
 constexpr QuantSpec fp4(Family family, Hadamard hadamard = Hadamard::off, bool stochastic = false) {
   return {.family = family, .element = Format::e2m1, .hadamard = hadamard, .stochastic = stochastic};
+}
+/// By either error.
+constexpr QuantSpec four_over_six(bool square = false, bool row_scaled = false) {
+  return {.family = Family::nvfp4,
+          .element = Format::e2m1,
+          .square = square,
+          .row_scaled = row_scaled,
+          .four_over_six = FourOverSix::mae};
 }
 
 constinit const TileKernels kTileKernels[] = {
@@ -75,6 +84,9 @@ constinit const TileKernels kTileKernels[] = {
     {fp4(Family::nvfp4), kOfDTypes<"tiles_fp4", "nvfp4">},
     {{.family = Family::nvfp4, .element = Format::e2m1, .square = true}, kOfDTypes<"tiles_fp4", "nvfp4_2d">},
     {{.family = Family::nvfp4, .element = Format::e2m1, .row_scaled = true}, kOfDTypes<"tiles_fp4", "nvfp4_row">},
+    {four_over_six(), kOfDTypes<"tiles_fp4", "nvfp4_4over6">},
+    {four_over_six(true), kOfDTypes<"tiles_fp4", "nvfp4_2d_4over6">},
+    {four_over_six(false, true), kOfDTypes<"tiles_fp4", "nvfp4_row_4over6">},
     {fp4(Family::nvfp4, Hadamard::off, true), kOfDTypes<"tiles_fp4", "nvfp4_sr">},
     {fp4(Family::nvfp4, Hadamard::signs), kOfDTypes<"tiles_fp4", "nvfp4_rht">},
     {fp4(Family::nvfp4, Hadamard::signs, true), kOfDTypes<"tiles_fp4", "nvfp4_rht_sr">},
@@ -160,7 +172,6 @@ void measure_above(const QuantizeProblem& p, TileJob& job, const Context& contex
 bool refuses_tiles(const QuantizeProblem& p, const Context&, Refusal* refusal) {
   const QuantSpec& s = p.spec;
   if (s.interleaved) return refused(refusal, "writes codes in the plain order, but ", s, " is interleaved");
-  if (s.four_over_six != FourOverSix::off) return refused(refusal, "tries one scale for a block, but ", s, " two");
   if (!kernels_of(s)) return refused(refusal, "no kernel is compiled for ", s);
   return refuses_sizes(p.x, p.groups, refusal);
 }

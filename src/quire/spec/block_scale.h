@@ -2,6 +2,7 @@
 // is ValueLines, or any type with its members that are used here: spec, x.dtype, outer, contraction, block and read.
 #pragma once
 
+#include <array>
 #include <bit>
 #include <cstdint>
 #include <limits>
@@ -88,20 +89,41 @@ constexpr BlockScale two_level_scale(float target, const GlobalScale& g) {
   return {nvfp4_multiplier(decode(kBlockScaleFormat, byte), g), 1, byte};
 }
 
-/// numerics.md 5.8, 5.11: the error of a line's block under a candidate scale and the stored g, summed in order.
+/// The two scales of a block that 4over6 compares (numerics.md 5.8): under them its largest codes are 4 and 6.
+constexpr std::array<BlockScale, 2> four_over_six_scales(float amax, const GlobalScale& g) {
+  const auto at_most_448 = [](float x) { return 448.0f < x ? 448.0f : x; };
+  const float base = amax / 6.0f * g.encode;
+  return {two_level_scale(at_most_448(base * 1.5f), g), two_level_scale(at_most_448(base), g)};
+}
+
+/// The error of one value under a scale and the stored g (numerics.md 5.8, 5.11).
+struct ValueError {
+  bool of_amax, squared;
+  float scale, stored, most, value;
+
+  constexpr ValueError(const QuantSpec& spec, const BlockScale& s, float g)
+      : of_amax(spec.global == Global::amax),
+        squared(spec.four_over_six == FourOverSix::mse),
+        scale(decode(kBlockScaleFormat, s.byte)),
+        stored(g),
+        most(6.0f * spec.block_scale_max()),
+        value(nvfp4_value(scale, g, spec)) {}
+
+  /// code: the decoded code of x.
+  constexpr float of(float x, float code) const {
+    const float d = (of_amax ? code * scale * stored / most : code * value) - x;
+    return squared ? d * d : d < 0 ? -d : d;
+  }
+};
+
+/// The error of a line's block, summed in order.
 template <class Lines>
 QUIRE_HOST_DEVICE float line_error(const Lines& t, int64_t line, int64_t begin, const BlockScale& s, float g) {
-  const float scale = decode(kBlockScaleFormat, s.byte), most = 6.0f * t.spec.block_scale_max();
-  float v[kValueGroup], error = 0;
+  const ValueError error(t.spec, s, g);
+  float v[kValueGroup], sum = 0;
   t.read(v, line, begin);
-  for (const float x : v) {
-    const float code = decode(t.spec.element, encode(t.spec.element, x * s.multiplier));
-    const bool amax = t.spec.global == Global::amax;
-    const float d = (amax ? code * scale * g / most : code * nvfp4_value(scale, g, t.spec)) - x;
-    const float magnitude = d < 0 ? -d : d;
-    error += t.spec.four_over_six == FourOverSix::mae ? magnitude : d * d;
-  }
-  return error;
+  for (const float x : v) sum += error.of(x, decode(t.spec.element, encode(t.spec.element, x * s.multiplier)));
+  return sum;
 }
 
 /// The error of a block, or of a tile: its lines summed by a tree.
@@ -117,11 +139,11 @@ QUIRE_HOST_DEVICE float block_error(const Lines& t, const ValueTile& tile, const
 
 template <class Lines>
 QUIRE_HOST_DEVICE BlockScale nvfp4_scale(const Lines& t, const ValueTile& tile, float amax, const GlobalScale& g) {
-  const auto at_most = [](float x, float limit) { return limit < x ? limit : x; };
-  if (t.spec.four_over_six == FourOverSix::off) return two_level_scale(at_most(amax * g.block_mult, kFloatMax), g);
-  const float base = amax / 6.0f * g.encode;
-  const BlockScale map4 = two_level_scale(at_most(base * 1.5f, 448.0f), g);
-  const BlockScale map6 = two_level_scale(at_most(base, 448.0f), g);
+  if (t.spec.four_over_six == FourOverSix::off) {
+    const float target = amax * g.block_mult;
+    return two_level_scale(kFloatMax < target ? kFloatMax : target, g);
+  }
+  const auto [map4, map6] = four_over_six_scales(amax, g);
   return block_error(t, tile, map4, g.stored) < block_error(t, tile, map6, g.stored) ? map4 : map6;
 }
 

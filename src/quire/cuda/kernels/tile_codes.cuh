@@ -43,6 +43,13 @@ __device__ inline uint32_t stochastic_code(float x, uint32_t random) {
   return magnitude != magnitude ? static_cast<uint32_t>(row(kPackedFormat).nan_code()) : with_sign;
 }
 
+/// decode(encode(x)) of E2M1 for what is not NaN: adding a large number rounds to a multiple of the step, ties to even.
+__device__ inline float rounded_to_e2m1(float x) {
+  const float magnitude = fabsf(x), clamped = magnitude < 6.0f ? magnitude : 6.0f;
+  const float large = clamped < 2.0f ? 0x1.8p22f : clamped < 4.0f ? 0x1.8p23f : 0x1.8p24f;
+  return copysignf(clamped + large - large, x);
+}
+
 template <QuantSpec kSpec>
 inline constexpr int kCodeWords = kRun / (kSpec.packed() ? 8 : 4);  ///< of a run
 

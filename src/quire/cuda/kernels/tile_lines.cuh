@@ -13,7 +13,8 @@ template <QuantSpec kSpec>
 __device__ QuantSpec with_flags(const QuantSpec& asked) {
   QuantSpec spec = kSpec;
   spec.nan = asked.nan, spec.swizzled = asked.swizzled, spec.given = asked.given, spec.global = asked.global;
-  spec.pow2 = asked.pow2, spec.epsilon = asked.epsilon;
+  spec.pow2 = asked.pow2, spec.epsilon = asked.epsilon, spec.block_scale_max_256 = asked.block_scale_max_256;
+  if (kSpec.four_over_six != FourOverSix::off) spec.four_over_six = asked.four_over_six;
   return spec;
 }
 
@@ -25,6 +26,7 @@ struct TileLines {
   };
   static constexpr DType kOfDType = kDType;
   static constexpr bool kOfBlocks = kSpec.row().scope == Scope::block;
+  static constexpr bool kTriesTwo = kSpec.four_over_six != FourOverSix::off;             ///< scales of a block
   static constexpr bool kPerLine = kSpec.row_scaled || kSpec.row().scope == Scope::row;  ///< amaxes
 
   const QuantSpec& spec;
@@ -73,6 +75,32 @@ struct TileLines {
       found.byte = one_byte<kBlockScaleFormat>(kFloatMax < target ? kFloatMax : target);
       found.multiplier = nvfp4_multiplier(decode_fast<kBlockScaleFormat>(found.byte), global);
     }
+    return marked(found, finite);
+  }
+
+  /// The same of a block of 16 values, as value(i) gives them: 4over6 compares the errors of two scales.
+  template <class Value>
+  __device__ BlockScale scale_of(float amax, bool finite, Value&& value) const {
+    if constexpr (!kTriesTwo) return scale_of(amax, finite);
+    const auto [map4, map6] = four_over_six_scales(amax, global);
+    return marked(error_of(map4, value) < error_of(map6, value) ? map4 : map6, finite);
+  }
+
+  /// The error of 16 values of a line under a scale (line_error()): where one is NaN, so is the error.
+  template <class Value>
+  __device__ float error_of(const BlockScale& s, Value&& value) const {
+    const ValueError error(spec, s, global.stored);
+    float sum = 0;
+    QUIRE_UNROLL
+    for (int i = 0; i < kRun; ++i) {
+      const float x = value(i);
+      sum += error.of(x, rounded_to_e2m1(x * s.multiplier));
+    }
+    return sum;
+  }
+
+  /// A block's scale, which is NaN where the spec says so of values that are not finite.
+  __device__ BlockScale marked(BlockScale found, bool finite) const {
     if (kOfBlocks && spec.nan && !finite) {
       found.stored = std::numeric_limits<float>::quiet_NaN();
       found.byte = kSpec.row().scale == ScaleKind::e8m0 ? kE8m0Nan : kBlockScaleNan;

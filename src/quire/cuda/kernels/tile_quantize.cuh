@@ -41,7 +41,7 @@ __device__ Seen<kDType> quantize_rows(const TileJob& job, const TileWork& tile) 
       seen.merge(nan);
       QUIRE_UNROLL
       for (unsigned bit = 1; bit < lanes; bit *= 2) seen.join(bit, nan);
-      scale = own.scale_of(seen.amax(0), seen.finite(0));
+      scale = own.scale_of(seen.amax(0), seen.finite(0), [&](int i) { return value_at<kDType>(words, i); });
     }
     write_row(own, tile, {row, col}, words, scale);
   });
@@ -55,7 +55,7 @@ template <QuantSpec kSpec, DType kDType>
 __device__ void quantize_rows(const TileJob& job, const TileWork& tile, Squares<kSpec, kDType>& squares) {
   if (!tile.wants(job.rowwise)) return;
   const TileLines<kSpec, kDType> lines(tile.spec, job, Direction::rowwise, tile.x, tile.place.group);
-  squares.find_scales(lines);
+  squares.find_scales(lines, tile.memory);
   each_place([&](int row, int col) {
     write_row(lines, tile, {row, col}, kept<kDType>(tile.memory, row, col), squares.scale(row, col));
   });
@@ -91,7 +91,8 @@ __device__ void find_scales(const TileLines<kSpec, kDType>& lines, int64_t line,
     QUIRE_UNROLL
     for (int c = 0; c < Share::kCols; ++c)
       scales[c] =
-          lines.of_line(line + c).scale_of(seen[c / series].amax(c % series), seen[c / series].finite(c % series));
+          lines.of_line(line + c).scale_of(seen[c / series].amax(c % series), seen[c / series].finite(c % series),
+                                           [&](int r) { return columns.value(r, c); });
   }
 }
 
@@ -202,7 +203,7 @@ __device__ void quantize_tile(const TileJob& job) {
   if (!tile.wants(job.columnwise)) return;
   __syncthreads();
   const TileLines<kSpec, kDType> lines(spec, job, Direction::columnwise, x, place.group);
-  if constexpr (kSpec.square) squares->find_scales(lines);
+  if constexpr (kSpec.square) squares->find_scales(lines, memory);
   if (place.first() && threadIdx.x == 0) lines.write_above(job.columnwise.amaxes != nullptr);
   quantize_columns<kSpec, kDType>(lines, tile, squares);
 }

@@ -41,17 +41,47 @@ struct alignas(16) Squares {
   }
 
   /// The scales of a direction. All threads of the block call this, once none needs the other's any more.
-  __device__ void find_scales(const TileLines<kSpec, kDType>& lines) {
-    const auto i = static_cast<int>(threadIdx.x);
-    if (i < kCount) {
-      const BlockScale found = lines.scale_of(std::bit_cast<float>(most[i]), is_finite(std::bit_cast<float>(all[i])));
-      multiplier[i] = found.multiplier, stored[i] = found.stored, byte[i] = found.byte;
-    }
+  __device__ void find_scales(const TileLines<kSpec, kDType>& lines, const void* tile) {
+    const auto thread = static_cast<int>(threadIdx.x);
+    if constexpr (lines.kTriesTwo)
+      compare_scales(lines, tile);
+    else if (thread < kCount)
+      set(thread, lines.scale_of(amax(thread), finite(thread)));
     __syncthreads();
   }
   __device__ BlockScale scale(int row, int col) const {
     const int i = of(row, col);
     return {multiplier[i], stored[i], byte[i]};
+  }
+
+ private:
+  __device__ float amax(int i) const { return std::bit_cast<float>(most[i]); }
+  __device__ bool finite(int i) const { return is_finite(std::bit_cast<float>(all[i])); }
+  __device__ void set(int i, const BlockScale& found) {
+    multiplier[i] = found.multiplier, stored[i] = found.stored, byte[i] = found.byte;
+  }
+
+  /// The better of two scales of each square. Of a square 16 lanes have a line each; they sum as block_error() does.
+  __device__ void compare_scales(const TileLines<kSpec, kDType>& lines, const void* tile) {
+    static_assert(kSide == kRun);
+    const bool rowwise = lines.direction == Direction::rowwise;
+    const auto thread = static_cast<int>(threadIdx.x);
+    const int line = thread % kSide;
+#pragma unroll 1
+    for (int i = thread / kSide; i < kCount; i += static_cast<int>(kTileThreads) / kSide) {
+      const int row = i / kAlong * kSide + (rowwise ? line : 0), col = i % kAlong * kSide + (rowwise ? 0 : line);
+      const auto value = [&](int n) {
+        return load_element(tile, kDType, rowwise ? in_tile(row, col + n) : in_tile(row + n, col));
+      };
+      const auto [map4, map6] = four_over_six_scales(amax(i), lines.global);
+      float under4 = lines.error_of(map4, value), under6 = lines.error_of(map6, value);
+      QUIRE_UNROLL
+      for (unsigned bit = kSide / 2; bit > 0; bit /= 2) {
+        under4 += __shfl_xor_sync(~0u, under4, bit);
+        under6 += __shfl_xor_sync(~0u, under6, bit);
+      }
+      if (line == 0) set(i, lines.marked(under4 < under6 ? map4 : map6, finite(i)));
+    }
   }
 };
 
