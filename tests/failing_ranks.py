@@ -114,6 +114,7 @@ def interrupted(rank):
     store = distributed.distributed_c10d._get_default_store()
 
     if rank == 0:
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs are told to ignore it
         store.set("process", str(os.getpid()))
     else:
         process = int(store.get("process"))

@@ -27,7 +27,7 @@ from workspace import (
 )
 
 CHECKS = ["check_layers", "check_budgets", "check_formats", "check_factories", "check_duplicates", "check_words"]
-#: The device for machines without one: its own tests, and those that take a device and then run on it too.
+#: The device for machines without one: its own tests, and those that take a device, in a process for this device alone.
 TEST_DEVICE = "quiretest"
 DEVICE_TESTS = "tests/device"
 #: Tests whose quick cases run on it once more with quire's CUDA kernels, on the emulator, and sums in their order.
@@ -176,11 +176,11 @@ def test(arguments: list[str], quick: bool = False) -> None:
         hand_over("-m", "pytest", *tier, *arguments, **test_environment())
     ctest(release_folder(), *(["--label-exclude", "other_isa"] if quick else []))
     shared, environment = workers()
-    others, devices = [*tier, f"--ignore={DEVICE_TESTS}"], [TEST_DEVICE, *["cuda"] * bool(shutil.which("nvidia-smi"))]
+    others = [*tier, f"--ignore={DEVICE_TESTS}"]
+    devices = [TEST_DEVICE, "cuda"] if shutil.which("nvidia-smi") else [TEST_DEVICE]
     passed = [
         pytest(*others, *shared, "-m", "not alone", **environment),
         pytest(*others, "-m", "alone"),
-        # Its device is one of the whole process: PyTorch's threads for backward passes are started for it too.
         *(pytest(*tier, *shared, "--device", name, DEVICE_TESTS, *ON_ANY_DEVICE, **environment) for name in devices),
     ]
     if (release_folder() / "lib/libquire_cuda.so").exists():

@@ -89,7 +89,7 @@ void register_functions(torch::Library& m) {
   m.def("next_caller(str layer) -> ()", next_caller);
   // Python's (quire/distributed/check_ranks.py): whether gloo sends the tensors of a device for a group, and what
   // compares what its ranks are about to send.
-  m.def("sent_by_gloo(str group, Device device) -> bool");
+  m.def("sent_by_gloo(str group, str device) -> bool");
   m.def("compare_ranks(str group, int tokens, int[] weight, str recipe, str parallel) -> ()");
   m.def("forget_agreed(str group) -> ()", forget_agreed);
   m.def("raise_reported(str device) -> ()", [](const std::string& device) { raise_reported(at::Device(device)); });

@@ -65,7 +65,8 @@ void each_matmul(const MatmulProblem& p, const One& one) {
     };
     const int64_t begin = end(e - 1), rows = end(e) - begin;
     if (rows == 0 && count > 1) continue;
-    MatmulProblem q{.a = rows_of(p.a, begin, rows), .b = b, .transpose_a = p.transpose_a, .transpose_b = p.transpose_b};
+    MatmulProblem q;
+    q.a = rows_of(p.a, begin, rows), q.transpose_a = p.transpose_a, q.transpose_b = p.transpose_b;
     q.b = !p.bs.empty()   ? p.bs[e]
           : p.transpose_a ? rows_of(b, begin, rows)
                           : rows_of(b, e * (b.rows / count), b.rows / count);

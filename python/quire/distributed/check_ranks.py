@@ -90,10 +90,10 @@ def _would_end(group: "distributed.ProcessGroup", device: torch.device) -> bool:
     return group.size() > 1 and backend_of(group, device) == "gloo"
 
 
-def _sent_by_gloo(name: str, device: torch.device) -> bool:
+def _sent_by_gloo(name: str, device: str) -> bool:
     """The kernel of quire::sent_by_gloo."""
     group = named_group(name)
-    return group is not None and backend_of(group, device) == "gloo"
+    return group is not None and backend_of(group, torch.device(device)) == "gloo"
 
 
 def _compare_compiled(name: str, tokens: int, weight: list[int], recipe: str, parallel: str) -> None:

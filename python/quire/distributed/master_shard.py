@@ -12,6 +12,7 @@ from quire.distributed import check_ranks
 from quire.distributed.code_payload import alike, pack, unpack, why_not
 from quire.distributed.gathering import BOTH, COLUMNWISE, ROWWISE, Amaxes, Directions, Found, reduced_amaxes
 from quire.functional import quantize
+from quire.loading.devices import runs_later
 from quire.tensor import DTYPES, QuantizedTensor, QuantSpec, TensorProto
 from quire.tensor.directions import other_direction
 
@@ -265,7 +266,7 @@ def _fill(q: QuantizedTensor, payload: torch.Tensor, metadata: Gathered) -> None
     unpack(payload, metadata.parts, q.spec_text, got)
     for name, tensor in metadata.shared.items():
         buffers[name].copy_(tensor)
-        if tensor.device.type != "cpu":  # made on fully_shard's own stream, whose next gather would overwrite it
+        if runs_later(tensor.device):  # made on fully_shard's own stream, whose next gather would overwrite it
             tensor.record_stream(torch.accelerator.current_stream(tensor.device))
     if metadata.wanted == BOTH and metadata.sent != BOTH:
         named = dict.fromkeys(q.named()) | got

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import torch
 
 from quire.functional import Buffers
+from quire.loading.devices import runs_later
 from quire.loading.for_dynamo import assume_constant_result
 
 
@@ -62,7 +63,7 @@ def start_gather(t: torch.Tensor, size: int, group: str) -> torch.Tensor:
     """Begins to gather [size * d0, ...] of each rank's [d0, ...]; wait() of sharded_product gives them. With gloo on
     another device than the CPU by an all-to-all: gloo's gather reads memory of the device by the host there."""
     t = t.contiguous()
-    if t.device.type == "cpu" or not _sent_by_gloo(group, t.device.type):
+    if not runs_later(t.device) or not _sent_by_gloo(group, t.device.type):
         return torch.ops._c10d_functional.all_gather_into_tensor(t, size, group)
     splits = [t.shape[0]] * size
     return torch.ops._c10d_functional.all_to_all_single(torch.cat([t] * size), splits, splits, group)

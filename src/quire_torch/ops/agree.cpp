@@ -94,7 +94,7 @@ bool sent_by_gloo(const Group& group, at::Device device) {
       if (const auto found = known->second.by_gloo.find(device.type()); found != known->second.by_gloo.end())
         return found->second;
   }
-  torch::jit::Stack stack{group.name, device};
+  torch::jit::Stack stack{group.name, device.str()};
   const bool by_gloo = call_python("quire::sent_by_gloo", stack) && stack[0].toBool();
   const std::lock_guard lock(g.mutex);
   return g.said[group.name].by_gloo[device.type()] = by_gloo;
