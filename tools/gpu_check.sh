@@ -43,6 +43,8 @@ python3 -c 'import sys, torch; print("PyTorch", torch.__version__, "Python", sys
 ln -sfn "$build/lib" python/quire/lib
 # PyTorch's cuBLASLt, also for programs without PyTorch.
 cublaslt=$(python3 -c 'import pathlib, torch; print(pathlib.Path(torch.__file__).parents[1] / "nvidia/cu13/lib")')
+# Cases that want a GPU fail where PyTorch finds none.
+export QUIRE_REQUIRE_CUDA=1
 export PYTHONPATH=$root/python QUIRE_GOLDEN_DIR=$build/golden LD_LIBRARY_PATH=$build/lib:$cublaslt:${LD_LIBRARY_PATH:-}
 of_the_emulator='*Emulator*:*Faults*:*Features*:*Gate*:*Mutations*:*Orders*:*/Tensor*'
 kernels=("$build/tests/cuda/test_cuda" --gtest_brief=1 "--gtest_filter=-$of_the_emulator")
