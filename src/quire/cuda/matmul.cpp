@@ -93,12 +93,6 @@ std::optional<DType> dtype_of_16_bits(const MatmulProblem& p) {
   return !p.codes && p.a.dtype != DType::f32 && of_b == p.a.dtype ? of_b : std::nullopt;
 }
 
-/// Rows of each product, at most.
-int64_t most_rows(const MatmulProblem& p) {
-  if (p.transpose_a) return p.a.cols;
-  return p.groups.ends.data ? p.a.rows : p.a.rows / p.groups.count;
-}
-
 /// Where a library multiplies one product of matrices, it does so for few rows too.
 bool refuses_few_rows(const MatmulProblem& p, const Context&, Refusal* refusal) {
   if (most_rows(p) > kMostFewRows)
@@ -142,6 +136,11 @@ void matmul_tiles32(const MatmulProblem& p, const Context& context) {
 }
 
 }  // namespace
+
+int64_t most_rows(const MatmulProblem& p) {
+  if (p.transpose_a) return p.a.cols;
+  return p.groups.ends.data ? p.a.rows : p.a.rows / p.groups.count;
+}
 
 bool takes_large_tiles(const MatmulProblem& p, const Context& context) {
   const int64_t rows = p.transpose_a ? p.a.cols : p.a.rows / p.groups.count;  // of equal groups

@@ -145,21 +145,16 @@ GemmProblem small_like(const GemmProblem& like, Trial& trial) {
 /// Of b, or of a list of them.
 static DType dtype_of_b(const MatmulProblem& p) { return p.bs.empty() ? p.b.dtype : p.bs[0].dtype; }
 
-static int64_t rows_of_each(const MatmulProblem& p) {
-  if (p.transpose_a) return p.a.cols;
-  return p.groups.ends.data ? p.a.rows : p.a.rows / p.groups.count;
-}
-
 uint64_t kind_of(const MatmulProblem& p, const Context& context) {
   const uint64_t codes = p.codes ? kind(p.codes->spec) : 0;
   return kind(p.a.dtype, dtype_of_b(p), p.out.dtype, bits(p.transpose_a, p.transpose_b, takes_large_tiles(p, context)),
-              kind(p.bias), kind(p.groups), codes, small_rows(rows_of_each(p)));
+              kind(p.bias), kind(p.groups), codes, small_rows(most_rows(p)));
 }
 
 MatmulProblem small_like(const MatmulProblem& like, Trial& trial) {
   const Context& context = trial.terms.context;
   const bool large_tiles = takes_large_tiles(like, context), positive = trial.terms.wanted == Wanted::magnitude;
-  auto [rows, n, k] = sizes_of(small_rows(rows_of_each(like)), trial);
+  auto [rows, n, k] = sizes_of(small_rows(most_rows(like)), trial);
   if (large_tiles) n = kLargeTensorTile * driver().machine(context.index).multiprocessors;
   const auto matrix = [&](DType dtype, int64_t of_rows, int64_t cols) {
     return Matrix{trial.values(dtype, of_rows * cols, positive), dtype, of_rows, cols, cols};

@@ -147,6 +147,14 @@ QUIRE_HOST_DEVICE BlockScale nvfp4_scale(const Lines& t, const ValueTile& tile, 
   return block_error(t, tile, map4, g.stored) < block_error(t, tile, map6, g.stored) ? map4 : map6;
 }
 
+/// A block's scale as it is stored: NaN where the option `nan` says so of values that are not finite (numerics.md 1.9).
+constexpr BlockScale marked(BlockScale found, const QuantSpec& spec, bool finite) {
+  if (!spec.nan || finite) return found;
+  found.stored = std::numeric_limits<float>::quiet_NaN();
+  found.byte = spec.row().scale == ScaleKind::e8m0 ? kE8m0Nan : kBlockScaleNan;
+  return found;
+}
+
 /// The scale that the values of `tile` share (sharing()), the stored one NaN where the option `nan` says so
 /// (numerics.md 1.9).
 template <class Lines>
@@ -162,11 +170,7 @@ QUIRE_HOST_DEVICE BlockScale block_scale(const Lines& t, const ValueTile& tile, 
   }
   if (row.scale == ScaleKind::two_level)
     found = nvfp4_scale(t, tile, measured.amax, global_scale(above.number, t.spec));
-  if (t.spec.nan && !measured.finite) {
-    found.stored = std::numeric_limits<float>::quiet_NaN();
-    found.byte = row.scale == ScaleKind::e8m0 ? kE8m0Nan : kBlockScaleNan;
-  }
-  return found;
+  return marked(found, t.spec, measured.finite);
 }
 
 }  // namespace quire

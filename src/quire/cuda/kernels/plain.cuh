@@ -3,6 +3,7 @@
 #pragma once
 
 #include "quire/cuda/kernels/bf16_codes.cuh"
+#include "quire/cuda/kernels/pairs.cuh"
 
 namespace quire::cuda {
 
@@ -51,17 +52,6 @@ __device__ void each_plain_product(const MatmulJob& job, Each&& each) {
                          job.transpose_a ? place.rows : job.a.cols,
                          to});
   });
-}
-
-/// Two numbers in one dtype of 16 bits, each rounded once: the first one in the lower half.
-template <DType kDType>
-__device__ uint32_t pair_of(float first, float second) {
-  uint32_t both;
-  if constexpr (kDType == DType::bf16)
-    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(second), "f"(first));
-  else
-    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(second), "f"(first));
-  return both;
 }
 
 /// kUnit numbers that follow each other in a row.

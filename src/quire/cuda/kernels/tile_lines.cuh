@@ -75,7 +75,7 @@ struct TileLines {
       found.byte = one_byte<kBlockScaleFormat>(kFloatMax < target ? kFloatMax : target);
       found.multiplier = nvfp4_multiplier(decode_fast<kBlockScaleFormat>(found.byte), global);
     }
-    return marked(found, finite);
+    return kOfBlocks ? marked(found, spec, finite) : found;
   }
 
   /// The same of a block of 16 values, as value(i) gives them: 4over6 compares the errors of two scales.
@@ -83,7 +83,7 @@ struct TileLines {
   __device__ BlockScale scale_of(float amax, bool finite, Value&& value) const {
     if constexpr (!kTriesTwo) return scale_of(amax, finite);
     const auto [map4, map6] = four_over_six_scales(amax, global);
-    return marked(error_of(map4, value) < error_of(map6, value) ? map4 : map6, finite);
+    return marked(error_of(map4, value) < error_of(map6, value) ? map4 : map6, spec, finite);
   }
 
   /// The error of 16 values of a line under a scale (line_error()): where one is NaN, so is the error.
@@ -97,15 +97,6 @@ struct TileLines {
       sum += error.of(x, rounded_to_e2m1(x * s.multiplier));
     }
     return sum;
-  }
-
-  /// A block's scale, which is NaN where the spec says so of values that are not finite.
-  __device__ BlockScale marked(BlockScale found, bool finite) const {
-    if (kOfBlocks && spec.nan && !finite) {
-      found.stored = std::numeric_limits<float>::quiet_NaN();
-      found.byte = kSpec.row().scale == ScaleKind::e8m0 ? kE8m0Nan : kBlockScaleNan;
-    }
-    return found;
   }
 
   /// Whether a scale is written with the run of a line that begins at a position: with the first one of the block, or

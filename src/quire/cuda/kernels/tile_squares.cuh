@@ -80,7 +80,7 @@ struct alignas(16) Squares {
         under4 += __shfl_xor_sync(~0u, under4, bit);
         under6 += __shfl_xor_sync(~0u, under6, bit);
       }
-      if (line == 0) set(i, lines.marked(under4 < under6 ? map4 : map6, finite(i)));
+      if (line == 0) set(i, marked(under4 < under6 ? map4 : map6, lines.spec, finite(i)));
     }
   }
 };

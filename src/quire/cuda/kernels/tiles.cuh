@@ -3,6 +3,7 @@
 #pragma once
 
 #include "quire/cuda/kernels/groups.cuh"
+#include "quire/cuda/kernels/pairs.cuh"
 #include "quire/cuda/kernels/tiles.h"
 #include "quire/spec/scale.h"
 #include "quire/spec/value_lines.h"
@@ -198,13 +199,6 @@ struct Columns {
   __device__ float value(int row, int col) const { return value_at<kDType>(rows[row], col); }
 };
 
-/// Two neighbours as words of bfloat16, rounded to nearest.
-__device__ inline uint32_t bf16_pair(float low, float high) {
-  uint32_t pair;
-  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
-  return pair;
-}
-
 /// A column of a tile after the Hadamard transform, which gives bfloat16.
 template <DType kDType, int kCols>
 __device__ std::array<uint32_t, kRun / 2> transformed(const Columns<kDType, kCols>& columns, int col, bool signs) {
@@ -214,7 +208,7 @@ __device__ std::array<uint32_t, kRun / 2> transformed(const Columns<kDType, kCol
   hadamard16(v, signs);
   std::array<uint32_t, kRun / 2> words;
   QUIRE_UNROLL
-  for (int i = 0; i < kRun / 2; ++i) words[i] = bf16_pair(v[2 * i], v[2 * i + 1]);
+  for (int i = 0; i < kRun / 2; ++i) words[i] = pair_of<DType::bf16>(v[2 * i], v[2 * i + 1]);
   return words;
 }
 
