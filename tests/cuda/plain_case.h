@@ -79,6 +79,49 @@ void each_matmul(const MatmulProblem& p, const One& one) {
   }
 }
 
+/// How the products of each_grouped() differ: dtypes of the result, of x, of weights in one matrix and in a list;
+/// whether weights lie as those of a Linear; whether weights in one matrix have a bias, and their gradients are a list.
+struct GroupedForm {
+  DType out, x, weights, listed;
+  bool transposed, biased;
+};
+
+/// Calls check(problem, output) for products of groups whose ends are on the device: with weights in one matrix and in
+/// a list, and the gradient of weights.
+template <class Check>
+void each_grouped(ProductCases& cases, const Grouping& g, const GroupedForm& form, const Check& check) {
+  const auto count = std::ssize(g.ends);
+  const Output y = cases.output(form.out, kTokens, kOutputs);
+  const auto weights = [&](DType dtype, int64_t several) {
+    return form.transposed ? cases.matrix(dtype, several * kOutputs, kInputs)
+                           : cases.matrix(dtype, several * kInputs, kOutputs);
+  };
+  MatmulProblem p{.a = cases.matrix(form.x, kTokens, kInputs),
+                  .b = weights(form.weights, count),
+                  .transpose_b = form.transposed,
+                  .out = y.out,
+                  .groups = cases.groups(g.ends, kTokens, g.wide)};
+  if (form.biased) p.bias = cases.vector(DType::f16, count * kOutputs);
+  check(p, y);
+  std::vector<Matrix> list;
+  std::vector<Vector> biases;
+  for (int64_t e = 0; e < count; ++e) {
+    list.push_back(weights(form.listed, 1));
+    biases.push_back(cases.vector(DType::bf16, kOutputs));
+  }
+  MatmulProblem lists = p;
+  lists.bs = list, lists.bias = {}, lists.biases = biases;
+  check(lists, y);
+  const Output dw = cases.output(form.out, count * kOutputs, kInputs, form.biased ? count : 0);
+  check({.a = cases.matrix(DType::bf16, kTokens, kOutputs),
+         .b = cases.matrix(DType::bf16, kTokens, kInputs),
+         .transpose_a = true,
+         .out = dw.out,
+         .groups = p.groups,
+         .outs = dw.each},
+        dw);
+}
+
 /// What an output may be.
 struct PlainLimits {
   double value = 0, off = 0;
@@ -121,22 +164,15 @@ inline void expect_within(ProductCases& cases, const MatmulProblem& p, const Out
   const std::string rest(begin, static_cast<size_t>(o.bytes));
   std::memcpy(begin, before.data(), before.size());
   cases.run(p, row);
-  for (int64_t at = 0; at < o.bytes; at += width) {
-    const auto found = limits.find(begin + at);
-    if (found == limits.end()) {
-      ASSERT_EQ(std::memcmp(begin + at, &rest[static_cast<size_t>(at)], static_cast<size_t>(width)), 0)
-          << "at " << at / width << ", beside the products";
-      continue;
-    }
-    const auto y = static_cast<double>(load_element(begin + at, o.out.dtype, 0));
-    const auto& [value, off] = found->second;
+  each_number(o, limits, rest, [&](const PlainLimits& limit, double y, int64_t at) {
+    const auto& [value, off] = limit;
     ++cases.compared;
     if (!std::isfinite(value))
       ASSERT_TRUE(std::isnan(value) ? std::isnan(y) : y == value) << y << " instead of " << value;
     else
       ASSERT_LE(std::fabs(y - value), off)
-          << y << " instead of " << value << ", element " << at / width << " of rows of " << o.out.row_stride;
-  }
+          << y << " instead of " << value << ", element " << at << " of rows of " << o.out.row_stride;
+  });
 }
 
 }  // namespace quire::testing

@@ -6,6 +6,8 @@
 
 #include <array>
 #include <cmath>
+#include <cstring>
+#include <map>
 #include <optional>
 #include <random>
 #include <string>
@@ -114,6 +116,22 @@ struct Output {
   std::vector<MutableMatrix> each{};
   int64_t bytes = 0;
 };
+
+/// Calls check(limits, number, its place) for the numbers of an output that have limits. All others are as in `rest`,
+/// what the output's memory must be beside them. Ends with the first one that is not.
+template <class Limits, class Check>
+void each_number(const Output& o, const std::map<const char*, Limits>& limits, const std::string& rest,
+                 const Check& check) {
+  const auto* const begin = static_cast<const char*>(o.out.data);
+  const int64_t width = size_of(o.out.dtype);
+  for (int64_t at = 0; at < o.bytes && !::testing::Test::HasFatalFailure(); at += width) {
+    if (const auto found = limits.find(begin + at); found != limits.end())
+      check(found->second, static_cast<double>(load_element(begin + at, o.out.dtype, 0)), at / width);
+    else
+      ASSERT_EQ(std::memcmp(begin + at, &rest[static_cast<size_t>(at)], static_cast<size_t>(width)), 0)
+          << "at " << at / width << ", beside the products";
+  }
+}
 
 class ProductCases {
  public:

@@ -34,47 +34,19 @@ TEST(Matmuls, OfGroupsHaveTheBitsOfTheCpusReference) {
     for (size_t turn = 0; turn < 6; ++turn) {
       cases.clear();
       SCOPED_TRACE(text(g.what, ", turn ", turn));
-      const auto count = std::ssize(g.ends);
       const DType dtype = kDTypes[turn % 3];
-      const bool transposed = turn >= 3;
-      MatmulProblem p{.a = cases.matrix(DType::bf16, kTokens, kInputs),
-                      .b = transposed ? cases.matrix(DType::f32, count * kOutputs, kInputs)
-                                      : cases.matrix(DType::f32, count * kInputs, kOutputs),
-                      .transpose_b = transposed,
-                      .out = {},
-                      .groups = cases.groups(g.ends, kTokens, g.wide)};
-      const Output y = cases.output(dtype, kTokens, kOutputs);
-      p.out = y.out;
-      if (turn % 2) p.bias = cases.vector(DType::f16, count * kOutputs);
-      expect_reference(cases, p, y);
-      // The same of a list of matrices, and of codes.
-      std::vector<Matrix> list;
-      std::vector<Vector> biases;
-      for (int64_t e = 0; e < count; ++e) {
-        list.push_back(transposed ? cases.matrix(DType::f32, kOutputs, kInputs)
-                                  : cases.matrix(DType::f32, kInputs, kOutputs));
-        biases.push_back(cases.vector(DType::bf16, kOutputs));
-      }
-      MatmulProblem lists = p;
-      lists.bs = list, lists.bias = {}, lists.biases = biases;
-      expect_reference(cases, lists, y);
-      for (const char* spec : {"fp8_tensor", "mxfp8:swizzled", "nvfp4:16x16", "mxfp4:interleaved"}) {
-        MatmulProblem codes = p;
-        const int64_t rows = transposed ? kOutputs : kInputs, cols = transposed ? kInputs : kOutputs;
-        codes.b = {}, codes.b.dtype = dtype;
-        codes.codes = cases.operand(spec, kRows, count * rows, cols, RowGroups::equal(count, rows));
-        expect_reference(cases, codes, y);
-      }
-      // The gradient of weights.
-      const Output dw = cases.output(dtype, count * kOutputs, kInputs, turn % 2 ? count : 0);
-      expect_reference(cases,
-                       {.a = cases.matrix(DType::bf16, kTokens, kOutputs),
-                        .b = cases.matrix(DType::bf16, kTokens, kInputs),
-                        .transpose_a = true,
-                        .out = dw.out,
-                        .groups = p.groups,
-                        .outs = dw.each},
-                       dw);
+      const GroupedForm form{dtype, DType::bf16, DType::f32, DType::f32, turn >= 3, turn % 2 == 1};
+      each_grouped(cases, g, form, [&](const MatmulProblem& p, const Output& o) {
+        expect_reference(cases, p, o);
+        if (p.transpose_a || !p.bs.empty()) return;
+        const int64_t count = p.groups.count, rows = p.b.rows / count;
+        for (const char* spec : {"fp8_tensor", "mxfp8:swizzled", "nvfp4:16x16", "mxfp4:interleaved"}) {
+          MatmulProblem codes = p;
+          codes.b = {}, codes.b.dtype = dtype;
+          codes.codes = cases.operand(spec, kRows, count * rows, p.b.cols, RowGroups::equal(count, rows));
+          expect_reference(cases, codes, o);
+        }
+      });
     }
 }
 

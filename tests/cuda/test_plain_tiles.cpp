@@ -47,37 +47,10 @@ TEST(PlainProducts, OfGroupsWhoseEndsAreOnTheDeviceAreWithinTheirBound) {
     for (size_t turn = ++place % 3; turn < 6; turn += 3) {
       cases.clear();
       SCOPED_TRACE(text(g.what, ", turn ", turn));
-      const auto count = std::ssize(g.ends);
-      const DType dtype = kDTypes[turn % 3], other = turn % 2 ? dtype : DType::f32;
-      const bool transposed = turn >= 3;
-      const Output y = cases.output(dtype, kTokens, kOutputs);
-      MatmulProblem p{.a = cases.matrix(turn % 2 ? DType::bf16 : dtype, kTokens, kInputs),
-                      .b = transposed ? cases.matrix(other, count * kOutputs, kInputs)
-                                      : cases.matrix(other, count * kInputs, kOutputs),
-                      .transpose_b = transposed,
-                      .out = y.out,
-                      .groups = cases.groups(g.ends, kTokens, g.wide)};
-      if (turn % 2) p.bias = cases.vector(DType::f16, count * kOutputs);
-      expect_within(cases, p, y);
-      std::vector<Matrix> list;
-      std::vector<Vector> biases;
-      for (int64_t e = 0; e < count; ++e) {
-        list.push_back(transposed ? cases.matrix(dtype, kOutputs, kInputs) : cases.matrix(dtype, kInputs, kOutputs));
-        biases.push_back(cases.vector(DType::bf16, kOutputs));
-      }
-      MatmulProblem lists = p;
-      lists.bs = list, lists.bias = {}, lists.biases = biases;
-      expect_within(cases, lists, y);
-      // The gradient of weights.
-      const Output dw = cases.output(dtype, count * kOutputs, kInputs, turn % 2 ? count : 0);
-      expect_within(cases,
-                    {.a = cases.matrix(DType::bf16, kTokens, kOutputs),
-                     .b = cases.matrix(DType::bf16, kTokens, kInputs),
-                     .transpose_a = true,
-                     .out = dw.out,
-                     .groups = p.groups,
-                     .outs = dw.each},
-                    dw);
+      const DType dtype = kDTypes[turn % 3];
+      const bool odd = turn % 2;
+      const GroupedForm form{dtype, odd ? DType::bf16 : dtype, odd ? dtype : DType::f32, dtype, turn >= 3, odd};
+      each_grouped(cases, g, form, [&](const MatmulProblem& p, const Output& o) { expect_within(cases, p, o); });
       if (HasFatalFailure()) return;
     }
   std::cout << cases.compared << " outputs compared\n";

@@ -74,27 +74,19 @@ void expect_within(ProductCases& cases, const GemmProblem& p, const Output& o) {
   const std::string rest(begin, static_cast<size_t>(o.bytes));
   std::memcpy(begin, before.data(), before.size());
   cases.run(p, "decode");
-  const int64_t width = size_of(o.out.dtype);
-  for (int64_t at = 0; at < o.bytes; at += width) {
-    const auto found = limits.find(begin + at);
-    if (found == limits.end()) {
-      ASSERT_EQ(std::memcmp(begin + at, &rest[static_cast<size_t>(at)], static_cast<size_t>(width)), 0)
-          << "at " << at / width << ", beside the products";
-      continue;
-    }
-    const auto& [value, off, magnitude, beyond] = found->second;
-    const auto y = static_cast<double>(load_element(begin + at, o.out.dtype, 0));
+  each_number(o, limits, rest, [&](const Limits& limit, double y, int64_t at) {
+    const auto& [value, off, magnitude, beyond] = limit;
     ++cases.compared;
-    if (beyond && !std::isfinite(y)) continue;
+    if (beyond && !std::isfinite(y)) return;
     if (!std::isfinite(value)) {
       ASSERT_TRUE(std::isnan(value) ? std::isnan(y) : y == value) << y << " instead of " << value;
     } else if (std::fabs(value) + off < 65504) {
       ASSERT_LE(std::fabs(y - value), off)
-          << y << " instead of " << value << ", element " << at / width << " of rows of " << o.out.row_stride;
+          << y << " instead of " << value << ", element " << at << " of rows of " << o.out.row_stride;
       if (o.out.dtype == DType::f32 && !p.addend && magnitude > 0)
         worst = std::max(worst, std::fabs(y - value) / (magnitude * kUnit));
     }
-  }
+  });
 }
 
 /// Each spec is an operand twice, beside the one before it and the one after it.
