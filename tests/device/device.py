@@ -99,7 +99,8 @@ torch.Tensor.__dlpack_device__ = _dlpack_device
 
 @atexit.register
 def _finish() -> None:
-    """No kernel runs while the process takes down what it uses."""
+    """No kernel and no thread of a backward pass runs while the process takes down what it uses."""
+    _ops.finish_backward_passes()
     for index in range(COUNT):
         torch.accelerator.synchronize(torch.device(NAME, index))
 

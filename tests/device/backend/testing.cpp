@@ -1,5 +1,6 @@
 // What tests ask of the device, and mistakes for them to make.
 #include <ATen/Context.h>
+#include <ATen/ops/ones.h>
 #include <torch/library.h>
 
 #include <mutex>
@@ -21,6 +22,17 @@ void add_one(float* p, int64_t count) {
   for (int64_t i = 0; i < count; ++i) p[i] += 1;
 }
 
+/// PyTorch's thread of a device lets go of a backward pass a moment after its caller goes on. Tensors that have Python
+/// objects ask for Python's lock then, and once Python has begun to end this aborts the process. A thread that has
+/// begun another pass has let go of the last one; this pass has no Python objects.
+void finish_backward_passes() {
+  for (int device = 0; device < kDevices; ++device) {
+    const at::Tensor leaf = at::ones(1, at::device({kType, static_cast<c10::DeviceIndex>(device)}));
+    leaf.requires_grad_();
+    leaf.mul(2).backward();
+  }
+}
+
 TORCH_LIBRARY(testdevice, m) {
   m.def("device_name() -> str", [] { return std::string(kName); });
   m.def("counts() -> str", [] { return counts(); });
@@ -33,6 +45,8 @@ TORCH_LIBRARY(testdevice, m) {
   m.def("current_device() -> int", [] { return static_cast<int64_t>(current_device()); });
   m.def("set_device(int device) -> int",
         [](int64_t d) { return static_cast<int64_t>(exchange_device(static_cast<int>(d))); });
+
+  m.def("finish_backward_passes() -> ()", [] { finish_backward_passes(); });
 
   m.def("manual_seed(int seed) -> ()", [](int64_t seed) {
     for (int device = 0; device < kDevices; ++device) {
