@@ -15,6 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import quire
 from every_recipe import TABLE
 from parallel_layers import IN, OUT, Case, compare, data, part_of, passes
+from quire import te
 from quire.distributed import Parallel
 from style_ranks import converted, mesh, model, model_data, plan, style
 from sums import assert_same_sums
@@ -72,7 +73,7 @@ def group_of_one(rank):
             expected = passes(case.make(None), *data(case), TABLE[recipe])
             divided = [
                 case.make(Parallel(mode, group, sequence)),
-                case.make_with(parallel_mode=mode, tp_group=group, sequence_parallel=sequence),
+                case.make_with(of=te, parallel_mode=mode, tp_group=group, sequence_parallel=sequence),
                 parallelize_module(case.make(None), alone, style("own", mode, sequence)),
                 parallelize_module(case.make(None), alone, style("torch", mode, sequence)),
             ]
@@ -170,7 +171,7 @@ def only_one_makes_a_layer(rank):
     if rank == 0:
         for mode, sequence in DIVIDED:
             quire.Linear(IN, OUT, parallel=Parallel(mode, distributed.group.WORLD, sequence))
-        quire.LayerNormMLP(IN, OUT, set_parallel_mode=True, tp_group=distributed.group.WORLD, sequence_parallel=True)
+        te.LayerNormMLP(IN, OUT, set_parallel_mode=True, tp_group=distributed.group.WORLD, sequence_parallel=True)
     return True
 
 
@@ -195,7 +196,7 @@ def group_that_comes_later(rank):
         case = Case("nvfp4", kind, mode, sequence)
         modes = {"set_parallel_mode": True} if "MLP" in kind else {"parallel_mode": mode}
         options = {"tp_size": 2, "sequence_parallel": sequence, "get_rng_state_tracker": lambda: Tracker(rank), **modes}
-        layer, expected = case.make_with(**options), case.make(Parallel(mode, world, sequence))
+        layer, expected = case.make_with(of=te, **options), case.make(Parallel(mode, world, sequence))
         drawn = {name: parameter.detach().clone() for name, parameter in layer.named_parameters()}
         layer = copy.deepcopy(layer).bfloat16().float()
         for act in (lambda one=layer: one(torch.ones(2, 2)), lambda one=layer: quire.TrainingState(one).state_dict()):

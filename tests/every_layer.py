@@ -3,6 +3,7 @@
 import torch
 
 import quire
+from quire import te
 
 
 def _converted(**options):
@@ -12,7 +13,7 @@ def _converted(**options):
 #: Name -> what makes it, given options such as device.
 LAYERS = {
     "Linear": lambda **o: quire.Linear(64, 32, **o),
-    "Linear, split": lambda **o: quire.Linear(64, 32, parameters_split=("q", "k"), **o),
+    "Linear, split": lambda **o: te.Linear(64, 32, parameters_split=("q", "k"), **o),
     "Linear, delayed wgrad": lambda **o: quire.Linear(64, 32, delay_wgrad_compute=True, **o),
     "LayerNormLinear": lambda **o: quire.LayerNormLinear(64, 32, **o),
     "LayerNormMLP": lambda **o: quire.LayerNormMLP(64, 96, **o),

@@ -19,6 +19,7 @@ from torch import distributed
 import quire
 from every_recipe import STATIC
 from parallel_layers import with_scales
+from quire import te
 from quire.distributed import Parallel, check_ranks
 from ranks import PATIENCE
 
@@ -322,7 +323,7 @@ def seeds_differ(rank, kind, then):
             model = quire.MoE(64, 64, 4, ep_group=group)
         elif then == "tracker":
             fork = types.SimpleNamespace(fork=lambda name: torch.random.fork_rng())
-            model = quire.Linear(64, 64, tp_group=group, parallel_mode="row", get_rng_state_tracker=lambda: fork)
+            model = te.Linear(64, 64, tp_group=group, parallel_mode="row", get_rng_state_tracker=lambda: fork)
             features = 32
         else:
             model = Block(group, False)

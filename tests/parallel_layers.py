@@ -10,6 +10,7 @@ from torch.distributed.tensor import DTensor
 
 import quire
 from every_recipe import STATIC, TABLE
+from quire import te
 from quire.distributed import Parallel
 from quire.recipe import DelayedScaling
 from ranks import here
@@ -66,14 +67,14 @@ class Case:
 
 
 KINDS: dict[str, Callable[..., torch.nn.Module]] = {
-    "Linear": lambda **options: quire.Linear(IN, OUT, **options),
+    "Linear": lambda of=quire, **options: of.Linear(IN, OUT, **options),
     "Linear of parts": lambda parallel, **options: quire.Linear(
         IN, OUT, parallel=parallel and parallel.of_parts(*PARTS.values()), **options
     ),
-    "Linear parameters_split": lambda **options: quire.Linear(IN, OUT, parameters_split=PARTS, **options),
+    "Linear parameters_split": lambda **options: te.Linear(IN, OUT, parameters_split=PARTS, **options),
     "LayerNormLinear": lambda **options: quire.LayerNormLinear(IN, OUT, normalization="RMSNorm", **options),
     "LayerNormMLP": lambda **options: quire.LayerNormMLP(IN, OUT, **options),
-    "LayerNormMLP swiglu": lambda **options: quire.LayerNormMLP(IN, OUT, activation="swiglu", **options),
+    "LayerNormMLP swiglu": lambda of=quire, **options: of.LayerNormMLP(IN, OUT, activation="swiglu", **options),
 }
 
 

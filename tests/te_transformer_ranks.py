@@ -6,6 +6,7 @@ import torch
 from torch import distributed
 
 import quire
+from quire import te
 
 SEQUENCE, BATCH, HIDDEN, FFN, HEADS = 8, 4, 64, 128, 4
 
@@ -13,7 +14,7 @@ SEQUENCE, BATCH, HIDDEN, FFN, HEADS = 8, 4, 64, 128, 4
 def made(**division):
     torch.manual_seed(0)
     options = {"hidden_dropout": 0.0, "attention_dropout": 0.0, "activation": "swiglu", "num_gqa_groups": 2}
-    return quire.TransformerLayer(HIDDEN, FFN, HEADS, fuse_qkv_params=True, **options, **division)
+    return te.TransformerLayer(HIDDEN, FFN, HEADS, fuse_qkv_params=True, **options, **division)
 
 
 def shard(name, whole, rank, size):

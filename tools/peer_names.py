@@ -145,7 +145,10 @@ class PeerModule(types.ModuleType):
     def __getattr__(self, name: str) -> object:
         if name.startswith("__"):
             raise AttributeError(name)
-        import quire.te
+        import quire.te.attention.masks
+        import quire.te.moe_router
+        import quire.te.quantization
+        import quire.te.quantizer_factories
         from quire.te.absent import NAMES
 
         if name in STAND_INS:

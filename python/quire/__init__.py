@@ -40,7 +40,6 @@ from quire.nn.training_state import TrainingState  # noqa: E402
 from quire.nn.weight import quantized_model_init  # noqa: E402
 from quire.quantization.calibrate import CalibrationReport, LayerCalibration, calibrate  # noqa: E402
 from quire.quantization.model import quantize_model  # noqa: E402
-from quire.te import *  # noqa: E402, F403 (`import quire as te` runs scripts of TransformerEngine)
 from quire.tensor import (  # noqa: E402
     QuantizedActivation,
     QuantizedStack,
@@ -105,9 +104,6 @@ __all__ = [
     "unpack_weights",
 ]
 
-__all__ += [name for name in te.__all__ if name not in __all__]  # noqa: F405
-
-
 #: Modules that are public beside these names.
 _MODULES = ("functional", "info", "io", "nn", "te")
 
@@ -117,10 +113,7 @@ def __dir__() -> list[str]:
 
 
 def __getattr__(name: str) -> object:
-    if name in ("info", "io"):  # not imported before, since `python -m quire.info` runs it, and few need io
+    # Not imported before: `python -m quire.info` runs it, and few need the others.
+    if name in ("info", "io", "te"):
         return importlib.import_module(f"quire.{name}")
-    try:
-        return te.__getattr__(name)  # noqa: F405  (which says why there is none)
-    except AttributeError as error:
-        hint = near(name, __dir__()) if "has no attribute" in str(error) else ""
-        raise AttributeError(f"{error}{hint}", name=name) from None
+    raise AttributeError(f"module 'quire' has no attribute {name!r}{near(name, __dir__())}", name=name)

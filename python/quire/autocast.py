@@ -9,6 +9,7 @@ from typing import ParamSpec, TypeVar
 import torch
 
 from quire import delayed
+from quire.checks import check_options
 from quire.delayed.step import RulesByLayer
 from quire.loading.for_dynamo import assume_constant_result
 from quire.recipe import Recipe, as_recipe, default
@@ -124,7 +125,10 @@ class autocast:
         calibrating: bool = False,
         recipe: Recipe | str | None = None,
         amax_reduction_group: object = None,
+        **unknown: object,
     ) -> None:
+        if unknown:
+            check_options("autocast", ("enabled", "calibrating", "recipe", "amax_reduction_group"), unknown)
         for name, value in (("enabled", enabled), ("calibrating", calibrating)):
             if not isinstance(value, bool):
                 raise TypeError(

@@ -1,6 +1,8 @@
 """Arguments of a wrong kind or out of range, refused in words."""
 
 import difflib
+import functools
+import inspect
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
@@ -42,6 +44,19 @@ def check_options(what: str, known: Iterable[str], given: Iterable[str]) -> None
             raise TypeError(
                 f"{what}: there is no option {name!r}; the options are {', '.join(known)}{near(name, known)}"
             )
+
+
+def with_known_options(construct: Callable[..., None]) -> Callable[..., None]:
+    """A constructor for whose unknown keywords check_options() has the error, in place of Python's."""
+    what = f"quire.{construct.__qualname__.removesuffix('.__init__')}"
+    known = [name for name in inspect.signature(construct).parameters if name != "self"]
+
+    @functools.wraps(construct)
+    def __init__(self: object, *args: object, **keywords: object) -> None:
+        check_options(what, known, keywords)
+        construct(self, *args, **keywords)
+
+    return __init__
 
 
 def near(name: str, known: Iterable[str]) -> str:

@@ -1,18 +1,14 @@
 """Every public name stands in the API reference, once, and one of its examples uses it."""
 
 import re
-import types
 from pathlib import Path
 
 import pytest
 
 import quire
-import quire.te
 
 PAGES = sorted((Path(__file__).parents[2] / "docs/api").glob("*.md"))
 MODULES = ("debug", "delayed", "distributed", "io", "moe", "recipe", "runners")
-#: Other names of classes and functions that stand there.
-OLDER = {"fp8_model_init", "QuantizedTensorStorage"}
 #: What layers call of delayed scaling; an example would be a layer.
 INSIDE = {f"quire.delayed.{name}" for name in quire.delayed.__all__} - {"quire.delayed.DelayedState"}
 SAME = {"quire.delayed.delayed_state", "quire.delayed.set_delayed_state"}
@@ -25,13 +21,8 @@ def public(module: str) -> set[str]:
     return {f"quire.{module}.{name}" for name in getattr(found, "__all__", defined) if not name.startswith("_")}
 
 
-def module_of(it: object) -> str:
-    return it.__name__ if isinstance(it, types.ModuleType) else it.__module__
-
-
 def expected() -> set[str]:
-    aliases = {name for name in quire.te.__all__ if module_of(getattr(quire, name)).startswith("quire.te.")}
-    own = {f"quire.{name}" for name in quire.__all__ if name not in aliases | set(MODULES) | OLDER}
+    own = {f"quire.{name}" for name in quire.__all__ if name not in MODULES}
     return own.union(*map(public, MODULES)) - SAME
 
 

@@ -4,9 +4,11 @@ import inspect
 import re
 
 import pytest
+import quire.te.pytorch.custom_recipes.quantizer_factories
 import torch
 
 import quire
+from quire import te
 from quire.te.absent import NAMES
 
 PAGE = "docs/from-transformer-engine.md"
@@ -19,17 +21,18 @@ def names_in(text):
 def places():
     """Where a name may be found."""
     with quire.quantized_model_init(preserve_high_precision_init_val=True):
-        layer = quire.Linear(32, 32)
+        layer = te.Linear(32, 32)
     x = torch.ones(2, 32)
     layer.weight.main_grad, layer.weight.overwrite_main_grad = torch.zeros(32, 32), False
     layer.weight.grad_added_to_main_grad = False
     delayed = quire.Linear(32, 32, delay_wgrad_compute=True)
-    takes = (quire.Linear, quire.Linear.forward, quire.GroupedLinear, quire.GroupedLinear.forward)
+    takes = (te.Linear, te.Linear.forward, te.GroupedLinear, te.GroupedLinear.forward)
     given = [name for each in takes for name in inspect.signature(each).parameters]
     arguments = type("Arguments", (), dict.fromkeys(given))
     recipes = [quire.recipe.NVFP4BlockScaling(), quire.recipe.Float8CurrentScaling()]
     return [
         quire,
+        te,
         quire.recipe,
         quire.te.quantizer_factories,
         layer,
@@ -37,7 +40,7 @@ def places():
         delayed.weight,
         arguments,
         *recipes,
-        quire.MXFP8Quantizer(7),
+        te.MXFP8Quantizer(7),
         quire.quantize(x, "mxfp8"),
     ]
 
@@ -94,7 +97,7 @@ def test_options_that_are_not_available_raise_with_their_name(page):
     assert len(names) == 7
     for name in names:
         with pytest.raises(NotImplementedError, match=f"quire.Linear: {name}=2 is not available"):
-            quire.Linear(8, 8, **{name: 2})
+            te.Linear(8, 8, **{name: 2})
 
 
 def test_names_that_are_not_here_say_why_and_what_instead(page):
@@ -103,9 +106,9 @@ def test_names_that_are_not_here_say_why_and_what_instead(page):
         documented |= dict.fromkeys(names_in(names), (why, instead))
     assert documented == NAMES
     for name, (why, instead) in NAMES.items():
-        assert not hasattr(quire, name)
-        with pytest.raises(AttributeError, match=re.escape(f"quire.{name} is not available: {why}. Use {instead}")):
-            getattr(quire, name)
+        assert not hasattr(te, name)
+        with pytest.raises(AttributeError, match=re.escape(f"quire.te.{name} is not available: {why}. Use {instead}")):
+            getattr(te, name)
     with pytest.raises(AttributeError, match="module 'quire' has no attribute 'something_else'"):
         getattr(quire, "something_else")  # noqa: B009
 

@@ -11,6 +11,7 @@ from torch.utils.checkpoint import checkpoint_sequential
 import quire
 import quire.te.ops
 from every_recipe import DEFAULTS, DELAYED, VARIANTS, each, some
+from quire import te
 
 pytestmark = pytest.mark.any_device
 
@@ -218,4 +219,4 @@ def test_saved_tensors_are_plain_and_may_leave_the_device(make_x):
 
 def test_options_of_parallelism_are_refused():
     with pytest.raises(NotImplementedError, match="quire.checkpoint: tp_group is not available"):
-        quire.checkpoint(make(), torch.randn(3, 64), tp_group=object())
+        te.checkpoint(make(), torch.randn(3, 64), tp_group=object())

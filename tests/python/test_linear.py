@@ -10,6 +10,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import quire
+from quire import te
 from quire.recipe import MXFP8BlockScaling, NVFP4BlockScaling
 from quire.te.arguments import OVERLAPPING
 
@@ -69,9 +70,9 @@ def test_the_dtype_of_parameters_has_two_names(option):
 
 @pytest.mark.parametrize("name", OVERLAPPING)
 def test_an_option_that_is_not_available_is_refused_unless_it_asks_for_nothing(name):
-    quire.Linear(4, 4, **{name: OVERLAPPING[name]})
+    te.Linear(4, 4, **{name: OVERLAPPING[name]})
     with pytest.raises(NotImplementedError, match=f"quire.Linear: {name}=2 is not available in this version"):
-        quire.Linear(4, 4, **{name: 2})
+        te.Linear(4, 4, **{name: 2})
 
 
 def test_an_option_that_does_not_exist_is_refused():

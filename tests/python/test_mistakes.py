@@ -8,6 +8,7 @@ import torch
 
 import quire
 from quire import recipe as recipes
+from quire import te
 from quire.recipe import DelayedScaling, MXFP8BlockScaling, NVFP4BlockScaling
 
 pytestmark = pytest.mark.any_device
@@ -182,7 +183,7 @@ MISTAKES = {
         "argument 'dtype'; ... capacity; the dtype of parameters is params_dtype",
     ),
     "tensor parallelism": (
-        lambda: linear(tp_size=2),
+        lambda: te.Linear(64, 32, tp_size=2),
         "Linear: tp_size=2 without tp_group is not available without parallel_mode; pass parallel_mode, and",
     ),
     # Calls.
@@ -316,7 +317,7 @@ MISTAKES = {
     ),
     "a misspelt name": (lambda: quire.convrt, "'quire' has no attribute 'convrt'; did you mean 'convert'"),
     "a function that quire has not": (
-        lambda: quire.parallel_cross_entropy,
+        lambda: te.parallel_cross_entropy,
         "not available: ... Use torch.nn.functional.cross_entropy",
     ),
 }

@@ -5,7 +5,7 @@ import torch
 from torch._dynamo import decorators
 
 import quire
-from quire import moe
+from quire import moe, te
 
 TOKENS = [0, 1, 7, 64, 33, 2]
 EXPERTS = 6
@@ -142,7 +142,7 @@ def test_codes_permute_within_a_graph(compiler, spec):
 
 def te_step(x, logits):
     """The names of TransformerEngine, as Megatron calls them."""
-    probs, mask = quire.fused_topk_with_score_function(
+    probs, mask = te.fused_topk_with_score_function(
         logits=logits,
         topk=2,
         use_pre_softmax=False,
@@ -152,24 +152,24 @@ def te_step(x, logits):
         score_function="softmax",
         expert_bias=None,
     )
-    rows, moved, row_id_map = quire.moe_permute_with_probs(x, probs, mask, num_out_tokens=2 * x.shape[0])
+    rows, moved, row_id_map = te.moe_permute_with_probs(x, probs, mask, num_out_tokens=2 * x.shape[0])
     load = mask.sum(0)
     order = torch.arange(EXPERTS).flip(0)
-    chunks = quire.moe_sort_chunks_by_index(rows * moved[:, None], load, order)
-    back = quire.moe_sort_chunks_by_index(chunks, load.flip(0), order)
-    y = quire.moe_unpermute(back, row_id_map, merging_probs=probs, restore_shape=x.shape)
-    padded, _, map_too, pad_offsets, _ = quire.moe_permute_and_pad_with_probs(
+    chunks = te.moe_sort_chunks_by_index(rows * moved[:, None], load, order)
+    back = te.moe_sort_chunks_by_index(chunks, load.flip(0), order)
+    y = te.moe_unpermute(back, row_id_map, merging_probs=probs, restore_shape=x.shape)
+    padded, _, map_too, pad_offsets, _ = te.moe_permute_and_pad_with_probs(
         x, probs, mask, load, 16, num_out_tokens=2 * x.shape[0] + 15 * EXPERTS
     )
-    z = quire.moe_unpermute(padded, map_too, pad_offsets=pad_offsets)
-    pad, splits = quire.Fp8Padding(EXPERTS, 16)(rows, load)
-    unpadded = quire.Fp8Unpadding(EXPERTS, 16)(pad, load, num_out_tokens=rows.shape[0])
+    z = te.moe_unpermute(padded, map_too, pad_offsets=pad_offsets)
+    pad, splits = te.Fp8Padding(EXPERTS, 16)(rows, load)
+    unpadded = te.Fp8Unpadding(EXPERTS, 16)(pad, load, num_out_tokens=rows.shape[0])
     ids = torch.empty(x.shape[0], 2, dtype=torch.int32)
     ids.copy_(mask.int().argsort(dim=1, descending=True, stable=True)[:, :2])
-    by_index, index_map = quire.moe_permute(x, ids, 0, map_type="index")
-    w = quire.moe_unpermute(by_index, index_map, probs.gather(1, ids.long()), map_type="index")
-    _, scores = quire.fused_compute_score_for_moe_aux_loss(logits, 2, "sigmoid")
-    loss = quire.fused_moe_aux_loss(scores, load, x.shape[0], EXPERTS, 2, 0.1)
+    by_index, index_map = te.moe_permute(x, ids, 0, map_type="index")
+    w = te.moe_unpermute(by_index, index_map, probs.gather(1, ids.long()), map_type="index")
+    _, scores = te.fused_compute_score_for_moe_aux_loss(logits, 2, "sigmoid")
+    loss = te.fused_moe_aux_loss(scores, load, x.shape[0], EXPERTS, 2, 0.1)
     total = y.sum() + z.square().sum() + unpadded.cos().sum() + w.sin().sum() + loss
     return total, mask, splits, row_id_map, index_map
 
@@ -185,16 +185,16 @@ def test_a_number_of_rows_that_depends_on_the_routing_is_refused_in_a_graph(comp
     x, logits = inputs(4)
     mask = torch.ones(4, EXPERTS, dtype=torch.bool)
     with pytest.raises(Exception, match="pass num_out_tokens=, such as T \\* topk"):
-        compiler(quire.moe_permute_and_pad_with_probs)(x, logits, mask, mask.sum(0), 16)
+        compiler(te.moe_permute_and_pad_with_probs)(x, logits, mask, mask.sum(0), 16)
 
 
 @pytest.mark.parametrize("compiled", [False, True])
 def test_padded_rows_beyond_the_last_are_zero_and_too_few_are_refused(compiler, compiled):
-    permute = compiler(quire.moe_permute_and_pad_with_probs) if compiled else quire.moe_permute_and_pad_with_probs
+    permute = compiler(te.moe_permute_and_pad_with_probs) if compiled else te.moe_permute_and_pad_with_probs
     x, _ = inputs(4)
     x, probs, mask = x.detach(), torch.ones(4, EXPERTS), torch.zeros(4, EXPERTS, dtype=torch.bool)
     mask[:, 1:3] = True
-    exact = quire.moe_permute_and_pad_with_probs(x, probs, mask, mask.sum(0), 16)
+    exact = te.moe_permute_and_pad_with_probs(x, probs, mask, mask.sum(0), 16)
     more = permute(x, probs, mask, mask.sum(0), 16, num_out_tokens=40)
     assert exact[0].shape[0] == 32 and more[0].shape[0] == 40
     for got, expected in zip(more[:2], exact[:2], strict=True):

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import moe_reference as reference
-import quire
+from quire import te
 
 
 def random(*shape, seed=0):
@@ -17,9 +17,7 @@ BINS, BOUNDS = 20, (-0.3, 0.4)
 def balanced(logits, topk, bias, histogram, *, bounds=BOUNDS, mode="two_kernel", **options):
     bounds = torch.tensor(bounds) if isinstance(bounds, tuple) else bounds
     given = {"qb_histogram": histogram, "qb_bin_bounds": bounds, "qb_histogram_mode": mode}
-    return quire.fused_topk_with_score_function(
-        logits, topk, False, None, None, 2.0, "sigmoid", bias, **given | options
-    )
+    return te.fused_topk_with_score_function(logits, topk, False, None, None, 2.0, "sigmoid", bias, **given | options)
 
 
 def counted(logits, topk, bias):
@@ -37,14 +35,14 @@ def counted(logits, topk, bias):
 
 @pytest.mark.parametrize("topk", [1, 3])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("mode", ["two_kernel", quire.QBHistogramMode.FUSED_ATOMIC])
+@pytest.mark.parametrize("mode", ["two_kernel", te.QBHistogramMode.FUSED_ATOMIC])
 def test_the_biases_that_experts_would_need_are_counted(topk, dtype, mode):
     logits, bias = random(6, 7, 10, seed=3).to(dtype).requires_grad_(), torch.linspace(-0.1, 0.1, 10)
     histogram = torch.ones(10, 2 * BINS, dtype=torch.int32)[:, ::2]
     probs, chosen = balanced(logits, topk, bias, histogram, mode=mode)
     assert torch.equal(histogram, 1 + counted(logits, topk, bias))
     assert 0 < histogram[:, 1:-1].sum() < histogram.sum() and histogram[:, 0].max() > 1 and histogram[:, -1].max() > 1
-    plain = quire.fused_topk_with_score_function(logits, topk, False, None, None, 2.0, "sigmoid", bias)
+    plain = te.fused_topk_with_score_function(logits, topk, False, None, None, 2.0, "sigmoid", bias)
     assert torch.equal(probs, plain[0]) and torch.equal(chosen, plain[1])
     dprobs = random(6, 7, 10, seed=4).to(dtype)
     got, expected = (torch.autograd.grad(one, logits, dprobs)[0] for one in (probs, plain[0]))
@@ -95,11 +93,11 @@ def test_what_quantile_balancing_does_not_take_says_so_and_counts_nothing():
             balanced(logits, **given)
     topk = (logits, 2, False)
     with pytest.raises(ValueError, match="got 'softmax', expert_bias=Tensor"):
-        quire.fused_topk_with_score_function(
+        te.fused_topk_with_score_function(
             *topk, None, None, None, "softmax", bias, 0, None, histogram, torch.tensor(BOUNDS), "two_kernel"
         )
     with pytest.raises(ValueError, match="num_groups or group_topk"):
-        quire.fused_topk_with_score_function(
+        te.fused_topk_with_score_function(
             *topk, 4, 2, None, "sigmoid", bias, 0, None, histogram, torch.tensor(BOUNDS), "two_kernel"
         )
     with pytest.raises(RuntimeError, match="expert_bias must be"):

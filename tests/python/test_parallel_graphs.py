@@ -16,6 +16,7 @@ from every_recipe import IN_ANY_PRECISION, STATIC
 from linears import decoded
 from parallel_graphs import IN, OUT, TOKENS, graphs, inputs
 from parallel_layers import RECIPES, with_scales
+from quire import te
 from quire.distributed import Parallel, check_ranks, name_group, shard_weights
 from ranks import rank_of
 
@@ -202,7 +203,7 @@ def test_what_a_divided_layer_does_not_do_is_refused(group):
     with quire.autocast(recipe="mxfp8"), pytest.raises(NotImplementedError, match=plain):
         layer(x)
     with pytest.raises(ValueError, match=r"each of the parts \(255, 1\) of the outputs must be a multiple of the 2"):
-        quire.Linear(IN, 256, parallel=column, parameters_split={"q": 255, "k": 1})
+        te.Linear(IN, 256, parallel=column, parameters_split={"q": 255, "k": 1})
     with pytest.raises(ValueError, match="parallel.parts must make up out_features=256, got"):
         quire.Linear(IN, 256, parallel=column.of_parts(64, 64))
     with pytest.raises(ValueError, match="parts are of the outputs, which mode 'row' does not shard"):
@@ -247,17 +248,17 @@ def test_wrong_arguments_of_the_operator_are_refused(group):
 
 def test_transformer_engines_arguments_mean_the_same(group):
     options = {"tp_group": group, "tp_size": 2}
-    made = quire.Linear(IN, OUT, parallel_mode="row", sequence_parallel=True, **options)
+    made = te.Linear(IN, OUT, parallel_mode="row", sequence_parallel=True, **options)
     assert made.parallel == Parallel("row", group, True) and made.weight.shape == (OUT, IN // 2)
     made.set_tensor_parallel_group(group)
-    made = quire.LayerNormLinear(IN, OUT, parallel_mode="column", **options)
+    made = te.LayerNormLinear(IN, OUT, parallel_mode="column", **options)
     assert made.parallel == Parallel("column", group) and made.weight.shape == (OUT // 2, IN)
-    made = quire.LayerNormMLP(IN, OUT, set_parallel_mode=True, sequence_parallel=True, activation="swiglu", **options)
+    made = te.LayerNormMLP(IN, OUT, set_parallel_mode=True, sequence_parallel=True, activation="swiglu", **options)
     assert made.fc1_parallel == Parallel("column", group, True, parts=(OUT, OUT)) and made.fc2_parallel == Parallel(
         "row", group, True
     )
     assert made.fc1_weight.shape == (OUT, IN) and made.fc2_weight.shape == (IN, OUT // 2)
-    assert quire.Linear(IN, OUT, **options).parallel is None  # parallel_mode=None: every process has the whole layer
+    assert te.Linear(IN, OUT, **options).parallel is None  # parallel_mode=None: every process has the whole layer
 
 
 def test_weights_are_drawn_from_the_stream_that_a_framework_names(group):
@@ -270,8 +271,8 @@ def test_weights_are_drawn_from_the_stream_that_a_framework_names(group):
             yield
 
     options = {"tp_group": group, "parallel_mode": "column", "get_rng_state_tracker": Tracker}
-    quire.Linear(IN, OUT, **options)
-    quire.Linear(IN, OUT, rng_tracker_name="own", **options)
+    te.Linear(IN, OUT, **options)
+    te.Linear(IN, OUT, rng_tracker_name="own", **options)
     assert names == ["model-parallel-rng", "own"]
 
 
@@ -326,7 +327,7 @@ def test_the_weights_of_a_grouped_layer_are_divided_as_by_transformer_engine(mod
     for rank in range(2):
         with rank_of(rank, 2) as group:
             torch.manual_seed(3)
-            parts.append(quire.GroupedLinear(3, IN, OUT, tp_group=group, parallel_mode=mode, bias=False))
+            parts.append(te.GroupedLinear(3, IN, OUT, tp_group=group, parallel_mode=mode, bias=False))
     for weights in zip(whole.parameters(), *(part.parameters() for part in parts), strict=True):
         assert torch.equal(weights[0], torch.cat(weights[1:], 0 if mode == "column" else 1))
     with quire.autocast(recipe=recipe):
@@ -352,7 +353,7 @@ def test_the_weights_of_a_grouped_layer_are_divided_as_by_transformer_engine(mod
 
 def test_a_divided_grouped_layer_refuses_a_bias(group):
     with pytest.raises(NotImplementedError, match="added once for each rank; pass bias=False"):
-        quire.GroupedLinear(3, IN, OUT, tp_group=group, parallel_mode="row")
+        te.GroupedLinear(3, IN, OUT, tp_group=group, parallel_mode="row")
 
 
 SHARDED = ["high_precision", "fp8_current", "fp8_block", "mxfp8", "nvfp4"]

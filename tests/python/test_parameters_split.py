@@ -1,4 +1,4 @@
-"""parameters_split of quire.Linear and LayerNormLinear: parts of the outputs as parameters of their own."""
+"""parameters_split of quire.te.Linear and LayerNormLinear: parts of the outputs as parameters of their own."""
 
 import copy
 import pickle
@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import quire
+from quire import te
 
 PARTS = {"q": 32, "k_": 16, "v": 16}
 
@@ -15,7 +16,7 @@ PARTS = {"q": 32, "k_": 16, "v": 16}
 def make_pair():
     """Layers with the same values, whole and in parts."""
 
-    def make(parts=PARTS, dtype=torch.bfloat16, bias=True, kind=quire.Linear):
+    def make(parts=PARTS, dtype=torch.bfloat16, bias=True, kind=te.Linear):
         layers = []
         for options in ({}, {"parameters_split": parts}):
             torch.manual_seed(1)
@@ -63,7 +64,7 @@ def test_a_step_has_the_bits_of_the_whole_layer(make_pair, make_x, any_recipe, c
         assert all(equal_bits(a, b) for a, b in zip(*results, strict=True))
 
 
-@pytest.mark.parametrize(("kind", "parameters"), [(quire.Linear, 6), (quire.LayerNormLinear, 8)])
+@pytest.mark.parametrize(("kind", "parameters"), [(te.Linear, 6), (te.LayerNormLinear, 8)])
 def test_copies_and_pickles_are_split(make_pair, kind, parameters):
     _, split = make_pair(kind=kind)
     for other in (copy.deepcopy(split), pickle.loads(pickle.dumps(split)), split.to(torch.float32)):
@@ -71,13 +72,13 @@ def test_copies_and_pickles_are_split(make_pair, kind, parameters):
 
 
 def test_a_layer_with_a_norm_computes_as_the_whole_one(make_pair, make_x, compiler, equal_bits):
-    whole, split = make_pair(kind=quire.LayerNormLinear)
+    whole, split = make_pair(kind=te.LayerNormLinear)
     assert {name for name, _ in split.named_parameters()} == {
         *("layer_norm_weight", "layer_norm_bias", "q_weight", "k_weight", "v_weight", "q_bias", "k_bias", "v_bias")
     }
     with torch.no_grad():
         split.layer_norm_weight.mul_(3)
-    split.load_state_dict(make_pair(kind=quire.LayerNormLinear)[1].state_dict())
+    split.load_state_dict(make_pair(kind=te.LayerNormLinear)[1].state_dict())
     with torch.no_grad():
         split.layer_norm_bias.add_(1)
     torch.manual_seed(1)
@@ -90,7 +91,7 @@ def test_a_layer_with_a_norm_computes_as_the_whole_one(make_pair, make_x, compil
         assert all(equal_bits(a, b) for a, b in zip(*results, strict=True))
 
 
-@pytest.mark.parametrize("kind", [quire.Linear, quire.LayerNormLinear])
+@pytest.mark.parametrize("kind", [te.Linear, te.LayerNormLinear])
 def test_for_inference_a_layer_of_parts_is_left_in_words(make_pair, kind):
     model = torch.nn.Sequential(make_pair(kind=kind)[1], torch.nn.Linear(64, 32))
     x, before = torch.randn(3, 96), copy.deepcopy(model)
@@ -118,16 +119,16 @@ def test_kept_codes_of_a_changed_part_are_refused(make_pair, make_x):
 )
 def test_parts_that_do_not_fit_are_refused_in_words(parts):
     with pytest.raises(ValueError, match="parameters_split must be different names .* out_features = 64; got"):
-        quire.Linear(96, 64, parameters_split=parts)
+        te.Linear(96, 64, parameters_split=parts)
 
 
 def test_what_does_not_go_with_parts_is_refused_in_words():
     with pytest.raises(NotImplementedError, match="parameters_split: fuse_wgrad_accumulation=True is not available"):
-        quire.Linear(96, 64, parameters_split=("a", "b"), fuse_wgrad_accumulation=True)
+        te.Linear(96, 64, parameters_split=("a", "b"), fuse_wgrad_accumulation=True)
     with quire.quantized_model_init(), pytest.raises(NotImplementedError, match="within quantized_model_init; use a"):
-        quire.Linear(96, 64, parameters_split=("a", "b"))
+        te.Linear(96, 64, parameters_split=("a", "b"))
 
-    class Own(quire.Linear):
+    class Own(te.Linear):
         pass
 
     with pytest.raises(NotImplementedError, match="in Own, a subclass; use a layer for each part"):

@@ -234,3 +234,10 @@ def test_a_compiled_write_does_not_take_another_scale_than_the_given_one(compile
     made = compiler(lambda x, s: quire.quantize(x, "fp8_tensor", scale=s))(values(32, 48), torch.tensor([3.7]))
     made.copy_(values(32, 48, seed=8))
     assert same(made, q)
+
+
+def test_a_copy_of_rows_is_quantized_anew_as_a_tensor_of_its_own(device):
+    q = quantized("mxfp8", 64, 48, device=device)
+    before, part = q.clone(), q[:32].clone()
+    part.quantize_(beside(q, 32, 48, seed=8))
+    assert same(part, quire.quantize(values(32, 48, seed=8), "mxfp8")) and same(q, before)

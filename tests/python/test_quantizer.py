@@ -4,7 +4,8 @@ import pytest
 import torch
 
 import quire
-from quire import DType
+from quire import te
+from quire.te import DType
 
 pytestmark = pytest.mark.any_device
 
@@ -13,41 +14,41 @@ ONE = torch.ones(1)
 
 # Each with the spec that it means (docs/numerics.md 1.5, 2, 3, 4, 5).
 QUANTIZERS = [
-    (quire.Float8CurrentScalingQuantizer(E4M3, "cpu"), "fp8_tensor", E4M3),
+    (te.Float8CurrentScalingQuantizer(E4M3, "cpu"), "fp8_tensor", E4M3),
     (
-        quire.Float8CurrentScalingQuantizer(E5M2, "cpu", force_pow_2_scales=True, amax_epsilon=0.5),
+        te.Float8CurrentScalingQuantizer(E5M2, "cpu", force_pow_2_scales=True, amax_epsilon=0.5),
         "fp8_tensor:e5m2:pow2:eps=0.5",
         E5M2,
     ),
-    (quire.Float8BlockQuantizer(E4M3), "fp8_block:128x128:pow2", E4M3),
-    (quire.Float8BlockQuantizer(E4M3, force_pow_2_scales=False, block_scaling_dim=1), "fp8_block", E4M3),
-    (quire.MXFP8Quantizer(E5M2), "mxfp8:e5m2", E5M2),
-    (quire.MXFP8Quantizer(E4M3, with_2d_quantization=True), "mxfp8:32x32", E4M3),
-    (quire.NVFP4Quantizer(), "nvfp4", DType.kFloat4E2M1),
-    (quire.NVFP4Quantizer(with_2d_quantization=True), "nvfp4:16x16", DType.kFloat4E2M1),
-    (quire.NVFP4Quantizer(with_rht=True, with_post_rht_amax=True), "nvfp4:rht", DType.kFloat4E2M1),
+    (te.Float8BlockQuantizer(E4M3), "fp8_block:128x128:pow2", E4M3),
+    (te.Float8BlockQuantizer(E4M3, force_pow_2_scales=False, block_scaling_dim=1), "fp8_block", E4M3),
+    (te.MXFP8Quantizer(E5M2), "mxfp8:e5m2", E5M2),
+    (te.MXFP8Quantizer(E4M3, with_2d_quantization=True), "mxfp8:32x32", E4M3),
+    (te.NVFP4Quantizer(), "nvfp4", DType.kFloat4E2M1),
+    (te.NVFP4Quantizer(with_2d_quantization=True), "nvfp4:16x16", DType.kFloat4E2M1),
+    (te.NVFP4Quantizer(with_rht=True, with_post_rht_amax=True), "nvfp4:rht", DType.kFloat4E2M1),
     (
-        quire.NVFP4Quantizer(with_rht=True, with_post_rht_amax=True, with_random_sign_mask=False),
+        te.NVFP4Quantizer(with_rht=True, with_post_rht_amax=True, with_random_sign_mask=False),
         "nvfp4:rht=unsigned",
         DType.kFloat4E2M1,
     ),
     (
-        quire.NVFP4Quantizer(nvfp4_use_4over6=True, nvfp4_e4m3_max=256, nvfp4_4over6_err_mode="MSE"),
+        te.NVFP4Quantizer(nvfp4_use_4over6=True, nvfp4_e4m3_max=256, nvfp4_4over6_err_mode="MSE"),
         "nvfp4:4over6=mse:256",
         DType.kFloat4E2M1,
     ),
-    (quire.NVFP4Quantizer(row_scaled_nvfp4=True), "nvfp4:row_scaled", DType.kFloat4E2M1),
+    (te.NVFP4Quantizer(row_scaled_nvfp4=True), "nvfp4:row_scaled", DType.kFloat4E2M1),
     (
-        quire.NVFP4Quantizer(row_scaled_nvfp4=True, nvfp4_use_4over6=True),
+        te.NVFP4Quantizer(row_scaled_nvfp4=True, nvfp4_use_4over6=True),
         "nvfp4:row_scaled:4over6=mae",
         DType.kFloat4E2M1,
     ),
 ]
 NAMES = {
-    "fp8_tensor": quire.Float8Tensor,
-    "fp8_block": quire.Float8BlockwiseQTensor,
-    "mxfp8": quire.MXFP8Tensor,
-    "nvfp4": quire.NVFP4Tensor,
+    "fp8_tensor": te.Float8Tensor,
+    "fp8_block": te.Float8BlockwiseQTensor,
+    "mxfp8": te.MXFP8Tensor,
+    "nvfp4": te.NVFP4Tensor,
 }
 
 
@@ -79,7 +80,7 @@ def test_a_quantizer_gives_the_codes_of_its_spec(quantizer, spec, dtype, make_x,
 def test_a_scale_that_is_given_is_used_and_the_amax_collected(shape, make_x):
     x = make_x(48, 96, dtype=torch.float32, requires_grad=False)
     scale, amax = torch.full(shape, 16.0), torch.full(shape, 0.5)
-    quantizer = quire.Float8Quantizer(scale, amax, E4M3)
+    quantizer = te.Float8Quantizer(scale, amax, E4M3)
     values = (x * 16).clamp(-448, 448).to(torch.float8_e4m3fn)
     q = quantizer(x)
     assert torch.equal(q.rowwise_data, values.view(torch.uint8)) and q.rowwise_scale == 1 / 16
@@ -89,22 +90,22 @@ def test_a_scale_that_is_given_is_used_and_the_amax_collected(shape, make_x):
     scale.fill_(4)
     quantizer.update_quantized(3 * x, q)
     assert q.rowwise_scale == 1 / 4 and amax == (3 * x).abs().max()
-    columns = quire.Float8Quantizer(scale, torch.zeros(shape), E4M3, rowwise=False)
+    columns = te.Float8Quantizer(scale, torch.zeros(shape), E4M3, rowwise=False)
     assert not columns(x).stores("rowwise") and columns.amax == x.abs().max() and columns.amax.shape == shape
 
 
 def test_gradients_pass_as_if_nothing_were_rounded(make_x):
     x = make_x(32, 64)
-    q = quire.MXFP8Quantizer(E4M3)(x)
+    q = te.MXFP8Quantizer(E4M3)(x)
     assert isinstance(q, quire.QuantizedActivation)
     q.dequantize().sum().backward()
     assert torch.all(x.grad == 1)
     with pytest.raises(ValueError, match="the result has a gradient, and so the tensor's dtype"):
-        quire.MXFP8Quantizer(E4M3).quantize(x, dtype=torch.float32)
+        te.MXFP8Quantizer(E4M3).quantize(x, dtype=torch.float32)
 
 
 def test_stochastic_rounding_draws_its_seed_from_the_generator(make_x):
-    x, quantizer = make_x(32, 64, requires_grad=False), quire.NVFP4Quantizer(stochastic_rounding=True)
+    x, quantizer = make_x(32, 64, requires_grad=False), te.NVFP4Quantizer(stochastic_rounding=True)
     torch.manual_seed(3)
     first, second = quantizer(x), quantizer(x)
     torch.manual_seed(3)
@@ -118,52 +119,52 @@ def test_stochastic_rounding_draws_its_seed_from_the_generator(make_x):
 @pytest.mark.parametrize(
     "act, error, words",
     [
-        (lambda: quire.MXFP8Quantizer(DType.kByte), ValueError, "MXFP8Quantizer: fp8_dtype must be DType.kFloat8E4M3"),
-        (lambda: quire.NVFP4Quantizer(E4M3), ValueError, "fp4_dtype must be DType.kFloat4E2M1"),
-        (lambda: quire.NVFP4Quantizer(with_rht=True), ValueError, "with_rht and with_post_rht_amax must be alike"),
-        (lambda: quire.NVFP4Quantizer(nvfp4_e4m3_max=300), ValueError, "must be 448 or 256, got 300"),
+        (lambda: te.MXFP8Quantizer(DType.kByte), ValueError, "MXFP8Quantizer: fp8_dtype must be DType.kFloat8E4M3"),
+        (lambda: te.NVFP4Quantizer(E4M3), ValueError, "fp4_dtype must be DType.kFloat4E2M1"),
+        (lambda: te.NVFP4Quantizer(with_rht=True), ValueError, "with_rht and with_post_rht_amax must be alike"),
+        (lambda: te.NVFP4Quantizer(nvfp4_e4m3_max=300), ValueError, "must be 448 or 256, got 300"),
         (
-            lambda: quire.NVFP4Quantizer(with_2d_quantization=True, with_rht=True, with_post_rht_amax=True),
+            lambda: te.NVFP4Quantizer(with_2d_quantization=True, with_rht=True, with_post_rht_amax=True),
             ValueError,
             "16x16.*rht|rht.*16x16",
         ),
-        (lambda: quire.NVFP4Quantizer(nvfp4_e4m3_max=256), ValueError, "256"),
+        (lambda: te.NVFP4Quantizer(nvfp4_e4m3_max=256), ValueError, "256"),
         (
-            lambda: quire.NVFP4Quantizer(nvfp4_use_4over6=True, nvfp4_4over6_err_mode="RMS"),
+            lambda: te.NVFP4Quantizer(nvfp4_use_4over6=True, nvfp4_4over6_err_mode="RMS"),
             ValueError,
             "4over6=rms",
         ),
         (
-            lambda: quire.NVFP4Quantizer(with_amax_reduction=True),
+            lambda: te.NVFP4Quantizer(with_amax_reduction=True),
             NotImplementedError,
             "with_amax_reduction=True is not",
         ),
         (
-            lambda: quire.Float8CurrentScalingQuantizer(E4M3, scale=ONE),
+            lambda: te.Float8CurrentScalingQuantizer(E4M3, scale=ONE),
             NotImplementedError,
             "scale=.* is not available; Float8Quantizer takes a scale",
         ),
         (
-            lambda: quire.Float8Quantizer(2.0, ONE, E4M3),
+            lambda: te.Float8Quantizer(2.0, ONE, E4M3),
             ValueError,
             r"scale must be a float32 tensor of one element",
         ),
-        (lambda: quire.Float8Quantizer(ONE, torch.ones(2), E4M3), ValueError, "amax must be .*got torch.float32"),
-        (lambda: quire.Float8BlockQuantizer(E4M3, block_scaling_dim=3), ValueError, "must be 1 or 2, got 3"),
-        (lambda: quire.MXFP8Quantizer(E4M3, rowwise=False, columnwise=False), ValueError, "both be False"),
-        (lambda: quire.MXFP8Quantizer(E4M3, rowwise=1), TypeError, "rowwise must be a bool or None, got 1"),
+        (lambda: te.Float8Quantizer(ONE, torch.ones(2), E4M3), ValueError, "amax must be .*got torch.float32"),
+        (lambda: te.Float8BlockQuantizer(E4M3, block_scaling_dim=3), ValueError, "must be 1 or 2, got 3"),
+        (lambda: te.MXFP8Quantizer(E4M3, rowwise=False, columnwise=False), ValueError, "both be False"),
+        (lambda: te.MXFP8Quantizer(E4M3, rowwise=1), TypeError, "rowwise must be a bool or None, got 1"),
         (
-            lambda: quire.MXFP8Quantizer(E4M3).make_empty((2, 32), pin_memory=True),
+            lambda: te.MXFP8Quantizer(E4M3).make_empty((2, 32), pin_memory=True),
             NotImplementedError,
             "pin_memory=True",
         ),
         (
-            lambda: quire.MXFP8Quantizer(E4M3).update_quantized(ONE, ONE),
+            lambda: te.MXFP8Quantizer(E4M3).update_quantized(ONE, ONE),
             TypeError,
             "dst must be a QuantizedTensor, got Tensor",
         ),
         (
-            lambda: quire.MXFP8Quantizer(E4M3).update_quantized(ONE, quire.quantize(ONE, "nvfp4")),
+            lambda: te.MXFP8Quantizer(E4M3).update_quantized(ONE, quire.quantize(ONE, "nvfp4")),
             ValueError,
             "dst is quantized as nvfp4, and this quantizes as mxfp8",
         ),
@@ -211,13 +212,13 @@ def test_a_tensor_has_a_quantizer_that_quantizes_as_it_is_quantized(quantizer, s
         assert type(found) is type(quantizer) and found.dtype is dtype and same(found(2 * x), quantizer(2 * x))
         found.set_usage(rowwise=True, columnwise=True)
         assert q.quantizer.columnwise_usage is quantizer.columnwise_usage
-    assert type(quire.quantize(x, "mxfp4").quantizer) is quire.Quantizer
+    assert type(quire.quantize(x, "mxfp4").quantizer) is te.Quantizer
 
 
 def test_the_weights_of_groups_that_are_one_parameter_have_a_quantizer():
     with quire.quantized_model_init(recipe="mxfp8"):
         layer = quire.GroupedLinear(2, 32, 64, single_grouped_weight=True)
-    assert isinstance(layer.weight.quantizer, quire.MXFP8Quantizer) and layer.weight.quantizer.columnwise_usage
+    assert isinstance(layer.weight.quantizer, te.MXFP8Quantizer) and layer.weight.quantizer.columnwise_usage
     x = torch.randn(64, 32)
     assert same(layer.weight.quantizer(x), quire.quantize(x, layer.weight.spec, columnwise=True))
 
@@ -232,14 +233,14 @@ def test_usages_have_other_words_too():
 @pytest.mark.parametrize("grad", [False, True])
 def test_what_kind_a_tensor_is_is_not_answered_wrongly_where_classes_are_compared(grad, compiler):
     q = quire.quantize(torch.ones(2, 32, requires_grad=grad), "mxfp8")
-    assert isinstance(q, quire.MXFP8Tensor) and not isinstance(q, quire.NVFP4Tensor)
+    assert isinstance(q, te.MXFP8Tensor) and not isinstance(q, te.NVFP4Tensor)
     with pytest.raises(NotImplementedError, match="depends on its spec, not on its class"):
-        issubclass(type(q), quire.MXFP8Tensor)
-    for kind, answer in ((quire.MXFP8Tensor, 1), (quire.NVFP4Tensor, 0)):
+        issubclass(type(q), te.MXFP8Tensor)
+    for kind, answer in ((te.MXFP8Tensor, 1), (te.NVFP4Tensor, 0)):
         asked = compiler(lambda q, kind=kind: q.dequantize() + isinstance(q, kind))
         if grad:  # of other objects than tensors it asks Python
             assert torch.equal(asked(q), q.dequantize() + answer)
         else:
             with pytest.raises(Exception, match="read tensor.spec_text there"):
                 asked(q)
-    assert not isinstance(q.dequantize(), quire.MXFP8Tensor)
+    assert not isinstance(q.dequantize(), te.MXFP8Tensor)

@@ -1,12 +1,12 @@
-"""quire.DotProductAttention: masks, biases and layouts against a computation in float64."""
+"""quire.te.DotProductAttention: masks, biases and layouts against a computation in float64."""
 
 import copy
 
 import pytest
 import torch
 
-import quire
 from attention_reference import DV, SKV, SQ, B, D, G, H, attention, inputs
+from quire import te
 
 LENGTHS_Q, LENGTHS_KV = (3, 5), (6, 2)
 CU_Q, CU_KV = (torch.tensor([0, a, a + b], dtype=torch.int32) for a, b in (LENGTHS_Q, LENGTHS_KV))
@@ -53,7 +53,7 @@ MASKS = {
 
 
 def module(**options):
-    return quire.DotProductAttention(
+    return te.DotProductAttention(
         H, (D, DV), **{"num_gqa_groups": G, "qkv_format": "bshd", "attention_type": "cross"} | options
     )
 
@@ -187,13 +187,13 @@ LAYOUTS = {"bshd": lambda t: t, "sbhd": lambda t: t.transpose(0, 1)}
 def test_layouts_and_packed_tensors(layout):
     given = inputs(lengths=(SQ, SQ), v_features=D)
     order = LAYOUTS[layout]
-    layer = quire.DotProductAttention(H, D, G, qkv_format=layout)
+    layer = te.DotProductAttention(H, D, G, qkv_format=layout)
     y = layer(*[order(t) for t in given])
     check(order(y), attention(*given, lambda b, i, j: j <= i), given)
     q, k, v = (order(t.detach()) for t in given)
     for dim in (-3, -2):
         assert torch.equal(layer(q, kv_layer=torch.stack([k, v], dim), qkv_interleave_dim=dim), y)
-        same = quire.DotProductAttention(G, D, qkv_format=layout)
+        same = te.DotProductAttention(G, D, qkv_format=layout)
         assert torch.equal(same(qkv_layer=torch.stack([k, k, v], dim), qkv_interleave_dim=dim), same(k, k, v))
     with pytest.raises(ValueError, match="pass query_layer, key_layer and value_layer, or"):
         layer(q, k, v, kv_layer=torch.stack([k, v], -3))
@@ -357,7 +357,7 @@ WRONG = {
         ValueError,
         "k and v must have the same tokens",
     ),
-    "groups": (lambda: quire.DotProductAttention(4, 8, 3), ValueError, "num_gqa_groups must divide"),
+    "groups": (lambda: te.DotProductAttention(4, 8, 3), ValueError, "num_gqa_groups must divide"),
     "attention_type": (lambda: module(attention_type="x"), ValueError, "attention_type must be one of"),
     "softmax_type": (lambda: module(softmax_type="x"), ValueError, "softmax_type must be one of"),
     "context parallel": (lambda: module(cp_group=OtherSize()), NotImplementedError, "a sequence is not sharded over"),
@@ -376,7 +376,7 @@ WRONG = {
         ValueError,
         r"max_seqlen must be at least the length of each sequence, got 2 for sequences of \[3\]",
     ),
-    "too many": (lambda: quire.DotProductAttention(*range(40)), TypeError, "there are 22 arguments, got"),
+    "too many": (lambda: te.DotProductAttention(*range(40)), TypeError, "there are 22 arguments, got"),
 }
 
 
@@ -388,7 +388,7 @@ def test_what_does_not_fit_is_refused_in_words(name):
 
 
 def test_options_may_follow_by_position_in_the_order_of_transformer_engine():
-    layer = quire.DotProductAttention(H, D, G, 0.25, "bshd", "no_mask", (1, 1))
+    layer = te.DotProductAttention(H, D, G, 0.25, "bshd", "no_mask", (1, 1))
     found = (layer.num_gqa_groups, layer.attention_dropout, layer.qkv_format, layer.attn_mask_type, layer.window_size)
     assert found == (G, 0.25, "bshd", "no_mask", (1, 1))
 

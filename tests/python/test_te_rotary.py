@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-import quire
+from quire import te
 from transformer_reference import angles_of, close, rotate, tokens
 
 B, S, HEADS, DIM = 2, 5, 4, 4
@@ -14,7 +14,7 @@ B, S, HEADS, DIM = 2, 5, 4, 4
 @pytest.mark.parametrize("starts", [None, (3, 1)])
 def test_rotary_embeddings_are_a_multiplication_of_complex_numbers(interleaved, layout, starts):
     part = DIM // 2 * 2
-    freqs = quire.RotaryPositionEmbedding(2 * part, rotary_percent=0.5, interleaved=interleaved)(S + 3)
+    freqs = te.RotaryPositionEmbedding(2 * part, rotary_percent=0.5, interleaved=interleaved)(S + 3)
     assert freqs.shape == (S + 3, 1, 1, part) and freqs.dtype == torch.float32
     x = tokens(B, S, HEADS, 2 * part)
     positions = torch.arange(S) + torch.tensor(starts or (0, 0))[:, None]
@@ -24,27 +24,27 @@ def test_rotary_embeddings_are_a_multiplication_of_complex_numbers(interleaved, 
     t = x.transpose(0, 1) if layout == "sbhd" else x
     if layout == "thd":
         t, options["cu_seqlens"] = x.flatten(0, 1), torch.arange(0, B * S + 1, S, dtype=torch.int32)
-    y = quire.apply_rotary_pos_emb(t, freqs, **options)
+    y = te.apply_rotary_pos_emb(t, freqs, **options)
     y = y.transpose(0, 1) if layout == "sbhd" else y.reshape(x.shape)
     close(y[..., :part], rotate(x[..., :part].detach(), angles, interleaved), 1e-6)
     assert torch.equal(y[..., part:], x[..., part:])
     dy = tokens(*y.shape, seed=4).detach()
     (dx,) = torch.autograd.grad(y, x, dy)
     close(dx[..., :part], rotate(dy[..., :part], -angles, interleaved), 1e-6)
-    short = quire.RotaryPositionEmbedding(part)(S - 1)
+    short = te.RotaryPositionEmbedding(part)(S - 1)
     with pytest.raises(ValueError, match=f"freqs has angles for {S - 1} positions"):
-        quire.apply_rotary_pos_emb(t, short, **options)
+        te.apply_rotary_pos_emb(t, short, **options)
     for wrong, message in (([1, 2, 3], r"for each of 2 sequences, got \[3\]"), ([0, -1], r"0 or more, got \[0, -1\]")):
         with pytest.raises(ValueError, match=f"start_positions must .*{message}"):
-            quire.apply_rotary_pos_emb(t, freqs, **options | {"start_positions": torch.tensor(wrong)})
+            te.apply_rotary_pos_emb(t, freqs, **options | {"start_positions": torch.tensor(wrong)})
     with pytest.raises(TypeError, match="t must have a floating-point dtype, got torch.int64"):
-        quire.apply_rotary_pos_emb(t.detach().long(), freqs, **options)
+        te.apply_rotary_pos_emb(t.detach().long(), freqs, **options)
 
 
 def test_an_offset_and_interpolated_positions():
-    assert torch.equal(quire.RotaryPositionEmbedding(DIM)(S, offset=2), quire.RotaryPositionEmbedding(DIM)(S + 2)[2:])
+    assert torch.equal(te.RotaryPositionEmbedding(DIM)(S, offset=2), te.RotaryPositionEmbedding(DIM)(S + 2)[2:])
     factor = {"seq_len_interpolation_factor": 2, "pretrained_max_position_embeddings": 4}
     for length, divisor in ((8, 2), (12, 3)):
-        freqs = quire.RotaryPositionEmbedding(DIM, rotary_base=100.0, **factor)(length)
+        freqs = te.RotaryPositionEmbedding(DIM, rotary_base=100.0, **factor)(length)
         wanted = angles_of(torch.arange(length, dtype=torch.float32) / divisor, DIM, base=100.0)
         close(freqs[:, 0, 0], torch.cat([wanted, wanted], -1), 1e-6)

@@ -1,4 +1,4 @@
-"""quire.TransformerLayer, MultiheadAttention and InferenceParams against computations in float64."""
+"""quire.te.TransformerLayer, MultiheadAttention and InferenceParams against computations in float64."""
 
 import copy
 
@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import quire
+from quire import te
 from quire.te.common import recipe as recipes
 from te_transformer_ranks import layer_equals_one_process
 from transformer_reference import Reference, close, tokens
@@ -93,7 +94,7 @@ LAYER_KEYS = {
 
 
 def layer_of(**options):
-    return quire.TransformerLayer(HIDDEN, FFN, HEADS, hidden_dropout=0.0, attention_dropout=0.0, **options)
+    return te.TransformerLayer(HIDDEN, FFN, HEADS, hidden_dropout=0.0, attention_dropout=0.0, **options)
 
 
 def filled(layer, seed=0):
@@ -115,7 +116,7 @@ def reference_of(layer, options, rotary=False):
 @pytest.mark.parametrize("name", ATTENTION_KEYS)
 def test_attention_has_the_keys_of_transformer_engine(name):
     options, wanted = ATTENTION_KEYS[name]
-    check_keys(lambda: quire.MultiheadAttention(HIDDEN, HEADS, **options), wanted)
+    check_keys(lambda: te.MultiheadAttention(HIDDEN, HEADS, **options), wanted)
 
 
 @pytest.mark.parametrize("name", LAYER_KEYS)
@@ -181,7 +182,7 @@ def test_outputs_and_gradients_are_those_of_float64(name):
         wanted_given.append(encoded.detach().double().requires_grad_())
     if rotary:
         interleaved = options.get("rotary_pos_interleaved", False)
-        call["rotary_pos_emb"] = quire.RotaryPositionEmbedding(DIM, interleaved=interleaved)(S)
+        call["rotary_pos_emb"] = te.RotaryPositionEmbedding(DIM, interleaved=interleaved)(S)
     y = layer(x, **call)
     wanted = reference.layer(*[t.transpose(0, 1) for t in wanted_given]).transpose(0, 1)
     close(y, wanted)
@@ -219,8 +220,8 @@ def test_a_layer_is_one_graph_in_every_recipe(name, compiler, equal_bits):
         """Outputs and gradients of two steps."""
         torch.manual_seed(0)
         options = {"num_gqa_groups": 2, "params_dtype": torch.bfloat16, "attn_input_format": "bshd"}
-        layer = quire.TransformerLayer(64, 96, 4, hidden_dropout=0.0, attention_dropout=0.0, **options)
-        function, rotary = compiler(layer) if compiled else layer, quire.RotaryPositionEmbedding(16)(16)
+        layer = te.TransformerLayer(64, 96, 4, hidden_dropout=0.0, attention_dropout=0.0, **options)
+        function, rotary = compiler(layer) if compiled else layer, te.RotaryPositionEmbedding(16)(16)
         results = []
         for seed in range(2):
             x = tokens(2, 16, 64, seed=seed).detach().bfloat16().requires_grad_()
@@ -274,10 +275,10 @@ GENERATING = [
 def test_generation_is_the_forward_of_the_whole_sequences(layout, longest, compiled, compiler):
     options = {"num_gqa_groups": 2, "rotary_pos_interleaved": layout == "bshd"}
     layers = [filled(layer_of(**options, layer_number=n, attn_input_format=layout), n).eval() for n in (1, 2)]
-    turned = quire.RotaryPositionEmbedding(DIM, interleaved=options["rotary_pos_interleaved"])(TOTAL)
+    turned = te.RotaryPositionEmbedding(DIM, interleaved=options["rotary_pos_interleaved"])(TOTAL)
     sizes = {"num_heads_kv": 2, "head_dim_k": DIM, "dtype": torch.float32}
     sizes |= {"max_ctx_len": LONGEST} if longest else {}
-    cache = quire.InferenceParams(B, TOTAL, **sizes, qkv_format=layout)
+    cache = te.InferenceParams(B, TOTAL, **sizes, qkv_format=layout)
     call = {"inference_params": cache, "rotary_pos_emb": turned, "self_attn_mask_type": "padding_causal"}
 
     def run(x):
@@ -328,7 +329,7 @@ def test_a_layer_made_on_meta_computes_after_its_state_is_loaded():
 def test_autocast_computes_in_bfloat16(name):
     options, rotary = LAYERS[name]
     layer, x = filled(layer_of(**options)), tokens(S, B, HIDDEN)
-    call = {"rotary_pos_emb": quire.RotaryPositionEmbedding(DIM)(S)} if rotary else {}
+    call = {"rotary_pos_emb": te.RotaryPositionEmbedding(DIM)(S)} if rotary else {}
     with torch.autocast("cpu", dtype=torch.bfloat16):
         y = layer(x, **call)
     y.sum().backward()
@@ -342,9 +343,7 @@ def test_dropout_follows_the_seed_and_stops_in_eval():
     x = tokens(S, B, HIDDEN)
     plain = filled(layer_of())(x)
     for options in ({"hidden_dropout": 0.5}, {"attention_dropout": 0.5}, {"drop_path_rate": 0.5}):
-        layer = quire.TransformerLayer(
-            HIDDEN, FFN, HEADS, **{"hidden_dropout": 0.0, "attention_dropout": 0.0} | options
-        )
+        layer = te.TransformerLayer(HIDDEN, FFN, HEADS, **{"hidden_dropout": 0.0, "attention_dropout": 0.0} | options)
         filled(layer)
         results = []
         for seed in (0, 0, 1):
@@ -358,10 +357,10 @@ def test_what_does_not_fit_is_refused_in_words():
     with pytest.raises(ValueError, match="drop_path_rate must be 0 to 1, got 1.5"):
         layer_of(drop_path_rate=1.5)
     with pytest.raises(ValueError, match="num_attention_heads must be a positive number, got 0"):
-        quire.MultiheadAttention(HIDDEN, 0)
+        te.MultiheadAttention(HIDDEN, 0)
     with pytest.raises(TypeError, match="hidden_size must be an int"):
-        quire.MultiheadAttention("16", HEADS)
-    with pytest.raises(TypeError, match="quire.TransformerLayer: hidden_states must be a .*ensor"):
+        te.MultiheadAttention("16", HEADS)
+    with pytest.raises(TypeError, match="quire.te.TransformerLayer: hidden_states must be a .*ensor"):
         layer_of()([1.0])
 
 

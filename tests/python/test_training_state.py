@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import quire
+from quire import te
 from quire.distributed import Parallel
 from ranks import rank_of
 from training_state_ranks import (
@@ -153,7 +154,7 @@ def test_a_divided_layer_of_several_parameters():
         parts = {"q": 32, "k": 16, "v": 16}
         for mode in ("column", "row"):
             torch.manual_seed(0)
-            layer = quire.Linear(64, 64, parallel=Parallel(mode, group), parameters_split=parts)
+            layer = te.Linear(64, 64, parallel=Parallel(mode, group), parameters_split=parts)
             state = quire.TrainingState(layer, torch.optim.AdamW(layer.parameters())).state_dict()
             for name, size in parts.items():
                 found = state["model"][f"{name}_weight"], state["optimizer"]["state"][f"{name}_weight"]["exp_avg"]

@@ -40,6 +40,13 @@ def name_group(group: "distributed.ProcessGroup", name: str) -> str:
     return name
 
 
+def group_size(group: object) -> int:
+    """Of a process group; 1 of None, 0 for what is none."""
+    if group is None:
+        return 1
+    return group.size() if hasattr(group, "size") else 0
+
+
 def named_group(name: str) -> "distributed.ProcessGroup | None":
     """The group of that name, or None."""
     try:

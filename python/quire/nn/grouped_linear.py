@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from quire.checks import check_type, check_type_or_none, describe
+from quire.checks import check_type, check_type_or_none, describe, with_known_options
 from quire.distributed import check_ranks
 from quire.distributed.experts import ExpertGroup
 from quire.distributed.parallel import Parallel
@@ -56,6 +56,7 @@ class GroupedLinear(ProductModule):
     #: How each weight is a part of a larger one, of which this rank draws all and keeps its part.
     drawn_as: Parallel | None = None
 
+    @with_known_options
     def __init__(
         self,
         num_gemms: int,
@@ -115,6 +116,16 @@ class GroupedLinear(ProductModule):
         for name, kind, groups in (*each, *((kind, kind, (self.groups,)) for kind in sizes if single[kind])):
             self.register_parameter(name, torch.nn.Parameter(torch.empty((*groups, *sizes[kind]), **factory)))
         self._find_names()
+
+    @property
+    def single_grouped_weight(self) -> bool:
+        """Whether all groups have one weight."""
+        return "weight" in self._parameters
+
+    @property
+    def single_grouped_bias(self) -> bool:
+        """Whether all groups have one bias."""
+        return "bias" in self._parameters
 
     def _find_names(self) -> None:
         of_kind = [tuple(name for name in self._parameters if name.startswith(kind)) for kind in ("weight", "bias")]

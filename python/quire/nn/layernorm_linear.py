@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import torch
 
-from quire.checks import check_type, check_type_or_none
+from quire.checks import check_type, check_type_or_none, with_known_options
 from quire.distributed.parallel import Parallel
 from quire.distributed.sharded_operators import sum_gradient
 from quire.functional import norm
@@ -97,6 +97,7 @@ class LayerNormLinear(ProductModule):
     Random state and delayed scaling: as for quire.Linear.
     """
 
+    @with_known_options
     def __init__(
         self,
         in_features: int,

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 
 import torch
 
-from quire.checks import check_type
+from quire.checks import check_type, with_known_options
 from quire.distributed.parallel import Parallel
 from quire.functional import activation
 from quire.loading.devices import check_device
@@ -58,6 +58,7 @@ class LayerNormMLP(ProductModule):
     fc2_parallel: Parallel | None = None
     weight_names, bias_names = ("fc1_weight", "fc2_weight"), ("fc1_bias", "fc2_bias")
 
+    @with_known_options
     def __init__(
         self,
         hidden_size: int,

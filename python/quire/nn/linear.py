@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import torch
 
-from quire.checks import check_type_or_none
+from quire.checks import check_type_or_none, with_known_options
 from quire.distributed.parallel import Parallel, divided_dims
 from quire.distributed.placements import divided_over
 from quire.loading.devices import check_device
@@ -66,6 +66,7 @@ class Linear(ProductModule, torch.nn.Linear):
     return_bias: bool = False
     name: str | None = None
 
+    @with_known_options
     def __init__(
         self,
         in_features: int,

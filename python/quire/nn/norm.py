@@ -10,6 +10,7 @@ from quire.functional import norm
 from quire.loading.devices import check_device
 from quire.nn.dtype import activation_dtype
 from quire.nn.layer_path import name_layer
+from quire.nn.te_extra_state import drop_extra_state
 
 
 def reset_norm(weight: torch.Tensor, bias: torch.Tensor | None, zero_centered: bool) -> None:
@@ -54,6 +55,10 @@ class _Norm(torch.nn.Module):
     def reset_parameters(self) -> None:
         """Sets the gain to 1 (weight 0 with zero_centered_gamma) and the bias to 0."""
         reset_norm(self.weight, self.bias, self.zero_centered_gamma)
+
+    def _load_from_state_dict(self, state_dict: dict[str, object], prefix: str, *options: object) -> None:
+        drop_extra_state(self, state_dict, prefix)
+        super()._load_from_state_dict(state_dict, prefix, *options)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x [*, *normalized_shape] -> the same shape, in the dtype of torch.autocast if it is enabled, else in x's
@@ -104,7 +109,7 @@ class LayerNorm(_Norm):
     normalized_shape: the sizes of these dimensions. weight and bias have this shape, in params_dtype (or `dtype`; None:
     torch's default). zero_centered_gamma: the factor is weight + 1, and weight starts at 0. If each rank has some of
     the tokens (sequence parallelism), the gradients of weight and bias are sums over this rank's tokens: reduce them
-    over the group. quire.te.pytorch.LayerNorm takes `sequence_parallel`, which marks its parameters for frameworks that
+    over the group. quire.te.LayerNorm takes `sequence_parallel`, which marks its parameters for frameworks that
     do so.
     """
 

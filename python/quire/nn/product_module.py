@@ -10,6 +10,7 @@ from quire.checks import check_type, describe
 from quire.distributed.data_rank import declared_rank
 from quire.distributed.experts import ExpertGroup
 from quire.distributed.gathering import Gathering
+from quire.distributed.groups import group_size, named_group
 from quire.distributed.parallel import Parallel, refuse_quantized
 from quire.distributed.placements import divided_over, is_dtensor, local, placed_like
 from quire.distributed.sharded_product import Shards
@@ -19,6 +20,7 @@ from quire.nn.float32_buffers import Float32Buffers
 from quire.nn.own_parts import Division, OwnParts
 from quire.nn.own_recipe import HasRecipe
 from quire.nn.random_state import own_rank, reset_streams
+from quire.nn.te_extra_state import drop_extra_state
 from quire.nn.weight import initial_weight, kept_attributes, why_not_loaded
 from quire.tensor import DTYPES, QuantizedTensor
 
@@ -78,6 +80,11 @@ class ProductModule(HasRecipe, OwnParts, Float32Buffers):
         """Name -> weight of a matmul: one, or one for each group."""
         name = named(product, "weight")
         return {name: getattr(self, name)}
+
+    @property
+    def use_bias(self) -> bool:
+        """Whether the layer has biases."""
+        return any([self._parameters.get(name) is not None for name in self.bias_names])
 
     def group_weights(self, product: str) -> list[torch.Tensor]:
         """The weight of each group of a matmul: [out_features, in_features], of a DTensor this rank's shard."""
@@ -162,6 +169,14 @@ class ProductModule(HasRecipe, OwnParts, Float32Buffers):
                 setattr(self, name, initial_weight(weight))
                 if parallel is not None and getattr(self, name) is not weight:
                     refuse_quantized(f"quire.{type(self).__name__}", parallel.text)
+        self._mark_deferred()
+
+    def _mark_deferred(self) -> None:
+        """With delay_wgrad_compute, weights have the mark by which hooks of frameworks know that a backward pass leaves
+        no gradient yet."""
+        for name in self.weight_names if self.delay_wgrad_compute else ():
+            if self._parameters.get(name) is not None:
+                self._parameters[name].skip_backward_post_hook = True
 
     def _reset_sr_states(self) -> None:
         reset_streams(list(self.sr_states().values()), [self.take_stream()] * len(self.products))
@@ -224,6 +239,7 @@ class ProductModule(HasRecipe, OwnParts, Float32Buffers):
             super()._apply(fn, recurse)
         self._move_states(self._device())
         self._forget_weights()
+        self._mark_deferred()
         return self
 
     def own_parts(self) -> dict[str, Division]:
@@ -238,6 +254,7 @@ class ProductModule(HasRecipe, OwnParts, Float32Buffers):
     def _load_from_state_dict(
         self, state_dict: dict[str, object], prefix: str, local_metadata: dict[str, object], *options: object
     ) -> None:
+        drop_extra_state(self, state_dict, prefix)
         assign, error_msgs = local_metadata.get("assign_to_params_buffers", False), options[-1]
         for name in self.weight_names:
             value = state_dict.get(prefix + name)
@@ -254,9 +271,26 @@ class ProductModule(HasRecipe, OwnParts, Float32Buffers):
             return
         divided, product, parallel = self._division(name, param)
         super().register_parameter(name, param)
+        self._mark_deferred()
         self.place_states()
         if divided:
             self.divide(product, parallel)
+
+    def set_tensor_parallel_group(self, tp_group: object) -> None:
+        """Gives a process group to a layer that was made with Parallel(mode, None, size=...); all ranks of the group
+        must call it. Of other layers it takes None, groups of one process and the layer's own. Raises ValueError for a
+        group of another size, NotImplementedError for other groups."""
+        size, own = group_size(tp_group), self.of(self.products[0], "parallel")
+        if own is not None and not own.group and tp_group is not None:
+            divided = [(product, self.of(product, "parallel").of_group(tp_group)) for product in self.products]
+            for product, parallel in divided:
+                self.divide(product, parallel)
+            return
+        if size != 1 and (own is None or named_group(own.group) != tp_group):
+            raise NotImplementedError(
+                f"quire.{type(self).__name__}: a layer is sharded over ranks when it is made, and this one was not; "
+                f"got a group of {size} ranks. Pass parallel=quire.distributed.Parallel(...) to the constructor"
+            )
 
     def divided_dims(self, mode: str) -> dict[str, int | None]:
         """Parameter -> the dimension along which a "column" or "row" layer shards it over ranks, None: not at all.
@@ -327,11 +361,22 @@ class ProductModule(HasRecipe, OwnParts, Float32Buffers):
         """Whether the module was constructed with delay_wgrad_compute."""
         return self.delay_wgrad_compute
 
+    def register_wgrad_accumulation_and_reduce_hooks(
+        self, wgrad_accumulation_and_reduce_hook: Callable[[], object]
+    ) -> None:
+        """Registers a function without arguments, which backward_dw() calls after it has computed gradients."""
+        vars(self).setdefault("wgrad_accumulation_and_reduce_hooks", []).append(wgrad_accumulation_and_reduce_hook)
+
     def backward_dw(self) -> None:
         """Computes the gradients of the weights for the oldest backward pass whose operands are kept. Adds them to
         weight.main_grad (fuse_wgrad_accumulation) or weight.grad. Skips weights that require no gradient; without
         delay_wgrad_compute it does nothing. Not available within a compiled function. Raises RuntimeError if no
         operands are kept, NotImplementedError for weights that fully_shard has sharded."""
+        self._compute_stashed()
+        for hook in vars(self).get("wgrad_accumulation_and_reduce_hooks", ()) if self.delay_wgrad_compute else ():
+            hook()
+
+    def _compute_stashed(self) -> None:
         for product in reversed(self.products if self.delay_wgrad_compute else ()):
             weights = self.weights(product)
             if self.of(product, "parallel") is None and any(is_dtensor(weight) for weight in weights.values()):

@@ -10,7 +10,10 @@ _HYBRID = (
     "a tensor has one spec for both directions",
     "quire.recipe.CustomRecipe, with a spec for each operand, or backward_override",
 )
-_IDENTITY = ("tensors in high precision are plain tensors", "quire.IdentityQuantizer, which returns them as they are")
+_IDENTITY = (
+    "tensors in high precision are plain tensors",
+    "quire.te.IdentityQuantizer, which returns them as they are",
+)
 _COLLECTIVES = (
     "layers communicate themselves",
     "tensor_parallel_mode of quire.te.ops.Linear, or torch.distributed.nn.functional",
@@ -30,9 +33,9 @@ NAMES: dict[str, tuple[str, str]] = {
     **dict.fromkeys(("CusolverMpCtx", "newton_schulz"), ("optimizers are PyTorch's own here", "torch.optim.Muon")),
     "FusedMLAQUpProjRopeQuant": (
         "there is no multi-latent attention",
-        "quire.Linear, quire.apply_rotary_pos_emb and quire.DotProductAttention",
+        "quire.Linear, quire.te.apply_rotary_pos_emb and quire.te.DotProductAttention",
     ),
-    "GroupedTensorStorage": ("a GroupedTensor has no other class for internal use", "quire.GroupedTensor"),
+    "GroupedTensorStorage": ("a GroupedTensor has no other class for internal use", "quire.te.GroupedTensor"),
     **dict.fromkeys(("AllGather", "AllReduce", "ReduceScatter"), _COLLECTIVES),
     "fused": _FUSION,
     "get_cudnn_version": ("quire does not use cuDNN", "torch.backends.cudnn.version"),
@@ -49,7 +52,7 @@ NAMES: dict[str, tuple[str, str]] = {
 }
 
 
-def message(name: str, module: str = "quire") -> str:
+def message(name: str, module: str = "quire.te") -> str:
     """What a module says when asked for a name that it has not. An AttributeError, so that code which asks by
     hasattr() or catches ImportError finds its other way."""
     if name not in NAMES:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
 from quire.checks import check_options, describe
+from quire.distributed.groups import group_size
 from quire.nn.dtype import INSTEAD_OF_SPLITTING
 
 Result = TypeVar("Result")
@@ -34,13 +35,6 @@ _NOTHING_ALONE = {
     "sequence_parallel": (False, True),
     "set_parallel_mode": (False, True),
 }
-
-
-def group_size(tp_group: object) -> int:
-    """Of a process group; 0 for what is none."""
-    if tp_group is None:
-        return 1
-    return tp_group.size() if hasattr(tp_group, "size") else 0
 
 
 def _asks_for_nothing(name: str, options: Mapping[str, object]) -> bool:

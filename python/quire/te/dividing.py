@@ -8,8 +8,9 @@ import torch
 
 from quire.checks import check_type, check_type_or_none, describe
 from quire.distributed import check_ranks
+from quire.distributed.groups import group_size
 from quire.distributed.parallel import MODES, Parallel
-from quire.te.arguments import DIVIDING, IN_PIECES, USER_BUFFERS, group_size, refuse, signature_with
+from quire.te.arguments import DIVIDING, IN_PIECES, USER_BUFFERS, refuse, signature_with
 
 #: LayerNormMLP has this one instead of parallel_mode.
 MLP_DIVIDING = {name: value for name, value in DIVIDING.items() if name != "parallel_mode"} | {

@@ -297,13 +297,3 @@ def _layout(
         raise ValueError(f"GroupedTensor: dtype must be float32, float16 or bfloat16, got {dtype}")
     usage = {"rowwise": quantizer.rowwise_usage, "columnwise": quantizer.columnwise_usage}
     return TensorProto(tuple(shape), dtype, quantizer.spec, **usage).buffers()
-
-
-# ------------------------------------------------------------ the quantized single parameters of layers
-
-
-def adopt_grouped_names() -> None:
-    """Gives them the attributes of a GroupedTensor that a script reads. Plain ones stay plain parameters."""
-    QuantizedStack.num_tensors = property(lambda self: self.shape[0])
-    QuantizedStack.quantized_tensors = property(QuantizedStack.parts)
-    QuantizedStack.split_into_quantized_tensors = QuantizedStack.parts

@@ -1,37 +1,20 @@
-"""What TransformerEngine's layers take, and what its frameworks ask of them, given to quire's layers.
-
-quire's classes stay the only ones: adopt_names() puts functions around their methods, once, when quire is imported. So
-a layer that quire.convert, a pickle or a subclass makes answers to these names too.
-"""
+"""quire's layers with what TransformerEngine's take besides, and what its frameworks ask of them: subclasses, which
+compute as quire's do."""
 
 import functools
 import inspect
-import io
-import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import torch
 
-from quire.autocast import autocast
 from quire.checks import check_options
 from quire.distributed import Parallel
-from quire.distributed.groups import named_group
-from quire.nn.grouped_linear import GroupedLinear
-from quire.nn.layernorm_linear import LayerNormLinear
-from quire.nn.layernorm_mlp import LayerNormMLP
-from quire.nn.linear import Linear
-from quire.nn.norm import LayerNorm, RMSNorm
+from quire.nn import grouped_linear, layernorm_linear, layernorm_mlp, linear, norm
 from quire.nn.product_module import ProductModule
-from quire.recipe import Recipe
-from quire.te.arguments import DIVIDING, OVERLAPPING, USER_BUFFERS, also_takes, group_size, signature_with
-from quire.te.deferred_gradients import marking, register_wgrad_accumulation_and_reduce_hooks, with_hooks
+from quire.te import fp8_meta
+from quire.te.arguments import DIVIDING, OVERLAPPING, USER_BUFFERS, also_takes, signature_with
 from quire.te.dividing import MLP_DIVIDING, divides, divides_shapes
-from quire.te.fp8_meta import fp8_meta
-from quire.te.grouped_tensor import adopt_grouped_names
-from quire.te.quantizers import quantizer_of
-from quire.te.split import names_and_sizes, split
-from quire.te.tensors import get_data_tensors, with_noop_flag, with_usages
-from quire.tensor import QuantizedActivation, QuantizedTensor
+from quire.te.split import Split, names_and_sizes, split
 
 #: TransformerEngine's order, after eps.
 _LINEAR_ORDER = (
@@ -56,81 +39,6 @@ _GROUPED_ORDER = (
 #: Sizes to warm up kernels for, which nothing here needs.
 _WARM_UP = {"seq_length": None, "micro_batch_size": None}
 _SYMMETRIC = {"symmetric_ar_type": None}
-#: Class -> what its constructor takes besides; Linear has torch.nn.Linear's order.
-_CONSTRUCTORS: dict[type, dict[str, object]] = {
-    Linear: {"refused": _SYMMETRIC},
-    LayerNormLinear: {
-        "refused": _SYMMETRIC | {"return_layernorm_output_gathered": False},
-        "order": _LINEAR_ORDER,
-    },
-    LayerNormMLP: {
-        "refused": _SYMMETRIC | {"return_layernorm_output_gathered": False, "parallel_mode": None},
-        "ignored": _WARM_UP,
-        "order": _MLP_ORDER,
-    },
-    # use_grouped_tensor chooses a path of TransformerEngine's, for m_splits that are tensors; they always can be here.
-    GroupedLinear: {"refused": OVERLAPPING, "ignored": {"use_grouped_tensor": None}, "order": _GROUPED_ORDER},
-}
-
-
-def adopt_names() -> None:
-    """Makes quire's classes take TransformerEngine's arguments and have its methods."""
-    for layer in (Linear, LayerNormLinear):
-        layer.__init__ = _with_parts(layer.__init__)
-    for layer, dividing in ((Linear, DIVIDING), (LayerNormLinear, DIVIDING), (LayerNormMLP, MLP_DIVIDING)):
-        layer.__init__ = divides(layer.__init__, f"quire.{layer.__name__}", dividing | USER_BUFFERS)
-    GroupedLinear.__init__ = divides_shapes(GroupedLinear.__init__, "quire.GroupedLinear", DIVIDING)
-    for layer, further in _CONSTRUCTORS.items():
-        layer.__init__ = marking(layer.__init__)
-        layer.__init__ = also_takes(layer.__init__, f"quire.{layer.__name__}", **further)
-    for norm in (LayerNorm, RMSNorm):
-        norm.__init__ = _with_sequence_parallel(norm.__init__, f"quire.{norm.__name__}")
-    for layer in (*_CONSTRUCTORS, LayerNorm, RMSNorm):
-        layer.reset_parameters = _deferred(layer.reset_parameters)
-    for kind in (ProductModule, LayerNorm, RMSNorm):
-        kind._load_from_state_dict = without_extra_state(kind)
-    for name in ("register_parameter", "_apply"):
-        setattr(ProductModule, name, marking(getattr(ProductModule, name)))
-    ProductModule.set_tensor_parallel_group = set_tensor_parallel_group
-    ProductModule.register_wgrad_accumulation_and_reduce_hooks = register_wgrad_accumulation_and_reduce_hooks
-    ProductModule.backward_dw = with_hooks(ProductModule.backward_dw)
-    ProductModule.use_bias = property(_use_bias, doc="Whether the layer has biases.")
-    ProductModule.fp8_meta = property(fp8_meta)
-    for kind in ("weight", "bias"):
-        setattr(GroupedLinear, f"single_grouped_{kind}", property(functools.partial(_is_single, kind)))
-    autocast.__init__ = _with_graph(autocast.__init__)
-    QuantizedTensor.quantize_ = with_noop_flag(QuantizedTensor.quantize_)
-    QuantizedTensor.update_usage = with_usages(QuantizedTensor.update_usage)
-    for kind in (QuantizedTensor, QuantizedActivation):
-        kind.get_data_tensors = get_data_tensors
-        kind.quantizer = property(quantizer_of)
-    adopt_grouped_names()
-
-
-def set_tensor_parallel_group(self: ProductModule, tp_group: object) -> None:
-    """Gives a group to a layer that was made with tp_size and without tp_group; all ranks of the group must call
-    it. Of other layers it takes None, groups of one process and the layer's own. Raises ValueError for a group of
-    another size, NotImplementedError for other groups."""
-    size, own = group_size(tp_group), self.of(self.products[0], "parallel")
-    if own is not None and not own.group and tp_group is not None:
-        divided = [(product, self.of(product, "parallel").of_group(tp_group)) for product in self.products]
-        for product, parallel in divided:
-            self.divide(product, parallel)
-        return
-    if size != 1 and (own is None or named_group(own.group) != tp_group):
-        raise NotImplementedError(
-            f"quire.{type(self).__name__}: a layer is sharded over ranks when it is made, and this one was not; "
-            f"got a group of {size} ranks. Pass tp_group and parallel_mode to the constructor"
-        )
-
-
-def _is_single(kind: str, self: GroupedLinear) -> bool:
-    """Whether all groups have one parameter."""
-    return kind in self._parameters
-
-
-def _use_bias(self: ProductModule) -> bool:
-    return any([self._parameters.get(name) is not None for name in self.bias_names])
 
 
 def _with_parts(construct: Callable[..., None]) -> Callable[..., None]:
@@ -139,7 +47,7 @@ def _with_parts(construct: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(construct)
     def __init__(
-        self: Linear | LayerNormLinear,
+        self: ProductModule,
         *args: object,
         parameters_split: Sequence[str] | Mapping[str, int] | None = None,
         parallel: Parallel | None = None,
@@ -153,7 +61,7 @@ def _with_parts(construct: Callable[..., None]) -> Callable[..., None]:
         if parallel is not None and parallel.mode == "column":
             parallel, processes = parallel.of_parts(*sizes), parallel.size
         construct(self, *args, parallel=parallel, **keywords)
-        split(self, names, [size // processes for size in sizes])
+        split(self, _SPLIT.get(type(self)), names, [size // processes for size in sizes])
 
     __init__.__signature__ = signature_with(construct, {"parameters_split": None})
     return __init__
@@ -198,62 +106,83 @@ def _with_sequence_parallel(construct: Callable[..., None], what: str) -> Callab
     return __init__
 
 
-def _deferred(reset: Callable[[torch.nn.Module], None]) -> Callable[..., None]:
-    def reset_parameters(self: torch.nn.Module, defer_init: bool | None = False) -> None:
+class _Deferred(torch.nn.Module):
+    def reset_parameters(self, defer_init: bool | None = False) -> None:
+        """Initialises the parameters again. With defer_init, nothing."""
         if not defer_init:
-            reset(self)
-
-    reset_parameters.__doc__ = f"{reset.__doc__} With defer_init, nothing."
-    return reset_parameters
+            super().reset_parameters()
 
 
-def _with_graph(construct: Callable[..., None]) -> Callable[..., None]:
-    options = [*inspect.signature(construct).parameters][1:]
-
-    def __init__(
-        self: autocast,
-        enabled: bool = True,
-        calibrating: bool = False,
-        recipe: Recipe | str | None = None,
-        amax_reduction_group: object = None,
-        _graph: bool = False,
-        **unknown: object,
-    ) -> None:
-        if unknown:
-            check_options("autocast", options, unknown)
-        if _graph is not False:
-            raise NotImplementedError(
-                f"autocast: _graph={_graph!r} is what TransformerEngine sets while it captures CUDA graphs; leave it "
-                "False"
-            )
-        construct(self, enabled, calibrating, recipe, amax_reduction_group)
-
-    return __init__
+class _Layer(_Deferred, ProductModule):
+    fp8_meta = property(fp8_meta.fp8_meta)
 
 
-def without_extra_state(kind: type[torch.nn.Module], *older: str) -> Callable[..., None]:
-    """Modules whose state_dict has no extra state, and that load one which has, as TransformerEngine writes it. older:
-    names that earlier versions gave it."""
-    load = kind._load_from_state_dict
+class Linear(_Layer, linear.Linear):
+    """quire.Linear, which also takes TransformerEngine's arguments."""
 
-    def _load_from_state_dict(
-        self: torch.nn.Module, state_dict: dict[str, object], prefix: str, *options: object
-    ) -> None:
-        extra = {name: state_dict.pop(prefix + name, None) for name in ("_extra_state", *older)}
-        for name in [name for name, value in extra.items() if _holds_something(value)]:
-            warnings.warn(
-                f"quire.{type(self).__name__}: {prefix}{name}, TransformerEngine's state of delayed scaling, is "
-                "pickled and not read; scales start anew. To restore it, call "
-                "quire.set_delayed_state(model, quire.io.te_states(model, state_dict))",
-                stacklevel=2,
-            )
-        load(self, state_dict, prefix, *options)
-
-    return _load_from_state_dict
+    __init__ = also_takes(
+        divides(_with_parts(linear.Linear.__init__), "quire.Linear", DIVIDING | USER_BUFFERS),
+        "quire.Linear",  # whose order is torch.nn.Linear's
+        _SYMMETRIC,
+    )
 
 
-def _holds_something(extra: object) -> bool:
-    """TransformerEngine's is None, an empty tensor, bytes or a file; the last of recipes with a state."""
-    if isinstance(extra, torch.Tensor):
-        return extra.numel() > 0
-    return bool(extra.getbuffer().nbytes if isinstance(extra, io.BytesIO) else extra)
+class LayerNormLinear(_Layer, layernorm_linear.LayerNormLinear):
+    """quire.LayerNormLinear, which also takes TransformerEngine's arguments, in its order."""
+
+    __init__ = also_takes(
+        divides(
+            _with_parts(layernorm_linear.LayerNormLinear.__init__), "quire.LayerNormLinear", DIVIDING | USER_BUFFERS
+        ),
+        "quire.LayerNormLinear",
+        _SYMMETRIC | {"return_layernorm_output_gathered": False},
+        order=_LINEAR_ORDER,
+    )
+
+
+class LayerNormMLP(_Layer, layernorm_mlp.LayerNormMLP):
+    """quire.LayerNormMLP, which also takes TransformerEngine's arguments, in its order."""
+
+    __init__ = also_takes(
+        divides(layernorm_mlp.LayerNormMLP.__init__, "quire.LayerNormMLP", MLP_DIVIDING | USER_BUFFERS),
+        "quire.LayerNormMLP",
+        _SYMMETRIC | {"return_layernorm_output_gathered": False, "parallel_mode": None},
+        ignored=_WARM_UP,
+        order=_MLP_ORDER,
+    )
+
+
+class GroupedLinear(_Layer, grouped_linear.GroupedLinear):
+    """quire.GroupedLinear, which also takes TransformerEngine's arguments, in its order."""
+
+    __init__ = also_takes(
+        divides_shapes(grouped_linear.GroupedLinear.__init__, "quire.GroupedLinear", DIVIDING),
+        "quire.GroupedLinear",
+        OVERLAPPING,
+        # It chooses a path of TransformerEngine's, for m_splits that are tensors; they always can be here.
+        ignored={"use_grouped_tensor": None},
+        order=_GROUPED_ORDER,
+    )
+
+
+class LayerNorm(_Deferred, norm.LayerNorm):
+    """quire.LayerNorm, which also takes TransformerEngine's arguments."""
+
+    __init__ = _with_sequence_parallel(norm.LayerNorm.__init__, "quire.LayerNorm")
+
+
+class RMSNorm(_Deferred, norm.RMSNorm):
+    """quire.RMSNorm, which also takes TransformerEngine's arguments."""
+
+    __init__ = _with_sequence_parallel(norm.RMSNorm.__init__, "quire.RMSNorm")
+
+
+class SplitLinear(Split, Linear):
+    """A Linear with parameters_split."""
+
+
+class SplitLayerNormLinear(Split, LayerNormLinear):
+    """A LayerNormLinear with parameters_split."""
+
+
+_SPLIT: dict[type, type] = {Linear: SplitLinear, LayerNormLinear: SplitLayerNormLinear}

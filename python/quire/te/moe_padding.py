@@ -23,7 +23,7 @@ def get_align_size_for_quantization(recipe: Recipe | SettableRecipe) -> int:
     """
     if not isinstance(recipe, Recipe | SettableRecipe):
         raise TypeError(
-            "quire.get_align_size_for_quantization: recipe must be a recipe, such as MXFP8BlockScaling(), got "
+            "quire.te.get_align_size_for_quantization: recipe must be a recipe, such as MXFP8BlockScaling(), got "
             f"{recipe!r}"
         )
     if recipe.custom():
@@ -107,7 +107,7 @@ class Fp8Unpadding(_Padding):
         if isinstance(m_splits, torch.Tensor):
             if num_out_tokens is None:
                 raise TypeError(
-                    "quire.Fp8Unpadding: the number of rows is not known where m_splits is a tensor; pass "
+                    "quire.te.Fp8Unpadding: the number of rows is not known where m_splits is a tensor; pass "
                     "num_out_tokens=, the number of rows that were padded"
                 )
         elif list(m_splits) == self.padded(m_splits):

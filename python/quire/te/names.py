@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import torch
 
-from quire.autocast import autocast
+from quire.autocast import autocast as own
 from quire.nn import recompute
 from quire.nn.weight import quantized_model_init
 from quire.recipe import Recipe, from_name
@@ -24,6 +24,26 @@ def checkpoint(function: Callable[..., object], *args: object, use_reentrant: bo
                 f"quire.checkpoint: {name} is not available in this version; leave it {nothing!r}"
             )
     return recompute.checkpoint(function, *args, use_reentrant=use_reentrant, **kwargs)
+
+
+class autocast(own):
+    """quire.autocast, which also takes _graph=False."""
+
+    def __init__(
+        self,
+        enabled: bool = True,
+        calibrating: bool = False,
+        recipe: Recipe | SettableRecipe | str | None = None,
+        amax_reduction_group: object = None,
+        _graph: bool = False,
+        **unknown: object,
+    ) -> None:
+        if _graph is not False:
+            raise NotImplementedError(
+                f"autocast: _graph={_graph!r} is what TransformerEngine sets while it captures CUDA graphs; leave it "
+                "False"
+            )
+        super().__init__(enabled, calibrating, recipe, amax_reduction_group, **unknown)
 
 
 def fp8_autocast(

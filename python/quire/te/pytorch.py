@@ -1,11 +1,7 @@
 """transformer_engine.pytorch: every name of it that is here."""
 
-from quire.autocast import autocast
-from quire.nn.grouped_linear import GroupedLinear
-from quire.nn.layernorm_linear import LayerNormLinear
-from quire.nn.layernorm_mlp import LayerNormMLP
-from quire.nn.linear import Linear
-from quire.nn.norm import LayerNorm, RMSNorm
+import importlib
+
 from quire.nn.weight import quantized_model_init
 from quire.te import ops
 from quire.te.absent import message
@@ -22,6 +18,8 @@ from quire.te.global_state import FP8GlobalStateManager
 from quire.te.glu import deinterleave_glu_tensor, interleave_glu_tensor
 from quire.te.graphs import make_graphed_callables
 from quire.te.grouped_tensor import GroupedTensor
+from quire.te.import_names import MODULES
+from quire.te.layers import GroupedLinear, LayerNorm, LayerNormLinear, LayerNormMLP, Linear, RMSNorm
 from quire.te.moe_padding import Fp8Padding, Fp8Unpadding, get_align_size_for_quantization
 from quire.te.moe_permutation import (
     moe_permute,
@@ -40,6 +38,7 @@ from quire.te.moe_router import (
 )
 from quire.te.named_generators import CudaRNGStatesTracker
 from quire.te.names import (
+    autocast,
     checkpoint,
     fp8_autocast,
     fp8_model_init,
@@ -141,5 +140,10 @@ __all__ = [
 ]
 
 
+__path__: list[str] = []  # it is a package, of the modules that import_names.py finds
+
+
 def __getattr__(name: str) -> object:
+    if f"pytorch.{name}" in MODULES:
+        return importlib.import_module(f"{__name__}.{name}")
     raise AttributeError(message(name))

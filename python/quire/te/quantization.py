@@ -1,6 +1,5 @@
 """transformer_engine.pytorch.quantization: the names of it that are here."""
 
-from quire.autocast import autocast
 from quire.nn.weight import quantized_model_init
 from quire.te.absent import message
 from quire.te.common.recipe import (
@@ -16,6 +15,7 @@ from quire.te.common.recipe import (
 from quire.te.global_state import FP8GlobalStateManager
 from quire.te.moe_padding import get_align_size_for_quantization
 from quire.te.names import (
+    autocast,
     fp8_autocast,
     fp8_model_init,
     get_default_recipe,

@@ -4,6 +4,8 @@ from quire.te.element_types import FP8, FP8_OF_GRADIENTS
 from quire.te.quantizer_roles import DelayedScalingRequest, IdentityQuantizer, QuantizerRole
 from quire.te.quantizers import Float8BlockQuantizer, Float8CurrentScalingQuantizer, MXFP8Quantizer, NVFP4Quantizer
 
+__path__: list[str] = []  # TransformerEngine has a package of this name, with this module in it
+
 
 def _is(role: QuantizerRole | None, tensor_type: str) -> bool:
     return role is not None and role.tensor_type == tensor_type

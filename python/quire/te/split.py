@@ -7,7 +7,6 @@ import torch
 from quire.distributed.parallel import Parallel
 from quire.nn.initial_values import initialise
 from quire.nn.layernorm_linear import LayerNormLinear
-from quire.nn.linear import Linear
 from quire.nn.norm import reset_norm
 from quire.nn.product_module import ProductModule
 from quire.te.arguments import refuse
@@ -16,7 +15,7 @@ from quire.tensor import QuantizedTensor
 _OPTIONS = {"fuse_wgrad_accumulation": False, "delay_wgrad_compute": False}
 
 
-class _Split(ProductModule):
+class Split(ProductModule):
     """A layer that has parameters q_weight, k_weight, q_bias, ... for parameters_split=("q", "k").
 
     `weight` and `bias` are their concatenations, made anew each time they are read. The parts may be computed from
@@ -54,30 +53,19 @@ class _Split(ProductModule):
         self._reset_sr_states()
 
 
-class SplitLinear(_Split, Linear):
-    """A quire.Linear with parameters_split."""
-
-
-class SplitLayerNormLinear(_Split, LayerNormLinear):
-    """A quire.LayerNormLinear with parameters_split."""
-
-
-_CLASSES: dict[type, type] = {Linear: SplitLinear, LayerNormLinear: SplitLayerNormLinear}
-
-
-def split(layer: Linear | LayerNormLinear, names: Sequence[str], sizes: Sequence[int]) -> None:
-    """Makes a layer that has just been constructed one of parts with these names and numbers of outputs. Raises
-    NotImplementedError for what does not go with parts."""
+def split(layer: ProductModule, into: type[Split] | None, names: Sequence[str], sizes: Sequence[int]) -> None:
+    """Makes a layer that has just been constructed one of parts with these names and numbers of outputs. into: its
+    class with parts, None where there is none. Raises NotImplementedError for what does not go with parts."""
     kind, given = type(layer), {name: getattr(layer, name) for name in _OPTIONS}
     refuse(f"quire.{kind.__name__} with parameters_split", given, _OPTIONS)
-    if kind not in _CLASSES or isinstance(layer.weight, QuantizedTensor):
-        what = "within quantized_model_init" if kind in _CLASSES else f"in {kind.__name__}, a subclass"
+    if into is None or isinstance(layer.weight, QuantizedTensor):
+        what = f"in {kind.__name__}, a subclass" if into is None else "within quantized_model_init"
         raise NotImplementedError(
             f"quire.{kind.__name__}: parameters_split is not available {what}; use a layer for each part, or split the "
             "result (of MultiheadAttention and TransformerLayer: pass fuse_qkv_params=True)"
         )
     split_up = {what: layer._parameters.pop(what) for what in ("weight", "bias")}
-    layer.__class__ = _CLASSES[kind]
+    layer.__class__ = into
     layer.part_sizes, layer.weight_names, layer.bias_names = tuple(sizes), (), ()
     for what, values in split_up.items():
         if values is None:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree  # the registry of containers; torch.export.register_dataclass takes no static fields
 
-from quire.tensor.buffers import BUFFER_NAMES, DTYPES, named_buffers
+from quire.tensor.buffers import BUFFER_NAMES, DTYPES, DataTensors, named_buffers
 from quire.tensor.decoded import Carried, Decoded
 from quire.tensor.directions import other_direction
 from quire.tensor.making import from_list
@@ -19,7 +19,7 @@ from quire.tensor.used_as_tensor import UsedAsTensor
 
 
 @dataclass(frozen=True, eq=False)
-class QuantizedActivation(UsedAsTensor):
+class QuantizedActivation(UsedAsTensor, DataTensors):
     """The codes and scales of a tensor that has a gradient. quire.quantize and layers return it (fp8_output,
     output_spec), and layers accept it as x.
 

@@ -19,6 +19,21 @@ BUFFER_NAMES = (
 )
 
 
+class DataTensors:
+    """What has these buffers as attributes."""
+
+    def get_data_tensors(
+        self, rowwise_data: bool = True, columnwise_data: bool = True
+    ) -> torch.Tensor | None | tuple[torch.Tensor | None, torch.Tensor | None]:
+        """The codes, rowwise and columnwise, None for a direction that is not stored. One tensor if only one is asked
+        for; None if none is."""
+        if rowwise_data and columnwise_data:
+            return self.rowwise_data, self.columnwise_data
+        if rowwise_data:
+            return self.rowwise_data
+        return self.columnwise_data if columnwise_data else None
+
+
 def named_buffers(results: Sequence[torch.Tensor], rowwise: bool, columnwise: bool) -> dict[str, torch.Tensor | None]:
     """Six results of an operator by name; None for a direction not asked for and for an amax that the spec has not."""
     asked = {"rowwise": rowwise, "columnwise": columnwise}

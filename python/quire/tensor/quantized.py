@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from quire.checks import check_type, check_type_or_none, describe
-from quire.tensor.buffers import BUFFER_NAMES, DTYPES, as_matrix, at_least_one, named_buffers
+from quire.tensor.buffers import BUFFER_NAMES, DTYPES, DataTensors, as_matrix, at_least_one, named_buffers
 from quire.tensor.decoded import Decoded
 from quire.tensor.directions import other_direction
 from quire.tensor.initial import InitialValues
@@ -25,7 +25,17 @@ from quire.tensor.written import Written
 Buffers = dict[str, torch.Tensor | None]
 
 
-class QuantizedTensor(Written, Memory, InitialValues, Remembered, Pickled, torch.Tensor):
+def _either(name: str, usage: bool | None, other: bool | None) -> bool | None:
+    """Of two words for the same argument, the one that was given."""
+    if None not in (usage, other):
+        raise TypeError(
+            f"QuantizedTensor.update_usage: {name} and {name}_usage mean the same, got {usage!r} and {other!r}; pass "
+            "one of them"
+        )
+    return other if usage is None else usage
+
+
+class QuantizedTensor(Written, Memory, InitialValues, Remembered, Pickled, DataTensors, torch.Tensor):
     """A tensor with a logical shape and a floating-point dtype, whose storage consists of codes and scales only.
 
     rowwise_data, rowwise_scale, rowwise_amax, columnwise_data, columnwise_scale, columnwise_amax: plain tensors as in
@@ -307,16 +317,24 @@ class QuantizedTensor(Written, Memory, InitialValues, Remembered, Pickled, torch
         return values if self.dim() else values.reshape(())
 
     def update_usage(
-        self, rowwise: bool | None = None, columnwise: bool | None = None, *, requantize: bool = False
+        self,
+        rowwise: bool | None = None,
+        columnwise: bool | None = None,
+        *,
+        requantize: bool = False,
+        rowwise_usage: bool | None = None,
+        columnwise_usage: bool | None = None,
     ) -> None:
         """Drops a direction (False), which frees its memory, or adds a missing one (True); None leaves a direction
-        unchanged.
+        unchanged. rowwise_usage and columnwise_usage, which Megatron-LM passes, are other words for them.
 
         A direction is added without loss if its codes are the codes of the other direction in another order:
         fp8_tensor, and tiles (fp8_block:128x128, mxfp8:32x32, nvfp4:16x16 without 4over6). For other specs it is
         quantized from `master`, or, with requantize=True, from the decoded values, which is a second rounding. Raises
         ValueError, and changes nothing, if neither is possible or if no direction would be left.
         """
+        rowwise = _either("rowwise", rowwise, rowwise_usage)
+        columnwise = _either("columnwise", columnwise, columnwise_usage)
         check_type_or_none("QuantizedTensor.update_usage", bool, rowwise=rowwise, columnwise=columnwise)
         proto = self.proto.update_usage(rowwise, columnwise)
         asked = {"rowwise": proto.rowwise, "columnwise": proto.columnwise}

@@ -13,13 +13,17 @@ from quire.tensor.buffers import DTYPES, as_matrix, named_buffers
 class Written:
     """A quantized tensor that is quantized anew in place."""
 
-    def quantize_(self, values: torch.Tensor, **options: Any) -> Written:
+    def quantize_(self, values: torch.Tensor, *, noop_flag: torch.Tensor | None = None, **options: Any) -> Written:
         """Quantizes other values of the same shape with the same spec into the same storage; returns self.
 
+        noop_flag: a tensor of one element. If it is not 0, the tensor keeps what it stores. The host does not read it,
+            so a captured graph can replay either.
         options: seed, offset, scale as for quire.quantize. `master`, if there is one, becomes the values. Raises
         ValueError, with nothing changed, for another shape and for a spec that rounds stochastically if there is no
         seed.
         """
+        if noop_flag is not None:
+            return self._quantize_unless(noop_flag, values, options)
         check_type("QuantizedTensor.quantize_", torch.Tensor, values=values)
         check_dense("QuantizedTensor.quantize_", values=values)
         if values.is_complex() or (values.is_meta and not self.is_meta):
@@ -35,6 +39,21 @@ class Written:
         with torch.no_grad():
             self.store(values.dequantize() if isinstance(values, Written) else values, **options)
             self._keep_scale(options.get("scale"))
+        return self
+
+    def _quantize_unless(self, noop_flag: torch.Tensor, values: torch.Tensor, options: dict[str, Any]) -> Written:
+        check_type("QuantizedTensor.quantize_", torch.Tensor, noop_flag=noop_flag)
+        if noop_flag.numel() != 1:
+            raise ValueError(
+                f"QuantizedTensor.quantize_: noop_flag must have one element, got the shape {list(noop_flag.shape)}"
+            )
+        written = [each.detach() for each in (*self.buffer_list(), self.master, self.given_scale) if each is not None]
+        before = [(buffer, buffer.clone()) for buffer in written]
+        self.quantize_(values, **options)
+        with torch.no_grad():
+            keeps = noop_flag.to(self.device).reshape(()) != 0
+            for buffer, old in before:
+                buffer.copy_(torch.where(keeps, old, buffer))
         return self
 
     def _keep_scale(self, scale: torch.Tensor | None) -> None:

@@ -7,14 +7,15 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from quire.checks import describe
+from quire.distributed.groups import group_size
 from quire.nn.dtype import activation_dtype
-from quire.te.arguments import Given, group_size, takes
+from quire.nn.te_extra_state import drop_extra_state
+from quire.te.arguments import Given, takes
 from quire.te.attention.masks import alibi, alibi_slopes, distance, from_bottom_right, kept, mask_type_of, window_of
 from quire.te.attention.rows import Rows, separate
 from quire.te.attention.scores import Scores, attend, max_logits
-from quire.te.layers import without_extra_state
 
-_WHAT = "quire.DotProductAttention"
+_WHAT = "quire.te.DotProductAttention"
 FORMATS = ("sbhd", "bshd", "thd")
 BIAS_TYPES = ("no_bias", "pre_scale_bias", "post_scale_bias", "alibi")
 SOFTMAX_TYPES = ("vanilla", "off-by-one", "learnable")
@@ -280,8 +281,9 @@ class DotProductAttention(torch.nn.Module):
             )
         return self.get_rng_state_tracker().fork()
 
-
-DotProductAttention._load_from_state_dict = without_extra_state(DotProductAttention, "fused_attention._extra_state")
+    def _load_from_state_dict(self, state_dict: dict[str, object], prefix: str, *options: object) -> None:
+        drop_extra_state(self, state_dict, prefix, "fused_attention._extra_state")
+        super()._load_from_state_dict(state_dict, prefix, *options)
 
 
 def _check_one_of(name: str, value: object, known: tuple[str, ...]) -> None:

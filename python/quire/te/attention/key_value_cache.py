@@ -22,7 +22,7 @@ _OPTIONS = {
     "qkv_format": "bshd",
     "custom_cache_manager": None,
 }
-_WHAT = "quire.InferenceParams"
+_WHAT = "quire.te.InferenceParams"
 
 
 class InferenceParams:

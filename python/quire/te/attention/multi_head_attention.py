@@ -3,15 +3,14 @@
 import torch
 
 from quire.checks import check_type
-from quire.nn.layernorm_linear import LayerNormLinear
-from quire.nn.linear import Linear
-from quire.nn.norm import LayerNorm, RMSNorm
-from quire.te.arguments import Given, group_size, part_name, takes
+from quire.distributed.groups import group_size
+from quire.nn.te_extra_state import drop_extra_state
+from quire.te.arguments import Given, part_name, takes
 from quire.te.attention.dot_product_attention import DotProductAttention, refuse_context_parallel
 from quire.te.attention.rope import apply_rotary_pos_emb, positions_of, turn
-from quire.te.layers import without_extra_state
+from quire.te.layers import LayerNorm, LayerNormLinear, Linear, RMSNorm
 
-_WHAT = "quire.MultiheadAttention"
+_WHAT = "quire.te.MultiheadAttention"
 _OPTIONS = {
     "kv_channels": None,
     "attention_dropout": 0.1,
@@ -101,8 +100,11 @@ class L2Normalization(torch.nn.Module):
         values = x.to(torch.promote_types(x.dtype, torch.float32))
         return (values * torch.rsqrt(values.square().sum(-1, keepdim=True) + self.eps)).to(x.dtype)
 
+    def _load_from_state_dict(self, state_dict: dict[str, object], prefix: str, *options: object) -> None:
+        drop_extra_state(self, state_dict, prefix)
+        super()._load_from_state_dict(state_dict, prefix, *options)
 
-L2Normalization._load_from_state_dict = without_extra_state(L2Normalization)
+
 _QK_NORMS = {"L2Normalization": L2Normalization, "RMSNorm": RMSNorm, "LayerNorm": LayerNorm}
 
 

@@ -20,7 +20,7 @@ class Packing:
         self.longest = longest
         if is_known(cu_seqlens) and len(self.lengths) > 0 and int(self.lengths.max()) > longest:
             raise ValueError(
-                f"quire.DotProductAttention: max_seqlen must be at least the length of each sequence, got {longest} "
+                f"quire.te.DotProductAttention: max_seqlen must be at least the length of each sequence, got {longest} "
                 f"for sequences of {self.lengths.tolist()} tokens"
             )
 

@@ -55,7 +55,7 @@ class RotaryPositionEmbedding(Float32Buffers):
 
     def forward(self, max_seq_len: int, offset: int = 0) -> torch.Tensor:
         """Angles of positions offset, offset + 1, ...: float32 [max_seq_len, 1, 1, dim]."""
-        self.check_float32("quire.RotaryPositionEmbedding", "inv_freq")
+        self.check_float32("quire.te.RotaryPositionEmbedding", "inv_freq")
         frequencies = self.inv_freq
         positions = torch.arange(max_seq_len, device=frequencies.device, dtype=torch.float32) + offset
         factor, known = self.seq_len_interpolation_factor, self.pretrained_max_position_embeddings
@@ -80,7 +80,7 @@ def apply_rotary_pos_emb(t: torch.Tensor, freqs: torch.Tensor, options: dict[str
     layout, starts, cu_seqlens = options["tensor_format"], options["start_positions"], options["cu_seqlens"]
     if options["cp_size"] != 1:
         raise NotImplementedError(
-            f"quire.apply_rotary_pos_emb: cp_size={options['cp_size']} is not available: sequences are not divided "
+            f"quire.te.apply_rotary_pos_emb: cp_size={options['cp_size']} is not available: sequences are not divided "
             "over processes here; leave it 1"
         )
     _check(t, freqs, layout, cu_seqlens, starts)
@@ -125,7 +125,7 @@ def positions_of(
 def _check(
     t: torch.Tensor, freqs: torch.Tensor, layout: str, cu_seqlens: torch.Tensor | None, starts: torch.Tensor | None
 ) -> None:
-    what = "quire.apply_rotary_pos_emb"
+    what = "quire.te.apply_rotary_pos_emb"
     check_type(what, torch.Tensor, t=t, freqs=freqs)
     if not t.is_floating_point():
         raise TypeError(f"{what}: t must have a floating-point dtype, got {t.dtype}; convert it with .to()")
@@ -154,11 +154,11 @@ def _check_positions(positions: torch.Tensor, freqs: torch.Tensor, starts: torch
     last = max(positions.shape) - 1 if starts is None and positions.dim() == 2 else int(positions.max())
     if starts is not None and int(positions.min()) < 0:
         raise ValueError(
-            f"quire.apply_rotary_pos_emb: start_positions must be 0 or more, got {starts.tolist()}; positions count "
+            f"quire.te.apply_rotary_pos_emb: start_positions must be 0 or more, got {starts.tolist()}; positions count "
             "from the first token of a sequence"
         )
     if last >= freqs.shape[0]:
         raise ValueError(
-            f"quire.apply_rotary_pos_emb: freqs has angles for {freqs.shape[0]} positions, and t has a token at "
+            f"quire.te.apply_rotary_pos_emb: freqs has angles for {freqs.shape[0]} positions, and t has a token at "
             f"position {last}; call RotaryPositionEmbedding with a larger max_seq_len"
         )

@@ -7,7 +7,7 @@ from quire.te.attention.key_value_cache import InferenceParams
 from quire.te.attention.masks import Present, present, present_of_masks
 from quire.te.attention.packing import Packing, longest_of
 
-_WHAT = "quire.DotProductAttention"
+_WHAT = "quire.te.DotProductAttention"
 Three = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 

@@ -3,15 +3,15 @@
 import torch
 
 from quire.checks import check_type
+from quire.distributed.groups import group_size
 from quire.nn.dtype import activation_dtype
-from quire.nn.layernorm_mlp import LayerNormMLP
-from quire.nn.norm import LayerNorm, RMSNorm
-from quire.te.arguments import Given, group_size, part_name, takes
+from quire.te.arguments import Given, part_name, takes
 from quire.te.attention.dot_product_attention import refuse_context_parallel
 from quire.te.attention.masks import mask_type_of
 from quire.te.attention.multi_head_attention import SHARED_CALL, MultiheadAttention, normal_values
+from quire.te.layers import LayerNorm, LayerNormMLP, RMSNorm
 
-_WHAT = "quire.TransformerLayer"
+_WHAT = "quire.te.TransformerLayer"
 _OPTIONS = {
     "num_gqa_groups": None,
     "layernorm_epsilon": 1e-5,

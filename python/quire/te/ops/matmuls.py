@@ -4,13 +4,13 @@ from collections.abc import Callable
 
 import torch
 
-from quire.nn import grouped_linear, linear
 from quire.nn.caller_memory import copied
+from quire.te import layers
 from quire.te.arguments import refuse
 from quire.te.ops.operation import Input, Operation, in_dtype_of, plain
 
 
-class Linear(Operation, linear.Linear):
+class Linear(Operation, layers.Linear):
     """quire.Linear, with its parameters and numerics. x is taken in the dtype of the weight.
 
     tensor_parallel_mode, tensor_parallel_group, sequence_parallel, rng_state_tracker_function and
@@ -73,7 +73,7 @@ class BasicLinear(Linear):
         super().__init__(in_features, out_features, bias=False, **options)
 
 
-class GroupedLinear(Operation, grouped_linear.GroupedLinear):
+class GroupedLinear(Operation, layers.GroupedLinear):
     """quire.GroupedLinear, with its parameters and numerics. The number of rows of each group, int [num_groups], is an
     extra input.
 

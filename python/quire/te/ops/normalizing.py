@@ -2,7 +2,7 @@
 
 import torch
 
-from quire.nn import norm
+from quire.te import layers
 from quire.te.ops.operation import Input, Operation, in_dtype_of, plain
 
 
@@ -26,11 +26,11 @@ class _Norm(Operation):
         return super().forward(in_dtype_of(plain(x), self.weight))
 
 
-class LayerNorm(_Norm, norm.LayerNorm):
+class LayerNorm(_Norm, layers.LayerNorm):
     """quire.LayerNorm. x is taken in the dtype of the weight."""
 
 
-class RMSNorm(_Norm, norm.RMSNorm):
+class RMSNorm(_Norm, layers.RMSNorm):
     """quire.RMSNorm. x is taken in the dtype of the weight."""
 
 

@@ -1,0 +1,102 @@
+"""TransformerEngine's names of modules, which scripts import from: found when somebody imports them."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from collections.abc import Sequence
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+
+_HERE, _ITS = "quire.te", "transformer_engine"
+#: Module of TransformerEngine -> the module here that has its names, both without the package.
+MODULES = {
+    "pytorch.attention": "attention",
+    "pytorch.attention.inference": "attention.key_value_cache",
+    "pytorch.custom_recipes": "quantizer_factories",
+    "pytorch.custom_recipes.quantizer_factories": "quantizer_factories",
+    "pytorch.fp8": "quantization",
+    "pytorch.ops": "ops",
+    "pytorch.permutation": "moe_permutation",
+    "pytorch.quantization": "quantization",
+    "pytorch.router": "moe_router",
+    "pytorch.transformer": "attention.transformer_layer",
+    "recipe": "common.recipe",
+    # Of these, every name that is here is also one of the package.
+    **dict.fromkeys(
+        (
+            "pytorch.distributed",
+            "pytorch.float8_tensor",
+            "pytorch.module",
+            "pytorch.quantized_tensor",
+            "pytorch.tensor",
+            "pytorch.tensor.float8_blockwise_tensor",
+            "pytorch.tensor.float8_tensor",
+            "pytorch.tensor.mxfp8_tensor",
+            "pytorch.tensor.nvfp4_tensor",
+        ),
+        "pytorch",
+    ),
+}
+
+
+def module_of(name: str) -> str | None:
+    """The module here that is meant by a name below quire.te or transformer_engine; None if it is no other one."""
+    package = next((each for each in (_HERE, _ITS) if name == each or name.startswith(f"{each}.")), None)
+    if package is None:
+        return None
+    within = name.removeprefix(package).removeprefix(".")
+    known = max((one for one in MODULES if f"{within}.".startswith(f"{one}.")), key=len, default="")
+    here = ".".join(part for part in (_HERE, MODULES.get(known, ""), within.removeprefix(known).strip(".")) if part)
+    return None if here == name else here
+
+
+class _Same(Loader):
+    """Gives a module that there is under another name."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        module = importlib.import_module(self._name)
+        self._own = module.__spec__
+        return module
+
+    def exec_module(self, module: ModuleType) -> None:
+        module.__spec__ = self._own  # for which importlib has put that of the other name
+
+
+class _Finder(MetaPathFinder):
+    def __init__(self, package: str) -> None:
+        self.package = package
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        here = module_of(name) if name == self.package or name.startswith(f"{self.package}.") else None
+        if here is None or importlib.util.find_spec(here) is None:
+            return None
+        return importlib.util.spec_from_loader(name, _Same(here))
+
+
+def find_names(package: str = _HERE) -> None:
+    """Has modules found by their names below a package. First, since a path would find some a second time."""
+    if not any(isinstance(each, _Finder) and each.package == package for each in sys.meta_path):
+        sys.meta_path.insert(0, _Finder(package))
+
+
+def import_as_transformer_engine() -> None:
+    """From now on `import transformer_engine.pytorch`, and imports of other modules of it, give the modules of
+    quire.te, whether or not TransformerEngine is installed. Scripts and libraries that import it run unchanged.
+
+    Raises RuntimeError if TransformerEngine itself has been imported.
+    """
+    there = sys.modules.get(_ITS, sys.modules[_HERE])
+    if there is not sys.modules[_HERE]:
+        raise RuntimeError(
+            "import_as_transformer_engine: transformer_engine has been imported already; call this before, in the "
+            "first lines of the program"
+        )
+    find_names(_ITS)
