@@ -32,7 +32,6 @@ from quire.nn.layernorm_mlp import LayerNormMLP  # noqa: E402
 from quire.nn.linear import Linear  # noqa: E402
 from quire.nn.moe import MoE  # noqa: E402
 from quire.nn.norm import LayerNorm, RMSNorm  # noqa: E402
-from quire.nn.optimizer_state import reorder_optimizer_state  # noqa: E402
 from quire.nn.prepack import prepack_weights, unpack_weights  # noqa: E402
 from quire.nn.random_state import rng_state, set_rng_state  # noqa: E402
 from quire.nn.recompute import checkpoint  # noqa: E402
@@ -95,7 +94,6 @@ __all__ = [
     "quantized_model_init",
     "recipe",
     "recommend",
-    "reorder_optimizer_state",
     "rng_state",
     "runners",
     "set_delayed_state",

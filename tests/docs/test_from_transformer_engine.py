@@ -76,7 +76,6 @@ def test_every_public_name_of_quire_that_transformer_engine_has_is_documented(pa
         "rng_state",
         "set_rng_state",
         "TrainingState",
-        "reorder_optimizer_state",
         "convert",
         "conversion_report",
         "ConversionReport",

@@ -111,7 +111,7 @@ class GroupedLinear(ProductModule):
 
     def _add(self, sizes: dict[str, tuple[int, ...]], single: dict[str, bool], factory: dict[str, object]) -> None:
         """Parameters, uninitialised. Optimizers number their state by the order: group after group, then those that
-        all groups share (quire/nn/optimizer_state.py knows the order of before)."""
+        all groups share."""
         each = [(f"{kind}{group}", kind, ()) for group in self.own_groups() for kind in sizes if not single[kind]]
         for name, kind, groups in (*each, *((kind, kind, (self.groups,)) for kind in sizes if single[kind])):
             self.register_parameter(name, torch.nn.Parameter(torch.empty((*groups, *sizes[kind]), **factory)))

@@ -31,11 +31,6 @@ class HasRecipe(torch.nn.Module):
     def recipe(self, recipe: Recipe | str | None) -> None:
         self.own_recipe = own_recipe(f"quire.{type(self).__name__}.recipe", recipe)
 
-    def __setstate__(self, state: dict[str, object]) -> None:
-        if "recipe" in state:  # its name in older pickles, which the property would hide
-            state = {name: value for name, value in state.items() if name != "recipe"} | {"own_recipe": state["recipe"]}
-        super().__setstate__(state)
-
     def _recipe_text(self) -> str:
         """What extra_repr() says of it."""
         return "" if self.recipe is None else f", recipe={type(self.recipe).__name__}"

@@ -2,7 +2,7 @@
 
 import functools
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 
@@ -10,7 +10,7 @@ from quire import delayed
 from quire.distributed import one_process
 from quire.distributed.one_process import Whole
 from quire.distributed.parallel import Parallel, refuse_quantized
-from quire.distributed.placements import is_dtensor
+from quire.distributed.placements import is_dtensor, local
 from quire.distributed.sharded_model import refuse_delayed
 from quire.distributed.sharded_operators import (
     name_next_caller,
@@ -32,9 +32,7 @@ from quire.loading.transforms import requires_grad
 from quire.nn.announcing import agree_on_shards, announce
 from quire.nn.cache import cache, cached_weight
 from quire.nn.call import Call
-from quire.nn.external_wgrad import external_wgrad, mark_added
-from quire.nn.product_module import ProductModule, named
-from quire.nn.static_input import is_quantized, static_scale
+from quire.nn.product_module import ProductModule, main_grads, named
 from quire.nn.weight import stored_weight, weight_operand
 from quire.tensor import QuantizedActivation, QuantizedTensor, input_operand
 
@@ -380,3 +378,58 @@ def linear_text(module: ProductModule, call: Call) -> str:
 def _starts_from_x(text: str) -> bool:
     """Whether backward reads x itself, so that an x that is given quantized is no use to it."""
     return text.endswith(("backward=high_precision", "backward=requantized"))
+
+
+# ------------------------------------------------------------ gradients of weights that do not go to autograd
+
+
+def external_wgrad(module: ProductModule, product: str, call: Call) -> dict[str, object]:
+    """Arguments of grouped_linear() that say where the gradient of a product's weights goes, if not to autograd."""
+    weights = module.weights(product)
+    given: dict[str, object] = {}
+    if not any([weight.requires_grad for weight in weights.values()]):
+        return given
+    if module.delay_wgrad_compute:
+        given["wgrad_stash"] = module.of(product, "wgrad_stash")
+        given["overwrite_main_grad"] = call.is_first_microbatch is True
+    elif module.fuse_wgrad_accumulation:
+        given["main_grad"] = main_grads(module, weights)
+        overwrites = any([getattr(weight, "overwrite_main_grad", False) for weight in weights.values()])
+        given["overwrite_main_grad"] = overwrites or call.is_first_microbatch is True
+    if given:
+        given["placeholder"] = any([hasattr(weight, "grad_added_to_main_grad") for weight in weights.values()])
+    return given
+
+
+def mark_added(weights: Iterable[torch.Tensor]) -> None:
+    """Tells hooks that wait for a gradient of these weights that it goes elsewhere (external_wgrad)."""
+    for weight in weights:
+        if hasattr(weight, "grad_added_to_main_grad"):
+            weight.grad_added_to_main_grad = True
+
+
+# ------------------------------------------------------------ inputs with a scale of the layer (numerics.md 2.5, 5.9)
+
+
+def is_quantized(x: torch.Tensor | QuantizedActivation, given: Buffers) -> bool:
+    """Whether x is quantized already, by itself or by what made it."""
+    return bool(given) or isinstance(x, QuantizedTensor | QuantizedActivation)
+
+
+def static_scale(module: ProductModule, product: str, text: str, *, needs_dw: bool) -> torch.Tensor:
+    """The scale of a matmul's input. text: of its recipe. Raises RuntimeError if the layer has no scale,
+    NotImplementedError for what does not go with one."""
+    what, name, spec = f"quire.{type(module).__name__}", named(product, "input_scale"), text.split(",")[0]
+    scale = module._buffers.get(name)
+    if scale is None:
+        raise RuntimeError(
+            f"{what}: {spec} has its scale from the layer, which has no buffer {name!r}; give the layer its recipe "
+            "(recipe= of its constructor, or quire.convert), and load its state dict"
+        )
+    module.check_float32(what, name)
+    if needs_dw and text.endswith(("backward=high_precision", "backward=requantized")):
+        raise NotImplementedError(
+            f"{what}: the gradient of its weight starts from x itself ({text.rsplit(',', 1)[1]}), and {spec} is "
+            "quantized before; take backward_override='dequantized' or None, without save_original_input"
+        )
+    return local(scale)  # parallelize_module makes buffers DTensors, which all processes have whole

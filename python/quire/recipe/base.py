@@ -123,10 +123,6 @@ class Recipe:
         whole = self.delayed() and len(self.delayed_operands) == 3
         object.__setattr__(self, "delayed_spec", self.linear_spec() if whole else None)
 
-    def __setstate__(self, state: dict[str, object]) -> None:
-        # Older pickles do not have them.
-        vars(self).update({"by_layer": self.of_layer is not None, "delayed_spec": None} | state)
-
     def _check(self) -> None:
         """Raises ValueError, TypeError or NotImplementedError, naming recipe, field, value and remedy."""
         raise TypeError("Recipe is abstract; construct one of its subclasses, or one by name: quire.recipe.from_name")

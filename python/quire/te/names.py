@@ -11,7 +11,6 @@ from quire.nn.weight import quantized_model_init
 from quire.recipe import Recipe, from_name
 from quire.te.common.recipe import MXFP8BlockScaling
 from quire.te.common.recipe import Recipe as SettableRecipe
-from quire.te.element_types import DType as DType  # which older pickles look for here
 
 _OF_CHECKPOINT = {"distribute_saved_activations": False, "get_rng_state_tracker": None, "tp_group": None}
 

@@ -12,7 +12,7 @@ from quire.tensor.origin import Origin
 from quire.tensor.proto import TensorProto, check_buffers
 from quire.tensor.spec import QuantSpec
 
-#: All that a tensor stores, in the order in which pickles have it; older ones have no given_scale.
+#: All that a tensor stores, in the order in which pickles have it.
 STORED_NAMES = (*BUFFER_NAMES, "master", "given_scale")
 _WHAT = "a saved QuantizedTensor"
 _REMEDY = "the file is damaged or was not written by quire; save the tensor again"
@@ -55,7 +55,7 @@ def rebuild(
     write."""
     _check_kinds(flags, text, shape, tensors)
     kind, requires_grad, is_parameter = flags
-    named = dict(zip(STORED_NAMES, tensors, strict=False))
+    named = dict(zip(STORED_NAMES, tensors, strict=True))
     given = {name: named[name] for name in BUFFER_NAMES if named[name] is not None}
     directions = {"rowwise": "rowwise_data" in given, "columnwise": "columnwise_data" in given}
     try:
@@ -65,13 +65,13 @@ def rebuild(
         raise ValueError(f"{_WHAT}: {error}; {_REMEDY}") from error
     device = next(iter(given.values())).device
     for name, of in (("master", shape), ("given_scale", (*shape[: kind.stacked], 1))):
-        value = named.get(name)
+        value = named[name]
         if value is not None and (tuple(value.shape), value.dtype, value.device) != (of, torch.float32, device):
             raise ValueError(
                 f"{_WHAT}: {name} must be float32 {list(of)} on {device}, got {value.dtype} {list(value.shape)} on "
                 f"{value.device}; {_REMEDY}"
             )
-    if named.get("given_scale") is not None and spec.family != "fp8_tensor" and "given" not in spec.options:
+    if named["given_scale"] is not None and spec.family != "fp8_tensor" and "given" not in spec.options:
         raise ValueError(
             f"{_WHAT}: given_scale is of fp8_tensor and of the option given only, got one with {spec}; {_REMEDY}"
         )
@@ -91,14 +91,14 @@ def _check_kinds(flags: object, text: object, shape: object, tensors: object) ->
         "shape must be a tuple of sizes": isinstance(shape, tuple)
         and all([type(size) is int and 0 <= size < 2**63 for size in shape]),
         f"tensors must be {len(STORED_NAMES)}, plain ones or None": isinstance(tensors, list)
-        and len(tensors) in (len(STORED_NAMES) - 1, len(STORED_NAMES))
+        and len(tensors) == len(STORED_NAMES)
         and all([isinstance(t, torch.Tensor | None) and not isinstance(t, Pickled) for t in tensors]),
     }
     for rule, holds in rules.items():
         if not holds:
             got = ", ".join(describe(value) for value in (flags, text, shape, tensors))
             raise TypeError(f"{_WHAT}: {rule}, got ({got}); {_REMEDY}")
-    check_dense(_WHAT, **{name: t for name, t in zip(STORED_NAMES, tensors, strict=False) if t is not None})
+    check_dense(_WHAT, **{name: t for name, t in zip(STORED_NAMES, tensors, strict=True) if t is not None})
 
 
 torch.serialization.add_safe_globals([rebuild])

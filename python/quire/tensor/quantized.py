@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
-from quire.checks import check_type, check_type_or_none, describe
+from quire.checks import check_dense, check_type, check_type_or_none, describe, signed64
 from quire.tensor.buffers import BUFFER_NAMES, DTYPES, DataTensors, as_matrix, at_least_one, named_buffers
 from quire.tensor.decoded import Decoded
 from quire.tensor.directions import other_direction
-from quire.tensor.initial import InitialValues
 from quire.tensor.making import CLASSES, from_list, spec_of
-from quire.tensor.memory import Memory
 from quire.tensor.origin import Remembered
 from quire.tensor.pickled import STORED_NAMES, Pickled
 from quire.tensor.proto import TensorProto, check_buffers
 from quire.tensor.spec import QuantSpec
 from quire.tensor.window import Window
-from quire.tensor.written import Written
 
 Buffers = dict[str, torch.Tensor | None]
 
@@ -35,7 +33,26 @@ def _either(name: str, usage: bool | None, other: bool | None) -> bool | None:
     return other if usage is None else usage
 
 
-class QuantizedTensor(Written, Memory, InitialValues, Remembered, Pickled, DataTensors, torch.Tensor):
+class _Nowhere(int):
+    """The address 0 of a tensor that has buffers. accelerate finds tied weights in a dict by data_ptr(). If the key of
+    all quantized weights were 0, it would put one of them in the place of the others."""
+
+    def __new__(cls, buffer: int) -> _Nowhere:
+        self = super().__new__(cls, 0)
+        self.buffer = buffer
+        return self
+
+    def __eq__(self, other: object) -> bool:
+        return self.buffer == other.buffer if isinstance(other, _Nowhere) else other == 0
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    def __hash__(self) -> int:
+        return hash(self.buffer)
+
+
+class QuantizedTensor(Remembered, Pickled, DataTensors, torch.Tensor):
     """A tensor with a logical shape and a floating-point dtype, whose storage consists of codes and scales only.
 
     rowwise_data, rowwise_scale, rowwise_amax, columnwise_data, columnwise_scale, columnwise_amax: plain tensors as in
@@ -385,6 +402,151 @@ class QuantizedTensor(Written, Memory, InitialValues, Remembered, Pickled, DataT
             f"{' + '.join(directions)}, {self.nbytes} bytes, device={str(self.device)!r}"
             f"{', requires_grad=True' if self.requires_grad else ''})"
         )
+
+    # ------------------------------------------------------------ values that go into its storage
+
+    def quantize_(
+        self, values: torch.Tensor, *, noop_flag: torch.Tensor | None = None, **options: Any
+    ) -> QuantizedTensor:
+        """Quantizes other values of the same shape with the same spec into the same storage; returns self.
+
+        noop_flag: a tensor of one element. If it is not 0, the tensor keeps what it stores. The host does not read it,
+            so a captured graph can replay either.
+        options: seed, offset, scale as for quire.quantize. `master`, if there is one, becomes the values. Raises
+        ValueError, with nothing changed, for another shape and for a spec that rounds stochastically if there is no
+        seed.
+        """
+        if noop_flag is not None:
+            return self._quantize_unless(noop_flag, values, options)
+        check_type("QuantizedTensor.quantize_", torch.Tensor, values=values)
+        check_dense("QuantizedTensor.quantize_", values=values)
+        if values.is_complex() or (values.is_meta and not self.is_meta):
+            raise TypeError(
+                f"QuantizedTensor.quantize_: values must be real numbers, got {values.dtype} on {values.device}"
+            )
+        if values.shape != self.shape:
+            raise ValueError(
+                f"QuantizedTensor.quantize_: values must have shape {list(self.shape)}, got {list(values.shape)}"
+            )
+        if self.is_part and self.window is not None and not options:
+            return self.copy_(values)
+        with torch.no_grad():
+            self.store(values.dequantize() if isinstance(values, QuantizedTensor) else values, **options)
+            self._keep_scale(options.get("scale"))
+        return self
+
+    def _quantize_unless(
+        self, noop_flag: torch.Tensor, values: torch.Tensor, options: dict[str, Any]
+    ) -> QuantizedTensor:
+        check_type("QuantizedTensor.quantize_", torch.Tensor, noop_flag=noop_flag)
+        if noop_flag.numel() != 1:
+            raise ValueError(
+                f"QuantizedTensor.quantize_: noop_flag must have one element, got the shape {list(noop_flag.shape)}"
+            )
+        written = [each.detach() for each in (*self.buffer_list(), self.master, self.given_scale) if each is not None]
+        before = [(buffer, buffer.clone()) for buffer in written]
+        self.quantize_(values, **options)
+        with torch.no_grad():
+            keeps = noop_flag.to(self.device).reshape(()) != 0
+            for buffer, old in before:
+                buffer.copy_(torch.where(keeps, old, buffer))
+        return self
+
+    def _keep_scale(self, scale: torch.Tensor | None) -> None:
+        if self.given_scale is not None and scale is not None:
+            self.given_scale.copy_(scale.view_as(self.given_scale))
+        elif self.given_scale is not scale:
+            self.given_scale = None if scale is None else scale.detach().reshape(*self.shape[: self.stacked], 1).clone()
+
+    def store(
+        self, values: torch.Tensor, seed: int | None = None, offset: int = 0, scale: torch.Tensor | None = None
+    ) -> None:
+        """Codes and scales of plain values of this shape, into this tensor's storage."""
+        self.check_writable(seeded=seed is not None)
+        values = values.to(self.device, values.dtype if values.dtype in DTYPES else torch.float32)
+        rowwise, columnwise = self.stores("rowwise"), self.stores("columnwise")
+        random = (signed64(seed or 0, "seed"), signed64(offset, "offset"))
+        results = torch.ops.quire.quantize(as_matrix(values), self.spec.text, rowwise, columnwise, *random, scale)
+        new = named_buffers(results, rowwise, columnwise)
+        master = self._stored("master")
+        if master is not None and master is not values:
+            master.copy_(values)
+        self.forget_origin()
+        for name, tensor in self.buffers().items():
+            tensor.copy_(new[name])
+
+    def check_writable(self, *, seeded: bool = False) -> None:
+        """Raises RuntimeError for a part that does not know the tensor which it is a part of, ValueError where rounding
+        needs a seed and there is none."""
+        if self.is_part:
+            raise RuntimeError(
+                "QuantizedTensor: a view of some of the rows cannot be written to, since rows share scales, where it "
+                "was made in a compiled function or by as_strided of another view, or is quantized anew with a seed or "
+                "a scale; write to the whole tensor, or to a clone() of the view"
+            )
+        if self.spec.stochastic and not seeded:
+            raise ValueError(
+                f"QuantizedTensor: {self.spec} rounds stochastically and needs a seed; use quantize_(values, seed=)"
+            )
+
+    # ------------------------------------------------------------ what asks a tensor for its memory
+
+    # Those of torch.Tensor would read an address which is not there, and end the process.
+
+    def share_memory_(self) -> QuantizedTensor:
+        """Moves all that is stored into shared memory; returns self."""
+        for tensor in self._tensors():
+            tensor.share_memory_()
+        return self
+
+    def is_shared(self) -> bool:
+        """Whether all that is stored is in shared memory."""
+        return all(tensor.is_shared() for tensor in self._tensors())
+
+    def _tensors(self) -> list[torch.Tensor]:
+        return [tensor for tensor in self.named().values() if tensor is not None]
+
+    def data_ptr(self) -> int:
+        """0, by which PyTorch knows tensors without memory of their own. As keys of a dict the numbers of two tensors
+        are equal if they share their first buffer."""
+        first = self._tensors()[0]
+        return _Nowhere(first.data_ptr() if type(first) is torch.Tensor else 0)  # tracers have no addresses
+
+    def numpy(self, *, force: bool = False) -> NoReturn:
+        raise self._no_values("numpy")
+
+    def __dlpack__(self, *args: Any, **kwargs: Any) -> NoReturn:
+        raise self._no_values("__dlpack__ (from_dlpack)")
+
+    def apply_(self, function: Any) -> NoReturn:
+        raise self._no_values("apply_")
+
+    def _no_values(self, what: str) -> TypeError:
+        return TypeError(
+            f"QuantizedTensor.{what}: it stores codes and scales, and no values that could be read in place; use "
+            "dequantize(), or one of buffers()"
+        )
+
+    # ------------------------------------------------------------ a parameter's values before it was quantized
+
+    def keep_high_precision_init_val(self, values: torch.Tensor) -> None:
+        """Keeps a copy of values on the CPU, for get_high_precision_init_val()."""
+        self.__dict__["_high_precision_init_val"] = values.detach().to("cpu", copy=True)
+
+    @property
+    def get_high_precision_init_val(self) -> Callable[[], torch.Tensor | None]:
+        """get_high_precision_init_val(): the values before quantization, on the CPU. Absent where nothing was
+        kept (quantized_model_init, preserve_high_precision_init_val)."""
+        if "_high_precision_init_val" not in self.__dict__:
+            raise AttributeError("get_high_precision_init_val")
+        return functools.partial(self.__dict__.get, "_high_precision_init_val")
+
+    @property
+    def clear_high_precision_init_val(self) -> Callable[[], None]:
+        """clear_high_precision_init_val(): forgets them, and get_high_precision_init_val() returns None."""
+        if "_high_precision_init_val" not in self.__dict__:
+            raise AttributeError("clear_high_precision_init_val")
+        return functools.partial(self.__dict__.__setitem__, "_high_precision_init_val", None)
 
 
 CLASSES[False] = QuantizedTensor
