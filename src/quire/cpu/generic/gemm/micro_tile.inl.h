@@ -15,7 +15,7 @@
 //   kReadsCodes       whether columns may be decoded as they are multiplied
 //   kReadStep         positions that they are decoded at a time
 //   kKeeping          when they are packed then, for tiles that follow
-//   reads             those of which specs
+//   reads             the specs whose columns may be decoded so
 //   decodes_slowly    whether a tall tile pays, of lanes that have one
 //   with_codes        calls its argument with such columns and returns true; or false if what they were read as is
 //                     wrong
@@ -122,7 +122,8 @@ template <class MicroKernel>
 struct StoredColumns {
   static constexpr int64_t kGroups = MicroKernel::kVectors * kLanes / kLaneGroup;
   const uint8_t* quads[MicroKernel::kVectors];
-  /// Of one group of lines more is asked for: of several as much as this is on its way together.
+  /// Bytes ahead of the codes that are read. One group of lines asks for twice as much: several groups together have as
+  /// much on its way.
   int64_t ahead = kGroups == 1 ? 2 * kQuadsAhead : kQuadsAhead;
 
   StoredColumns(const Operand& o, int64_t col, const KPanel& panel) {
@@ -196,7 +197,7 @@ template <class MicroKernel, int Rows, bool Scaled, class Columns>
   if constexpr (requires { from.finish(); }) from.finish();
 }
 
-/// By the kernel of as few rows as do.
+/// Calls the kernel with the fewest rows that has enough of them.
 template <class MicroKernel, int Rows, bool Scaled, class Columns>
 void multiply_rows(const MicroTile& tile, const Columns& columns, const KPanel& panel) {
   if constexpr (Rows > MicroKernel::kRowStep)
