@@ -10,7 +10,6 @@ import python_imports
 import tree
 
 VALUES = {"quire/base", "quire/format", "quire/spec"}
-OPERATIONS = {"quire/quantize", "quire/gemm", "quire/pointwise", "quire/moe", "quire/state"}
 CORE = {
     "quire/base": set(),
     "quire/format": {"quire/base"},
@@ -19,13 +18,9 @@ CORE = {
     "quire/device": VALUES,
     "quire/cpu": VALUES | {"quire/reference", "quire/device"},
     "quire/cuda": VALUES | {"quire/device"},
-    "quire/quantize": VALUES | {"quire/device", "quire/reference"},
-    "quire/gemm": VALUES | {"quire/device"},
-    "quire/pointwise": VALUES | {"quire/device"},
-    "quire/moe": VALUES | {"quire/device"},
-    "quire/state": VALUES | {"quire/device"},
-    "quire/runner": VALUES | OPERATIONS | {"quire/device"},
-    "quire/info": VALUES | OPERATIONS | {"quire/device", "quire/cpu"},
+    "quire/operations": VALUES | {"quire/device", "quire/reference"},
+    "quire/runner": VALUES | {"quire/operations", "quire/device"},
+    "quire/info": VALUES | {"quire/operations", "quire/device", "quire/cpu"},
 }
 #: Folders that compute.
 DEVICES = {"quire/cpu", "quire/cuda"}
@@ -77,7 +72,7 @@ def check_includes(source: Path, name: str) -> Iterator[str]:
             if folder in CORE:
                 yield f"src/{name}: the core includes no PyTorch; got {path}"
         elif quote == '"' and not path.startswith(("quire/", "quire_torch/", "quire_debug/", "quire_python/")):
-            yield f'src/{name}: includes start at src/, as in "quire/gemm/gemm.h"; got {path}'
+            yield f'src/{name}: includes start at src/, as in "quire/operations/operations.h"; got {path}'
         elif quote == '"' and not any(is_in(path, layer) for layer in allowed):
             yield f"src/{name}: {folder} may include {', '.join(sorted(allowed))}; got {path}"
 

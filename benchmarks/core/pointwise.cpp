@@ -1,8 +1,7 @@
 // What runs between products, 4096 x 4096 in bfloat16.
-#include "quire/pointwise/pointwise.h"
+#include "quire/operations/operations.h"
 
 #include "core/measure.h"
-#include "quire/gemm/gemm.h"
 
 namespace quire::bench {
 namespace {

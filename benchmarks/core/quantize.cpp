@@ -1,5 +1,5 @@
 // Quantization and dequantization of 4096 x 4096 and of the few rows of inference.
-#include "quire/quantize/quantize.h"
+#include "quire/operations/operations.h"
 
 #include <array>
 

@@ -2,7 +2,7 @@
 #include <iostream>
 #include <vector>
 
-#include "quire/quantize/quantize.h"
+#include "quire/operations/operations.h"
 
 int main() {
   constexpr int64_t kRows = 1, kCols = 32;

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "cuda/twins.h"
-#include "quire/quantize/quantize.h"
+#include "quire/operations/operations.h"
 #include "quire/spec/block_codes.h"
 
 namespace quire::testing {

@@ -7,7 +7,7 @@
 #include "cuda/cuda_device.h"
 #include "cuda/device_arrays.h"
 #include "cuda/kernels.h"
-#include "quire/quantize/quantize.h"
+#include "quire/operations/operations.h"
 
 namespace quire::testing {
 namespace {

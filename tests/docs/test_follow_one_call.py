@@ -194,7 +194,7 @@ def test_the_comparison_sees_each_file_that_is_left_out(text, recorded):
 
 def test_a_function_is_found_by_the_name_that_the_compiler_gives_it():
     names = {
-        "quire::norm(quire::NormProblem const&, quire::Context const&)": "src/quire/pointwise/pointwise.cpp norm",
+        "quire::fingerprint(quire::Matrix const&)": "src/quire/operations/operations.cpp fingerprint",
         "void quire::run_checked<quire::GemmProblem>(quire::GemmProblem const&, quire::Context const&)": (
             "src/quire/device/dispatch.h run_checked"
         ),

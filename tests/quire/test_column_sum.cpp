@@ -4,7 +4,7 @@
 #include "inputs.h"
 #include "quantized.h"
 #include "quire/base/parallel.h"
-#include "quire/gemm/gemm.h"
+#include "quire/operations/operations.h"
 
 namespace quire::testing {
 namespace {

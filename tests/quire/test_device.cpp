@@ -8,10 +8,7 @@
 
 #include "quire/base/parallel.h"
 #include "quire/device/dispatch.h"
-#include "quire/moe/moe.h"
-#include "quire/quantize/fingerprint.h"
-#include "quire/quantize/quantize.h"
-#include "quire/state/state.h"
+#include "quire/operations/operations.h"
 
 namespace quire::testing {
 namespace {

@@ -10,7 +10,7 @@
 #include "quire/base/fault.h"
 #include "quire/device/device.h"
 #include "quire/device/producer.h"
-#include "quire/moe/moe.h"
+#include "quire/operations/operations.h"
 
 namespace quire::testing {
 namespace {
@@ -132,16 +132,16 @@ TEST(Producer, OfADeviceWithItsDefaultStreamGetsMemoryOfTheWorkspaceForAnObserve
                               .rowwise = {codes.data(), scales.data(), nullptr}}};
   Context context{.device = &device, .workspace = &lender, .observer = &reader};
   EXPECT_FALSE(on_host(context));
-  run_producer(p, context);
+  produce(p, context);
   ASSERT_EQ(lender.lent.size(), 1u);
   EXPECT_EQ(reader.y.data, lender.lent[0].data());
   EXPECT_EQ(lender.lent[0].size(), 2 * 32 * sizeof(float));
   // A device whose memory nobody lends gives the values to nobody.
   context.workspace = nullptr;
-  run_producer(p, context);
+  produce(p, context);
   EXPECT_EQ(reader.y.data, nullptr);
   // The host's kernels may use the heap.
-  run_producer(p, {.observer = &reader});
+  produce(p, {.observer = &reader});
   EXPECT_NE(reader.y.data, nullptr);
   EXPECT_TRUE(on_host({}));
   EXPECT_TRUE(on_host(host()));

@@ -8,7 +8,7 @@
 
 #include "quire/base/parallel.h"
 #include "quire/cpu/isa.h"
-#include "quire/quantize/fingerprint.h"
+#include "quire/operations/operations.h"
 
 namespace quire {
 namespace {

@@ -5,7 +5,7 @@
 #include "inputs.h"
 #include "quantized.h"
 #include "quire/format/codec.h"
-#include "quire/quantize/quantize.h"
+#include "quire/operations/operations.h"
 #include "quire/spec/scale.h"
 
 namespace quire::testing {

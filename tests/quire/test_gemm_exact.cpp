@@ -2,7 +2,7 @@
 // block, any other place for bias or addend, or a second rounding would show.
 #include "products.h"
 #include "quire/format/codec.h"
-#include "quire/gemm/gemm.h"
+#include "quire/operations/operations.h"
 #include "quire/spec/scale_index.h"
 
 namespace quire::testing {

@@ -5,7 +5,7 @@
 #include "float_mode.h"
 #include "products.h"
 #include "quire/base/parallel.h"
-#include "quire/gemm/gemm.h"
+#include "quire/operations/operations.h"
 
 namespace quire::testing {
 namespace {

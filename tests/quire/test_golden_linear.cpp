@@ -5,7 +5,7 @@
 #include "golden_cases.h"
 #include "quantized.h"
 #include "quire/format/half.h"
-#include "quire/gemm/gemm.h"
+#include "quire/operations/operations.h"
 #include "quire/spec/linear_spec.h"
 
 namespace quire::testing {

@@ -5,7 +5,7 @@
 #include "golden_cases.h"
 #include "mixtures.h"
 #include "products.h"
-#include "quire/pointwise/pointwise.h"
+#include "quire/operations/operations.h"
 
 namespace quire::testing {
 namespace {

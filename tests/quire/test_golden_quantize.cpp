@@ -1,7 +1,7 @@
 // Every quantizer against the golden vectors, byte for byte: the reference first, then the instruction set in use.
 #include "golden_cases.h"
 #include "quantized.h"
-#include "quire/quantize/quantize.h"
+#include "quire/operations/operations.h"
 
 namespace quire::testing {
 namespace {

@@ -8,10 +8,7 @@
 #include "grouped.h"
 #include "inputs.h"
 #include "quire/base/check.h"
-#include "quire/gemm/gemm.h"
-#include "quire/quantize/fingerprint.h"
-#include "quire/quantize/quantize.h"
-#include "quire/quantize/reorder.h"
+#include "quire/operations/operations.h"
 
 namespace quire::testing {
 namespace {

@@ -7,9 +7,7 @@
 #include "inputs.h"
 #include "quantized.h"
 #include "quire/device/library.h"
-#include "quire/gemm/gemm.h"
-#include "quire/pointwise/pointwise.h"
-#include "quire/quantize/fingerprint.h"
+#include "quire/operations/operations.h"
 
 namespace quire::testing {
 namespace {

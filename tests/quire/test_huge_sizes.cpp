@@ -7,9 +7,7 @@
 #include <vector>
 
 #include "quire/base/check.h"
-#include "quire/gemm/gemm.h"
-#include "quire/moe/moe.h"
-#include "quire/quantize/quantize.h"
+#include "quire/operations/operations.h"
 
 namespace quire::testing {
 namespace {

@@ -7,7 +7,7 @@
 #include "inputs.h"
 #include "quantized.h"
 #include "quire/cpu/isa.h"
-#include "quire/quantize/reorder.h"
+#include "quire/operations/operations.h"
 #include "specs.h"
 
 namespace quire::testing {

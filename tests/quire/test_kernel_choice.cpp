@@ -3,8 +3,7 @@
 #include "quantized.h"
 #include "quire/base/kernel_table.h"
 #include "quire/device/dispatch.h"
-#include "quire/gemm/gemm.h"
-#include "quire/quantize/quantize.h"
+#include "quire/operations/operations.h"
 
 namespace quire::testing {
 namespace {

@@ -7,7 +7,7 @@
 #include "inputs.h"
 #include "produced.h"
 #include "quire/base/parallel.h"
-#include "quire/pointwise/pointwise.h"
+#include "quire/operations/operations.h"
 #include "specs.h"
 
 namespace quire::testing {

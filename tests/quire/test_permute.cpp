@@ -9,7 +9,7 @@
 #include "inputs.h"
 #include "quire/base/check.h"
 #include "quire/base/parallel.h"
-#include "quire/moe/moe.h"
+#include "quire/operations/operations.h"
 
 namespace quire::testing {
 namespace {

@@ -6,7 +6,7 @@
 #include "inputs.h"
 #include "quantized.h"
 #include "quire/base/parallel.h"
-#include "quire/quantize/quantize.h"
+#include "quire/operations/operations.h"
 #include "specs.h"
 
 namespace quire::testing {

@@ -4,7 +4,7 @@
 
 #include "inputs.h"
 #include "quantized.h"
-#include "quire/quantize/quantize.h"
+#include "quire/operations/operations.h"
 #include "quire/spec/scale.h"
 #include "quire/spec/scale_index.h"
 #include "specs.h"

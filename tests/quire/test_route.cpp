@@ -10,7 +10,7 @@
 #include "inputs.h"
 #include "quire/base/check.h"
 #include "quire/base/parallel.h"
-#include "quire/moe/moe.h"
+#include "quire/operations/operations.h"
 #include "quire/spec/logarithm.h"
 
 namespace quire::testing {

@@ -4,8 +4,7 @@
 
 #include "inputs.h"
 #include "quantized.h"
-#include "quire/gemm/gemm.h"
-#include "quire/quantize/quantize.h"
+#include "quire/operations/operations.h"
 
 namespace quire::testing {
 namespace {

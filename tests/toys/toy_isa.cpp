@@ -6,9 +6,8 @@
 #include <string>
 #include <vector>
 
-#include "quire/gemm/gemm.h"
 #include "quire/info/info.h"
-#include "quire/quantize/quantize.h"
+#include "quire/operations/operations.h"
 #include "quire/reference/gemm.h"
 #include "quire/reference/quantize.h"
 #include "quire/spec/buffers.h"

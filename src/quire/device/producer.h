@@ -7,10 +7,11 @@
 
 namespace quire {
 
-/// Runs a problem that has been checked. An observer may need the result that is quantized, also where nobody else
-/// does; not where kernels are captured, which run later and more than once.
+/// dispatch() of such a problem. An observer may need the result that is quantized, also where nobody else does; not
+/// where kernels are captured, which run later and more than once.
 template <class Problem>
-void run_producer(Problem problem, const Context& context) {
+void produce(Problem problem, const Context& context) {
+  check_problem(problem);
   MutableMatrix& y = problem.out.y;
   std::vector<char> memory;
   if (context.observer && !y.data && !context.capturing && context.observer->reads_values()) [[unlikely]] {

@@ -3,8 +3,7 @@
 #include <utility>
 
 #include "quire/base/check.h"
-#include "quire/gemm/gemm.h"
-#include "quire/quantize/quantize.h"
+#include "quire/operations/operations.h"
 
 namespace quire {
 

@@ -3,10 +3,7 @@
 #include <utility>
 
 #include "quire/base/check.h"
-#include "quire/gemm/gemm.h"
-#include "quire/moe/moe.h"
-#include "quire/pointwise/pointwise.h"
-#include "quire/quantize/quantize.h"
+#include "quire/operations/operations.h"
 
 namespace quire {
 namespace {

@@ -6,9 +6,7 @@
 
 #include "quire/base/check.h"
 #include "quire/device/place.h"
-#include "quire/gemm/gemm.h"
-#include "quire/quantize/quantize.h"
-#include "quire/quantize/reorder.h"
+#include "quire/operations/operations.h"
 
 namespace quire {
 namespace {

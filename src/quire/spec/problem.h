@@ -103,7 +103,8 @@ struct GivenAmax {
   constexpr const float* of(Direction d) const { return d == Direction::rowwise ? rowwise : columnwise; }
 };
 
-/// Quantize x [M, K] (f32, f16, bf16) into the sides that are present.
+/// Quantize x [M, K] (f32, f16, bf16; any size, any row stride) into the sides that are present: codes, scales and
+/// amaxes (numerics.md 1-5). Their buffers are those of buffers(spec, {M, K}, direction), without overlap.
 struct QuantizeProblem {
   static constexpr std::string_view kOp = "quantize";
   QuantSpec spec;
@@ -129,8 +130,9 @@ struct QuantizeProblem {
 };
 
 /// What scales above the blocks follow from (numerics.md 1.2, 5.2): amax_count() numbers for each direction whose
-/// pointer is not null, columnwise those of the transformed values. x: f32, f16 or bf16. Of groups:
-/// grouped_amax_count() numbers, 0 where there are no rows.
+/// pointer is not null, columnwise those of the transformed values. x: f32, f16 or bf16. A quantization that is given
+/// them in `amax` has the bytes that it has without. Of groups: grouped_amax_count() numbers, 0 where there are no
+/// rows. No spec whose scales follow from blocks alone.
 struct AmaxProblem {
   static constexpr std::string_view kOp = "amax";
   QuantSpec spec;
@@ -181,7 +183,8 @@ struct Operand {
   int64_t cols() const { return direction == Direction::rowwise ? contraction : outer; }
 };
 
-/// What `from` stores, codes and scales, in the order that its spec does not have: interleaved, or plain again.
+/// What `from` stores, codes and scales, in the order that its spec does not have: interleaved, or plain again
+/// (numerics.md 2.4). Twice, bytes are what they were. Padding is zero. Amaxes are the same in both orders.
 struct ReorderProblem {
   static constexpr std::string_view kOp = "reorder";
   Operand from;
@@ -200,7 +203,11 @@ inline constexpr GemmRole kFprop{"fprop", "x", "w"}, kDgrad{"dgrad", "dy", "w"},
 /// out[i, j] = sum_l a[i, l] * b[j, l] (+ bias[j]) (+ addend[i, j]), numerics.md 7.4. Exact products; sums in f32
 /// within blocks of the scale's length (at most 128), block sums scaled and added in f32 (scales that are powers of two
 /// may be multiplied into the codes instead, exactly, and then blocks are 128 long); bias added in f32 before the
-/// one rounding to out's dtype; the addend is added after that rounding (7.4), in f32.
+/// one rounding to out's dtype; the addend is added after that rounding (7.4), in f32. With K the length of the
+/// contraction,
+///   |error before the output rounding| <= (K + 6) * 2^-24 * sum_l |a[i, l] * b[j, l]|,
+/// and block sums of 4-bit elements are exact. The result does not depend on the number of threads. A contraction of
+/// length 0 gives bias (+ addend).
 ///
 /// Of groups: a product of each. Where a is rowwise, its groups are the rows of out, [a.outer, columns of a product];
 /// where it is columnwise, the products are one after another, [E * a.outer, b.outer].
@@ -240,8 +247,8 @@ struct MatmulProblem {
   bool in_groups() const { return !is_one(groups) || codes || !bs.empty() || !outs.empty() || !biases.empty(); }
 };
 
-/// out[j] = sum_i x[i, j] in f32, rounded once to out_dtype. The order of the sum is fixed: it does not depend on
-/// threads. Of groups: out[e, j], the sum over the rows of group e.
+/// out[j] = sum_i x[i, j] in f32, rounded once to out_dtype, for bias gradients (numerics.md 6.6). The order of the sum
+/// is fixed: it does not depend on threads. Of groups: out[e, j], the sum over the rows of group e.
 struct ColumnSumProblem {
   static constexpr std::string_view kOp = "column_sum";
   Matrix x;

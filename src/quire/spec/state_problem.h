@@ -67,7 +67,8 @@ struct DelayedState {
 };
 
 /// Ends a step of each state whose rule is in the table; the others are left alone. Of a history the rule's `length`
-/// rows are used and the others zeroed, so that the length may change between steps (numerics.md 1.4, 1.6).
+/// rows are used and the others zeroed, so that the length may change between steps (numerics.md 1.4, 1.6). A rule
+/// whose length is not from 1 to the rows of a history is an error, and no state has changed then.
 struct DelayedUpdateProblem {
   static constexpr std::string_view kOp = "delayed_update";
   std::span<const DelayedState> states;  ///< a list (problem.h): it is gone when `run` has returned

@@ -16,7 +16,7 @@
 #include "quire/base/lazy.h"
 #include "quire/base/process_mutex.h"
 #include "quire/device/dispatch.h"
-#include "quire/quantize/quantize.h"
+#include "quire/operations/operations.h"
 #include "quire_torch/bridge/copies.h"
 #include "quire_torch/bridge/records.h"
 

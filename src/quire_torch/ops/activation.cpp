@@ -1,6 +1,6 @@
 #include "quire_torch/ops/activation.h"
 
-#include "quire/pointwise/pointwise.h"
+#include "quire/operations/operations.h"
 
 namespace quire_torch {
 namespace {

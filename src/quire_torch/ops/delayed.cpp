@@ -4,7 +4,7 @@
 #include <array>
 #include <vector>
 
-#include "quire/state/state.h"
+#include "quire/operations/operations.h"
 
 namespace quire_torch {
 namespace {

@@ -1,6 +1,6 @@
 #include "quire_torch/ops/grouped_quantize.h"
 
-#include "quire/quantize/quantize.h"
+#include "quire/operations/operations.h"
 #include "quire_torch/ops/operand.h"
 
 namespace quire_torch {

@@ -1,6 +1,6 @@
 #include "quire_torch/ops/groups.h"
 
-#include "quire/quantize/quantize.h"
+#include "quire/operations/operations.h"
 #include "quire_torch/bridge/tensor.h"
 
 namespace quire_torch {

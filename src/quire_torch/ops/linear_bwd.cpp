@@ -1,6 +1,6 @@
 #include "quire_torch/ops/linear_bwd.h"
 
-#include "quire/gemm/gemm.h"
+#include "quire/operations/operations.h"
 #include "quire_torch/ops/state.h"
 
 namespace quire_torch {

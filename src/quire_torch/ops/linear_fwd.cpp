@@ -1,7 +1,6 @@
 #include "quire_torch/ops/linear_fwd.h"
 
-#include "quire/gemm/gemm.h"
-#include "quire/quantize/fingerprint.h"
+#include "quire/operations/operations.h"
 
 namespace quire_torch {
 namespace {

@@ -1,6 +1,6 @@
 #include "quire_torch/ops/linear_grads.h"
 
-#include "quire/gemm/gemm.h"
+#include "quire/operations/operations.h"
 #include "quire_torch/ops/wgrad.h"
 
 namespace quire_torch {

@@ -1,8 +1,6 @@
 #include "quire_torch/ops/quantize.h"
 
-#include "quire/quantize/fingerprint.h"
-#include "quire/quantize/quantize.h"
-#include "quire/quantize/reorder.h"
+#include "quire/operations/operations.h"
 
 namespace quire_torch {
 namespace {

@@ -1,6 +1,6 @@
 #include "quire_torch/ops/row_map.h"
 
-#include "quire/moe/moe.h"
+#include "quire/operations/operations.h"
 
 namespace quire_torch {
 

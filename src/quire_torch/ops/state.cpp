@@ -9,7 +9,7 @@
 
 #include "quire/base/lazy.h"
 #include "quire/base/process_mutex.h"
-#include "quire/state/state.h"
+#include "quire/operations/operations.h"
 #include "quire_torch/op/op.h"
 
 namespace quire_torch {

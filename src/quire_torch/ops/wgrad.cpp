@@ -4,7 +4,7 @@
 
 #include <algorithm>
 
-#include "quire/gemm/gemm.h"
+#include "quire/operations/operations.h"
 #include "quire_torch/ops/groups.h"
 
 namespace quire_torch {

@@ -1,14 +1,8 @@
-#include "quire/quantize/quantize.h"
+#include "quire/operations/operations.h"
 
-#include "quire/quantize/fingerprint.h"
-#include "quire/quantize/reorder.h"
 #include "quire/reference/quantize.h"
 
 namespace quire {
-
-void reorder(const ReorderProblem& problem, const Context& context) { dispatch(problem, context); }
-
-void fingerprint(const FingerprintProblem& problem, const Context& context) { dispatch(problem, context); }
 
 uint64_t fingerprint(const Matrix& x) {
   int64_t found = 0;
