@@ -1,6 +1,6 @@
 // Operators as functions of Python that go past PyTorch's binding and its dispatcher, which cost more than the kernel
-// of a small product. A call that anybody but the kernel has a say in returns None, and so does one that fails: whoever
-// makes it then calls the operator itself, which does and says what it always does.
+// of a small product. A call returns None where a mode, a tracer or autograd has to see it, and where it fails. The
+// caller then calls the operator itself, which also raises the error.
 #include <ATen/PythonTorchFunctionTLS.h>
 
 #include "quire_python/objects.h"

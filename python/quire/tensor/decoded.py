@@ -1,4 +1,4 @@
-"""Decoding as a function that autograd knows, and of each argument of an operator."""
+"""Decoding as an autograd function; and a function applied to each value within a list or tuple."""
 
 from __future__ import annotations
 

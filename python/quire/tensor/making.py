@@ -1,4 +1,4 @@
-"""Quantized tensors of buffers that come from operators, for those who cannot know their classes."""
+"""Makes quantized tensors from the buffers that operators return, for modules that the classes themselves import."""
 
 from __future__ import annotations
 

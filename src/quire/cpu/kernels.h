@@ -5,7 +5,7 @@
 
 namespace quire::cpu {
 
-/// Kernels take valid problems only; quantize/, gemm/ and pointwise/ validate before they call.
+/// Kernels take valid problems only: dispatch() checks before it calls.
 struct Kernels {
   void (*quantize)(const QuantizeProblem&);
   void (*dequantize)(const DequantizeProblem&);

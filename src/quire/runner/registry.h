@@ -20,8 +20,8 @@ struct RegisteredRunner {
 using RegisteredRunnerPtr = std::shared_ptr<const RegisteredRunner>;
 
 /// Makes a runner available to operators. Returns its handle, a number above 0 that this process gives only once, so
-/// that a stale one never means another runner. The name is for those who cannot know the number, such as exported
-/// programs. Throws Error for a null pointer, sizes below 1, a name with control characters and one that is taken.
+/// that a stale one never means another runner. The name is for programs that cannot know the number, such as
+/// exported ones. Throws Error for a null pointer, sizes below 1, a name with control characters and one that is taken.
 /// A shared library that registers a runner must stay loaded. A forked child has its parent's runners; any other
 /// process registers its own.
 int64_t register_runner(std::shared_ptr<Runner> runner, std::string_view name = {});

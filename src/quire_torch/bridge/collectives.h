@@ -27,8 +27,8 @@ std::vector<at::Tensor> all_gather(const std::vector<at::Tensor>& tensors, const
 at::Tensor broadcast(const at::Tensor& t, int64_t source, const Group& group);
 /// This rank's [d0 / size, ...] of the sum of [d0, ...].
 at::Tensor reduce_scatter(const at::Tensor& t, const Group& group);
-/// Of t [size * d0, ...] each rank gets a part [d0, ...], the first one rank 0: [size * d0, ...], the parts that the
-/// ranks have for this one, in the order of ranks.
+/// Sends part r of t [size * d0, ...], which is [d0, ...], to rank r. Returns [size * d0, ...]: the parts that the
+/// ranks sent to this one, in the order of ranks.
 at::Tensor all_to_all(const at::Tensor& t, const Group& group);
 /// The values of what `collective` of the group started.
 at::Tensor wait(const at::Tensor& t, const char* collective, const Group& group);

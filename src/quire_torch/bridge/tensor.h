@@ -96,7 +96,7 @@ inline at::IntArrayRef sizes(const op::Result<int64_t>& r) { return {r.sizes.dat
 
 /// The core's view of three buffers; absent where data is undefined or empty and `present` is false.
 quire::Side side(const at::Tensor& data, const at::Tensor& scale, const at::Tensor& amax);
-/// The same of buffers that are there, be they empty.
+/// The same for buffers that are present, also if they are empty.
 quire::Side present_side(const at::Tensor& data, const at::Tensor& scale, const at::Tensor& amax);
 quire::Side side(const BufferTensors& b, quire::Direction direction);
 

@@ -80,8 +80,8 @@ class MutableGroupMatrices {
   quire::MutableMatrix all_;
 };
 
-/// DirectionBuffers flat results with room for the buffers of one direction of all groups, however their tokens are
-/// divided.
+/// Three flat results, with room for the data, scales and amaxes of one direction of all groups, however many tokens
+/// each group has.
 template <class Int>
 std::array<op::Result<Int>, 3> grouped_results(const quire::QuantSpec& spec, const quire::GroupSizes<Int>& sizes,
                                                quire::Direction direction, bool wanted) {
@@ -171,8 +171,8 @@ struct GroupedRole {
   quire::Randomness random{};    ///< group e draws with seed + e (numerics.md 0.19)
   const float* scale = nullptr;  ///< of delayed scaling, one a group
   const float* amax = nullptr;   ///< given, of the one direction that is wanted
-  /// DirectionBuffers results of the operator: the side of the direction that is kept, where the other is allocated;
-  /// and the amaxes if there are scales.
+  /// Results of the operator: data, scale and amax of the direction that is kept, where the other one is allocated; and
+  /// the amaxes if there are scales.
   std::span<at::Tensor> results{};
   std::optional<quire::Direction> kept{};
   quire::RowGroups only{};  ///< as in QuantizeProblem

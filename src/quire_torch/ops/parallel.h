@@ -30,7 +30,6 @@ struct Parallel {
   static Parallel parse(std::string_view text);
   std::string to_string() const;
   /// Along which axis of the matrix an operand is sharded while it is quantized: 0 rows, 1 columns, -1 not at all.
-  /// gathered: whether the tokens of the operand come together as codes.
   int axis_of_x() const { return column ? (sequence ? 0 : -1) : 1; }
   int axis_of_w() const { return column ? 0 : 1; }
   int axis_of_dy() const { return column ? 1 : (sequence ? 0 : -1); }
@@ -100,7 +99,7 @@ std::vector<c10::SymInt> sizes_with(const at::Tensor& t, int64_t times, const c1
 /// The sum over the group of what each rank has.
 at::Tensor sum(const at::Tensor& t, const Group& group);
 
-/// t, which a graph does not see before `after`; t itself where nothing traces.
+/// t, which a graph that is being traced sees after `after`; t itself where nobody traces.
 at::Tensor tied(const at::Tensor& t, const at::Tensor& after);
 
 }  // namespace quire_torch
