@@ -25,6 +25,7 @@ OPTIONS = (
     {"shared_ffn_hidden_size": 256},
     {"weight_on_input": True, "activation": "clamped_swiglu"},
 )
+STACKED = OPTIONS.index({"single_grouped_weight": True})
 
 
 @pytest.mark.parametrize("recipe", [*TABLE, *STATIC])
@@ -33,7 +34,9 @@ def test_gradients_of_divided_experts_are_those_of_one_process(two, recipe):
 
 
 @pytest.mark.parametrize(
-    ("recipe", "way", "option"), each_value(SOME, [way for way in WAYS if way != "eager"], range(len(OPTIONS)))
+    ("recipe", "way", "option"),
+    # The last: where weights are one parameter, those of all ranks do not come together along its first dimension.
+    [*each_value(SOME, [way for way in WAYS if way != "eager"], range(len(OPTIONS))), ("mxfp8", "exact", STACKED)],
 )
 def test_other_ways_to_run_divided_experts(two, recipe, way, option):
     two.run(equals_one_process, Case(recipe, options=OPTIONS[option], way=way))
