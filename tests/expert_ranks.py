@@ -116,13 +116,13 @@ WAYS: dict[str, Callable[[torch.nn.Module], Callable[..., torch.Tensor]]] = {
 }
 
 
-def passes(layer, xs, dys, recipe, run):
-    """name -> values, of each step."""
+def passes(layer, xs, dys, recipe, run, *, group=None):
+    """name -> values, of each step. group: over which delayed scaling reduces amaxes; None: all ranks."""
     found = []
     for x, dy in zip(xs, dys, strict=True):
         x = x.clone().requires_grad_()
         layer.zero_grad()
-        with quire.autocast(enabled=recipe is not None, recipe=recipe):
+        with quire.autocast(enabled=recipe is not None, recipe=recipe, amax_reduction_group=group):
             y = run(x)
         y.backward(dy)
         grads = {name: parameter.grad.clone() for name, parameter in layer.named_parameters()}

@@ -95,8 +95,14 @@ def part_of(name, t):
     return t
 
 
-def equals_one_process(rank, case):
-    """Gradients of experts are equal; y and the gradient of x, and what follows from them, have sums over processes."""
+def scales_do_not_wait_for_the_end_of_a_step(rank, case):
+    """equals_one_process() where delayed scaling itself reduces amaxes over nobody."""
+    equals_one_process(rank, case, [distributed.new_group([each]) for each in range(TP)][rank])
+
+
+def equals_one_process(rank, case, group=None):
+    """Gradients of experts are equal; y and the gradient of x, and what follows from them, have sums over processes.
+    group: of passes()."""
     whole, part = case.mixtures()
     generator = torch.Generator().manual_seed(1)
     xs, dys = (
@@ -104,9 +110,9 @@ def equals_one_process(rank, case):
         for _ in range(2)
     )
     recipe, ep = RECIPES[case.recipe], place(case)[0] if case.experts_are_divided else 0
-    expected = passes(whole, xs, dys, recipe, whole)
+    expected = passes(whole, xs, dys, recipe, whole, group=group)
     own = ([t.split(case.tokens)[ep] for t in ts] for ts in (xs, dys))
-    found = passes(part, *own, recipe, WAYS[case.way](part))
+    found = passes(part, *own, recipe, WAYS[case.way](part), group=group)
     for step, (one, other) in enumerate(zip(found, expected, strict=True)):
         for name, value in one.items():
             where = f"{case}, step {step}: {name}"

@@ -11,6 +11,7 @@ from expert_tensor_ranks import (
     graphs_of_the_mixture,
     loaded_by_one,
     says,
+    scales_do_not_wait_for_the_end_of_a_step,
     states_travel,
 )
 from pairwise import each_value
@@ -31,6 +32,10 @@ STACKED = OPTIONS.index({"single_grouped_weight": True})
 @pytest.mark.parametrize("recipe", [*TABLE, *STATIC])
 def test_gradients_of_divided_experts_are_those_of_one_process(two, recipe):
     two.run(equals_one_process, Case(recipe))
+
+
+def test_delayed_scales_follow_from_whole_operands_of_divided_experts(two):
+    two.run(scales_do_not_wait_for_the_end_of_a_step, Case("delayed"))
 
 
 @pytest.mark.parametrize(

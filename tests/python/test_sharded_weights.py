@@ -26,6 +26,7 @@ from quire.tensor import QuantSpec
 from ranks import rank_of
 from shard_ranks import (
     Case,
+    an_explanation_keeps_nothing_gathered,
     codes_equal_values,
     divided_features_and_shards,
     explanations_change_nothing,
@@ -244,6 +245,10 @@ def test_quantized_parameters_become_their_masters(two, recipe):
 )
 def test_static_scales_are_those_of_one_process(two, recipe, ways):
     two.run(static_scales_equal_one_process, recipe, ways)
+
+
+def test_explanations_keep_nothing_gathered(two):
+    two.run(an_explanation_keeps_nothing_gathered)
 
 
 @pytest.mark.parametrize(("recipe", "amaxes"), [("mxfp8", 0), ("nvfp4", 1)])
