@@ -120,26 +120,6 @@ def test_what_is_assigned_as_the_recipe_is_checked_then(kind):
     assert all(one.recipe == NVFP4 for one in (layer, *copies)) and "recipe=NVFP4BlockScaling" in repr(layer)
 
 
-def test_an_older_pickle_keeps_the_recipe():
-    """It has the recipe under its public name, and recipes without by_layer."""
-    model, x = torch.nn.Sequential(quire.Linear(64, 32, recipe=NVFP4), quire.LayerNormMLP(32, 64)), torch.randn(4, 64)
-    with torch.no_grad():
-        y = model(x)
-    older = copy.deepcopy((model, recipes.Float8CurrentScaling()))
-    for layer in older[0]:
-        vars(layer)["recipe"] = vars(layer).pop("own_recipe")
-    for recipe in (older[0][0].__dict__["recipe"], older[1]):
-        vars(recipe).pop("by_layer")
-    loaded, recipe = pickle.loads(pickle.dumps(older))
-    assert loaded[0].recipe == NVFP4 and loaded[1].recipe is None and "recipe" not in vars(loaded[0])
-    with torch.no_grad():
-        assert torch.equal(bits(loaded(x)), bits(y))
-        with quire.autocast(recipe=recipe):
-            of_pickled = bits(loaded(x))
-        with quire.autocast(recipe=recipes.Float8CurrentScaling()):
-            assert torch.equal(of_pickled, bits(model(x)))
-
-
 def test_delayed_scaling_comes_from_autocast():
     model = quire.convert(blocks())
     for _ in range(2):
