@@ -48,12 +48,11 @@ def check_options(what: str, known: Iterable[str], given: Iterable[str]) -> None
 
 def with_known_options(construct: Callable[..., None]) -> Callable[..., None]:
     """A constructor for whose unknown keywords check_options() has the error, in place of Python's."""
-    what = f"quire.{construct.__qualname__.removesuffix('.__init__')}"
     known = [name for name in inspect.signature(construct).parameters if name != "self"]
 
     @functools.wraps(construct)
     def __init__(self: object, *args: object, **keywords: object) -> None:
-        check_options(what, known, keywords)
+        check_options(f"quire.{type(self).__name__}", known, keywords)
         construct(self, *args, **keywords)
 
     return __init__

@@ -3,6 +3,7 @@
 import copy
 import functools
 import gc
+import pickle
 
 import pytest
 import torch
@@ -212,6 +213,8 @@ def test_frameworks_learn_when_a_delayed_gradient_is_there(make_x):
         assert made.weight.skip_backward_post_hook
         made.weight = torch.nn.Parameter(made.weight.detach().clone())
         assert made.weight.skip_backward_post_hook
+        assert copy.deepcopy(made).weight.skip_backward_post_hook
+        assert pickle.loads(pickle.dumps(made)).weight.skip_backward_post_hook
     plain = quire.Linear(96, 64)
     plain.register_wgrad_accumulation_and_reduce_hooks(lambda: called.append("plain"))
     plain.backward_dw()

@@ -134,6 +134,8 @@ def test_bad_input_is_refused_in_words(kind, make):
         TE_NORMS[kind](4, hidden_size=4)
     with pytest.raises(ValueError, match="one or more sizes"):
         norm(())
+    with pytest.raises(TypeError, match=f"quire.{norm.__name__}: there is no option 'colour'; the options are"):
+        norm(4, colour=1)
     with pytest.raises(ValueError, match="dtype and params_dtype"):
         norm(4, params_dtype=torch.half, dtype=torch.float32)
     with pytest.raises(ValueError, match=r"x must be \[\*, 32\], got \[3, 31\]"):

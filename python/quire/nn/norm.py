@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 import torch
 
-from quire.checks import check_dense
+from quire.checks import check_dense, with_known_options
 from quire.distributed.placements import is_dtensor, layout_of_tokens, local, refuse_division
 from quire.functional import norm
 from quire.loading.devices import check_device
@@ -23,6 +23,7 @@ def reset_norm(weight: torch.Tensor, bias: torch.Tensor | None, zero_centered: b
 class _Norm(torch.nn.Module):
     normalization: str
 
+    @with_known_options
     def __init__(
         self,
         normalized_shape: int | Iterable[int],

@@ -232,6 +232,7 @@ class ProductModule(HasRecipe, OwnParts, Float32Buffers):
     def __setstate__(self, state: dict[str, object]) -> None:
         super().__setstate__(state)
         self._number_stashes()
+        self._mark_deferred()  # copies of parameters have no attributes
         self.path_in_model = None
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> "ProductModule":

@@ -343,7 +343,7 @@ class QuantizedTensor(Remembered, Pickled, DataTensors, torch.Tensor):
         columnwise_usage: bool | None = None,
     ) -> None:
         """Drops a direction (False), which frees its memory, or adds a missing one (True); None leaves a direction
-        unchanged. rowwise_usage and columnwise_usage, which Megatron-LM passes, are other words for them.
+        unchanged. rowwise_usage and columnwise_usage are other words for them.
 
         A direction is added without loss if its codes are the codes of the other direction in another order:
         fp8_tensor, and tiles (fp8_block:128x128, mxfp8:32x32, nvfp4:16x16 without 4over6). For other specs it is
