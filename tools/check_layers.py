@@ -47,10 +47,9 @@ CALLS_OPERATORS = {
     "explain.py",
     "flops.py",
     "info.py",
+    "gathered_weight.py",
     "primitives.py",
     "runners.py",
-    "sharded_operators.py",
-    "sharded_product.py",
     "transforms.py",
 }
 #: The room of TransformerEngine's names. No other knows them, but for one import of the package itself.

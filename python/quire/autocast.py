@@ -16,6 +16,7 @@ from quire.recipe import Recipe, as_recipe, default
 
 P = ParamSpec("P")
 R = TypeVar("R")
+Rule = delayed.Rule | RulesByLayer | None
 
 
 class _State(threading.local):
@@ -23,7 +24,7 @@ class _State(threading.local):
     def __init__(self) -> None:
         self.inside = False  # of any autocast
         self.recipe: Recipe | None = None
-        self.rule: delayed.Rule | RulesByLayer | None = None
+        self.rule: Rule = None
         # Autograd's threads of devices are not Python's. What they compute again belongs to the caller of backward.
         self.foreign = isinstance(threading.current_thread(), threading._DummyThread)
 
@@ -34,7 +35,7 @@ class _State(threading.local):
         self.inside, self.recipe, self.rule = active
 
 
-_Active = tuple[bool, Recipe | None, delayed.Rule | RulesByLayer | None]
+_Active = tuple[bool, Recipe | None, Rule]
 _STATE = _State()
 #: The attributes of _STATE in the thread whose context this is. PyTorch carries the context of the thread that calls
 #: backward to autograd's threads, which is the only way from them to that thread.
@@ -77,15 +78,20 @@ def active_recipe() -> Recipe | None:
 
 def recipe_of(layer: torch.nn.Module) -> Recipe | None:
     """The recipe of a layer: outside of any autocast its own, else active_recipe(), or what that one is for it."""
-    inside, recipe, _ = _active() if _STATE.foreign else (_STATE.inside, _STATE.recipe, None)
-    found = recipe if inside else layer.own_recipe
-    return found if found is None or not found.by_layer else found.of_layer(layer)
+    return active_in(layer)[0]
 
 
-def active_rule() -> delayed.Rule | RulesByLayer | None:
+def active_rule() -> Rule:
     """The argument of delayed.collect(), if the innermost autocast of this thread has a delayed recipe and is enabled
     or calibrating; of a recipe that differs by layer, what knows the rule of each; else None."""
     return _active()[2]
+
+
+def active_in(layer: torch.nn.Module) -> tuple[Recipe | None, Rule]:
+    """recipe_of() a layer, and active_rule()."""
+    inside, recipe, rule = _active() if _STATE.foreign else (_STATE.inside, _STATE.recipe, _STATE.rule)
+    found = recipe if inside else layer.own_recipe
+    return found if found is None or not found.by_layer else found.of_layer(layer), rule
 
 
 class autocast:

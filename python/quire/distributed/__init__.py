@@ -3,12 +3,12 @@
 import importlib
 from typing import TYPE_CHECKING
 
+from quire.distributed.data_parallel import shard_weights
 from quire.distributed.data_rank import data_parallel_rank
+from quire.distributed.fully_sharded import gather_codes
 from quire.distributed.groups import name_group
 from quire.distributed.one_process import exact
 from quire.distributed.parallel import Parallel
-from quire.distributed.sharded_model import shard_weights
-from quire.distributed.sharding import gather_codes
 
 if TYPE_CHECKING:
     from quire.distributed.styles import ColumnParallel, ExpertParallel, RowParallel

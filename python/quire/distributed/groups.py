@@ -6,7 +6,7 @@ import torch
 from torch import distributed
 
 from quire.checks import check_type
-from quire.distributed.sharded_operators import forget_agreed
+from quire.functional import forget_agreed
 
 #: First of the names for groups that nobody has named.
 _TENSOR_PARALLEL = "quire:tp"

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 
 from quire.distributed.parallel import Parallel
-from quire.distributed.sharded_operators import start_gather
+from quire.functional import start_gather
 
 
 class _Division(NamedTuple):

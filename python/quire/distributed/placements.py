@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import distributed
 
+from quire.distributed import one_process
 from quire.distributed.parallel import Parallel
 from quire.loading.when_imported import when_imported
 
@@ -184,3 +185,48 @@ def refuse_division(what: str, name: str, t: "DTensor") -> None:
         "DistributedDataParallel or fully_shard, or shard the layer with "
         "torch.distributed.tensor.parallel.parallelize_module, and pass an x that its style accepts"
     )
+
+
+# ------------------------------------------------------------ calls of quire's layers
+
+
+def check_parameters(
+    module: torch.nn.Module, x: torch.Tensor, parameters: Iterable[tuple[str, torch.Tensor | None]]
+) -> None:
+    """Raises NotImplementedError for a DTensor, x or a named parameter, of which a layer does not take this rank's
+    shard."""
+    sharded = module.expert_group is not None or module.of(module.products[0], "parallel") is not None
+    for name, tensor in (("x", x), *(() if sharded else parameters)):
+        if is_dtensor(tensor) and (module.shards is None or name not in module.shards):
+            refuse_division(f"quire.{type(module).__name__}", name, tensor)
+
+
+def layout_of(module: torch.nn.Module, x: torch.Tensor) -> Layout | None:
+    """How the tensors of a call with a DTensor x are sharded; None for another x."""
+    if not is_dtensor(x):
+        return None
+    what, parameters = f"quire.{type(module).__name__}", list(module._parameters.items())
+    if module.shards is not None:
+        raise NotImplementedError(
+            f"{what}: its weights are sharded by shard_weights, and x must be a plain tensor of this rank's tokens, "
+            "got a DTensor; pass x.to_local()"
+        )
+    each = [module.of(product, "parallel") for product in module.products]
+    if None in each:
+        return layout_of_tokens(x, parameters, what)
+    return layout_of_features(x, parameters, what, each[0], each[-1])
+
+
+def torchs_result(
+    layer: torch.nn.Linear, x: "DTensor"
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor | None] | None:
+    """The result of a call without a recipe that PyTorch computes as for a torch.nn.Linear, for all placements and
+    dtypes that it supports. None for other calls."""
+    if layer.external_wgrad or layer.shards is not None:
+        return None
+    if layer.parallel is not None:
+        if layer.parallel.sequence or one_process.enabled():
+            return None
+        x = placed_for(x, layer.parallel)
+    y = torch.nn.functional.linear(x, layer.weight, None if layer.return_bias else layer.bias)
+    return (y, layer.bias) if layer.return_bias else y

@@ -9,6 +9,8 @@ from quire.loading.for_dynamo import assume_constant_result
 from quire.tensor import DTYPES, QuantizedActivation
 
 INSTEAD_OF_SPLITTING = "Use DistributedDataParallel, fully_shard or torch.distributed.tensor.parallel"
+# A graph has a guard for each step of torch._C._is_any_autocast_enabled.
+is_any_autocast_enabled = torch._C._is_any_autocast_enabled
 _INPUTS = (torch.Tensor, QuantizedActivation)
 
 
@@ -16,7 +18,7 @@ def uses_torch_autocast(x: torch.Tensor | QuantizedActivation) -> bool:
     """Whether torch.autocast is enabled for x's device."""
     if not isinstance(x, _INPUTS):
         raise TypeError(f"quire: the input of a layer must be a tensor, got {describe(x)}; {_remedy(x)}")
-    if not torch._C._is_any_autocast_enabled():  # of one device or another; a fifth of the time of what follows
+    if not is_any_autocast_enabled():  # of one device or another; a fifth of the time of what follows
         return False
     device = x.device.type
     return _knows_autocast(device) and torch.is_autocast_enabled(device)

@@ -137,11 +137,11 @@ class GroupedLinear(ProductModule):
 
     def weights(self, product: str) -> dict[str, torch.Tensor]:
         """Name -> parameter: one for each group, or one for all groups."""
-        return {name: getattr(self, name) for name in self.weight_names}
+        return {name: self.parameter(name) for name in self.weight_names}
 
     def biases(self, product: str = "") -> list[torch.Tensor]:
         """One for each group, or one for all groups, or none."""
-        return [getattr(self, name) for name in self.bias_names]
+        return [self.parameter(name) for name in self.bias_names]
 
     def reset_parameters(self) -> None:
         """Initialises the weights as torch.nn.Linear or by init_method, and sets a new seed with the counter at 0. A

@@ -6,15 +6,15 @@ import torch
 
 from quire.checks import check_type, check_type_or_none, with_known_options
 from quire.distributed.parallel import Parallel
-from quire.distributed.sharded_operators import sum_gradient
+from quire.distributed.placements import layout_of
 from quire.functional import norm
 from quire.loading.devices import check_device
-from quire.nn.call import Call, active_call, taken
+from quire.nn.call import active_call
 from quire.nn.initial_values import initialise
 from quire.nn.layer_path import name_layer
 from quire.nn.norm import reset_norm
 from quire.nn.own_recipe import own_recipe
-from quire.nn.product import Product, as_one_process, divided
+from quire.nn.product import Product
 from quire.nn.product_module import ProductModule
 from quire.recipe import Recipe
 from quire.tensor import QuantizedActivation, QuantizedTensor, QuantSpec
@@ -52,30 +52,19 @@ def check_column(what: str, mode: str) -> None:
 
 
 def normalised(
-    module: ProductModule, x: torch.Tensor | QuantizedActivation, call: Call, quantized: dict[str, object]
+    module: ProductModule, x: torch.Tensor | QuantizedActivation, product: Product, keep: bool
 ) -> tuple[torch.Tensor, list[torch.Tensor]]:
-    """norm() with the module's parameters. A quantized x is decoded."""
+    """norm() with the module's parameters, for the matmul behind it. A quantized x is decoded. keep: the result itself
+    is needed too."""
     if isinstance(x, QuantizedTensor | QuantizedActivation):
         x = x.dequantize()
-    weight, bias = call.part(module.layer_norm_weight), call.part(module.layer_norm_bias)
-    parallel = divided(module, module.products[0], call)
-    whole = as_one_process(module, module.products[0], parallel)
-    if whole is not None:
-        x = whole.tokens(x)
-    elif parallel is not None and parallel.sequence and parallel.reduce_gradients:  # each rank has some of the tokens
-        weight = sum_gradient(weight, parallel.text)
-        bias = None if bias is None else sum_gradient(bias, parallel.text)
-    y, buffers = norm(
-        x,
-        weight,
-        bias,
-        module.normalization,
-        call.dtype,
-        eps=module.eps,
-        zero_centered=module.zero_centered_gamma,
-        **quantized,
-    )
-    return (y if whole is None else whole.own_tokens(y)), buffers
+    weight, bias = product.call.part(module.layer_norm_weight), product.call.part(module.layer_norm_bias)
+    options = {"eps": module.eps, "zero_centered": module.zero_centered_gamma} | product.input(keep)
+
+    def normalise(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> tuple:
+        return norm(x, weight, bias, module.normalization, product.call.dtype, **options)
+
+    return product.exchange.of_tokens(normalise, x, weight, bias)
 
 
 class LayerNormLinear(ProductModule):
@@ -166,16 +155,14 @@ class LayerNormLinear(ProductModule):
         """x [*, in_features] -> [*, out_features]. Options, dtype of the result and errors are those of a quire.Linear
         whose input is the norm's result: fp8_grad rounds the gradient of the norm's result."""
         try:
-            given, (x, layout) = x, taken(self, x)
             options = {"fp8_output": fp8_output, "fp8_grad": fp8_grad, "output_spec": output_spec}
-            call = active_call(self, x, is_first_microbatch, layout=layout, **options)
+            call = active_call(self, x, is_first_microbatch, layout=layout_of(self, x), **options)
             product, keep = Product(self, "", call), self.return_layernorm_output
-            normed, buffers = normalised(self, x, call, product.input(keep))
+            normed, buffers = normalised(self, call.take(x), product, keep)
             y = product.output(product.run(normed, [] if self.return_bias else self.biases(""), x_buffers=buffers))
             product.commit()
-            if layout is not None:
-                y, normed = layout.give(y, given), layout.give_normed(normed, given)
-            extra = ((self.bias,) if self.return_bias else ()) + ((normed,) if keep else ())
+            y, normed = call.give(y, x), call.give_normed(normed, x)
+            extra = ((product.returned_bias(),) if self.return_bias else ()) + ((normed,) if keep else ())
             return (y, *extra) if extra else y
         except Exception as error:
             name_layer(error, self)

@@ -6,16 +6,17 @@ import torch
 
 from quire.checks import check_type, with_known_options
 from quire.distributed.parallel import Parallel
+from quire.distributed.placements import layout_of
 from quire.functional import activation
 from quire.loading.devices import check_device
 from quire.nn.activation_names import activation_inputs, activation_text
-from quire.nn.call import active_call, taken
+from quire.nn.call import active_call
 from quire.nn.initial_values import initialise
 from quire.nn.layer_path import name_layer
 from quire.nn.layernorm_linear import check_column, column_parallel, norm_parameters, normalised
 from quire.nn.norm import reset_norm
 from quire.nn.own_recipe import own_recipe
-from quire.nn.product import Product, returned_bias
+from quire.nn.product import Product
 from quire.nn.product_module import ProductModule
 from quire.nn.recompute import checkpoint as recompute
 from quire.recipe import Recipe
@@ -145,27 +146,25 @@ class LayerNormMLP(ProductModule):
         each of the two matmuls: fp8_grad rounds the gradients of the norm's and of the activation's result; fp8_output
         and output_spec apply to the module's result."""
         try:
-            given, (x, layout) = x, taken(self, x)
             options = {"fp8_output": fp8_output, "fp8_grad": fp8_grad, "output_spec": output_spec}
-            call = active_call(self, x, is_first_microbatch, layout=layout, **options)
+            call = active_call(self, x, is_first_microbatch, layout=layout_of(self, x), **options)
             fc1, fc2 = (Product(self, name, call) for name in self.products)
 
             def compute(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-                normed, buffers = normalised(self, x, call, fc1.input(self.return_layernorm_output))
+                normed, buffers = normalised(self, x, fc1, self.return_layernorm_output)
                 h = fc1.run(normed, self.biases("fc1"), x_buffers=buffers)
                 activated, buffers = activation(h, self._activation, h.dtype, **fc2.input())
                 return fc2.run(activated, [] if self.return_bias else self.biases("fc2"), x_buffers=buffers), normed
 
             if self.checkpoint and torch.is_grad_enabled():
-                y, normed = recompute(compute, x, preserve_rng_state=False)
+                y, normed = recompute(compute, call.take(x), preserve_rng_state=False)
             else:
-                y, normed = compute(x)
+                y, normed = compute(call.take(x))
             y = fc2.output(y)
             for product in (fc1, fc2):
                 product.commit()
-            if layout is not None:
-                y, normed = layout.give(y, given), layout.give_normed(normed, given)
-            extra = (returned_bias(fc2),) if self.return_bias else ()
+            y, normed = call.give(y, x), call.give_normed(normed, x)
+            extra = (fc2.returned_bias(),) if self.return_bias else ()
             extra += (normed,) if self.return_layernorm_output else ()
             return (y, *extra) if extra else y
         except Exception as error:

@@ -24,7 +24,7 @@ from quire.nn.float32_buffers import Float32Buffers
 from quire.nn.grouped_linear import GroupedLinear
 from quire.nn.layer_path import name_layer, path_of
 from quire.nn.linear import Linear
-from quire.nn.product import Product, linear_text
+from quire.nn.product import Product, specs_of
 from quire.recipe import Recipe
 
 _ROUTE_OPTIONS = (
@@ -274,15 +274,13 @@ class MoE(Float32Buffers):
         call = active_call(self.fc1, tokens)
         if self.ep_dispatch == "values" or call.recipe is None or self.fc1.input_observer is not None:
             return ""
-        spec, text = call.recipe.input_spec, linear_text(self.fc1, call)
+        spec, specs = call.recipe.input_spec, specs_of(self.fc1, call)
         trains = torch.is_grad_enabled() and any([weight.requires_grad for weight in self.fc1.weights("").values()])
         if call.recipe.weight_only or call.recipe.static_input:
             reason = "is not quantized" if call.recipe.weight_only else "has a scale of its own in each rank"
         else:
             reason = why_not(spec)
-        if text.endswith(("backward=high_precision", "backward=requantized")) or (
-            trains and not reason and not text.endswith("backward=dequantized")
-        ):
+        if specs.saves_x or (trains and not reason and specs.backward != "dequantized"):
             reason = "is needed as values, or in blocks of tokens, unless backward_override is 'dequantized'"
         if reason:
             raise NotImplementedError(
@@ -298,7 +296,7 @@ class MoE(Float32Buffers):
         layer = f"quire.MoE {path!r}" if path else "quire.MoE"
         caller = f"{layer}, rank {self.expert_group.index()} of {self.expert_group.size}"
         call = active_call(self.fc1, tokens)
-        recipe = "none" if call.recipe is None else linear_text(self.fc1, call)
+        recipe = "none" if call.recipe is None else specs_of(self.fc1, call).text
 
         def said() -> check_ranks.Fields:
             fields = {"layer": layer, "experts over": f"{self.expert_group.name}, {self.num_experts} experts"}

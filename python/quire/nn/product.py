@@ -7,37 +7,18 @@ from collections.abc import Iterable, Sequence
 import torch
 
 from quire import delayed
-from quire.distributed import one_process
-from quire.distributed.one_process import Whole
-from quire.distributed.parallel import Parallel, refuse_quantized
+from quire.distributed.exchange import exchange_of
+from quire.distributed.fully_sharded import check_gathered, gathered_amaxes
 from quire.distributed.placements import is_dtensor, local
-from quire.distributed.sharded_model import refuse_delayed
-from quire.distributed.sharded_operators import (
-    name_next_caller,
-    parallel_grouped_linear,
-    parallel_linear,
-    sum_gradient,
-)
-from quire.distributed.sharded_product import plan_of, sharded_linear
-from quire.distributed.sharding import check_gathered, gathered_amaxes
-from quire.functional import (
-    Buffers,
-    grouped_linear,
-    input_buffers,
-    linear,
-    linear_prequantized,
-    quantize,
-)
+from quire.functional import Buffers, quantize
 from quire.loading.transforms import requires_grad
-from quire.nn.announcing import agree_on_shards, announce
-from quire.nn.cache import cache, cached_weight
+from quire.nn.cache import CachedWeight, cache, cached_weight
 from quire.nn.call import Call
+from quire.nn.layer_path import path_of
 from quire.nn.product_module import ProductModule, main_grads, named
-from quire.nn.weight import stored_weight, weight_operand
+from quire.nn.weight import weight_operand
+from quire.recipe.linear_spec import LinearSpec
 from quire.tensor import QuantizedActivation, QuantizedTensor, input_operand
-
-#: What the operators of one weight take; all else is for grouped_linear().
-_SHORT = {"x_buffers", "w_buffers", "w_fingerprint", "sr_state"}
 
 
 class Product:
@@ -45,102 +26,96 @@ class Product:
 
     Only the constructor reads the module; run() does not. So if the object is constructed before a checkpoint, the
     recomputation in the checkpoint uses the same values. commit() writes to the module.
+
+    specs: those of the matmul, None in high precision. given: further arguments of the operator. exchange: what ranks
+    exchange, nothing in one process.
     """
 
+    new_cache: CachedWeight | None = None
+    specs: LinearSpec | None = None
+    #: Scales of x and of w, where these are quantized before the operator.
+    input_scale: torch.Tensor | None = None
+    weight_scales: torch.Tensor | None = None
+
     def __init__(self, module: ProductModule, name: str, call: Call) -> None:
-        call = call.of_product(name)
-        recipe, grad = call.recipe, torch.is_grad_enabled()
-        self.module, self.name, self.call = module, name, call
-        self.parameters, self.state = list(module.weights(name).values()), module.of(name, "delayed")
+        module.place_states()
+        self.module, self.name, self.call = module, name, call.of_product(name)
+        self.parameters = list(module.weights(name).values())
         self.weights = [call.part(parameter) for parameter in self.parameters]
-        self.needs_dw = grad and any([requires_grad(parameter) for parameter in self.parameters])
-        self.new_cache, self.parallel = None, divided(module, name, call)
-        self.given: dict[str, object] = external_wgrad(module, name, call) if self.needs_dw else {}
-        self.whole = as_one_process(module, name, self.parallel)
-        if self.whole is not None:
-            self._take_whole()
-        self.shards = None if module.shards is None else module.shards.get(named(name, "weight"))
-        if self.shards is not None:
-            _check_sharded(self)
-        self.input_scale = self.weight_scales = None
-        if recipe is None:
-            return
-        self.text = linear_text(module, call)
-        if recipe.static_input:
-            self.input_scale = static_scale(module, name, self.text, needs_dw=self.needs_dw)
-        # A graph has no input that it does not need.
-        if recipe.stochastic and grad:
+        self.needs_dw = torch.is_grad_enabled() and any([requires_grad(parameter) for parameter in self.parameters])
+        self.exchange = exchange_of(module, name, call.sequence)
+        self.given: dict[str, object] = {}
+        if self.needs_dw and module.external_wgrad:
+            self.given |= external_wgrad(module, name, call)
+        if self.call.recipe is not None:
+            self._take_states()
+
+    def _take_states(self) -> None:
+        """What the recipe needs of the module: random state, scales, codes of the weight."""
+        module, name, recipe = self.module, self.name, self.call.recipe
+        self.specs = specs_of(module, self.call)
+        if recipe.stochastic and torch.is_grad_enabled():  # a graph has no input that it does not need
             self.given["sr_state"] = module.of(name, "sr_state")
-            if self.parallel is not None:
-                self.given["part"] = module.of(name, "part")
-        if recipe.delayed():
+        if recipe.static_input:
+            self.input_scale = static_scale(module, name, self.specs, needs_dw=self.needs_dw)
+        if recipe.delayed_operands:
             self._take_scales(recipe.delayed_operands)
         if isinstance(self.weights[0], QuantizedTensor):
-            self.text = stored_weight(self.text, recipe, self.weights[0].spec_text)
+            self.specs = self.specs.of_w(self.weights[0].spec_text)
             if module.gathering is not None:
                 check_gathered(module, name, recipe)
-        elif self.whole is None:
+        elif self.exchange.takes_kept_codes:
             self._take_codes()
-
-    def _take_whole(self) -> None:
-        """Within exact(): the weight of all ranks. Raises NotImplementedError if its gradient is not for autograd,
-        which gives each rank its part."""
-        what = f"quire.{type(self.module).__name__}, within quire.distributed.exact()"
-        if self.given:
-            raise NotImplementedError(
-                f"{what}: fuse_wgrad_accumulation and delay_wgrad_compute are not available; make the layer without "
-                "them"
-            )
-        if isinstance(self.weights[0], QuantizedTensor):
-            refuse_quantized(what, self.parallel.text)
-        self.weights, self.parallel = [self.whole.weight(weight) for weight in self.weights], None
 
     def _take_scales(self, operands: tuple[str, ...]) -> None:
         """The scales of delayed scaling, of these operands. If not both of x and w have one, what has is quantized
         before the operator."""
-        forward, backward = delayed.scales(self.state)
+        state = self.module.of(self.name, "delayed")
+        forward, backward = delayed.scales(state)
         if "dy" in operands:
-            self.given |= {"bwd_scale": backward, "bwd_amax": self.state.bwd_amax}
+            self.given |= {"bwd_scale": backward, "bwd_amax": state.bwd_amax}
         if "x" in operands and "w" in operands:
             self.given["fwd_scale"] = forward
         elif "x" in operands:
             self.input_scale = forward[: self.module.groups]
         elif "w" in operands:
             self.weight_scales = forward
-        if len(operands) < 3 and (self.parallel is not None or self.whole is not None):
-            raise NotImplementedError(
-                f"quire.{type(self.module).__name__}: delayed scaling of {' and '.join(operands)} alone does not go "
-                "with weights that are sharded over ranks; give all operands of the matmul delayed scaling, or none"
-            )
+
+    def _take_codes(self) -> None:
+        """Codes of weights that outlive the call: looks for them or makes them."""
+        recipe, first = self.call.recipe, self.call.is_first_microbatch
+        found = cached_weight(self.module, self.name, recipe, first)
+        if found is not None:
+            self.specs = self.specs.of_w(found.stored)
+            self.given |= {"w_buffers": found.operand(), "w_fingerprint": found.fingerprint}
+        elif first is not None or self.weight_scales is not None:
+            weights = self.module.group_weights(self.name)
+            scale = self.scale if self.weight_scales is None else self.weight_scales
+            self.new_cache = cache(weights, recipe, scale, parallel=self.exchange.parallel)
+            self.given["w_buffers"] = self.new_cache.buffers
+            if self.specs.backward == "high_precision":  # of w itself
+                self.given["w_fingerprint"] = self.new_cache.fingerprint
 
     @property
     def scale(self) -> torch.Tensor | None:
         """Forward scales of delayed scaling."""
         return self.given.get("fwd_scale")
 
-    def _take_codes(self) -> None:
-        """Of weights, those that outlive the call: looks for them or makes them."""
-        recipe, first = self.call.recipe, self.call.is_first_microbatch
-        found = cached_weight(self.module, self.name, recipe, first)
-        if found is not None:
-            self.text = stored_weight(self.text, recipe, found.stored)
-            self.given |= {"w_buffers": found.operand(), "w_fingerprint": found.fingerprint}
-        elif first is not None or self.weight_scales is not None:
-            weights = self.module.group_weights(self.name)
-            scale = self.scale if self.weight_scales is None else self.weight_scales
-            self.new_cache = cache(weights, recipe, scale, parallel=self.parallel)
-            self.given["w_buffers"] = self.new_cache.buffers
-            if self.text.endswith("backward=high_precision"):  # of w itself
-                self.given["w_fingerprint"] = self.new_cache.fingerprint
+    def path(self) -> str:
+        """Where the matmul is in the model, or ""."""
+        return ".".join(filter(None, (path_of(self.module), self.name)))
 
     def input(self, keep: bool = False) -> dict[str, object]:
         """Keyword arguments of norm() and activation() for an x that run() takes. keep: they return x itself too."""
-        recipe = self.call.recipe
-        divided = self.parallel is not None or self.whole is not None or self.shards is not None
-        if recipe is None or recipe.weight_only or _starts_from_x(self.text) or divided or self.module.input_observer:
+        if not self._takes_codes_of_x():
             return {}
-        scale = self.input_scale if self.scale is None else self.scale[: self.module.groups]
-        return {"spec": recipe.input_spec, "rowwise": True, "columnwise": self.needs_dw, "keep_y": keep, "scale": scale}
+        spec, scale = self.specs.x, self.input_scale if self.scale is None else self.scale[: self.module.groups]
+        return {"spec": spec, "rowwise": True, "columnwise": self.needs_dw, "keep_y": keep, "scale": scale}
+
+    def _takes_codes_of_x(self) -> bool:
+        if self.specs is None or self.specs.x == "none" or self.specs.saves_x or not self.exchange.takes_codes_of_x:
+            return False
+        return self.module.input_observer is None
 
     def run(
         self,
@@ -152,136 +127,90 @@ class Product:
         """y = x w^T + bias. offsets: the row at which each group ends, or None if one group has all rows. biases: one
         for each group, or one for all groups, or none. x_buffers: what norm() or activation() returned for the
         arguments of input(). A quantized x is used directly, under its own spec."""
-        biases = [self.call.part(bias) for bias in biases]
         if self.module.input_observer is not None:
             self.module.input_observer(self.name, x, offsets)
-            x_buffers = ()
-        if self.whole is not None:
-            _check_parallel(self, self.whole.parallel, x)
-            if not torch.compiler.is_compiling():
-                announce(self, x, self.whole.parallel)
-            whole_biases = [self.whole.bias(bias) for bias in biases]
-            return self.whole.y(self._run(self.whole.x(x), whole_biases, offsets, ()))
-        if self.parallel is not None:
-            _check_parallel(self, self.parallel, x)
-            if not torch.compiler.is_compiling():
-                name_next_caller(announce(self, x, self.parallel))
-        if self.shards is not None:
-            return self._sharded(x, biases)
-        return self._run(x, biases, offsets, x_buffers)
+        biases = [self.call.part(bias) for bias in biases]
+        x = self.exchange.take(self, x)
+        if self.specs is None:
+            y = self._high_precision(x, biases, offsets)
+        else:
+            y = self._quantized(x, biases, offsets, x_buffers)
+        return self.exchange.give(y)
 
-    def _run(
+    def _quantized(
         self,
         x: torch.Tensor | QuantizedActivation,
         biases: Sequence[torch.Tensor],
         offsets: torch.Tensor | None,
         x_buffers: Buffers,
     ) -> torch.Tensor:
-        if self.call.recipe is None:
-            return self._high_precision(x, biases, offsets)
-        given = dict(self.given)
-        if self.input_scale is not None and self.parallel is not None:
-            given["input_scale"] = self.input_scale
-        elif self.input_scale is not None and not is_quantized(x, x_buffers):
-            x_buffers = input_buffers(x, self.call.recipe.input_spec, self.input_scale, offsets, self.needs_dw)
-        x, text, own_amax = self._x_operand(x, x_buffers, given)
-        weights = self._w_operands((x, *biases), given)
-        if offsets is None and given.keys() <= _SHORT and self.parallel is None:
-            operator, x_amax, w_amax = linear if given.keys() <= {"sr_state"} else linear_prequantized, None, None
-            y = operator(x, weights[0], biases[0] if biases else None, text, self.call.dtype, **given)
-        else:
-            y, x_amax, w_amax = self._stateful(x, weights, biases, text, offsets=offsets, **given)
-        if self.scale is not None:  # now that the arguments are known to fit
-            if "w_buffers" in given:
-                made = self.new_cache
-                w_amax = gathered_amaxes(self.module, self.name) if made is None else made.buffers[2]
-            delayed.collect(self.state, self.call.rule, x_amax if own_amax is None else own_amax, w_amax)
-        elif self.call.recipe.delayed():
-            self._collect_some(own_amax)
-        return y
-
-    def _collect_some(self, own_amax: torch.Tensor | None) -> None:
-        """Collects amaxes where not both of x and w have delayed scaling. own_amax: of an x quantized before."""
-        x_amax = own_amax if self.input_scale is not None else None
-        if x_amax is None:
-            x_amax = self.state.fwd_amax.new_zeros(self.module.groups)
-        w_amax = self.new_cache.buffers[2] if self.weight_scales is not None and self.new_cache is not None else None
-        delayed.collect(self.state, self.call.rule, x_amax, w_amax)
-
-    def _sharded(self, x: torch.Tensor | QuantizedActivation, biases: Sequence[torch.Tensor]) -> torch.Tensor:
-        if isinstance(x, QuantizedTensor | QuantizedActivation):
-            raise NotImplementedError(
-                f"quire.{type(self.module).__name__}: its weight is sharded by shard_weights, and x must be a plain "
-                f"tensor, got a {type(x).__name__}; pass x.dequantize()"
-            )
-        text = "" if self.call.recipe is None else self.text
-        plan = plan_of(text, self.weights[0].shape[0], self.call.dtype, self.shards)
-        if not torch.compiler.is_compiling():
-            agree_on_shards(self, plan)
-        state = {"sr_state": self.given.get("sr_state"), "input_scale": self.input_scale}
-        return sharded_linear(x, self.weights[0], biases[0] if biases else None, plan, **state)
-
-    def _stateful(
-        self,
-        x: torch.Tensor,
-        weights: Sequence[torch.Tensor],
-        biases: Sequence[torch.Tensor],
-        text: str,
-        **given: object,
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """(y, x_amax, w_amax) of an operator that takes all options."""
-        offsets = given.pop("offsets")
-        if self.parallel is None:
-            return grouped_linear(x, weights, biases, offsets, text, dtype=self.call.dtype, **given)
-        bias, divided = biases[0] if biases else None, self.parallel.text
+        given, weights = dict(self.given), self.weights
         if offsets is not None:
-            given |= {"part": self.module.of(self.name, "part"), "parallel": divided, "dtype": self.call.dtype}
-            return parallel_grouped_linear(x, weights, biases, offsets, text, **given)
-        return parallel_linear(x, weights[0], bias, text, divided, dtype=self.call.dtype, **given)
+            given["offsets"] = offsets
+        x, specs, own_amax = self._x_operand(x, x_buffers, given)
+        if isinstance(weights[0], QuantizedTensor):
+            operands = [weight_operand(weight, (x, *biases), self.call.recipe) for weight in weights]
+            given["w_buffers"] = [buffer for _, buffers in operands for buffer in buffers]
+            weights = [weight for weight, _ in operands]
+        y, x_amax, w_amax = self.exchange.linear(self, x, weights, biases, recipe=specs.text, **given)
+        if self.call.recipe.delayed_operands:  # now that the arguments are known to fit
+            self._collect(x_amax if own_amax is None else own_amax, w_amax)
+        return y
 
     def _x_operand(
         self, x: torch.Tensor | QuantizedActivation, buffers: Buffers, given: dict[str, object]
-    ) -> tuple[torch.Tensor, str, torch.Tensor | None]:
-        """The tensor to pass as x, the recipe's text, and x's amaxes where the operator will not measure them."""
+    ) -> tuple[torch.Tensor, LinearSpec, torch.Tensor | None]:
+        """The tensor to pass as x, the specs, and x's amaxes where the operator will not measure them."""
+        recipe = self.call.recipe
         if isinstance(x, QuantizedTensor | QuantizedActivation):
-            if self.call.recipe.weight_only:
-                return x.dequantize(), self.text, None
+            if recipe.weight_only:
+                return x.dequantize(), self.specs, None
             x, given["x_buffers"], spec = input_operand(x, self.needs_dw)
             # Its scale is its own, and the slot stays as it is.
-            unchanged = None if self.scale is None else self.scale.new_zeros(self.module.groups)
-            return x, f"x={spec},{self.text.split(',', 1)[1]}", unchanged
-        itself = self.call.recipe.weight_only or (self.input_scale is None and _starts_from_x(self.text))
-        if not buffers or self.parallel is not None or itself:
-            return x, self.text, None
-        given["x_buffers"] = buffers
-        return x, self.text, buffers[2]
+            return x, self.specs.of_x(spec), self._no_amax() if recipe.delayed_operands else None
+        if buffers and self._takes_codes_of_x():
+            given["x_buffers"] = buffers
+            return x, self.specs, buffers[2]
+        if self.input_scale is not None:
+            given["input_scale"] = self.input_scale
+        return x, self.specs, None
 
-    def _w_operands(self, others: tuple[torch.Tensor, ...], given: dict[str, object]) -> list[torch.Tensor]:
-        """The tensors to pass as w. others: inputs that may want a gradient."""
-        if not isinstance(self.weights[0], QuantizedTensor):
-            return self.weights
-        operands = [weight_operand(weight, others, self.call.recipe) for weight in self.weights]
-        given["w_buffers"] = [buffer for _, buffers in operands for buffer in buffers]
-        return [weight for weight, _ in operands]
+    def _collect(self, x_amax: torch.Tensor | None, w_amax: torch.Tensor | None) -> None:
+        """Collects amaxes of delayed scaling: those that the operator measured, or that are known from before."""
+        state, made = self.module.of(self.name, "delayed"), self.new_cache
+        if self.scale is None:  # not both of x and w have delayed scaling
+            if self.input_scale is None:
+                x_amax = self._no_amax()
+            w_amax = made.buffers[2] if self.weight_scales is not None and made is not None else None
+        elif made is not None:
+            w_amax = made.buffers[2]
+        elif "w_buffers" in self.given or isinstance(self.weights[0], QuantizedTensor):
+            w_amax = gathered_amaxes(self.module, self.name)
+        delayed.collect(state, self.call.rule, x_amax, w_amax)
+
+    def _no_amax(self) -> torch.Tensor:
+        """Amaxes of x that change nothing."""
+        return self.module.of(self.name, "delayed").fwd_amax.new_zeros(self.module.groups)
 
     def _high_precision(
         self, x: torch.Tensor | QuantizedActivation, biases: Sequence[torch.Tensor], offsets: torch.Tensor | None
     ) -> torch.Tensor:
+        weights, given = self.weights, self.given
         if isinstance(x, QuantizedTensor | QuantizedActivation):
             x = x.dequantize()
-        if isinstance(self.weights[0], QuantizedTensor) and not torch.compiler.is_compiling():
-            tell_decoding(type(self.module).__name__)
-        if offsets is None and not self.given and self.parallel is None:
-            y = torch.nn.functional.linear(x, self.weights[0], biases[0] if biases else None)
-        else:
-            weights = [w.dequantize() if isinstance(w, QuantizedTensor) else w for w in self.weights]
-            y = self._stateful(x, weights, biases, "", offsets=offsets, **self.given)[0]
+        if isinstance(weights[0], QuantizedTensor):
+            if not torch.compiler.is_compiling():
+                tell_decoding(type(self.module).__name__)
+            if offsets is not None or given:
+                weights = [weight.dequantize() for weight in weights]
+        if offsets is not None:
+            given = given | {"offsets": offsets}
+        y, *_ = self.exchange.linear(self, x, weights, biases, recipe="", **given)
         if self.call.rule is not None:  # now that the arguments are known to fit
             each = self.weights if self.weights[0].dim() == 2 else list(self.weights[0].unbind())
-            amaxes = delayed.measure(self.state, x, each, offsets)
-            if self.parallel is not None:
-                amaxes = [self.parallel.reduced(amax) for amax in amaxes]
-            delayed.collect(self.state, self.call.rule, *amaxes)
+            state = self.module.of(self.name, "delayed")
+            amaxes = [self.exchange.reduced(amax) for amax in delayed.measure(state, x, each, offsets)]
+            delayed.collect(state, self.call.rule, *amaxes)
         return y
 
     def commit(self) -> None:
@@ -300,58 +229,13 @@ class Product:
         if self.scale is None or spec != self.call.recipe.input_spec:
             return quantize(y, spec, columnwise=columnwise)
         q = quantize(y, spec, columnwise=columnwise, scale=self.scale[2:3])
-        delayed.collect_output(self.state, self.call.rule, q.buffer_list()[2])
+        delayed.collect_output(self.module.of(self.name, "delayed"), self.call.rule, q.buffer_list()[2])
         return q
 
-
-def divided(module: ProductModule, product: str, call: Call) -> Parallel | None:
-    """How the weight of a matmul is sharded in this call. Raises RuntimeError if the layer waits for its group."""
-    parallel = module.of(product, "parallel")
-    if parallel is None:
-        return None
-    if not parallel.group:
-        parallel.check_group()
-    return parallel.for_tokens(call.sequence)
-
-
-def returned_bias(product: Product) -> torch.Tensor | None:
-    """The bias as a layer returns it apart. Callers add it to the tokens that y has: where those are sharded over
-    ranks, its gradient is summed over them."""
-    bias, parallel = product.module.of(product.name, "bias"), divided(product.module, product.name, product.call)
-    if bias is None or parallel is None or is_dtensor(bias):
-        return bias
-    own_tokens = parallel.mode == "row" and parallel.sequence and parallel.reduce_gradients
-    return sum_gradient(bias, parallel.text) if own_tokens else bias
-
-
-def as_one_process(module: ProductModule, product: str, parallel: Parallel | None) -> Whole | None:
-    """Within quire.distributed.exact(), what makes whole tensors of those of a matmul; elsewhere None."""
-    if parallel is None or not one_process.enabled():
-        return None
-    return Whole(parallel, module.of(product, "part"))
-
-
-def _check_sharded(product: Product) -> None:
-    """Raises NotImplementedError for what a layer whose weight shard_weights has sharded does not do."""
-    what, call = f"quire.{type(product.module).__name__}", product.call
-    if call.rule is not None or (call.recipe is not None and call.recipe.delayed()):
-        refuse_delayed(what)
-    if call.is_first_microbatch is not None:
-        raise NotImplementedError(
-            f"{what}: its weight is sharded by shard_weights, and codes are not kept from call to call; leave "
-            "is_first_microbatch out"
-        )
-
-
-def _check_parallel(product: Product, parallel: Parallel, x: torch.Tensor | QuantizedActivation) -> None:
-    """Raises NotImplementedError for what a layer that is sharded over ranks does not do, before anything runs."""
-    what = f"quire.{type(product.module).__name__}, {parallel.text}"
-    if isinstance(x, QuantizedTensor | QuantizedActivation):
-        raise NotImplementedError(f"{what}: x must be a plain tensor, got a {type(x).__name__}; pass x.dequantize()")
-    if isinstance(product.weights[0], QuantizedTensor):
-        refuse_quantized(f"quire.{type(product.module).__name__}", parallel.text)
-    if product.call.output_spec:
-        raise NotImplementedError(f"{what}: results are not quantized; leave fp8_output and output_spec out")
+    def returned_bias(self) -> torch.Tensor | None:
+        """The bias as a layer returns it apart."""
+        bias = self.module.of(self.name, "bias")
+        return bias if bias is None or is_dtensor(bias) else self.exchange.returned_bias(bias)
 
 
 @functools.cache
@@ -364,20 +248,14 @@ def tell_decoding(layer: str) -> None:
     )
 
 
-def linear_text(module: ProductModule, call: Call) -> str:
-    """The recipe of a matmul as text for the operators. Raises ValueError if the options of the module forbid the
-    recipe."""
+def specs_of(module: ProductModule, call: Call) -> LinearSpec:
+    """The specs of a matmul. Raises ValueError if the options of the module forbid the recipe."""
     if module.save_original_input and call.recipe.delayed():
         raise ValueError(
             f"quire.{type(module).__name__}: save_original_input=True does not go with DelayedScaling: x would be "
             "quantized again when its scale has changed. Use Float8CurrentScaling, or leave save_original_input False"
         )
-    return call.recipe.linear_spec(call.fp8_grad, module.save_original_input)
-
-
-def _starts_from_x(text: str) -> bool:
-    """Whether backward reads x itself, so that an x that is given quantized is no use to it."""
-    return text.endswith(("backward=high_precision", "backward=requantized"))
+    return call.recipe.specs_for(call.fp8_grad, module.save_original_input)
 
 
 # ------------------------------------------------------------ gradients of weights that do not go to autograd
@@ -386,19 +264,18 @@ def _starts_from_x(text: str) -> bool:
 def external_wgrad(module: ProductModule, product: str, call: Call) -> dict[str, object]:
     """Arguments of grouped_linear() that say where the gradient of a product's weights goes, if not to autograd."""
     weights = module.weights(product)
-    given: dict[str, object] = {}
-    if not any([weight.requires_grad for weight in weights.values()]):
-        return given
     if module.delay_wgrad_compute:
-        given["wgrad_stash"] = module.of(product, "wgrad_stash")
-        given["overwrite_main_grad"] = call.is_first_microbatch is True
-    elif module.fuse_wgrad_accumulation:
-        given["main_grad"] = main_grads(module, weights)
+        given = {
+            "wgrad_stash": module.of(product, "wgrad_stash"),
+            "overwrite_main_grad": call.is_first_microbatch is True,
+        }
+    else:
         overwrites = any([getattr(weight, "overwrite_main_grad", False) for weight in weights.values()])
-        given["overwrite_main_grad"] = overwrites or call.is_first_microbatch is True
-    if given:
-        given["placeholder"] = any([hasattr(weight, "grad_added_to_main_grad") for weight in weights.values()])
-    return given
+        given = {
+            "main_grad": main_grads(module, weights),
+            "overwrite_main_grad": overwrites or call.is_first_microbatch is True,
+        }
+    return given | {"placeholder": any([hasattr(weight, "grad_added_to_main_grad") for weight in weights.values()])}
 
 
 def mark_added(weights: Iterable[torch.Tensor]) -> None:
@@ -411,25 +288,20 @@ def mark_added(weights: Iterable[torch.Tensor]) -> None:
 # ------------------------------------------------------------ inputs with a scale of the layer (numerics.md 2.5, 5.9)
 
 
-def is_quantized(x: torch.Tensor | QuantizedActivation, given: Buffers) -> bool:
-    """Whether x is quantized already, by itself or by what made it."""
-    return bool(given) or isinstance(x, QuantizedTensor | QuantizedActivation)
-
-
-def static_scale(module: ProductModule, product: str, text: str, *, needs_dw: bool) -> torch.Tensor:
-    """The scale of a matmul's input. text: of its recipe. Raises RuntimeError if the layer has no scale,
-    NotImplementedError for what does not go with one."""
-    what, name, spec = f"quire.{type(module).__name__}", named(product, "input_scale"), text.split(",")[0]
+def static_scale(module: ProductModule, product: str, specs: LinearSpec, *, needs_dw: bool) -> torch.Tensor:
+    """The scale of a matmul's input. Raises RuntimeError if the layer has no scale, NotImplementedError for what does
+    not go with one."""
+    what, name = f"quire.{type(module).__name__}", named(product, "input_scale")
     scale = module._buffers.get(name)
     if scale is None:
         raise RuntimeError(
-            f"{what}: {spec} has its scale from the layer, which has no buffer {name!r}; give the layer its recipe "
-            "(recipe= of its constructor, or quire.convert), and load its state dict"
+            f"{what}: x={specs.x} has its scale from the layer, which has no buffer {name!r}; give the layer its "
+            "recipe (recipe= of its constructor, or quire.convert), and load its state dict"
         )
     module.check_float32(what, name)
-    if needs_dw and text.endswith(("backward=high_precision", "backward=requantized")):
+    if needs_dw and specs.saves_x:
         raise NotImplementedError(
-            f"{what}: the gradient of its weight starts from x itself ({text.rsplit(',', 1)[1]}), and {spec} is "
+            f"{what}: the gradient of its weight starts from x itself (backward={specs.backward}), and x={specs.x} is "
             "quantized before; take backward_override='dequantized' or None, without save_original_input"
         )
     return local(scale)  # parallelize_module makes buffers DTensors, which all processes have whole

@@ -158,12 +158,6 @@ def why_not_loaded(module: torch.nn.Module, name: str, value: torch.Tensor, assi
     return ""
 
 
-def stored_weight(text: str, recipe: Recipe, spec: str) -> str:
-    """The text of the recipe, with `spec` for w: the spec under which the codes are stored, which is the recipe's spec
-    or its interleaved form."""
-    return text.replace(f",w={recipe.weight_spec},", f",w={spec},", 1)
-
-
 def weight_operand(
     weight: torch.Tensor, others: tuple[torch.Tensor | None, ...], recipe: Recipe
 ) -> tuple[torch.Tensor, Buffers]:

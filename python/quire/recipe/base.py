@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields
 from typing import ClassVar, NamedTuple, TypeVar, dataclass_transform
 
 from quire.checks import check_options
+from quire.recipe.linear_spec import LinearSpec
 
 
 class Largest(NamedTuple):
@@ -84,8 +85,8 @@ class Recipe:
     Two recipes of one class and text are equal for a compiled graph, because a layer reads only the text.
     input_spec, weight_spec: the canonical texts of the specs for x and w.
     stochastic: whether gradients are rounded stochastically, which uses a Linear's random state.
-    stateless_spec: linear_spec(), or None if scales come from earlier steps, or are static scales of the layer.
-    delayed_spec: linear_spec() if the scales of x, w and dy all come from earlier steps, else None.
+    specs: specs_for() without options.
+    delayed_operands: those of "x", "w" and "dy" whose scales come from earlier steps.
     weight_only: whether x and gradients are not quantized: both specs are "none".
     static_input: whether x has a static scale, the layer's `input_scale` (the option `given`).
     of_layer: None; a subclass whose recipe differs by layer has a method of this name: layer -> the recipe of that
@@ -93,6 +94,7 @@ class Recipe:
     """
 
     of_layer: ClassVar[Callable[[object], "Recipe | None"] | None] = None
+    delayed_operands: ClassVar[tuple[str, ...]] = ()
 
     def in_force(self) -> "Recipe | None":
         """What quire.active_recipe() returns where this is the recipe of the innermost autocast."""
@@ -104,43 +106,44 @@ class Recipe:
 
     def __post_init__(self) -> None:
         self._check()
-        text = self._text()
-        x, w, dy = [part.split("=", 1)[1] for part in text.split(",")]
+        specs = self._specs()
         # Kept, so that a forward pass costs attributes and a compiled graph guards on strings.
-        object.__setattr__(self, "input_spec", x)
-        object.__setattr__(self, "weight_spec", w)
-        object.__setattr__(self, "_operands", text)
-        object.__setattr__(self, "stochastic", "sr" in dy.split(":"))
-        plain = ":".join([option for option in dy.split(":") if option.split("=")[0] not in ("rht", "sr")])
-        object.__setattr__(self, "weight_only", x == "none")
-        object.__setattr__(self, "static_input", "given" in x.split(":"))
-        object.__setattr__(self, "_rounded_dx", "" if self.weight_only else f",dx={plain}")
+        object.__setattr__(self, "weight_only", specs.x == "none")
         if self.weight_only and self.backward_override is None:
             object.__setattr__(self, "backward_override", "dequantized")
-        stateful = self.delayed() or self.static_input
+        specs = LinearSpec(specs.x, specs.w, specs.dy, backward=self.backward_override or "")
+        object.__setattr__(self, "specs", specs)
+        object.__setattr__(self, "input_spec", specs.x)
+        object.__setattr__(self, "weight_spec", specs.w)
+        object.__setattr__(self, "stochastic", "sr" in specs.dy.split(":"))
+        object.__setattr__(self, "static_input", "given" in specs.x.split(":"))
         object.__setattr__(self, "by_layer", self.of_layer is not None)
-        object.__setattr__(self, "stateless_spec", None if stateful else self.linear_spec())
-        whole = self.delayed() and len(self.delayed_operands) == 3
-        object.__setattr__(self, "delayed_spec", self.linear_spec() if whole else None)
 
     def _check(self) -> None:
         """Raises ValueError, TypeError or NotImplementedError, naming recipe, field, value and remedy."""
         raise TypeError("Recipe is abstract; construct one of its subclasses, or one by name: quire.recipe.from_name")
 
-    def _text(self) -> str:
+    def _specs(self) -> LinearSpec:
+        """Those of x, w and dy."""
         raise NotImplementedError
 
-    def linear_spec(self, fp8_grad: bool = False, save_original_input: bool = False) -> str:
-        """ "x=SPEC,w=SPEC,dy=SPEC[,dx=SPEC][,backward=...]" with the specs of docs/specs.md: the `recipe` argument of
-        the operators.
+    def specs_for(self, fp8_grad: bool = False, save_original_input: bool = False) -> LinearSpec:
+        """The specs of a call.
 
         fp8_grad: dx is rounded to the format of dy, to nearest and without a transform. save_original_input: the
         unquantized x is saved, and quantized in backward for the weight gradient; it has no effect under a
         backward_override. Neither has an effect if weight_only.
         """
-        text = self._operands + self._rounded_dx if fp8_grad else self._operands
-        backward = self.backward_override or ("requantized" if save_original_input else None)
-        return text if backward is None else f"{text},backward={backward}"
+        own = self.specs
+        if not (fp8_grad or save_original_input) or self.weight_only:
+            return own
+        options = [option for option in own.dy.split(":") if option.split("=")[0] not in ("rht", "sr")]
+        backward = own.backward or ("requantized" if save_original_input else "")
+        return LinearSpec(own.x, own.w, own.dy, ":".join(options) if fp8_grad else "", backward)
+
+    def linear_spec(self, fp8_grad: bool = False, save_original_input: bool = False) -> str:
+        """The text of specs_for(): the `recipe` argument of the operators (docs/specs.md)."""
+        return self.specs_for(fp8_grad, save_original_input).text
 
     # Which class it is, of classes and of recipes; each overrides its own.
     @classmethod
@@ -176,11 +179,11 @@ class Recipe:
         return False
 
 
-def operand_params(operand: int) -> property:
-    """A property of a recipe: QParams of x (0), w (1) or dy (2)."""
+def operand_params(operand: str) -> property:
+    """A property of a recipe: QParams of "x", "w" or "dy"."""
 
     def read(recipe: Recipe) -> QParams:
-        options = recipe._operands.split(",")[operand].split(":")[1:]
+        options = getattr(recipe.specs, operand).split(":")[1:]
         return QParams(
             power_2_scale="pow2" in options,
             random_hadamard_transform="rht" in options,

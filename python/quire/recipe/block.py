@@ -16,6 +16,7 @@ from quire.recipe.base import (
     spec,
     split,
 )
+from quire.recipe.linear_spec import LinearSpec
 
 
 @recipe_class
@@ -38,9 +39,9 @@ class Float8BlockScaling(Recipe):
     fp8_mha: bool = False
     backward_override: str | None = None
 
-    fp8_quant_fwd_inp = operand_params(0)
-    fp8_quant_fwd_weight = operand_params(1)
-    fp8_quant_bwd_grad = operand_params(2)
+    fp8_quant_fwd_inp = operand_params("x")
+    fp8_quant_fwd_weight = operand_params("w")
+    fp8_quant_bwd_grad = operand_params("dy")
 
     def _check(self) -> None:
         one_of(self, "use_f32_scales", False, True)
@@ -57,13 +58,13 @@ class Float8BlockScaling(Recipe):
         check_products(self, split=True)
         check_shared_fields(self)
 
-    def _text(self) -> str:
+    def _specs(self) -> LinearSpec:
         pow2 = "" if self.use_f32_scales else "pow2"
         tile = {1: "", 2: "128x128"}
         x = spec("fp8_block", tile[self.x_block_scaling_dim], pow2)
         w = spec("fp8_block", tile[self.w_block_scaling_dim], pow2)
         dy = spec("fp8_block", gradient_element(self), tile[self.grad_block_scaling_dim], pow2)
-        return f"x={x},w={w},dy={dy}"
+        return LinearSpec(x, w, dy)
 
     @classmethod
     def float8_block_scaling(cls) -> bool:
@@ -94,9 +95,9 @@ class MXFP8BlockScaling(Recipe):
         one_of(self, "enable_2d_quantization", False, True)
         check_shared_fields(self)
 
-    def _text(self) -> str:
+    def _specs(self) -> LinearSpec:
         w = spec("mxfp8", "32x32" if self.enable_2d_quantization else "")
-        return f"x={spec('mxfp8')},w={w},dy={spec('mxfp8', gradient_element(self))}"
+        return LinearSpec(spec("mxfp8"), w, spec("mxfp8", gradient_element(self)))
 
     @classmethod
     def mxfp8(cls) -> bool:
@@ -124,9 +125,9 @@ class MXFP4BlockScaling(Recipe):
         check_fp8_format(self)
         check_shared_fields(self)
 
-    def _text(self) -> str:
+    def _specs(self) -> LinearSpec:
         x = spec("mxfp4" if self.activation_format == Format.E2M1 else "mxfp8")
-        return f"x={x},w={spec('mxfp4')},dy={spec('mxfp8', gradient_element(self))}"
+        return LinearSpec(x, spec("mxfp4"), spec("mxfp8", gradient_element(self)))
 
     @classmethod
     def mxfp4(cls) -> bool:

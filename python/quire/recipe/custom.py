@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 from quire.recipe.base import Format, Recipe, check_shared_fields, recipe_class
+from quire.recipe.linear_spec import LinearSpec
 from quire.tensor import QuantSpec
 from quire.tensor.spec import check_recipe
 
@@ -50,10 +51,10 @@ class CustomRecipe(Recipe):
             )
         check_shared_fields(self)
 
-    def _text(self) -> str:
-        text = ",".join([f"{role}={self._role(role)}" for role in ("x", "w", "dy")])
-        check_recipe("CustomRecipe", text)
-        return text
+    def _specs(self) -> LinearSpec:
+        specs = LinearSpec(*[self._role(role) for role in ("x", "w", "dy")])
+        check_recipe("CustomRecipe", specs.text)
+        return specs
 
     def _role(self, role: str) -> str:
         spec = self.qfactory(role)

@@ -1,6 +1,7 @@
 """FP4 with two levels of scales."""
 
 from quire.recipe.base import Format, Recipe, check_shared_fields, one_of, operand_params, recipe_class, spec
+from quire.recipe.linear_spec import LinearSpec
 
 
 @recipe_class
@@ -30,9 +31,9 @@ class NVFP4BlockScaling(Recipe):
     fp8_mha: bool = False
     backward_override: str | None = None
 
-    fp4_quant_fwd_inp = operand_params(0)
-    fp4_quant_fwd_weight = operand_params(1)
-    fp4_quant_bwd_grad = operand_params(2)
+    fp4_quant_fwd_inp = operand_params("x")
+    fp4_quant_fwd_weight = operand_params("w")
+    fp4_quant_bwd_grad = operand_params("dy")
 
     def _check(self) -> None:
         for name in ("disable_rht", "disable_stochastic_rounding", "disable_2d_quantization", "row_scaled_activation"):
@@ -62,13 +63,13 @@ class NVFP4BlockScaling(Recipe):
             "256" if self.nvfp4_4over6_e4m3_use_256 in (operand, "all") else ""
         )
 
-    def _text(self) -> str:
+    def _specs(self) -> LinearSpec:
         rht = "" if self.disable_rht else "rht"
         row_scaled = "row_scaled" if self.row_scaled_activation else ""
         x = spec("nvfp4", row_scaled, rht, *self._four_over_six("activations"))
         w = spec("nvfp4", "" if self.disable_2d_quantization else "16x16", *self._four_over_six("weights"))
         dy = spec("nvfp4", rht, "" if self.disable_stochastic_rounding else "sr")
-        return f"x={x},w={w},dy={dy}"
+        return LinearSpec(x, w, dy)
 
     @classmethod
     def nvfp4(cls) -> bool:

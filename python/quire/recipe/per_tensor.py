@@ -22,6 +22,7 @@ from quire.recipe.base import (
     split,
     whole_number,
 )
+from quire.recipe.linear_spec import LinearSpec
 
 
 @recipe_class
@@ -41,9 +42,9 @@ class Float8CurrentScaling(Recipe):
     fp8_mha: bool = False
     backward_override: str | None = None
 
-    fp8_quant_fwd_inp = operand_params(0)
-    fp8_quant_fwd_weight = operand_params(1)
-    fp8_quant_bwd_grad = operand_params(2)
+    fp8_quant_fwd_inp = operand_params("x")
+    fp8_quant_fwd_weight = operand_params("w")
+    fp8_quant_bwd_grad = operand_params("dy")
 
     def _check(self) -> None:
         one_of(self, "use_power_2_scales", False, True)
@@ -51,10 +52,10 @@ class Float8CurrentScaling(Recipe):
         check_products(self, split=False)
         check_shared_fields(self)
 
-    def _text(self) -> str:
+    def _specs(self) -> LinearSpec:
         pow2 = "pow2" if self.use_power_2_scales else ""
         forward = spec("fp8_tensor", pow2)
-        return f"x={forward},w={forward},dy={spec('fp8_tensor', gradient_element(self), pow2)}"
+        return LinearSpec(forward, forward, spec("fp8_tensor", gradient_element(self), pow2))
 
     @classmethod
     def float8_current_scaling(cls) -> bool:
@@ -79,7 +80,7 @@ class DelayedScaling(Recipe):
         restricts this to a process group.
     """
 
-    #: Those of x, w and dy whose scales are of earlier steps. A subclass may have fewer.
+    #: A subclass may have fewer.
     delayed_operands: ClassVar[tuple[str, ...]] = ("x", "w", "dy")
 
     margin: int = 0
@@ -106,9 +107,9 @@ class DelayedScaling(Recipe):
         one_of(self, "reduce_amax", False, True)
         check_shared_fields(self)
 
-    def _text(self) -> str:
+    def _specs(self) -> LinearSpec:
         forward = spec("fp8_tensor")
-        return f"x={forward},w={forward},dy={spec('fp8_tensor', gradient_element(self))}"
+        return LinearSpec(forward, forward, spec("fp8_tensor", gradient_element(self)))
 
     @classmethod
     def delayed(cls) -> bool:

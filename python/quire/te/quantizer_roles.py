@@ -11,6 +11,7 @@ import torch
 import quire.recipe
 from quire.loading.for_dynamo import assume_constant_result
 from quire.recipe import Format, Recipe
+from quire.recipe.linear_spec import LinearSpec
 from quire.te.quantizers import Quantizer
 from quire.tensor import QuantSpec
 from quire.tensor.spec import check_recipe
@@ -137,12 +138,12 @@ class PartlyDelayedScaling(quire.recipe.DelayedScaling):
         object.__setattr__(self, "delayed_operands", tuple(operands))
         super().__init__(**vars(request), **attention)
 
-    def _text(self) -> str:
-        own = dict([part.split("=", 1) for part in super()._text().split(",")])
-        each = [(name, own[name] if name in self.delayed_operands else self.answers(name)) for name in own]
-        text = ",".join([f"{name}={spec}" for name, spec in each])
-        check_recipe("CustomRecipe", text)
-        return text
+    def _specs(self) -> LinearSpec:
+        own = super()._specs()
+        each = [getattr(own if name in self.delayed_operands else self.answers, name) for name in _TENSOR_TYPES]
+        specs = LinearSpec(*each)
+        check_recipe("CustomRecipe", specs.text)
+        return specs
 
 
 def _listed(answers: tuple[object, ...]) -> str:

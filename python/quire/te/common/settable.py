@@ -13,6 +13,7 @@ import quire.recipe
 from quire.checks import check_options, near
 from quire.recipe import QParams
 from quire.recipe.base import operand_params
+from quire.recipe.linear_spec import LinearSpec
 
 Class = TypeVar("Class", bound=type)
 #: QParams of x, w and dy.
@@ -81,10 +82,9 @@ class Recipe:
         found = self._fields_of(params)
         if found is not None:
             return self.kind(**{**fields, **found})
-        texts = self.kind(**{**fields, **self._any_params()})._operands.split(",")
-        text = ",".join([with_params(text, own) for text, own in zip(texts, params, strict=True)])
-        backward = fields["backward_override"]
-        text += "" if backward is None else f",backward={backward}"
+        specs = self.kind(**{**fields, **self._any_params()}).specs
+        each = [with_params(spec, own) for spec, own in zip((specs.x, specs.w, specs.dy), params, strict=True)]
+        text = LinearSpec(*each, backward=fields["backward_override"] or "").text
         return quire.recipe.as_recipe(type(self).__name__, text)
 
     def _default_params(self) -> Params:
@@ -154,9 +154,9 @@ def _state(recipe: Recipe) -> dict[str, object]:
     return {name: value for name, value in vars(recipe).items() if name != "_made"}
 
 
-def with_params(text: str, params: QParams) -> str:
-    """ "x=SPEC" with the options that QParams say, and none that they deny."""
-    family, *options = text.split(":")
+def with_params(spec: str, params: QParams) -> str:
+    """A spec with the options that QParams say, and none that they deny."""
+    family, *options = spec.split(":")
     others = [option for option in options if option.split("=")[0] not in ("pow2", "eps", "rht", "sr", "16x16")]
     said = {
         "pow2": params.power_2_scale,
@@ -171,7 +171,7 @@ def with_params(text: str, params: QParams) -> str:
 def _params_of(operand: int, name: str) -> property:
     def read(self: Recipe) -> QParams:
         own = self._params[operand]
-        return operand_params(operand).fget(self.frozen()) if own is None else own
+        return operand_params(("x", "w", "dy")[operand]).fget(self.frozen()) if own is None else own
 
     return property(read, doc=f"QParams of an operand. Those of the fields, until {name} is set.")
 

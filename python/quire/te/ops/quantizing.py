@@ -60,7 +60,7 @@ class Quantize(Operation):
         _check(recipe)
         if recipe.weight_only:
             return x
-        operands, x_scale, dy_scale = recipe.delayed_operands if recipe.delayed() else (), None, None
+        operands, x_scale, dy_scale = recipe.delayed_operands, None, None
         if operands:
             self._move(x.device)
             scales = delayed.scales(self.delayed)
@@ -69,7 +69,7 @@ class Quantize(Operation):
             )
         if self.quantize_backward and recipe.backward_override is None:
             _check_graph(dy_scale)
-            gradient = recipe.linear_spec(fp8_grad=True).rpartition(",dx=")[2]
+            gradient = recipe.specs_for(fp8_grad=True).dx
             x = _RoundedGradient.apply(plain(x), gradient, dy_scale, self.delayed.bwd_amax)
         found = x
         if self.quantize_forward and not isinstance(x, QuantizedActivation | QuantizedTensor):

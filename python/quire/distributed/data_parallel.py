@@ -10,9 +10,9 @@ from torch import distributed
 from quire.checks import check_type
 from quire.distributed import check_ranks
 from quire.distributed.code_payload import why_not
+from quire.distributed.gathered_weight import Shards
 from quire.distributed.groups import broadcast
 from quire.distributed.placements import check_own_parameter, is_dtensor, parameters_of_others
-from quire.distributed.sharded_product import Shards
 from quire.recipe import Recipe, as_recipe
 from quire.tensor import QuantizedTensor, QuantSpec
 

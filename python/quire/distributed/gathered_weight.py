@@ -10,9 +10,9 @@ from torch import distributed
 
 from quire.distributed.code_payload import axes_of, why_not
 from quire.distributed.groups import name_of
-from quire.distributed.sharded_operators import start_gather
-from quire.functional import Buffers, input_buffers
+from quire.functional import Buffers, input_buffers, start_gather
 from quire.loading.for_dynamo import assume_constant_result
+from quire.recipe.linear_spec import LinearSpec
 from quire.tensor import QuantSpec
 
 #: Data, scale and amax of one direction, as operators return them.
@@ -67,22 +67,22 @@ class Plan(NamedTuple):
         return "columnwise" if self.from_codes else "rowwise" if self.backward == "dequantized" else "values"
 
 
-def plan_of(text: str, rows: int, dtype: torch.dtype, shards: Shards) -> Plan:
+def plan_of(specs: LinearSpec | None, rows: int, dtype: torch.dtype, shards: Shards) -> Plan:
     """rows: of the weight that each rank has. dtype: of the result."""
-    parts = dict([part.split("=", 1) for part in text.split(",")] if text else [])
-    w = parts.get("w", "")
+    if specs is None:
+        return Plan(shards.group, shards.size, dtype, *[""] * 6, codes=False, reduced=False)
     return Plan(
         shards.group,
         shards.size,
         dtype,
-        text,
-        parts.get("x", ""),
-        w,
-        parts.get("dy", ""),
-        parts.get("dx", ""),
-        parts.get("backward", ""),
-        bool(text) and _ends_on_blocks(w, rows),
-        w.split(":")[0] in ("fp8_tensor", "fp8_row", "nvfp4"),
+        specs.text,
+        specs.x,
+        specs.w,
+        specs.dy,
+        specs.dx,
+        specs.backward,
+        codes=_ends_on_blocks(specs.w, rows),
+        reduced=QuantSpec(specs.w).family in ("fp8_tensor", "fp8_row", "nvfp4"),
     )
 
 
