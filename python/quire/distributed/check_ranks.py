@@ -16,6 +16,7 @@ import torch
 from torch import distributed
 
 from quire.distributed.groups import backend_of, named_group, the_group
+from quire.recipe.linear_spec import LinearSpec
 
 NAME = "QUIRE_CHECK_RANKS"
 #: What a call is, name -> value.
@@ -105,7 +106,7 @@ def _compare_compiled(name: str, tokens: int, weight: list[int], recipe: str, pa
     fields: Fields = {"sharded as": parallel, "tokens": tokens, "weight": str(list(weight))}
     mode = parallel.partition(",")[0]
     caller = f"a sharded layer of a compiled function, {mode}, rank {group.rank()} of {group.size()}"
-    _compare(caller, fields | fields_of_recipe(recipe or "none"), group, "compiled")
+    _compare(caller, fields | fields_of_recipe(LinearSpec.parse(recipe) if recipe else None), group, "compiled")
 
 
 _library = torch.library.Library("quire", "IMPL")
@@ -160,10 +161,12 @@ def _differences(said: list[Fields]) -> str:
     return "; ".join(texts[:_LISTED]) + more
 
 
-def fields_of_recipe(text: str) -> Fields:
-    """A recipe as text, such as 'x=mxfp8,w=mxfp8,dy=mxfp8', as fields."""
-    parts = (part.partition("=") for part in text.split(","))
-    return {f"recipe {name}" if value else "recipe": value or name for name, _, value in parts}
+def fields_of_recipe(specs: LinearSpec | None) -> Fields:
+    """The specs of a matmul as fields. None: high precision."""
+    if specs is None:
+        return {"recipe": "none"}
+    each = {"x": specs.x, "w": specs.w, "dy": specs.dy, "dx": specs.dx, "backward": specs.backward}
+    return {f"recipe {name}": value for name, value in each.items() if value}
 
 
 @contextlib.contextmanager

@@ -286,16 +286,18 @@ def _check_parallel(matmul: Matmul, parallel: Parallel, x: torch.Tensor | Quanti
 def _announce(matmul: Matmul, x: torch.Tensor, parallel: Parallel) -> str:
     """Which layer calls collectives, for their errors. Says to the other ranks what is to be computed: with
     QUIRE_CHECK_RANKS=1 all of it in each call, and otherwise what sizes follow from, where it has changed."""
-    layer, weight, recipe = _named(matmul), matmul.weights[0], "none" if matmul.specs is None else matmul.specs.text
+    layer, weight = _named(matmul), matmul.weights[0]
     caller = parallel.caller(layer)
 
     def said() -> tuple[str, Fields]:
         fields: Fields = {"layer": layer, "sharded as": parallel.text, "tokens": x.shape[:-1].numel()}
         fields |= {"x": f"{x.dtype} [*, {x.shape[-1]}]", "weight": f"{weight.dtype} {list(weight.shape)}"}
-        return caller, fields | check_ranks.fields_of_recipe(recipe)
+        return caller, fields | check_ranks.fields_of_recipe(matmul.specs)
 
     if not check_ranks.enabled():
-        parallel.agree(matmul.module, matmul.name, (x, weight, recipe), said)
+        parallel.agree(
+            matmul.module, matmul.name, (x, weight, "none" if matmul.specs is None else matmul.specs.text), said
+        )
         return caller
     fields = said()[1] | {"x": f"{x.dtype} {list(x.shape)}"}
     if matmul.input_scale is not None:
@@ -307,13 +309,13 @@ def _announce(matmul: Matmul, x: torch.Tensor, parallel: Parallel) -> str:
 
 def _agree_on_shards(matmul: Matmul, shards: Shards) -> None:
     """Raises RuntimeError if the ranks would gather parts of different sizes of a weight of shard_weights."""
-    layer, weight, recipe = _named(matmul), matmul.weights[0], "none" if matmul.specs is None else matmul.specs.text
+    layer, weight = _named(matmul), matmul.weights[0]
 
     def said() -> tuple[str, Fields]:
         fields: Fields = {"layer": layer, "shard of the weight": f"{weight.dtype} {list(weight.shape)}"}
-        return layer, fields | check_ranks.fields_of_recipe(recipe)
+        return layer, fields | check_ranks.fields_of_recipe(matmul.specs)
 
-    sizes = (weight.dtype, weight.shape, recipe)
+    sizes = (weight.dtype, weight.shape, matmul.specs)
     check_ranks.agree(matmul.module, matmul.name, sizes, said, the_group(shards.group), device=weight.device)
 
 

@@ -209,7 +209,8 @@ def _amaxes(w: torch.Tensor, plan: Plan) -> tuple[torch.Tensor, torch.Tensor]:
     if not (plan.codes and plan.reduced):
         return w.new_empty(0), w.new_empty(0)
     rowwise, columnwise = torch.ops.quire.amax(w, plan.w, True, True)
-    lines = plan.w.startswith("fp8_row") or "row_scaled" in plan.w
+    spec = QuantSpec(plan.w)
+    lines = spec.family == "fp8_row" or "row_scaled" in spec.options
     shared = columnwise if lines else torch.cat([rowwise, columnwise])
     shared = wait(torch.ops._c10d_functional.all_reduce(shared, "max", plan.group))
     if lines:

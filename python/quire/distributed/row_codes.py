@@ -18,21 +18,22 @@ class Field(NamedTuple):
 
 def why_not(spec: str) -> str:
     """Why rows under a spec cannot be quantized where they come from; "" if they can."""
-    family, *options = spec.split(":")
-    if family == "fp8_tensor" or (family == "nvfp4" and "row_scaled" not in options):
+    parsed = QuantSpec(spec)
+    if parsed.family == "fp8_tensor" or (parsed.family == "nvfp4" and "row_scaled" not in parsed.options):
         return "has a scale of all rows of an expert"
-    if any(option in TILES for option in options):
+    if any(option in TILES for option in parsed.options):
         return "has scales that rows share"
-    return "rounds stochastically" if QuantSpec(spec).stochastic else ""
+    return "rounds stochastically" if parsed.stochastic else ""
 
 
 def pack(rows: torch.Tensor, spec: str) -> tuple[torch.Tensor, tuple[Field, ...]]:
     """uint8 [rows, bytes] of rows [rows, K], and what the bytes are."""
     data, scale, amax, *_ = operand_buffers(rows, spec, columnwise=False)
-    if spec.startswith("fp8_block"):  # whose blocks come first
+    parsed = QuantSpec(spec)
+    if parsed.family == "fp8_block":  # whose blocks come first
         scale = scale.t()
     parts = [data, scale if scale.dim() == 2 else scale[:, None]]
-    if "row_scaled" in spec:
+    if "row_scaled" in parsed.options:
         parts.append(amax[:, None])
     parts = [_viewed(part, torch.uint8) for part in parts]
     dtypes = (data.dtype, scale.dtype, amax.dtype)
@@ -46,7 +47,7 @@ def unpack(
     """The six buffers of rows that are sorted into groups, as grouped_linear() takes them. ends: of groups."""
     parts = payload.split([field.bytes for field in fields], 1)
     data, scale, *amax = [_viewed(part, field.dtype) for part, field in zip(parts, fields, strict=True)]
-    if spec.startswith("fp8_block"):
+    if QuantSpec(spec).family == "fp8_block":
         scale = _blocks_first(scale, ends)
     return (data, scale, amax[0].flatten() if amax else None, None, None, None)
 

@@ -6,25 +6,22 @@ from typing import NamedTuple
 import torch
 
 from quire.checks import check_type, check_type_or_none
-from quire.distributed import check_ranks
-from quire.distributed.experts import OVERFLOWS, ExpertGroup, Sender, plan
+from quire.distributed.experts import OVERFLOWS, ExpertGroup
 from quire.distributed.parallel import Parallel
 from quire.distributed.placements import is_dtensor
-from quire.distributed.row_codes import pack, unpack, why_not
-from quire.functional import Buffers
 from quire.functional import activation as activate
 from quire.loading.devices import check_device
-from quire.moe import limit_capacity, permute, route, tokens_per_expert, unpermute
-from quire.moe.primitives import permute_rows
+from quire.moe import limit_capacity, route, tokens_per_expert, unpermute
 from quire.nn.activation_names import activation_inputs, activation_text
 from quire.nn.call import active_call
 from quire.nn.computed_weights import compute_weights
 from quire.nn.dtype import uses_torch_autocast
+from quire.nn.expert_exchange import Dispatched, ExpertsOfRanks, OwnExperts
 from quire.nn.float32_buffers import Float32Buffers
 from quire.nn.grouped_linear import GroupedLinear
-from quire.nn.layer_path import name_layer, path_of
+from quire.nn.layer_path import name_layer
 from quire.nn.linear import Linear
-from quire.nn.product import Product, specs_of
+from quire.nn.product import Product
 from quire.recipe import Recipe
 
 _ROUTE_OPTIONS = (
@@ -197,17 +194,11 @@ class MoE(Float32Buffers):
             load = tokens_per_expert(ids, self.num_experts) if return_routing else None  # dropped entries count
             if self.routing.get("capacity") is not None:
                 weights, ids = limit_capacity(weights, ids, self.num_experts, self.routing["capacity"])
-            if self.expert_group is None:
-                rows, offsets, row_map = permute(
-                    tokens, ids, self.num_experts, weights=weights if self.weight_on_input else None
-                )
-                rows = self._experts(rows, offsets)
-                shared = self._shared(tokens)
-            else:
-                rows, row_map, weights, ids, shared = self._elsewhere(tokens, weights, ids)
-            y = unpermute(rows, row_map, None if self.weight_on_input else weights)
-            y = (y if shared is None else y + shared).reshape(x.shape)
-            return (y, Routing(logits, weights, ids, load)) if return_routing else y
+            sent = self._exchange().dispatch(tokens, weights, ids, lambda: self._shared(tokens))
+            rows = sent.give_back(self._experts(sent))
+            y = unpermute(rows, sent.row_map, None if self.weight_on_input else sent.weights)
+            y = (y if sent.meanwhile is None else y + sent.meanwhile).reshape(x.shape)
+            return (y, Routing(logits, sent.weights, sent.ids, load)) if return_routing else y
         except Exception as error:
             name_layer(error, self)
             raise
@@ -244,73 +235,13 @@ class MoE(Float32Buffers):
             if parallel is not None:
                 layer.divide_weights(parallel, source)
 
-    def _elsewhere(
-        self, tokens: torch.Tensor, weights: torch.Tensor, ids: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]:
-        """With experts on several ranks: (the rows of their results that this rank's tokens get, row_map,
-        weights and ids without the entries that were dropped, the result of shared experts)."""
-        spec = self._sent_spec(tokens)
-        sender = Sender(self.expert_group, "" if torch.compiler.is_compiling() else self._announce(tokens))
-        # The meta device has no numbers of rows.
-        capacity = max(1, ids.numel()) if ids.is_meta else self.ep_capacity
-        trip = plan(sender, ids, capacity, self.ep_overflow)
-        weights = torch.where(trip.ids >= 0, weights, 0.0)
-        leaving = permute_rows(tokens, trip.row_map, sum(trip.send), weights if self.weight_on_input else None)
-        payload, fields = pack(leaving, spec) if spec else (leaving, ())
-        started = sender.start(payload, trip.receive, trip.send)
-        shared = self._shared(tokens)  # while the rows travel
-        arrived = trip.by_expert(sender.finish(started))
-        if spec:
-            codes = unpack(arrived, fields, spec, trip.ends)
-            rows = self._experts(sender.stand_in(leaving, trip), trip.ends, codes)
-        else:
-            rows = self._experts(arrived, trip.ends)
-        rows = sender.exchange(trip.by_process(rows), trip.send, trip.receive)
-        return rows, trip.row_map, weights, trip.ids, shared
-
-    def _sent_spec(self, tokens: torch.Tensor) -> str:
-        """Under which spec rows are sent as codes; "" if they are sent as values. Raises NotImplementedError if the
-        recipe does not allow codes."""
-        call = active_call(self.fc1, tokens)
-        if self.ep_dispatch == "values" or call.recipe is None or self.fc1.input_observer is not None:
-            return ""
-        spec, specs = call.recipe.input_spec, specs_of(self.fc1, call)
-        trains = torch.is_grad_enabled() and any([weight.requires_grad for weight in self.fc1.weights("").values()])
-        if call.recipe.weight_only or call.recipe.static_input:
-            reason = "is not quantized" if call.recipe.weight_only else "has a scale of its own in each rank"
-        else:
-            reason = why_not(spec)
-        if specs.saves_x or (trains and not reason and specs.backward != "dequantized"):
-            reason = "is needed as values, or in blocks of tokens, unless backward_override is 'dequantized'"
-        if reason:
-            raise NotImplementedError(
-                f"quire.MoE: ep_dispatch='codes' does not go with {type(call.recipe).__name__}, whose x, {spec}, "
-                f"{reason}; use ep_dispatch='values'"
-            )
-        return spec
-
-    def _announce(self, tokens: torch.Tensor) -> str:
-        """Who calls collectives, for errors. Says to the other ranks what is to be computed: with QUIRE_CHECK_RANKS=1
-        in each call, and otherwise where it has changed."""
-        path = path_of(self.fc1).rpartition(".")[0]
-        layer = f"quire.MoE {path!r}" if path else "quire.MoE"
-        caller = f"{layer}, rank {self.expert_group.index()} of {self.expert_group.size}"
-        call = active_call(self.fc1, tokens)
-        recipe = "none" if call.recipe is None else specs_of(self.fc1, call).text
-
-        def said() -> check_ranks.Fields:
-            fields = {"layer": layer, "experts over": f"{self.expert_group.name}, {self.num_experts} experts"}
-            fields |= {"tokens": f"{tokens.dtype} [*, {self.hidden_size}]", "capacity": str(self.ep_capacity)}
-            return fields | {"dispatch": self.ep_dispatch} | check_ranks.fields_of_recipe(recipe)
-
-        if check_ranks.enabled():
-            drawn = check_ranks.drawn(next(iter(self.fc1.weights("").values())))
-            gradient = {"gradient": "yes" if torch.is_grad_enabled() else "no"}
-            self.expert_group.check_ranks(caller, said() | gradient | drawn)
-        else:
-            sizes = (tokens.dtype, self.hidden_size, self.num_experts, self.ep_capacity, self.ep_dispatch, recipe)
-            self.expert_group.agree(self, sizes, lambda: (caller, said()), tokens.device)
-        return caller
+    def _exchange(self) -> OwnExperts | ExpertsOfRanks:
+        """Where the experts are."""
+        if self.expert_group is None:
+            return OwnExperts(self.num_experts, self.weight_on_input)
+        codes = self.ep_dispatch == "codes"
+        how = (self.weight_on_input, self.ep_capacity, self.ep_overflow, codes)
+        return ExpertsOfRanks(self.fc1, self.expert_group, *how)
 
     def _shared(self, tokens: torch.Tensor) -> torch.Tensor | None:
         if self.shared_fc1 is None:
@@ -318,15 +249,13 @@ class MoE(Float32Buffers):
         h = self.shared_fc1(tokens)
         return self.shared_fc2(activate(h, self._activation, h.dtype)[0])
 
-    def _experts(self, rows: torch.Tensor, offsets: torch.Tensor, codes: Buffers = ()) -> torch.Tensor:
-        """codes: buffers of rows, which are then not read."""
+    def _experts(self, sent: Dispatched) -> torch.Tensor:
         for layer in (self.fc1, self.fc2):
             compute_weights(layer)
-        fc1, fc2 = (Product(layer, "", active_call(layer, rows)) for layer in (self.fc1, self.fc2))
-        h = fc1.run(rows, self.fc1.biases(""), offsets, codes)
-        wanted = fc2.input()
-        activated, buffers = activate(h, self._activation, h.dtype, offsets=offsets, **wanted)
-        rows = fc2.run(activated, self.fc2.biases(""), offsets, buffers if wanted else ())
+        fc1, fc2 = (Product(layer, "", active_call(layer, sent.rows)) for layer in (self.fc1, self.fc2))
+        h = fc1.run(sent.rows, self.fc1.biases(""), sent.ends, sent.codes)
+        activated, buffers = activate(h, self._activation, h.dtype, offsets=sent.ends, **fc2.input())
+        rows = fc2.run(activated, self.fc2.biases(""), sent.ends, buffers)
         for product in (fc1, fc2):
             product.commit()
         return rows
