@@ -13,7 +13,7 @@ import quire
 from every_layer import LAYERS, call
 from linears import assert_of_codes, blocks
 from quire import recipe as recipes
-from quire.tensor.loading import SAME_LAYERS
+from quire.tensor.writes import SAME_LAYERS
 
 pytestmark = pytest.mark.any_device
 

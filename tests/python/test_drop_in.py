@@ -48,7 +48,7 @@ WHERE = {
     quire.QuantizedStack: "quire.tensor.stack",
     quire.QuantizedActivation: "quire.tensor.activation",
     quire.QuantSpec: "quire.tensor.spec",
-    quire.TensorProto: "quire.tensor.proto",
+    quire.TensorProto: "quire.tensor.buffers",
     recipes.NVFP4BlockScaling: "quire.recipe.nvfp4",
     recipes.MXFP8BlockScaling: "quire.recipe.block",
     recipes.DelayedScaling: "quire.recipe.per_tensor",

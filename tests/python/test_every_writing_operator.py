@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import quire
-from quire.tensor.undeclared_writes import undeclared_writes
+from quire.tensor.writes import undeclared_writes
 
 pytestmark = pytest.mark.any_device
 

@@ -8,7 +8,7 @@ import torch
 
 import quire
 from quire import QuantizedStack, QuantizedTensor
-from quire.tensor.pickled import rebuild
+from quire.tensor.quantized import rebuild
 from tensor_specs import SPECS
 
 pytestmark = pytest.mark.any_device

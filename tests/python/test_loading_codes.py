@@ -10,16 +10,16 @@ from torch.distributed import checkpoint
 from torch.distributed.checkpoint.state_dict import set_model_state_dict
 
 import quire
-from quire.tensor import loading
+from quire.tensor import writes
 
 pytestmark = pytest.mark.any_device
 
 
 @pytest.fixture(autouse=True)
 def not_told_yet():
-    loading.TOLD.clear()
+    writes.TOLD.clear()
     yield
-    loading.TOLD.clear()
+    writes.TOLD.clear()
 
 
 def saved(recipe="mxfp8"):
@@ -92,7 +92,7 @@ def test_decoding_is_said_once_with_the_remedy_where_the_caller_loads(kind, load
 @pytest.mark.parametrize("recipe", ["mxfp8", "nvfp4"])
 def test_the_remedy_loads_the_codes_and_says_nothing(recipe):
     state_dict = saved(recipe)
-    options = eval(f"dict({loading.SAME_LAYERS})", {"quire": quire, "state_dict": state_dict})
+    options = eval(f"dict({writes.SAME_LAYERS})", {"quire": quire, "state_dict": state_dict})
     model = quire.convert(plain(), recipe, for_inference=True, tokens=None, **options)
     with warnings.catch_warnings():
         warnings.simplefilter("error")

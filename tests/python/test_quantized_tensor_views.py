@@ -9,7 +9,7 @@ import torch
 
 import quire
 from quire import QuantizedStack, QuantizedTensor
-from quire.tensor.decoded_view import DecodedView
+from quire.tensor.decoded import DecodedView
 
 SPECS = ["fp8_tensor", "fp8_row", "fp8_block", "fp8_block:128x128", "mxfp8", "mxfp4", "nvfp4", "nvfp4:16x16"]
 SPECS += ["nvfp4:row_scaled", "nvfp4:rht", "mxfp8:swizzled", "fp8_block:interleaved"]

@@ -44,7 +44,7 @@ from quire.nn.random_state import reset_streams
 from quire.nn.stacked_experts import StackedExperts, is_experts, weight_names, why_not_adopted
 from quire.recipe import Recipe, names
 from quire.tensor import DTYPES
-from quire.tensor.loading import SAME_LAYERS
+from quire.tensor.writes import SAME_LAYERS
 
 #: Layers with fewer inputs or outputs are left alone.
 MIN_FEATURES = 256

@@ -7,7 +7,7 @@ import torch
 from quire.checks import check_type, check_type_or_none
 from quire.moe import primitives
 from quire.tensor import QuantizedActivation, QuantizedTensor
-from quire.tensor.making import from_list
+from quire.tensor.buffers import from_list
 from quire.tensor.views import TILES
 
 

@@ -13,8 +13,8 @@ from quire.checks import check_type
 from quire.functional import Buffers, quantize
 from quire.recipe import Recipe, as_recipe, default
 from quire.tensor import QuantizedStack, QuantizedTensor
-from quire.tensor.loading import SAME_LAYERS
 from quire.tensor.order import kept_directions, same_codes
+from quire.tensor.writes import SAME_LAYERS
 
 
 @dataclass(frozen=True)

@@ -1,10 +1,21 @@
-"""The buffers of a quantized tensor: their names, and which of them an operator has filled."""
+"""The buffers of a quantized tensor: their names, TensorProto, which describes them, and tensors made of them.
+
+The names, dtypes and shapes of buffers are the library's: a function of spec and shape that kernels, tracing and
+TensorProto share (docs/numerics.md 3.3, 4.3, 5.5). Here and in the files beside, M is the product of all sizes but the
+last, K the last.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import torch
+
+from quire.checks import check_dense, check_type
+from quire.loading.for_dynamo import allow_in_graph
+from quire.tensor.spec import QuantSpec
 
 #: What a quantized tensor may dequantize to by default.
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -20,7 +31,7 @@ BUFFER_NAMES = (
 
 
 class DataTensors:
-    """What has these buffers as attributes."""
+    """A mixin for classes that have these buffers as attributes."""
 
     def get_data_tensors(
         self, rowwise_data: bool = True, columnwise_data: bool = True
@@ -35,7 +46,8 @@ class DataTensors:
 
 
 def named_buffers(results: Sequence[torch.Tensor], rowwise: bool, columnwise: bool) -> dict[str, torch.Tensor | None]:
-    """Six results of an operator by name; None for a direction not asked for and for an amax that the spec has not."""
+    """The six results of an operator by name; None for a direction that was not asked for, and for an amax that
+    the spec does not have."""
     asked = {"rowwise": rowwise, "columnwise": columnwise}
     named = {}
     for name, tensor in zip(BUFFER_NAMES, results, strict=True):
@@ -53,3 +65,139 @@ def at_least_one(shape: Sequence[int]) -> tuple[int, ...]:
 def as_matrix(t: torch.Tensor) -> torch.Tensor:
     """t as operators take it: with one dimension or more."""
     return t if t.dim() else t.reshape(1)
+
+
+#: False: QuantizedTensor, True: QuantizedStack. The files of the classes, which import this one, put them here.
+CLASSES: dict[bool, type[torch.Tensor]] = {}
+
+
+@functools.lru_cache
+def spec_of(text: str) -> QuantSpec:
+    """The one QuantSpec of a canonical text."""
+    return QuantSpec(text)
+
+
+# Dynamo does not trace code that makes a tensor without storage, so these two functions are nodes of its graph.
+# AOTAutograd looks into them and sees buffers only.
+@allow_in_graph
+def from_results(
+    results: Sequence[torch.Tensor],
+    text: str,
+    shape: Sequence[int],
+    dtype: torch.dtype,
+    directions: tuple[bool, bool],
+    *,
+    scale: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """A QuantizedTensor made of the six results of an operator. directions (rowwise, columnwise): which results hold
+    something. scale: the one that the operator was given."""
+    kept = None if scale is None else scale.detach().clone()
+    return CLASSES[False](spec_of(text), shape, dtype, given_scale=kept, **named_buffers(results, *directions))
+
+
+@allow_in_graph
+def from_list(
+    buffers: Sequence[torch.Tensor | None], text: str, shape: Sequence[int], dtype: torch.dtype, stacked: bool = False
+) -> torch.Tensor:
+    """A QuantizedTensor, or a QuantizedStack, made of six buffers in order, None where absent."""
+    return CLASSES[stacked](spec_of(text), shape, dtype, **dict(zip(BUFFER_NAMES, buffers, strict=True)))
+
+
+@dataclass(frozen=True)
+class TensorProto:
+    """A description of a quantized tensor, without its data.
+
+    shape: the shape of the decoded tensor. dtype: float32, float16 or bfloat16, the dtype to which it is decoded by
+    default. spec: a QuantSpec, or its text.
+    requires_grad: whether create_tensor() makes a leaf that collects a gradient. device: of the buffers.
+    rowwise, columnwise: the directions that are stored, at least one.
+    stacked: whether it describes a QuantizedStack, of shape [E, N, K].
+
+    Raises ValueError for arguments that do not fit.
+    """
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    spec: QuantSpec
+    requires_grad: bool = False
+    device: torch.device | str = "cpu"
+    rowwise: bool = True
+    columnwise: bool = False
+    stacked: bool = False
+
+    def __post_init__(self) -> None:
+        sizes = tuple(self.shape) if isinstance(self.shape, Sequence) else (None,)
+        if not all([isinstance(size, int | torch.SymInt) for size in sizes]):
+            raise ValueError(f"TensorProto: shape must be a sequence of sizes, got {self.shape!r}")
+        if self.stacked and (len(sizes) != 3 or sizes[0] < 1):
+            raise ValueError(
+                f"TensorProto: the shape of a stack is [matrices, rows, columns], one matrix or more; got {list(sizes)}"
+            )
+        if self.dtype not in DTYPES:
+            raise ValueError(f"TensorProto: dtype must be float32, float16 or bfloat16, got {self.dtype!r}")
+        object.__setattr__(self, "shape", sizes)
+        if not isinstance(self.spec, QuantSpec):
+            object.__setattr__(self, "spec", QuantSpec(self.spec))
+        if not isinstance(self.device, torch.device):
+            object.__setattr__(self, "device", torch.device(self.device))
+        if not (self.rowwise or self.columnwise):
+            raise ValueError(
+                "TensorProto: rowwise and columnwise are both False; a quantized tensor stores at least one"
+            )
+
+    def buffers(self) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
+        """Name -> (shape, dtype) of everything stored, absent buffers left out."""
+        empty = named_buffers(self._results("meta"), self.rowwise, self.columnwise)
+        count = self.shape[:1] if self.stacked else ()
+        return {name: ((*count, *t.shape), t.dtype) for name, t in empty.items() if t is not None}
+
+    def create_tensor(self) -> torch.Tensor:
+        """A QuantizedTensor whose buffers are zeroed; what they decode to is not defined."""
+        if self.stacked:
+            zeros = {name: torch.zeros(of[0], dtype=of[1], device=self.device) for name, of in self.buffers().items()}
+            return CLASSES[True](self.spec, self.shape, self.dtype, requires_grad=self.requires_grad, **zeros)
+        results = self._results(self.device)
+        tensor = from_results(results, self.spec.text, self.shape, self.dtype, (self.rowwise, self.columnwise))
+        return tensor.requires_grad_() if self.requires_grad else tensor
+
+    def update_usage(self, rowwise: bool | None = None, columnwise: bool | None = None) -> TensorProto:
+        """The same description with other directions; None leaves one as it is. Raises ValueError if none is left."""
+        return replace(
+            self,
+            rowwise=self.rowwise if rowwise is None else rowwise,
+            columnwise=self.columnwise if columnwise is None else columnwise,
+        )
+
+    def _results(self, device: torch.device | str) -> Sequence[torch.Tensor]:
+        try:
+            matrix = at_least_one(self.shape[int(self.stacked) :])
+            like = torch.empty((), dtype=self.dtype, device=device).expand(matrix)
+        except RuntimeError as error:
+            raise RuntimeError(f"TensorProto: no tensor has shape {tuple(self.shape)}: {error}; use less") from error
+        return torch.ops.quire.empty_quantized(like, self.spec.text, self.rowwise, self.columnwise)
+
+
+def check_buffers(what: str, given: Mapping[str, torch.Tensor], proto: TensorProto) -> None:
+    """Raises ValueError unless the buffers are exactly those of the description, contiguous, on one device; what: the
+    operation, named in the error."""
+    expected = proto.buffers()
+    check_type(what, torch.Tensor, **given)
+    check_dense(what, **given)
+    for name in {**expected, **given}:
+        where = f"{what}: {name} of {proto.spec.text} for shape {list(proto.shape)}"
+        if name not in expected:
+            raise ValueError(f"{where} should be absent; the buffers are {', '.join(expected)}")
+        if name not in given:
+            raise ValueError(f"{where} is missing; the buffers are {', '.join(expected)}, got {', '.join(given)}")
+        shape, dtype = expected[name]
+        tensor = given[name]
+        if tuple(tensor.shape) != shape or tensor.dtype != dtype or not tensor.is_contiguous():
+            layout = "" if tensor.is_contiguous() else " (not contiguous)"
+            raise ValueError(
+                f"{where} must be contiguous {dtype} {list(shape)}, got {tensor.dtype} {list(tensor.shape)}{layout}; "
+                "TensorProto.buffers() lists the layout"
+            )
+    devices = {name: tensor.device for name, tensor in given.items()}
+    if len(set(devices.values())) > 1:
+        listed = ", ".join(f"{name} on {device}" for name, device in devices.items())
+        raise ValueError(f"{what}: all buffers must be on one device; got {listed}")

@@ -12,12 +12,10 @@ from typing import Any
 import torch
 
 from quire.tensor.buffers import DTYPES
-from quire.tensor.decoded import each
-from quire.tensor.decoded_view import DecodedView
+from quire.tensor.decoded import DecodedView, each
 from quire.tensor.quantized import QuantizedTensor
-from quire.tensor.undeclared_writes import undeclared_writes, write_undeclared
 from quire.tensor.views import view, view_of_view
-from quire.tensor.writes import values_of, write, written_arguments
+from quire.tensor.writes import undeclared_writes, values_of, write, write_undeclared, written_arguments
 
 aten = torch.ops.aten
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]

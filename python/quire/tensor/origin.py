@@ -59,18 +59,18 @@ class Origin:
         return cls(**{**state, "parts": tuple(map(cls.of_state, state["parts"]))})
 
 
-class _Kept:
+class Kept:
     """An origin that aliases of a tensor share, so that what is written through one is known to all."""
 
     def __init__(self, origin: Origin) -> None:
         self.origin: Origin | None = origin
 
 
-class _Seal:
+class Seal:
     """An origin, and how often each of a tensor's buffers had been written to when it was true. So a writer is noticed
     who knows only the buffers, such as a compiled graph."""
 
-    def __init__(self, kept: _Kept, buffers: Sequence[torch.Tensor]) -> None:
+    def __init__(self, kept: Kept, buffers: Sequence[torch.Tensor]) -> None:
         self.kept, self.buffers = kept, tuple(buffers)
         self.versions = tuple(map(_version, self.buffers))
 
@@ -78,40 +78,11 @@ class _Seal:
         same = len(buffers) == len(self.buffers) and all(map(operator.is_, buffers, self.buffers))
         return self.kept.origin if same and self.versions == tuple(map(_version, buffers)) else None
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> _Seal | None:
+    def __deepcopy__(self, memo: dict[int, Any]) -> Seal | None:
         """torch.Tensor.__deepcopy__ copies all attributes, and memo tells which copies are of the buffers."""
         origin = self.origin(self.buffers)
-        return None if origin is None else _Seal(_Kept(origin), [copy.deepcopy(t, memo) for t in self.buffers])
+        return None if origin is None else Seal(Kept(origin), [copy.deepcopy(t, memo) for t in self.buffers])
 
 
 def _version(tensor: torch.Tensor) -> int:
     return 0 if tensor.is_inference() else tensor._version
-
-
-class Remembered:
-    """A quantized tensor that knows where it was read from, until somebody writes to it."""
-
-    @property
-    def origin(self) -> Origin | None:
-        """Where the codes and scales were read from (quire.io); None if nowhere, or if something was written to them
-        since. Copies of the same bytes (detach, clone, deepcopy, pickle, .to) have it too."""
-        seal = self.__dict__.get("_origin")
-        return None if seal is None else seal.origin(list(self.buffers().values()))
-
-    def remember(self, origin: Origin | None) -> None:
-        """Says where the present codes and scales come from."""
-        self.__dict__["_origin"] = None if origin is None else _Seal(_Kept(origin), self.buffers().values())
-
-    def remember_like(self, other: Remembered, *, alias: bool = False) -> Any:
-        """Takes over the origin of a tensor with the same bytes; alias: with the same memory. Returns self."""
-        if (origin := other.origin) is not None:
-            kept = other.__dict__["_origin"].kept if alias else _Kept(origin)
-            self.__dict__["_origin"] = _Seal(kept, self.buffers().values())
-        else:
-            self.__dict__.pop("_origin", None)
-        return self
-
-    def forget_origin(self) -> None:
-        """Something is written. Tensors of inference mode do not count writes."""
-        if (seal := self.__dict__.get("_origin")) is not None:
-            seal.kept.origin = None

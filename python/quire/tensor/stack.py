@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from quire.checks import describe
-from quire.tensor.making import CLASSES, spec_of
+from quire.tensor.buffers import CLASSES, spec_of
 from quire.tensor.quantized import Buffers, QuantizedTensor
 
 

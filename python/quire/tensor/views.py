@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from quire.tensor.buffers import at_least_one
-from quire.tensor.decoded_view import DecodedView
-from quire.tensor.window import Window
+from quire.tensor.decoded import DecodedView, Window
 
 aten = torch.ops.aten
 
