@@ -8,7 +8,7 @@ import quire
 from checkpoint_files import BF16, E4M3, U8, Files
 from checkpoint_kinds import KINDS
 from quire import io
-from quire.io.assigning import load_layer
+from quire.io.into_model import load_layer
 
 
 def finite(files: Files) -> Files:

@@ -10,7 +10,7 @@ from typing import Any
 from quire.checks import check_type
 from quire.integrations.missing import needed
 from quire.integrations.transformers import KNOWN, METHODS, REPLACEABLE, register
-from quire.io.errors import CheckpointError
+from quire.io.container import CheckpointError
 from quire.io.inspection import inspect
 from quire.nn.own_context import running
 

@@ -20,15 +20,13 @@ from transformers.core_model_loading import WeightRenaming, rename_source_key, r
 from transformers.quantizers import HfQuantizer
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
-from quire.io.container import INDEX, Container
+from quire.io.container import INDEX, CheckpointError, Container
 from quire.io.dialect import Configs
 from quire.io.dialects import dialect_named
-from quire.io.errors import CheckpointError
-from quire.io.fitting import Target, fit
+from quire.io.fitting import Record, Target, fit, forget, record_of
 from quire.io.from_model import Entries
 from quire.io.into_model import LoadOptions, is_quantized, load_checkpoint
 from quire.io.reading import Checkpoint
-from quire.io.record import Record, forget, record_of
 from quire.io.writing import Plan, planned_configs
 from quire.nn.product_module import ProductModule
 from quire.nn.stacked_experts import StackedExperts

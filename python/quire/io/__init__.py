@@ -1,9 +1,9 @@
 """Checkpoints of other tools, read and written byte for byte (docs/checkpoints.md).
 
-A *dialect* is the way in which a tool stores quantized layers. container.py reads safetensors files as named tensors;
-layout.py describes one layer as a table of tensors, and moves them to the buffers of quire and back; dialect.py says
-what a dialect must answer; dialects/ has one file for each; stored.py is a layer as quire holds it; reading.py the
-mapping that read() returns.
+A *dialect* is the way in which a tool stores quantized layers. container.py reads safetensors files as named tensors.
+layout.py describes one layer as a table of tensors, and moves them to the buffers of quire (StoredWeight) and back.
+dialect.py says what a dialect must answer, and dialects/ has one file for each. reading.py is the mapping that read()
+returns, writing.py makes files of such a mapping. into_model.py and from_model.py are for models.
 
 To add a dialect: a file in dialects/ with a class that has what `Dialect` lists, and its row in dialects/__init__.py.
 `LayoutDialect` gives read() and write() from a table of `Layout`s; detect(), groups() and config() remain to be
@@ -11,17 +11,14 @@ written. dialects/modelopt.py is the example. tests/io has a test that runs for 
 """
 
 from quire.io.comparing import Difference, diff
+from quire.io.container import CheckpointError
 from quire.io.converting import convert
-from quire.io.errors import CheckpointError
 from quire.io.from_model import save
-from quire.io.inspection import Inspection, inspect
-from quire.io.into_model import load
-from quire.io.load_report import LoadReport
+from quire.io.inspection import Inspection, Run, Verification, inspect, run, verify
+from quire.io.into_model import LoadReport, load
+from quire.io.layout import StoredWeight
 from quire.io.reading import Checkpoint, read
-from quire.io.smoke import Run, run
-from quire.io.stored import StoredWeight
 from quire.io.te_state import te_state, te_states
-from quire.io.verifying import Verification, verify
 from quire.io.writing import SaveReport, write
 from quire.tensor.origin import Origin
 

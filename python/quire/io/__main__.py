@@ -13,10 +13,8 @@ from typing import Any
 from quire.io.comparing import diff
 from quire.io.converting import convert
 from quire.io.dialects import DIALECTS
-from quire.io.inspection import inspect
+from quire.io.inspection import inspect, run, verify
 from quire.io.reading import MISSING
-from quire.io.smoke import run
-from quire.io.verifying import verify
 
 _CODES = "Exit codes: 0 nothing found, 1 findings or an error in the checkpoint, 2 wrong arguments."
 

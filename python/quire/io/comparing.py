@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
+from quire.io.layout import StoredWeight
 from quire.io.reading import Checkpoint, read
-from quire.io.stored import StoredWeight
 from quire.io.unclaimed import OF_FILES
 from quire.loading.float_mode import subnormals_kept
 

@@ -1,17 +1,16 @@
-"""safetensors files as one set of named tensors, read lazily: one file, or shards with an index."""
+"""safetensors files as one set of named tensors, read lazily: one file, or shards with an index. CheckpointError is
+what all of quire.io raises."""
 
 from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-
-from quire.io.errors import CheckpointError, some
 
 INDEX = "model.safetensors.index.json"
 #: Where descriptions have the texts of the headers.
@@ -231,3 +230,30 @@ def read_json(file: Path) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise CheckpointError(f"expected a JSON object, got {type(found).__name__}", "download it again", file=file)
     return found
+
+
+class CheckpointError(ValueError):
+    """A checkpoint that breaks a rule, or that cannot be written as asked. Nothing has been changed.
+
+    file: where, or None. tensor: the name of a tensor or layer, or None. rule: what does not hold, with the values
+    received. remedy: what to do.
+    """
+
+    def __init__(self, rule: str, remedy: str, *, file: Path | str | None = None, tensor: str | None = None) -> None:
+        self.file = None if file is None else str(file)
+        self.tensor, self.rule, self.remedy = tensor, rule, remedy
+        where = ": ".join(str(part) for part in (file, tensor) if part)
+        super().__init__(f"{where}: {rule}; {remedy}" if where else f"{rule}; {remedy}")
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _error, (self.rule, self.remedy, self.file, self.tensor)
+
+
+def _error(rule: str, remedy: str, file: str | None, tensor: str | None) -> CheckpointError:
+    return CheckpointError(rule, remedy, file=file, tensor=tensor)
+
+
+def some(names: Sequence[str], most: int = 5) -> str:
+    """The first names of a list that can be long."""
+    listed = ", ".join(names[:most])
+    return listed if len(names) <= most else f"{listed} and {len(names) - most} more"

@@ -9,11 +9,11 @@ import torch
 
 from quire.checks import check_type
 from quire.functional import quantize
+from quire.io.container import CheckpointError
 from quire.io.dialect import Dialect, meaning
 from quire.io.dialects import dialect_named
-from quire.io.errors import CheckpointError
+from quire.io.layout import StoredWeight
 from quire.io.reading import Checkpoint, check_scale, opened
-from quire.io.stored import StoredWeight
 from quire.io.writing import SaveReport, write_planned
 from quire.loading.float_mode import subnormals_kept
 from quire.tensor import QuantizedStack, QuantizedTensor, QuantSpec

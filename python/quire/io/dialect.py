@@ -7,10 +7,8 @@ from typing import Any, Protocol
 
 import torch
 
-from quire.io.container import Header
-from quire.io.errors import CheckpointError
-from quire.io.layout import DIV, MUL, Group, Layout, read_group, write_group
-from quire.io.stored import StoredWeight
+from quire.io.container import CheckpointError, Header
+from quire.io.layout import DIV, MUL, Group, Layout, StoredWeight, read_group, write_group
 
 #: Name of a file -> what its JSON holds.
 Configs = Mapping[str, Mapping[str, Any]]

@@ -1,19 +1,21 @@
-"""Which entries of a checkpoint each parameter of a model is made of."""
+"""Which entries of a checkpoint each parameter of a model is made of, and what a loaded model remembers of them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
-from quire.io.errors import CheckpointError
+from quire.io.container import CheckpointError
 from quire.io.reading import Checkpoint
 from quire.nn.grouped_linear import GroupedLinear
 from quire.nn.layernorm_mlp import LayerNormMLP
 from quire.nn.moe import MoE
 from quire.nn.product_module import ProductModule
 from quire.nn.stacked_experts import StackedExperts, is_experts, weight_names
+from quire.tensor.origin import Origin
 
 #: What fuse=True joins: name of a layer of the model -> names of the layers in the file.
 FUSED = {
@@ -293,3 +295,45 @@ def _of_groups(path: str, module: GroupedLinear, attribute: str) -> Iterator[Sou
     # The entry of all matrices has the name of the layer; that of a layer which is the model is its own.
     whole = f"{path}{'' if kind == 'weight' else '_bias'}" if path else kind
     yield Source(tuple((Ref(whole, e),) for e in numbers), stacked)
+
+
+# --- what a model remembers of the checkpoint that it was loaded from, so that it can be saved again
+
+
+_ATTRIBUTE = "_quire_checkpoint"
+
+
+@dataclass
+class Record:
+    """path, dialect, configs: of the checkpoint. sources: name of a parameter -> the entries that it was made of, and
+    the rows of each. layouts, input_scales: name of a quantized weight in the checkpoint -> name of its layout, static
+    scale of its input. dtypes: of plain entries. other: entries that no parameter was made of and that files need, such
+    as scales of caches."""
+
+    path: str
+    dialect: str | None
+    configs: Mapping[str, Any]
+    sources: dict[str, tuple[Source, tuple[tuple[int, ...], ...]]] = field(default_factory=dict)
+    layouts: dict[str, str] = field(default_factory=dict)
+    dtypes: dict[str, torch.dtype] = field(default_factory=dict)
+    input_scales: dict[str, torch.Tensor] = field(default_factory=dict)
+    other: dict[str, torch.Tensor] = field(default_factory=dict)
+
+    def origin(self, name: str) -> Origin | None:
+        """Where a weight of that name was in the checkpoint; None if it was not quantized there."""
+        return Origin(self.dialect or "", self.layouts[name]) if name in self.layouts else None
+
+
+def remember(model: torch.nn.Module, record: Record) -> None:
+    vars(model)[_ATTRIBUTE] = record
+
+
+def record_of(model: torch.nn.Module) -> Record | None:
+    """None for a model that was not loaded by quire.io."""
+    found = vars(model).get(_ATTRIBUTE)
+    return found if isinstance(found, Record) else None
+
+
+def forget(model: torch.nn.Module) -> None:
+    """The model is not that of the checkpoint any more."""
+    vars(model).pop(_ATTRIBUTE, None)

@@ -9,16 +9,14 @@ from pathlib import Path
 import torch
 
 from quire.checks import check_type, check_type_or_none
+from quire.io.container import CheckpointError
 from quire.io.dialect import Dialect
 from quire.io.dialects import dialect_named
 from quire.io.dialects.native import Native, layout_of
-from quire.io.errors import CheckpointError
-from quire.io.fitting import Ref, Source, Target, named_in_files, parameters
-from quire.io.gate_up import apart, of_weight
-from quire.io.joining import narrowed, split
+from quire.io.fitting import Record, Ref, Source, Target, named_in_files, parameters, record_of
+from quire.io.joining import apart, narrowed, of_weight, split
+from quire.io.layout import StoredWeight
 from quire.io.reading import Checkpoint, opened
-from quire.io.record import Record, record_of
-from quire.io.stored import StoredWeight
 from quire.io.writing import SaveReport, write_planned
 from quire.loading.float_mode import subnormals_kept
 from quire.nn.product_module import ProductModule

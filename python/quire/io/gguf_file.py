@@ -11,8 +11,7 @@ from typing import Any
 
 import torch
 
-from quire.io.container import Entry
-from quire.io.errors import CheckpointError, some
+from quire.io.container import CheckpointError, Entry, some
 
 #: Where descriptions have the type of each tensor by its name.
 KEY = "gguf"

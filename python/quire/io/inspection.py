@@ -1,4 +1,5 @@
-"""What a checkpoint is, of its headers only."""
+"""Checkpoints without a model: what one is by its headers (inspect), whether every rule holds, values included
+(verify), and whether each of its layers computes (run)."""
 
 from __future__ import annotations
 
@@ -8,12 +9,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from quire.io.container import Entry
+import torch
+
+from quire.io.container import CheckpointError, Entry
 from quire.io.dialects import dialect_of
-from quire.io.errors import CheckpointError
-from quire.io.layout import Group, check_zero_points, consumed, missing_inputs
-from quire.io.reading import opened
+from quire.io.into_model import load_layer
+from quire.io.layout import Group, StoredWeight, check_zero_points, consumed, missing_inputs
+from quire.io.reading import Checkpoint, opened, read
 from quire.io.unclaimed import OF_CACHES, check_consumed, check_unscaled, unscaled
+from quire.loading.float_mode import subnormals_kept
+from quire.nn.own_context import running
 
 
 @dataclass(frozen=True)
@@ -125,3 +130,194 @@ def table(rows: Sequence[Sequence[str]]) -> list[str]:
     """Lines with columns."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+
+
+# --- every rule, values included
+
+
+@dataclass(frozen=True)
+class LayerCheck:
+    """A quantized layer. saturated: share of the codes at the largest magnitude. sqnr: signal to quantization noise in
+    dB against the original, None without one."""
+
+    name: str
+    saturated: float
+    sqnr: float | None
+
+
+@dataclass(frozen=True)
+class Verification:
+    """The result of verify(). str() gives a table; it is true if there are no problems.
+
+    inspection: the result of inspect(). layers: for each quantized layer its name, the share of saturated codes and the
+    signal to noise ratio. problems: the broken rules, in words; empty if there are none.
+    """
+
+    inspection: Inspection
+    layers: tuple[LayerCheck, ...]
+    problems: tuple[str, ...]
+
+    def __bool__(self) -> bool:
+        """Whether nothing was found."""
+        return not self.problems
+
+    def __str__(self) -> str:
+        worst = sorted(self.layers, key=lambda one: (one.sqnr if one.sqnr is not None else 0, -one.saturated))[:10]
+        rows = [("layer", "saturated", "SQNR"), *((w.name, f"{w.saturated:.2%}", _decibels(w.sqnr)) for w in worst)]
+        head = f"{self.inspection.path}: {len(self.layers)} layers checked, {len(self.problems)} problems"
+        lines = [head, *(f"problem: {problem}" for problem in self.problems)]
+        return "\n".join([*lines, *(table(rows) if worst else ())])
+
+    def state(self) -> dict[str, Any]:
+        """Plain values, for JSON."""
+        layers = [vars(layer) for layer in self.layers]
+        return {"path": self.inspection.path, "layers": layers, "problems": list(self.problems)}
+
+
+def _decibels(value: float | None) -> str:
+    return "" if value is None else f"{value:.1f} dB"
+
+
+@subnormals_kept()
+def verify(path: str | Path, like: str | Path | None = None) -> Verification:
+    """Checks every rule of a checkpoint: names, dtypes and shapes as inspect() does, and the values of every quantized
+    layer. Scales must be finite and not negative; codes and decoded values must not be NaN.
+
+    path: as for read().
+    like: a checkpoint of the same model in high precision. The report then has the signal to noise ratio of each layer.
+
+    Broken rules are listed in the result. Raises CheckpointError only if a path has no readable checkpoint.
+    """
+    from tqdm import tqdm
+
+    found = inspect(path)
+    if found.problems:
+        return Verification(found, (), found.problems)
+    checkpoint = read(path, missing_input_scale="dynamic")
+    original = None if like is None else read(like, missing_input_scale="dynamic")
+    layers, problems = [], []
+    # A bar appears after a second, where someone watches.
+    for name in tqdm(checkpoint.groups, desc="quire.io.verify", unit="layer", delay=1, disable=None):
+        layer, wrong = _check(name, checkpoint, original)
+        layers.append(layer)
+        problems += [f"{name}: {what}" for what in wrong]
+    return Verification(found, tuple(layers), tuple(problems))
+
+
+def _check(name: str, checkpoint: Checkpoint, original: Checkpoint | None) -> tuple[LayerCheck, list[str]]:
+    stored, group, problems = checkpoint[name], checkpoint.groups[name], []
+    for role, full in group.names.items():
+        if role in ("data", "bias", "rowwise_data", "columnwise_data"):
+            continue
+        scale = checkpoint.container.tensor(full)
+        if role in ("rowwise_scale", "columnwise_scale") and stored.weight.spec.family == "nvfp4":
+            scale = scale.view(torch.float8_e4m3fn)
+        problems += [f"{full}: {what}" for what in wrong_scales(scale, is_input=role == "input_scale")]
+    values = stored.dequantize(torch.float32)
+    bad = int((~torch.isfinite(values)).sum())
+    problems += [f"{bad} values are NaN or infinite"] if bad else []
+    sqnr = None
+    if original is not None:
+        if name not in original or tuple(original[name].shape) != tuple(values.shape):
+            problems.append("the original has no weight of this name and shape")
+        else:
+            true = original[name]
+            true = true.dequantize(torch.float32) if isinstance(true, StoredWeight) else true.float()
+            noise = (values - true).double().square().sum()
+            signal = true.double().square().sum()
+            sqnr = float("inf") if noise == 0 else float(10 * torch.log10(signal / noise))
+    return LayerCheck(name, saturated(stored), sqnr), problems
+
+
+def wrong_scales(scale: torch.Tensor, *, is_input: bool) -> list[str]:
+    """What a scale must not be."""
+    # A byte without a dtype of its own is an exponent, of which 255 is NaN.
+    values = scale.view(torch.float8_e8m0fnu).float() if scale.dtype == torch.uint8 else scale.float()
+    found = {
+        "NaN": torch.isnan(values),
+        "infinite": torch.isinf(values),
+        "negative": values < 0,
+        "zero": (values == 0) & is_input,
+    }
+    return [f"{int(which.sum())} scales are {what}" for what, which in found.items() if bool(which.any())]
+
+
+def saturated(stored: StoredWeight) -> float:
+    """The share of codes at the largest magnitude."""
+    data = stored.weight.rowwise_data
+    if data.numel() == 0:
+        return 0.0
+    if stored.weight.spec.family in ("nvfp4", "mxfp4"):
+        return float((((data & 7) == 7).float().mean() + ((data >> 4 & 7) == 7).float().mean()) / 2)
+    return float(((data & 0x7F) == 0x7E).float().mean())
+
+
+# --- each layer by itself
+
+
+@dataclass(frozen=True)
+class LayerRun:
+    """A layer that ran. error: the largest difference from the product of the decoded weight with unquantized inputs,
+    relative to the largest result. finite: whether all results are."""
+
+    name: str
+    recipe: str
+    error: float
+    finite: bool
+
+
+@dataclass(frozen=True)
+class Run:
+    """The result of run(). str() gives a table; it is true if all results are finite.
+
+    layers: for each layer its name, recipe and error. The error is the largest difference from the matmul of the
+    decoded weight with inputs that are not quantized, relative to the largest result.
+    """
+
+    path: str
+    layers: tuple[LayerRun, ...]
+
+    def __bool__(self) -> bool:
+        """Whether all results are finite."""
+        return all(layer.finite for layer in self.layers)
+
+    def __str__(self) -> str:
+        worst = sorted(self.layers, key=lambda layer: (layer.finite, -layer.error))[:10]
+        rows = [("layer", "recipe", "error"), *((w.name, w.recipe, f"{w.error:.2%}") for w in worst)]
+        wrong = sum(not layer.finite for layer in self.layers)
+        head = f"{self.path}: {len(self.layers)} layers ran, {wrong} with results that are not finite"
+        return "\n".join([head, *table(rows)])
+
+    def state(self) -> dict[str, Any]:
+        """Plain values, for JSON."""
+        return {"path": self.path, "layers": [vars(layer) for layer in self.layers]}
+
+
+@running()
+def run(path: str | Path, tokens: int = 4) -> Run:
+    """Runs each quantized layer by itself, with random inputs of standard deviation 1, under the recipe that load()
+    would give it, outside of every autocast of the caller.
+
+    path: as for read(). tokens: the number of rows of the inputs. Raises CheckpointError if no layer is quantized, and
+    the errors of read().
+    """
+    from tqdm import tqdm
+
+    checkpoint = read(path, missing_input_scale="dynamic")
+    if not checkpoint.groups:
+        raise CheckpointError("no layer is quantized", "nothing is to be run", file=checkpoint.container.path)
+    found, generator = [], torch.Generator().manual_seed(0)
+    # A bar appears after a second, where someone watches.
+    for name in tqdm(checkpoint.groups, desc="quire.io.run", unit="layer", delay=1, disable=None):
+        stored = checkpoint[name]
+        for index in range(stored.shape[0]) if len(stored.shape) == 3 else [None]:
+            layer = load_layer(stored, checkpoint.groups[name].layout, index)
+            x = torch.randn(tokens, layer.in_features, generator=generator, dtype=torch.float32, device="cpu")
+            x = x.to(checkpoint.dtype)
+            y = layer(x).float()
+            true = torch.nn.functional.linear(x.float(), layer.weight.dequantize(torch.float32))
+            true = true if layer.bias is None else true + layer.bias.float()
+            error = float((y - true).abs().max() / true.abs().max().clamp_min(1e-30))
+            full = name if index is None else f"{name}[{index}]"
+            found.append(LayerRun(full, layer.recipe.linear_spec(), error, bool(torch.isfinite(y).all())))
+    return Run(str(path), tuple(found))

@@ -3,25 +3,55 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
 
 from quire.checks import check_type
-from quire.io.assigning import Layer, apply, recipe_of
-from quire.io.errors import CheckpointError, some
-from quire.io.fitting import Ref, Target, fit
-from quire.io.joining import joined_input, joined_spec
-from quire.io.load_report import LoadReport
+from quire.io.container import CheckpointError, some
+from quire.io.fitting import Record, Ref, Target, fit, remember
+from quire.io.joining import alternating, join, joined_input, joined_spec, of_one, of_weight
+from quire.io.layout import Layout, StoredWeight
 from quire.io.reading import MISSING, Checkpoint, check_scale, opened
-from quire.io.record import Record, remember
 from quire.io.unclaimed import is_kept
 from quire.loading.float_mode import subnormals_kept
+from quire.nn.linear import Linear
 from quire.nn.own_context import own_context
 from quire.nn.product_module import ProductModule
+from quire.nn.random_state import reset_streams
 from quire.nn.stacked_experts import StackedExperts, is_experts, weight_names
-from quire.tensor import QuantSpec
+from quire.recipe import Recipe, as_recipe
+from quire.tensor import QuantizedStack, QuantizedTensor, QuantSpec
+from quire.tensor.origin import Origin
+
+
+@dataclass(frozen=True)
+class LoadReport:
+    """The result of load(). str() gives a summary.
+
+    dialect: its name, or None if no layer is quantized. quantized: name of a quantized weight -> recipe of its layer.
+    plain: names of the other parameters. missing: names that only the model has. unused: names that only the checkpoint
+    has (scales of key-value caches are kept for saving). notes: choices that load() made.
+    """
+
+    path: str
+    dialect: str | None
+    quantized: Mapping[str, str]
+    plain: tuple[str, ...]
+    missing: tuple[str, ...]
+    unused: tuple[str, ...]
+    notes: tuple[str, ...]
+
+    def __str__(self) -> str:
+        recipes: dict[str, int] = {}
+        for recipe in self.quantized.values():
+            recipes[recipe] = recipes.get(recipe, 0) + 1
+        lines = [f"{self.path}: {self.dialect or 'nothing quantized'}, {len(self.plain)} plain parameters"]
+        lines += [f"  {count:5} weights: {recipe}" for recipe, count in recipes.items()]
+        lines += [f"  missing: {some(self.missing)}"] if self.missing else []
+        lines += [f"  unused: {some(self.unused)}"] if self.unused else []
+        return "\n".join([*lines, *(f"  {note}" for note in self.notes)])
 
 
 @dataclass(frozen=True)
@@ -358,3 +388,126 @@ def _rows(ref: Ref, checkpoint: Checkpoint) -> int:
     shape = group.shape if group is not None else checkpoint.container.header[ref.entry].shape
     shape = shape[1:] if ref.index is not None else shape
     return shape[0] if shape else 1
+
+
+@dataclass
+class Layer:
+    """How the quantized weights of one module are made. scales: the static scale of the input of each matrix, [1]."""
+
+    path: str
+    targets: list[Target] = field(default_factory=list)
+    layout: Layout | None = None
+    spec: str = ""
+    recipe: Recipe | None = None
+    scales: list[torch.Tensor | None] = field(default_factory=list)
+
+
+# --- values, put into the modules of a model
+
+
+def load_layer(stored: StoredWeight, layout: Layout, index: int | None = None) -> Linear:
+    """A layer by itself, as load() would make it. index: of a matrix of a stack."""
+    one = of_one(stored, index)
+    rows, columns = one.weight.shape
+    layer = Linear(columns, rows, one.bias is not None, one.weight.dtype, "meta")
+    static = layout.calibrated and one.input_scale is not None
+    layer.weight = torch.nn.Parameter(one.weight, requires_grad=False)
+    if one.bias is not None:
+        layer.bias = torch.nn.Parameter(one.bias.to(one.weight.dtype), requires_grad=False)
+    layer.recipe = recipe_of(layout.static if static else layout.dynamic, one.weight.spec_text)
+    layer.place_states()
+    weight = Target(layer.weight, [("", layer, "weight")])
+    _give_scales(layer, Layer("", [weight], scales=[one.input_scale]))
+    return layer
+
+
+def _give_scales(module: torch.nn.Module, layer: Layer) -> None:
+    """The buffers that a recipe with static scales of inputs reads."""
+    module.add_input_scales()
+    if not module.recipe.static_input:
+        return
+    rest, found = list(layer.scales), {}
+    for target in layer.targets:
+        attribute = next(attribute for _, owner, attribute in target.owners if owner is module)
+        count = module.groups if target.value.dim() == 3 else 1
+        found.setdefault(module.scale_name(attribute), []).extend(rest[:count])
+        rest = rest[count:]
+    for name, scales in found.items():
+        getattr(module, name).copy_(torch.cat(scales))
+
+
+def recipe_of(x: str, w: str) -> Recipe:
+    """Gradients are computed of decoded weights: files have the codes of one direction."""
+    dy = "none" if x == "none" else "mxfp8"  # which is not used
+    return as_recipe("quire.io.load", f"x={x},w={w},dy={dy},backward=dequantized")
+
+
+def apply(plain: Sequence[Target], layers: Mapping[int, Layer], checkpoint: Checkpoint) -> None:
+    from tqdm import tqdm
+
+    work = [(target, None) for target in plain]
+    work += list({id(target): (target, layer) for layer in layers.values() for target in layer.targets}.values())
+    # A bar appears after a second, where someone watches.
+    for target, layer in tqdm(work, desc="quire.io.load", unit="tensor", delay=1, disable=None):
+        value = _plain(target, checkpoint) if layer is None else _weight(target, layer, checkpoint)
+        _assign(target, value)
+    modules = {id(module): module for layer in layers.values() for t in layer.targets for _, module, _ in t.owners}
+    new = []
+    for number, module in modules.items():
+        if type(module) is torch.nn.Linear:
+            new.append(Linear.adopt(module, layers[number].recipe))
+        elif is_experts(module):
+            StackedExperts.adopt(module, layers[number].recipe).reset_states()
+        module.recipe = layers[number].recipe
+        _give_scales(module, layers[number])
+        module._forget_weights()
+        module.place_states()
+    reset_streams([layer.sr_state for layer in new], [layer.take_stream() for layer in new])
+
+
+def _plain(target: Target, checkpoint: Checkpoint) -> torch.Tensor:
+    each = []
+    for matrix in target.source.matrices:
+        parts = [_tensor(ref.entry, target, checkpoint) for ref in matrix]
+        parts = [part if ref.index is None else part[ref.index] for ref, part in zip(matrix, parts, strict=True)]
+        each.append(parts[0] if len(parts) == 1 else torch.cat(parts))
+    return torch.stack(each) if target.source.stacked else each[0]
+
+
+def _tensor(name: str, target: Target, checkpoint: Checkpoint) -> torch.Tensor:
+    if name not in checkpoint.biases:
+        value = checkpoint.container.tensor(name)
+        # torch.cat, which joins the parts of a parameter, takes no tensors of codes.
+        return value.to(target.value.dtype) if name in checkpoint.unscaled else value
+    moved = target.alternates and checkpoint.groups[checkpoint.biases[name]].layout.alternating
+    bias = checkpoint.bias(name)
+    return alternating(bias) if moved else bias
+
+
+def _weight(target: Target, layer: Layer, checkpoint: Checkpoint) -> QuantizedTensor:
+    matrices, origins = [], []
+    for matrix in target.source.matrices:
+        parts = [of_one(checkpoint[ref.entry], ref.index) for ref in matrix]
+        origins += [part.origin for part in parts]
+        whole = join([part.weight for part in parts], layer.spec)
+        moved = target.alternates and checkpoint.groups[matrix[0].entry].layout.alternating
+        matrices.append(of_weight(alternating, whole) if moved else whole)
+    found = QuantizedStack.of(matrices) if target.source.stacked else matrices[0]
+    dtype = target.value.dtype if target.value.dtype.is_floating_point else None
+    found = found.to(device=None if target.value.is_meta else target.value.device, dtype=dtype)
+    first = origins[0]
+    found.remember(first if len(origins) == 1 else Origin(first.dialect, first.layout, parts=tuple(origins)))
+    return found
+
+
+def _assign(target: Target, value: torch.Tensor) -> None:
+    old = target.value
+    if not isinstance(value, QuantizedTensor):
+        value = value.to(old.dtype)
+        if not old.is_meta and not isinstance(old, QuantizedTensor):
+            old.copy_(value)
+            return
+    is_parameter = isinstance(old, torch.nn.Parameter)
+    new = torch.nn.Parameter(value, requires_grad=old.requires_grad) if is_parameter else value
+    for _, module, attribute in target.owners:
+        setattr(module, attribute, new)

@@ -12,8 +12,7 @@ from quire.io.container import Container, Entry
 from quire.io.dialect import Dialect
 from quire.io.dialects import dialect_of
 from quire.io.gguf_file import GgufFile
-from quire.io.layout import check_inputs, check_zero_points, consumed
-from quire.io.stored import StoredWeight
+from quire.io.layout import StoredWeight, check_inputs, check_zero_points, consumed
 from quire.io.te_file import TeFile
 from quire.io.unclaimed import check_consumed, check_unscaled, unscaled
 from quire.loading.float_mode import subnormals_kept

@@ -10,8 +10,8 @@ import torch
 
 from quire.checks import describe
 from quire.delayed import DelayedState
-from quire.io.errors import CheckpointError
-from quire.io.te_pickle import Inert, load_file, loads
+from quire.io.container import CheckpointError
+from quire.io.te_file import Inert, load_file, loads
 from quire.recipe import DelayedScaling, Format
 
 #: Slots of a matmul: x, w, y and dy, dx.

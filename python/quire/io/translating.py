@@ -8,8 +8,7 @@ import torch
 
 from quire.io.dialect import Dialect, described
 from quire.io.dialects import DIALECTS
-from quire.io.layout import DIV, MUL, WITHOUT_VALUES, Layout
-from quire.io.stored import StoredWeight
+from quire.io.layout import DIV, MUL, WITHOUT_VALUES, Layout, StoredWeight
 from quire.tensor import QuantSpec
 
 

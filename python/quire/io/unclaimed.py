@@ -7,8 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 import torch
 
-from quire.io.container import Entry, Header
-from quire.io.errors import CheckpointError, some
+from quire.io.container import CheckpointError, Entry, Header, some
 from quire.io.layout import Group, consumed, no_matrix
 
 #: What only a quantized layer has.

@@ -6,7 +6,7 @@ from a table of layouts), and add its row below.
 
 from __future__ import annotations
 
-from quire.io.container import Container
+from quire.io.container import CheckpointError, Container
 from quire.io.dialect import Dialect
 from quire.io.dialects.autofp8 import AutoFp8
 from quire.io.dialects.comfyui import ComfyUi
@@ -19,7 +19,6 @@ from quire.io.dialects.modelopt import ModelOpt
 from quire.io.dialects.native import Native
 from quire.io.dialects.te_tensors import TeTensors
 from quire.io.dialects.torchao import TorchAo
-from quire.io.errors import CheckpointError
 
 DIALECTS: tuple[Dialect, ...] = (
     Native(),

@@ -15,10 +15,9 @@ from typing import Any
 
 import torch
 
-from quire.io.container import METADATA, TEXTS, Header
+from quire.io.container import METADATA, TEXTS, CheckpointError, Header
 from quire.io.dialect import Configs, LayoutDialect
 from quire.io.dialects.modelopt import NVFP4, STATIC_NVFP4
-from quire.io.errors import CheckpointError
 from quire.io.layout import (
     BYTE,
     E4M3,
@@ -30,6 +29,7 @@ from quire.io.layout import (
     Layout,
     Part,
     ShapeRule,
+    StoredWeight,
     bias,
     blocks,
     codes,
@@ -37,7 +37,6 @@ from quire.io.layout import (
     packed,
     scalar,
 )
-from quire.io.stored import StoredWeight
 from quire.io.swizzle import in_rows, in_tiles, padded
 from quire.io.unclaimed import OF_FILES, check_consumed
 

@@ -10,9 +10,8 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from quire.io.container import Header
+from quire.io.container import CheckpointError, Header
 from quire.io.dialect import Configs, LayoutDialect
-from quire.io.errors import CheckpointError
 from quire.io.layout import (
     BYTE,
     DIV,

@@ -13,9 +13,8 @@ from typing import Any
 
 import torch
 
-from quire.io.container import Entry, Header
+from quire.io.container import CheckpointError, Entry, Header, some
 from quire.io.dialect import Configs, LayoutDialect
-from quire.io.errors import CheckpointError, some
 from quire.io.layout import (
     BYTE,
     E4M3,
@@ -27,6 +26,7 @@ from quire.io.layout import (
     Part,
     Shape,
     ShapeRule,
+    StoredWeight,
     bias,
     blocks,
     codes,
@@ -35,7 +35,6 @@ from quire.io.layout import (
     packed,
     scalar,
 )
-from quire.io.stored import StoredWeight
 from quire.io.unclaimed import check_consumed
 
 METHODS = ("fp8", "mxfp8")

@@ -14,13 +14,11 @@ from typing import Any
 
 import torch
 
-from quire.io.container import Entry, Header
+from quire.io.container import CheckpointError, Entry, Header
 from quire.io.dialect import Configs, LayoutDialect
 from quire.io.dialects.modelopt import NVFP4
-from quire.io.errors import CheckpointError
 from quire.io.gguf_file import DTYPES, KEY
-from quire.io.layout import BYTE, F32, Group, Layout, Part, Shape, scalar
-from quire.io.stored import StoredWeight
+from quire.io.layout import BYTE, F32, Group, Layout, Part, Shape, StoredWeight, scalar
 from quire.tensor import QuantizedStack, QuantizedTensor
 from quire.tensor.origin import Origin
 

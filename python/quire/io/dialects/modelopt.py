@@ -13,9 +13,8 @@ from typing import Any
 
 import torch
 
-from quire.io.container import Entry, Header
+from quire.io.container import CheckpointError, Entry, Header
 from quire.io.dialect import Configs, LayoutDialect
-from quire.io.errors import CheckpointError
 from quire.io.layout import (
     BYTE,
     E4M3,

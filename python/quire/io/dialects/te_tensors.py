@@ -12,14 +12,11 @@ from typing import Any
 
 import torch
 
-from quire.io.container import Header
+from quire.io.container import CheckpointError, Header
 from quire.io.dialect import Configs, LayoutDialect
-from quire.io.errors import CheckpointError
-from quire.io.layout import Group, Layout, Part
-from quire.io.stored import StoredWeight
+from quire.io.layout import Group, Layout, Part, StoredWeight
 from quire.io.swizzle import in_rows, padded
-from quire.io.te_file import KEY
-from quire.io.te_pickle import Inert
+from quire.io.te_file import KEY, Inert
 from quire.tensor import QuantizedTensor, TensorProto
 from quire.tensor.buffers import DTYPES
 from quire.tensor.origin import Origin

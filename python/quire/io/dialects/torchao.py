@@ -14,11 +14,10 @@ from typing import Any
 
 import torch
 
-from quire.io.container import METADATA, Header
+from quire.io.container import METADATA, CheckpointError, Header
 from quire.io.dialect import Configs, LayoutDialect
 from quire.io.dialects.deepseek import tiles
 from quire.io.dialects.modelopt import NVFP4
-from quire.io.errors import CheckpointError
 from quire.io.layout import (
     BYTE,
     E4M3,
@@ -30,6 +29,7 @@ from quire.io.layout import (
     Part,
     Shape,
     ShapeRule,
+    StoredWeight,
     bias,
     blocks,
     codes,
@@ -37,7 +37,6 @@ from quire.io.layout import (
     packed,
     scalar,
 )
-from quire.io.stored import StoredWeight
 from quire.io.swizzle import in_rows, in_tiles, padded
 from quire.io.unclaimed import check_consumed
 
