@@ -149,7 +149,7 @@ class PeerModule(types.ModuleType):
         import quire.te.moe_router
         import quire.te.quantization
         import quire.te.quantizer_factories
-        from quire.te.absent import NAMES
+        from quire.te.names import ABSENT
 
         if name in STAND_INS:
             return STAND_INS[name]
@@ -159,7 +159,7 @@ class PeerModule(types.ModuleType):
         for module in (te.ops,) if operations else (*public, te.quantizer_factories):
             if name in vars(module):
                 return vars(module)[name]
-        return Absent(absence(self.__name__, name, NAMES))
+        return Absent(absence(self.__name__, name, ABSENT))
 
 
 class PeerFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):

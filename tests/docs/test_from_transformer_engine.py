@@ -9,7 +9,7 @@ import torch
 
 import quire
 from quire import te
-from quire.te.absent import NAMES
+from quire.te.names import ABSENT
 
 PAGE = "docs/from-transformer-engine.md"
 
@@ -103,8 +103,8 @@ def test_names_that_are_not_here_say_why_and_what_instead(page):
     documented = {}
     for names, why, instead in page(PAGE).rows("Names that are not here"):
         documented |= dict.fromkeys(names_in(names), (why, instead))
-    assert documented == NAMES
-    for name, (why, instead) in NAMES.items():
+    assert documented == ABSENT
+    for name, (why, instead) in ABSENT.items():
         assert not hasattr(te, name)
         with pytest.raises(AttributeError, match=re.escape(f"quire.te.{name} is not available: {why}. Use {instead}")):
             getattr(te, name)
@@ -113,7 +113,7 @@ def test_names_that_are_not_here_say_why_and_what_instead(page):
 
 
 # A dotted name in "instead" is one that can be called or imported.
-@pytest.mark.parametrize("instead", sorted({instead for _, instead in NAMES.values()}))
+@pytest.mark.parametrize("instead", sorted({instead for _, instead in ABSENT.values()}))
 def test_what_to_use_instead_exists(instead):
     found = re.findall(r"\b(?:quire|torch)(?:\.\w+)+", instead)
     for name in found:

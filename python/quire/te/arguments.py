@@ -12,7 +12,7 @@ from quire.nn.dtype import INSTEAD_OF_SPLITTING
 Result = TypeVar("Result")
 
 #: Arguments that shard a layer over ranks -> the values that ask for nothing.
-DIVIDING = {
+SHARDING = {
     "sequence_parallel": False,
     "tp_group": None,
     "tp_size": 1,
@@ -25,7 +25,7 @@ IN_PIECES = {"ub_overlap_ag": False, "ub_overlap_rs": False, "ub_overlap_rs_dgra
 #: The same, and those beside them: collectives of backward run beside a whole matmul, and the name of their buffers.
 USER_BUFFERS = IN_PIECES | {"ub_bulk_dgrad": False, "ub_bulk_wgrad": False, "ub_name": None}
 OVERLAPPING = USER_BUFFERS | {"symmetric_ar_type": None}
-PARALLEL = DIVIDING | OVERLAPPING
+PARALLEL = SHARDING | OVERLAPPING
 
 #: Further ones of that kind, of LayerNormLinear and LayerNormMLP.
 _PARALLEL_TOO = {"return_layernorm_output_gathered", "set_parallel_mode"}

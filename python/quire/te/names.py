@@ -1,109 +1,167 @@
-"""Other words for quire's own."""
+"""TransformerEngine's names of modules, which scripts import from: found when somebody imports them. And its names that
+quire has nothing for: why, and what to use instead."""
 
-import functools
-from collections.abc import Callable
+from __future__ import annotations
 
-import torch
+import importlib
+import importlib.util
+import sys
+from collections.abc import Sequence
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
 
-from quire.autocast import autocast as own
-from quire.nn import recompute
-from quire.nn.weight import quantized_model_init
-from quire.recipe import Recipe, from_name
-from quire.te.common.recipe import MXFP8BlockScaling
-from quire.te.common.recipe import Recipe as SettableRecipe
+_USERBUFFERS = (
+    "communication is PyTorch's own here",
+    "torch.distributed.tensor.parallel, whose async tensor parallelism overlaps it",
+)
+_AUTOGRAD = ("saving is autograd's own here", "ctx.save_for_backward, which takes a QuantizedTensor as it is")
+_OFFLOADING = ("offloading is PyTorch's own here", "torch.autograd.graph.save_on_cpu")
+_HYBRID = (
+    "a tensor has one spec for both directions",
+    "quire.recipe.CustomRecipe, with a spec for each operand, or backward_override",
+)
+_IDENTITY = (
+    "tensors in high precision are plain tensors",
+    "quire.te.IdentityQuantizer, which returns them as they are",
+)
+_COLLECTIVES = (
+    "layers communicate themselves",
+    "tensor_parallel_mode of quire.te.ops.Linear, or torch.distributed.nn.functional",
+)
+_FUSION = (
+    "operations are composed of layers and never fused",
+    "any torch.nn.Module in quire.te.ops.Sequential",
+)
 
-_OF_CHECKPOINT = {"distribute_saved_activations": False, "get_rng_state_tracker": None, "tp_group": None}
-
-
-@functools.wraps(recompute.checkpoint)
-def checkpoint(function: Callable[..., object], *args: object, use_reentrant: bool = False, **kwargs: object) -> object:
-    for name, nothing in _OF_CHECKPOINT.items():
-        if kwargs.pop(name, nothing) != nothing:
-            raise NotImplementedError(
-                f"quire.checkpoint: {name} is not available in this version; leave it {nothing!r}"
-            )
-    return recompute.checkpoint(function, *args, use_reentrant=use_reentrant, **kwargs)
-
-
-class autocast(own):
-    """quire.autocast, which also takes _graph=False."""
-
-    def __init__(
-        self,
-        enabled: bool = True,
-        calibrating: bool = False,
-        recipe: Recipe | SettableRecipe | str | None = None,
-        amax_reduction_group: object = None,
-        _graph: bool = False,
-        **unknown: object,
-    ) -> None:
-        if _graph is not False:
-            raise NotImplementedError(
-                f"autocast: _graph={_graph!r} is what TransformerEngine sets while it captures CUDA graphs; leave it "
-                "False"
-            )
-        super().__init__(enabled, calibrating, recipe, amax_reduction_group, **unknown)
-
-
-def fp8_autocast(
-    enabled: bool = True,
-    calibrating: bool = False,
-    fp8_recipe: Recipe | SettableRecipe | str | None = None,
-    fp8_group: object = None,
-    _graph: bool = False,
-) -> autocast:
-    """quire.autocast under its older name, with the older names of its arguments."""
-    return autocast(enabled, calibrating, fp8_recipe, fp8_group, _graph)
-
-
-#: quire.quantized_model_init under its older name.
-fp8_model_init = quantized_model_init
-
-
-def get_default_recipe() -> MXFP8BlockScaling:
-    """quire.recipe.default(), as a recipe whose fields can be set."""
-    return MXFP8BlockScaling()
+#: Name -> (reason, alternative).
+ABSENT: dict[str, tuple[str, str]] = {
+    **dict.fromkeys(("initialize_ub", "destroy_ub", "UserBufferQuantizationMode"), _USERBUFFERS),
+    **dict.fromkeys(("prepare_for_saving", "restore_from_saved", "restore_from_func_ctx"), _AUTOGRAD),
+    **dict.fromkeys(("get_cpu_offload_context", "mark_not_offload", "ManualOffloadSynchronizer"), _OFFLOADING),
+    **dict.fromkeys(("HybridQuantizer", "HybridQuantizedTensor", "HybridQuantizedTensorStorage"), _HYBRID),
+    **dict.fromkeys(("IdentityTensor", "IdentityTensorStorage"), _IDENTITY),
+    **dict.fromkeys(("CusolverMpCtx", "newton_schulz"), ("optimizers are PyTorch's own here", "torch.optim.Muon")),
+    "FusedMLAQUpProjRopeQuant": (
+        "there is no multi-latent attention",
+        "quire.Linear, quire.te.apply_rotary_pos_emb and quire.te.DotProductAttention",
+    ),
+    "GroupedTensorStorage": ("a GroupedTensor has no other class for internal use", "quire.te.GroupedTensor"),
+    **dict.fromkeys(("AllGather", "AllReduce", "ReduceScatter"), _COLLECTIVES),
+    "fused": _FUSION,
+    "get_cudnn_version": ("quire does not use cuDNN", "torch.backends.cudnn.version"),
+    "get_device_compute_capability": (
+        "is_fp8_available(), is_mxfp8_available() and so on run a computation, and look at no version",
+        "torch.cuda.get_device_capability",
+    ),
+    "onnx_export": ("ONNX has no operators for these formats", "torch.export.export and AOTInductor"),
+    "optimizers": ("optimizers are PyTorch's own here", "torch.optim.AdamW with fused=True"),
+    "parallel_cross_entropy": (
+        "losses are PyTorch's own here",
+        "torch.nn.functional.cross_entropy within torch.distributed.tensor.parallel.loss_parallel",
+    ),
+}
 
 
-@functools.cache
-def _reason(recipe: str | None, device: str) -> str:
-    from quire.info import why_not  # later than quire, or `python -m quire.info` would find itself imported
-
-    return why_not(None if recipe is None else from_name(recipe), device)
-
-
-def _available(recipe: str | None, return_reason: bool, device: torch.device | str | None) -> bool | tuple[bool, str]:
-    reason = _reason(recipe, str(torch.get_default_device() if device is None else torch.device(device)))
-    return (not reason, reason) if return_reason else not reason
+def message(name: str, module: str = "quire.te") -> str:
+    """What a module says when asked for a name that it has not. An AttributeError, so that code which asks by
+    hasattr() or catches ImportError finds its other way."""
+    if name not in ABSENT:
+        return f"module {module!r} has no attribute {name!r}"
+    reason, alternative = ABSENT[name]
+    return f"{module}.{name} is not available: {reason}. Use {alternative}"
 
 
-def is_fp8_available(return_reason: bool = False, device: torch.device | str | None = None) -> bool | tuple[bool, str]:
-    """Whether layers train with per-tensor FP8 on a device (None: PyTorch's default one), found out by trying it, once
-    a process; with return_reason also why not, "" if they do."""
-    return _available("fp8_current", return_reason, device)
+# --- names of modules
 
 
-def is_bf16_available(return_reason: bool = False, device: torch.device | str | None = None) -> bool | tuple[bool, str]:
-    """is_fp8_available() for layers in bfloat16 that do not quantize."""
-    return _available(None, return_reason, device)
+_HERE, _ITS = "quire.te", "transformer_engine"
+#: Module of TransformerEngine -> the module here that has its names, both without the package.
+MODULES = {
+    "pytorch.attention": "attention",
+    "pytorch.attention.inference": "attention.key_value_cache",
+    "pytorch.custom_recipes": "quantizer_factories",
+    "pytorch.custom_recipes.quantizer_factories": "quantizer_factories",
+    "pytorch.fp8": "quantization",
+    "pytorch.ops": "ops",
+    "pytorch.permutation": "moe_permutation",
+    "pytorch.quantization": "quantization",
+    "pytorch.router": "moe_router",
+    "pytorch.transformer": "attention.transformer_layer",
+    "recipe": "common.recipe",
+    # Of these, every name that is here is also one of the package.
+    **dict.fromkeys(
+        (
+            "pytorch.distributed",
+            "pytorch.float8_tensor",
+            "pytorch.module",
+            "pytorch.quantized_tensor",
+            "pytorch.tensor",
+            "pytorch.tensor.float8_blockwise_tensor",
+            "pytorch.tensor.float8_tensor",
+            "pytorch.tensor.mxfp8_tensor",
+            "pytorch.tensor.nvfp4_tensor",
+        ),
+        "pytorch",
+    ),
+}
 
 
-def is_fp8_block_scaling_available(
-    return_reason: bool = False, device: torch.device | str | None = None
-) -> bool | tuple[bool, str]:
-    """is_fp8_available() for Float8BlockScaling."""
-    return _available("fp8_block", return_reason, device)
+def module_of(name: str) -> str | None:
+    """The module here that is meant by a name below quire.te or transformer_engine; None if it is no other one."""
+    package = next((each for each in (_HERE, _ITS) if name == each or name.startswith(f"{each}.")), None)
+    if package is None:
+        return None
+    within = name.removeprefix(package).removeprefix(".")
+    known = max((one for one in MODULES if f"{within}.".startswith(f"{one}.")), key=len, default="")
+    here = ".".join(part for part in (_HERE, MODULES.get(known, ""), within.removeprefix(known).strip(".")) if part)
+    return None if here == name else here
 
 
-def is_mxfp8_available(
-    return_reason: bool = False, device: torch.device | str | None = None
-) -> bool | tuple[bool, str]:
-    """is_fp8_available() for MXFP8BlockScaling."""
-    return _available("mxfp8", return_reason, device)
+class _Same(Loader):
+    """Gives a module that there is under another name."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        module = importlib.import_module(self._name)
+        self._own = module.__spec__
+        return module
+
+    def exec_module(self, module: ModuleType) -> None:
+        module.__spec__ = self._own  # for which importlib has put that of the other name
 
 
-def is_nvfp4_available(
-    return_reason: bool = False, device: torch.device | str | None = None
-) -> bool | tuple[bool, str]:
-    """is_fp8_available() for NVFP4BlockScaling."""
-    return _available("nvfp4", return_reason, device)
+class _Finder(MetaPathFinder):
+    def __init__(self, package: str) -> None:
+        self.package = package
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        here = module_of(name) if name == self.package or name.startswith(f"{self.package}.") else None
+        if here is None or importlib.util.find_spec(here) is None:
+            return None
+        return importlib.util.spec_from_loader(name, _Same(here))
+
+
+def find_names(package: str = _HERE) -> None:
+    """Has modules found by their names below a package. First, since a path would find some a second time."""
+    if not any(isinstance(each, _Finder) and each.package == package for each in sys.meta_path):
+        sys.meta_path.insert(0, _Finder(package))
+
+
+def import_as_transformer_engine() -> None:
+    """From now on `import transformer_engine.pytorch`, and imports of other modules of it, give the modules of
+    quire.te, whether or not TransformerEngine is installed. Scripts and libraries that import it run unchanged.
+
+    Raises RuntimeError if TransformerEngine itself has been imported.
+    """
+    there = sys.modules.get(_ITS, sys.modules[_HERE])
+    if there is not sys.modules[_HERE]:
+        raise RuntimeError(
+            "import_as_transformer_engine: transformer_engine has been imported already; call this before, in the "
+            "first lines of the program"
+        )
+    find_names(_ITS)

@@ -4,7 +4,6 @@ import importlib
 
 from quire.nn.weight import quantized_model_init
 from quire.te import ops
-from quire.te.absent import message
 from quire.te.attention import (
     DotProductAttention,
     InferenceParams,
@@ -13,15 +12,13 @@ from quire.te.attention import (
     TransformerLayer,
     apply_rotary_pos_emb,
 )
-from quire.te.element_types import DType
-from quire.te.global_state import FP8GlobalStateManager
-from quire.te.glu import deinterleave_glu_tensor, interleave_glu_tensor
+from quire.te.distributed import CudaRNGStatesTracker, checkpoint
 from quire.te.graphs import make_graphed_callables
 from quire.te.grouped_tensor import GroupedTensor
-from quire.te.import_names import MODULES
 from quire.te.layers import GroupedLinear, LayerNorm, LayerNormLinear, LayerNormMLP, Linear, RMSNorm
-from quire.te.moe_padding import Fp8Padding, Fp8Unpadding, get_align_size_for_quantization
 from quire.te.moe_permutation import (
+    Fp8Padding,
+    Fp8Unpadding,
     moe_permute,
     moe_permute_and_pad_with_probs,
     moe_permute_with_probs,
@@ -29,19 +26,21 @@ from quire.te.moe_permutation import (
     moe_sort_chunks_by_index_with_probs,
     moe_unpermute,
 )
-from quire.te.moe_quantile_balancing import QBHistogramMode
 from quire.te.moe_router import (
+    QBHistogramMode,
     RoutingMapFormat,
     fused_compute_score_for_moe_aux_loss,
     fused_moe_aux_loss,
     fused_topk_with_score_function,
 )
-from quire.te.named_generators import CudaRNGStatesTracker
-from quire.te.names import (
+from quire.te.names import MODULES, message
+from quire.te.ops.curves import deinterleave_glu_tensor, interleave_glu_tensor
+from quire.te.quantization import (
+    FP8GlobalStateManager,
     autocast,
-    checkpoint,
     fp8_autocast,
     fp8_model_init,
+    get_align_size_for_quantization,
     get_default_recipe,
     is_bf16_available,
     is_fp8_available,
@@ -51,6 +50,7 @@ from quire.te.names import (
 )
 from quire.te.quantizer_roles import DelayedScalingRequest, IdentityQuantizer, QuantizerRequest, QuantizerRole
 from quire.te.quantizers import (
+    DType,
     Float8BlockQuantizer,
     Float8CurrentScalingQuantizer,
     Float8Quantizer,

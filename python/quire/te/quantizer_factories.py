@@ -1,8 +1,14 @@
 """Functions for CustomRecipe(qfactory=...), each of which quantizes as the recipe of its name does by default."""
 
-from quire.te.element_types import FP8, FP8_OF_GRADIENTS
 from quire.te.quantizer_roles import DelayedScalingRequest, IdentityQuantizer, QuantizerRole
-from quire.te.quantizers import Float8BlockQuantizer, Float8CurrentScalingQuantizer, MXFP8Quantizer, NVFP4Quantizer
+from quire.te.quantizers import (
+    FP8,
+    FP8_OF_GRADIENTS,
+    Float8BlockQuantizer,
+    Float8CurrentScalingQuantizer,
+    MXFP8Quantizer,
+    NVFP4Quantizer,
+)
 
 __path__: list[str] = []  # TransformerEngine has a package of this name, with this module in it
 

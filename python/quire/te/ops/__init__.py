@@ -2,7 +2,7 @@
 across operations; te.LayerNormLinear and te.LayerNormMLP quantize in the pass that computes the norm or the activation.
 """
 
-from quire.te.absent import message
+from quire.te.names import message
 from quire.te.ops.basic_operation import BasicOperation
 from quire.te.ops.curves import (
     GEGLU,
@@ -23,15 +23,14 @@ from quire.te.ops.curves import (
     SReLU,
     SwiGLU,
 )
-from quire.te.ops.fused_operation import (
+from quire.te.ops.layer_operations import BasicLinear, GroupedLinear, L2Normalization, LayerNorm, Linear, RMSNorm
+from quire.te.ops.op_sequence import (
     FusedOperation,
+    Sequential,
     register_backward_fusion,
     register_forward_backward_fusion,
     register_forward_fusion,
 )
-from quire.te.ops.matmuls import BasicLinear, GroupedLinear, Linear
-from quire.te.ops.normalizing import L2Normalization, LayerNorm, RMSNorm
-from quire.te.ops.op_sequence import Sequential
 from quire.te.ops.operation import Operation as FusibleOperation
 from quire.te.ops.pointwise import AddExtraInput, Bias, ConstantScale, Dropout, Identity, MakeExtraOutput, Reshape
 from quire.te.ops.quantizing import Quantize

@@ -1,16 +1,103 @@
 """Activations as operations (numerics.md 11.3). The first half of the input of a gated one is the gate."""
 
 import math
+from typing import Any
 
 import torch
 
-from quire.functional import activation
+from quire.functional import activation, activation_gradient, quantize
 from quire.nn.activation_names import activation_text
 from quire.nn.dtype import activation_dtype
 from quire.nn.recompute import checkpoint
-from quire.te.glu import deinterleaved
-from quire.te.ops.from_codes import ActivationOfCodes, SoftCapsOfCodes, soft_caps
 from quire.te.ops.operation import Input, Operation, plain
+
+# --- orders of the rows or columns that a gated activation takes: the gate and then the linear part, or both in turn in
+# blocks, [gate block, linear block, gate block, ...]
+
+
+def _blocks(what: str, size: int, interleave_size: int) -> int:
+    if interleave_size < 1 or size % (2 * interleave_size):
+        raise ValueError(
+            f"{what}: interleave_size must be at least 1 and the dimension a multiple of twice that, got "
+            f"interleave_size={interleave_size} and a dimension of {size}"
+        )
+    return size // (2 * interleave_size)
+
+
+def deinterleaved(tensor: torch.Tensor, interleave_size: int, dim: int) -> torch.Tensor:
+    """A dimension in blocks by turns -> gate and then linear part."""
+    blocks = _blocks("deinterleave_glu_tensor", tensor.shape[dim], interleave_size)
+    parts = tensor.unflatten(dim, (blocks, 2, interleave_size))
+    first = dim if dim >= 0 else tensor.ndim + dim
+    return parts.transpose(first, first + 1).flatten(first, first + 2)
+
+
+def deinterleave_glu_tensor(tensor: torch.Tensor, interleave_size: int) -> torch.Tensor:
+    """The rows of a weight or bias [2H, *] that has gate and linear part by turns, in blocks of interleave_size -> the
+    gate's rows and then the linear part's. Raises ValueError unless 2H is a multiple of 2 interleave_size."""
+    return deinterleaved(tensor, interleave_size, 0)
+
+
+def interleave_glu_tensor(tensor: torch.Tensor, interleave_size: int) -> torch.Tensor:
+    """The inverse of deinterleave_glu_tensor()."""
+    blocks = _blocks("interleave_glu_tensor", tensor.shape[0], interleave_size)
+    return tensor.unflatten(0, (2, blocks, interleave_size)).transpose(0, 1).flatten(0, 2)
+
+
+# --- backward passes that compute from codes of the input (cache_quantized_input), which need a quarter or a half of
+# the memory
+
+
+#: What TransformerEngine caches an input as.
+_SPEC = "fp8_tensor"
+
+
+class ActivationOfCodes(torch.autograd.Function):
+    """quire.functional.activation()[0] of x, name and dtype."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, name: str, dtype: torch.dtype) -> torch.Tensor:
+        ctx.name = name
+        ctx.save_for_backward(quantize(x.detach(), _SPEC))
+        return activation(x.detach(), name, dtype)[0]
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        (codes,) = ctx.saved_tensors
+        return activation_gradient(dy, codes.dequantize(), ctx.name), None, None
+
+
+def soft_caps(x: torch.Tensor, beta1: float, beta2: float, dtype: torch.dtype) -> torch.Tensor:
+    """te.ops.SiTUGLU."""
+    gate, linear = x.float().chunk(2, -1)
+    gate = beta1 * torch.tanh(gate / beta1) * torch.sigmoid(gate)
+    return (gate * beta2 * torch.tanh(linear / beta2)).to(dtype)
+
+
+class SoftCapsOfCodes(torch.autograd.Function):
+    """soft_caps()."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, beta1: float, beta2: float, dtype: torch.dtype) -> torch.Tensor:
+        ctx.betas = beta1, beta2
+        ctx.save_for_backward(quantize(x.detach(), _SPEC))
+        return soft_caps(x.detach(), beta1, beta2, dtype)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
+        (codes,), (beta1, beta2) = ctx.saved_tensors, ctx.betas
+        gate, linear = codes.dequantize(torch.float32).chunk(2, -1)
+        dy, sigmoid = dy.float(), torch.sigmoid(gate)
+        of_gate, of_linear = torch.tanh(gate / beta1), torch.tanh(linear / beta2)
+        slope = (1 - of_gate.square()) * sigmoid + beta1 * of_gate * sigmoid * (1 - sigmoid)
+        dgate = dy * beta2 * of_linear * slope
+        dlinear = dy * beta1 * of_gate * sigmoid * (1 - of_linear.square())
+        return torch.cat([dgate, dlinear], -1).to(codes.dtype), None, None, None
+
+
+# --- the operations
 
 
 class _Activation(Operation):

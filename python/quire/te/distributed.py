@@ -1,11 +1,15 @@
-"""Random states by name, for dropout and initialisation that differ between ranks of a tensor-parallel group."""
+"""transformer_engine.pytorch.distributed: recomputation, and random states by name, for dropout and initialisation that
+differ between ranks of a tensor-parallel group."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+import functools
+from collections.abc import Callable, Iterator, Mapping
 
 import torch
+
+from quire.nn import recompute
 
 
 class CudaRNGStatesTracker:
@@ -50,3 +54,16 @@ class CudaRNGStatesTracker:
         finally:
             self._states[name] = torch.get_rng_state()
             torch.set_rng_state(own)
+
+
+_OF_CHECKPOINT = {"distribute_saved_activations": False, "get_rng_state_tracker": None, "tp_group": None}
+
+
+@functools.wraps(recompute.checkpoint)
+def checkpoint(function: Callable[..., object], *args: object, use_reentrant: bool = False, **kwargs: object) -> object:
+    for name, nothing in _OF_CHECKPOINT.items():
+        if kwargs.pop(name, nothing) != nothing:
+            raise NotImplementedError(
+                f"quire.checkpoint: {name} is not available in this version; leave it {nothing!r}"
+            )
+    return recompute.checkpoint(function, *args, use_reentrant=use_reentrant, **kwargs)
