@@ -48,7 +48,6 @@ CALLS_OPERATORS = {
     "flops.py",
     "info.py",
     "gathered_weight.py",
-    "primitives.py",
     "runners.py",
     "transforms.py",
 }

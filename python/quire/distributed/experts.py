@@ -12,8 +12,8 @@ from quire.distributed import check_ranks
 from quire.distributed.check_ranks import Fields
 from quire.distributed.groups import broadcast, name_of, named_group, the_group
 from quire.distributed.pieces import PiecesOfTensor
+from quire.functional import chunk_rows, expert_rows, limit_capacity, permute_rows, unpermute_rows
 from quire.loading.for_dynamo import assume_constant_result
-from quire.moe.primitives import chunk_rows, expert_rows, limit_capacity, permute_rows, unpermute_rows
 
 #: What happens to a rank's rows that exceed the capacity.
 OVERFLOWS = ("raise", "drop")

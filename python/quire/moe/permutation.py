@@ -4,8 +4,8 @@ from typing import NamedTuple
 
 import torch
 
+from quire import functional
 from quire.checks import check_type, check_type_or_none
-from quire.moe import primitives
 from quire.tensor import QuantizedActivation, QuantizedTensor
 from quire.tensor.buffers import from_list
 from quire.tensor.views import TILES
@@ -53,7 +53,7 @@ def permute(
         raise RuntimeError(
             f"permute: topk_ids must have a row for each of the {x.shape[0]} tokens of x; got {list(topk_ids.shape)}"
         )
-    row_map, offsets = primitives.expert_rows(topk_ids, num_experts)
+    row_map, offsets = functional.expert_rows(topk_ids, num_experts)
     return Permuted(
         permute_any(x, row_map, row_map.numel() if num_rows is None else num_rows, weights), offsets, row_map
     )
@@ -67,13 +67,13 @@ def unpermute(y: torch.Tensor, row_map: torch.Tensor, weights: torch.Tensor | No
     """
     check_type("unpermute", torch.Tensor, y=y, row_map=row_map)
     check_type_or_none("unpermute", torch.Tensor, weights=weights)
-    return primitives.unpermute_rows(y, row_map, weights)
+    return functional.unpermute_rows(y, row_map, weights)
 
 
 def permute_any(
     x: torch.Tensor | QuantizedTensor, row_map: torch.Tensor, rows: int, weights: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """primitives.permute_rows(), also for a QuantizedTensor."""
+    """functional.permute_rows(), also for a QuantizedTensor."""
     quantized = isinstance(x, QuantizedTensor | QuantizedActivation)
     if isinstance(x, QuantizedActivation) or (quantized and x.requires_grad and torch.is_grad_enabled()):
         raise NotImplementedError(
@@ -82,7 +82,7 @@ def permute_any(
         )
     check_type("permute", torch.Tensor, x=x)
     if not quantized:
-        return primitives.permute_rows(x, row_map, rows, weights)
+        return functional.permute_rows(x, row_map, rows, weights)
     if weights is not None:
         raise NotImplementedError(
             "permute: codes cannot be multiplied by weights; pass them to unpermute(), or dequantize"
@@ -106,7 +106,7 @@ def _permute_codes(q: QuantizedTensor, row_map: torch.Tensor, rows: int) -> Quan
         )
 
     def moved(buffer: torch.Tensor) -> torch.Tensor:
-        return primitives.permute_rows(buffer, row_map, rows)
+        return functional.permute_rows(buffer, row_map, rows)
 
     if family == "fp8_row":
         scale = moved(scale[:, None])[:, 0]

@@ -2,8 +2,8 @@
 
 import torch
 
+from quire import functional
 from quire.checks import check_type, check_type_or_none
-from quire.moe import primitives
 
 SCORE_FUNCTIONS = ("softmax", "sigmoid", "sqrtsoftplus")
 
@@ -53,7 +53,7 @@ def route(
     options = [f"{name}={int(value)}" for name, value in numbers.items() if value is not None]
     options += ["after_topk"] * softmax_after_topk + ["renormalize"] * renormalize
     text = ":".join([score_function, *options, f"scaling_factor={float(scaling_factor)}"])
-    weights, ids = primitives.route(logits, expert_bias, text)
+    weights, ids = functional.route(logits, expert_bias, text)
     return (weights, ids) if capacity is None else limit_capacity(weights, ids, logits.shape[-1], capacity)
 
 
@@ -76,7 +76,7 @@ def limit_capacity(
             "limit_capacity: topk_weights and topk_ids must have the same shape; got "
             f"{list(topk_weights.shape)} and {list(topk_ids.shape)}; pass both results of route()"
         )
-    ids = primitives.limit_capacity(topk_ids, num_experts, capacity)
+    ids = functional.limit_capacity(topk_ids, num_experts, capacity)
     return torch.where(ids >= 0, topk_weights, 0.0), ids
 
 
@@ -102,7 +102,7 @@ def tokens_per_expert(topk_ids: torch.Tensor, num_experts: int) -> torch.Tensor:
     """int32 [num_experts]: the number of entries of topk_ids, int32 [*, k], for each expert; -1 is not counted. To
     balance loads, pass ids of which limit_capacity() has dropped none (or Routing.tokens_per_expert)."""
     check_type("tokens_per_expert", torch.Tensor, topk_ids=topk_ids)
-    _, ends = primitives.expert_rows(topk_ids.reshape(-1, 1), num_experts)
+    _, ends = functional.expert_rows(topk_ids.reshape(-1, 1), num_experts)
     return ends.diff(prepend=ends.new_zeros(1))
 
 

@@ -8,9 +8,8 @@ import torch
 from quire.distributed import check_ranks
 from quire.distributed.experts import ExpertGroup, Sender, plan
 from quire.distributed.row_codes import pack, unpack, why_not
-from quire.functional import Buffers
+from quire.functional import Buffers, permute_rows
 from quire.moe import permute
-from quire.moe.primitives import permute_rows
 from quire.nn.call import active_call
 from quire.nn.grouped_linear import GroupedLinear
 from quire.nn.layer_path import path_of

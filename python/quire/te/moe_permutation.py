@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import torch
 
+from quire import functional
 from quire.checks import check_type, check_type_or_none
-from quire.moe import primitives
 from quire.moe.permutation import permute_any
 from quire.te.arguments import positional
 from quire.te.quantization import FP8GlobalStateManager, get_align_size_for_quantization
@@ -39,7 +39,7 @@ def moe_permute(
             f"moe_permute: with map_type 'index' routing_map must be int32 or int64, got {routing_map.dtype}; pass "
             "numbers of experts, or map_type='mask'"
         )
-    row_map, _ = primitives.expert_rows(_narrowed(routing_map), 0)
+    row_map, _ = functional.expert_rows(_narrowed(routing_map), 0)
     rows = num_out_tokens if num_out_tokens > 0 else row_map.numel()
     row_map = torch.where(row_map < rows, row_map, -1)
     return permute_any(inp, row_map, rows), row_map.t().reshape(-1)
@@ -125,13 +125,13 @@ def moe_unpermute(
             restore_shape[0] == row_map.shape[0],
             lambda: "moe_unpermute: restore_shape is not that of the tokens that row_id_map is of; leave it out",
         )
-    return primitives.unpermute_rows(inp, row_map, None if merging_probs is None else merging_probs.float())
+    return functional.unpermute_rows(inp, row_map, None if merging_probs is None else merging_probs.float())
 
 
 def moe_sort_chunks_by_index(inp: torch.Tensor, split_sizes: torch.Tensor, sorted_index: torch.Tensor) -> torch.Tensor:
     """inp [T, K], chunks of split_sizes [G] rows, with chunk sorted_index[0] first, then sorted_index[1] and so on.
     Rows after the last chunk stay where they are. inp may be a QuantizedTensor."""
-    return permute_any(inp, primitives.chunk_rows(split_sizes, sorted_index, 1, inp.shape[0]), inp.shape[0])
+    return permute_any(inp, functional.chunk_rows(split_sizes, sorted_index, 1, inp.shape[0]), inp.shape[0])
 
 
 def moe_sort_chunks_by_index_with_probs(
@@ -140,8 +140,8 @@ def moe_sort_chunks_by_index_with_probs(
     """moe_sort_chunks_by_index() of inp and of probs [T]."""
     check_type("moe_sort_chunks_by_index_with_probs", torch.Tensor, probs=probs)
     rows = inp.shape[0]
-    row_map = primitives.chunk_rows(split_sizes, sorted_index, 1, rows)
-    return permute_any(inp, row_map, rows), primitives.permute_rows(probs[:, None], row_map, rows)[:, 0]
+    row_map = functional.chunk_rows(split_sizes, sorted_index, 1, rows)
+    return permute_any(inp, row_map, rows), functional.permute_rows(probs[:, None], row_map, rows)[:, 0]
 
 
 def _is_mask(map_type: str, what: str) -> bool:
@@ -154,7 +154,7 @@ def _rows_of_mask(mask: torch.Tensor) -> torch.Tensor:
     """Row of each token and expert, or -1: a mask is a list of as many choices as there are experts."""
     experts = mask.shape[1]
     ids = torch.arange(experts, dtype=torch.int32, device=mask.device)
-    return primitives.expert_rows(torch.where(mask != 0, ids, -1), experts)[0]
+    return functional.expert_rows(torch.where(mask != 0, ids, -1), experts)[0]
 
 
 def _padded(row_map: torch.Tensor, pad_offsets: torch.Tensor) -> torch.Tensor:
@@ -172,7 +172,7 @@ def _permute_with_probs(
     wanted = torch.where(probs != 0, row_map, -1)
     # The probs of the rows are a column of ones, weighted: float32 holds the value of a narrower dtype.
     ones = torch.ones(probs.shape[0], 1, dtype=torch.float32, device=probs.device)
-    moved = primitives.permute_rows(ones, row_map, rows, probs.float())[:, 0]
+    moved = functional.permute_rows(ones, row_map, rows, probs.float())[:, 0]
     return permute_any(inp, wanted, rows), moved.to(probs.dtype)
 
 
@@ -217,7 +217,7 @@ class _Padding(torch.nn.Module):
         sizes = (
             m_splits if isinstance(m_splits, torch.Tensor) else torch.tensor(m_splits, dtype=torch.int64, device=device)
         )
-        return primitives.chunk_rows(sizes, None, self.align_size, rows)
+        return functional.chunk_rows(sizes, None, self.align_size, rows)
 
     def extra_repr(self) -> str:
         return f"num_gemms={self.num_gemms}, align_size={self.given_align_size}"
@@ -265,4 +265,4 @@ class Fp8Unpadding(_Padding):
             return inp
         else:
             num_out_tokens = sum(m_splits)
-        return primitives.unpermute_rows(inp, self.row_map(m_splits, num_out_tokens, inp.device))
+        return functional.unpermute_rows(inp, self.row_map(m_splits, num_out_tokens, inp.device))

@@ -4,9 +4,10 @@ import enum
 
 import torch
 
+from quire import functional
 from quire.checks import check_type
 from quire.loading.devices import is_known
-from quire.moe import primitives, routing
+from quire.moe import routing
 from quire.te.arguments import positional
 
 # --- quantile balancing: what bias each expert would need to be chosen, counted in a histogram over the tokens
@@ -181,7 +182,7 @@ def fused_compute_score_for_moe_aux_loss(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(routing_map of the topk best scores, scores float32 [*, E] of sum 1, differentiable in logits)."""
     check_type("fused_compute_score_for_moe_aux_loss", torch.Tensor, logits=logits)
-    _, ids = primitives.route(logits.detach(), None, f"{score_function}:topk={topk}")
+    _, ids = functional.route(logits.detach(), None, f"{score_function}:topk={topk}")
     routing_map = _routing_map(ids, logits.shape[-1], routing_map_format)
     return routing_map, routing.scores(logits, score_function)
 
