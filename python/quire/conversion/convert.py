@@ -9,7 +9,6 @@ import torch
 
 from quire.checks import check_type
 from quire.conversion.held import Places, held_bytes, places_of, untied
-from quire.conversion.high_precision import left_notes, left_parameters, notes_on_fast_paths
 from quire.conversion.inference import (
     DIVIDED,
     inference_recipe,
@@ -32,7 +31,10 @@ from quire.conversion.report import (
     counted,
     keep_report,
     layer_lines,
+    left_notes,
+    left_parameters,
     milliseconds,
+    notes_on_fast_paths,
     untied_notes,
 )
 from quire.conversion.timing import check_tokens, has_values, measure, slower

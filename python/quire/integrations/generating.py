@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from quire.checks import check_type
-from quire.integrations.missing import needed
+from quire.integrations import needed
 from quire.integrations.transformers import KNOWN, METHODS, REPLACEABLE, register
 from quire.io.container import CheckpointError
 from quire.io.inspection import inspect

@@ -10,7 +10,7 @@ import torch
 
 from quire.autocast import autocast
 from quire.conversion.convert import MIN_FEATURES, convert
-from quire.integrations.missing import needed
+from quire.integrations import needed
 from quire.loading.devices import devices
 from quire.recipe import Recipe, as_recipe, default
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from quire.integrations.missing import needed
+from quire.integrations import needed
 
 #: The version that tests run with.
 KNOWN = "0.21.2"

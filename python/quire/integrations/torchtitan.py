@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from quire.conversion.convert import MIN_FEATURES
-from quire.integrations.missing import needed
+from quire.integrations import needed
 from quire.nn.linear import Linear
 from quire.nn.own_recipe import own_recipe
 

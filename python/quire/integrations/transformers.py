@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from types import ModuleType
 
-from quire.integrations.missing import needed
+from quire.integrations import needed
 
 #: The version that tests run with.
 KNOWN = "5.23.0"

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from quire.integrations.missing import needed
+from quire.integrations import needed
 from quire.nn.own_recipe import own_recipe
 from quire.quantization.model import quantize_model
 
