@@ -45,7 +45,6 @@ CALLS_OPERATORS = {
     "debug.py",
     "delayed",
     "explain.py",
-    "flops.py",
     "info.py",
     "gathered_weight.py",
     "runners.py",

@@ -2,11 +2,11 @@
 
 import importlib
 
-from quire.loading import flops, library, transforms
+from quire.loading import library, transforms
 
 library.load()
 transforms.register()
-flops.register()
+transforms.register_flops()
 
 from quire import debug, delayed, distributed, moe, recipe, runners  # noqa: E402  (the operators must be there first)
 from quire.autocast import active_recipe, autocast  # noqa: E402

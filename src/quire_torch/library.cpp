@@ -79,7 +79,7 @@ void register_functions(torch::Library& m) {
   m.def("quantize_weight_part(Tensor w, str spec, str parallel) -> Tensor[]", quantize_weight_part);
   m.def("wgrad_take_(Tensor(a!) stash) -> (Tensor[] operands, int tokens, str recipe, bool overwrite)", take_stashed);
   m.def("wgrad_drop(int number) -> ()", drop_stashed);
-  // Its kernel is Python's (quire/delayed/update.py): delayed_update_ of both directions, with the user's functions.
+  // Its kernel is Python's (quire/delayed/step.py): delayed_update_ of both directions, with the user's functions.
   m.def(
       "delayed_update_in_python_(Tensor(a!)[] history, Tensor(b!)[] scale, Tensor(c!)[] amax, Tensor(d!)[] usage) -> "
       "()",

@@ -8,7 +8,7 @@ import torch
 import quire
 from quire import recipe as recipes
 from quire.io import CheckpointError, te_state, te_states
-from quire.io.swizzle import in_rows, in_tiles
+from quire.io.layout import in_rows, in_tiles
 from te_classes import (
     DelayedScaling,
     DType,

@@ -101,7 +101,7 @@ def table_on(device: torch.device) -> torch.Tensor:
     return getattr(THREAD, _attribute("table", device))
 
 
-def place(devices: Iterable[torch.device]) -> None:
+def place_tables(devices: Iterable[torch.device]) -> None:
     """Makes tables of this thread for devices that have none, and the numbers of its rules."""
     for device in devices:
         if not hasattr(THREAD, name := _attribute("table", device)):

@@ -14,7 +14,7 @@ from quire.distributed.gathering import BOTH, COLUMNWISE, ROWWISE, Amaxes, Direc
 from quire.functional import quantize
 from quire.loading.devices import runs_later
 from quire.tensor import DTYPES, QuantizedTensor, QuantSpec, TensorProto
-from quire.tensor.directions import other_direction
+from quire.tensor.buffers import other_direction
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh

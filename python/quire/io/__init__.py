@@ -10,11 +10,10 @@ To add a dialect: a file in dialects/ with a class that has what `Dialect` lists
 written. dialects/modelopt.py is the example. tests/io has a test that runs for every row.
 """
 
-from quire.io.comparing import Difference, diff
 from quire.io.container import CheckpointError
 from quire.io.converting import convert
 from quire.io.from_model import save
-from quire.io.inspection import Inspection, Run, Verification, inspect, run, verify
+from quire.io.inspection import Difference, Inspection, Run, Verification, diff, inspect, run, verify
 from quire.io.into_model import LoadReport, load
 from quire.io.layout import StoredWeight
 from quire.io.reading import Checkpoint, read

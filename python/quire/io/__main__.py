@@ -10,10 +10,9 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from quire.io.comparing import diff
 from quire.io.converting import convert
 from quire.io.dialects import DIALECTS
-from quire.io.inspection import inspect, run, verify
+from quire.io.inspection import diff, inspect, run, verify
 from quire.io.reading import MISSING
 
 _CODES = "Exit codes: 0 nothing found, 1 findings or an error in the checkpoint, 2 wrong arguments."

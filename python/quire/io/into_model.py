@@ -10,11 +10,11 @@ import torch
 
 from quire.checks import check_type
 from quire.io.container import CheckpointError, some
+from quire.io.dialect import is_kept
 from quire.io.fitting import Record, Ref, Target, fit, remember
 from quire.io.joining import alternating, join, joined_input, joined_spec, of_one, of_weight
 from quire.io.layout import Layout, StoredWeight
 from quire.io.reading import MISSING, Checkpoint, check_scale, opened
-from quire.io.unclaimed import is_kept
 from quire.loading.float_mode import subnormals_kept
 from quire.nn.linear import Linear
 from quire.nn.own_context import own_context

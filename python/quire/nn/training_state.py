@@ -10,8 +10,7 @@ from torch import distributed
 
 from quire.checks import check_type, check_type_or_none
 from quire.delayed.checkpoint import delayed_state, padded_state, set_delayed_state, unpadded_state
-from quire.delayed.step import rule_text
-from quire.delayed.update import reduces
+from quire.delayed.step import reduces, rule_text
 from quire.distributed.groups import sendable
 from quire.loading.devices import HOST, with_values
 from quire.nn.random_state import of_own_rank, seeds_of_rank_0, set_rng_state

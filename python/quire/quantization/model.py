@@ -12,10 +12,9 @@ from quire.functional import quantize
 from quire.nn.own_context import own_context, running
 from quire.nn.own_recipe import own_recipe
 from quire.nn.stacked_experts import is_experts
-from quire.quantization.calibrate import calibrate
+from quire.quantization.calibrate import calibrate, check_missing, give, scales_of
 from quire.quantization.inputs import Batch, Matmul, listed, matmuls, uncompiled
 from quire.quantization.sequential import Gptq, keep
-from quire.quantization.static_scales import check_missing, give, scales_of
 from quire.recipe import Recipe, names
 from quire.tensor import QuantizedTensor, QuantSpec
 

@@ -12,9 +12,9 @@ from quire.conversion.convert import Plan, adopt
 from quire.conversion.inference import inference_codes
 from quire.functional import quantize
 from quire.nn.own_context import callers_device
+from quire.quantization.calibrate import buffer
 from quire.quantization.gptq import Moments, gptq
 from quire.quantization.inputs import Batch, Matmul, SameInput, arguments, matmuls, watched
-from quire.quantization.static_scales import buffer
 from quire.tensor import QuantizedStack, QuantizedTensor
 
 # --- the blocks of a model, each of which is given the result of the one before, and the arguments of its calls

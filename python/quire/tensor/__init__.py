@@ -3,8 +3,7 @@
 spec.py says how a tensor is quantized, and buffers.py what is stored and how a tensor is made of it. quantized.py is
 the tensor, and stack.py one tensor of several matrices. operators.py says what PyTorch's operators do with a tensor:
 views.py and decoded.py for views, writes.py for operators that write. activation.py is the form that has a gradient.
-directions.py makes the codes of one direction from those of the other, order.py moves codes between plain and
-interleaved order, and origin.py says which file a tensor was read from.
+order.py moves codes between plain and interleaved order, and origin.py says which file a tensor was read from.
 """
 
 from quire.tensor.activation import QuantizedActivation, input_operand

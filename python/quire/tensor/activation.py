@@ -11,9 +11,17 @@ import torch
 from torch.utils import _pytree  # the registry of containers; torch.export.register_dataclass takes no static fields
 
 from quire.loading.for_dynamo import assume_constant_result
-from quire.tensor.buffers import BUFFER_NAMES, DTYPES, DataTensors, TensorProto, check_buffers, from_list, named_buffers
+from quire.tensor.buffers import (
+    BUFFER_NAMES,
+    DTYPES,
+    DataTensors,
+    TensorProto,
+    check_buffers,
+    from_list,
+    named_buffers,
+    other_direction,
+)
 from quire.tensor.decoded import Carried, Decoded, each
-from quire.tensor.directions import other_direction
 from quire.tensor.quantized import QuantizedTensor
 from quire.tensor.spec import QuantSpec
 

@@ -21,10 +21,10 @@ from quire.tensor.buffers import (
     check_buffers,
     from_list,
     named_buffers,
+    other_direction,
     spec_of,
 )
 from quire.tensor.decoded import Decoded, Window
-from quire.tensor.directions import other_direction
 from quire.tensor.origin import Kept, Origin, Seal
 from quire.tensor.spec import QuantSpec
 

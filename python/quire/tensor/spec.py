@@ -25,7 +25,7 @@ def check_recipe(what: str, text: str) -> None:
 
 
 def check_parallel(what: str, text: str) -> None:
-    """Raises ValueError for a text that does not say how a weight is divided (quire.distributed.Parallel)."""
+    """Raises ValueError for a text that does not say how a weight is sharded (quire.distributed.Parallel)."""
     try:
         torch.ops.quire.canonical_parallel(text)
     except RuntimeError as error:

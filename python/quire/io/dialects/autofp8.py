@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from quire.io.container import CheckpointError, Header
-from quire.io.dialect import Configs, LayoutDialect
+from quire.io.dialect import Configs, LayoutDialect, check_consumed
 from quire.io.layout import (
     E4M3,
     SCALES,
@@ -26,7 +26,6 @@ from quire.io.layout import (
     row,
     scalar,
 )
-from quire.io.unclaimed import check_consumed
 
 METHOD = "fp8"
 _SCALE = ".weight_scale"

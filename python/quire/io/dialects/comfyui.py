@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from quire.io.container import METADATA, TEXTS, CheckpointError, Header
-from quire.io.dialect import Configs, LayoutDialect
+from quire.io.dialect import OF_FILES, Configs, LayoutDialect, check_consumed
 from quire.io.dialects.modelopt import NVFP4, STATIC_NVFP4
 from quire.io.layout import (
     BYTE,
@@ -34,11 +34,12 @@ from quire.io.layout import (
     blocks,
     codes,
     group_of,
+    in_rows,
+    in_tiles,
     packed,
+    padded,
     scalar,
 )
-from quire.io.swizzle import in_rows, in_tiles, padded
-from quire.io.unclaimed import OF_FILES, check_consumed
 
 _METADATA = "_quantization_metadata"
 _MARKER, _OLD = ".comfy_quant", ".scale_weight"

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from quire.io.container import CheckpointError, Header
-from quire.io.dialect import Configs, LayoutDialect
+from quire.io.dialect import Configs, LayoutDialect, check_consumed
 from quire.io.layout import (
     BYTE,
     DIV,
@@ -31,7 +31,6 @@ from quire.io.layout import (
     missing_inputs,
     packed,
 )
-from quire.io.unclaimed import check_consumed
 
 #: Spec of the weight: the amax of the buffer is the file's weight_global_scale, which divides.
 NVFP4 = f"nvfp4:{DIV}"

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from quire.io.container import CheckpointError, Entry, Header, some
-from quire.io.dialect import Configs, LayoutDialect
+from quire.io.dialect import Configs, LayoutDialect, check_consumed
 from quire.io.layout import (
     BYTE,
     E4M3,
@@ -35,7 +35,6 @@ from quire.io.layout import (
     packed,
     scalar,
 )
-from quire.io.unclaimed import check_consumed
 
 METHODS = ("fp8", "mxfp8")
 BYTES = (E8M0, BYTE)

@@ -11,9 +11,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from quire.io.container import Header
-from quire.io.dialect import Configs, LayoutDialect
+from quire.io.dialect import Configs, LayoutDialect, check_consumed
 from quire.io.layout import E4M3, SCALES, Group, Layout, Part, Shape, bias, codes, group_of
-from quire.io.unclaimed import check_consumed
 
 METHOD = "fbgemm_fp8"
 

@@ -17,10 +17,9 @@ from typing import Any
 import torch
 
 from quire.io.container import CheckpointError, Entry, Header
-from quire.io.dialect import Configs, LayoutDialect
+from quire.io.dialect import Configs, LayoutDialect, check_consumed
 from quire.io.joining import alternating, apart
 from quire.io.layout import BYTE, E8M0, Group, Layout, Part, Shape, StoredWeight, bias, blocks, packed, read_group
-from quire.io.unclaimed import check_consumed
 from quire.tensor import QuantizedStack
 
 _METHOD = "mxfp4"

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from quire.io.container import CheckpointError, Entry, Header
-from quire.io.dialect import Configs, LayoutDialect
+from quire.io.dialect import Configs, LayoutDialect, check_consumed
 from quire.io.layout import (
     BYTE,
     E4M3,
@@ -34,7 +34,6 @@ from quire.io.layout import (
     row,
     scalar,
 )
-from quire.io.unclaimed import check_consumed
 
 #: Specs of the weight. The amax of the buffer is the file's weight_scale_2, which multiplies.
 NVFP4 = f"nvfp4:{MUL}"

@@ -10,9 +10,8 @@ from typing import Any
 import torch
 
 from quire.io.container import CheckpointError, Header
-from quire.io.dialect import Configs
+from quire.io.dialect import Configs, check_consumed
 from quire.io.layout import DIV, F32, Group, Layout, Part, StoredWeight, scalar
-from quire.io.unclaimed import check_consumed
 from quire.tensor import BUFFER_NAMES, QuantizedStack, QuantizedTensor, TensorProto
 from quire.tensor.origin import Origin
 

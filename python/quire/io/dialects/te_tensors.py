@@ -14,8 +14,7 @@ import torch
 
 from quire.io.container import CheckpointError, Header
 from quire.io.dialect import Configs, LayoutDialect
-from quire.io.layout import Group, Layout, Part, StoredWeight
-from quire.io.swizzle import in_rows, padded
+from quire.io.layout import Group, Layout, Part, StoredWeight, in_rows, padded
 from quire.io.te_file import KEY, Inert
 from quire.tensor import QuantizedTensor, TensorProto
 from quire.tensor.buffers import DTYPES

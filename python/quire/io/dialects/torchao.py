@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from quire.io.container import METADATA, CheckpointError, Header
-from quire.io.dialect import Configs, LayoutDialect
+from quire.io.dialect import Configs, LayoutDialect, check_consumed
 from quire.io.dialects.deepseek import tiles
 from quire.io.dialects.modelopt import NVFP4
 from quire.io.layout import (
@@ -34,11 +34,12 @@ from quire.io.layout import (
     blocks,
     codes,
     group_of,
+    in_rows,
+    in_tiles,
     packed,
+    padded,
     scalar,
 )
-from quire.io.swizzle import in_rows, in_tiles, padded
-from quire.io.unclaimed import check_consumed
 
 _NAMES = "tensor_names"
 _PACKED = (BYTE, torch.float4_e2m1fn_x2)
