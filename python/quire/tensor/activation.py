@@ -1,4 +1,4 @@
-"""A quantized tensor with a gradient: a layer passes it to the next layer if there is a backward pass."""
+"""A quantized tensor with a gradient. A layer passes it to the next layer if there is a backward pass."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from quire.tensor.decoded import Carried, Decoded, each
 from quire.tensor.quantized import QuantizedTensor
 from quire.tensor.spec import QuantSpec
 
-#: Attributes and methods of a tensor that do not depend on its values, and hooks on its gradient.
+#: Attributes and methods of a tensor that do not depend on its values, and hooks on its gradient: the carrier's.
 _OF_CARRIER = frozenset(
     "ndim grad_fn grad is_leaf is_cpu is_cuda is_meta layout size dim ndimension numel nelement get_device "
     "is_floating_point is_complex register_hook retain_grad".split()
 )
 #: Attributes that depend on the values.
 _OF_VALUES = frozenset(("T", "mT"))
-#: Methods that say where the values lie, which is nowhere.
+#: Methods about the memory of the values, which do not exist in memory.
 _OF_MEMORY = frozenset("data_ptr storage untyped_storage storage_offset stride is_contiguous share_memory".split())
 
 
@@ -119,7 +119,7 @@ class QuantizedActivation(DataTensors):
             f"requires_grad={self.requires_grad})"
         )
 
-    # ------------------------------------------------------------ taken by PyTorch for the tensor that it decodes to
+    # ------------------------------------------------------------ PyTorch's functions and methods, on decoded values
 
     @classmethod
     def __torch_function__(
@@ -159,7 +159,7 @@ def _call(self: QuantizedActivation, name: str, *args: Any, **kwargs: Any) -> An
     return getattr(self.dequantize(), name)(*args, **kwargs)
 
 
-# Dynamo knows functions, and not their names.
+# Dynamo can trace comparisons of functions, but not their names.
 @assume_constant_result
 def _kind(func: Callable[..., Any]) -> str:
     """Whether it is an operator of "quire", the operator "@", or "writes" to its first argument; "" for all others."""
@@ -190,7 +190,7 @@ def _operator(name: str) -> Callable[..., torch.Tensor]:
     return operator
 
 
-#: Python looks these up in the class. Not those of equality, by which containers find an object.
+#: Python looks these methods up in the class. Equality is left out, because containers find an object by it.
 for _name in "add sub mul truediv floordiv pow matmul mod".split():
     for _prefix in ("", "r"):
         setattr(QuantizedActivation, f"__{_prefix}{_name}__", _operator(f"__{_prefix}{_name}__"))
@@ -213,12 +213,13 @@ torch.serialization.add_safe_globals([QuantizedActivation])  # an exported progr
 def input_operand(
     x: QuantizedTensor | QuantizedActivation, columnwise: bool
 ) -> tuple[torch.Tensor, list[torch.Tensor | None], str]:
-    """A quantized input as a product takes it: tensor for shape and gradient, six buffers, text of its spec.
+    """A quantized input in the form that a product takes: a tensor for shape and gradient, six buffers, text of the
+    spec.
 
-    columnwise: the gradient of the weight will need that direction. Where it is not stored it is made: without loss
-    where its codes follow from the stored ones (QuantizedTensor.update_usage), else by quantizing the decoded values.
-    The same goes for a missing rowwise direction. Raises ValueError where the missing direction cannot be made. Sizes
-    and dtypes of buffers are checked by the operators that take them.
+    columnwise: the gradient of the weight will need that direction. If it is not stored, it is made: without loss
+    if its codes follow from the stored ones (QuantizedTensor.update_usage), else by quantizing the decoded values. A
+    missing rowwise direction is made in the same way. Raises ValueError if a direction cannot be made. The operators
+    that take the buffers check sizes and dtypes.
     """
     if isinstance(x, QuantizedActivation):
         carrier, buffers, text = x.carrier, list(x.buffers), x.spec_text

@@ -179,8 +179,8 @@ class TensorProto:
 
 
 def check_buffers(what: str, given: Mapping[str, torch.Tensor], proto: TensorProto) -> None:
-    """Raises ValueError unless the buffers are exactly those of the description, contiguous, on one device; what: the
-    operation, named in the error."""
+    """Raises ValueError unless the buffers are exactly as the description says, contiguous, and on one device. what:
+    the operation, which the error names."""
     expected = proto.buffers()
     check_type(what, torch.Tensor, **given)
     check_dense(what, **given)
@@ -207,16 +207,16 @@ def check_buffers(what: str, given: Mapping[str, torch.Tensor], proto: TensorPro
 # --- codes of one direction that follow from those of the other: the same numbers in another order
 
 
-#: Options under which codes of a direction are its own, or in an order of its own.
+#: Options under which the codes of one direction do not follow from the other, or lie in another order.
 _OWN = ("4over6", "swizzled", "interleaved")
 
 
 def other_direction(
     spec: QuantSpec, shape: Sequence[int], buffers: Mapping[str, torch.Tensor | None], wanted: str
 ) -> dict[str, torch.Tensor | None] | None:
-    """Copies of the stored direction's buffers, in the order of the wanted one: what quantizing the original values
-    would have given. None where that does not follow: scales of 1 x n blocks, random bits, a Hadamard transform, or
-    4over6, which each direction decides for itself (numerics.md 5.8).
+    """Copies of the stored direction's buffers, in the order of the wanted one: the same bytes as if the original
+    values had been quantized. None where that is not possible: scales of 1 x n blocks, random bits, a Hadamard
+    transform, or 4over6, which decides for each direction separately (numerics.md 5.8).
 
     shape: of the tensor. buffers: by name, None where absent."""
     rows, cols = math.prod(shape[:-1]), shape[-1]
@@ -246,7 +246,7 @@ def other_direction(
 
 
 def _lines(tiles: torch.Tensor, dim: int, count: int, size: int = 32) -> torch.Tensor:
-    """A scale per tile, repeated for each of `count` lines."""
+    """One scale for each tile -> one for each of `count` lines."""
     return tiles.repeat_interleave(size, dim).narrow(dim, 0, count)
 
 

@@ -10,7 +10,8 @@ import torch
 
 
 class Decoded(torch.autograd.Function):
-    """Values of a QuantizedTensor, whose gradient goes to `source` as through the identity; source is not read."""
+    """The values of a QuantizedTensor. Their gradient is passed to `source` unchanged; the values of source are not
+    read."""
 
     @staticmethod
     def forward(ctx: Any, source: torch.Tensor, q: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -23,7 +24,7 @@ class Decoded(torch.autograd.Function):
 
 
 class Carried(torch.autograd.Function):
-    """The carrier of a QuantizedTensor, which has that one's gradient."""
+    """The carrier of a QuantizedTensor. The gradient of the carrier is the gradient of the tensor."""
 
     @staticmethod
     def forward(ctx: Any, q: Any) -> torch.Tensor:
@@ -35,7 +36,7 @@ class Carried(torch.autograd.Function):
 
 
 def each(function: Callable[[Any], Any], value: Any) -> Any:
-    """function of a value, or of each in a list or tuple."""
+    """Applies a function to a value, or to each value in a list or tuple."""
     if isinstance(value, list | tuple):
         return type(value)([each(function, item) for item in value])
     return function(value)
@@ -56,11 +57,11 @@ class Window:
 
     @classmethod
     def like(cls, base: torch.Tensor, outline: torch.Tensor) -> Window:
-        """Where a tensor lies that is a view of a contiguous one of base's shape and dtype."""
+        """The window of `outline`, a view of a contiguous tensor with base's shape and dtype."""
         return cls(base, outline.dtype, outline.shape, outline.stride(), outline.storage_offset())
 
     def outline(self) -> torch.Tensor:
-        """A tensor without values for PyTorch to compute further views of."""
+        """A tensor without values, on which PyTorch computes further views."""
         count = self.base.numel() * self.base.dtype.itemsize // self.dtype.itemsize
         memory = torch.empty(count, dtype=self.dtype, device="meta")
         return memory.as_strided(self.size, self.stride, self.offset)
@@ -77,7 +78,7 @@ class Window:
         return values.as_strided(self.size, self.stride, self.offset)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> None:
-        """A copy of a view has memory of its own. torch.Tensor.__deepcopy__ copies all attributes."""
+        """torch.Tensor.__deepcopy__ copies all attributes, but the copy of a view is no view."""
 
 
 class DecodedView(torch.Tensor):
@@ -89,7 +90,7 @@ class DecodedView(torch.Tensor):
     """
 
     window: Window
-    #: What PyTorch's operators do with it; operators.py puts it here.
+    #: What PyTorch's operators do with it. operators.py sets it.
     run_operator: Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
 
     @staticmethod

@@ -1,4 +1,4 @@
-"""What PyTorch's operators do with a QuantizedTensor or a view of one: keep the codes, change them in place, or compute
+"""What PyTorch's operators do with a QuantizedTensor or a view of it: keep the codes, change them in place, or compute
 on values."""
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def _on_values(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
 
 
 def _refuse_codes(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """quire's operators take plain values. A view that has no codes has no others."""
+    """Raises TypeError for a QuantizedTensor: quire's operators take plain tensors. A DecodedView has only values."""
 
     def check(value: Any) -> None:
         if isinstance(value, QuantizedTensor):
@@ -88,7 +88,7 @@ def _tell_decoding() -> None:
     )
 
 
-# --- results that are made of the same codes
+# --- results that consist of the same codes
 
 
 def _to_each_buffer(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> QuantizedTensor:
@@ -96,12 +96,13 @@ def _to_each_buffer(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     named = q.named()
     results = {name: None if t is None else operator(t, *args[1:], **kwargs) for name, t in named.items()}
     alias = operator.is_view
-    result = q.with_buffers(results, is_part=q.is_part and alias)  # a copy has its scales to itself
+    result = q.with_buffers(results, is_part=q.is_part and alias)  # a copy shares its scales with no other tensor
     return result.remember_like(q, alias=alias).lies_like(q if alias else None)
 
 
 def _detach(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> QuantizedTensor:
-    """A tensor of the very same buffers, which have no gradient. Tracers need tensors that the operator gave them."""
+    """A tensor with the same buffer objects, which have no gradient. Tracers need the tensors that the operator
+    returned."""
     q = args[0]
     named = q.named()
     if all([type(t) is torch.Tensor for t in named.values() if t is not None]):
@@ -132,7 +133,7 @@ def _empty_like(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
 
 
 def _new_empty(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
-    """Of the tensor's own shape it is empty_like: PyTorch's stagers of checkpoints copy a tensor into it."""
+    """For the tensor's own shape this is empty_like, because PyTorch's checkpoint stagers copy the tensor into it."""
     q, size = args[0], tuple(args[1])
     contiguous = len(args) < 3 or tuple(args[2]) == q.stride()
     return (_empty_like if size == tuple(q.shape) and contiguous else _plain_like)(operator, args, kwargs)
@@ -152,7 +153,7 @@ def _zeros_like(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
 
 
 def _plain_like(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
-    """zeros_like and its like look at shape, dtype and device only."""
+    """A plain tensor. Operators such as zeros_like read only shape, dtype and device."""
     q = args[0]
     outline = torch.empty(q.shape, dtype=q.dtype, device="meta")
     device = q.device if kwargs.get("device") is None else kwargs["device"]
@@ -160,8 +161,8 @@ def _plain_like(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
 
 
 def _new_zeros(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
-    """Plain zeros; refuses the shape of some rows, which FSDP2 asks for to keep a rank's part in. A plain tensor would
-    take the decoded values, and the parameter would no longer be a quantized one, without a word."""
+    """Plain zeros. Refuses the shape of only some rows, which FSDP2 requests as the place for a rank's shard: a plain
+    tensor would take the decoded values, and the parameter would silently no longer be quantized."""
     q, size = args[0], tuple(args[1])
     if len(size) == q.dim() and size[1:] == tuple(q.shape[1:]):
         raise NotImplementedError(

@@ -1,5 +1,5 @@
-"""Which specs mean the same by their bytes, and the two orders in which codes lie, plain and interleaved: the same
-numbers in either (numerics.md 2.4)."""
+"""Which specs have bytes with the same meaning, and the two orders of codes, plain and interleaved. Both orders hold
+the same numbers (numerics.md 2.4)."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def in_order(spec: str, interleaved: bool) -> str:
 
 
 def same_codes(spec: str, other: str) -> bool:
-    """Whether codes of both specs mean the same: they differ in order, or in what `nan` makes of values that are not
-    finite, or not at all."""
+    """Whether codes mean the same under both specs. The specs may differ in the order of codes, and in `nan`, which
+    only says how values that are not finite are quantized."""
     return spec == other or _meaning(spec) == _meaning(other)
 
 
@@ -37,8 +37,8 @@ def _meaning(spec: str) -> list[str]:
 
 
 def kept_directions(spec: QuantSpec, source: QuantizedTensor) -> list[str]:
-    """The directions of a tensor whose bytes a tensor of that spec can take over; a copy rounds nothing if there are
-    any."""
+    """The directions whose bytes a tensor of that spec can take over from `source`. If there are any, a copy does not
+    round."""
     each = ("rowwise", "columnwise")
     return [direction for direction in each if source.stores(direction) and _holds(spec, source.spec, direction)]
 
@@ -57,14 +57,15 @@ def _stored(spec: QuantSpec, direction: str) -> set[str]:
     """The family, and the options that the bytes of a direction depend on."""
     options = {option for option in spec.options if option.split("=")[0] not in (*_CHOICE, "interleaved")}
     if direction == "rowwise":
-        options = {option for option in options if option.split("=")[0] != "rht"}  # which is of columns
+        options = {option for option in options if option.split("=")[0] != "rht"}  # which changes only columnwise codes
     if any(option.startswith("global") for option in options):
         options.discard("256")  # a factor of values only where the amax is one (numerics.md 5.11)
     return options | {spec.family}
 
 
 def _is_tied(spec: QuantSpec) -> bool:
-    """Whether columnwise codes of square tiles are those of the rows: 4over6 decides for each direction (5.8)."""
+    """Whether the columnwise codes follow from the rowwise ones, as in square tiles. Under 4over6 they do not: it
+    decides for each direction (5.8)."""
     return "16x16" in spec.options and not any(option.startswith("4over6") for option in spec.options)
 
 
@@ -73,7 +74,7 @@ def is_interleaved(spec: str) -> bool:
 
 
 def reordered(q: QuantizedTensor, interleaved: bool) -> QuantizedTensor:
-    """q with its codes in that order: itself, or a tensor of new codes and scales, of the same amaxes and master.
+    """q with its codes in that order: q itself, or a tensor with new codes and scales and the same amaxes and master.
     Raises RuntimeError for swizzled scales, which have an order of their own."""
     if is_interleaved(q.spec_text) == interleaved:
         return q

@@ -1,4 +1,4 @@
-"""Where a quantized tensor was read from: what a file of another tool needs to get the same bytes back."""
+"""Where a quantized tensor was read from: the information with which quire.io.save writes the same bytes again."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Origin:
     parts: tuple[Origin, ...] = ()
 
     def state(self) -> dict[str, Any]:
-        """Plain values, which torch.load(weights_only=True) reads."""
+        """Plain values that torch.load(weights_only=True) can read."""
         shapes = {role: tuple(shape) for role, shape in self.shapes.items()}
         plain = {"names": dict(self.names), "dtypes": dict(self.dtypes), "shapes": shapes}
         parts = [part.state() for part in self.parts]
@@ -44,7 +44,8 @@ class Origin:
 
     @classmethod
     def of_state(cls, state: object) -> Origin:
-        """The inverse of state(), from wherever it came. Raises TypeError for what state() does not give."""
+        """The inverse of state(). The state can come from anywhere: raises TypeError if state() does not give such
+        values."""
         kinds = {"dialect": str, "layout": str, "names": dict, "dtypes": dict, "shapes": dict, "verbatim": dict}
         kinds |= {"parts": list}
         each = {"names": str, "dtypes": torch.dtype, "shapes": tuple, "verbatim": torch.Tensor}
@@ -60,15 +61,15 @@ class Origin:
 
 
 class Kept:
-    """An origin that aliases of a tensor share, so that what is written through one is known to all."""
+    """An origin that the aliases of a tensor share: a write through one alias deletes it for all of them."""
 
     def __init__(self, origin: Origin) -> None:
         self.origin: Origin | None = origin
 
 
 class Seal:
-    """An origin, and how often each of a tensor's buffers had been written to when it was true. So a writer is noticed
-    who knows only the buffers, such as a compiled graph."""
+    """An origin, and the version of each buffer at the time when it was true. So writes are noticed that reach only the
+    buffers, such as those of a compiled graph."""
 
     def __init__(self, kept: Kept, buffers: Sequence[torch.Tensor]) -> None:
         self.kept, self.buffers = kept, tuple(buffers)
@@ -79,7 +80,7 @@ class Seal:
         return self.kept.origin if same and self.versions == tuple(map(_version, buffers)) else None
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Seal | None:
-        """torch.Tensor.__deepcopy__ copies all attributes, and memo tells which copies are of the buffers."""
+        """torch.Tensor.__deepcopy__ copies all attributes; memo has the copies of the buffers."""
         origin = self.origin(self.buffers)
         return None if origin is None else Seal(Kept(origin), [copy.deepcopy(t, memo) for t in self.buffers])
 

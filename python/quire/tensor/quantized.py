@@ -29,14 +29,14 @@ from quire.tensor.origin import Kept, Origin, Seal
 from quire.tensor.spec import QuantSpec
 
 Buffers = dict[str, torch.Tensor | None]
-#: All that a tensor stores, in the order in which pickles have it.
+#: Everything that a tensor stores, in the order of pickles.
 STORED_NAMES = (*BUFFER_NAMES, "master", "given_scale")
 _SAVED = "a saved QuantizedTensor"
 _REMEDY = "the file is damaged or was not written by quire; save the tensor again"
 
 
 def _either(name: str, usage: bool | None, other: bool | None) -> bool | None:
-    """Of two words for the same argument, the one that was given."""
+    """The value that was given under either of two names for the same argument."""
     if None not in (usage, other):
         raise TypeError(
             f"QuantizedTensor.update_usage: {name} and {name}_usage mean the same, got {usage!r} and {other!r}; pass "
@@ -121,7 +121,7 @@ class QuantizedTensor(DataTensors, torch.Tensor):
         strides: Sequence[int] | None = None,
         **buffers: torch.Tensor | None,
     ) -> QuantizedTensor:
-        """For buffers that come from an operator: nothing is checked. from_buffers() checks.
+        """Takes the buffers of an operator and checks nothing; from_buffers() checks.
 
         type(parameter)(tensor, requires_grad=...) makes a parameter of a QuantizedTensor, without a copy: frameworks
         that move parameters call it, such as accelerate. Raises TypeError for a plain tensor."""
@@ -208,7 +208,7 @@ class QuantizedTensor(DataTensors, torch.Tensor):
         return type(self)(spec or self.spec, shape or self.shape, dtype or self.dtype, **buffers, **options)
 
     def lies_like(self, other: QuantizedTensor | None) -> QuantizedTensor:
-        """Takes over where a tensor of the same memory lies. Returns self."""
+        """Takes over the window of a tensor with the same memory. Returns self."""
         self.window = None if other is None else other.window
         return self
 
@@ -237,7 +237,7 @@ class QuantizedTensor(DataTensors, torch.Tensor):
         return QuantizedTensor(spec_of(text), size, dtype, is_part=is_part, strides=stride, **inner)
 
     def _stable_hash_for_caching(self) -> str:
-        """What AOTAutograd's cache of graphs tells tensors apart by: all but values, alike in every process."""
+        """A key for AOTAutograd's cache of graphs: everything but the values. It is the same in every process."""
         names, metadata = self.__tensor_flatten__()
         inner = [self._stored(name) for name in names]
         each = [(t.shape, t.stride(), t.storage_offset(), t.dtype, t.device, t.requires_grad) for t in (self, *inner)]
@@ -501,9 +501,9 @@ class QuantizedTensor(DataTensors, torch.Tensor):
                 f"QuantizedTensor: {self.spec} rounds stochastically and needs a seed; use quantize_(values, seed=)"
             )
 
-    # ------------------------------------------------------------ what asks a tensor for its memory
+    # ------------------------------------------------------------ methods about the memory of a tensor
 
-    # Those of torch.Tensor would read an address which is not there, and end the process.
+    # The methods of torch.Tensor would read from an address that does not exist, and end the process.
 
     def share_memory_(self) -> QuantizedTensor:
         """Moves all that is stored into shared memory; returns self."""
@@ -583,20 +583,20 @@ class QuantizedTensor(DataTensors, torch.Tensor):
         return self
 
     def forget_origin(self) -> None:
-        """Something is written. Tensors of inference mode do not count writes."""
+        """Must be called before a write: tensors of inference mode do not count writes."""
         if (seal := self.__dict__.get("_origin")) is not None:
             seal.kept.origin = None
 
     # ------------------------------------------------------------ copies and pickles
 
     def __deepcopy__(self, memo: dict[int, Any]) -> torch.Tensor:
-        """As of any tensor; the copy of a view of some rows has only these."""
+        """As for any tensor, but the copy of a view has only the rows of the view."""
         if self.is_part and self.is_leaf and id(self) not in memo:
             memo[id(self)] = self._apart()
         return super().__deepcopy__(memo)
 
     def _apart(self) -> torch.Tensor:
-        """A copy of a view of some rows, with memory of its own."""
+        """A copy of a view, with separate memory."""
         copied = self.detach().clone()
         if isinstance(self, torch.nn.Parameter):
             return torch.nn.Parameter(copied, self.requires_grad)
@@ -618,9 +618,11 @@ def rebuild(
     tensors: list[torch.Tensor | None],
     *origin: object,
 ) -> QuantizedTensor:
-    """What a pickle holds, from wherever it came: a tensor of the tensors of named(); flags (class, requires_grad, is a
-    parameter); origin: nothing, or Origin.state(). Raises TypeError or ValueError for what __reduce_ex__ does not
-    write."""
+    """Makes the tensor that a pickle describes. The pickle can come from anywhere: raises TypeError or ValueError for
+    arguments that __reduce_ex__ does not write.
+
+    flags: class, requires_grad, whether it is a parameter. tensors: the values of named(). origin: nothing, or
+    Origin.state()."""
     _check_kinds(flags, text, shape, tensors)
     kind, requires_grad, is_parameter = flags
     named = dict(zip(STORED_NAMES, tensors, strict=True))
@@ -641,7 +643,7 @@ def rebuild(
             )
     if named["given_scale"] is not None and spec.family != "fp8_tensor" and "given" not in spec.options:
         raise ValueError(
-            f"{_SAVED}: given_scale is of fp8_tensor and of the option given only, got one with {spec}; {_REMEDY}"
+            f"{_SAVED}: only fp8_tensor and the option given have a given_scale, got one with {spec}; {_REMEDY}"
         )
     tensor = kind(spec, shape, dtype, requires_grad=requires_grad, **named)
     if origin:

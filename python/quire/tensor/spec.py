@@ -7,7 +7,7 @@ import torch
 from quire.loading.for_dynamo import assume_constant_result
 
 
-@assume_constant_result  # text in, text out: while tracing it is a constant
+@assume_constant_result  # a function from text to text is a constant while tracing
 def _canonical(text: str) -> str:
     try:
         return torch.ops.quire.canonical_spec(text)
@@ -17,7 +17,7 @@ def _canonical(text: str) -> str:
 
 @assume_constant_result
 def check_recipe(what: str, text: str) -> None:
-    """Raises ValueError where specs do not fit their roles: "x=SPEC,w=SPEC,dy=SPEC" (docs/specs.md)."""
+    """Raises ValueError if specs do not fit their roles: "x=SPEC,w=SPEC,dy=SPEC" (docs/specs.md)."""
     try:
         torch.ops.quire.canonical_recipe(text)
     except RuntimeError as error:
@@ -73,8 +73,8 @@ class QuantSpec:
 
     @property
     def scaled_by_amax(self) -> bool:
-        """Whether the amax is a factor of values, as in nvfp4 (numerics.md 5.1). Other amaxes only tell how scales came
-        about."""
+        """Whether the amax is a factor of values, as in nvfp4 (numerics.md 5.1). Other amaxes only show how scales were
+        computed."""
         return self.family == "nvfp4"
 
     def __str__(self) -> str:

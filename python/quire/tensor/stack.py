@@ -14,7 +14,7 @@ from quire.tensor.quantized import Buffers, QuantizedTensor
 
 class QuantizedStack(QuantizedTensor):
     """E quantized matrices [N, K] as one tensor [E, N, K], such as the weights of the experts of a mixture. Each matrix
-    is quantized separately and has the same bytes as alone: no block, transform or amax covers two matrices.
+    is quantized separately, to the same bytes as a QuantizedTensor: no block, transform or amax covers two matrices.
 
     Each buffer has the shape that it has for one matrix, after a first dimension E. stack[e], select() and unbind()
     return QuantizedTensors, and slices of the first dimension return QuantizedStacks. These share the memory of the
@@ -38,7 +38,7 @@ class QuantizedStack(QuantizedTensor):
         if not parts or parts[0].dim() != 2 or any(kind(part) != kind(parts[0]) for part in parts):
             raise ValueError(
                 "QuantizedStack.of: expected matrices of one spec, shape and dtype that store the same, got "
-                f"{[describe(part) for part in parts]}; quantize all alike"
+                f"{[describe(part) for part in parts]}; quantize all of them the same way"
             )
         first = parts[0]
         each = [part.named() for part in parts]

@@ -1,5 +1,5 @@
-"""Views of a quantized tensor. Consecutive whole rows, with any leading sizes, of a stack whole matrices, and of a
-tensor with one scale any part keep its codes; all others are read as decoded values."""
+"""Views of a quantized tensor. These keep its codes: consecutive whole rows with any leading sizes, whole matrices of a
+stack, and any part of a tensor with one scale. All other views are read as decoded values."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 
 #: Rows that share scales, or lie in one tile, by option of a spec.
 TILES = {"128x128": 128, "32x32": 32, "16x16": 16, "swizzled": 128, "interleaved": 16}
-#: Views that cut a tensor along one dimension. The others that do so are made of them.
+#: Views that cut a tensor along one dimension. PyTorch's other operators that do so call these.
 _CUTS = (aten.slice, aten.select, aten.split, aten.split_with_sizes, aten.unbind)
 
 
 def view(q: QuantizedTensor, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The result of a view operator on q, sharing its storage: a QuantizedTensor where q's codes are those of the
-    result, else a DecodedView.
+    """The result of a view operator on q, which shares q's storage: a QuantizedTensor if its codes are codes of q, else
+    a DecodedView.
 
     PyTorch computes the geometry, on a tensor without values: all views of whole rows are then one case.
     """
@@ -105,7 +105,7 @@ def _under_one_scale(
 
 
 def _matrices(q: QuantizedStack, outline: torch.Tensor) -> QuantizedTensor | None:
-    """Of a stack: one of its matrices, or consecutive ones as a stack."""
+    """One matrix of a stack, or consecutive ones as a stack."""
     matrix, size = q.shape[1:], math.prod(q.shape[1:])
     if outline.dtype != q.dtype or outline.shape[-2:] != matrix or not outline.is_contiguous() or outline.numel() == 0:
         return None
@@ -119,7 +119,7 @@ def _matrices(q: QuantizedStack, outline: torch.Tensor) -> QuantizedTensor | Non
 
 
 def _reshaped(q: QuantizedTensor, shape: torch.Size) -> QuantizedTensor:
-    """The same matrix with other leading sizes, which only data of the tensor's own shape have."""
+    """The same matrix with other leading sizes. Only buffers that have the shape of the tensor change their shape."""
     named = q.named()
     shaped = ["rowwise_data", *(["columnwise_data"] if q.spec.family == "mxfp8" else [])]
     for name in ("master", *([] if "interleaved" in q.spec.options else shaped)):

@@ -23,14 +23,14 @@ _KINDS = (QuantizedTensor, DecodedView)
 
 
 def values_of(argument: Any) -> Any:
-    """The decoded values of an argument, to read; any other argument itself."""
+    """The decoded values of a quantized argument, for reading; any other argument unchanged."""
     if isinstance(argument, DecodedView):
         return argument.read()
     return argument.dequantize() if isinstance(argument, QuantizedTensor) else argument
 
 
 def exact_values(argument: QuantizedTensor | DecodedView) -> torch.Tensor:
-    """What a write to the argument begins with: values of the master where there is one."""
+    """The values with which a write to the argument begins: the master's if there is one."""
     return _Values().to_write(argument)
 
 
@@ -72,7 +72,7 @@ class _Values:
         self._written: list[tuple[Any, torch.Tensor, tuple[Any, ...]]] = []
 
     def to_write(self, argument: Any) -> Any:
-        """In place of an argument that is written: values in memory that are quantized afterwards."""
+        """Replaces an argument that is written by plain values, which are quantized afterwards."""
         if not isinstance(argument, _KINDS):
             return argument
         if id(argument) not in self._plain:
@@ -88,8 +88,8 @@ class _Values:
         return self._plain[id(argument)]
 
     def to_read(self, argument: Any) -> Any:
-        """In place of one that is read. Where a master is written, masters are read too, and not what is left of them
-        in the nominal dtype."""
+        """Replaces an argument that is only read by plain values. If a master is written, masters are read too, without
+        rounding them to the nominal dtype."""
         if not isinstance(argument, _KINDS):
             return argument
         if id(argument) not in self._plain:
@@ -121,13 +121,13 @@ class _Values:
         return changed
 
     def store(self) -> None:
-        """Quantizes what was written. An operator such as resize_ that changes no value does not come here: codes that
-        are quantized once more are others."""
+        """Quantizes what was written. It is not called for operators that change no value, such as resize_, because
+        quantizing decoded values again can change codes."""
         for base, new in self.bases.values():
             base.store(new, scale=base.given_scale)
 
     def back(self, result: Any) -> Any:
-        """The argument whose values an operator returned."""
+        """The argument whose values the operator returned, in place of these values."""
         return next((argument for argument, plain, _ in self._written if plain is result), result)
 
 
@@ -138,12 +138,12 @@ def _window(argument: QuantizedTensor | DecodedView) -> tuple[Window | None, Qua
 
 
 def _shaped(values: torch.Tensor, base: QuantizedTensor) -> torch.Tensor:
-    """Values of a tensor with the same memory, which may have other leading sizes."""
+    """The values in the shape of `base`: a tensor with the same memory can have other leading sizes."""
     return values if values.shape == base.shape else values.view(base.shape)
 
 
 def _memory(base: QuantizedTensor) -> Any:
-    """Equal for tensors that share their codes: detach() and views of all rows are others of the same memory."""
+    """A key that is equal for tensors that share their codes, such as results of detach() and views of all rows."""
     data = next(iter(base.buffers().values()))
     if type(data) is not torch.Tensor or data.is_meta or data.numel() == 0:
         return id(base)
@@ -155,7 +155,8 @@ def _geometry(tensor: torch.Tensor) -> tuple[Any, ...]:
 
 
 def _of_one_dtype(args: list[Any]) -> list[Any]:
-    """lerp_'s, or _foreach_lerp_'s, which take tensors of one dtype only, where others promote: that of the first."""
+    """Arguments of lerp_ or _foreach_lerp_, converted to the dtype of the first one: unlike other operators, these two
+    do not promote dtypes."""
     if isinstance(args[0], torch.Tensor):
         return [arg.to(args[0].dtype) if isinstance(arg, torch.Tensor) else arg for arg in args]
     each = []
@@ -165,7 +166,8 @@ def _of_one_dtype(args: list[Any]) -> list[Any]:
 
 
 def _write_one_by_one(operator: Any, written: Written, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """An optimizer's fused step over lists: one call a parameter, since its dtypes must agree and masters differ."""
+    """The fused step of an optimizer over lists, by one call for each parameter: the dtypes in a call must agree, and
+    masters have another dtype."""
     count = len(args[0])
     names = {name for _, name in written}
     schema = [argument.name for argument in operator._schema.arguments]
@@ -197,7 +199,7 @@ def _fused_step(operator: Any, call: dict[str, Any], written: set[str]) -> None:
 
 
 def _copy_codes(target: Any, source: Any) -> bool:
-    """Copies bytes between tensors of one shape where they mean the same under both specs; False if they do not."""
+    """Copies bytes between tensors of one shape if they mean the same under both specs. Otherwise returns False."""
     quantized = isinstance(target, QuantizedTensor) and isinstance(source, QuantizedTensor)
     if not quantized or target.is_part or target.stacked != source.stacked or target.shape != source.shape:
         return False
@@ -222,8 +224,8 @@ def _copy_codes(target: Any, source: Any) -> bool:
 
 
 def _under(spec: QuantSpec, source: QuantizedTensor) -> QuantizedTensor | None:
-    """The source as a tensor of that spec, in its own order of codes and without directions whose bytes mean something
-    else there; None if no direction is left."""
+    """The source as a tensor of that spec, with its codes in the order that they have. Directions whose bytes mean
+    something else under the spec are left out; None if no direction is left."""
     if same_codes(spec.text, source.spec_text):
         return source
     kept = kept_directions(spec, source)
@@ -284,7 +286,7 @@ _COLLECTIVE = re.compile("_?c10d|symm_mem")
 
 @functools.cache
 def undeclared_writes(operator: Any) -> tuple[str, ...]:
-    """Names of the arguments that an operator writes to without a word in its schema, or as a collective."""
+    """Names of the arguments that an operator writes to although its schema does not say so, or as a collective."""
     name = operator._schema.name
     if name in _WRITTEN:
         return _WRITTEN[name]
@@ -295,8 +297,9 @@ def undeclared_writes(operator: Any) -> tuple[str, ...]:
 
 
 def write_undeclared(operator: Any, names: tuple[str, ...], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Runs the operator on plain copies, and writes those that it changed to the tensors that they stand for. Raises
-    TypeError for a collective that would write to a QuantizedTensor: it cannot know what the other processes send."""
+    """Runs the operator on plain copies. Copies that it has changed are written to the tensors that they replace.
+    Raises TypeError for a collective that would write to a QuantizedTensor: it cannot know what the other processes
+    send."""
     copies: list[tuple[Any, torch.Tensor, torch.Tensor]] = []
 
     def to_write(argument: Any) -> Any:
@@ -359,7 +362,7 @@ TOLD = threading.Event()
 
 
 def tell_decoding(spec: str) -> None:
-    """Warns, once, where PyTorch loads codes under that spec into a plain tensor by copy_."""
+    """Warns once if PyTorch loads codes of that spec into a plain tensor by copy_."""
     level = 0 if TOLD.is_set() else _level_of_caller()
     if level:
         TOLD.set()
