@@ -10,7 +10,7 @@ import torch
 from quire.checks import check_type
 from quire.conversion.held import Places, held_bytes, places_of, untied
 from quire.conversion.inference import (
-    DIVIDED,
+    SHARDED,
     inference_recipe,
     quantize_for_inference,
     why_not_quantized,
@@ -259,7 +259,7 @@ def _why_not_linear(layer: torch.nn.Linear, plan: Plan) -> str:
         return f"its weight is {str(layer.weight.dtype).removeprefix('torch.')}, not float32, float16 or bfloat16"
     if plan.recipe is not None and (why := why_other_codes(layer, plan.recipe, training)):
         return why
-    return _why_not_divided(layer, plan)
+    return _why_sharded_stays(layer, plan)
 
 
 def _why_too_small(layer: torch.nn.Module, min_features: int) -> str:
@@ -268,17 +268,18 @@ def _why_too_small(layer: torch.nn.Module, min_features: int) -> str:
     return f"too small to gain, {name} < {min_features}" if least < min_features else ""
 
 
-def _why_not_divided(layer: torch.nn.Linear, plan: Plan) -> str:
+def _why_sharded_stays(layer: torch.nn.Linear, plan: Plan) -> str:
     """Why a layer whose weight is sharded over ranks is not converted; "" if it is, and for other layers."""
     try:
-        divided = applied_division(layer) is not None
+        sharded = applied_division(layer) is not None
     except ValueError as error:
         return str(error)
-    return DIVIDED if divided and plan.for_inference else ""
+    return SHARDED if sharded and plan.for_inference else ""
 
 
 def _times(layers: dict[torch.nn.Module, list[str]], plan: Plan) -> dict[torch.nn.Module, tuple[float, float]]:
-    """Seconds of one call, before and after, of layers with values in high precision. One of each kind is timed."""
+    """The seconds of one call, before and after, for layers with values in high precision. One layer of each kind is
+    timed."""
     if plan.tokens is None:
         return {}
     for layer, its in layers.items():

@@ -1,4 +1,4 @@
-"""The memory that a model holds, and which of its parameters share it."""
+"""The memory of a model, and which of its parameters share memory."""
 
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -9,7 +9,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from quire.delayed import DelayedState
 from quire.tensor import QuantizedTensor
 
-#: What a sparse tensor consists of.
+#: The tensors of which a sparse tensor consists.
 _COMPRESSED_ROWS, _COMPRESSED_COLUMNS = ("crow_indices", "col_indices"), ("ccol_indices", "row_indices")
 _SPARSE = {
     torch.sparse_coo: ("_indices", "_values"),
@@ -19,8 +19,9 @@ _SPARSE = {
 
 
 class Untied(NamedTuple):
-    """Parameters that shared memory before a conversion and no longer do. quantized: names of those that are codes now;
-    others: names of those that keep their values, such as that of an embedding. nbytes: of the codes."""
+    """Parameters that shared memory before a conversion and no longer do. quantized: names of parameters that are codes
+    now. others: names of parameters that keep their values, such as the weight of an embedding. nbytes: of the
+    codes."""
 
     quantized: tuple[str, ...]
     others: tuple[str, ...]
@@ -29,13 +30,13 @@ class Untied(NamedTuple):
 
 def held_bytes(model: torch.nn.Module) -> int:
     """The bytes of all tensors of a model: parameters and buffers, their gradients, and what modules keep as attributes
-    (states, codes of weights). Memory of several tensors counts once. On the meta device: what it would be."""
+    (states, codes of weights). Shared memory counts once. On the meta device: the bytes that the tensors would need."""
     parts = [_memory(part) for tensor in _tensors(model) for part in _stored(tensor)]
     return sum(dict(parts).values())
 
 
 def _memory(tensor: torch.Tensor) -> tuple[tuple[torch.device | None, int], int]:
-    """Where a plain tensor is stored, and the bytes of all that is stored there."""
+    """The place of a plain tensor's storage, and the bytes of that storage."""
     try:
         storage = tensor.untyped_storage()
         # Two storages can have one memory. On the meta device none has an address.
@@ -55,7 +56,7 @@ def _tensors(model: torch.nn.Module) -> Iterator[torch.Tensor]:
 
 
 def _within(value: object, seen: set[int]) -> Iterator[torch.Tensor]:
-    """The tensors of an attribute: itself, in containers, and of tensors their gradients and attributes."""
+    """The tensors in an attribute: the value, what containers contain, and gradients and attributes of tensors."""
     if isinstance(value, torch.Tensor):
         inner = [vars(value)]
         inner += [value.grad] if value.is_leaf else []
@@ -91,12 +92,12 @@ def _stored(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
         yield tensor
 
 
-#: Name of a parameter -> where its values are: equal for those that share all of their memory.
+#: Name of a parameter -> where its values are: equal for parameters that share all of their memory.
 Places = dict[str, tuple[object, ...]]
 
 
 def places_of(model: torch.nn.Module) -> Places:
-    """Of every name of every parameter."""
+    """The places of all parameters, under all of their names."""
     named = model.named_parameters(remove_duplicate=False)
     return {name: _place(parameter) for name, parameter in named if not torch.nn.parameter.is_lazy(parameter)}
 
@@ -108,7 +109,7 @@ def _place(parameter: torch.Tensor) -> tuple[object, ...]:
 
 
 def untied(model: torch.nn.Module, before: Places) -> tuple[Untied, ...]:
-    """The parameters that shared memory before, and of which some are codes now, with memory of their own."""
+    """Groups of parameters that shared memory before. Some of each group are codes now, in separate memory."""
     tied: dict[tuple[object, ...], list[str]] = {}
     for name, place in before.items():
         tied.setdefault(place, []).append(name)
@@ -128,8 +129,8 @@ def untied(model: torch.nn.Module, before: Places) -> tuple[Untied, ...]:
 
 
 def _made_of(source: str, codes: list[str]) -> str:
-    """The weight that was computed from a parameter which is no longer there: "a.weight" of "a.weight_orig" and of
-    "a.parametrizations.weight.original"; "" if it is no weight."""
+    """The weight that was computed from a parameter which no longer exists: "a.weight" for "a.weight_orig" and
+    "a.parametrizations.weight.original"; "" if none was."""
     for name in codes:
         owner, _, own = name.rpartition(".")
         ends = (f"{own}_", f"parametrizations.{own}.")

@@ -1,4 +1,4 @@
-"""Weights for inference: quantized once, rowwise only, in the order that matmuls of few tokens read fastest."""
+"""Weights for inference: quantized once, rowwise only, in the order that matmuls with few tokens read fastest."""
 
 import dataclasses
 
@@ -11,7 +11,7 @@ from quire.recipe import NVFP4BlockScaling, Recipe
 from quire.tensor import QuantizedStack, QuantizedTensor, QuantSpec
 from quire.tensor.order import reordered, same_codes
 
-DIVIDED = "its weight is sharded over ranks, and must stay a plain parameter"
+SHARDED = "its weight is sharded over ranks, and must stay a plain parameter"
 
 
 def inference_recipe(recipe: Recipe) -> Recipe:
@@ -25,16 +25,17 @@ def inference_recipe(recipe: Recipe) -> Recipe:
 
 
 def why_not_quantized(layer: ProductModule, recipe: Recipe, training: bool = False) -> str:
-    """The reason why a layer cannot get the recipe: of its own weights for training, of quantized ones for inference.
-    "" if it can."""
+    """The reason why a layer cannot get the recipe: with its own weights for training, with quantized weights for
+    inference. "" if it can."""
     if not training and layer.of(layer.products[0], "parallel") is not None:
-        return DIVIDED
+        return SHARDED
     names = [name for product in layer.products for name in layer.weights(product)]
     return why_not_converted(layer, names, training) or why_other_codes(layer, recipe, training)
 
 
 def why_other_codes(layer: torch.nn.Module, recipe: Recipe, training: bool) -> str:
-    """The reason why codes that a layer has already do not go with the recipe. "" if they do, and without codes."""
+    """The reason why codes that a layer already has do not fit the recipe. "" if they fit, and if there are no
+    codes."""
     for weight in layer.parameters(recurse=False):
         if isinstance(weight, QuantizedTensor):
             if not same_codes(weight.spec_text, recipe.weight_spec):
@@ -53,7 +54,7 @@ def quantize_for_inference(layer: ProductModule, recipe: Recipe, made: dict[int,
     layer.add_input_scales()
     for product in layer.products:
         for name, weight in layer.weights(product).items():
-            key = id(getattr(layer, name))  # of which weights() can give a view
+            key = id(getattr(layer, name))  # weights() can return a view of it
             if key not in made:
                 codes = inference_codes(weight.detach(), recipe.weight_spec)
                 made[key] = torch.nn.Parameter(codes, requires_grad=False)

@@ -15,7 +15,7 @@ from quire.recipe import from_name, names
 from quire.tensor import DTYPES
 
 GOALS = ("inference", "training", "memory")
-#: What is not this much quicker than high precision pays for no loss of accuracy.
+#: A recipe must be this much faster than high precision to be worth a loss of accuracy.
 _WORTH = 1.05
 
 

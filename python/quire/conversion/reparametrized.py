@@ -41,14 +41,13 @@ def plain_class(layer: torch.nn.Module) -> type[torch.nn.Module]:
 
 
 def has_no_weight_yet(layer: torch.nn.Module) -> bool:
-    """Whether a parameter of the layer is uninitialised, as those of a torch.nn.LazyLinear are before its first
-    call."""
+    """Whether a parameter of the layer is uninitialised, as in a torch.nn.LazyLinear before its first call."""
     return any(torch.nn.parameter.is_lazy(parameter) for parameter in layer._parameters.values())
 
 
 def why_not_converted(layer: torch.nn.Module, names: Iterable[str], training: bool) -> str:
-    """Why weights of that name cannot be those of a layer of quire: plain parameters or, for training, what computes
-    them in every call. "" if they can."""
+    """Why a layer of quire cannot have these weights: they must be plain parameters or, for training, may be computed
+    in every call. "" if it can."""
     if has_no_weight_yet(layer):
         return NO_WEIGHT_YET
     found = computed(layer)
@@ -99,9 +98,9 @@ def steady_weights(model: torch.nn.Module) -> Iterator[None]:
 
 @contextlib.contextmanager
 def plain_weights(layers: Iterable[torch.nn.Module]) -> Iterator[dict[torch.nn.Module, str]]:
-    """Gives the layers plain parameters, of the values that they compute with in evaluation mode, in place of tensors
-    that are computed in every call, and removes what computes them. Yields what computed the tensors of each layer that
-    was changed. An error within the context undoes all changes of these layers.
+    """Replaces tensors that layers compute in every call by plain parameters with the values that they have in
+    evaluation mode, and removes what computes them. Yields what computed the tensors of each layer that was changed. An
+    error within the context undoes all changes of these layers.
 
     PyTorch's own functions that remove it write into the parameters, which other modules may have too.
     """

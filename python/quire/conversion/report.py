@@ -104,7 +104,8 @@ class ConversionReport:
 
 
 def layer_lines(layers: tuple[LayerReport, ...], recipe: str | None = None) -> Iterator[str]:
-    """A line for layers alike, those left alone last. recipe: the one that need not be said of each."""
+    """One line for all layers with the same values; layers that were not converted are last. recipe: not repeated in
+    each line."""
     groups: dict[tuple[str, ...], list[LayerReport]] = {}
     for layer in sorted(layers, key=lambda layer: not layer.converted):
         groups.setdefault(_kind(layer, recipe), []).append(layer)
@@ -214,12 +215,12 @@ def conversion_report(model: torch.nn.Module) -> ConversionReport:
 # --- what stays in high precision
 
 
-#: A model of which more stays in high precision gets a note.
+#: The report has a note if a larger share of a model stays in high precision.
 _MOST = 0.5
 
 
 def notes_on_fast_paths(model: torch.nn.Module, chosen: list[torch.nn.Module]) -> Iterator[str]:
-    """Where PyTorch computes past converted layers."""
+    """Notes about PyTorch's fast paths, which do not call converted layers."""
     past = [
         module
         for module in model.modules()
@@ -234,7 +235,8 @@ def notes_on_fast_paths(model: torch.nn.Module, chosen: list[torch.nn.Module]) -
 
 
 def left_parameters(model: torch.nn.Module) -> tuple[ParameterReport, ...]:
-    """What ParameterReport describes, in the model's order. Layers of quire quantize their weights themselves."""
+    """The ParameterReports of a model, in its order. Layers of quire are not among them: they quantize their
+    weights."""
     names: dict[torch.Tensor, list[str]] = {}
     owners: dict[torch.Tensor, list[torch.nn.Module]] = {}
     for prefix, module in model.named_modules(remove_duplicate=False):

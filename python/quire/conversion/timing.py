@@ -13,7 +13,7 @@ from quire.nn.own_context import running
 from quire.recipe import Recipe
 from quire.tensor import QuantizedTensor
 
-#: What a measurement takes in all, unless three rounds of each call take longer.
+#: The duration of a measurement, unless three rounds of each call take longer.
 SECONDS = 2.0
 _LEAST_ROUNDS = 3
 #: A call that takes this much longer than another one is slower, and not only measured at a bad moment.
@@ -24,8 +24,8 @@ _CACHES = 1 << 26
 
 @dataclass(frozen=True)
 class Kind:
-    """Layers of one kind, and what a call of one of them takes, first as it is and then under each recipe: seconds, and
-    the bytes of its weight."""
+    """Layers of one kind. seconds: of a call of one of them, first as it is and then under each recipe. weight_bytes:
+    the bytes of its weight, likewise."""
 
     layers: list[torch.nn.Linear]
     seconds: list[float]
@@ -80,7 +80,7 @@ def best_of(calls: Sequence[Callable[[], object]], others: Sequence[int], second
 
 
 def twin(layer: torch.nn.Linear) -> Linear:
-    """A quire.Linear with the same parameters, or with the values of those that are computed in every call."""
+    """A quire.Linear with the same parameters. A parameter that is computed in every call is replaced by its values."""
     with torch.device("meta"):
         other = Linear(layer.in_features, layer.out_features, bias=layer.bias is not None)
     for name in ("weight", "bias"):

@@ -1,6 +1,6 @@
-"""The state of delayed scaling of a model's layers, which a checkpoint needs, beside state_dict, to go on exactly.
+"""The state of delayed scaling of a model's layers. A checkpoint needs it beside state_dict to continue exactly.
 
-A state_dict has none of it, so that checkpoints of torch.nn.Linear go both ways.
+It is not in state_dict, so that checkpoints fit both quire.Linear and torch.nn.Linear.
 """
 
 from collections.abc import Iterator, Mapping
@@ -10,7 +10,7 @@ import torch
 from quire.checks import check_type
 from quire.delayed.state import DelayedState
 
-#: Slots of a group.
+#: Kind of tensor -> its slots for one group.
 _KINDS = {"scale_fwd": 3, "amax_history_fwd": 3, "scale_bwd": 2, "amax_history_bwd": 2}
 
 
@@ -86,7 +86,7 @@ def _check(name: str, value: Mapping[str, object], groups: int) -> None:
 def _write(target: DelayedState, value: Mapping[str, torch.Tensor | str] | None) -> None:
     device = target.usage.device
     target.reset(device)
-    # Also of a new state, because what a compiled graph has as input must keep its shape.
+    # For a new state too, because inputs of compiled graphs must keep their shapes.
     target.reserve(0 if value is None else max(len(value["amax_history_fwd"]), len(value["amax_history_bwd"])))
     if value is None:
         return
@@ -102,7 +102,7 @@ def _write(target: DelayedState, value: Mapping[str, torch.Tensor | str] | None)
 
 def padded_state(model: torch.nn.Module, rows: int, rule: str) -> dict[str, dict[str, torch.Tensor]]:
     """Name of a state -> its tensors, in shapes that do not depend on what has run: delayed_state() with histories of
-    `rows` rows, and instead of "rule" an int64 [2], `used`, of how many there are. 0: the layer has not run.
+    `rows` rows, and instead of "rule" the numbers of rows in use, `used`, int64 [2]. 0: the layer has not run.
 
     Raises RuntimeError if a layer has run under another rule, or longer histories.
     """
@@ -135,7 +135,7 @@ def _new(state: DelayedState) -> dict[str, torch.Tensor]:
 def unpadded_state(
     state: Mapping[str, Mapping[str, torch.Tensor]], rule: str
 ) -> dict[str, dict[str, torch.Tensor | str]]:
-    """What set_delayed_state() needs, of what padded_state() gave."""
+    """Converts the result of padded_state() to the argument of set_delayed_state()."""
     found = {}
     for name, value in state.items():
         used = dict(zip(("fwd", "bwd"), value["used"].tolist(), strict=True))

@@ -1,4 +1,4 @@
-"""What a layer calls in a forward pass under a delayed recipe (numerics.md 1.5)."""
+"""The functions that a layer calls in a forward pass under a delayed recipe (numerics.md 1.5)."""
 
 from collections.abc import Sequence
 
@@ -14,7 +14,7 @@ _SPEC = "fp8_tensor"
 
 
 class PresentStep:
-    """The step whose scales forward passes of this thread use now, to notice later that others are in use."""
+    """The step whose scales forward passes of this thread use now. ended() says later whether they use other scales."""
 
     def __init__(self) -> None:
         recorded = None if THREAD.scales is None else THREAD.scales.step
@@ -66,7 +66,7 @@ class RecordedScales:
 
 def scales(state: DelayedState) -> tuple[torch.Tensor, torch.Tensor]:
     """The scales that a forward pass of the layer uses now: float32 [3 * groups] for x, w and y, and [2 * groups] for
-    dy and dx. Within a recomputation they are those of the first pass."""
+    dy and dx. A recomputation uses the scales of the first pass."""
     check_type("delayed.scales", DelayedState, state=state)
     recorded = THREAD.scales
     return (state.fwd_scale, state.bwd_scale) if recorded is None else recorded.of(state)

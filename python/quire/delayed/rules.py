@@ -1,7 +1,7 @@
 """Rules: the delayed recipes of a thread, by number and by text.
 
-Kernels compare numbers, on every device where there are states: each has a table of its own, and of each rule a tensor
-that holds its number. They are filled by kernels when a rule or a device is new, which nobody waits for.
+Kernels compare numbers on every device that has states. Each device has a table, and for each rule a tensor with its
+number. Kernels fill these when a rule or a device is new, and nobody waits for them.
 """
 
 import itertools
@@ -21,7 +21,7 @@ class Rule:
     """A delayed recipe as the states of one thread know it.
 
     text: identifies the recipe and its process group. number: the same as an integer, which `usage` of a state holds.
-    recipe: the recipe; None if only the text is known, from a checkpoint. group: the process group, or None.
+    recipe: the recipe; None if only the text from a checkpoint is known. group: the process group, or None.
     failed: whether a function of the user has raised in its last step. by_layer: whether layers have it under a recipe
     that differs by layer.
     """
@@ -63,9 +63,9 @@ class _Thread(threading.local):
         self.depth = 0
         self.rules: dict[str, Rule] = {}
         self.devices: list[torch.device] = []  # that have a table
-        self.collections = 0  # calls of delayed_collect_ that this thread has made, but for those of graphs
-        self.steps = [0]  # how many have ended; a list, because other threads may ask for it (forward.py)
-        self.scales = None  # or a RecordedScales (forward.py), which replays those of an earlier pass
+        self.collections = 0  # calls of delayed_collect_ by this thread, without the calls in graphs
+        self.steps = [0]  # how many steps have ended; a list, because other threads may read it (forward.py)
+        self.scales = None  # or a RecordedScales (forward.py), which replays the scales of an earlier pass
         self.in_python = False  # whether there is a rule whose step delayed_update_ alone cannot do
 
 
@@ -75,7 +75,8 @@ _TEXTS: dict[int, str] = {}
 
 
 def text_of(number: int) -> str:
-    """What identifies the rule of that number, of whichever thread, in any process; "" if there is none."""
+    """The text of the rule with that number. It identifies the rule in all threads and processes; "" if there is
+    none."""
     return _TEXTS.get(number, "")
 
 
@@ -97,7 +98,7 @@ def rule_of(text: str) -> Rule:
 
 
 def table_on(device: torch.device) -> torch.Tensor:
-    """The rules of this thread for kernels of the device."""
+    """The table of this thread's rules on the device, for kernels."""
     return getattr(THREAD, _attribute("table", device))
 
 

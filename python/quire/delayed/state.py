@@ -11,10 +11,10 @@ import torch
 from quire.delayed.rules import Rule, rule_of, text_of
 from quire.loading.devices import runs_later
 
-#: Rows of a history, of which `usage` says how many are in use: another amax_history_len is then another value and not
-#: another shape, for which graphs would be compiled again. Only longer ones make it grow.
+#: Rows of a history. `usage` says how many are in use, so that another amax_history_len changes a value and not a
+#: shape, which would compile graphs again. Only a longer one makes the history grow.
 _ROWS = 1024
-#: Held while histories are made and while a step ends: what another thread has begun to use must not be replaced.
+#: Held while histories are made and while a step ends: tensors that another thread uses must not be replaced.
 STEPPING = threading.Lock()
 os.register_at_fork(before=STEPPING.acquire, after_in_parent=STEPPING.release, after_in_child=STEPPING.release)
 

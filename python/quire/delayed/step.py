@@ -25,7 +25,7 @@ Tensors = Sequence[torch.Tensor]
 
 
 def reduces(recipe: DelayedScaling, group: object) -> bool:
-    """Whether ranks take the largest amax of any."""
+    """Whether ranks reduce their amaxes to the largest one."""
     distributed = torch.distributed
     if not (recipe.reduce_amax and distributed.is_available() and distributed.is_initialized()):
         return False
@@ -33,13 +33,14 @@ def reduces(recipe: DelayedScaling, group: object) -> bool:
 
 
 def needs_python(rule: Rule) -> bool:
-    """Whether delayed_update_ alone cannot do what the rule says."""
+    """Whether the rule needs more than the operator delayed_update_: functions of the user, or a reduction over
+    ranks."""
     return rule.recipe is not None and (rule.recipe.unfused or reduces(rule.recipe, rule.group))
 
 
 def update(history: Tensors, scale: Tensors, amax: Tensors, usage: Tensors) -> None:
-    """update_of() states of which only `usage` says under which rules they ran. Raises ValueError for tensors that are
-    not those of states; nothing has changed then."""
+    """update_of() for states whose rules are known from `usage` only. Raises ValueError, with nothing changed, for
+    tensors that are not tensors of states."""
     _check_states(history, scale, amax, usage)
     rules = rules_read(usage)
     for place, one in enumerate(history):
@@ -56,8 +57,8 @@ def update_of(rules: Sequence[Rule | None], history: Tensors, scale: Tensors, am
     """New histories and scales, in place, of the states that ran under a rule of this thread; the others are left
     alone. Nothing is changed if a function of the user raises.
 
-    history, scale, amax: of each state forward, then of each state backward. rules, usage: of each state. All on one
-    device.
+    history, scale, amax: first the forward tensor of each state, then the backward tensor of each state. rules, usage:
+    one for each state. All tensors are on one device.
     """
     largest, unfused, fused = list(amax), [], []
     by_rule: dict[Rule, list[int]] = {}
@@ -116,7 +117,7 @@ def _check_states(history: Tensors, scale: Tensors, amax: Tensors, usage: Tensor
 
 
 def _is_state(t: torch.Tensor, sizes: torch.Size | None, dtype: torch.dtype = torch.float32) -> bool:
-    """Whether PyTorch can compute in place on it: a storage that was freed would end the process."""
+    """Whether PyTorch can compute in place on the tensor. A freed storage would end the process."""
     if t.dtype != dtype or t.shape != sizes or t.layout != torch.strided or not t.is_contiguous():
         return False
     return (t.storage_offset() + t.numel()) * t.itemsize <= t.untyped_storage().nbytes()
@@ -125,7 +126,7 @@ def _is_state(t: torch.Tensor, sizes: torch.Size | None, dtype: torch.dtype = to
 _library = torch.library.Library("quire", "IMPL")
 _library.impl("delayed_update_in_python_", update, "CompositeExplicitAutograd")
 _library.impl("delayed_update_in_python_", lambda *_: None, "Meta")
-# As of the other operators that change state, versions are not counted up: backward may hold what a step writes.
+# As for the other operators that change state, versions are not counted: backward may have saved what a step writes.
 _library.impl("delayed_update_in_python_", torch.library.fallthrough_kernel, "Autograd")
 
 
@@ -136,13 +137,14 @@ def rules_read(usage: Tensors) -> list[Rule | None]:
 
 
 def _of_all_ranks(places: Sequence[int], usage: Tensors) -> list[int]:
-    """Those of states that ranks reduce. A graph passes tensors alone, so states are known by their memory."""
+    """The places of states whose amaxes ranks reduce. A graph passes only tensors, so states are recognised by their
+    memory."""
     own = {state.usage.data_ptr() for state in usable_states() if not state.reduced}
     return [place for place in places if usage[place % len(usage)].data_ptr() not in own]
 
 
 def _reduced(amaxes: Tensors, group: object) -> list[torch.Tensor]:
-    """The maximum of each over the group, by one collective for all."""
+    """The maximum of each amax over the group, by one collective for all of them."""
     if not amaxes:
         return []
     flat = torch.cat(list(amaxes))
@@ -162,7 +164,8 @@ def _reduced(amaxes: Tensors, group: object) -> list[torch.Tensor]:
 def _unfused(
     recipe: DelayedScaling, history: torch.Tensor, scale: torch.Tensor, amax: torch.Tensor, backward: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(rows of the history that count, new scale) with functions of the user: the last paragraph of numerics.md 1.6."""
+    """(rows of the history that are in use, new scale) with functions of the user: the last paragraph of numerics.md
+    1.6."""
     window = history[: recipe.amax_history_len].clone()
     window[0] = amax
     if callable(recipe.amax_compute_algo):

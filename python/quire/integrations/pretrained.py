@@ -62,11 +62,11 @@ class QuireQuantizer(HfQuantizer):
         self.device: Any = None
 
     def validate_environment(self, *args: Any, device_map: Any = None, **kwargs: Any) -> None:
-        """Raises NotImplementedError for a model that is divided over devices."""
+        """Raises NotImplementedError for a model whose layers are on several devices."""
         devices = {str(device) for device in (device_map.values() if isinstance(device_map, dict) else [device_map])}
         if len(devices) > 1 or devices & {"disk", "auto", "balanced", "balanced_low_0", "sequential"}:
             raise NotImplementedError(
-                f"quire: device_map={device_map!r} may divide the model over devices or a disk, which is not supported "
+                f"quire: device_map={device_map!r} may spread the model over devices or a disk, which is not supported "
                 "for quantized layers; pass one device, or none"
             )
         self.device = next(iter(device_map.values())) if isinstance(device_map, dict) else device_map
@@ -282,6 +282,6 @@ def _is_changed(entries: Entries, name: str) -> bool:
 
 
 def _own(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor in memory of its own: transformers takes tensors of one memory for one tensor."""
+    """A copy of the tensor in separate memory: transformers treats tensors with the same memory as one tensor."""
     tensor = tensor.detach().contiguous()
     return tensor if tensor.untyped_storage().nbytes() == tensor.nbytes else tensor.clone()

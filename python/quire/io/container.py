@@ -1,5 +1,5 @@
-"""safetensors files as one set of named tensors, read lazily: one file, or shards with an index. CheckpointError is
-what all of quire.io raises."""
+"""safetensors files as one set of named tensors, read lazily: one file, or shards with an index. CheckpointError is the
+error of all of quire.io."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from typing import Any
 import torch
 
 INDEX = "model.safetensors.index.json"
-#: Where descriptions have the texts of the headers.
+#: The key of the headers' texts in `descriptions`.
 METADATA = "__metadata__"
-#: Where descriptions have what tensors of bytes say that are JSON texts, by their names.
+#: The key in `descriptions` of JSON texts that are stored as tensors of bytes: name of the tensor -> text.
 TEXTS = "__texts__"
 _IS_TEXT = ".comfy_quant"
-#: Names of dtypes in files, which safetensors has no public table of.
+#: Names of dtypes in files. safetensors has no public table of them.
 DTYPES = {
     "BOOL": torch.bool,
     "U8": torch.uint8,
@@ -46,8 +46,8 @@ DTYPES = {
 @dataclass(frozen=True)
 class Entry:
     """A tensor of a file, without its data. shape: of the torch tensor (a file counts two elements in a byte of F4).
-    stored: the type of a tensor that is decoded when it is read, such as "Q8_0", of `size` bytes; dtype and shape are
-    those of its values."""
+    stored, size: for a tensor that is decoded when it is read, its type in the file, such as "Q8_0", and its bytes
+    there; dtype and shape are then those of the decoded values."""
 
     name: str
     file: Path
@@ -79,14 +79,14 @@ def _safe_open() -> Any:
 
 
 class Container:
-    """The tensors of a checkpoint by name. Only headers are read, until a tensor is asked for.
+    """The tensors of a checkpoint by name. Only headers are read until tensor() is called.
 
     path: a folder with one .safetensors file or an index and its shards, an index, or a .safetensors file.
     header: name -> Entry. configs: name of a file -> what its JSON holds, of the folder's config.json and
     hf_quant_config.json. metadata: texts of the headers.
 
-    Raises CheckpointError for what is no such checkpoint: no or several files without an index, a damaged or truncated
-    file, a name in two shards, an index that names a tensor or file that is not there, or that leaves one out.
+    Raises CheckpointError for anything else: no or several files without an index, a damaged or truncated file, a name
+    in two shards, an index that names a tensor or file that does not exist, or that leaves one out.
     """
 
     CONFIGS = ("config.json", "hf_quant_config.json")
@@ -141,8 +141,8 @@ class Container:
 
     @functools.cached_property
     def descriptions(self) -> Mapping[str, Mapping[str, Any]]:
-        """All that says how tensors are to be read: the configurations, the texts of the headers, and those that are
-        tensors."""
+        """Everything that says how to read the tensors: the configurations, the texts of the headers, and texts that
+        are stored as tensors."""
         names = [name for name, entry in self.header.items() if name.endswith(_IS_TEXT) and entry.dtype == torch.uint8]
         return {**self.configs, METADATA: self.metadata, TEXTS: {name: self._text(name) for name in names}}
 
@@ -158,7 +158,7 @@ class Container:
             ) from error
 
     def tensor(self, name: str) -> torch.Tensor:
-        """The tensor of that name, in memory of its own (file pages are given back)."""
+        """The tensor of that name, copied to memory, so that the pages of the file can be freed."""
         handle = self._open(self.header[name].file)
         return handle.get_tensor(name).clone()
 
@@ -167,7 +167,7 @@ class Container:
 
 
 def _files(path: Path) -> tuple[dict[str, str] | None, list[Path]]:
-    """The weight map of the index, None without one, and the .safetensors files."""
+    """The weight map of the index (None if there is no index), and the .safetensors files."""
     if not path.exists():
         raise CheckpointError("there is no such file or folder", "pass the folder of a checkpoint", file=path)
     if path.is_file() and path.suffix == ".safetensors":
@@ -222,7 +222,7 @@ def _check_index(folder: Path, weight_map: Mapping[str, str], header: Header) ->
 
 
 def read_json(file: Path) -> dict[str, Any]:
-    """What a JSON file holds. Raises CheckpointError unless that is an object."""
+    """The content of a JSON file. Raises CheckpointError unless it is an object."""
     try:
         found = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:

@@ -1,4 +1,4 @@
-"""One dialect into another: the same codes, exactly or not at all; or, if asked, quantized again."""
+"""Converts checkpoints of one dialect to another: with the same codes, or an error; or quantized again on request."""
 
 from __future__ import annotations
 
@@ -98,8 +98,8 @@ class Chosen(Mapping[str, StoredWeight | torch.Tensor]):
 
 
 class Requantized(Chosen):
-    """A checkpoint whose weights are quantized again. which: of the two-dimensional weights, by name; None: those that
-    are quantized."""
+    """A checkpoint whose weights are quantized again. which: says by name which two-dimensional weights; None: those
+    that are quantized."""
 
     def __init__(self, checkpoint: Checkpoint, target: Dialect, spec: str, which: Callable[[str], bool] | None) -> None:
         super().__init__(checkpoint, lambda name: True)
@@ -107,7 +107,7 @@ class Requantized(Chosen):
         layouts = [one for one in target.layouts if meaning(one.spec) == meaning(wanted) and not one.stacked]
         if target.layouts and not layouts:
             raise CheckpointError(f"{target.name} has no layout for {wanted}", "choose another spec or dialect")
-        # Of those without a static scale of inputs, which nobody has measured, the first.
+        # Prefer a layout without a static scale of inputs, because nobody has measured one.
         layouts.sort(key=lambda layout: layout.calibrated)
         self.spec = layouts[0].spec if layouts else wanted
         self.origin = Origin(target.name, layouts[0].name) if layouts else Origin("", "")

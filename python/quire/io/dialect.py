@@ -20,15 +20,15 @@ class Dialect(Protocol):
     """A way to store quantized layers. name: as in `to=` and `dialect=`. layouts: all that it reads and writes.
 
     detect: whether a checkpoint is of this dialect.
-    groups: its quantized layers, of headers and configurations only; raises CheckpointError for what breaks a rule.
-    read: one layer, of a function from a name to a tensor, which may be a meta tensor.
-    bias: the bias of a layer, as read() has it, of the one of the file.
-    choose: the layout for a layer of another dialect, where it had the layout `source`; adds to notes what a layout
-        does otherwise; raises CheckpointError if there is none.
+    groups: its quantized layers, found by headers and configurations only; raises CheckpointError if a rule is broken.
+    read: reads one layer by `tensor`, a function from a name to a tensor, which may be a meta tensor.
+    bias: the bias of a layer as read() returns it, from `value`, the bias in the file.
+    choose: the layout for a layer of another dialect, in which it had the layout `source`; adds differences between the
+        two to notes; raises CheckpointError if there is no layout.
     write: the tensors of one layer by name.
-    layout: the one of that name, None if there is none.
-    config: the configurations that say what `groups` are, based on those of the model; plain: names of modules that
-        are not quantized.
+    layout: the layout of that name, None if there is none.
+    config: the configurations that describe `groups`, based on the configurations of the model. plain: names of modules
+        that are not quantized.
     """
 
     name: str
@@ -58,9 +58,9 @@ class LayoutDialect:
     layouts: Sequence[Layout]
     #: Whether quire does not write it.
     read_only = False
-    #: Whether its files keep what says of a whole file how layers are stored (OF_FILES).
+    #: Whether its files keep entries that say for a whole file how layers are stored (OF_FILES).
     marks_files = False
-    #: The layouts in which layers of other dialects are written; None: all.
+    #: The layouts for layers from other dialects; None: all.
     offered: Sequence[Layout] | None = None
 
     def read(self, group: Group, tensor: Callable[[str], torch.Tensor], dtype: torch.dtype) -> StoredWeight:
@@ -76,7 +76,7 @@ class LayoutDialect:
         return next((one for one in self.layouts if one.name == name), None)
 
     def choose(self, name: str, stored: StoredWeight, source: Layout | None, notes: list[str]) -> Layout:
-        """Of the layouts with the same codes, the one that treats inputs most alike."""
+        """The layout with the same codes whose inputs are most similar."""
         spec, static = stored.weight.spec_text, stored.input_scale is not None
 
         def inputs(layout: Layout | None) -> str:
@@ -101,7 +101,7 @@ class LayoutDialect:
         return best
 
     def _no_layout(self, name: str, what: str, alike: Sequence[Layout]) -> CheckpointError:
-        """The error for a layer. alike: layouts of its codes, which treat inputs otherwise."""
+        """The error for a layer. alike: layouts for its codes that quantize inputs in another way."""
         inputs = sorted({one.static if one.needs_scale else one.dynamic for one in alike})
         if alike:
             remedy = f"it has them with x={' or x='.join(inputs)}: calibrate the model (quire.calibrate), or"
@@ -118,25 +118,26 @@ _CHOSEN = ("eps", "4over6")
 
 
 def of_codes(spec: str) -> str:
-    """The spec of a weight by what its codes and scales mean, however they were chosen and global scales are stored."""
+    """The spec of a weight without options that do not change what its codes and scales mean: how they were chosen, and
+    how global scales are stored."""
     words = [word for word in spec.split(":") if word not in _OF_ROUNDING and word.partition("=")[0] not in _CHOSEN]
     return ":".join(word for word in words if word not in (MUL, DIV, "256"))
 
 
 def of_inputs(spec: str) -> str:
-    """The spec of an input without what only says how scales are stored, or acts in backward."""
+    """The spec of an input without options that only say how scales are stored, or that only act in backward."""
     others = (MUL, DIV, "given", "nan", "rht", "rht=unsigned", "interleaved")
     return ":".join(word for word in spec.split(":") if word not in others)
 
 
 def described(stored: StoredWeight) -> str:
-    """Where a layer is from, for messages."""
+    """The dialect and layout from which a layer was read, for messages."""
     origin = stored.origin
     return f"{origin.dialect} {origin.layout}" if origin.dialect != "quire" else f"w={stored.weight.spec_text}"
 
 
 def meaning(spec: str) -> str:
-    """A spec without what only says how scales are stored."""
+    """A spec without options that only say how scales are stored."""
     return ":".join(word for word in spec.split(":") if word not in (MUL, DIV, "given"))
 
 
@@ -144,19 +145,19 @@ def _fits(spec: str, wanted: str) -> bool:
     return of_codes(spec) == of_codes(wanted) or (of_codes(spec), of_codes(wanted)) == ("fp8_tensor", "fp8_row")
 
 
-# --- tensors that belong to no quantized layer, and that must not be taken for values or left out without a word
+# --- tensors that belong to no quantized layer, and that must not be taken for values or silently left out
 
 
-#: What only a quantized layer has.
+#: Names of tensors that only quantized layers have.
 OF_LAYERS = re.compile(
     r"(weight|input|activation|pre_quant|proj)_(global_)?scale(_2|_inv)?$|_scales$|_blocks$|_scale_inv$|_packed$|"
     r"(^|\.)scale_(weight|input)$|\.comfy_quant$|_zero_point$|_qdata$|svdquant_lora_[ab]$|_g_idx$|\.(qweight|qzeros|scales|g_idx|quant_state.*)$"
 )
-#: Scales of caches of keys and values, which are not of a layer and are copied as they are.
+#: Scales of key-value caches. They belong to no layer and are copied unchanged.
 OF_CACHES = re.compile(r"(^|[._])(k|v|q|kv|kv_cache|p|prob)_(scale|bias|zero_point)$|[kv]_proj\.output_scale$")
-#: Tensors and texts of headers that say how the layers of a whole file are stored, and are of no layer.
+#: Tensors and texts of headers that say for a whole file how layers are stored. They belong to no layer.
 OF_FILES = re.compile(r"(^|\.)scaled_fp8$|^_quantization_metadata$")
-#: Dtypes of codes: a scale says which values they are.
+#: Dtypes of codes, whose values depend on a scale.
 CODES = (
     torch.float8_e4m3fn,
     torch.float8_e5m2,
@@ -169,19 +170,19 @@ _BYTES = (torch.uint8, torch.int8)
 
 
 def is_code(entry: Entry) -> bool:
-    """Whether a tensor has codes: by its dtype, or as a weight of bytes, such as packed FP4."""
+    """Whether a tensor contains codes: its dtype says so, or it is a weight of bytes, such as packed FP4."""
     of_bytes = entry.dtype in _BYTES and len(entry.shape) > 1 and entry.name.rpartition(".")[2] == "weight"
     return (entry.dtype in CODES or of_bytes) and not OF_FILES.search(entry.name)
 
 
 def is_kept(name: str) -> bool:
-    """Whether no parameter is made of a tensor, and a file of the model needs it."""
+    """Whether files of the model need a tensor although no parameter is made of it."""
     return bool(OF_CACHES.search(name) or OF_FILES.search(name))
 
 
 def check_consumed(groups: Sequence[Group], header: Header) -> None:
-    """Raises CheckpointError if a tensor that only a quantized layer has belongs to none, or if a scale lies beside a
-    quantized weight that does not read it."""
+    """Raises CheckpointError if a tensor that only quantized layers have belongs to no layer, or if a scale lies beside
+    a quantized weight and is not read with it."""
     used = consumed(groups)
     rest = [name for name in header if name not in used and not is_kept(name)]
     left = [name for name in rest if OF_LAYERS.search(name)]
@@ -211,13 +212,14 @@ def check_consumed(groups: Sequence[Group], header: Header) -> None:
 
 
 def _stem(name: str) -> str:
-    """The name of the layer of a weight: "" of a weight of the model itself."""
+    """The name of the layer that has the weight; "" for the model itself."""
     return "" if name == "weight" else name.removesuffix(".weight")
 
 
 def _owner(name: str, weights: Collection[str], layers: Mapping[str, str]) -> str | None:
-    """The quantized weight that a scale lies beside: X.weight of X.my_scale and of X.weight.scale, the stack X of
-    X_scale. None for a tensor that is no scale, and for one of another module. layers: name of a layer -> its weight.
+    """The quantized weight beside which a scale lies: X.weight for X.my_scale and X.weight.scale, the stack X for
+    X_scale. None for a tensor that is no scale, and for a scale of another module. layers: name of a layer -> its
+    weight.
     """
     outer, _, last = name.rpartition(".")
     if "scale" not in last.lower():

@@ -56,7 +56,7 @@ class Source:
 @dataclass
 class Target:
     """A parameter or buffer of a model. owners: (name of the module, module, attribute); several if it is tied. untied:
-    it was tied to another one, and gets a value of its own. same: other entries, of its other names, that have the same
+    it was tied to another parameter, and gets a separate value. same: entries under its other names that have the same
     bytes."""
 
     value: torch.Tensor
@@ -72,7 +72,7 @@ class Target:
 
     @property
     def alternates(self) -> bool:
-        """Whether its rows are those of gate and up in turn."""
+        """Whether its rows are rows of gate and up alternately."""
         _, module, attribute = self.owners[0]
         experts = is_experts(module) or isinstance(module, StackedExperts)
         return experts and not module.is_concatenated and attribute.startswith("gate_up_proj")
@@ -160,8 +160,8 @@ def _tensors(module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
 def _untied(
     target: Target, owner: tuple[str, torch.nn.Module, str], source: Source, checkpoint: Checkpoint
 ) -> Target | None:
-    """Of a tied parameter that the file has under two names: None if both are one tensor; a parameter of its own if
-    one of them is quantized."""
+    """For a tied parameter that the file has under two names: None if both entries are equal; a separate target if one
+    of them is quantized."""
     first, second = target.source.refs()[0].entry, source.refs()[0].entry
     if first in checkpoint.groups or second in checkpoint.groups:
         return Target(target.value, [owner], source, untied=True)
@@ -244,7 +244,7 @@ def _of_stacked(path: str, module: torch.nn.Module, attribute: str, names: _Name
     yield Source(((Ref(full),),))
     kind = "bias" if attribute.endswith("_bias") else "weight"
     of_expert = attribute.removesuffix("_bias")
-    # Rows of gate and up that alternate are not joined of two layers.
+    # Alternating rows of gate and up are never joined from two layers.
     parts = [] if of_expert == "gate_up_proj" and not module.is_concatenated else _expert_layers(of_expert)
     for layers in parts if names.experts != "none" else ():
         refs = [tuple(Ref(within(path, f"{e}.{layer}.{kind}")) for layer in layers) for e in each]
@@ -252,7 +252,7 @@ def _of_stacked(path: str, module: torch.nn.Module, attribute: str, names: _Name
 
 
 def _expert_layers(name: str) -> list[tuple[str, ...]]:
-    """Of a tensor of all experts, the layers that an expert in a file has for it."""
+    """For a tensor of all experts: the layers of one expert in a file that it consists of."""
     kinds = {"gate_up_proj": slice(0, 2), "up_proj": slice(1, 2), "down_proj": slice(2, 3)}
     return [of[kinds[name]] for of in _EXPERTS] if name in kinds else []
 
@@ -307,8 +307,8 @@ _ATTRIBUTE = "_quire_checkpoint"
 class Record:
     """path, dialect, configs: of the checkpoint. sources: name of a parameter -> the entries that it was made of, and
     the rows of each. layouts, input_scales: name of a quantized weight in the checkpoint -> name of its layout, static
-    scale of its input. dtypes: of plain entries. other: entries that no parameter was made of and that files need, such
-    as scales of caches."""
+    scale of its input. dtypes: of plain entries. other: entries from which no parameter was made and that files need,
+    such as scales of caches."""
 
     path: str
     dialect: str | None
@@ -329,11 +329,11 @@ def remember(model: torch.nn.Module, record: Record) -> None:
 
 
 def record_of(model: torch.nn.Module) -> Record | None:
-    """None for a model that was not loaded by quire.io."""
+    """What the model remembers; None for a model that quire.io has not loaded."""
     found = vars(model).get(_ATTRIBUTE)
     return found if isinstance(found, Record) else None
 
 
 def forget(model: torch.nn.Module) -> None:
-    """The model is not that of the checkpoint any more."""
+    """To be called when the model is no longer that of the checkpoint."""
     vars(model).pop(_ATTRIBUTE, None)

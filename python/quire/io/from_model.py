@@ -85,7 +85,7 @@ class Piece:
     spec: str | None
 
     def weight(self) -> tuple[QuantizedTensor, Origin | None]:
-        """Of a quantized parameter."""
+        """This part of a quantized parameter, and its origin."""
         value, origin = self.target.value.detach(), self.target.value.origin
         value = reordered(value, False) if is_interleaved(value.spec_text) else value
         whole = value.part(self.matrix) if self.source.stacked else value
@@ -99,7 +99,7 @@ class Piece:
         return (narrowed(part, self.spec) if own is None and self.spec is not None else part), own
 
     def tensor(self) -> torch.Tensor:
-        """Of a plain parameter."""
+        """This part of a plain parameter."""
         value = self.target.value.detach()
         whole, rows = value[self.matrix] if self.source.stacked else value, self.rows[self.matrix]
         whole = apart(whole, whole.dim() - 1) if self.apart else whole  # a bias
@@ -185,7 +185,7 @@ class Entries(Mapping[str, StoredWeight | torch.Tensor]):
 
 
 def _of_recipe(piece: Piece, spec: str) -> Origin:
-    """Of a weight that was in no checkpoint: how its layer quantizes inputs."""
+    """The origin of a weight that was in no checkpoint: it says how the layer quantizes inputs."""
     recipe = getattr(piece.target.owners[0][1], "recipe", None)
     return Origin(Native.name, layout_of(spec, "none" if recipe is None else recipe.input_spec).name)
 
@@ -196,14 +196,14 @@ def _bias_of(name: str) -> str:
 
 
 def _input_scale(piece: Piece, record: Record) -> torch.Tensor | None:
-    """The static scale of the layer's input, [1], of a stack [E]; None if it has none, or has that of layers of a file
-    which it joins, which have one each."""
+    """The static scale of the layer's input: [1], for a stack [E]. None if there is none, or if load() made it from the
+    scales of several layers of the file, which are written instead."""
     _, module, attribute = piece.target.owners[0]
     scales = module._buffers.get(module.scale_name(attribute)) if isinstance(module, ProductModule) else None
     if scales is None:
         return None
     if isinstance(piece.target.value, QuantizedStack) and not piece.source.stacked:
-        return scales.clone()  # of all matrices, which are one entry
+        return scales.clone()  # one scale for each matrix; the matrices are one entry
     number = attribute.removeprefix("weight")
     group = int(number) - module.own_groups().start if number.isdecimal() else piece.matrix
     own = scales[group : group + 1].clone()
@@ -211,8 +211,7 @@ def _input_scale(piece: Piece, record: Record) -> torch.Tensor | None:
 
 
 def _is_joined(scale: torch.Tensor, piece: Piece, record: Record) -> bool:
-    """Whether the scale is the one that load() made of those of several layers of the file: nobody has given another
-    since."""
+    """Whether load() made the scale from the scales of several layers of the file, and nobody has changed it since."""
     of_file = [record.input_scales.get(ref.entry) for ref in piece.source.matrices[piece.matrix]]
     if len(of_file) == 1:
         return False

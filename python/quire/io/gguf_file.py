@@ -90,7 +90,7 @@ class GgufFile:
                 self.metadata.setdefault(name, str(field.contents()))
 
     def tensor(self, name: str) -> torch.Tensor:
-        """The tensor of that name, in memory of its own."""
+        """The tensor of that name, copied to memory."""
         from gguf.quants import dequantize
 
         entry, stored = self.header[name], self._stored[name]

@@ -23,8 +23,8 @@ from quire.nn.own_context import running
 
 @dataclass(frozen=True)
 class Stored:
-    """A quantized layer. layout: of the dialect. spec: of the weight. inputs: spec of its inputs. nbytes: of all of its
-    tensors."""
+    """A quantized layer. layout: its name in the dialect. spec: of the weight. inputs: the spec of its inputs. nbytes:
+    the bytes of all of its tensors."""
 
     name: str
     layout: str
@@ -114,7 +114,7 @@ def _stored(group: Group, header: dict[str, Entry]) -> Stored:
 
 
 def _pattern(name: str) -> str:
-    """A name with its numbers left out: layers of one kind have one."""
+    """A name with its numbers replaced by *, which is the same for all layers of one kind."""
     return re.sub(r"(?<=\.)\d+(?=\.|$)", "*", name)
 
 
@@ -230,8 +230,8 @@ def _check(name: str, checkpoint: Checkpoint, original: Checkpoint | None) -> tu
 
 
 def wrong_scales(scale: torch.Tensor, *, is_input: bool) -> list[str]:
-    """What a scale must not be."""
-    # A byte without a dtype of its own is an exponent, of which 255 is NaN.
+    """What is wrong with a scale, in words."""
+    # A uint8 scale is an E8M0 exponent; 255 is NaN.
     values = scale.view(torch.float8_e8m0fnu).float() if scale.dtype == torch.uint8 else scale.float()
     found = {
         "NaN": torch.isnan(values),
@@ -252,7 +252,7 @@ def saturated(stored: StoredWeight) -> float:
     return float(((data & 0x7F) == 0x7E).float().mean())
 
 
-# --- each layer by itself
+# --- each layer alone
 
 
 @dataclass(frozen=True)
@@ -295,7 +295,7 @@ class Run:
 
 @running()
 def run(path: str | Path, tokens: int = 4) -> Run:
-    """Runs each quantized layer by itself, with random inputs of standard deviation 1, under the recipe that load()
+    """Runs each quantized layer alone, with random inputs of standard deviation 1, under the recipe that load()
     would give it, outside of every autocast of the caller.
 
     path: as for read(). tokens: the number of rows of the inputs. Raises CheckpointError if no layer is quantized, and
@@ -366,7 +366,7 @@ def diff(a: str | Path, b: str | Path) -> Difference:
     result gives the largest difference in units in the last place. Raises the CheckpointError of read().
     """
     one, other = (read(path, missing_input_scale="dynamic") for path in (a, b))
-    # A bias belongs to its layer in one checkpoint, and is by itself in one where the layer is plain.
+    # A bias belongs to its layer if the layer is quantized. In a checkpoint where the layer is plain it is an entry.
     names = [name for name in one if name in other]
     different, equal, same = {}, [], 0
     for name in names:

@@ -268,7 +268,7 @@ def _scalars(ref: Ref, checkpoint: Checkpoint) -> dict[str, torch.Tensor]:
 
 
 def _shape(target: Target, checkpoint: Checkpoint) -> tuple[int, ...]:
-    """Of the value that the checkpoint has."""
+    """The shape of the value in the checkpoint."""
     each = []
     for matrix in target.source.matrices:
         shapes = []
@@ -406,7 +406,7 @@ class Layer:
 
 
 def load_layer(stored: StoredWeight, layout: Layout, index: int | None = None) -> Linear:
-    """A layer by itself, as load() would make it. index: of a matrix of a stack."""
+    """A single layer as load() would make it. index: which matrix of a stack."""
     one = of_one(stored, index)
     rows, columns = one.weight.shape
     layer = Linear(columns, rows, one.bias is not None, one.weight.dtype, "meta")
@@ -422,7 +422,7 @@ def load_layer(stored: StoredWeight, layout: Layout, index: int | None = None) -
 
 
 def _give_scales(module: torch.nn.Module, layer: Layer) -> None:
-    """The buffers that a recipe with static scales of inputs reads."""
+    """Fills the buffers that a recipe with static scales of inputs reads."""
     module.add_input_scales()
     if not module.recipe.static_input:
         return
@@ -437,7 +437,8 @@ def _give_scales(module: torch.nn.Module, layer: Layer) -> None:
 
 
 def recipe_of(x: str, w: str) -> Recipe:
-    """Gradients are computed of decoded weights: files have the codes of one direction."""
+    """The recipe of a layer. Gradients are computed from decoded weights, because files have codes for one direction
+    only."""
     dy = "none" if x == "none" else "mxfp8"  # which is not used
     return as_recipe("quire.io.load", f"x={x},w={w},dy={dy},backward=dequantized")
 

@@ -84,7 +84,7 @@ def split(weight: QuantizedTensor, rows: Sequence[int], specs: Sequence[str]) ->
 
 
 def narrowed(part: QuantizedTensor, spec: str) -> QuantizedTensor:
-    """A part that split() gave, whose scales are new, under the spec that it has in the file. FP8 with different scales
+    """A result of split() that has new scales, under the spec that it has in the file. FP8 with different scales
     of rows stays as it is: files can have these. Raises CheckpointError for other rows without a common scale."""
     if part.spec_text == spec or row_spec(spec) != part.spec_text:
         return part
@@ -134,8 +134,8 @@ def of_one(stored: StoredWeight, index: int | None) -> StoredWeight:
     return replace(stored, weight=stored.weight.part(index), input_scale=scale, bias=bias)
 
 
-# --- the two orders of the rows of gate and up in one matrix: alternating, as in files and models of gpt-oss, or all
-# rows of the gate first
+# --- the two orders of the rows of gate and up in one matrix: alternating, as in files and models of gpt-oss, or first
+# all rows of the gate
 
 
 def apart(rows: torch.Tensor, dim: int = 1) -> torch.Tensor:
@@ -151,8 +151,8 @@ def alternating(rows: torch.Tensor, dim: int = 1) -> torch.Tensor:
 
 
 def of_weight(move: Callable[[torch.Tensor, int], torch.Tensor], weight: QuantizedTensor) -> QuantizedTensor:
-    """apart() or alternating() of the rows of a weight or a stack. Only MXFP4, which has scales of single rows: no file
-    has others in turn, and they stay as they are."""
+    """Applies apart() or alternating() to the rows of a weight or a stack. Only MXFP4 weights are changed: their scales
+    belong to single rows, and no file has alternating rows in other formats."""
     if weight.spec.family != "mxfp4":
         return weight
     buffers = {name: move(value, weight.dim() - 2) for name, value in weight.buffers().items()}

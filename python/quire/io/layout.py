@@ -45,8 +45,8 @@ class StoredWeight:
 
 
 Shape = tuple[int, ...]
-#: Of the weight's logical shape ([N, K] or [E, N, K]): the shapes that a tensor of the file may have, the one that is
-#: written first.
+#: A function from the weight's logical shape ([N, K] or [E, N, K]) to the shapes that a tensor may have in the file,
+#: first the shape that is written.
 ShapeRule = Callable[[Shape], Sequence[Shape]]
 E4M3, BYTE, E8M0 = torch.float8_e4m3fn, torch.uint8, torch.float8_e8m0fnu
 #: How a spec says that a global scale is stored.
@@ -55,12 +55,12 @@ F32, SCALES = torch.float32, (torch.float32, torch.bfloat16, torch.float16)
 
 
 def codes(shape: Shape) -> Sequence[Shape]:
-    """One code a byte."""
+    """One code in each byte."""
     return [shape]
 
 
 def packed(shape: Shape) -> Sequence[Shape]:
-    """Two codes a byte."""
+    """Two codes in each byte."""
     return [(*shape[:-1], shape[-1] // 2)]
 
 
@@ -70,7 +70,7 @@ def blocks(size: int) -> ShapeRule:
 
 
 def scalar(shape: Shape) -> Sequence[Shape]:
-    """One scale; of a stack one for each matrix, or one that all share."""
+    """One scale; for a stack one for each matrix, or one for all matrices."""
     count = shape[:-2]
     return [(), (1,)] if not count else [count, (*count, 1), (*count, 1, 1), (), (1,)]
 
@@ -88,8 +88,8 @@ def bias(shape: Shape) -> Sequence[Shape]:
 class Part:
     """One tensor of a layer.
 
-    suffix: what follows the layer's stem in the tensor's name. dtypes: that it may have, the one that is written first;
-    none: any of floating point. shapes: None: any. place: the buffer of the weight that holds it, "input_scale" or
+    suffix: what follows the layer's stem in the tensor's name. dtypes: the allowed ones, first the one that is written;
+    empty: any floating-point dtype. shapes: None: any. place: the buffer of the weight that holds it, "input_scale" or
     "bias" of StoredWeight, or "verbatim". optional: the layer may lack it.
     """
 
@@ -101,14 +101,13 @@ class Part:
     optional: bool = False
 
 
-#: Of tools that write them for symmetric formats too. check_zero_points() sees that they are zero, and that is all that
-#: they may be.
+#: Some tools write zero points for symmetric formats too. check_zero_points() raises an error unless they are zero.
 ZERO_POINTS = tuple(
     Part(role, suffix, (torch.int8, BYTE, E4M3, torch.int32, torch.int64, *SCALES), None, "verbatim", optional=True)
     for role, suffix in (("zero_point", ".weight_zero_point"), ("input_zero_point", ".input_zero_point"))
 )
 
-#: Says how a layer is stored.
+#: The role of a tensor that says how a layer is stored.
 MARKER = "marker"
 #: Roles of tensors without which a layer has the same values: a dialect that has no place for them loses nothing.
 WITHOUT_VALUES = (MARKER, *(part.role for part in ZERO_POINTS))
@@ -121,8 +120,8 @@ class Layout:
     name: as the dialect calls it. spec: of the weight. static, dynamic: spec of the input with and without a stored
     input scale; "none" if the input stays in high precision. input_divides: the stored scale divides the input's
     codes. parameter: what follows the stem in the name of the weight as a parameter of a module. transposed: the file
-    has [E, K, N] of [E, N, K]. stacked: the file has all experts in one tensor. alternating: the file has rows of gate
-    and up in turn, and the weight all rows of the gate first.
+    has [E, K, N] instead of [E, N, K]. stacked: the file has all experts in one tensor. alternating: the file has rows
+    of gate and up in turn, and the weight all rows of the gate first.
     """
 
     name: str
@@ -150,12 +149,12 @@ class Layout:
         return any(part.place == "input_scale" and not part.optional for part in self.parts)
 
     def logical(self, data: Shape) -> Shape:
-        """The shape of the weight, of that of its codes in the file."""
+        """The shape of the weight, from the shape of its codes in the file."""
         data = (*data[:-2], data[-1], data[-2]) if self.transposed else data
         return (*data[:-1], data[-1] * 2) if self.parts[0].shapes is packed else data
 
     def shapes(self, part: Part, shape: Shape) -> list[Shape]:
-        """What a part of a weight of that shape may have in the file."""
+        """The shapes that a part may have in the file, for a weight of that shape."""
         found = [tuple(one) for one in part.shapes(shape)]
         if self.transposed and part.role in ("data", "scale"):
             return [(*one[:-2], one[-1], one[-2]) for one in found]
@@ -166,8 +165,8 @@ class Layout:
 class Group:
     """A quantized layer of a checkpoint, known from headers only.
 
-    name: of the weight, as a parameter of a module. names: role -> name of the tensor, without absent ones. shape: of
-    the weight.
+    name: of the weight, as a parameter of a module. names: role -> name of the tensor; absent tensors are left out.
+    shape: of the weight.
     """
 
     name: str
@@ -186,7 +185,7 @@ def consumed(groups: Iterable[Group]) -> set[str]:
 
 
 def group_of(layout: Layout, stem: str, header: Header) -> Group:
-    """The layer of that stem under a layout. Raises CheckpointError if a tensor is missing, or has a dtype or shape
+    """The layer with that stem under a layout. Raises CheckpointError if a tensor is missing, or has a dtype or shape
     that the layout does not have; the scale of the input may be missing (see missing_inputs)."""
     names = {part.role: stem + part.suffix for part in layout.parts if stem + part.suffix in header}
     data = layout.parts[0]
@@ -215,7 +214,7 @@ def group_of(layout: Layout, stem: str, header: Header) -> Group:
 
 
 def no_matrix(entry: Entry) -> CheckpointError:
-    """The error for a weight of codes that has a scale and other than two dimensions."""
+    """The error for a weight of codes that has a scale but not two dimensions."""
     return CheckpointError(
         f"the weight is {entry} and has a scale, such as that of a convolution in FP8; quire reads "
         "quantized weights of two dimensions only",
@@ -236,13 +235,13 @@ def _wrong(layout: Layout, part: Part, entry: object, expected: str) -> Checkpoi
 
 
 def missing_inputs(groups: Sequence[Group]) -> list[str]:
-    """Names of the static scales of inputs that a checkpoint should have and has not."""
+    """Names of static scales of inputs that are missing in a checkpoint."""
     lacking = [(group, part) for group in groups for part in group.layout.parts if part.place == "input_scale"]
     return [group.stem + part.suffix for group, part in lacking if part.role not in group.names and not part.optional]
 
 
 def check_zero_points(groups: Sequence[Group], header: Header, tensor: Callable[[str], torch.Tensor]) -> None:
-    """Raises CheckpointError for a zero point that is not zero. tensor: reads one by its name."""
+    """Raises CheckpointError for a zero point that is not zero. tensor: a function that reads a tensor by its name."""
     roles = [part.role for part in ZERO_POINTS]
     for name in [group.names[role] for group in groups for role in roles if role in group.names]:
         values = tensor(name).float()
@@ -258,7 +257,7 @@ def check_zero_points(groups: Sequence[Group], header: Header, tensor: Callable[
 
 
 def check_inputs(groups: Sequence[Group], header: Header) -> None:
-    """Raises CheckpointError if one is missing."""
+    """Raises CheckpointError if a static scale of an input is missing."""
     if missing := missing_inputs(groups):
         first = next(group for group in groups if missing[0].startswith(group.stem))
         raise CheckpointError(
@@ -274,7 +273,8 @@ def check_inputs(groups: Sequence[Group], header: Header) -> None:
 
 
 def read_group(group: Group, tensor: Callable[[str], torch.Tensor], dialect: str, dtype: torch.dtype) -> StoredWeight:
-    """The layer, of a function that gives tensors of the file by name. dtype: nominal, of the weight."""
+    """Reads a layer. tensor: a function that reads tensors of the file by name. dtype: the nominal dtype of the
+    weight."""
     layout, shape = group.layout, group.shape
     given = {role: tensor(name) for role, name in group.names.items()}
     proto = TensorProto(shape, dtype, layout.spec, stacked=len(shape) == 3)
@@ -334,8 +334,9 @@ def to_file(value: torch.Tensor, shape: Sequence[int], dtype: torch.dtype, name:
 
 
 def write_group(name: str, stored: StoredWeight, layout: Layout, dialect: str) -> dict[str, torch.Tensor]:
-    """The tensors of a layer by their names in the file; name: of the weight as a parameter. What was read under the
-    same layout gets the same names, dtypes and shapes back. Raises CheckpointError for codes of another spec."""
+    """The tensors of a layer by their names in the file; name: of the weight as a parameter. A layer that was read
+    under the same layout gets the same names, dtypes and shapes as in that file. Raises CheckpointError for codes of
+    another spec."""
     weight, origin = stored.weight, stored.origin
     if weight.spec_text != TensorProto((1, 1), weight.dtype, layout.spec).spec.text:
         raise CheckpointError(

@@ -17,7 +17,7 @@ from quire.io.te_file import TeFile
 from quire.loading.float_mode import subnormals_kept
 from quire.tensor.buffers import DTYPES
 
-#: What to do about static scales of inputs that a checkpoint should have and has not.
+#: What to do about missing static scales of inputs.
 MISSING = ("raise", "dynamic", "max")
 
 
@@ -73,7 +73,7 @@ class Checkpoint(Mapping[str, StoredWeight | torch.Tensor]):
         return torch.empty(entry.shape, dtype=entry.dtype, device="meta")
 
     def scalars(self, name: str) -> dict[str, torch.Tensor]:
-        """Of a quantized layer, the scales that are one value, or one for each matrix: role -> float32 [1] or [E]."""
+        """The scales of a quantized layer that have one value, or one for each matrix: role -> float32 [1] or [E]."""
         group = self.groups[name]
         most = group.shape[0] if len(group.shape) == 3 else 1
         few = {role: full for role, full in group.names.items() if role in ("global", "scale", "input_scale")}
@@ -138,7 +138,8 @@ def check_scale(what: str, scale: float | None) -> None:
 
 
 def opened(path: str | Path) -> Container:
-    """The tensors of a checkpoint: of safetensors files, or by its name of a GGUF file or a file of torch.save."""
+    """The tensors of a checkpoint. The name of the file says whether it is a GGUF file, a file of torch.save or
+    safetensors."""
     file = Path(path)
     kinds = {".gguf": GgufFile, ".pt": TeFile, ".pth": TeFile}
     if file.is_dir() and any(file.glob("*.gguf")) and not any(file.glob("*.safetensors")):
@@ -147,7 +148,7 @@ def opened(path: str | Path) -> Container:
 
 
 def _nominal(container: Container) -> torch.dtype:
-    """What the model's configuration says, else the dtype of most plain elements."""
+    """The dtype that the model's configuration names, else the dtype of most plain elements."""
     config = container.configs.get("config.json", {})
     said = getattr(torch, str(config.get("dtype", config.get("torch_dtype"))).removeprefix("torch."), None)
     if said in DTYPES:

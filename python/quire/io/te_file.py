@@ -41,7 +41,8 @@ _OPCODES = frozenset(
 
 
 class Inert:
-    """An object of a class that is not here. name: of the class; args: of its constructor; state: its attributes."""
+    """An object of a class that does not exist here. name: of the class. args: of its constructor. state: its
+    attributes."""
 
     name = ""
 
@@ -67,7 +68,8 @@ def _class(name: str) -> type[Inert]:
 
 
 class _Function:
-    """A function of the table. A pickle can call it. It cannot change it by BUILD, as it could a plain function."""
+    """A function of the table. A pickle can call it, but cannot change it by BUILD, which would change a plain
+    function."""
 
     __slots__ = ("_call",)
 
@@ -114,7 +116,7 @@ def _storage(data: object) -> object:
 
 
 def _bytes(text: object, encoding: object) -> bytes:
-    """_codecs.encode, by which pickles of protocol 2 have bytes."""
+    """_codecs.encode, with which pickles of protocol 2 make bytes."""
     if not isinstance(text, str) or encoding != "latin1":
         raise CheckpointError(f"bytes must be text in latin1, got {type(text).__name__} in {encoding!r}", _REMEDY)
     return text.encode("latin1")
@@ -156,7 +158,7 @@ _CLASSES: dict[str, type[Inert]] = {
         *(f"{_TENSORS}.{module}.{name}" for module, _, quantizers in _KINDS.values() for name in quantizers),
     )
 }
-#: Full name -> what takes its place. Older versions call reconstructors as methods, through getattr.
+#: Full name -> its replacement. Older versions call reconstructors as methods, through getattr.
 _TABLE: dict[str, Callable[..., object]] = {
     **_CLASSES,
     **{
@@ -165,7 +167,7 @@ _TABLE: dict[str, Callable[..., object]] = {
     },
     "builtins.getattr": _Function(_attribute),
 }
-#: What plain pickles of tensors name beside: torch.load has these itself.
+#: Further names in plain pickles of tensors; torch.load accepts these itself.
 _OF_TORCH: dict[str, Callable[..., object]] = {
     "collections.OrderedDict": collections.OrderedDict,
     "_codecs.encode": _Function(_bytes),
@@ -186,10 +188,10 @@ class _Unpickler(pickle.Unpickler):
 
 
 def loads(data: bytes) -> object:
-    """What a pickle of TransformerEngine holds: dicts, lists, numbers, tensors, Inert and Rebuilt.
+    """The content of a pickle of TransformerEngine: dicts, lists, numbers, tensors, Inert and Rebuilt.
 
-    Raises CheckpointError if it names anything else, and for what is no pickle. Nothing that it names is imported or
-    called.
+    Raises CheckpointError if it names anything else, and for bytes that are no pickle. Nothing that it names is
+    imported or called.
     """
     try:
         for opcode, _, position in pickletools.genops(data):
@@ -236,9 +238,9 @@ def _name(entry: Any) -> str:
 # --- files of torch.save
 
 
-#: Where descriptions have what a file says of quantized tensors beside their buffers: name -> kind, shape, dtype...
+#: The key in `descriptions` of the fields of quantized tensors that are no buffers: name -> kind, shape, dtype...
 KEY = "te"
-#: Fields of the reconstructors' arguments, in order. Later versions appended those at the end.
+#: Fields of the reconstructors' arguments, in order. Later versions appended fields at the end.
 _FIELDS = {
     "float8": "rowwise_data element rowwise_scale dtype shape columnwise_data",
     "float8_blockwise": (
@@ -250,7 +252,7 @@ _FIELDS = {
         "quantizer swizzled row_scaled four_over_six largest_scale"
     ),
 }
-#: How many of these every version has.
+#: How many of these fields every version has.
 _LEAST = {"float8": 5, "float8_blockwise": 9, "mxfp8": 7, "nvfp4": 10}
 #: Keys under which training scripts put the state dict of the model.
 _NESTED = ("model", "module", "state_dict", "model_state_dict")
@@ -258,8 +260,9 @@ _NO_STATE = "save model.state_dict() with torch.save"
 
 
 class TeFile:
-    """The tensors of a file of torch.save. Those that TransformerEngine quantized are several, NAME#rowwise_data and so
-    on; descriptions["te"] has the rest of each by NAME. As quire.io.container.Container; all tensors are in memory.
+    """The tensors of a file of torch.save. A tensor that TransformerEngine quantized is several tensors,
+    NAME#rowwise_data and so on; descriptions["te"] has its other fields under NAME. As quire.io.container.Container;
+    all tensors are in memory.
 
     Raises CheckpointError for a file that names other code than TransformerEngine's tensors.
     """

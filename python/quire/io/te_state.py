@@ -18,7 +18,7 @@ from quire.recipe import DelayedScaling, Format
 _SLOTS = {"fwd": 3, "bwd": 2}
 _FORMATS = {tuple(one.value): name for name, one in Format.__members__.items()}
 _REMEDY = "pass the entry `..._extra_state` of a layer as TransformerEngine saved it"
-#: What TransformerEngine gives the entry of a layer.
+#: The name that TransformerEngine gives to the entry of a layer.
 _SUFFIX = "_extra_state"
 
 State = dict[str, torch.Tensor | str]
@@ -129,7 +129,7 @@ def _tensor(value: Mapping[str, Any], name: str) -> torch.Tensor:
 
 
 def _rule(recipe: object, length: int) -> str:
-    """Of the recipe of the file. Versions before 2 have none there, and only delayed scaling."""
+    """The text of the recipe in the file. Versions before 2 store none: they have only delayed scaling."""
     if recipe is None:
         return DelayedScaling(amax_history_len=length).rule()
     if not isinstance(recipe, Inert) or not type(recipe).name.endswith((".DelayedScaling", ".CustomRecipe")):

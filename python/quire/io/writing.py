@@ -25,15 +25,15 @@ from quire.io.reading import Checkpoint
 from quire.loading.float_mode import subnormals_kept
 from quire.tensor import QuantSpec
 
-#: What transformers calls the output layer, which may share its weight with the embedding.
+#: The weight of the output layer in transformers, which may be the weight of the embedding.
 _HEAD = "lm_head.weight"
 Tensors = Mapping[str, StoredWeight | torch.Tensor]
 
 
 @dataclass(frozen=True)
 class SaveReport:
-    """What was written. files: names. layers: quantized ones. losses: what differs from the source, empty with
-    exact=True; notes: what a reader of the new file should know."""
+    """What was written. files: their names. layers: the number of quantized layers. losses: what differs from the
+    source; empty with exact=True. notes: what a reader of the new file should know."""
 
     files: tuple[str, ...]
     layers: int
@@ -139,9 +139,9 @@ def write_planned(
     overwrite: bool,
     beside: Path | None = None,
 ) -> SaveReport:
-    """write(), of configurations. unchanged: the layout of each layer that `base` says, so that it is written as it is
-    if these are the layouts; ...: it is written in any case; None: the dialect completes it. beside: a folder whose
-    small files are copied."""
+    """write() with given configurations. unchanged: the layout of each layer that `base` describes; `base` is written
+    unchanged if the layers get these layouts. ...: it is written unchanged in any case. None: the dialect completes it.
+    beside: a folder whose small files are copied."""
     plan, most, meta, shapes, outlines = Plan(dialect, exact), size_of(max_shard_size), {}, {}, {}
     marked = getattr(dialect, "marks_files", False)
     for name in [name for name in tensors if marked or not OF_FILES.search(name)]:
@@ -170,7 +170,7 @@ def write_planned(
 
 
 def outlined(name: str, value: object) -> StoredWeight | torch.Tensor:
-    """An entry on the meta device. Raises TypeError for what is none."""
+    """An entry on the meta device. Raises TypeError for other objects."""
     if isinstance(value, StoredWeight):
         beside = [None if t is None else t.to("meta") for t in (value.input_scale, value.bias)]
         origin = value.origin
@@ -186,8 +186,8 @@ def outlined(name: str, value: object) -> StoredWeight | torch.Tensor:
 def planned_configs(
     plan: Plan, base: Configs, shapes: Mapping[str, tuple[int, ...]], tied: Sequence[str] = ()
 ) -> dict[str, Any]:
-    """Name of a file -> content. tied: modules of the model whose weight is in the file under another name. They belong
-    to the lists of what is not quantized: readers expect scales for all other linear layers."""
+    """Name of a file -> content. tied: modules of the model whose weight is in the file under another name. They are
+    listed as not quantized, because readers expect scales for all other linear layers."""
     plain = [
         name.removesuffix(".weight")
         for name, shape in shapes.items()
@@ -201,7 +201,7 @@ def planned_configs(
 
 
 def copied(source: Path, target: Path, written: Sequence[str]) -> list[str]:
-    """Copies the small files beside the weights, such as the tokenizer's, which say nothing of layers."""
+    """Copies the small files beside the weights that say nothing about layers, such as the tokenizer's."""
     kinds, found = (".json", ".txt", ".model", ".jinja", ".md", ".py", ".tiktoken"), []
     says = {*written, INDEX, *Container.CONFIGS}
     for file in sorted(source.iterdir()) if source.is_dir() else ():
@@ -243,7 +243,7 @@ def size_of(text: str | int) -> int:
 
 
 def in_shards(entries: Iterable[tuple[str, Mapping[str, torch.Tensor]]], most: int) -> list[Shard]:
-    """Shards of at most that many bytes, if no entry alone is larger. The tensors of an entry stay together."""
+    """Shards of at most that many bytes, unless one entry is larger. The tensors of an entry stay together."""
     shards, seen = [Shard()], {}
     for key, tensors in entries:
         size = sum(map(nbytes, tensors.values()))
@@ -358,8 +358,8 @@ def replaced(folder: Path, overwrite: bool) -> Iterator[Path]:
 
 @dataclass(frozen=True)
 class Loss:
-    """What a layer lost. ulp: the largest difference of a scale that is converted back, in units in the last place of
-    float32; 0 for a tensor that is left out."""
+    """What a layer has lost. ulp: the largest difference of a scale that is converted back, in units in the last place
+    of float32; 0 for a tensor that is left out."""
 
     tensor: str
     what: str
@@ -384,13 +384,13 @@ def chosen_layout(name: str, stored: StoredWeight, dialect: Dialect, notes: list
 
 
 def source_layout(stored: StoredWeight) -> Layout | None:
-    """The layout that a layer was read from; None if it is of no dialect's table."""
+    """The layout from which a layer was read; None if it is in no dialect's table."""
     dialect = next((one for one in DIALECTS if one.name == stored.origin.dialect), None)
     return None if dialect is None else dialect.layout(stored.origin.layout)
 
 
 def translated(name: str, stored: StoredWeight, layout: Layout, dialect: str) -> tuple[StoredWeight, list[Loss]]:
-    """The layer with the scales of a layout, and what converting it back would not give."""
+    """The layer with scales as the layout has them, and what would be different after converting it back."""
     if (stored.origin.dialect, stored.origin.layout) == (dialect, layout.name):
         return stored, []
     source = source_layout(stored)
@@ -417,25 +417,26 @@ def translated(name: str, stored: StoredWeight, layout: Layout, dialect: str) ->
     return replace(stored, weight=weight, input_scale=input_scale), losses
 
 
-#: How a spec without the option `global` has the scale above those of NVFP4's blocks.
+#: What NVFP4 stores above the scales of blocks in a spec without the option `global`.
 _AMAX = "amax"
 
 
 def _way(spec: str) -> str:
-    """What the scale above the scales of blocks is: a factor, a divisor or an amax."""
+    """Whether the scale above the scales of blocks is a factor, a divisor or an amax."""
     words = spec.split(":")
     return DIV if DIV in words else _AMAX if words[0] == "nvfp4" and MUL not in words else MUL
 
 
 def _largest(spec: str) -> int:
-    """What an NVFP4 amax is divided by (numerics.md 5.8)."""
+    """The number by which an NVFP4 amax is divided (numerics.md 5.8)."""
     return 6 * (256 if "256" in spec.split(":") else 448)
 
 
 def rescaled(
     name: str, what: str, scale: torch.Tensor, ways: tuple[str, str], largest: int
 ) -> tuple[torch.Tensor, list[Loss]]:
-    """A scale that is stored in the first way, in the second, and what that loses. largest: the amax of a factor 1."""
+    """Converts a scale from the first way of storing it to the second: the scale, and what is lost. largest: the amax
+    for which the factor is 1."""
     own, wanted = ways
     if own == wanted:
         return scale, []
@@ -453,7 +454,7 @@ def rescaled(
 
 
 def inverted(name: str, what: str, scale: torch.Tensor) -> tuple[torch.Tensor, list[Loss]]:
-    """1 / scale, and whether inverting that gives scale."""
+    """1 / scale, and a Loss if inverting it again does not give scale."""
     found = scale.reciprocal()
     if scale.is_meta:
         return found, []

@@ -1,14 +1,14 @@
-"""What quire asks about devices, each question once."""
+"""All questions about devices that quire asks."""
 
 import torch
 
-#: Where numbers lie that Python reads, whichever device computes.
+#: The device of numbers that Python reads, whichever device computes.
 HOST = torch.device("cpu")
 _META = "meta"
 
 
 def devices() -> list[str]:
-    """The kinds of device that PyTorch can use here: the host's, and an accelerator's where there is one."""
+    """The kinds of device that PyTorch can use here: the host, and an accelerator if there is one."""
     found = [HOST.type]
     if torch.accelerator.is_available():
         found.append(torch.accelerator.current_accelerator().type)
@@ -37,7 +37,7 @@ def is_known(t: torch.Tensor) -> bool:
 
 def check_device(what: str, device: torch.device | str | int | None) -> None:
     """Raises RuntimeError for a device that this PyTorch or this machine does not have. Tensors of a FakeTensorMode
-    have no memory, so they may be on any device, as those of torch.nn's layers may."""
+    have no memory, so they may be on any device, as in torch.nn's layers."""
     if device is None or not runs_later(given := torch.device(device)):
         return
     if torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None:

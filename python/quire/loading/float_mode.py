@@ -1,5 +1,5 @@
 """The floating-point mode of the calling thread. Operators compute in a mode of their own (numerics.md 0.7). PyTorch
-and Python, with which a few places compute on scales and amaxes, compute in the caller's."""
+and Python compute in the caller's mode; a few places use them to compute on scales and amaxes."""
 
 import contextlib
 import sys

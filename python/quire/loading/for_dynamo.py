@@ -1,5 +1,5 @@
-"""What torch.compiler's functions of these names do. Its decorators import Dynamo, which takes more than a second;
-these wait until somebody else imports it."""
+"""torch.compiler's decorators of the same names, without an import of Dynamo, which takes more than a second. These
+wait until somebody else imports it."""
 
 from collections.abc import Callable
 from typing import TypeVar

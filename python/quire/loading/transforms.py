@@ -31,13 +31,14 @@ def register() -> None:
 
 
 def refuse_control_flow() -> None:
-    """Registers what says why a graph with control flow cannot advance the random state of a backward pass."""
+    """Registers the error that says why a graph with control flow cannot advance the random state of a backward
+    pass."""
     torch.ops.quire.sr_advance_.default.py_impl(FakeTensorMode)(_advance_in_control_flow)
 
 
 def _advance_in_control_flow(mode: FakeTensorMode, *args: Any) -> None:
-    """What sr_advance_ does while a graph is traced: nothing, or it raises RuntimeError. Otherwise PyTorch would raise
-    an error about inputs of its own functions, which names no operator and no remedy."""
+    """sr_advance_ while a graph is traced: raises RuntimeError within control flow, where PyTorch would raise an error
+    that names no operator and no remedy. Otherwise it does nothing."""
     frame = sys._getframe()
     while frame is not None:
         if frame.f_globals.get("__name__") in _CONTROL_FLOW:
@@ -50,7 +51,7 @@ def _advance_in_control_flow(mode: FakeTensorMode, *args: Any) -> None:
 
 
 def requires_grad(t: torch.Tensor) -> bool:
-    """Whether anything wants the gradient of t: also of what vmap has batched, which only the tensor in it tells."""
+    """Whether the gradient of t is needed. For a tensor that vmap has batched, the tensor within it says so."""
     if t.requires_grad or torch.compiler.is_compiling():
         return t.requires_grad
     batched = torch._C._functorch.is_batchedtensor(t)
@@ -72,7 +73,7 @@ def _written(op: torch._ops.OpOverload) -> list[str]:
 
 
 def _one_by_one(op: torch._ops.OpOverload) -> Callable[..., tuple[Any, Any]]:
-    """Batching by a loop, so that a sample has the bits that it has alone. (PyTorch's own loop takes neither lists of
+    """Batching by a loop, so that each sample has the same bits as alone. (PyTorch's own loop accepts neither lists of
     tensors nor operators that write.)"""
 
     def rule(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[Any, Any]:
@@ -96,9 +97,9 @@ def _one_by_one(op: torch._ops.OpOverload) -> Callable[..., tuple[Any, Any]]:
 def _on_copies(op: torch._ops.OpOverload) -> Callable[..., None]:
     """torch.func.functionalize of an operator that writes: it writes to copies, which then take the tensors' place.
 
-    PyTorch 2.13 functionalizes so the body of a torch.compiler.nested_compile_region that writes to its inputs, as the
-    backward pass of a layer does, and has a rule of its own for operators of PyTorch only. A kernel that Python's
-    dispatcher alone sees: one in C++ would take AOTAutograd's better rule away (can_auto_functionalize).
+    PyTorch 2.13 functionalizes the body of a torch.compiler.nested_compile_region that writes to its inputs, as the
+    backward pass of a layer does, and has rules only for PyTorch's operators. The rule is a kernel that only Python's
+    dispatcher sees: a C++ kernel would disable AOTAutograd's better rule (can_auto_functionalize).
     """
     names = [a.name for a in op._schema.arguments]
 
@@ -159,7 +160,7 @@ def _of_forward(given: Given) -> int:
 
 
 def _of_backward(given: Given) -> int:
-    """needs: a bit each for dx, dw and more that are no matmuls (linear_bwd.h)."""
+    """needs: one bit each for dx, dw, and for results that are no matmuls (linear_bwd.h)."""
     return given["dy"].numel() * given["in_features"] * (given["needs"] & 3).bit_count()
 
 
@@ -167,7 +168,7 @@ def _of_wgrad(given: Given) -> int:
     return given["tokens"] * math.prod(_matrix(given["main_grad"]))
 
 
-#: Of numbers, by the operator's arguments.
+#: Name of an operator -> the number of its multiplications, computed from its arguments.
 _MULTIPLICATIONS: dict[str, Callable[[Given], int]] = {
     "linear": _of_forward,
     "linear_prequantized": _of_forward,

@@ -1,5 +1,5 @@
-"""What needs a module of PyTorch that `import quire` does not load, because that takes long: it runs when somebody else
-imports the module."""
+"""Code that needs a module of PyTorch which `import quire` does not load, because loading takes long. It runs when
+somebody else imports the module."""
 
 import importlib
 import importlib.util
@@ -10,7 +10,7 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
-#: By name of a module, what has not run yet.
+#: Name of a module -> actions that have not run yet.
 _WAITING: dict[str, list[Callable[[Any], object]]] = {}
 
 
@@ -33,7 +33,7 @@ def _run(module: ModuleType) -> None:
 
 
 class _Finder:
-    """An entry of sys.meta_path. It finds what the other entries find."""
+    """An entry of sys.meta_path. It finds the same modules as the other entries."""
 
     def __init__(self) -> None:
         self._asked = threading.local()  # another thread may look for the same module
@@ -56,7 +56,7 @@ class _Finder:
 
 
 class _Loader:
-    """Loads a module by its own loader, and leaves that one in the module."""
+    """Loads a module by the module's own loader, and leaves that loader in the module."""
 
     def __init__(self, own: Any) -> None:
         self.own = own

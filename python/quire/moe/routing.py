@@ -64,8 +64,8 @@ def limit_capacity(
     Further entries have the id -1 and the weight 0.
 
     topk_weights float32 and topk_ids int32 [*, topk]: those of route(). topk_weights are differentiable. The numbers
-    that load_balancing_loss() and update_expert_bias_() need are those of topk_ids before this call: an expert whose
-    entries are dropped would otherwise seem to have no more load than the others.
+    that load_balancing_loss() and update_expert_bias_() need are the numbers of topk_ids before this call: an expert
+    whose entries are dropped would otherwise seem to have no more load than the others.
 
     Raises RuntimeError for ids or a capacity that do not fit, TypeError for arguments of a wrong type.
     """
@@ -100,7 +100,7 @@ def scores(logits: torch.Tensor, score_function: str = "softmax") -> torch.Tenso
 
 def tokens_per_expert(topk_ids: torch.Tensor, num_experts: int) -> torch.Tensor:
     """int32 [num_experts]: the number of entries of topk_ids, int32 [*, k], for each expert; -1 is not counted. To
-    balance loads, pass ids of which limit_capacity() has dropped none (or Routing.tokens_per_expert)."""
+    balance loads, pass ids before limit_capacity() has dropped any (or Routing.tokens_per_expert)."""
     check_type("tokens_per_expert", torch.Tensor, topk_ids=topk_ids)
     _, ends = functional.expert_rows(topk_ids.reshape(-1, 1), num_experts)
     return ends.diff(prepend=ends.new_zeros(1))

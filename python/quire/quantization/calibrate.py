@@ -36,11 +36,11 @@ MISSING = ("raise", "max")
 
 
 def amax_of_one(spec: QuantSpec) -> int:
-    """The amax that a static scale of 1 stands for: the largest code times the largest block scale."""
+    """The amax for which a static scale is 1: the largest code times the largest block scale."""
     q = quantize(torch.ones(1, 1, dtype=torch.float32, device="cpu"), spec, columnwise=False)
     if q.rowwise_scale.dtype == torch.float32:
         return round(1 / float(q.rowwise_scale))
-    # Under an amax of 1: the value of a code for 1, whose index is 2, in a block with a scale of 1, whose byte is 0x38.
+    # For an amax of 1: the value of the code for 1 (index 2) in a block whose scale is 1 (byte 0x38).
     buffers = q.buffers() | {"rowwise_data": torch.full_like(q.rowwise_data, 2)}
     buffers["rowwise_scale"] = torch.full_like(q.rowwise_scale, 0x38)
     return round(1 / float(QuantizedTensor.from_buffers(buffers, spec, (1, 1)).dequantize()))
@@ -117,7 +117,7 @@ def buffer(matmul: Matmul) -> torch.Tensor:
 
 
 def _of_groups(matmul: Matmul, names: list[str], amaxes: Mapping[str, float]) -> dict[str, float | None]:
-    """Label of each group -> its amax, under that of the layer's names which was measured."""
+    """Label of each group -> its amax. The labels begin with the layer's name under which it was measured."""
     each = [{label: amaxes.get(label) for label in matmul.labels(name)} for name in names]
     return next((one for one in each if any(one.values())), each[0])
 

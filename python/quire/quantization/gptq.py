@@ -24,8 +24,8 @@ from quire.tensor.order import in_order
 
 @dataclass(frozen=True)
 class ByteScales:
-    """Scale bytes that belong to values of one row. count: of these values. steps: by how much to move a byte to get
-    others that may fit better. largest: the byte of the largest finite scale."""
+    """Scale bytes that belong to values of one row. count: how many values share a byte. steps: by how much to move a
+    byte to get others that may fit better. largest: the byte of the largest finite scale."""
 
     count: int
     steps: tuple[int, ...]
@@ -149,7 +149,7 @@ def gptq(weight: torch.Tensor, moments: Moments, spec: str, damping: float) -> Q
     """The weight [N, K] under `spec`, rowwise, with the least squared error of the layer's result that this order of
     columns finds. damping: what is added to the diagonal of the Gram matrix, relative to its mean.
 
-    Columns of x that were always 0 have no say; their weights are rounded to nearest.
+    Columns of x that were always 0 have no influence; their weights are rounded to nearest.
     """
     grid = Grid(QuantSpec(in_order(spec, False)))
     order = _order(moments.gram.diagonal(), grid.bytes.count if grid.bytes else 1)

@@ -1,4 +1,4 @@
-"""What the matmuls of a model's layers are given: batches, and observers that see the input of each matmul."""
+"""The inputs of a model's matmuls: batches, and observers that see the input of each matmul."""
 
 import contextlib
 import functools
@@ -24,7 +24,7 @@ class Matmul(NamedTuple):
     product: str
 
     def weight_names(self) -> tuple[str, ...]:
-        """Of the parameters: one, or one for each group."""
+        """The names of its weights: one, or one for each group."""
         return tuple(self.layer.weights(self.product)) if isinstance(self.layer, ProductModule) else ("weight",)
 
     def weights(self) -> list[torch.Tensor]:
@@ -34,14 +34,14 @@ class Matmul(NamedTuple):
         return self.layer.group_weights(self.product)
 
     def labels(self, name: str) -> list[str]:
-        """What reports call the input of each group, for a layer of that name: "mlp.fc1", "experts.fc1[3]"."""
+        """The names of the inputs of the groups in reports, for a layer of that name: "mlp.fc1", "experts.fc1[3]"."""
         label = ".".join(filter(None, (name, self.product)))
         if not hasattr(self.layer, "own_groups"):
             return [label]
         return [f"{label}[{group}]" for group in self.layer.own_groups()]
 
 
-#: What an observer is given: the matmul, its x, and the rows [rows, K] of x for each of its weights.
+#: An observer. Arguments: the matmul, its x, and the rows [rows, K] of x for each of its weights.
 Seen = Callable[[Matmul, object, list[torch.Tensor]], None]
 
 
@@ -53,7 +53,7 @@ def arguments(batch: Batch) -> tuple[tuple[object, ...], dict[str, object]]:
 
 
 def listed(what: str, batches: Iterable[Batch] | None) -> list[Batch]:
-    """The batches as a list. Raises TypeError for what are none, ValueError if there are none."""
+    """The batches as a list. Raises TypeError for anything else, ValueError if there are none."""
     if isinstance(batches, torch.Tensor | str | Mapping) or not isinstance(batches, Iterable):
         raise TypeError(
             f"{what}: batches must be a list of inputs of the model (tensors, tuples or dicts), got "
@@ -80,7 +80,7 @@ def layers_of(model: torch.nn.Module) -> dict[torch.nn.Module, str]:
 
 
 def uncompiled(name: str) -> str:
-    """The name of a module without those of the wrappers that torch.compile puts around modules."""
+    """The name of a module without the names of the wrappers that torch.compile puts around modules."""
     return ".".join(part for part in name.split(".") if part != "_orig_mod")
 
 
@@ -103,7 +103,7 @@ def watched(layers: Iterable[torch.nn.Module], seen: Seen) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         stack.enter_context(torch.compiler.set_stance("force_eager"))  # a graph cannot show what it computes
         for layer in layers:
-            if isinstance(layer, torch.nn.Linear):  # of which quire's have a faster way than a Product
+            if isinstance(layer, torch.nn.Linear):  # a quire.Linear does not always call the observer
                 stack.callback(layer.register_forward_pre_hook(hook, with_kwargs=True).remove)
             else:
                 layer.input_observer = functools.partial(observe, layer)
@@ -128,7 +128,7 @@ def _rows(layer: torch.nn.Module, x: object, offsets: torch.Tensor | None) -> li
 
 
 class SameInput:
-    """Which matmuls are given the same tensor, such as those of q, k and v, or of gate and up."""
+    """Which matmuls get the same tensor, such as the matmuls of q, k and v, or of gate and up."""
 
     def __init__(self) -> None:
         self._last: list[tuple[weakref.ref[torch.Tensor], Matmul]] = []

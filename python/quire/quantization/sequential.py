@@ -1,5 +1,5 @@
-"""GPTQ of all matmuls of a model, in the order in which it runs them: the data of each come through the quantized
-layers before it."""
+"""GPTQ for all matmuls of a model, in the order in which the model runs them. The inputs of each matmul are computed by
+the quantized layers before it."""
 
 import contextlib
 import copy
@@ -20,17 +20,17 @@ from quire.tensor import QuantizedStack, QuantizedTensor
 # --- the blocks of a model, each of which is given the result of the one before, and the arguments of its calls
 
 
-#: The method by which a cache of keys and values is known, of transformers: blocks write to it.
+#: A method that key-value caches of transformers have, by which they are recognised. Blocks write to caches.
 _OF_A_CACHE = "get_seq_length"
 
 
 class Stop(Exception):
-    """Ends a call of a model when all that was wanted has been seen."""
+    """Ends a call of a model when all wanted inputs have been seen."""
 
 
 @dataclass
 class BlockCall:
-    """One call of a block: its first argument is what flows from block to block; the others are kept."""
+    """One call of a block. The first argument is the result of the block before; the others are kept here."""
 
     others: tuple[object, ...]
     named: dict[str, object]
@@ -42,7 +42,8 @@ class BlockCall:
 
 @dataclass
 class Chain:
-    """blocks: in the order of calls. calls: of each block, one for each batch. inputs: of the first block."""
+    """blocks: in the order of calls. calls: for each block one call for each batch. inputs: the inputs of the first
+    block."""
 
     blocks: list[torch.nn.Module]
     calls: list[list[BlockCall]] = field(default_factory=list)
@@ -50,7 +51,7 @@ class Chain:
 
 
 def first_tensor(result: object) -> object:
-    """A block returns what flows on, or a tuple that begins with it."""
+    """The tensor for the next block: the result of a block, or the first element if that is a tuple."""
     return result[0] if isinstance(result, tuple | list) and result else result
 
 
@@ -61,8 +62,8 @@ def run(model: torch.nn.Module, batch: Batch) -> None:
 
 
 def find_chain(model: torch.nn.Module, batches: Sequence[Batch], layers: set[torch.nn.Module]) -> Chain | None:
-    """The list of modules with the most of `layers` that call each other's results, once each and in order. None if
-    there is none, such as where blocks are called twice or take the results of several others."""
+    """The list of modules with the most of `layers`, in which each module is called once, in order, with the result of
+    the module before. None if there is none, for example if blocks are called twice or take several results."""
     lists = [m for m in model.modules() if isinstance(m, torch.nn.ModuleList | torch.nn.Sequential) and len(m) > 1]
     lists.sort(key=lambda m: -len(layers.intersection(m.modules())))
     for modules in lists:
@@ -72,7 +73,7 @@ def find_chain(model: torch.nn.Module, batches: Sequence[Batch], layers: set[tor
 
 
 def _recorded(model: torch.nn.Module, blocks: list[torch.nn.Module], batches: Sequence[Batch]) -> Chain | None:
-    """The chain of these blocks, or None if they are none. Runs the model on every batch."""
+    """The chain of these blocks, or None if they are not called as a chain. Runs the model on every batch."""
     chain = Chain(blocks, [[] for _ in blocks])
     for number, batch in enumerate(batches):
         with _recording(chain) as order:
@@ -83,14 +84,14 @@ def _recorded(model: torch.nn.Module, blocks: list[torch.nn.Module], batches: Se
 
 
 def _kept(argument: object) -> object:
-    """An argument for further calls of a block: no cache, which would have the tokens several times."""
+    """An argument for further calls of a block. A cache is left out: it would get the same tokens several times."""
     return None if hasattr(argument, _OF_A_CACHE) else argument
 
 
 @contextlib.contextmanager
 def _recording(chain: Chain) -> Iterator[list[int]]:
-    """Adds the calls of one run of the model. Gives the numbers of blocks in the order of calls; -1 for a call that
-    does not take the result of the block before."""
+    """Adds the calls of one run of the model. Yields the numbers of blocks in the order of calls; -1 for a call whose
+    argument is not the result of the block before."""
     order: list[int] = []
     before: list[object] = [None]
 
@@ -130,8 +131,8 @@ Rows = list[torch.Tensor]
 @dataclass
 class Gptq:
     """names: of the layers to quantize. scales: the static scales [groups] of each matmul's input, if the recipe has
-    such. made: id of each weight -> its quantized parameter. unseen: names of layers and groups that no row reached;
-    they are rounded to nearest."""
+    such. made: id of each weight -> its quantized parameter. unseen: names of layers and groups that got no rows; they
+    are rounded to nearest."""
 
     model: torch.nn.Module
     names: dict[torch.nn.Module, str]
@@ -203,8 +204,8 @@ class Gptq:
         self._finish(moments)
 
     def _shared_moments(self, stage: list[Matmul]) -> dict[Matmul, list[Moments]]:
-        """Of matmuls with the same input: one for all, unless they divide it into groups, or have scales of their
-        own."""
+        """The moments of matmuls with the same input: shared by all, unless the matmuls have groups of rows or
+        different scales."""
         first, alike = self._moments(stage[0]), len({self._scale_of(one) for one in stage}) == 1
         return {one: first if len(first) == 1 and alike else self._moments(one) for one in stage}
 

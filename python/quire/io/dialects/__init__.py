@@ -36,12 +36,12 @@ DIALECTS: tuple[Dialect, ...] = (
 
 
 def dialect_of(container: Container) -> Dialect | None:
-    """The first dialect that takes the checkpoint for its own; None for one without quantized layers."""
+    """The first dialect that detects the checkpoint as its own; None for a checkpoint without quantized layers."""
     return next((one for one in DIALECTS if one.detect(container.header, container.descriptions)), None)
 
 
 def dialect_named(name: str) -> Dialect:
-    """Raises CheckpointError, which lists all."""
+    """The dialect of that name. Raises CheckpointError for an unknown name; the error lists all names."""
     found = next((one for one in DIALECTS if one.name == name), None)
     if found is None:
         known = ", ".join(one.name for one in DIALECTS)

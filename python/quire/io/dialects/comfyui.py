@@ -44,7 +44,7 @@ from quire.io.layout import (
 _METADATA = "_quantization_metadata"
 _MARKER, _OLD = ".comfy_quant", ".scale_weight"
 _FULL = "full_precision_matrix_mult"
-#: What a text may say beside the format. Other keys, such as those of rotations, change what a layer computes.
+#: Keys of a text beside the format. Other keys, such as the keys of rotations, change what a layer computes.
 _KNOWN = {"format", _FULL, "group_size", "orig_dtype", "orig_shape"}
 E5M2 = torch.float8_e5m2
 
@@ -153,7 +153,7 @@ class ComfyUi(LayoutDialect):
                     "leave the layer out (filter=), or choose another dialect",
                     tensor=name,
                 )
-            # quire writes the names of the layer that was read.
+            # quire writes the names that the layer had when it was read.
             data, scale = (_name_of(stored, role, stem + end) for role, end in (("data", ".weight"), _OF_SCALE))
             found[scale] = in_tiles(found[scale])
             found[data] = _swapped(found[data]) if size == 16 else found[data]
@@ -167,8 +167,8 @@ class ComfyUi(LayoutDialect):
     def texts(
         self, metadata: Mapping[str, str], entries: Mapping[str, tuple[StoredWeight | torch.Tensor, Layout | None]]
     ) -> dict[str, str]:
-        """Of the header to be written: it describes the layers without a marker. entries: name -> what is written,
-        perhaps on the meta device, and its layout if it is quantized."""
+        """The texts of the header to be written, which describes the layers without a marker. entries: name -> what is
+        written, perhaps on the meta device, and its layout if it is quantized."""
         described = {
             name.removesuffix(".weight"): _text(layout)
             for name, (value, layout) in entries.items()
@@ -211,30 +211,31 @@ def _name_of(stored: StoredWeight, role: str, default: str) -> str:
 
 
 def _text(layout: Layout) -> dict[str, Any]:
-    """What says that a layer has a layout."""
+    """The text that says which layout a layer has."""
     name, _, full = layout.name.partition(":")
     return {"format": name, **({_FULL: True} if full else {})}
 
 
 def _block(layout: Layout) -> int | None:
-    """Elements with one scale, None if the tensor has one."""
+    """How many elements share one scale; None if the whole tensor does."""
     return {NVFP4: 16, "mxfp8": 32}.get(layout.spec)
 
 
 def _in_rows(layout: Layout) -> Layout:
-    """The layout after in_rows(): that of the buffers."""
+    """The layout that the scales have after in_rows(), as in the buffers."""
     rule = blocks(_block(layout))
     parts = tuple(dataclasses.replace(p, shapes=rule) if p.role == "scale" else p for p in layout.parts)
     return dataclasses.replace(layout, parts=parts)
 
 
 def _swapped(codes_: torch.Tensor) -> torch.Tensor:
-    """Bytes whose halves change places."""
+    """Exchanges the halves of each byte."""
     return codes_ << 4 | codes_ >> 4
 
 
 def _said(header: Header, configs: Configs) -> dict[str, dict[str, Any]]:
-    """Name of a layer -> what a text says of it. Raises CheckpointError for a text that quire does not understand."""
+    """Name of a layer -> what a text says about it. Raises CheckpointError for a text that quire does not
+    understand."""
     metadata = configs.get(METADATA, {})
     found = {_full_name(name, header): text for name, text in _layers(metadata).items()}
     found |= {name.removesuffix(_MARKER): text for name, text in configs.get(TEXTS, {}).items()}
@@ -250,7 +251,7 @@ def _said(header: Header, configs: Configs) -> dict[str, dict[str, Any]]:
 
 
 def _layers(metadata: Mapping[str, str]) -> Mapping[str, Any]:
-    """What the header of the file says of layers."""
+    """What the header of the file says about layers."""
     try:
         found = json.loads(metadata.get(_METADATA, "{}"))
         layers = found.get("layers", {})
@@ -262,7 +263,7 @@ def _layers(metadata: Mapping[str, str]) -> Mapping[str, Any]:
 
 
 def _full_name(name: str, header: Header) -> str:
-    """Of a layer that the header may name without the prefix of its model, such as "model.diffusion_model."."""
+    """The full name of a layer. The header may leave out the prefix of its model, such as "model.diffusion_model."."""
     if name + ".weight" in header:
         return name
     longer = [one.removesuffix(".weight") for one in header if one.endswith(f".{name}.weight")]

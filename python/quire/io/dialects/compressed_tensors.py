@@ -170,12 +170,12 @@ def names(stem: str, target: str) -> bool:
 
 
 def is_class(target: str) -> bool:
-    """Whether a target is the name of a class. A file does not say which layers are of it, and dtypes decide."""
+    """Whether a target is the name of a class. A file does not say which layers have this class, so dtypes decide."""
     return target.isidentifier() and target[0].isupper()
 
 
 def _schemes(stem: str, said: Mapping[str, Any]) -> Iterator[tuple[int, Mapping[str, Any]]]:
-    """The groups of a layer with their ranks: those that name it are first, then patterns, then classes."""
+    """The groups that match a layer, with their ranks: first groups that name it, then patterns, then classes."""
     groups = [group for group in (said.get("config_groups") or {}).values() if isinstance(group, Mapping)]
 
     def rank(group: Mapping[str, Any]) -> int:
@@ -217,7 +217,7 @@ def _layout(stem: str, scheme: Mapping[str, Any], header: Header) -> Layout:
     name = f"{kind}:{way}:{_of_inputs(kind, inputs)}"
     found = next((layout for layout in LAYOUTS if layout.name == name), None)
     sizes = weights.get("block_structure")
-    # Zero points that are there may be zero, which check_zero_points() finds out.
+    # Zero points are accepted here; check_zero_points() raises an error unless they are zero.
     unknown = weights.get("symmetric") is False and stem + ".weight_zero_point" not in header
     if found is None or (way == "block" and list(sizes or ()) != [128, 128]) or unknown:
         raise CheckpointError(
@@ -248,7 +248,7 @@ def _of_inputs(kind: str, inputs: Mapping[str, Any] | None) -> str:
 
 
 def _refuse(said: Mapping[str, Any]) -> None:
-    """Raises CheckpointError for what changes what layers compute."""
+    """Raises CheckpointError for settings that change what layers compute."""
     if (said.get("transform_config") or {}).get("config_groups"):
         raise CheckpointError(
             "config.json has a transform_config: inputs are rotated before products, which quire does not support",

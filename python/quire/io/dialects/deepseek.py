@@ -38,12 +38,12 @@ from quire.io.layout import (
 
 METHODS = ("fp8", "mxfp8")
 BYTES = (E8M0, BYTE)
-#: Of two codes a byte; DeepSeek writes the first.
+#: Dtypes for two codes in a byte; DeepSeek writes the first one.
 _PACKED = (torch.int8, BYTE, torch.float4_e2m1fn_x2)
 
 
 def tiles(shape: Shape) -> Sequence[Shape]:
-    """A scale for 128 x 128 elements; at the edges of the matrix for fewer."""
+    """A scale for 128 x 128 elements; fewer elements at the edges of the matrix."""
     return [(*shape[:-2], -(-shape[-2] // 128), -(-shape[-1] // 128))]
 
 
@@ -74,7 +74,7 @@ def _experts(of: Layout) -> Layout:
 _ACTIVATION = Part("input_scale", ".activation_scale", (F32,), scalar, "input_scale")
 _SCALAR = _scale(SCALES, scalar)
 _BLOCK = _layout("fp8_block", "fp8_block:128x128", _scale(SCALES, tiles), dynamic="fp8_block")
-# Powers of two, in a float dtype or as E8M0; inputs are quantized so too.
+# Powers of two, in a float dtype or as E8M0. The scales of inputs are powers of two as well.
 _POW2 = dataclasses.replace(_BLOCK, name="fp8_block:ue8m0", dynamic="fp8_block:pow2")
 _E8M0 = _layout("fp8_block:e8m0", "fp8_block:128x128", _scale(BYTES, tiles), dynamic="fp8_block:pow2")
 _TENSOR = _layout("fp8_tensor", "fp8_tensor", _SCALAR, dynamic="fp8_tensor")
@@ -199,7 +199,7 @@ def _block_size(said: Mapping[str, Any]) -> tuple[int, ...] | None:
 
 
 def _kind(data: Entry, scale: Entry | None, said: Mapping[str, Any], size: tuple[int, ...] | None) -> str:
-    """The layout of a layer, of its tensors; of the configuration where a tensor is missing."""
+    """The layout of a layer: by its tensors, or by the configuration if a tensor is missing."""
     if data.dtype != E4M3:
         return "mxfp4"
     pow2 = said.get("scale_fmt") == "ue8m0"
@@ -216,7 +216,7 @@ def _kind(data: Entry, scale: Entry | None, said: Mapping[str, Any], size: tuple
 
 
 def _check_size(group: Group, header: Header, said: Mapping[str, Any], size: tuple[int, ...] | None) -> None:
-    """Raises CheckpointError where the tensors of FP8 are not what the configuration says."""
+    """Raises CheckpointError if FP8 tensors are not as the configuration says."""
     spec = group.layout.spec
     if "weight_block_size" not in said or spec == "mxfp4":
         return

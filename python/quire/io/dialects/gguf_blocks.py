@@ -142,7 +142,7 @@ def blocks_of(rows: torch.Tensor, kind: str) -> tuple[torch.Tensor, torch.Tensor
 
 
 def _check_scales(scales: torch.Tensor, kind: str, group: Group) -> None:
-    """Raises CheckpointError for bytes that mean another number here than in quire."""
+    """Raises CheckpointError for scale bytes that mean another number in the file than in quire."""
     wrong, meaning = ((scales == 255), "2^128") if kind == "MXFP4" else ((scales >= 0x80), "that of its lower 7 bits")
     if bool(wrong.any()):
         raise CheckpointError(

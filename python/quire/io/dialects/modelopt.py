@@ -42,7 +42,7 @@ STATIC_NVFP4, STATIC_FP8 = f"nvfp4:{MUL}:given", "fp8_tensor:given"
 
 
 def tiles(shape: Shape) -> Sequence[Shape]:
-    """A scale for 128 x 128 elements, in four dimensions; 0-d where one tile covers all."""
+    """A scale for 128 x 128 elements, in four dimensions; without dimensions if one tile covers everything."""
     rows, columns = -(-shape[0] // 128), -(-shape[1] // 128)
     return [(rows, 1, columns, 1), *([()] if rows == columns == 1 else [])]
 
@@ -167,7 +167,7 @@ def _algorithm(layout: Layout) -> str:
 
 
 def _layout(algorithm: str, stem: str, header: Header, *, stacked: bool) -> Layout:
-    """Of an algorithm, the layout of a layer's tensors."""
+    """The layout of a layer under an algorithm, by its tensors."""
     if algorithm not in _BY_NAME:
         known = ", ".join(sorted({_algorithm(layout) for layout in LAYOUTS}))
         raise CheckpointError(
@@ -183,7 +183,7 @@ def _layout(algorithm: str, stem: str, header: Header, *, stacked: bool) -> Layo
 
 
 def _guess(stem: str, entry: Entry, header: Header, calibrated: bool) -> str:
-    """The algorithm of a layer of which the configuration says nothing."""
+    """The algorithm of a layer that the configuration does not mention."""
     if entry.dtype == BYTE:
         return "NVFP4" if calibrated else "W4A16_NVFP4"
     scale = header.get(stem + ".weight_scale")
@@ -234,7 +234,7 @@ class Quantization:
         return found
 
     def algorithm(self, stem: str) -> str | None:
-        """Of a layer: None if nothing is said of it."""
+        """The algorithm of a layer; None if the configuration does not mention the layer."""
         return self.layers.get(stem) if self.default == "MIXED_PRECISION" else self.default
 
     def excludes(self, stem: str) -> bool:

@@ -117,7 +117,7 @@ class Native:
         return {"config.json": {**base.get("config.json", {}), "quantization_config": said}}
 
 
-#: What config.json says of a layer beside spec and shape.
+#: What config.json says about a layer beside spec and shape.
 _SAID = ("dynamic", "static", "input_divides", "has_input_scale")
 
 
@@ -127,8 +127,8 @@ def _beside(weight: str, role: str) -> str:
 
 
 def layout_of(spec: str, inputs: str) -> Layout:
-    """Of a weight under a spec, and of inputs that each call quantizes under another, perhaps with a static scale, or
-    "none"."""
+    """The layout of a weight under `spec` whose inputs are quantized under `inputs` in each call, perhaps with a static
+    scale; "none": inputs stay in high precision."""
     words = inputs.split(":")
     if "given" not in words:
         return _own(spec, {"dynamic": inputs})

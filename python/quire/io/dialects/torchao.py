@@ -83,7 +83,7 @@ def _scale(dtypes: tuple[torch.dtype, ...], shape: ShapeRule) -> Part:
 
 
 def above_blocks(shape: Shape) -> Sequence[Shape]:
-    """A scale above those of blocks, without dimensions."""
+    """A scale above the scales of blocks, without dimensions."""
     return [*scalar(shape), (*shape[:-2], 1, 1)]
 
 
@@ -212,8 +212,8 @@ class TorchAo(LayoutDialect):
     def texts(
         self, metadata: Mapping[str, str], entries: Mapping[str, tuple[StoredWeight | torch.Tensor, Layout | None]]
     ) -> dict[str, str]:
-        """Of the header to be written: those of the file that all layers were read from, or new ones. entries: name ->
-        what is written, perhaps on the meta device, and its layout if it is quantized."""
+        """The texts of the header to be written: the texts of the file if all layers were read from one, else new ones.
+        entries: name -> what is written, perhaps on the meta device, and its layout if it is quantized."""
         read = [value.origin.dialect == self.name for value, layout in entries.values() if layout is not None]
         found = {name: _described(name, value, layout) for name, (value, layout) in entries.items()}
         with_bias = [name for name, (value, layout) in entries.items() if layout is not None and value.bias is not None]
