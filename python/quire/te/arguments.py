@@ -1,4 +1,4 @@
-"""Arguments that TransformerEngine's functions take and quire's do not, or only by name."""
+"""Arguments that TransformerEngine's functions accept and quire's do not, or only by name."""
 
 import functools
 import inspect
@@ -11,7 +11,7 @@ from quire.nn.dtype import INSTEAD_OF_SPLITTING
 
 Result = TypeVar("Result")
 
-#: Arguments that shard a layer over ranks -> the values that ask for nothing.
+#: Arguments that shard a layer over ranks -> the values with which they do nothing.
 SHARDING = {
     "sequence_parallel": False,
     "tp_group": None,
@@ -22,14 +22,14 @@ SHARDING = {
 }
 #: Arguments that overlap the communication of a layer whose tokens are sharded, in pieces.
 IN_PIECES = {"ub_overlap_ag": False, "ub_overlap_rs": False, "ub_overlap_rs_dgrad": False}
-#: The same, and those beside them: collectives of backward run beside a whole matmul, and the name of their buffers.
+#: These and two that overlap collectives of backward with a whole matmul, and the name of their buffers.
 USER_BUFFERS = IN_PIECES | {"ub_bulk_dgrad": False, "ub_bulk_wgrad": False, "ub_name": None}
 OVERLAPPING = USER_BUFFERS | {"symmetric_ar_type": None}
 PARALLEL = SHARDING | OVERLAPPING
 
-#: Further ones of that kind, of LayerNormLinear and LayerNormMLP.
+#: Further arguments for sharding, which LayerNormLinear and LayerNormMLP have.
 _PARALLEL_TOO = {"return_layernorm_output_gathered", "set_parallel_mode"}
-#: What frameworks pass to layers of a single process too, where it asks for nothing.
+#: Arguments that frameworks also pass to layers of a single process -> values with which they do nothing there.
 _NOTHING_ALONE = {
     "parallel_mode": (None, "column", "row"),
     "sequence_parallel": (False, True),
@@ -57,7 +57,7 @@ def refuse(what: str, options: Mapping[str, object], known: Mapping[str, object]
 
 def positional(*names: str) -> Callable[[Callable[..., Result]], Callable[..., Result]]:
     """For a function whose keywords of these names may follow its positional arguments by position, as they do in
-    TransformerEngine: a list for drop-in use that nobody should have to read in a signature."""
+    TransformerEngine: they are for drop-in use, and not shown in the signature."""
 
     def decorate(function: Callable[..., Result]) -> Callable[..., Result]:
         parameters = inspect.signature(function).parameters
@@ -86,7 +86,7 @@ def part_name(name: str | None, part: str) -> str | None:
 class Given:
     """Options as attributes."""
 
-    # No types.SimpleNamespace, which Dynamo does not trace.
+    # Not types.SimpleNamespace, which Dynamo does not trace.
     def __init__(self, **options: object) -> None:
         for name, value in options.items():
             setattr(self, name, value)
@@ -140,8 +140,9 @@ def also_takes(
     ignored: Mapping[str, object] | None = None,
     order: Sequence[str] = (),
 ) -> Callable[..., Result]:
-    """A function that takes further keywords. what: its name in errors. refused: name -> the value that asks for
-    nothing; others raise NotImplementedError. ignored: name -> default, of no effect. order: as for positional()."""
+    """A function that takes further keywords. what: its name in errors. refused: name -> the value with which the
+    keyword does nothing; other values raise NotImplementedError. ignored: name -> default, of no effect. order: as for
+    positional()."""
     further = {**refused, **(ignored or {})}
     signature = signature_with(function, further)
     takes_any = any([p.kind is inspect.Parameter.VAR_KEYWORD for p in signature.parameters.values()])

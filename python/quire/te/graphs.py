@@ -21,7 +21,7 @@ _OLDER = {
     "fp8_group": "amax_reduction_group",
     "fp8_weight_caching": "cache_quantized_params",
 }
-#: What captures and memory of CUDA graphs are told, of no effect here.
+#: Options for captures and memory of CUDA graphs. They have no effect here.
 _OF_CUDA_GRAPHS = (
     "num_warmup_iters allow_unused_input sample_kwargs cache_quantized_params _order _num_layers_per_chunk pool "
     "retain_graph_in_backward _reuse_graph_input_output_buffers clone_param_grads_on_return"

@@ -213,7 +213,7 @@ class GroupedTensor(metaclass=_Grouped):
 
     @property
     def scale(self) -> torch.Tensor | None:
-        """The scale of the quantizer, if it has one; `scale_inv` has those of the tensors."""
+        """The scale of the quantizer, if it has one; `scale_inv` has the scales of the tensors."""
         return getattr(self.quantizer, "scale", None)
 
     def get_dtype(self) -> torch.dtype:

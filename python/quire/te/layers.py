@@ -35,7 +35,7 @@ def takes_parallel(construct: Callable[..., None], what: str, known: dict[str, o
     """A constructor that takes TransformerEngine's arguments `known` and passes what they ask for as parallel=.
 
     tp_group, tp_size, sequence_parallel, and parallel_mode "column" or "row" (of LayerNormMLP set_parallel_mode) are
-    those of quire.distributed.Parallel. Groups of one process ask for nothing. tp_size alone: the layer gets its group
+    those of quire.distributed.Parallel. Groups of one process do nothing. tp_size alone: the layer gets its group
     by set_tensor_parallel_group(), and each rank draws its part alone, from the tracker. get_rng_state_tracker: the
     weight is drawn within get_rng_state_tracker().fork(rng_tracker_name), so that ranks may draw different ones.
     ub_overlap_*: overlap="ring"; the other ub_* change nothing then. They go with sequence_parallel, otherwise
@@ -55,9 +55,9 @@ def takes_parallel(construct: Callable[..., None], what: str, known: dict[str, o
 
 
 def shards_weights(construct: Callable[..., None], what: str, known: dict[str, object]) -> Callable[..., None]:
-    """The same of a GroupedLinear, whose weights alone are sharded, as in TransformerEngine: nothing is sent. y of a
-    "row" layer and the gradient of x of a "column" layer are this rank's shard of a sum, which the caller adds up,
-    and scales follow from this rank's shard of an operand. Raises NotImplementedError for a bias."""
+    """takes_parallel() for a GroupedLinear. Only its weights are sharded, as in TransformerEngine, and nothing is sent:
+    y of a "row" layer and the gradient of x of a "column" layer are this rank's shard of a sum, which the caller adds
+    up, and scales follow from this rank's shard of an operand. Raises NotImplementedError for a bias."""
 
     @functools.wraps(construct)
     def __init__(
@@ -82,7 +82,8 @@ def shards_weights(construct: Callable[..., None], what: str, known: dict[str, o
 def _taken(
     what: str, keywords: dict[str, object], known: dict[str, object]
 ) -> tuple[Parallel | None, contextlib.AbstractContextManager[object]]:
-    """What the arguments `known` ask for, which are taken out of the keywords, and where weights are to be drawn."""
+    """Removes the arguments `known` from the keywords. Returns the Parallel for which they ask, and the context in
+    which weights are drawn."""
     given = known | {name: keywords.pop(name) for name in known if name in keywords}
     parallel, tracker = _parallel(what, given, keywords.get("device")), given["get_rng_state_tracker"]
     if parallel is None or not tracker:
@@ -92,7 +93,7 @@ def _taken(
 
 @contextlib.contextmanager
 def _drawing(fork: contextlib.AbstractContextManager[object]) -> Iterator[None]:
-    """Within a tracker's state, which may be another one in each rank."""
+    """A context with the state of a tracker, which can differ between ranks."""
     with fork, check_ranks.own_draws():
         yield
 
@@ -129,7 +130,7 @@ def _parallel(what: str, given: dict[str, object], device: object) -> Parallel |
 
 
 def _overlap(what: str, given: dict[str, object], sequence: bool) -> str | None:
-    """Parallel.overlap that arguments of USER_BUFFERS ask for."""
+    """The value of Parallel.overlap for the arguments of USER_BUFFERS."""
     check_type(what, bool, **{name: value for name, value in given.items() if name != "ub_name"})
     check_type_or_none(what, str, ub_name=given.get("ub_name"))
     asked = [name for name, value in given.items() if value != USER_BUFFERS[name]]
@@ -186,8 +187,9 @@ class Split(ProductModule):
 
 
 def split(layer: ProductModule, into: type[Split] | None, names: Sequence[str], sizes: Sequence[int]) -> None:
-    """Makes a layer that has just been constructed one of parts with these names and numbers of outputs. into: its
-    class with parts, None where there is none. Raises NotImplementedError for what does not go with parts."""
+    """Splits the parameters of a layer that has just been constructed into parts with these names and numbers of
+    outputs. into: the class with parts; None if there is none. Raises NotImplementedError for options that parts do not
+    support."""
     kind, given = type(layer), {name: getattr(layer, name) for name in _OPTIONS}
     refuse(f"quire.{kind.__name__} with parameters_split", given, _OPTIONS)
     if into is None or isinstance(layer.weight, QuantizedTensor):
@@ -211,8 +213,8 @@ def split(layer: ProductModule, into: type[Split] | None, names: Sequence[str], 
 def names_and_sizes(
     what: str, parts: Sequence[str] | Mapping[str, int], rows: int
 ) -> tuple[list[str], tuple[int, ...]]:
-    """Of parameters_split: names of equal parts of `rows` outputs, or name -> size. Raises ValueError where they do not
-    fit."""
+    """The names and sizes that parameters_split asks for: names of equal parts of `rows` outputs, or name -> size.
+    Raises ValueError if they do not fit."""
     wrong = isinstance(parts, str) or not isinstance(parts, Mapping | Sequence)
     names = [] if wrong else [str(name).rstrip("_") for name in parts]
     sizes = tuple(parts.values()) if isinstance(parts, Mapping) else (rows // max(len(names), 1),) * len(names)
@@ -272,7 +274,7 @@ def fp8_meta(self: torch.nn.Module) -> dict[str, ScalingMeta]:
     """Copies of the scales and amaxes of delayed scaling: "scaling_fwd" and "scaling_bwd". Empty if the layer has not
     run under delayed scaling.
 
-    They are those of the running step, which ends when the next autocast begins. They can be read and not written;
+    They belong to the running step, which ends when the next autocast begins. They can be read and not written;
     quire.set_delayed_state() changes the state.
     """
     states = list(delayed_state(self).values())
@@ -320,7 +322,8 @@ _SYMMETRIC = {"symmetric_ar_type": None}
 
 
 def _with_sequence_parallel(construct: Callable[..., None], what: str) -> Callable[..., None]:
-    """Of a norm. sequence_parallel: a mark for frameworks that reduce gradients, which nothing here depends on."""
+    """The constructor of a norm. sequence_parallel: a mark for frameworks that reduce gradients; quire does not read
+    it."""
     options = [*inspect.signature(construct).parameters][1:] + ["sequence_parallel", "hidden_size"]
 
     def __init__(

@@ -24,7 +24,8 @@ def moe_permute(
 
     map_type "mask": routing_map [T, E], not 0 where a token goes to an expert. "index": routing_map [T, k], numbers of
         experts or -1; row_id_map is [k * T].
-    num_out_tokens: rows of the result, of which those that no token fills are 0. With "mask" at least the routed ones.
+    num_out_tokens: the number of rows of the result. Rows that no token fills are 0. With "mask" at least the routed
+    ones.
         With "index" 0 stands for T * k, and what comes after num_out_tokens rows is dropped.
     max_token_num: of no effect; nothing is allocated ahead.
 
@@ -69,7 +70,8 @@ def moe_permute_and_pad_with_probs(
     """moe_permute_with_probs() with each expert's rows padded by zeros to a multiple of align_size.
 
     (rows, probs of the rows, row_id_map, pad_offsets, rows of each expert with padding, int64 [E]).
-    num_out_tokens: rows of the result, of which those that nothing fills are 0; T * k + E * (align_size - 1) are always
+    num_out_tokens: the number of rows of the result. Rows that nothing fills are 0; T * k + E * (align_size - 1) are
+    always
         enough, fewer than needed raise. None: as many as there are, which has to be read from the device. So a graph
         refuses it: no bound is taken instead, since a routing_map does not say k, and T * E rows are many too many.
     """

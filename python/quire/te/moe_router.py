@@ -137,7 +137,7 @@ def fused_topk_with_score_function(
     qb_histogram: int32 [E, bins], to which the biases that each expert would need are added: for each token, the bias
     with which its score would equal the first choice score that is not chosen. qb_bin_bounds: float32 [2], the bounds
     of the bins, which have equal widths; the outer bins count what is beyond. qb_histogram_mode: "two_kernel" or
-    "fused_atomic", which count alike. The three go together, with "sigmoid", an expert_bias and no groups.
+    "fused_atomic", which give the same counts. The three go together, with "sigmoid", an expert_bias and no groups.
     """
     balancing = (qb_histogram, qb_bin_bounds, qb_histogram_mode)
     counts = any([option is not None for option in balancing])

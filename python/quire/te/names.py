@@ -64,8 +64,8 @@ ABSENT: dict[str, tuple[str, str]] = {
 
 
 def message(name: str, module: str = "quire.te") -> str:
-    """What a module says when asked for a name that it has not. An AttributeError, so that code which asks by
-    hasattr() or catches ImportError finds its other way."""
+    """The text of the AttributeError for a name that does not exist. Code that tests by hasattr(), or catches
+    ImportError, works with it."""
     if name not in ABSENT:
         return f"module {module!r} has no attribute {name!r}"
     reason, alternative = ABSENT[name]
@@ -89,7 +89,7 @@ MODULES = {
     "pytorch.router": "moe_router",
     "pytorch.transformer": "attention.transformer_layer",
     "recipe": "common.recipe",
-    # Of these, every name that is here is also one of the package.
+    # All names of these modules that exist here are also names of the package.
     **dict.fromkeys(
         (
             "pytorch.distributed",
@@ -108,7 +108,7 @@ MODULES = {
 
 
 def module_of(name: str) -> str | None:
-    """The module here that is meant by a name below quire.te or transformer_engine; None if it is no other one."""
+    """The module here for a name below quire.te or transformer_engine; None if the name needs no translation."""
     package = next((each for each in (_HERE, _ITS) if name == each or name.startswith(f"{each}.")), None)
     if package is None:
         return None
@@ -119,7 +119,7 @@ def module_of(name: str) -> str | None:
 
 
 class _Same(Loader):
-    """Gives a module that there is under another name."""
+    """Loads a module that exists under another name."""
 
     def __init__(self, name: str) -> None:
         self._name = name

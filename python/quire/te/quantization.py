@@ -107,8 +107,8 @@ def _available(recipe: str | None, return_reason: bool, device: torch.device | s
 
 
 def is_fp8_available(return_reason: bool = False, device: torch.device | str | None = None) -> bool | tuple[bool, str]:
-    """Whether layers train with per-tensor FP8 on a device (None: PyTorch's default one), found out by trying it, once
-    a process; with return_reason also why not, "" if they do."""
+    """Whether layers train with per-tensor FP8 on a device (None: PyTorch's default one), found out by trying it once
+    in each process. With return_reason also the reason why not, "" if they do."""
     return _available("fp8_current", return_reason, device)
 
 
@@ -147,7 +147,7 @@ class _WithoutState(type):
 
 
 class FP8GlobalStateManager(metaclass=_WithoutState):
-    """Answers about the innermost autocast of this thread. There is no state behind it: layers own their scales and
+    """Answers questions about the innermost autocast of this thread. It has no state: layers own their scales and
     histories, and autocast restores what was active before."""
 
     @staticmethod
@@ -212,7 +212,7 @@ class FP8GlobalStateManager(metaclass=_WithoutState):
 
 def get_align_size_for_quantization(recipe: ImmutableRecipe | Recipe) -> int:
     """The multiple that TransformerEngine's kernels need each expert's number of rows to be under a recipe. quire's
-    products take any number. Of a CustomRecipe it is what its quantization_alignment says.
+    products take any number. For a CustomRecipe it is its quantization_alignment.
 
     Raises TypeError if recipe is no recipe.
     """

@@ -1,4 +1,4 @@
-"""Functions for CustomRecipe(qfactory=...), each of which quantizes as the recipe of its name does by default."""
+"""Functions for CustomRecipe(qfactory=...). Each quantizes as the recipe with its name does by default."""
 
 from quire.te.quantizer_roles import DelayedScalingRequest, IdentityQuantizer, QuantizerRole
 from quire.te.quantizers import (

@@ -1,4 +1,4 @@
-"""Quantizers that a function chooses by what is quantized (CustomRecipe), as a recipe of quire."""
+"""Quantizers that a function of the user chooses by role (CustomRecipe), as a recipe of quire."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _MODULE_TYPES = ("linear", "grouped_linear")
 
 @dataclass(frozen=True, eq=False)
 class QuantizerRole(str):
-    """What is quantized. As a text it is TransformerEngine's earlier name of it, such as "linear_weight".
+    """What is quantized. str() gives TransformerEngine's earlier name for it, such as "linear_weight".
 
     module_type: "linear" or "grouped_linear". tensor_type: "input", "weight" or "grad_output". name: of the layer, as
     its argument `name` says; the two matmuls of a LayerNormMLP are name.fc1 and name.fc2.
@@ -55,7 +55,7 @@ class QuantizerRole(str):
 
 
 class _Probe(QuantizerRole):
-    """Remembers whether somebody has asked for the name of the layer, which is not known yet."""
+    """A role that remembers whether somebody has read the name of the layer, which is not known yet."""
 
     def __getattribute__(self, attribute: str) -> Any:
         if attribute == "name":
@@ -65,7 +65,7 @@ class _Probe(QuantizerRole):
 
 @dataclass(frozen=True)
 class QuantizerRequest:
-    """What a qfactory can return instead of a quantizer: a way to quantize that has a state. The base class."""
+    """The base class of what a qfactory can return instead of a quantizer: ways to quantize that have a state."""
 
 
 @dataclass(frozen=True)
@@ -164,7 +164,7 @@ def _answer(role: QuantizerRole, answer: object) -> str | QuantizerRequest:
         return "none"
     if isinstance(answer, Quantizer):
         spec = answer.spec
-        # As of all recipes: values that are not finite reach the output (numerics.md 1.9).
+        # As in all recipes, values that are not finite reach the output (numerics.md 1.9).
         return spec.text if "nan" in spec.options else QuantSpec(f"{spec.text}:nan").text
     if isinstance(answer, DelayedScalingRequest | str):
         return answer if isinstance(answer, QuantizerRequest) else QuantSpec(answer).text
@@ -205,7 +205,7 @@ def recipe_of_factory(qfactory: Callable[[QuantizerRole], object], **fields: Any
 
 @dataclass(frozen=True)
 class _ByName:
-    """What a recipe that differs by layer says of itself: nothing is known of a layer yet."""
+    """The answers of a recipe that differs by layer before a layer is known."""
 
     qfactory: Callable[[QuantizerRole], object]
 
@@ -247,7 +247,8 @@ def _make(recipe: _OfLayers, *key: object) -> str:
 
 
 class _OfProducts(Recipe):
-    """The recipe of a layer whose matmuls have different ones. Read as one recipe, it is the first that quantizes."""
+    """The recipe of a layer whose matmuls have different recipes. Read as one recipe, it is the first that
+    quantizes."""
 
     __eq__, __hash__ = object.__eq__, object.__hash__
 

@@ -1,4 +1,4 @@
-"""Quantizers: objects that quantize, each a spec with the arguments of quire.quantize() kept."""
+"""Quantizers: objects that quantize. Each has a spec and the other arguments of quire.quantize()."""
 
 import enum
 from collections.abc import Sequence
@@ -71,7 +71,7 @@ class Quantizer:
         self.rowwise_usage, self.columnwise_usage = usage["rowwise"], usage["columnwise"]
 
     def copy(self) -> "Quantizer":
-        """Another one like it: its usages are its own, its tensors, if it has any, are the same."""
+        """A copy with separate usages and the same tensors, if it has any."""
         other = object.__new__(type(self))
         vars(other).update(vars(self))
         return other
@@ -139,13 +139,13 @@ class Quantizer:
         return TensorProto(tuple(shape), dtype, self.spec, requires_grad, device, **usage).create_tensor()
 
     def _arguments(self) -> dict[str, object]:
-        """What quire.quantize() is given besides."""
+        """Further arguments for quire.quantize()."""
         if not self.spec.stochastic:
             return {}
         return {"seed": int(torch.randint(2**63 - 1, (), dtype=torch.int64, device="cpu"))}
 
     def _collect(self, buffers: list[torch.Tensor | None]) -> None:
-        """What the quantizer remembers of a tensor that it has quantized."""
+        """Records data about a tensor that the quantizer has quantized."""
 
     def __repr__(self) -> str:
         usage = f"rowwise={self.rowwise_usage}, columnwise={self.columnwise_usage}"
@@ -278,10 +278,10 @@ class NVFP4Quantizer(Quantizer):
     """FP4 with two levels of scales (numerics.md 5).
 
     with_rht: columnwise codes hold the Hadamard transform, with_random_sign_mask under random signs; columnwise amaxes
-    are then those of the transform, so that with_post_rht_amax must be True too. with_2d_quantization: scales of
-    16 x 16 values. row_scaled_nvfp4, nvfp4_use_4over6, nvfp4_e4m3_max (448 or 256), nvfp4_4over6_err_mode: as the
-    options row_scaled, 4over6 and 256 of docs/specs.md. Combinations that a spec refuses raise ValueError; a reduction
-    over a group, NotImplementedError.
+    are then amaxes of the transform, so with_post_rht_amax must be True too. with_2d_quantization: scales of 16 x 16
+    values. row_scaled_nvfp4, nvfp4_use_4over6, nvfp4_e4m3_max (448 or 256), nvfp4_4over6_err_mode: as the options
+    row_scaled, 4over6 and 256 of docs/specs.md. Combinations that a spec refuses raise ValueError; a reduction over a
+    group, NotImplementedError.
     """
 
     def __init__(

@@ -75,7 +75,7 @@ def nvfp4_tensor(shape: Shape = None, dtype: torch.dtype | None = None, **option
 
 
 def _given(options: dict[str, object], *amaxes: Tensor) -> dict[str, tuple[Tensor, ...]]:
-    """Of the options, which lose them: direction -> its data, scale and amax."""
+    """Takes the buffers out of the options: direction -> its data, scale and amax."""
     found = {}
     for place, direction in enumerate(("rowwise", "columnwise")):
         parts = [options.pop(f"{direction}_{kind}", None) for kind in ("data", "scale_inv")]
@@ -124,7 +124,7 @@ def _made(
 
 
 def _shape(spec: QuantSpec, stored: Mapping[str, tuple[Tensor, ...]]) -> tuple[int, ...]:
-    """What the data of a direction says of the shape."""
+    """The shape of the tensor, from the data of a direction."""
     direction, (data, *_) = next(iter(stored.items()))
     sizes = list(data.shape)
     if spec.family == "nvfp4":
@@ -134,7 +134,8 @@ def _shape(spec: QuantSpec, stored: Mapping[str, tuple[Tensor, ...]]) -> tuple[i
 
 
 def _fitted(tensor: Tensor, size: tuple[int, ...], part: str) -> Tensor:
-    """The tensor in the form of a buffer, where it can have it; who takes the buffers checks the rest."""
+    """The tensor in the form of a buffer, if possible; otherwise unchanged, and the check of the buffers raises an
+    error."""
     if tensor is None:
         return None
     if (
@@ -147,13 +148,13 @@ def _fitted(tensor: Tensor, size: tuple[int, ...], part: str) -> Tensor:
     return tensor.reshape(size_of) if tensor.numel() == size_of.numel() else tensor
 
 
-#: What can be of a family: without a gradient, and with one.
+#: The classes that can have a spec of each family: without a gradient, and with one.
 _KINDS = (QuantizedTensor, QuantizedActivation)
 
 
 class _Named(type):
-    """isinstance(tensor, cls) asks for the spec, also of a QuantizedActivation: classes of quantized tensors do not
-    differ by it."""
+    """isinstance(tensor, cls) compares specs, for a QuantizedActivation too: quantized tensors of all specs have the
+    same class."""
 
     family: str
     construct: Callable[..., QuantizedTensor]
@@ -175,7 +176,7 @@ class _Named(type):
 
 
 class Float8Tensor(metaclass=_Named):
-    """A QuantizedTensor or QuantizedActivation with one scale a tensor (fp8_tensor)."""
+    """A QuantizedTensor or QuantizedActivation with one scale for the tensor (fp8_tensor)."""
 
     family = "fp8_tensor"
     construct = float8_tensor
@@ -218,7 +219,8 @@ def add_names() -> None:
     them. None of them exists before, so nothing is replaced."""
     for kind in (QuantizedTensor, QuantizedActivation):
         kind.quantizer = property(quantizer_of)
-    # Those of a GroupedTensor, for the quantized single parameters of layers. Plain ones stay plain parameters.
+    # Attributes of GroupedTensor, for layers with one quantized parameter. Parameters that are not quantized do not get
+    # them.
     QuantizedStack.num_tensors = property(lambda self: self.shape[0])
     QuantizedStack.quantized_tensors = property(QuantizedStack.parts)
     QuantizedStack.split_into_quantized_tensors = QuantizedStack.parts

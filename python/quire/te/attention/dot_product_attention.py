@@ -23,9 +23,9 @@ from quire.te.attention.rows import Rows, separate
 class Scores:
     """What attention does to q k^T before and after the softmax.
 
-    scale: a factor. keep: bool, broadcastable to [b, h, sq, skv], False for what has no weight; None: nothing is left
-    out. bias: of the same shape, is added after scaling. causal: instead of keep. sink: [h], the logarithm of a further
-    weight in the sum of each row. dropout: the probability that a weight is dropped.
+    scale: a factor. keep: bool, broadcastable to [b, h, sq, skv], False for keys without weight; None: all keys have
+    weights. bias: of the same shape, is added after scaling. causal: instead of keep. sink: [h], the logarithm of a
+    further weight in the sum of each row. dropout: the probability that a weight is dropped.
 
     Rows without any key give 0.
     """
@@ -38,7 +38,7 @@ class Scores:
     dropout: float = 0.0
 
     def mask(self, dtype: torch.dtype) -> torch.Tensor | None:
-        """As PyTorch takes it: bool, or what is added to scores, in float32 or float64."""
+        """The mask for PyTorch: bool, or a tensor that is added to scores, in float32 or float64."""
         if self.bias is None:
             return self.keep
         bias = self.bias.to(torch.promote_types(dtype, torch.float32))
@@ -258,7 +258,7 @@ class DotProductAttention(torch.nn.Module):
             all tokens.
         core_attention_bias_type: "pre_scale_bias" or "post_scale_bias": core_attention_bias, broadcastable to
             [b, h, sq, skv], is added to q k^T before or after scaling. "alibi": -slope * distance, with alibi_slopes
-            [h] or [b, h], of this rank's heads (None: those of ALiBi).
+            [h] or [b, h], of this rank's heads (None: the slopes of ALiBi).
         checkpoint_core_attention: backward computes everything again instead of keeping it.
         inference_params: k and v are added to this cache first (InferenceParams).
         qkv_layer, kv_layer: [*, 3, h, d] or [*, 2, g, d] instead of three or two tensors; qkv_interleave_dim: the
@@ -344,13 +344,13 @@ class DotProductAttention(torch.nn.Module):
         return given * self.softmax_scale if kind == "pre_scale_bias" else given
 
     def _own_slopes(self, device: torch.device) -> torch.Tensor:
-        """ALiBi's of the heads of this rank."""
+        """The slopes of ALiBi for the heads of this rank."""
         slopes = alibi_slopes(self.num_attention_heads, device)
         index = torch.distributed.get_rank(self.tp_group) if self.tp_size > 1 else 0
         return slopes.chunk(self.tp_size)[index]
 
     def _random_stream(self, dropout: float, recomputed: bool) -> contextlib.AbstractContextManager[object]:
-        """Where dropout draws from."""
+        """The random stream of dropout."""
         if self.get_rng_state_tracker is None or self.sequence_parallel or dropout == 0:
             return contextlib.nullcontext()
         if recomputed:

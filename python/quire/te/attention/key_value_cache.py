@@ -37,7 +37,7 @@ class InferenceParams:
     Before each call of the model, pre_step({sequence: number of its new tokens}) says what the rows of the batch are.
     A sequence keeps its tokens as long as it is named in each step; the order may change. The model is called with
     inference_params= and a padding type of mask, in which "padding_causal" counts from the last key. The tokens stand
-    at the start of their rows. Each layer needs a layer_number of its own.
+    at the start of their rows. Each layer needs a different layer_number.
 
     cache: layer number -> keys [max_batch_size, max_sequence_length, num_heads_kv, head_dim_k], and values. A layer's
     memory is allocated in its first call, on the device of its keys, or by allocate_memory() before,
@@ -104,7 +104,7 @@ class InferenceParams:
             buffer[len(after) + 1 :].fill_(int(ends[-1]) if len(after) else 0)
 
     def _reorder(self, wanted: list[object]) -> None:
-        """Moves rows of the cache to where their sequences are in the batch now."""
+        """Moves rows of the cache to the present places of their sequences in the batch."""
         rows = {sequence: row for row, sequence in enumerate(self.sequences)}
         kept = {place: rows[sequence] for place, sequence in enumerate(wanted) if sequence in rows}
         if any(place != row for place, row in kept.items()):
@@ -159,7 +159,7 @@ class InferenceParams:
             )
         tokens = torch.arange(new, dtype=torch.int64, device=keys.device)
         there = tokens < (cu_seqlens[1 : batch + 1] - cu_seqlens[:batch])[:, None]
-        # Places are all different, so that those of tokens that are not there can keep what they have.
+        # All places are different, so the places of absent tokens keep their content.
         places = (self.pre_step_seqlens.to(keys.device)[:batch, None] + tokens) % self.max_sequence_length
         rows = torch.arange(batch, dtype=torch.int64, device=keys.device)[:, None]
         with torch.no_grad():
@@ -168,7 +168,7 @@ class InferenceParams:
         return keys[:batch], values[:batch], cu_seqlens, self.cu_seqlens_kv.to(keys.device)
 
     def packing(self, cu_seqlens_q: torch.Tensor, total: int) -> Packing:
-        """Where the new tokens of sequences are among the `total` tokens of a call in the format "thd"."""
+        """The places of the sequences' new tokens among the `total` tokens of a call in the format "thd"."""
         longest = longest_of(self.max_ctx_len, self.cu_seqlens_q, total)
         return Packing(cu_seqlens_q, None, min(longest, self.max_sequence_length))
 

@@ -1,4 +1,4 @@
-"""Which keys a query attends to: types of masks, sliding windows, and what tokens of a padded batch are there."""
+"""Which keys a query attends to: types of masks, sliding windows, and which tokens of a padded batch exist."""
 
 from dataclasses import dataclass
 
@@ -27,7 +27,7 @@ def mask_type_of(what: str, name: str) -> str:
 
 def window_of(what: str, mask_type: str, window: Window | None) -> Window:
     """How many keys before and after its own place a query attends to, each -1 for all; 0 after it where the mask is
-    causal. Raises ValueError for what is no window."""
+    causal. Raises ValueError for anything else."""
     left, right = (-1, -1) if window is None else window
     if min(left, right) < -1 or (left >= 0 and right < 0 and "causal" not in mask_type):
         raise ValueError(
@@ -39,7 +39,7 @@ def window_of(what: str, mask_type: str, window: Window | None) -> Window:
 
 
 def from_bottom_right(mask_type: str, given: bool | None) -> bool:
-    """Whether the last query stands beside the last key, and not the first query beside the first key."""
+    """Whether the last query is aligned with the last key, and not the first query with the first key."""
     if mask_type in ("causal", "padding_causal"):
         return False
     return given is None or given or "bottom_right" in mask_type
@@ -47,13 +47,13 @@ def from_bottom_right(mask_type: str, given: bool | None) -> bool:
 
 @dataclass(frozen=True)
 class Present:
-    """Which tokens of a padded batch are there: q bool [b, sq], kv bool [b, skv]."""
+    """Which tokens of a padded batch exist: q bool [b, sq], kv bool [b, skv]."""
 
     q: torch.Tensor
     kv: torch.Tensor
 
     def lead(self) -> torch.Tensor:
-        """By how many tokens the keys of a sequence are more than its queries: [b, 1, 1, 1]."""
+        """How many more keys than queries each sequence has: [b, 1, 1, 1]."""
         return (self.kv.sum(1) - self.q.sum(1)).view(-1, 1, 1, 1)
 
 
@@ -64,7 +64,8 @@ def present(cu_seqlens: torch.Tensor, batch: int, size: int, device: torch.devic
 
 
 def present_of_masks(what: str, mask: torch.Tensor | tuple[torch.Tensor, torch.Tensor], cross: bool) -> Present:
-    """Of a mask [b, 1, 1, s] that is True where no token is, or of one for queries and one for keys."""
+    """The Present of a mask [b, 1, 1, s] that is True where no token exists, or of one mask for queries and one for
+    keys."""
     pair = tuple(mask) if isinstance(mask, tuple | list) else (mask, mask)
     if (cross and isinstance(mask, torch.Tensor)) or len(pair) != 2:
         raise ValueError(
@@ -82,7 +83,7 @@ def present_of_masks(what: str, mask: torch.Tensor | tuple[torch.Tensor, torch.T
 
 
 def distance(sq: int, skv: int, bottom_right: bool, tokens: Present | None, device: torch.device) -> torch.Tensor:
-    """By how many places a key is before a query: int64 [1, 1, sq, skv], or [b, 1, sq, skv] where it depends on the
+    """By how many places a key is before a query: int64 [1, 1, sq, skv], or [b, 1, sq, skv] if it depends on the
     lengths of sequences."""
     queries = torch.arange(sq, dtype=torch.int64, device=device)
     places = queries[:, None] - torch.arange(skv, dtype=torch.int64, device=device)
@@ -92,8 +93,8 @@ def distance(sq: int, skv: int, bottom_right: bool, tokens: Present | None, devi
 
 
 def kept(places: torch.Tensor, window: Window, tokens: Present | None, masked: torch.Tensor | None) -> torch.Tensor:
-    """bool [1 or b, 1 or h, sq, skv]: which keys each query attends to. masked: True for those of an arbitrary mask
-    that it does not."""
+    """bool [1 or b, 1 or h, sq, skv]: which keys each query attends to. masked: True for keys that an arbitrary mask
+    excludes."""
     left, right = window
     keep = torch.ones_like(places, dtype=torch.bool) if left < 0 else places <= left
     if right >= 0:

@@ -80,7 +80,7 @@ _CALL = {
     "bottom_right_diagonal": None,
     **SHARED_CALL,
 }
-#: What DotProductAttention is given of these, as it is.
+#: The options among these that are passed to DotProductAttention unchanged.
 _OF_CORE = [name for name in _CALL if name not in ("encoder_output", "is_first_microbatch", "rotary_pos_emb")]
 
 
@@ -233,7 +233,7 @@ class MultiheadAttention(torch.nn.Module):
         )
 
     def set_tensor_parallel_group(self, tp_group: object) -> None:
-        """Of a layer that was made with tp_size: the group over whose ranks heads are sharded (as of
+        """Sets the group over whose ranks heads are sharded, for a layer that was made with tp_size (as in
         quire.Linear)."""
         for child in self.children():
             if hasattr(child, "set_tensor_parallel_group"):
@@ -254,8 +254,8 @@ class MultiheadAttention(torch.nn.Module):
         encoder_output: [s, b, hidden_size], for attention_type="cross". is_first_microbatch: as for quire.Linear.
         rotary_pos_emb: of RotaryPositionEmbedding, for queries and keys, or a pair of them.
         inference_params: keys and values of earlier calls (InferenceParams). Cross attention does not keep its own: it
-            computes those of encoder_output in each call.
-        All others are those of DotProductAttention.forward. Raises ValueError for what does not fit.
+            computes the keys and values of encoder_output in each call.
+        All other arguments are as in DotProductAttention.forward. Raises ValueError for arguments that do not fit.
         """
         call = Given(**options)
         normed = None

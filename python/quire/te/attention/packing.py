@@ -48,7 +48,7 @@ class Packing:
         return torch.where(self._like(there, tokens), tokens, 0)
 
     def places(self, total: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Of each of `total` tokens the sequence, and its place in that: int64 [total] each."""
+        """The sequence of each of `total` tokens, and its place in the sequence: int64 [total] each."""
         return places_in_sequences(self.offsets, total)
 
     @staticmethod
@@ -57,8 +57,8 @@ class Packing:
 
 
 def places_in_sequences(offsets: torch.Tensor, total: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Of each of `total` tokens the sequence that begins before it, and its place in that: int64 [total] each.
-    offsets [b + 1]: where sequences begin; b > 0."""
+    """The sequence of each of `total` tokens, which is the last that begins before it, and the token's place in the
+    sequence: int64 [total] each. offsets [b + 1]: where sequences begin; b > 0."""
     token = torch.arange(total, dtype=torch.int64, device=offsets.device)
     sequence = torch.searchsorted(offsets[1:].contiguous(), token, right=True).clamp(max=len(offsets) - 2)
     return sequence, token - offsets[sequence]

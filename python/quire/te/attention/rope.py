@@ -80,7 +80,7 @@ def apply_rotary_pos_emb(t: torch.Tensor, freqs: torch.Tensor, options: dict[str
     layout, starts, cu_seqlens = options["tensor_format"], options["start_positions"], options["cu_seqlens"]
     if options["cp_size"] != 1:
         raise NotImplementedError(
-            f"quire.te.apply_rotary_pos_emb: cp_size={options['cp_size']} is not available: sequences are not divided "
+            f"quire.te.apply_rotary_pos_emb: cp_size={options['cp_size']} is not available: sequences are not sharded "
             "over processes here; leave it 1"
         )
     _check(t, freqs, layout, cu_seqlens, starts)
@@ -90,8 +90,8 @@ def apply_rotary_pos_emb(t: torch.Tensor, freqs: torch.Tensor, options: dict[str
 
 
 def turn(t: torch.Tensor, freqs: torch.Tensor, positions: torch.Tensor, interleaved: bool) -> torch.Tensor:
-    """apply_rotary_pos_emb() for given positions, broadcastable to t.shape[:-2]. Those beyond freqs, which tokens that
-    are not there may have, are taken as its last one."""
+    """apply_rotary_pos_emb() for given positions, broadcastable to t.shape[:-2]. Positions beyond freqs, which only
+    absent tokens may have, are treated as its last position."""
     angles = freqs[:, 0, 0].float()[positions.clamp(max=freqs.shape[0] - 1)].unsqueeze(-2)
     turned, rest = t[..., : freqs.shape[-1]], t[..., freqs.shape[-1] :]
     values = turned.to(torch.promote_types(t.dtype, torch.float32))
@@ -100,7 +100,7 @@ def turn(t: torch.Tensor, freqs: torch.Tensor, positions: torch.Tensor, interlea
 
 
 def _partners(x: torch.Tensor, interleaved: bool) -> torch.Tensor:
-    """For each feature the other one of its pair, the second one with its sign changed."""
+    """For each feature the other feature of its pair; second features with their sign changed."""
     if interleaved:
         return torch.stack([-x[..., 1::2], x[..., ::2]], dim=-1).flatten(-2)
     first, second = x.chunk(2, dim=-1)

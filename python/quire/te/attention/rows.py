@@ -40,9 +40,9 @@ def separate(given: tuple[torch.Tensor | None, ...], call: Given) -> Three:
 
 
 class Rows:
-    """What one call of attention knows of its batch.
+    """What one call of attention knows about its batch.
 
-    layout: of queries: "sbhd", "bshd" or "thd". mask_type: one of masks.MASK_TYPES. tokens: which are there, of a
+    layout: of queries: "sbhd", "bshd" or "thd". mask_type: one of masks.MASK_TYPES. tokens: which tokens exist, for a
     padding type of mask. packing: where queries of "thd" are among all of them, `total`.
     """
 
@@ -57,7 +57,8 @@ class Rows:
         return "padding" in self.mask_type
 
     def of(self, qkv: Three, call: Given) -> Three:
-        """The three as [b, h, s, d]. Raises ValueError if it is not said which tokens are there and must be."""
+        """The three as [b, h, s, d]. Raises ValueError if the type of mask needs to know which tokens exist, and no
+        argument says so."""
         if self.layout == "thd":
             return self._unpacked(qkv, call)
         q, k, v = (self._batch_first(tensor) for tensor in qkv)
@@ -74,8 +75,8 @@ class Rows:
         return q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
 
     def with_cache(self, qkv: Three, cache: InferenceParams, layer: torch.nn.Module) -> Three:
-        """The same with the keys and values of earlier calls, to which these are added. Masks count from the last key.
-        Raises ValueError without a padding type of mask."""
+        """of() with the keys and values of earlier calls, to which the new ones are added. Masks count from the last
+        key. Raises ValueError without a padding type of mask."""
         if not self.padded:
             raise ValueError(
                 f"{_WHAT}: inference_params needs a padding type of mask, such as 'padding_causal', because sequences "

@@ -75,7 +75,7 @@ _CALL = {
     "enc_dec_bottom_right_diagonal": None,
     **SHARED_CALL,
 }
-#: What both attentions are given of these, as it is.
+#: The options among these that are passed to both attentions unchanged.
 _OF_BOTH = (
     "is_first_microbatch checkpoint_core_attention inference_params rotary_pos_emb core_attention_bias_type "
     "core_attention_bias alibi_slopes cu_seqlens_q cu_seqlens_q_padded max_seqlen_q"
@@ -188,7 +188,7 @@ class TransformerLayer(torch.nn.Module):
             )
 
     def set_tensor_parallel_group(self, tp_group: object) -> None:
-        """Of a layer that was made with tp_size: the group over whose ranks it is sharded (as of quire.Linear)."""
+        """Sets the group over whose ranks the layer is sharded, if it was made with tp_size (as in quire.Linear)."""
         for child in self.children():
             if hasattr(child, "set_tensor_parallel_group"):
                 child.set_tensor_parallel_group(tp_group)
@@ -206,7 +206,7 @@ class TransformerLayer(torch.nn.Module):
         encoder_output: [s2, b, hidden_size], for a decoder. enc_dec_attn_mask, enc_dec_attn_mask_type,
             enc_dec_window_size, enc_dec_bottom_right_diagonal: of cross attention. cu_seqlens_kv,
             cu_seqlens_kv_padded, max_seqlen_kv: of its keys.
-        All others are those of MultiheadAttention.forward. With torch.autocast, x is taken in its dtype.
+        All other arguments are as in MultiheadAttention.forward. With torch.autocast, x is taken in its dtype.
         """
         check_type(_WHAT, torch.Tensor, hidden_states=hidden_states)
         call, x = Given(**options), hidden_states.to(activation_dtype(hidden_states))

@@ -43,7 +43,7 @@ class Recipe:
     _params_names: tuple[str, ...] = ()
     _params: tuple[QParams | None, ...] = (None, None, None)
     _made: tuple[tuple[object, ...], quire.recipe.Recipe] | None = None
-    #: Whether instances take attributes of any name, as those of subclasses do.
+    #: Whether instances accept attributes of any name, as instances of subclasses do.
     _open = False
 
     def __init_subclass__(cls) -> None:
@@ -96,15 +96,15 @@ class Recipe:
         return quire.recipe.as_recipe(type(self).__name__, text)
 
     def _default_params(self) -> Params:
-        """Those that the fields say."""
+        """The QParams that follow from the fields."""
         raise NotImplementedError
 
     def _fields_of(self, params: Params) -> dict[str, bool] | None:
-        """The fields that say the same as these, None if none do."""
+        """The fields from which these QParams follow; None if there are none."""
         raise NotImplementedError
 
     def _any_params(self) -> dict[str, bool]:
-        """Values of these fields that go with all others."""
+        """Values of these fields that fit all other fields."""
         return {}
 
     def __eq__(self, other: object) -> bool:
@@ -128,7 +128,7 @@ class Recipe:
         shown += [f"{name}={value!r}" for name, value in params if value is not None]
         return f"{type(self).__name__}({', '.join(shown)})"
 
-    # Which class it is, of classes and of recipes.
+    # These tell the class of a recipe, and can be called on the class too.
     @classmethod
     def delayed(cls) -> bool:
         return cls.kind.delayed()
@@ -163,7 +163,7 @@ def _state(recipe: Recipe) -> dict[str, object]:
 
 
 def with_params(spec: str, params: QParams) -> str:
-    """A spec with the options that QParams say, and none that they deny."""
+    """A spec with the options that QParams ask for, and without those that they exclude."""
     family, *options = spec.split(":")
     others = [option for option in options if option.split("=")[0] not in ("pow2", "eps", "rht", "sr", "16x16")]
     said = {
@@ -181,7 +181,7 @@ def _params_of(operand: int, name: str) -> property:
         own = self._params[operand]
         return operand_params(("x", "w", "dy")[operand]).fget(self.frozen()) if own is None else own
 
-    return property(read, doc=f"QParams of an operand. Those of the fields, until {name} is set.")
+    return property(read, doc=f"QParams of an operand, which follow from the fields until {name} is set.")
 
 
 @dataclass_transform(eq_default=False)
@@ -223,7 +223,7 @@ class DelayedScaling(Recipe):
 
 
 class _PowersOfTwo(Recipe):
-    """Recipes with a field that says of x, w and dy alike whether scales are powers of two."""
+    """Recipes with one field that says for x, w and dy whether scales are powers of two."""
 
     #: The name of the field, and its value where they are.
     _power_2 = "", True

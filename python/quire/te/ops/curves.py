@@ -48,7 +48,7 @@ def interleave_glu_tensor(tensor: torch.Tensor, interleave_size: int) -> torch.T
 # the memory
 
 
-#: What TransformerEngine caches an input as.
+#: The format in which TransformerEngine caches an input.
 _SPEC = "fp8_tensor"
 
 

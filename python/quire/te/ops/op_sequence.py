@@ -60,7 +60,7 @@ class Sequential(torch.nn.Sequential):
         return (x, *tensors.outputs) if tensors.outputs else x
 
     def _by_module(self, op_kwargs: Mapping[Key, Options], modules: list[torch.nn.Module]) -> dict[int, Options]:
-        """Place in modules -> further arguments."""
+        """Index in modules -> further arguments."""
         found = {}
         for key, options in op_kwargs.items():
             module = self[key] if isinstance(key, int) and -len(self) <= key < len(self) else key
@@ -91,7 +91,7 @@ class _ExtraTensors:
         return found
 
     def keep(self, module: torch.nn.Module, result: Input | tuple[Input, ...]) -> Input:
-        """The first result of a module, after the extra ones have been put where they belong."""
+        """The first result of a module. The extra results are stored for their takers."""
         if not getattr(module, "num_extra_outputs", 0):
             return result
         x, *more = result

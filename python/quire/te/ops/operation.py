@@ -8,7 +8,7 @@ import torch
 from quire.nn.dtype import uses_torch_autocast
 from quire.tensor import QuantizedActivation, QuantizedTensor
 
-#: What an operation takes: Quantize gives quantized ones.
+#: The input of an operation. Quantize returns quantized tensors.
 Input = torch.Tensor | QuantizedActivation
 
 
@@ -73,8 +73,8 @@ def _with(channels: Mapping[int, str], index: int, channel: str | None) -> dict[
 
 
 def check_routes(modules: Iterable[torch.nn.Module]) -> int:
-    """How many extra inputs the caller of these modules passes. Raises ValueError where the names of extra inputs and
-    outputs do not fit. A module that is no operation ends the names that are known before it."""
+    """How many extra inputs the caller of these modules passes. Raises ValueError if the names of extra inputs and
+    outputs do not fit. Names are valid up to the next module that is no operation."""
     wanted, operations = 0, []
     for module in (*modules, None):
         if isinstance(module, Operation):
@@ -87,7 +87,7 @@ def check_routes(modules: Iterable[torch.nn.Module]) -> int:
 
 
 def _check_run(operations: list[Operation]) -> None:
-    """Of operations with no other module between them."""
+    """Checks the names of operations with no other module between them."""
     made: list[str] = []
     every = [name for operation in operations for name in operation.output_channels.values()]
     for operation in operations:

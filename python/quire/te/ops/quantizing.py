@@ -34,7 +34,7 @@ class _RoundedGradient(torch.autograd.Function):
 
 
 class Quantize(Operation):
-    """Quantizes as the active recipe quantizes inputs of layers; without one it returns x.
+    """Quantizes as the active recipe quantizes inputs of layers. Without a recipe it returns x.
 
     forward: whether the result is quantized: a QuantizedActivation if there will be a backward pass, else a
         QuantizedTensor. te.ops.Linear takes its codes, all other operations its values.
@@ -81,7 +81,7 @@ class Quantize(Operation):
         return found
 
     def _move(self, device: torch.device) -> None:
-        """Has the state where x is: no parameter says where the operation is."""
+        """Moves the state to the device of x: the operation has no parameter that says where it is."""
         if self.delayed.usage.device != device and device.type != "meta":
             self.delayed.to(device)
 
