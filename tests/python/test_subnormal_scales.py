@@ -9,7 +9,7 @@ import torch
 import quire
 from checkpoint_files import Files, modelopt_config, modelopt_fp8
 from quire.loading.float_mode import subnormals_kept
-from quire.te.ops.quantizing import _RoundedGradient
+from quire.te.ops.pointwise import _RoundedGradient
 from quire.te.pytorch import DType, Float8Quantizer, Float8Tensor
 
 pytestmark = pytest.mark.alone

@@ -32,8 +32,16 @@ from quire.te.ops.op_sequence import (
     register_forward_fusion,
 )
 from quire.te.ops.operation import Operation as FusibleOperation
-from quire.te.ops.pointwise import AddExtraInput, Bias, ConstantScale, Dropout, Identity, MakeExtraOutput, Reshape
-from quire.te.ops.quantizing import Quantize
+from quire.te.ops.pointwise import (
+    AddExtraInput,
+    Bias,
+    ConstantScale,
+    Dropout,
+    Identity,
+    MakeExtraOutput,
+    Quantize,
+    Reshape,
+)
 
 __all__ = [
     "AddExtraInput",
