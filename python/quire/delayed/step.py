@@ -377,10 +377,9 @@ def _by_device(states: list[DelayedState]) -> list[list[DelayedState]]:
     return list(found.values())
 
 
-Tensors = list[torch.Tensor]
-
-
-def _end_step(states: list[DelayedState], operator: Callable[[Tensors, Tensors, Tensors, Tensors], None]) -> Tensors:
+def _end_step(
+    states: list[DelayedState], operator: Callable[[Tensors, Tensors, Tensors, Tensors], None]
+) -> list[torch.Tensor]:
     """Of states on one device. Returns the histories: of each forward, then of each backward."""
     traced = torch.compiler.is_compiling()
     for state in () if traced else states:
